@@ -28,21 +28,11 @@ impl<'a, P> Job<'a, P> {
     pub fn at(&self, room: Room) -> u64 {
         room.address(self.scratch)
     }
-
-    /// The address of a table.
-    pub fn table(&self, room: Room) -> u64 {
-        room.address(self.tables)
-    }
 }
 
 impl<P: AsRef<Parts>> Job<'_, P> {
     fn parts(&self) -> &Parts {
         self.prepared.as_ref()
-    }
-
-    /// Where an array lies that the caller gives beside the parts.
-    pub fn beside(&self, number: usize) -> u64 {
-        self.addresses.get(self.parts().list.len() + number).copied().unwrap_or(0)
     }
 
     /// Where kernels find the part that the caller holds at an address.

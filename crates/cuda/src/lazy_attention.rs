@@ -5,9 +5,9 @@
 pub use etalon_problem::lazy_attention::{SpeedUp, Stats};
 
 use crate::host::Placed;
-use crate::options::{Level, Options};
+use crate::options::Options;
 use crate::parts::Laid;
-use crate::softmax::{LazyReady, LazyStats};
+use crate::softmax::prepare_stats;
 use crate::workspace::Workspace;
 use etalon_problem::lazy_attention::Figure;
 use etalon_problem::{Blocking, Error, LazyAttention, Pass, Problem, Views, ViewsMut};
@@ -68,15 +68,13 @@ fn measure(
         let given = !result && inputs.get(name).is_some();
         given.then_some(Laid { strides: None, aligned: true })
     };
-    let portable = Options { level: Level::Portable, ..*options };
-    let call = (Pass::Forward, storage);
-    let ready =
-        LazyReady::new(held.clone(), (&problem, bias), call, &table, (&holds, &[]), &portable)?;
     let mut found = room_for(&problem, tile)?;
     let bytes = [size_of_val(&found.figures[..]), 4 * found.states.len()];
-    let ready = LazyStats::new(ready, tile, bytes)?;
-    let (figures, states) = (ready.figures, ready.states);
-    let placed = Placed::of(&held, Box::new(ready), inputs, None)?;
+    let (problem, call) = ((&problem, bias), (Pass::Forward, storage));
+    let tiles = (tile, bytes);
+    let (pass, [figures, states]) =
+        prepare_stats(held.clone(), problem, call, &table, &holds, tiles, options)?;
+    let placed = Placed::of(&held, pass, inputs, None)?;
     placed.enqueue()?;
     placed.queue()?.finish()?;
     placed.download(figures, bytemuck::cast_slice_mut(&mut found.figures))?;

@@ -61,7 +61,18 @@ impl<'a, P> Steps<'a, P> {
         grid: (usize, u32),
         arguments: &A,
     ) -> Result<(), Error> {
-        self.draft.launch(kernel, grid, arguments, Work::NONE)
+        self.launch_work(kernel, grid, arguments, Work::NONE)
+    }
+
+    /// The same, with what it computes.
+    pub fn launch_work<A: KernelArgs>(
+        &self,
+        kernel: (&Variant, &'static str),
+        grid: (usize, u32),
+        arguments: &A,
+        work: Work,
+    ) -> Result<(), Error> {
+        self.draft.launch(kernel, grid, arguments, work)
     }
 
     /// Adds a fill with a 32-bit word, up to the next whole word.
@@ -153,8 +164,8 @@ impl TableImage {
     }
 
     /// Puts a table into its room.
-    pub fn put(&mut self, room: Room, bytes: &[u8]) {
-        self.pieces.push((room, bytes.to_vec()));
+    pub fn put(&mut self, room: Room, bytes: impl Into<Vec<u8>>) {
+        self.pieces.push((room, bytes.into()));
     }
 }
 

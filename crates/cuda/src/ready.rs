@@ -80,8 +80,8 @@ pub(crate) fn ready<'a>(
         }
         Problem::LazyAttention(lazy) => {
             let problem = (problem, lazy.bias);
-            Box::new(softmax::LazyReady::new(held, problem, call, table, (holds, given), options)?)
+            softmax::prepare_lazy(held, problem, call, table, (holds, given), options)?
         }
-        _ => Box::new(softmax::Ready::new(held, problem, call, table, (holds, given), options)?),
+        _ => softmax::prepare(held, problem, call, table, (holds, given), options)?,
     })
 }

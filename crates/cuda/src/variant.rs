@@ -6,6 +6,7 @@ use crate::family::Family;
 use crate::linear_attention;
 use crate::linear_cross_entropy;
 use crate::moves;
+use crate::softmax;
 use crate::strided;
 use crate::unit::Unit;
 use etalon_problem::Dtype;
@@ -459,8 +460,9 @@ const ARGUMENTS: &str = "KERNEL_ARGS(";
 
 /// Kernel arguments that sources name.
 fn declared() -> impl Iterator<Item = Declaration> {
-    let algorithms = [linear_attention::ARGUMENTS, linear_cross_entropy::ARGUMENTS];
-    [moves::ARGUMENTS, strided::ARGUMENTS].into_iter().chain(algorithms).flatten().copied()
+    let own = [moves::ARGUMENTS, strided::ARGUMENTS, linear_attention::ARGUMENTS];
+    let own = own.into_iter().chain([linear_cross_entropy::ARGUMENTS]).flatten().copied();
+    own.chain(softmax::arguments())
 }
 
 /// Adds the definition of kernel arguments, and of what they need.

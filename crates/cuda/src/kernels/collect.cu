@@ -1,8 +1,8 @@
 // Adds the slots of a row in the order of the keys: `slots.cuh`. FUSES: whether the kernels before leave such.
 #if FUSES
 // A block owns 16 queries of a head.
-extern "C" __global__ void __launch_bounds__(THREADS) collect(const __grid_constant__ Collected a) {
-  const Call& c = a.c;
+extern "C" __global__ void __launch_bounds__(THREADS) collect(const __grid_constant__ FusedArgs a) {
+  const PairArgs& c = a.c;
   const int block = last_first() / 4, h = block % c.heads, columns = slot_columns(c);
   Task task = c.tasks[block / c.heads];
   const Sequence s = c.sequences[task.first];

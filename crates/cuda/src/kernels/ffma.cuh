@@ -245,7 +245,7 @@ DEV float block_sum(float x) {
 }
 
 // Writes a tile of pairs to a tensor that is shaped as the bias. Sequences that share one begin where the arrays begin.
-DEV void store_pairs(const Call& c, const Task& task, const Tensor& x, int head, const float (&sum)[R][4]) {
+DEV void store_pairs(const PairArgs& c, const Task& task, const Tensor& x, int head, const float (&sum)[R][4]) {
   const Sequence s = c.sequences[task.first];
   int rows = task.sequences > 1 ? c.queries : s.queries, keys = task.sequences > 1 ? c.keys : s.keys;
 #pragma unroll

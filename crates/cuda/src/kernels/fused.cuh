@@ -26,7 +26,7 @@ DEV void publish_across(Shared& shared, const float (&p)[R][4]) {
 }
 
 // Writes 64 columns from `first` on of what a tile of keys adds to the rows from `row` on.
-DEV void leave(const Call& c, const Slots& slots, const Sequence& s, int head, int row, int key_tile, int first, const float (&sum)[R][4]) {
+DEV void leave(const PairArgs& c, const Slots& slots, const Sequence& s, int head, int row, int key_tile, int first, const float (&sum)[R][4]) {
   float* to = slots.at + (key_tile - slots.first) * slot_size(c) + slot_row(c, s, head, row) + first;
 #pragma unroll
   for (int r = 0; r < R; r++)

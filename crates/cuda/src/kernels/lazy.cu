@@ -19,10 +19,10 @@
 // Compile-time: STORAGE; OPTIONS, 0 where there is no bias and no array of flags; CD and CE, the columns of D and E that a
 // block accumulates: 64, 128 or 256; R.
 
-extern "C" __global__ void __launch_bounds__(THREADS) scores(const __grid_constant__ Lazy a) {
+extern "C" __global__ void __launch_bounds__(THREADS) scores(const __grid_constant__ LazyArgs a) {
   __shared__ Shared shared;
   __shared__ u32 words[THREADS / 32];
-  const Call& c = a.c;
+  const PairArgs& c = a.c;
   Task task = c.tasks[blockIdx.x / c.heads];
   LazyHead head(a, c.sequences[task.first], blockIdx.x % c.heads);
   const Sequence& s = head.s;
@@ -83,9 +83,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) scores(const __grid_consta
   head.stripes(row) = bits;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) values(const __grid_constant__ Lazy a) {
+extern "C" __global__ void __launch_bounds__(THREADS) values(const __grid_constant__ LazyArgs a) {
   __shared__ Shared shared;
-  const Call& c = a.c;
+  const PairArgs& c = a.c;
   Task task = c.tasks[blockIdx.x / c.heads];
   LazyHead head(a, c.sequences[task.first], blockIdx.x % c.heads);
   const Sequence& s = head.s;
@@ -144,8 +144,8 @@ DEV bool has_odd(const Tensor& x, int batch, int head, int rows, int width, int 
   return odd;
 }
 // Looks at q, k, v, dout and the bias: as many blocks for each head.
-extern "C" __global__ void __launch_bounds__(THREADS) inspect(const __grid_constant__ Lazy a) {
-  const Call& c = a.c;
+extern "C" __global__ void __launch_bounds__(THREADS) inspect(const __grid_constant__ LazyArgs a) {
+  const PairArgs& c = a.c;
   const int heads = max(c.heads, c.key_heads), blocks = gridDim.x / (c.batch * heads), own = blockIdx.x / blocks;
   const int first = blockIdx.x % blocks * (THREADS / 32) + threadIdx.x / 32, step = blocks * (THREADS / 32), head = own % heads;
   bool odd = false;
@@ -160,9 +160,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) inspect(const __grid_const
   if (odd) *a.odd = 1;  // whoever writes, writes the same
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) counts(const __grid_constant__ Lazy a) {
+extern "C" __global__ void __launch_bounds__(THREADS) counts(const __grid_constant__ LazyArgs a) {
   __shared__ Shared shared;
-  const Call& c = a.c;
+  const PairArgs& c = a.c;
   Task task = c.tasks[blockIdx.x / c.heads];
   LazyHead head(a, c.sequences[task.first], blockIdx.x % c.heads);
   const Sequence& s = head.s;
@@ -198,9 +198,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) counts(const __grid_consta
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_constant__ Lazy a) {
+extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_constant__ LazyArgs a) {
   __shared__ Shared shared;
-  const Call& c = a.c;
+  const PairArgs& c = a.c;
   Task task = c.tasks[blockIdx.x / c.heads];
   LazyHead head(a, c.sequences[task.first], blockIdx.x % c.heads);
   const Sequence& s = head.s;
@@ -283,9 +283,9 @@ DEV void add_diagonals(const Shared& shared, float* window, int reach, int dista
   window[d] += sum;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant__ Lazy a) {
+extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant__ LazyArgs a) {
   __shared__ Shared shared;
-  const Call& c = a.c;
+  const PairArgs& c = a.c;
   const int at = blockIdx.x / c.key_heads, key_head = blockIdx.x % c.key_heads, group = c.heads / c.key_heads;
   Task task = c.tasks[at];
   const Sequence s = c.sequences[task.first];
@@ -353,17 +353,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant
 }
 
 // How sparse the weights are, (E37)–(E44).
-struct Measure {
-  Lazy lazy;
-  float* figures;              // of every row, in the order of `Figure` of the host: 0 at first
-  u32* states;                 // [batch, heads, tiles, tiles]: whether a pair of a tile is visible (1), or active (2); 0 at first
-  int tile_queries, tile_keys;  // of these tiles, which lie on the arrays
-};
+KERNEL_ARGS(MeasureArgs)
 constexpr int FIGURES = 6;
 
-extern "C" __global__ void __launch_bounds__(THREADS) measure(const __grid_constant__ Measure of) {
+extern "C" __global__ void __launch_bounds__(THREADS) measure(const __grid_constant__ MeasureArgs of) {
   __shared__ Shared shared;
-  const Call& c = of.lazy.c;
+  const PairArgs& c = of.lazy.c;
   Task task = c.tasks[blockIdx.x / c.heads];
   LazyHead head(of.lazy, c.sequences[task.first], blockIdx.x % c.heads);
   const Sequence& s = head.s;
@@ -409,7 +404,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) measure(const __grid_const
 }
 
 // dbias (E13): what the tiles of keys have summed, in their order. A warp has 32 distances and every n-th task.
-extern "C" __global__ void __launch_bounds__(THREADS) dbias(const __grid_constant__ Lazy a) {
+extern "C" __global__ void __launch_bounds__(THREADS) dbias(const __grid_constant__ LazyArgs a) {
   __shared__ float sums[THREADS / 32][32];
   const int groups = (a.width + 31) / 32, head = blockIdx.x / groups, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int d = blockIdx.x % groups * 32 + lane;
@@ -425,9 +420,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) dbias(const __grid_constan
 }
 
 // dτ (E14): a block has one head.
-extern "C" __global__ void __launch_bounds__(THREADS) dtau(const __grid_constant__ Lazy a) {
+extern "C" __global__ void __launch_bounds__(THREADS) dtau(const __grid_constant__ LazyArgs a) {
   __shared__ float sums[THREADS];
-  const Call& c = a.c;
+  const PairArgs& c = a.c;
   float sum = 0;
   for (int batch = 0; batch < c.batch; batch++) {
     const Numbers* numbers = a.numbers + ((i64)batch * c.heads + blockIdx.x) * c.queries;

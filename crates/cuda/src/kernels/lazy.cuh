@@ -1,19 +1,7 @@
 // What a row and a pair of lazy attention take part with. Equations: docs/lazy_attention.md.
 
 // ---- the problem -----------------------------------------------------------------------------------------------------
-struct Lazy {
-  Call c;                   // without bias, softcap and sinks
-  Tensor pv;                // f32: Σ a P v (E47); where there is one, `values` writes it in place of o
-  const float *bias, *tau;  // [heads, width] and [heads]; no bias: 0
-  float *dbias, *dtau;      // as bias and tau
-  Numbers* numbers;         // [batch, heads, queries]
-  u32* active;              // of each tile of queries and head: which stripes of keys may hold an active pair
-  float* windows;           // [tasks by keys, heads, reach]: what each adds to dbias; 0: not wanted
-  u32* odd;                 // not 0: some operand holds a number that is not finite
-  int width, reach;         // W, and how many distances occur below it
-  int bottom;               // whether distances are counted from the last query and key
-  int windowed;             // tasks by keys
-};
+KERNEL_ARGS(LazyArgs)
 
 // Tiles of keys in stripes of as many tiles each.
 DEV int stripe_of(const Sequence& s, int key) {
@@ -23,12 +11,12 @@ DEV int stripe_of(const Sequence& s, int key) {
 
 // One head of one sequence, with its bias by distance.
 struct LazyHead : Head {
-  const Lazy& a;
+  const LazyArgs& a;
   const float* distances;
   Numbers* numbers;
   int shift;  // i' - i
 
-  __device__ __forceinline__ LazyHead(const Lazy& lazy, const Sequence& sequence, int h) : Head(lazy.c, sequence, h), a(lazy) {
+  __device__ __forceinline__ LazyHead(const LazyArgs& lazy, const Sequence& sequence, int h) : Head(lazy.c, sequence, h), a(lazy) {
     distances = a.bias ? a.bias + (i64)h * a.width : 0;
     numbers = a.numbers + ((i64)s.batch * c.heads + h) * c.queries + s.query_start;
     shift = a.bottom ? s.keys - s.queries : 0;

@@ -21,7 +21,7 @@ template <bool MASKED> DEV float pull(float p, float g, float offset, float delt
 
 // A block that owns 64 queries, its walk over the keys, and P of a tile.
 struct Walk {
-  const Lazy& a;
+  const LazyArgs& a;
   LazyHead head;
   u32 q, dout, k, v;
   float* bias;
@@ -30,7 +30,7 @@ struct Walk {
   float base[2], offset[2];
   Span spans[2];
 
-  __device__ __forceinline__ Walk(const Lazy& lazy, Task task, int h) : a(lazy), head(lazy, lazy.c.sequences[task.first], h) {
+  __device__ __forceinline__ Walk(const LazyArgs& lazy, Task task, int h) : a(lazy), head(lazy, lazy.c.sequences[task.first], h) {
     q = shared(bytes), dout = q + D_BYTES, k = dout + E_BYTES, v = k + 2 * D_BYTES;
     bias = numbers_at(3 * (D_BYTES + E_BYTES));
     row = task.row_tile * SIDE, odd = *a.odd;
@@ -74,7 +74,7 @@ struct Walk {
   __device__ __forceinline__ bool is_masked(int n) const { return ::is_masked<1>(head, n * SIDE, spans, odd); }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, CD + CE > 128 ? 2 : 3) means(const __grid_constant__ Lazy a) {
+extern "C" __global__ void __launch_bounds__(THREADS, CD + CE > 128 ? 2 : 3) means(const __grid_constant__ LazyArgs a) {
   Place own = drawn(a.c.heads);
   Walk walk(a, a.c.tasks[own.task], own.head);
   float delta[2] = {}, sum[2] = {};
@@ -104,8 +104,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD + CE > 128 ? 2 : 3) mea
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, CD + CE > 128 ? 1 : 2) queries(const __grid_constant__ Lazy a) {
-  const Call& c = a.c;
+extern "C" __global__ void __launch_bounds__(THREADS, CD + CE > 128 ? 1 : 2) queries(const __grid_constant__ LazyArgs a) {
+  const PairArgs& c = a.c;
   Place own = drawn(c.heads);
   Walk walk(a, c.tasks[own.task], own.head);
   const LazyHead& head = walk.head;
@@ -197,8 +197,8 @@ template <bool MASKED> DEV void score_turned(float (&s)[1][SIDE / 8][4], const L
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, CD + CE > 128 ? 1 : 2) keys(const __grid_constant__ Lazy a) {
-  const Call& c = a.c;
+extern "C" __global__ void __launch_bounds__(THREADS, CD + CE > 128 ? 1 : 2) keys(const __grid_constant__ LazyArgs a) {
+  const PairArgs& c = a.c;
   const u32 at_k = shared(bytes), at_v = at_k + D_BYTES, at_q = at_v + E_BYTES;
   float* const near = numbers_at(3 * (D_BYTES + E_BYTES));
   float* const rows = near + 2 * NEAR;

@@ -5,7 +5,7 @@ constexpr u32 Q_BYTES = ROWS * CD * 2, K_BYTES = SIDE * CD * 2, V_BYTES = SIDE *
 // Dynamic shared memory: Q_BYTES + 2 (K_BYTES + 4 BIAS), and for `values` 2 V_BYTES.
 
 // The keys that two tiles of queries of the host see.
-DEV Tile two_tiles(const Call& c, const Sequence& s, const Task& task) {
+DEV Tile two_tiles(const PairArgs& c, const Sequence& s, const Task& task) {
   Tile tile = c.tiles[s.first_tile + task.row_tile];
   if ((task.row_tile + 1) * SIDE >= s.queries) return tile;
   Tile next = c.tiles[s.first_tile + task.row_tile + 1];
@@ -13,9 +13,9 @@ DEV Tile two_tiles(const Call& c, const Sequence& s, const Task& task) {
   return next.begin < next.end ? Tile{min(tile.begin, next.begin), max(tile.end, next.end)} : tile;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) scores(const __grid_constant__ Lazy a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) scores(const __grid_constant__ LazyArgs a) {
   __shared__ u32 words[THREADS / 32];
-  const Call& c = a.c;
+  const PairArgs& c = a.c;
   const u32 at_q = shared(bytes), at_k = at_q + Q_BYTES;
   float* const bias = numbers_at(Q_BYTES + 2 * K_BYTES);
   Place own = drawn(c.heads);
@@ -112,8 +112,8 @@ template <int W> DEV void store_wide(const Tensor& x, int batch, int head, int r
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) values(const __grid_constant__ Lazy a) {
-  const Call& c = a.c;
+extern "C" __global__ void __launch_bounds__(THREADS, 2) values(const __grid_constant__ LazyArgs a) {
+  const PairArgs& c = a.c;
   const u32 at_q = shared(bytes), at_k = at_q + Q_BYTES, at_v = at_k + 2 * K_BYTES + 8 * BIAS;
   float* const bias = numbers_at(Q_BYTES + 2 * K_BYTES);
   Place own = drawn(c.heads);

@@ -7,24 +7,9 @@ struct Tile { int begin, end; };  // the keys that some row of a tile of 64 rows
 struct Span { int begin, end; };  // the keys that a row may see, within its sequence; begin < 0: a row of no sequence
 struct Task { int first, sequences, row_tile, key_tile; };  // tiles of the sequences first .. first + sequences
 
-struct Call {
-  Tensor q, k, v, bias, o, dout, dq, dk, dv, dbias;  // data is 0 where there is none
-  float *lse, *delta, *dlse, *sinks, *dsinks;        // [batch, heads, queries] and [heads]; delta 0: everywhere -1
-  const u8* allowed;                                 // [.., .., queries, keys], beside the spans; 0: the spans alone
-  i64 allowed_batch, allowed_head;
-  const Sequence* sequences;
-  const Span* spans;                                 // [batch, queries]
-  const Tile* tiles;                                 // of each sequence from first_tile on
-  const Task* tasks;
-  const u32* found;                                  // 0, or a number: where it is 0 there is nothing to do
-  int batch, heads, key_heads, queries, keys, dim, value_dim, bias_heads;
-  int first_dim, first_value;                        // the first column of this launch's accumulators
-  float scale, cap;                                  // cap 0: none
-  int wide;                                          // whether dq is f32 whatever the storage
-  int blocks;                                        // of the work of `delta`, `queries` and `keys`: those of a launch may be fewer
-};
+KERNEL_ARGS(PairArgs)
 
-DEV bool idle(const Call& c) { return c.found && !*c.found; }
+DEV bool idle(const PairArgs& c) { return c.found && !*c.found; }
 
 // Rows of a tensor: `count` of them, the others read as 0.
 template <class T> struct RowsOf {
@@ -46,7 +31,7 @@ DEV float shown(float p) { return p + 0.0f; }  // -0 becomes +0
 
 // One head of one sequence, with what its scores are made of.
 struct Head {
-  const Call& c;
+  const PairArgs& c;
   Sequence s;
   int head, key_head;
   const element* bias;
@@ -56,7 +41,7 @@ struct Head {
   const Span* spans;
   float inverse_cap;
 
-  __device__ __forceinline__ Head(const Call& call, const Sequence& sequence, int h) : c(call), s(sequence), head(h) {
+  __device__ __forceinline__ Head(const PairArgs& call, const Sequence& sequence, int h) : c(call), s(sequence), head(h) {
     key_head = h / (c.heads / c.key_heads);
     i64 row = ((i64)s.batch * c.heads + h) * c.queries + s.query_start;
     bias = c.bias.data ? (const element*)c.bias.data + s.batch * c.bias.batch + h * c.bias.head + s.query_start * c.bias.row + s.key_start : 0;

@@ -27,7 +27,7 @@ DEV float pair(const Head& head, float product, float dp, int i, int j, Span spa
 }
 DEV float delta_of(const Head& head, int i) { return !head.delta ? -1 : i < head.s.queries ? head.delta[i] : 0; }
 
-extern "C" __global__ void __launch_bounds__(THREADS) forward(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(THREADS) forward(const __grid_constant__ PairArgs c) {
   __shared__ Shared shared;
   const int block = last_first();
   Task task = c.tasks[block / c.heads];
@@ -107,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) forward(const __grid_const
 }
 
 // A warp for each row of the arrays. Where a row saw nothing, o is 0 whatever its operands are, and dout is not read.
-DEV void delta_of_rows(const Call& c, int block) {
+DEV void delta_of_rows(const PairArgs& c, int block) {
   i64 at = (i64)block * (THREADS / 32) + threadIdx.x / 32;
   if (at >= (i64)c.batch * c.heads * c.queries) return;
   int lane = threadIdx.x % 32, i = at % c.queries, b = at / c.queries / c.heads;
@@ -133,13 +133,13 @@ DEV void delta_of_rows(const Call& c, int block) {
   }
   if (lane == 0) c.delta[at] = sum;
 }
-extern "C" __global__ void __launch_bounds__(THREADS) delta(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(THREADS) delta(const __grid_constant__ PairArgs c) {
   if (idle(c)) return;
 #pragma unroll 1
   for (int block = blockIdx.x; block < c.blocks; block += gridDim.x) delta_of_rows(c, block);
 }
 
-DEV void queries_of(const Call& c, Shared& shared, int block) {
+DEV void queries_of(const PairArgs& c, Shared& shared, int block) {
   Task task = c.tasks[block / c.heads];
   Head head(c, c.sequences[task.first], block % c.heads);
   const Sequence& s = head.s;
@@ -173,7 +173,7 @@ DEV void queries_of(const Call& c, Shared& shared, int block) {
   }
   store<CD>(c.dq, s.batch, head.head, s.query_start + row, s.queries - row, dq, Same{c.scale}, c.first_dim, c.dim, c.wide);
 }
-extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_constant__ PairArgs c) {
   if (idle(c)) return;
   __shared__ Shared shared;
 #pragma unroll 1
@@ -183,7 +183,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
 #if !VALUES
 // (L2) from the gradient of lse by q, which lies in the place of q, in f32. A warp has a row of the arrays; where a row saw nothing, dlse
 // is not read.
-extern "C" __global__ void __launch_bounds__(THREADS) scale(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(THREADS) scale(const __grid_constant__ PairArgs c) {
   const i64 at = (i64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
   if (at >= (i64)c.batch * c.heads * c.queries) return;
   const int lane = threadIdx.x % 32, i = at % c.queries, h = at / c.queries % c.heads, b = at / c.queries / c.heads;
@@ -200,10 +200,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) scale(const __grid_constan
 #endif
 
 // With SLOTS also what these keys add to the gradient of q.
-template <class SLOTS> DEV void keys_of(const Call& c, Shared& shared, int block, const SLOTS& slots) {
-  constexpr bool FUSED = SLOTS::FUSED;
+template <class SLOTS> DEV void keys_of(const PairArgs& c, Shared& shared, int block, const SLOTS& slots) {
+  constexpr bool FUSED = FUSED_BY<SLOTS>;
   Task task = c.tasks[block / c.key_heads];
-  if (slots.lacks(task.key_tile)) return;
+  if (lacks(slots, task.key_tile)) return;
   const Sequence s = c.sequences[task.first];
   const int key_head = block % c.key_heads, group = c.heads / c.key_heads, key = task.key_tile * SIDE;
   const bool wants_dk = c.dk.data && c.first_dim < c.dim, wants_dq = FUSED && (NARROW || c.first_dim < c.dim);
@@ -268,20 +268,20 @@ template <class SLOTS> DEV void keys_of(const Call& c, Shared& shared, int block
   if (wants_dv) store<CE>(c.dv, s.batch, key_head, s.key_start + key, s.keys - key, dv, Same{1}, c.first_value, c.value_dim, false);
 #endif
 }
-extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant__ PairArgs c) {
   if (idle(c)) return;
   __shared__ Shared shared;
 #pragma unroll 1
   for (int block = blockIdx.x; block < c.blocks; block += gridDim.x) keys_of(c, shared, block, NoSlots());
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) fused(const __grid_constant__ Collected a) {
+extern "C" __global__ void __launch_bounds__(THREADS) fused(const __grid_constant__ FusedArgs a) {
   __shared__ Shared shared;
   keys_of(a.c, shared, blockIdx.x, a.slots);
 }
 
 #if OPTIONS
-extern "C" __global__ void __launch_bounds__(THREADS) dbias(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(THREADS) dbias(const __grid_constant__ PairArgs c) {
   if (idle(c)) return;
   __shared__ Shared shared;
   Task task = c.tasks[blockIdx.x / c.bias_heads];
@@ -317,7 +317,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) dbias(const __grid_constan
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS) dsinks(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(THREADS) dsinks(const __grid_constant__ PairArgs c) {
   if (idle(c)) return;
   const int h = blockIdx.x;
   float sink = c.sinks[h], sum = 0;

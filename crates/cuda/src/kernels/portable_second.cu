@@ -14,7 +14,7 @@
 // Compile-time: as `portable.cu`.
 // The product s = q·k of (F1) and that of its motion, u = ddq·k + q·ddk, with queries or with keys as rows.
 #define FUSES (CD == 64 && CE == 64)
-template <bool BY_KEYS> DEV void scores(const Second& a, Shared& shared, float (&s)[R][4], float (&u)[R][4], const Head& head, int row, int key) {
+template <bool BY_KEYS> DEV void scores(const SecondArgs& a, Shared& shared, float (&s)[R][4], float (&u)[R][4], const Head& head, int row, int key) {
   Rows q = query_rows(a.c.q, head, row), k = key_rows(a.c.k, head, key);
   Rows ddq = query_rows(a.ddq, head, row), ddk = key_rows(a.ddk, head, key);
   if (a.ddq.data && a.ddk.data) {
@@ -27,7 +27,7 @@ template <bool BY_KEYS> DEV void scores(const Second& a, Shared& shared, float (
   if (a.ddk.data) add_products(shared, u, BY_KEYS ? ddk : q, BY_KEYS ? q : ddk, a.c.dim);
 }
 // dP of (B2) and T of (D3).
-template <bool BY_KEYS> DEV void turns(const Second& a, Shared& shared, float (&dp)[R][4], float (&t)[R][4], const Head& head, int row, int key) {
+template <bool BY_KEYS> DEV void turns(const SecondArgs& a, Shared& shared, float (&dp)[R][4], float (&t)[R][4], const Head& head, int row, int key) {
 #if VALUES
   Rows dout = query_rows(a.c.dout, head, row), v = key_rows(a.c.v, head, key);
   Rows cot_o = query_rows(a.cot_o, head, row), ddv = key_rows(a.ddv, head, key);
@@ -46,11 +46,11 @@ template <bool BY_KEYS> DEV void turns(const Second& a, Shared& shared, float (&
 }
 
 // Whether o of the forward pass is there in f32.
-DEV bool has_o(const Second& a) { return STORAGE == 0 && a.c.o.data; }
+DEV bool has_o(const SecondArgs& a) { return STORAGE == 0 && a.c.o.data; }
 
-extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_constant__ Second a) {
+extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_constant__ SecondArgs a) {
   __shared__ Shared shared;
-  const Call& c = a.c;
+  const PairArgs& c = a.c;
   const int block = last_first();
   Task task = c.tasks[block / c.heads];
   Head head(c, c.sequences[task.first], block % c.heads);
@@ -116,8 +116,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) rows(const __grid_constant__ Second a) {
-  const Call& c = a.c;
+extern "C" __global__ void __launch_bounds__(THREADS) rows(const __grid_constant__ SecondArgs a) {
+  const PairArgs& c = a.c;
   i64 at = (i64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
   if (at >= (i64)c.batch * c.heads * c.queries) return;
   int lane = threadIdx.x % 32, i = at % c.queries, b = at / c.queries / c.heads;
@@ -147,9 +147,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) rows(const __grid_constant
   if (a.gdlse) a.gdlse[at] = n.u;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_constant__ Second a) {
+extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_constant__ SecondArgs a) {
   __shared__ Shared shared;
-  const Call& c = a.c;
+  const PairArgs& c = a.c;
   const int block = last_first();
   Task task = c.tasks[block / c.heads];
   Head head(c, c.sequences[task.first], block % c.heads);
@@ -190,14 +190,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
 }
 
 // With SLOTS also what these keys add to gq.
-template <class SLOTS> DEV void keys_of(const Second& a, const SLOTS& slots) {
-  constexpr bool FUSED = SLOTS::FUSED;
+template <class SLOTS> DEV void keys_of(const SecondArgs& a, const SLOTS& slots) {
+  constexpr bool FUSED = FUSED_BY<SLOTS>;
   __shared__ Shared shared;
-  const Call& c = a.c;
+  const PairArgs& c = a.c;
   Task task = c.tasks[blockIdx.x / c.key_heads];
   const Sequence s = c.sequences[task.first];
   const int key_head = blockIdx.x % c.key_heads, group = c.heads / c.key_heads, key = task.key_tile * SIDE;
-  if (is_finite(a, task.first, key_head) || slots.lacks(task.key_tile)) return;
+  if (is_finite(a, task.first, key_head) || lacks(slots, task.key_tile)) return;
   const bool wants_gk = a.gk.data && c.first_dim < c.dim;
   float gk[R][CD / 16];
   clear<CD>(gk);
@@ -265,20 +265,17 @@ template <class SLOTS> DEV void keys_of(const Second& a, const SLOTS& slots) {
   if (wants_gv) store<CE>(a.gv, s.batch, key_head, s.key_start + key, s.keys - key, gv, Same{1}, c.first_value, c.value_dim, false);
 #endif
 }
-extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant__ Second a) { keys_of(a, NoSlots()); }
+extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant__ SecondArgs a) { keys_of(a, NoSlots()); }
 
 #if FUSES
-struct FusedSecond {
-  Second a;
-  Slots slots;
-};
-extern "C" __global__ void __launch_bounds__(THREADS) fused(const __grid_constant__ FusedSecond f) { keys_of(f.a, f.slots); }
+KERNEL_ARGS(FusedSecondArgs)
+extern "C" __global__ void __launch_bounds__(THREADS) fused(const __grid_constant__ FusedSecondArgs f) { keys_of(f.a, f.slots); }
 #endif
 
 #if OPTIONS
-extern "C" __global__ void __launch_bounds__(THREADS) gbias(const __grid_constant__ Second a) {
+extern "C" __global__ void __launch_bounds__(THREADS) gbias(const __grid_constant__ SecondArgs a) {
   __shared__ Shared shared;
-  const Call& c = a.c;
+  const PairArgs& c = a.c;
   Task task = c.tasks[blockIdx.x / c.bias_heads];
   const int own = blockIdx.x % c.bias_heads, row = task.row_tile * SIDE, key = task.key_tile * SIDE;
   float sum[R][4] = {};
@@ -310,8 +307,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) gbias(const __grid_constan
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS) gsinks(const __grid_constant__ Second a) {
-  const Call& c = a.c;
+extern "C" __global__ void __launch_bounds__(THREADS) gsinks(const __grid_constant__ SecondArgs a) {
+  const PairArgs& c = a.c;
   const int h = blockIdx.x;
   float sum = 0, dds = a.ddsinks ? a.ddsinks[h] : 0;
   for (i64 n = threadIdx.x; n < (i64)c.batch * c.queries; n += THREADS) {

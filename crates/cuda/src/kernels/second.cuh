@@ -1,16 +1,9 @@
 // The second order of attention and attention_lse: what its kernels are told, and what a pair takes part with.
 struct Numbers { float delta, u, z, seen; };  // of a row; seen is 0 where it sees nothing
 
-struct Second {
-  Call c;
-  Tensor ddq, ddk, ddv, ddbias, cot_o, gq, gk, gv, gbias, gdout;  // data is 0 where there is none
-  Tensor sum, o32;                                                // f32: Σ P (U v + ddv) and o
-  const float *ddsinks, *cot_lse;
-  float *gdlse, *gsinks;
-  Numbers* numbers;                                               // [batch, heads, queries]
-};
+KERNEL_ARGS(SecondArgs)
 
-DEV Numbers* numbers_of(const Second& a, const Head& head) {
+DEV Numbers* numbers_of(const SecondArgs& a, const Head& head) {
   return a.numbers + ((i64)head.s.batch * a.c.heads + head.head) * a.c.queries + head.s.query_start;
 }
 DEV Rows query_rows(const Tensor& x, const Head& head, int row) {
@@ -19,14 +12,14 @@ DEV Rows query_rows(const Tensor& x, const Head& head, int row) {
 DEV Rows key_rows(const Tensor& x, const Head& head, int key) {
   return rows_of(x, head.s.batch, head.key_head, head.s.key_start + key, head.s.key_start + head.s.keys);
 }
-DEV float weight_of_sink(const Second& a, int head, float lse) {
+DEV float weight_of_sink(const SecondArgs& a, int head, float lse) {
   float sink = a.c.sinks ? a.c.sinks[head] : -INF;
   return sink == -INF ? 0 : ::weight_of_sink(sink, lse);
 }
 
 // Whose kernels compute the rows and keys of a key head of a sequence: with `found`, those on tensor cores where it is 0, and the
 // others where not all numbers are finite; without, the others.
-DEV bool is_finite(const Second& a, int sequence, int key_head) { return a.c.found && !a.c.found[sequence * a.c.key_heads + key_head]; }
+DEV bool is_finite(const SecondArgs& a, int sequence, int key_head) { return a.c.found && !a.c.found[sequence * a.c.key_heads + key_head]; }
 
 // What a pair takes part with; every factor is hidden where it is not visible.
 struct Pair {
@@ -34,7 +27,7 @@ struct Pair {
   float score;            // X (D8), 0 where it is not visible
 };
 // U of (D2), from the product ddq·k + q·ddk. Roundings are written out here, as in `Head::score`.
-DEV float slide(const Second& a, const Head& head, float product, float slope, int i, int j) {
+DEV float slide(const SecondArgs& a, const Head& head, float product, float slope, int i, int j) {
   float u = __fmul_rn(slope, __fmul_rn(a.c.scale, product));
 #if OPTIONS
   if (a.ddbias.data) {
@@ -44,7 +37,7 @@ DEV float slide(const Second& a, const Head& head, float product, float slope, i
 #endif
   return u;
 }
-DEV Pair second(const Second& a, const Head& head, float s, float u, float dp, float t, int i, int j, Span span, float lse, const Numbers& n) {
+DEV Pair second(const SecondArgs& a, const Head& head, float s, float u, float dp, float t, int i, int j, Span span, float lse, const Numbers& n) {
   Pair pair = {HIDE, HIDE, HIDE, HIDE, 0};
   float score, slope, curvature;
   if (!head.score(s, i, j, span, score, slope, curvature)) return pair;

@@ -6,30 +6,18 @@
 DEV int last_first() { return gridDim.x - 1 - blockIdx.x; }
 
 // In place of slots, where the gradient of q is not computed.
-struct NoSlots {
-  static constexpr bool FUSED = false;
-  __device__ __forceinline__ bool lacks(int) const { return false; }
-};
-
-struct Slots {
-  float* at;        // [key tiles, batch, heads, queries, columns]: the tiles of keys first .. end
-  float* totals;    // [batch, heads, queries, columns]: the sums of the tiles before; 0 where there are none
-  u32* odd;         // on tensor cores, for each sequence and key head: whether k holds a number that is not finite
-  int first, end;
-  int last;         // whether there are no tiles behind
-  static constexpr bool FUSED = true;
-  __device__ __forceinline__ bool lacks(int tile) const { return tile < first || tile >= end; }
-};
-
-struct Collected {
-  Call c;
-  Slots slots;
-};
+struct NoSlots {};
+KERNEL_ARGS(FusedArgs)
+template <class SLOTS> constexpr bool FUSED_BY = true;
+template <> constexpr bool FUSED_BY<NoSlots> = false;
+// Whether there are slots, and none for a tile of keys.
+DEV bool lacks(const NoSlots&, int) { return false; }
+DEV bool lacks(const Slots& slots, int tile) { return tile < slots.first || tile >= slots.end; }
 
 // The columns of a slot: those of q, rounded up to groups of 64.
-DEV int slot_columns(const Call& c) { return CD == 64 ? 64 : (c.dim + 63) / 64 * 64; }
+DEV int slot_columns(const PairArgs& c) { return CD == 64 ? 64 : (c.dim + 63) / 64 * 64; }
 // Where a row of a head begins in a slot.
-DEV i64 slot_row(const Call& c, const Sequence& s, int head, int row) {
+DEV i64 slot_row(const PairArgs& c, const Sequence& s, int head, int row) {
   return (((i64)s.batch * c.heads + head) * c.queries + s.query_start + row) * slot_columns(c);
 }
-DEV i64 slot_size(const Call& c) { return (i64)c.batch * c.heads * c.queries * slot_columns(c); }
+DEV i64 slot_size(const PairArgs& c) { return (i64)c.batch * c.heads * c.queries * slot_columns(c); }

@@ -15,7 +15,7 @@ constexpr float LN2 = 0.6931471805599453f, LARGEST = 3.402823466e38f;
 
 // A score is kept over a unit, the scale where that is above 0 and of usual size: then without options it is the product of query and key.
 struct Unit { float scale, over, log2; };  // of products; 1/unit; unit·log2 e
-DEV Unit unit_of(const Call& c) {
+DEV Unit unit_of(const PairArgs& c) {
   if (c.scale > 1e-18f && c.scale < 1e18f) return {1, 1 / c.scale, c.scale * LOG2E};
   return {c.scale, 1, LOG2E};
 }
@@ -26,7 +26,7 @@ template <bool CUT> DEV bool score(const Head& head, const Unit& unit, float& x,
   slope = 1;
   if (CUT && (j < span.begin || j >= span.end)) return false;
 #if OPTIONS
-  const Call& c = head.c;
+  const PairArgs& c = head.c;
   float product = x;
   x = __fmul_rn(unit.scale, x);
   if (head.allowed && !head.allowed[(i64)i * c.keys + j]) return false;

@@ -43,7 +43,7 @@ DEV bool clears(bool hides, bool again) {
 
 // P and ds of one pair, for `add_odd`; whether it is visible. The four threads of a row ask for the same pair.
 DEV bool weigh_alone(const Head& head, const Unit& unit, int i, int j, float& p, float& ds) {
-  const Call& c = head.c;
+  const PairArgs& c = head.c;
   const Sequence& s = head.s;
   p = product_of(rows_of(c.q, s.batch, head.head, s.query_start + i, 0).at, rows_of(c.k, s.batch, head.key_head, s.key_start + j, 0).at, c.dim);
   ds = 0;
@@ -54,7 +54,7 @@ DEV bool weigh_alone(const Head& head, const Unit& unit, int i, int j, float& p,
 }
 
 #if !FUSES
-extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) queries(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) queries(const __grid_constant__ PairArgs c) {
   extern __shared__ __align__(128) char bytes[];
   const u32 at_q = shared(bytes), at_dout = at_q + D_BYTES, at_k = at_dout + E_BYTES, at_v = at_k + STAGES * D_STAGE;
   Place own = drawn(c.heads);
@@ -155,15 +155,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) queries(cons
 
 // dk and dv, or one of them, of 64·M keys, which walk tiles of W queries: neither changes a bit. With SLOTS also what these keys
 // add to dq, of D and E up to 128, with M = 1 and W = WALK.
-template <int M, int W, bool DK, bool DV, class SLOTS> DEV void of_keys(const Call& c, char* bytes, const SLOTS& slots) {
-  constexpr bool FUSED = SLOTS::FUSED;
+template <int M, int W, bool DK, bool DV, class SLOTS> DEV void of_keys(const PairArgs& c, char* bytes, const SLOTS& slots) {
+  constexpr bool FUSED = FUSED_BY<SLOTS>;
   constexpr int OWN = SIDE * M;
   constexpr u32 OWN_K = M * D_BYTES, OWN_V = DK ? M * E_BYTES : 0, Q_STAGE = W * CD * BYTES, DOUT_STAGE = VALUES ? W * CE * BYTES : 0;
   const u32 at_k = shared(bytes), at_v = at_k + OWN_K, at_q = at_v + OWN_V, at_dout = at_q + STAGES * Q_STAGE;
   float* numbers = (float*)(bytes + OWN_K + OWN_V + STAGES * (Q_STAGE + DOUT_STAGE));  // of each stage: lse in powers of 2, and delta, of its queries
   Place own = drawn(c.key_heads);
   Task task = c.tasks[own.task];
-  if (slots.lacks(task.key_tile)) return;
+  if (lacks(slots, task.key_tile)) return;
   if (task.key_tile % M) return;  // of the block of a tile before
   const Sequence s = c.sequences[task.first];
   const int key_head = own.head, group = c.heads / c.key_heads, key = task.key_tile * SIDE, tiles = (s.queries + W - 1) / W;
@@ -320,7 +320,7 @@ template <int M, int W, bool DK, bool DV, class SLOTS> DEV void of_keys(const Ca
 #endif
 }
 #if !FUSES
-extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) keys(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) keys(const __grid_constant__ PairArgs c) {
   if (idle(c)) return;
   extern __shared__ __align__(128) char bytes[];
   of_keys<1, WALK, true, !WIDE>(c, bytes, NoSlots());
@@ -331,7 +331,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) keys(const _
 // columns, for 64 queries at a time, which halves the barriers. Dynamic shared memory if not WIDE:
 // 2 D_BYTES + STAGES (WALK_VALUES (CD + CE) BYTES + 8 WALK_VALUES).
 constexpr int WALK_VALUES = !WIDE && CD == 64 && CE == 64 ? 64 : 32;
-extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) values(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) values(const __grid_constant__ PairArgs c) {
   if (idle(c)) return;
   extern __shared__ __align__(128) char bytes[];
   of_keys<WIDE ? 1 : 2, WALK_VALUES, false, true>(c, bytes, NoSlots());
@@ -340,7 +340,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) values(const
 
 #if OPTIONS && !WIDE && !FUSES && STORAGE != 0
 // Dynamic shared memory: 2 (D_BYTES + E_BYTES).
-extern "C" __global__ void __launch_bounds__(THREADS, 2) dbias(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) dbias(const __grid_constant__ PairArgs c) {
   if (idle(c)) return;
   extern __shared__ __align__(128) char bytes[];
   const u32 at_q = shared(bytes), at_dout = at_q + D_BYTES, at_k = at_dout + E_BYTES, at_v = at_k + D_BYTES;

@@ -26,7 +26,7 @@ DEV bool scores(float (&s)[M][KEYS / 8][4], const Head& head, const Unit& unit, 
   return hides;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(const __grid_constant__ PairArgs c) {
   extern __shared__ __align__(128) char bytes[];
   const u32 at_q = shared(bytes), at_k = at_q + Q_BYTES, at_v = at_k + FEEDS * K_BYTES;
   Place own = drawn(c.heads);

@@ -11,15 +11,9 @@ constexpr u32 AT_WALK = 2 * (D_OWN + E_OWN);
 // Dynamic shared memory: 2 (D_OWN + E_OWN + D_WALK + E_WALK).
 typedef float Tile32[1][WALK / 8][4];  // of the pairs of a thread
 
-struct Inspected {
-  Tensor tensor;
-  u32* found;  // of the key heads of each sequence
-  const Sequence* sequences;
-  int batch, heads, key_heads, rows, columns;
-  int count, by_keys;  // of sequences; whether rows are those of k
-};
+KERNEL_ARGS(InspectArgs)
 // The sequence of a row; -1: none.
-DEV int sequence_of(const Inspected& x, int batch, int row) {
+DEV int sequence_of(const InspectArgs& x, int batch, int row) {
   auto start = [&](const Sequence& s) { return x.by_keys ? s.key_start : s.query_start; };
   const int number = last_where(x.count, [&](int n) {
     const Sequence& s = x.sequences[n];
@@ -30,7 +24,7 @@ DEV int sequence_of(const Inspected& x, int batch, int row) {
   return s.batch == batch && row < start(s) + (x.by_keys ? s.keys : s.queries) ? number : -1;
 }
 // Whether every element is finite: a warp looks at a row.
-extern "C" __global__ void __launch_bounds__(THREADS) inspect(const __grid_constant__ Inspected x) {
+extern "C" __global__ void __launch_bounds__(THREADS) inspect(const __grid_constant__ InspectArgs x) {
   i64 at = (i64)blockIdx.x * (THREADS / 32) + warp_id();
   if (at >= (i64)x.batch * x.heads * x.rows) return;
   int row = at % x.rows, head = at / x.rows % x.heads, batch = at / x.rows / x.heads;
@@ -79,7 +73,7 @@ template <int W> DEV void accumulate_copy(float (&sum)[1][W / 8][4], const Tile3
 // Where the tiles of four operands lie, of queries or of keys: q, ddq, dout and cot_o, or k, ddk, v and ddv.
 struct Tiles { u32 x, moved, value, moved_value; };
 DEV Tiles tiles_at(u32 at, u32 d, u32 e) { return {at, at + d, at + 2 * d, at + 2 * d + e}; }
-template <int N> DEV void load_queries(const Tiles& to, const Second& a, const Head& head, int row, bool values) {
+template <int N> DEV void load_queries(const Tiles& to, const SecondArgs& a, const Head& head, int row, bool values) {
   load<N, CD>(to.x, a.c.q, query_rows(a.c.q, head, row), a.c.dim);
   load<N, CD>(to.moved, a.ddq, query_rows(a.ddq, head, row), a.c.dim);
 #if VALUES
@@ -88,7 +82,7 @@ template <int N> DEV void load_queries(const Tiles& to, const Second& a, const H
   load<N, CE>(to.moved_value, a.cot_o, query_rows(a.cot_o, head, row), a.c.value_dim);
 #endif
 }
-template <int N> DEV void load_keys(const Tiles& to, const Second& a, const Head& head, int key) {
+template <int N> DEV void load_keys(const Tiles& to, const SecondArgs& a, const Head& head, int key) {
   load<N, CD>(to.x, a.c.k, key_rows(a.c.k, head, key), a.c.dim);
   load<N, CD>(to.moved, a.ddk, key_rows(a.ddk, head, key), a.c.dim);
 #if VALUES
@@ -110,7 +104,7 @@ DEV void scores(Tile32& s, Tile32& u, const Tiles& own, const Tiles& walk, bool 
   if (walk_moves) add_products<CD>(u, own.x, walk.moved);
 }
 // dP of (B2) and T of (D3), from `out`, the tiles of dout and cot_o, and `of`, those of v and ddv.
-template <bool BY_KEYS> DEV void turns(const Second& a, Tile32& dp, Tile32& t, const Tiles& own, const Tiles& walk) {
+template <bool BY_KEYS> DEV void turns(const SecondArgs& a, Tile32& dp, Tile32& t, const Tiles& own, const Tiles& walk) {
   clear<1, WALK>(dp), clear<1, WALK>(t);
 #if VALUES
   products<1, WALK, CE>(dp, own.value, walk.value);
@@ -135,10 +129,10 @@ template <int W> DEV void store_wide(const Tensor& x, const Head& head, int row,
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_constant__ Second a) {
+extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_constant__ SecondArgs a) {
   extern __shared__ __align__(128) char bytes[];
   const Tiles own = tiles_at(shared(bytes), D_OWN, E_OWN), walk = tiles_at(shared(bytes) + AT_WALK, D_WALK, E_WALK);
-  const Call& c = a.c;
+  const PairArgs& c = a.c;
   Task task = c.tasks[blockIdx.x / c.heads];
   Head head(c, c.sequences[task.first], blockIdx.x % c.heads);
   if (!is_finite(a, task.first, head.key_head)) return;
@@ -194,10 +188,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_constant__ Second a) {
+extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_constant__ SecondArgs a) {
   extern __shared__ __align__(128) char bytes[];
   const Tiles own = tiles_at(shared(bytes), D_OWN, E_OWN), walk = tiles_at(shared(bytes) + AT_WALK, D_WALK, E_WALK);
-  const Call& c = a.c;
+  const PairArgs& c = a.c;
   Task task = c.tasks[blockIdx.x / c.heads];
   Head head(c, c.sequences[task.first], blockIdx.x % c.heads);
   if (!is_finite(a, task.first, head.key_head)) return;
@@ -234,10 +228,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
   store<1, CD>(a.gq, head.s.batch, head.head, head.s.query_start + row, head.s.queries - row, gq, scale, 0, c.dim);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant__ Second a) {
+extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant__ SecondArgs a) {
   extern __shared__ __align__(128) char bytes[];
   const Tiles own = tiles_at(shared(bytes), D_OWN, E_OWN), walk = tiles_at(shared(bytes) + AT_WALK, D_WALK, E_WALK);
-  const Call& c = a.c;
+  const PairArgs& c = a.c;
   Task task = c.tasks[blockIdx.x / c.key_heads];
   const Sequence s = c.sequences[task.first];
   const int key_head = blockIdx.x % c.key_heads, group = c.heads / c.key_heads, key = task.key_tile * SIDE;

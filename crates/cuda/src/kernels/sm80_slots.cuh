@@ -23,7 +23,7 @@ template <int N> DEV void put(u32 tile, const Factors<1, N>& ds) {
 }
 
 // Multiplies dS with k, 64 columns at a time, and writes what this tile of keys adds to the queries from `row` on.
-DEV void leave(const Call& c, const Slots& slots, const Head& head, int row, int key_tile, u32 tile, u32 k) {
+DEV void leave(const PairArgs& c, const Slots& slots, const Head& head, int row, int key_tile, u32 tile, u32 k) {
   const int lane = lane_id(), columns = slot_columns(c);
   Factors<1, SIDE> ds;
 #pragma unroll

@@ -1,7 +1,7 @@
 // Numbers of rows for the backward pass of sm_90a, and what follows where a number is not finite.
 
 // ---- delta -----------------------------------------------------------------------------------------------------------
-extern "C" __global__ void __launch_bounds__(256) delta(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(256) delta(const __grid_constant__ BackwardArgs c) {
   const Shape& s = c.shape;
   i64 t = blockIdx.x * 256ll + threadIdx.x, row = t / (D / 8);
   int piece = t % (D / 8);
@@ -37,33 +37,12 @@ extern "C" __global__ void __launch_bounds__(256) delta(const __grid_constant__ 
 }
 
 // ---- what is not finite ------------------------------------------------------------------------------------------------
-struct Cleansed {  // an operand, and a dense copy of it, which may be itself
-  Pieces from;
-  uint4* to;
-  int heads, rows, by_keys;  // by_keys: its rows are those of k
-  u64 pieces;
-};
-struct Merged {  // a result of whole columns, computed of finite numbers, and the tensor that has that of the portable kernels
-  const u16* from;
-  Elements to;  // data 0: it is not wanted
-  int heads, rows, columns, by_keys;
-  u64 elements;
-};
-struct Mend {
-  Cleansed operands[4];
-  Merged results[3];
-  float *lse2, *delta;
-  i64 stats;
-  u32* found;
-  Shape shape;
-  Packed packed;
-  int sequences;
-};
+KERNEL_ARGS(MendArgs)
 constexpr int OPERAND_V = 2, RESULT_DV = 2;  // the number of v among the operands, and of dv among the results
 constexpr u32 TOP = STORAGE == 1 ? 0x7f80 : 0x7c00;  // the exponent of infinities and NaN
 
 // The group of a row of an operand or a result; -1 where it belongs to no sequence.
-DEV int group_of(const Mend& m, bool by_keys, int batch, int head, int row) {
+DEV int group_of(const MendArgs& m, bool by_keys, int batch, int head, int row) {
   const Shape& s = m.shape;
   int number = batch, end = by_keys ? s.keys : s.queries;
   if (PACKED) {
@@ -81,14 +60,14 @@ DEV int group_of(const Mend& m, bool by_keys, int batch, int head, int row) {
   return row < end ? number * s.key_heads + (by_keys ? head : head / (s.heads / s.key_heads)) : -1;
 }
 // That of a row of lse2 and delta.
-DEV int group_of_stats(const Mend& m, i64 row) {
+DEV int group_of_stats(const MendArgs& m, i64 row) {
   const Shape& s = m.shape;
   int head = row / s.padded, number = head / s.heads, tile = row % s.padded / 64;
   if (PACKED) number = tile < m.packed.tasks ? m.packed.by_queries[tile].first : -1;
   return number < 0 ? -1 : number * s.key_heads + head % s.heads / (s.heads / s.key_heads);
 }
 // An operand of a group is infinite, `what` says of which results. Where nothing was found of these, nobody sees that operand.
-DEV void tell_infinite(const Mend& m, int group, u32 what) {
+DEV void tell_infinite(const MendArgs& m, int group, u32 what) {
   u32& found = m.found[FIRST_GROUP + group];
   if (found) atomicMax(&found, what);
 }
@@ -97,7 +76,7 @@ DEV u32 finite(u32 x) { return x & (((x & 0x7fff) >= TOP ? 0 : 0xffff) | ((x >> 
 
 // 0 for what is not finite: a tile of listed sequences also holds rows of their neighbours, and of no sequence. A row whose scores are NaN
 // weighs nothing; one whose delta is NaN keeps its weights.
-extern "C" __global__ void __launch_bounds__(256) cleanse(const __grid_constant__ Mend m) {
+extern "C" __global__ void __launch_bounds__(256) cleanse(const __grid_constant__ MendArgs m) {
   if (!*m.found) return;
   const u64 first = blockIdx.x * 256ull + threadIdx.x, step = gridDim.x * 256ull;
 #pragma unroll 1
@@ -128,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(256) cleanse(const __grid_constant_
 }
 
 // Results that were computed of finite numbers: in a group where nothing was found all, else where both are finite.
-extern "C" __global__ void __launch_bounds__(256) merge(const __grid_constant__ Mend m) {
+extern "C" __global__ void __launch_bounds__(256) merge(const __grid_constant__ MendArgs m) {
   if (!*m.found) return;
 #pragma unroll 1
   for (int n = 0; n < 3; n++) {
@@ -139,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(256) merge(const __grid_constant__ 
       const int batch = head / r.heads, h = head % r.heads, row = line % r.rows;
       const int group = group_of(m, r.by_keys, batch, h, row);
       const u32 found = group < 0 ? STRANGE : m.found[FIRST_GROUP + group];
-      u16& x = r.to.at(batch, h, row)[i % r.columns];
+      u16& x = row_of(r.to, batch, h, row)[i % r.columns];
       const u16 y = r.from[line * D + i % r.columns];
       if (found == 0 || found < (n == RESULT_DV ? INFINITE : BESIDE_DV) && (x & 0x7fff) < TOP && (y & 0x7fff) < TOP) x = y;
     }

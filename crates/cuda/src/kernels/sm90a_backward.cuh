@@ -28,30 +28,13 @@
 constexpr bool LSE = RESULTS == 0;
 constexpr int STAGES = 3;  // query blocks in flight in keys
 constexpr int OWN = 128;   // rows of a tile
-struct Pieces {  // rows of D elements, in pieces of 16 bytes: strides of batch, head and row
-  uint4* data;
-  i64 batch, head, row;
-};
-struct Call {
-  TensorMap q, k, v, dout, dq, dk, dv;
-  float *lse2, *delta;
-  const float *lse, *dlse;  // dlse 0: none
-  Pieces o, dout_rows;
-  u32* found;               // 1: a number is not finite. Behind it the counters, and from FIRST_GROUP on what was found of each group
-  u32* counter;             // of tiles, 0 between launches
-  int tiles;                // of keys or of queries
-  u32 when;                 // keys and queries do nothing where `found` is another number; ALWAYS: they do not look
-  Shape shape;
-  Packed packed;
-  Options options;
-  Elements dq_rows, dk_rows, dv_rows;  // as the maps say, for rows that end within a box
-};
+KERNEL_ARGS(BackwardArgs)
 constexpr u32 ALWAYS = ~0u;
 constexpr int FIRST_GROUP = 3;
 // Of a group: a number is not finite; v or delta is infinite, of which dv knows nothing; what all results are computed of is.
 constexpr u32 STRANGE = 1, BESIDE_DV = 2, INFINITE = 3;
 // A number of the group of a key head is not finite. `number`: of the sequence.
-DEV void tell(const Call& c, int number, int key_head) {
+DEV void tell(const BackwardArgs& c, int number, int key_head) {
   if (c.when == ALWAYS) *c.found = 1, c.found[FIRST_GROUP + number * c.shape.key_heads + key_head] = STRANGE;
 }
 // Rows of lse2 and delta: of every head, or of listed sequences tile after tile.
@@ -76,7 +59,7 @@ DEV Work work(int t, int blocks, int heads, int heads_per_group, const Shape& s)
 // threads write its rows.
 struct Range { int begin, open, closed, end; };
 struct ByKeys {
-  template <bool WARP> DEV Work work_of(int t, const Call& c) {  // the first key blocks see most queries
+  template <bool WARP> DEV Work work_of(int t, const BackwardArgs& c) {  // the first key blocks see most queries
     if (PACKED) return packed_work<WARP>(t, c.packed.by_keys, c.packed.key_tasks, true, c.shape.key_heads);
     return work(t, (c.shape.keys + OWN - 1) / OWN, c.shape.key_heads, c.shape.heads_per_group, c.shape);
   }
@@ -95,8 +78,8 @@ struct ByKeys {
   }
 };
 struct ByQueries {
-  DEV int tiles(const Call& c) { return (c.shape.queries + OWN - 1) / OWN; }
-  template <bool WARP> DEV Work work_of(int t, const Call& c) {
+  DEV int tiles(const BackwardArgs& c) { return (c.shape.queries + OWN - 1) / OWN; }
+  template <bool WARP> DEV Work work_of(int t, const BackwardArgs& c) {
     const Shape& s = c.shape;
     if (PACKED) return packed_work<WARP>(t, c.packed.by_queries, c.packed.tasks, false, s.heads);
     Work w = work(t, tiles(c), s.heads, s.heads_per_group * (s.heads / s.key_heads), s);
@@ -120,7 +103,7 @@ struct ByQueries {
 #if OPTIONS
 #define UNIT call.options.unit.natural
 // From a product S over the unit (F2) and its slope S' (B4).
-DEV void extend(float& x, float& slope, const Options& o, float bias) {
+DEV void extend(float& x, float& slope, const ScoreOptions& o, float bias) {
   slope = 1;
   if (o.cap != 0) {
     float t = tanh_of(x, o);
@@ -163,7 +146,7 @@ template <int N> DEV void issue_registers(float (&d)[D / 2], const u32 (&a)[N / 
 }
 
 // Blocks draw tiles from a counter, those that see most first; no tile depends on another. The first draw is the block's number.
-DEV int draw(const Call& c) {
+DEV int draw(const BackwardArgs& c) {
   int drawn = atomicAdd(c.counter, 1u);
   if (drawn + 1 == c.tiles) *c.counter = 0;  // each block draws once too often: this is the last draw
   return drawn + gridDim.x;

@@ -8,7 +8,7 @@ constexpr u32 KV_BYTES = KEYS * D * 2, Q_BYTES = ROWS * D * 2;
 constexpr u32 AT_V = KV_BYTES, PAIR = 2 * KV_BYTES, AT_Q = 2 * PAIR, AT_DO = AT_Q + STAGES * Q_BYTES, AT_STATS = AT_DO + STAGES * Q_BYTES;
 constexpr u32 KV_FULL = AT_STATS + STAGES * 2 * ROWS * 4, KV_EMPTY = KV_FULL + 16, OUT_FULL = KV_EMPTY + 16, FULL = OUT_FULL + 16,
               EMPTY = FULL + 8 * STAGES, TILE = EMPTY + 8 * STAGES;  // + 8, and 1024 to align all
-DEV void produce(u32 base, const Call& call) {
+DEV void produce(u32 base, const BackwardArgs& call) {
   u32 stage = 0, phase = 1, done = 0;
 #pragma unroll 1
   for (int t = blockIdx.x; t < call.tiles; t = draw(call)) {
@@ -46,7 +46,7 @@ DEV void produce(u32 base, const Call& call) {
 }
 
 // Writes dk and dv of each tile.
-DEV void store(u32 base, const Call& call) {
+DEV void store(u32 base, const BackwardArgs& call) {
   u32 buffer = 0, phase = 0;
 #pragma unroll 1
   for (;;) {
@@ -67,7 +67,7 @@ DEV void store(u32 base, const Call& call) {
   store_wait();
 }
 
-DEV void consume(u32 base, const Call& call) {
+DEV void consume(u32 base, const BackwardArgs& call) {
   const Shape& all = call.shape;
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
   u32 stage = 0, phase = 0;
@@ -92,7 +92,7 @@ DEV void consume(u32 base, const Call& call) {
     auto bias = [&](int h, int i, int j, int r, int e) {
       int query = i * ROWS + 8 * j + 2 * (lane & 3) + e;
       bool there = call.options.bias.data && query < s.queries && key + 8 * r < s.keys;
-      return there ? read(call.options.bias.at(s.batch, w.head * each + h, s.query_start + query)[s.key_start + key + 8 * r]) : 0;
+      return there ? read(row_of(call.options.bias, s.batch, w.head * each + h, s.query_start + query)[s.key_start + key + 8 * r]) : 0;
     };
 #endif
     auto step = [&](int h, int i, auto masked) {
@@ -187,7 +187,7 @@ DEV void consume(u32 base, const Call& call) {
   }
 }
 }
-extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant__ Call call) {
+extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant__ BackwardArgs call) {
   using namespace keys_pass;
   if (call.when != ALWAYS && *call.found != call.when) return;
   extern __shared__ char bytes[];

@@ -6,7 +6,7 @@ constexpr u32 KV_BYTES = KEYS * D * 2, Q_BYTES = ROWS * D * 2;
 constexpr u32 AT_DO = Q_BYTES, AT_K = 2 * Q_BYTES, AT_V = AT_K + 2 * KV_BYTES, AT_DQ = AT_V + 2 * KV_BYTES;
 constexpr u32 Q_FULL = AT_DQ + Q_BYTES, Q_EMPTY = Q_FULL + 8, OUT_FULL = Q_EMPTY + 8, OUT_EMPTY = OUT_FULL + 8, K_FULL = OUT_EMPTY + 8,
               K_EMPTY = K_FULL + 16, V_FULL = K_EMPTY + 16, V_EMPTY = V_FULL + 16, TILE = V_EMPTY + 16;  // + 8, and 1024 to align all
-DEV void produce(u32 base, const Call& call) {
+DEV void produce(u32 base, const BackwardArgs& call) {
   u32 stage = 0, phase = 1, q_phase = 1;
 #pragma unroll 1
   for (int t = blockIdx.x; t < call.tiles; t = draw(call)) {
@@ -37,7 +37,7 @@ DEV void produce(u32 base, const Call& call) {
 }
 
 // Writes dq of each tile.
-DEV void store(u32 base, const Call& call) {
+DEV void store(u32 base, const BackwardArgs& call) {
   u32 phase = 0;
 #pragma unroll 1
   for (;; phase ^= 1) {
@@ -57,7 +57,7 @@ DEV void store(u32 base, const Call& call) {
   store_wait();
 }
 
-DEV void consume(u32 base, const Call& call) {
+DEV void consume(u32 base, const BackwardArgs& call) {
   const Shape& all = call.shape;
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
   const u32 q = base + group * 64 * 128, dout = q + AT_DO;
@@ -78,7 +78,7 @@ DEV void consume(u32 base, const Call& call) {
     const u16* bias[2];  // of the two rows, from the pair of keys of this thread in the first 8; 0: none
 #pragma unroll
     for (int r = 0; r < 2; r++)
-      bias[r] = all_bias.data ? all_bias.at(s.batch, w.head, s.query_start + min(row + 8 * r, s.queries - 1)) + s.key_start + 2 * (lane & 3) : 0;
+      bias[r] = all_bias.data ? row_of(all_bias, s.batch, w.head, s.query_start + min(row + 8 * r, s.queries - 1)) + s.key_start + 2 * (lane & 3) : 0;
 #endif
     const Range range = ByQueries::blocks<KEYS>(w.block, s);
     float dq[D / 2], p[KEYS / 2], ds[KEYS / 2];
@@ -86,7 +86,7 @@ DEV void consume(u32 base, const Call& call) {
     int n = range.end - 1, add = 0;
     auto step = [&](auto masked) {
 #if OPTIONS
-      const bool pairs = all_bias.has_pairs(bias[0]);
+      const bool pairs = has_pairs(all_bias, bias[0]);
 #endif
       u32 k = base + AT_K + stage * KV_BYTES, v = base + AT_V + stage * KV_BYTES;
       wait(base + K_FULL + 8 * stage, phase);
@@ -163,7 +163,7 @@ DEV void consume(u32 base, const Call& call) {
   }
 }
 }
-extern "C" __global__ void __launch_bounds__(384, 1) queries(const __grid_constant__ Call call) {
+extern "C" __global__ void __launch_bounds__(384, 1) queries(const __grid_constant__ BackwardArgs call) {
   using namespace queries_pass;
   if (call.when != ALWAYS && *call.found != call.when) return;
   extern __shared__ char bytes[];

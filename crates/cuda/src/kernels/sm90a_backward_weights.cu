@@ -13,7 +13,7 @@ constexpr u32 OWN_FULL = AT_STATS + STAGES * STATS, OWN_EMPTY = OWN_FULL + 16, O
 template <class TILES> constexpr bool BY_KEYS = false;
 template <> constexpr bool BY_KEYS<ByKeys> = true;
 
-template <class TILES> DEV void produce(u32 base, const Call& call) {
+template <class TILES> DEV void produce(u32 base, const BackwardArgs& call) {
   constexpr bool KEYS = BY_KEYS<TILES>;
   u32 stage = 0, phase = 1, done = 0;
 #pragma unroll 1
@@ -55,11 +55,11 @@ template <class TILES> DEV void produce(u32 base, const Call& call) {
   arrive(base + OWN_FULL + 8 * (done & 1));
 }
 
-template <class TILES> DEV const TensorMap* result(const Call& c) { return !LSE ? &c.dv : BY_KEYS<TILES> ? &c.dk : &c.dq; }
-template <class TILES> DEV const Elements& result_rows(const Call& c) { return !LSE ? c.dv_rows : BY_KEYS<TILES> ? c.dk_rows : c.dq_rows; }
+template <class TILES> DEV const TensorMap* result(const BackwardArgs& c) { return !LSE ? &c.dv : BY_KEYS<TILES> ? &c.dk : &c.dq; }
+template <class TILES> DEV const Elements& result_rows(const BackwardArgs& c) { return !LSE ? c.dv_rows : BY_KEYS<TILES> ? c.dk_rows : c.dq_rows; }
 
 // Writes the result of each tile.
-template <class TILES> DEV void store(u32 base, const Call& call) {
+template <class TILES> DEV void store(u32 base, const BackwardArgs& call) {
   u32 buffer = 0, phase = 0;
 #pragma unroll 1
   for (;;) {
@@ -79,7 +79,7 @@ template <class TILES> DEV void store(u32 base, const Call& call) {
   store_wait();
 }
 
-template <class TILES> DEV void consume(u32 base, const Call& call) {
+template <class TILES> DEV void consume(u32 base, const BackwardArgs& call) {
   constexpr bool KEYS = BY_KEYS<TILES>;
   const Shape& all = call.shape;
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
@@ -115,10 +115,10 @@ template <class TILES> DEV void consume(u32 base, const Call& call) {
     const u16* bias[2];  // of a thread's two queries, from its first keys on, where it owns these; 0: none
 #pragma unroll
     for (int r = 0; r < 2; r++)
-      bias[r] = !KEYS && biases.data ? biases.at(s.batch, w.head, s.query_start + min(row + 8 * r, s.queries - 1)) + s.key_start + 2 * (lane & 3) : 0;
+      bias[r] = !KEYS && biases.data ? row_of(biases, s.batch, w.head, s.query_start + min(row + 8 * r, s.queries - 1)) + s.key_start + 2 * (lane & 3) : 0;
     auto bias_of_key = [&](int h, int query, int key) {
       bool there = biases.data && query < s.queries && key < s.keys;
-      return there ? read(biases.at(s.batch, h, s.query_start + query)[s.key_start + key]) : 0;
+      return there ? read(row_of(biases, s.batch, h, s.query_start + query)[s.key_start + key]) : 0;
     };
 #endif
     const Range range = TILES::template blocks<OWN>(w.block, s);
@@ -135,7 +135,7 @@ template <class TILES> DEV void consume(u32 base, const Call& call) {
       mma_wait<0>(), pin(p);
       const int column = n * OWN + 2 * (lane & 3);  // the first of a thread
 #if OPTIONS
-      const bool pairs = !KEYS && biases.has_pairs(bias[0]);
+      const bool pairs = !KEYS && has_pairs(biases, bias[0]);
 #endif
 #pragma unroll
       for (int j = 0; j < OWN / 8; j++) {
@@ -207,7 +207,7 @@ template <class TILES> DEV void consume(u32 base, const Call& call) {
   }
 }
 
-template <class TILES> DEV void run(const Call& call, char* bytes) {
+template <class TILES> DEV void run(const BackwardArgs& call, char* bytes) {
   if (call.when != ALWAYS && *call.found != call.when) return;
   const u32 base = (shared(bytes) + 1023) & ~1023u;
   if (threadIdx.x == 0) {
@@ -235,16 +235,16 @@ template <class TILES> DEV void run(const Call& call, char* bytes) {
 }
 }
 #if RESULTS == 0
-extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant__ Call call) {
+extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant__ BackwardArgs call) {
   extern __shared__ char bytes[];
   weights_pass::run<ByKeys>(call, bytes);
 }
-extern "C" __global__ void __launch_bounds__(384, 1) queries(const __grid_constant__ Call call) {
+extern "C" __global__ void __launch_bounds__(384, 1) queries(const __grid_constant__ BackwardArgs call) {
   extern __shared__ char bytes[];
   weights_pass::run<ByQueries>(call, bytes);
 }
 #else
-extern "C" __global__ void __launch_bounds__(384, 1) values(const __grid_constant__ Call call) {
+extern "C" __global__ void __launch_bounds__(384, 1) values(const __grid_constant__ BackwardArgs call) {
   extern __shared__ char bytes[];
   weights_pass::run<ByKeys>(call, bytes);
 }

@@ -26,27 +26,18 @@ constexpr u32 Q_FULL = 0, Q_EMPTY = 8, K_FULL = 16, K_EMPTY = K_FULL + 8 * STAGE
               V_EMPTY = V_FULL + 8 * STAGES, TILE = V_EMPTY + 8 * STAGES;  // offsets from AT_BARRIERS
 // Dynamic shared memory: 1024 + AT_BARRIERS + 256 bytes; the base is aligned to 1024 by hand.
 
-struct Call {
-  TensorMap q, k, v, o;
-  float* lse;
-  const float* sinks;  // 0: none
-  u32* counter;
-  Shape shape;
-  Packed packed;
-  Options options;
-  Elements o_rows;  // o as `o` says, for rows that end within a box
-};
+KERNEL_ARGS(ForwardArgs)
 struct Work { int block, head, batch; };  // of listed sequences the number in place of the batch element
 
 // How many work tiles there are, and which is which. Those of listed sequences are the host's tasks, of 64 rows: `skips`
 // the ones that belong to the tile before.
-DEV int tiles_of(const Call& c) {
+DEV int tiles_of(const ForwardArgs& c) {
   return PACKED ? c.packed.tasks * c.shape.heads : (c.shape.queries + ROWS - 1) / ROWS * c.shape.heads * c.shape.batch;
 }
-DEV bool skips(int t, const Call& c) {
+DEV bool skips(int t, const ForwardArgs& c) {
   return PACKED && c.packed.by_queries[c.packed.tasks - 1 - t / c.shape.heads].row_tile % GROUPS;
 }
-template <bool WARP> DEV Work work(int t, const Call& c) {
+template <bool WARP> DEV Work work(int t, const ForwardArgs& c) {
   const Shape& s = c.shape;
   if (PACKED) {
     Task task = c.packed.by_queries[c.packed.tasks - 1 - t / s.heads];
@@ -103,16 +94,16 @@ struct Extra {
   const u16* bias[2];
   bool pairs;
 };
-DEV Extra extra_of(const Options& o, const Own& own, const Work& w, int row) {
+DEV Extra extra_of(const ScoreOptions& o, const Own& own, const Work& w, int row) {
   Extra x;
 #pragma unroll
   for (int r = 0; r < 2; r++)
-    x.bias[r] = o.bias.data ? o.bias.at(own.batch, w.head, own.query_start + min(row + 8 * r, own.queries - 1)) + own.key_start + 2 * (lane_id() & 3) : 0;
-  x.pairs = o.bias.has_pairs(x.bias[0]);
+    x.bias[r] = o.bias.data ? row_of(o.bias, own.batch, w.head, own.query_start + min(row + 8 * r, own.queries - 1)) + own.key_start + 2 * (lane_id() & 3) : 0;
+  x.pairs = has_pairs(o.bias, x.bias[0]);
   return x;
 }
 // S over the unit (F2), from products; of which rows the bias hides something.
-template <bool MASK> DEV void extend(float (&s)[KEYS / 2], bool (&hides)[2], int key, const Own& own, const Options& o, const Extra& x) {
+template <bool MASK> DEV void extend(float (&s)[KEYS / 2], bool (&hides)[2], int key, const Own& own, const ScoreOptions& o, const Extra& x) {
   hides[0] = hides[1] = false;
   if (o.cap != 0) {
 #pragma unroll
@@ -179,7 +170,7 @@ template <bool MASK> DEV bool soften(float (&s)[KEYS / 2], Maxima& rows, float (
   return grown;
 }
 // All of that: scores, mask, weights.
-template <bool MASK> DEV bool weigh(float (&s)[KEYS / 2], Maxima& rows, float (&a)[2], float c, int key, int row, const Own& own, const Call& call, const Extra& x) {
+template <bool MASK> DEV bool weigh(float (&s)[KEYS / 2], Maxima& rows, float (&a)[2], float c, int key, int row, const Own& own, const ForwardArgs& call, const Extra& x) {
   bool cut[2];
 #if OPTIONS
   bool hides[2];
@@ -266,7 +257,7 @@ DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, 
   named_sync(15, 128 * GROUPS);
 }
 
-DEV void produce(u32 base, const Call& c) {
+DEV void produce(u32 base, const ForwardArgs& c) {
   const TensorMap *qm = &c.q, *km = &c.k, *vm = &c.v;
   const Shape& shape = c.shape;
   const u32 bar = base + AT_BARRIERS;
@@ -313,7 +304,7 @@ DEV void produce(u32 base, const Call& c) {
   arrive(bar + Q_FULL);
 }
 
-DEV void consume(u32 base, const Call& call) {
+DEV void consume(u32 base, const ForwardArgs& call) {
   const Shape& shape = call.shape;
   const u32 bar = base + AT_BARRIERS;
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
@@ -460,7 +451,7 @@ DEV void consume(u32 base, const Call& call) {
   if (threadIdx.x % 128 == 0) store_wait();
 }
 
-extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1) forward(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1) forward(const __grid_constant__ ForwardArgs c) {
   extern __shared__ char bytes[];
   u32 base = (shared(bytes) + 1023) & ~1023u, bar = base + AT_BARRIERS;
   if (threadIdx.x == 0) {

@@ -5,40 +5,18 @@
 constexpr int KEYS = 128, SIDE = 64;  // keys of a block; rows of the host's tiles
 constexpr u32 PANEL = KEYS * 128, KV_BYTES = KEYS * D * 2;
 
-struct Wide {  // f32, [batch, head, row, column]: strides in elements; data is 0 where there is none
-  float* data;
-  i64 batch, head, row;
-};
-struct Call {
-  TensorMap q, k, v, o, dout, dq, dk, dv;
-  Elements q_rows, k_rows, v_rows, o_rows, dout_rows, dq_rows, dk_rows, dv_rows;  // as the maps say
-  Wide pv;                                  // Σ a P v (E47)
-  float* lse;
-  const float* dlse;                        // 0: none
-  float* windows;                           // [tasks by keys, heads, reach]: what each adds to dbias; 0: not wanted
-  const float *bias, *tau;                  // [heads, width] and [heads]; no bias: 0
-  Numbers* numbers;                         // [batch, heads, queries]
-  u32* active;                              // which stripes of keys may hold an active pair: forward of every 16 rows of a head, backward of 64
-  const u32* odd;                           // not 0: some operand holds a number that is not finite
-  u32* counter;                             // of tiles, 0 between launches
-  int width, bottom;                        // W; whether distances are counted from the last query and key
-  int columns, reach;                       // E; how many distances occur below W
-  int tiles;                                // of keys
-  int means, wants_dq, wants_dk, wants_dv;  // whether Δ and Σ a g are; and which gradients
-  Shape shape;
-  Packed packed;
-};
+KERNEL_ARGS(HopperLazyArgs)
 
 // ---- work tiles ------------------------------------------------------------------------------------------------------
 // A work tile is a block of 64·GROUPS queries, a query head, and a batch element or a listed sequence. Blocks draw tiles from a
 // counter, those that see most keys first within groups of heads whose k and v fit the L2; no tile depends on another.
 struct Work { int block, head, batch; };
-template <int GROUPS> DEV int tiles_of(const Call& c) {
+template <int GROUPS> DEV int tiles_of(const HopperLazyArgs& c) {
   constexpr int ROWS = 64 * GROUPS;
   return PACKED ? c.packed.tasks * c.shape.heads : (c.shape.queries + ROWS - 1) / ROWS * c.shape.heads * c.shape.batch;
 }
 // Those of listed sequences are the host's tasks, of 64 rows: a negative block belongs to the tile before.
-template <int GROUPS, bool WARP> DEV Work work(int t, const Call& c) {
+template <int GROUPS, bool WARP> DEV Work work(int t, const HopperLazyArgs& c) {
   constexpr int ROWS = 64 * GROUPS;
   const Shape& s = c.shape;
   if (PACKED) {
@@ -53,7 +31,7 @@ template <int GROUPS, bool WARP> DEV Work work(int t, const Call& c) {
   return {blocks - 1 - b, h % s.heads, h / s.heads};
 }
 // Extents of a sequence; its tiles follow those of the sequences before.
-template <bool WARP> DEV Own sequence_of(const Call& c, int number) {
+template <bool WARP> DEV Own sequence_of(const HopperLazyArgs& c, int number) {
   Own s = of_batch<WARP>(c.shape, c.packed, number);
   if (!PACKED) s.tile = number * ((c.shape.queries + SIDE - 1) / SIDE);
   return s;
@@ -76,16 +54,16 @@ DEV int first_key(int row, const Own& s) { return max(0, row + s.offset - s.left
 DEV int end_key(int row, const Own& s) { return min(s.keys, row + s.offset + s.right + 1); }
 // Blocks of keys in at most 32 stripes of as many blocks each.
 DEV int stripe_blocks(const Own& s) { return ((s.keys + KEYS - 1) / KEYS + STRIPES - 1) / STRIPES; }
-DEV i64 row_at(const Call& c, const Own& s, int head, int row) {
+DEV i64 row_at(const HopperLazyArgs& c, const Own& s, int head, int row) {
   return ((i64)s.batch * c.shape.heads + head) * c.shape.queries + s.query_start + row;
 }
 
 // ---- scores ----------------------------------------------------------------------------------------------------------
 // The distance of the first query of some rows and the first key of a block; whether some pair of them has a bias.
-DEV int distance_of(const Call& c, const Own& s, int row, int key) { return row + (c.bottom ? s.keys - s.queries : 0) - key; }
-DEV bool is_near(const Call& c, int distance, int rows) { return c.bias && distance + rows > 0 && distance - KEYS < c.width; }
+DEV int distance_of(const HopperLazyArgs& c, const Own& s, int row, int key) { return row + (c.bottom ? s.keys - s.queries : 0) - key; }
+DEV bool is_near(const HopperLazyArgs& c, int distance, int rows) { return c.bias && distance + rows > 0 && distance - KEYS < c.width; }
 // The bias of such a block, that of query i and key j of it at KEYS - 1 + i - j; 0 where there is none. For a warp.
-template <int ROWS> DEV void put_bias(float* to, const Call& c, int head, int distance) {
+template <int ROWS> DEV void put_bias(float* to, const HopperLazyArgs& c, int head, int distance) {
   if (!is_near(c, distance, ROWS)) return;
   const float* from = c.bias + (i64)head * c.width;
   const int first = distance - (KEYS - 1) + (int)lane_id();
@@ -166,8 +144,8 @@ DEV float product_of(const u16* x, const u16* y) {
   return sum + __shfl_xor_sync(~0u, sum, 2);
 }
 // S of a single pair, as `score`; -inf if it is not visible.
-DEV float score_alone(const Call& c, const Own& s, int head, int i, int j) {
-  const u16 *q = c.q_rows.at(s.batch, head, s.query_start + i), *k = c.k_rows.at(s.batch, head / (s.heads / s.key_heads), s.key_start + j);
+DEV float score_alone(const HopperLazyArgs& c, const Own& s, int head, int i, int j) {
+  const u16 *q = row_of(c.q_rows, s.batch, head, s.query_start + i), *k = row_of(c.k_rows, s.batch, head / (s.heads / s.key_heads), s.key_start + j);
   const u32 d = distance_of(c, s, i, j);
   const float x = __fmaf_rn(c.shape.scale, product_of(q, k), c.bias && d < (u32)c.width ? c.bias[(i64)head * c.width + d] : 0);
   return j >= first_key(i, s) && j < end_key(i, s) ? x : -INF;

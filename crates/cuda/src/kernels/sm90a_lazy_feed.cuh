@@ -35,7 +35,7 @@ template <int GROUPS, Pass PASS> struct Feed {
   __device__ __forceinline__ float* tops() const { return numbers + AT_OUT / 4; }
 
   // Which stripes of keys the 64 rows of a warpgroup may attend to, in lane 4·group. For a warp.
-  __device__ __forceinline__ u32 stripes(const Call& c, const Own& s, const Work& w) const {
+  __device__ __forceinline__ u32 stripes(const HopperLazyArgs& c, const Own& s, const Work& w) const {
     if (PASS != VALUES) return ~0u;
     const int tile = w.block * GROUPS + lane_id() / 4;
     const bool there = lane_id() < 4 * GROUPS && tile * SIDE < s.queries;
@@ -51,13 +51,13 @@ template <int GROUPS, Pass PASS> struct Feed {
   }
 
   // How often `queries` walks the keys.
-  static __device__ __forceinline__ int sweeps(const Call& c) { return c.means + c.wants_dq; }
+  static __device__ __forceinline__ int sweeps(const HopperLazyArgs& c) { return c.means + c.wants_dq; }
 
   // Nobody waits for ever: the producer and every warp of a consumer go through the same blocks in the same order, and at each block every
   // warp arrives once at K_EMPTY, and at V_EMPTY where v is loaded, also for a block that it leaves out, after it has seen the block full: an
   // arrival never counts for another phase. v of a block is left after the scores of the next at the latest, which wait for k alone, and k
   // of a block is loaded before v of it: two stages are enough. q is left when its last block is.
-  __device__ __forceinline__ void produce(const Call& c) {
+  __device__ __forceinline__ void produce(const HopperLazyArgs& c) {
     const int tiles = tiles_of<GROUPS>(c);
     const bool first_lane = lane_id() == 0;
     u32 stage = 0, phase = 1, tile = 0, q_phase = 1;

@@ -74,7 +74,7 @@ DEV void take(const float (&s)[HALF / 2], Sums& rows, bool some, const bool (&cu
 }
 
 // lse and n of the rows of a tile, and which of the stripes from `stripe` to `highest` may hold an active pair.
-DEV void settle_rows(const Call& c, const Own& s, const Work& w, const Rows& own, const Sums& rows, bool odd, int group, const float* tops, int stripe, int highest) {
+DEV void settle_rows(const HopperLazyArgs& c, const Own& s, const Work& w, const Rows& own, const Sums& rows, bool odd, int group, const float* tops, int stripe, int highest) {
   constexpr int ROWS = ScoreFeed::ROWS;
   const int warp = threadIdx.x / 32 - 4, lane = lane_id();
   float lse[2], offset[2];
@@ -123,7 +123,7 @@ DEV void issue_half(float (&s)[HALF / 2], const u32 (&q)[D / 4], u32 k) {
   for (int i = 0; i < D / 16; i++) Mma<HALF>::rs<K_MAJOR>(s, q + 4 * i, upper | (k + ((i / 4) * PANEL + (i % 4) * 32) / 16), i > 0);
 }
 
-DEV void consume_scores(const ScoreFeed& feed, const Call& c) {
+DEV void consume_scores(const ScoreFeed& feed, const HopperLazyArgs& c) {
   constexpr int ROWS = ScoreFeed::ROWS;
   u32 base = feed.base;
   keep(base);
@@ -215,7 +215,7 @@ DEV void consume_scores(const ScoreFeed& feed, const Call& c) {
     settle_rows(c, s, w, own, rows, odd, group, tops, stripe, highest);
   }
 }
-extern "C" __global__ void __launch_bounds__(128 * (SCORE_GROUPS + 1), 1) scores(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(128 * (SCORE_GROUPS + 1), 1) scores(const __grid_constant__ HopperLazyArgs c) {
   ScoreFeed feed;
   if (threadIdx.x < 128) {
     registers_down<32>();
@@ -248,14 +248,14 @@ DEV void issue_values(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v) {  // 
   for (int i = 0; i < KEYS / 16; i++) Mma<D>::rs<MN_MAJOR>(o, p + 4 * i, mn_major(v + i * 2048, PANEL), 1);
 }
 // What values that are not finite add: every key of the blocks that were walked.
-template <bool PV> DEV void add_odd_values(float (&o)[D / 2], const Call& c, const Own& s, const Work& w, const Rows& own, const Blocks& blocks, u32 stripes,
+template <bool PV> DEV void add_odd_values(float (&o)[D / 2], const HopperLazyArgs& c, const Own& s, const Work& w, const Rows& own, const Blocks& blocks, u32 stripes,
                                            const float (&base)[2], const float (&offset)[2]) {
 #pragma unroll 1
   for (int n = blocks.begin; n < blocks.end; n++) {
     if (!(stripes >> n / stripe_blocks(s) & 1)) continue;
 #pragma unroll 1
     for (int j = n * KEYS; j < min(n * KEYS + KEYS, s.keys); j++) {
-      const u16* v = c.v_rows.at(s.batch, w.head / (s.heads / s.key_heads), s.key_start + j);
+      const u16* v = row_of(c.v_rows, s.batch, w.head / (s.heads / s.key_heads), s.key_start + j);
       if (!is_odd(v)) continue;
       float factor[2];
       bool seen[2];
@@ -270,7 +270,7 @@ template <bool PV> DEV void add_odd_values(float (&o)[D / 2], const Call& c, con
   }
 }
 // Σ a P v of this thread's rows.
-DEV void store_wide(const Call& c, const Own& s, const Work& w, int row, const float (&o)[D / 2]) {
+DEV void store_wide(const HopperLazyArgs& c, const Own& s, const Work& w, int row, const float (&o)[D / 2]) {
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     float* to = c.pv.data + s.batch * c.pv.batch + w.head * c.pv.head + (s.query_start + row + 8 * r) * c.pv.row;
@@ -282,7 +282,7 @@ DEV void store_wide(const Call& c, const Own& s, const Work& w, int row, const f
   }
 }
 
-template <bool PV> DEV void consume_values(const ValueFeed& feed, const Call& c) {
+template <bool PV> DEV void consume_values(const ValueFeed& feed, const HopperLazyArgs& c) {
   constexpr int ROWS = ValueFeed::ROWS;
   const u32 base = feed.base;
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 - 4, lane = lane_id();
@@ -389,7 +389,7 @@ template <bool PV> DEV void consume_values(const ValueFeed& feed, const Call& c)
   }
   if (threadIdx.x % 128 == 0) store_wait();
 }
-template <bool PV> DEV void all_values(const Call& c) {
+template <bool PV> DEV void all_values(const HopperLazyArgs& c) {
   ValueFeed feed;
   if (threadIdx.x < 128) {
     registers_down<VALUE_GROUPS == 2 ? 40 : 32>();
@@ -399,5 +399,5 @@ template <bool PV> DEV void all_values(const Call& c) {
     consume_values<PV>(feed, c);
   }
 }
-extern "C" __global__ void __launch_bounds__(128 * (VALUE_GROUPS + 1), 1) values(const __grid_constant__ Call c) { all_values<false>(c); }
-extern "C" __global__ void __launch_bounds__(128 * (VALUE_GROUPS + 1), 1) sums(const __grid_constant__ Call c) { all_values<true>(c); }
+extern "C" __global__ void __launch_bounds__(128 * (VALUE_GROUPS + 1), 1) values(const __grid_constant__ HopperLazyArgs c) { all_values<false>(c); }
+extern "C" __global__ void __launch_bounds__(128 * (VALUE_GROUPS + 1), 1) sums(const __grid_constant__ HopperLazyArgs c) { all_values<true>(c); }

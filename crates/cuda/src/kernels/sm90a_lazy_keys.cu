@@ -11,7 +11,7 @@ constexpr u32 FULL = AT_PARTS + 2 * 2 * (PARTS + CARRIED) * 4, EMPTY = FULL + 8 
               TILE = KV_EMPTY + 8, ACTIVE = TILE + 8;  // + 4·STAGES, and 1024 to align all
 struct Range { int begin, open, closed, end; };  // blocks of queries: of those from `open` to before `closed` all see all keys
 
-DEV Work work_of(int t, const Call& c) {  // the first blocks of keys are seen most
+DEV Work work_of(int t, const HopperLazyArgs& c) {  // the first blocks of keys are seen most
   const Shape& s = c.shape;
   if (PACKED) {
     Task task = c.packed.by_keys[t / s.key_heads];
@@ -35,12 +35,12 @@ DEV Range query_blocks(int block, const Own& s) {
 }
 
 struct Pass {
-  const Call& c;
+  const HopperLazyArgs& c;
   u32 base;
   float* numbers;  // the same address
   bool odd;
 
-  __device__ __forceinline__ Pass(const Call& call) : c(call), odd(*call.odd) {
+  __device__ __forceinline__ Pass(const HopperLazyArgs& call) : c(call), odd(*call.odd) {
     extern __shared__ char bytes[];
     const u32 at = shared(bytes);
     base = (at + 1023) & ~1023u, numbers = (float*)(bytes + (base - at));
@@ -145,7 +145,7 @@ DEV void score_turned(float (&s)[ROWS / 2], float scale, bool near, const float*
 
 struct Consumer {
   const Pass& pass;
-  const Call& c;
+  const HopperLazyArgs& c;
   const int group, warp, lane;
   u32 stage = 0, phase = 0, tiles = 0;
   const u32 base, k;
@@ -239,7 +239,7 @@ struct Consumer {
     for (int h = w.head * each; h < (w.head + 1) * each; h++)
 #pragma unroll 1
       for (int i = range.begin * ROWS; i < min(range.end * ROWS, s.queries); i++) {
-        const u16 *q = c.q_rows.at(s.batch, h, s.query_start + i), *dout = c.dout_rows.at(s.batch, h, s.query_start + i);
+        const u16 *q = row_of(c.q_rows, s.batch, h, s.query_start + i), *dout = row_of(c.dout_rows, s.batch, h, s.query_start + i);
         if (!(is_odd(q) | is_odd(dout))) continue;
         const Numbers row = c.numbers[row_at(c, s, h, i)];
         float e[2], ds[2], most = 0;
@@ -247,7 +247,7 @@ struct Consumer {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
           const int j = min(key + 8 * r, s.keys - 1);
-          const float g = product_of(dout, c.v_rows.at(s.batch, w.head, s.key_start + j));
+          const float g = product_of(dout, row_of(c.v_rows, s.batch, w.head, s.key_start + j));
           e[r] = score_alone(c, s, h, i, j), weigh<true>(e[r], most, row.share, row.offset);
           seen[r] = !hidden(e[r]), active[r] = attends<true>(e[r], row.offset);
           ds[r] = pull<true>(e[r], g, row.offset, row.delta), e[r] = raised(e[r], row.offset);
@@ -321,7 +321,7 @@ struct Consumer {
   }
 };
 }
-extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant__ HopperLazyArgs c) {
   keys_pass::Pass pass(c);
   if (threadIdx.x < 128) {
     registers_down<40>();

@@ -61,13 +61,13 @@ using Feed = ::Feed<GROUPS, QUERIES>;
 
 struct Walk {
   const Feed& feed;
-  const Call& c;
+  const HopperLazyArgs& c;
   const int group, warp, lane, near;
   const bool odd;
   const u32 base;
   u32 q, dout, stage = 0, phase = 0, tile = 0, q_phase = 0;
 
-  __device__ __forceinline__ Walk(const Feed& f, const Call& call)
+  __device__ __forceinline__ Walk(const Feed& f, const HopperLazyArgs& call)
       : feed(f), c(call), group(threadIdx.x / 128 - 1), warp(threadIdx.x / 32 - 4), lane(lane_id()), near(KEYS - 1 + warp * 16 + lane / 4 - 2 * (lane & 3)),
         odd(*call.odd), base(f.base) {}
   __device__ __forceinline__ u32 k() const { return base + Feed::AT_K + stage * KV_BYTES; }
@@ -154,14 +154,14 @@ struct Walk {
     const int key_head = w.head / (s.heads / s.key_heads);
 #pragma unroll 1
     for (int j = blocks.begin * KEYS; j < min(blocks.end * KEYS, s.keys); j++) {
-      const u16* at = c.k_rows.at(s.batch, key_head, s.key_start + j);
+      const u16* at = row_of(c.k_rows, s.batch, key_head, s.key_start + j);
       if (!is_odd(at)) continue;
       float ds[2], most = 0;
       bool seen[2];
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         const int i = min(own.row + 8 * r, s.queries - 1);
-        const float g = product_of(c.dout_rows.at(s.batch, w.head, s.query_start + i), c.v_rows.at(s.batch, key_head, s.key_start + j));
+        const float g = product_of(row_of(c.dout_rows, s.batch, w.head, s.query_start + i), row_of(c.v_rows, s.batch, key_head, s.key_start + j));
         ds[r] = score_alone(c, s, w.head, i, j), weigh<true>(ds[r], most, lse[r], offset[r]), seen[r] = !hidden(ds[r]);
         ds[r] = pull<true>(ds[r], g, offset[r], delta[r]);
       }
@@ -251,7 +251,7 @@ struct Walk {
   }
 };
 }
-extern "C" __global__ void __launch_bounds__(384, 1) queries(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(384, 1) queries(const __grid_constant__ HopperLazyArgs c) {
   queries_pass::Feed feed;
   if (threadIdx.x < 128) {
     registers_down<40>();

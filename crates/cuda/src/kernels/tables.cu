@@ -12,10 +12,6 @@ struct Tile { int begin, end; };
 struct Span { int begin, end; };
 struct Task { int first, sequences, row_tile, key_tile; };
 
-struct Numbers {  // integers of 64 bits, if they are wide, or of 32; or flags of 8
-  const void* data;
-  i64 wide;
-};
 // A node of the mask: Window and Chunk look at positions, Segments and Flags at arrays; All and Any begin a list that End ends.
 enum Kind { WINDOW, CHUNK, SEGMENTS, FLAGS, ALL, ANY, END };
 struct Node {
@@ -24,31 +20,16 @@ struct Node {
   int query, key;     // which arrays
   i64 batch, head;    // strides of flags
 };
-struct Tables {
-  Numbers query, key;      // lengths of each batch element, or offsets of packed sequences; data 0: all have all rows
-  Numbers arrays[16];
-  const Node* nodes;
-  Sequence* sequences;     // `count` of them, and one without rows
-  int* firsts;             // [3][count + 1]: the tiles of queries, of keys and of pairs before each sequence, and of all
-  Span* spans;             // [batch, queries]; -1 at first
-  Tile* tiles;             // one more than `query_tiles`
-  Task *by_queries, *by_keys, *by_pairs;
-  u8* allowed;             // [batch, heads, queries, keys]
-  int2* lengths;           // queries and keys of each batch element; 0: nobody reads them
-  int batch, queries, keys, count, packed;
-  int heads;               // of flags; 0: spans tell all
-  int node_count, shared;  // shared: batch elements share a bias
-  int query_tiles, key_tiles, pair_tiles;  // the most
-};
+KERNEL_ARGS(TableArgs)
 constexpr int SIDE = 64, SCAN = 1024, THREADS = 512, AT_ONCE = 8;
 DEV int tiles_of(int rows) { return (rows + SIDE - 1) / SIDE; }
-DEV i64 number(const Numbers& x, i64 at) { return x.wide ? ((const i64*)x.data)[at] : ((const int*)x.data)[at]; }
+DEV i64 number(const GivenArray& x, i64 at) { return x.wide ? ((const i64*)x.data)[at] : ((const int*)x.data)[at]; }
 DEV int cut(i64 x, int most) { return x < 0 ? 0 : x > most ? most : (int)x; }
 
 // ---- sequences -------------------------------------------------------------------------------------------------------
 struct Extent { int start, count; };
 // The rows of a sequence. `before`: the largest offset so far.
-DEV Extent extent(const Tables& a, const Numbers& x, int all, int s, int& before) {
+DEV Extent extent(const TableArgs& a, const GivenArray& x, int all, int s, int& before) {
   if (!a.packed) return {0, x.data ? cut(number(x, s), all) : all};
   before = max(before, cut(number(x, s), all));
   return {before, max(before, cut(number(x, s + 1), all)) - before};
@@ -70,7 +51,7 @@ DEV i64 before(i64 own, bool largest) {
   __syncthreads();
   return all;
 }
-extern "C" __global__ void __launch_bounds__(SCAN) sequences(const __grid_constant__ Tables a) {
+extern "C" __global__ void __launch_bounds__(SCAN) sequences(const __grid_constant__ TableArgs a) {
   const int each = (a.count + SCAN - 1) / SCAN, first = min((int)threadIdx.x * each, a.count), end = min(first + each, a.count);
   int query = 0, key = 0;
   if (a.packed) {
@@ -117,7 +98,7 @@ DEV Span span_of(const Node& x, const Sequence& s, int i) {
 }
 DEV bool is_span(const Node& x) { return x.kind == WINDOW || x.kind == CHUNK; }
 // Of a mask whose nodes are spans, and lists of which all must hold.
-DEV Span span_of(const Tables& a, const Sequence& s, int i) {
+DEV Span span_of(const TableArgs& a, const Sequence& s, int i) {
   Span all = {0, s.keys};
   for (int n = 0; n < a.node_count; n++) {
     if (!is_span(a.nodes[n])) continue;
@@ -132,14 +113,14 @@ template <class F> DEV void each(Some& own, int first, int keys, const F& holds)
 #pragma unroll
   for (int e = 0; e < AT_ONCE; e++) own[e] = first + 32 * e < keys && holds(first + 32 * e);
 }
-DEV void holds(const Tables& a, const Node& x, const Sequence& s, int head, int i, int first, Some& own) {
+DEV void holds(const TableArgs& a, const Node& x, const Sequence& s, int head, int i, int first, Some& own) {
   const i64 row = (i64)s.query_start + i;
   if (is_span(x)) {
     const Span span = span_of(x, s, i);
     each(own, first, s.keys, [&](int j) { return span.begin <= j && j < span.end; });
   } else if (x.kind == SEGMENTS) {
     const i64 id = number(a.arrays[x.query], s.batch * (i64)a.queries + row), at = s.batch * (i64)a.keys + s.key_start;
-    const Numbers ids = a.arrays[x.key];
+    const GivenArray ids = a.arrays[x.key];
     each(own, first, s.keys, [&](int j) { return id >= 0 && number(ids, at + j) == id; });
   } else {
     const u8* flags = (const u8*)a.arrays[x.query].data + s.batch * x.batch + head * x.head + row * a.keys + s.key_start;
@@ -148,7 +129,7 @@ DEV void holds(const Tables& a, const Node& x, const Sequence& s, int head, int 
 }
 // Which keys a query sees. Bit 0 of `all` is what the innermost list has come to, bit 0 of `any` whether one is enough: lists are
 // at most 33 deep.
-DEV void allows(const Tables& a, const Sequence& s, int head, int i, int first, Some& own) {
+DEV void allows(const TableArgs& a, const Sequence& s, int head, int i, int first, Some& own) {
   u64 all[AT_ONCE], any = 0;
 #pragma unroll
   for (int e = 0; e < AT_ONCE; e++) all[e] = 1;
@@ -172,7 +153,7 @@ DEV void allows(const Tables& a, const Sequence& s, int head, int i, int first, 
   for (int e = 0; e < AT_ONCE; e++) own[e] = all[e] & 1;
 }
 // Writes the flags of a row, whose keys a warp shares, and finds the span that holds those of all heads.
-DEV Span flagged(const Tables& a, const Sequence& s, int i) {
+DEV Span flagged(const TableArgs& a, const Sequence& s, int i) {
   int begin = s.keys, end = 0;
   for (int head = 0; head < a.heads; head++) {
     u8* flags = a.allowed + (((i64)s.batch * a.heads + head) * a.queries + s.query_start + i) * a.keys + s.key_start;
@@ -194,19 +175,19 @@ DEV Span flagged(const Tables& a, const Sequence& s, int i) {
 
 // ---- tiles -----------------------------------------------------------------------------------------------------------
 // The sequence of a tile of queries (0), keys (1) or pairs (2); `count` where it is none.
-DEV int find(const Tables& a, int of, int tile) {
+DEV int find(const TableArgs& a, int of, int tile) {
   const int* first = a.firsts + of * (a.count + 1);
   return tile < first[a.count] ? last_where(a.count, [&](int s) { return first[s] <= tile; }) : a.count;
 }
-DEV Task none(const Tables& a) { return {a.count, 0, 1, 1}; }
-DEV Task pair_of(const Tables& a, int tile) {
+DEV Task none(const TableArgs& a) { return {a.count, 0, 1, 1}; }
+DEV Task pair_of(const TableArgs& a, int tile) {
   if (a.shared) return {0, a.count, tile / tiles_of(a.keys), tile % tiles_of(a.keys)};
   const int s = find(a, 2, tile);
   if (s == a.count) return none(a);
   const int own = tile - a.firsts[2 * (a.count + 1) + s], keys = tiles_of(a.sequences[s].keys);
   return {s, 1, own / keys, own % keys};
 }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) rows(const __grid_constant__ Tables a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) rows(const __grid_constant__ TableArgs a) {
   __shared__ Tile seen;
   const int tile = blockIdx.x;
   for (i64 t = (i64)tile * THREADS + threadIdx.x; t < a.pair_tiles; t += (i64)gridDim.x * THREADS) a.by_pairs[t] = pair_of(a, t);

@@ -1,9 +1,8 @@
 //! The sizes of tiles that there are kernels for: queries by keys.
 
-use crate::options::Options;
-use crate::softmax::asked::Asked;
+use crate::softmax::spec::Spec;
 use crate::softmax::variants::{Hopper, has_three};
-use etalon_problem::{Blocking, Dtype, Mode, Pass};
+use etalon_problem::{Blocking, Dtype, Pass};
 
 fn tile(queries: usize, keys: usize) -> Blocking {
     Blocking { queries, keys }
@@ -16,34 +15,34 @@ pub(crate) fn of_portable() -> Vec<Blocking> {
 
 /// Those of the level sm80: the first is taken unless another is asked for. Forward, a block has all queries of a tile and walks
 /// the keys; backward it has 64 queries or keys, and walks 64 or 32 of the others.
-pub(crate) fn of_tensor(asked: &Asked<'_>, mode: Mode) -> Vec<Blocking> {
-    let narrow = asked.storage != Dtype::F32;
-    match asked.pass {
-        Pass::Forward if narrow && asked.scores.extents.dim <= 128 => {
+pub(crate) fn of_tensor(spec: &Spec) -> Vec<Blocking> {
+    let narrow = spec.storage != Dtype::F32;
+    match spec.pass {
+        Pass::Forward if narrow && spec.extents.dim <= 128 => {
             vec![tile(128, 64), tile(128, 32), tile(64, 64)]
         }
         Pass::Forward if narrow => vec![tile(64, 32)],
         Pass::Forward => vec![tile(128, 32)],
-        _ if asked.insists(mode) => vec![tile(64, 64)],
-        _ if narrow && !asked.is_wide() => vec![tile(64, 64), tile(64, 32)],
+        _ if spec.insists() => vec![tile(64, 64)],
+        _ if narrow && !spec.is_wide() => vec![tile(64, 64), tile(64, 32)],
         _ => vec![tile(64, 32)],
     }
 }
 
 /// The number by which sources know a tile of the level sm80: TILES of `sm80.cuh`.
-pub(crate) fn number(asked: &Asked<'_>, options: &Options) -> usize {
-    let list = of_tensor(asked, options.mode);
-    match chosen(&list, options.blocking) {
+pub(crate) fn number(spec: &Spec) -> usize {
+    let list = of_tensor(spec);
+    match chosen(&list, spec.options.blocking) {
         _ if list.len() == 1 => 0,
         Blocking { keys: 32, .. } => 1,
-        Blocking { queries: 64, .. } if asked.pass == Pass::Forward => 2,
+        Blocking { queries: 64, .. } if spec.pass == Pass::Forward => 2,
         _ => 0,
     }
 }
 
 /// Those of the level sm90a: two warpgroups with 64 queries each, or three where these fit the registers.
-pub(crate) fn of_hopper(asked: &Asked<'_>, variant: Hopper) -> Vec<Blocking> {
-    match asked.pass {
+pub(crate) fn of_hopper(spec: &Spec, variant: Hopper) -> Vec<Blocking> {
+    match spec.pass {
         Pass::Forward if has_three(variant) => vec![tile(192, 128), tile(128, 128)],
         _ => vec![tile(128, 128)],
     }

@@ -1,19 +1,18 @@
 //! Tables that the device makes in every call, of lengths, offsets and arrays of masks that lie there:
 //! `kernels/tables.cu`.
 
+use crate::args::{Byte, ConstPtr, Declaration, Pointee, Ptr, Untyped, declaration, kernel_args};
 use crate::device_tensor::{DeviceTensor, Element};
-use crate::gpu::Kernels;
-use crate::parts::Parts;
-use crate::queue::Queue;
+use crate::pass::TableImage;
 use crate::room::{Layout, Room};
-use crate::softmax::Job;
+use crate::softmax::Steps;
 use crate::softmax::counts::{Counts, is_shared};
+use crate::softmax::hopper_args::Int2;
+use crate::softmax::pair_args::{Sequence, Span, Task, Tile};
 use crate::softmax::tables::{Tables, bytes};
 use crate::variant::Variant;
 use bytemuck::{NoUninit, Zeroable};
-use cudarc::driver::DeviceRepr;
 use etalon_problem::{Align, Error, Mask, NamedArray, Problem, Scores, Sequences};
-use std::sync::Arc;
 
 /// An array that calls give, as it was when the pass was prepared. It has passed its check.
 #[derive(Debug)]
@@ -59,12 +58,14 @@ pub(crate) fn arrays(problem: &Problem) -> Vec<Array> {
     list
 }
 
-/// `Numbers` of `tables.cu`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-struct Numbers {
-    data: u64,
-    wide: i64,
+kernel_args! {
+    /// Integers, or flags of 8 bits.
+    struct Numbers as "GivenArray" {
+        /// 0 where there are none.
+        data: ConstPtr<Untyped>,
+        /// Whether integers have 64 bits, not 32.
+        wide: i64,
+    }
 }
 
 /// The kinds of nodes of `tables.cu`.
@@ -93,42 +94,55 @@ struct Node {
     head: i64,
 }
 
-/// The arrays of masks that a kernel is told of.
-const ARRAYS: usize = 16;
-
-/// What the kernels are told: `Tables` of `tables.cu`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-struct Call {
-    query: Numbers,
-    key: Numbers,
-    arrays: [Numbers; ARRAYS],
-    nodes: u64,
-    sequences: u64,
-    firsts: u64,
-    spans: u64,
-    tiles: u64,
-    by_queries: u64,
-    by_keys: u64,
-    by_pairs: u64,
-    allowed: u64,
-    lengths: u64,
-    batch: i32,
-    queries: i32,
-    keys: i32,
-    count: i32,
-    packed: i32,
-    heads: i32,
-    node_count: i32,
-    shared: i32,
-    query_tiles: i32,
-    key_tiles: i32,
-    pair_tiles: i32,
+impl Pointee for Node {
+    const NAME: &'static str = "Node";
 }
 
-// SAFETY: the fields, their types and their order are those of `Tables` in `tables.cu`, and it holds no reference of the
-// host.
-unsafe impl DeviceRepr for Call {}
+/// The most arrays of masks among the arguments.
+const ARRAYS: usize = 16;
+
+kernel_args! {
+    /// Those of `tables.cu`.
+    struct TableArgs as "TableArgs" {
+        /// Lengths of each batch element, or offsets of packed sequences; nowhere: all have all rows.
+        query: Numbers,
+        key: Numbers,
+        arrays: [Numbers; ARRAYS],
+        nodes: ConstPtr<Node>,
+        /// `count` of them, and one without rows.
+        sequences: Ptr<Sequence>,
+        /// `[3][count + 1]`: the tiles of queries, of keys and of pairs before each sequence, and of all.
+        firsts: Ptr<i32>,
+        /// `[batch, queries]`; −1 at first.
+        spans: Ptr<Span>,
+        /// One more than `query_tiles`.
+        tiles: Ptr<Tile>,
+        by_queries: Ptr<Task>,
+        by_keys: Ptr<Task>,
+        by_pairs: Ptr<Task>,
+        /// `[batch, heads, queries, keys]`.
+        allowed: Ptr<Byte>,
+        /// Queries and keys of each batch element; 0: nobody reads them.
+        lengths: Ptr<Int2>,
+        batch: i32,
+        queries: i32,
+        keys: i32,
+        count: i32,
+        packed: i32,
+        /// Of flags; 0: spans tell all.
+        heads: i32,
+        node_count: i32,
+        /// Whether batch elements share a bias.
+        shared: i32,
+        /// The most.
+        query_tiles: i32,
+        key_tiles: i32,
+        pair_tiles: i32,
+    }
+}
+
+/// Kernel arguments that `tables.cu` names.
+pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<TableArgs>()];
 
 /// Where the kernels find an array: the number of one that the call gives, or a room of the pass, which has its copy.
 #[derive(Debug, Clone, Copy)]
@@ -140,30 +154,24 @@ enum Source {
 /// How the tables are made.
 #[derive(Debug)]
 pub(crate) struct Given {
-    kernels: Arc<Kernels>,
     /// Lengths or offsets; none of a dense batch.
     sequences: Option<[Source; 2]>,
     arrays: Vec<Source>,
-    nodes: Vec<Node>,
+    nodes: usize,
     nodes_at: Room,
-    /// Arrays of the problem that no call gives, and where they lie among the tables of the pass.
-    copies: Vec<(Room, Vec<u8>)>,
-    /// The bytes of all that the pass keeps.
-    pub bytes: usize,
     /// Where in the scratch memory the tables lie, and what the kernels tell each other of them.
     made: Room,
     firsts: Room,
 }
 
 impl Given {
-    /// Of the arrays that calls give: the others are those of the problem. Takes rooms for the tables.
+    /// Of the arrays that calls give: the others are those of the problem, which the pass keeps. Takes rooms for the tables.
     pub fn new(
-        parts: &Parts,
         scores: &Scores,
         given: &[GivenArray],
         (counts, tables): (&Counts, &Tables),
         layout: &mut Layout,
-    ) -> Result<Given, Error> {
+    ) -> Result<(Given, TableImage), Error> {
         let mut sources = Sources { given, ..Sources::default() };
         let sequences = match &scores.sequences {
             Sequences::Dense => None,
@@ -185,49 +193,41 @@ impl Given {
             });
         }
         let nodes_at = own.room(size_of_val(&nodes[..]))?;
-        let device = parts.device();
-        Ok(Given {
-            kernels: device.kernels(Variant::tables(), &device.architecture())?,
+        let mut image = TableImage::new(own.bytes());
+        image.put(nodes_at, bytes(&nodes));
+        copies.into_iter().for_each(|(room, own)| image.put(room, own));
+        let given = Given {
             sequences,
             arrays,
-            nodes,
+            nodes: nodes.len(),
             nodes_at,
-            copies,
-            bytes: own.bytes(),
             made: layout.room(tables.bytes)?,
             firsts: layout.room(3 * 4 * counts.sequences)?,
-        })
+        };
+        Ok((given, image))
     }
 
-    /// Copies what the pass keeps to memory that begins there.
-    pub fn upload(&self, queue: &Queue<'_>, base: u64) -> Result<(), Error> {
-        queue.upload(self.nodes_at.address(base), bytes(&self.nodes))?;
-        self.copies.iter().try_for_each(|(room, own)| queue.upload(room.address(base), own))
+    /// Adds the kernels that make the tables, for steps that find them in scratch memory.
+    pub fn make<'a>(&self, steps: Steps<'a>) -> Result<Steps<'a>, Error> {
+        let steps = steps.with_tables(self.made);
+        let (counts, tables) = (&steps.prepared.counts, &steps.prepared.tables);
+        steps.fill(steps.table(tables.spans), tables.spans.bytes, u32::MAX);
+        let (args, variant) = (self.args(&steps), Variant::tables());
+        steps.launch((&variant, "sequences"), (1, 1024), &args)?;
+        steps.launch((&variant, "rows"), (counts.tiles.max(counts.by_keys), 512), &args)?;
+        Ok(steps)
     }
 
-    /// Enqueues the kernels that make the tables, for a call that keeps them in its scratch memory.
-    pub fn make<'a>(&self, job: Job<'a>) -> Result<Job<'a>, Error> {
-        let kept = job.tables;
-        let job = Job { tables: job.at(self.made), ..job };
-        let (counts, tables) = (&job.prepared.counts, &job.prepared.tables);
-        job.queue.fill(job.table(tables.spans), tables.spans.bytes, u32::MAX)?;
-        let call = self.call(&job, kept);
-        job.queue.launch(self.kernels.get("sequences")?, 1, (1024, 0), &call)?;
-        let blocks = counts.tiles.max(counts.by_keys) as u64;
-        job.queue.launch(self.kernels.get("rows")?, blocks, (512, 0), &call)?;
-        Ok(job)
-    }
-
-    /// `kept`: where the pass keeps what it keeps.
-    fn call(&self, job: &Job<'_>, kept: u64) -> Call {
-        let (scores, counts, tables) = (job.scores(), &job.prepared.counts, &job.prepared.tables);
+    fn args(&self, steps: &Steps<'_>) -> TableArgs {
+        let prepared = steps.prepared;
+        let (scores, counts, tables) = (steps.scores(), &prepared.counts, &prepared.tables);
         let e = &scores.extents;
         let numbers = |source: &Source| {
             let (data, element) = match *source {
-                Source::Call(number, element) => (job.beside(number), element),
-                Source::Copy(room, element) => (room.address(kept), element),
+                Source::Call(number, element) => (steps.beside(number), element),
+                Source::Copy(room, element) => (steps.kept(room), element),
             };
-            Numbers { data, wide: (element.bytes() == 8).into() }
+            Numbers { data: data.into(), wide: (element.bytes() == 8).into() }
         };
         let mut arrays = [Numbers::default(); ARRAYS];
         arrays.iter_mut().zip(&self.arrays).for_each(|(to, source)| *to = numbers(source));
@@ -235,27 +235,28 @@ impl Given {
             .sequences
             .as_ref()
             .map_or([Numbers::default(); 2], |own| own.each_ref().map(numbers));
-        Call {
+        let lengths = if tables.lengths.bytes > 0 { steps.table(tables.lengths) } else { 0 };
+        TableArgs {
             query,
             key,
             arrays,
-            nodes: self.nodes_at.address(kept),
-            sequences: job.table(tables.sequences),
-            firsts: job.at(self.firsts),
-            spans: job.table(tables.spans),
-            tiles: job.table(tables.tiles),
-            by_queries: job.table(tables.by_queries),
-            by_keys: job.table(tables.by_keys),
-            by_pairs: job.table(tables.by_pairs),
-            allowed: job.table(tables.allowed),
-            lengths: if tables.lengths.bytes > 0 { job.table(tables.lengths) } else { 0 },
+            nodes: steps.kept(self.nodes_at).into(),
+            sequences: steps.table(tables.sequences).into(),
+            firsts: steps.at(self.firsts).into(),
+            spans: steps.table(tables.spans).into(),
+            tiles: steps.table(tables.tiles).into(),
+            by_queries: steps.table(tables.by_queries).into(),
+            by_keys: steps.table(tables.by_keys).into(),
+            by_pairs: steps.table(tables.by_pairs).into(),
+            allowed: steps.table(tables.allowed).into(),
+            lengths: lengths.into(),
             batch: e.batch as i32,
             queries: e.queries as i32,
             keys: e.keys as i32,
             count: counts.sequences as i32 - 1,
             packed: matches!(scores.sequences, Sequences::Packed { .. }).into(),
             heads: counts.flags.unwrap_or(0) as i32,
-            node_count: self.nodes.len() as i32,
+            node_count: self.nodes as i32,
             shared: scores.bias.is_some_and(|bias| is_shared(scores, bias)).into(),
             query_tiles: counts.by_queries as i32,
             key_tiles: counts.by_keys as i32,

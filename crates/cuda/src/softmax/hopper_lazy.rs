@@ -1,21 +1,18 @@
 //! The kernels of lazy_attention for the tensor cores of compute capability 9.0: `kernels/sm90a_lazy*`.
 
-use crate::gpu::Kernels;
+use crate::args::{ConstPtr, Declaration, Ptr, declaration, kernel_args};
 use crate::moves::When;
-use crate::old_map::EncodedMap;
-use crate::options::Options;
-use crate::parts::absent;
 use crate::room::{Layout, Room};
-use crate::softmax::Job;
+use crate::softmax::Steps;
 use crate::softmax::hopper::{self, Plan};
-use crate::softmax::hopper_call::{Elements, Packed, Shape};
-use crate::softmax::portable::{Tensor, tensor};
+use crate::softmax::hopper_args::{Elements, Packed, Shape};
+use crate::softmax::pair_args::{Numbers, tensor};
 use crate::softmax::prepared::Prepared;
 use crate::softmax::variants::{Hopper, Lengths};
-use crate::variant::{Variant, shared_bytes};
-use cudarc::driver::DeviceRepr;
-use etalon_problem::{Align, DistanceBias, Error, Pass};
-use std::sync::Arc;
+use crate::strided::StridedTensor;
+use crate::tensor_map::TensorMap;
+use crate::variant::Variant;
+use etalon_problem::{Align, DistanceBias, Error};
 
 /// How these kernels compute a pass, and where they keep what they need.
 #[derive(Debug)]
@@ -23,58 +20,87 @@ pub(crate) struct LazyPlan {
     operands: Plan,
     /// Which stripes of keys may hold an active pair, of every 16 rows of a tile of queries and head.
     active: Room,
-    forward: Option<Module>,
-    backward: Option<Module>,
 }
 
-type Module = (Arc<Kernels>, Variant);
-
-/// `Call` of `sm90a_lazy.cuh`.
-#[repr(C, align(128))]
-#[derive(Debug, Clone, Copy, Default)]
-struct Call {
-    q: EncodedMap,
-    k: EncodedMap,
-    v: EncodedMap,
-    o: EncodedMap,
-    dout: EncodedMap,
-    dq: EncodedMap,
-    dk: EncodedMap,
-    dv: EncodedMap,
-    q_rows: Elements,
-    k_rows: Elements,
-    v_rows: Elements,
-    o_rows: Elements,
-    dout_rows: Elements,
-    dq_rows: Elements,
-    dk_rows: Elements,
-    dv_rows: Elements,
-    pv: Tensor,
-    lse: u64,
-    dlse: u64,
-    windows: u64,
-    bias: u64,
-    tau: u64,
-    numbers: u64,
-    active: u64,
-    odd: u64,
-    counter: u64,
-    width: i32,
-    bottom: i32,
-    columns: i32,
-    reach: i32,
-    tiles: i32,
-    means: i32,
-    wants_dq: i32,
-    wants_dk: i32,
-    wants_dv: i32,
-    shape: Shape,
-    packed: Packed,
+kernel_args! {
+    /// Rows of f32.
+    struct FloatRows as "FloatRows" {
+        /// 0 where there are none.
+        data: Ptr<f32>,
+        /// Strides in elements.
+        batch: i64,
+        head: i64,
+        row: i64,
+    }
 }
 
-// SAFETY: the fields, their types and their order are those of `Call` in `sm90a_lazy.cuh`, and it holds no
-// reference of the host.
-unsafe impl DeviceRepr for Call {}
+impl From<StridedTensor> for FloatRows {
+    fn from(StridedTensor { data, batch, head, row }: StridedTensor) -> Self {
+        FloatRows { data: data.0.into(), batch, head, row }
+    }
+}
+
+kernel_args! {
+    /// Those of all of them.
+    struct HopperLazyArgs as "HopperLazyArgs" {
+        q: TensorMap,
+        k: TensorMap,
+        v: TensorMap,
+        o: TensorMap,
+        dout: TensorMap,
+        dq: TensorMap,
+        dk: TensorMap,
+        dv: TensorMap,
+        /// As the maps say.
+        q_rows: Elements,
+        k_rows: Elements,
+        v_rows: Elements,
+        o_rows: Elements,
+        dout_rows: Elements,
+        dq_rows: Elements,
+        dk_rows: Elements,
+        dv_rows: Elements,
+        /// Σ a P v (E47).
+        pv: FloatRows,
+        lse: Ptr<f32>,
+        /// 0: none.
+        dlse: ConstPtr<f32>,
+        /// `[tasks by keys, heads, reach]`: what each adds to dbias; 0: not wanted.
+        windows: Ptr<f32>,
+        /// `[heads, width]`; 0: no bias.
+        bias: ConstPtr<f32>,
+        /// `[heads]`.
+        tau: ConstPtr<f32>,
+        /// `[batch, heads, queries]`.
+        numbers: Ptr<Numbers>,
+        /// Which stripes of keys may hold an active pair: forward of every 16 rows of a head, backward of 64.
+        active: Ptr<u32>,
+        /// Not 0: some operand holds a number that is not finite.
+        odd: ConstPtr<u32>,
+        /// Of tiles, 0 between launches.
+        counter: Ptr<u32>,
+        /// W.
+        width: i32,
+        /// Whether distances are counted from the last query and key.
+        bottom: i32,
+        /// E.
+        columns: i32,
+        /// How many distances occur below W.
+        reach: i32,
+        /// Of keys.
+        tiles: i32,
+        /// Whether Δ and Σ a g are wanted.
+        means: i32,
+        wants_dq: i32,
+        wants_dk: i32,
+        wants_dv: i32,
+        shape: Shape,
+        packed: Packed,
+    }
+}
+
+/// Kernel arguments that `sm90a_lazy.cuh` names.
+pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<HopperLazyArgs>()];
 
 /// Kernels, by their counters.
 pub(crate) const KERNELS: [&str; 5] = ["scores", "values", "sums", "queries", "keys"];
@@ -83,55 +109,28 @@ pub(crate) const KERNELS: [&str; 5] = ["scores", "values", "sums", "queries", "k
 /// the counters from which blocks draw tiles, what the tiles of keys add to dbias (0: nothing), and how many distances occur.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kept {
-    pub numbers: u64,
+    pub numbers: Ptr<Numbers>,
     pub odd: u64,
     pub windows: u64,
     pub reach: i32,
 }
 
 impl LazyPlan {
-    /// How to compute a pass, or why these kernels cannot.
-    pub fn new(prepared: &Prepared<'_>, options: &Options) -> Result<LazyPlan, &'static str> {
-        let mut operands = Plan::new(&prepared.asked(), options)?;
-        // Sequences are those of the arrays, or listed; and any scale will do.
-        operands.variant = Hopper { options: true, ..operands.variant }.within();
-        Ok(LazyPlan { operands, active: Room::default(), forward: None, backward: None })
-    }
-
     /// Takes rooms for what the kernels need beside the operands.
-    pub fn reserve(&mut self, prepared: &Prepared<'_>, layout: &mut Layout) -> Result<(), Error> {
-        self.operands.reserve_operands(prepared, layout)?;
+    pub fn new(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<LazyPlan, Error> {
+        let operands = Plan::lazy(prepared, layout)?;
         let heads = prepared.scores.extents.query_heads;
-        self.active = layout.room(16 * prepared.counts.tiles * heads)?;
-        Ok(())
+        Ok(LazyPlan { operands, active: layout.room(16 * prepared.counts.tiles * heads)? })
     }
 
-    /// Compiles or loads the kernels.
-    pub fn load(&mut self, prepared: &Prepared<'_>) -> Result<(), Error> {
-        let Hopper { storage, width, lengths, .. } = self.operands.variant;
-        let load = |backward: bool| -> Result<Option<Module>, Error> {
-            let listed = lengths == Lengths::Listed;
-            let variant = Variant::hopper_lazy(storage, width, listed, backward);
-            let kernels = prepared.device().kernels(variant.clone(), hopper::ARCHITECTURE)?;
-            Ok(Some((kernels, variant)))
-        };
-        if prepared.pass == Pass::Forward || !prepared.is_given("lse") {
-            self.forward = load(false)?;
-        }
-        if prepared.pass == Pass::Backward {
-            self.backward = load(true)?;
-        }
-        Ok(())
-    }
-
-    /// What every kernel is told.
-    fn call(&self, job: &Job<'_>, bias: Option<DistanceBias>, kept: Kept) -> Result<Call, Error> {
-        let (plan, e) = (&self.operands, &job.scores().extents);
+    /// The arguments that every kernel has.
+    fn args(&self, steps: &Steps<'_>, bias: Option<DistanceBias>, kept: Kept) -> HopperLazyArgs {
+        let (plan, e) = (&self.operands, &steps.scores().extents);
         // Measured of attention: causal masks like as many heads beside each other.
-        let together = hopper::heads_in(32 << 20, job, plan) * job.scores().group();
-        let rows = |name: &str| Elements::from(plan.place(job, name));
-        Ok(Call {
-            k: hopper::map_of(job, plan, plan.place(job, "k"), 128)?,
+        let together = hopper::heads_in(32 << 20, steps, plan) * steps.scores().group();
+        let rows = |name: &str| Elements::from(plan.place(steps, name));
+        HopperLazyArgs {
+            k: hopper::map_of(plan, plan.place(steps, "k"), 128),
             q_rows: rows("q"),
             k_rows: rows("k"),
             v_rows: rows("v"),
@@ -140,31 +139,35 @@ impl LazyPlan {
             dq_rows: rows("dq"),
             dk_rows: rows("dk"),
             dv_rows: rows("dv"),
-            lse: job.address("lse"),
-            bias: job.address("bias"),
-            tau: job.address("tau"),
-            dlse: job.address("dlse"),
-            windows: kept.windows,
+            lse: steps.address("lse").into(),
+            bias: steps.address("bias").into(),
+            tau: steps.address("tau").into(),
+            dlse: steps.address("dlse").into(),
+            windows: kept.windows.into(),
             numbers: kept.numbers,
-            active: job.at(self.active),
-            odd: kept.odd,
+            active: steps.at(self.active).into(),
+            odd: kept.odd.into(),
             width: bias.map_or(0, |bias| bias.width) as i32,
             bottom: bias.is_some_and(|bias| bias.align == Align::BottomRight).into(),
-            columns: job.prepared.value_dim.unwrap_or(0) as i32,
+            columns: steps.prepared.value_dim.unwrap_or(0) as i32,
             reach: kept.reach,
-            shape: hopper::shape(job, plan, together.min(e.batch * e.query_heads)),
-            packed: hopper::packed(job, plan),
-            ..Call::default()
-        })
+            shape: hopper::shape(steps, plan, together.min(e.batch * e.query_heads)),
+            packed: hopper::packed(steps, plan),
+            ..HopperLazyArgs::default()
+        }
     }
 
     /// One of the kernels, which draw tiles: as many blocks as there are multiprocessors, if there are as many tiles.
-    fn launch(&self, job: &Job<'_>, name: &str, call: Call) -> Result<(), Error> {
-        let module =
-            if ["queries", "keys"].contains(&name) { &self.backward } else { &self.forward };
-        let (kernels, variant) = module.as_ref().ok_or_else(|| absent("the level sm90a"))?;
-        let (plan, e, counts) = (&self.operands, &job.scores().extents, &job.prepared.counts);
-        let listed = plan.variant.lengths == Lengths::Listed;
+    fn launch(
+        &self,
+        steps: &Steps<'_>,
+        name: &'static str,
+        args: HopperLazyArgs,
+    ) -> Result<(), Error> {
+        let (plan, e, counts) = (&self.operands, &steps.scores().extents, &steps.prepared.counts);
+        let Hopper { storage, width, lengths, .. } = plan.hopper;
+        let (listed, backward) = (lengths == Lengths::Listed, ["queries", "keys"].contains(&name));
+        let variant = Variant::hopper_lazy(storage, width, listed, backward);
         let groups = variant.lazy_groups(name);
         let own = 64 * groups;
         let (tiles, boxed) = match (name, listed) {
@@ -173,57 +176,55 @@ impl LazyPlan {
             (_, true) => (counts.by_queries * e.query_heads, own),
             (_, false) => (e.queries.div_ceil(own) * e.query_heads * e.batch, own),
         };
-        let map = |name: &str| hopper::map_of(job, plan, plan.place(job, name), boxed as u32);
+        let map = |name: &str| hopper::map_of(plan, plan.place(steps, name), boxed as u32);
         let at = KERNELS.iter().position(|kernel| *kernel == name).unwrap_or(0);
-        let call = Call {
-            q: map("q")?,
-            dout: if self.backward.is_some() { map("dout")? } else { call.dout },
-            counter: call.odd + 4 * (1 + at as u64),
+        let args = HopperLazyArgs {
+            q: map("q"),
+            dout: if backward { map("dout") } else { args.dout },
+            counter: (args.odd.0 + 4 * (1 + at as u64)).into(),
             tiles: tiles as i32,
-            ..call
+            ..args
         };
-        let blocks = tiles.min(job.queue.device.multiprocessors);
-        let block = (128 * (groups as u32 + 1), shared_bytes(variant, name));
-        job.queue.launch(kernels.get(name)?, blocks as u64, block, &call)
+        let grid = (tiles.min(steps.multiprocessors()), 128 * (groups as u32 + 1));
+        steps.launch((&variant, name), grid, &args)
     }
 
     /// lse, the numbers of every row, and the stripes that may hold an active pair.
     pub fn scores(
         &self,
-        job: &Job<'_>,
+        steps: &Steps<'_>,
         bias: Option<DistanceBias>,
         kept: Kept,
     ) -> Result<(), Error> {
-        self.operands.widen(job, "q")?;
-        self.operands.widen(job, "k")?;
-        let call = self.call(job, bias, kept)?;
-        self.launch(job, "scores", call)
+        self.operands.widen(steps, "q")?;
+        self.operands.widen(steps, "k")?;
+        self.launch(steps, "scores", self.args(steps, bias, kept))
     }
 
     /// lse, and those of o and Σ a P v that have places.
     pub fn forward(
         &self,
-        job: &Job<'_>,
+        steps: &Steps<'_>,
         bias: Option<DistanceBias>,
         kept: Kept,
     ) -> Result<(), Error> {
         let plan = &self.operands;
-        let (o, pv) = (job.address("o") != 0, tensor(job, "pv_sum"));
-        self.scores(job, bias, kept)?;
+        let (o, pv) = (steps.address("o") != 0, tensor(steps, "pv_sum"));
+        self.scores(steps, bias, kept)?;
         if !o && !pv.is_there() {
             return Ok(());
         }
-        plan.widen(job, "v")?;
-        let call = self.call(job, bias, kept)?;
-        let v = hopper::map_of(job, plan, plan.place(job, "v"), 128)?;
+        plan.widen(steps, "v")?;
+        let args = self.args(steps, bias, kept);
+        let v = hopper::map_of(plan, plan.place(steps, "v"), 128);
         if o {
-            plan.clear(job, "o")?;
-            let to = hopper::map_of(job, plan, plan.place(job, "o"), 64)?;
-            self.launch(job, "values", Call { v, o: to, ..call })?;
-            plan.narrow(job, "o", When::Always)?;
+            plan.clear(steps, "o");
+            let to = hopper::map_of(plan, plan.place(steps, "o"), 64);
+            self.launch(steps, "values", HopperLazyArgs { v, o: to, ..args })?;
+            plan.narrow(steps, "o", When::Always)?;
         }
         if pv.is_there() {
-            self.launch(job, "sums", Call { v, pv, ..call })?;
+            self.launch(steps, "sums", HopperLazyArgs { v, pv: pv.into(), ..args })?;
         }
         Ok(())
     }
@@ -232,34 +233,34 @@ impl LazyPlan {
     /// after lse and n.
     pub fn backward(
         &self,
-        job: &Job<'_>,
+        steps: &Steps<'_>,
         bias: Option<DistanceBias>,
         kept: Kept,
     ) -> Result<(), Error> {
         let plan = &self.operands;
         for name in ["q", "k", "v", "dout"] {
-            plan.widen(job, name)?;
+            plan.widen(steps, name)?;
         }
-        let wants = |name: &str| job.address(name) != 0;
+        let wants = |name: &str| steps.address(name) != 0;
         let any = |names: &[&str]| names.iter().any(|name| wants(name));
-        let mut call = Call {
-            v: hopper::map_of(job, plan, plan.place(job, "v"), 128)?,
+        let mut args = HopperLazyArgs {
+            v: hopper::map_of(plan, plan.place(steps, "v"), 128),
             means: any(&["dq", "dk", "dbias", "dtau"]).into(),
             wants_dq: wants("dq").into(),
             wants_dk: wants("dk").into(),
             wants_dv: wants("dv").into(),
-            ..self.call(job, bias, kept)?
+            ..self.args(steps, bias, kept)
         };
-        for (name, to) in [("dq", &mut call.dq), ("dk", &mut call.dk), ("dv", &mut call.dv)] {
+        for (name, to) in [("dq", &mut args.dq), ("dk", &mut args.dk), ("dv", &mut args.dv)] {
             if wants(name) {
-                plan.clear(job, name)?;
-                *to = hopper::panel_map_of(job, plan, plan.place(job, name))?;
+                plan.clear(steps, name);
+                *to = hopper::panel_map_of(plan, plan.place(steps, name));
             }
         }
-        self.launch(job, "queries", call)?;
+        self.launch(steps, "queries", args)?;
         if any(&["dk", "dv", "dbias"]) {
-            self.launch(job, "keys", call)?;
+            self.launch(steps, "keys", args)?;
         }
-        ["dq", "dk", "dv"].into_iter().try_for_each(|name| plan.narrow(job, name, When::Always))
+        ["dq", "dk", "dv"].into_iter().try_for_each(|name| plan.narrow(steps, name, When::Always))
     }
 }

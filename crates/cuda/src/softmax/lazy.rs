@@ -1,15 +1,15 @@
 //! The kernels of lazy_attention: `kernels/lazy.cu`, and of the level sm80 `kernels/lazy_sm80*`.
 
-use crate::family::Family;
-use crate::gpu::Kernels;
-use crate::parts::absent;
+use crate::args::{ConstPtr, Declaration, KernelArgs, Ptr, declaration, kernel_args};
 use crate::room::{Layout, Room};
-use crate::softmax::Job;
+use crate::softmax::Steps;
 use crate::softmax::hopper_lazy::{KERNELS, Kept, LazyPlan};
-use crate::softmax::portable::{Call, TENSOR_THREADS, Tensor, parts, tensor};
+use crate::softmax::modules::{TENSOR_THREADS, threads};
+use crate::softmax::pair_args::{Numbers, PairArgs, tensor};
+use crate::softmax::portable::parts;
 use crate::softmax::prepared::Prepared;
-use crate::variant::{self, shared_bytes, width};
-use cudarc::driver::DeviceRepr;
+use crate::strided::StridedTensor;
+use crate::variant::width;
 use etalon_problem::{Align, Blocking, DistanceBias, Error};
 
 /// What its kernels keep between them.
@@ -34,7 +34,7 @@ impl Memory {
         assume_finite: bool,
         layout: &mut Layout,
     ) -> Result<Memory, Error> {
-        let (scores, counts) = (&prepared.scores, &prepared.counts);
+        let (scores, counts) = (prepared.scores, &prepared.counts);
         let heads = scores.extents.query_heads;
         let windows = if prepared.has("dbias") { reach(prepared, bias) } else { 0 };
         let windows = [4, counts.by_keys, heads, windows];
@@ -55,162 +55,172 @@ fn reach(prepared: &Prepared<'_>, bias: Option<DistanceBias>) -> usize {
     bias.map_or(0, |bias| bias.width.min(e.queries.max(e.keys)))
 }
 
-/// What a kernel is told: `Lazy` of `lazy.cuh`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-struct Lazy {
-    call: Call,
-    pv: Tensor,
-    bias: u64,
-    tau: u64,
-    dbias: u64,
-    dtau: u64,
-    numbers: u64,
-    active: u64,
-    windows: u64,
-    odd: u64,
-    width: i32,
-    reach: i32,
-    bottom: i32,
-    windowed: i32,
+kernel_args! {
+    /// Those of lazy_attention.
+    struct LazyArgs as "LazyArgs" {
+        /// Without bias, softcap and sinks.
+        c: PairArgs,
+        /// f32: Σ a P v (E47); where there is one, `values` writes it in place of o.
+        pv: StridedTensor,
+        /// `[heads, width]`; 0: no bias.
+        bias: ConstPtr<f32>,
+        /// `[heads]`.
+        tau: ConstPtr<f32>,
+        /// As bias and tau.
+        dbias: Ptr<f32>,
+        dtau: Ptr<f32>,
+        /// `[batch, heads, queries]`.
+        numbers: Ptr<Numbers>,
+        /// Of each tile of queries and head: which stripes of keys may hold an active pair.
+        active: Ptr<u32>,
+        /// `[tasks by keys, heads, reach]`: what each adds to dbias; 0: not wanted.
+        windows: Ptr<f32>,
+        /// Not 0: some operand holds a number that is not finite.
+        odd: Ptr<u32>,
+        /// W.
+        width: i32,
+        /// How many distances occur below it.
+        reach: i32,
+        /// Whether distances are counted from the last query and key.
+        bottom: i32,
+        /// Tasks by keys.
+        windowed: i32,
+    }
 }
 
-// SAFETY: the fields, their types and their order are those of `Lazy` in `lazy.cuh`, and it holds no
-// reference of the host.
-unsafe impl DeviceRepr for Lazy {}
-
-impl Lazy {
-    fn new(job: &Job<'_>, memory: &Memory, bias: Option<DistanceBias>) -> Lazy {
-        Lazy {
-            call: Call::new(job),
-            pv: Tensor::default(),
-            bias: job.address("bias"),
-            tau: job.address("tau"),
-            dbias: job.address("dbias"),
-            dtau: job.address("dtau"),
-            numbers: job.at(memory.numbers),
-            active: job.at(memory.active),
-            windows: 0,
-            odd: job.at(memory.odd),
+impl LazyArgs {
+    fn new(steps: &Steps<'_>, memory: &Memory, bias: Option<DistanceBias>) -> Self {
+        LazyArgs {
+            c: PairArgs::new(steps),
+            bias: steps.address("bias").into(),
+            tau: steps.address("tau").into(),
+            dbias: steps.address("dbias").into(),
+            dtau: steps.address("dtau").into(),
+            numbers: steps.at(memory.numbers).into(),
+            active: steps.at(memory.active).into(),
+            odd: steps.at(memory.odd).into(),
             width: bias.map_or(0, |bias| bias.width) as i32,
-            reach: reach(job.prepared, bias) as i32,
+            reach: reach(steps.prepared, bias) as i32,
             bottom: bias.is_some_and(|bias| bias.align == Align::BottomRight).into(),
-            windowed: job.prepared.counts.by_keys as i32,
+            windowed: steps.prepared.counts.by_keys as i32,
+            ..LazyArgs::default()
         }
     }
 
     /// The launch whose accumulators begin at these columns.
-    fn at(self, first_dim: i32, first_value: i32) -> Lazy {
-        Lazy { call: self.call.at(first_dim, first_value), ..self }
+    fn at(self, columns: [usize; 2]) -> Self {
+        LazyArgs { c: self.c.at(columns), ..self }
     }
 }
 
-/// `Measure` of `lazy.cu`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-struct Measure {
-    lazy: Lazy,
-    figures: u64,
-    states: u64,
-    tile_queries: i32,
-    tile_keys: i32,
+kernel_args! {
+    /// Those of `measure` of `lazy.cu`.
+    struct MeasureArgs as "MeasureArgs" {
+        lazy: LazyArgs,
+        /// Of every row, in the order of `Figure`: 0 at first.
+        figures: Ptr<f32>,
+        /// `[batch, heads, tiles, tiles]`: whether a pair of a tile is visible (1), or active (2); 0 at first.
+        states: Ptr<u32>,
+        /// Of these tiles, which lie on the arrays.
+        tile_queries: i32,
+        tile_keys: i32,
+    }
 }
 
-// SAFETY: the fields, their types and their order are those of `Measure` in `lazy.cu`, and it holds no
-// reference of the host.
-unsafe impl DeviceRepr for Measure {}
+/// Kernel arguments that these sources name.
+pub(crate) const ARGUMENTS: &[Declaration] =
+    &[declaration::<LazyArgs>(), declaration::<MeasureArgs>()];
 
 /// The passes of a prepared problem.
 pub(crate) struct Passes<'a> {
-    job: &'a Job<'a>,
+    steps: &'a Steps<'a>,
     memory: &'a Memory,
     bias: Option<DistanceBias>,
-    kernels: &'a Kernels,
-    /// Those of the level sm90a, where the pass was prepared with them.
+    /// The kernels of the level sm90a, where they compute the pass.
     hopper: Option<&'a LazyPlan>,
-    call: Lazy,
+    args: LazyArgs,
 }
 
 impl<'a> Passes<'a> {
     pub fn new(
-        job: &'a Job<'a>,
+        steps: &'a Steps<'a>,
         memory: &'a Memory,
         bias: Option<DistanceBias>,
         hopper: Option<&'a LazyPlan>,
-    ) -> Result<Self, Error> {
-        let kernels = job.prepared.portable.as_deref().ok_or_else(|| absent("lazy_attention"))?;
-        Ok(Passes { job, memory, bias, kernels, hopper, call: Lazy::new(job, memory, bias) })
+    ) -> Self {
+        Passes { steps, memory, bias, hopper, args: LazyArgs::new(steps, memory, bias) }
     }
 
-    fn threads(&self) -> u32 {
-        variant::threads(Family::Lazy, self.job.scores().extents.dim, self.job.prepared.value_dim)
+    fn launch<A: KernelArgs>(
+        &self,
+        name: &'static str,
+        blocks: usize,
+        args: &A,
+    ) -> Result<(), Error> {
+        let variant = &self.steps.prepared.modules.portable;
+        let grid = (blocks, threads(variant, &self.steps.prepared.spec));
+        self.steps.launch((variant, name), grid, args)
     }
 
-    fn launch(&self, name: &str, blocks: usize, call: Lazy) -> Result<(), Error> {
-        let kernel = self.kernels.get(name)?;
-        self.job.queue.launch(kernel, blocks as u64, (self.threads(), 0), &call)
-    }
-
-    /// Launches a kernel that walks tiles: that of the level sm80 where the pass was prepared with it.
-    fn walk(&self, name: &str, blocks: usize, call: Lazy) -> Result<(), Error> {
-        let Some((kernels, variant)) = &self.job.prepared.tensor else {
-            return self.launch(name, blocks, call);
-        };
-        let block = (TENSOR_THREADS, shared_bytes(variant, name));
-        self.job.queue.launch(kernels.get(name)?, blocks as u64, block, &call)
+    /// Adds a launch of a kernel that walks tiles: that of the level sm80 where it computes the pass.
+    fn walk(&self, name: &'static str, blocks: usize, args: LazyArgs) -> Result<(), Error> {
+        match &self.steps.prepared.modules.tensor {
+            None => self.launch(name, blocks, &args),
+            Some(variant) => self.steps.launch((variant, name), (blocks, TENSOR_THREADS), &args),
+        }
     }
 
     /// Blocks of a kernel that owns tiles of queries.
     fn by_queries(&self) -> usize {
-        self.job.prepared.counts.by_queries * self.job.scores().extents.query_heads
+        self.steps.prepared.counts.by_queries * self.steps.scores().extents.query_heads
     }
 
     /// Looks for numbers that are not finite.
     fn inspect(&self) -> Result<(), Error> {
-        let (job, e) = (self.job, &self.job.scores().extents);
-        job.queue.fill(self.call.odd, self.memory.odd.bytes, 0)?;
+        let (steps, e) = (self.steps, &self.steps.scores().extents);
+        steps.fill(steps.at(self.memory.odd), self.memory.odd.bytes, 0);
         if self.memory.assume_finite {
             return Ok(());
         }
         let heads = e.batch * e.query_heads.max(e.key_heads);
-        let each = (8 * job.prepared.device().multiprocessors).div_ceil(heads.max(1));
-        self.launch("inspect", heads * each, self.call)
+        let each = (8 * steps.multiprocessors()).div_ceil(heads.max(1));
+        self.launch("inspect", heads * each, &self.args)
     }
 
-    /// What the kernels of sm90a are told of the memory that all levels share.
+    /// The memory that all levels share, as the kernels of sm90a see it.
     fn kept(&self) -> Kept {
-        let wanted = self.job.address("dbias") != 0;
-        let windows = if wanted { self.job.at(self.memory.windows) } else { 0 };
-        let Lazy { numbers, odd, reach, .. } = self.call;
-        Kept { numbers, odd, windows, reach }
+        let wanted = self.steps.address("dbias") != 0;
+        let windows = if wanted { self.steps.at(self.memory.windows) } else { 0 };
+        let LazyArgs { numbers, odd, reach, .. } = self.args;
+        Kept { numbers, odd: odd.0, windows, reach }
     }
 
     /// lse, the numbers of every row, and the stripes that may hold an active pair.
     fn scores(&self) -> Result<(), Error> {
         if let Some(plan) = self.hopper {
-            return plan.scores(self.job, self.bias, self.kept());
+            return plan.scores(self.steps, self.bias, self.kept());
         }
-        self.walk("scores", self.by_queries(), self.call)
+        self.walk("scores", self.by_queries(), self.args)
     }
 
     /// lse, and those of o and Σ a P v that have places.
     pub fn forward(&self) -> Result<(), Error> {
         if let Some(plan) = self.hopper {
             self.inspect()?;
-            return plan.forward(self.job, self.bias, self.kept());
+            return plan.forward(self.steps, self.bias, self.kept());
         }
-        let tensor_cores = self.job.prepared.tensor.is_some();
+        let tensor_cores = self.steps.prepared.modules.tensor.is_some();
         if tensor_cores {
             self.inspect()?;
         }
         self.scores()?;
-        let pv = tensor(self.job, "pv_sum");
-        for (pv, wanted) in [(Tensor::default(), tensor(self.job, "o")), (pv, pv)] {
-            let columns = self.job.prepared.value_dim.filter(|_| wanted.is_there()).unwrap_or(0);
+        let pv = tensor(self.steps, "pv_sum");
+        for (pv, wanted) in [(StridedTensor::default(), tensor(self.steps, "o")), (pv, pv)] {
+            let columns = self.steps.prepared.value_dim.filter(|_| wanted.is_there()).unwrap_or(0);
             let at_once = if tensor_cores { width(columns).min(128) } else { width(columns) };
             for first in (0..columns).step_by(at_once) {
-                let call = Lazy { pv, ..self.call.at(0, first as i32) };
-                self.walk("values", self.by_queries(), call)?;
+                let args = LazyArgs { pv, ..self.args.at([0, first]) };
+                self.walk("values", self.by_queries(), args)?;
             }
         }
         Ok(())
@@ -220,41 +230,41 @@ impl<'a> Passes<'a> {
     pub fn measure(&self, [figures, states]: [u64; 2], tile: Blocking) -> Result<(), Error> {
         self.scores()?;
         // One that is longer than the arrays holds them all.
-        let e = &self.job.scores().extents;
+        let e = &self.steps.scores().extents;
         let tile_queries = tile.queries.min(e.queries.max(1)) as i32;
         let tile_keys = tile.keys.min(e.keys.max(1)) as i32;
-        let of = Measure { lazy: self.call, figures, states, tile_queries, tile_keys };
-        let kernel = self.kernels.get("measure")?;
-        self.job.queue.launch(kernel, self.by_queries() as u64, (self.threads(), 0), &of)
+        let (figures, states) = (figures.into(), states.into());
+        let args = MeasureArgs { lazy: self.args, figures, states, tile_queries, tile_keys };
+        self.launch("measure", self.by_queries(), &args)
     }
 
     /// The gradients that have places.
     pub fn backward(&self) -> Result<(), Error> {
-        let prepared = self.job.prepared;
-        let wants = |name: &str| self.job.address(name) != 0;
+        let prepared = self.steps.prepared;
+        let wants = |name: &str| self.steps.address(name) != 0;
         self.inspect()?;
         match prepared.is_given("lse") {
             // What the forward pass does not save.
-            true => self.launch("counts", self.by_queries(), self.call)?,
+            true => self.launch("counts", self.by_queries(), &self.args)?,
             false => self.scores()?,
         }
         if let Some(plan) = self.hopper {
             if wants("dbias") {
                 let room = self.memory.windows;
-                self.job.queue.fill(self.job.at(room), room.bytes, 0)?;
+                self.steps.fill(self.steps.at(room), room.bytes, 0);
             }
-            plan.backward(self.job, self.bias, self.kept())?;
+            plan.backward(self.steps, self.bias, self.kept())?;
             return self.sums();
         }
         if ["dq", "dk", "dbias", "dtau"].into_iter().any(wants) {
-            let dims = if wants("dq") { self.job.scores().extents.dim } else { 0 };
-            if prepared.tensor.is_some() {
-                self.walk("means", self.by_queries(), self.call)?;
+            let dims = if wants("dq") { self.steps.scores().extents.dim } else { 0 };
+            if prepared.modules.tensor.is_some() {
+                self.walk("means", self.by_queries(), self.args)?;
             } else if dims == 0 {
-                self.launch("queries", self.by_queries(), self.call)?; // Δ and Σ a g alone
+                self.launch("queries", self.by_queries(), &self.args)?; // Δ and Σ a g alone
             }
             for first in parts(dims) {
-                self.walk("queries", self.by_queries(), self.call.at(first, 0))?;
+                self.walk("queries", self.by_queries(), self.args.at([first, 0]))?;
             }
         }
         self.keys()?;
@@ -263,39 +273,41 @@ impl<'a> Passes<'a> {
 
     /// dbias and dtau, of what the kernels before left for them.
     fn sums(&self) -> Result<(), Error> {
-        let wants = |name: &str| self.job.address(name) != 0;
+        let wants = |name: &str| self.steps.address(name) != 0;
         if wants("dbias") {
-            let groups = (self.call.width as usize).div_ceil(32);
-            let windows = self.job.at(self.memory.windows);
-            let blocks = groups * self.job.scores().extents.query_heads;
-            self.launch("dbias", blocks, Lazy { windows, ..self.call })?;
+            let groups = (self.args.width as usize).div_ceil(32);
+            let windows = self.steps.at(self.memory.windows);
+            let blocks = groups * self.steps.scores().extents.query_heads;
+            self.launch("dbias", blocks, &LazyArgs { windows: windows.into(), ..self.args })?;
         }
         if wants("dtau") {
-            self.launch("dtau", self.job.scores().extents.query_heads, self.call)?;
+            self.launch("dtau", self.steps.scores().extents.query_heads, &self.args)?;
         }
         Ok(())
     }
 
     /// dk, dv, and what the tiles of keys add to dbias.
     fn keys(&self) -> Result<(), Error> {
-        let (job, e) = (self.job, &self.job.scores().extents);
-        let columns = |name: &str, all: usize| if job.address(name) == 0 { 0 } else { all };
-        let all_values = job.prepared.value_dim.unwrap_or(0);
+        let (steps, e) = (self.steps, &self.steps.scores().extents);
+        let columns = |name: &str, all: usize| if steps.address(name) == 0 { 0 } else { all };
+        let all_values = steps.prepared.value_dim.unwrap_or(0);
         let (mut dims, mut values) =
             (parts(columns("dk", e.dim)), parts(columns("dv", all_values)));
-        let mut windows = if job.address("dbias") == 0 { 0 } else { job.at(self.memory.windows) };
-        let call =
-            Lazy { call: self.call.call.over(job.table(job.prepared.tables.by_keys)), ..self.call };
-        let blocks = job.prepared.counts.by_keys * e.key_heads;
+        let mut windows =
+            if steps.address("dbias") == 0 { 0 } else { steps.at(self.memory.windows) };
+        let args = LazyArgs {
+            c: self.args.c.over(steps.table(steps.prepared.tables.by_keys)),
+            ..self.args
+        };
+        let blocks = steps.prepared.counts.by_keys * e.key_heads;
         loop {
             let (dim, value) = (dims.next(), values.next());
             if dim.is_none() && value.is_none() && windows == 0 {
                 return Ok(());
             }
             // A part that is not wanted any more begins beyond the last column.
-            let first_dim = dim.unwrap_or(e.dim as i32);
-            let first_value = value.unwrap_or(all_values as i32);
-            self.walk("keys", blocks, Lazy { windows, ..call.at(first_dim, first_value) })?;
+            let first = [dim.unwrap_or(e.dim), value.unwrap_or(all_values)];
+            self.walk("keys", blocks, LazyArgs { windows: windows.into(), ..args.at(first) })?;
             windows = 0;
         }
     }

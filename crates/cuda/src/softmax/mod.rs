@@ -1,16 +1,16 @@
 //! attention and attention_lse; and lazy_attention, which has their scores.
 
-mod asked;
 mod blocks;
 mod counts;
 mod given;
 mod hopper;
+mod hopper_args;
 mod hopper_backward;
-mod hopper_call;
 mod hopper_lazy;
 mod lazy;
 mod lazy_ready;
-mod mend;
+mod modules;
+mod pair_args;
 mod plan;
 mod portable;
 mod prepared;
@@ -18,34 +18,50 @@ mod ready;
 mod rows;
 mod second;
 mod slots;
+mod spec;
 mod tables;
 mod variants;
-mod way;
 mod window;
 
 pub(crate) use given::{Array, GivenArray, arrays};
-pub(crate) use lazy_ready::{LazyReady, LazyStats};
+pub(crate) use lazy_ready::{prepare_lazy, prepare_stats};
 pub(crate) use plan::plan;
-pub(crate) use ready::Ready;
+pub(crate) use ready::prepare;
 pub(crate) use variants::CONSUMER;
 pub use variants::{Hopper, Lengths, Results, most_shared};
 
+use crate::args::Declaration;
 use etalon_problem::Error;
 
-/// A call of a prepared pass.
-type Job<'a> = crate::job::Job<'a, prepared::Prepared<'a>>;
+/// Kernel arguments that sources name.
+pub(crate) fn arguments() -> Vec<Declaration> {
+    [
+        pair_args::ARGUMENTS,
+        second::ARGUMENTS,
+        lazy::ARGUMENTS,
+        hopper_args::ARGUMENTS,
+        hopper_lazy::ARGUMENTS,
+        given::ARGUMENTS,
+    ]
+    .concat()
+}
 
-impl Job<'_> {
+/// The steps of a pass.
+type Steps<'a> = crate::pass::Steps<'a, prepared::Prepared<'a>>;
+
+impl Steps<'_> {
     fn scores(&self) -> &etalon_problem::Scores {
-        &self.prepared.scores
+        self.prepared.scores
     }
 
-    /// Writes 0 to all that is computed, and −∞ to lse: what rows keep that no kernel writes.
+    /// Where kernels leave elements out, adds fills of all that is computed with 0, and of lse with −∞.
     fn fill_results(&self) -> Result<(), Error> {
+        if !self.prepared.leaves_rows() {
+            return Ok(());
+        }
         for part in self.prepared.list.iter().filter(|part| !part.given) {
             let nothing = if part.operand.name == "lse" { f32::NEG_INFINITY } else { 0.0 };
-            let place = self.place(part.operand.name);
-            self.prepared.moves()?.fill(&self.queue, part.bytes, place, nothing.to_bits())?;
+            self.fill_part(part, nothing.to_bits())?;
         }
         Ok(())
     }

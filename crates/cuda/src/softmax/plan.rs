@@ -1,25 +1,24 @@
 //! How a pass will work, told without a device.
 
 use crate::family::Family;
+use crate::levels::{choose, refusals};
 use crate::options::{Level, Options};
 use crate::plan::{Buffer, Plan, Step};
 use crate::room::ALIGNMENT;
-use crate::softmax::asked::Asked;
 use crate::softmax::counts::Counts;
-use crate::softmax::portable::{TENSOR_THREADS, fused_variant, parts, tensor_second_variant};
+use crate::softmax::modules::{Modules, TENSOR_THREADS};
+use crate::softmax::portable::parts;
 use crate::softmax::prepared::scores_of;
+use crate::softmax::ready::shares;
 use crate::softmax::rows::Rows;
 use crate::softmax::slots::Shares;
+use crate::softmax::spec::{LEVELS, Spec};
 use crate::softmax::variants::Results;
-use crate::softmax::way::{TensorVariants, Way, choose, on_level, tensor_variants};
 use crate::softmax::{blocks, hopper};
 use crate::target::Target;
 use crate::unit::Unit;
 use crate::variant::{Variant, declared_bytes, shared_bytes, threads, width};
 use etalon_problem::{Dtype, Error, Mode, Pass, Problem};
-
-/// The levels, the fastest first.
-const LEVELS: [Level; 3] = [Level::Sm90a, Level::Sm80, Level::Portable];
 
 /// How a pass works on a device, every result being asked for.
 pub(crate) fn plan(
@@ -32,61 +31,54 @@ pub(crate) fn plan(
     Rows::check_extents(scores)?;
     let e = &scores.extents;
     let gradient = options.mode == Mode::ForwardGradient && value_dim.is_none();
-    let asked = Asked {
-        scores,
-        value_dim,
-        pass,
-        storage,
-        counts: Counts::of_scores(scores),
-        whole: e.dim % 8 == 0 && value_dim.is_none_or(|columns| columns % 8 == 0),
-        both: pass != Pass::Backward || !gradient,
-        target: *target,
+    let whole = e.dim % 8 == 0 && value_dim.is_none_or(|columns| columns % 8 == 0);
+    let flags = [whole, pass != Pass::Backward || !gradient];
+    let counts = Counts::of_scores(scores);
+    let spec = Spec::new((scores, value_dim), (pass, storage), counts, flags, *target, options);
+    let way = choose(&LEVELS, &spec, options.level)?.level;
+    let level = match way {
+        Level::Sm80 if options.level == Level::Sm80Narrow => Level::Sm80Narrow,
+        level => level,
     };
-    let way = choose(&asked, options)?;
-    let level = match &way {
-        Way::Portable => Level::Portable,
-        Way::Tensor if options.level == Level::Sm80Narrow => Level::Sm80Narrow,
-        Way::Tensor => Level::Sm80,
-        Way::Hopper(_) => Level::Sm90a,
-    };
-    let shares = way.shares(&asked, options);
+    let modules = Modules::new(&spec, way);
+    let shares = shares(&spec, way);
     let fused = if shares.is_some() { Mode::FusedPartials } else { Mode::Separate };
     let mode = if gradient { Mode::ForwardGradient } else { fused };
-    let steps = Steps { asked: &asked, shares, gradient, options };
-    let blockings = match &way {
-        Way::Portable => blocks::of_portable(),
-        Way::Tensor => blocks::of_tensor(&asked, options.mode),
-        Way::Hopper(plan) => blocks::of_hopper(&asked, plan.variant),
+    let steps = Steps { scores, spec: &spec, modules: &modules, shares, gradient };
+    let blockings = match way {
+        Level::Portable => blocks::of_portable(),
+        Level::Sm80 => blocks::of_tensor(&spec),
+        _ => blocks::of_hopper(&spec, spec.hopper()),
     };
-    let refusal = |level| Some((level, on_level(&asked, level, options).err()?));
     Ok(Plan {
         target: *target,
         level,
-        refusals: LEVELS.into_iter().filter_map(refusal).collect(),
+        refusals: refusals(&LEVELS, &spec),
         mode: (pass == Pass::Backward).then_some(mode),
         blocking: blocks::chosen(&blockings, options.blocking),
         blockings,
-        steps: steps.of(&way),
-        buffers: steps.buffers(&way),
+        steps: steps.of(way),
+        buffers: steps.buffers(way),
     })
 }
 
 /// The kernels of a pass.
 struct Steps<'a> {
-    asked: &'a Asked<'a>,
+    scores: &'a etalon_problem::Scores,
+    spec: &'a Spec,
+    modules: &'a Modules,
     shares: Option<Shares>,
     gradient: bool,
-    options: &'a Options,
 }
 
 impl Steps<'_> {
-    fn of(&self, way: &Way) -> Vec<Step> {
-        let steps = match (way, self.asked.pass) {
-            (Way::Hopper(plan), Pass::Forward) => self.hopper_forward(plan),
-            (Way::Hopper(plan), _) => self.hopper_backward(plan),
-            (Way::Tensor, Pass::Forward) => self.forward(true),
+    fn of(&self, way: Level) -> Vec<Step> {
+        let steps = match (way, self.spec.pass) {
+            (Level::Sm90a, Pass::Forward) => self.hopper_forward(),
+            (Level::Sm90a, _) => self.hopper_backward(),
+            (Level::Sm80, Pass::Forward) => self.forward(true),
             (_, Pass::Forward) => self.forward(false),
-            (Way::Tensor, Pass::Backward) => self.backward(true),
+            (Level::Sm80, Pass::Backward) => self.backward(true),
             (_, Pass::Backward) => self.backward(false),
             _ => self.second(),
         };
@@ -94,29 +86,29 @@ impl Steps<'_> {
     }
 
     fn dims(&self) -> usize {
-        self.asked.scores.extents.dim
+        self.spec.extents.dim
     }
 
     fn values(&self) -> usize {
-        self.asked.value_dim.unwrap_or(0)
+        self.spec.value_dim.unwrap_or(0)
     }
 
     /// Blocks that own a tile of queries, and those that own a tile of keys.
     fn owners(&self) -> [usize; 2] {
-        let e = &self.asked.scores.extents;
-        [self.asked.counts.by_queries * e.query_heads, self.asked.counts.by_keys * e.key_heads]
+        let e = &self.spec.extents;
+        [self.spec.counts.by_queries * e.query_heads, self.spec.counts.by_keys * e.key_heads]
     }
 
     /// Rows of all heads.
     fn rows(&self) -> usize {
-        self.asked.scores.row_shape().iter().product()
+        self.spec.rows()
     }
 
     /// A kernel of the portable level.
     fn portable(&self, kernel: &'static str, blocks: usize, walks: bool, terms: usize) -> Step {
-        let second = !matches!(self.asked.pass, Pass::Forward | Pass::Backward);
+        let second = !matches!(self.spec.pass, Pass::Forward | Pass::Backward);
         let family = if second { Family::Second } else { Family::Portable };
-        let variant = Variant::portable(Dtype::F32, self.dims(), self.asked.value_dim, true);
+        let variant = Variant::portable(Dtype::F32, self.dims(), self.spec.value_dim, true);
         // Those of the second order have the same slabs.
         let slabs = declared_bytes(&variant, "forward").unwrap_or(0);
         Step {
@@ -124,7 +116,7 @@ impl Steps<'_> {
             level: Level::Portable,
             launches: 1,
             blocks,
-            threads: threads(family, self.dims(), self.asked.value_dim),
+            threads: threads(family, self.dims(), self.spec.value_dim),
             shared_bytes: if walks { slabs } else { 0 },
             terms,
             unit: Unit::Ffma,
@@ -159,12 +151,13 @@ impl Steps<'_> {
             Step { launches, terms: dims * launches + self.values(), ..step }
         };
         let mut steps = vec![if on_tensor_cores {
-            let variant = tensor_variants(self.asked, self.options).tensor;
+            let variant =
+                self.modules.tensor.clone().unwrap_or_else(|| self.modules.portable.clone());
             launched(self.tensor(&variant, "forward", blocks, 0), width(columns).min(128))
         } else {
             launched(self.portable("forward", blocks, true, 0), width(columns))
         }];
-        if self.options.mode == Mode::ForwardGradient && self.asked.value_dim.is_none() {
+        if self.spec.options.mode == Mode::ForwardGradient && self.spec.value_dim.is_none() {
             let launches = parts(dims).count();
             let sweep = self.portable("queries", blocks, true, launches * dims + dims);
             steps.push(Step { launches, ..sweep });
@@ -179,13 +172,11 @@ impl Steps<'_> {
     }
 
     fn backward(&self, on_tensor_cores: bool) -> Vec<Step> {
-        let (asked, dims, values) = (self.asked, self.dims(), self.values());
+        let (spec, dims, values) = (self.spec, self.dims(), self.values());
         let [by_queries, by_keys] = self.owners();
-        let variants = on_tensor_cores.then(|| tensor_variants(asked, self.options));
-        let walk = |kernel, blocks, terms| match &variants {
-            Some(TensorVariants { tensor, wide }) => {
-                self.tensor(wide.as_ref().unwrap_or(tensor), kernel, blocks, terms)
-            }
+        let (tensor, wide) = (&self.modules.tensor, &self.modules.wide);
+        let walk = |kernel, blocks, terms| match wide.as_ref().or(tensor.as_ref()) {
+            Some(variant) => self.tensor(variant, kernel, blocks, terms),
             None => self.portable(kernel, blocks, true, terms),
         };
         // Columns of a launch.
@@ -200,11 +191,16 @@ impl Steps<'_> {
                 let partials = dims.next_multiple_of(64) as f64 * 4.0 / 64.0;
                 let terms = of_both * pairs + 2 * dims + values;
                 let fused = match on_tensor_cores {
-                    true => self.tensor(&fused_variant(asked), "fused", by_keys, terms),
+                    true => self.tensor(
+                        self.modules.fused.as_ref().unwrap_or(&self.modules.portable),
+                        "fused",
+                        by_keys,
+                        terms,
+                    ),
                     false => self.portable("fused", by_keys, true, terms),
                 };
                 let threads = fused.threads;
-                let working = shares.working(asked);
+                let working = shares.working(spec);
                 let launches = turns * of_both;
                 steps.push(Step { launches, partials, working, ..fused.clone() });
                 steps.push(Step {
@@ -232,7 +228,7 @@ impl Steps<'_> {
                     let sweep = walk("queries", by_queries, launches * pairs + dims);
                     steps.push(Step { launches, ..sweep });
                 }
-                let wide = variants.as_ref().is_some_and(|x| x.wide.is_some()) && values > 0;
+                let wide = wide.is_some() && values > 0;
                 if wide {
                     steps.push(walk("keys", by_keys, pairs + dims));
                     steps.push(walk("values", by_keys, dims + values));
@@ -247,19 +243,20 @@ impl Steps<'_> {
     }
 
     fn sinks_and_bias(&self, [sinks, bias]: [&'static str; 2], tensor: bool) -> Vec<Step> {
-        let (asked, e) = (self.asked, &self.asked.scores.extents);
+        let (spec, e) = (self.spec, &self.spec.extents);
         let mut steps = Vec::new();
-        if asked.scores.sinks {
+        if self.scores.sinks {
             let step = self.portable(sinks, e.query_heads, false, 0);
             steps.push(Step { shared_bytes: 4 * step.threads, ..step });
         }
-        if let Some(extents) = asked.scores.bias {
+        if let Some(extents) = self.scores.bias {
             let tiles = self.tiles_of_bias(extents.batch);
             let (blocks, terms) =
                 (tiles.saturating_mul(extents.heads), self.dims() + self.values());
-            let narrow = asked.storage != Dtype::F32 && !asked.is_wide();
+            let narrow = spec.storage != Dtype::F32 && !spec.is_wide();
             steps.push(if tensor && narrow {
-                let variant = tensor_variants(asked, self.options).tensor;
+                let variant =
+                    self.modules.by_pairs.clone().unwrap_or_else(|| self.modules.portable.clone());
                 self.tensor(&variant, bias, blocks, terms)
             } else {
                 self.portable(bias, blocks, true, terms)
@@ -270,9 +267,9 @@ impl Steps<'_> {
 
     /// Tiles of 64 × 64 pairs that have a gradient of the bias: of batch elements that share it those of the longest.
     fn tiles_of_bias(&self, batch: usize) -> usize {
-        let list = self.asked.scores.sequences();
+        let list = self.scores.sequences();
         let tiles = |rows: usize| rows.div_ceil(64);
-        if batch == 1 && self.asked.scores.extents.batch > 1 {
+        if batch == 1 && self.spec.extents.batch > 1 {
             let most = |f: fn(&etalon_problem::Sequence) -> usize| list.iter().map(f).max();
             return tiles(most(|s| s.queries).unwrap_or(0)) * tiles(most(|s| s.keys).unwrap_or(0));
         }
@@ -281,14 +278,14 @@ impl Steps<'_> {
 
     /// The second order: of bf16 on tensor cores, beside which the portable kernels do what is not finite.
     fn second(&self) -> Vec<Step> {
-        let (asked, dims, values) = (self.asked, self.dims(), self.values());
+        let (spec, dims, values) = (self.spec, self.dims(), self.values());
         let [by_queries, by_keys] = self.owners();
-        let variant = tensor_second_variant(asked);
+        let variant = self.modules.tensor_second.clone();
         let walk = |kernel, blocks, terms| match &variant {
             Some(variant) => self.tensor(variant, kernel, blocks, terms),
             None => self.portable(kernel, blocks, true, terms),
         };
-        let jvp = asked.pass == Pass::Jvp;
+        let jvp = spec.pass == Pass::Jvp;
         // S and u of three products, dP and T of as many; then what they add to.
         let (scores, turns) = (3 * dims, 3 * values);
         let mut steps = Vec::new();
@@ -302,7 +299,7 @@ impl Steps<'_> {
             Some(shares) => {
                 let terms = scores + turns + 4 * dims + 2 * values;
                 let (launches, partials) = (shares.turns(), 4.0);
-                let (working, sums) = (shares.working(asked), shares.sums());
+                let (working, sums) = (shares.working(spec), shares.sums());
                 let fused = self.portable("fused", by_keys, true, terms);
                 steps.push(Step { launches, partials, working, ..fused });
                 let collect = self.portable("collect", 4 * by_queries, false, 0);
@@ -327,35 +324,42 @@ impl Steps<'_> {
             kernel,
             level: Level::Sm90a,
             launches: 1,
-            blocks: tiles.min(self.asked.target.multiprocessors),
+            blocks: tiles.min(self.spec.target.multiprocessors),
             threads: 384,
             shared_bytes: shared_bytes(variant, kernel),
             terms,
             unit: Unit::Wgmma,
             partials: 0.0,
             sums: 0,
-            working: tiles.min(self.asked.target.multiprocessors),
+            working: tiles.min(self.spec.target.multiprocessors),
         }
     }
 
-    fn hopper_forward(&self, plan: &hopper::Plan) -> Vec<Step> {
-        let e = &self.asked.scores.extents;
-        let values = self.asked.value_dim.is_some();
-        let variant = Variant::hopper_forward_of(plan.variant, values, plan.tile);
+    fn hopper_forward(&self) -> Vec<Step> {
+        let e = &self.spec.extents;
+        let values = self.spec.value_dim.is_some();
+        let variant = Variant::hopper_forward_of(
+            self.spec.hopper(),
+            values,
+            blocks::chosen(
+                &blocks::of_hopper(self.spec, self.spec.hopper()),
+                self.spec.options.blocking,
+            ),
+        );
         let groups = variant.define("GROUPS");
         let tiles = e.queries.div_ceil(64 * groups) * e.query_heads * e.batch;
         let step = self.hopper(&variant, "forward", tiles, self.dims() + self.values());
         vec![Step { threads: 128 * (groups as u32 + 1), ..step }]
     }
 
-    fn hopper_backward(&self, plan: &hopper::Plan) -> Vec<Step> {
-        let e = &self.asked.scores.extents;
-        let results = if self.asked.value_dim.is_some() { Results::All } else { Results::Lse };
-        let variant = Variant::hopper_backward(plan.variant, results);
+    fn hopper_backward(&self) -> Vec<Step> {
+        let e = &self.spec.extents;
+        let results = if self.spec.value_dim.is_some() { Results::All } else { Results::Lse };
+        let variant = Variant::hopper_backward(self.spec.hopper(), results);
         let (dims, values) = (self.dims(), self.values());
         let (by_keys, by_queries) = (e.keys.div_ceil(128), e.queries.div_ceil(128));
         let delta = self.hopper(&variant, "delta", 0, 0);
-        let numbers = plan.stat_rows(e) * plan.width / 8;
+        let numbers = self.stat_rows() * self.spec.hopper().width / 8;
         let mut steps = vec![
             Step { blocks: numbers.div_ceil(256), threads: 256, shared_bytes: 0, ..delta },
             self.hopper(&variant, "keys", by_keys * e.batch * e.key_heads, 2 * (dims + values)),
@@ -365,7 +369,7 @@ impl Steps<'_> {
             true => self.of_rows("scale", self.rows()),
             false => self.hopper(&variant, "queries", tiles, 2 * dims + values),
         });
-        if self.asked.scores.sinks || self.asked.scores.bias.is_some() {
+        if self.scores.sinks || self.scores.bias.is_some() {
             steps.push(self.of_rows("delta", self.rows()));
         }
         steps.extend(self.sinks_and_bias(["dsinks", "dbias"], true));
@@ -373,8 +377,8 @@ impl Steps<'_> {
     }
 
     /// The scratch memory, as the pass lays it out for operands that are dense.
-    fn buffers(&self, way: &Way) -> Vec<Buffer> {
-        let (asked, e) = (self.asked, &self.asked.scores.extents);
+    fn buffers(&self, way: Level) -> Vec<Buffer> {
+        let (spec, e) = (self.spec, &self.spec.extents);
         let mut list = Vec::new();
         let mut add = |name, bytes: usize| {
             if bytes > 0 {
@@ -382,56 +386,68 @@ impl Steps<'_> {
             }
         };
         let rows = self.rows();
-        let second = matches!(asked.pass, Pass::DoubleBackward | Pass::Jvp);
-        if asked.pass == Pass::Backward {
+        let second = matches!(spec.pass, Pass::DoubleBackward | Pass::Jvp);
+        if spec.pass == Pass::Backward {
             add("delta of rows", 4 * rows);
         }
         if second {
             add("sums of rows", 2 * 4 * rows * self.values());
             add("numbers of rows", 4 * 4 * rows);
-            add("heads that are not finite", 4 * asked.counts.sequences * e.key_heads);
+            add("heads that are not finite", 4 * spec.counts.sequences * e.key_heads);
         }
         if let Some([slots, sums]) = self.shares.and_then(Shares::bytes) {
             add("partial sums of dq", slots);
             add("sums of dq of the tiles before", sums);
-            if way.is_tensor() {
-                add("heads that are not finite", 4 * asked.counts.sequences * e.key_heads);
+            if way == Level::Sm80 {
+                add("heads that are not finite", 4 * spec.counts.sequences * e.key_heads);
             }
         }
-        if let Way::Hopper(plan) = way {
-            let backward = asked.pass == Pass::Backward;
-            let guarded = backward && !self.options.assume_finite;
+        if way == Level::Sm90a {
+            let backward = spec.pass == Pass::Backward;
+            let guarded = backward && !spec.options.assume_finite;
             add(
                 "operands and results in whole columns, or of finite numbers",
-                self.copies(plan, guarded),
+                self.copies(guarded),
             );
             if backward {
-                add("lse and delta of rows", 2 * 4 * plan.stat_rows(e));
+                add("lse and delta of rows", 2 * 4 * self.stat_rows());
             }
             // And what is not finite of each key head of each sequence.
-            let groups = if backward { self.asked.counts.sequences * e.key_heads } else { 0 };
+            let groups = if backward { self.spec.counts.sequences * e.key_heads } else { 0 };
             add("counters of tiles, and what was found of key heads", 4 * (3 + groups));
         }
         list
     }
 
     /// The copies of operands that have other columns than the kernels, and those in which NaN is 0.
-    fn copies(&self, plan: &hopper::Plan, guarded: bool) -> usize {
-        let e = &self.asked.scores.extents;
+    fn stat_rows(&self) -> usize {
+        let e = &self.spec.extents;
+        let listed = self.spec.hopper().lengths == crate::softmax::Lengths::Listed;
+        let batch = if listed { 1 } else { e.batch };
+        let rows = if listed {
+            64 * (self.spec.counts.by_queries + 1)
+        } else {
+            e.queries.next_multiple_of(128)
+        };
+        batch * e.query_heads * rows
+    }
+
+    fn copies(&self, guarded: bool) -> usize {
+        let e = &self.spec.extents;
         let first = ["q", "k", "v", "o"];
         let later = ["dout", "dq", "dk", "dv"];
-        let backward = self.asked.pass == Pass::Backward;
+        let backward = self.spec.pass == Pass::Backward;
         let names = first.into_iter().chain(later.into_iter().filter(|_| backward));
         let copied = |name: &&str| {
             let of_values = matches!(*name, "v" | "o" | "dout" | "dv");
             let columns = if of_values { self.values() } else { self.dims() };
             let given = *name == "dq" && self.gradient;
-            let copied = columns != plan.width || guarded && *name != "o";
+            let copied = columns != self.spec.hopper().width || guarded && *name != "o";
             copied && !given && (columns > 0 || !of_values)
         };
         let bytes = |name: &str| {
             let (heads, rows) = hopper::rows_of(e, name);
-            (2 * e.batch * heads * rows * plan.width).next_multiple_of(ALIGNMENT)
+            (2 * e.batch * heads * rows * self.spec.hopper().width).next_multiple_of(ALIGNMENT)
         };
         names.filter(copied).map(bytes).sum()
     }

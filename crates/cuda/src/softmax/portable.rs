@@ -1,444 +1,252 @@
-//! The portable kernels of attention and attention_lse: `kernels/portable.cu`.
+//! The kernels of attention and attention_lse of the levels portable and sm80: `kernels/portable.cu`, `kernels/sm80*`.
 
-use crate::family::Family;
-use crate::gpu::Kernels;
-use crate::moves::Place;
-use crate::options::{Options, Precision};
-use crate::parts::absent;
-use crate::softmax::asked::Asked;
+use crate::softmax::Steps;
+use crate::softmax::modules::{TENSOR_THREADS, threads};
+use crate::softmax::pair_args::{FusedArgs, PairArgs, tensor, wanted};
 use crate::softmax::slots::{By, Slots};
-use crate::softmax::{Job, blocks};
-use crate::variant::{self, Variant, shared_bytes, width};
-use cudarc::driver::DeviceRepr;
-use etalon_problem::{Dtype, Error, Mode, Pass};
-use std::sync::Arc;
-
-/// Threads of a block.
-fn threads(job: &Job<'_>) -> u32 {
-    variant::threads(Family::Portable, job.scores().extents.dim, job.prepared.value_dim)
-}
-
-/// Threads of a block of the level sm80.
-pub(crate) const TENSOR_THREADS: u32 = 128;
-
-/// A tensor of four axes whose rows lie side by side: `Tensor` of `pairs.cuh`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Tensor {
-    data: u64,
-    batch: i64,
-    head: i64,
-    row: i64,
-}
-
-/// What a kernel is told: `Call` of `pairs.cuh`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Call {
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor,
-    o: Tensor,
-    dout: Tensor,
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    dbias: Tensor,
-    lse: u64,
-    delta: u64,
-    dlse: u64,
-    sinks: u64,
-    dsinks: u64,
-    allowed: u64,
-    allowed_batch: i64,
-    allowed_head: i64,
-    sequences: u64,
-    spans: u64,
-    tiles: u64,
-    tasks: u64,
-    found: u64,
-    batch: i32,
-    heads: i32,
-    key_heads: i32,
-    queries: i32,
-    keys: i32,
-    dim: i32,
-    value_dim: i32,
-    bias_heads: i32,
-    first_dim: i32,
-    first_value: i32,
-    scale: f32,
-    cap: f32,
-    wide: i32,
-    blocks: i32,
-}
-
-// SAFETY: the fields, their types and their order are those of `Call` in `pairs.cuh`, and it holds no
-// reference of the host.
-unsafe impl DeviceRepr for Call {}
-
-impl Tensor {
-    /// At an address, with the strides of its batch, head and row.
-    pub fn new(data: u64, [batch, head, row]: [i64; 3]) -> Self {
-        Tensor { data, batch, head, row }
-    }
-
-    pub fn is_there(&self) -> bool {
-        self.data != 0
-    }
-}
-
-impl Call {
-    /// The launch whose accumulators begin at these columns.
-    pub fn at(self, first_dim: i32, first_value: i32) -> Call {
-        Call { first_dim, first_value, ..self }
-    }
-
-    /// Where the number at an address is 0 there is nothing to do.
-    pub fn unless(self, found: u64) -> Call {
-        Call { found, ..self }
-    }
-
-    /// With another place for the gradient of q.
-    pub fn with_dq(self, dq: Tensor) -> Call {
-        Call { dq, ..self }
-    }
-
-    /// Over other tiles.
-    pub fn over(self, tasks: u64) -> Call {
-        Call { tasks, ..self }
-    }
-
-    pub fn new(job: &Job<'_>) -> Call {
-        let prepared = job.prepared;
-        let (scores, tables) = (job.scores(), &prepared.tables);
-        let (e, flags) = (&scores.extents, prepared.counts.flags);
-        let pairs = (e.queries * e.keys) as i64;
-        let heads = flags.unwrap_or(1) as i64;
-        // Lazy attention has a bias of another shape.
-        let by_pair = |name| scores.bias.map_or(Tensor::default(), |_| tensor(job, name));
-        Call {
-            q: tensor(job, "q"),
-            k: tensor(job, "k"),
-            v: tensor(job, "v"),
-            bias: by_pair("bias"),
-            o: tensor(job, "o"),
-            dout: tensor(job, "dout"),
-            dq: tensor(job, "dq"),
-            dk: tensor(job, "dk"),
-            dv: tensor(job, "dv"),
-            dbias: by_pair("dbias"),
-            lse: job.address("lse"),
-            delta: prepared.delta.map_or(0, |room| job.at(room)),
-            dlse: job.address("dlse"),
-            sinks: job.address("sinks"),
-            dsinks: job.address("dsinks"),
-            allowed: flags.map_or(0, |_| job.table(tables.allowed)),
-            allowed_batch: heads * pairs,
-            allowed_head: if heads > 1 { pairs } else { 0 },
-            sequences: job.table(tables.sequences),
-            spans: job.table(tables.spans),
-            tiles: job.table(tables.tiles),
-            tasks: job.table(tables.by_queries),
-            found: 0,
-            batch: e.batch as i32,
-            heads: e.query_heads as i32,
-            key_heads: e.key_heads as i32,
-            queries: e.queries as i32,
-            keys: e.keys as i32,
-            dim: e.dim as i32,
-            value_dim: prepared.value_dim.unwrap_or(0) as i32,
-            bias_heads: scores.bias.map_or(0, |bias| bias.heads as i32),
-            first_dim: 0,
-            first_value: 0,
-            scale: scores.scale() as f32,
-            cap: scores.softcap.unwrap_or(0.0) as f32,
-            wide: 0,
-            blocks: 0,
-        }
-    }
-}
-
-/// An operand of four axes. An axis of extent 1 has the stride 0: a shared bias.
-pub(crate) fn tensor(job: &Job<'_>, name: &str) -> Tensor {
-    let Place { address, extents, strides } = job.place(name);
-    let stride = |axis: usize| if extents[axis] == 1 { 0 } else { strides[axis] };
-    Tensor { data: address, batch: stride(0), head: stride(1), row: strides[2] }
-}
-
-/// Why the kernels of the level sm80 cannot compute a pass, if so.
-pub(crate) fn refuses_tensor(asked: &Asked<'_>, mode: Mode) -> Option<&'static str> {
-    let (dim, value_dim) = (asked.scores.extents.dim, asked.value_dim.unwrap_or(0));
-    let f32 = asked.storage == Dtype::F32;
-    match asked.pass {
-        Pass::Forward if f32 && dim > 128 => Some("dim must be at most 128 for f32 on sm80"),
-        Pass::Backward if f32 && dim.max(value_dim) > 128 => {
-            Some("dim and value_dim must be at most 128 for the backward pass of f32 on sm80")
-        }
-        Pass::Forward if dim > 256 => Some("dim must be at most 256 for sm80"),
-        Pass::Backward if dim.max(value_dim) > 256 => {
-            Some("dim and value_dim must be at most 256 for the backward pass of sm80")
-        }
-        _ if asked.insists(mode) && f32 => {
-            Some("the mode `fused` is not written for f32 on sm80, which computes it in two sweeps")
-        }
-        _ if asked.insists(mode) && asked.is_wide() => {
-            Some("dim and value_dim must be at most 128 for the mode `fused` of sm80")
-        }
-        Pass::Forward | Pass::Backward => None,
-        _ => Some("the second order is not written yet for sm80"),
-    }
-}
-
-/// The kernels of the level sm80 for a backward pass of wide operands: their tiles have as many stages as fit
-/// so many bytes of shared memory.
-pub(crate) fn wide_variant(asked: &Asked<'_>, most: u32) -> Option<Variant> {
-    if asked.pass != Pass::Backward || !asked.is_wide() {
-        return None;
-    }
-    let flags = [asked.has_options(), asked.whole];
-    let (dim, storage) = (asked.scores.extents.dim, asked.storage);
-    let of = |stages| Variant::tensor_wide(storage, dim, asked.value_dim, flags, stages);
-    Some(if of(2).shared() <= most { of(2) } else { of(1) })
-}
-
-/// The kernels of the second order on tensor cores, where they compute it.
-pub(crate) fn tensor_second_variant(asked: &Asked<'_>) -> Option<Variant> {
-    let flags = [asked.has_options(), asked.whole];
-    let dim = asked.scores.extents.dim;
-    let serves = asked.storage == Dtype::Bf16 && !asked.is_wide();
-    serves.then(|| Variant::tensor_second(dim, asked.value_dim, flags))
-}
-
-/// The kernels of the level sm80 for the forward pass, and for the backward pass that is not wide.
-pub(crate) fn tensor_variant(asked: &Asked<'_>, options: &Options) -> Variant {
-    let (dim, flags) = (asked.scores.extents.dim, [asked.has_options(), asked.whole]);
-    if asked.storage == Dtype::F32 {
-        let bf16x3 = options.precision == Precision::Bf16x3;
-        return Variant::tensor_f32(bf16x3, dim, asked.value_dim, flags);
-    }
-    let variant = Variant::tensor(asked.storage, dim, asked.value_dim, flags[0], flags[1]);
-    variant.with("TILES", blocks::number(asked, options))
-}
-
-/// Those for its pass by keys with what these add to dq.
-pub(crate) fn fused_variant(asked: &Asked<'_>) -> Variant {
-    let flags = [asked.has_options(), asked.whole];
-    Variant::tensor_fused(asked.storage, asked.scores.extents.dim, asked.value_dim, flags)
-}
-
-fn kernels<'a>(job: &Job<'a>) -> Result<&'a Kernels, Error> {
-    job.prepared.portable.as_deref().ok_or_else(|| absent("the level portable"))
-}
+use crate::step::Work;
+use crate::variant::{Variant, width};
+use etalon_problem::Error;
 
 /// The first columns of the launches that together cover so many.
-pub(crate) fn parts(columns: usize) -> impl Iterator<Item = i32> {
-    (0..columns).step_by(width(columns)).map(|first| first as i32)
+pub(crate) fn parts(columns: usize) -> impl Iterator<Item = usize> {
+    (0..columns).step_by(width(columns))
 }
 
+/// The columns of the launch that begins at a column, of so many.
+pub(crate) fn part(columns: usize, first: usize) -> usize {
+    columns.saturating_sub(first).min(width(columns))
+}
+
+/// What a launch computes for each pair; nothing, where it depends on a number that kernels find.
+pub(crate) fn work(variant: &Variant, args: &PairArgs, terms: usize) -> Work {
+    let terms = if args.found.0 == 0 { terms } else { 0 };
+    Work { terms, unit: variant.unit(), ..Work::NONE }
+}
+
+/// Adds a launch of a kernel of the portable level.
 fn launch(
-    job: &Job<'_>,
-    kernels: &Kernels,
-    name: &str,
+    steps: &Steps<'_>,
+    name: &'static str,
     blocks: usize,
-    call: &Call,
+    args: &PairArgs,
+    terms: usize,
 ) -> Result<(), Error> {
-    let kernel = kernels.get(name)?;
-    job.queue.launch(kernel, blocks as u64, (threads(job), 0), call)
+    let variant = &steps.prepared.modules.portable;
+    let grid = (blocks, threads(variant, &steps.prepared.spec));
+    steps.launch_work((variant, name), grid, args, work(variant, args, terms))
 }
 
-/// Launches a kernel whose blocks may do the work of several: where it may have nothing to do, there are few.
+/// Adds a launch of a kernel whose blocks may do the work of several: where it may have nothing to do, there are few.
 fn launch_few(
-    job: &Job<'_>,
-    kernels: &Kernels,
-    name: &str,
+    steps: &Steps<'_>,
+    name: &'static str,
     blocks: usize,
-    call: &Call,
+    args: &PairArgs,
+    terms: usize,
 ) -> Result<(), Error> {
-    let most = if call.found == 0 { blocks } else { 4 * job.queue.device.multiprocessors };
-    launch(job, kernels, name, blocks.min(most), &Call { blocks: blocks as i32, ..*call })
+    let most = if args.found.0 == 0 { blocks } else { 4 * steps.multiprocessors() };
+    launch(steps, name, blocks.min(most), &PairArgs { blocks: blocks as i32, ..*args }, terms)
 }
 
-/// Launches a kernel that walks tiles: that of the level sm80 where the pass was prepared with it.
-fn walk(job: &Job<'_>, name: &str, blocks: usize, call: &Call) -> Result<(), Error> {
-    let has = |module: &&Module| module.1.kernels().contains(&name);
-    let (wide, tensor) = (&job.prepared.wide, &job.prepared.tensor);
-    match wide.iter().chain(tensor).find(has) {
-        None => launch_few(job, kernels(job)?, name, blocks, call),
-        Some(module) => launch_tensor(job, module, name, blocks, call),
-    }
-}
-
-/// A module, and which one it is.
-type Module = (Arc<Kernels>, Variant);
-
+/// Adds a launch of a kernel of the level sm80.
 fn launch_tensor(
-    job: &Job<'_>,
-    (kernels, variant): &Module,
-    name: &str,
+    steps: &Steps<'_>,
+    kernel: (&Variant, &'static str),
     blocks: usize,
-    call: &Call,
+    args: &PairArgs,
+    terms: usize,
 ) -> Result<(), Error> {
-    let block = (TENSOR_THREADS, shared_bytes(variant, name));
-    job.queue.launch(kernels.get(name)?, blocks as u64, block, call)
+    steps.launch_work(kernel, (blocks, TENSOR_THREADS), args, work(kernel.0, args, terms))
+}
+
+/// Adds a launch of a kernel that walks tiles: that of the level sm80 where it computes the pass.
+fn walk(
+    steps: &Steps<'_>,
+    name: &'static str,
+    blocks: usize,
+    args: &PairArgs,
+    terms: usize,
+) -> Result<(), Error> {
+    match steps.prepared.modules.tensor_with(name) {
+        None => launch_few(steps, name, blocks, args, terms),
+        Some(variant) => launch_tensor(steps, (variant, name), blocks, args, terms),
+    }
 }
 
 /// o, if it has a place, and lse.
-pub(crate) fn forward(job: &Job<'_>) -> Result<(), Error> {
-    let call = Call::new(job);
-    let blocks = job.prepared.counts.by_queries * job.scores().extents.query_heads;
-    let columns = job.prepared.value_dim.filter(|_| call.o.data != 0).unwrap_or(1);
-    let at_once =
-        if job.prepared.tensor.is_none() { width(columns) } else { width(columns).min(128) };
-    for first_value in (0..columns).step_by(at_once) {
-        walk(job, "forward", blocks, &call.at(0, first_value as i32))?;
+pub(crate) fn forward(steps: &Steps<'_>) -> Result<(), Error> {
+    let (e, prepared) = (&steps.scores().extents, steps.prepared);
+    let args = PairArgs::new(steps);
+    let blocks = prepared.counts.by_queries * e.query_heads;
+    let values = wanted(args.o, prepared.value_dim.unwrap_or(0));
+    let columns = prepared.value_dim.filter(|_| args.o.is_there()).unwrap_or(1);
+    let most = if prepared.modules.tensor.is_none() { usize::MAX } else { 128 };
+    let at_once = width(columns).min(most);
+    for first in (0..columns).step_by(at_once) {
+        let terms = e.dim + values.saturating_sub(first).min(at_once);
+        walk(steps, "forward", blocks, &args.at([0, first]), terms)?;
     }
     Ok(())
 }
 
 /// ∂lse/∂q of attention_lse, from the lse that the forward pass has just written: dq of a dlse of 1.
-pub(crate) fn gradient_of_lse(job: &Job<'_>) -> Result<(), Error> {
-    let dq = tensor(job, "gradient");
-    let call = Call { dq, delta: 0, wide: 1, ..Call::new(job) };
-    each_dq(job, |blocks, part| {
-        launch_few(job, kernels(job)?, "queries", blocks, &call.at(part, 0))
-    })
+pub(crate) fn gradient_of_lse(steps: &Steps<'_>) -> Result<(), Error> {
+    let dq = tensor(steps, "gradient");
+    let args = PairArgs { dq, delta: 0.into(), wide: 1, ..PairArgs::new(steps) };
+    each_dq(steps, &args, |blocks, args, terms| launch_few(steps, "queries", blocks, &args, terms))
 }
 
-/// Calls `launch` with the number of blocks of the gradient of q and the first column of each part of it.
-fn each_dq(job: &Job<'_>, launch: impl Fn(usize, i32) -> Result<(), Error>) -> Result<(), Error> {
-    let e = &job.scores().extents;
-    let blocks = job.prepared.counts.by_queries * e.query_heads;
-    parts(e.dim).try_for_each(|part| launch(blocks, part))
+/// Calls `launch` with the number of blocks of the gradient of q, the arguments for each part of it, and what it computes.
+fn each_dq(
+    steps: &Steps<'_>,
+    args: &PairArgs,
+    launch: impl Fn(usize, PairArgs, usize) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let e = &steps.scores().extents;
+    let blocks = steps.prepared.counts.by_queries * e.query_heads;
+    let pairs = e.dim + steps.prepared.value_dim.unwrap_or(0);
+    parts(e.dim)
+        .try_for_each(|first| launch(blocks, args.at([first, 0]), pairs + part(e.dim, first)))
 }
 
 /// The gradients that have places. With the address of a number, kernels do nothing where that is 0.
-pub(crate) fn backward(job: &Job<'_>, found: u64) -> Result<(), Error> {
-    let call = Call::new(job).unless(found);
-    delta(job, &call)?;
-    match &job.prepared.slots {
-        Some(slots) => fused(job, slots, &call)?,
+pub(crate) fn backward(steps: &Steps<'_>, found: u64) -> Result<(), Error> {
+    let args = PairArgs { found: found.into(), ..PairArgs::new(steps) };
+    delta(steps, &args)?;
+    match &steps.prepared.slots {
+        Some(slots) => fused(steps, slots, &args)?,
         None => {
-            if call.dq.data != 0 && job.prepared.has_gradient() {
-                scale(job, &call)?;
-            } else if call.dq.data != 0 {
-                each_dq(job, |blocks, part| walk(job, "queries", blocks, &call.at(part, 0)))?;
+            if args.dq.is_there() && steps.prepared.has_gradient() {
+                scale(steps, &args)?;
+            } else if args.dq.is_there() {
+                each_dq(steps, &args, |blocks, args, terms| {
+                    walk(steps, "queries", blocks, &args, terms)
+                })?;
             }
-            dk_and_dv(job, &call)?;
+            dk_and_dv(steps, &args)?;
         }
     }
-    sinks_and_bias(job, &call)
+    sinks_and_bias(steps, &args)
 }
 
 /// Blocks of kernels that have a row for each warp.
-fn by_rows(job: &Job<'_>) -> usize {
-    job.scores().row_shape().iter().product::<usize>().div_ceil(threads(job) as usize / 32)
+fn by_rows(steps: &Steps<'_>) -> usize {
+    let prepared = steps.prepared;
+    let warps = threads(&prepared.modules.portable, &prepared.spec) / 32;
+    prepared.spec.rows().div_ceil(warps as usize)
 }
 
 /// δ of every row, if something needs it.
-fn delta(job: &Job<'_>, call: &Call) -> Result<(), Error> {
-    let needed = call.delta != 0;
-    if needed { launch_few(job, kernels(job)?, "delta", by_rows(job), call) } else { Ok(()) }
+fn delta(steps: &Steps<'_>, args: &PairArgs) -> Result<(), Error> {
+    let needed = args.delta.0 != 0;
+    if needed { launch_few(steps, "delta", by_rows(steps), args, 0) } else { Ok(()) }
 }
 
 /// dq of attention_lse from the `gradient` that is given.
-fn scale(job: &Job<'_>, call: &Call) -> Result<(), Error> {
-    let call = Call { q: tensor(job, "gradient"), ..*call };
-    launch(job, kernels(job)?, "scale", by_rows(job), &call)
+fn scale(steps: &Steps<'_>, args: &PairArgs) -> Result<(), Error> {
+    let args = PairArgs { q: tensor(steps, "gradient"), ..*args };
+    launch(steps, "scale", by_rows(steps), &args, 0)
 }
 
 /// The same as a pass on tensor cores computes it.
-pub(crate) fn scaled_gradient(job: &Job<'_>) -> Result<(), Error> {
-    scale(job, &Call::new(job))
+pub(crate) fn scaled_gradient(steps: &Steps<'_>) -> Result<(), Error> {
+    scale(steps, &PairArgs::new(steps))
 }
 
 /// dq beside dk and dv, from slots.
-fn fused(job: &Job<'_>, slots: &Slots, call: &Call) -> Result<(), Error> {
-    let over = call.over(job.table(job.prepared.tables.by_keys));
-    let dims = job.scores().extents.dim;
-    let calls: Vec<Call> =
-        by_keys(job, call, dims).map(|[dim, value]| over.at(dim, value)).collect();
-    let by = match &job.prepared.fused {
-        Some((kernels, variant)) => By {
-            fused: kernels.get("fused")?,
-            collect: kernels.get("collect")?,
-            threads: TENSOR_THREADS,
-            shared: shared_bytes(variant, "fused"),
-        },
+fn fused(steps: &Steps<'_>, slots: &Slots, args: &PairArgs) -> Result<(), Error> {
+    let prepared = steps.prepared;
+    let (e, values) = (&steps.scores().extents, prepared.value_dim.unwrap_or(0));
+    let over = args.over(steps.table(prepared.tables.by_keys));
+    let firsts: Vec<[usize; 2]> = by_keys(steps, args, e.dim).collect();
+    let (variant, threads) = match &prepared.modules.fused {
+        Some(variant) => (variant, TENSOR_THREADS),
         None => {
-            let (kernels, threads) = (kernels(job)?, threads(job));
-            By {
-                fused: kernels.get("fused")?,
-                collect: kernels.get("collect")?,
-                threads,
-                shared: 0,
-            }
+            let variant = &prepared.modules.portable;
+            (variant, threads(variant, &prepared.spec))
         }
     };
-    slots.run(job, &by, &calls, call.with_dq(call.dq))?;
-    let Some(odd) = slots.odd(job) else { return Ok(()) };
+    // S and dP in each launch, then what each adds to.
+    let terms = firsts.len() * (e.dim + values) + 2 * e.dim + values;
+    let partials = e.dim.next_multiple_of(64) as f64 * 4.0 / 64.0;
+    let by = By { variant, threads, work: Work { partials, ..work(variant, args, terms) } };
+    let with = |slots| firsts.iter().map(|&at| FusedArgs { c: over.at(at), slots }).collect();
+    slots.run(steps, &by, with, *args)?;
+    let Some(odd) = slots.odd(steps) else { return Ok(()) };
     // Blocks of key heads whose keys are finite have nothing to do.
-    each_dq(job, |blocks, part| walk(job, "queries", blocks, &call.unless(odd).at(part, 0)))
+    let args = PairArgs { found: odd.into(), ..*args };
+    each_dq(steps, &args, |blocks, args, terms| walk(steps, "queries", blocks, &args, terms))
 }
 
 /// The gradients of the sinks and of the bias, if they have places.
-pub(crate) fn dsinks_and_dbias(job: &Job<'_>) -> Result<(), Error> {
-    if job.address("dsinks") == 0 && job.address("dbias") == 0 {
+pub(crate) fn dsinks_and_dbias(steps: &Steps<'_>) -> Result<(), Error> {
+    if steps.address("dsinks") == 0 && steps.address("dbias") == 0 {
         return Ok(());
     }
-    let call = Call::new(job);
-    delta(job, &call)?;
-    sinks_and_bias(job, &call)
+    let args = PairArgs::new(steps);
+    delta(steps, &args)?;
+    sinks_and_bias(steps, &args)
 }
 
 /// The same, from the δ of every row.
-fn sinks_and_bias(job: &Job<'_>, call: &Call) -> Result<(), Error> {
-    let kernels = kernels(job)?;
-    if call.dsinks != 0 {
-        launch(job, kernels, "dsinks", job.scores().extents.query_heads, call)?;
+fn sinks_and_bias(steps: &Steps<'_>, args: &PairArgs) -> Result<(), Error> {
+    let (e, prepared) = (&steps.scores().extents, steps.prepared);
+    if args.dsinks.0 != 0 {
+        launch(steps, "dsinks", e.query_heads, args, 0)?;
     }
-    if call.dbias.data != 0 {
-        let blocks = job.prepared.counts.by_pairs * call.bias_heads as usize;
-        let tasks = job.table(job.prepared.tables.by_pairs);
-        match &job.prepared.by_pairs {
-            Some(module) => launch_tensor(job, module, "dbias", blocks, &call.over(tasks))?,
-            None => launch(job, kernels, "dbias", blocks, &call.over(tasks))?,
+    if args.dbias.is_there() {
+        let blocks = prepared.counts.by_pairs * args.bias_heads as usize;
+        let args = args.over(steps.table(prepared.tables.by_pairs));
+        let terms = e.dim + prepared.value_dim.unwrap_or(0);
+        match &prepared.modules.by_pairs {
+            Some(variant) => launch_tensor(steps, (variant, "dbias"), blocks, &args, terms)?,
+            None => launch(steps, "dbias", blocks, &args, terms)?,
         }
     }
     Ok(())
 }
 
-fn dk_and_dv(job: &Job<'_>, call: &Call) -> Result<(), Error> {
-    let (e, values) = (&job.scores().extents, wanted(call.dv, job.prepared.value_dim.unwrap_or(0)));
-    let dims = wanted(call.dk, e.dim);
-    let blocks = job.prepared.counts.by_keys * e.key_heads;
-    let over = call.over(job.table(job.prepared.tables.by_keys));
-    let apart = |module: &Module| module.1.kernels().contains(&"values");
-    let (wide, tensor) = (&job.prepared.wide, &job.prepared.tensor);
-    if wide.as_ref().is_some_and(apart) || dims == 0 && tensor.as_ref().is_some_and(apart) {
+fn dk_and_dv(steps: &Steps<'_>, args: &PairArgs) -> Result<(), Error> {
+    let (e, prepared) = (&steps.scores().extents, steps.prepared);
+    let all_values = prepared.value_dim.unwrap_or(0);
+    let (dims, values) = (wanted(args.dk, e.dim), wanted(args.dv, all_values));
+    let blocks = prepared.counts.by_keys * e.key_heads;
+    let over = args.over(steps.table(prepared.tables.by_keys));
+    let wide = prepared.modules.wide.is_some() || dims == 0;
+    if wide && prepared.modules.tensor_with("values").is_some() {
         // Of wide operands each has its own kernel, and dv where dk is not asked for.
         if dims > 0 {
-            walk(job, "keys", blocks, &over)?;
+            walk(steps, "keys", blocks, &over, 2 * e.dim + all_values)?;
         }
-        return if values > 0 { walk(job, "values", blocks, &over) } else { Ok(()) };
+        let terms = e.dim + values;
+        return if values > 0 { walk(steps, "values", blocks, &over, terms) } else { Ok(()) };
     }
-    let mut launches = by_keys(job, call, dims);
-    launches.try_for_each(|[dim, value]| walk(job, "keys", blocks, &over.at(dim, value)))
-}
-
-/// The columns of what is wanted.
-fn wanted(tensor: Tensor, columns: usize) -> usize {
-    if tensor.is_there() { columns } else { 0 }
+    by_keys(steps, args, dims).try_for_each(|[dim, value]| {
+        let terms = e.dim + all_values + part(dims, dim) + part(values, value);
+        walk(steps, "keys", blocks, &over.at([dim, value]), terms)
+    })
 }
 
 /// The first columns of D and of E of the launches that together cover so many of D, and those of dv. A part that is not wanted
 /// any more begins beyond the last column.
-fn by_keys(job: &Job<'_>, call: &Call, dims: usize) -> impl Iterator<Item = [i32; 2]> + use<> {
-    let (dim, value_dim) = (job.scores().extents.dim, job.prepared.value_dim.unwrap_or(0));
-    let (mut dims, mut values) = (parts(dims), parts(wanted(call.dv, value_dim)));
+fn by_keys(
+    steps: &Steps<'_>,
+    args: &PairArgs,
+    dims: usize,
+) -> impl Iterator<Item = [usize; 2]> + use<> {
+    let (dim, value_dim) = (steps.scores().extents.dim, steps.prepared.value_dim.unwrap_or(0));
+    columns([dims, wanted(args.dv, value_dim)], [dim, value_dim])
+}
+
+/// The same of so many columns that are wanted, of so many.
+pub(crate) fn columns(
+    wanted: [usize; 2],
+    [dim, value_dim]: [usize; 2],
+) -> impl Iterator<Item = [usize; 2]> + use<> {
+    let (mut dims, mut values) = (parts(wanted[0]), parts(wanted[1]));
     std::iter::from_fn(move || match (dims.next(), values.next()) {
         (None, None) => None,
-        (first, value) => Some([first.unwrap_or(dim as i32), value.unwrap_or(value_dim as i32)]),
+        (first, value) => Some([first.unwrap_or(dim), value.unwrap_or(value_dim)]),
     })
 }

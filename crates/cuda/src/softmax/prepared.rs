@@ -1,60 +1,46 @@
-//! A pass of attention, attention_lse or lazy_attention: where its operands lie, its tables, its kernels.
+//! A pass of attention, attention_lse or lazy_attention: where its operands lie, its tables, its modules.
 
-use crate::gpu::Kernels;
+use crate::levels::{LevelRow, choose};
+use crate::options::{Level, Options};
 use crate::parts::{Holds, Parts};
-use crate::queue::Queue;
+use crate::pass::{PreparedPass, TableImage};
 use crate::room::{Layout, Room};
-use crate::softmax::Job;
-use crate::softmax::asked::Asked;
+use crate::softmax::Steps;
 use crate::softmax::counts::Counts;
 use crate::softmax::given::{Given, GivenArray};
+use crate::softmax::modules::Modules;
 use crate::softmax::rows::Rows;
 use crate::softmax::slots::Slots;
+use crate::softmax::spec::Spec;
 use crate::softmax::tables::Tables;
-use crate::variant::Variant;
+use crate::step::Draft;
 use crate::workspace::Held;
 use etalon_problem::{Dtype, Error, Operand, Pass, Problem, Role, Scores, Sequences, Table};
-use std::borrow::Cow;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// A pass of a problem: what its kernels are told, for any operands of the same shapes and strides.
+/// A pass of a problem, for any operands of the same shapes and strides.
 #[derive(Debug)]
 pub(crate) struct Prepared<'a> {
     pub parts: Parts,
-    pub scores: Cow<'a, Scores>,
+    pub scores: &'a Scores,
     /// E; `None` of attention_lse.
     pub value_dim: Option<usize>,
     /// Whether the pass reads o, if it has one: for dv alone it does not.
     pub reads_o: bool,
     pub counts: Counts,
+    pub spec: Spec,
+    /// The level that computes the pass, and its modules.
+    pub level: Level,
+    pub modules: Modules,
     pub tables: Tables,
-    origin: Origin,
+    /// What the pass keeps on the device: the tables, or what every call makes them of.
+    image: TableImage,
+    given: Option<Given>,
     /// δ of every row, in the backward pass of the first two, if that needs it.
     pub delta: Option<Room>,
     /// Where the gradient of q is computed in the pass by keys.
     pub slots: Option<Slots>,
-    /// The kernels of the level sm80 for that.
-    pub fused: Option<(Arc<Kernels>, Variant)>,
-    pub portable: Option<Arc<Kernels>>,
-    /// The kernels of the level sm80, which take the place of portable ones.
-    pub tensor: Option<(Arc<Kernels>, Variant)>,
-    /// Those of a backward pass of wide operands.
-    pub wide: Option<(Arc<Kernels>, Variant)>,
-    /// Those for the gradient of the bias.
-    pub by_pairs: Option<(Arc<Kernels>, Variant)>,
-    pub second: Option<Arc<Kernels>>,
-    /// The kernels of the second order on tensor cores, which take the place of these where all is finite.
-    pub tensor_second: Option<(Arc<Kernels>, Variant)>,
-}
-
-/// Where the tables come from.
-#[derive(Debug)]
-enum Origin {
-    /// They were made here, and are copied once.
-    Host(Box<Rows>),
-    /// The device makes them in every call.
-    Device(Box<Given>),
 }
 
 impl Deref for Prepared<'_> {
@@ -73,18 +59,18 @@ impl AsRef<Parts> for Prepared<'_> {
 
 impl<'a> Prepared<'a> {
     /// Lays the memory of a pass out that has passed [`Table::check_call`], and makes its tables, unless calls give arrays
-    /// that they are made of.
+    /// that they are made of. Fails where the level that is asked for cannot compute the pass.
     pub fn new(
         held: Arc<Held>,
         problem: &'a Problem,
         (pass, storage): (Pass, Dtype),
         table: &Table,
         (holds, given): (Holds<'_>, &[GivenArray]),
+        (levels, options): (&'static [LevelRow<Spec>], &Options),
         layout: &mut Layout,
     ) -> Result<Prepared<'a>, Error> {
         let (scores, value_dim) = scores_of(problem)?;
-        let is_lazy = matches!(problem, Problem::LazyAttention(_));
-        let is_backward = pass == Pass::Backward && !is_lazy;
+        let is_backward = pass == Pass::Backward && !is_lazy(problem);
         let needs_ds =
             ["dq", "dk", "dsinks", "dbias"].into_iter().any(|name| holds(name, true).is_some());
         let reads_o = !is_backward || needs_ds;
@@ -101,76 +87,65 @@ impl<'a> Prepared<'a> {
             _ => Counts::most(scores)?,
         };
         let tables = Tables::new(&counts, scores)?;
-        let origin = match given {
-            [] => Origin::Host(Box::new(Rows::new(scores)?)),
-            _ => Origin::Device(Box::new(Given::new(
-                &parts,
-                scores,
-                given,
-                (&counts, &tables),
-                layout,
-            )?)),
+        let (given, image) = match given {
+            [] => (None, tables.image(Rows::new(scores)?, scores)),
+            _ => {
+                let (given, image) = Given::new(scores, given, (&counts, &tables), layout)?;
+                (Some(given), image)
+            }
         };
-        let numbers = scores.row_shape().iter().product::<usize>();
         let delta = match is_backward && needs_ds {
-            true => Some(layout.room(4 * numbers)?),
+            true => Some(layout.room(4 * scores.row_shape().iter().product::<usize>())?),
             false => None,
+        };
+        let flags = [has_whole_rows(&parts), has_both(&parts)];
+        let of = (scores, value_dim);
+        let spec = Spec::new(of, (pass, storage), counts, flags, parts.target, options);
+        let level = choose(levels, &spec, options.level)?.level;
+        let modules = match problem {
+            Problem::LazyAttention(lazy) => Modules::lazy(&spec, level, lazy.bias.is_some()),
+            _ => Modules::new(&spec, level),
         };
         Ok(Prepared {
             parts,
-            scores: Cow::Borrowed(scores),
+            scores,
             value_dim,
             reads_o,
             counts,
+            spec,
+            level,
+            modules,
             tables,
-            origin,
+            image,
+            given,
             delta,
             slots: None,
-            fused: None,
-            portable: None,
-            tensor: None,
-            wide: None,
-            by_pairs: None,
-            second: None,
-            tensor_second: None,
         })
     }
 
-    /// A call of the pass, once its tables are there.
-    pub fn begin<'j>(job: Job<'j>) -> Result<Job<'j>, Error> {
-        match &job.prepared.origin {
-            Origin::Host(_) => Ok(job),
-            Origin::Device(given) => given.make(job),
-        }
-    }
-
-    /// What decides how the pass is computed.
-    pub fn asked(&self) -> Asked<'_> {
-        let (own, others) = match self.pass {
-            Pass::DoubleBackward => ("gq", ["gk", "gv"]),
-            _ => ("dq", ["dk", "dv"]),
+    /// The pass, with the kernels that its steps launch: copies of what the caller holds elsewhere than kernels find it,
+    /// tables that the device makes, what a function adds, and copies of results.
+    pub fn load(
+        self,
+        scratch_bytes: usize,
+        compute: impl FnOnce(&Steps<'_>) -> Result<(), Error>,
+    ) -> Result<Box<PreparedPass>, Error> {
+        let draft = Draft::new(self.target);
+        let steps = Steps::new(&self, &draft);
+        steps.gather()?;
+        let steps = match &self.given {
+            Some(given) => given.make(steps)?,
+            None => steps,
         };
-        let both = self.has(own) && others.into_iter().any(|name| self.has(name));
-        Asked {
-            scores: &self.scores,
-            value_dim: self.value_dim,
-            pass: self.pass,
-            storage: self.storage,
-            counts: self.counts,
-            whole: self.has_whole_rows(),
-            both: both && !self.has_gradient(),
-            target: self.device().target(),
-        }
+        compute(&steps)?;
+        steps.scatter()?;
+        let Prepared { parts, image, .. } = self;
+        Ok(Box::new(PreparedPass::load(parts, image, scratch_bytes, draft.into_steps())?))
     }
 
     /// Whether the backward pass of attention_lse is given ∂lse/∂q, of which dq is a multiple.
     pub fn has_gradient(&self) -> bool {
-        self.pass == Pass::Backward && self.part("gradient").is_some_and(|part| part.given)
-    }
-
-    /// The same without the problem that it was made from.
-    pub fn into_owned(self) -> Prepared<'static> {
-        Prepared { scores: Cow::Owned(self.scores.into_owned()), ..self }
+        has_gradient(&self.parts)
     }
 
     /// Whether kernels leave elements out: rows of no sequence, which get 0, and −∞ as their lse. In a dense
@@ -181,38 +156,33 @@ impl<'a> Prepared<'a> {
             || [e.batch, e.query_heads, e.key_heads, e.queries, e.keys].contains(&0)
     }
 
-    /// The bytes that the pass keeps: its tables, or what they are made of.
-    pub fn table_bytes(&self) -> usize {
-        match &self.origin {
-            Origin::Host(_) => self.tables.bytes,
-            Origin::Device(given) => given.bytes,
-        }
-    }
-
-    /// Copies them to memory that begins there.
-    pub fn upload(&self, queue: &Queue<'_>, tables: u64) -> Result<(), Error> {
-        match &self.origin {
-            Origin::Host(rows) => self.tables.upload(rows, &self.scores, queue, tables),
-            Origin::Device(given) => given.upload(queue, tables),
-        }
-    }
-
-    /// Whether rows of what kernels multiply begin and end at multiples of 16 bytes.
-    pub fn has_whole_rows(&self) -> bool {
-        let operands = ["q", "k", "v", "dout", "cot_o", "ddq", "ddk", "ddv", "tq", "tk", "tv"];
-        self.parts.have_whole_rows(&operands)
-    }
-
-    /// A module for the device, and which one it is.
-    pub fn load(&self, variant: Variant) -> Result<(Arc<Kernels>, Variant), Error> {
-        let device = self.device();
-        Ok((device.kernels(variant.clone(), &device.architecture())?, variant))
-    }
-
     /// Whether o and lse are computed: as results, or since a later pass lacks them.
     pub fn computes_forward(&self) -> bool {
         self.pass == Pass::Forward || !self.is_given("lse") || (self.reads_o && !self.is_given("o"))
     }
+}
+
+/// Whether the gradient of q is wanted beside another that is computed by keys.
+fn has_both(parts: &Parts) -> bool {
+    let (own, others) = match parts.pass {
+        Pass::DoubleBackward => ("gq", ["gk", "gv"]),
+        _ => ("dq", ["dk", "dv"]),
+    };
+    parts.has(own) && others.into_iter().any(|name| parts.has(name)) && !has_gradient(parts)
+}
+
+fn has_gradient(parts: &Parts) -> bool {
+    parts.pass == Pass::Backward && parts.part("gradient").is_some_and(|part| part.given)
+}
+
+/// Whether rows of what kernels multiply begin and end at multiples of 16 bytes.
+fn has_whole_rows(parts: &Parts) -> bool {
+    let operands = ["q", "k", "v", "dout", "cot_o", "ddq", "ddk", "ddv", "tq", "tk", "tv"];
+    parts.have_whole_rows(&operands)
+}
+
+fn is_lazy(problem: &Problem) -> bool {
+    matches!(problem, Problem::LazyAttention(_))
 }
 
 /// The scores of a problem, and E where there are values.

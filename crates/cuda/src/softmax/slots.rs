@@ -1,9 +1,12 @@
 //! The gradient of q in the pass by keys: `kernels/slots.cuh`.
 
+use crate::args::KernelArgs;
 use crate::room::{Layout, Room};
-use crate::softmax::Job;
-use crate::softmax::asked::Asked;
-use cudarc::driver::{CudaFunction, DeviceRepr};
+use crate::softmax::Steps;
+use crate::softmax::pair_args::{FusedArgs, PairArgs, SlotArgs};
+use crate::softmax::spec::Spec;
+use crate::step::Work;
+use crate::variant::Variant;
 use etalon_problem::{Error, Mode, Pass};
 use std::ops::Range;
 
@@ -21,20 +24,20 @@ impl Shares {
     /// What a pass holds whose kernels compute the gradient of q in the pass by keys, where that is its mode. `Auto` takes that
     /// mode where all is in one launch and the tiles of keys that fit the budget keep the device busy; a caller that insists
     /// gets two slots at least: one of a tile, one of the sums of the tiles before.
-    pub fn new(asked: &Asked<'_>, mode: Mode, budget: usize) -> Option<Shares> {
-        let e = &asked.scores.extents;
+    pub fn new(spec: &Spec) -> Option<Shares> {
+        let (e, mode, budget) = (&spec.extents, spec.options.mode, spec.options.partials_budget);
         // The second order has such kernels of narrow operands alone, and there the mode is a hint.
-        let narrow = asked.columns() <= 64;
+        let narrow = spec.columns() <= 64;
         let may = match mode {
             Mode::Auto => narrow,
-            Mode::FusedPartials => narrow || asked.pass == Pass::Backward,
+            Mode::FusedPartials => narrow || spec.pass == Pass::Backward,
             Mode::Separate | Mode::ForwardGradient => false,
         };
         let insists = mode == Mode::FusedPartials;
-        let rows = asked.scores.row_shape().iter().product::<usize>();
+        let rows = spec.rows();
         let each = rows.checked_mul(4 * e.dim.next_multiple_of(64)).filter(|&each| each > 0)?;
-        let tiles = asked.counts.longest;
-        if !asked.both || !may || tiles == 0 {
+        let tiles = spec.counts.longest;
+        if !spec.both || !may || tiles == 0 {
             return None;
         }
         if tiles <= budget / each {
@@ -43,14 +46,14 @@ impl Shares {
         // One holds the sums of the tiles before.
         let held = (budget / each).saturating_sub(1);
         let shares = Shares { each, tiles, held };
-        let busy = held > 0 && shares.working(asked) >= 2 * asked.target.multiprocessors;
+        let busy = held > 0 && shares.working(spec) >= 2 * spec.target.multiprocessors;
         let held = if insists { held.clamp(1, tiles) } else { held };
         (insists || busy).then_some(Shares { each, tiles, held })
     }
 
     /// The blocks of a launch that have slots, about.
-    pub fn working(self, asked: &Asked<'_>) -> usize {
-        self.held * (asked.counts.by_keys / self.tiles) * asked.scores.extents.key_heads
+    pub fn working(self, spec: &Spec) -> usize {
+        self.held * (spec.counts.by_keys / self.tiles) * spec.extents.key_heads
     }
 
     /// How often the pass by keys is launched.
@@ -81,48 +84,23 @@ pub(crate) struct Slots {
     odd: Room,
 }
 
-/// The kernels of a pass by keys that leaves slots, with their threads and the shared memory of the first.
+/// The launches of a pass by keys that leaves slots: the module, its threads, and what its first kernel computes in all.
 pub(crate) struct By<'a> {
-    pub fused: &'a CudaFunction,
-    pub collect: &'a CudaFunction,
+    pub variant: &'a Variant,
     pub threads: u32,
-    pub shared: u32,
+    pub work: Work,
 }
-
-/// `Slots` of `slots.cuh`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-struct Held {
-    at: u64,
-    totals: u64,
-    odd: u64,
-    first: i32,
-    end: i32,
-    last: i32,
-}
-
-/// What kernels are told: a call and the slots, as `Collected` of `slots.cuh`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-struct With<T> {
-    call: T,
-    slots: Held,
-}
-
-// SAFETY: the fields, their types and their order are those of `Collected` of `slots.cuh` and `FusedSecond` of
-// `portable_second.cu`, and it holds no reference of the host.
-unsafe impl<T: DeviceRepr> DeviceRepr for With<T> {}
 
 impl Slots {
     /// Memory for slots; `tensor`: of tensor cores, which leave out what is not finite.
     pub fn new(
         shares: Shares,
-        asked: &Asked<'_>,
+        spec: &Spec,
         tensor: bool,
         layout: &mut Layout,
     ) -> Result<Slots, Error> {
         let [slots, sums] = shares.bytes().ok_or_else(|| crate::room::memory(usize::MAX))?;
-        let heads = asked.counts.sequences * asked.scores.extents.key_heads;
+        let heads = spec.counts.sequences * spec.extents.key_heads;
         Ok(Slots {
             shares,
             room: layout.room(slots)?,
@@ -131,42 +109,49 @@ impl Slots {
         })
     }
 
-    /// Launches `fused` with calls for the pass by keys, one for each part of the columns, and adds up what its blocks leave by
-    /// `collected`, the call for the pass by queries with the place of that sum.
-    pub fn run<T: DeviceRepr + Copy, C: DeviceRepr + Copy>(
+    /// Adds launches of `fused` for the pass by keys, one for each part of the columns, with arguments that a function makes
+    /// of the slots, and of `collect` for the pass by queries, which adds up what the blocks leave in the place of dq.
+    pub fn run<A: KernelArgs>(
         &self,
-        job: &Job<'_>,
+        steps: &Steps<'_>,
         by: &By<'_>,
-        calls: &[T],
-        collected: C,
+        fused: impl Fn(SlotArgs) -> Vec<A>,
+        c: PairArgs,
     ) -> Result<(), Error> {
-        let (e, counts) = (&job.scores().extents, &job.prepared.counts);
-        let by_keys = (counts.by_keys * e.key_heads) as u64;
-        let by_rows = 4 * (counts.by_queries * e.query_heads) as u64; // blocks of 16 rows
+        let (spec, counts) = (&steps.prepared.spec, &steps.prepared.counts);
+        let e = &spec.extents;
+        let by_rows = 4 * (counts.by_queries * e.query_heads); // blocks of 16 rows
         let Shares { tiles, held, .. } = self.shares;
-        job.queue.fill(job.at(self.odd), self.odd.bytes, 0)?;
+        steps.fill(steps.at(self.odd), self.odd.bytes, 0);
+        // A prediction counts all turns as one.
+        let (working, sums) = (self.shares.working(spec), self.shares.sums());
+        let mut work = Work { working, ..by.work };
+        let mut collected = Work { terms: 0, sums, ..by.work };
         for first in (0..tiles).step_by(held) {
-            let slots = self.held(job, first..tiles.min(first + held));
-            for &call in calls {
-                let with = With { call, slots };
-                job.queue.launch(by.fused, by_keys, (by.threads, by.shared), &with)?;
+            let slots = self.args(steps, first..tiles.min(first + held));
+            for args in fused(slots) {
+                let grid = (counts.by_keys * e.key_heads, by.threads);
+                steps.launch_work((by.variant, "fused"), grid, &args, work)?;
+                work = Work { terms: 0, partials: 0.0, ..work };
             }
-            let with = With { call: collected, slots };
-            job.queue.launch(by.collect, by_rows, (by.threads, 0), &with)?;
+            let args = FusedArgs { c, slots };
+            let grid = (by_rows, by.threads);
+            steps.launch_work((by.variant, "collect"), grid, &args, collected)?;
+            collected = Work { partials: 0.0, sums: 0, ..collected };
         }
         Ok(())
     }
 
     /// Where numbers lie that tell of which key heads the tensor cores leave the gradient of q out; nowhere, if none.
-    pub fn odd(&self, job: &Job<'_>) -> Option<u64> {
-        (self.odd.bytes > 0).then(|| job.at(self.odd))
+    pub fn odd(&self, steps: &Steps<'_>) -> Option<u64> {
+        (self.odd.bytes > 0).then(|| steps.at(self.odd))
     }
 
-    fn held(&self, job: &Job<'_>, tiles: Range<usize>) -> Held {
-        Held {
-            at: job.at(self.room),
-            totals: job.at(self.totals),
-            odd: job.at(self.odd),
+    fn args(&self, steps: &Steps<'_>, tiles: Range<usize>) -> SlotArgs {
+        SlotArgs {
+            at: steps.at(self.room).into(),
+            totals: steps.at(self.totals).into(),
+            odd: steps.at(self.odd).into(),
             first: tiles.start as i32,
             end: tiles.end as i32,
             last: (tiles.end == self.shares.tiles).into(),

@@ -1,6 +1,6 @@
 //! The tables of the rows on the device: which rows belong together, and which pairs count.
 
-use crate::queue::Queue;
+use crate::pass::TableImage;
 use crate::room::{Layout, Room};
 use crate::softmax::counts::Counts;
 use crate::softmax::rows::Rows;
@@ -51,27 +51,21 @@ impl Tables {
         Ok(tables)
     }
 
-    /// Copies the tables to memory that begins there.
-    pub fn upload(
-        &self,
-        rows: &Rows,
-        scores: &Scores,
-        queue: &Queue<'_>,
-        base: u64,
-    ) -> Result<(), Error> {
-        let put = |room: Room, bytes: &[u8]| queue.upload(room.address(base), bytes);
-        put(self.sequences, bytes(&rows.sequences))?;
-        put(self.spans, bytes(&rows.spans))?;
-        put(self.tiles, bytes(&rows.tiles))?;
-        put(self.by_queries, bytes(&rows.by_queries))?;
-        put(self.by_keys, bytes(&rows.by_keys))?;
-        put(self.by_pairs, bytes(&rows.by_pairs))?;
-        put(self.allowed, rows.allowed.as_deref().unwrap_or_default())?;
+    /// The tables of these rows.
+    pub fn image(&self, rows: Rows, scores: &Scores) -> TableImage {
+        let mut image = TableImage::new(self.bytes);
+        image.put(self.sequences, bytes(&rows.sequences));
+        image.put(self.spans, bytes(&rows.spans));
+        image.put(self.tiles, bytes(&rows.tiles));
+        image.put(self.by_queries, bytes(&rows.by_queries));
+        image.put(self.by_keys, bytes(&rows.by_keys));
+        image.put(self.by_pairs, bytes(&rows.by_pairs));
+        image.put(self.allowed, rows.allowed.unwrap_or_default());
         if self.lengths.bytes > 0 {
             let lengths = scores.sequences().into_iter().map(|s| [s.queries as i32, s.keys as i32]);
-            put(self.lengths, bytes(&lengths.collect::<Vec<_>>()))?;
+            image.put(self.lengths, bytes(&lengths.collect::<Vec<_>>()));
         }
-        Ok(())
+        image
     }
 }
 

@@ -1,6 +1,7 @@
 //! The variants of the kernels of attention on tensor cores.
 
 use crate::family::Family;
+use crate::unit::Unit;
 use crate::variant::{Variant, number, shared_bytes, width};
 use etalon_problem::{Blocking, Dtype};
 
@@ -197,6 +198,23 @@ impl Variant {
         let mut defines = of.defines();
         defines.push(("RESULTS", (results as u8).to_string()));
         Variant { family: Family::HopperBackward, defines }
+    }
+
+    /// Which arithmetic computes its products.
+    pub(crate) fn unit(&self) -> Unit {
+        match self.family {
+            Family::Tensor
+            | Family::TensorFused
+            | Family::TensorF32
+            | Family::TensorWide
+            | Family::TensorSecond
+            | Family::LazyTensor => Unit::Mma,
+            Family::HopperForward
+            | Family::HopperBackward
+            | Family::HopperLazyForward
+            | Family::HopperLazyBackward => Unit::Wgmma,
+            _ => Unit::Ffma,
+        }
     }
 
     /// The shared memory of a block of the kernel that takes most of it.

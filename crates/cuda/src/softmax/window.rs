@@ -12,6 +12,11 @@ pub(crate) struct Window {
     pub bottom: bool,
 }
 
+impl Window {
+    /// Every key.
+    pub const ALL: Window = Window { left: OPEN, right: OPEN, offset: 0, bottom: false };
+}
+
 /// A reach beyond every key. Sums with extents below it stay within 32 bits.
 pub(crate) const OPEN: i32 = 1 << 30;
 
@@ -39,7 +44,7 @@ pub(crate) fn window(mask: &Mask, queries: usize, keys: usize) -> Option<Window>
     let left = within(left, queries as i64 - 1 + offset);
     let right = within(right, keys as i64 - 1 - offset);
     if left == OPEN && right == OPEN {
-        return Some(Window { left, right, offset: 0, bottom: false });
+        return Some(Window::ALL);
     }
     Some(Window { left, right, offset: offset as i32, bottom })
 }

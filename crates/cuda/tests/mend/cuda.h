@@ -14,7 +14,7 @@ static unsigned atomicMax(unsigned* to, unsigned x) { unsigned old = *to; *to = 
 using std::isnan;
 
 // Names of the rooms feed and multiply, which these two do not call.
-struct TensorMap { unsigned long long words[16]; };
+struct alignas(128) TensorMap { unsigned long long words[16]; };
 static int lane_id() { return threadIdx.x % 32; }
 static unsigned pack(float, float) { return 0; }
 static float2 unpack(unsigned) { return {0, 0}; }

@@ -2,17 +2,17 @@
 //! `merge`, compiled for the host, beside a model of what they must do with each key head of each sequence.
 #![cfg(target_os = "linux")]
 
+#[path = "../sources/mod.rs"]
+mod sources;
+
+use etalon_cuda::{Hopper, Lengths, Results, Variant};
+use etalon_problem::Dtype;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// The texts of the module in which the two kernels are, without those of products and copies.
-const TEXTS: [&str; 4] = [
-    include_str!("../../src/kernels/tile.cuh"),
-    include_str!("../../src/kernels/hopper.cuh"),
-    include_str!("../../src/kernels/sm90a_backward.cuh"),
-    include_str!("../../src/kernels/sm90a_backward.cu"),
-];
+/// The files of the module in which the two kernels are, without those of products and copies.
+const FILES: [&str; 4] = ["tile.cuh", "hopper.cuh", "sm90a_backward.cuh", "sm90a_backward.cu"];
 
 /// A text without the statements in the device's own instructions: the two kernels have none.
 fn without_assembler(text: &str) -> String {
@@ -43,8 +43,10 @@ fn run(folder: &Path, lengths: usize) {
 #[test]
 fn each_key_head_of_each_sequence_is_mended_for_itself() {
     let folder = tempfile::tempdir().unwrap();
-    let kernels: String = TEXTS.iter().map(|text| without_assembler(text)).collect();
-    fs::write(folder.path().join("kernels.inc"), kernels).unwrap();
+    let (storage, lengths) = (Dtype::Bf16, Lengths::Equal);
+    let of = Hopper { storage, width: 64, windowed: false, lengths, options: false };
+    let kernels = sources::files(&Variant::hopper_backward(of, Results::All), &FILES);
+    fs::write(folder.path().join("kernels.inc"), without_assembler(&kernels)).unwrap();
     fs::write(folder.path().join("host.h"), include_str!("../host.h")).unwrap();
     fs::write(folder.path().join("cuda.h"), include_str!("cuda.h")).unwrap();
     fs::write(folder.path().join("model.cpp"), include_str!("model.cpp")).unwrap();

@@ -83,7 +83,7 @@ static void run(int round) {
     if (!beside_dv) told = INFINITE;
     else if (told != INFINITE) told = BESIDE_DV;
   };
-  Mend m{};
+  MendArgs m{};
   m.shape.batch = p.batch, m.shape.heads = p.heads(false), m.shape.key_heads = p.key_heads;
   m.shape.queries = p.queries, m.shape.keys = p.keys, m.shape.lengths = p.lengths.data();
   m.shape.padded = LENGTHS == 2 ? 64 * (p.by_queries.size() + 1) : (p.queries + 127) / 128 * 128;
@@ -111,7 +111,7 @@ static void run(int round) {
         for (int c = piece; c < piece + 8; c++) clean[n][line * D + c] = is_number(x[c]) ? x[c] : 0;
       }
     });
-    m.operands[n] = {{(uint4*)from[n].data(), batch_stride, head_stride, row_stride}, (uint4*)to[n].data(), p.heads(by_keys), p.rows(by_keys), by_keys, to[n].size() / 8};
+    m.operands[n] = {{(uint4*)from[n].data(), batch_stride, head_stride, row_stride}, (uint4*)to[n].data(), p.heads(by_keys), p.rows(by_keys), by_keys, (i64)to[n].size() / 8};
   }
   // lse2 and delta, one of which may be infinite.
   m.stats = (i64)(LENGTHS == 2 ? 1 : p.batch) * m.shape.heads * m.shape.padded;
@@ -150,7 +150,7 @@ static void run(int round) {
         if (told == 0 || (told == STRANGE || told == BESIDE_DV && n == 2) && is_number(x) && is_number(y)) x = y;
       }
     });
-    m.results[n] = {ours[n].data(), {theirs[n].data(), (i64)heads * rows * stride, (i64)rows * stride, stride}, heads, rows, columns, by_keys, (u64)p.batch * heads * rows * columns};
+    m.results[n] = {ours[n].data(), {theirs[n].data(), (i64)heads * rows * stride, (i64)rows * stride, stride}, heads, rows, columns, by_keys, (i64)p.batch * heads * rows * columns};
   }
   launch(2, [&] { merge(m); });
   for (int n = 0; n < 3; n++)

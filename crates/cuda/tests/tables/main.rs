@@ -2,12 +2,16 @@
 //! the host, beside a model of what they must make, on random problems.
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 
+#[path = "../sources/mod.rs"]
+mod sources;
+
+use etalon_cuda::Variant;
 use std::fs;
 use std::process::Command;
 
-const TEXTS: [(&str, &str); 6] = [
-    ("tile.cuh", include_str!("../../src/kernels/tile.cuh")),
-    ("tables.cu", include_str!("../../src/kernels/tables.cu")),
+/// The files of the module, and those of the model.
+const KERNELS: [&str; 2] = ["tile.cuh", "tables.cu"];
+const TEXTS: [(&str, &str); 4] = [
     ("host.h", include_str!("../host.h")),
     ("cuda.h", include_str!("cuda.h")),
     ("memory.h", include_str!("memory.h")),
@@ -17,7 +21,9 @@ const TEXTS: [(&str, &str); 6] = [
 #[test]
 fn tables_made_on_the_device_are_those_of_the_host() {
     let folder = tempfile::tempdir().unwrap();
-    TEXTS.iter().for_each(|(name, text)| fs::write(folder.path().join(name), text).unwrap());
+    let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+    KERNELS.iter().for_each(|name| write(name, &sources::files(&Variant::tables(), &[name])));
+    TEXTS.iter().for_each(|(name, text)| write(name, text));
     let program = folder.path().join("model");
     let mut command = Command::new(std::env::var_os("CXX").unwrap_or_else(|| "c++".into()));
     command.args(["-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE"]).arg("-o").arg(&program);

@@ -6,11 +6,9 @@
 #include "tables.cu"
 #undef asm
 #include "memory.h"
-#include <cstddef>
 
 // As the Rust side has them.
 static_assert(sizeof(Sequence) == 24 && sizeof(Tile) == 8 && sizeof(Span) == 8 && sizeof(Task) == 16 && sizeof(Node) == 48);
-static_assert(sizeof(Tables) == 416 && offsetof(Tables, nodes) == 288 && offsetof(Tables, batch) == 368);
 
 static int round_now, failures;
 static void check(bool holds, const char* what, i64 at = 0) {
@@ -41,7 +39,7 @@ struct Problem {
   int batch, heads, queries, keys, count;
   std::vector<i64> query, key;  // lengths or offsets
   Mask mask;
-  Numbers given[2], arrays[MOST_ARRAYS];
+  GivenArray given[2], arrays[MOST_ARRAYS];
   int array_count = 0;
 };
 
@@ -114,7 +112,7 @@ static void add_nodes(const Problem& p, const Mask& m, std::vector<Node>& to) {
 
 // ---- random problems -------------------------------------------------------------------------------------------------
 // Numbers for the kernel, of 64 bits or of 32, which may leave others of the list.
-static Numbers give(std::vector<i64>& list) {
+static GivenArray give(std::vector<i64>& list) {
   if (below(2)) return {memory.copy(list), 1};
   for (i64& x : list) x = (int)x;
   return {memory.copy(std::vector<int>(list.begin(), list.end())), 0};
@@ -324,10 +322,10 @@ struct Wanted {
 
 // ---- what they are ---------------------------------------------------------------------------------------------------
 // Tables for as many tiles as there may be, before the kernels have run.
-static Tables tables_of(const Problem& p, const Wanted& w, int heads) {
+static TableArgs tables_of(const Problem& p, const Wanted& w, int heads) {
   std::vector<Node> nodes;
   add_nodes(p, p.mask, nodes);
-  Tables a{p.given[0], p.given[1]};
+  TableArgs a{p.given[0], p.given[1]};
   std::copy(p.arrays, p.arrays + MOST_ARRAYS, a.arrays);
   const Counts room = w.counts;
   a.nodes = memory.copy(nodes), a.node_count = nodes.size();
@@ -347,7 +345,7 @@ template <class T> static void same(const T* own, const std::vector<T>& wanted, 
   for (size_t i = 0; i < wanted.size(); i++) check(!memcmp(own + i, &wanted[i], sizeof(T)), what, i);
 }
 // No row lies beyond the arrays or in two sequences.
-static void check_rows(const Tables& a) {
+static void check_rows(const TableArgs& a) {
   std::vector<u8> query((size_t)a.batch * a.queries), key((size_t)a.batch * a.keys);
   auto take = [&](std::vector<u8>& of, int rows, const Sequence& s, int start, int count) {
     const bool inside = s.batch >= 0 && s.batch < a.batch && start >= 0 && count >= 0 && count <= rows - start;
@@ -365,7 +363,7 @@ static void run() {
   memory.clear();
   const Problem p = round_now == 100 ? wide_problem() : random_problem();
   const Wanted w(p);
-  const Tables a = tables_of(p, w, w.heads);
+  const TableArgs a = tables_of(p, w, w.heads);
   launch(1, SCAN, [&] { sequences(a); });
   check_rows(a);
   same(a.sequences, w.sequences, "a sequence");

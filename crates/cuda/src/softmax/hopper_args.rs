@@ -1,0 +1,290 @@
+//! The arguments of kernels for compute capability 9.0: the structures of `hopper.cuh`, `sm90a_forward.cu` and
+//! `sm90a_backward*`.
+
+use crate::args::{ConstPtr, Declaration, Half, Pointee, Ptr, declaration, kernel_args, pointees};
+use crate::moves::Place;
+use crate::softmax::pair_args::{Sequence, Task};
+use crate::tensor_map::TensorMap;
+use etalon_problem::Dtype;
+
+/// A tensor of whole columns, 64 or 128 of them, for the copy engine, in boxes of so many rows and of 64 columns or all.
+pub(crate) fn tensor_map(storage: Dtype, place: Place, rows: u32, narrow: bool) -> TensorMap {
+    let [batch, heads, length, width] = place.extents.map(|x| x as u64);
+    // The stride of an axis of extent 1 is not walked, but must be one.
+    let own = |axis: usize, dense: u64| match place.extents[axis] {
+        1 => dense,
+        _ => 2 * place.strides[axis] as u64,
+    };
+    let (rows_apart, heads_apart) = (own(2, 2 * width), own(1, 2 * width * length));
+    TensorMap::new(
+        storage,
+        place.address,
+        [64, length, width / 64, heads, batch],
+        [rows_apart, 128, heads_apart, own(0, 2 * width * length * heads), 0],
+        [64, rows, if narrow { 1 } else { width as u32 / 64 }, 1, 1],
+    )
+}
+
+pointees! {
+    /// Two integers.
+    Int2 = "int2",
+    /// 16 bytes.
+    Piece = "uint4",
+}
+
+kernel_args! {
+    /// Extents, the window of the mask, and how work is shared.
+    pub(crate) struct Shape as "Shape" {
+        pub batch: i32,
+        pub heads: i32,
+        pub key_heads: i32,
+        pub queries: i32,
+        pub keys: i32,
+        /// Query i sees the keys i + offset − left .. i + offset + right.
+        pub left: i32,
+        pub right: i32,
+        pub offset: i32,
+        /// Above 0 in the forward pass without OPTIONS.
+        pub scale: f32,
+        /// (batch × head)s whose k and v share the L2 at a time.
+        pub heads_per_group: i32,
+        /// Rows of lse2 and delta of a head.
+        pub padded: i32,
+        /// Whether the last query of a sequence is aligned with its last key.
+        pub bottom: i32,
+        /// Queries and keys of each batch element; with LENGTHS 1 alone.
+        pub lengths: ConstPtr<Int2>,
+    }
+}
+
+kernel_args! {
+    /// Sequences in a list: packed ones, and those of batch elements; with LENGTHS 2 alone.
+    pub(crate) struct Packed as "Packed" {
+        pub sequences: ConstPtr<Sequence>,
+        pub by_queries: ConstPtr<Task>,
+        pub by_keys: ConstPtr<Task>,
+        pub tasks: i32,
+        pub key_tasks: i32,
+    }
+}
+
+kernel_args! {
+    /// A tensor by the address and the strides of its elements.
+    pub(crate) struct Elements as "Elements" {
+        /// 0 where there is none.
+        data: Ptr<Half>,
+        batch_stride: i64,
+        head_stride: i64,
+        row_stride: i64,
+    }
+}
+
+impl From<Place> for Elements {
+    /// An axis of extent 1 has the stride 0: a shared bias.
+    fn from(place: Place) -> Self {
+        let stride = |axis: usize| if place.extents[axis] == 1 { 0 } else { place.strides[axis] };
+        Elements {
+            data: place.address.into(),
+            batch_stride: stride(0),
+            head_stride: stride(1),
+            row_stride: place.strides[2],
+        }
+    }
+}
+
+kernel_args! {
+    /// The unit of scores.
+    struct Unit as "Unit" {
+        /// A factor of products.
+        scale: f32,
+        /// 1/unit.
+        over: f32,
+        /// The unit.
+        natural: f32,
+    }
+}
+
+kernel_args! {
+    /// The bias, the unit and the softcap of scores.
+    pub(crate) struct ScoreOptions as "ScoreOptions" {
+        /// `[batch, head, query, key]`.
+        bias: Elements,
+        unit: Unit,
+        /// The softcap over the unit; 0: none.
+        cap: f32,
+        /// 1/softcap.
+        inverse_cap: f32,
+        /// The scale.
+        factor: f32,
+    }
+}
+
+impl ScoreOptions {
+    /// The unit of scores is the scale where that is above 0 and of usual size. A cap of 0: none.
+    pub fn new(bias: Place, scale: f32, cap: f32) -> Self {
+        let unit = match scale > 1e-18 && scale < 1e18 {
+            true => Unit { scale: 1.0, over: 1.0 / scale, natural: scale },
+            false => Unit { scale, over: 1.0, natural: 1.0 },
+        };
+        let (cap, inverse_cap) = (cap * unit.over, 1.0 / cap);
+        ScoreOptions { bias: bias.into(), unit, cap, inverse_cap, factor: scale }
+    }
+}
+
+kernel_args! {
+    /// Rows in pieces of 16 bytes.
+    pub(crate) struct Pieces as "Pieces" {
+        data: Ptr<Piece>,
+        batch: i64,
+        head: i64,
+        row: i64,
+    }
+}
+
+impl From<Place> for Pieces {
+    fn from(place: Place) -> Self {
+        let [batch, head, row, _] = place.strides.map(|stride| stride / 8);
+        Pieces { data: place.address.into(), batch, head, row }
+    }
+}
+
+kernel_args! {
+    /// Those of `forward`.
+    pub(crate) struct ForwardArgs as "ForwardArgs" {
+        pub q: TensorMap,
+        pub k: TensorMap,
+        pub v: TensorMap,
+        pub o: TensorMap,
+        pub lse: Ptr<f32>,
+        /// 0: none.
+        pub sinks: ConstPtr<f32>,
+        pub counter: Ptr<u32>,
+        pub shape: Shape,
+        pub packed: Packed,
+        pub options: ScoreOptions,
+        /// o as `o` says, for rows that end within a box.
+        pub o_rows: Elements,
+    }
+}
+
+kernel_args! {
+    /// Those of `delta`, `keys`, `queries` and `values`.
+    pub(crate) struct BackwardArgs as "BackwardArgs" {
+        pub q: TensorMap,
+        pub k: TensorMap,
+        pub v: TensorMap,
+        pub dout: TensorMap,
+        pub dq: TensorMap,
+        pub dk: TensorMap,
+        pub dv: TensorMap,
+        pub lse2: Ptr<f32>,
+        pub delta: Ptr<f32>,
+        pub lse: ConstPtr<f32>,
+        /// 0: none.
+        pub dlse: ConstPtr<f32>,
+        pub o: Pieces,
+        pub dout_rows: Pieces,
+        /// 1: a number is not finite. Behind it the counters, and then what was found of each group.
+        pub found: Ptr<u32>,
+        /// Of tiles, 0 between launches.
+        pub counter: Ptr<u32>,
+        /// Of keys or of queries.
+        pub tiles: i32,
+        /// `keys` and `queries` do nothing where `found` is another number; ALWAYS: they do not look.
+        pub when: u32,
+        pub shape: Shape,
+        pub packed: Packed,
+        pub options: ScoreOptions,
+        /// As the maps say, for rows that end within a box.
+        pub dq_rows: Elements,
+        pub dk_rows: Elements,
+        pub dv_rows: Elements,
+    }
+}
+
+kernel_args! {
+    /// An operand, and a dense copy of it in which NaN is 0, which may be itself.
+    pub(crate) struct Cleansed as "Cleansed" {
+        from: Pieces,
+        to: Ptr<Piece>,
+        heads: i32,
+        rows: i32,
+        /// Whether its rows are those of k.
+        by_keys: i32,
+        pieces: i64,
+    }
+}
+
+impl Cleansed {
+    /// `by_keys`: its rows are those of k.
+    pub fn new(from: Place, to: Place, by_keys: bool) -> Self {
+        let [_, heads, rows, _] = to.extents;
+        Cleansed {
+            from: from.into(),
+            to: to.address.into(),
+            heads: heads as i32,
+            rows: rows as i32,
+            by_keys: by_keys.into(),
+            pieces: (to.elements() / 8) as i64,
+        }
+    }
+}
+
+kernel_args! {
+    /// A result of whole columns that was computed of finite numbers, and where that of the portable kernels lies.
+    pub(crate) struct Merged as "Merged" {
+        from: ConstPtr<Half>,
+        /// Nowhere, where it is not wanted.
+        to: Elements,
+        heads: i32,
+        rows: i32,
+        columns: i32,
+        /// Whether its rows are those of k.
+        by_keys: i32,
+        elements: i64,
+    }
+}
+
+impl Merged {
+    /// `by_keys`: its rows are those of k.
+    pub fn new(from: Place, to: Place, by_keys: bool) -> Self {
+        let [_, heads, rows, columns] = to.extents;
+        Merged {
+            from: from.address.into(),
+            to: to.into(),
+            heads: heads as i32,
+            rows: rows as i32,
+            columns: columns as i32,
+            by_keys: by_keys.into(),
+            elements: to.elements() as i64,
+        }
+    }
+}
+
+kernel_args! {
+    /// Those of `cleanse` and `merge`.
+    pub(crate) struct MendArgs as "MendArgs" {
+        /// What the tensor cores read.
+        pub operands: [Cleansed; 4],
+        /// What they write.
+        pub results: [Merged; 3],
+        pub lse2: Ptr<f32>,
+        pub delta: Ptr<f32>,
+        pub stats: i64,
+        pub found: Ptr<u32>,
+        pub shape: Shape,
+        pub packed: Packed,
+        pub sequences: i32,
+    }
+}
+
+/// Kernel arguments that these sources name.
+pub(crate) const ARGUMENTS: &[Declaration] = &[
+    declaration::<Shape>(),
+    declaration::<Packed>(),
+    declaration::<Elements>(),
+    declaration::<ScoreOptions>(),
+    declaration::<ForwardArgs>(),
+    declaration::<BackwardArgs>(),
+    declaration::<MendArgs>(),
+];

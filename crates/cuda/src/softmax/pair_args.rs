@@ -1,0 +1,170 @@
+//! The arguments of kernels that walk pairs of queries and keys: `kernels/pairs.cuh`, `slots.cuh`.
+
+use crate::args::{Byte, ConstPtr, Declaration, Pointee, Ptr, declaration, kernel_args, pointees};
+use crate::softmax::Steps;
+use crate::strided::StridedTensor;
+
+pointees! {
+    /// A sequence: its batch element, first rows, extents and first tile.
+    Sequence = "Sequence",
+    /// The keys that some row of a tile may see.
+    Tile = "Tile",
+    /// The keys that a row may see.
+    Span = "Span",
+    /// The tiles of a block.
+    Task = "Task",
+    /// What kernels keep of a row.
+    Numbers = "Numbers",
+}
+
+kernel_args! {
+    /// The problem, and the columns of a launch.
+    pub(crate) struct PairArgs as "PairArgs" {
+        pub q: StridedTensor,
+        pub k: StridedTensor,
+        pub v: StridedTensor,
+        pub bias: StridedTensor,
+        pub o: StridedTensor,
+        pub dout: StridedTensor,
+        pub dq: StridedTensor,
+        pub dk: StridedTensor,
+        pub dv: StridedTensor,
+        pub dbias: StridedTensor,
+        /// Of every row: `[batch, heads, queries]`.
+        pub lse: Ptr<f32>,
+        /// 0: everywhere −1.
+        pub delta: Ptr<f32>,
+        pub dlse: Ptr<f32>,
+        /// Of every head.
+        pub sinks: Ptr<f32>,
+        pub dsinks: Ptr<f32>,
+        /// `[.., .., queries, keys]`, beside the spans; 0: the spans alone.
+        pub allowed: ConstPtr<Byte>,
+        pub allowed_batch: i64,
+        pub allowed_head: i64,
+        pub sequences: ConstPtr<Sequence>,
+        /// `[batch, queries]`.
+        pub spans: ConstPtr<Span>,
+        /// Of each sequence from its `first_tile` on.
+        pub tiles: ConstPtr<Tile>,
+        pub tasks: ConstPtr<Task>,
+        /// 0, or a number: where it is 0 there is nothing to do.
+        pub found: ConstPtr<u32>,
+        pub batch: i32,
+        pub heads: i32,
+        pub key_heads: i32,
+        pub queries: i32,
+        pub keys: i32,
+        pub dim: i32,
+        pub value_dim: i32,
+        pub bias_heads: i32,
+        /// The first columns of this launch's accumulators.
+        pub first_dim: i32,
+        pub first_value: i32,
+        pub scale: f32,
+        /// 0: none.
+        pub cap: f32,
+        /// Whether dq is f32 whatever the storage.
+        pub wide: i32,
+        /// Of the work of `delta`, `queries` and `keys`: those of a launch may be fewer.
+        pub blocks: i32,
+    }
+}
+
+kernel_args! {
+    /// What tiles of keys add to the gradient of q.
+    pub(crate) struct SlotArgs as "Slots" {
+        /// `[key tiles, batch, heads, queries, columns]`: the tiles of keys first .. end.
+        pub at: Ptr<f32>,
+        /// `[batch, heads, queries, columns]`: the sums of the tiles before.
+        pub totals: Ptr<f32>,
+        /// On tensor cores, for each sequence and key head: whether k holds a number that is not finite.
+        pub odd: Ptr<u32>,
+        pub first: i32,
+        pub end: i32,
+        /// Whether there are no tiles behind.
+        pub last: i32,
+    }
+}
+
+kernel_args! {
+    /// Those of kernels that fill slots, or add them up.
+    pub(crate) struct FusedArgs as "FusedArgs" {
+        pub c: PairArgs,
+        pub slots: SlotArgs,
+    }
+}
+
+/// Kernel arguments that `pairs.cuh` and `slots.cuh` name.
+pub(crate) const ARGUMENTS: &[Declaration] =
+    &[declaration::<PairArgs>(), declaration::<FusedArgs>()];
+
+/// An operand of four axes.
+pub(crate) fn tensor(steps: &Steps<'_>, name: &str) -> StridedTensor {
+    steps.place(name).into()
+}
+
+/// The columns of a tensor, if it is there.
+pub(crate) fn wanted(tensor: StridedTensor, columns: usize) -> usize {
+    if tensor.is_there() { columns } else { 0 }
+}
+
+impl PairArgs {
+    /// The launch whose accumulators begin at these columns.
+    pub fn at(self, [first_dim, first_value]: [usize; 2]) -> Self {
+        let (first_dim, first_value) = (first_dim as i32, first_value as i32);
+        PairArgs { first_dim, first_value, ..self }
+    }
+
+    /// Over other tiles.
+    pub fn over(self, tasks: u64) -> Self {
+        PairArgs { tasks: tasks.into(), ..self }
+    }
+
+    pub fn new(steps: &Steps<'_>) -> Self {
+        let prepared = steps.prepared;
+        let (scores, tables) = (prepared.scores, &prepared.tables);
+        let (e, flags) = (&scores.extents, prepared.counts.flags);
+        let pairs = (e.queries * e.keys) as i64;
+        let heads = flags.unwrap_or(1) as i64;
+        let tensor = |name| tensor(steps, name);
+        // Lazy attention has a bias of another shape.
+        let by_pair = |name| scores.bias.map_or(StridedTensor::default(), |_| tensor(name));
+        let numbers = |name| steps.address(name).into();
+        PairArgs {
+            q: tensor("q"),
+            k: tensor("k"),
+            v: tensor("v"),
+            bias: by_pair("bias"),
+            o: tensor("o"),
+            dout: tensor("dout"),
+            dq: tensor("dq"),
+            dk: tensor("dk"),
+            dv: tensor("dv"),
+            dbias: by_pair("dbias"),
+            lse: numbers("lse"),
+            delta: prepared.delta.map_or(0, |room| steps.at(room)).into(),
+            dlse: numbers("dlse"),
+            sinks: numbers("sinks"),
+            dsinks: numbers("dsinks"),
+            allowed: flags.map_or(0, |_| steps.table(tables.allowed)).into(),
+            allowed_batch: heads * pairs,
+            allowed_head: if heads > 1 { pairs } else { 0 },
+            sequences: steps.table(tables.sequences).into(),
+            spans: steps.table(tables.spans).into(),
+            tiles: steps.table(tables.tiles).into(),
+            tasks: steps.table(tables.by_queries).into(),
+            batch: e.batch as i32,
+            heads: e.query_heads as i32,
+            key_heads: e.key_heads as i32,
+            queries: e.queries as i32,
+            keys: e.keys as i32,
+            dim: e.dim as i32,
+            value_dim: prepared.value_dim.unwrap_or(0) as i32,
+            bias_heads: scores.bias.map_or(0, |bias| bias.heads as i32),
+            scale: scores.scale() as f32,
+            cap: scores.softcap.unwrap_or(0.0) as f32,
+            ..PairArgs::default()
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! A pass of attention, attention_lse or lazy_attention before there is memory or a kernel for it, and the levels that
+//! compute it.
+
+use crate::levels::{LevelRow, Rule};
+use crate::options::{Level, Options, Precision};
+use crate::softmax::counts::Counts;
+use crate::softmax::variants::{CONSUMER, Hopper, Lengths};
+use crate::softmax::window::{LONGEST, OPEN, Window, window};
+use crate::target::Target;
+use etalon_problem::{Dtype, Extents, Mode, Pass, Scores, Sequences};
+
+/// What decides how a pass is computed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Spec {
+    pub extents: Extents,
+    /// E; `None` of attention_lse.
+    pub value_dim: Option<usize>,
+    pub pass: Pass,
+    pub storage: Dtype,
+    pub counts: Counts,
+    pub lengths: Lengths,
+    /// The mask, if it is a window.
+    pub window: Option<Window>,
+    /// Whether the problem has a softcap, a bias or an array of flags.
+    pub has_options: bool,
+    /// Whether it has a softcap, a bias, or a scale that turns the order of scores.
+    pub is_scored: bool,
+    /// Whether rows of what kernels multiply begin and end at multiples of 16 bytes.
+    pub whole: bool,
+    /// Whether the gradient of q is wanted beside another that is computed by keys.
+    pub both: bool,
+    pub target: Target,
+    pub options: Options,
+}
+
+impl Spec {
+    /// Of these scores; `whole` and `both` as the fields.
+    pub fn new(
+        (scores, value_dim): (&Scores, Option<usize>),
+        (pass, storage): (Pass, Dtype),
+        counts: Counts,
+        [whole, both]: [bool; 2],
+        target: Target,
+        options: &Options,
+    ) -> Spec {
+        let e = &scores.extents;
+        let is_scored = scores.softcap.is_some() || scores.bias.is_some();
+        Spec {
+            extents: *e,
+            value_dim,
+            pass,
+            storage,
+            counts,
+            lengths: match scores.sequences {
+                Sequences::Dense => Lengths::Equal,
+                Sequences::Lengths { .. } => Lengths::Own,
+                Sequences::Packed { .. } => Lengths::Listed,
+            },
+            window: window(&scores.mask, e.queries, e.keys),
+            has_options: is_scored || counts.flags.is_some(),
+            is_scored: is_scored || scores.scale() as f32 <= 0.0,
+            whole,
+            both,
+            target,
+            options: *options,
+        }
+    }
+
+    /// The larger of D and E.
+    pub fn columns(&self) -> usize {
+        self.extents.dim.max(self.value_dim.unwrap_or(1))
+    }
+
+    /// Rows of all heads.
+    pub fn rows(&self) -> usize {
+        self.extents.batch * self.extents.query_heads * self.extents.queries
+    }
+
+    /// Whether the backward pass of the level sm80 has accumulators of its own.
+    pub fn is_wide(&self) -> bool {
+        self.columns() > 128
+    }
+
+    /// Whether tensor cores compute the second order of what is finite.
+    pub fn has_tensor_second(&self) -> bool {
+        self.storage == Dtype::Bf16 && !self.is_wide()
+    }
+
+    /// Whether elements have 16 bits.
+    pub fn is_narrow(&self) -> bool {
+        matches!(self.storage, Dtype::Bf16 | Dtype::F16)
+    }
+
+    /// Whether there is a choice of one sweep or two, and a mode insists on one.
+    pub fn insists(&self) -> bool {
+        self.pass == Pass::Backward && self.both && self.options.mode == Mode::FusedPartials
+    }
+
+    /// The shared memory that a block of the level sm80 may have, in bytes.
+    pub fn shared_memory(&self) -> u32 {
+        match self.options.level {
+            Level::Sm80Narrow => CONSUMER,
+            _ => self.target.shared_memory,
+        }
+    }
+
+    /// The kernels for compute capability 9.0.
+    pub fn hopper(&self) -> Hopper {
+        let Spec { storage, lengths, .. } = *self;
+        let width = if self.columns() <= 64 { 64 } else { 128 };
+        let windowed = self.window.is_none_or(|x| x.left != OPEN || x.right != OPEN);
+        // Maxima are those of scores: a scale that turns their order is an option.
+        Hopper { storage, width, windowed, lengths, options: self.is_scored }.within()
+    }
+
+    fn is_first_order(&self) -> bool {
+        matches!(self.pass, Pass::Forward | Pass::Backward)
+    }
+
+    /// Whether D is at most so many columns, and E in the backward pass, where the pass and the storage type are these.
+    fn has_columns(&self, pass: Pass, most: usize, storage: &[Dtype]) -> bool {
+        let values = if pass == Pass::Backward { self.value_dim.unwrap_or(0) } else { 0 };
+        let is_meant = self.pass == pass && storage.contains(&self.storage);
+        !is_meant || self.extents.dim.max(values) <= most
+    }
+}
+
+const ALL: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
+
+/// Those of the level sm90a, of all three algorithms.
+const SM90A: &[Rule<Spec>] = &[
+    Rule {
+        otherwise: Precision::FACTORS,
+        holds: |spec| spec.options.precision == Precision::Flash,
+    },
+    Rule {
+        otherwise: "the device is not of compute capability 9.0",
+        holds: |spec| spec.target.is_hopper(),
+    },
+    Rule { otherwise: "its tensor cores multiply bf16 and f16", holds: Spec::is_narrow },
+    Rule {
+        otherwise: "the second order is not written yet for sm90a",
+        holds: Spec::is_first_order,
+    },
+    Rule {
+        otherwise: "the backward pass of sm90a has one mode, `separate`",
+        holds: |spec| !spec.insists(),
+    },
+    Rule {
+        otherwise: "dim and value_dim must be at most 128 for sm90a",
+        holds: |spec| spec.columns() <= 128,
+    },
+    Rule {
+        otherwise: "there are no queries or no keys, and nothing for sm90a to compute",
+        holds: |spec| {
+            let e = &spec.extents;
+            let (rows, tiles) = (spec.rows().min(e.keys), &spec.counts);
+            rows.min(tiles.by_queries).min(tiles.by_keys) > 0
+        },
+    },
+    Rule {
+        otherwise: "sequences must have at most 2²⁸ rows for sm90a",
+        holds: |spec| spec.extents.queries.max(spec.extents.keys) <= LONGEST,
+    },
+    Rule {
+        otherwise: "only full, causal and windowed masks are written for sm90a",
+        holds: |spec| spec.window.is_some(),
+    },
+];
+
+/// Those of the level sm80, of attention and attention_lse.
+const SM80: &[Rule<Spec>] = &[
+    Rule {
+        otherwise: "tensor cores multiply f32 with the precisions `tf32` and `bf16x3`",
+        holds: |spec| spec.storage != Dtype::F32 || spec.options.precision.narrows_f32(),
+    },
+    Rule {
+        otherwise: Precision::FACTORS,
+        holds: |spec| spec.storage == Dtype::F32 || spec.options.precision == Precision::Flash,
+    },
+    Rule {
+        otherwise: "dim must be at most 128 for f32 on sm80",
+        holds: |spec| spec.has_columns(Pass::Forward, 128, &[Dtype::F32]),
+    },
+    Rule {
+        otherwise: "dim and value_dim must be at most 128 for the backward pass of f32 on sm80",
+        holds: |spec| spec.has_columns(Pass::Backward, 128, &[Dtype::F32]),
+    },
+    Rule {
+        otherwise: "dim must be at most 256 for sm80",
+        holds: |spec| spec.has_columns(Pass::Forward, 256, &ALL),
+    },
+    Rule {
+        otherwise: "dim and value_dim must be at most 256 for the backward pass of sm80",
+        holds: |spec| spec.has_columns(Pass::Backward, 256, &ALL),
+    },
+    Rule {
+        otherwise: "the mode `fused` is not written for f32 on sm80, which computes it in two sweeps",
+        holds: |spec| !(spec.insists() && spec.storage == Dtype::F32),
+    },
+    Rule {
+        otherwise: "dim and value_dim must be at most 128 for the mode `fused` of sm80",
+        holds: |spec| !(spec.insists() && spec.is_wide()),
+    },
+    Rule { otherwise: "the second order is not written yet for sm80", holds: Spec::is_first_order },
+];
+
+/// Those of the level sm80, of lazy_attention.
+const LAZY_SM80: &[Rule<Spec>] = &[
+    Rule {
+        otherwise: Precision::FACTORS,
+        holds: |spec| spec.options.precision == Precision::Flash,
+    },
+    Rule { otherwise: "its tensor cores multiply bf16 and f16", holds: Spec::is_narrow },
+    Rule { otherwise: "dim must be at most 128 for sm80", holds: |spec| spec.extents.dim <= 128 },
+    Rule {
+        otherwise: "value_dim must be at most 128 for the backward pass of sm80",
+        holds: |spec| spec.has_columns(Pass::Backward, 128, &ALL),
+    },
+];
+
+/// The levels of attention and attention_lse, the fastest first.
+pub(crate) static LEVELS: [LevelRow<Spec>; 3] = [
+    LevelRow { level: Level::Sm90a, rules: SM90A },
+    LevelRow { level: Level::Sm80, rules: SM80 },
+    LevelRow { level: Level::Portable, rules: &[] },
+];
+
+/// Those of lazy_attention.
+pub(crate) static LAZY_LEVELS: [LevelRow<Spec>; 3] = [
+    LevelRow { level: Level::Sm90a, rules: SM90A },
+    LevelRow { level: Level::Sm80, rules: LAZY_SM80 },
+    LevelRow { level: Level::Portable, rules: &[] },
+];
