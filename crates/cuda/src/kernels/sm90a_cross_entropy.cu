@@ -313,7 +313,7 @@ DEV void write_leaves(const Product& x, float (&z)[TILE / 2], const Rows& rows, 
 
 // ---- gradients of logits ---------------------------------------------------------------------------------------------
 // In f16 da of a chunk is stored times a power of two, so that its largest is near the largest number: a gradient of a mean
-// over many tokens would be 0 else. With |da| <= M, M scale lies in [2^14, 2^15); down to 2^-28 M nothing underflows, and
+// over many tokens would be 0 else. With |da| <= M, M scale lies in [32752, 65504); down to 2^-29 M nothing underflows, and
 // (N73) has room for what does. Both products are divided by it.
 constexpr bool SCALED = STORAGE == 2;
 DEV float scale_of(const Product& x) { return SCALED ? *x.scale : 1; }
@@ -340,8 +340,9 @@ extern "C" __global__ void __launch_bounds__(1024) scale(const __grid_constant__
   __syncthreads();
   if (threadIdx.x) return;
   for (int i = 1; i < 32; i++) bound = max(bound, warps[i]);
-  const int exponent = __float_as_int(bound) >> 23;  // of 2^(exponent - 127) <= bound
-  *x.scale = bound == 0 ? 1 : __int_as_float(min(268 - exponent, 227) << 23);
+  // 2^(exponent - 127) <= bound 65536/65504, at which the largest number of f16 would be passed.
+  const int exponent = __float_as_int(bound * (65536.f / 65504)) >> 23;
+  *x.scale = bound == 0 ? 1 : __int_as_float(min(269 - exponent, 227) << 23);
 }
 
 // (C4)
