@@ -40,9 +40,11 @@
 // bytes.
 //
 // f16: da of a mean over many tokens would be 0; a class of probability 10^-4 and 8192 tokens leave 10^-8, half the
-// smallest number. `scale` bounds |da| of a chunk of tokens by their pulls (C15), da is stored times a power of two,
-// and sums of dh, dw and dbias are divided by it, exactly. The factor is below 1 only where da itself would overflow;
-// one serves all tokens of a chunk, since dw sums over them.
+// smallest number. `scale` bounds |da| of a chunk of tokens by their pulls (C15), da is stored times the power of two
+// that takes the bound to 32,752 … 65,504, and sums of dh, dw and dbias are divided by it, exactly. Relative to the
+// largest |da| of the chunk nothing underflows above 2^-29, and what does is lost below 2^-40, where (N73) has room
+// for 2^-25. The factor is below 1 only where the bound exceeds 65,504; one serves all tokens of a chunk, since dw
+// sums over them.
 //
 // Between the products of two tiles the tensor cores wait: some 2700 of 39,500 clocks a tile, of which the
 // exponentials of 128 × 256 logits are 2048. So nothing is divided there, loads run under the first products of a
