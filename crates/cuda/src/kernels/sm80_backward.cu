@@ -1,13 +1,19 @@
 // The backward pass on the tensor cores of any GPU from sm_80 on.
 //
 //   queries   a block owns 64 queries and walks the keys: S, dP, dS, dq += ds·k                              (B2)–(B5)
-//   keys      a block owns 64 keys of one key head and walks the queries of its heads: dk, dv                (B6), (B7)
-//   values    the same for dv alone: where dk is not asked for, and where the columns of both leave no registers: then `keys` has dk
+//   keys      a block owns 64 keys of one key head and walks the queries of its heads: dk, dv               (B6), (B7)
+//   values    the same for dv alone: where dk is not asked for, and where the columns of both leave no registers:
+//             then `keys` has dk. 128 keys, tiles of 32 queries (64 where D and E are at most 64): half the reads of
+//             shared memory
 //   dbias     a block owns a tile of 64 × 64 pairs and walks what shares its bias                            (B9)
 //
-// Compile-time: as `sm80.cuh`. CD and CE are 64 or 128. With STAGES, one of them is 256 and none 64: tiles that are walked have
-// 32 rows in so many stages, 2 where a block may have the shared memory. Those of f32 have 32 rows, too. FUSES: in place of these
-// kernels that of `sm80_fused.cu`.
+// S and dP are computed by queries and by keys: seven products. Where D or E is above 128, the accumulators of dk and
+// dv together have more columns than there are registers. Walked tiles then have two stages where the device gives a
+// block the shared memory (128 KiB where both are above 128), else one. f32: two stages, one where D + E is above 192.
+//
+// Compile-time: as `sm80.cuh`. CD and CE are 64 or 128. With STAGES, one of them is 256 and none 64: tiles that are
+// walked have 32 rows in so many stages, 2 where a block may have the shared memory. Those of f32 have 32 rows, too.
+// FUSES: in place of these kernels that of `sm80_fused.cu`.
 #ifdef STAGES
 #define WIDE 1
 #else

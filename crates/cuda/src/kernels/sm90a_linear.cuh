@@ -1,7 +1,8 @@
-// linear_attention for compute capability 9.0: a walk along a sequence as the host describes it, decays, rows of threads.
+// linear_attention for compute capability 9.0: a walk along a sequence as the host describes it, decays, rows of
+// threads.
 //
-// Compile-time: STORAGE (1|2); KW, the columns of y and b, rounded up: 64 or 128; BY_TOKEN, a log-decay for each token, not for
-// each head.
+// Compile-time: STORAGE (1|2); KW, the columns of y and b, rounded up: 64 or 128; BY_TOKEN, a log-decay for each
+// token, not for each head.
 
 struct Chunk { int batch, start, len, ends; };  // `Chunk` of linear.cuh
 struct Segment { int first, chunks, sequence; };  // its chunks; those of sequences of several segments come first
