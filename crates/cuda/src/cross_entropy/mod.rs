@@ -10,13 +10,11 @@ mod run;
 mod shard;
 mod sums;
 mod tokens;
-mod tree;
 
 pub(crate) use ready::Ready;
-pub(crate) use shard::{ShardReady, Step, WORDS};
+pub(crate) use shard::{ShardReady, Step};
 pub(crate) use sums::Sums;
 pub(crate) use tokens::counted;
-pub(crate) use tree::nodes;
 
 /// Tokens and classes of a tile of a filter.
 pub(crate) const FILTER_TILE: [usize; 2] = [plan::SIDE, plan::TILE];

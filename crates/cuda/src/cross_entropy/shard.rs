@@ -5,7 +5,6 @@ use crate::cross_entropy::call::{Call, PerToken};
 use crate::cross_entropy::plan::Walked;
 use crate::cross_entropy::prepared::Prepared;
 use crate::cross_entropy::run::{Run, clear};
-use crate::cross_entropy::tree::nodes;
 use crate::gpu::Kernels;
 use crate::job::Job;
 use crate::options::{Level, Options};
@@ -16,6 +15,7 @@ use crate::room::{Layout, Room, memory};
 use crate::variant::Variant;
 use crate::workspace::Held;
 use cudarc::driver::DeviceRepr;
+use etalon_problem::linear_cross_entropy::shard::{Partial, nodes};
 use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Table, Views};
 use std::borrow::Cow;
 use std::ops::Range;
@@ -52,9 +52,6 @@ unsafe impl DeviceRepr for Told {}
 
 /// Bytes of `Node` of `cross_entropy.cuh`.
 pub(super) const NODE: usize = 28;
-
-/// Numbers of 32 bits in a partial: `Partial` of `cross_entropy_shards.cu`.
-pub(crate) const WORDS: usize = 10;
 
 /// A pass of a shard that may be enqueued.
 #[derive(Debug)]
@@ -219,7 +216,7 @@ impl Walk<'_, '_, '_> {
                 let run = self.of(number, span);
                 run.totals(&tokens, h)?;
                 let told = self.told(&run.chunk(&tokens, &(0..0)));
-                let before = (4 * WORDS * number * self.problem().tokens) as u64;
+                let before = (Partial::BYTES * number * self.problem().tokens) as u64;
                 let told = Told { partials: out + before, first: span.start as i32, ..told };
                 self.launch("partials", tokens.len().div_ceil(128), 128, &told)?;
             }

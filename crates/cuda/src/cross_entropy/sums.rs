@@ -1,8 +1,7 @@
 //! What shards of the classes return, put together along the tree: `combine` and `sum` of
 //! `kernels/cross_entropy_shards.cu`.
 
-use crate::cross_entropy::shard::{NODE, WORDS};
-use crate::cross_entropy::tree::{depth, merges};
+use crate::cross_entropy::shard::NODE;
 use crate::gpu::Kernels;
 use crate::job::Job;
 use crate::parts::{Holds, Parts};
@@ -12,6 +11,7 @@ use crate::room::Layout;
 use crate::variant::Variant;
 use crate::workspace::Held;
 use cudarc::driver::DeviceRepr;
+use etalon_problem::linear_cross_entropy::shard::{Partial, depth, merges};
 use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Table};
 use std::ops::Range;
 use std::sync::Arc;
@@ -70,7 +70,7 @@ impl Sums {
             device.kernels(Variant::cross_entropy_shards(storage), &device.architecture())?;
         let of = |name: &str| parts.part(name).map_or(0, |part| part.operand.len());
         let is_dh = parts.has("dh");
-        let count = if is_dh { of("dh") } else { of("totals") / WORDS };
+        let count = if is_dh { of("dh") } else { of("totals") / Partial::WORDS };
         let told = Told {
             partials: 0,
             totals: 0,

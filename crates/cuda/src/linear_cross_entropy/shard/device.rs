@@ -1,13 +1,14 @@
 //! Passes of shards on operands that lie on a device.
 
+use super::check_vocab;
 use super::table::{self, is_read};
-use super::{Dh, Shard, check_shards};
 use crate::cross_entropy::{ShardReady, Step, Sums};
 use crate::device_pass::DevicePass;
 use crate::device_tensor::{DeviceTensor, DeviceTensors, check as check_tensors};
 use crate::options::Options;
 use crate::run::offers;
 use crate::workspace::Workspace;
+use etalon_problem::linear_cross_entropy::shard::{Dh, Shard, check_shards};
 use etalon_problem::{Algorithm, Dtype, Error, LinearCrossEntropy, Pass, Stored, Table};
 use std::ops::Range;
 
@@ -104,9 +105,10 @@ fn parts(
     shards: &[Range<usize>],
     dh: Dh,
 ) -> Result<Vec<Range<usize>>, Error> {
-    check_shards(problem, shards.iter())?;
-    let of = |classes: &Range<usize>| dh.parts(&Shard { problem, classes: classes.clone() });
-    Ok(shards.iter().flat_map(of).collect())
+    check_shards(problem, shards)?;
+    check_vocab(problem)?;
+    let of = |classes: &Range<usize>| Ok(dh.parts(&Shard::new(problem, classes.clone())?));
+    Ok(shards.iter().map(of).collect::<Result<Vec<_>, Error>>()?.concat())
 }
 
 fn prepare(
@@ -116,7 +118,8 @@ fn prepare(
     (inputs, outputs): Tensors<'_>,
     options: &Options,
 ) -> Result<DevicePass, Error> {
-    let table = shard.table(step);
+    check_vocab(shard.problem())?;
+    let table = table::of_step(shard, step);
     let storage = check_tensors(&table, inputs, outputs, false)?;
     check(step, storage, options)?;
     let held = workspace.device(options.device)?;
@@ -124,7 +127,7 @@ fn prepare(
         let tensors = if result { outputs } else { inputs };
         tensors.get(name).filter(|_| is_read(step, name)).map(DeviceTensor::laid)
     };
-    let (of, call) = ((shard.problem, shard.classes()), (step, storage));
+    let (of, call) = ((shard.problem(), shard.classes()), (step, storage));
     let ready = ShardReady::new(held.clone(), of, call, &table, &holds, None, options)?;
     DevicePass::of(&held, Box::new(ready), &table, inputs, outputs)
 }
