@@ -1,6 +1,7 @@
 //! What the assembler says of each kernel of a module.
 
-use etalon_cuda::{Compilation, Compiler, Variant, shared_bytes};
+use crate::list::Compilation;
+use etalon_cuda::{Compiler, Variant, shared_bytes};
 use std::fmt;
 
 /// What a kernel takes.
