@@ -7,8 +7,8 @@
 //! | `ETALON_DONE=FILE` | modules that the file names are not compiled again, and those that compile are added |
 //! | `ETALON_SECONDS=500` | no module is begun later than that |
 
-use crate::list::{Compilation, everything};
-use crate::report::module;
+use crate::list::everything;
+use crate::report::{Compilation, module};
 use std::collections::BTreeSet;
 use std::env;
 use std::fs::{self, File, OpenOptions};

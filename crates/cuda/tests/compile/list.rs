@@ -2,7 +2,7 @@
 //! has for it, with the kernels that are compiled of it. It must have every kernel for every architecture that it
 //! serves and with every value of each of its compile-time names; where it lacks one, a test says which lines give it.
 
-use crate::report::module;
+use crate::report::{Compilation, module};
 use etalon_cuda::{Family, Target, Variant, every_variant};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,9 +10,6 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The architectures that kernels are compiled for.
 pub const ARCHITECTURES: [&str; 7] =
     ["sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120"];
-
-/// A variant for an architecture.
-pub type Compilation = (&'static str, Variant);
 
 /// Some kernels of a compilation.
 pub type Excerpt = (Compilation, Vec<&'static str>);
