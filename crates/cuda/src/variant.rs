@@ -15,9 +15,6 @@ pub struct Variant {
     pub defines: Vec<(&'static str, String)>,
 }
 
-/// A variant for an architecture.
-pub type Compilation = (&'static str, Variant);
-
 /// The widths of accumulators. Wider operands take several launches.
 pub(crate) const WIDTHS: [usize; 3] = [64, 128, 256];
 
