@@ -10,6 +10,7 @@ what is compared with what.
 """
 
 import argparse
+import datetime
 import fnmatch
 import gc
 import json
@@ -175,8 +176,20 @@ def joined(processes: list[dict]) -> list[dict]:
     return rows
 
 
+def driver_version() -> str | None:
+    """The version of the driver, as nvidia-smi prints it, if there is one."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return next(iter(printed.split()), None)
+
+
 def report(options: argparse.Namespace, processes: list[dict]) -> dict:
     return {
+        "date": datetime.date.today().isoformat(),
+        "driver": driver_version(),
         **{key: processes[0][key] for key in ["torch", "cuda", "device"]},
         "processes": len(processes),
         "rounds": options.rounds,

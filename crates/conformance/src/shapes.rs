@@ -148,10 +148,10 @@ axis! {
             (e.queries, e.keys) = (stream.pick(2, &[1, 2]), stream.pick(3, &[15_500, 16_001]));
             (e.dim, *value_dim) = stream.pick(4, &[(5, 3), (4, 4)]);
         },
-        /// Large: more tiles of keys than weights are kept of, as tiles have 1024 queries.
+        /// Large: at least two more tiles of keys than weights are kept of, as tiles have 1024 queries and at least 32 keys.
         KeptTiles = "kept_tiles" => {
             (e.query_heads, e.key_heads) = (1, 1);
-            (e.queries, e.keys) = (stream.pick(2, &[1025, 1040]), stream.pick(3, &[70, 81]));
+            (e.queries, e.keys) = (stream.pick(2, &[1025, 1040]), stream.pick(3, &[130, 135]));
             (e.dim, *value_dim) = stream.pick(4, &[(5, 3), (4, 4)]);
         },
         /// Large: rows of more elements than are read at a time.
@@ -182,7 +182,7 @@ pub const THIN: &[&str] = &["many_queries", "many_keys", "kept_tiles", "widest"]
 impl ShapeClass {
     /// The tile sizes that make its extents large.
     pub fn blocking(self) -> Option<Blocking> {
-        (self == ShapeClass::KeptTiles).then(|| Blocking::new(1024, 16))
+        (self == ShapeClass::KeptTiles).then(|| Blocking::new(1024, 32))
     }
 
     /// Extents of the class: those of q and k, and E.

@@ -10,6 +10,9 @@ use std::path::{Path, PathBuf};
 
 const LIST: &str = include_str!("../../simd/tests/thresholds.txt");
 
+/// Sources of the problem crate with numbers that the simd tier takes from there.
+const SHARED: [&str; 1] = ["../../problem/src/linear_cross_entropy/shard/tree.rs"];
+
 /// The sources of the simd tier, by their path within it.
 fn sources() -> BTreeMap<String, String> {
     fn add(root: &Path, folder: PathBuf, found: &mut BTreeMap<String, String>) {
@@ -27,6 +30,10 @@ fn sources() -> BTreeMap<String, String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../simd/src");
     let mut found = BTreeMap::new();
     add(&root, root.clone(), &mut found);
+    for file in SHARED {
+        let text = fs::read_to_string(root.join(file)).expect("a source file that tiers share");
+        found.insert(file.to_string(), text);
+    }
     found
 }
 
@@ -147,9 +154,10 @@ fn measure(name: &str, case: &Case) -> Option<usize> {
                     let keys = e.key_heads * e.keys * (e.dim + value_dim);
                     4 * e.batch * (keys + e.query_heads * e.queries * e.dim)
                 }
-                // Rows of tiles of weights lie 272 apart.
+                // Rows of tiles of weights lie 272 apart, and a tile has the columns of a register block at least. The tile
+                // behind those that are kept must not be the last.
                 "kept_weights" => {
-                    let tiles = e.keys.div_ceil(of_lazy.keys);
+                    let tiles = e.keys.div_ceil(of_lazy.keys.max(32)).saturating_sub(1);
                     tiles * of_lazy.queries.min(e.queries) * 272 * 4
                 }
                 _ => return None,

@@ -147,8 +147,6 @@ macro_rules! pointees {
 }
 pub(crate) use pointees;
 
-pub(crate) use pointees;
-
 pointees! {
     /// An element in the storage type.
     Element = "element",

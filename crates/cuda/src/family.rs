@@ -75,35 +75,6 @@ pub enum Family {
 }
 
 impl Family {
-    /// All of them.
-    pub const ALL: [Family; 25] = [
-        Family::Portable,
-        Family::Second,
-        Family::Lazy,
-        Family::LazyTensor,
-        Family::HopperLazyForward,
-        Family::HopperLazyBackward,
-        Family::Tensor,
-        Family::TensorFused,
-        Family::TensorWide,
-        Family::TensorF32,
-        Family::TensorSecond,
-        Family::HopperForward,
-        Family::HopperBackward,
-        Family::Linear,
-        Family::LinearSecond,
-        Family::CrossEntropy,
-        Family::CrossEntropyShards,
-        Family::HopperCrossEntropy,
-        Family::LinearTensor,
-        Family::HopperLinear,
-        Family::Moves,
-        Family::Tables,
-        Family::Peak,
-        Family::TensorPeak,
-        Family::HopperPeak,
-    ];
-
     /// The texts that make its source, in order: rooms of the prelude, then the kernels.
     pub(crate) fn texts(self) -> Vec<Text> {
         let (prelude, own): (&[Text], &[Text]) = match self {
@@ -261,20 +232,6 @@ impl Family {
             | Family::HopperLinear
             | Family::HopperPeak => ((major, minor) == (9, 0)).then(|| "sm_90a".to_string()),
             _ => Some(format!("sm_{major}{minor}")),
-        }
-    }
-
-    /// The architectures that CI compiles it for.
-    pub fn architectures(self) -> &'static [&'static str] {
-        match self {
-            Family::HopperForward
-            | Family::HopperBackward
-            | Family::HopperLazyForward
-            | Family::HopperLazyBackward
-            | Family::HopperCrossEntropy
-            | Family::HopperLinear
-            | Family::HopperPeak => &["sm_90a"],
-            _ => &["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"],
         }
     }
 }

@@ -21,9 +21,6 @@ pub struct Variant {
     pub defines: Vec<(&'static str, String)>,
 }
 
-/// A variant for an architecture.
-pub type Compilation = (&'static str, Variant);
-
 /// The widths of accumulators. Wider operands take several launches.
 pub(crate) const WIDTHS: [usize; 3] = [64, 128, 256];
 
@@ -268,6 +265,7 @@ impl Variant {
             Family::Tensor if values => &["forward", "queries", "keys", "values"],
             Family::Tensor => &["forward", "queries", "keys"],
             Family::TensorFused => &["fused", "collect"],
+            Family::TensorF32 if options => &["forward", "queries", "keys", "dbias"],
             Family::TensorF32 => &["forward", "queries", "keys"],
             Family::TensorWide if self.define("VALUES") == 0 => &["queries", "keys"],
             Family::TensorWide => &["queries", "keys", "values"],
@@ -504,6 +502,8 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
             let walked = if variant.define("VALUES") > 0 { cd + ce } else { 2 * cd };
             4 * 128 * cd + 4 * 32 * walked
         }
+        // q and k, then dout and v in their place.
+        (Family::TensorF32, "dbias") => 2 * 4 * 64 * cd.max(variant.define("VALUES") * ce),
         // What a block owns, and what it walks with two numbers a row.
         (Family::TensorF32, _) => {
             let columns = cd + variant.define("VALUES") * ce;

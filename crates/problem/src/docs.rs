@@ -27,9 +27,9 @@ page!(notation, "docs/notation.md", "Symbols, tensors, shapes, conventions and w
 page!(numerics, "docs/numerics.md", "How the error bounds follow from the arithmetic of a kernel.");
 page!(suite, "docs/suite.md", "Which cases there are, and which planted bugs they notice.");
 page!(simd, "docs/simd.md", "How the SIMD kernels work.");
-page!(gpu, "docs/gpu.md", "The CUDA kernels: what runs where, and how they work.");
-page!(gpu_results, "docs/gpu_results.md", "What the CUDA kernels were found to do.");
-page!(gpu_tuning, "docs/gpu_tuning.md", "How CUDA kernels came to their speed.");
+page!(gpu, "docs/gpu.md", "The CUDA kernels: what runs where, and how to use them.");
+page!(gpu_results, "docs/gpu_results.md", "What was checked of the CUDA kernels, and how long passes take.");
+page!(gpu_tuning, "docs/gpu_tuning.md", "What made CUDA kernels faster, and what did not.");
 page!(benchmarks, "docs/benchmarks.md", "How fast the SIMD kernels are.");
 page!(peers, "benches/peers/README.md", "How to compare with PyTorch and ggml.");
 page!(conventions, "docs/conventions.md", "Conventions in which libraries differ, by name.");

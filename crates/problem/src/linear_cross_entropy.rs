@@ -4,6 +4,8 @@
 #![doc = include_str!("../../../docs/linear_cross_entropy.md")]
 #![doc = include_str!("../../../docs/assets/katex.html")]
 
+pub mod shard;
+
 use crate::alternatives::{Other, factors, limits, other, summands};
 #[cfg(feature = "serde")]
 use crate::file::{is_default, is_one, one};

@@ -11,7 +11,8 @@
 //!
 //! A pass is a module with the functions `run` and `plan` of its [`operands`]. First and second order
 //! share their schedule, their memory, the order of their work ([`wave::Work`]), their sweeps and the
-//! kernels of whole tiles; they differ in the weights of a register block ([`block::Body`]).
+//! kernels of whole tiles; they differ in the weights of a register block ([`block::Body`]); those of
+//! lazy attention are made panel by panel of keys ([`lazy_panel`]).
 //!
 //! All memory comes from a [`Workspace`](crate::Workspace): one region for packed operands, row
 //! statistics, sums of dq and the scratch of threads, and lists of tasks. [`schedule::Needs`] says how
@@ -33,6 +34,7 @@ mod lazy_counts;
 mod lazy_double_backward;
 mod lazy_forward;
 mod lazy_gradient;
+mod lazy_panel;
 mod lazy_second;
 mod lazy_stats;
 mod lazy_tile;

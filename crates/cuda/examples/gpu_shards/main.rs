@@ -14,6 +14,7 @@
 mod exchange;
 mod memory;
 mod ranks;
+mod results;
 mod tensors;
 
 use cudarc::driver::CudaContext;
@@ -22,13 +23,14 @@ use etalon_cuda::{Level, Options, Precision, Settings, Workspace, has_level, pro
 use etalon_problem::{Dtype, LinearCrossEntropy, TokenOutputs};
 use exchange::{Exchange, Outcome, by_copies, by_nccl};
 use memory::Memory;
-use ranks::{Alone, Rank, Results, Work};
+use ranks::{Alone, Rank, Work};
+use results::{Results, distance, numbers};
 use std::ops::Range;
 use std::process::ExitCode;
 use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
-use tensors::{Host, distance, numbers};
+use tensors::Host;
 
 /// What the command line asks for.
 struct Arguments {

@@ -2,6 +2,7 @@
 
 use crate::exchange::{Exchange, Outcome, Plan};
 use crate::memory::Memory;
+use crate::results::Results;
 use crate::tensors::Host;
 use etalon_cuda::linear_cross_entropy::shard::{
     Dh, Partial, Shard, prepare_backward, prepare_combine, prepare_combine_dh, prepare_forward,
@@ -9,11 +10,7 @@ use etalon_cuda::linear_cross_entropy::shard::{
 };
 use etalon_cuda::{DevicePass, DeviceTensor, DeviceTensors, Options, Workspace};
 use etalon_problem::{Dtype, LinearCrossEntropy, Pass, Stored};
-use std::collections::BTreeMap;
 use std::ops::Range;
-
-/// Results by name, as they lie in memory.
-pub type Results = BTreeMap<&'static str, Vec<u8>>;
 
 /// A prepared pass with its operands.
 struct Step {

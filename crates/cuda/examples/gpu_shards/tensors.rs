@@ -1,6 +1,6 @@
 //! Operands that follow from their place alone, and what is computed from them in f64.
 
-use crate::ranks::Results;
+use crate::results::{Results, distance, numbers};
 use etalon_problem::{Dtype, LinearCrossEntropy};
 use half::bf16;
 use std::ops::Range;
@@ -44,17 +44,6 @@ fn elements(tensor: u64, count: usize, storage: Dtype, size: f32) -> Vec<u8> {
         }
     });
     list
-}
-
-/// What lies in memory, as numbers.
-pub fn numbers(bytes: &[u8], storage: Dtype) -> Vec<f64> {
-    match storage {
-        Dtype::Bf16 => {
-            let two = bytes.as_chunks::<2>().0.iter();
-            two.map(|&x| f64::from(bf16::from_ne_bytes(x).to_f32())).collect()
-        }
-        _ => bytes.as_chunks::<4>().0.iter().map(|&x| f64::from(f32::from_ne_bytes(x))).collect(),
-    }
 }
 
 impl Host {
@@ -118,11 +107,4 @@ impl Host {
         }
         vec![("loss", vec![loss]), ("lse", all), ("dh", dh), ("dw", dw)]
     }
-}
-
-/// The largest difference as a part of the largest number; NaN is far from anything.
-pub fn distance(x: &[f64], exact: &[f64]) -> f64 {
-    let size = exact.iter().fold(f64::MIN_POSITIVE, |size, x| size.max(x.abs()));
-    let far = |(x, y): (&f64, &f64)| if x.is_nan() { f64::INFINITY } else { (x - y).abs() };
-    x.iter().zip(exact).map(far).fold(0.0, f64::max) / size
 }

@@ -1,4 +1,4 @@
-// Which pairs of lazy attention are active, on every level. Equations: docs/lazy_attention.md.
+// Activity of pairs of lazy attention, on every level. Equations: docs/lazy_attention.md.
 struct Numbers { float offset, share, delta, sum; };  // of a row: τ/n, 1/n, Δ - dlse, (1/n) Σ a g; 0 where it sees nothing
 constexpr int STRIPES = 32;                           // of keys, at most: a bit of a word each
 

@@ -1,4 +1,5 @@
-// Clusters of blocks, tensors of two axes in the copy engine, and products 192 and 256 columns wide: beside feed.cuh and wgmma.cuh.
+// Clusters of blocks, tensors of two axes in the copy engine, and products 192 and 256 columns wide: beside feed.cuh
+// and wgmma.cuh.
 
 // ---- clusters ------------------------------------------------------------------------------------------------------
 DEV u32 cluster_rank() { u32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }

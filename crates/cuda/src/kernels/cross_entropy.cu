@@ -1,10 +1,20 @@
-// Linear cross-entropy: the products of a chunk of tokens and classes, in f32 fused multiply-adds. The host walks chunks:
+// Linear cross-entropy: the products of a chunk of tokens and classes, in f32 fused multiply-adds. The host walks
+// chunks:
 //
-//   logits, motions   z = link(h w^T + bias), and how they move: [tokens of the chunk][classes of the chunk]   (C1), (C2), (C21)
-//   totals, finish    the tree over tiles of 256 classes, then outputs and pulls of tokens                      (C33), (C34)
-//   gradients         da in place of z; in the second order x, and da in place of the motions                   (C16), (C27)
-//   hidden            dh: 128 tokens x 128 elements a block, tile of classes by tile, put together by the tree  (C17), (C28)
-//   head, bias        dw and dbias: 128 classes x 128 elements a block, token by token                          (C18), (C29)
+//   logits, motions   z = link(h w^T + bias), and how they move: [tokens][classes] of the chunk  (C1), (C2), (C21)
+//   totals, finish    the tree over tiles of 256 classes, then outputs and pulls of tokens                (C33), (C34)
+//   gradients         da in place of z; in the second order x, and da in place of the motions             (C16), (C27)
+//   hidden            dh: 128 tokens x 128 elements a block, tile by tile of classes, along the tree  (C17), (C28)
+//   head, bias        dw and dbias: 128 classes x 128 elements a block, token by token                    (C18), (C29)
+//
+// `tokens` (cross_entropy_tokens.cu) lists what counts and finds Z and n. Logits of a chunk are f32, and in the second
+// order so are their motions; da takes their place. `Options.memory_budget` bounds logits, nodes of the tree and sums
+// of a chunk; the smallest chunk has 128 tokens and 256 classes. A chunk with all classes keeps its logits for the
+// gradients: 6TVD operations, else 8TVD. dw is summed in place where it is f32; where it is narrower and tokens come
+// in several chunks it has a sweep of its own with the classes outside: 10TVD.
+//
+// Outputs, dh, and dw of the first order have the same bits for any budget. gw, dbias and gbias do not: chunks of
+// tokens are terms of their sums.
 
 // Rows of h, or of how it moves, of the tokens of the chunk.
 DEV Along<element> of_tokens(const CrossEntropyArgs& c, const element* x, int first) {

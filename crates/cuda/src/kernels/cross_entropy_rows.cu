@@ -1,4 +1,4 @@
-// What does not multiply matrices: the tree over tiles of classes, the outputs, the gradients of logits.
+// Kernels without products of matrices: the tree over tiles of classes, the outputs, the gradients of logits.
 
 // ---- the tree --------------------------------------------------------------------------------------------------------
 DEV float warp_sum(float x) {

@@ -1,11 +1,15 @@
-// Linear cross-entropy with its classes in shards. The passes of a shard go over one node of the tree after the other, each as if
-// its classes were all: what is different is here.
+// Linear cross-entropy with its classes in shards. The passes of a shard go over one node of the tree after the other,
+// each as if its classes were all: what is different is here.
 //
 //   place               targets as classes of a node
 //   identities, partials   what a node adds to every token                                              (C33)
 //   combine             the totals of all shards, along the tree                                        (C34)
 //   recall              totals where `finish` finds those of one device
 //   add, sum            dh: of the nodes of a shard in their order, of all shards along the tree        (C17)
+//
+// w, bias, class weights, dw and dbias begin at the node. `combine` folds the partials of all shards by a list that
+// the host makes of the cuts, which says how often the top of a stack is put together; `sum` has a list of the same
+// kind. Chunks have as many tokens as in the pass over all classes, so that sums over tokens have its bits.
 
 // As it travels: ten words. What no output of the problem needs is 0; argmax is then none, and the largest logit -inf.
 struct Partial {

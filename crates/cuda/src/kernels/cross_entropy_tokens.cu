@@ -1,4 +1,8 @@
-// The tokens that count, and by what their losses are divided (C10), of one block: targets may lie where no host looks.
+// The tokens that count, and by what their losses are divided (C10), of one block: targets may lie where no host
+// looks.
+//
+// Only the device knows how many tokens count. Chunks are those of all tokens, so that an operand on the device gives
+// the bits of one from the host. Rows of h of other tokens are not read.
 constexpr int TOKEN_THREADS = 1024, TOKEN_WARPS = TOKEN_THREADS / 32, TOKENS_EACH = 8;
 
 // What comes before the warp's n, and the sum of all.

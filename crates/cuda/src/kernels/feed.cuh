@@ -1,5 +1,8 @@
-// How tiles come to a multiprocessor with compute capability 9.0: roles of warpgroups, barriers in shared memory, the copy
-// engine. Shared-memory addresses are u32, in the shared window.
+// Feed of a multiprocessor of compute capability 9.0 with tiles: roles of warpgroups, barriers in shared memory, the
+// copy engine. Shared-memory addresses are u32, in the shared window.
+//
+// With the feature `racecheck` every lane of a warp arrives at a barrier (ARRIVALS 32), because racecheck follows only
+// the lane that does.
 
 // CUtensorMap without its header: 128 bytes that the host encodes. The copy engine reads it from the parameters of the
 // kernel, through its generic address.

@@ -1,5 +1,5 @@
-// What the pass by keys of the portable kernels leaves in slots. The pass by queries adds the tiles of keys in the same way: the bits are
-// equal. Compile-time names are those of portable.cu.
+// dq partials (slots) that the pass by keys of the portable kernels leaves. The pass by queries adds the tiles of keys
+// in the same way: the bits are equal. Compile-time names are those of portable.cu.
 
 // Whether one launch has all columns of D and E.
 constexpr bool NARROW = CD == 64 && CE == 64;

@@ -1,9 +1,11 @@
-// Products of matrices in f32 fused multiply-adds: a block of 256 threads computes a tile of 128 × 128. Thread (y, x) has
-// rows 4y .. 4y + 3 and columns 4x .. 4x + 3 of each quarter. Every sum runs along the reduction in its order, whatever
-// the tile.
+// Products of matrices in f32 fused multiply-adds: a block of 256 threads computes a tile of 128 × 128. Thread (y, x)
+// has rows 4y .. 4y + 3 and columns 4x .. 4x + 3 of each quarter. Every sum runs along the reduction in its order,
+// whatever the tile.
 //
-// Operands pass through registers into shared memory, 16 of the reduction at a time: one stage is filled while the other
-// is multiplied. There they lie [reduction][row], and so serve a thread in vectors.
+// Operands pass through registers into shared memory, 16 of the reduction at a time: one stage is filled while the
+// other is multiplied. There they lie [reduction][row], and so serve a thread in vectors.
+//
+// A thread has 8 × 8 sums.
 constexpr int SIDE = 128, DEPTH = 16, THREADS = 256;
 struct Shared {
   float a[2][DEPTH][SIDE], b[2][DEPTH][SIDE];

@@ -1,5 +1,5 @@
-// What the kernels of compute capability 9.0 share: the problem as the host describes it to them, and what scores are made of
-// beside products.
+// Shared by the kernels of compute capability 9.0: the problem as the host describes it to them, and what scores are
+// made of beside products.
 constexpr bool PACKED = LENGTHS == 2;
 constexpr float LN2 = 0.6931471805599453f, LARGEST = 3.402823466e38f;
 

@@ -1,23 +1,38 @@
-// lazy_attention on any GPU from sm_80 on, in f32 arithmetic whatever the storage. Each gradient has one writer and sums in a
-// fixed order, so that bits depend on one sequence and one key head alone; dbias and dτ are sums over all sequences, in order.
+// lazy_attention on any GPU from sm_80 on, in f32 arithmetic whatever the storage. Each gradient has one writer and
+// sums in a fixed order, so that bits depend on one sequence and one key head alone; dbias and dτ are sums over all
+// sequences, in order.
 //
 //   scores    a block owns 64 queries of one head and walks the keys: lse, n, and the largest score of each row in
-//             each stripe, which tells the stripes that may hold an active pair                          (E1)–(E3), (E18)
-//   values    a block owns 64 queries of one head and walks those stripes: e, o += e·v; or Σ a P v      (E4)–(E6), (E47)
+//             each stripe, which tells the stripes that may hold an active pair                       (E1)–(E3), (E18)
+//   values    a block owns 64 queries of one head and walks those stripes: e, o += e·v; or Σ a P v    (E4)–(E6), (E47)
 //   measure   a block owns 64 queries of one head: statistics                                          (E37)–(E44)
 //   inspect   whether some number is not finite, so that scores may be -inf
 //   counts    a block owns 64 queries of one head: n
-//   queries   a block owns 64 queries and walks the keys: P, g, Δ, Σ a P g k, Σ P k, of them dq          (E7), (E8), (E17)
+//   queries   a block owns 64 queries and walks the keys: P, g, Δ, Σ a P g k, Σ P k, of them dq      (E7), (E8), (E17)
 //   keys      a block owns 64 keys of one key head and walks the queries of its heads: dS, dk, dv, and
 //             what its diagonals add to dbias                                                      (E9), (E11)–(E13)
 //   dbias     a block owns 32 distances of one head                                                              (E13)
 //   dtau      a block owns one head                                                                              (E14)
 //
-// What a tile without an active pair adds to o, Δ, dv and dτ is nothing: neither g nor these products are computed, and no
-// bit depends on that. To dq, dk and dbias it adds -P (Δ - dlse): it is left out only where every such factor is 0.
+// What a tile without an active pair adds to o, Δ, dv and dτ is nothing: neither g nor these products are computed,
+// and no bit depends on that. To dq, dk and dbias it adds -P (Δ - dlse): it is left out only where every such factor
+// is 0.
 //
-// Compile-time: STORAGE; OPTIONS, 0 where there is no bias and no array of flags; CD and CE, the columns of D and E that a
-// block accumulates: 64, 128 or 256; R.
+// A stripe is a tile of 64 keys up to 2048 keys, and a multiple of that beyond: at most 32 stripes, one word for 64
+// queries. It tells by (E18), with a guard for the roundings of the exponential, which stripes `values` walks.
+// Statistics are those of docs/lazy_attention.md; n is counted from the spans, from the flags, or by a walk over S
+// where `inspect` has found a non-finite number.
+//
+// `queries` needs no Δ beforehand: it sums P g k and P k apart, with Δ and Σ a g beside them, and joins them at the
+// end (E17). g is computed where a tile holds an active pair; a tile adds to dq, dk and dbias unless every factor in
+// it is 0.
+//
+// dbias has no atomic additions: a block with 64 keys sums each diagonal of a tile of dS in f32 and adds the sums to a
+// window of its own in scratch memory, 4 bytes for each distance that occurs, query head and tile of keys; the last
+// kernel adds the windows in the order of the tiles. dtau adds one number a row.
+//
+// Compile-time: STORAGE; OPTIONS, 0 where there is no bias and no array of flags; CD and CE, the columns of D and E
+// that a block accumulates: 64, 128 or 256; R.
 
 extern "C" __global__ void __launch_bounds__(THREADS) scores(const __grid_constant__ LazyArgs a) {
   __shared__ Shared shared;

@@ -1,4 +1,4 @@
-// What a row and a pair of lazy attention take part with. Equations: docs/lazy_attention.md.
+// Numbers with which a row and a pair of lazy attention take part. Equations: docs/lazy_attention.md.
 
 // ---- the problem -----------------------------------------------------------------------------------------------------
 KERNEL_ARGS(LazyArgs)

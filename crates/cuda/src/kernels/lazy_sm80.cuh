@@ -1,5 +1,6 @@
-// lazy_attention of 16-bit operands on the tensor cores of any GPU from sm_80 on: the blocks of lazy.cu, with e, P and dS rounded
-// to the storage type before they are multiplied. `inspect`, `counts`, `dbias` and `dtau` are those of lazy.cu.
+// lazy_attention of 16-bit operands on the tensor cores of any GPU from sm_80 on: the blocks of lazy.cu, with e, P and
+// dS rounded to the storage type before they are multiplied. `inspect`, `counts`, `dbias` and `dtau` are those of
+// lazy.cu.
 //
 //   scores    a block owns 128 queries of one head and walks the keys: lse, n, stripes               (E1)–(E3), (E18)
 //   values    a block owns 128 queries of one head and walks their stripes: o += e·v; or Σ a P v     (E4)–(E6), (E47)
@@ -8,12 +9,16 @@
 //   keys      a block owns 64 keys of one key head and walks the queries of its heads: dS, dk, dv,
 //             and what its diagonals add to dbias                                              (E9), (E11)–(E13)
 //
-// dS is rounded whole: in two parts, as lazy.cu sums it (E17), the roundings of a P g and of P Δ would not cancel. A warp
-// leaves a product out where no pair of its rows needs it. Where `inspect` has found a number that is not finite, tiles
-// that are multiplied by factors hold 0 in its place, and what it adds to the pairs that see it follows at the end.
+// dS is rounded whole: in two parts, as lazy.cu sums it (E17), the roundings of a P g and of P Δ would not cancel. A
+// warp leaves a product out where no pair of its rows needs it. Where `inspect` has found a number that is not finite,
+// tiles that are multiplied by factors hold 0 in its place, and what it adds to the pairs that see it follows at the
+// end.
 //
-// Compile-time: STORAGE (1|2); OPTIONS, 0 where there is no bias and no array of flags; WHOLE, see `load_tile`; CD and CE, the
-// columns of a row of q and of an accumulator of o: 64 or 128.
+// `inspect` searches the operands for non-finite numbers before anything else, unless the caller has promised that
+// there are none (`Options.assume_finite`).
+//
+// Compile-time: STORAGE (1|2); OPTIONS, 0 where there is no bias and no array of flags; WHOLE, see `load_tile`; CD and
+// CE, the columns of a row of q and of an accumulator of o: 64 or 128.
 
 // ---- scores ----------------------------------------------------------------------------------------------------------
 extern __shared__ __align__(128) char bytes[];

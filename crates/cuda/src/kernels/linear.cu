@@ -1,15 +1,25 @@
-// linear_attention on any GPU from sm_80 on, in f32 arithmetic whatever the storage: the first order, and what the second
-// shares with it. Each result has one writer and sums in a fixed order; chunks begin where their sequence begins, so that
-// bits depend on one sequence and one key head alone.
+// linear_attention on any GPU from sm_80 on, in f32 arithmetic whatever the storage: the first order, and what the
+// second shares with it. Each result has one writer and sums in a fixed order; chunks begin where their sequence
+// begins, so that bits depend on one sequence and one key head alone.
 //
 //   fill_gates  sums of log-decays within a chunk                                                    (R20)
 //   sums        of each chunk by itself: Σ_j ω_j k_jᵀ v_j, or σ Σ_i α_i q_iᵀ dout_i over a group      (R22), (R28)
 //   scan        from chunk to chunk: the sums become the states before them, or those behind          (R22), (R28)
-//   attend      o, dq, dk or dv of a micro-chunk, with x_i or y_j of (R27)                            (R21), (R24)–(R26)
+//   attend      o, dq, dk or dv of a micro-chunk, with x_i or y_j of (R27)                          (R21), (R24)–(R26)
 //   mend_sums, mend   sums and attend behind kernels on tensor cores, which rarely leave them anything
 //   flow        dg of a chunk                                                                         (R27)
 //   sum_all, sum_heads   dσ (R9) and dg_gamma from numbers of tokens
 //   step        one token                                                                             (R1), (R2)
+//
+// Every gradient is o of another problem (docs/linear_attention.md, Closure): `attend` computes o, dq, dk and dv. Each
+// kernel is one launch over all chunks of all sequences: `sums` owns 64 rows of a state, `scan` 256 elements. Only
+// `scan` goes along a sequence, and it adds one number to another: one long sequence of one head occupies the device.
+// States are kept for all chunks in f32, 4·D·E/128 bytes a token and key head: S, and backward D. None is computed
+// again; scores of a pair of micro-chunks are computed where they are needed and forgotten.
+//
+// Where a decay is 0, what it multiplies is left out: the pair has the weight −0, as in attention, and a state that
+// does not reach a token is not added. dg sums (R27) over the pairs of a chunk without a difference; dg_gamma and dσ
+// are summed over tokens in f64.
 //
 // Compile-time: R; STORAGE; CW, the columns that a block accumulates: 64, 128 or 256.
 

@@ -1,8 +1,13 @@
-// linear_attention: the problem as the host describes it, decays within a chunk, and what the kernels of both orders share.
+// linear_attention: the problem as the host describes it, decays within a chunk, and what the kernels of both orders
+// share.
 //
-// A sequence is cut into chunks of 128 tokens, a chunk into two micro-chunks of 64, a tile each. Pairs of tokens of one
-// chunk are computed tile by tile and forgotten; what is before or behind a chunk comes through a state. Places i, j and t
-// count from the begin of a chunk.
+// A sequence is cut into chunks of 128 tokens, a chunk into two micro-chunks of 64, a tile each. Pairs of tokens of
+// one chunk are computed tile by tile and forgotten; what is before or behind a chunk comes through a state. Places i,
+// j and t count from the begin of a chunk.
+//
+// A log-decay between two tokens of a chunk is the sum of two numbers of a table: level n has for each token the sum
+// from the begin of its block of 2ⁿ tokens, or to its end; at the level where the blocks of both meet, one ends where
+// the other begins. Nothing is subtracted: a decay is as exact behind a gate of −10³⁰ as elsewhere.
 
 // ---- the problem -----------------------------------------------------------------------------------------------------
 constexpr int CHUNK = 128, MICRO = 64, LEVELS = 7;

@@ -1,4 +1,4 @@
-// What the kernels of linear_attention in fused multiply-adds share.
+// Shared by the kernels of linear_attention in fused multiply-adds.
 
 // Four numbers of a row, of which those that are not there are 0.
 template <class T> DEV void read_four(float (&to)[4], const RowsOf<T>& rows, int row, int column, int width) {

@@ -1,4 +1,4 @@
-// What passes the gates of a chunk, (R27), from the terms of either order and of any products:
+// Gradient of the gates of a chunk, (R27), from the terms of either order and of any products:
 //
 //   dg_t = Σ_{j < t ≤ i} w_ij + Σ_{i ≥ t} x_i + Σ_{j < t} y_j + z
 //

@@ -5,8 +5,18 @@
 //   attend   a block owns a micro-chunk of a head: o, dq, dk or dv                  (R21), (R24)–(R26)
 //   flow     a block owns a chunk of a key head: dg                                 (R27)
 //
-// Compile-time: STORAGE (1|2); WHOLE, see `load_tile`; KW and CW, the columns of y and b, and of x and out: 64 or 128. For
-// `sums` and `flow` they are those of D and E.
+// Each product is rounded twice on its way (N23): weights (R23), rows that are weighted before they are added to a
+// state, and S and D where they are read. `scan` writes S and D in the storage type; sums, `scan` itself and dg stay
+// in f32.
+//
+// 0 times a non-finite number is NaN, in a state as in a pair. So these kernels say whether a result is not finite.
+// Then they compute all again with 0 in place of non-finite operands, and the portable kernels write theirs where
+// those are not finite, or where their own are not: what no NaN reaches keeps its bits, and what overflows in f16
+// alone is right. All of it is enqueued in any case and exits immediately where nothing was found;
+// `Options.assume_finite` leaves it out.
+//
+// Compile-time: STORAGE (1|2); WHOLE, see `load_tile`; KW and CW, the columns of y and b, and of x and out: 64 or 128.
+// For `sums` and `flow` they are those of D and E.
 constexpr u32 Y_BYTES = SIDE * KW * 2, X_BYTES = SIDE * CW * 2, STATE_BYTES = KW * CW * 2;
 constexpr u32 STAGE_BYTES = Y_BYTES + X_BYTES > STATE_BYTES ? Y_BYTES + X_BYTES : STATE_BYTES;
 

@@ -1,6 +1,18 @@
 // Products of tiles of f32, with sums in f32. A panel of a tile has 32 columns.
 //
-// Compile-time: BF16X3, what is multiplied of a factor:                                               (docs/numerics.md)
+// Tiles lie in shared memory as f32. A factor is rounded to tf32 (by two fused multiply-adds), or split into two bf16,
+// when it is read into registers: four times for a number that four warps read, but copies stay asynchronous and take
+// no more memory. tf32 takes `mma.sync` m16n8k8, bf16x3 three m16n8k16, the small products first. P and dS stay in
+// registers: of 16 terms of a sum a thread multiplies those that it has, and reads the rows of v (k, q, dout) that go
+// with them. Walked tiles have 32 rows, so that all fit 99 KiB, and two blocks a multiprocessor with D and E up to
+// 128.
+//
+// A product of the tensor cores that is not finite is computed again by fused multiply-adds: infinities have no two
+// parts, bf16 rounds numbers next to the largest f32 to infinity, and the rounding to tf32 overflows from 2^115 on.
+// Where a sum of a block is not finite in the end, the block walks once more with 0 in place of such numbers and adds
+// what they add pair by pair, as sm80 does. No other sum has other bits for it.
+//
+// Compile-time: BF16X3, what is multiplied of a factor:                                           (docs/numerics.md)
 //   0   the factor rounded to tf32, which has 11 bits
 //   1   high + low, both bf16: high·high, high·low and low·high, without low·low
 

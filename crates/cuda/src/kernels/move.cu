@@ -1,5 +1,5 @@
-// Elements from one tensor to another of the same shape, each with strides of its own; columns that the source does not
-// have are 0. Without a source a word is written everywhere.
+// Elements from one tensor to another of the same shape, each with strides of its own; columns that the source does
+// not have are 0. Without a source a word is written everywhere.
 //
 // Compile-time: WORD, the bytes of an element: 2 or 4.
 typedef unsigned int u32;

@@ -1,5 +1,5 @@
-// What the arithmetic of a device can do at most: products of operands that stay in registers, or in shared memory where
-// the tensor cores read them there. Compile-time: UNIT, 0: fused multiply-adds in f32, 1: mma.sync, 2: wgmma.
+// The peak of a device's arithmetic: products of operands that stay in registers, or in shared memory
+// where the tensor cores read them there. Compile-time: UNIT, 0: fused multiply-adds in f32, 1: mma.sync, 2: wgmma.
 //
 // The operands are random numbers of both signs: the power that a product takes depends on its bits.
 struct Peak {

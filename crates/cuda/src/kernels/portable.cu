@@ -1,5 +1,5 @@
-// attention and attention_lse on any GPU from sm_80 on, with every option, in f32 arithmetic whatever the storage. Each
-// gradient has one writer and sums in a fixed order, so that bits depend on one sequence and one key head alone.
+// attention and attention_lse on any GPU from sm_80 on, with every option, in f32 arithmetic whatever the storage.
+// Each gradient has one writer and sums in a fixed order, so that bits depend on one sequence and one key head alone.
 //
 //   forward   a block owns 64 queries of one head and walks the keys: S, P, o += P·v, lse       (F1)–(F5), (L1)
 //   delta     one number a row                                                                  (B1)
@@ -13,6 +13,17 @@
 // Tiles begin where their sequence begins. Compile-time: STORAGE; OPTIONS, 0 where there is no softcap, no bias and no
 // array of flags; VALUES, 0 for attention_lse; CD and CE, the columns
 // of D and E that a block accumulates: 64, 128 or 256; R.
+//
+// A block of 128 threads owns 64 rows and walks tiles of 64; a thread has 8 × 4 pairs of a tile. Where accumulators
+// are wider than 128 columns (64 in the second order) a block has 256 threads with 4 × 4. Operands pass through shared
+// memory in slabs of 16 columns: one is copied (`cp.async`, where rows of f32 lie at multiples of 16 bytes) while the
+// other is multiplied. Blocks of the last rows, which walk the most tiles under a causal mask, begin first.
+//
+// A pair that is not visible has the weight −0. Where a tile of v, k, q or dout holds a non-finite number, the product
+// looks at the sign and leaves the pair out; elsewhere −0 adds nothing.
+//
+// `fused` takes five products a pair in place of seven. It computes 64 columns of dq at a time, beside the
+// accumulators of dk and dv. `queries` adds dq tile by tile of keys, as `collect` does: both modes have the same bits.
 #define FUSES 1
 
 // A pair's P (F4) and ds (B4), both hidden if it is not visible; returns dS (B3), 0 if it is not visible.

@@ -1,15 +1,20 @@
 // The second order of attention and attention_lse on any GPU from sm_80 on, as `portable.cu` computes the first.
 //
-//   tangents  a block owns 64 queries and walks the keys: Σ P U, Σ P (U v + ddv), Σ P v            (D1), (D2), (D4), (D5)
-//   rows      a warp owns a row: delta, u, z, gdout                                         (B1), (D4)–(D6), (J1), (J2)
+//   tangents  a block owns 64 queries and walks the keys: Σ P U, Σ P (U v + ddv), Σ P v         (D1), (D2), (D4), (D5)
+//   rows      a warp owns a row: delta, u, z, gdout                                        (B1), (D4)–(D6), (J1), (J2)
 //   queries   a block owns 64 queries and walks the keys: gq                                           (D7)–(D10)
 //   keys      a block owns 64 keys of one key head and walks the queries of its heads: gk, gv          (D11), (D12)
 //   fused     as `keys`, with what its keys add to gq, which `collect` adds up                         (D7)–(D12)
 //   gsinks    a block owns one head                                                                    (D14)
 //   gbias     a block owns a tile of 64 × 64 pairs and walks what shares its bias                      (D15)
 //
-// Where o is not stored in f32, it is computed again: delta, z and u·o would multiply the rounding of a narrower one. In forward mode the
-// tangents stand for ddq, ddk, ddv, ddsinks and ddbias, and the first two kernels are all.
+// Where o is not stored in f32, it is computed again: delta, z and u·o would multiply the rounding of a narrower one.
+// In forward mode the tangents stand for ddq, ddk, ddv, ddsinks and ddbias, and the first two kernels are all.
+//
+// Three sweeps: by queries for u, gdout and z, by queries for gq, by keys for gk and gv; `fused` is the last two in
+// one. Between them 16 bytes and 2·E numbers a row are kept in f32. What is read of shared memory for S serves the
+// products of ddq and ddk with k and q, too, and what is read for dP those of T. The number of instructions is the
+// limit: six products of tiles in a row do not fit the instruction cache, so that two terms of a sum share a loop.
 //
 // Compile-time: as `portable.cu`.
 // The product s = q·k of (F1) and that of its motion, u = ddq·k + q·ddk, with queries or with keys as rows.

@@ -1,4 +1,4 @@
-// The second order of attention and attention_lse: what its kernels are told, and what a pair takes part with.
+// The second order of attention and attention_lse: kernel arguments, and the numbers of a pair.
 struct Numbers { float delta, u, z, seen; };  // of a row; seen is 0 where it sees nothing
 
 KERNEL_ARGS(SecondArgs)

@@ -1,10 +1,22 @@
-// attention and attention_lse on the tensor cores of any GPU from sm_80 on, with every option: the blocks of portable.cu. P
-// and dS of 16-bit operands are rounded to the storage type before they are multiplied, those of f32 as all that `mma_f32.cuh`
-// multiplies. Their scores.
+// attention and attention_lse on the tensor cores of any GPU from sm_80 on, with every option: the blocks of
+// portable.cu. P and dS of 16-bit operands are rounded to the storage type before they are multiplied, those of f32 as
+// all that `mma_f32.cuh` multiplies. Their scores.
 //
-// Compile-time: STORAGE (0|1|2); OPTIONS, 0 where there is no softcap, no bias and no array of flags; WHOLE, see `load_tile`;
-// VALUES, 0 for attention_lse; CD and CE, the columns of a row of q and of v; TILES, of 16-bit operands with CD up to 128: 0, forward 128
-// queries by 64 keys and backward 64 by 64; 1, walked tiles of 32 rows; 2, forward 64 queries by 64 keys.
+// A block has four warps and takes the tables, spans and flags of the portable kernels. Copies are `cp.async` in two
+// stages; rows that begin and end at multiples of 16 bytes are copied in pieces, others element by element (WHOLE).
+// All tiles but those of wide operands fit 99 KiB of shared memory, hence every device.
+//
+// A tile in which some pair is hidden is searched for non-finite numbers. They are 0 for the tensor cores; after the
+// last tile, what they add to the pairs that see them is added pair by pair. Tiles without a hidden pair are not
+// searched.
+//
+// Scores are kept over softmax_scale. A finite bias that overflows f32 when it is divided by the scale counts as the
+// largest number: o is right, and lse is that number times the scale.
+//
+// Compile-time: STORAGE (0|1|2); OPTIONS, 0 where there is no softcap, no bias and no array of flags; WHOLE, see
+// `load_tile`; VALUES, 0 for attention_lse; CD and CE, the columns of a row of q and of v; TILES, of 16-bit operands
+// with CD up to 128: 0, forward 128 queries by 64 keys and backward 64 by 64; 1, walked tiles of 32 rows; 2, forward
+// 64 queries by 64 keys.
 #ifndef TILES
 #define TILES 0
 #endif

@@ -1,13 +1,19 @@
 // The backward pass on the tensor cores of any GPU from sm_80 on.
 //
 //   queries   a block owns 64 queries and walks the keys: S, dP, dS, dq += ds·k                              (B2)–(B5)
-//   keys      a block owns 64 keys of one key head and walks the queries of its heads: dk, dv                (B6), (B7)
-//   values    the same for dv alone: where dk is not asked for, and where the columns of both leave no registers: then `keys` has dk
+//   keys      a block owns 64 keys of one key head and walks the queries of its heads: dk, dv               (B6), (B7)
+//   values    the same for dv alone: where dk is not asked for, and where the columns of both leave no registers:
+//             then `keys` has dk. 128 keys, tiles of 32 queries (64 where D and E are at most 64): half the reads of
+//             shared memory
 //   dbias     a block owns a tile of 64 × 64 pairs and walks what shares its bias                            (B9)
 //
-// Compile-time: as `sm80.cuh`. CD and CE are 64 or 128. With STAGES, one of them is 256 and none 64: tiles that are walked have
-// 32 rows in so many stages, 2 where a block may have the shared memory. Those of f32 have 32 rows, too. FUSES: in place of these
-// kernels that of `sm80_fused.cu`.
+// S and dP are computed by queries and by keys: seven products. Where D or E is above 128, the accumulators of dk and
+// dv together have more columns than there are registers. Walked tiles then have two stages where the device gives a
+// block the shared memory (128 KiB where both are above 128), else one. f32: two stages, one where D + E is above 192.
+//
+// Compile-time: as `sm80.cuh`. CD and CE are 64 or 128. With STAGES, one of them is 256 and none 64: tiles that are
+// walked have 32 rows in so many stages, 2 where a block may have the shared memory. Those of f32 have 32 rows, too.
+// FUSES: in place of these kernels that of `sm80_fused.cu`.
 #ifdef STAGES
 #define WIDE 1
 #else
@@ -338,12 +344,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) values(const
 }
 #endif
 
-#if OPTIONS && !WIDE && !FUSES && STORAGE != 0
-// Dynamic shared memory: 2 (D_BYTES + E_BYTES).
+#if OPTIONS && !WIDE && !FUSES
+// Dynamic shared memory: 2 (D_BYTES + E_BYTES); of f32 dout and v take the place of q and k, and it is 2 max(D_BYTES, E_BYTES).
+constexpr bool IN_TURN = STORAGE == 0;
 extern "C" __global__ void __launch_bounds__(THREADS, 2) dbias(const __grid_constant__ PairArgs c) {
   if (idle(c)) return;
   extern __shared__ __align__(128) char bytes[];
-  const u32 at_q = shared(bytes), at_dout = at_q + D_BYTES, at_k = at_dout + E_BYTES, at_v = at_k + D_BYTES;
+  const u32 at_q = shared(bytes), at_k = at_q + D_BYTES;
+  const u32 at_dout = IN_TURN ? at_q : at_k + D_BYTES, at_v = at_dout + E_BYTES;
   Task task = c.tasks[blockIdx.x / c.bias_heads];
   const int own = blockIdx.x % c.bias_heads, row = task.row_tile * SIDE, key = task.key_tile * SIDE;
   const Unit unit = unit_of(c);
@@ -362,14 +370,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) dbias(const __grid_cons
       load_tile<SIDE, CD>(at_q, rows_of(c.q, s.batch, h, s.query_start + row, s.query_start + s.queries), c.dim);
       load_tile<SIDE, CD>(at_k, rows_of(c.k, s.batch, head.key_head, s.key_start + key, s.key_start + s.keys), c.dim);
 #if VALUES
-      load_tile<SIDE, CE>(at_dout, rows_of(c.dout, s.batch, h, s.query_start + row, s.query_start + s.queries), c.value_dim);
-      load_tile<SIDE, CE>(at_v, rows_of(c.v, s.batch, head.key_head, s.key_start + key, s.key_start + s.keys), c.value_dim);
+      auto load_values = [&] {
+        load_tile<SIDE, CE>(at_dout, rows_of(c.dout, s.batch, h, s.query_start + row, s.query_start + s.queries), c.value_dim);
+        load_tile<SIDE, CE>(at_v, rows_of(c.v, s.batch, head.key_head, s.key_start + key, s.key_start + s.keys), c.value_dim);
+      };
+      if (!IN_TURN) load_values();
 #endif
       copy_commit(), copy_wait<0>();
       __syncthreads();
       float x[1][SIDE / 8][4], dp[1][SIDE / 8][4];
       products<1, SIDE, CD>(x, at_q, at_k);
 #if VALUES
+      if (IN_TURN) {
+        __syncthreads();  // all are done with q and k
+        load_values();
+        copy_commit(), copy_wait<0>();
+        __syncthreads();
+      }
       products<1, SIDE, CE>(dp, at_dout, at_v);
 #else
       clear<1, SIDE>(dp);

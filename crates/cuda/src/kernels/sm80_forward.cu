@@ -1,7 +1,12 @@
-// The forward pass on the tensor cores of any GPU from sm_80 on: a block owns 64·M queries of one head and walks the keys, last
-// to first: S, P, o += P·v, lse                                                                         (F1)–(F5), (L1)
+// The forward pass on the tensor cores of any GPU from sm_80 on: a block owns 64·M queries of one head and walks the
+// keys, last
+// to first: S, P, o += P·v, lse                                                                        (F1)–(F5), (L1)
 //
-// Compile-time: as `sm80.cuh`. CD is 64, 128 or, of 16-bit operands, 256, CE 64 or 128: the columns that a launch accumulates.
+// Usual tiles: 128 queries by 64 keys; 64 by 32 where D is above 128. f32: walked tiles have 32 rows, v is loaded
+// while S is computed, and the next k while v is multiplied.
+//
+// Compile-time: as `sm80.cuh`. CD is 64, 128 or, of 16-bit operands, 256, CE 64 or 128: the columns that a launch
+// accumulates.
 constexpr int M = CD > 128 || TILES == 2 ? 1 : 2, ROWS = 64 * M, KEYS = CD > 128 || STORAGE == 0 || TILES == 1 ? 32 : 64;
 constexpr u32 Q_BYTES = ROWS * CD * BYTES, K_BYTES = KEYS * CD * BYTES, V_BYTES = KEYS * CE * BYTES;
 // Of f32 every device has room for one stage: v is loaded while S is computed, the next k while v is multiplied.

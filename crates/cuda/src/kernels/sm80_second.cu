@@ -1,8 +1,15 @@
-// The second order of attention and attention_lse of bf16 operands on the tensor cores of any GPU from sm_80 on, within f32:
-// products of operands are exact, and factors that are f32 are multiplied in three pieces of bf16, whose sum they are.
+// The second order of attention and attention_lse of bf16 operands on the tensor cores of any GPU from sm_80 on,
+// within f32: products of operands are exact, and factors that are f32 are multiplied in three pieces of bf16, whose
+// sum they are.
 //
-//   inspect   of which key heads every element of an operand is finite: the kernels of portable_second.cu compute the others
-//   tangents, queries, keys: as there                                                               (D1)–(D5), (D7)–(D12)
+//   inspect   which key heads have operands of finite elements alone: portable_second.cu computes the others
+//   tangents, queries, keys: as there                                                            (D1)–(D5), (D7)–(D12)
+//
+// A product of two bf16 is exact in f32. The factors of sums – P, Ṗ, x and ds – are f32 and are cut into three pieces
+// of bf16, 24 bits together, multiplied one after another: the suite judges the results by `f32-strict`. f16 has fewer
+// exponents than its factors need, and f32 more bits than three pieces: both stay with portable_second.cu, as do
+// gbias, gsinks and the numbers of rows. Its other kernels are enqueued in any case, and their blocks exit immediately
+// where all is finite.
 //
 // Compile-time: STORAGE 1; OPTIONS, WHOLE, VALUES; CD and CE, the columns of a row of q and of v: 64 or 128.
 constexpr int WALK = 32;  // rows of a tile that a block walks

@@ -1,5 +1,12 @@
-// What the pass by keys of sm80 leaves in slots: 64 keys, tiles of 64 queries, operands of 16 bits. dS of a tile goes through shared
-// memory, where its columns become rows: a warp multiplies 16 queries with all keys of the block.
+// dq partials (slots) that the pass by keys of sm80 leaves: 64 keys, tiles of 64 queries, operands of 16 bits. dS of a
+// tile goes through shared memory, where its columns become rows: a warp multiplies 16 queries with all keys of the
+// block.
+//
+// dS lies in registers with a row for each key. Its tile takes the place of dout in shared memory and is read back
+// transposed (`ldmatrix.trans`); k is multiplied 64 columns at a time.
+//
+// Where k holds a non-finite number, dq of that sequence and key head is left to the pass by queries, which is
+// enqueued in any case and whose blocks exit immediately elsewhere: a word for each sequence and key head says so.
 #define FUSES 1
 
 // Whether k, which is on its way, holds a number that is not finite: then `queries` computes dq of the sequence and key head, since

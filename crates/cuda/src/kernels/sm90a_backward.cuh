@@ -1,30 +1,36 @@
-// attention backward for sm_90a in passes with one writer for each gradient: deterministic without atomics, 7 products in
-// place of 5, because scores and dP are computed twice. P and dS are rounded to the storage type; sums are f32.
+// attention backward for sm_90a in passes with one writer for each gradient: deterministic without atomics, 7 products
+// in place of 5, because scores and dP are computed twice. P and dS are rounded to the storage type; sums are f32.
 //
-//   delta     lse2 = lse·log2 e (+inf where a row saw nothing or is padding: P = 0), delta = Σ dout ⊙ o − dlse     (B1)
+//   delta     lse2 = lse·log2 e (+inf where a row saw nothing or is padding: P = 0), delta = Σ dout ⊙ o − dlse    (B1)
 //   keys      a tile is 128 keys of one key head, 64 a warpgroup, and walks the query blocks of all its query heads:
-//             Sᵀ = k·qᵀ,  dPᵀ = v·doutᵀ,  Pᵀ = exp2(c·Sᵀ − lse2),  dv += Pᵀ·dout,  dSᵀ = Pᵀ ⊙ (dPᵀ − delta),  dk += dSᵀ·q
-//             Scores are transposed, so Pᵀ and dSᵀ are A operands from registers; q and dout are read both ways from one
-//             tile.                                                                                          (B6), (B7)
+//             Sᵀ = k·qᵀ, dPᵀ = v·doutᵀ, Pᵀ = exp2(c·Sᵀ − lse2), dv += Pᵀ·dout, dSᵀ = Pᵀ ⊙ (dPᵀ − delta), dk += dSᵀ·q
+//             Scores are transposed, so Pᵀ and dSᵀ are A operands from registers; q and dout are read both ways from
+//             one tile.                                                                                     (B6), (B7)
 //   queries   a tile is 128 queries and walks the key blocks: S, dP, dS, dq += dS·k                               (B5)
-//   values    dv where dk is not asked for: Sᵀ, Pᵀ, dv += Pᵀ·dout                                                    (B6)
+//   values    dv where dk is not asked for: Sᵀ, Pᵀ, dv += Pᵀ·dout                                                 (B6)
 // Of attention_lse dS is P ⊙ dlse (L2), and delta = -dlse: `keys` and `queries` have the loop of `values`.
 //
-// There are as many blocks as multiprocessors, and they draw tiles from a counter. While two warpgroups multiply, one thread loads
-// what they read next, of the next tile too, and another writes the results of the tile before.
+// There are as many blocks as multiprocessors, and they claim tiles from a counter. While two warpgroups multiply, one
+// thread loads what they read next, of the next tile too, and another writes the results of the tile before.
 //
-// A forbidden pair has P = dS = 0, which adds nothing only to finite numbers; else the results are not finite, which `keys` and
-// `queries` say in `found`, and `delta` of lse and of its sums: of the pass, and of the group, the key head of one sequence. Then
-// the portable kernels compute the pass. `cleanse` puts 0 in the place of what is not finite in copies of the operands, these
-// kernels compute all again, and `merge` takes their results: in a group where nothing was found all of them, else those where
-// both are finite. What no NaN reaches has the bits that it would have without it, and a group has the bits that it has alone,
-// whatever rows of its neighbours lie in a tile of listed sequences. Of a group with an infinite operand the portable results are
-// all, but that dv, which may be computed alone without them, does not depend on v and delta. All that is enqueued in any case;
-// the kernels read `found` and return at once, so that the host need not wait.
+// A forbidden pair has P = dS = 0, which adds nothing only to finite numbers; else the results are not finite, which
+// `keys` and `queries` say in `found`, and `delta` of lse and of its sums: of the pass, and of the group, the key head
+// of one sequence. Then the portable kernels compute the pass. `cleanse` puts 0 in the place of what is not finite in
+// copies of the operands, these kernels compute all again, and `merge` takes their results: in a group where nothing
+// was found all of them, else those where both are finite. What no NaN reaches has the bits that it would have without
+// it, and a group has the bits that it has alone, whatever rows of its neighbours lie in a tile of listed sequences.
+// Of a group with an infinite operand the portable results are all, but that dv, which may be computed alone without
+// them, does not depend on v and delta. All that is enqueued in any case; the kernels read `found` and return at once,
+// so that the host need not wait.
 //
-// Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair), LENGTHS (1: batch elements have extents of their own; 2:
-// sequences are listed), OPTIONS (0: no softcap, no bias, a scale above 0), RESULTS (0: `keys` for dk and `queries` for dq, of
-// attention_lse; 1: `keys` for dk and dv, `queries` for dq; 2: `keys` for dk alone, `values` for dv alone).
+// A gradient that is not asked for is not computed and changes no bit of the others. dk without dv is `keys` without
+// the product of dv: three products. dv without dk and both gradients of attention_lse take two
+// (sm90a_backward_weights.cu). These kernels are modules of their own. dv alone reads neither v nor o and has no δ.
+//
+// Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair), LENGTHS (1: batch elements have extents of their
+// own; 2: sequences are listed), OPTIONS (0: no softcap, no bias, a scale above 0), RESULTS (0: `keys` for dk and
+// `queries` for dq, of attention_lse; 1: `keys` for dk and dv, `queries` for dq; 2: `keys` for dk alone, `values` for
+// dv alone).
 constexpr bool LSE = RESULTS == 0;
 constexpr int STAGES = 3;  // query blocks in flight in keys
 constexpr int OWN = 128;   // rows of a tile

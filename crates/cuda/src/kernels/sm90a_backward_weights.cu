@@ -1,7 +1,10 @@
-// ---- one gradient by weights of the scores alone ---------------------------------------------------------------------
-// out += W·x. By keys, dv: W = Pᵀ, x = dout; dk of attention_lse: W = (P S' ⊙ dlse)ᵀ, x = q. By queries, its dq: W = P S' ⊙ dlse,
-// x = k. A tile has 128 rows of its own, 64 a warpgroup, and walks blocks of 128 rows y: scores are own·yᵀ. Sums are those of
-// `keys`, term by term: dv has the same bits.
+// ---- one gradient by weights of the scores alone -------------------------------------------------------------------
+// out += W·x. By keys, dv: W = Pᵀ, x = dout; dk of attention_lse: W = (P S' ⊙ dlse)ᵀ, x = q. By queries, its dq: W = P
+// S' ⊙ dlse, x = k. A tile has 128 rows of its own, 64 a warpgroup, and walks blocks of 128 rows y: scores are own·yᵀ.
+// Sums are those of `keys`, term by term: dv has the same bits.
+//
+// The two warpgroups take turns at the tensor cores: what the weights of a block add, and the scores of the next
+// block, of one run under the exponentials of the other.
 #if RESULTS != 1
 namespace weights_pass {
 constexpr int STAGES = LSE ? 4 : 2;

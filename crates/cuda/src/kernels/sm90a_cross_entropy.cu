@@ -7,13 +7,48 @@
 //   hidden    tokens, its columns elements: da w                                                (C17)
 //   head      classes, its columns elements: da^T h                                             (C18)
 //
-//   cluster of two blocks: two tiles of rows, the same columns; each block loads its own panel of a and half of the panel of
-//     b, which it sends to both: 32 instead of 48 KiB of reads from the L2 a block and step of 64
-//   producer: one thread, of `leaves` one for each ring;  consumers: two warpgroups, each 64 x 256 (128 accumulators a thread)
+//   cluster of two blocks: two tiles of rows, the same columns; each block loads its own panel of a and half of the
+//     panel of b, which it sends to both: 32 instead of 48 KiB of reads from the L2 a block and step of 64
+//   producer: one thread, of `leaves` one for each ring
+//   consumers: two warpgroups, each 64 x 256 (128 accumulators a thread)
 //
-// Order of tiles: a group of pairs of row tiles x all columns, so that tiles that run side by side share a and b in the L2.
+// Order of tiles: a group of pairs of row tiles x all columns, so that tiles that run side by side share a and b in
+// the L2.
 //
-// Sums that go on in another launch are loaded as accumulators: so their order, and their bits, do not depend on chunks.
+// Sums that go on in another launch are loaded as accumulators: so their order, and their bits, do not depend on
+// chunks.
+//
+// Tokens: the nodes of a token are put together by sm90a_cross_entropy_tree.cu, along the tree of the portable
+// kernels. `leaves` walks up to 32 pairs of row tiles, 8192 tokens, before the next columns, so that w is read about
+// once; the others walk 8. It has a ring of stages for w, shared by the cluster, and one for the rows of h of each
+// warpgroup, which thus waits for the other block's loads of w alone. Where tokens may be ignored – on a device always
+// – rows of the others are copied side by side unless all count. Links, smoothing, entropy and argmax are loops of
+// their own behind a product.
+//
+// Maxima: without bias and link the largest of the first 64 of 256 classes is m of a node. No class may weigh more
+// than 2^8 relative to it, the lag that (N63) has room for: where the sum of the weights is larger, or not finite, the
+// row is computed again with the largest of all. That depends on the row's logits of the tile alone, so that bits of m
+// and l do not depend on what is computed beside. Without smoothing, entropy and argmax such a problem has a path of
+// its own; with them a node also has its largest logit.
+//
+// dh is summed class after class within a block of classes, a quarter of the tree; blocks are put together along the
+// tree. A chunk that begins within one has the sum so far as its accumulators, and dw of several chunks of tokens
+// likewise: bits of dh and dw depend neither on `memory_budget` nor on the number of multiprocessors (f16: unless da
+// underflows). Sums that wait lie as the threads hold them: one to three matrices of 4TD bytes of the budget. A chunk
+// has a number of classes that leaves few multiprocessors idle in the last round of tiles; tiles of dh have 192
+// columns where that takes fewer rounds. dw of a single chunk of tokens is written by the copy engine, in rows of 128
+// bytes.
+//
+// f16: da of a mean over many tokens would be 0; a class of probability 10^-4 and 8192 tokens leave 10^-8, half the
+// smallest number. `scale` bounds |da| of a chunk of tokens by their pulls (C15), da is stored times the power of two
+// that takes the bound to 32,752 … 65,504, and sums of dh, dw and dbias are divided by it, exactly. Relative to the
+// largest |da| of the chunk nothing underflows above 2^-29, and what does is lost below 2^-40, where (N73) has room
+// for 2^-25. The factor is below 1 only where the bound exceeds 65,504; one serves all tokens of a chunk, since dw
+// sums over them.
+//
+// Between the products of two tiles the tensor cores wait: some 2700 of 39,500 clocks a tile, of which the
+// exponentials of 128 × 256 logits are 2048. So nothing is divided there, loads run under the first products of a
+// tile, and one half of da is stored while the other is computed.
 enum Kind { LEAVES, GRADIENT, HIDDEN, HEAD };
 constexpr int ROWS = 128, STEP = 64, PANEL = 64 * 128;
 // Tiles so many columns wide, in stages of STEP of the reduction.
@@ -306,7 +341,7 @@ DEV void write_leaves(const ProductArgs& x, float (&z)[TILE / 2], const Rows& ro
 
 // ---- gradients of logits ---------------------------------------------------------------------------------------------
 // In f16 da of a chunk is stored times a power of two, so that its largest is near the largest number: a gradient of a mean
-// over many tokens would be 0 else. With |da| <= M, M scale lies in [2^14, 2^15); down to 2^-28 M nothing underflows, and
+// over many tokens would be 0 else. With |da| <= M, M scale lies in [32752, 65504); down to 2^-29 M nothing underflows, and
 // (N73) has room for what does. Both products are divided by it.
 constexpr bool SCALED = STORAGE == 2;
 DEV float scale_of(const ProductArgs& x) { return SCALED ? *x.scale : 1; }
@@ -333,8 +368,9 @@ extern "C" __global__ void __launch_bounds__(1024) scale(const __grid_constant__
   __syncthreads();
   if (threadIdx.x) return;
   for (int i = 1; i < 32; i++) bound = max(bound, warps[i]);
-  const int exponent = __float_as_int(bound) >> 23;  // of 2^(exponent - 127) <= bound
-  *x.scale = bound == 0 ? 1 : __int_as_float(min(268 - exponent, 227) << 23);
+  // 2^(exponent - 127) <= bound 65536/65504, at which the largest number of f16 would be passed.
+  const int exponent = __float_as_int(bound * (65536.f / 65504)) >> 23;
+  *x.scale = bound == 0 ? 1 : __int_as_float(min(269 - exponent, 227) << 23);
 }
 
 // (C4)

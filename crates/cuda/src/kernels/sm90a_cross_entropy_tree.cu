@@ -1,4 +1,7 @@
-// Beside the products of sm90a_cross_entropy.cu: leaves are put into the tree, rows of h side by side, and da is summed for dbias.
+// Beside the products of sm90a_cross_entropy.cu: leaves are put into the tree, rows of h side by side, and da is
+// summed for dbias.
+//
+// 32 nodes are put together by a thread, these by the warps of a block, level by level.
 
 // (C34) of m and l alone, with the bits of `combined`, and without a branch.
 DEV float2 combined(float2 x, float2 y) {

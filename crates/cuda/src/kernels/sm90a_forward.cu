@@ -1,15 +1,27 @@
-// attention and attention_lse forward for sm_90a: o and lse of 16-bit operands in f32 sums, with P in the storage type.
+// attention and attention_lse forward for sm_90a: o and lse of 16-bit operands in f32 sums, with P in the storage
+// type.
 //
-//   producer (one thread of warpgroup 0):  for each work tile: load q; for each key block, last to first: load k, load v
+//   producer (one thread of warpgroup 0):  per work tile: load q; per key block, last to first: load k, load v
 //   consumer (warpgroups 1..):             64 query rows each; per key block n, last to first:
 //        issue  S' = q·k_nᵀ                 (wgmma, shared × shared)                                   (F1)
 //        issue  o += P·v_{n+1}              (wgmma, registers × shared: P of the block before)         (F5)
 //        wait S';  m, P' = exp2((S' − m)·c), l;  wait o;  o *= exp2((m_old − m)·c);  P = P'            (F3), (F4)
-// The products of one warpgroup run under the exponentials of the other (TURNS: they take turns at the tensor cores), and
-// the previous block's P·v runs under the exponentials of its own warpgroup.
+// The products of one warpgroup run under the exponentials of the other (TURNS: they take turns at the tensor cores),
+// and the previous block's P·v runs under the exponentials of its own warpgroup.
 //
-// A work tile is (query block, query head, batch element); blocks draw tiles from a counter, heaviest query blocks first
-// within a group of heads whose k and v fit the L2. No tile depends on another: results do not depend on who draws what.
+// A work tile is (query block, query head, batch element); blocks claim tiles from a counter, heaviest query blocks
+// first within a group of heads whose k and v fit the L2. No tile depends on another: results do not depend on
+// the claims.
+//
+// Columns are padded to 64 or 128. Softcap, bias, and a scale that is not above 0 are computed on the accumulators of
+// S, in variants of their own; a bias is read where it lies, two elements at a time where these begin at multiples of
+// 4 bytes. Packed sequences, and padded ones with options, are found in a table of tiles. The copy engine reads whole
+// boxes, hence rows of the next sequence, which the mask hides; where a box ends beyond its sequence, threads write
+// the rows one by one.
+//
+// A row subtracts its maximum before it multiplies by the scale where the block hides some key from it, and else in
+// one operation. That depends on the row alone: bits are the same in tiles of 128 and 192 rows, and for a mask as for
+// a bias of −∞. Where a mask cuts a tile of v, non-finite elements of v are added pair by pair.
 //
 // Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair), GROUPS (consumer warpgroups: 2 or 3, which fit the
 // registers where D = 64), VALUES (0: attention_lse), LENGTHS (1: batch elements have extents of their own; 2:

@@ -1,7 +1,14 @@
-// What the kernels of lazy_attention for sm_90a share: work tiles, scores with the bias by distance (E1), (E2), which pairs a
-// row sees, and numbers that are not finite. Every kernel takes the same bits of S, lse and τ/n, and so decides alike.
+// Shared by the kernels of lazy_attention for sm_90a: work tiles, scores with the bias by distance (E1), (E2), which
+// pairs a row sees, and numbers that are not finite. Every kernel takes the same bits of S, lse and τ/n, and so
+// decides alike.
 //
-// Compile-time: STORAGE (1|2), D (64|128): D and E, rounded up; LENGTHS (2: sequences are listed; 0: all are those of the arrays).
+// The bias is the same along the diagonals of an accumulator: a thread reads 34 numbers for 64 pairs. Stripes have 128
+// keys up to 4096, and a multiple of that beyond. A warpgroup has 64 rows, and masks and leaves out blocks for itself:
+// one word for each warpgroup of a tile says which stripes its queries may attend to. Producer and consumers read it:
+// a block is loaded where one of them needs it, and a warpgroup multiplies where it needs it itself.
+//
+// Compile-time: STORAGE (1|2), D (64|128): D and E, rounded up; LENGTHS (2: sequences are listed; 0: all are those of
+// the arrays).
 constexpr int KEYS = 128, SIDE = 64;  // keys of a block; rows of the host's tiles
 constexpr u32 PANEL = KEYS * 128, KV_BYTES = KEYS * D * 2;
 

@@ -1,5 +1,7 @@
-// How tiles come to the kernels of sm_90a that own queries of lazy_attention: a producer warp feeds the copy engine, and copies
-// the bias of a block, by distance, beside its keys.
+// Feed of the kernels of sm_90a that own queries of lazy_attention: a producer warp feeds the copy engine,
+// and copies the bias of a block, by distance, beside its keys.
+//
+// A block is 128 keys and the bias of their distances, four blocks ahead with D and E up to 64, else two.
 DEV void put_word(u32 at, u32 x) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(x) : "memory"); }
 enum Pass { SCORES, VALUES, QUERIES };
 template <int GROUPS, Pass PASS> struct Feed {

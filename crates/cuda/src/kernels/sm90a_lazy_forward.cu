@@ -1,12 +1,22 @@
-// lazy_attention forward for sm_90a, of 16-bit operands in f32 sums, with e rounded to the storage type before it is multiplied.
+// lazy_attention forward for sm_90a, of 16-bit operands in f32 sums, with e rounded to the storage type before it is
+// multiplied.
 //
-//   scores    a tile is 64·GROUPS queries of one head and walks the keys: lse, n, and the largest score of each row in each stripe of
-//             keys, which tells the stripes that may hold an active pair of 16 rows                   (E1)–(E3), (E18)
-//   values    a tile is 64·GROUPS queries of one head and walks the blocks of keys in which one of them may attend to a key: S
-//             again, e, o += e·v                                                                       (E4)–(E6)
+//   scores    a tile is 64·GROUPS queries of one head and walks the keys: lse, n, and the largest score of each row in
+//             each stripe of keys: the stripes that may hold an active pair of 16 rows           (E1)–(E3), (E18)
+//   values    a tile is 64·GROUPS queries of one head and walks the blocks of keys in which one of them may attend to
+//             a key: S again, e, o += e·v                                                                    (E4)–(E6)
 //   sums      the same with P in place of e: Σ a P v, in f32                                           (E47)
 //
 // A warpgroup has 64 rows; while one waits for its products the others take exponentials.
+//
+// `scores` takes the products of a block in two halves of 64 keys, of rows of q that wait in registers: a lane has at
+// most 112 registers with D and E up to 64, so that four warpgroups share a multiprocessor, else three. The largest
+// scores wait in shared memory until lse is known. Each lane has a base of its own for each of its rows, one of its
+// scores, which it raises when a score exceeds it by more than 8 ln 2; lanes meet at the end of the tile, so that no
+// exponential waits for another lane. Where all scores of a lane in half a block lie 17 below the base, nothing is
+// added for the row: each of these weights is below a rounding of the sum (docs/lazy_attention.md). Where that holds
+// for all rows of a warp, no weight is computed, which changes no bit. The largest scores, hence the active pairs, are
+// those of all keys.
 
 // ---- lse, n and stripes ------------------------------------------------------------------------------------------------
 constexpr int SCORE_GROUPS = D == 64 ? 4 : 3;  // what fits the registers

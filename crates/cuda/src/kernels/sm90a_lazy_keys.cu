@@ -1,4 +1,4 @@
-// ---- dk, dv, and the windows of dbias --------------------------------------------------------------------------------
+// ---- dk, dv, and the windows of dbias ------------------------------------------------------------------------------
 namespace keys_pass {
 constexpr int ROWS = 64, STAGES = 3, NEAR = ROWS + KEYS;
 constexpr u32 Q_BYTES = ROWS * D * 2, NUMBERS = ROWS * sizeof(Numbers);

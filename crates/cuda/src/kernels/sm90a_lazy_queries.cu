@@ -1,13 +1,18 @@
-// lazy_attention backward for sm_90a in passes with one writer for each gradient: deterministic without atomics. P and dS are
-// rounded to the storage type before they are multiplied; sums are f32.
+// lazy_attention backward for sm_90a in passes with one writer for each gradient: deterministic without atomics. P and
+// dS are rounded to the storage type before they are multiplied; sums are f32.
 //
-//   queries   a tile is 128 queries of one head and walks the keys twice: P, g, Δ, Σ a g, and which stripes of keys hold an
-//             active pair; then P, g, dS, dq += dS·k                                                   (E7)–(E10)
-//   keys      a tile is 128 keys of one key head and walks the queries of its heads: dS, dk, dv, and what its diagonals
-//             add to dbias                                                                             (E9), (E11)–(E13)
+//   queries   a tile is 128 queries of one head and walks the keys twice: P, g, Δ, Σ a g, and which stripes of keys
+//             hold an active pair; then P, g, dS, dq += dS·k                                                (E7)–(E10)
+//   keys      a tile is 128 keys of one key head and walks the queries of its heads: dS, dk, dv, and what its
+//             diagonals add to dbias                                                                 (E9), (E11)–(E13)
 //
-// What a tile without an active pair adds to Δ, dq and dk takes no g, and it adds nothing to dv: a warpgroup leaves these
-// products out.
+// What a tile without an active pair adds to Δ, dq and dk takes no g, and it adds nothing to dv: a warpgroup leaves
+// these products out.
+//
+// The first walk of `queries` keeps a bit for each stripe with an active pair of 64 queries: where it is not set,
+// neither kernel computes g, and dv gets nothing. `keys` adds each diagonal of a tile of dS first within a thread,
+// whose groups of 8 by 8 lie on nine of them, then over the threads; a distance occurs in two successive tiles of
+// queries, so that a window is written once and never read.
 
 // ---- pairs -----------------------------------------------------------------------------------------------------------
 // What a pair that is not visible has in place of P and of dS: adding it to a sum changes no bit.

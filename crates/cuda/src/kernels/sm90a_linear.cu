@@ -1,16 +1,37 @@
-// linear_attention of bf16 and f16 on the tensor cores of compute capability 9.0, without a decay, or with one for each head or token. A
-// block owns 64 columns of a result of one head of one segment of a sequence, and walks its chunks of 128 tokens from the first
-// to the last, or back: most sequences are one segment, for others see sm90a_linear_segments.cu. The state stays in the accumulators of two warpgroups, in f32, and is shown to both, rounded, in shared
-// memory: in two buffers, so that neither waits for the other but for its part of the state, and one multiplies while the other
-// weighs. Of a third warpgroup a thread feeds the copy engine, and three warps weigh x for what the state gains. Barriers of a
-// stage: FULL; EMPTY, y and b have been read; EMPTY_X, x has been. Of weighted x: WEIGHTED, it is there; TAKEN, it has been read.
-// Of a buffer of the state: SHOWN. A block whose results are not finite walks once more, with 0 for such operands.
+// linear_attention of bf16 and f16 on the tensor cores of compute capability 9.0, without a decay, or with one for
+// each head or token. A block owns 64 columns of a result of one head of one segment of a sequence, and walks its
+// chunks of 128 tokens from the first to the last, or back: most sequences are one segment, for others see
+// sm90a_linear_segments.cu. The state stays in the accumulators of two warpgroups, in f32, and is shown to both,
+// rounded, in shared memory: in two buffers, so that neither waits for the other but for its part of the state, and
+// one multiplies while the other weighs. Of a third warpgroup a thread feeds the copy engine, and three warps weigh x
+// for what the state gains. Barriers of a stage: FULL; EMPTY, y and b have been read; EMPTY_X, x has been. Of weighted
+// x: WEIGHTED, it is there; TAKEN, it has been read. Of a buffer of the state: SHOWN. A block whose results are not
+// finite walks once more, with 0 for such operands.
 //
 //   attend_plain      o (R21), (R22), or dq (R24), without a decay
 //   attend            the same with decays
 //   attend_dots       dq, and what x and w add to dg_gamma (R27), or x of dg; dσ (R9)
 //   attend_back       dk or dv (R25), (R26), (R28)
 //   attend_back_dots  dk, and what y and z add to dg_gamma, or y and z of dg
+//
+// A chunk of 128 tokens has four products: y·bᵀ, y·S, the gain of S, and weighted scores times x. The first is issued
+// a chunk ahead, under the last one and the stores; tiles of y and b go back to the copy engine after their last
+// product. Decays within a chunk are powers of one number, from a table in shared memory. The rows of one warpgroup
+// see none of the tokens of the other: it leaves these out of the scores and of what they weigh. The warpgroups meet
+// where one needs the other's part of the state, and nowhere else; the second begins when the first has issued the
+// products of the first chunk. With many query heads to a key head, dk and dv walk each chunk with one after the
+// other.
+//
+// dg_gamma has four parts, (R27) summed over t: w and x come with dq, where one more product multiplies the scores by
+// their distances; y and z come with dk, z from the states that the walk for dq leaves in memory, rounded. No other
+// state leaves the chip. What dg_gamma multiplies is loaded a chunk ahead. Sums are those of sm80 in number and kind,
+// so that N23 holds.
+//
+// The non-finite fallback is that of linear_sm80.cu behind the second walk; `fill_gates`, `scan`, `flow`, `mend_sums`
+// and `mend` (in place of `sums` and `attend`) have at most 256 blocks, each with the work of several, because there
+// is mostly none. `Options.assume_finite` leaves it out.
+//
+// A log-decay for each token: the same kernels with the tables of sm90a_linear_gates.cuh.
 
 // ---- what is fed --------------------------------------------------------------------------------------------------------
 // One thread feeds the copy engine. ROWS: with y.

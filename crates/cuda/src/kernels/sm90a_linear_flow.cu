@@ -1,11 +1,17 @@
-// The gradient of the log-decays of tokens on compute capability 9.0, behind the walks for dq and dk, which leave x, y and z:
+// The gradient of the log-decays of tokens on compute capability 9.0, behind the walks for dq and dk, which leave x, y
+// and z:
 //
 //   flow   dg_t = Σ_{j < t ≤ i} w_ij + Σ_{i ≥ t} x_i + Σ_{j < t} y_j + z    (R27)
 //
-// A block takes chunks of key heads in turns. Two warpgroups have 64 rows each of w_ij = σ P_ij (q_i·k_j)(dout_i·v_j), summed over
-// the query heads of the group; of a third one, a thread feeds the copy engine and three warps fill the table of P. A gate is
-// passed by pairs whose blocks of 16 lie before and behind its own, by those of which one lies in its own, and by those within it:
-// of the first two kinds, sums of columns of every block of rows, and sums of rows are all that is needed. Nothing is subtracted.
+// A block takes chunks of key heads in turns. Two warpgroups have 64 rows each of w_ij = σ P_ij (q_i·k_j)(dout_i·v_j),
+// summed over the query heads of the group; of a third one, a thread feeds the copy engine and three warps fill the
+// table of P. A gate is passed by pairs whose blocks of 16 lie before and behind its own, by those of which one lies
+// in its own, and by those within it: of the first two kinds, sums of columns of every block of rows, and sums of rows
+// are all that is needed. Nothing is subtracted.
+//
+// The walk for dq leaves x of each token and S of each chunk, that for dk y and <S, D>. Both products of a chunk are
+// computed anew while the copy engine loads the next. Where a weight is 0, w is left out: only the gates that a
+// non-finite number passes see it.
 #if BY_TOKEN
 constexpr int SLOTS = 3 * 128 / KW;  // of a pair of tiles: q and k, or dout and v
 constexpr u32 SLOT_BYTES = 2 * Y_BYTES;

@@ -1,12 +1,18 @@
 // Log-decays of tokens (R20) on compute capability 9.0: tables of decays within a chunk, in shared memory.
 //
-// The sum of the log-decays between two tokens is a sum of sums that lie side by side, never a difference. Tokens are in blocks of
-// 16, and these in halves of 8. A decay between two blocks is the product of that from the own token to the end of its block that
-// faces the other, and that from there to the other token: OWN and FAR. Between the halves of a block it is a product at the place
-// where they meet, CROSS; within a half there is a table of all pairs, DIAGONAL. A reset makes one of the factors 0. Two tables take
-// turns: warps without products make the next chunk's while the last one is read.
+// The sum of the log-decays between two tokens is a sum of sums that lie side by side, never a difference. Tokens are
+// in blocks of 16, and these in halves of 8. A decay between two blocks is the product of that from the own token to
+// the end of its block that faces the other, and that from there to the other token: OWN and FAR. Between the halves
+// of a block it is a product at the place where they meet, CROSS; within a half there is a table of all pairs,
+// DIAGONAL. A reset makes one of the factors 0. Two tables take turns: warps without products make the next chunk's
+// while the last one is read.
 //
 // BACK: the own token is the earlier one of a pair, else the later one.
+//
+// An accumulator's row has the first factor of a decay, its column the second; each is the exponential of a sum of
+// log-decays that lie side by side, at most 1. The warps that weigh x fill the table of the next chunk by sums over
+// their lanes: two tables of 8.5 KB, in the place of out's tile; out is stored by the threads, which exchange pieces
+// of 16 bytes. The decay of a segment is the product of those of its chunks, which `sums` leaves for `scan`.
 
 // ---- a table: places of numbers ------------------------------------------------------------------------------------------
 constexpr int BLOCK = 16, BLOCKS = CHUNK / BLOCK, HALF = 8, HALF_PITCH = 72;  // 8 numbers between halves: other banks

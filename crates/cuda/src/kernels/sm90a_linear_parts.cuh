@@ -1,5 +1,5 @@
-// What the kernels of sm90a_linear.cu and its companions share: the path of a block, what its threads keep of the state, rows of
-// results, and products.
+// Shared by the kernels of sm90a_linear.cu and its companions: the path of a block, what its threads keep of the
+// state, rows of results, and products.
 
 // ---- the path of a block -------------------------------------------------------------------------------------------------
 struct Path {

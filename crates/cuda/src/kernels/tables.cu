@@ -1,12 +1,14 @@
-// The tables of a call whose lengths, offsets or masks' arrays lie on the device: there, in every call, what rows.rs makes of those
-// of the host.
+// The tables of a call whose lengths, offsets or masks' arrays lie on the device: there, in every call, what rows.rs
+// makes of those of the host.
 //
 //   sequences   one block: the sequences, and which tiles are theirs
-//   rows        a block has a tile of 64 queries: its place in the lists, the keys that its rows see, and the flags of their pairs
+//   rows        a block has a tile of 64 queries: its place in the lists, the keys that its rows see, and the flags
+//               of their pairs
 //
-// Whatever the numbers are, no row is read or written beyond the arrays: lengths and offsets are cut to them, and an offset below one
-// before it is taken as equal to that. Lists have room for the most tiles that there may be. Those that are none belong to a sequence
-// without rows behind the others, and are odd ones, which kernels of sm_90a leave to the tile before.
+// Whatever the numbers are, no row is read or written beyond the arrays: lengths and offsets are cut to them, and an
+// offset below one before it is taken as equal to that. Lists have room for the most tiles that there may be. Those
+// that are none belong to a sequence without rows behind the others, and are odd ones, which kernels of sm_90a leave
+// to the tile before.
 struct Sequence { int batch, query_start, queries, key_start, keys, first_tile; };
 struct Tile { int begin, end; };
 struct Span { int begin, end; };

@@ -1,4 +1,8 @@
-// What every kernel shares: element types and exponentials. NVRTC compiles this text as it stands; no header is included.
+// Shared by every kernel: element types and exponentials. NVRTC compiles this text as it stands; no header is
+// included.
+//
+// Exponentials are `ex2.approx` of the difference times log2 e: 2 ulp and three roundings of the argument, within the
+// 4 + 4|x| roundoffs of the profiles (docs/numerics.md).
 //
 // Compile-time: STORAGE, the type of the tensors that are not wide: 0 f32, 1 bf16, 2 f16.
 typedef unsigned char u8;

@@ -1,6 +1,6 @@
-// Products of tiles on the tensor cores, from sm_80 on: four warps, f32 sums. A warp owns the rows
-// 16·M·warp .. of a product, as M fragments of 16 rows: thread `lane` has of fragment m the rows 16 m + lane/4 and 8 below,
-// and of every 8 columns the two from 2 (lane % 4) on: x[m][column / 8][2·(row below) + column % 2].
+// Products of tiles on the tensor cores, from sm_80 on: four warps, f32 sums. A warp owns the rows 16·M·warp .. of a
+// product, as M fragments of 16 rows: thread `lane` has of fragment m the rows 16 m + lane/4 and 8 below, and of every
+// 8 columns the two from 2 (lane % 4) on: x[m][column / 8][2·(row below) + column % 2].
 //
 // A tile in shared memory lies in panels with rows of 128 bytes, whose 16-byte pieces are swizzled.
 constexpr int THREADS = 128, SIDE = 64;  // rows of the host's tiles

@@ -69,7 +69,7 @@ impl<T: Field> Rows<T> {
         let bytes = vec![0; self.rows.len() * T::SIZE];
         let mut all = Arguments { bytes, ..Arguments::default() };
         self.rows.iter().enumerate().for_each(|(n, row)| row.write(n * T::SIZE, &mut all));
-        image.put(self.room, &all.bytes);
+        image.put(self.room, all.bytes);
     }
 }
 

@@ -15,7 +15,6 @@ pub mod shard;
 mod shard_pass;
 mod sums;
 mod tokens;
-mod tree;
 
 pub(crate) use args::ARGUMENTS;
 pub use etalon_problem::linear_cross_entropy::Filter;

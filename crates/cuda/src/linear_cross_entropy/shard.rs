@@ -55,80 +55,21 @@
 
 mod device;
 mod host;
-mod partial;
 mod table;
 
-pub use super::TILE;
 pub use device::{
     prepare_backward, prepare_combine, prepare_combine_dh, prepare_forward, prepare_output,
 };
+pub use etalon_problem::linear_cross_entropy::shard::{Dh, Partial, Shard, TILE};
 pub use host::{backward_shard, combine, combine_dh, forward_shard, output};
-pub use partial::Partial;
 
-use crate::linear_cross_entropy::tree::nodes;
 use etalon_problem::{Error, LinearCrossEntropy};
-use std::ops::Range;
 
-/// Some classes of a problem. The functions take `w` and `bias` of these classes, `[classes]…`, and the other inputs
-/// whole: `targets` are numbers of all classes, `class_weights` those of all.
-#[derive(Debug, Clone)]
-pub struct Shard<'p> {
-    problem: &'p LinearCrossEntropy,
-    classes: Range<usize>,
-}
+// The tiles of a filter are those of the tree.
+const _: () = assert!(TILE == super::TILE);
 
-impl<'p> Shard<'p> {
-    /// `classes` of the problem, perhaps none. Fails if the problem is unsound or lacks some of them, or has more
-    /// than 2³¹ − 1.
-    pub fn new(problem: &'p LinearCrossEntropy, classes: Range<usize>) -> Result<Self, Error> {
-        check_problem(problem)?;
-        if classes.start > classes.end || classes.end > problem.vocab {
-            let expected = format!("a range within 0..{}", problem.vocab);
-            return Err(Error::value("classes", expected, format!("{classes:?}")));
-        }
-        Ok(Shard { problem, classes })
-    }
-
-    /// Its classes.
-    pub fn classes(&self) -> Range<usize> {
-        self.classes.clone()
-    }
-
-    /// The largest nodes of the tree within its classes, in their order; a part of a tile at either end stands by
-    /// itself. Of n tiles there are at most 2 ⌈log₂ n⌉ + 2. All classes are one node.
-    pub fn nodes(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        nodes(self.problem.vocab, self.classes())
-    }
-}
-
-/// Forms in which a shard returns dh.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Dh {
-    /// The sum over its classes: on the portable level node after node, from its first class on. Where it has more
-    /// than one node there, that takes further 4TD bytes of scratch memory.
-    Sum,
-    /// The sum over each of its nodes.
-    Nodes,
-}
-
-impl Dh {
-    /// The classes of each part that a shard returns.
-    fn parts(self, shard: &Shard<'_>) -> Vec<Range<usize>> {
-        match self {
-            Dh::Nodes => shard.nodes().collect(),
-            Dh::Sum => std::iter::once(shard.classes()).filter(|x| !x.is_empty()).collect(),
-        }
-    }
-
-    /// The number of matrices that a shard returns: of a sum always one.
-    fn count(self, shard: &Shard<'_>) -> usize {
-        if self == Dh::Sum { 1 } else { shard.nodes().count() }
-    }
-}
-
-/// Fails unless a problem is sound and its classes can be counted.
-fn check_problem(problem: &LinearCrossEntropy) -> Result<(), Error> {
-    problem.check()?;
+/// Fails unless the classes of a problem can be counted.
+fn check_vocab(problem: &LinearCrossEntropy) -> Result<(), Error> {
     if problem.vocab > i32::MAX as usize {
         return Err(Error::Unsupported {
             what: format!("a vocabulary of {}", problem.vocab),
@@ -138,24 +79,32 @@ fn check_problem(problem: &LinearCrossEntropy) -> Result<(), Error> {
     Ok(())
 }
 
-/// Fails unless the shards of a sound problem are all of its classes, in ascending order.
-fn check_shards<'c>(
-    problem: &LinearCrossEntropy,
-    shards: impl Iterator<Item = &'c Range<usize>>,
-) -> Result<(), Error> {
-    check_problem(problem)?;
-    let mut end = 0;
-    for (number, classes) in shards.enumerate() {
-        if classes.start != end || classes.end < end || classes.end > problem.vocab {
-            let expected = format!("classes from {end} on, of {}", problem.vocab);
-            let name = format!("shards[{number}]");
-            return Err(Error::value(name, expected, format!("{classes:?}")));
-        }
-        end = classes.end;
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DeviceTensors, Options, Workspace};
+    use etalon_problem::Views;
+    use ndarray::Array2;
+
+    #[test]
+    fn more_classes_than_31_bits_count_are_refused_before_a_device_is_asked() {
+        let problem = LinearCrossEntropy::new(1, 1, 1 << 31);
+        let shard = Shard::new(&problem, 0..1 << 31).unwrap();
+        let (workspace, options, none) =
+            (Workspace::new(), Options::default(), DeviceTensors::new());
+        let refused = |error: Option<Error>| match error {
+            Some(Error::Unsupported { what, .. }) => assert_eq!(what, "a vocabulary of 2147483648"),
+            other => panic!("{other:?}"),
+        };
+        refused(prepare_forward(&workspace, &shard, &none, &none, &options).err());
+        refused(prepare_backward(&workspace, &shard, &none, &none, Dh::Sum, &options).err());
+        let all = std::slice::from_ref(&(0..1 << 31));
+        refused(prepare_combine(&workspace, &problem, all, &none, &none, &options).err());
+        let sum = (all, Dh::Sum);
+        refused(prepare_combine_dh(&workspace, &problem, sum, &none, &none, &options).err());
+        refused(forward_shard(&workspace, &shard, &Views::new(), &options).err());
+        let none = Array2::from_elem((1, 1), Partial::identity());
+        let shards = [(shard.classes(), none.view())];
+        refused(combine(&workspace, &problem, &shards, &options).err());
     }
-    if end < problem.vocab {
-        let expected = format!("all {} classes together", problem.vocab);
-        return Err(Error::value("shards", expected, format!("0..{end}")));
-    }
-    Ok(())
 }

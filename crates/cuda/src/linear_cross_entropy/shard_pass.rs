@@ -5,7 +5,6 @@ use crate::linear_cross_entropy::args::{CrossEntropyArgs, Outputs, ShardArgs, be
 use crate::linear_cross_entropy::plan::Walked;
 use crate::linear_cross_entropy::prepared::Prepared;
 use crate::linear_cross_entropy::run::{Run, Steps, clear};
-use crate::linear_cross_entropy::tree::nodes;
 use crate::options::{Level, Options};
 use crate::parts::Holds;
 use crate::pass::PreparedPass;
@@ -13,6 +12,7 @@ use crate::room::{Layout, Room, memory};
 use crate::step::Draft;
 use crate::variant::Variant;
 use crate::workspace::Held;
+use etalon_problem::linear_cross_entropy::shard::{Partial, nodes};
 use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Table, Views};
 use std::ops::Range;
 use std::sync::Arc;
@@ -30,9 +30,6 @@ pub(crate) enum Step {
 
 /// Bytes of `Node` of `cross_entropy.cuh`.
 pub(super) const NODE: usize = 28;
-
-/// Numbers of 32 bits in a partial: `Partial` of `cross_entropy_shards.cu`.
-pub(crate) const WORDS: usize = 10;
 
 /// The spans of a shard that are walked one after the other, and their memory.
 struct Shard {
@@ -221,7 +218,7 @@ impl Walk<'_> {
                 let run = self.of(number, span);
                 run.totals(&tokens, h)?;
                 let args = self.arguments(&run.chunk(&tokens, &(0..0)));
-                let partials = behind(out, 4 * WORDS * number * self.problem().tokens).into();
+                let partials = behind(out, Partial::BYTES * number * self.problem().tokens).into();
                 let args = ShardArgs { partials, first: span.start as i32, ..args };
                 self.launch("partials", tokens.len().div_ceil(128), 128, &args)?;
             }

@@ -2,14 +2,14 @@
 //! `kernels/cross_entropy_shards.cu`.
 
 use crate::linear_cross_entropy::args::FoldArgs;
-use crate::linear_cross_entropy::shard_pass::{NODE, WORDS};
-use crate::linear_cross_entropy::tree::{depth, merges};
+use crate::linear_cross_entropy::shard_pass::NODE;
 use crate::parts::{Holds, Parts};
 use crate::pass::{PreparedPass, Steps, TableImage};
 use crate::room::Layout;
 use crate::step::{Draft, Work};
 use crate::variant::Variant;
 use crate::workspace::Held;
+use etalon_problem::linear_cross_entropy::shard::{Partial, depth, merges};
 use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Table};
 use std::ops::Range;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ pub(crate) fn prepare_sums(
 fn arguments(steps: &Steps<'_, Parts>, problem: &LinearCrossEntropy) -> FoldArgs {
     let parts = steps.prepared;
     let of = |name: &str| parts.part(name).map_or(0, |part| part.operand.len());
-    let count = if parts.has("dh") { of("dh") } else { of("totals") / WORDS };
+    let count = if parts.has("dh") { of("dh") } else { of("totals") / Partial::WORDS };
     FoldArgs {
         partials: steps.address("partials").into(),
         totals: steps.address("totals").into(),

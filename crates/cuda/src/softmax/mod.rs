@@ -27,8 +27,9 @@ pub(crate) use given::{Array, GivenArray, arrays};
 pub(crate) use lazy_ready::{prepare_lazy, prepare_stats};
 pub(crate) use plan::plan;
 pub(crate) use ready::prepare;
-pub(crate) use variants::CONSUMER;
-pub use variants::{Hopper, Lengths, Results, most_shared};
+#[cfg(test)]
+pub(crate) use variants::most_shared;
+pub(crate) use variants::{CONSUMER, Hopper, Lengths, Results};
 
 use crate::args::Declaration;
 use etalon_problem::Error;

@@ -7,7 +7,7 @@ use etalon_problem::{Blocking, Dtype};
 
 /// What the kernels for compute capability 9.0 are compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Hopper {
+pub(crate) struct Hopper {
     /// bf16 or f16.
     pub storage: Dtype,
     /// Columns of every operand: 64 or 128.
@@ -22,7 +22,7 @@ pub struct Hopper {
 
 /// The lengths of sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Lengths {
+pub(crate) enum Lengths {
     /// Those of the arrays.
     Equal,
     /// Of each batch element its own.
@@ -33,7 +33,7 @@ pub enum Lengths {
 
 /// What kernels of the backward pass for compute capability 9.0 compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Results {
+pub(crate) enum Results {
     /// dq and dk of attention_lse, each on its own.
     Lse,
     /// dq, and dk with dv.
@@ -70,7 +70,7 @@ pub(crate) fn has_three(of: Hopper) -> bool {
 }
 
 /// The shared memory that a block may have on an architecture, in bytes.
-pub fn most_shared(architecture: &str) -> u32 {
+pub(crate) fn most_shared(architecture: &str) -> u32 {
     match architecture {
         "sm_80" | "sm_87" => 166_912,
         "sm_86" | "sm_89" | "sm_120" | "sm_121" => CONSUMER,
@@ -181,7 +181,7 @@ impl Variant {
     }
 
     /// The forward pass on the tensor cores of compute capability 9.0.
-    pub fn hopper_forward(of: Hopper, values: bool) -> Self {
+    pub(crate) fn hopper_forward(of: Hopper, values: bool) -> Self {
         let mut defines = of.defines();
         defines.push(("GROUPS", if has_three(of) { "3" } else { "2" }.to_string()));
         defines.push(("VALUES", u8::from(values).to_string()));
@@ -194,7 +194,7 @@ impl Variant {
     }
 
     /// The backward pass on them.
-    pub fn hopper_backward(of: Hopper, results: Results) -> Self {
+    pub(crate) fn hopper_backward(of: Hopper, results: Results) -> Self {
         let mut defines = of.defines();
         defines.push(("RESULTS", (results as u8).to_string()));
         Variant { family: Family::HopperBackward, defines }

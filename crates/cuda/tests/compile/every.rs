@@ -7,8 +7,8 @@
 //! | `ETALON_DONE=FILE` | modules that the file names are not compiled again, and those that compile are added |
 //! | `ETALON_SECONDS=500` | no module is begun later than that |
 
-use crate::report::module;
-use etalon_cuda::Compilation;
+use crate::list::everything;
+use crate::report::{Compilation, module};
 use std::collections::BTreeSet;
 use std::env;
 use std::fs::{self, File, OpenOptions};
@@ -101,7 +101,7 @@ fn parse_part(text: &str) -> Option<(usize, usize)> {
 fn parts_have_every_module_once() {
     assert_eq!(parse_part("3/8"), Some((3, 8)));
     assert!(["", "3", "0/8", "9/8", "x/8"].iter().all(|text| parse_part(text).is_none()));
-    let all = etalon_cuda::pairwise_variants();
+    let all = everything();
     let only = vec!["Linear".to_string(), "sm_90a".to_string()];
     let of = |part, only: &[String]| {
         let run = Run {
@@ -135,7 +135,7 @@ fn what_was_compiled_is_not_compiled_again_unless_its_source_or_the_compiler_is_
         done: fs::read_to_string(&path).unwrap_or_default().lines().map(str::to_string).collect(),
         journal: Some(Mutex::new(journal())),
     };
-    let all = etalon_cuda::pairwise_variants();
+    let all = everything();
     run().note(&all[0], "13.0");
     run().note(&all[1], "13.0");
     assert!(run().is_done(&all[0], "13.0") && run().is_done(&all[1], "13.0"));

@@ -3,16 +3,15 @@
 //!
 //! Needs NVRTC, which `ETALON_NVRTC` may name by its folder; without it the tests that compile say that they
 //! were skipped, and fail if `ETALON_NVRTC` is set. Where nvdisasm lies in the same folder (the wheel
-//! `nvidia-cuda-nvdisasm`), the instructions of main loops are compared, too. The first of these lines compiles every
-//! kernel for each architecture that it serves and with each value of each of its options: modules with the kernels
-//! that were chosen, the others left out. The second compiles whole modules in which there is also every pair of options.
-//! The third writes the snapshot of this version of NVRTC, which has both. The last compiles every variant there is: see
-//! `every.rs`.
+//! `nvidia-cuda-nvdisasm`), the instructions of main loops are compared, too. The first of these lines compiles the
+//! modules of `list.txt`: every kernel for each architecture that it serves and with each value of each of its options.
+//! The second compares the main loops of all architectures, too. The third writes the snapshot of this version of NVRTC.
+//! The last compiles every variant there is: see `every.rs`.
 //!
 //! ```sh
 //! ETALON_NVRTC=DIR cargo test -p etalon-cuda --test compile
-//! ETALON_NVRTC=DIR cargo test -p etalon-cuda --test compile -- --ignored pair
-//! ETALON_RENEW=1 ETALON_NVRTC=DIR cargo test -p etalon-cuda --test compile -- --ignored pair
+//! ETALON_NVRTC=DIR cargo test -p etalon-cuda --test compile -- --ignored main_loop
+//! ETALON_RENEW=1 ETALON_NVRTC=DIR cargo test -p etalon-cuda --test compile -- --ignored main_loop
 //! ETALON_NVRTC=DIR cargo test -p etalon-cuda --test compile -- --ignored every_variant
 //! ```
 //!
@@ -21,18 +20,17 @@
 
 mod every;
 mod instructions;
+mod list;
 mod report;
 mod snapshot;
 
-use etalon_cuda::{
-    Compilation, Compiler, Excerpt, Family, Variant, declared_bytes, every_variant,
-    kernelwise_variants, most_shared, pairwise_variants, shared_bytes,
-};
+use etalon_cuda::{Compiler, Family, Target, Variant, declared_bytes, shared_bytes};
 use every::Run;
 use instructions::{disassembler, main_loops};
-use report::{Kernel, compile, module};
+use list::{ARCHITECTURES, Excerpt, everything, listed, whole};
+use report::{Compilation, Kernel, compile, module};
 use snapshot::Snapshot;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::thread;
@@ -46,10 +44,9 @@ struct Tools {
     unread: &'static [&'static str],
 }
 
-/// Those whose main loops CI leaves to the command for pairs, since no figure was ever measured on them: it takes a tenth of
-/// the time to read them all.
+/// Architectures whose main loops CI leaves to `every_main_loop_is_as_recorded`, since no figure was ever measured on
+/// them: it takes a tenth of the time to read them all.
 const UNMEASURED: [&str; 4] = ["sm_86", "sm_89", "sm_100", "sm_120"];
-const ARCHITECTURES: [&str; 7] = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120"];
 
 /// The compiler with the disassembler, if that lies in the same folder, or `None` where there is no compiler and none
 /// was promised.
@@ -236,34 +233,19 @@ fn every_kernel_compiles_as_recorded() {
     if tools.disassembler.is_some() {
         tools.unread = &UNMEASURED;
     }
-    let compiled = compile_all(&tools, kernelwise_variants());
+    let compiled = compile_all(&tools, listed());
     compare(&tools, &Snapshot::new(&tools.compiler.version(), &compiled));
-}
-
-/// A compilation with all of its kernels.
-fn whole(compilation: Compilation) -> Excerpt {
-    let kernels = compilation.1.kernels().to_vec();
-    (compilation, kernels)
-}
-
-/// What the snapshot tells of: the modules of every pair of choices, and kernels of others.
-fn matrix() -> Vec<Excerpt> {
-    let mut all: Vec<Excerpt> = pairwise_variants().into_iter().map(whole).collect();
-    let pairs: BTreeSet<Compilation> = all.iter().map(|x| x.0.clone()).collect();
-    all.extend(kernelwise_variants().into_iter().filter(|x| !pairs.contains(&x.0)));
-    all
 }
 
 #[test]
 #[ignore = "compiles for minutes"]
-fn every_pair_of_choices_compiles_as_recorded() {
+fn every_main_loop_is_as_recorded() {
     let Some(tools) = tools() else { return };
-    let version = tools.compiler.version();
     match std::env::var("ETALON_RENEW") {
         Ok(which) => renew(&tools, &which),
         Err(_) => {
-            let all = pairwise_variants().into_iter().map(whole).collect();
-            compare(&tools, &Snapshot::new(&version, &compile_all(&tools, all)));
+            let compiled = compile_all(&tools, listed());
+            compare(&tools, &Snapshot::new(&tools.compiler.version(), &compiled));
         }
     }
 }
@@ -272,27 +254,18 @@ fn every_pair_of_choices_compiles_as_recorded() {
 fn renew(tools: &Tools, which: &str) {
     assert!(tools.disassembler.is_some(), "a snapshot has the counts of nvdisasm");
     let version = tools.compiler.version();
-    let (matrix, recorded) = (matrix(), Snapshot::read(&version));
+    let (list, recorded) = (listed(), Snapshot::read(&version));
     let is_asked = |excerpt: &Excerpt| match which {
         "1" => true,
         "absent" => recorded.as_ref().is_none_or(|recorded| !recorded.has(excerpt)),
         families => families.split(',').any(|name| name == format!("{:?}", excerpt.0.1.family)),
     };
-    let work = matrix.iter().filter(|x| is_asked(x)).cloned().collect();
+    let work = list.iter().filter(|x| is_asked(x)).cloned().collect();
     let compiled = Snapshot::new(&version, &compile_all(tools, work));
     match recorded {
-        Some(recorded) => recorded.renewed(compiled, &matrix).write(),
+        Some(recorded) => recorded.renewed(compiled, &list).write(),
         None => compiled.write(),
     }
-}
-
-/// Every variant, for each architecture that it serves.
-fn everything() -> Vec<Compilation> {
-    let all = every_variant().into_iter().flat_map(|variant| {
-        let architectures = variant.family.architectures().iter();
-        architectures.map(move |&architecture| (architecture, variant.clone()))
-    });
-    all.filter(|(architecture, variant)| variant.fits(architecture)).collect()
 }
 
 #[test]
@@ -304,7 +277,7 @@ fn every_variant_compiles() {
     let (there, work): (Vec<_>, Vec<_>) = all.into_iter().partition(|x| run.is_done(x, &version));
     let ((part, parts), modules) = (run.part, work.len());
     let compiled = in_parallel(work, |one| {
-        let result = (!run.is_over()).then(|| compile_one(&compiler, &whole(one.clone())))?;
+        let result = (!run.is_over()).then(|| compile_one(&compiler, &whole(&one)))?;
         Some(result.map(|(_, kernels, _)| {
             run.note(&one, &version);
             kernels.iter().map(|kernel| [1, usize::from(kernel.spills())]).collect::<Vec<_>>()
@@ -334,29 +307,26 @@ fn every_variant_compiles() {
 }
 
 #[test]
-fn snapshots_are_of_the_matrix() {
+fn snapshots_are_of_the_list() {
     let snapshots = Snapshot::all();
     assert!(!snapshots.is_empty());
-    snapshots.iter().for_each(|snapshot| snapshot.check_matrix(&matrix()));
+    snapshots.iter().for_each(|snapshot| snapshot.check_list(&listed()));
 }
 
 #[test]
 fn shared_memory_is_within_the_limit() {
+    let most = |architecture: &str| Target::of(architecture).unwrap().shared_memory;
     for compilation in everything() {
         let (architecture, variant) = &compilation;
         for kernel in variant.kernels() {
             let bytes = shared_bytes(variant, kernel);
-            assert!(
-                bytes <= most_shared(architecture),
-                "{} {kernel}: {bytes}",
-                module(&compilation)
-            );
+            assert!(bytes <= most(architecture), "{} {kernel}: {bytes}", module(&compilation));
         }
     }
     // With what the sources declare.
     for snapshot in Snapshot::all() {
         for (architecture, kernel, bytes) in snapshot.shared() {
-            assert!(bytes <= most_shared(architecture), "{kernel}: {bytes}");
+            assert!(bytes <= most(architecture), "{kernel}: {bytes}");
         }
     }
 }

@@ -1,7 +1,10 @@
 //! What the assembler says of each kernel of a module.
 
-use etalon_cuda::{Compilation, Compiler, Variant, shared_bytes};
+use etalon_cuda::{Compiler, Variant, shared_bytes};
 use std::fmt;
+
+/// A variant for an architecture.
+pub type Compilation = (&'static str, Variant);
 
 /// What a kernel takes.
 #[derive(Debug, Clone, PartialEq, Eq)]

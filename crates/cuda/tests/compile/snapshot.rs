@@ -1,8 +1,8 @@
 //! What kernels take, as it was recorded for a version of the compiler: `nvrtc-VERSION.txt` beside this
 //! file, a line for each kernel of each module.
 
+use crate::list::Excerpt;
 use crate::report::{Kernel, LOOP, module};
-use etalon_cuda::Excerpt;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
@@ -64,9 +64,9 @@ impl Snapshot {
         Snapshot { lines: lines.collect(), path: Snapshot::path(version) }
     }
 
-    /// What it has of this matrix, with the lines of another in place of its own.
-    pub fn renewed(mut self, other: Snapshot, matrix: &[Excerpt]) -> Snapshot {
-        let kernels = kernels(matrix);
+    /// What it has of this list, with the lines of another in place of its own.
+    pub fn renewed(mut self, other: Snapshot, list: &[Excerpt]) -> Snapshot {
+        let kernels = kernels(list);
         self.lines.retain(|key, _| kernels.contains(key));
         self.lines.extend(other.lines);
         self
@@ -97,12 +97,16 @@ impl Snapshot {
         compiled.lines.iter().filter(differs).map(tell).collect()
     }
 
-    /// Fails unless it is about the kernels of this matrix and no others.
-    pub fn check_matrix(&self, matrix: &[Excerpt]) {
+    /// Fails unless it is about the kernels of this list and no others.
+    pub fn check_list(&self, list: &[Excerpt]) {
         let (kernels, own): (_, BTreeSet<String>) =
-            (kernels(matrix), self.lines.keys().cloned().collect());
+            (kernels(list), self.lines.keys().cloned().collect());
         let path = self.path.display();
-        assert_eq!(kernels.difference(&own).collect::<Vec<_>>(), [""; 0], "absent from {path}");
+        assert_eq!(
+            kernels.difference(&own).collect::<Vec<_>>(),
+            [""; 0],
+            "absent from {path} (ETALON_RENEW=absent)"
+        );
         assert_eq!(own.difference(&kernels).collect::<Vec<_>>(), [""; 0], "in {path} alone");
     }
 
@@ -118,13 +122,13 @@ impl Snapshot {
     }
 }
 
-/// The kernels of a matrix, as lines name them.
-fn kernels(matrix: &[Excerpt]) -> BTreeSet<String> {
+/// The kernels of a list, as lines name them.
+fn kernels(list: &[Excerpt]) -> BTreeSet<String> {
     let of = |(compilation, kernels): &Excerpt| {
         let name = |kernel: &&str| format!("{} {kernel}", module(compilation));
         kernels.iter().map(name).collect::<Vec<_>>()
     };
-    matrix.iter().flat_map(of).collect()
+    list.iter().flat_map(of).collect()
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The pages of `docs/` link to each other, on GitHub and in rustdoc.
+//! The pages of `docs/` link to each other, on GitHub and in rustdoc; those of the CUDA kernels keep their widths.
 
 use std::fs;
 use std::path::Path;
@@ -28,5 +28,19 @@ fn pages_link_to_each_other() {
             let definition = format!("\n[{label}]: ");
             assert!(page.contains(&definition), "{name} does not define [{label}]");
         }
+    }
+}
+
+#[test]
+fn pages_of_the_cuda_kernels_are_narrow_and_that_for_users_is_short() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    for name in ["gpu.md", "gpu_tuning.md", "gpu_results.md"] {
+        let page = fs::read_to_string(root.join("docs").join(name)).expect(name);
+        // Rows of a recording are as wide as its figures.
+        let is_prose = |line: &&str| name != "gpu_results.md" || !line.starts_with('|');
+        let wide = page.lines().filter(is_prose).find(|line| line.chars().count() >= 120);
+        assert_eq!(wide, None, "{name} has a line of 120 columns or more");
+        // Some minutes of reading.
+        assert!(name != "gpu.md" || page.lines().count() <= 250, "{name} has more than 250 lines");
     }
 }

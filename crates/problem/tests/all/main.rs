@@ -10,4 +10,5 @@ mod imports;
 mod lazy_attention;
 mod linear_attention;
 mod linear_cross_entropy;
+mod shards;
 mod spans;

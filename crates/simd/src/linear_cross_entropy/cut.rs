@@ -1,5 +1,7 @@
 //! How tokens and classes are cut, so that what a sweep holds fits its budget. No result depends on it.
 
+pub use etalon_problem::linear_cross_entropy::shard::TILE;
+
 use super::logits::SLICE;
 use super::sums::Sums;
 use super::tree::{Node, Stack};
@@ -7,9 +9,6 @@ use crate::tile::{BAND, STRIDE};
 use crate::workspace::Parts;
 use crate::{Buffer, Level};
 use etalon_problem::LinearCrossEntropy;
-
-/// Classes in a tile. Tiles begin at multiples of it; partials and dh are summed along the tree of tiles.
-pub const TILE: usize = 256;
 
 /// Elements that a filter keeps of a band in a tile: whether it is left out, and what it then adds to the
 /// bounds of tokens and of classes.

@@ -51,11 +51,10 @@
 mod combine;
 mod partial;
 mod passes;
-mod tree;
 
-pub use super::cut::TILE;
 pub use combine::{combine, combine_dh, combine_dh_into};
-pub use partial::Partial;
+pub use etalon_problem::linear_cross_entropy::shard::{Dh, Partial, Shard, TILE};
+pub use partial::Combine;
 
 use super::operands::{Gradients as Head, Outputs};
 use crate::element::{Element, TensorMut};
@@ -70,65 +69,22 @@ use ndarray::{
 };
 use std::ops::Range;
 
-/// Some classes of a problem. Its functions take `w` and `bias` of these classes, `[classes]…`, and the
-/// other inputs whole: `targets` are numbers of all classes, `class_weights` those of all.
-#[derive(Debug, Clone)]
-pub struct Shard<'p> {
-    problem: &'p LinearCrossEntropy,
-    classes: Range<usize>,
-}
-
-impl<'p> Shard<'p> {
-    /// `classes` of the problem, perhaps none. Fails if the problem is unsound or lacks some of them.
-    pub fn new(problem: &'p LinearCrossEntropy, classes: Range<usize>) -> Result<Self, Error> {
-        problem.check()?;
-        super::tokens::check_vocab(problem)?;
-        if classes.start > classes.end || classes.end > problem.vocab {
-            let expected = format!("a range within 0..{}", problem.vocab);
-            return Err(Error::value("classes", expected, format!("{classes:?}")));
-        }
-        Ok(Shard { problem, classes })
-    }
-
-    /// Its classes.
-    pub fn classes(&self) -> Range<usize> {
-        self.classes.clone()
-    }
-
-    /// The largest nodes of the tree within its classes, in their order; a part of a tile at either end
-    /// stands by itself. Of n tiles there are at most 2 ⌈log₂ n⌉ + 2. All classes are one node.
-    pub fn nodes(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        tree::nodes(self.problem.vocab, self.classes())
-    }
-
-    /// Fails unless inputs and places are those of a pass of the shard.
-    fn check(
-        &self,
-        workspace: &Workspace,
-        pass: Pass,
-        inputs: &Views<'_>,
-        places: &ViewsMut<'_>,
-    ) -> Result<(), Error> {
-        let fits = |known: &Known| {
-            known.pass == pass && known.classes == self.classes && known.problem == *self.problem
-        };
-        let known = workspace.remember(fits, || {
-            let (problem, classes) = (self.problem.clone(), self.classes());
-            Ok(Known { table: self.table(pass), problem, pass, classes })
-        })?;
-        known.table.check_call(inputs, places, false).map(|_| ())
-    }
-
-    /// The tensors of a pass, of which some have rows for the classes of the shard alone.
-    fn table(&self, pass: Pass) -> Table {
-        let mut table = self.problem.table(pass);
-        for operand in &mut table.operands {
-            if ["w", "bias", "dw", "dbias"].contains(&operand.name) {
-                operand.shape[0] = self.classes.len();
-            }
-        }
-        table
-    }
+/// Fails unless inputs and places are those of a pass of the shard.
+fn check(
+    workspace: &Workspace,
+    shard: &Shard<'_>,
+    pass: Pass,
+    inputs: &Views<'_>,
+    places: &ViewsMut<'_>,
+) -> Result<(), Error> {
+    let (problem, classes) = (shard.problem(), shard.classes());
+    let fits =
+        |known: &Known| known.pass == pass && known.classes == classes && known.problem == *problem;
+    let known = workspace.remember(fits, || {
+        let (problem, classes) = (problem.clone(), classes.clone());
+        Ok(Known { table: shard.table(pass), problem, pass, classes })
+    })?;
+    known.table.check_call(inputs, places, false).map(|_| ())
 }
 
 /// What a workspace remembers of a shard and a pass.
@@ -137,15 +93,6 @@ struct Known {
     classes: Range<usize>,
     pass: Pass,
     table: Table,
-}
-
-/// What a shard returns of dh.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Dh {
-    /// The sum over its classes: node after node, from its first class on.
-    Sum,
-    /// The sum over each of its nodes.
-    Nodes,
 }
 
 /// What [`backward_shard`] returns.
@@ -185,8 +132,8 @@ pub fn forward_shard<T: Element>(
 ) -> Result<Array2<Partial>, Error> {
     let workspace = Workspace::new();
     // What is wrong with the operands is said before memory is asked for.
-    shard.check(&workspace, Pass::Forward, &views(inputs), &ViewsMut::new())?;
-    let shape = (shard.nodes().count(), shard.problem.tokens);
+    check(&workspace, shard, Pass::Forward, &views(inputs), &ViewsMut::new())?;
+    let shape = (shard.nodes().count(), shard.problem().tokens);
     let len = shape.0.saturating_mul(shape.1);
     let mut partials = reserved(len, "partials")?;
     partials.resize(len, Partial::identity());
@@ -207,8 +154,8 @@ pub fn forward_shard_into<T: Element>(
     options: &Options,
 ) -> Result<(), Error> {
     let inputs = views(inputs);
-    shard.check(workspace, Pass::Forward, &inputs, &ViewsMut::new())?;
-    let shape = [shard.nodes().count(), shard.problem.tokens];
+    check(workspace, shard, Pass::Forward, &inputs, &ViewsMut::new())?;
+    let shape = [shard.nodes().count(), shard.problem().tokens];
     Error::expect_shape("partials", &shape, partials.shape())?;
     passes::forward(workspace, shard, &inputs, partials, options)
 }
@@ -222,7 +169,7 @@ pub fn output<T: Element>(
 ) -> Result<Output<T>, Error> {
     let (workspace, table) = (Workspace::new(), shard.table(Pass::Forward));
     let inputs = views(inputs);
-    shard.check(&workspace, Pass::Forward, &inputs, &ViewsMut::new())?;
+    check(&workspace, shard, Pass::Forward, &inputs, &ViewsMut::new())?;
     let mut output = zero_results(&table, false)?;
     output_views(&workspace, shard, &inputs, totals, &mut places_of(&mut output))?;
     Ok(output)
@@ -247,8 +194,8 @@ fn output_views(
     totals: ArrayView1<'_, Partial>,
     places: &mut ViewsMut<'_>,
 ) -> Result<(), Error> {
-    shard.check(workspace, Pass::Forward, inputs, places)?;
-    passes::output(workspace, shard.problem, inputs, totals, Outputs::new(places)?)
+    check(workspace, shard, Pass::Forward, inputs, places)?;
+    passes::output(workspace, shard.problem(), inputs, totals, Outputs::new(places)?)
 }
 
 /// The gradients of a shard, from the totals `[T]` of all classes: dw and dbias of its classes, and what
@@ -264,10 +211,10 @@ pub fn backward_shard<T: Element>(
     let workspace = Workspace::new();
     let mut operands = views(inputs);
     add_operands(&mut operands, cotangents);
-    shard.check(&workspace, Pass::Backward, &operands, &ViewsMut::new())?;
-    let (problem, classes) = (shard.problem, shard.classes.len());
+    check(&workspace, shard, Pass::Backward, &operands, &ViewsMut::new())?;
+    let (problem, classes) = (shard.problem(), shard.classes().len());
     let LinearCrossEntropy { tokens, dim, .. } = *problem;
-    let parts = if dh == Dh::Sum { 1 } else { shard.nodes().count() };
+    let parts = dh.matrices(shard);
     if parts.checked_mul(4 * tokens * dim).is_none() {
         return Err(Error::Memory { what: "dh".to_string(), bytes: usize::MAX });
     }
@@ -309,12 +256,11 @@ pub fn backward_shard_into<T: Element, G: Element>(
     if let Some(dbias) = &mut dbias {
         add(&mut head, "dbias", Place::Storage(dbias.view_mut().into_dyn()));
     }
-    shard.check(workspace, Pass::Backward, &inputs, &head)?;
+    check(workspace, shard, Pass::Backward, &inputs, &head)?;
     drop(head);
     if let Some(dh) = &dh {
-        let summed = dh.len_of(Axis(0)) == 1;
-        let parts = if summed { 1 } else { shard.nodes().count() };
-        let shape = [parts, shard.problem.tokens, shard.problem.dim];
+        let parts = Dh::of(dh.len_of(Axis(0))).matrices(shard);
+        let shape = [parts, shard.problem().tokens, shard.problem().dim];
         Error::expect_shape("dh", &shape, dh.shape())?;
     }
     let (dw, dbias) = (dw.map(TensorMut::from), dbias.map(TensorMut::from));

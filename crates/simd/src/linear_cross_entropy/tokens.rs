@@ -122,7 +122,7 @@ impl<'a> Tokens<'a> {
 }
 
 /// Fails if there are more classes than numbers of 32 bits.
-pub fn check_vocab(problem: &LinearCrossEntropy) -> Result<(), Error> {
+fn check_vocab(problem: &LinearCrossEntropy) -> Result<(), Error> {
     if u32::try_from(problem.vocab).is_ok() {
         return Ok(());
     }

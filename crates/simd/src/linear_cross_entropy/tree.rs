@@ -158,3 +158,25 @@ pub fn fold<X>(
     let middle = range.start + range.len().next_power_of_two() / 2;
     combine(fold(range.start..middle, leaf, combine), fold(middle..range.end, leaf, combine))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::fold;
+    use etalon_problem::linear_cross_entropy::shard;
+
+    /// A sum that tells the order in which it was made.
+    fn join(x: String, y: String) -> String {
+        format!("({x} {y})")
+    }
+
+    #[test]
+    fn tiles_are_put_together_as_shards_of_a_tile_are() {
+        let text = |tile: usize| tile.to_string();
+        for tiles in 1..20 {
+            let parts = (0..tiles).map(|tile| tile * shard::TILE..(tile + 1) * shard::TILE);
+            let parts: Vec<_> = parts.collect();
+            let wanted = shard::fold(&parts, &text, &join);
+            assert_eq!(Some(fold(0..tiles, &text, &join)), wanted);
+        }
+    }
+}

@@ -19,18 +19,14 @@
 //!
 //! and sums X and dS to gq and gk (E26), (E27), ė and e to gdout and gv (E23), (E28), X to gbias (E29), and
 //! a T to gτ (E30).
-//!
-//! Activity is decided once: all have the same S, lse and c, and so the same bits of P + c.
 
 use super::block::{Body, OfKeys, OfQueries, Pair, RegisterBlock, Term};
-use super::lazy_gradient::{active, weigh};
+use super::lazy_panel::{Panel, active, add_tau};
 use super::scores::{ACTIVE, Strip, VISIBLE};
-use super::scratch::{Share, Sums, Target, TileMemory, Weight};
+use super::scratch::{Sums, Target, TileMemory, Weight};
 use super::second::scores;
-use super::weights::{clear, hide, joined, mark_active, multiply};
 use crate::lanes::{Isa, Lanes, Tile};
-use crate::tile::{MAX_KEYS, MAX_ROWS, STRIDE};
-use std::ops::Range;
+use crate::tile::MAX_ROWS;
 
 /// Nothing but sums over each row.
 #[derive(Debug, Clone, Copy)]
@@ -52,16 +48,18 @@ impl Body for Moments {
         let strip = scores(isa, pair, at, memory)?;
         let zero = I::F32::splat(isa, 0.0);
         let mut sums = [[zero; MAX_ROWS]; 3];
-        let mut panel = Panel::new(pair, at, memory);
+        let mut panel = Panel::of_second(pair, at, memory);
         for column in strip.cols.clone().step_by(I::Tile::COLS) {
             let here = strip.within(&(column..column + I::Tile::COLS));
-            let any = panel.begin(isa, &here);
+            let any = begin(isa, pair, &mut panel, &here);
             let [of_u, of_delta, of_change] = &mut sums;
             panel.each(
                 isa,
                 column,
                 #[inline(always)]
-                |r, Weights { p, u, g, t }, row| {
+                |i| numbers(isa, pair, i),
+                #[inline(always)]
+                |r, [p, u, g, t], row| {
                     of_u[r] = p.mul_add(u, of_u[r]);
                     if any {
                         let raised = p + row.offset;
@@ -69,7 +67,7 @@ impl Body for Moments {
                         let change = active(isa, raised, u.mul_add(g, t));
                         of_change[r] = p.mul_add(change, of_change[r]);
                     }
-                    Weights { p, u, g, t }
+                    [p, u, g, t]
                 },
             );
         }
@@ -131,35 +129,33 @@ impl Body for LazySecond {
         memory: &mut TileMemory<'_>,
     ) -> Option<Strip> {
         let strip = scores(isa, pair, at, memory);
-        let mut panel = Panel::new(pair, at, memory);
-        let rows = at.first..at.first + at.rows.len();
-        let end = at.cols.len().next_multiple_of(I::Tile::COLS);
-        let (weights, visible) = panel.weights();
-        clear(weights, visible, strip.as_ref(), (I::Tile::ROWS, end));
+        let mut panel = Panel::of_second(pair, at, memory);
+        panel.clear::<I>(strip.as_ref());
         let strip = strip?;
         let zero = I::F32::splat(isa, 0.0);
         let mut sums = [zero; MAX_ROWS];
         for column in strip.cols.clone().step_by(I::Tile::COLS) {
             let here = strip.within(&(column..column + I::Tile::COLS));
-            if panel.begin(isa, &here) {
-                let with_active = &mut panel.active[column / I::Tile::COLS];
-                *with_active = joined(with_active, &rows);
+            if begin(isa, pair, &mut panel, &here) {
+                panel.note_active::<I>(column);
                 panel.each(
                     isa,
                     column,
                     #[inline(always)]
-                    |r, Weights { p, u, g, t }, row| {
+                    |i| numbers(isa, pair, i),
+                    #[inline(always)]
+                    |r, [p, u, g, t], row| {
                         let raised = p + row.offset;
                         let (g, t) = (active(isa, raised, g), active(isa, raised, t));
                         sums[r] = sums[r] + t;
                         let moved = p * (u - row.u);
-                        Weights {
+                        [
                             // `max` returns its second operand where either is NaN: so a NaN shows.
-                            p: zero.max(raised),
-                            u: active(isa, raised, moved + row.raise),
-                            g: p * (g - row.delta),
-                            t: moved.mul_add(g - row.delta, p * (t - row.z)),
-                        }
+                            zero.max(raised),
+                            active(isa, raised, moved + row.raise),
+                            p * (g - row.delta),
+                            moved.mul_add(g - row.delta, p * (t - row.z)),
+                        ]
                     },
                 );
             } else {
@@ -167,36 +163,24 @@ impl Body for LazySecond {
                     isa,
                     column,
                     #[inline(always)]
-                    |_, Weights { p, u, .. }, row| {
+                    |i| numbers(isa, pair, i),
+                    #[inline(always)]
+                    |_, [p, u, _, _], row| {
                         let (moved, delta) = (p * (u - row.u), zero - row.delta);
                         let x = moved.mul_add(delta, p * (zero - row.z));
-                        Weights { p: zero, u: zero, g: p * delta, t: x }
+                        [zero, zero, p * delta, x]
                     },
                 );
             }
-            let (weights, visible) = panel.weights();
-            hide(weights, visible, &here, pair.lse::<I>(at));
+            panel.hide::<I>(&here);
         }
-        if at.has_nonfinite {
-            mark_active(panel.p, panel.visible, &strip.cols, I::Tile::ROWS);
-        }
-        let share = &pair.stats.share[at.rows.start - pair.stats.first..][..I::Tile::ROWS];
-        for (sum, share) in sums.iter().zip(share) {
-            memory.tau += f64::from(sum.reduce_add()) * f64::from(*share); // (E30)
-        }
+        panel.mark_active::<I>(&strip);
+        add_tau::<I>(pair, at, &sums, &mut memory.tau); // (E30)
         Some(strip)
     }
 }
 
-/// Some weights of a row: P, U, g and T, or e, ė, dS and X.
-struct Weights<V> {
-    p: V,
-    u: V,
-    g: V,
-    t: V,
-}
-
-/// Numbers of a row.
+/// Numbers of a row of the statistics.
 struct Row<V> {
     /// c.
     offset: V,
@@ -207,96 +191,28 @@ struct Row<V> {
     raise: V,
 }
 
-/// The weights of a register block, panel by panel of keys.
-struct Panel<'a, 'p> {
-    pair: &'a Pair<'p>,
-    at: &'a RegisterBlock,
-    /// S, then P, then e.
-    p: &'a mut [f32],
-    /// U, then ė.
-    u: &'a mut [f32],
-    /// g, then dS.
-    g: &'a mut [f32],
-    /// T, then X.
-    t: &'a mut [f32],
-    visible: &'a mut [u8],
-    /// [`TileMemory::active`].
-    active: &'a mut [Range<usize>],
+#[inline(always)]
+fn numbers<I: Isa>(isa: I, Pair { stats, ddtau, .. }: &Pair<'_>, i: usize) -> Row<I::F32> {
+    Row {
+        offset: I::F32::splat(isa, stats.offset[i]),
+        delta: I::F32::splat(isa, stats.delta[i]),
+        u: I::F32::splat(isa, stats.u[i]),
+        z: I::F32::splat(isa, stats.z[i]),
+        raise: I::F32::splat(isa, stats.share[i] * ddtau),
+    }
 }
 
-impl<'a, 'p> Panel<'a, 'p> {
-    #[inline(always)]
-    fn new(pair: &'a Pair<'p>, at: &'a RegisterBlock, memory: &'a mut TileMemory<'_>) -> Self {
-        let TileMemory { p, p_dot, x, shares, active, .. } = memory;
-        let Share { ds, visible, .. } = &mut shares[at.share];
-        let row = at.first * STRIDE;
-        Panel {
-            pair,
-            at,
-            p: &mut p[row..],
-            u: &mut p_dot[row..],
-            g: &mut ds[row..],
-            t: &mut x[row..],
-            visible: &mut visible[at.first * MAX_KEYS..],
-            active,
-        }
+/// P of a panel and, where a pair of it is active unless it is hidden, g and T; whether that is so.
+/// Weights of pairs that are not visible become 0.
+#[inline(always)]
+fn begin<I: Isa>(isa: I, pair: &Pair<'_>, panel: &mut Panel<'_, '_, 4>, here: &Strip) -> bool {
+    let any = panel.weigh(isa, here.cols.start);
+    if any {
+        let (queries, keys) = (pair.queries, pair.keys);
+        let of_change = [(&queries.dout, &keys.ddv), (&queries.cot_o, &keys.v)];
+        panel.pull(isa, here, [(&queries.dout, &keys.v)], 2); // (E7)
+        panel.pull(isa, here, of_change, 3); // (E20)
     }
-
-    /// All weights, and what is visible.
-    #[inline(always)]
-    fn weights(&mut self) -> ([&mut [f32]; 4], &mut [u8]) {
-        ([&mut *self.p, &mut *self.u, &mut *self.g, &mut *self.t], &mut *self.visible)
-    }
-
-    /// P of a panel and, where a pair of it is active unless it is hidden, g and T; whether that is so.
-    /// What belongs to pairs that are not visible becomes 0.
-    #[inline(always)]
-    fn begin<I: Isa>(&mut self, isa: I, here: &Strip) -> bool {
-        let (pair, at) = (self.pair, self.at);
-        let any = weigh(isa, pair, at, self.p, here.cols.start);
-        if any {
-            let (queries, keys, width) = (pair.queries, pair.keys, pair.value_dim);
-            let of_change = [(&queries.dout, &keys.ddv), (&queries.cot_o, &keys.v)];
-            multiply(isa, at, here, width, [(&queries.dout, &keys.v)], None, self.g); // (E7)
-            multiply(isa, at, here, width, of_change, None, self.t); // (E20)
-        }
-        let (weights, visible) = self.weights();
-        hide(weights, visible, here, pair.lse::<I>(at));
-        any
-    }
-
-    /// Replaces the weights of a panel by what `f` makes of them and of the numbers of the row.
-    #[inline(always)]
-    fn each<I: Isa>(
-        &mut self,
-        isa: I,
-        column: usize,
-        mut f: impl FnMut(usize, Weights<I::F32>, &Row<I::F32>) -> Weights<I::F32>,
-    ) {
-        let Pair { stats, ddtau, .. } = self.pair;
-        for r in 0..I::Tile::ROWS {
-            let i = self.at.rows.start + r - stats.first;
-            let row = Row {
-                offset: I::F32::splat(isa, stats.offset[i]),
-                delta: I::F32::splat(isa, stats.delta[i]),
-                u: I::F32::splat(isa, stats.u[i]),
-                z: I::F32::splat(isa, stats.z[i]),
-                raise: I::F32::splat(isa, stats.share[i] * ddtau),
-            };
-            for at in (column..column + I::Tile::COLS).step_by(I::F32::N) {
-                let here = r * STRIDE + at;
-                let weights = Weights {
-                    p: I::F32::load(isa, &self.p[here..]),
-                    u: I::F32::load(isa, &self.u[here..]),
-                    g: I::F32::load(isa, &self.g[here..]),
-                    t: I::F32::load(isa, &self.t[here..]),
-                };
-                let Weights { p, u, g, t } = f(r, weights, &row);
-                p.store(&mut self.p[here..]);
-                u.store(&mut self.u[here..]);
-                g.store(&mut self.g[here..]);
-                t.store(&mut self.t[here..]);
-            }
-        }
-    }
+    panel.hide::<I>(here);
+    any
 }

@@ -170,8 +170,10 @@ fn raise(bias: &Option<Raise<'_>>, rows: &Range<usize>, keys: &Range<usize>, s: 
 /// The maxima of rows of scores in memory.
 #[inline(always)]
 fn memory_max<I: Isa>(isa: I, cols: &Range<usize>, s: &[f32], max: &mut [I::F32; MAX_ROWS]) {
-    for (row, max) in s.chunks(STRIDE).zip(&mut max[..I::Tile::ROWS]) {
-        for s in row[cols.clone()].chunks_exact(I::F32::N) {
+    // No iterator over registers: it would be a function of its own.
+    for row in (0..I::Tile::ROWS * STRIDE).step_by(STRIDE) {
+        let max = &mut max[row / STRIDE];
+        for s in s[row..][cols.clone()].chunks_exact(I::F32::N) {
             *max = I::F32::load(isa, s).max(*max);
         }
     }

@@ -1,7 +1,7 @@
 //! Passes of shards on operands that lie on a device.
 
+use super::check_vocab;
 use super::table::{self, is_read};
-use super::{Dh, Shard, check_shards};
 use crate::device_pass::DevicePass;
 use crate::device_tensor::{DeviceTensor, DeviceTensors, check as check_tensors};
 use crate::linear_cross_entropy::shard_pass::{Step, prepare_shard};
@@ -9,6 +9,7 @@ use crate::linear_cross_entropy::sums::prepare_sums;
 use crate::options::Options;
 use crate::run::offers;
 use crate::workspace::Workspace;
+use etalon_problem::linear_cross_entropy::shard::{Dh, Shard, check_shards};
 use etalon_problem::{Algorithm, Dtype, Error, LinearCrossEntropy, Pass, Stored, Table};
 use std::ops::Range;
 
@@ -105,9 +106,10 @@ fn parts(
     shards: &[Range<usize>],
     dh: Dh,
 ) -> Result<Vec<Range<usize>>, Error> {
-    check_shards(problem, shards.iter())?;
-    let of = |classes: &Range<usize>| dh.parts(&Shard { problem, classes: classes.clone() });
-    Ok(shards.iter().flat_map(of).collect())
+    check_shards(problem, shards)?;
+    check_vocab(problem)?;
+    let of = |classes: &Range<usize>| Ok(dh.parts(&Shard::new(problem, classes.clone())?));
+    Ok(shards.iter().map(of).collect::<Result<Vec<_>, Error>>()?.concat())
 }
 
 fn prepare(
@@ -117,7 +119,8 @@ fn prepare(
     (inputs, outputs): Tensors<'_>,
     options: &Options,
 ) -> Result<DevicePass, Error> {
-    let table = shard.table(step);
+    check_vocab(shard.problem())?;
+    let table = table::of_step(shard, step);
     let storage = check_tensors(&table, inputs, outputs, false)?;
     check(step, storage, options)?;
     let held = workspace.device(options.device)?;
@@ -125,7 +128,7 @@ fn prepare(
         let tensors = if result { outputs } else { inputs };
         tensors.get(name).filter(|_| is_read(step, name)).map(DeviceTensor::laid)
     };
-    let (of, call) = ((shard.problem, shard.classes()), (step, storage));
+    let (of, call) = ((shard.problem(), shard.classes()), (step, storage));
     let pass = prepare_shard(held.clone(), of, call, &table, &holds, None, options)?;
     DevicePass::of(&held, pass, &table, inputs, outputs)
 }

@@ -1,21 +1,23 @@
 //! Passes of shards on operands of the host.
 
 use super::super::filtered::zeros;
+use super::check_vocab;
 use super::device::check;
-use super::partial::Partial;
 use super::table::{self, is_read};
-use super::{Dh, Shard, check_shards};
 use crate::host::Placed;
-use crate::linear_cross_entropy::shard_pass::{Step, WORDS, prepare_shard};
+use crate::linear_cross_entropy::shard_pass::{Step, prepare_shard};
 use crate::linear_cross_entropy::sums::prepare_sums;
 use crate::options::Options;
 use crate::parts::Laid;
 use crate::pass::PreparedPass;
 use crate::workspace::{Held, Workspace};
+use etalon_problem::linear_cross_entropy::shard::{
+    Dh, Partial, Shard, check_partials, check_shards,
+};
 use etalon_problem::{
     Dtype, Error, LinearCrossEntropy, Stored, Table, View, ViewMut, Views, ViewsMut,
 };
-use ndarray::{Array1, Array2, Array3, ArrayView1, ArrayView2, ArrayView3, Axis};
+use ndarray::{Array1, Array2, Array3, ArrayView1, ArrayView2, ArrayView3, ArrayViewMut1, Axis};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -28,7 +30,7 @@ pub fn forward_shard(
     inputs: &Views<'_>,
     options: &Options,
 ) -> Result<Array2<Partial>, Error> {
-    let shape = [shard.nodes().count(), shard.problem.tokens];
+    let shape = [shard.nodes().count(), shard.problem().tokens];
     let mut words = words_for(shape)?;
     let mut places = ViewsMut::new().with("partials", &mut words);
     run(workspace, shard, Step::Forward, inputs, &mut places, options)?;
@@ -47,24 +49,23 @@ pub fn combine(
 ) -> Result<Array1<Partial>, Error> {
     let tokens = problem.tokens;
     check_shards(problem, shards.iter().map(|(classes, _)| classes))?;
-    let mut nodes = Vec::new();
+    check_vocab(problem)?;
+    let (mut nodes, mut partials) = (Vec::new(), Vec::new());
     for (number, (classes, rows)) in shards.iter().enumerate() {
-        let own: Vec<_> = Shard { problem, classes: classes.clone() }.nodes().collect();
+        let own = Dh::Nodes.parts(&Shard::new(problem, classes.clone())?);
         Error::expect_shape(&format!("shards[{number}]"), &[own.len(), tokens], rows.shape())?;
-        nodes.extend(own.into_iter().zip(rows.outer_iter()));
+        nodes.extend(own);
+        partials.extend(rows.outer_iter());
     }
-    check_rows(tokens, &nodes)?;
+    check_partials(&nodes, tokens, |node, token| partials[node][token])?;
     let mut words = words_for([nodes.len(), tokens])?;
-    let all = nodes.iter().flat_map(|(_, rows)| rows);
-    for (mut words, partial) in words.rows_mut().into_iter().zip(all) {
-        words.iter_mut().zip(partial.words()).for_each(|(to, word)| *to = word);
-    }
+    let all = partials.iter().flatten();
+    words.rows_mut().into_iter().zip(all).for_each(|(row, partial)| write(row, *partial));
     let mut totals = words_for([1, tokens])?.index_axis_move(Axis(0), 0);
     let inputs = Views::new().with("partials", &words);
     let mut places = ViewsMut::new().with("totals", &mut totals);
     let table = table::of_combine(problem, nodes.len());
-    let classes: Vec<_> = nodes.into_iter().map(|(node, _)| node).collect();
-    sums(workspace, problem, (&classes, Dtype::F32), &table, (&inputs, &mut places), options)?;
+    sums(workspace, problem, (&nodes, Dtype::F32), &table, (&inputs, &mut places), options)?;
     drop(places);
     Ok(Array1::from_vec(partials_of(&totals.insert_axis(Axis(0)))?))
 }
@@ -80,7 +81,7 @@ pub fn output(
     outputs: &mut ViewsMut<'_>,
     options: &Options,
 ) -> Result<(), Error> {
-    let words = checked(shard.problem, inputs, totals)?;
+    let words = checked(shard.problem(), inputs, totals)?;
     let inputs = with_totals(inputs, &words);
     run(workspace, shard, Step::Output, &inputs, outputs, options)
 }
@@ -97,7 +98,7 @@ pub fn backward_shard(
     dh: Dh,
     options: &Options,
 ) -> Result<(), Error> {
-    let words = checked(shard.problem, inputs, totals)?;
+    let words = checked(shard.problem(), inputs, totals)?;
     let inputs = with_totals(inputs, &words);
     let step = Step::Backward { summed: dh == Dh::Sum };
     run(workspace, shard, step, &inputs, outputs, options)
@@ -114,6 +115,7 @@ pub fn combine_dh(
     options: &Options,
 ) -> Result<(), Error> {
     check_shards(problem, shards.iter().map(|(classes, _)| classes))?;
+    check_vocab(problem)?;
     Error::expect_shape("dh", &problem.h_shape(), dh.shape())?;
     let storage = match dh.stored() {
         Stored::Float(dtype) => dtype,
@@ -123,9 +125,9 @@ pub fn combine_dh(
     let [tokens, dim] = problem.h_shape();
     let (mut classes, mut matrices) = (Vec::new(), Vec::new());
     for (number, (own, rows)) in shards.iter().enumerate() {
-        let shard = Shard { problem, classes: own.clone() };
-        let kind = if rows.len_of(Axis(0)) == 1 { Dh::Sum } else { Dh::Nodes };
-        let expected = [kind.count(&shard), tokens, dim];
+        let shard = Shard::new(problem, own.clone())?;
+        let kind = Dh::of(rows.len_of(Axis(0)));
+        let expected = [kind.matrices(&shard), tokens, dim];
         Error::expect_shape(&format!("shards[{number}]"), &expected, rows.shape())?;
         // A shard without classes adds nothing.
         let own = kind.parts(&shard);
@@ -153,7 +155,8 @@ fn run(
     outputs: &mut ViewsMut<'_>,
     options: &Options,
 ) -> Result<(), Error> {
-    let table = shard.table(step);
+    check_vocab(shard.problem())?;
+    let table = table::of_step(shard, step);
     let storage = table.check_call(inputs, outputs, false)?;
     check(step, storage, options)?;
     let held = workspace.device(options.device)?;
@@ -161,7 +164,7 @@ fn run(
         let there = if result { outputs.get(name).is_some() } else { inputs.get(name).is_some() };
         (there && is_read(step, name)).then_some(Laid { strides: None, aligned: true })
     };
-    let (of, call) = ((shard.problem, shard.classes()), (step, storage));
+    let (of, call) = ((shard.problem(), shard.classes()), (step, storage));
     let pass = prepare_shard(held.clone(), of, call, &table, &holds, Some(inputs), options)?;
     compute(&held, pass, inputs, outputs)
 }
@@ -199,57 +202,27 @@ fn compute(
     Ok(())
 }
 
-/// Fails where a partial has not the classes of its node, or a target has two owners.
-fn check_rows(
-    tokens: usize,
-    nodes: &[(Range<usize>, ArrayView1<'_, Partial>)],
-) -> Result<(), Error> {
-    for i in 0..tokens {
-        let mut owner = None;
-        for (node, rows) in nodes {
-            let Partial { classes, target, .. } = rows[i];
-            if classes != 0 && classes as usize != node.len() {
-                let name = format!("partial of token {i} and classes {node:?}");
-                return Err(Error::value(name, format!("of {} classes", node.len()), classes));
-            }
-            let other = target.and_then(|_| owner.replace(node));
-            if let Some(other) = other {
-                let found = format!("one with {other:?} and one with {node:?}");
-                return Err(Error::value(format!("owner of targets[{i}]"), "one shard", found));
-            }
-        }
-    }
-    Ok(())
-}
-
 /// The totals as they lie on a device. Fails where that of a token that counts is not of all classes, or has no target.
 fn checked(
     problem: &LinearCrossEntropy,
     inputs: &Views<'_>,
     totals: ArrayView1<'_, Partial>,
 ) -> Result<Array2<f32>, Error> {
-    let LinearCrossEntropy { tokens, vocab, ignore_index, .. } = *problem;
+    let LinearCrossEntropy { tokens, ignore_index, .. } = *problem;
     Error::expect_shape("totals", &[tokens], totals.shape())?;
     let Some(View::I64(targets)) = inputs.get("targets") else {
         return Err(Error::missing("targets", None));
     };
     Error::expect_shape("targets", &[tokens], targets.shape())?;
     let mut words = words_for([1, tokens])?.index_axis_move(Axis(0), 0);
-    for ((i, total), (&target, mut words)) in
+    for ((i, total), (&target, words)) in
         totals.iter().enumerate().zip(targets.iter().zip(words.rows_mut()))
     {
         if target != ignore_index {
             problem.class_of(i, target)?;
-            if total.classes as usize != vocab {
-                let expected = format!("of all {vocab} classes");
-                return Err(Error::value(format!("totals[{i}]"), expected, total.classes));
-            }
-            if total.target.is_none() {
-                let expected = "a class of one of the shards";
-                return Err(Error::value(format!("targets[{i}]"), expected, target));
-            }
+            total.check_total(problem, i, target)?;
         }
-        words.iter_mut().zip(total.words()).for_each(|(to, word)| *to = word);
+        write(words, *total);
     }
     Ok(words)
 }
@@ -270,10 +243,15 @@ fn with_totals<'v>(inputs: &'v Views<'_>, totals: &'v Array2<f32>) -> Views<'v> 
     all
 }
 
+/// Writes a partial as it lies on a device.
+fn write(mut row: ArrayViewMut1<'_, f32>, partial: Partial) {
+    row.iter_mut().zip(partial.words()).for_each(|(to, word)| *to = f32::from_bits(word));
+}
+
 /// Room for partials as they lie on a device.
 fn words_for([nodes, tokens]: [usize; 2]) -> Result<Array3<f32>, Error> {
-    let list = zeros(nodes.saturating_mul(tokens).saturating_mul(WORDS), "partials")?;
-    let array = Array3::from_shape_vec((nodes, tokens, WORDS), list);
+    let list = zeros(nodes.saturating_mul(tokens).saturating_mul(Partial::WORDS), "partials")?;
+    let array = Array3::from_shape_vec((nodes, tokens, Partial::WORDS), list);
     array.map_err(|error| Error::value("partials", "an addressable array", error))
 }
 
@@ -283,9 +261,9 @@ fn partials_of(words: &Array3<f32>) -> Result<Vec<Partial>, Error> {
     let rows = words.rows();
     let bytes = rows.into_iter().len().saturating_mul(size_of::<Partial>());
     let memory = |_| Error::Memory { what: "partials".to_string(), bytes };
-    list.try_reserve_exact(words.len() / WORDS).map_err(memory)?;
+    list.try_reserve_exact(words.len() / Partial::WORDS).map_err(memory)?;
     for row in words.rows() {
-        list.push(Partial::of(std::array::from_fn(|at| row[at]))?);
+        list.push(Partial::from_words(std::array::from_fn(|at| row[at].to_bits()))?);
     }
     Ok(list)
 }

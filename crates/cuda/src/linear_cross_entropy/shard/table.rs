@@ -1,7 +1,7 @@
 //! The tensors of the passes of a shard.
 
-use super::{Dh, Shard};
-use crate::linear_cross_entropy::shard_pass::{Step, WORDS};
+use crate::linear_cross_entropy::shard_pass::Step;
+use etalon_problem::linear_cross_entropy::shard::{Dh, Partial, Shard};
 use etalon_problem::{LinearCrossEntropy, Operand, Pass, Precision, Role, Table};
 
 /// Tells whether a step reads an input at all, if it is given.
@@ -15,40 +15,34 @@ fn tensor(name: &'static str, shape: Vec<usize>, role: Role, precision: Precisio
     Operand { name, primal: name, axes, shape, role, precision, option, becomes }
 }
 
-impl Shard<'_> {
-    /// The tensors of a step.
-    pub(super) fn table(&self, step: Step) -> Table {
-        let (problem, nodes) = (self.problem, self.nodes().count());
-        let pass = if let Step::Backward { .. } = step { Pass::Backward } else { Pass::Forward };
-        let mut table = problem.table(pass);
-        for operand in &mut table.operands {
-            if ["w", "bias", "dw", "dbias"].contains(&operand.name) {
-                operand.shape[0] = self.classes.len();
-            }
+/// The tensors of a step of a shard.
+pub(super) fn of_step(shard: &Shard<'_>, step: Step) -> Table {
+    let (problem, nodes) = (shard.problem(), shard.nodes().count());
+    let pass = if let Step::Backward { .. } = step { Pass::Backward } else { Pass::Forward };
+    let mut table = shard.table(pass);
+    let words = Partial::WORDS;
+    let totals = tensor("totals", vec![problem.tokens, words], Role::Input, Precision::Wide);
+    match step {
+        Step::Forward => {
+            table.operands.retain(|operand| operand.role == Role::Input);
+            let shape = vec![nodes, problem.tokens, words];
+            table.operands.push(tensor("partials", shape, Role::Output, Precision::Wide));
         }
-        let totals = tensor("totals", vec![problem.tokens, WORDS], Role::Input, Precision::Wide);
-        match step {
-            Step::Forward => {
-                table.operands.retain(|operand| operand.role == Role::Input);
-                let shape = vec![nodes, problem.tokens, WORDS];
-                table.operands.push(tensor("partials", shape, Role::Output, Precision::Wide));
-            }
-            Step::Output => {
-                let unread = |x: &&mut Operand| !is_read(step, x.name);
-                let unread = table.operands.iter_mut().filter(unread);
-                unread.for_each(|operand| operand.role = Role::OptionalSaved);
-                table.operands.push(totals);
-            }
-            Step::Backward { summed } => {
-                table.operands.push(totals);
-                let dh = if summed { Dh::Sum } else { Dh::Nodes };
-                let shape = vec![dh.count(self), problem.tokens, problem.dim];
-                table.operands.retain(|operand| operand.name != "dh");
-                table.operands.push(tensor("dh", shape, Role::Output, Precision::Wide));
-            }
+        Step::Output => {
+            let unread = |x: &&mut Operand| !is_read(step, x.name);
+            let unread = table.operands.iter_mut().filter(unread);
+            unread.for_each(|operand| operand.role = Role::OptionalSaved);
+            table.operands.push(totals);
         }
-        table
+        Step::Backward { summed } => {
+            table.operands.push(totals);
+            let dh = if summed { Dh::Sum } else { Dh::Nodes };
+            let shape = vec![dh.matrices(shard), problem.tokens, problem.dim];
+            table.operands.retain(|operand| operand.name != "dh");
+            table.operands.push(tensor("dh", shape, Role::Output, Precision::Wide));
+        }
     }
+    table
 }
 
 /// The tensors of [`combine`](super::combine), of so many nodes.
@@ -56,8 +50,8 @@ pub(super) fn of_combine(problem: &LinearCrossEntropy, nodes: usize) -> Table {
     let (tokens, wide) = (problem.tokens, Precision::Wide);
     let mut table = problem.table(Pass::Forward);
     table.operands = vec![
-        tensor("partials", vec![nodes, tokens, WORDS], Role::Input, wide),
-        tensor("totals", vec![tokens, WORDS], Role::Output, wide),
+        tensor("partials", vec![nodes, tokens, Partial::WORDS], Role::Input, wide),
+        tensor("totals", vec![tokens, Partial::WORDS], Role::Output, wide),
     ];
     table
 }

@@ -1,15 +1,16 @@
 //! What shards return, put together along the tree.
 
-use super::super::tokens::check_vocab;
-use super::partial::Partial;
-use super::tree::{fold, nodes};
+use super::partial::join;
 use crate::Element;
 use crate::element::TensorMut;
 use crate::memory::{reserved, zeros};
 use crate::parallel::share;
 use crate::tiles::{cut_along, tiles};
+use etalon_problem::linear_cross_entropy::shard::{
+    Dh, Partial, Shard, check_partials, check_shards, fold, nodes,
+};
 use etalon_problem::{Error, LinearCrossEntropy};
-use ndarray::{Array1, Array2, ArrayView1, ArrayView2, ArrayView3, ArrayViewMut2, Axis, Ix2, s};
+use ndarray::{Array1, Array2, ArrayView2, ArrayView3, ArrayViewMut2, Axis, Ix2, s};
 use std::ops::Range;
 
 /// Tokens of a task.
@@ -29,17 +30,18 @@ pub fn combine(
     shards: &[(Range<usize>, ArrayView2<'_, Partial>)],
 ) -> Result<Array1<Partial>, Error> {
     let tokens = problem.tokens;
-    check(problem, shards.iter().map(|(classes, _)| classes))?;
+    check_shards(problem, shards.iter().map(|(classes, _)| classes))?;
     let mut parts = Parts::new(problem, shards.iter().map(|(classes, _)| classes))?;
     for (number, (classes, rows)) in shards.iter().enumerate() {
-        let nodes = nodes(problem.vocab, classes.clone());
-        let expected = [parts.count(classes), tokens];
+        let shard = Shard::new(problem, classes.clone())?;
+        let expected = [Dh::Nodes.matrices(&shard), tokens];
         Error::expect_shape(&format!("shards[{number}]"), &expected, rows.shape())?;
-        nodes.zip(rows.outer_iter()).for_each(|(node, rows)| parts.push(node, rows));
+        parts.classes.extend(shard.nodes());
+        parts.values.extend(rows.outer_iter());
     }
     let mut totals = reserved(tokens, "totals")?;
-    check_rows(tokens, &parts)?;
-    let Parts { classes, values, .. } = &parts;
+    let Parts { classes, values } = &parts;
+    check_partials(classes, tokens, |node, token| values[node][token])?;
     totals.resize(tokens, Partial::identity());
     share(
         0..rayon::current_num_threads(),
@@ -48,7 +50,7 @@ pub fn combine(
         |(task, totals), ()| {
             for (i, total) in totals.iter_mut().enumerate() {
                 let leaf = |part: usize| values[part][task * TASK + i];
-                *total = fold(classes, &leaf, &Partial::join).unwrap_or(*total);
+                *total = fold(classes, &leaf, &join).unwrap_or(*total);
             }
         },
     );
@@ -78,23 +80,20 @@ pub fn combine_dh_into<T: Element>(
     dh: ArrayViewMut2<'_, T>,
 ) -> Result<(), Error> {
     let [tokens, dim] = problem.h_shape();
-    check(problem, shards.iter().map(|(classes, _)| classes))?;
+    check_shards(problem, shards.iter().map(|(classes, _)| classes))?;
     Error::expect_shape("dh", &[tokens, dim], dh.shape())?;
     let mut parts = Parts::new(problem, shards.iter().map(|(classes, _)| classes))?;
     for (number, (classes, dh)) in shards.iter().enumerate() {
-        let summed = dh.len_of(Axis(0)) == 1;
-        let expected = [if summed { 1 } else { parts.count(classes) }, tokens, dim];
+        let shard = Shard::new(problem, classes.clone())?;
+        let kind = Dh::of(dh.len_of(Axis(0)));
+        let expected = [kind.matrices(&shard), tokens, dim];
         Error::expect_shape(&format!("shards[{number}]"), &expected, dh.shape())?;
-        match summed {
-            // A shard without classes adds nothing.
-            true if classes.is_empty() => {}
-            true => parts.push(classes.clone(), dh.index_axis(Axis(0), 0)),
-            false => nodes(problem.vocab, classes.clone())
-                .zip(dh.outer_iter())
-                .for_each(|(node, dh)| parts.push(node, dh)),
-        }
+        // A shard without classes adds nothing.
+        let own = kind.parts(&shard);
+        parts.values.extend(dh.outer_iter().take(own.len()));
+        parts.classes.extend(own);
     }
-    let Parts { classes, values, .. } = &parts;
+    let Parts { classes, values } = &parts;
     // From here on nothing fails.
     let rows = cut_along(TensorMut::<Ix2>::from(dh), 0, tiles(0..tokens, TASK));
     share(
@@ -123,35 +122,8 @@ pub fn combine_dh_into<T: Element>(
     Ok(())
 }
 
-/// Fails unless the shards of a sound problem are all of its classes, in ascending order.
-fn check<'c>(
-    problem: &LinearCrossEntropy,
-    shards: impl Iterator<Item = &'c Range<usize>>,
-) -> Result<(), Error> {
-    problem.check()?;
-    check_vocab(problem)?;
-    let mut end = 0;
-    for (number, classes) in shards.enumerate() {
-        if classes.start != end || classes.end < end || classes.end > problem.vocab {
-            let expected = format!("classes from {end} on, of {}", problem.vocab);
-            return Err(Error::value(
-                format!("shards[{number}]"),
-                expected,
-                format!("{classes:?}"),
-            ));
-        }
-        end = classes.end;
-    }
-    if end < problem.vocab {
-        let expected = format!("all {} classes together", problem.vocab);
-        return Err(Error::value("shards", expected, format!("0..{end}")));
-    }
-    Ok(())
-}
-
 /// Disjoint ranges of classes, ascending and not empty, each with what it adds.
 struct Parts<V> {
-    vocab: usize,
     classes: Vec<Range<usize>>,
     values: Vec<V>,
 }
@@ -162,39 +134,7 @@ impl<V> Parts<V> {
         problem: &LinearCrossEntropy,
         shards: impl Iterator<Item = &'c Range<usize>>,
     ) -> Result<Self, Error> {
-        let mut parts = Parts { vocab: problem.vocab, classes: Vec::new(), values: Vec::new() };
-        let count = shards.map(|classes| parts.count(classes)).sum();
-        (parts.classes, parts.values) = (reserved(count, "nodes")?, reserved(count, "nodes")?);
-        Ok(parts)
+        let count = shards.map(|classes| nodes(problem.vocab, classes.clone()).count()).sum();
+        Ok(Parts { classes: reserved(count, "nodes")?, values: reserved(count, "nodes")? })
     }
-
-    /// The nodes of some classes.
-    fn count(&self, classes: &Range<usize>) -> usize {
-        nodes(self.vocab, classes.clone()).count()
-    }
-
-    fn push(&mut self, classes: Range<usize>, value: V) {
-        self.classes.push(classes);
-        self.values.push(value);
-    }
-}
-
-/// Fails where a partial has not the classes of its node, or a target has two owners.
-fn check_rows(tokens: usize, parts: &Parts<ArrayView1<'_, Partial>>) -> Result<(), Error> {
-    for i in 0..tokens {
-        let mut owner = None;
-        for (node, rows) in parts.classes.iter().zip(&parts.values) {
-            let Partial { classes, target, .. } = rows[i];
-            if classes != 0 && classes as usize != node.len() {
-                let name = format!("partial of token {i} and classes {node:?}");
-                return Err(Error::value(name, format!("of {} classes", node.len()), classes));
-            }
-            let owned = target.and_then(|_| owner.replace(node));
-            if let Some(other) = owned {
-                let found = format!("one with {other:?} and one with {node:?}");
-                return Err(Error::value(format!("owner of targets[{i}]"), "one shard", found));
-            }
-        }
-    }
-    Ok(())
 }

@@ -12,11 +12,10 @@ use super::super::sweeps::{after_totals, totals};
 use super::super::tokens::Tokens;
 use super::super::totals::Sweep;
 use super::super::tree::fold;
-use super::Shard;
-use super::partial::Partial;
 use crate::named::Inputs;
 use crate::workspace::{Lists, Region};
 use crate::{Options, TensorMut, Workspace};
+use etalon_problem::linear_cross_entropy::shard::{Partial, Shard};
 use etalon_problem::{Error, LinearCrossEntropy, Views};
 use ndarray::{ArrayView1, ArrayViewMut2, ArrayViewMut3, Axis, s};
 use std::ops::Range;
@@ -34,11 +33,11 @@ pub fn forward(
     mut partials: ArrayViewMut2<'_, Partial>,
     options: &Options,
 ) -> Result<(), Error> {
-    let problem = shard.problem;
+    let problem = shard.problem();
     let operands = Operands::new(Inputs(inputs))?;
     let lists = lists(workspace, problem)?;
     let tokens = Tokens::new(problem, &operands, &lists)?;
-    let weights = lists.repeat(shard.most_tiles(), 0.0, "weights of tiles")?;
+    let weights = lists.repeat(most_tiles(shard), 0.0, "weights of tiles")?;
     let totals_of = lists.repeat(tokens.counted.len(), Sums::default(), "the totals of tokens")?;
     let mut rows = of_tokens(totals_of, &mut []);
     let cut = |node: &Range<usize>| {
@@ -54,14 +53,14 @@ pub fn forward(
     // All that a partial has is computed, whatever the problem asks for.
     let wanted = Wanted { u: true, s: true, argmax: true };
     for (node, mut partials) in shard.nodes().zip(partials.outer_iter_mut()) {
-        let pass = shard.pass(&node, &operands, &Cotangents::default(), &tokens);
+        let pass = pass_of(shard, &node, &operands, &Cotangents::default(), &tokens);
         let weights = pass.tile_weights(&mut weights[..node.len().div_ceil(TILE)]);
         let cut = &cut(&node);
         sweep(&pass, (cut, wanted, weights), &mut room, &mut rows, &mut Gradients::default());
         let weight = fold(0..weights.len(), &|tile| weights[tile], &|x, y| x + y);
         for (token, sums) in tokens.counted.iter().zip(&*rows.totals) {
             let owned = node.contains(&(token.target as usize));
-            partials[token.index] = Partial::of(*sums, weight, node.len() as u32, owned);
+            partials[token.index] = sums.of_classes(weight, node.len() as u32, owned);
         }
     }
     Ok(())
@@ -97,7 +96,7 @@ pub fn backward(
     mut places: Places<'_>,
     options: &Options,
 ) -> Result<(), Error> {
-    let problem = shard.problem;
+    let problem = shard.problem();
     let operands = Operands::new(Inputs(inputs))?;
     let cotangents = Cotangents::new(Inputs(inputs))?;
     let lists = lists(workspace, problem)?;
@@ -114,7 +113,7 @@ pub fn backward(
     if !asked.gradients() {
         return Ok(());
     }
-    let weights = lists.repeat(shard.most_tiles(), 0.0, "weights of tiles")?;
+    let weights = lists.repeat(most_tiles(shard), 0.0, "weights of tiles")?;
     let pulls = lists.repeat(tokens.counted.len(), Pull::default(), "what tokens pull with")?;
     let mut rows = of_tokens(totals, pulls);
     let threads = rayon::current_num_threads();
@@ -129,16 +128,16 @@ pub fn backward(
     // From here on nothing fails.
     let (u, s) = (cotangents.dentropy.is_some(), problem.label_smoothing > 0.0);
     let wanted = Wanted { u, s, argmax: false };
-    if let Some(dh) = places.dh.as_mut().filter(|_| shard.classes.is_empty()) {
+    if let Some(dh) = places.dh.as_mut().filter(|_| shard.classes().is_empty()) {
         dh.fill(0.0);
     }
     for (number, node) in shard.nodes().enumerate() {
-        let pass = shard.pass(&node, &operands, &cotangents, &tokens);
+        let pass = pass_of(shard, &node, &operands, &cotangents, &tokens);
         let weights = pass.tile_weights(&mut weights[..node.len().div_ceil(TILE)]);
         if number == 0 {
             pass.pull(threads, 0..tokens.counted.len(), &mut rows);
         }
-        let mut gradients = places.of(number, shard.rows(&node));
+        let mut gradients = places.of(number, rows_of(shard, &node));
         let counted = tokens.counted.len();
         clear(&mut gradients, counted < problem.tokens, counted == 0);
         for cut in cuts(&node) {
@@ -188,32 +187,31 @@ fn sweep(
     pass.sweep(&sweep, (shared, scratch), rows, gradients, None);
 }
 
-impl<'p> Shard<'p> {
-    /// Rows of w and bias that belong to a node.
-    fn rows(&self, node: &Range<usize>) -> Range<usize> {
-        node.start - self.classes.start..node.end - self.classes.start
-    }
+/// The rows of w and bias of a shard that belong to a node.
+fn rows_of(shard: &Shard<'_>, node: &Range<usize>) -> Range<usize> {
+    let first = shard.classes().start;
+    node.start - first..node.end - first
+}
 
-    /// The most tiles of a node.
-    fn most_tiles(&self) -> usize {
-        self.nodes().map(|node| node.len().div_ceil(TILE)).max().unwrap_or(0)
-    }
+/// The most tiles of a node of a shard.
+fn most_tiles(shard: &Shard<'_>) -> usize {
+    shard.nodes().map(|node| node.len().div_ceil(TILE)).max().unwrap_or(0)
+}
 
-    /// The pass over a node.
-    fn pass<'t, 'a>(
-        &self,
-        node: &Range<usize>,
-        operands: &Operands<'a>,
-        cotangents: &Cotangents<'a>,
-        tokens: &'t Tokens<'a>,
-    ) -> Call<'t, 'a> {
-        Call {
-            operands: operands.of(self.rows(node), node.clone()),
-            cotangents: cotangents.clone(),
-            second: None,
-            tokens,
-            link: Link::new(self.problem),
-        }
+/// The pass over a node of a shard.
+fn pass_of<'t, 'a>(
+    shard: &Shard<'_>,
+    node: &Range<usize>,
+    operands: &Operands<'a>,
+    cotangents: &Cotangents<'a>,
+    tokens: &'t Tokens<'a>,
+) -> Call<'t, 'a> {
+    Call {
+        operands: operands.of(rows_of(shard, node), node.clone()),
+        cotangents: cotangents.clone(),
+        second: None,
+        tokens,
+        link: Link::new(shard.problem()),
     }
 }
 
@@ -228,23 +226,16 @@ fn checked<'l>(
     Error::expect_shape("totals", &[all], totals.shape())?;
     for token in tokens.counted {
         let (i, total) = (token.index, totals[token.index]);
-        if total.classes as usize != vocab {
-            let expected = format!("of all {vocab} classes");
-            return Err(Error::value(format!("totals[{i}]"), expected, total.classes));
-        }
+        total.check_total(tokens.problem, i, i64::from(token.target))?;
         if total.argmax.is_none_or(|class| class as usize >= vocab) {
             let expected = format!("a class below {vocab}");
             let found = format!("{:?}", total.argmax);
             return Err(Error::value(format!("totals[{i}].argmax"), expected, found));
         }
-        if total.target.is_none() {
-            let expected = "a class of one of the shards";
-            return Err(Error::value(format!("targets[{i}]"), expected, token.target));
-        }
     }
     let sums = lists.repeat(tokens.counted.len(), Sums::default(), "the totals of tokens")?;
     for (token, sums) in tokens.counted.iter().zip(&mut *sums) {
-        *sums = totals[token.index].sums();
+        *sums = totals[token.index].into();
     }
     Ok(sums)
 }

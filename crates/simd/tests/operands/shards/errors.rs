@@ -5,8 +5,8 @@ use super::tensors::{Operands, everything, totals};
 use etalon_problem::linear_cross_entropy::{Inputs, OutputMut};
 use etalon_problem::{Error, LinearCrossEntropy};
 use etalon_simd::linear_cross_entropy::shard::{
-    GradientsMut, Partial, Shard, backward_shard_into, combine, combine_dh, combine_dh_into,
-    forward_shard, forward_shard_into, output_into,
+    Combine, GradientsMut, Partial, Shard, backward_shard_into, combine, combine_dh,
+    combine_dh_into, forward_shard, forward_shard_into, output_into,
 };
 use etalon_simd::{Options, Workspace};
 use half::bf16;
@@ -91,7 +91,7 @@ fn wrong_operands_of_shards_are_named_and_nothing_is_written() {
         assert_eq!(complaint(Shard::new(&x.problem, classes)), wanted);
     }
     let wide = LinearCrossEntropy::new(1, 1, 1 << 33);
-    let wanted = "`vocab` must be at most 4294967295 in the simd tier, found 8589934592";
+    let wanted = "`vocab` must be at most 4294967295 in shards, found 8589934592";
     assert_eq!(complaint(Shard::new(&wide, 0..0)), wanted);
     let totals = totals(&x, &[0, 600], &options).unwrap();
     let problem = x.problem.clone();

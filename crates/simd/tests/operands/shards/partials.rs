@@ -4,7 +4,7 @@ use super::example;
 use etalon_problem::LinearCrossEntropy;
 use etalon_problem::linear_cross_entropy::Inputs;
 use etalon_simd::Options;
-use etalon_simd::linear_cross_entropy::shard::{Partial, Shard, forward_shard};
+use etalon_simd::linear_cross_entropy::shard::{Combine, Partial, Shard, forward_shard};
 use ndarray::Array2;
 use std::ops::Range;
 
