@@ -14,7 +14,7 @@ use cudarc::driver::sys::{self, CUpointer_attribute, CUresult, CUstream};
 use cudarc::driver::{CudaSlice, DevicePtr};
 use etalon_problem::{Error, Pass, Problem, Stored, Table, find};
 use std::collections::HashSet;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 /// A pass of a problem, prepared once for operands on a device, and enqueued as often as wanted.
 ///
@@ -40,6 +40,7 @@ use std::sync::Mutex;
 #[derive(Debug)]
 pub struct DevicePass {
     ready: Box<dyn Ready>,
+    held: Arc<Held>,
     tables: CudaSlice<u8>,
     tables_at: u64,
     inputs: DeviceTensors<'static>,
@@ -81,7 +82,7 @@ impl DevicePass {
 
     /// Of a pass that was prepared for these tensors, which have passed [`Table::check_tensors`].
     pub(crate) fn of<'t>(
-        held: &Held,
+        held: &Arc<Held>,
         ready: Box<dyn Ready + '_>,
         table: &Table,
         inputs: &'t DeviceTensors<'t>,
@@ -104,11 +105,12 @@ impl DevicePass {
         };
         let (inputs, outputs) = (own(inputs), own(outputs));
         let (ready, arrays, known) = (ready.into_owned(), Vec::new(), Mutex::default());
-        Ok(DevicePass { ready, tables, tables_at, inputs, outputs, arrays, known })
+        let held = held.clone();
+        Ok(DevicePass { ready, held, tables, tables_at, inputs, outputs, arrays, known })
     }
 
     pub(crate) fn device(&self) -> &Device {
-        self.ready.parts().device()
+        &self.held.device
     }
 
     /// The scratch memory that a call needs, in bytes. It must begin at a multiple of 256.

@@ -13,7 +13,8 @@ use std::sync::Arc;
 /// strides.
 #[derive(Debug)]
 pub(crate) struct Parts {
-    pub held: Arc<Held>,
+    /// The device; none of a pass that is planned alone.
+    held: Option<Arc<Held>>,
     /// What decides which kernels compute the pass.
     pub target: Target,
     pub pass: Pass,
@@ -22,6 +23,19 @@ pub(crate) struct Parts {
     /// Whether all operands of the caller begin at multiples of 16 bytes.
     pub aligned: bool,
     moves: Option<Moves>,
+}
+
+/// Where a pass is prepared: on a device, or for one that is thought of.
+#[derive(Debug, Clone)]
+pub(crate) enum On {
+    Device(Arc<Held>),
+    Target(Target),
+}
+
+impl From<Arc<Held>> for On {
+    fn from(held: Arc<Held>) -> On {
+        On::Device(held)
+    }
 }
 
 /// An operand that takes part in a call.
@@ -79,7 +93,7 @@ impl Parts {
     /// Those of a pass that has passed [`Table::check_call`]: what the caller holds, and what is `made` on
     /// the way whether the caller holds it or not.
     pub fn new(
-        held: Arc<Held>,
+        on: impl Into<On>,
         (pass, storage): (Pass, Dtype),
         table: &Table,
         holds: Holds<'_>,
@@ -97,12 +111,20 @@ impl Parts {
             aligned &= laid.as_ref().is_none_or(|x| x.aligned);
             list.push(part(operand, storage, (given, wanted), laid, layout)?);
         }
-        let target = held.device.target();
+        let (held, target) = match on.into() {
+            On::Device(held) => (Some(held.clone()), held.device.target()),
+            On::Target(target) => (None, target),
+        };
         Ok(Parts { held, target, pass, storage, list, aligned, moves: None })
     }
 
-    pub fn device(&self) -> &Device {
-        &self.held.device
+    /// The device. Fails where the pass is planned alone.
+    pub fn device(&self) -> Result<&Device, Error> {
+        let held = self.held.as_ref().ok_or_else(|| Error::Device {
+            what: "a plan".to_string(),
+            reason: "it has no device".to_string(),
+        })?;
+        Ok(&held.device)
     }
 
     pub fn part(&self, name: &str) -> Option<&Part> {
@@ -144,7 +166,7 @@ impl Parts {
     pub fn load_moves(&mut self, fills: bool) -> Result<(), Error> {
         let copies = |part: &Part| part.room.is_some() && (part.given || part.wanted);
         if fills || self.list.iter().any(copies) {
-            let device = self.device();
+            let device = self.device()?;
             let kernels = |bytes| device.kernels(Variant::moves(bytes), &device.architecture());
             self.moves = Some(Moves { two: kernels(2)?, four: kernels(4)? });
         }
@@ -204,7 +226,7 @@ fn part(
                 what: operand.name.to_string(),
                 bytes: usize::MAX,
             })?;
-            Some(layout.room(all)?)
+            Some(layout.named("operands with strides that kernels do not take", all)?)
         }
     };
     Ok(Part { operand: operand.clone(), bytes, given, wanted, extents, strides, room })

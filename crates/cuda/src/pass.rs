@@ -186,7 +186,7 @@ impl PreparedPass {
         scratch_bytes: usize,
         steps: Vec<Step>,
     ) -> Result<PreparedPass, Error> {
-        let steps = Loaded::new(parts.device(), steps)?;
+        let steps = Loaded::new(parts.device()?, steps)?;
         Ok(PreparedPass { parts, tables, scratch_bytes, steps })
     }
 }

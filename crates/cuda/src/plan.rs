@@ -5,8 +5,8 @@ use crate::target::Target;
 use crate::unit::Unit;
 use etalon_problem::{Blocking, Mode};
 
-/// What a pass of attention or attention_lse will do, every result being asked for, its operands dense and finite, its sequences and its mask
-/// those of the problem.
+/// The steps of a pass of attention or attention_lse, every result being asked for, its operands dense, its sequences and
+/// its mask those of the problem.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     /// The device that is thought of.
@@ -21,7 +21,7 @@ pub struct Plan {
     pub blocking: Blocking,
     /// The tiles that the level has kernels for; the first is taken unless [`Options::blocking`](crate::Options::blocking) asks for another.
     pub blockings: Vec<Blocking>,
-    /// The kernels, in their order.
+    /// The kernels, in their order. Those that compute what is not finite count no terms.
     pub steps: Vec<Step>,
     /// What is in the scratch memory.
     pub buffers: Vec<Buffer>,

@@ -1,5 +1,6 @@
 //! Where things lie in the memory of a call.
 
+use crate::plan::Buffer;
 use etalon_problem::Error;
 
 /// Bytes in the memory of a call.
@@ -20,6 +21,7 @@ impl Room {
 #[derive(Debug, Default)]
 pub(crate) struct Layout {
     bytes: usize,
+    buffers: Vec<Buffer>,
 }
 
 /// Every room begins at a multiple of as many bytes: enough for any vector and for the copy engine.
@@ -31,6 +33,24 @@ impl Layout {
         let end = bytes.checked_next_multiple_of(ALIGNMENT).and_then(|all| at.checked_add(all));
         self.bytes = end.ok_or_else(|| memory(usize::MAX))?;
         Ok(Room { at, bytes })
+    }
+
+    /// A room of which plans tell. Rooms of one name are told of together.
+    pub fn named(&mut self, name: &'static str, bytes: usize) -> Result<Room, Error> {
+        let before = self.bytes;
+        let room = self.room(bytes)?;
+        let bytes = self.bytes - before;
+        match self.buffers.iter_mut().find(|buffer| buffer.name == name) {
+            Some(buffer) => buffer.bytes += bytes,
+            None if bytes > 0 => self.buffers.push(Buffer { name, bytes }),
+            None => {}
+        }
+        Ok(room)
+    }
+
+    /// The rooms that have names.
+    pub fn into_buffers(self) -> Vec<Buffer> {
+        self.buffers
     }
 
     /// The bytes of all rooms.

@@ -198,13 +198,13 @@ pub fn plan(
     options: &Options,
     target: &Target,
 ) -> Result<Option<Plan>, Error> {
-    problem.checked_table(pass)?;
+    let table = problem.checked_table(pass)?;
     storage.refuse_f64()?;
     offers(options, problem.algorithm(), pass, storage)?;
     options.blocking.map_or(Ok(()), |blocking| blocking.check())?;
     match problem {
         Problem::Attention(_) | Problem::AttentionLse(_) => {
-            softmax::plan(problem, (pass, storage), options, target).map(Some)
+            softmax::plan(problem, (pass, storage), &table, options, target).map(Some)
         }
         _ => Ok(None),
     }

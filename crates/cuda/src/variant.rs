@@ -613,7 +613,12 @@ pub fn declared_bytes(variant: &Variant, kernel: &str) -> Option<u32> {
     const SLABS: u32 = 34_816;
     match (variant.family, kernel) {
         (Family::Portable, "forward" | "queries" | "keys" | "fused" | "dbias") => Some(SLABS),
+        (Family::Second, "tangents" | "queries" | "keys" | "fused" | "gbias") => Some(SLABS),
         (Family::Portable, "delta" | "scale" | "collect") => Some(0),
+        (Family::Second, "rows" | "collect") => Some(0),
+        (Family::Portable | Family::Second, "dsinks" | "gsinks") => {
+            Some(if variant.define("R") == 8 { 512 } else { 1024 })
+        }
         (Family::Linear, "attend" | "sums") => Some(SLABS),
         (Family::Linear, "flow") => {
             Some(SLABS + if variant.define("R") == 8 { 2576 } else { 3088 })

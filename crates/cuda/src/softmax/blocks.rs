@@ -13,8 +13,8 @@ pub(crate) fn of_portable() -> Vec<Blocking> {
     vec![tile(64, 64)]
 }
 
-/// Those of the level sm80: the first is taken unless another is asked for. Forward, a block has all queries of a tile and walks
-/// the keys; backward it has 64 queries or keys, and walks 64 or 32 of the others.
+/// Those of the level sm80: the first is taken unless another is asked for. Forward, a block has all queries of a tile
+/// and walks the keys; backward it has 64 queries or keys, and walks 64 or 32 of the others.
 pub(crate) fn of_tensor(spec: &Spec) -> Vec<Blocking> {
     let narrow = spec.storage != Dtype::F32;
     match spec.pass {
@@ -48,8 +48,8 @@ pub(crate) fn of_hopper(spec: &Spec, variant: Hopper) -> Vec<Blocking> {
     }
 }
 
-/// The tile of a list that a hint means: the smallest that holds as many queries and keys, or else the largest; without a hint
-/// the first.
+/// The tile of a list that a hint means: the smallest that holds as many queries and keys, or else the largest;
+/// without a hint the first.
 pub(crate) fn chosen(list: &[Blocking], hint: Option<Blocking>) -> Blocking {
     let first = list.first().copied().unwrap_or(tile(64, 64));
     let Some(hint) = hint else { return first };

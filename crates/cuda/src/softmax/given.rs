@@ -165,7 +165,8 @@ pub(crate) struct Given {
 }
 
 impl Given {
-    /// Of the arrays that calls give: the others are those of the problem, which the pass keeps. Takes rooms for the tables.
+    /// Of the arrays that calls give: the others are those of the problem, which the pass keeps. Takes rooms for the
+    /// tables.
     pub fn new(
         scores: &Scores,
         given: &[GivenArray],

@@ -40,6 +40,9 @@ pub(crate) struct Plan {
     pub found: Room,
 }
 
+/// A name for copies that plans tell.
+const COPIES: &str = "operands and results in whole columns, or of finite numbers";
+
 /// Where the tensor cores find an operand.
 #[derive(Debug)]
 struct Wide {
@@ -59,10 +62,12 @@ impl Plan {
         plan.reserve_operands(prepared, layout)?;
         if backward {
             let numbers = plan.stat_rows(&spec.extents);
-            (plan.lse2, plan.delta) = (layout.room(4 * numbers)?, layout.room(4 * numbers)?);
+            let mut numbers = || layout.named("lse and delta of rows", 4 * numbers);
+            (plan.lse2, plan.delta) = (numbers()?, numbers()?);
         }
         let groups = if backward { spec.counts.sequences * spec.extents.key_heads } else { 0 };
-        plan.found = layout.room(4 * (3 + groups))?;
+        plan.found =
+            layout.named("counters of tiles, and what was found of key heads", 4 * (3 + groups))?;
         Ok(plan)
     }
 
@@ -115,7 +120,7 @@ impl Plan {
                 continue;
             }
             let (heads, rows) = rows_of(e, name);
-            let mut room = || layout.room(2 * e.batch * heads * rows * self.width);
+            let mut room = || layout.named(COPIES, 2 * e.batch * heads * rows * self.width);
             let lies =
                 |part: &Part| self.takes(part.place(0), prepared.aligned || !part.is_direct());
             let direct = part.is_some_and(lies);

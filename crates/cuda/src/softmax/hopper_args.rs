@@ -7,7 +7,8 @@ use crate::softmax::pair_args::{Sequence, Task};
 use crate::tensor_map::TensorMap;
 use etalon_problem::Dtype;
 
-/// A tensor of whole columns, 64 or 128 of them, for the copy engine, in boxes of so many rows and of 64 columns or all.
+/// A tensor of whole columns, 64 or 128 of them, for the copy engine, in boxes of so many rows and of 64 columns or
+/// all.
 pub(crate) fn tensor_map(storage: Dtype, place: Place, rows: u32, narrow: bool) -> TensorMap {
     let [batch, heads, length, width] = place.extents.map(|x| x as u64);
     // The stride of an axis of extent 1 is not walked, but must be one.

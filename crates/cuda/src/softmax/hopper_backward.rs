@@ -64,7 +64,7 @@ impl<'a> BackwardPass<'a> {
         let [dq, dk, dv] = WRITTEN.map(|name| writes(steps, name));
         let (e, values) = (&steps.scores().extents, steps.prepared.value_dim.is_some());
         let together = dq || dk && (dv || !values);
-        if !together && !(values && dk != dv) {
+        if !(together || values && dk != dv) {
             return None;
         }
         let heads = heads_in(16 << 20, steps, plan).min(e.batch * e.key_heads);

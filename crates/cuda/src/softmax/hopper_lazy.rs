@@ -105,8 +105,9 @@ pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<HopperLazyArgs>()];
 /// Kernels, by their counters.
 pub(crate) const KERNELS: [&str; 5] = ["scores", "values", "sums", "queries", "keys"];
 
-/// What the passes of every level keep: where the numbers of the rows lie, whether some number is not finite and behind it
-/// the counters from which blocks draw tiles, what the tiles of keys add to dbias (0: nothing), and how many distances occur.
+/// What the passes of every level keep: where the numbers of the rows lie, whether some number is not finite and
+/// behind it the counters from which blocks draw tiles, what the tiles of keys add to dbias (0: nothing), and how many
+/// distances occur.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kept {
     pub numbers: Ptr<Numbers>,

@@ -24,24 +24,25 @@ pub(crate) fn prepare_lazy(
 ) -> Result<Box<PreparedPass>, Error> {
     let mut layout = Layout::default();
     let levels = (&LAZY_LEVELS[..], options);
-    let prepared = Prepared::new(held, problem, call, table, operands, levels, &mut layout)?;
+    let prepared = Prepared::new(held.into(), problem, call, table, operands, levels, &mut layout)?;
     let memory = Memory::new(&prepared, bias, options.assume_finite, &mut layout)?;
     let plan = match prepared.level {
         Level::Sm90a => Some(LazyPlan::new(&prepared, &mut layout)?),
         _ => None,
     };
-    prepared.load(layout.bytes(), |steps| {
+    let steps = prepared.draft(|steps| {
         steps.fill_results()?;
         let passes = Passes::new(steps, &memory, bias, plan.as_ref());
         match steps.prepared.pass {
             Pass::Backward => passes.backward(),
             _ => passes.forward(),
         }
-    })
+    })?;
+    prepared.load(layout.bytes(), steps)
 }
 
-/// The statistics of a problem in place of its forward pass, of tiles of this size, with the rooms where the kernels leave
-/// so many bytes of figures of every row and of states of every tile.
+/// The statistics of a problem in place of its forward pass, of tiles of this size, with the rooms where the kernels
+/// leave so many bytes of figures of every row and of states of every tile.
 pub(crate) fn prepare_stats(
     held: Arc<Held>,
     (problem, bias): (&Problem, Option<DistanceBias>),
@@ -54,12 +55,12 @@ pub(crate) fn prepare_stats(
     let mut layout = Layout::default();
     let options = Options { level: Level::Portable, ..*options };
     let (operands, levels) = ((holds, &[][..]), (&LAZY_LEVELS[..], &options));
-    let prepared = Prepared::new(held, problem, call, table, operands, levels, &mut layout)?;
+    let prepared = Prepared::new(held.into(), problem, call, table, operands, levels, &mut layout)?;
     let memory = Memory::new(&prepared, bias, options.assume_finite, &mut layout)?;
     let rooms = [layout.room(figures)?, layout.room(states)?];
-    let pass = prepared.load(layout.bytes(), |steps| {
+    let steps = prepared.draft(|steps| {
         rooms.into_iter().for_each(|room| steps.fill(steps.at(room), room.bytes, 0));
         Passes::new(steps, &memory, bias, None).measure(rooms.map(|room| steps.at(room)), tile)
     })?;
-    Ok((pass, rooms))
+    Ok((prepared.load(layout.bytes(), steps)?, rooms))
 }

@@ -66,8 +66,8 @@ pub(crate) fn threads(variant: &Variant, spec: &Spec) -> u32 {
     variant::threads(variant.family, spec.extents.dim, spec.value_dim)
 }
 
-/// The kernels of the level sm80 for a backward pass of wide operands: their tiles have as many stages as fit the shared
-/// memory.
+/// The kernels of the level sm80 for a backward pass of wide operands: their tiles have as many stages as fit the
+/// shared memory.
 fn wide_variant(spec: &Spec) -> Option<Variant> {
     if spec.pass != Pass::Backward || !spec.is_wide() {
         return None;

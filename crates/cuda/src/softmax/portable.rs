@@ -97,7 +97,8 @@ pub(crate) fn gradient_of_lse(steps: &Steps<'_>) -> Result<(), Error> {
     each_dq(steps, &args, |blocks, args, terms| launch_few(steps, "queries", blocks, &args, terms))
 }
 
-/// Calls `launch` with the number of blocks of the gradient of q, the arguments for each part of it, and what it computes.
+/// Calls `launch` with the number of blocks of the gradient of q, the arguments for each part of it, and what it
+/// computes.
 fn each_dq(
     steps: &Steps<'_>,
     args: &PairArgs,
@@ -228,8 +229,8 @@ fn dk_and_dv(steps: &Steps<'_>, args: &PairArgs) -> Result<(), Error> {
     })
 }
 
-/// The first columns of D and of E of the launches that together cover so many of D, and those of dv. A part that is not wanted
-/// any more begins beyond the last column.
+/// The first columns of D and of E of the launches that together cover so many of D, and those of dv. A part that is
+/// not wanted any more begins beyond the last column.
 fn by_keys(
     steps: &Steps<'_>,
     args: &PairArgs,

@@ -2,7 +2,7 @@
 
 use crate::levels::{LevelRow, choose};
 use crate::options::{Level, Options};
-use crate::parts::{Holds, Parts};
+use crate::parts::{Holds, On, Parts};
 use crate::pass::{PreparedPass, TableImage};
 use crate::room::{Layout, Room};
 use crate::softmax::Steps;
@@ -13,11 +13,9 @@ use crate::softmax::rows::Rows;
 use crate::softmax::slots::Slots;
 use crate::softmax::spec::Spec;
 use crate::softmax::tables::Tables;
-use crate::step::Draft;
-use crate::workspace::Held;
+use crate::step::{Draft, Step};
 use etalon_problem::{Dtype, Error, Operand, Pass, Problem, Role, Scores, Sequences, Table};
 use std::ops::Deref;
-use std::sync::Arc;
 
 /// A pass of a problem, for any operands of the same shapes and strides.
 #[derive(Debug)]
@@ -34,9 +32,8 @@ pub(crate) struct Prepared<'a> {
     pub level: Level,
     pub modules: Modules,
     pub tables: Tables,
-    /// What the pass keeps on the device: the tables, or what every call makes them of.
-    image: TableImage,
-    given: Option<Given>,
+    /// Where calls give arrays that the tables are made of: how, and what the pass keeps for that.
+    given: Option<(Given, TableImage)>,
     /// δ of every row, in the backward pass of the first two, if that needs it.
     pub delta: Option<Room>,
     /// Where the gradient of q is computed in the pass by keys.
@@ -58,10 +55,10 @@ impl AsRef<Parts> for Prepared<'_> {
 }
 
 impl<'a> Prepared<'a> {
-    /// Lays the memory of a pass out that has passed [`Table::check_call`], and makes its tables, unless calls give arrays
-    /// that they are made of. Fails where the level that is asked for cannot compute the pass.
+    /// Lays the memory of a pass out that has passed [`Table::check_call`]. `given`: arrays of which calls make the
+    /// tables. Fails where the level that is asked for cannot compute the pass.
     pub fn new(
-        held: Arc<Held>,
+        on: On,
         problem: &'a Problem,
         (pass, storage): (Pass, Dtype),
         table: &Table,
@@ -80,22 +77,22 @@ impl<'a> Prepared<'a> {
             "o" => operand.role == Role::Saved && reads_o,
             _ => operand.role == Role::Saved,
         };
-        let parts = Parts::new(held, (pass, storage), table, holds, made, layout)?;
+        let parts = Parts::new(on, (pass, storage), table, holds, made, layout)?;
         Rows::check_extents(scores)?;
         let counts = match given {
             [] => Counts::of_scores(scores),
             _ => Counts::most(scores)?,
         };
         let tables = Tables::new(&counts, scores)?;
-        let (given, image) = match given {
-            [] => (None, tables.image(Rows::new(scores)?, scores)),
-            _ => {
-                let (given, image) = Given::new(scores, given, (&counts, &tables), layout)?;
-                (Some(given), image)
-            }
+        let given = match given {
+            [] => None,
+            _ => Some(Given::new(scores, given, (&counts, &tables), layout)?),
         };
         let delta = match is_backward && needs_ds {
-            true => Some(layout.room(4 * scores.row_shape().iter().product::<usize>())?),
+            true => {
+                let rows = scores.row_shape().iter().product::<usize>();
+                Some(layout.named("delta of rows", 4 * rows)?)
+            }
             false => None,
         };
         let flags = [has_whole_rows(&parts), has_both(&parts)];
@@ -116,31 +113,37 @@ impl<'a> Prepared<'a> {
             level,
             modules,
             tables,
-            image,
             given,
             delta,
             slots: None,
         })
     }
 
-    /// The pass, with the kernels that its steps launch: copies of what the caller holds elsewhere than kernels find it,
-    /// tables that the device makes, what a function adds, and copies of results.
-    pub fn load(
-        self,
-        scratch_bytes: usize,
+    /// The steps of the pass: copies of what the caller holds elsewhere than kernels find it, tables that the device
+    /// makes, what a function adds, and copies of results.
+    pub fn draft(
+        &self,
         compute: impl FnOnce(&Steps<'_>) -> Result<(), Error>,
-    ) -> Result<Box<PreparedPass>, Error> {
+    ) -> Result<Vec<Step>, Error> {
         let draft = Draft::new(self.target);
-        let steps = Steps::new(&self, &draft);
+        let steps = Steps::new(self, &draft);
         steps.gather()?;
         let steps = match &self.given {
-            Some(given) => given.make(steps)?,
+            Some((given, _)) => given.make(steps)?,
             None => steps,
         };
         compute(&steps)?;
         steps.scatter()?;
-        let Prepared { parts, image, .. } = self;
-        Ok(Box::new(PreparedPass::load(parts, image, scratch_bytes, draft.into_steps())?))
+        Ok(draft.into_steps())
+    }
+
+    /// The pass with its tables, and with the kernels of its steps, which are compiled or loaded.
+    pub fn load(self, scratch_bytes: usize, steps: Vec<Step>) -> Result<Box<PreparedPass>, Error> {
+        let image = match self.given {
+            Some((_, image)) => image,
+            None => self.tables.image(Rows::new(self.scores)?, self.scores),
+        };
+        Ok(Box::new(PreparedPass::load(self.parts, image, scratch_bytes, steps)?))
     }
 
     /// Whether the backward pass of attention_lse is given ∂lse/∂q, of which dq is a multiple.

@@ -32,10 +32,11 @@ impl Between {
         let rows = spec.rows();
         let elements = 4 * rows * prepared.value_dim.unwrap_or(0);
         Ok(Between {
-            sum: layout.room(elements)?,
-            o: layout.room(elements)?,
-            numbers: layout.room(4 * 4 * rows)?,
-            found: layout.room(4 * sequences * spec.extents.key_heads)?,
+            sum: layout.named("sums of rows", elements)?,
+            o: layout.named("sums of rows", elements)?,
+            numbers: layout.named("numbers of rows", 4 * 4 * rows)?,
+            found: layout
+                .named("heads that are not finite", 4 * sequences * spec.extents.key_heads)?,
         })
     }
 }

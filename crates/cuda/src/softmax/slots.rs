@@ -21,9 +21,9 @@ pub(crate) struct Shares {
 }
 
 impl Shares {
-    /// What a pass holds whose kernels compute the gradient of q in the pass by keys, where that is its mode. `Auto` takes that
-    /// mode where all is in one launch and the tiles of keys that fit the budget keep the device busy; a caller that insists
-    /// gets two slots at least: one of a tile, one of the sums of the tiles before.
+    /// What a pass holds whose kernels compute the gradient of q in the pass by keys, where that is its mode. `Auto`
+    /// takes that mode where all is in one launch and the tiles of keys that fit the budget keep the device busy; a
+    /// caller that insists gets two slots at least: one of a tile, one of the sums of the tiles before.
     pub fn new(spec: &Spec) -> Option<Shares> {
         let (e, mode, budget) = (&spec.extents, spec.options.mode, spec.options.partials_budget);
         // The second order has such kernels of narrow operands alone, and there the mode is a hint.
@@ -84,7 +84,8 @@ pub(crate) struct Slots {
     odd: Room,
 }
 
-/// The launches of a pass by keys that leaves slots: the module, its threads, and what its first kernel computes in all.
+/// The launches of a pass by keys that leaves slots: the module, its threads, and what its first kernel computes in
+/// all.
 pub(crate) struct By<'a> {
     pub variant: &'a Variant,
     pub threads: u32,
@@ -103,14 +104,15 @@ impl Slots {
         let heads = spec.counts.sequences * spec.extents.key_heads;
         Ok(Slots {
             shares,
-            room: layout.room(slots)?,
-            totals: layout.room(sums)?,
-            odd: layout.room(if tensor { 4 * heads } else { 0 })?,
+            room: layout.named("partial sums of dq", slots)?,
+            totals: layout.named("sums of dq of the tiles before", sums)?,
+            odd: layout.named("heads that are not finite", if tensor { 4 * heads } else { 0 })?,
         })
     }
 
-    /// Adds launches of `fused` for the pass by keys, one for each part of the columns, with arguments that a function makes
-    /// of the slots, and of `collect` for the pass by queries, which adds up what the blocks leave in the place of dq.
+    /// Adds launches of `fused` for the pass by keys, one for each part of the columns, with arguments that a function
+    /// makes of the slots, and of `collect` for the pass by queries, which adds up what the blocks leave in the place
+    /// of dq.
     pub fn run<A: KernelArgs>(
         &self,
         steps: &Steps<'_>,

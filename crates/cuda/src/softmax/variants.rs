@@ -1,6 +1,7 @@
 //! The variants of the kernels of attention on tensor cores.
 
 use crate::family::Family;
+use crate::options::Level;
 use crate::unit::Unit;
 use crate::variant::{Variant, number, shared_bytes, width};
 use etalon_problem::{Blocking, Dtype};
@@ -214,6 +215,15 @@ impl Variant {
             | Family::HopperLazyForward
             | Family::HopperLazyBackward => Unit::Wgmma,
             _ => Unit::Ffma,
+        }
+    }
+
+    /// The level whose kernels are these.
+    pub(crate) fn level(&self) -> Level {
+        match self.unit() {
+            Unit::Ffma => Level::Portable,
+            Unit::Mma => Level::Sm80,
+            Unit::Wgmma => Level::Sm90a,
         }
     }
 

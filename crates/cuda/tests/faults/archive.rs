@@ -133,10 +133,13 @@ fn an_archive_is_looked_up_first_and_the_compiler_last() {
         let writer = ArchiveWriter::new(&archive, Compiler::find(None).unwrap()).unwrap();
         assert!(writer.add(&variant, "sm_90").unwrap());
         writer.finish().unwrap();
-        // The copies are compiled and kept, what is archived is not; afterwards nothing is compiled.
+        // The second order is compiled and kept, what is archived is not; afterwards nothing is compiled.
         let compiled = |what: usize| {
             fake.fail(Part::Nvrtc, "nvrtcCompileProgram", 0, 0);
-            forward(&Workspace::with(settings.clone())).unwrap();
+            let workspace = Workspace::with(settings.clone());
+            forward(&workspace).unwrap();
+            let (second, options) = (Pass::DoubleBackward, Options::default());
+            host_pass(&workspace, second, Dtype::F32, &options).unwrap();
             assert_eq!(fake.calls(Part::Nvrtc), what);
         };
         compiled(1);

@@ -28,7 +28,9 @@ fn options() -> Vec<Options> {
     let flash = Options { precision: Precision::Flash, assume_finite: true, ..strict };
     let mut all = Vec::new();
     let levels = [Level::Sm80, Level::Sm90a, Level::Auto];
-    for options in [strict].into_iter().chain(levels.map(|level| Options { level, ..flash })) {
+    let unsure = Options { level: Level::Auto, assume_finite: false, ..flash };
+    let flash = levels.map(|level| Options { level, ..flash });
+    for options in [strict, unsure].into_iter().chain(flash) {
         for mode in [Mode::Auto, Mode::Separate, Mode::FusedPartials] {
             // All tiles of keys at once, few, and one.
             let budgets = [256 << 20, 2_000_000, 1];
@@ -82,6 +84,8 @@ fn a_plan_tells_what_a_pass_does() {
                 (Pass::Forward, Dtype::Bf16),
                 (Pass::Backward, Dtype::Bf16),
                 (Pass::Backward, Dtype::F32),
+                (Pass::DoubleBackward, Dtype::Bf16),
+                (Pass::Jvp, Dtype::F32),
             ] {
                 let Ok(Some(plan)) = plan(problem, pass, storage, &options, &target) else {
                     refused += 1;
@@ -90,15 +94,7 @@ fn a_plan_tells_what_a_pass_does() {
                 let what = format!("{problem:?} {pass} {storage} {options:?}: {plan:?}");
                 let launches: usize = plan.steps.iter().map(|step| step.launches).sum();
                 let found = measured(fake, &workspace, problem, (pass, storage), &options, memory);
-                // Rows that the copy engine does not take are copied before and after.
-                let copies = plan.level == Level::Sm90a
-                    && plan.buffers.iter().any(|x| x.name.contains("columns"));
-                assert_eq!(found.0, plan.workspace_bytes(), "{what}");
-                assert!(
-                    found.1 == launches || copies && found.1 > launches,
-                    "{} launches: {what}",
-                    found.1
-                );
+                assert_eq!(found, (plan.workspace_bytes(), launches), "{what}");
                 fused += usize::from(plan.mode == Some(Mode::FusedPartials));
             }
         }
