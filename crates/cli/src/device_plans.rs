@@ -2,13 +2,13 @@
 
 use crate::options::one_of;
 use crate::outcome::Failure;
-use crate::plans::{MODES, SHARED};
+use crate::plans::MODES;
 use crate::table::Table;
 use crate::units::{bytes, digits, time};
 use etalon_cuda::{Level, Options, Plan, Precision, Rates, Target, plan};
-use etalon_problem::{Blocking, Dtype, Error, LinearAttention, Mode, Pass, Problem};
+use etalon_problem::{Blocking, Dtype, Error, Mode, Pass, Problem};
 
-/// The device that is thought of, and how it is asked to compute.
+/// A hypothetical device, and how it is asked to compute.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     /// The architecture of the device of cuda: it need not be there.
@@ -39,8 +39,7 @@ struct Row {
     plan: Result<Plan, String>,
 }
 
-/// A section on each pass and mode; empty for problems of which nothing is told. Without the number of visible pairs
-/// there are no times.
+/// A section on each pass and mode. Without the number of visible pairs there are no times.
 pub fn plans(
     problem: &Problem,
     dtype: Dtype,
@@ -48,21 +47,16 @@ pub fn plans(
     options: &Options,
     pairs: Option<u64>,
 ) -> Result<String, Failure> {
-    if let Problem::LinearAttention(problem) = problem {
-        return Ok(linear(problem, dtype));
-    }
-    if dtype == Dtype::F64 || !matches!(problem, Problem::Attention(_) | Problem::AttentionLse(_)) {
+    if dtype == Dtype::F64 {
         return Ok(String::new());
     }
     let target = &arguments.arch;
     let of = |pass, mode| plan(problem, pass, dtype, &Options { mode, ..*options }, target);
-    let further = matches!(problem, Problem::AttentionLse(_));
     let mut rows = Vec::new();
-    for (pass, mode) in MODES.into_iter().filter(|x| further || x.1 != Mode::ForwardGradient) {
-        let usual = of(pass, Mode::Auto).ok().flatten();
+    for (pass, mode) in forms(problem) {
+        let usual = of(pass, Mode::Auto).ok();
         let plan = match of(pass, mode) {
-            Ok(Some(plan)) => Ok(plan),
-            Ok(None) => continue,
+            Ok(plan) => Ok(plan),
             Err(Error::Unsupported { reason, .. }) => Err(reason),
             Err(error) => return Err(error.into()),
         };
@@ -72,15 +66,33 @@ pub fn plans(
     }
     let rates = Rates::stated(target);
     let about = |plan: &Plan| {
-        let seconds = pairs.zip(rates.as_ref()).map(|(pairs, rates)| plan.seconds(pairs, rates));
+        let rates = rates.as_ref().filter(|_| plan.terms() > 0);
+        let seconds = pairs.zip(rates).map(|(pairs, rates)| plan.seconds(pairs, rates));
         seconds.map_or("–".to_string(), time)
     };
+    let beside = if matches!(problem, Problem::LinearAttention(_)) { SEED } else { "" };
     Ok(heading(target, arguments, options)
         + &modes(&rows, about)
         + &choices(&rows)
         + &kernels(&rows)
-        + &memory(&rows))
+        + &memory(&rows)
+        + beside)
 }
+
+/// The passes of a problem, and the forms of those that have several.
+fn forms(problem: &Problem) -> Vec<(Pass, Mode)> {
+    let softmax = matches!(problem, Problem::Attention(_) | Problem::AttentionLse(_));
+    if !softmax {
+        return problem.algorithm().passes().iter().map(|&pass| (pass, Mode::Auto)).collect();
+    }
+    let further = matches!(problem, Problem::AttentionLse(_));
+    MODES.into_iter().filter(|x| further || x.1 != Mode::ForwardGradient).collect()
+}
+
+/// The shared memory that the seed of linear attention has.
+const SEED: &str = "\nThe seed's table has 76 KB of shared memory for a chunk of 64 tokens with D = E = 64 in f32, all buffers \
+of which take\n160 KiB, of a micro-chunk of 16 30 KiB, and 32 KiB more of states: docs/errata.md. These kernels keep no state of \
+f32 in\nshared memory.";
 
 fn heading(target: &Target, arguments: &Arguments, options: &Options) -> String {
     let (major, minor) = target.capability;
@@ -123,8 +135,8 @@ fn modes(rows: &[Row], about: impl Fn(&Plan) -> String) -> String {
             mode.name().to_string(),
             if *chosen && !alone { "chosen" } else { "" }.to_string(),
             plan.level.name().to_string(),
-            plan.terms().to_string(),
-            format!("{}x{}", plan.blocking.queries, plan.blocking.keys),
+            if plan.terms() > 0 { plan.terms().to_string() } else { "–".to_string() },
+            plan.blocking.map_or("–".to_string(), |x| format!("{}x{}", x.queries, x.keys)),
             about(plan),
             bytes(plan.workspace_bytes()),
         ]);
@@ -144,7 +156,7 @@ fn choices(rows: &[Row]) -> String {
         let of = |other: &Row| {
             other.pass == row.pass && other.plan.as_ref().is_ok_and(|x| x.level == plan.level)
         };
-        if !rows[..number].iter().any(of) {
+        if !tiles.is_empty() && !rows[..number].iter().any(of) {
             text += &format!("Tiles of {} {}: {tiles}\n", row.pass, plan.level);
         }
         for (level, reason) in plan.refusals.iter().filter(|_| row.chosen) {
@@ -176,41 +188,15 @@ fn kernels(rows: &[Row]) -> String {
     format!("{table}\n")
 }
 
-/// What the backward passes hold.
+/// The buffers of the backward passes that have names.
 fn memory(rows: &[Row]) -> String {
     let mut text = String::new();
     for Row { pass, mode, plan, .. } in rows.iter().filter(|row| row.pass == Pass::Backward) {
-        let Ok(plan) = plan else { continue };
+        let Some(plan) = plan.as_ref().ok().filter(|plan| !plan.buffers.is_empty()) else { continue };
         text += &format!("The {pass} pass, {mode}, has:\n");
         for buffer in &plan.buffers {
             text += &format!("  {}: {}\n", buffer.name, bytes(buffer.bytes));
         }
     }
     text.trim_end().to_string()
-}
-
-/// The shared memory of the kernels of linear attention, and how many of their blocks have room in that of a
-/// multiprocessor, beside what the seed of the project has.
-fn linear(problem: &LinearAttention, dtype: Dtype) -> String {
-    let room = SHARED.map(|kibibytes| format!("{kibibytes} KiB"));
-    let header = ["kernel", "level", "a block"].into_iter().chain(room.iter().map(String::as_str));
-    let mut table = Table::new(header);
-    for kernel in etalon_cuda::linear_shared(problem, dtype) {
-        // A multiprocessor has 1 KiB more than a block may have, and keeps as much for each.
-        let blocks = SHARED.map(|kibibytes| {
-            match ((kibibytes + 1) << 10) / (kernel.bytes as usize + 1024) {
-                0 => "–".to_string(),
-                blocks => blocks.to_string(),
-            }
-        });
-        let own = [kernel.name, kernel.level.name()].map(str::to_string);
-        table.add_row(own.into_iter().chain([bytes(kernel.bytes as usize)]).chain(blocks));
-    }
-    format!(
-        "\n\nThe cuda tier, {dtype}: the shared memory of a block, and the blocks that have room in that of a \
-         multiprocessor:\n{table}\n\
-         The seed's table has 76 KB for a chunk of 64 tokens with D = E = 64 in f32, all buffers of which take 160 KiB, \
-         of a\nmicro-chunk of 16 30 KiB, and 32 KiB more of states: docs/errata.md. These kernels keep no state of f32 in \
-         shared memory."
-    )
 }

@@ -5,7 +5,8 @@ use crate::gpu::{Device, lock};
 use crate::lane::device_memory;
 use crate::options::Options;
 use crate::queue::{Enqueued, Queue};
-use crate::ready::{Operands, Ready, ready};
+use crate::draft::{Operands, draft};
+use crate::pass::{PassPlan, PreparedPass};
 use crate::run::{has_kernels, offers};
 use crate::softmax::{Array, GivenArray, arrays};
 use crate::workspace::{Held, Workspace};
@@ -39,7 +40,7 @@ use std::sync::{Arc, Mutex};
 /// One prepared pass serves calls on any streams at the same time, each with scratch memory of its own.
 #[derive(Debug)]
 pub struct DevicePass {
-    ready: Box<dyn Ready>,
+    pass: PreparedPass,
     held: Arc<Held>,
     tables: CudaSlice<u8>,
     tables_at: u64,
@@ -76,23 +77,25 @@ impl DevicePass {
             (if result { outputs } else { &inputs }).get(name).map(DeviceTensor::laid)
         };
         let operands = Operands::Device(&arrays);
-        let ready = ready(&held, problem, (pass, storage), &table, &holds, operands, options)?;
-        Ok(DevicePass { arrays, ..DevicePass::of(&held, ready, &table, &inputs, outputs)? })
+        let (target, call) = (held.device.target(), (pass, storage));
+        let plan = draft(target, problem, call, &table, &holds, operands, options)?;
+        Ok(DevicePass { arrays, ..DevicePass::of(&held, plan, &table, &inputs, outputs)? })
     }
 
     /// Of a pass that was prepared for these tensors, which have passed [`Table::check_tensors`].
     pub(crate) fn of<'t>(
         held: &Arc<Held>,
-        ready: Box<dyn Ready + '_>,
+        plan: PassPlan,
         table: &Table,
         inputs: &'t DeviceTensors<'t>,
         outputs: &'t DeviceTensors<'t>,
     ) -> Result<DevicePass, Error> {
+        let pass = plan.load(&held.device)?;
         let lane = held.lane()?;
         let queue = lane.queue(&held.device)?;
-        let tables = device_memory(&held.device, &lane.stream, ready.table_bytes())?;
+        let tables = device_memory(&held.device, &lane.stream, pass.table_bytes())?;
         let tables_at = tables.device_ptr(&lane.stream).0;
-        ready.upload(&queue, tables_at)?;
+        pass.upload(&queue, tables_at)?;
         queue.finish()?;
         held.give_back(lane);
         // Names of the table live as long as the program.
@@ -104,9 +107,9 @@ impl DevicePass {
                 .collect(),
         };
         let (inputs, outputs) = (own(inputs), own(outputs));
-        let (ready, arrays, known) = (ready.into_owned(), Vec::new(), Mutex::default());
+        let (arrays, known) = (Vec::new(), Mutex::default());
         let held = held.clone();
-        Ok(DevicePass { ready, held, tables, tables_at, inputs, outputs, arrays, known })
+        Ok(DevicePass { pass, held, tables, tables_at, inputs, outputs, arrays, known })
     }
 
     pub(crate) fn device(&self) -> &Device {
@@ -115,7 +118,7 @@ impl DevicePass {
 
     /// The scratch memory that a call needs, in bytes. It must begin at a multiple of 256.
     pub fn scratch_bytes(&self) -> usize {
-        self.ready.scratch_bytes()
+        self.pass.scratch_bytes
     }
 
     /// The memory that the pass holds on the device for its tables, or for what calls make them of, in bytes.
@@ -165,13 +168,13 @@ impl DevicePass {
         // The driver looks addresses up in the context of the thread, which may have none so far.
         let queue = Queue::new(device, &stream, &enqueued)?;
         let addresses = self.addresses(device, inputs, outputs)?;
-        if self.ready.scratch_bytes() > 0 {
+        if self.pass.scratch_bytes > 0 {
             self.check_address(device, "scratch", scratch)?;
             if !scratch.is_multiple_of(256) {
                 return Err(Error::value("scratch", "a multiple of 256", scratch));
             }
         }
-        self.ready.enqueue(queue, &addresses, (self.tables_at, scratch))?;
+        self.pass.enqueue(queue, &addresses, (self.tables_at, scratch))?;
         Ok(enqueued)
     }
 
@@ -210,7 +213,7 @@ impl DevicePass {
             let Some((own, found)) = given.or_else(place) else { return Ok(0) };
             self.address(device, name, own, found)
         };
-        let parts = self.ready.parts().list.iter().map(|part| of_part(part.operand.name));
+        let parts = self.pass.parts.list.iter().map(|part| of_part(part.operand.name));
         let array = |x: &GivenArray| self.address(device, &x.name, &x.tensor, inputs.get(&x.name));
         parts.chain(self.arrays.iter().map(array)).collect()
     }

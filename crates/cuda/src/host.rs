@@ -3,8 +3,9 @@
 use crate::lane::{Lane, device_memory};
 use crate::options::Options;
 use crate::parts::{Laid, Part};
+use crate::pass::{PassPlan, PreparedPass};
 use crate::queue::Queue;
-use crate::ready::{Operands, Ready, ready};
+use crate::draft::{Operands, draft};
 use crate::room::{Layout, Room};
 use crate::tensors::{with_bytes, with_bytes_of_place, write_bytes};
 use crate::workspace::Held;
@@ -13,8 +14,8 @@ use etalon_problem::{Dtype, Error, Pass, Problem, Role, Table, Views, ViewsMut, 
 use std::sync::Arc;
 
 /// A pass whose inputs lie in the memory of a lane.
-pub(crate) struct Placed<'a> {
-    ready: Box<dyn Ready + 'a>,
+pub(crate) struct Placed {
+    pass: PreparedPass,
     held: Arc<Held>,
     lane: Lane,
     /// Where the caller's operands would lie, one for each part.
@@ -23,18 +24,18 @@ pub(crate) struct Placed<'a> {
     scratch: u64,
 }
 
-impl<'a> Placed<'a> {
+impl Placed {
     /// Copies the inputs and the tables of a pass to the device. The call has passed [`Table::check_call`]. The results
     /// that have places are computed; without any places, all.
     pub fn new(
         held: &Arc<Held>,
-        problem: &'a Problem,
+        problem: &Problem,
         call: (Pass, Dtype),
         table: &Table,
         inputs: &Views<'_>,
         places: Option<&ViewsMut<'_>>,
         options: &Options,
-    ) -> Result<Placed<'a>, Error> {
+    ) -> Result<Placed, Error> {
         // On the device they are dense, and begin where rooms begin.
         let holds = |name: &str, result: bool| {
             let written = || match places {
@@ -44,21 +45,23 @@ impl<'a> Placed<'a> {
             let there = if result { written() } else { inputs.get(name).is_some() };
             there.then_some(Laid { strides: None, aligned: true })
         };
-        let ready = ready(held, problem, call, table, &holds, Operands::Host(inputs), options)?;
-        Placed::of(held, ready, inputs, places)
+        let (target, operands) = (held.device.target(), Operands::Host(inputs));
+        let plan = draft(target, problem, call, table, &holds, operands, options)?;
+        Placed::of(held, plan, inputs, places)
     }
 
     /// The same, of a pass that was prepared for operands that are dense.
     pub fn of(
         held: &Arc<Held>,
-        ready: Box<dyn Ready + 'a>,
+        plan: PassPlan,
         inputs: &Views<'_>,
         places: Option<&ViewsMut<'_>>,
-    ) -> Result<Placed<'a>, Error> {
-        let parts = &ready.parts().list;
+    ) -> Result<Placed, Error> {
+        let pass = plan.load(&held.device)?;
+        let parts = &pass.parts.list;
         let mut layout = Layout::default();
-        let tables = layout.room(ready.table_bytes())?;
-        let scratch = layout.room(ready.scratch_bytes())?;
+        let tables = layout.room(pass.table_bytes())?;
+        let scratch = layout.room(pass.scratch_bytes)?;
         let own = |part: &Part| part.bytes * part.operand.len();
         let rooms: Vec<Room> = parts
             .iter()
@@ -79,10 +82,10 @@ impl<'a> Placed<'a> {
                 (None, None) => queue.fill(to, room.bytes, 0)?,
             }
         }
-        ready.upload(&queue, tables.address(base))?;
+        pass.upload(&queue, tables.address(base))?;
         let addresses = rooms.iter().map(|room| room.address(base)).collect();
         let (tables, scratch) = (tables.address(base), scratch.address(base));
-        Ok(Placed { ready, held: held.clone(), lane, addresses, tables, scratch })
+        Ok(Placed { pass, held: held.clone(), lane, addresses, tables, scratch })
     }
 
     pub fn queue(&self) -> Result<Queue<'_>, Error> {
@@ -90,7 +93,7 @@ impl<'a> Placed<'a> {
     }
 
     pub fn scratch_bytes(&self) -> usize {
-        self.ready.scratch_bytes()
+        self.pass.scratch_bytes
     }
 
     /// Where the scratch memory begins, and its bytes.
@@ -105,20 +108,20 @@ impl<'a> Placed<'a> {
 
     /// The parts of the pass, and where they lie.
     pub fn parts(&self) -> impl Iterator<Item = (&Part, u64)> {
-        self.ready.parts().list.iter().zip(self.addresses.iter().copied())
+        self.pass.parts.list.iter().zip(self.addresses.iter().copied())
     }
 
     pub fn storage(&self) -> Dtype {
-        self.ready.parts().storage
+        self.pass.parts.storage
     }
 
     pub fn enqueue(&self) -> Result<(), Error> {
-        self.ready.enqueue(self.queue()?, &self.addresses, (self.tables, self.scratch))
+        self.pass.enqueue(self.queue()?, &self.addresses, (self.tables, self.scratch))
     }
 
     /// Copies the results to their places, once they have been computed.
     pub fn read(&self, outputs: &mut ViewsMut<'_>) -> Result<(), Error> {
-        let parts = self.ready.parts().list.iter().zip(&self.addresses);
+        let parts = self.pass.parts.list.iter().zip(&self.addresses);
         for (part, &address) in parts.filter(|(part, _)| part.wanted) {
             if let Some(place) = outputs.take(part.operand.name) {
                 let read = |bytes: &mut [u8]| self.queue()?.download(address, bytes);

@@ -7,7 +7,7 @@ pub use etalon_problem::lazy_attention::{SpeedUp, Stats};
 use crate::host::Placed;
 use crate::options::Options;
 use crate::parts::Laid;
-use crate::softmax::prepare_stats;
+use crate::softmax::draft_stats;
 use crate::workspace::Workspace;
 use etalon_problem::lazy_attention::Figure;
 use etalon_problem::{Blocking, Error, LazyAttention, Pass, Problem, Views, ViewsMut};
@@ -72,9 +72,9 @@ fn measure(
     let bytes = [size_of_val(&found.figures[..]), 4 * found.states.len()];
     let (problem, call) = ((&problem, bias), (Pass::Forward, storage));
     let tiles = (tile, bytes);
-    let (pass, [figures, states]) =
-        prepare_stats(held.clone(), problem, call, &table, &holds, tiles, options)?;
-    let placed = Placed::of(&held, pass, inputs, None)?;
+    let (plan, [figures, states]) =
+        draft_stats(held.device.target(), problem, call, &table, &holds, tiles, options)?;
+    let placed = Placed::of(&held, plan, inputs, None)?;
     placed.enqueue()?;
     placed.queue()?.finish()?;
     placed.download(figures, bytemuck::cast_slice_mut(&mut found.figures))?;

@@ -34,7 +34,7 @@ pub(crate) fn choose<S>(
     level: Level,
 ) -> Result<&'static LevelRow<S>, Error> {
     let is_asked = |row: &&LevelRow<S>| level == Level::Auto || row.level == level.kernels();
-    let mut reason = "no kernels for this algorithm";
+    let mut reason = NO_KERNELS;
     for row in table.iter().filter(is_asked) {
         match row.refusal(spec) {
             None => return Ok(row),
@@ -43,6 +43,22 @@ pub(crate) fn choose<S>(
     }
     Err(level.refusal(reason))
 }
+
+/// Why the level asked for does not compute a pass, if so.
+pub(crate) fn refuses<S>(
+    table: &'static [LevelRow<S>],
+    spec: &S,
+    level: Level,
+) -> Option<&'static str> {
+    let row = table.iter().find(|row| row.level == level.kernels());
+    match (level, row) {
+        (Level::Auto, _) => None,
+        (_, Some(row)) => row.refusal(spec),
+        (_, None) => Some(NO_KERNELS),
+    }
+}
+
+const NO_KERNELS: &str = "the level has no kernels for this algorithm";
 
 /// The levels that do not compute a pass, with their reasons, in the order of the table.
 pub(crate) fn refusals<S>(table: &'static [LevelRow<S>], spec: &S) -> Vec<(Level, &'static str)> {

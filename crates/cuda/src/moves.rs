@@ -1,12 +1,9 @@
 //! Copies and fills of strided tensors: `kernels/move.cu`.
 
-use crate::args::{ConstPtr, Declaration, KernelArgs, Pointee, Ptr, declaration, kernel_args};
-use crate::gpu::Kernels;
-use crate::queue::Queue;
+use crate::args::{ConstPtr, Declaration, Pointee, Ptr, declaration, kernel_args};
 use crate::step::{Draft, Work};
 use crate::variant::Variant;
 use etalon_problem::Error;
-use std::sync::Arc;
 
 /// A tensor of up to four axes on a device: batch, head, row, column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,59 +106,8 @@ kernel_args! {
 /// Kernel arguments that `move.cu` names.
 pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<Move>()];
 
-/// The kernels of both widths of elements.
-#[derive(Debug)]
-pub(crate) struct Moves {
-    pub two: Arc<Kernels>,
-    pub four: Arc<Kernels>,
-}
-
 /// Rows of a block.
 const ROWS: usize = 8;
-
-impl Moves {
-    fn run(&self, queue: &Queue<'_>, bytes: usize, to: Place, call: Move) -> Result<(), Error> {
-        if to.elements() == 0 {
-            return Ok(());
-        }
-        let kernels = if bytes == 2 { &self.two } else { &self.four };
-        let call = call.to(to);
-        let bytes = call.arguments().bytes;
-        queue.launch_bytes(kernels.get("move")?, blocks(to) as u32, (256, 0), &bytes)
-    }
-
-    /// Copies elements of so many bytes; columns beyond those of the source are 0.
-    pub fn copy(
-        &self,
-        queue: &Queue<'_>,
-        bytes: usize,
-        from: Place,
-        to: Place,
-        when: When,
-    ) -> Result<(), Error> {
-        let (to, call) = copy(bytes, from, to, when);
-        self.run(queue, bytes, to, call)
-    }
-
-    /// Fills a tensor of elements of so many bytes with one of this pattern.
-    pub fn fill(
-        &self,
-        queue: &Queue<'_>,
-        bytes: usize,
-        to: Place,
-        pattern: u32,
-    ) -> Result<(), Error> {
-        // Of two bytes none but 0 is asked for.
-        if to.is_dense()
-            && (bytes == 4 || pattern == 0)
-            && (bytes * to.elements()).is_multiple_of(4)
-            && to.address.is_multiple_of(4)
-        {
-            return queue.fill(to.address, bytes * to.elements(), pattern);
-        }
-        self.run(queue, bytes, to, Move { fill: pattern, ..Move::default() })
-    }
-}
 
 /// Blocks of a copy or a fill of a tensor.
 fn blocks(to: Place) -> usize {
@@ -177,7 +123,7 @@ impl Move {
 }
 
 /// A copy between tensors of elements of so many bytes, and where it goes.
-fn copy(bytes: usize, from: Place, to: Place, when: When) -> (Place, Move) {
+fn move_of(bytes: usize, from: Place, to: Place, when: When) -> (Place, Move) {
     let (from, to) = if bytes == 8 { (from.halves(), to.halves()) } else { (from, to) };
     let (when, found) = match when {
         When::Always => (0, 0),
@@ -202,20 +148,21 @@ fn draft(draft: &Draft, bytes: usize, to: Place, call: Move) -> Result<(), Error
     draft.launch((&variant, "move"), (blocks(to), 256), &call.to(to), Work::NONE)
 }
 
-/// As [`Moves::copy`], as a step.
-pub(crate) fn draft_copy(
+/// Adds a copy of elements of so many bytes; columns beyond those of the source are 0.
+pub(crate) fn copy(
     steps: &Draft,
     bytes: usize,
     from: Place,
     to: Place,
     when: When,
 ) -> Result<(), Error> {
-    let (to, call) = copy(bytes, from, to, when);
+    let (to, call) = move_of(bytes, from, to, when);
     draft(steps, bytes, to, call)
 }
 
-/// As [`Moves::fill`], as a step. `aligned`: the tensor begins at a multiple of 4 bytes.
-pub(crate) fn draft_fill(
+/// Adds a fill of a tensor of elements of so many bytes with one of this pattern. `aligned`: it begins at a multiple of 4
+/// bytes.
+pub(crate) fn fill(
     steps: &Draft,
     bytes: usize,
     to: Place,

@@ -63,17 +63,6 @@ impl Level {
         matches!(self, Level::Sm90a | Level::Sm90aSegments)
     }
 
-    /// Whether a level's tensor cores compute a pass that they may refuse for a reason: never those of `portable`,
-    /// those of `auto` where they can. Fails where the level that is asked for cannot.
-    pub(crate) fn takes_tensor_cores(self, refused: Option<&str>) -> Result<bool, Error> {
-        match (self, refused) {
-            (Level::Portable, _) => Ok(false),
-            (Level::Auto, refused) => Ok(refused.is_none()),
-            (_, None) => Ok(true),
-            (level, Some(reason)) => Err(level.refusal(reason)),
-        }
-    }
-
     /// The error of a level that cannot compute a pass.
     pub(crate) fn refusal(self, reason: &str) -> Error {
         Error::Unsupported { what: format!("level {self}"), reason: reason.to_string() }

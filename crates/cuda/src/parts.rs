@@ -1,20 +1,14 @@
 //! The operands of a pass: which take part, where the caller holds them, where kernels find them.
 
-use crate::gpu::Device;
-use crate::moves::{Moves, Place, dense, extents};
+use crate::moves::{Place, dense, extents};
 use crate::room::{Layout, Room};
 use crate::target::Target;
-use crate::variant::Variant;
-use crate::workspace::Held;
 use etalon_problem::{Dtype, Error, Operand, Pass, Stored, Table};
-use std::sync::Arc;
 
 /// The operands of a pass that take part in a call, for any memory that holds them with the same shapes and
 /// strides.
 #[derive(Debug)]
 pub(crate) struct Parts {
-    /// The device; none of a pass that is planned alone.
-    held: Option<Arc<Held>>,
     /// What decides which kernels compute the pass.
     pub target: Target,
     pub pass: Pass,
@@ -22,20 +16,6 @@ pub(crate) struct Parts {
     pub list: Vec<Part>,
     /// Whether all operands of the caller begin at multiples of 16 bytes.
     pub aligned: bool,
-    moves: Option<Moves>,
-}
-
-/// Where a pass is prepared: on a device, or for one that is thought of.
-#[derive(Debug, Clone)]
-pub(crate) enum On {
-    Device(Arc<Held>),
-    Target(Target),
-}
-
-impl From<Arc<Held>> for On {
-    fn from(held: Arc<Held>) -> On {
-        On::Device(held)
-    }
 }
 
 /// An operand that takes part in a call.
@@ -93,7 +73,7 @@ impl Parts {
     /// Those of a pass that has passed [`Table::check_call`]: what the caller holds, and what is `made` on
     /// the way whether the caller holds it or not.
     pub fn new(
-        on: impl Into<On>,
+        target: Target,
         (pass, storage): (Pass, Dtype),
         table: &Table,
         holds: Holds<'_>,
@@ -111,20 +91,7 @@ impl Parts {
             aligned &= laid.as_ref().is_none_or(|x| x.aligned);
             list.push(part(operand, storage, (given, wanted), laid, layout)?);
         }
-        let (held, target) = match on.into() {
-            On::Device(held) => (Some(held.clone()), held.device.target()),
-            On::Target(target) => (None, target),
-        };
-        Ok(Parts { held, target, pass, storage, list, aligned, moves: None })
-    }
-
-    /// The device. Fails where the pass is planned alone.
-    pub fn device(&self) -> Result<&Device, Error> {
-        let held = self.held.as_ref().ok_or_else(|| Error::Device {
-            what: "a plan".to_string(),
-            reason: "it has no device".to_string(),
-        })?;
-        Ok(&held.device)
+        Ok(Parts { target, pass, storage, list, aligned })
     }
 
     pub fn part(&self, name: &str) -> Option<&Part> {
@@ -160,27 +127,6 @@ impl Parts {
         };
         names.iter().all(whole)
     }
-
-    /// Compiles or loads the kernels of copies and fills, if the pass `fills`, or kernels find an operand
-    /// elsewhere than the caller holds it.
-    pub fn load_moves(&mut self, fills: bool) -> Result<(), Error> {
-        let copies = |part: &Part| part.room.is_some() && (part.given || part.wanted);
-        if fills || self.list.iter().any(copies) {
-            let device = self.device()?;
-            let kernels = |bytes| device.kernels(Variant::moves(bytes), &device.architecture());
-            self.moves = Some(Moves { two: kernels(2)?, four: kernels(4)? });
-        }
-        Ok(())
-    }
-
-    pub fn moves(&self) -> Result<&Moves, Error> {
-        self.moves.as_ref().ok_or_else(|| absent("copies"))
-    }
-}
-
-/// Kernels that a pass was not prepared with.
-pub(crate) fn absent(what: &str) -> Error {
-    Error::Device { what: format!("kernels of {what}"), reason: "they were not loaded".to_string() }
 }
 
 fn part(

@@ -1,14 +1,16 @@
 //! A pass: the steps that its algorithm drafts, and what is enqueued of it.
 
 use crate::args::KernelArgs;
+use crate::gpu::Device;
+use crate::levels::{self, LevelRow};
 use crate::moves::{self, Place, When};
+use crate::options::Level;
 use crate::parts::{Part, Parts};
 use crate::queue::Queue;
-use crate::ready::Ready;
-use crate::room::Room;
+use crate::room::{Layout, Room};
 use crate::step::{Bases, Draft, Loaded, Region, Step, Work};
 use crate::variant::Variant;
-use etalon_problem::Error;
+use etalon_problem::{Blocking, Error, Mode};
 
 /// The steps of a pass that was prepared as P, while they are drafted. Addresses are symbols.
 pub(crate) struct Steps<'a, P> {
@@ -22,11 +24,6 @@ impl<'a, P> Steps<'a, P> {
     /// None so far.
     pub fn new(prepared: &'a P, draft: &'a Draft) -> Self {
         Steps { prepared, draft, tables: Region::Tables.symbol() }
-    }
-
-    /// The same steps, of what an algorithm prepared besides.
-    pub fn of<Q>(&self, prepared: &'a Q) -> Steps<'a, Q> {
-        Steps { prepared, draft: self.draft, tables: self.tables }
     }
 
     /// The same steps, with tables that the pass itself makes in its scratch memory.
@@ -117,13 +114,13 @@ impl<P: AsRef<Parts>> Steps<'_, P> {
 
     /// Adds a copy of elements of so many bytes; columns beyond those of the source are 0.
     pub fn copy(&self, bytes: usize, from: Place, to: Place, when: When) -> Result<(), Error> {
-        moves::draft_copy(self.draft, bytes, from, to, when)
+        moves::copy(self.draft, bytes, from, to, when)
     }
 
     /// Adds a fill of a part with elements of this pattern.
     pub fn fill_part(&self, part: &Part, pattern: u32) -> Result<(), Error> {
         let aligned = self.parts().aligned || !part.is_direct();
-        moves::draft_fill(self.draft, part.bytes, self.place(part.operand.name), pattern, aligned)
+        moves::fill(self.draft, part.bytes, self.place(part.operand.name), pattern, aligned)
     }
 
     /// Adds copies of what the caller holds elsewhere than kernels find it.
@@ -169,60 +166,81 @@ impl TableImage {
     }
 }
 
-/// A pass whose memory is laid out and whose kernels are loaded: its operands, its tables, its steps.
+/// A pass before its kernels are loaded: plain data, for a device or a hypothetical one.
+#[derive(Debug)]
+pub(crate) struct PassPlan {
+    pub parts: Parts,
+    pub tables: TableImage,
+    /// The scratch memory of a call.
+    pub scratch: Layout,
+    pub steps: Vec<Step>,
+    pub choice: Choice,
+}
+
+/// The level of a pass, and what else was chosen.
+#[derive(Debug)]
+pub(crate) struct Choice {
+    pub level: Level,
+    /// Levels that cannot compute it, with the reason.
+    pub refusals: Vec<(Level, &'static str)>,
+    /// The form of a backward pass that has several.
+    pub mode: Option<Mode>,
+    /// Tiles that the level has kernels for, of passes that have a choice.
+    pub blockings: Vec<Blocking>,
+}
+
+impl Choice {
+    /// Of a table of levels, for a pass that its rules see so.
+    pub fn of<S>(
+        table: &'static [LevelRow<S>],
+        spec: &S,
+        level: Level,
+    ) -> Result<Choice, Error> {
+        let level = levels::choose(table, spec, level)?.level;
+        let refusals = levels::refusals(table, spec);
+        Ok(Choice { level, refusals, mode: None, blockings: Vec::new() })
+    }
+}
+
+impl PassPlan {
+    /// Compiles or loads the kernels of the steps.
+    pub fn load(self, device: &Device) -> Result<PreparedPass, Error> {
+        let PassPlan { parts, tables, scratch, steps, .. } = self;
+        let steps = Loaded::new(device, steps)?;
+        Ok(PreparedPass { parts, tables, scratch_bytes: scratch.bytes(), steps })
+    }
+}
+
+/// A pass whose kernels are loaded.
 #[derive(Debug)]
 pub(crate) struct PreparedPass {
-    parts: Parts,
+    pub parts: Parts,
     tables: TableImage,
-    scratch_bytes: usize,
+    /// Bytes that a call needs beside tables and operands.
+    pub scratch_bytes: usize,
     steps: Loaded,
 }
 
 impl PreparedPass {
-    /// Compiles or loads the kernels of a pass.
-    pub fn load(
-        parts: Parts,
-        tables: TableImage,
-        scratch_bytes: usize,
-        steps: Vec<Step>,
-    ) -> Result<PreparedPass, Error> {
-        let steps = Loaded::new(parts.device()?, steps)?;
-        Ok(PreparedPass { parts, tables, scratch_bytes, steps })
-    }
-}
-
-impl Ready for PreparedPass {
-    fn parts(&self) -> &Parts {
-        &self.parts
-    }
-
-    fn table_bytes(&self) -> usize {
+    /// The bytes of its tables, which depend on the problem alone.
+    pub fn table_bytes(&self) -> usize {
         self.tables.bytes
     }
 
-    fn scratch_bytes(&self) -> usize {
-        self.scratch_bytes
-    }
-
-    fn upload(&self, queue: &Queue<'_>, base: u64) -> Result<(), Error> {
+    /// Copies the tables to memory that begins there.
+    pub fn upload(&self, queue: &Queue<'_>, base: u64) -> Result<(), Error> {
         let mut pieces = self.tables.pieces.iter();
         pieces.try_for_each(|(room, bytes)| queue.upload(room.address(base), bytes))
     }
 
-    fn enqueue(
+    /// Enqueues the steps on operands at these addresses, one for each of its parts, and then for each array that the
+    /// caller gives beside them.
+    pub fn enqueue(
         &self,
         queue: Queue<'_>,
         operands: &[u64],
         (tables, scratch): (u64, u64),
     ) -> Result<(), Error> {
         self.steps.enqueue(&queue, &Bases { scratch, tables, operands })
-    }
-
-    fn compute(&self, _: &crate::job::Job<'_, Parts>) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn into_owned(self: Box<Self>) -> Box<dyn Ready> {
-        self
     }
 }

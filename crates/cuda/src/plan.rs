@@ -1,30 +1,37 @@
 //! What a pass will do on a device, and the memory that it takes: told without one.
 
-use crate::options::Level;
+use crate::draft::{Operands, draft};
+use crate::options::{Level, Options};
+use crate::parts::Laid;
+use crate::pass::Choice;
+use crate::softmax::chosen;
+use crate::step;
 use crate::target::Target;
 use crate::unit::Unit;
-use etalon_problem::{Blocking, Mode};
+use crate::variant::declared_bytes;
+use etalon_problem::{Blocking, Dtype, Error, Mode, Operand, Pass, Problem, Role, Table, find};
 
-/// The steps of a pass of attention or attention_lse, every result being asked for, its operands dense, its sequences and
-/// its mask those of the problem.
+/// The steps of a pass, every result being asked for, its operands dense, its sequences and its mask those of the problem.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
-    /// The device that is thought of.
+    /// The hypothetical device.
     pub target: Target,
     /// The level whose kernels compute it.
     pub level: Level,
     /// The other levels that cannot compute it, and why.
     pub refusals: Vec<(Level, &'static str)>,
-    /// How a backward pass is organised: never [`Mode::Auto`].
+    /// The form of a backward pass that has several: never [`Mode::Auto`].
     pub mode: Option<Mode>,
-    /// Queries and keys of a tile.
-    pub blocking: Blocking,
-    /// The tiles that the level has kernels for; the first is taken unless [`Options::blocking`](crate::Options::blocking) asks for another.
+    /// Queries and keys of a tile; `None` where there is no choice.
+    pub blocking: Option<Blocking>,
+    /// The tiles that the level has kernels for; the first is taken unless
+    /// [`Options::blocking`](crate::Options::blocking) asks for another.
     pub blockings: Vec<Blocking>,
-    /// The kernels, in their order. Those that compute what is not finite count no terms.
+    /// The kernels, in their order. Those that compute numbers that are not finite count no terms.
     pub steps: Vec<Step>,
-    /// What is in the scratch memory.
+    /// The parts of the scratch memory that have a name.
     pub buffers: Vec<Buffer>,
+    scratch_bytes: usize,
 }
 
 /// A kernel of a pass.
@@ -86,9 +93,44 @@ impl Rates {
 }
 
 impl Plan {
-    /// The most bytes that the pass holds beside operands, results and tables.
+    /// Of a pass that has passed its checks.
+    pub(crate) fn of(
+        problem: &Problem,
+        call: (Pass, Dtype),
+        table: &Table,
+        options: &Options,
+        target: &Target,
+    ) -> Result<Plan, Error> {
+        let is_lse = matches!(problem, Problem::AttentionLse(_));
+        let gradient = options.mode == Mode::ForwardGradient && is_lse;
+        let takes_part = |x: &Operand| match x.role {
+            Role::OptionalSaved | Role::OptionalOutput => gradient,
+            _ => true,
+        };
+        let holds = |name: &str, result: bool| {
+            let operand = find(&table.operands, name).filter(|x| takes_part(x))?;
+            let is_result = matches!(operand.role, Role::Output | Role::OptionalOutput);
+            (is_result == result).then_some(Laid { strides: None, aligned: true })
+        };
+        let operands = Operands::Device(&[]);
+        let plan = draft(*target, problem, call, table, &holds, operands, options)?;
+        let Choice { level, refusals, mode, blockings } = plan.choice;
+        Ok(Plan {
+            target: *target,
+            level: if level == options.level.kernels() { options.level } else { level },
+            refusals,
+            mode,
+            blocking: (!blockings.is_empty()).then(|| chosen(&blockings, options.blocking)),
+            blockings,
+            steps: kernels(&plan.steps),
+            scratch_bytes: plan.scratch.bytes(),
+            buffers: plan.scratch.into_buffers(),
+        })
+    }
+
+    /// The scratch memory of a call, in bytes.
     pub fn workspace_bytes(&self) -> usize {
-        self.buffers.iter().fold(0, |sum, buffer| sum.saturating_add(buffer.bytes))
+        self.scratch_bytes
     }
 
     /// Multiplications and additions of products for each visible pair.
@@ -110,5 +152,44 @@ impl Plan {
             GAP * step.launches as f64 + products + partials
         };
         self.steps.iter().map(step).sum()
+    }
+}
+
+/// The kernels of these steps, each with all of its launches over as many blocks.
+fn kernels(steps: &[step::Step]) -> Vec<Step> {
+    let mut list = Vec::<(&step::Kernel, Step)>::new();
+    for step in steps {
+        let step::Step::Launch { kernel, blocks, work, .. } = step else { continue };
+        let step = of_launch(kernel, *blocks as usize, work);
+        let same = |(other, own): &&mut (&step::Kernel, Step)| {
+            *other == kernel && own.blocks == step.blocks
+        };
+        match list.iter_mut().find(same) {
+            Some((_, own)) => {
+                own.launches += 1;
+                own.terms += step.terms;
+                own.partials += step.partials;
+                own.sums += step.sums;
+            }
+            None => list.push((kernel, step)),
+        }
+    }
+    list.into_iter().map(|(_, step)| step).collect()
+}
+
+fn of_launch(kernel: &step::Kernel, blocks: usize, work: &step::Work) -> Step {
+    let declared = declared_bytes(&kernel.variant, kernel.name).unwrap_or(0);
+    Step {
+        kernel: kernel.name,
+        level: kernel.variant.level(),
+        launches: 1,
+        blocks,
+        threads: kernel.threads,
+        shared_bytes: kernel.shared_bytes() + declared,
+        terms: work.terms,
+        unit: work.unit,
+        partials: work.partials,
+        sums: work.sums,
+        working: if work.working > 0 { work.working } else { blocks },
     }
 }

@@ -2,10 +2,11 @@
 
 use crate::device_id::DeviceId;
 use crate::host;
-use crate::linear_attention::check_log_decays;
-use crate::options::{Level, Options};
+use crate::linear_attention::{self, check_log_decays};
+use crate::linear_cross_entropy;
+use crate::options::{Level, Options, Precision};
 use crate::plan::Plan;
-use crate::softmax;
+use crate::softmax::{self, LAZY_LEVELS, LEVELS};
 use crate::target::Target;
 use crate::workspace::Workspace;
 use etalon_problem::{Algorithm, Dtype, Error, Pass, Problem, Views, ViewsMut};
@@ -77,7 +78,7 @@ pub fn run_in(
 }
 
 /// Fails where the level of the options has no kernel for a pass in a storage type with their precision, whatever
-/// the problem and the device.
+/// the problem and the device: with the reason that the table of its levels has.
 pub fn offers(
     options: &Options,
     algorithm: Algorithm,
@@ -85,53 +86,25 @@ pub fn offers(
     storage: Dtype,
 ) -> Result<(), Error> {
     has_kernels(algorithm, pass)?;
-    let refuse = |reason: &str| {
-        let what = format!("{algorithm} {pass} in {storage}");
-        Err(Error::Unsupported { what, reason: reason.to_string() })
+    let what = || format!("{algorithm} {pass} in {storage}");
+    let refuse = |reason: &str| Err(Error::Unsupported { what: what(), reason: reason.to_string() });
+    if storage == Dtype::F64 {
+        return refuse("cuda stores f32, bf16 or f16");
+    }
+    if options.level == Level::Sm90aSegments && algorithm != Algorithm::LinearAttention {
+        return refuse("segments are those of linear_attention");
+    }
+    // Of 16-bit types the precision is a matter of the call: a level that computes with `flash` offers the pass.
+    let precision =
+        if storage == Dtype::F32 { options.precision } else { Precision::Flash };
+    let options = Options { precision, level: options.level, ..Options::default() };
+    let refused = match algorithm {
+        Algorithm::LinearAttention => linear_attention::refuses(&options, pass, storage),
+        Algorithm::LinearCrossEntropy => linear_cross_entropy::refuses(&options, pass, storage),
+        Algorithm::LazyAttention => softmax::refuses(&LAZY_LEVELS, &options, pass, storage),
+        _ => softmax::refuses(&LEVELS, &options, pass, storage),
     };
-    match (options.level, storage) {
-        (_, Dtype::F64) => refuse("cuda stores f32, bf16 or f16"),
-        (Level::Sm80 | Level::Sm80Narrow, Dtype::F32) if options.precision.narrows_f32() => {
-            match (algorithm, pass) {
-                (
-                    Algorithm::Attention | Algorithm::AttentionLse,
-                    Pass::Forward | Pass::Backward,
-                ) => Ok(()),
-                _ => refuse("tensor cores multiply f32 in the first order of attention alone"),
-            }
-        }
-        (Level::Sm80 | Level::Sm80Narrow | Level::Sm90a | Level::Sm90aSegments, Dtype::F32) => {
-            refuse("tensor cores multiply bf16 and f16, and f32 on sm80 with `tf32` and `bf16x3`")
-        }
-        (Level::Sm80 | Level::Sm80Narrow, _) if !has_sm80(algorithm, pass) => {
-            refuse("not written yet for sm80")
-        }
-        (Level::Sm90aSegments, _) if algorithm != Algorithm::LinearAttention => {
-            refuse("segments are those of linear_attention")
-        }
-        (Level::Sm90a | Level::Sm90aSegments, _) if !has_tensor_cores(algorithm, pass) => {
-            refuse("not written yet for sm90a")
-        }
-        _ => Ok(()),
-    }
-}
-
-fn has_sm80(algorithm: Algorithm, pass: Pass) -> bool {
-    match algorithm {
-        Algorithm::LinearCrossEntropy => false,
-        Algorithm::LinearAttention => pass != Pass::DoubleBackward,
-        _ => matches!(pass, Pass::Forward | Pass::Backward),
-    }
-}
-
-fn has_tensor_cores(algorithm: Algorithm, pass: Pass) -> bool {
-    match algorithm {
-        Algorithm::LinearCrossEntropy => pass != Pass::DoubleBackward,
-        Algorithm::Attention
-        | Algorithm::AttentionLse
-        | Algorithm::LazyAttention
-        | Algorithm::LinearAttention => matches!(pass, Pass::Forward | Pass::Backward),
-    }
+    refused.map_or(Ok(()), refuse)
 }
 
 /// Fails where no level has a kernel.
@@ -169,8 +142,8 @@ pub fn has_level(
     Ok(())
 }
 
-/// How a pass of attention or attention_lse will work on a device like `target`, whether there is one or not. Fails as
-/// [`run`](crate::run()) does where it cannot be computed; `None` for other algorithms.
+/// The steps of a pass on a device like `target`, whether there is one or not: those that a prepared pass enqueues. Fails
+/// as [`run`](crate::run()) does where it cannot be computed.
 ///
 /// ```
 /// use etalon_cuda::{Level, Options, Precision, Target, plan};
@@ -183,10 +156,10 @@ pub fn has_level(
 ///     let options = Options { mode, ..options };
 ///     plan(&problem, Pass::Backward, Dtype::Bf16, &options, &Target::of("sm_90")?)
 /// };
-/// let plan = of(Mode::Auto)?.unwrap();
+/// let plan = of(Mode::Auto)?;
 /// assert_eq!((plan.level, plan.mode), (Level::Sm90a, Some(Mode::Separate)));
 /// // Partial sums take as many bytes as they may, and the level must have a kernel that leaves them.
-/// let plan = of(Mode::FusedPartials)?.unwrap();
+/// let plan = of(Mode::FusedPartials)?;
 /// assert_eq!((plan.level, plan.mode), (Level::Sm80, Some(Mode::FusedPartials)));
 /// assert!(plan.workspace_bytes() > 256 << 20);
 /// # Ok::<(), etalon_problem::Error>(())
@@ -197,15 +170,10 @@ pub fn plan(
     storage: Dtype,
     options: &Options,
     target: &Target,
-) -> Result<Option<Plan>, Error> {
+) -> Result<Plan, Error> {
     let table = problem.checked_table(pass)?;
     storage.refuse_f64()?;
     offers(options, problem.algorithm(), pass, storage)?;
     options.blocking.map_or(Ok(()), |blocking| blocking.check())?;
-    match problem {
-        Problem::Attention(_) | Problem::AttentionLse(_) => {
-            softmax::plan(problem, (pass, storage), &table, options, target).map(Some)
-        }
-        _ => Ok(None),
-    }
+    Plan::of(problem, (pass, storage), &table, options, target)
 }

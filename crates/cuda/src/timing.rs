@@ -83,7 +83,7 @@ pub fn time(
 
 /// A pass over the operands that were placed, through the door for operands of a device.
 struct DeviceCall<'a> {
-    placed: &'a Placed<'a>,
+    placed: &'a Placed,
     pass: DevicePass,
     inputs: DeviceTensors<'static>,
     outputs: DeviceTensors<'static>,
@@ -104,7 +104,7 @@ impl<'a> DeviceCall<'a> {
         workspace: &Workspace,
         problem: &Problem,
         pass: Pass,
-        placed: &'a Placed<'a>,
+        placed: &'a Placed,
         options: &Options,
     ) -> Result<Self, Error> {
         let (mut inputs, mut outputs) = (DeviceTensors::new(), DeviceTensors::new());
@@ -193,7 +193,7 @@ fn check(table: &Table, inputs: &Views<'_>, recompute: bool) -> Result<Dtype, Er
 }
 
 /// The time of a pass on the device, in ns, of some in a row.
-fn round(placed: &Placed<'_>, passes: usize) -> Result<f64, Error> {
+fn round(placed: &Placed, passes: usize) -> Result<f64, Error> {
     let enqueue = || (0..passes).try_for_each(|_| placed.enqueue());
     Ok(device_ns(&placed.queue()?, enqueue)? / passes as f64)
 }

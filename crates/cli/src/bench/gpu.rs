@@ -137,9 +137,7 @@ impl Gpu {
         let target = self.workspace.target(self.options.device)?;
         let plan_of =
             |options: &Options| etalon_cuda::plan(problem, pass, self.dtype, options, &target);
-        let Some(usual) = plan_of(&Options { blocking: None, ..self.options })? else {
-            return Ok(Vec::new());
-        };
+        let usual = plan_of(&Options { blocking: None, ..self.options })?;
         let modes: &[Mode] = match pass {
             Pass::Backward => &[Mode::Separate, Mode::FusedPartials],
             _ => &[Mode::Auto],
@@ -148,8 +146,7 @@ impl Gpu {
         for &mode in modes {
             let options = Options { mode, blocking: None, ..self.options };
             let plan = match plan_of(&options) {
-                Ok(Some(plan)) => plan,
-                Ok(None) => continue,
+                Ok(plan) => plan,
                 Err(Error::Unsupported { reason, .. }) => {
                     tried.push(Tried::refused(mode, reason));
                     continue;
@@ -158,7 +155,8 @@ impl Gpu {
             };
             for &blocking in &plan.blockings {
                 let is_usual =
-                    (usual.level, usual.mode, usual.blocking) == (plan.level, plan.mode, blocking);
+                    (usual.level, usual.mode, usual.blocking)
+                        == (plan.level, plan.mode, Some(blocking));
                 let options = Options { blocking: Some(blocking), ..options };
                 tried.push(Tried::new(options, plan.level, is_usual));
             }

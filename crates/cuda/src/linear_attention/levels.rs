@@ -1,9 +1,9 @@
 //! The levels of linear_attention: who computes a pass, and why the others do not.
 
-use crate::levels::{LevelRow, Rule, choose};
+use crate::levels::{self, LevelRow, Rule};
 use crate::options::{Level, Options, Precision};
 use crate::target::Target;
-use etalon_problem::{Dtype, Error, LinearAttention, Pass};
+use etalon_problem::{Dtype, LinearAttention, Pass};
 
 /// A pass, as far as it decides who computes it.
 #[derive(Debug, Clone, Copy)]
@@ -105,31 +105,16 @@ impl Spec {
     }
 }
 
-/// Fails where the level of the options has no kernel for a pass in a storage type, whatever the problem and the device.
-pub(crate) fn offers(options: &Options, pass: Pass, storage: Dtype) -> Result<(), Error> {
-    choose(&LEVELS, &Spec::permissive(pass, storage), options.level).map(drop)
+/// Why the level of the options has no kernel for a pass in a storage type, whatever the problem and the device, if so.
+pub(crate) fn refuses(options: &Options, pass: Pass, storage: Dtype) -> Option<&'static str> {
+    levels::refuses(&LEVELS, &Spec::permissive(pass, storage), options.level)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::levels::refusals;
-    use crate::run;
-    use etalon_problem::Algorithm;
-
-    #[test]
-    fn what_a_level_offers_is_what_its_row_says() {
-        for &pass in Algorithm::LinearAttention.passes() {
-            for storage in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
-                for level in Level::ALL {
-                    let options = Options { level, ..Options::default() };
-                    let door = run::offers(&options, Algorithm::LinearAttention, pass, storage);
-                    let own = offers(&options, pass, storage);
-                    assert_eq!(own.is_ok(), door.is_ok(), "{pass} {storage} {level}");
-                }
-            }
-        }
-    }
+    use crate::variant::{Variant, declared_bytes, shared_bytes};
 
     #[test]
     fn the_first_rule_that_fails_is_the_reason() {
@@ -144,5 +129,32 @@ mod tests {
         assert_eq!(of(Pass::Forward), expected);
         // A step of any extents is computed.
         assert_eq!(of(Pass::Step), [(Level::Sm90a, "a step has no product of matrices")]);
+    }
+
+    /// The table of docs/linear_attention.md, in KiB: the shared memory of a block.
+    #[test]
+    fn a_block_has_what_the_docs_say() {
+        let variant = |dim, level| match level {
+            Level::Portable => Variant::linear(Dtype::Bf16, dim, false),
+            Level::Sm80 => Variant::linear_tensor(Dtype::Bf16, [dim, dim], true),
+            _ => Variant::hopper_linear(Dtype::Bf16, dim, false),
+        };
+        let of = |dim, name, level| {
+            let variant = variant(dim, level);
+            let bytes = shared_bytes(&variant, name) + declared_bytes(&variant, name).unwrap_or(0);
+            bytes.div_ceil(1024)
+        };
+        for (name, level, narrow, wide) in [
+            ("attend", Level::Portable, 34, 34),
+            ("attend", Level::Sm80, 40, 80),
+            ("attend", Level::Sm90a, 147, 227),
+            ("sums", Level::Portable, 34, 34),
+            ("sums", Level::Sm80, 32, 64),
+            ("flow", Level::Portable, 37, 37),
+            ("flow", Level::Sm80, 51, 83),
+        ] {
+            let found = (of(64, name, level), of(128, name, level));
+            assert_eq!(found, (narrow, wide), "{name} {level}");
+        }
     }
 }

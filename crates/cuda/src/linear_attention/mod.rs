@@ -1,21 +1,20 @@
 //! linear_attention: `kernels/linear*.cu*` and `kernels/sm90a_linear*.cu*`.
 
 mod args;
+mod draft;
 mod hopper;
 mod levels;
 mod log_decays;
 mod maps;
 mod passes;
-mod prepare;
 mod prepared;
 mod second;
-mod shared;
 mod tables;
 
 pub(crate) use args::ARGUMENTS;
+pub(crate) use levels::refuses;
 pub(crate) use log_decays::check_log_decays;
-pub(crate) use prepare::prepare;
-pub use shared::{LinearKernel, linear_shared};
+pub(crate) use draft::draft;
 
 /// Tokens of a chunk, and of a micro-chunk: a tile.
 pub(crate) const CHUNK: usize = 128;

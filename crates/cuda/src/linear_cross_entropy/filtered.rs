@@ -2,7 +2,7 @@
 
 use crate::host::Placed;
 use crate::linear_cross_entropy::plan::{SIDE, TILE};
-use crate::linear_cross_entropy::ready::prepare_filtered;
+use crate::linear_cross_entropy::draft::draft_filtered;
 use crate::linear_cross_entropy::tokens::counted;
 use crate::options::{Level, Options};
 use crate::parts::Laid;
@@ -51,9 +51,10 @@ pub fn filtered_backward(
     };
     let portable = Options { level: Level::Portable, ..*options };
     let (of, call) = ((problem, filter), (Pass::Backward, storage));
-    let (pass, [left_out, dh, dw]) =
-        prepare_filtered(held.clone(), of, call, &table, &holds, inputs, &portable)?;
-    let placed = Placed::of(&held, pass, inputs, Some(outputs))?;
+    let target = held.device.target();
+    let (plan, [left_out, dh, dw]) =
+        draft_filtered(target, of, call, &table, &holds, inputs, &portable)?;
+    let placed = Placed::of(&held, plan, inputs, Some(outputs))?;
     placed.enqueue()?;
     placed.queue()?.finish()?;
     placed.download(left_out, &mut found.left_out)?;

@@ -1,7 +1,8 @@
 //! The levels of linear_cross_entropy.
 
 use crate::levels::{self, LevelRow, Rule};
-use crate::options::{Level, Precision};
+use crate::options::{Level, Options, Precision};
+use crate::pass::Choice;
 use crate::target::Target;
 use etalon_problem::{Dtype, Error, Pass};
 
@@ -51,10 +52,17 @@ static LEVELS: [LevelRow<LevelSpec>; 2] = [
     LevelRow { level: Level::Portable, rules: &[] },
 ];
 
+/// Why the level of the options has no kernel for a pass in a storage type, whatever the problem and the device, if so.
+pub(crate) fn refuses(options: &Options, pass: Pass, storage: Dtype) -> Option<&'static str> {
+    let (target, precision) = (Target::default(), Precision::Flash);
+    let spec = LevelSpec { target, pass, storage, precision, dim: 64, aligned: true };
+    levels::refuses(&LEVELS, &spec, options.level)
+}
+
 impl LevelSpec {
     /// The level that computes the pass. Fails where the one that is asked for cannot.
-    pub fn choose(&self, level: Level) -> Result<Level, Error> {
-        levels::choose(&LEVELS, self, level).map(|row| row.level)
+    pub fn choose(&self, level: Level) -> Result<Choice, Error> {
+        Choice::of(&LEVELS, self, level)
     }
 }
 
@@ -73,8 +81,9 @@ mod tests {
 
     #[test]
     fn tensor_cores_compute_what_they_can() {
-        assert_eq!(SPEC.choose(Level::Auto), Ok(Level::Sm90a));
-        assert_eq!(SPEC.choose(Level::Portable), Ok(Level::Portable));
+        let of = |spec: &LevelSpec, level| spec.choose(level).map(|choice| choice.level);
+        assert_eq!(of(&SPEC, Level::Auto), Ok(Level::Sm90a));
+        assert_eq!(of(&SPEC, Level::Portable), Ok(Level::Portable));
         let refused = [
             LevelSpec { precision: Precision::Strict, ..SPEC },
             LevelSpec { target: Target { capability: (10, 0), ..SPEC.target }, ..SPEC },
@@ -84,8 +93,8 @@ mod tests {
             LevelSpec { aligned: false, ..SPEC },
         ];
         for (spec, rule) in refused.iter().zip(LEVELS[0].rules) {
-            assert_eq!(spec.choose(Level::Auto), Ok(Level::Portable), "{spec:?}");
-            assert_eq!(spec.choose(Level::Sm90a), Err(Level::Sm90a.refusal(rule.otherwise)));
+            assert_eq!(of(spec, Level::Auto), Ok(Level::Portable), "{spec:?}");
+            assert_eq!(of(spec, Level::Sm90a), Err(Level::Sm90a.refusal(rule.otherwise)));
         }
     }
 }

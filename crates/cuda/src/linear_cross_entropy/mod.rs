@@ -3,13 +3,13 @@
 #![doc = include_str!("../../../../docs/assets/links.md")]
 
 mod args;
+mod draft;
 mod filter;
 mod filtered;
 mod hopper;
 mod levels;
 mod plan;
 mod prepared;
-mod ready;
 mod run;
 pub mod shard;
 mod shard_pass;
@@ -19,7 +19,8 @@ mod tokens;
 pub(crate) use args::ARGUMENTS;
 pub use etalon_problem::linear_cross_entropy::Filter;
 pub use filtered::{Certificate, filtered_backward};
-pub(crate) use ready::prepare;
+pub(crate) use draft::draft;
+pub(crate) use levels::refuses;
 
 /// Classes of a tile of a filter, which begins at a multiple of as many.
 pub const TILE: usize = plan::TILE;

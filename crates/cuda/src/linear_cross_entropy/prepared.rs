@@ -7,14 +7,13 @@ use crate::linear_cross_entropy::plan::{PassSpec, Plan, Walked};
 use crate::linear_cross_entropy::tokens::{COMMON, TOKEN, counted};
 use crate::options::{Level, Options};
 use crate::parts::{Holds, Parts};
-use crate::pass::{PreparedPass, TableImage};
+use crate::pass::{Choice, PassPlan, TableImage};
 use crate::room::{Layout, Room};
 use crate::step::Draft;
+use crate::target::Target;
 use crate::variant::Variant;
-use crate::workspace::Held;
 use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Table, Views};
-use std::sync::Arc;
 
 /// A pass whose memory is laid out.
 #[derive(Debug)]
@@ -34,7 +33,9 @@ pub(crate) struct Prepared<'a> {
     pub hopper: Option<Hopper>,
     /// The filter of dh and dw.
     pub filter: Option<Filtering>,
-    pub scratch_bytes: usize,
+    /// The scratch memory so far.
+    pub scratch: Layout,
+    pub choice: Choice,
 }
 
 /// Ranges of scratch memory.
@@ -87,7 +88,7 @@ impl<'a> Prepared<'a> {
     /// which targets and weights are looked at here; on a device nobody can look. `shard`: the classes that are walked of
     /// the shard that the table is of.
     pub fn new(
-        held: Arc<Held>,
+        target: Target,
         (problem, shard): (&'a LinearCrossEntropy, Option<Walked>),
         (pass, storage): (Pass, Dtype),
         table: &Table,
@@ -98,7 +99,7 @@ impl<'a> Prepared<'a> {
         let counted = inputs.map(|inputs| counted(problem, inputs)).transpose()?;
         let ignores = counted.is_none_or(|counted| counted < problem.tokens);
         let mut layout = Layout::default();
-        let parts = Parts::new(held, (pass, storage), table, holds, |_| false, &mut layout)?;
+        let parts = Parts::new(target, (pass, storage), table, holds, |_| false, &mut layout)?;
         let level = LevelSpec {
             target: parts.target,
             pass,
@@ -107,7 +108,8 @@ impl<'a> Prepared<'a> {
             dim: problem.dim,
             aligned: parts.begin_aligned(&["h", "w", "dh", "dw"]),
         };
-        let tensor = level.choose(options.level)? == Level::Sm90a;
+        let choice = level.choose(options.level)?;
+        let tensor = choice.level == Level::Sm90a;
         let spec = spec_of(&parts, problem, tensor);
         let sizes = (problem.tokens, problem.dim, problem.vocab);
         let plan = match shard {
@@ -126,23 +128,22 @@ impl<'a> Prepared<'a> {
             kernels: Variant::cross_entropy(storage, spec.second),
             hopper: hopper.transpose()?,
             filter: None,
-            scratch_bytes: layout.bytes(),
+            scratch: layout,
+            choice,
             parts,
         })
     }
 
     /// The same with a filter, of kernels without tensor cores.
-    pub fn filtered(self, filter: Filter) -> Result<Self, Error> {
-        let mut layout = Layout::default();
-        layout.room(self.scratch_bytes)?; // that of the pass comes first
-        let filter = Filtering::new(filter, self.problem, &self.plan, &mut layout)?;
-        Ok(Prepared { filter: Some(filter), scratch_bytes: layout.bytes(), ..self })
+    pub fn filtered(mut self, filter: Filter) -> Result<Self, Error> {
+        let filter = Filtering::new(filter, self.problem, &self.plan, &mut self.scratch)?;
+        Ok(Prepared { filter: Some(filter), ..self })
     }
 
-    /// The pass of drafted steps, whose kernels are loaded.
-    pub fn load(self, draft: Draft) -> Result<Box<PreparedPass>, Error> {
-        let (tables, steps) = (TableImage::default(), draft.into_steps());
-        PreparedPass::load(self.parts, tables, self.scratch_bytes, steps).map(Box::new)
+    /// The plan of the pass, of drafted steps.
+    pub fn plan(self, draft: Draft) -> PassPlan {
+        let Prepared { parts, scratch, choice, .. } = self;
+        PassPlan { parts, tables: TableImage::default(), scratch, steps: draft.into_steps(), choice }
     }
 }
 

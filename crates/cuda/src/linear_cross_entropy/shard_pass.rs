@@ -7,15 +7,14 @@ use crate::linear_cross_entropy::prepared::Prepared;
 use crate::linear_cross_entropy::run::{Run, Steps, clear};
 use crate::options::{Level, Options};
 use crate::parts::Holds;
-use crate::pass::PreparedPass;
-use crate::room::{Layout, Room, memory};
+use crate::pass::PassPlan;
+use crate::room::{Room, memory};
 use crate::step::Draft;
+use crate::target::Target;
 use crate::variant::Variant;
-use crate::workspace::Held;
 use etalon_problem::linear_cross_entropy::shard::{Partial, nodes};
 use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Table, Views};
 use std::ops::Range;
-use std::sync::Arc;
 
 /// A pass of a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,16 +43,16 @@ struct Shard {
     part: Option<Room>,
 }
 
-/// Prepares a pass of a shard, as [`Prepared::new`], of a table whose tensors are those of a shard.
-pub(crate) fn prepare_shard(
-    held: Arc<Held>,
+/// Drafts the steps of a pass of a shard, as [`Prepared::new`], of a table whose tensors are those of a shard.
+pub(crate) fn draft_shard(
+    target: Target,
     (problem, classes): (&LinearCrossEntropy, Range<usize>),
     (step, storage): (Step, Dtype),
     table: &Table,
     holds: Holds<'_>,
     inputs: Option<&Views<'_>>,
     options: &Options,
-) -> Result<Box<PreparedPass>, Error> {
+) -> Result<PassPlan, Error> {
     let pass = if let Step::Backward { .. } = step { Pass::Backward } else { Pass::Forward };
     let level = if step == Step::Output { Level::Portable } else { options.level };
     let options = Options { level, ..*options };
@@ -62,8 +61,8 @@ pub(crate) fn prepare_shard(
     let (call, all) = ((pass, storage), classes.len());
     let of = |widest, nodes| {
         let walked = Walked { classes: all, widest, nodes };
-        let (held, of) = (held.clone(), (problem, Some(walked)));
-        Prepared::new(held, of, call, table, holds, inputs, &options)
+        let of = (problem, Some(walked));
+        Prepared::new(target, of, call, table, holds, inputs, &options)
     };
     // The level is known from now on.
     let mut prepared = of(widest, true)?;
@@ -86,7 +85,7 @@ pub(crate) fn prepare_shard(
     clear(&steps)?;
     Walk { own: &shard, steps: &steps, all: Run::new(&steps) }.run()?;
     steps.scatter()?;
-    prepared.load(draft)
+    Ok(prepared.plan(draft))
 }
 
 impl Shard {
@@ -98,15 +97,13 @@ impl Shard {
         prepared: &mut Prepared<'_>,
     ) -> Result<Shard, Error> {
         let problem = prepared.problem;
-        let mut layout = Layout::default();
-        layout.room(prepared.scratch_bytes)?;
+        let layout = &mut prepared.scratch;
         let recalls = if step == Step::Forward { 0 } else { NODE * problem.tokens };
         let totals = layout.room(recalls)?;
         let adds = step == Step::Backward { summed: true } && nodes_matter && spans.len() > 1;
         let all = problem.tokens.checked_mul(problem.dim).and_then(|x| x.checked_mul(4));
         let part = || layout.room(all.ok_or_else(|| memory(usize::MAX))?);
         let part = adds.then(part).transpose()?;
-        prepared.scratch_bytes = layout.bytes();
         let kernels = Variant::cross_entropy_shards(prepared.parts.storage);
         Ok(Shard { step, classes, spans, kernels, totals, part })
     }

@@ -3,29 +3,29 @@
 
 use crate::linear_cross_entropy::args::FoldArgs;
 use crate::linear_cross_entropy::shard_pass::NODE;
+use crate::options::Level;
 use crate::parts::{Holds, Parts};
-use crate::pass::{PreparedPass, Steps, TableImage};
+use crate::pass::{Choice, PassPlan, Steps, TableImage};
 use crate::room::Layout;
 use crate::step::{Draft, Work};
+use crate::target::Target;
 use crate::variant::Variant;
-use crate::workspace::Held;
 use etalon_problem::linear_cross_entropy::shard::{Partial, depth, merges};
 use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Table};
 use std::ops::Range;
-use std::sync::Arc;
 
 /// Prepares the totals of partials, or dh of its parts. Parts hold these classes: `partials` and `totals` of a table, or
 /// `parts` and `dh`.
-pub(crate) fn prepare_sums(
-    held: Arc<Held>,
+pub(crate) fn draft_sums(
+    target: Target,
     problem: &LinearCrossEntropy,
     (classes, storage): (&[Range<usize>], Dtype),
     table: &Table,
     holds: Holds<'_>,
-) -> Result<Box<PreparedPass>, Error> {
+) -> Result<PassPlan, Error> {
     let mut layout = Layout::default();
     let call = (Pass::Forward, storage);
-    let parts = Parts::new(held, call, table, holds, |_| false, &mut layout)?;
+    let parts = Parts::new(target, call, table, holds, |_| false, &mut layout)?;
     let merges = merges(classes);
     let bytes = bytemuck::cast_slice(&merges);
     let room = Layout::default().room(bytes.len())?;
@@ -42,7 +42,9 @@ pub(crate) fn prepare_sums(
     fold(&steps, &args, depth(&merges).max(1))?;
     steps.scatter()?;
     let steps = draft.into_steps();
-    PreparedPass::load(parts, tables, layout.bytes(), steps).map(Box::new)
+    let (mode, refusals, blockings) = (None, Vec::new(), Vec::new());
+    let choice = Choice { level: Level::Portable, refusals, mode, blockings };
+    Ok(PassPlan { parts, tables, scratch: layout, steps, choice })
 }
 
 /// The arguments that do not depend on the tree.

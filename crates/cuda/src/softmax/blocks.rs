@@ -1,5 +1,6 @@
 //! The sizes of tiles that there are kernels for: queries by keys.
 
+use crate::options::Level;
 use crate::softmax::spec::Spec;
 use crate::softmax::variants::{Hopper, has_three};
 use etalon_problem::{Blocking, Dtype, Pass};
@@ -8,8 +9,17 @@ fn tile(queries: usize, keys: usize) -> Blocking {
     Blocking { queries, keys }
 }
 
+/// Those of a level.
+pub(crate) fn of_level(spec: &Spec, level: Level) -> Vec<Blocking> {
+    match level {
+        Level::Sm90a => of_hopper(spec, spec.hopper()),
+        Level::Sm80 => of_tensor(spec),
+        _ => of_portable(),
+    }
+}
+
 /// Those of the portable kernels, whatever the pass.
-pub(crate) fn of_portable() -> Vec<Blocking> {
+fn of_portable() -> Vec<Blocking> {
     vec![tile(64, 64)]
 }
 

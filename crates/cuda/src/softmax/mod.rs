@@ -2,19 +2,18 @@
 
 mod blocks;
 mod counts;
+mod draft;
 mod given;
 mod hopper;
 mod hopper_args;
 mod hopper_backward;
 mod hopper_lazy;
 mod lazy;
-mod lazy_ready;
+mod lazy_draft;
 mod modules;
 mod pair_args;
-mod plan;
 mod portable;
 mod prepared;
-mod ready;
 mod rows;
 mod second;
 mod slots;
@@ -24,11 +23,12 @@ mod variants;
 mod window;
 
 pub(crate) use given::{Array, GivenArray, arrays};
-pub(crate) use lazy_ready::{prepare_lazy, prepare_stats};
-pub(crate) use plan::plan;
-pub(crate) use ready::prepare;
+pub(crate) use blocks::chosen;
+pub(crate) use draft::draft;
+pub(crate) use lazy_draft::{draft_lazy, draft_stats};
 #[cfg(test)]
 pub(crate) use variants::most_shared;
+pub(crate) use spec::{LAZY_LEVELS, LEVELS, refuses};
 pub(crate) use variants::{CONSUMER, Hopper, Lengths, Results};
 
 use crate::args::Declaration;

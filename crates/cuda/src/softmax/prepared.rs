@@ -1,9 +1,9 @@
 //! A pass of attention, attention_lse or lazy_attention: where its operands lie, its tables, its modules.
 
-use crate::levels::{LevelRow, choose};
+use crate::levels::LevelRow;
 use crate::options::{Level, Options};
-use crate::parts::{Holds, On, Parts};
-use crate::pass::{PreparedPass, TableImage};
+use crate::parts::{Holds, Parts};
+use crate::pass::{Choice, PassPlan, TableImage};
 use crate::room::{Layout, Room};
 use crate::softmax::Steps;
 use crate::softmax::counts::Counts;
@@ -14,6 +14,7 @@ use crate::softmax::slots::Slots;
 use crate::softmax::spec::Spec;
 use crate::softmax::tables::Tables;
 use crate::step::{Draft, Step};
+use crate::target::Target;
 use etalon_problem::{Dtype, Error, Operand, Pass, Problem, Role, Scores, Sequences, Table};
 use std::ops::Deref;
 
@@ -30,6 +31,7 @@ pub(crate) struct Prepared<'a> {
     pub spec: Spec,
     /// The level that computes the pass, and its modules.
     pub level: Level,
+    pub choice: Choice,
     pub modules: Modules,
     pub tables: Tables,
     /// Where calls give arrays that the tables are made of: how, and what the pass keeps for that.
@@ -58,7 +60,7 @@ impl<'a> Prepared<'a> {
     /// Lays the memory of a pass out that has passed [`Table::check_call`]. `given`: arrays of which calls make the
     /// tables. Fails where the level that is asked for cannot compute the pass.
     pub fn new(
-        on: On,
+        target: Target,
         problem: &'a Problem,
         (pass, storage): (Pass, Dtype),
         table: &Table,
@@ -77,7 +79,7 @@ impl<'a> Prepared<'a> {
             "o" => operand.role == Role::Saved && reads_o,
             _ => operand.role == Role::Saved,
         };
-        let parts = Parts::new(on, (pass, storage), table, holds, made, layout)?;
+        let parts = Parts::new(target, (pass, storage), table, holds, made, layout)?;
         Rows::check_extents(scores)?;
         let counts = match given {
             [] => Counts::of_scores(scores),
@@ -98,7 +100,8 @@ impl<'a> Prepared<'a> {
         let flags = [has_whole_rows(&parts), has_both(&parts)];
         let of = (scores, value_dim);
         let spec = Spec::new(of, (pass, storage), counts, flags, parts.target, options);
-        let level = choose(levels, &spec, options.level)?.level;
+        let choice = Choice::of(levels, &spec, options.level)?;
+        let level = choice.level;
         let modules = match problem {
             Problem::LazyAttention(lazy) => Modules::lazy(&spec, level, lazy.bias.is_some()),
             _ => Modules::new(&spec, level),
@@ -111,6 +114,7 @@ impl<'a> Prepared<'a> {
             counts,
             spec,
             level,
+            choice,
             modules,
             tables,
             given,
@@ -137,13 +141,13 @@ impl<'a> Prepared<'a> {
         Ok(draft.into_steps())
     }
 
-    /// The pass with its tables, and with the kernels of its steps, which are compiled or loaded.
-    pub fn load(self, scratch_bytes: usize, steps: Vec<Step>) -> Result<Box<PreparedPass>, Error> {
-        let image = match self.given {
+    /// The plan of the pass, with its tables.
+    pub fn plan(self, scratch: Layout, steps: Vec<Step>) -> Result<PassPlan, Error> {
+        let tables = match self.given {
             Some((_, image)) => image,
             None => self.tables.image(Rows::new(self.scores)?, self.scores),
         };
-        Ok(Box::new(PreparedPass::load(self.parts, image, scratch_bytes, steps)?))
+        Ok(PassPlan { parts: self.parts, tables, scratch, steps, choice: self.choice })
     }
 
     /// Whether the backward pass of attention_lse is given ∂lse/∂q, of which dq is a multiple.

@@ -1,13 +1,13 @@
 //! A pass of attention, attention_lse or lazy_attention before there is memory or a kernel for it, and the levels that
 //! compute it.
 
-use crate::levels::{LevelRow, Rule};
+use crate::levels::{self, LevelRow, Rule};
 use crate::options::{Level, Options, Precision};
 use crate::softmax::counts::Counts;
 use crate::softmax::variants::{CONSUMER, Hopper, Lengths};
 use crate::softmax::window::{LONGEST, OPEN, Window, window};
 use crate::target::Target;
-use etalon_problem::{Dtype, Extents, Mode, Pass, Scores, Sequences};
+use etalon_problem::{Attention, Dtype, Extents, Mode, Pass, Scores, Sequences};
 
 /// What decides how a pass is computed.
 #[derive(Debug, Clone, Copy)]
@@ -64,6 +64,15 @@ impl Spec {
             target,
             options: *options,
         }
+    }
+
+    /// The pass that every level computes, if it computes any in this storage type.
+    fn permissive(pass: Pass, storage: Dtype, options: &Options) -> Spec {
+        let extents =
+            Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 64, keys: 64, dim: 64 };
+        let scores = Attention::new(extents).scores;
+        let (counts, target) = (Counts::of_scores(&scores), Target::default());
+        Spec::new((&scores, Some(64)), (pass, storage), counts, [true; 2], target, options)
     }
 
     /// The larger of D and E.
@@ -123,6 +132,16 @@ impl Spec {
         let is_meant = self.pass == pass && storage.contains(&self.storage);
         !is_meant || self.extents.dim.max(values) <= most
     }
+}
+
+/// Why the level of the options has no kernel for a pass in a storage type, whatever the problem and the device, if so.
+pub(crate) fn refuses(
+    table: &'static [LevelRow<Spec>],
+    options: &Options,
+    pass: Pass,
+    storage: Dtype,
+) -> Option<&'static str> {
+    levels::refuses(table, &Spec::permissive(pass, storage, options), options.level)
 }
 
 const ALL: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];

@@ -4,8 +4,8 @@ use super::check_vocab;
 use super::table::{self, is_read};
 use crate::device_pass::DevicePass;
 use crate::device_tensor::{DeviceTensor, DeviceTensors, check as check_tensors};
-use crate::linear_cross_entropy::shard_pass::{Step, prepare_shard};
-use crate::linear_cross_entropy::sums::prepare_sums;
+use crate::linear_cross_entropy::shard_pass::{Step, draft_shard};
+use crate::linear_cross_entropy::sums::draft_sums;
 use crate::options::Options;
 use crate::run::offers;
 use crate::workspace::Workspace;
@@ -129,8 +129,8 @@ fn prepare(
         tensors.get(name).filter(|_| is_read(step, name)).map(DeviceTensor::laid)
     };
     let (of, call) = ((shard.problem(), shard.classes()), (step, storage));
-    let pass = prepare_shard(held.clone(), of, call, &table, &holds, None, options)?;
-    DevicePass::of(&held, pass, &table, inputs, outputs)
+    let plan = draft_shard(held.device.target(), of, call, &table, &holds, None, options)?;
+    DevicePass::of(&held, plan, &table, inputs, outputs)
 }
 
 fn sums(
@@ -145,8 +145,8 @@ fn sums(
     let holds = |name: &str, result: bool| {
         (if result { outputs } else { inputs }).get(name).map(DeviceTensor::laid)
     };
-    let pass = prepare_sums(held.clone(), problem, call, table, &holds)?;
-    DevicePass::of(&held, pass, table, inputs, outputs)
+    let plan = draft_sums(held.device.target(), problem, call, table, &holds)?;
+    DevicePass::of(&held, plan, table, inputs, outputs)
 }
 
 /// Fails where the level has no kernel for a step.

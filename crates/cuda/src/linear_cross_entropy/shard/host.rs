@@ -5,11 +5,11 @@ use super::check_vocab;
 use super::device::check;
 use super::table::{self, is_read};
 use crate::host::Placed;
-use crate::linear_cross_entropy::shard_pass::{Step, prepare_shard};
-use crate::linear_cross_entropy::sums::prepare_sums;
+use crate::linear_cross_entropy::shard_pass::{Step, draft_shard};
+use crate::linear_cross_entropy::sums::draft_sums;
 use crate::options::Options;
 use crate::parts::Laid;
-use crate::pass::PreparedPass;
+use crate::pass::PassPlan;
 use crate::workspace::{Held, Workspace};
 use etalon_problem::linear_cross_entropy::shard::{
     Dh, Partial, Shard, check_partials, check_shards,
@@ -165,8 +165,8 @@ fn run(
         (there && is_read(step, name)).then_some(Laid { strides: None, aligned: true })
     };
     let (of, call) = ((shard.problem(), shard.classes()), (step, storage));
-    let pass = prepare_shard(held.clone(), of, call, &table, &holds, Some(inputs), options)?;
-    compute(&held, pass, inputs, outputs)
+    let plan = draft_shard(held.device.target(), of, call, &table, &holds, Some(inputs), options)?;
+    compute(&held, plan, inputs, outputs)
 }
 
 /// Puts together what all shards returned.
@@ -184,17 +184,17 @@ fn sums(
         let there = if result { outputs.get(name).is_some() } else { inputs.get(name).is_some() };
         holds(name, result).filter(|_| there)
     };
-    let pass = prepare_sums(held.clone(), problem, call, table, &given)?;
-    compute(&held, pass, inputs, outputs)
+    let plan = draft_sums(held.device.target(), problem, call, table, &given)?;
+    compute(&held, plan, inputs, outputs)
 }
 
 fn compute(
     held: &Arc<Held>,
-    pass: Box<PreparedPass>,
+    plan: PassPlan,
     inputs: &Views<'_>,
     outputs: &mut ViewsMut<'_>,
 ) -> Result<(), Error> {
-    let placed = Placed::of(held, pass, inputs, Some(outputs))?;
+    let placed = Placed::of(held, plan, inputs, Some(outputs))?;
     placed.enqueue()?;
     placed.queue()?.finish()?;
     placed.read(outputs)?;

@@ -4,44 +4,42 @@ use super::levels::{LEVELS, Spec};
 use super::prepared::{Prepared, Rooms, Steps, WalkRooms};
 use super::tables::Tables;
 use super::{hopper, maps, passes, second};
-use crate::levels::choose;
 use crate::options::{Level, Options};
 use crate::parts::{Holds, Parts};
-use crate::pass::PreparedPass;
+use crate::pass::{Choice, PassPlan};
 use crate::room::Layout;
 use crate::step::Draft;
-use crate::workspace::Held;
+use crate::target::Target;
 use etalon_problem::{Dtype, Error, LinearAttention, Operand, Pass, Table};
-use std::sync::Arc;
 
-/// Prepares a pass that has passed [`Table::check_call`].
-pub(crate) fn prepare(
-    held: Arc<Held>,
+/// Drafts the steps of a pass that has passed [`Table::check_call`].
+pub(crate) fn draft(
+    target: Target,
     problem: &LinearAttention,
     call: (Pass, Dtype),
     table: &Table,
     holds: Holds<'_>,
     options: &Options,
-) -> Result<Box<PreparedPass>, Error> {
+) -> Result<PassPlan, Error> {
     check_states(problem)?;
     let mut layout = Layout::default();
-    let parts = parts(held, call, table, holds, &mut layout)?;
+    let parts = parts(target, call, table, holds, &mut layout)?;
     let boxes = maps::takes_all(&parts);
     let spec = Spec::new(problem, call, options.precision, parts.target, boxes);
-    let mut level = choose(&LEVELS, &spec, options.level)?.level;
+    let mut choice = Choice::of(&LEVELS, &spec, options.level)?;
     if call.0 == Pass::Step {
-        level = Level::Portable;
+        choice.level = Level::Portable;
     }
     let tables = Tables::new(problem, hopper::cut(options.level))?;
     let (watches, rooms, walks) = (!options.assume_finite, Rooms::default(), WalkRooms::default());
+    let level = choice.level;
     let mut prepared = Prepared { parts, problem, tables, level, watches, rooms, walks };
     prepared.rooms = prepared.reserve(&mut layout)?;
     prepared.walks = hopper::reserve(&prepared, &mut layout)?;
     let draft = Draft::new(prepared.target);
     enqueue(&Steps::new(&prepared, &draft))?;
-    let tables = prepared.tables.image();
-    let steps = draft.into_steps();
-    PreparedPass::load(prepared.parts, tables, layout.bytes(), steps).map(Box::new)
+    let (tables, steps) = (prepared.tables.image(), draft.into_steps());
+    Ok(PassPlan { parts: prepared.parts, tables, scratch: layout, steps, choice })
 }
 
 /// Fails where a state has more elements than kernels count.
@@ -58,7 +56,7 @@ fn check_states(problem: &LinearAttention) -> Result<(), Error> {
 }
 
 fn parts(
-    held: Arc<Held>,
+    target: Target,
     (pass, storage): (Pass, Dtype),
     table: &Table,
     holds: Holds<'_>,
@@ -66,7 +64,7 @@ fn parts(
 ) -> Result<Parts, Error> {
     // A step reads its new state again.
     let made = |operand: &Operand| pass == Pass::Step && operand.name == "final_state";
-    let mut parts = Parts::new(held, (pass, storage), table, holds, made, layout)?;
+    let mut parts = Parts::new(target, (pass, storage), table, holds, made, layout)?;
     if pass == Pass::Step && !parts.has("initial_state") {
         // The place of the new state holds the old one.
         let state = parts.list.iter_mut().find(|part| part.operand.name == "final_state");

@@ -1,8 +1,8 @@
 //! The steps of a pass of attention or attention_lse.
 
 use crate::options::{Level, Options};
-use crate::parts::{Holds, On};
-use crate::pass::PreparedPass;
+use crate::parts::Holds;
+use crate::pass::PassPlan;
 use crate::room::Layout;
 use crate::softmax::given::GivenArray;
 use crate::softmax::hopper::Plan;
@@ -10,31 +10,22 @@ use crate::softmax::prepared::Prepared;
 use crate::softmax::second::{self, Between};
 use crate::softmax::slots::{Shares, Slots};
 use crate::softmax::spec::{LEVELS, Spec};
-use crate::softmax::{Steps, hopper, hopper_backward, portable};
-use crate::step::Step;
-use crate::workspace::Held;
-use etalon_problem::{Dtype, Error, Pass, Problem, Table};
-use std::sync::Arc;
-
-/// A pass, the memory of its calls, and its steps.
-pub(crate) struct Drafted<'a> {
-    pub prepared: Prepared<'a>,
-    pub layout: Layout,
-    pub steps: Vec<Step>,
-}
+use crate::softmax::{Steps, blocks, hopper, hopper_backward, portable};
+use crate::target::Target;
+use etalon_problem::{Dtype, Error, Mode, Pass, Problem, Table};
 
 /// Drafts the steps of a pass, as [`Prepared::new`].
-pub(crate) fn draft<'a>(
-    on: On,
-    problem: &'a Problem,
+pub(crate) fn draft(
+    target: Target,
+    problem: &Problem,
     call: (Pass, Dtype),
     table: &Table,
     operands: (Holds<'_>, &[GivenArray]),
     options: &Options,
-) -> Result<Drafted<'a>, Error> {
+) -> Result<PassPlan, Error> {
     let mut layout = Layout::default();
     let levels = (&LEVELS[..], options);
-    let mut prepared = Prepared::new(on, problem, call, table, operands, levels, &mut layout)?;
+    let mut prepared = Prepared::new(target, problem, call, table, operands, levels, &mut layout)?;
     let between = match prepared.pass {
         Pass::DoubleBackward | Pass::Jvp => Some(Between::new(&prepared, &mut layout)?),
         _ => None,
@@ -47,21 +38,18 @@ pub(crate) fn draft<'a>(
         Level::Sm90a => Some(Plan::new(&prepared, &mut layout)?),
         _ => None,
     };
+    prepared.choice.mode = mode(&prepared, options);
+    prepared.choice.blockings = blocks::of_level(&prepared.spec, prepared.level);
     let steps = prepared.draft(|steps| compute(steps, plan.as_ref(), between.as_ref()))?;
-    Ok(Drafted { prepared, layout, steps })
+    prepared.plan(layout, steps)
 }
 
-/// The same, with its tables, and with kernels that are compiled or loaded.
-pub(crate) fn prepare(
-    held: Arc<Held>,
-    problem: &Problem,
-    call: (Pass, Dtype),
-    table: &Table,
-    operands: (Holds<'_>, &[GivenArray]),
-    options: &Options,
-) -> Result<Box<PreparedPass>, Error> {
-    let drafted = draft(On::Device(held), problem, call, table, operands, options)?;
-    drafted.prepared.load(drafted.layout.bytes(), drafted.steps)
+/// The form of a backward pass.
+fn mode(prepared: &Prepared<'_>, options: &Options) -> Option<Mode> {
+    let gradient = options.mode == Mode::ForwardGradient && prepared.value_dim.is_none();
+    let fused = if prepared.slots.is_some() { Mode::FusedPartials } else { Mode::Separate };
+    let mode = if gradient { Mode::ForwardGradient } else { fused };
+    (prepared.pass == Pass::Backward).then_some(mode)
 }
 
 /// How slots share their memory, where the gradient of q is computed in the pass by keys.

@@ -1,30 +1,29 @@
-//! The steps of passes of lazy_attention, and of its statistics.
+//! The steps of a pass of lazy_attention, and of its statistics.
 
 use crate::options::{Level, Options};
 use crate::parts::Holds;
-use crate::pass::PreparedPass;
+use crate::pass::PassPlan;
 use crate::room::{Layout, Room};
 use crate::softmax::given::GivenArray;
 use crate::softmax::hopper_lazy::LazyPlan;
 use crate::softmax::lazy::{Memory, Passes};
 use crate::softmax::prepared::Prepared;
 use crate::softmax::spec::LAZY_LEVELS;
-use crate::workspace::Held;
+use crate::target::Target;
 use etalon_problem::{Blocking, DistanceBias, Dtype, Error, Pass, Problem, Table};
-use std::sync::Arc;
 
-/// As [`Prepared::new`], with kernels that are compiled or loaded.
-pub(crate) fn prepare_lazy(
-    held: Arc<Held>,
+/// Drafts the steps of a pass, as [`Prepared::new`].
+pub(crate) fn draft_lazy(
+    target: Target,
     (problem, bias): (&Problem, Option<DistanceBias>),
     call: (Pass, Dtype),
     table: &Table,
     operands: (Holds<'_>, &[GivenArray]),
     options: &Options,
-) -> Result<Box<PreparedPass>, Error> {
+) -> Result<PassPlan, Error> {
     let mut layout = Layout::default();
     let levels = (&LAZY_LEVELS[..], options);
-    let prepared = Prepared::new(held.into(), problem, call, table, operands, levels, &mut layout)?;
+    let prepared = Prepared::new(target, problem, call, table, operands, levels, &mut layout)?;
     let memory = Memory::new(&prepared, bias, options.assume_finite, &mut layout)?;
     let plan = match prepared.level {
         Level::Sm90a => Some(LazyPlan::new(&prepared, &mut layout)?),
@@ -38,29 +37,29 @@ pub(crate) fn prepare_lazy(
             _ => passes.forward(),
         }
     })?;
-    prepared.load(layout.bytes(), steps)
+    prepared.plan(layout, steps)
 }
 
 /// The statistics of a problem in place of its forward pass, of tiles of this size, with the rooms where the kernels
 /// leave so many bytes of figures of every row and of states of every tile.
-pub(crate) fn prepare_stats(
-    held: Arc<Held>,
+pub(crate) fn draft_stats(
+    target: Target,
     (problem, bias): (&Problem, Option<DistanceBias>),
     call: (Pass, Dtype),
     table: &Table,
     holds: Holds<'_>,
     (tile, [figures, states]): (Blocking, [usize; 2]),
     options: &Options,
-) -> Result<(Box<PreparedPass>, [Room; 2]), Error> {
+) -> Result<(PassPlan, [Room; 2]), Error> {
     let mut layout = Layout::default();
     let options = Options { level: Level::Portable, ..*options };
     let (operands, levels) = ((holds, &[][..]), (&LAZY_LEVELS[..], &options));
-    let prepared = Prepared::new(held.into(), problem, call, table, operands, levels, &mut layout)?;
+    let prepared = Prepared::new(target, problem, call, table, operands, levels, &mut layout)?;
     let memory = Memory::new(&prepared, bias, options.assume_finite, &mut layout)?;
     let rooms = [layout.room(figures)?, layout.room(states)?];
     let steps = prepared.draft(|steps| {
         rooms.into_iter().for_each(|room| steps.fill(steps.at(room), room.bytes, 0));
         Passes::new(steps, &memory, bias, None).measure(rooms.map(|room| steps.at(room)), tile)
     })?;
-    Ok((prepared.load(layout.bytes(), steps)?, rooms))
+    Ok((prepared.plan(layout, steps)?, rooms))
 }
