@@ -239,7 +239,7 @@ pub(super) fn fill_gates(steps: &Steps<'_>, args: &LinearArgs) -> Result<(), Err
     launch(steps, ("fill_gates", Columns::Dim), work, args)
 }
 
-/// The args that sums S before every chunk, or D behind it.
+/// The arguments of `sums` for S before every chunk, or D behind it.
 pub(super) fn states(steps: &Steps<'_>, back: bool) -> LinearArgs {
     let c = if back { Target::V } else { Target::O }.args(steps);
     match back {

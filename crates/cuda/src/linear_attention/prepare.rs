@@ -29,6 +29,7 @@ pub(crate) fn prepare(
     let boxes = maps::takes_all(&parts);
     let spec = Spec::new(problem, call, options.precision, parts.target, boxes);
     let mut level = choose(&LEVELS, &spec, options.level)?.level;
+    // A step has one kernel on all levels, without a product of matrices.
     if call.0 == Pass::Step {
         level = Level::Portable;
     }
@@ -38,7 +39,7 @@ pub(crate) fn prepare(
     prepared.rooms = prepared.reserve(&mut layout)?;
     prepared.walks = hopper::reserve(&prepared, &mut layout)?;
     let draft = Draft::new(prepared.target);
-    enqueue(&Steps::new(&prepared, &draft))?;
+    draft_pass(&Steps::new(&prepared, &draft))?;
     let tables = prepared.tables.image();
     let steps = draft.into_steps();
     PreparedPass::load(prepared.parts, tables, layout.bytes(), steps).map(Box::new)
@@ -75,8 +76,8 @@ fn parts(
     Ok(parts)
 }
 
-/// The steps of the pass.
-fn enqueue(steps: &Steps<'_>) -> Result<(), Error> {
+/// Pushes the steps of the pass.
+fn draft_pass(steps: &Steps<'_>) -> Result<(), Error> {
     steps.gather()?;
     let Prepared { parts, level, .. } = steps.prepared;
     if parts.pass != Pass::Step && steps.prepared.has_padding() {
@@ -95,8 +96,8 @@ fn enqueue(steps: &Steps<'_>) -> Result<(), Error> {
 
 /// Fills results with 0, for tokens of no sequence.
 fn fill(steps: &Steps<'_>) -> Result<(), Error> {
-    let results = steps.prepared.list.iter().filter(|part| !part.given);
-    results.into_iter().try_for_each(|part| steps.fill_part(part, 0))?;
+    let mut results = steps.prepared.list.iter().filter(|part| !part.given);
+    results.try_for_each(|part| steps.fill_part(part, 0))?;
     let Rooms { by_scale, by_gate, .. } = steps.prepared.rooms;
     for room in [by_scale, by_gate].into_iter().flatten() {
         steps.fill(steps.at(room), room.bytes, 0);
