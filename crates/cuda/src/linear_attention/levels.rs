@@ -105,7 +105,8 @@ impl Spec {
     }
 }
 
-/// Fails where the level of the options has no kernel for a pass in a storage type, whatever the problem and the device.
+/// Fails where the level of the options has no kernel for a pass in a storage type, whatever the problem and the
+/// device.
 pub(crate) fn offers(options: &Options, pass: Pass, storage: Dtype) -> Result<(), Error> {
     choose(&LEVELS, &Spec::permissive(pass, storage), options.level).map(drop)
 }
