@@ -27,6 +27,7 @@ pub(crate) fn draft(
     let boxes = maps::takes_all(&parts);
     let spec = Spec::new(problem, call, options.precision, parts.target, boxes);
     let mut choice = Choice::of(&LEVELS, &spec, options.level)?;
+    // A step has one kernel on all levels, without a product of matrices.
     if call.0 == Pass::Step {
         choice.level = Level::Portable;
     }
@@ -37,7 +38,7 @@ pub(crate) fn draft(
     prepared.rooms = prepared.reserve(&mut layout)?;
     prepared.walks = hopper::reserve(&prepared, &mut layout)?;
     let draft = Draft::new(prepared.target);
-    enqueue(&Steps::new(&prepared, &draft))?;
+    draft_pass(&Steps::new(&prepared, &draft))?;
     let (tables, steps) = (prepared.tables.image(), draft.into_steps());
     Ok(PassPlan { parts: prepared.parts, tables, scratch: layout, steps, choice })
 }
@@ -73,8 +74,8 @@ fn parts(
     Ok(parts)
 }
 
-/// The steps of the pass.
-fn enqueue(steps: &Steps<'_>) -> Result<(), Error> {
+/// Pushes the steps of the pass.
+fn draft_pass(steps: &Steps<'_>) -> Result<(), Error> {
     steps.gather()?;
     let Prepared { parts, level, .. } = steps.prepared;
     if parts.pass != Pass::Step && steps.prepared.has_padding() {
@@ -93,8 +94,8 @@ fn enqueue(steps: &Steps<'_>) -> Result<(), Error> {
 
 /// Fills results with 0, for tokens of no sequence.
 fn fill(steps: &Steps<'_>) -> Result<(), Error> {
-    let results = steps.prepared.list.iter().filter(|part| !part.given);
-    results.into_iter().try_for_each(|part| steps.fill_part(part, 0))?;
+    let mut results = steps.prepared.list.iter().filter(|part| !part.given);
+    results.try_for_each(|part| steps.fill_part(part, 0))?;
     let Rooms { by_scale, by_gate, .. } = steps.prepared.rooms;
     for room in [by_scale, by_gate].into_iter().flatten() {
         steps.fill(steps.at(room), room.bytes, 0);

@@ -27,8 +27,9 @@ const KEPT: usize = 256 * COLUMNS / 4;
 /// Elements of a state that a block of `scan` takes from segment to segment.
 const SCANNED: usize = 128;
 
-/// Tokens of a segment of a sequence of so many: a block walks it for each head. Up to 8192 tokens are not cut; longer sequences
-/// have 64 segments of at least 2048 tokens, or more of 8192. It depends on nothing else, since bits depend on it.
+/// Tokens of a segment of a sequence of so many: a block walks it for each head. Up to 8192 tokens are not cut; longer
+/// sequences have 64 segments of at least 2048 tokens, or more of 8192. It depends on nothing else, since bits depend
+/// on it.
 fn segment(tokens: usize) -> usize {
     let of_many =
         tokens.div_ceil(64).checked_next_power_of_two().map_or(8192, |n| n.clamp(2048, 8192));
@@ -258,7 +259,8 @@ pub(super) fn backward(steps: &Steps<'_>) -> Result<(), Error> {
     if steps.prepared.watches { backward_again(steps) } else { Ok(()) }
 }
 
-/// dg, from what the walks for dq and dk leave: a multiprocessor has a block, which takes chunks of key heads in turns.
+/// dg, from what the walks for dq and dk leave: a multiprocessor has a block, which takes chunks of key heads in
+/// turns.
 fn flow(steps: &Steps<'_>) -> Result<(), Error> {
     let prepared = steps.prepared;
     if prepared.walks.x_dots.is_none() {

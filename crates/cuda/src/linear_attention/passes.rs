@@ -156,7 +156,8 @@ pub(super) fn launch(
 /// Blocks of a launch that may have nothing to do: enough for any device, and few that say so.
 const IDLE: usize = 256;
 
-/// The kernel to launch, and whether it may find nothing to do and has the work of many blocks done by few: `each_block`.
+/// The kernel to launch, and whether it may find nothing to do and has the work of many blocks done by few:
+/// `each_block`.
 fn waits(name: &'static str, mode: i32) -> (&'static str, bool) {
     match name {
         _ if mode == 0 => (name, false),
@@ -239,7 +240,7 @@ pub(super) fn fill_gates(steps: &Steps<'_>, args: &LinearArgs) -> Result<(), Err
     launch(steps, ("fill_gates", Columns::Dim), work, args)
 }
 
-/// The args that sums S before every chunk, or D behind it.
+/// The arguments of `sums` for S before every chunk, or D behind it.
 pub(super) fn states(steps: &Steps<'_>, back: bool) -> LinearArgs {
     let c = if back { Target::V } else { Target::O }.args(steps);
     match back {

@@ -87,7 +87,8 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// The tables of a problem that has passed its check, with segments of as many tokens as `cut` says of a sequence's.
+    /// The tables of a problem that has passed its check, with segments of as many tokens as `cut` says of a
+    /// sequence's.
     /// Fails where there are too many chunks.
     pub fn new(problem: &LinearAttention, cut: impl Fn(usize) -> usize) -> Result<Tables, Error> {
         let (mut chunks, mut strips, mut lines) = (Vec::new(), Vec::new(), Vec::new());
