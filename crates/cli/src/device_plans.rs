@@ -192,7 +192,9 @@ fn kernels(rows: &[Row]) -> String {
 fn memory(rows: &[Row]) -> String {
     let mut text = String::new();
     for Row { pass, mode, plan, .. } in rows.iter().filter(|row| row.pass == Pass::Backward) {
-        let Some(plan) = plan.as_ref().ok().filter(|plan| !plan.buffers.is_empty()) else { continue };
+        let Some(plan) = plan.as_ref().ok().filter(|plan| !plan.buffers.is_empty()) else {
+            continue;
+        };
         text += &format!("The {pass} pass, {mode}, has:\n");
         for buffer in &plan.buffers {
             text += &format!("  {}: {}\n", buffer.name, bytes(buffer.bytes));

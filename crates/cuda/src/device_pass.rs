@@ -1,12 +1,12 @@
 //! The door for operands that lie on a device already.
 
 use crate::device_tensor::{self, DeviceTensor, DeviceTensors, Element};
+use crate::draft::{Operands, draft};
 use crate::gpu::{Device, lock};
 use crate::lane::device_memory;
 use crate::options::Options;
-use crate::queue::{Enqueued, Queue};
-use crate::draft::{Operands, draft};
 use crate::pass::{PassPlan, PreparedPass};
+use crate::queue::{Enqueued, Queue};
 use crate::run::{has_kernels, offers};
 use crate::softmax::{Array, GivenArray, arrays};
 use crate::workspace::{Held, Workspace};

@@ -1,11 +1,11 @@
 //! Operands of the host, copied to the device: the door that computes a pass of them, and the one that times it.
 
+use crate::draft::{Operands, draft};
 use crate::lane::{Lane, device_memory};
 use crate::options::Options;
 use crate::parts::{Laid, Part};
 use crate::pass::{PassPlan, PreparedPass};
 use crate::queue::Queue;
-use crate::draft::{Operands, draft};
 use crate::room::{Layout, Room};
 use crate::tensors::{with_bytes, with_bytes_of_place, write_bytes};
 use crate::workspace::Held;

@@ -191,11 +191,7 @@ pub(crate) struct Choice {
 
 impl Choice {
     /// Of a table of levels, for a pass that its rules see so.
-    pub fn of<S>(
-        table: &'static [LevelRow<S>],
-        spec: &S,
-        level: Level,
-    ) -> Result<Choice, Error> {
+    pub fn of<S>(table: &'static [LevelRow<S>], spec: &S, level: Level) -> Result<Choice, Error> {
         let level = levels::choose(table, spec, level)?.level;
         let refusals = levels::refusals(table, spec);
         Ok(Choice { level, refusals, mode: None, blockings: Vec::new() })

@@ -87,7 +87,8 @@ pub fn offers(
 ) -> Result<(), Error> {
     has_kernels(algorithm, pass)?;
     let what = || format!("{algorithm} {pass} in {storage}");
-    let refuse = |reason: &str| Err(Error::Unsupported { what: what(), reason: reason.to_string() });
+    let refuse =
+        |reason: &str| Err(Error::Unsupported { what: what(), reason: reason.to_string() });
     if storage == Dtype::F64 {
         return refuse("cuda stores f32, bf16 or f16");
     }
@@ -95,8 +96,7 @@ pub fn offers(
         return refuse("segments are those of linear_attention");
     }
     // Of 16-bit types the precision is a matter of the call: a level that computes with `flash` offers the pass.
-    let precision =
-        if storage == Dtype::F32 { options.precision } else { Precision::Flash };
+    let precision = if storage == Dtype::F32 { options.precision } else { Precision::Flash };
     let options = Options { precision, level: options.level, ..Options::default() };
     let refused = match algorithm {
         Algorithm::LinearAttention => linear_attention::refuses(&options, pass, storage),

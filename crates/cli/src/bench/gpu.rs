@@ -154,9 +154,8 @@ impl Gpu {
                 Err(error) => return Err(error),
             };
             for &blocking in &plan.blockings {
-                let is_usual =
-                    (usual.level, usual.mode, usual.blocking)
-                        == (plan.level, plan.mode, Some(blocking));
+                let is_usual = (usual.level, usual.mode, usual.blocking)
+                    == (plan.level, plan.mode, Some(blocking));
                 let options = Options { blocking: Some(blocking), ..options };
                 tried.push(Tried::new(options, plan.level, is_usual));
             }

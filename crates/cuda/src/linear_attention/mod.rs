@@ -12,9 +12,9 @@ mod second;
 mod tables;
 
 pub(crate) use args::ARGUMENTS;
+pub(crate) use draft::draft;
 pub(crate) use levels::refuses;
 pub(crate) use log_decays::check_log_decays;
-pub(crate) use draft::draft;
 
 /// Tokens of a chunk, and of a micro-chunk: a tile.
 pub(crate) const CHUNK: usize = 128;

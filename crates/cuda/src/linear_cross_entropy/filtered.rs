@@ -1,8 +1,8 @@
 //! The backward pass with a filter, over operands of the host.
 
 use crate::host::Placed;
-use crate::linear_cross_entropy::plan::{SIDE, TILE};
 use crate::linear_cross_entropy::draft::draft_filtered;
+use crate::linear_cross_entropy::plan::{SIDE, TILE};
 use crate::linear_cross_entropy::tokens::counted;
 use crate::options::{Level, Options};
 use crate::parts::Laid;

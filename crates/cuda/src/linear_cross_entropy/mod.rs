@@ -17,9 +17,9 @@ mod sums;
 mod tokens;
 
 pub(crate) use args::ARGUMENTS;
+pub(crate) use draft::draft;
 pub use etalon_problem::linear_cross_entropy::Filter;
 pub use filtered::{Certificate, filtered_backward};
-pub(crate) use draft::draft;
 pub(crate) use levels::refuses;
 
 /// Classes of a tile of a filter, which begins at a multiple of as many.

@@ -143,7 +143,13 @@ impl<'a> Prepared<'a> {
     /// The plan of the pass, of drafted steps.
     pub fn plan(self, draft: Draft) -> PassPlan {
         let Prepared { parts, scratch, choice, .. } = self;
-        PassPlan { parts, tables: TableImage::default(), scratch, steps: draft.into_steps(), choice }
+        PassPlan {
+            parts,
+            tables: TableImage::default(),
+            scratch,
+            steps: draft.into_steps(),
+            choice,
+        }
     }
 }
 

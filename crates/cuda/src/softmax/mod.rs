@@ -22,13 +22,13 @@ mod tables;
 mod variants;
 mod window;
 
-pub(crate) use given::{Array, GivenArray, arrays};
 pub(crate) use blocks::chosen;
 pub(crate) use draft::draft;
+pub(crate) use given::{Array, GivenArray, arrays};
 pub(crate) use lazy_draft::{draft_lazy, draft_stats};
+pub(crate) use spec::{LAZY_LEVELS, LEVELS, refuses};
 #[cfg(test)]
 pub(crate) use variants::most_shared;
-pub(crate) use spec::{LAZY_LEVELS, LEVELS, refuses};
 pub(crate) use variants::{CONSUMER, Hopper, Lengths, Results};
 
 use crate::args::Declaration;

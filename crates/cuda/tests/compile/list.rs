@@ -172,7 +172,10 @@ fn lines_to_add_give_a_family_all_that_it_needs() {
     }
     let lines: Vec<String> = lines.iter().map(line).collect();
     let read = read(lines.iter().map(String::as_str), &all).unwrap();
-    assert!(read.len() <= 6, "three architectures, and at most three values of two names: {lines:?}");
+    assert!(
+        read.len() <= 6,
+        "three architectures, and at most three values of two names: {lines:?}"
+    );
     assert_eq!(absent(&read, &all), (BTreeSet::new(), vec![]));
 }
 

@@ -1,12 +1,15 @@
 //! Plans tell of passes what these do: as many launches, and as much scratch memory.
 
+use crate::enqueue::{Tensors, each_way, problem};
 use crate::fake::{Fake, Part, alone};
 use etalon_cuda::{
     DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Workspace, plan,
 };
 use etalon_problem::{
-    Attention, AttentionLse, BiasExtents, Dtype, Extents, Mask, Mode, Pass, Problem, Role, Stored,
+    Algorithm, Attention, AttentionLse, BiasExtents, Dtype, Extents, Mask, Mode, Pass, Problem,
+    Role, Stored,
 };
+use std::collections::BTreeSet;
 
 fn problems() -> Vec<Problem> {
     let of = |queries, keys, dim, value_dim| {
@@ -87,7 +90,7 @@ fn a_plan_tells_what_a_pass_does() {
                 (Pass::DoubleBackward, Dtype::Bf16),
                 (Pass::Jvp, Dtype::F32),
             ] {
-                let Ok(Some(plan)) = plan(problem, pass, storage, &options, &target) else {
+                let Ok(plan) = plan(problem, pass, storage, &options, &target) else {
                     refused += 1;
                     continue;
                 };
@@ -100,5 +103,27 @@ fn a_plan_tells_what_a_pass_does() {
         }
         // Wide operands have no such mode on sm80, and f32 none of its kernels.
         assert!(fused > 20 && refused > 20, "{fused} {refused}");
+    });
+}
+
+#[test]
+fn every_algorithm_has_a_plan_of_what_it_enqueues() {
+    alone("plan::every_algorithm_has_a_plan_of_what_it_enqueues", |fake| {
+        let workspace = Workspace::new();
+        let target = workspace.target(0).unwrap();
+        let mut algorithms = BTreeSet::new();
+        each_way(|name, algorithm, (pass, storage), options| {
+            let problem = problem(algorithm, 100);
+            let plan = plan(&problem, pass, storage, &options, &target).unwrap();
+            let tensors = Tensors::new(fake, problem, (pass, storage), options, None);
+            let prepared = tensors.prepare(&workspace).unwrap();
+            assert_eq!(prepared.scratch_bytes(), plan.workspace_bytes(), "{name}");
+            fake.fail(Part::Driver, "cuLaunchKernel", 0, 0);
+            tensors.enqueue(&prepared).unwrap();
+            let launches: usize = plan.steps.iter().map(|step| step.launches).sum();
+            assert_eq!(fake.calls(Part::Driver), launches, "{name}: {plan:?}");
+            algorithms.insert(algorithm.name());
+        });
+        assert_eq!(algorithms.len(), Algorithm::ALL.len());
     });
 }
