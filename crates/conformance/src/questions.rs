@@ -207,9 +207,14 @@ fn verdict(judgement: Judgement, asked: usize, unanswered: &[usize]) -> Verdict 
         Err(flaw) if flaw.clone().verdict().is_negative() => flaw.verdict(),
         _ if !unanswered.is_empty() => {
             let numbers: Vec<String> = unanswered.iter().map(usize::to_string).collect();
-            let verb = if unanswered.len() == 1 { "has" } else { "have" };
-            let numbers = numbers.join(" and ");
-            Verdict::Undecided(format!("question {numbers} of {asked} {verb} no answer"))
+            let words = match numbers.split_last() {
+                Some((last, [])) => format!("question {last} of {asked} has"),
+                Some((last, others)) => {
+                    format!("questions {} and {last} of {asked} have", others.join(", "))
+                }
+                None => String::new(),
+            };
+            Verdict::Undecided(format!("{words} no answer"))
         }
         Err(flaw) => flaw.verdict(),
         Ok(_) if asked == 0 => {
