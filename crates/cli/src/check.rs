@@ -129,6 +129,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     };
     let command = command(arguments, &check.profile);
     let (auto, allow_undecided) = (claim.of(dtype).is_none(), arguments.allow_undecided);
+    let check = if auto { check.as_strictest() } else { check };
     if !check.passed && question.dtype.is_none() {
         notes.extend(held_wider(&problem, *pass, dtype, &inputs));
     }
@@ -302,6 +303,11 @@ impl Found {
                 digits(100.0 * self.check.undecided()),
                 digits(100.0 * self.allow_undecided)
             ),
+            (0, _) if self.check.too_wide && doubtful == 0 => {
+                format!(
+                    "{profile} is the strictest profile that may hold for {of}, and too wide to judge it"
+                )
+            }
             (0, _) if doubtful == 0 => format!("errors of {of} are conspicuous, within {bounds}"),
             (0, _) => format!("{bounds} cannot judge {doubtful} of {all} of {of}"),
             (_, _) if self.auto => {
@@ -356,10 +362,13 @@ impl Found {
         if off || check.status == Status::Passed {
             return None;
         }
+        if !check.conspicuous && check.outputs.iter().all(|output| output.undecided == 0) {
+            return Some(DECIDES.to_string());
+        }
         let inputs = match &check.structured {
             _ if check.generic => {
-                let text = "The inputs are random: a correct kernel does not err so. If they are not, say --structured.";
-                return Some(text.to_string());
+                let text = "The inputs are random: a correct kernel does not err so.";
+                return Some(format!("{text} If they are not, say --structured."));
             }
             Some(reason) => {
                 format!("The inputs are not random ({reason}), so that this may be no error.")
@@ -410,8 +419,8 @@ fn right_though_blunt(output: &Output) -> Option<String> {
         let (have, their, they) =
             if blunt == 1 { ("has a bound", "its row", "it errs") } else { ("have bounds", "their rows", "they err") };
         format!(
-            "{blunt} of {elements} elements of {name} {have} wider than half of the scale of {their}, or none; {they} no \
-             more than simulated correct kernels"
+            "{blunt} of {elements} elements of {name} {have} wider than half of the scale of {their}, or none; \
+             {they} no more than simulated correct kernels"
         )
     })
 }

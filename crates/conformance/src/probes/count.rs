@@ -1,7 +1,7 @@
-//! The count probe. With q = 0 every score is 0 and every weight 1/n. Column c of the values marks
-//! the keys whose tile of 16 has number c (modulo the columns), so that n·o counts the visible keys
-//! tile by tile: a dropped, doubled or foreign key is off by a whole one. The sinks and the bias of a problem that somebody
-//! brings add to the keys of a row, and take from them.
+//! The count probe. With q = 0 every score is 0 and every weight 1/n. Column c of the values marks the keys whose
+//! tile of 16 has number c (modulo the columns), so that n·o counts the visible keys tile by tile: a dropped,
+//! doubled or foreign key is off by a whole one. The sinks and the bias of a problem that somebody brings add to
+//! the keys of a row, and take from them.
 
 use super::equal::{Equal, Row, beside};
 use super::inputs::{fill_beside, skeleton, value_columns};

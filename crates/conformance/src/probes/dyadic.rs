@@ -5,9 +5,9 @@
 //! for. Sums of low precision stand out by factors of hundreds.
 //!
 //! A profile that stores dS in 16 bits rounds it there, which hides sums that are kept in 16 bits. A problem that
-//! somebody brings is therefore also asked with values that are opposite in pairs of keys, in rows that see whole pairs:
-//! o and δ are 0, and dS is a whole number of 2^−m below 36, which every type holds. With the other values the sinks and
-//! the bias of such a problem add to the keys of a row, and take from them.
+//! somebody brings is therefore also asked with values that are opposite in pairs of keys, in rows that see whole
+//! pairs: o and δ are 0, and dS is a whole number of 2^−m below 36, which every type holds. With the other values
+//! the sinks and the bias of such a problem add to the keys of a row, and take from them.
 
 use super::arrays::Arrays;
 use super::equal::{Equal, Row, beside};
@@ -117,8 +117,8 @@ fn inputs(trial: &Trial<'_>, way: Way) -> Result<(Problem, f64, Tensors, Visible
     Ok((problem, scores.scale(), inputs, visible))
 }
 
-/// (B1) to (B9) with P = 1/n, pair by pair; a sink has the same P. Of inputs without signs, and with `minus` 1 for −1: the
-/// sums of the sizes of all terms. A softcap has the slope 1 at 0.
+/// (B1) to (B9) with P = 1/n, pair by pair; a sink has the same P. Of inputs without signs, and with `minus` 1 for
+/// −1: the sums of the sizes of all terms. A softcap has the slope 1 at 0.
 fn gradients(
     problem: &Problem,
     x: &Arrays,

@@ -1,5 +1,5 @@
-//! Rows of equal scores of a problem with sinks or a bias: a sink of 0 is one key more, which has no value, and a bias of
-//! −1000 takes a key out, so that a kernel which leaves out either counts wrongly.
+//! Rows of equal scores of a problem with sinks or a bias: a sink of 0 is one key more, which has no value, and a
+//! bias of −1000 takes a key out, so that a kernel which leaves out either counts wrongly.
 
 use crate::laws::visible::Visible;
 use crate::tensor::Tensors;
