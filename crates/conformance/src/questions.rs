@@ -201,16 +201,17 @@ impl Probe {
     }
 }
 
-/// The verdict on a probe that asked so many questions. A failure stands before what has no answer.
+/// The verdict on a probe that asked so many questions, of which some stop at the first without an answer. A failure
+/// stands before what has no answer.
 fn verdict(judgement: Judgement, asked: usize, unanswered: &[usize]) -> Verdict {
     match judgement {
         Err(flaw) if flaw.clone().verdict().is_negative() => flaw.verdict(),
         _ if !unanswered.is_empty() => {
             let numbers: Vec<String> = unanswered.iter().map(usize::to_string).collect();
             let words = match numbers.split_last() {
-                Some((last, [])) => format!("question {last} of {asked} has"),
+                Some((last, [])) => format!("question {last} has"),
                 Some((last, others)) => {
-                    format!("questions {} and {last} of {asked} have", others.join(", "))
+                    format!("questions {} and {last} have", others.join(", "))
                 }
                 None => String::new(),
             };
