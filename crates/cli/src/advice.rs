@@ -50,6 +50,9 @@ fn on_problem(text: &str, reason: &str) -> String {
     }
     let Some((_, unknown)) = reason.split_once("unknown ") else { return String::new() };
     let Some(found) = unknown.split('`').nth(1) else { return String::new() };
+    if let Some(write) = window(text, found) {
+        return write;
+    }
     if let Some((_, write)) = FOREIGN.iter().find(|(keys, _)| keys.contains(&found)) {
         return format!("; {write}");
     }
@@ -57,19 +60,44 @@ fn on_problem(text: &str, reason: &str) -> String {
     did_you_mean(found, expected.split('`').skip(1).step_by(2))
 }
 
+/// The mask of a window that another library has as a key with two ends, or with a number of keys.
+fn window(text: &str, key: &str) -> Option<String> {
+    const KEYS: [&str; 4] = ["window_size", "window", "local_window_size", "sliding_window"];
+    let problem: Value = serde_json::from_str(text).ok().filter(|_| KEYS.contains(&key))?;
+    let end = |name: &str, x: &Value| x.as_u64().map(|x| format!("\"{name}\": {x}"));
+    let ends = match problem.get(key)? {
+        Value::Array(ends) => match ends.as_slice() {
+            [left, right] => [end("left", left), end("right", right)],
+            _ => return None,
+        },
+        // So many keys, the query's own among them.
+        keys => [end("left", &(keys.as_u64()?.checked_sub(1)?.into())), end("right", &0.into())],
+    };
+    let ends: Vec<String> = ends.into_iter().flatten().collect();
+    let ends = if ends.is_empty() { String::new() } else { format!(" {} ", ends.join(", ")) };
+    Some(format!("; write \"mask\": {{ \"window\": {{{ends}}} }}, without an end that is -1"))
+}
+
 /// Advice on an end of a window that is −1.
 const OPEN_END: &str =
     r#"; leave out an end that is open, as in "mask": { "window": { "left": 128 } }"#;
 
 /// Keys of other libraries, and what to write in their place.
-const FOREIGN: [(&[&str], &str); 15] = [
+const FOREIGN: [(&[&str], &str); 20] = [
     (
         &["is_causal"],
         r#"write "mask": { "causal": { "align": "top_left" } } as PyTorch and JAX align it, or "mask": { "causal": {} } as flash-attention does"#,
     ),
     (&["causal"], r#"write "mask": { "causal": {} }"#),
     (
-        &["window_size", "window_left", "window_right", "sliding_window", "local_window_size"],
+        &[
+            "window_size",
+            "window",
+            "window_left",
+            "window_right",
+            "sliding_window",
+            "local_window_size",
+        ],
         r#"write "mask": { "window": { "left": 128, "right": 0 } }, without an end that is -1"#,
     ),
     (
@@ -77,10 +105,13 @@ const FOREIGN: [(&[&str], &str); 15] = [
         r#"write "bias": { "batch": 1, "heads": 8 }, with your heads, and a tensor bias of slope × (key − query − M + N)"#,
     ),
     (
-        &["attn_mask", "attention_mask", "key_padding_mask"],
+        &["attn_mask", "attention_mask", "key_padding_mask", "block_mask"],
         r#"write "mask": { "array": "attn_mask" } for a bool tensor of the file, or "bias": { "batch": 1, "heads": 1 } for numbers that are added"#,
     ),
-    (&["attn_bias"], r#"write "bias": { "batch": 1, "heads": 1 }, and name the tensor bias"#),
+    (
+        &["attn_bias", "score_mod"],
+        r#"write "bias": { "batch": 1, "heads": 1 }, and name the tensor bias"#,
+    ),
     (
         &["scale", "sm_scale", "scaling"],
         r#"write "softmax_scale": 0.125, of linear_cross_entropy "logit_scale""#,
@@ -103,7 +134,38 @@ const FOREIGN: [(&[&str], &str); 15] = [
         &["seq_len", "seqlen", "seqlen_q", "seqlen_k", "N_CTX"],
         r#"write "queries": 128, "keys": 128, of tokens "tokens": 128"#,
     ),
-    (&["s_aux", "sink", "attention_sinks"], r#"write "sinks": true, and name the tensor sinks"#),
+    (
+        &["query_seq_lengths", "key_value_seq_lengths", "seqused_q", "seqused_k", "cache_seqlens"],
+        r#"write "sequences": { "lengths": { "query": [128, 77], "key": [128, 77] } }, lists or the names of tensors"#,
+    ),
+    (
+        &["dtype", "input_dtype"],
+        "leave it out: tensors have the types of the file, and --dtype says in what the kernel computes",
+    ),
+    (
+        &["layout", "input_layout", "tensor_layout", "qkv_format"],
+        "leave it out: tensors are [batch, heads, rows, elements], so write x.transpose(1, 2).contiguous() of others",
+    ),
+    (
+        &["return_lse", "return_softmax", "return_attn_probs", "need_weights"],
+        "leave it out: --only and --allow-missing say which results there are",
+    ),
+    (
+        &[
+            "deterministic",
+            "implementation",
+            "backend",
+            "is_varlen",
+            "training",
+            "page_table",
+            "block_table",
+        ],
+        "leave it out: it changes no result",
+    ),
+    (
+        &["s_aux", "sink", "attention_sink", "attention_sinks"],
+        r#"write "sinks": true, and name the tensor sinks"#,
+    ),
     (&["lse_scale", "z_loss"], r#"write "lse_square_scale": 1e-4"#),
 ];
 

@@ -129,6 +129,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     };
     let command = command(arguments, &check.profile);
     let (auto, allow_undecided) = (claim.of(dtype).is_none(), arguments.allow_undecided);
+    let check = if auto { check.as_strictest() } else { check };
     if !check.passed && question.dtype.is_none() {
         notes.extend(held_wider(&problem, *pass, dtype, &inputs));
     }
@@ -151,18 +152,14 @@ struct Brought {
 /// What GOT holds and the arguments want, each tensor in the type in which it is stored.
 fn brought(arguments: &Arguments, problem: &Problem, dtype: Dtype) -> Result<Brought, Failure> {
     let Arguments { question, only, .. } = arguments;
-    let mut got = vectors::read_tensors(&arguments.got, memory::available())?;
     let operands = problem.operands(question.pass);
     let outputs: Vec<&Operand> = operands.iter().filter(|x| x.role == Role::Output).collect();
+    let known = |name: &str| !arguments.allow_extra || outputs.iter().any(|x| x.name == name);
+    let (mut got, extra) = vectors::read_known(&arguments.got, memory::available(), known)?;
     let (mut only, mut notes) = (only.clone(), Vec::new());
-    if arguments.allow_extra {
-        let known = |name: &String| outputs.iter().any(|x| x.name == name);
-        let extra: Vec<String> = got.keys().filter(|name| !known(name)).cloned().collect();
-        got.retain(|name, _| known(name));
-        if !extra.is_empty() {
-            let names = extra.iter().map(|name| shortened(name, NAME)).collect::<Vec<_>>();
-            notes.push(format!("Ignored: {}.", names.join(", ")));
-        }
+    if !extra.is_empty() {
+        let names = extra.iter().map(|name| shortened(name, NAME)).collect::<Vec<_>>();
+        notes.push(format!("Ignored: {}.", names.join(", ")));
     }
     if arguments.allow_missing {
         let wanted = |x: &&&Operand| only.is_empty() || only.iter().any(|name| name == x.name);
@@ -306,6 +303,11 @@ impl Found {
                 digits(100.0 * self.check.undecided()),
                 digits(100.0 * self.allow_undecided)
             ),
+            (0, _) if self.check.too_wide && doubtful == 0 => {
+                format!(
+                    "{profile} is the strictest profile that may hold for {of}, and too wide to judge it"
+                )
+            }
             (0, _) if doubtful == 0 => format!("errors of {of} are conspicuous, within {bounds}"),
             (0, _) => format!("{bounds} cannot judge {doubtful} of {all} of {of}"),
             (_, _) if self.auto => {
@@ -327,6 +329,13 @@ impl Found {
         }
         let within = || check.outputs.iter().filter(|output| output.off == 0);
         let doubts: Vec<String> = within().filter_map(|output| output.doubt.clone()).collect();
+        let sharp: Vec<String> = within().filter_map(right_though_blunt).collect();
+        if !sharp.is_empty() {
+            blocks.push(Block::Title(
+                "What the bounds judge only with simulated kernels:".to_string(),
+            ));
+            blocks.push(Block::Items(sharp));
+        }
         if !doubts.is_empty() {
             blocks.push(Block::Title("What the bounds cannot judge:".to_string()));
             blocks.push(Block::Items(doubts));
@@ -353,9 +362,13 @@ impl Found {
         if off || check.status == Status::Passed {
             return None;
         }
+        if !check.conspicuous && check.outputs.iter().all(|output| output.undecided == 0) {
+            return Some(DECIDES.to_string());
+        }
         let inputs = match &check.structured {
             _ if check.generic => {
-                "The inputs are random: a correct kernel does not err so.".to_string()
+                let text = "The inputs are random: a correct kernel does not err so.";
+                return Some(format!("{text} If they are not, say --structured."));
             }
             Some(reason) => {
                 format!("The inputs are not random ({reason}), so that this may be no error.")
@@ -397,6 +410,19 @@ fn rows(check: &Check) -> Vec<Vec<String>> {
         vec![name, output.off.to_string(), output.elements.to_string(), margin, error, slope]
     };
     [header.to_vec()].into_iter().chain(check.outputs.iter().map(row)).collect()
+}
+
+/// The elements that count as right though they are blunt, in a sentence.
+fn right_though_blunt(output: &Output) -> Option<String> {
+    let &Output { name, blunt, elements, undecided, .. } = output;
+    (blunt > 0 && undecided == 0).then(|| {
+        let (have, their, they) =
+            if blunt == 1 { ("has a bound", "its row", "it errs") } else { ("have bounds", "their rows", "they err") };
+        format!(
+            "{blunt} of {elements} elements of {name} {have} wider than half of the scale of {their}, or none; \
+             {they} no more than simulated correct kernels"
+        )
+    })
 }
 
 fn worst(output: &Output) -> String {

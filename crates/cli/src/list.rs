@@ -1,6 +1,7 @@
 //! `etalon list`: what there is.
 
 use crate::outcome::{Outcome, say};
+use crate::summary;
 use crate::table::Table;
 use crate::units;
 use etalon_conformance::capabilities::{Capabilities, with_every_tensor};
@@ -36,7 +37,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
 fn everything() -> String {
     let (mut present, absent) = tiers::present();
     present.insert(0, Box::new(tiers::Reference));
-    let absent = absent.iter().map(|x| format!("\nabsent: {} ({})", x.tier, x.reason));
+    let absent = summary::absent(&absent).into_iter();
+    let absent = absent.map(|(tiers, reason)| format!("\nabsent: {tiers}: {reason}"));
     format!(
         "Tensors (optional ones in brackets)\n{}\n\n\
          Shapes: B batch elements, Hq query heads, Hk key heads, N queries, M keys, D and E elements\n\

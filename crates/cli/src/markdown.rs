@@ -28,7 +28,7 @@ pub fn markdown(report: &Report) -> String {
         text += &format!("- and {hidden} more\n");
     }
     list(&mut text, "Not checked", summary::not_checked(report).iter().map(|line| escape(line)));
-    let absent = summary::absent(report).into_iter();
+    let absent = summary::absent(&report.absent).into_iter();
     let absent = absent.map(|(tiers, reason)| format!("{tiers}: {}", escape(reason)));
     list(&mut text, "Absent", absent);
     text

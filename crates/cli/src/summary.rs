@@ -1,7 +1,7 @@
 //! A run in tables and lines, for a terminal and for Markdown.
 
 use crate::units::{self, counted, digits};
-use etalon_conformance::report::{About, Record, Report, Status, Verdict};
+use etalon_conformance::report::{About, Absent, Record, Report, Status, Verdict};
 use etalon_problem::{Algorithm, Dtype, Pass};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -58,9 +58,9 @@ pub fn not_checked(report: &Report) -> Vec<String> {
 }
 
 /// The tiers that are not there, and why: a line for each reason, which names levels of one tier together.
-pub fn absent(report: &Report) -> Vec<(String, &str)> {
+pub fn absent(tiers: &[Absent]) -> Vec<(String, &str)> {
     let mut lines: Vec<(&str, Vec<&str>)> = Vec::new();
-    for absent in &report.absent {
+    for absent in tiers {
         match lines.iter_mut().find(|(reason, _)| *reason == absent.reason) {
             Some((_, tiers)) => tiers.push(&absent.tier),
             None => lines.push((&absent.reason, vec![&absent.tier])),

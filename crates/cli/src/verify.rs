@@ -104,7 +104,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     for (write, draft) in drafts {
         output::finish(draft, write(&report)?.as_bytes())?;
     }
-    print(&report)?;
+    print(arguments, &report)?;
     let seconds = start.elapsed().as_secs_f64();
     say(&format!("{}, {}", summary::headline(&report), units::time(seconds)))?;
     Ok(report.status())
@@ -161,8 +161,14 @@ fn isolated(tiers: Vec<Box<dyn Tier>>) -> Result<Vec<Box<dyn Tier>>, Failure> {
     Ok(tiers.into_iter().map(isolate).collect())
 }
 
-fn print(report: &Report) -> Result<(), Failure> {
-    let mut lines = vec![table(report), CELL.to_string()];
+fn print(arguments: &Arguments, report: &Report) -> Result<(), Failure> {
+    let mut lines = match (report.checks(), arguments.case.is_empty()) {
+        (1.., _) => vec![table(report), CELL.to_string()],
+        (0, true) if !arguments.law.is_empty() => {
+            vec!["Nothing was checked: --law judges the cases that --case names.".to_string()]
+        }
+        (0, _) => vec!["Nothing was checked.".to_string()],
+    };
     lines.extend(report.negative().chain(report.undecided()).take(SHOWN).map(|record| {
         let reason = record.verdict.reason().unwrap_or_default();
         let (tier, check, case) = (&record.tier, &record.check, &record.case);
@@ -177,7 +183,7 @@ fn print(report: &Report) -> Result<(), Failure> {
         lines.push(format!("\n… and {hidden} more; a report holds them all"));
     }
     lines.extend(summary::not_checked(report).iter().map(|line| format!("not checked: {line}")));
-    let absent = summary::absent(report).into_iter();
+    let absent = summary::absent(&report.absent).into_iter();
     lines.extend(absent.map(|(tiers, reason)| format!("absent: {tiers}: {reason}")));
     say(&lines.join("\n"))
 }

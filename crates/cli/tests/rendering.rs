@@ -69,7 +69,7 @@ fn absent_levels_with_one_reason_are_one_line() {
         of("cuda/sm80", "no driver"),
         of("cuda", "no driver"),
     ];
-    let lines = absent(&report);
+    let lines = absent(&report.absent);
     let expected = [("cuda (portable, sm80)", "no driver"), ("simd/avx512", "no AVX-512")];
     let expected = expected.map(|(tiers, reason)| (tiers.to_string(), reason));
     assert_eq!(lines, expected);

@@ -71,6 +71,9 @@ pub struct Check {
     /// What is not generic about the inputs, where something is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub structured: Option<String>,
+    /// Whether the profile is no claim, and its bounds are too wide to be called the strictest that hold.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub too_wide: bool,
     /// Every output.
     pub outputs: Vec<Output>,
     /// What explains the difference, the best first; empty where nothing is wrong.
@@ -266,6 +269,7 @@ pub fn check_told(
         conspicuous,
         generic: structured.is_none(),
         structured,
+        too_wide: false,
         outputs,
         explanations,
         parts,

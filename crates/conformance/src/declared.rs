@@ -52,17 +52,17 @@ fn profile(declared: &Declared) -> Result<Profile, ProblemError> {
     let exact = declared.exp_slope.unwrap_or(base.exp_slope_exact);
     Ok(Profile {
         name: "custom",
-        accumulator: dtype(&declared.accumulator, base.accumulator)?,
+        accumulator: dtype("accumulator", &declared.accumulator, base.accumulator)?,
         // From a tenth on nothing is left to be said of a product.
         factor: number("factor", declared.factor, base.factor, 0.1)?,
-        p_store: dtype(&declared.p_store, base.p_store)?,
-        ds_store: dtype(&declared.ds_store, base.ds_store)?,
-        group_store: dtype(&declared.group_store, base.group_store)?,
-        score_store: dtype(&declared.score_store, base.score_store)?,
-        dp_store: dtype(&declared.dp_store, base.dp_store)?,
-        weight_store: dtype(&declared.weight_store, base.weight_store)?,
-        residual_store: dtype(&declared.residual_store, base.residual_store)?,
-        chunk_store: dtype(&declared.chunk_store, base.chunk_store)?,
+        p_store: dtype("p_store", &declared.p_store, base.p_store)?,
+        ds_store: dtype("ds_store", &declared.ds_store, base.ds_store)?,
+        group_store: dtype("group_store", &declared.group_store, base.group_store)?,
+        score_store: dtype("score_store", &declared.score_store, base.score_store)?,
+        dp_store: dtype("dp_store", &declared.dp_store, base.dp_store)?,
+        weight_store: dtype("weight_store", &declared.weight_store, base.weight_store)?,
+        residual_store: dtype("residual_store", &declared.residual_store, base.residual_store)?,
+        chunk_store: dtype("chunk_store", &declared.chunk_store, base.chunk_store)?,
         chunk_tokens: match declared.chunk_tokens {
             Some(0) => return Err(ProblemError::value("chunk_tokens", "at least 1", 0)),
             tokens => tokens.unwrap_or(base.chunk_tokens),
@@ -85,8 +85,10 @@ fn profile(declared: &Declared) -> Result<Profile, ProblemError> {
 /// leave what f64 can tell.
 const MOST: f64 = 1e6;
 
-fn dtype(name: &Option<String>, base: Dtype) -> Result<Dtype, ProblemError> {
-    name.as_ref().map_or(Ok(base), |name| name.parse())
+fn dtype(key: &str, name: &Option<String>, base: Dtype) -> Result<Dtype, ProblemError> {
+    let Some(name) = name else { return Ok(base) };
+    let names = Dtype::ALL.map(Dtype::name).join(", ");
+    name.parse().map_err(|_| ProblemError::value(key, format!("one of {names}"), name))
 }
 
 fn number(name: &str, x: Option<f64>, base: f64, most: f64) -> Result<f64, ProblemError> {
@@ -136,10 +138,13 @@ mod tests {
     #[test]
     fn what_is_wrong_is_said() {
         for (text, part) in [
-            ("[]", "not a valid profile file: line 1: the file must be a map, found an array"),
+            (
+                "[]",
+                "not a valid profile file: line 1: the file must be an object with keys, found an array",
+            ),
             (r#"{ "acumulator": "f32" }"#, "line 1: unknown key `acumulator`, expected one of"),
             (r#"{ "base": "f8-flash" }"#, "one of f64, f32-strict"),
-            (r#"{ "p_store": "f8" }"#, "bf16"),
+            (r#"{ "p_store": "f8" }"#, "`p_store` must be one of f64, f32, bf16, f16, found f8"),
             (r#"{ "factor": 0.5 }"#, "`factor` must be from 0 to 0.1, found 0.5"),
             (r#"{ "tanh": -1 }"#, "`tanh` must be from 0 to 1000000, found -1"),
             (r#"{ "score_store": "f8" }"#, "bf16"),

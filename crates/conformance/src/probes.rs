@@ -8,6 +8,7 @@ mod arrays;
 mod count;
 mod dyadic;
 mod edge;
+mod equal;
 pub(crate) mod functions;
 mod inputs;
 mod lazy_attention;
@@ -32,7 +33,7 @@ laws! {
     /// With one-hot weights both edges of every row are exact, up to rounding.
     Probe edge_probe
         if |case, _| case.is_given() || scores_are(case, |s| s.extents.dim >= 2 || s.extents.keys <= 256);
-    /// With equal scores every row counts its visible keys, tile by tile.
+    /// With equal scores every row counts its visible keys, tile by tile, and its sink.
     Probe count_probe on Forward;
     /// With weights 2^−m and integer cotangents the gradients are exact fractions.
     Probe dyadic_probe on Backward;

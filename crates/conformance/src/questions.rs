@@ -201,15 +201,21 @@ impl Probe {
     }
 }
 
-/// The verdict on a probe that asked so many questions. A failure stands before what has no answer.
+/// The verdict on a probe that asked so many questions, of which some stop at the first without an answer. A failure
+/// stands before what has no answer.
 fn verdict(judgement: Judgement, asked: usize, unanswered: &[usize]) -> Verdict {
     match judgement {
         Err(flaw) if flaw.clone().verdict().is_negative() => flaw.verdict(),
         _ if !unanswered.is_empty() => {
             let numbers: Vec<String> = unanswered.iter().map(usize::to_string).collect();
-            let verb = if unanswered.len() == 1 { "has" } else { "have" };
-            let numbers = numbers.join(" and ");
-            Verdict::Undecided(format!("question {numbers} of {asked} {verb} no answer"))
+            let words = match numbers.split_last() {
+                Some((last, [])) => format!("question {last} has"),
+                Some((last, others)) => {
+                    format!("questions {} and {last} have", others.join(", "))
+                }
+                None => String::new(),
+            };
+            Verdict::Undecided(format!("{words} no answer"))
         }
         Err(flaw) => flaw.verdict(),
         Ok(_) if asked == 0 => {

@@ -25,7 +25,7 @@ const LINE: usize = 600;
 #[non_exhaustive]
 pub enum Error {
     /// It cannot be read.
-    #[error("{path}: cannot be read: {source}")]
+    #[error("{path}: cannot be read: {}", read::why(path, source))]
     Read {
         /// The file.
         path: PathBuf,
@@ -82,20 +82,40 @@ pub fn read_tensors(path: &Path, memory: u64) -> Result<Tensors, Error> {
     from_bytes(path, &read::whole(path, memory)?)
 }
 
+/// The tensors of these names, as [`read_tensors`] reads them, and the names of all others, in whatever types.
+pub fn read_known(
+    path: &Path,
+    memory: u64,
+    known: impl Fn(&str) -> bool,
+) -> Result<(Tensors, Vec<String>), Error> {
+    tensors_of(path, &read::whole(path, memory)?, known)
+}
+
 /// The tensors in the bytes of a safetensors file, as [`read_tensors`]; `path` is only named in errors.
 pub fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Tensors, Error> {
+    tensors_of(path, bytes, |_| true).map(|(tensors, _)| tensors)
+}
+
+fn tensors_of(
+    path: &Path,
+    bytes: &[u8],
+    known: impl Fn(&str) -> bool,
+) -> Result<(Tensors, Vec<String>), Error> {
     let file = SafeTensors::deserialize(bytes).map_err(|error| read::invalid(path, error))?;
-    file.tensors()
-        .into_iter()
-        .map(|(name, view)| match parse(&view) {
-            Some(data) => Ok((name, Tensor { shape: view.shape().to_vec(), data })),
-            None => {
-                let (name, dtype) = (shortened(&name, 100), view.dtype());
-                let expected = "F64, F32, BF16, F16, I64, I32, BOOL or U8 of 0 and 1";
-                Err(Error::format(path, format!("`{name}` must hold {expected}, found {dtype:?}")))
-            }
-        })
-        .collect()
+    let all = file.tensors().into_iter();
+    let (own, others): (Vec<_>, Vec<_>) = all.partition(|(name, _)| known(name));
+    let tensor = |(name, view): (String, TensorView<'_>)| match parse(&view) {
+        Some(data) => Ok((name, Tensor { shape: view.shape().to_vec(), data })),
+        None => {
+            let (name, dtype) = (shortened(&name, 100), view.dtype());
+            let expected = "F64, F32, BF16, F16, I64, I32, BOOL or U8 of 0 and 1";
+            Err(Error::format(path, format!("`{name}` must hold {expected}, found {dtype:?}")))
+        }
+    };
+    let tensors = own.into_iter().map(tensor).collect::<Result<_, _>>()?;
+    let mut others: Vec<String> = others.into_iter().map(|(name, _)| name).collect();
+    others.sort();
+    Ok((tensors, others))
 }
 
 fn parse(view: &TensorView<'_>) -> Option<Data> {

@@ -110,6 +110,43 @@ fn a_negative_dq_on_keys_with_an_offset_does_not_pass() {
     assert!(dq.blunt > 0 && dq.off + dq.undecided > 0, "{found:?}");
 }
 
+/// Keys in bf16 lose nothing where a product reads ten bits of them, and a wrong sign is no rounding where they do.
+#[test]
+fn a_negative_dq_holds_no_profile() {
+    let offset = |name: &str, _: usize, x: f64| if name == "k" { x + 30.0 } else { x };
+    let extents = Extents { queries: 40, ..SMALL };
+    for dtype in [Dtype::Bf16, Dtype::F32] {
+        let question = Question::new(Attention::new(extents), (Pass::Backward, dtype), 5, offset);
+        let request = question.request();
+        let negative = question.changed("dq", |dq| dq.mapv_inplace(|x| -x));
+        for profile in ["f32-tf32", "f32-bf16x3", "bf16-flash"] {
+            let right = question.check(profile, &question.right(), &[]);
+            assert_eq!(right.status, Status::Passed, "{dtype} {profile}: {right:?}");
+            let found = question.check(profile, &negative, &[]);
+            assert_ne!(found.status, Status::Passed, "{dtype} {profile}: {found:?}");
+        }
+        let found = strictest(&request, &negative, &[]).expect("a profile");
+        let passes =
+            |x| check(&request, &x, &negative, &[]).expect("a check").as_strictest().passed;
+        assert!(!found.is_some_and(passes), "{dtype}: {found:?}");
+    }
+}
+
+/// A long row of keys is as random for one query as for many.
+#[test]
+fn a_wrong_result_of_one_query_fails_on_random_inputs() {
+    let extents =
+        Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 1, keys: 3000, dim: 64 };
+    let profile = Profile { accumulator: Dtype::F16, ..Profile::by_name("f32-strict").unwrap() };
+    let question =
+        Question::new(Attention::new(extents), (Pass::Forward, Dtype::F16), 8, |_, _, x| x);
+    let judge = |got: &Tensors| check(&question.request(), &profile, got, &[]).expect("a check");
+    let right = judge(&question.right());
+    assert_eq!((right.status, &right.structured), (Status::Passed, &None), "{right:?}");
+    let wrong = judge(&question.changed("o", |o| o.fill(9.0)));
+    assert_eq!(wrong.status, Status::Failed, "{wrong:?}");
+}
+
 #[test]
 fn a_conspicuous_error_on_random_inputs_fails() {
     let problem = Attention::new(Extents { queries: 48, ..SMALL }).mask(Mask::causal());

@@ -138,8 +138,12 @@ fn keep_saved(
 struct Rounding {
     /// Of the accumulator.
     unit: f32,
-    /// Of a product, if its factors are narrowed.
+    /// Of a product.
     product: f32,
+    /// Of a product of two factors which are narrowed, if these lose digits.
+    factors: f32,
+    /// The bits of f64 that a narrowed factor does not keep: one in which they are 0 loses nothing.
+    lost: u64,
     /// Of a score, if it is stored.
     score: f32,
     /// Of a weight, if it is stored.
@@ -159,6 +163,8 @@ impl Rounding {
     const NONE: Rounding = Rounding {
         unit: 0.0,
         product: 0.0,
+        factors: 0.0,
+        lost: 0,
         score: 0.0,
         weight: 0.0,
         lse: 0.0,
@@ -183,8 +189,7 @@ impl Rounding {
         };
         let stored = stores.into_iter().map(narrow).fold(0.0, f64::max);
         let weight = if multiplies { stored } else { 0.0 };
-        // Two factors, which err each by itself.
-        let mut product = unit + 2f64.sqrt() * profile.factor;
+        let mut product = unit;
         if algorithm == Algorithm::LinearAttention {
             // Its weights and states are products.
             product += 2f64.sqrt() * stored;
@@ -193,20 +198,34 @@ impl Rounding {
         let streams = pass == Pass::Forward && algorithm != Algorithm::LazyAttention;
         let lse = if streams { 0.0 } else { 4.0 * unit };
         let score = narrow(profile.score_store);
-        let [unit, product, score, weight, lse] =
-            [unit, product, score, weight, lse].map(|x| x as f32);
+        let [unit, product, factors, score, weight, lse] =
+            [unit, product, profile.factor, score, weight, lse].map(|x| x as f32);
+        // A factor that errs by 2⁻ᵐ has m digits at least.
+        let digits = -profile.factor.log2().ceil();
+        let lost = match kernel % 4 {
+            _ if profile.factor == 0.0 => 0,
+            // One that multiplies q with σ first.
+            1 => u64::MAX,
+            _ => u64::MAX >> (11.0 + digits).min(63.0) as u32,
+        };
         let least = if kernel % 2 == 1 { profile.accumulator.min_positive() } else { 0.0 };
         let factor = match (algorithm, kernel % 8) {
             (Algorithm::LazyAttention, 2) => 4.0,
             (Algorithm::LazyAttention, 6) => 8.0,
             _ => 1.0,
         };
-        Rounding { unit, product, score, weight, lse, least, factor, kernel }
+        Rounding { unit, product, factors, lost, score, weight, lse, least, factor, kernel }
     }
 
-    /// Of a product of factors that are stored before.
-    fn of_product(self, x: f32, y: f32) -> f32 {
-        self.product + x + y
+    /// Of a product of factors that are stored before. Two that are narrowed err each by itself.
+    fn of_product(self, x: Stochastic, y: Stochastic) -> f32 {
+        let loses = |x: Stochastic| x.value.to_bits() & self.lost != 0;
+        let factors = match u8::from(loses(x)) + u8::from(loses(y)) {
+            0 => 0.0,
+            1 => self.factors,
+            _ => std::f32::consts::SQRT_2 * self.factors,
+        };
+        self.product + factors + x.stored + y.stored
     }
 
     /// Of a division, or of a product with a rounded reciprocal.
@@ -284,7 +303,7 @@ operators! {
         ..x.with(y, x.value + y.value, |of| of.unit, 1)
     },
     sub x + -y,
-    mul x.with(y, x.value * y.value, |of| of.of_product(x.stored, y.stored), 2),
+    mul x.with(y, x.value * y.value, |of| of.of_product(x, y), 2),
     div {
         // By an l that a kernel keeps in lse, whose rounding all quotients share.
         let y = y.off(y.value, y.value * y.of_lse(), 10, 0.0);

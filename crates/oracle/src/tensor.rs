@@ -211,7 +211,7 @@ pub fn values(problem: &Problem, pass: Pass, tensors: &Tensors) -> Result<Values
         let numbers = match (integers, tensor.stored()) {
             (false, _) => tensor.to_f64(operand.name)?,
             (true, Some(Stored::Integer)) => tensor.numbers(operand.name)?,
-            (true, _) => return Err(tensor.wrong_type(operand.name, "i64")),
+            (true, _) => return Err(tensor.wrong_type(operand.name, "i64 or i32")),
         };
         values.insert(name, numbers);
     }

@@ -5,7 +5,7 @@ use super::folder::{Entry, Folders, INDEX, Index, SCHEMA, is_plain, read_given};
 use crate::options;
 use crate::outcome::{Failure, Outcome, say};
 use crate::table::{Table, page};
-use crate::units::counted;
+use crate::units::{counted, digits};
 use etalon_conformance::profile::Profile;
 use etalon_conformance::questions::Probe;
 use etalon_conformance::report::{Status, Verdict};
@@ -87,7 +87,12 @@ fn headline(judged: &[Judged<'_>], unasked: usize, allowed: f64) -> (Status, Str
     let hold = if held == 1 { "holds" } else { "hold" };
     let fail = if failed == 1 { "fails" } else { "fail" };
     let mut line = format!("{status}: {} {hold}, {failed} {fail}", counted(held, "probe"));
-    let open = (open > 0).then(|| format!(", {open} undecided"));
+    let share = if status == Status::Passed {
+        format!(" ({} % allowed)", digits(100.0 * allowed))
+    } else {
+        String::new()
+    };
+    let open = (open > 0).then(|| format!(", {open} undecided{share}"));
     let unasked = (unasked > 0).then(|| format!(", {unasked} not asked"));
     line.extend([open, unasked].into_iter().flatten());
     (status, line)

@@ -136,6 +136,31 @@ fn absent_and_extra_results_are_named() {
     assert!(line.ends_with("it holds no result of backward"), "{line}");
 }
 
+/// Scratch tensors have any type: what is ignored is not read.
+#[test]
+fn what_is_ignored_may_have_any_type() {
+    let bench = answered("forward");
+    let path = bench.path("got.safetensors");
+    let outputs = read_tensors(&path, u64::MAX).unwrap();
+    let Data::Bf16(numbers) = &outputs["o"].data else { panic!("bf16") };
+    let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let (shape, end) = (&outputs["o"].shape, bytes.len());
+    let header = format!(
+        r#"{{"o":{{"dtype":"BF16","shape":{shape:?},"data_offsets":[0,{end}]}},
+        "scratch":{{"dtype":"I16","shape":[2],"data_offsets":[{end},{}]}}}}"#,
+        end + 4
+    );
+    let length = (header.len() as u64).to_le_bytes();
+    fs::write(&path, [&length, header.as_bytes(), &bytes, &[1, 0, 2, 0]].concat()).unwrap();
+    let strict = ["--profile", "f32-strict", "--allow-missing"];
+    let line = refusal(&check(&bench, "forward", &strict));
+    assert!(line.contains("`scratch` must hold ") && line.ends_with("found I16"), "{line}");
+    let (text, status) =
+        said(&check(&bench, "forward", &[&strict[..], &["--allow-extra"]].concat()));
+    assert_eq!(status, Some(0), "{text}");
+    assert!(text.contains("Ignored: scratch."), "{text}");
+}
+
 #[test]
 fn sequences_may_be_tensors() {
     let problem = |sequences: &str| {

@@ -44,6 +44,20 @@ fn the_parts_of_a_run_are_the_run() {
     assert_eq!(all, whole);
 }
 
+/// Laws are asked of cases that are named: of none there is no verdict, and the reason is said.
+#[test]
+fn a_run_without_checks_is_undecided_and_says_why() {
+    let arguments = ["verify", "--depth", "smoke", "--law", "bound", "--tier", "simd/portable"];
+    let output = etalon(&arguments);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(3), "{text}");
+    assert!(
+        text.starts_with("Nothing was checked: --law judges the cases that --case names.\n"),
+        "{text}"
+    );
+    assert!(text.contains("\nUNDECIDED: 0 checks, ") && !text.contains("A cell:"), "{text}");
+}
+
 #[test]
 fn a_part_that_is_none_is_refused() {
     for part in ["0/3", "4/3", "0/0", "1", "1/", "a/b", "-1/3"] {

@@ -12,6 +12,14 @@ fn keys_of_other_libraries_are_answered_with_what_to_write() {
             r#""window_size": [128, 0]"#,
             r#"write "mask": { "window": { "left": 128, "right": 0 } }"#,
         ),
+        (r#""window_size": [127, -1]"#, r#"write "mask": { "window": { "left": 127 } }"#),
+        (
+            r#""sliding_window": 4096"#,
+            r#"write "mask": { "window": { "left": 4095, "right": 0 } }"#,
+        ),
+        (r#""window": 8"#, r#"write "mask": { "window": { "left": 7, "right": 0 } }"#),
+        (r#""layout": "bshd""#, "tensors are [batch, heads, rows, elements]"),
+        (r#""dtype": "bf16""#, "tensors have the types of the file"),
         (r#""alibi_slopes": true"#, r#"write "bias": { "batch": 1, "heads": 8 }"#),
         (r#""cu_seqlens_q": [0, 19]"#, r#"write "sequences": { "packed": "#),
         (r#""sm_scale": 0.125"#, r#"write "softmax_scale": 0.125"#),
@@ -75,11 +83,51 @@ fn a_missing_folder_is_named() {
 }
 
 #[test]
+fn a_file_that_is_not_there_is_told_from_its_folder() {
+    let bench = Bench::new("causal", "attention");
+    let reason = |input: &str| {
+        let problem = bench.path("p.json");
+        let files = ["--problem", problem.to_str().unwrap(), "--in", input, "--out", "never"];
+        refusal(&etalon(&[&["eval", "attention", "forward"][..], &files].concat()))
+    };
+    let path = |name: &str| bench.path(name).to_str().unwrap().to_string();
+    let line = reason(&path("none.safetensors"));
+    assert!(line.ends_with("none.safetensors: cannot be read: there is no such file"), "{line}");
+    let line = reason(&path("none/in.safetensors"));
+    assert!(
+        line.contains("cannot be read: there is no folder ") && line.ends_with("/none"),
+        "{line}"
+    );
+    #[cfg(unix)]
+    {
+        fs::create_dir(bench.path("folder")).unwrap();
+        let line = reason(&path("folder"));
+        assert!(line.ends_with("it is a folder, and a file in it is wanted"), "{line}");
+    }
+}
+
+#[test]
 fn nothing_is_not_timed() {
     for option in ["--length", "--batch"] {
         let line = refusal(&etalon(&["bench", option, "0"]));
         assert!(line.contains("must be a whole number of at least 1, found 0"), "{line}");
     }
+}
+
+/// What one reason keeps away stands in one line: all levels of cuda where there is no driver.
+#[test]
+fn absent_levels_are_listed_together() {
+    let output = etalon(&["list"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mut reasons: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("absent: "))
+        .map(|line| line.split_once(": ").unwrap_or_else(|| panic!("{line}")).1)
+        .collect();
+    let lines = reasons.len();
+    reasons.sort_unstable();
+    reasons.dedup();
+    assert_eq!(reasons.len(), lines, "{text}");
 }
 
 /// A verdict has a colour where somebody wants it, and never in a pipe.

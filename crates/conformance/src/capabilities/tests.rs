@@ -125,7 +125,7 @@ fn errors_name_the_key_and_the_line() {
         ),
         (
             r#"{ "kernels": [{ "algorithm": "attention", "limits": { "dims": {} } }] }"#,
-            "unknown value `dims`",
+            "unknown key `dims`",
         ),
         (
             r#"{ "kernels": [{ "algorithm": "attention", "limits": { "dim": { "multiple_of": 0 } } }] }"#,

@@ -5,18 +5,20 @@
 //! for. Sums of low precision stand out by factors of hundreds.
 //!
 //! A profile that stores dS in 16 bits rounds it there, which hides sums that are kept in 16 bits. A problem that
-//! somebody brings is therefore also asked with values that are opposite in pairs of keys, in rows that see whole pairs:
-//! o and δ are 0, and dS is a whole number of 2^−m below 36, which every type holds.
+//! somebody brings is therefore also asked with values that are opposite in pairs of keys, in rows that see whole
+//! pairs: o and δ are 0, and dS is a whole number of 2^−m below 36, which every type holds. With the other values
+//! the sinks and the bias of such a problem add to the keys of a row, and take from them.
 
 use super::arrays::Arrays;
-use super::inputs::{fill, is_dyadic, place, skeleton, value_columns};
+use super::equal::{Equal, Row, beside};
+use super::inputs::{fill, fill_beside, is_dyadic, place, skeleton, value_columns};
 use crate::generate::Stream;
 use crate::laws::compare::close;
 use crate::laws::flaw::{Flaw, Judgement, worst};
 use crate::laws::trial::Trial;
 use crate::laws::visible::Visible;
 use crate::tensor::Tensors;
-use etalon_problem::{Dtype, Pass, Problem};
+use etalon_problem::{Dtype, Operand, Pass, Problem};
 use ndarray::Array3;
 
 /// A question: the one of q and k that is 0, and whether values are opposite in pairs.
@@ -37,10 +39,12 @@ pub(super) fn dyadic_probe(trial: &Trial<'_>) -> Judgement {
 
 fn one_way(trial: &Trial<'_>, way: Way) -> Judgement {
     let (problem, sigma, inputs, visible) = inputs(trial, way)?;
+    let equal = Equal::of(&inputs)?;
+    let rows = (&visible, &equal);
     let outputs = trial.ask(&problem, &inputs)?;
     let x = Arrays::of(&inputs)?;
-    let sums = gradients(&problem, &x, &visible, (sigma, -1.0));
-    let sizes = gradients(&problem, &x.sizes(), &visible, (sigma.abs(), 1.0));
+    let sums = gradients(&problem, &x, rows, (sigma, -1.0));
+    let sizes = gradients(&problem, &x.sizes(), rows, (sigma.abs(), 1.0));
     let most = visible.counts().iter().copied().max().unwrap_or(1).max(1) as f64;
     let profile = trial.profile();
     let narrow = |x: &Dtype| *x != profile.accumulator;
@@ -84,20 +88,24 @@ fn inputs(trial: &Trial<'_>, way: Way) -> Result<(Problem, f64, Tensors, Visible
     let visible = Visible::new(&scores, &Tensors::new());
     let width = value_columns(&problem);
     let (batch, heads, queries, _) = visible.pairs.dim();
+    let fill = |element: &dyn Fn(&Operand, &[usize]) -> f64| match way.paired {
+        true => fill(case, &problem, Pass::Backward, element),
+        false => fill_beside(case, &problem, Pass::Backward, beside, element),
+    };
+    // Which rows are exact follows from sinks and bias.
+    let equal = Equal::of(&fill(&|_, _| 0.0))?;
     let exact = Array3::from_shape_fn((batch, heads, queries), |(b, h, i)| {
-        let keys: Vec<usize> = visible.keys([b, h, i]).collect();
+        let Row { keys, n, .. } = equal.row(&visible, [b, h, i]);
         let mean = |c| {
             let values = keys.iter().map(|&j| value(&[b, h / visible.group(), j, c]));
-            values.sum::<f64>() / keys.len() as f64
+            values.sum::<f64>() / n as f64
         };
         let whole = |keys: &[usize]| keys.len() == 2 && keys[0] / 2 == keys[1] / 2;
         let pairs = !way.paired || keys.chunks(2).all(whole);
-        pairs
-            && keys.len().is_power_of_two()
-            && (0..width).map(mean).all(|o| case.dtype.round(o) == o)
+        pairs && n.is_power_of_two() && (0..width).map(mean).all(|o| case.dtype.round(o) == o)
     });
     let exact = |at: &[usize]| exact[[at[0], at[1], at[2]]];
-    let inputs = fill(case, &problem, Pass::Backward, |x, at| match x.name {
+    let inputs = fill(&|x, at| match x.name {
         "q" | "k" if x.name == way.zero => 0.0,
         "q" | "k" => odd(at),
         "v" => value(at),
@@ -109,21 +117,26 @@ fn inputs(trial: &Trial<'_>, way: Way) -> Result<(Problem, f64, Tensors, Visible
     Ok((problem, scores.scale(), inputs, visible))
 }
 
-/// (B1) to (B9) with P = 1/n, pair by pair. Of inputs without signs, and with `minus` 1 for −1: the
-/// sums of the sizes of all terms. A softcap has the slope 1 at 0.
+/// (B1) to (B9) with P = 1/n, pair by pair; a sink has the same P. Of inputs without signs, and with `minus` 1 for
+/// −1: the sums of the sizes of all terms. A softcap has the slope 1 at 0.
 fn gradients(
     problem: &Problem,
     x: &Arrays,
-    visible: &Visible,
+    (visible, equal): (&Visible, &Equal),
     (sigma, minus): (f64, f64),
 ) -> Arrays {
     let mut sums = Arrays::results(problem, Pass::Backward);
-    for ((b, h, i), &n) in visible.counts().indexed_iter() {
-        let (row, p) = ([b, h, i], 1.0 / n as f64);
+    for ((b, h, i), _) in visible.counts().indexed_iter() {
+        let row = [b, h, i];
+        let Row { keys, n, .. } = equal.row(visible, row);
+        let p = 1.0 / n as f64;
         let key = |j| [b, h / visible.group(), j];
         let dp = |j| x.product(("v", key(j)), ("dout", row));
-        let dps: Vec<(usize, f64)> = visible.keys(row).map(|j| (j, dp(j))).collect();
+        let dps: Vec<(usize, f64)> = keys.iter().map(|&j| (j, dp(j))).collect();
         let delta = dps.iter().map(|(_, dp)| p * dp).sum::<f64>() + minus * x.at("dlse", &row);
+        if n > keys.len() {
+            sums.add("dsinks", &[h], p * minus * delta);
+        }
         for (j, dp) in dps {
             sums.add_ds(x, row, key(j), sigma, p * (dp + minus * delta));
             sums.add_value(x, row, key(j), p);

@@ -26,16 +26,25 @@ pub(super) fn fill(
     pass: Pass,
     element: impl Fn(&Operand, &[usize]) -> f64,
 ) -> Tensors {
-    let by_pair = |x: &Operand| x.name == "bias" && x.has(Axis::Keys);
+    let idle = |x: &Operand, _: &[usize]| if x.name == "sinks" { f64::NEG_INFINITY } else { 0.0 };
+    fill_beside(case, problem, pass, idle, element)
+}
+
+/// The same with sinks and an additive bias of their own.
+pub(super) fn fill_beside(
+    case: &Case,
+    problem: &Problem,
+    pass: Pass,
+    beside: impl Fn(&Operand, &[usize]) -> f64,
+    element: impl Fn(&Operand, &[usize]) -> f64,
+) -> Tensors {
+    let is_beside = |x: &Operand| x.name == "sinks" || x.name == "bias" && x.has(Axis::Keys);
     let operands = problem.operands(pass).into_iter().filter(|x| is_given(case, x));
     let tensor = |operand: Operand| {
-        let constant = match operand.name {
-            "sinks" => Some(f64::NEG_INFINITY),
-            "bias" if by_pair(&operand) => Some(0.0),
-            _ => None,
-        };
-        let values = ArrayD::from_shape_fn(IxDyn(&operand.shape), |index| {
-            constant.unwrap_or_else(|| element(&operand, index.slice()))
+        let apart = is_beside(&operand);
+        let values = ArrayD::from_shape_fn(IxDyn(&operand.shape), |index| match apart {
+            true => beside(&operand, index.slice()),
+            false => element(&operand, index.slice()),
         });
         let stored = Stored::of(operand.precision, case.dtype);
         (operand.name.to_string(), Tensor::store(&values, stored))

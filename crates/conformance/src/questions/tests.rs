@@ -119,10 +119,10 @@ fn what_is_not_answered_is_undecided_and_a_failure_comes_first() {
     let edge = &asked[0];
     assert_eq!(edge.questions.as_ref().unwrap().len(), 2);
     let none = verdict(&given, None, edge, |_| None);
-    assert_eq!(none, Verdict::Undecided("question 1 and 2 of 2 have no answer".to_string()));
+    assert_eq!(none, Verdict::Undecided("questions 1 and 2 have no answer".to_string()));
     let first = &edge.questions.as_ref().unwrap()[0];
     let half = |bug| verdict(&given, None, edge, |x| (x != first).then(|| answer(x, bug)));
-    assert_eq!(half(Bug::None), Verdict::Undecided("question 1 of 2 has no answer".to_string()));
+    assert_eq!(half(Bug::None), Verdict::Undecided("question 1 has no answer".to_string()));
     assert!(half(Bug::KeyAhead).is_negative());
 }
 
@@ -162,7 +162,9 @@ fn every_algorithm_has_probes_and_reasons() {
     let outputs = TokenOutputs { lse: true, logprob: true, entropy: true, argmax: true };
     let loss = LinearCrossEntropy::new(24, 64, 300).softcap(30.0).bias().outputs(outputs);
     let lazy = etalon_problem::LazyAttention::new(extents(64)).bias(16);
-    let problems: [Problem; 7] = [
+    let plain = LinearCrossEntropy::new(24, 64, 300).label_smoothing(0.1);
+    let problems: [Problem; 8] = [
+        plain.into(),
         options.into(),
         capped.into(),
         padded.into(),
@@ -195,6 +197,48 @@ fn every_algorithm_has_probes_and_reasons() {
                 }
             }
         }
+    }
+}
+
+/// A kernel that leaves out an option, in exact arithmetic; what it returns as the gradient of it is 0.
+fn without(question: &Question, option: &str) -> Tensors {
+    let exact = |Question { problem, pass, dtype, inputs }: &Question| {
+        let (pass, dtype, hints) = (*pass, *dtype, Hints::default());
+        ask(&Reference, &Request { problem, pass, dtype, inputs, hints }).unwrap()
+    };
+    let mut own = question.clone();
+    let Problem::Attention(problem) = &mut own.problem else { panic!("attention") };
+    match option {
+        "sinks" => problem.scores.sinks = false,
+        "bias" => problem.scores.bias = None,
+        _ => return exact(question),
+    }
+    own.inputs.remove(option);
+    let (gradient, mut outputs) = (format!("d{option}"), exact(&own));
+    if let Some(x) = exact(question).get(&gradient) {
+        let zeros = x.numbers(&gradient).unwrap() * 0.0;
+        outputs.insert(gradient, Tensor::store(&zeros, x.stored().unwrap()));
+    }
+    outputs
+}
+
+/// Sinks and a bias that are there are asked about in both passes, beside padding and rows that see nothing.
+#[test]
+fn a_kernel_that_leaves_out_sinks_or_a_bias_fails() {
+    let lengths = etalon_problem::Sequences::Lengths { query: vec![72, 50], key: vec![40, 61] };
+    let problem = Attention::new(extents(64)).mask(Mask::causal()).sequences(lengths);
+    let given = given(problem.sinks().bias(1, 4), Dtype::Bf16);
+    let asked = asked(&given, None);
+    for (option, passes) in
+        [("none", &[][..]), ("sinks", &["backward", "forward"]), ("bias", &["backward", "forward"])]
+    {
+        let fails =
+            |x: &&Asked| verdict(&given, None, x, |x| Some(without(x, option))).is_negative();
+        let mut failed: Vec<&str> =
+            asked.iter().filter(fails).map(|x| x.probe.pass.as_str()).collect();
+        failed.sort_unstable();
+        failed.dedup();
+        assert_eq!(failed, passes, "{option}");
     }
 }
 

@@ -64,6 +64,10 @@ fn of_data(said: &str, path: &str) -> String {
         );
     }
     if let Some((name, expected)) = unknown(said, "variant") {
+        // The key of a map is a variant without a name in the path.
+        if own == "?" {
+            return format!("unknown key `{name}`{}{expected}", within(parent));
+        }
         return format!(
             "unknown value `{name}`{}{expected}",
             within(if own == name { parent } else { path })
@@ -79,6 +83,9 @@ fn of_data(said: &str, path: &str) -> String {
     let kinds = ["invalid type: ", "invalid value: ", "invalid length "];
     let rest = kinds.iter().find_map(|kind| said.strip_prefix(kind));
     match rest.and_then(|rest| rest.split_once(", expected ")) {
+        Some((_, expected)) if said.starts_with(kinds[2]) && expected.starts_with("struct ") => {
+            format!("{subject} must be {}, found an array", kind(expected))
+        }
         Some((found, expected)) => {
             format!("{subject} must be {}, found {}", kind(expected), kind(found))
         }
@@ -108,6 +115,7 @@ fn kind(name: &str) -> String {
         "sequence" => "an array".to_string(),
         "unit value" | "unit" | "null" => "null".to_string(),
         "a sequence" => "an array".to_string(),
+        "a map" => "an object with keys".to_string(),
         "unit variant" => "a name alone".to_string(),
         name if name.starts_with("struct ") || name.ends_with(" variant") => {
             "an object with keys".to_string()
@@ -133,6 +141,7 @@ pub fn line_of(text: &str, key: &str) -> Option<usize> {
 mod tests {
     use super::*;
     use serde::Deserialize;
+    use std::collections::BTreeMap;
 
     #[derive(Debug, Deserialize)]
     #[serde(deny_unknown_fields)]
@@ -142,6 +151,7 @@ mod tests {
         inner: Option<Inner>,
         list: Option<Vec<usize>>,
         word: Option<Word>,
+        counts: Option<BTreeMap<Word, usize>>,
         shape: Option<Shape>,
     }
 
@@ -153,7 +163,7 @@ mod tests {
         on: Option<bool>,
     }
 
-    #[derive(Debug, Deserialize)]
+    #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
     #[serde(rename_all = "snake_case")]
     enum Word {
         One,
@@ -172,7 +182,7 @@ mod tests {
         for (text, words) in [
             (
                 "{\n\"b\": 1}",
-                "line 2: unknown key `b`, expected one of `a`, `inner`, `list`, `word`, `shape`",
+                "line 2: unknown key `b`, expected one of `a`, `inner`, `list`, `word`, `counts`, `shape`",
             ),
             (
                 "{\"inner\":\n{\"sise\": 1}}",
@@ -181,6 +191,10 @@ mod tests {
             (
                 "{\"word\": \"three\"}",
                 "line 1: unknown value `three` of `word`, expected `one` or `two`",
+            ),
+            (
+                "{\"counts\": {\"three\": 1}}",
+                "line 1: unknown key `three` of `counts`, expected `one` or `two`",
             ),
             ("{\"inner\": {}}", "line 1: the key `size` is missing of `inner`"),
             ("{\"a\": 1,\n\"a\": 2}", "line 2: the key `a` stands twice"),
@@ -209,6 +223,7 @@ mod tests {
                 "{\"shape\": \"round\"}",
                 "line 1: `shape.round` must be an object with keys, found a name alone",
             ),
+            ("[]", "line 1: the file must be an object with keys, found an array"),
             ("{\"a\": 1,}", "line 1, column 9: a comma stands before a closing bracket"),
             ("{\"a\": 1", "line 1: the text ends before all that it opens is closed"),
             ("{\"a\" 1}", "line 1, column 6: a colon is missing after a key"),

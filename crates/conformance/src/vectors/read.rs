@@ -4,7 +4,7 @@ use super::Error;
 use etalon_problem::shortened;
 use safetensors::tensor::{Dtype, Metadata};
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 
 /// The most bytes of a problem file: offsets of some million sequences.
@@ -18,6 +18,19 @@ const LENGTH: usize = size_of::<u64>();
 
 fn unreadable(path: &Path, source: io::Error) -> Error {
     Error::Read { path: path.to_path_buf(), source }
+}
+
+/// Why a file cannot be read, without the numbers of an operating system where words will do.
+pub fn why(path: &Path, source: &io::Error) -> String {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    match (source.kind(), folder) {
+        (ErrorKind::NotFound, Some(folder)) if !folder.exists() => {
+            format!("there is no folder {}", folder.display())
+        }
+        (ErrorKind::NotFound, _) => "there is no such file".to_string(),
+        (ErrorKind::IsADirectory, _) => "it is a folder, and a file in it is wanted".to_string(),
+        _ => source.to_string(),
+    }
 }
 
 /// What files begin with that are taken for safetensors, and how to make one of them.

@@ -35,6 +35,10 @@ const ROOM: f64 = 2.0;
 const MANY: usize = 4;
 const FAR: f64 = 6.0;
 
+/// Results that are by more than this share of themselves too large or too small, in the mean over such rows: zeros,
+/// a sign or a factor of 2 are, and few errors of correct kernels that are as large as results go all one way.
+const SHARE: f64 = 0.5;
+
 /// What is blunt about an output.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Blunt {
@@ -50,31 +54,48 @@ pub struct Blunt {
     pub undecided: usize,
     /// The first of these rows, each by its index without that of the column.
     pub rows: Vec<Vec<usize>>,
+    /// Whether every element counts as a row, as of outputs of a few rows.
+    pub by_element: bool,
     /// How many such rows there are.
     pub row_count: usize,
     /// The largest error of such a row over the typical one.
     pub times: f64,
+    /// By which share of themselves the blunt elements are too large, in the mean over rows, where that is what puts
+    /// them in doubt.
+    pub share: Option<f64>,
 }
 
 /// The undecided elements in one sentence.
 impl fmt::Display for Blunt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Blunt { output, elements, of, no_bound, undecided, rows, row_count, times } = self;
-        write!(
-            f,
-            "{undecided} of {of} elements of {output} are undecided: they err up to {times:.0} times as much as simulated kernels do, "
-        )?;
-        write!(
-            f,
-            "and their bounds, with those of {} more, are wider than half of the scale of their rows",
-            elements - undecided
-        )?;
+        let Blunt { output, elements, of, no_bound, undecided, rows, row_count, .. } = self;
+        let times = self.times;
+        let are = if *undecided == 1 { "is" } else { "are" };
+        write!(f, "{undecided} of {of} elements of {output} {are} undecided: ")?;
+        match self.share {
+            Some(share) => {
+                let side = if share > 0.0 { "large" } else { "small" };
+                let percent = 100.0 * share.abs();
+                write!(
+                    f,
+                    "in the mean {percent:.0} % of themselves too {side}, {times:.0} times as much"
+                )?;
+            }
+            None => write!(f, "errors up to {times:.0} times as large")?,
+        }
+        write!(f, " as of simulated kernels, and bounds wider than half of the scale of a row")?;
         if !no_bound.is_empty() {
             let reasons = no_bound.iter().map(|(reason, n)| format!("{n} since {reason}"));
             write!(f, " or missing ({})", reasons.collect::<Vec<_>>().join(", "))?;
         }
+        let more = elements - undecided;
+        if more > 0 {
+            write!(f, "; {more} more have such bounds")?;
+        }
         let names: Vec<String> = rows.iter().map(|row| format!("{row:?}")).collect();
-        write!(f, "; rows {}", names.join(", "))?;
+        let what = if self.by_element { "element" } else { "row" };
+        let s = if *row_count == 1 { "" } else { "s" };
+        write!(f, "; {what}{s} {}", names.join(", "))?;
         if *row_count > rows.len() {
             write!(f, " and {} more", row_count - rows.len())?;
         }
@@ -146,6 +167,13 @@ struct Rows<'a> {
     least: Vec<f64>,
     /// The same of the simulated kernels, all together.
     simulated: Vec<f64>,
+    /// The exact results, each divided by the sum of the squares of the scales of the blunt elements of its row, and by
+    /// the number of rows.
+    directions: Vec<f64>,
+    /// The share of themselves by which blunt elements are too large, in the mean over rows.
+    share: f64,
+    /// The sum of its squares of the simulated kernels.
+    shares: f64,
 }
 
 impl<'a> Rows<'a> {
@@ -167,10 +195,47 @@ impl<'a> Rows<'a> {
         let least: Vec<f64> =
             scales.iter().map(|scale| unit * scale + stored.underflow()).collect();
         let simulated = vec![0.0; rows.len()];
-        let mut all =
-            Rows { operand, bound, layout, blunt, rows, own: vec![], least: vec![], simulated };
+        let directions = bound.value.iter().copied().collect();
+        let (share, shares) = (0.0, 0.0);
+        let mut all = Rows {
+            operand,
+            bound,
+            layout,
+            blunt,
+            rows,
+            own: vec![],
+            least: vec![],
+            simulated,
+            directions,
+            share,
+            shares,
+        };
         (all.own, all.least) = (all.squares(&own), all.squares(&least));
+        all.divide_directions(&scales);
+        all.share = all.share_of(&own);
         Some(all)
+    }
+
+    fn divide_directions(&mut self, scales: &[f64]) {
+        let (squares, rows) = (self.squares(scales), self.rows.len() as f64);
+        for (&row, square) in self.rows.iter().zip(squares) {
+            let by = if square > 0.0 { 1.0 / (square * rows) } else { 0.0 };
+            self.directions[self.layout.range(row)].iter_mut().for_each(|x| *x *= by);
+        }
+    }
+
+    /// By which share of themselves the blunt elements are too large, in the mean over rows, of errors.
+    fn share_of(&self, errors: &[f64]) -> f64 {
+        let blunt = self.rows.iter().flat_map(|&row| self.layout.range(row));
+        let blunt = blunt.filter(|&at| self.blunt[at] && self.directions[at] != 0.0);
+        blunt.map(|at| errors[at] * self.directions[at]).sum()
+    }
+
+    /// The share, where it is larger than those of simulated kernels let it be, and how many times as large.
+    fn share_in_doubt(&self) -> Option<(f64, f64)> {
+        let typical = (self.shares / f64::from(KERNELS)).sqrt();
+        let wide = self.rows.len() >= MANY && self.share.abs() > SHARE.max(limit() * typical);
+        wide.then(|| (self.share, self.share.abs() / typical))
     }
 
     /// Row by row, the sum of the squares of the blunt elements of a list.
@@ -185,6 +250,7 @@ impl<'a> Rows<'a> {
     /// Counts the errors of a simulated kernel.
     fn add(&mut self, errors: &Values) {
         let errors = errors.get(self.operand.name).and_then(|errors| errors.as_slice());
+        self.shares += errors.map_or(0.0, |errors| self.share_of(errors).powi(2));
         let squares = errors.map_or(Vec::new(), |errors| self.squares(errors));
         self.simulated.iter_mut().zip(squares).for_each(|(sum, square)| *sum += square);
     }
@@ -204,9 +270,12 @@ impl<'a> Rows<'a> {
         times.collect()
     }
 
-    /// The rows that err more than simulated kernels do, and how many times as much.
+    /// The rows that err more than simulated kernels do, and how many times as much: all, where they err one way.
     fn in_doubt(&self) -> Vec<(usize, f64)> {
         let times = self.times();
+        if let Some((_, share)) = self.share_in_doubt() {
+            return self.rows.iter().map(|&row| (row, share)).collect();
+        }
         let far = times.iter().filter(|times| **times > FAR).count();
         let limit = if far >= MANY && 4 * far >= times.len() { FAR } else { limit() };
         let rows = self.rows.iter().copied().zip(times);
@@ -223,8 +292,10 @@ impl<'a> Rows<'a> {
             no_bound: self.bound.no_bound.clone(),
             undecided: doubts.iter().map(|(row, _)| elements(self.layout.range(*row))).sum(),
             rows: doubts.iter().take(NAMED).map(|(row, _)| self.layout.index(*row)).collect(),
+            by_element: self.layout.width == 1,
             row_count: doubts.len(),
             times: doubts.iter().map(|(_, times)| *times).fold(0.0, f64::max),
+            share: self.share_in_doubt().map(|(share, _)| share),
         }
     }
 }

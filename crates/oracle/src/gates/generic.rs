@@ -41,7 +41,7 @@ pub fn generic(problem: &Problem, pass: Pass, inputs: &Tensors) -> Result<(), St
         let Some(x) = numbers.get(operand.name) else { continue };
         drawn(x).map_err(|reason| format!("{}: {reason}", operand.name))?;
     }
-    let pairs = pairs_that_count(problem, &numbers).map_err(|error| error.to_string())?;
+    let pairs = pairs_that_count(problem, pass, &numbers).map_err(|error| error.to_string())?;
     if pairs < PAIRS {
         return Err(format!("{pairs:.1} pairs of a row of scores count, {PAIRS} are needed"));
     }
@@ -156,13 +156,15 @@ fn neighbours(x: &ArrayD<f64>, axis: usize) -> f64 {
     products.sum::<f64>() / first.len().max(1) as f64
 }
 
-/// How many terms of a softmax count, in the mean over its rows: of n terms whose logits deviate by σ as many as
-/// n e^{−σ²} have (Σ P)² / Σ P². Without a softmax ∞.
-fn pairs_that_count(problem: &Problem, x: &Values) -> Result<f64, Error> {
+/// How many terms of a softmax count, in the mean over its rows: of n terms whose logits deviate by σ as many as n
+/// e^{−σ²} have (Σ P)² / Σ P². Without a softmax ∞. Gradients of keys are sums over queries: outside of the forward
+/// pass the fewer of both directions count.
+fn pairs_that_count(problem: &Problem, pass: Pass, x: &Values) -> Result<f64, Error> {
     let square = |name: &str| x.get(name).map_or(0.0, |x| Moments::of(x.iter()).square);
     if let Some(scores) = problem.scores() {
         let e = &scores.extents;
-        let rows = e.batch * e.query_heads * e.queries.max(e.keys);
+        let longest = if pass == Pass::Forward { e.queries } else { e.queries.max(e.keys) };
+        let rows = e.batch * e.query_heads * longest;
         let pairs = scores.visible_pairs()? as f64 / rows.max(1) as f64;
         let variance = scores.scale() * scores.scale() * square("q") * square("k") * e.dim as f64;
         let capped = scores.softcap.map_or(variance, |cap| variance.min(cap * cap));

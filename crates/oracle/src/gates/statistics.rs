@@ -82,6 +82,8 @@ pub enum Part {
     Columns(Range<usize>),
     /// One row, by its index.
     Row(Vec<usize>),
+    /// So many short rows or elements, from one on.
+    From(usize, Vec<usize>),
 }
 
 impl fmt::Display for Part {
@@ -92,6 +94,7 @@ impl fmt::Display for Part {
             Part::Rows(rows) => write!(f, "rows {} to {}", rows.start, rows.end - 1),
             Part::Columns(columns) => write!(f, "columns {} to {}", columns.start, columns.end - 1),
             Part::Row(at) => write!(f, "row {at:?}"),
+            Part::From(count, at) => write!(f, "{count} in a row from {at:?} on"),
         }
     }
 }
@@ -113,7 +116,8 @@ impl fmt::Display for Statistic {
                 write!(f, "results are {size:.2e} of themselves too {side}; {limit:.2e} is chance")
             }
             Measure::Chi => {
-                write!(f, "errors are {value:.2} times the typical ones; {limit:.2} is chance")
+                let [value, limit] = [value, limit].map(super::three_digits);
+                write!(f, "errors are {value} times the typical ones; {limit} is chance")
             }
         }
     }
@@ -337,7 +341,9 @@ impl<'a> Errors<'a> {
             let range = first * layout.width..last * layout.width;
             let samples: Vec<&[f64]> = self.samples.iter().map(|x| &x[range.clone()]).collect();
             let (value, limit) = chi(&self.own[range], &samples)?;
-            let (output, part) = (name.to_string(), Part::Row(layout.index(first)));
+            let at = layout.index(first);
+            let part = if last - first == 1 { Part::Row(at) } else { Part::From(last - first, at) };
+            let output = name.to_string();
             Some(Statistic { output, part, measure: Measure::Chi, value, limit })
         };
         let worst = groups.filter_map(chi).max_by(|a, b| a.margin().total_cmp(&b.margin()));
