@@ -4,6 +4,7 @@ use crate::draft::{Operands, draft};
 use crate::options::{Level, Options};
 use crate::parts::Laid;
 use crate::pass::Choice;
+use crate::room::Buffer;
 use crate::softmax::chosen;
 use crate::step;
 use crate::target::Target;
@@ -60,15 +61,6 @@ pub struct Step {
     pub sums: usize,
     /// The blocks of a launch that have something to do, about.
     pub working: usize,
-}
-
-/// A part of the scratch memory.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Buffer {
-    /// What is in it.
-    pub name: &'static str,
-    /// Its size.
-    pub bytes: usize,
 }
 
 /// How fast the kernels of a device are.

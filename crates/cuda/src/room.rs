@@ -1,6 +1,5 @@
 //! Where things lie in the memory of a call.
 
-use crate::plan::Buffer;
 use etalon_problem::Error;
 
 /// Bytes in the memory of a call.
@@ -15,6 +14,15 @@ impl Room {
     pub fn address(self, base: u64) -> u64 {
         base + self.at as u64
     }
+}
+
+/// A part of the scratch memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Buffer {
+    /// What is in it.
+    pub name: &'static str,
+    /// Its size.
+    pub bytes: usize,
 }
 
 /// Rooms of a call, before there is memory for them.

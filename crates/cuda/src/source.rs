@@ -1,0 +1,62 @@
+//! The source of a variant: the texts of its family, with the kernel arguments that these name.
+
+use crate::args::{Declaration, Definitions};
+use crate::cache::Cache;
+use crate::linear_attention;
+use crate::linear_cross_entropy;
+use crate::moves;
+use crate::softmax;
+use crate::strided;
+use crate::variant::Variant;
+use std::fmt::Write;
+
+impl Variant {
+    /// The whole source. Messages of the compiler name the file and its line.
+    pub fn source(&self) -> String {
+        let (mut source, mut definitions) = (String::new(), Definitions::default());
+        for (name, text) in self.family.texts() {
+            let _ = writeln!(source, "#line 1 \"{name}\"");
+            for (number, line) in text.lines().enumerate() {
+                let struct_name =
+                    line.strip_prefix(ARGUMENTS).and_then(|rest| rest.split_once(')'));
+                let Some((of, _)) = struct_name else {
+                    source.push_str(line);
+                    source.push('\n');
+                    continue;
+                };
+                let defined = definitions.text.len();
+                define(of, &mut definitions);
+                let text = &definitions.text[defined..];
+                let _ = write!(
+                    source,
+                    "#line 1 \"arguments\"\n{text}#line {} \"{name}\"\n",
+                    number + 2
+                );
+            }
+        }
+        source
+    }
+
+    /// The name of its machine code in a cache or an archive: a hash of the source, the options, the
+    /// architecture, and the version of the compiler.
+    pub(crate) fn key(&self, architecture: &str, nvrtc: &str) -> String {
+        Cache::key(&[&self.source(), &self.options(architecture).join("\n"), nvrtc])
+    }
+}
+
+/// The beginning of a line in whose place a struct of kernel arguments is defined, whose name follows, in parentheses.
+const ARGUMENTS: &str = "KERNEL_ARGS(";
+
+/// Kernel arguments that sources name.
+fn declared() -> impl Iterator<Item = Declaration> {
+    let own = [moves::ARGUMENTS, strided::ARGUMENTS, linear_attention::ARGUMENTS];
+    let own = own.into_iter().chain([linear_cross_entropy::ARGUMENTS]).flatten().copied();
+    own.chain(softmax::arguments())
+}
+
+/// Adds the definition of kernel arguments, and of what they need.
+fn define(name: &str, definitions: &mut Definitions) {
+    if let Some((_, define)) = declared().find(|(own, _)| *own == name) {
+        define(definitions);
+    }
+}
