@@ -156,6 +156,14 @@ impl<'a> Judge<'a> {
         self.width
     }
 
+    /// How many rows an entry of the axes before that of rows has.
+    pub fn rows_inside(&self) -> usize {
+        let shape = &self.output.operand.shape;
+        let rows =
+            if self.width > 1 { shape.len().checked_sub(2) } else { shape.len().checked_sub(1) };
+        rows.and_then(|at| shape.get(at)).copied().unwrap_or(1)
+    }
+
     pub fn is_off(&self, at: usize) -> bool {
         self.output.margins[at] > 1.0
     }

@@ -13,7 +13,7 @@ use crate::tensor::{Values, usual, values};
 use crate::tier::{Hints, Request};
 use crate::tiers::ask;
 use crate::zoo::{Host, Mutant, mutants};
-use etalon_problem::{Dtype, Error, Pass};
+use etalon_problem::{Dtype, Error, Operand, Pass};
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -60,7 +60,7 @@ impl<'a> Others<'a> {
                 None => format!("these are the results of another convention: {}", reading.text),
             },
             rank: if reading.is_late { Rank::Input } else { Rank::Reading },
-            cost: each,
+            cost: each * reading.evaluations(),
             how: How::Reading(Box::new(reading)),
         };
         let bug = |mutant: Mutant| Candidate {
@@ -92,6 +92,22 @@ impl<'a> Others<'a> {
         // Those of saved tensors evaluated the forward pass, perhaps twice.
         let made = if pass == Pass::Backward { 2.0 * cost(problem) } else { 0.0 };
         Ok(Others { made, request, inputs: values, parts, whole: answer, candidates, budget })
+    }
+
+    /// Inputs that have the shape of an output that is off, in row-major order.
+    pub fn inputs_like(&self, judges: &[Judge<'_>]) -> Vec<(&'static str, Vec<f64>)> {
+        let operands = self.request.problem.operands(self.request.pass);
+        let given = operands.into_iter().filter(|operand| operand.role.is_given());
+        let off = |operand: &Operand| {
+            judges
+                .iter()
+                .map(Judge::output)
+                .any(|x| x.off() > 0 && x.operand.shape == operand.shape)
+        };
+        given
+            .filter(off)
+            .filter_map(|x| Some((x.name, self.inputs.get(x.name)?.iter().copied().collect())))
+            .collect()
     }
 
     /// Tries the candidates, rank by rank, as far as the budget goes. Inputs that were taken from elsewhere

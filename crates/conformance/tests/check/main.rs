@@ -3,6 +3,7 @@
 
 mod bench;
 mod derived;
+mod public;
 mod truth;
 
 use bench::{Bench, EXTENTS, attention, explained, linear, place};
