@@ -8,7 +8,7 @@ use super::others::Others;
 use super::{Explanation, Kind, Tell, patterns};
 use crate::tier::Request;
 use etalon_problem::Error;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// As many mutants and as many readings are named, and patterns of one output.
 const NAMED: usize = 3;
@@ -31,6 +31,9 @@ pub(super) fn explain(
         let mut own: Vec<(Explanation, Place)> =
             candidates.iter().filter_map(|candidate| of_pattern(candidate, judge)).collect();
         own.sort_by(|x, y| x.1.order(&y.1));
+        // A number with a name, and nearly the same one without.
+        let mut seen = BTreeSet::new();
+        own.retain(|(x, _)| seen.insert(x.id.clone()));
         own.truncate(NAMED);
         ranked.extend(own);
     }

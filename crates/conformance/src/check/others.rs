@@ -40,7 +40,12 @@ impl<'a> Others<'a> {
         let share = SHARE * products_of_a_check(problem, pass);
         let budget = if explains(problem) { share.max(FEW) } else { share };
         let values = values(problem, pass, inputs)?;
-        let readings = all_readings(problem, pass, dtype, inputs, &values);
+        let mut readings = all_readings(problem, pass, dtype, inputs, &values);
+        // Nobody needs what speaks of right outputs alone.
+        let is_off = |name: &&'static str| {
+            answer.outputs.iter().any(|output| output.operand.name == *name && output.off() > 0)
+        };
+        readings.retain(|reading| reading.only.is_empty() || reading.only.iter().any(is_off));
         let bugs = mutants().into_iter().filter(|x| x.of.contains(&problem.algorithm()));
         let bugs: Vec<Mutant> = bugs.collect();
         let all = (readings.len() + bugs.len()) as f64;
@@ -95,7 +100,7 @@ impl<'a> Others<'a> {
     }
 
     /// Inputs that have the shape of an output that is off, in row-major order.
-    pub fn inputs_like(&self, judges: &[Judge<'_>]) -> Vec<(&'static str, Vec<f64>)> {
+    pub fn inputs_like(&self, judges: &[Judge<'_>]) -> Vec<(&'static str, &[f64])> {
         let operands = self.request.problem.operands(self.request.pass);
         let given = operands.into_iter().filter(|operand| operand.role.is_given());
         let off = |operand: &Operand| {
@@ -106,7 +111,7 @@ impl<'a> Others<'a> {
         };
         given
             .filter(off)
-            .filter_map(|x| Some((x.name, self.inputs.get(x.name)?.iter().copied().collect())))
+            .filter_map(|x| Some((x.name, self.inputs.get(x.name)?.as_slice()?)))
             .collect()
     }
 

@@ -21,7 +21,7 @@ pub(super) fn all<'a>(
     problem: &Problem,
     judge: &'a Judge<'a>,
     others: &'a [Judge<'a>],
-    inputs: &'a [(&'static str, Vec<f64>)],
+    inputs: &'a [(&'static str, &'a [f64])],
 ) -> Vec<Candidate<'a>> {
     if judge.output().off() == 0 {
         return Vec::new();

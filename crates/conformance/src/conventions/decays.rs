@@ -101,6 +101,7 @@ fn orders(own: &Own<'_>, problem: &LinearAttention, g: &ArrayD<f64>) -> Vec<Read
         }
     }
     if own.pass == Pass::Forward {
+        list.push(growing(own, problem, g));
         let factor: Arc<ArrayD<f64>> = Arc::new(g.mapv(f64::exp));
         let text = "a token's key is added before the state is decayed, and decays with it";
         list.push(plain("decay-after-key", text).edit("k", Edit::Rows(factor)));
@@ -109,6 +110,18 @@ fn orders(own: &Own<'_>, problem: &LinearAttention, g: &ArrayD<f64>) -> Vec<Read
         list.push(plain("key-by-gate", text).edit("k", Edit::Rows(factor)));
     }
     list
+}
+
+/// States that grow by e^{−g}: without decays, a query times e^{−G} and a key times e^{G} of the sum G of
+/// log-decays up to its token.
+fn growing(own: &Own<'_>, problem: &LinearAttention, g: &ArrayD<f64>) -> Reading {
+    let mut sums = g.clone();
+    sums.accumulate_axis_inplace(ndarray::Axis(2), |last, sum| *sum += last);
+    let text = "the exponent of the decay has the other sign: states grow";
+    let problem = LinearAttention { decay: Decay::None, ..problem.clone() };
+    let reading = Reading::plain("decay-inverted", text, &problem.into()).of("decay").only(["o"]);
+    let keys = Edit::Rows(Arc::new(sums.mapv(f64::exp)));
+    with_factor(own, reading.edit("k", keys), &sums, -1.0)
 }
 
 /// The initial state decays once more or less than it should.

@@ -18,9 +18,9 @@ pub enum Edit {
         /// What stands where there is no such entry.
         beyond: f64,
     },
-    /// Its axes lie in memory in this order, and nobody knows.
+    /// Its axes lie in memory in this order, and it is read as if they did not.
     Layout(Arc<[usize]>),
-    /// It lies in memory as it says, and is read as if its axes had been brought into this order.
+    /// It is read as if its axes lay in memory in this order, and they do not.
     LayoutBack(Arc<[usize]>),
     /// Rows are multiplied, each by a number of its own: an array of the first axes.
     Rows(Arc<ArrayD<f64>>),

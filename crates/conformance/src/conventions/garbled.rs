@@ -1,6 +1,7 @@
 //! Readings of inputs that lie otherwise in memory than their file says: two axes are exchanged, as where
 //! strides were lost on the way. And inputs that were rounded to a narrower type before they were read.
 
+use super::derived::hyphens;
 use super::{Edit, Layout, Own, Reading};
 use etalon_problem::{Dtype, Operand, Precision, Scores};
 
@@ -9,15 +10,15 @@ pub(super) fn all(own: &Own<'_>) -> Vec<Reading> {
     let given = || own.operands.iter().filter(|x| own.inputs.contains_key(x.name));
     for operand in given().filter(|x| x.precision != Precision::Integer) {
         for order in Layout::orders(&operand.shape).into_iter().filter(|order| is_pair(order)) {
-            for back in twice(operand, &order) {
+            for lay in twice(operand, &order) {
                 let text = format!(
                     "`{}` {}: strides were lost on the way between the file and the kernel",
                     operand.name,
-                    words(operand, &order, back)
+                    words(operand, &order, lay)
                 );
-                let id = format!("{}-as-{}", operand.name, memory(operand, &order, back));
+                let id = format!("{}-as-{}", hyphens(operand.name), memory(operand, &order, lay));
                 let reading = Reading::plain(id, text, own.problem).of(operand.name).late();
-                list.push(reading.edit(operand.name, edit(&order, back)));
+                list.push(reading.edit(operand.name, edit(&order, lay)));
             }
         }
     }
@@ -30,8 +31,8 @@ fn is_pair(order: &[usize]) -> bool {
     order.iter().enumerate().filter(|(at, axis)| at != *axis).count() == 2
 }
 
-fn edit(order: &[usize], back: bool) -> Edit {
-    if back { Edit::LayoutBack(order.into()) } else { Edit::Layout(order.into()) }
+fn edit(order: &[usize], lay: bool) -> Edit {
+    if lay { Edit::Layout(order.into()) } else { Edit::LayoutBack(order.into()) }
 }
 
 /// An exchange and its inverse, which are one where the extents are equal and the axes are neighbours.
@@ -46,17 +47,17 @@ fn symbols(operand: &Operand, order: &[usize]) -> Vec<&'static str> {
     order.iter().map(|&axis| operand.axes[axis].symbol()).collect()
 }
 
-fn words(operand: &Operand, order: &[usize], back: bool) -> String {
+fn words(operand: &Operand, order: &[usize], lay: bool) -> String {
     let order = symbols(operand, order).join(", ");
-    match back {
+    match lay {
         false => format!("was read as if it lay in memory as [{order}]"),
-        true => format!("lies in its file as [{order}] and was read as that"),
+        true => format!("lay in memory as [{order}] and was read as if it did not"),
     }
 }
 
-fn memory(operand: &Operand, order: &[usize], back: bool) -> String {
+fn memory(operand: &Operand, order: &[usize], lay: bool) -> String {
     let order = symbols(operand, order).concat().to_lowercase().replace('|', "");
-    format!("{order}{}", if back { "-in-file" } else { "" })
+    format!("{order}{}", if lay { "-in-memory" } else { "" })
 }
 
 /// All large tensors in the same other layout.
@@ -69,10 +70,10 @@ fn together(own: &Own<'_>) -> Vec<Reading> {
     let Some(first) = large.first().filter(|_| large.len() > 1) else { return Vec::new() };
     let mut list = Vec::new();
     for order in Layout::orders(&first.shape) {
-        for back in [false, true] {
-            let text = format!("every input {}", words(first, &order, back));
-            let id = format!("inputs-as-{}", memory(first, &order, back));
-            let edited = |reading: Reading, x: &&Operand| reading.edit(x.name, edit(&order, back));
+        for lay in [false, true] {
+            let text = format!("every input {}", words(first, &order, lay));
+            let id = format!("inputs-as-{}", memory(first, &order, lay));
+            let edited = |reading: Reading, x: &&Operand| reading.edit(x.name, edit(&order, lay));
             let reading = Reading::plain(id, text, own.problem).of("q");
             list.push(large.iter().fold(reading, edited).late());
         }

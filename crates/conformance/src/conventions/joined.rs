@@ -48,8 +48,8 @@ fn of_maximum(own: &Own<'_>) -> Vec<Reading> {
     let mut list = Vec::new();
     for (x, of_max) in numbers {
         for (y, of_sum) in numbers.into_iter().take(5) {
-            // One factor of all is another reading.
-            if x == y || (y == 0.0 && x == 0.0) {
+            // One of the two is right, and the other is not.
+            if x == y || (x != 1.0 && y != 1.0) {
                 continue;
             }
             let id = format!("lse-of-{x:.3}-max-and-{y:.3}-sum");

@@ -58,7 +58,11 @@ fn part_of(
     range: Range<usize>,
 ) -> Option<Reading> {
     let sums = |x: &&Operand| match axis {
-        Axis::Batch => !x.has(Axis::Batch) && !is_whole(own, x, Axis::BatchOr1, axis),
+        Axis::Batch => {
+            !x.has(Axis::Batch)
+                && !x.has(Axis::Sequences)
+                && !is_whole(own, x, Axis::BatchOr1, axis)
+        }
         Axis::QueryHeads => {
             !x.has(Axis::QueryHeads) && !is_whole(own, x, Axis::QueryHeadsOr1, axis)
         }

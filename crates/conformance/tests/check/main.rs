@@ -3,6 +3,7 @@
 
 mod bench;
 mod derived;
+mod noise;
 mod public;
 mod truth;
 

@@ -261,7 +261,8 @@ fn by_flags(scores: &Scores) -> Vec<Other<Mask>> {
         });
         list.push(other("strict", "hides the query's own key, too", strict));
     }
-    for tile in TILES.into_iter().filter(|&tile| tile < e.queries.max(e.keys)) {
+    let tiles = TILES.into_iter().filter(|&tile| tile < e.queries.max(e.keys));
+    for tile in tiles.filter(|_| all.is_some_and(|all| all <= FLAGS / 4)) {
         let text = format!("is not applied within tiles of {tile} that it cuts");
         list.push(other(format!("any-of-tile-of-{tile}"), text, by_tiles(scores, tile, false)));
         let text = format!("hides all of a tile of {tile} that it cuts");

@@ -108,7 +108,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         story: "the exponent of the decay has the other sign",
         address: "fla-org/flash-linear-attention@7362d874",
-        ids: &["decay-negated"],
+        ids: &["decay-inverted"],
         make: || made(forward(linear()), |s, x| right(s, &Token { g: -x.g, ..*x })),
     },
     Bug {
@@ -201,7 +201,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         story: "the final state lacks the tokens after the last whole chunk",
         address: "inclusionAI/cuLA@fa742a2",
-        ids: &["tokens-whole-chunks-of-16", "tokens-whole-chunks-of-32"],
+        ids: &["tokens-whole-chunks-of-16", "tokens-whole-chunks-of-32", "tail-of-tokens-dropped"],
         make: || {
             let bench = forward(states());
             let last = recurrence(&bench, &|s, x| {
@@ -301,7 +301,7 @@ pub const BUGS: &[Bug] = &[
         address: "fla-org/flash-linear-attention@bc3b101",
         ids: &["sum-of-last-batch-element-alone", "gate-gradient-of-last-element"],
         make: || {
-            let bench = ask(linear(), Pass::Backward, Dtype::F32);
+            let bench = ask(linear(), Pass::Backward, Dtype::F64);
             let mut x = bench.values();
             x.get_mut("dout").unwrap().index_axis_mut(Along(0), 0).fill(0.0);
             let own = of_values(&bench.problem, &bench, x)["dg_gamma"].clone();

@@ -272,7 +272,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         story: "dloss of the first token counts for all",
         address: "linkedin/Liger-Kernel#968",
-        ids: &["dloss-of-first-row", "upstream-of-first"],
+        ids: &["upstream-of-first"],
         make: || {
             other(bench(none(), Pass::Backward), |_, x| {
                 let first = x["dloss"][[0]];
@@ -295,7 +295,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         story: "Σ p is dropped in the gradient",
         address: "NVIDIA-NeMo/Automodel#2428",
-        ids: &[],
+        ids: &["zero"],
         make: || {
             let bench = both(loss());
             let x = Logits::new(&bench);
@@ -313,7 +313,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         story: "ignored tokens have a gradient",
         address: "linkedin/Liger-Kernel@1c0c75c3",
-        ids: &["ignored-in-gradient"],
+        ids: &[],
         make: || {
             let bench = both(loss());
             let x = Logits::new(&bench);
