@@ -48,7 +48,7 @@ impl<'a> Others<'a> {
         readings.retain(|reading| reading.only.is_empty() || reading.only.iter().any(is_off));
         let bugs = mutants().into_iter().filter(|x| x.of.contains(&problem.algorithm()));
         let bugs: Vec<Mutant> = bugs.collect();
-        let all = (readings.len() + bugs.len()) as f64;
+        let all = readings.iter().map(Reading::evaluations).sum::<f64>() + bugs.len() as f64;
         let parts = match all * own <= budget.min(FEW) {
             true => Vec::new(),
             false => Part::all(problem, answer, SHARE * budget / all / factor(pass)),
@@ -57,27 +57,9 @@ impl<'a> Others<'a> {
             true => own,
             false => parts.iter().map(|part| factor(pass) * part.cost(problem)).sum(),
         };
-        let reading = |reading: Reading| Candidate {
-            kind: if reading.of.is_some() { Kind::Reading } else { Kind::Convention },
-            id: reading.id.clone(),
-            text: match reading.of {
-                Some(_) => format!("{}. These are the results where {}", reading.id, reading.text),
-                None => format!("these are the results of another convention: {}", reading.text),
-            },
-            rank: if reading.is_late { Rank::Input } else { Rank::Reading },
-            cost: each * reading.evaluations(),
-            how: How::Reading(Box::new(reading)),
-        };
-        let bug = |mutant: Mutant| Candidate {
-            kind: Kind::Mutant,
-            id: mutant.name.to_string(),
-            text: format!("as a kernel with this bug: {}", mutant.story),
-            rank: Rank::Reading,
-            cost: own,
-            how: How::Mutant(mutant),
-        };
-        let mut candidates: Vec<Candidate<'_>> = readings.into_iter().map(reading).collect();
-        candidates.extend(bugs.into_iter().map(bug));
+        let mut candidates: Vec<Candidate<'_>> =
+            readings.into_iter().map(|reading| of_reading(reading, each)).collect();
+        candidates.extend(bugs.into_iter().map(|mutant| of_mutant(mutant, own)));
         // Equal ones stay as they are: conventions first.
         candidates.sort_by(|x, y| x.rank.cmp(&y.rank).then(x.cost.total_cmp(&y.cost)));
         let parts = match parts.is_empty() {
@@ -206,6 +188,33 @@ impl<'a> Others<'a> {
         let mut lefts = Vec::new();
         add(&mut lefts, judges, &results.ok()?);
         Some(lefts)
+    }
+}
+
+/// A reading as a candidate, where one evaluation takes so many products.
+fn of_reading<'a>(reading: Reading, products: f64) -> Candidate<'a> {
+    Candidate {
+        kind: if reading.of.is_some() { Kind::Reading } else { Kind::Convention },
+        id: reading.id.clone(),
+        text: match reading.of {
+            Some(_) => format!("{}. These are the results where {}", reading.id, reading.text),
+            None => format!("these are the results of another convention: {}", reading.text),
+        },
+        rank: if reading.is_late { Rank::Input } else { Rank::Reading },
+        cost: products * reading.evaluations(),
+        how: How::Reading(Box::new(reading)),
+    }
+}
+
+/// A known bug as a candidate.
+fn of_mutant<'a>(mutant: Mutant, cost: f64) -> Candidate<'a> {
+    Candidate {
+        kind: Kind::Mutant,
+        id: mutant.name.to_string(),
+        text: format!("as a kernel with this bug: {}", mutant.story),
+        rank: Rank::Reading,
+        cost,
+        how: How::Mutant(mutant),
     }
 }
 

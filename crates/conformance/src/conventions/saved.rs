@@ -57,7 +57,7 @@ fn in_backward(reading: &Reading, saved: &Arc<Saved>) -> Reading {
     let mut own = reading.clone();
     own.id = format!("{}-in-backward", reading.id);
     own.text =
-        format!("the backward pass alone, with `lse` and `o` of a right forward pass: {text}");
+        format!("in the backward pass alone, with `lse` and `o` of a right forward pass: {text}");
     own.of = own.of.or(Some("lse"));
     own.saved = Some(saved.clone());
     own
