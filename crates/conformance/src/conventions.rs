@@ -6,23 +6,29 @@
 //! the options and the tensors of a problem ([`all_readings`]): what is absent, doubled, taken from its
 //! neighbour.
 
+mod decays;
 mod derived;
+mod distances;
 mod edit;
+mod forward;
 mod garbled;
+mod joined;
+mod neighbours;
+mod reading;
 mod saved;
 mod slopes;
+mod sums;
 mod tails;
 
 pub use edit::Edit;
-pub(crate) use edit::{Exchange, gather, pick};
+pub(crate) use edit::{Layout, gather, pick};
+pub use reading::Reading;
 pub(crate) use slopes::broken;
 
 use crate::tensor::{Tensors, Values};
 use etalon_problem::{
-    Align, Axis, Dtype, Error, LinearCrossEntropy, Mask, Operand, Pass, Problem, Reduction, Role,
-    Scores,
+    Align, Axis, Dtype, LinearCrossEntropy, Mask, Operand, Pass, Problem, Reduction, Scores,
 };
-use etalon_reference::{Arithmetic, evaluate_in};
 use std::f64::consts::{LN_2, LOG2_E};
 
 /// A convention that is not the problem's.
@@ -55,27 +61,6 @@ enum Read {
     Slopes,
     /// No other problem has its results: a mutant of the zoo computes them.
     Mutant,
-}
-
-/// A problem as a kernel reads it that was written for another convention, or has a mistake.
-#[derive(Debug, Clone)]
-pub struct Reading {
-    /// Its name: that of a convention, or of an option or tensor and what happened to it.
-    pub id: String,
-    /// It in words.
-    pub text: String,
-    /// The option or tensor that is read otherwise, where it was derived from one.
-    pub of: Option<&'static str>,
-    /// The problem.
-    pub problem: Problem,
-    /// Whether an input was taken from elsewhere, or lies otherwise in memory: readings that are tried last.
-    pub is_late: bool,
-    /// What becomes of the inputs.
-    pub(crate) edits: Edits,
-    /// What becomes of the outputs.
-    pub(crate) finish: Edits,
-    /// Whether query head h uses key head h mod Hk.
-    pub(crate) is_interleaved: bool,
 }
 
 /// The table of conventions.
@@ -161,26 +146,12 @@ pub fn find(id: &str) -> Option<&'static Convention> {
     ALL.iter().find(|convention| convention.id == id)
 }
 
-/// A reading in which nothing is changed yet.
-fn plain(id: impl Into<String>, text: impl Into<String>, problem: &Problem) -> Reading {
-    Reading {
-        id: id.into(),
-        text: text.into(),
-        of: None,
-        problem: problem.clone(),
-        is_late: false,
-        edits: Vec::new(),
-        finish: Vec::new(),
-        is_interleaved: false,
-    }
-}
-
 /// The readings of a problem that are conventions with a name, as far as they differ from it on these
 /// inputs.
 pub fn readings(problem: &Problem, inputs: &Tensors) -> Vec<Reading> {
     let own = |convention: &Convention| {
         let Convention { id, statement, read, .. } = *convention;
-        let mut reading = plain(id, format!("{id}. {statement}"), problem);
+        let mut reading = Reading::plain(id, format!("{id}. {statement}"), problem);
         match read {
             Read::Problem(change) => change(&mut reading.problem),
             Read::Inputs(edits) => reading.edits = edits(problem),
@@ -208,9 +179,14 @@ pub fn all_readings(
     let mut list = readings(problem, inputs);
     let own = Own { problem, pass, dtype, inputs: values, operands: problem.operands(pass) };
     let mut more = derived::all(&own);
-    more.extend(saved::all(&own));
+    more.extend(distances::all(&own));
+    more.extend(neighbours::all(&own));
+    more.extend(joined::all(&own));
+    more.extend(decays::all(&own));
+    more.extend(sums::all(&own));
     more.extend(tails::all(&own));
     more.extend(garbled::all(&own));
+    more.extend(saved::all(&own, list.iter().chain(&more)));
     for reading in more {
         let known = |x: &Reading| x.id == reading.id || x.is_same(&reading);
         if reading.differs(problem) && !list.iter().any(known) {
@@ -227,77 +203,6 @@ struct Own<'a> {
     dtype: Dtype,
     inputs: &'a Values,
     operands: Vec<Operand>,
-}
-
-impl Reading {
-    /// With an edit of an input.
-    fn edit(mut self, name: &str, edit: Edit) -> Self {
-        self.edits.push((name.to_string(), edit));
-        self
-    }
-
-    /// With the option or tensor that it was derived from.
-    fn of(mut self, name: &'static str) -> Self {
-        self.of = Some(name);
-        self
-    }
-
-    /// To be tried last.
-    fn late(mut self) -> Self {
-        self.is_late = true;
-        self
-    }
-
-    /// Whether it is another one than the problem.
-    fn differs(&self, problem: &Problem) -> bool {
-        let edited = !self.edits.is_empty() || !self.finish.is_empty() || self.is_interleaved;
-        edited || self.problem != *problem
-    }
-
-    /// Whether another one has the same results, as far as problems tell.
-    fn is_same(&self, other: &Reading) -> bool {
-        let plain = |x: &Reading| x.edits.is_empty() && x.finish.is_empty() && !x.is_interleaved;
-        plain(self) && plain(other) && self.problem == other.problem
-    }
-
-    /// What a kernel of the reading returns for a pass, of these inputs of the problem that was asked.
-    pub fn results(&self, pass: Pass, inputs: &Values) -> Result<Values, Error> {
-        self.problem.check()?;
-        let operands = self.problem.operands(pass);
-        let order = |back: bool| interleaved(&self.problem, back);
-        let heads = |operand: &Operand, back: bool| {
-            let axis = query_heads(operand).filter(|_| self.is_interleaved)?;
-            Some(Edit::Take { axis, order: order(back).into(), beyond: f64::NAN })
-        };
-        let mut own = Values::new();
-        for operand in operands.iter().filter(|operand| operand.role.is_given()) {
-            let heads = heads(operand, false);
-            let mut edits = self.edits_of(operand.name);
-            edits.extend(&heads);
-            let x = gather(inputs.get(operand.name), &edits, None);
-            own.extend(x.map(|x| (operand.name.to_string(), x)));
-        }
-        let mut results = evaluate_in(Arithmetic::F64, &self.problem, pass, &own)?;
-        for operand in operands.iter().filter(|operand| operand.role == Role::Output) {
-            let heads = heads(operand, true);
-            let mut edits: Vec<&Edit> = heads.iter().collect();
-            edits.extend(self.finish_of(operand.name));
-            if let Some(x) = results.get_mut(operand.name).filter(|_| !edits.is_empty()) {
-                *x = gather(Some(x), &edits, None).unwrap_or_else(|| x.clone());
-            }
-        }
-        Ok(results)
-    }
-
-    /// What becomes of an input.
-    pub(crate) fn edits_of(&self, name: &str) -> Vec<&Edit> {
-        self.edits.iter().filter(|(own, _)| own == name).map(|(_, edit)| edit).collect()
-    }
-
-    /// What becomes of an output.
-    pub(crate) fn finish_of(&self, name: &str) -> Vec<&Edit> {
-        self.finish.iter().filter(|(own, _)| own == name).map(|(_, edit)| edit).collect()
-    }
 }
 
 fn scores(problem: &mut Problem, change: impl FnOnce(&mut Scores)) {
@@ -370,24 +275,6 @@ fn shift_targets(problem: &Problem) -> Edits {
     let order = (1..=loss.tokens).collect();
     let beyond = loss.ignore_index as f64;
     vec![("targets".to_string(), Edit::Take { axis: 0, order, beyond })]
-}
-
-/// Where the query heads of a tensor lie, if it has an axis of all of them.
-fn query_heads(operand: &Operand) -> Option<usize> {
-    let own = |axis: &Axis| matches!(axis, Axis::QueryHeads | Axis::QueryHeadsOr1);
-    operand.axes.iter().position(own).filter(|&at| operand.shape[at] > 1)
-}
-
-/// The query heads in the order in which they would share key heads as neighbours, where head h uses key
-/// head h mod Hk; or back.
-fn interleaved(problem: &Problem, back: bool) -> Vec<usize> {
-    let [query, key] = [Axis::QueryHeads, Axis::KeyHeads].map(|axis| problem.extent(axis));
-    let group = query / key.max(1);
-    let place = |h: usize| match back {
-        true => h % key * group + h / key,
-        false => h % group * key + h / group,
-    };
-    (0..query).map(place).collect()
 }
 
 /// Whether query heads could share key heads in another order: not where there is one order only, or where a

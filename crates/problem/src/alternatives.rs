@@ -3,6 +3,7 @@
 //! ([`crate::Problem::settings`]).
 
 use crate::{Align, Problem, Scores, Sequences, TokenSequences};
+use std::f64::consts::{LN_2, LOG2_E};
 
 /// A problem in which one option has another value.
 #[derive(Debug, Clone, PartialEq)]
@@ -67,6 +68,20 @@ pub(crate) fn factors(x: f64) -> Vec<Other<f64>> {
     list.into_iter().map(|(change, text, value)| other(change, text, value)).collect()
 }
 
+/// What the scale may be taken for: an exponential may be one to base 2, and the scale may be the usual one.
+pub(crate) fn scales(scores: &Scores) -> Vec<Other<Option<f64>>> {
+    let (scale, usual) = (scores.scale(), scores.usual_scale());
+    let mut list = factors(scale);
+    list.extend([
+        other("base-2", "lacks log₂e: the exponential is to base 2", LN_2 * scale),
+        other("in-base-2", "is multiplied by log₂e once too often", LOG2_E * scale),
+    ]);
+    if scale != usual {
+        list.push(other("usual", "is not read: it is 1/√D", usual));
+    }
+    set(list)
+}
+
 /// What a summand may be taken for; nothing where it is 0, as if it were not set.
 pub(crate) fn summands(x: f64) -> Vec<Other<f64>> {
     if x == 0.0 {
@@ -94,7 +109,7 @@ pub(crate) fn limits(x: Option<f64>) -> Vec<Other<Option<f64>>> {
 }
 
 /// The same numbers as values of an option that may be absent.
-pub(crate) fn set<T>(others: Vec<Other<T>>) -> Vec<Other<Option<T>>> {
+fn set<T>(others: Vec<Other<T>>) -> Vec<Other<Option<T>>> {
     let set = |x: Other<T>| Other { change: x.change, text: x.text, value: Some(x.value) };
     others.into_iter().map(set).collect()
 }
@@ -139,9 +154,15 @@ pub(crate) fn sequences(scores: &Scores) -> Vec<Other<Sequences>> {
                 let text = format!("are those of the batch element {text}");
                 list.push(other(change, text, of(&rolled(query, by), &rolled(key, by))));
             }
+            let first = |list: &[usize]| vec![list.first().copied().unwrap_or(0); list.len()];
+            let text = "are those of the first batch element for all";
+            list.push(other("of-first", text, of(&first(query), &first(key))));
             for (change, text, by) in ENDS {
-                let text = format!("{text} for keys");
-                list.push(other(change, text, of(query, &moved(key, by))));
+                let words = format!("{text} for keys");
+                list.push(other(change, words, of(query, &moved(key, by))));
+                let words = format!("{text} for queries and keys");
+                let both = of(&moved(query, by), &moved(key, by));
+                list.push(other(format!("all-{change}"), words, both));
             }
             list
         }
@@ -163,7 +184,10 @@ pub(crate) fn sequences(scores: &Scores) -> Vec<Other<Sequences>> {
                 other("padding-counts", "are ignored, and padding counts", Sequences::Dense),
             ];
             for (change, text, by) in ENDS {
-                list.push(other(change, text, of(cu_query, &inner(cu_key, by))));
+                let words = format!("{text} for keys");
+                list.push(other(change, words, of(cu_query, &inner(cu_key, by))));
+                let both = of(&inner(cu_query, by), &inner(cu_key, by));
+                list.push(other(format!("all-{change}"), text, both));
             }
             list
         }
@@ -182,6 +206,9 @@ pub(crate) fn token_sequences(sequences: &TokenSequences) -> Vec<Other<TokenSequ
                 let tokens = rolled(tokens, by);
                 list.push(other(change, text, TokenSequences::Lengths { tokens }));
             }
+            let tokens_of_first = vec![tokens.first().copied().unwrap_or(0); tokens.len()];
+            let text = "are those of the first batch element for all";
+            list.push(other("of-first", text, TokenSequences::Lengths { tokens: tokens_of_first }));
             for (change, text, by) in ENDS {
                 let tokens = moved(tokens, by);
                 list.push(other(change, text, TokenSequences::Lengths { tokens }));

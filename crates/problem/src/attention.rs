@@ -85,7 +85,7 @@ macro_rules! score_options {
         crate::options::options! { $Problem {
             /// Sets σ; without it 1/√D.
             softmax_scale(scale: f64) => scores.softmax_scale = Some(scale),
-                or others(x => crate::alternatives::set(crate::alternatives::factors(x.scores.scale())));
+                or others(x => crate::alternatives::scales(&x.scores));
             /// Caps the scores: c·tanh(s/c).
             softcap(cap: f64) => scores.softcap = Some(cap),
                 or others(x => crate::alternatives::limits(x.scores.softcap));

@@ -9,7 +9,7 @@ mod stats;
 pub use figures::Figure;
 pub use stats::{SpeedUp, Stats};
 
-use crate::alternatives::{self, Other, aligned, factors, other, set, turned};
+use crate::alternatives::{self, Other, aligned, other, turned};
 use crate::operand::{check_sizes, shapes};
 use crate::options::options;
 use crate::structs::tensors;
@@ -136,7 +136,7 @@ options! { LazyAttention {
     value_dim(elements: usize) => value_dim = elements, or none;
     /// Sets σ; without it 1/√D.
     softmax_scale(scale: f64) => scores.softmax_scale = Some(scale),
-        or others(x => set(factors(x.scores.scale())));
+        or others(x => alternatives::scales(&x.scores));
     /// Adds the operand `bias` for distances below `width`, counted from the last query and key.
     bias(width: usize) => bias = Some(DistanceBias { width, align: Align::BottomRight }),
         or others(x => distances(x.bias));

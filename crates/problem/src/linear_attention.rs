@@ -3,7 +3,7 @@
 #![doc = include_str!("../../../docs/linear_attention.md")]
 #![doc = include_str!("../../../docs/assets/katex.html")]
 
-use crate::alternatives::{factors, token_sequences};
+use crate::alternatives::{Other, factors, other, token_sequences};
 use crate::operand::{check_sizes, shapes};
 use crate::options::options;
 use crate::structs::{operands, results, tensors};
@@ -183,7 +183,7 @@ options! { LinearAttention {
     /// Sets E, the elements of a value.
     value_dim(elements: usize) => value_dim = elements, or none;
     /// Sets σ.
-    scale(scale: f64) => scale = scale, or others(x => factors(x.scale));
+    scale(scale: f64) => scale = scale, or others(x => factor(x));
     /// Sets how states decay.
     decay(decay: Decay) => decay = decay, or tensor;
     /// Adds the operand `initial_state`.
@@ -269,4 +269,12 @@ impl<'a, T: Scalar> Cotangents<'a, T> {
     pub fn new(dout: ArrayView4<'a, T>) -> Self {
         Cotangents { dout, dfinal_state: None }
     }
+}
+
+/// What the scale may be taken for: other libraries have 1/√D where none is given.
+fn factor(problem: &LinearAttention) -> Vec<Other<f64>> {
+    let mut list = factors(problem.scale);
+    let usual = 1.0 / (problem.extents.dim as f64).sqrt();
+    list.push(other("usual", "is not read: it is 1/√D", usual));
+    list
 }

@@ -70,7 +70,12 @@ impl Scores {
 
     /// σ: `softmax_scale`, or 1/√D.
     pub fn scale(&self) -> f64 {
-        self.softmax_scale.unwrap_or_else(|| 1.0 / (self.extents.dim as f64).sqrt())
+        self.softmax_scale.unwrap_or_else(|| self.usual_scale())
+    }
+
+    /// 1/√D.
+    pub(crate) fn usual_scale(&self) -> f64 {
+        1.0 / (self.extents.dim as f64).sqrt()
     }
 
     /// Hq/Hk: the query heads that share a key head.

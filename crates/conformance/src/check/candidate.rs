@@ -1,7 +1,7 @@
 //! Candidates for an explanation: of each what it says, what it costs, and how it is evaluated. One judge
 //! ([`super::judge`]) says what each leaves, and one order ranks what is left.
 
-use super::judge::{Grade, Judge, Left};
+use super::judge::{EVIDENCE, EVIDENCE_OF_FEW, Grade, Judge, Left};
 use super::{Explanation, Kind};
 use crate::conventions::Reading;
 use crate::zoo::Mutant;
@@ -84,8 +84,14 @@ impl Candidate<'_> {
             How::Change(_) => 0.0,
             _ => lefts.iter().map(|(_, left)| left.evidence()).sum(),
         };
-        let grades: Vec<Grade> =
-            lefts.iter().map(|(_, left)| left.grade(self.fitted(), together)).collect();
+        let needed = if self.kind == Kind::Convention { EVIDENCE_OF_FEW } else { EVIDENCE };
+        let is_pattern = matches!(self.how, How::Change(_));
+        let grade = |left: &Left| match left.grade(self.fitted(), together, needed) {
+            // Zeros and NaN are explained by themselves.
+            Grade::Most if !is_pattern && !left.explains_numbers() => Grade::No,
+            grade => grade,
+        };
+        let grades: Vec<Grade> = lefts.iter().map(|(_, left)| grade(left)).collect();
         let graded =
             || lefts.iter().zip(&grades).map(|((name, left), grade)| (*name, left, *grade));
         let told = |(_, left, grade): &(_, &Left, Grade)| left.off > 0 && *grade != Grade::No;

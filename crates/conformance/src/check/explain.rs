@@ -8,7 +8,7 @@ use super::others::Others;
 use super::{Explanation, Kind, Tell, patterns};
 use crate::tier::Request;
 use etalon_problem::Error;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// As many mutants and as many readings are named, and patterns of one output.
 const NAMED: usize = 3;
@@ -23,16 +23,20 @@ pub(super) fn explain(
     let judges: Vec<Judge<'_>> = answer.outputs.iter().map(Judge::new).collect();
     let mut found = Found::default();
     let mut ranked = Vec::new();
+    let others = Others::new(request, answer)?;
+    let inputs = others.inputs_like(&judges);
     for judge in &judges {
-        let candidates = patterns::all(request.problem, judge);
+        let candidates = patterns::all(request.problem, judge, &judges, &inputs);
         found.tried += candidates.len();
         let mut own: Vec<(Explanation, Place)> =
             candidates.iter().filter_map(|candidate| of_pattern(candidate, judge)).collect();
         own.sort_by(|x, y| x.1.order(&y.1));
+        // A number with a name, and nearly the same one without.
+        let mut seen = BTreeSet::new();
+        own.retain(|(x, _)| seen.insert(x.id.clone()));
         own.truncate(NAMED);
         ranked.extend(own);
     }
-    let others = Others::new(request, answer)?;
     others.run(&mut found, &mut ranked, tell);
     ranked.sort_by(|x, y| x.1.order(&y.1));
     // Where something explains all of an output, nobody needs what explains a part or fits a number to each

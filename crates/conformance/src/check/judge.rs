@@ -12,7 +12,10 @@ use etalon_problem::Dtype;
 /// By accident an element lies within a bound of another value with a probability of about bound/|error|.
 /// The logarithms of all elements that are explained must add up to this: a few hundred explanations are
 /// tried, and fewer than one in a thousand checks may find a false one.
-const EVIDENCE: f64 = 13.0;
+pub(super) const EVIDENCE: f64 = 13.0;
+
+/// Of conventions with a name a problem has no more than ten: e⁴ times fewer need 4 less.
+pub(super) const EVIDENCE_OF_FEW: f64 = 9.0;
 
 /// What one element can weigh: a bound may be much too wide, and elements of a row err together.
 const ELEMENT: f64 = 30.0;
@@ -36,6 +39,9 @@ pub(super) struct Left {
     pub off: usize,
     /// Of them, those that are explained.
     pub explained: usize,
+    /// Of the two, those that are numbers other than 0: what was not written is near many other values.
+    numbers: usize,
+    explained_numbers: usize,
     /// Right elements that the other values would change.
     pub spoilt: usize,
     /// Of them, those in rows that hold an element that is off.
@@ -67,12 +73,18 @@ impl Left {
         self.evidence
     }
 
+    /// Whether most of the elements that hold numbers other than 0 are explained.
+    pub fn explains_numbers(&self) -> bool {
+        self.explained_numbers > 0 && self.explained_numbers as f64 >= MOST * self.numbers as f64
+    }
+
     /// The grade, where so many numbers were fitted to the results. An output of one number has little
-    /// evidence of its own: that of all outputs together counts where nothing of it is left.
-    pub fn grade(&self, fitted: usize, together: f64) -> Grade {
+    /// evidence of its own: that of all outputs together counts where nothing of it is left. `needed` is the
+    /// least that is no accident.
+    pub fn grade(&self, fitted: usize, together: f64, needed: f64) -> Grade {
         let free = 1.0 - fitted as f64 / self.explained.max(1) as f64;
-        let alone = self.evidence * free >= EVIDENCE;
-        let beside = together >= EVIDENCE && self.explained == self.off && self.spoilt == 0;
+        let alone = self.evidence * free >= needed;
+        let beside = together >= needed && self.explained == self.off && self.spoilt == 0;
         if self.explained == 0 || !(alone || beside) {
             return Grade::No;
         }
@@ -91,6 +103,8 @@ impl Left {
     pub fn join(&mut self, other: &Left) {
         self.off += other.off;
         self.explained += other.explained;
+        self.numbers += other.numbers;
+        self.explained_numbers += other.explained_numbers;
         self.spoilt += other.spoilt;
         self.spoilt_beside += other.spoilt_beside;
         self.evidence += other.evidence;
@@ -156,6 +170,14 @@ impl<'a> Judge<'a> {
         self.width
     }
 
+    /// How many rows an entry of the axes before that of rows has.
+    pub fn rows_inside(&self) -> usize {
+        let shape = &self.output.operand.shape;
+        let rows =
+            if self.width > 1 { shape.len().checked_sub(2) } else { shape.len().checked_sub(1) };
+        rows.and_then(|at| shape.get(at)).copied().unwrap_or(1)
+    }
+
     pub fn is_off(&self, at: usize) -> bool {
         self.output.margins[at] > 1.0
     }
@@ -195,6 +217,9 @@ impl<'a> Judge<'a> {
             match self.is_off(at) {
                 true => {
                     left.off += 1;
+                    let is_number = got.is_finite() && got != 0.0;
+                    left.numbers += usize::from(is_number);
+                    left.explained_numbers += usize::from(is_number && near);
                     left.own += apart(got, exact, self.unit);
                     left.left += apart(got, other, self.unit);
                     if near {

@@ -13,7 +13,7 @@ use crate::tensor::{Values, usual, values};
 use crate::tier::{Hints, Request};
 use crate::tiers::ask;
 use crate::zoo::{Host, Mutant, mutants};
-use etalon_problem::{Dtype, Error, Pass};
+use etalon_problem::{Dtype, Error, Operand, Pass};
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -40,10 +40,15 @@ impl<'a> Others<'a> {
         let share = SHARE * products_of_a_check(problem, pass);
         let budget = if explains(problem) { share.max(FEW) } else { share };
         let values = values(problem, pass, inputs)?;
-        let readings = all_readings(problem, pass, dtype, inputs, &values);
+        let mut readings = all_readings(problem, pass, dtype, inputs, &values);
+        // Nobody needs what speaks of right outputs alone.
+        let is_off = |name: &&'static str| {
+            answer.outputs.iter().any(|output| output.operand.name == *name && output.off() > 0)
+        };
+        readings.retain(|reading| reading.only.is_empty() || reading.only.iter().any(is_off));
         let bugs = mutants().into_iter().filter(|x| x.of.contains(&problem.algorithm()));
         let bugs: Vec<Mutant> = bugs.collect();
-        let all = (readings.len() + bugs.len()) as f64;
+        let all = readings.iter().map(Reading::evaluations).sum::<f64>() + bugs.len() as f64;
         let parts = match all * own <= budget.min(FEW) {
             true => Vec::new(),
             false => Part::all(problem, answer, SHARE * budget / all / factor(pass)),
@@ -52,27 +57,9 @@ impl<'a> Others<'a> {
             true => own,
             false => parts.iter().map(|part| factor(pass) * part.cost(problem)).sum(),
         };
-        let reading = |reading: Reading| Candidate {
-            kind: if reading.of.is_some() { Kind::Reading } else { Kind::Convention },
-            id: reading.id.clone(),
-            text: match reading.of {
-                Some(_) => format!("{}. These are the results where {}", reading.id, reading.text),
-                None => format!("these are the results of another convention: {}", reading.text),
-            },
-            rank: if reading.is_late { Rank::Input } else { Rank::Reading },
-            cost: each,
-            how: How::Reading(Box::new(reading)),
-        };
-        let bug = |mutant: Mutant| Candidate {
-            kind: Kind::Mutant,
-            id: mutant.name.to_string(),
-            text: format!("as a kernel with this bug: {}", mutant.story),
-            rank: Rank::Reading,
-            cost: own,
-            how: How::Mutant(mutant),
-        };
-        let mut candidates: Vec<Candidate<'_>> = readings.into_iter().map(reading).collect();
-        candidates.extend(bugs.into_iter().map(bug));
+        let mut candidates: Vec<Candidate<'_>> =
+            readings.into_iter().map(|reading| of_reading(reading, each)).collect();
+        candidates.extend(bugs.into_iter().map(|mutant| of_mutant(mutant, own)));
         // Equal ones stay as they are: conventions first.
         candidates.sort_by(|x, y| x.rank.cmp(&y.rank).then(x.cost.total_cmp(&y.cost)));
         let parts = match parts.is_empty() {
@@ -92,6 +79,22 @@ impl<'a> Others<'a> {
         // Those of saved tensors evaluated the forward pass, perhaps twice.
         let made = if pass == Pass::Backward { 2.0 * cost(problem) } else { 0.0 };
         Ok(Others { made, request, inputs: values, parts, whole: answer, candidates, budget })
+    }
+
+    /// Inputs that have the shape of an output that is off, in row-major order.
+    pub fn inputs_like(&self, judges: &[Judge<'_>]) -> Vec<(&'static str, &[f64])> {
+        let operands = self.request.problem.operands(self.request.pass);
+        let given = operands.into_iter().filter(|operand| operand.role.is_given());
+        let off = |operand: &Operand| {
+            judges
+                .iter()
+                .map(Judge::output)
+                .any(|x| x.off() > 0 && x.operand.shape == operand.shape)
+        };
+        given
+            .filter(off)
+            .filter_map(|x| Some((x.name, self.inputs.get(x.name)?.as_slice()?)))
+            .collect()
     }
 
     /// Tries the candidates, rank by rank, as far as the budget goes. Inputs that were taken from elsewhere
@@ -185,6 +188,33 @@ impl<'a> Others<'a> {
         let mut lefts = Vec::new();
         add(&mut lefts, judges, &results.ok()?);
         Some(lefts)
+    }
+}
+
+/// A reading as a candidate, where one evaluation takes so many products.
+fn of_reading<'a>(reading: Reading, products: f64) -> Candidate<'a> {
+    Candidate {
+        kind: if reading.of.is_some() { Kind::Reading } else { Kind::Convention },
+        id: reading.id.clone(),
+        text: match reading.of {
+            Some(_) => format!("{}. These are the results where {}", reading.id, reading.text),
+            None => format!("these are the results of another convention: {}", reading.text),
+        },
+        rank: if reading.is_late { Rank::Input } else { Rank::Reading },
+        cost: products * reading.evaluations(),
+        how: How::Reading(Box::new(reading)),
+    }
+}
+
+/// A known bug as a candidate.
+fn of_mutant<'a>(mutant: Mutant, cost: f64) -> Candidate<'a> {
+    Candidate {
+        kind: Kind::Mutant,
+        id: mutant.name.to_string(),
+        text: format!("as a kernel with this bug: {}", mutant.story),
+        rank: Rank::Reading,
+        cost,
+        how: How::Mutant(mutant),
     }
 }
 

@@ -16,8 +16,13 @@ const ELEMENTS: usize = 1 << 20;
 /// Rows that are looked at of such an output: as many that are off, and as many that are right.
 const ROWS: usize = 1024;
 
-/// The patterns of an output, if it is off.
-pub(super) fn all<'a>(problem: &Problem, judge: &'a Judge<'a>) -> Vec<Candidate<'a>> {
+/// The patterns of an output, if it is off, which may hold another output, or an input.
+pub(super) fn all<'a>(
+    problem: &Problem,
+    judge: &'a Judge<'a>,
+    others: &'a [Judge<'a>],
+    inputs: &'a [(&'static str, &'a [f64])],
+) -> Vec<Candidate<'a>> {
     if judge.output().off() == 0 {
         return Vec::new();
     }
@@ -25,6 +30,7 @@ pub(super) fn all<'a>(problem: &Problem, judge: &'a Judge<'a>) -> Vec<Candidate<
     let mut list = marks::all(judge, &rows);
     list.extend(factors::all(problem, judge, &rows));
     list.extend(moves::all(judge, &rows));
+    list.extend(moves::copies(judge, &rows, others, inputs));
     list
 }
 

@@ -94,14 +94,17 @@ impl Part {
 
     /// What a reading returns of the part, output by output; nothing where the part says nothing of it.
     pub fn results(&self, reading: &Reading, pass: Pass, inputs: &Values) -> Option<Values> {
-        let piece = match self {
-            Part::Whole => return reading.results(pass, inputs).ok(),
-            Part::Queries(part) => part.piece(reading)?,
-            Part::Keys(part) => part.piece(reading)?,
-            Part::Tokens(part) => part.piece(reading)?,
-            Part::Losses(part) => part.piece(reading, inputs)?,
+        let own = |reading: &Reading| {
+            let piece = match self {
+                Part::Whole => return reading.evaluated(pass, inputs).map_err(drop),
+                Part::Queries(part) => part.piece(reading),
+                Part::Keys(part) => part.piece(reading),
+                Part::Tokens(part) => part.piece(reading),
+                Part::Losses(part) => part.piece(reading, inputs),
+            };
+            piece.and_then(|piece| piece.results(reading, pass, inputs)).ok_or(())
         };
-        piece.results(reading, pass, inputs)
+        reading.made(own).ok()
     }
 }
 
@@ -121,6 +124,10 @@ impl Piece {
             let edits = reading.edits_of(operand.name);
             let x = gather(inputs.get(operand.name), &edits, Some(&all(operand)));
             own.extend(x.map(|x| (operand.name.to_string(), x)));
+        }
+        if let Some(saved) = &reading.saved {
+            let rows = operands.iter().find(|operand| operand.name == "lse")?;
+            saved.read(&self.problem, Some(&all(rows)), &mut own).ok()?;
         }
         let mut results = evaluate_in(Arithmetic::F64, &self.problem, pass, &own).ok()?;
         for operand in operands.iter().filter(|operand| operand.role == Role::Output) {

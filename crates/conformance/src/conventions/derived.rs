@@ -1,13 +1,12 @@
 //! Readings that follow from the table of options of a problem and from the tensors of a pass: what is
-//! absent, doubled, inverted, applied at another place of the chain, or taken from its neighbour.
+//! absent, doubled, inverted, or applied at another place of the chain.
 
-use super::{Edit, Own, Reading, plain};
+use super::{Edit, Own, Reading};
 use crate::tensor::Values;
 use etalon_problem::{
-    Alternative, Axis, LinearCrossEntropy, LseSquareWeight, Operand, Pass, Precision, Problem,
-    Reduction, Role, Scores,
+    Alternative, LinearCrossEntropy, LseSquareWeight, Operand, Precision, Problem, Reduction, Role,
+    Scores,
 };
-use ndarray::{ArrayD, IxDyn};
 use std::f64::consts::{LN_2, LOG2_E};
 
 pub(super) fn all(own: &Own<'_>) -> Vec<Reading> {
@@ -18,42 +17,47 @@ pub(super) fn all(own: &Own<'_>) -> Vec<Reading> {
         match operand.role {
             Role::Input if given => {
                 list.extend(numbers(own, operand));
-                list.extend(neighbours(own, operand));
             }
             Role::Input => {}
             _ if given => {
                 list.extend(cotangents(own, operand));
-                list.extend(neighbours(own, operand));
             }
             Role::OptionalCotangent => list.push(ones(own, operand)),
             _ => {}
         }
     }
-    list.extend(groups(own));
     if let Problem::LinearCrossEntropy(loss) = own.problem {
         list.extend(normalisers(own, loss));
-        list.push(ignored(own, loss));
+        list.extend(ignored(own, loss));
     }
     list
 }
 
 /// The name of an option as a part of the name of a reading.
-fn hyphens(name: &str) -> String {
+pub(super) fn hyphens(name: &str) -> String {
     name.replace(['_', '.'], "-")
 }
 
 /// An option that is read as something else.
 fn option(alternative: Alternative) -> Reading {
     let Alternative { option, change, text, problem } = alternative;
-    plain(format!("{}-{change}", hyphens(option)), format!("`{option}` {text}"), &problem)
+    Reading::plain(format!("{}-{change}", hyphens(option)), format!("`{option}` {text}"), &problem)
         .of(option)
 }
 
 /// A reading of a tensor. Its name begins with the option that the tensor belongs to.
-fn of_tensor(own: &Own<'_>, operand: &Operand, change: &str, text: &str, edit: Edit) -> Reading {
+pub(super) fn of_tensor(
+    own: &Own<'_>,
+    operand: &Operand,
+    change: &str,
+    text: &str,
+    edit: Edit,
+) -> Reading {
     let name = operand.option.filter(|_| operand.role == Role::Input).unwrap_or(operand.name);
     let id = format!("{}-{change}", hyphens(name));
-    plain(id, format!("`{}` {text}", operand.name), own.problem).edit(operand.name, edit).of(name)
+    Reading::plain(id, format!("`{}` {text}", operand.name), own.problem)
+        .edit(operand.name, edit)
+        .of(name)
 }
 
 /// Numbers that stand for nothing.
@@ -107,15 +111,43 @@ fn numbers(own: &Own<'_>, operand: &Operand) -> Vec<Reading> {
     for (change, text, number) in scales(own.problem, operand) {
         maps.push((change, text.to_string(), Box::new(move |x| number * x)));
     }
-    if let Some(cap) =
-        own.problem.scores().and_then(|x| x.softcap).filter(|_| operand.name == "sinks")
+    maps.extend(of_sinks(own, operand));
+    if ["g", "g_gamma"].contains(&operand.name)
+        && own.inputs[operand.name].iter().any(|x| *x == f64::NEG_INFINITY)
     {
-        maps.push(("capped", "is capped, too".into(), Box::new(move |x| cap * (x / cap).tanh())));
+        let text = "has no resets: a log-decay of −∞ counts as 0".into();
+        maps.push(("without-resets", text, Box::new(|x| if x.is_finite() { x } else { 0.0 })));
     }
     let reading = |(change, text, map): (&str, String, Box<dyn Fn(f64) -> f64 + Send + Sync>)| {
         of_tensor(own, operand, change, &text, Edit::map(map))
     };
     maps.into_iter().map(reading).collect()
+}
+
+/// What sinks may be taken for besides: capped as scores are, counted by every part of a row.
+fn of_sinks(own: &Own<'_>, operand: &Operand) -> Vec<(&'static str, String, Map)> {
+    let mut maps: Vec<(&str, String, Map)> = Vec::new();
+    let Some(scores) = own.problem.scores().filter(|_| operand.name == "sinks") else {
+        return maps;
+    };
+    if let Some(cap) = scores.softcap {
+        maps.push(("capped", "is capped, too".into(), Box::new(move |x| cap * (x / cap).tanh())));
+    }
+    let twice = "is added to the sum twice".to_string();
+    maps.push(("added-twice", twice, Box::new(|x| x + LN_2)));
+    for (change, tile) in [
+        ("by-tiles-of-16", 16),
+        ("by-tiles-of-32", 32),
+        ("by-tiles-of-64", 64),
+        ("by-tiles-of-128", 128),
+    ] {
+        let tiles = scores.extents.keys.div_ceil(tile);
+        if tiles > 2 {
+            let text = format!("is added to the sum by each of {tiles} tiles of {tile} keys");
+            maps.push((change, text, Box::new(move |x| x + (tiles as f64).ln())));
+        }
+    }
+    maps
 }
 
 /// Factors by which a tensor is multiplied where it acts at another place of the chain.
@@ -135,49 +167,25 @@ fn scales(problem: &Problem, operand: &Operand) -> Vec<(&'static str, &'static s
                 ("unscaled", "is divided by the scale", 1.0 / scale),
             ]
         }),
+        (Problem::LinearAttention(x), "initial_state") => vec![
+            ("scaled", "is scaled as keys are", x.scale),
+            ("unscaled", "is not scaled as keys are", 1.0 / x.scale),
+        ],
         _ => Vec::new(),
     }
 }
 
-/// What a tensor holds for another head, batch element, sequence or row.
-fn neighbours(own: &Own<'_>, operand: &Operand) -> Vec<Reading> {
-    let mut list = Vec::new();
-    for (axis, (&name, &extent)) in operand.axes.iter().zip(&operand.shape).enumerate() {
-        let what = match name {
-            Axis::QueryHeads | Axis::QueryHeadsOr1 | Axis::KeyHeads => "head",
-            Axis::Batch | Axis::BatchOr1 => "batch element",
-            Axis::Sequences => "sequence",
-            Axis::Queries | Axis::Keys | Axis::Tokens | Axis::Targets => "row",
-            Axis::Distances => "distance",
-            Axis::Classes => "class",
-            Axis::Dim | Axis::ValueDim => continue,
-        };
-        if extent < 2 {
-            continue;
-        }
-        let slug = hyphens(what).replace(' ', "-");
-        let first = Edit::Take { axis, order: vec![0; extent].into(), beyond: f64::NAN };
-        let text = |which: &str| format!("is that of the {which} {what}");
-        let mut add = |which: &str, edit: Edit| {
-            list.push(
-                of_tensor(own, operand, &format!("of-{which}-{slug}"), &text(which), edit).late(),
-            );
-        };
-        add("next", Edit::roll(axis, extent, 1));
-        add("previous", Edit::roll(axis, extent, -1));
-        if !matches!(what, "row" | "class" | "distance") {
-            add("first", first);
-        }
-    }
-    list
-}
-
 /// A cotangent that is dropped, or taken for another number.
 fn cotangents(own: &Own<'_>, operand: &Operand) -> Vec<Reading> {
-    if operand.role != Role::OptionalCotangent {
+    if !matches!(operand.role, Role::Cotangent | Role::OptionalCotangent) {
         return Vec::new();
     }
-    let mut list = vec![of_tensor(own, operand, "dropped", "is not read", Edit::Drop)];
+    let fill = Edit::Fill(operand.shape.clone().into(), 1.0);
+    let mut list = vec![of_tensor(own, operand, "taken-for-one", "is taken for 1", fill)];
+    if operand.role == Role::Cotangent {
+        return list;
+    }
+    list.push(of_tensor(own, operand, "dropped", "is not read", Edit::Drop));
     let mut maps: Vec<(&str, &str, f64)> = vec![
         ("negated", "has the other sign", -1.0),
         ("doubled", "counts twice", 2.0),
@@ -197,32 +205,6 @@ fn cotangents(own: &Own<'_>, operand: &Operand) -> Vec<Reading> {
 fn ones(own: &Own<'_>, operand: &Operand) -> Reading {
     let text = "is 1; it is absent from the inputs, which counts as 0";
     of_tensor(own, operand, "of-one", text, Edit::Fill(operand.shape.clone().into(), 1.0))
-}
-
-/// Gradients that query heads share, of one head of each group alone.
-fn groups(own: &Own<'_>) -> Vec<Reading> {
-    let [query, key] = [Axis::QueryHeads, Axis::KeyHeads].map(|axis| own.problem.extent(axis));
-    let group = query / key.max(1);
-    if group < 2 || own.pass != Pass::Backward {
-        return Vec::new();
-    }
-    let of = |member: usize, which: &str| {
-        let text = format!(
-            "gradients of key heads hold those of the {which} query head of each group alone"
-        );
-        let mut reading =
-            plain(format!("group-{which}-alone"), text, own.problem).of("query_heads");
-        for operand in own.operands.iter().filter(|x| own.inputs.contains_key(x.name)) {
-            let cotangent = matches!(operand.role, Role::Cotangent | Role::OptionalCotangent);
-            if let (true, Some(axis)) = (cotangent, operand.position(Axis::QueryHeads)) {
-                let counts = |at: IxDyn| f64::from(u8::from(at[axis] % group == member));
-                let rows = ArrayD::from_shape_fn(IxDyn(&operand.shape[..=axis]), counts);
-                reading = reading.edit(operand.name, Edit::Rows(rows.into()));
-            }
-        }
-        reading
-    };
-    vec![of(0, "first"), of(group - 1, "last")]
 }
 
 /// Other normalisers of a mean.
@@ -251,7 +233,7 @@ fn normalisers(own: &Own<'_>, loss: &LinearCrossEntropy) -> Vec<Reading> {
         let problem = Problem::from(by(normaliser));
         let sound = normaliser.is_finite() && normaliser != 0.0 && problem.check().is_ok();
         sound.then(|| {
-            plain(format!("reduction-by-{change}"), format!("the loss {text}"), &problem)
+            Reading::plain(format!("reduction-by-{change}"), format!("the loss {text}"), &problem)
                 .of("reduction")
         })
     };
@@ -281,16 +263,23 @@ impl Counts {
     }
 }
 
-/// Ignored tokens that count.
-fn ignored(own: &Own<'_>, loss: &LinearCrossEntropy) -> Reading {
+/// Ignored tokens that count: as tokens of the first class, or of their own, where their mark is a class.
+fn ignored(own: &Own<'_>, loss: &LinearCrossEntropy) -> Vec<Reading> {
     let mark = loss.ignore_index as f64;
-    let problem = LinearCrossEntropy { ignore_index: i64::MIN, ..loss.clone() };
-    let text = "`ignore_index` is not read: ignored tokens count as tokens of the first class";
-    let reading = plain("ignore-index-absent", text, &problem.into()).of("ignore_index");
-    let none = own.inputs.get("targets").is_none_or(|x| !x.iter().any(|x| *x == mark));
-    match none {
-        // Nothing is ignored: it is the same problem.
-        true => plain("ignore-index-absent", text, own.problem),
-        false => reading.edit("targets", Edit::map(move |x| if x == mark { 0.0 } else { x })),
+    if own.inputs.get("targets").is_none_or(|x| !x.iter().any(|x| *x == mark)) {
+        return Vec::new();
     }
+    let problem: Problem = LinearCrossEntropy { ignore_index: i64::MIN, ..loss.clone() }.into();
+    let text = |class: &str| {
+        format!("`ignore_index` is not read: ignored tokens count as tokens of {class}")
+    };
+    let first = Reading::plain("ignore-index-absent", text("the first class"), &problem);
+    let first = first.edit("targets", Edit::map(move |x| if x == mark { 0.0 } else { x }));
+    let mut list = vec![first.of("ignore_index")];
+    if (0.0..loss.vocab as f64).contains(&mark) {
+        let of_mark =
+            Reading::plain("ignore-index-of-a-class", text("the class of that number"), &problem);
+        list.push(of_mark.of("ignore_index"));
+    }
+    list
 }

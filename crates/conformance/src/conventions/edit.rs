@@ -18,15 +18,10 @@ pub enum Edit {
         /// What stands where there is no such entry.
         beyond: f64,
     },
-    /// Two axes are exchanged in memory, and nobody knows.
-    Exchange {
-        /// The one.
-        x: usize,
-        /// The other.
-        y: usize,
-        /// Whether it is undone in place of being done.
-        back: bool,
-    },
+    /// Its axes lie in memory in this order, and it is read as if they did not.
+    Layout(Arc<[usize]>),
+    /// It is read as if its axes lay in memory in this order, and they do not.
+    LayoutBack(Arc<[usize]>),
     /// Rows are multiplied, each by a number of its own: an array of the first axes.
     Rows(Arc<ArrayD<f64>>),
     /// Rows get something more, each a number of its own.
@@ -122,20 +117,21 @@ pub(crate) fn pick(x: &ArrayD<f64>, picks: &[Vec<usize>]) -> ArrayD<f64> {
 /// An edit that can be applied to one element.
 enum Prepared<'a> {
     Edit(&'a Edit),
-    Exchange(Exchange, Vec<usize>),
+    Layout(Layout, Vec<usize>),
 }
 
 impl<'a> Prepared<'a> {
     fn new(edit: &'a Edit, shape: &[usize]) -> Option<Self> {
         match edit {
             Edit::Drop | Edit::Fill(..) | Edit::Replace(_) => None,
-            Edit::Exchange { x, y, back } => {
-                let mut shape = shape.to_vec();
-                let own = shape.clone();
-                if *back {
-                    shape.swap(*x, *y);
-                }
-                Some(Prepared::Exchange(Exchange::new(&shape, *x, *y), own))
+            Edit::Layout(order) => {
+                Some(Prepared::Layout(Layout::new(shape, order), shape.to_vec()))
+            }
+            Edit::LayoutBack(order) => {
+                let inner: Vec<usize> = order.iter().map(|&axis| shape[axis]).collect();
+                let mut back = vec![0; order.len()];
+                order.iter().enumerate().for_each(|(at, &axis)| back[axis] = at);
+                Some(Prepared::Layout(Layout::new(&inner, &back), shape.to_vec()))
             }
             edit => Some(Prepared::Edit(edit)),
         }
@@ -160,9 +156,8 @@ fn read(x: &ArrayD<f64>, edits: &[Prepared<'_>], at: &mut [usize]) -> f64 {
         Prepared::Edit(Edit::Rows(factor)) => factor[&at[..factor.ndim()]] * read(x, rest, at),
         Prepared::Edit(Edit::Plus(more)) => more[&at[..more.ndim()]] + read(x, rest, at),
         Prepared::Edit(_) => read(x, rest, at),
-        Prepared::Exchange(exchange, shape) => {
-            let mut place = number(shape, at);
-            place = exchange.source(place);
+        Prepared::Layout(layout, shape) => {
+            let place = layout.source(number(shape, at));
             let mut from = index(shape, place);
             read(x, rest, &mut from)
         }
@@ -184,23 +179,41 @@ fn index(shape: &[usize], mut number: usize) -> Vec<usize> {
     at
 }
 
-/// Two axes that are exchanged in memory.
-pub(crate) struct Exchange {
+/// Axes that lie in memory in another order.
+pub(crate) struct Layout {
     /// Extents in the order of memory.
     shape: Vec<usize>,
     /// How far apart the entries of these axes lie in the tensor.
     strides: Vec<usize>,
 }
 
-impl Exchange {
-    pub fn new(shape: &[usize], x: usize, y: usize) -> Self {
+impl Layout {
+    pub fn new(shape: &[usize], order: &[usize]) -> Self {
         let stride = |axis: usize| shape[axis + 1..].iter().product();
-        let mut order: Vec<usize> = (0..shape.len()).collect();
-        order.swap(x, y);
-        Exchange {
+        Layout {
             shape: order.iter().map(|&axis| shape[axis]).collect(),
             strides: order.iter().map(|&axis| stride(axis)).collect(),
         }
+    }
+
+    /// Every other order of the axes of a shape that moves an element.
+    pub fn orders(shape: &[usize]) -> Vec<Vec<usize>> {
+        let many: Vec<usize> = (0..shape.len()).filter(|&at| shape[at] > 1).collect();
+        let mut orders: Vec<Vec<usize>> = vec![Vec::new()];
+        for _ in &many {
+            let longer = orders.iter().flat_map(|order| {
+                let rest = many.iter().filter(|axis| !order.contains(*axis));
+                rest.map(|&axis| [order.as_slice(), &[axis]].concat())
+            });
+            orders = longer.collect();
+        }
+        orders.retain(|order| *order != many);
+        let whole = |order: Vec<usize>| {
+            let mut order = order.into_iter();
+            let place = |axis: usize| if shape[axis] > 1 { order.next() } else { Some(axis) };
+            (0..shape.len()).filter_map(place).collect()
+        };
+        orders.into_iter().map(whole).collect()
     }
 
     /// The element of the tensor that lies at this place of the memory.
@@ -219,7 +232,8 @@ impl std::fmt::Debug for Edit {
         f.write_str(match self {
             Edit::Map(_) => "Map",
             Edit::Take { .. } => "Take",
-            Edit::Exchange { .. } => "Exchange",
+            Edit::Layout(_) => "Layout",
+            Edit::LayoutBack(_) => "LayoutBack",
             Edit::Rows(_) => "Rows",
             Edit::Plus(_) => "Plus",
             Edit::Replace(_) => "Replace",

@@ -1,25 +1,24 @@
 //! Readings of inputs that lie otherwise in memory than their file says: two axes are exchanged, as where
 //! strides were lost on the way. And inputs that were rounded to a narrower type before they were read.
 
-use super::{Edit, Own, Reading, plain};
+use super::derived::hyphens;
+use super::{Edit, Layout, Own, Reading};
 use etalon_problem::{Dtype, Operand, Precision, Scores};
 
 pub(super) fn all(own: &Own<'_>) -> Vec<Reading> {
     let mut list = rounded(own);
     let given = || own.operands.iter().filter(|x| own.inputs.contains_key(x.name));
     for operand in given().filter(|x| x.precision != Precision::Integer) {
-        for (x, y) in pairs(operand) {
-            for back in twice(operand, x, y) {
+        for order in Layout::orders(&operand.shape).into_iter().filter(|order| is_pair(order)) {
+            for lay in twice(operand, &order) {
                 let text = format!(
                     "`{}` {}: strides were lost on the way between the file and the kernel",
                     operand.name,
-                    words(operand, x, y, back)
+                    words(operand, &order, lay)
                 );
-                let id = format!("{}-as-{}", operand.name, memory(operand, x, y, back));
-                let edit = Edit::Exchange { x, y, back };
-                list.push(
-                    plain(id, text, own.problem).edit(operand.name, edit).of(operand.name).late(),
-                );
+                let id = format!("{}-as-{}", hyphens(operand.name), memory(operand, &order, lay));
+                let reading = Reading::plain(id, text, own.problem).of(operand.name).late();
+                list.push(reading.edit(operand.name, edit(&order, lay)));
             }
         }
     }
@@ -27,36 +26,38 @@ pub(super) fn all(own: &Own<'_>) -> Vec<Reading> {
     list
 }
 
-/// Axes that can be exchanged.
-fn pairs(operand: &Operand) -> Vec<(usize, usize)> {
-    let many: Vec<usize> = (0..operand.shape.len()).filter(|&at| operand.shape[at] > 1).collect();
-    let pairs = many.iter().flat_map(|&x| many.iter().map(move |&y| (x, y)));
-    pairs.filter(|(x, y)| x < y).collect()
+/// Whether an order of axes exchanges two.
+fn is_pair(order: &[usize]) -> bool {
+    order.iter().enumerate().filter(|(at, axis)| at != *axis).count() == 2
+}
+
+fn edit(order: &[usize], lay: bool) -> Edit {
+    if lay { Edit::Layout(order.into()) } else { Edit::LayoutBack(order.into()) }
 }
 
 /// An exchange and its inverse, which are one where the extents are equal and the axes are neighbours.
-fn twice(operand: &Operand, x: usize, y: usize) -> Vec<bool> {
-    if operand.shape[x] == operand.shape[y] { vec![false] } else { vec![false, true] }
+fn twice(operand: &Operand, order: &[usize]) -> Vec<bool> {
+    let moved = |axis: &usize| order[*axis] != *axis;
+    let mut extents = (0..order.len()).filter(moved).map(|axis| operand.shape[axis]);
+    let first = extents.next();
+    if extents.all(|extent| Some(extent) == first) { vec![false] } else { vec![false, true] }
 }
 
-/// The order of the axes in memory.
-fn order(operand: &Operand, x: usize, y: usize) -> Vec<&'static str> {
-    let mut symbols: Vec<&str> = operand.axes.iter().map(|axis| axis.symbol()).collect();
-    symbols.swap(x, y);
-    symbols
+fn symbols(operand: &Operand, order: &[usize]) -> Vec<&'static str> {
+    order.iter().map(|&axis| operand.axes[axis].symbol()).collect()
 }
 
-fn words(operand: &Operand, x: usize, y: usize, back: bool) -> String {
-    let order = order(operand, x, y).join(", ");
-    match back {
+fn words(operand: &Operand, order: &[usize], lay: bool) -> String {
+    let order = symbols(operand, order).join(", ");
+    match lay {
         false => format!("was read as if it lay in memory as [{order}]"),
-        true => format!("lies in its file as [{order}] and was read as that"),
+        true => format!("lay in memory as [{order}] and was read as if it did not"),
     }
 }
 
-fn memory(operand: &Operand, x: usize, y: usize, back: bool) -> String {
-    let order = order(operand, x, y).concat().to_lowercase().replace('|', "");
-    format!("{order}{}", if back { "-in-file" } else { "" })
+fn memory(operand: &Operand, order: &[usize], lay: bool) -> String {
+    let order = symbols(operand, order).concat().to_lowercase().replace('|', "");
+    format!("{order}{}", if lay { "-in-memory" } else { "" })
 }
 
 /// All large tensors in the same other layout.
@@ -68,15 +69,13 @@ fn together(own: &Own<'_>) -> Vec<Reading> {
         .collect();
     let Some(first) = large.first().filter(|_| large.len() > 1) else { return Vec::new() };
     let mut list = Vec::new();
-    for (x, y) in pairs(first) {
-        for back in [false, true] {
-            let text = format!("every input {}", words(first, x, y, back));
-            let id = format!("inputs-as-{}", memory(first, x, y, back));
-            let edit = |reading: Reading, operand: &&Operand| {
-                reading.edit(operand.name, Edit::Exchange { x, y, back })
-            };
-            let reading = plain(id, text, own.problem).of("q");
-            list.push(large.iter().fold(reading, edit).late());
+    for order in Layout::orders(&first.shape) {
+        for lay in [false, true] {
+            let text = format!("every input {}", words(first, &order, lay));
+            let id = format!("inputs-as-{}", memory(first, &order, lay));
+            let edited = |reading: Reading, x: &&Operand| reading.edit(x.name, edit(&order, lay));
+            let reading = Reading::plain(id, text, own.problem).of("q");
+            list.push(large.iter().fold(reading, edited).late());
         }
     }
     list
@@ -104,7 +103,7 @@ fn rounded(own: &Own<'_>) -> Vec<Reading> {
         let text = format!("every input was rounded to {name} before it was multiplied");
         let edit =
             |reading: Reading, operand: &&Operand| reading.edit(operand.name, Edit::map(*round));
-        let reading = plain(format!("inputs-in-{name}"), text, own.problem).of("dtype");
+        let reading = Reading::plain(format!("inputs-in-{name}"), text, own.problem).of("dtype");
         list.push(storage.iter().fold(reading, edit));
     }
     if let Some(scale) = own.problem.scores().map(Scores::scale).filter(|x| *x != 0.0) {
@@ -118,7 +117,9 @@ fn rounded(own: &Own<'_>) -> Vec<Reading> {
             ),
         ] {
             let edit = Edit::map(move |x| dtype.round(x * by) / by);
-            list.push(plain(format!("q-{change}"), text, own.problem).edit("q", edit).of("q"));
+            list.push(
+                Reading::plain(format!("q-{change}"), text, own.problem).edit("q", edit).of("q"),
+            );
         }
     }
     list

@@ -1,19 +1,22 @@
 //! Readings of what the forward pass saves for the backward pass of attention and attention_lse: lse to
-//! another base, with another sign, without the sink, of a neighbour; o and its product with dout.
+//! another base, with another sign, without the sink, of a neighbour; o and its product with dout. And of
+//! another reading in the backward pass alone, which reads what a right forward pass saved.
 //!
 //! With lse′ in place of lse every weight is P′ = e^{S − lse′} = f P with f = e^{lse − lse′}, the same for
 //! all keys of a row. Every gradient is a sum over rows of what is linear in dout and dlse (B1) to (B9), so
 //! that these are the gradients for f·dout and f·dlse.
 
-use super::{Edit, Own, Reading, plain};
+use super::forward::{Saved, evaluate_forward};
+use super::tails::{TILES, of_keys};
+use super::{Edit, Own, Reading};
 use crate::tensor::Values;
 use etalon_problem::{Axis, Pass, Problem};
-use etalon_reference::{Arithmetic, evaluate_in};
 use ndarray::{ArrayD, Axis as Along};
 use std::f64::consts::{LN_2, LOG2_E};
 use std::sync::Arc;
 
-pub(super) fn all(own: &Own<'_>) -> Vec<Reading> {
+/// Readings of saved tensors, and `others` with what a right forward pass saved.
+pub(super) fn all<'a>(own: &Own<'_>, others: impl Iterator<Item = &'a Reading>) -> Vec<Reading> {
     let weighs = matches!(own.problem, Problem::Attention(_) | Problem::AttentionLse(_));
     if own.pass != Pass::Backward || !weighs {
         return Vec::new();
@@ -21,22 +24,72 @@ pub(super) fn all(own: &Own<'_>) -> Vec<Reading> {
     let Some(exact) = forward(own, None) else { return Vec::new() };
     let Some(lse) = exact.get("lse") else { return Vec::new() };
     let mut list = of_lse(own, lse);
+    let mut product = None;
     if let (Some(o), Some(dout)) = (exact.get("o"), own.inputs.get("dout")) {
         list.extend(of_delta(own, o, dout));
+        product = Some((o * dout).sum_axis(Along(3)));
+    }
+    let saved = Arc::new(Saved { lse: lse.clone(), product });
+    list.extend(
+        others.filter(|x| may_be_of_backward(x)).map(|reading| in_backward(reading, &saved)),
+    );
+    list.extend(parts_of_dq(own, &saved));
+    list
+}
+
+/// Whether a backward pass alone may read the problem so: without changes of what it alone reads, or of where
+/// inputs lie.
+fn may_be_of_backward(reading: &Reading) -> bool {
+    let edited =
+        |names: &[&str]| reading.edits.iter().any(|(name, _)| names.contains(&name.as_str()));
+    !edited(&["dout", "dlse"])
+        && (!reading.is_late || !edited(&["q", "k", "v"]))
+        && reading.joined.is_none()
+        && reading.finish.is_empty()
+        && reading.only.is_empty()
+        && !reading.is_interleaved
+}
+
+/// A reading in the backward pass alone.
+fn in_backward(reading: &Reading, saved: &Arc<Saved>) -> Reading {
+    let name = reading.text.strip_prefix(&format!("{}. ", reading.id));
+    let text = name.unwrap_or(&reading.text);
+    let mut own = reading.clone();
+    own.id = format!("{}-in-backward", reading.id);
+    own.text =
+        format!("in the backward pass alone, with `lse` and `o` of a right forward pass: {text}");
+    own.of = own.of.or(Some("lse"));
+    own.saved = Some(saved.clone());
+    own
+}
+
+/// dq of one tile of keys alone, as where it is stored and not added up.
+fn parts_of_dq(own: &Own<'_>, saved: &Arc<Saved>) -> Vec<Reading> {
+    let Some(scores) = own.problem.scores() else { return Vec::new() };
+    let keys = scores.extents.keys;
+    let mut list = Vec::new();
+    for tile in TILES.into_iter().filter(|&tile| keys > tile) {
+        let last = (keys - 1) / tile * tile;
+        let of = |which: &str, counts: &dyn Fn(usize) -> bool| {
+            let id = format!("dq-of-{which}-tile-of-{tile}");
+            let text = format!("dq holds the keys of the {which} tile of {tile} alone");
+            let mut reading = of_keys(own, scores, &id, &text, counts)?.only(["dq"]);
+            reading.saved = Some(saved.clone());
+            Some(reading)
+        };
+        list.extend(of("first", &|j| j < tile));
+        list.extend(of("last", &|j| j >= last));
     }
     list
 }
 
-/// The exact results of the forward pass, perhaps without a tensor of scores.
+/// The exact results of the forward pass, perhaps with other sinks.
 fn forward(own: &Own<'_>, sinks: Option<f64>) -> Option<Values> {
-    let operands = own.problem.operands(Pass::Forward);
-    let given = operands.iter().filter(|operand| operand.role.is_given());
-    let mut inputs: Values =
-        given.filter_map(|x| Some((x.name.to_string(), own.inputs.get(x.name)?.clone()))).collect();
+    let mut inputs = own.inputs.clone();
     if let (Some(number), Some(x)) = (sinks, inputs.get_mut("sinks")) {
         x.fill(number);
     }
-    evaluate_in(Arithmetic::F64, own.problem, Pass::Forward, &inputs).ok()
+    evaluate_forward(own.problem, &inputs).ok()
 }
 
 fn of_lse(own: &Own<'_>, lse: &ArrayD<f64>) -> Vec<Reading> {
@@ -72,8 +125,11 @@ fn of_lse(own: &Own<'_>, lse: &ArrayD<f64>) -> Vec<Reading> {
         // A row that sees nothing has no weights.
         factors.mapv_inplace(|x| if x.is_finite() { x.exp() } else { 1.0 });
         let factors = Arc::new(factors);
-        let mut reading =
-            plain(format!("saved-lse-{change}"), format!("the saved `lse` {text}"), own.problem);
+        let mut reading = Reading::plain(
+            format!("saved-lse-{change}"),
+            format!("the saved `lse` {text}"),
+            own.problem,
+        );
         for name in ["dout", "dlse"].into_iter().filter(|name| own.inputs.contains_key(*name)) {
             reading = reading.edit(name, Edit::Rows(factors.clone()));
         }
@@ -97,13 +153,18 @@ fn of_delta(own: &Own<'_>, o: &ArrayD<f64>, dout: &ArrayD<f64>) -> Vec<Reading> 
     if heads > 1 {
         let other = &delta - &product(&o.select(Along(1), &next));
         others.push(("saved-o-of-next-head", "the saved `o` is that of the next head", other));
+        let dlse = own.inputs.get("dlse").cloned().unwrap_or_else(|| ArrayD::zeros(delta.shape()));
+        let full = &delta - &dlse;
+        let other = &full - &full.select(Along(1), &next);
+        let text = "δ = dout·o − dlse is that of the next head";
+        others.push(("saved-delta-of-next-head", text, other));
     }
     let rows: Vec<usize> = own.problem.scores().map_or(Vec::new(), |scores| {
         let e = &scores.extents;
         vec![e.batch, e.query_heads, own.problem.extent(Axis::Queries)]
     });
     let reading = |(id, text, more): (&str, &str, ArrayD<f64>)| {
-        let reading = plain(id, text, own.problem).of("o");
+        let reading = Reading::plain(id, text, own.problem).of("o");
         let reading = match own.inputs.contains_key("dlse") {
             true => reading,
             false => reading.edit("dlse", Edit::Fill(rows.clone().into(), 0.0)),

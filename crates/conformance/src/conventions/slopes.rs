@@ -4,7 +4,7 @@
 //! them themselves, from the number of heads, never read `g_gamma`. What such a kernel returns is not
 //! wrong but of other decays, and a report should say of which.
 
-use super::{Edit, Reading, plain};
+use super::{Edit, Reading};
 use crate::gates;
 use crate::laws::trial::Trial;
 use crate::report::Verdict;
@@ -56,7 +56,7 @@ pub(super) fn readings(problem: &Problem, inputs: &Tensors) -> Vec<Reading> {
     let reading = |named: Named| {
         let text = format!("{}. The kernel decays by {}", named.id, named.name);
         let log_decays = Array1::from(named.log_decays).into_dyn();
-        plain(named.id, text, problem).edit("g_gamma", Edit::Replace(log_decays.into()))
+        Reading::plain(named.id, text, problem).edit("g_gamma", Edit::Replace(log_decays.into()))
     };
     others.map(reading).collect()
 }

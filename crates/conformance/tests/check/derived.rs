@@ -122,7 +122,7 @@ fn readings_of_attention_are_told() {
         "inputs-in-tf32",
         "keys-whole-tiles-of-16",
         "k-as-bmhkd",
-        "inputs-as-bnhqd-in-file",
+        "inputs-as-bnhqd-in-memory",
     ];
     told(&bench, &ids);
     let bench = Bench::new(rich, Pass::Backward, Dtype::F32);

@@ -3,6 +3,8 @@
 
 mod bench;
 mod derived;
+mod noise;
+mod public;
 mod truth;
 
 use bench::{Bench, EXTENTS, attention, explained, linear, place};

@@ -2,8 +2,8 @@
 //! other alignment.
 
 use super::{Align, Mask, NamedArray};
-use crate::Scores;
 use crate::alternatives::{Other, aligned, other, turned};
+use crate::{Scores, Sequence};
 
 /// The most flags of an array that is made for a reading of a mask: of pairs that no other mask tells.
 const FLAGS: usize = 1 << 22;
@@ -34,8 +34,13 @@ fn of(mask: &Mask, scores: &Scores) -> Vec<Other<Mask>> {
             })
             .into(),
         Mask::Causal { align } => {
-            let later = Mask::Window { left: Some(0), right: None, align: *align };
-            vec![by_align(*align), other("transposed", "hides what comes before, not after", later)]
+            let window = |left, right| Mask::Window { left, right, align: *align };
+            vec![
+                by_align(*align),
+                other("transposed", "hides what comes before, not after", window(Some(0), None)),
+                other("one-more", "shows the key after the query's own", window(None, Some(1))),
+                other("diagonal", "shows the query's own key alone", window(Some(0), Some(0))),
+            ]
         }
         Mask::Window { left, right, align } => {
             let mut list = windows(*left, *right, *align);
@@ -97,6 +102,23 @@ fn windows(left: Option<usize>, right: Option<usize>, align: Align) -> Vec<Other
     }
     if left != right {
         add("ends-exchanged", "has its ends exchanged", right, left);
+    }
+    if let (Some(l), Some(r)) = (left, right) {
+        add("one-more", "reaches one key further on both sides", Some(l + 1), Some(r + 1));
+        if l > 0 && r > 0 {
+            add("one-less", "reaches one key less on both sides", Some(l - 1), Some(r - 1));
+            add("halved", "reaches half as far on both sides", Some(l / 2), Some(r / 2));
+        }
+        let one = |left, right, align| Mask::Window { left, right, align };
+        let other_end = turned(align);
+        for (change, text, own) in [
+            ("left-other-end", "has its left end", [other_end, align]),
+            ("right-other-end", "has its right end", [align, other_end]),
+        ] {
+            let ends = vec![one(left, None, own[0]), one(None, right, own[1])];
+            let text = format!("{text} counted {}", aligned(other_end));
+            list.push(other(change, text, Mask::And(ends)));
+        }
     }
     list
 }
@@ -219,34 +241,77 @@ fn of_parts(parts: &[Mask], join: fn(Vec<Mask>) -> Mask, scores: &Scores) -> Vec
     list
 }
 
-/// The reading that no other mask tells, as an array of flags: without the query's own key.
+/// Readings that no other mask tells, as arrays of flags: without the query's own key, by tiles as a whole.
 fn by_flags(scores: &Scores) -> Vec<Other<Mask>> {
-    let e = &scores.extents;
-    let align = match scores.mask {
-        Mask::Causal { align } | Mask::Window { align, .. } | Mask::ChunkedCausal { align, .. } => {
-            align
-        }
-        _ => return Vec::new(),
-    };
+    let (e, mask) = (&scores.extents, &scores.mask);
     let all = e.batch.checked_mul(e.queries).and_then(|n| n.checked_mul(e.keys));
-    if all.is_none_or(|all| all == 0 || all > FLAGS) || scores.check().is_err() {
+    let few = all.is_some_and(|all| (1..=FLAGS).contains(&all));
+    if *mask == Mask::Full || !few || is_by_head(mask) || scores.check().is_err() {
         return Vec::new();
     }
-    let made = |sees: &dyn Fn(&crate::Sequence, usize, usize) -> bool| {
-        let mut flags = vec![false; e.batch * e.queries * e.keys];
-        for sequence in scores.sequences() {
-            for i in 0..sequence.queries {
-                let row = (sequence.batch * e.queries + sequence.query_start + i) * e.keys;
-                for j in 0..sequence.keys {
-                    flags[row + sequence.key_start + j] = sees(&sequence, i, j);
-                }
+    let mut list = Vec::new();
+    if let Mask::Causal { align } | Mask::Window { align, .. } | Mask::ChunkedCausal { align, .. } =
+        *mask
+    {
+        let strict = flags(scores, &|s: &Sequence| {
+            let s = *s;
+            Box::new(move |i, j| {
+                mask.allows(&s, 0, i, j) && super::aligned(&s, align, i) != j as i64
+            })
+        });
+        list.push(other("strict", "hides the query's own key, too", strict));
+    }
+    let tiles = TILES.into_iter().filter(|&tile| tile < e.queries.max(e.keys));
+    for tile in tiles.filter(|_| all.is_some_and(|all| all <= FLAGS / 4)) {
+        let text = format!("is not applied within tiles of {tile} that it cuts");
+        list.push(other(format!("any-of-tile-of-{tile}"), text, by_tiles(scores, tile, false)));
+        let text = format!("hides all of a tile of {tile} that it cuts");
+        list.push(other(format!("whole-tiles-of-{tile}"), text, by_tiles(scores, tile, true)));
+    }
+    list
+}
+
+/// What kernels process at once.
+const TILES: [usize; 4] = [16, 32, 64, 128];
+
+/// Whether heads see different keys.
+fn is_by_head(mask: &Mask) -> bool {
+    match mask {
+        Mask::Array(array) => array.shape.get(1).is_some_and(|&heads| heads > 1),
+        Mask::And(parts) | Mask::Or(parts) => parts.iter().any(is_by_head),
+        _ => false,
+    }
+}
+
+/// Whether a query sees a key of a sequence.
+type Sees<'a> = Box<dyn Fn(usize, usize) -> bool + 'a>;
+
+/// A mask that is alike for all heads: of every pair of a sequence whether it counts.
+fn flags<'a>(scores: &Scores, sees: &dyn Fn(&Sequence) -> Sees<'a>) -> Mask {
+    let e = &scores.extents;
+    let mut flags = vec![false; e.batch * e.queries * e.keys];
+    for sequence in scores.sequences() {
+        let sees = sees(&sequence);
+        for i in 0..sequence.queries {
+            let row = (sequence.batch * e.queries + sequence.query_start + i) * e.keys;
+            for j in 0..sequence.keys {
+                flags[row + sequence.key_start + j] = sees(i, j);
             }
         }
-        Mask::Array(NamedArray::new("made", &[e.batch, 1, e.queries, e.keys], flags))
-    };
-    let mask = &scores.mask;
-    let strict = made(&|sequence, i, j| {
-        mask.allows(sequence, 0, i, j) && super::aligned(sequence, align, i) != j as i64
-    });
-    vec![other("strict", "hides the query's own key, too", strict)]
+    }
+    Mask::Array(NamedArray::new("made", &[e.batch, 1, e.queries, e.keys], flags))
+}
+
+/// A mask that shows or hides a tile as a whole: where it shows all of it, or any.
+fn by_tiles(scores: &Scores, tile: usize, all: bool) -> Mask {
+    flags(scores, &|s: &Sequence| {
+        let (s, across) = (*s, s.keys.div_ceil(tile));
+        let mut shown = vec![all; s.queries.div_ceil(tile) * across];
+        for (i, j) in (0..s.queries).flat_map(|i| (0..s.keys).map(move |j| (i, j))) {
+            let sees = scores.mask.allows(&s, 0, i, j);
+            let tile = &mut shown[i / tile * across + j / tile];
+            *tile = if all { *tile && sees } else { *tile || sees };
+        }
+        Box::new(move |i, j| shown[i / tile * across + j / tile])
+    })
 }

@@ -67,23 +67,31 @@ fn columns(judge: &Judge<'_>, rows: &[usize]) -> Vec<bool> {
     hit
 }
 
-fn factor<'a>(problem: &Problem, judge: &'a Judge<'a>, rows: &Rows) -> Option<Candidate<'a>> {
-    let (width, exact) = (judge.width(), judge.exact());
+/// The exact results times a number, which has a name or was fitted.
+fn factor<'a>(problem: &Problem, judge: &'a Judge<'a>, rows: &Rows) -> Vec<Candidate<'a>> {
+    let width = judge.width();
     let hit = columns(judge, &rows.off);
     let elements = rows.off.iter().flat_map(|row| row * width..(row + 1) * width);
-    let ratio = ratio(judge, elements.filter(|at| hit[at % width]))?;
+    let Some(ratio) = ratio(judge, elements.filter(|at| hit[at % width])) else {
+        return Vec::new();
+    };
     let of = match (rows.right.is_empty(), hit.iter().all(|hit| *hit)) {
         (true, true) => "the results",
         (false, true) => "the rows that are off",
         _ => "the columns that are off",
     };
-    let text = match names::name(problem, &judge.output().operand, ratio) {
-        Some(name) => format!("{of} are the exact ones times {name}"),
-        None => format!("{of} are the exact ones times {ratio:.4} (1/{:.4})", 1.0 / ratio),
+    let times = |number: f64, text: String, fitted: usize| {
+        let (exact, hit) = (judge.exact(), hit.clone());
+        let at = move |at: usize| if hit[at % width] { number * exact[at] } else { exact[at] };
+        let change = Change { rows: rows.off.clone(), fitted, at: Box::new(at) };
+        Candidate::pattern(judge, "factor", format!("{of} are the exact ones times {text}"), change)
     };
-    let at = move |at: usize| if hit[at % width] { ratio * exact[at] } else { exact[at] };
-    let change = Change { rows: rows.off.clone(), fitted: 1, at: Box::new(at) };
-    Some(Candidate::pattern(judge, "factor", text, change))
+    let named = names::name(problem, &judge.output().operand, ratio);
+    // A number with a name was not fitted: of a single result it may be told.
+    match named {
+        Some((number, name)) => vec![times(number, name.clone(), 0), times(ratio, name, 1)],
+        None => vec![times(ratio, format!("{ratio:.4} (1/{:.4})", 1.0 / ratio), 1)],
+    }
 }
 
 /// The exact results and one number more.

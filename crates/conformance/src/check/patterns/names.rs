@@ -6,8 +6,8 @@ use std::f64::consts::{LN_2, LOG2_E};
 /// How near a ratio must be to a number that has a name.
 const NEAR: f64 = 5e-3;
 
-/// A factor in words, if it is one that a problem has.
-pub(super) fn name(problem: &Problem, operand: &Operand, ratio: f64) -> Option<String> {
+/// A factor and its name, if it is near one that a problem has.
+pub(super) fn name(problem: &Problem, operand: &Operand, ratio: f64) -> Option<(f64, String)> {
     let base = match operand.primal == "lse" {
         true => "log₂e: a logarithm to base 2 (convention lse-base-2)",
         false => "log₂e: an exponential taken for one to base 2?",
@@ -30,11 +30,11 @@ pub(super) fn name(problem: &Problem, operand: &Operand, ratio: f64) -> Option<S
     known.push((2.0, "2: counted twice?".into()));
     known.push((0.5, "½: half of it is missing?".into()));
     known.extend(extents(problem).into_iter().flat_map(of_problem));
-    let mut names =
-        known.into_iter().filter(|(x, _)| (ratio / x - 1.0).abs() < NEAR).map(|(_, name)| name);
-    let first = names.next()?;
+    let mut near = known.into_iter().filter(|(x, _)| (ratio / x - 1.0).abs() < NEAR);
+    let (number, first) = near.next()?;
     // A group of two is also a factor of 2: the reader knows which it can be.
-    Some(names.take(2).fold(first, |all, name| format!("{all} Or {name}")))
+    let names = near.take(2).fold(first, |all, (_, name)| format!("{all} Or {name}"));
+    Some((number, names))
 }
 
 /// The numbers of a problem by which something is multiplied.

@@ -195,10 +195,7 @@ impl Keys {
 
 /// The key head of a query head.
 fn key_head(reading: &Reading, scores: &Scores, head: usize) -> usize {
-    match reading.is_interleaved {
-        true => head % scores.extents.key_heads,
-        false => head / scores.group(),
-    }
+    reading.key_head(head, scores.extents.key_heads, scores.group())
 }
 
 /// The problem of some rows of q in some heads that share a key head, with the keys of their sequence; of

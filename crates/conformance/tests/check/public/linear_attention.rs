@@ -1,0 +1,340 @@
+//! Linear attention.
+
+use super::Bug;
+use super::kernel::{State, Token, add, ask, decay, of, read, recurrence, right, with};
+use crate::bench::{Bench, linear};
+use etalon_conformance::tensor::{Tensors, Values};
+use etalon_problem::{Decay, Dtype, LinearAttention, LinearExtents, Pass, Problem, TokenSequences};
+use ndarray::{ArrayD, Axis as Along};
+
+fn forward(problem: impl Into<Problem>) -> Bench {
+    ask(problem, Pass::Forward, Dtype::F32)
+}
+
+/// A kernel's answer, by what it does with each token.
+fn made(bench: Bench, token: impl Fn(&mut State, &Token<'_>) -> Vec<Vec<f64>>) -> (Bench, Tensors) {
+    let got = with(&bench, recurrence(&bench, &token));
+    (bench, got)
+}
+
+fn reads(s: &State, x: &Token<'_>) -> Vec<Vec<f64>> {
+    x.q.iter().map(|q| read(s, q)).collect()
+}
+
+/// With states before and after, where D = E.
+fn states() -> LinearAttention {
+    linear().initial_state().final_state()
+}
+
+fn by_token() -> LinearAttention {
+    linear().decay(Decay::PerToken).final_state()
+}
+
+/// An answer to another problem or other inputs.
+fn other(bench: Bench, change: impl FnOnce(&mut Problem, &mut Values)) -> (Bench, Tensors) {
+    let got = of(&bench, change);
+    (bench, got)
+}
+
+/// A problem of linear attention as itself.
+fn own(problem: &mut Problem) -> &mut LinearAttention {
+    match problem {
+        Problem::LinearAttention(x) => x,
+        _ => panic!("no linear attention"),
+    }
+}
+
+pub const BUGS: &[Bug] = &[
+    Bug {
+        story: "a token reads the state before its own key is added",
+        address: "mcpirate17/HYDRA@57a55dc",
+        ids: &["token-excluded"],
+        make: || {
+            made(forward(linear()), |s, x| {
+                decay(s, x.g);
+                let o = reads(s, x);
+                add(s, x.k, x.v);
+                o
+            })
+        },
+    },
+    Bug {
+        story: "a token's key decays with the state",
+        address: "vllm-project/vllm#40766",
+        ids: &["decay-after-key"],
+        make: || {
+            made(forward(by_token()), |s, x| {
+                add(s, x.k, x.v);
+                decay(s, x.g);
+                reads(s, x)
+            })
+        },
+    },
+    Bug {
+        story: "the state decays after it is read",
+        address: "vllm-project/vllm@030ea52",
+        ids: &["decay-one-less", "query-decay-one-short"],
+        make: || {
+            made(forward(linear()), |s, x| {
+                // What came before has not decayed by this token yet.
+                let mut before = s.clone();
+                add(&mut before, x.k, x.v);
+                right(s, x);
+                reads(&before, x)
+            })
+        },
+    },
+    Bug {
+        story: "the decay of the next token",
+        address: "erfanzar/ejkernel@2107406",
+        ids: &["decay-of-next-row"],
+        make: || {
+            other(forward(by_token()), |_, x| {
+                let g = x.get_mut("g").unwrap();
+                *g = g.select(Along(2), &(0..37).map(|t| (t + 1) % 37).collect::<Vec<_>>());
+            })
+        },
+    },
+    Bug {
+        story: "decays are taken to base 2",
+        address: "fla-org/flash-linear-attention@d38ed8b5",
+        ids: &["decay-base-2"],
+        make: || {
+            made(forward(linear()), |s, x| {
+                right(s, &Token { g: x.g * std::f64::consts::LN_2, ..*x })
+            })
+        },
+    },
+    Bug {
+        story: "the exponent of the decay has the other sign",
+        address: "fla-org/flash-linear-attention@7362d874",
+        ids: &["decay-inverted"],
+        make: || made(forward(linear()), |s, x| right(s, &Token { g: -x.g, ..*x })),
+    },
+    Bug {
+        story: "decays of another head: the offset of the head is missing",
+        address: "fla-org/flash-linear-attention@d38ed8b5",
+        ids: &["decay-of-first-head"],
+        make: || {
+            other(forward(by_token()), |_, x| {
+                let g = x.get_mut("g").unwrap();
+                *g = g.select(Along(1), &[0; 4]);
+            })
+        },
+    },
+    Bug {
+        story: "resets are ignored",
+        address: "fla-org/flash-linear-attention#851",
+        ids: &["decay-without-resets"],
+        make: || {
+            let mut bench = forward(by_token());
+            let mut g = bench.values()["g"].clone();
+            g.index_axis_mut(Along(2), 11).fill(f64::NEG_INFINITY);
+            bench
+                .inputs
+                .insert("g".into(), etalon_conformance::tensor::Tensor::round(&g, Dtype::F32));
+            made(bench, |s, x| {
+                right(s, &Token { g: if x.g.is_finite() { x.g } else { 0.0 }, ..*x })
+            })
+        },
+    },
+    Bug {
+        story: "chunks do not read the state before them",
+        address: "fla-org/flash-linear-attention#351",
+        ids: &["chunks-of-16-alone"],
+        make: || {
+            made(forward(linear()), |s, x| {
+                if x.t % 16 == 0 {
+                    s.fill(0.0);
+                }
+                right(s, x)
+            })
+        },
+    },
+    Bug {
+        story: "the initial state is ignored",
+        address: "sgl-project/sglang@7121d18",
+        ids: &["initial-state-absent"],
+        make: || {
+            made(forward(states()), |s, x| {
+                if x.t == 0 {
+                    s.fill(0.0);
+                }
+                right(s, x)
+            })
+        },
+    },
+    Bug {
+        story: "the initial state is transposed",
+        address: "mcpirate17/HYDRA@57a55dc",
+        ids: &["initial-state-as-shked"],
+        make: || {
+            made(forward(states()), |s, x| {
+                if x.t == 0 {
+                    *s = s.t().to_owned();
+                }
+                right(s, x)
+            })
+        },
+    },
+    Bug {
+        story: "the first token does not decay the initial state",
+        address: "fla-org/flash-linear-attention@a252c17d",
+        ids: &["initial-state-undecayed"],
+        make: || {
+            made(forward(states()), |s, x| {
+                right(s, &Token { g: if x.t == 0 { 0.0 } else { x.g }, ..*x })
+            })
+        },
+    },
+    Bug {
+        story: "the final state is the initial one: never written",
+        address: "vllm-project/vllm@7e1c150",
+        ids: &["copy"],
+        make: || {
+            let bench = forward(states());
+            let state = bench.values()["initial_state"].clone();
+            let got = with(&bench, [("final_state".to_string(), state)].into());
+            (bench, got)
+        },
+    },
+    Bug {
+        story: "the final state lacks the tokens after the last whole chunk",
+        address: "inclusionAI/cuLA@fa742a2",
+        ids: &["tokens-whole-chunks-of-16", "tokens-whole-chunks-of-32", "tail-of-tokens-dropped"],
+        make: || {
+            let bench = forward(states());
+            let last = recurrence(&bench, &|s, x| {
+                if x.t >= 32 { reads(s, x) } else { right(s, x) }
+            });
+            let got =
+                with(&bench, [("final_state".to_string(), last["final_state"].clone())].into());
+            (bench, got)
+        },
+    },
+    Bug {
+        story: "the final state is transposed",
+        address: "fla-org/flash-linear-attention@de09abdf",
+        ids: &["layout"],
+        make: || {
+            let bench = forward(states());
+            let state = recurrence(&bench, &right)["final_state"].clone();
+            let state = state.permuted_axes(vec![0, 1, 3, 2]).as_standard_layout().into_owned();
+            let got = with(&bench, [("final_state".to_string(), state)].into());
+            (bench, got)
+        },
+    },
+    Bug {
+        story: "the scale is the default 1/√D, not the one of the caller",
+        address: "fla-org/flash-linear-attention#164",
+        ids: &["scale-usual"],
+        make: || other(forward(linear().scale(0.3)), |problem, _| own(problem).scale = 0.25),
+    },
+    Bug {
+        story: "a state passes from one packed sequence to the next",
+        address: "fla-org/flash-linear-attention#77",
+        ids: &["sequences-ignored", "sequences-padding-counts", "state-of-previous-sequence"],
+        make: || {
+            let extents = LinearExtents { batch: 1, ..linear().extents };
+            let sequences = TokenSequences::Packed { cu_tokens: vec![0, 15, 37] };
+            let problem = LinearAttention { extents, sequences, ..linear() };
+            other(forward(problem), |problem, _| own(problem).sequences = TokenSequences::Dense)
+        },
+    },
+    Bug {
+        story: "keys of packed sequences are read without their offset",
+        address: "fla-org/flash-linear-attention@d38ed8b5",
+        ids: &["k-without-offset"],
+        make: || {
+            let extents = LinearExtents { batch: 1, ..linear().extents };
+            let sequences = TokenSequences::Packed { cu_tokens: vec![0, 15, 37] };
+            let problem = LinearAttention { extents, sequences, ..linear() };
+            other(forward(problem), |_, x| {
+                let k = x.get_mut("k").unwrap();
+                let order: Vec<usize> = (0..37).map(|t| if t < 15 { t } else { t - 15 }).collect();
+                *k = k.select(Along(2), &order);
+            })
+        },
+    },
+    Bug {
+        story: "query head h reads the state of key head h mod Hk",
+        address: "fla-org/flash-linear-attention#1029",
+        ids: &["heads-interleaved", "state-of-head-modulo"],
+        make: || {
+            let bench = forward(linear());
+            let order = [0, 4, 1, 5, 2, 6, 3, 7];
+            let back = [0, 2, 4, 6, 1, 3, 5, 7];
+            let (problem, mut x) = (bench.problem.clone(), bench.values());
+            x.insert("q".into(), x["q"].select(Along(1), &order));
+            let o = of_values(&problem, &bench, x)["o"].select(Along(1), &back);
+            let got = with(&bench, [("o".to_string(), o)].into());
+            (bench, got)
+        },
+    },
+    Bug {
+        story: "the gradient by the final state is dropped",
+        address: "fla-org/flash-linear-attention@a252c17d",
+        ids: &["dfinal-state-dropped", "final-cotangent-ignored"],
+        make: || {
+            other(ask(states(), Pass::Backward, Dtype::F32), |_, x| {
+                x.remove("dfinal_state");
+            })
+        },
+    },
+    Bug {
+        story: "dg is not summed up over later tokens",
+        address: "fla-org/flash-linear-attention@12e2a700",
+        ids: &["rows-not-summed"],
+        make: || {
+            let bench = ask(linear().decay(Decay::PerToken), Pass::Backward, Dtype::F64);
+            let dg = bench.right()["dg"].numbers("dg").unwrap();
+            let own = ArrayD::from_shape_fn(dg.raw_dim(), |at| {
+                let next = if at[2] + 1 < 37 { dg[[at[0], at[1], at[2] + 1]] } else { 0.0 };
+                dg[&at] - next
+            });
+            let got = with(&bench, [("dg".to_string(), own)].into());
+            (bench, got)
+        },
+    },
+    Bug {
+        story: "the decay of a head has the gradient of the last batch element",
+        address: "fla-org/flash-linear-attention@bc3b101",
+        ids: &["sum-of-last-batch-element-alone", "gate-gradient-of-last-element"],
+        make: || {
+            let bench = ask(linear(), Pass::Backward, Dtype::F64);
+            let mut x = bench.values();
+            x.get_mut("dout").unwrap().index_axis_mut(Along(0), 0).fill(0.0);
+            let own = of_values(&bench.problem, &bench, x)["dg_gamma"].clone();
+            let got = with(&bench, [("dg_gamma".to_string(), own)].into());
+            (bench, got)
+        },
+    },
+    Bug {
+        story: "dk lacks the scale",
+        address: "fla-org/flash-linear-attention@4b02d15d",
+        ids: &["factor", "no-scale-in-keys"],
+        make: || {
+            let bench = ask(linear(), Pass::Backward, Dtype::Bf16);
+            let dk = bench.right()["dk"].numbers("dk").unwrap().mapv(|x| 4.0 * x);
+            let got = with(&bench, [("dk".to_string(), dk)].into());
+            (bench, got)
+        },
+    },
+    Bug {
+        story: "the state is stored in bf16",
+        address: "vllm-project/vllm#19592",
+        ids: &[],
+        make: || {
+            made(forward(linear()), |s, x| {
+                s.mapv_inplace(|x| Dtype::Bf16.round(x));
+                right(s, x)
+            })
+        },
+    },
+];
+
+/// Exact results of other inputs.
+fn of_values(problem: &Problem, bench: &Bench, x: Values) -> Values {
+    etalon_reference::evaluate_in(etalon_reference::Arithmetic::F64, problem, bench.pass, &x)
+        .expect("the reference")
+}
