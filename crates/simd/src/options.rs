@@ -1,4 +1,4 @@
-//! What may change a result's speed and rounding, but not its meaning.
+//! Options that may change a result's speed and rounding, but not its meaning.
 
 use crate::Level;
 use etalon_problem::{Blocking, Mode};
@@ -14,7 +14,7 @@ pub struct Options {
     /// Queries and keys in a tile, or tokens of a chunk, at most 256, and of a micro-chunk in linear
     /// attention; `None`: what was measured to be best.
     pub blocking: Option<Blocking>,
-    /// How a backward pass is organised; linear attention has one way.
+    /// Organisation of a backward pass; linear attention has one way.
     pub mode: Mode,
     /// The most bytes of sums of dq that [`Mode::FusedPartials`] may keep: as many heads are worked
     /// on together as fit, at least those of one key head, and with dbias all. [`Mode::Auto`] takes
@@ -28,8 +28,8 @@ pub struct Options {
     /// save memory and cost time; a double backward pass keeps as many, each with its tangent. Of each span of
     /// chunks the state before it is kept; with fewer states spans are longer, up to the root of the number of chunks.
     pub kept_states: usize,
-    /// Whether [`run`](crate::run()) computes the forward pass again where a later pass lacks what it
-    /// saved; otherwise that is an error.
+    /// True if [`run`](crate::run()) computes the forward pass again where a later pass lacks what it saved;
+    /// otherwise that is an error.
     pub recompute: bool,
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 /// A pass whose threads have memory of their own.
 pub trait Threaded: Sync {
-    /// What a thread holds.
+    /// Scratch of a thread.
     type Scratch<'m>;
 
     /// Cuts what a thread holds from its part of all memory.

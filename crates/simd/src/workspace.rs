@@ -4,7 +4,7 @@
 //! the kernels of a short problem take. A pass therefore takes all of its memory from a
 //! [`Workspace`], and a caller that keeps the workspace pays once.
 //!
-//! How a pass uses it:
+//! Use by a pass:
 //!
 //! * [`Workspace::room`] in place of a vector of f32: it lends a [`Region`], which goes back when it is
 //!   dropped.
@@ -58,7 +58,7 @@ pub struct Workspace {
     pool: Arc<Pool>,
 }
 
-/// What a workspace keeps. Everything that was lent holds on to it.
+/// Memory and facts that a workspace keeps. Everything that was lent holds on to it.
 #[derive(Debug, Default)]
 struct Pool {
     regions: Mutex<Regions>,
@@ -134,8 +134,8 @@ impl Workspace {
         Ok(Lists { memory, home: Arc::clone(&self.pool) })
     }
 
-    /// What `make` returned when it was last called for the same question: `fits` says whether that is
-    /// so. An error is not remembered.
+    /// The value that `make` last returned for the same question: `fits` says whether that is so. An error is
+    /// not remembered.
     pub(crate) fn remember<F: Any + Send + Sync>(
         &self,
         fits: impl Fn(&F) -> bool,
@@ -267,7 +267,7 @@ impl Drop for Lists {
         let used = memory.allocated_bytes();
         memory.reset();
         if memory.allocated_bytes() < used {
-            // What is left is the last of several chunks. The next call finds all in one.
+            // The last of several chunks is left. The next call finds all in one.
             drop(memory);
             memory = Bump::try_with_capacity(used).unwrap_or_default();
         }

@@ -1,11 +1,11 @@
-//! How sequences are cut: into spans, chunks and micro-chunks.
+//! The cut of sequences into spans, chunks and micro-chunks.
 
 use crate::Options;
 use crate::tile::MAX_KEYS;
 use etalon_problem::{Blocking, Error, LinearAttention, TokenSequence};
 use std::ops::Range;
 
-/// How sequences are cut.
+/// Sizes of the pieces into which sequences are cut.
 #[derive(Debug, Clone, Copy)]
 pub struct Cut {
     /// Rows of a register block.
