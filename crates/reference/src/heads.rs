@@ -45,7 +45,7 @@ pub(crate) struct Written<'a, T, const Q: usize, const K: usize> {
     pub by_key: [MatrixMut<'a, T>; K],
 }
 
-/// What every key head of every sequence writes: by sequence, then by head. The results come as the
+/// The rows that every key head of every sequence writes: by sequence, then by head. The results come as the
 /// rows of their heads in this order; `group` query heads share a key head.
 pub(crate) fn units<'a, T: 'a, S: Copy, const Q: usize, const K: usize>(
     sequences: impl IntoIterator<Item = S>,

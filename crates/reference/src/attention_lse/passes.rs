@@ -68,7 +68,7 @@ pub fn double_backward<T: Real>(
     Ok(SecondGradients { gq, gk, gdlse, gsinks, gbias })
 }
 
-/// How lse moves when the inputs move along the tangents.
+/// The motion of lse when the inputs move along the tangents.
 pub fn jvp<T: Real>(
     problem: &AttentionLse,
     inputs: &Inputs<'_, T>,

@@ -141,7 +141,7 @@ impl<'a, T: Real> Head<'a, T> {
         self.state(&self.operands.initial_state)
     }
 
-    /// What a tensor `[S, Hk, D, E]` holds for this head.
+    /// The state of this head in a tensor `[S, Hk, D, E]`.
     fn state(&self, source: &Rows<'_, T>) -> Result<State<T>, Error> {
         let &LinearAttention { extents, value_dim, .. } = self.operands.problem;
         let first = (self.sequence.index * extents.key_heads + self.key_head) * extents.dim;

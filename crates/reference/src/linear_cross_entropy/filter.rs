@@ -19,7 +19,8 @@ use etalon_problem::{Error, LinearCrossEntropy};
 use ndarray::{Array1, ArrayView1, ArrayView2, Axis, Slice};
 use std::ops::Range;
 
-/// What was left out at most. It holds in exact arithmetic; the rounding of either side comes on top.
+/// Bounds of the error of leaving tiles out. They hold in exact arithmetic; the rounding of either side comes
+/// on top.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Certificate<T> {
     /// B_i ≥ ‖error of dh_i‖ (C37), `[T]`.
@@ -79,8 +80,8 @@ pub fn backward<T: Real>(
 }
 
 impl<T: Real> Certificate<T> {
-    /// Whether the tile of these tokens, with their ‖h_i‖, is left out; if so, its part of the bounds
-    /// is added to them.
+    /// True if the tile of these tokens, with their ‖h_i‖, is left out; then its part of the bounds is added
+    /// to them.
     fn leave_out(
         &mut self,
         filter: Filter,

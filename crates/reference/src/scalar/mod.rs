@@ -97,19 +97,19 @@ pub trait Real:
         (self.is_nan() || self > Self::ZERO).then_some(Self::ONE)
     }
 
-    /// Whether the value is NaN.
+    /// True if the value is NaN.
     fn is_nan(self) -> bool {
         self.to_f64().is_nan()
     }
 
-    /// Whether the value is neither NaN nor infinite.
+    /// True if the value is neither NaN nor infinite.
     fn is_finite(self) -> bool {
         self.to_f64().is_finite()
     }
 }
 
-/// What makes a type one of numbers: its operators, from their formulas; the comparison, which is that of
-/// one field; and sums of its own type.
+/// Implements the operators of a type of numbers, from their formulas; the comparison, which is that of one
+/// field; and sums of its own type.
 #[macro_export]
 macro_rules! operators {
     (

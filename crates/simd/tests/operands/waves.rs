@@ -1,4 +1,4 @@
-//! What stands beside changes nothing, also where heads are worked on in the memory of others.
+//! Neighbours change nothing, also where heads are worked on in the memory of others.
 
 use crate::common::{Operands, wave};
 use etalon_problem::{Align, Attention, Extents, Mask, Pass, Sequences};

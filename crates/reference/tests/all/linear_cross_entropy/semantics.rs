@@ -138,8 +138,7 @@ fn nothing_left_may_be_an_error() {
     }
 }
 
-/// Where V classes stand, one of them with the bias −∞: the results of the other classes, its own
-/// gradients 0.
+/// V classes, and one more with the bias −∞: the results are those of the other classes, its own gradients 0.
 #[test]
 fn a_logit_of_minus_infinity_weighs_nothing() {
     // Without smoothing: α/V would see one class more.
