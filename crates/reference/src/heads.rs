@@ -1,4 +1,4 @@
-//! Who computes what: query heads of one key head in turn, everything else side by side.
+//! Shares of the work: query heads of one key head in turn, everything else side by side.
 //!
 //! The formulas know one row of one head. Heads, batch elements and sequences do not meet except
 //! in the gradients that they share, and those are summed in an order that the problem alone

@@ -20,13 +20,14 @@ pub struct Options {
     /// on together as fit, at least those of one key head, and with dbias all. [`Mode::Auto`] takes
     /// [`Mode::Separate`] where the least is too much. The result does not depend on it.
     pub partials_budget: usize,
-    /// The most bytes that linear cross-entropy takes beside operands, results and 64 bytes for each token, in
-    /// the second order 100: packed operands, logits and sums, of as many tokens and classes at a time as fit. Where not even a
-    /// few do, it takes what those need. The result does not depend on it.
+    /// The most bytes that linear cross-entropy takes beside operands, results and 64 bytes for each token,
+    /// in the second order 100: packed operands, logits and sums, of as many tokens and classes at a time as
+    /// fit. Where not even a few do, it takes what those need. The result does not depend on it.
     pub memory_budget: usize,
-    /// The most bytes of states that a backward pass of linear attention keeps of a sequence, where keeping fewer would
-    /// save memory and cost time; a double backward pass keeps as many, each with its tangent. Of each span of
-    /// chunks the state before it is kept; with fewer states spans are longer, up to the root of the number of chunks.
+    /// The most bytes of states that a backward pass of linear attention keeps of a sequence, where keeping
+    /// fewer would save memory and cost time; a double backward pass keeps as many, each with its tangent. Of
+    /// each span of chunks the state before it is kept; with fewer states spans are longer, up to the root of
+    /// the number of chunks.
     pub kept_states: usize,
     /// True if [`run`](crate::run()) computes the forward pass again where a later pass lacks what it saved;
     /// otherwise that is an error.

@@ -41,8 +41,8 @@ impl<'p, P: Threaded> Threads<'p, P> {
 }
 
 /// Runs `body` on every task, in their order as threads become free: put the heaviest first. As many
-/// threads work as there are `rooms`; each takes one and prepares it with `enter`. Which thread runs a
-/// task changes nothing about its result, so results do not depend on the number of threads. Nothing is
+/// threads work as there are `rooms`; each takes one and prepares it with `enter`. The result
+/// of a task is the same on every thread, so results do not depend on the number of threads. Nothing is
 /// allocated.
 pub fn share<R: Send, S, T: Send>(
     rooms: impl ExactSizeIterator<Item = R> + Send,

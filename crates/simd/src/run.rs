@@ -14,8 +14,8 @@ use etalon_problem::{
 /// Computes a pass: reads `inputs` and writes those outputs that have a place in `outputs`, both by
 /// name and of any strides.
 ///
-/// The tensors of a pass, with their shapes and types, are those of [`Problem::operands`]. What a later
-/// pass reads again of the forward pass (o and lse of attention) is an input; with
+/// The tensors of a pass, with their shapes and types, are those of [`Problem::operands`]. A result of
+/// the forward pass that a later pass reads again (o and lse of attention) is an input; with
 /// [`Options::recompute`] an absent one is computed anew. A `step` without `initial_state` works in
 /// place: the place of `final_state` holds the states before the token.
 ///

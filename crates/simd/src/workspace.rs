@@ -11,9 +11,10 @@
 //! * [`Parts`] cuts one region into what a thread needs, and says beforehand how long it must be. A
 //!   thread cuts its own part, so that the pages are first touched where they are used.
 //! * [`Workspace::lists`] in place of `Vec` and `collect`, for elements that no region can hold, such
-//!   as views; how much memory they take is said beforehand. A list that is made and emptied by one thread is often better an iterator: the tasks of
-//!   [`share`](crate::parallel::share) need not be in memory at once.
-//! * [`Workspace::remember`] for what follows from the problem alone.
+//!   as views; how much memory they take is said beforehand. A list that is made and emptied by one
+//!   thread is often better an iterator: the tasks of [`share`](crate::parallel::share) need not be in
+//!   memory at once.
+//! * [`Workspace::remember`] for facts that follow from the problem alone.
 //!
 //! A pass takes everything before it writes a result, on the thread that called it: then nothing has
 //! been written if memory is short, and the second call asks for the same regions in the same order

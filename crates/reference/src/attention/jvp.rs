@@ -44,8 +44,8 @@ pub(crate) fn any_width<T: Real>(
     Ok(moves)
 }
 
-/// A direction in which the inputs move: tangents, or cotangents of their gradients. What is absent
-/// stands still.
+/// A direction in which the inputs move: tangents, or cotangents of their gradients. An absent
+/// input stands still.
 pub(super) struct Direction<'a, T: Real> {
     pub ddq: Rows<'a, T>,
     pub ddk: Rows<'a, T>,

@@ -8,8 +8,8 @@
 //! (E5)  e_ij  = max(P_ij + τ/n_i, 0)
 //! ```
 //!
-//! A visible pair is active where P_ij + τ/n_i > 0; n_i counts the visible keys. What is NaN counts
-//! as active, so that it shows.
+//! A visible pair is active where P_ij + τ/n_i > 0; n_i counts the visible keys. A NaN counts as
+//! active, so that it shows.
 
 use super::Inputs;
 use crate::heads::{Query, each_query};

@@ -1,7 +1,7 @@
 //! A backward pass that leaves out what is small, and says how much that is.
 //!
 //! A tile of tokens and classes whose gradients of the logits are small can be left out of (C17)
-//! and (C18). How far the results are then off is known without computing them (C37), (C38): the
+//! and (C18). The error of the results is then bounded without computing them (C37), (C38): the
 //! [`Certificate`]. Nothing is left out of dbias. Off unless called: a threshold that does no harm
 //! at the end of a training drops every gradient but those of the targets at its beginning. A tile
 //! has at most 64 tokens and 256 classes.

@@ -90,7 +90,7 @@ pub trait Real:
         product::plain(c, a, b);
     }
 
-    /// a of max(self, 0) = a·self: 1 above 0, and nothing at 0 and below; it does not move. What is NaN
+    /// a of max(self, 0) = a·self: 1 above 0, and nothing at 0 and below; it does not move. NaN
     /// counts as above, so that it shows. A number that knows its own error answers with one that may
     /// be 0 or 1, where that error may decide.
     fn step(self) -> Option<Self> {

@@ -43,8 +43,8 @@ impl Cut {
         Ok(Cut { rows, cols, chunk, micro, state, kept: options.kept_states })
     }
 
-    /// Tokens of a span of a sequence: whole chunks. What a sequence is cut into is the same whatever
-    /// runs beside it, and so are results.
+    /// Tokens of a span of a sequence: whole chunks. The cut of a sequence is the same whatever runs
+    /// beside it, and so are results.
     pub fn span(&self, tokens: usize) -> usize {
         self.chunk * self.interval(tokens.div_ceil(self.chunk))
     }

@@ -285,7 +285,7 @@ impl<'a> States<'a> {
         })
     }
 
-    /// Reads what every slot begins with: states and their tangents. What is absent is 0.
+    /// Reads the states with which slots begin, and their tangents. An absent one is 0.
     pub fn begin(&mut self, tensors: &[Option<ArrayView4<'_, f32>>; 2]) {
         let shape = self.shape;
         for (place, state) in self.ends(false) {

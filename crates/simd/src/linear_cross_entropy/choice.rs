@@ -33,7 +33,7 @@ const MARGIN: f64 = 1.0 + 1.0 / 32_768.0;
 /// 2⁻¹⁴²: what [`BAND`] products of f32 may lose where they lie below the smallest normal number, 2⁻¹⁵⁰ each.
 const UNDERFLOW: f64 = f32::MIN_POSITIVE as f64 / 65_536.0;
 
-/// When a tile is left out.
+/// Limits within which a tile is left out.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Only where every |da_iv| is below.

@@ -3,8 +3,8 @@
 use super::tokens::weigh;
 use crate::workspace::Parts;
 
-/// A row of logits over a set of classes. What depends on the classes alone, Σ cw and their number, is
-/// kept once for all tokens, and of a row that does not hold the target `target` is any number.
+/// A row of logits over a set of classes. Numbers that depend on the classes alone, Σ cw and
+/// their count, are kept once for all tokens, and of a row that does not hold the target `target` is any number.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Partial {
     /// The largest logit: −∞ where there is none, NaN where one is.

@@ -4,8 +4,8 @@
 //! [`forward_shard`] returns what the classes of a rank add to each row: a [`Partial`] for each node of the
 //! [tree](super#shards-of-classes) that they hold. [`combine`] makes the totals of those of all ranks, and
 //! [`output`] the outputs of the totals. With the totals [`backward_shard`] returns the rank's rows of dw
-//! and dbias, and its part of dh in f32; [`combine_dh`] adds up the parts and rounds the sum. How partials
-//! and parts travel is the caller's: [`Partial::to_bytes`] and arrays of f32. An example of the crate,
+//! and dbias, and its part of dh in f32; [`combine_dh`] adds up the parts and rounds the sum. The caller
+//! moves partials and parts between ranks: [`Partial::to_bytes`] and arrays of f32. An example of the crate,
 //! `shards`, has a process for each rank.
 //!
 //! With shards that begin at multiples of [`TILE`], everything has the bits of the unsharded passes, at the

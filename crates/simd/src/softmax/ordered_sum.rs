@@ -75,7 +75,7 @@ impl<'t, 'o> OrderedSum<'t, 'o> {
         sum.saturating_mul(packing.sums(1))
     }
 
-    /// Begins the sum of a tile whose dq goes there. What sees no key gets its zeros at once.
+    /// Begins the sum of a tile whose dq goes there. A tile that sees no key gets its zeros at once.
     pub fn begin(&mut self, seen: &Seen<'_>, mut dq: TensorMut<'o, Ix2>) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         (state.next, state.fresh) = (seen.next(0), true);

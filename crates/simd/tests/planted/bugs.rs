@@ -4,8 +4,8 @@
 #[derive(Debug, Clone)]
 pub struct Bug {
     pub name: String,
-    /// The kind of case that it takes to notice it: `size`, `value`, `layout`, `nan`, `function`, `bits`, `kept` memory,
-    /// a `budget`, a `shard` or `heads` that differ.
+    /// The kind of case that it takes to notice it: `size`, `value`, `layout`, `nan`, `function`, `bits`,
+    /// `kept` memory, a `budget`, a `shard` or `heads` that differ.
     pub kind: String,
     pub file: String,
     /// The effect of the bug.

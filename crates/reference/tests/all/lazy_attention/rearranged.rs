@@ -24,7 +24,7 @@ fn layout(name: &str) -> Layout {
 }
 
 /// One problem of several sequences is several problems of one: positions, distances and n start
-/// anew. What the sequences share is summed.
+/// anew. Gradients that the sequences share are summed.
 #[test]
 fn sequences_are_problems_of_their_own() {
     let mut checked = 0;

@@ -13,8 +13,8 @@ fn by_token(name: &str) -> bool {
         || ["loss", "dloss", "gdloss", "cot_loss"].contains(&name)
 }
 
-/// Whatever an ignored token's row holds, no result notices; and its own results are 0 (argmax:
-/// −1). The other results have the bits of a problem without it.
+/// No result depends on the row of an ignored token; and its own results are 0 (argmax: −1). The
+/// other results have the bits of a problem without it.
 #[test]
 fn an_ignored_token_is_absent() {
     for (name, problem) in cases() {
