@@ -37,7 +37,7 @@ pub fn backward<T: Real>(
 }
 
 impl<T: Real> Shard<'_, T> {
-    /// The part of the classes in dh, and their own dw and dbias, from the totals of all classes `[T]`.
+    /// The contribution of the classes to dh, and their own dw and dbias, from the totals of all classes `[T]`.
     pub fn backward(
         &self,
         totals: &[Partial<T>],

@@ -106,8 +106,8 @@ fn begin_flow<I: Isa>(isa: I, len: usize, scratch: &mut Scratch<'_>) {
     flow.begin(len, z);
 }
 
-/// One query head's part of the gradients of a chunk; and dq / σ of it or, in the second order, gdout of it
-/// and dq / σ with its tangent.
+/// The contribution of one query head to the gradients of a chunk; and dq / σ of it or, in the second order,
+/// gdout of it and dq / σ with its tangent.
 pub struct Chunk<'a, 'm> {
     pub len: usize,
     pub wanted: Wanted,

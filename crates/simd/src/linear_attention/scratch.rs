@@ -1,6 +1,6 @@
-//! Scratch of a thread for a chunk of a backward or double backward pass: every operand and its tangent, `[x,
-//! ẋ]`. A tangent that is not there has no columns, and what it would be multiplied with is left out; in the
-//! first order there is none.
+//! Scratch of a thread for a chunk of a backward or double backward pass: every operand and its tangent,
+//! `[x, ẋ]`. A tangent that is not there has no columns, and what it would be multiplied with is left
+//! out; in the first order there is none.
 
 use super::decays::{Decays, LogTangents};
 use super::flow::Flow;

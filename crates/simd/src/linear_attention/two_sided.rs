@@ -47,7 +47,7 @@ pub struct TwoSidedSweep<'a> {
 struct At<'t, 'o> {
     chunk: Place<'t>,
     to: &'t mut Targets<'o>,
-    /// The parts of its span in the gradient by g_gamma and in that by σ.
+    /// The contributions of its span to the gradient by g_gamma and to that by σ.
     sums: &'t mut [f64; 2],
 }
 

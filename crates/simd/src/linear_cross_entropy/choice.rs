@@ -1,5 +1,5 @@
-//! The tiles of tokens and classes that a filter leaves out of (C17) and (C18), and bounds of the error of
-//! the sums that follows. A tile is a band of tokens that count by a tile of classes.
+//! The tiles of tokens and classes that a filter leaves out of (C17) and (C18), and bounds of the error that
+//! the sums then have. A tile is a band of tokens that count by a tile of classes.
 //!
 //! ```text
 //! (C37) B_i = Σ over tiles J left out of row i of (Σ_{v in J} |da_iv|) max_{v in J} ‖w_v‖

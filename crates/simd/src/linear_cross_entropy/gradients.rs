@@ -1,5 +1,5 @@
-//! Parts of kept gradients of logits in dh, dw and dbias: (C16)–(C19); in the second order, with their
-//! motions, in gh, gw and gbias: (C27)–(C30).
+//! Contributions of the kept gradients of logits to dh, dw and dbias: (C16)–(C19); in the second order, with
+//! their motions, to gh, gw and gbias: (C27)–(C30).
 
 use super::choice::{Chosen, runs};
 use super::cut::{GradientScratch, TILE};

@@ -310,7 +310,7 @@ impl Call<'_, '_> {
         );
     }
 
-    /// Adds the parts of some tokens and tiles to the gradients of the operands.
+    /// Adds the contributions of some tokens and tiles to the gradients of the operands.
     fn gradients(
         &self,
         sweep: &Sweep<'_, '_>,

@@ -98,7 +98,7 @@ struct Known {
 /// Results of [`backward_shard`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gradients<T> {
-    /// The part of the shard's classes in (C17), `[1][T][D]` or `[nodes][T][D]`; not rounded to `T`.
+    /// The contribution of the shard's classes to (C17), `[1][T][D]` or `[nodes][T][D]`; not rounded to `T`.
     pub dh: Array3<f32>,
     /// (C18) of its classes, `[classes][D]`.
     pub dw: Array2<T>,

@@ -195,7 +195,7 @@ fn delta(operands: &Operands<'_>, at: [usize; 3], [o, dout]: &mut [&mut [f32]; 2
     let mut product = 0.0;
     if let (Some(stored), Some(cotangent)) = (operands.o, operands.dout) {
         stored.read_row(at, o);
-        // A row in which only the sink counts has o = 0, a constant, whatever dout holds.
+        // A row with lse = sink and o = 0 has only the sink: o is a constant, whatever dout holds.
         let only_sink = number(lse, at) == operands.sink(at[1])[0];
         if !only_sink || o.iter().any(|&o| o != 0.0) {
             cotangent.read_row(at, dout);

@@ -168,7 +168,8 @@ fn row_stats(work: &Work<'_>, at: [usize; 3], r: usize, scratch: &mut Scratch<'_
         };
         let gdout = &mut scratch.sums.values[here];
         gdout.iter_mut().zip(o).for_each(|(gdout, o)| *gdout -= u * o); // (D5)
-        // In a row in which only the sink counts both are constants, whatever dout and cot_o hold.
+        // A row with lse = sink, o = 0 and gdout = 0 has only the sink: both are constants, whatever dout
+        // and cot_o hold.
         let constant = lse == sink && o.iter().chain(&*gdout).all(|&x| x == 0.0);
         if !constant {
             if let Some(dout) = work.operands.dout {
