@@ -1,4 +1,4 @@
-//! How long the oracle of lazy attention takes for a usual size:
+//! Time that the oracle of lazy attention takes for a usual size:
 //! `cargo run --release --example lazy_attention_speed`.
 
 use etalon_problem::{Blocking, Extents, LazyAttention};

@@ -1,4 +1,4 @@
-//! How long the oracle takes for a usual size:
+//! Time that the oracle takes for a usual size:
 //! `cargo run --release -p etalon-reference --example linear_cross_entropy_speed`.
 
 use etalon_problem::LinearCrossEntropy;

@@ -1,4 +1,4 @@
-//! Who computes what: query heads of one key head in turn, everything else side by side.
+//! Shares of the work: query heads of one key head in turn, everything else side by side.
 //!
 //! The formulas know one row of one head. Heads, batch elements and sequences do not meet except
 //! in the gradients that they share, and those are summed in an order that the problem alone
@@ -45,7 +45,7 @@ pub(crate) struct Written<'a, T, const Q: usize, const K: usize> {
     pub by_key: [MatrixMut<'a, T>; K],
 }
 
-/// What every key head of every sequence writes: by sequence, then by head. The results come as the
+/// The rows that every key head of every sequence writes: by sequence, then by head. The results come as the
 /// rows of their heads in this order; `group` query heads share a key head.
 pub(crate) fn units<'a, T: 'a, S: Copy, const Q: usize, const K: usize>(
     sequences: impl IntoIterator<Item = S>,

@@ -62,7 +62,7 @@ pub trait Named<'a, T: Real>: Operands<'a, T> {
         shapes
     }
 
-    /// Those that are there and hold numbers of `T`.
+    /// The operands that are there and hold numbers of `T`.
     fn named(&self) -> NamedViews<'_, T> {
         let mut named = Vec::new();
         self.each(&mut |name, x| match x {

@@ -6,7 +6,7 @@
 use rayon::prelude::*;
 use std::sync::{Mutex, PoisonError};
 
-/// What `work` makes of every item, in the order of the items.
+/// The results of `work` for every item, in the order of the items.
 pub(crate) fn map<A: Send, R: Send>(items: Vec<A>, work: impl Fn(A) -> R + Sync) -> Vec<R> {
     type Slot<A, R> = Mutex<(Option<A>, Option<R>)>;
     let slots: Vec<Slot<A, R>> =

@@ -21,7 +21,7 @@ macro_rules! read {
 
 /// Computes a pass: reads `inputs` exactly, computes in f64, and writes those outputs that have a place
 /// in `outputs`, each rounded once to the type of its place. Names and shapes are those of
-/// [`Problem::operands`]; strides may be any. What the forward pass could have saved is computed again,
+/// [`Problem::operands`]; strides may be any. Results that the forward pass could have saved are computed again,
 /// given or not. On an error nothing has been written.
 ///
 /// ```

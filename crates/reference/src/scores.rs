@@ -1,5 +1,5 @@
-//! What attention, attention_lse and lazy attention share: the scores of a row, and the way back
-//! through them. (Lazy attention's bias is one by distance, (E2), and stands for that of (F2).)
+//! Code that attention, attention_lse and lazy attention share: the scores of a row, and the way back through
+//! them. (Lazy attention's bias is one by distance, (E2), and stands for that of (F2).)
 //!
 //! ```text
 //! (F1)  s_ij   = σ q_i·k_j
@@ -34,7 +34,7 @@ pub(crate) struct ScoreOperands<'a, T: Real> {
     bias: Bias<'a, T>,
 }
 
-/// What the scores are raised by.
+/// The bias that is added to scores.
 pub(crate) enum Bias<'a, T> {
     /// A number of each pair's own, or nothing: (F2).
     ByPair(Option<ArrayView4<'a, T>>),
@@ -64,7 +64,7 @@ impl<T: Real> Row<'_, T> {
     }
 }
 
-/// What a query sees of a tensor that is shaped as the bias, by the keys of its sequence; zero if
+/// The row that a query sees of a tensor that is shaped as the bias, by the keys of its sequence; zero if
 /// absent.
 pub(crate) fn bias_row<'a, T: Real>(
     tensor: &'a Option<ArrayView4<'_, T>>,

@@ -86,7 +86,7 @@ impl<'a, T> HeadsMut<'a, T> {
         HeadsMut { data, heads, rows, width }
     }
 
-    /// Whether it has no elements.
+    /// True if it has no elements.
     pub fn is_empty(&self) -> bool {
         self.data.is_empty()
     }
@@ -98,7 +98,7 @@ impl<'a, T> HeadsMut<'a, T> {
         stretches: &[(usize, usize, usize)],
     ) -> impl Iterator<Item = MatrixMut<'a, T>> + use<'a, T> {
         let HeadsMut { data, heads, rows, width } = self;
-        // What is left of every head of every batch element; rows may have no elements.
+        // The rest of every head of every batch element; rows may have no elements.
         let mut rest: Vec<&mut [T]> = data.chunks_mut((rows * width).max(1)).collect();
         rest.resize_with(stretches.last().map_or(0, |last| last.0 + 1) * heads, Default::default);
         let mut split = Vec::new();

@@ -23,8 +23,8 @@ use std::process::{Child, Command, ExitCode};
 
 type Outcome<X> = Result<X, Box<dyn Error>>;
 
-/// Where shards begin and end, in tiles of 256 classes: uneven, not all of them nodes of the tree, one
-/// without classes; the last tile is not full.
+/// Borders of the shards, in tiles of 256 classes: uneven, not all of them nodes of the tree, one without
+/// classes; the last tile is not full.
 const BORDERS: [usize; 5] = [0, 3, 3, 8, 12];
 
 fn problem() -> LinearCrossEntropy {
@@ -48,7 +48,7 @@ fn element(tensor: u64, row: usize, col: usize) -> bf16 {
     bf16::from_f32((x >> 40) as f32 / (1 << 23) as f32 - 1.0)
 }
 
-/// What every rank has: h, targets and the cotangent of the loss; and some rows of w.
+/// Tensors that every rank has: h, targets and the cotangent of the loss; and some rows of w.
 struct Tensors {
     h: Array2<bf16>,
     w: Array2<bf16>,
@@ -220,7 +220,7 @@ fn compare(
     }
 }
 
-/// Whether two arrays, both there, have the same bits.
+/// True if two arrays, both there, have the same bits.
 fn same<T: Element, D: Dimension>(
     x: Option<&ndarray::Array<T, D>>,
     y: Option<&ndarray::Array<T, D>>,

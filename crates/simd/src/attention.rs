@@ -79,8 +79,8 @@ typed! {
     jvp_into, moved: OutputTangentsMut;
 }
 
-/// How a pass will work in rayon's current pool, every gradient being asked for and every cotangent
-/// given; and what it allocates for it, [`Plan::workspace_bytes`].
+/// The plan of a pass in rayon's current pool, every gradient being asked for and every cotangent given; and
+/// the memory that it allocates, [`Plan::workspace_bytes`].
 pub fn plan<T: Element>(problem: &Attention, pass: Pass, options: &Options) -> Result<Plan, Error> {
     let zero = arr0(T::ZERO);
     let zero = Tensor::from(zero.view());

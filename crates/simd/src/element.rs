@@ -196,7 +196,7 @@ impl<'a, D: Dimension> TensorMut<'a, D> {
         typed!(self, x => x.slice_move(part).into())
     }
 
-    /// What comes before `index` along an axis, and the rest.
+    /// The two parts of an axis cut at `index`: before it, and from it on.
     pub fn split_at(self, axis: usize, index: usize) -> (Self, Self) {
         typed!(self, x => {
             let (head, tail) = x.split_at(Axis(axis), index);
@@ -211,7 +211,7 @@ impl<'a, D: Dimension> TensorMut<'a, D> {
 }
 
 impl<'a, D: RemoveAxis> TensorMut<'a, D> {
-    /// What is at `index` of the first axis.
+    /// The subview at `index` of the first axis.
     pub fn outer(self, index: usize) -> TensorMut<'a, D::Smaller> {
         typed!(self, x => x.index_axis_move(Axis(0), index).into())
     }

@@ -1,12 +1,12 @@
-//! What follows from a problem and a pass before a tensor is seen.
+//! Facts that follow from a problem and a pass before a tensor is seen.
 
 use crate::Workspace;
 use crate::tiles::check_counts;
 use etalon_problem::{Axis, Error, Operand, Pass, Problem, Scores, Sequence, Table, TokenSequence};
 use std::sync::Arc;
 
-/// What a workspace remembers of a sound problem and a pass: its tensors, and its sequences of queries and
-/// keys, or of tokens.
+/// Facts that a workspace remembers of a sound problem and a pass: its tensors, and its sequences of queries
+/// and keys, or of tokens.
 pub(crate) struct Known {
     pub problem: Problem,
     pub pass: Pass,

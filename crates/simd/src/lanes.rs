@@ -55,7 +55,7 @@ pub trait Lanes:
     /// self · b + c, rounded once where the instruction set can.
     fn mul_add(self, b: Self, c: Self) -> Self;
 
-    /// Whether [`Lanes::mul_add`] and [`Lanes::mul_sub`] round once.
+    /// True if [`Lanes::mul_add`] and [`Lanes::mul_sub`] round once.
     const FUSES: bool;
 
     /// The larger of each pair; `b` where either is NaN.
@@ -64,7 +64,7 @@ pub trait Lanes:
     /// self · b − c, rounded once where the instruction set can.
     fn mul_sub(self, b: Self, c: Self) -> Self;
 
-    /// Whether [`Lanes::mul_pow2`] takes any n ≤ 127, and gives 0 for n ≤ −127 whatever self is, be it NaN.
+    /// True if [`Lanes::mul_pow2`] takes any n ≤ 127, and gives 0 for n ≤ −127 whatever self is, be it NaN.
     const FLUSHES: bool;
 
     /// self · 2ⁿ for integral n in [−127, 127], and 0 for n = −127; NaN for an n that is NaN.

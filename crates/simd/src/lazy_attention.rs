@@ -80,8 +80,8 @@ typed! {
     double_backward_into, gradients: SecondGradientsMut;
 }
 
-/// How sparse the weights are (E37)–(E46), with tiles of this size. The inputs are those of the forward
-/// pass, by name; v is not read.
+/// Sparsity of the weights (E37)–(E46), with tiles of this size. The inputs are those of the forward pass, by
+/// name; v is not read.
 pub fn stats(
     problem: &LazyAttention,
     inputs: &Views<'_>,
@@ -92,7 +92,7 @@ pub fn stats(
     Ok(softmax::stats(&problem.scores, &figures, tile))
 }
 
-/// Whether each tile holds an active pair: `[B, Hq, ⌈N/queries⌉, ⌈M/keys⌉]`, as the forward pass decides
+/// Flags of the tiles that hold an active pair: `[B, Hq, ⌈N/queries⌉, ⌈M/keys⌉]`, as the forward pass decides
 /// it. Tiles lie on the arrays, those of packed sequences across the sequences. The inputs are those of
 /// [`stats`].
 pub fn activity(
@@ -117,8 +117,8 @@ fn figures(
     softmax::figures(&known, &problem.scores, inputs, tile, options)
 }
 
-/// How a pass will work in rayon's current pool, every gradient being asked for and every cotangent
-/// given; and what it allocates for it, [`Plan::workspace_bytes`].
+/// The plan of a pass in rayon's current pool, every gradient being asked for and every cotangent given; and
+/// the memory that it allocates, [`Plan::workspace_bytes`].
 pub fn plan<T: Element>(
     problem: &LazyAttention,
     pass: Pass,

@@ -77,10 +77,10 @@ pub use plan::plan;
 use crate::run::typed;
 use etalon_problem::LinearCrossEntropy;
 
-/// What [`forward_backward`] returns.
+/// Results of [`forward_backward`].
 pub type Both<T> = (Output<T>, Gradients<T>);
 
-/// Where [`forward_backward_into`] writes.
+/// Places of the results of [`forward_backward_into`].
 pub type BothMut<'a, T> = (OutputMut<'a, T>, GradientsMut<'a, T>);
 
 typed! {

@@ -1,4 +1,4 @@
-//! What may change a result's speed and rounding, but not its meaning.
+//! Options that may change a result's speed and rounding, but not its meaning.
 
 use crate::Level;
 use etalon_problem::{Blocking, Mode};
@@ -14,22 +14,23 @@ pub struct Options {
     /// Queries and keys in a tile, or tokens of a chunk, at most 256, and of a micro-chunk in linear
     /// attention; `None`: what was measured to be best.
     pub blocking: Option<Blocking>,
-    /// How a backward pass is organised; linear attention has one way.
+    /// Organisation of a backward pass; linear attention has one way.
     pub mode: Mode,
     /// The most bytes of sums of dq that [`Mode::FusedPartials`] may keep: as many heads are worked
     /// on together as fit, at least those of one key head, and with dbias all. [`Mode::Auto`] takes
     /// [`Mode::Separate`] where the least is too much. The result does not depend on it.
     pub partials_budget: usize,
-    /// The most bytes that linear cross-entropy takes beside operands, results and 64 bytes for each token, in
-    /// the second order 100: packed operands, logits and sums, of as many tokens and classes at a time as fit. Where not even a
-    /// few do, it takes what those need. The result does not depend on it.
+    /// The most bytes that linear cross-entropy takes beside operands, results and 64 bytes for each token,
+    /// in the second order 100: packed operands, logits and sums, of as many tokens and classes at a time as
+    /// fit. Where not even a few do, it takes what those need. The result does not depend on it.
     pub memory_budget: usize,
-    /// The most bytes of states that a backward pass of linear attention keeps of a sequence, where keeping fewer would
-    /// save memory and cost time; a double backward pass keeps as many, each with its tangent. Of each span of
-    /// chunks the state before it is kept; with fewer states spans are longer, up to the root of the number of chunks.
+    /// The most bytes of states that a backward pass of linear attention keeps of a sequence, where keeping
+    /// fewer would save memory and cost time; a double backward pass keeps as many, each with its tangent. Of
+    /// each span of chunks the state before it is kept; with fewer states spans are longer, up to the root of
+    /// the number of chunks.
     pub kept_states: usize,
-    /// Whether [`run`](crate::run()) computes the forward pass again where a later pass lacks what it
-    /// saved; otherwise that is an error.
+    /// True if [`run`](crate::run()) computes the forward pass again where a later pass lacks what it saved;
+    /// otherwise that is an error.
     pub recompute: bool,
 }
 

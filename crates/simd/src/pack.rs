@@ -44,7 +44,7 @@ impl<'m> Packed<'m> {
     }
 }
 
-/// Which rows hold a NaN or an infinity, or have weights that are NaN.
+/// Rows that hold a NaN or an infinity, or have weights that are NaN.
 #[derive(Debug, Default)]
 pub struct NonFinite<'m> {
     /// 1 for those that do; where none does, anything.
@@ -85,7 +85,7 @@ impl<'m> NonFinite<'m> {
         }
     }
 
-    /// Whether any row of the range is noted.
+    /// True if any row of the range is noted.
     pub fn touches(&self, mut rows: Range<usize>) -> bool {
         self.any && rows.any(|i| self.rows[i] != 0)
     }
@@ -166,7 +166,7 @@ impl Source<'_> {
         panels.map(pack).reduce(|| false, |x, y| x | y)
     }
 
-    /// Whether a row holds a NaN or an infinity.
+    /// True if a row holds a NaN or an infinity.
     fn is_non_finite(&self, row: usize, read: &mut [f32; READ]) -> bool {
         tiles(0..self.dim().1, READ).any(|cols| {
             let read = &mut read[..cols.len()];
@@ -176,7 +176,7 @@ impl Source<'_> {
     }
 }
 
-/// Whether a NaN or an infinity is among them. As integers, and without an early exit: all in one sweep of
+/// True if a NaN or an infinity is among them. As integers, and without an early exit: all in one sweep of
 /// the vector unit, over what has just been written. An exponent of ones carries into the sign.
 fn holds_non_finite(x: &[f32]) -> bool {
     const ONE: u32 = 1 << (f32::MANTISSA_DIGITS - 1);

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 /// A pass whose threads have memory of their own.
 pub trait Threaded: Sync {
-    /// What a thread holds.
+    /// Scratch of a thread.
     type Scratch<'m>;
 
     /// Cuts what a thread holds from its part of all memory.
@@ -41,8 +41,8 @@ impl<'p, P: Threaded> Threads<'p, P> {
 }
 
 /// Runs `body` on every task, in their order as threads become free: put the heaviest first. As many
-/// threads work as there are `rooms`; each takes one and prepares it with `enter`. Which thread runs a
-/// task changes nothing about its result, so results do not depend on the number of threads. Nothing is
+/// threads work as there are `rooms`; each takes one and prepares it with `enter`. The result
+/// of a task is the same on every thread, so results do not depend on the number of threads. Nothing is
 /// allocated.
 pub fn share<R: Send, S, T: Send>(
     rooms: impl ExactSizeIterator<Item = R> + Send,

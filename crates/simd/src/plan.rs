@@ -1,9 +1,9 @@
-//! What a pass will do, and the memory that it takes.
+//! Plans: the work of a pass, and the memory that it takes.
 
 use crate::Mode;
 use etalon_problem::Blocking;
 
-/// How the gradients of linear cross-entropy come about.
+/// Ways to compute the gradients of linear cross-entropy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Strategy {
     /// All logits of some tokens are kept, and become gradients in their place: a product for the logits
@@ -28,13 +28,13 @@ impl Strategy {
     }
 }
 
-/// What a pass will do with the given options in the current pool of threads.
+/// The work of a pass with the given options in the current pool of threads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     /// Queries and keys in a tile; of linear cross-entropy tokens and classes whose logits are kept at the
     /// same time.
     pub blocking: Blocking,
-    /// How a backward pass is organised: never [`Mode::Auto`].
+    /// Organisation of a backward pass: never [`Mode::Auto`].
     pub mode: Option<Mode>,
     /// Products of tiles that are computed for every pair of tiles in which a query sees a key. Of
     /// those, some may be computed more than once.
@@ -46,7 +46,7 @@ pub struct Plan {
     pub strategy: Option<Strategy>,
     /// Sequences and key heads whose operands are packed at the same time.
     pub together: usize,
-    /// What is allocated beside operands and results. Bytes are rounded up where they depend on how
+    /// Memory that is allocated beside operands and results. Bytes are rounded up where they depend on how
     /// threads meet.
     pub buffers: Vec<Buffer>,
 }
@@ -54,7 +54,7 @@ pub struct Plan {
 /// Memory that a pass allocates, and what for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Buffer {
-    /// What is in it.
+    /// Its contents.
     pub name: &'static str,
     /// Its size.
     pub bytes: usize,

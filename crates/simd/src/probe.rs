@@ -1,4 +1,4 @@
-//! What the hardware can do, measured in the same run as the kernels.
+//! Rates of the hardware, measured in the same run as the kernels.
 
 use crate::Level;
 use crate::lanes::{Isa, Kernel, Lanes};
@@ -19,8 +19,8 @@ pub fn fma_gflops(level: Level) -> f64 {
     best
 }
 
-/// What [`fma_gflops`] takes the best of: one try of about a millisecond. Beside the runs of a kernel it
-/// tells how fast the clock was just then.
+/// One try of about a millisecond, of which [`fma_gflops`] takes the best. Beside the runs of a kernel it
+/// shows how fast the clock was just then.
 pub fn fma_sample(level: Level) -> f64 {
     let start = Instant::now();
     let flops: Vec<f64> = rayon::broadcast(|_| level.run(Peak { rounds: 400_000 }));

@@ -19,7 +19,7 @@ pub struct Along<'a> {
     pub packed: &'a Packed<'a>,
     /// The first of the rows.
     pub start: usize,
-    /// How many they are.
+    /// Number of the rows.
     pub depth: usize,
 }
 

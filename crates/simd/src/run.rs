@@ -14,8 +14,8 @@ use etalon_problem::{
 /// Computes a pass: reads `inputs` and writes those outputs that have a place in `outputs`, both by
 /// name and of any strides.
 ///
-/// The tensors of a pass, with their shapes and types, are those of [`Problem::operands`]. What a later
-/// pass reads again of the forward pass (o and lse of attention) is an input; with
+/// The tensors of a pass, with their shapes and types, are those of [`Problem::operands`]. A result of
+/// the forward pass that a later pass reads again (o and lse of attention) is an input; with
 /// [`Options::recompute`] an absent one is computed anew. A `step` without `initial_state` works in
 /// place: the place of `final_state` holds the states before the token.
 ///
@@ -167,7 +167,7 @@ impl<'s> Call<'s> {
     ) -> Result<R, Error> {
         let workspace = Workspace::new();
         let table = &Known::of(&workspace, &self.problem, self.pass)?.table;
-        // What is wrong with the operands is said before memory is asked for.
+        // Errors of the operands are reported before memory is asked for.
         table.check_call(&self.inputs, &ViewsMut::new(), options.recompute)?;
         let mut results: R = zero_results(table, options.mode == Mode::ForwardGradient)?;
         run(&self, &workspace, &mut places_of(&mut results))?;
@@ -225,7 +225,7 @@ pub(crate) fn zero_results<T: Element, R: Results<T>>(
     })
 }
 
-/// Where results lie, by name.
+/// The places of results, by name.
 pub(crate) fn places_of<T: Element, R: Results<T>>(results: &mut R) -> ViewsMut<'_> {
     let mut outputs = ViewsMut::new();
     results.places(&mut |name, place| add(&mut outputs, name, place));

@@ -1,5 +1,5 @@
-//! What the softmax algorithms share: attention, attention_lse and lazy_attention check and wrap their
-//! tensors, and the passes here do the work, whatever the element type.
+//! Work that the softmax algorithms share: attention, attention_lse and lazy_attention check and wrap their
+//! tensors, and the passes here compute, whatever the element type.
 //!
 //! ```text
 //! forward           streamed ─ forward_tile; of lazy attention lazy_forward ─ lazy_tile

@@ -53,7 +53,7 @@ pub struct Place {
     pub rows: Range<usize>,
 }
 
-/// What is cut into tiles.
+/// Things that are cut into tiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     /// Rows of queries.
@@ -70,7 +70,7 @@ impl Side {
         if self == Side::Keys { key_rows(sequence) } else { query_rows(sequence) }
     }
 
-    /// What it cuts of a sequence.
+    /// The rows or columns of a sequence that it cuts.
     fn len(self, sequence: &Sequence) -> usize {
         if self == Side::Queries { sequence.queries } else { sequence.keys }
     }

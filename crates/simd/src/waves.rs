@@ -1,11 +1,11 @@
-//! Which slots are worked on together.
+//! Waves: slots that are worked on together.
 
 use std::ops::Range;
 
 /// The most bytes of packed operands that are worked on together, if the threads are busy with fewer.
 const WAVE: usize = 4 << 20;
 
-/// What of them stays in the L2 cache of a core, for each thread.
+/// Bytes of them that stay in the L2 cache of a core, for each thread.
 const CACHE: usize = 1 << 20;
 
 /// Tasks for each thread that keep it busy: the last to end then waits for less than one in this

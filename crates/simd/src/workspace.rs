@@ -4,16 +4,17 @@
 //! the kernels of a short problem take. A pass therefore takes all of its memory from a
 //! [`Workspace`], and a caller that keeps the workspace pays once.
 //!
-//! How a pass uses it:
+//! Use by a pass:
 //!
 //! * [`Workspace::room`] in place of a vector of f32: it lends a [`Region`], which goes back when it is
 //!   dropped.
 //! * [`Parts`] cuts one region into what a thread needs, and says beforehand how long it must be. A
 //!   thread cuts its own part, so that the pages are first touched where they are used.
 //! * [`Workspace::lists`] in place of `Vec` and `collect`, for elements that no region can hold, such
-//!   as views; how much memory they take is said beforehand. A list that is made and emptied by one thread is often better an iterator: the tasks of
-//!   [`share`](crate::parallel::share) need not be in memory at once.
-//! * [`Workspace::remember`] for what follows from the problem alone.
+//!   as views; how much memory they take is said beforehand. A list that is made and emptied by one
+//!   thread is often better an iterator: the tasks of [`share`](crate::parallel::share) need not be in
+//!   memory at once.
+//! * [`Workspace::remember`] for facts that follow from the problem alone.
 //!
 //! A pass takes everything before it writes a result, on the thread that called it: then nothing has
 //! been written if memory is short, and the second call asks for the same regions in the same order
@@ -58,7 +59,7 @@ pub struct Workspace {
     pool: Arc<Pool>,
 }
 
-/// What a workspace keeps. Everything that was lent holds on to it.
+/// Memory and facts that a workspace keeps. Everything that was lent holds on to it.
 #[derive(Debug, Default)]
 struct Pool {
     regions: Mutex<Regions>,
@@ -134,8 +135,8 @@ impl Workspace {
         Ok(Lists { memory, home: Arc::clone(&self.pool) })
     }
 
-    /// What `make` returned when it was last called for the same question: `fits` says whether that is
-    /// so. An error is not remembered.
+    /// The value that `make` last returned for the same question: `fits` says whether that is so. An error is
+    /// not remembered.
     pub(crate) fn remember<F: Any + Send + Sync>(
         &self,
         fits: impl Fn(&F) -> bool,
@@ -267,7 +268,7 @@ impl Drop for Lists {
         let used = memory.allocated_bytes();
         memory.reset();
         if memory.allocated_bytes() < used {
-            // What is left is the last of several chunks. The next call finds all in one.
+            // The last of several chunks is left. The next call finds all in one.
             drop(memory);
             memory = Bump::try_with_capacity(used).unwrap_or_default();
         }

@@ -47,12 +47,12 @@ fn disassemble() -> String {
     String::from_utf8(read.stdout).expect("text")
 }
 
-/// Whether a function is an operation on registers, or generic over them: all of those belong
-/// inside a gate. Only the gates themselves are functions on purpose.
+/// True if a function is an operation on registers, or generic over them: all of these belong inside a gate.
+/// Only the gates themselves are functions on purpose.
 fn is_lane_operation(symbol: &str) -> bool {
     let name = format!("{:#}", rustc_demangle::demangle(symbol));
     let ours = name.contains("etalon_simd::lanes::") && !name.contains("::gate::<");
-    // Which features there are is asked by a function of its own.
+    // The CPU is asked for its features by a function of its own.
     let intrinsic = name.contains("core_arch") && !name.contains("xgetbv");
     ours || intrinsic || name.contains("wide::")
 }

@@ -1,6 +1,6 @@
-//! What a pass allocates beside operands and results is what its plan says, and with a workspace that is
-//! kept its second call allocates nothing. A program of its own, because it counts every allocation of
-//! the process, and one test, because two would count each other's.
+//! A pass allocates beside operands and results as much as its plan says, and with a workspace that is kept
+//! its second call allocates nothing. A program of its own, because it counts every allocation of the
+//! process, and one test, because two would count each other's.
 
 use etalon_problem::{
     Align, Attention, AttentionLse, Blocking, Decay, Dtype, Error, Extents, LazyAttention,
@@ -32,7 +32,7 @@ static MEMORY: PeakAlloc = PeakAlloc;
 static CALLS: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// Whether calls of this thread are counted: those of a pool that has ended still tidy up.
+    /// True if calls of this thread are counted: threads of a pool that has ended still tidy up.
     static COUNTED: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -59,8 +59,8 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// How often the threads of the pool allocate in the second of three calls, and in the third: their own
-/// allocations and those of rayon, which has none once all threads have begun.
+/// Allocations of the threads of the pool in the second of three calls, and in the third: their own and those
+/// of rayon, which has none once all threads have begun.
 fn later_calls(mut run: impl FnMut() -> Result<(), Error>) -> [usize; 2] {
     rayon::broadcast(|_| ());
     run().unwrap();
@@ -102,7 +102,7 @@ struct Tensors {
 }
 
 impl Tensors {
-    /// Those of `operands` that are not there yet.
+    /// Adds the `operands` that are not there yet.
     fn add<'a>(&mut self, storage: Dtype, operands: impl Iterator<Item = &'a Operand>) {
         for Operand { name, shape, precision, .. } in operands {
             // Log-decays are at most 0.
@@ -152,7 +152,7 @@ fn passes_of(
     measure(problem, all, storage, options)
 }
 
-/// What a pass has: some operands of the forward pass exist in [`Mode::ForwardGradient`] alone.
+/// Operands of a pass: some of the forward pass exist in [`Mode::ForwardGradient`] alone.
 fn operands_of(problem: &Problem, pass: Pass, options: &Options) -> Vec<Operand> {
     let mut operands = problem.operands(pass);
     let optional = |x: &Operand| matches!(x.name, "gradient" | "pv_sum");
@@ -187,8 +187,8 @@ fn in_every_mode(
     measured
 }
 
-/// What these passes allocate by these plans: of those that are wanted. The forward pass computes what the others
-/// read in any case.
+/// Bytes that these passes allocate by these plans: of the passes that are wanted. The forward pass runs in
+/// any case: the others read its results.
 fn measure(
     problem: &Problem,
     passes: Vec<(Pass, Plan, bool)>,

@@ -44,8 +44,8 @@ pub(crate) fn any_width<T: Real>(
     Ok(moves)
 }
 
-/// A direction in which the inputs move: tangents, or cotangents of their gradients. What is absent
-/// stands still.
+/// A direction in which the inputs move: tangents, or cotangents of their gradients. An absent
+/// input stands still.
 pub(super) struct Direction<'a, T: Real> {
     pub ddq: Rows<'a, T>,
     pub ddk: Rows<'a, T>,
@@ -54,13 +54,13 @@ pub(super) struct Direction<'a, T: Real> {
     ddbias: Option<ArrayView4<'a, T>>,
 }
 
-/// How a row of scores moves along a direction.
+/// Motion of a row of scores along a direction.
 pub(super) struct Motion<T> {
     /// u⁰_ij
     pub u0: Vec<T>,
     /// U_ij
     pub big_u: Vec<T>,
-    /// u_i: how lse_i moves.
+    /// u_i: the motion of lse_i.
     pub u: T,
 }
 
@@ -83,7 +83,7 @@ impl<'a, T: Real> Direction<'a, T> {
         self.ddsinks.map_or(T::ZERO, |ddsinks| ddsinks[query.head])
     }
 
-    /// How the scores of a row move.
+    /// The motion of the scores of a row.
     pub fn motion(&self, forward: &Operands<'_, T>, row: &Row<'_, T>) -> Motion<T> {
         let (scores, query) = (&forward.scores, &row.query);
         let (q, ddq) = (scores.q.row(query.row), self.ddq.row(query.row));

@@ -61,6 +61,6 @@ passes! {
     /// The gradients of a loss of the gradients (and of the outputs) by everything they come from.
     double_backward(inputs: Inputs, cotangents: Cotangents, second: SecondCotangents)
         -> SecondGradients;
-    /// How o and lse move when the inputs move along the tangents.
+    /// Motions of o and lse when the inputs move along the tangents.
     jvp(inputs: Inputs, tangents: Tangents) -> OutputTangents;
 }

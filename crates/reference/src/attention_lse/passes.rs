@@ -1,5 +1,5 @@
 //! Every pass is that of attention whose values have no elements: dP = T = 0, δ = −dlse and
-//! z = −cot_lse. What remains of its formulas is
+//! z = −cot_lse. Of its formulas remain
 //!
 //! ```text
 //! (L1)  lse_i    = ln(Σ_j e^{S_ij} + e^{sink})           with S of (F1), (F2)
@@ -68,7 +68,7 @@ pub fn double_backward<T: Real>(
     Ok(SecondGradients { gq, gk, gdlse, gsinks, gbias })
 }
 
-/// How lse moves when the inputs move along the tangents.
+/// The motion of lse when the inputs move along the tangents.
 pub fn jvp<T: Real>(
     problem: &AttentionLse,
     inputs: &Inputs<'_, T>,

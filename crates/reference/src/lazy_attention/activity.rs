@@ -1,4 +1,4 @@
-//! Which pairs are active, which tiles hold one, and where rounding may decide otherwise.
+//! Active pairs, tiles that hold one, and pairs for which rounding may decide otherwise.
 
 use super::Inputs;
 use super::row::{Operands, Row};
@@ -26,8 +26,7 @@ pub struct Pair<T> {
     pub offset: T,
 }
 
-/// Whether each pair is active, (E5): `[B, Hq, N, M]`. One that is not visible is
-/// not.
+/// Flags of the active pairs, (E5): `[B, Hq, N, M]`. A pair that is not visible is not active.
 pub fn active_pairs<T: Real>(
     problem: &LazyAttention,
     inputs: &Inputs<'_, T>,
@@ -48,8 +47,8 @@ pub fn active_pairs<T: Real>(
     Ok(pairs)
 }
 
-/// Whether each tile holds an active pair: `[B, Hq, ⌈N/queries⌉, ⌈M/keys⌉]`. Tiles lie on the
-/// arrays, those of packed sequences across the sequences.
+/// Flags of the tiles that hold an active pair: `[B, Hq, ⌈N/queries⌉, ⌈M/keys⌉]`. Tiles lie on the arrays,
+/// those of packed sequences across the sequences.
 pub fn activity<T: Real>(
     problem: &LazyAttention,
     inputs: &Inputs<'_, T>,

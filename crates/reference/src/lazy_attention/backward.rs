@@ -85,7 +85,7 @@ fn gradients<T: Real>(
     Ok(gradients)
 }
 
-/// What one sequence adds to the gradients that a head's sequences share.
+/// The contribution of one sequence to the gradients that a head's sequences share.
 struct HeadPart<T> {
     reach: Option<DistanceBias>,
     /// Of the distances that occur in the sequence.

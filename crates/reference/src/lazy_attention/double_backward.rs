@@ -7,8 +7,8 @@ use crate::second_order::FirstOrder;
 use etalon_problem::{Algorithm, Error, LazyAttention, Pass};
 
 /// The gradients of <ddq, dq> + <ddk, dk> + <ddv, dv> + <ddbias, dbias> + <ddtau, dtau> +
-/// <cot_o, o> + <cot_lse, lse> by everything they come from. Which pairs are active is decided by the
-/// values: on a kink there is no second derivative, and this one is that of the side on which the
+/// <cot_o, o> + <cot_lse, lse> by everything they come from. Values decide which pairs are active:
+/// on a kink there is no second derivative, and this one is that of the side on which the
 /// pair is not active.
 pub fn double_backward<T: Real>(
     problem: &LazyAttention,

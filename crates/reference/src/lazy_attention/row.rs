@@ -8,8 +8,8 @@
 //! (E5)  e_ij  = max(P_ij + τ/n_i, 0)
 //! ```
 //!
-//! A visible pair is active where P_ij + τ/n_i > 0; n_i counts the visible keys. What is NaN counts
-//! as active, so that it shows.
+//! A visible pair is active where P_ij + τ/n_i > 0; n_i counts the visible keys. A NaN counts as
+//! active, so that it shows.
 
 use super::Inputs;
 use crate::heads::{Query, each_query};
@@ -26,7 +26,7 @@ pub(super) struct Operands<'a, T: Real> {
     pub scores: ScoreOperands<'a, T>,
     tau: ArrayView1<'a, T>,
     pub v: Rows<'a, T>,
-    /// Which pairs are to count as active, if not those that are.
+    /// Pairs that are to count as active, if not those that are.
     activity: Option<ArrayView4<'a, bool>>,
 }
 
@@ -53,7 +53,7 @@ impl<T: Real> Row<'_, T> {
 }
 
 impl<'a, T: Real> Operands<'a, T> {
-    /// Those of a forward pass, checked.
+    /// The operands of a forward pass, checked.
     pub fn checked(problem: &'a LazyAttention, inputs: &'a Inputs<'_, T>) -> Result<Self, Error> {
         problem.check()?;
         check(&problem.table(Pass::Forward), &[inputs.shapes()])?;

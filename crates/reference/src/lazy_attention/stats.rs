@@ -1,4 +1,4 @@
-//! How much is filtered, and what that is worth: (E37)–(E46).
+//! Statistics of the filter, and the speed-up that it is worth: (E37)–(E46).
 
 use super::Inputs;
 use super::activity::{Tiles, add_row};
@@ -50,7 +50,7 @@ fn ratio(part: f64, whole: f64) -> f64 {
     if whole == 0.0 { 0.0 } else { part / whole }
 }
 
-/// What the statistics are made of.
+/// Sums of which the statistics are made.
 #[derive(Default)]
 struct Sums {
     rows: f64,

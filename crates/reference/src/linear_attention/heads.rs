@@ -1,4 +1,4 @@
-//! Who computes what: the query heads of one key head and sequence together, because they share
+//! Shares of the work: the query heads of one key head and sequence together, because they share
 //! its state; everything else side by side.
 //!
 //! Key heads and sequences do not meet except in the gradients of what they share, and those are
@@ -119,7 +119,7 @@ impl<'a, T: Real> Head<'a, T> {
         self.operands.log_decays.scalar(if per_token { self.key(t) } else { self.key_head })
     }
 
-    /// g_t, or nothing where it is −∞: a reset. What a reset forgets must be left out, not
+    /// g_t, or nothing where it is −∞: a reset. A forgotten state must be left out, not
     /// multiplied by e^{−∞}, because 0·∞ is not 0.
     pub fn log_decay(&self, t: usize) -> Option<T> {
         Some(self.g(t)).filter(|g| g.to_f64() != f64::NEG_INFINITY)
@@ -141,7 +141,7 @@ impl<'a, T: Real> Head<'a, T> {
         self.state(&self.operands.initial_state)
     }
 
-    /// What a tensor `[S, Hk, D, E]` holds for this head.
+    /// The state of this head in a tensor `[S, Hk, D, E]`.
     fn state(&self, source: &Rows<'_, T>) -> Result<State<T>, Error> {
         let &LinearAttention { extents, value_dim, .. } = self.operands.problem;
         let first = (self.sequence.index * extents.key_heads + self.key_head) * extents.dim;
@@ -151,8 +151,8 @@ impl<'a, T: Real> Head<'a, T> {
 }
 
 /// Computes every key head of every sequence: `sweep` turns the state that `first` holds for the head
-/// into the one that `last` gets, if it is there, and writes the rows of the other results. What it
-/// returns comes by sequence, then by head.
+/// into the one that `last` gets, if it is there, and writes the rows of the other results. Its
+/// return values come by sequence, then by head.
 pub(super) fn each_head<T: Real, R: Send, const Q: usize, const K: usize>(
     operands: &Operands<'_, T>,
     first: &Rows<'_, T>,

@@ -37,8 +37,7 @@ pub fn backward<T: Real>(
 }
 
 impl<T: Real> Shard<'_, T> {
-    /// What the classes add to dh, and their own dw and dbias, from the totals of all classes
-    /// `[T]`.
+    /// The contribution of the classes to dh, and their own dw and dbias, from the totals of all classes `[T]`.
     pub fn backward(
         &self,
         totals: &[Partial<T>],
@@ -50,7 +49,7 @@ impl<T: Real> Shard<'_, T> {
         Ok(Gradients { dh, ..self.head_gradients(&pulls, wanted)? })
     }
 
-    /// What every token that counts pulls with.
+    /// The coefficients of every token that counts.
     pub(super) fn pulls(
         &self,
         totals: &[Partial<T>],
@@ -166,7 +165,7 @@ impl<T: Real> Shard<'_, T> {
     }
 }
 
-/// What a token pulls its logits with.
+/// Coefficients of a token in the gradients of its logits.
 pub(super) struct Pull<T> {
     target: usize,
     /// β_i

@@ -1,7 +1,7 @@
 //! A backward pass that leaves out what is small, and says how much that is.
 //!
 //! A tile of tokens and classes whose gradients of the logits are small can be left out of (C17)
-//! and (C18). How far the results are then off is known without computing them (C37), (C38): the
+//! and (C18). The error of the results is then bounded without computing them (C37), (C38): the
 //! [`Certificate`]. Nothing is left out of dbias. Off unless called: a threshold that does no harm
 //! at the end of a training drops every gradient but those of the targets at its beginning. A tile
 //! has at most 64 tokens and 256 classes.
@@ -19,7 +19,8 @@ use etalon_problem::{Error, LinearCrossEntropy};
 use ndarray::{Array1, ArrayView1, ArrayView2, Axis, Slice};
 use std::ops::Range;
 
-/// What was left out at most. It holds in exact arithmetic; the rounding of either side comes on top.
+/// Bounds of the error of leaving tiles out. They hold in exact arithmetic; the rounding of either side comes
+/// on top.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Certificate<T> {
     /// B_i ≥ ‖error of dh_i‖ (C37), `[T]`.
@@ -79,8 +80,8 @@ pub fn backward<T: Real>(
 }
 
 impl<T: Real> Certificate<T> {
-    /// Whether the tile of these tokens, with their ‖h_i‖, is left out; if so, its part of the bounds
-    /// is added to them.
+    /// True if the tile of these tokens, with their ‖h_i‖, is left out; then its part of the bounds is added
+    /// to them.
     fn leave_out(
         &mut self,
         filter: Filter,

@@ -71,7 +71,7 @@ impl<T: Real> Shard<'_, T> {
 /// `argmax` of an ignored token.
 const NO_CLASS: i64 = -1;
 
-/// That of a total, which has a target.
+/// The log-probability of the target in a total; NaN if it has no target.
 pub(super) fn log_probability<T: Real>(total: &Partial<T>) -> T {
     total.logprob().unwrap_or(T::from_f64(f64::NAN))
 }

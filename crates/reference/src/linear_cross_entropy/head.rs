@@ -24,7 +24,7 @@ pub(super) struct Head<'a, T: Clone> {
     pub link: Link<T>,
 }
 
-/// What lies between a and z.
+/// The map from a to z.
 #[derive(Clone, Copy)]
 pub(super) struct Link<T> {
     /// σ

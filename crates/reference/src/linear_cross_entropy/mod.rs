@@ -54,8 +54,7 @@ pub use forward::forward;
 
 use crate::scalar::Real;
 
-/// Which gradients are wanted. The others cost nothing: with a frozen head, neither `dw` nor
-/// `dbias`.
+/// Gradients that are wanted. The others cost nothing: with a frozen head, neither `dw` nor `dbias`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wanted {
     /// The gradient of h.
@@ -69,7 +68,7 @@ pub struct Wanted {
 impl Wanted {
     /// Every gradient.
     pub const ALL: Wanted = Wanted { dh: true, dw: true, dbias: true };
-    /// That of h alone, as with a frozen head.
+    /// The gradient of h alone, as with a frozen head.
     pub const DH: Wanted = Wanted { dh: true, dw: false, dbias: false };
 }
 

@@ -1,4 +1,4 @@
-//! What a range of classes adds to a row: the elements of a monoid.
+//! Partials of a row over a range of classes: the elements of a monoid.
 
 use super::{expected, weigh};
 use crate::scalar::Real;

@@ -20,7 +20,7 @@ const BLOCK: usize = 64;
 /// A token that counts.
 #[derive(Clone, Copy)]
 pub(super) struct Token<T> {
-    /// Where it lies in the arrays.
+    /// Its number in the arrays.
     pub index: usize,
     /// y_i
     pub target: usize,
@@ -107,8 +107,8 @@ impl<'a, T: Real> Tokens<'a, T> {
         T::from_f64(self.problem.lse_square_scale) * weighted
     }
 
-    /// What the cross-entropies (C7) and the squares of lse add up to (C9), from both of every token
-    /// that counts: one number, or one per such token.
+    /// The sum of the cross-entropies (C7) and of the squares of lse (C9), from both of every token that
+    /// counts: one number, or one per such token.
     pub fn loss(&self, terms: impl Iterator<Item = (T, T)>) -> Result<Vec<T>, Error> {
         let weighted = self.counted.iter().zip(terms).map(|(token, (cross_entropy, lse))| {
             let square = weigh(self.lse_square(token), lse * lse);

@@ -90,26 +90,26 @@ pub trait Real:
         product::plain(c, a, b);
     }
 
-    /// a of max(self, 0) = a·self: 1 above 0, and nothing at 0 and below; it does not move. What is NaN
+    /// a of max(self, 0) = a·self: 1 above 0, and nothing at 0 and below; it does not move. NaN
     /// counts as above, so that it shows. A number that knows its own error answers with one that may
     /// be 0 or 1, where that error may decide.
     fn step(self) -> Option<Self> {
         (self.is_nan() || self > Self::ZERO).then_some(Self::ONE)
     }
 
-    /// Whether the value is NaN.
+    /// True if the value is NaN.
     fn is_nan(self) -> bool {
         self.to_f64().is_nan()
     }
 
-    /// Whether the value is neither NaN nor infinite.
+    /// True if the value is neither NaN nor infinite.
     fn is_finite(self) -> bool {
         self.to_f64().is_finite()
     }
 }
 
-/// What makes a type one of numbers: its operators, from their formulas; the comparison, which is that of
-/// one field; and sums of its own type.
+/// Implements the operators of a type of numbers, from their formulas; the comparison, which is that of one
+/// field; and sums of its own type.
 #[macro_export]
 macro_rules! operators {
     (

@@ -1,5 +1,5 @@
-//! What the references must satisfy. One binary: what is generic over the number type is compiled
-//! once for all of them.
+//! Laws of the references. One binary: code that is generic over the number type is compiled once for all of
+//! them.
 
 mod attention;
 mod common;

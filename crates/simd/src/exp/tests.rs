@@ -97,8 +97,8 @@ fn exp_is_within_its_bound_on_every_binade() {
     }
 }
 
-/// What a function errs by at a float in units of 2⁻²⁴: of its value, or of 1 for tanh. Of an exponential
-/// less what log₂ e errs by.
+/// Error of a function at a float in units of 2⁻²⁴: of its value, or of 1 for tanh. For an exponential, less
+/// the error of log₂ e.
 fn excess(function: Function, x: f32, got: f32) -> f64 {
     let (x, got, unit) = (f64::from(x), f64::from(got), 0.5f64.powi(24));
     let relative = |exact: f64| (got - exact).abs() / (exact.abs() * unit);

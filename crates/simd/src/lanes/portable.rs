@@ -1,5 +1,5 @@
-//! What every CPU of the target has, by the crate `wide`: SSE2 on x86-64, NEON on aarch64, simd128
-//! on wasm. `wide` chooses when it is compiled, not when it runs; that is why the wider sets have
+//! The baseline that every CPU of the target has, by the crate `wide`: SSE2 on x86-64, NEON on aarch64,
+//! simd128 on wasm. `wide` chooses when it is compiled, not when it runs; that is why the wider sets have
 //! files of their own.
 
 use super::{Isa, Lanes};

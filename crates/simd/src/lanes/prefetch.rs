@@ -27,7 +27,7 @@ fn prefetch_line_later<T>(at: *const T) {
     let _ = at;
 }
 
-/// What a product asks for while it multiplies, every few steps.
+/// Prefetches that a product issues while it multiplies, every few steps.
 pub trait Ask {
     /// Asks for what comes next, if anything does.
     fn ask(&mut self);
@@ -67,7 +67,7 @@ impl Lines {
         Lines { at: at.cast::<u8>().wrapping_sub(within), rows, left: each, each, step }
     }
 
-    /// What products are too short to ask for: so many of them, that ask `asks` times each.
+    /// Lines that each of `products` products must ask for beyond its `asks`, so that all are asked for.
     pub fn beyond(&self, products: usize, asks: usize) -> usize {
         self.rows.saturating_mul(self.each).div_ceil(products.max(1)).saturating_sub(asks)
     }

@@ -54,7 +54,7 @@ pub fn product<I: Isa, const MR: usize, const NV: usize, const ROW: usize, const
 /// Rows of `b`, and pieces of rows of `a` that is read by columns, are asked for so many steps before they are read.
 const AHEAD: usize = 8;
 
-/// How often a product of this depth asks for what is read afterwards.
+/// Number of times that a product of this depth asks for lines that are read afterwards.
 pub fn asks(depth: usize) -> usize {
     depth / UNROLLED
 }

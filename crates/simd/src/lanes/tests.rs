@@ -32,7 +32,7 @@ impl Kernel<[Vec<f32>; 8]> for Apply<'_> {
     }
 }
 
-/// What one lane must give; two where fused and unfused are both right.
+/// Results that one lane must give; two where fused and unfused are both right.
 fn scalar(a: f32, b: f32, c: f32) -> [Vec<f32>; 8] {
     [
         vec![a + b],

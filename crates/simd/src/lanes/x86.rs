@@ -1,4 +1,4 @@
-//! What the instruction sets of x86-64 have in common: all but their intrinsics.
+//! Code that the instruction sets of x86-64 share: all but their intrinsics.
 
 /// An instruction set from its features and intrinsics: its token with the gate, and its register.
 ///

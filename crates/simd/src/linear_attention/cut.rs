@@ -1,11 +1,11 @@
-//! How sequences are cut: into spans, chunks and micro-chunks.
+//! The cut of sequences into spans, chunks and micro-chunks.
 
 use crate::Options;
 use crate::tile::MAX_KEYS;
 use etalon_problem::{Blocking, Error, LinearAttention, TokenSequence};
 use std::ops::Range;
 
-/// How sequences are cut.
+/// Sizes of the pieces into which sequences are cut.
 #[derive(Debug, Clone, Copy)]
 pub struct Cut {
     /// Rows of a register block.
@@ -43,8 +43,8 @@ impl Cut {
         Ok(Cut { rows, cols, chunk, micro, state, kept: options.kept_states })
     }
 
-    /// Tokens of a span of a sequence: whole chunks. What a sequence is cut into is the same whatever
-    /// runs beside it, and so are results.
+    /// Tokens of a span of a sequence: whole chunks. The cut of a sequence is the same whatever runs
+    /// beside it, and so are results.
     pub fn span(&self, tokens: usize) -> usize {
         self.chunk * self.interval(tokens.div_ceil(self.chunk))
     }

@@ -19,7 +19,7 @@ pub struct Logs<'a> {
 }
 
 impl<'a> Logs<'a> {
-    /// Those of a key head in a sequence.
+    /// The log-decays, or tangents, of a key head in a sequence.
     pub fn of(self, sequence: &TokenSequence, head: usize) -> Gates<'a> {
         let tokens = sequence.start..sequence.start + sequence.tokens;
         match (self.by_head, self.by_token) {
@@ -152,7 +152,7 @@ pub struct Decays<'m> {
     pub first: usize,
     /// The first token that does not see what is before the chunk, be it none of them.
     pub reset: usize,
-    /// Whether nothing decays.
+    /// True if nothing decays.
     pub none: bool,
     /// The log-decays of the chunk.
     sums: Sums<'m>,
@@ -256,7 +256,7 @@ pub struct LogTangents<'m> {
     pub alpha: &'m mut [f32],
     /// Of ω_j.
     pub omega: &'m mut [f32],
-    /// Whether all are 0.
+    /// True if all are 0.
     pub zero: bool,
     /// Of α_L.
     pub whole: f32,
@@ -271,7 +271,7 @@ impl<'m> LogTangents<'m> {
         LogTangents { alpha, omega, zero: true, whole: 0.0, sums: Sums::new(parts, len) }
     }
 
-    /// Those of some tokens of a sequence, at most a chunk.
+    /// Prepares the tangents for some tokens of a sequence, at most a chunk.
     pub fn prepare(&mut self, tangents: &Gates<'_>, tokens: Range<usize>) {
         let len = tokens.len();
         self.zero = matches!(tangents, Gates::None);
@@ -279,7 +279,7 @@ impl<'m> LogTangents<'m> {
         self.whole = if len == 0 { 0.0 } else { self.alpha[len - 1] };
     }
 
-    /// Those of α_i and of ω_j, unless all are 0.
+    /// The tangents of log α_i and of log ω_j, unless all are 0.
     #[inline(always)]
     pub fn lists(&self) -> [Option<&[f32]>; 2] {
         [&*self.alpha, &*self.omega].map(|list| (!self.zero).then_some(list))

@@ -1,4 +1,4 @@
-//! What passes the gates of a chunk:
+//! Gradients that pass the gates of a chunk:
 //!
 //! ```text
 //! dg_t = Σ_{j < t ≤ i} w_ij + Σ_{i ≥ t} x_i + Σ_{j < t} y_j + z        (R27)
@@ -58,7 +58,7 @@ impl Flow<'_> {
         }
     }
 
-    /// What passes the gates of a pair of micro-chunks, of those between, and within one.
+    /// Adds up the gradients that pass the gates of two micro-chunks and of those between them, or of one.
     #[inline(always)]
     pub fn pair<I: Isa>(&mut self, isa: I, queries: Range<usize>, keys: Range<usize>) {
         let Flow { w, dg, row_sums, col_sums, across, micro, .. } = self;

@@ -204,7 +204,7 @@ impl<'m> Scratch<'m> {
     }
 }
 
-/// What the forward pass allocates beside operands and results.
+/// Buffers that the forward pass allocates beside operands and results.
 pub fn buffers(schedule: &Schedule<'_>) -> Vec<Buffer> {
     let scratch = Parts::list(|parts| Scratch::new(parts, schedule));
     schedule.buffers(&scratch, &[schedule.shape], false)
@@ -237,7 +237,7 @@ impl Kernel for Pack<'_, '_> {
 /// (R21) without σ, for one query head.
 struct Outputs<'a, 'm> {
     len: usize,
-    /// Whether S is 0.
+    /// True if S is 0.
     blank: bool,
     shape: Shape,
     scratch: &'a mut Scratch<'m>,

@@ -106,12 +106,12 @@ fn begin_flow<I: Isa>(isa: I, len: usize, scratch: &mut Scratch<'_>) {
     flow.begin(len, z);
 }
 
-/// What one query head contributes to the gradients of a chunk; and dq / σ of it or, in the second
-/// order, gdout of it and dq / σ with its tangent.
+/// The contribution of one query head to the gradients of a chunk; and dq / σ of it or, in the second order,
+/// gdout of it and dq / σ with its tangent.
 pub struct Chunk<'a, 'm> {
     pub len: usize,
     pub wanted: Wanted,
-    /// Whether S, and its tangent, are 0.
+    /// True if S, and its tangent, are 0.
     pub blank: bool,
     pub scratch: &'a mut Scratch<'m>,
     /// Σ q_i · dq_i / σ is added to it, in the first order.
@@ -375,7 +375,7 @@ fn weigh_row_and_tangents<I: Isa>(isa: I, scratch: &mut Scratch<'_>, row: Range<
 /// A register block of results: the queries or keys from `first` on, with the keys or queries of
 /// `range` that they see or are seen by.
 struct Block<'a> {
-    /// Whether it is one of keys: the weights are then transposed.
+    /// True for a block of keys: the weights are then transposed.
     of_keys: bool,
     first: usize,
     /// Of the register block, those that are rows of a chunk.
@@ -383,7 +383,7 @@ struct Block<'a> {
     range: Range<usize>,
     /// The query in row 0 of the weights.
     top: usize,
-    /// Whether nothing decays; else P says what is seen.
+    /// True if nothing decays; else P says what is seen.
     none: bool,
     p: &'a [f32],
 }
@@ -431,7 +431,7 @@ impl Block<'_> {
         if self.of_keys { (other, row) } else { (row, other) }
     }
 
-    /// Where the weight of a query and a key lies.
+    /// The place of the weight of a query and a key.
     #[inline(always)]
     fn at(&self, (i, j): (usize, usize)) -> usize {
         (i - self.top) * STRIDE + j

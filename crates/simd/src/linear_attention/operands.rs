@@ -1,4 +1,4 @@
-//! What a pass reads and writes, without the element types.
+//! Operands and results of a pass, without the element types.
 
 use super::decays::{Gates, Logs};
 use super::schedule::Place;
@@ -22,7 +22,7 @@ pub struct Operands<'a> {
 }
 
 impl<'a> Operands<'a> {
-    /// Which of q, k, v and dout have a tangent.
+    /// Flags of q, k, v and dout: true for one that has a tangent.
     pub fn tangents(&self) -> [bool; 4] {
         let scaled = self.ddscale != 0.0;
         let Operands { q, k, v, dout, .. } = self;
@@ -34,7 +34,7 @@ impl<'a> Operands<'a> {
         [self.log_decays, self.log_tangents].map(|logs| logs.of(place.sequence, place.head))
     }
 
-    /// What becomes of a state over the tokens of a place.
+    /// The [`Carry`] of a state over the tokens of a place.
     pub fn carry(&self, place: &Place<'_>) -> Carry {
         let [log, log_tangent] = self.gates(place).map(|gates| gates.sum(place.tokens.clone()));
         Carry { decay: log.exp() as f32, log_tangent: log_tangent as f32 }
@@ -54,8 +54,8 @@ impl Place<'_> {
     }
 }
 
-/// Where the gradients of a backward or double backward pass are written: those by q, k, v and dout, by
-/// the log-decays, by the states at both ends and by σ. What is not asked for is not paid for.
+/// Places of the gradients of a backward or double backward pass: by q, k, v and dout, by the log-decays, by
+/// the states at both ends and by σ. A gradient that is not asked for costs nothing.
 #[derive(Debug)]
 pub struct Results<'o> {
     pub q: Option<TensorMut<'o, Ix4>>,

@@ -1,4 +1,4 @@
-//! What the passes of linear attention will do.
+//! Plans of the passes of linear attention.
 
 use super::schedule::Schedule;
 use super::{forward, step, two_sided};
@@ -7,8 +7,8 @@ use crate::{Buffer, Element, Options, Plan, Workspace};
 use etalon_problem::{Blocking, Error, LinearAttention, Pass};
 use std::iter::successors;
 
-/// What a pass will do in rayon's current pool, every gradient being asked for; and what it allocates
-/// for it, [`Plan::workspace_bytes`]. `blocking` is chunk and micro-chunk.
+/// The plan of a pass in rayon's current pool, every gradient being asked for; and the memory that it
+/// allocates, [`Plan::workspace_bytes`]. `blocking` is chunk and micro-chunk.
 pub fn plan<T: Element>(
     problem: &LinearAttention,
     pass: Pass,
@@ -45,7 +45,7 @@ pub fn plan<T: Element>(
     })
 }
 
-/// What the backward pass of one chunk holds in the shared memory of a GPU: the budget table of
+/// Shared memory of a GPU that the backward pass of one chunk takes: the budget table of
 /// [`crate::linear_attention`], for one micro-chunk at a time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharedMemory {
@@ -54,7 +54,7 @@ pub struct SharedMemory {
     /// Columns of v, dout, dv and of the states that are worked on together. Slices of E are
     /// independent but for dq, dk, dg and dσ, which sum over them.
     pub slice: usize,
-    /// What is held, in f32.
+    /// Buffers in shared memory, in f32.
     pub buffers: Vec<Buffer>,
 }
 

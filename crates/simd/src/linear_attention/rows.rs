@@ -42,7 +42,7 @@ impl<'m> Rows<'m> {
 }
 
 impl Rows<'_> {
-    /// Whether it has no columns: the tangent of a constant operand, which adds nothing to a product.
+    /// True if it has no columns: the tangent of a constant operand, which adds nothing to a product.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.dim == 0
@@ -90,7 +90,7 @@ impl Rows<'_> {
         }
     }
 
-    /// Whether the first `len` rows hold no NaN and no infinity.
+    /// True if the first `len` rows hold no NaN and no infinity.
     #[inline(always)]
     pub fn finite(&self, len: usize) -> bool {
         let mut largest = 0;
@@ -239,7 +239,7 @@ pub struct Factor<'m> {
     pub along: [Packed<'m>; 2],
     /// Along, each row times its decay to an end of the chunk.
     pub weighted: [Packed<'m>; 2],
-    /// Whether neither was found to hold a NaN or an infinity.
+    /// True if neither was found to hold a NaN or an infinity.
     pub finite: bool,
 }
 

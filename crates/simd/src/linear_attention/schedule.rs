@@ -1,4 +1,4 @@
-//! How the tokens of a problem are shared out among threads.
+//! The shares of threads in the tokens of a problem.
 //!
 //! A sequence is cut into spans of a few chunks, and the state before chunk c of span s is always
 //!
@@ -32,7 +32,7 @@ const SWEEP: f64 = 1.3;
 const LEAST: usize = 4;
 const LEAST_FORWARD: usize = 8;
 
-/// What a pass works on. A *slot* is a sequence and a key head: s·Hk + h.
+/// The problem of a pass, cut for threads. A *slot* is a sequence and a key head: s·Hk + h.
 #[derive(Debug, Clone, Copy)]
 pub struct Schedule<'a> {
     pub problem: &'a LinearAttention,
@@ -121,7 +121,7 @@ impl<'a> Schedule<'a> {
         self.threads().min(tasks).max(1)
     }
 
-    /// Whether every sequence and key head is best left to one thread.
+    /// True if every sequence and key head is best left to one thread.
     pub fn whole(&self) -> bool {
         let (threads, key_heads) = (self.threads(), self.problem.extents.key_heads);
         let tokens = self.sequences.iter().map(|sequence| sequence.tokens);
@@ -187,8 +187,8 @@ impl<'a> Schedule<'a> {
         pieces(result, self.sequences, rows, heads, (1, spans), 0.0)
     }
 
-    /// What a pass allocates: of `scratch` every thread has its own, states of each of `shapes` lie at
-    /// both ends of a slot or between its spans, and numbers may be summed over spans.
+    /// Buffers that a pass allocates: of `scratch` every thread has its own, states of each of `shapes` lie
+    /// at both ends of a slot or between its spans, and numbers may be summed over spans.
     pub fn buffers(
         &self,
         scratch: &[(&'static str, usize)],
@@ -285,7 +285,7 @@ impl<'a> States<'a> {
         })
     }
 
-    /// Reads what every slot begins with: states and their tangents. What is absent is 0.
+    /// Reads the states with which slots begin, and their tangents. An absent one is 0.
     pub fn begin(&mut self, tensors: &[Option<ArrayView4<'_, f32>>; 2]) {
         let shape = self.shape;
         for (place, state) in self.ends(false) {

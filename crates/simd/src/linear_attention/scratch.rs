@@ -1,4 +1,4 @@
-//! What a thread of a backward or double backward pass holds of a chunk: every operand and its tangent,
+//! Scratch of a thread for a chunk of a backward or double backward pass: every operand and its tangent,
 //! `[x, ẋ]`. A tangent that is not there has no columns, and what it would be multiplied with is left
 //! out; in the first order there is none.
 
@@ -58,11 +58,11 @@ pub struct Scratch<'m> {
     pub row: &'m mut [f32],
     pub micro: usize,
     pub scale: f32,
-    /// Whether there are tangents.
+    /// True if there are tangents.
     pub second: bool,
 }
 
-/// Which gradients are computed.
+/// Gradients to compute.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted {
     pub q: bool,
@@ -78,7 +78,7 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// Those that have a place.
+    /// The gradients that have a place.
     pub fn of(results: &Results<'_>, operands: &Operands<'_>, order: usize) -> Self {
         let (q, scale) = (results.q.is_some(), results.scale.is_some());
         Wanted {

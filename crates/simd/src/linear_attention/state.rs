@@ -13,7 +13,7 @@ use crate::tile::{MAX_ROWS, Tile};
 use ndarray::{ArrayView2, ArrayViewMut2};
 use std::ops::Range;
 
-/// How states lie in memory.
+/// Layout of states in memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
     /// Rows.
@@ -24,7 +24,7 @@ pub struct Shape {
     rows: usize,
     /// Columns of a register block.
     cols: usize,
-    /// Whether it is the transpose of what tensors hold.
+    /// True for the transpose of what tensors hold.
     turned: bool,
 }
 
@@ -196,7 +196,7 @@ pub fn inner<I: Isa>(isa: I, shape: Shape, g: &[f32], h: &[f32]) -> f32 {
     sum.reduce_add() + rest
 }
 
-/// What becomes of a state over some tokens that add nothing to it: Λ H.
+/// The map of a state over some tokens that add nothing to it: Λ H.
 #[derive(Debug, Clone, Copy)]
 pub struct Carry {
     /// Λ; where it is 0 the state is absent.
@@ -253,7 +253,7 @@ pub fn add_to(level: Level, factor: f32, from: &[f32], to: &mut [f32]) {
 /// to ← to + from, one of which is multiplied by the factor first.
 struct AddScaled<'a> {
     factor: f32,
-    /// Whether it is `to`.
+    /// True if `to` is multiplied, false if `from` is.
     scaled_to: bool,
     to: &'a mut [f32],
     from: &'a [f32],

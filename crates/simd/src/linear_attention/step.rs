@@ -132,7 +132,7 @@ fn threads(problem: &LinearAttention) -> usize {
     if elements < TASK { 1 } else { rayon::current_num_threads().min(states).max(1) }
 }
 
-/// What a step allocates beside operands and results, with states of rows that lie one behind the
+/// Buffers that a step allocates beside operands and results, with states of rows that lie one behind the
 /// other.
 pub fn buffers(problem: &LinearAttention) -> Vec<Buffer> {
     let scratch = Parts::list(|parts| Scratch::new(parts, problem, 0));

@@ -47,11 +47,11 @@ pub struct TwoSidedSweep<'a> {
 struct At<'t, 'o> {
     chunk: Place<'t>,
     to: &'t mut Targets<'o>,
-    /// What its span adds to the gradient by g_gamma and to that by σ.
+    /// The contributions of its span to the gradient by g_gamma and to that by σ.
     sums: &'t mut [f64; 2],
 }
 
-/// Where the results of a span, or of all spans of a slot, are written: by q, k, v, dout and g.
+/// Places of the results of a span, or of all spans of a slot: by q, k, v, dout and g.
 struct Targets<'o> {
     /// The first of their tokens.
     start: usize,
@@ -76,7 +76,8 @@ fn write(
     }
 }
 
-/// What a pass allocates beside operands and results, if every operand has a tangent that may have one.
+/// Buffers that a pass allocates beside operands and results, if every operand has a tangent that may have
+/// one.
 pub fn buffers(schedule: &Schedule<'_>) -> Vec<Buffer> {
     let tangents = [schedule.order == 2; 4];
     let memory = Parts::list(|parts| Scratch::new(parts, schedule, tangents));
@@ -153,7 +154,7 @@ impl<'a> TwoSidedSweep<'a> {
         Ok(())
     }
 
-    /// Where the results of every slot, or of every span, are written.
+    /// The places of the results of every slot, or of every span.
     fn targets<'o>(
         &self,
         results: &mut Results<'o>,

@@ -1,12 +1,12 @@
-//! Which tiles of tokens and classes a filter leaves out of (C17) and (C18), and by how much the sums may
-//! then be off. A tile is a band of tokens that count by a tile of classes.
+//! The tiles of tokens and classes that a filter leaves out of (C17) and (C18), and bounds of the error that
+//! the sums then have. A tile is a band of tokens that count by a tile of classes.
 //!
 //! ```text
 //! (C37) B_i = Σ over tiles J left out of row i of (Σ_{v in J} |da_iv|) max_{v in J} ‖w_v‖
 //! (C38) C_v = Σ over tokens i left out of |da_iv| ‖h_i‖
 //! ```
 //!
-//! What these hold of is the da that the backward pass would multiply. They are f32 and never too small:
+//! These bounds hold of the da that the backward pass would multiply. They are f32 and never too small:
 //! norms, products and sums are rounded up, and sums over a tile, which registers round to nearest, are
 //! enlarged by [`MARGIN`].
 
@@ -33,7 +33,7 @@ const MARGIN: f64 = 1.0 + 1.0 / 32_768.0;
 /// 2⁻¹⁴²: what [`BAND`] products of f32 may lose where they lie below the smallest normal number, 2⁻¹⁵⁰ each.
 const UNDERFLOW: f64 = f32::MIN_POSITIVE as f64 / 65_536.0;
 
-/// When a tile is left out.
+/// Limits within which a tile is left out.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Only where every |da_iv| is below.
@@ -43,7 +43,7 @@ pub struct Limits {
     pub dw: f64,
 }
 
-/// Where a [`Certificate`](super::filter::Certificate) is written; of any strides.
+/// Places of a [`Certificate`](super::filter::Certificate); of any strides.
 #[derive(Debug)]
 pub struct CertificateMut<'a> {
     /// `[T]`.
@@ -172,7 +172,7 @@ impl<'l, 'c> Choice<'l, 'c> {
         );
     }
 
-    /// Whether a tile is left out; if so, what it adds to the bounds is added to them.
+    /// True if a tile is left out; then its parts are added to the bounds.
     fn leave_out(&mut self, tokens: &[Token], classes: Range<usize>, measure: &[f32]) -> bool {
         let CertificateMut { dh, dw, tiles: (kept, all) } = &mut self.certificate;
         let by_token = || tokens.iter().map(|token| token.index).zip(&measure[1..]);
@@ -202,7 +202,7 @@ pub struct Chosen<'m> {
 }
 
 impl Chosen<'_> {
-    /// Whether a band of the chunk is kept in a tile of the span.
+    /// True if a band of the chunk is kept in a tile of the span.
     fn keeps(&self, band: usize, tile: usize) -> bool {
         self.measures[place(self.per_range, self.tiles, band, tile)] == 0.0
     }
@@ -223,7 +223,7 @@ pub fn runs(
     })
 }
 
-/// Where the measures of a band in a tile begin.
+/// The place at which the measures of a band in a tile begin.
 pub fn place(per_range: usize, tiles: usize, band: usize, tile: usize) -> usize {
     ((band / per_range * tiles + tile) * per_range + band % per_range) * MEASURE
 }

@@ -1,4 +1,4 @@
-//! How tokens and classes are cut, so that what a sweep holds fits its budget. No result depends on it.
+//! The cut of tokens and classes that fits a sweep into its budget. No result depends on it.
 
 pub use etalon_problem::linear_cross_entropy::shard::TILE;
 
@@ -23,7 +23,7 @@ const BLOCK: usize = 4 * BAND;
 /// Tasks for each thread, where there is enough to share out.
 const BUSY: usize = 4;
 
-/// What a sweep computes.
+/// Results of a sweep, and its order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Asked {
     /// The partials of tokens.
@@ -31,14 +31,14 @@ pub struct Asked {
     pub dh: bool,
     pub dw: bool,
     pub dbias: bool,
-    /// Whether sums of dw are kept beside the result, which rounds them or has strides of its own.
+    /// True if sums of dw are kept beside the result, which rounds them or has strides of its own.
     pub dw_apart: bool,
-    /// Whether it is of the second order: each logit has a motion, and dh stands for gh.
+    /// True in the second order: each logit has a motion, and dh stands for gh.
     pub second: bool,
-    /// Whether h and w move.
+    /// True if h moves, and if w does.
     pub ddh: bool,
     pub ddw: bool,
-    /// Whether tiles may be left out of dh and dw.
+    /// True if tiles may be left out of dh and dw.
     pub filter: bool,
 }
 
@@ -49,7 +49,7 @@ impl Asked {
         Asked { totals, dh, dw, dbias, dw_apart, ..self }
     }
 
-    /// Whether logits are kept.
+    /// True if logits are kept.
     pub fn gradients(&self) -> bool {
         self.dh || self.dw || self.dbias || self.filter
     }
@@ -80,7 +80,7 @@ pub struct Cut {
     pub node: usize,
     /// Tokens of a task of dh: some bands, or all where they are fewer than one.
     pub block: usize,
-    /// Whether all tokens meet some classes before the next classes come; else the other way round.
+    /// True if all tokens meet some classes before the next classes come; else the other way round.
     pub classes_outside: bool,
     pub threads: usize,
 }
@@ -103,11 +103,11 @@ pub struct Shared<'m> {
     pub dh: &'m mut [f32],
     pub dw: &'m mut [f32],
     pub dbias: &'m mut [f32],
-    /// What a filter measures: `[range][tile][band]`, each [`MEASURE`].
+    /// Measures of a filter: `[range][tile][band]`, each [`MEASURE`].
     pub measures: &'m mut [f32],
 }
 
-/// What a thread holds while it makes logits.
+/// Scratch of a thread that makes logits.
 pub struct LogitScratch<'m> {
     /// A slice of w.
     pub w: &'m mut [f32],
@@ -135,7 +135,7 @@ impl<'m> LogitScratch<'m> {
     }
 }
 
-/// What a thread holds while it sums up dh, or dw.
+/// Scratch of a thread that sums up dh, or dw.
 pub struct GradientScratch<'m> {
     /// Some elements of the rows of w in a tile, or of dw.
     pub rows: &'m mut [f32],

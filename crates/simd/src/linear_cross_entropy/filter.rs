@@ -60,9 +60,9 @@ fn limits(filter: Filter) -> Result<Limits, Error> {
     })
 }
 
-/// What was left out at most: bounds of the distance of exact sums over the tiles that were kept from exact
-/// sums over all, for the same gradients of logits. They are rounded up; the rounding of dh and dw comes on
-/// top. A gradient that has no place has its bounds all the same.
+/// Bounds of the error of leaving tiles out: the distance of exact sums over the tiles that were kept from
+/// exact sums over all, for the same gradients of logits. They are rounded up; the rounding of dh and dw
+/// comes on top. A gradient that has no place has its bounds all the same.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Certificate {
     /// B_i ≥ ‖error of dh_i‖ (C37), `[T]`; of ignored tokens 0.
@@ -74,7 +74,7 @@ pub struct Certificate {
 }
 
 impl Certificate {
-    /// Where it is written.
+    /// Its arrays and counts, to be written.
     pub fn view_mut(&mut self) -> CertificateMut<'_> {
         let Certificate { dh, dw, tiles } = self;
         CertificateMut { dh: dh.view_mut(), dw: dw.view_mut(), tiles }
@@ -124,7 +124,7 @@ pub fn backward_into<T: Element, G: Element>(
     })
 }
 
-/// What [`backward`] will do, as [`super::plan`] says it of the pass without a filter.
+/// The plan of [`backward`], as [`super::plan`] gives it for the pass without a filter.
 pub fn plan<T: Element>(problem: &LinearCrossEntropy, options: &Options) -> Result<Plan, Error> {
     super::plan::of::<T>(problem, Pass::Backward, true, options)
 }

@@ -20,7 +20,7 @@ use crate::tile::BAND;
 use crate::workspace::Parts;
 use ndarray::ArrayView1;
 
-/// What a token pulls its logits with.
+/// Coefficients of a token in the gradients of its logits.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Pull {
     /// β_i
@@ -71,7 +71,7 @@ impl Pull {
     }
 }
 
-/// What some tokens pull with, side by side.
+/// Coefficients of some tokens, side by side.
 pub struct Pulls<'m> {
     m: &'m mut [f32],
     ln_l: &'m mut [f32],
@@ -95,7 +95,7 @@ impl<'m> Pulls<'m> {
         }
     }
 
-    /// Those of some tokens; the others pull at nothing.
+    /// Fills in the coefficients of some tokens; the others get 0, with m = ∞, and so gradients of 0.
     pub fn fill(&mut self, pulls: &[Pull], totals: &[Partial]) {
         for all in [&mut *self.ln_l, self.both, self.eta, self.dentropy, self.mean_shift] {
             all.fill(0.0);
@@ -123,7 +123,7 @@ pub struct LogitGradients<'a, 'm> {
     pub totals: &'a [Partial],
     /// The same side by side.
     pub side: &'a Pulls<'m>,
-    /// Whether some entropy has a cotangent, and whether labels are smoothed.
+    /// True if some entropy has a cotangent, and if labels are smoothed.
     pub entropy: bool,
     pub smoothing: bool,
 }
@@ -132,7 +132,7 @@ impl Kernel for LogitGradients<'_, '_> {
     #[inline(always)]
     fn run<I: Isa>(mut self, isa: I) {
         let (count, lanes) = (self.tokens.len(), I::F32::N);
-        // What the targets get is computed apart, from logits that the rest writes over.
+        // The gradients at the targets are computed apart, from logits that the rest writes over.
         let mut own = [0.0; BAND];
         for (i, own) in own.iter_mut().enumerate().take(count) {
             if let Some(place) = self.place(i) {
@@ -156,7 +156,7 @@ impl Kernel for LogitGradients<'_, '_> {
 }
 
 impl LogitGradients<'_, '_> {
-    /// Where the logit of the target of token `i` lies, if it is here.
+    /// The place of the logit of the target of token `i`, if it is here.
     fn place(&self, i: usize) -> Option<usize> {
         let class = (self.tokens[i].target as usize).checked_sub(self.first)?;
         (class < self.classes).then_some(class * BAND + i)

@@ -1,5 +1,5 @@
-//! What the gradients of kept logits add to dh, dw and dbias: (C16)–(C19); in the second order what they and
-//! their motions add to gh, gw and gbias: (C27)–(C30).
+//! Contributions of the kept gradients of logits to dh, dw and dbias: (C16)–(C19); in the second order, with
+//! their motions, to gh, gw and gbias: (C27)–(C30).
 
 use super::choice::{Chosen, runs};
 use super::cut::{GradientScratch, TILE};
@@ -33,13 +33,13 @@ pub struct Kept<'k> {
     pub pull_motions: &'k [Pull],
     pub motions: &'k [Motion],
     pub span: Range<usize>,
-    /// Whether some entropy has a cotangent, of either order.
+    /// True if some entropy has a cotangent, of either order.
     pub entropy: bool,
-    /// What a filter leaves out of dh and dw.
+    /// The tiles that a filter leaves out of dh and dw.
     pub chosen: Option<Chosen<'k>>,
 }
 
-/// What multiplies h and w: da, or in the second order x; and what then multiplies ddh and ddw: da.
+/// The factors of h and w: da, or in the second order x; and those of ddh and ddw then: da.
 #[derive(Clone, Copy)]
 pub struct Factors<'k> {
     pub store: &'k [f32],
@@ -389,7 +389,7 @@ fn ask_for(x: &[f32], stride: usize, row: usize, elements: &Range<usize>) {
     row.into_iter().for_each(prefetch);
 }
 
-/// Where dw is written: in place where it is summed, if there it can be.
+/// The memory of dw, if it can be summed in place.
 pub fn in_place<'d>(dw: &'d mut TensorMut<'_, Ix2>) -> Option<&'d mut [f32]> {
     match dw {
         TensorMut::F32(dw) => dw.as_slice_mut(),
@@ -397,7 +397,7 @@ pub fn in_place<'d>(dw: &'d mut TensorMut<'_, Ix2>) -> Option<&'d mut [f32]> {
     }
 }
 
-/// Whether the sums of dw must be kept beside it.
+/// True if the sums of dw must be kept beside it.
 pub fn is_apart(gradients: &mut Gradients<'_>) -> bool {
     gradients.dw.as_mut().is_some_and(|dw| in_place(dw).is_none())
 }
@@ -420,7 +420,7 @@ mod tests {
         let mut along = vec![0.0; cut.chunk * cut.dim.next_multiple_of(cut.cols)];
         pack::along(operands.h, kept.tokens, (cut.chunk, cut.cols), 1, &mut along);
         let mut scratch = vec![f32::NAN; cut.scratch()];
-        // What is there is kept where nothing is fresh.
+        // Sums already in place are kept where nothing is fresh.
         let mut dw = Array2::from_elem((cut.vocab, cut.dim), 1.0);
         for fresh in [true, false] {
             let dw = dw.as_slice_mut().map(|dw| (dw, cut.dim));

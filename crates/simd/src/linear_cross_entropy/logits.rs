@@ -23,7 +23,7 @@ use std::ops::Range;
 /// Elements of h and w that a product reads at a time: their panels stay in the L1 cache.
 pub const SLICE: usize = 256;
 
-/// What lies between a and z.
+/// The map from a to z.
 #[derive(Debug, Clone, Copy)]
 pub struct Link {
     /// Of a, before the hyperbolic tangent or, without a cap, altogether.
@@ -99,7 +99,7 @@ pub struct Products<'a> {
     /// Rows of h across, `[⌈tokens/COLS⌉][D][COLS]`.
     pub h: &'a [f32],
     pub dim: usize,
-    /// Which elements.
+    /// The elements of the rows.
     pub elements: Range<usize>,
     pub classes: usize,
     /// Rows of a band.
@@ -108,7 +108,7 @@ pub struct Products<'a> {
     /// `[⌈tokens/BAND⌉][padded][BAND]`; where `fresh`, whatever it holds.
     pub z: &'a mut [f32],
     pub fresh: bool,
-    /// What is read of w then.
+    /// Lines of w that are read next, prefetched meanwhile.
     pub then: Lines,
 }
 
@@ -150,11 +150,11 @@ pub struct Rows<'a, 'm> {
     pub z: &'a mut [f32],
     pub tokens: &'a [Token],
     pub wanted: Wanted,
-    /// Where their sums are wanted: from this number on.
+    /// The partials that the sums go to, from this number on, where they are wanted.
     pub sums: Option<(&'a mut Partials<'m>, usize)>,
 }
 
-/// Which sums of a row of logits are wanted beside m and l.
+/// Sums of a row of logits that are wanted beside m and l.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted {
     /// Σ e^{z−m} (z − m), for the entropy.

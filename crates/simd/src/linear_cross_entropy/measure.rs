@@ -1,4 +1,4 @@
-//! What a filter measures of the gradients of logits of a band of tokens in a tile of classes:
+//! Measures that a filter takes of the gradients of logits of a band of tokens in a tile of classes:
 //!
 //! ```text
 //! (C36) whether |da_iv| < ε everywhere

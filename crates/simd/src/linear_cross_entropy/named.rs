@@ -107,13 +107,13 @@ pub fn room(workspace: &Workspace, bytes: usize) -> Result<Region, Error> {
 pub struct Call<'t, 'a> {
     pub operands: Operands<'a>,
     pub cotangents: Cotangents<'a>,
-    /// Those of the second order, in that.
+    /// The cotangents of the second order, in that.
     pub second: Option<Cotangents<'a>>,
     pub tokens: &'t Tokens<'a>,
     pub link: Link,
 }
 
-/// What is kept of the tokens that count.
+/// Numbers that are kept of the tokens that count.
 pub struct PerToken<'l> {
     pub totals: &'l mut [Partial],
     /// Of a pass with gradients.
@@ -181,7 +181,7 @@ impl Call<'_, '_> {
         })
     }
 
-    /// Whether some entropy has a cotangent, of either order.
+    /// True if some entropy has a cotangent, of either order.
     fn pulls_entropy(&self) -> bool {
         let all = [Some(&self.cotangents), self.second.as_ref()];
         all.into_iter().flatten().any(|cotangents| cotangents.dentropy.is_some())
@@ -310,7 +310,7 @@ impl Call<'_, '_> {
         );
     }
 
-    /// What the gradients of the logits of some tokens and tiles add to those of the operands.
+    /// Adds the contributions of some tokens and tiles to the gradients of the operands.
     fn gradients(
         &self,
         sweep: &Sweep<'_, '_>,

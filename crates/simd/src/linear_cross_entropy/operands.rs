@@ -1,4 +1,4 @@
-//! What the passes read and write, without the element types.
+//! Operands and results of the passes, without the element types.
 
 use crate::element::{Tensor, TensorMut};
 use crate::named::{Inputs, float_place, integer_place, place};
@@ -21,7 +21,7 @@ pub struct Operands<'a> {
 }
 
 impl<'a> Operands<'a> {
-    /// Those of some classes: rows `rows` of w and bias, which are `classes` of all.
+    /// The operands of some classes: rows `rows` of w and bias, which are `classes` of all.
     pub fn of(&self, rows: Range<usize>, classes: Range<usize>) -> Self {
         Operands {
             w: self.w.slice(s![rows.clone(), ..]),
@@ -65,7 +65,7 @@ impl<'a> Cotangents<'a> {
         })
     }
 
-    /// Those of the second order.
+    /// The cotangents of the second order.
     pub fn second(x: Inputs<'a, '_>) -> Result<Self, Error> {
         Ok(Cotangents {
             dloss: x.float("cot_loss")?,
@@ -76,7 +76,7 @@ impl<'a> Cotangents<'a> {
     }
 }
 
-/// Where the outputs of the forward pass are written; what has no place is not computed.
+/// Places of the outputs of the forward pass; an output without a place is not computed.
 #[derive(Default)]
 pub struct Outputs<'o> {
     pub loss: Option<ArrayViewMutD<'o, f32>>,
@@ -104,7 +104,7 @@ impl<'o> Outputs<'o> {
     }
 }
 
-/// Where the gradients by the cotangents of the outputs are written.
+/// Places of the gradients by the cotangents of the outputs.
 #[derive(Default)]
 pub struct SecondOutputs<'o> {
     pub gdloss: Option<ArrayViewMutD<'o, f32>>,
@@ -124,13 +124,13 @@ impl<'o> SecondOutputs<'o> {
     }
 }
 
-/// Where the gradients of a backward pass are written, or those of the second order.
+/// Places of the gradients of a backward pass, or of those of the second order.
 #[derive(Default)]
 pub struct Gradients<'o> {
     pub dh: Option<TensorMut<'o, Ix2>>,
     pub dw: Option<TensorMut<'o, Ix2>>,
     pub dbias: Option<TensorMut<'o, Ix1>>,
-    /// Whether dh is added to what its place holds.
+    /// True if dh is added to what its place holds.
     pub dh_adds: bool,
 }
 

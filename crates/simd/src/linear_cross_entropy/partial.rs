@@ -1,10 +1,10 @@
-//! What a range of classes adds to the rows of some tokens: the elements of a monoid (C33), (C34).
+//! Partials of the rows of some tokens over a range of classes: the elements of a monoid (C33), (C34).
 
 use super::tokens::weigh;
 use crate::workspace::Parts;
 
-/// A row of logits over a set of classes. What depends on the classes alone, Σ cw and their number, is
-/// kept once for all tokens, and of a row that does not hold the target `target` is any number.
+/// A row of logits over a set of classes. Numbers that depend on the classes alone, Σ cw and
+/// their count, are kept once for all tokens, and of a row that does not hold the target `target` is any number.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Partial {
     /// The largest logit: −∞ where there is none, NaN where one is.
@@ -83,7 +83,7 @@ impl Partial {
         }
         let shift = self.m - m;
         let (k, s) = (shift.exp(), self.s + weigh_wide(weight, shift));
-        // Where k is 0, u may be −∞ · 0.
+        // At k = 0, u may be −∞ · 0.
         let u = if k == 0.0 { 0.0 } else { k * (self.u + shift * self.l) };
         [k * self.l, u, s]
     }
@@ -126,7 +126,7 @@ pub struct Partials<'m> {
 }
 
 impl<'m> Partials<'m> {
-    /// Those of `len` tokens, from the next part.
+    /// The partials of `len` tokens, from the next part.
     pub fn cut(parts: &mut Parts<'m>, len: usize) -> Self {
         Partials {
             m: parts.room(len),

@@ -1,4 +1,4 @@
-//! What the passes of linear cross-entropy will do.
+//! Plans of the passes of linear cross-entropy.
 
 use super::cut::{Asked, Cut, TILE};
 use super::named::lists_bytes;
@@ -10,9 +10,9 @@ use etalon_problem::{Blocking, Dtype, Error, LinearCrossEntropy, Pass};
 /// Bytes that are allocated together.
 const PAGE: usize = 4 << 10;
 
-/// What a pass will do in rayon's current pool, every tangent being given and every gradient asked for in arrays whose rows lie end
-/// to end; and what it allocates for it, [`Plan::workspace_bytes`]. `blocking` is tokens and classes whose
-/// logits exist at the same time.
+/// The plan of a pass in rayon's current pool, every tangent being given and every gradient asked for in
+/// arrays whose rows lie end to end; and the memory that it allocates, [`Plan::workspace_bytes`]. `blocking`
+/// is tokens and classes whose logits exist at the same time.
 pub fn plan<T: Element>(
     problem: &LinearCrossEntropy,
     pass: Pass,

@@ -34,9 +34,9 @@ pub struct HiddenLeaf<'a> {
     /// A row for every element, and more up to whole register blocks; `stride` tokens, a multiple of COLS.
     pub sums: &'a mut [f32],
     pub stride: usize,
-    /// Whether the sums begin with 0.
+    /// True if the sums begin with 0.
     pub fresh: bool,
-    /// What is read of w then.
+    /// Lines of w that are read next, prefetched meanwhile.
     pub then: Lines,
 }
 
@@ -63,7 +63,7 @@ impl Kernel for HiddenLeaf<'_> {
     }
 }
 
-/// Where the bands of a tile lie: those of some ranges of tokens, each behind those of other tiles.
+/// Layout of the bands of a tile: those of some ranges of tokens, each behind those of other tiles.
 #[derive(Clone, Copy)]
 pub struct Bands<'a> {
     /// `[range][tile][per_range][padded][BAND]`
@@ -101,7 +101,7 @@ pub struct HeadRows<'a> {
     /// Rows [`STRIDE`] apart, up to whole register blocks, and whether they begin with 0.
     pub sums: &'a mut [f32],
     pub fresh: bool,
-    /// What is read of dw then.
+    /// Lines of dw that are read next, prefetched meanwhile.
     pub then: Lines,
 }
 
@@ -144,7 +144,7 @@ impl Kernel for HeadRows<'_> {
 pub struct BiasRows<'a> {
     pub band: &'a [f32],
     pub sums: &'a mut [f32],
-    /// How many of the band's tokens there are; those up to a whole register hold 0.
+    /// Number of the band's tokens; the rest of the last register holds 0.
     pub tokens: usize,
 }
 

@@ -1,5 +1,5 @@
-//! What the second order adds to the sweeps of the backward pass: how logits move, (C21), what follows for
-//! the totals of tokens, (C22) and (C24), and how the gradients of logits move, (C27).
+//! The second order's part of the sweeps of the backward pass: motions of logits, (C21), of the totals of
+//! tokens that follow, (C22) and (C24), and of the gradients of logits, (C27).
 
 pub mod gradient;
 pub mod motion;

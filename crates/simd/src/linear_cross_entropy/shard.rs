@@ -4,11 +4,11 @@
 //! [`forward_shard`] returns what the classes of a rank add to each row: a [`Partial`] for each node of the
 //! [tree](super#shards-of-classes) that they hold. [`combine`] makes the totals of those of all ranks, and
 //! [`output`] the outputs of the totals. With the totals [`backward_shard`] returns the rank's rows of dw
-//! and dbias, and its part of dh in f32; [`combine_dh`] adds up the parts and rounds the sum. How partials
-//! and parts travel is the caller's: [`Partial::to_bytes`] and arrays of f32. An example of the crate,
+//! and dbias, and its part of dh in f32; [`combine_dh`] adds up the parts and rounds the sum. The caller
+//! moves partials and parts between ranks: [`Partial::to_bytes`] and arrays of f32. An example of the crate,
 //! `shards`, has a process for each rank.
 //!
-//! Where shards begin at multiples of [`TILE`], everything has the bits of the unsharded passes, at the
+//! With shards that begin at multiples of [`TILE`], everything has the bits of the unsharded passes, at the
 //! same [`Level`](crate::Level): dh too, if shards are nodes or return sums of nodes ([`Dh::Nodes`]). With
 //! other cuts everything agrees within the bounds. A shard may have no classes, or all.
 //!
@@ -87,7 +87,7 @@ fn check(
     known.table.check_call(inputs, places, false).map(|_| ())
 }
 
-/// What a workspace remembers of a shard and a pass.
+/// Facts that a workspace remembers of a shard and a pass.
 struct Known {
     problem: LinearCrossEntropy,
     classes: Range<usize>,
@@ -95,10 +95,10 @@ struct Known {
     table: Table,
 }
 
-/// What [`backward_shard`] returns.
+/// Results of [`backward_shard`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gradients<T> {
-    /// What the classes of the shard add to (C17), `[1][T][D]` or `[nodes][T][D]`; not rounded to `T`.
+    /// The contribution of the shard's classes to (C17), `[1][T][D]` or `[nodes][T][D]`; not rounded to `T`.
     pub dh: Array3<f32>,
     /// (C18) of its classes, `[classes][D]`.
     pub dw: Array2<T>,
@@ -106,7 +106,7 @@ pub struct Gradients<T> {
     pub dbias: Option<Array1<T>>,
 }
 
-/// Where [`backward_shard_into`] writes; what has no place is not computed.
+/// Places of the results of [`backward_shard_into`]; a result without a place is not computed.
 #[derive(Debug)]
 pub struct GradientsMut<'a, T> {
     /// `[1][T][D]` for the sum over all classes of the shard, `[nodes][T][D]` for those over its nodes.
@@ -123,7 +123,7 @@ impl<T> Default for GradientsMut<'_, T> {
     }
 }
 
-/// What the classes of a shard add to every row: `[nodes][T]`, for each of [`Shard::nodes`]; to ignored
+/// Partials of every row over the classes of a shard: `[nodes][T]`, for each of [`Shard::nodes`]; of ignored
 /// tokens [`Partial::identity`]. Fails at a target that is neither a class of the problem nor ignored.
 pub fn forward_shard<T: Element>(
     shard: &Shard<'_>,
@@ -131,7 +131,7 @@ pub fn forward_shard<T: Element>(
     options: &Options,
 ) -> Result<Array2<Partial>, Error> {
     let workspace = Workspace::new();
-    // What is wrong with the operands is said before memory is asked for.
+    // Errors of the operands are reported before memory is asked for.
     check(&workspace, shard, Pass::Forward, &views(inputs), &ViewsMut::new())?;
     let shape = (shard.nodes().count(), shard.problem().tokens);
     let len = shape.0.saturating_mul(shape.1);

@@ -1,4 +1,4 @@
-//! Which sweeps a pass makes, within its budget.
+//! The sweeps of a pass, chosen within its budget.
 
 use super::cut::{Asked, Cut, RANGE, TILE};
 use super::logits::SLICE;
@@ -53,7 +53,7 @@ fn gradients(
     }
 }
 
-/// What the products of some sweeps take, against one of the first order on one thread.
+/// Time of the products of some sweeps, against one of the first order on one thread.
 fn time(sweeps: &[Option<Cut>; 3]) -> f64 {
     let of = |cut: &Cut| {
         let Asked { dh, dw, second, .. } = cut.asked;

@@ -13,7 +13,7 @@ use ndarray::{ArrayView1, ArrayViewD};
 /// A token that counts.
 #[derive(Clone, Copy, Default)]
 pub struct Token {
-    /// Where it lies in the arrays.
+    /// Its number in the arrays.
     pub index: usize,
     /// y_i
     pub target: u32,
@@ -96,7 +96,7 @@ impl<'a> Tokens<'a> {
         [weigh(self.weight(token), cross_entropy), weigh(self.lse_square(token), lse * lse)]
     }
 
-    /// How the terms of (C9) move, from ce and lse and their motions.
+    /// Motions of the terms of (C9), from ce and lse and their motions.
     pub fn term_motions(
         &self,
         token: &Token,

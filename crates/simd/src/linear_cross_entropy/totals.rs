@@ -18,7 +18,7 @@ use ndarray::{Ix1, s};
 use std::iter::repeat_with;
 use std::ops::Range;
 
-/// What every sweep reads.
+/// Input of every sweep.
 #[derive(Clone, Copy)]
 pub struct Sweep<'a, 'o> {
     pub cut: &'a Cut,
@@ -82,7 +82,7 @@ impl Sweep<'_, '_> {
         share(rooms, enter, tasks, |task, scratch| self.task(task, scratch));
     }
 
-    /// What is kept of the logits of a span, task by task.
+    /// The memory of the kept logits of a span, task by task.
     fn parts<'m>(
         &self,
         memory: &'m mut [f32],

@@ -35,7 +35,7 @@ impl<'m> Node<'m> {
     }
 }
 
-/// Those of token `i`, in memory that a [`Node`] of `len` tokens takes.
+/// The partial and motion of token `i`, in memory that a [`Node`] of `len` tokens takes.
 pub fn at(memory: &[f32], len: usize, i: usize, second: bool) -> (Partial, Motion) {
     let step = Parts::count(|parts| parts.room(len));
     let x = |column: usize| memory[column * step + i];
@@ -65,7 +65,7 @@ pub struct Stack<'m> {
     /// The partials of the next tile, and those of nodes of 1, 2, 4 … tiles.
     memory: &'m mut [f32],
     len: usize,
-    /// Whether motions come along.
+    /// True if motions come along.
     second: bool,
     count: usize,
     /// Σ cw of a node, and its first class.
@@ -83,7 +83,7 @@ impl<'m> Stack<'m> {
         self.count = 0;
     }
 
-    /// Where the partials of the next tile are written.
+    /// The node that takes the partials of the next tile.
     pub fn next(&mut self) -> Node<'_> {
         Node::cut(&mut Parts::of(&mut *self.memory), self.len, self.second)
     }
@@ -129,7 +129,7 @@ impl<'m> Stack<'m> {
         (weight, first)
     }
 
-    /// Those of the next tile, and of the node of a level.
+    /// The node of the next tile, and that of a level.
     fn two(&mut self, level: usize) -> (Node<'_>, Node<'_>) {
         let elements = Node::elements(self.len, self.second);
         let (next, slots) = self.memory.split_at_mut(elements);
@@ -146,7 +146,7 @@ pub fn levels(tiles: usize) -> usize {
     (usize::BITS - tiles.leading_zeros()) as usize
 }
 
-/// What `combine` makes of the elements of a range along the tree.
+/// The elements of a range, put together by `combine` along the tree.
 pub fn fold<X>(
     range: std::ops::Range<usize>,
     leaf: &impl Fn(usize) -> X,

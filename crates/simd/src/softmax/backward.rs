@@ -29,7 +29,7 @@ use crate::{Mode, Options, Workspace};
 use etalon_problem::{BiasExtents, Error};
 use ndarray::{Ix4, s};
 
-/// Which gradients of tensors are wanted.
+/// Gradients of tensors that are wanted.
 #[derive(Debug, Clone, Copy)]
 struct Wanted {
     dq: bool,
@@ -83,7 +83,7 @@ pub fn run(
     Ok(())
 }
 
-/// How [`run`] will work, dq being wanted or not, and dbias if there is a bias.
+/// The plan of [`run`], dq being wanted or not, and dbias if there is a bias.
 pub fn plan(operands: &Operands<'_>, dq: bool, options: &Options) -> Result<Plan, Error> {
     let (dv, dbias) = (operands.v.is_some(), operands.bias.is_some());
     let wanted = Wanted { dq, dk: true, dv, dbias };
@@ -162,8 +162,8 @@ fn schedule(
     Schedule { cut, second: false, numbers, diagonals: 0, o_anew: false, fused, bias, waves }
 }
 
-/// Whether dbias is dS itself, as the sweeps have it: no heads or sequences share the bias, and no
-/// softcap makes ds something else.
+/// True if dbias is dS itself, as the sweeps have it: no heads or sequences share the bias, and no softcap
+/// makes ds something else.
 fn unshared_bias(operands: &Operands<'_>) -> bool {
     let (scores, e) = (operands.scores, &operands.scores.extents);
     let own = |bias: BiasExtents| bias.batch == e.batch && bias.heads == e.query_heads;
@@ -195,7 +195,7 @@ fn delta(operands: &Operands<'_>, at: [usize; 3], [o, dout]: &mut [&mut [f32]; 2
     let mut product = 0.0;
     if let (Some(stored), Some(cotangent)) = (operands.o, operands.dout) {
         stored.read_row(at, o);
-        // Where only the sink counts, o = 0 is a constant, whatever dout holds.
+        // A row with lse = sink and o = 0 has only the sink: o is a constant, whatever dout holds.
         let only_sink = number(lse, at) == operands.sink(at[1])[0];
         if !only_sink || o.iter().any(|&o| o != 0.0) {
             cotangent.read_row(at, dout);

@@ -14,7 +14,7 @@ use std::ops::Range;
 /// One query head of a sequence with its key head.
 #[derive(Clone, Copy)]
 pub struct Pair<'a> {
-    /// Which pairs count.
+    /// The visible pairs, and the scale, softcap and bias of their scores.
     pub rule: ScoreRule<'a>,
     /// ddbias of this sequence and head.
     pub ddbias: Option<Raise<'a>>,
@@ -43,7 +43,7 @@ pub struct RegisterBlock {
     pub first: usize,
     /// The share of the scratch that ds goes to.
     pub share: usize,
-    /// Whether an operand is not finite, so that only visible pairs may be touched.
+    /// True if an operand is not finite, so that only visible pairs may be touched.
     pub has_nonfinite: bool,
 }
 
@@ -58,9 +58,9 @@ impl RegisterBlock {
 /// The hot part of a sweep: the weights of a register block. Weights and sums have names, so that
 /// the products which a sweep takes are a table.
 pub trait Body: Copy + Send + Sync {
-    /// Which weights times which rows of the keys grow which sums of a tile of queries.
+    /// The products that grow sums of a tile of queries: weights times rows of the keys.
     const ROWS: &'static [Term<OfKeys>];
-    /// Which weights times which rows of the queries grow which sums of a tile of keys.
+    /// The products that grow sums of a tile of keys: weights times rows of the queries.
     const COLUMNS: &'static [Term<OfQueries>];
     /// The weights that are summed to the gradient of the bias.
     const BIAS: Weight;
@@ -106,7 +106,7 @@ pub type OfKeys = for<'a> fn(&'a Keys<'a>) -> &'a Packed<'a>;
 pub type OfQueries = for<'a> fn(&'a Queries<'a>) -> &'a Packed<'a>;
 
 impl<'a> Pair<'a> {
-    /// Whether a tile holds operands that are not finite.
+    /// True if a tile holds operands that are not finite.
     pub fn has_nonfinite(&self, rows: &Range<usize>, cols: &Range<usize>) -> bool {
         self.queries.non_finite.touches(rows.clone()) || self.keys.non_finite.touches(cols.clone())
     }

@@ -42,7 +42,7 @@ impl<'m> Diagonals<'m> {
         tiles.saturating_mul(each).saturating_mul(packing.scores.group())
     }
 
-    /// Those of `slots`, in memory for as many.
+    /// The sums of `slots`, in memory for as many.
     pub fn new(memory: &'m mut [f32], slots: usize, packing: &Packing<'_>, each: usize) -> Self {
         let part = each * packing.scores.group();
         Diagonals { memory, slots, each, part, size: packing.cut.keys }
@@ -102,7 +102,7 @@ pub fn write_totals(
     }
 }
 
-/// What dS of a tile, or X of the second order, adds to the sums of its diagonals.
+/// Adds dS of a tile, or X of the second order, to the sums of its diagonals.
 pub struct DiagonalTile<'a, 'p> {
     /// The head.
     pub pair: Pair<'p>,
@@ -112,7 +112,7 @@ pub struct DiagonalTile<'a, 'p> {
     pub cols: Range<usize>,
     /// dS or X, rows [`STRIDE`] apart.
     pub weights: &'a [f32],
-    /// Where they are computed.
+    /// The columns of each register block that were computed.
     pub strips: &'a [[u32; 2]],
     /// The sums, in reverse.
     pub sums: &'a mut [f32],

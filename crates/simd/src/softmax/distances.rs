@@ -7,8 +7,8 @@ use crate::workspace::Lists;
 use etalon_problem::{Align, DistanceBias, Error, Sequence};
 use std::ops::Range;
 
-/// Where the pairs of a sequence that are within reach of the bias lie in a reversed row: that of
-/// distance d at W − 1 − d.
+/// The pairs of a sequence that are within reach of the bias, and their places in a reversed row: distance d
+/// at W − 1 − d.
 #[derive(Debug, Clone, Copy)]
 pub struct Reach {
     /// W, but no more than distances occur.
@@ -32,7 +32,7 @@ impl Reach {
         Reach { width, shift }
     }
 
-    /// Whether some pair of a tile is within reach.
+    /// True if some pair of a tile is within reach.
     pub fn touches(&self, rows: &Range<usize>, cols: &Range<usize>) -> bool {
         let (first, end) = (rows.start as isize + self.shift, rows.end as isize + self.shift);
         // The least distance is that of the first row from the last key, the largest that of the others.
@@ -54,7 +54,7 @@ impl Reach {
     }
 }
 
-/// What a bias adds to the scores of a block.
+/// Terms that a bias adds to the scores of a block.
 pub enum Near<'a> {
     Nothing,
     /// A number for each pair: these numbers end with those of the first row, those of the next row one number
@@ -70,12 +70,12 @@ pub struct Distances<'a> {
     pub reach: Reach,
     /// bias_d at W − 1 − d.
     reversed: &'a [f32],
-    /// Whether some bias is −∞: it hides the pairs at its distance.
+    /// True if some bias is −∞: it hides the pairs at its distance.
     pub hides: bool,
 }
 
 impl Distances<'_> {
-    /// What the bias adds to some queries and the keys `cols`, in blocks of `height` rows.
+    /// The terms that the bias adds to some queries and the keys `cols`, in blocks of `height` rows.
     #[inline(always)]
     pub fn near(&self, rows: &Range<usize>, height: usize, cols: &Range<usize>) -> Near<'_> {
         let Reach { width, shift } = self.reach;
@@ -83,7 +83,7 @@ impl Distances<'_> {
             return Near::Nothing;
         }
         let aligned = rows.start as isize + shift;
-        // Where the number of the first pair lies; those of the next rows lie before it.
+        // The place of the number of the first pair; those of the next rows lie before it.
         let place = cols.start as isize + width as isize - 1 - aligned;
         if cols.end as isize - 1 <= aligned && place + 1 >= height as isize {
             Near::Rows(&self.reversed[..place as usize + cols.len()])
@@ -112,7 +112,7 @@ pub struct Table<'l> {
 }
 
 impl<'l> Table<'l> {
-    /// That of numbers by distance, if there are such: of the bias, or of its direction.
+    /// The table of numbers by distance, if there are such: of the bias, or of its direction.
     pub fn new(
         operands: &Operands<'_>,
         numbers: Option<ByDistance<'_>>,

@@ -58,7 +58,7 @@ pub fn run(
     )
 }
 
-/// How [`run`] will work, all results being wanted, or those of a tangent alone.
+/// The plan of [`run`], all results being wanted, or those of a tangent alone.
 pub fn plan(operands: &Operands<'_>, tangent: bool, options: &Options) -> Result<Plan, Error> {
     let packing = packing(operands, tangent, options)?;
     let schedule = schedule(operands, &packing, operands.bias.is_some() && !tangent);
@@ -93,7 +93,7 @@ fn schedule(operands: &Operands<'_>, packing: &Packing<'_>, bias: bool) -> Sched
     Schedule { cut, second: true, numbers, diagonals, o_anew, fused: false, bias, waves }
 }
 
-/// Whether o is computed anew: its rounding would be multiplied by u and dout.
+/// True if o is computed anew: its rounding would be multiplied by u and dout.
 fn o_anew(operands: &Operands<'_>) -> bool {
     operands.o.is_some_and(|o| o.dtype() != Dtype::F32)
 }
@@ -168,7 +168,8 @@ fn row_stats(work: &Work<'_>, at: [usize; 3], r: usize, scratch: &mut Scratch<'_
         };
         let gdout = &mut scratch.sums.values[here];
         gdout.iter_mut().zip(o).for_each(|(gdout, o)| *gdout -= u * o); // (D5)
-        // Where only the sink counts, both are constants, whatever dout and cot_o hold.
+        // A row with lse = sink, o = 0 and gdout = 0 has only the sink: both are constants, whatever dout
+        // and cot_o hold.
         let constant = lse == sink && o.iter().chain(&*gdout).all(|&x| x == 0.0);
         if !constant {
             if let Some(dout) = work.operands.dout {

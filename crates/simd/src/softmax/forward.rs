@@ -28,7 +28,7 @@ pub fn run(
     }
 }
 
-/// How [`run`] will work, with ∂lse/∂q or with Σ a P v if the algorithm has that.
+/// The plan of [`run`], with ∂lse/∂q or with Σ a P v if the algorithm has that.
 pub fn plan(operands: &Operands<'_>, derivative: bool, options: &Options) -> Result<Plan, Error> {
     let level = options.level;
     match operands.tau {
@@ -40,7 +40,7 @@ pub fn plan(operands: &Operands<'_>, derivative: bool, options: &Options) -> Res
 /// A forward pass of attention or attention_lse.
 struct Forward<'a> {
     operands: &'a Operands<'a>,
-    /// Whether ∂lse/∂q is wanted in place of o.
+    /// True if ∂lse/∂q is wanted in place of o.
     derivative: bool,
     level: Level,
 }

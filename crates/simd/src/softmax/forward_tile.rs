@@ -75,13 +75,13 @@ impl<'m> ForwardScratch<'m> {
 
 /// The kernel: one tile of queries against all its keys.
 pub struct ForwardTile<'a, 'm> {
-    /// Which pairs count.
+    /// The visible pairs, and the scale, softcap and bias of their scores.
     pub rule: ScoreRule<'a>,
     /// The keys and values.
     pub keys: &'a Keys<'a>,
-    /// Whether the weights are P ⊙ S′ and multiply k, which gives ∂lse/∂q; otherwise P and v.
+    /// True if the weights are P ⊙ S′ and multiply k, which gives ∂lse/∂q; otherwise P and v.
     pub derivative: bool,
-    /// Whether a query of the tile is not finite.
+    /// True if a query of the tile is not finite.
     pub has_nonfinite: bool,
     /// The queries, within the sequence.
     pub rows: Range<usize>,

@@ -23,9 +23,9 @@ use crate::tile::{MAX_KEYS, STRIDE};
 /// The weights of the backward pass.
 #[derive(Debug, Clone, Copy)]
 pub struct Gradient {
-    /// Whether ds is wanted at all: dv alone needs no dP.
+    /// True if ds is wanted at all: dv alone needs no dP.
     pub ds: bool,
-    /// Whether S′ is applied; otherwise dS stands in place of ds.
+    /// True if S′ is applied; otherwise dS stands in place of ds.
     pub capped: bool,
 }
 

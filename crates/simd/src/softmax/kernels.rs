@@ -56,8 +56,8 @@ impl<B: Body> Kernel for QueryTile<'_, '_, '_, B> {
     }
 }
 
-/// What one tile of queries adds to the sums of a tile of keys in the scratch: [`Body::COLUMNS`]. ds
-/// is left in a share of the scratch, for [`ShareTile`] and for dbias.
+/// Adds the products of one tile of queries to the sums of a tile of keys in the scratch: [`Body::COLUMNS`].
+/// ds is left in a share of the scratch, for [`ShareTile`] and for dbias.
 pub struct KeyTile<'a, 'm, 'p, B> {
     /// The weights.
     pub body: B,
@@ -117,7 +117,7 @@ impl<B: Body> Kernel for KeyTile<'_, '_, '_, B> {
     }
 }
 
-/// What the keys of a [`KeyTile`] add to dq / σ of its queries.
+/// Adds the products with the keys of a [`KeyTile`] to dq / σ of its queries.
 pub struct ShareTile<'a, 'p> {
     /// The head.
     pub pair: Pair<'p>,
@@ -127,7 +127,7 @@ pub struct ShareTile<'a, 'p> {
     pub cols: Range<usize>,
     /// The sum of dq.
     pub dq: &'a mut [f32],
-    /// What the tile of keys has for dq.
+    /// The weights ds of the tile of keys.
     pub share: &'a Share<'p>,
 }
 

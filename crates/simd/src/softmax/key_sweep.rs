@@ -39,7 +39,7 @@ pub fn begin_sums<'o>(wave: Wave<'_>, dq: &mut [Task<'o>], sums: &mut [OrderedSu
 /// A share of dq that waits for its turn: whose sum, of which tile, and where it is.
 type Waiting<'a, 't, 'o> = (&'a OrderedSum<'t, 'o>, Seen<'a>, usize);
 
-/// Those of one task, the oldest first.
+/// The waiting shares of one task, the oldest first.
 type Queue<'a, 't, 'o> = [Option<Waiting<'a, 't, 'o>>; AHEAD];
 
 impl<B: Body> KeySweep<'_, '_, '_, B> {

@@ -32,7 +32,7 @@ use crate::products::dot;
 use crate::{Mode, Options, Workspace};
 use etalon_problem::Error;
 
-/// Which gradients are wanted.
+/// Gradients that are wanted.
 #[derive(Debug, Clone, Copy)]
 struct Wanted {
     dq: bool,
@@ -48,12 +48,12 @@ impl Wanted {
         [self.dq, self.dk, self.dv]
     }
 
-    /// Whether Δ is needed.
+    /// True if Δ is needed.
     fn delta(self) -> bool {
         self.dq || self.dk || self.dbias
     }
 
-    /// Whether the sweep of the keys has a result beside dq.
+    /// True if the sweep of the keys has a result beside dq.
     fn keys(self) -> bool {
         self.dk || self.dv || self.dbias || self.dtau
     }
@@ -92,7 +92,7 @@ pub fn run(
     )
 }
 
-/// How [`run`] will work, every gradient being wanted, with Σ a P v or without.
+/// The plan of [`run`], every gradient being wanted, with Σ a P v or without.
 pub fn plan(operands: &Operands<'_>, pv: bool, options: &Options) -> Result<Plan, Error> {
     let dbias = operands.distances.is_some();
     let wanted = Wanted { dq: true, dk: true, dv: true, dbias, dtau: true };

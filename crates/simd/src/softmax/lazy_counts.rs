@@ -1,4 +1,4 @@
-//! How many keys each row of lazy attention sees, n, and what follows from it: τ/n and 1/n.
+//! The number n of keys that each row of lazy attention sees, and from it τ/n and 1/n.
 
 use super::block::Pair;
 use super::operands::blind;
@@ -30,7 +30,7 @@ pub fn write_counts(
     }
 }
 
-/// How many keys each row of a tile of queries sees: n.
+/// Counts the keys that each row of a tile of queries sees: n.
 struct CountTile<'a, 'm, 'p> {
     pair: Pair<'p>,
     /// The queries, within the sequence.
@@ -73,7 +73,7 @@ fn count_by_score<I: Isa>(
     }
 }
 
-/// How many keys each row of a tile sees, by the mask alone: exact where no score is −∞.
+/// Counts the keys that each row of a tile sees, by the mask alone: exact where no score is −∞.
 fn count_by_mask(pair: &Pair<'_>, rows: &Range<usize>, cols: &Range<usize>, counts: &mut [f32]) {
     let mut row = [0; MAX_KEYS];
     let row = &mut row[..cols.len()];

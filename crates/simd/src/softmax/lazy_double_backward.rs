@@ -52,7 +52,7 @@ pub fn run(
     )
 }
 
-/// How [`run`] will work, all results being wanted.
+/// The plan of [`run`], all results being wanted.
 pub fn plan(operands: &Operands<'_>, options: &Options) -> Result<Plan, Error> {
     let packing = packing(operands, false, options)?;
     let schedule = schedule(operands, &packing, operands.distances.is_some(), true);

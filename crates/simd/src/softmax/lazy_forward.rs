@@ -20,7 +20,7 @@ pub const BLOCKING: Blocking = Blocking { queries: 48, keys: 192 };
 pub struct LazyForward<'a> {
     pub operands: &'a Operands<'a>,
     pub tau: View<'a, f32, Ix1>,
-    /// Whether Σ a P v is wanted beside o.
+    /// True if Σ a P v is wanted beside o.
     pub pv: bool,
     pub level: Level,
 }

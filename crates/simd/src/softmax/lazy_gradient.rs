@@ -82,7 +82,7 @@ impl Body for Means {
 /// e and dS, and (1/n) Σ a g, which is added to [`TileMemory::tau`].
 #[derive(Debug, Clone, Copy)]
 pub struct LazyGradient {
-    /// Whether more than e is wanted: dv alone needs no g.
+    /// True if more than e is wanted: dv alone needs no g.
     pub g: bool,
 }
 

@@ -96,7 +96,7 @@ fn count_tiles(scores: &Scores, figures: &Array4<f32>, tile: Blocking) -> [usize
     count
 }
 
-/// Whether each tile holds an active pair, `[B, Hq, ⌈N/queries⌉, ⌈M/keys⌉]`.
+/// Flags of the tiles that hold an active pair, `[B, Hq, ⌈N/queries⌉, ⌈M/keys⌉]`.
 pub fn activity(
     scores: &Scores,
     figures: &Array4<f32>,

@@ -69,8 +69,8 @@ pub struct LazyScratch<'m> {
     kept: usize,
     /// p, then e, of a tile after the other, rows [`STRIDE`] apart.
     weights: &'m mut [f32],
-    /// Which pairs are visible, rows [`MAX_KEYS`] apart; later in tiles that are not finite, which are
-    /// active.
+    /// 1 for visible pairs, rows [`MAX_KEYS`] apart; later, in tiles that are not finite, with [`ACTIVE`] for
+    /// active ones.
     visible: &'m mut [u8],
     /// P of the active pairs of a register block, where pv is wanted; otherwise empty.
     active: &'m mut [f32],
@@ -150,11 +150,11 @@ impl LazyScratch<'_> {
 
 /// The kernel: one tile of queries against all its keys.
 pub struct LazyTile<'t, 'a, 'm> {
-    /// Which pairs count.
+    /// The visible pairs, and the scale, softcap and bias of their scores.
     pub rule: ScoreRule<'a>,
     /// The keys and values.
     pub keys: &'a Keys<'a>,
-    /// Whether a query of the tile is not finite.
+    /// True if a query of the tile is not finite.
     pub has_nonfinite: bool,
     /// The queries, within the sequence.
     pub rows: Range<usize>,
@@ -174,7 +174,7 @@ struct At {
     tile: usize,
     /// The keys.
     cols: Range<usize>,
-    /// Whether an operand is not finite.
+    /// True if an operand is not finite.
     has_nonfinite: bool,
 }
 
@@ -225,7 +225,7 @@ impl LazyTile<'_, '_, '_> {
         }
     }
 
-    /// Where the strip of a block is kept.
+    /// The place in which the strip of a block is kept.
     #[inline(always)]
     fn strip<I: Isa>(&mut self, at: &At) -> &mut [u32; 4] {
         let blocks = self.scratch.cut.queries / I::Tile::ROWS;

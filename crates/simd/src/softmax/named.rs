@@ -23,7 +23,7 @@ pub fn run(
     if known.pass == Pass::Forward {
         return run_forward(workspace, &operands, out, options);
     }
-    // What the forward pass did not save is computed anew; o is not rounded to the storage type.
+    // Results that the forward pass did not save are computed anew; o is not rounded to the storage type.
     let (mut memory_of_o, mut memory_of_lse) = (None, None);
     let (mut o, mut lse) = (None, None);
     // Later passes of lazy attention do not read o.

@@ -1,4 +1,4 @@
-//! What a pass keeps in memory.
+//! The memory of a pass.
 
 use super::diagonals::Diagonals;
 use super::operands::Operands;
@@ -14,7 +14,7 @@ use crate::workspace::Parts;
 use etalon_problem::Blocking;
 
 impl Schedule {
-    /// What the pass keeps in memory.
+    /// The memory of the pass.
     pub fn needs(&self, packing: &Packing<'_>, operands: &Operands<'_>) -> Needs {
         Needs {
             together: self.waves.size,
@@ -31,8 +31,7 @@ impl Schedule {
     }
 }
 
-/// What a pass keeps in memory, in elements: for each of the slots that it works on together and for
-/// each thread.
+/// The memory of a pass, in elements: for each of the slots that it works on together and for each thread.
 #[derive(Debug, Clone, Copy)]
 pub struct Needs {
     pub together: usize,

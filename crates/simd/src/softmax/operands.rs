@@ -1,4 +1,4 @@
-//! What the passes of the softmax algorithms read, of any element type.
+//! Operands of the passes of the softmax algorithms, of any element type.
 
 use crate::element::{Tensor, View};
 use crate::known::Known;
@@ -59,7 +59,7 @@ pub struct Operands<'a> {
 }
 
 impl<'a> Operands<'a> {
-    /// Those of a pass, by name.
+    /// The operands of a pass, by name.
     pub fn of(
         known: &'a Known,
         scores: &'a Scores,
@@ -128,7 +128,7 @@ pub fn sink_weight(sink: f32, lse: f32) -> f64 {
     if sink == lse { 1.0 } else { (f64::from(sink) - f64::from(lse)).exp() }
 }
 
-/// Whether a row sees no key: then it counts for nothing, whatever stands in its operands.
+/// True if a row sees no key: then it counts for nothing, whatever stands in its operands.
 pub fn blind(lse: Option<View<'_, f32, Ix3>>, at: [usize; 3]) -> bool {
     number(lse, at) == f32::NEG_INFINITY
 }

@@ -26,14 +26,14 @@ pub struct OrderedSum<'t, 'o> {
 struct State<'t, 'o> {
     /// The first key of the tile whose turn it is; `None` after the last.
     next: Option<usize>,
-    /// Whether nothing has been added yet: what the sum holds does not matter.
+    /// True if nothing has been added yet: the contents of the sum do not matter.
     fresh: bool,
     sum: &'t mut [f32],
-    /// Where the sum goes, while there is one.
+    /// The rows of dq that the complete sum is written to, from [`OrderedSum::begin`] on.
     dq: Option<TensorMut<'o, Ix2>>,
 }
 
-/// Which tiles of keys a tile of queries sees.
+/// The tiles of keys that a tile of queries sees.
 #[derive(Clone)]
 pub struct Seen<'p> {
     pub pair: Pair<'p>,
@@ -43,7 +43,7 @@ pub struct Seen<'p> {
 }
 
 impl Seen<'_> {
-    /// Whether some query sees a key of `cols`, for all that the mask says of a tile.
+    /// True if some query may see a key of `cols`, by the mask's cover of the tile.
     pub fn sees(&self, cols: &Range<usize>) -> bool {
         self.pair.rule.cover(self.rows.clone(), cols.clone()) != Cover::None
     }
@@ -75,7 +75,7 @@ impl<'t, 'o> OrderedSum<'t, 'o> {
         sum.saturating_mul(packing.sums(1))
     }
 
-    /// Begins the sum of a tile whose dq goes there. What sees no key gets its zeros at once.
+    /// Begins the sum of a tile whose dq goes there. A tile that sees no key gets its zeros at once.
     pub fn begin(&mut self, seen: &Seen<'_>, mut dq: TensorMut<'o, Ix2>) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         (state.next, state.fresh) = (seen.next(0), true);

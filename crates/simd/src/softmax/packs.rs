@@ -18,9 +18,9 @@ use std::ops::Range;
 /// not multiply it so.
 #[derive(Debug, Default)]
 pub struct Both<'m> {
-    /// Where its rows are summed against.
+    /// The packing for products that sum along its rows.
     pub across: Packed<'m>,
-    /// Where its rows are what is summed.
+    /// The packing for products that sum its rows, each times a weight.
     pub along: Packed<'m>,
 }
 
@@ -134,7 +134,7 @@ impl<'a> Packing<'a> {
         [Sequence { batch: 0, query_start: 0, queries, key_start: 0, keys }]
     }
 
-    /// How many slots there are.
+    /// Number of slots.
     pub fn slots(&self) -> usize {
         self.sequences.len() * self.scores.extents.key_heads
     }

@@ -1,4 +1,4 @@
-//! How the passes will work.
+//! Plans of the passes.
 
 use super::operands::Operands;
 use super::{backward, double_backward, forward, lazy_backward, lazy_double_backward};
@@ -10,8 +10,8 @@ use crate::{Mode, Options, Workspace};
 use etalon_problem::{Error, Pass, Precision, Problem, Role, Scores, Views};
 use ndarray::{Ix0, arr0};
 
-/// How a pass will work in rayon's current pool, every gradient being asked for and every cotangent given,
-/// with tensors of the type of `zero`.
+/// The plan of a pass in rayon's current pool, every gradient being asked for and every cotangent given, with
+/// tensors of the type of `zero`.
 pub fn plan(
     problem: &Problem,
     scores: &Scores,

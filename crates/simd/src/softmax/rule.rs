@@ -1,4 +1,4 @@
-//! Which pairs of a query and a key count, and what is added to their scores.
+//! Visible pairs of a query and a key, and the terms that are added to their scores.
 
 use super::distances::{Distances, Near, Reach, Table};
 use super::operands::Operands;
@@ -10,7 +10,7 @@ use etalon_problem::{Cover, Error, Scores};
 use ndarray::{Ix2, Ix4, s};
 use std::ops::Range;
 
-/// What is added to scores.
+/// Terms that are added to scores.
 #[derive(Clone, Copy)]
 pub enum Raise<'a> {
     /// A number for each pair, `[n, m]`, (F2).
@@ -20,7 +20,7 @@ pub enum Raise<'a> {
 }
 
 impl Raise<'_> {
-    /// Whether a score of a tile may be raised.
+    /// True if a score of a tile may be raised.
     fn touches(&self, rows: &Range<usize>, cols: &Range<usize>) -> bool {
         match self {
             Raise::Pairs(_) => true,
@@ -28,7 +28,7 @@ impl Raise<'_> {
         }
     }
 
-    /// What is added to some queries and the keys `cols`, in blocks of `height` rows.
+    /// The terms added to some queries and the keys `cols`, in blocks of `height` rows.
     #[inline(always)]
     pub fn near(&self, rows: &Range<usize>, height: usize, cols: &Range<usize>) -> Near<'_> {
         match self {
@@ -81,7 +81,7 @@ impl<'l> Prepared<'l> {
     }
 }
 
-/// Which pairs of one sequence and query head count, and what is added to their scores.
+/// The visible pairs of one sequence and query head, and the scale, softcap and bias of their scores.
 #[derive(Clone, Copy)]
 pub struct ScoreRule<'a> {
     /// σ.
@@ -113,12 +113,12 @@ impl<'a> ScoreRule<'a> {
         }
     }
 
-    /// What is added to the scores of a tile, if anything is.
+    /// The bias that is added to the scores of a tile, if it touches any.
     pub fn bias(&self, rows: &Range<usize>, cols: &Range<usize>) -> Option<Raise<'a>> {
         self.bias.filter(|bias| bias.touches(rows, cols))
     }
 
-    /// Which pairs are within reach of a bias by distance, if there is one.
+    /// The pairs within reach of a bias by distance, if there is one.
     pub fn reach(&self) -> Option<Reach> {
         match self.bias {
             Some(Raise::Distances(bias)) => Some(bias.reach),
@@ -126,13 +126,13 @@ impl<'a> ScoreRule<'a> {
         }
     }
 
-    /// Whether a bias by distance may hide pairs that the mask allows: then what is visible shows only
-    /// pair by pair.
+    /// True if a bias by distance may hide pairs that the mask allows: then visible pairs are known only pair
+    /// by pair.
     pub fn hides(&self) -> bool {
         matches!(self.bias, Some(Raise::Distances(bias)) if bias.hides)
     }
 
-    /// What the mask allows of a tile.
+    /// The mask's cover of a tile.
     pub fn cover(&self, rows: Range<usize>, cols: Range<usize>) -> Cover {
         self.mask.cover(self.of, rows, cols)
     }

@@ -1,4 +1,4 @@
-//! How the work of a pass is divided.
+//! Division of the work of a pass.
 
 use super::cut::Cut;
 use super::packs::Packing;
@@ -18,23 +18,24 @@ pub const SECOND_ORDER: Blocking = Blocking { queries: 96, keys: 192 };
 /// threads that others delay.
 pub const AHEAD: usize = 4;
 
-/// How a pass of first or second order is cut, which memory it needs, and what it works on together.
+/// The cut of a pass of first or second order, the memory that it needs, and the waves of slots that it works
+/// on together.
 #[derive(Debug, Clone, Copy)]
 pub struct Schedule {
     pub cut: Cut,
-    /// Whether the pass is of the second order.
+    /// True if the pass is of the second order.
     pub second: bool,
     /// Numbers of a row that one sweep leaves for the next: see [`Stats`](super::stats::Stats).
     pub numbers: usize,
     /// Numbers that a tile of keys and a query head add to dbias and dτ of lazy attention, see
     /// [`Diagonals`](super::diagonals::Diagonals).
     pub diagonals: usize,
-    /// Whether o is computed anew; of the second order.
+    /// True if o is computed anew; of the second order.
     pub o_anew: bool,
-    /// Whether dq is summed in the sweep of the keys; otherwise it has a sweep of its own.
+    /// True if dq is summed in the sweep of the keys; otherwise it has a sweep of its own.
     pub fused: bool,
-    /// Whether the gradient of the bias has a sweep of its own; otherwise the sweep of the keys
-    /// writes it, if it is wanted.
+    /// True if the gradient of the bias has a sweep of its own; otherwise the sweep of the keys writes it, if
+    /// it is wanted.
     pub bias: bool,
     pub waves: Waves,
 }

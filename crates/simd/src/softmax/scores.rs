@@ -8,18 +8,18 @@ use crate::tile::{MAX_KEYS, MAX_ROWS, STRIDE};
 use etalon_problem::Cover;
 use std::ops::Range;
 
-/// What `visible` holds of a pair that is visible.
+/// The mark of a visible pair in `visible`.
 pub const VISIBLE: u8 = 1;
 
-/// What it holds beside that of an active pair of lazy attention, where operands are not finite.
+/// The mark that an active pair of lazy attention has beside it, where operands are not finite.
 pub const ACTIVE: u8 = 2;
 
-/// Which columns of a block were computed, and how.
+/// The columns of a block that were computed, and those of them that need no mask.
 #[derive(Debug, Clone)]
 pub struct Strip {
     /// The columns, from the tile's first; register blocks wide. Nothing beside them is visible.
     pub cols: Range<usize>,
-    /// Those of them in which the mask allows every pair.
+    /// The columns of them in which the mask allows every pair.
     open: Range<usize>,
 }
 
@@ -71,7 +71,7 @@ pub struct Block<'a> {
 
 /// A block of scores to be computed, and its two factors.
 pub struct Factors<'a, 'p> {
-    /// Which pairs count, and what is added to their scores.
+    /// The visible pairs, and the scale, softcap and bias of their scores.
     pub rule: &'a ScoreRule<'p>,
     /// The queries, within the sequence.
     pub rows: Range<usize>,
@@ -83,7 +83,7 @@ pub struct Factors<'a, 'p> {
     pub k: &'a [f32],
     /// D.
     pub dim: usize,
-    /// Whether the visible pairs are noted even where the mask allows every pair: operands that are not
+    /// True if the visible pairs are noted even where the mask allows every pair: operands that are not
     /// finite need it, and a bias that hides pairs.
     pub note_visible: bool,
 }
@@ -102,7 +102,7 @@ pub fn score_block<I: Isa>(
     let strip = strip(factors, width)?;
     let scale = I::F32::splat(isa, rule.scale);
     let bias = rule.bias(rows, cols);
-    // Whether the scores are not final when they leave the registers.
+    // True if the scores are not final when they leave the registers.
     let later = rule.softcap.is_some() || matches!(bias, Some(Raise::Pairs(_)));
     for column in strip.cols.clone().step_by(width) {
         let mut tile = I::Tile::zero(isa);

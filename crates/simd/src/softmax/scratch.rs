@@ -42,7 +42,7 @@ pub struct TileMemory<'m> {
     pub shares: [Share<'m>; AHEAD],
 }
 
-/// What a tile of keys and queries has for dq.
+/// The weights of a tile of keys and queries from which its share of dq follows.
 pub struct Share<'m> {
     /// dP, then dS or ds of a tile.
     pub ds: &'m mut [f32],

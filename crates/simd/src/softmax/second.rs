@@ -89,7 +89,7 @@ impl Body for Tangent {
 /// P, Ṗ, ds and x.
 #[derive(Debug, Clone, Copy)]
 pub struct Second {
-    /// Whether S′ is applied; otherwise dS and X stand in place of ds and x.
+    /// True if S′ is applied; otherwise dS and X stand in place of ds and x.
     pub capped: bool,
 }
 

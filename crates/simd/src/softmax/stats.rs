@@ -39,7 +39,7 @@ impl<'a> Stats<'a> {
         part[r..].iter_mut().step_by(size).zip(numbers).for_each(|(to, x)| *to = x);
     }
 
-    /// Where τ/n and 1/n of the rows are, in the part of a tile of `size` queries.
+    /// τ/n and 1/n of the rows, in the part of a tile of `size` queries.
     pub fn counts(part: &mut [f32], size: usize) -> [&mut [f32]; 2] {
         part[3 * size..].split_at_mut(size).into()
     }
@@ -66,7 +66,7 @@ impl<'m> RowStats<'m> {
         head.saturating_mul(packing.scores.group() * numbers)
     }
 
-    /// Those of `slots`, `numbers` of a row, in memory for as many.
+    /// The statistics of `slots`, `numbers` of a row, in memory for as many.
     pub fn new(memory: &'m mut [f32], slots: usize, packing: &Packing<'_>, numbers: usize) -> Self {
         let (size, group) = (packing.cut.queries, packing.scores.group());
         RowStats { memory, heads: slots * group, group, size, part: size * numbers }

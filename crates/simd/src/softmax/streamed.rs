@@ -18,7 +18,7 @@ use crate::{Options, Workspace};
 use etalon_problem::Error;
 use ndarray::{ArrayViewMut3, Ix4};
 
-/// Where the results of a forward pass go.
+/// Places of the results of a forward pass.
 pub struct Places<'o> {
     /// o, or of attention_lse ∂lse/∂q.
     pub o: Option<TensorMut<'o, Ix4>>,
@@ -27,14 +27,14 @@ pub struct Places<'o> {
     pub lse: ArrayViewMut3<'o, f32>,
 }
 
-/// What the forward passes of the softmax algorithms differ in.
+/// Parts in which the forward passes of the softmax algorithms differ.
 pub trait Streamed: Sync {
     /// The memory of one thread.
     type Scratch<'m>: Send;
 
     fn operands(&self) -> &Operands<'_>;
 
-    /// How operands are cut and packed.
+    /// The cut and the packing of the operands.
     fn packing(&self, options: &Options) -> Result<Packing<'_>, Error>;
 
     /// The products of a pair of tiles.
@@ -112,7 +112,7 @@ fn tile<'a>(
     Tile { rule, keys, queries, width: packing.cut.rows }
 }
 
-/// How [`sweep`] will work.
+/// The plan of [`sweep`].
 pub fn plan_of<P: Streamed>(pass: &P, options: &Options) -> Result<Plan, Error> {
     let packing = pass.packing(options)?;
     Ok(Plan { products: pass.products(), ..needs(pass, &packing).plan(&packing) })

@@ -1,4 +1,4 @@
-//! Which task writes which tile of a result.
+//! Tasks, and the tiles of results that they write.
 
 use super::packs::Packing;
 use crate::element::TensorMut;
@@ -44,7 +44,7 @@ impl Task<'_> {
 /// The tasks of all waves, one wave after the other.
 pub struct Tasks<'l, 'o> {
     list: Box<'l, [Task<'o>]>,
-    /// Those that [`Tasks::wave`] has handed out.
+    /// Number of the tasks that [`Tasks::wave`] has handed out.
     begun: usize,
 }
 
@@ -147,7 +147,7 @@ pub struct BiasTask<'o> {
     pub heads: Range<usize>,
     /// The rows, within the sequences.
     pub rows: Range<usize>,
-    /// Where the sum goes: these rows of the arrays, `[1, rows, keys]`.
+    /// The place of the sum: these rows of the arrays, `[1, rows, keys]`.
     pub result: TensorMut<'o, Ix3>,
 }
 

@@ -32,7 +32,7 @@ pub struct Work<'a> {
     pub level: Level,
 }
 
-/// Where the results of a pass go.
+/// Places of the results of a pass.
 pub struct Places<'o> {
     /// dq, or gq and gdout.
     pub queries: [Option<TensorMut<'o, Ix4>>; 2],
@@ -120,7 +120,7 @@ impl Work<'_> {
                 wave.bias_sweep(&mut memory.scratch, result, bias, &memory.stats);
             }
         }
-        // Where there are no slots at all.
+        // Without any slot the result is 0.
         result.into_iter().for_each(|mut result| result.fill(0.0));
         if alone {
             write_totals(totals, self.schedule.diagonals, places.distances, places.tau);

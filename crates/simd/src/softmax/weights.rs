@@ -1,5 +1,5 @@
-//! What is done with the weights of a tile: hidden where a pair is not visible, and multiplied by rows;
-//! and the products that they are made of.
+//! Uses of the weights of a tile: hidden where a pair is not visible, and multiplied by rows; and the
+//! products that they are made of.
 
 use super::block::RegisterBlock;
 use super::packs::Both;
@@ -127,11 +127,11 @@ pub fn smallest<I: Isa>(isa: I) -> I::F32 {
 pub struct Rows<'a> {
     /// The weights, rows [`STRIDE`] apart.
     pub weights: &'a [f32],
-    /// Which pairs are visible, rows [`MAX_KEYS`] apart.
+    /// Marks of the pairs, [`VISIBLE`] or also [`ACTIVE`], rows [`MAX_KEYS`] apart.
     pub visible: &'a [u8],
     /// [`VISIBLE`], or [`ACTIVE`]: the pairs that may be touched.
     pub pairs: u8,
-    /// Whether an operand is not finite, so that only such pairs may be touched.
+    /// True if an operand is not finite, so that only such pairs may be touched.
     pub has_nonfinite: bool,
 }
 
@@ -179,9 +179,9 @@ pub struct Columns<'a> {
     pub cols: Range<usize>,
     /// The first query of the tile.
     pub tile: usize,
-    /// Whether an operand is not finite, so that only visible pairs may be touched.
+    /// True if an operand is not finite, so that only visible pairs may be touched.
     pub has_nonfinite: bool,
-    /// Which pairs are visible, rows [`MAX_KEYS`] apart.
+    /// Marks of the pairs, [`VISIBLE`] or also [`ACTIVE`], rows [`MAX_KEYS`] apart.
     pub visible: &'a [u8],
 }
 

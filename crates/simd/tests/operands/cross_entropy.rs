@@ -73,7 +73,7 @@ impl Operands {
         }
     }
 
-    /// Those of everything that has one.
+    /// The cotangents of everything that has one.
     fn cotangents(&self) -> Cotangents<'_, f32> {
         let by_token = self.token_weights.view();
         Cotangents {

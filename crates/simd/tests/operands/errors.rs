@@ -5,7 +5,7 @@ use etalon_problem::{Attention, AttentionLse, Blocking, Error, Extents, Pass};
 use etalon_simd::{Options, Workspace, attention, attention_lse};
 use ndarray::{Array3, Array4};
 
-/// What the error of a forward pass says, after `spoil` has done something to it.
+/// Message of the error of a forward pass, after `spoil` has done something to it.
 fn complaint(
     spoil: impl FnOnce(&mut Attention, &mut Options, &mut attention::Inputs<'_, f32>),
 ) -> String {
@@ -95,8 +95,7 @@ fn a_wrong_cotangent_is_named() {
     assert_eq!(error, "`dlse` must have shape [2, 4, 101], found [2, 4, 100]");
 }
 
-/// What the error of a double backward pass says, after `spoil` has done something to its second
-/// cotangents.
+/// Message of the error of a double backward pass, after `spoil` has done something to its second cotangents.
 fn second_complaint(
     problem: Attention,
     spoil: impl FnOnce(&mut attention::SecondCotangents<'_, f32>),

@@ -138,7 +138,8 @@ fn seconds(
     linear_attention::double_backward(problem, &inputs, &cotangents, second, &options).map(listed)
 }
 
-/// What is absent is left out, and that is as if it were 0: to the last bit, but for the signs of zeros.
+/// Operands that are absent are left out, and that is as if they were 0: to the last bit, but for the signs
+/// of zeros.
 #[test]
 fn an_absent_second_cotangent_is_zero() {
     let operands = Operands::new(problem());
@@ -251,8 +252,8 @@ fn a_wrong_second_cotangent_is_named() {
     assert_eq!(spoiled, "`ddg_gamma` was given, but the problem does not set `decay`");
 }
 
-/// What a span is: small states are all kept, a span is a chunk; of states of 80 × 120, 38 KB each, a
-/// sequence keeps every fourth, 300 tokens being 75 chunks of 4.
+/// Problems with spans of two lengths: small states are all kept, a span is a chunk; of states of 80 × 120,
+/// 38 KB each, a sequence keeps every fourth, 300 tokens being 75 chunks of 4.
 fn problems() -> [(LinearAttention, Blocking); 2] {
     [(problem(), Blocking::new(8, 4)), (with_states(80, 120), Blocking::new(4, 4))]
 }
@@ -340,7 +341,7 @@ fn neighbours_change_no_bit() {
     }
 }
 
-/// What the error of a forward pass says, after `spoil` has done something to it.
+/// Message of the error of a forward pass, after `spoil` has done something to it.
 fn complaint(
     spoil: impl FnOnce(&mut LinearAttention, &mut Options, &mut linear_attention::Inputs<'_, f32>),
 ) -> String {

@@ -1,4 +1,4 @@
-//! What the public functions make of their operands. One program, because every program of its own
+//! Tests of the public functions with operands of many kinds. One program, because every program of its own
 //! would compile every kernel again.
 
 mod blind;

@@ -127,9 +127,9 @@ struct Drawn {
     borders: Vec<usize>,
     /// Classes that are impossible.
     hidden: Range<usize>,
-    /// What h is multiplied by: with 200, logits of a row lie more than 104 apart.
+    /// A factor of h: with 200, logits of a row lie more than 104 apart.
     spread: f32,
-    /// Where h is NaN.
+    /// The token whose h is NaN.
     poison: Option<usize>,
 }
 
@@ -205,7 +205,7 @@ fn a_shard_without_classes_returns_nothing() {
         assert_eq!((dh, dw.dim()), (Array3::zeros((parts, 5, 3)), (0, 3)));
         assert_eq!(dbias.unwrap().len(), 0);
     }
-    // What its place held does not stay.
+    // Numbers that its place held do not stay.
     let mut dh = Array3::from_elem((1, 5, 3), 7.0);
     let places = GradientsMut::<f32> { dh: Some(dh.view_mut()), ..GradientsMut::default() };
     let workspace = Workspace::new();

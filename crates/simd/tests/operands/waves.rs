@@ -1,4 +1,4 @@
-//! What stands beside changes nothing, also where heads are worked on in the memory of others.
+//! Neighbours change nothing, also where heads are worked on in the memory of others.
 
 use crate::common::{Operands, wave};
 use etalon_problem::{Align, Attention, Extents, Mask, Pass, Sequences};
@@ -54,7 +54,7 @@ fn a_batch_beside_changes_no_bit() {
     let mut all = problem(3);
     all.scores.sequences = Sequences::Lengths { query: query.to_vec(), key: key.to_vec() };
     let mut all = Operands::new(all);
-    // Whoever reads what the first element left behind reads infinities.
+    // A read of memory that the first element left behind gives infinities.
     all.q.index_axis_mut(Axis(0), 0).fill(f32::INFINITY);
     all.dout.index_axis_mut(Axis(0), 0).fill(f32::NEG_INFINITY);
     all.v = wave(all.problem.v_shape(), 1.3);

@@ -4,11 +4,11 @@
 #[derive(Debug, Clone)]
 pub struct Bug {
     pub name: String,
-    /// What it takes to notice it: `size`, `value`, `layout`, `nan`, `function`, `bits`, `kept` memory, a
-    /// `budget`, a `shard` or `heads` that differ.
+    /// The kind of case that it takes to notice it: `size`, `value`, `layout`, `nan`, `function`, `bits`,
+    /// `kept` memory, a `budget`, a `shard` or `heads` that differ.
     pub kind: String,
     pub file: String,
-    /// What goes wrong.
+    /// The effect of the bug.
     pub story: String,
     pub old: String,
     pub new: String,

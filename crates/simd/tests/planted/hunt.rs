@@ -18,7 +18,7 @@ mod bugs;
 struct Planted {
     number: usize,
     name: String,
-    /// Where the bug is.
+    /// The file with the bug.
     file: String,
     tier: Simd,
 }

@@ -1,4 +1,4 @@
-//! Which bug is planted. This file is part of copies of the crate alone.
+//! The switch of the planted bug. This file is part of copies of the crate alone.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -10,7 +10,7 @@ pub fn plant(number: usize) {
     PLANTED.store(number, Ordering::SeqCst);
 }
 
-/// Whether a bug is planted.
+/// True if this bug is planted.
 #[inline(always)]
 pub(crate) fn is(number: usize) -> bool {
     PLANTED.load(Ordering::Relaxed) == number

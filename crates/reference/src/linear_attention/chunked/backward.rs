@@ -59,7 +59,7 @@ struct Chunk<'a, T: Real> {
 }
 
 impl<T: Real> Chunk<'_, T> {
-    /// What the outputs of token `i` contribute, also to dσ, which is returned.
+    /// Adds the contribution of the outputs of token `i`, also to dσ, which is returned.
     fn token(&self, i: usize, s: &State<T>, gradients: &mut Rest<'_, T>) -> T {
         let &Chunk { head, dout, tokens } = self;
         let scale = head.scale;
@@ -90,7 +90,7 @@ impl<T: Real> Chunk<'_, T> {
         dscale
     }
 
-    /// What the state after the chunk contributes; `d` becomes the gradient by the state before.
+    /// Adds the contribution of the state after the chunk; `d` becomes the gradient by the state before.
     fn pass_back(&self, s: &State<T>, d: &mut State<T>, gradients: &mut Rest<'_, T>) {
         let &Chunk { head, dout, tokens } = self;
         let Written { by_query, by_key: [dk, dv, dg] } = gradients;

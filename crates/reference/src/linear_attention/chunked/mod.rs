@@ -45,7 +45,7 @@ struct Seen<T> {
 }
 
 impl<T: Real> Seen<T> {
-    /// What token `i` of a chunk that begins with `start` sees.
+    /// The tokens that token `i` of a chunk that begins with `start` sees, and their weights.
     fn new(head: &Head<'_, T>, start: usize, i: usize) -> Self {
         let mut weights = Vec::new();
         let mut sum = Some(T::ZERO);

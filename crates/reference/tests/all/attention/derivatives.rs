@@ -89,7 +89,7 @@ fn jvp_is_the_derivative_of_forward_along_the_tangents() {
     cases().iter().for_each(|case| jvp_is_the_derivative(case, 3));
 }
 
-/// What is absent counts as zero.
+/// Absent cotangents count as zero.
 #[test]
 fn absent_operands_count_as_zero() {
     for Case { name, problem } in cases() {

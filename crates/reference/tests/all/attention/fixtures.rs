@@ -1,5 +1,4 @@
-//! What PyTorch's autograd says of the same problems: `tests/fixtures/record.py` wrote it
-//! down.
+//! Results of PyTorch's autograd for the same problems: `tests/fixtures/record.py` recorded them.
 
 use super::cases::PASSES;
 use super::tensors::run;

@@ -1,5 +1,5 @@
-//! What the references of attention and of its log-sum-exp must satisfy, each law written once and run over every problem of
-//! `cases.rs`.
+//! Laws of the references of attention and of its log-sum-exp, each written once and run over every problem
+//! of `cases.rs`.
 
 mod backward;
 mod cases;

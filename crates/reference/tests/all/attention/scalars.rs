@@ -88,7 +88,7 @@ fn every_scalar_behaves_as_f64_at_infinity() {
     behaves_as_f64::<Dual<Dual<Quad>>>();
 }
 
-/// Where 1 − tanh² has no digits left in f64, the slope still has all but one or two of them.
+/// The slope keeps all but one or two of its digits even at x at which 1 − tanh² has none left in f64.
 #[test]
 fn tanh_slope_keeps_its_digits() {
     for x in [0.0, 1e-9, 0.3, 2.0, 9.0, 18.0, 19.5, 100.0, 300.0] {

@@ -1,4 +1,4 @@
-//! What is not visible does not exist; what is not finite and visible shows.
+//! Operands that are not visible do not exist; visible ones that are not finite show.
 
 use super::cases::{Case, PASSES, attention_problems, cases, extents};
 use super::tensors::{Random, Tensors, assert_same, operands, run};
@@ -7,7 +7,7 @@ use crate::common::tensors::assert_announced;
 use etalon_problem::{Attention, Mask, Pass, Problem};
 use ndarray::{ArrayD, Axis};
 
-/// Whether an operand or result lies as k does, as q does, as the bias does, or by head alone.
+/// Layout of an operand or result: as q, as k, as the bias, or by head alone.
 #[derive(PartialEq)]
 enum Layout {
     Query,

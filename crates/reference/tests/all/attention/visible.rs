@@ -1,4 +1,4 @@
-//! Which pairs a problem allows, said by `Mask::allows` alone.
+//! The pairs that a problem allows, by `Mask::allows` alone.
 
 use super::tensors::Tensors;
 use etalon_problem::{Attention, Mask, NamedArray, Scores, Sequences};

@@ -5,8 +5,8 @@ use std::cmp::Ordering;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub, SubAssign};
 
 /// An f64 and a bound on its rounding error, in units of 2⁻⁵³ and to first order: each operation
-/// passes on what its operands have and adds its own half unit in the last place. What is summed
-/// here are the absolute terms, so that a formula that cancels needlessly shows by its bound, and
+/// passes on what its operands have and adds its own half unit in the last place. The terms
+/// summed here are absolute, so that a formula that cancels needlessly shows by its bound, and
 /// one that is evaluated wrongly exceeds it.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounded {

@@ -1,5 +1,5 @@
-//! What PyTorch's autograd says of the same problems: the scripts `tests/fixtures/record….py` wrote it
-//! down.
+//! Results of PyTorch's autograd for the same problems: the scripts `tests/fixtures/record….py` recorded
+//! them.
 
 use super::tensors::Tensors;
 use etalon_problem::{NamedArray, Pass, Problem};

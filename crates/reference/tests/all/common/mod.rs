@@ -1,4 +1,4 @@
-//! What the tests of every algorithm are made of.
+//! Parts that the tests of every algorithm are made of.
 
 pub mod bounded;
 pub mod fixtures;

@@ -1,4 +1,4 @@
-//! How far f64 results are off: double-double arithmetic measures it, and a running error bound holds it.
+//! Errors of f64 results: double-double arithmetic measures them, and a running error bound limits them.
 
 use super::bounded::Bounded;
 use super::tensors::Tensors;

@@ -12,7 +12,7 @@ pub type Tensors<T> = BTreeMap<String, ArrayD<T>>;
 pub struct Random(pub u64);
 
 impl Random {
-    /// Those of a tensor: they depend on its name and on the seed.
+    /// The numbers of a tensor: they depend on its name and on the seed.
     pub fn of(name: &str, seed: u64) -> Self {
         Random(name.bytes().fold(seed, |hash, byte| hash.wrapping_mul(257) + u64::from(byte)))
     }

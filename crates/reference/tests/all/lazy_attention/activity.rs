@@ -1,4 +1,4 @@
-//! Which pairs and tiles are active, what lies near the kink, and what a flipped decision does.
+//! Active pairs and tiles, pairs near the kink, and the effect of a flipped decision.
 
 use super::cases::{TOLERANCE, cases, extents};
 use super::naive::{self, Pair};

@@ -104,7 +104,7 @@ fn the_other_formulas_of_the_page_agree() {
     }
 }
 
-/// What is absent counts as zero.
+/// Absent cotangents count as zero.
 #[test]
 fn absent_operands_count_as_zero() {
     for (name, problem) in cases() {

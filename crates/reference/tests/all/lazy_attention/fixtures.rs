@@ -1,5 +1,5 @@
-//! What PyTorch's autograd says of the same problems: `tests/fixtures/record_lazy_attention.py` wrote it
-//! down.
+//! Results of PyTorch's autograd for the same problems: `tests/fixtures/record_lazy_attention.py` recorded
+//! them.
 
 use super::tensors::{PASSES, run};
 use crate::common::fixtures::agree;

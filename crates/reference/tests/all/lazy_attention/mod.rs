@@ -1,5 +1,4 @@
-//! What the reference of lazy attention must satisfy, each law written once and run over every
-//! problem of `cases.rs`.
+//! Laws of the reference of lazy attention, each written once and run over every problem of `cases.rs`.
 
 mod activity;
 mod backward;

@@ -16,7 +16,7 @@ pub struct Pair {
     pub j: usize,
     /// Its place in the bias.
     pub distance: Option<usize>,
-    /// Whether its key is the first of the sequence.
+    /// True if its key is the first of the sequence.
     pub first_key: bool,
     pub p: f64,
     /// τ/n

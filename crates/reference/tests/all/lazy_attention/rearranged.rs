@@ -7,7 +7,7 @@ use super::tensors::{PASSES, Tensors, assert_all_close, assert_same, operands, r
 use etalon_problem::{Align, DistanceBias, LazyAttention, Mask, NamedArray, Pass, Sequences};
 use ndarray::{ArrayD, Axis, concatenate};
 
-/// Whether an operand or result lies as k does, as q does, or by head alone.
+/// Layout of an operand or result: as q, as k, or by head alone.
 #[derive(PartialEq)]
 enum Layout {
     Query,
@@ -24,7 +24,7 @@ fn layout(name: &str) -> Layout {
 }
 
 /// One problem of several sequences is several problems of one: positions, distances and n start
-/// anew. What the sequences share is summed.
+/// anew. Gradients that the sequences share are summed.
 #[test]
 fn sequences_are_problems_of_their_own() {
     let mut checked = 0;

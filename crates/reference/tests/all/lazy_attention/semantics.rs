@@ -1,5 +1,5 @@
-//! What is not visible does not exist, what is not active has no value; what is not finite and
-//! visible shows.
+//! Pairs that are not visible do not exist, pairs that are not active have no value; visible operands that
+//! are not finite show.
 
 use super::cases::{cases, extents};
 use super::naive;

@@ -1,4 +1,4 @@
-//! Which tiles may be skipped: what the page says of a bias that decays with the distance.
+//! Tiles that may be skipped: the claims of the page on a bias that decays with the distance.
 
 use super::cases::{TOLERANCE, extents};
 use super::naive::{self, Pair};

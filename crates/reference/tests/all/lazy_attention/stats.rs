@@ -103,7 +103,7 @@ fn predicted_speed_ups() {
     }
 }
 
-/// Where nothing is visible every number is 0.
+/// Every number is 0 if nothing is visible.
 #[test]
 fn nothing_visible_is_all_zero() {
     for (name, problem) in cases() {

@@ -5,7 +5,7 @@ use super::tensors::{Random, Tensors};
 use etalon_problem::{Decay, LinearAttention, LinearExtents, Operand, Pass, TokenSequences};
 use ndarray::{ArrayD, IxDyn};
 
-/// Which log-decays a problem is given.
+/// Log-decays of a problem.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Gates {
     /// Between −1.5 and 0.

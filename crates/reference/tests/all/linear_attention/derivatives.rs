@@ -61,7 +61,7 @@ fn second_loss(case: &Case, x: &Tensors<f64>, scale: f64) -> Sum {
     loss
 }
 
-/// How that loss moves, as a function of the inputs, of σ, and of dout and dfinal_state.
+/// The motion of that loss, as a function of the inputs, of σ, and of dout and dfinal_state.
 fn double_backward_is_the_derivative(case: &Case, seed: u64) {
     let Case { name, problem, .. } = case;
     let x = case.operands(Pass::DoubleBackward, seed);
@@ -104,7 +104,7 @@ fn double_backward_is_the_derivative_of_backward() {
     cases().iter().for_each(|case| double_backward_is_the_derivative(case, 2));
 }
 
-/// What is absent counts as zero.
+/// Absent cotangents count as zero.
 #[test]
 fn absent_operands_count_as_zero() {
     for case in cases() {

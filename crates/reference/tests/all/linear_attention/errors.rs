@@ -1,4 +1,4 @@
-//! Whatever is wrong with a request is said; nothing panics.
+//! Every error in a request is reported; nothing panics.
 
 use super::cases::{Case, Gates, cases, lengths, packed, problem, with_all};
 use super::tensors::{PASSES, Tensors, run, run_chunked};

@@ -1,5 +1,5 @@
-//! What holds to the last bit, or would if numbers did not round: everything is linear in each
-//! operand, so that a step of 1 in one element is as good as a derivative.
+//! Laws that hold to the last bit, or would if numbers did not round: everything is linear in each operand,
+//! so that a step of 1 in one element is as good as a derivative.
 
 use super::cases::{Case, cases};
 use super::naive;

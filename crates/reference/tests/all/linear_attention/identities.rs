@@ -7,7 +7,7 @@ use super::tensors::{
 use etalon_problem::{Decay, Pass};
 use ndarray::{ArrayD, Axis};
 
-/// What sums of a few hundred rounded terms keep: units in the last place of the absolute terms.
+/// Tolerance of sums of a few hundred rounded terms: units in the last place of the absolute terms.
 const TOLERANCE: f64 = 1e-13;
 
 fn forward(case: &Case, x: &Tensors<f64>) -> Tensors<f64> {

@@ -1,5 +1,4 @@
-//! What linear attention must satisfy, each law written once and run over every problem of
-//! `cases.rs`.
+//! Laws of linear attention, each written once and run over every problem of `cases.rs`.
 
 mod cases;
 mod derivatives;

@@ -4,8 +4,8 @@ use super::tensors::Tensors;
 use etalon_problem::{Decay, LinearAttention, TokenSequence};
 use ndarray::ArrayD;
 
-/// What is left at token `i` of what came in with token `j`, or of the initial state for `j` = −1:
-/// e to the sum of the log-decays between, one after the other.
+/// The factor left at token `i` of the part that came in with token `j`, or of the initial state for
+/// `j` = −1: e to the sum of the log-decays between, one after the other.
 fn left(problem: &LinearAttention, x: &Tensors<f64>, place: [usize; 2], j: i64, i: i64) -> f64 {
     let [batch, head] = place;
     let factor = |t: i64| match problem.decay {

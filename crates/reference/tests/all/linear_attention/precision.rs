@@ -1,4 +1,4 @@
-//! How exact f64 is: double-double arithmetic measures it, and a running error bound holds it.
+//! Errors of f64: double-double arithmetic measures them, and a running error bound limits them.
 
 use super::cases::{Gates, cases};
 use super::tensors::{PASSES, assert_absolutely_close, convert, run, run_chunked};

@@ -54,7 +54,7 @@ fn covered(case: &Case) -> ArrayD<bool> {
     covered
 }
 
-/// Whether an operand or result has an axis of tokens, the third.
+/// True if an operand or result has an axis of tokens, the third.
 fn by_token(name: &str) -> bool {
     !name.ends_with("state") && !name.ends_with("g_gamma") && !name.ends_with("scale")
 }
@@ -148,7 +148,7 @@ fn a_reset_forgets_everything() {
                     _ => {}
                 }
             }
-            // What the second loss asks of the reset itself is not read.
+            // The cotangent ddg of the reset itself is not read.
             poisoned
                 .get_mut("ddg")
                 .into_iter()

@@ -82,7 +82,7 @@ fn double_backward_is_the_derivative_of_backward() {
     }
 }
 
-/// What is absent counts as zero.
+/// Absent cotangents count as zero.
 #[test]
 fn absent_operands_count_as_zero() {
     for (name, problem) in cases() {

@@ -58,7 +58,7 @@ fn strides_do_not_matter() {
     assert_eq!(pass(&strided), pass(&straight));
 }
 
-/// What a token gets does not depend on which tokens lie beside it, nor on how many.
+/// Results of a token do not depend on the tokens that lie beside it, nor on their number.
 #[test]
 fn tokens_do_not_notice_each_other() {
     let problem = large().reduction(Reduction::None);

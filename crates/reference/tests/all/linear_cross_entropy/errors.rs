@@ -1,4 +1,4 @@
-//! Whatever is wrong with a request is said; nothing panics.
+//! Every error in a request is reported; nothing panics.
 
 use super::cases::{cases, everything, small};
 use super::tensors::{PASSES, operands, run};

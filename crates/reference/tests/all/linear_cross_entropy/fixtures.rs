@@ -1,5 +1,5 @@
-//! What PyTorch's autograd says of the same problems: `tests/fixtures/record_linear_cross_entropy.py` wrote it
-//! down.
+//! Results of PyTorch's autograd for the same problems: `tests/fixtures/record_linear_cross_entropy.py`
+//! recorded them.
 
 use super::tensors::{Operands, PASSES, run};
 use crate::common::fixtures::agree;

@@ -1,4 +1,4 @@
-//! What must hold between results, whatever they are.
+//! Identities that hold between results, whatever they are.
 
 use super::cases::{EVERY_OUTPUT, cases, everything, small};
 use super::tensors::{Operands, Sum, assert_close, assert_near, operands, run};
@@ -103,7 +103,7 @@ fn reductions_are_related() {
         let x = operands(&problem, Pass::Forward, 25);
         run(&problem, Pass::Forward, &x).expect("forward")
     };
-    // Where the z-loss is divided by the number of tokens, it is no part of the relation.
+    // A z-loss that is divided by the number of tokens is no part of the relation.
     let plain = |mut problem: LinearCrossEntropy, reduction| {
         problem = problem.lse_square_scale(0.0).reduction(reduction);
         let x = operands(&problem, Pass::Forward, 25);

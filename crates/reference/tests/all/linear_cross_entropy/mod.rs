@@ -1,4 +1,4 @@
-//! What the reference of linear cross-entropy must satisfy.
+//! Laws of the reference of linear cross-entropy.
 
 mod cases;
 mod derivatives;

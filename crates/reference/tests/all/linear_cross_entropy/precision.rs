@@ -13,9 +13,9 @@ fn problems() -> Vec<(&'static str, LinearCrossEntropy)> {
     cases().into_iter().chain([("long", long)]).collect()
 }
 
-/// Every element of every result lies within the bound of its rounding errors, and that is, in
-/// units of the largest element, below 10⁻¹³ (weights of either sign cancel). f64 multiplies matrices in another order than the
-/// formula that the bound is run over: each sum may then err by the bound once more.
+/// Every element of every result lies within the bound of its rounding errors, and that is, in units of the
+/// largest element, below 10⁻¹³ (weights of either sign cancel). f64 multiplies matrices in another order
+/// than the formula that the bound is run over: each sum may then err by the bound once more.
 #[test]
 fn results_are_as_exact_as_f64_allows() {
     let mut precision = Precision::default();

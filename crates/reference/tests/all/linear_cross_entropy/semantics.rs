@@ -13,8 +13,8 @@ fn by_token(name: &str) -> bool {
         || ["loss", "dloss", "gdloss", "cot_loss"].contains(&name)
 }
 
-/// Whatever an ignored token's row holds, no result notices; and its own results are 0 (argmax:
-/// −1). The other results have the bits of a problem without it.
+/// No result depends on the row of an ignored token; and its own results are 0 (argmax: −1). The
+/// other results have the bits of a problem without it.
 #[test]
 fn an_ignored_token_is_absent() {
     for (name, problem) in cases() {
@@ -138,8 +138,7 @@ fn nothing_left_may_be_an_error() {
     }
 }
 
-/// Where V classes stand, one of them with the bias −∞: the results of the other classes, its own
-/// gradients 0.
+/// V classes, and one more with the bias −∞: the results are those of the other classes, its own gradients 0.
 #[test]
 fn a_logit_of_minus_infinity_weighs_nothing() {
     // Without smoothing: α/V would see one class more.

@@ -7,7 +7,7 @@ use etalon_reference::linear_cross_entropy::{self, Cotangents, Inputs, SecondCot
 use etalon_reference::scalar::{Dual, Real};
 use ndarray::{Array1, ArrayD, ArrayView, Dimension, IxDyn, arr0};
 
-/// What a pass reads.
+/// Operands that a pass reads.
 #[derive(Clone)]
 pub struct Operands<T> {
     pub floats: Tensors<T>,

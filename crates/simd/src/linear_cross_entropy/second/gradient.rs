@@ -1,4 +1,4 @@
-//! How the gradients of logits move, from the logits and their motions:
+//! Motions of the gradients of logits, from the logits and their motions:
 //!
 //! ```text
 //! (C23) ṗ_iv = p_iv (ż_iv − μ_i)
@@ -54,7 +54,7 @@ fn own(
     [pull.own(total, weight, entropy), x as f32]
 }
 
-/// What some tokens pull with in both orders, side by side.
+/// Coefficients of some tokens in both orders, side by side: see [`Pull`].
 pub struct SecondPulls<'m> {
     m: &'m mut [f32],
     ln_l: &'m mut [f32],
@@ -97,7 +97,7 @@ impl<'m> SecondPulls<'m> {
         }
     }
 
-    /// Those of some tokens; the others pull at nothing.
+    /// Fills in the coefficients of some tokens; the others get 0, with m = ∞, and so gradients of 0.
     pub fn fill(
         &mut self,
         [pulls, moved]: [&[Pull]; 2],
@@ -137,13 +137,13 @@ pub struct LogitGradientMotions<'a, 'm> {
     pub z: &'a mut [f32],
     pub motion: &'a mut [f32],
     pub tokens: &'a [Token],
-    /// What the tokens pull with, and how that moves.
+    /// The coefficients of the tokens, and their motions.
     pub pulls: [&'a [Pull]; 2],
     pub totals: &'a [Partial],
     pub motions: &'a [Motion],
     /// The same side by side.
     pub side: &'a SecondPulls<'m>,
-    /// Whether some entropy has a cotangent of either order, and whether labels are smoothed.
+    /// True if some entropy has a cotangent of either order, and if labels are smoothed.
     pub entropy: bool,
     pub smoothing: bool,
 }
@@ -152,7 +152,7 @@ impl Kernel for LogitGradientMotions<'_, '_> {
     #[inline(always)]
     fn run<I: Isa>(mut self, isa: I) {
         let (count, lanes) = (self.tokens.len(), I::F32::N);
-        // What the targets get is computed apart, from logits that the rest writes over.
+        // The gradients at the targets are computed apart, from logits that the rest writes over.
         let mut own = [[0.0; 2]; BAND];
         for (i, own) in own.iter_mut().enumerate().take(count) {
             if let Some(place) = self.place(i) {
@@ -176,7 +176,7 @@ impl Kernel for LogitGradientMotions<'_, '_> {
 }
 
 impl LogitGradientMotions<'_, '_> {
-    /// Where the logit of the target of token `i` lies, if it is here.
+    /// The place of the logit of the target of token `i`, if it is here.
     fn place(&self, i: usize) -> Option<usize> {
         let class = (self.tokens[i].target as usize).checked_sub(self.first)?;
         (class < self.classes).then_some(class * BAND + i)

@@ -1,4 +1,4 @@
-//! How the partials of tokens move with their logits.
+//! Motions of the partials of tokens with their logits.
 //!
 //! ```text
 //! (C39) ṁ = ż at the argmax,  l′ = Σ e^{z−m} (ż − ṁ),  u′ = Σ e^{z−m} (z − m) (ż − ṁ),  s′ = Σ cw (ż − ṁ)
@@ -13,7 +13,7 @@ use super::super::logits::LEAST;
 use super::super::partial::{Partial, exceeds};
 use crate::workspace::Parts;
 
-/// How a [`Partial`] moves (C39).
+/// Motion of a [`Partial`] (C39).
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Motion {
     /// ż of the class whose logit is m; 0 while m = −∞.
@@ -96,7 +96,7 @@ pub struct Motions<'m> {
 }
 
 impl<'m> Motions<'m> {
-    /// Those of `len` tokens, from the next part.
+    /// The motions of `len` tokens, from the next part.
     pub fn cut(parts: &mut Parts<'m>, len: usize) -> Self {
         Motions {
             m: parts.room(len),

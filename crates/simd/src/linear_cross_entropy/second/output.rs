@@ -1,4 +1,4 @@
-//! How the outputs of the forward pass move, from the motions of the totals of tokens: (C22), (C24), (C31)
+//! Motions of the outputs of the forward pass, from the motions of the totals of tokens: (C22), (C24), (C31)
 //! and (C32).
 
 use super::super::operands::SecondOutputs;

@@ -1,4 +1,4 @@
-//! How the logits of a tile of classes move, and what that adds to the motions of some tokens:
+//! Motions of the logits of a tile of classes, and their contribution to the motions of some tokens:
 //!
 //! ```text
 //! (C21) ȧ_iv = ddh_i·w_v + h_i·ddw_v + ddbias_v,  ż_iv = r_iv ȧ_iv

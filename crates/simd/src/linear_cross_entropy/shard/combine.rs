@@ -1,4 +1,4 @@
-//! What shards return, put together along the tree.
+//! Results of shards, put together along the tree.
 
 use super::partial::join;
 use crate::Element;

@@ -66,7 +66,7 @@ pub fn forward(
     Ok(())
 }
 
-/// Where a shard writes its gradients: dh `[1][T][D]` or `[nodes][T][D]`.
+/// Places of the gradients of a shard: dh `[1][T][D]` or `[nodes][T][D]`.
 pub struct Places<'o> {
     pub dh: Option<ArrayViewMut3<'o, f32>>,
     /// dw and dbias.
@@ -74,7 +74,7 @@ pub struct Places<'o> {
 }
 
 impl Places<'_> {
-    /// Those of the node of this number, some of the rows of the shard.
+    /// The places of the node of this number, some of the rows of the shard.
     fn of(&mut self, number: usize, rows: Range<usize>) -> Gradients<'_> {
         // Of a sum over all nodes, the first is written and the others are added.
         let dh_adds = number > 0 && self.dh.as_ref().is_some_and(|dh| dh.len_of(Axis(0)) == 1);
@@ -164,7 +164,7 @@ pub fn output(
     Ok(())
 }
 
-/// What is kept of the tokens that count, in the first order.
+/// Numbers that are kept of the tokens that count, in the first order.
 fn of_tokens<'l>(totals: &'l mut [Sums], pulls: &'l mut [Pull]) -> PerToken<'l> {
     PerToken { totals, pulls, motions: &mut [], pull_motions: &mut [] }
 }

@@ -6,8 +6,7 @@ use crate::softmax::scores::Strip;
 use crate::tile::{MAX_KEYS, STRIDE};
 use etalon_problem::lazy_attention::Figure;
 
-/// What is known of a tile of keys, behind the figures of a row: that the row sees a pair in it, and that a
-/// pair is active.
+/// States of a tile of keys, behind the figures of a row: the row sees a pair in it, and a pair is active.
 pub const SEEN: f32 = 1.0;
 pub const FULL: f32 = 2.0;
 

@@ -1,4 +1,4 @@
-//! What is wrong with shards, partials and parts is named, and nothing is written.
+//! Errors in shards, partials and parts are named, and nothing is written.
 
 use super::partials::partial;
 use super::tensors::{Operands, everything, totals};

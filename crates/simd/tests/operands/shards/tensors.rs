@@ -85,7 +85,7 @@ impl<T: Element> Operands<T> {
     }
 }
 
-/// What all shards together come to.
+/// Results of all shards together.
 pub type Both<T> = (Output<T>, linear_cross_entropy::Gradients<T>);
 
 pub fn unsharded<T: Element>(x: &Operands<T>, options: &Options) -> Both<T> {
