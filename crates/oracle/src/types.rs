@@ -54,7 +54,7 @@ impl Types {
         self
     }
 
-    /// In which type a tensor is stored.
+    /// The type in which a tensor is stored.
     pub fn stored(&self, name: &str, precision: Precision) -> Stored {
         let own = self.own.get(name).filter(|_| precision != Precision::Integer);
         own.map_or(Stored::of(precision, self.storage), |&dtype| Stored::Float(dtype))

@@ -12,7 +12,7 @@ pub enum Error {
     Missing {
         /// The tensor's name.
         operand: String,
-        /// Why it is needed.
+        /// The reason why it is needed.
         reason: String,
     },
     /// A tensor was given that the problem does not have.
@@ -20,7 +20,7 @@ pub enum Error {
     Unexpected {
         /// The tensor's name.
         operand: String,
-        /// Why it has no place here.
+        /// The reason why it has no place here.
         reason: String,
     },
     /// A tensor has the wrong shape.

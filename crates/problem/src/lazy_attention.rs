@@ -25,7 +25,7 @@ use ndarray::{ArrayView1, ArrayView4};
 pub struct DistanceBias {
     /// W: distances with a bias, at least 1.
     pub width: usize,
-    /// From where distances are counted: i′ = i + m − n (bottom right), or i′ = i (top left).
+    /// Alignment by which distances are counted: i′ = i + m − n (bottom right), or i′ = i (top left).
     #[cfg_attr(feature = "serde", serde(default))]
     pub align: Align,
 }

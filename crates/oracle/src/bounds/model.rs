@@ -5,7 +5,7 @@ use crate::types::Types;
 use etalon_problem::{Dtype, Precision, Stored};
 use std::fmt;
 
-/// Why an element has no bound.
+/// Reasons why an element has no bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NoBound {
     /// A sum may overflow its type, or has more terms than its roundoff can count (n u ≥ 1).
@@ -268,7 +268,7 @@ impl Model {
         weight_error(log, rho, self.largest_error())
     }
 
-    /// Why a result of such an error has no bound, if it has none.
+    /// The reason why a result of such an error has no bound, if it has none.
     pub fn no_bound(&self, error: f64) -> Option<NoBound> {
         if error <= self.largest_error() {
             return None;

@@ -37,7 +37,7 @@ impl Verdict {
         }
     }
 
-    /// Why it is no pass.
+    /// The reason why it is no pass.
     pub fn reason(&self) -> Option<&str> {
         match self {
             Verdict::Pass => None,

@@ -8,7 +8,7 @@ use etalon_oracle::profile::Profile;
 use etalon_problem::Dtype;
 use std::collections::BTreeMap;
 
-/// By how much operations may be off.
+/// The largest errors of operations, those of a profile and a storage type.
 #[derive(Debug, Clone, Copy)]
 pub struct Granted {
     pub profile: Profile,
