@@ -222,8 +222,8 @@ macro_rules! results {
 
         crate::structs::debug!($Name<T> $($field)*);
 
-        #[doc = concat!("Where [`", stringify!($Name), "`] is written; of any strides. What has no ",
-            "place is not computed, unless something else needs it.")]
+        #[doc = concat!("Places in which [`", stringify!($Name), "`] is written; of any strides. A tensor without ",
+            "a place is not computed, unless something else needs it.")]
         pub struct $NameMut<'a, T: $crate::Scalar> {
             $($(#[$doc])* #[doc = crate::structs::shape!($axes $when)]
             pub $field: crate::structs::place!($p 'a T $axes),)*
