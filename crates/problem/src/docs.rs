@@ -29,7 +29,7 @@ page!(suite, "docs/suite.md", "The cases of the suite, and the planted bugs that
 page!(simd, "docs/simd.md", "The SIMD kernels: how they work.");
 page!(gpu, "docs/gpu.md", "The CUDA kernels: what runs where, and how to use them.");
 page!(gpu_results, "docs/gpu_results.md", "Checks of the CUDA kernels, and the times of passes.");
-page!(gpu_tuning, "docs/gpu_tuning.md", "Tuning of the CUDA kernels: what gained time, and what did not.");
+page!(gpu_tuning, "docs/gpu_tuning.md", "Attempts to make CUDA kernels faster, and their gains.");
 page!(benchmarks, "docs/benchmarks.md", "Measured speed of the SIMD kernels.");
 page!(peers, "benches/peers/README.md", "Comparison with PyTorch and ggml.");
 page!(conventions, "docs/conventions.md", "Conventions in which libraries differ, by name.");
