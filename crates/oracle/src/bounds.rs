@@ -40,12 +40,12 @@ pub struct Bound {
     /// ∞: no requirement follows from the profile. Where the value is not finite, its class decides
     /// and the bound is 0.
     pub bound: ArrayD<f64>,
-    /// How the reference's value is stored: f64, or whole numbers.
+    /// Storage of the reference's value: f64, or whole numbers.
     pub stored: Stored,
     /// The largest finite number of its storage type: a result whose value and bound reach beyond
     /// it may overflow.
     pub largest: f64,
-    /// How many elements have no bound, by the reason.
+    /// Number of elements without a bound, by the reason.
     pub no_bound: BTreeMap<NoBound, usize>,
     /// Of whole numbers whose bound is ∞, since rounding decides: which are as right as the value, by the place of
     /// the element in row-major order.

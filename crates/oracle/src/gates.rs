@@ -17,7 +17,7 @@ use crate::tensor::Tensors;
 use etalon_problem::Error;
 use ndarray::{ArrayD, Dimension};
 
-/// How outputs stand against their bounds.
+/// Outputs judged against their bounds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Judgement {
     /// Pass, or fail with the worst element.
@@ -121,9 +121,9 @@ const BLUNT: f64 = 0.2;
 /// of them may cancel, and one number alone.
 const FEW: usize = 4;
 
-/// Whether the bounds could notice anything: at most a fifth of the elements of every output may
+/// Fails unless the bounds could notice anything: at most a fifth of the elements of every output may
 /// have a bound above a tenth of their row's scale; of up to four, half. For generic inputs;
-/// others may be blunt on purpose. The error says which output is not informative.
+/// others may be uninformative on purpose. The error names the output that is not informative.
 pub fn informative(bounds: &Bounds) -> Result<(), String> {
     for (name, bound) in &bounds.outputs {
         let (sharp, all) = sharpness(bound);
@@ -138,7 +138,7 @@ pub fn informative(bounds: &Bounds) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether the bounds of attention's forward pass notice a mask that is wrong by one: in nine rows of
+/// Fails unless the bounds of attention's forward pass notice a mask that is wrong by one: in nine rows of
 /// ten, a key less must be out of bounds. Of f32, and for generic inputs: bf16 hides a key among many.
 pub fn powerful(bounds: &Bounds) -> Result<(), String> {
     match bounds.power {
@@ -150,7 +150,7 @@ pub fn powerful(bounds: &Bounds) -> Result<(), String> {
     }
 }
 
-/// How many elements have a bound below a tenth of their row's scale, of how many.
+/// Number of elements whose bound is at most a tenth of their row's scale, and number of all elements.
 pub fn sharpness(bound: &Bound) -> (usize, usize) {
     let width = row_width(bound);
     let (Some(values), Some(bounds)) = (bound.value.as_slice(), bound.bound.as_slice()) else {

@@ -1,4 +1,4 @@
-//! What a kernel must return, and how far off it may be.
+//! The results that a kernel must return, and how far off they may be.
 //!
 //! [`bounds`](bounds::bounds) evaluates the exact results of a pass with a proven bound for every
 //! element, from the inputs and from the arithmetic that a [`profile`] declares; [`gates`] judges what a

@@ -3,7 +3,7 @@
 use etalon_problem::{Dtype, Error};
 use std::fmt;
 
-/// With which arithmetic a kernel claims to compute. There is no free tolerance: the bounds of
+/// The arithmetic with which a kernel claims to compute. There is no free tolerance: the bounds of
 /// `docs/numerics.md` are functions of these numbers and of the inputs. "Roundoff" is that of the
 /// accumulator.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -52,7 +52,7 @@ pub struct Profile {
     pub lse: f64,
     /// The fewest keys between two rescales of a streaming softmax.
     pub rescale_keys: usize,
-    /// How far, in natural logarithms, the running maximum of a streaming softmax may lag behind
+    /// The largest lag, in natural logarithms, of the running maximum of a streaming softmax behind
     /// the true one.
     pub rescale_lag: f64,
 }
@@ -115,7 +115,7 @@ const fn flash(name: &'static str, store: Dtype) -> Profile {
     Profile { name, p_store: store, ds_store: store, group_store: store, ..F32_STRICT }
 }
 
-/// What attention costs in bf16 that is written as `softmax(q kᵀ σ) v`, and its gradient by hand of autograd:
+/// Attention in bf16 that is written as `softmax(q kᵀ σ) v`, with the gradient that autograd makes of it:
 /// sums in f32, every tensor in between stored in bf16.
 const BF16_EAGER: Profile = Profile {
     name: "bf16-eager",
@@ -181,12 +181,12 @@ impl Profile {
         Profile::ALL.into_iter().chain([F32_SIMD])
     }
 
-    /// What the simd tier promises for operands stored in `dtype`.
+    /// The profile that the simd tier promises for operands stored in `dtype`.
     pub fn simd(dtype: Dtype) -> Profile {
         if dtype == Dtype::F64 { Profile::strict(dtype) } else { F32_SIMD }
     }
 
-    /// Whether all that it grants a kernel `other` grants, too.
+    /// True where `other` grants a kernel all that this profile grants.
     pub fn is_within(&self, other: &Profile) -> bool {
         let figures = |x: &Profile| {
             let types = [x.accumulator, x.p_store, x.ds_store, x.group_store, x.score_store];
@@ -204,17 +204,17 @@ impl Profile {
         if dtype == Dtype::F64 { Profile::ALL[0] } else { F32_STRICT }
     }
 
-    /// What kernels promise that multiply f32 rounded to tf32.
+    /// The profile of kernels that multiply f32 rounded to tf32.
     pub fn tf32() -> Profile {
         F32_TF32
     }
 
-    /// What kernels promise that multiply f32 as sums of two numbers in bf16.
+    /// The profile of kernels that multiply f32 as sums of two numbers in bf16.
     pub fn bf16x3() -> Profile {
         F32_BF16X3
     }
 
-    /// What kernels promise that round P and dS to the storage type: the flash profile of 16-bit types,
+    /// The profile of kernels that round P and dS to the storage type: the flash profile of 16-bit types,
     /// and the strict one of others.
     pub fn flash(dtype: Dtype) -> Profile {
         let flash = Profile::ALL.into_iter().find(|profile| profile.p_store == dtype);

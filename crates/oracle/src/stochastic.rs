@@ -17,7 +17,7 @@ use etalon_reference::scalar::Real;
 use etalon_reference::{Arithmetic, evaluate, evaluate_in, operators};
 use ndarray::{ArrayD, Axis};
 
-/// How many kernels are simulated.
+/// Number of simulated kernels.
 pub const KERNELS: u32 = 16;
 
 /// The errors of a simulated kernel, one of [`KERNELS`], on a pass: by output of floating-point numbers, got − exact
@@ -133,7 +133,7 @@ fn keep_saved(
     Ok(())
 }
 
-/// How far off operations may be, relative to their results.
+/// The largest errors of operations, relative to their results.
 #[derive(Debug, Clone, Copy)]
 struct Rounding {
     /// Of the accumulator.
@@ -153,7 +153,7 @@ struct Rounding {
     lse: f32,
     /// Numbers below this are lost: every other kernel keeps no subnormal ones.
     least: f64,
-    /// What every error is multiplied by. Weights of lazy attention jump where they become 0: a jump that one kernel
+    /// Factor of every error. Weights of lazy attention jump where they become 0: a jump that one kernel
     /// in fifty makes is seen in one whose errors are larger.
     factor: f32,
     kernel: u32,
@@ -252,12 +252,12 @@ struct Stochastic {
     size: f64,
     /// Of a sum of exponentials 1 more than the largest [`size`](Self::size) of an argument; else 0.
     logit: f64,
-    /// That of a constant of the formula is [`Rounding::NONE`] until it meets an operand.
+    /// Rounding of its operations: of a constant of the formula [`Rounding::NONE`] until it meets an operand.
     rounding: Rounding,
-    /// What it is rounded by before it is multiplied: of a weight. The sum of weights that divides is that of
+    /// Rounding of a weight before it is multiplied. The sum of weights that divides is that of
     /// weights which are not rounded.
     stored: f32,
-    /// Where its operands lie, in kernels whose errors depend on that; else 0.
+    /// Place of its operands, in kernels whose errors depend on that; else 0.
     place: u32,
 }
 
@@ -266,7 +266,7 @@ impl Stochastic {
     fn off(self, value: f64, error: f64, operation: u64, other: f64) -> Self {
         let random = self.rounding.random(operation, self.value, other, self.place);
         let error = error * f64::from(self.rounding.factor);
-        // What is infinite is so in every kernel.
+        // An infinite result is so in every kernel.
         let rounded = value + error * random;
         let value = if value.is_finite() && error.is_finite() { rounded } else { value };
         let value = if value.abs() < self.rounding.least { 0.0 } else { value };

@@ -121,12 +121,12 @@ impl Tensor {
         each!(&self.data, x => x.len(), flags => flags.len())
     }
 
-    /// Whether it has no elements.
+    /// True where it has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// In which type its numbers are stored, if it holds numbers.
+    /// The type in which its numbers are stored, if it holds numbers.
     pub fn stored(&self) -> Option<Stored> {
         Some(match self.data {
             Data::F64(_) => Stored::Float(Dtype::F64),

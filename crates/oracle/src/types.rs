@@ -35,7 +35,7 @@ impl Types {
         self
     }
 
-    /// Those that go with main tensors of a type, where a kernel reads what its forward pass has stored among
+    /// Types that go with main tensors of a type, where a kernel reads what its forward pass has stored among
     /// these inputs: o, lse and entropy in the types that they have there, if those are narrower than usual.
     pub fn reading(problem: &Problem, storage: Dtype, inputs: &Tensors) -> Self {
         let forward = problem.operands(Pass::Forward);
@@ -54,7 +54,7 @@ impl Types {
         self
     }
 
-    /// In which type a tensor is stored.
+    /// The type in which a tensor is stored.
     pub fn stored(&self, name: &str, precision: Precision) -> Stored {
         let own = self.own.get(name).filter(|_| precision != Precision::Integer);
         own.map_or(Stored::of(precision, self.storage), |&dtype| Stored::Float(dtype))
@@ -65,7 +65,7 @@ impl Types {
         self.stored(operand.name, operand.precision)
     }
 
-    /// Whether a tensor is stored in a type of larger roundoff than goes with the main tensors.
+    /// True where a tensor is stored in a type of larger roundoff than goes with the main tensors.
     pub fn narrows(&self, name: &str, precision: Precision) -> bool {
         let usual = Stored::of(precision, self.storage);
         match (self.stored(name, precision), usual) {

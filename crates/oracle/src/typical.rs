@@ -1,4 +1,4 @@
-//! How far off correct kernels typically are: the errors of a few simulated ones.
+//! Typical errors of correct kernels: those of a few simulated ones.
 //!
 //! A bound is a worst case; the errors of a real kernel add up like random numbers. A simulated kernel
 //! evaluates the reference on operands that are off by as much as its roundings are, each element by a
@@ -23,7 +23,7 @@ mod scores;
 /// Of so many stored scores each has an error of its own; of more, errors of operands stand for them.
 pub const STORED_SCORES: usize = 1 << 22;
 
-/// How many kernels are simulated: their errors tell a standard deviation to a fifth, where every
+/// Number of simulated kernels: their errors tell a standard deviation to a fifth, where every
 /// element has one of its own, and much better where those of a row share it.
 pub const KERNELS: u64 = 8;
 
@@ -42,9 +42,9 @@ pub struct Kernels<'a> {
     operands: Vec<Operand>,
     inputs: Values,
     size: Size,
-    /// What the storage of o and lse costs.
+    /// Errors from the storage of o and lse.
     saved: Saved,
-    /// What the storage of scores costs, and how it enters.
+    /// Errors from the storage of scores, and the form in which they enter.
     scores: StoredScores,
     exact: &'a Bounds,
 }
@@ -68,8 +68,8 @@ impl<'a> Kernels<'a> {
         Ok(Kernels { problem, pass, types, operands, inputs, size, saved, scores, exact })
     }
 
-    /// What the kernel of that number holds in each output of floating-point numbers before it stores it;
-    /// where that would end farther off than the bound, the exact value.
+    /// Results of the kernel of that number in each output of floating-point numbers before it stores them;
+    /// the exact value where one would end farther off than the bound.
     pub fn results(&self, kernel: u64) -> Result<Values, Error> {
         let mut results = self.sums(kernel)?;
         self.each_stored(&mut results, |stored, bound, results| {
@@ -144,7 +144,7 @@ impl<'a> Kernels<'a> {
         Ok(results)
     }
 
-    /// Whether the slope of a capped logit enters an output ([`OF_A_SLOPE`]), or the rounding of an lse that no
+    /// True where the slope of a capped logit enters an output ([`OF_A_SLOPE`]), or the rounding of an lse that no
     /// error of an operand stands for.
     fn bends(&self, name: &str) -> bool {
         let capped =
@@ -188,7 +188,7 @@ impl<'a> Kernels<'a> {
         // Scores that decide whether a pair counts are of the accumulator's type.
         let decides = self.problem.algorithm() == Algorithm::LazyAttention
             && !operand.axes.contains(&Axis::ValueDim);
-        // Where most targets are improbable, their da are nearly one number, and round alike.
+        // The da of targets are nearly one number, and round alike, where most targets are improbable.
         let scales_all = operand.primal == "loss";
         match operand.precision {
             Precision::Integer => 0.0,
@@ -221,7 +221,7 @@ pub struct Typical {
 }
 
 impl Typical {
-    /// Those of the first [`KERNELS`].
+    /// Errors of the first [`KERNELS`].
     pub fn new(kernels: &Kernels<'_>) -> Result<Self, Error> {
         let mut errors = BTreeMap::<String, Vec<ArrayD<f64>>>::new();
         for kernel in 0..KERNELS {
@@ -236,7 +236,7 @@ impl Typical {
 /// Standard deviations of the relative errors of simulated operands.
 #[derive(Debug, Clone, Copy)]
 struct Size {
-    /// What a sum in the accumulator's type costs.
+    /// Error of a sum in the accumulator's type.
     sums: f64,
     /// The same with the roundings of a stored P, dS, or gradient of a head.
     stored: f64,
@@ -269,7 +269,7 @@ impl Size {
     }
 }
 
-/// What it costs a gradient that the forward pass stored o and lse.
+/// Errors of a gradient since the forward pass stored o and lse.
 #[derive(Debug, Default)]
 struct Saved {
     /// The standard deviation of δ = Σ o dout of each row: o is rounded as it was stored, and the sum in the
@@ -278,7 +278,7 @@ struct Saved {
     /// The standard deviation of the relative error that the weights of each row have in common, where lse is
     /// stored in a narrower type than usual.
     lse: Option<Vec<f64>>,
-    /// Whether there is such an error, and no error of an operand is like it.
+    /// True where there is such an error, and no error of an operand is like it.
     lse_besides: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Which inputs count as generic: independent draws do, whatever their distribution; structured ones do not.
+//! Inputs that count as generic: independent draws do, whatever their distribution; structured ones do not.
 
 use etalon_oracle::gates::generic;
 use etalon_oracle::generate::Stream;

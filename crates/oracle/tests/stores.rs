@@ -238,7 +238,7 @@ fn kernels_that_store_as_they_say_are_not_conspicuous() {
     assert!(found.is_empty(), "{} alarms:\n{}", found.len(), found.join("\n"));
 }
 
-/// What the statistics still see: a gradient that is some percent too large.
+/// A mistake that the statistics still see: a gradient that is some percent too large.
 #[test]
 fn a_scaled_gradient_is_conspicuous() {
     for (problem, profile, name) in

@@ -1,4 +1,4 @@
-//! What a kernel may take an option of a problem for: absent, twice what it is, its inverse, one end of a
+//! Misreadings of the options of a problem by a kernel: absent, twice its value, its inverse, one end of a
 //! window too far. The lists follow from the types of the options, and every option has one
 //! ([`crate::Problem::settings`]).
 
@@ -10,7 +10,7 @@ use std::f64::consts::{LN_2, LOG2_E};
 pub struct Alternative {
     /// The option.
     pub option: &'static str,
-    /// What happened to it, in a word or two joined by hyphens: a part of a stable name.
+    /// The change, in a word or two joined by hyphens: a part of a stable name.
     pub change: String,
     /// The same, as the end of a sentence that begins with the option.
     pub text: String,
@@ -23,20 +23,20 @@ pub struct Alternative {
 pub struct Setting {
     /// Its name.
     pub name: &'static str,
-    /// What it decides.
+    /// The aspect of the problem that it decides.
     pub kind: SettingKind,
-    /// What a kernel may take it for; none where it is not set.
+    /// Misreadings of it by a kernel; none where it is not set.
     pub others: Vec<Alternative>,
 }
 
-/// What an option decides.
+/// The aspect of a problem that an option decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SettingKind {
-    /// What is computed.
+    /// The values that are computed.
     Value,
-    /// Whether there is a tensor.
+    /// The presence of a tensor.
     Tensor,
-    /// Extents, what is returned, and in which form.
+    /// Extents, the tensors returned, and their form.
     Form,
 }
 
@@ -51,7 +51,7 @@ pub(crate) fn other<T>(change: impl Into<String>, text: impl Into<String>, value
     Other { change: change.into(), text: text.into(), value }
 }
 
-/// What a factor may be taken for; nothing where it is 1, as if it were not set.
+/// Misreadings of a factor; none where it is 1, as if it were not set.
 pub(crate) fn factors(x: f64) -> Vec<Other<f64>> {
     if x == 1.0 {
         return Vec::new();
@@ -68,7 +68,7 @@ pub(crate) fn factors(x: f64) -> Vec<Other<f64>> {
     list.into_iter().map(|(change, text, value)| other(change, text, value)).collect()
 }
 
-/// What the scale may be taken for: an exponential may be one to base 2, and the scale may be the usual one.
+/// Misreadings of the scale: an exponential may be one to base 2, and the scale may be the usual one.
 pub(crate) fn scales(scores: &Scores) -> Vec<Other<Option<f64>>> {
     let (scale, usual) = (scores.scale(), scores.usual_scale());
     let mut list = factors(scale);
@@ -82,7 +82,7 @@ pub(crate) fn scales(scores: &Scores) -> Vec<Other<Option<f64>>> {
     set(list)
 }
 
-/// What a summand may be taken for; nothing where it is 0, as if it were not set.
+/// Misreadings of a summand; none where it is 0, as if it were not set.
 pub(crate) fn summands(x: f64) -> Vec<Other<f64>> {
     if x == 0.0 {
         return Vec::new();
@@ -97,7 +97,7 @@ pub(crate) fn summands(x: f64) -> Vec<Other<f64>> {
     list.into_iter().map(|(change, text, value)| other(change, text, value)).collect()
 }
 
-/// What a limit may be taken for.
+/// Misreadings of a limit.
 pub(crate) fn limits(x: Option<f64>) -> Vec<Other<Option<f64>>> {
     let Some(x) = x else { return Vec::new() };
     vec![
@@ -130,7 +130,7 @@ pub(crate) fn aligned(align: Align) -> &'static str {
     }
 }
 
-/// What lengths or offsets of sequences may be taken for.
+/// Misreadings of the lengths or offsets of sequences.
 pub(crate) fn sequences(scores: &Scores) -> Vec<Other<Sequences>> {
     let e = &scores.extents;
     match &scores.sequences {
@@ -194,7 +194,7 @@ pub(crate) fn sequences(scores: &Scores) -> Vec<Other<Sequences>> {
     }
 }
 
-/// What lengths or offsets of sequences of tokens may be taken for.
+/// Misreadings of the lengths or offsets of sequences of tokens.
 pub(crate) fn token_sequences(sequences: &TokenSequences) -> Vec<Other<TokenSequences>> {
     let ignored = |text: &str| other("ignored", text, TokenSequences::Dense);
     match sequences {

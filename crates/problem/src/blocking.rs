@@ -2,7 +2,7 @@
 
 use crate::{Error, named};
 
-/// How many queries and keys a tile holds. A hint: it may change speed and rounding, never the
+/// Numbers of queries and keys of a tile. A hint: it may change speed and rounding, never the
 /// result beyond rounding. A tier rounds it up to what its registers need and clamps it to the
 /// lengths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -29,7 +29,7 @@ impl Blocking {
 }
 
 named! {
-    /// How a backward pass is organised. A hint, as [`Blocking`] is; tiers without the choice ignore it.
+    /// Organisation of a backward pass. A hint, as [`Blocking`] is; tiers without the choice ignore it.
     #[derive(Default)]
     Mode, "mode" {
         /// The planner chooses: [`Mode::FusedPartials`], if its sums fit the budget.

@@ -24,13 +24,13 @@ macro_rules! page {
 
 page!(guide, "docs/guide.md", "Check your own kernel; all commands and options.");
 page!(notation, "docs/notation.md", "Symbols, tensors, shapes, conventions and words.");
-page!(numerics, "docs/numerics.md", "How the error bounds follow from the arithmetic of a kernel.");
-page!(suite, "docs/suite.md", "Which cases there are, and which planted bugs they notice.");
-page!(simd, "docs/simd.md", "How the SIMD kernels work.");
+page!(numerics, "docs/numerics.md", "The error bounds, derived from the arithmetic of a kernel.");
+page!(suite, "docs/suite.md", "The cases of the suite, and the planted bugs that they notice.");
+page!(simd, "docs/simd.md", "The SIMD kernels: how they work.");
 page!(gpu, "docs/gpu.md", "The CUDA kernels: what runs where, and how to use them.");
-page!(gpu_results, "docs/gpu_results.md", "What was checked of the CUDA kernels, and how long passes take.");
-page!(gpu_tuning, "docs/gpu_tuning.md", "What made CUDA kernels faster, and what did not.");
-page!(benchmarks, "docs/benchmarks.md", "How fast the SIMD kernels are.");
-page!(peers, "benches/peers/README.md", "How to compare with PyTorch and ggml.");
+page!(gpu_results, "docs/gpu_results.md", "Checks of the CUDA kernels, and the times of passes.");
+page!(gpu_tuning, "docs/gpu_tuning.md", "Attempts to make CUDA kernels faster, and their gains.");
+page!(benchmarks, "docs/benchmarks.md", "Measured speed of the SIMD kernels.");
+page!(peers, "benches/peers/README.md", "Comparison with PyTorch and ggml.");
 page!(conventions, "docs/conventions.md", "Conventions in which libraries differ, by name.");
 page!(errata, "docs/errata.md", "Known mistakes in these algorithms.");

@@ -1,8 +1,8 @@
-//! What can be wrong with a request, as facts in the caller's words.
+//! Errors of a request, as facts in the caller's words.
 
 use std::fmt::Write;
 
-/// Why a problem or its operands cannot be used. Each names the operand or option, what was
+/// Reasons for which a problem or its operands cannot be used. Each names the operand or option, what was
 /// expected and what was found.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -12,7 +12,7 @@ pub enum Error {
     Missing {
         /// The tensor's name.
         operand: String,
-        /// Why it is needed.
+        /// The reason why it is needed.
         reason: String,
     },
     /// A tensor was given that the problem does not have.
@@ -20,7 +20,7 @@ pub enum Error {
     Unexpected {
         /// The tensor's name.
         operand: String,
-        /// Why it has no place here.
+        /// The reason why it has no place here.
         reason: String,
     },
     /// A tensor has the wrong shape.
@@ -60,23 +60,23 @@ pub enum Error {
     /// The tier does not offer this.
     #[error("{what} is not supported: {reason}")]
     Unsupported {
-        /// What was asked for.
+        /// The request.
         what: String,
-        /// Why it is not offered.
+        /// The reason why it is not offered.
         reason: String,
     },
     /// The memory for a result or a workspace cannot be had.
     #[error("{what} needs {bytes} bytes, which cannot be allocated")]
     Memory {
-        /// What the memory is for.
+        /// The purpose of the memory.
         what: String,
-        /// How much of it.
+        /// Its size in bytes.
         bytes: usize,
     },
     /// It would take too long.
     #[error("{what} takes more than {steps} steps")]
     Work {
-        /// What would.
+        /// The task that would take too long.
         what: String,
         /// The most steps that are taken for it.
         steps: u64,
@@ -84,9 +84,9 @@ pub enum Error {
     /// A device, its driver or its compiler failed.
     #[error("{what} failed: {reason}")]
     Device {
-        /// What was being done.
+        /// The operation that failed.
         what: String,
-        /// What the driver or the compiler says.
+        /// Message of the driver or the compiler.
         reason: String,
     },
     /// A fault ended the context that the process has on a device: the call that met it and all later
@@ -97,7 +97,7 @@ pub enum Error {
     ContextLost {
         /// The device's ordinal.
         device: usize,
-        /// What was being done, and what the driver says.
+        /// The operation that met it, and the driver's message.
         fault: String,
     },
 }

@@ -74,13 +74,13 @@ macro_rules! scores {
             /// c: scores become c·tanh(s/c).
             #[serde(default, skip_serializing_if = "Option::is_none")]
             softcap: Option<f64> = scores.softcap,
-            /// Whether there is a tensor `sinks` [query_heads].
+            /// True with a tensor `sinks` [query_heads].
             #[serde(default, skip_serializing_if = "std::ops::Not::not")]
             sinks: bool = scores.sinks,
             /// The outer extents of the tensor `bias`, if there is one.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             bias: Option<BiasExtents> = scores.bias,
-            /// Which pairs count; absent: all.
+            /// Visible pairs; absent: all.
             #[serde(default, skip_serializing_if = "crate::file::is_default")]
             mask: Mask = scores.mask,
         }
@@ -113,7 +113,7 @@ macro_rules! scores {
             #[serde(default, skip_serializing_if = "Option::is_none")]
             softmax_scale: Option<f64> = scores.softmax_scale,
             $($fields)*
-            /// Which rows belong together; absent: dense.
+            /// Division of the rows into sequences; absent: dense.
             #[serde(default, skip_serializing_if = "crate::file::is_default")]
             sequences: Sequences = scores.sequences,
         }

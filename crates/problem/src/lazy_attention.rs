@@ -25,7 +25,7 @@ use ndarray::{ArrayView1, ArrayView4};
 pub struct DistanceBias {
     /// W: distances with a bias, at least 1.
     pub width: usize,
-    /// From where distances are counted: i′ = i + m − n (bottom right), or i′ = i (top left).
+    /// Alignment by which distances are counted: i′ = i + m − n (bottom right), or i′ = i (top left).
     #[cfg_attr(feature = "serde", serde(default))]
     pub align: Align,
 }
@@ -66,7 +66,7 @@ pub struct LazyAttention {
     /// The scores and which of them count. Softcap, sinks and additive bias are not lazy
     /// attention's: the check refuses them.
     pub scores: Scores,
-    /// Whether there is an operand `bias` `[Hq, W]`, and its width.
+    /// Distances of the operand `bias` `[Hq, W]`, if there is one.
     pub bias: Option<DistanceBias>,
     /// E: elements of a value, at least 1.
     pub value_dim: usize,
@@ -80,7 +80,7 @@ crate::file::scores! {
     /// The distances of the tensor `bias` [query_heads, width], if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     bias: Option<DistanceBias> = bias,
-    /// Which pairs count; absent: causal, aligned at the bottom right.
+    /// Visible pairs; absent: causal, aligned at the bottom right.
     #[serde(default = "Mask::causal", skip_serializing_if = "crate::file::is_causal")]
     mask: Mask = scores.mask,
 }
@@ -178,7 +178,7 @@ tensors! {
         /// A bias for each distance below W.
         bias: Wide [QueryHeads Distances] ("bias" problem.bias.is_some())
             => dbias "(E13)", ddbias, gbias "(E29)", tbias;
-        /// What a row raises its weights by, over all its keys together; below 0 it filters.
+        /// Offset of the weights of a row, summed over all its keys; below 0 it filters.
         tau: Wide [QueryHeads] always => dtau "(E14)", ddtau, gtau "(E30)", ttau;
     }
     numbers {}
@@ -193,7 +193,7 @@ tensors! {
     }
 }
 
-/// What a bias by distance may be taken for.
+/// Misreadings of a bias by distance.
 fn distances(bias: Option<DistanceBias>) -> Vec<Other<Option<DistanceBias>>> {
     let Some(bias) = bias else { return Vec::new() };
     let align = turned(bias.align);

@@ -128,7 +128,7 @@ macro_rules! algorithms {
         }
 
         impl Problem {
-            /// Which algorithm it is a problem of.
+            /// The algorithm of the problem.
             pub fn algorithm(&self) -> Algorithm {
                 match self { $(Problem::$Problem(_) => Algorithm::$Problem,)* }
             }

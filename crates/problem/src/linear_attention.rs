@@ -56,13 +56,13 @@ pub struct LinearAttention {
     pub value_dim: usize,
     /// σ; 1 unless set (not 1/√D).
     pub scale: f64,
-    /// How states decay.
+    /// Decay of the states.
     pub decay: Decay,
-    /// Whether there is an operand `initial_state` `[S, Hk, D, E]`; otherwise states begin at 0.
+    /// True with an operand `initial_state` `[S, Hk, D, E]`; otherwise states begin at 0.
     pub initial_state: bool,
-    /// Whether the states after the last token are returned: `final_state` `[S, Hk, D, E]`.
+    /// True to return the states after the last token: `final_state` `[S, Hk, D, E]`.
     pub final_state: bool,
-    /// Which tokens belong together. S is their number: B, or that of the packed sequences.
+    /// Division of the tokens into sequences. S is the number of sequences: B, or that of the packed ones.
     pub sequences: TokenSequences,
 }
 
@@ -86,16 +86,16 @@ crate::file::flat! {
     /// σ; absent: 1.
     #[serde(default = "crate::file::one", skip_serializing_if = "crate::file::is_one")]
     scale: f64 = scale,
-    /// How states decay; absent: not at all.
+    /// Decay of the states; absent: none.
     #[serde(default, skip_serializing_if = "crate::file::is_default")]
     decay: Decay = decay,
-    /// Whether there is a tensor `initial_state` [sequences, key_heads, dim, value_dim].
+    /// True with a tensor `initial_state` [sequences, key_heads, dim, value_dim].
     #[serde(default, skip_serializing_if = "crate::file::is_default")]
     initial_state: bool = initial_state,
-    /// Whether `final_state` is returned.
+    /// True to return `final_state`.
     #[serde(default, skip_serializing_if = "crate::file::is_default")]
     final_state: bool = final_state,
-    /// Which tokens belong together; absent: dense.
+    /// Division of the tokens into sequences; absent: dense.
     #[serde(default, skip_serializing_if = "crate::file::is_default")]
     sequences: TokenSequences = sequences,
 }
@@ -119,7 +119,7 @@ impl LinearAttention {
         self.extents.query_heads / self.extents.key_heads.max(1)
     }
 
-    /// How many sequences there are: none where there is neither a token nor a state, since no tensor
+    /// Number of sequences: none where there is neither a token nor a state, since no tensor
     /// then vouches for the number of batch elements. The problem must have passed its check.
     pub fn sequence_count(&self) -> usize {
         if self.extents.tokens == 0 && !self.initial_state && !self.final_state {
@@ -230,7 +230,7 @@ tensors! {
 }
 
 operands! {
-    /// What the next token of every batch element is computed from.
+    /// Operands of the step to the next token of every batch element.
     StepInputs {
         /// Queries.
         q: Storage [Batch QueryHeads Dim] always,
@@ -248,7 +248,7 @@ operands! {
 }
 
 results! {
-    /// What the next token returns.
+    /// Results of the step to the next token.
     StepOutput, StepOutputMut {
         /// o of (R2).
         o: Storage [Batch QueryHeads ValueDim] always,

@@ -15,7 +15,7 @@ use crate::structs::tensors;
 use crate::{Axis, Error, Scalar};
 use ndarray::{ArrayView1, ArrayView2};
 
-/// What becomes of the losses of the tokens.
+/// Reduction of the losses of the tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case", deny_unknown_fields))]
@@ -36,7 +36,7 @@ pub enum Reduction {
     },
 }
 
-/// What `Mean` returns when there is nothing left to average: no counted token, or Z = 0.
+/// Result of `Mean` when there is nothing left to average: no counted token, or Z = 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
@@ -51,7 +51,7 @@ pub enum NothingLeft {
     Error,
 }
 
-/// What the z-loss of a token is weighted by, beside its token weight.
+/// Weight of the z-loss of a token, beside its token weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
@@ -64,7 +64,7 @@ pub enum LseSquareWeight {
     ClassWeight,
 }
 
-/// What is returned beside the loss, one number per token.
+/// Outputs beside the loss, one number per token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
@@ -93,13 +93,13 @@ pub struct LinearCrossEntropy {
     pub dim: usize,
     /// V: classes, at least 1.
     pub vocab: usize,
-    /// Whether there is an operand `bias` `[V]`.
+    /// True with an operand `bias` `[V]`.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_default"))]
     pub bias: bool,
-    /// Whether there is an operand `class_weights` `[V]`.
+    /// True with an operand `class_weights` `[V]`.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_default"))]
     pub class_weights: bool,
-    /// Whether there is an operand `token_weights` `[T]`.
+    /// True with an operand `token_weights` `[T]`.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_default"))]
     pub token_weights: bool,
     /// Multiplies h·w + bias, before the cap; absent: 1.
@@ -120,19 +120,19 @@ pub struct LinearCrossEntropy {
     /// ζ: adds ζ·lse² to the loss of each token (z-loss).
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_default"))]
     pub lse_square_scale: f64,
-    /// What ζ·lse² is weighted by.
+    /// Weight of ζ·lse².
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_default"))]
     pub lse_square_weight: LseSquareWeight,
-    /// What becomes of the losses of the tokens.
+    /// Reduction of the losses of the tokens.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_default"))]
     pub reduction: Reduction,
-    /// What `Mean` returns when there is nothing left to average.
+    /// Result of `Mean` when there is nothing left to average.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_default"))]
     pub nothing_left: NothingLeft,
-    /// What is returned beside the loss.
+    /// Outputs beside the loss.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_default"))]
     pub outputs: TokenOutputs,
-    /// Whether gradients are f32 (f64 beside f64), whatever the storage type is: for sums over several
+    /// True for gradients in f32 (f64 beside f64), whatever the storage type is: for sums over several
     /// calls.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_default"))]
     pub wide_gradients: bool,
@@ -217,17 +217,17 @@ impl LinearCrossEntropy {
     }
 }
 
-/// When a backward pass leaves a tile of tokens and classes out of dh (C17) and dw (C18). How many of either
-/// are a tile is the tier's.
+/// Condition under which a backward pass leaves a tile of tokens and classes out of dh (C17) and dw (C18). The
+/// tier chooses the extents of a tile.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Filter {
-    /// Where every |da_iv| is below a threshold (C36).
+    /// Every |da_iv| of the tile is below a threshold (C36).
     Below {
         /// The threshold; it sees what reaches the tokens through the cotangents, too.
         eps: f64,
     },
-    /// As long as no bound of the certificate exceeds these. Of every block of tokens the tiles take their
-    /// turn in the order of classes, and of every tile of classes in that of tokens.
+    /// No bound of the certificate exceeds these budgets. The tiles of a block of tokens are tried in the order
+    /// of classes, those of a tile of classes in the order of tokens.
     Within {
         /// Of every ‖error of dh_i‖ (C37).
         dh: f64,
@@ -386,8 +386,8 @@ impl LinearCrossEntropy {
     }
 }
 
-/// What a reduction may be taken for; other normalisers follow from the weights of the tokens, which no
-/// problem holds.
+/// Misreadings of a reduction; other normalisers follow from the weights of the tokens, which no problem
+/// holds.
 fn reductions(reduction: Reduction) -> Vec<Other<Reduction>> {
     match reduction {
         Reduction::None => Vec::new(),
@@ -405,7 +405,7 @@ fn reductions(reduction: Reduction) -> Vec<Other<Reduction>> {
     }
 }
 
-/// What the weight of the z-loss may be taken for.
+/// Misreadings of the weight of the z-loss.
 fn square_weights(weight: LseSquareWeight) -> Vec<Other<LseSquareWeight>> {
     match weight {
         LseSquareWeight::Unweighted => {
@@ -417,7 +417,7 @@ fn square_weights(weight: LseSquareWeight) -> Vec<Other<LseSquareWeight>> {
     }
 }
 
-/// What a smoothing may be taken for besides: Megatron-LM spreads it over the other classes.
+/// Misreadings of a label smoothing, Megatron-LM's among them, which is spread over the other classes alone.
 fn smoothing(loss: &LinearCrossEntropy) -> Vec<Other<f64>> {
     let mut list = summands(loss.label_smoothing);
     if loss.label_smoothing > 0.0 && loss.vocab > 1 {

@@ -22,7 +22,7 @@ pub use array::NamedArray;
 pub use cover::Cover;
 pub(crate) use others::others;
 
-/// How the diagonal of a mask lies when a sequence has n queries and m ≠ n keys.
+/// Alignment of the diagonal of a mask in a sequence of n queries and m ≠ n keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
@@ -35,7 +35,7 @@ pub enum Align {
     BottomRight,
 }
 
-/// Which query may see which key. One value, a tree.
+/// Rule by which a query may see a key. One value, a tree.
 ///
 /// In the formulas, i is the query and j the key, both counted within their sequence of n queries
 /// and m keys; i′ is the key with which [`Align`] aligns the query.
@@ -49,7 +49,7 @@ pub enum Mask {
     Full,
     /// j ≤ i′.
     Causal {
-        /// Where the diagonal lies.
+        /// Alignment of the diagonal.
         #[cfg_attr(feature = "serde", serde(default))]
         align: Align,
     },
@@ -61,7 +61,7 @@ pub enum Mask {
         /// Keys to the right that are seen.
         #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
         right: Option<usize>,
-        /// Where the diagonal lies.
+        /// Alignment of the diagonal.
         #[cfg_attr(feature = "serde", serde(default))]
         align: Align,
     },
@@ -69,7 +69,7 @@ pub enum Mask {
     ChunkedCausal {
         /// Keys in a chunk, at least 1.
         chunk: usize,
-        /// Where the diagonal lies.
+        /// Alignment of the diagonal.
         #[cfg_attr(feature = "serde", serde(default))]
         align: Align,
     },
@@ -121,7 +121,7 @@ impl Mask {
         masks
     }
 
-    /// Whether query `i` of `sequence` may see its key `j` in query head `head`.
+    /// True where query `i` of `sequence` may see its key `j` in query head `head`.
     pub fn allows(&self, sequence: &Sequence, head: usize, i: usize, j: usize) -> bool {
         let distance = |align| j as i64 - aligned(sequence, align, i);
         match self {
@@ -184,7 +184,7 @@ impl Mask {
         Some(start..last.map_or(sequence.keys, |last| cut(last + 1)).max(start))
     }
 
-    /// How much of the tile `rows` × `cols` (ranges within the sequence) the mask allows. Exact for
+    /// Part of the tile `rows` × `cols` (ranges within the sequence) that the mask allows. Exact for
     /// the primitive masks and for `And` of interval masks; for other `And` and for `Or` sound:
     /// never `None` over an allowed pair, never `All` over a forbidden one. An empty tile is `None`.
     ///
@@ -251,7 +251,7 @@ impl Mask {
         }
     }
 
-    /// Whether the mask has spans, and no span of these rows holds a key of `cols`. Each mask of an
+    /// True where the mask has spans, and no span of these rows holds a key of `cols`. Each mask of an
     /// `And` may allow a part of a tile, and their parts still have no pair in common.
     fn spans_miss(&self, sequence: &Sequence, rows: &Range<usize>, cols: &Range<usize>) -> bool {
         let span = |i| self.row_span(sequence, i);

@@ -107,7 +107,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// Whether the caller chooses its elements: an input or a cotangent.
+    /// True where the caller chooses its elements: an input or a cotangent.
     pub fn is_given(self) -> bool {
         matches!(self, Role::Input | Role::Cotangent | Role::OptionalCotangent)
     }
@@ -152,17 +152,17 @@ impl Operand {
         self.shape.iter().product()
     }
 
-    /// Whether it has no elements.
+    /// True where it has no elements.
     pub fn is_empty(&self) -> bool {
         self.shape.contains(&0)
     }
 
-    /// Where an axis lies in its shape.
+    /// Index of an axis in its shape, if it has that axis.
     pub fn position(&self, axis: Axis) -> Option<usize> {
         self.axes.iter().position(|&other| other == axis)
     }
 
-    /// Whether it has an axis.
+    /// True where it has this axis.
     pub fn has(&self, axis: Axis) -> bool {
         self.axes.contains(&axis)
     }
@@ -195,7 +195,7 @@ pub fn check_operands(table: &Table, given: &[(&str, Option<&[usize]>)]) -> Resu
 pub struct Family {
     /// Its name.
     pub name: &'static str,
-    /// Whether the forward pass reads it; otherwise it returns it.
+    /// True where the forward pass reads it; otherwise that pass returns it.
     pub input: bool,
     /// Of an input x the names of dx, ddx, gx and tx; of an output y those of dy, cot_y, gdy and ty.
     /// None of a tensor without derivatives.
@@ -208,7 +208,7 @@ pub struct Family {
 #[derive(Debug, Clone)]
 pub(crate) struct Row {
     pub name: &'static str,
-    /// Whether the forward pass reads it; otherwise it returns it.
+    /// True where the forward pass reads it; otherwise that pass returns it.
     pub input: bool,
     pub axes: Vec<Axis>,
     pub precision: Precision,
@@ -250,7 +250,7 @@ impl Row {
         }
     }
 
-    /// What a caller may know of the row, where the problem has it.
+    /// The row as callers see it, where the problem has it.
     pub fn family(&self) -> Option<Family> {
         let &Row { name, input, companions, number: value, .. } = self;
         self.is_set().then_some(Family { name, input, companions, value })

@@ -1,4 +1,4 @@
-//! How many pairs a mask allows.
+//! Number of pairs that a mask allows.
 
 use crate::{Cover, Error, Extents, Mask, Scores, Sequence, Sequences};
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ const MOST: u64 = 1 << 28;
 /// Queries and keys of a tile that is looked at as a whole.
 const TILE: usize = 64;
 
-/// What a tile that is looked at as a whole costs, in steps: a row, or a single pair, is one.
+/// Cost of a tile that is looked at as a whole, in steps: a row, or a single pair, is one.
 const WHOLE: u64 = 16;
 
 /// As many flags of an array are looked at in a step.
@@ -146,7 +146,7 @@ impl Mask {
         }
     }
 
-    /// Whether an array is part of it.
+    /// True where an array is part of it.
     fn has_arrays(&self) -> bool {
         match self {
             Mask::Segments { .. } | Mask::Array(_) => true,
@@ -155,7 +155,7 @@ impl Mask {
         }
     }
 
-    /// Whether it may allow one head what it forbids another.
+    /// True where it may allow one head a pair that it forbids another.
     fn differs_by_head(&self) -> bool {
         match self {
             Mask::Array(array) => array.shape.get(1) != Some(&1),
@@ -195,7 +195,7 @@ fn all(sequence: &Sequence) -> Vec<Range<usize>> {
     std::iter::once(0..sequence.keys).filter(|span| !span.is_empty()).collect()
 }
 
-/// What two lists of ranges have in common, both ascending.
+/// Intersection of two ascending lists of ranges.
 fn overlaps(a: &[Range<usize>], b: &[Range<usize>]) -> Vec<Range<usize>> {
     let (mut at, mut common) = ([0, 0], Vec::new());
     while let (Some(x), Some(y)) = (a.get(at[0]), b.get(at[1])) {

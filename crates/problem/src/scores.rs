@@ -43,14 +43,14 @@ pub struct Scores {
     pub softmax_scale: Option<f64>,
     /// c: scores become c·tanh(s/c), before bias and mask.
     pub softcap: Option<f64>,
-    /// Whether there is an operand `sinks` of shape `[Hq]`: one more logit per head, without a value,
+    /// True with an operand `sinks` of shape `[Hq]`: one more logit per head, without a value,
     /// neither scaled nor capped.
     pub sinks: bool,
-    /// Whether there is an operand `bias`, added after the softcap, and its outer extents.
+    /// Outer extents of the operand `bias`, if there is one; it is added after the softcap.
     pub bias: Option<BiasExtents>,
-    /// Which pairs count.
+    /// Visible pairs.
     pub mask: Mask,
-    /// Which rows belong together.
+    /// Division of the rows into sequences.
     pub sequences: Sequences,
 }
 

@@ -4,7 +4,7 @@ use crate::Error;
 use crate::tokens::{TokenSequence, check_lengths, check_offsets, packed, per_element};
 use std::iter::repeat_n;
 
-/// How the rows of the arrays divide into sequences. A query sees keys of its own sequence only,
+/// Division of the rows of the arrays into sequences. A query sees keys of its own sequence only,
 /// and every mask counts positions within the sequence.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

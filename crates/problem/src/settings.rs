@@ -28,7 +28,7 @@ impl Problem {
         table
     }
 
-    /// What acts at another place of its chain.
+    /// Problems in which an option acts at another place of its chain.
     fn chain(&self) -> Vec<(&'static str, Other<Problem>)> {
         let with = |(option, other): (_, Other<Scores>)| {
             let mut problem = self.clone();

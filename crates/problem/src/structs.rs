@@ -222,8 +222,8 @@ macro_rules! results {
 
         crate::structs::debug!($Name<T> $($field)*);
 
-        #[doc = concat!("Where [`", stringify!($Name), "`] is written; of any strides. What has no ",
-            "place is not computed, unless something else needs it.")]
+        #[doc = concat!("Places in which [`", stringify!($Name), "`] is written; of any strides. A tensor without ",
+            "a place is not computed, unless something else needs it.")]
         pub struct $NameMut<'a, T: $crate::Scalar> {
             $($(#[$doc])* #[doc = crate::structs::shape!($axes $when)]
             pub $field: crate::structs::place!($p 'a T $axes),)*
@@ -322,7 +322,7 @@ macro_rules! tangents {
             Tangents { $($inputs)* }
         }
         crate::structs::results! {
-            /// How the outputs move.
+            /// Tangents of the outputs.
             OutputTangents, OutputTangentsMut { $($outputs)* }
         }
     };
@@ -352,7 +352,7 @@ macro_rules! saved {
     ([]) => {};
     ([$($(#[$doc:meta])* $field:ident: $p:ident $axes:tt $when:tt,)*]) => {
         crate::structs::operands! {
-            /// What later passes take of the forward pass, borrowed, wherever it was written.
+            /// The outputs of the forward pass that later passes read, borrowed, wherever they were written.
             OutputRef { $($(#[$doc])* $field: $p $axes $when,)* }
         }
 
@@ -432,12 +432,12 @@ macro_rules! tensors {
         }
 
         crate::structs::operands! {
-            /// What the forward pass reads.
+            /// Inputs of the forward pass.
             Inputs { $($(#[$xdoc])* $x: $xp $xaxes $xwhen,)* }
         }
 
         crate::structs::results! {
-            /// What the forward pass returns.
+            /// Outputs of the forward pass.
             Output, OutputMut {
                 $($(#[$ydoc])* $y: $yp $yaxes $ywhen,)*
             }

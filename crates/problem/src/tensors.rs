@@ -200,7 +200,7 @@ impl<'a, E: Scalar> OperandField<'a, E> for Option<E> {
 pub trait ResultField<E>: Sized {
     /// The field that holds these elements.
     fn new(name: &str, elements: Option<ArrayD<E>>) -> Result<Self, Error>;
-    /// Where its elements are, if it is there.
+    /// View of the memory of its elements, if it is there.
     fn place(&mut self) -> Option<ArrayViewMutD<'_, E>>;
     /// Its elements, if it is there.
     fn into_elements(self) -> Option<ArrayD<E>>;
@@ -268,7 +268,7 @@ impl<'a, F: Lend<'a>> Lend<'a> for Option<F> {
 
 /// A field of a struct of places, over elements of `E`.
 pub trait PlaceField<'a, E> {
-    /// Where its elements are, if it is there.
+    /// View of the memory of its elements, if it is there.
     fn place(self) -> Option<ArrayViewMutD<'a, E>>;
 }
 

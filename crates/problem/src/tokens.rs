@@ -3,7 +3,7 @@
 use crate::Error;
 use std::iter::repeat_n;
 
-/// How the tokens of the arrays divide into sequences. A state never passes from one sequence to
+/// Division of the tokens of the arrays into sequences. A state never passes from one sequence to
 /// another.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

@@ -20,8 +20,6 @@ const LEFT: f64 = 0.02;
 pub struct Bug {
     /// What the kernel does.
     pub story: &'static str,
-    /// Where it was seen; empty: a mistake of the same kind.
-    pub address: &'static str,
     /// The explanation that must be given, then others of a part that are true, too; an end with `*` stands for
     /// the rest of a name. Empty: nothing can be said.
     pub ids: &'static [&'static str],
@@ -65,7 +63,7 @@ fn all_are_explained(bugs: &[Bug]) {
     let mut wrong = Vec::new();
     for bug in bugs {
         let (ids, missed) = verdict(bug);
-        println!("| {} | {} | {} |", bug.story, bug.address, ids.join(", "));
+        println!("| {} | {} |", bug.story, ids.join(", "));
         wrong.extend(missed.map(|text| format!("{}: {text}", bug.story)));
     }
     assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), bugs.len(), wrong.join("\n"));

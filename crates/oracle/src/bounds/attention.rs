@@ -65,7 +65,7 @@ fn hulls(row: &Row<'_>) -> Vec<Hull> {
     hulls
 }
 
-/// What a row adds to the gradients.
+/// Terms that a row adds to the gradients.
 fn terms(row: &Row<'_>) -> RowTerms {
     let (operands, delta) = (row.place.operands, Delta::new(row));
     let (model, alone) = (operands.model, operands.v.width == 0);
@@ -175,7 +175,7 @@ impl<'a> Delta<'a> {
             + spread(p, inner)
             + 2.0 * model.u * p * difference
             + floor(difference + inner, model.eta);
-        // Where every step is stored, so is the dS that dbias is the sum of.
+        // The dS that dbias is the sum of is stored where every step is.
         let stored = if model.score.u > 0.0 { model.u_ds * p * difference } else { 0.0 };
         let d_score = Sum::term(error + stored, p * difference);
         let absolute = pair.slope * d_score.absolute;

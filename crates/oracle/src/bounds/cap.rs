@@ -2,9 +2,9 @@
 
 use super::model::Model;
 
-/// What a softcap c makes of an error: (N6).
+/// Errors behind a softcap c: (N6).
 pub(super) struct Capped {
-    /// By how much c·tanh(s/c) moves with s.
+    /// Error of c·tanh(s/c), as far as it moves with s.
     pub moved: f64,
     /// Of τ = tanh(s/c).
     pub tau_error: f64,

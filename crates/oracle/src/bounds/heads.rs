@@ -36,9 +36,9 @@ pub(super) fn forward(
     Errors { power, ..Errors::of([("o", o), ("lse", lse)]) }
 }
 
-/// What a pair adds to the gradients.
+/// Terms that a pair adds to the gradients.
 pub(super) struct PairTerms {
-    /// Where the key lies in its array.
+    /// Index of the key in its array.
     pub key: usize,
     /// dS.
     pub d_score: Sum,
@@ -51,13 +51,13 @@ pub(super) struct PairTerms {
     pub weight: Option<(Sum, f64)>,
 }
 
-/// What a row adds to the gradients.
+/// Terms that a row adds to the gradients.
 #[derive(Default)]
 pub(super) struct RowTerms {
     pub pairs: Vec<PairTerms>,
     /// γ of the sum over keys.
     pub gamma: f64,
-    /// What it adds to the gradient of its head's sink or τ.
+    /// Term of the gradient of its head's sink or τ.
     pub head: Sum,
 }
 
@@ -157,7 +157,7 @@ impl Gradients {
         let (q, dout) = (place.row(operands.q), place.row(operands.dout));
         let at = h * e.queries + place.query();
         let dq = &mut self.dq[at * e.dim..(at + 1) * e.dim];
-        // Where several heads share a key, each may store its part of dk and dv.
+        // Heads that share a key may store their parts of dk and dv.
         let shared = operands.scores.group() > 1;
         let (u_g, tiny) = if shared { (model.u_g, model.eta_g) } else { (0.0, model.eta) };
         for pair in &row.pairs {

@@ -1,4 +1,4 @@
-//! What every derivation starts from, and what it returns.
+//! Inputs of every derivation, and the errors that it returns.
 
 use super::model::Model;
 use crate::tensor::Values;
@@ -7,7 +7,7 @@ use etalon_reference::evaluate;
 use etalon_reference::scalar::Real;
 use std::collections::BTreeMap;
 
-/// What the bounds of a pass are functions of, beside the problem.
+/// Arguments of the bounds of a pass, beside the problem.
 pub(super) struct Inputs<'a> {
     pub pass: Pass,
     pub model: &'a Model,
@@ -84,7 +84,7 @@ impl Errors {
         Errors { lists, power: None, as_right: BTreeMap::new() }
     }
 
-    /// Those of a pass without a row to compute: what it returns is 0, being sums of nothing, however
+    /// Errors of a pass without a row to compute: its outputs are 0, being sums of nothing, however
     /// many heads there are.
     pub fn none(problem: &Problem, pass: Pass) -> Self {
         let outputs = problem.operands(pass).into_iter().filter(|x| x.role == Role::Output);

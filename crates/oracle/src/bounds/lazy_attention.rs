@@ -39,11 +39,11 @@ struct Pair {
     e: f64,
     /// Its error, (N41); 0 where the pair is surely inactive.
     e_error: f64,
-    /// P + |τ/n|: what e is a difference of.
+    /// P + |τ/n|: the sizes of the two terms of e, added up.
     terms: f64,
-    /// Whether some correct kernel holds it for active.
+    /// True where some correct kernel takes it for active.
     may_be_active: bool,
-    /// Whether rounding may decide either way.
+    /// True where rounding may decide either way.
     open: bool,
 }
 
@@ -89,7 +89,7 @@ fn output(row: &Row<'_>, pairs: &[Pair], errors: &mut [f64]) {
     }
 }
 
-/// What the gradients of a row know of it.
+/// Figures of a row that its gradients are made of.
 struct Gradient<'a> {
     row: &'a Row<'a>,
     pairs: &'a [Pair],
@@ -147,7 +147,7 @@ impl<'a> Gradient<'a> {
         found
     }
 
-    /// What the row adds to the gradients.
+    /// Terms that the row adds to the gradients.
     fn terms(&self) -> RowTerms {
         let (pairs, operands) = (self.pairs, self.row.place.operands);
         let model = operands.model;
@@ -168,13 +168,13 @@ impl<'a> Gradient<'a> {
     /// dS with its error, (N45) and (N46).
     fn d_score(&self, model: &Model, pair: &Pair, (g, size): (f64, f64)) -> Sum {
         let flipped = pair.if_open(pair.p * g.abs());
-        // What (E9) and (E17) add up.
+        // Sizes of the terms that (E9) and (E17) add up.
         let size_of_all = g.abs() + self.delta.abs() + self.open + self.dlse.abs();
         let error = self.gamma * size
             + model.dp.error(g.abs())
             + self.delta_error
             + 3.0 * model.u * size_of_all;
-        // Where every step is stored, so is the dS that dbias is the sum of.
+        // The dS that dbias is the sum of is stored where every step is.
         let stored = if model.score.u > 0.0 { model.u_ds } else { 0.0 };
         let flips = pair.p * (self.open - flipped) + (1.0 - pair.p).max(0.0) * flipped; // (N46)
         let error = spread(pair.p_error, size_of_all + error)

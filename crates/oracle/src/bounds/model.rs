@@ -5,7 +5,7 @@ use crate::types::Types;
 use etalon_problem::{Dtype, Precision, Stored};
 use std::fmt;
 
-/// Why an element has no bound.
+/// Reasons why an element has no bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NoBound {
     /// A sum may overflow its type, or has more terms than its roundoff can count (n u ≥ 1).
@@ -52,7 +52,7 @@ pub(super) struct Model {
     pub profile: Profile,
     /// u: of the accumulator.
     pub u: f64,
-    /// What a product loses of its two factors, if these are narrowed: 0 where they are not.
+    /// Relative error of a product whose two factors are narrowed: 0 where they are not.
     pub factors: f64,
     /// η: what underflow in the accumulator may cost, once.
     pub eta: f64,
@@ -72,7 +72,7 @@ pub(super) struct Model {
     pub weight: Kept,
     pub residual: Kept,
     pub chunk: Kept,
-    /// Where no intermediate result overflows: as long as every sum of absolute terms stays below
+    /// Limit of sums of absolute terms: no intermediate result overflows as long as all of them stay below
     /// this, 2²⁴ under the accumulator's largest number. The room is for what a streaming softmax
     /// has not normalised yet: 2¹⁶ keys, each of weight up to 2⁸.
     pub limit: f64,
@@ -83,7 +83,7 @@ pub(super) struct Model {
     safety: f64,
 }
 
-/// What storing a value in between costs: u of itself and η, and where it overflows.
+/// Error of storing an intermediate value: u of itself and η, ∞ where it overflows.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Kept {
     pub u: f64,
@@ -170,7 +170,7 @@ impl Model {
         self.exp(distance + 2.0 * lag) + self.profile.exp_constant * self.u * rescales as f64
     }
 
-    /// How far the running maximum of some logits may lag behind the true one: it is one of them.
+    /// The largest lag of the running maximum of some logits, which is one of them, behind the true one.
     pub fn lag(&self, logits: impl Iterator<Item = f64>) -> f64 {
         let finite = logits.filter(|x| x.is_finite());
         let ends = (f64::INFINITY, f64::NEG_INFINITY);
@@ -184,7 +184,7 @@ impl Model {
         moved + gamma + self.log_error(log) + self.profile.lse * self.u * (max.abs() + log)
     }
 
-    /// What a logarithm of this size errs by where it is taken to base 2: log₂ e and the product with it.
+    /// Error of a logarithm of this size that is taken to base 2: of log₂ e and the product with it.
     pub fn base_2(&self, log: f64) -> f64 {
         if log.is_finite() { 2.0 * self.u * log.abs() } else { 0.0 }
     }
@@ -200,7 +200,7 @@ impl Model {
         self.gamma(terms + self.profile.rescales(terms) + more)
     }
 
-    /// How far an error may reach in a decision: as far as (N4) lets it in an output.
+    /// Reach of an error in a decision: as far as (N4) lets it reach in an output.
     pub fn widened(&self, error: f64) -> f64 {
         self.safety * error
     }
@@ -210,7 +210,7 @@ impl Model {
         gamma + self.u_p * (1.0 + gamma)
     }
 
-    /// Whether weights or dS are rounded to less than the accumulator's type.
+    /// True where weights or dS are rounded to less than the accumulator's type.
     pub fn stores_low(&self) -> bool {
         let kept = [self.score, self.dp, self.weight, self.residual, self.chunk];
         self.u_p > 0.0 || self.u_ds > 0.0 || kept.iter().any(|kept| kept.u > 0.0)
@@ -231,13 +231,13 @@ impl Model {
         magnitude * dtype.unit_roundoff() + floor(magnitude, dtype.underflow())
     }
 
-    /// What storing the elements of o costs in Σ_c x_c o_c.
+    /// Error of Σ_c x_c o_c from storing the elements of o.
     pub fn stored_product(&self, x: &[f64], o: &[f64]) -> f64 {
         let stored = |(x, o): (&f64, &f64)| x.abs() * self.store(o.abs(), self.o);
         x.iter().zip(o).map(stored).sum()
     }
 
-    /// What storing numbers of o costs that are so large in all, without underflow.
+    /// Error of storing numbers of o whose sizes add up to `magnitude`, without underflow.
     pub fn storage_error(&self, magnitude: f64) -> f64 {
         magnitude * self.o.unit_roundoff()
     }
@@ -268,7 +268,7 @@ impl Model {
         weight_error(log, rho, self.largest_error())
     }
 
-    /// Why a result of such an error has no bound, if it has none.
+    /// The reason why a result of such an error has no bound, if it has none.
     pub fn no_bound(&self, error: f64) -> Option<NoBound> {
         if error <= self.largest_error() {
             return None;

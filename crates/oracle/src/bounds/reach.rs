@@ -1,4 +1,4 @@
-//! How far a sum of uncertain weights may move: A⁺ and A⁻ of equation (N7), by their logarithms.
+//! Range of a sum of uncertain weights: A⁺ and A⁻ of equation (N7), by their logarithms.
 
 /// ln Σ e^x, however large the x are.
 #[derive(Debug, Clone, Copy)]
@@ -55,7 +55,7 @@ impl Reach {
         self.least.ln()
     }
 
-    /// By how much the logarithm of the sum moves. Roundings of P itself leave the sums a little beside 1.
+    /// The largest movement of the logarithm of the sum. Roundings of P itself leave the sums a little beside 1.
     pub fn moved(&self) -> f64 {
         self.most.ln().max(-self.least()).max(0.0)
     }

@@ -18,7 +18,7 @@ pub(super) struct Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    /// Where its query lies in the arrays.
+    /// Index of its query in the arrays.
     pub fn query(&self) -> usize {
         self.sequence.query_start + self.i
     }
@@ -28,7 +28,7 @@ impl<'a> Place<'a> {
         x.row(self.sequence.batch, self.head, self.query())
     }
 
-    /// What it sees at array position `key` of a tensor that lies as k does.
+    /// The row that it sees at array position `key` of a tensor that lies as k does.
     pub fn shared(&self, x: Rows<'a>, key: usize) -> &'a [f64] {
         x.row(self.sequence.batch, self.head / self.operands.scores.group(), key)
     }
@@ -39,7 +39,7 @@ impl<'a> Place<'a> {
     }
 }
 
-/// What the scores are raised by: `size` numbers for each of the heads of each of the batch elements,
+/// Numbers that are added to the scores: `size` for each of the heads of each of the batch elements,
 /// of which there is 1 where the numbers are shared. Its gradient lies in the same way.
 #[derive(Clone, Copy)]
 pub(super) struct Bias<'a> {
@@ -49,7 +49,7 @@ pub(super) struct Bias<'a> {
     pub size: usize,
     /// Keys in a row of numbers for each pair.
     keys: usize,
-    /// Where there is a number for each distance within reach instead, and 0 beyond.
+    /// Distances of a bias that has a number for each distance within reach instead, and 0 beyond.
     reach: Option<DistanceBias>,
 }
 
@@ -68,19 +68,19 @@ impl<'a> Bias<'a> {
         self.batches * self.heads * self.size
     }
 
-    /// How many heads share each number.
+    /// Number of heads that share each number.
     pub fn copies(&self, e: &Extents) -> usize {
         e.batch / self.batches.max(1) * (e.query_heads / self.heads.max(1))
     }
 
-    /// Where the numbers of a head of a batch element begin.
+    /// Index of the first number of a head of a batch element.
     pub fn start(&self, batch: usize, head: usize) -> usize {
         let batch = if self.batches == 1 { 0 } else { batch };
         let head = if self.heads == 1 { 0 } else { head };
         (batch * self.heads + head) * self.size
     }
 
-    /// Where the number of a pair lies among those of its head, if there is one.
+    /// Index of the number of a pair among those of its head, if there is one.
     pub fn offset(&self, place: Place<'_>, key: usize) -> Option<usize> {
         match self.reach {
             Some(reach) => reach.distance(place.sequence, place.i, key - place.sequence.key_start),
@@ -94,8 +94,7 @@ impl<'a> Bias<'a> {
     }
 }
 
-/// What the outputs of attention, attention_lse and lazy_attention are made of, and the reference's o
-/// and lse.
+/// Operands of attention, attention_lse and lazy_attention, and the reference's o and lse.
 pub(super) struct Operands<'a> {
     pub scores: &'a Scores,
     pub model: &'a Model,
@@ -115,7 +114,7 @@ pub(super) struct Operands<'a> {
 /// A visible pair.
 #[derive(Clone, Copy)]
 pub(super) struct Pair {
-    /// Where the key lies in its array: `key_start + j`.
+    /// Index of the key in its array: `key_start + j`.
     pub key: usize,
     /// S, (F1) and (F2).
     pub score: f64,
@@ -157,9 +156,9 @@ pub(super) struct Row<'a> {
     sum_gamma: f64,
     /// The error of the stored lse, (N9).
     pub lse_error: f64,
-    /// Whether weights may err by so much that their average is bounded by its hull, too.
+    /// True where weights may err by so much that their average is bounded by its hull, too.
     pub rough: bool,
-    /// Whether a score may overflow: nothing is known of the row.
+    /// True where a score may overflow: nothing is known of the row.
     pub overflows: bool,
 }
 
@@ -174,9 +173,9 @@ pub(super) struct Average {
     pub value: f64,
     /// Σ e_j |x_j − y|.
     pub apart: f64,
-    /// What rounding the weights and the sum costs: Σ w_j |x_j| with w of [`Row::rounded`].
+    /// Error from rounding the weights and the sum: Σ w_j |x_j| with w of [`Row::rounded`].
     pub rounded: f64,
-    /// Where the x_j lie; of rough rows.
+    /// Range of the x_j; of rough rows.
     pub hull: Option<Hull>,
 }
 
@@ -287,7 +286,7 @@ impl<'a> Operands<'a> {
     }
 }
 
-/// Whether a row sees nothing beside a sink of ∞, whose weight is 1 in every kernel: no difference of two
+/// True where a row sees nothing beside a sink of ∞, whose weight is 1 in every kernel: no difference of two
 /// infinities says so.
 fn alone_with_all(pairs: &[Pair], sink: f64) -> bool {
     pairs.is_empty() && sink == f64::INFINITY
@@ -352,7 +351,7 @@ impl<'a> Row<'a> {
         }
     }
 
-    /// What the rounding of a stored P and of the sums costs of P v, for each |v| (N8).
+    /// Error of P v from the rounding of a stored P and of the sums, for each |v| (N8).
     pub fn rounded(&self, model: &Model, pair: &Pair) -> f64 {
         let p = pair.p + pair.p_error;
         p * model.rounded_weight(self.gamma) + model.eta_p + model.weight.error(p)

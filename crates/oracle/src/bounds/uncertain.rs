@@ -35,15 +35,15 @@ pub(super) fn errors(problem: &Problem, inputs: &Inputs<'_>) -> Result<Errors, E
 #[derive(Debug, Clone, Copy)]
 struct Uncertain {
     value: f64,
-    /// What the terms of the sum that it is bring along, in roundoffs.
+    /// Errors of the terms of the sum that it is, in roundoffs.
     error: f64,
     /// The sum of the sizes of these terms, and their number: how they are added is open.
     mass: f64,
     terms: u32,
-    /// Whether the kernel sums in f32, otherwise in f64. Not of constants of the formula, until they
+    /// True where the kernel sums in f32, otherwise in f64. False for constants of the formula, until they
     /// meet an operand.
     single: bool,
-    /// What underflow may have cost, in smallest numbers.
+    /// Possible error by underflow, in smallest numbers.
     tiny: f64,
 }
 
@@ -54,7 +54,7 @@ const DOUBT: f64 = 3.0;
 /// exp, tanh and ln of every profile that is published, but for those of one tier, which are narrower.
 const FUNCTIONS: Profile = Profile::ALL[1];
 
-/// Whether all that a profile grants is granted here: sums in f32 or f64 and the [`FUNCTIONS`].
+/// True where all that a profile grants is granted here: sums in f32 or f64 and the [`FUNCTIONS`].
 fn has_our_functions(profile: &Profile) -> bool {
     matches!(profile.accumulator, Dtype::F32 | Dtype::F64)
         && profile.exp_constant <= FUNCTIONS.exp_constant

@@ -1,8 +1,8 @@
 //! Elements about which a bound says too little, and whether their errors are those of correct kernels.
 //!
-//! An element is *blunt* where its bound exceeds half of the scale of its row, or where it has none: zeros, or
-//! another row, would lie within it. Such an element counts as right only if it errs no more than simulated
-//! kernels do ([`crate::stochastic`]); otherwise nothing is known of it.
+//! An element is *uninformative* (`blunt` in code and reports) where its bound exceeds half of the scale of its row,
+//! or where it has none: zeros, or another row, would lie within it. Such an element counts as right only if it errs
+//! no more than simulated kernels do ([`crate::stochastic`]); otherwise nothing is known of it.
 
 use super::statistics::Layout;
 use super::{margins, rms};
@@ -18,20 +18,20 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The largest share of the scale of its row that the bound of an element may have which is not blunt.
+/// The largest share of the scale of its row that the bound of an informative element may have.
 const HALF: f64 = 0.5;
 
 /// Rows are named up to this number.
 const NAMED: usize = 8;
 
-/// How often the errors of a row of a correct kernel may exceed the limit, if they are normally distributed.
+/// Probability that the errors of a row of a correct kernel exceed the limit, if they are normally distributed.
 const FALSE_ALARM: f64 = 1e-7;
 
-/// How much larger than those of simulated kernels the errors of a kernel may be.
+/// Factor by which the errors of a kernel may exceed those of simulated kernels.
 const ROOM: f64 = 2.0;
 
-/// Where so many rows, and a quarter of all blunt rows, err more than so many times as much as simulated kernels
-/// do, none of these rows errs by chance: one does so with a probability below 1 %.
+/// Rows that err together: where so many, and a quarter of all uninformative rows, err more than so many times as
+/// much as simulated kernels do, none of them errs by chance. One does so with a probability below 1 %.
 const MANY: usize = 4;
 const FAR: f64 = 6.0;
 
@@ -39,24 +39,24 @@ const FAR: f64 = 6.0;
 /// a sign or a factor of 2 are, and few errors of correct kernels that are as large as results go all one way.
 const SHARE: f64 = 0.5;
 
-/// What is blunt about an output.
+/// The uninformative elements of an output.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Blunt {
     /// The output.
     pub output: String,
-    /// How many elements are blunt, of how many.
+    /// Number of uninformative elements.
     pub elements: usize,
-    /// How many elements the output has.
+    /// Number of all elements of the output.
     pub of: usize,
-    /// How many have no bound, by the reason: these are blunt.
+    /// Number of elements without a bound, by the reason: these are uninformative.
     pub no_bound: BTreeMap<NoBound, usize>,
-    /// How many blunt elements lie in rows that err more than simulated kernels do.
+    /// Number of uninformative elements in rows that err more than simulated kernels do.
     pub undecided: usize,
     /// The first of these rows, each by its index without that of the column.
     pub rows: Vec<Vec<usize>>,
-    /// Whether every element counts as a row, as of outputs of a few rows.
+    /// True if every element counts as a row, as of outputs of a few rows.
     pub by_element: bool,
-    /// How many such rows there are.
+    /// Number of such rows.
     pub row_count: usize,
     /// The largest error of such a row over the typical one.
     pub times: f64,
@@ -103,8 +103,8 @@ impl fmt::Display for Blunt {
     }
 }
 
-/// Which elements of an output are blunt, and the scale of the row of each, in row-major order; `None` where none
-/// is.
+/// Flags of the uninformative elements of an output, and the scale of the row of each element, in row-major order;
+/// `None` where none is.
 fn blunt_elements(bound: &Bound) -> Option<(Vec<bool>, Vec<f64>)> {
     let width = super::row_width(bound);
     let (values, bounds) = (bound.value.as_slice()?, bound.bound.as_slice()?);
@@ -119,13 +119,13 @@ fn blunt_elements(bound: &Bound) -> Option<(Vec<bool>, Vec<f64>)> {
         let widest = if scale > 0.0 { HALF * scale } else { f64::MAX };
         elements.for_each(|((x, bound), blunt)| *blunt = x.is_finite() && *bound > widest);
     }
-    // What may be one of several numbers is judged as each of them.
+    // An element that may be one of several numbers is judged as each of them.
     bound.as_right.keys().for_each(|&at| blunt[at] = false);
     blunt.contains(&true).then_some((blunt, scales))
 }
 
-/// What is blunt about each output, where something is. `simulate` returns the errors of one of [`KERNELS`] correct
-/// kernels, by output, on the pass and inputs of `exact`.
+/// The uninformative elements of each output that has some. `simulate` returns the errors of one of [`KERNELS`]
+/// correct kernels, by output, on the pass and inputs of `exact`.
 ///
 /// Kernels are simulated one after the other until nothing is in doubt: an error that is small beside those of
 /// the first kernels is so beside those of all.
@@ -152,16 +152,16 @@ pub fn blunt<E: Send>(
     Ok(rows.iter().map(Rows::judge).collect())
 }
 
-/// The rows of an output of which some elements are blunt.
+/// The rows of an output of which some elements are uninformative.
 struct Rows<'a> {
     operand: &'a Operand,
     bound: &'a Bound,
     layout: Layout,
     /// Element by element.
     blunt: Vec<bool>,
-    /// The rows that hold a blunt element, and none that is off: such a row is wrong, not in doubt.
+    /// The rows that hold an uninformative element, and none that is off: such a row is wrong, not in doubt.
     rows: Vec<usize>,
-    /// Of each of them the sum of the squares of errors of its blunt elements, of what is judged.
+    /// Of each of them the sum of the squares of errors of its uninformative elements, of what is judged.
     own: Vec<f64>,
     /// The same of the rounding that is granted to any kernel.
     least: Vec<f64>,
@@ -224,7 +224,7 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// By which share of themselves the blunt elements are too large, in the mean over rows, of errors.
+    /// The share of themselves by which the uninformative elements are too large, in the mean over rows, of errors.
     fn share_of(&self, errors: &[f64]) -> f64 {
         let blunt = self.rows.iter().flat_map(|&row| self.layout.range(row));
         let blunt = blunt.filter(|&at| self.blunt[at] && self.directions[at] != 0.0);
@@ -238,7 +238,7 @@ impl<'a> Rows<'a> {
         wide.then(|| (self.share, self.share.abs() / typical))
     }
 
-    /// Row by row, the sum of the squares of the blunt elements of a list.
+    /// Row by row, the sum of the squares of the uninformative elements of a list.
     fn squares(&self, list: &[f64]) -> Vec<f64> {
         let of_row = |&row: &usize| {
             let inside = self.layout.range(row).filter(|at| self.blunt[*at]);
@@ -300,7 +300,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// How many times the root mean square of the errors of the simulated kernels that of a correct one may be.
+/// Largest ratio of the root mean square of the errors of a correct kernel to that of the simulated ones.
 /// All elements of a row may err together: each kernel counts once.
 fn limit() -> f64 {
     let chance = StudentsT::new(0.0, 1.0, f64::from(KERNELS));

@@ -1,5 +1,4 @@
-//! Whether inputs are generic: whether the errors of a correct kernel on them are random, so that gate G2 may
-//! decide.
+//! Test of generic inputs: the errors of a correct kernel on them are random, so that gate G2 may decide.
 //!
 //! Elements must look as if each were drawn by itself from one distribution around 0 that is no wilder than
 //! Laplace's, and no row of scores may be decided by a few pairs. The test reads the inputs alone.
@@ -141,7 +140,7 @@ impl Moments {
     }
 }
 
-/// How many of the first elements have the most common value.
+/// Number of elements with the most common value, among the first [`LOOKED_AT`].
 fn most_common(x: &ArrayD<f64>) -> usize {
     let mut bits: Vec<u64> = x.iter().take(LOOKED_AT).map(|x| x.to_bits()).collect();
     bits.sort_unstable();
@@ -156,7 +155,7 @@ fn neighbours(x: &ArrayD<f64>, axis: usize) -> f64 {
     products.sum::<f64>() / first.len().max(1) as f64
 }
 
-/// How many terms of a softmax count, in the mean over its rows: of n terms whose logits deviate by σ as many as n
+/// Number of terms of a softmax that count, in the mean over its rows: of n terms whose logits deviate by σ as many as n
 /// e^{−σ²} have (Σ P)² / Σ P². Without a softmax ∞. Gradients of keys are sums over queries: outside of the forward
 /// pass the fewer of both directions count.
 fn pairs_that_count(problem: &Problem, pass: Pass, x: &Values) -> Result<f64, Error> {

@@ -1,4 +1,4 @@
-//! What a failure looks like: not a number, never written, the exact results times one number. A hint is
+//! Marks of a failure: not a number, never written, the exact results times one number. A hint is
 //! given only where it leaves nothing beyond the bounds.
 
 use super::margins;
@@ -9,7 +9,7 @@ use std::f64::consts::{LN_2, LOG2_E};
 /// From so many elements that are off a number can be told that all have in common.
 const FEWEST: usize = 4;
 
-/// How near a ratio must be to a number that has a name.
+/// Largest relative distance of a ratio from a number that has a name.
 const NEAR: f64 = 5e-3;
 
 /// A guess at the mistake, if the elements that are off have the marks of a common one.

@@ -1,4 +1,4 @@
-//! Gate G2: what a bound for the worst case cannot see. On generic inputs errors are random: those of a
+//! Gate G2: mistakes that a bound for the worst case cannot see. On generic inputs errors are random: those of a
 //! correct kernel are not proportional to the results, and no row errs much more than its like.
 //!
 //! Two statistics, each against the errors of simulated kernels of the profile ([`Typical`]):
@@ -18,7 +18,7 @@ use statrs::distribution::{ContinuousCDF, FisherSnedecor};
 use std::fmt;
 use std::ops::Range;
 
-/// How many standard deviations a slope may lie from 0.
+/// Number of standard deviations that a slope may lie from 0.
 const DEVIATIONS: f64 = 6.0;
 
 /// A uniform relative error that the functions of every profile may have, in roundoffs of the
@@ -31,18 +31,18 @@ const FEWEST_ROWS: usize = 12;
 /// A row says something where at least so many of its elements err.
 const FEWEST_ELEMENTS: f64 = 4.0;
 
-/// Where less than this share of the squares of simulated errors is left beside their common direction, it
-/// is the rounding of the simulation.
+/// Share of the squares of simulated errors: less than this beside their common direction is the rounding of the
+/// simulation.
 const RESIDUE: f64 = 1e-6;
 
 /// Columns in a block, and rows in a tile: what kernels process at once are multiples of these.
 const BLOCK: usize = 16;
 
-/// How often χ of a row of a correct kernel may exceed its limit.
+/// Probability that χ of a row of a correct kernel exceeds its limit.
 const FALSE_ALARM: f64 = 1e-9;
 
-/// How much larger than in simulated kernels the errors of one row may typically be: one sums in another
-/// order, or rounds a value once more.
+/// Factor by which the errors of one row may typically exceed those in simulated kernels: a kernel sums in
+/// another order, or rounds a value once more.
 const ROOM: f64 = 2.0;
 
 /// A statistic of an output, or of a part of it.
@@ -50,20 +50,20 @@ const ROOM: f64 = 2.0;
 pub struct Statistic {
     /// The output.
     pub output: String,
-    /// Which part of it.
+    /// The part of it.
     pub part: Part,
-    /// What was measured.
+    /// The measure that was taken.
     pub measure: Measure,
     /// Its size.
     pub value: f64,
-    /// How large it may be.
+    /// The largest size that chance allows it.
     pub limit: f64,
 }
 
-/// What is measured.
+/// A measure of errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Measure {
-    /// β: by which share of themselves results are too large.
+    /// β: the share of themselves by which results are too large.
     Slope,
     /// χ: how many times larger than typical errors are.
     Chi,
@@ -152,7 +152,7 @@ pub fn g2(
     found
 }
 
-/// How an output divides into heads, rows and columns.
+/// Division of an output into heads, rows and columns.
 pub(super) struct Layout {
     /// The extents of the axes before the rows.
     heads: Vec<usize>,
@@ -207,7 +207,7 @@ struct Errors<'a> {
     weights: Vec<f64>,
 }
 
-/// What a block of a row adds to a slope: Σ w x², Σ w x e, and the latter of the samples.
+/// Terms that a block of a row adds to a slope: Σ w x², Σ w x e, and the latter of the samples.
 #[derive(Clone)]
 struct Cell {
     xx: f64,
@@ -215,12 +215,12 @@ struct Cell {
     samples: Vec<f64>,
 }
 
-/// Where a bound is so many times wider than typical errors as in the row in the middle, errors that the
-/// simulation does not have decide: a pair at its threshold is active or not. G1 judges alone.
+/// Largest ratio of the bound to typical errors of a row that is measured, over that of the row in the middle.
+/// Beyond, errors that the simulation does not have decide: a pair at its threshold is active or not. G1 judges alone.
 const FARTHEST: f64 = 32.0;
 
-/// Where terms cancel in every row, the row in the middle tells nothing. Errors of correct kernels are then
-/// a hundredth of the bound or less, as everywhere.
+/// Largest such ratio that counts for the row in the middle, which tells nothing where terms cancel in every row.
+/// Errors of correct kernels are then a hundredth of the bound or less, as everywhere.
 const WIDEST: f64 = 64.0;
 
 impl<'a> Errors<'a> {
@@ -228,7 +228,7 @@ impl<'a> Errors<'a> {
         let rows = got.len() / layout.width.max(1);
         let bounds: Vec<f64> = bound.bound.iter().copied().collect();
         let exact: Vec<f64> = bound.value.iter().copied().collect();
-        // Where nothing is required, or only a class, nothing is measured.
+        // Nothing is measured where nothing is required, or only a class.
         let open: Vec<bool> =
             exact.iter().zip(&bounds).map(|(x, b)| !x.is_finite() || *b == f64::INFINITY).collect();
         let measured = |errors: &mut dyn Iterator<Item = f64>| -> Vec<f64> {
@@ -283,7 +283,7 @@ impl<'a> Errors<'a> {
         }
     }
 
-    /// What the columns of a row add to a slope.
+    /// Terms that the columns of a row add to a slope.
     fn cell(&self, row: usize, columns: Range<usize>) -> Cell {
         let start = row * self.layout.width;
         let range = start + columns.start..start + columns.end;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// How one check of one case ended.
+/// Outcome of one check of one case.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Verdict {
     /// It holds.
@@ -37,7 +37,7 @@ impl Verdict {
         }
     }
 
-    /// Why it is no pass.
+    /// The reason why it is no pass.
     pub fn reason(&self) -> Option<&str> {
         match self {
             Verdict::Pass => None,
@@ -50,17 +50,17 @@ impl Verdict {
         }
     }
 
-    /// Whether anything was checked: neither an absence nor a question that was not asked.
+    /// True where anything was checked: neither an absence nor a question that was not asked.
     pub fn is_check(&self) -> bool {
         !matches!(self, Verdict::Unsupported(_) | Verdict::NotAsked(_))
     }
 
-    /// Whether a run fails by it.
+    /// True where a run fails by it.
     pub fn is_negative(&self) -> bool {
         self.status() == Status::Failed
     }
 
-    /// What it does to the judgement that it is a part of.
+    /// Effect on the judgement that it is a part of.
     pub fn status(&self) -> Status {
         match self {
             Verdict::Pass | Verdict::NotAsked(_) | Verdict::Unsupported(_) => Status::Passed,
@@ -70,7 +70,7 @@ impl Verdict {
     }
 }
 
-/// How a judgement of many checks ends: as the worst of them, which is the largest.
+/// Outcome of a judgement of many checks: that of the worst of them, which is the largest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Status {
     /// Everything that was judged is right.

@@ -10,7 +10,7 @@ use etalon_problem::{
 use ndarray::{Array4, ArrayD, Axis, Ix2, Ix4, IxDyn, concatenate};
 use std::borrow::Cow;
 
-/// How the roundings of scores enter an evaluation.
+/// Form in which the roundings of scores enter an evaluation.
 #[derive(Debug)]
 pub(super) enum StoredScores {
     /// Not at all.
@@ -81,7 +81,7 @@ impl StoredScores {
         let two = |name: &str| inputs.get(name)?.view().into_dimensionality::<Ix2>().ok();
         let (Some(h), Some(w)) = (two("h"), two("w")) else { return StoredScores::None };
         let size = rounding * steps_of_logits(loss).sqrt();
-        // What counts is the error of h·w, which all later steps pass on.
+        // The error of h·w counts, which all later steps pass on.
         let sizes = w.dot(&h.t()).mapv(|a| if a.is_finite() { size * a.abs() } else { 0.0 });
         StoredScores::Columns { sizes: sizes.into_dyn(), dim: loss.dim }
     }

@@ -8,7 +8,7 @@ use etalon_oracle::profile::Profile;
 use etalon_problem::Dtype;
 use std::collections::BTreeMap;
 
-/// By how much operations may be off.
+/// The largest errors of operations, those of a profile and a storage type.
 #[derive(Debug, Clone, Copy)]
 pub struct Granted {
     pub profile: Profile,
@@ -28,7 +28,7 @@ impl<'a> Arithmetic<'a> {
         Arithmetic { granted, directions, next: 0 }
     }
 
-    /// How many directions were read.
+    /// Number of directions that were read.
     pub fn operations(&self) -> usize {
         self.next
     }
@@ -113,10 +113,10 @@ impl<'a> Arithmetic<'a> {
 /// Results of a kernel by name, in row-major order.
 pub type Results = BTreeMap<&'static str, Vec<f64>>;
 
-/// What a climb saw.
+/// Findings of a climb.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// How many kernels were tried.
+    /// Number of kernels that were tried.
     pub kernels: usize,
     /// The largest margin by output.
     pub margins: BTreeMap<String, f64>,

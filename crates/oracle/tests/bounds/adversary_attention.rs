@@ -8,7 +8,7 @@ use etalon_problem::{
     Attention, AttentionLse, Dtype, Extents, LazyAttention, Mask, Problem, Scores,
 };
 
-/// What a kernel does in its own way.
+/// Choices that a kernel makes for itself.
 #[derive(Debug, Clone, Copy)]
 struct Way {
     /// δ as Σ P dP instead of dout·o.
@@ -257,7 +257,7 @@ impl<'a> Kernel<'a> {
 struct Pulled {
     o: Vec<f64>,
     lse: f64,
-    /// What multiplies dout.
+    /// Weights that multiply dout.
     p: Vec<f64>,
     /// dS.
     raw: Vec<f64>,

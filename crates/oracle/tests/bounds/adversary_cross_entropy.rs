@@ -17,7 +17,7 @@ struct Kernel<'a> {
     anew: bool,
 }
 
-/// What the forward pass knows of a token.
+/// Figures of a token in the forward pass.
 struct Row {
     z: Vec<f64>,
     slope: Vec<f64>,

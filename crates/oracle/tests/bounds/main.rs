@@ -276,7 +276,7 @@ fn mistakes_are_out_of_bounds() {
     }
 }
 
-/// What a pair that is not visible holds can be no reason for a looser bound.
+/// Operands of a pair that is not visible can be no reason for a looser bound.
 #[test]
 fn poison_behind_the_mask_changes_no_bound() {
     let e = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 4, keys: 6, dim: 8 };
@@ -297,7 +297,7 @@ fn poison_behind_the_mask_changes_no_bound() {
     }
 }
 
-/// Where the arithmetic may overflow no requirement is stated, and the case says so.
+/// No requirement is stated where the arithmetic may overflow, and the case says so.
 #[test]
 fn overflowing_sums_carry_no_requirement() {
     let e = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 3, keys: 3, dim: 2 };

@@ -47,7 +47,7 @@ macro_rules! float {
 float!(f32);
 float!(f64);
 
-/// What a kernel may choose.
+/// Choices of a kernel.
 #[derive(Debug, Clone, Copy)]
 pub struct Style {
     /// The type of operands and results.
@@ -60,11 +60,11 @@ pub struct Style {
     pub forward_gradient: bool,
     /// δ as Σ P dP, and dk and dv of each query head stored before those of a group are added up.
     pub by_head: bool,
-    /// What products read of their factors.
+    /// Parts of their factors that products read.
     pub factors: Factors,
 }
 
-/// What a product reads of its factors.
+/// Parts of its factors that a product reads.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Factors {
     Whole,

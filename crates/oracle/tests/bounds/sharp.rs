@@ -10,7 +10,7 @@ use etalon_problem::{
 };
 use ndarray::ArrayD;
 
-/// Whether every element that is `wrong` by this number is out of bounds.
+/// True where a result of `wrong` is out of bounds in every element.
 fn notices(bound: &Bound, wrong: f64) -> bool {
     let mut elements = bound.value.iter().zip(&bound.bound);
     elements.all(|(value, bound)| (wrong - value).abs() > *bound)
@@ -159,7 +159,7 @@ fn nothing_to_average_is_exact() {
     assert!(notices(&backward.outputs["dh"], 1e-30));
 }
 
-/// What has no bound is counted, and under the reason that is its own.
+/// Elements without a bound are counted, each under the reason that is its own.
 #[test]
 fn every_element_without_a_bound_has_its_reason() {
     let counted = |bounds: &Bounds, reasons: &[NoBound]| {

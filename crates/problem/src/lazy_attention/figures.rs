@@ -1,13 +1,13 @@
-//! What a tier finds in the rows of a problem, of which the statistics are made: (E37)–(E46).
+//! Figures that a tier finds in the rows of a problem; the statistics are made of them: (E37)–(E46).
 
 use super::{SpeedUp, Stats};
 
 /// The figures of a row, which a tier keeps in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Figure {
-    /// How many pairs are visible.
+    /// Number of visible pairs.
     Visible,
-    /// How many are active.
+    /// Number of active pairs.
     Active,
     /// Σ e.
     Surviving,
@@ -20,7 +20,7 @@ pub enum Figure {
 }
 
 impl Figure {
-    /// How many there are.
+    /// Number of figures of a row.
     pub const COUNT: usize = 6;
 }
 

@@ -1,6 +1,6 @@
-//! What tiers report on the sparsity of weights: (E37)–(E46).
+//! Statistics on the sparsity of weights that tiers report: (E37)–(E46).
 
-/// How sparse the weights are, over the visible pairs and the rows that have one. 0/0 counts as 0.
+/// Sparsity of the weights, over the visible pairs and the rows that have one. 0/0 counts as 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Stats {
     /// Active pairs among the visible ones, (E37).
@@ -20,13 +20,13 @@ pub struct Stats {
     pub first_key_kept: f64,
     /// Σ_i e_i1 / Σ_ij e_ij over these rows, (E44).
     pub first_key_share: f64,
-    /// What a kernel may gain that skips inactive tiles, (E45).
+    /// Possible gain of a kernel that skips inactive tiles, (E45).
     pub by_tiles: SpeedUp,
-    /// What a kernel may gain that skips inactive pairs, (E46).
+    /// Possible gain of a kernel that skips inactive pairs, (E46).
     pub by_pairs: SpeedUp,
 }
 
-/// How many times fewer products of matrices a kernel takes than without skipping.
+/// Products of matrices without skipping, over those with skipping.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SpeedUp {
     /// In the forward pass.

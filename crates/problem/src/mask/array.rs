@@ -67,7 +67,7 @@ impl NamedArray<bool> {
         &self.data[start..start + keys]
     }
 
-    /// How much of the tile `rows` × `cols` the array allows in a sequence and head. The problem must
+    /// Part of the tile `rows` × `cols` that the array allows in a sequence and head. The problem must
     /// have passed its check.
     pub fn cover(
         &self,

@@ -1,6 +1,6 @@
-//! How much of a tile a mask allows.
+//! Part of a tile that a mask allows.
 
-/// How much of a tile a mask allows.
+/// Part of a tile that a mask allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cover {
     /// No pair of the tile is allowed.

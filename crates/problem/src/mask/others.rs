@@ -1,4 +1,4 @@
-//! What a kernel may take a mask for: each part of it alone, each end of a window moved or dropped, the
+//! Misreadings of a mask by a kernel: each part of it alone, each end of a window moved or dropped, the
 //! other alignment.
 
 use super::{Align, Mask, NamedArray};
@@ -8,7 +8,7 @@ use crate::{Scores, Sequence};
 /// The most flags of an array that is made for a reading of a mask: of pairs that no other mask tells.
 const FLAGS: usize = 1 << 22;
 
-/// What a kernel may take the mask of scores for.
+/// Misreadings of the mask of scores.
 pub(crate) fn others(scores: &Scores) -> Vec<Other<Mask>> {
     let mut list = of(&scores.mask, scores);
     if !matches!(scores.mask, Mask::Full) {

@@ -172,12 +172,12 @@ fn long_mask() -> impl Strategy<Value = Mask> {
     ]
 }
 
-/// What a run over a fixed list of problems answered.
+/// Answers of a run over a fixed list of problems.
 #[derive(Debug, Default)]
 struct Tally {
     /// Tiles by what `allows` says of them: none, some, all.
     tiles: [usize; 3],
-    /// Those of which `cover` said exactly that.
+    /// Tiles of which `cover` said exactly that.
     exact: [usize; 3],
 }
 

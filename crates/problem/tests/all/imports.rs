@@ -57,7 +57,7 @@ impl Crate {
         None
     }
 
-    /// Which file imports which other one that is neither around it nor within it.
+    /// The files that each file imports, save those around it and within it.
     fn arrows(&self) -> BTreeMap<Module, BTreeSet<Module>> {
         let of = |(module, imports): (&Module, &Vec<Import>)| {
             let files = imports.iter().filter_map(|import| self.file(&import.path));
@@ -78,7 +78,7 @@ fn module(file: &Path) -> Module {
     names
 }
 
-/// What a file imports, by `use` or where it stands. Paths begin with the root of the crate; those of
+/// Imports of a file, by `use` or by a path in place. Paths begin with the root of the crate; those of
 /// other crates, with the file itself, which has no such name.
 fn list(module: &Module, text: &str) -> Vec<Import> {
     let code: Vec<&str> = text.lines().map(|line| line.split("//").next().unwrap()).collect();

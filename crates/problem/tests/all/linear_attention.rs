@@ -286,7 +286,7 @@ fn slopes_by_layer() {
 fn slopes_of_retention() {
     let found = slopes::retention(3).expect("slopes");
     assert_near(&found, &[(31.0f64 / 32.0).ln(), (63.0f64 / 64.0).ln(), (127.0f64 / 128.0).ln()]);
-    // Where 1 − 2^{−5−h} is 1 in f64, the logarithm is still there: −2^{−65}.
+    // The logarithm is still there where 1 − 2^{−5−h} is 1 in f64: −2^{−65}.
     let far = slopes::retention(61).expect("slopes")[60];
     assert_near(&[far], &[-2f64.powi(-65)]);
 }

@@ -1,4 +1,4 @@
-//! What a problem is, refuses and lists; how it is written; and that no two files of the workspace
+//! Problems: their checks, refusals, lists and written form; and the files of the workspace, no two of which
 //! import each other in a circle.
 
 mod check;

@@ -60,7 +60,6 @@ const HIDDEN: f64 = f64::NEG_INFINITY;
 pub const BUGS: &[Bug] = &[
     Bug {
         story: "query head h uses key head h mod Hk",
-        address: "HazyResearch/HipKittens#22",
         ids: &["heads-interleaved", "head-modulo"],
         make: || {
             let bench = bf16(grouped());
@@ -74,7 +73,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "query head h uses key head h/Hk, which is right for square ratios",
-        address: "XunhaoLai/native-sparse-attention-triton#27",
         ids: &["heads-by-key-heads"],
         make: || {
             let bench = bf16(grouped());
@@ -88,7 +86,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "every query head uses the first key head",
-        address: "ekzhang/jax-js#180",
         ids: &["keys-and-values-of-first-key-head"],
         make: || {
             let bench = bf16(grouped());
@@ -102,7 +99,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "keys and values of the first batch element for all",
-        address: "vllm-project/vllm#40766",
         ids: &["keys-and-values-of-first-batch-element"],
         make: || {
             let bench = forward(attention());
@@ -118,7 +114,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "k and v are exchanged",
-        address: "antonellof/ferrox#316",
         ids: &["k-and-v-exchanged"],
         make: || {
             let bench = forward(attention());
@@ -131,7 +126,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "causal at the top left with fewer queries than keys",
-        address: "Dao-AILab/flash-attention#282",
         ids: &["mask-top-left", "top-left"],
         make: || {
             scored!(bf16(attention()), |own, at, dot| if at[3] <= at[2] {
@@ -143,7 +137,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "a causal mask shows one key too many",
-        address: "pytorch/pytorch#192138",
         ids: &["mask-one-more"],
         make: || {
             scored!(bf16(attention()), |own, at, dot| if at[3] <= at[2] + 5 {
@@ -155,7 +148,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "a causal mask hides the query's own key",
-        address: "pytorch/xla#8978",
         ids: &["mask-strict"],
         make: || {
             scored!(bf16(attention()), |own, at, dot| if at[3] < at[2] + 4 {
@@ -167,7 +159,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the tile on the diagonal is not masked",
-        address: "fla-org/flash-linear-attention@91d870f8",
         ids: &["mask-any-of-tile-of-16"],
         make: || {
             scored!(bf16(attention()), |own, at, dot| {
@@ -179,7 +170,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "a window counts the query's own key",
-        address: "microsoft/onnxruntime#25927",
         ids: &["window-with-own-key", "window-left-minus-one"],
         make: || {
             let bench = bf16(Attention::new(EXTENTS).mask(Mask::window(9, 0)));
@@ -191,7 +181,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "a window lets one future key in",
-        address: "jax-ml/jax#39576",
         ids: &["mask-right-one-more", "window-right-plus-one"],
         make: || {
             let bench = bf16(Attention::new(EXTENTS).mask(Mask::window(9, 2)));
@@ -203,7 +192,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "both ends of a window are exclusive",
-        address: "huggingface/transformers#39408",
         ids: &["mask-one-less"],
         make: || {
             let bench = bf16(Attention::new(EXTENTS).mask(Mask::window(9, 2)));
@@ -215,7 +203,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the left end of a window is counted from the first query",
-        address: "ROCm/flash-attention#158",
         ids: &["mask-left-other-end"],
         make: || {
             let bench = bf16(Attention::new(EXTENTS).mask(Mask::window(9, 0)));
@@ -227,7 +214,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "a window is not applied: causal",
-        address: "meta-pytorch/MSLK#263",
         ids: &["mask-left-dropped", "backward-without-window"],
         make: || {
             let bench = bf16(Attention::new(EXTENTS).mask(Mask::window(9, 0)));
@@ -240,7 +226,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "weights are masked after the softmax",
-        address: "pytorch/pytorch#41508",
         ids: &["mask-after-softmax", "mask-after-softmax-of-o"],
         make: || {
             changed!(forward(attention()), |kernel| {
@@ -256,7 +241,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the mask multiplies the scores",
-        address: "onnx/onnx#8068",
         ids: &["mask-as-zero"],
         make: || {
             scored!(forward(attention()), |own, at, dot| if visible(own.0, at) {
@@ -268,7 +252,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the softcap comes after the mask",
-        address: "onnx/onnx#7867",
         ids: &["mask-before-softcap"],
         make: || {
             scored!(forward(attention().softcap(2.0)), |own, at, dot| {
@@ -278,7 +261,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the softcap is ignored",
-        address: "sgl-project/sgl-kernel-xpu#491",
         ids: &["softcap-absent", "softcap-ignored"],
         make: || {
             scored!(bf16(attention().softcap(1.0)), |own, at, dot| {
@@ -288,7 +270,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the softcap is applied before the scale",
-        address: "Dao-AILab/flash-attention@14f3627d",
         ids: &["softcap-before-scale"],
         make: || {
             scored!(bf16(attention().softcap(3.0)), |own, at, dot| {
@@ -298,7 +279,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the softcap also bends the bias",
-        address: "onnx/onnx#7867",
         ids: &["softcap-after-bias"],
         make: || {
             scored!(forward(attention().softcap(1.0).bias(1, 4)), |own, at, dot| {
@@ -309,7 +289,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the given scale is ignored for 1/√D",
-        address: "pytorch/pytorch#131060",
         ids: &["softmax-scale-usual"],
         make: || {
             scored!(bf16(attention().softmax_scale(0.13)), |own, at, dot| {
@@ -319,7 +298,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the scale is applied twice",
-        address: "huggingface/transformers#29623",
         ids: &["scale-twice", "scale-by-width"],
         make: || {
             scored!(bf16(attention()), |own, at, dot| {
@@ -329,7 +307,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "exponentials to base 2 without log₂e in the scale",
-        address: "flashinfer-ai/flashinfer#2113",
         ids: &["softmax-scale-base-2"],
         make: || {
             scored!(bf16(attention()), |own, at, dot| {
@@ -339,7 +316,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "a bias is added after log₂e multiplied the scores",
-        address: "Dao-AILab/flash-attention#1366",
         ids: &["bias-base-2"],
         make: || {
             scored!(bf16(attention().bias(1, 4)), |own, at, dot| {
@@ -353,7 +329,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "ALiBi slopes of the next head",
-        address: "Dao-AILab/flash-attention#1778",
         ids: &["bias-of-next-head"],
         make: || {
             scored!(bf16(attention().bias(1, 4)), |own, at, dot| {
@@ -364,7 +339,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the bias of the first batch element for all",
-        address: "pytorch/pytorch#148476",
         ids: &["bias-of-first-batch"],
         make: || {
             scored!(bf16(attention().bias(2, 4)), |own, at, dot| {
@@ -375,7 +349,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "lengths of keys are ignored",
-        address: "Dao-AILab/flash-attention#2167",
         ids: &["sequences-keys-ignored"],
         make: || {
             let lengths = Sequences::Lengths { query: vec![37, 37], key: vec![41, 33] };
@@ -385,7 +358,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "cu_seqlens are ignored: packed sequences see each other",
-        address: "NVIDIA-NeMo/RL#2105",
         ids: &["sequences-ignored", "sequences-padding-counts", "packed-leak"],
         make: || {
             let extents = Extents { batch: 1, queries: 40, keys: 40, ..EXTENTS };
@@ -397,7 +369,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "cu_seqlens are off by one",
-        address: "pytorch/pytorch#194818",
         ids: &["sequences-all-one-less"],
         make: || {
             let extents = Extents { batch: 1, queries: 40, keys: 40, ..EXTENTS };
@@ -411,7 +382,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "segment ids are ignored",
-        address: "AI-Hypercomputer/maxtext#4476",
         ids: &["mask-part-2-alone", "mask-without-part-1", "mask-part-1-*"],
         make: || {
             let ids = |n: usize| (0..2 * n).map(|at| (at % n / 12) as i64).collect::<Vec<i64>>();
@@ -430,7 +400,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "sinks are ignored",
-        address: "Dao-AILab/flash-attention#1973",
         ids: &["sinks-absent"],
         make: || {
             changed!(forward(attention().sinks()), |kernel| {
@@ -442,7 +411,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "sinks count twice: both halves of a split add them",
-        address: "vllm-project/vllm#21996",
         ids: &["sinks-added-twice"],
         make: || {
             changed!(forward(attention().sinks()), |kernel| {
@@ -454,7 +422,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "sinks are read by the number of the key head",
-        address: "NVIDIA/TransformerEngine#2070",
         ids: &["sinks-of-key-head"],
         make: || {
             changed!(forward(attention().sinks()), |kernel| {
@@ -467,7 +434,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "lse does not count the sink",
-        address: "flashinfer-ai/flashinfer#4452",
         ids: &["sink-not-in-lse", "sinks-absent"],
         make: || {
             changed!(forward(attention().sinks()), |kernel| {
@@ -478,7 +444,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "lse is a logarithm to base 2",
-        address: "flashinfer-ai/flashinfer#2113",
         ids: &["lse-base-2", "lse-in-base-2", "factor"],
         make: || {
             changed!(forward(attention()), |kernel| [(
@@ -489,7 +454,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "lse is multiplied by ln 2 once too often",
-        address: "pytorch/pytorch#181645",
         ids: &["factor"],
         make: || {
             changed!(forward(attention()), |kernel| [(
@@ -500,7 +464,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "lse has the other sign",
-        address: "Dao-AILab/flash-attention#404",
         ids: &["factor"],
         make: || {
             changed!(forward(attention()), |kernel| [("lse", kernel.weights().lse.mapv(|x| -x))])
@@ -508,7 +471,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "lse is the maximum, without the logarithm of the sum",
-        address: "Dao-AILab/flash-attention#404",
         ids: &["lse-of-1.000-max-and-0.000-sum"],
         make: || {
             changed!(forward(attention()), |kernel| {
@@ -519,7 +481,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "lse is the logarithm of the sum, without the maximum",
-        address: "SHI-Labs/NATTEN#202",
         ids: &["lse-of-0.000-max-and-1.000-sum"],
         make: || {
             changed!(forward(attention()), |kernel| {
@@ -531,7 +492,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "lse adds a maximum in base 2 to a natural logarithm",
-        address: "flashinfer-ai/flashinfer#4485",
         ids: &["lse-of-1.443-max-and-1.000-sum"],
         make: || {
             changed!(forward(attention()), |kernel| {
@@ -543,7 +503,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "rows are not normalised",
-        address: "paiml/aprender#2753",
         ids: &["factor-of-each-row"],
         make: || {
             changed!(forward(attention()), |kernel| {
@@ -555,7 +514,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "parts of a split are averaged, whatever they weigh",
-        address: "jzhang38/EasyContext#14",
         ids: &["halves-averaged"],
         make: || {
             let bench = forward(Attention::new(Extents { keys: 40, ..EXTENTS }));
@@ -575,7 +533,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "parts of a split are merged by lse of the wrong base",
-        address: "sgl-project/sglang#35045",
         ids: &["halves-joined-in-base-2"],
         make: || {
             let bench = forward(Attention::new(Extents { keys: 40, ..EXTENTS }));
@@ -597,7 +554,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "a shard of the keys is missing",
-        address: "zhuzilin/ring-flash-attention#42",
         ids: &["keys-without-last-quarter"],
         make: || {
             let bench = bf16(Attention::new(Extents { keys: 40, ..EXTENTS }));
@@ -606,7 +562,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the key after the last whole tile is dropped",
-        address: "pytorch/pytorch#191937",
         ids: &[
             "keys-whole-tiles-of-16",
             "keys-without-last",
@@ -620,7 +575,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "loads beyond the end repeat the last key",
-        address: "openxla/tokamax#316",
         ids: &["keys-repeated-up-to-16"],
         make: || {
             let bench = bf16(Attention::new(Extents { keys: 41, ..EXTENTS }));
@@ -631,7 +585,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the head dimension is fixed to 64",
-        address: "fla-org/native-sparse-attention#26",
         ids: &["dim-first-64", "first-64-of-head"],
         make: || {
             let extents = Extents { dim: 80, query_heads: 2, ..EXTENTS };
@@ -644,7 +597,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the layout of v was lost on the way",
-        address: "huggingface/diffusers#14341",
         ids: &["v-as-bmhke"],
         make: || {
             let bench = forward(attention());
@@ -659,7 +611,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "every input lies as [N, B, H, D]",
-        address: "NVIDIA/TransformerEngine#3216",
         ids: &["inputs-as-nbhqd"],
         make: || {
             let bench = forward(attention());
@@ -677,7 +628,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "attention_lse counts future keys",
-        address: "jax-ml/jax#39576",
         ids: &["mask-absent"],
         make: || {
             let bench = forward(AttentionLse::new(EXTENTS).mask(Mask::causal()));
@@ -687,7 +637,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "weights are dropped at random",
-        address: "xlite-dev/ffpa-attn#166",
         ids: &[],
         make: || {
             changed!(forward(attention()), |kernel| {

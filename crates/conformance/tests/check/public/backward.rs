@@ -60,7 +60,6 @@ const HIDDEN: f64 = f64::NEG_INFINITY;
 pub const BUGS: &[Bug] = &[
     Bug {
         story: "dq and dk lack the scale",
-        address: "XunhaoLai/native-sparse-attention-triton#27",
         ids: &["factor", "gradients-unscaled"],
         make: || {
             made(backward(attention()), |kernel| {
@@ -72,7 +71,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the gradient through lse is dropped",
-        address: "Dao-AILab/flash-attention#141",
         ids: &["dlse-dropped", "dlse-ignored"],
         make: || {
             made(backward(attention()), |kernel| {
@@ -83,7 +81,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "dlse has the other sign",
-        address: "Dao-AILab/flash-attention#1137",
         ids: &["dlse-negated"],
         make: || {
             made(backward(attention()), |kernel| {
@@ -94,7 +91,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "δ is not subtracted",
-        address: "uxlfoundation/oneDNN#616",
         ids: &["delta-omitted"],
         make: || {
             made(backward(attention()), |kernel| {
@@ -106,7 +102,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "δ of the next head",
-        address: "Dao-AILab/flash-attention@b3f1b6a5",
         ids: &["saved-delta-of-next-head"],
         make: || {
             made(backward(attention()), |kernel| {
@@ -119,7 +114,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "lse of the next head",
-        address: "Dao-AILab/flash-attention@b3f1b6a5",
         ids: &["saved-lse-of-next-head", "lse-of-next-head"],
         make: || {
             made(backward(attention()), |kernel| {
@@ -132,7 +126,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "a natural lse is read as one to base 2",
-        address: "sgl-project/sglang#40903",
         ids: &["saved-lse-in-base-2"],
         make: || {
             made(backward(attention()), |kernel| {
@@ -144,7 +137,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the saved lse lacks the sink",
-        address: "Dao-AILab/flash-attention#2102",
         ids: &["saved-lse-without-sink"],
         make: || {
             made(backward(attention().sinks()), |kernel| {
@@ -160,7 +152,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the backward pass is not causal",
-        address: "meta-pytorch/MSLK#263",
         ids: &["mask-absent-in-backward"],
         make: || {
             made(backward(attention()), |kernel| {
@@ -171,7 +162,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the backward pass has a window of one key more",
-        address: "Dao-AILab/flash-attention#1133",
         ids: &["window-one-more-in-backward"],
         make: || {
             made(backward(Attention::new(EXTENTS).mask(Mask::window(9, 0))), |kernel| {
@@ -185,7 +175,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the backward pass does not add the bias",
-        address: "jax-ml/jax#27184",
         ids: &["bias-absent-in-backward"],
         make: || {
             made(backward(attention().bias(1, 4)), |kernel| {
@@ -200,7 +189,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the backward pass adds the bias of the next head",
-        address: "Dao-AILab/flash-attention#1778",
         ids: &["bias-of-next-head-in-backward"],
         make: || {
             made(backward(attention().bias(1, 4)), |kernel| {
@@ -214,7 +202,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the backward pass has the default scale",
-        address: "Dao-AILab/flash-attention#889",
         ids: &["softmax-scale-usual-in-backward"],
         make: || {
             made(backward(attention().softmax_scale(0.13)), |kernel| {
@@ -229,7 +216,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the gradients lack the softcap's derivative",
-        address: "Dao-AILab/flash-attention@14f3627d",
         ids: &["no-softcap-derivative"],
         make: || {
             made(backward(attention().softcap(1.0)), |kernel| {
@@ -241,19 +227,16 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "dout is read with the stride of another tensor: beyond the first head it is 0",
-        address: "Fzkuji/flash-lazy-attention@7ff07c6",
         ids: &["dout-of-first-head-alone"],
         make: || made(backward(attention()), |kernel| dout_of(kernel, |h| (h == 0).then_some(0))),
     },
     Bug {
         story: "dout of the next head",
-        address: "Dao-AILab/flash-attention#355",
         ids: &["dout-of-next-head"],
         make: || made(backward(attention()), |kernel| dout_of(kernel, |h| Some((h + 1) % 4))),
     },
     Bug {
         story: "dk and dv hold the last head of a group",
-        address: "XunhaoLai/native-sparse-attention-triton#27",
         ids: &["group-last-alone", "group-not-summed"],
         make: || {
             made(backward(attention()), |kernel| {
@@ -267,7 +250,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "dk and dv are means over a group",
-        address: "facebookresearch/xformers#1392",
         ids: &["factor"],
         make: || {
             made(backward(attention()), |kernel| {
@@ -281,7 +263,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "dq holds the last tile of keys alone",
-        address: "fla-org/flash-linear-attention@e4c7f880",
         ids: &["dq-of-last-tile-of-16"],
         make: || {
             made(backward(Attention::new(Extents { keys: 48, ..EXTENTS })), |kernel| {
@@ -294,7 +275,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "dk and dv hold the last tile of queries alone",
-        address: "fla-org/flash-linear-attention@e4c7f880",
         ids: &["sum-of-last-tile-of-16"],
         make: || {
             made(backward(attention()), |kernel| {
@@ -309,7 +289,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "dk and dv lack the last tile of queries",
-        address: "flagos-ai/FlagGems#898",
         ids: &["sum-of-all-but-last-tile-of-16", "sum-of-all-but-last-tile-of-32"],
         make: || {
             made(backward(attention()), |kernel| {
@@ -324,7 +303,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "dbias is that of the last batch element",
-        address: "pytorch/pytorch#148476",
         ids: &["sum-of-last-batch-element-alone"],
         make: || {
             made(backward(attention().bias(1, 4)), |kernel| {
@@ -337,7 +315,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "dbias is multiplied by the scale",
-        address: "Fzkuji/swat-attention@baccc4d",
         ids: &["factor"],
         make: || {
             made(backward(attention().bias(2, 4)), |kernel| {
@@ -348,7 +325,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "sinks have no gradient",
-        address: "Dao-AILab/flash-attention#1973",
         ids: &["zero", "no-gradient-of-sinks"],
         make: || {
             made(backward(attention().sinks()), |_| {
@@ -358,7 +334,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "dsinks has the other sign",
-        address: "Dao-AILab/flash-attention@5579b121",
         ids: &["factor"],
         make: || {
             made(backward(attention().sinks()), |kernel| {
@@ -368,7 +343,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "dsinks is that of the first batch element",
-        address: "jax-ml/jax#40128",
         ids: &["sum-of-first-batch-element-alone"],
         make: || {
             made(backward(attention().sinks()), |kernel| {
@@ -380,7 +354,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "dk and dv are exchanged",
-        address: "linkedin/Liger-Kernel#931",
         ids: &["copy"],
         make: || {
             made(backward(attention()), |kernel| {
@@ -392,7 +365,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "out.sum().backward(): dout is taken for 1",
-        address: "flash-attention stride-0 dout",
         ids: &["dout-taken-for-one"],
         make: || {
             made(backward(attention()), |kernel| {
@@ -403,7 +375,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "attention_lse: dsinks has the other sign",
-        address: "Dao-AILab/flash-attention@5579b121",
         ids: &["factor"],
         make: || {
             let bench = backward(AttentionLse::new(EXTENTS).mask(Mask::causal()).sinks());
@@ -415,7 +386,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the second order drops the cotangent of dv",
-        address: "pytorch/pytorch#116350",
         ids: &["ddv-dropped"],
         make: || {
             let bench = ask(attention(), Pass::DoubleBackward, Dtype::F32);

@@ -75,19 +75,16 @@ fn other(names: &[&str], change: impl FnOnce(&mut Problem, &mut Values)) -> (Ben
 pub const BUGS: &[Bug] = &[
     Bug {
         story: "the last column of the bias is ignored",
-        address: "Fzkuji/flash-lazy-attention@dc1e61b",
         ids: &["bias-reach-one-less", "last-column-ignored"],
         make: || made(|x, h, d| within(x, h, d, 7), right_offset, |_, _| true),
     },
     Bug {
         story: "keys beyond the reach of the bias are not attended to",
-        address: "Fzkuji/flash-lazy-attention@99744f3",
         ids: &["bias-reach-as-mask", "reach-is-a-mask"],
         make: || made(|x, h, d| within(x, h, d, 8), right_offset, |i, j| i + 4 < j + 8),
     },
     Bug {
         story: "beyond its reach the bias stays at its last value",
-        address: "Attention-Need-to-Forget",
         ids: &["bias-clamped"],
         make: || {
             made(
@@ -99,43 +96,36 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "distances begin with 1",
-        address: "Fzkuji/flash-lazy-attention@16c0d0e",
         ids: &["bias-one-later"],
         make: || made(|x, h, d| within(x, h, d - 1, 8), right_offset, |_, _| true),
     },
     Bug {
         story: "distances are counted from the first query and key",
-        address: "Fzkuji/flash-lazy-attention@dc1e61b",
         ids: &["bias-other-end", "distance-from-top-left"],
         make: || made(|x, h, d| within(x, h, d - 4, 8), right_offset, |_, _| true),
     },
     Bug {
         story: "n is the number of the row",
-        address: "Fzkuji/flash-lazy-attention@dc1e61b",
         ids: &["row-number-as-count"],
         make: || made(|x, h, d| within(x, h, d, 8), |tau, i, _| tau / (i + 1) as f64, |_, _| true),
     },
     Bug {
         story: "n is the length of the sequence",
-        address: "Fzkuji/swat-attention@baccc4d",
         ids: &["length-as-count"],
         make: || made(|x, h, d| within(x, h, d, 8), |tau, _, _| tau / 41.0, |_, _| true),
     },
     Bug {
         story: "τ is not divided by n",
-        address: "Fzkuji/flash-lazy-attention@299f606",
         ids: &["zero"],
         make: || made(|x, h, d| within(x, h, d, 8), |tau, _, _| tau, |_, _| true),
     },
     Bug {
         story: "τ has the other sign",
-        address: "",
         ids: &["tau-negated"],
         make: || made(|x, h, d| within(x, h, d, 8), |tau, _, n| -tau / n as f64, |_, _| true),
     },
     Bug {
         story: "τ of the first head for all",
-        address: "",
         ids: &["tau-of-first-head"],
         make: || {
             let first = -0.9f32 as f64;
@@ -144,13 +134,11 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "τ is ignored: softmax attention",
-        address: "",
         ids: &["tau-absent"],
         make: || made(|x, h, d| within(x, h, d, 8), |_, _, _| 0.0, |_, _| true),
     },
     Bug {
         story: "dout is read with the stride of q: only the first head is trained",
-        address: "Fzkuji/flash-lazy-attention@7ff07c6",
         ids: &["dout-of-first-head-alone", "zero"],
         make: || {
             other(&[], |_, x| {
@@ -160,7 +148,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "dbias is multiplied by the scale",
-        address: "Fzkuji/swat-attention@baccc4d",
         ids: &["factor", "dbias-scaled"],
         make: || {
             let bench = bench(Pass::Backward);
@@ -171,7 +158,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "dtau is that of the last batch element",
-        address: "Fzkuji/flash-lazy-attention@146202e",
         ids: &["sum-of-last-batch-element-alone"],
         make: || {
             other(&["dtau"], |_, x| {
@@ -182,7 +168,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "rows beyond the length are not written",
-        address: "Fzkuji/flash-lazy-attention@dc1e61b",
         ids: &["nan"],
         make: || {
             let lengths =

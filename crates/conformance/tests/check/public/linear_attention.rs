@@ -47,7 +47,6 @@ fn own(problem: &mut Problem) -> &mut LinearAttention {
 pub const BUGS: &[Bug] = &[
     Bug {
         story: "a token reads the state before its own key is added",
-        address: "mcpirate17/HYDRA@57a55dc",
         ids: &["token-excluded"],
         make: || {
             made(forward(linear()), |s, x| {
@@ -60,7 +59,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "a token's key decays with the state",
-        address: "vllm-project/vllm#40766",
         ids: &["decay-after-key"],
         make: || {
             made(forward(by_token()), |s, x| {
@@ -72,7 +70,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the state decays after it is read",
-        address: "vllm-project/vllm@030ea52",
         ids: &["decay-one-less", "query-decay-one-short"],
         make: || {
             made(forward(linear()), |s, x| {
@@ -86,7 +83,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the decay of the next token",
-        address: "erfanzar/ejkernel@2107406",
         ids: &["decay-of-next-row"],
         make: || {
             other(forward(by_token()), |_, x| {
@@ -97,7 +93,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "decays are taken to base 2",
-        address: "fla-org/flash-linear-attention@d38ed8b5",
         ids: &["decay-base-2"],
         make: || {
             made(forward(linear()), |s, x| {
@@ -107,13 +102,11 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the exponent of the decay has the other sign",
-        address: "fla-org/flash-linear-attention@7362d874",
         ids: &["decay-inverted"],
         make: || made(forward(linear()), |s, x| right(s, &Token { g: -x.g, ..*x })),
     },
     Bug {
         story: "decays of another head: the offset of the head is missing",
-        address: "fla-org/flash-linear-attention@d38ed8b5",
         ids: &["decay-of-first-head"],
         make: || {
             other(forward(by_token()), |_, x| {
@@ -124,7 +117,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "resets are ignored",
-        address: "fla-org/flash-linear-attention#851",
         ids: &["decay-without-resets"],
         make: || {
             let mut bench = forward(by_token());
@@ -140,7 +132,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "chunks do not read the state before them",
-        address: "fla-org/flash-linear-attention#351",
         ids: &["chunks-of-16-alone"],
         make: || {
             made(forward(linear()), |s, x| {
@@ -153,7 +144,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the initial state is ignored",
-        address: "sgl-project/sglang@7121d18",
         ids: &["initial-state-absent"],
         make: || {
             made(forward(states()), |s, x| {
@@ -166,7 +156,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the initial state is transposed",
-        address: "mcpirate17/HYDRA@57a55dc",
         ids: &["initial-state-as-shked"],
         make: || {
             made(forward(states()), |s, x| {
@@ -179,7 +168,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the first token does not decay the initial state",
-        address: "fla-org/flash-linear-attention@a252c17d",
         ids: &["initial-state-undecayed"],
         make: || {
             made(forward(states()), |s, x| {
@@ -189,7 +177,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the final state is the initial one: never written",
-        address: "vllm-project/vllm@7e1c150",
         ids: &["copy"],
         make: || {
             let bench = forward(states());
@@ -200,7 +187,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the final state lacks the tokens after the last whole chunk",
-        address: "inclusionAI/cuLA@fa742a2",
         ids: &["tokens-whole-chunks-of-16", "tokens-whole-chunks-of-32", "tail-of-tokens-dropped"],
         make: || {
             let bench = forward(states());
@@ -214,7 +200,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the final state is transposed",
-        address: "fla-org/flash-linear-attention@de09abdf",
         ids: &["layout"],
         make: || {
             let bench = forward(states());
@@ -226,13 +211,11 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the scale is the default 1/√D, not the one of the caller",
-        address: "fla-org/flash-linear-attention#164",
         ids: &["scale-usual"],
         make: || other(forward(linear().scale(0.3)), |problem, _| own(problem).scale = 0.25),
     },
     Bug {
         story: "a state passes from one packed sequence to the next",
-        address: "fla-org/flash-linear-attention#77",
         ids: &["sequences-ignored", "sequences-padding-counts", "state-of-previous-sequence"],
         make: || {
             let extents = LinearExtents { batch: 1, ..linear().extents };
@@ -243,7 +226,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "keys of packed sequences are read without their offset",
-        address: "fla-org/flash-linear-attention@d38ed8b5",
         ids: &["k-without-offset"],
         make: || {
             let extents = LinearExtents { batch: 1, ..linear().extents };
@@ -258,7 +240,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "query head h reads the state of key head h mod Hk",
-        address: "fla-org/flash-linear-attention#1029",
         ids: &["heads-interleaved", "state-of-head-modulo"],
         make: || {
             let bench = forward(linear());
@@ -273,7 +254,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the gradient by the final state is dropped",
-        address: "fla-org/flash-linear-attention@a252c17d",
         ids: &["dfinal-state-dropped", "final-cotangent-ignored"],
         make: || {
             other(ask(states(), Pass::Backward, Dtype::F32), |_, x| {
@@ -283,7 +263,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "dg is not summed up over later tokens",
-        address: "fla-org/flash-linear-attention@12e2a700",
         ids: &["rows-not-summed"],
         make: || {
             let bench = ask(linear().decay(Decay::PerToken), Pass::Backward, Dtype::F64);
@@ -298,7 +277,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the decay of a head has the gradient of the last batch element",
-        address: "fla-org/flash-linear-attention@bc3b101",
         ids: &["sum-of-last-batch-element-alone", "gate-gradient-of-last-element"],
         make: || {
             let bench = ask(linear(), Pass::Backward, Dtype::F64);
@@ -311,7 +289,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "dk lacks the scale",
-        address: "fla-org/flash-linear-attention@4b02d15d",
         ids: &["factor", "no-scale-in-keys"],
         make: || {
             let bench = ask(linear(), Pass::Backward, Dtype::Bf16);
@@ -322,7 +299,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the state is stored in bf16",
-        address: "vllm-project/vllm#19592",
         ids: &[],
         make: || {
             made(forward(linear()), |s, x| {

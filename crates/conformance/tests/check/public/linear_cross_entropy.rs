@@ -86,13 +86,11 @@ fn dw_of(range: std::ops::Range<usize>) -> (Bench, Tensors) {
 pub const BUGS: &[Bug] = &[
     Bug {
         story: "the sum is returned in place of the mean",
-        address: "linkedin/Liger-Kernel#968",
         ids: &["reduction-sum", "factor"],
         make: || other(both(loss()), |x, _| x.reduction = Reduction::Sum),
     },
     Bug {
         story: "the mean counts ignored tokens",
-        address: "linkedin/Liger-Kernel@e28521be",
         ids: &["reduction-by-all-tokens", "mean-over-ignored"],
         make: || {
             other(both(loss()), |x, _| x.reduction = Reduction::By { normaliser: TOKENS as f64 })
@@ -100,7 +98,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the loss alone is a sum: a result of one number",
-        address: "linkedin/Liger-Kernel#968",
         ids: &["reduction-sum", "factor"],
         make: || {
             let bench = both(loss());
@@ -115,13 +112,11 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "ignore_index is not applied",
-        address: "linkedin/Liger-Kernel@33f7f487",
         ids: &["ignore-index-of-a-class"],
         make: || other(both(loss()), |x, _| x.ignore_index = -100),
     },
     Bug {
         story: "targets are shifted by the kernel",
-        address: "NVIDIA-NeMo/Automodel#2428",
         ids: &["targets-shifted"],
         make: || {
             other(both(loss()), |_, x| {
@@ -135,7 +130,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "label smoothing over the other classes alone",
-        address: "NVIDIA/Megatron-LM#737",
         ids: &["label-smoothing-over-others"],
         make: || {
             other(both(LinearCrossEntropy { label_smoothing: 0.1, ..loss() }), |x, _| {
@@ -145,7 +139,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "labels are not smoothed",
-        address: "unslothai/unsloth-zoo#1277",
         ids: &["smoothing-absent"],
         make: || {
             other(both(LinearCrossEntropy { label_smoothing: 0.1, ..loss() }), |x, _| {
@@ -155,7 +148,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the z-loss is missing",
-        address: "fla-org/flash-linear-attention@b9bdbcf2",
         ids: &["lse-square-scale-absent"],
         make: || {
             other(both(LinearCrossEntropy { lse_square_scale: 0.01, ..loss() }), |x, _| {
@@ -165,7 +157,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the z-loss counts twice",
-        address: "",
         ids: &["lse-square-scale-doubled"],
         make: || {
             other(both(LinearCrossEntropy { lse_square_scale: 0.01, ..loss() }), |x, _| {
@@ -175,7 +166,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the mean divides by the number of tokens, not by their class weights",
-        address: "pytorch/pytorch#116349",
         ids: &["reduction-by-counted", "mean-without-weights"],
         make: || {
             let bench = both(weighted());
@@ -185,13 +175,11 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "class weights are ignored",
-        address: "linkedin/Liger-Kernel#678",
         ids: &["class-weights-absent"],
         make: || other(both(weighted()), |_, x| x.get_mut("class_weights").unwrap().fill(1.0)),
     },
     Bug {
         story: "the softcap is ignored",
-        address: "onnx/onnxruntime#21683",
         ids: &["softcap-absent", "softcap-ignored"],
         make: || {
             other(both(LinearCrossEntropy { softcap: Some(2.0), ..loss() }), |x, _| {
@@ -201,7 +189,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the temperature divides before the softcap",
-        address: "linkedin/Liger-Kernel#873",
         ids: &["temperature-before-softcap"],
         make: || {
             let problem = LinearCrossEntropy { softcap: Some(2.0), temperature: 2.0, ..loss() };
@@ -213,7 +200,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the temperature is ignored",
-        address: "verl-project/verl#462",
         ids: &["temperature-absent"],
         make: || {
             other(both(LinearCrossEntropy { temperature: 2.0, ..loss() }), |x, _| {
@@ -223,7 +209,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the vocabulary is filled up with classes of logit 0",
-        address: "verl-project/verl#2656",
         ids: &["classes-filled-up-to-16", "padded-classes"],
         make: || {
             let bench = bench(none(), Pass::Forward);
@@ -237,7 +222,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "a shard of the vocabulary is missing in lse",
-        address: "NVIDIA/Megatron-LM#7452",
         ids: &["classes-first-half"],
         make: || {
             let bench = bench(none(), Pass::Forward);
@@ -251,7 +235,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the classes after the last whole tile are dropped",
-        address: "apple/ml-cross-entropy@b616b22",
         ids: &["classes-whole-tiles-of-16", "classes-whole-tiles-of-*", "class-tail-dropped"],
         make: || {
             let bench = bench(none(), Pass::Forward);
@@ -265,13 +248,11 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "dloss of each token is ignored",
-        address: "linkedin/Liger-Kernel@9ac26bb8",
         ids: &["dloss-taken-for-one"],
         make: || other(bench(none(), Pass::Backward), |_, x| x.get_mut("dloss").unwrap().fill(1.0)),
     },
     Bug {
         story: "dloss of the first token counts for all",
-        address: "linkedin/Liger-Kernel#968",
         ids: &["upstream-of-first"],
         make: || {
             other(bench(none(), Pass::Backward), |_, x| {
@@ -282,19 +263,16 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "dw is that of the last chunk of tokens",
-        address: "linkedin/Liger-Kernel@7d54ff88",
         ids: &["sum-of-last-chunk-of-*"],
         make: || dw_of(32..TOKENS),
     },
     Bug {
         story: "dw lacks the last chunk of tokens",
-        address: "linkedin/Liger-Kernel#512",
         ids: &["sum-of-all-but-last-chunk-of-*"],
         make: || dw_of(0..32),
     },
     Bug {
         story: "Σ p is dropped in the gradient",
-        address: "NVIDIA-NeMo/Automodel#2428",
         ids: &["zero"],
         make: || {
             let bench = both(loss());
@@ -312,7 +290,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "ignored tokens have a gradient",
-        address: "linkedin/Liger-Kernel@1c0c75c3",
         ids: &[],
         make: || {
             let bench = both(loss());
@@ -332,7 +309,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the gradient has the other sign",
-        address: "",
         ids: &["factor", "dloss-negated"],
         make: || {
             other(both(loss()), |_, x| x.get_mut("dloss").into_iter().for_each(|x| x.fill(-1.0)))
@@ -340,7 +316,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the loss is in bits",
-        address: "",
         ids: &["factor"],
         make: || {
             let bench = bench(none(), Pass::Forward);

@@ -19,19 +19,16 @@ fn o(change: impl FnOnce(&mut ArrayD<f64>)) -> (Bench, Tensors) {
 pub const BUGS: &[Bug] = &[
     Bug {
         story: "the last tile of rows is not written",
-        address: "OpenNLPLab/lightning-attention#27",
         ids: &["zero"],
         make: || o(|x| x.slice_axis_mut(Along(2), (32..).into()).fill(0.0)),
     },
     Bug {
         story: "heads beyond the first are not written",
-        address: "fla-org/flash-linear-attention#1029",
         ids: &["nan"],
         make: || o(|x| x.slice_axis_mut(Along(1), (1..).into()).fill(f64::NAN)),
     },
     Bug {
         story: "a tile holds what was left by the tile before",
-        address: "Dao-AILab/flash-attention#359",
         ids: &["rows-shifted", "rows-permuted"],
         make: || {
             o(|x| {
@@ -42,7 +39,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "a tile of one head holds that of another",
-        address: "Dao-AILab/flash-attention@20cda05e",
         ids: &["heads-permuted", "rows-permuted"],
         make: || {
             o(|x| {
@@ -56,7 +52,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the second batch element holds the results of the first",
-        address: "NVIDIA/TransformerEngine#3216",
         ids: &["batch-permuted"],
         make: || {
             o(|x| {
@@ -67,7 +62,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the fragments of a tile are stored in another order of rows",
-        address: "tile-ai/tilelang#547",
         ids: &["rows-permuted"],
         make: || {
             o(|x| {
@@ -80,7 +74,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "columns are stored in the order of another fragment",
-        address: "PaddlePaddle/flash-attention#134",
         ids: &["columns-permuted"],
         make: || {
             o(|x| {
@@ -91,7 +84,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the output lies as [B, N, H, D]",
-        address: "vllm-project/vllm#21996",
         ids: &["layout"],
         make: || {
             o(|x| {
@@ -103,7 +95,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "the output lies as [N, B, H, D]",
-        address: "NVIDIA/cudnn-frontend#160",
         ids: &["layout"],
         make: || {
             o(|x| {
@@ -115,7 +106,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "rows stand one too late",
-        address: "XunhaoLai/native-sparse-attention-triton#27",
         ids: &["rows-shifted"],
         make: || {
             o(|x| {
@@ -126,7 +116,6 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         story: "sums beyond f16 become infinite",
-        address: "fla-org/flash-linear-attention#1214",
         ids: &["infinite"],
         make: || o(|x| x.mapv_inplace(|x| if x > 1.0 { f64::INFINITY } else { x })),
     },

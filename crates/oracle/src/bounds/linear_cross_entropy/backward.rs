@@ -60,7 +60,7 @@ pub(super) fn logit_gradients(operands: &Operands<'_>) -> [Array2<f64>; 2] {
     all
 }
 
-/// Those of the tokens that count.
+/// Terms of the tokens that count.
 fn rows(operands: &Operands<'_>) -> Vec<Vec<Term>> {
     let normaliser = Normaliser::new(operands);
     let rows = operands.counted.par_iter().map(|&(i, y)| terms(operands, &normaliser, i, y));

@@ -77,7 +77,7 @@ impl Chunks {
         for v in 0..problem.vocab {
             for c in 0..self.width {
                 let at = v * self.width + c;
-                // What a chunk adds may be stored by itself, and the sum with it is.
+                // The part that a chunk adds may be stored by itself, and the sum with it is.
                 let error = kept.u * ((chunks + again) * self.largest[at] + self.added[at])
                     + (2.0 * chunks + again) * kept.eta;
                 match c < problem.dim {

@@ -10,7 +10,7 @@ use etalon_problem::Reduction;
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 
-/// What one token that counts adds: errors, and its shares of the loss before they are divided.
+/// Contribution of one token that counts: errors, and its shares of the loss before they are divided.
 struct Token {
     i: usize,
     lse: f64,
@@ -39,7 +39,7 @@ pub(super) fn errors(operands: &Operands<'_>) -> Errors {
     } else {
         vec![reduced(operands, &normaliser, &tokens)]
     };
-    // Which of several it is no distance tells.
+    // No distance tells which of several classes it is.
     let argmax = per_token(&|token| if token.argmax.is_empty() { 0.0 } else { f64::INFINITY });
     let lists = BTreeMap::from([
         ("loss", loss),

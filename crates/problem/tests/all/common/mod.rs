@@ -9,7 +9,7 @@ use proptest::test_runner::FileFailurePersistence;
 /// all tiles of a sequence (45 × 45 of them) can be tried.
 pub const LONGEST: usize = 9;
 
-/// Where failing cases are kept. `PROPTEST_CASES` sets how many there are, otherwise 256.
+/// Keeps failing cases in `*.regressions` files. `PROPTEST_CASES` sets the number of cases, otherwise 256.
 pub fn config() -> ProptestConfig {
     ProptestConfig {
         failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("regressions"))),
@@ -104,7 +104,7 @@ fn offsets(count: usize, rows: usize) -> impl Strategy<Value = Vec<usize>> {
     })
 }
 
-/// Which rows belong together, in arrays of these extents.
+/// Divisions of the rows of arrays of these extents into sequences.
 fn sequences(extents: Extents) -> BoxedStrategy<Sequences> {
     let Extents { batch, queries, keys, .. } = extents;
     let lengths =
