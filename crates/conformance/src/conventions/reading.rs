@@ -38,11 +38,14 @@ pub struct Reading {
     pub(crate) joined: Option<Joined>,
 }
 
+/// Makes results of those of several readings.
+type Join = dyn Fn(&[Values]) -> Values + Send + Sync;
+
 /// Results that are made, element by element, from those of several readings.
 #[derive(Clone)]
 pub(crate) struct Joined {
     pub of: Vec<Reading>,
-    pub join: Arc<dyn Fn(&[Values]) -> Values + Send + Sync>,
+    pub join: Arc<Join>,
 }
 
 impl Reading {
