@@ -1,5 +1,5 @@
-//! Wrong results of public reports, computed by kernels that have the mistake: each is explained, by what is
-//! true, and nothing else is said beside it.
+//! Wrong results of kinds that public reports have, computed by kernels with the mistake: each is explained by what
+//! is true, and nothing else is said beside it.
 
 mod attention;
 mod backward;
@@ -13,12 +13,12 @@ use crate::bench::Bench;
 use etalon_conformance::check::Explanation;
 use etalon_conformance::tensor::Tensors;
 
-/// Of the difference at most this is left by what explains all of it: roundings to bf16.
+/// The share of a difference that a whole explanation may leave: roundings to bf16.
 const LEFT: f64 = 0.02;
 
-/// A mistake that was seen in public.
+/// A mistake of a kind that public reports have.
 pub struct Bug {
-    /// What the kernel does.
+    /// The mistake.
     pub story: &'static str,
     /// The explanation that must be given, then others of a part that are true, too; an end with `*` stands for
     /// the rest of a name. Empty: nothing can be said.
@@ -27,7 +27,7 @@ pub struct Bug {
     pub make: fn() -> (Bench, Tensors),
 }
 
-/// What a check says of a bug, if it is not what it should be.
+/// The explanations of a check of a bug, and their fault, if there is one.
 fn verdict(bug: &Bug) -> (Vec<String>, Option<String>) {
     let (bench, got) = (bug.make)();
     let check = bench.check(&got);
