@@ -216,8 +216,7 @@ struct Cell {
 const FARTHEST: f64 = 32.0;
 
 /// Cap on the ratio of the bound to typical errors of the row in the middle, which tells nothing where terms
-/// cancel in every row.
-/// Errors of correct kernels are then a hundredth of the bound or less, as everywhere.
+/// cancel in every row. Errors of correct kernels are then a hundredth of the bound or less, as everywhere.
 const WIDEST: f64 = 64.0;
 
 impl<'a> Errors<'a> {
