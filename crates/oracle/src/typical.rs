@@ -269,7 +269,7 @@ impl Size {
     }
 }
 
-/// Errors of a gradient since the forward pass stored o and lse.
+/// Errors of a gradient due to the o and lse that the forward pass stored.
 #[derive(Debug, Default)]
 struct Saved {
     /// The standard deviation of δ = Σ o dout of each row: o is rounded as it was stored, and the sum in the

@@ -36,7 +36,7 @@ impl Sum {
 /// sum_c += weight · |x_c|, and `tiny` where that product may underflow.
 pub(super) fn accumulate(sum: &mut [f64], weight: f64, x: &[f64], tiny: f64) {
     for (sum, x) in sum.iter_mut().zip(x) {
-        // A weight that may be ∞ leaves NaN of a 0, too.
+        // A weight that may be ∞ makes NaN of a 0, too.
         let product = if weight <= BEYOND[0] { weight * x.abs() } else { weight };
         *sum += product + floor(product, tiny);
     }

@@ -24,7 +24,8 @@ const HALF: f64 = 0.5;
 /// Rows are named up to this number.
 const NAMED: usize = 8;
 
-/// Probability that the errors of a row of a correct kernel exceed the limit, if they are normally distributed.
+/// Probability with which the errors of a row of a correct kernel may exceed the limit, if they are normally
+/// distributed.
 const FALSE_ALARM: f64 = 1e-7;
 
 /// Factor by which the errors of a kernel may exceed those of simulated kernels.

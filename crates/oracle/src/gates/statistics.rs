@@ -38,7 +38,7 @@ const RESIDUE: f64 = 1e-6;
 /// Columns in a block, and rows in a tile: what kernels process at once are multiples of these.
 const BLOCK: usize = 16;
 
-/// Probability that χ of a row of a correct kernel exceeds its limit.
+/// Probability with which χ of a row of a correct kernel may exceed its limit.
 const FALSE_ALARM: f64 = 1e-9;
 
 /// Factor by which the errors of one row may typically exceed those in simulated kernels: a kernel sums in
@@ -219,8 +219,8 @@ struct Cell {
 /// Beyond, errors that the simulation does not have decide: a pair at its threshold is active or not. G1 judges alone.
 const FARTHEST: f64 = 32.0;
 
-/// Largest such ratio that counts for the row in the middle, which tells nothing where terms cancel in every row.
-/// Errors of correct kernels are then a hundredth of the bound or less, as everywhere.
+/// Cap on the ratio of the bound to typical errors of the row in the middle, which tells nothing where terms
+/// cancel in every row. Errors of correct kernels are then a hundredth of the bound or less, as everywhere.
 const WIDEST: f64 = 64.0;
 
 impl<'a> Errors<'a> {
