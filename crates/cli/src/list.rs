@@ -2,7 +2,7 @@
 
 use crate::outcome::{Outcome, say};
 use crate::summary;
-use crate::table::Table;
+use crate::table::{Table, page};
 use crate::units;
 use etalon_conformance::capabilities::{Capabilities, with_every_tensor};
 use etalon_conformance::laws;
@@ -38,7 +38,9 @@ fn everything() -> String {
     let (mut present, absent) = tiers::present();
     present.insert(0, Box::new(tiers::Reference));
     let absent = summary::absent(&absent).into_iter();
-    let absent = absent.map(|(tiers, reason)| format!("\nabsent: {tiers}: {reason}"));
+    let absent = absent
+        .map(|(tiers, reason)| page(&format!("absent: {tiers}: {reason}")))
+        .map(|x| format!("\n{x}"));
     format!(
         "Tensors (optional ones in brackets)\n{}\n\n\
          Shapes: B batch elements, Hq query heads, Hk key heads, N queries, M keys, D and E elements\n\

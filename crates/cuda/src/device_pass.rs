@@ -85,7 +85,7 @@ impl DevicePass {
     /// Of a pass that was prepared for these tensors, which have passed [`Table::check_tensors`].
     pub(crate) fn of<'t>(
         held: &Arc<Held>,
-        plan: PassPlan,
+        plan: PassPlan<'_>,
         table: &Table,
         inputs: &'t DeviceTensors<'t>,
         outputs: &'t DeviceTensors<'t>,

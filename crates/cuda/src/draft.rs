@@ -19,15 +19,15 @@ pub(crate) enum Operands<'a, 'v> {
 }
 
 /// Drafts a pass that has passed [`Table::check_call`], for a device like `target`.
-pub(crate) fn draft(
+pub(crate) fn draft<'a>(
     target: Target,
-    problem: &Problem,
+    problem: &'a Problem,
     call: (Pass, Dtype),
     table: &Table,
     holds: Holds<'_>,
     operands: Operands<'_, '_>,
     options: &Options,
-) -> Result<PassPlan, Error> {
+) -> Result<PassPlan<'a>, Error> {
     options.blocking.map_or(Ok(()), |blocking| blocking.check())?;
     let (inputs, given) = match operands {
         Operands::Host(inputs) => (Some(inputs), &[][..]),

@@ -53,7 +53,7 @@ impl Placed {
     /// The same, of a pass that was prepared for operands that are dense.
     pub fn of(
         held: &Arc<Held>,
-        plan: PassPlan,
+        plan: PassPlan<'_>,
         inputs: &Views<'_>,
         places: Option<&ViewsMut<'_>>,
     ) -> Result<Placed, Error> {

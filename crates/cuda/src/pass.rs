@@ -166,11 +166,11 @@ impl TableImage {
     }
 }
 
-/// A pass before its kernels are loaded: plain data, for a device or a hypothetical one.
-#[derive(Debug)]
-pub(crate) struct PassPlan {
+/// A pass before its kernels are loaded, for a device or a hypothetical one.
+pub(crate) struct PassPlan<'a> {
     pub parts: Parts,
-    pub tables: TableImage,
+    /// Makes the tables, which may be large: a pass that is only planned has none.
+    pub tables: Box<dyn FnOnce() -> Result<TableImage, Error> + 'a>,
     /// The scratch memory of a call.
     pub scratch: Layout,
     pub steps: Vec<Step>,
@@ -198,11 +198,11 @@ impl Choice {
     }
 }
 
-impl PassPlan {
-    /// Compiles or loads the kernels of the steps.
+impl PassPlan<'_> {
+    /// Makes the tables, and compiles or loads the kernels of the steps.
     pub fn load(self, device: &Device) -> Result<PreparedPass, Error> {
         let PassPlan { parts, tables, scratch, steps, .. } = self;
-        let steps = Loaded::new(device, steps)?;
+        let (tables, steps) = (tables()?, Loaded::new(device, steps)?);
         Ok(PreparedPass { parts, tables, scratch_bytes: scratch.bytes(), steps })
     }
 }

@@ -96,8 +96,8 @@ fn the_chunks_of_a_problem_are_explained() {
     let row = text.lines().find(|line| line.trim_start().starts_with("99 KiB")).unwrap();
     assert!(row.contains("96.0 KiB"), "{text}");
     // Of the kernels for devices beside it: docs/linear_attention.md.
-    let text =
-        String::from_utf8(etalon(&[&chunks[..], &["--dtype", "bf16"]].concat()).stdout).unwrap();
+    let device = ["--dtype", "bf16", "--cuda-level", "sm80"];
+    let text = String::from_utf8(etalon(&[&chunks[..], &device].concat()).stdout).unwrap();
     let row = text.lines().find(|line| line.contains("flow ") && line.contains("sm80")).unwrap();
     assert!(row.contains("50.9 KiB"), "{text}");
 }

@@ -20,7 +20,7 @@ pub(crate) fn draft(
     table: &Table,
     holds: Holds<'_>,
     options: &Options,
-) -> Result<PassPlan, Error> {
+) -> Result<PassPlan<'static>, Error> {
     check_states(problem)?;
     let mut layout = Layout::default();
     let parts = parts(target, call, table, holds, &mut layout)?;
@@ -39,8 +39,9 @@ pub(crate) fn draft(
     prepared.walks = hopper::reserve(&prepared, &mut layout)?;
     let draft = Draft::new(prepared.target);
     draft_pass(&Steps::new(&prepared, &draft))?;
-    let (tables, steps) = (prepared.tables.image(), draft.into_steps());
-    Ok(PassPlan { parts: prepared.parts, tables, scratch: layout, steps, choice })
+    let (parts, tables, steps) = (prepared.parts, prepared.tables, draft.into_steps());
+    let tables = Box::new(move || Ok(tables.image()));
+    Ok(PassPlan { parts, tables, scratch: layout, steps, choice })
 }
 
 /// Fails where a state has more elements than kernels count.

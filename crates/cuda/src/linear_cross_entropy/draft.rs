@@ -20,7 +20,7 @@ pub(crate) fn draft(
     holds: Holds<'_>,
     inputs: Option<&Views<'_>>,
     options: &Options,
-) -> Result<PassPlan, Error> {
+) -> Result<PassPlan<'static>, Error> {
     let problem = (problem, None);
     plan(Prepared::new(target, problem, call, table, holds, inputs, options)?)
 }
@@ -34,7 +34,7 @@ pub(crate) fn draft_filtered(
     holds: Holds<'_>,
     inputs: &Views<'_>,
     options: &Options,
-) -> Result<(PassPlan, [Room; 3]), Error> {
+) -> Result<(PassPlan<'static>, [Room; 3]), Error> {
     let problem = (problem, None);
     let prepared = Prepared::new(target, problem, call, table, holds, Some(inputs), options)?;
     let prepared = prepared.filtered(filter)?;
@@ -42,7 +42,7 @@ pub(crate) fn draft_filtered(
     Ok((plan(prepared)?, rooms))
 }
 
-fn plan(prepared: Prepared<'_>) -> Result<PassPlan, Error> {
+fn plan(prepared: Prepared<'_>) -> Result<PassPlan<'static>, Error> {
     let draft = Draft::new(prepared.parts.target);
     run(&Steps::new(&prepared, &draft))?;
     Ok(prepared.plan(draft))

@@ -141,7 +141,7 @@ impl<'a> Prepared<'a> {
     }
 
     /// The plan of the pass, of drafted steps.
-    pub fn plan(self, draft: Draft) -> PassPlan {
+    pub fn plan(self, draft: Draft) -> PassPlan<'static> {
         let Prepared { parts, scratch, choice, .. } = self;
         PassPlan {
             parts,

@@ -52,7 +52,7 @@ pub(crate) fn draft_shard(
     holds: Holds<'_>,
     inputs: Option<&Views<'_>>,
     options: &Options,
-) -> Result<PassPlan, Error> {
+) -> Result<PassPlan<'static>, Error> {
     let pass = if let Step::Backward { .. } = step { Pass::Backward } else { Pass::Forward };
     let level = if step == Step::Output { Level::Portable } else { options.level };
     let options = Options { level, ..*options };

@@ -22,7 +22,7 @@ pub(crate) fn draft_sums(
     (classes, storage): (&[Range<usize>], Dtype),
     table: &Table,
     holds: Holds<'_>,
-) -> Result<PassPlan, Error> {
+) -> Result<PassPlan<'static>, Error> {
     let mut layout = Layout::default();
     let call = (Pass::Forward, storage);
     let parts = Parts::new(target, call, table, holds, |_| false, &mut layout)?;
@@ -44,6 +44,7 @@ pub(crate) fn draft_sums(
     let steps = draft.into_steps();
     let (mode, refusals, blockings) = (None, Vec::new(), Vec::new());
     let choice = Choice { level: Level::Portable, refusals, mode, blockings };
+    let tables = Box::new(move || Ok(tables));
     Ok(PassPlan { parts, tables, scratch: layout, steps, choice })
 }
 

@@ -15,14 +15,14 @@ use crate::target::Target;
 use etalon_problem::{Dtype, Error, Mode, Pass, Problem, Table};
 
 /// Drafts the steps of a pass, as [`Prepared::new`].
-pub(crate) fn draft(
+pub(crate) fn draft<'a>(
     target: Target,
-    problem: &Problem,
+    problem: &'a Problem,
     call: (Pass, Dtype),
     table: &Table,
     operands: (Holds<'_>, &[GivenArray]),
     options: &Options,
-) -> Result<PassPlan, Error> {
+) -> Result<PassPlan<'a>, Error> {
     let mut layout = Layout::default();
     let levels = (&LEVELS[..], options);
     let mut prepared = Prepared::new(target, problem, call, table, operands, levels, &mut layout)?;
@@ -41,7 +41,7 @@ pub(crate) fn draft(
     prepared.choice.mode = mode(&prepared, options);
     prepared.choice.blockings = blocks::of_level(&prepared.spec, prepared.level);
     let steps = prepared.draft(|steps| compute(steps, plan.as_ref(), between.as_ref()))?;
-    prepared.plan(layout, steps)
+    Ok(prepared.plan(layout, steps))
 }
 
 /// The form of a backward pass.

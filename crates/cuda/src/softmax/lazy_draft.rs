@@ -13,14 +13,14 @@ use crate::target::Target;
 use etalon_problem::{Blocking, DistanceBias, Dtype, Error, Pass, Problem, Table};
 
 /// Drafts the steps of a pass, as [`Prepared::new`].
-pub(crate) fn draft_lazy(
+pub(crate) fn draft_lazy<'a>(
     target: Target,
-    (problem, bias): (&Problem, Option<DistanceBias>),
+    (problem, bias): (&'a Problem, Option<DistanceBias>),
     call: (Pass, Dtype),
     table: &Table,
     operands: (Holds<'_>, &[GivenArray]),
     options: &Options,
-) -> Result<PassPlan, Error> {
+) -> Result<PassPlan<'a>, Error> {
     let mut layout = Layout::default();
     let levels = (&LAZY_LEVELS[..], options);
     let prepared = Prepared::new(target, problem, call, table, operands, levels, &mut layout)?;
@@ -37,20 +37,20 @@ pub(crate) fn draft_lazy(
             _ => passes.forward(),
         }
     })?;
-    prepared.plan(layout, steps)
+    Ok(prepared.plan(layout, steps))
 }
 
 /// The statistics of a problem in place of its forward pass, of tiles of this size, with the rooms where the kernels
 /// leave so many bytes of figures of every row and of states of every tile.
-pub(crate) fn draft_stats(
+pub(crate) fn draft_stats<'a>(
     target: Target,
-    (problem, bias): (&Problem, Option<DistanceBias>),
+    (problem, bias): (&'a Problem, Option<DistanceBias>),
     call: (Pass, Dtype),
     table: &Table,
     holds: Holds<'_>,
     (tile, [figures, states]): (Blocking, [usize; 2]),
     options: &Options,
-) -> Result<(PassPlan, [Room; 2]), Error> {
+) -> Result<(PassPlan<'a>, [Room; 2]), Error> {
     let mut layout = Layout::default();
     let options = Options { level: Level::Portable, ..*options };
     let (operands, levels) = ((holds, &[][..]), (&LAZY_LEVELS[..], &options));
@@ -61,5 +61,5 @@ pub(crate) fn draft_stats(
         rooms.into_iter().for_each(|room| steps.fill(steps.at(room), room.bytes, 0));
         Passes::new(steps, &memory, bias, None).measure(rooms.map(|room| steps.at(room)), tile)
     })?;
-    Ok((prepared.plan(layout, steps)?, rooms))
+    Ok((prepared.plan(layout, steps), rooms))
 }

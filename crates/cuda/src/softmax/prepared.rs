@@ -141,13 +141,20 @@ impl<'a> Prepared<'a> {
         Ok(draft.into_steps())
     }
 
-    /// The plan of the pass, with its tables.
-    pub fn plan(self, scratch: Layout, steps: Vec<Step>) -> Result<PassPlan, Error> {
-        let tables = match self.given {
-            Some((_, image)) => image,
-            None => self.tables.image(Rows::new(self.scores)?, self.scores),
+    /// The plan of the pass.
+    pub fn plan(self, scratch: Layout, steps: Vec<Step>) -> PassPlan<'a> {
+        let (given, tables, scores) = (self.given, self.tables, self.scores);
+        let tables = move || match given {
+            Some((_, image)) => Ok(image),
+            None => Ok(tables.image(Rows::new(scores)?, scores)),
         };
-        Ok(PassPlan { parts: self.parts, tables, scratch, steps, choice: self.choice })
+        PassPlan {
+            parts: self.parts,
+            tables: Box::new(tables),
+            scratch,
+            steps,
+            choice: self.choice,
+        }
     }
 
     /// Whether the backward pass of attention_lse is given ∂lse/∂q, of which dq is a multiple.

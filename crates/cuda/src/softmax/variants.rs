@@ -209,11 +209,16 @@ impl Variant {
             | Family::TensorF32
             | Family::TensorWide
             | Family::TensorSecond
-            | Family::LazyTensor => Unit::Mma,
+            | Family::LazyTensor
+            | Family::LinearTensor
+            | Family::TensorPeak => Unit::Mma,
             Family::HopperForward
             | Family::HopperBackward
             | Family::HopperLazyForward
-            | Family::HopperLazyBackward => Unit::Wgmma,
+            | Family::HopperLazyBackward
+            | Family::HopperLinear
+            | Family::HopperCrossEntropy
+            | Family::HopperPeak => Unit::Wgmma,
             _ => Unit::Ffma,
         }
     }

@@ -190,7 +190,7 @@ fn sums(
 
 fn compute(
     held: &Arc<Held>,
-    plan: PassPlan,
+    plan: PassPlan<'_>,
     inputs: &Views<'_>,
     outputs: &mut ViewsMut<'_>,
 ) -> Result<(), Error> {
