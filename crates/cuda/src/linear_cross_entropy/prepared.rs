@@ -145,7 +145,7 @@ impl<'a> Prepared<'a> {
         let Prepared { parts, scratch, choice, .. } = self;
         PassPlan {
             parts,
-            tables: TableImage::default(),
+            tables: Box::new(|| Ok(TableImage::default())),
             scratch,
             steps: draft.into_steps(),
             choice,
