@@ -34,7 +34,7 @@ pub(crate) fn choose<S>(
     level: Level,
 ) -> Result<&'static LevelRow<S>, Error> {
     let is_asked = |row: &&LevelRow<S>| level == Level::Auto || row.level == level.kernels();
-    let mut reason = NO_KERNELS;
+    let mut reason = no_kernels(level);
     for row in table.iter().filter(is_asked) {
         match row.refusal(spec) {
             None => return Ok(row),
@@ -54,11 +54,18 @@ pub(crate) fn refuses<S>(
     match (level, row) {
         (Level::Auto, _) => None,
         (_, Some(row)) => row.refusal(spec),
-        (_, None) => Some(NO_KERNELS),
+        (_, None) => Some(no_kernels(level)),
     }
 }
 
-const NO_KERNELS: &str = "the level has no kernels for this algorithm";
+/// The refusal of a level that is not in the table of an algorithm.
+fn no_kernels(level: Level) -> &'static str {
+    match level.kernels() {
+        Level::Sm80 => "not written yet for sm80",
+        Level::Sm90a => "not written yet for sm90a",
+        _ => "not written yet for cuda",
+    }
+}
 
 /// The levels that do not compute a pass, with their reasons, in the order of the table.
 pub(crate) fn refusals<S>(table: &'static [LevelRow<S>], spec: &S) -> Vec<(Level, &'static str)> {

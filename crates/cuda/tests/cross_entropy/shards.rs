@@ -414,7 +414,9 @@ fn what_is_no_shard_is_refused_without_a_device() {
         assert!(error.contains("0..600"), "{error}");
     }
     let huge = LinearCrossEntropy::new(1, 1, 1 << 31);
-    assert!(Shard::new(&huge, 0..1).unwrap_err().to_string().contains("32 bits"));
+    let (shard, none) = (Shard::new(&huge, 0..1).unwrap(), Views::new());
+    let refused = forward_shard(&Workspace::new(), &shard, &none, &Options::default());
+    assert!(refused.unwrap_err().to_string().contains("32 bits"));
     let nodes: Vec<_> = Shard::new(&problem, 100..600).unwrap().nodes().collect();
     assert_eq!(nodes, [100..256, 256..512, 512..600]);
 }
