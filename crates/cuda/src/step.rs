@@ -129,7 +129,10 @@ impl Bases<'_> {
             1 => self.scratch,
             2 => self.tables,
             // The list of operands is as long as when the symbols were made.
-            number => self.operands.get(number as usize - 3).copied().unwrap_or(0),
+            number => {
+                let operand = (number as usize).checked_sub(3);
+                operand.and_then(|at| self.operands.get(at)).copied().unwrap_or(0)
+            }
         };
         base + offset
     }
@@ -287,5 +290,16 @@ mod tests {
         (0..MOST_STEPS).for_each(|_| launch().unwrap());
         let error = launch().unwrap_err().to_string();
         assert!(error.contains("memory_budget"), "{error}");
+    }
+
+    #[test]
+    fn a_symbol_resolves_in_its_region_and_no_other_number_panics() {
+        let bases = Bases { scratch: 256, tables: 512, operands: &[1024] };
+        assert_eq!(bases.resolve(Region::Scratch.symbol() + 8), 256 + 8);
+        assert_eq!(bases.resolve(Region::Tables.symbol() + 8), 512 + 8);
+        assert_eq!(bases.resolve(Region::Operand(0).symbol() + 8), 1024 + 8);
+        // An address without a region, and an operand that the caller lacks.
+        assert_eq!(bases.resolve(8), 8);
+        assert_eq!(bases.resolve(Region::Operand(1).symbol()), 0);
     }
 }
