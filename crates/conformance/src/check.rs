@@ -71,7 +71,7 @@ pub struct Check {
     /// What is not generic about the inputs, where something is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub structured: Option<String>,
-    /// Whether the profile is no claim, and its bounds are too wide to be called the strictest that hold.
+    /// True for a profile that is no claim, and whose bounds are too wide to be called the strictest that hold.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub too_wide: bool,
     /// Every output.

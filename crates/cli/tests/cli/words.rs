@@ -114,7 +114,7 @@ fn nothing_is_not_timed() {
     }
 }
 
-/// What one reason keeps away stands in one line: all levels of cuda where there is no driver.
+/// One line per reason: all levels of cuda where there is no driver.
 #[test]
 fn absent_levels_are_listed_together() {
     let output = etalon(&["list"]);

@@ -73,7 +73,7 @@ impl Left {
         self.evidence
     }
 
-    /// Whether most of the elements that hold numbers other than 0 are explained.
+    /// True if most of the elements that hold numbers other than 0 are explained.
     pub fn explains_numbers(&self) -> bool {
         self.explained_numbers > 0 && self.explained_numbers as f64 >= MOST * self.numbers as f64
     }
@@ -170,7 +170,7 @@ impl<'a> Judge<'a> {
         self.width
     }
 
-    /// How many rows an entry of the axes before that of rows has.
+    /// The number of rows in one entry of the axes before the axis of rows.
     pub fn rows_inside(&self) -> usize {
         let shape = &self.output.operand.shape;
         let rows =

@@ -55,7 +55,7 @@ impl Check {
 const FEWEST: usize = 64;
 
 impl Output {
-    /// Whether bounds judge less than half of it without simulated kernels.
+    /// True if bounds judge less than half of its elements without simulated kernels.
     pub fn is_mostly_blunt(&self) -> bool {
         mostly_blunt(self.blunt, self.elements)
     }

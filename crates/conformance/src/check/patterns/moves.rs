@@ -233,7 +233,7 @@ fn sums<'a>(judge: &'a Judge<'a>, rows: &Rows, axis: usize) -> Vec<Candidate<'a>
     list.into_iter().map(candidate).collect()
 }
 
-/// What holds another output, or an input, of the same shape.
+/// Candidates: every other output, and every input, of the same shape.
 pub(super) fn copies<'a>(
     judge: &'a Judge<'a>,
     rows: &Rows,
