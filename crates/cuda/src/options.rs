@@ -108,6 +108,7 @@ pub struct Options {
     /// The most bytes of partial sums of dq that [`Mode::FusedPartials`] may keep: those of as many tiles of 64 keys at a
     /// time as fit, at least those of one and the sums of the tiles before. [`Mode::Auto`] takes [`Mode::Separate`]
     /// where what fits would not keep the device busy. The result does not depend on it.
+    /// A pass whose parts are so small that it would launch more than 100,000 kernels is refused.
     pub partials_budget: usize,
     /// Bytes for logits and sums that a pass of linear_cross_entropy holds at once, beside operands, results,
     /// copies of operands and 100 bytes for each token; at least what a tile of 128 tokens and 256 classes takes. On
