@@ -403,6 +403,10 @@ impl Variant {
             "--ptxas-options=-v".to_string(),
         ];
         options.extend(self.defines.iter().map(|(name, value)| format!("-D{name}={value}")));
+        // What sources assert of their layouts: `CHECK_SHARED` of `tile/types.cuh`.
+        let shared = self.kernels().iter().map(|name| (name, shared_bytes(self, name)));
+        let shared = shared.filter(|(_, bytes)| *bytes > 0);
+        options.extend(shared.map(|(name, bytes)| format!("-DSHARED_{name}={bytes}")));
         if cfg!(feature = "racecheck") {
             options.push("-DARRIVALS=32".to_string()); // of `feed/barriers.cuh`
         }
@@ -427,7 +431,7 @@ pub(crate) fn number(storage: Dtype) -> String {
 }
 
 /// The shared memory of a block of a kernel that its source does not declare: tiles, as the constants of
-/// the source lay them out, with room to align them.
+/// the source lay them out, with room to align them. The source asserts that it is these bytes.
 pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
     let (width, groups) = (variant.define("D"), variant.define("GROUPS"));
     let rows = |rows: usize| 2 * rows * width; // bytes of so many rows
@@ -441,7 +445,7 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
                 2 => (64, 64),
                 _ => (128, 64),
             };
-            2 * rows * cd + 4 * keys * (cd + ce)
+            2 * rows * cd + 4 * keys * (cd + variant.define("VALUES") * ce)
         }
         // q; k and v, or two stages of k.
         (Family::AttentionSm80F32, "forward") => {

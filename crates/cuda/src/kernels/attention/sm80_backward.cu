@@ -24,7 +24,7 @@
 constexpr int WALK = WIDE || STORAGE == 0 || TILES == 1 ? 32 : SIDE;  // rows of a tile that a block walks
 constexpr u32 D_BYTES = SIDE * CD * BYTES, E_BYTES = VALUES ? SIDE * CE * BYTES : 0;
 constexpr u32 D_STAGE = WALK * CD * BYTES, E_STAGE = VALUES ? WALK * CE * BYTES : 0;
-// Dynamic shared memory: D_BYTES + E_BYTES + STAGES (D_STAGE + E_STAGE + 8 WALK). What a block owns, and what it walks.
+constexpr u32 BLOCK_BYTES = D_BYTES + E_BYTES + STAGES * (D_STAGE + E_STAGE + 8 * WALK);  // owned and walked
 
 DEV float delta_of(const Head& head, int i) { return !head.delta ? -1 : i < head.s.queries ? head.delta[i] : 0; }
 
@@ -60,6 +60,7 @@ DEV bool weigh_alone(const Head& head, const Unit& unit, int i, int j, float& p,
 }
 
 #if !FUSES
+CHECK_SHARED(queries, BLOCK_BYTES);
 extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) queries(const __grid_constant__ PairArgs c) {
   extern __shared__ __align__(128) char bytes[];
   const u32 at_q = shared(bytes), at_dout = at_q + D_BYTES, at_k = at_dout + E_BYTES, at_v = at_k + STAGES * D_STAGE;
@@ -326,6 +327,7 @@ template <int M, int W, bool DK, bool DV, class SLOTS> DEV void of_keys(const Pa
 #endif
 }
 #if !FUSES
+CHECK_SHARED(keys, BLOCK_BYTES);
 extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) keys(const __grid_constant__ PairArgs c) {
   if (idle(c)) return;
   extern __shared__ __align__(128) char bytes[];
@@ -334,9 +336,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) keys(const _
 #endif
 #if VALUES && !FUSES && (WIDE || STORAGE != 0)
 // Without accumulators of dk there are registers for twice as many keys, which halves what is read of shared memory, and, of 64
-// columns, for 64 queries at a time, which halves the barriers. Dynamic shared memory if not WIDE:
-// 2 D_BYTES + STAGES (WALK_VALUES (CD + CE) BYTES + 8 WALK_VALUES).
+// columns, for 64 queries at a time, which halves the barriers.
 constexpr int WALK_VALUES = !WIDE && CD == 64 && CE == 64 ? 64 : 32;
+CHECK_SHARED(values, WIDE ? BLOCK_BYTES : 2 * D_BYTES + STAGES * WALK_VALUES * ((CD + CE) * BYTES + 8));
 extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) values(const __grid_constant__ PairArgs c) {
   if (idle(c)) return;
   extern __shared__ __align__(128) char bytes[];
@@ -345,8 +347,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) values(const
 #endif
 
 #if OPTIONS && !WIDE && !FUSES
-// Dynamic shared memory: 2 (D_BYTES + E_BYTES); of f32 dout and v take the place of q and k, and it is 2 max(D_BYTES, E_BYTES).
-constexpr bool IN_TURN = STORAGE == 0;
+constexpr bool IN_TURN = STORAGE == 0;  // dout and v take the place of q and k
+CHECK_SHARED(dbias, 2 * (!IN_TURN ? D_BYTES + E_BYTES : D_BYTES > E_BYTES ? D_BYTES : E_BYTES));
 extern "C" __global__ void __launch_bounds__(THREADS, 2) dbias(const __grid_constant__ PairArgs c) {
   if (idle(c)) return;
   extern __shared__ __align__(128) char bytes[];

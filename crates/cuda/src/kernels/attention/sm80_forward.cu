@@ -8,10 +8,10 @@
 // Compile-time: as `sm80.cuh`. CD is 64, 128 or, of 16-bit operands, 256, CE 64 or 128: the columns that a launch
 // accumulates.
 constexpr int M = CD > 128 || TILES == 2 ? 1 : 2, ROWS = 64 * M, KEYS = CD > 128 || STORAGE == 0 || TILES == 1 ? 32 : 64;
-constexpr u32 Q_BYTES = ROWS * CD * BYTES, K_BYTES = KEYS * CD * BYTES, V_BYTES = KEYS * CE * BYTES;
+constexpr u32 Q_BYTES = ROWS * CD * BYTES, K_BYTES = KEYS * CD * BYTES, V_BYTES = VALUES ? KEYS * CE * BYTES : 0;
 // Of f32 every device has room for one stage: v is loaded while S is computed, the next k while v is multiplied.
 constexpr int FEEDS = STORAGE == 0 && VALUES ? 1 : 2;
-// Dynamic shared memory: Q_BYTES + FEEDS (K_BYTES + V_BYTES).
+CHECK_SHARED(forward, Q_BYTES + FEEDS * (K_BYTES + V_BYTES));
 
 // S/unit of a tile, -inf where a pair is not visible; whether there is such a pair.
 template <bool CUT>

@@ -15,7 +15,10 @@
 constexpr int WALK = 32;  // rows of a tile that a block walks
 constexpr u32 D_OWN = SIDE * CD * 2, E_OWN = VALUES ? SIDE * CE * 2 : 0, D_WALK = WALK * CD * 2, E_WALK = VALUES ? WALK * CE * 2 : 0;
 constexpr u32 AT_WALK = 2 * (D_OWN + E_OWN);
-// Dynamic shared memory: 2 (D_OWN + E_OWN + D_WALK + E_WALK).
+constexpr u32 BLOCK_BYTES = AT_WALK + 2 * (D_WALK + E_WALK);
+CHECK_SHARED(tangents, BLOCK_BYTES);
+CHECK_SHARED(queries, BLOCK_BYTES);
+CHECK_SHARED(keys, BLOCK_BYTES);
 typedef float Tile32[1][WALK / 8][4];  // of the pairs of a thread
 
 KERNEL_ARGS(InspectArgs)

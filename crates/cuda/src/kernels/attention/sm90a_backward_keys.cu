@@ -7,7 +7,8 @@ constexpr u32 KV_BYTES = KEYS * D * 2, Q_BYTES = ROWS * D * 2;
 // k and v of two tiles: dv and dk of a tile take their places. q and dout of query blocks, in stages.
 constexpr u32 AT_V = KV_BYTES, PAIR = 2 * KV_BYTES, AT_Q = 2 * PAIR, AT_DO = AT_Q + STAGES * Q_BYTES, AT_STATS = AT_DO + STAGES * Q_BYTES;
 constexpr u32 KV_FULL = AT_STATS + STAGES * 2 * ROWS * 4, KV_EMPTY = KV_FULL + 16, OUT_FULL = KV_EMPTY + 16, FULL = OUT_FULL + 16,
-              EMPTY = FULL + 8 * STAGES, TILE = EMPTY + 8 * STAGES;  // + 8, and 1024 to align all
+              EMPTY = FULL + 8 * STAGES, TILE = EMPTY + 8 * STAGES;
+CHECK_SHARED(keys, 1024 + TILE + 8);  // 1024 to align all
 DEV void produce(u32 base, const BackwardArgs& call) {
   u32 stage = 0, phase = 1, done = 0;
 #pragma unroll 1

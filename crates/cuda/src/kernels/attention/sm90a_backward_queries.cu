@@ -5,7 +5,8 @@ constexpr int KEYS = 128, ROWS = OWN;
 constexpr u32 KV_BYTES = KEYS * D * 2, Q_BYTES = ROWS * D * 2;
 constexpr u32 AT_DO = Q_BYTES, AT_K = 2 * Q_BYTES, AT_V = AT_K + 2 * KV_BYTES, AT_DQ = AT_V + 2 * KV_BYTES;
 constexpr u32 Q_FULL = AT_DQ + Q_BYTES, Q_EMPTY = Q_FULL + 8, OUT_FULL = Q_EMPTY + 8, OUT_EMPTY = OUT_FULL + 8, K_FULL = OUT_EMPTY + 8,
-              K_EMPTY = K_FULL + 16, V_FULL = K_EMPTY + 16, V_EMPTY = V_FULL + 16, TILE = V_EMPTY + 16;  // + 8, and 1024 to align all
+              K_EMPTY = K_FULL + 16, V_FULL = K_EMPTY + 16, V_EMPTY = V_FULL + 16, TILE = V_EMPTY + 16;
+CHECK_SHARED(queries, 1024 + TILE + 8);  // 1024 to align all
 DEV void produce(u32 base, const BackwardArgs& call) {
   u32 stage = 0, phase = 1, q_phase = 1;
 #pragma unroll 1

@@ -12,7 +12,7 @@ constexpr u32 BYTES = OWN * D * 2;
 // Of two tiles what they own; their results take its place. y, and x where that is another tensor, in stages.
 constexpr u32 AT_Y = 2 * BYTES, AT_X = LSE ? AT_Y : AT_Y + STAGES * BYTES, AT_STATS = AT_Y + 4 * BYTES, STATS = 2 * OWN * 4;
 constexpr u32 OWN_FULL = AT_STATS + STAGES * STATS, OWN_EMPTY = OWN_FULL + 16, OUT_FULL = OWN_EMPTY + 16, Y_FULL = OUT_FULL + 16,
-              Y_EMPTY = Y_FULL + 8 * STAGES, X_FULL = Y_EMPTY + 8 * STAGES, X_EMPTY = X_FULL + 8 * STAGES, TILE = X_EMPTY + 8 * STAGES;  // + 8, and 1024 to align all
+              Y_EMPTY = Y_FULL + 8 * STAGES, X_FULL = Y_EMPTY + 8 * STAGES, X_EMPTY = X_FULL + 8 * STAGES, TILE = X_EMPTY + 8 * STAGES, ALL = 1024 + TILE + 8;  // 1024 to align all
 template <class TILES> constexpr bool BY_KEYS = false;
 template <> constexpr bool BY_KEYS<ByKeys> = true;
 
@@ -238,6 +238,8 @@ template <class TILES> DEV void run(const BackwardArgs& call, char* bytes) {
 }
 }
 #if RESULTS == 0
+CHECK_SHARED(keys, weights_pass::ALL);
+CHECK_SHARED(queries, weights_pass::ALL);
 extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant__ BackwardArgs call) {
   extern __shared__ char bytes[];
   weights_pass::run<ByKeys>(call, bytes);
@@ -247,6 +249,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) queries(const __grid_consta
   weights_pass::run<ByQueries>(call, bytes);
 }
 #else
+CHECK_SHARED(values, weights_pass::ALL);
 extern "C" __global__ void __launch_bounds__(384, 1) values(const __grid_constant__ BackwardArgs call) {
   extern __shared__ char bytes[];
   weights_pass::run<ByKeys>(call, bytes);

@@ -36,7 +36,7 @@ constexpr u32 STAGING = 8192 * ((KEYS + 63) / 64);  // of each warpgroup: o on i
 constexpr u32 AT_K = Q_BYTES, AT_V = AT_K + STAGES * KV_BYTES, AT_O = AT_V + STAGES * KV_BYTES, AT_BARRIERS = AT_O + GROUPS * STAGING;
 constexpr u32 Q_FULL = 0, Q_EMPTY = 8, K_FULL = 16, K_EMPTY = K_FULL + 8 * STAGES, V_FULL = K_EMPTY + 8 * STAGES,
               V_EMPTY = V_FULL + 8 * STAGES, TILE = V_EMPTY + 8 * STAGES;  // offsets from AT_BARRIERS
-// Dynamic shared memory: 1024 + AT_BARRIERS + 256 bytes; the base is aligned to 1024 by hand.
+CHECK_SHARED(forward, 1024 + AT_BARRIERS + 256);  // the base is aligned to 1024 by hand
 
 KERNEL_ARGS(ForwardArgs)
 struct Work { int block, head, batch; };  // of listed sequences the number in place of the batch element

@@ -2,7 +2,10 @@
 
 constexpr u32 D_BYTES = SIDE * CD * 2, E_BYTES = SIDE * CE * 2;
 constexpr int NEAR = 2 * SIDE, NUMBERS = 3 * SIDE;  // the bias of a tile, and τ/n, Δ - dlse and lse of its rows
-// Dynamic shared memory: 3 (D_BYTES + E_BYTES) + 8 NEAR, and for `keys` 8 NUMBERS.
+constexpr u32 BLOCK_BYTES = 3 * (D_BYTES + E_BYTES) + 8 * NEAR;
+CHECK_SHARED(means, BLOCK_BYTES);
+CHECK_SHARED(queries, BLOCK_BYTES);
+CHECK_SHARED(keys, BLOCK_BYTES + 8 * NUMBERS);
 
 // P (E4) from S, and hidden if the pair is not visible. `most` is above 0 or NaN where a pair is active (E5).
 template <bool MASKED> DEV void weigh(float& x, float& most, float base, float offset) {

@@ -2,7 +2,8 @@
 
 constexpr int M = 2, ROWS = 64 * M;
 constexpr u32 Q_BYTES = ROWS * CD * 2, K_BYTES = SIDE * CD * 2, V_BYTES = SIDE * CE * 2, BIAS = ROWS + SIDE;
-// Dynamic shared memory: Q_BYTES + 2 (K_BYTES + 4 BIAS), and for `values` 2 V_BYTES.
+CHECK_SHARED(scores, Q_BYTES + 2 * (K_BYTES + 4 * BIAS));
+CHECK_SHARED(values, Q_BYTES + 2 * (K_BYTES + V_BYTES + 4 * BIAS));
 
 // The keys that two tiles of queries of the host see.
 DEV Tile two_tiles(const PairArgs& c, const Sequence& s, const Task& task) {

@@ -8,7 +8,8 @@ constexpr u32 AT_BIAS = AT_NUMBERS + STAGES * NUMBERS, AT_PARTS = AT_BIAS + STAG
 // Of each warpgroup: sums of the diagonals of its threads' groups of 8, twice; and of those that the next tile goes on with, twice.
 constexpr int WIDTH = 72, PARTS = 32 * WIDTH, CARRIED = 64;
 constexpr u32 FULL = AT_PARTS + 2 * 2 * (PARTS + CARRIED) * 4, EMPTY = FULL + 8 * STAGES, KV_FULL = EMPTY + 8 * STAGES, KV_EMPTY = KV_FULL + 8,
-              TILE = KV_EMPTY + 8, ACTIVE = TILE + 8;  // + 4·STAGES, and 1024 to align all
+              TILE = KV_EMPTY + 8, ACTIVE = TILE + 8;
+CHECK_SHARED(keys, 1024 + ACTIVE + 4 * STAGES);  // 1024 to align all
 struct Range { int begin, open, closed, end; };  // blocks of queries: of those from `open` to before `closed` all see all keys
 
 DEV Work work_of(int t, const HopperLazyArgs& c) {  // the first blocks of keys are seen most

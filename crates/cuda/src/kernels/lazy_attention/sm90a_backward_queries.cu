@@ -63,6 +63,7 @@ DEV void stage_out(const float (&d)[D / 2], u32 to) {
 namespace queries_pass {
 constexpr int GROUPS = 2, ROWS = 64 * GROUPS;
 using Feed = ::Feed<GROUPS, QUERIES>;
+CHECK_SHARED(queries, Feed::BYTES);
 
 struct Walk {
   const Feed& feed;

@@ -15,7 +15,7 @@ template <int GROUPS, Pass PASS> struct Feed {
   static constexpr u32 AT_BIAS = AT_OUT + (PASS == SCORES ? ROWS * STRIPES * 4 : PASS == VALUES ? Q_BYTES : 0), TILE = AT_BIAS + STAGES * NEAR * 4;
   static constexpr u32 Q_FULL = TILE + 16 * TILES, Q_EMPTY = Q_FULL + 8 * TILES, K_FULL = Q_EMPTY + 8 * TILES, K_EMPTY = K_FULL + 8 * STAGES, V_FULL = K_EMPTY + 8 * STAGES,
                        V_EMPTY = V_FULL + 8 * STAGES;
-  // Dynamic shared memory: 1024 + V_EMPTY + 8·STAGES; the base is aligned to 1024 by hand.
+  static constexpr u32 BYTES = 1024 + V_EMPTY + 8 * STAGES;  // the base is aligned to 1024 by hand
   u32 base;
   float* numbers;  // the same address
 

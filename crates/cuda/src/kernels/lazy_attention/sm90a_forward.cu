@@ -21,6 +21,7 @@
 // ---- lse, n and stripes ------------------------------------------------------------------------------------------------
 constexpr int SCORE_GROUPS = D == 64 ? 4 : 3;  // what fits the registers
 using ScoreFeed = Feed<SCORE_GROUPS, SCORES>;
+CHECK_SHARED(scores, ScoreFeed::BYTES);
 
 constexpr int HALF = KEYS / 2;        // keys whose scores a warpgroup holds at a time
 constexpr float LAG = 8 / LOG2E;      // how far a score may exceed what is subtracted: weights are at most 2^8
@@ -236,6 +237,8 @@ extern "C" __global__ void __launch_bounds__(128 * (SCORE_GROUPS + 1), 1) scores
 // ---- o and Σ a P v -----------------------------------------------------------------------------------------------------
 constexpr int VALUE_GROUPS = D == 64 ? 3 : 2;  // what fits the registers
 using ValueFeed = Feed<VALUE_GROUPS, VALUES>;
+CHECK_SHARED(values, ValueFeed::BYTES);
+CHECK_SHARED(sums, ValueFeed::BYTES);
 
 // What multiplies v where it is above 0: e, or P where Σ a P v is wanted, from S (E4), (E5).
 template <bool MASKED, bool PV> DEV void activate(float (&s)[KEYS / 2], const float (&base)[2], const float (&offset)[2]) {

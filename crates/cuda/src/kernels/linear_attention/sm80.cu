@@ -20,9 +20,9 @@
 constexpr u32 Y_BYTES = SIDE * KW * 2, X_BYTES = SIDE * CW * 2, STATE_BYTES = KW * CW * 2;
 constexpr u32 STAGE_BYTES = Y_BYTES + X_BYTES > STATE_BYTES ? Y_BYTES + X_BYTES : STATE_BYTES;
 
-
 // ---- states ----------------------------------------------------------------------------------------------------------
-// Dynamic shared memory: 2 (Y_BYTES + X_BYTES), the left and right factors of a chunk. A warp has 16·M rows of the state.
+CHECK_SHARED(sums, 2 * (Y_BYTES + X_BYTES));  // the left and right factors of a chunk
+// A warp has 16·M rows of the state.
 extern "C" __global__ void __launch_bounds__(THREADS) sums(const __grid_constant__ LinearArgs c) {
   if (idle(c)) return;
   extern __shared__ __align__(128) char bytes[];
@@ -167,8 +167,8 @@ DEV void put_dots(const LinearArgs& c, float* to, const Chunk& chunk, int heads,
   }
 }
 
-// Dynamic shared memory: Y_BYTES + Y_BYTES + X_BYTES + STAGE_BYTES: y; b and x of the first tile; the state, then b and x of
-// every second tile.
+// y; b and x of the first tile; the state, then b and x of every second tile.
+CHECK_SHARED(attend, 2 * Y_BYTES + X_BYTES + STAGE_BYTES);
 extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const __grid_constant__ LinearArgs c) {
   if (idle(c)) return;
   extern __shared__ __align__(128) char bytes[];
@@ -263,7 +263,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const __grid_con
 }
 
 // ---- gates -----------------------------------------------------------------------------------------------------------
-// Dynamic shared memory: 2 (Y_BYTES + X_BYTES): q, k, dout and v of a micro-chunk; then 64 × PITCH numbers.
+// q, k, dout and v of a micro-chunk; numbers of its pairs.
+CHECK_SHARED(flow, 2 * (Y_BYTES + X_BYTES) + 4 * MICRO * PITCH);
 extern "C" __global__ void __launch_bounds__(THREADS) flow(const __grid_constant__ LinearArgs c) {
   if (idle(c)) return;
   extern __shared__ __align__(128) char bytes[];

@@ -10,11 +10,11 @@ KERNEL_ARGS(WalkArgs)
 
 constexpr int CHUNK = 128, COLUMNS = 64, STAGES = 2;
 constexpr u32 PANEL = CHUNK * 128, Y_BYTES = CHUNK * KW * 2, STATE_BYTES = KW * 128;
-// Dynamic shared memory: y, b and x in two stages; x weighted; the state in two buffers; out; decays; barriers. BY_TOKEN out has no
+// In shared memory: y, b and x in two stages; x weighted; the state in two buffers; out; decays; barriers. BY_TOKEN out has no
 // place, so that decays have more.
 constexpr u32 AT_B = STAGES * Y_BYTES, AT_X = 2 * AT_B, AT_WEIGHTED = AT_X + STAGES * PANEL, AT_STATE = AT_WEIGHTED + PANEL,
               AT_OUT = AT_STATE + 2 * STATE_BYTES, AT_DECAYS = AT_OUT + PANEL, FULL = AT_DECAYS + 2568, EMPTY = FULL + 8 * STAGES, EMPTY_X = EMPTY + 8 * STAGES,
-              WEIGHTED = EMPTY_X + 8 * STAGES, TAKEN = WEIGHTED + 8, SHOWN = TAKEN + 8;
+              WEIGHTED = EMPTY_X + 8 * STAGES, TAKEN = WEIGHTED + 8, SHOWN = TAKEN + 8, WALK_BYTES = SHOWN + 16;
 constexpr u32 AT_ZEROS = BY_TOKEN ? AT_OUT : AT_DECAYS, AT_TABLES = AT_OUT + 1024;  // zeros: eight rows of a state that is none
 
 DEV bool is_odd(float x) { return !(fabsf(x) < INF); }

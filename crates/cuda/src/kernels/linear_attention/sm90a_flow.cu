@@ -280,5 +280,6 @@ DEV void flow_of_all(const WalkArgs& c) {
   }
 }
 
+CHECK_SHARED(flow, FLOW_BYTES);
 extern "C" __global__ void __launch_bounds__(384, 1) flow(const __grid_constant__ WalkArgs c) { flow_of_all(c); }
 #endif

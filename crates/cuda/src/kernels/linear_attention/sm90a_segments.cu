@@ -87,7 +87,9 @@ template <bool BACK> DEV void sum_segment(const WalkArgs& c) {
   }
 }
 
+CHECK_SHARED(sums, WALK_BYTES);
 extern "C" __global__ void __launch_bounds__(384, 1) sums(const __grid_constant__ WalkArgs c) { sum_segment<false>(c); }
+CHECK_SHARED(sums_back, WALK_BYTES);
 extern "C" __global__ void __launch_bounds__(384, 1) sums_back(const __grid_constant__ WalkArgs c) { sum_segment<true>(c); }
 
 // A thread owns an element of the states of a sequence and a key head. What is found of a segment is the sum of it, and what is

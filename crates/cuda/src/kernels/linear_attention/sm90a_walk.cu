@@ -306,9 +306,14 @@ template <bool DECAY, bool BACK, bool DOTS> DEV void walk(const WalkArgs& c) {
 }
 
 #if !BY_TOKEN
+CHECK_SHARED(attend_plain, WALK_BYTES);
 extern "C" __global__ void __launch_bounds__(384, 1) attend_plain(const __grid_constant__ WalkArgs c) { walk<false, false, false>(c); }
 #endif
+CHECK_SHARED(attend, WALK_BYTES);
 extern "C" __global__ void __launch_bounds__(384, 1) attend(const __grid_constant__ WalkArgs c) { walk<true, false, false>(c); }
+CHECK_SHARED(attend_dots, WALK_BYTES);
 extern "C" __global__ void __launch_bounds__(384, 1) attend_dots(const __grid_constant__ WalkArgs c) { walk<true, false, true>(c); }
+CHECK_SHARED(attend_back, WALK_BYTES);
 extern "C" __global__ void __launch_bounds__(384, 1) attend_back(const __grid_constant__ WalkArgs c) { walk<true, true, false>(c); }
+CHECK_SHARED(attend_back_dots, WALK_BYTES);
 extern "C" __global__ void __launch_bounds__(384, 1) attend_back_dots(const __grid_constant__ WalkArgs c) { walk<true, true, true>(c); }

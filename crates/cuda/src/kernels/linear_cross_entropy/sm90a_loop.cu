@@ -269,6 +269,11 @@ template <Kind K, int COLUMNS> DEV void run(const ProductArgs& x) {
   cluster_sync();  // no block leaves while the other may still arrive at its barriers
 }
 
+CHECK_SHARED(leaves, Rings::ALL);
+CHECK_SHARED(gradient, (Stages<GRADIENT, 256>::ALL));
+CHECK_SHARED(hidden, (Stages<HIDDEN, 256>::ALL));
+CHECK_SHARED(hidden_192, (Stages<HIDDEN, 192>::ALL));
+CHECK_SHARED(head, (Stages<HEAD, 256>::ALL));
 #define KERNEL extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
 KERNEL leaves(const __grid_constant__ ProductArgs x) { run<LEAVES, 256>(x); }
 KERNEL gradient(const __grid_constant__ ProductArgs x) { run<GRADIENT, 256>(x); }

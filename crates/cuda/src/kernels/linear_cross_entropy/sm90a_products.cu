@@ -57,14 +57,14 @@ template <Kind K, int COLUMNS> struct Stages {
   static constexpr u32 A = ROWS * STEP * 2, B = COLUMNS * STEP * 2, BYTES = A + B;
   // Two panels for each warpgroup, from which tiles are stored.
   static constexpr u32 AT_STORE = COUNT * BYTES, AT_BARRIERS = AT_STORE + (K == GRADIENT || K == HEAD ? 4 * PANEL : 0);
-  // Dynamic shared memory: 1024 + AT_BARRIERS + 16 * COUNT, as `shared_bytes` says.
+  static constexpr u32 ALL = 1024 + AT_BARRIERS + 16 * COUNT;  // 1024 to align the panels
 };
 
 // `leaves` has a ring for b and one for each warpgroup's 64 rows of a: only what is loaded for both blocks waits for both.
 struct Rings {
   static constexpr int COUNT_A = 4, COUNT_B = 5;
   static constexpr u32 B = TILE * STEP * 2, AT_B = COUNT_A * 2 * PANEL, AT_BARRIERS = AT_B + COUNT_B * B;
-  // Dynamic shared memory: 1024 + AT_BARRIERS + 32 * COUNT_A + 16 * COUNT_B.
+  static constexpr u32 ALL = 1024 + AT_BARRIERS + 32 * COUNT_A + 16 * COUNT_B;
   u32 base;
   __device__ __forceinline__ u32 a(int group, u32 i) const { return base + (2 * i + group) * PANEL; }
   __device__ __forceinline__ u32 b(u32 i) const { return base + AT_B + i * B; }

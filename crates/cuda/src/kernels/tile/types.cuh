@@ -13,6 +13,8 @@ typedef long long i64;
 #define DEV static __device__ __forceinline__
 #define INF __int_as_float(0x7f800000)
 constexpr float LOG2E = 1.4426950408889634f;
+// Asserts that the dynamic shared memory of a kernel, as its source lays it out, is that of its launches (`shared_bytes`).
+#define CHECK_SHARED(kernel, bytes) static_assert((bytes) == SHARED_##kernel, "the shared memory of " #kernel)
 
 // ---- elements --------------------------------------------------------------------------------------------------------
 #if STORAGE == 0
