@@ -3,7 +3,7 @@
 //! | variable | |
 //! |---|---|
 //! | `ETALON_PART=3/8` | the third of eight parts alone |
-//! | `ETALON_ONLY=Linear,sm_90a` | these families and architectures alone |
+//! | `ETALON_ONLY=linear_attention/sm80,sm_90a` | these families and architectures alone |
 //! | `ETALON_DONE=FILE` | modules that the file names are not compiled again, and those that compile are added |
 //! | `ETALON_SECONDS=500` | no module is begun later than that |
 
@@ -53,7 +53,7 @@ impl Run {
     /// Of these the modules of its part.
     pub fn part(&self, all: Vec<Compilation>) -> Vec<Compilation> {
         let is = |(architecture, variant): &Compilation, name: &String| {
-            name == architecture || *name == format!("{:?}", variant.family)
+            name == architecture || *name == variant.family.to_string()
         };
         let asked =
             |x: &Compilation| self.only.is_empty() || self.only.iter().any(|name| is(x, name));
@@ -102,7 +102,7 @@ fn parts_have_every_module_once() {
     assert_eq!(parse_part("3/8"), Some((3, 8)));
     assert!(["", "3", "0/8", "9/8", "x/8"].iter().all(|text| parse_part(text).is_none()));
     let all = everything();
-    let only = vec!["Linear".to_string(), "sm_90a".to_string()];
+    let only = vec!["linear_attention/portable".to_string(), "sm_90a".to_string()];
     let of = |part, only: &[String]| {
         let run = Run {
             part: (part, 3),
@@ -119,7 +119,8 @@ fn parts_have_every_module_once() {
     expected.sort();
     assert_eq!(parts, expected);
     let some = (1..=3).flat_map(|part| of(part, &only)).collect::<Vec<_>>();
-    let is = |x: &&Compilation| x.0 == "sm_90a" || x.1.family == etalon_cuda::Family::Linear;
+    let is =
+        |x: &&Compilation| x.0 == "sm_90a" || x.1.family == etalon_cuda::Family::LinearPortable;
     assert_eq!(some.len(), all.iter().filter(is).count());
 }
 

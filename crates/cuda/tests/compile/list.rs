@@ -114,10 +114,8 @@ fn absent(list: &[Excerpt], all: &[Compilation]) -> (BTreeSet<Need>, Vec<Excerpt
 #[test]
 fn every_kernel_is_listed_for_the_architectures_of_ci_and_with_every_value() {
     let (absent, lines) = absent(&listed(), &of_ci());
-    let absent: Vec<String> = absent
-        .iter()
-        .map(|(family, kernel, with)| format!("{family:?} {kernel}: {with}"))
-        .collect();
+    let absent: Vec<String> =
+        absent.iter().map(|(family, kernel, with)| format!("{family} {kernel}: {with}")).collect();
     let lines: Vec<String> = lines.iter().map(line).collect();
     assert!(
         absent.is_empty(),
@@ -153,7 +151,7 @@ fn absent_kernels_are_told_with_the_lines_to_add() {
     };
     assert_eq!(told(&list), (vec![], vec![]));
     let rest: Vec<Excerpt> = list.iter().filter(|x| x.0.0 != "sm_120").cloned().collect();
-    let lines = vec!["sm_120 Tables: sequences rows".to_string()];
+    let lines = vec!["sm_120 pairs/tables: sequences rows".to_string()];
     let needs = ["rows sm_120", "sequences sm_120"].map(str::to_string);
     assert_eq!(told(&rest), (needs.to_vec(), lines.clone()));
     // With what its line has.
@@ -165,10 +163,10 @@ fn absent_kernels_are_told_with_the_lines_to_add() {
 #[test]
 fn lines_to_add_give_a_family_all_that_it_needs() {
     // Options, widths and architectures.
-    let all = of(Family::TensorFused);
+    let all = of(Family::AttentionSm80Fused);
     let (needed, lines) = absent(&[], &all);
     for need in [("fused", "sm_120"), ("collect", "CE=128"), ("fused", "STORAGE=2")] {
-        assert!(needed.contains(&(Family::TensorFused, need.0, need.1.to_string())));
+        assert!(needed.contains(&(Family::AttentionSm80Fused, need.0, need.1.to_string())));
     }
     let lines: Vec<String> = lines.iter().map(line).collect();
     let read = read(lines.iter().map(String::as_str), &all).unwrap();
@@ -183,9 +181,9 @@ fn lines_to_add_give_a_family_all_that_it_needs() {
 fn lines_of_what_there_is_not_are_refused() {
     let all = of(Family::Tables);
     for (line, part) in [
-        ("sm_80 Tables", "no kernels: sm_80 Tables"),
-        ("sm_90a Tables: rows", "no module sm_90a Tables"),
-        ("sm_80 Tables: rows columns", "no kernel columns"),
+        ("sm_80 pairs/tables", "no kernels: sm_80 pairs/tables"),
+        ("sm_90a pairs/tables: rows", "no module sm_90a pairs/tables"),
+        ("sm_80 pairs/tables: rows columns", "no kernel columns"),
     ] {
         let fault = read([line].into_iter(), &all).unwrap_err();
         assert!(fault.contains(part), "{fault}");

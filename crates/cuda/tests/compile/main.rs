@@ -15,7 +15,7 @@
 //! ETALON_NVRTC=DIR cargo test -p etalon-cuda --test compile -- --ignored every_variant
 //! ```
 //!
-//! `ETALON_RENEW=Linear,HopperLinear` compiles and writes the rows of these families alone, `ETALON_RENEW=absent` those
+//! `ETALON_RENEW=move,pairs/tables` compiles and writes the rows of these families alone, `ETALON_RENEW=absent` those
 //! that the snapshot lacks.
 
 mod every;
@@ -180,37 +180,37 @@ fn may_spill((architecture, variant): &Compilation) -> bool {
     let is =
         |name: &str, value: &str| variant.defines.iter().any(|(n, v)| *n == name && v == value);
     match variant.family {
-        Family::Portable
-        | Family::Second
-        | Family::Lazy
-        | Family::Linear
-        | Family::LinearSecond
-        | Family::CrossEntropy => true,
+        Family::AttentionPortable
+        | Family::AttentionPortableSecondOrder
+        | Family::LazyPortable
+        | Family::LinearPortable
+        | Family::LinearPortableSecondOrder
+        | Family::CrossEntropyPortable => true,
         // Accumulators of 128 columns; `means`, of which three blocks share a multiprocessor.
-        Family::LazyTensor | Family::LinearTensor => true,
-        Family::Tensor if is("VALUES", "0") || is("CD", "256") => false,
-        Family::Tensor if is("CE", "128") => true,
-        Family::Tensor => match *architecture {
+        Family::LazySm80 | Family::LinearSm80 => true,
+        Family::AttentionSm80 if is("VALUES", "0") || is("CD", "256") => false,
+        Family::AttentionSm80 if is("CE", "128") => true,
+        Family::AttentionSm80 => match *architecture {
             "sm_100" => is("CD", "128") || is("OPTIONS", "1"),
             "sm_80" => is("CD", "128") && is("OPTIONS", "1") && is("WHOLE", "0"),
             _ => false,
         },
         // Three warpgroups.
-        Family::HopperForward => is("D", "64") && is("LENGTHS", "1") && is("VALUES", "1"),
-        Family::HopperLazyForward => is("D", "64"),
+        Family::AttentionSm90aForward => is("D", "64") && is("LENGTHS", "1") && is("VALUES", "1"),
+        Family::LazySm90aForward => is("D", "64"),
         // A few numbers that are wanted behind the loop; of the thread that loads, which has 24 registers.
-        Family::HopperLinear | Family::HopperBackward | Family::HopperLazyBackward => true,
+        Family::LinearSm90a | Family::AttentionSm90aBackward | Family::LazySm90aBackward => true,
         // Accumulators of 256 columns, and of two gradients beside four products.
-        Family::TensorWide | Family::TensorSecond => true,
-        Family::TensorF32 => is("CE", "128"),
-        Family::TensorFused => is("CD", "128") || is("CE", "128"),
+        Family::AttentionSm80Wide | Family::AttentionSm80SecondOrder => true,
+        Family::AttentionSm80F32 => is("CE", "128"),
+        Family::AttentionSm80Fused => is("CD", "128") || is("CE", "128"),
         Family::CrossEntropyShards
-        | Family::HopperCrossEntropy
-        | Family::Moves
+        | Family::CrossEntropySm90a
+        | Family::Move
         | Family::Tables
-        | Family::Peak
-        | Family::TensorPeak
-        | Family::HopperPeak => false,
+        | Family::PeakFfma
+        | Family::PeakMma
+        | Family::PeakWgmma => false,
     }
 }
 
@@ -258,7 +258,7 @@ fn renew(tools: &Tools, which: &str) {
     let is_asked = |excerpt: &Excerpt| match which {
         "1" => true,
         "absent" => recorded.as_ref().is_none_or(|recorded| !recorded.has(excerpt)),
-        families => families.split(',').any(|name| name == format!("{:?}", excerpt.0.1.family)),
+        families => families.split(',').any(|name| name == excerpt.0.1.family.to_string()),
     };
     let work = list.iter().filter(|x| is_asked(x)).cloned().collect();
     let compiled = Snapshot::new(&version, &compile_all(tools, work));

@@ -1,4 +1,4 @@
-// What the kernels of tables.cu need of CUDA, for a compiler of the host. The threads of a block have stacks of their own and
+// What the kernels of pairs/tables.cu need of CUDA, for a compiler of the host. The threads of a block have stacks of their own and
 // leave the processor to each other where they wait at a barrier or for the reduction of a warp; in between they run in a random
 // order.
 #include "host.h"

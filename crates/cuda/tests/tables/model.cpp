@@ -1,9 +1,8 @@
-// The kernels of tables.cu beside what they must make, on random problems.
+// The kernels of pairs/tables.cu beside what they must make, on random problems.
 #define STORAGE 0
 #include "cuda.h"
-#define asm(...)  // of functions of tile.cuh that no kernel here calls
-#include "tile.cuh"
-#include "tables.cu"
+#define asm(...)  // of functions of tile/types.cuh that no kernel here calls
+#include "kernels.inc"
 #undef asm
 #include "memory.h"
 
