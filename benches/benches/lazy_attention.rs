@@ -1,5 +1,5 @@
-//! lazy_attention: forward, backward and double backward, with scores without structure and with a bias that falls with
-//! the distance, where most tiles are inactive.
+//! lazy_attention: forward, backward and double backward, with scores without structure and with a bias that falls
+//! with the distance, where most tiles are inactive.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use etalon_benches::{flops, square, wave};

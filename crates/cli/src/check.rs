@@ -59,7 +59,7 @@ pub struct Arguments {
     threads: options::Threads,
 }
 
-/// How far apart lines of progress are.
+/// Interval between lines of progress.
 const INTERVAL: Duration = Duration::from_secs(10);
 
 /// Writes a report in one of the forms.
@@ -82,9 +82,9 @@ struct Found {
     check: Check,
     /// The share of the elements that may be undecided in results that pass.
     allow_undecided: f64,
-    /// Whether the profile is the strictest that holds, and no claim.
+    /// True if the profile is the strictest that holds, and no claim.
     auto: bool,
-    /// What was taken for granted, left out or ignored.
+    /// Assumptions, omissions and ignored tensors.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     notes: Vec<String>,
     command: String,
@@ -149,7 +149,7 @@ struct Brought {
     notes: Vec<String>,
 }
 
-/// What GOT holds and the arguments want, each tensor in the type in which it is stored.
+/// Tensors of GOT that the arguments ask for, each in the type in which it is stored.
 fn brought(arguments: &Arguments, problem: &Problem, dtype: Dtype) -> Result<Brought, Failure> {
     let Arguments { question, only, .. } = arguments;
     let operands = problem.operands(question.pass);
@@ -273,7 +273,7 @@ fn command(arguments: &Arguments, profile: &Profile) -> String {
 }
 
 impl Found {
-    /// That of the check, where what is undecided is not allowed.
+    /// The status of the check, where undecided elements are not allowed.
     fn status(&self) -> Status {
         match self.check.status {
             Status::Undecided if self.check.undecided() <= self.allow_undecided => Status::Passed,
@@ -355,7 +355,7 @@ impl Found {
         blocks
     }
 
-    /// What is to be done where nothing is off, but something could be wrong.
+    /// The next step where nothing is off, but something could be wrong.
     fn what_would_decide(&self) -> Option<String> {
         let check = &self.check;
         let off = check.outputs.iter().any(|output| output.off > 0);

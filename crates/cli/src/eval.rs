@@ -100,12 +100,12 @@ pub struct Asked {
     pub problem: Problem,
     pub inputs: Tensors,
     pub dtype: Dtype,
-    /// What was taken for granted, to be told.
+    /// Assumptions, to be printed.
     pub notes: Vec<String>,
 }
 
 impl Question {
-    /// What its two files ask for.
+    /// Reads the request of its two files.
     pub fn read(&self) -> Result<Asked, Failure> {
         let Question { algorithm, pass, problem: path, input, dtype } = self;
         let mut tensors = vectors::read_tensors(input, memory::available())?;
@@ -168,7 +168,7 @@ fn inputs(problem: &Problem, pass: Pass, mut tensors: Tensors) -> Result<(Tensor
     reject_unknown_tensors(problem, pass, &tensors)?;
     let (table, forward) = (problem.checked_table(pass)?, problem.operands(Pass::Forward));
     let given = |name: &str| find(&table.operands, name).filter(|x| x.role.is_given());
-    // What a tier saves for later passes it computes again, but it counts in which type.
+    // Saved tensors are computed again, but their types count.
     let saved = |name: &str| {
         let output = |x: &Operand| matches!(x.role, Role::Output | Role::OptionalOutput);
         pass != Pass::Forward && find(&forward, name).is_some_and(output)

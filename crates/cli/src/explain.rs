@@ -101,7 +101,7 @@ fn read(path: &Path, input: Option<&Path>, tensors: &mut Tensors) -> Result<Prob
     read_problem(path, input.unwrap_or(path), tensors)
 }
 
-/// What a case has beside its problem.
+/// Description of a case beside its problem.
 fn explain(case: &Case) -> Result<String, Failure> {
     let mut text = format!("elements: {}\n", case.spec.few_words());
     text += &match case.blocking() {

@@ -126,10 +126,10 @@ impl Run {
     }
 }
 
-/// Which arithmetic is claimed.
+/// The claimed arithmetic.
 #[derive(Debug, Clone, Copy)]
 pub enum Claim {
-    /// What kernels usually promise of the type of their results.
+    /// The usual promise of kernels for the type of their results.
     Usual,
     /// The strictest that holds: no claim, so it decides nothing.
     Auto,
@@ -214,7 +214,7 @@ pub fn tier(name: &str) -> Result<Box<dyn Tier>, Failure> {
     Err(Failure(format!("{error}{}", did_you_mean(name, known))))
 }
 
-/// Whether a tier is the one of this name, or a level of it.
+/// True if a tier is the one of this name, or a level of it.
 pub fn is_named(tier: &str, name: &str) -> bool {
     tier == name || tier.strip_prefix(name).is_some_and(|level| level.starts_with('/'))
 }

@@ -1,11 +1,11 @@
-//! How far a run is: a bar on a terminal, else a line from time to time.
+//! Progress of a run: a bar on a terminal, else a line from time to time.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{IsTerminal, Write, stderr};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// How far a run is, on stderr. It can be told from any thread.
+/// Progress of a run, on stderr. Any thread may report it.
 pub(crate) struct Progress {
     bar: ProgressBar,
     lines: Option<Mutex<Lines<Box<dyn Write + Send>>>>,

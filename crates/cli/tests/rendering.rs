@@ -1,4 +1,4 @@
-//! What a run looks like: numbers, tables, progress, reports.
+//! Rendering of a run: numbers, tables, progress, reports.
 
 use etalon_cli::junit::junit;
 use etalon_cli::markdown::markdown;

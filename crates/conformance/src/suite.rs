@@ -17,13 +17,13 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// What is to be run.
+/// The options of a run.
 pub struct SuiteOptions<'a> {
     /// Who is judged.
     pub tiers: Vec<&'a dyn Tier>,
     /// The algorithms.
     pub algorithms: Vec<Algorithm>,
-    /// How much.
+    /// The amount of checking.
     pub depth: Depth,
     /// The seed of the inputs.
     pub seed: u64,
@@ -63,7 +63,7 @@ impl<'a> SuiteOptions<'a> {
         named && self.kinds.contains(&law.kind)
     }
 
-    /// What a tier is judged by, with operands of this storage type.
+    /// The profile by which a tier is judged, with operands of this storage type.
     fn claimed(&self, tier: &dyn Tier, dtype: Dtype) -> Profile {
         self.profile.unwrap_or_else(|| tier.profile(dtype))
     }
@@ -98,7 +98,7 @@ impl FromStr for Part {
 }
 
 impl Part {
-    /// Those of a list that are its own.
+    /// Entries of a list that are its own.
     fn of<T>(self, list: Vec<T>) -> Vec<T> {
         list.into_iter().skip(self.number - 1).step_by(self.of).collect()
     }
@@ -175,7 +175,7 @@ fn simplest(options: &SuiteOptions<'_>, records: &[Record]) -> Vec<Simplest> {
     shrunk.collect()
 }
 
-/// What the suite knows of a run.
+/// The facts of a run that the suite knows.
 fn about(options: &SuiteOptions<'_>) -> About {
     About {
         threads: rayon::current_num_threads(),
@@ -192,8 +192,8 @@ fn algorithms(options: &SuiteOptions<'_>) -> impl Iterator<Item = Algorithm> {
     Algorithm::ALL.into_iter().filter(|algorithm| options.algorithms.contains(algorithm))
 }
 
-/// What a tier declares that it lacks, passes and choices that a law is about: one record for each, so that
-/// no report hides it.
+/// Passes and choices that a tier declares that it lacks and that a law is about: one record for each, so that no
+/// report hides it.
 fn not_offered(options: &SuiteOptions<'_>) -> Vec<Record> {
     let laws: Vec<Law> = laws::all().into_iter().filter(|law| options.has(law)).collect();
     let mut records = Vec::new();
@@ -228,8 +228,8 @@ fn not_offered(options: &SuiteOptions<'_>) -> Vec<Record> {
     records
 }
 
-/// Which law looks at which case. Beyond core depth: every law at every case that it applies to. A case
-/// that no law looks at is left out.
+/// Pairs of a law and a case. Beyond core depth: every law at every case that it applies to. A case that no law looks
+/// at is left out.
 fn plan(options: &SuiteOptions<'_>) -> Vec<Item> {
     let laws: Vec<Law> = laws::all().into_iter().filter(|law| options.has(law)).collect();
     let named = !options.cases.is_empty();
@@ -261,7 +261,7 @@ fn plan(options: &SuiteOptions<'_>) -> Vec<Item> {
 pub(crate) struct Applies {
     pub pass: Pass,
     pub law: usize,
-    /// Whether the law favours the case.
+    /// True if the law favours the case.
     pub favoured: bool,
 }
 
@@ -345,26 +345,25 @@ fn few(laws: &[Law], applicable: Vec<Vec<Applies>>) -> Vec<Vec<(Pass, usize)>> {
     applicable.into_iter().map(of_case).collect()
 }
 
-/// Whether the case at `place` of `total` is one of `quota`, evenly spread.
+/// True if the case at `place` of `total` is one of `quota`, evenly spread.
 fn spread(place: usize, total: usize, quota: usize) -> bool {
     let quota = quota.min(total);
     place * quota / total != (place + 1) * quota / total
 }
 
-/// How a tier was found wrong first.
+/// The first failure of a tier.
 #[derive(Debug, Clone)]
 pub struct Failure {
     /// The law.
     pub check: &'static str,
     /// The case's name.
     pub case: String,
-    /// How that shows.
+    /// Its symptom.
     pub text: String,
 }
 
-/// How each tier of a run is found wrong first, by large cases before others; `None` for a tier that is not.
-/// One request at a time, for tiers that share something; what is found is heard of at once, with the
-/// tier's name.
+/// The first failure of each tier of a run, large cases before others; `None` for a tier without one. One request at a
+/// time, for tiers that share something; `found` is called at once, with the tier's name.
 pub fn first_failures(
     options: &SuiteOptions<'_>,
     hear: &dyn Fn(&str, &Failure),

@@ -1,5 +1,5 @@
-//! Whether the cases of a run can tell right from wrong: about every output, at every value of every axis
-//! of the grid. A case alone may be blunt: where rows see a key or two, whole gradients cancel.
+//! Power of the cases of a run to tell right from wrong: about every output, at every value of every axis of the grid.
+//! A case alone may be uninformative: where rows see a key or two, whole gradients cancel.
 
 use crate::bounds::Bounds;
 use crate::cases::Spec;
@@ -29,7 +29,7 @@ pub(crate) struct Sight {
     informative: bool,
 }
 
-/// What the bounds of a case show about every output of the passes that `asked` names.
+/// Sharpness of the bounds of a case for every output of the passes that `asked` names.
 pub(crate) fn sights(exact: &Exact, asked: impl Fn(Pass) -> bool) -> Vec<Sight> {
     let spec = exact.case().spec;
     let passes = spec.algorithm.passes().iter().copied().filter(|pass| asked(*pass));

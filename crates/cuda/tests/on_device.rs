@@ -42,7 +42,7 @@ fn numbers(shape: &[usize], seed: usize) -> ArrayD<bf16> {
     })
 }
 
-/// How a tensor of four axes lies in memory.
+/// Layout of a tensor of four axes in memory.
 #[derive(Clone, Copy, Debug)]
 enum Lies {
     Dense,

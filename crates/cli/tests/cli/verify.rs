@@ -21,7 +21,7 @@ fn checks(part: Option<&str>) -> (Vec<String>, Value) {
     assert!(last.starts_with("PASSED") && last.contains(&told), "{last}");
     let report: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     let records = report["records"].as_array().unwrap();
-    // What a tier lacks every part says.
+    // Offers that a tier lacks are recorded by every part.
     let records = records.iter().filter(|record| record["check"] != "offer");
     let name = |x: &Value| format!("{} {} {}", x["pass"], x["check"], x["case"]);
     let mut names: Vec<String> = records.map(name).collect();

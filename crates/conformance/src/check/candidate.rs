@@ -30,7 +30,7 @@ pub(super) struct Candidate<'a> {
     pub how: How<'a>,
 }
 
-/// How a candidate is evaluated.
+/// The way in which a candidate is evaluated.
 pub(super) enum How<'a> {
     /// From the exact values of one output.
     Change(Change<'a>),
@@ -68,7 +68,7 @@ impl Candidate<'_> {
         }
     }
 
-    /// How many numbers were fitted.
+    /// Count of fitted numbers.
     fn fitted(&self) -> usize {
         if let How::Change(change) = &self.how { change.fitted } else { 0 }
     }
@@ -132,7 +132,7 @@ impl Candidate<'_> {
     }
 }
 
-/// Which part of the difference is explained, if not all of it.
+/// The part of the difference that is explained, if not all of it.
 fn part(
     explained: &[(&str, &Left, Grade)],
     missed: &[(&str, &Left, Grade)],
@@ -182,16 +182,16 @@ pub(super) fn joined(parts: &[impl AsRef<str>]) -> String {
 /// By what an explanation stands before another.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Place {
-    /// Whether it explains a part.
+    /// True if it explains a part.
     pub partial: bool,
-    /// Whether many numbers were fitted.
+    /// True if many numbers were fitted.
     fitted: bool,
     pub kind: Kind,
     left: f64,
 }
 
 impl Place {
-    /// Whether many numbers were fitted to the results.
+    /// True if many numbers were fitted to the results.
     pub fn is_fitted(&self) -> bool {
         self.fitted
     }

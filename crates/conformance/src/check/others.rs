@@ -76,7 +76,7 @@ impl<'a> Others<'a> {
             (part, own)
         });
         let parts = parts.collect();
-        // Those of saved tensors evaluated the forward pass, perhaps twice.
+        // Readings of saved tensors evaluated the forward pass, perhaps twice.
         let made = if pass == Pass::Backward { 2.0 * cost(problem) } else { 0.0 };
         Ok(Others { made, request, inputs: values, parts, whole: answer, candidates, budget })
     }
@@ -160,7 +160,7 @@ impl<'a> Others<'a> {
         found.not_tried = not_tried(&skipped);
     }
 
-    /// What a reading leaves of every output, over all parts.
+    /// Difference of every output from a reading, over all parts.
     fn of_reading(
         &self,
         reading: &Reading,
@@ -239,7 +239,7 @@ fn add(lefts: &mut Vec<(&'static str, Left)>, judges: &[Judge<'_>], results: &Va
     }
 }
 
-/// What was left out, in words.
+/// Names of the skipped candidates, in words.
 fn not_tried(skipped: &[&Candidate<'_>]) -> Option<String> {
     if skipped.is_empty() {
         return None;

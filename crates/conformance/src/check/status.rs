@@ -1,4 +1,4 @@
-//! How a check ends, and what its bounds do not judge.
+//! Status of a check, and the elements that its bounds do not judge.
 
 use super::{Check, Output, statistics, types};
 use crate::bounds::{Bounds, bounds};

@@ -38,7 +38,7 @@ fn with_decays(own: &Own<'_>, problem: &LinearAttention, g: ArrayD<f64>) -> Read
     Reading::plain("", "", &problem.into()).edit("g", Edit::Replace(g.into())).only(compared(own))
 }
 
-/// What is alike in problems with other decays.
+/// Properties in which problems with other decays are alike.
 fn compared(own: &Own<'_>) -> Vec<&'static str> {
     match own.pass {
         Pass::Backward => vec!["dq", "dk", "dv"],
@@ -51,7 +51,7 @@ fn tokens_alone(own: &Own<'_>, problem: &LinearAttention) -> Reading {
     let e = &problem.extents;
     let shape = IxDyn(&[e.batch, e.key_heads, e.tokens]);
     let reading = with_decays(own, problem, ArrayD::from_elem(shape, f64::NEG_INFINITY));
-    // What the last token leaves in the state is none of its output.
+    // The last token's contribution to the state is none of its output.
     reading.edit("dfinal_state", Edit::Drop)
 }
 
@@ -83,7 +83,7 @@ fn orders(own: &Own<'_>, problem: &LinearAttention, g: &ArrayD<f64>) -> Vec<Read
             .sum([(1.0, exact()), (1.0, alone())]),
     ];
     if own.inputs.contains_key("dfinal_state") {
-        // What it adds to the gradients is not divided among tokens.
+        // Its contribution to the gradients is not divided among tokens.
         list.clear();
     }
     let decays = g.iter().any(|g| *g != 0.0) && g.iter().all(|g| g.is_finite());

@@ -69,7 +69,7 @@ fn neutral(operand: &Operand) -> f64 {
     }
 }
 
-/// Whether a tensor holds logarithms or scores, which other libraries have to base 2.
+/// True if a tensor holds logarithms or scores, which other libraries have to base 2.
 fn is_logarithm(operand: &Operand) -> bool {
     ["sinks", "bias", "g", "g_gamma"].contains(&operand.name)
 }
@@ -77,7 +77,7 @@ fn is_logarithm(operand: &Operand) -> bool {
 /// A change of a number.
 type Map = Box<dyn Fn(f64) -> f64 + Send + Sync>;
 
-/// What the numbers of a tensor of an option may be taken for.
+/// Other meanings of the numbers of a tensor of an option.
 fn numbers(own: &Own<'_>, operand: &Operand) -> Vec<Reading> {
     if (operand.option.is_none() && operand.name != "tau")
         || operand.precision == Precision::Integer
@@ -124,7 +124,7 @@ fn numbers(own: &Own<'_>, operand: &Operand) -> Vec<Reading> {
     maps.into_iter().map(reading).collect()
 }
 
-/// What sinks may be taken for besides: capped as scores are, counted by every part of a row.
+/// Other meanings of sinks: capped as scores are, counted by every part of a row.
 fn of_sinks(own: &Own<'_>, operand: &Operand) -> Vec<(&'static str, String, Map)> {
     let mut maps: Vec<(&str, String, Map)> = Vec::new();
     let Some(scores) = own.problem.scores().filter(|_| operand.name == "sinks") else {
@@ -240,7 +240,7 @@ fn normalisers(own: &Own<'_>, loss: &LinearCrossEntropy) -> Vec<Reading> {
     list.into_iter().filter_map(reading).collect()
 }
 
-/// What tokens that count add up to.
+/// Sums of the tokens that count.
 struct Counts {
     counted: f64,
     tokens: f64,

@@ -26,7 +26,7 @@ pub(super) fn all(own: &Own<'_>) -> Vec<Reading> {
     list
 }
 
-/// Whether an order of axes exchanges two.
+/// True if an order of axes exchanges two.
 fn is_pair(order: &[usize]) -> bool {
     order.iter().enumerate().filter(|(at, axis)| at != *axis).count() == 2
 }

@@ -22,7 +22,7 @@ pub(super) fn all(own: &Own<'_>) -> Vec<Reading> {
     list
 }
 
-/// What a tensor holds for another head, batch element, sequence or row.
+/// Values of a tensor for another head, batch element, sequence or row.
 fn neighbours(own: &Own<'_>, operand: &Operand) -> Vec<Reading> {
     let mut list = Vec::new();
     for (axis, (&name, &extent)) in operand.axes.iter().zip(&operand.shape).enumerate() {

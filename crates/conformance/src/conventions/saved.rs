@@ -37,7 +37,7 @@ pub(super) fn all<'a>(own: &Own<'_>, others: impl Iterator<Item = &'a Reading>) 
     list
 }
 
-/// Whether a backward pass alone may read the problem so: without changes of what it alone reads, or of where
+/// True if a backward pass alone may read the problem so: without changes of what it alone reads, or of where
 /// inputs lie.
 fn may_be_of_backward(reading: &Reading) -> bool {
     let edited =

@@ -78,7 +78,7 @@ fn part_of(
     Some(weighed(own, reading, axis, &|entry| range.contains(&entry)))
 }
 
-/// Whether a tensor may lack an axis, and does not.
+/// True if a tensor may lack an axis, and does not.
 fn is_whole(own: &Own<'_>, operand: &Operand, or_1: Axis, axis: Axis) -> bool {
     operand.position(or_1).is_some_and(|at| operand.shape[at] == own.problem.extent(axis))
 }

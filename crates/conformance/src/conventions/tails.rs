@@ -9,7 +9,7 @@ use etalon_problem::{
 };
 use ndarray::ArrayD;
 
-/// What kernels process at once.
+/// Sizes of the tiles in which kernels process rows and keys.
 pub(super) const TILES: [usize; 4] = [16, 32, 64, 128];
 
 /// The most flags of a mask that is made for it.

@@ -1,4 +1,4 @@
-//! How a check ends.
+//! Outcomes of a check.
 
 use crate::report::{Status, Verdict};
 use crate::tiers::Refusal;
@@ -19,7 +19,7 @@ pub enum Flaw {
     Vacuous(String),
 }
 
-/// How a check ended; a pass may carry a margin: the largest error divided by its bound.
+/// The outcome of a check; a pass may carry a margin: the largest error divided by its bound.
 pub type Judgement = Result<Option<f64>, Flaw>;
 
 impl From<Refusal> for Flaw {

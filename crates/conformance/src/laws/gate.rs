@@ -35,7 +35,7 @@ pub(super) fn within(trial: &Trial<'_>, outputs: &Tensors) -> Judgement {
     judged(gates::g1(trial.bounds()?, outputs))
 }
 
-/// What gate G1 found, as a judgement of a law.
+/// The judgement of gate G1 as that of a law.
 pub(super) fn judged(found: gates::Judgement) -> Judgement {
     match found.verdict {
         Verdict::Pass => Ok(Some(found.margin)),

@@ -1,4 +1,4 @@
-//! What the laws do to tensors: pick, change and compare elements, without a rounding.
+//! Operations of the laws on tensors: pick, change and compare elements, without a rounding.
 
 use super::flaw::{Flaw, Judgement};
 use crate::tensor::{Data, Stored, Tensor, Tensors};
@@ -117,7 +117,7 @@ pub(crate) enum Equality {
     Numbers,
 }
 
-/// Whether all elements are the same, bit by bit, NaNs included: mostly they are.
+/// True if all elements are the same, bit by bit, NaNs included: mostly they are.
 pub(crate) fn same_bits(a: &Data, b: &Data) -> bool {
     fn same<T: Copy, B: PartialEq>(a: &[T], b: &[T], bits: impl Fn(T) -> B) -> bool {
         a.len() == b.len() && a.iter().zip(b).all(|(&a, &b)| bits(a) == bits(b))
@@ -200,7 +200,7 @@ pub(crate) fn each_element(
     found.map_or(Ok(None), |text| Err(Flaw::Fail(text)))
 }
 
-/// Whether x is more than the limit; NaN is more than anything.
+/// True if x is more than the limit; NaN is more than anything.
 pub(crate) fn exceeds(x: f64, limit: f64) -> bool {
     x > limit || x.is_nan()
 }

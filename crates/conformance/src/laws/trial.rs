@@ -32,7 +32,7 @@ fn by_pass<T>() -> ByPass<T> {
     Pass::ALL.into_iter().map(|pass| (pass, OnceLock::new())).collect()
 }
 
-/// What the slot holds. It is made before the slot is locked, perhaps twice: while it waits for its own
+/// The contents of the slot. They are made before the slot is locked, perhaps twice: while it waits for its own
 /// parallel parts, a thread may be handed another trial of this case, and would wait for itself.
 fn once<T>(
     slot: &OnceLock<Result<T, Flaw>>,
@@ -147,7 +147,7 @@ impl<'a> Trial<'a> {
         Trial { tier, case: &exact.case, pass, exact, clean: by_pass() }
     }
 
-    /// What the tier claims of its arithmetic.
+    /// The arithmetic that the tier claims.
     pub fn profile(&self) -> &Profile {
         &self.exact.profile
     }
@@ -157,7 +157,7 @@ impl<'a> Trial<'a> {
         self.case.inputs_of(self.pass)
     }
 
-    /// What the tier returns for the case as it is: asked once.
+    /// Results of the tier for the case as it is: computed once.
     pub fn clean(&self) -> Result<&Tensors, Flaw> {
         self.clean_in(self.pass)
     }
@@ -178,8 +178,7 @@ impl<'a> Trial<'a> {
         self.exact.pass(pass)
     }
 
-    /// What is conspicuous about the errors of results of the pass: of the case, or of other inputs with
-    /// their bounds (gate G2).
+    /// Conspicuous errors of results of the pass: of the case, or of other inputs with their bounds (gate G2).
     pub fn conspicuous(
         &self,
         outputs: &Tensors,
@@ -213,27 +212,27 @@ impl<'a> Trial<'a> {
         })
     }
 
-    /// Those of another problem, or of other inputs.
+    /// Bounds of another problem, or of other inputs.
     pub fn bounds_of(&self, problem: &Problem, inputs: &Tensors) -> Result<Bounds, Flaw> {
         self.exact.other(problem, self.pass, inputs)
     }
 
-    /// Those of a pass of the case for other inputs.
+    /// Bounds of a pass of the case for other inputs.
     pub fn bounds_for(&self, pass: Pass, inputs: &Tensors) -> Result<Bounds, Flaw> {
         self.exact.other(&self.case.problem, pass, inputs)
     }
 
-    /// What the tier returns for a problem: of `inputs` it gets the operands of the pass.
+    /// Results of the tier for a problem: of `inputs` it gets the operands of the pass.
     pub fn ask(&self, problem: &Problem, inputs: &Tensors) -> Result<Tensors, Flaw> {
         self.ask_pass(problem, self.pass, inputs)
     }
 
-    /// What it returns for the case's problem and other inputs.
+    /// Results of the tier for the case's problem and other inputs.
     pub fn ask_with(&self, inputs: &Tensors) -> Result<Tensors, Flaw> {
         self.ask(&self.case.problem, inputs)
     }
 
-    /// What it returns for the case as it is, when it is given hints.
+    /// Results of the tier for the case as it is, with hints.
     pub fn ask_hinted(&self, hints: Hints) -> Result<Tensors, Flaw> {
         self.ask_hinted_with(self.inputs(), hints)
     }
@@ -277,8 +276,8 @@ impl<'a> Trial<'a> {
         Ok(ask(self.tier, &request)?)
     }
 
-    /// What the tier returns for some problems with their inputs, and for the case as it is, one after the
-    /// other in one workspace.
+    /// Results of the tier for some problems with their inputs, and for the case as it is, one after the other in one
+    /// workspace.
     pub fn ask_in_turn(&self, turns: &[Turn<'_>]) -> Result<Vec<Tensors>, Flaw> {
         let (pass, dtype) = (self.pass, self.case.dtype);
         let inputs: Vec<Tensors> =
@@ -294,7 +293,7 @@ impl<'a> Trial<'a> {
         ask_in_turn(self.tier, &requests)?.ok_or_else(none)
     }
 
-    /// What the tier returns for the case as it is, when it filters and is given hints.
+    /// Results of the tier for the case as it is, with a filter and hints.
     pub fn ask_filtered(&self, filter: Filter, hints: Hints) -> Result<Filtered, Flaw> {
         let Case { problem, dtype, .. } = self.case;
         let (pass, inputs) = (self.pass, given(problem, self.pass, self.inputs()));

@@ -116,13 +116,13 @@ fn lost(profile: &Profile, weight: f64) -> f64 {
     least / weight / Dtype::F32.unit_roundoff()
 }
 
-/// Whether weights are kept as exactly as they are computed.
+/// True if weights are kept as exactly as they are computed.
 pub(super) fn keeps_weights(profile: &Profile) -> bool {
     let f32s = |dtype: &Dtype| *dtype == Dtype::F32;
     profile.accumulator == Dtype::F32 && profile.stores().iter().all(f32s)
 }
 
-/// Whether weights can be read from the results of a pass.
+/// True if weights can be read from the results of a pass.
 pub(super) fn has_weights(case: &Case, pass: Pass) -> bool {
     let by_lse = case.inputs.contains_key("dlse");
     let of_scores = case.problem.scores().is_some();

@@ -140,7 +140,7 @@ impl Head<'_> {
         first..last
     }
 
-    /// Whether anything is left on the way.
+    /// True if anything is left on the way.
     fn left(&self, from: End, to: End) -> bool {
         let Head { problem, x, s, h } = self;
         problem.decay != Decay::PerToken

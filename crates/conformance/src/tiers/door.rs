@@ -11,8 +11,8 @@ use etalon_problem::{Dtype, Error, Mode, Operand, Pass, Problem, Role, Views, Vi
 pub type Run<'a> =
     &'a (dyn Fn(&Problem, Pass, &Views<'_>, &mut ViewsMut<'_>) -> Result<(), Error> + Sync);
 
-/// What a tier returns. What the pass reads again of the forward pass is from the tier's own, unless
-/// the request wants it computed again. A fault where the tier fails and has written nevertheless.
+/// Results of a tier. Tensors that the pass reads again of the forward pass are the tier's own, unless the request
+/// wants them computed again. A fault where the tier fails and has written nevertheless.
 pub(super) fn outputs(request: &Request<'_>, run: Run<'_>) -> Result<Tensors, Refusal> {
     let &Request { problem, pass, hints, .. } = request;
     let saved = saved(request, run)?;

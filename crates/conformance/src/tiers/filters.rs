@@ -23,7 +23,7 @@ pub(super) fn of<'r>(request: &Request<'r>) -> Option<&'r LinearCrossEntropy> {
     }
 }
 
-/// What the simd tier returns.
+/// Results of the simd tier.
 pub(super) fn simd(
     request: &Request<'_>,
     problem: &LinearCrossEntropy,
@@ -83,7 +83,7 @@ fn simd_of<T: Held, G: Element>(
     })
 }
 
-/// What the reference returns in some arithmetic: gradients that are not stored yet, and the rest.
+/// Results of the reference in some arithmetic: gradients that are not stored yet, and the rest.
 pub(super) fn reference(
     arithmetic: Arithmetic,
     problem: &LinearCrossEntropy,

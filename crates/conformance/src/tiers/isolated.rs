@@ -103,7 +103,7 @@ impl Server {
         Server { command, running: Mutex::default(), turns: RwLock::default() }
     }
 
-    /// What a tier of the server answers. A request whose process ends is asked once more, alone, in a new one: so
+    /// The answer of a tier of the server. A request whose process ends is asked once more, alone, in a new one: so
     /// none is to blame for what another did.
     fn run(&self, tier: &str, requests: &[Request<'_>], way: Way) -> Result<Answer, Refusal> {
         {
@@ -148,7 +148,7 @@ impl Server {
         let (sender, receiver) = channel();
         let id = running.expect(sender);
         let message = question(id, tier, requests, way).map_err(fault)?;
-        // Where nobody reads, the process has ended, and the reader below says so.
+        // The process has ended where nobody reads, and the reader below says so.
         let _ = running.write(&message);
         Ok(receiver.recv().unwrap_or_else(|_| Answer::Lost(running.end())))
     }
@@ -221,7 +221,7 @@ impl Running {
         message.write(&mut *lock(&self.requests))
     }
 
-    /// How the process ended, which has closed its answers.
+    /// The end of the process, which has closed its answers.
     fn end(&self) -> String {
         let status = lock(&self.child).wait();
         status.map_or_else(|error| error.to_string(), |status| status.to_string())

@@ -86,7 +86,7 @@ impl Placed {
         Error::value(name, "an addressable array", format!("{:?}", self.shape))
     }
 
-    /// What a result holds. An error where a gap has been written.
+    /// The contents of a result. An error where a gap has been written.
     pub fn into_tensor(self, name: &str) -> Result<Tensor, Error> {
         let gaps = each!(&self.memory, x => x.gaps_are_whole(&self.shape, self.layout));
         if gaps != Some(true) {
@@ -107,7 +107,7 @@ impl Placed {
 
 /// An element, of which the bits count.
 trait Element: Copy {
-    /// What lies in gaps: no result is likely to be it.
+    /// The contents of gaps: no result is likely to be equal to it.
     const GAP: Self;
 
     fn bits(self) -> u64;
@@ -209,7 +209,7 @@ impl<T: Element> Room<T> {
         Some(view.as_slice().map_or_else(|| view.iter().copied().collect(), <[T]>::to_vec))
     }
 
-    /// Whether every gap holds what it held.
+    /// True if every gap still has its contents; `None` where the layout has no view.
     fn gaps_are_whole(&self, shape: &[usize], layout: Layout) -> Option<bool> {
         let Room::Array(array) = self else { return Some(true) };
         let gap = |x: &&T| x.bits() == T::GAP.bits();
@@ -225,7 +225,7 @@ impl<T: Element> Room<T> {
 }
 
 impl Layout {
-    /// That of the operand or result of a number.
+    /// The layout of the operand or result of a number.
     pub(super) fn of_number(self, number: usize) -> Layout {
         const ALL: [Layout; 5] = [
             Layout::RowMajor,
@@ -237,7 +237,7 @@ impl Layout {
         if self == Layout::Mixed { ALL[number % ALL.len()] } else { self }
     }
 
-    /// That of results: these share no memory.
+    /// The layout of results: these share no memory.
     pub(super) fn of_results(self) -> Layout {
         if self == Layout::Overlapping { Layout::RowMajor } else { self }
     }
@@ -261,7 +261,7 @@ fn extents(shape: &[usize], layout: Layout) -> Vec<usize> {
     }
 }
 
-/// Which entries of an axis of the array belong to the tensor.
+/// The entries of an axis of the array that belong to the tensor.
 fn part(axis: &AxisDescription, shape: &[usize], layout: Layout) -> Slice {
     let (at, n) = (axis.axis.index(), shape[axis.axis.index()] as isize);
     match layout {

@@ -110,7 +110,7 @@ fn check_ignored<P: PartialEq + Debug>(
     }
 }
 
-/// What the simd tier returns.
+/// Results of the simd tier.
 pub(super) fn simd(
     request: &Request<'_>,
     problem: &LinearCrossEntropy,
@@ -205,7 +205,7 @@ fn simd_output<T: Held>(
     Ok(stored::<T>(out))
 }
 
-/// What the cuda tier returns.
+/// Results of the cuda tier.
 pub(super) fn cuda(
     request: &Request<'_>,
     problem: &LinearCrossEntropy,
@@ -297,7 +297,7 @@ fn by_name<'s, T: Held>(operands: &'s impl Operands<'s, T>, mut views: Views<'s>
     views
 }
 
-/// What the reference returns in some arithmetic, by name.
+/// Results of the reference in some arithmetic, by name.
 pub(super) fn reference(
     arithmetic: Arithmetic,
     problem: &LinearCrossEntropy,
@@ -318,7 +318,7 @@ pub(super) fn reference(
     }
 }
 
-/// What all classes have, of what those of each shard have, in their order.
+/// Results of all classes, from those of each shard, in their order.
 fn together<T: Scalar>(
     dh: Array2<T>,
     dw: &[Array2<T>],

@@ -57,7 +57,7 @@ fn every_option_has_readings() {
         let readings = readings(&bench);
         for setting in bench.problem.settings() {
             let own = readings.iter().filter(|x| x.of == Some(setting.name)).count();
-            // What a kernel returns, and how large it is, has no other reading.
+            // Forms change what a kernel returns, and how large it is: they have no other reading.
             let form = setting.kind == SettingKind::Form;
             let name = (bench.problem.algorithm(), setting.name);
             assert!(form || own > 0, "{name:?} has no reading");
@@ -95,7 +95,7 @@ fn every_cotangent_and_every_saved_tensor_has_readings() {
     }
 }
 
-/// What a kernel of a reading returns is explained by the reading, or by one with the same results.
+/// Checks that results of a kernel of a reading are explained by the reading, or by one with the same results.
 fn told(bench: &Bench, ids: &[&str]) {
     let readings = readings(bench);
     for id in ids {

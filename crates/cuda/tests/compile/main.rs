@@ -4,9 +4,9 @@
 //! Needs NVRTC, which `ETALON_NVRTC` may name by its folder; without it the tests that compile say that they
 //! were skipped, and fail if `ETALON_NVRTC` is set. Where nvdisasm lies in the same folder (the wheel
 //! `nvidia-cuda-nvdisasm`), the instructions of main loops are compared, too. The first of these lines compiles the
-//! modules of `list.txt`: every kernel for each architecture that it serves and with each value of each of its options.
-//! The second compares the main loops of all architectures, too. The third writes the snapshot of this version of NVRTC.
-//! The last compiles every variant there is: see `every.rs`.
+//! modules of `list.txt`: every kernel for each architecture that it serves and with each value of each of its
+//! options. The second compares the main loops of all architectures, too. The third writes the snapshot of this
+//! version of NVRTC. The last compiles every variant there is: see `every.rs`.
 //!
 //! ```sh
 //! ETALON_NVRTC=DIR cargo test -p etalon-cuda --test compile
@@ -15,8 +15,8 @@
 //! ETALON_NVRTC=DIR cargo test -p etalon-cuda --test compile -- --ignored every_variant
 //! ```
 //!
-//! `ETALON_RENEW=Linear,HopperLinear` compiles and writes the rows of these families alone, `ETALON_RENEW=absent` those
-//! that the snapshot lacks.
+//! `ETALON_RENEW=Linear,HopperLinear` compiles and writes the rows of these families alone, `ETALON_RENEW=absent`
+//! those that the snapshot lacks.
 
 mod every;
 mod instructions;
@@ -36,7 +36,7 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::Instant;
 
-/// What compiles kernels, and what reads their instructions, if it is there.
+/// The compiler of kernels, and the reader of their instructions, if it is there.
 struct Tools {
     compiler: Compiler,
     disassembler: Option<PathBuf>,
@@ -102,7 +102,7 @@ fn check_faults(mut faults: Vec<String>) {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
-/// What the kernels of these modules take, by module.
+/// Resources of the kernels of these modules, by module.
 fn compile_all(tools: &Tools, work: Vec<Excerpt>) -> BTreeMap<String, Vec<Kernel>> {
     println!("{} modules by NVRTC {}", work.len(), tools.compiler.version());
     let compiled = in_parallel(work, |one| (one.0.0, compile_one(&tools.compiler, &one)));
@@ -214,7 +214,8 @@ fn may_spill((architecture, variant): &Compilation) -> bool {
     }
 }
 
-/// Compares with the snapshot of this version of the compiler, or says that there is none, or of what it does not compare.
+/// Compares with the snapshot of this version of the compiler, or says that there is none, or of what it does not
+/// compare.
 fn compare(tools: &Tools, compiled: &Snapshot) {
     match Snapshot::read(&tools.compiler.version()) {
         Some(recorded) => {

@@ -1,5 +1,5 @@
-//! What kernels take, as it was recorded for a version of the compiler: `nvrtc-VERSION.txt` beside this
-//! file, a line for each kernel of each module.
+//! Recorded resources of kernels for a version of the compiler: `nvrtc-VERSION.txt` beside this file, a line for each
+//! kernel of each module.
 
 use crate::list::Excerpt;
 use crate::report::{Kernel, LOOP, module};
@@ -21,7 +21,7 @@ impl Snapshot {
         crate_folder.join("tests/compile").join(format!("nvrtc-{version}.txt"))
     }
 
-    /// That of a version of the compiler, if one was recorded.
+    /// The snapshot of a version of the compiler, if one was recorded.
     pub fn read(version: &str) -> Option<Snapshot> {
         let path = Snapshot::path(version);
         let text = fs::read_to_string(&path).ok()?;
@@ -52,7 +52,7 @@ impl Snapshot {
         versions.filter_map(|version| Snapshot::read(&version)).collect()
     }
 
-    /// What was compiled now.
+    /// The snapshot of a compilation.
     pub fn new(version: &str, modules: &BTreeMap<String, Vec<Kernel>>) -> Snapshot {
         let lines = modules.iter().flat_map(|(module, kernels)| {
             kernels.iter().map(move |kernel| {
@@ -64,7 +64,7 @@ impl Snapshot {
         Snapshot { lines: lines.collect(), path: Snapshot::path(version) }
     }
 
-    /// What it has of this list, with the lines of another in place of its own.
+    /// Lines of this list, with those of another in place of its own.
     pub fn renewed(mut self, other: Snapshot, list: &[Excerpt]) -> Snapshot {
         let kernels = kernels(list);
         self.lines.retain(|key, _| kernels.contains(key));
@@ -72,7 +72,7 @@ impl Snapshot {
         self
     }
 
-    /// Whether it has each of these kernels of a module.
+    /// True if it has each of these kernels of a module.
     pub fn has(&self, excerpt: &Excerpt) -> bool {
         kernels(std::slice::from_ref(excerpt)).iter().all(|key| self.lines.contains_key(key))
     }

@@ -48,7 +48,7 @@ impl Held {
     }
 }
 
-/// What the device makes of inputs, twice, and once from a graph.
+/// Results of the device from inputs, twice, and once from a graph.
 fn on_device(
     workspace: &Workspace,
     problem: &Problem,

@@ -153,7 +153,7 @@ pub fn each_way(mut body: impl FnMut(&str, Algorithm, (Pass, Dtype), Options)) {
     }
 }
 
-/// What may be called when a pass is enqueued: nothing that waits, nothing that allocates.
+/// Functions that may be called when a pass is enqueued: none that waits, none that allocates.
 const CALLS: [&str; 6] = [
     "cuCtxGetCurrent",
     "cuCtxSetCurrent",
@@ -163,7 +163,7 @@ const CALLS: [&str; 6] = [
     "cuTensorMapEncodeTiled",
 ];
 
-/// What a pass launches and fills, such as `3 + 1`. Fails where it calls anything else than it may, or asks for an
+/// Launches and fills of a pass, such as `3 + 1`. Fails where it calls anything else than it may, or asks for an
 /// address twice.
 fn enqueued(fake: &Fake, name: &str, tensors: &Tensors, pass: &DevicePass) -> String {
     let calls = |function: &str| {
@@ -184,7 +184,8 @@ fn enqueued(fake: &Fake, name: &str, tensors: &Tensors, pass: &DevicePass) -> St
     format!("{} + {}", calls("cuLaunchKernel"), calls("cuMemsetD32Async"))
 }
 
-/// Calls `body` for every way with a problem without options and, of attention, with all: its name, the tensors and the pass.
+/// Calls `body` for every way with a problem without options and, of attention, with all: its name, the tensors and
+/// the pass.
 fn each_pass(fake: &Fake, mut body: impl FnMut(&str, &Tensors, &DevicePass)) {
     let workspace = Workspace::new();
     each_way(|name, algorithm, call, options| {

@@ -31,7 +31,7 @@ impl Tensor {
         }
     }
 
-    /// What no pass leaves.
+    /// Contents that no pass leaves.
     pub fn blank(operand: &Operand) -> Tensor {
         match Tensor::random(operand, 0) {
             Tensor::Bf16(x) => Tensor::Bf16(x.mapv(|_| bf16::NAN)),
@@ -92,7 +92,7 @@ pub fn by_host(
     Ok(outputs)
 }
 
-/// What a pass reads: random numbers, and what the forward pass of the problem saves.
+/// Inputs of a pass: random numbers, and the tensors that the forward pass of the problem saves.
 pub fn inputs(
     workspace: &Workspace,
     problem: &Problem,
@@ -116,7 +116,7 @@ pub fn inputs(
     Ok(all)
 }
 
-/// What a pass reads and returns.
+/// Inputs and results of a pass.
 pub fn computed(
     workspace: &Workspace,
     problem: &Problem,
@@ -247,7 +247,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// What a pass is told of them.
+    /// Descriptions of the tensors for a pass.
     pub fn tensors(&self) -> [DeviceTensors<'_>; 2] {
         let inputs = self.inputs.iter().map(|(name, x)| (*name, x));
         let arrays = self.arrays.iter().map(|(name, x)| (&name[..], x));

@@ -168,8 +168,8 @@ struct Rows<'a> {
     least: Vec<f64>,
     /// The same of the simulated kernels, all together.
     simulated: Vec<f64>,
-    /// The exact results, each divided by the sum of the squares of the scales of the blunt elements of its row, and by
-    /// the number of rows.
+    /// The exact results, each divided by the sum of the squares of the scales of the blunt elements of its row, and
+    /// by the number of rows.
     directions: Vec<f64>,
     /// The share of themselves by which blunt elements are too large, in the mean over rows.
     share: f64,

@@ -155,8 +155,8 @@ fn neighbours(x: &ArrayD<f64>, axis: usize) -> f64 {
     products.sum::<f64>() / first.len().max(1) as f64
 }
 
-/// Number of terms of a softmax that count, in the mean over its rows: of n terms whose logits deviate by σ as many as n
-/// e^{−σ²} have (Σ P)² / Σ P². Without a softmax ∞. Gradients of keys are sums over queries: outside of the forward
+/// Number of terms of a softmax that count, in the mean over its rows: of n terms whose logits deviate by σ as many as
+/// n e^{−σ²} have (Σ P)² / Σ P². Without a softmax ∞. Gradients of keys are sums over queries: outside of the forward
 /// pass the fewer of both directions count.
 fn pairs_that_count(problem: &Problem, pass: Pass, x: &Values) -> Result<f64, Error> {
     let square = |name: &str| x.get(name).map_or(0.0, |x| Moments::of(x.iter()).square);

@@ -37,7 +37,7 @@ pub(super) fn all<'a>(problem: &Problem, judge: &'a Judge<'a>, rows: &Rows) -> V
     list
 }
 
-/// How far from the ratio in the middle elements may lie that tell it.
+/// Distance from the median ratio within which elements count as evidence of it.
 const NEAR: f64 = 0.05;
 
 /// ⟨got, exact⟩ / ⟨exact, exact⟩ over elements whose ratio is near the one in the middle of those that are

@@ -42,7 +42,7 @@ pub(super) fn sentences(problem: &Problem, output: &Judged<'_>) -> Vec<String> {
         .collect()
 }
 
-/// What nobody computes.
+/// Kinds of rows without a result to compute.
 #[derive(Clone, Copy)]
 enum Kind {
     Padding,
@@ -50,7 +50,7 @@ enum Kind {
     Blind,
 }
 
-/// Where a row lies.
+/// Place of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     batch: usize,

@@ -9,10 +9,10 @@ use etalon_problem::{Blocking, Dtype, Mask, Mode, Pass, Problem};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// What stands before the names of a mask's arrays, so that none is that of an operand.
+/// Prefix of the names of a mask's arrays, so that none is that of an operand.
 const ARRAY: &str = "mask/";
 
-/// How a tier is asked.
+/// The way in which a tier is asked.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Way {
     /// One request.

@@ -28,7 +28,7 @@ pub struct Weights {
     pub lse: ArrayD<f64>,
 }
 
-/// Whether a problem shows a pair.
+/// True if a problem shows a pair.
 pub fn visible(scores: &Scores, [b, h, row, key]: Pair) -> bool {
     let inside = |start: usize, n: usize, at: usize| (start..start + n).contains(&at);
     scores.sequences().iter().any(|s| {
@@ -261,7 +261,7 @@ pub fn recurrence(
     all
 }
 
-/// What a right kernel does with a token.
+/// The step of a right kernel over a token.
 pub fn right(s: &mut State, x: &Token<'_>) -> Vec<Vec<f64>> {
     decay(s, x.g);
     add(s, x.k, x.v);
