@@ -45,7 +45,7 @@ fn door<R>(failed: R, call: impl FnOnce() -> Result<R, Failure>) -> R {
         Ok(returned) => (returned, String::new()),
         Err(Failure(reason)) => (failed, reason),
     };
-    // Nothing is told to a thread that is ending.
+    // A thread that is ending keeps no error.
     let _ = ERROR.try_with(|error| error.replace(reason));
     returned
 }

@@ -79,7 +79,7 @@ fn own_type(text: &str) -> Result<(String, Dtype), Error> {
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let Asked { problem, inputs, dtype, notes } = arguments.question.read()?;
+    let LoadedProblem { problem, inputs, dtype, notes } = arguments.question.read()?;
     let pass = arguments.question.pass;
     let types = types(arguments, &problem, dtype, &inputs)?;
     let profile = profile(arguments, dtype)?;
@@ -96,7 +96,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
 }
 
 /// A problem, the operands of a pass of it, checked, and their storage type.
-pub struct Asked {
+pub struct LoadedProblem {
     pub problem: Problem,
     pub inputs: Tensors,
     pub dtype: Dtype,
@@ -106,7 +106,7 @@ pub struct Asked {
 
 impl Question {
     /// Reads the request of its two files.
-    pub fn read(&self) -> Result<Asked, Failure> {
+    pub fn read(&self) -> Result<LoadedProblem, Failure> {
         let Question { algorithm, pass, problem: path, input, dtype } = self;
         let mut tensors = vectors::read_tensors(input, memory::available())?;
         let (problem, lists) = advice::read_with_lists(path, input, &tensors)?;
@@ -125,7 +125,7 @@ impl Question {
             holds(&problem, *pass, dtype, &inputs).map_err(on_tensors)?;
         }
         let notes = unit_loss(&problem, *pass, &mut inputs).map_err(on_tensors)?;
-        Ok(Asked { problem, inputs, dtype, notes: notes.into_iter().collect() })
+        Ok(LoadedProblem { problem, inputs, dtype, notes: notes.into_iter().collect() })
     }
 }
 

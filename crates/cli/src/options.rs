@@ -120,7 +120,7 @@ impl Run {
     ) -> Result<R, Failure> {
         let pool = self.threads.pool()?;
         let progress = Progress::new(Duration::from_secs(self.progress));
-        let result = pool.install(|| work(&|done, all, what| progress.tell(done, all, what)));
+        let result = pool.install(|| work(&|done, all, what| progress.report(done, all, what)));
         progress.finish();
         Ok(result)
     }

@@ -21,7 +21,7 @@ pub use budget::explains;
 pub use status::strictest;
 
 use crate::bounds::{Bounds, bounds};
-use crate::gates::{Blunt, Measure, Statistic, Status, g2, generic};
+use crate::gates::{Measure, Statistic, Status, Uninformative, g2, generic};
 use crate::profile::Profile;
 use crate::report::in_words;
 use crate::tensor::Tensors;
@@ -100,8 +100,8 @@ pub struct Products {
     pub explained: f64,
 }
 
-/// Hears how far a check is: how many steps are done, of how many, and which is next.
-pub type Tell<'a> = &'a (dyn Fn(usize, usize, &str) + Sync);
+/// The progress of a check: called with the number of steps that are done, that of all, and the name of the next.
+pub type Progress<'a> = &'a (dyn Fn(usize, usize, &str) + Sync);
 
 /// Findings about one output.
 #[derive(Debug, Clone, Serialize)]
@@ -116,8 +116,9 @@ pub struct Output {
     pub off: usize,
     /// Number of its elements.
     pub elements: usize,
-    /// Number of blunt elements: their bounds exceed half of the scale of their row, or are missing.
-    pub blunt: usize,
+    /// Number of uninformative elements: their bounds exceed half of the scale of their row, or are missing.
+    #[serde(rename = "blunt")]
+    pub uninformative: usize,
     /// Number of these that do not err as correct kernels do: they could be wrong.
     pub undecided: usize,
     /// Number of elements without a bound, by the reason.
@@ -133,7 +134,7 @@ pub struct Output {
     pub worst: Option<Element>,
     /// The rms of the errors divided by that of the exact results, over elements that are finite in both.
     pub error: f64,
-    /// By which share of themselves results are too large (gate G2), where that can be told.
+    /// By which share of themselves results are too large (gate G2), where that can be estimated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slope: Option<Share>,
     /// Conspicuous properties of the errors (gate G2): of each a sentence.
@@ -220,25 +221,25 @@ pub fn check(
     outputs: &Tensors,
     only: &[String],
 ) -> Result<Check, Error> {
-    check_told(request, profile, outputs, only, &|_, _, _| {})
+    check_with_progress(request, profile, outputs, only, &|_, _, _| {})
 }
 
 /// As [`check`], and tells how far it is.
-pub fn check_told(
+pub fn check_with_progress(
     request: &Request<'_>,
     profile: &Profile,
     outputs: &Tensors,
     only: &[String],
-    tell: Tell<'_>,
+    progress: Progress<'_>,
 ) -> Result<Check, Error> {
     let &Request { problem, pass, dtype, inputs, .. } = request;
     check_results(problem, pass, outputs, only)?;
-    tell(0, STEPS, "exact results and bounds");
+    progress(0, STEPS, "exact results and bounds");
     let mut exact = bounds(problem, pass, types(request, outputs), profile, inputs)?;
     exact.outputs.retain(|name, _| only.is_empty() || only.contains(name));
     let operands = problem.operands(pass);
     let answer = Answer::new(&operands, &exact, outputs)?;
-    tell(1, STEPS, "typical errors");
+    progress(1, STEPS, "typical errors");
     let statistics = statistics(request, profile, &operands, &exact, outputs)?;
     let doubts = doubts(request, profile, &operands, &exact, outputs)?;
     let outputs: Vec<Output> = answer
@@ -250,8 +251,8 @@ pub fn check_told(
     let mut found = Found::default();
     let mut next = None;
     if outputs.iter().any(|output| output.off > 0) {
-        tell(2, STEPS, "explanations");
-        found = explain::explain(request, &answer, tell)?;
+        progress(2, STEPS, "explanations");
+        found = explain::explain(request, &answer, progress)?;
         next = found.explanations.is_empty().then(|| next_step(request, found.tried));
     }
     let Found { explanations, parts, not_tried, products: explained, .. } = found;
@@ -328,11 +329,11 @@ fn describe(
     problem: &Problem,
     output: &Judged<'_>,
     statistics: &[Statistic],
-    doubts: &[Blunt],
+    doubts: &[Uninformative],
 ) -> Output {
     let own = || statistics.iter().filter(|statistic| statistic.output == output.operand.name);
-    let blunt = doubts.iter().find(|blunt| blunt.output == output.operand.name);
-    let no_bound = blunt.into_iter().flat_map(|blunt| &blunt.no_bound);
+    let doubt = doubts.iter().find(|doubt| doubt.output == output.operand.name);
+    let no_bound = doubt.into_iter().flat_map(|doubt| &doubt.no_bound);
     let whole = own().find(|x| x.measure == Measure::Slope && x.part == crate::gates::Part::All);
     Output {
         name: output.operand.name,
@@ -340,10 +341,10 @@ fn describe(
         shape: output.operand.shape.clone(),
         off: output.off(),
         elements: output.got.len(),
-        blunt: blunt.map_or(0, |blunt| blunt.elements),
-        undecided: blunt.map_or(0, |blunt| blunt.undecided),
+        uninformative: doubt.map_or(0, |doubt| doubt.elements),
+        undecided: doubt.map_or(0, |doubt| doubt.undecided),
         no_bound: no_bound.map(|(reason, n)| (reason.name(), *n)).collect(),
-        doubt: blunt.filter(|blunt| blunt.undecided > 0).map(Blunt::to_string),
+        doubt: doubt.filter(|doubt| doubt.undecided > 0).map(Uninformative::to_string),
         margin: output.margins.iter().copied().fold(0.0, f64::max),
         worst: output.worst(),
         error: output.error(),

@@ -38,7 +38,7 @@ pub struct Convention {
     pub id: &'static str,
     /// The statement of a kernel's behaviour, in a sentence.
     pub statement: &'static str,
-    /// The known bug of the zoo by which it is told, where it is no other reading of a problem.
+    /// The known bug of the zoo that represents it, where it is no other reading of a problem.
     pub mutant: Option<&'static str>,
     read: Read,
 }
@@ -177,7 +177,7 @@ pub fn all_readings(
     values: &Values,
 ) -> Vec<Reading> {
     let mut list = readings(problem, inputs);
-    let own = Own { problem, pass, dtype, inputs: values, operands: problem.operands(pass) };
+    let own = Original { problem, pass, dtype, inputs: values, operands: problem.operands(pass) };
     let mut more = derived::all(&own);
     more.extend(distances::all(&own));
     more.extend(neighbours::all(&own));
@@ -197,7 +197,7 @@ pub fn all_readings(
 }
 
 /// The problem and the pass of which readings are derived.
-struct Own<'a> {
+struct Original<'a> {
     problem: &'a Problem,
     pass: Pass,
     dtype: Dtype,

@@ -257,7 +257,7 @@ impl Trial {
 }
 
 /// The smallest error that is noticed, and from which on every error is; nothing where even none is: of a
-/// kernel that rounding lets decide otherwise than the others, no error can be told from that.
+/// kernel that rounding lets decide otherwise than the others, no error is distinguishable from that.
 fn least(notices: impl Fn(f64) -> bool) -> Option<f64> {
     if notices(0.0) {
         return None;

@@ -7,7 +7,7 @@ use crate::profile::Profile;
 use crate::report::{About, Record, Report, Simplest, Verdict};
 use crate::shrink;
 use crate::tier::Tier;
-use crate::vacuity::{self, Sight, sights};
+use crate::vacuity::{self, OutputSharpness, sharpness_of};
 use etalon_problem::{Algorithm, Dtype, Error, Pass};
 use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 /// The options of a run.
 pub struct SuiteOptions<'a> {
-    /// Who is judged.
+    /// The tiers under judgement.
     pub tiers: Vec<&'a dyn Tier>,
     /// The algorithms.
     pub algorithms: Vec<Algorithm>,
@@ -120,8 +120,8 @@ struct Item {
     laws: Vec<(Pass, Law)>,
 }
 
-/// Runs tiers against laws, on the threads of the current pool. `progress` hears, from any thread, of
-/// every case that is done: its number, the number of all, and its name.
+/// Runs tiers against laws, on the threads of the current pool. `progress` is called, from any thread,
+/// for every case that is done: with its number, the number of all, and its name.
 pub fn run(options: &SuiteOptions<'_>, progress: &(dyn Fn(usize, usize, &str) + Sync)) -> Report {
     let items = match options.part {
         Some(part) => part.of(plan(options)),
@@ -134,12 +134,12 @@ pub fn run(options: &SuiteOptions<'_>, progress: &(dyn Fn(usize, usize, &str) + 
         progress(done, items.len(), &item.spec.to_string());
         judged
     });
-    let (judged, sights): (Vec<_>, Vec<_>) = judged.unzip();
+    let (judged, outputs): (Vec<_>, Vec<_>) = judged.unzip();
     let mut records = not_offered(options);
     records.extend(judged.into_iter().flatten());
     // A few cases cannot tell whether a value of an axis is informative.
     if options.depth != Depth::Smoke && options.cases.is_empty() && options.part.is_none() {
-        records.extend(vacuity::blunt(&sights.concat()));
+        records.extend(vacuity::uninformative(&outputs.concat()));
     }
     let simplest = simplest(options, &records);
     Report { about: about(options), records, simplest, absent: Vec::new() }
@@ -363,10 +363,10 @@ pub struct Failure {
 }
 
 /// The first failure of each tier of a run, large cases before others; `None` for a tier without one. One request at a
-/// time, for tiers that share something; `found` is called at once, with the tier's name.
+/// time, for tiers that share something; `report` is called at once, with the tier's name.
 pub fn first_failures(
     options: &SuiteOptions<'_>,
-    hear: &dyn Fn(&str, &Failure),
+    report: &dyn Fn(&str, &Failure),
 ) -> Vec<Option<Failure>> {
     let mut failures: Vec<Option<Failure>> = vec![None; options.tiers.len()];
     let mut items = plan(options);
@@ -382,7 +382,7 @@ pub fn first_failures(
         let exact = Exact::new(case, options.claimed(*left[0].1, item.spec.dtype));
         for (failure, tier) in left {
             *failure = first_failure(&item, *tier, &exact);
-            failure.iter().for_each(|failure| hear(&tier.name(), failure));
+            failure.iter().for_each(|failure| report(&tier.name(), failure));
         }
     }
     failures
@@ -402,7 +402,7 @@ fn first_failure(item: &Item, tier: &dyn Tier, exact: &Exact) -> Option<Failure>
 }
 
 /// The records of a case, and what its bounds show.
-fn judge(item: &Item, options: &SuiteOptions<'_>) -> (Vec<Record>, Vec<Sight>) {
+fn judge(item: &Item, options: &SuiteOptions<'_>) -> (Vec<Record>, Vec<OutputSharpness>) {
     let strict = Profile::strict(item.spec.dtype);
     let claimed = |tier: &dyn Tier| options.claimed(tier, item.spec.dtype);
     let mut profiles: Vec<Profile> = Vec::new();
@@ -414,18 +414,22 @@ fn judge(item: &Item, options: &SuiteOptions<'_>) -> (Vec<Record>, Vec<Sight>) {
     let (mut records, mut seen) = (Vec::new(), Vec::new());
     for profile in profiles {
         let tiers = options.tiers.iter().copied().filter(|tier| claimed(*tier) == profile);
-        let (of, sights) = judge_as(item, profile, &tiers.collect::<Vec<_>>());
+        let (of, outputs) = judge_as(item, profile, &tiers.collect::<Vec<_>>());
         records.extend(of);
         // A profile that is wider than the strict one says nothing about the cases.
         if profile.is_within(&strict) {
-            seen.extend(sights);
+            seen.extend(outputs);
         }
     }
     (records, seen)
 }
 
 /// The records of tiers that claim one profile: they share the exact results and their bounds.
-fn judge_as(item: &Item, profile: Profile, tiers: &[&dyn Tier]) -> (Vec<Record>, Vec<Sight>) {
+fn judge_as(
+    item: &Item,
+    profile: Profile,
+    tiers: &[&dyn Tier],
+) -> (Vec<Record>, Vec<OutputSharpness>) {
     let exact = Exact::new(item.spec.build(), profile);
     let case = exact.case();
     let mut records = Vec::new();
@@ -457,7 +461,7 @@ fn judge_as(item: &Item, profile: Profile, tiers: &[&dyn Tier]) -> (Vec<Record>,
             }
         }
     }
-    let seen = sights(&exact, |pass| records.iter().any(|record| record.pass == pass));
+    let seen = sharpness_of(&exact, |pass| records.iter().any(|record| record.pass == pass));
     (records, seen)
 }
 

@@ -1,4 +1,4 @@
-//! Kernels that make the decays of the heads themselves, as libraries do, are told by the name of their
+//! Kernels that make the decays of the heads themselves, as libraries do, are reported by the name of their
 //! convention; those that are wrong are called wrong.
 
 use etalon_conformance::cases::Depth;

@@ -26,7 +26,7 @@ fn device() -> Option<(Arc<CudaStream>, Workspace)> {
 }
 
 /// Options of a device's computations: levels that a pass of a problem is written for.
-fn ways(workspace: &Workspace, problem: &Problem, pass: Pass) -> Vec<Options> {
+fn levels(workspace: &Workspace, problem: &Problem, pass: Pass) -> Vec<Options> {
     let strict = Options { level: Level::Portable, ..Options::default() };
     let flash = Options { precision: Precision::Flash, ..strict };
     let levels = [Level::Sm80, Level::Sm90a].map(|level| Options { level, ..flash });
@@ -143,7 +143,7 @@ fn check(alone: &Problem, many: &Problem, pass: Pass, classes: usize) {
         let own = pairs().nth(seed).unwrap().0;
         (x.role != Role::Output).then(|| bytes(&own, seed + 1, classes))
     };
-    for options in ways(&workspace, alone, pass) {
+    for options in levels(&workspace, alone, pass) {
         let what = format!("{} {pass}, {}", alone.algorithm(), options.level);
         let of = (&stream, &workspace);
         let small = Placed::new(&stream, pairs().map(|x| x.0).collect(), &data).unwrap();
@@ -256,7 +256,7 @@ fn classes_of_linear_cross_entropy() {
             (0..last).map(|c| share(c) / tokens as f64).collect()
         })
         .collect();
-    for options in ways(&workspace, &problem, pass) {
+    for options in levels(&workspace, &problem, pass) {
         let what = format!("{pass}, {}", options.level);
         let placed = Placed::new(&stream, problem.operands(pass), &given);
         let of = (&stream, &workspace);

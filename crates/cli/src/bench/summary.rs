@@ -231,7 +231,7 @@ impl Figure {
         self.times.spread() > SPREAD || self.share > Some(1.0)
     }
 
-    /// Its row of the table: a device is told and given something.
+    /// Its row of the table.
     fn row(&self) -> Vec<String> {
         let mut row = vec![self.pass.to_string(), self.mode.to_string()];
         row.extend([

@@ -42,7 +42,7 @@ pub(super) enum How<'a> {
 
 /// Other values of an output.
 pub(super) struct Change<'a> {
-    /// The rows in which they can be told.
+    /// The rows in which they are distinguishable.
     pub rows: Vec<usize>,
     /// So many numbers were fitted to the results.
     pub fitted: usize,
@@ -94,8 +94,8 @@ impl Candidate<'_> {
         let grades: Vec<Grade> = lefts.iter().map(|(_, left)| grade(left)).collect();
         let graded =
             || lefts.iter().zip(&grades).map(|((name, left), grade)| (*name, left, *grade));
-        let told = |(_, left, grade): &(_, &Left, Grade)| left.off > 0 && *grade != Grade::No;
-        let explained: Vec<_> = graded().filter(told).collect();
+        let explains = |(_, left, grade): &(_, &Left, Grade)| left.off > 0 && *grade != Grade::No;
+        let explained: Vec<_> = graded().filter(explains).collect();
         if explained.is_empty() {
             return None;
         }

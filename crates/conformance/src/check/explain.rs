@@ -5,7 +5,7 @@ use super::budget::Found;
 use super::candidate::{Candidate, How, Place};
 use super::judge::Judge;
 use super::others::Others;
-use super::{Explanation, Kind, Tell, patterns};
+use super::{Explanation, Kind, Progress, patterns};
 use crate::tier::Request;
 use etalon_problem::Error;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,7 +18,7 @@ const READINGS: usize = 6;
 pub(super) fn explain(
     request: &Request<'_>,
     answer: &Answer<'_>,
-    tell: Tell<'_>,
+    progress: Progress<'_>,
 ) -> Result<Found, Error> {
     let judges: Vec<Judge<'_>> = answer.outputs.iter().map(Judge::new).collect();
     let mut found = Found::default();
@@ -37,7 +37,7 @@ pub(super) fn explain(
         own.truncate(NAMED);
         ranked.extend(own);
     }
-    others.run(&mut found, &mut ranked, tell);
+    others.run(&mut found, &mut ranked, progress);
     ranked.sort_by(|x, y| x.1.order(&y.1));
     // An explanation of all of an output makes those of a part, and those that fit a number to each row, superfluous.
     let whole = |(x, place): &(Explanation, Place), name: &str| {

@@ -9,13 +9,13 @@ use etalon_problem::Error;
 pub enum Flaw {
     /// The law is broken: how that shows.
     Fail(String),
-    /// Neither right nor wrong can be told: of what, and what would decide.
+    /// Undecided between right and wrong: the elements, and what would decide.
     Undecided(String),
     /// The tier was not asked, since the question does not concern it: why.
     NotAsked(String),
     /// The tier does not offer this, and why.
     Unsupported(String),
-    /// The case or the suite is at fault: it could not tell right from wrong.
+    /// The case or the suite is at fault: it could not distinguish right from wrong.
     Vacuous(String),
 }
 

@@ -3,7 +3,7 @@
 use super::flaw::Flaw;
 use crate::bounds::{self, Bounds};
 use crate::cases::Case;
-use crate::gates::{self, Blunt, Statistic, g2};
+use crate::gates::{self, Statistic, Uninformative, g2};
 use crate::profile::Profile;
 use crate::stochastic::{self, KERNELS};
 use crate::tensor::{Tensors, Values};
@@ -131,7 +131,7 @@ pub struct Turn<'a> {
 
 /// One pass of one case on one tier.
 pub struct Trial<'a> {
-    /// Who is judged.
+    /// The tier under judgement.
     pub tier: &'a dyn Tier,
     /// The case.
     pub case: &'a Case,
@@ -195,12 +195,12 @@ impl<'a> Trial<'a> {
         })
     }
 
-    /// Of outputs of the case that are blunt, whether they err as correct kernels do.
-    pub fn doubts(&self, outputs: &Tensors) -> Result<Vec<Blunt>, Flaw> {
+    /// Of outputs of the case that are uninformative, whether they err as correct kernels do.
+    pub fn doubts(&self, outputs: &Tensors) -> Result<Vec<Uninformative>, Flaw> {
         let (exact, operands) = (self.bounds()?, self.case.problem.operands(self.pass));
         let Case { problem, dtype, .. } = self.case;
         let types = Types::from(*dtype);
-        gates::blunt(&operands, self.profile(), exact, outputs, |kernel| {
+        gates::uninformative(&operands, self.profile(), exact, outputs, |kernel| {
             let slot = &self.exact.simulated[&self.pass][kernel as usize];
             let errors = once(slot, || {
                 let (pass, profile, inputs) = (self.pass, self.profile(), self.inputs());

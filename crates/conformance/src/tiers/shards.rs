@@ -1,6 +1,6 @@
 //! Linear_cross_entropy with its classes in shards, in the tiers that have them.
 
-use super::typed::{Held, numbers, operands, stored};
+use super::typed::{StoredNumber, numbers, operands, stored};
 use crate::tensor::{Stored, Tensor, Tensors, Values, views_mut};
 use crate::tier::{Cuts, Request};
 use etalon_cuda::linear_cross_entropy::shard as device;
@@ -130,7 +130,7 @@ pub(super) fn simd(
 }
 
 /// The same of operands of `T` and gradients of `G`. Every place holds NaN, or what else no result is.
-fn simd_of<T: Held, G: Element>(
+fn simd_of<T: StoredNumber, G: Element>(
     request: &Request<'_>,
     problem: &LinearCrossEntropy,
     shards: &[Range<usize>],
@@ -179,7 +179,7 @@ fn simd_of<T: Held, G: Element>(
 }
 
 /// The outputs, of totals.
-fn simd_output<T: Held>(
+fn simd_output<T: StoredNumber>(
     workspace: &Workspace,
     rank: &shard::Shard<'_>,
     part: &Inputs<'_, T>,
@@ -225,7 +225,7 @@ pub(super) fn cuda(
 }
 
 /// The same of operands of `T` and gradients of `G`.
-fn cuda_of<T: Held, G: Element>(
+fn cuda_of<T: StoredNumber, G: Element>(
     request: &Request<'_>,
     problem: &LinearCrossEntropy,
     shards: &[Range<usize>],
@@ -289,7 +289,10 @@ fn cuda_of<T: Held, G: Element>(
 }
 
 /// Some views, and those of a struct.
-fn by_name<'s, T: Held>(operands: &'s impl Operands<'s, T>, mut views: Views<'s>) -> Views<'s> {
+fn by_name<'s, T: StoredNumber>(
+    operands: &'s impl Operands<'s, T>,
+    mut views: Views<'s>,
+) -> Views<'s> {
     operands.each(&mut |name, x| {
         let view = x.and_then(|x| x.into_view());
         view.into_iter().for_each(|view| views.push(name, view));

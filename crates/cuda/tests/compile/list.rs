@@ -144,23 +144,23 @@ fn of(family: Family) -> Vec<Compilation> {
 }
 
 #[test]
-fn absent_kernels_are_told_with_the_lines_to_add() {
+fn absent_kernels_are_reported_with_the_lines_to_add() {
     let all = of(Family::Tables);
     let list: Vec<Excerpt> = listed().into_iter().filter(|x| all.contains(&x.0)).collect();
-    let told = |list: &[Excerpt]| {
+    let report = |list: &[Excerpt]| {
         let (absent, lines) = absent(list, &all);
         let needs = absent.iter().map(|need| format!("{} {}", need.1, need.2));
         (needs.collect::<Vec<_>>(), lines.iter().map(line).collect::<Vec<_>>())
     };
-    assert_eq!(told(&list), (vec![], vec![]));
+    assert_eq!(report(&list), (vec![], vec![]));
     let rest: Vec<Excerpt> = list.iter().filter(|x| x.0.0 != "sm_120").cloned().collect();
     let lines = vec!["sm_120 Tables: sequences rows".to_string()];
     let needs = ["rows sm_120", "sequences sm_120"].map(str::to_string);
-    assert_eq!(told(&rest), (needs.to_vec(), lines.clone()));
+    assert_eq!(report(&rest), (needs.to_vec(), lines.clone()));
     // With what its line has.
     let mut rest = list.clone();
     rest.iter_mut().filter(|x| x.0.0 == "sm_120").for_each(|x| x.1 = vec!["sequences"]);
-    assert_eq!(told(&rest), (needs[..1].to_vec(), lines));
+    assert_eq!(report(&rest), (needs[..1].to_vec(), lines));
 }
 
 #[test]

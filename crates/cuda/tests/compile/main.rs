@@ -160,13 +160,13 @@ fn check_spills(of: &Compilation, kernels: Vec<Kernel>) -> Result<Vec<Kernel>, S
     if spilt.is_empty() { Ok(kernels) } else { Err(spilt.join("; ")) }
 }
 
-/// Fails where a source declares other shared memory than plans tell.
+/// Fails where a source declares other shared memory than plans state.
 fn check_declared(variant: &Variant, kernels: Vec<Kernel>) -> Result<Vec<Kernel>, String> {
     for kernel in &kernels {
-        let told = declared_bytes(variant, &kernel.name).unwrap_or(kernel.shared[0]);
-        if told != kernel.shared[0] {
+        let planned = declared_bytes(variant, &kernel.name).unwrap_or(kernel.shared[0]);
+        if planned != kernel.shared[0] {
             return Err(format!(
-                "{}: {} bytes are declared, {told} told",
+                "{}: {} bytes are declared, {planned} planned",
                 kernel.name, kernel.shared[0]
             ));
         }
@@ -243,7 +243,7 @@ fn every_kernel_compiles_as_recorded() {
 fn every_main_loop_is_as_recorded() {
     let Some(tools) = tools() else { return };
     match std::env::var("ETALON_RENEW") {
-        Ok(which) => renew(&tools, &which),
+        Ok(which) => update(&tools, &which),
         Err(_) => {
             let compiled = compile_all(&tools, listed());
             compare(&tools, &Snapshot::new(&tools.compiler.version(), &compiled));
@@ -252,7 +252,7 @@ fn every_main_loop_is_as_recorded() {
 }
 
 /// Writes the snapshot with these rows anew.
-fn renew(tools: &Tools, which: &str) {
+fn update(tools: &Tools, which: &str) {
     assert!(tools.disassembler.is_some(), "a snapshot has the counts of nvdisasm");
     let version = tools.compiler.version();
     let (list, recorded) = (listed(), Snapshot::read(&version));
@@ -264,7 +264,7 @@ fn renew(tools: &Tools, which: &str) {
     let work = list.iter().filter(|x| is_asked(x)).cloned().collect();
     let compiled = Snapshot::new(&version, &compile_all(tools, work));
     match recorded {
-        Some(recorded) => recorded.renewed(compiled, &list).write(),
+        Some(recorded) => recorded.updated(compiled, &list).write(),
         None => compiled.write(),
     }
 }

@@ -65,7 +65,7 @@ impl Snapshot {
     }
 
     /// Lines of this list, with those of another in place of its own.
-    pub fn renewed(mut self, other: Snapshot, list: &[Excerpt]) -> Snapshot {
+    pub fn updated(mut self, other: Snapshot, list: &[Excerpt]) -> Snapshot {
         let kernels = kernels(list);
         self.lines.retain(|key, _| kernels.contains(key));
         self.lines.extend(other.lines);
@@ -84,17 +84,21 @@ impl Snapshot {
 
     /// Fails unless every kernel that was compiled takes what was recorded.
     pub fn check(&self, compiled: &Snapshot) {
-        let (told, path) = (self.differences(compiled), self.path.display());
-        assert!(told.is_empty(), "not as in {path} (ETALON_RENEW):\n{}", told.join("\n"));
+        let (differences, path) = (self.differences(compiled), self.path.display());
+        assert!(
+            differences.is_empty(),
+            "not as in {path} (ETALON_RENEW):\n{}",
+            differences.join("\n")
+        );
     }
 
     fn differences(&self, compiled: &Snapshot) -> Vec<String> {
         let differs = |(key, rest): &(&String, &String)| self.lines.get(*key) != Some(*rest);
-        let tell = |(key, rest): (&String, &String)| {
+        let difference = |(key, rest): (&String, &String)| {
             let recorded = self.lines.get(key).map_or("nothing", String::as_str);
             format!("{key}\n  recorded {recorded}\n  compiled {rest}")
         };
-        compiled.lines.iter().filter(differs).map(tell).collect()
+        compiled.lines.iter().filter(differs).map(difference).collect()
     }
 
     /// Fails unless it is about the kernels of this list and no others.
@@ -141,9 +145,9 @@ fn a_kernel_that_takes_more_is_told_and_so_is_one_that_was_not_recorded() {
     let recorded = snapshot(&[("sm_80 A=1 x", "1 registers"), ("sm_80 A=1 y", "2 registers")]);
     assert!(recorded.differences(&snapshot(&[("sm_80 A=1 y", "2 registers")])).is_empty());
     let more = [("sm_80 A=1 x", "9 registers"), ("sm_80 A=1 z", "2 registers")];
-    let told = recorded.differences(&snapshot(&more)).join("\n");
+    let differences = recorded.differences(&snapshot(&more)).join("\n");
     for part in ["A=1 x", "recorded 1", "compiled 9", "A=1 z", "recorded nothing"] {
-        assert!(told.contains(part), "{part}: {told}");
+        assert!(differences.contains(part), "{part}: {differences}");
     }
-    assert!(!told.contains("A=1 y"));
+    assert!(!differences.contains("A=1 y"));
 }

@@ -1,4 +1,4 @@
-// A driver (libcuda) for tests: it has memory, modules and streams, computes nothing, and fails when told to.
+// A driver (libcuda) for tests: it has memory, modules and streams, computes nothing, and fails on demand.
 // It exports what the crate calls and no more.
 
 #include "control.h"

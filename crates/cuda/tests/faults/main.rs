@@ -1,5 +1,5 @@
-//! Every way in which driver, device and compiler can be absent or fail, with libraries that do so when
-//! told: each is an error that names what failed, nothing panics, and after a fault that ends the context
+//! Every way in which driver, device and compiler can be absent or fail, with libraries that do so on
+//! demand: each is an error that names what failed, nothing panics, and after a fault that ends the context
 //! every call says so.
 #![cfg(target_os = "linux")]
 

@@ -157,7 +157,7 @@ fn timed(workspace: &Workspace, options: &Options) -> Result<(), Error> {
 pub fn each_pass_is_timed() {
     let workspace = Workspace::new();
     assert!(launch_ns(&workspace, 0, Unit::Ffma, Dtype::F32).unwrap() > 0.0);
-    enqueue::each_way(|name, algorithm, (pass, storage), options| {
+    enqueue::each_pass(|name, algorithm, (pass, storage), options| {
         let problem = enqueue::problem(algorithm, 100);
         let operands = problem.operands(pass);
         // A step finds its state in the place of the new one.

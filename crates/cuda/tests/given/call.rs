@@ -129,17 +129,22 @@ pub fn computed(
 }
 
 /// A tensor on the device, and what keeps its memory.
-pub struct Held {
+pub struct DeviceArray {
     pub memory: CudaSlice<u8>,
     shape: Vec<usize>,
     element: Element,
 }
 
-impl Held {
-    pub fn new(stream: &Arc<CudaStream>, bytes: &[u8], shape: &[usize], element: Element) -> Held {
+impl DeviceArray {
+    pub fn new(
+        stream: &Arc<CudaStream>,
+        bytes: &[u8],
+        shape: &[usize],
+        element: Element,
+    ) -> DeviceArray {
         let mut memory = stream.alloc_zeros::<u8>(bytes.len().max(16)).unwrap();
         stream.memcpy_htod(bytes, &mut memory).unwrap();
-        Held { memory, shape: shape.to_vec(), element }
+        DeviceArray { memory, shape: shape.to_vec(), element }
     }
 
     pub fn put(&mut self, stream: &Arc<CudaStream>, bytes: &[u8]) {
@@ -214,9 +219,9 @@ pub fn arrays(problem: &Problem, wide: bool) -> Vec<Given> {
 /// The tensors of a call on the device, each with what keeps its memory.
 pub struct Call<'a> {
     pub stream: &'a Arc<CudaStream>,
-    inputs: BTreeMap<&'static str, Held>,
-    arrays: Vec<(String, Held)>,
-    outputs: BTreeMap<&'static str, Held>,
+    inputs: BTreeMap<&'static str, DeviceArray>,
+    arrays: Vec<(String, DeviceArray)>,
+    outputs: BTreeMap<&'static str, DeviceArray>,
     blank: Tensors,
 }
 
@@ -230,13 +235,13 @@ impl<'a> Call<'a> {
         arrays: &[Given],
     ) -> Self {
         let hold = |(name, x): (&&'static str, &Tensor)| {
-            (*name, Held::new(stream, &x.bytes(), x.shape(), x.element()))
+            (*name, DeviceArray::new(stream, &x.bytes(), x.shape(), x.element()))
         };
         let outputs = problem.operands(pass).into_iter().filter(|x| x.role == Role::Output);
         let blank: Tensors = outputs.map(|x| (x.name, Tensor::blank(&x))).collect();
         let array = |x: &Given| {
             let memory = vec![0x55; x.bytes.len()];
-            (x.name.clone(), Held::new(stream, &memory, &x.shape, x.element))
+            (x.name.clone(), DeviceArray::new(stream, &memory, &x.shape, x.element))
         };
         Call {
             stream,

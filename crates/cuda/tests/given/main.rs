@@ -5,7 +5,7 @@ mod call;
 #[path = "../gpu/mod.rs"]
 mod gpu;
 
-use call::{Call, Held, Tensor, arrays, computed, inputs, integers};
+use call::{Call, DeviceArray, Tensor, arrays, computed, inputs, integers};
 use cudarc::driver::{CudaStream, DevicePtr};
 use etalon_cuda::{
     DevicePass, DeviceTensor, DeviceTensors, Element, Level, Options, Precision, Workspace, offers,
@@ -226,11 +226,11 @@ fn offsets_beyond_the_arrays_are_cut() {
         Problem::from(Attention { scores: plain, value_dim: 64 })
     };
     let meant = of(&[0, 200, 200, 300], &[0, 280, 280, 280]);
-    let told = [[-7, 200, 100, 1 << 33], [0, 1 << 40, 5, 280]];
+    let numbers = [[-7, 200, 100, 1 << 33], [0, 1 << 40, 5, 280]];
     let options = Options::default();
     let [own, wanted] = computed(workspace, &meant, Pass::Forward, &options).unwrap();
     let names = ["sequences.cu_query", "sequences.cu_key"];
-    let given = [0, 1].map(|i| integers(names[i], &[4], &told[i], true));
+    let given = [0, 1].map(|i| integers(names[i], &[4], &numbers[i], true));
     let mut call = Call::new(&stream, &meant, Pass::Forward, &own, &given);
     call.put(&own, &given);
     let [reads, writes] = call.tensors();
@@ -254,7 +254,7 @@ fn wrong_arrays_are_refused() {
     let options = Options::default();
     let own = inputs(workspace, &problem, Pass::Forward, &options).unwrap();
     let call = Call::new(&stream, &problem, Pass::Forward, &own, &[]);
-    let cu = Held::new(&stream, &[0; 40], &[5], Element::I32);
+    let cu = DeviceArray::new(&stream, &[0; 40], &[5], Element::I32);
     let [_, writes] = call.tensors();
     let reads = || {
         let [reads, _] = call.tensors();

@@ -61,9 +61,9 @@ grid! {
             LseSquare = "lse-square" => [false, false, true],
             /// Weights of classes and tokens.
             Weights = "weights" => [true, false, false],
-            /// Weights, smoothing, and a z-loss that the class weights weigh.
+            /// Weights, smoothing, and a z-loss with the class weights.
             Everything = "everything" => [true, true, true],
-            /// Weights, smoothing, and a z-loss that they do not weigh.
+            /// Weights, smoothing, and a z-loss without them.
             Unweighted = "unweighted" => [true, true, true],
         },
         /// Reduction of the losses of the tokens.
@@ -138,7 +138,7 @@ impl Grid for Point {
         let [tokens, dim, vocab] = self.shape.draw(&stream);
         let mut problem = LinearCrossEntropy::new(tokens, dim, vocab);
         self.link(&mut problem, &stream);
-        self.weigh(&mut problem, &stream);
+        self.loss_options(&mut problem, &stream);
         problem.reduction = self.reduction.draw(&stream);
         let all = self.outputs != OutputKind::Loss;
         problem.outputs = TokenOutputs { lse: all, logprob: all, entropy: all, argmax: all };
@@ -193,8 +193,8 @@ impl Point {
         }
     }
 
-    /// Sets what becomes of logits and targets.
-    fn weigh(&self, problem: &mut LinearCrossEntropy, stream: &Stream) {
+    /// Sets the options of the loss of a token.
+    fn loss_options(&self, problem: &mut LinearCrossEntropy, stream: &Stream) {
         let [weights, smoothing, square] = self.loss.weights_smoothing_square();
         (problem.class_weights, problem.token_weights) = (weights, weights);
         if smoothing {

@@ -513,7 +513,7 @@ pub const BUGS: &[Bug] = &[
         },
     },
     Bug {
-        story: "parts of a split are averaged, whatever they weigh",
+        story: "parts of a split are averaged, whatever their weights",
         ids: &["halves-averaged"],
         make: || {
             let bench = forward(Attention::new(Extents { keys: 40, ..EXTENTS }));
