@@ -1,7 +1,7 @@
 //! Outcomes of a check.
 
 use crate::report::{Status, Verdict};
-use crate::tiers::Refusal;
+use crate::tier::Refusal;
 use etalon_problem::Error;
 
 /// Why a check did not pass.

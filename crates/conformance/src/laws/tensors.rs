@@ -117,20 +117,6 @@ pub(crate) enum Equality {
     Numbers,
 }
 
-/// True if all elements are the same, bit by bit, NaNs included: mostly they are.
-pub(crate) fn same_bits(a: &Data, b: &Data) -> bool {
-    fn same<T: Copy, B: PartialEq>(a: &[T], b: &[T], bits: impl Fn(T) -> B) -> bool {
-        a.len() == b.len() && a.iter().zip(b).all(|(&a, &b)| bits(a) == bits(b))
-    }
-    match (a, b) {
-        (Data::F64(a), Data::F64(b)) => same(a, b, f64::to_bits),
-        (Data::F32(a), Data::F32(b)) => same(a, b, f32::to_bits),
-        (Data::Bf16(a), Data::Bf16(b)) => same(a, b, |x| x.to_bits()),
-        (Data::F16(a), Data::F16(b)) => same(a, b, |x| x.to_bits()),
-        _ => false,
-    }
-}
-
 /// The first element in which two tensors differ where `where_` holds, in words.
 fn difference(
     name: &str,
@@ -142,7 +128,7 @@ fn difference(
     if got.shape != expected.shape {
         return Some(format!("{name}: shape {:?}, expected {:?}", got.shape, expected.shape));
     }
-    if same_bits(&got.data, &expected.data) {
+    if got.data.same_bits(&expected.data) {
         return None;
     }
     let (a, b) = match (got.numbers(name), expected.numbers(name)) {

@@ -330,6 +330,25 @@ pub fn of(
     bench.stored(results)
 }
 
+/// A bench, and the results of a kernel with a mistake for it.
+pub fn made(bench: Bench, make: impl FnOnce(&mut Attention<'_>) -> Values) -> (Bench, Tensors) {
+    let got = {
+        let mut kernel = Attention::new(&bench);
+        let results = make(&mut kernel);
+        with(&bench, results)
+    };
+    (bench, got)
+}
+
+/// A bench, and the right results of another problem or of other inputs.
+pub fn of_other(
+    bench: Bench,
+    change: impl FnOnce(&mut etalon_problem::Problem, &mut Values),
+) -> (Bench, Tensors) {
+    let got = of(&bench, change);
+    (bench, got)
+}
+
 /// A bench of a pass.
 pub fn ask(
     problem: impl Into<etalon_problem::Problem>,
