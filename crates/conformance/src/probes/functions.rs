@@ -104,13 +104,13 @@ fn lse_limit(profile: &Profile, m: f64, l: f64, of_sum: f64) -> f64 {
     computed + (m + log).abs()
 }
 
-/// What a product loses of its factors, in roundoffs of a type.
+/// Loss of a product from its narrowed factors, in roundoffs of a type.
 pub(super) fn narrowed(profile: &Profile, dtype: Dtype) -> f64 {
     2.0 * profile.factor / dtype.unit_roundoff()
 }
 
-/// What a weight loses to underflow in a product, in its own roundoffs: one that is the sum of numbers in bf16
-/// loses what is below the least of them.
+/// Loss of a weight to underflow in a product, in its own roundoffs: one that is the sum of numbers in bf16 loses
+/// the part below the least of them.
 fn lost(profile: &Profile, weight: f64) -> f64 {
     let least = if profile.factor > 0.0 { Dtype::Bf16.underflow() } else { 0.0 };
     least / weight / Dtype::F32.unit_roundoff()
