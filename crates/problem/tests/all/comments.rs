@@ -26,11 +26,9 @@ fn comment(line: &str, script: bool) -> Option<(&str, bool)> {
     if let Some(text) = whole.filter(|_| !trimmed.starts_with("#!")) {
         return Some((text.trim_start_matches([' ', '*', '-']), true));
     }
-    let behind = match script {
-        true => trimmed.strip_prefix("\"\"\"").or(Some(line.split_once(" # ")?.1)),
-        false => Some(line.split_once(" // ")?.1),
-    };
-    behind.map(|text| (text.trim_start(), false))
+    let docstring = trimmed.strip_prefix("\"\"\"").filter(|_| script);
+    let behind = line.split_once(if script { " # " } else { " // " }).map(|(_, text)| text);
+    docstring.or(behind).map(|text| (text.trim_start(), false))
 }
 
 /// The numbers of the lines whose comment opens with a clause, or is too wide.
@@ -114,5 +112,5 @@ fn a_clause_is_found_wherever_a_comment_opens() {
     assert_eq!(faults(&text.join("\n"), true), [2, 4, 6, 8]);
     let wide = format!("// {}\nlet y = \"{}\";", "é".repeat(117), "x".repeat(200));
     assert_eq!(faults(&wide, false), [1]);
-    assert_eq!(faults(&wide.replace("éé", "é"), false), []);
+    assert!(faults(&wide.replace("éé", "é"), false).is_empty());
 }
