@@ -42,7 +42,8 @@ fn faults(text: &str, script: bool) -> Vec<usize> {
             continue;
         };
         let first = comment.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
-        if !within && CLAUSES.contains(&first) || whole && line.chars().count() > COLUMNS {
+        let opens = !whole || !within;
+        if opens && CLAUSES.contains(&first) || whole && line.chars().count() > COLUMNS {
             faults.push(number + 1);
         }
         within = whole && !comment.is_empty();
