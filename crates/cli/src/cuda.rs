@@ -92,7 +92,7 @@ fn archive(arguments: &Archive) -> Outcome {
     let add = |(variant, architecture): &(Variant, String)| {
         let is_new = writer.add(variant, architecture)?;
         let what = format!("{} for {architecture}", variant.describe());
-        progress.tell(done.fetch_add(1, Ordering::Relaxed) + 1, work.len(), &what);
+        progress.report(done.fetch_add(1, Ordering::Relaxed) + 1, work.len(), &what);
         Ok(usize::from(is_new))
     };
     let compiled: Result<usize, Error> =

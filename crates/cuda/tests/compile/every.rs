@@ -17,7 +17,7 @@ use std::io::Write;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// What such a run compiles, until when, and what it has compiled.
+/// A run: its modules, its time limit, and the modules that it has compiled.
 pub struct Run {
     /// Its number, from 1, of so many.
     pub part: (usize, usize),
@@ -28,7 +28,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// That which the variables ask for.
+    /// The run that the variables ask for.
     pub fn new() -> Run {
         let part = env::var("ETALON_PART").ok().map(|text| {
             let part = parse_part(&text);
@@ -63,7 +63,7 @@ impl Run {
         own.map(|(_, compilation)| compilation).collect()
     }
 
-    /// Whether a module of this version of the compiler was compiled before.
+    /// True if a module of this version of the compiler was compiled before.
     pub fn is_done(&self, compilation: &Compilation, nvrtc: &str) -> bool {
         self.done.contains(&line(compilation, nvrtc))
     }
@@ -77,7 +77,7 @@ impl Run {
         }
     }
 
-    /// Whether its time is over.
+    /// True if its time is over.
     pub fn is_over(&self) -> bool {
         self.end.is_some_and(|end| Instant::now() >= end)
     }

@@ -1,6 +1,7 @@
 //! The list of what CI compiles, `list.txt` beside this file: a line for each module, by the name that the snapshot
-//! has for it, with the kernels that are compiled of it. It must have every kernel for every architecture of CI that it
-//! serves and with every value of each of its compile-time names; where it lacks one, a test says which lines give it.
+//! has for it, with the kernels that are compiled of it. It must have every kernel for every architecture of CI that
+//! it serves and with every value of each of its compile-time names; where it lacks one, a test says which lines give
+//! it.
 
 use crate::report::{Compilation, module};
 use etalon_cuda::{Family, Target, Variant, every_variant};
@@ -11,8 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub const ARCHITECTURES: [&str; 7] =
     ["sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120"];
 
-/// Those of CI: the oldest, those of Hopper, the newest. The others have the instructions of one of them; only the whole
-/// matrix compiles for them.
+/// Architectures of CI: the oldest, those of Hopper, the newest. The others have the instructions of one of them; only
+/// the whole matrix compiles for them.
 const OF_CI: [&str; 4] = ["sm_80", "sm_90", "sm_90a", "sm_120"];
 
 /// Some kernels of a compilation.
@@ -88,8 +89,8 @@ fn met(list: &[Excerpt]) -> BTreeSet<Need> {
     list.iter().flat_map(of).collect()
 }
 
-/// The needs of these compilations that a list does not meet, and modules that meet them, few rather than quick ones: a
-/// module that the list has comes with the kernels that it has there.
+/// The needs of these compilations that a list does not meet, and modules that meet them, few rather than quick ones:
+/// a module that the list has comes with the kernels that it has there.
 fn absent(list: &[Excerpt], all: &[Compilation]) -> (BTreeSet<Need>, Vec<Excerpt>) {
     let whole: Vec<Excerpt> = all.iter().map(whole).collect();
     let absent: BTreeSet<Need> = met(&whole).difference(&met(list)).cloned().collect();
@@ -141,23 +142,23 @@ fn of(family: Family) -> Vec<Compilation> {
 }
 
 #[test]
-fn absent_kernels_are_told_with_the_lines_to_add() {
+fn absent_kernels_are_reported_with_the_lines_to_add() {
     let all = of(Family::Tables);
     let list: Vec<Excerpt> = listed().into_iter().filter(|x| all.contains(&x.0)).collect();
-    let told = |list: &[Excerpt]| {
+    let report = |list: &[Excerpt]| {
         let (absent, lines) = absent(list, &all);
         let needs = absent.iter().map(|need| format!("{} {}", need.1, need.2));
         (needs.collect::<Vec<_>>(), lines.iter().map(line).collect::<Vec<_>>())
     };
-    assert_eq!(told(&list), (vec![], vec![]));
+    assert_eq!(report(&list), (vec![], vec![]));
     let rest: Vec<Excerpt> = list.iter().filter(|x| x.0.0 != "sm_120").cloned().collect();
     let lines = vec!["sm_120 pairs/tables: sequences rows".to_string()];
     let needs = ["rows sm_120", "sequences sm_120"].map(str::to_string);
-    assert_eq!(told(&rest), (needs.to_vec(), lines.clone()));
+    assert_eq!(report(&rest), (needs.to_vec(), lines.clone()));
     // With what its line has.
     let mut rest = list.clone();
     rest.iter_mut().filter(|x| x.0.0 == "sm_120").for_each(|x| x.1 = vec!["sequences"]);
-    assert_eq!(told(&rest), (needs[..1].to_vec(), lines));
+    assert_eq!(report(&rest), (needs[..1].to_vec(), lines));
 }
 
 #[test]

@@ -1,4 +1,5 @@
-// What the kernels `cleanse` and `merge` need of CUDA, for a compiler of the host. Threads run one after the other.
+// Parts of CUDA that the kernels `cleanse` and `merge` need, for a compiler of the host. Threads run one after the
+// other.
 #include "host.h"
 
 struct float2 { float x, y; };

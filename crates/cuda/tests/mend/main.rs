@@ -1,5 +1,5 @@
-//! What the backward pass of attention on sm_90a does where a number is not finite: the kernels `cleanse` and
-//! `merge`, compiled for the host, beside a model of what they must do with each key head of each sequence.
+//! Nonfinite fallback of the backward pass of attention on sm_90a: the kernels `cleanse` and `merge`, compiled for the
+//! host, beside a model of what they must do with each key head of each sequence.
 #![cfg(target_os = "linux")]
 
 #[path = "../sources/mod.rs"]

@@ -1,5 +1,5 @@
-//! The tables that the device makes of lengths, offsets and masks that lie there: the kernels of `pairs/tables.cu`, compiled for
-//! the host, beside a model of what they must make, on random problems.
+//! The tables that the device makes of lengths, offsets and masks that lie there: the kernels of `pairs/tables.cu`,
+//! compiled for the host, beside a model of what they must make, on random problems.
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 
 #[path = "../sources/mod.rs"]

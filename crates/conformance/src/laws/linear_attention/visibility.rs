@@ -1,4 +1,4 @@
-//! What a token sees, and what it does not.
+//! Visibility of tokens: the past is seen, and nothing else is.
 
 use super::linear;
 use crate::bounds::Bounds;
@@ -23,7 +23,7 @@ struct Stretch {
 }
 
 impl Stretch {
-    /// Those that `tokens` names of each sequence.
+    /// The range that `tokens` names of each sequence.
     fn new(problem: &LinearAttention, tokens: impl Fn(&TokenSequence) -> Range<usize>) -> Self {
         let e = problem.extents;
         let mut flags = Array2::from_elem((e.batch, e.tokens), false);
@@ -36,12 +36,12 @@ impl Stretch {
         Stretch { tokens: flags, operands }
     }
 
-    /// Whether the tensor has tokens.
+    /// True if the tensor has tokens.
     fn divides(&self, name: &str) -> bool {
         find(&self.operands, name).is_some()
     }
 
-    /// Whether an index into a tensor is that of one of the tokens.
+    /// True if an index into a tensor is that of one of the tokens.
     fn holds(&self, name: &str, at: &[usize]) -> bool {
         self.divides(name) && self.tokens[[at[0], at[2]]]
     }
@@ -154,7 +154,7 @@ pub(super) fn seen_tokens(trial: &Trial<'_>) -> Judgement {
         let of_token = g.as_ref().map(|g| g[[s.batch, head, s.start + at]]);
         of_token.or(g_gamma.as_ref().map(|g| g[[head]])) == Some(f64::NEG_INFINITY)
     };
-    // Where a decay underflows, a kernel may say that nothing is left.
+    // A kernel may say that nothing is left where a decay underflows.
     let last = if strong(&case.spec.point) { t + 1 } else { s.tokens };
     let seen = (t + 1..last).find(|&at| reset(at)).unwrap_or(last);
     each_element("o", &result(&outputs, "o")?, |at, x| {
@@ -164,8 +164,8 @@ pub(super) fn seen_tokens(trial: &Trial<'_>) -> Judgement {
     })
 }
 
-/// Where a decay may underflow, on the way from one token to another, a kernel may say that nothing is
-/// left: e⁻⁶⁰ is far from that in f32.
+/// Threshold of the sum of log-decays between two tokens below which a decay may underflow, so that a kernel may say
+/// that nothing is left: e⁻⁶⁰ is far from that in f32.
 const LEFT: f64 = -60.0;
 
 pub(super) fn seen_cotangents(trial: &Trial<'_>) -> Judgement {

@@ -1,6 +1,6 @@
 //! Elements about which a bound says too little, and whether their errors are those of correct kernels.
 //!
-//! An element is *uninformative* (`blunt` in code and reports) where its bound exceeds half of the scale of its row,
+//! An element is *uninformative* (`blunt` in reports) where its bound exceeds half of the scale of its row,
 //! or where it has none: zeros, or another row, would lie within it. Such an element counts as right only if it errs
 //! no more than simulated kernels do ([`crate::stochastic`]); otherwise nothing is known of it.
 
@@ -42,7 +42,7 @@ const SHARE: f64 = 0.5;
 
 /// The uninformative elements of an output.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Blunt {
+pub struct Uninformative {
     /// The output.
     pub output: String,
     /// Number of uninformative elements.
@@ -61,15 +61,15 @@ pub struct Blunt {
     pub row_count: usize,
     /// The largest error of such a row over the typical one.
     pub times: f64,
-    /// By which share of themselves the blunt elements are too large, in the mean over rows, where that is what puts
-    /// them in doubt.
+    /// By which share of themselves the uninformative elements are too large, in the mean over rows, where that is
+    /// what puts them in doubt.
     pub share: Option<f64>,
 }
 
 /// The undecided elements in one sentence.
-impl fmt::Display for Blunt {
+impl fmt::Display for Uninformative {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Blunt { output, elements, of, no_bound, undecided, rows, row_count, .. } = self;
+        let Uninformative { output, elements, of, no_bound, undecided, rows, row_count, .. } = self;
         let times = self.times;
         let are = if *undecided == 1 { "is" } else { "are" };
         write!(f, "{undecided} of {of} elements of {output} {are} undecided: ")?;
@@ -106,23 +106,24 @@ impl fmt::Display for Blunt {
 
 /// Flags of the uninformative elements of an output, and the scale of the row of each element, in row-major order;
 /// `None` where none is.
-fn blunt_elements(bound: &Bound) -> Option<(Vec<bool>, Vec<f64>)> {
+fn uninformative_elements(bound: &Bound) -> Option<(Vec<bool>, Vec<f64>)> {
     let width = super::row_width(bound);
     let (values, bounds) = (bound.value.as_slice()?, bound.bound.as_slice()?);
     let whole = rms(values);
-    let (mut blunt, mut scales) = (vec![false; values.len()], Vec::with_capacity(values.len()));
-    let rows = values.chunks(width).zip(bounds.chunks(width)).zip(blunt.chunks_mut(width));
-    for ((values, bounds), blunt) in rows {
+    let (mut uninformative, mut scales) =
+        (vec![false; values.len()], Vec::with_capacity(values.len()));
+    let rows = values.chunks(width).zip(bounds.chunks(width)).zip(uninformative.chunks_mut(width));
+    for ((values, bounds), marks) in rows {
         let scale = super::scale_of_row(values, whole);
         scales.resize(scales.len() + values.len(), scale);
-        let elements = values.iter().zip(bounds).zip(blunt);
+        let elements = values.iter().zip(bounds).zip(marks);
         // Of nothing but zeros any bound is narrow that there is.
         let widest = if scale > 0.0 { HALF * scale } else { f64::MAX };
-        elements.for_each(|((x, bound), blunt)| *blunt = x.is_finite() && *bound > widest);
+        elements.for_each(|((x, bound), mark)| *mark = x.is_finite() && *bound > widest);
     }
     // An element that may be one of several numbers is judged as each of them.
-    bound.as_right.keys().for_each(|&at| blunt[at] = false);
-    blunt.contains(&true).then_some((blunt, scales))
+    bound.as_right.keys().for_each(|&at| uninformative[at] = false);
+    uninformative.contains(&true).then_some((uninformative, scales))
 }
 
 /// The uninformative elements of each output that has some. `simulate` returns the errors of one of [`KERNELS`]
@@ -130,13 +131,13 @@ fn blunt_elements(bound: &Bound) -> Option<(Vec<bool>, Vec<f64>)> {
 ///
 /// Kernels are simulated one after the other until nothing is in doubt: an error that is small beside those of
 /// the first kernels is so beside those of all.
-pub fn blunt<E: Send>(
+pub fn uninformative<E: Send>(
     operands: &[Operand],
     profile: &Profile,
     exact: &Bounds,
     outputs: &Tensors,
     simulate: impl Fn(u32) -> Result<Arc<Values>, E> + Sync,
-) -> Result<Vec<Blunt>, E> {
+) -> Result<Vec<Uninformative>, E> {
     let unit = profile.accumulator.unit_roundoff();
     let rows = exact.outputs.iter().filter_map(|(name, bound)| {
         let operand = operands.iter().find(|operand| operand.name == name)?;
@@ -159,7 +160,7 @@ struct Rows<'a> {
     bound: &'a Bound,
     layout: Layout,
     /// Element by element.
-    blunt: Vec<bool>,
+    uninformative: Vec<bool>,
     /// The rows that hold an uninformative element, and none that is off: such a row is wrong, not in doubt.
     rows: Vec<usize>,
     /// Of each of them the sum of the squares of errors of its uninformative elements, of what is judged.
@@ -168,10 +169,10 @@ struct Rows<'a> {
     least: Vec<f64>,
     /// The same of the simulated kernels, all together.
     simulated: Vec<f64>,
-    /// The exact results, each divided by the sum of the squares of the scales of the blunt elements of its row, and by
-    /// the number of rows.
+    /// The exact results, each divided by the sum of the squares of the scales of the uninformative elements of its
+    /// row, and by the number of rows.
     directions: Vec<f64>,
-    /// The share of themselves by which blunt elements are too large, in the mean over rows.
+    /// The share of themselves by which uninformative elements are too large, in the mean over rows.
     share: f64,
     /// The sum of its squares of the simulated kernels.
     shares: f64,
@@ -179,16 +180,16 @@ struct Rows<'a> {
 
 impl<'a> Rows<'a> {
     fn new(operand: &'a Operand, bound: &'a Bound, got: &Tensor, unit: f64) -> Option<Self> {
-        let (blunt, scales) = blunt_elements(bound)?;
+        let (uninformative, scales) = uninformative_elements(bound)?;
         let (got, stored) = (got.numbers(operand.name).ok()?, got.dtype()?);
         if got.shape() != bound.value.shape() {
             return None;
         }
         let layout = Layout::new(operand);
         let off: Vec<bool> = margins(bound, &got).iter().map(|margin| *margin > 1.0).collect();
-        let rows = (0..blunt.len() / layout.width.max(1)).filter(|row| {
+        let rows = (0..uninformative.len() / layout.width.max(1)).filter(|row| {
             let range = layout.range(*row);
-            blunt[range.clone()].contains(&true) && !off[range].contains(&true)
+            uninformative[range.clone()].contains(&true) && !off[range].contains(&true)
         });
         let rows: Vec<usize> = rows.collect();
         let error = |(got, exact): (&f64, &f64)| saturated(*got, bound.largest) - exact;
@@ -202,7 +203,7 @@ impl<'a> Rows<'a> {
             operand,
             bound,
             layout,
-            blunt,
+            uninformative,
             rows,
             own: vec![],
             least: vec![],
@@ -227,9 +228,10 @@ impl<'a> Rows<'a> {
 
     /// The share of themselves by which the uninformative elements are too large, in the mean over rows, of errors.
     fn share_of(&self, errors: &[f64]) -> f64 {
-        let blunt = self.rows.iter().flat_map(|&row| self.layout.range(row));
-        let blunt = blunt.filter(|&at| self.blunt[at] && self.directions[at] != 0.0);
-        blunt.map(|at| errors[at] * self.directions[at]).sum()
+        let uninformative = self.rows.iter().flat_map(|&row| self.layout.range(row));
+        let uninformative =
+            uninformative.filter(|&at| self.uninformative[at] && self.directions[at] != 0.0);
+        uninformative.map(|at| errors[at] * self.directions[at]).sum()
     }
 
     /// The share, where it is larger than those of simulated kernels let it be, and how many times as large.
@@ -242,7 +244,7 @@ impl<'a> Rows<'a> {
     /// Row by row, the sum of the squares of the uninformative elements of a list.
     fn squares(&self, list: &[f64]) -> Vec<f64> {
         let of_row = |&row: &usize| {
-            let inside = self.layout.range(row).filter(|at| self.blunt[*at]);
+            let inside = self.layout.range(row).filter(|at| self.uninformative[*at]);
             inside.map(|at| list[at] * list[at]).sum()
         };
         self.rows.iter().map(of_row).collect()
@@ -283,13 +285,14 @@ impl<'a> Rows<'a> {
         rows.filter(|(_, times)| *times > limit).collect()
     }
 
-    fn judge(&self) -> Blunt {
+    fn judge(&self) -> Uninformative {
         let doubts = self.in_doubt();
-        let elements = |range: Range<usize>| self.blunt[range].iter().filter(|x| **x).count();
-        Blunt {
+        let elements =
+            |range: Range<usize>| self.uninformative[range].iter().filter(|x| **x).count();
+        Uninformative {
             output: self.operand.name.to_string(),
-            elements: elements(0..self.blunt.len()),
-            of: self.blunt.len(),
+            elements: elements(0..self.uninformative.len()),
+            of: self.uninformative.len(),
             no_bound: self.bound.no_bound.clone(),
             undecided: doubts.iter().map(|(row, _)| elements(self.layout.range(*row))).sum(),
             rows: doubts.iter().take(NAMED).map(|(row, _)| self.layout.index(*row)).collect(),
