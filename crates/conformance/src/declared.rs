@@ -52,7 +52,7 @@ fn profile(declared: &Declared) -> Result<Profile, ProblemError> {
         ProblemError::Value { expected, found, .. } => ProblemError::value("base", expected, found),
         other => other,
     })?;
-    // Who declares one slope means it for every argument.
+    // A profile that declares one slope declares it for every argument.
     let exact = declared.exp_slope.unwrap_or(base.exp_slope_exact);
     Ok(Profile {
         name: "custom",
