@@ -34,6 +34,10 @@ pub fn run(arguments: &Arguments) -> Outcome {
     Ok(Status::Passed)
 }
 
+/// The letters of extents.
+const SHAPES: &str = "Shapes: B batch elements, Hq query heads, Hk key heads, N queries, M keys, D and E elements of a \
+    key and a value, W distances, T tokens, V classes";
+
 fn everything() -> String {
     let (mut present, absent) = tiers::present();
     present.insert(0, Box::new(tiers::Reference));
@@ -43,12 +47,12 @@ fn everything() -> String {
         .map(|x| format!("\n{x}"));
     format!(
         "Tensors (optional ones in brackets)\n{}\n\n\
-         Shapes: B batch elements, Hq query heads, Hk key heads, N queries, M keys, D and E elements\n\
-         of a key and a value, W distances, T tokens, V classes\n{}\n\n\
+         {}\n{}\n\n\
          Tiers: the element types that each offers, by pass\n{}{}\n\n\
-         Profiles\n{}\n\n\
+         Profiles (errors of exp, tanh and ln in roundoffs)\n{}\n\n\
          Laws\n{}",
         tensors(),
+        page(SHAPES),
         shapes(),
         offers(&present),
         absent.collect::<String>(),
@@ -118,7 +122,9 @@ fn tensors() -> Table {
 }
 
 fn offers(all: &[Box<dyn Tier>]) -> Table {
-    let mut table = Table::new(["algorithm"].into_iter().chain(Pass::ALL.map(Pass::name)));
+    // Two words have room on two lines.
+    let passes = Pass::ALL.map(|pass| pass.name().replace('_', " "));
+    let mut table = Table::new(["algorithm".to_string()].into_iter().chain(passes));
     for tier in all {
         table.add_title(&tier.name());
         for algorithm in Algorithm::ALL {
@@ -145,7 +151,7 @@ fn profiles() -> Table {
         "dS",
         "dk of a head",
         "also stored",
-        "exp (roundoffs)",
+        "exp",
         "tanh",
         "ln",
     ]);
