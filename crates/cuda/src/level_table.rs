@@ -7,7 +7,7 @@ use etalon_problem::Error;
 pub(crate) struct LevelRow<S: 'static> {
     /// The level.
     pub level: Level,
-    /// What must hold for its kernels to compute a pass.
+    /// Conditions for its kernels to compute a pass.
     pub rules: &'static [Rule<S>],
 }
 
@@ -65,6 +65,12 @@ fn no_kernels(level: Level) -> &'static str {
         Level::Sm90a => "not written yet for sm90a",
         _ => "not written yet for cuda",
     }
+}
+
+/// Every reason of each level, in the order of the table.
+pub(crate) fn reasons<S>(table: &'static [LevelRow<S>]) -> Vec<(Level, Vec<&'static str>)> {
+    let of = |row: &LevelRow<S>| row.rules.iter().map(|rule| rule.otherwise).collect();
+    table.iter().map(|row| (row.level, of(row))).collect()
 }
 
 /// The levels that do not compute a pass, with their reasons, in the order of the table.

@@ -1,9 +1,9 @@
 //! A pass of attention, attention_lse or lazy_attention: where its operands lie, its tables, its modules.
 
-use crate::levels::LevelRow;
+use crate::level_table::LevelRow;
 use crate::options::{Level, Options};
 use crate::parts::{Holds, Parts};
-use crate::pass::{Choice, PassPlan, TableImage};
+use crate::pass::{Choice, PassPlan, TableImage, draft_steps};
 use crate::room::{Layout, Room};
 use crate::softmax::Steps;
 use crate::softmax::counts::Counts;
@@ -13,7 +13,7 @@ use crate::softmax::rows::Rows;
 use crate::softmax::slots::Slots;
 use crate::softmax::spec::Spec;
 use crate::softmax::tables::Tables;
-use crate::step::{Draft, Step};
+use crate::step::Step;
 use crate::target::Target;
 use etalon_problem::{Dtype, Error, Operand, Pass, Problem, Role, Scores, Sequences, Table};
 use std::ops::Deref;
@@ -129,16 +129,10 @@ impl<'a> Prepared<'a> {
         &self,
         compute: impl FnOnce(&Steps<'_>) -> Result<(), Error>,
     ) -> Result<Vec<Step>, Error> {
-        let draft = Draft::new(self.target);
-        let steps = Steps::new(self, &draft);
-        steps.gather()?;
-        let steps = match &self.given {
-            Some((given, _)) => given.make(steps)?,
-            None => steps,
-        };
-        compute(&steps)?;
-        steps.scatter()?;
-        Ok(draft.into_steps())
+        draft_steps(self, |steps| match &self.given {
+            Some((given, _)) => compute(&given.make(steps)?),
+            None => compute(&steps),
+        })
     }
 
     /// The plan of the pass.

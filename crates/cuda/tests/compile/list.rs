@@ -3,7 +3,8 @@
 //! serves and with every value of each of its compile-time names; where it lacks one, a test says which lines give it.
 
 use crate::report::{Compilation, module};
-use etalon_cuda::{Family, Target, Variant, every_variant};
+use etalon_cuda::Target;
+use etalon_cuda::kernels::{Family, Variant, every_variant};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 

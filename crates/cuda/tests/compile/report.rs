@@ -1,6 +1,6 @@
 //! What the assembler says of each kernel of a module.
 
-use etalon_cuda::{Compiler, Variant, shared_bytes};
+use etalon_cuda::kernels::{Compiler, Variant, shared_bytes};
 use std::fmt;
 
 /// A variant for an architecture.
