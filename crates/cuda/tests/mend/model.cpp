@@ -1,4 +1,5 @@
-// `cleanse` and `merge` of attention/sm90a_backward.cu beside what they must do, on random problems. Compile-time: LENGTHS.
+// `cleanse` and `merge` of attention/sm90a_backward.cu beside what they must do, on random problems. Compile-time:
+// LENGTHS.
 #define STORAGE 1
 #define D 64
 #define WINDOW 0
