@@ -1,5 +1,6 @@
 //! `etalon list`: what there is.
 
+use crate::levels;
 use crate::outcome::{Outcome, say};
 use crate::summary;
 use crate::table::{Table, page};
@@ -19,6 +20,9 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "problem",
         value_parser = ["problem", "capabilities"])]
     schema: Option<String>,
+    /// Prints which level of the cuda tier computes what, and why others do not, as Markdown, instead.
+    #[arg(long, conflicts_with = "schema")]
+    levels: bool,
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
@@ -30,7 +34,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
         say(&serde_json::to_string_pretty(&schema)?)?;
         return Ok(Status::Passed);
     }
-    say(&everything())?;
+    let text = if arguments.levels { levels::page() } else { everything() };
+    say(text.trim_end())?;
     Ok(Status::Passed)
 }
 

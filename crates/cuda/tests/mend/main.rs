@@ -5,7 +5,7 @@
 #[path = "../sources/mod.rs"]
 mod sources;
 
-use etalon_cuda::{Family, Variant, every_variant};
+use etalon_cuda::kernels::{Family, Variant, every_variant};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
