@@ -35,8 +35,9 @@ impl Attention {
 
     /// Fails unless every extent and option is in its domain.
     pub fn check(&self) -> Result<(), Error> {
-        Error::expect_extents(&[("value_dim", self.value_dim)])?;
+        // A value_dim of 0 that nobody gave is a dim of 0.
         self.scores.check()?;
+        Error::expect_extents(&[("value_dim", self.value_dim)])?;
         check_sizes(&self.rows(), |axis| self.extent(axis))
     }
 

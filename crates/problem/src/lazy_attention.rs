@@ -95,7 +95,6 @@ impl LazyAttention {
 
     /// Fails unless every extent and option is in its domain.
     pub fn check(&self) -> Result<(), Error> {
-        Error::expect_extents(&[("value_dim", self.value_dim)])?;
         Error::expect_extents(&[("bias.width", self.bias.map_or(1, |bias| bias.width))])?;
         let foreign = [
             ("softcap", self.scores.softcap.is_some()),
@@ -105,7 +104,9 @@ impl LazyAttention {
         if let Some((name, _)) = foreign.into_iter().find(|(_, set)| *set) {
             return Err(Error::value(name, "absent from lazy_attention", "set"));
         }
+        // A value_dim of 0 that nobody gave is a dim of 0.
         self.scores.check()?;
+        Error::expect_extents(&[("value_dim", self.value_dim)])?;
         check_sizes(&self.rows(), |axis| self.extent(axis))
     }
 

@@ -2,9 +2,10 @@
 //! type of eight bits, the room of the other probes hides a gradient that is a percent too large: errors that all
 //! go one way show on random inputs (gate G2), as `etalon check` finds them.
 //!
-//! Two questions: elements of both signs; and values and cotangents of one sign, so that sums over rows and tokens
-//! (dsinks, dtau, dscale) do not cancel. An output of which an error of a percent could not be told from the errors of
-//! the profile is named.
+//! Two questions: elements of both signs; and, for outputs that hide an error of a percent there, values and cotangents
+//! of one sign, so that sums over rows and tokens (dsinks, dtau, dscale) do not cancel. Of these only the slope over all
+//! elements is looked at: with one sign the roundings of P in o add up in δ, and reach a whole row of dq. An output that
+//! hides the error in both is named.
 
 use super::inputs::fill_beside;
 use crate::bounds::Bound;
@@ -75,7 +76,12 @@ fn one_way(trial: &Trial<'_>, signs: Signs, shows: &mut BTreeMap<String, bool>) 
     let mut exact = trial.bounds_of(problem, &inputs)?;
     exact.outputs.retain(|name, _| outputs.contains_key(name));
     let margin = judged(gates::g1(&exact, &outputs))?;
-    let statistics = trial.statistics(&outputs, &inputs, &exact)?;
+    let is_judged = |statistic: &Statistic| match signs {
+        Signs::Both => true,
+        Signs::One => is_slope(statistic) && shows.get(&statistic.output) == Some(&false),
+    };
+    let mut statistics = trial.statistics(&outputs, &inputs, &exact)?;
+    statistics.retain(is_judged);
     if let Some(conspicuous) = statistics.iter().find(|statistic| statistic.margin() > 1.0) {
         return Err(Flaw::Fail(conspicuous.to_string()));
     }
@@ -97,11 +103,14 @@ fn is_sharp(exact: &Bound) -> bool {
     elements.any(|(x, bound)| *bound < OF_BOUND * ERROR * x.abs())
 }
 
+fn is_slope(statistic: &Statistic) -> bool {
+    statistic.part == Part::All && statistic.measure == Measure::Slope
+}
+
 /// Tells whether a slope of a percent is conspicuous.
 fn has_slope(output: &str, statistics: &[Statistic]) -> bool {
-    let of_all =
-        |x: &&Statistic| x.output == output && x.part == Part::All && x.measure == Measure::Slope;
-    statistics.iter().find(of_all).is_some_and(|slope| slope.limit < OF_SLOPE * ERROR)
+    let slope = statistics.iter().find(|x| x.output == output && is_slope(x));
+    slope.is_some_and(|slope| slope.limit < OF_SLOPE * ERROR)
 }
 
 /// An element of an operand: scores and logits have a deviation of about 1, pairs of lazy attention are active or not.

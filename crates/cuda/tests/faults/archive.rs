@@ -170,7 +170,7 @@ fn what_cannot_be_archived_is_named() {
         fake.fail(Part::Nvrtc, "nvrtcCompileProgram", 1, 6);
         let found = refusal(writer.add(&variant, "sm_90"));
         for part in
-            ["sm_90", "Moves WORD=2", "NVRTC_ERROR_COMPILATION", "a message of the compiler"]
+            ["sm_90", "move WORD=2", "NVRTC_ERROR_COMPILATION", "a message of the compiler"]
         {
             assert!(found.contains(part), "{part}: {found}");
         }

@@ -49,7 +49,8 @@ fn judged(given: &Given, asked: &Asked, profile: &Profile, wrong: Option<(&str, 
 }
 
 /// Judges a factor of every gradient of a problem as kernels of a profile, by the probe that looks at factors and then
-/// the others: what goes wrong, and which factors the profile hides, as the probe says.
+/// the others: right kernels that fail, and factors that nobody notices. A profile that stores scores or logits in 16
+/// bits may hide one, if the probe says so.
 fn findings(given: &Given, profile: &Profile, turn: usize) -> Vec<String> {
     let mut asked = about(given, &[Pass::Backward], None).unwrap();
     asked.retain(|asked| asked.questions.is_ok());
@@ -63,7 +64,9 @@ fn findings(given: &Given, profile: &Profile, turn: usize) -> Vec<String> {
     for (at, output) in outputs.filter(|x| x.role == Role::Output).enumerate() {
         let (name, factor) = (output.name, FACTORS[(at + turn) % 2]);
         let wrong = |x: &Asked| judged(given, x, profile, Some((name, factor))).is_negative();
-        if !asked.iter().any(wrong) {
+        let is_named = |text: &&str| text.starts_with("that ") && text.contains(name);
+        let may_hide = profile.score_store != Dtype::F32 && words.iter().any(|text| is_named(&text));
+        if !may_hide && !asked.iter().any(wrong) {
             found.push(format!("{of}: {name} times {factor} is not noticed: {words:?}"));
         }
     }
@@ -89,17 +92,16 @@ fn profiles(dtype: Dtype) -> Vec<Profile> {
     names.iter().map(|name| Profile::by_name(name).unwrap()).collect()
 }
 
-/// Groups, D and the factor go round: of each type and profile every algorithm is asked.
+/// Groups, D and the factor go round: each type and profile asks one algorithm.
 #[test]
 fn factors_of_gradients_are_noticed() {
-    let (mut turn, mut found) = (0, Vec::new());
-    for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
-        for profile in profiles(dtype) {
-            turn += 1;
-            for problem in problems([1, 2, 4][turn % 3], [64, 128][turn % 2]) {
-                found.extend(findings(&given(problem, dtype), &profile, turn));
-            }
-        }
+    let types = [Dtype::Bf16, Dtype::F16, Dtype::F32];
+    let all = types.into_iter().flat_map(|dtype| profiles(dtype).into_iter().map(move |x| (dtype, x)));
+    let mut found = Vec::new();
+    for (turn, (dtype, profile)) in all.enumerate() {
+        let problems = problems([1, 2, 4][turn % 3], [64, 128][turn % 2]);
+        let problem = problems[turn % problems.len()].clone();
+        found.extend(findings(&given(problem, dtype), &profile, turn));
     }
     assert!(found.is_empty(), "{}", found.join("\n"));
 }
