@@ -24,6 +24,8 @@ const MMA: &[Text] =
 pub enum Family {
     /// attention and attention_lse in fused multiply-adds.
     Portable,
+    /// Their backward pass where results of tensor cores are not finite.
+    Fallback,
     /// Their second order in fused multiply-adds.
     Second,
     /// lazy_attention in fused multiply-adds.
@@ -79,7 +81,17 @@ impl Family {
     pub(crate) fn texts(self) -> Vec<Text> {
         let (prelude, own): (&[Text], &[Text]) = match self {
             Family::Portable => {
-                (FFMA, texts!["slots.cuh", "fused.cuh", "portable.cu", "collect.cu"])
+                const OWN: &[Text] = texts![
+                    "slots.cuh",
+                    "fused.cuh",
+                    "portable_backward.cuh",
+                    "portable.cu",
+                    "collect.cu"
+                ];
+                (FFMA, OWN)
+            }
+            Family::Fallback => {
+                (FFMA, texts!["slots.cuh", "fused.cuh", "portable_backward.cuh", "fallback.cu"])
             }
             Family::Second => (
                 FFMA,
@@ -224,7 +236,8 @@ impl Family {
     /// What it is compiled for on devices of a compute capability; `None` if it does not run there.
     pub fn architecture_on(self, (major, minor): (i32, i32)) -> Option<String> {
         match self {
-            Family::HopperForward
+            Family::Fallback
+            | Family::HopperForward
             | Family::HopperBackward
             | Family::HopperLazyForward
             | Family::HopperLazyBackward

@@ -26,6 +26,9 @@ pub fn every_variant() -> Vec<Variant> {
     for (storage, options) in [F32, Bf16, F16].into_iter().flat_map(|x| FLAGS.map(|y| (x, y))) {
         for (dim, value_dim) in WIDTHS.into_iter().flat_map(|x| values.map(|y| (x, y))) {
             all.push(Variant::portable(storage, dim, value_dim, options));
+            if storage != F32 && dim.max(value_dim.unwrap_or(1)) <= 128 {
+                all.push(Variant::fallback(storage, dim, value_dim, options));
+            }
             all.push(Variant::second(storage, dim, value_dim, options));
             all.extend(value_dim.map(|width| Variant::lazy(storage, dim, width, options)));
             if let (true, Some(value_dim)) = (storage != F32 && dim <= 128, value_dim) {

@@ -23,7 +23,7 @@ pub(crate) fn width(columns: usize) -> usize {
 
 /// Rows of a tile that a thread of the portable kernels has: 8, or 4 where it would have too few registers.
 fn rows(family: Family, dim: usize, value_dim: Option<usize>) -> usize {
-    let most = if family == Family::Portable { 128 } else { 64 };
+    let most = if matches!(family, Family::Portable | Family::Fallback) { 128 } else { 64 };
     if width(dim.max(value_dim.unwrap_or(1))) > most { 4 } else { 8 }
 }
 
@@ -47,6 +47,11 @@ impl Variant {
     /// softcap, bias and arrays of flags or without.
     pub fn portable(storage: Dtype, dim: usize, value_dim: Option<usize>, options: bool) -> Self {
         Self::ffma(Family::Portable, storage, (dim, value_dim), options)
+    }
+
+    /// The backward pass where results of tensor cores are not finite, as [`Variant::portable`].
+    pub fn fallback(storage: Dtype, dim: usize, value_dim: Option<usize>, options: bool) -> Self {
+        Self::ffma(Family::Fallback, storage, (dim, value_dim), options)
     }
 
     /// The kernels of the second order, as [`Variant::portable`].
@@ -234,6 +239,7 @@ impl Variant {
                     &["forward", "delta", "queries", "keys", "fused", "collect", "dsinks"]
                 }
             },
+            Family::Fallback => &["fallback"],
             Family::Second if fuses && options => {
                 &["tangents", "rows", "queries", "keys", "fused", "collect", "gsinks", "gbias"]
             }
@@ -265,10 +271,8 @@ impl Variant {
             Family::HopperForward => &["forward"],
             Family::HopperLazyForward => &["scores", "values", "sums"],
             Family::HopperLazyBackward => &["queries", "keys"],
-            Family::HopperBackward if self.define("RESULTS") == 2 => {
-                &["delta", "keys", "values", "cleanse", "merge"]
-            }
-            Family::HopperBackward => &["delta", "keys", "queries", "cleanse", "merge"],
+            Family::HopperBackward if self.define("RESULTS") == 2 => &["delta", "keys", "values"],
+            Family::HopperBackward => &["delta", "keys", "queries"],
             Family::Linear if self.define("STORAGE") == 0 => {
                 &["fill_gates", "sums", "scan", "attend", "flow", "sum_all", "sum_heads", "step"]
             }
@@ -556,6 +560,7 @@ pub fn declared_bytes(variant: &Variant, kernel: &str) -> Option<u32> {
     const SLABS: u32 = 34_816;
     match (variant.family, kernel) {
         (Family::Portable, "forward" | "queries" | "keys" | "fused" | "dbias") => Some(SLABS),
+        (Family::Fallback, _) => Some(SLABS),
         (Family::Second, "tangents" | "queries" | "keys" | "fused" | "gbias") => Some(SLABS),
         (Family::Portable, "delta" | "scale" | "collect") => Some(0),
         (Family::Second, "rows" | "collect") => Some(0),

@@ -12,8 +12,6 @@ struct Task { int first, sequences, row_tile, key_tile; };  // tiles of the sequ
 
 KERNEL_ARGS(PairArgs)
 
-DEV bool idle(const PairArgs& c) { return c.found && !*c.found; }
-
 // Rows of a tensor: `count` of them, the others read as 0.
 template <class T> struct RowsOf {
   const T* at;

@@ -327,7 +327,6 @@ template <int M, int W, bool DK, bool DV, class SLOTS> DEV void of_keys(const Pa
 }
 #if !FUSES
 extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) keys(const __grid_constant__ PairArgs c) {
-  if (idle(c)) return;
   extern __shared__ __align__(128) char bytes[];
   of_keys<1, WALK, true, !WIDE>(c, bytes, NoSlots());
 }
@@ -338,7 +337,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) keys(const _
 // 2 D_BYTES + STAGES (WALK_VALUES (CD + CE) BYTES + 8 WALK_VALUES).
 constexpr int WALK_VALUES = !WIDE && CD == 64 && CE == 64 ? 64 : 32;
 extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) values(const __grid_constant__ PairArgs c) {
-  if (idle(c)) return;
   extern __shared__ __align__(128) char bytes[];
   of_keys<WIDE ? 1 : 2, WALK_VALUES, false, true>(c, bytes, NoSlots());
 }
@@ -348,7 +346,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) values(const
 // Dynamic shared memory: 2 (D_BYTES + E_BYTES); of f32 dout and v take the place of q and k, and it is 2 max(D_BYTES, E_BYTES).
 constexpr bool IN_TURN = STORAGE == 0;
 extern "C" __global__ void __launch_bounds__(THREADS, 2) dbias(const __grid_constant__ PairArgs c) {
-  if (idle(c)) return;
   extern __shared__ __align__(128) char bytes[];
   const u32 at_q = shared(bytes), at_k = at_q + D_BYTES;
   const u32 at_dout = IN_TURN ? at_q : at_k + D_BYTES, at_v = at_dout + E_BYTES;

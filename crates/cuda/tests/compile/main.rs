@@ -181,6 +181,7 @@ fn may_spill((architecture, variant): &Compilation) -> bool {
         |name: &str, value: &str| variant.defines.iter().any(|(n, v)| *n == name && v == value);
     match variant.family {
         Family::Portable
+        | Family::Fallback
         | Family::Second
         | Family::Lazy
         | Family::Linear
