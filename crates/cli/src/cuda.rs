@@ -146,7 +146,8 @@ impl Archive {
             | Family::LazyTensor
             | Family::LinearTensor
             | Family::TensorPeak => self.level.is_empty() || self.level.contains(&Level::Sm80),
-            Family::HopperForward
+            Family::Fallback
+            | Family::HopperForward
             | Family::HopperBackward
             | Family::HopperLazyForward
             | Family::HopperLazyBackward
