@@ -75,13 +75,17 @@ fn poisoned(
     untouched: impl Fn(&str, &[usize]) -> bool,
 ) -> Result<Tensors, Flaw> {
     let outputs = trial.ask_with(&poison(&trial.case.inputs, &hit)?)?;
-    let groups = match strict {
-        Strict::Bits if has_fallback(trial) => Groups::hit(trial.case, &hit)?,
-        _ => Groups::default(),
+    if strict != Strict::Bits || !has_fallback(trial) {
+        strict.unchanged(trial, &outputs, untouched)?;
+        return Ok(outputs);
+    }
+    let groups = Groups::hit(trial.case, hit)?;
+    let of = |own: bool| {
+        let (untouched, groups) = (&untouched, &groups);
+        move |name: &str, at: &[usize]| untouched(name, at) && groups.have(name, at) == own
     };
-    strict.unchanged(trial, &outputs, |name, at| untouched(name, at) && !groups.have(name, at))?;
-    Strict::Bound
-        .unchanged(trial, &outputs, |name, at| untouched(name, at) && groups.have(name, at))?;
+    Strict::Bits.unchanged(trial, &outputs, of(false))?;
+    Strict::Bound.unchanged(trial, &outputs, of(true))?;
     Ok(outputs)
 }
 
@@ -93,7 +97,6 @@ fn has_fallback(trial: &Trial<'_>) -> bool {
 }
 
 /// Groups, the key heads of sequences, in which operands of products hold a NaN.
-#[derive(Default)]
 struct Groups {
     /// The number of the sequence of each row, by batch element; none of a row of no sequence.
     queries: Vec<Vec<Option<usize>>>,
