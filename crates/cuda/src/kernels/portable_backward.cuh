@@ -2,7 +2,8 @@
 // `fallback.cu` share. Compile-time names are those of portable.cu.
 
 // A pair's P (F4) and ds (B4), both hidden if it is not visible; returns dS (B3), 0 if it is not visible.
-DEV float pair(const Head& head, float product, float dp, int i, int j, Span span, float lse, float delta, float& p, float& ds) {
+DEV float pair(const Head& head, float product, float dp, int i, int j, Span span, float lse, float delta, float& p,
+               float& ds) {
   float score, slope;
   p = ds = HIDE;
   if (!head.score(product, i, j, span, score, slope)) return 0;
@@ -45,11 +46,13 @@ DEV void queries_of(const PairArgs& c, Shared& shared, Task task, int number) {
     publish(shared, x);
     add_tile<CD, true>(dq, [&](float (&sum)[R][CD / 16]) { accumulate<CD>(shared, sum, k, c.first_dim, c.dim); });
   }
-  store<CD>(c.dq, s.batch, head.head, s.query_start + row, s.queries - row, dq, Same{c.scale}, c.first_dim, c.dim, c.wide);
+  store<CD>(c.dq, s.batch, head.head, s.query_start + row, s.queries - row, dq, Same{c.scale}, c.first_dim, c.dim,
+            c.wide);
 }
 
 // dk and dv of a tile of keys of a key head; with SLOTS also what these keys add to the gradient of q.
-template <class SLOTS> DEV void keys_of(const PairArgs& c, Shared& shared, Task task, int key_head, const SLOTS& slots) {
+template <class SLOTS>
+DEV void keys_of(const PairArgs& c, Shared& shared, Task task, int key_head, const SLOTS& slots) {
   constexpr bool FUSED = FUSED_BY<SLOTS>;
   if (lacks(slots, task.key_tile)) return;
   const Sequence s = c.sequences[task.first];
@@ -84,7 +87,8 @@ template <class SLOTS> DEV void keys_of(const PairArgs& c, Shared& shared, Task 
         Span span = head.span(i);
         float lse = lse_of(head, i), delta = delta_of(head, i);
 #pragma unroll
-        for (int r = 0; r < R; r++) pair(head, x[r][e], dp[r][e], i, key + R * ty() + r, span, lse, delta, x[r][e], ds[r][e]);
+        for (int r = 0; r < R; r++)
+          pair(head, x[r][e], dp[r][e], i, key + R * ty() + r, span, lse, delta, x[r][e], ds[r][e]);
       }
 #if VALUES
       if (wants_dv) {
@@ -111,8 +115,9 @@ template <class SLOTS> DEV void keys_of(const PairArgs& c, Shared& shared, Task 
       }
     }
   }
-  if (wants_dk) store<CD>(c.dk, s.batch, key_head, s.key_start + key, s.keys - key, dk, Same{c.scale}, c.first_dim, c.dim, false);
+  const int first = s.key_start + key, count = s.keys - key;
+  if (wants_dk) store<CD>(c.dk, s.batch, key_head, first, count, dk, Same{c.scale}, c.first_dim, c.dim, false);
 #if VALUES
-  if (wants_dv) store<CE>(c.dv, s.batch, key_head, s.key_start + key, s.keys - key, dv, Same{1}, c.first_value, c.value_dim, false);
+  if (wants_dv) store<CE>(c.dv, s.batch, key_head, first, count, dv, Same{1}, c.first_value, c.value_dim, false);
 #endif
 }

@@ -31,8 +31,9 @@
 // dsinks and dbias are sums over groups: they read operands, lse and delta, no result of these kernels.
 //
 // A gradient that is not asked for is not computed and, where all results are finite, changes no bit of the others. dk
-// without dv is `keys` without the product of dv: three products. dv without dk and both gradients of attention_lse take
-// two (sm90a_backward_weights.cu). These kernels are modules of their own. dv alone reads neither v nor o and has no δ.
+// without dv is `keys` without the product of dv: three products. dv without dk and both gradients of attention_lse
+// take two (sm90a_backward_weights.cu). These kernels are modules of their own. dv alone reads neither v nor o and has
+// no δ.
 //
 // Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair), LENGTHS (1: batch elements have extents of their
 // own; 2: sequences are listed), OPTIONS (0: no softcap, no bias, a scale above 0), RESULTS (0: `keys` for dk and
@@ -152,8 +153,8 @@ DEV bool is_finite(const float (&d)[D / 2], int row, int rows) {
 }
 DEV void store_zeros(u32 at) { asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory"); }
 // Clears the rows from `first` on of tiles of ROWS rows that two warpgroups multiply by. Each warpgroup clears all of
-// them, since the two do not wait for each other: one may write zeros where the other reads them, which changes nothing.
-// The copy engine wrote the rows, and the tensor cores read them: through another proxy than these stores.
+// them, since the two do not wait for each other: one may write zeros where the other reads them, which changes
+// nothing. The copy engine wrote the rows, and the tensor cores read them: through another proxy than these stores.
 template <int ROWS, class... TILES> DEV void zero_rows(int first, int group, TILES... tiles) {
   if (DROP == OF_ROWS) return;
   constexpr int PIECES = D / 8;  // of 16 bytes in a row, all of which are cleared, however they are swizzled
