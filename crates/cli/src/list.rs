@@ -169,7 +169,7 @@ fn profiles() -> Table {
     table
 }
 
-/// What a profile stores in less than the type of its sums, beside P, dS and the gradients of a head.
+/// Tensors that a profile stores in less than the type of its sums, beside P, dS and the gradients of a head.
 fn also_stored(profile: &Profile) -> String {
     let &Profile { accumulator, score_store, dp_store, weight_store, .. } = profile;
     let kept = [

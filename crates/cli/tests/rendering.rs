@@ -1,4 +1,4 @@
-//! What a run looks like: numbers, tables, progress, reports.
+//! Rendering of a run: numbers, tables, progress, reports.
 
 use etalon_cli::junit::junit;
 use etalon_cli::markdown::markdown;
@@ -126,18 +126,18 @@ fn tables_fold_between_words_and_fit_the_page() {
 
 #[test]
 fn lines_of_progress_are_an_interval_apart() {
-    let told = |interval| {
+    let printed = |interval| {
         let mut out = Vec::new();
         let mut lines = Lines::new(&mut out, interval);
-        lines.tell(1, 2, "first");
-        lines.tell(2, 2, "second");
+        lines.report(1, 2, "first");
+        lines.report(2, 2, "second");
         String::from_utf8(out).unwrap()
     };
-    let all = told(Duration::ZERO);
+    let all = printed(Duration::ZERO);
     let lines: Vec<&str> = all.lines().collect();
     assert!(lines.len() == 2 && lines[0].starts_with("1/2 after "), "{all}");
     assert!(lines[1].ends_with(" s: second"), "{all}");
-    assert_eq!(told(Duration::from_secs(3600)), "");
+    assert_eq!(printed(Duration::from_secs(3600)), "");
 }
 
 #[test]

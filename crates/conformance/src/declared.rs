@@ -48,7 +48,7 @@ pub fn read_profile(path: &Path) -> Result<Profile, Error> {
 
 fn profile(declared: &Declared) -> Result<Profile, ProblemError> {
     let base = Profile::by_name(declared.base.as_deref().unwrap_or("f32-strict"))?;
-    // Who declares one slope means it for every argument.
+    // A profile that declares one slope declares it for every argument.
     let exact = declared.exp_slope.unwrap_or(base.exp_slope_exact);
     Ok(Profile {
         name: "custom",

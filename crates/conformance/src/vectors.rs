@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 /// The most characters of what a parser says about a file, which may repeat any part of it.
 const LINE: usize = 600;
 
-/// What can be wrong with a file. Every message is one line that names the file.
+/// Faults of a file. Every message is one line that names the file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -45,15 +45,15 @@ pub enum Error {
     Format {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Its fault.
         reason: String,
     },
-    /// What it holds does not fit the problem.
+    /// Its tensors do not fit the problem.
     #[error("{path}: {source}")]
     Content {
         /// The file.
         path: PathBuf,
-        /// What does not fit.
+        /// The misfit.
         source: ProblemError,
     },
 }

@@ -101,7 +101,7 @@ fn passes_without_kernels_say_so() {
     assert!(matches!(refused, Err(Error::Unsupported { .. })));
 }
 
-/// What a level lacks is refused at every door, whatever the machine has.
+/// Checks that a pass that a level lacks is refused at every entry point, whatever the machine has.
 #[test]
 fn a_level_that_lacks_a_pass_is_no_other_level() {
     let problem: Problem = LinearCrossEntropy::new(2, 8, 3).into();

@@ -1,5 +1,5 @@
-//! What the first sweep of lazy attention on the level sm90a leaves out of lse: weights that are below a rounding of their
-//! row's sum. Without such a device the test says that it was skipped.
+//! Weights that the first sweep of lazy attention on the level sm90a leaves out of lse: those below a rounding of
+//! their row's sum. Without such a device the test says that it was skipped.
 
 use etalon_cuda::{Level, Options, Precision, Workspace, has_level, probe, run_in};
 use etalon_problem::{Extents, LazyAttention, Mask, Pass, Views, ViewsMut};

@@ -16,17 +16,17 @@ pub struct Gpu {
     dtype: Dtype,
 }
 
-/// How often each way is timed by a search, in turns with the others.
+/// Times that a search times each setting, in turns with the others.
 const TURNS: usize = 3;
 
-/// What the device took, and what is told beside.
+/// Times of a device, and its counts.
 pub struct Timed {
     pub times: Times,
     /// Of the host, for a pass: the median.
     pub enqueue_ns: u64,
     /// The same for a recorded pass.
     pub recorded_ns: u64,
-    /// What it enqueues: kernels, and fills.
+    /// The kernels, and fills, that it enqueues.
     pub launches: usize,
     pub fills: usize,
     pub scratch_bytes: usize,
@@ -126,7 +126,8 @@ impl Gpu {
         })
     }
 
-    /// Times a pass in every mode and with every tile that there is a kernel for, in turns; nothing where there is one way.
+    /// Times a pass in every mode and with every tile that there is a kernel for, in turns; nothing where there is one
+    /// way.
     pub fn tune(
         &self,
         problem: &Problem,

@@ -94,8 +94,8 @@ fn of_cases(
     }
 }
 
-/// The probes of a problem that somebody brings, in some passes (all if none is named), each with its questions or with
-/// why it cannot be asked.
+/// The probes of a problem that somebody brings, in some passes (all if none is named), each with its questions or
+/// with why it cannot be asked.
 ///
 /// Without capabilities nothing is known but that the kernel takes this problem: a probe that has to change an
 /// option is not asked. Fails where probes cannot be made for the problem, or where capabilities do not take it.
@@ -146,8 +146,8 @@ fn questions(
     }
 }
 
-/// A kernel that answers rightly: the reference, or, of a problem that somebody brings and that may be large, the best of
-/// the simd tier.
+/// A kernel that answers rightly: the reference, or, of a problem that somebody brings and that may be large, the best
+/// of the simd tier.
 fn kernel(algorithm: Algorithm, pass: Pass, dtype: Dtype, quick: bool) -> Box<dyn Tier> {
     let best = Simd::levels().0.pop().filter(|_| quick);
     match best.filter(|tier| tier.offers(algorithm, pass, dtype).is_ok()) {

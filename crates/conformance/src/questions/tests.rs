@@ -1,4 +1,5 @@
-//! Probes of problems that somebody brings: right kernels hold them, wrong ones do not, and what cannot be asked says why.
+//! Probes of problems that somebody brings: right kernels hold them, wrong ones do not, and what cannot be asked says
+//! why.
 
 mod kernel;
 

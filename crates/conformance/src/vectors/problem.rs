@@ -38,7 +38,7 @@ pub fn parse_problem(
     });
     let text =
         with_sequences(text, tensors).map_err(|error| Error::content(tensors_path, error))?;
-    // A key that no problem has is told before the form of its value.
+    // A key that no problem has is reported before the form of its value.
     let mut problem = typed(&text).map_err(wrong)?;
     keyed?;
     let ids = |data: &Data| if let Data::I64(x) = data { Some(x.clone()) } else { None };

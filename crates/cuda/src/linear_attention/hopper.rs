@@ -1,4 +1,4 @@
-//! The first order on the tensor cores of compute capability 9.0: `kernels/sm90a_linear.cu`.
+//! The first order on the tensor cores of compute capability 9.0: `kernels/linear_attention/sm90a_walk.cu`.
 
 use super::CHUNK;
 use super::args::{LinearArgs, WalkArgs};

@@ -1,4 +1,4 @@
-//! linear_attention: `kernels/linear*.cu*` and `kernels/sm90a_linear*.cu*`.
+//! linear_attention: `kernels/linear_attention/`.
 
 mod args;
 mod draft;

@@ -164,5 +164,5 @@ impl Prepared<'_> {
     }
 }
 
-/// Planes of the tables of the gates: `Gates` of `linear.cuh`.
+/// Planes of the tables of the gates: `Gates` of `linear_attention/problem.cuh`.
 const PLANES: usize = 9;

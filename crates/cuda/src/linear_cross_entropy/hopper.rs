@@ -1,5 +1,5 @@
 //! The kernels of linear_cross_entropy for the tensor cores of compute capability 9.0:
-//! `kernels/sm90a_cross_entropy.cu`.
+//! `kernels/linear_cross_entropy/sm90a_products.cu`.
 
 use crate::args::KernelArgs;
 use crate::linear_cross_entropy::args::{CrossEntropyArgs, ProductArgs};
@@ -10,7 +10,7 @@ use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
 use etalon_problem::{Dtype, Error};
 
-/// Bytes of a leaf of the tree: m and l, or `Node` of `cross_entropy.cuh`.
+/// Bytes of a leaf of the tree: m and l, or `Node` of `linear_cross_entropy/problem.cuh`.
 fn leaf(args: &CrossEntropyArgs) -> usize {
     let short = args.entropy == 0 && args.smoothing == 0.0 && args.argmax.0 == 0;
     if short { 8 } else { 28 }

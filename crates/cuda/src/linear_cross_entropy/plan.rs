@@ -3,10 +3,10 @@
 use crate::room::memory;
 use etalon_problem::Error;
 
-/// Tokens, classes and elements of a tile of a product: `SIDE` of `gemm.cuh`.
+/// Tokens, classes and elements of a tile of a product: `SIDE` of `tile/gemm.cuh`.
 pub(crate) const SIDE: usize = 128;
 
-/// Classes of a leaf of the tree: `TILE` of `cross_entropy.cuh`.
+/// Classes of a leaf of the tree: `TILE` of `linear_cross_entropy/problem.cuh`.
 pub(crate) const TILE: usize = 256;
 
 /// Classes that a chunk should have, so that products have enough tiles; on tensor cores where fewer tokens at a time
@@ -88,7 +88,7 @@ impl PassSpec {
         best.fold(most, |best, x| if faster(x, best) { x } else { best }) * TILE
     }
 
-    /// Bytes of a node of the tree for a token: `Node` of `cross_entropy.cuh`.
+    /// Bytes of a node of the tree for a token: `Node` of `linear_cross_entropy/problem.cuh`.
     fn node(self) -> usize {
         if self.second { 44 } else { 28 }
     }

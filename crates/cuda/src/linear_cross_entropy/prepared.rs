@@ -54,7 +54,7 @@ pub(crate) struct Rooms {
     pub head_bias: Room,
 }
 
-/// Bytes of `Pull` of `cross_entropy.cuh`.
+/// Bytes of `Pull` of `linear_cross_entropy/problem.cuh`.
 fn pull(second: bool) -> usize {
     if second { 56 } else { 28 }
 }

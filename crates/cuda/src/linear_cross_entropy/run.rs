@@ -1,5 +1,5 @@
-//! The kernels of a pass in their order: `kernels/cross_entropy.cu`, or on tensor cores
-//! `kernels/sm90a_cross_entropy.cu`.
+//! The kernels of a pass in their order: `kernels/linear_cross_entropy/portable_products.cu`, or on tensor cores
+//! `kernels/linear_cross_entropy/sm90a_products.cu`.
 //!
 //! Chunks of tokens go outside, chunks of classes within: first for the totals of the tokens, then for
 //! gradients. Where dw must be summed in less than f32, and tokens come in several chunks, it has a sweep of

@@ -1,5 +1,5 @@
 //! The passes of a shard of classes, which go over one node of the tree after the other, each as if its classes were
-//! all: `kernels/cross_entropy_shards.cu` beside the kernels of the pass.
+//! all: `kernels/linear_cross_entropy/shards.cu` beside the kernels of the pass.
 
 use crate::linear_cross_entropy::args::{CrossEntropyArgs, Outputs, ShardArgs, behind};
 use crate::linear_cross_entropy::plan::Walked;
@@ -27,7 +27,7 @@ pub(crate) enum Step {
     Backward { summed: bool },
 }
 
-/// Bytes of `Node` of `cross_entropy.cuh`.
+/// Bytes of `Node` of `linear_cross_entropy/problem.cuh`.
 pub(super) const NODE: usize = 28;
 
 /// The spans of a shard that are walked one after the other, and their memory.

@@ -1,5 +1,5 @@
 //! The returns of shards of the classes, put together along the tree: `combine` and `sum` of
-//! `kernels/cross_entropy_shards.cu`.
+//! `kernels/linear_cross_entropy/shards.cu`.
 
 use crate::linear_cross_entropy::args::FoldArgs;
 use crate::linear_cross_entropy::shard_pass::NODE;

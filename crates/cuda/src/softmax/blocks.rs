@@ -39,7 +39,7 @@ pub(crate) fn of_tensor(spec: &Spec) -> Vec<Blocking> {
     }
 }
 
-/// The number by which sources know a tile of the level sm80: TILES of `sm80.cuh`.
+/// The number by which sources know a tile of the level sm80: TILES of `attention/sm80.cuh`.
 pub(crate) fn number(spec: &Spec) -> usize {
     let list = of_tensor(spec);
     match chosen(&list, spec.options.blocking) {

@@ -1,4 +1,4 @@
-//! The kernels of lazy_attention: `kernels/lazy.cu`, and of the level sm80 `kernels/lazy_sm80*`.
+//! The kernels of lazy_attention of the levels portable and sm80: `kernels/lazy_attention/`.
 
 use crate::args::{ConstPtr, Declaration, KernelArgs, Ptr, declaration, kernel_args};
 use crate::room::{Layout, Room};
@@ -114,7 +114,7 @@ impl LazyArgs {
 }
 
 kernel_args! {
-    /// Those of `measure` of `lazy.cu`.
+    /// Those of `measure` of `lazy_attention/portable_backward.cu`.
     struct MeasureArgs as "MeasureArgs" {
         lazy: LazyArgs,
         /// Of every row, in the order of `Figure`: 0 at first.

@@ -1,4 +1,4 @@
-//! The arguments of kernels that walk pairs of queries and keys: `kernels/pairs.cuh`, `slots.cuh`.
+//! The arguments of kernels that walk pairs of queries and keys: `kernels/pairs/problem.cuh`, `attention/partials.cuh`.
 
 use crate::args::{Byte, ConstPtr, Declaration, Pointee, Ptr, declaration, kernel_args, pointees};
 use crate::softmax::Steps;
@@ -111,7 +111,7 @@ kernel_args! {
     }
 }
 
-/// Kernel arguments that `pairs.cuh`, `slots.cuh` and `fallback.cu` name.
+/// Kernel arguments that `pairs/problem.cuh`, `attention/partials.cuh` and `attention/fallback.cu` name.
 pub(crate) const ARGUMENTS: &[Declaration] =
     &[declaration::<PairArgs>(), declaration::<FusedArgs>(), declaration::<FallbackArgs>()];
 

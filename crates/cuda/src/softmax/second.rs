@@ -1,4 +1,4 @@
-//! The second order: `kernels/portable_second.cu`, and on tensor cores `kernels/sm80_second.cu`.
+//! The second order: `kernels/attention/{portable,sm80}_second_order.cu`.
 
 use crate::args::{ConstPtr, Declaration, Ptr, declaration, kernel_args};
 use crate::moves::Place;
@@ -76,7 +76,7 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// Those of `inspect` of `sm80_second.cu`: an operand.
+    /// Those of `inspect` of `attention/sm80_second_order.cu`: an operand.
     struct InspectArgs as "InspectArgs" {
         tensor: StridedTensor,
         /// Of the key heads of each sequence.

@@ -1,4 +1,4 @@
-//! The gradient of q in the pass by keys: `kernels/slots.cuh`.
+//! The gradient of q in the pass by keys: `kernels/attention/partials.cuh`.
 
 use crate::args::KernelArgs;
 use crate::room::{Layout, Room};

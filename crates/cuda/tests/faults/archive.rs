@@ -51,7 +51,7 @@ fn archived_kernels_need_no_compiler() {
     });
 }
 
-/// What an error names: the architecture, the package, the folders that were searched.
+/// Checks that an error names the architecture, the package, and the folders that were searched.
 fn refuses_what_is_not_there(fake: &Fake, archive: &Path) {
     let names = |found: &str, architecture: &str, more: &[&str]| {
         let folders = [archive, &nowhere(archive)].map(|folder| folder.display().to_string());

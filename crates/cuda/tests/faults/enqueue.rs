@@ -135,8 +135,8 @@ const WAYS: [(Level, Precision, Dtype); 8] = [
     (Level::Sm90aSegments, Precision::Flash, Dtype::Bf16),
 ];
 
-/// Calls `body` for each algorithm, pass and way that there are kernels for, with its name.
-pub fn each_way(mut body: impl FnMut(&str, Algorithm, (Pass, Dtype), Options)) {
+/// Calls `body` for each algorithm, pass and options that there are kernels for, with its name.
+pub fn each_pass(mut body: impl FnMut(&str, Algorithm, (Pass, Dtype), Options)) {
     for algorithm in Algorithm::ALL {
         for &pass in algorithm.passes() {
             for (level, precision, storage) in WAYS {
@@ -153,7 +153,7 @@ pub fn each_way(mut body: impl FnMut(&str, Algorithm, (Pass, Dtype), Options)) {
     }
 }
 
-/// What may be called when a pass is enqueued: nothing that waits, nothing that allocates.
+/// Functions that may be called when a pass is enqueued: none that waits, none that allocates.
 const CALLS: [&str; 6] = [
     "cuCtxGetCurrent",
     "cuCtxSetCurrent",
@@ -163,7 +163,7 @@ const CALLS: [&str; 6] = [
     "cuTensorMapEncodeTiled",
 ];
 
-/// What a pass launches and fills, such as `3 + 1`. Fails where it calls anything else than it may, or asks for an
+/// Launches and fills of a pass, such as `3 + 1`. Fails where it calls anything else than it may, or asks for an
 /// address twice.
 fn enqueued(fake: &Fake, name: &str, tensors: &Tensors, pass: &DevicePass) -> String {
     let calls = |function: &str| {
@@ -184,10 +184,11 @@ fn enqueued(fake: &Fake, name: &str, tensors: &Tensors, pass: &DevicePass) -> St
     format!("{} + {}", calls("cuLaunchKernel"), calls("cuMemsetD32Async"))
 }
 
-/// Calls `body` for every way with a problem without options and, of attention, with all: its name, the tensors and the pass.
+/// Calls `body` for each of these with a problem without options and, of attention, with all: its name, the tensors
+/// and the pass.
 fn each_pass(fake: &Fake, mut body: impl FnMut(&str, &Tensors, &DevicePass)) {
     let workspace = Workspace::new();
-    each_way(|name, algorithm, call, options| {
+    each_pass(|name, algorithm, call, options| {
         let mut of = |name: &str, problem: Problem| {
             let tensors = Tensors::new(fake, problem, call, options, None);
             let pass = tensors.prepare(&workspace);
@@ -236,7 +237,7 @@ pub fn own_time(fake: &Fake) -> String {
 pub fn bytes(tokens: usize) -> Vec<(String, [usize; 2])> {
     let workspace = Workspace::new();
     let mut list = Vec::new();
-    each_way(|name, algorithm, (pass, storage), options| {
+    each_pass(|name, algorithm, (pass, storage), options| {
         let problem = problem(algorithm, tokens);
         // Nothing is read or written: any address is as good.
         let (inputs, outputs) = tensors(&problem, pass, storage, |_, _| 1 << 20);

@@ -1,4 +1,4 @@
-//! What a program does with the tier, from its first call to its last.
+//! A session of a program with the tier, from its first call to its last.
 
 use crate::enqueue::{self, SCRATCH, Tensors};
 use crate::fake::Fake;
@@ -60,7 +60,7 @@ pub fn host_pass(
     })
 }
 
-/// What is done with operands of the host, all of a pass.
+/// Every pass with operands of the host.
 fn of_host(
     problem: &Problem,
     pass: Pass,
@@ -82,7 +82,7 @@ fn of_host(
     run(&inputs, &mut outputs)
 }
 
-/// What only the portable level does: a filtered backward pass, and statistics of lazy attention.
+/// Functions of the portable level alone: a filtered backward pass, and statistics of lazy attention.
 fn tools(workspace: &Workspace, options: &Options) -> Result<(), Error> {
     let entropy = LinearCrossEntropy::new(3, 8, 20);
     of_host(&entropy.clone().into(), Pass::Backward, Dtype::F32, |inputs, outputs| {
@@ -136,7 +136,7 @@ impl OnDevice {
     }
 }
 
-/// What a bench measures.
+/// Measurements of a bench.
 fn timed(workspace: &Workspace, options: &Options) -> Result<(), Error> {
     let problem = problem();
     let operands = problem.operands(Pass::Forward);
@@ -157,7 +157,7 @@ fn timed(workspace: &Workspace, options: &Options) -> Result<(), Error> {
 pub fn each_pass_is_timed() {
     let workspace = Workspace::new();
     assert!(launch_ns(&workspace, 0, Unit::Ffma, Dtype::F32).unwrap() > 0.0);
-    enqueue::each_way(|name, algorithm, (pass, storage), options| {
+    enqueue::each_pass(|name, algorithm, (pass, storage), options| {
         let problem = enqueue::problem(algorithm, 100);
         let operands = problem.operands(pass);
         // A step finds its state in the place of the new one.

@@ -6,7 +6,7 @@ use etalon_cuda::Variant;
 pub fn files(variant: &Variant, names: &[&str]) -> String {
     let (mut kept, mut is_asked) = (String::new(), false);
     for line in variant.source().lines() {
-        // As in `#line 1 "tile.cuh"`; arguments lie within a file.
+        // As in `#line 1 "tile/types.cuh"`; arguments lie within a file.
         match line.strip_prefix("#line ").and_then(|rest| rest.split('"').nth(1)) {
             Some("arguments") => {}
             Some(name) => is_asked = names.contains(&name),

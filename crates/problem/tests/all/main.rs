@@ -2,6 +2,7 @@
 //! import each other in a circle.
 
 mod check;
+mod comments;
 mod common;
 mod cover;
 mod docs;

@@ -1,0 +1,132 @@
+// The backward pass of attention and attention_lse in fused multiply-adds: tiles are those of `portable_forward.cu`.
+//
+//   delta     one number a row                                                                  (B1)
+//   queries   a block owns 64 queries and walks the keys: S, dP, dS, dq += ds·k                 (B2)–(B5)
+//   scale     a warp owns a row: dq of attention_lse from what its forward pass saved           (L2)
+//   keys      a block owns 64 keys of one key head and walks the queries of its heads: dk, dv   (B6), (B7)
+//   fused     as `keys`, with what its keys add to dq, which `collect` adds up                  (B2)–(B7)
+//   dsinks    a block owns one head                                                             (B8)
+//   dbias     a block owns a tile of 64 × 64 pairs and walks what shares its bias               (B9)
+//
+// The loops over blocks of `queries` and `keys` have one turn: without them more registers are spilt.
+//
+// `fused` takes five products a pair in place of seven. It computes 64 columns of dq at a time, beside the
+// accumulators of dk and dv. `queries` adds dq tile by tile of keys, as `collect` does: both modes have the same bits.
+#define FUSES 1
+
+// A warp for each row of the arrays. Where a row saw nothing, o is 0 whatever its operands are, and dout is not read.
+extern "C" __global__ void __launch_bounds__(THREADS) delta(const __grid_constant__ PairArgs c) {
+  i64 at = (i64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+  if (at >= (i64)c.batch * c.heads * c.queries) return;
+  int lane = threadIdx.x % 32, i = at % c.queries, b = at / c.queries / c.heads;
+  float sum = 0;
+  if (c.spans[(i64)b * c.queries + i].begin >= 0) {
+#if VALUES
+    int h = at / c.queries % c.heads;
+    bool any = false;
+    const element* o = (const element*)c.o.data + b * c.o.batch + h * c.o.head + i * c.o.row;
+    const element* dout = (const element*)c.dout.data + b * c.dout.batch + h * c.dout.head + i * c.dout.row;
+    for (int e = lane; e < c.value_dim; e += 32) {
+      float x = read(o[e]);
+      any |= x != 0;
+      sum = fmaf(read(dout[e]), x, sum);
+    }
+#pragma unroll
+    for (int n = 16; n; n /= 2) sum += __shfl_xor_sync(~0u, sum, n);
+    float lse = c.lse[at];
+    bool nothing = lse == (c.sinks ? c.sinks[h] : -INF) || lse == -INF;
+    if (!__any_sync(~0u, any) && nothing) sum = 0;
+#endif
+    if (c.dlse) sum -= c.dlse[at];
+  }
+  if (lane == 0) c.delta[at] = sum;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_constant__ PairArgs c) {
+  __shared__ Shared shared;
+#pragma unroll 1
+  for (int n = blockIdx.x; n < c.blocks; n += gridDim.x) {
+    const int block = c.blocks - 1 - n;
+    queries_of(c, shared, c.tasks[block / c.heads], block % c.heads);
+  }
+}
+
+#if !VALUES
+// (L2) from the gradient of lse by q, which lies in the place of q, in f32. A warp has a row of the arrays; where a row saw nothing, dlse
+// is not read.
+extern "C" __global__ void __launch_bounds__(THREADS) scale(const __grid_constant__ PairArgs c) {
+  const i64 at = (i64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+  if (at >= (i64)c.batch * c.heads * c.queries) return;
+  const int lane = threadIdx.x % 32, i = at % c.queries, h = at / c.queries % c.heads, b = at / c.queries / c.heads;
+  if (c.spans[(i64)b * c.queries + i].begin < 0) return;
+  const float* from = (const float*)c.q.data + b * c.q.batch + h * c.q.head + i * c.q.row;
+  element* to = (element*)c.dq.data + b * c.dq.batch + h * c.dq.head + i * c.dq.row;
+  bool any = false;
+  for (int e = lane; e < c.dim; e += 32) any |= from[e] != 0;
+  const float lse = c.lse[at];
+  const bool nothing = lse == -INF || c.sinks && lse == c.sinks[h] && !__any_sync(~0u, any);
+  const float dlse = nothing ? 0 : c.dlse[at];
+  for (int e = lane; e < c.dim; e += 32) to[e] = rounded(nothing ? 0 : fmaf(dlse, from[e], 0.0f));  // no -0, as `store`
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant__ PairArgs c) {
+  __shared__ Shared shared;
+#pragma unroll 1
+  for (int block = blockIdx.x; block < c.blocks; block += gridDim.x)
+    keys_of(c, shared, c.tasks[block / c.key_heads], block % c.key_heads, NoSlots());
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) fused(const __grid_constant__ FusedArgs a) {
+  __shared__ Shared shared;
+  const PairArgs& c = a.c;
+  keys_of(c, shared, c.tasks[blockIdx.x / c.key_heads], blockIdx.x % c.key_heads, a.slots);
+}
+
+#if OPTIONS
+extern "C" __global__ void __launch_bounds__(THREADS) dbias(const __grid_constant__ PairArgs c) {
+  __shared__ Shared shared;
+  Task task = c.tasks[blockIdx.x / c.bias_heads];
+  const int own = blockIdx.x % c.bias_heads, row = task.row_tile * SIDE, key = task.key_tile * SIDE;
+  float sum[R][4] = {};
+#pragma unroll 1
+  for (int n = task.first; n < task.first + task.sequences; n++) {
+    const Sequence s = c.sequences[n];
+    if (row >= s.queries || key >= s.keys) continue;
+    Tile tile = c.tiles[s.first_tile + task.row_tile];
+    if (tile.end <= key || tile.begin >= key + SIDE) continue;
+#pragma unroll 1
+    for (int h = c.bias_heads == 1 ? 0 : own; h < (c.bias_heads == 1 ? c.heads : own + 1); h++) {
+      Head head(c, s, h);
+      float x[R][4], dp[R][4] = {}, p, ds;
+      products(shared, x, rows_of(c.q, s.batch, h, s.query_start + row, s.query_start + s.queries),
+               rows_of(c.k, s.batch, head.key_head, s.key_start + key, s.key_start + s.keys), c.dim);
+#if VALUES
+      products(shared, dp, rows_of(c.dout, s.batch, h, s.query_start + row, s.query_start + s.queries),
+               rows_of(c.v, s.batch, head.key_head, s.key_start + key, s.key_start + s.keys), c.value_dim);
+#endif
+#pragma unroll
+      for (int r = 0; r < R; r++) {
+        int i = row + R * ty() + r;
+        Span span = head.span(i);
+        float lse = lse_of(head, i), delta = delta_of(head, i);
+#pragma unroll
+        for (int e = 0; e < 4; e++) sum[r][e] += pair(head, x[r][e], dp[r][e], i, key + 4 * tx() + e, span, lse, delta, p, ds);
+      }
+    }
+  }
+  store_pairs(c, task, c.dbias, own, sum);
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS) dsinks(const __grid_constant__ PairArgs c) {
+  const int h = blockIdx.x;
+  float sink = c.sinks[h], sum = 0;
+  for (i64 n = threadIdx.x; n < (i64)c.batch * c.queries; n += THREADS) {
+    if (c.spans[n].begin < 0) continue;
+    i64 at = (n / c.queries * c.heads + h) * c.queries + n % c.queries;
+    if (sink != -INF) sum = fmaf(weight_of_sink(sink, c.lse[at]), c.delta[at], sum);
+  }
+  sum = block_sum(sum);
+  if (threadIdx.x == 0) c.dsinks[h] = -sum;
+}
