@@ -186,7 +186,7 @@ fn enqueued(fake: &Fake, name: &str, tensors: &Tensors, pass: &DevicePass) -> St
 
 /// Calls `body` for each of these with a problem without options and, of attention, with all: its name, the tensors
 /// and the pass.
-fn each_pass(fake: &Fake, mut body: impl FnMut(&str, &Tensors, &DevicePass)) {
+fn each_prepared_pass(fake: &Fake, mut body: impl FnMut(&str, &Tensors, &DevicePass)) {
     let workspace = Workspace::new();
     each_pass(|name, algorithm, call, options| {
         let mut of = |name: &str, problem: Problem| {
@@ -208,7 +208,7 @@ fn each_pass(fake: &Fake, mut body: impl FnMut(&str, &Tensors, &DevicePass)) {
 /// one with sinks and a bias, and of what has scores of packed sequences, whose offsets calls give.
 pub fn launches(fake: &Fake) -> String {
     let mut text = String::new();
-    each_pass(fake, |name, tensors, pass| {
+    each_prepared_pass(fake, |name, tensors, pass| {
         text += &format!("{name}: {}\n", enqueued(fake, name, tensors, pass));
     });
     text
@@ -220,7 +220,7 @@ const ROUNDS: [usize; 2] = [20, 50];
 /// The time of each pass to be enqueued with a driver that does nothing: what the crate itself takes.
 pub fn own_time(fake: &Fake) -> String {
     let mut text = String::new();
-    each_pass(fake, |name, tensors, pass| {
+    each_prepared_pass(fake, |name, tensors, pass| {
         let [rounds, calls] = ROUNDS;
         let round = || {
             let begin = Instant::now();

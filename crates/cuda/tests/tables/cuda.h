@@ -1,6 +1,6 @@
-// Parts of CUDA that the kernels of pairs/tables.cu need, for a compiler of the host. The threads of a block have stacks
-// of their own and leave the processor to each other where they wait at a barrier or for the reduction of a warp; in
-// between they run in a random order.
+// Parts of CUDA that the kernels of pairs/tables.cu need, for a compiler of the host. The threads of a block have
+// stacks of their own and leave the processor to each other where they wait at a barrier or for the reduction of a
+// warp; in between they run in a random order.
 #include "host.h"
 #include <csetjmp>
 #include <cstdlib>
