@@ -5,7 +5,8 @@ use crate::outcome::Failure;
 use crate::plans::MODES;
 use crate::table::Table;
 use crate::units::{bytes, digits, time};
-use etalon_cuda::{Level, Options, Plan, Precision, Rates, Target, plan};
+use etalon_cuda::kernels::Rates;
+use etalon_cuda::{Level, Options, Plan, Precision, Target, plan};
 use etalon_problem::{Blocking, Dtype, Error, Mode, Pass, Problem};
 
 /// A hypothetical device, and how it is asked to compute.
@@ -196,8 +197,8 @@ fn memory(rows: &[Row]) -> String {
             continue;
         };
         text += &format!("The {pass} pass, {mode}, has:\n");
-        for buffer in &plan.buffers {
-            text += &format!("  {}: {}\n", buffer.name, bytes(buffer.bytes));
+        for (name, size) in &plan.buffers {
+            text += &format!("  {name}: {}\n", bytes(*size));
         }
     }
     text.trim_end().to_string()

@@ -12,6 +12,7 @@ mod device_plans;
 mod eval;
 mod explain;
 pub mod junit;
+mod levels;
 mod list;
 mod machine;
 pub mod markdown;

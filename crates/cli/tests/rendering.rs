@@ -59,6 +59,20 @@ fn a_table_has_the_width_that_is_there() {
     }
 }
 
+/// No word can be broken: where the narrowest columns are too wide together, every row is a list.
+#[test]
+fn a_table_too_wide_stands_as_lists() {
+    let mut table = Table::new(["law", "", "algorithm", "pass"]);
+    table.add_title("simd/avx512_and_its_many_names");
+    table.add_row(["double_backward_is_symmetric", "chosen", "linear_cross_entropy", "7\n9"]);
+    table.add_row(["bound", "", "attention", "8"]);
+    let text = table.within(40);
+    assert!(text.lines().all(|line| line.chars().count() <= 40), "{text}");
+    let rows = "double_backward_is_symmetric\n    chosen; algorithm:\n    linear_cross_entropy; pass: 7, 9\n\
+        bound\n    algorithm: attention; pass: 8\n";
+    assert!(text.contains(rows) && text.contains("── simd/avx512_and_its_many_names ─"), "{text}");
+}
+
 #[test]
 fn absent_levels_with_one_reason_are_one_line() {
     let of = |tier: &str, reason: &str| Absent { tier: tier.into(), reason: reason.into() };

@@ -234,6 +234,9 @@ pub struct Case {
     given: bool,
 }
 
+/// The cotangent of a loss: without it there is no gradient, and it is 1 where nobody gives another.
+pub(crate) const LOSS: &str = "dloss";
+
 impl Case {
     /// A problem that somebody brings, which has passed its check. Probes alone look at it: they choose the
     /// elements, so that these inputs are zeros, beside targets that are classes. Of the optional
@@ -254,6 +257,7 @@ impl Case {
         let tensor = |operand: Operand| {
             let element = |at: usize| match operand.precision {
                 Precision::Integer => classes.below(at, vocab) as f64,
+                _ if operand.name == LOSS => 1.0,
                 _ => 0.0,
             };
             let values = (0..operand.len()).map(element).collect();
@@ -262,7 +266,9 @@ impl Case {
             values.map(|values| (operand.name.to_string(), Tensor::store(&values, stored)))
         };
         let is_there = |x: &Operand| match x.role {
-            Role::OptionalCotangent => cotangents.iter().any(|name| name == x.name),
+            Role::OptionalCotangent => {
+                x.name == LOSS || cotangents.iter().any(|name| name == x.name)
+            }
             role => role.is_given(),
         };
         let operands = problem.operands(Pass::Backward).into_iter().filter(is_there);

@@ -13,6 +13,7 @@ pub(crate) mod functions;
 mod inputs;
 mod lazy_attention;
 pub(crate) mod linear_attention;
+pub(crate) mod random;
 pub(crate) mod rows;
 
 use crate::laws::law::{laws, scores_are};

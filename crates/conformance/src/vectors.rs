@@ -48,14 +48,21 @@ pub enum Error {
         /// Its fault.
         reason: String,
     },
-    /// Its tensors do not fit the problem.
-    #[error("{path}: {source}")]
+    /// Its content does not fit the problem.
+    #[error("{path}: {}{source}", at_line(*line))]
     Content {
         /// The file.
         path: PathBuf,
+        /// The line of a JSON file on which the value of the key stands, if there is one.
+        line: Option<usize>,
         /// The misfit.
         source: ProblemError,
     },
+}
+
+/// The words for a line before an error.
+fn at_line(line: Option<usize>) -> String {
+    line.map_or(String::new(), |line| format!("line {line}: "))
 }
 
 impl Error {
@@ -69,7 +76,16 @@ impl Error {
 
     /// An error of the vocabulary that a file is to blame for.
     pub fn content(path: &Path, source: ProblemError) -> Self {
-        Error::Content { path: path.to_path_buf(), source }
+        Error::Content { path: path.to_path_buf(), line: None, source }
+    }
+
+    /// The same of a JSON file with this text: a value outside its domain comes with its line.
+    pub fn meaning(path: &Path, text: &str, source: ProblemError) -> Self {
+        let line = match &source {
+            ProblemError::Value { name, found, .. } => json::line_of_value(text, name, found),
+            _ => None,
+        };
+        Error::Content { path: path.to_path_buf(), line, source }
     }
 }
 

@@ -3,8 +3,7 @@
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
 use etalon_cuda::{
-    DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Workspace, has_level,
-    offers, probe,
+    DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Workspace, levels, probe,
 };
 use etalon_problem::{
     Attention, AttentionLse, Decay, Dtype, Extents, LazyAttention, LinearAttention,
@@ -30,9 +29,9 @@ fn levels(workspace: &Workspace, problem: &Problem, pass: Pass) -> Vec<Options> 
     let strict = Options { level: Level::Portable, ..Options::default() };
     let flash = Options { precision: Precision::Flash, ..strict };
     let levels = [Level::Sm80, Level::Sm90a].map(|level| Options { level, ..flash });
+    let target = workspace.target(0).unwrap();
     let is_there = |options: &Options| {
-        offers(options, problem.algorithm(), pass, Dtype::Bf16).is_ok()
-            && has_level(workspace, 0, options.level).is_ok()
+        levels::offers(options, problem.algorithm(), pass, Dtype::Bf16, &target).is_ok()
     };
     [strict].into_iter().chain(levels).filter(is_there).collect()
 }

@@ -5,9 +5,9 @@ mod gpu;
 
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use etalon_cuda::kernels::{ArchiveWriter, Compiler, Variant};
 use etalon_cuda::{
-    ArchiveWriter, Compiler, DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision,
-    Settings, Variant, Workspace, has_level, run_in,
+    DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Settings, Workspace, run_in,
 };
 use etalon_problem::{
     Attention, Dtype, Error, Extents, Mask, Mode, Pass, Problem, Role, Sequences, Views, ViewsMut,
@@ -250,7 +250,7 @@ fn modes_and_budgets_give_the_bits_that_are_promised() {
                 }
             }
         }
-        if dim == 64 && has_level(&workspace, 0, Level::Sm90a).is_ok() {
+        if dim == 64 && workspace.capability(0) == Ok((9, 0)) {
             let options = Options { level: Level::Sm90a, mode: Mode::FusedPartials, ..flash };
             let q = numbers(&[2, 4, 150, 64], 1);
             let (kv, lse) = (numbers(&[2, 2, 170, 64], 2), ArrayD::<f32>::zeros(vec![2, 4, 150]));

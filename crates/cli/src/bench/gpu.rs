@@ -4,7 +4,8 @@ use super::arguments::Arguments;
 use super::tune::Tried;
 use crate::noise::Times;
 use crate::outcome::Failure;
-use etalon_cuda::{Level, Options, Precision, Settings, Unit, Workspace, launch_ns, peak_gflops};
+use etalon_cuda::kernels::{Unit, launch_ns, peak_gflops};
+use etalon_cuda::{Level, Options, Precision, Settings, Workspace, levels};
 use etalon_problem::{Dtype, Error, Mode, Pass, Problem, Views, ViewsMut};
 use std::time::Duration;
 
@@ -177,6 +178,7 @@ impl Gpu {
 
     /// Why the tier has no kernel for a pass, if so.
     pub fn refuses(&self, problem: &Problem, pass: Pass) -> Result<(), Error> {
-        etalon_cuda::offers(&self.options, problem.algorithm(), pass, self.dtype)
+        let target = self.workspace.target(self.options.device)?;
+        levels::offers(&self.options, problem.algorithm(), pass, self.dtype, &target)
     }
 }

@@ -192,7 +192,7 @@ impl<'a> Bench<'a> {
         let (operands, options) = (problem.operands(pass), Options { mode, ..self.options });
         let flops = match (&self.gpu, problem) {
             (Some(_), Problem::LinearAttention(linear)) => {
-                linear_flops(linear, pass, etalon_cuda::LINEAR_CHUNK)
+                linear_flops(linear, pass, etalon_cuda::kernels::LINEAR_CHUNK)
             }
             _ => flops(problem, pass, &options)?,
         };

@@ -36,7 +36,7 @@ pub(super) fn within(trial: &Trial<'_>, outputs: &Tensors) -> Judgement {
 }
 
 /// The judgement of gate G1 as that of a law.
-pub(super) fn judged(found: gates::Judgement) -> Judgement {
+pub(crate) fn judged(found: gates::Judgement) -> Judgement {
     match found.verdict {
         Verdict::Pass => Ok(Some(found.margin)),
         Verdict::Fail(text) | Verdict::Convention(text) => Err(Flaw::Fail(text)),

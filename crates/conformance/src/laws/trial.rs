@@ -184,15 +184,28 @@ impl<'a> Trial<'a> {
         outputs: &Tensors,
         others: Option<(&Tensors, &Bounds)>,
     ) -> Result<Vec<Statistic>, Flaw> {
-        let operands = self.case.problem.operands(self.pass);
-        let judge = |exact: &Bounds, typical: &Typical| {
-            let found = g2(&operands, &self.exact.profile, exact, typical, outputs);
-            found.into_iter().filter(|statistic| statistic.margin() > 1.0).collect()
+        let mut found = match others {
+            None => self.g2(outputs, self.bounds()?, self.exact.typical(self.pass)?),
+            Some((inputs, exact)) => self.statistics(outputs, inputs, exact)?,
         };
-        Ok(match others {
-            None => judge(self.bounds()?, self.exact.typical(self.pass)?),
-            Some((inputs, exact)) => judge(exact, &self.exact.simulated(self.pass, inputs, exact)?),
-        })
+        found.retain(|statistic| statistic.margin() > 1.0);
+        Ok(found)
+    }
+
+    /// The statistics of results of the pass for other inputs with their bounds: the slope of every output first,
+    /// then what is conspicuous about it (gate G2).
+    pub fn statistics(
+        &self,
+        outputs: &Tensors,
+        inputs: &Tensors,
+        exact: &Bounds,
+    ) -> Result<Vec<Statistic>, Flaw> {
+        Ok(self.g2(outputs, exact, &self.exact.simulated(self.pass, inputs, exact)?))
+    }
+
+    fn g2(&self, outputs: &Tensors, exact: &Bounds, typical: &Typical) -> Vec<Statistic> {
+        let operands = self.case.problem.operands(self.pass);
+        g2(&operands, &self.exact.profile, exact, typical, outputs)
     }
 
     /// Of outputs of the case that are uninformative, whether they err as correct kernels do.

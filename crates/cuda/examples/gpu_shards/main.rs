@@ -20,7 +20,7 @@ mod tensors;
 
 use cudarc::driver::CudaContext;
 use etalon_cuda::linear_cross_entropy::shard::{Dh, TILE};
-use etalon_cuda::{Level, Options, Precision, Settings, Workspace, has_level, probe};
+use etalon_cuda::{Level, Options, Precision, Settings, Workspace, probe};
 use etalon_problem::{Dtype, LinearCrossEntropy, TokenOutputs};
 use exchange::{Exchange, Outcome, by_copies, by_nccl};
 use memory::Memory;
@@ -109,7 +109,7 @@ fn run() -> Outcome<bool> {
     if arguments.small {
         return Ok(small);
     }
-    if has_level(&workspace, 0, Level::Sm90a).is_err() {
+    if workspace.capability(0)? != (9, 0) {
         println!("the large problem is for compute capability 9.0");
         return Ok(small);
     }

@@ -40,7 +40,7 @@ kernel_args! {
         /// [chunk, key head, D, E]: before a chunk, or behind it.
         pub states: Ptr<f32>,
         pub states1: Ptr<f32>,
-        /// Those behind a chunk.
+        /// The same behind a chunk.
         pub other: Ptr<f32>,
         pub other1: Ptr<f32>,
         /// x and y of (R27).

@@ -41,7 +41,7 @@ fn short_segment(tokens: usize) -> usize {
     tokens.div_ceil(4).checked_next_power_of_two().map_or(tokens, |n| n.max(CHUNK))
 }
 
-/// How a level cuts sequences.
+/// Cuts of sequences, by level.
 pub(super) fn cut(level: Level) -> fn(usize) -> usize {
     if level == Level::Sm90aSegments { short_segment } else { segment }
 }

@@ -13,7 +13,7 @@ mod tables;
 
 pub(crate) use args::ARGUMENTS;
 pub(crate) use draft::draft;
-pub(crate) use levels::refuses;
+pub(crate) use levels::{LEVELS, refuses};
 pub(crate) use log_decays::check_log_decays;
 
 /// Tokens of a chunk, and of a micro-chunk: a tile.

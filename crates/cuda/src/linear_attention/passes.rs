@@ -66,7 +66,7 @@ pub(super) enum Target {
     V,
 }
 
-/// Whether accumulators are as wide as D or as E.
+/// Width of accumulators: that of D, or that of E.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Columns {
     Dim,

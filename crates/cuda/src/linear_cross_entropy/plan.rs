@@ -14,8 +14,8 @@ pub(crate) const TILE: usize = 256;
 const WIDE: usize = 4096;
 const LEAST_WIDE: usize = 2048;
 
-/// Classes that dh is summed over one after the other on tensor cores, of so many: a quarter of the tree, so that up to
-/// four shards give the bits of one device, whatever chunks these have.
+/// Classes that dh is summed over one after the other on tensor cores, of so many: a quarter of the tree, so that up
+/// to four shards give the bits of one device, whatever chunks these have.
 pub(crate) fn block(vocab: usize) -> usize {
     (vocab.div_ceil(TILE).next_power_of_two() / 4).max(1) * TILE
 }

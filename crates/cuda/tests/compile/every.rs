@@ -9,6 +9,7 @@
 
 use crate::list::everything;
 use crate::report::{Compilation, module};
+use etalon_cuda::kernels::Family;
 use std::collections::BTreeSet;
 use std::env;
 use std::fs::{self, File, OpenOptions};
@@ -119,8 +120,7 @@ fn parts_have_every_module_once() {
     expected.sort();
     assert_eq!(parts, expected);
     let some = (1..=3).flat_map(|part| of(part, &only)).collect::<Vec<_>>();
-    let is =
-        |x: &&Compilation| x.0 == "sm_90a" || x.1.family == etalon_cuda::Family::LinearPortable;
+    let is = |x: &&Compilation| x.0 == "sm_90a" || x.1.family == Family::LinearPortable;
     assert_eq!(some.len(), all.iter().filter(is).count());
 }
 

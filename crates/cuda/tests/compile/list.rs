@@ -4,7 +4,8 @@
 //! it.
 
 use crate::report::{Compilation, module};
-use etalon_cuda::{Family, Target, Variant, every_variant};
+use etalon_cuda::Target;
+use etalon_cuda::kernels::{Family, Variant, every_variant};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 

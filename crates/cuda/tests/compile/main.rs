@@ -24,7 +24,8 @@ mod list;
 mod report;
 mod snapshot;
 
-use etalon_cuda::{Compiler, Family, Target, Variant, declared_bytes, shared_bytes};
+use etalon_cuda::Target;
+use etalon_cuda::kernels::{Compiler, Family, Variant, declared_bytes, shared_bytes};
 use every::Run;
 use instructions::{disassembler, main_loops};
 use list::{ARCHITECTURES, Excerpt, everything, listed, whole};

@@ -1,6 +1,6 @@
 //! The report of the assembler on each kernel of a module.
 
-use etalon_cuda::{Compiler, Variant, shared_bytes};
+use etalon_cuda::kernels::{Compiler, Variant, shared_bytes};
 use std::fmt;
 
 /// A variant for an architecture.

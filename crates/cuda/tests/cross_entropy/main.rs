@@ -6,7 +6,7 @@ mod on_device;
 mod shards;
 mod tensor;
 
-use etalon_cuda::{Level, Options, Precision, Settings, Workspace, has_level, probe, run_in};
+use etalon_cuda::{Level, Options, Precision, Settings, Workspace, probe, run_in};
 use etalon_problem::{
     Dtype, Error, LinearCrossEntropy, Pass, Problem, TokenOutputs, Views, ViewsMut,
 };
@@ -117,8 +117,8 @@ fn check(found: &[f64], wanted: &[f64], equal: bool, what: &str) {
 #[test]
 fn chunks_on_tensor_cores_give_the_bits_of_one() {
     let Some(workspace) = workspace() else { return };
-    if let Err(absent) = has_level(&workspace, 0, Level::Sm90a) {
-        println!("skipped: {absent}");
+    if workspace.capability(0) != Ok((9, 0)) {
+        println!("skipped: no device of compute capability 9.0");
         return;
     }
     for storage in [Dtype::Bf16, Dtype::F16] {
@@ -157,8 +157,8 @@ fn chunks_on_tensor_cores(call: (Pass, Dtype), workspace: &Workspace) {
 #[test]
 fn a_class_far_above_the_others_counts_wherever_it_lies_in_its_tile() {
     let Some(workspace) = workspace() else { return };
-    if let Err(absent) = has_level(&workspace, 0, Level::Sm90a) {
-        println!("skipped: {absent}");
+    if workspace.capability(0) != Ok((9, 0)) {
+        println!("skipped: no device of compute capability 9.0");
         return;
     }
     let outputs_of = TokenOutputs { lse: true, logprob: true, ..TokenOutputs::default() };

@@ -5,9 +5,7 @@ use super::tensor::Tensor;
 use super::{Tensors, operands, outputs, problem, workspace};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
-use etalon_cuda::{
-    DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Workspace, has_level,
-};
+use etalon_cuda::{DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Workspace};
 use etalon_problem::{Dtype, LinearCrossEntropy, Pass, Problem, Reduction};
 use ndarray::ArrayD;
 use std::sync::Arc;
@@ -104,7 +102,7 @@ fn calls(workspace: &Workspace) -> Vec<(Options, (Pass, Dtype))> {
         }
     }
     let hopper = Options { level: Level::Sm90a, precision: Precision::Flash, ..portable };
-    if has_level(workspace, 0, Level::Sm90a).is_ok() {
+    if workspace.capability(0) == Ok((9, 0)) {
         for storage in [Dtype::Bf16, Dtype::F16] {
             all.extend([Pass::Forward, Pass::ForwardBackward].map(|x| (hopper, (x, storage))));
         }

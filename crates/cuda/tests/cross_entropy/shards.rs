@@ -8,9 +8,7 @@ use etalon_cuda::linear_cross_entropy::shard::{
     Dh, Partial, Shard, TILE, backward_shard, combine, combine_dh, forward_shard, output,
     prepare_backward, prepare_combine, prepare_combine_dh, prepare_forward, prepare_output,
 };
-use etalon_cuda::{
-    DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Workspace, has_level,
-};
+use etalon_cuda::{DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Workspace};
 use etalon_problem::{Dtype, LinearCrossEntropy, Pass, Problem, Views, ViewsMut};
 use ndarray::{Array3, array};
 use std::collections::BTreeMap;
@@ -109,7 +107,7 @@ fn at_once(
 
 /// Levels and storage types, and budgets in which chunks are one and several.
 fn calls(workspace: &Workspace) -> Vec<(Options, Dtype)> {
-    let hopper = has_level(workspace, 0, Level::Sm90a).is_ok();
+    let hopper = workspace.capability(0) == Ok((9, 0));
     let portable = Options { level: Level::Portable, ..Options::default() };
     let tensor = Options { level: Level::Sm90a, precision: Precision::Flash, ..portable };
     let mut all: Vec<_> =

@@ -4,9 +4,8 @@
 use crate::fake::{Case, Fake, Part, alone, each};
 use crate::refusal;
 use crate::session::{OnDevice, host_pass, session};
-use etalon_cuda::{
-    ArchiveWriter, Cache, Compiler, Options, Settings, Variant, Workspace, every_variant,
-};
+use etalon_cuda::kernels::{ArchiveWriter, Compiler, Variant, every_variant};
+use etalon_cuda::{Cache, Options, Settings, Workspace};
 use etalon_problem::{Dtype, Error, Pass};
 use std::fs;
 use std::path::{Path, PathBuf};

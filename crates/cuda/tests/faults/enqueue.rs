@@ -2,7 +2,8 @@
 
 use crate::fake::{Fake, Part};
 use etalon_cuda::{
-    DevicePass, DeviceTensor, DeviceTensors, Element, Level, Options, Precision, Workspace, offers,
+    DevicePass, DeviceTensor, DeviceTensors, Element, Level, Options, Precision, Target, Workspace,
+    levels,
 };
 use etalon_problem::{
     Algorithm, Attention, AttentionLse, BiasExtents, Dtype, Error, Extents, LazyAttention,
@@ -141,7 +142,8 @@ pub fn each_pass(mut body: impl FnMut(&str, Algorithm, (Pass, Dtype), Options)) 
         for &pass in algorithm.passes() {
             for (level, precision, storage) in WAYS {
                 let options = Options { level, precision, ..Options::default() };
-                if offers(&options, algorithm, pass, storage).is_err() {
+                let target = Target::default();
+                if levels::offers(&options, algorithm, pass, storage, &target).is_err() {
                     continue;
                 }
                 let f32 = storage == Dtype::F32 && precision != Precision::Strict;

@@ -9,9 +9,8 @@ mod fake;
 mod plan;
 mod session;
 
-use etalon_cuda::{
-    Absent, Cache, Compiler, DeviceId, Options, Settings, Unit, Workspace, peak_gflops, probe,
-};
+use etalon_cuda::kernels::{Compiler, Unit, peak_gflops};
+use etalon_cuda::{Absent, Cache, DeviceId, Options, Settings, Workspace, probe};
 use etalon_problem::{Dtype, Error, Pass};
 use fake::{Case, Fake, Part, alone, each};
 use session::{OnDevice, host_pass, session};

@@ -2,11 +2,12 @@
 
 use crate::enqueue::{self, SCRATCH, Tensors};
 use crate::fake::Fake;
+use etalon_cuda::kernels::{Unit, launch_ns, peak_gflops};
 use etalon_cuda::linear_cross_entropy::shard::{self, Dh, Shard};
 use etalon_cuda::linear_cross_entropy::{Filter, filtered_backward};
 use etalon_cuda::{
-    DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Unit, Workspace, launch_ns,
-    lazy_attention, peak_gflops, run_in, time,
+    DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Workspace, lazy_attention,
+    run_in, time,
 };
 use etalon_problem::{
     Algorithm, Attention, Blocking, Dtype, Error, Extents, LazyAttention, LinearCrossEntropy,

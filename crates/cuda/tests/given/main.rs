@@ -8,7 +8,8 @@ mod gpu;
 use call::{Call, DeviceArray, Tensor, arrays, computed, inputs, integers};
 use cudarc::driver::{CudaStream, DevicePtr};
 use etalon_cuda::{
-    DevicePass, DeviceTensor, DeviceTensors, Element, Level, Options, Precision, Workspace, offers,
+    DevicePass, DeviceTensor, DeviceTensors, Element, Level, Options, Precision, Target, Workspace,
+    levels,
 };
 use etalon_problem::{
     Align, Attention, AttentionLse, BiasExtents, DistanceBias, Dtype, Error, Extents,
@@ -76,7 +77,8 @@ fn check_all(problems: &[Problem], passes: &[Pass]) {
     for &pass in passes {
         let mut done = 0;
         for options in gpu::options(workspace) {
-            if offers(&options, problems[0].algorithm(), pass, Dtype::Bf16).is_ok() {
+            let (algorithm, target) = (problems[0].algorithm(), Target::default());
+            if levels::offers(&options, algorithm, pass, Dtype::Bf16, &target).is_ok() {
                 done += usize::from(check((&stream, workspace), problems, pass, &options));
             }
         }

@@ -1,6 +1,6 @@
 //! Sources of kernels for compilers of the host.
 
-use etalon_cuda::Variant;
+use etalon_cuda::kernels::Variant;
 
 /// The texts of these files of a module, with the kernel arguments that are defined in them.
 pub fn files(variant: &Variant, names: &[&str]) -> String {

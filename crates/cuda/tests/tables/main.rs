@@ -5,7 +5,7 @@
 #[path = "../sources/mod.rs"]
 mod sources;
 
-use etalon_cuda::Variant;
+use etalon_cuda::kernels::Variant;
 use std::fs;
 use std::process::Command;
 

@@ -11,5 +11,6 @@ mod imports;
 mod lazy_attention;
 mod linear_attention;
 mod linear_cross_entropy;
+mod recipes;
 mod shards;
 mod spans;

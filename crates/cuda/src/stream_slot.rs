@@ -11,18 +11,18 @@ use std::sync::Arc;
 
 /// A stream with memory.
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct StreamSlot {
     pub stream: Arc<CudaStream>,
     memory: Option<CudaSlice<u8>>,
     enqueued: Enqueued,
 }
 
-impl Lane {
+impl StreamSlot {
     pub fn new(stream: Arc<CudaStream>) -> Self {
-        Lane { stream, memory: None, enqueued: Enqueued::default() }
+        StreamSlot { stream, memory: None, enqueued: Enqueued::default() }
     }
 
-    /// Where memory of so many bytes begins: that of calls before, if it is enough.
+    /// The address of memory of so many bytes: that of calls before, if it is enough.
     pub fn reserve(&mut self, device: &Device, bytes: usize) -> Result<u64, Error> {
         if self.memory.as_ref().is_none_or(|memory| memory.len() < bytes) {
             self.memory = None; // what is too small makes room first
