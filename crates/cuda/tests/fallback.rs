@@ -108,7 +108,7 @@ fn gradients(
     results
 }
 
-/// Whether gradients are those of the portable level: NaN where these are, and elsewhere near them.
+/// True of gradients like those of the portable level: NaN where these are, and elsewhere near them.
 fn agree(found: &Tensors, wanted: &Tensors) -> bool {
     wanted.iter().all(|(name, wanted)| {
         found[name].iter().zip(wanted).all(|(x, y)| {

@@ -45,7 +45,7 @@ fn calls<'a>(line: &'a str, name: &'a str) -> impl Iterator<Item = &'a str> {
     places.map(move |(at, _)| &line[at + name.len()..])
 }
 
-/// Whether a line takes a maximum or minimum that hides a NaN.
+/// True of a line that takes a maximum or minimum which hides a NaN.
 fn hides(line: &str) -> bool {
     let code = line.split("//").next().unwrap_or_default();
     let of_numbers = |rest: &str| {

@@ -26,8 +26,8 @@ laws! {
     /// and changes no other.
     Meaning poisoned_row(Strict::Bound) on Backward
         if |case, _| allowed(case).is_ok_and(|allowed| split_row(&allowed, 0).is_ok());
-    /// A NaN that no row sees changes no bit, and neither do other keys and values; gradients of attention in the group of
-    /// the NaN, the key head of its sequence, stay within both bounds.
+    /// A NaN that no row sees changes no bit, and neither do other keys and values; gradients of attention in the
+    /// group of the NaN, the key head of its sequence, stay within both bounds.
     Contract unseen_bits
         if |case, _| allowed(case).is_ok_and(|allowed| split_key(&allowed, 0).is_ok()),
         favour |case, _| scores_are(case, |s| s.extents.queries.max(s.extents.keys) > LONG);
@@ -89,7 +89,7 @@ fn poisoned(
     Ok(outputs)
 }
 
-/// Whether kernels may compute all gradients of a group again in which one is not finite, and round differently.
+/// True where kernels may compute all gradients of a group again in which one is not finite, and round differently.
 fn has_fallback(trial: &Trial<'_>) -> bool {
     let algorithm = trial.case.problem.algorithm();
     let is_attention = matches!(algorithm, Algorithm::Attention | Algorithm::AttentionLse);
@@ -108,7 +108,7 @@ struct Groups {
 }
 
 impl Groups {
-    /// Those with an element that `hit` holds of.
+    /// The groups with an element that `hit` holds of.
     fn hit(case: &Case, hit: impl Fn(&str, &[usize]) -> bool) -> Result<Groups, Error> {
         let scores = case.scores()?;
         let e = &scores.extents;
@@ -129,7 +129,8 @@ impl Groups {
         Ok(groups)
     }
 
-    /// The sequence and the key head of an element; none of tensors that are no operands of products or their gradients.
+    /// The sequence and the key head of an element; none of tensors that are no operands of products or their
+    /// gradients.
     fn of(&self, name: &str, at: &[usize]) -> Option<[usize; 2]> {
         let (rows, size) = match name {
             "q" | "dout" | "dq" => (&self.queries, self.size),

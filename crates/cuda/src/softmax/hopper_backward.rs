@@ -57,7 +57,7 @@ fn module(steps: &Steps<'_>, plan: &Plan, together: bool) -> Variant {
     Variant::hopper_backward(plan.hopper, results)
 }
 
-/// Whether some gradients are computed together, of attention_lse all; else dk or dv is without the other.
+/// True where some gradients are computed together, of attention_lse all; else dk or dv is without the other.
 fn are_together(steps: &Steps<'_>) -> bool {
     let [dq, dk, dv] = WRITTEN.map(|name| writes(steps, name));
     dq || dk == dv || steps.prepared.value_dim.is_none()
@@ -75,7 +75,7 @@ fn delta(steps: &Steps<'_>, plan: &Plan) -> Result<(), Error> {
     launch(steps, (&module, "delta"), grid, &arguments(steps, plan), 0)
 }
 
-/// What all kernels read.
+/// The arguments that all kernels read.
 fn arguments(steps: &Steps<'_>, plan: &Plan) -> BackwardArgs {
     let e = &steps.scores().extents;
     let heads = heads_in(16 << 20, steps, plan).min(e.batch * e.key_heads);

@@ -66,7 +66,7 @@ kernel_args! {
         pub cap: f32,
         /// Whether dq is f32 whatever the storage.
         pub wide: i32,
-        /// Those of `queries` and `keys`.
+        /// Blocks of `queries` and `keys`.
         pub blocks: i32,
     }
 }
@@ -96,7 +96,7 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// Those of `fallback`.
+    /// The arguments of `fallback`.
     pub(crate) struct FallbackArgs as "FallbackArgs" {
         /// With tiles of queries.
         pub c: PairArgs,
