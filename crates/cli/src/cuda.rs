@@ -149,7 +149,8 @@ impl Archive {
             | Family::LazySm80
             | Family::LinearSm80
             | Family::PeakMma => self.level.is_empty() || self.level.contains(&Level::Sm80),
-            Family::AttentionSm90aForward
+            Family::AttentionFallback
+            | Family::AttentionSm90aForward
             | Family::AttentionSm90aBackward
             | Family::LazySm90aForward
             | Family::LazySm90aBackward

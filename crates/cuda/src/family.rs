@@ -56,7 +56,11 @@ families! {
     /// attention and attention_lse in fused multiply-adds.
     AttentionPortable = "attention/portable": FFMA {
         "attention/": "partials.cuh" "portable_partials.cuh" "portable_forward.cu"
-        "portable_backward.cu" "partials.cu";
+        "portable_backward.cuh" "portable_backward.cu" "partials.cu";
+    }
+    /// Their backward pass where results of tensor cores are not finite.
+    AttentionFallback = "attention/fallback": FFMA {
+        "attention/": "partials.cuh" "portable_partials.cuh" "portable_backward.cuh" "fallback.cu";
     }
     /// Their second order in fused multiply-adds.
     AttentionPortableSecondOrder = "attention/portable_second_order": FFMA {
@@ -169,7 +173,8 @@ impl Family {
     /// What it is compiled for on devices of a compute capability; `None` if it does not run there.
     pub fn architecture_on(self, (major, minor): (i32, i32)) -> Option<String> {
         match self {
-            Family::AttentionSm90aForward
+            Family::AttentionFallback
+            | Family::AttentionSm90aForward
             | Family::AttentionSm90aBackward
             | Family::LazySm90aForward
             | Family::LazySm90aBackward

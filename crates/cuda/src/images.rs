@@ -15,6 +15,8 @@ pub(crate) struct Images {
     archive: Option<Result<Archive, String>>,
     cache: Option<Cache>,
     compiler: Result<Compiler, Absent>,
+    /// Options of the compiler beside those of variants.
+    defines: Vec<String>,
 }
 
 impl Images {
@@ -25,12 +27,15 @@ impl Images {
         driver: (i32, i32),
         architecture: &str,
     ) -> Result<Images, Error> {
-        let archive = settings.archive.as_ref().map(Archive::open).transpose()?;
+        let is_plain = settings.defines.is_empty();
+        let archive = settings.archive.as_ref().filter(|_| is_plain);
+        let archive = archive.map(Archive::open).transpose()?;
         let archive = archive.map(|archive| usable(archive, driver));
         let compiler = Compiler::find(settings.nvrtc.as_deref())
             .and_then(|compiler| compiler.check_driver(driver).map(|()| compiler));
-        let cache = settings.cache.clone();
-        let images = Images { archive, cache, compiler };
+        let cache = settings.cache.clone().filter(|_| is_plain);
+        let defines = settings.defines.iter().map(|define| format!("-D{define}")).collect();
+        let images = Images { archive, cache, compiler, defines };
         match (&images.archive, &images.compiler) {
             (Some(Ok(_)), _) | (_, Ok(_)) => Ok(images),
             (_, Err(absent)) => {
@@ -70,7 +75,8 @@ impl Images {
                 done => return done,
             }
         }
-        let compiled = compiler.compile(&variant.source(), &variant.options(architecture));
+        let options = [variant.options(architecture), self.defines.clone()].concat();
+        let compiled = compiler.compile(&variant.source(), &options);
         let failed = |reason| Error::Device { what: what(), reason };
         let image = compiled.map_err(failed)?.image;
         let kernels = load(&image)?;

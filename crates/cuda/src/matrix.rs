@@ -53,6 +53,9 @@ fn add_attention(all: &mut Vec<Variant>, storage: Dtype, options: bool) {
             all.extend(FLAGS.map(lazy));
         }
         let narrow = dim.max(value_dim.unwrap_or(1)) <= 128;
+        if storage != F32 && narrow {
+            all.push(Variant::fallback(storage, dim, value_dim, options));
+        }
         if storage != F32 {
             let tensor = |whole| Variant::tensor(storage, dim, value_dim, options, whole);
             let tiles = if dim <= 128 { 0..3 } else { 0..1 };

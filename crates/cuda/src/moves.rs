@@ -66,14 +66,6 @@ impl Place {
     }
 }
 
-/// When something is done: always, or where a number that a kernel has found says so.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum When {
-    Always,
-    /// The number at the address is this one.
-    Is(u64, u32),
-}
-
 /// An element of `move.cu`: a number of two or four bytes.
 #[derive(Debug, Clone, Copy)]
 struct Word;
@@ -97,9 +89,6 @@ kernel_args! {
         /// Of the source.
         columns: u32,
         fill: u32,
-        when: u32,
-        /// 0, or where a number must be `when`.
-        found: ConstPtr<u32>,
     }
 }
 
@@ -123,18 +112,12 @@ impl Move {
 }
 
 /// A copy between tensors of elements of so many bytes, and where it goes.
-fn move_of(bytes: usize, from: Place, to: Place, when: When) -> (Place, Move) {
+fn move_of(bytes: usize, from: Place, to: Place) -> (Place, Move) {
     let (from, to) = if bytes == 8 { (from.halves(), to.halves()) } else { (from, to) };
-    let (when, found) = match when {
-        When::Always => (0, 0),
-        When::Is(found, number) => (number, found),
-    };
     let call = Move {
         from: from.address.into(),
         from_strides: from.strides,
         columns: from.extents[3].min(to.extents[3]) as u32,
-        when,
-        found: found.into(),
         ..Move::default()
     };
     (to, call)
@@ -149,14 +132,8 @@ fn draft(draft: &Draft, bytes: usize, to: Place, call: Move) -> Result<(), Error
 }
 
 /// Adds a copy of elements of so many bytes; columns beyond those of the source are 0.
-pub(crate) fn copy(
-    steps: &Draft,
-    bytes: usize,
-    from: Place,
-    to: Place,
-    when: When,
-) -> Result<(), Error> {
-    let (to, call) = move_of(bytes, from, to, when);
+pub(crate) fn copy(steps: &Draft, bytes: usize, from: Place, to: Place) -> Result<(), Error> {
+    let (to, call) = move_of(bytes, from, to);
     draft(steps, bytes, to, call)
 }
 

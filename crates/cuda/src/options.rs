@@ -89,9 +89,9 @@ pub struct Options {
     pub level: Level,
     /// Rounding on the way.
     pub precision: Precision,
-    /// The caller's promise that all operands are finite numbers. Without it the tensor cores' backward
-    /// pass looks at all of them first, and leaves what is not finite to the portable kernels; those of lazy
-    /// attention look at them, too.
+    /// The caller's promise that all operands are finite numbers. Without it the kernels of lazy_attention look
+    /// at all of them, and those of linear_attention on tensor cores compute results again that are not finite. Other
+    /// algorithms do not ask. With it a number that is not finite may reach results that the definition keeps it from.
     pub assume_finite: bool,
     /// Queries and keys of a tile, of attention and attention_lse: rounded up to one that the level has kernels for
     /// ([`plan`](crate::plan) lists them); `None`: what was measured to be best. Other algorithms have one way.
@@ -144,6 +144,10 @@ pub struct Settings {
     /// The folder with NVRTC: the library's own, that of a toolkit, or the site-packages with the wheel
     /// `nvidia-cuda-nvrtc`.
     pub nvrtc: Option<PathBuf>,
+    /// Compile-time names of kernels beside their own, such as `DROP=1`, for tests that a part of a kernel is needed:
+    /// with any, all kernels are compiled, and none is kept.
+    #[doc(hidden)]
+    pub defines: Vec<String>,
 }
 
 impl Settings {
@@ -157,7 +161,7 @@ impl Settings {
         let folder = user_folder("XDG_CACHE_HOME", ".cache");
         let cache = folder.map(|folder| Cache::of_user(folder, Settings::LIMIT));
         let archive = Settings::user_archive().filter(|folder| Archive::is_in(folder));
-        Settings { archive, cache, nvrtc: None }
+        Settings { archive, cache, ..Settings::default() }
     }
 
     /// The folder of the user's own archive (`etalon/cuda` in `XDG_DATA_HOME`, or in `.local/share` of the

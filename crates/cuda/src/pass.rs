@@ -2,7 +2,7 @@
 
 use crate::gpu::Device;
 use crate::level_table::{self, LevelRow};
-use crate::moves::{self, Place, When};
+use crate::moves::{self, Place};
 use crate::options::Level;
 use crate::parts::{Part, Parts};
 use crate::queue::Queue;
@@ -90,8 +90,8 @@ impl<P: AsRef<Parts>> Steps<'_, P> {
     }
 
     /// Adds a copy of elements of so many bytes; columns beyond those of the source are 0.
-    pub fn copy(&self, bytes: usize, from: Place, to: Place, when: When) -> Result<(), Error> {
-        moves::copy(self.draft, bytes, from, to, when)
+    pub fn copy(&self, bytes: usize, from: Place, to: Place) -> Result<(), Error> {
+        moves::copy(self.draft, bytes, from, to)
     }
 
     /// Adds a fill of a part with elements of this pattern.
@@ -104,7 +104,7 @@ impl<P: AsRef<Parts>> Steps<'_, P> {
     pub fn gather(&self) -> Result<(), Error> {
         self.apart(|part| part.given).try_for_each(|(number, part)| {
             let from = part.caller(self.of_caller(number));
-            self.copy(part.bytes, from, self.placed(number), When::Always)
+            self.copy(part.bytes, from, self.placed(number))
         })
     }
 
@@ -112,7 +112,7 @@ impl<P: AsRef<Parts>> Steps<'_, P> {
     pub fn scatter(&self) -> Result<(), Error> {
         self.apart(|part| part.wanted).try_for_each(|(number, part)| {
             let to = part.caller(self.of_caller(number));
-            self.copy(part.bytes, self.placed(number), to, When::Always)
+            self.copy(part.bytes, self.placed(number), to)
         })
     }
 

@@ -23,7 +23,11 @@ pub(crate) fn width(columns: usize) -> usize {
 
 /// Rows of a tile that a thread of the portable kernels has: 8, or 4 where it would have too few registers.
 fn rows(family: Family, dim: usize, value_dim: Option<usize>) -> usize {
-    let most = if family == Family::AttentionPortable { 128 } else { 64 };
+    let most = if matches!(family, Family::AttentionPortable | Family::AttentionFallback) {
+        128
+    } else {
+        64
+    };
     if width(dim.max(value_dim.unwrap_or(1))) > most { 4 } else { 8 }
 }
 
@@ -47,6 +51,11 @@ impl Variant {
     /// softcap, bias and arrays of flags or without.
     pub fn portable(storage: Dtype, dim: usize, value_dim: Option<usize>, options: bool) -> Self {
         Self::ffma(Family::AttentionPortable, storage, (dim, value_dim), options)
+    }
+
+    /// The backward pass where results of tensor cores are not finite, as [`Variant::portable`].
+    pub fn fallback(storage: Dtype, dim: usize, value_dim: Option<usize>, options: bool) -> Self {
+        Self::ffma(Family::AttentionFallback, storage, (dim, value_dim), options)
     }
 
     /// The kernels of the second order, as [`Variant::portable`].
@@ -235,6 +244,7 @@ impl Variant {
                     &["forward", "delta", "queries", "keys", "fused", "collect", "dsinks"]
                 }
             },
+            Family::AttentionFallback => &["fallback"],
             Family::AttentionPortableSecondOrder if fuses && options => {
                 &["tangents", "rows", "queries", "keys", "fused", "collect", "gsinks", "gbias"]
             }
@@ -269,9 +279,9 @@ impl Variant {
             Family::LazySm90aForward => &["scores", "values", "sums"],
             Family::LazySm90aBackward => &["queries", "keys"],
             Family::AttentionSm90aBackward if self.define("RESULTS") == 2 => {
-                &["delta", "keys", "values", "cleanse", "merge"]
+                &["delta", "keys", "values"]
             }
-            Family::AttentionSm90aBackward => &["delta", "keys", "queries", "cleanse", "merge"],
+            Family::AttentionSm90aBackward => &["delta", "keys", "queries"],
             Family::LinearPortable if self.define("STORAGE") == 0 => {
                 &["fill_gates", "sums", "scan", "attend", "flow", "sum_all", "sum_heads", "step"]
             }
@@ -569,6 +579,7 @@ pub fn declared_bytes(variant: &Variant, kernel: &str) -> Option<u32> {
         (Family::AttentionPortable, "forward" | "queries" | "keys" | "fused" | "dbias") => {
             Some(SLABS)
         }
+        (Family::AttentionFallback, _) => Some(SLABS),
         (
             Family::AttentionPortableSecondOrder,
             "tangents" | "queries" | "keys" | "fused" | "gbias",

@@ -10,8 +10,9 @@ use super::visible::Visible;
 use crate::cases::Case;
 use crate::generate::Stream;
 use crate::tensor::Tensors;
-use etalon_problem::{Error, Pass};
-use ndarray::{ArrayD, IxDyn, s};
+use etalon_problem::{Algorithm, Error, Pass};
+use ndarray::{ArrayD, Dimension, IxDyn, s};
+use std::collections::BTreeSet;
 
 laws! {
     SCORES;
@@ -25,7 +26,8 @@ laws! {
     /// and changes no other.
     Meaning poisoned_row(Strict::Bound) on Backward
         if |case, _| allowed(case).is_ok_and(|allowed| split_row(&allowed, 0).is_ok());
-    /// A NaN that no row sees changes no bit, and neither do other keys and values.
+    /// A NaN that no row sees changes no bit, and neither do other keys and values; gradients of attention in the
+    /// group of the NaN, the key head of its sequence, stay within both bounds.
     Contract unseen_bits
         if |case, _| allowed(case).is_ok_and(|allowed| split_key(&allowed, 0).is_ok()),
         favour |case, _| scores_are(case, |s| s.extents.queries.max(s.extents.keys) > LONG);
@@ -72,9 +74,76 @@ fn poisoned(
     hit: impl Fn(&str, &[usize]) -> bool,
     untouched: impl Fn(&str, &[usize]) -> bool,
 ) -> Result<Tensors, Flaw> {
-    let outputs = trial.ask_with(&poison(&trial.case.inputs, hit)?)?;
-    strict.unchanged(trial, &outputs, untouched)?;
+    let outputs = trial.ask_with(&poison(&trial.case.inputs, &hit)?)?;
+    if strict != Strict::Bits || !has_fallback(trial) {
+        strict.unchanged(trial, &outputs, untouched)?;
+        return Ok(outputs);
+    }
+    let groups = Groups::hit(trial.case, hit)?;
+    let of = |own: bool| {
+        let (untouched, groups) = (&untouched, &groups);
+        move |name: &str, at: &[usize]| untouched(name, at) && groups.have(name, at) == own
+    };
+    Strict::Bits.unchanged(trial, &outputs, of(false))?;
+    Strict::Bound.unchanged(trial, &outputs, of(true))?;
     Ok(outputs)
+}
+
+/// True where kernels may compute all gradients of a group again in which one is not finite, and round differently.
+fn has_fallback(trial: &Trial<'_>) -> bool {
+    let algorithm = trial.case.problem.algorithm();
+    let is_attention = matches!(algorithm, Algorithm::Attention | Algorithm::AttentionLse);
+    is_attention && trial.pass == Pass::Backward
+}
+
+/// Groups, the key heads of sequences, in which operands of products hold a NaN.
+struct Groups {
+    /// The number of the sequence of each row, by batch element; none of a row of no sequence.
+    queries: Vec<Vec<Option<usize>>>,
+    keys: Vec<Vec<Option<usize>>>,
+    /// Query heads of a key head.
+    size: usize,
+    /// Sequences and key heads.
+    hit: BTreeSet<[usize; 2]>,
+}
+
+impl Groups {
+    /// The groups with an element that `hit` holds of.
+    fn hit(case: &Case, hit: impl Fn(&str, &[usize]) -> bool) -> Result<Groups, Error> {
+        let scores = case.scores()?;
+        let e = &scores.extents;
+        let none = |rows: usize| vec![vec![None; rows]; e.batch];
+        let (queries, keys) = (none(e.queries), none(e.keys));
+        let mut groups =
+            Groups { queries, keys, size: scores.group().max(1), hit: BTreeSet::new() };
+        for (number, s) in scores.sequences().iter().enumerate() {
+            groups.queries[s.batch][s.query_start..][..s.queries].fill(Some(number));
+            groups.keys[s.batch][s.key_start..][..s.keys].fill(Some(number));
+        }
+        for (name, tensor) in &case.inputs {
+            for at in ndarray::indices(IxDyn(&tensor.shape)) {
+                let group = groups.of(name, at.slice()).filter(|_| hit(name, at.slice()));
+                groups.hit.extend(group);
+            }
+        }
+        Ok(groups)
+    }
+
+    /// The sequence and the key head of an element; none of tensors that are no operands of products or their
+    /// gradients.
+    fn of(&self, name: &str, at: &[usize]) -> Option<[usize; 2]> {
+        let (rows, size) = match name {
+            "q" | "dout" | "dq" => (&self.queries, self.size),
+            "k" | "v" | "dk" | "dv" => (&self.keys, 1),
+            _ => return None,
+        };
+        let number = *rows.get(at[0])?.get(at[2])?;
+        number.map(|number| [number, at[1] / size])
+    }
+
+    fn have(&self, name: &str, at: &[usize]) -> bool {
+        self.of(name, at).is_some_and(|group| self.hit.contains(&group))
+    }
 }
 
 fn unseen_bits(trial: &Trial<'_>) -> Judgement {

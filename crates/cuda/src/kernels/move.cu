@@ -13,11 +13,10 @@ typedef u32 word;
 constexpr int ROWS = 8;  // of a block, all of one head
 
 // A copy from `from`, or where that is 0 a fill with `fill`. Strides: batch, head, row, column; extents: of the target, but
-// `columns`. Nothing is done where `found` is an address and the number there is not `when`.
+// `columns`.
 KERNEL_ARGS(Move)
 
 extern "C" __global__ void __launch_bounds__(256) move(const __grid_constant__ Move m) {
-  if (m.found && *m.found != m.when) return;
   u32 tiles = (m.rows + ROWS - 1) / ROWS, row = blockIdx.x % tiles * ROWS, head = blockIdx.x / tiles, batch = head / m.heads;
   head -= batch * m.heads;
   u32 rows = min((u32)ROWS, m.rows - row);

@@ -2,7 +2,7 @@
 //! `kernels/attention/sm90a_forward.cu`.
 
 use crate::args::KernelArgs;
-use crate::moves::{Place, When};
+use crate::moves::Place;
 use crate::parts::Part;
 use crate::room::{Layout, Room};
 use crate::softmax::counts::SIDE;
@@ -30,18 +30,16 @@ pub(crate) struct Plan {
     /// Rows of lse2 and delta of a head.
     stats: usize,
     storage: Dtype,
-    /// Whether operands may hold what is not finite, in the backward pass.
-    pub guarded: bool,
     wide: Vec<Wide>,
     pub lse2: Room,
     pub delta: Room,
-    /// Whether a number was found that is not finite; counters from which blocks draw tiles, one for each
-    /// kernel; and what was found of each key head of each sequence.
-    pub found: Room,
+    /// Counters from which blocks draw tiles, one for each of two kernels; and in the backward pass flags, of all
+    /// groups together and then of each key head of each sequence: a result is not finite.
+    pub flags: Room,
 }
 
 /// A name for copies that plans tell.
-const COPIES: &str = "operands and results in whole columns, or of finite numbers";
+const COPIES: &str = "operands and results in whole columns";
 
 /// Where the tensor cores find an operand.
 #[derive(Debug)]
@@ -49,25 +47,22 @@ struct Wide {
     name: &'static str,
     /// A copy with whole columns; without it the copy engine takes the operand where it lies.
     copy: Option<Room>,
-    /// In the backward pass, the copy in which NaN is 0, or of what was computed from such.
-    clean: Option<Room>,
 }
 
 impl Plan {
     /// Takes rooms for what the kernels of attention need beside the operands.
     pub fn new(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Plan, Error> {
         let (spec, backward) = (&prepared.spec, prepared.pass == Pass::Backward);
-        let guarded = backward && !spec.options.assume_finite;
-        let mut plan = Plan::of(spec, spec.hopper(), guarded);
+        let mut plan = Plan::of(spec, spec.hopper());
         plan.reserve_operands(prepared, layout)?;
         if backward {
             let numbers = plan.stat_rows(&spec.extents);
             let mut numbers = || layout.named("lse and delta of rows", 4 * numbers);
             (plan.lse2, plan.delta) = (numbers()?, numbers()?);
         }
-        let groups = if backward { spec.counts.sequences * spec.extents.key_heads } else { 0 };
-        plan.found =
-            layout.named("counters of tiles, and what was found of key heads", 4 * (3 + groups))?;
+        let groups = spec.counts.sequences * spec.extents.key_heads;
+        let flags = if backward { 1 + groups } else { 0 };
+        plan.flags = layout.named("counters of tiles, and flags of key heads", 4 * (2 + flags))?;
         Ok(plan)
     }
 
@@ -75,12 +70,12 @@ impl Plan {
     pub fn lazy(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Plan, Error> {
         // Sequences are those of the arrays, or listed; and any scale will do.
         let hopper = Hopper { options: true, ..prepared.spec.hopper() }.within();
-        let mut plan = Plan::of(&prepared.spec, hopper, false);
+        let mut plan = Plan::of(&prepared.spec, hopper);
         plan.reserve_operands(prepared, layout)?;
         Ok(plan)
     }
 
-    fn of(spec: &Spec, hopper: Hopper, guarded: bool) -> Plan {
+    fn of(spec: &Spec, hopper: Hopper) -> Plan {
         let none = Room::default();
         Plan {
             width: hopper.width,
@@ -92,11 +87,10 @@ impl Plan {
                 _ => padded(spec.extents.queries),
             },
             storage: spec.storage,
-            guarded,
             wide: Vec::new(),
             lse2: none,
             delta: none,
-            found: none,
+            flags: none,
         }
     }
 
@@ -120,17 +114,12 @@ impl Plan {
                 continue;
             }
             let (heads, rows) = rows_of(e, name);
-            let mut room = || layout.named(COPIES, 2 * e.batch * heads * rows * self.width);
             let lies =
                 |part: &Part| self.takes(part.place(0), prepared.aligned || !part.is_direct());
             let direct = part.is_some_and(lies);
-            let copy = if direct { None } else { Some(room()?) };
-            let clean = match copy {
-                _ if !self.guarded || name == "o" => None,
-                None => Some(room()?),
-                copy => copy,
-            };
-            self.wide.push(Wide { name, copy, clean });
+            let bytes = 2 * e.batch * heads * rows * self.width;
+            let copy = if direct { None } else { Some(layout.named(COPIES, bytes)?) };
+            self.wide.push(Wide { name, copy });
         }
         Ok(())
     }
@@ -163,7 +152,12 @@ impl Plan {
 
     /// The counter of a kernel.
     pub fn counter(&self, steps: &Steps<'_>, kernel: u64) -> u64 {
-        steps.at(self.found) + 4 * (1 + kernel)
+        steps.at(self.flags) + 4 * kernel
+    }
+
+    /// The flag of all groups, and behind it that of each.
+    pub fn group_flags(&self, steps: &Steps<'_>) -> u64 {
+        self.counter(steps, 2)
     }
 
     fn find(&self, name: &str) -> Option<&Wide> {
@@ -185,19 +179,11 @@ impl Plan {
         }
     }
 
-    /// Where they find it without what is not finite.
-    pub fn clean(&self, steps: &Steps<'_>, name: &str) -> Place {
-        match self.find(name).and_then(|wide| wide.clean) {
-            Some(room) => self.in_room(steps, name, room),
-            None => steps.place(name),
-        }
-    }
-
-    /// Puts 0 into the copies of a result in which kernels leave rows of no sequence out.
+    /// Puts 0 into the copy of a result in which kernels leave rows of no sequence out.
     pub(super) fn clear(&self, steps: &Steps<'_>, name: &str) {
-        if let Some(wide) = self.find(name).filter(|_| self.hopper.lengths == Lengths::Listed) {
-            let rooms = [wide.copy, wide.clean].into_iter().flatten();
-            rooms.for_each(|room| steps.fill(steps.at(room), room.bytes, 0));
+        let listed = self.hopper.lengths == Lengths::Listed;
+        if let Some(room) = self.find(name).and_then(|wide| wide.copy).filter(|_| listed) {
+            steps.fill(steps.at(room), room.bytes, 0);
         }
     }
 
@@ -207,21 +193,21 @@ impl Plan {
         if from == to {
             return Ok(());
         }
-        steps.copy(2, from, to, When::Always)
+        steps.copy(2, from, to)
     }
 
     /// Copies a wide copy, if there is one, to its operand.
-    pub(super) fn narrow(&self, steps: &Steps<'_>, name: &str, when: When) -> Result<(), Error> {
+    pub(super) fn narrow(&self, steps: &Steps<'_>, name: &str) -> Result<(), Error> {
         let (from, to) = (self.place(steps, name), steps.place(name));
         if from == to || to.address == 0 {
             return Ok(());
         }
-        steps.copy(2, from, to, when)
+        steps.copy(2, from, to)
     }
 }
 
 /// Whether the rows of an operand are those of k.
-pub(super) fn by_keys(name: &str) -> bool {
+fn by_keys(name: &str) -> bool {
     matches!(name, "k" | "v" | "dk" | "dv")
 }
 
@@ -309,7 +295,7 @@ pub(crate) fn forward(steps: &Steps<'_>, plan: &Plan) -> Result<(), Error> {
     plan.widen(steps, "q")?;
     plan.widen(steps, "k")?;
     plan.clear(steps, "o");
-    steps.fill(steps.at(plan.found), plan.found.bytes, 0);
+    steps.fill(steps.at(plan.flags), plan.flags.bytes, 0);
     let variant = Variant::hopper_forward_of(plan.hopper, values.is_some(), plan.tile);
     let groups = variant.define("GROUPS");
     let rows = 64 * groups;
@@ -340,5 +326,5 @@ pub(crate) fn forward(steps: &Steps<'_>, plan: &Plan) -> Result<(), Error> {
     };
     let grid = (tiles.min(steps.multiprocessors()), 128 * (groups as u32 + 1));
     launch(steps, (&variant, "forward"), grid, &args, e.dim + values.unwrap_or(0))?;
-    if values.is_some() { plan.narrow(steps, "o", When::Always) } else { Ok(()) }
+    if values.is_some() { plan.narrow(steps, "o") } else { Ok(()) }
 }

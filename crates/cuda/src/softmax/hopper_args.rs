@@ -180,19 +180,21 @@ kernel_args! {
         pub dv: TensorMap,
         pub lse2: Ptr<f32>,
         pub delta: Ptr<f32>,
+        /// The same for each row of the arrays, `[batch, heads, queries]`; 0: nobody reads them.
+        pub delta_rows: Ptr<f32>,
         pub lse: ConstPtr<f32>,
         /// 0: none.
         pub dlse: ConstPtr<f32>,
+        /// 0: none.
+        pub sinks: ConstPtr<f32>,
         pub o: Pieces,
         pub dout_rows: Pieces,
-        /// 1: a number is not finite. Behind it the counters, and then what was found of each group.
-        pub found: Ptr<u32>,
-        /// Of tiles, 0 between launches.
+        /// Of all groups together, and then of each: a result is not finite.
+        pub flags: Ptr<u32>,
+        /// Of tiles.
         pub counter: Ptr<u32>,
         /// Of keys or of queries.
         pub tiles: i32,
-        /// `keys` and `queries` do nothing where `found` is another number; ALWAYS: they do not look.
-        pub when: u32,
         pub shape: Shape,
         pub packed: Packed,
         pub options: ScoreOptions,
@@ -200,82 +202,6 @@ kernel_args! {
         pub dq_rows: Elements,
         pub dk_rows: Elements,
         pub dv_rows: Elements,
-    }
-}
-
-kernel_args! {
-    /// An operand, and a dense copy of it in which NaN is 0, which may be itself.
-    pub(crate) struct Cleansed as "Cleansed" {
-        from: Pieces,
-        to: Ptr<Piece>,
-        heads: i32,
-        rows: i32,
-        /// Whether its rows are those of k.
-        by_keys: i32,
-        pieces: i64,
-    }
-}
-
-impl Cleansed {
-    /// `by_keys`: its rows are those of k.
-    pub fn new(from: Place, to: Place, by_keys: bool) -> Self {
-        let [_, heads, rows, _] = to.extents;
-        Cleansed {
-            from: from.into(),
-            to: to.address.into(),
-            heads: heads as i32,
-            rows: rows as i32,
-            by_keys: by_keys.into(),
-            pieces: (to.elements() / 8) as i64,
-        }
-    }
-}
-
-kernel_args! {
-    /// A result of whole columns that was computed of finite numbers, and where that of the portable kernels lies.
-    pub(crate) struct Merged as "Merged" {
-        from: ConstPtr<Half>,
-        /// Nowhere, where it is not wanted.
-        to: Elements,
-        heads: i32,
-        rows: i32,
-        columns: i32,
-        /// Whether its rows are those of k.
-        by_keys: i32,
-        elements: i64,
-    }
-}
-
-impl Merged {
-    /// `by_keys`: its rows are those of k.
-    pub fn new(from: Place, to: Place, by_keys: bool) -> Self {
-        let [_, heads, rows, columns] = to.extents;
-        Merged {
-            from: from.address.into(),
-            to: to.into(),
-            heads: heads as i32,
-            rows: rows as i32,
-            columns: columns as i32,
-            by_keys: by_keys.into(),
-            elements: to.elements() as i64,
-        }
-    }
-}
-
-kernel_args! {
-    /// Those of `cleanse` and `merge`.
-    pub(crate) struct MendArgs as "MendArgs" {
-        /// What the tensor cores read.
-        pub operands: [Cleansed; 4],
-        /// What they write.
-        pub results: [Merged; 3],
-        pub lse2: Ptr<f32>,
-        pub delta: Ptr<f32>,
-        pub stats: i64,
-        pub found: Ptr<u32>,
-        pub shape: Shape,
-        pub packed: Packed,
-        pub sequences: i32,
     }
 }
 
@@ -287,5 +213,4 @@ pub(crate) const ARGUMENTS: &[Declaration] = &[
     declaration::<ScoreOptions>(),
     declaration::<ForwardArgs>(),
     declaration::<BackwardArgs>(),
-    declaration::<MendArgs>(),
 ];

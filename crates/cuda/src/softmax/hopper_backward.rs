@@ -1,43 +1,41 @@
 //! The backward pass of attention and attention_lse for the tensor cores of compute capability 9.0:
 //! `kernels/attention/sm90a_backward.cuh` says which kernels there are.
 
-use crate::moves::{Place, When};
-use crate::softmax::hopper::{
-    Plan, by_keys, heads_in, launch, map_of, options, packed, padded, shape,
-};
-use crate::softmax::hopper_args::{BackwardArgs, Cleansed, MendArgs, Merged};
+use crate::moves::Place;
+use crate::softmax::hopper::{Plan, heads_in, launch, map_of, options, packed, padded, shape};
+use crate::softmax::hopper_args::BackwardArgs;
+use crate::softmax::modules::threads;
+use crate::softmax::pair_args::{FallbackArgs, PairArgs, tensor};
 use crate::softmax::variants::{Lengths, Results};
 use crate::softmax::{Steps, portable};
+use crate::strided::StridedTensor;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
 use etalon_problem::Error;
-
-/// The kernels do not look at what was found.
-const ALWAYS: u32 = u32::MAX;
 
 /// The gradients that have places.
 pub(crate) fn backward(steps: &Steps<'_>, plan: &Plan) -> Result<(), Error> {
     if steps.prepared.has_gradient() && steps.address("dq") != 0 {
         portable::scaled_gradient(steps)?;
     }
-    let Some(pass) = BackwardPass::new(steps, plan) else {
-        return portable::dsinks_and_dbias(steps);
-    };
-    for name in READ.into_iter().chain(["o"]).filter(|name| plan.reads(steps.prepared, name)) {
-        plan.widen(steps, name)?;
+    let pass = BackwardPass::new(steps, plan);
+    let sums = ["dsinks", "dbias"].into_iter().any(|name| steps.address(name) != 0);
+    if pass.is_some() || sums {
+        delta(steps, plan)?;
     }
-    steps.fill(steps.at(plan.found), plan.found.bytes, 0);
-    WRITTEN.into_iter().for_each(|name| plan.clear(steps, name));
-    let rows = plan.stat_rows(&steps.scores().extents);
-    let grid = ((rows * plan.width / 8).div_ceil(256), 256);
-    launch(steps, (&pass.some(), "delta"), grid, &pass.args, 0)?;
-    pass.gradients(&|name| plan.place(steps, name), ALWAYS)?;
-    let when = if plan.guarded { When::Is(steps.at(plan.found), 0) } else { When::Always };
-    for name in WRITTEN {
-        plan.narrow(steps, name, when)?;
+    if let Some(pass) = pass {
+        for name in READ.into_iter().filter(|name| plan.reads(steps.prepared, name)) {
+            // `delta` has read dout.
+            if name != "dout" {
+                plan.widen(steps, name)?;
+            }
+        }
+        WRITTEN.into_iter().for_each(|name| plan.clear(steps, name));
+        pass.gradients()?;
+        WRITTEN.into_iter().try_for_each(|name| plan.narrow(steps, name))?;
+        fallback(steps, plan)?;
     }
-    portable::dsinks_and_dbias(steps)?;
-    if plan.guarded { pass.not_finite() } else { Ok(()) }
+    portable::sinks_and_bias(steps, &PairArgs::new(steps))
 }
 
 /// Operands of the tensor cores in the backward pass, and their results.
@@ -49,91 +47,99 @@ fn writes(steps: &Steps<'_>, name: &str) -> bool {
     steps.address(name) != 0 && !(name == "dq" && steps.prepared.has_gradient())
 }
 
+/// The module of the gradients that are computed together, or of one alone.
+fn module(steps: &Steps<'_>, plan: &Plan, together: bool) -> Variant {
+    let results = match (together, steps.prepared.value_dim) {
+        (false, _) => Results::Alone,
+        (true, Some(_)) => Results::All,
+        (true, None) => Results::Lse,
+    };
+    Variant::hopper_backward(plan.hopper, results)
+}
+
+/// True where some gradients are computed together, of attention_lse all; else dk or dv is without the other.
+fn are_together(steps: &Steps<'_>) -> bool {
+    let [dq, dk, dv] = WRITTEN.map(|name| writes(steps, name));
+    dq || dk == dv || steps.prepared.value_dim.is_none()
+}
+
+/// lse and δ of rows as kernels read them, and flags that nobody has raised.
+fn delta(steps: &Steps<'_>, plan: &Plan) -> Result<(), Error> {
+    let prepared = steps.prepared;
+    for name in ["o", "dout"].into_iter().filter(|name| plan.reads(prepared, name)) {
+        plan.widen(steps, name)?;
+    }
+    steps.fill(steps.at(plan.flags), plan.flags.bytes, 0);
+    let grid = ((plan.stat_rows(&steps.scores().extents) * plan.width / 8).div_ceil(256), 256);
+    let module = module(steps, plan, are_together(steps));
+    launch(steps, (&module, "delta"), grid, &arguments(steps, plan), 0)
+}
+
+/// The arguments that all kernels read.
+fn arguments(steps: &Steps<'_>, plan: &Plan) -> BackwardArgs {
+    let e = &steps.scores().extents;
+    let heads = heads_in(16 << 20, steps, plan).min(e.batch * e.key_heads);
+    let read = |name| match plan.reads(steps.prepared, name) {
+        true => plan.place(steps, name),
+        false => Place::NOWHERE,
+    };
+    BackwardArgs {
+        lse2: steps.at(plan.lse2).into(),
+        delta: steps.at(plan.delta).into(),
+        delta_rows: steps.prepared.delta.map_or(0, |room| steps.at(room)).into(),
+        lse: steps.address("lse").into(),
+        dlse: steps.address("dlse").into(),
+        sinks: steps.address("sinks").into(),
+        o: read("o").into(),
+        dout_rows: read("dout").into(),
+        flags: plan.group_flags(steps).into(),
+        shape: shape(steps, plan, heads),
+        packed: packed(steps, plan),
+        options: options(steps),
+        ..BackwardArgs::default()
+    }
+}
+
+/// The results of groups whose flags kernels have raised.
+fn fallback(steps: &Steps<'_>, plan: &Plan) -> Result<(), Error> {
+    let (e, prepared) = (&steps.scores().extents, steps.prepared);
+    let result = |name| match writes(steps, name) {
+        true => tensor(steps, name),
+        false => StridedTensor::default(),
+    };
+    let [dq, dk, dv] = WRITTEN.map(result);
+    let blocks = |wanted: bool, tiles: usize, heads: usize| if wanted { tiles * heads } else { 0 };
+    let queries = blocks(dq.is_there(), prepared.counts.by_queries, e.query_heads);
+    let keys = blocks(dk.is_there() || dv.is_there(), prepared.counts.by_keys, e.key_heads);
+    let args = FallbackArgs {
+        c: PairArgs { dq, dk, dv, ..PairArgs::new(steps) },
+        key_tasks: steps.table(prepared.tables.by_keys).into(),
+        flags: plan.group_flags(steps).into(),
+        query_blocks: queries as i32,
+        key_blocks: keys as i32,
+    };
+    let spec = &prepared.spec;
+    let of = (spec.storage, spec.extents.dim, spec.value_dim, spec.has_options);
+    let variant = Variant::fallback(of.0, of.1, of.2, of.3);
+    // Some blocks for each multiprocessor, which take turns. Tiles of one head are `heads` apart: where their number is
+    // odd, all blocks have a part of them.
+    let most = (4 * steps.multiprocessors() - 1) | 1;
+    let grid = ((queries + keys).min(most), threads(&variant, spec));
+    launch(steps, (&variant, "fallback"), grid, &args, 0)
+}
+
 /// A backward pass on its way.
 struct BackwardPass<'a> {
     steps: &'a Steps<'a>,
     plan: &'a Plan,
-    /// Whether some gradients are computed together, of attention_lse all; else dk or dv is without the other.
-    together: bool,
     args: BackwardArgs,
 }
 
 impl<'a> BackwardPass<'a> {
     /// None, where no gradient is wanted of these kernels.
     fn new(steps: &'a Steps<'a>, plan: &'a Plan) -> Option<Self> {
-        let [dq, dk, dv] = WRITTEN.map(|name| writes(steps, name));
-        let (e, values) = (&steps.scores().extents, steps.prepared.value_dim.is_some());
-        let together = dq || dk && (dv || !values);
-        if !(together || values && dk != dv) {
-            return None;
-        }
-        let heads = heads_in(16 << 20, steps, plan).min(e.batch * e.key_heads);
-        let read = |name| match plan.reads(steps.prepared, name) {
-            true => plan.place(steps, name),
-            false => Place::NOWHERE,
-        };
-        let args = BackwardArgs {
-            lse2: steps.at(plan.lse2).into(),
-            delta: steps.at(plan.delta).into(),
-            lse: steps.address("lse").into(),
-            dlse: steps.address("dlse").into(),
-            o: read("o").into(),
-            dout_rows: read("dout").into(),
-            found: steps.at(plan.found).into(),
-            when: ALWAYS,
-            shape: shape(steps, plan, heads),
-            packed: packed(steps, plan),
-            options: options(steps),
-            ..BackwardArgs::default()
-        };
-        Some(BackwardPass { steps, plan, together, args })
-    }
-
-    /// A module that has what all have.
-    fn some(&self) -> Variant {
-        self.module(self.together)
-    }
-
-    /// That of the gradients that are computed together, or of one alone.
-    fn module(&self, together: bool) -> Variant {
-        let results = match (together, self.steps.prepared.value_dim) {
-            (false, _) => Results::Alone,
-            (true, Some(_)) => Results::All,
-            (true, None) => Results::Lse,
-        };
-        Variant::hopper_backward(self.plan.hopper, results)
-    }
-
-    /// Where a number is not finite, the portable kernels have all results. In key heads of a sequence without
-    /// an infinite one, the results of the tensor cores, with 0 for what is not finite, take the places of
-    /// those that are finite.
-    fn not_finite(&self) -> Result<(), Error> {
-        let (steps, plan) = (self.steps, self.plan);
-        portable::backward(steps, steps.at(plan.found))?;
-        let operand = |name| match plan.reads(steps.prepared, name) {
-            true => Cleansed::new(plan.place(steps, name), plan.clean(steps, name), by_keys(name)),
-            false => Cleansed::new(Place::NOWHERE, Place::NOWHERE, by_keys(name)),
-        };
-        let result = |name| {
-            let to = if writes(steps, name) { steps.place(name) } else { Place::NOWHERE };
-            Merged::new(plan.clean(steps, name), to, by_keys(name))
-        };
-        let mend = MendArgs {
-            operands: READ.map(operand),
-            results: WRITTEN.map(result),
-            lse2: self.args.lse2,
-            delta: self.args.delta,
-            stats: plan.stat_rows(&steps.scores().extents) as i64,
-            found: self.args.found,
-            shape: self.args.shape,
-            packed: self.args.packed,
-            sequences: steps.prepared.counts.sequences as i32,
-        };
-        // Some blocks for each multiprocessor: each walks what is left.
-        let grid = (4 * steps.multiprocessors(), 256);
-        launch(steps, (&self.some(), "cleanse"), grid, &mend, 0)?;
-        self.gradients(&|name| plan.clean(steps, name), 1)?;
-        launch(steps, (&self.some(), "merge"), grid, &mend, 0)
+        let wanted = WRITTEN.into_iter().any(|name| writes(steps, name));
+        wanted.then(|| BackwardPass { steps, plan, args: arguments(steps, plan) })
     }
 
     /// One of the kernels that draw tiles: as many blocks as there are multiprocessors, if there are as many tiles.
@@ -147,16 +153,15 @@ impl<'a> BackwardPass<'a> {
     ) -> Result<(), Error> {
         let counter = self.plan.counter(self.steps, counter).into();
         let args = BackwardArgs { tiles: tiles as i32, counter, ..args };
-        // Nothing, where all is finite.
-        let terms = if args.when == ALWAYS { terms } else { 0 };
         let grid = (tiles.min(self.steps.multiprocessors()), 384);
         launch(self.steps, kernel, grid, &args, terms)
     }
 
-    /// dk, dv and dq, those that are wanted, of operands and in places that a function names.
-    fn gradients(&self, place: &dyn Fn(&str) -> Place, when: u32) -> Result<(), Error> {
+    /// dk, dv and dq, those that are wanted.
+    fn gradients(&self) -> Result<(), Error> {
         let (steps, plan) = (self.steps, self.plan);
         let (e, values) = (&steps.scores().extents, steps.prepared.value_dim.unwrap_or(0));
+        let place = |name: &str| plan.place(steps, name);
         let map = |name: &str, rows: u32| map_of(plan, place(name), rows);
         let [dq, dk, dv] = WRITTEN.map(|name| writes(steps, name));
         let read = |name: &str, rows: u32| match plan.reads(steps.prepared, name) {
@@ -169,12 +174,11 @@ impl<'a> BackwardPass<'a> {
             k: map("k", 128),
             v: read("v", 128),
             dout: read("dout", rows),
-            when,
             ..self.args
         };
         if dk || dv {
             let lse = steps.prepared.value_dim.is_none();
-            let module = self.module(dk && (dv || lse));
+            let module = module(steps, plan, dk && (dv || lse));
             let (name, rows, terms) = match (dk, lse) {
                 (true, false) if dv => ("keys", 64, 2 * (e.dim + values)),
                 (true, false) => ("keys", 64, 2 * e.dim + values),
@@ -201,7 +205,7 @@ impl<'a> BackwardPass<'a> {
                 Lengths::Listed => steps.prepared.counts.by_queries,
                 _ => padded(e.queries) / 128 * e.batch,
             };
-            let module = self.module(true);
+            let module = module(steps, plan, true);
             self.draw((&module, "queries"), 1, tiles * e.query_heads, args, 2 * e.dim + values)?;
         }
         Ok(())

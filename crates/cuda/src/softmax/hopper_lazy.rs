@@ -1,7 +1,6 @@
 //! The kernels of lazy_attention for the tensor cores of compute capability 9.0: `kernels/lazy_attention/sm90a*`.
 
 use crate::args::{ConstPtr, Declaration, Ptr, declaration, kernel_args};
-use crate::moves::When;
 use crate::room::{Layout, Room};
 use crate::softmax::Steps;
 use crate::softmax::hopper::{self, Plan};
@@ -222,7 +221,7 @@ impl LazyPlan {
             plan.clear(steps, "o");
             let to = hopper::map_of(plan, plan.place(steps, "o"), 64);
             self.launch(steps, "values", HopperLazyArgs { v, o: to, ..args })?;
-            plan.narrow(steps, "o", When::Always)?;
+            plan.narrow(steps, "o")?;
         }
         if pv.is_there() {
             self.launch(steps, "sums", HopperLazyArgs { v, pv: pv.into(), ..args })?;
@@ -262,6 +261,6 @@ impl LazyPlan {
         if any(&["dk", "dv", "dbias"]) {
             self.launch(steps, "keys", args)?;
         }
-        ["dq", "dk", "dv"].into_iter().try_for_each(|name| plan.narrow(steps, name, When::Always))
+        ["dq", "dk", "dv"].into_iter().try_for_each(|name| plan.narrow(steps, name))
     }
 }

@@ -48,7 +48,7 @@ kernel_args! {
         /// Of each sequence from its `first_tile` on.
         pub tiles: ConstPtr<Tile>,
         pub tasks: ConstPtr<Task>,
-        /// 0, or a number: where it is 0 there is nothing to do.
+        /// 0, or a number for each sequence and key head: where it is 0 there is nothing to do.
         pub found: ConstPtr<u32>,
         pub batch: i32,
         pub heads: i32,
@@ -66,7 +66,7 @@ kernel_args! {
         pub cap: f32,
         /// Whether dq is f32 whatever the storage.
         pub wide: i32,
-        /// Of the work of `delta`, `queries` and `keys`: those of a launch may be fewer.
+        /// Blocks of `queries` and `keys`.
         pub blocks: i32,
     }
 }
@@ -95,9 +95,25 @@ kernel_args! {
     }
 }
 
-/// Kernel arguments that `pairs/problem.cuh` and `attention/partials.cuh` name.
+kernel_args! {
+    /// The arguments of `fallback`.
+    pub(crate) struct FallbackArgs as "FallbackArgs" {
+        /// With tiles of queries.
+        pub c: PairArgs,
+        /// Tiles of keys.
+        pub key_tasks: ConstPtr<Task>,
+        /// Of all groups together, and then of the key heads of each sequence.
+        pub flags: ConstPtr<u32>,
+        /// Tiles times heads; 0 where dq is not wanted.
+        pub query_blocks: i32,
+        /// The same of keys; 0 where neither dk nor dv is wanted.
+        pub key_blocks: i32,
+    }
+}
+
+/// Kernel arguments that `pairs/problem.cuh`, `attention/partials.cuh` and `attention/fallback.cu` name.
 pub(crate) const ARGUMENTS: &[Declaration] =
-    &[declaration::<PairArgs>(), declaration::<FusedArgs>()];
+    &[declaration::<PairArgs>(), declaration::<FusedArgs>(), declaration::<FallbackArgs>()];
 
 /// An operand of four axes.
 pub(crate) fn tensor(steps: &Steps<'_>, name: &str) -> StridedTensor {

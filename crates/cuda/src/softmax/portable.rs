@@ -34,19 +34,8 @@ fn launch(
 ) -> Result<(), Error> {
     let variant = &steps.prepared.modules.portable;
     let grid = (blocks, threads(variant, &steps.prepared.spec));
-    steps.launch_work((variant, name), grid, args, work(variant, args, terms))
-}
-
-/// Adds a launch of a kernel whose blocks may do the work of several: where it may have nothing to do, there are few.
-fn launch_few(
-    steps: &Steps<'_>,
-    name: &'static str,
-    blocks: usize,
-    args: &PairArgs,
-    terms: usize,
-) -> Result<(), Error> {
-    let most = if args.found.0 == 0 { blocks } else { 4 * steps.multiprocessors() };
-    launch(steps, name, blocks.min(most), &PairArgs { blocks: blocks as i32, ..*args }, terms)
+    let args = PairArgs { blocks: blocks as i32, ..*args };
+    steps.launch_work((variant, name), grid, &args, work(variant, &args, terms))
 }
 
 /// Adds a launch of a kernel of the level sm80.
@@ -69,7 +58,7 @@ fn walk(
     terms: usize,
 ) -> Result<(), Error> {
     match steps.prepared.modules.tensor_with(name) {
-        None => launch_few(steps, name, blocks, args, terms),
+        None => launch(steps, name, blocks, args, terms),
         Some(variant) => launch_tensor(steps, (variant, name), blocks, args, terms),
     }
 }
@@ -94,7 +83,7 @@ pub(crate) fn forward(steps: &Steps<'_>) -> Result<(), Error> {
 pub(crate) fn gradient_of_lse(steps: &Steps<'_>) -> Result<(), Error> {
     let dq = tensor(steps, "gradient");
     let args = PairArgs { dq, delta: 0.into(), wide: 1, ..PairArgs::new(steps) };
-    each_dq(steps, &args, |blocks, args, terms| launch_few(steps, "queries", blocks, &args, terms))
+    each_dq(steps, &args, |blocks, args, terms| launch(steps, "queries", blocks, &args, terms))
 }
 
 /// Calls `launch` with the number of blocks of the gradient of q, the arguments for each part of it, and what it
@@ -111,9 +100,9 @@ fn each_dq(
         .try_for_each(|first| launch(blocks, args.at([first, 0]), pairs + part(e.dim, first)))
 }
 
-/// The gradients that have places. With the address of a number, kernels do nothing where that is 0.
-pub(crate) fn backward(steps: &Steps<'_>, found: u64) -> Result<(), Error> {
-    let args = PairArgs { found: found.into(), ..PairArgs::new(steps) };
+/// The gradients that have places.
+pub(crate) fn backward(steps: &Steps<'_>) -> Result<(), Error> {
+    let args = PairArgs::new(steps);
     delta(steps, &args)?;
     match &steps.prepared.slots {
         Some(slots) => fused(steps, slots, &args)?,
@@ -141,7 +130,7 @@ fn by_rows(steps: &Steps<'_>) -> usize {
 /// δ of every row, if something needs it.
 fn delta(steps: &Steps<'_>, args: &PairArgs) -> Result<(), Error> {
     let needed = args.delta.0 != 0;
-    if needed { launch_few(steps, "delta", by_rows(steps), args, 0) } else { Ok(()) }
+    if needed { launch(steps, "delta", by_rows(steps), args, 0) } else { Ok(()) }
 }
 
 /// dq of attention_lse from the `gradient` that is given.
@@ -180,18 +169,8 @@ fn fused(steps: &Steps<'_>, slots: &Slots, args: &PairArgs) -> Result<(), Error>
     each_dq(steps, &args, |blocks, args, terms| walk(steps, "queries", blocks, &args, terms))
 }
 
-/// The gradients of the sinks and of the bias, if they have places.
-pub(crate) fn dsinks_and_dbias(steps: &Steps<'_>) -> Result<(), Error> {
-    if steps.address("dsinks") == 0 && steps.address("dbias") == 0 {
-        return Ok(());
-    }
-    let args = PairArgs::new(steps);
-    delta(steps, &args)?;
-    sinks_and_bias(steps, &args)
-}
-
-/// The same, from the δ of every row.
-fn sinks_and_bias(steps: &Steps<'_>, args: &PairArgs) -> Result<(), Error> {
+/// The gradients of the sinks and of the bias, if they have places, from the δ of every row.
+pub(crate) fn sinks_and_bias(steps: &Steps<'_>, args: &PairArgs) -> Result<(), Error> {
     let (e, prepared) = (&steps.scores().extents, steps.prepared);
     if args.dsinks.0 != 0 {
         launch(steps, "dsinks", e.query_heads, args, 0)?;

@@ -182,6 +182,7 @@ fn may_spill((architecture, variant): &Compilation) -> bool {
         |name: &str, value: &str| variant.defines.iter().any(|(n, v)| *n == name && v == value);
     match variant.family {
         Family::AttentionPortable
+        | Family::AttentionFallback
         | Family::AttentionPortableSecondOrder
         | Family::LazyPortable
         | Family::LinearPortable

@@ -16,7 +16,7 @@ const INVALID_IMAGE: i32 = 200;
 /// With an archive, and with no compiler but one that lies in an empty folder.
 fn workspace(archive: &Path) -> Workspace {
     let nvrtc = Some(nowhere(archive));
-    Workspace::with(Settings { archive: Some(archive.to_path_buf()), nvrtc, cache: None })
+    Workspace::with(Settings { archive: Some(archive.to_path_buf()), nvrtc, ..Settings::default() })
 }
 
 fn nowhere(archive: &Path) -> PathBuf {

@@ -329,7 +329,6 @@ template <int M, int W, bool DK, bool DV, class SLOTS> DEV void of_keys(const Pa
 #if !FUSES
 CHECK_SHARED(keys, BLOCK_BYTES);
 extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) keys(const __grid_constant__ PairArgs c) {
-  if (idle(c)) return;
   extern __shared__ __align__(128) char bytes[];
   of_keys<1, WALK, true, !WIDE>(c, bytes, NoSlots());
 }
@@ -340,7 +339,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) keys(const _
 constexpr int WALK_VALUES = !WIDE && CD == 64 && CE == 64 ? 64 : 32;
 CHECK_SHARED(values, WIDE ? BLOCK_BYTES : 2 * D_BYTES + STAGES * WALK_VALUES * ((CD + CE) * BYTES + 8));
 extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) values(const __grid_constant__ PairArgs c) {
-  if (idle(c)) return;
   extern __shared__ __align__(128) char bytes[];
   of_keys<WIDE ? 1 : 2, WALK_VALUES, false, true>(c, bytes, NoSlots());
 }
@@ -350,7 +348,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) values(const
 constexpr bool IN_TURN = STORAGE == 0;  // dout and v take the place of q and k
 CHECK_SHARED(dbias, 2 * (!IN_TURN ? D_BYTES + E_BYTES : D_BYTES > E_BYTES ? D_BYTES : E_BYTES));
 extern "C" __global__ void __launch_bounds__(THREADS, 2) dbias(const __grid_constant__ PairArgs c) {
-  if (idle(c)) return;
   extern __shared__ __align__(128) char bytes[];
   const u32 at_q = shared(bytes), at_k = at_q + D_BYTES;
   const u32 at_dout = IN_TURN ? at_q : at_k + D_BYTES, at_v = at_dout + E_BYTES;

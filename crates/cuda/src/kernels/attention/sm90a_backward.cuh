@@ -2,30 +2,38 @@
 // in place of 5, because scores and dP are computed twice. P and dS are rounded to the storage type; sums are f32.
 //
 //   delta     lse2 = lse·log2 e (+inf where a row saw nothing or is padding: P = 0), delta = Σ dout ⊙ o − dlse    (B1)
+//             in tiles, and delta of the rows of the arrays for `fallback`, dsinks and dbias
 //   keys      a tile is 128 keys of one key head, 64 a warpgroup, and walks the query blocks of all its query heads:
 //             Sᵀ = k·qᵀ, dPᵀ = v·doutᵀ, Pᵀ = exp2(c·Sᵀ − lse2), dv += Pᵀ·dout, dSᵀ = Pᵀ ⊙ (dPᵀ − delta), dk += dSᵀ·q
 //             Scores are transposed, so Pᵀ and dSᵀ are A operands from registers; q and dout are read both ways from
 //             one tile.                                                                                     (B6), (B7)
 //   queries   a tile is 128 queries and walks the key blocks: S, dP, dS, dq += dS·k                               (B5)
 //   values    dv where dk is not asked for: Sᵀ, Pᵀ, dv += Pᵀ·dout                                                 (B6)
+//   fallback  all results of groups that have a flag, by the code of the portable kernels (fallback.cu)
 // Of attention_lse dS is P ⊙ dlse (L2), and delta = -dlse: `keys` and `queries` have the loop of `values`.
 //
 // There are as many blocks as multiprocessors, and they claim tiles from a counter. While two warpgroups multiply, one
 // thread loads what they read next, of the next tile too, and another writes the results of the tile before.
 //
-// A forbidden pair has P = dS = 0, which adds nothing only to finite numbers; else the results are not finite, which
-// `keys` and `queries` say in `found`, and `delta` of lse and of its sums: of the pass, and of the group, the key head
-// of one sequence. Then the portable kernels compute the pass. `cleanse` puts 0 in the place of what is not finite in
-// copies of the operands, these kernels compute all again, and `merge` takes their results: in a group where nothing
-// was found all of them, else those where both are finite. What no NaN reaches has the bits that it would have without
-// it, and a group has the bits that it has alone, whatever rows of its neighbours lie in a tile of listed sequences.
-// Of a group with an infinite operand the portable results are all, but that dv, which may be computed alone without
-// them, does not depend on v and delta. All that is enqueued in any case; the kernels read `found` and return at once,
-// so that the host need not wait.
+// Numbers that are not finite. A forbidden pair has P = dS = 0, which adds nothing only to finite numbers; a sum in f32
+// that is not finite, before it is scaled and rounded, raises the flag of its group, the key head of one sequence.
+// `fallback` then computes all results of that group again; it is always enqueued and exits where there is no flag, so
+// that the host need not wait. Finite sums are right, since what is not finite cannot leave them:
+//   * P and dS of a hidden pair are selected or are 0 · x, and each then meets its operand in a product: 0 · NaN and
+//     0 · ∞ are NaN. P alone is selected; dS = P · (dP − delta) keeps a NaN of dP and of delta.
+//   * exp2 hides S = −∞ alone, whose weight is 0 by definition; ∞ and NaN stay, and ∞ · 0 is NaN. There is no maximum.
+//   * lse2 = +∞ (padding, a row that saw nothing, an lse of +∞) makes P = 0 of every finite S, as the definition does,
+//     and NaN of every other. An lse or delta that is NaN makes P or dS NaN; an infinite delta makes dS ∞ or NaN.
+//   * Packing turns what exceeds the type into ∞, which the next product keeps.
+//   * Rows behind a sequence that a box of the copy engine holds (those of the next sequence, or padding within the
+//     arrays) are 0 before a product sums over them (`zero_rows`), and no flag looks at their own results. A group has
+//     the bits that it has alone.
+// dsinks and dbias are sums over groups: they read operands, lse and delta, no result of these kernels.
 //
-// A gradient that is not asked for is not computed and changes no bit of the others. dk without dv is `keys` without
-// the product of dv: three products. dv without dk and both gradients of attention_lse take two
-// (sm90a_backward_weights.cu). These kernels are modules of their own. dv alone reads neither v nor o and has no δ.
+// A gradient that is not asked for is not computed and, where all results are finite, changes no bit of the others. dk
+// without dv is `keys` without the product of dv: three products. dv without dk and both gradients of attention_lse
+// take two (sm90a_backward_weights.cu). These kernels are modules of their own. dv alone reads neither v nor o and has
+// no δ.
 //
 // Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair), LENGTHS (1: batch elements have extents of their
 // own; 2: sequences are listed), OPTIONS (0: no softcap, no bias, a scale above 0), RESULTS (0: `keys` for dk and
@@ -35,13 +43,15 @@ constexpr bool LSE = RESULTS == 0;
 constexpr int STAGES = 3;  // query blocks in flight in keys
 constexpr int OWN = 128;   // rows of a tile
 KERNEL_ARGS(BackwardArgs)
-constexpr u32 ALWAYS = ~0u;
-constexpr int FIRST_GROUP = 3;
-// Of a group: a number is not finite; v or delta is infinite, of which dv knows nothing; what all results are computed of is.
-constexpr u32 STRANGE = 1, BESIDE_DV = 2, INFINITE = 3;
-// A number of the group of a key head is not finite. `number`: of the sequence.
-DEV void tell(const BackwardArgs& c, int number, int key_head) {
-  if (c.when == ALWAYS) *c.found = 1, c.found[FIRST_GROUP + number * c.shape.key_heads + key_head] = STRANGE;
+// The places that raise flags, and that which keeps rows of other sequences from raising them. A test compiles kernels
+// without each of them, by its number, and expects wrong results.
+#ifndef DROP
+#define DROP 0
+#endif
+constexpr int OF_KEYS = 1, OF_QUERIES = 2, OF_WEIGHTS = 3, OF_ROWS = 4;
+// A result of a key head of a sequence is not finite: flag 0 says so of some group, those behind it of each.
+template <int PLACE> DEV void raise(const BackwardArgs& c, int sequence, int key_head) {
+  if (PLACE != DROP) c.flags[0] = c.flags[1 + sequence * c.shape.key_heads + key_head] = 1;
 }
 // Rows of lse2 and delta: of every head, or of listed sequences tile after tile.
 DEV i64 stat_rows(const Shape& s) { return (PACKED ? 1ll : s.batch) * s.heads * s.padded; }
@@ -141,6 +151,20 @@ DEV bool is_finite(const float (&d)[D / 2], int row, int rows) {
   for (int i = 0; i < D / 2; i++) zero[i / 2 % 2] = fmaf(d[i], 0.0f, zero[i / 2 % 2]);  // NaN
   return (row >= rows || zero[0] == 0) && (row + 8 >= rows || zero[1] == 0);
 }
+DEV void store_zeros(u32 at) { asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory"); }
+// Clears the rows from `first` on of tiles of ROWS rows that two warpgroups multiply by. Each warpgroup clears all of
+// them, since the two do not wait for each other: one may write zeros where the other reads them, which changes
+// nothing. The copy engine wrote the rows, and the tensor cores read them: through another proxy than these stores.
+template <int ROWS, class... TILES> DEV void zero_rows(int first, int group, TILES... tiles) {
+  if (DROP == OF_ROWS) return;
+  constexpr int PIECES = D / 8;  // of 16 bytes in a row, all of which are cleared, however they are swizzled
+  const int piece = threadIdx.x % PIECES;
+#pragma unroll 1
+  for (int row = first + threadIdx.x % 128 / PIECES; row < ROWS; row += 128 / PIECES)
+    (store_zeros(tiles + piece / 8 * (ROWS * 128) + row * 128 + piece % 8 * 16), ...);
+  proxy_fence();
+  named_sync(1 + group, 128);
+}
 template <int N, int A_ROWS, int B_ROWS> DEV void issue_shared(float (&s)[N / 2], u32 a, u32 b) {  // s = a·bᵀ over D
 #pragma unroll
   for (int i = 0; i < D / 16; i++)
@@ -152,11 +176,7 @@ template <int N> DEV void issue_registers(float (&d)[D / 2], const u32 (&a)[N / 
 }
 
 // Blocks draw tiles from a counter, those that see most first; no tile depends on another. The first draw is the block's number.
-DEV int draw(const BackwardArgs& c) {
-  int drawn = atomicAdd(c.counter, 1u);
-  if (drawn + 1 == c.tiles) *c.counter = 0;  // each block draws once too often: this is the last draw
-  return drawn + gridDim.x;
-}
+DEV int draw(const BackwardArgs& c) { return atomicAdd(c.counter, 1u) + gridDim.x; }
 // The same number, from which the compiler computes nothing beforehand: what it would keep over a loop does not fit the registers.
 template <class T> DEV T hidden(T x) {
   asm volatile("" : "+r"(x));

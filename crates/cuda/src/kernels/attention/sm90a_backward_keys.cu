@@ -101,6 +101,9 @@ DEV void consume(u32 base, const BackwardArgs& call) {
       const u32 k = hidden(own), v = k + AT_V;
       u32 q = base + AT_Q + stage * Q_BYTES, dout = base + AT_DO + stage * Q_BYTES, stats = base + AT_STATS + stage * 2 * ROWS * 4 + 8 * (lane & 3);
       wait(base + FULL + 8 * stage, phase);
+      // Of packed sequences the last block is masked.
+      if (LENGTHS && (!PACKED || decltype(masked)::value) && s.queries - i * ROWS < ROWS)
+        zero_rows<ROWS>(s.queries - i * ROWS, group, q, dout);
       pin(p), mma_begin();
       issue_shared<ROWS, KEYS, ROWS>(p, k, q), mma_commit();
       mma_wait<1>(), pin(dsp);  // the products of the block before: their operands' registers are free
@@ -174,7 +177,7 @@ DEV void consume(u32 base, const BackwardArgs& call) {
       for (int i = 0; i < D / 2; i++)
         if (key + (i & 2) * 4 >= s.keys) dk[i] = dv[i] = 0;
     }
-    if (!is_finite(dk, key, s.keys) || (DV && !is_finite(dv, key, s.keys))) tell(call, w.batch, w.head);
+    if (!is_finite(dk, key, s.keys) || (DV && !is_finite(dv, key, s.keys))) raise<OF_KEYS>(call, w.batch, w.head);
     if (ByKeys::is_cut(w, s)) {  // keys of the next sequence lie in the box
       store_rows(call.dk_rows, s.batch, w.head, s.key_start, key, s.keys, dk, s.scale);
       if (DV) store_rows(call.dv_rows, s.batch, w.head, s.key_start, key, s.keys, dv, 1);
@@ -190,7 +193,6 @@ DEV void consume(u32 base, const BackwardArgs& call) {
 }
 extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant__ BackwardArgs call) {
   using namespace keys_pass;
-  if (call.when != ALWAYS && *call.found != call.when) return;
   extern __shared__ char bytes[];
   u32 base = (shared(bytes) + 1023) & ~1023u;
   if (threadIdx.x == 0) {

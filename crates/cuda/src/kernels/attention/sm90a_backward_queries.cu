@@ -91,11 +91,14 @@ DEV void consume(u32 base, const BackwardArgs& call) {
 #endif
       u32 k = base + AT_K + stage * KV_BYTES, v = base + AT_V + stage * KV_BYTES;
       wait(base + K_FULL + 8 * stage, phase);
+      const bool is_cut = LENGTHS && decltype(masked)::value && s.keys - n * KEYS < KEYS;  // rows behind the sequence
+      if (is_cut) zero_rows<KEYS>(s.keys - n * KEYS, group, k);
       pin(p), mma_begin();
       issue_shared<KEYS, ROWS, KEYS>(p, q, k), mma_commit();
       mma_wait<1>(), pin(dsp);  // dq of the block before: its operand's registers are free
       if (add) warp_arrive(base + K_EMPTY + 8 * before);
       wait(base + V_FULL + 8 * stage, phase);
+      if (is_cut) zero_rows<KEYS>(s.keys - n * KEYS, group, v);
       pin(ds), mma_begin();
       issue_shared<KEYS, ROWS, KEYS>(ds, dout, v), mma_commit();
       mma_wait<1>(), pin(p);
@@ -152,7 +155,7 @@ DEV void consume(u32 base, const BackwardArgs& call) {
       for (int i = 0; i < D / 2; i++)
         if (row + (i & 2) * 4 >= s.queries) dq[i] = 0;
     }
-    if (!is_finite(dq, row, s.queries)) tell(call, w.batch, w.head / (s.heads / s.key_heads));
+    if (!is_finite(dq, row, s.queries)) raise<OF_QUERIES>(call, w.batch, w.head / (s.heads / s.key_heads));
     if (ByQueries::is_cut(w, s)) {  // rows of the next sequence lie in the box
       store_rows(call.dq_rows, s.batch, w.head, s.query_start, row, s.queries, dq, s.scale);
     } else {
@@ -166,7 +169,6 @@ DEV void consume(u32 base, const BackwardArgs& call) {
 }
 extern "C" __global__ void __launch_bounds__(384, 1) queries(const __grid_constant__ BackwardArgs call) {
   using namespace queries_pass;
-  if (call.when != ALWAYS && *call.found != call.when) return;
   extern __shared__ char bytes[];
   u32 base = (shared(bytes) + 1023) & ~1023u;
   if (threadIdx.x == 0) {

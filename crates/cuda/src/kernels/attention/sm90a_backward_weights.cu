@@ -130,6 +130,10 @@ template <class TILES> DEV void consume(u32 base, const BackwardArgs& call) {
       constexpr bool MASKED = decltype(masked)::value;
       const u32 stats = base + AT_STATS + stage * STATS + 8 * (lane & 3);
       wait(base + Y_FULL + 8 * stage, phase);
+      // Rows behind the sequence; of packed ones the last block is masked.
+      const int end = (KEYS ? s.queries : s.keys) - n * OWN;
+      const bool is_cut = LENGTHS && (!PACKED || MASKED) && end < OWN;
+      if (is_cut) zero_rows<OWN>(end, group, base + AT_Y + stage * BYTES);
       pin(p), mma_begin();
       issue_shared<OWN, OWN, OWN>(p, hidden(own), base + AT_Y + stage * BYTES), mma_commit();
       if (any) your_turn();
@@ -173,6 +177,7 @@ template <class TILES> DEV void consume(u32 base, const BackwardArgs& call) {
       for (int i = 0; i < OWN / 4; i++) weights[i] = pack(p[2 * i], p[2 * i + 1]);
       if (!LSE) warp_arrive(base + Y_EMPTY + 8 * stage);
       if (!LSE) wait(base + X_FULL + 8 * stage, phase);
+      if (!LSE && is_cut) zero_rows<OWN>(end, group, base + AT_X + stage * BYTES);
       my_turn();
       pin(weights), mma_begin();
       issue_registers<OWN>(out, weights, base + AT_X + stage * BYTES, 1), mma_commit();
@@ -197,7 +202,7 @@ template <class TILES> DEV void consume(u32 base, const BackwardArgs& call) {
       for (int i = 0; i < D / 2; i++)
         if (row + (i & 2) * 4 >= rows) out[i] = 0;
     }
-    if (!is_finite(out, row, rows)) tell(call, w.batch, KEYS ? w.head : w.head / each);
+    if (!is_finite(out, row, rows)) raise<OF_WEIGHTS>(call, w.batch, KEYS ? w.head : w.head / each);
     const float scale = LSE ? s.scale : 1;
     if (TILES::is_cut(w, s)) {  // rows of the next sequence lie in the box
       store_rows(result_rows<TILES>(call), s.batch, w.head, KEYS ? s.key_start : s.query_start, row, rows, out, scale);
@@ -211,7 +216,6 @@ template <class TILES> DEV void consume(u32 base, const BackwardArgs& call) {
 }
 
 template <class TILES> DEV void run(const BackwardArgs& call, char* bytes) {
-  if (call.when != ALWAYS && *call.found != call.when) return;
   const u32 base = (shared(bytes) + 1023) & ~1023u;
   if (threadIdx.x == 0) {
     prefetch(&call.q), prefetch(&call.k), prefetch(result<TILES>(call));

@@ -58,7 +58,9 @@ DEV Thread this_thread() {
   return {group, warp, lane, group * 64 + warp * 16 + lane / 4, 2 * (lane & 3), own + warp * 16 + lane / 4, KW == 128 || group == 0};
 }
 // Below that e^g is 0 one token on; and 0 times it is 0, which it would not be of -inf.
-DEV float log_of(const WalkArgs& c, int key_head) { return c.logs && !BY_TOKEN ? fmaxf(c.logs[key_head] * LOG2E, -16384.0f) : 0; }
+DEV float log_of(const WalkArgs& c, int key_head) {
+  return c.logs && !BY_TOKEN ? max_nan(c.logs[key_head] * LOG2E, -16384.0f) : 0;
+}
 
 struct State {  // of a key head of a sequence or a segment; data is 0 where there is none
   float* data;

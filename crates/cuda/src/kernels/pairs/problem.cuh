@@ -19,8 +19,6 @@ DEV Place drawn(int heads) {
   return {tasks - 1 - (int)blockIdx.x / heads, (int)blockIdx.x % heads};
 }
 
-DEV bool idle(const PairArgs& c) { return c.found && !*c.found; }
-
 // Rows of a tensor: `count` of them, the others read as 0.
 template <class T> struct RowsOf {
   const T* at;

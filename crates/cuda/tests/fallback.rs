@@ -1,0 +1,268 @@
+//! The backward pass of sm90a where numbers are not finite: groups with a flag are computed again, and all others have
+//! the bits that they have alone. Without such a device a test says that it was skipped.
+
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
+use etalon_cuda::{
+    DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Settings, Workspace, probe,
+    run_in,
+};
+use etalon_problem::{
+    Attention, Dtype, Extents, Mask, Pass, Problem, Role, Sequences, Views, ViewsMut,
+};
+use half::bf16;
+use ndarray::{ArrayD, Dimension, IxDyn};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+type Tensors = BTreeMap<&'static str, ArrayD<bf16>>;
+
+const ALL: [&str; 3] = ["dq", "dk", "dv"];
+
+/// Kernels without a part, by its number in `sm90a_backward.cuh`; 0: with all.
+fn without(part: usize) -> Option<Workspace> {
+    if let Err(absent) = probe() {
+        println!("skipped: {absent}");
+        return None;
+    }
+    let defines = (part > 0).then(|| format!("DROP={part}")).into_iter().collect();
+    let workspace = Workspace::with(Settings { defines, ..Settings::default() });
+    if workspace.capability(0) != Ok((9, 0)) {
+        println!("skipped: no device of compute capability 9.0");
+        return None;
+    }
+    Some(workspace)
+}
+
+fn flash() -> Options {
+    Options { level: Level::Sm90a, precision: Precision::Flash, ..Options::default() }
+}
+
+/// Two blocks of queries and of keys, which end within a block.
+fn problem(batch: usize, sequences: Sequences) -> Problem {
+    let (queries, keys) = (200, 200);
+    let extents = Extents { batch, query_heads: 4, key_heads: 2, queries, keys, dim: 64 };
+    let mut attention = Attention::new(extents).mask(Mask::causal());
+    attention.scores.sequences = sequences;
+    attention.into()
+}
+
+/// Small numbers that no rule repeats.
+fn numbers(shape: &[usize], seed: usize) -> ArrayD<bf16> {
+    let mut at = seed;
+    ArrayD::from_shape_simple_fn(IxDyn(shape), || {
+        at = at.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        bf16::from_f32(((at >> 40) % 257) as f32 / 128.0 - 1.0)
+    })
+}
+
+/// Inputs of a backward pass, NaN where `hit` holds, with o and lse of the portable level.
+fn inputs(
+    workspace: &Workspace,
+    problem: &Problem,
+    hit: impl Fn(&str, &[usize]) -> bool,
+) -> (Tensors, ArrayD<f32>) {
+    let operands = problem.operands(Pass::Backward);
+    let mut all = Tensors::new();
+    for (seed, x) in operands.iter().enumerate() {
+        if matches!(x.role, Role::Input | Role::Cotangent) {
+            let mut values = numbers(&x.shape, seed + 1);
+            let set = |(at, value): (IxDyn, &mut bf16)| {
+                if hit(x.name, at.slice()) {
+                    *value = bf16::NAN;
+                }
+            };
+            values.indexed_iter_mut().for_each(set);
+            all.insert(x.name, values);
+        }
+    }
+    let (mut o, mut lse) =
+        (all["dout"].clone(), ArrayD::<f32>::zeros(all["dout"].shape()[..3].to_vec()));
+    let forward =
+        ["q", "k", "v"].iter().fold(Views::new(), |views, name| views.with(name, &all[name]));
+    let mut results = ViewsMut::new().with("o", &mut o).with("lse", &mut lse);
+    let portable = Options { level: Level::Portable, ..Options::default() };
+    run_in(workspace, problem, Pass::Forward, &forward, &mut results, &portable).unwrap();
+    drop((results, forward));
+    all.insert("o", o);
+    (all, lse)
+}
+
+/// Some gradients, as a level computes them.
+fn gradients(
+    workspace: &Workspace,
+    problem: &Problem,
+    (inputs, lse): &(Tensors, ArrayD<f32>),
+    names: &[&'static str],
+    options: &Options,
+) -> Tensors {
+    let mut results: Tensors =
+        names.iter().map(|name| (*name, inputs[&name[1..]].clone())).collect();
+    let mut places = ViewsMut::new();
+    for (name, x) in &mut results {
+        places = places.with(name, x);
+    }
+    let given = inputs.iter().fold(Views::new(), |views, (name, x)| views.with(name, x));
+    let given = given.with("lse", lse);
+    run_in(workspace, problem, Pass::Backward, &given, &mut places, options).unwrap();
+    drop(places);
+    results
+}
+
+/// True of gradients like those of the portable level: NaN where these are, and elsewhere near them.
+fn agree(found: &Tensors, wanted: &Tensors) -> bool {
+    wanted.iter().all(|(name, wanted)| {
+        found[name].iter().zip(wanted).all(|(x, y)| {
+            let (x, y) = (x.to_f32(), y.to_f32());
+            // P and dS of bf16 have 8 digits; gradients are below 8.
+            if y.is_nan() { x.is_nan() } else { (x - y).abs() <= 0.05 + 0.03 * y.abs() }
+        })
+    })
+}
+
+/// The gradients of a pass, a flag that they need, and where a NaN lies that masks keep from most of them: the name of
+/// an operand, and a row.
+const CASES: [(&[&str], usize, &str, usize); 4] = [
+    (&["dk", "dv"], 1, "q", 0),
+    (&["dk"], 1, "q", 0),
+    (&["dq"], 2, "k", 199),
+    (&["dv"], 3, "dout", 0),
+];
+
+#[test]
+fn each_flag_is_needed() {
+    let Some(whole) = without(0) else { return };
+    let problem = problem(1, Sequences::Dense);
+    let portable = Options { level: Level::Portable, ..Options::default() };
+    for (names, part, struck, row) in CASES {
+        let inputs = inputs(&whole, &problem, |name, at| name == struck && at[1..3] == [0, row]);
+        let wanted = gradients(&whole, &problem, &inputs, names, &portable);
+        let found = gradients(&whole, &problem, &inputs, names, &flash());
+        assert!(agree(&found, &wanted), "{names:?} with all flags");
+        let Some(mutant) = without(part) else { return };
+        let found = gradients(&mutant, &problem, &inputs, names, &flash());
+        assert!(!agree(&found, &wanted), "{names:?} without the flag {part}");
+    }
+}
+
+/// The bits of the rows of the first sequence, or of the rows that each batch element has.
+fn bits(tensors: &Tensors, lengths: &[usize]) -> Vec<u16> {
+    let own = |at: &IxDyn| at[2] < lengths[at[0]];
+    let of = |x: &ArrayD<bf16>| {
+        let kept = x.indexed_iter().filter(|(at, _)| own(at));
+        kept.map(|(_, x)| x.to_bits()).collect::<Vec<_>>()
+    };
+    tensors.values().flat_map(of).collect()
+}
+
+#[test]
+fn rows_of_other_sequences_and_of_none_change_no_bit() {
+    let Some(whole) = without(0) else { return };
+    let cu = vec![0, 90, 200];
+    let packed = Sequences::Packed { cu_query: cu.clone(), cu_key: cu };
+    let padded = Sequences::Lengths { query: vec![90, 130], key: vec![90, 130] };
+    for (batch, sequences, lengths) in [(1, packed, vec![90]), (2, padded, vec![90, 130])] {
+        let problem = problem(batch, sequences);
+        let clean = inputs(&whole, &problem, |_, _| false);
+        let struck = inputs(&whole, &problem, |_, at| at[2] == lengths[at[0]]);
+        for names in [&ALL[..], &["dv"]] {
+            let of = |workspace: &Workspace, inputs: &(Tensors, ArrayD<f32>)| {
+                bits(&gradients(workspace, &problem, inputs, names, &flash()), &lengths)
+            };
+            let wanted = of(&whole, &clean);
+            assert!(of(&whole, &struck) == wanted, "{names:?}, {lengths:?}");
+            let Some(mutant) = without(4) else { return };
+            assert!(of(&mutant, &struck) != wanted, "{names:?}, {lengths:?}: rows are not cleared");
+        }
+    }
+}
+
+/// Operands of a pass on the device, its results and its scratch memory.
+struct Held {
+    stream: Arc<CudaStream>,
+    inputs: Vec<(&'static str, CudaSlice<u16>, Vec<usize>)>,
+    lse: (CudaSlice<f32>, Vec<usize>),
+    outputs: Vec<(&'static str, CudaSlice<u16>, Vec<usize>)>,
+    scratch: Option<CudaSlice<u8>>,
+}
+
+fn words(x: &ArrayD<bf16>) -> Vec<u16> {
+    x.iter().map(|x| x.to_bits()).collect()
+}
+
+impl Held {
+    fn new(stream: Arc<CudaStream>, (inputs, lse): &(Tensors, ArrayD<f32>)) -> Held {
+        let put = |name: &'static str, x: &ArrayD<bf16>| {
+            (name, stream.clone_htod(&words(x)).unwrap(), x.shape().to_vec())
+        };
+        let values: Vec<f32> = lse.iter().copied().collect();
+        Held {
+            inputs: inputs.iter().map(|(name, x)| put(name, x)).collect(),
+            lse: (stream.clone_htod(&values).unwrap(), lse.shape().to_vec()),
+            outputs: ALL.map(|name| put(name, &inputs[&name[1..]])).into(),
+            scratch: None,
+            stream,
+        }
+    }
+
+    fn tensors(&self) -> [DeviceTensors<'static>; 2] {
+        let of = |list: &[(&'static str, CudaSlice<u16>, Vec<usize>)]| {
+            list.iter().fold(DeviceTensors::new(), |all, (name, x, shape)| {
+                all.with(name, DeviceTensor::of(x, &self.stream, shape, Dtype::Bf16).unwrap())
+            })
+        };
+        let lse = DeviceTensor::of(&self.lse.0, &self.stream, &self.lse.1, Dtype::F32).unwrap();
+        [of(&self.inputs).with("lse", lse), of(&self.outputs)]
+    }
+
+    /// Copies other inputs to the same memory.
+    fn put(&mut self, (inputs, lse): &(Tensors, ArrayD<f32>)) {
+        for (name, memory, _) in &mut self.inputs {
+            self.stream.memcpy_htod(&words(&inputs[name]), memory).unwrap();
+        }
+        let values: Vec<f32> = lse.iter().copied().collect();
+        self.stream.memcpy_htod(&values, &mut self.lse.0).unwrap();
+    }
+
+    fn enqueue(&mut self, pass: &DevicePass) {
+        let bytes = pass.scratch_bytes().max(256);
+        // Flags of a call before this one may lie there.
+        let fresh = || self.stream.clone_htod(&vec![0xff_u8; bytes]).unwrap();
+        let scratch = self.scratch.get_or_insert_with(fresh).device_ptr(&self.stream).0;
+        let [inputs, outputs] = self.tensors();
+        // SAFETY: all tensors and the scratch memory live until the stream has been waited for, no two of them
+        // overlap, and the stream is of the primary context.
+        unsafe { pass.enqueue(self.stream.cu_stream(), &inputs, &outputs, scratch) }.unwrap();
+    }
+
+    fn get(&self) -> Vec<u16> {
+        self.outputs.iter().flat_map(|x| self.stream.clone_dtoh(&x.1).unwrap()).collect()
+    }
+}
+
+#[test]
+fn flags_are_those_of_a_call_on_its_stream() {
+    let Some(workspace) = without(0) else { return };
+    let problem = problem(1, Sequences::Dense);
+    let clean = inputs(&workspace, &problem, |_, _| false);
+    let struck = inputs(&workspace, &problem, |name, at| name == "q" && at[2] == 0);
+    let context = CudaContext::new(0).unwrap();
+    let mut held = [&clean, &struck].map(|inputs| Held::new(context.new_stream().unwrap(), inputs));
+    let [inputs, outputs] = held[0].tensors();
+    let pass =
+        DevicePass::new(&workspace, &problem, Pass::Backward, &inputs, &outputs, &flash()).unwrap();
+    held.iter_mut().for_each(|held| held.enqueue(&pass));
+    let [wanted, other] = [0, 1].map(|n| held[n].get());
+    assert!(wanted != other, "a NaN reaches some gradients");
+    // Two streams at once, many times.
+    for _ in 0..20 {
+        held.iter_mut().for_each(|held| held.enqueue(&pass));
+    }
+    assert!(held[0].get() == wanted && held[1].get() == other);
+    // The memory of a call that had flags, with finite operands, and again with others.
+    held[1].put(&clean);
+    held[1].enqueue(&pass);
+    assert!(held[1].get() == wanted, "flags of the call before");
+    held[1].put(&struck);
+    held[1].enqueue(&pass);
+    assert!(held[1].get() == other);
+}
