@@ -61,7 +61,7 @@ fn groups(level: Level) -> Vec<Group> {
     groups
 }
 
-/// Whether a level computes a pass in a storage type, with a precision that permits it.
+/// Tells whether a level computes a pass in a storage type, with a precision that permits it.
 fn computes(level: Level, algorithm: Algorithm, pass: Pass) -> bool {
     let calls = [(Dtype::Bf16, Precision::Flash), (Dtype::F32, Precision::Tf32)];
     calls.into_iter().any(|(storage, precision)| {

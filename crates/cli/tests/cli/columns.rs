@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 use tempfile::tempdir;
 
-/// What a command prints where the environment states 80 columns.
+/// The output of a command where the environment states 80 columns.
 fn at_80(arguments: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_etalon"));
     let output = command.args(arguments).env("COLUMNS", "80").output().unwrap();

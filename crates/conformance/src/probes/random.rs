@@ -25,8 +25,8 @@ laws! {
     Probe random_probe;
 }
 
-/// The most products of a forward pass: exact results, their bounds and simulated kernels take some forty times as many
-/// of a backward pass.
+/// The most products of a forward pass: exact results, their bounds and simulated kernels take some forty times as
+/// many of a backward pass.
 const MOST: f64 = 2_147_483_648.0; // 2³¹
 
 /// An error that is to show, relative to the result.
@@ -36,8 +36,8 @@ const ERROR: f64 = 0.01;
 /// that is a percent larger then by more.
 const OF_BOUND: f64 = 1.0 / 2.01;
 
-/// The same of the slope that chance allows, six standard deviations: the slope of a right kernel lies within two and a
-/// half.
+/// The same of the slope that chance allows, six standard deviations: the slope of a right kernel lies within two and
+/// a half.
 const OF_SLOPE: f64 = 6.0 / 8.5;
 
 /// Signs of values and cotangents.

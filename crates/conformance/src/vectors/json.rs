@@ -134,8 +134,8 @@ fn kind(name: &str) -> String {
 }
 
 /// The number of the line on which the value of a key begins. Behind its first part the key may leave out what stands
-/// between, as in `mask.chunk` of `mask.and[0].chunked_causal.chunk`; of several that fit it is the one with the value that was
-/// found, if one alone has it.
+/// between, as in `mask.chunk` of `mask.and[0].chunked_causal.chunk`; of several that fit it is the one with the value
+/// that was found, if one alone has it.
 pub fn line_of_value(text: &str, key: &str, found: &str) -> Option<usize> {
     let parts: Vec<&str> = key.split(['.', '[', ']']).filter(|part| !part.is_empty()).collect();
     let (first, rest) = parts.split_first()?;

@@ -169,8 +169,7 @@ fn what_cannot_be_archived_is_named() {
         let writer = ArchiveWriter::new(fake.shared.join("archive"), compiler).unwrap();
         fake.fail(Part::Nvrtc, "nvrtcCompileProgram", 1, 6);
         let found = refusal(writer.add(&variant, "sm_90"));
-        for part in
-            ["sm_90", "move WORD=2", "NVRTC_ERROR_COMPILATION", "a message of the compiler"]
+        for part in ["sm_90", "move WORD=2", "NVRTC_ERROR_COMPILATION", "a message of the compiler"]
         {
             assert!(found.contains(part), "{part}: {found}");
         }

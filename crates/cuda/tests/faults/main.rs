@@ -203,7 +203,9 @@ fn a_compiler_that_fails() {
         let workspace = Workspace::new();
         fake.fail(Part::Nvrtc, "nvrtcCompileProgram", 1, 6);
         let found = refusal(forward(&workspace));
-        for part in ["sm_90", "attention/portable", "NVRTC_ERROR_COMPILATION", "a message of the compiler"] {
+        for part in
+            ["sm_90", "attention/portable", "NVRTC_ERROR_COMPILATION", "a message of the compiler"]
+        {
             assert!(found.contains(part), "{part}: {found}");
         }
         // Whatever fails is named; without its log a source is compiled all the same.

@@ -123,7 +123,7 @@ fn packed_sequences() {
     refused(packed(1, &[0, 6], &[0, 7]), "sequences.cu_query", "6");
     refused(packed(1, &[0, 5], &[0, 8]), "sequences.cu_key", "8");
     refused(packed(1, &[1, 5], &[0, 7]), "sequences.cu_query", "1");
-    refused(packed(1, &[], &[]), "sequences.cu_query", "None");
+    refused(packed(1, &[], &[]), "sequences.cu_query", "none");
 }
 
 #[test]

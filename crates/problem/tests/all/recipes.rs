@@ -16,7 +16,7 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// Whether code has a word: neither comments, nor strings, nor the tests at the end of a file.
+/// Tells whether code has a word: neither comments, nor strings, nor the tests at the end of a file.
 fn has_word(text: &str, word: &str) -> bool {
     let code = text.split("#[cfg(test)]").next().unwrap_or_default();
     let of_line = |line: &str| {
@@ -44,7 +44,7 @@ fn the_recipe_of_an_option_names_the_files_that_one_touches() {
         let (folder, mut files) = (format!("crates/{name}/src"), Vec::new());
         collect(&root().join(&folder), &mut files);
         let is_one = |path: &PathBuf| {
-            // That of linear_cross_entropy is another option.
+            // The softcap of linear_cross_entropy is another option.
             let other = path.to_string_lossy().contains("linear_cross_entropy");
             let is_rust = path.extension().is_some_and(|kind| kind == "rs");
             is_rust && !other && has_word(&fs::read_to_string(path).expect("a text"), "softcap")
@@ -58,7 +58,8 @@ fn the_recipe_of_an_option_names_the_files_that_one_touches() {
     };
     let crates = ["problem", "reference", "oracle", "simd", "cuda"];
     let found: BTreeSet<String> = crates.into_iter().flat_map(of_crate).collect();
-    let is_one = |text: &String| crates.iter().any(|x| text.starts_with(&format!("crates/{x}/")));
+    let is_one =
+        |text: &String| crates.iter().any(|x| text.starts_with(&format!("crates/{x}/src/")));
     let named = quoted(RECIPE).into_iter().filter(|text| is_one(text) && text.ends_with(".rs"));
     assert_eq!(named.collect::<BTreeSet<_>>(), found);
 }

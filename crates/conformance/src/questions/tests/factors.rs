@@ -1,5 +1,5 @@
-//! Factors: of a kernel that is right but for a factor of one gradient some probe fails, or its profile hides that, and
-//! the verdict says so.
+//! Gradients scaled by a factor: some probe fails, or the profile of the kernel hides the factor and the verdict says
+//! so.
 
 use super::*;
 use etalon_problem::{AttentionLse, Decay, LazyAttention, Role};
@@ -65,7 +65,8 @@ fn findings(given: &Given, profile: &Profile, turn: usize) -> Vec<String> {
         let (name, factor) = (output.name, FACTORS[(at + turn) % 2]);
         let wrong = |x: &Asked| judged(given, x, profile, Some((name, factor))).is_negative();
         let is_named = |text: &&str| text.starts_with("that ") && text.contains(name);
-        let may_hide = profile.score_store != Dtype::F32 && words.iter().any(|text| is_named(&text));
+        let may_hide =
+            profile.score_store != Dtype::F32 && words.iter().any(|text| is_named(&text));
         if !may_hide && !asked.iter().any(wrong) {
             found.push(format!("{of}: {name} times {factor} is not noticed: {words:?}"));
         }
@@ -96,7 +97,8 @@ fn profiles(dtype: Dtype) -> Vec<Profile> {
 #[test]
 fn factors_of_gradients_are_noticed() {
     let types = [Dtype::Bf16, Dtype::F16, Dtype::F32];
-    let all = types.into_iter().flat_map(|dtype| profiles(dtype).into_iter().map(move |x| (dtype, x)));
+    let all =
+        types.into_iter().flat_map(|dtype| profiles(dtype).into_iter().map(move |x| (dtype, x)));
     let mut found = Vec::new();
     for (turn, (dtype, profile)) in all.enumerate() {
         let problems = problems([1, 2, 4][turn % 3], [64, 128][turn % 2]);
