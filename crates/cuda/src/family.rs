@@ -13,7 +13,7 @@ macro_rules! texts {
 // The rooms of the prelude that families share.
 const TILE: &[Text] = texts!["tile.cuh"];
 const FEED: &[Text] = texts!["tile.cuh", "feed.cuh", "wgmma.cuh"];
-const HOPPER: &[Text] = texts!["tile.cuh", "feed.cuh", "wgmma.cuh", "hopper.cuh"];
+const HOPPER: &[Text] = texts!["tile.cuh", "feed.cuh", "wgmma.cuh", "hopper.cuh", "spans.cuh"];
 const WARPS: &[Text] = texts!["tile.cuh", "pairs.cuh", "copies.cuh", "warps.cuh"];
 const FFMA: &[Text] = texts!["tile.cuh", "pairs.cuh", "copies.cuh", "ffma.cuh"];
 const MMA: &[Text] =

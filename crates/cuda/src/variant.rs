@@ -1,6 +1,7 @@
 //! The variants of the kernels that are compiled.
 
 use crate::family::Family;
+use crate::softmax::{Hopper, Lengths, Visible};
 use crate::unit::Unit;
 use etalon_problem::Dtype;
 
@@ -80,18 +81,19 @@ impl Variant {
         }
     }
 
-    /// Its forward pass, or its backward pass, for compute capability 9.0, of operands with so many columns: 64 or
-    /// 128. `listed`: sequences are not those of the arrays.
-    pub fn hopper_lazy(storage: Dtype, columns: usize, listed: bool, backward: bool) -> Self {
+    /// Its forward pass, or its backward pass, for compute capability 9.0: sequences are those of the arrays, or listed.
+    pub(crate) fn hopper_lazy(of: Hopper, backward: bool) -> Self {
         let families = [Family::HopperLazyForward, Family::HopperLazyBackward];
-        Variant {
-            family: families[usize::from(backward)],
-            defines: vec![
-                ("STORAGE", number(storage)),
-                ("D", columns.to_string()),
-                ("LENGTHS", if listed { "2" } else { "0" }.to_string()),
-            ],
+        let listed = of.lengths != Lengths::Equal;
+        let mut defines = vec![
+            ("STORAGE", number(of.storage)),
+            ("D", of.width.to_string()),
+            ("LENGTHS", if listed { "2" } else { "0" }.to_string()),
+        ];
+        if of.visible == Visible::Spans {
+            defines.push(("WINDOW", (of.visible as u8).to_string()));
         }
+        Variant { family: families[usize::from(backward)], defines }
     }
 
     /// The warpgroups of one of its kernels: 64 queries each.
@@ -350,7 +352,7 @@ impl Variant {
                 "scan",
             ],
             Family::Moves => &["move"],
-            Family::Tables => &["sequences", "rows"],
+            Family::Tables => &["sequences", "rows", "intervals"],
             Family::Peak | Family::TensorPeak | Family::HopperPeak => &["peak"],
         }
     }
@@ -429,6 +431,8 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
     let (width, groups) = (variant.define("D"), variant.define("GROUPS"));
     let rows = |rows: usize| 2 * rows * width; // bytes of so many rows
     let (cd, ce) = (variant.define("CD"), variant.define("CE"));
+    // Of spans, what the walk by keys does with the block of each stage.
+    let visits = if variant.define("WINDOW") == Visible::Spans as usize { 16 } else { 0 };
     let bytes = match (variant.family, kernel) {
         // q; k and v in two stages.
         (Family::Tensor, "forward") => {
@@ -522,11 +526,13 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
         }
         // What two tiles own; what they walk and its numbers in four stages, or two of dout beside; barriers.
         (Family::HopperBackward, "keys" | "queries") if variant.define("RESULTS") == 0 => {
-            1024 + 6 * rows(128) + 4 * (1024 + 32) + 56
+            1024 + 6 * rows(128) + 4 * (1024 + 32) + 56 + visits
         }
-        (Family::HopperBackward, "values") => 1024 + 6 * rows(128) + 2 * (1024 + 32) + 56,
+        (Family::HopperBackward, "values") => 1024 + 6 * rows(128) + 2 * (1024 + 32) + 56 + visits,
         // k and v of two tiles; q, dout and their numbers in three stages; barriers.
-        (Family::HopperBackward, "keys") => 1024 + 4 * rows(128) + 3 * (2 * rows(64) + 512) + 112,
+        (Family::HopperBackward, "keys") => {
+            1024 + 4 * rows(128) + 3 * (2 * rows(64) + 512) + 112 + visits
+        }
         // q, dout, dq; k and v in two stages; barriers.
         (Family::HopperBackward, "queries") => 1024 + 7 * rows(128) + 112,
         // Four stages of a and five of b; barriers.

@@ -6,10 +6,12 @@ use crate::moves::{Place, When};
 use crate::parts::Part;
 use crate::room::{Layout, Room};
 use crate::softmax::counts::SIDE;
-use crate::softmax::hopper_args::{ForwardArgs, Packed, ScoreOptions, Shape, tensor_map};
+use crate::softmax::hopper_args::{
+    ForwardArgs, Packed, ScoreOptions, Shape, SpanTables, tensor_map,
+};
 use crate::softmax::prepared::Prepared;
 use crate::softmax::spec::Spec;
-use crate::softmax::variants::{Hopper, Lengths};
+use crate::softmax::variants::{Hopper, Lengths, Visible};
 use crate::softmax::window::Window;
 use crate::softmax::{Steps, blocks};
 use crate::step::Work;
@@ -195,7 +197,8 @@ impl Plan {
 
     /// Puts 0 into the copies of a result in which kernels leave rows of no sequence out.
     pub(super) fn clear(&self, steps: &Steps<'_>, name: &str) {
-        if let Some(wide) = self.find(name).filter(|_| self.hopper.lengths == Lengths::Listed) {
+        let leaves = self.hopper.lengths == Lengths::Listed && steps.prepared.leaves_rows();
+        if let Some(wide) = self.find(name).filter(|_| leaves) {
             let rooms = [wide.copy, wide.clean].into_iter().flatten();
             rooms.for_each(|room| steps.fill(steps.at(room), room.bytes, 0));
         }
@@ -279,6 +282,20 @@ pub(super) fn packed(steps: &Steps<'_>, plan: &Plan) -> Packed {
     }
 }
 
+/// The tables of a mask that is no window.
+pub(super) fn spans(steps: &Steps<'_>, plan: &Plan) -> SpanTables {
+    let tables = &steps.prepared.tables;
+    match plan.hopper.visible {
+        Visible::Spans => SpanTables {
+            spans: steps.table(tables.spans).into(),
+            tiles: steps.table(tables.tiles).into(),
+            common: steps.table(tables.common).into(),
+            seen_by: steps.table(tables.seen_by).into(),
+        },
+        _ => SpanTables::default(),
+    }
+}
+
 /// The bias, the unit and the softcap of scores.
 pub(super) fn options(steps: &Steps<'_>) -> ScoreOptions {
     let scale = steps.scores().scale() as f32;
@@ -314,7 +331,7 @@ pub(crate) fn forward(steps: &Steps<'_>, plan: &Plan) -> Result<(), Error> {
     let groups = variant.define("GROUPS");
     let rows = 64 * groups;
     // Measured: causal masks like more heads beside each other than full ones.
-    let l2 = if plan.hopper.windowed { 32 << 20 } else { 8 << 20 };
+    let l2 = if plan.hopper.visible == Visible::All { 8 << 20 } else { 32 << 20 };
     let together = heads_in(l2, steps, plan) * steps.scores().group();
     let map = |name: &str, rows: u32| map_of(plan, plan.place(steps, name), rows);
     let mut args = ForwardArgs {
@@ -327,6 +344,7 @@ pub(crate) fn forward(steps: &Steps<'_>, plan: &Plan) -> Result<(), Error> {
         packed: packed(steps, plan),
         options: options(steps),
         o_rows: plan.place(steps, "o").into(),
+        spans: spans(steps, plan),
         ..ForwardArgs::default()
     };
     if values.is_some() {

@@ -3,7 +3,7 @@
 
 use crate::moves::{Place, When};
 use crate::softmax::hopper::{
-    Plan, by_keys, heads_in, launch, map_of, options, packed, padded, shape,
+    Plan, by_keys, heads_in, launch, map_of, options, packed, padded, shape, spans,
 };
 use crate::softmax::hopper_args::{BackwardArgs, Cleansed, MendArgs, Merged};
 use crate::softmax::variants::{Lengths, Results};
@@ -84,6 +84,7 @@ impl<'a> BackwardPass<'a> {
             shape: shape(steps, plan, heads),
             packed: packed(steps, plan),
             options: options(steps),
+            spans: spans(steps, plan),
             ..BackwardArgs::default()
         };
         Some(BackwardPass { steps, plan, together, args })
