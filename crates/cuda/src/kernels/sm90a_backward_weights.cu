@@ -130,12 +130,13 @@ template <class TILES> DEV void consume(u32 base, const BackwardArgs& call) {
 #endif
     const Seen seen(call.spans, all, s, row);  // where it owns queries
     const Range range = TILES::template blocks<OWN>(call.spans, w, s);
+    bool cut = false;  // with SPANS by keys, whether a block hides a pair
     // Block n, of the query head h.
     auto step = [&](int h, int n, auto masked) {
       constexpr bool MASKED = decltype(masked)::value;
       const u32 stats = base + AT_STATS + stage * STATS + 8 * (lane & 3);
-      u32 shown[2] = {};  // of 64 queries each
-      if (SPANS && KEYS && MASKED) {
+      u32 shown[2] = {~0u, ~0u};  // of 64 queries each
+      if (SPANS && KEYS && MASKED && cut) {
 #pragma unroll
         for (int half = 0; half < 2; half++) shown[half] = visible(call.spans, all, s, n * OWN + half * 64 + 2 * (lane & 3), row);
       }
@@ -202,7 +203,7 @@ template <class TILES> DEV void consume(u32 base, const BackwardArgs& call) {
         if (SPANS && KEYS) {
           wait(base + Y_FULL + 8 * stage, phase);
           const u32 visit = tile_at<true>(base + VISIT + 4 * stage);
-          n = number_of(visit), sees_all = !(visit & CUT);
+          n = number_of(visit), cut = visit & CUT, sees_all = !cut;
         }
         // With options a mask is little beside the rest, and a second loop twice the time to compile.
         if (!OPTIONS && sees_all) step(h, n, Is<false>());

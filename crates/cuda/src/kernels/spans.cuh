@@ -36,20 +36,14 @@ struct Blocks { int begin, closed, open, end; };
 template <int M, int KEYS> DEV Blocks key_blocks(const SpanTables& t, const Own& s, int block) {
   constexpr int ROWS = 64 * M;
   if (!WINDOW) return {0, 0, s.keys / KEYS, (s.keys + KEYS - 1) / KEYS};
-  int begin, end, from, to;
-  if (SPANS) {
-    const Reach all = reach_of<M>(t, s, block);
-    begin = all.begin, end = all.end, from = all.from, to = all.to;
-  } else {
-    int first = block * ROWS + s.offset, last = min((block + 1) * ROWS, s.queries) - 1 + s.offset;
-    begin = max(0, first - s.left), end = min(s.keys, last + s.right + 1);
-    from = max(0, last - s.left), to = min(s.keys, max(0, first + s.right + 1));
-  }
+  const Reach all = SPANS ? reach_of<M>(t, s, block) : Reach{};
+  const int first = block * ROWS + s.offset, last = min((block + 1) * ROWS, s.queries) - 1 + s.offset;
+  const int begin = SPANS ? all.begin : max(0, first - s.left), end = SPANS ? all.end : min(s.keys, last + s.right + 1);
   if (end <= begin) return {0, 0, 0, 0};
   Blocks b;
   b.begin = begin / KEYS, b.end = (end + KEYS - 1) / KEYS;
-  b.open = min(b.end, max(b.begin, to / KEYS));
-  b.closed = min(b.open, max(b.begin, (from + KEYS - 1) / KEYS));
+  b.open = min(b.end, max(b.begin, (SPANS ? all.to : min(s.keys, max(0, first + s.right + 1))) / KEYS));
+  b.closed = min(b.open, max(b.begin, ((SPANS ? all.from : max(0, last - s.left)) + KEYS - 1) / KEYS));
   return b;
 }
 // The keys that a row sees; none beyond the sequence. `all`: the extents of the arrays.

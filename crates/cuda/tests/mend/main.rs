@@ -11,7 +11,8 @@ use std::path::Path;
 use std::process::Command;
 
 /// The files of the module in which the two kernels are, without those of products and copies.
-const FILES: [&str; 4] = ["tile.cuh", "hopper.cuh", "sm90a_backward.cuh", "sm90a_backward.cu"];
+const FILES: [&str; 5] =
+    ["tile.cuh", "hopper.cuh", "spans.cuh", "sm90a_backward.cuh", "sm90a_backward.cu"];
 
 /// A text without the statements in the device's own instructions: the two kernels have none.
 fn without_assembler(text: &str) -> String {
