@@ -1,7 +1,6 @@
 //! The variants of the kernels that are compiled.
 
 use crate::family::Family;
-use crate::softmax::{Hopper, Lengths, Visible};
 use crate::unit::Unit;
 use etalon_problem::Dtype;
 
@@ -79,21 +78,6 @@ impl Variant {
                 ("CE", width(value_dim).min(128).to_string()),
             ],
         }
-    }
-
-    /// Its forward pass, or its backward pass, for compute capability 9.0: sequences are those of the arrays, or listed.
-    pub(crate) fn hopper_lazy(of: Hopper, backward: bool) -> Self {
-        let families = [Family::HopperLazyForward, Family::HopperLazyBackward];
-        let listed = of.lengths != Lengths::Equal;
-        let mut defines = vec![
-            ("STORAGE", number(of.storage)),
-            ("D", of.width.to_string()),
-            ("LENGTHS", if listed { "2" } else { "0" }.to_string()),
-        ];
-        if of.visible == Visible::Spans {
-            defines.push(("WINDOW", (of.visible as u8).to_string()));
-        }
-        Variant { family: families[usize::from(backward)], defines }
     }
 
     /// The warpgroups of one of its kernels: 64 queries each.
@@ -432,7 +416,7 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
     let rows = |rows: usize| 2 * rows * width; // bytes of so many rows
     let (cd, ce) = (variant.define("CD"), variant.define("CE"));
     // Of spans, what the walk by keys does with the block of each stage.
-    let visits = if variant.define("WINDOW") == Visible::Spans as usize { 16 } else { 0 };
+    let visits = if variant.define("WINDOW") == 2 { 16 } else { 0 };
     let bytes = match (variant.family, kernel) {
         // q; k and v in two stages.
         (Family::Tensor, "forward") => {

@@ -100,8 +100,20 @@ struct ByQueries {
   }
   DEV bool is_cut(const Work& w, const Own& s) { return PACKED && w.block * OWN + OWN > s.queries; }
   template <int KEYS> DEV Range blocks(const SpanTables& t, const Work& w, const Own& s) {  // of so many keys
-    const Blocks own = key_blocks<OWN / 64, KEYS>(t, s, w.block);
-    return {own.begin, own.closed, own.open, own.end};
+    if (SPANS) {
+      const Blocks own = key_blocks<OWN / 64, KEYS>(t, s, w.block);
+      return {own.begin, own.closed, own.open, own.end};
+    }
+    int block = w.block, begin = 0, open = 0, closed = s.keys / KEYS, n = (s.keys + KEYS - 1) / KEYS;
+    if (WINDOW) {
+      int first = block * OWN + s.offset, last = min((block + 1) * OWN, s.queries) - 1 + s.offset;
+      int from = max(0, first - s.left), end = min(s.keys, last + s.right + 1);
+      if (end <= from) end = from = 0;
+      begin = from / KEYS, n = (end + KEYS - 1) / KEYS;
+      closed = min(n, max(begin, min(s.keys, max(0, first + s.right + 1)) / KEYS));
+      open = min(closed, max(begin, (max(0, last - s.left) + KEYS - 1) / KEYS));
+    }
+    return {begin, open, closed, n};
   }
 };
 #if OPTIONS

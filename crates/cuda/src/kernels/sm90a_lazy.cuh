@@ -43,6 +43,9 @@ template <bool WARP> DEV Own sequence_of(const HopperLazyArgs& c, int number) {
   if (!PACKED) s.tile = number * ((c.shape.queries + SIDE - 1) / SIDE);
   return s;
 }
+// The keys that a row sees, where the mask is a window.
+DEV int first_key(int row, const Own& s) { return max(0, row + s.offset - s.left); }
+DEV int end_key(int row, const Own& s) { return min(s.keys, row + s.offset + s.right + 1); }
 // Blocks of keys in at most 32 stripes of as many blocks each.
 DEV int stripe_blocks(const Own& s) { return ((s.keys + KEYS - 1) / KEYS + STRIPES - 1) / STRIPES; }
 DEV i64 row_at(const HopperLazyArgs& c, const Own& s, int head, int row) {
@@ -139,8 +142,11 @@ DEV float score_alone(const HopperLazyArgs& c, const Own& s, int head, int i, in
   const u16 *q = row_of(c.q_rows, s.batch, head, s.query_start + i), *k = row_of(c.k_rows, s.batch, head / (s.heads / s.key_heads), s.key_start + j);
   const u32 d = distance_of(c, s, i, j);
   const float x = __fmaf_rn(c.shape.scale, product_of(q, k), c.bias && d < (u32)c.width ? c.bias[(i64)head * c.width + d] : 0);
-  const Seen seen(c.spans, c.shape, s, i);
-  return j >= seen.begin(0) && j < seen.end(0) ? x : -INF;
+  if (SPANS) {
+    const Span own = span_of(c.spans, c.shape, s, i);
+    return j >= own.begin && j < own.end ? x : -INF;
+  }
+  return j >= first_key(i, s) && j < end_key(i, s) ? x : -INF;
 }
 // Adds factor[r]·x to the rows that see it, the numbers of x that are not finite alone.
 DEV void add_odd(float (&sum)[D / 2], const float (&factor)[2], const bool (&seen)[2], const u16* x) {

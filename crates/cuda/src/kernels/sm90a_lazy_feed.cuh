@@ -132,16 +132,17 @@ struct Rows {
   __device__ __forceinline__ Rows(const HopperLazyArgs& c, const Work& w, const Own& s, int rows) {
     const int group = __shfl_sync(~0u, threadIdx.x / 128 - 1, 0), first = w.block * rows + group * 64, last = min(first + 63, s.queries - 1);
     row = first + threadIdx.x / 32 % 4 * 16 + lane_id() / 4;
-    const Seen seen(c.spans, c.shape, s, row);
-#pragma unroll
-    for (int r = 0; r < 2; r++) begin[r] = seen.begin(r), end[r] = row + 8 * r < s.queries ? seen.end(r) : 0;
     if (SPANS) {
+      const Seen seen(c.spans, c.shape, s, row);
       const Reach all = reach_of<1>(c.spans, s, first / 64);
+#pragma unroll
+      for (int r = 0; r < 2; r++) begin[r] = seen.begin(r), end[r] = seen.end(r);
       all_begin = all.begin, all_end = all.end, from = all.from, to = all.to;
-    } else {
-      const Seen top(c.spans, c.shape, s, first), bottom(c.spans, c.shape, s, last);
-      all_begin = top.begin(0), all_end = first <= last ? bottom.end(0) : 0, from = bottom.begin(0), to = top.end(0);
+      return;
     }
+#pragma unroll
+    for (int r = 0; r < 2; r++) begin[r] = first_key(row + 8 * r, s), end[r] = row + 8 * r < s.queries ? end_key(row + 8 * r, s) : 0;
+    all_begin = first_key(first, s), all_end = first <= last ? end_key(last, s) : 0, from = first_key(last, s), to = end_key(first, s);
   }
   // Of a block of keys: whether some row of the warpgroup sees some of it, whether all see all, and this for the rows of a warp.
   __device__ __forceinline__ bool sees(int key, int keys = KEYS) const { return key < all_end && key + keys > all_begin; }

@@ -214,6 +214,21 @@ impl Variant {
         Variant { family: Family::HopperBackward, defines }
     }
 
+    /// The forward pass of lazy_attention on them, or its backward pass: sequences are those of the arrays, or listed.
+    pub(crate) fn hopper_lazy(of: Hopper, backward: bool) -> Self {
+        let families = [Family::HopperLazyForward, Family::HopperLazyBackward];
+        let listed = of.lengths != Lengths::Equal;
+        let mut defines = vec![
+            ("STORAGE", number(of.storage)),
+            ("D", of.width.to_string()),
+            ("LENGTHS", if listed { "2" } else { "0" }.to_string()),
+        ];
+        if of.visible == Visible::Spans {
+            defines.push(("WINDOW", (of.visible as u8).to_string()));
+        }
+        Variant { family: families[usize::from(backward)], defines }
+    }
+
     /// Which arithmetic computes its products.
     pub(crate) fn unit(&self) -> Unit {
         match self.family {
