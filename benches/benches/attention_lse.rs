@@ -20,13 +20,13 @@ fn all(c: &mut Criterion) {
             let options = Options { level, mode, ..Options::default() };
             // With the gradient the forward pass has a second product, and the backward pass one
             // less.
-            let ready = usize::from(mode == Mode::ForwardGradient);
-            flops(&mut group, &problem.scores, 1 + ready);
+            let in_forward = usize::from(mode == Mode::ForwardGradient);
+            flops(&mut group, &problem.scores, 1 + in_forward);
             group.bench_function(format!("forward {mode:?}"), |b| {
                 b.iter(|| attention_lse::forward(&problem, black_box(&inputs), &options));
             });
             let out = attention_lse::forward(&problem, &inputs, &options).expect("a valid problem");
-            flops(&mut group, &problem.scores, 3 - ready);
+            flops(&mut group, &problem.scores, 3 - in_forward);
             group.bench_function(format!("backward {mode:?}"), |b| {
                 b.iter(|| {
                     let inputs = black_box(&inputs);

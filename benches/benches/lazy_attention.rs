@@ -1,5 +1,5 @@
-//! lazy_attention: forward, backward and double backward, with scores without structure and with a bias that falls with
-//! the distance, where most tiles are inactive.
+//! lazy_attention: forward, backward and double backward, with scores without structure and with a bias that falls
+//! with the distance, where most tiles are inactive.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use etalon_benches::{flops, square, wave};
@@ -28,14 +28,14 @@ fn all(c: &mut Criterion) {
                 let options = Options { level, mode, ..Options::default() };
                 // With the sum of the forward pass, which has a product more, the backward pass has two
                 // products less. As many as if every pair were active.
-                let ready = usize::from(mode == Mode::ForwardGradient);
-                flops(&mut group, &problem.scores, 2 + ready);
+                let in_forward = usize::from(mode == Mode::ForwardGradient);
+                flops(&mut group, &problem.scores, 2 + in_forward);
                 group.bench_function(format!("forward {mode:?}"), |b| {
                     b.iter(|| lazy_attention::forward(&problem, black_box(&inputs), &options));
                 });
                 let out = lazy_attention::forward(&problem, &inputs, &options);
                 let out = out.expect("a valid problem");
-                flops(&mut group, &problem.scores, 7 - 2 * ready);
+                flops(&mut group, &problem.scores, 7 - 2 * in_forward);
                 group.bench_function(format!("backward {mode:?}"), |b| {
                     b.iter(|| {
                         let inputs = black_box(&inputs);

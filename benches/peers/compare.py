@@ -24,7 +24,7 @@ HERE = Path(__file__).resolve().parent
 HEADS = 8
 
 
-# What is compared.
+# The compared problems.
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def run_peer(row: Row, options: argparse.Namespace) -> dict:
 
 
 def foreign_seconds() -> float | None:
-    """The seconds for which cores have worked for others than this script, of this system or beside it on the same host."""
+    """The seconds of core time of others than this script, of this system or beside it on the same host."""
     stat = Path("/proc/stat")
     if not stat.exists():
         return None

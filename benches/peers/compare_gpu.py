@@ -3,10 +3,10 @@
     cargo build --release -p etalon-device
     python benches/peers/compare_gpu.py --json .peers/gpu.json
 
-A chip that is limited by its power is faster or slower from one minute to the next, and from one process to another. So
-each process computes a row in rounds, in each of them every contender in turn, there and back; and there are several
-processes. A time is that of as many runs in a row as take two milliseconds, between two events on the stream. README.md says
-what is compared with what.
+A chip that is limited by its power is faster or slower from one minute to the next, and from one process to another.
+So each process computes a row in rounds, in each of them every contender in turn, there and back; and there are
+several processes. A time is that of as many runs in a row as take two milliseconds, between two events on the stream.
+README.md names the compared computations.
 """
 
 import argparse
@@ -238,11 +238,12 @@ def parse() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--library", metavar="PATH", type=Path, default=LIBRARY,
-        help="what `cargo build -p etalon-device` made (default: target/release/libetalon_device.so of this repository)")  # fmt: skip
+        help="library of `cargo build -p etalon-device` (default: target/release/libetalon_device.so of this repository)")  # fmt: skip
     add("--processes", metavar="P", type=positive, default=3, help="processes, one after the other (default: 3)")
     add("--rounds", metavar="R", type=positive, default=20, help="rounds of each row in a process (default: 20)")
     add("--row", metavar="NAME", nargs="+", default=["*"], help="only these rows; * stands for anything")
-    add("--without", metavar="ROW/PEER", nargs="+", default=[], help="not these peers, as in linear-backward/FLA, which tunes itself for minutes")
+    add("--without", metavar="ROW/PEER", nargs="+", default=[],
+        help="not these peers, as in linear-backward/FLA, which tunes itself for minutes")  # fmt: skip
     add("--shrink", metavar="N", type=positive, default=1, help="N times fewer tokens in every row, to try the script quickly")
     add("--json", metavar="PATH", type=Path, help="also write everything that was measured")
     add("--child", action="store_true", help=argparse.SUPPRESS)

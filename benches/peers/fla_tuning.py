@@ -1,8 +1,9 @@
 """Lets FLA choose the configurations of its kernels for linear attention, on a short sequence.
 
-FLA tries some hundred configurations, and Triton compiles each of them first: one after the other, that takes minutes. What FLA
-chooses depends on heads and widths, not on the number of tokens. So other processes run some of the configurations each, on a
-short sequence, only so that Triton finds all of them in its cache on disk; then this process lets FLA try and choose among all.
+FLA tries some hundred configurations, and Triton compiles each of them first: one after the other, that takes minutes.
+What FLA chooses depends on heads and widths, not on the number of tokens. So other processes run some of the
+configurations each, on a short sequence, only so that Triton finds all of them in its cache on disk; then this process
+lets FLA try and choose among all.
 """
 
 import os
@@ -13,7 +14,7 @@ import time
 # Of the short sequence.
 TOKENS = 8192
 
-# What the other processes may take.
+# Time limit of the other processes.
 SECONDS = 180
 
 

@@ -8,7 +8,7 @@ A table of the page stands between two markers, of which the first names its rec
     <!-- results: NAME -->
     <!-- end of results -->
 
-README.md beside this script has the schema of a recording. Figures are written as they were recorded: 0.450 stays 0.450.
+README.md beside this script has the schema of a recording. Figures keep their recorded digits: 0.450 stays 0.450.
 """
 
 import argparse
@@ -86,7 +86,7 @@ def wrapped(text: str) -> str:
 
 
 def shown(cell, decimals: int | None = None) -> str:
-    """A cell: text, a number as it was recorded (rounded if it has more decimals), [number, what stands in brackets]."""
+    """A cell: text, a number as it was recorded (rounded if it has more decimals), [number, text in brackets]."""
     if cell is None:
         return "–"
     if isinstance(cell, list):

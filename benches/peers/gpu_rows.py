@@ -1,7 +1,7 @@
-"""What `compare_gpu.py` compares: for each row the same computation by etalon and by its peers, on a GPU.
+"""Rows of `compare_gpu.py`: for each the same computation by etalon and by its peers, on a GPU.
 
-A row makes its inputs and returns contenders. Etalon's stand first, then the peer that the others' results are compared
-with. What is not the same computation – products alone, copies – has no results.
+A row makes its inputs and returns contenders. Etalon's stand first, then the peer that the others' results are
+compared with. Another computation – products alone, copies – has no results.
 """
 
 import math
@@ -29,12 +29,12 @@ class Contender:
 
 @dataclass
 class Bench:
-    """Where and of what size rows are computed. Smaller sizes show that a row works."""
+    """Device and size of the computation of rows. Smaller sizes show that a row works."""
 
     library: Library | None
     device: str = "cuda"
     shrink: int = 1
-    # Whether a peer is left out.
+    # True for a peer that is left out.
     without: Callable[[str], bool] = lambda name: False
 
     def size(self, tokens: int) -> int:
@@ -256,7 +256,8 @@ def lazy(bench: Bench, backward: bool) -> list[Contender]:
     return [*own, bench.peer("torch.compile", make)]
 
 
-# The tiles of queries and keys of the sm90a kernel's `values` with D = 64: of what it loads, and of a warpgroup's products.
+# The tiles of queries and keys of the sm90a kernel's `values` with D = 64: of what it loads, and of a warpgroup's
+# products.
 LAZY_TILES = [(192, 128), (64, 128)]
 # With it two fifths of the tiles that are loaded hold an active pair.
 SLOPE = 0.024
@@ -282,8 +283,8 @@ def tile_densities(q, k, bias, tau) -> list[float]:
 
 
 def lazy_sparse(bench: Bench, backward: bool) -> list[Contender]:
-    """Forward, or forward and backward, with a bias of zeros, where every tile holds an active pair, and with one that falls by
-    SLOPE from each distance to the next, where two fifths do."""
+    """Forward, or forward and backward, with a bias of zeros, where every tile holds an active pair, and with one
+    that falls by SLOPE from each distance to the next, where two fifths do."""
     shape = (4, 16, bench.size(2048), 64)
     width = shape[2]
     q, k, v, dout = (bench.randn(*shape) for _ in range(4))

@@ -2,9 +2,9 @@
 
     python torch_attention.py flash-forward --length 2048 --dim 64 --threads 2
 
-f32, batch 1, causal, inputs normally distributed. As in `etalon bench`, the first run does not count, and the time is the
-median of as many runs as fit into the seconds, but of three at least. Afterwards PyTorch's profiler watches one more run:
-the status is 1 if the operators are not those that the computation is meant to call.
+f32, batch 1, causal, inputs normally distributed. As in `etalon bench`, the first run does not count, and the time is
+the median of as many runs as fit into the seconds, but of three at least. Afterwards PyTorch's profiler watches one
+more run: the status is 1 if the operators are not those that the computation is meant to call.
 """
 
 import argparse
@@ -251,7 +251,7 @@ def chunked_cross_entropy_backward(shape: Shape) -> Run:
 
 class Computation(NamedTuple):
     prepare: Callable[[Shape], Run]
-    # What the profiler must see, or it is something else that was timed.
+    # Operators that the profiler must see: without them something else was timed.
     operators: tuple[str, ...]
 
 

@@ -1,4 +1,4 @@
-//! What the benches of all algorithms share: operands, levels, and throughput in flops.
+//! Shared parts of the benches of all algorithms: operands, levels, and throughput in flops.
 //!
 //! `cargo bench -p etalon-benches` runs them. A time says little on a machine that is not idle;
 //! `etalon bench` sets each against the peak measured in the same run.

@@ -5,14 +5,16 @@
 #   crates/cuda/sanitize.sh target/release/etalon memcheck synccheck initcheck
 #   cargo build --release -p etalon-cli --features etalon-cuda/racecheck --target-dir target/racecheck
 #   crates/cuda/sanitize.sh target/racecheck/release/etalon racecheck
-#   TESTS=$(ls -t target/release/deps/sparsity-* | grep -v '\.d$' | head -n 1) crates/cuda/sanitize.sh target/release/etalon memcheck
+#   TESTS=$(ls -t target/release/deps/sparsity-* | grep -v '\.d$' | head -n 1) \
+#       crates/cuda/sanitize.sh target/release/etalon memcheck
 #
-# racecheck follows only the lane of a warp that arrives at a barrier. With the feature `racecheck` kernels are compiled
-# so that all lanes arrive, and racecheck sees what each of them has read.
+# racecheck follows only the lane of a warp that arrives at a barrier. With the feature `racecheck` kernels are
+# compiled so that all lanes arrive, and racecheck sees what each of them has read.
 #
-# SANITIZER names the program, LEVELS the levels (sm90a sm90a-segments sm80 sm80-99k tf32 bf16x3 portable; where portable is one, also its
-# filter of linear_cross_entropy), TESTS programs of tests on a device that are run under each tool, too (those of `cargo test --release -p
-# etalon-cuda --test sparsity --no-run`), LOGS a folder that keeps what was printed.
+# SANITIZER names the program, LEVELS the levels (sm90a sm90a-segments sm80 sm80-99k tf32 bf16x3 portable; where
+# portable is one, also its filter of linear_cross_entropy), TESTS programs of tests on a device that are run under
+# each tool, too (those of `cargo test --release -p etalon-cuda --test sparsity --no-run`), LOGS a folder that keeps
+# what was printed.
 set -uo pipefail
 
 if [ $# -lt 2 ]; then
@@ -26,10 +28,11 @@ levels=${LEVELS:-sm90a sm90a-segments sm80 sm80-99k tf32 bf16x3 portable}
 logs=${LOGS:-$(mktemp -d)}
 mkdir -p "$logs"
 
-# What the bound needs, and the paths of numbers that are not finite.
+# Laws: the bound, and the paths of numbers that are not finite.
 laws=bound,unseen_poison,seen_poison
 
-# Several tiles in either direction; packed and padded sequences with every option; D 128 and 256; rows that see nothing.
+# Several tiles in either direction; packed and padded sequences with every option; D 128 and 256; rows that see
+# nothing.
 cases=(
     attention/bf16/causal/plain/tiles/dense/generic/dlse/0
     attention/bf16/window/everything/long/packed/generic/dlse/0
@@ -56,9 +59,9 @@ filtered=linear_cross_entropy/f32/big/bias/smoothing/sum/some/all/generic/0
 # Level sm90a-segments computes nothing but these: several segments of either kind of decay.
 segments=linear_attention/bf16/per_head/usual/both/micro_chunks/dense/one/generic/0,linear_attention/f16/none/strong/final/micro_chunks/lengths/negative/generic/0
 
-# What a tool reports without cause. initcheck does not follow what the copy engine writes to memory: `move` and `merge`, which
-# spread and mend such results, `bias`, which sums da, and copies to the host read it. And what `totals` and `gradients` read beyond the last class is
-# not used.
+# Kernels that a tool reports without cause. initcheck does not follow writes of the copy engine to memory: `move` and
+# `merge`, which spread such results and apply the nonfinite fallback, `bias`, which sums da, and copies to the host
+# read them. Elements that `totals` and `gradients` read beyond the last class are not used.
 known() {
     case "$1 $2" in
     "initcheck sm90a") echo "move merge bias cudaMemcpy" ;;

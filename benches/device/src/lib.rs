@@ -10,8 +10,8 @@
 //! size_t etalon_error(char *to, size_t bytes);                     // why this thread's last call failed
 //! ```
 //!
-//! A request is JSON ([`Request`]). Whatever is wrong with it, or with a number, is an error in words; so is a bug that
-//! panics.
+//! A request is JSON ([`Request`]). Whatever is wrong with it, or with a number, is an error in words; so is a bug
+//! that panics.
 
 mod passes;
 mod request;
@@ -36,16 +36,16 @@ thread_local! {
 /// The most bytes of a request: arrays of lengths are all that can be long.
 const LONGEST: usize = 64 << 20;
 
-/// What a call returns: `failed` where it fails or panics, and then the reason is kept for `etalon_error`.
+/// The result of a call: `failed` where it fails or panics, and then the reason is kept for `etalon_error`.
 fn door<R>(failed: R, call: impl FnOnce() -> Result<R, Failure>) -> R {
-    // What a panic may leave half done is a lock, which the next call takes all the same, or a pass that nobody has.
+    // A panic may leave half done a lock, which the next call takes all the same, or a pass that nobody has.
     let result = catch_unwind(AssertUnwindSafe(call));
     let result = result.unwrap_or_else(|panic| Err(Failure(format!("a bug: {}", said(&*panic)))));
     let (returned, reason) = match result {
         Ok(returned) => (returned, String::new()),
         Err(Failure(reason)) => (failed, reason),
     };
-    // Nothing is told to a thread that is ending.
+    // A thread that is ending keeps no error.
     let _ = ERROR.try_with(|error| error.replace(reason));
     returned
 }
@@ -86,7 +86,8 @@ pub extern "C" fn etalon_scratch_bytes(pass: u64) -> u64 {
 /// multiple of 256. Returns 0, or −1 where nothing was enqueued.
 ///
 /// # Safety
-/// As [`DevicePass::enqueue`](etalon_cuda::DevicePass::enqueue) asks of the stream, the tensors and the scratch memory.
+/// As [`DevicePass::enqueue`](etalon_cuda::DevicePass::enqueue) asks of the stream, the tensors and the scratch
+/// memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn etalon_enqueue(pass: u64, stream: *mut c_void, scratch: u64) -> i32 {
     door(-1, || {

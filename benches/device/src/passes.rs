@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// All that were prepared and not forgotten, and the number of the last.
 pub struct Passes(Mutex<(u64, BTreeMap<u64, Arc<Prepared>>)>);
 
-/// Those of the process.
+/// The passes of the process.
 pub static PASSES: Passes = Passes(Mutex::new((0, BTreeMap::new())));
 
 impl Passes {

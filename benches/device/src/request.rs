@@ -1,4 +1,4 @@
-//! What a caller asks for, in JSON, and the pass that is prepared for it.
+//! Requests of a caller, in JSON, and the pass that is prepared for one.
 
 use etalon_cuda::{DevicePass, DeviceTensor, DeviceTensors, Options, Settings, Workspace};
 use etalon_problem::{Dtype, Error, Operand, Pass, Problem, Stored, find};
@@ -27,13 +27,13 @@ pub struct Request {
     pass: String,
     #[serde(default)]
     options: Chosen,
-    /// What it reads, by name.
+    /// Tensors that it reads, by name.
     inputs: BTreeMap<String, Tensor>,
-    /// Where it writes, by name; other outputs are not computed.
+    /// Tensors that it writes, by name; other outputs are not computed.
     outputs: BTreeMap<String, Tensor>,
 }
 
-/// What is not as it is by default, of [`Options`].
+/// Settings that differ from the defaults of [`Options`].
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Chosen {
@@ -74,7 +74,7 @@ pub struct Prepared {
     outputs: DeviceTensors<'static>,
 }
 
-/// What was compiled, and the devices.
+/// Compiled kernels, and the devices.
 static WORKSPACE: LazyLock<Workspace> = LazyLock::new(|| Workspace::with(Settings::user()));
 
 impl Request {

@@ -2,13 +2,13 @@
 //
 //     attention [--heads H] [--length N] [--dim D] [--threads T] [--seconds S]
 //
-// One run is one computation of a graph whose only operation is ggml_flash_attn_ext: q, k and v in f32, batch 1, as many
-// key heads as query heads, N queries and N keys, and an f16 mask that is 0 where j <= i and -inf elsewhere. The plan, its
-// work buffer and its threads exist before the clock starts. As in `etalon bench`, the first run does not count, and the
-// time is the median of as many runs as fit into S seconds, but of three at least.
+// One run is one computation of a graph whose only operation is ggml_flash_attn_ext: q, k and v in f32, batch 1, as
+// many key heads as query heads, N queries and N keys, and an f16 mask that is 0 where j <= i and -inf elsewhere. The
+// plan, its work buffer and its threads exist before the clock starts. As in `etalon bench`, the first run does not
+// count, and the time is the median of as many runs as fit into S seconds, but of three at least.
 //
-// Before it times anything, the program compares a short problem of the same dim with a plain evaluation in double, and
-// exits with status 1 if they differ.
+// Before it times anything, the program compares a short problem of the same dim with a plain evaluation in double,
+// and exits with status 1 if they differ.
 
 #include <ggml-cpu.h>
 #include <ggml.h>

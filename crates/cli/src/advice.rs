@@ -1,4 +1,4 @@
-//! What a user may have meant.
+//! Guesses at what a user meant.
 
 use crate::outcome::Failure;
 use etalon_conformance::tensor::Tensors;
@@ -7,7 +7,7 @@ use etalon_problem::{Axis, Error as ProblemError, Problem};
 use serde_json::Value;
 use std::path::Path;
 
-/// How alike two names are at least, of which one is a slip of the other, between 0 and 1.
+/// Least similarity of two names, of which one is a slip of the other, between 0 and 1.
 const ALIKE: f64 = 0.8;
 
 /// The question whether one of the names was meant, if one is like what was found; else nothing.
@@ -169,7 +169,7 @@ const FOREIGN: [(&[&str], &str); 20] = [
     (&["lse_scale", "z_loss"], r#"write "lse_square_scale": 1e-4"#),
 ];
 
-/// How masks with parameters are written.
+/// Written forms of masks with parameters.
 const MASKS: [(&str, &str); 6] = [
     ("causal", r#"{ "causal": {} }"#),
     ("window", r#"{ "window": { "left": 128, "right": 0 } }"#),

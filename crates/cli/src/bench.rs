@@ -25,7 +25,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let draft = arguments.json.as_deref().map(Draft::new).transpose()?;
     let mut bench = Bench::new(arguments)?;
     let figures = pool.install(|| -> Result<Figures, Failure> {
-        // What cannot be timed shows before anything is.
+        // Problems that cannot be timed are reported before anything is timed.
         problems(arguments, |problem, _| bench.afford(problem))?;
         bench.peak = bench.measure_peak()?;
         problems(arguments, |problem, mask| bench.problem(problem, mask))?;

@@ -1,13 +1,13 @@
 //! `etalon check`: a verdict on the results of somebody's kernel.
 
-use crate::eval::{Asked, Question};
+use crate::eval::{LoadedProblem, Question};
 use crate::options;
 use crate::outcome::{Failure, Outcome, say};
 use crate::page::{Block, html, markdown, quoted, terminal};
 use crate::progress::Progress;
 use crate::units::{counted, digits, margin};
 use crate::{advice, memory, needs, output};
-use etalon_conformance::check::{Check, Explanation, Kind, Output, check_told, strictest};
+use etalon_conformance::check::{Check, Explanation, Kind, Output, check_with_progress, strictest};
 use etalon_conformance::profile::Profile;
 use etalon_conformance::report::Status;
 use etalon_conformance::tensor::{Stored, Tensor, Tensors};
@@ -59,7 +59,7 @@ pub struct Arguments {
     threads: options::Threads,
 }
 
-/// How far apart lines of progress are.
+/// Interval between lines of progress.
 const INTERVAL: Duration = Duration::from_secs(10);
 
 /// Writes a report in one of the forms.
@@ -82,9 +82,9 @@ struct Found {
     check: Check,
     /// The share of the elements that may be undecided in results that pass.
     allow_undecided: f64,
-    /// Whether the profile is the strictest that holds, and no claim.
+    /// True if the profile is the strictest that holds, and no claim.
     auto: bool,
-    /// What was taken for granted, left out or ignored.
+    /// Assumptions, omissions and ignored tensors.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     notes: Vec<String>,
     command: String,
@@ -93,7 +93,7 @@ struct Found {
 pub fn run(arguments: &Arguments) -> Outcome {
     let question = &arguments.question;
     let pass = &question.pass;
-    let Asked { problem, inputs, dtype, mut notes } = question.read()?;
+    let LoadedProblem { problem, inputs, dtype, mut notes } = question.read()?;
     let Brought { got, only, notes: more } = brought(arguments, &problem, dtype)?;
     notes.extend(more);
     check_results(&problem, *pass, &got, &only).map_err(|error| {
@@ -116,11 +116,11 @@ pub fn run(arguments: &Arguments) -> Outcome {
         let profile = profile.unwrap_or_else(|| Profile::flash(dtype));
         needs::afford_stores(&problem, &profile)?;
         let progress = Progress::on_terminal(INTERVAL);
-        let told = check_told(&request, &profile, got, &only, &|done, all, what| {
-            progress.tell(done, all, what);
+        let check = check_with_progress(&request, &profile, got, &only, &|done, all, what| {
+            progress.report(done, all, what);
         });
         progress.finish();
-        Ok(told?)
+        Ok(check?)
     };
     let check = pool.install(|| judged(&got))?;
     let check = match (arguments.generic, arguments.structured) {
@@ -149,7 +149,7 @@ struct Brought {
     notes: Vec<String>,
 }
 
-/// What GOT holds and the arguments want, each tensor in the type in which it is stored.
+/// Tensors of GOT that the arguments ask for, each in the type in which it is stored.
 fn brought(arguments: &Arguments, problem: &Problem, dtype: Dtype) -> Result<Brought, Failure> {
     let Arguments { question, only, .. } = arguments;
     let operands = problem.operands(question.pass);
@@ -273,7 +273,7 @@ fn command(arguments: &Arguments, profile: &Profile) -> String {
 }
 
 impl Found {
-    /// That of the check, where what is undecided is not allowed.
+    /// The status of the check, where undecided elements are not allowed.
     fn status(&self) -> Status {
         match self.check.status {
             Status::Undecided if self.check.undecided() <= self.allow_undecided => Status::Passed,
@@ -329,7 +329,7 @@ impl Found {
         }
         let within = || check.outputs.iter().filter(|output| output.off == 0);
         let doubts: Vec<String> = within().filter_map(|output| output.doubt.clone()).collect();
-        let sharp: Vec<String> = within().filter_map(right_though_blunt).collect();
+        let sharp: Vec<String> = within().filter_map(right_though_uninformative).collect();
         if !sharp.is_empty() {
             blocks.push(Block::Title(
                 "What the bounds judge only with simulated kernels:".to_string(),
@@ -355,7 +355,7 @@ impl Found {
         blocks
     }
 
-    /// What is to be done where nothing is off, but something could be wrong.
+    /// The next step where nothing is off, but something could be wrong.
     fn what_would_decide(&self) -> Option<String> {
         let check = &self.check;
         let off = check.outputs.iter().any(|output| output.off > 0);
@@ -412,14 +412,14 @@ fn rows(check: &Check) -> Vec<Vec<String>> {
     [header.to_vec()].into_iter().chain(check.outputs.iter().map(row)).collect()
 }
 
-/// The elements that count as right though they are blunt, in a sentence.
-fn right_though_blunt(output: &Output) -> Option<String> {
-    let &Output { name, blunt, elements, undecided, .. } = output;
-    (blunt > 0 && undecided == 0).then(|| {
+/// The elements that count as right though they are uninformative, in a sentence.
+fn right_though_uninformative(output: &Output) -> Option<String> {
+    let &Output { name, uninformative, elements, undecided, .. } = output;
+    (uninformative > 0 && undecided == 0).then(|| {
         let (have, their, they) =
-            if blunt == 1 { ("has a bound", "its row", "it errs") } else { ("have bounds", "their rows", "they err") };
+            if uninformative == 1 { ("has a bound", "its row", "it errs") } else { ("have bounds", "their rows", "they err") };
         format!(
-            "{blunt} of {elements} elements of {name} {have} wider than half of the scale of {their}, or none; \
+            "{uninformative} of {elements} elements of {name} {have} wider than half of the scale of {their}, or none; \
              {they} no more than simulated correct kernels"
         )
     })

@@ -5,7 +5,8 @@ use crate::outcome::{Failure, Outcome, say};
 use crate::progress::Progress;
 use crate::units;
 use etalon_conformance::report::Status;
-use etalon_cuda::{ArchiveWriter, Compiler, Family, Level, Settings, Variant, every_variant};
+use etalon_cuda::kernels::{ArchiveWriter, Compiler, Family, Variant, every_variant};
+use etalon_cuda::{Level, Settings};
 use etalon_problem::{Dtype, Error, Pass};
 use rayon::prelude::*;
 use std::path::PathBuf;
@@ -92,7 +93,7 @@ fn archive(arguments: &Archive) -> Outcome {
     let add = |(variant, architecture): &(Variant, String)| {
         let is_new = writer.add(variant, architecture)?;
         let what = format!("{} for {architecture}", variant.describe());
-        progress.tell(done.fetch_add(1, Ordering::Relaxed) + 1, work.len(), &what);
+        progress.report(done.fetch_add(1, Ordering::Relaxed) + 1, work.len(), &what);
         Ok(usize::from(is_new))
     };
     let compiled: Result<usize, Error> =
@@ -128,31 +129,33 @@ impl Archive {
     fn wants(&self, variant: &Variant) -> bool {
         let second = |pass: &Pass| matches!(pass, Pass::DoubleBackward | Pass::Jvp);
         let by_family = match variant.family {
-            Family::Portable
-            | Family::Lazy
-            | Family::Linear
-            | Family::CrossEntropy
+            Family::AttentionPortable
+            | Family::LazyPortable
+            | Family::LinearPortable
+            | Family::CrossEntropyPortable
             | Family::CrossEntropyShards
-            | Family::Moves
+            | Family::Move
             | Family::Tables
-            | Family::Peak => true,
-            Family::Second | Family::TensorSecond | Family::LinearSecond => {
+            | Family::PeakFfma => true,
+            Family::AttentionPortableSecondOrder
+            | Family::AttentionSm80SecondOrder
+            | Family::LinearPortableSecondOrder => {
                 self.pass.is_empty() || self.pass.iter().any(second)
             }
-            Family::Tensor
-            | Family::TensorFused
-            | Family::TensorWide
-            | Family::TensorF32
-            | Family::LazyTensor
-            | Family::LinearTensor
-            | Family::TensorPeak => self.level.is_empty() || self.level.contains(&Level::Sm80),
-            Family::HopperForward
-            | Family::HopperBackward
-            | Family::HopperLazyForward
-            | Family::HopperLazyBackward
-            | Family::HopperCrossEntropy
-            | Family::HopperLinear
-            | Family::HopperPeak => self.level.is_empty() || self.level.contains(&Level::Sm90a),
+            Family::AttentionSm80
+            | Family::AttentionSm80Fused
+            | Family::AttentionSm80Wide
+            | Family::AttentionSm80F32
+            | Family::LazySm80
+            | Family::LinearSm80
+            | Family::PeakMma => self.level.is_empty() || self.level.contains(&Level::Sm80),
+            Family::AttentionSm90aForward
+            | Family::AttentionSm90aBackward
+            | Family::LazySm90aForward
+            | Family::LazySm90aBackward
+            | Family::CrossEntropySm90a
+            | Family::LinearSm90a
+            | Family::PeakWgmma => self.level.is_empty() || self.level.contains(&Level::Sm90a),
         };
         let of_type = |dtype: Dtype| self.dtype.is_empty() || self.dtype.contains(&dtype);
         let serves = |&dim: &usize| variant.serves(dim);

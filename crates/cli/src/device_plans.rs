@@ -1,11 +1,12 @@
-//! How the cuda tier would compute a problem: levels, kernels, modes, time and memory, with a device or without.
+//! Plans of the cuda tier for a problem: levels, kernels, modes, time and memory, with a device or without.
 
 use crate::options::one_of;
 use crate::outcome::Failure;
 use crate::plans::MODES;
 use crate::table::Table;
 use crate::units::{bytes, digits, time};
-use etalon_cuda::{Level, Options, Plan, Precision, Rates, Target, plan};
+use etalon_cuda::kernels::Rates;
+use etalon_cuda::{Level, Options, Plan, Precision, Target, plan};
 use etalon_problem::{Blocking, Dtype, Error, Mode, Pass, Problem};
 
 /// A hypothetical device, and how it is asked to compute.
@@ -17,7 +18,7 @@ pub struct Arguments {
     /// The level of cuda; the best for each pass if absent.
     #[arg(long, value_name = "L", default_value = "auto", value_parser = one_of(Level::ALL))]
     cuda_level: Level,
-    /// How much cuda may round on the way.
+    /// The permitted rounding within a pass of cuda.
     #[arg(long, value_name = "P", default_value = "flash", value_parser = one_of(Precision::ALL))]
     precision: Precision,
 }
@@ -34,7 +35,7 @@ impl Arguments {
 struct Row {
     pass: Pass,
     mode: Mode,
-    /// Whether it is what [`Mode::Auto`] does.
+    /// True if it is what [`Mode::Auto`] does.
     chosen: bool,
     plan: Result<Plan, String>,
 }
@@ -90,9 +91,9 @@ fn forms(problem: &Problem) -> Vec<(Pass, Mode)> {
 }
 
 /// The shared memory that the seed of linear attention has.
-const SEED: &str = "\nThe seed's table has 76 KB of shared memory for a chunk of 64 tokens with D = E = 64 in f32, all buffers \
-of which take\n160 KiB, of a micro-chunk of 16 30 KiB, and 32 KiB more of states: docs/errata.md. These kernels keep no state of \
-f32 in\nshared memory.";
+const SEED: &str = "\nThe seed's table has 76 KB of shared memory for a chunk of 64 tokens with D = E = 64 in f32, \
+all buffers of which take\n160 KiB, of a micro-chunk of 16 30 KiB, and 32 KiB more of states: docs/errata.md. \
+These kernels keep no state of f32 in\nshared memory.";
 
 fn heading(target: &Target, arguments: &Arguments, options: &Options) -> String {
     let (major, minor) = target.capability;
@@ -146,7 +147,7 @@ fn modes(rows: &[Row], about: impl Fn(&Plan) -> String) -> String {
     )
 }
 
-/// Which tiles may be asked for, and why levels are not taken.
+/// Permitted tile sizes, and the reasons why levels are not taken.
 fn choices(rows: &[Row]) -> String {
     let mut text = String::new();
     for (number, row) in rows.iter().enumerate() {
@@ -196,8 +197,8 @@ fn memory(rows: &[Row]) -> String {
             continue;
         };
         text += &format!("The {pass} pass, {mode}, has:\n");
-        for buffer in &plan.buffers {
-            text += &format!("  {}: {}\n", buffer.name, bytes(buffer.bytes));
+        for (name, size) in &plan.buffers {
+            text += &format!("  {name}: {}\n", bytes(*size));
         }
     }
     text.trim_end().to_string()

@@ -79,7 +79,7 @@ fn own_type(text: &str) -> Result<(String, Dtype), Error> {
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let Asked { problem, inputs, dtype, notes } = arguments.question.read()?;
+    let LoadedProblem { problem, inputs, dtype, notes } = arguments.question.read()?;
     let pass = arguments.question.pass;
     let types = types(arguments, &problem, dtype, &inputs)?;
     let profile = profile(arguments, dtype)?;
@@ -96,17 +96,17 @@ pub fn run(arguments: &Arguments) -> Outcome {
 }
 
 /// A problem, the operands of a pass of it, checked, and their storage type.
-pub struct Asked {
+pub struct LoadedProblem {
     pub problem: Problem,
     pub inputs: Tensors,
     pub dtype: Dtype,
-    /// What was taken for granted, to be told.
+    /// Assumptions, to be printed.
     pub notes: Vec<String>,
 }
 
 impl Question {
-    /// What its two files ask for.
-    pub fn read(&self) -> Result<Asked, Failure> {
+    /// Reads the request of its two files.
+    pub fn read(&self) -> Result<LoadedProblem, Failure> {
         let Question { algorithm, pass, problem: path, input, dtype } = self;
         let mut tensors = vectors::read_tensors(input, memory::available())?;
         let (problem, lists) = advice::read_with_lists(path, input, &tensors)?;
@@ -125,7 +125,7 @@ impl Question {
             holds(&problem, *pass, dtype, &inputs).map_err(on_tensors)?;
         }
         let notes = unit_loss(&problem, *pass, &mut inputs).map_err(on_tensors)?;
-        Ok(Asked { problem, inputs, dtype, notes: notes.into_iter().collect() })
+        Ok(LoadedProblem { problem, inputs, dtype, notes: notes.into_iter().collect() })
     }
 }
 
@@ -168,7 +168,7 @@ fn inputs(problem: &Problem, pass: Pass, mut tensors: Tensors) -> Result<(Tensor
     reject_unknown_tensors(problem, pass, &tensors)?;
     let (table, forward) = (problem.checked_table(pass)?, problem.operands(Pass::Forward));
     let given = |name: &str| find(&table.operands, name).filter(|x| x.role.is_given());
-    // What a tier saves for later passes it computes again, but it counts in which type.
+    // Saved tensors are computed again, but their types count.
     let saved = |name: &str| {
         let output = |x: &Operand| matches!(x.role, Role::Output | Role::OptionalOutput);
         pass != Pass::Forward && find(&forward, name).is_some_and(output)

@@ -24,7 +24,7 @@ pub struct Arguments {
     #[arg(long, value_name = "P.json")]
     problem: Option<PathBuf>,
     /// The arrays that the problem's mask names, and of lazy_attention the inputs of its forward pass: then
-    /// it is told how sparse their weights are.
+    /// the sparsity of their weights is printed.
     #[arg(long = "in", value_name = "IN.safetensors", requires = "problem")]
     input: Option<PathBuf>,
     /// The storage type of the problem's tensors.
@@ -101,7 +101,7 @@ fn read(path: &Path, input: Option<&Path>, tensors: &mut Tensors) -> Result<Prob
     read_problem(path, input.unwrap_or(path), tensors)
 }
 
-/// What a case has beside its problem.
+/// Description of a case beside its problem.
 fn explain(case: &Case) -> Result<String, Failure> {
     let mut text = format!("elements: {}\n", case.spec.few_words());
     text += &match case.blocking() {
@@ -122,7 +122,7 @@ fn explain(case: &Case) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// Who sees whom, in words.
+/// Visible pairs, in words.
 fn pairs(scores: &Scores, seen: &Result<u64, Error>) -> String {
     let e = &scores.extents;
     let mut text = format!(

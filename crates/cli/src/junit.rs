@@ -33,8 +33,8 @@ pub fn junit(report: &Report) -> Result<String, quick_junit::SerializeError> {
     xml.to_string()
 }
 
-/// How the cases of a law ended: a failure where one is; else an error where a case is undecided, or at fault,
-/// which is the suite's; else a skip where nothing was checked. Its text names the cases.
+/// Status of the cases of a law: a failure where one is; else an error where a case is undecided, or at fault, which
+/// is the suite's; else a skip where nothing was checked. Its text names the cases.
 fn status(records: &[&Record]) -> TestCaseStatus {
     let reason = |record: &Record| record.verdict.reason().unwrap_or_default().to_string();
     let is_error =

@@ -12,6 +12,7 @@ mod device_plans;
 mod eval;
 mod explain;
 pub mod junit;
+mod levels;
 mod list;
 mod machine;
 pub mod markdown;
@@ -129,8 +130,7 @@ fn run(cli: Cli) -> Outcome {
 /// The most characters of the line: what it repeats of an argument or a file may have any length.
 const LINE: usize = 2000;
 
-/// What is wrong, without usage, on one line of characters that print; a tip of clap's stands behind a
-/// semicolon.
+/// The fault, without usage, on one line of characters that print; a tip of clap's stands behind a semicolon.
 fn one_line(text: &str) -> String {
     let lines = text
         .lines()

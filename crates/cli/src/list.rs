@@ -1,5 +1,6 @@
 //! `etalon list`: what there is.
 
+use crate::levels;
 use crate::outcome::{Outcome, say};
 use crate::summary;
 use crate::table::{Table, page};
@@ -19,6 +20,9 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "problem",
         value_parser = ["problem", "capabilities"])]
     schema: Option<String>,
+    /// Prints which level of the cuda tier computes what, and why others do not, as Markdown, instead.
+    #[arg(long, conflicts_with = "schema")]
+    levels: bool,
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
@@ -30,9 +34,14 @@ pub fn run(arguments: &Arguments) -> Outcome {
         say(&serde_json::to_string_pretty(&schema)?)?;
         return Ok(Status::Passed);
     }
-    say(&everything())?;
+    let text = if arguments.levels { levels::page() } else { everything() };
+    say(text.trim_end())?;
     Ok(Status::Passed)
 }
+
+/// The letters of extents.
+const SHAPES: &str = "Shapes: B batch elements, Hq query heads, Hk key heads, N queries, M keys, D and E elements of a \
+    key and a value, W distances, T tokens, V classes";
 
 fn everything() -> String {
     let (mut present, absent) = tiers::present();
@@ -43,12 +52,12 @@ fn everything() -> String {
         .map(|x| format!("\n{x}"));
     format!(
         "Tensors (optional ones in brackets)\n{}\n\n\
-         Shapes: B batch elements, Hq query heads, Hk key heads, N queries, M keys, D and E elements\n\
-         of a key and a value, W distances, T tokens, V classes\n{}\n\n\
+         {}\n{}\n\n\
          Tiers: the element types that each offers, by pass\n{}{}\n\n\
-         Profiles\n{}\n\n\
+         Profiles (errors of exp, tanh and ln in roundoffs)\n{}\n\n\
          Laws\n{}",
         tensors(),
+        page(SHAPES),
         shapes(),
         offers(&present),
         absent.collect::<String>(),
@@ -118,7 +127,9 @@ fn tensors() -> Table {
 }
 
 fn offers(all: &[Box<dyn Tier>]) -> Table {
-    let mut table = Table::new(["algorithm"].into_iter().chain(Pass::ALL.map(Pass::name)));
+    // Two words have room on two lines.
+    let passes = Pass::ALL.map(|pass| pass.name().replace('_', " "));
+    let mut table = Table::new(["algorithm".to_string()].into_iter().chain(passes));
     for tier in all {
         table.add_title(&tier.name());
         for algorithm in Algorithm::ALL {
@@ -145,7 +156,7 @@ fn profiles() -> Table {
         "dS",
         "dk of a head",
         "also stored",
-        "exp (roundoffs)",
+        "exp",
         "tanh",
         "ln",
     ]);
@@ -169,7 +180,7 @@ fn profiles() -> Table {
     table
 }
 
-/// What a profile stores in less than the type of its sums, beside P, dS and the gradients of a head.
+/// Tensors that a profile stores in less than the type of its sums, beside P, dS and the gradients of a head.
 fn also_stored(profile: &Profile) -> String {
     let &Profile { accumulator, score_store, dp_store, weight_store, .. } = profile;
     let kept = [

@@ -1,4 +1,4 @@
-//! Where a run was made, for reports.
+//! Facts of the machine of a run, for reports.
 
 /// The commit from which this binary was built, where the build knew it: `ETALON_COMMIT=$(git
 /// rev-parse HEAD) cargo build --release`.

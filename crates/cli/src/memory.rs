@@ -1,4 +1,4 @@
-//! How much memory there is, and whether what a command needs fits into it.
+//! Memory of the machine, and its comparison with the needs of a command.
 //!
 //! An allocation that fails ends a program without a word, and one that the system cannot keep its
 //! promise for ends it later. So whatever grows with an argument or a file is compared with what there

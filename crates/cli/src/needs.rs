@@ -1,6 +1,6 @@
-//! How much memory a pass needs, from the table of its tensors and the plan of its tier. Not counted is
-//! what a thread keeps for good, once the reference has multiplied matrices on it: as much as its L2
-//! cache, from the crate `gemm`.
+//! Memory that a pass needs, from the table of its tensors and the plan of its tier. Not counted is the memory that a
+//! thread keeps for good, once the reference has multiplied matrices on it: as much as its L2 cache, from the crate
+//! `gemm`.
 
 use crate::memory::afford;
 use crate::outcome::Failure;

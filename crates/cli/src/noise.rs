@@ -20,9 +20,9 @@ pub struct Times {
 const MOST: usize = 1 << 20;
 
 impl Times {
-    /// The times of runs for at least so many seconds, or of a million. The first run, which warms the caches, does not
-    /// count. With them the median of `peak · time` over the runs, `peak` measured before and after each:
-    /// a clock that rises and falls changes both.
+    /// The times of runs for at least so many seconds, or of a million. The first run, which warms the caches, does
+    /// not count. With them the median of `peak · time` over the runs, `peak` measured before and after each: a clock
+    /// that rises and falls changes both.
     pub fn beside<E>(
         seconds: f64,
         mut run: impl FnMut() -> Result<(), E>,
@@ -60,14 +60,14 @@ impl Times {
         }
     }
 
-    /// How far the middle half of the runs reaches to either side, divided by the median.
+    /// Reach of the middle half of the runs to either side, divided by the median.
     pub fn spread(&self) -> f64 {
         let half = self.upper_quartile_ns.saturating_sub(self.lower_quartile_ns) as f64 / 2.0;
         half / self.median_ns.max(1) as f64
     }
 }
 
-/// What varies by more, as a share, varies because the machine does something else beside.
+/// Spread, as a share, above which the machine was busy with something else.
 const BUSY: f64 = 0.05;
 
 /// Signs that the machine was busy: its peak in GFLOP/s was another one after the runs than before

@@ -120,16 +120,16 @@ impl Run {
     ) -> Result<R, Failure> {
         let pool = self.threads.pool()?;
         let progress = Progress::new(Duration::from_secs(self.progress));
-        let result = pool.install(|| work(&|done, all, what| progress.tell(done, all, what)));
+        let result = pool.install(|| work(&|done, all, what| progress.report(done, all, what)));
         progress.finish();
         Ok(result)
     }
 }
 
-/// Which arithmetic is claimed.
+/// The claimed arithmetic.
 #[derive(Debug, Clone, Copy)]
 pub enum Claim {
-    /// What kernels usually promise of the type of their results.
+    /// The usual promise of kernels for the type of their results.
     Usual,
     /// The strictest that holds: no claim, so it decides nothing.
     Auto,
@@ -214,7 +214,7 @@ pub fn tier(name: &str) -> Result<Box<dyn Tier>, Failure> {
     Err(Failure(format!("{error}{}", did_you_mean(name, known))))
 }
 
-/// Whether a tier is the one of this name, or a level of it.
+/// True if a tier is the one of this name, or a level of it.
 pub fn is_named(tier: &str, name: &str) -> bool {
     tier == name || tier.strip_prefix(name).is_some_and(|level| level.starts_with('/'))
 }

@@ -1,4 +1,4 @@
-//! How a subcommand ends, and how it prints.
+//! Outcome of a subcommand, and its printing.
 
 use anstream::AutoStream;
 use anstyle::{AnsiColor, Style};
@@ -44,8 +44,8 @@ fn coloured(text: &str) -> String {
     text.split('\n').map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// What came of writing to standard output: a closed pipe is no error, since its reader has read
-/// enough, but a full disk is.
+/// Outcome of writing to standard output: a closed pipe is no error, since its reader has read enough, but a full disk
+/// is.
 pub fn written(result: io::Result<()>) -> Result<(), Failure> {
     match result.and_then(|()| io::stdout().flush()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {

@@ -1,4 +1,4 @@
-//! How the simd tier would compute a problem: modes, time and memory.
+//! Plans of the simd tier for a problem: modes, time and memory.
 
 use crate::outcome::Failure;
 use crate::table::Table;
@@ -34,7 +34,7 @@ pub const MODES: [(Pass, Mode); 7] = [
 struct Row {
     pass: Pass,
     mode: Mode,
-    /// Whether it is what [`Mode::Auto`] does.
+    /// True if it is what [`Mode::Auto`] does.
     chosen: bool,
     plan: Plan,
 }
@@ -71,7 +71,7 @@ pub fn plans(
     Ok(print(&rows, flops, options) + &partials(&scores.extents, &rows))
 }
 
-/// How the simd tier computes a pass, where it does.
+/// The plan of the simd tier for a pass, where it has one.
 pub fn plan(
     problem: &Problem,
     pass: Pass,
@@ -231,7 +231,7 @@ fn explain_cross_entropy(
 /// KiB of shared memory of a block: of compute capability 8.6, 8.9 and 12.x, of 8.0, and of 9.0.
 pub const SHARED: [usize; 3] = [99, 163, 227];
 
-/// What the sums of dq take, and what partials would.
+/// Memory of the sums of dq, and that of partials.
 fn partials(e: &Extents, rows: &[Row]) -> String {
     let fused = rows.iter().find(|row| row.mode == Mode::FusedPartials);
     let sums = fused.into_iter().flat_map(|row| &row.plan.buffers);

@@ -1,11 +1,11 @@
-//! How far a run is: a bar on a terminal, else a line from time to time.
+//! Progress of a run: a bar on a terminal, else a line from time to time.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{IsTerminal, Write, stderr};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// How far a run is, on stderr. It can be told from any thread.
+/// Progress of a run, on stderr. Any thread may report it.
 pub(crate) struct Progress {
     bar: ProgressBar,
     lines: Option<Mutex<Lines<Box<dyn Write + Send>>>>,
@@ -23,7 +23,7 @@ impl Progress {
         Progress { bar: ProgressBar::hidden(), lines: Some(Mutex::new(lines)) }
     }
 
-    /// Begins a bar where stderr is a terminal; elsewhere nothing is told.
+    /// Begins a bar where stderr is a terminal; elsewhere nothing is printed.
     pub fn on_terminal(interval: Duration) -> Self {
         match stderr().is_terminal() {
             true => Progress::new(interval),
@@ -32,13 +32,13 @@ impl Progress {
     }
 
     /// Tells that `done` of `all` are done, of which `what` was the last.
-    pub fn tell(&self, done: usize, all: usize, what: &str) {
+    pub fn report(&self, done: usize, all: usize, what: &str) {
         self.bar.set_length(all as u64);
         self.bar.set_position(done as u64);
         self.bar.set_message(what.to_string());
         // Another thread that is telling at this moment tells enough.
         if let Some(Ok(mut lines)) = self.lines.as_ref().map(Mutex::try_lock) {
-            lines.tell(done, all, what);
+            lines.report(done, all, what);
         }
     }
 
@@ -65,7 +65,7 @@ impl<W: Write> Lines<W> {
     }
 
     /// Tells that `done` of `all` are done, if the last line is long enough ago.
-    pub fn tell(&mut self, done: usize, all: usize, what: &str) {
+    pub fn report(&mut self, done: usize, all: usize, what: &str) {
         if self.last.elapsed() < self.interval {
             return;
         }

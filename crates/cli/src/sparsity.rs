@@ -1,4 +1,4 @@
-//! How sparse the weights of lazy attention are on given tensors, and what that is worth.
+//! Sparsity of the weights of lazy attention on given tensors, and its value.
 
 use crate::needs;
 use crate::outcome::Failure;

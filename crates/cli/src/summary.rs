@@ -6,7 +6,7 @@ use etalon_problem::{Algorithm, Dtype, Pass};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 
-/// What a cell of the table shows.
+/// Legend of a cell of the table.
 pub const CELL: &str = "A cell: the worst margin, error ÷ proven bound (the number of checks).";
 
 type Place<'a> = (Algorithm, Pass, &'a str);
@@ -45,7 +45,7 @@ fn cell(records: &[&Record]) -> String {
     }
 }
 
-/// What was not checked, and why: a line for each reason.
+/// Omitted checks with their reason: a line for each.
 pub fn not_checked(report: &Report) -> Vec<String> {
     let reasons = report.records.iter().filter_map(|record| match &record.verdict {
         Verdict::Unsupported(reason) | Verdict::NotAsked(reason) => {

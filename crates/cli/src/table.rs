@@ -1,4 +1,4 @@
-//! Tables that fit the terminal, or 100 columns, and never break a word.
+//! Tables that fit the terminal, or 100 columns, and never break a word: rows that are too wide stand as lists.
 
 use std::fmt;
 use std::io::{IsTerminal, stdout};
@@ -11,17 +11,24 @@ pub const PAGE: usize = 100;
 /// A terminal is taken for no narrower than this, and prose is set no wider than a page.
 const NARROWEST: usize = 40;
 
-/// The columns that are there: those of the terminal, or of a page.
+/// The columns that are there: those that the environment's `COLUMNS` states, of the terminal, or of a page.
 pub fn columns() -> usize {
     static COLUMNS: OnceLock<usize> = OnceLock::new();
     *COLUMNS.get_or_init(|| {
-        let terminal = stdout().is_terminal().then(|| terminal_size_of(stdout())).flatten();
-        terminal.map_or(PAGE, |(Width(columns), _)| usize::from(columns).max(NARROWEST))
+        let stated = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+        let terminal = || {
+            let size = stdout().is_terminal().then(|| terminal_size_of(stdout())).flatten();
+            size.map(|(Width(columns), _)| usize::from(columns))
+        };
+        stated.or_else(terminal).map_or(PAGE, |columns: usize| columns.max(NARROWEST))
     })
 }
 
 /// Between two columns.
 const GAP: usize = 2;
+
+/// Before the cells of a row that stands as a list.
+const INDENT: usize = 4;
 
 /// Rows under a header. A cell that is too wide continues on the next line, between words.
 #[derive(Debug)]
@@ -59,7 +66,7 @@ impl Table {
         self.rows.iter().map(move |row| row[at].as_str())
     }
 
-    /// The table in so many columns, or in a few more where a word is too long.
+    /// The table in so many columns, or in more where a word alone is longer.
     pub fn within(&self, columns: usize) -> String {
         let mut text = String::new();
         // Writing to a string does not fail.
@@ -99,6 +106,9 @@ impl Table {
                 && cells.all(|cell| cell.starts_with(|c: char| c.is_ascii_digit()))
         };
         let widths = self.widths(columns);
+        if widths.iter().map(|width| width + GAP).sum::<usize>() > columns + GAP {
+            return self.write_as_lists(f, columns);
+        }
         let right: Vec<bool> = (0..widths.len()).map(|at| of_numbers(&at)).collect();
         let rule =
             "─".repeat(widths.iter().map(|width| width + GAP).sum::<usize>().saturating_sub(GAP));
@@ -122,6 +132,28 @@ impl Table {
                 writeln!(f, "{:─<width$}", format!("── {title} "))?;
             }
             writeln!(f, "{}", line(row))?;
+        }
+        write!(f, "{rule}")
+    }
+
+    /// Each row as its first cell, and below it the others with their headers.
+    fn write_as_lists(&self, f: &mut dyn fmt::Write, columns: usize) -> fmt::Result {
+        let rule = "─".repeat(columns);
+        writeln!(f, "{rule}")?;
+        for (at, row) in self.rows.iter().enumerate() {
+            for (_, title) in self.titles.iter().filter(|(over, _)| *over == at) {
+                writeln!(f, "{:─<columns$}", format!("── {title} "))?;
+            }
+            let cells = self.header.iter().zip(row).skip(1).filter(|(_, cell)| !cell.is_empty());
+            let named = cells.map(|(header, cell)| match header.as_str() {
+                "" => cell.replace('\n', ", "),
+                header => format!("{header}: {}", cell.replace('\n', ", ")),
+            });
+            let all = named.collect::<Vec<_>>().join("; ");
+            writeln!(f, "{}", row.first().map_or("", String::as_str))?;
+            for line in fold(&all, columns.saturating_sub(INDENT)) {
+                writeln!(f, "{:INDENT$}{line}", "")?;
+            }
         }
         write!(f, "{rule}")
     }

@@ -111,7 +111,7 @@ fn word() -> impl Strategy<Value = OsString> {
     .prop_map(OsString::from)
 }
 
-/// What is said is one line that prints and is not very long.
+/// Checks that a message is one line that prints and is not very long.
 fn is_line(line: &str) -> Result<(), TestCaseError> {
     prop_assert!(!line.is_empty() && line.chars().count() < 2100, "{line}");
     prop_assert!(!line.contains(char::is_control), "{line:?}");

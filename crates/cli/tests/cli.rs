@@ -11,6 +11,8 @@ use tempfile::{TempDir, tempdir};
 mod bench;
 #[path = "cli/check.rs"]
 mod check;
+#[path = "cli/columns.rs"]
+mod columns;
 #[path = "cli/cuda.rs"]
 mod cuda;
 #[path = "cli/eval.rs"]

@@ -1,5 +1,5 @@
-//! What an evaluation is said to allocate beforehand is at least what it allocates, and not many times
-//! as much: otherwise it would be refused for nothing.
+//! Estimates of the allocations of an evaluation are at least what it allocates, and not many times as much: otherwise
+//! it would be refused for nothing.
 
 use etalon_cli::needs;
 use etalon_conformance::bounds::bounds;
@@ -33,7 +33,7 @@ fn peak<R>(work: impl FnOnce() -> R) -> usize {
     peak.saturating_sub(before)
 }
 
-/// What is small is not worth a refusal: pools, names and lists of so many bytes are there anyway.
+/// Bytes that are not worth a refusal: pools, names and lists of so many bytes are there anyway.
 const SMALL: u128 = 1 << 20;
 
 /// The estimate and the peak of an evaluation by the reference, with bounds, and by the simd tier.

@@ -1,4 +1,4 @@
-//! What a run looks like: numbers, tables, progress, reports.
+//! Rendering of a run: numbers, tables, progress, reports.
 
 use etalon_cli::junit::junit;
 use etalon_cli::markdown::markdown;
@@ -57,6 +57,20 @@ fn a_table_has_the_width_that_is_there() {
         assert!(widest <= Some(columns), "{text}");
         assert_eq!(text.lines().count() > 5, columns < 150, "no line is folded in vain: {text}");
     }
+}
+
+/// No word can be broken: where the narrowest columns are too wide together, every row is a list.
+#[test]
+fn a_table_too_wide_stands_as_lists() {
+    let mut table = Table::new(["law", "", "algorithm", "pass"]);
+    table.add_title("simd/avx512_and_its_many_names");
+    table.add_row(["double_backward_is_symmetric", "chosen", "linear_cross_entropy", "7\n9"]);
+    table.add_row(["bound", "", "attention", "8"]);
+    let text = table.within(40);
+    assert!(text.lines().all(|line| line.chars().count() <= 40), "{text}");
+    let rows = "double_backward_is_symmetric\n    chosen; algorithm:\n    linear_cross_entropy; pass: 7, 9\n\
+        bound\n    algorithm: attention; pass: 8\n";
+    assert!(text.contains(rows) && text.contains("── simd/avx512_and_its_many_names ─"), "{text}");
 }
 
 #[test]
@@ -126,18 +140,18 @@ fn tables_fold_between_words_and_fit_the_page() {
 
 #[test]
 fn lines_of_progress_are_an_interval_apart() {
-    let told = |interval| {
+    let printed = |interval| {
         let mut out = Vec::new();
         let mut lines = Lines::new(&mut out, interval);
-        lines.tell(1, 2, "first");
-        lines.tell(2, 2, "second");
+        lines.report(1, 2, "first");
+        lines.report(2, 2, "second");
         String::from_utf8(out).unwrap()
     };
-    let all = told(Duration::ZERO);
+    let all = printed(Duration::ZERO);
     let lines: Vec<&str> = all.lines().collect();
     assert!(lines.len() == 2 && lines[0].starts_with("1/2 after "), "{all}");
     assert!(lines[1].ends_with(" s: second"), "{all}");
-    assert_eq!(told(Duration::from_secs(3600)), "");
+    assert_eq!(printed(Duration::from_secs(3600)), "");
 }
 
 #[test]

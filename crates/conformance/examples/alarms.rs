@@ -1,6 +1,6 @@
 //! Counts false alarms on correct kernels, which are the controls of the zoo and the levels of the simd tier, over
-//! many seeds: those of the laws `statistics` (gate G2) and `bound` (which doubts blunt elements), and those of
-//! `check` on generic, massive and peaked inputs. Of each seed every sixteenth case of core depth is judged,
+//! many seeds: those of the laws `statistics` (gate G2) and `bound` (which doubts uninformative elements), and those
+//! of `check` on generic, massive and peaked inputs. Of each seed every sixteenth case of core depth is judged,
 //! another sixteenth with the next one; large cases are left out.
 //!
 //! ```sh

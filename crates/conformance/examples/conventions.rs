@@ -1,5 +1,5 @@
-//! What it costs to mix conventions up, as `docs/conventions.md` has it: of each the rms error of the first
-//! output that it changes, on random inputs.
+//! Cost of mixed-up conventions, as `docs/conventions.md` has it: of each the rms error of the first output that it
+//! changes, on random inputs.
 
 use etalon_conformance::conventions;
 use etalon_conformance::generate::Stream;

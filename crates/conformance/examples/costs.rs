@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What the checks of each group take, the dearest first.
+/// Times of the checks of each group, the dearest first.
 fn table(what: &str, records: &[&Record], group: impl Fn(&Record) -> String) {
     let mut groups: BTreeMap<String, (usize, Duration)> = BTreeMap::new();
     for record in records {

@@ -29,7 +29,7 @@ use std::str::FromStr;
 use std::sync::OnceLock;
 
 named! {
-    /// How much a run does.
+    /// Amount of checking in a run.
     #[derive(Default)]
     Depth, "depth" {
         /// So few cases that every law looks at two, where it can; a tenth of what core depth costs, to run
@@ -55,7 +55,7 @@ impl Depth {
         }
     }
 
-    /// Whether a point of the grid is tried in every storage type, not in one.
+    /// True if a point of the grid is tried in every storage type, not in one.
     fn has_all_types(self) -> bool {
         matches!(self, Depth::Full | Depth::Soak)
     }
@@ -157,13 +157,13 @@ impl Spec {
         Tensor::store(&values, Stored::of(operand.precision, self.dtype))
     }
 
-    /// Whether its extents are large: gates and contracts alone look at such a case.
+    /// True if its extents are large: gates and contracts alone look at such a case.
     pub fn is_large(&self) -> bool {
         let names = each!(&self.point, point => point.names());
         names.iter().any(|name| Point::large(self.algorithm).contains(name))
     }
 
-    /// Whether an operand that may be absent is there: in the second order, and of tangents, one in four
+    /// True if an operand that may be absent is there: in the second order, and of tangents, one in four
     /// is not, whatever the point.
     fn given(&self, operand: &Operand, pass: Pass) -> bool {
         let absent = operand.role == Role::OptionalCotangent
@@ -183,7 +183,7 @@ impl Spec {
             .collect()
     }
 
-    /// What the elements are like, in a few words: those of their family, or its name.
+    /// Description of the elements in a few words: that of their family, or its name.
     pub fn few_words(&self) -> &'static str {
         match &self.point {
             Point::Attention(point) => point.family.name(),
@@ -219,8 +219,8 @@ fn no_inputs() -> BTreeMap<Pass, OnceLock<Tensors>> {
 pub struct Case {
     /// Its name, from which [`Spec::from_str`] makes it again.
     pub name: String,
-    /// The point that it was made from; of a problem that somebody brings, which no point describes, the plainest point of
-    /// its algorithm with its storage type and seed.
+    /// The point that it was made from; of a problem that somebody brings, which no point describes, the plainest
+    /// point of its algorithm with its storage type and seed.
     pub spec: Spec,
     /// The problem.
     pub problem: Problem,
@@ -228,11 +228,14 @@ pub struct Case {
     pub dtype: Dtype,
     /// The inputs and cotangents of the forward and backward pass.
     pub inputs: Tensors,
-    /// Those of further passes, made when first asked for.
+    /// Values of further passes, computed at the first request.
     further: BTreeMap<Pass, OnceLock<Tensors>>,
     /// Set of a problem that somebody brought.
     given: bool,
 }
+
+/// The cotangent of a loss: without it there is no gradient, and it is 1 where nobody gives another.
+pub(crate) const LOSS: &str = "dloss";
 
 impl Case {
     /// A problem that somebody brings, which has passed its check. Probes alone look at it: they choose the
@@ -254,6 +257,7 @@ impl Case {
         let tensor = |operand: Operand| {
             let element = |at: usize| match operand.precision {
                 Precision::Integer => classes.below(at, vocab) as f64,
+                _ if operand.name == LOSS => 1.0,
                 _ => 0.0,
             };
             let values = (0..operand.len()).map(element).collect();
@@ -262,7 +266,9 @@ impl Case {
             values.map(|values| (operand.name.to_string(), Tensor::store(&values, stored)))
         };
         let is_there = |x: &Operand| match x.role {
-            Role::OptionalCotangent => cotangents.iter().any(|name| name == x.name),
+            Role::OptionalCotangent => {
+                x.name == LOSS || cotangents.iter().any(|name| name == x.name)
+            }
             role => role.is_given(),
         };
         let operands = problem.operands(Pass::Backward).into_iter().filter(is_there);
@@ -272,7 +278,8 @@ impl Case {
         Ok(Case { name, spec, dtype, problem, inputs, further, given: true })
     }
 
-    /// Tells whether somebody brought the problem, so that it must stand as it is: the points of a grid take any change.
+    /// Tells whether somebody brought the problem, so that it must stand as it is: the points of a grid take any
+    /// change.
     pub(crate) fn is_given(&self) -> bool {
         self.given
     }
@@ -291,12 +298,12 @@ impl Case {
         Spec { seed, ..self.spec }.tensors(&self.problem, pass)
     }
 
-    /// Whether its bounds must be small against its results.
+    /// True if its bounds must be small against its results.
     pub(crate) fn is_rich(&self) -> bool {
         each!(&self.spec.point, point => point.is_rich(&self.problem))
     }
 
-    /// Whether the errors of a kernel are random. Those of a row that sees few keys are not, nor those of a
+    /// True if the errors of a kernel are random. Those of a row that sees few keys are not, nor those of a
     /// key that few rows see: their gradients are differences of what nearly cancels.
     pub(crate) fn is_generic(&self) -> bool {
         let sums = self.problem.scores().is_none_or(|scores| {
@@ -307,7 +314,7 @@ impl Case {
         sums && each!(&self.spec.point, point => point.is_generic())
     }
 
-    /// Whether a small change of any input changes results by about as much.
+    /// True if a small change of any input changes results by about as much.
     pub(crate) fn is_smooth(&self) -> bool {
         each!(&self.spec.point, point => point.is_smooth())
     }

@@ -21,7 +21,7 @@ pub use budget::explains;
 pub use status::strictest;
 
 use crate::bounds::{Bounds, bounds};
-use crate::gates::{Blunt, Measure, Statistic, Status, g2, generic};
+use crate::gates::{Measure, Statistic, Status, Uninformative, g2, generic};
 use crate::profile::Profile;
 use crate::report::in_words;
 use crate::tensor::Tensors;
@@ -39,7 +39,7 @@ use std::collections::BTreeMap;
 /// The version of the form of a [`Check`]: it grows when a key changes its meaning or goes.
 const SCHEMA: u32 = 1;
 
-/// What was found about the outputs of a pass.
+/// Findings about the outputs of a pass.
 #[derive(Debug, Clone, Serialize)]
 pub struct Check {
     /// The version of this form.
@@ -62,13 +62,13 @@ pub struct Check {
     /// correct kernels, which on others leaves it undecided.
     #[serde(serialize_with = "status::name")]
     pub status: Status,
-    /// Whether it passed.
+    /// True if it passed.
     pub passed: bool,
-    /// Whether errors are conspicuous, though perhaps within the bounds.
+    /// True if errors are conspicuous, though perhaps within the bounds.
     pub conspicuous: bool,
-    /// Whether the inputs count as generic.
+    /// True if the inputs count as generic.
     pub generic: bool,
-    /// What is not generic about the inputs, where something is.
+    /// The reason why the inputs are not generic, if they are not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub structured: Option<String>,
     /// True for a profile that is no claim, and whose bounds are too wide to be called the strictest that hold.
@@ -76,22 +76,22 @@ pub struct Check {
     pub too_wide: bool,
     /// Every output.
     pub outputs: Vec<Output>,
-    /// What explains the difference, the best first; empty where nothing is wrong.
+    /// Explanations of the difference, the best first; empty where nothing is wrong.
     pub explanations: Vec<Explanation>,
     /// The parts of the problem on which explanations were tried, where that was not all of it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<String>,
-    /// Which explanations were not tried, and why, if some were not.
+    /// Explanations that were not tried, and why, if some were not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_tried: Option<String>,
-    /// What to do next where nothing explains what is wrong.
+    /// The next step where nothing explains the difference.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
     /// Products that the check took, about.
     pub products: Products,
 }
 
-/// How many products something took, about.
+/// Products that something took, about.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Products {
     /// To judge the outputs.
@@ -100,10 +100,10 @@ pub struct Products {
     pub explained: f64,
 }
 
-/// Hears how far a check is: how many steps are done, of how many, and which is next.
-pub type Tell<'a> = &'a (dyn Fn(usize, usize, &str) + Sync);
+/// The progress of a check: called with the number of steps that are done, that of all, and the name of the next.
+pub type Progress<'a> = &'a (dyn Fn(usize, usize, &str) + Sync);
 
-/// What was found about one output.
+/// Findings about one output.
 #[derive(Debug, Clone, Serialize)]
 pub struct Output {
     /// Its name.
@@ -112,15 +112,16 @@ pub struct Output {
     pub axes: Vec<&'static str>,
     /// Its shape.
     pub shape: Vec<usize>,
-    /// How many elements are off.
+    /// Number of elements that are off.
     pub off: usize,
-    /// How many elements it has.
+    /// Number of its elements.
     pub elements: usize,
-    /// How many elements are blunt: their bounds exceed half of the scale of their row, or are missing.
-    pub blunt: usize,
-    /// How many of these do not err as correct kernels do: they could be wrong.
+    /// Number of uninformative elements: their bounds exceed half of the scale of their row, or are missing.
+    #[serde(rename = "blunt")]
+    pub uninformative: usize,
+    /// Number of these that do not err as correct kernels do: they could be wrong.
     pub undecided: usize,
-    /// How many have no bound, by the reason.
+    /// Number of elements without a bound, by the reason.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub no_bound: BTreeMap<&'static str, usize>,
     /// The undecided elements in a sentence.
@@ -133,12 +134,12 @@ pub struct Output {
     pub worst: Option<Element>,
     /// The rms of the errors divided by that of the exact results, over elements that are finite in both.
     pub error: f64,
-    /// By which share of themselves results are too large (gate G2), where that can be told.
+    /// By which share of themselves results are too large (gate G2), where that can be estimated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slope: Option<Share>,
-    /// What is conspicuous about the errors (gate G2): of each a sentence.
+    /// Conspicuous properties of the errors (gate G2): of each a sentence.
     pub conspicuous: Vec<String>,
-    /// Where the elements that are off lie: sentences.
+    /// Places of the elements that are off: sentences.
     pub places: Vec<String>,
 }
 
@@ -147,13 +148,13 @@ pub struct Output {
 pub struct Element {
     /// Its index.
     pub index: Vec<usize>,
-    /// What was brought.
+    /// The value to be judged.
     #[serde(serialize_with = "number")]
     pub got: f64,
     /// The exact result.
     #[serde(serialize_with = "number")]
     pub exact: f64,
-    /// How far off it may be.
+    /// The bound of its error.
     #[serde(serialize_with = "number")]
     pub bound: f64,
 }
@@ -163,14 +164,14 @@ pub struct Element {
 pub struct Share {
     /// The share by which results are too large.
     pub value: f64,
-    /// What chance allows.
+    /// The limit that chance allows.
     pub limit: f64,
 }
 
-/// What explains the difference from the exact results.
+/// An explanation of the difference from the exact results.
 #[derive(Debug, Clone, Serialize)]
 pub struct Explanation {
-    /// What kind of explanation it is.
+    /// The kind of explanation.
     pub kind: Kind,
     /// Its stable name: of a pattern, a convention or a mutant; or an option or a tensor and what happened
     /// to it.
@@ -184,7 +185,7 @@ pub struct Explanation {
     /// that are off of the outputs that it explains.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub left: Option<f64>,
-    /// Which part of what is off it explains, where that is not all: a clause.
+    /// The part of the difference that it explains, where that is not all: a clause.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub part: Option<String>,
 }
@@ -220,25 +221,25 @@ pub fn check(
     outputs: &Tensors,
     only: &[String],
 ) -> Result<Check, Error> {
-    check_told(request, profile, outputs, only, &|_, _, _| {})
+    check_with_progress(request, profile, outputs, only, &|_, _, _| {})
 }
 
 /// As [`check`], and tells how far it is.
-pub fn check_told(
+pub fn check_with_progress(
     request: &Request<'_>,
     profile: &Profile,
     outputs: &Tensors,
     only: &[String],
-    tell: Tell<'_>,
+    progress: Progress<'_>,
 ) -> Result<Check, Error> {
     let &Request { problem, pass, dtype, inputs, .. } = request;
     check_results(problem, pass, outputs, only)?;
-    tell(0, STEPS, "exact results and bounds");
+    progress(0, STEPS, "exact results and bounds");
     let mut exact = bounds(problem, pass, types(request, outputs), profile, inputs)?;
     exact.outputs.retain(|name, _| only.is_empty() || only.contains(name));
     let operands = problem.operands(pass);
     let answer = Answer::new(&operands, &exact, outputs)?;
-    tell(1, STEPS, "typical errors");
+    progress(1, STEPS, "typical errors");
     let statistics = statistics(request, profile, &operands, &exact, outputs)?;
     let doubts = doubts(request, profile, &operands, &exact, outputs)?;
     let outputs: Vec<Output> = answer
@@ -250,8 +251,8 @@ pub fn check_told(
     let mut found = Found::default();
     let mut next = None;
     if outputs.iter().any(|output| output.off > 0) {
-        tell(2, STEPS, "explanations");
-        found = explain::explain(request, &answer, tell)?;
+        progress(2, STEPS, "explanations");
+        found = explain::explain(request, &answer, progress)?;
         next = found.explanations.is_empty().then(|| next_step(request, found.tried));
     }
     let Found { explanations, parts, not_tried, products: explained, .. } = found;
@@ -284,7 +285,7 @@ pub fn check_told(
 /// Steps of a check of right results.
 const STEPS: usize = 2;
 
-/// What to do where nothing explains what is wrong.
+/// The next step where nothing explains the difference.
 fn next_step(request: &Request<'_>, tried: usize) -> String {
     let &Request { problem, dtype, .. } = request;
     let algorithm = problem.algorithm();
@@ -328,11 +329,11 @@ fn describe(
     problem: &Problem,
     output: &Judged<'_>,
     statistics: &[Statistic],
-    doubts: &[Blunt],
+    doubts: &[Uninformative],
 ) -> Output {
     let own = || statistics.iter().filter(|statistic| statistic.output == output.operand.name);
-    let blunt = doubts.iter().find(|blunt| blunt.output == output.operand.name);
-    let no_bound = blunt.into_iter().flat_map(|blunt| &blunt.no_bound);
+    let doubt = doubts.iter().find(|doubt| doubt.output == output.operand.name);
+    let no_bound = doubt.into_iter().flat_map(|doubt| &doubt.no_bound);
     let whole = own().find(|x| x.measure == Measure::Slope && x.part == crate::gates::Part::All);
     Output {
         name: output.operand.name,
@@ -340,10 +341,10 @@ fn describe(
         shape: output.operand.shape.clone(),
         off: output.off(),
         elements: output.got.len(),
-        blunt: blunt.map_or(0, |blunt| blunt.elements),
-        undecided: blunt.map_or(0, |blunt| blunt.undecided),
+        uninformative: doubt.map_or(0, |doubt| doubt.elements),
+        undecided: doubt.map_or(0, |doubt| doubt.undecided),
         no_bound: no_bound.map(|(reason, n)| (reason.name(), *n)).collect(),
-        doubt: blunt.filter(|blunt| blunt.undecided > 0).map(Blunt::to_string),
+        doubt: doubt.filter(|doubt| doubt.undecided > 0).map(Uninformative::to_string),
         margin: output.margins.iter().copied().fold(0.0, f64::max),
         worst: output.worst(),
         error: output.error(),

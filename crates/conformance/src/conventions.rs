@@ -36,9 +36,9 @@ use std::f64::consts::{LN_2, LOG2_E};
 pub struct Convention {
     /// Its name, which does not change.
     pub id: &'static str,
-    /// What a kernel of it does, in a sentence.
+    /// The statement of a kernel's behaviour, in a sentence.
     pub statement: &'static str,
-    /// The known bug of the zoo by which it is told, where it is no other reading of a problem.
+    /// The known bug of the zoo that represents it, where it is no other reading of a problem.
     pub mutant: Option<&'static str>,
     read: Read,
 }
@@ -46,7 +46,7 @@ pub struct Convention {
 /// Changes of tensors, by name.
 type Edits = Vec<(String, Edit)>;
 
-/// How another reading of a problem comes about.
+/// Derivation of another reading of a problem.
 #[derive(Debug, Clone, Copy)]
 enum Read {
     /// The kernel answers another problem.
@@ -177,7 +177,7 @@ pub fn all_readings(
     values: &Values,
 ) -> Vec<Reading> {
     let mut list = readings(problem, inputs);
-    let own = Own { problem, pass, dtype, inputs: values, operands: problem.operands(pass) };
+    let own = Original { problem, pass, dtype, inputs: values, operands: problem.operands(pass) };
     let mut more = derived::all(&own);
     more.extend(distances::all(&own));
     more.extend(neighbours::all(&own));
@@ -196,8 +196,8 @@ pub fn all_readings(
     list
 }
 
-/// What readings are derived from.
-struct Own<'a> {
+/// The problem and the pass of which readings are derived.
+struct Original<'a> {
     problem: &'a Problem,
     pass: Pass,
     dtype: Dtype,
@@ -277,7 +277,7 @@ fn shift_targets(problem: &Problem) -> Edits {
     vec![("targets".to_string(), Edit::Take { axis: 0, order, beyond })]
 }
 
-/// Whether query heads could share key heads in another order: not where there is one order only, or where a
+/// True if query heads could share key heads in another order: not where there is one order only, or where a
 /// mask tells heads apart.
 fn has_interleaved(problem: &Problem) -> bool {
     let [query, key] = [Axis::QueryHeads, Axis::KeyHeads].map(|axis| problem.extent(axis));

@@ -43,12 +43,16 @@ pub fn read_profile(path: &Path) -> Result<Profile, Error> {
     // By way of a map first: serde would take the values of a struct from an array, too.
     json::parse::<Map<String, Value>>(&text).map_err(wrong)?;
     let declared: Declared = json::parse(&text).map_err(wrong)?;
-    profile(&declared).map_err(|error| Error::content(path, error))
+    profile(&declared).map_err(|error| Error::meaning(path, &text, error))
 }
 
 fn profile(declared: &Declared) -> Result<Profile, ProblemError> {
-    let base = Profile::by_name(declared.base.as_deref().unwrap_or("f32-strict"))?;
-    // Who declares one slope means it for every argument.
+    let base = Profile::by_name(declared.base.as_deref().unwrap_or("f32-strict"));
+    let base = base.map_err(|error| match error {
+        ProblemError::Value { expected, found, .. } => ProblemError::value("base", expected, found),
+        other => other,
+    })?;
+    // A profile that declares one slope declares it for every argument.
     let exact = declared.exp_slope.unwrap_or(base.exp_slope_exact);
     Ok(Profile {
         name: "custom",

@@ -14,7 +14,7 @@ mod determinism;
 mod ends;
 pub(crate) mod flaw;
 mod forms;
-mod gate;
+pub(crate) mod gate;
 mod identities;
 mod kept;
 pub(crate) mod law;
@@ -65,7 +65,7 @@ pub fn all() -> Vec<Law> {
 pub(crate) fn probes() -> Vec<Law> {
     let mut probes = all();
     probes.retain(|law| law.kind == Kind::Probe);
-    probes.extend(crate::probes::rows::LAWS);
+    probes.extend([crate::probes::rows::LAWS, crate::probes::random::LAWS].concat());
     probes
 }
 

@@ -1,5 +1,5 @@
-//! What the gates notice: of each output of each pass, the smallest error of three kinds that is planted
-//! in the results of a correct kernel, which is simulated.
+//! Power of the gates: of each output of each pass, the smallest error of three kinds that they notice in the results
+//! of a correct kernel, which is simulated.
 
 use crate::bounds::{Bounds, bounds};
 use crate::cases::{Case, Depth, Spec, specs, storage};
@@ -53,9 +53,8 @@ fn storage_of(profile: &Profile) -> Dtype {
     narrow.unwrap_or(profile.accumulator)
 }
 
-/// What the gates notice in every output of floating-point numbers of a pass, for kernels of a profile, in
-/// the best of some cases. Nothing of a pass for which the profile has no bounds, and of storage that no
-/// case has.
+/// Power of the gates for every output of floating-point numbers of a pass, for kernels of a profile, in the best of
+/// some cases. Nothing of a pass for which the profile has no bounds, and of storage that no case has.
 pub fn power(
     algorithm: Algorithm,
     pass: Pass,
@@ -91,7 +90,7 @@ impl Power {
     }
 }
 
-/// What the gates notice in one case.
+/// Power of the gates in one case.
 fn of_case(case: &Case, pass: Pass, profile: Profile) -> Result<Vec<Power>, Error> {
     let trials: Result<Vec<Trial>, Error> =
         (0..SEEDS).into_par_iter().map(|later| Trial::new(case, pass, profile, later)).collect();
@@ -144,7 +143,7 @@ struct Trial {
     inputs: Tensors,
     exact: Bounds,
     typical: Typical,
-    /// What the kernel returns, before it is stored.
+    /// Results of the kernel, before they are stored.
     got: Values,
 }
 
@@ -166,7 +165,7 @@ impl Trial {
         Ok(Trial { pass, profile, dtype, operands, inputs, exact, typical, got })
     }
 
-    /// Whether a gate notices one output, after a change of its elements.
+    /// True if a gate notices one output, after a change of its elements.
     fn notices(&self, name: &str, change: impl Fn(&[usize], f64) -> f64) -> bool {
         let mut got = self.got[name].clone();
         got.indexed_iter_mut().for_each(|(at, x)| *x = change(at.slice(), *x));
@@ -258,7 +257,7 @@ impl Trial {
 }
 
 /// The smallest error that is noticed, and from which on every error is; nothing where even none is: of a
-/// kernel that rounding lets decide otherwise than the others, no error can be told from that.
+/// kernel that rounding lets decide otherwise than the others, no error is distinguishable from that.
 fn least(notices: impl Fn(f64) -> bool) -> Option<f64> {
     if notices(0.0) {
         return None;

@@ -13,6 +13,7 @@ pub(crate) mod functions;
 mod inputs;
 mod lazy_attention;
 pub(crate) mod linear_attention;
+pub(crate) mod random;
 pub(crate) mod rows;
 
 use crate::laws::law::{laws, scores_are};
@@ -45,6 +46,6 @@ laws! {
     Probe tanh_probe of CAPPED on Forward if |case, _| case.dtype == Dtype::F32, looks LOOKS;
     /// A row of one key has weight 1: e = 1 + τ up to rounding, inactive at τ = −1.
     Probe kink_probe of LAZY_ATTENTION;
-    /// Where the bias gives one key all weight, e = 1 + τ/n there, up to rounding.
+    /// A key to which the bias gives all weight has e = 1 + τ/n, up to rounding.
     Probe reach_probe of LAZY_ATTENTION;
 }

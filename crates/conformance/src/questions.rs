@@ -1,7 +1,7 @@
 //! Probes as files: what a probe asks of a kernel, and its judgement of answers that were written elsewhere.
 //!
-//! A probe is a law ([`laws::Kind::Probe`]) on a case of the suite, or on a problem that somebody brings. A recorder in the
-//! place of a kernel hears its questions, and a replay answers them again from a folder, so that nothing of a
+//! A probe is a law ([`laws::Kind::Probe`]) on a case of the suite, or on a problem that somebody brings. A recorder
+//! in the place of a kernel hears its questions, and a replay answers them again from a folder, so that nothing of a
 //! probe is written twice.
 
 mod asked;

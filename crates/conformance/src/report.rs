@@ -1,4 +1,4 @@
-//! What a run leaves behind: its records, and JSON for programs.
+//! Results of a run: its records, and JSON for programs.
 
 mod record;
 

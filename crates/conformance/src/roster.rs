@@ -30,7 +30,7 @@ macro_rules! grids {
                 match algorithm { $($(Algorithm::$algorithm)|+ => $module::Point::STORAGE),* }
             }
 
-            /// What the axes of an algorithm are called, and the names of their values.
+            /// Names of the axes of an algorithm, and of their values.
             pub(crate) fn axes(algorithm: Algorithm) -> Vec<Names> {
                 match algorithm {
                     $($(Algorithm::$algorithm)|+ => {
@@ -46,12 +46,12 @@ macro_rules! grids {
                 match algorithm { $($(Algorithm::$algorithm)|+ => $module::Point::LARGE),* }
             }
 
-            /// Those of them that are so thin that a run can afford each.
+            /// Large shapes so thin that a run can afford each.
             pub(crate) fn thin(algorithm: Algorithm) -> &'static [&'static str] {
                 match algorithm { $($(Algorithm::$algorithm)|+ => $module::Point::THIN),* }
             }
 
-            /// What a run of an algorithm must have together.
+            /// Values that a run of an algorithm must have together.
             pub(crate) fn together(
                 algorithm: Algorithm,
             ) -> &'static [&'static [(&'static str, &'static str)]] {

@@ -148,7 +148,8 @@ axis! {
             (e.queries, e.keys) = (stream.pick(2, &[1, 2]), stream.pick(3, &[15_500, 16_001]));
             (e.dim, *value_dim) = stream.pick(4, &[(5, 3), (4, 4)]);
         },
-        /// Large: at least two more tiles of keys than weights are kept of, as tiles have 1024 queries and at least 32 keys.
+        /// Large: at least two more tiles of keys than weights are kept of, as tiles have 1024 queries and at least 32
+        /// keys.
         KeptTiles = "kept_tiles" => {
             (e.query_heads, e.key_heads) = (1, 1);
             (e.queries, e.keys) = (stream.pick(2, &[1025, 1040]), stream.pick(3, &[130, 135]));
@@ -176,7 +177,7 @@ pub const LARGE: &[&str] = &[
     "widest",
 ];
 
-/// Those of them that are so thin that a run can afford each.
+/// Large shapes so thin that a run can afford each.
 pub const THIN: &[&str] = &["many_queries", "many_keys", "kept_tiles", "widest"];
 
 impl ShapeClass {

@@ -7,7 +7,7 @@ use crate::profile::Profile;
 use crate::report::{About, Record, Report, Simplest, Verdict};
 use crate::shrink;
 use crate::tier::Tier;
-use crate::vacuity::{self, Sight, sights};
+use crate::vacuity::{self, OutputSharpness, sharpness_of};
 use etalon_problem::{Algorithm, Dtype, Error, Pass};
 use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,13 +17,13 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// What is to be run.
+/// The options of a run.
 pub struct SuiteOptions<'a> {
-    /// Who is judged.
+    /// The tiers under judgement.
     pub tiers: Vec<&'a dyn Tier>,
     /// The algorithms.
     pub algorithms: Vec<Algorithm>,
-    /// How much.
+    /// The amount of checking.
     pub depth: Depth,
     /// The seed of the inputs.
     pub seed: u64,
@@ -63,7 +63,7 @@ impl<'a> SuiteOptions<'a> {
         named && self.kinds.contains(&law.kind)
     }
 
-    /// What a tier is judged by, with operands of this storage type.
+    /// The profile by which a tier is judged, with operands of this storage type.
     fn claimed(&self, tier: &dyn Tier, dtype: Dtype) -> Profile {
         self.profile.unwrap_or_else(|| tier.profile(dtype))
     }
@@ -98,7 +98,7 @@ impl FromStr for Part {
 }
 
 impl Part {
-    /// Those of a list that are its own.
+    /// Entries of a list that are its own.
     fn of<T>(self, list: Vec<T>) -> Vec<T> {
         list.into_iter().skip(self.number - 1).step_by(self.of).collect()
     }
@@ -120,8 +120,8 @@ struct Item {
     laws: Vec<(Pass, Law)>,
 }
 
-/// Runs tiers against laws, on the threads of the current pool. `progress` hears, from any thread, of
-/// every case that is done: its number, the number of all, and its name.
+/// Runs tiers against laws, on the threads of the current pool. `progress` is called, from any thread,
+/// for every case that is done: with its number, the number of all, and its name.
 pub fn run(options: &SuiteOptions<'_>, progress: &(dyn Fn(usize, usize, &str) + Sync)) -> Report {
     let items = match options.part {
         Some(part) => part.of(plan(options)),
@@ -134,12 +134,12 @@ pub fn run(options: &SuiteOptions<'_>, progress: &(dyn Fn(usize, usize, &str) + 
         progress(done, items.len(), &item.spec.to_string());
         judged
     });
-    let (judged, sights): (Vec<_>, Vec<_>) = judged.unzip();
+    let (judged, outputs): (Vec<_>, Vec<_>) = judged.unzip();
     let mut records = not_offered(options);
     records.extend(judged.into_iter().flatten());
     // A few cases cannot tell whether a value of an axis is informative.
     if options.depth != Depth::Smoke && options.cases.is_empty() && options.part.is_none() {
-        records.extend(vacuity::blunt(&sights.concat()));
+        records.extend(vacuity::uninformative(&outputs.concat()));
     }
     let simplest = simplest(options, &records);
     Report { about: about(options), records, simplest, absent: Vec::new() }
@@ -175,7 +175,7 @@ fn simplest(options: &SuiteOptions<'_>, records: &[Record]) -> Vec<Simplest> {
     shrunk.collect()
 }
 
-/// What the suite knows of a run.
+/// The facts of a run that the suite knows.
 fn about(options: &SuiteOptions<'_>) -> About {
     About {
         threads: rayon::current_num_threads(),
@@ -192,8 +192,8 @@ fn algorithms(options: &SuiteOptions<'_>) -> impl Iterator<Item = Algorithm> {
     Algorithm::ALL.into_iter().filter(|algorithm| options.algorithms.contains(algorithm))
 }
 
-/// What a tier declares that it lacks, passes and choices that a law is about: one record for each, so that
-/// no report hides it.
+/// Passes and choices that a tier declares that it lacks and that a law is about: one record for each, so that no
+/// report hides it.
 fn not_offered(options: &SuiteOptions<'_>) -> Vec<Record> {
     let laws: Vec<Law> = laws::all().into_iter().filter(|law| options.has(law)).collect();
     let mut records = Vec::new();
@@ -228,8 +228,8 @@ fn not_offered(options: &SuiteOptions<'_>) -> Vec<Record> {
     records
 }
 
-/// Which law looks at which case. Beyond core depth: every law at every case that it applies to. A case
-/// that no law looks at is left out.
+/// Pairs of a law and a case. Beyond core depth: every law at every case that it applies to. A case that no law looks
+/// at is left out.
 fn plan(options: &SuiteOptions<'_>) -> Vec<Item> {
     let laws: Vec<Law> = laws::all().into_iter().filter(|law| options.has(law)).collect();
     let named = !options.cases.is_empty();
@@ -261,7 +261,7 @@ fn plan(options: &SuiteOptions<'_>) -> Vec<Item> {
 pub(crate) struct Applies {
     pub pass: Pass,
     pub law: usize,
-    /// Whether the law favours the case.
+    /// True if the law favours the case.
     pub favoured: bool,
 }
 
@@ -345,29 +345,28 @@ fn few(laws: &[Law], applicable: Vec<Vec<Applies>>) -> Vec<Vec<(Pass, usize)>> {
     applicable.into_iter().map(of_case).collect()
 }
 
-/// Whether the case at `place` of `total` is one of `quota`, evenly spread.
+/// True if the case at `place` of `total` is one of `quota`, evenly spread.
 fn spread(place: usize, total: usize, quota: usize) -> bool {
     let quota = quota.min(total);
     place * quota / total != (place + 1) * quota / total
 }
 
-/// How a tier was found wrong first.
+/// The first failure of a tier.
 #[derive(Debug, Clone)]
 pub struct Failure {
     /// The law.
     pub check: &'static str,
     /// The case's name.
     pub case: String,
-    /// How that shows.
+    /// Its symptom.
     pub text: String,
 }
 
-/// How each tier of a run is found wrong first, by large cases before others; `None` for a tier that is not.
-/// One request at a time, for tiers that share something; what is found is heard of at once, with the
-/// tier's name.
+/// The first failure of each tier of a run, large cases before others; `None` for a tier without one. One request at a
+/// time, for tiers that share something; `report` is called at once, with the tier's name.
 pub fn first_failures(
     options: &SuiteOptions<'_>,
-    hear: &dyn Fn(&str, &Failure),
+    report: &dyn Fn(&str, &Failure),
 ) -> Vec<Option<Failure>> {
     let mut failures: Vec<Option<Failure>> = vec![None; options.tiers.len()];
     let mut items = plan(options);
@@ -383,7 +382,7 @@ pub fn first_failures(
         let exact = Exact::new(case, options.claimed(*left[0].1, item.spec.dtype));
         for (failure, tier) in left {
             *failure = first_failure(&item, *tier, &exact);
-            failure.iter().for_each(|failure| hear(&tier.name(), failure));
+            failure.iter().for_each(|failure| report(&tier.name(), failure));
         }
     }
     failures
@@ -403,7 +402,7 @@ fn first_failure(item: &Item, tier: &dyn Tier, exact: &Exact) -> Option<Failure>
 }
 
 /// The records of a case, and what its bounds show.
-fn judge(item: &Item, options: &SuiteOptions<'_>) -> (Vec<Record>, Vec<Sight>) {
+fn judge(item: &Item, options: &SuiteOptions<'_>) -> (Vec<Record>, Vec<OutputSharpness>) {
     let strict = Profile::strict(item.spec.dtype);
     let claimed = |tier: &dyn Tier| options.claimed(tier, item.spec.dtype);
     let mut profiles: Vec<Profile> = Vec::new();
@@ -415,18 +414,22 @@ fn judge(item: &Item, options: &SuiteOptions<'_>) -> (Vec<Record>, Vec<Sight>) {
     let (mut records, mut seen) = (Vec::new(), Vec::new());
     for profile in profiles {
         let tiers = options.tiers.iter().copied().filter(|tier| claimed(*tier) == profile);
-        let (of, sights) = judge_as(item, profile, &tiers.collect::<Vec<_>>());
+        let (of, outputs) = judge_as(item, profile, &tiers.collect::<Vec<_>>());
         records.extend(of);
         // A profile that is wider than the strict one says nothing about the cases.
         if profile.is_within(&strict) {
-            seen.extend(sights);
+            seen.extend(outputs);
         }
     }
     (records, seen)
 }
 
 /// The records of tiers that claim one profile: they share the exact results and their bounds.
-fn judge_as(item: &Item, profile: Profile, tiers: &[&dyn Tier]) -> (Vec<Record>, Vec<Sight>) {
+fn judge_as(
+    item: &Item,
+    profile: Profile,
+    tiers: &[&dyn Tier],
+) -> (Vec<Record>, Vec<OutputSharpness>) {
     let exact = Exact::new(item.spec.build(), profile);
     let case = exact.case();
     let mut records = Vec::new();
@@ -458,7 +461,7 @@ fn judge_as(item: &Item, profile: Profile, tiers: &[&dyn Tier]) -> (Vec<Record>,
             }
         }
     }
-    let seen = sights(&exact, |pass| records.iter().any(|record| record.pass == pass));
+    let seen = sharpness_of(&exact, |pass| records.iter().any(|record| record.pass == pass));
     (records, seen)
 }
 

@@ -6,7 +6,7 @@ use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Algorithm, Blocking, Dtype, Error, Mode, Pass, Problem, named};
 
 named! {
-    /// How the elements of operands and results lie in memory.
+    /// Layout of the elements of operands and results in memory.
     #[derive(Default)]
     Layout, "layout" {
         /// Row by row, without gaps.
@@ -30,15 +30,15 @@ named! {
 }
 
 named! {
-    /// What a caller may choose beside a problem, a pass and operands. A law about a choice is not asked
-    /// of a tier that lacks it.
+    /// Choices of a caller beside a problem, a pass and operands. A law about a choice is not asked of a tier that
+    /// lacks it.
     Choice, "choice" {
-        /// Where operands and results lie: [`Hints::layout`], [`Hints::filled`], [`Hints::alone`],
+        /// The places of operands and results: [`Hints::layout`], [`Hints::filled`], [`Hints::alone`],
         /// [`Hints::in_place`] and [`Hints::wrong`].
         Places = "calls in memory",
         /// Tile sizes: [`Hints::blocking`].
         Blocking = "tile sizes",
-        /// How the backward pass is organised: [`Hints::mode`] and [`Hints::recompute`].
+        /// The organisation of the backward pass: [`Hints::mode`] and [`Hints::recompute`].
         Modes = "modes",
         /// The memory of partial sums of dq: [`Hints::partials_budget`].
         Partials = "a budget of partial sums",
@@ -68,7 +68,7 @@ named! {
 }
 
 named! {
-    /// Where the classes of linear_cross_entropy are cut into shards.
+    /// The boundaries of the shards of classes of linear_cross_entropy.
     Cuts, "cuts" {
         /// Between nodes of the tree over tiles; some shards have no classes.
         Nodes = "nodes",
@@ -82,12 +82,12 @@ named! {
     }
 }
 
-/// What may change a result's speed and rounding, but not its meaning.
+/// Settings that may change a result's speed and rounding, but not its meaning.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Hints {
     /// Tile sizes.
     pub blocking: Option<Blocking>,
-    /// How the backward pass is organised; tiers without the choice ignore it.
+    /// The organisation of the backward pass; tiers without the choice ignore it.
     pub mode: Mode,
     /// The most bytes of partial sums of dq; `None`: as many as the tier likes. Tiers without such sums ignore it.
     pub partials_budget: Option<usize>,
@@ -97,19 +97,19 @@ pub struct Hints {
     /// The most bytes of states that a backward pass of linear attention keeps of a sequence where it could do
     /// with fewer; `None`: as many as the tier likes. Tiers without the choice ignore it.
     pub kept_states: Option<usize>,
-    /// Whether a later pass is to compute again what the forward pass could have saved.
+    /// True if a later pass is to compute again what the forward pass could have saved.
     pub recompute: bool,
     /// Threads; `None`: those of the current pool.
     pub threads: Option<usize>,
-    /// How operands and results lie in memory; a tier that is not called in memory ignores it.
+    /// The layout of operands and results in memory; a tier that is not called in memory ignores it.
     pub layout: Layout,
-    /// What the memory of results holds before; `None`: NaN.
+    /// The prior contents of the memory of results; `None`: NaN.
     pub filled: Option<f64>,
-    /// Whether every result is asked for in a call of its own.
+    /// True if every result is asked for in a call of its own.
     pub alone: bool,
-    /// Whether a step writes the states after the token in place of those before it.
+    /// True if a step writes the states after the token in place of those before it.
     pub in_place: bool,
-    /// What is wrong with the call, which must then be refused.
+    /// The fault of the call, which must then be refused.
     pub wrong: Option<Wrong>,
     /// To what all memory is set that a kept workspace has, before the call; `None`: it is left as the
     /// calls before have left it.
@@ -122,9 +122,9 @@ pub struct Hints {
 /// One question to a tier.
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
-    /// What is to be computed; it has passed its check.
+    /// The problem to compute; it has passed its check.
     pub problem: &'a Problem,
-    /// Which pass of it.
+    /// The pass to compute.
     pub pass: Pass,
     /// The storage type: that of every operand of [`etalon_problem::Precision::Storage`]; `Wide`
     /// operands are f32, or f64 if this is f64.
@@ -174,10 +174,10 @@ pub trait Tier: Sync {
     /// Its name in reports: `simd/avx512`, `reference`, ….
     fn name(&self) -> String;
 
-    /// Whether it offers a pass at all in a storage type, or why not.
+    /// Offers a pass in a storage type, or gives the reason why it is not offered.
     fn offers(&self, algorithm: Algorithm, pass: Pass, dtype: Dtype) -> Result<(), String>;
 
-    /// Whether anybody would look for a pass here. Where not, reports do not list its absence.
+    /// True if anybody would look for a pass here. Where not, reports do not list its absence.
     fn is_meant_for(&self, _: Algorithm, _: Pass) -> bool {
         true
     }
@@ -192,7 +192,7 @@ pub trait Tier: Sync {
         true
     }
 
-    /// Whether it computes a term at a time, so that walks over whole functions are thinned for it.
+    /// True if it computes a term at a time, so that walks over whole functions are thinned for it.
     fn is_slow(&self) -> bool {
         false
     }
@@ -202,18 +202,18 @@ pub trait Tier: Sync {
         None
     }
 
-    /// Whether dh of shards of classes that are nodes of the tree has the bits of the whole, whatever nodes; where not,
-    /// those that are quarters of the tree have, and others lie within the bound.
+    /// True if dh of shards of classes that are nodes of the tree has the bits of the whole, whatever nodes; where
+    /// not, those that are quarters of the tree have, and others lie within the bound.
     fn sums_dh_along_the_tree(&self) -> bool {
         true
     }
 
-    /// Whether it has a choice; laws about others are not asked.
+    /// True if it has a choice; laws about others are not asked.
     fn has(&self, _: Choice) -> bool {
         false
     }
 
-    /// Whether no bit depends on [`Hints::memory_budget`]; where not, results lie within the bound.
+    /// True if no bit depends on [`Hints::memory_budget`]; where not, results lie within the bound.
     fn any_budget_gives_the_bits(&self) -> bool {
         true
     }

@@ -1,5 +1,5 @@
-//! Whether the cases of a run can tell right from wrong: about every output, at every value of every axis
-//! of the grid. A case alone may be blunt: where rows see a key or two, whole gradients cancel.
+//! Power of the cases of a run to tell right from wrong: about every output, at every value of every axis of the grid.
+//! A case alone may be uninformative: where rows see a key or two, whole gradients cancel.
 
 use crate::bounds::Bounds;
 use crate::cases::Spec;
@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Of so few elements nothing is asked.
 const FEWEST_ELEMENTS: usize = 5;
 
-/// Nothing is asked of a value that so few cases have, of which each may be blunt by itself.
+/// Nothing is asked of a value that so few cases have, of which each may be uninformative by itself.
 const FEWEST_CASES: usize = 4;
 
 /// Of so many cases of a value one must be informative. Where scores are large a derivative is one in
@@ -22,15 +22,15 @@ const ONE_IN: usize = 8;
 
 /// An output of a case: at which point, and whether its bounds are informative.
 #[derive(Clone)]
-pub(crate) struct Sight {
+pub(crate) struct OutputSharpness {
     spec: Spec,
     pass: Pass,
     output: String,
     informative: bool,
 }
 
-/// What the bounds of a case show about every output of the passes that `asked` names.
-pub(crate) fn sights(exact: &Exact, asked: impl Fn(Pass) -> bool) -> Vec<Sight> {
+/// Sharpness of the bounds of a case for every output of the passes that `asked` names.
+pub(crate) fn sharpness_of(exact: &Exact, asked: impl Fn(Pass) -> bool) -> Vec<OutputSharpness> {
     let spec = exact.case().spec;
     let passes = spec.algorithm.passes().iter().copied().filter(|pass| asked(*pass));
     let of_pass = |pass: Pass| {
@@ -41,25 +41,25 @@ pub(crate) fn sights(exact: &Exact, asked: impl Fn(Pass) -> bool) -> Vec<Sight> 
             // Four elements in five, as of generic inputs.
             let informative = 5 * sharp >= 4 * all;
             let output = name.clone();
-            (all >= FEWEST_ELEMENTS).then_some(Sight { spec, pass, output, informative })
+            (all >= FEWEST_ELEMENTS).then_some(OutputSharpness { spec, pass, output, informative })
         })
     };
     passes.flat_map(of_pass).collect()
 }
 
 /// The values of axes at which the cases say too little about some output.
-pub(crate) fn blunt(sights: &[Sight]) -> Vec<Record> {
+pub(crate) fn uninformative(outputs: &[OutputSharpness]) -> Vec<Record> {
     type Group<'a> = (Algorithm, Pass, &'a str, String);
     let mut groups: BTreeMap<Group<'_>, (usize, usize)> = BTreeMap::new();
-    for sight in sights {
-        for value in sight.spec.values() {
-            let group = (sight.spec.algorithm, sight.pass, sight.output.as_str(), value);
+    for found in outputs {
+        for value in found.spec.values() {
+            let group = (found.spec.algorithm, found.pass, found.output.as_str(), value);
             let (informative, all) = groups.entry(group).or_default();
-            *informative += usize::from(sight.informative);
+            *informative += usize::from(found.informative);
             *all += 1;
         }
     }
-    let blunt = groups.into_iter().filter(|(_, (informative, all))| {
+    let uninformative = groups.into_iter().filter(|(_, (informative, all))| {
         *all >= FEWEST_CASES && *informative < (*all / ONE_IN).max(1)
     });
     let record = |((algorithm, pass, output, value), (informative, all)): (Group<'_>, _)| Record {
@@ -75,7 +75,7 @@ pub(crate) fn blunt(sights: &[Sight]) -> Vec<Record> {
         margin: None,
         elapsed: Duration::ZERO,
     };
-    blunt.map(record).collect()
+    uninformative.map(record).collect()
 }
 
 #[cfg(test)]
@@ -86,15 +86,15 @@ mod tests {
     #[test]
     fn a_value_whose_cases_are_blunt_is_named() {
         let spec = specs(Algorithm::Attention, Depth::Core, 0).next().unwrap();
-        let sight = |informative| {
+        let sharpness = |informative| {
             let (pass, output) = (Pass::Forward, "o".to_string());
-            Sight { spec, pass, output, informative }
+            OutputSharpness { spec, pass, output, informative }
         };
-        let one_in = |n: usize| (0..n).map(|at| sight(at == 0)).collect::<Vec<_>>();
-        assert!(blunt(&one_in(15)).is_empty(), "one in eight is enough");
-        let found = blunt(&one_in(16));
-        let none = vec![sight(false); FEWEST_CASES];
-        assert_eq!(blunt(&none).len(), found.len(), "of few cases one at least");
+        let one_in = |n: usize| (0..n).map(|at| sharpness(at == 0)).collect::<Vec<_>>();
+        assert!(uninformative(&one_in(15)).is_empty(), "one in eight is enough");
+        let found = uninformative(&one_in(16));
+        let none = vec![sharpness(false); FEWEST_CASES];
+        assert_eq!(uninformative(&none).len(), found.len(), "of few cases one at least");
         assert_eq!(found.len(), spec.values().len(), "one for each axis");
         assert!(found.iter().all(|record| record.verdict.is_negative()));
         assert!(found.iter().any(|record| record.case.starts_with("family=")));

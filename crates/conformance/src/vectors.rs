@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 /// The most characters of what a parser says about a file, which may repeat any part of it.
 const LINE: usize = 600;
 
-/// What can be wrong with a file. Every message is one line that names the file.
+/// Faults of a file. Every message is one line that names the file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -45,17 +45,24 @@ pub enum Error {
     Format {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Its fault.
         reason: String,
     },
-    /// What it holds does not fit the problem.
-    #[error("{path}: {source}")]
+    /// Its content does not fit the problem.
+    #[error("{path}: {}{source}", at_line(*line))]
     Content {
         /// The file.
         path: PathBuf,
-        /// What does not fit.
+        /// The line of a JSON file on which the value of the key stands, if there is one.
+        line: Option<usize>,
+        /// The misfit.
         source: ProblemError,
     },
+}
+
+/// The words for a line before an error.
+fn at_line(line: Option<usize>) -> String {
+    line.map_or(String::new(), |line| format!("line {line}: "))
 }
 
 impl Error {
@@ -69,7 +76,16 @@ impl Error {
 
     /// An error of the vocabulary that a file is to blame for.
     pub fn content(path: &Path, source: ProblemError) -> Self {
-        Error::Content { path: path.to_path_buf(), source }
+        Error::Content { path: path.to_path_buf(), line: None, source }
+    }
+
+    /// The same of a JSON file with this text: a value outside its domain comes with its line.
+    pub fn meaning(path: &Path, text: &str, source: ProblemError) -> Self {
+        let line = match &source {
+            ProblemError::Value { name, found, .. } => json::line_of_value(text, name, found),
+            _ => None,
+        };
+        Error::Content { path: path.to_path_buf(), line, source }
     }
 }
 

@@ -24,7 +24,7 @@ use rayon::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// How a law ended over all cases that it applies to.
+/// The outcome of a law over all cases that it applies to.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Fate {
     /// It held in that many trials.
@@ -45,7 +45,7 @@ pub struct Row {
     pub name: String,
     /// The mutant; `None` for a control.
     pub mutant: Option<Mutant>,
-    /// What each law, by name, found.
+    /// The outcome of each law, by name.
     pub fates: Vec<(&'static str, Fate)>,
 }
 
@@ -65,7 +65,7 @@ impl Row {
         })
     }
 
-    /// Whether a mutant was killed by the law that must, or a control by none.
+    /// True if a mutant was killed by the law that must, or a control by none.
     pub fn sound(&self) -> bool {
         match self.mutant {
             None => self.kills().next().is_none(),
@@ -75,14 +75,14 @@ impl Row {
 }
 
 impl Matrix {
-    /// Whether every mutant was killed by the law that must, and no control by any.
+    /// True if every mutant was killed by the law that must, and no control by any.
     pub fn sound(&self) -> bool {
         self.rows.iter().all(Row::sound)
     }
 }
 
-/// What hears, from any thread, of every case that is done: its number, the number of all, and its
-/// name.
+/// A function that is called, from any thread, for every case that is done: with its number, the number of all, and
+/// its name.
 pub type Progress<'a> = &'a (dyn Fn(usize, usize, &str) + Sync);
 
 /// Mutants and controls against every law, on the cases of `algorithms` and of all algorithms that
@@ -106,7 +106,7 @@ pub fn kill_matrix(
     Matrix { rows: tiers.iter().zip(fates).map(row).collect() }
 }
 
-/// Whether the law that must kill a mutant does.
+/// Fate of a mutant under the law that must kill it.
 pub fn killed(mutant: Mutant, ground: &Ground) -> Fate {
     let killer = |law: &Law| law.name == mutant.killer;
     let fates = ground.hunt(&[Host::mutant(mutant)], killer, &|_, _, _| {});
@@ -114,7 +114,7 @@ pub fn killed(mutant: Mutant, ground: &Ground) -> Fate {
     own.map_or(Fate::Alive(0), |(_, fate)| fate)
 }
 
-/// What every law finds on a control.
+/// Outcomes of every law on a control.
 pub fn alarms(style: Style, ground: &Ground) -> Vec<(&'static str, Fate)> {
     ground.hunt(&[Host::sound(style)], |_| true, &|_, _, _| {}).concat()
 }
@@ -125,7 +125,7 @@ pub struct Ground {
     cases: Vec<(Exact, Vec<(Pass, usize)>)>,
 }
 
-/// What a law has found on a tier so far; before it the number of the case that killed, or a larger one.
+/// The finding of a law on a tier so far; before it the number of the case that killed, or a larger one.
 type Finding = Mutex<(usize, Fate)>;
 
 impl Ground {

@@ -1,4 +1,4 @@
-//! Kernels that make the decays of the heads themselves, as libraries do, are told by the name of their
+//! Kernels that make the decays of the heads themselves, as libraries do, are reported by the name of their
 //! convention; those that are wrong are called wrong.
 
 use etalon_conformance::cases::Depth;
@@ -87,7 +87,7 @@ fn kernel(name: &'static str, of: fn(usize) -> Result<Vec<f64>, Error>) -> OwnSl
 #[test]
 fn another_convention_has_a_name() {
     for (OwnSlopes { name, .. }, records) in &judged()[..2] {
-        // Where no decay shows, in one token or in zeros, the kernel is right as far as it can be seen.
+        // The kernel is right as far as it can be seen where no decay shows, in one token or in zeros.
         let place = |record: &Record| (record.pass, record.case.clone());
         let right = |record: &&Record| record.check == "bound" && record.verdict == Verdict::Pass;
         let right: Vec<(Pass, String)> = records.iter().filter(right).map(place).collect();

@@ -127,7 +127,7 @@ fn object(schema: &Value, draws: &mut Draws, depth: usize) -> Value {
     Value::Object(members)
 }
 
-/// What happens to a text or a file: bytes are replaced, left out, put in, or the end is cut off.
+/// Damage to a text or a file: bytes are replaced, left out, put in, or the end is cut off.
 fn damage(bytes: &mut Vec<u8>, damages: &[(u8, usize, u8)]) {
     for &(kind, at, byte) in damages {
         let at = at % (bytes.len() + 1);

@@ -40,7 +40,7 @@ fn sources() -> BTreeMap<String, String> {
 /// The types of which a constant may be a limit of extents.
 const TYPES: [&str; 7] = ["usize", "u8", "u32", "u64", "i32", "i64", "Blocking"];
 
-/// What a number stands behind where something is compared with it, or cut into as many.
+/// Contexts of a number with which something is compared, or into as many parts of which something is cut.
 const BEFORE: [&str; 18] = [
     "< ",
     "> ",
@@ -154,8 +154,8 @@ fn measure(name: &str, case: &Case) -> Option<usize> {
                     let keys = e.key_heads * e.keys * (e.dim + value_dim);
                     4 * e.batch * (keys + e.query_heads * e.queries * e.dim)
                 }
-                // Rows of tiles of weights lie 272 apart, and a tile has the columns of a register block at least. The tile
-                // behind those that are kept must not be the last.
+                // Rows of tiles of weights lie 272 apart, and a tile has the columns of a register block at least. The
+                // tile behind those that are kept must not be the last.
                 "kept_weights" => {
                     let tiles = e.keys.div_ceil(of_lazy.keys.max(32)).saturating_sub(1);
                     tiles * of_lazy.queries.min(e.queries) * 272 * 4
@@ -239,7 +239,7 @@ fn every_number_is_crossed_from_either_side() {
     let found = of_files.iter().flat_map(|(file, own)| own.keys().map(move |name| (file, name)));
     let unlisted: Vec<_> = found
         .filter(|(file, name)| !listed.contains(&((*file).clone(), (*name).clone())))
-        // What a macro is given is listed where it is given.
+        // Arguments of a macro are listed where they are given.
         .filter(|(file, name)| of_files[*file][*name] != "$lanes")
         .collect();
     assert!(unlisted.is_empty(), "not in crates/simd/tests/thresholds.txt: {unlisted:?}");

@@ -47,14 +47,14 @@ fn main() {
         }));
     }
     trials.push(Trial::test("one_mutant_by_name", || {
-        let heard = AtomicUsize::new(0);
-        let hear = |_: usize, all: usize, _: &str| {
-            heard.fetch_add(1, Ordering::Relaxed);
-            assert!(heard.load(Ordering::Relaxed) <= all);
+        let called = AtomicUsize::new(0);
+        let progress = |_: usize, all: usize, _: &str| {
+            called.fetch_add(1, Ordering::Relaxed);
+            assert!(called.load(Ordering::Relaxed) <= all);
         };
-        let matrix = kill_matrix(SEED, &[], &[mutant("padded-classes").unwrap()], &[], &hear);
+        let matrix = kill_matrix(SEED, &[], &[mutant("padded-classes").unwrap()], &[], &progress);
         let names: Vec<&str> = matrix.rows.iter().map(|row| row.name.as_str()).collect();
-        match names == ["zoo/padded-classes"] && matrix.sound() && heard.into_inner() > 0 {
+        match names == ["zoo/padded-classes"] && matrix.sound() && called.into_inner() > 0 {
             true => Ok(()),
             false => Err(Failed::from(format!("{:?}", matrix.rows))),
         }

@@ -25,7 +25,7 @@ pub enum Absent {
          Searched: {searched}"
     )]
     NoNvrtc {
-        /// Where it was looked for.
+        /// The folders that were searched.
         searched: String,
     },
     /// The compiler is there, but cannot be used.

@@ -26,7 +26,7 @@ pub struct Archive {
 }
 
 /// `archive.txt`: the title, `nvrtc VERSION`, and a line for each entry with its key, its architecture and
-/// what tells it from others.
+/// its values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Index {
     nvrtc: (i32, i32),
@@ -44,7 +44,7 @@ impl Archive {
         Ok(Archive { folder, index })
     }
 
-    /// Whether a folder holds an archive.
+    /// True if a folder holds an archive.
     pub(crate) fn is_in(folder: &Path) -> bool {
         folder.join(INDEX).is_file()
     }

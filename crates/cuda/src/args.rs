@@ -32,7 +32,8 @@ pub(crate) struct Definitions {
 }
 
 impl Definitions {
-    /// Adds a struct, unless it is there: its name, its fields as declarations, and its bytes, which the compiler checks.
+    /// Adds a struct, unless it is there: its name, its fields as declarations, and its bytes, which the compiler
+    /// checks.
     pub fn add(&mut self, name: &'static str, fields: &[String], bytes: usize) {
         if !self.names.contains(&name) {
             self.names.push(name);
@@ -124,7 +125,7 @@ impl<T: Field, const N: usize> Field for [T; N] {
     }
 }
 
-/// What an address may be that of.
+/// A type of what lies at an address.
 pub(crate) trait Pointee {
     /// Its name in C.
     const NAME: &'static str;

@@ -30,7 +30,7 @@ enum Whose {
 const MAGIC: &[u8; 16] = b"etalon kernel 1\n";
 const SUM: usize = 32;
 
-/// How the names of drafts begin.
+/// The prefix of the names of drafts.
 const DRAFT: &str = ".tmp";
 
 /// A draft that nobody has written for so long is that of a writer which was killed: an entry takes no second.

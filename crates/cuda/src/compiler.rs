@@ -12,19 +12,19 @@ pub struct Compiler {
     version: (i32, i32),
 }
 
-/// What the compiler made of a source.
+/// A source, compiled.
 #[derive(Debug, Clone)]
 pub struct Compiled {
     /// Machine code (a CUBIN).
     pub image: Vec<u8>,
-    /// What the compiler and the assembler said: registers, shared memory, spills, warnings.
+    /// Messages of the compiler and the assembler: registers, shared memory, spills, warnings.
     pub log: String,
 }
 
-/// Where toolkits are installed, if the loader does not find the library by its name.
+/// Folders of installed toolkits, searched if the loader does not find the library by its name.
 const USUAL: [&str; 2] = ["/usr/local/cuda/lib64", "/usr/local/cuda/lib"];
 
-/// Where the library lies within a folder that a caller names: the folder itself, a toolkit, or the
+/// Places of the library within a folder that a caller names: the folder itself, a toolkit, or the
 /// site-packages of Python with NVIDIA's wheel.
 const WITHIN: [&str; 5] = ["", "lib", "lib64", "nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"];
 
@@ -37,7 +37,7 @@ impl Compiler {
             None => USUAL.iter().map(PathBuf::from).collect(),
         };
         let in_folders = || folders.iter().any(|folder| preload(folder));
-        // What the loader finds by name comes first, unless the caller knows better.
+        // The library that the loader finds by name comes first, unless the caller knows better.
         let preloaded = if folder.is_some() { in_folders() } else { is_loadable() || in_folders() };
         if !preloaded || !is_loadable() {
             let folders = folders.iter().map(|folder| folder.display().to_string());

@@ -97,11 +97,11 @@ const LATER: [&str; 31] = [
     "cuTensorMapEncodeTiled",
 ];
 
-/// Those that time what a device does; drivers for CUDA 12.8 have them.
+/// Functions that time a device; drivers for CUDA 12.8 have them.
 const CLOCK: [&str; 4] =
     ["cuEventCreate", "cuEventDestroy_v2", "cuEventElapsedTime_v2", "cuEventRecord"];
 
-/// Fails where the driver, which is there, cannot tell how long a device takes.
+/// Fails where the driver, which is there, cannot time a device.
 pub(crate) fn check_clock() -> Result<(), Error> {
     check_functions(&CLOCK).map_err(|absent| Error::Unsupported {
         what: "the device's clock".to_string(),

@@ -1,4 +1,4 @@
-//! Which device: by its ordinal or its UUID.
+//! Names of a device: its ordinal or its UUID.
 
 use etalon_problem::Error;
 use std::fmt;

@@ -3,13 +3,13 @@
 use crate::device_tensor::{self, DeviceTensor, DeviceTensors, Element};
 use crate::draft::{Operands, draft};
 use crate::gpu::{Device, lock};
-use crate::lane::device_memory;
+use crate::levels::{self, has_kernels};
 use crate::options::Options;
 use crate::pass::{PassPlan, PreparedPass};
 use crate::queue::{Enqueued, Queue};
-use crate::run::{has_kernels, offers};
 use crate::softmax::{Array, GivenArray, arrays};
-use crate::workspace::{Held, Workspace};
+use crate::stream_slot::device_memory;
+use crate::workspace::{DeviceState, Workspace};
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUpointer_attribute, CUresult, CUstream};
 use cudarc::driver::{CudaSlice, DevicePtr};
@@ -23,8 +23,8 @@ use std::sync::{Arc, Mutex};
 /// masks and sequences are made and copied to the device. What is enqueued neither waits nor takes
 /// memory, and may be captured in a graph.
 ///
-/// Of attention, attention_lse and lazy_attention the lengths or offsets of the sequences and the arrays of the mask may lie on
-/// the device, too. They are given among the inputs, dense, under these names:
+/// Of attention, attention_lse and lazy_attention the lengths or offsets of the sequences and the arrays of the mask
+/// may lie on the device, too. They are given among the inputs, dense, under these names:
 ///
 /// | array | name | elements |
 /// |---|---|---|
@@ -32,16 +32,16 @@ use std::sync::{Arc, Mutex};
 /// | offsets of packed sequences | `sequences.cu_query`, `sequences.cu_key` | i32 or i64 |
 /// | an array of the mask | its own | flags of one byte; ids i32 or i64 |
 ///
-/// What the problem holds in their place is not read, but for its shape: how many sequences there are. The device reads them anew
-/// in every call and makes the tables, in room for the most tiles that there may be. Lengths and offsets beyond the arrays are
-/// cut to these, and an offset below one before it is taken as equal to that. Where the problem has such arrays and none
-/// is given, they are those of the problem, once and for all; so are those of the other algorithms.
+/// The problem's values in their place are not read, but for the number of sequences. The device reads them anew
+/// in every call and makes the tables, in room for the most tiles that there may be. Lengths and offsets beyond the
+/// arrays are cut to these, and an offset below one before it is taken as equal to that. Where the problem has such
+/// arrays and none is given, they are those of the problem, once and for all; so are those of the other algorithms.
 ///
 /// One prepared pass serves calls on any streams at the same time, each with scratch memory of its own.
 #[derive(Debug)]
 pub struct DevicePass {
     pass: PreparedPass,
-    held: Arc<Held>,
+    held: Arc<DeviceState>,
     tables: CudaSlice<u8>,
     tables_at: u64,
     inputs: DeviceTensors<'static>,
@@ -71,7 +71,7 @@ impl DevicePass {
         let (inputs, arrays) = split(problem, &table, inputs)?;
         let storage = device_tensor::check(&table, &inputs, outputs, options.recompute)?;
         storage.refuse_f64()?;
-        offers(options, problem.algorithm(), pass, storage)?;
+        levels::check(options, problem.algorithm(), pass, storage)?;
         let held = workspace.device(options.device)?;
         let holds = |name: &str, result: bool| {
             (if result { outputs } else { &inputs }).get(name).map(DeviceTensor::laid)
@@ -84,20 +84,20 @@ impl DevicePass {
 
     /// Of a pass that was prepared for these tensors, which have passed [`Table::check_tensors`].
     pub(crate) fn of<'t>(
-        held: &Arc<Held>,
+        held: &Arc<DeviceState>,
         plan: PassPlan<'_>,
         table: &Table,
         inputs: &'t DeviceTensors<'t>,
         outputs: &'t DeviceTensors<'t>,
     ) -> Result<DevicePass, Error> {
         let pass = plan.load(&held.device)?;
-        let lane = held.lane()?;
-        let queue = lane.queue(&held.device)?;
-        let tables = device_memory(&held.device, &lane.stream, pass.table_bytes())?;
-        let tables_at = tables.device_ptr(&lane.stream).0;
+        let slot = held.slot()?;
+        let queue = slot.queue(&held.device)?;
+        let tables = device_memory(&held.device, &slot.stream, pass.table_bytes())?;
+        let tables_at = tables.device_ptr(&slot.stream).0;
         pass.upload(&queue, tables_at)?;
         queue.finish()?;
-        held.give_back(lane);
+        held.give_back(slot);
         // Names of the table live as long as the program.
         let own = |tensors: &DeviceTensors<'_>| DeviceTensors {
             list: table
@@ -153,7 +153,7 @@ impl DevicePass {
     /// The same, and what was enqueued.
     ///
     /// # Safety
-    /// That of [`DevicePass::enqueue`].
+    /// As [`DevicePass::enqueue`].
     pub(crate) unsafe fn enqueue_counted<'t>(
         &self,
         stream: CUstream,
@@ -192,7 +192,7 @@ impl DevicePass {
         Ok(())
     }
 
-    /// Where each part of the pass is held, and then each array.
+    /// The address of each part of the pass, and then of each array.
     fn addresses<'t>(
         &self,
         device: &Device,
@@ -218,7 +218,7 @@ impl DevicePass {
         parts.chain(self.arrays.iter().map(array)).collect()
     }
 
-    /// Where a tensor begins. Fails unless it is like the one that the pass was prepared for.
+    /// The address of a tensor. Fails unless it is like the one that the pass was prepared for.
     fn address(
         &self,
         device: &Device,

@@ -7,10 +7,10 @@ use etalon_problem::{Dtype, Error, Stored, Table};
 use smallvec::SmallVec;
 use std::fmt;
 
-/// What the elements of a tensor are.
+/// The type of the elements of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Element {
-    /// Those of an operand.
+    /// As an operand.
     Stored(Stored),
     /// Integers of 32 bits: lengths, offsets or ids of segments, which may also be i64.
     I32,
@@ -113,17 +113,17 @@ impl DeviceTensor {
         Laid { strides: Some(self.strides.to_vec()), aligned: self.is_aligned() }
     }
 
-    /// Whether the copy engine may begin there.
+    /// True if the copy engine may begin there.
     pub(crate) fn is_aligned(&self) -> bool {
         self.address.is_multiple_of(16)
     }
 
-    /// Whether another one differs in its address alone.
+    /// True if another one differs in its address alone.
     pub(crate) fn is_like(&self, other: &DeviceTensor) -> bool {
         (&self.shape, &self.strides, self.element) == (&other.shape, &other.strides, other.element)
     }
 
-    /// Whether elements lie one after the other.
+    /// True if elements lie one after the other.
     pub(crate) fn is_dense(&self) -> bool {
         self.is_like(&DeviceTensor::dense(0, &self.shape, self.element))
     }

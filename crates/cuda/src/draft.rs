@@ -12,9 +12,9 @@ use etalon_problem::{Dtype, Error, Pass, Problem, Table, Views};
 /// The memory in which the operands of a pass lie.
 #[derive(Clone, Copy)]
 pub(crate) enum Operands<'a, 'v> {
-    /// That of the host, as these inputs do.
+    /// The host's, as these inputs do.
     Host(&'a Views<'v>),
-    /// That of the device, with these arrays of the problem.
+    /// The device's, with these arrays of the problem.
     Device(&'a [GivenArray]),
 }
 

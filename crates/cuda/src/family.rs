@@ -1,237 +1,188 @@
 //! Kernels that are compiled together: their sources, and the architectures that they serve.
 
+use std::fmt;
+
 /// A file of `kernels`, and its text.
 type Text = (&'static str, &'static str);
 
-/// Files of `kernels`, each with its text.
+/// Files of folders of `kernels`, each with its text.
 macro_rules! texts {
-    [$($file:literal),* $(,)?] => {
-        &[$(($file, include_str!(concat!("kernels/", $file)))),*]
+    ($($folder:literal: $($file:literal)+;)+) => {
+        &[$($((concat!($folder, $file), include_str!(concat!("kernels/", $folder, $file)))),+),+]
     };
 }
 
-// The rooms of the prelude that families share.
-const TILE: &[Text] = texts!["tile.cuh"];
-const FEED: &[Text] = texts!["tile.cuh", "feed.cuh", "wgmma.cuh"];
-const HOPPER: &[Text] = texts!["tile.cuh", "feed.cuh", "wgmma.cuh", "hopper.cuh", "spans.cuh"];
-const WARPS: &[Text] = texts!["tile.cuh", "pairs.cuh", "copies.cuh", "warps.cuh"];
-const FFMA: &[Text] = texts!["tile.cuh", "pairs.cuh", "copies.cuh", "ffma.cuh"];
-const MMA: &[Text] =
-    texts!["tile.cuh", "pairs.cuh", "copies.cuh", "warps.cuh", "mma.cuh", "rows.cuh"];
+// Preludes: of every kernel; in fused multiply-adds; on the tensor cores of any device, of 16-bit operands and of f32; on
+// those of compute capability 9.0.
+const NONE: &[Text] = &[];
+const TYPES: &[Text] = texts! { "tile/": "types.cuh"; };
+const FFMA: &[Text] = texts! {
+    "tile/": "types.cuh"; "pairs/": "problem.cuh"; "feed/": "cp_async.cuh"; "tile/": "ffma.cuh";
+    "feed/": "slabs.cuh"; "multiply/": "ffma.cuh";
+};
+const MMA: &[Text] = texts! {
+    "tile/": "types.cuh"; "pairs/": "problem.cuh"; "tile/": "swizzle.cuh" "fragment.cuh";
+    "feed/": "cp_async.cuh" "load_tile.cuh"; "multiply/": "mma_sync.cuh" "pair_by_pair.cuh";
+};
+const MMA_F32: &[Text] = texts! {
+    "tile/": "types.cuh"; "pairs/": "problem.cuh"; "tile/": "swizzle.cuh" "fragment.cuh";
+    "feed/": "cp_async.cuh" "load_tile.cuh"; "multiply/": "mma_sync_f32.cuh" "pair_by_pair.cuh";
+};
+const WGMMA: &[Text] = texts! {
+    "tile/": "types.cuh" "swizzle.cuh"; "feed/": "roles.cuh" "barriers.cuh" "copy_engine.cuh";
+    "multiply/": "wgmma.cuh";
+};
 
-/// Kernels that are compiled together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Family {
+macro_rules! families {
+    ($($(#[$doc:meta])* $family:ident = $name:literal: $prelude:ident $texts:tt)+) => {
+        /// Kernels that are compiled together, named like their files.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Family {
+            $($(#[$doc])* $family),+
+        }
+
+        impl Family {
+            /// Its name, and the texts that make its source, in order: the prelude, then the kernels.
+            fn parts(self) -> (&'static str, [&'static [Text]; 2]) {
+                match self {
+                    $(Family::$family => ($name, [$prelude, texts! $texts])),+
+                }
+            }
+        }
+    };
+}
+
+families! {
     /// attention and attention_lse in fused multiply-adds.
-    Portable,
+    AttentionPortable = "attention/portable": FFMA {
+        "attention/": "partials.cuh" "portable_partials.cuh" "portable_forward.cu"
+        "portable_backward.cu" "partials.cu";
+    }
     /// Their second order in fused multiply-adds.
-    Second,
-    /// lazy_attention in fused multiply-adds.
-    Lazy,
-    /// lazy_attention on tensor cores of any device.
-    LazyTensor,
-    /// The forward pass of lazy_attention on the tensor cores of compute capability 9.0.
-    HopperLazyForward,
-    /// Its backward pass on them.
-    HopperLazyBackward,
+    AttentionPortableSecondOrder = "attention/portable_second_order": FFMA {
+        "attention/": "partials.cuh" "portable_partials.cuh" "second_order.cuh"
+        "portable_second_order.cu" "partials.cu";
+    }
     /// The first order of attention and attention_lse on tensor cores of any device.
-    Tensor,
-    /// Their backward pass on them in one pass by keys, with what these add to dq in memory.
-    TensorFused,
+    AttentionSm80 = "attention/sm80": MMA {
+        "attention/": "partials.cuh" "sm80.cuh" "sm80_forward.cu" "sm80_backward.cu";
+    }
+    /// Their backward pass on them in one pass by keys, with dq partials in memory.
+    AttentionSm80Fused = "attention/sm80_fused": MMA {
+        "attention/": "partials.cuh" "sm80.cuh" "sm80_partials.cuh" "sm80_backward.cu"
+        "sm80_backward_fused.cu" "partials.cu";
+    }
     /// Their backward pass on them, of wider operands.
-    TensorWide,
+    AttentionSm80Wide = "attention/sm80_wide": MMA {
+        "attention/": "partials.cuh" "sm80.cuh" "sm80_backward.cu";
+    }
     /// Their first order on them, of f32.
-    TensorF32,
+    AttentionSm80F32 = "attention/sm80_f32": MMA_F32 {
+        "attention/": "partials.cuh" "sm80.cuh" "sm80_forward.cu" "sm80_backward.cu";
+    }
     /// Their second order on them, of bf16.
-    TensorSecond,
+    AttentionSm80SecondOrder = "attention/sm80_second_order": MMA {
+        "attention/": "second_order.cuh" "sm80_second_order.cu";
+    }
     /// Their forward pass on the tensor cores of compute capability 9.0.
-    HopperForward,
+    AttentionSm90aForward = "attention/sm90a_forward": WGMMA {
+        "pairs/": "sm90a.cuh" "spans.cuh"; "attention/": "sm90a_forward.cu";
+    }
     /// Their backward pass on them.
-    HopperBackward,
+    AttentionSm90aBackward = "attention/sm90a_backward": WGMMA {
+        "pairs/": "sm90a.cuh" "spans.cuh"; "attention/": "sm90a_backward.cuh" "sm90a_backward.cu"
+        "sm90a_backward_keys.cu" "sm90a_backward_queries.cu" "sm90a_backward_weights.cu";
+    }
+    /// lazy_attention in fused multiply-adds.
+    LazyPortable = "lazy_attention/portable": FFMA {
+        "lazy_attention/": "activity.cuh" "problem.cuh" "portable_forward.cu"
+        "portable_backward.cu";
+    }
+    /// lazy_attention on tensor cores of any device.
+    LazySm80 = "lazy_attention/sm80": MMA {
+        "lazy_attention/": "activity.cuh" "problem.cuh" "sm80.cuh" "sm80_forward.cu"
+        "sm80_backward.cu";
+    }
+    /// The forward pass of lazy_attention on the tensor cores of compute capability 9.0.
+    LazySm90aForward = "lazy_attention/sm90a_forward": WGMMA {
+        "pairs/": "sm90a.cuh" "spans.cuh"; "lazy_attention/": "activity.cuh" "sm90a.cuh" "sm90a_feed.cuh"
+        "sm90a_forward.cu";
+    }
+    /// Its backward pass on them.
+    LazySm90aBackward = "lazy_attention/sm90a_backward": WGMMA {
+        "pairs/": "sm90a.cuh" "spans.cuh"; "lazy_attention/": "activity.cuh" "sm90a.cuh" "sm90a_feed.cuh"
+        "sm90a_backward_queries.cu" "sm90a_backward_keys.cu";
+    }
     /// linear_attention in fused multiply-adds.
-    Linear,
+    LinearPortable = "linear_attention/portable": FFMA {
+        "linear_attention/": "problem.cuh" "flow.cuh" "portable.cuh" "portable.cu" "totals.cu";
+    }
     /// Its second order in fused multiply-adds.
-    LinearSecond,
-    /// linear_cross_entropy in fused multiply-adds.
-    CrossEntropy,
-    /// What shards of its classes need besides.
-    CrossEntropyShards,
-    /// Its first order on the tensor cores of compute capability 9.0.
-    HopperCrossEntropy,
+    LinearPortableSecondOrder = "linear_attention/portable_second_order": FFMA {
+        "linear_attention/": "problem.cuh" "flow.cuh" "portable.cuh" "portable_second_order.cu";
+    }
     /// Its first order on tensor cores of any device.
-    LinearTensor,
+    LinearSm80 = "linear_attention/sm80": MMA {
+        "linear_attention/": "problem.cuh" "flow.cuh" "sm80.cu";
+    }
     /// Its first order on the tensor cores of compute capability 9.0.
-    HopperLinear,
+    LinearSm90a = "linear_attention/sm90a": WGMMA {
+        "linear_attention/": "sm90a.cuh" "sm90a_parts.cuh" "sm90a_gates.cuh" "sm90a_walk.cu"
+        "sm90a_segments.cu" "sm90a_flow.cu";
+    }
+    /// linear_cross_entropy in fused multiply-adds.
+    CrossEntropyPortable = "linear_cross_entropy/portable": TYPES {
+        "tile/": "gemm.cuh"; "feed/": "gemm.cuh"; "multiply/": "gemm.cuh";
+        "linear_cross_entropy/": "problem.cuh" "tokens.cu" "rows.cu" "portable_products.cu"
+        "filter.cu";
+    }
+    /// The kernels that shards of its classes need besides.
+    CrossEntropyShards = "linear_cross_entropy/shards": TYPES {
+        "linear_cross_entropy/": "problem.cuh" "shards.cu";
+    }
+    /// Its first order on the tensor cores of compute capability 9.0.
+    CrossEntropySm90a = "linear_cross_entropy/sm90a": WGMMA {
+        "feed/": "cluster.cuh"; "linear_cross_entropy/": "problem.cuh" "sm90a_products.cu"
+        "sm90a_loop.cu" "sm90a_tree.cu";
+    }
     /// Copies and fills of tensors with strides.
-    Moves,
+    Move = "move": NONE { "": "move.cu"; }
     /// The tables of lengths, offsets and masks that lie on the device.
-    Tables,
+    Tables = "pairs/tables": TYPES { "pairs/": "tables.cu"; }
     /// The most that fused multiply-adds do.
-    Peak,
+    PeakFfma = "peak_ffma": TYPES { "": "peak.cu"; }
     /// The most that the tensor cores of any device do by `mma.sync`.
-    TensorPeak,
+    PeakMma = "peak_mma": TYPES {
+        "pairs/": "problem.cuh"; "tile/": "swizzle.cuh" "fragment.cuh"; "multiply/": "mma_sync.cuh";
+        "": "peak.cu";
+    }
     /// The most that the tensor cores of compute capability 9.0 do.
-    HopperPeak,
+    PeakWgmma = "peak_wgmma": TYPES { "multiply/": "wgmma.cuh"; "": "peak.cu"; }
 }
 
 impl Family {
-    /// The texts that make its source, in order: rooms of the prelude, then the kernels.
+    /// The texts that make its source, in order.
     pub(crate) fn texts(self) -> Vec<Text> {
-        let (prelude, own): (&[Text], &[Text]) = match self {
-            Family::Portable => {
-                (FFMA, texts!["slots.cuh", "fused.cuh", "portable.cu", "collect.cu"])
-            }
-            Family::Second => (
-                FFMA,
-                texts!["slots.cuh", "fused.cuh", "second.cuh", "portable_second.cu", "collect.cu"],
-            ),
-            Family::Lazy => (FFMA, texts!["activity.cuh", "lazy.cuh", "lazy.cu"]),
-            Family::LazyTensor => (
-                MMA,
-                texts![
-                    "activity.cuh",
-                    "lazy.cuh",
-                    "lazy_sm80.cuh",
-                    "lazy_sm80_forward.cu",
-                    "lazy_sm80_backward.cu"
-                ],
-            ),
-            Family::HopperLazyForward => (
-                HOPPER,
-                texts![
-                    "activity.cuh",
-                    "sm90a_lazy.cuh",
-                    "sm90a_lazy_feed.cuh",
-                    "sm90a_lazy_forward.cu"
-                ],
-            ),
-            Family::HopperLazyBackward => (
-                HOPPER,
-                texts![
-                    "activity.cuh",
-                    "sm90a_lazy.cuh",
-                    "sm90a_lazy_feed.cuh",
-                    "sm90a_lazy_queries.cu",
-                    "sm90a_lazy_keys.cu"
-                ],
-            ),
-            Family::Tensor => {
-                (MMA, texts!["slots.cuh", "sm80.cuh", "sm80_forward.cu", "sm80_backward.cu"])
-            }
-            Family::TensorWide => (MMA, texts!["slots.cuh", "sm80.cuh", "sm80_backward.cu"]),
-            Family::TensorFused => (
-                MMA,
-                texts![
-                    "slots.cuh",
-                    "sm80.cuh",
-                    "sm80_slots.cuh",
-                    "sm80_backward.cu",
-                    "sm80_fused.cu",
-                    "collect.cu"
-                ],
-            ),
-            Family::TensorF32 => (
-                WARPS,
-                texts![
-                    "mma_f32.cuh",
-                    "rows.cuh",
-                    "slots.cuh",
-                    "sm80.cuh",
-                    "sm80_forward.cu",
-                    "sm80_backward.cu"
-                ],
-            ),
-            Family::TensorSecond => (MMA, texts!["second.cuh", "sm80_second.cu"]),
-            Family::HopperForward => (HOPPER, texts!["sm90a_forward.cu"]),
-            Family::HopperBackward => (
-                HOPPER,
-                texts![
-                    "sm90a_backward.cuh",
-                    "sm90a_backward.cu",
-                    "sm90a_backward_keys.cu",
-                    "sm90a_backward_queries.cu",
-                    "sm90a_backward_weights.cu"
-                ],
-            ),
-            Family::Linear => (
-                FFMA,
-                texts![
-                    "linear.cuh",
-                    "linear_flow.cuh",
-                    "linear_factors.cuh",
-                    "linear_sums.cuh",
-                    "linear.cu",
-                    "linear_totals.cu"
-                ],
-            ),
-            Family::LinearSecond => (
-                FFMA,
-                texts![
-                    "linear.cuh",
-                    "linear_flow.cuh",
-                    "linear_factors.cuh",
-                    "linear_sums.cuh",
-                    "linear_second.cu"
-                ],
-            ),
-            Family::CrossEntropy => (
-                TILE,
-                texts![
-                    "gemm.cuh",
-                    "cross_entropy.cuh",
-                    "cross_entropy_tokens.cu",
-                    "cross_entropy_rows.cu",
-                    "cross_entropy.cu",
-                    "cross_entropy_filter.cu"
-                ],
-            ),
-            Family::CrossEntropyShards => {
-                (TILE, texts!["cross_entropy.cuh", "cross_entropy_shards.cu"])
-            }
-            Family::HopperCrossEntropy => (
-                FEED,
-                texts![
-                    "cluster.cuh",
-                    "cross_entropy.cuh",
-                    "sm90a_cross_entropy.cu",
-                    "sm90a_cross_entropy_loop.cu",
-                    "sm90a_cross_entropy_tree.cu"
-                ],
-            ),
-            Family::LinearTensor => {
-                (MMA, texts!["linear.cuh", "linear_flow.cuh", "linear_sm80.cu"])
-            }
-            Family::HopperLinear => (
-                FEED,
-                texts![
-                    "sm90a_linear.cuh",
-                    "sm90a_linear_parts.cuh",
-                    "sm90a_linear_gates.cuh",
-                    "sm90a_linear.cu",
-                    "sm90a_linear_segments.cu",
-                    "sm90a_linear_flow.cu"
-                ],
-            ),
-            Family::Moves => (&[], texts!["move.cu"]),
-            Family::Tables => (TILE, texts!["tables.cu"]),
-            Family::Peak => (TILE, texts!["peak.cu"]),
-            Family::TensorPeak => (WARPS, texts!["mma.cuh", "peak.cu"]),
-            Family::HopperPeak => (TILE, texts!["wgmma.cuh", "peak.cu"]),
-        };
-        [prelude, own].concat()
+        self.parts().1.concat()
     }
 
     /// What it is compiled for on devices of a compute capability; `None` if it does not run there.
     pub fn architecture_on(self, (major, minor): (i32, i32)) -> Option<String> {
         match self {
-            Family::HopperForward
-            | Family::HopperBackward
-            | Family::HopperLazyForward
-            | Family::HopperLazyBackward
-            | Family::HopperCrossEntropy
-            | Family::HopperLinear
-            | Family::HopperPeak => ((major, minor) == (9, 0)).then(|| "sm_90a".to_string()),
+            Family::AttentionSm90aForward
+            | Family::AttentionSm90aBackward
+            | Family::LazySm90aForward
+            | Family::LazySm90aBackward
+            | Family::CrossEntropySm90a
+            | Family::LinearSm90a
+            | Family::PeakWgmma => ((major, minor) == (9, 0)).then(|| "sm_90a".to_string()),
             _ => Some(format!("sm_{major}{minor}")),
         }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.parts().0)
     }
 }

@@ -102,12 +102,12 @@ impl Device {
         self.context.bind_to_thread().map_err(|error| self.failed("the context", error))
     }
 
-    /// Whether the tensor cores of compute capability 9.0 are there.
+    /// True if the tensor cores of compute capability 9.0 are there.
     pub fn is_hopper(&self) -> bool {
         self.capability == (9, 0)
     }
 
-    /// What decides which kernels it runs.
+    /// The facts that decide which kernels it runs.
     pub fn target(&self) -> Target {
         let Device { capability, multiprocessors, shared_memory, .. } = *self;
         Target { capability, multiprocessors, shared_memory }

@@ -1,34 +1,34 @@
 //! Operands of the host, copied to the device: the door that computes a pass of them, and the one that times it.
 
 use crate::draft::{Operands, draft};
-use crate::lane::{Lane, device_memory};
 use crate::options::Options;
 use crate::parts::{Laid, Part};
 use crate::pass::{PassPlan, PreparedPass};
 use crate::queue::Queue;
 use crate::room::{Layout, Room};
+use crate::stream_slot::{StreamSlot, device_memory};
 use crate::tensors::{with_bytes, with_bytes_of_place, write_bytes};
-use crate::workspace::Held;
+use crate::workspace::DeviceState;
 use cudarc::driver::CudaSlice;
 use etalon_problem::{Dtype, Error, Pass, Problem, Role, Table, Views, ViewsMut, find};
 use std::sync::Arc;
 
-/// A pass whose inputs lie in the memory of a lane.
+/// A pass whose inputs lie in the memory of a slot.
 pub(crate) struct Placed {
     pass: PreparedPass,
-    held: Arc<Held>,
-    lane: Lane,
-    /// Where the caller's operands would lie, one for each part.
+    held: Arc<DeviceState>,
+    slot: StreamSlot,
+    /// The addresses of the caller's operands, one for each part.
     addresses: Vec<u64>,
     tables: u64,
     scratch: u64,
 }
 
 impl Placed {
-    /// Copies the inputs and the tables of a pass to the device. The call has passed [`Table::check_call`]. The results
-    /// that have places are computed; without any places, all.
+    /// Copies the inputs and the tables of a pass to the device. The call has passed [`Table::check_call`]. The
+    /// results that have places are computed; without any places, all.
     pub fn new(
-        held: &Arc<Held>,
+        held: &Arc<DeviceState>,
         problem: &Problem,
         call: (Pass, Dtype),
         table: &Table,
@@ -52,7 +52,7 @@ impl Placed {
 
     /// The same, of a pass that was prepared for operands that are dense.
     pub fn of(
-        held: &Arc<Held>,
+        held: &Arc<DeviceState>,
         plan: PassPlan<'_>,
         inputs: &Views<'_>,
         places: Option<&ViewsMut<'_>>,
@@ -67,9 +67,9 @@ impl Placed {
             .iter()
             .map(|part| layout.room(if part.is_direct() { own(part) } else { 0 }))
             .collect::<Result<_, _>>()?;
-        let mut lane = held.lane()?;
-        let base = lane.reserve(&held.device, layout.bytes())?;
-        let queue = lane.queue(&held.device)?;
+        let mut slot = held.slot()?;
+        let base = slot.reserve(&held.device, layout.bytes())?;
+        let queue = slot.queue(&held.device)?;
         for (part, room) in parts.iter().zip(&rooms).filter(|(part, _)| part.given) {
             let (name, to) = (part.operand.name, room.address(base));
             let place = places.and_then(|places| places.get(name));
@@ -85,25 +85,25 @@ impl Placed {
         pass.upload(&queue, tables.address(base))?;
         let addresses = rooms.iter().map(|room| room.address(base)).collect();
         let (tables, scratch) = (tables.address(base), scratch.address(base));
-        Ok(Placed { pass, held: held.clone(), lane, addresses, tables, scratch })
+        Ok(Placed { pass, held: held.clone(), slot, addresses, tables, scratch })
     }
 
     pub fn queue(&self) -> Result<Queue<'_>, Error> {
-        self.lane.queue(&self.held.device)
+        self.slot.queue(&self.held.device)
     }
 
     pub fn scratch_bytes(&self) -> usize {
         self.pass.scratch_bytes
     }
 
-    /// Where the scratch memory begins, and its bytes.
+    /// The address of the scratch memory, and its bytes.
     pub fn scratch(&self) -> (u64, usize) {
         (self.scratch, self.scratch_bytes())
     }
 
-    /// Memory beside that of the lane.
+    /// Memory beside that of the slot.
     pub fn memory(&self, bytes: usize) -> Result<CudaSlice<u8>, Error> {
-        device_memory(&self.held.device, &self.lane.stream, bytes)
+        device_memory(&self.held.device, &self.slot.stream, bytes)
     }
 
     /// The parts of the pass, and where they lie.
@@ -138,13 +138,13 @@ impl Placed {
 
     /// Gives the memory back, after success alone: after a failure its work may still be under way.
     pub fn finish(self) {
-        self.held.give_back(self.lane);
+        self.held.give_back(self.slot);
     }
 }
 
 /// Computes a pass. The call has passed [`Table::check_call`].
 pub(crate) fn run(
-    held: &Arc<Held>,
+    held: &Arc<DeviceState>,
     problem: &Problem,
     call: (Pass, Dtype),
     table: &Table,

@@ -1,4 +1,4 @@
-//! Where the machine code of kernels comes from: an archive, then the cache, then the compiler.
+//! Sources of the machine code of kernels: an archive, then the cache, then the compiler.
 
 use crate::absent::{Absent, text};
 use crate::archive::Archive;

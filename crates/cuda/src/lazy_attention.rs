@@ -1,4 +1,4 @@
-//! How sparse the weights of lazy attention are, on a device: [`stats`] and [`activity`]. Its passes are
+//! Sparsity of the weights of lazy attention, on a device: [`stats`] and [`activity`]. Its passes are
 //! those of [`run_in`](crate::run_in).
 #![doc = include_str!("../../../docs/assets/links.md")]
 
@@ -13,7 +13,7 @@ use etalon_problem::lazy_attention::Figure;
 use etalon_problem::{Blocking, Error, LazyAttention, Pass, Problem, Views, ViewsMut};
 use ndarray::Array4;
 
-/// How sparse the weights are (E37)–(E46), with tiles of this size. The inputs are those of the forward
+/// Sparsity of the weights, (E37)–(E46), with tiles of this size. The inputs are those of the forward
 /// pass, by name; v is not read. The level is always the portable one.
 pub fn stats(
     workspace: &Workspace,
@@ -27,7 +27,7 @@ pub fn stats(
     Ok(Stats::of_rows(figures, [count(SEEN), count(FULL)]))
 }
 
-/// Whether each tile holds an active pair: `[B, Hq, ⌈N/queries⌉, ⌈M/keys⌉]`, as the kernels decide it.
+/// Flags of tiles that hold an active pair: `[B, Hq, ⌈N/queries⌉, ⌈M/keys⌉]`, as the kernels decide it.
 /// Tiles lie on the arrays, those of packed sequences across the sequences. The inputs are those of
 /// [`stats`].
 pub fn activity(
@@ -45,7 +45,7 @@ pub fn activity(
 const SEEN: u32 = 1;
 const FULL: u32 = 2;
 
-/// What the kernels find.
+/// Results of the kernels.
 struct Found {
     figures: Vec<[f32; Figure::COUNT]>,
     states: Array4<u32>,

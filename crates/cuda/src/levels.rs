@@ -1,73 +1,94 @@
-//! The tables of levels: who computes a pass, and why the others do not.
+//! The table of levels: which of them compute a pass, and why the others do not.
+//!
+//! ```
+//! use etalon_cuda::levels::{offers, reasons};
+//! use etalon_cuda::{Level, Options, Precision, Target};
+//! use etalon_problem::{Algorithm, Dtype, Pass};
+//!
+//! let options = Options { level: Level::Sm90a, precision: Precision::Flash, ..Options::default() };
+//! let of = |target: &Target| offers(&options, Algorithm::Attention, Pass::Forward, Dtype::Bf16, target);
+//! assert!(of(&Target::of("sm_90")?).is_ok() && of(&Target::of("sm_80")?).is_err());
+//! // Which problems a level refuses beside.
+//! let (level, reasons) = &reasons(Algorithm::LinearCrossEntropy)[0];
+//! assert!(*level == Level::Sm90a && reasons.contains(&"dim must be a multiple of 8 for sm90a"));
+//! # Ok::<(), etalon_problem::Error>(())
+//! ```
 
-use crate::options::Level;
-use etalon_problem::Error;
+use crate::level_table;
+use crate::linear_attention;
+use crate::linear_cross_entropy;
+use crate::options::{Level, Options, Precision};
+use crate::softmax;
+use crate::target::Target;
+use etalon_problem::{Algorithm, Dtype, Error, Pass};
 
-/// A level of an algorithm, for passes that are described as S.
-pub(crate) struct LevelRow<S: 'static> {
-    /// The level.
-    pub level: Level,
-    /// What must hold for its kernels to compute a pass.
-    pub rules: &'static [Rule<S>],
+/// Fails where a device like `target` has no kernel for a pass in a storage type with the level and the precision of
+/// the options, whatever the problem: with the reason that the table has.
+pub fn offers(
+    options: &Options,
+    algorithm: Algorithm,
+    pass: Pass,
+    storage: Dtype,
+    target: &Target,
+) -> Result<(), Error> {
+    has_kernels(algorithm, pass)?;
+    let what = || format!("{algorithm} {pass} in {storage}");
+    let refuse =
+        |reason: &str| Err(Error::Unsupported { what: what(), reason: reason.to_string() });
+    if storage == Dtype::F64 {
+        return refuse("cuda stores f32, bf16 or f16");
+    }
+    if options.level == Level::Sm90aSegments && algorithm != Algorithm::LinearAttention {
+        return refuse("segments are those of linear_attention");
+    }
+    // Of 16-bit types the precision is a matter of the call: a level that computes with `flash` offers the pass.
+    let precision = if storage == Dtype::F32 { options.precision } else { Precision::Flash };
+    let options = Options { precision, level: options.level, ..Options::default() };
+    let call = (pass, storage);
+    let refused = match algorithm {
+        Algorithm::LinearAttention => linear_attention::refuses(&options, call, target),
+        Algorithm::LinearCrossEntropy => linear_cross_entropy::refuses(&options, call, target),
+        Algorithm::LazyAttention => softmax::refuses(&softmax::LAZY_LEVELS, &options, call, target),
+        _ => softmax::refuses(&softmax::LEVELS, &options, call, target),
+    };
+    refused.map_or(Ok(()), refuse)
 }
 
-/// A condition of a level, and the reason of its refusal where the condition does not hold.
-pub(crate) struct Rule<S> {
-    /// The reason.
-    pub otherwise: &'static str,
-    /// The condition.
-    pub holds: fn(&S) -> bool,
-}
-
-impl<S> LevelRow<S> {
-    /// Why the level does not compute a pass, if so: the first rule that does not hold.
-    pub fn refusal(&self, spec: &S) -> Option<&'static str> {
-        self.rules.iter().find(|rule| !(rule.holds)(spec)).map(|rule| rule.otherwise)
+/// The levels of an algorithm, the fastest first, each with every reason for which it may refuse a pass or a problem.
+pub fn reasons(algorithm: Algorithm) -> Vec<(Level, Vec<&'static str>)> {
+    match algorithm {
+        Algorithm::LinearAttention => level_table::reasons(&linear_attention::LEVELS),
+        Algorithm::LinearCrossEntropy => level_table::reasons(&linear_cross_entropy::LEVELS),
+        Algorithm::LazyAttention => level_table::reasons(&softmax::LAZY_LEVELS),
+        _ => level_table::reasons(&softmax::LEVELS),
     }
 }
 
-/// The row that computes a pass: the first of the table that does for [`Level::Auto`], or that of the level asked for.
-/// Fails with its reason where that one does not.
-pub(crate) fn choose<S>(
-    table: &'static [LevelRow<S>],
-    spec: &S,
-    level: Level,
-) -> Result<&'static LevelRow<S>, Error> {
-    let is_asked = |row: &&LevelRow<S>| level == Level::Auto || row.level == level.kernels();
-    let mut reason = no_kernels(level);
-    for row in table.iter().filter(is_asked) {
-        match row.refusal(spec) {
-            None => return Ok(row),
-            Some(refusal) => reason = refusal,
-        }
-    }
-    Err(level.refusal(reason))
+/// As [`offers`], before a device is asked: on one that has every level.
+pub(crate) fn check(
+    options: &Options,
+    algorithm: Algorithm,
+    pass: Pass,
+    storage: Dtype,
+) -> Result<(), Error> {
+    offers(options, algorithm, pass, storage, &Target::default())
 }
 
-/// Why the level asked for does not compute a pass, if so.
-pub(crate) fn refuses<S>(
-    table: &'static [LevelRow<S>],
-    spec: &S,
-    level: Level,
-) -> Option<&'static str> {
-    let row = table.iter().find(|row| row.level == level.kernels());
-    match (level, row) {
-        (Level::Auto, _) => None,
-        (_, Some(row)) => row.refusal(spec),
-        (_, None) => Some(no_kernels(level)),
+/// Fails where no level has a kernel.
+pub(crate) fn has_kernels(algorithm: Algorithm, pass: Pass) -> Result<(), Error> {
+    match (algorithm, pass) {
+        (algorithm, pass) if !algorithm.passes().contains(&pass) => Err(algorithm.no_pass(pass)),
+        (Algorithm::LazyAttention, Pass::Forward | Pass::Backward) => Ok(()),
+        (
+            Algorithm::Attention
+            | Algorithm::AttentionLse
+            | Algorithm::LinearAttention
+            | Algorithm::LinearCrossEntropy,
+            _,
+        ) => Ok(()),
+        _ => Err(Error::Unsupported {
+            what: format!("{algorithm} {pass}"),
+            reason: "not written yet for cuda".to_string(),
+        }),
     }
-}
-
-/// The refusal of a level that is not in the table of an algorithm.
-fn no_kernels(level: Level) -> &'static str {
-    match level.kernels() {
-        Level::Sm80 => "not written yet for sm80",
-        Level::Sm90a => "not written yet for sm90a",
-        _ => "not written yet for cuda",
-    }
-}
-
-/// The levels that do not compute a pass, with their reasons, in the order of the table.
-pub(crate) fn refusals<S>(table: &'static [LevelRow<S>], spec: &S) -> Vec<(Level, &'static str)> {
-    table.iter().filter_map(|row| Some((row.level, row.refusal(spec)?))).collect()
 }

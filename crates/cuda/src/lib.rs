@@ -26,9 +26,10 @@ mod family;
 mod gpu;
 mod host;
 mod images;
-mod lane;
+pub mod kernels;
 pub mod lazy_attention;
-mod levels;
+mod level_table;
+pub mod levels;
 mod linear_attention;
 pub mod linear_cross_entropy;
 mod matrix;
@@ -45,6 +46,7 @@ mod run;
 mod softmax;
 mod source;
 mod step;
+mod stream_slot;
 mod strided;
 mod target;
 mod tensor_map;
@@ -55,26 +57,35 @@ mod variant;
 mod workspace;
 
 pub use absent::Absent;
-pub use archive::{Archive, ArchiveWriter};
 pub use cache::Cache;
-pub use compiler::{Compiled, Compiler};
 pub use device::probe;
 pub use device_id::DeviceId;
 pub use device_pass::DevicePass;
 pub use device_tensor::{DeviceTensor, DeviceTensors, Element};
-pub use family::Family;
-pub use matrix::every_variant;
 pub use options::{Level, Options, Precision, Settings};
-pub use peak::{launch_ns, peak_gflops};
-pub use plan::{Plan, Rates, Step};
+pub use plan::Plan;
 pub use recorded::RecordedPass;
-pub use room::Buffer;
-pub use run::{has_level, offers, plan, run, run_in};
+pub use run::{plan, run, run_in};
 pub use target::Target;
 pub use timing::{Timing, time};
-pub use unit::Unit;
-pub use variant::{Variant, declared_bytes, shared_bytes};
 pub use workspace::Workspace;
 
-/// The tokens of a chunk of linear_attention, on every level.
-pub const LINEAR_CHUNK: usize = linear_attention::CHUNK;
+#[cfg(test)]
+mod tests {
+    /// A reader takes in as many names at one glance; what few programs need lies in a module.
+    const MOST: usize = 25;
+
+    #[test]
+    fn the_root_has_few_names() {
+        let source = include_str!("lib.rs").replace('\n', " ");
+        let public = source.split(';').filter_map(|item| item.trim_start().strip_prefix("pub "));
+        let names: Vec<&str> = public
+            .flat_map(|item| match item.split_once('{') {
+                Some((_, list)) => list.trim_end_matches('}').split(',').map(str::trim).collect(),
+                None => item.rsplit([' ', ':']).take(1).collect::<Vec<_>>(),
+            })
+            .collect();
+        assert!(names.contains(&"DevicePass") && names.contains(&"levels"), "{names:?}");
+        assert!(names.len() <= MOST, "{} names: {names:?}", names.len());
+    }
+}

@@ -13,7 +13,23 @@ pub fn every_variant() -> Vec<Variant> {
     all.push(Variant::peak(Unit::Ffma, F32));
     let tensor_cores = [Unit::Mma, Unit::Wgmma].into_iter();
     all.extend(tensor_cores.flat_map(|unit| [Bf16, F16].map(|x| Variant::peak(unit, x))));
-    let values = [None, Some(WIDTHS[0]), Some(WIDTHS[1]), Some(WIDTHS[2])];
+    add_cross_entropy(&mut all);
+    for (storage, options) in [F32, Bf16, F16].into_iter().flat_map(|x| FLAGS.map(|y| (x, y))) {
+        add_attention(&mut all, storage, options);
+    }
+    add_attention_of_f32(&mut all);
+    add_linear(&mut all);
+    for (storage, width) in [Bf16, F16].into_iter().flat_map(|x| [64, 128].map(|y| (x, y))) {
+        add_hopper(&mut all, storage, width);
+    }
+    all.sort();
+    // Wide values of the level sm80 take several launches of the same kernels, and some of sm90a are within others.
+    all.dedup();
+    all
+}
+
+/// linear_cross_entropy on every level.
+fn add_cross_entropy(all: &mut Vec<Variant>) {
     for (storage, second) in [F32, Bf16, F16].into_iter().flat_map(|x| FLAGS.map(|y| (x, y))) {
         all.push(Variant::cross_entropy(storage, second));
         if !second {
@@ -23,29 +39,36 @@ pub fn every_variant() -> Vec<Variant> {
             all.push(Variant::hopper_cross_entropy(storage));
         }
     }
-    for (storage, options) in [F32, Bf16, F16].into_iter().flat_map(|x| FLAGS.map(|y| (x, y))) {
-        for (dim, value_dim) in WIDTHS.into_iter().flat_map(|x| values.map(|y| (x, y))) {
-            all.push(Variant::portable(storage, dim, value_dim, options));
-            all.push(Variant::second(storage, dim, value_dim, options));
-            all.extend(value_dim.map(|width| Variant::lazy(storage, dim, width, options)));
-            if let (true, Some(value_dim)) = (storage != F32 && dim <= 128, value_dim) {
-                let lazy = |whole| Variant::lazy_tensor(storage, dim, value_dim, options, whole);
-                all.extend(FLAGS.map(lazy));
-            }
-            if storage != F32 {
-                let tensor = |whole| Variant::tensor(storage, dim, value_dim, options, whole);
-                let tiles = if dim <= 128 { 0..3 } else { 0..1 };
-                all.extend(tiles.flat_map(|n| FLAGS.map(|x| tensor(x).with("TILES", n))));
-                let narrow = dim.max(value_dim.unwrap_or(1)) <= 128;
-                let fused = |x| Variant::tensor_fused(storage, dim, value_dim, [options, x]);
-                all.extend(FLAGS.map(fused).into_iter().filter(|_| narrow));
-                all.extend(wide(storage, dim, value_dim, options));
-            }
-            if storage == Bf16 && dim.max(value_dim.unwrap_or(1)) <= 128 {
-                all.extend(FLAGS.map(|x| Variant::tensor_second(dim, value_dim, [options, x])));
-            }
+}
+
+/// attention, attention_lse and lazy_attention of a storage type on the levels portable and sm80.
+fn add_attention(all: &mut Vec<Variant>, storage: Dtype, options: bool) {
+    let values = [None, Some(WIDTHS[0]), Some(WIDTHS[1]), Some(WIDTHS[2])];
+    for (dim, value_dim) in WIDTHS.into_iter().flat_map(|x| values.map(|y| (x, y))) {
+        all.push(Variant::portable(storage, dim, value_dim, options));
+        all.push(Variant::second(storage, dim, value_dim, options));
+        all.extend(value_dim.map(|width| Variant::lazy(storage, dim, width, options)));
+        if let (true, Some(value_dim)) = (storage != F32 && dim <= 128, value_dim) {
+            let lazy = |whole| Variant::lazy_tensor(storage, dim, value_dim, options, whole);
+            all.extend(FLAGS.map(lazy));
+        }
+        let narrow = dim.max(value_dim.unwrap_or(1)) <= 128;
+        if storage != F32 {
+            let tensor = |whole| Variant::tensor(storage, dim, value_dim, options, whole);
+            let tiles = if dim <= 128 { 0..3 } else { 0..1 };
+            all.extend(tiles.flat_map(|n| FLAGS.map(|x| tensor(x).with("TILES", n))));
+            let fused = |x| Variant::tensor_fused(storage, dim, value_dim, [options, x]);
+            all.extend(FLAGS.map(fused).into_iter().filter(|_| narrow));
+            all.extend(wide(storage, dim, value_dim, options));
+        }
+        if storage == Bf16 && narrow {
+            all.extend(FLAGS.map(|x| Variant::tensor_second(dim, value_dim, [options, x])));
         }
     }
+}
+
+/// attention and attention_lse of f32 on the level sm80.
+fn add_attention_of_f32(all: &mut Vec<Variant>) {
     for (dim, value_dim) in
         [64, 128].into_iter().flat_map(|x| [None, Some(64), Some(128)].map(|y| (x, y)))
     {
@@ -54,6 +77,10 @@ pub fn every_variant() -> Vec<Variant> {
             all.extend(FLAGS.map(of));
         }
     }
+}
+
+/// linear_attention on the levels portable and sm80.
+fn add_linear(all: &mut Vec<Variant>) {
     for (storage, width) in [F32, Bf16, F16].into_iter().flat_map(|x| WIDTHS.map(|y| (x, y))) {
         all.extend(FLAGS.map(|second| Variant::linear(storage, width, second)));
         for other in [64, 128] {
@@ -61,25 +88,23 @@ pub fn every_variant() -> Vec<Variant> {
             all.extend(FLAGS.map(tensor).into_iter().filter(|_| storage != F32 && width <= 128));
         }
     }
-    for (storage, width) in [Bf16, F16].into_iter().flat_map(|x| [64, 128].map(|y| (x, y))) {
-        all.extend(FLAGS.map(|by_token| Variant::hopper_linear(storage, width, by_token)));
-        let visible = [Visible::All, Visible::Window, Visible::Spans];
-        for (visible, options) in visible.into_iter().flat_map(|x| FLAGS.map(|y| (x, y))) {
-            for lengths in [Lengths::Equal, Lengths::Own, Lengths::Listed] {
-                let of = Hopper { storage, width, visible, lengths, options }.within();
-                all.extend(FLAGS.map(|backward| Variant::hopper_lazy(of, backward)));
-                all.extend(FLAGS.map(|values| Variant::hopper_forward(of, values)));
-                let two = |values| Variant::hopper_forward(of, values).with("GROUPS", 2);
-                all.extend(FLAGS.map(two));
-                let results = [Results::Lse, Results::All, Results::Alone];
-                all.extend(results.map(|results| Variant::hopper_backward(of, results)));
-            }
+}
+
+/// linear_attention, lazy_attention, attention and attention_lse on the level sm90a, of operands with so many columns.
+fn add_hopper(all: &mut Vec<Variant>, storage: Dtype, width: usize) {
+    all.extend(FLAGS.map(|by_token| Variant::hopper_linear(storage, width, by_token)));
+    let visible = [Visible::All, Visible::Window, Visible::Spans];
+    for (visible, options) in visible.into_iter().flat_map(|x| FLAGS.map(|y| (x, y))) {
+        for lengths in [Lengths::Equal, Lengths::Own, Lengths::Listed] {
+            let of = Hopper { storage, width, visible, lengths, options }.within();
+            all.extend(FLAGS.map(|backward| Variant::hopper_lazy(of, backward)));
+            all.extend(FLAGS.map(|values| Variant::hopper_forward(of, values)));
+            let two = |values| Variant::hopper_forward(of, values).with("GROUPS", 2);
+            all.extend(FLAGS.map(two));
+            let results = [Results::Lse, Results::All, Results::Alone];
+            all.extend(results.map(|results| Variant::hopper_backward(of, results)));
         }
     }
-    all.sort();
-    // Wide values of the level sm80 take several launches of the same kernels, and some of sm90a are within others.
-    all.dedup();
-    all
 }
 
 /// The backward pass of wide operands on tensor cores, with two stages and, where not every device has the

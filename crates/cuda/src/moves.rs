@@ -1,7 +1,7 @@
 //! Copies and fills of strided tensors: `kernels/move.cu`.
 
 use crate::args::{ConstPtr, Declaration, Pointee, Ptr, declaration, kernel_args};
-use crate::step::{Draft, Work};
+use crate::step::Draft;
 use crate::variant::Variant;
 use etalon_problem::Error;
 
@@ -53,14 +53,14 @@ impl Place {
         Place { address: self.address, extents: [batch, heads, columns, 2], strides }
     }
 
-    /// Whether elements lie one after the other, in the order of the shape.
+    /// True if elements lie one after the other, in the order of the shape.
     pub fn is_dense(&self) -> bool {
         let wanted = dense(self.extents);
         let axes = self.extents.iter().zip(self.strides.iter().zip(wanted));
         self.elements() == 0 || axes.into_iter().all(|(&n, (&own, wanted))| n == 1 || own == wanted)
     }
 
-    /// Whether the elements of a row lie side by side.
+    /// True if the elements of a row lie side by side.
     pub fn has_whole_rows(&self) -> bool {
         self.extents[3] <= 1 || self.strides[3] == 1 || self.elements() == 0
     }
@@ -145,7 +145,7 @@ fn draft(draft: &Draft, bytes: usize, to: Place, call: Move) -> Result<(), Error
         return Ok(());
     }
     let variant = Variant::moves(if bytes == 2 { 2 } else { 4 });
-    draft.launch((&variant, "move"), (blocks(to), 256), &call.to(to), Work::NONE)
+    draft.launch((&variant, "move"), (blocks(to), 256), &call.to(to))
 }
 
 /// Adds a copy of elements of so many bytes; columns beyond those of the source are 0.
@@ -160,8 +160,8 @@ pub(crate) fn copy(
     draft(steps, bytes, to, call)
 }
 
-/// Adds a fill of a tensor of elements of so many bytes with one of this pattern. `aligned`: it begins at a multiple of 4
-/// bytes.
+/// Adds a fill of a tensor of elements of so many bytes with one of this pattern. `aligned`: it begins at a multiple
+/// of 4 bytes.
 pub(crate) fn fill(
     steps: &Draft,
     bytes: usize,

@@ -1,4 +1,4 @@
-//! What a caller may choose.
+//! Choices of a caller.
 
 use crate::archive::Archive;
 use crate::cache::Cache;
@@ -7,7 +7,7 @@ use etalon_problem::{Blocking, Error, Mode, named};
 use std::path::PathBuf;
 
 named! {
-    /// Which kernels compute.
+    /// The kernels that compute.
     #[derive(Default)]
     Level, "level" {
         /// The fastest that the device, the problem and the precision permit.
@@ -28,7 +28,7 @@ named! {
 }
 
 named! {
-    /// How much a pass may round between its inputs and its results. Sums are f32 in any case. What a precision
+    /// Rounding that a pass may do between its inputs and its results. Sums are f32 in any case. What a precision
     /// permits is done where there are such kernels; others are stricter.
     #[derive(Default)]
     Precision, "precision" {
@@ -58,11 +58,6 @@ impl Level {
         }
     }
 
-    /// Whether it insists on the kernels of compute capability 9.0.
-    pub(crate) fn is_hopper(self) -> bool {
-        matches!(self, Level::Sm90a | Level::Sm90aSegments)
-    }
-
     /// The error of a level that cannot compute a pass.
     pub(crate) fn refusal(self, reason: &str) -> Error {
         Error::Unsupported { what: format!("level {self}"), reason: reason.to_string() }
@@ -79,7 +74,7 @@ impl Precision {
         (self != Precision::Flash).then_some(Precision::FACTORS)
     }
 
-    /// Whether tensor cores may multiply f32.
+    /// True if tensor cores may multiply f32.
     pub(crate) fn narrows_f32(self) -> bool {
         matches!(self, Precision::Tf32 | Precision::Bf16x3)
     }
@@ -90,32 +85,32 @@ impl Precision {
 pub struct Options {
     /// The device, by its ordinal or its UUID; the first one unless set.
     pub device: DeviceId,
-    /// Which kernels compute.
+    /// The kernels that compute.
     pub level: Level,
-    /// How much may be rounded on the way.
+    /// Rounding on the way.
     pub precision: Precision,
-    /// Whether the caller promises that all operands are finite numbers. Without it the tensor cores' backward
+    /// The caller's promise that all operands are finite numbers. Without it the tensor cores' backward
     /// pass looks at all of them first, and leaves what is not finite to the portable kernels; those of lazy
     /// attention look at them, too.
     pub assume_finite: bool,
     /// Queries and keys of a tile, of attention and attention_lse: rounded up to one that the level has kernels for
     /// ([`plan`](crate::plan) lists them); `None`: what was measured to be best. Other algorithms have one way.
     pub blocking: Option<Blocking>,
-    /// How the backward pass of attention and attention_lse is organised. [`Mode::Separate`] and [`Mode::FusedPartials`]
-    /// insist: a level that lacks the second refuses, and [`Level::Auto`] takes one that has it. It changes nothing
-    /// where no gradient beside that of q is asked for.
+    /// Organisation of the backward pass of attention and attention_lse. [`Mode::Separate`] and
+    /// [`Mode::FusedPartials`] insist: a level that lacks the second refuses, and [`Level::Auto`] takes one that has
+    /// it. It changes nothing where no gradient beside that of q is asked for.
     pub mode: Mode,
-    /// The most bytes of partial sums of dq that [`Mode::FusedPartials`] may keep: those of as many tiles of 64 keys at a
-    /// time as fit, at least those of one and the sums of the tiles before. [`Mode::Auto`] takes [`Mode::Separate`]
-    /// where what fits would not keep the device busy. The result does not depend on it.
-    /// A pass whose parts are so small that it would launch more than 100,000 kernels is refused.
+    /// The most bytes of partial sums of dq that [`Mode::FusedPartials`] may keep: those of as many tiles of 64 keys
+    /// at a time as fit, at least those of one and the sums of the tiles before. [`Mode::Auto`] takes
+    /// [`Mode::Separate`] where what fits would not keep the device busy. The result does not depend on it. A pass
+    /// whose parts are so small that it would launch more than 100,000 kernels is refused.
     pub partials_budget: usize,
     /// Bytes for logits and sums that a pass of linear_cross_entropy holds at once, beside operands, results,
     /// copies of operands and 100 bytes for each token; at least what a tile of 128 tokens and 256 classes takes. On
-    /// [`Level::Sm90a`] sums of dh take up to three times 4TD bytes of it. A pass whose chunks are so small that it would
-    /// launch more than 100,000 kernels is refused.
+    /// [`Level::Sm90a`] sums of dh take up to three times 4TD bytes of it. A pass whose chunks are so small that it
+    /// would launch more than 100,000 kernels is refused.
     pub memory_budget: usize,
-    /// Whether [`run`](crate::run()) computes the forward pass again where a later pass lacks what it
+    /// True: [`run`](crate::run()) computes the forward pass again where a later pass lacks what it
     /// saved; otherwise that is an error.
     pub recompute: bool,
 }
@@ -136,14 +131,15 @@ impl Default for Options {
     }
 }
 
-/// What a [`Workspace`](crate::Workspace) needs to know of the machine: kernels are looked for in the
+/// Facts of the machine for a [`Workspace`](crate::Workspace): kernels are looked for in the
 /// archive, then in the cache, then compiled. The default has neither of the first, and finds NVRTC by the
 /// loader's own path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// The folder of an [`Archive`](crate::Archive): a machine that has what it needs there needs no NVRTC.
+    /// The folder of an archive ([`ArchiveWriter`](crate::kernels::ArchiveWriter)): a machine that has what it needs
+    /// there needs no NVRTC.
     pub archive: Option<PathBuf>,
-    /// Where compiled kernels are kept between processes.
+    /// Compiled kernels, kept between processes.
     pub cache: Option<Cache>,
     /// The folder with NVRTC: the library's own, that of a toolkit, or the site-packages with the wheel
     /// `nvidia-cuda-nvrtc`.

@@ -9,12 +9,12 @@ use etalon_problem::{Dtype, Error, Operand, Pass, Stored, Table};
 /// strides.
 #[derive(Debug)]
 pub(crate) struct Parts {
-    /// What decides which kernels compute the pass.
+    /// The device, as far as it decides which kernels compute the pass.
     pub target: Target,
     pub pass: Pass,
     pub storage: Dtype,
     pub list: Vec<Part>,
-    /// Whether all operands of the caller begin at multiples of 16 bytes.
+    /// True if all operands of the caller begin at multiples of 16 bytes.
     pub aligned: bool,
 }
 
@@ -24,23 +24,23 @@ pub(crate) struct Part {
     pub operand: Operand,
     /// The bytes of an element.
     pub bytes: usize,
-    /// Whether its elements come from the caller, and whether they go there.
+    /// True if its elements come from the caller; true if they go there.
     pub given: bool,
     pub wanted: bool,
     extents: [usize; 4],
     strides: [i64; 4],
-    /// Where kernels find it, dense: it has strides that they do not take, or is made on the way.
+    /// The room in which kernels find it, dense: it has strides that they do not take, or is made on the way.
     pub room: Option<Room>,
 }
 
-/// How the caller holds an operand: its strides in elements, none where it is dense; and whether it begins
+/// Layout of an operand of the caller: its strides in elements, none where it is dense; and whether it begins
 /// at a multiple of 16 bytes.
 pub(crate) struct Laid {
     pub strides: Option<Vec<i64>>,
     pub aligned: bool,
 }
 
-/// How the caller holds the operand of a name, if at all: as an input, or (`true`) as a result.
+/// Layout of the caller's operand of a name, if there is one: as an input, or (`true`) as a result.
 pub(crate) type Holds<'a> = &'a dyn Fn(&str, bool) -> Option<Laid>;
 
 impl Part {
@@ -57,7 +57,7 @@ impl Part {
         }
     }
 
-    /// Whether kernels read or write the memory of the caller.
+    /// True if kernels read or write the memory of the caller.
     pub fn is_direct(&self) -> bool {
         self.room.is_none()
     }
@@ -70,7 +70,7 @@ impl AsRef<Parts> for Parts {
 }
 
 impl Parts {
-    /// Those of a pass that has passed [`Table::check_call`]: what the caller holds, and what is `made` on
+    /// The parts of a pass that has passed [`Table::check_call`]: what the caller holds, and what is `made` on
     /// the way whether the caller holds it or not.
     pub fn new(
         target: Target,
@@ -98,7 +98,7 @@ impl Parts {
         self.list.iter().find(|part| part.operand.name == name)
     }
 
-    /// Whether the caller gave an operand, or the pass has none of this name.
+    /// True if the caller gave an operand, or the pass has none of this name.
     pub fn is_given(&self, name: &str) -> bool {
         self.part(name).is_none_or(|part| part.given)
     }
@@ -107,13 +107,13 @@ impl Parts {
         self.part(name).is_some_and(|part| part.given || part.wanted)
     }
 
-    /// Whether kernels find these operands at multiples of 16 bytes.
+    /// True if kernels find these operands at multiples of 16 bytes.
     pub fn begin_aligned(&self, names: &[&str]) -> bool {
         let aligned = |name: &&str| self.part(name).is_none_or(|part| !part.is_direct());
         self.aligned || names.iter().all(aligned)
     }
 
-    /// Whether kernels find rows of these operands, of two bytes an element, that begin and end at multiples of
+    /// True if kernels find rows of these operands, of two bytes an element, that begin and end at multiples of
     /// 16 bytes.
     pub fn have_whole_rows(&self, names: &[&str]) -> bool {
         let whole = |name: &&str| {

@@ -1,28 +1,27 @@
 //! A pass: the steps that its algorithm drafts, and what is enqueued of it.
 
-use crate::args::KernelArgs;
 use crate::gpu::Device;
-use crate::levels::{self, LevelRow};
+use crate::level_table::{self, LevelRow};
 use crate::moves::{self, Place, When};
 use crate::options::Level;
 use crate::parts::{Part, Parts};
 use crate::queue::Queue;
 use crate::room::{Layout, Room};
-use crate::step::{Bases, Draft, Loaded, Region, Step, Work};
-use crate::variant::Variant;
+use crate::step::{Bases, Draft, Loaded, Region, Step};
 use etalon_problem::{Blocking, Error, Mode};
+use std::ops::Deref;
 
 /// The steps of a pass that was prepared as P, while they are drafted. Addresses are symbols.
 pub(crate) struct Steps<'a, P> {
     pub prepared: &'a P,
-    pub draft: &'a Draft,
-    /// Where the tables begin.
+    draft: &'a Draft,
+    /// The address of the tables.
     tables: u64,
 }
 
 impl<'a, P> Steps<'a, P> {
     /// None so far.
-    pub fn new(prepared: &'a P, draft: &'a Draft) -> Self {
+    fn new(prepared: &'a P, draft: &'a Draft) -> Self {
         Steps { prepared, draft, tables: Region::Tables.symbol() }
     }
 
@@ -45,36 +44,14 @@ impl<'a, P> Steps<'a, P> {
     pub fn kept(&self, room: Room) -> u64 {
         room.address(Region::Tables.symbol())
     }
+}
 
-    /// The multiprocessors of the device.
-    pub fn multiprocessors(&self) -> usize {
-        self.draft.target.multiprocessors
-    }
+/// Launches and fills are those of the draft.
+impl<P> Deref for Steps<'_, P> {
+    type Target = Draft;
 
-    /// Adds a launch of a kernel of a variant, over so many blocks of so many threads.
-    pub fn launch<A: KernelArgs>(
-        &self,
-        kernel: (&Variant, &'static str),
-        grid: (usize, u32),
-        arguments: &A,
-    ) -> Result<(), Error> {
-        self.launch_work(kernel, grid, arguments, Work::NONE)
-    }
-
-    /// The same, with what it computes.
-    pub fn launch_work<A: KernelArgs>(
-        &self,
-        kernel: (&Variant, &'static str),
-        grid: (usize, u32),
-        arguments: &A,
-        work: Work,
-    ) -> Result<(), Error> {
-        self.draft.launch(kernel, grid, arguments, work)
-    }
-
-    /// Adds a fill with a 32-bit word, up to the next whole word.
-    pub fn fill(&self, to: u64, bytes: usize, word: u32) {
-        self.draft.fill(to, bytes, word);
+    fn deref(&self) -> &Draft {
+        self.draft
     }
 }
 
@@ -83,7 +60,7 @@ impl<P: AsRef<Parts>> Steps<'_, P> {
         self.prepared.as_ref()
     }
 
-    /// Where an array lies that the caller gives beside the parts.
+    /// The address of an array that the caller gives beside the parts.
     pub fn beside(&self, number: usize) -> u64 {
         Region::Operand(self.parts().list.len() + number).symbol()
     }
@@ -94,14 +71,14 @@ impl<P: AsRef<Parts>> Steps<'_, P> {
         if part.given || part.wanted { Region::Operand(number).symbol() } else { 0 }
     }
 
-    /// Where kernels find a part.
+    /// The place of a part, as kernels find it.
     fn placed(&self, number: usize) -> Place {
         let part = &self.parts().list[number];
         part.room
             .map_or_else(|| part.caller(self.of_caller(number)), |room| part.place(self.at(room)))
     }
 
-    /// Where kernels find an operand; nowhere, without elements, if it is not there.
+    /// The place of an operand, as kernels find it; nowhere, without elements, if it is not there.
     pub fn place(&self, name: &str) -> Place {
         let found = self.parts().list.iter().position(|part| part.operand.name == name);
         found.map_or(Place::NOWHERE, |number| self.placed(number))
@@ -144,6 +121,19 @@ impl<P: AsRef<Parts>> Steps<'_, P> {
         let parts = self.parts().list.iter().enumerate();
         parts.filter(move |(_, part)| which(part) && !part.is_direct())
     }
+}
+
+/// Drafts a pass: copies of what the caller holds elsewhere than kernels find it, the steps that a function adds, and
+/// copies of results.
+pub(crate) fn draft_steps<P: AsRef<Parts>>(
+    prepared: &P,
+    compute: impl FnOnce(Steps<'_, P>) -> Result<(), Error>,
+) -> Result<Vec<Step>, Error> {
+    let draft = Draft::new(prepared.as_ref().target);
+    Steps::new(prepared, &draft).gather()?;
+    compute(Steps::new(prepared, &draft))?;
+    Steps::new(prepared, &draft).scatter()?;
+    Ok(draft.into_steps())
 }
 
 /// The tables of a pass: bytes that depend on the problem alone, and where they lie.
@@ -192,8 +182,8 @@ pub(crate) struct Choice {
 impl Choice {
     /// Of a table of levels, for a pass that its rules see so.
     pub fn of<S>(table: &'static [LevelRow<S>], spec: &S, level: Level) -> Result<Choice, Error> {
-        let level = levels::choose(table, spec, level)?.level;
-        let refusals = levels::refusals(table, spec);
+        let level = level_table::choose(table, spec, level)?.level;
+        let refusals = level_table::refusals(table, spec);
         Ok(Choice { level, refusals, mode: None, blockings: Vec::new() })
     }
 }

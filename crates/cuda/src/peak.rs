@@ -1,10 +1,10 @@
-//! What the arithmetic of a device can do at most: `kernels/peak.cu`.
+//! Peak of the arithmetic of a device: `kernels/peak.cu`.
 
 use crate::device_id::DeviceId;
 use crate::gpu::Kernels;
-use crate::lane::device_memory;
 use crate::options::{Level, Options, Precision};
 use crate::queue::Queue;
+use crate::stream_slot::device_memory;
 use crate::timing::device_ns;
 use crate::unit::Unit;
 use crate::variant::Variant;
@@ -105,19 +105,20 @@ fn with_products<T>(
         _ => device.architecture(),
     };
     let kernels = device.kernels(Variant::peak(unit, storage), &architecture)?;
-    let lane = held.lane()?;
+    let slot = held.slot()?;
     let blocks = unit.blocks() * device.multiprocessors;
-    let memory = device_memory(device, &lane.stream, 4 * blocks)?;
-    let sink = memory.device_ptr(&lane.stream).0;
-    let queue = lane.queue(device)?;
+    let memory = device_memory(device, &slot.stream, 4 * blocks)?;
+    let sink = memory.device_ptr(&slot.stream).0;
+    let queue = slot.queue(device)?;
     let result = body(&Products { kernels, queue, blocks, sink })?;
     drop(memory);
-    held.give_back(lane);
+    held.give_back(slot);
     Ok(result)
 }
 
-/// GFLOP/s of a unit on numbers of a storage type, of tensor cores on bf16 where that is f32. It is measured anew with every call, in some milliseconds; a device
-/// that is limited by its power does less over seconds. Fails where the device does not have the unit.
+/// GFLOP/s of a unit on numbers of a storage type, of tensor cores on bf16 where that is f32. It is measured anew with
+/// every call, in some milliseconds; a device that is limited by its power does less over seconds. Fails where the
+/// device does not have the unit.
 pub fn peak_gflops(
     workspace: &Workspace,
     device: impl Into<DeviceId>,
@@ -134,9 +135,9 @@ pub fn peak_gflops(
     })
 }
 
-/// The host's time to enqueue a kernel of one block that does nothing, while the device is busy, in ns: what the driver takes, of
-/// which the crate's own part is 0.1 to 0.4 µs. A pass of n kernels cannot be enqueued in less than n times that.
-/// Fails where the device does not have the unit, whose kernel it is.
+/// The host's time to enqueue a kernel of one block that does nothing, while the device is busy, in ns: what the
+/// driver takes, of which the crate's own part is 0.1 to 0.4 µs. A pass of n kernels cannot be enqueued in less than n
+/// times that. Fails where the device does not have the unit, whose kernel it is.
 pub fn launch_ns(
     workspace: &Workspace,
     device: impl Into<DeviceId>,

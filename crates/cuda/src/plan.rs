@@ -1,10 +1,9 @@
-//! What a pass will do on a device, and the memory that it takes: told without one.
+//! The steps of a pass on a device, and the memory that it takes: no device is needed.
 
 use crate::draft::{Operands, draft};
 use crate::options::{Level, Options};
 use crate::parts::Laid;
 use crate::pass::Choice;
-use crate::room::Buffer;
 use crate::softmax::chosen;
 use crate::step;
 use crate::target::Target;
@@ -12,7 +11,8 @@ use crate::unit::Unit;
 use crate::variant::declared_bytes;
 use etalon_problem::{Blocking, Dtype, Error, Mode, Operand, Pass, Problem, Role, Table, find};
 
-/// The steps of a pass, every result being asked for, its operands dense, its sequences and its mask those of the problem.
+/// The steps of a pass, every result being asked for, its operands dense, its sequences and its mask those of the
+/// problem.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     /// The hypothetical device.
@@ -30,8 +30,8 @@ pub struct Plan {
     pub blockings: Vec<Blocking>,
     /// The kernels, in their order. Those that compute numbers that are not finite count no terms.
     pub steps: Vec<Step>,
-    /// The parts of the scratch memory that have a name.
-    pub buffers: Vec<Buffer>,
+    /// The parts of the scratch memory that have a name, and their bytes.
+    pub buffers: Vec<(&'static str, usize)>,
     scratch_bytes: usize,
 }
 
@@ -42,7 +42,7 @@ pub struct Step {
     pub kernel: &'static str,
     /// The level that it is one of.
     pub level: Level,
-    /// How often it is launched.
+    /// Its launches.
     pub launches: usize,
     /// The blocks of a launch, and the threads of a block.
     pub blocks: usize,
@@ -53,7 +53,7 @@ pub struct Step {
     /// Multiplications and additions of products for each visible pair of a query and a key, in all launches; and what
     /// they are computed by.
     pub terms: usize,
-    /// Which arithmetic computes them.
+    /// The arithmetic that computes them.
     pub unit: Unit,
     /// Bytes of partial sums that are written or read for each visible pair.
     pub partials: f64,
@@ -63,7 +63,7 @@ pub struct Step {
     pub working: usize,
 }
 
-/// How fast the kernels of a device are.
+/// Speed of the kernels of a device.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rates {
     /// Flops a second of products by fused multiply-adds, by `mma.sync` and by `wgmma`.
@@ -73,7 +73,8 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// Those that the kernels of long sequences reached on an H100 (docs/gpu_results.md); of other devices nothing was measured.
+    /// The rates that kernels of long sequences reached on an H100 (docs/gpu_results.md); of other devices nothing was
+    /// measured.
     pub fn stated(target: &Target) -> Option<Rates> {
         let rates = Rates { products: [27e12, 260e12, 550e12], memory: 3.2e12 };
         target.is_hopper().then_some(rates)

@@ -1,4 +1,4 @@
-//! What is enqueued on a stream: copies, fills, kernels.
+//! Work that is enqueued on a stream: copies, fills, kernels.
 
 use crate::gpu::Device;
 use cudarc::driver::result;
@@ -8,7 +8,7 @@ use etalon_problem::Error;
 use std::cell::Cell;
 use std::sync::Arc;
 
-/// What was enqueued.
+/// Counts of what was enqueued.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Enqueued {
     pub launches: Cell<usize>,

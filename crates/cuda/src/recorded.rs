@@ -14,7 +14,8 @@ use std::sync::Arc;
 /// what [`DevicePass::enqueue`] does, with the same bits.
 ///
 /// The driver runs what was enqueued so one after the other, also on several streams, since it has one scratch
-/// memory. It holds what the driver needs to launch it, a little memory of the host and of the device, until it is dropped.
+/// memory. It holds what the driver needs to launch it, a little memory of the host and of the device, until it is
+/// dropped.
 pub struct RecordedPass<'p> {
     pass: &'p DevicePass,
     graph: CudaGraph,
@@ -32,7 +33,7 @@ impl DevicePass {
     /// Fails as [`DevicePass::enqueue`] does.
     ///
     /// # Safety
-    /// That of [`DevicePass::enqueue`], of every time that what was recorded is enqueued.
+    /// As [`DevicePass::enqueue`], for every time that what was recorded is enqueued.
     pub unsafe fn record<'t>(
         &self,
         inputs: &'t DeviceTensors<'t>,
@@ -51,13 +52,13 @@ impl DevicePass {
     }
 }
 
-/// What is enqueued on a stream meanwhile, as a graph. The capture ends, whatever fails.
+/// Captures work that is enqueued on a stream meanwhile as a graph. The capture ends, whatever fails.
 fn captured(
     device: &Device,
     stream: &Arc<CudaStream>,
     enqueue: impl FnOnce() -> Result<(), Error>,
 ) -> Result<CudaGraph, Error> {
-    // What other threads call meanwhile is of no account.
+    // Calls of other threads meanwhile are of no account.
     let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     stream.begin_capture(mode).map_err(|error| failed(device, error))?;
     let enqueued = enqueue();
@@ -77,7 +78,7 @@ impl RecordedPass<'_> {
     /// Enqueues the pass on a stream of the device's primary context: nothing has been computed when this returns.
     ///
     /// # Safety
-    /// That of [`DevicePass::enqueue`], with the tensors and the scratch memory that were recorded.
+    /// As [`DevicePass::enqueue`], with the tensors and the scratch memory that were recorded.
     pub unsafe fn enqueue(&mut self, stream: CUstream) -> Result<(), Error> {
         let device = self.pass.device();
         device.check_alive()?;

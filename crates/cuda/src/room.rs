@@ -1,4 +1,4 @@
-//! Where things lie in the memory of a call.
+//! Ranges of the memory of a call.
 
 use etalon_problem::Error;
 
@@ -16,20 +16,11 @@ impl Room {
     }
 }
 
-/// A part of the scratch memory.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Buffer {
-    /// What is in it.
-    pub name: &'static str,
-    /// Its size.
-    pub bytes: usize,
-}
-
 /// Rooms of a call, before there is memory for them.
 #[derive(Debug, Default)]
 pub(crate) struct Layout {
     bytes: usize,
-    buffers: Vec<Buffer>,
+    buffers: Vec<(&'static str, usize)>,
 }
 
 /// Every room begins at a multiple of as many bytes: enough for any vector and for the copy engine.
@@ -48,16 +39,16 @@ impl Layout {
         let before = self.bytes;
         let room = self.room(bytes)?;
         let bytes = self.bytes - before;
-        match self.buffers.iter_mut().find(|buffer| buffer.name == name) {
-            Some(buffer) => buffer.bytes += bytes,
-            None if bytes > 0 => self.buffers.push(Buffer { name, bytes }),
+        match self.buffers.iter_mut().find(|buffer| buffer.0 == name) {
+            Some(buffer) => buffer.1 += bytes,
+            None if bytes > 0 => self.buffers.push((name, bytes)),
             None => {}
         }
         Ok(room)
     }
 
     /// The rooms that have names.
-    pub fn into_buffers(self) -> Vec<Buffer> {
+    pub fn into_buffers(self) -> Vec<(&'static str, usize)> {
         self.buffers
     }
 

@@ -1,15 +1,13 @@
 //! The door of the tier: every pass of every algorithm, by name.
 
-use crate::device_id::DeviceId;
 use crate::host;
-use crate::linear_attention::{self, check_log_decays};
-use crate::linear_cross_entropy;
-use crate::options::{Level, Options, Precision};
+use crate::levels::{self, has_kernels};
+use crate::linear_attention::check_log_decays;
+use crate::options::Options;
 use crate::plan::Plan;
-use crate::softmax::{self, LAZY_LEVELS, LEVELS};
 use crate::target::Target;
 use crate::workspace::Workspace;
-use etalon_problem::{Algorithm, Dtype, Error, Pass, Problem, Views, ViewsMut};
+use etalon_problem::{Dtype, Error, Pass, Problem, Views, ViewsMut};
 
 /// Computes a pass on a device: reads `inputs` and writes those outputs that have a place in `outputs`,
 /// both by name, of any strides, in the memory of the host.
@@ -69,7 +67,7 @@ pub fn run_in(
     let table = problem.checked_table(pass)?;
     let storage = table.check_call(inputs, outputs, options.recompute)?;
     storage.refuse_f64()?;
-    offers(options, problem.algorithm(), pass, storage)?;
+    levels::check(options, problem.algorithm(), pass, storage)?;
     if let Problem::LinearAttention(problem) = problem {
         check_log_decays(problem, pass, inputs)?;
     }
@@ -77,73 +75,8 @@ pub fn run_in(
     host::run(&held, problem, (pass, storage), &table, inputs, outputs, options)
 }
 
-/// Fails where the level of the options has no kernel for a pass in a storage type with their precision, whatever
-/// the problem and the device: with the reason that the table of its levels has.
-pub fn offers(
-    options: &Options,
-    algorithm: Algorithm,
-    pass: Pass,
-    storage: Dtype,
-) -> Result<(), Error> {
-    has_kernels(algorithm, pass)?;
-    let what = || format!("{algorithm} {pass} in {storage}");
-    let refuse =
-        |reason: &str| Err(Error::Unsupported { what: what(), reason: reason.to_string() });
-    if storage == Dtype::F64 {
-        return refuse("cuda stores f32, bf16 or f16");
-    }
-    if options.level == Level::Sm90aSegments && algorithm != Algorithm::LinearAttention {
-        return refuse("segments are those of linear_attention");
-    }
-    // Of 16-bit types the precision is a matter of the call: a level that computes with `flash` offers the pass.
-    let precision = if storage == Dtype::F32 { options.precision } else { Precision::Flash };
-    let options = Options { precision, level: options.level, ..Options::default() };
-    let refused = match algorithm {
-        Algorithm::LinearAttention => linear_attention::refuses(&options, pass, storage),
-        Algorithm::LinearCrossEntropy => linear_cross_entropy::refuses(&options, pass, storage),
-        Algorithm::LazyAttention => softmax::refuses(&LAZY_LEVELS, &options, pass, storage),
-        _ => softmax::refuses(&LEVELS, &options, pass, storage),
-    };
-    refused.map_or(Ok(()), refuse)
-}
-
-/// Fails where no level has a kernel.
-pub(crate) fn has_kernels(algorithm: Algorithm, pass: Pass) -> Result<(), Error> {
-    match (algorithm, pass) {
-        (algorithm, pass) if !algorithm.passes().contains(&pass) => Err(algorithm.no_pass(pass)),
-        (Algorithm::LazyAttention, Pass::Forward | Pass::Backward) => Ok(()),
-        (
-            Algorithm::Attention
-            | Algorithm::AttentionLse
-            | Algorithm::LinearAttention
-            | Algorithm::LinearCrossEntropy,
-            _,
-        ) => Ok(()),
-        _ => Err(Error::Unsupported {
-            what: format!("{algorithm} {pass}"),
-            reason: "not written yet for cuda".to_string(),
-        }),
-    }
-}
-
-/// Fails where a device cannot run a level.
-pub fn has_level(
-    workspace: &Workspace,
-    device: impl Into<DeviceId>,
-    level: Level,
-) -> Result<(), Error> {
-    let held = workspace.device(device.into())?;
-    if level.is_hopper() && !held.device.is_hopper() {
-        return Err(Error::Unsupported {
-            what: format!("level {level}"),
-            reason: "the device is not of compute capability 9.0".to_string(),
-        });
-    }
-    Ok(())
-}
-
-/// The steps of a pass on a device like `target`, whether there is one or not: those that a prepared pass enqueues. Fails
-/// as [`run`](crate::run()) does where it cannot be computed.
+/// The steps of a pass on a device like `target`, which may be hypothetical: those that a prepared pass enqueues.
+/// Fails as [`run`](crate::run()) does where it cannot be computed.
 ///
 /// ```
 /// use etalon_cuda::{Level, Options, Precision, Target, plan};
@@ -173,7 +106,7 @@ pub fn plan(
 ) -> Result<Plan, Error> {
     let table = problem.checked_table(pass)?;
     storage.refuse_f64()?;
-    offers(options, problem.algorithm(), pass, storage)?;
+    levels::check(options, problem.algorithm(), pass, storage)?;
     options.blocking.map_or(Ok(()), |blocking| blocking.check())?;
     Plan::of(problem, (pass, storage), &table, options, target)
 }

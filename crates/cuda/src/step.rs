@@ -29,7 +29,7 @@ pub(crate) enum Step {
         blocks: u32,
         /// The bytes of its arguments.
         arguments: Arguments,
-        /// What it computes, for predictions.
+        /// Its work, for predictions.
         work: Work,
     },
     /// A 32-bit word everywhere, up to the next whole word.
@@ -60,12 +60,12 @@ impl Kernel {
     }
 }
 
-/// What a launch computes, for the prediction of its time.
+/// Work of a launch, for the prediction of its time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Work {
     /// Multiplications and additions of products for each visible pair.
     pub terms: usize,
-    /// Which arithmetic computes them.
+    /// The arithmetic that computes them.
     pub unit: Unit,
     /// Bytes of partial sums that are written or read for each visible pair.
     pub partials: f64,
@@ -144,24 +144,48 @@ impl Draft {
         Draft { target, steps: RefCell::default() }
     }
 
-    /// A launch of a kernel over `blocks` blocks of so many threads; none at all where there is no block. Fails where
-    /// there are [`MOST_STEPS`] already.
+    /// The multiprocessors of the device.
+    pub fn multiprocessors(&self) -> usize {
+        self.target.multiprocessors
+    }
+
+    /// Adds a launch of a kernel of a variant, over so many blocks of so many threads; none at all where there is no
+    /// block. Fails where there are [`MOST_STEPS`] already.
     pub fn launch<A: KernelArgs>(
+        &self,
+        kernel: (&Variant, &'static str),
+        grid: (usize, u32),
+        arguments: &A,
+    ) -> Result<(), Error> {
+        self.launch_work(kernel, grid, arguments, Work::NONE)
+    }
+
+    /// The same, with what it computes.
+    pub fn launch_work<A: KernelArgs>(
         &self,
         kernel: (&Variant, &'static str),
         grid: (usize, u32),
         arguments: &A,
         work: Work,
     ) -> Result<(), Error> {
-        self.launch_with_shared(kernel, grid, 0, arguments, work)
+        self.push(kernel, (grid.0, grid.1, 0), arguments, work)
     }
 
-    /// The same, with so many bytes of shared memory besides.
+    /// The same of [`Draft::launch`], with so many bytes of shared memory besides.
     pub fn launch_with_shared<A: KernelArgs>(
         &self,
-        (variant, name): (&Variant, &'static str),
+        kernel: (&Variant, &'static str),
         (blocks, threads): (usize, u32),
         own_shared: u32,
+        arguments: &A,
+    ) -> Result<(), Error> {
+        self.push(kernel, (blocks, threads, own_shared), arguments, Work::NONE)
+    }
+
+    fn push<A: KernelArgs>(
+        &self,
+        (variant, name): (&Variant, &'static str),
+        (blocks, threads, own_shared): (usize, u32, u32),
         arguments: &A,
         work: Work,
     ) -> Result<(), Error> {
@@ -187,7 +211,7 @@ impl Draft {
         Ok(())
     }
 
-    /// A fill with a 32-bit word, up to the next whole word.
+    /// Adds a fill with a 32-bit word, up to the next whole word.
     pub fn fill(&self, to: u64, bytes: usize, word: u32) {
         if bytes > 0 {
             self.steps.borrow_mut().push(Step::Fill { to, bytes, word });
@@ -285,8 +309,7 @@ mod tests {
     #[test]
     fn a_pass_of_too_many_steps_names_the_option_that_helps() {
         let (draft, variant) = (Draft::new(Target::default()), Variant::moves(4));
-        let launch =
-            || draft.launch((&variant, "move"), (1, 256), &One { at: 1.into() }, Work::NONE);
+        let launch = || draft.launch((&variant, "move"), (1, 256), &One { at: 1.into() });
         (0..MOST_STEPS).for_each(|_| launch().unwrap());
         let error = launch().unwrap_err().to_string();
         assert!(error.contains("memory_budget"), "{error}");

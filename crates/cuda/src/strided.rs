@@ -17,7 +17,7 @@ kernel_args! {
     }
 }
 
-/// Kernel arguments that `pairs.cuh` names.
+/// Kernel arguments that `pairs/problem.cuh` names.
 pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<StridedTensor>()];
 
 impl StridedTensor {

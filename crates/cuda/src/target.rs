@@ -1,8 +1,8 @@
-//! A device, as far as it decides which kernels compute a pass: one that is there, or one that is thought of.
+//! A device, as far as it decides which kernels compute a pass: one that is there, or a hypothetical one.
 
 use etalon_problem::Error;
 
-/// What decides which kernels a device runs, and how many blocks of them at a time.
+/// Facts that decide which kernels a device runs, and how many blocks of them at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Target {
     /// Its compute capability.
@@ -26,7 +26,8 @@ const KNOWN: [((i32, i32), usize, u32); 7] = [
 ];
 
 impl Target {
-    /// A device of an architecture, such as `sm_90`: the largest that many have. Fails for one that nothing is known of.
+    /// A device of an architecture, such as `sm_90`: the largest that many have. Fails for one that nothing is known
+    /// of.
     pub fn of(architecture: &str) -> Result<Target, Error> {
         let digits = architecture.strip_prefix("sm_").map(|name| name.trim_end_matches('a'));
         let number = digits.and_then(|digits| digits.parse::<i32>().ok());
@@ -39,7 +40,7 @@ impl Target {
         Ok(Target { capability, multiprocessors, shared_memory })
     }
 
-    /// Whether the tensor cores of compute capability 9.0 are there.
+    /// True if the tensor cores of compute capability 9.0 are there.
     pub(crate) fn is_hopper(self) -> bool {
         self.capability == (9, 0)
     }

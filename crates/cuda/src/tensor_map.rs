@@ -14,7 +14,7 @@ const AXES: usize = 5;
 /// A tensor of some axes, the fastest first, in boxes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Boxed {
-    /// Where it begins.
+    /// Its address.
     pub address: u64,
     /// The type of its elements: bf16 or f16.
     storage: Dtype,
@@ -80,8 +80,8 @@ impl Boxed {
             _ => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         };
         let mut descriptor = Descriptor::default();
-        // SAFETY: the descriptor has the alignment and the size that the driver asks for; each array holds five numbers,
-        // of which the driver reads `axes`, or one less of the strides, and lives until the call returns.
+        // SAFETY: the descriptor has the alignment and the size that the driver asks for; each array holds five
+        // numbers, of which the driver reads `axes`, or one less of the strides, and lives until the call returns.
         let encoded = unsafe {
             sys::cuTensorMapEncodeTiled(
                 (&raw mut descriptor).cast(),

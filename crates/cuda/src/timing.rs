@@ -1,12 +1,12 @@
-//! How long a pass takes on a device, and what the device could do at most.
+//! Times of a pass on a device.
 
 use crate::device::check_clock;
 use crate::device_pass::DevicePass;
 use crate::device_tensor::{DeviceTensor, DeviceTensors};
 use crate::host::Placed;
+use crate::levels::{self, has_kernels};
 use crate::options::Options;
 use crate::queue::{Enqueued, Queue};
-use crate::run::{has_kernels, offers};
 use crate::workspace::Workspace;
 use cudarc::driver::sys;
 use cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
@@ -20,8 +20,8 @@ pub struct Timing {
     /// Of each round the time of a pass on the device, by its own clock, in ns: that of some passes in a row,
     /// divided by their number.
     pub device_ns: Vec<f64>,
-    /// Of some rounds the time that the host took for a call of [`DevicePass::enqueue`](crate::DevicePass::enqueue), in ns, while
-    /// the device was busy.
+    /// Of some rounds the time that the host took for a call of [`DevicePass::enqueue`](crate::DevicePass::enqueue),
+    /// in ns, while the device was busy.
     pub enqueue_ns: Vec<f64>,
     /// The same for a call of [`RecordedPass::enqueue`](crate::RecordedPass::enqueue).
     pub recorded_ns: Vec<f64>,
@@ -33,7 +33,7 @@ pub struct Timing {
     pub scratch_bytes: usize,
 }
 
-/// Rounds that tell something; the first, after those that warm the device up, counts.
+/// The fewest rounds; the first, after those that warm the device up, counts.
 const ROUNDS: usize = 3;
 
 /// Passes are enqueued in a row until they take so many ns: the clock's steps and the gap between rounds are below
@@ -60,12 +60,12 @@ pub fn time(
     let table = problem.checked_table(pass)?;
     let storage = check(&table, inputs, options.recompute)?;
     storage.refuse_f64()?;
-    offers(options, problem.algorithm(), pass, storage)?;
+    levels::check(options, problem.algorithm(), pass, storage)?;
     let held = workspace.device(options.device)?;
     let call = (pass, storage);
     let placed = Placed::new(&held, problem, call, &table, inputs, None, options)?;
     let mut timing = Timing { scratch_bytes: placed.scratch_bytes(), ..Timing::default() };
-    // What is compiled and loaded on the way counts nothing, nor does the first round.
+    // Compiling and loading on the way counts nothing, nor does the first round.
     let first = round(&placed, 1)?;
     let passes = ((ROUND / first.max(1.0)).ceil() as usize).clamp(1, ROW);
     round(&placed, passes)?;
@@ -92,7 +92,7 @@ struct DeviceCall<'a> {
     _own: Option<CudaSlice<u8>>,
 }
 
-/// Rounds that are told, and the most that the device computes meanwhile, in ns.
+/// The most rounds of calls, and the most that the device computes meanwhile, in ns.
 const CALLS: usize = 64;
 const BUSY: f64 = 100e6;
 
@@ -131,7 +131,7 @@ impl<'a> DeviceCall<'a> {
 
     fn enqueue(&self, queue: &Queue<'_>) -> Result<Enqueued, Error> {
         let stream = queue.stream().cu_stream();
-        // SAFETY: the stream and the memory are those of the lane, of the context of the device, and stay until
+        // SAFETY: the stream and the memory are those of the slot, of the context of the device, and stay until
         // the stream has been waited for.
         unsafe { self.pass.enqueue_counted(stream, &self.inputs, &self.outputs, self.scratch) }
     }
@@ -175,7 +175,7 @@ fn calls_ns(
     (0..(rounds as usize).clamp(ROUNDS, CALLS)).map(|_| round()).collect()
 }
 
-/// What the pass writes.
+/// The results of a pass.
 fn results(table: &Table) -> impl Iterator<Item = &Operand> + Clone {
     table.operands.iter().filter(|x| x.role == Role::Output)
 }

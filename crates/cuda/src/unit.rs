@@ -1,6 +1,6 @@
 //! The arithmetic of a device whose peak is measured.
 
-/// Which arithmetic multiplies.
+/// Arithmetic that multiplies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
     /// Fused multiply-adds in f32.

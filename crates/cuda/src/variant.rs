@@ -23,7 +23,7 @@ pub(crate) fn width(columns: usize) -> usize {
 
 /// Rows of a tile that a thread of the portable kernels has: 8, or 4 where it would have too few registers.
 fn rows(family: Family, dim: usize, value_dim: Option<usize>) -> usize {
-    let most = if family == Family::Portable { 128 } else { 64 };
+    let most = if family == Family::AttentionPortable { 128 } else { 64 };
     if width(dim.max(value_dim.unwrap_or(1))) > most { 4 } else { 8 }
 }
 
@@ -46,17 +46,17 @@ impl Variant {
     /// The portable kernels of a storage type, of operands with D and E columns (`None`: no values), with
     /// softcap, bias and arrays of flags or without.
     pub fn portable(storage: Dtype, dim: usize, value_dim: Option<usize>, options: bool) -> Self {
-        Self::ffma(Family::Portable, storage, (dim, value_dim), options)
+        Self::ffma(Family::AttentionPortable, storage, (dim, value_dim), options)
     }
 
     /// The kernels of the second order, as [`Variant::portable`].
     pub fn second(storage: Dtype, dim: usize, value_dim: Option<usize>, options: bool) -> Self {
-        Self::ffma(Family::Second, storage, (dim, value_dim), options)
+        Self::ffma(Family::AttentionPortableSecondOrder, storage, (dim, value_dim), options)
     }
 
     /// The kernels of lazy_attention, with a bias or an array of flags or without.
     pub fn lazy(storage: Dtype, dim: usize, value_dim: usize, options: bool) -> Self {
-        Self::ffma(Family::Lazy, storage, (dim, Some(value_dim)), options)
+        Self::ffma(Family::LazyPortable, storage, (dim, Some(value_dim)), options)
     }
 
     /// Those of them that walk tiles, on tensor cores of any device; `whole` as in [`Variant::tensor`].
@@ -68,7 +68,7 @@ impl Variant {
         whole: bool,
     ) -> Self {
         Variant {
-            family: Family::LazyTensor,
+            family: Family::LazySm80,
             defines: vec![
                 ("STORAGE", number(storage)),
                 ("OPTIONS", u8::from(options).to_string()),
@@ -111,7 +111,8 @@ impl Variant {
 
     /// The kernels of linear_attention, or of its second order, for results with so many columns.
     pub fn linear(storage: Dtype, columns: usize, second: bool) -> Self {
-        let family = if second { Family::LinearSecond } else { Family::Linear };
+        let family =
+            if second { Family::LinearPortableSecondOrder } else { Family::LinearPortable };
         Variant {
             family,
             defines: vec![
@@ -125,7 +126,7 @@ impl Variant {
     /// linear_cross_entropy of a storage type, of the second order or the first.
     pub fn cross_entropy(storage: Dtype, second: bool) -> Self {
         Variant {
-            family: Family::CrossEntropy,
+            family: Family::CrossEntropyPortable,
             defines: vec![("STORAGE", number(storage)), ("SECOND", u8::from(second).to_string())],
         }
     }
@@ -139,14 +140,14 @@ impl Variant {
     /// The first order of linear_cross_entropy on tensor cores.
     pub fn hopper_cross_entropy(storage: Dtype) -> Self {
         let defines = vec![("STORAGE", number(storage)), ("SECOND", "0".to_string())];
-        Variant { family: Family::HopperCrossEntropy, defines }
+        Variant { family: Family::CrossEntropySm90a, defines }
     }
 
     /// The kernels of linear_attention on tensor cores of any device, of factors and results with so many
     /// columns. `whole`: rows of q, k, v and dout begin and end at multiples of 16 bytes.
     pub fn linear_tensor(storage: Dtype, columns: [usize; 2], whole: bool) -> Self {
         Variant {
-            family: Family::LinearTensor,
+            family: Family::LinearSm80,
             defines: vec![
                 ("STORAGE", number(storage)),
                 ("WHOLE", u8::from(whole).to_string()),
@@ -160,7 +161,7 @@ impl Variant {
     /// `by_token`: with a log-decay for each token.
     pub fn hopper_linear(storage: Dtype, columns: usize, by_token: bool) -> Self {
         Variant {
-            family: Family::HopperLinear,
+            family: Family::LinearSm90a,
             defines: vec![
                 ("STORAGE", number(storage)),
                 ("KW", width(columns).to_string()),
@@ -171,7 +172,7 @@ impl Variant {
 
     /// Copies and fills of elements of 2 or 4 bytes.
     pub fn moves(bytes: usize) -> Self {
-        Variant { family: Family::Moves, defines: vec![("WORD", bytes.to_string())] }
+        Variant { family: Family::Move, defines: vec![("WORD", bytes.to_string())] }
     }
 
     /// The tables of lengths, offsets and masks that lie on the device.
@@ -182,9 +183,9 @@ impl Variant {
     /// Products on a unit, of numbers of a storage type.
     pub fn peak(unit: Unit, storage: Dtype) -> Self {
         let (family, storage) = match unit {
-            Unit::Ffma => (Family::Peak, Dtype::F32),
-            Unit::Mma => (Family::TensorPeak, storage),
-            Unit::Wgmma => (Family::HopperPeak, storage),
+            Unit::Ffma => (Family::PeakFfma, Dtype::F32),
+            Unit::Mma => (Family::PeakMma, storage),
+            Unit::Wgmma => (Family::PeakWgmma, storage),
         };
         // tf32 has half of the rate of bf16, three products of bf16 a third.
         let storage =
@@ -205,7 +206,7 @@ impl Variant {
         let values = self.define("VALUES") > 0;
         let fuses = self.define("CD") == 64 && self.define("CE") == 64;
         match self.family {
-            Family::Portable => match (options, self.define("VALUES")) {
+            Family::AttentionPortable => match (options, self.define("VALUES")) {
                 (true, 0) => &[
                     "forward", "delta", "queries", "scale", "keys", "fused", "collect", "dsinks",
                     "dbias",
@@ -220,45 +221,47 @@ impl Variant {
                     &["forward", "delta", "queries", "keys", "fused", "collect", "dsinks"]
                 }
             },
-            Family::Second if fuses && options => {
+            Family::AttentionPortableSecondOrder if fuses && options => {
                 &["tangents", "rows", "queries", "keys", "fused", "collect", "gsinks", "gbias"]
             }
-            Family::Second if fuses => {
+            Family::AttentionPortableSecondOrder if fuses => {
                 &["tangents", "rows", "queries", "keys", "fused", "collect", "gsinks"]
             }
-            Family::Second if options => {
+            Family::AttentionPortableSecondOrder if options => {
                 &["tangents", "rows", "queries", "keys", "gsinks", "gbias"]
             }
-            Family::Second => &["tangents", "rows", "queries", "keys", "gsinks"],
-            Family::Lazy => &[
+            Family::AttentionPortableSecondOrder => {
+                &["tangents", "rows", "queries", "keys", "gsinks"]
+            }
+            Family::LazyPortable => &[
                 "scores", "values", "measure", "inspect", "counts", "queries", "keys", "dbias",
                 "dtau",
             ],
-            Family::LazyTensor => &["scores", "values", "means", "queries", "keys"],
-            Family::Tensor if self.define("CD") > 128 => &["forward"],
-            Family::Tensor if options && values => {
+            Family::LazySm80 => &["scores", "values", "means", "queries", "keys"],
+            Family::AttentionSm80 if self.define("CD") > 128 => &["forward"],
+            Family::AttentionSm80 if options && values => {
                 &["forward", "queries", "keys", "values", "dbias"]
             }
-            Family::Tensor if options => &["forward", "queries", "keys", "dbias"],
-            Family::Tensor if values => &["forward", "queries", "keys", "values"],
-            Family::Tensor => &["forward", "queries", "keys"],
-            Family::TensorFused => &["fused", "collect"],
-            Family::TensorF32 if options => &["forward", "queries", "keys", "dbias"],
-            Family::TensorF32 => &["forward", "queries", "keys"],
-            Family::TensorWide if self.define("VALUES") == 0 => &["queries", "keys"],
-            Family::TensorWide => &["queries", "keys", "values"],
-            Family::TensorSecond => &["inspect", "tangents", "queries", "keys"],
-            Family::HopperForward => &["forward"],
-            Family::HopperLazyForward => &["scores", "values", "sums"],
-            Family::HopperLazyBackward => &["queries", "keys"],
-            Family::HopperBackward if self.define("RESULTS") == 2 => {
+            Family::AttentionSm80 if options => &["forward", "queries", "keys", "dbias"],
+            Family::AttentionSm80 if values => &["forward", "queries", "keys", "values"],
+            Family::AttentionSm80 => &["forward", "queries", "keys"],
+            Family::AttentionSm80Fused => &["fused", "collect"],
+            Family::AttentionSm80F32 if options => &["forward", "queries", "keys", "dbias"],
+            Family::AttentionSm80F32 => &["forward", "queries", "keys"],
+            Family::AttentionSm80Wide if self.define("VALUES") == 0 => &["queries", "keys"],
+            Family::AttentionSm80Wide => &["queries", "keys", "values"],
+            Family::AttentionSm80SecondOrder => &["inspect", "tangents", "queries", "keys"],
+            Family::AttentionSm90aForward => &["forward"],
+            Family::LazySm90aForward => &["scores", "values", "sums"],
+            Family::LazySm90aBackward => &["queries", "keys"],
+            Family::AttentionSm90aBackward if self.define("RESULTS") == 2 => {
                 &["delta", "keys", "values", "cleanse", "merge"]
             }
-            Family::HopperBackward => &["delta", "keys", "queries", "cleanse", "merge"],
-            Family::Linear if self.define("STORAGE") == 0 => {
+            Family::AttentionSm90aBackward => &["delta", "keys", "queries", "cleanse", "merge"],
+            Family::LinearPortable if self.define("STORAGE") == 0 => {
                 &["fill_gates", "sums", "scan", "attend", "flow", "sum_all", "sum_heads", "step"]
             }
-            Family::Linear => &[
+            Family::LinearPortable => &[
                 "fill_gates",
                 "sums",
                 "scan",
@@ -270,11 +273,11 @@ impl Variant {
                 "mend_sums",
                 "mend",
             ],
-            Family::LinearTensor => &["sums", "attend", "flow"],
-            Family::LinearSecond => {
+            Family::LinearSm80 => &["sums", "attend", "flow"],
+            Family::LinearPortableSecondOrder => {
                 &["tangent_sums", "scan_second", "attend_second", "flow_second"]
             }
-            Family::CrossEntropy if self.define("SECOND") > 0 => &[
+            Family::CrossEntropyPortable if self.define("SECOND") > 0 => &[
                 "tokens",
                 "logits",
                 "motions",
@@ -286,7 +289,7 @@ impl Variant {
                 "head",
                 "bias",
             ],
-            Family::CrossEntropy => &[
+            Family::CrossEntropyPortable => &[
                 "tokens",
                 "logits",
                 "totals",
@@ -304,7 +307,7 @@ impl Variant {
             Family::CrossEntropyShards => {
                 &["place", "identities", "partials", "combine", "recall", "add", "sum"]
             }
-            Family::HopperCrossEntropy => &[
+            Family::CrossEntropySm90a => &[
                 "leaves",
                 "scale",
                 "gradient",
@@ -315,7 +318,7 @@ impl Variant {
                 "gather",
                 "bias",
             ],
-            Family::HopperLinear if self.define("BY_TOKEN") > 0 => &[
+            Family::LinearSm90a if self.define("BY_TOKEN") > 0 => &[
                 "attend",
                 "attend_dots",
                 "attend_back",
@@ -325,7 +328,7 @@ impl Variant {
                 "scan",
                 "flow",
             ],
-            Family::HopperLinear => &[
+            Family::LinearSm90a => &[
                 "attend_plain",
                 "attend",
                 "attend_dots",
@@ -335,9 +338,9 @@ impl Variant {
                 "sums_back",
                 "scan",
             ],
-            Family::Moves => &["move"],
+            Family::Move => &["move"],
             Family::Tables => &["sequences", "rows", "intervals"],
-            Family::Peak | Family::TensorPeak | Family::HopperPeak => &["peak"],
+            Family::PeakFfma | Family::PeakMma | Family::PeakWgmma => &["peak"],
         }
     }
 
@@ -350,23 +353,23 @@ impl Variant {
     /// Whether it is compiled for passes whose q and k have so many columns.
     pub fn serves(&self, dim: usize) -> bool {
         match self.family {
-            Family::CrossEntropy
+            Family::CrossEntropyPortable
             | Family::CrossEntropyShards
-            | Family::HopperCrossEntropy
-            | Family::Moves
+            | Family::CrossEntropySm90a
+            | Family::Move
             | Family::Tables
-            | Family::Peak
-            | Family::TensorPeak
-            | Family::HopperPeak => true,
-            Family::HopperForward
-            | Family::HopperBackward
-            | Family::HopperLazyForward
-            | Family::HopperLazyBackward => dim <= self.define("D"),
-            Family::Linear | Family::LinearSecond | Family::LinearTensor => {
+            | Family::PeakFfma
+            | Family::PeakMma
+            | Family::PeakWgmma => true,
+            Family::AttentionSm90aForward
+            | Family::AttentionSm90aBackward
+            | Family::LazySm90aForward
+            | Family::LazySm90aBackward => dim <= self.define("D"),
+            Family::LinearPortable | Family::LinearPortableSecondOrder | Family::LinearSm80 => {
                 width(dim) == self.define("CW")
             }
-            Family::HopperLinear => width(dim) == self.define("KW"),
-            Family::TensorWide => width(dim).max(128) == self.define("CD"),
+            Family::LinearSm90a => width(dim) == self.define("KW"),
+            Family::AttentionSm80Wide => width(dim).max(128) == self.define("CD"),
             _ => width(dim) == self.define("CD"),
         }
     }
@@ -386,8 +389,12 @@ impl Variant {
             "--ptxas-options=-v".to_string(),
         ];
         options.extend(self.defines.iter().map(|(name, value)| format!("-D{name}={value}")));
+        // What sources assert of their layouts: `CHECK_SHARED` of `tile/types.cuh`.
+        let shared = self.kernels().iter().map(|name| (name, shared_bytes(self, name)));
+        let shared = shared.filter(|(_, bytes)| *bytes > 0);
+        options.extend(shared.map(|(name, bytes)| format!("-DSHARED_{name}={bytes}")));
         if cfg!(feature = "racecheck") {
-            options.push("-DARRIVALS=32".to_string()); // of `feed.cuh`
+            options.push("-DARRIVALS=32".to_string()); // of `feed/barriers.cuh`
         }
         options
     }
@@ -395,7 +402,7 @@ impl Variant {
     /// What tells it from others, in words.
     pub fn describe(&self) -> String {
         let defines = self.defines.iter().map(|(name, value)| format!(" {name}={value}"));
-        format!("{:?}{}", self.family, defines.collect::<String>())
+        format!("{}{}", self.family, defines.collect::<String>())
     }
 }
 
@@ -410,7 +417,7 @@ pub(crate) fn number(storage: Dtype) -> String {
 }
 
 /// The shared memory of a block of a kernel that its source does not declare: tiles, as the constants of
-/// the source lay them out, with room to align them.
+/// the source lay them out, with room to align them. The source asserts that it is these bytes.
 pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
     let (width, groups) = (variant.define("D"), variant.define("GROUPS"));
     let rows = |rows: usize| 2 * rows * width; // bytes of so many rows
@@ -419,79 +426,81 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
     let visits = if variant.define("WINDOW") == 2 { 16 } else { 0 };
     let bytes = match (variant.family, kernel) {
         // q; k and v in two stages.
-        (Family::Tensor, "forward") => {
+        (Family::AttentionSm80, "forward") => {
             let (rows, keys) = match variant.define("TILES") {
                 _ if cd > 128 => (64, 32),
                 1 => (128, 32),
                 2 => (64, 64),
                 _ => (128, 64),
             };
-            2 * rows * cd + 4 * keys * (cd + ce)
+            2 * rows * cd + 4 * keys * (cd + variant.define("VALUES") * ce)
         }
         // q; k and v, or two stages of k.
-        (Family::TensorF32, "forward") => {
+        (Family::AttentionSm80F32, "forward") => {
             let walked = if variant.define("VALUES") > 0 { cd + ce } else { 2 * cd };
             4 * 128 * cd + 4 * 32 * walked
         }
         // q and k, then dout and v in their place.
-        (Family::TensorF32, "dbias") => 2 * 4 * 64 * cd.max(variant.define("VALUES") * ce),
+        (Family::AttentionSm80F32, "dbias") => 2 * 4 * 64 * cd.max(variant.define("VALUES") * ce),
         // What a block owns, and what it walks with two numbers a row.
-        (Family::TensorF32, _) => {
+        (Family::AttentionSm80F32, _) => {
             let columns = cd + variant.define("VALUES") * ce;
             let stages = if columns > 192 { 1 } else { 2 };
             4 * 64 * columns + stages * (4 * 32 * columns + 8 * 32)
         }
         // What a block owns, and two stages of what it walks with two numbers a row.
-        (Family::Tensor, "values") => {
+        (Family::AttentionSm80, "values") => {
             let walked = if (cd, ce) == (64, 64) { 64 } else { 32 };
             2 * 128 * cd + 2 * (2 * walked * (cd + ce) + 8 * walked)
         }
         // q, k, dout and v.
-        (Family::Tensor, "dbias") => 4 * 64 * (cd + variant.define("VALUES") * ce),
+        (Family::AttentionSm80, "dbias") => 4 * 64 * (cd + variant.define("VALUES") * ce),
         // What a block owns, and what it walks with two numbers a row.
-        (Family::TensorWide, _) => {
+        (Family::AttentionSm80Wide, _) => {
             let columns = cd + variant.define("VALUES") * ce;
             2 * 64 * columns + variant.define("STAGES") * (2 * 32 * columns + 8 * 32)
         }
         // What a block owns, and what it walks: an operand and its tangent.
-        (Family::TensorSecond, "inspect") => 0,
-        (Family::TensorSecond, _) => 4 * (64 + 32) * (cd + variant.define("VALUES") * ce),
+        (Family::AttentionSm80SecondOrder, "inspect") => 0,
+        (Family::AttentionSm80SecondOrder, _) => {
+            4 * (64 + 32) * (cd + variant.define("VALUES") * ce)
+        }
         // As `keys`, with dS of a tile where no dout has room for it.
-        (Family::TensorFused, "fused") => {
+        (Family::AttentionSm80Fused, "fused") => {
             let values = variant.define("VALUES");
             6 * 64 * (cd + values * ce) + 16 * 64 + (1 - values.min(1)) * 2 * 64 * 64
         }
-        (Family::TensorFused, _) => 0,
+        (Family::AttentionSm80Fused, _) => 0,
         // What a block owns, and two stages of what it walks: 64 rows of 64 or 32.
-        (Family::Tensor, _) if variant.define("TILES") == 1 => {
+        (Family::AttentionSm80, _) if variant.define("TILES") == 1 => {
             4 * 64 * (cd + variant.define("VALUES") * ce) + 16 * 32
         }
-        (Family::Tensor, _) => 6 * 64 * (cd + variant.define("VALUES") * ce) + 16 * 64,
+        (Family::AttentionSm80, _) => 6 * 64 * (cd + variant.define("VALUES") * ce) + 16 * 64,
         // q; k and its bias in two stages, and v.
-        (Family::LazyTensor, "scores") => 512 * cd + 2 * 768,
-        (Family::LazyTensor, "values") => 512 * cd + 256 * ce + 2 * 768,
+        (Family::LazySm80, "scores") => 512 * cd + 2 * 768,
+        (Family::LazySm80, "values") => 512 * cd + 256 * ce + 2 * 768,
         // What a block owns, and two stages of what it walks, with its bias and numbers of rows.
-        (Family::LazyTensor, "means" | "queries") => 384 * (cd + ce) + 2 * 512,
-        (Family::LazyTensor, _) => 384 * (cd + ce) + 2 * (512 + 768),
+        (Family::LazySm80, "means" | "queries") => 384 * (cd + ce) + 2 * 512,
+        (Family::LazySm80, _) => 384 * (cd + ce) + 2 * (512 + 768),
         // y; b and x of one tile; the state, or b and x of the next tile.
-        (Family::LinearTensor, "attend") => {
+        (Family::LinearSm80, "attend") => {
             let (inner, outer) = (variant.define("KW"), variant.define("CW"));
             let pair = 128 * (inner + outer);
             128 * inner + pair + pair.max(2 * inner * outer)
         }
         // Both factors of a chunk.
-        (Family::LinearTensor, "sums") => 256 * (variant.define("KW") + variant.define("CW")),
+        (Family::LinearSm80, "sums") => 256 * (variant.define("KW") + variant.define("CW")),
         // q, k, dout and v of a micro-chunk; w.
-        (Family::LinearTensor, _) => {
+        (Family::LinearSm80, _) => {
             256 * (variant.define("KW") + variant.define("CW")) + 4 * 64 * 65
         }
         // q; k and v in two stages; P or o of each warpgroup; barriers.
-        (Family::HopperForward, _) => {
+        (Family::AttentionSm90aForward, _) => {
             1024 + rows(64 * groups) + 4 * rows(128) + groups * 16384 + 256
         }
         // q of some tiles, with dout; in stages k and its bias, and v; the largest scores of rows by stripe, or o; barriers.
         (
-            Family::HopperLazyForward | Family::HopperLazyBackward,
+            Family::LazySm90aForward | Family::LazySm90aBackward,
             "scores" | "values" | "sums" | "queries",
         ) => {
             let queries = 64 * variant.lazy_groups(kernel);
@@ -505,33 +514,35 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
             1024 + tiles * (own + 32) + stages * (walked + near + 32) + out
         }
         // k and v; q, dout, their numbers and bias in three stages; sums of diagonals; barriers.
-        (Family::HopperLazyBackward, _) => {
+        (Family::LazySm90aBackward, _) => {
             1024 + 2 * rows(128) + 3 * (2 * rows(64) + 1024 + 768) + 16 * (32 * 72 + 64) + 84
         }
         // What two tiles own; what they walk and its numbers in four stages, or two of dout beside; barriers.
-        (Family::HopperBackward, "keys" | "queries") if variant.define("RESULTS") == 0 => {
+        (Family::AttentionSm90aBackward, "keys" | "queries") if variant.define("RESULTS") == 0 => {
             1024 + 6 * rows(128) + 4 * (1024 + 32) + 56 + visits
         }
-        (Family::HopperBackward, "values") => 1024 + 6 * rows(128) + 2 * (1024 + 32) + 56 + visits,
+        (Family::AttentionSm90aBackward, "values") => {
+            1024 + 6 * rows(128) + 2 * (1024 + 32) + 56 + visits
+        }
         // k and v of two tiles; q, dout and their numbers in three stages; barriers.
-        (Family::HopperBackward, "keys") => {
-            1024 + 4 * rows(128) + 3 * (2 * rows(64) + 512) + 112 + visits
+        (Family::AttentionSm90aBackward, "keys") => {
+            1024 + 4 * rows(128) + 3 * (2 * rows(64) + 512) + 104 + visits
         }
         // q, dout, dq; k and v in two stages; barriers.
-        (Family::HopperBackward, "queries") => 1024 + 7 * rows(128) + 112,
+        (Family::AttentionSm90aBackward, "queries") => 1024 + 7 * rows(128) + 104,
         // Four stages of a and five of b; barriers.
-        (Family::HopperCrossEntropy, "leaves") => 1024 + 4 * 16384 + 5 * 32768 + 4 * 32 + 5 * 16,
+        (Family::CrossEntropySm90a, "leaves") => 1024 + 4 * 16384 + 5 * 32768 + 4 * 32 + 5 * 16,
         // Panels of both operands in four stages or five, and of what is stored; barriers.
-        (Family::HopperCrossEntropy, "hidden") => 1024 + 4 * 49152 + 64,
-        (Family::HopperCrossEntropy, "hidden_192") => 1024 + 5 * 40960 + 80,
-        (Family::HopperCrossEntropy, "gradient" | "head") => 1024 + 4 * 49152 + 32768 + 64,
-        (Family::HopperLinear, "scan") => 0,
+        (Family::CrossEntropySm90a, "hidden") => 1024 + 4 * 49152 + 64,
+        (Family::CrossEntropySm90a, "hidden_192") => 1024 + 5 * 40960 + 80,
+        (Family::CrossEntropySm90a, "gradient" | "head") => 1024 + 4 * 49152 + 32768 + 64,
+        (Family::LinearSm90a, "scan") => 0,
         // q and k, or dout and v, three times or six; two tables of decays; sums of columns and rows, w of blocks; barriers.
-        (Family::HopperLinear, "flow") => {
+        (Family::LinearSm90a, "flow") => {
             196_608 + 2 * 8464 + 4608 + 8704 + 64 + 16 * (384 / variant.define("KW")) + 32
         }
         // y and b, and x, in two stages; x weighted; the state in two; out; decays and barriers.
-        (Family::HopperLinear, _) => {
+        (Family::LinearSm90a, _) => {
             let inner = variant.define("KW");
             4 * 256 * inner + 3 * 16384 + 2 * 128 * inner + 16384 + 2568 + 80
         }
@@ -542,23 +553,28 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
 
 /// The shared memory of a block of a kernel that its source declares; `None` of kernels of which nobody asks.
 pub fn declared_bytes(variant: &Variant, kernel: &str) -> Option<u32> {
-    // `Shared` of `ffma.cuh`; what `flow` keeps of a chunk beside it, and a number of each thread.
+    // `Shared` of `tile/ffma.cuh`; what `flow` keeps of a chunk beside it, and a number of each thread.
     const SLABS: u32 = 34_816;
     match (variant.family, kernel) {
-        (Family::Portable, "forward" | "queries" | "keys" | "fused" | "dbias") => Some(SLABS),
-        (Family::Second, "tangents" | "queries" | "keys" | "fused" | "gbias") => Some(SLABS),
-        (Family::Portable, "delta" | "scale" | "collect") => Some(0),
-        (Family::Second, "rows" | "collect") => Some(0),
-        (Family::Portable | Family::Second, "dsinks" | "gsinks") => {
+        (Family::AttentionPortable, "forward" | "queries" | "keys" | "fused" | "dbias") => {
+            Some(SLABS)
+        }
+        (
+            Family::AttentionPortableSecondOrder,
+            "tangents" | "queries" | "keys" | "fused" | "gbias",
+        ) => Some(SLABS),
+        (Family::AttentionPortable, "delta" | "scale" | "collect") => Some(0),
+        (Family::AttentionPortableSecondOrder, "rows" | "collect") => Some(0),
+        (Family::AttentionPortable | Family::AttentionPortableSecondOrder, "dsinks" | "gsinks") => {
             Some(if variant.define("R") == 8 { 512 } else { 1024 })
         }
-        (Family::Linear, "attend" | "sums") => Some(SLABS),
-        (Family::Linear, "flow") => {
+        (Family::LinearPortable, "attend" | "sums") => Some(SLABS),
+        (Family::LinearPortable, "flow") => {
             Some(SLABS + if variant.define("R") == 8 { 2576 } else { 3088 })
         }
-        (Family::LinearTensor, "flow") => Some(2688),
-        (Family::LinearTensor, "attend" | "sums") => Some(0),
-        (Family::TensorFused, _) => Some(0),
+        (Family::LinearSm80, "flow") => Some(2688),
+        (Family::LinearSm80, "attend" | "sums") => Some(0),
+        (Family::AttentionSm80Fused, _) => Some(0),
         _ => None,
     }
 }

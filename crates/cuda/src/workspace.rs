@@ -1,10 +1,10 @@
-//! What is kept between calls: contexts, compiled kernels, streams, device memory.
+//! Memory between calls: contexts, compiled kernels, streams, device memory.
 
 use crate::absent::text;
 use crate::device_id::DeviceId;
 use crate::gpu::{Device, lock, ordinal_of};
-use crate::lane::Lane;
 use crate::options::Settings;
+use crate::stream_slot::StreamSlot;
 use crate::target::Target;
 use etalon_problem::Error;
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex};
 #[derive(Debug, Default)]
 pub struct Workspace {
     settings: Settings,
-    devices: Mutex<BTreeMap<usize, Arc<Held>>>,
+    devices: Mutex<BTreeMap<usize, Arc<DeviceState>>>,
 }
 
 impl Workspace {
@@ -32,8 +32,8 @@ impl Workspace {
         Workspace { settings, devices: Mutex::default() }
     }
 
-    /// Whether a device can be used, or why not: the driver, the device, an archive or a compiler, and that
-    /// the kernels run on its architecture. Compiles nothing.
+    /// Fails where a device cannot be used, with the reason: the driver, the device, an archive or a compiler, and
+    /// that the kernels run on its architecture. Compiles nothing.
     pub fn check(&self, device: impl Into<DeviceId>) -> Result<(), Error> {
         self.device(device.into()).map(|_| ())
     }
@@ -50,7 +50,7 @@ impl Workspace {
         Ok(self.device(device.into())?.device.capability)
     }
 
-    /// What decides which kernels a device runs.
+    /// The facts that decide which kernels a device runs.
     pub fn target(&self, device: impl Into<DeviceId>) -> Result<Target, Error> {
         Ok(self.device(device.into())?.device.target())
     }
@@ -62,23 +62,23 @@ impl Workspace {
 
     /// Gives the memory of all devices back that no call uses; contexts and kernels stay.
     pub fn release(&self) {
-        lock(&self.devices).values().for_each(|device| lock(&device.lanes).clear());
+        lock(&self.devices).values().for_each(|device| lock(&device.slots).clear());
     }
 
     /// Sets every number of f32 in device memory that is kept, and that no call uses, to `value`, before whatever
     /// runs there next: of what calls have computed nothing is left, and no result depends on it. The suite fills
     /// workspaces with NaN.
     pub fn fill(&self, value: f32) -> Result<(), Error> {
-        let devices: Vec<Arc<Held>> = lock(&self.devices).values().cloned().collect();
+        let devices: Vec<Arc<DeviceState>> = lock(&self.devices).values().cloned().collect();
         for held in devices {
-            for lane in lock(&held.lanes).iter() {
-                lane.fill(&held.device, value)?;
+            for slot in lock(&held.slots).iter() {
+                slot.fill(&held.device, value)?;
             }
         }
         Ok(())
     }
 
-    pub(crate) fn device(&self, device: DeviceId) -> Result<Arc<Held>, Error> {
+    pub(crate) fn device(&self, device: DeviceId) -> Result<Arc<DeviceState>, Error> {
         let mut devices = lock(&self.devices);
         let ordinal = match device {
             DeviceId::Ordinal(ordinal) => ordinal,
@@ -92,9 +92,9 @@ impl Workspace {
             return Ok(held.clone());
         }
         let device = Device::open(ordinal, &self.settings)?;
-        let held = Arc::new(Held { device, lanes: Mutex::default() });
+        let held = Arc::new(DeviceState { device, slots: Mutex::default() });
         // A context that an earlier fault of the process has ended can be had, but no stream in it.
-        held.give_back(held.lane()?);
+        held.give_back(held.slot()?);
         devices.insert(ordinal, held.clone());
         Ok(held)
     }
@@ -102,23 +102,23 @@ impl Workspace {
 
 /// A device with the streams that no call uses.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct DeviceState {
     pub device: Device,
-    lanes: Mutex<Vec<Lane>>,
+    slots: Mutex<Vec<StreamSlot>>,
 }
 
-impl Held {
+impl DeviceState {
     /// A stream with memory. It goes back when the call has succeeded; after a failure its work may
     /// still be under way, and it is dropped.
-    pub fn lane(&self) -> Result<Lane, Error> {
-        if let Some(lane) = lock(&self.lanes).pop() {
-            return Ok(lane);
+    pub fn slot(&self) -> Result<StreamSlot, Error> {
+        if let Some(slot) = lock(&self.slots).pop() {
+            return Ok(slot);
         }
         let stream = self.device.context.new_stream();
-        Ok(Lane::new(stream.map_err(|error| self.device.failed("a stream", error))?))
+        Ok(StreamSlot::new(stream.map_err(|error| self.device.failed("a stream", error))?))
     }
 
-    pub fn give_back(&self, lane: Lane) {
-        lock(&self.lanes).push(lane);
+    pub fn give_back(&self, slot: StreamSlot) {
+        lock(&self.slots).push(slot);
     }
 }

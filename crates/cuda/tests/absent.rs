@@ -2,7 +2,7 @@
 //! are wrong for other reasons. Nothing panics.
 
 use etalon_cuda::{
-    Level, Options, Precision, Settings, Workspace, offers, probe, run, run_in, time,
+    Level, Options, Precision, Settings, Target, Workspace, levels, probe, run, run_in, time,
 };
 use etalon_problem::{
     Algorithm, Attention, Dtype, Error, Extents, LinearCrossEntropy, Pass, Problem, Views, ViewsMut,
@@ -59,7 +59,8 @@ fn a_folder_without_a_compiler_is_an_error_and_no_other_compiler_is_taken() {
 #[test]
 fn passes_without_kernels_say_so() {
     let of = |level, algorithm, pass, storage| {
-        offers(&Options { level, ..Options::default() }, algorithm, pass, storage)
+        let options = Options { level, ..Options::default() };
+        levels::offers(&options, algorithm, pass, storage, &Target::default())
     };
     let (attention, lse) = (Algorithm::Attention, Algorithm::AttentionLse);
     assert_eq!(of(Level::Portable, attention, Pass::Jvp, Dtype::F16), Ok(()));
@@ -80,7 +81,8 @@ fn passes_without_kernels_say_so() {
         assert!(matches!(refused, Err(Error::Unsupported { .. })), "{algorithm} {pass} {level}");
     }
     let tf32 = Options { level: Level::Sm80, precision: Precision::Tf32, ..Options::default() };
-    let of_tf32 = |algorithm, pass| offers(&tf32, algorithm, pass, Dtype::F32);
+    let of_tf32 =
+        |algorithm, pass| levels::offers(&tf32, algorithm, pass, Dtype::F32, &Target::default());
     assert_eq!(of_tf32(attention, Pass::Backward), Ok(()));
     assert!(of_tf32(attention, Pass::Jvp).is_err());
     assert!(of_tf32(Algorithm::LazyAttention, Pass::Forward).is_err());
@@ -101,7 +103,7 @@ fn passes_without_kernels_say_so() {
     assert!(matches!(refused, Err(Error::Unsupported { .. })));
 }
 
-/// What a level lacks is refused at every door, whatever the machine has.
+/// Checks that a pass that a level lacks is refused at every entry point, whatever the machine has.
 #[test]
 fn a_level_that_lacks_a_pass_is_no_other_level() {
     let problem: Problem = LinearCrossEntropy::new(2, 8, 3).into();

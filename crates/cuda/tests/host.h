@@ -1,4 +1,4 @@
-// What kernels that are compiled for the host need of CUDA in any case.
+// Parts of CUDA that every kernel needs that is compiled for the host.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

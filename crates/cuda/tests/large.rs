@@ -1,10 +1,9 @@
-//! Operands of more than 2³¹ elements: what lies behind them has the bits that it has alone. Needs some 70 GB of a device's memory.
-//! Without it, or without a compiler, a test says that it was skipped.
+//! Operands of more than 2³¹ elements: what lies behind them has the bits that it has alone. Needs some 70 GB of a
+//! device's memory. Without it, or without a compiler, a test says that it was skipped.
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
 use etalon_cuda::{
-    DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Workspace, has_level,
-    offers, probe,
+    DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Workspace, levels, probe,
 };
 use etalon_problem::{
     Attention, AttentionLse, Decay, Dtype, Extents, LazyAttention, LinearAttention,
@@ -25,14 +24,14 @@ fn device() -> Option<(Arc<CudaStream>, Workspace)> {
     Some((stream, Workspace::new()))
 }
 
-/// What the device computes with: levels that a pass of a problem is written for.
-fn ways(workspace: &Workspace, problem: &Problem, pass: Pass) -> Vec<Options> {
+/// Options of a device's computations: levels that a pass of a problem is written for.
+fn levels(workspace: &Workspace, problem: &Problem, pass: Pass) -> Vec<Options> {
     let strict = Options { level: Level::Portable, ..Options::default() };
     let flash = Options { precision: Precision::Flash, ..strict };
     let levels = [Level::Sm80, Level::Sm90a].map(|level| Options { level, ..flash });
+    let target = workspace.target(0).unwrap();
     let is_there = |options: &Options| {
-        offers(options, problem.algorithm(), pass, Dtype::Bf16).is_ok()
-            && has_level(workspace, 0, options.level).is_ok()
+        levels::offers(options, problem.algorithm(), pass, Dtype::Bf16, &target).is_ok()
     };
     [strict].into_iter().chain(levels).filter(is_there).collect()
 }
@@ -131,7 +130,7 @@ impl Placed {
 /// The last part of a problem, of an axis that every operand has first or does not have, beside that part alone.
 fn check(alone: &Problem, many: &Problem, pass: Pass, classes: usize) {
     let Some((stream, workspace)) = device() else { return };
-    // What sums over all parts is left out, and what passes have in modes or by options alone.
+    // Sums over all parts are left out, and tensors that passes have in modes or by options alone.
     let pairs = || {
         let both = alone.operands(pass).into_iter().zip(many.operands(pass));
         let both = both.filter(|(x, y)| x.role != Role::Output || x.shape != y.shape);
@@ -143,7 +142,7 @@ fn check(alone: &Problem, many: &Problem, pass: Pass, classes: usize) {
         let own = pairs().nth(seed).unwrap().0;
         (x.role != Role::Output).then(|| bytes(&own, seed + 1, classes))
     };
-    for options in ways(&workspace, alone, pass) {
+    for options in levels(&workspace, alone, pass) {
         let what = format!("{} {pass}, {}", alone.algorithm(), options.level);
         let of = (&stream, &workspace);
         let small = Placed::new(&stream, pairs().map(|x| x.0).collect(), &data).unwrap();
@@ -256,7 +255,7 @@ fn classes_of_linear_cross_entropy() {
             (0..last).map(|c| share(c) / tokens as f64).collect()
         })
         .collect();
-    for options in ways(&workspace, &problem, pass) {
+    for options in levels(&workspace, &problem, pass) {
         let what = format!("{pass}, {}", options.level);
         let placed = Placed::new(&stream, problem.operands(pass), &given);
         let of = (&stream, &workspace);
@@ -265,7 +264,8 @@ fn classes_of_linear_cross_entropy() {
             continue;
         }
         let placed = placed.unwrap();
-        // da and a result are rounded to 8 bits: each by 2⁻⁹ of the terms of a sum at most, and as much again for all that is f32.
+        // da and a result are rounded to 8 bits: each by 2⁻⁹ of the terms of a sum at most, and as much again for all
+        // that is f32.
         let close =
             |name: &str, rows: usize, term: &dyn Fn(usize, usize, usize) -> f64, terms: usize| {
                 let found = placed.end(&stream, name, rows * dim * 2);

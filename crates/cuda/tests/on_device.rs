@@ -5,9 +5,9 @@ mod gpu;
 
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use etalon_cuda::kernels::{ArchiveWriter, Compiler, Variant};
 use etalon_cuda::{
-    ArchiveWriter, Compiler, DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision,
-    Settings, Variant, Workspace, has_level, run_in,
+    DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Settings, Workspace, run_in,
 };
 use etalon_problem::{
     Attention, Dtype, Error, Extents, Mask, Mode, Pass, Problem, Role, Sequences, Views, ViewsMut,
@@ -42,7 +42,7 @@ fn numbers(shape: &[usize], seed: usize) -> ArrayD<bf16> {
     })
 }
 
-/// How a tensor of four axes lies in memory.
+/// Layout of a tensor of four axes in memory.
 #[derive(Clone, Copy, Debug)]
 enum Lies {
     Dense,
@@ -66,14 +66,14 @@ fn strides(shape: &[usize], lies: Lies) -> (Vec<i64>, usize) {
 }
 
 /// A tensor on the device, and what keeps its memory.
-struct Held {
+struct DeviceArray {
     memory: CudaSlice<u16>,
     strides: Vec<i64>,
     shape: Vec<usize>,
 }
 
-impl Held {
-    fn put(stream: &Arc<CudaStream>, x: &ArrayD<bf16>, lies: Lies) -> Held {
+impl DeviceArray {
+    fn put(stream: &Arc<CudaStream>, x: &ArrayD<bf16>, lies: Lies) -> DeviceArray {
         let (strides, elements) = strides(x.shape(), lies);
         let mut list = vec![bf16::NAN.to_bits(); elements];
         for (at, &value) in x.indexed_iter() {
@@ -81,7 +81,7 @@ impl Held {
             list[place as usize] = value.to_bits();
         }
         let memory = stream.clone_htod(&list).unwrap();
-        Held { memory, strides, shape: x.shape().to_vec() }
+        DeviceArray { memory, strides, shape: x.shape().to_vec() }
     }
 
     fn tensor(&self, stream: &CudaStream) -> DeviceTensor {
@@ -164,13 +164,16 @@ fn backward(
     expected: &Expected,
     lies: Lies,
 ) {
-    let inputs: BTreeMap<&str, Held> =
-        expected.inputs.iter().map(|(name, x)| (*name, Held::put(stream, x, lies))).collect();
+    let inputs: BTreeMap<&str, DeviceArray> = expected
+        .inputs
+        .iter()
+        .map(|(name, x)| (*name, DeviceArray::put(stream, x, lies)))
+        .collect();
     let lse = stream.clone_htod(expected.lse.as_slice().unwrap()).unwrap();
-    let outputs: BTreeMap<&str, Held> = expected
+    let outputs: BTreeMap<&str, DeviceArray> = expected
         .outputs
         .iter()
-        .map(|(name, x)| (*name, Held::put(stream, &x.mapv(|_| bf16::NAN), lies)))
+        .map(|(name, x)| (*name, DeviceArray::put(stream, &x.mapv(|_| bf16::NAN), lies)))
         .collect();
     let rows = DeviceTensor::of(&lse, stream, expected.lse.shape(), Dtype::F32).unwrap();
     let given = inputs.iter().fold(DeviceTensors::new().with("lse", rows), |all, (name, x)| {
@@ -247,7 +250,7 @@ fn modes_and_budgets_give_the_bits_that_are_promised() {
                 }
             }
         }
-        if dim == 64 && has_level(&workspace, 0, Level::Sm90a).is_ok() {
+        if dim == 64 && workspace.capability(0) == Ok((9, 0)) {
             let options = Options { level: Level::Sm90a, mode: Mode::FusedPartials, ..flash };
             let q = numbers(&[2, 4, 150, 64], 1);
             let (kv, lse) = (numbers(&[2, 2, 170, 64], 2), ArrayD::<f32>::zeros(vec![2, 4, 150]));
@@ -303,8 +306,8 @@ fn wrong_tensors_are_refused() {
     let problem = problem(Mask::causal(), Sequences::Dense);
     let x = numbers(&[2, 4, 150, 64], 1);
     let y = numbers(&[2, 2, 170, 64], 2);
-    let [q, o] = [&x, &x].map(|x| Held::put(&stream, x, Lies::Dense));
-    let [k, v] = [&y, &y].map(|x| Held::put(&stream, x, Lies::Dense));
+    let [q, o] = [&x, &x].map(|x| DeviceArray::put(&stream, x, Lies::Dense));
+    let [k, v] = [&y, &y].map(|x| DeviceArray::put(&stream, x, Lies::Dense));
     let held = [("q", &q), ("k", &k), ("v", &v)];
     let inputs =
         held.iter().fold(DeviceTensors::new(), |all, (name, x)| all.with(name, x.tensor(&stream)));
@@ -330,7 +333,7 @@ fn wrong_tensors_are_refused() {
     let own = q.tensor(&stream);
     let host = own.clone().at(x.as_ptr() as u64);
     assert!(refused(&with(host), at).contains("`q` must be an address of device 0"));
-    let turned = Held::put(&stream, &x, Lies::Transposed);
+    let turned = DeviceArray::put(&stream, &x, Lies::Transposed);
     assert!(refused(&with(turned.tensor(&stream)), at).contains("strides"));
     let less = DeviceTensors::new().with("q", own.clone()).with("k", k.tensor(&stream));
     assert!(refused(&less, at).contains("`v`"));

@@ -1,15 +1,15 @@
 //! Gate G1: every element within its proven bound.
 
-mod blunt;
 mod generic;
 mod hints;
 mod statistics;
+mod uninformative;
 mod verdict;
 
-pub use blunt::{Blunt, blunt};
 pub use generic::generic;
 pub use hints::hint;
 pub use statistics::{Measure, Part, Statistic, g2};
+pub use uninformative::{Uninformative, uninformative};
 pub use verdict::{Status, Verdict};
 
 use crate::bounds::{Bound, Bounds};

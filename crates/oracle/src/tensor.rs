@@ -43,6 +43,22 @@ macro_rules! each {
     };
 }
 
+impl Data {
+    /// True if both hold the same floating-point numbers, bit by bit, NaNs included.
+    pub fn same_bits(&self, other: &Data) -> bool {
+        fn same<T: Copy, B: PartialEq>(a: &[T], b: &[T], bits: impl Fn(T) -> B) -> bool {
+            a.len() == b.len() && a.iter().zip(b).all(|(&a, &b)| bits(a) == bits(b))
+        }
+        match (self, other) {
+            (Data::F64(a), Data::F64(b)) => same(a, b, f64::to_bits),
+            (Data::F32(a), Data::F32(b)) => same(a, b, f32::to_bits),
+            (Data::Bf16(a), Data::Bf16(b)) => same(a, b, |x| x.to_bits()),
+            (Data::F16(a), Data::F16(b)) => same(a, b, |x| x.to_bits()),
+            _ => false,
+        }
+    }
+}
+
 /// A tensor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tensor {

@@ -271,7 +271,7 @@ impl<'a, T: Scalar> Cotangents<'a, T> {
     }
 }
 
-/// What the scale may be taken for: other libraries have 1/√D where none is given.
+/// Other factors that the scale may be taken for: other libraries have 1/√D where none is given.
 fn factor(problem: &LinearAttention) -> Vec<Other<f64>> {
     let mut list = factors(problem.scale);
     let usual = 1.0 / (problem.extents.dim as f64).sqrt();

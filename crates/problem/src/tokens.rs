@@ -103,7 +103,8 @@ pub(crate) fn check_lengths(
     rows: usize,
 ) -> Result<(), Error> {
     if lengths.len() != batch {
-        let expected = format!("{batch} lengths, one per batch element");
+        let lengths_of = if batch == 1 { "length" } else { "lengths" };
+        let expected = format!("{batch} {lengths_of}, one per batch element");
         return Err(Error::value(name, expected, lengths.len()));
     }
     match lengths.iter().find(|&&length| length > rows) {
@@ -115,7 +116,7 @@ pub(crate) fn check_lengths(
 /// Fails unless the offsets begin with 0, ascend, and end within the `rows` of an array.
 pub(crate) fn check_offsets(name: &str, offsets: &[usize], rows: usize) -> Result<(), Error> {
     if offsets.first() != Some(&0) {
-        let found = format!("{:?}", offsets.first());
+        let found = offsets.first().map_or("none".to_string(), usize::to_string);
         return Err(Error::value(name, "offsets that begin with 0", found));
     }
     if let Some(pair) = offsets.windows(2).find(|pair| pair[0] > pair[1]) {

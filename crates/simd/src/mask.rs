@@ -19,7 +19,7 @@ pub struct QueryHead<'a> {
 /// A mask with an index of its arrays, so that the cover of a tile is found without reading every
 /// element.
 #[derive(Debug)]
-pub enum Sight<'a> {
+pub enum PreparedMask<'a> {
     /// A mask without arrays, read by its spans; pair by pair if its kind has none.
     Mask(&'a Mask),
     /// [`Mask::Array`].
@@ -27,17 +27,17 @@ pub enum Sight<'a> {
     /// [`Mask::Segments`].
     Segments { query: Runs<'a>, key: Runs<'a> },
     /// [`Mask::And`] with a part that is not an interval mask.
-    And(Box<'a, [Sight<'a>]>),
+    And(Box<'a, [PreparedMask<'a>]>),
     /// [`Mask::Or`].
-    Or(Box<'a, [Sight<'a>]>),
+    Or(Box<'a, [PreparedMask<'a>]>),
 }
 
-impl<'a> Sight<'a> {
-    /// Prepares a mask that passed its check, in memory for [`Sight::bytes`].
+impl<'a> PreparedMask<'a> {
+    /// Prepares a mask that passed its check, in memory for [`PreparedMask::bytes`].
     pub fn new(mask: &'a Mask, lists: &'a Lists) -> Result<Self, Error> {
         let all = |masks: &'a [Mask]| {
             let mut failure = None;
-            let parts = masks.iter().map_while(|mask| match Sight::new(mask, lists) {
+            let parts = masks.iter().map_while(|mask| match PreparedMask::new(mask, lists) {
                 Ok(part) => Some(part),
                 Err(error) => {
                     failure = Some(error);
@@ -48,18 +48,19 @@ impl<'a> Sight<'a> {
             failure.map_or(Ok(parts), Err)
         };
         Ok(match mask {
-            Mask::Segments { query, key } => {
-                Sight::Segments { query: Runs::new(query, lists)?, key: Runs::new(key, lists)? }
-            }
-            Mask::Array(array) => Sight::Array(Blocks::new(array, lists)?),
-            Mask::And(masks) => match all(masks)? {
-                parts if parts.iter().all(|part| matches!(part, Sight::Mask(_))) => {
-                    Sight::Mask(mask)
-                }
-                parts => Sight::And(parts),
+            Mask::Segments { query, key } => PreparedMask::Segments {
+                query: Runs::new(query, lists)?,
+                key: Runs::new(key, lists)?,
             },
-            Mask::Or(masks) => Sight::Or(all(masks)?),
-            _ => Sight::Mask(mask),
+            Mask::Array(array) => PreparedMask::Array(Blocks::new(array, lists)?),
+            Mask::And(masks) => match all(masks)? {
+                parts if parts.iter().all(|part| matches!(part, PreparedMask::Mask(_))) => {
+                    PreparedMask::Mask(mask)
+                }
+                parts => PreparedMask::And(parts),
+            },
+            Mask::Or(masks) => PreparedMask::Or(all(masks)?),
+            _ => PreparedMask::Mask(mask),
         })
     }
 
@@ -71,7 +72,9 @@ impl<'a> Sight<'a> {
             }
             Mask::Array(array) => Blocks::count(array),
             Mask::And(masks) | Mask::Or(masks) => {
-                let parts = masks.iter().map(|mask| size_of::<Sight<'_>>() + Sight::bytes(mask));
+                let parts = masks
+                    .iter()
+                    .map(|mask| size_of::<PreparedMask<'_>>() + PreparedMask::bytes(mask));
                 parts.fold(0, usize::saturating_add)
             }
             _ => 0,
@@ -84,16 +87,16 @@ impl<'a> Sight<'a> {
             return Cover::None;
         }
         let QueryHead { sequence, head } = of;
-        let each = |sight: &Sight<'_>| sight.cover(of, rows.clone(), cols.clone());
+        let each = |mask_index: &PreparedMask<'_>| mask_index.cover(of, rows.clone(), cols.clone());
         match self {
-            Sight::Mask(mask) => mask.cover(sequence, head, rows, cols),
-            Sight::Array(blocks) => blocks.cover(of, rows, cols),
-            Sight::Segments { query, key } => Cover::of_segments(
+            PreparedMask::Mask(mask) => mask.cover(sequence, head, rows, cols),
+            PreparedMask::Array(blocks) => blocks.cover(of, rows, cols),
+            PreparedMask::Segments { query, key } => Cover::of_segments(
                 query.of(sequence.batch, sequence.query_start, rows).map(|(id, _)| id),
                 key.of(sequence.batch, sequence.key_start, cols).map(|(id, _)| id),
             ),
-            Sight::And(all) => Cover::all(all.iter().map(each)),
-            Sight::Or(any) => Cover::any(any.iter().map(each)),
+            PreparedMask::And(all) => Cover::all(all.iter().map(each)),
+            PreparedMask::Or(any) => Cover::any(any.iter().map(each)),
         }
     }
 
@@ -101,7 +104,7 @@ impl<'a> Sight<'a> {
     /// the sequence sees, and otherwise 0: [`Mask::allows`] for a whole row.
     pub fn visible_row(&self, of: QueryHead<'_>, i: usize, cols: Range<usize>, row: &mut [u8]) {
         let QueryHead { sequence, head } = of;
-        let combine = |masks: &[Sight<'_>], row: &mut [u8], all: bool| {
+        let combine = |masks: &[PreparedMask<'_>], row: &mut [u8], all: bool| {
             row.fill(u8::from(all));
             let mut part = [0; MAX_KEYS];
             let part = &mut part[..row.len()];
@@ -113,13 +116,13 @@ impl<'a> Sight<'a> {
             }
         };
         match self {
-            Sight::Mask(mask) => write_row(mask, of, i, cols, row),
-            Sight::Array(blocks) => {
+            PreparedMask::Mask(mask) => write_row(mask, of, i, cols, row),
+            PreparedMask::Array(blocks) => {
                 let first = sequence.key_start + cols.start;
                 let all = blocks.array.row(sequence, head, i);
                 row.copy_from_slice(bytemuck::cast_slice(&all[first..first + cols.len()]));
             }
-            Sight::Segments { query, key } => {
+            PreparedMask::Segments { query, key } => {
                 let id = query.array.ids(sequence.batch)[sequence.query_start + i];
                 let mut at = 0;
                 for (other, len) in key.of(sequence.batch, sequence.key_start, cols) {
@@ -127,13 +130,13 @@ impl<'a> Sight<'a> {
                     at += len;
                 }
             }
-            Sight::And(all) => combine(all, row, true),
-            Sight::Or(any) => combine(any, row, false),
+            PreparedMask::And(all) => combine(all, row, true),
+            PreparedMask::Or(any) => combine(any, row, false),
         }
     }
 }
 
-/// As [`Sight::visible_row`], by a mask without arrays.
+/// As [`PreparedMask::visible_row`], by a mask without arrays.
 fn write_row(mask: &Mask, of: QueryHead<'_>, i: usize, cols: Range<usize>, row: &mut [u8]) {
     match mask.row_span(of.sequence, i) {
         Some(span) => {
@@ -225,12 +228,12 @@ mod tests {
         ) {
             let cols = start.min(sequence.keys)..sequence.keys;
             let workspace = Workspace::new();
-            let lists = workspace.lists(Sight::bytes(&mask), "test").expect("memory for small arrays");
-            let sight = Sight::new(&mask, &lists).expect("memory for small arrays");
+            let lists = workspace.lists(PreparedMask::bytes(&mask), "test").expect("memory for small arrays");
+            let mask_index = PreparedMask::new(&mask, &lists).expect("memory for small arrays");
             let mut row = vec![9; cols.len()];
             for i in 0..sequence.queries {
                 let of = QueryHead { sequence: &sequence, head: 0 };
-                sight.visible_row(of, i, cols.clone(), &mut row);
+                mask_index.visible_row(of, i, cols.clone(), &mut row);
                 for (j, &visible) in cols.clone().zip(&row) {
                     let allowed = mask.allows(&sequence, 0, i, j);
                     prop_assert_eq!(visible, u8::from(allowed), "i {} j {}", i, j);
@@ -246,10 +249,10 @@ mod tests {
             let rows = range(ends[0], ends[1], sequence.queries);
             let cols = range(ends[2], ends[3], sequence.keys);
             let workspace = Workspace::new();
-            let lists = workspace.lists(Sight::bytes(&mask), "test").expect("memory for small arrays");
-            let sight = Sight::new(&mask, &lists).expect("memory for small arrays");
+            let lists = workspace.lists(PreparedMask::bytes(&mask), "test").expect("memory for small arrays");
+            let mask_index = PreparedMask::new(&mask, &lists).expect("memory for small arrays");
             prop_assert_eq!(
-                sight.cover(QueryHead { sequence: &sequence, head: 0 }, rows.clone(), cols.clone()),
+                mask_index.cover(QueryHead { sequence: &sequence, head: 0 }, rows.clone(), cols.clone()),
                 mask.cover(&sequence, 0, rows, cols)
             );
         }

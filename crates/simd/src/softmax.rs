@@ -3,10 +3,10 @@
 //!
 //! ```text
 //! forward           streamed ─ forward_tile; of lazy attention lazy_forward ─ lazy_tile
-//! backward          key_sweep ─ ordered_sum, gradient                         ┐
-//!   of lazy attention lazy_backward ─ lazy_gradient, diagonals                │
-//! double_backward   key_sweep ─ second                                        │
-//!   of lazy attention lazy_double_backward ─ lazy_second, diagonals           ┴ wave ─ kernels ─ block ─ weights, scores
+//! backward          key_sweep ─ ordered_sum, gradient                      ┐
+//!   of lazy attention lazy_backward ─ lazy_gradient, diagonals             │
+//! double_backward   key_sweep ─ second                                     │
+//!   of lazy attention lazy_double_backward ─ lazy_second, diagonals        ┴ wave ─ kernels ─ block ─ weights, scores
 //! ```
 //!
 //! A pass is a module with the functions `run` and `plan` of its [`operands`]. First and second order

@@ -8,7 +8,7 @@ use etalon_simd::Mode;
 use std::path::PathBuf;
 
 named! {
-    /// Which tier is timed.
+    /// Timed tier.
     #[derive(Default)]
     Tier, "tier" {
         /// SIMD kernels of this processor.
@@ -30,7 +30,7 @@ pub struct Arguments {
     /// The level of the tier; the best of this machine, or of cuda the best for each pass, if absent.
     #[arg(long, value_name = "L")]
     pub level: Option<String>,
-    /// How much cuda may round on the way; strict with the level portable and flash with others if absent.
+    /// Permitted rounding within a pass of cuda; strict with the level portable and flash with others if absent.
     #[arg(long, value_name = "P", value_parser = one_of(Precision::ALL))]
     pub precision: Option<Precision>,
     /// Tells cuda that all operands are finite numbers: it need not look for others.
@@ -64,7 +64,8 @@ pub struct Arguments {
     /// Key heads; as many as there are query heads if absent.
     #[arg(long, value_name = "H")]
     pub key_heads: Option<usize>,
-    /// Tile sizes, as in 96x128: queries × keys; the measured best if absent. cuda rounds them up to tiles that it has kernels for.
+    /// Tile sizes, as in 96x128: queries × keys; the measured best if absent. cuda rounds them up to tiles that it has
+    /// kernels for.
     #[arg(long, value_name = "QxK", value_parser = options::blocking)]
     pub blocking: Option<Blocking>,
     /// The modes of a backward pass; gradient is a mode of attention_lse and lazy_attention alone.
@@ -73,7 +74,7 @@ pub struct Arguments {
     /// The bytes of partial sums of dq that a fused backward pass may keep; what the tier takes by default if absent.
     #[arg(long, value_name = "BYTES")]
     pub budget: Option<usize>,
-    /// How linear_attention decays.
+    /// Decays of linear_attention.
     #[arg(long, value_name = "D,…", value_delimiter = ',', default_value = "none", value_parser = one_of(Decay::ALL))]
     pub decay: Vec<Decay>,
     /// c of S = c·tanh(s/c).

@@ -4,7 +4,8 @@ use super::arguments::Arguments;
 use super::tune::Tried;
 use crate::noise::Times;
 use crate::outcome::Failure;
-use etalon_cuda::{Level, Options, Precision, Settings, Unit, Workspace, launch_ns, peak_gflops};
+use etalon_cuda::kernels::{Unit, launch_ns, peak_gflops};
+use etalon_cuda::{Level, Options, Precision, Settings, Workspace, levels};
 use etalon_problem::{Dtype, Error, Mode, Pass, Problem, Views, ViewsMut};
 use std::time::Duration;
 
@@ -16,17 +17,17 @@ pub struct Gpu {
     dtype: Dtype,
 }
 
-/// How often each way is timed by a search, in turns with the others.
+/// Times that a search times each setting, in turns with the others.
 const TURNS: usize = 3;
 
-/// What the device took, and what is told beside.
+/// Times of a device, and its counts.
 pub struct Timed {
     pub times: Times,
     /// Of the host, for a pass: the median.
     pub enqueue_ns: u64,
     /// The same for a recorded pass.
     pub recorded_ns: u64,
-    /// What it enqueues: kernels, and fills.
+    /// The kernels, and fills, that it enqueues.
     pub launches: usize,
     pub fills: usize,
     pub scratch_bytes: usize,
@@ -126,7 +127,8 @@ impl Gpu {
         })
     }
 
-    /// Times a pass in every mode and with every tile that there is a kernel for, in turns; nothing where there is one way.
+    /// Times a pass in every mode and with every tile that there is a kernel for, in turns; nothing where there is one
+    /// way.
     pub fn tune(
         &self,
         problem: &Problem,
@@ -176,6 +178,7 @@ impl Gpu {
 
     /// Why the tier has no kernel for a pass, if so.
     pub fn refuses(&self, problem: &Problem, pass: Pass) -> Result<(), Error> {
-        etalon_cuda::offers(&self.options, problem.algorithm(), pass, self.dtype)
+        let target = self.workspace.target(self.options.device)?;
+        levels::offers(&self.options, problem.algorithm(), pass, self.dtype, &target)
     }
 }

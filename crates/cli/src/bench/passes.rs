@@ -27,7 +27,7 @@ pub struct Bench<'a> {
     arguments: &'a Arguments,
     /// Of the simd tier.
     options: Options,
-    /// What is timed in its place.
+    /// The device that is timed in its place.
     gpu: Option<Gpu>,
     figures: Vec<Figure>,
     /// GFLOP/s of this machine.
@@ -114,7 +114,7 @@ impl<'a> Bench<'a> {
         let first = self.arguments.length.first() == Some(&length(problem));
         let passes = problem.algorithm().passes().iter().filter(|&&pass| {
             let wanted = match &self.gpu {
-                // What is not asked for by name may be missing there.
+                // Passes that are not asked for by name may be missing there.
                 Some(gpu) if wanted.is_empty() => gpu.refuses(problem, pass).is_ok(),
                 _ => wanted.is_empty() || wanted.contains(&pass),
             };
@@ -192,7 +192,7 @@ impl<'a> Bench<'a> {
         let (operands, options) = (problem.operands(pass), Options { mode, ..self.options });
         let flops = match (&self.gpu, problem) {
             (Some(_), Problem::LinearAttention(linear)) => {
-                linear_flops(linear, pass, etalon_cuda::LINEAR_CHUNK)
+                linear_flops(linear, pass, etalon_cuda::kernels::LINEAR_CHUNK)
             }
             _ => flops(problem, pass, &options)?,
         };
@@ -302,7 +302,7 @@ fn made(operands: &[Operand], dtype: Dtype, which: impl Fn(&Operand) -> bool) ->
     operands.iter().filter(|x| which(x)).map(tensor).collect()
 }
 
-/// Whether a pass is timed with an operand: with every input and needed cotangent, and of the optional
+/// True if a pass is timed with an operand: with every input and needed cotangent, and of the optional
 /// cotangents with those that belong to inputs; with linear attention's also that of o, and with that of a
 /// loss.
 fn is_given(problem: &Problem, operand: &Operand) -> bool {

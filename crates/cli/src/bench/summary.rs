@@ -35,7 +35,7 @@ pub struct Figure {
     /// The ways of a device that were searched.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tried: Vec<Tried>,
-    /// What a device is told and given for a pass.
+    /// Work and memory of a pass on a device.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub on_device: Option<OnDevice>,
 }
@@ -48,21 +48,21 @@ impl Figure {
     }
 }
 
-/// What a device is told and given for a pass.
+/// Work and memory of a pass on a device.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct OnDevice {
     /// The time of the host to enqueue it, the median.
     pub enqueue_ns: u64,
     /// The same once it was recorded as a graph.
     pub recorded_ns: u64,
-    /// What it enqueues: kernels, and fills.
+    /// The kernels, and fills, that it enqueues.
     pub launches: usize,
     pub fills: usize,
     /// Scratch memory.
     pub scratch_bytes: usize,
 }
 
-/// How fast a step moves the states, and how fast this machine can.
+/// Bandwidth of a step over the states, and that of this machine.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Bandwidth {
     /// GB/s of the states, read and written.
@@ -83,7 +83,7 @@ pub struct Figures {
     pub tier: String,
     pub dtype: &'static str,
     pub threads: usize,
-    /// Whose peak it is.
+    /// The unit whose peak it is.
     pub unit: &'static str,
     /// GFLOP/s of products on registers alone, before the figures were taken.
     pub peak_gflops: f64,
@@ -95,7 +95,7 @@ pub struct Figures {
     pub figures: Vec<Figure>,
 }
 
-/// What counts as a flop, by algorithm.
+/// Operations that count as a flop, by algorithm.
 const FLOPS: [(&str, &str); 5] = [
     (
         "attention",
@@ -123,7 +123,7 @@ const FLOPS: [(&str, &str); 5] = [
     ),
 ];
 
-/// What a cell shows that is not to be relied on.
+/// Mark of a cell that is not to be relied on.
 const DOUBTFUL: &str = "!: a share of the peak above 100 %, or a spread above 20 %: the machine was busy or its \
     clock changed, so measure again.";
 
@@ -140,7 +140,7 @@ impl Figures {
         }
     }
 
-    /// What counts as a flop of the algorithms that ran.
+    /// Definition of a flop for the algorithms that ran.
     fn flops(&self) -> String {
         let ran = |name: &str| self.figures.iter().any(|figure| figure.algorithm == name);
         let parts = FLOPS.iter().filter(|(name, _)| ran(name));
@@ -151,7 +151,7 @@ impl Figures {
         )
     }
 
-    /// What is printed, paragraph by paragraph.
+    /// The printed paragraphs.
     pub fn lines(&self) -> Vec<String> {
         let peak = digits(self.peak_gflops.max(self.peak_gflops_after));
         let mut lines = vec![
@@ -226,12 +226,12 @@ impl Figures {
 }
 
 impl Figure {
-    /// Whether its time or its share of the peak is not to be relied on.
+    /// True if its time or its share of the peak is not to be relied on.
     fn is_doubtful(&self) -> bool {
         self.times.spread() > SPREAD || self.share > Some(1.0)
     }
 
-    /// Its row of the table: a device is told and given something.
+    /// Its row of the table.
     fn row(&self) -> Vec<String> {
         let mut row = vec![self.pass.to_string(), self.mode.to_string()];
         row.extend([

@@ -19,7 +19,7 @@ const MICRO: [usize; 4] = [12, 24, 48, 96];
 /// A pass with other options.
 pub type Run<'a> = dyn FnMut(&Options) -> Result<(), Error> + 'a;
 
-/// What is searched, of linear attention or of another algorithm; nothing where a pass has no tiles.
+/// Tile sizes that are searched, of linear attention or of another algorithm; nothing where a pass has no tiles.
 fn candidates(linear: bool, pass: Pass) -> Vec<Blocking> {
     let (rows, cols): (&[usize], &[usize]) = match pass {
         Pass::Step => (&[], &[]),
@@ -34,7 +34,7 @@ fn candidates(linear: bool, pass: Pass) -> Vec<Blocking> {
 /// Candidates that are timed again, each beside the default.
 const FINALISTS: usize = 3;
 
-/// What is faster by less is taken for noise.
+/// Speedup below which a difference counts as noise.
 const NOISE: f64 = 1.02;
 
 /// The best tiles of a search.
@@ -107,7 +107,7 @@ pub struct Tried {
     mode: &'static str,
     level: Option<&'static str>,
     blocking: Option<Blocking>,
-    /// Whether it is what the tier does unasked.
+    /// True for the default of the tier.
     usual: bool,
     refusal: Option<String>,
     /// Of each turn the median.
@@ -155,7 +155,7 @@ impl Tried {
     }
 }
 
-/// What a search found, the fastest first.
+/// Results of a search, the fastest first.
 pub fn table(tried: &[Tried]) -> String {
     let mut table = Table::new(["mode", "level", "tiles", "time", "of the usual", "scratch", ""]);
     let usual = tried.iter().find(|x| x.usual).map(|x| x.median_ns() as f64);

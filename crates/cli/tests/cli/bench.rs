@@ -25,7 +25,7 @@ fn a_bench_leaves_its_figures() {
     assert_eq!(linear[2]["flops"], 2 * 32 * (36 * 16 * 16 + 32 * (8 * 16 + 7 * 16)));
     assert!(linear.iter().any(|figure| figure["gigabytes"]["memory"].as_f64() > Some(0.0)));
     assert!(file["peak_gflops"].as_f64().unwrap() > 0.0);
-    // What the comparison with PyTorch reads of the file.
+    // Keys of the file that the comparison with PyTorch reads.
     let script = include_str!("../../../../benches/peers/compare.py");
     for (object, of) in [(&file, "made[\""), (&figures[0], "figure[\"")] {
         let keys: Vec<_> = script.split(of).skip(1).filter_map(|x| x.split_once('"')).collect();

@@ -39,7 +39,7 @@ fn text(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// What was said on stdout, and the exit status. Lines fit the page, but for the command.
+/// Text on stdout, and the exit status. Lines fit the page, but for the command.
 pub(super) fn said(output: &Output) -> (String, Option<i32>) {
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = text(output);

@@ -177,7 +177,7 @@ fn heads_that_do_not_divide_are_refused() {
     let bench = Bench::new("causal", "attention");
     bench.edit_problem("\"query_heads\": 4", "\"query_heads\": 5");
     let line = bench.refused("forward", &[]);
-    assert_eq!(line, "p.json: `query_heads` must be a multiple of key_heads (2), found 5");
+    assert_eq!(line, "p.json: line 4: `query_heads` must be a multiple of key_heads (2), found 5");
 }
 
 #[test]

@@ -28,8 +28,8 @@ fn a_case_is_explained_in_words() {
 
 #[test]
 fn the_memory_of_a_problem_is_explained() {
-    // What the seed of the project computed for its partials of dq: 128 MiB and 8 GiB. The sums of
-    // one head are 8 B·Hq times smaller, and one thread works on one head at a time.
+    // Plan of the seed of the project for its partials of dq: 128 MiB and 8 GiB. The sums of one head are 8 B·Hq times
+    // smaller, and one thread works on one head at a time.
     for (length, partials, sums) in [(2048, "128 MiB", "1.03 MiB"), (8192, "8.00 GiB", "4.03 MiB")]
     {
         let path =
@@ -92,7 +92,7 @@ fn the_chunks_of_a_problem_are_explained() {
     // 52 chunks, with states of 16 KiB: 53 of them are less than a megabyte.
     assert!(text.contains("a state kept every chunk; "), "{text}");
     assert!(text.contains("  step: workspace "), "{text}");
-    // What the seed of the project printed as 76 KB: with micro-chunks of 32, 96 KiB at D = E = 64.
+    // Figure that the seed of the project printed as 76 KB: with micro-chunks of 32, 96 KiB at D = E = 64.
     let row = text.lines().find(|line| line.trim_start().starts_with("99 KiB")).unwrap();
     assert!(row.contains("96.0 KiB"), "{text}");
     // Of the kernels for devices beside it: docs/linear_attention.md.

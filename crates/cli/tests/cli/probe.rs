@@ -168,7 +168,7 @@ fn a_problem_of_ones_own_is_asked_about_and_silence_is_undecided() {
     let takes = folder.path().join("takes.json");
     let output = ask(&folder, &["--capabilities", takes.to_str().unwrap()]);
     let said = String::from_utf8(output.stdout).unwrap();
-    assert!(said.starts_with("5 probes, 8 questions. Answer each"), "{said}");
+    assert!(said.starts_with("7 probes, 12 questions. Answer each"), "{said}");
     let without_cap = "tanh_of_rows forward: the problem has no softcap";
     assert!(said.contains("Not asked:") && said.contains(without_cap), "{said}");
     let probes = folder.path().join("probes");
@@ -183,12 +183,12 @@ fn a_problem_of_ones_own_is_asked_about_and_silence_is_undecided() {
     let (text, status) = judged(&probes);
     assert_eq!(status, Some(3), "{text}");
     let last = text.lines().last().unwrap();
-    assert_eq!(last, "UNDECIDED: 0 probes hold, 0 fail, 5 undecided, 2 not asked", "{text}");
+    assert_eq!(last, "UNDECIDED: 0 probes hold, 0 fail, 7 undecided, 2 not asked", "{text}");
     folders.iter().for_each(|folder| drop(answer(folder)));
     let (text, status) = judged(&probes);
     assert_eq!(status, Some(0), "{text}");
     let last = text.lines().last().unwrap();
-    assert_eq!(last, "PASSED: 5 probes hold, 0 fail, 2 not asked", "{text}");
+    assert_eq!(last, "PASSED: 7 probes hold, 0 fail, 2 not asked", "{text}");
 }
 
 #[test]

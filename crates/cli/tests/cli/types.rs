@@ -242,7 +242,7 @@ fn what_a_forward_pass_stored_counts_in_its_type() {
         bench.edit(|tensors| drop(tensors.remove(name)));
         outputs
     };
-    // What is usual, or more exact, changes nothing.
+    // Types that are usual, or more exact, change nothing.
     for (name, dtype) in [("lse", Dtype::F32), ("o", Dtype::Bf16), ("o", Dtype::F32)] {
         assert_eq!(with(name, dtype), before, "{name} in {dtype}");
     }

@@ -17,11 +17,11 @@ fn checks(part: Option<&str>) -> (Vec<String>, Value) {
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let last = text.lines().last().unwrap_or_default();
-    let told = part.map(|part| format!(", part {part}, ")).unwrap_or_default();
-    assert!(last.starts_with("PASSED") && last.contains(&told), "{last}");
+    let named = part.map(|part| format!(", part {part}, ")).unwrap_or_default();
+    assert!(last.starts_with("PASSED") && last.contains(&named), "{last}");
     let report: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     let records = report["records"].as_array().unwrap();
-    // What a tier lacks every part says.
+    // Offers that a tier lacks are recorded by every part.
     let records = records.iter().filter(|record| record["check"] != "offer");
     let name = |x: &Value| format!("{} {} {}", x["pass"], x["check"], x["case"]);
     let mut names: Vec<String> = records.map(name).collect();
@@ -35,8 +35,8 @@ fn the_parts_of_a_run_are_the_run() {
     assert_eq!(part, Value::Null);
     let mut all = Vec::new();
     for part in ["1/3", "2/3", "3/3"] {
-        let (names, told) = checks(Some(part));
-        assert_eq!(told, part);
+        let (names, reported) = checks(Some(part));
+        assert_eq!(reported, part);
         assert!(!names.is_empty() && names.len() < whole.len());
         all.extend(names);
     }

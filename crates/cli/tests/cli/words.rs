@@ -1,4 +1,4 @@
-//! What is said where somebody comes from another library, another editor or another format.
+//! Messages for users who come from another library, another editor or another format.
 
 use super::{Bench, etalon, refusal};
 use std::fs;

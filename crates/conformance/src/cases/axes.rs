@@ -6,7 +6,7 @@ use ndarray::ArrayD;
 /// The axis of the shapes.
 pub(crate) const SHAPE: &str = "shape";
 
-/// What an axis is called, and the names of its values.
+/// The name of an axis, and the names of its values.
 pub(crate) type Names = (&'static str, Vec<&'static str>);
 
 /// An axis, declared with the names of its values and, where a function tells it, what each stands for.
@@ -29,7 +29,7 @@ macro_rules! axis {
 }
 pub(crate) use axis;
 
-/// What the values of an axis stand for.
+/// Meanings of the values of an axis.
 macro_rules! meanings {
     ($type:ident { $($value:ident,)* }) => {};
     (
@@ -37,7 +37,7 @@ macro_rules! meanings {
         { $($value:ident => $meaning:expr,)* }
     ) => {
         impl $type {
-            /// What it stands for.
+            /// The value's meaning.
             pub(crate) fn $stands_for(self, $($given: $given_type),*) -> $what {
                 match self { $($type::$value => $meaning),* }
             }
@@ -64,7 +64,7 @@ macro_rules! grid {
         pub struct $point { $(#[doc = $doc] pub $axis: $type),* }
 
         impl $point {
-            /// What its axes are called, and the names of their values.
+            /// Names of its axes, and of their values.
             pub fn axes() -> Vec<$crate::cases::axes::Names> {
                 vec![$((stringify!($axis), $type::ALL.map($type::name).to_vec())),*]
             }
@@ -85,7 +85,7 @@ macro_rules! grid {
 }
 pub(crate) use grid;
 
-/// What a case is made of at a point of the grid of an algorithm.
+/// Makes the case at a point of the grid of an algorithm.
 pub(crate) trait Grid {
     /// The storage types.
     const STORAGE: &'static [Dtype] = &[Dtype::F32, Dtype::Bf16, Dtype::F16, Dtype::F64];
@@ -93,7 +93,7 @@ pub(crate) trait Grid {
     /// The shapes whose extents are large.
     const LARGE: &'static [&'static str];
 
-    /// Those of them that are so thin that a run can afford each.
+    /// Large shapes so thin that a run can afford each.
     const THIN: &'static [&'static str];
 
     /// Values of three axes or more that a run must have together, each with the name of its axis.
@@ -108,7 +108,7 @@ pub(crate) trait Grid {
     /// The elements of an operand, before they are rounded to its type.
     fn values(&self, problem: &Problem, operand: &Operand, dtype: Dtype, seed: u64) -> ArrayD<f64>;
 
-    /// Whether an operand that may be absent is there.
+    /// True if an operand that may be absent is there.
     fn given(&self, operand: &Operand) -> bool;
 
     /// The tile sizes of its shape; `None`: any, so that also short cases have several tiles.
@@ -116,12 +116,12 @@ pub(crate) trait Grid {
         None
     }
 
-    /// Whether the bounds must be small against the results: generic elements, and sums of many.
+    /// True if the bounds must be small against the results: generic elements, and sums of many.
     fn is_rich(&self, problem: &Problem) -> bool;
 
-    /// Whether every element is drawn by itself, so that the errors of a kernel are random.
+    /// True if every element is drawn by itself, so that the errors of a kernel are random.
     fn is_generic(&self) -> bool;
 
-    /// Whether a small change of any input changes results by about as much.
+    /// True if a small change of any input changes results by about as much.
     fn is_smooth(&self) -> bool;
 }

@@ -43,8 +43,8 @@ pub(super) fn points(algorithm: Algorithm, seed: u64) -> Vec<Spec> {
     points.into_iter().filter_map(spec).collect()
 }
 
-/// Where a value of an axis stands: the number of the axis, of which the storage type is the first, and
-/// that of the value.
+/// Position of a value of an axis: the number of the axis, of which the storage type is the first, and that of the
+/// value.
 fn place(axes: &[Names], (axis, value): (&str, &str)) -> Option<(usize, usize)> {
     let (number, (_, names)) = axes.iter().enumerate().find(|(_, (name, _))| *name == axis)?;
     Some((number + 1, names.iter().position(|name| *name == value)?))

@@ -12,8 +12,8 @@ use super::{Depth, Point, Spec};
 use crate::generate::Stream;
 use etalon_problem::{Algorithm, Dtype, Problem, Scores};
 
-/// What a run may spend on the large cases of an algorithm, for each of its seeds, in the units of
-/// [`cost`]; and on one of them.
+/// Budget of a run for the large cases of an algorithm, for each of its seeds, in the units of [`cost`]; and for one
+/// of them.
 fn budget(algorithm: Algorithm, depth: Depth) -> (f64, f64) {
     match depth {
         // Cases of `kept_tiles` take much of it.
@@ -27,8 +27,8 @@ fn budget(algorithm: Algorithm, depth: Depth) -> (f64, f64) {
     }
 }
 
-/// What it costs to judge a problem: the products and sums of a pass as its definition has them, which is
-/// what the reference computes, and every element.
+/// Cost of judging a problem: the products and sums of a pass as its definition has them, which is the reference's
+/// work, and every element.
 pub(crate) fn cost(problem: &Problem) -> f64 {
     let product = |extents: &[usize]| extents.iter().map(|&n| n as f64).product::<f64>();
     match problem {
@@ -58,10 +58,10 @@ fn of_scores(scores: &Scores, value_dim: usize) -> f64 {
     pairs + visible * (width + WEIGHT) + ELEMENT * rows * width
 }
 
-/// What an element costs, in products: laws copy it, compare it, and change it.
+/// Cost of an element, in products: laws copy it, compare it, and change it.
 const ELEMENT: f64 = 10.0;
 
-/// What the exponential of a weight and its error cost, in products.
+/// Cost of the exponential of a weight and of its error, in products.
 const WEIGHT: f64 = 30.0;
 
 /// The large cases of a run.
@@ -78,7 +78,7 @@ pub(super) fn points(algorithm: Algorithm, depth: Depth, seed: u64) -> Vec<Spec>
     points
 }
 
-/// Whether values that must occur together are those of a large shape.
+/// True if values that must occur together are those of a large shape.
 pub(super) fn is_large(algorithm: Algorithm, values: &[(&str, &str)]) -> bool {
     values.iter().any(|(_, value)| Point::large(algorithm).contains(value))
 }

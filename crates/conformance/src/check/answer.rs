@@ -80,7 +80,7 @@ impl Judged<'_> {
         last.and_then(|_| self.operand.shape.last().copied()).unwrap_or(1).max(1)
     }
 
-    /// How many elements are off.
+    /// Number of elements that are off.
     pub fn off(&self) -> usize {
         self.margins.iter().filter(|margin| **margin > 1.0).count()
     }

@@ -8,7 +8,7 @@ use etalon_problem::{Pass, Problem};
 /// pass, the bounds as three, and simulated kernels.
 const RIGHT: f64 = 5.0 + crate::typical::KERNELS as f64;
 
-/// What explanations may take of what the rest of the check takes.
+/// Limit of the work on explanations, as a share of the work of the rest of the check.
 pub(super) const SHARE: f64 = 0.5;
 
 /// Products that nobody waits for: of a problem that takes fewer with all its candidates, everything is
@@ -18,7 +18,7 @@ pub(super) const FEW: f64 = 2e9;
 /// So many candidates a problem has, about.
 const CANDIDATES: f64 = 100.0;
 
-/// Whether a problem is so small that other readings of it are evaluated as a whole, several at once.
+/// True if a problem is so small that other readings of it are evaluated as a whole, several at once.
 pub fn explains(problem: &Problem) -> bool {
     CANDIDATES * cost(problem) <= FEW
 }
@@ -39,14 +39,14 @@ pub(super) fn products_of_a_check(problem: &Problem, pass: Pass) -> f64 {
     RIGHT * factor(pass) * cost(problem)
 }
 
-/// What was found.
+/// Explanations found.
 #[derive(Default)]
 pub(super) struct Found {
     pub explanations: Vec<Explanation>,
     /// The parts on which readings were evaluated, where they were not on everything.
     pub parts: Vec<String>,
     pub not_tried: Option<String>,
-    /// How many candidates were tried.
+    /// Number of candidates that were tried.
     pub tried: usize,
     /// Products that they took.
     pub products: f64,

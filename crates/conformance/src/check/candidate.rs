@@ -30,7 +30,7 @@ pub(super) struct Candidate<'a> {
     pub how: How<'a>,
 }
 
-/// How a candidate is evaluated.
+/// The way in which a candidate is evaluated.
 pub(super) enum How<'a> {
     /// From the exact values of one output.
     Change(Change<'a>),
@@ -42,7 +42,7 @@ pub(super) enum How<'a> {
 
 /// Other values of an output.
 pub(super) struct Change<'a> {
-    /// The rows in which they can be told.
+    /// The rows in which they are distinguishable.
     pub rows: Vec<usize>,
     /// So many numbers were fitted to the results.
     pub fitted: usize,
@@ -68,7 +68,7 @@ impl Candidate<'_> {
         }
     }
 
-    /// How many numbers were fitted.
+    /// Count of fitted numbers.
     fn fitted(&self) -> usize {
         if let How::Change(change) = &self.how { change.fitted } else { 0 }
     }
@@ -94,8 +94,8 @@ impl Candidate<'_> {
         let grades: Vec<Grade> = lefts.iter().map(|(_, left)| grade(left)).collect();
         let graded =
             || lefts.iter().zip(&grades).map(|((name, left), grade)| (*name, left, *grade));
-        let told = |(_, left, grade): &(_, &Left, Grade)| left.off > 0 && *grade != Grade::No;
-        let explained: Vec<_> = graded().filter(told).collect();
+        let explains = |(_, left, grade): &(_, &Left, Grade)| left.off > 0 && *grade != Grade::No;
+        let explained: Vec<_> = graded().filter(explains).collect();
         if explained.is_empty() {
             return None;
         }
@@ -132,7 +132,7 @@ impl Candidate<'_> {
     }
 }
 
-/// Which part of the difference is explained, if not all of it.
+/// The part of the difference that is explained, if not all of it.
 fn part(
     explained: &[(&str, &Left, Grade)],
     missed: &[(&str, &Left, Grade)],
@@ -182,16 +182,16 @@ pub(super) fn joined(parts: &[impl AsRef<str>]) -> String {
 /// By what an explanation stands before another.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Place {
-    /// Whether it explains a part.
+    /// True if it explains a part.
     pub partial: bool,
-    /// Whether many numbers were fitted.
+    /// True if many numbers were fitted.
     fitted: bool,
     pub kind: Kind,
     left: f64,
 }
 
 impl Place {
-    /// Whether many numbers were fitted to the results.
+    /// True if many numbers were fitted to the results.
     pub fn is_fitted(&self) -> bool {
         self.fitted
     }

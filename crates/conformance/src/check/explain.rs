@@ -1,11 +1,11 @@
-//! What explains a difference: candidates are made, evaluated as far as a budget goes, judged and ranked.
+//! Explanations of a difference: candidates are made, evaluated as far as a budget goes, judged and ranked.
 
 use super::answer::Answer;
 use super::budget::Found;
 use super::candidate::{Candidate, How, Place};
 use super::judge::Judge;
 use super::others::Others;
-use super::{Explanation, Kind, Tell, patterns};
+use super::{Explanation, Kind, Progress, patterns};
 use crate::tier::Request;
 use etalon_problem::Error;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,11 +14,11 @@ use std::collections::{BTreeMap, BTreeSet};
 const NAMED: usize = 3;
 const READINGS: usize = 6;
 
-/// What explains the outputs that are off, the best first.
+/// Explanations of the outputs that are off, the best first.
 pub(super) fn explain(
     request: &Request<'_>,
     answer: &Answer<'_>,
-    tell: Tell<'_>,
+    progress: Progress<'_>,
 ) -> Result<Found, Error> {
     let judges: Vec<Judge<'_>> = answer.outputs.iter().map(Judge::new).collect();
     let mut found = Found::default();
@@ -37,10 +37,9 @@ pub(super) fn explain(
         own.truncate(NAMED);
         ranked.extend(own);
     }
-    others.run(&mut found, &mut ranked, tell);
+    others.run(&mut found, &mut ranked, progress);
     ranked.sort_by(|x, y| x.1.order(&y.1));
-    // Where something explains all of an output, nobody needs what explains a part or fits a number to each
-    // row.
+    // An explanation of all of an output makes those of a part, and those that fit a number to each row, superfluous.
     let whole = |(x, place): &(Explanation, Place), name: &str| {
         let own = x.output.is_none() || x.output == Some(name);
         own && !place.partial && !place.is_fitted()
@@ -76,7 +75,7 @@ pub(super) fn explain(
     Ok(found)
 }
 
-/// What a pattern explains of the rows that are looked at.
+/// The part of the visited rows that a pattern explains.
 fn of_pattern(candidate: &Candidate<'_>, judge: &Judge<'_>) -> Option<(Explanation, Place)> {
     let How::Change(change) = &candidate.how else { return None };
     let left = judge.left(change.rows.iter().copied(), &change.at);

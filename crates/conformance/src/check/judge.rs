@@ -17,13 +17,13 @@ pub(super) const EVIDENCE: f64 = 13.0;
 /// Of conventions with a name a problem has no more than ten: e⁴ times fewer need 4 less.
 pub(super) const EVIDENCE_OF_FEW: f64 = 9.0;
 
-/// What one element can weigh: a bound may be much too wide, and elements of a row err together.
+/// Limit of the weight of one element: a bound may be much too wide, and elements of a row err together.
 const ELEMENT: f64 = 30.0;
 
 /// So many times the usual ratio of bounds to values counts in a row that cancels.
 const CANCELS: f64 = 4.0;
 
-/// Where every exact result is 0, bounds say nothing of the size of errors: so many roundoffs count.
+/// Roundoffs that count where every exact result is 0: bounds say nothing of the size of errors there.
 const ROUNDINGS: f64 = 8.0;
 
 /// An explanation of some elements that are off must explain this share.
@@ -32,7 +32,7 @@ const MOST: f64 = 0.5;
 /// Right elements that may seem to be spoilt: rows that are compared with a bound near what they hold.
 const FEW: f64 = 1e-3;
 
-/// What other values leave of an output.
+/// Difference of an output from other values.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Left {
     /// Elements that are off.
@@ -54,7 +54,7 @@ pub(super) struct Left {
     left: f64,
 }
 
-/// How well other values explain an output.
+/// Quality of an explanation of an output by other values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Grade {
     /// They leave nothing.
@@ -182,7 +182,7 @@ impl<'a> Judge<'a> {
         self.output.margins[at] > 1.0
     }
 
-    /// What other values leave of some rows.
+    /// Difference of some rows from other values.
     pub fn left(
         &self,
         rows: impl IntoIterator<Item = usize>,

@@ -1,6 +1,6 @@
 //! Readings and known bugs as candidates: where they are evaluated, and how far the budget goes.
 
-use super::Tell;
+use super::Progress;
 use super::answer::{Answer, Judged};
 use super::budget::{FEW, Found, SHARE, explains, factor, products_of_a_check};
 use super::candidate::{Candidate, How, Place, Rank};
@@ -76,7 +76,7 @@ impl<'a> Others<'a> {
             (part, own)
         });
         let parts = parts.collect();
-        // Those of saved tensors evaluated the forward pass, perhaps twice.
+        // Readings of saved tensors evaluated the forward pass, perhaps twice.
         let made = if pass == Pass::Backward { 2.0 * cost(problem) } else { 0.0 };
         Ok(Others { made, request, inputs: values, parts, whole: answer, candidates, budget })
     }
@@ -99,7 +99,12 @@ impl<'a> Others<'a> {
 
     /// Tries the candidates, rank by rank, as far as the budget goes. Inputs that were taken from elsewhere
     /// are tried where nothing else explains all.
-    pub fn run(&self, found: &mut Found, ranked: &mut Vec<(Explanation, Place)>, tell: Tell<'_>) {
+    pub fn run(
+        &self,
+        found: &mut Found,
+        ranked: &mut Vec<(Explanation, Place)>,
+        progress: Progress<'_>,
+    ) {
         found.products = self.made;
         if !matches!(self.parts[0].0, Part::Whole) {
             found.parts = self.parts.iter().map(|(part, _)| part.describe()).collect();
@@ -137,7 +142,11 @@ impl<'a> Others<'a> {
             }
             found.tried += chosen.len();
             let try_one = |candidate: &&Candidate<'_>| {
-                tell(done.fetch_add(1, Ordering::Relaxed), self.candidates.len(), &candidate.id);
+                progress(
+                    done.fetch_add(1, Ordering::Relaxed),
+                    self.candidates.len(),
+                    &candidate.id,
+                );
                 let mut unseen: Vec<&str> = Vec::new();
                 let lefts = match &candidate.how {
                     How::Reading(reading) => self.of_reading(reading, &judges),
@@ -160,7 +169,7 @@ impl<'a> Others<'a> {
         found.not_tried = not_tried(&skipped);
     }
 
-    /// What a reading leaves of every output, over all parts.
+    /// Difference of every output from a reading, over all parts.
     fn of_reading(
         &self,
         reading: &Reading,
@@ -239,7 +248,7 @@ fn add(lefts: &mut Vec<(&'static str, Left)>, judges: &[Judge<'_>], results: &Va
     }
 }
 
-/// What was left out, in words.
+/// Names of the skipped candidates, in words.
 fn not_tried(skipped: &[&Candidate<'_>]) -> Option<String> {
     if skipped.is_empty() {
         return None;

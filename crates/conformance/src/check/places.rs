@@ -1,5 +1,5 @@
-//! Where elements that are off lie, in a sentence or two: which rows, heads and columns, and whether their
-//! numbers follow the tiles of a kernel.
+//! Places of elements that are off, in a sentence or two: their rows, heads and columns, and the tile size that their
+//! numbers follow, if one does.
 
 mod unseen;
 
@@ -7,7 +7,7 @@ use super::answer::Judged;
 use super::candidate::joined;
 use etalon_problem::{Axis, Problem};
 
-/// What kernels process at once: rows and keys in a tile.
+/// Sizes of the tiles in which kernels process rows and keys.
 const TILES: [usize; 4] = [16, 32, 64, 128];
 
 /// Of a class of entries that is affected as a whole, this share may seem right by chance.
@@ -43,8 +43,8 @@ pub(super) fn sentences(problem: &Problem, output: &Judged<'_>) -> Vec<String> {
     sentences
 }
 
-/// Where some elements of an output lie. What lies otherwise in one batch element or head than in another is
-/// told of each, as far as there are few.
+/// Places of some elements of an output. Places that differ between batch elements or heads are given for each, as
+/// long as there are few.
 pub(super) fn of(output: &Judged<'_>, has: &dyn Fn(usize) -> bool) -> Vec<String> {
     let shape = &output.operand.shape;
     let hits: Vec<usize> = (0..output.got.len()).filter(|&at| has(at)).collect();
@@ -87,7 +87,7 @@ pub(super) fn of(output: &Judged<'_>, has: &dyn Fn(usize) -> bool) -> Vec<String
     vec![text]
 }
 
-/// Whether rows that are hit are those that every list of entries of the axes before the columns has in
+/// True if rows that are hit are those that every list of entries of the axes before the columns has in
 /// common: none is missing but by chance.
 fn is_product(output: &Judged<'_>, hits: &[usize]) -> bool {
     let (shape, width) = (&output.operand.shape, output.width());
@@ -107,7 +107,7 @@ fn is_product(output: &Judged<'_>, hits: &[usize]) -> bool {
     rows.iter().filter(|hit| **hit).count() as f64 >= (1.0 - BY_CHANCE) * all as f64
 }
 
-/// Where elements lie along some axes, as a sentence that begins with a small letter.
+/// Places of elements along some axes, as a sentence that begins with a small letter.
 fn sentence(output: &Judged<'_>, along: &[usize], hits: &[usize]) -> String {
     let (axes, shape) = (&output.operand.axes, &output.operand.shape);
     let mut parts = Vec::new();
@@ -203,7 +203,7 @@ fn class(hit: &[bool]) -> Option<String> {
     })
 }
 
-/// Whether kernels cut an axis into tiles.
+/// True if kernels cut an axis into tiles.
 fn is_cut_into_tiles(axis: Axis) -> bool {
     use Axis::{Classes, Dim, Keys, Queries, Targets, Tokens, ValueDim};
     matches!(axis, Queries | Keys | Tokens | Targets | Classes | Dim | ValueDim)

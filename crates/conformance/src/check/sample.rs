@@ -53,7 +53,7 @@ impl Part {
         }
     }
 
-    /// What is judged of a part: of the outputs for which it is exact.
+    /// The answer about a part: the outputs for which it is exact.
     pub fn answer<'a>(&self, answer: &'a Answer<'a>) -> Answer<'a> {
         let judged = |output: &'a Judged<'a>| Some(output.select(&self.picks(&output.operand)?));
         Answer { outputs: answer.outputs.iter().filter_map(judged).collect() }
@@ -70,7 +70,7 @@ impl Part {
         }
     }
 
-    /// Which part it is, in words.
+    /// Name of the part, in words.
     pub fn describe(&self) -> String {
         match self {
             Part::Whole => "everything".to_string(),
@@ -92,7 +92,7 @@ impl Part {
         }
     }
 
-    /// What a reading returns of the part, output by output; nothing where the part says nothing of it.
+    /// Results of a reading in the part, output by output; nothing where the part says nothing of it.
     pub fn results(&self, reading: &Reading, pass: Pass, inputs: &Values) -> Option<Values> {
         let own = |reading: &Reading| {
             let piece = match self {
@@ -137,7 +137,7 @@ impl Piece {
                     *x = x.select(ndarray::Axis(at), &wanted);
                 }
             }
-            // What moves entries has nothing to move here.
+            // Maps that move entries have nothing to move here.
             let maps: Vec<_> = reading
                 .finish_of(operand.name)
                 .into_iter()

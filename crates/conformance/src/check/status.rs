@@ -1,8 +1,8 @@
-//! How a check ends, and what its bounds do not judge.
+//! Status of a check, and the elements that its bounds do not judge.
 
 use super::{Check, Output, statistics, types};
 use crate::bounds::{Bounds, bounds};
-use crate::gates::{Blunt, Status, Verdict, blunt, g1};
+use crate::gates::{Status, Uninformative, Verdict, g1, uninformative};
 use crate::profile::Profile;
 use crate::stochastic;
 use crate::tensor::Tensors;
@@ -31,7 +31,7 @@ impl Check {
     /// The same where nobody claims the profile: it is the strictest that holds only where its bounds judge every
     /// output by themselves. Where simulated kernels alone judge most of one it is undecided.
     pub fn as_strictest(mut self) -> Self {
-        self.too_wide = self.outputs.iter().any(Output::is_mostly_blunt);
+        self.too_wide = self.outputs.iter().any(Output::is_mostly_uninformative);
         if self.status == Status::Passed && self.too_wide {
             (self.status, self.passed) = (Status::Undecided, false);
         }
@@ -41,7 +41,7 @@ impl Check {
     /// The share of the elements that are undecided. Of an output whose errors are conspicuous that is all.
     pub fn undecided(&self) -> f64 {
         let undecided = |output: &Output| match output.conspicuous.is_empty() {
-            true if self.too_wide && output.is_mostly_blunt() => output.blunt,
+            true if self.too_wide && output.is_mostly_uninformative() => output.uninformative,
             true => output.undecided,
             false => output.elements,
         };
@@ -51,18 +51,18 @@ impl Check {
     }
 }
 
-/// Of fewer elements, such as a loss that is nearly 0, nothing is said by how many are blunt.
+/// Of fewer elements, such as a loss that is nearly 0, nothing is said by how many are uninformative.
 const FEWEST: usize = 64;
 
 impl Output {
     /// True if bounds judge less than half of its elements without simulated kernels.
-    pub fn is_mostly_blunt(&self) -> bool {
-        mostly_blunt(self.blunt, self.elements)
+    pub fn is_mostly_uninformative(&self) -> bool {
+        mostly_uninformative(self.uninformative, self.elements)
     }
 }
 
-fn mostly_blunt(blunt: usize, elements: usize) -> bool {
-    elements >= FEWEST && 2 * blunt > elements
+fn mostly_uninformative(uninformative: usize, elements: usize) -> bool {
+    elements >= FEWEST && 2 * uninformative > elements
 }
 
 /// As JSON writes it.
@@ -95,7 +95,8 @@ pub fn strictest(
         let statistics = statistics(request, &profile, &operands, &exact, outputs)?;
         let doubts = doubts(request, &profile, &operands, &exact, outputs)?;
         let conspicuous = statistics.iter().any(|statistic| statistic.margin() > 1.0);
-        let judged = |x: &Blunt| x.undecided == 0 && !mostly_blunt(x.elements, x.of);
+        let judged =
+            |x: &Uninformative| x.undecided == 0 && !mostly_uninformative(x.elements, x.of);
         if !conspicuous && doubts.iter().all(judged) {
             return Ok(Some(profile));
         }
@@ -104,17 +105,17 @@ pub fn strictest(
     Ok(undecided)
 }
 
-/// Of outputs with blunt elements, whether these err as correct kernels do.
+/// Of outputs with uninformative elements, whether these err as correct kernels do.
 pub(super) fn doubts(
     request: &Request<'_>,
     profile: &Profile,
     operands: &[Operand],
     exact: &Bounds,
     outputs: &Tensors,
-) -> Result<Vec<Blunt>, Error> {
+) -> Result<Vec<Uninformative>, Error> {
     let &Request { problem, pass, inputs, .. } = request;
     let types = types(request, outputs);
-    blunt(operands, profile, exact, outputs, |kernel| {
+    uninformative(operands, profile, exact, outputs, |kernel| {
         stochastic::errors(problem, pass, &types, profile, inputs, exact, kernel).map(Arc::new)
     })
 }

@@ -2,12 +2,12 @@
 //! own key counts twice or not at all, and chunks that do not know of each other.
 
 use super::tails::TILES;
-use super::{Edit, Own, Reading};
+use super::{Edit, Original, Reading};
 use etalon_problem::{Axis, Decay, LinearAttention, Pass, Problem};
 use ndarray::{ArrayD, IxDyn};
 use std::sync::Arc;
 
-pub(super) fn all(own: &Own<'_>) -> Vec<Reading> {
+pub(super) fn all(own: &Original<'_>) -> Vec<Reading> {
     let Problem::LinearAttention(problem) = own.problem else { return Vec::new() };
     let Some(g) = log_decays(own, problem) else { return Vec::new() };
     let mut list = orders(own, problem, &g);
@@ -17,7 +17,7 @@ pub(super) fn all(own: &Own<'_>) -> Vec<Reading> {
 }
 
 /// The log-decay of every token, [B, Hk, N].
-fn log_decays(own: &Own<'_>, problem: &LinearAttention) -> Option<ArrayD<f64>> {
+fn log_decays(own: &Original<'_>, problem: &LinearAttention) -> Option<ArrayD<f64>> {
     let e = &problem.extents;
     let shape = IxDyn(&[e.batch, e.key_heads, e.tokens]);
     let by_head = own.inputs.get("g_gamma");
@@ -33,13 +33,13 @@ fn log_decays(own: &Own<'_>, problem: &LinearAttention) -> Option<ArrayD<f64>> {
 }
 
 /// The problem with a log-decay for every token.
-fn with_decays(own: &Own<'_>, problem: &LinearAttention, g: ArrayD<f64>) -> Reading {
+fn with_decays(own: &Original<'_>, problem: &LinearAttention, g: ArrayD<f64>) -> Reading {
     let problem = LinearAttention { decay: Decay::PerToken, ..problem.clone() };
     Reading::plain("", "", &problem.into()).edit("g", Edit::Replace(g.into())).only(compared(own))
 }
 
-/// What is alike in problems with other decays.
-fn compared(own: &Own<'_>) -> Vec<&'static str> {
+/// Properties in which problems with other decays are alike.
+fn compared(own: &Original<'_>) -> Vec<&'static str> {
     match own.pass {
         Pass::Backward => vec!["dq", "dk", "dv"],
         _ => vec!["o"],
@@ -47,16 +47,16 @@ fn compared(own: &Own<'_>) -> Vec<&'static str> {
 }
 
 /// Every token by itself.
-fn tokens_alone(own: &Own<'_>, problem: &LinearAttention) -> Reading {
+fn tokens_alone(own: &Original<'_>, problem: &LinearAttention) -> Reading {
     let e = &problem.extents;
     let shape = IxDyn(&[e.batch, e.key_heads, e.tokens]);
     let reading = with_decays(own, problem, ArrayD::from_elem(shape, f64::NEG_INFINITY));
-    // What the last token leaves in the state is none of its output.
+    // The last token's contribution to the state is none of its output.
     reading.edit("dfinal_state", Edit::Drop)
 }
 
 /// The output, or its cotangent, times e^{±g} of its token.
-fn with_factor(own: &Own<'_>, reading: Reading, g: &ArrayD<f64>, sign: f64) -> Reading {
+fn with_factor(own: &Original<'_>, reading: Reading, g: &ArrayD<f64>, sign: f64) -> Reading {
     let group = own.problem.extent(Axis::QueryHeads) / own.problem.extent(Axis::KeyHeads).max(1);
     let mut shape = g.shape().to_vec();
     shape[1] *= group;
@@ -66,7 +66,7 @@ fn with_factor(own: &Own<'_>, reading: Reading, g: &ArrayD<f64>, sign: f64) -> R
 }
 
 /// A token's output, its key and its decay in another order.
-fn orders(own: &Own<'_>, problem: &LinearAttention, g: &ArrayD<f64>) -> Vec<Reading> {
+fn orders(own: &Original<'_>, problem: &LinearAttention, g: &ArrayD<f64>) -> Vec<Reading> {
     if !matches!(own.pass, Pass::Forward | Pass::Backward) {
         return Vec::new();
     }
@@ -83,7 +83,7 @@ fn orders(own: &Own<'_>, problem: &LinearAttention, g: &ArrayD<f64>) -> Vec<Read
             .sum([(1.0, exact()), (1.0, alone())]),
     ];
     if own.inputs.contains_key("dfinal_state") {
-        // What it adds to the gradients is not divided among tokens.
+        // Its contribution to the gradients is not divided among tokens.
         list.clear();
     }
     let decays = g.iter().any(|g| *g != 0.0) && g.iter().all(|g| g.is_finite());
@@ -114,7 +114,7 @@ fn orders(own: &Own<'_>, problem: &LinearAttention, g: &ArrayD<f64>) -> Vec<Read
 
 /// States that grow by e^{−g}: without decays, a query times e^{−G} and a key times e^{G} of the sum G of
 /// log-decays up to its token.
-fn growing(own: &Own<'_>, problem: &LinearAttention, g: &ArrayD<f64>) -> Reading {
+fn growing(own: &Original<'_>, problem: &LinearAttention, g: &ArrayD<f64>) -> Reading {
     let mut sums = g.clone();
     sums.accumulate_axis_inplace(ndarray::Axis(2), |last, sum| *sum += last);
     let text = "the exponent of the decay has the other sign: states grow";
@@ -125,7 +125,7 @@ fn growing(own: &Own<'_>, problem: &LinearAttention, g: &ArrayD<f64>) -> Reading
 }
 
 /// The initial state decays once more or less than it should.
-fn initial_states(own: &Own<'_>, problem: &LinearAttention, g: &ArrayD<f64>) -> Vec<Reading> {
+fn initial_states(own: &Original<'_>, problem: &LinearAttention, g: &ArrayD<f64>) -> Vec<Reading> {
     let first: Option<Vec<ArrayD<f64>>> = problem
         .list_sequences()
         .iter()
@@ -159,7 +159,7 @@ fn initial_states(own: &Own<'_>, problem: &LinearAttention, g: &ArrayD<f64>) -> 
 }
 
 /// Chunks without what came before them, and without what is within them.
-fn chunks(own: &Own<'_>, problem: &LinearAttention, g: &ArrayD<f64>) -> Vec<Reading> {
+fn chunks(own: &Original<'_>, problem: &LinearAttention, g: &ArrayD<f64>) -> Vec<Reading> {
     let packed = matches!(problem.sequences, etalon_problem::TokenSequences::Packed { .. });
     if packed || own.inputs.contains_key("dfinal_state") {
         return Vec::new();

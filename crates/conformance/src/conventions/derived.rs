@@ -1,7 +1,7 @@
 //! Readings that follow from the table of options of a problem and from the tensors of a pass: what is
 //! absent, doubled, inverted, or applied at another place of the chain.
 
-use super::{Edit, Own, Reading};
+use super::{Edit, Original, Reading};
 use crate::tensor::Values;
 use etalon_problem::{
     Alternative, LinearCrossEntropy, LseSquareWeight, Operand, Precision, Problem, Reduction, Role,
@@ -9,7 +9,7 @@ use etalon_problem::{
 };
 use std::f64::consts::{LN_2, LOG2_E};
 
-pub(super) fn all(own: &Own<'_>) -> Vec<Reading> {
+pub(super) fn all(own: &Original<'_>) -> Vec<Reading> {
     let mut list: Vec<Reading> =
         own.problem.settings().into_iter().flat_map(|x| x.others).map(option).collect();
     for operand in own.operands.iter().filter(|operand| operand.role.is_given()) {
@@ -47,7 +47,7 @@ fn option(alternative: Alternative) -> Reading {
 
 /// A reading of a tensor. Its name begins with the option that the tensor belongs to.
 pub(super) fn of_tensor(
-    own: &Own<'_>,
+    own: &Original<'_>,
     operand: &Operand,
     change: &str,
     text: &str,
@@ -69,7 +69,7 @@ fn neutral(operand: &Operand) -> f64 {
     }
 }
 
-/// Whether a tensor holds logarithms or scores, which other libraries have to base 2.
+/// True if a tensor holds logarithms or scores, which other libraries have to base 2.
 fn is_logarithm(operand: &Operand) -> bool {
     ["sinks", "bias", "g", "g_gamma"].contains(&operand.name)
 }
@@ -77,8 +77,8 @@ fn is_logarithm(operand: &Operand) -> bool {
 /// A change of a number.
 type Map = Box<dyn Fn(f64) -> f64 + Send + Sync>;
 
-/// What the numbers of a tensor of an option may be taken for.
-fn numbers(own: &Own<'_>, operand: &Operand) -> Vec<Reading> {
+/// Other meanings of the numbers of a tensor of an option.
+fn numbers(own: &Original<'_>, operand: &Operand) -> Vec<Reading> {
     if (operand.option.is_none() && operand.name != "tau")
         || operand.precision == Precision::Integer
     {
@@ -124,8 +124,8 @@ fn numbers(own: &Own<'_>, operand: &Operand) -> Vec<Reading> {
     maps.into_iter().map(reading).collect()
 }
 
-/// What sinks may be taken for besides: capped as scores are, counted by every part of a row.
-fn of_sinks(own: &Own<'_>, operand: &Operand) -> Vec<(&'static str, String, Map)> {
+/// Other meanings of sinks: capped as scores are, counted by every part of a row.
+fn of_sinks(own: &Original<'_>, operand: &Operand) -> Vec<(&'static str, String, Map)> {
     let mut maps: Vec<(&str, String, Map)> = Vec::new();
     let Some(scores) = own.problem.scores().filter(|_| operand.name == "sinks") else {
         return maps;
@@ -176,7 +176,7 @@ fn scales(problem: &Problem, operand: &Operand) -> Vec<(&'static str, &'static s
 }
 
 /// A cotangent that is dropped, or taken for another number.
-fn cotangents(own: &Own<'_>, operand: &Operand) -> Vec<Reading> {
+fn cotangents(own: &Original<'_>, operand: &Operand) -> Vec<Reading> {
     if !matches!(operand.role, Role::Cotangent | Role::OptionalCotangent) {
         return Vec::new();
     }
@@ -202,13 +202,13 @@ fn cotangents(own: &Own<'_>, operand: &Operand) -> Vec<Reading> {
 }
 
 /// An absent cotangent that counts as 1, as where a framework differentiates a sum.
-fn ones(own: &Own<'_>, operand: &Operand) -> Reading {
+fn ones(own: &Original<'_>, operand: &Operand) -> Reading {
     let text = "is 1; it is absent from the inputs, which counts as 0";
     of_tensor(own, operand, "of-one", text, Edit::Fill(operand.shape.clone().into(), 1.0))
 }
 
 /// Other normalisers of a mean.
-fn normalisers(own: &Own<'_>, loss: &LinearCrossEntropy) -> Vec<Reading> {
+fn normalisers(own: &Original<'_>, loss: &LinearCrossEntropy) -> Vec<Reading> {
     if matches!(loss.reduction, Reduction::None) {
         return Vec::new();
     }
@@ -219,7 +219,11 @@ fn normalisers(own: &Own<'_>, loss: &LinearCrossEntropy) -> Vec<Reading> {
             "is divided by the number of all tokens, ignored ones too",
             loss.tokens as f64,
         ),
-        ("counted", "is divided by the number of tokens that count, whatever they weigh", counted),
+        (
+            "counted",
+            "is divided by the number of tokens that count, whatever their weights",
+            counted,
+        ),
         ("token-weights", "is divided by the weights of the tokens alone", tokens),
         ("class-weights", "is divided by the weights of the classes alone", classes),
         ("vocab", "is divided by the number of classes, too", loss.vocab as f64 * tokens),
@@ -240,7 +244,7 @@ fn normalisers(own: &Own<'_>, loss: &LinearCrossEntropy) -> Vec<Reading> {
     list.into_iter().filter_map(reading).collect()
 }
 
-/// What tokens that count add up to.
+/// Sums of the tokens that count.
 struct Counts {
     counted: f64,
     tokens: f64,
@@ -264,7 +268,7 @@ impl Counts {
 }
 
 /// Ignored tokens that count: as tokens of the first class, or of their own, where their mark is a class.
-fn ignored(own: &Own<'_>, loss: &LinearCrossEntropy) -> Vec<Reading> {
+fn ignored(own: &Original<'_>, loss: &LinearCrossEntropy) -> Vec<Reading> {
     let mark = loss.ignore_index as f64;
     if own.inputs.get("targets").is_none_or(|x| !x.iter().any(|x| *x == mark)) {
         return Vec::new();

@@ -1,9 +1,9 @@
 //! Readings of the bias of lazy attention: how far it reaches, and what lies beyond.
 
-use super::{Edit, Own, Reading};
+use super::{Edit, Original, Reading};
 use etalon_problem::{Axis, Mask, Problem};
 
-pub(super) fn all(own: &Own<'_>) -> Vec<Reading> {
+pub(super) fn all(own: &Original<'_>) -> Vec<Reading> {
     let Problem::LazyAttention(problem) = own.problem else { return Vec::new() };
     let Some(bias) = problem.bias.filter(|bias| bias.width > 0) else { return Vec::new() };
     let width = bias.width;

@@ -15,7 +15,7 @@ pub enum Edit {
         axis: usize,
         /// The entry that stands at each place.
         order: Arc<[usize]>,
-        /// What stands where there is no such entry.
+        /// The value in place of an entry that does not exist.
         beyond: f64,
     },
     /// Its axes lie in memory in this order, and it is read as if they did not.
@@ -183,7 +183,7 @@ fn index(shape: &[usize], mut number: usize) -> Vec<usize> {
 pub(crate) struct Layout {
     /// Extents in the order of memory.
     shape: Vec<usize>,
-    /// How far apart the entries of these axes lie in the tensor.
+    /// Strides of these axes in the tensor.
     strides: Vec<usize>,
 }
 

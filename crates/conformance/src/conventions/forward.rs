@@ -1,4 +1,4 @@
-//! What a right forward pass leaves to a backward pass that reads the problem otherwise.
+//! Tensors that a right forward pass saves for a backward pass of another reading.
 
 use super::edit::pick;
 use crate::tensor::Values;
@@ -6,7 +6,7 @@ use etalon_problem::{Error, Pass, Problem};
 use etalon_reference::{Arithmetic, evaluate_in};
 use ndarray::{ArrayD, Axis as Along};
 
-/// What the backward pass reads of a forward pass.
+/// Tensors of a forward pass that the backward pass reads.
 #[derive(Debug)]
 pub(crate) struct Saved {
     pub lse: ArrayD<f64>,

@@ -2,10 +2,10 @@
 //! strides were lost on the way. And inputs that were rounded to a narrower type before they were read.
 
 use super::derived::hyphens;
-use super::{Edit, Layout, Own, Reading};
+use super::{Edit, Layout, Original, Reading};
 use etalon_problem::{Dtype, Operand, Precision, Scores};
 
-pub(super) fn all(own: &Own<'_>) -> Vec<Reading> {
+pub(super) fn all(own: &Original<'_>) -> Vec<Reading> {
     let mut list = rounded(own);
     let given = || own.operands.iter().filter(|x| own.inputs.contains_key(x.name));
     for operand in given().filter(|x| x.precision != Precision::Integer) {
@@ -26,7 +26,7 @@ pub(super) fn all(own: &Own<'_>) -> Vec<Reading> {
     list
 }
 
-/// Whether an order of axes exchanges two.
+/// True if an order of axes exchanges two.
 fn is_pair(order: &[usize]) -> bool {
     order.iter().enumerate().filter(|(at, axis)| at != *axis).count() == 2
 }
@@ -61,7 +61,7 @@ fn memory(operand: &Operand, order: &[usize], lay: bool) -> String {
 }
 
 /// All large tensors in the same other layout.
-fn together(own: &Own<'_>) -> Vec<Reading> {
+fn together(own: &Original<'_>) -> Vec<Reading> {
     let large: Vec<&Operand> = own
         .operands
         .iter()
@@ -83,7 +83,7 @@ fn together(own: &Own<'_>) -> Vec<Reading> {
 
 /// Inputs in a narrower type than the one in which they are stored, and queries that were scaled and rounded
 /// again.
-fn rounded(own: &Own<'_>) -> Vec<Reading> {
+fn rounded(own: &Original<'_>) -> Vec<Reading> {
     let mut list = Vec::new();
     let storage: Vec<&Operand> = own
         .operands

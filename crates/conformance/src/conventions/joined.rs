@@ -3,19 +3,19 @@
 
 use super::reading::alone;
 use super::tails::of_keys;
-use super::{Edit, Own, Reading};
+use super::{Edit, Original, Reading};
 use crate::tensor::Values;
 use etalon_problem::{BiasExtents, Mask, Pass, Problem, Scores, Sequence};
 use ndarray::{ArrayD, Axis as Along, IxDyn};
 use std::f64::consts::{LN_2, LOG2_E};
 
-pub(super) fn all(own: &Own<'_>) -> Vec<Reading> {
-    let weighs = matches!(own.problem, Problem::Attention(_) | Problem::AttentionLse(_));
+pub(super) fn all(own: &Original<'_>) -> Vec<Reading> {
+    let has_softmax = matches!(own.problem, Problem::Attention(_) | Problem::AttentionLse(_));
     let Some(scores) = own.problem.scores().filter(|_| own.pass == Pass::Forward) else {
         return Vec::new();
     };
     let mut list = of_maximum(own);
-    if weighs {
+    if has_softmax {
         list.extend(halves(own, scores));
         list.extend(after_softmax(own, scores));
         list.extend(hidden_scores(own, scores));
@@ -27,7 +27,7 @@ pub(super) fn all(own: &Own<'_>) -> Vec<Reading> {
 const SHARP: f64 = 1_099_511_627_776.0; // 2⁴⁰
 
 /// lse = max + ln Σ e^{S − max} with another factor of each of the two.
-fn of_maximum(own: &Own<'_>) -> Vec<Reading> {
+fn of_maximum(own: &Original<'_>) -> Vec<Reading> {
     let mut sharp = Reading::plain("", "", own.problem);
     let Some(scores) = sharp.problem.scores_mut() else { return Vec::new() };
     let scale = scores.scale();
@@ -75,15 +75,15 @@ fn of_maximum(own: &Own<'_>) -> Vec<Reading> {
     list
 }
 
-/// Two halves of the keys that are averaged or added up, whatever they weigh.
-fn halves(own: &Own<'_>, scores: &Scores) -> Vec<Reading> {
+/// Two halves of the keys that are averaged or added up, whatever their weights.
+fn halves(own: &Original<'_>, scores: &Scores) -> Vec<Reading> {
     let half = scores.extents.keys / 2;
     let of = |counts: &dyn Fn(usize) -> bool| of_keys(own, scores, "", "", counts);
     let (Some(first), Some(second)) = (of(&|j| j < half), of(&|j| j >= half)) else {
         return Vec::new();
     };
     let list = [
-        ("averaged", "are averaged, whatever they weigh", 0.5),
+        ("averaged", "are averaged, whatever their weights", 0.5),
         ("added", "are added up, as if they were not normalised", 1.0),
     ];
     let added = list.map(|(id, text, factor)| {
@@ -122,7 +122,7 @@ fn by_lse(terms: &[Values], base: f64) -> Values {
 }
 
 /// Weights that are hidden after they were normalised over every key.
-fn after_softmax(own: &Own<'_>, scores: &Scores) -> Vec<Reading> {
+fn after_softmax(own: &Original<'_>, scores: &Scores) -> Vec<Reading> {
     if scores.mask == Mask::Full {
         return Vec::new();
     }
@@ -153,7 +153,7 @@ fn after_softmax(own: &Own<'_>, scores: &Scores) -> Vec<Reading> {
 const PAIRS: usize = 1 << 20;
 
 /// Pairs that a mask hides with a score that is no −∞: 0, or what a cap makes of −∞.
-fn hidden_scores(own: &Own<'_>, scores: &Scores) -> Vec<Reading> {
+fn hidden_scores(own: &Original<'_>, scores: &Scores) -> Vec<Reading> {
     let e = &scores.extents;
     let (Some(q), Some(k)) = (own.inputs.get("q"), own.inputs.get("k")) else { return Vec::new() };
     let pairs = [e.batch, e.query_heads, e.queries, e.keys];

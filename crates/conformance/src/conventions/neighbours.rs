@@ -2,11 +2,11 @@
 //! tensor.
 
 use super::derived::{hyphens, of_tensor};
-use super::{Edit, Own, Reading};
+use super::{Edit, Original, Reading};
 use etalon_problem::{Axis, Operand, Precision, Problem, Role, Sequences, TokenSequences};
 use ndarray::{ArrayD, IxDyn};
 
-pub(super) fn all(own: &Own<'_>) -> Vec<Reading> {
+pub(super) fn all(own: &Original<'_>) -> Vec<Reading> {
     let given: Vec<&Operand> = own
         .operands
         .iter()
@@ -22,8 +22,8 @@ pub(super) fn all(own: &Own<'_>) -> Vec<Reading> {
     list
 }
 
-/// What a tensor holds for another head, batch element, sequence or row.
-fn neighbours(own: &Own<'_>, operand: &Operand) -> Vec<Reading> {
+/// Values of a tensor for another head, batch element, sequence or row.
+fn neighbours(own: &Original<'_>, operand: &Operand) -> Vec<Reading> {
     let mut list = Vec::new();
     for (axis, (&name, &extent)) in operand.axes.iter().zip(&operand.shape).enumerate() {
         let what = match name {
@@ -64,7 +64,13 @@ fn slug_of(what: &str) -> String {
 }
 
 /// A cotangent that is 0 but for the first head or batch element, as where it is read with other strides.
-fn first_alone(own: &Own<'_>, operand: &Operand, axis: usize, what: &str, slug: String) -> Reading {
+fn first_alone(
+    own: &Original<'_>,
+    operand: &Operand,
+    axis: usize,
+    what: &str,
+    slug: String,
+) -> Reading {
     let weight = |entry: IxDyn| f64::from(u8::from(entry[axis] == 0));
     let rows = ArrayD::from_shape_fn(IxDyn(&operand.shape[..=axis]), weight);
     let text = format!("is read of the first {what} alone, and 0 beyond");
@@ -73,7 +79,7 @@ fn first_alone(own: &Own<'_>, operand: &Operand, axis: usize, what: &str, slug: 
 }
 
 /// A tensor of query heads that is read by the number of the key head.
-fn by_key_head(own: &Own<'_>, operand: &Operand) -> Vec<Reading> {
+fn by_key_head(own: &Original<'_>, operand: &Operand) -> Vec<Reading> {
     let [query, key] = [Axis::QueryHeads, Axis::KeyHeads].map(|axis| own.problem.extent(axis));
     let is_of_heads = |axis: &Axis| matches!(axis, Axis::QueryHeads | Axis::QueryHeadsOr1);
     let axis = operand.axes.iter().position(is_of_heads).filter(|&at| operand.shape[at] == query);
@@ -95,7 +101,7 @@ fn by_key_head(own: &Own<'_>, operand: &Operand) -> Vec<Reading> {
 }
 
 /// Keys and values that are both those of another batch element or key head.
-fn keys_and_values(own: &Own<'_>, given: &[&Operand]) -> Vec<Reading> {
+fn keys_and_values(own: &Original<'_>, given: &[&Operand]) -> Vec<Reading> {
     let both: Vec<&&Operand> = given.iter().filter(|x| ["k", "v"].contains(&x.name)).collect();
     let Some(k) = both.first().filter(|_| both.len() == 2) else { return Vec::new() };
     let mut list = Vec::new();
@@ -119,7 +125,7 @@ fn keys_and_values(own: &Own<'_>, given: &[&Operand]) -> Vec<Reading> {
 }
 
 /// Query heads that use the key head of another number than h/(Hq/Hk), where that is no permutation of heads.
-fn other_key_heads(own: &Own<'_>) -> Vec<Reading> {
+fn other_key_heads(own: &Original<'_>) -> Vec<Reading> {
     let Some(scores) = own.problem.scores() else { return Vec::new() };
     let (query, key, group) =
         (scores.extents.query_heads, scores.extents.key_heads, scores.group());
@@ -146,7 +152,7 @@ fn other_key_heads(own: &Own<'_>) -> Vec<Reading> {
 }
 
 /// Two inputs of one shape that are taken for each other, or one for both.
-fn exchanged(own: &Own<'_>, given: &[&Operand]) -> Vec<Reading> {
+fn exchanged(own: &Original<'_>, given: &[&Operand]) -> Vec<Reading> {
     let main = |x: &&&Operand| x.role == Role::Input && x.precision == Precision::Storage;
     let main: Vec<&&Operand> = given.iter().filter(main).collect();
     let mut list = Vec::new();
@@ -171,7 +177,7 @@ fn exchanged(own: &Own<'_>, given: &[&Operand]) -> Vec<Reading> {
 }
 
 /// Tensors of packed sequences that are read from the beginning of the array for every sequence.
-fn without_offsets(own: &Own<'_>, given: &[&Operand]) -> Vec<Reading> {
+fn without_offsets(own: &Original<'_>, given: &[&Operand]) -> Vec<Reading> {
     let offsets = |axis: Axis| match (own.problem, axis) {
         (Problem::LinearAttention(x), Axis::Tokens) => match &x.sequences {
             TokenSequences::Packed { cu_tokens } => Some(cu_tokens.clone()),

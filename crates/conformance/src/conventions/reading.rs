@@ -20,19 +20,19 @@ pub struct Reading {
     pub of: Option<&'static str>,
     /// The problem.
     pub problem: Problem,
-    /// Whether an input was taken from elsewhere, or lies otherwise in memory: readings that are tried last.
+    /// True if an input was taken from elsewhere, or lies otherwise in memory: readings that are tried last.
     pub is_late: bool,
-    /// What becomes of the inputs.
+    /// Edits of the inputs.
     pub(crate) edits: Edits,
-    /// What becomes of the outputs.
+    /// Edits of the outputs.
     pub(crate) finish: Edits,
     /// The outputs that it speaks of; empty: all.
     pub(crate) only: Vec<&'static str>,
-    /// Whether query head h uses key head h mod Hk.
+    /// True if query head h uses key head h mod Hk.
     pub(crate) is_interleaved: bool,
     /// The key head of every query head of a problem with scores, where neighbours do not share them.
     pub(crate) key_heads: Option<Arc<[usize]>>,
-    /// What its backward pass reads of the forward pass of the problem that was asked; `None`: of its own.
+    /// The tensors that its backward pass reads of the forward pass of the asked problem; `None`: of its own.
     pub(crate) saved: Option<Arc<Saved>>,
     /// The readings from whose results its own are made; `None`: it is evaluated itself.
     pub(crate) joined: Option<Joined>,
@@ -119,7 +119,7 @@ impl Reading {
         })
     }
 
-    /// Whether nothing but the problem may be another one.
+    /// True if nothing but the problem may be another one.
     fn is_plain(&self) -> bool {
         self.edits.is_empty()
             && self.finish.is_empty()
@@ -130,17 +130,17 @@ impl Reading {
             && self.joined.is_none()
     }
 
-    /// Whether it is another one than the problem.
+    /// True if it is another one than the problem.
     pub(super) fn differs(&self, problem: &Problem) -> bool {
         !self.is_plain() || self.problem != *problem
     }
 
-    /// Whether another one has the same results, as far as problems tell.
+    /// True if another one has the same results, as far as problems tell.
     pub(super) fn is_same(&self, other: &Reading) -> bool {
         self.is_plain() && other.is_plain() && self.problem == other.problem
     }
 
-    /// How many evaluations of the pass it takes, about.
+    /// Number of evaluations of the pass that it takes, about.
     pub(crate) fn evaluations(&self) -> f64 {
         match &self.joined {
             Some(joined) => joined.of.iter().map(Reading::evaluations).sum(),
@@ -155,7 +155,7 @@ impl Reading {
         }
     }
 
-    /// What a kernel of the reading returns for a pass, of these inputs of the problem that was asked.
+    /// Results of a kernel of the reading for a pass, of these inputs of the asked problem.
     pub fn results(&self, pass: Pass, inputs: &Values) -> Result<Values, Error> {
         self.made(|reading| reading.evaluated(pass, inputs))
     }
@@ -235,12 +235,12 @@ impl Reading {
         }
     }
 
-    /// What becomes of an input.
+    /// Edits of an input.
     pub(crate) fn edits_of(&self, name: &str) -> Vec<&Edit> {
         self.edits.iter().filter(|(own, _)| own == name).map(|(_, edit)| edit).collect()
     }
 
-    /// What becomes of an output.
+    /// Edits of an output.
     pub(crate) fn finish_of(&self, name: &str) -> Vec<&Edit> {
         self.finish.iter().filter(|(own, _)| own == name).map(|(_, edit)| edit).collect()
     }
@@ -269,7 +269,7 @@ pub(super) fn alone(name: &str, x: ArrayD<f64>) -> Values {
     [(name.to_string(), x)].into_iter().collect()
 }
 
-/// Where the query heads of a tensor lie, if it has an axis of all of them.
+/// The axis of all query heads of a tensor, if it has one.
 fn query_heads(operand: &Operand) -> Option<usize> {
     let own = |axis: &Axis| matches!(axis, Axis::QueryHeads | Axis::QueryHeadsOr1);
     operand.axes.iter().position(own).filter(|&at| operand.shape[at] > 1)

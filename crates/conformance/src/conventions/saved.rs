@@ -8,7 +8,7 @@
 
 use super::forward::{Saved, evaluate_forward};
 use super::tails::{TILES, of_keys};
-use super::{Edit, Own, Reading};
+use super::{Edit, Original, Reading};
 use crate::tensor::Values;
 use etalon_problem::{Axis, Pass, Problem};
 use ndarray::{ArrayD, Axis as Along};
@@ -16,9 +16,12 @@ use std::f64::consts::{LN_2, LOG2_E};
 use std::sync::Arc;
 
 /// Readings of saved tensors, and `others` with what a right forward pass saved.
-pub(super) fn all<'a>(own: &Own<'_>, others: impl Iterator<Item = &'a Reading>) -> Vec<Reading> {
-    let weighs = matches!(own.problem, Problem::Attention(_) | Problem::AttentionLse(_));
-    if own.pass != Pass::Backward || !weighs {
+pub(super) fn all<'a>(
+    own: &Original<'_>,
+    others: impl Iterator<Item = &'a Reading>,
+) -> Vec<Reading> {
+    let has_softmax = matches!(own.problem, Problem::Attention(_) | Problem::AttentionLse(_));
+    if own.pass != Pass::Backward || !has_softmax {
         return Vec::new();
     }
     let Some(exact) = forward(own, None) else { return Vec::new() };
@@ -37,7 +40,7 @@ pub(super) fn all<'a>(own: &Own<'_>, others: impl Iterator<Item = &'a Reading>) 
     list
 }
 
-/// Whether a backward pass alone may read the problem so: without changes of what it alone reads, or of where
+/// True if a backward pass alone may read the problem so: without changes of what it alone reads, or of where
 /// inputs lie.
 fn may_be_of_backward(reading: &Reading) -> bool {
     let edited =
@@ -64,7 +67,7 @@ fn in_backward(reading: &Reading, saved: &Arc<Saved>) -> Reading {
 }
 
 /// dq of one tile of keys alone, as where it is stored and not added up.
-fn parts_of_dq(own: &Own<'_>, saved: &Arc<Saved>) -> Vec<Reading> {
+fn parts_of_dq(own: &Original<'_>, saved: &Arc<Saved>) -> Vec<Reading> {
     let Some(scores) = own.problem.scores() else { return Vec::new() };
     let keys = scores.extents.keys;
     let mut list = Vec::new();
@@ -84,7 +87,7 @@ fn parts_of_dq(own: &Own<'_>, saved: &Arc<Saved>) -> Vec<Reading> {
 }
 
 /// The exact results of the forward pass, perhaps with other sinks.
-fn forward(own: &Own<'_>, sinks: Option<f64>) -> Option<Values> {
+fn forward(own: &Original<'_>, sinks: Option<f64>) -> Option<Values> {
     let mut inputs = own.inputs.clone();
     if let (Some(number), Some(x)) = (sinks, inputs.get_mut("sinks")) {
         x.fill(number);
@@ -92,7 +95,7 @@ fn forward(own: &Own<'_>, sinks: Option<f64>) -> Option<Values> {
     evaluate_forward(own.problem, &inputs).ok()
 }
 
-fn of_lse(own: &Own<'_>, lse: &ArrayD<f64>) -> Vec<Reading> {
+fn of_lse(own: &Original<'_>, lse: &ArrayD<f64>) -> Vec<Reading> {
     let mut others = vec![
         ("base-2", "is a logarithm to base 2, read as a natural one", lse.mapv(|x| LOG2_E * x)),
         ("in-base-2", "is a natural logarithm, read as one to base 2", lse.mapv(|x| LN_2 * x)),
@@ -139,7 +142,7 @@ fn of_lse(own: &Own<'_>, lse: &ArrayD<f64>) -> Vec<Reading> {
 }
 
 /// δ = dout·o − dlse with another o, or without one: dlse holds what makes it so.
-fn of_delta(own: &Own<'_>, o: &ArrayD<f64>, dout: &ArrayD<f64>) -> Vec<Reading> {
+fn of_delta(own: &Original<'_>, o: &ArrayD<f64>, dout: &ArrayD<f64>) -> Vec<Reading> {
     let along = Along(o.ndim() - 1);
     let product = |o: &ArrayD<f64>| (o * dout).sum_axis(along);
     let delta = product(o);

@@ -16,10 +16,10 @@ use std::sync::OnceLock;
 /// The most layers of a model whose factors are recognised.
 const LAYERS: usize = 128;
 
-/// How far apart two lists of log-decays may be and still be one: some roundings to f32.
+/// Distance up to which two lists of log-decays count as one: some roundings to f32.
 const NEAR: f64 = 1e-6;
 
-/// How far apart they must be to tell a convention from a kernel that is not quite within its bounds.
+/// Distance that tells a convention from a kernel that is not quite within its bounds.
 const APART: f64 = 0.02;
 
 /// Log-decays with a name.
@@ -29,7 +29,7 @@ struct Named {
     log_decays: Vec<f64>,
 }
 
-/// What the outputs of a trial show, if they are within the bounds of other decays than the problem's.
+/// Findings about the outputs of a trial that are within the bounds of other decays than the problem's.
 #[derive(Debug)]
 pub enum Finding {
     /// They are those of a convention: a sentence for a report.
@@ -115,7 +115,7 @@ fn found(trial: &Trial<'_>) -> Option<Finding> {
     None
 }
 
-/// What a kernel may have used: the log-decays with a name for so many heads, of the layers that the
+/// Candidates of what a kernel may have used: the log-decays with a name for so many heads, of the layers that the
 /// given ones are of or else of a first layer.
 fn candidates(given: &[f64]) -> Vec<Named> {
     let heads = given.len();

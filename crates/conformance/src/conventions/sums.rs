@@ -2,12 +2,12 @@
 //! should be added, or a chunk is lost.
 
 use super::tails::TILES;
-use super::{Edit, Own, Reading};
+use super::{Edit, Original, Reading};
 use etalon_problem::{Axis, LinearCrossEntropy, Operand, Pass, Problem, Reduction, Role};
 use ndarray::{ArrayD, IxDyn};
 use std::ops::Range;
 
-pub(super) fn all(own: &Own<'_>) -> Vec<Reading> {
+pub(super) fn all(own: &Original<'_>) -> Vec<Reading> {
     if !matches!(own.pass, Pass::Backward | Pass::ForwardBackward) {
         return Vec::new();
     }
@@ -51,7 +51,7 @@ pub(super) fn all(own: &Own<'_>) -> Vec<Reading> {
 
 /// The gradients by tensors without an axis, of some of its entries alone; none where every gradient has it.
 fn part_of(
-    own: &Own<'_>,
+    own: &Original<'_>,
     axis: Axis,
     id: &str,
     text: &str,
@@ -78,14 +78,14 @@ fn part_of(
     Some(weighed(own, reading, axis, &|entry| range.contains(&entry)))
 }
 
-/// Whether a tensor may lack an axis, and does not.
-fn is_whole(own: &Own<'_>, operand: &Operand, or_1: Axis, axis: Axis) -> bool {
+/// True if a tensor may lack an axis, and does not.
+fn is_whole(own: &Original<'_>, operand: &Operand, or_1: Axis, axis: Axis) -> bool {
     operand.position(or_1).is_some_and(|at| operand.shape[at] == own.problem.extent(axis))
 }
 
 /// With cotangents of some entries of an axis alone.
 fn weighed(
-    own: &Own<'_>,
+    own: &Original<'_>,
     mut reading: Reading,
     axis: Axis,
     counts: &dyn Fn(usize) -> bool,
@@ -102,7 +102,7 @@ fn weighed(
 }
 
 /// Gradients that query heads share, of one head of each group alone.
-fn groups(own: &Own<'_>) -> Vec<Reading> {
+fn groups(own: &Original<'_>) -> Vec<Reading> {
     let [query, key] = [Axis::QueryHeads, Axis::KeyHeads].map(|axis| own.problem.extent(axis));
     let group = query / key.max(1);
     if group < 2 {
@@ -123,7 +123,7 @@ fn groups(own: &Own<'_>) -> Vec<Reading> {
 
 /// dw and dbias of one chunk of tokens, as where a chunk is stored in place of being added: the others are
 /// ignored, and the normaliser stays.
-fn of_tokens(own: &Own<'_>, loss: &LinearCrossEntropy) -> Vec<Reading> {
+fn of_tokens(own: &Original<'_>, loss: &LinearCrossEntropy) -> Vec<Reading> {
     let Some(targets) = own.inputs.get("targets") else { return Vec::new() };
     let weights = |name: &str| own.inputs.get(name);
     let (tokens, classes) = (weights("token_weights"), weights("class_weights"));

@@ -2,20 +2,20 @@
 //! forgotten, or the tile is filled up with zeros that count; and keys and classes of some parts alone, as
 //! where parts are not joined.
 
-use super::{Edit, Own, Reading};
+use super::{Edit, Original, Reading};
 use etalon_problem::{
     Axis, LinearAttention, LinearCrossEntropy, Mask, NamedArray, Problem, Role, Scores,
     TokenSequences,
 };
 use ndarray::ArrayD;
 
-/// What kernels process at once.
+/// Sizes of the tiles in which kernels process rows and keys.
 pub(super) const TILES: [usize; 4] = [16, 32, 64, 128];
 
 /// The most flags of a mask that is made for it.
 const FLAGS: usize = 1 << 22;
 
-pub(super) fn all(own: &Own<'_>) -> Vec<Reading> {
+pub(super) fn all(own: &Original<'_>) -> Vec<Reading> {
     let mut list = of_elements(own);
     match own.problem {
         Problem::LinearCrossEntropy(loss) => {
@@ -64,7 +64,7 @@ fn kept(extent: usize, of: &str) -> Vec<(String, String, std::ops::Range<usize>)
 }
 
 /// Keys that are forgotten, and tiles that are filled up.
-fn dropped_keys(own: &Own<'_>, scores: &Scores) -> Vec<Reading> {
+fn dropped_keys(own: &Original<'_>, scores: &Scores) -> Vec<Reading> {
     let keys = scores.extents.keys;
     let reading = |(id, text, range): (String, String, std::ops::Range<usize>)| {
         of_keys(own, scores, &format!("keys-{id}"), &text, &|j| range.contains(&j))
@@ -103,7 +103,7 @@ fn dropped_tokens(problem: &LinearAttention) -> Vec<Reading> {
 
 /// Elements of q and k, or of h and w, that are forgotten: those after the last whole tile, or after the
 /// first ones.
-fn of_elements(own: &Own<'_>) -> Vec<Reading> {
+fn of_elements(own: &Original<'_>) -> Vec<Reading> {
     let extent = own.problem.extent(Axis::Dim);
     let mut list = Vec::new();
     let mut add = |id: String, text: String, last: usize| {
@@ -135,7 +135,7 @@ fn of_elements(own: &Own<'_>) -> Vec<Reading> {
 
 /// Classes that are forgotten: their logits are −∞. Where one of them is a target, its loss is no other
 /// problem's.
-fn dropped_classes(own: &Own<'_>, loss: &LinearCrossEntropy) -> Vec<Reading> {
+fn dropped_classes(own: &Original<'_>, loss: &LinearCrossEntropy) -> Vec<Reading> {
     if loss.label_smoothing != 0.0 {
         return Vec::new();
     }
@@ -165,7 +165,7 @@ fn dropped_classes(own: &Own<'_>, loss: &LinearCrossEntropy) -> Vec<Reading> {
 
 /// A problem in which only some keys count.
 pub(super) fn of_keys(
-    own: &Own<'_>,
+    own: &Original<'_>,
     scores: &Scores,
     id: &str,
     text: &str,
@@ -184,7 +184,7 @@ pub(super) fn of_keys(
 
 /// Keys of zeros, or copies of the last one, at the end of the last tile, which count. Only where they do not
 /// move the diagonal.
-fn padded_keys(own: &Own<'_>, scores: &Scores) -> Vec<Reading> {
+fn padded_keys(own: &Original<'_>, scores: &Scores) -> Vec<Reading> {
     let dense = scores.sequences == etalon_problem::Sequences::Dense;
     if !dense || scores.mask != Mask::Full || scores.bias.is_some() || scores.extents.keys == 0 {
         return Vec::new();
@@ -206,7 +206,7 @@ fn padded_keys(own: &Own<'_>, scores: &Scores) -> Vec<Reading> {
 }
 
 /// Classes of zeros at the end of the last tile, which count.
-fn padded_classes(own: &Own<'_>) -> Vec<Reading> {
+fn padded_classes(own: &Original<'_>) -> Vec<Reading> {
     let Problem::LinearCrossEntropy(loss) = own.problem else { return Vec::new() };
     let tiles = TILES.into_iter().filter(|&tile| !loss.vocab.is_multiple_of(tile));
     let reading = |tile: usize| {
@@ -224,7 +224,7 @@ fn padded_classes(own: &Own<'_>) -> Vec<Reading> {
 /// With zeros, or copies of the last entry, in every input beyond the extent of an axis, and outputs cut to
 /// it.
 fn filled_up(
-    own: &Own<'_>,
+    own: &Original<'_>,
     mut reading: Reading,
     axis: Axis,
     (extent, more): (usize, usize),

@@ -1,4 +1,4 @@
-//! What is not finite reaches nothing of what is computed beside it.
+//! Numbers that are not finite reach no result that does not depend on them.
 
 use super::flaw::Judgement;
 use super::law::{laws, many_ways};
@@ -17,12 +17,12 @@ laws! {
     Contract beside on Any if |case, _| is_stored(case) && elements(&case.problem).len() > 1, favour many_ways;
 }
 
-/// Whether kernels store the case's type; at smoke depth the law sees few cases.
+/// True if kernels store the case's type; at smoke depth the law sees few cases.
 fn is_stored(case: &Case) -> bool {
     case.spec.dtype != Dtype::F64
 }
 
-/// What is computed by itself: a key head of a sequence, a token of linear_cross_entropy.
+/// An independent part of a result: a key head of a sequence, a token of linear_cross_entropy.
 #[derive(Debug, Clone)]
 struct Element {
     what: String,
@@ -30,7 +30,7 @@ struct Element {
     own: Vec<(Axis, Range<usize>)>,
 }
 
-/// Those of a problem.
+/// The independent parts of a problem.
 fn elements(problem: &Problem) -> Vec<Element> {
     let by_head = |heads: usize, group: usize, what: String, own: Vec<(Axis, Range<usize>)>| {
         (0..heads).map(move |h| {
@@ -85,12 +85,12 @@ impl Element {
         own.map_or(0..operand.shape[axis], |(_, own)| own.clone())
     }
 
-    /// Whether an element of an operand belongs to it, or to it and others.
+    /// True if an element of an operand belongs to it, or to it and others.
     fn has(&self, problem: &Problem, operand: &Operand, at: &[usize]) -> bool {
         at.iter().enumerate().all(|(axis, at)| self.entries(problem, operand, axis).contains(at))
     }
 
-    /// Whether an operand has elements that belong to it alone and may be any number.
+    /// True if an operand has elements that belong to it alone and may be any number.
     fn owns(&self, problem: &Problem, operand: &Operand) -> bool {
         // Weights of tokens are in the normaliser of all; a log-decay that grows is refused.
         if matches!(operand.name, "token_weights" | "targets" | "g") {
@@ -107,7 +107,7 @@ impl Element {
     }
 }
 
-/// Whether all batch elements, or all heads, share the one entry of an axis.
+/// True if all batch elements, or all heads, share the one entry of an axis.
 fn is_shared(problem: &Problem, operand: &Operand, axis: usize) -> bool {
     let all = match operand.axes[axis] {
         Axis::BatchOr1 => Axis::Batch,

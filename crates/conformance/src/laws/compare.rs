@@ -1,4 +1,4 @@
-//! How results must stand to those of the case as it is.
+//! Comparison of results with those of the unchanged case.
 
 use super::flaw::{Flaw, Judgement, worst};
 use super::tensors::{Equality, both, change, change_each, exceeds, index, map, same};
@@ -11,7 +11,7 @@ use ndarray::ArrayD;
 /// Two results that lie within a bound of the same number lie within two of each other.
 pub(crate) const TWICE: f64 = 2.0;
 
-/// How equal results must be that a formula makes equal.
+/// Strictness of the comparison of results that a formula makes equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Strict {
     /// Within two bounds: a kernel may take another way, and round differently.
@@ -78,8 +78,8 @@ pub(crate) fn agree(
     }))
 }
 
-/// What the underflow of a weight or of a product may leave behind in a sum: 2⁻¹²⁶ (an arithmetic
-/// that flushes to zero) times operands and lengths, with room to spare.
+/// Residue in a sum after the underflow of a weight or of a product: 2⁻¹²⁶ (an arithmetic that flushes to zero) times
+/// operands and lengths, with room to spare.
 const UNDERFLOW: f64 = 7.888_609_052_210_118e-31; // 2⁻¹⁰⁰
 
 /// Multiplies inputs of the case, and fails unless every output of a problem is then the clean one times

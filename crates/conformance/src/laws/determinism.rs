@@ -1,4 +1,4 @@
-//! What etalon promises of bits: they depend on nothing but the one sequence and key head.
+//! Promises of etalon about bits: they depend on nothing but the one sequence and key head.
 
 use super::flaw::Judgement;
 use super::law::{laws, many_ways, scores_are};

@@ -1,5 +1,4 @@
-//! What becomes of results at the ends of their type: beyond the largest number of f16, and below the
-//! smallest that is normal.
+//! Results at the ends of their type: beyond the largest number of f16, and below the smallest that is normal.
 
 use super::flaw::{Judgement, worst};
 use super::gate::judged;
@@ -30,8 +29,8 @@ fn linear_in(problem: &Problem, pass: Pass) -> Vec<Operand> {
     operands.filter(proportional).collect()
 }
 
-/// Where the largest result shall lie: two numbers beyond the largest of f16, 2¹⁶, and four below the smallest
-/// normal one, 2⁻¹⁴, and eight above the smallest of all, 2⁻²⁴.
+/// Exponents of the largest result: two numbers beyond the largest of f16, 2¹⁶, and four below the smallest normal
+/// one, 2⁻¹⁴, and eight above the smallest of all, 2⁻²⁴.
 const ENDS: [i32; 2] = [18, -16];
 
 fn ends_of_type(trial: &Trial<'_>) -> Judgement {

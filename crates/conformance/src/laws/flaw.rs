@@ -1,7 +1,7 @@
-//! How a check ends.
+//! Outcomes of a check.
 
 use crate::report::{Status, Verdict};
-use crate::tiers::Refusal;
+use crate::tier::Refusal;
 use etalon_problem::Error;
 
 /// Why a check did not pass.
@@ -9,17 +9,17 @@ use etalon_problem::Error;
 pub enum Flaw {
     /// The law is broken: how that shows.
     Fail(String),
-    /// Neither right nor wrong can be told: of what, and what would decide.
+    /// Undecided between right and wrong: the elements, and what would decide.
     Undecided(String),
     /// The tier was not asked, since the question does not concern it: why.
     NotAsked(String),
     /// The tier does not offer this, and why.
     Unsupported(String),
-    /// The case or the suite is at fault: it could not tell right from wrong.
+    /// The case or the suite is at fault: it could not distinguish right from wrong.
     Vacuous(String),
 }
 
-/// How a check ended; a pass may carry a margin: the largest error divided by its bound.
+/// The outcome of a check; a pass may carry a margin: the largest error divided by its bound.
 pub type Judgement = Result<Option<f64>, Flaw>;
 
 impl From<Refusal> for Flaw {

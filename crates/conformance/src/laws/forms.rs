@@ -33,7 +33,7 @@ laws! {
     Meaning groups_are_copies if |case, _| scores_are(case, |s| s.group() > 1);
 }
 
-/// Whether the problem has a bias by distance: each call counts from where it begins.
+/// True if the problem has a bias by distance: each call counts from where it begins.
 pub(super) fn has_distance_bias(case: &Case) -> bool {
     matches!(&case.problem, Problem::LazyAttention(problem) if problem.bias.is_some())
 }
@@ -127,8 +127,8 @@ fn bias_is_mask(trial: &Trial<'_>) -> Judgement {
     same(&outputs, trial.clean()?, Equality::Numbers, everywhere).map_err(|flaw| flaw.of("bias"))
 }
 
-/// Where three segments of `n` rows begin and end: about a quarter, a half and a quarter of them, in every
-/// other batch element a third each.
+/// Bounds of three segments of `n` rows: about a quarter, a half and a quarter of them, in every other batch element a
+/// third each.
 fn three(n: usize, batch: usize) -> [usize; 4] {
     let first = n.div_ceil(if batch.is_multiple_of(2) { 4 } else { 3 });
     [0, first, n - first, n]
@@ -157,7 +157,7 @@ fn segments_are_calls(trial: &Trial<'_>) -> Judgement {
         let (part_problem, part_inputs) = (part.problem(&plain), part.tensors(problem, inputs));
         let alone = trial.ask(&part_problem, &part_inputs)?;
         let own_bounds = trial.bounds_of(&part_problem, &part_inputs)?;
-        // Those of the heads are sums over all rows.
+        // Results of the heads are sums over all rows.
         let by_row = |name: &str| part.cuts_along(problem, name, &[Axis::Queries, Axis::Keys]);
         // So are those of a bias that batch elements share.
         let own = |name: &str| part.cuts_along(problem, name, &[Axis::Batch]) || e.batch == 1;

@@ -35,8 +35,8 @@ pub(super) fn within(trial: &Trial<'_>, outputs: &Tensors) -> Judgement {
     judged(gates::g1(trial.bounds()?, outputs))
 }
 
-/// What gate G1 found, as a judgement of a law.
-pub(super) fn judged(found: gates::Judgement) -> Judgement {
+/// The judgement of gate G1 as that of a law.
+pub(crate) fn judged(found: gates::Judgement) -> Judgement {
     match found.verdict {
         Verdict::Pass => Ok(Some(found.margin)),
         Verdict::Fail(text) | Verdict::Convention(text) => Err(Flaw::Fail(text)),
@@ -47,7 +47,7 @@ pub(super) fn judged(found: gates::Judgement) -> Judgement {
     }
 }
 
-/// Generic inputs with terms enough must be able to tell right from wrong; others may be blunt:
+/// Generic inputs with terms enough must be able to tell right from wrong; others may be uninformative:
 /// where rows see a key or two, whole gradients cancel, and where thin large cases of 16-bit elements read an
 /// o of hundreds of rounded columns. A case is at fault only if the strict profile cannot tell: a weaker one
 /// may be too wide for it.
@@ -66,9 +66,9 @@ fn bound(trial: &Trial<'_>) -> Judgement {
     }
     let margin = within(trial, clean)?;
     let doubts = trial.doubts(clean)?;
-    match doubts.iter().find(|blunt| blunt.undecided > 0) {
-        Some(blunt) if trial.case.is_generic() => Err(Flaw::Fail(blunt.to_string())),
-        Some(blunt) => Err(Flaw::Undecided(blunt.to_string())),
+    match doubts.iter().find(|doubt| doubt.undecided > 0) {
+        Some(doubt) if trial.case.is_generic() => Err(Flaw::Fail(doubt.to_string())),
+        Some(doubt) => Err(Flaw::Undecided(doubt.to_string())),
         None => Ok(margin),
     }
 }

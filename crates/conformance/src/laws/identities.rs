@@ -76,7 +76,7 @@ pub(super) fn sums_over_keys(
             sums[0].add(dk.value[[b, h, j, c]], 1.0, dk.bound[[b, h, j, c]]);
         }
         for head in visible.heads(h) {
-            // Where a row does not count its element may be anything.
+            // Elements of a row that does not count may be anything.
             for i in (0..x.shape()[2]).filter(|&i| counts[[b, head, i]] > 0) {
                 let (weight, bound) = weight([b, head, i, c]);
                 sums[1].add(weight, x[[b, head, i, c]], bound);

@@ -1,4 +1,4 @@
-//! What a law is, and the algorithms and passes that laws speak of.
+//! Laws, and the algorithms and passes that they speak of.
 
 use super::flaw::Judgement;
 use super::trial::Trial;
@@ -7,7 +7,7 @@ use crate::cases::{Case, Point};
 use crate::tier::{Choice, Tier};
 use etalon_problem::{Algorithm, Pass, Problem, Scores, Sequences};
 
-/// What a law presupposes.
+/// The assumption of a law.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// The result lies within its proven bound.
@@ -25,19 +25,19 @@ pub enum Kind {
 pub struct Law {
     /// Its name: in reports, in tests and on the command line.
     pub name: &'static str,
-    /// What it says, in one sentence.
+    /// Its statement, in one sentence.
     pub statement: &'static str,
-    /// What it presupposes.
+    /// Its assumption.
     pub kind: Kind,
     /// The algorithms that it speaks of.
     pub of: &'static [Algorithm],
     /// The passes that it speaks of.
     pub passes: &'static [Pass],
-    /// What a tier must have to be asked.
+    /// The choice that a tier must offer to be asked.
     pub asks: Option<Choice>,
-    /// Whether it says anything about this case, of an algorithm and a pass that it speaks of.
+    /// True if it says anything about this case, of an algorithm and a pass that it speaks of.
     pub applies: fn(&Case, Pass) -> bool,
-    /// Whether it could well be broken by this case: where it looks at a few cases alone, at such.
+    /// True if it could well be broken by this case: where it looks at a few cases alone, at such.
     pub favours: fn(&Case, Pass) -> bool,
     /// At how many cases of a pass it looks at the most, at every depth: what it asks is hardly that of the
     /// case, or shows in few. `None`: there is no most.
@@ -46,7 +46,7 @@ pub struct Law {
     pub check: Check,
 }
 
-/// How a law judges a tier.
+/// The judgement of a tier by a law.
 pub type Check = fn(&Trial<'_>) -> Judgement;
 
 /// Laws that speak of no formula.
@@ -80,7 +80,7 @@ pub(crate) const LAZY_ATTENTION: &[Algorithm] = &[Algorithm::LazyAttention];
 /// Laws of linear_cross_entropy.
 pub(crate) const LINEAR_CROSS_ENTROPY: &[Algorithm] = &[Algorithm::LinearCrossEntropy];
 
-/// Whether the scores of a case, if it has any, are so.
+/// True if the scores of a case, if it has any, are so.
 pub(crate) fn scores_are(case: &Case, so: impl Fn(&Scores) -> bool) -> bool {
     case.problem.scores().is_some_and(so)
 }
@@ -92,7 +92,7 @@ impl Law {
         Some(format!("`{}` is not asked of a tier without {lacking}", self.name))
     }
 
-    /// Whether it says anything about this pass of this case.
+    /// True if it says anything about this pass of this case.
     pub fn concerns(&self, case: &Case, pass: Pass) -> bool {
         self.of.contains(&case.spec.algorithm)
             && self.passes.contains(&pass)
@@ -102,7 +102,7 @@ impl Law {
             && (self.applies)(case, pass)
     }
 
-    /// Whether it looks at large cases: those laws that evaluate the reference once, or not at all, and
+    /// True if it looks at large cases: those laws that evaluate the reference once, or not at all, and
     /// need no list of all pairs.
     fn judges_large(&self) -> bool {
         matches!(self.kind, Kind::Gate | Kind::Contract)
@@ -133,7 +133,7 @@ macro_rules! passes {
 }
 pub(crate) use passes;
 
-/// What a row says, or else what most do.
+/// The value of a row, or else the usual one.
 macro_rules! or_else {
     ($most:expr;) => {
         $most

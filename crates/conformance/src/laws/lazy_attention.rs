@@ -51,7 +51,7 @@ fn lazy(case: &Case) -> Result<&LazyAttention, Error> {
     (&case.problem).try_into()
 }
 
-/// Whether there is a bias, for every pair that sequences and mask allow.
+/// True if there is a bias, for every pair that sequences and mask allow.
 fn reaches_all(problem: &LazyAttention) -> bool {
     let mut allowed = Visible::new(&problem.scores, &Tensors::new()).pairs;
     at_distances(problem).into_iter().for_each(|(place, _)| allowed[place] = false);

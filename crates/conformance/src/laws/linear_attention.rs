@@ -2,7 +2,7 @@
 
 mod forms;
 mod identities;
-mod sight;
+mod visibility;
 
 use super::compare::Strict;
 use super::determinism::same_alone;
@@ -23,7 +23,7 @@ use forms::{
 use identities::{
     euler_of_outputs, euler_of_states, gradient_of_gates, second_of_outputs, second_of_states,
 };
-use sight::{
+use visibility::{
     between_resets, empty_sequences, has_resets, later_tokens, padded, padded_tokens, resets,
     seen_cotangents, seen_tokens,
 };

@@ -216,7 +216,7 @@ fn impossible_class(trial: &Trial<'_>) -> Judgement {
     inputs.entry("bias".to_string()).or_insert_with(zeros);
     let impossible = f64::NEG_INFINITY * problem.logit_scale.signum();
     let inputs = change(&inputs, |name, at, x| match name {
-        // Those of the case stay impossible, also where its cap is taken off a negative scale.
+        // Impossible classes of the case stay impossible, also where its cap is taken off a negative scale.
         "bias" if at[0] == last || x == f64::NEG_INFINITY => impossible,
         "targets" if x == last as f64 => 0.0,
         _ => x,
@@ -249,8 +249,8 @@ fn are_zero(tensors: &Tensors, which: impl Fn(&str) -> bool) -> Judgement {
     Ok(None)
 }
 
-/// Logits of exactly −8: a class too many, of logit 0, would outweigh them all. A problem that somebody brings keeps its
-/// options, which bend all logits alike.
+/// Logits of exactly −8: a class too many, of logit 0, would outweigh them all. A problem that somebody brings keeps
+/// its options, which bend all logits alike.
 fn equal_logits(trial: &Trial<'_>) -> Judgement {
     let (case, ignored) = (trial.case, ignored(trial.case));
     let mut plain = problem(case)?.clone();
@@ -303,7 +303,7 @@ fn equal_logits(trial: &Trial<'_>) -> Judgement {
     Ok(None)
 }
 
-/// Whether the loss of equal logits is ln V, that of a token or in the mean: of a problem that somebody brings, whose
+/// True if the loss of equal logits is ln V, that of a token or in the mean: of a problem that somebody brings, whose
 /// kernel may return nothing else.
 fn loss_is_plain(case: &Case, problem: &LinearCrossEntropy, ignored: &[usize]) -> bool {
     let weighted = problem.class_weights || problem.lse_square_scale != 0.0;

@@ -31,8 +31,8 @@ impl Part {
         self.0.iter().find(|(other, _)| *other == axis).map(|(_, entries)| &entries[..])
     }
 
-    /// Where an array with these axes is cut, and to which entries. An axis of extent 1 that all
-    /// batch elements or heads share is not.
+    /// Axes along which an array is cut, and the entries that are kept. An axis of extent 1 that all batch elements or
+    /// heads share is not cut.
     fn cuts(&self, problem: &Problem, axes: &[Axis], shape: &[usize]) -> Vec<Cut<'_>> {
         let cut = |(at, axis): (usize, &Axis)| {
             let axis = match axis {
@@ -52,7 +52,7 @@ impl Part {
         operand.map_or(Vec::new(), |x| self.cuts(problem, &x.axes, &x.shape))
     }
 
-    /// Whether a tensor of the problem is cut along one of these axes.
+    /// True if a tensor of the problem is cut along one of these axes.
     pub fn cuts_along(&self, problem: &Problem, name: &str, axes: &[Axis]) -> bool {
         self.cuts_of(problem, name).iter().any(|cut| axes.contains(&cut.axis))
     }

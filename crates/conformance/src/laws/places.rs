@@ -16,7 +16,7 @@ laws! {
     /// Operands and results that lie in memory as columns, backwards, with gaps, each in its own way, or
     /// operands that share memory give the same bits, and nothing is written beside results.
     Contract layouts on Any asks Places, favour many_ways;
-    /// What the memory of results holds before changes no bit.
+    /// Prior contents of the memory of results change no bit.
     Contract filled_places on Any asks Places, favour many_ways;
     /// A result that is asked for alone has the bits that it has with the others.
     Contract each_alone on Any asks Places if |case, pass| results(case, pass) > 1, favour many_ways;

@@ -81,7 +81,7 @@ fn along_v(trial: &Trial<'_>) -> Judgement {
     second_is(trial, &inputs, &expected)
 }
 
-/// Whether the loss does not become NaN, whatever the logits, which then do not stand still.
+/// True if the loss does not become NaN, whatever the logits, which then do not stand still.
 fn passes_on(case: &Case) -> bool {
     let nan = |x: &LinearCrossEntropy| x.nothing_left == NothingLeft::Nan;
     !(&case.problem).try_into().is_ok_and(nan)

@@ -1,4 +1,4 @@
-//! Where the exact result moves, the tier's must move.
+//! Results of the tier move where the exact result moves.
 
 use super::flaw::{Flaw, Judgement};
 use super::forms::small;

@@ -1,4 +1,4 @@
-//! What the laws do to tensors: pick, change and compare elements, without a rounding.
+//! Operations of the laws on tensors: pick, change and compare elements, without a rounding.
 
 use super::flaw::{Flaw, Judgement};
 use crate::tensor::{Data, Stored, Tensor, Tensors};
@@ -117,20 +117,6 @@ pub(crate) enum Equality {
     Numbers,
 }
 
-/// Whether all elements are the same, bit by bit, NaNs included: mostly they are.
-pub(crate) fn same_bits(a: &Data, b: &Data) -> bool {
-    fn same<T: Copy, B: PartialEq>(a: &[T], b: &[T], bits: impl Fn(T) -> B) -> bool {
-        a.len() == b.len() && a.iter().zip(b).all(|(&a, &b)| bits(a) == bits(b))
-    }
-    match (a, b) {
-        (Data::F64(a), Data::F64(b)) => same(a, b, f64::to_bits),
-        (Data::F32(a), Data::F32(b)) => same(a, b, f32::to_bits),
-        (Data::Bf16(a), Data::Bf16(b)) => same(a, b, |x| x.to_bits()),
-        (Data::F16(a), Data::F16(b)) => same(a, b, |x| x.to_bits()),
-        _ => false,
-    }
-}
-
 /// The first element in which two tensors differ where `where_` holds, in words.
 fn difference(
     name: &str,
@@ -142,7 +128,7 @@ fn difference(
     if got.shape != expected.shape {
         return Some(format!("{name}: shape {:?}, expected {:?}", got.shape, expected.shape));
     }
-    if same_bits(&got.data, &expected.data) {
+    if got.data.same_bits(&expected.data) {
         return None;
     }
     let (a, b) = match (got.numbers(name), expected.numbers(name)) {
@@ -200,7 +186,7 @@ pub(crate) fn each_element(
     found.map_or(Ok(None), |text| Err(Flaw::Fail(text)))
 }
 
-/// Whether x is more than the limit; NaN is more than anything.
+/// True if x is more than the limit; NaN is more than anything.
 pub(crate) fn exceeds(x: f64, limit: f64) -> bool {
     x > limit || x.is_nan()
 }

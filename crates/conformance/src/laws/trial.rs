@@ -3,7 +3,7 @@
 use super::flaw::Flaw;
 use crate::bounds::{self, Bounds};
 use crate::cases::Case;
-use crate::gates::{self, Blunt, Statistic, g2};
+use crate::gates::{self, Statistic, Uninformative, g2};
 use crate::profile::Profile;
 use crate::stochastic::{self, KERNELS};
 use crate::tensor::{Tensors, Values};
@@ -32,7 +32,7 @@ fn by_pass<T>() -> ByPass<T> {
     Pass::ALL.into_iter().map(|pass| (pass, OnceLock::new())).collect()
 }
 
-/// What the slot holds. It is made before the slot is locked, perhaps twice: while it waits for its own
+/// The contents of the slot. They are made before the slot is locked, perhaps twice: while it waits for its own
 /// parallel parts, a thread may be handed another trial of this case, and would wait for itself.
 fn once<T>(
     slot: &OnceLock<Result<T, Flaw>>,
@@ -131,7 +131,7 @@ pub struct Turn<'a> {
 
 /// One pass of one case on one tier.
 pub struct Trial<'a> {
-    /// Who is judged.
+    /// The tier under judgement.
     pub tier: &'a dyn Tier,
     /// The case.
     pub case: &'a Case,
@@ -147,7 +147,7 @@ impl<'a> Trial<'a> {
         Trial { tier, case: &exact.case, pass, exact, clean: by_pass() }
     }
 
-    /// What the tier claims of its arithmetic.
+    /// The arithmetic that the tier claims.
     pub fn profile(&self) -> &Profile {
         &self.exact.profile
     }
@@ -157,7 +157,7 @@ impl<'a> Trial<'a> {
         self.case.inputs_of(self.pass)
     }
 
-    /// What the tier returns for the case as it is: asked once.
+    /// Results of the tier for the case as it is: computed once.
     pub fn clean(&self) -> Result<&Tensors, Flaw> {
         self.clean_in(self.pass)
     }
@@ -178,30 +178,42 @@ impl<'a> Trial<'a> {
         self.exact.pass(pass)
     }
 
-    /// What is conspicuous about the errors of results of the pass: of the case, or of other inputs with
-    /// their bounds (gate G2).
+    /// Conspicuous errors of results of the pass: of the case, or of other inputs with their bounds (gate G2).
     pub fn conspicuous(
         &self,
         outputs: &Tensors,
         others: Option<(&Tensors, &Bounds)>,
     ) -> Result<Vec<Statistic>, Flaw> {
-        let operands = self.case.problem.operands(self.pass);
-        let judge = |exact: &Bounds, typical: &Typical| {
-            let found = g2(&operands, &self.exact.profile, exact, typical, outputs);
-            found.into_iter().filter(|statistic| statistic.margin() > 1.0).collect()
+        let mut found = match others {
+            None => self.g2(outputs, self.bounds()?, self.exact.typical(self.pass)?),
+            Some((inputs, exact)) => self.statistics(outputs, inputs, exact)?,
         };
-        Ok(match others {
-            None => judge(self.bounds()?, self.exact.typical(self.pass)?),
-            Some((inputs, exact)) => judge(exact, &self.exact.simulated(self.pass, inputs, exact)?),
-        })
+        found.retain(|statistic| statistic.margin() > 1.0);
+        Ok(found)
     }
 
-    /// Of outputs of the case that are blunt, whether they err as correct kernels do.
-    pub fn doubts(&self, outputs: &Tensors) -> Result<Vec<Blunt>, Flaw> {
+    /// The statistics of results of the pass for other inputs with their bounds: the slope of every output first,
+    /// then what is conspicuous about it (gate G2).
+    pub fn statistics(
+        &self,
+        outputs: &Tensors,
+        inputs: &Tensors,
+        exact: &Bounds,
+    ) -> Result<Vec<Statistic>, Flaw> {
+        Ok(self.g2(outputs, exact, &self.exact.simulated(self.pass, inputs, exact)?))
+    }
+
+    fn g2(&self, outputs: &Tensors, exact: &Bounds, typical: &Typical) -> Vec<Statistic> {
+        let operands = self.case.problem.operands(self.pass);
+        g2(&operands, &self.exact.profile, exact, typical, outputs)
+    }
+
+    /// Of outputs of the case that are uninformative, whether they err as correct kernels do.
+    pub fn doubts(&self, outputs: &Tensors) -> Result<Vec<Uninformative>, Flaw> {
         let (exact, operands) = (self.bounds()?, self.case.problem.operands(self.pass));
         let Case { problem, dtype, .. } = self.case;
         let types = Types::from(*dtype);
-        gates::blunt(&operands, self.profile(), exact, outputs, |kernel| {
+        gates::uninformative(&operands, self.profile(), exact, outputs, |kernel| {
             let slot = &self.exact.simulated[&self.pass][kernel as usize];
             let errors = once(slot, || {
                 let (pass, profile, inputs) = (self.pass, self.profile(), self.inputs());
@@ -213,27 +225,27 @@ impl<'a> Trial<'a> {
         })
     }
 
-    /// Those of another problem, or of other inputs.
+    /// Bounds of another problem, or of other inputs.
     pub fn bounds_of(&self, problem: &Problem, inputs: &Tensors) -> Result<Bounds, Flaw> {
         self.exact.other(problem, self.pass, inputs)
     }
 
-    /// Those of a pass of the case for other inputs.
+    /// Bounds of a pass of the case for other inputs.
     pub fn bounds_for(&self, pass: Pass, inputs: &Tensors) -> Result<Bounds, Flaw> {
         self.exact.other(&self.case.problem, pass, inputs)
     }
 
-    /// What the tier returns for a problem: of `inputs` it gets the operands of the pass.
+    /// Results of the tier for a problem: of `inputs` it gets the operands of the pass.
     pub fn ask(&self, problem: &Problem, inputs: &Tensors) -> Result<Tensors, Flaw> {
         self.ask_pass(problem, self.pass, inputs)
     }
 
-    /// What it returns for the case's problem and other inputs.
+    /// Results of the tier for the case's problem and other inputs.
     pub fn ask_with(&self, inputs: &Tensors) -> Result<Tensors, Flaw> {
         self.ask(&self.case.problem, inputs)
     }
 
-    /// What it returns for the case as it is, when it is given hints.
+    /// Results of the tier for the case as it is, with hints.
     pub fn ask_hinted(&self, hints: Hints) -> Result<Tensors, Flaw> {
         self.ask_hinted_with(self.inputs(), hints)
     }
@@ -277,8 +289,8 @@ impl<'a> Trial<'a> {
         Ok(ask(self.tier, &request)?)
     }
 
-    /// What the tier returns for some problems with their inputs, and for the case as it is, one after the
-    /// other in one workspace.
+    /// Results of the tier for some problems with their inputs, and for the case as it is, one after the other in one
+    /// workspace.
     pub fn ask_in_turn(&self, turns: &[Turn<'_>]) -> Result<Vec<Tensors>, Flaw> {
         let (pass, dtype) = (self.pass, self.case.dtype);
         let inputs: Vec<Tensors> =
@@ -294,7 +306,7 @@ impl<'a> Trial<'a> {
         ask_in_turn(self.tier, &requests)?.ok_or_else(none)
     }
 
-    /// What the tier returns for the case as it is, when it filters and is given hints.
+    /// Results of the tier for the case as it is, with a filter and hints.
     pub fn ask_filtered(&self, filter: Filter, hints: Hints) -> Result<Filtered, Flaw> {
         let Case { problem, dtype, .. } = self.case;
         let (pass, inputs) = (self.pass, given(problem, self.pass, self.inputs()));

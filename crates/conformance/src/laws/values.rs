@@ -1,4 +1,4 @@
-//! What becomes of the result when the values change in a known way.
+//! Changes of the values that change the result in a known way.
 
 use super::compare::{Strict, TWICE, agree, close, exchange};
 use super::flaw::{Judgement, worst};
@@ -45,7 +45,7 @@ fn normal_range(case: &Case) -> bool {
 
 fn exact_factors(trial: &Trial<'_>) -> Judgement {
     if normal_range(trial.case) {
-        // Where dS is stored in f16, small ones are subnormal: twice of one is not twice what is stored.
+        // Small numbers of dS that is stored in f16 are subnormal: twice of one is not twice what is stored.
         if trial.pass == Pass::Forward || trial.profile().ds_store != Dtype::F16 {
             homogeneity(trial, Strict::Bits)?;
         }

@@ -1,4 +1,4 @@
-//! What is not visible does not exist.
+//! Invisible elements have no effect.
 
 use super::compare::Strict;
 use super::flaw::{Flaw, Judgement};
@@ -48,17 +48,17 @@ fn allowed(case: &Case) -> Result<Visible, Error> {
     Ok(Visible::new(case.scores()?, &Tensors::new()))
 }
 
-/// Whether some pair is not visible.
+/// True if some pair is not visible.
 fn hides(allowed: &Visible) -> bool {
     allowed.pairs.iter().any(|seen| !seen)
 }
 
-/// Whether some rows do not see some keys.
+/// True if some rows do not see some keys.
 fn has_unseen(allowed: &Visible) -> bool {
     allowed.pairs.dim().3 > 1 && hides(allowed)
 }
 
-/// Whether some key is seen by nobody, or some row sees nothing.
+/// True if some key is seen by nobody, or some row sees nothing.
 fn lonely(case: &Case) -> bool {
     let Ok(allowed) = allowed(case) else { return false };
     allowed.counts().iter().any(|count| *count == 0) || allowed.seen_keys().iter().any(|seen| !seen)

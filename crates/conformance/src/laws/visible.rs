@@ -1,4 +1,4 @@
-//! Which pairs are visible: by definition, pair by pair.
+//! Visible pairs: by definition, pair by pair.
 
 use crate::tensor::Tensors;
 use etalon_problem::{Mask, NamedArray, Scores};
@@ -87,7 +87,7 @@ pub(crate) fn all_keys(scores: &Scores) -> impl Iterator<Item = [usize; 3]> + us
     key_heads(scores).flat_map(move |[b, h]| (0..keys).map(move |j| [b, h, j]))
 }
 
-/// Whether the bias takes the pair away. Axes of extent 1 are shared.
+/// True if the bias takes the pair away. Axes of extent 1 are shared.
 fn hidden(bias: Option<&ArrayD<f64>>, pair: [usize; 4]) -> bool {
     bias.is_some_and(|bias| {
         let at: Vec<usize> = pair.iter().zip(bias.shape()).map(|(&i, &n)| i.min(n - 1)).collect();

@@ -148,8 +148,7 @@ pub(super) const STEP: f64 = 18.0;
 /// e⁻¹⁸, the weight of a neighbour, in the 64 roundings of [`compare`].
 pub(super) const NEIGHBOUR: f64 = 4e-3;
 
-/// What keys beyond the neighbour, of weights of e⁻³⁶ and less, leave behind in the largest sums of a
-/// probe.
+/// Contribution of keys beyond the neighbour, of weights of e⁻³⁶ and less, to the largest sums of a probe.
 const NOTHING: f64 = 3.814_697_265_625e-6; // 2⁻¹⁸
 
 /// The room of results whose terms are exact until they are added.

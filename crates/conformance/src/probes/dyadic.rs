@@ -54,7 +54,7 @@ fn one_way(trial: &Trial<'_>, way: Way) -> Judgement {
     // A profile may round P and dS once more before they are multiplied, or as they are.
     let stored = [profile.p_store, profile.ds_store].into_iter().filter(narrow);
     let stored = stored.map(Dtype::unit_roundoff).fold(2.0 * profile.factor, f64::max);
-    // What it stores besides is rounded by itself: dP, the normalised P, and σ dS.
+    // Each of its other stored tensors is rounded by itself: dP, the normalised P, and σ dS.
     let besides = [profile.dp_store, profile.weight_store, profile.score_store].into_iter();
     let besides = besides.filter(narrow).map(Dtype::unit_roundoff).sum::<f64>();
     let stored = |name: &str| match (way.paired, name) {
@@ -92,7 +92,7 @@ fn inputs(trial: &Trial<'_>, way: Way) -> Result<(Problem, f64, Tensors, Visible
         true => fill(case, &problem, Pass::Backward, element),
         false => fill_beside(case, &problem, Pass::Backward, beside, element),
     };
-    // Which rows are exact follows from sinks and bias.
+    // The exact rows follow from sinks and bias.
     let equal = Equal::of(&fill(&|_, _| 0.0))?;
     let exact = Array3::from_shape_fn((batch, heads, queries), |(b, h, i)| {
         let Row { keys, n, .. } = equal.row(&visible, [b, h, i]);

@@ -3,13 +3,12 @@
 //! (−) visible key.
 //!
 //! Key j carries (256 ⌊j/256⌋, j mod 256) and the query ±(c, c): exact in bf16, f16 and f32, as is c j. With σ = 1/8
-//! c is 144 and scores are 18 j exactly. Where σ is no power of two, a score is the exact σ c j up to the roundings of σ
-//! and of the product: lse, and a weight that is made again, have as much more room, which leaves the neighbours
-//! far outside. Values are integers that tell position, head, batch and column apart.
-//! Forward: o is the value at the edge, lse its score. Backward: dv is a sum of integers; with no
-//! dlse dq and dk are 0, with it they are dlse/8 times the key and the query. A kernel that rounds
-//! the score and lse before it takes their difference has a weight of 1 up to 8 u |S| (N82), or 12 u |S| where
-//! σ rounds.
+//! c is 144 and scores are 18 j exactly. Where σ is no power of two, a score is the exact σ c j up to the roundings of
+//! σ and of the product: lse, and a weight that is made again, have as much more room, which leaves the neighbours far
+//! outside. Values are integers that tell position, head, batch and column apart. Forward: o is the value at the edge,
+//! lse its score. Backward: dv is a sum of integers; with no dlse dq and dk are 0, with it they are dlse/8 times the
+//! key and the query. A kernel that rounds the score and lse before it takes their difference has a weight of 1 up to
+//! 8 u |S| (N82), or 12 u |S| where σ rounds.
 
 use super::arrays::{Arrays, Room, STEP, compare};
 use super::inputs::{fill, is_dyadic, place, skeleton};
@@ -79,8 +78,8 @@ fn keeps_scores(pass: Pass, profile: &Profile) -> Result<(), Flaw> {
     Err(Flaw::NotAsked(format!("the profile stores {what} in {stored}, which has too few digits")))
 }
 
-/// The weight that a row has in 64 roundings: 8 or 12 |S| of one that is made again, and those of dP and δ. A factor that
-/// is cut off after it was multiplied with σ errs by as much in S and in lse.
+/// The weight that a row has in 64 roundings: 8 or 12 |S| of one that is made again, and those of dP and δ. A factor
+/// that is cut off after it was multiplied with σ errs by as much in S and in lse.
 fn weight(pass: Pass, score: f64, sigma: f64, profile: &Profile) -> f64 {
     match pass {
         Pass::Forward => 1.0,

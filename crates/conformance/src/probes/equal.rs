@@ -23,7 +23,7 @@ pub(super) fn beside(operand: &Operand, at: &[usize]) -> f64 {
 /// The keys of a row that share its weight.
 pub(super) struct Row {
     pub keys: Vec<usize>,
-    /// How many there are, with the sink.
+    /// Number of these keys, with the sink.
     pub n: usize,
     /// Their score.
     pub score: f64,
@@ -36,7 +36,7 @@ pub(super) struct Equal {
 }
 
 impl Equal {
-    /// Those of a question.
+    /// Sinks and bias of a question.
     pub fn of(inputs: &Tensors) -> Result<Self, Error> {
         let numbers = |name| inputs.get(name).map(|x| x.to_f64(name)).transpose();
         let bias = numbers("bias")?.filter(|bias| bias.ndim() == 4);

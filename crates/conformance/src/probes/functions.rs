@@ -104,25 +104,25 @@ fn lse_limit(profile: &Profile, m: f64, l: f64, of_sum: f64) -> f64 {
     computed + (m + log).abs()
 }
 
-/// What a product loses of its factors, in roundoffs of a type.
+/// Loss of a product from its narrowed factors, in roundoffs of a type.
 pub(super) fn narrowed(profile: &Profile, dtype: Dtype) -> f64 {
     2.0 * profile.factor / dtype.unit_roundoff()
 }
 
-/// What a weight loses to underflow in a product, in its own roundoffs: one that is the sum of numbers in bf16
-/// loses what is below the least of them.
+/// Loss of a weight to underflow in a product, in its own roundoffs: one that is the sum of numbers in bf16 loses
+/// the part below the least of them.
 fn lost(profile: &Profile, weight: f64) -> f64 {
     let least = if profile.factor > 0.0 { Dtype::Bf16.underflow() } else { 0.0 };
     least / weight / Dtype::F32.unit_roundoff()
 }
 
-/// Whether weights are kept as exactly as they are computed.
+/// True if weights are kept as exactly as they are computed.
 pub(super) fn keeps_weights(profile: &Profile) -> bool {
     let f32s = |dtype: &Dtype| *dtype == Dtype::F32;
     profile.accumulator == Dtype::F32 && profile.stores().iter().all(f32s)
 }
 
-/// Whether weights can be read from the results of a pass.
+/// True if weights can be read from the results of a pass.
 pub(super) fn has_weights(case: &Case, pass: Pass) -> bool {
     let by_lse = case.inputs.contains_key("dlse");
     let of_scores = case.problem.scores().is_some();

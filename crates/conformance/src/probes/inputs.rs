@@ -7,7 +7,8 @@ use etalon_problem::{Axis, Error, Operand, Pass, Problem, Role, Scores};
 use ndarray::{ArrayD, Dimension, IxDyn};
 
 /// The problem of a probe about scores: the structure of a drawn case, with a scale of 1/8 and no option that
-/// bends the scores. A problem that somebody brings stands as it is, since nobody knows whether the kernel takes another.
+/// bends the scores. A problem that somebody brings stands as it is, since nobody knows whether the kernel takes
+/// another.
 pub(super) fn skeleton(case: &Case) -> Result<(Problem, Scores), Error> {
     let scores = case.scores()?.clone();
     if case.is_given() {
@@ -52,8 +53,8 @@ pub(super) fn fill_beside(
     operands.map(tensor).collect()
 }
 
-/// Tells whether an operand is handed in: dlse where the case has it, and of a problem that somebody brings no optional
-/// cotangent that was not asked for.
+/// Tells whether an operand is handed in: dlse where the case has it, and of a problem that somebody brings no
+/// optional cotangent that was not asked for.
 fn is_given(case: &Case, x: &Operand) -> bool {
     let optional = x.role == Role::OptionalCotangent && (x.name == "dlse" || case.is_given());
     x.role.is_given() && (!optional || case.inputs.contains_key(x.name))

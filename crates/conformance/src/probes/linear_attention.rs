@@ -1,6 +1,6 @@
 //! The integer probe: elements of −1, 0 and 1 in the first and last column, σ = 1/2 (that of a problem which somebody
-//! brings), and decays of 1 and 0. Every term is a whole number of halves and every sum, whatever its order, stays below 2²⁴ of
-//! them (dg_gamma, the largest, adds 257³/6 · 4 at most), so that f32 holds all of it exactly.
+//! brings), and decays of 1 and 0. Every term is a whole number of halves and every sum, whatever its order, stays
+//! below 2²⁴ of them (dg_gamma, the largest, adds 257³/6 · 4 at most), so that f32 holds all of it exactly.
 
 use super::arrays::Arrays;
 use super::inputs::{fill, is_dyadic, place};
@@ -119,8 +119,8 @@ struct Head<'a> {
     h: usize,
 }
 
-/// Where something comes in: with the initial state, or with a token. Where it goes out: at a
-/// token, by one query head, or with the final state.
+/// An end of a path through the state: in with the initial state or with a token; out at a token, by one query head,
+/// or with the final state.
 #[derive(Clone, Copy, PartialEq)]
 enum End {
     State,
@@ -140,7 +140,7 @@ impl Head<'_> {
         first..last
     }
 
-    /// Whether anything is left on the way.
+    /// True if anything is left on the way.
     fn left(&self, from: End, to: End) -> bool {
         let Head { problem, x, s, h } = self;
         problem.decay != Decay::PerToken
@@ -164,8 +164,8 @@ impl Head<'_> {
         }
     }
 
-    /// What one way through the state adds to every result: the matrix that comes in, and the one
-    /// that goes out, of which the loss is the inner product.
+    /// Contribution of one path through the state to every result: the matrix that comes in, and the one that goes
+    /// out, of which the loss is the inner product.
     fn pair(&self, from: End, to: End, head: usize, y: &mut Arrays) {
         let &Head { problem, x, s, h } = self;
         let (mut whole, sigma) = (0.0, problem.scale);

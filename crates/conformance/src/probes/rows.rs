@@ -1,11 +1,11 @@
-//! Probes of exp, ln and tanh in the rows of a problem that somebody brings: its mask, its heads, its D and its scale stay
-//! as they are, and every row is a point of the function. The probes of `functions` have problems of their own,
+//! Probes of exp, ln and tanh in the rows of a problem that somebody brings: its mask, its heads, its D and its scale
+//! stay as they are, and every row is a point of the function. The probes of `functions` have problems of their own,
 //! which a kernel need not take.
 //!
 //! ln: with q = 0 a row that sees n keys has lse = ln n. exp: two keys of a row count, of scores 0 and ∓x; the others
-//! have scores so low that their weights are 0. Of one-hot values o is 1/(1 + e^−x) and e^−x/(1 + e^−x). tanh: all keys
-//! are equal, so that lse is c·tanh(s/c) + ln n. Scores are what q, as it is stored, and σ make of them in f64; a kernel
-//! rounds σ and the product.
+//! have scores so low that their weights are 0. Of one-hot values o is 1/(1 + e^−x) and e^−x/(1 + e^−x). tanh: all
+//! keys are equal, so that lse is c·tanh(s/c) + ln n. Scores are what q, as it is stored, and σ make of them in f64; a
+//! kernel rounds σ and the product.
 
 use super::functions::{Errors, keeps_weights, narrowed, rounded_exp};
 use super::inputs::{fill, is_dyadic, skeleton, value_columns};
@@ -103,8 +103,8 @@ pub(super) fn tanh_of_rows(trial: &Trial<'_>) -> Judgement {
         let (s, n) = (sigma * q([b, h, i]), n as f64);
         let tau = (s / cap).tanh();
         let exact = cap * tau + n.ln();
-        // (N6): a reciprocal of the cap and σ in the argument, the product with the cap; then ln n, a sum of n ones that
-        // are e⁰, and the result; to base 2 three more roundings.
+        // (N6): a reciprocal of the cap and σ in the argument, the product with the cap; then ln n, a sum of n ones
+        // that are e⁰, and the result; to base 2 three more roundings.
         let argument = (3.0 + scaled(sigma)) * s.abs() * (1.0 - tau * tau);
         let function = cap * (trial.profile().tanh + 6.0 * tau.abs());
         let log = trial.profile().log * n.ln().max(1.0) + 3.0 * n.ln();

@@ -1,5 +1,7 @@
-//! Probes of problems that somebody brings: right kernels hold them, wrong ones do not, and what cannot be asked says why.
+//! Probes of problems that somebody brings: right kernels hold them, wrong ones do not, and what cannot be asked says
+//! why.
 
+mod factors;
 mod kernel;
 
 use super::*;
@@ -79,7 +81,9 @@ fn questions_have_the_shape_of_the_problem_and_no_other_tensors() {
                 "edge_probe backward",
                 "count_probe forward",
                 "dyadic_probe backward",
-                "log_of_rows forward"
+                "log_of_rows forward",
+                "random_probe forward",
+                "random_probe backward"
             ]
         );
         for question in asked.iter().flat_map(|asked| asked.questions.clone().unwrap()) {

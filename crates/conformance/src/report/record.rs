@@ -26,13 +26,13 @@ pub struct Record {
     pub check: String,
     /// The case, by a name with which `etalon explain` finds it again.
     pub case: String,
-    /// How it ended.
+    /// Its outcome.
     #[serde(flatten, serialize_with = "with_reason")]
     pub verdict: Verdict,
     /// The largest error divided by its bound, where the check has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub margin: Option<f64>,
-    /// How long it took.
+    /// Its duration.
     #[serde(rename = "microseconds", serialize_with = "in_microseconds")]
     pub elapsed: Duration,
 }
@@ -64,7 +64,7 @@ pub struct Absent {
     pub reason: String,
 }
 
-/// Where, when and how a run was made. The first three are the caller's to fill in.
+/// Place, time and settings of a run. The first three are the caller's to fill in.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct About {
     /// When it began, as RFC 3339 writes it.
@@ -78,9 +78,9 @@ pub struct About {
     pub commit: Option<&'static str>,
     /// Threads.
     pub threads: usize,
-    /// How much was checked: smoke, core, full or soak.
+    /// The amount of checking: smoke, core, full or soak.
     pub depth: &'static str,
-    /// Which part of that, such as 2/5, if it was not all.
+    /// The part of it, such as 2/5, if it was not all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub part: Option<String>,
     /// The profile that the tiers claim; `strict`: what each tier promises, which is f64 for f64 and f32-strict
@@ -99,14 +99,14 @@ pub struct Simplest {
     pub of: Record,
     /// The simplest case, by its name.
     pub case: String,
-    /// How it shows there.
+    /// The symptom there.
     pub reason: String,
 }
 
 /// A whole run.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
-    /// Where, when and how.
+    /// Place, time and settings.
     pub about: About,
     /// Every check.
     pub records: Vec<Record>,

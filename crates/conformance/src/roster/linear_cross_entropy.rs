@@ -31,7 +31,7 @@ struct Logit {
     slope: f32,
 }
 
-/// What a row's logits come to.
+/// Sums over the logits of a row.
 struct Row {
     lse: f32,
     logprob: f32,

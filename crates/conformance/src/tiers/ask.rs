@@ -61,7 +61,7 @@ pub fn ask_in_turn(
     Ok(Some(answers))
 }
 
-/// What a tier answers; a fault where it panics or writes to its inputs.
+/// The answer of a tier; a fault where it panics or writes to its inputs.
 fn guarded<R>(
     tier: &dyn Tier,
     requests: &[Request<'_>],

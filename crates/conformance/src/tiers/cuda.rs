@@ -6,7 +6,9 @@ use crate::profile::Profile;
 use crate::report::Absent;
 use crate::tensor::Tensors;
 use crate::tier::{Choice, Filtered, Hints, Refusal, Request, Tier};
-use etalon_cuda::{Level, Options, Precision, Settings, Workspace, linear_cross_entropy};
+use etalon_cuda::{
+    Level, Options, Precision, Settings, Target, Workspace, levels, linear_cross_entropy,
+};
 use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Algorithm, Dtype, Error, Pass};
 use ndarray::Array1;
@@ -59,8 +61,17 @@ impl Cuda {
             Error::Unsupported { reason, .. } => reason,
             error => error.to_string(),
         };
-        let found =
-            WORKSPACE.check(0).and_then(|()| etalon_cuda::has_level(&WORKSPACE, 0, self.level));
+        // Every level computes the one of these passes or the other in its precision, on devices that have it.
+        let one_of =
+            [(Algorithm::Attention, Dtype::F32), (Algorithm::LinearAttention, Dtype::Bf16)];
+        let options = self.options(Hints::default());
+        let found = WORKSPACE.target(0).and_then(|target| {
+            let offers = |(algorithm, dtype)| {
+                levels::offers(&options, algorithm, Pass::Forward, dtype, &target)
+            };
+            let [first, second] = one_of.map(offers);
+            first.or(second)
+        });
         found.err().map(reason)
     }
 
@@ -96,7 +107,8 @@ impl Tier for Cuda {
         if of_f32 && dtype != Dtype::F32 {
             return Err(format!("`{}` is a precision of f32", self.precision));
         }
-        let offered = etalon_cuda::offers(&self.options(Hints::default()), algorithm, pass, dtype);
+        let options = self.options(Hints::default());
+        let offered = levels::offers(&options, algorithm, pass, dtype, &Target::default());
         offered.map_err(|error| match error {
             Error::Unsupported { reason, .. } => reason,
             error => error.to_string(),

@@ -2,7 +2,6 @@
 
 use super::ask::hash;
 use super::memory::Placed;
-use crate::laws::tensors::same_bits;
 use crate::tensor::{Stored, Tensor, Tensors, views, views_mut};
 use crate::tier::{Layout, Refusal, Request, Wrong};
 use etalon_problem::{Dtype, Error, Mode, Operand, Pass, Problem, Role, Views, ViewsMut};
@@ -11,8 +10,8 @@ use etalon_problem::{Dtype, Error, Mode, Operand, Pass, Problem, Role, Views, Vi
 pub type Run<'a> =
     &'a (dyn Fn(&Problem, Pass, &Views<'_>, &mut ViewsMut<'_>) -> Result<(), Error> + Sync);
 
-/// What a tier returns. What the pass reads again of the forward pass is from the tier's own, unless
-/// the request wants it computed again. A fault where the tier fails and has written nevertheless.
+/// Results of a tier. Tensors that the pass reads again of the forward pass are the tier's own, unless the request
+/// wants them computed again. A fault where the tier fails and has written nevertheless.
 pub(super) fn outputs(request: &Request<'_>, run: Run<'_>) -> Result<Tensors, Refusal> {
     let &Request { problem, pass, hints, .. } = request;
     let saved = saved(request, run)?;
@@ -55,7 +54,7 @@ struct Inputs<'t> {
 impl<'t> Inputs<'t> {
     /// Adds an operand. In [`Layout::Overlapping`] it shares the memory of one that equals it.
     fn place(&mut self, name: &'t str, x: &'t Tensor, layout: Layout) -> Result<(), Error> {
-        let same = |other: &Tensor| other.shape == x.shape && same_bits(&other.data, &x.data);
+        let same = |other: &Tensor| other.shape == x.shape && other.data.same_bits(&x.data);
         let equal = self.places.iter().position(|(other, _)| same(other));
         let at = match equal.filter(|_| layout == Layout::Overlapping) {
             Some(at) => at,

@@ -1,6 +1,6 @@
 //! The filtered backward pass of linear_cross_entropy, in the tiers that have it.
 
-use super::typed::{Held, numbers, operands, stored};
+use super::typed::{StoredNumber, numbers, operands, stored};
 use crate::tensor::{Tensors, Values};
 use crate::tier::{Filtered, Request};
 use etalon_problem::linear_cross_entropy::Filter;
@@ -23,7 +23,7 @@ pub(super) fn of<'r>(request: &Request<'r>) -> Option<&'r LinearCrossEntropy> {
     }
 }
 
-/// What the simd tier returns.
+/// Results of the simd tier.
 pub(super) fn simd(
     request: &Request<'_>,
     problem: &LinearCrossEntropy,
@@ -42,7 +42,7 @@ pub(super) fn simd(
 }
 
 /// The same of operands of `T` and gradients of `G`.
-fn simd_of<T: Held, G: Element>(
+fn simd_of<T: StoredNumber, G: Element>(
     problem: &LinearCrossEntropy,
     tensors: &Tensors,
     filter: Filter,
@@ -83,7 +83,7 @@ fn simd_of<T: Held, G: Element>(
     })
 }
 
-/// What the reference returns in some arithmetic: gradients that are not stored yet, and the rest.
+/// Results of the reference in some arithmetic: gradients that are not stored yet, and the rest.
 pub(super) fn reference(
     arithmetic: Arithmetic,
     problem: &LinearCrossEntropy,

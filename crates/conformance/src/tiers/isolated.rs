@@ -15,7 +15,7 @@ use answer::{Answer, read_answer};
 use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Algorithm, Dtype, Pass};
 use message::Message;
-use question::{Way, question};
+use question::{CallKind, question};
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io;
@@ -29,7 +29,7 @@ use std::thread;
 pub struct Server {
     command: Vec<OsString>,
     running: Mutex<Option<Arc<Running>>>,
-    /// Who asks holds it with others; who asks again what was lost holds it alone.
+    /// Held with others by a request, and alone by one that is asked again after it was lost.
     turns: RwLock<()>,
 }
 
@@ -76,21 +76,21 @@ impl Tier for Isolated {
     }
 
     fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {
-        match self.server.run(&self.tier.name(), &[*request], Way::Alone)? {
+        match self.server.run(&self.tier.name(), &[*request], CallKind::Alone)? {
             Answer::Outputs(outputs) => Ok(outputs),
             _ => Err(other_answer()),
         }
     }
 
     fn in_turn(&self, requests: &[Request<'_>]) -> Result<Option<Vec<Tensors>>, Refusal> {
-        match self.server.run(&self.tier.name(), requests, Way::InTurn)? {
+        match self.server.run(&self.tier.name(), requests, CallKind::InTurn)? {
             Answer::InTurn(outputs) => Ok(outputs),
             _ => Err(other_answer()),
         }
     }
 
     fn filtered(&self, request: &Request<'_>, filter: Filter) -> Result<Option<Filtered>, Refusal> {
-        match self.server.run(&self.tier.name(), &[*request], Way::Filtered(filter))? {
+        match self.server.run(&self.tier.name(), &[*request], CallKind::Filtered(filter))? {
             Answer::Filtered(found) => Ok(found),
             _ => Err(other_answer()),
         }
@@ -103,12 +103,12 @@ impl Server {
         Server { command, running: Mutex::default(), turns: RwLock::default() }
     }
 
-    /// What a tier of the server answers. A request whose process ends is asked once more, alone, in a new one: so
+    /// The answer of a tier of the server. A request whose process ends is asked once more, alone, in a new one: so
     /// none is to blame for what another did.
-    fn run(&self, tier: &str, requests: &[Request<'_>], way: Way) -> Result<Answer, Refusal> {
+    fn run(&self, tier: &str, requests: &[Request<'_>], kind: CallKind) -> Result<Answer, Refusal> {
         {
             let _with_others = self.turns.read().unwrap_or_else(PoisonError::into_inner);
-            match self.ask(tier, requests, way)? {
+            match self.ask(tier, requests, kind)? {
                 Answer::Refused(refusal) => return Err(refusal),
                 Answer::Lost(_) => {}
                 answer => return Ok(answer),
@@ -117,7 +117,7 @@ impl Server {
         let _alone = self.turns.write().unwrap_or_else(PoisonError::into_inner);
         // A process that can answer nothing more may still be there.
         self.stop();
-        match self.ask(tier, requests, way)? {
+        match self.ask(tier, requests, kind)? {
             Answer::Refused(refusal) => Err(refusal),
             Answer::Lost(reason) => {
                 self.stop();
@@ -132,7 +132,7 @@ impl Server {
     }
 
     /// An answer; that it is lost, if the process ended before it. Fails where no process can be asked.
-    fn ask(&self, tier: &str, requests: &[Request<'_>], way: Way) -> Result<Answer, Refusal> {
+    fn ask(&self, tier: &str, requests: &[Request<'_>], kind: CallKind) -> Result<Answer, Refusal> {
         let fault = |what: String| Refusal::Fault(format!("could not be asked: {what}"));
         let running = {
             let mut running = lock(&self.running);
@@ -147,8 +147,8 @@ impl Server {
         };
         let (sender, receiver) = channel();
         let id = running.expect(sender);
-        let message = question(id, tier, requests, way).map_err(fault)?;
-        // Where nobody reads, the process has ended, and the reader below says so.
+        let message = question(id, tier, requests, kind).map_err(fault)?;
+        // The process has ended where nobody reads, and the reader below says so.
         let _ = running.write(&message);
         Ok(receiver.recv().unwrap_or_else(|_| Answer::Lost(running.end())))
     }
@@ -167,7 +167,7 @@ struct Running {
     waiting: Arc<Mutex<Waiting>>,
 }
 
-/// Who waits for which answer; nobody any more, when the process has ended.
+/// Requests that wait for their answers; none any more, when the process has ended.
 #[derive(Debug, Default)]
 struct Waiting {
     next: u64,
@@ -221,7 +221,7 @@ impl Running {
         message.write(&mut *lock(&self.requests))
     }
 
-    /// How the process ended, which has closed its answers.
+    /// The end of the process, which has closed its answers.
     fn end(&self) -> String {
         let status = lock(&self.child).wait();
         status.map_or_else(|error| error.to_string(), |status| status.to_string())

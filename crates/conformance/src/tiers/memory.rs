@@ -16,11 +16,11 @@ pub(super) struct Placed {
 
 /// The memory, of any element type.
 enum Memory {
-    F64(Room<f64>),
-    F32(Room<f32>),
-    Bf16(Room<half::bf16>),
-    F16(Room<half::f16>),
-    I64(Room<i64>),
+    F64(Storage<f64>),
+    F32(Storage<f32>),
+    Bf16(Storage<half::bf16>),
+    F16(Storage<half::f16>),
+    I64(Storage<i64>),
 }
 
 /// Applies an expression to the memory, whatever its element type.
@@ -42,12 +42,12 @@ impl Placed {
         tensor.view(name)?;
         let shape = &tensor.shape;
         let memory = match &tensor.data {
-            Data::F64(x) => Memory::F64(Room::holding(shape, x, layout)),
-            Data::F32(x) => Memory::F32(Room::holding(shape, x, layout)),
-            Data::Bf16(x) => Memory::Bf16(Room::holding(shape, x, layout)),
-            Data::F16(x) => Memory::F16(Room::holding(shape, x, layout)),
-            Data::I64(x) => Memory::I64(Room::holding(shape, x, layout)),
-            Data::Bool(_) => Memory::I64(Room::holding(&[0], &[], layout)), // refused above
+            Data::F64(x) => Memory::F64(Storage::holding(shape, x, layout)),
+            Data::F32(x) => Memory::F32(Storage::holding(shape, x, layout)),
+            Data::Bf16(x) => Memory::Bf16(Storage::holding(shape, x, layout)),
+            Data::F16(x) => Memory::F16(Storage::holding(shape, x, layout)),
+            Data::I64(x) => Memory::I64(Storage::holding(shape, x, layout)),
+            Data::Bool(_) => Memory::I64(Storage::holding(&[0], &[], layout)), // refused above
         };
         Ok(Placed { memory, shape: shape.clone(), layout })
     }
@@ -59,12 +59,12 @@ impl Placed {
             None => Tensor::unwritten(&[1], stored),
         };
         let memory = match &one.data {
-            Data::F64(x) => Memory::F64(Room::filled(shape, x[0], layout)),
-            Data::F32(x) => Memory::F32(Room::filled(shape, x[0], layout)),
-            Data::Bf16(x) => Memory::Bf16(Room::filled(shape, x[0], layout)),
-            Data::F16(x) => Memory::F16(Room::filled(shape, x[0], layout)),
-            Data::I64(x) => Memory::I64(Room::filled(shape, x[0], layout)),
-            Data::Bool(_) => Memory::I64(Room::filled(&[0], 0, layout)), // nothing is stored so
+            Data::F64(x) => Memory::F64(Storage::filled(shape, x[0], layout)),
+            Data::F32(x) => Memory::F32(Storage::filled(shape, x[0], layout)),
+            Data::Bf16(x) => Memory::Bf16(Storage::filled(shape, x[0], layout)),
+            Data::F16(x) => Memory::F16(Storage::filled(shape, x[0], layout)),
+            Data::I64(x) => Memory::I64(Storage::filled(shape, x[0], layout)),
+            Data::Bool(_) => Memory::I64(Storage::filled(&[0], 0, layout)), // nothing is stored so
         };
         Placed { memory, shape: shape.to_vec(), layout }
     }
@@ -86,7 +86,7 @@ impl Placed {
         Error::value(name, "an addressable array", format!("{:?}", self.shape))
     }
 
-    /// What a result holds. An error where a gap has been written.
+    /// The contents of a result. An error where a gap has been written.
     pub fn into_tensor(self, name: &str) -> Result<Tensor, Error> {
         let gaps = each!(&self.memory, x => x.gaps_are_whole(&self.shape, self.layout));
         if gaps != Some(true) {
@@ -107,7 +107,7 @@ impl Placed {
 
 /// An element, of which the bits count.
 trait Element: Copy {
-    /// What lies in gaps: no result is likely to be it.
+    /// The contents of gaps: no result is likely to be equal to it.
     const GAP: Self;
 
     fn bits(self) -> u64;
@@ -132,34 +132,34 @@ element!(half::f16, half::f16::NAN, x => u64::from(x.to_bits()));
 element!(i64, i64::MIN + 1, x => x as u64);
 
 /// Elements and gaps. Of what overlaps, one list of elements with the strides of the axes.
-enum Room<T> {
+enum Storage<T> {
     Array(ArrayD<T>),
     Shared(Array1<T>, Vec<usize>),
 }
 
-impl<T: Element> Room<T> {
+impl<T: Element> Storage<T> {
     fn filled(shape: &[usize], with: T, layout: Layout) -> Self {
-        let mut room = Room::Array(ArrayD::from_elem(extents(shape, layout), T::GAP));
-        if let Some(mut view) = room.view_mut(shape, layout) {
+        let mut storage = Storage::Array(ArrayD::from_elem(extents(shape, layout), T::GAP));
+        if let Some(mut view) = storage.view_mut(shape, layout) {
             view.fill(with);
         }
-        room
+        storage
     }
 
     fn holding(shape: &[usize], data: &[T], layout: Layout) -> Self {
         if layout == Layout::Overlapping {
-            return Room::shared(shape, data);
+            return Storage::shared(shape, data);
         }
         if layout == Layout::RowMajor
             && let Ok(array) = ArrayD::from_shape_vec(shape, data.to_vec())
         {
-            return Room::Array(array);
+            return Storage::Array(array);
         }
-        let mut room = Room::filled(shape, T::GAP, layout);
-        if let Some(mut view) = room.view_mut(shape, layout) {
+        let mut storage = Storage::filled(shape, T::GAP, layout);
+        if let Some(mut view) = storage.view_mut(shape, layout) {
             view.iter_mut().zip(data).for_each(|(to, &x)| *to = x);
         }
-        room
+        storage
     }
 
     /// Every axis of equal entries has stride 0; rows that are windows of one list overlap.
@@ -180,16 +180,16 @@ impl<T: Element> Room<T> {
         for (stride, one) in strides.iter_mut().zip(is_one) {
             *stride = if one { 0 } else { *stride };
         }
-        Room::Shared(list, strides)
+        Storage::Shared(list, strides)
     }
 
     fn view(&self, shape: &[usize], layout: Layout) -> Option<ArrayViewD<'_, T>> {
         match self {
-            Room::Array(array) => Some(match layout {
+            Storage::Array(array) => Some(match layout {
                 Layout::Transposed => array.view().reversed_axes(),
                 _ => array.slice_each_axis(|axis| part(&axis, shape, layout)),
             }),
-            Room::Shared(list, strides) => {
+            Storage::Shared(list, strides) => {
                 let shape = IxDyn(shape).strides(IxDyn(strides));
                 ArrayViewD::from_shape(shape, list.as_slice()?).ok()
             }
@@ -197,7 +197,7 @@ impl<T: Element> Room<T> {
     }
 
     fn view_mut(&mut self, shape: &[usize], layout: Layout) -> Option<ArrayViewMutD<'_, T>> {
-        let Room::Array(array) = self else { return None };
+        let Storage::Array(array) = self else { return None };
         Some(match layout {
             Layout::Transposed => array.view_mut().reversed_axes(),
             _ => array.slice_each_axis_mut(|axis| part(&axis, shape, layout)),
@@ -209,9 +209,9 @@ impl<T: Element> Room<T> {
         Some(view.as_slice().map_or_else(|| view.iter().copied().collect(), <[T]>::to_vec))
     }
 
-    /// Whether every gap holds what it held.
+    /// True if every gap still has its contents; `None` where the layout has no view.
     fn gaps_are_whole(&self, shape: &[usize], layout: Layout) -> Option<bool> {
-        let Room::Array(array) = self else { return Some(true) };
+        let Storage::Array(array) = self else { return Some(true) };
         let gap = |x: &&T| x.bits() == T::GAP.bits();
         let elements = self.view(shape, layout)?;
         if elements.len() == array.len() {
@@ -225,7 +225,7 @@ impl<T: Element> Room<T> {
 }
 
 impl Layout {
-    /// That of the operand or result of a number.
+    /// The layout of the operand or result of a number.
     pub(super) fn of_number(self, number: usize) -> Layout {
         const ALL: [Layout; 5] = [
             Layout::RowMajor,
@@ -237,7 +237,7 @@ impl Layout {
         if self == Layout::Mixed { ALL[number % ALL.len()] } else { self }
     }
 
-    /// That of results: these share no memory.
+    /// The layout of results: these share no memory.
     pub(super) fn of_results(self) -> Layout {
         if self == Layout::Overlapping { Layout::RowMajor } else { self }
     }
@@ -261,7 +261,7 @@ fn extents(shape: &[usize], layout: Layout) -> Vec<usize> {
     }
 }
 
-/// Which entries of an axis of the array belong to the tensor.
+/// The entries of an axis of the array that belong to the tensor.
 fn part(axis: &AxisDescription, shape: &[usize], layout: Layout) -> Slice {
     let (at, n) = (axis.axis.index(), shape[axis.axis.index()] as isize);
     match layout {
@@ -346,7 +346,9 @@ mod tests {
             view.fill(1.0);
             assert_eq!(sound.into_tensor("x").unwrap().data, Data::F32(vec![1.0; 6]));
             let mut beside = place();
-            let Memory::F32(Room::Array(memory)) = &mut beside.memory else { panic!("no array") };
+            let Memory::F32(Storage::Array(memory)) = &mut beside.memory else {
+                panic!("no array")
+            };
             memory.fill(1.0);
             assert!(beside.into_tensor("x").is_err());
         }

@@ -97,7 +97,7 @@ impl Tier for ReferenceIn {
     }
 }
 
-/// Whether an algorithm has a pass at all.
+/// Refuses a pass that an algorithm does not have.
 pub(super) fn has(algorithm: Algorithm, pass: Pass) -> Result<(), String> {
     match algorithm.passes().contains(&pass) {
         true => Ok(()),
@@ -131,7 +131,7 @@ fn stored(request: &Request<'_>, outputs: &Values, dtype: Dtype) -> Tensors {
     operands.iter().filter(|x| x.role == Role::Output).filter_map(store).collect()
 }
 
-/// What some arithmetic returns of a filtered pass, if the request is for one that can be filtered.
+/// Results of a filtered pass in some arithmetic, if the request is for one that can be filtered.
 fn filtered(
     arithmetic: Arithmetic,
     request: &Request<'_>,
@@ -143,7 +143,7 @@ fn filtered(
     Ok(Some(Filtered { outputs: stored(request, &outputs, request.dtype), ..found }))
 }
 
-/// Which pairs of lazy attention are active, or so near to it that |P + τ/n| ≤ margin · (P + |τ/n|).
+/// Pairs of lazy attention that are active, or so near to it that |P + τ/n| ≤ margin · (P + |τ/n|).
 pub(crate) fn decisions(
     problem: &LazyAttention,
     inputs: &Tensors,

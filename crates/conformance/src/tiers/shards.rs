@@ -1,6 +1,6 @@
 //! Linear_cross_entropy with its classes in shards, in the tiers that have them.
 
-use super::typed::{Held, numbers, operands, stored};
+use super::typed::{StoredNumber, numbers, operands, stored};
 use crate::tensor::{Stored, Tensor, Tensors, Values, views_mut};
 use crate::tier::{Cuts, Request};
 use etalon_cuda::linear_cross_entropy::shard as device;
@@ -110,7 +110,7 @@ fn check_ignored<P: PartialEq + Debug>(
     }
 }
 
-/// What the simd tier returns.
+/// Results of the simd tier.
 pub(super) fn simd(
     request: &Request<'_>,
     problem: &LinearCrossEntropy,
@@ -130,7 +130,7 @@ pub(super) fn simd(
 }
 
 /// The same of operands of `T` and gradients of `G`. Every place holds NaN, or what else no result is.
-fn simd_of<T: Held, G: Element>(
+fn simd_of<T: StoredNumber, G: Element>(
     request: &Request<'_>,
     problem: &LinearCrossEntropy,
     shards: &[Range<usize>],
@@ -179,7 +179,7 @@ fn simd_of<T: Held, G: Element>(
 }
 
 /// The outputs, of totals.
-fn simd_output<T: Held>(
+fn simd_output<T: StoredNumber>(
     workspace: &Workspace,
     rank: &shard::Shard<'_>,
     part: &Inputs<'_, T>,
@@ -205,7 +205,7 @@ fn simd_output<T: Held>(
     Ok(stored::<T>(out))
 }
 
-/// What the cuda tier returns.
+/// Results of the cuda tier.
 pub(super) fn cuda(
     request: &Request<'_>,
     problem: &LinearCrossEntropy,
@@ -225,7 +225,7 @@ pub(super) fn cuda(
 }
 
 /// The same of operands of `T` and gradients of `G`.
-fn cuda_of<T: Held, G: Element>(
+fn cuda_of<T: StoredNumber, G: Element>(
     request: &Request<'_>,
     problem: &LinearCrossEntropy,
     shards: &[Range<usize>],
@@ -289,7 +289,10 @@ fn cuda_of<T: Held, G: Element>(
 }
 
 /// Some views, and those of a struct.
-fn by_name<'s, T: Held>(operands: &'s impl Operands<'s, T>, mut views: Views<'s>) -> Views<'s> {
+fn by_name<'s, T: StoredNumber>(
+    operands: &'s impl Operands<'s, T>,
+    mut views: Views<'s>,
+) -> Views<'s> {
     operands.each(&mut |name, x| {
         let view = x.and_then(|x| x.into_view());
         view.into_iter().for_each(|view| views.push(name, view));
@@ -297,7 +300,7 @@ fn by_name<'s, T: Held>(operands: &'s impl Operands<'s, T>, mut views: Views<'s>
     views
 }
 
-/// What the reference returns in some arithmetic, by name.
+/// Results of the reference in some arithmetic, by name.
 pub(super) fn reference(
     arithmetic: Arithmetic,
     problem: &LinearCrossEntropy,
@@ -318,7 +321,7 @@ pub(super) fn reference(
     }
 }
 
-/// What all classes have, of what those of each shard have, in their order.
+/// Results of all classes, from those of each shard, in their order.
 fn together<T: Scalar>(
     dh: Array2<T>,
     dw: &[Array2<T>],

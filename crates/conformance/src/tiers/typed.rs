@@ -9,23 +9,25 @@ use half::{bf16, f16};
 use ndarray::{ArrayD, ArrayViewD};
 
 /// A type of which [`Data`] may hold elements.
-pub(super) trait Held: Element {
-    fn held(data: &Data) -> Option<&[Self]>;
+pub(super) trait StoredNumber: Element {
+    fn of(data: &Data) -> Option<&[Self]>;
 }
 
-macro_rules! held {
+macro_rules! stored_number {
     ($($number:ty: $Variant:ident),*) => {$(
-        impl Held for $number {
-            fn held(data: &Data) -> Option<&[Self]> {
+        impl StoredNumber for $number {
+            fn of(data: &Data) -> Option<&[Self]> {
                 if let Data::$Variant(x) = data { Some(x) } else { None }
             }
         }
     )*};
 }
-held!(f32: F32, bf16: Bf16, f16: F16);
+stored_number!(f32: F32, bf16: Bf16, f16: F16);
 
 /// The tensors of a struct.
-pub(super) fn operands<'a, T: Held, S: Operands<'a, T>>(tensors: &'a Tensors) -> Result<S, Error> {
+pub(super) fn operands<'a, T: StoredNumber, S: Operands<'a, T>>(
+    tensors: &'a Tensors,
+) -> Result<S, Error> {
     fn shaped<'a, E>(shape: &[usize], x: &'a [E]) -> Option<ArrayViewD<'a, E>> {
         ArrayViewD::from_shape(shape, x).ok()
     }
@@ -34,7 +36,7 @@ pub(super) fn operands<'a, T: Held, S: Operands<'a, T>>(tensors: &'a Tensors) ->
         match (precision, data) {
             (Precision::Integer, Data::I64(x)) => shaped(shape, x).map(ByPrecision::Integer),
             (Precision::Wide, Data::F32(x)) => shaped(shape, x).map(ByPrecision::Wide),
-            (Precision::Storage, x) => shaped(shape, T::held(x)?).map(ByPrecision::Storage),
+            (Precision::Storage, x) => shaped(shape, T::of(x)?).map(ByPrecision::Storage),
             _ => None,
         }
     })

@@ -81,7 +81,7 @@ impl Draft {
 }
 
 impl Unfinished {
-    /// Where it is while it is unfinished.
+    /// Its place while it is unfinished.
     pub fn path(&self) -> &Path {
         self.file.path()
     }
@@ -95,8 +95,8 @@ impl Unfinished {
     }
 }
 
-/// Where a file is written to: a link is followed, even to a file that is not there yet, so that what it
-/// leads to is written and the link remains.
+/// The target of a file that is written: a link is followed, even to a file that is not there yet, so that its target
+/// is written and the link remains.
 fn target(path: &Path) -> Result<PathBuf, Error> {
     let failed = |error: io::Error| Error::write(path, error);
     let mut target = path.to_path_buf();

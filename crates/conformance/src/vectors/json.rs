@@ -2,6 +2,8 @@
 
 use serde::de::DeserializeOwned;
 use serde_json::error::Category;
+use serde_json::value::RawValue;
+use std::collections::BTreeMap;
 
 /// Reads a value of JSON; what is wrong with it otherwise, without the file.
 pub fn parse<T: DeserializeOwned>(text: &str) -> Result<T, String> {
@@ -131,6 +133,41 @@ fn kind(name: &str) -> String {
     }
 }
 
+/// The number of the line on which the value of a key begins. Behind its first part the key may leave out what stands
+/// between, as in `mask.chunk` of `mask.and[0].chunked_causal.chunk`; of several that fit it is the one with the value that was
+/// found, if one alone has it.
+pub fn line_of_value(text: &str, key: &str, found: &str) -> Option<usize> {
+    let parts: Vec<&str> = key.split(['.', '[', ']']).filter(|part| !part.is_empty()).collect();
+    let (first, rest) = parts.split_first()?;
+    let mut values = Vec::new();
+    let own = members(text).into_iter().filter(|(name, _)| name == first);
+    own.for_each(|(_, value)| find(value, rest, &mut values));
+    if values.len() > 1 {
+        values.retain(|value| value.trim_matches('"') == found);
+    }
+    let [value] = values[..] else { return None };
+    let start = value.as_ptr() as usize - text.as_ptr() as usize;
+    Some(1 + text[..start].matches('\n').count())
+}
+
+/// The values in a text whose keys have these parts in this order and the last one at their end.
+fn find<'a>(text: &'a str, parts: &[&str], to: &mut Vec<&'a str>) {
+    let Some((first, rest)) = parts.split_first() else { return to.push(text) };
+    for (name, value) in members(text) {
+        find(value, if name == *first { rest } else { parts }, to);
+    }
+}
+
+/// The members of an object by name, and of an array by number; of other values none.
+fn members(text: &str) -> Vec<(String, &str)> {
+    type Object<'a> = BTreeMap<String, &'a RawValue>;
+    if let Ok(object) = serde_json::from_str::<Object<'_>>(text) {
+        return object.into_iter().map(|(name, value)| (name, value.get())).collect();
+    }
+    let items = serde_json::from_str::<Vec<&RawValue>>(text).unwrap_or_default();
+    items.into_iter().enumerate().map(|(at, value)| (at.to_string(), value.get())).collect()
+}
+
 /// The number of the first line that has this key.
 pub fn line_of(text: &str, key: &str) -> Option<usize> {
     let quoted = format!("\"{key}\"");
@@ -141,7 +178,6 @@ pub fn line_of(text: &str, key: &str) -> Option<usize> {
 mod tests {
     use super::*;
     use serde::Deserialize;
-    use std::collections::BTreeMap;
 
     #[derive(Debug, Deserialize)]
     #[serde(deny_unknown_fields)]
@@ -175,6 +211,26 @@ mod tests {
     #[allow(dead_code, reason = "only its errors are of interest")]
     enum Shape {
         Round { size: usize },
+    }
+
+    #[test]
+    fn values_have_their_lines() {
+        let text = "{ \"batch\": 1,\n\"bias\":\n{ \"batch\": 3, \"heads\": 2 },\n\"mask\": { \"and\": [\n\
+            { \"chunked_causal\": { \"chunk\": 8 } },\n{ \"chunked_causal\": { \"chunk\": 0 } } ] },\n\
+            \"kernels\": [ { \"limits\": { \"dim\": {} } },\n{ \"limits\": { \"dim\": { \"at_most\": 3 } } } ] }";
+        for (key, found, line) in [
+            ("batch", "0", Some(1)),
+            ("bias.batch", "3", Some(3)),
+            ("bias", "3", Some(3)),
+            ("mask.chunk", "0", Some(6)),
+            ("mask.chunk", "7", None),
+            ("kernels[1].limits.dim", "", Some(8)),
+            ("heads", "2", None),
+            ("", "", None),
+        ] {
+            assert_eq!(line_of_value(text, key, found), line, "{key} {found}");
+        }
+        assert_eq!(line_of_value("[1", "batch", "1"), None);
     }
 
     #[test]

@@ -9,8 +9,8 @@ use etalon_problem::{
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, IntoDeserializer, MapAccess, Visitor};
 use serde::{Deserialize, de};
-use serde_json::Value;
 use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
@@ -29,17 +29,17 @@ pub fn parse_problem(
     tensors: &Tensors,
 ) -> Result<Problem, Error> {
     let wrong = |reason: String| Error::format(path, format!("not a valid problem file: {reason}"));
-    let value: Value = json::parse(text).map_err(wrong)?;
-    let keyed = objects_by_key("the problem", &value).map_err(|(key, reason)| {
+    let members: Map<String, Value> = json::parse(text).map_err(wrong)?;
+    let keyed = objects_by_key("the problem", &Value::Object(members)).map_err(|(key, reason)| {
         wrong(match json::line_of(text, &key) {
             Some(line) => format!("line {line}: {reason}"),
             None => reason,
         })
     });
-    let text =
+    let with_lists =
         with_sequences(text, tensors).map_err(|error| Error::content(tensors_path, error))?;
-    // A key that no problem has is told before the form of its value.
-    let mut problem = typed(&text).map_err(wrong)?;
+    // A key that no problem has is reported before the form of its value.
+    let mut problem = typed(&with_lists).map_err(wrong)?;
     keyed?;
     let ids = |data: &Data| if let Data::I64(x) = data { Some(x.clone()) } else { None };
     let flags = |data: &Data| if let Data::Bool(x) = data { Some(x.clone()) } else { None };
@@ -52,7 +52,7 @@ pub fn parse_problem(
     problem.check().map_err(|error| match &error {
         // The arrays' extents are the tensors' fault, all else the problem's.
         ProblemError::Shape { .. } => Error::content(tensors_path, error),
-        _ => Error::content(path, error),
+        _ => Error::meaning(path, text, error),
     })?;
     Ok(problem)
 }

@@ -33,7 +33,7 @@ pub fn why(path: &Path, source: &io::Error) -> String {
     }
 }
 
-/// What files begin with that are taken for safetensors, and how to make one of them.
+/// First bytes of files that are taken for safetensors, and how to make one of them.
 const OTHERS: [(&[u8], &str); 5] = [
     (
         b"PK\x03\x04",
@@ -53,7 +53,7 @@ const OTHERS: [(&[u8], &str); 5] = [
     (b"{", "it is JSON text"),
 ];
 
-/// What the file is instead, if its first bytes tell.
+/// The actual format of the file, if its first bytes show it.
 fn instead(bytes: &[u8]) -> Option<&'static str> {
     // A length of so little as 0x80, then the header, is a safetensors file.
     let header = bytes.get(LENGTH) == Some(&b'{');

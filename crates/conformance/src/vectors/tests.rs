@@ -154,3 +154,83 @@ fn problems_are_read_with_their_arrays() {
         and strings in double quotes, and no comments"
     );
 }
+
+/// A value that JSON and its type take, and no problem: its key and its line are named, of nested keys their own.
+#[test]
+fn errors_of_meaning_name_key_and_line() {
+    let folder = tempdir().unwrap();
+    let (json, file) = (folder.path().join("p.json"), folder.path().join("t.safetensors"));
+    let scores = [
+        (r#""batch": 2"#, r#""batch": 2"#, ""),
+        (r#""dim": 8"#, r#""dim": 0"#, "line 4: `dim` must be at least 1, found 0"),
+        (
+            r#""key_heads": 2"#,
+            r#""key_heads": 0"#,
+            "line 3: `key_heads` must be at least 1, found 0",
+        ),
+        (
+            r#""query_heads": 4"#,
+            r#""query_heads": 3"#,
+            "line 3: `query_heads` must be a multiple of key_heads (2), found 3",
+        ),
+        (
+            r#""softcap": 1"#,
+            r#""softcap": -1"#,
+            "line 5: `softcap` must be finite and above 0, found -1",
+        ),
+        (r#""heads": 4"#, r#""heads": 3"#, "line 6: `bias.heads` must be 1 or 4, found 3"),
+        (r#""chunk": 4"#, r#""chunk": 0"#, "line 8: `mask.chunk` must be at least 1, found 0"),
+        (
+            r#""key": [3, 9]"#,
+            r#""key": [3]"#,
+            "line 10: `sequences.key` must be 2 lengths, one per batch element, found 1",
+        ),
+        (
+            r#""query": [9, 9]"#,
+            r#""query": [9, 10]"#,
+            "line 9: `sequences.query` must be lengths of at most 9, found 10",
+        ),
+    ];
+    let right = "{ \"algorithm\": \"attention\",\n\"batch\": 2,\n\"query_heads\": 4, \"key_heads\": 2,\n\
+        \"queries\": 9, \"keys\": 9, \"dim\": 8,\n\"softcap\": 1,\n\"bias\": { \"batch\": 1, \"heads\": 4 },\n\
+        \"mask\": { \"and\": [{ \"chunked_causal\": { \"chunk\": 3 } },\n{ \"chunked_causal\": { \"chunk\": 4 } }] },\n\
+        \"sequences\": { \"lengths\": { \"query\": [9, 9],\n\"key\": [3, 9] } } }";
+    for (part, changed, words) in scores {
+        assert!(right.contains(part), "{part}");
+        fs::write(&json, right.replace(part, changed)).unwrap();
+        let said = read_problem(&json, &file, &BTreeMap::new()).err();
+        let said = said.map_or(String::new(), |error| error.to_string());
+        let said = said.strip_prefix(&format!("{}: ", json.display())).unwrap_or(&said);
+        assert_eq!(said, words, "{changed}");
+    }
+    for (text, words) in [
+        (
+            "{ \"algorithm\": \"linear_attention\", \"batch\": 1, \"query_heads\": 2,\n\"key_heads\": 2, \"tokens\": 4, \
+            \"dim\": 4,\n\"sequences\": { \"lengths\": {\n\"tokens\": [1, 4] } } }",
+            "line 4: `sequences.tokens` must be 1 length, one per batch element, found 2",
+        ),
+        (
+            "[1]",
+            "not a valid problem file: line 1: the file must be an object with keys, found an array",
+        ),
+        (
+            "{ \"algorithm\": \"linear_attention\", \"batch\": 1, \"query_heads\": 2,\n\"key_heads\": 2, \"tokens\": 4, \
+            \"dim\": 4,\n\"sequences\": { \"packed\": { \"cu_tokens\":\n[1, 4] } } }",
+            "line 4: `sequences.cu_tokens` must be offsets that begin with 0, found 1",
+        ),
+        (
+            "{ \"algorithm\": \"linear_cross_entropy\", \"tokens\": 4, \"dim\": 4,\n\"vocab\": 9,\n\
+            \"label_smoothing\": 1.5 }",
+            "line 3: `label_smoothing` must be in [0, 1], found 1.5",
+        ),
+        (
+            "{ \"algorithm\": \"linear_cross_entropy\", \"tokens\": 4, \"dim\": 4, \"vocab\": 9,\n\
+            \"reduction\": { \"by\":\n{ \"normaliser\": 0 } } }",
+            "line 3: `reduction.by.normaliser` must be finite, not 0, found 0",
+        ),
+    ] {
+        fs::write(&json, text).unwrap();
+        let said = read_problem(&json, &file, &BTreeMap::new()).unwrap_err().to_string();
+        assert_eq!(said, format!("{}: {words}", json.display()));
+    }
+}

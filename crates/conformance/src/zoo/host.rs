@@ -83,7 +83,7 @@ impl Host {
         Ok(self.stored(request, results))
     }
 
-    /// What linear_cross_entropy returns when it filters.
+    /// Results of linear_cross_entropy with a filter.
     fn filter(&self, request: &Request<'_>, filter: Filter, run: usize) -> Result<Filtered, Error> {
         let mut job = Job { filter: Some(filter), ..self.job(request, run)? };
         let change = self.mutant.and_then(|mutant| mutant.change);
@@ -100,7 +100,7 @@ impl Host {
         Ok(Filtered { outputs, dh, dw, tiles, classes })
     }
 
-    /// Whether any host has a choice: it takes no hint, but has a filter.
+    /// True if any host has a choice: it takes no hint, but has a filter.
     pub(super) fn chooses(choice: Choice) -> bool {
         choice == Choice::Filter
     }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::f32::consts::{LN_2, LOG2_E};
 use std::ops::Range;
 
-/// How the softmax runs over the key tiles.
+/// The order of the softmax over the key tiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Softmax {
     /// A running maximum; sums are rescaled whenever it grows.
@@ -18,7 +18,7 @@ pub enum Softmax {
     TwoPass,
 }
 
-/// How e^(x − m) is computed.
+/// The computation of e^(x − m).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exp {
     /// The exponential of the difference.
@@ -36,9 +36,9 @@ pub struct Style {
     pub name: &'static str,
     /// Keys, tokens or classes in a tile.
     pub tile: usize,
-    /// How the softmax runs.
+    /// The order of the softmax.
     pub softmax: Softmax,
-    /// How weights are computed.
+    /// The computation of weights.
     pub exp: Exp,
     /// lse as the logarithm to base 2 times ln 2.
     pub log2: bool,
@@ -85,9 +85,9 @@ pub(crate) struct Bug(pub &'static str);
 pub(crate) struct Job {
     pub style: Style,
     pub bug: Option<Bug>,
-    /// Whether the rows after the last whole tile are dropped.
+    /// True if the rows after the last whole tile are dropped.
     pub drops_tail: bool,
-    /// How many requests came before it.
+    /// The number of requests before it.
     pub run: usize,
     pub problem: Problem,
     pub pass: Pass,

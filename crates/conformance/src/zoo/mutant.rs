@@ -15,14 +15,14 @@ pub struct Mutant {
     pub story: &'static str,
     /// The law that must kill it; others may, too.
     pub killer: &'static str,
-    /// Where it was seen in public: an issue (`owner/repository#number`) or a commit
-    /// (`owner/repository@commit`); empty if it was made for this zoo.
+    /// Its public report: an issue (`owner/repository#number`) or a commit (`owner/repository@commit`); empty if it
+    /// was made for this zoo.
     pub address: &'static str,
-    /// What goes wrong around a sound kernel; `None`: the kernel asks for the bug.
+    /// The fault around a sound kernel; `None`: the kernel asks for the bug.
     pub(crate) change: Option<Change>,
 }
 
-/// What goes wrong around a sound kernel.
+/// A fault around a sound kernel.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Change {
     /// It is asked something else.

@@ -45,7 +45,7 @@ impl Rows {
         &mut self.data[start..][..self.shape[3]]
     }
 
-    /// Where row `i` of an array lies whose outer axes may be shared.
+    /// Position of row `i` of an array whose outer axes may be shared.
     pub fn shared(&self, [b, h, i]: [usize; 3]) -> [usize; 3] {
         [b.min(self.shape[0] - 1), h.min(self.shape[1] - 1), i]
     }

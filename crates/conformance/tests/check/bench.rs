@@ -82,7 +82,7 @@ impl Bench {
         values(&self.problem, self.pass, &self.inputs).expect("the inputs")
     }
 
-    /// What a right kernel returns.
+    /// Results of a right kernel.
     pub fn right(&self) -> Tensors {
         self.exact(&self.problem, &self.inputs)
     }

@@ -1,5 +1,5 @@
 //! Readings follow from the tables of options and of tensors: an option without a reading fails here, and so
-//! does a reading that a check does not tell.
+//! does a reading that a check does not name.
 
 use crate::bench::{Bench, EXTENTS, attention, explained, linear};
 use etalon_conformance::conventions::{Reading, all_readings};
@@ -57,7 +57,7 @@ fn every_option_has_readings() {
         let readings = readings(&bench);
         for setting in bench.problem.settings() {
             let own = readings.iter().filter(|x| x.of == Some(setting.name)).count();
-            // What a kernel returns, and how large it is, has no other reading.
+            // Forms change what a kernel returns, and how large it is: they have no other reading.
             let form = setting.kind == SettingKind::Form;
             let name = (bench.problem.algorithm(), setting.name);
             assert!(form || own > 0, "{name:?} has no reading");
@@ -95,8 +95,8 @@ fn every_cotangent_and_every_saved_tensor_has_readings() {
     }
 }
 
-/// What a kernel of a reading returns is explained by the reading, or by one with the same results.
-fn told(bench: &Bench, ids: &[&str]) {
+/// Checks that results of a kernel of a reading are explained by the reading, or by one with the same results.
+fn each_is_explained(bench: &Bench, ids: &[&str]) {
     let readings = readings(bench);
     for id in ids {
         let reading = readings.iter().find(|x| x.id == *id);
@@ -108,7 +108,7 @@ fn told(bench: &Bench, ids: &[&str]) {
 }
 
 #[test]
-fn readings_of_attention_are_told() {
+fn readings_of_attention_are_explained() {
     let rich = attention().softcap(3.0).sinks().bias(2, 4);
     let bench = Bench::new(rich.clone(), Pass::Forward, Dtype::F32);
     let ids = [
@@ -124,7 +124,7 @@ fn readings_of_attention_are_told() {
         "k-as-bmhkd",
         "inputs-as-bnhqd-in-memory",
     ];
-    told(&bench, &ids);
+    each_is_explained(&bench, &ids);
     let bench = Bench::new(rich, Pass::Backward, Dtype::F32);
     let ids = [
         "dlse-dropped",
@@ -133,29 +133,35 @@ fn readings_of_attention_are_told() {
         "delta-omitted",
         "sinks-of-next-head",
     ];
-    told(&bench, &ids);
+    each_is_explained(&bench, &ids);
 }
 
 #[test]
-fn readings_of_masks_and_sequences_are_told() {
+fn readings_of_masks_and_sequences_are_explained() {
     let both = Mask::And(vec![Mask::window(9, 2), Mask::causal()]);
     let bench = Bench::new(Attention::new(EXTENTS).mask(both), Pass::Forward, Dtype::F32);
-    told(&bench, &["mask-part-1-alone", "mask-part-2-alone", "mask-part-1-left-dropped"]);
+    each_is_explained(
+        &bench,
+        &["mask-part-1-alone", "mask-part-2-alone", "mask-part-1-left-dropped"],
+    );
     let lengths = Sequences::Lengths { query: vec![30, 37], key: vec![41, 35] };
     let problem = Attention::new(EXTENTS).sequences(lengths);
     let bench = Bench::new(problem, Pass::Backward, Dtype::F32);
-    told(&bench, &["sequences-keys-ignored", "sequences-of-next"]);
+    each_is_explained(&bench, &["sequences-keys-ignored", "sequences-of-next"]);
 }
 
 #[test]
-fn readings_of_linear_attention_are_told() {
+fn readings_of_linear_attention_are_explained() {
     let bench =
         Bench::new(linear().scale(0.3).initial_state().final_state(), Pass::Backward, Dtype::F32);
-    told(&bench, &["dfinal-state-dropped", "initial-state-absent", "decay-doubled", "scale-root"]);
+    each_is_explained(
+        &bench,
+        &["dfinal-state-dropped", "initial-state-absent", "decay-doubled", "scale-root"],
+    );
 }
 
 #[test]
-fn readings_of_cross_entropy_are_told() {
+fn readings_of_cross_entropy_are_explained() {
     let loss = LinearCrossEntropy {
         token_weights: true,
         softcap: Some(3.0),
@@ -176,5 +182,5 @@ fn readings_of_cross_entropy_are_told() {
         "ignore-index-absent",
         "classes-filled-up-to-16",
     ];
-    told(&bench, &ids);
+    each_is_explained(&bench, &ids);
 }

@@ -141,9 +141,9 @@ fn rows_that_are_not_normalised_are_told() {
     assert!(nan.outputs.iter().any(|x| x.worst.as_ref().is_some_and(|x| x.got.is_nan())));
 }
 
-/// Every convention that is another reading of a problem is told by its name, and no other is.
+/// Every convention that is another reading of a problem is explained by its name, and no other is.
 #[test]
-fn conventions_are_told() {
+fn conventions_are_explained() {
     let soft = Attention { value_dim: 24, ..attention().softcap(2.0).sinks() };
     let biased = attention().bias(1, 4);
     let windowed = Attention::new(EXTENTS).mask(Mask::window(5, 2));
@@ -161,12 +161,12 @@ fn conventions_are_told() {
         loss.into(),
         summed.into(),
     ];
-    let mut told = Vec::new();
+    let mut explained_ids = Vec::new();
     for problem in problems {
         // Every one shows in a forward pass; those of states and plain scores also in gradients.
         let of_loss = matches!(problem, Problem::LinearCrossEntropy(_));
         let gradients = of_loss || problem == attention().into() || problem == linear().into();
-        // A loss alone is one number: its gradients tell.
+        // A loss alone is one number: its gradients decide.
         let passes = [Pass::Forward, Pass::Backward].into_iter().skip(usize::from(of_loss));
         let passes = passes.take(1 + usize::from(gradients));
         for pass in passes {
@@ -178,14 +178,14 @@ fn conventions_are_told() {
                     continue; // as the sum of no tokens, it makes no difference
                 }
                 explained(&check, &reading.id);
-                told.push(reading.id);
+                explained_ids.push(reading.id);
             }
         }
     }
     for convention in conventions::ALL {
         let id = convention.id;
         assert!(
-            told.iter().any(|told| told == id) || convention.mutant.is_some(),
+            explained_ids.iter().any(|explained| explained == id) || convention.mutant.is_some(),
             "nothing shows {id}"
         );
     }

@@ -1,5 +1,5 @@
-//! How often an explanation is claimed of what has none: noise of every size and place, and faults that no
-//! reading knows.
+//! Rate at which an explanation is claimed of what has none: noise of every size and place, and faults that no reading
+//! knows.
 
 use crate::bench::Bench;
 use etalon_conformance::generate::Stream;
@@ -62,7 +62,7 @@ fn wrong(bench: &Bench, right: &Tensors, seed: usize) -> Tensors {
     got
 }
 
-/// How many wrong results of these seeds were found, and what was claimed of them.
+/// Count of the wrong results of these seeds that were found, and the explanations claimed of them.
 fn claimed(seeds: std::ops::Range<usize>) -> (usize, Vec<String>) {
     let questions: Vec<(Bench, Tensors)> = questions()
         .into_iter()

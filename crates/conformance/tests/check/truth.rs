@@ -61,7 +61,7 @@ fn all_zeros_are_zeros_and_no_factor() {
     assert!(check.explanations.iter().all(|x| x.text.contains("every element is 0")));
 }
 
-/// Where the exact results are 0 and the others are not, nothing is said to be 0.
+/// Results that are not 0 are not said to be 0 because the exact ones are.
 #[test]
 fn an_absent_cotangent_is_said_to_be_absent() {
     let loss = LinearCrossEntropy { logit_scale: 0.25, ..LinearCrossEntropy::new(48, 32, 57) };

@@ -40,7 +40,7 @@ fn error(got: &ArrayD<f64>, exact: &ArrayD<f64>) -> f64 {
     (difference / exact.iter().map(|&x| square(x)).sum::<f64>()).sqrt()
 }
 
-/// What a mutant returns for an output, and what is right.
+/// Results of a mutant for an output, and the right ones.
 fn outputs(
     mutant: Mutant,
     problem: &Problem,

@@ -88,7 +88,7 @@ fn typed<D: Dimension>(x: &ArrayD<f64>) -> ArrayView<'_, f64, D> {
     x.view().into_dimensionality().expect("as many axes")
 }
 
-/// What several mutants cost, as a sentence has it.
+/// Costs of several mutants, as a sentence has them.
 fn costs(mutant: Mutant, problem: &LazyAttention, x: &Tensors, results: &[&str]) -> String {
     let one =
         |result: &&str| format!("{} for `{result}`", percent(cost(mutant, problem, x, result)));
@@ -131,7 +131,7 @@ fn skipping_blocks_in_the_backward_pass() {
         "{:.0} % of the elements of such a `dq`",
         100.0 * near.count() as f64 / dq.len() as f64
     ));
-    // What the page says of the sparse part alone.
+    // Claim of the page about the sparse part alone.
     let (problem, x) = usual();
     stands(&costs(mutant("inactive-pair-skipped").unwrap(), &problem, &x, &["dq", "dk", "dbias"]));
 }

@@ -1,4 +1,4 @@
-//! How ranks of one process send each other what lies on their devices: NCCL, or copies between devices.
+//! Exchange of device memory between ranks of one process: NCCL, or copies between devices.
 
 use cudarc::driver::{CudaStream, result as driver, sys as cu};
 use cudarc::nccl::{result as nccl, sys};
@@ -11,8 +11,8 @@ pub type Outcome<X> = Result<X, Box<dyn Error + Send + Sync>>;
 /// Bytes of a region of memory, for each rank; those of a rank in pieces.
 pub type Pieces = Vec<Vec<Range<usize>>>;
 
-/// What a rank sends to each rank, and where it puts what each sends: of two regions of its device's memory. Pieces
-/// that belong together are equally long.
+/// Counts and places of the elements that a rank sends to and receives from each rank: of two regions of its device's
+/// memory. Pieces that belong together are equally long.
 pub struct Plan {
     pub from: u64,
     pub sends: Pieces,
@@ -39,7 +39,7 @@ impl Drop for Communicator {
     }
 }
 
-/// Where ranks meet that copy from each other's devices.
+/// The meeting point of ranks that copy from each other's devices.
 pub struct Meeting {
     barrier: Barrier,
     /// Of each rank its context as an address, where what it sends begins, and the pieces for each rank.
@@ -98,8 +98,8 @@ impl Communicator {
             let (on, other) = (stream.cu_stream().cast(), peer as i32);
             for send in &plan.sends[peer] {
                 let from = (plan.from + send.start as u64) as *const _;
-                // SAFETY: the piece lies in memory of the rank's device that lives until the stream has been waited for,
-                // and nothing on it writes there before it has been sent.
+                // SAFETY: the piece lies in memory of the rank's device that lives until the stream has been waited
+                // for, and nothing on it writes there before it has been sent.
                 let sent = unsafe { nccl::send(from, send.len(), bytes, other, self.0, on) };
                 sent.map_err(|error| failed("ncclSend", error))?;
             }
@@ -119,7 +119,7 @@ impl Meeting {
     fn swap(&self, rank: usize, stream: &Arc<CudaStream>, plan: &Plan) -> Outcome<()> {
         let sent = || self.sent.lock().unwrap_or_else(PoisonError::into_inner);
         sent()[rank] = (stream.context().cu_ctx() as usize, plan.from, plan.sends.clone());
-        // What is sent has been written before anybody reads it, and is read before anybody writes again.
+        // Sent data have been written before anybody reads them, and are read before anybody writes again.
         stream.synchronize()?;
         self.barrier.wait();
         keep_own(rank, stream, plan)?;

@@ -1,15 +1,16 @@
 //! Linear cross-entropy with its classes in shards, one for each GPU of the machine: the results are compared with
 //! those of one GPU, and the times with its.
 //!
-//! `cargo run --release -p etalon-cuda --example gpu_shards` has a thread for each GPU. It computes the partials of its
-//! classes, gets those of all over NCCL, finishes the loss, and computes the gradients of its rows of w; of dh every
-//! rank adds up the parts of some tokens and sends them to all. First a small problem in f32, of uneven shards, must
-//! have the bits of one GPU and lie near f64. Then a large one in bf16 is timed: T 8192, D 2304, V 256,000.
+//! `cargo run --release -p etalon-cuda --example gpu_shards` has a thread for each GPU. It computes the partials of
+//! its classes, gets those of all over NCCL, finishes the loss, and computes the gradients of its rows of w; of dh
+//! every rank adds up the parts of some tokens and sends them to all. First a small problem in f32, of uneven shards,
+//! must have the bits of one GPU and lie near f64. Then a large one in bf16 is timed: T 8192, D 2304, V 256,000.
 //!
 //! `--ranks N` for other than all GPUs: more ranks than GPUs share them, and copy in place of NCCL, as they do with
-//! `--copies` or where NCCL fails; `--tokens --dim --vocab` for another large problem; `--grain TILES`: shards begin at
-//! multiples of so many tiles of 256 classes, with 256 of them at quarters of the large problem's tree; `--rounds N`; `--small`: the small problem alone. The exit status is not
-//! 0 if a bit differs that should not, or a number is far off.
+//! `--copies` or where NCCL fails; `--tokens --dim --vocab` for another large problem; `--grain TILES`: shards begin
+//! at multiples of so many tiles of 256 classes, with 256 of them at quarters of the large problem's tree;
+//! `--rounds N`; `--small`: the small problem alone. The exit status is not 0 if a bit differs that should not, or a
+//! number is far off.
 
 mod exchange;
 mod memory;
@@ -19,7 +20,7 @@ mod tensors;
 
 use cudarc::driver::CudaContext;
 use etalon_cuda::linear_cross_entropy::shard::{Dh, TILE};
-use etalon_cuda::{Level, Options, Precision, Settings, Workspace, has_level, probe};
+use etalon_cuda::{Level, Options, Precision, Settings, Workspace, probe};
 use etalon_problem::{Dtype, LinearCrossEntropy, TokenOutputs};
 use exchange::{Exchange, Outcome, by_copies, by_nccl};
 use memory::Memory;
@@ -32,7 +33,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tensors::Host;
 
-/// What the command line asks for.
+/// The arguments of the command line.
 struct Arguments {
     ranks: usize,
     tokens: usize,
@@ -108,7 +109,7 @@ fn run() -> Outcome<bool> {
     if arguments.small {
         return Ok(small);
     }
-    if has_level(&workspace, 0, Level::Sm90a).is_err() {
+    if workspace.capability(0)? != (9, 0) {
         println!("the large problem is for compute capability 9.0");
         return Ok(small);
     }
@@ -227,8 +228,8 @@ impl Machine<'_> {
         Ok(same && near)
     }
 
-    /// bf16 on the level sm90a: dh has the bits of one GPU where shards are quarters of the tree or put together of them,
-    /// else it is summed in another order.
+    /// bf16 on the level sm90a: dh has the bits of one GPU where shards are quarters of the tree or put together of
+    /// them, else it is summed in another order.
     fn large(&self) -> Outcome<bool> {
         let Arguments { tokens, dim, vocab, ranks, rounds, .. } = *self.arguments;
         let outputs = TokenOutputs { lse: true, ..TokenOutputs::default() };
@@ -279,8 +280,8 @@ fn end(rank: usize, error: &str) {
     std::process::exit(1);
 }
 
-/// The median times of rounds in which all ranks begin together; after two that count nothing. A round has every kind of
-/// work once, so that all meet the same clocks.
+/// The median times of rounds in which all ranks begin together; after two that count nothing. A round has every kind
+/// of work once, so that all meet the same clocks.
 fn times(alone: Option<&Alone>, rank: &Rank, rounds: usize, barrier: &Barrier) -> Outcome<Times> {
     let (alone, rank) = (alone.map(|x| x as &dyn Work), rank as &dyn Work);
     let work = [alone, Some(rank), Some(rank)];

@@ -42,13 +42,13 @@ impl Step {
     }
 }
 
-/// What a device computes again and again.
+/// The repeated computation of a device.
 pub trait Work {
-    /// Enqueues the forward pass, and with `gradients` the backward pass. `apart`: with what the ranks have sent to each
-    /// other before.
+    /// Enqueues the forward pass, and with `gradients` the backward pass. `apart`: with what the ranks have sent to
+    /// each other before.
     fn enqueue(&self, gradients: bool, apart: bool) -> Outcome<()>;
     fn memory(&self) -> &Memory;
-    /// What it has computed last: the loss, lse, dh and dw of its classes.
+    /// Results of its last run: the loss, lse, dh and dw of its classes.
     fn results(&self) -> Outcome<Results>;
 }
 
@@ -197,7 +197,7 @@ impl Rank {
         let call = (read.clone(), none().with("loss", loss).with("lse", lse));
         let output =
             Step::new(&memory, call, |x, y| prepare_output(workspace, &shard, x, y, options))?;
-        // What this rank's classes add to dh of all tokens, and what all ranks' add to dh of its tokens.
+        // Contributions of this rank's classes to dh of all tokens, and of all ranks' classes to dh of its tokens.
         let matrices = if kind == Dh::Sum { vec![1; shards.len()] } else { counts };
         let (row, owners) = (4 * dim, tokens_of(tokens, shards.len()));
         let from = memory.room(matrices[number] * tokens * row)?;

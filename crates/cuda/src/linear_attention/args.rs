@@ -7,7 +7,7 @@ use crate::strided::StridedTensor;
 use crate::tensor_map::TensorMap;
 
 kernel_args! {
-    /// The arguments of the kernels of `linear*.cu`. Every gradient is o of another problem: out_i = Σ_j w_ij x_j +
+    /// The arguments of the kernels of `linear_attention/`. Every gradient is o of another problem: out_i = Σ_j w_ij x_j +
     /// reach_i y_i·state. Of operands that are not there the address is 0.
     pub(super) struct LinearArgs as "LinearArgs" {
         pub y: StridedTensor,
@@ -40,7 +40,7 @@ kernel_args! {
         /// [chunk, key head, D, E]: before a chunk, or behind it.
         pub states: Ptr<f32>,
         pub states1: Ptr<f32>,
-        /// Those behind a chunk.
+        /// The same behind a chunk.
         pub other: Ptr<f32>,
         pub other1: Ptr<f32>,
         /// x and y of (R27).
@@ -86,7 +86,7 @@ kernel_args! {
         pub add: i32,
         /// 1: a log-decay for each head, not for each token.
         pub by_head: i32,
-        /// Treatment of numbers that are not finite: `linear.cuh`.
+        /// Treatment of numbers that are not finite: `linear_attention/problem.cuh`.
         pub mode: i32,
         /// Blocks that there would be, if each owned one thing only: `each_block`.
         pub blocks: i32,
@@ -101,7 +101,7 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// The arguments of the kernels of `sm90a_linear*.cu`; results are those of [`LinearArgs`]. Tensors for the copy
+    /// The arguments of the kernels of `linear_attention/sm90a_*.cu`; results are those of [`LinearArgs`]. Tensors for the copy
     /// engine are in boxes of 64 columns and 128 rows, of `out` 64.
     pub(super) struct WalkArgs as "WalkArgs" {
         pub y: TensorMap,
@@ -160,7 +160,7 @@ kernel_args! {
     }
 }
 
-/// Kernel arguments that `linear.cuh` and `sm90a_linear.cuh` name.
+/// Kernel arguments that `linear_attention/problem.cuh` and `linear_attention/sm90a.cuh` name.
 pub(crate) const ARGUMENTS: &[Declaration] =
     &[declaration::<LinearArgs>(), declaration::<WalkArgs>()];
 

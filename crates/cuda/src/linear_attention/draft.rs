@@ -6,9 +6,8 @@ use super::tables::Tables;
 use super::{hopper, maps, passes, second};
 use crate::options::{Level, Options};
 use crate::parts::{Holds, Parts};
-use crate::pass::{Choice, PassPlan};
+use crate::pass::{Choice, PassPlan, draft_steps};
 use crate::room::Layout;
-use crate::step::Draft;
 use crate::target::Target;
 use etalon_problem::{Dtype, Error, LinearAttention, Operand, Pass, Table};
 
@@ -37,9 +36,8 @@ pub(crate) fn draft(
     let mut prepared = Prepared { parts, problem, tables, level, watches, rooms, walks };
     prepared.rooms = prepared.reserve(&mut layout)?;
     prepared.walks = hopper::reserve(&prepared, &mut layout)?;
-    let draft = Draft::new(prepared.target);
-    draft_pass(&Steps::new(&prepared, &draft))?;
-    let (parts, tables, steps) = (prepared.parts, prepared.tables, draft.into_steps());
+    let steps = draft_steps(&prepared, |steps| compute(&steps))?;
+    let (parts, tables) = (prepared.parts, prepared.tables);
     let tables = Box::new(move || Ok(tables.image()));
     Ok(PassPlan { parts, tables, scratch: layout, steps, choice })
 }
@@ -75,9 +73,8 @@ fn parts(
     Ok(parts)
 }
 
-/// Pushes the steps of the pass.
-fn draft_pass(steps: &Steps<'_>) -> Result<(), Error> {
-    steps.gather()?;
+/// Adds the steps of the pass.
+fn compute(steps: &Steps<'_>) -> Result<(), Error> {
     let Prepared { parts, level, .. } = steps.prepared;
     if parts.pass != Pass::Step && steps.prepared.has_padding() {
         fill(steps)?;
@@ -89,8 +86,7 @@ fn draft_pass(steps: &Steps<'_>) -> Result<(), Error> {
         (Pass::Backward, _) => passes::backward(steps),
         (Pass::Step, _) => passes::step(steps),
         _ => second::double_backward(steps),
-    }?;
-    steps.scatter()
+    }
 }
 
 /// Fills results with 0, for tokens of no sequence.

@@ -1,4 +1,4 @@
-//! The first order on the tensor cores of compute capability 9.0: `kernels/sm90a_linear.cu`.
+//! The first order on the tensor cores of compute capability 9.0: `kernels/linear_attention/sm90a_walk.cu`.
 
 use super::CHUNK;
 use super::args::{LinearArgs, WalkArgs};
@@ -41,7 +41,7 @@ fn short_segment(tokens: usize) -> usize {
     tokens.div_ceil(4).checked_next_power_of_two().map_or(tokens, |n| n.max(CHUNK))
 }
 
-/// How a level cuts sequences.
+/// Cuts of sequences, by level.
 pub(super) fn cut(level: Level) -> fn(usize) -> usize {
     if level == Level::Sm90aSegments { short_segment } else { segment }
 }

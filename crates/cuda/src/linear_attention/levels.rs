@@ -1,27 +1,27 @@
 //! The levels of linear_attention: who computes a pass, and why the others do not.
 
-use crate::levels::{self, LevelRow, Rule};
+use crate::level_table::{self, LevelRow, Rule};
 use crate::options::{Level, Options, Precision};
 use crate::target::Target;
 use etalon_problem::{Dtype, LinearAttention, Pass};
 
 /// A pass, as far as it decides who computes it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Spec {
+pub(crate) struct Spec {
     pub dim: usize,
     pub value_dim: usize,
-    /// Whether an operand or a result has no element.
+    /// True if an operand or a result has no element.
     pub empty: bool,
     pub pass: Pass,
     pub storage: Dtype,
     pub precision: Precision,
     pub target: Target,
-    /// Whether the copy engine takes every operand where kernels find it.
+    /// True if the copy engine takes every operand where kernels find it.
     pub boxes: bool,
 }
 
 /// The levels, the fastest first.
-pub(super) static LEVELS: [LevelRow<Spec>; 3] = [
+pub(crate) static LEVELS: [LevelRow<Spec>; 3] = [
     LevelRow {
         level: Level::Sm90a,
         rules: &[
@@ -40,16 +40,16 @@ pub(super) static LEVELS: [LevelRow<Spec>; 3] = [
                 holds: |spec| spec.pass != Pass::Step,
             },
             Rule {
-                otherwise: "dim and value_dim must be at most 128 for linear_attention of sm90a",
+                otherwise: "dim and value_dim must be at most 128 for sm90a",
                 holds: |spec| spec.dim.max(spec.value_dim) <= 128,
             },
             Rule {
-                otherwise: "dim and value_dim must be multiples of 8 for linear_attention of sm90a",
+                otherwise: "dim and value_dim must be multiples of 8 for sm90a",
                 holds: |spec| spec.dim % 8 + spec.value_dim % 8 == 0,
             },
             Rule { otherwise: "there is nothing for sm90a to compute", holds: |spec| !spec.empty },
             Rule {
-                otherwise: "rows must begin and end at multiples of 16 bytes for linear_attention of sm90a",
+                otherwise: "rows must begin and end at multiples of 16 bytes for sm90a",
                 holds: |spec| spec.boxes,
             },
         ],
@@ -66,7 +66,7 @@ pub(super) static LEVELS: [LevelRow<Spec>; 3] = [
             },
             // A step is the same on all levels.
             Rule {
-                otherwise: "dim and value_dim must be at most 128 for linear_attention of sm80",
+                otherwise: "dim and value_dim must be at most 128 for sm80",
                 holds: |spec| spec.pass == Pass::Step || spec.dim.max(spec.value_dim) <= 128,
             },
         ],
@@ -98,33 +98,39 @@ impl Spec {
     }
 
     /// The pass that every level computes, if it computes any in this storage type.
-    fn permissive(pass: Pass, storage: Dtype) -> Spec {
-        let (precision, target) = (Precision::Flash, Target::default());
+    fn permissive((pass, storage): (Pass, Dtype), target: Target) -> Spec {
+        let precision = Precision::Flash;
         let (dim, value_dim, empty, boxes) = (64, 64, false, true);
         Spec { dim, value_dim, empty, pass, storage, precision, target, boxes }
     }
 }
 
-/// Why the level of the options has no kernel for a pass in a storage type, whatever the problem and the device, if so.
-pub(crate) fn refuses(options: &Options, pass: Pass, storage: Dtype) -> Option<&'static str> {
-    levels::refuses(&LEVELS, &Spec::permissive(pass, storage), options.level)
+/// The reason why the level of the options has no kernel for a pass in a storage type on such a device, whatever the
+/// problem, if so.
+pub(crate) fn refuses(
+    options: &Options,
+    call: (Pass, Dtype),
+    target: &Target,
+) -> Option<&'static str> {
+    level_table::refuses(&LEVELS, &Spec::permissive(call, *target), options.level)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::levels::refusals;
+    use crate::level_table::refusals;
     use crate::variant::{Variant, declared_bytes, shared_bytes};
 
     #[test]
     fn the_first_rule_that_fails_is_the_reason() {
         let of = |pass| {
-            let spec = Spec { dim: 136, ..Spec::permissive(pass, Dtype::Bf16) };
+            let spec =
+                Spec { dim: 136, ..Spec::permissive((pass, Dtype::Bf16), Target::default()) };
             refusals(&LEVELS, &spec)
         };
         let expected = [
-            (Level::Sm90a, "dim and value_dim must be at most 128 for linear_attention of sm90a"),
-            (Level::Sm80, "dim and value_dim must be at most 128 for linear_attention of sm80"),
+            (Level::Sm90a, "dim and value_dim must be at most 128 for sm90a"),
+            (Level::Sm80, "dim and value_dim must be at most 128 for sm80"),
         ];
         assert_eq!(of(Pass::Forward), expected);
         // A step of any extents is computed.

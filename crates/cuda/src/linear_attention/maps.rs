@@ -5,14 +5,14 @@ use crate::parts::Parts;
 use crate::tensor_map::TensorMap;
 use etalon_problem::Dtype;
 
-/// Whether the copy engine takes every operand where kernels find it.
+/// True if the copy engine takes every operand where kernels find it.
 pub(super) fn takes_all(parts: &Parts) -> bool {
     let names = ["q", "k", "v", "o", "dout", "dq", "dk", "dv"];
     parts.have_whole_rows(&names)
         && names.iter().filter_map(|name| parts.part(name)).all(|part| takes(&part.place(0)))
 }
 
-/// Whether it takes a tensor of 16-bit elements that begins at a multiple of 16 bytes.
+/// True if it takes a tensor of 16-bit elements that begins at a multiple of 16 bytes.
 fn takes(place: &Place) -> bool {
     let whole = |axis: usize| {
         let (extent, stride) = (place.extents[axis], place.strides[axis]);

@@ -1,4 +1,4 @@
-//! linear_attention: `kernels/linear*.cu*` and `kernels/sm90a_linear*.cu*`.
+//! linear_attention: `kernels/linear_attention/`.
 
 mod args;
 mod draft;
@@ -13,7 +13,7 @@ mod tables;
 
 pub(crate) use args::ARGUMENTS;
 pub(crate) use draft::draft;
-pub(crate) use levels::refuses;
+pub(crate) use levels::{LEVELS, refuses};
 pub(crate) use log_decays::check_log_decays;
 
 /// Tokens of a chunk, and of a micro-chunk: a tile.

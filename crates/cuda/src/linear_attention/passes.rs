@@ -1,4 +1,4 @@
-//! The first order: `kernels/linear.cu`, `kernels/linear_totals.cu` and `kernels/linear_sm80.cu`.
+//! The first order: `kernels/linear_attention/{portable,totals,sm80}.cu`.
 
 use super::SIDE;
 use super::args::LinearArgs;
@@ -8,7 +8,7 @@ use crate::strided::StridedTensor;
 use crate::variant::{Variant, linear_threads, width};
 use etalon_problem::{Error, Pass};
 
-/// The level that computes, and what its kernels do with numbers that are not finite: `linear.cuh`.
+/// The level that computes, and what its kernels do with numbers that are not finite: `linear_attention/problem.cuh`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LevelChoice {
     level: Level,
@@ -66,7 +66,7 @@ pub(super) enum Target {
     V,
 }
 
-/// Whether accumulators are as wide as D or as E.
+/// Width of accumulators: that of D, or that of E.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Columns {
     Dim,

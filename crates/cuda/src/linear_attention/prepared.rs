@@ -17,7 +17,7 @@ pub(super) struct Prepared<'a> {
     pub tables: Tables,
     /// The level whose kernels compute it.
     pub level: Level,
-    /// Whether somebody looks for numbers that are not finite.
+    /// True if somebody looks for numbers that are not finite.
     pub watches: bool,
     pub rooms: Rooms,
     pub walks: WalkRooms,
@@ -99,7 +99,7 @@ impl Steps<'_> {
 }
 
 impl Prepared<'_> {
-    /// Whether any of these is a result.
+    /// True if any of these is a result.
     pub fn wants(&self, names: &[&str]) -> bool {
         names.iter().any(|name| self.part(name).is_some_and(|part| part.wanted))
     }
@@ -117,7 +117,7 @@ impl Prepared<'_> {
         }
     }
 
-    /// Whether tokens belong to no sequence: results there are 0.
+    /// True if tokens belong to no sequence: results there are 0.
     pub fn has_padding(&self) -> bool {
         self.problem.sequences != TokenSequences::Dense
     }
@@ -133,7 +133,7 @@ impl Prepared<'_> {
         let of_queries = [e.batch, e.query_heads, e.tokens];
         let states = [self.tables.chunks.rows.len(), e.key_heads, e.dim, self.problem.value_dim];
         let planes = [tokens[0], tokens[1], tokens[2], PLANES];
-        // Those of sm90a keep states in registers.
+        // The kernels of sm90a keep states in registers.
         let tables = self.level != Level::Sm90a || self.watches;
         let bends = self.has("ddg") || self.has("ddg_gamma");
         let narrow = self.level == Level::Sm80;
@@ -164,5 +164,5 @@ impl Prepared<'_> {
     }
 }
 
-/// Planes of the tables of the gates: `Gates` of `linear.cuh`.
+/// Planes of the tables of the gates: `Gates` of `linear_attention/problem.cuh`.
 const PLANES: usize = 9;

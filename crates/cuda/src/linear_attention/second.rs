@@ -1,4 +1,4 @@
-//! The second order: `kernels/linear_second.cu`.
+//! The second order: `kernels/linear_attention/portable_second_order.cu`.
 
 use super::SIDE;
 use super::args::LinearArgs;

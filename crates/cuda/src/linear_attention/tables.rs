@@ -1,4 +1,4 @@
-//! How sequences are cut into chunks, as kernels read it.
+//! Cuts of sequences into chunks, as kernels read them.
 
 use super::{CHUNK, SIDE};
 use crate::args::{Arguments, Field, kernel_args};
@@ -13,7 +13,7 @@ kernel_args! {
         /// The first token in the arrays.
         pub start: i32,
         pub len: i32,
-        /// Whether it is the first (1) and the last (2) of its sequence.
+        /// Bits: the first (1) and the last (2) of its sequence.
         pub ends: i32,
     }
 }
@@ -79,7 +79,7 @@ pub(super) struct Tables {
     pub chunks: Rows<Chunk>,
     pub strips: Rows<Strip>,
     pub lines: Rows<Line>,
-    /// Those of sequences of several segments come first.
+    /// Sequences of several segments come first.
     pub segments: Rows<Segment>,
     pub runs: Rows<Run>,
     /// The bytes of all of them.

@@ -150,7 +150,7 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// A product of `sm90a_cross_entropy.cu`: of the chunk, h and w; da and w; da and h.
+    /// A product of `linear_cross_entropy/sm90a_products.cu`: of the chunk, h and w; da and w; da and h.
     pub(crate) struct ProductArgs as "ProductArgs" {
         pub a: TensorMap,
         pub b: TensorMap,

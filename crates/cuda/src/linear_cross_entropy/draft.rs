@@ -4,9 +4,8 @@ use crate::linear_cross_entropy::prepared::Prepared;
 use crate::linear_cross_entropy::run::run;
 use crate::options::Options;
 use crate::parts::Holds;
-use crate::pass::{PassPlan, Steps};
+use crate::pass::{PassPlan, draft_steps};
 use crate::room::Room;
-use crate::step::Draft;
 use crate::target::Target;
 use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Table, Views};
@@ -43,7 +42,6 @@ pub(crate) fn draft_filtered(
 }
 
 fn plan(prepared: Prepared<'_>) -> Result<PassPlan<'static>, Error> {
-    let draft = Draft::new(prepared.parts.target);
-    run(&Steps::new(&prepared, &draft))?;
-    Ok(prepared.plan(draft))
+    let steps = draft_steps(&prepared, |steps| run(&steps))?;
+    Ok(prepared.plan(steps))
 }

@@ -1,4 +1,4 @@
-//! Tiles that a filter leaves out of dh and dw: `kernels/cross_entropy_filter.cu`.
+//! Tiles that a filter leaves out of dh and dw: `kernels/linear_cross_entropy/filter.cu`.
 
 use crate::linear_cross_entropy::args::{CrossEntropyArgs, FilterArgs};
 use crate::linear_cross_entropy::plan::{Plan, SIDE, TILE};

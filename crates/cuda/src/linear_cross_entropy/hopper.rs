@@ -1,16 +1,16 @@
 //! The kernels of linear_cross_entropy for the tensor cores of compute capability 9.0:
-//! `kernels/sm90a_cross_entropy.cu`.
+//! `kernels/linear_cross_entropy/sm90a_products.cu`.
 
 use crate::args::KernelArgs;
 use crate::linear_cross_entropy::args::{CrossEntropyArgs, ProductArgs};
 use crate::linear_cross_entropy::plan::{Plan, TILE};
 use crate::room::{Layout, Room, memory};
-use crate::step::{Draft, Work};
+use crate::step::Draft;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
 use etalon_problem::{Dtype, Error};
 
-/// Bytes of a leaf of the tree: m and l, or `Node` of `cross_entropy.cuh`.
+/// Bytes of a leaf of the tree: m and l, or `Node` of `linear_cross_entropy/problem.cuh`.
 fn leaf(args: &CrossEntropyArgs) -> usize {
     let short = args.entropy == 0 && args.smoothing == 0.0 && args.argmax.0 == 0;
     if short { 8 } else { 28 }
@@ -107,7 +107,7 @@ impl Hopper {
         grid: (usize, u32),
         args: &A,
     ) -> Result<(), Error> {
-        draft.launch((&self.variant, name), grid, args, Work::NONE)
+        draft.launch((&self.variant, name), grid, args)
     }
 
     /// Launches a product over tiles of 128 rows, in clusters of two blocks.
@@ -118,7 +118,8 @@ impl Hopper {
         self.launch(draft, tiles.name, (blocks, THREADS), product)
     }
 
-    /// The address at which the rows of h of a chunk lie side by side; copies them there if some tokens may be ignored.
+    /// The address at which the rows of h of a chunk lie side by side; copies them there if some tokens may be
+    /// ignored.
     pub fn gather(
         &self,
         draft: &Draft,

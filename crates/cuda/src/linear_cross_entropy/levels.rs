@@ -1,6 +1,6 @@
 //! The levels of linear_cross_entropy.
 
-use crate::levels::{self, LevelRow, Rule};
+use crate::level_table::{self, LevelRow, Rule};
 use crate::options::{Level, Options, Precision};
 use crate::pass::Choice;
 use crate::target::Target;
@@ -19,12 +19,12 @@ pub(crate) struct LevelSpec {
 }
 
 /// Fastest first.
-static LEVELS: [LevelRow<LevelSpec>; 2] = [
+pub(crate) static LEVELS: [LevelRow<LevelSpec>; 2] = [
     LevelRow {
         level: Level::Sm90a,
         rules: &[
             Rule {
-                otherwise: "tensor cores take factors in the storage type, which the precision `flash` permits",
+                otherwise: Precision::FACTORS,
                 holds: |spec| spec.precision == Precision::Flash,
             },
             Rule {
@@ -52,11 +52,16 @@ static LEVELS: [LevelRow<LevelSpec>; 2] = [
     LevelRow { level: Level::Portable, rules: &[] },
 ];
 
-/// Why the level of the options has no kernel for a pass in a storage type, whatever the problem and the device, if so.
-pub(crate) fn refuses(options: &Options, pass: Pass, storage: Dtype) -> Option<&'static str> {
-    let (target, precision) = (Target::default(), Precision::Flash);
+/// The reason why the level of the options has no kernel for a pass in a storage type on such a device, whatever the
+/// problem, if so.
+pub(crate) fn refuses(
+    options: &Options,
+    (pass, storage): (Pass, Dtype),
+    target: &Target,
+) -> Option<&'static str> {
+    let (target, precision) = (*target, Precision::Flash);
     let spec = LevelSpec { target, pass, storage, precision, dim: 64, aligned: true };
-    levels::refuses(&LEVELS, &spec, options.level)
+    level_table::refuses(&LEVELS, &spec, options.level)
 }
 
 impl LevelSpec {

@@ -3,10 +3,10 @@
 use crate::room::memory;
 use etalon_problem::Error;
 
-/// Tokens, classes and elements of a tile of a product: `SIDE` of `gemm.cuh`.
+/// Tokens, classes and elements of a tile of a product: `SIDE` of `tile/gemm.cuh`.
 pub(crate) const SIDE: usize = 128;
 
-/// Classes of a leaf of the tree: `TILE` of `cross_entropy.cuh`.
+/// Classes of a leaf of the tree: `TILE` of `linear_cross_entropy/problem.cuh`.
 pub(crate) const TILE: usize = 256;
 
 /// Classes that a chunk should have, so that products have enough tiles; on tensor cores where fewer tokens at a time
@@ -14,8 +14,8 @@ pub(crate) const TILE: usize = 256;
 const WIDE: usize = 4096;
 const LEAST_WIDE: usize = 2048;
 
-/// Classes that dh is summed over one after the other on tensor cores, of so many: a quarter of the tree, so that up to
-/// four shards give the bits of one device, whatever chunks these have.
+/// Classes that dh is summed over one after the other on tensor cores, of so many: a quarter of the tree, so that up
+/// to four shards give the bits of one device, whatever chunks these have.
 pub(crate) fn block(vocab: usize) -> usize {
     (vocab.div_ceil(TILE).next_power_of_two() / 4).max(1) * TILE
 }
@@ -88,7 +88,7 @@ impl PassSpec {
         best.fold(most, |best, x| if faster(x, best) { x } else { best }) * TILE
     }
 
-    /// Bytes of a node of the tree for a token: `Node` of `cross_entropy.cuh`.
+    /// Bytes of a node of the tree for a token: `Node` of `linear_cross_entropy/problem.cuh`.
     fn node(self) -> usize {
         if self.second { 44 } else { 28 }
     }

@@ -9,7 +9,7 @@ use crate::options::{Level, Options};
 use crate::parts::{Holds, Parts};
 use crate::pass::{Choice, PassPlan, TableImage};
 use crate::room::{Layout, Room};
-use crate::step::Draft;
+use crate::step::Step;
 use crate::target::Target;
 use crate::variant::Variant;
 use etalon_problem::linear_cross_entropy::Filter;
@@ -54,7 +54,7 @@ pub(crate) struct Rooms {
     pub head_bias: Room,
 }
 
-/// Bytes of `Pull` of `cross_entropy.cuh`.
+/// Bytes of `Pull` of `linear_cross_entropy/problem.cuh`.
 fn pull(second: bool) -> usize {
     if second { 56 } else { 28 }
 }
@@ -84,9 +84,9 @@ impl Rooms {
 }
 
 impl<'a> Prepared<'a> {
-    /// Lays the memory of a pass out that has passed [`Table::check_call`]. `inputs`: those in the memory of the host, of
-    /// which targets and weights are looked at here; on a device nobody can look. `shard`: the classes that are walked of
-    /// the shard that the table is of.
+    /// Lays the memory of a pass out that has passed [`Table::check_call`]. `inputs`: those in the memory of the host,
+    /// of which targets and weights are looked at here; on a device nobody can look. `shard`: the classes that are
+    /// walked of the shard that the table is of.
     pub fn new(
         target: Target,
         (problem, shard): (&'a LinearCrossEntropy, Option<Walked>),
@@ -141,15 +141,9 @@ impl<'a> Prepared<'a> {
     }
 
     /// The plan of the pass, of drafted steps.
-    pub fn plan(self, draft: Draft) -> PassPlan<'static> {
+    pub fn plan(self, steps: Vec<Step>) -> PassPlan<'static> {
         let Prepared { parts, scratch, choice, .. } = self;
-        PassPlan {
-            parts,
-            tables: Box::new(|| Ok(TableImage::default())),
-            scratch,
-            steps: draft.into_steps(),
-            choice,
-        }
+        PassPlan { parts, tables: Box::new(|| Ok(TableImage::default())), scratch, steps, choice }
     }
 }
 

@@ -1,5 +1,5 @@
-//! The kernels of a pass in their order: `kernels/cross_entropy.cu`, or on tensor cores
-//! `kernels/sm90a_cross_entropy.cu`.
+//! The kernels of a pass in their order: `kernels/linear_cross_entropy/portable_products.cu`, or on tensor cores
+//! `kernels/linear_cross_entropy/sm90a_products.cu`.
 //!
 //! Chunks of tokens go outside, chunks of classes within: first for the totals of the tokens, then for
 //! gradients. Where dw must be summed in less than f32, and tokens come in several chunks, it has a sweep of
@@ -27,9 +27,8 @@ pub(super) struct Run<'a> {
     pub head_bias: u64,
 }
 
-/// Adds the steps of a pass, between copies of operands.
+/// Adds the steps of a pass.
 pub(crate) fn run(steps: &Steps<'_>) -> Result<(), Error> {
-    steps.gather()?;
     clear(steps)?;
     let run = Run::new(steps);
     run.launch("tokens", 1, 1024, &run.args)?;
@@ -40,8 +39,7 @@ pub(crate) fn run(steps: &Steps<'_>) -> Result<(), Error> {
     if steps.prepared.plan.apart {
         run.by_classes()?;
     }
-    run.launch("loss", 1, 256, &run.args)?;
-    steps.scatter()
+    run.launch("loss", 1, 256, &run.args)
 }
 
 /// Fills what kernels leave out: what ignored tokens have of each result, and all gradients where there is no
@@ -108,30 +106,36 @@ fn arguments(steps: &Steps<'_>) -> CrossEntropyArgs {
         terms: steps.at(rooms.terms).into(),
         hidden: steps.at(rooms.hidden).into(),
         left_out: filter.map_or(0, |filter| steps.at(filter.left_out)).into(),
+        rows: plan.rows as i32,
+        columns: plan.columns as i32,
+        leaf: if hopper.is_some() { GROUP * TILE } else { TILE } as i32,
+        entropy: i32::from(entropies.iter().any(|&entropy| entropy != 0)),
+        whole: i32::from(problem.dim % 4 == 0 && parts.begin_aligned(&["h", "w", "ddh", "ddw"])),
+        wide: i32::from(spec.wide),
+        ..settings(problem)
+    };
+    linked(args, problem)
+}
+
+/// The extents of a problem, and the numbers of its loss.
+fn settings(problem: &LinearCrossEntropy) -> CrossEntropyArgs {
+    CrossEntropyArgs {
         ignore_index: problem.ignore_index,
-        divisor: if let Reduction::By { normaliser } = problem.reduction {
-            normaliser
-        } else {
-            1.0
+        divisor: match problem.reduction {
+            Reduction::By { normaliser } => normaliser,
+            _ => 1.0,
         },
         square: problem.lse_square_scale,
         smoothing: problem.label_smoothing,
         dim: problem.dim as i32,
         vocab: problem.vocab as i32,
         all: problem.tokens as i32,
-        rows: plan.rows as i32,
-        columns: plan.columns as i32,
-        leaf: if hopper.is_some() { GROUP * TILE } else { TILE } as i32,
         mean: i32::from(problem.reduction == Reduction::Mean),
         nan_of_nothing: i32::from(problem.nothing_left != NothingLeft::Zero),
         each: i32::from(problem.reduction == Reduction::None),
         square_weighted: i32::from(problem.lse_square_weight == LseSquareWeight::ClassWeight),
-        entropy: i32::from(entropies.iter().any(|&entropy| entropy != 0)),
-        whole: i32::from(problem.dim % 4 == 0 && parts.begin_aligned(&["h", "w", "ddh", "ddw"])),
-        wide: i32::from(spec.wide),
         ..CrossEntropyArgs::default()
-    };
-    linked(args, problem)
+    }
 }
 
 /// With the link of a problem, (C2) and (C11).
@@ -192,7 +196,7 @@ impl<'a> Run<'a> {
     pub fn rows(&self, tokens: &Range<usize>) -> Result<u64, Error> {
         let Some(hopper) = &self.steps.prepared.hopper else { return Ok(0) };
         let packed = hopper.packed.map(|room| self.steps.at(room));
-        hopper.gather(self.steps.draft, &self.chunk(tokens, &(0..0)), packed)
+        hopper.gather(self.steps, &self.chunk(tokens, &(0..0)), packed)
     }
 
     /// Totals, outputs and what tokens pull with, dh, and dw and dbias unless they are summed apart.
@@ -242,7 +246,7 @@ impl<'a> Run<'a> {
         match (self.scale_of(args), &self.steps.prepared.hopper) {
             (0, _) | (_, None) => Ok(()),
             _ if !self.steps.prepared.spec.gradients() => Ok(()),
-            (scale, Some(hopper)) => hopper.scale(self.steps.draft, args, scale),
+            (scale, Some(hopper)) => hopper.scale(self.steps, args, scale),
         }
     }
 
@@ -271,9 +275,8 @@ impl<'a> Run<'a> {
         };
         let vocab = self.args.vocab as usize;
         let each = Hopper::leaf_columns(&self.args, plan.plane);
-        chunks(vocab, each).try_for_each(|classes| {
-            hopper.totals(self.steps.draft, &self.chunk(tokens, &classes), h)
-        })
+        chunks(vocab, each)
+            .try_for_each(|classes| hopper.totals(self.steps, &self.chunk(tokens, &classes), h))
     }
 
     /// (C1), (C2), and in the second order (C21).
@@ -290,7 +293,7 @@ impl<'a> Run<'a> {
     /// (C16), and in the second order (C27); of logits that are `kept`, or computed now.
     fn gradients(&self, args: &CrossEntropyArgs, h: u64, kept: bool) -> Result<(), Error> {
         if let Some(hopper) = &self.steps.prepared.hopper {
-            return hopper.gradient(self.steps.draft, args, [h, self.scale_of(args)]);
+            return hopper.gradient(self.steps, args, [h, self.scale_of(args)]);
         }
         if !kept {
             self.logits(args)?;
@@ -309,7 +312,7 @@ impl<'a> Run<'a> {
             Some(hopper) => {
                 let Prepared { spec, plan, .. } = self.steps.prepared;
                 let wide = spec.columns_of_hidden(plan.rows, args.dim as usize);
-                hopper.hidden(self.steps.draft, &args, self.scale_of(&args), (wide, plan.block))
+                hopper.hidden(self.steps, &args, self.scale_of(&args), (wide, plan.block))
             }
             None => self.launch("hidden", tiles(args.count) * tiles(args.dim), 256, &args),
         }
@@ -341,7 +344,7 @@ impl<'a> Run<'a> {
         };
         if spec.dw {
             match hopper {
-                Some(hopper) => hopper.head(self.steps.draft, &args, [h, self.scale_of(&args)])?,
+                Some(hopper) => hopper.head(self.steps, &args, [h, self.scale_of(&args)])?,
                 None => {
                     let blocks = tiles(args.classes) * tiles(args.dim);
                     self.launch("head", blocks, 256, &args)?;
@@ -350,7 +353,7 @@ impl<'a> Run<'a> {
         }
         if spec.dbias {
             match hopper {
-                Some(hopper) => hopper.bias(self.steps.draft, &args, self.scale_of(&args))?,
+                Some(hopper) => hopper.bias(self.steps, &args, self.scale_of(&args))?,
                 None => self.launch("bias", (args.classes as usize).div_ceil(32), 256, &args)?,
             }
         }

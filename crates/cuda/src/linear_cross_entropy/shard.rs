@@ -6,15 +6,15 @@
 //! totals of those of all shards, and [`output`] the outputs of the totals. With the totals [`backward_shard`] returns
 //! the shard's rows of dw and dbias, and its part of dh in f32; [`combine_dh`] adds up the parts and rounds the sum.
 //! These take and return arrays of the host. Of operands that lie on a device `prepare_forward`, `prepare_combine`,
-//! `prepare_output`, `prepare_backward` and `prepare_combine_dh` make a [`DevicePass`](crate::DevicePass) each: what is
-//! enqueued neither waits nor allocates, so that collectives of NCCL may lie between them on the same stream. The
+//! `prepare_output`, `prepare_backward` and `prepare_combine_dh` make a [`DevicePass`](crate::DevicePass) each: what
+//! is enqueued neither waits nor allocates, so that collectives of NCCL may lie between them on the same stream. The
 //! example `gpu_shards` of the crate does that.
 //!
-//! Where shards begin at multiples of [`TILE`], loss, lse, logprob, entropy, argmax, dw and dbias have the bits of the
+//! If shards begin at multiples of [`TILE`], loss, lse, logprob, entropy, argmax, dw and dbias have the bits of the
 //! pass over all classes, with the same options on devices of one kind. On the portable level so has dh, if shards are
 //! nodes or return sums of nodes ([`Dh::Nodes`]). Tensor cores sum dh class after class in quarters of the tree: there
-//! that holds for shards that begin at such quarters. Of others it lies within the bounds, and has the bits of the same
-//! shards on one device. With other cuts everything agrees within the bounds.
+//! that holds for shards that begin at such quarters. Of others it lies within the bounds, and has the bits of the
+//! same shards on one device. With other cuts everything agrees within the bounds.
 //!
 //! ```
 //! use etalon_cuda::linear_cross_entropy::shard::{Shard, combine, forward_shard, output};

@@ -1,5 +1,5 @@
 //! The passes of a shard of classes, which go over one node of the tree after the other, each as if its classes were
-//! all: `kernels/cross_entropy_shards.cu` beside the kernels of the pass.
+//! all: `kernels/linear_cross_entropy/shards.cu` beside the kernels of the pass.
 
 use crate::linear_cross_entropy::args::{CrossEntropyArgs, Outputs, ShardArgs, behind};
 use crate::linear_cross_entropy::plan::Walked;
@@ -7,9 +7,8 @@ use crate::linear_cross_entropy::prepared::Prepared;
 use crate::linear_cross_entropy::run::{Run, Steps, clear};
 use crate::options::{Level, Options};
 use crate::parts::Holds;
-use crate::pass::PassPlan;
+use crate::pass::{PassPlan, draft_steps};
 use crate::room::{Room, memory};
-use crate::step::Draft;
 use crate::target::Target;
 use crate::variant::Variant;
 use etalon_problem::linear_cross_entropy::shard::{Partial, nodes};
@@ -27,7 +26,7 @@ pub(crate) enum Step {
     Backward { summed: bool },
 }
 
-/// Bytes of `Node` of `cross_entropy.cuh`.
+/// Bytes of `Node` of `linear_cross_entropy/problem.cuh`.
 pub(super) const NODE: usize = 28;
 
 /// The spans of a shard that are walked one after the other, and their memory.
@@ -79,13 +78,11 @@ pub(crate) fn draft_shard(
     let whole = std::iter::once(classes.clone()).filter(|x| !x.is_empty());
     let spans = if nodes_matter { own } else { whole.collect() };
     let shard = Shard::new(step, (classes, spans), nodes_matter, &mut prepared)?;
-    let draft = Draft::new(prepared.parts.target);
-    let steps = Steps::new(&prepared, &draft);
-    steps.gather()?;
-    clear(&steps)?;
-    Walk { own: &shard, steps: &steps, all: Run::new(&steps) }.run()?;
-    steps.scatter()?;
-    Ok(prepared.plan(draft))
+    let steps = draft_steps(&prepared, |steps| {
+        clear(&steps)?;
+        Walk { own: &shard, steps: &steps, all: Run::new(&steps) }.run()
+    })?;
+    Ok(prepared.plan(steps))
 }
 
 impl Shard {

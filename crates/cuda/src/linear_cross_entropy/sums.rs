@@ -1,21 +1,20 @@
 //! The returns of shards of the classes, put together along the tree: `combine` and `sum` of
-//! `kernels/cross_entropy_shards.cu`.
+//! `kernels/linear_cross_entropy/shards.cu`.
 
 use crate::linear_cross_entropy::args::FoldArgs;
 use crate::linear_cross_entropy::shard_pass::NODE;
 use crate::options::Level;
 use crate::parts::{Holds, Parts};
-use crate::pass::{Choice, PassPlan, Steps, TableImage};
+use crate::pass::{Choice, PassPlan, Steps, TableImage, draft_steps};
 use crate::room::Layout;
-use crate::step::{Draft, Work};
 use crate::target::Target;
 use crate::variant::Variant;
 use etalon_problem::linear_cross_entropy::shard::{Partial, depth, merges};
 use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Table};
 use std::ops::Range;
 
-/// Prepares the totals of partials, or dh of its parts. Parts hold these classes: `partials` and `totals` of a table, or
-/// `parts` and `dh`.
+/// Prepares the totals of partials, or dh of its parts. Parts hold these classes: `partials` and `totals` of a table,
+/// or `parts` and `dh`.
 pub(crate) fn draft_sums(
     target: Target,
     problem: &LinearCrossEntropy,
@@ -31,17 +30,14 @@ pub(crate) fn draft_sums(
     let room = Layout::default().room(bytes.len())?;
     let mut tables = TableImage::new(bytes.len());
     tables.put(room, bytes);
-    let draft = Draft::new(parts.target);
-    let steps = Steps::new(&parts, &draft);
-    steps.gather()?;
-    let args = FoldArgs {
-        merges: steps.table(room).into(),
-        parts: classes.len() as i32,
-        ..arguments(&steps, problem)
-    };
-    fold(&steps, &args, depth(&merges).max(1))?;
-    steps.scatter()?;
-    let steps = draft.into_steps();
+    let steps = draft_steps(&parts, |steps| {
+        let args = FoldArgs {
+            merges: steps.table(room).into(),
+            parts: classes.len() as i32,
+            ..arguments(&steps, problem)
+        };
+        fold(&steps, &args, depth(&merges).max(1))
+    })?;
     let (mode, refusals, blockings) = (None, Vec::new(), Vec::new());
     let choice = Choice { level: Level::Portable, refusals, mode, blockings };
     let tables = Box::new(move || Ok(tables));
@@ -76,5 +72,5 @@ fn fold(steps: &Steps<'_, Parts>, args: &FoldArgs, depth: usize) -> Result<(), E
     let blocks = (args.count as usize).div_ceil(each * threads);
     let (grid, shared) = ((blocks, threads as u32), (threads * bytes * depth) as u32);
     let variant = Variant::cross_entropy_shards(steps.prepared.storage);
-    steps.draft.launch_with_shared((&variant, name), grid, shared, args, Work::NONE)
+    steps.launch_with_shared((&variant, name), grid, shared, args)
 }

@@ -3,7 +3,7 @@
 use etalon_problem::{Error, LinearCrossEntropy, View, Views};
 use ndarray::ArrayViewD;
 
-/// Bytes of `Token` and of `Common` of `cross_entropy.cuh`.
+/// Bytes of `Token` and of `Common` of `linear_cross_entropy/problem.cuh`.
 pub(crate) const TOKEN: usize = 16;
 pub(crate) const COMMON: usize = 40;
 

@@ -9,7 +9,7 @@ fn tile(queries: usize, keys: usize) -> Blocking {
     Blocking { queries, keys }
 }
 
-/// Those of a level.
+/// The tiles of a level.
 pub(crate) fn of_level(spec: &Spec, level: Level) -> Vec<Blocking> {
     match level {
         Level::Sm90a => of_hopper(spec, spec.hopper()),
@@ -18,12 +18,12 @@ pub(crate) fn of_level(spec: &Spec, level: Level) -> Vec<Blocking> {
     }
 }
 
-/// Those of the portable kernels, whatever the pass.
+/// Tiles of the portable kernels, whatever the pass.
 fn of_portable() -> Vec<Blocking> {
     vec![tile(64, 64)]
 }
 
-/// Those of the level sm80: the first is taken unless another is asked for. Forward, a block has all queries of a tile
+/// Tiles of the level sm80: the first is taken unless another is asked for. Forward, a block has all queries of a tile
 /// and walks the keys; backward it has 64 queries or keys, and walks 64 or 32 of the others.
 pub(crate) fn of_tensor(spec: &Spec) -> Vec<Blocking> {
     let narrow = spec.storage != Dtype::F32;
@@ -39,7 +39,7 @@ pub(crate) fn of_tensor(spec: &Spec) -> Vec<Blocking> {
     }
 }
 
-/// The number by which sources know a tile of the level sm80: TILES of `sm80.cuh`.
+/// The number by which sources know a tile of the level sm80: TILES of `attention/sm80.cuh`.
 pub(crate) fn number(spec: &Spec) -> usize {
     let list = of_tensor(spec);
     match chosen(&list, spec.options.blocking) {
@@ -50,7 +50,7 @@ pub(crate) fn number(spec: &Spec) -> usize {
     }
 }
 
-/// Those of the level sm90a: two warpgroups with 64 queries each, or three where these fit the registers.
+/// Tiles of the level sm90a: two warpgroups with 64 queries each, or three where these fit the registers.
 pub(crate) fn of_hopper(spec: &Spec, variant: Hopper) -> Vec<Blocking> {
     match spec.pass {
         Pass::Forward if has_three(variant) => vec![tile(192, 128), tile(128, 128)],

@@ -52,7 +52,7 @@ fn mode(prepared: &Prepared<'_>, options: &Options) -> Option<Mode> {
     (prepared.pass == Pass::Backward).then_some(mode)
 }
 
-/// How slots share their memory, where the gradient of q is computed in the pass by keys.
+/// Shares of slots in their memory, where the gradient of q is computed in the pass by keys.
 fn shares(spec: &Spec, level: Level) -> Option<Shares> {
     let by_pass = match (level, spec.pass) {
         (Level::Portable, Pass::Backward) => true,

@@ -1,5 +1,5 @@
 //! Tables that the device makes in every call, of lengths, offsets and arrays of masks that lie there:
-//! `kernels/tables.cu`.
+//! `kernels/pairs/tables.cu`.
 
 use crate::args::{Byte, ConstPtr, Declaration, Pointee, Ptr, Untyped, declaration, kernel_args};
 use crate::device_tensor::{DeviceTensor, Element};
@@ -71,7 +71,7 @@ kernel_args! {
     }
 }
 
-/// `Node` of `tables.cu`.
+/// `Node` of `pairs/tables.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Zeroable, NoUninit)]
 struct Node {
@@ -93,7 +93,7 @@ impl Pointee for Node {
 const ARRAYS: usize = 16;
 
 kernel_args! {
-    /// Those of `tables.cu`.
+    /// Those of `pairs/tables.cu`.
     struct TableArgs as "TableArgs" {
         /// Lengths of each batch element, or offsets of packed sequences; nowhere: all have all rows.
         query: Numbers,
@@ -135,7 +135,7 @@ kernel_args! {
     }
 }
 
-/// Kernel arguments that `tables.cu` names.
+/// Kernel arguments that `pairs/tables.cu` names.
 pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<TableArgs>()];
 
 /// Where the kernels find an array: the number of one that the call gives, or a room of the pass, which has its copy.

@@ -1,5 +1,5 @@
 //! The kernels of attention and attention_lse for the tensor cores of compute capability 9.0, and the forward pass:
-//! `kernels/sm90a_forward.cu`.
+//! `kernels/attention/sm90a_forward.cu`.
 
 use crate::args::KernelArgs;
 use crate::moves::{Place, When};

@@ -1,5 +1,5 @@
 //! The backward pass of attention and attention_lse for the tensor cores of compute capability 9.0:
-//! `kernels/sm90a_backward.cuh` says which kernels there are.
+//! `kernels/attention/sm90a_backward.cuh` says which kernels there are.
 
 use crate::moves::{Place, When};
 use crate::softmax::hopper::{

@@ -1,4 +1,4 @@
-//! The kernels of lazy_attention for the tensor cores of compute capability 9.0: `kernels/sm90a_lazy*`.
+//! The kernels of lazy_attention for the tensor cores of compute capability 9.0: `kernels/lazy_attention/sm90a*`.
 
 use crate::args::{ConstPtr, Declaration, Ptr, declaration, kernel_args};
 use crate::moves::When;
@@ -100,7 +100,7 @@ kernel_args! {
     }
 }
 
-/// Kernel arguments that `sm90a_lazy.cuh` names.
+/// Kernel arguments that `lazy_attention/sm90a.cuh` names.
 pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<HopperLazyArgs>()];
 
 /// Kernels, by their counters.

@@ -1,4 +1,4 @@
-//! The kernels of lazy_attention: `kernels/lazy.cu`, and of the level sm80 `kernels/lazy_sm80*`.
+//! The kernels of lazy_attention of the levels portable and sm80: `kernels/lazy_attention/`.
 
 use crate::args::{ConstPtr, Declaration, KernelArgs, Ptr, declaration, kernel_args};
 use crate::room::{Layout, Room};
@@ -12,18 +12,18 @@ use crate::strided::StridedTensor;
 use crate::variant::width;
 use etalon_problem::{Align, Blocking, DistanceBias, Error};
 
-/// What its kernels keep between them.
+/// Memory that its kernels share.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Memory {
     /// τ/n, 1/n, Δ − dlse and (1/n) Σ a g of every row.
     numbers: Room,
-    /// Which stripes of keys may hold an active pair, of each tile of queries and head.
+    /// Stripes of keys that may hold an active pair, of each tile of queries and head.
     active: Room,
-    /// What each tile of keys adds to dbias.
+    /// Parts of dbias by tiles of keys.
     windows: Room,
-    /// Whether some operand holds a number that is not finite, and a counter for each kernel of sm90a.
+    /// True if some operand holds a number that is not finite, and a counter for each kernel of sm90a.
     odd: Room,
-    /// Whether nobody looks: the caller says that there is none.
+    /// True if nobody looks: the caller says that there is none.
     assume_finite: bool,
 }
 
@@ -56,7 +56,7 @@ fn reach(prepared: &Prepared<'_>, bias: Option<DistanceBias>) -> usize {
 }
 
 kernel_args! {
-    /// Those of lazy_attention.
+    /// Arguments of lazy_attention.
     struct LazyArgs as "LazyArgs" {
         /// Without bias, softcap and sinks.
         c: PairArgs,
@@ -79,9 +79,9 @@ kernel_args! {
         odd: Ptr<u32>,
         /// W.
         width: i32,
-        /// How many distances occur below it.
+        /// Distances that occur below it.
         reach: i32,
-        /// Whether distances are counted from the last query and key.
+        /// True if distances are counted from the last query and key.
         bottom: i32,
         /// Tasks by keys.
         windowed: i32,
@@ -114,7 +114,7 @@ impl LazyArgs {
 }
 
 kernel_args! {
-    /// Those of `measure` of `lazy.cu`.
+    /// Arguments of `measure` of `lazy_attention/portable_backward.cu`.
     struct MeasureArgs as "MeasureArgs" {
         lazy: LazyArgs,
         /// Of every row, in the order of `Figure`: 0 at first.
@@ -244,7 +244,7 @@ impl<'a> Passes<'a> {
         let wants = |name: &str| self.steps.address(name) != 0;
         self.inspect()?;
         match prepared.is_given("lse") {
-            // What the forward pass does not save.
+            // Numbers that the forward pass does not save.
             true => self.launch("counts", self.by_queries(), &self.args)?,
             false => self.scores()?,
         }

@@ -10,13 +10,13 @@ use etalon_problem::{Dtype, Pass};
 #[derive(Debug)]
 pub(crate) struct Modules {
     pub portable: Variant,
-    /// Those of the level sm80, whose kernels take the place of portable ones.
+    /// Modules of the level sm80, whose kernels take the place of portable ones.
     pub tensor: Option<Variant>,
-    /// That of a backward pass of wide operands.
+    /// The module of a backward pass of wide operands.
     pub wide: Option<Variant>,
-    /// That of the pass by keys with what these add to dq.
+    /// The module of the pass by keys with what these add to dq.
     pub fused: Option<Variant>,
-    /// That of the gradient of the bias.
+    /// The module of the gradient of the bias.
     pub by_pairs: Option<Variant>,
     pub second: Variant,
     /// The second order on tensor cores, which takes the place of the portable one where all is finite.
@@ -54,7 +54,7 @@ impl Modules {
         Modules { portable, tensor, ..Modules::new(spec, Level::Portable) }
     }
 
-    /// That of the level sm80 which has a kernel.
+    /// The module of the level sm80 which has a kernel.
     pub fn tensor_with(&self, kernel: &str) -> Option<&Variant> {
         let has = |variant: &&Variant| variant.kernels().contains(&kernel);
         self.wide.iter().chain(&self.tensor).find(has)
@@ -95,7 +95,7 @@ fn tensor_variant(spec: &Spec) -> Variant {
     variant.with("TILES", blocks::number(spec))
 }
 
-/// Those for its pass by keys with what these add to dq.
+/// Modules for its pass by keys with what these add to dq.
 fn fused_variant(spec: &Spec) -> Variant {
     let flags = [spec.has_options, spec.whole];
     Variant::tensor_fused(spec.storage, spec.extents.dim, spec.value_dim, flags)

@@ -1,4 +1,4 @@
-//! The arguments of kernels that walk pairs of queries and keys: `kernels/pairs.cuh`, `slots.cuh`.
+//! The arguments of kernels that walk pairs of queries and keys: `kernels/pairs/problem.cuh`, `attention/partials.cuh`.
 
 use crate::args::{Byte, ConstPtr, Declaration, Pointee, Ptr, declaration, kernel_args, pointees};
 use crate::softmax::Steps;
@@ -95,7 +95,7 @@ kernel_args! {
     }
 }
 
-/// Kernel arguments that `pairs.cuh` and `slots.cuh` name.
+/// Kernel arguments that `pairs/problem.cuh` and `attention/partials.cuh` name.
 pub(crate) const ARGUMENTS: &[Declaration] =
     &[declaration::<PairArgs>(), declaration::<FusedArgs>()];
 

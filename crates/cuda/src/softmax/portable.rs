@@ -1,4 +1,4 @@
-//! The kernels of attention and attention_lse of the levels portable and sm80: `kernels/portable.cu`, `kernels/sm80*`.
+//! The kernels of attention and attention_lse of the levels portable and sm80: `kernels/attention/`.
 
 use crate::softmax::Steps;
 use crate::softmax::modules::{TENSOR_THREADS, threads};

@@ -1,9 +1,9 @@
 //! A pass of attention, attention_lse or lazy_attention: where its operands lie, its tables, its modules.
 
-use crate::levels::LevelRow;
+use crate::level_table::LevelRow;
 use crate::options::{Level, Options};
 use crate::parts::{Holds, Parts};
-use crate::pass::{Choice, PassPlan, TableImage};
+use crate::pass::{Choice, PassPlan, TableImage, draft_steps};
 use crate::room::{Layout, Room};
 use crate::softmax::Steps;
 use crate::softmax::counts::Counts;
@@ -13,7 +13,7 @@ use crate::softmax::rows::Rows;
 use crate::softmax::slots::Slots;
 use crate::softmax::spec::Spec;
 use crate::softmax::tables::Tables;
-use crate::step::{Draft, Step};
+use crate::step::Step;
 use crate::target::Target;
 use etalon_problem::{Dtype, Error, Operand, Pass, Problem, Role, Scores, Sequences, Table};
 use std::ops::Deref;
@@ -25,7 +25,7 @@ pub(crate) struct Prepared<'a> {
     pub scores: &'a Scores,
     /// E; `None` of attention_lse.
     pub value_dim: Option<usize>,
-    /// Whether the pass reads o, if it has one: for dv alone it does not.
+    /// True if the pass reads o, if it has one: for dv alone it does not.
     pub reads_o: bool,
     pub counts: Counts,
     pub spec: Spec,
@@ -34,11 +34,11 @@ pub(crate) struct Prepared<'a> {
     pub choice: Choice,
     pub modules: Modules,
     pub tables: Tables,
-    /// Where calls give arrays that the tables are made of: how, and what the pass keeps for that.
+    /// Arrays of calls that the tables are made of: how, and what the pass keeps for that.
     given: Option<(Given, TableImage)>,
     /// δ of every row, in the backward pass of the first two, if that needs it.
     pub delta: Option<Room>,
-    /// Where the gradient of q is computed in the pass by keys.
+    /// Slots of the gradient of q, if it is computed in the pass by keys.
     pub slots: Option<Slots>,
 }
 
@@ -129,16 +129,10 @@ impl<'a> Prepared<'a> {
         &self,
         compute: impl FnOnce(&Steps<'_>) -> Result<(), Error>,
     ) -> Result<Vec<Step>, Error> {
-        let draft = Draft::new(self.target);
-        let steps = Steps::new(self, &draft);
-        steps.gather()?;
-        let steps = match &self.given {
-            Some((given, _)) => given.make(steps)?,
-            None => steps,
-        };
-        compute(&steps)?;
-        steps.scatter()?;
-        Ok(draft.into_steps())
+        draft_steps(self, |steps| match &self.given {
+            Some((given, _)) => compute(&given.make(steps)?),
+            None => compute(&steps),
+        })
     }
 
     /// The plan of the pass.
@@ -157,12 +151,12 @@ impl<'a> Prepared<'a> {
         }
     }
 
-    /// Whether the backward pass of attention_lse is given ∂lse/∂q, of which dq is a multiple.
+    /// True if the backward pass of attention_lse is given ∂lse/∂q, of which dq is a multiple.
     pub fn has_gradient(&self) -> bool {
         has_gradient(&self.parts)
     }
 
-    /// Whether kernels leave elements out: rows of no sequence, which get 0, and −∞ as their lse. In a dense
+    /// True if kernels leave elements out: rows of no sequence, which get 0, and −∞ as their lse. In a dense
     /// batch they write every element.
     pub fn leaves_rows(&self) -> bool {
         let e = &self.scores.extents;
@@ -170,13 +164,13 @@ impl<'a> Prepared<'a> {
             || [e.batch, e.query_heads, e.key_heads, e.queries, e.keys].contains(&0)
     }
 
-    /// Whether o and lse are computed: as results, or since a later pass lacks them.
+    /// True if o and lse are computed: as results, or since a later pass lacks them.
     pub fn computes_forward(&self) -> bool {
         self.pass == Pass::Forward || !self.is_given("lse") || (self.reads_o && !self.is_given("o"))
     }
 }
 
-/// Whether the gradient of q is wanted beside another that is computed by keys.
+/// True if the gradient of q is wanted beside another that is computed by keys.
 fn has_both(parts: &Parts) -> bool {
     let (own, others) = match parts.pass {
         Pass::DoubleBackward => ("gq", ["gk", "gv"]),
@@ -189,7 +183,7 @@ fn has_gradient(parts: &Parts) -> bool {
     parts.pass == Pass::Backward && parts.part("gradient").is_some_and(|part| part.given)
 }
 
-/// Whether rows of what kernels multiply begin and end at multiples of 16 bytes.
+/// True if rows of what kernels multiply begin and end at multiples of 16 bytes.
 fn has_whole_rows(parts: &Parts) -> bool {
     let operands = ["q", "k", "v", "dout", "cot_o", "ddq", "ddk", "ddv", "tq", "tk", "tv"];
     parts.have_whole_rows(&operands)

@@ -1,4 +1,4 @@
-//! The second order: `kernels/portable_second.cu`, and on tensor cores `kernels/sm80_second.cu`.
+//! The second order: `kernels/attention/{portable,sm80}_second_order.cu`.
 
 use crate::args::{ConstPtr, Declaration, Ptr, declaration, kernel_args};
 use crate::moves::Place;
@@ -14,7 +14,7 @@ use crate::strided::StridedTensor;
 use crate::variant::Variant;
 use etalon_problem::{Error, Pass};
 
-/// What the second order keeps of every row between its kernels, in f32.
+/// Numbers of the second order for every row between its kernels, in f32.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Between {
     /// Σ P (U v + ddv) and o.
@@ -42,7 +42,7 @@ impl Between {
 }
 
 kernel_args! {
-    /// Those of the second order.
+    /// Arguments of the second order.
     struct SecondArgs as "SecondArgs" {
         c: PairArgs,
         ddq: StridedTensor,
@@ -68,7 +68,7 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// Those of the pass by keys that leaves slots.
+    /// Arguments of the pass by keys that leaves slots.
     struct FusedSecondArgs as "FusedSecondArgs" {
         a: SecondArgs,
         slots: SlotArgs,
@@ -76,7 +76,7 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// Those of `inspect` of `sm80_second.cu`: an operand.
+    /// Arguments of `inspect` of `attention/sm80_second_order.cu`: an operand.
     struct InspectArgs as "InspectArgs" {
         tensor: StridedTensor,
         /// Of the key heads of each sequence.
@@ -89,7 +89,7 @@ kernel_args! {
         columns: i32,
         /// Of sequences.
         count: i32,
-        /// Whether rows are those of k.
+        /// True if rows are those of k.
         by_keys: i32,
     }
 }
@@ -176,7 +176,7 @@ fn inspect(steps: &Steps<'_>, variant: &Variant, found: Room) -> Result<(), Erro
 struct SecondPass<'a> {
     steps: &'a Steps<'a>,
     portable: &'a Variant,
-    /// That on tensor cores, which computes what is finite.
+    /// The variant on tensor cores, which computes what is finite.
     tensor: Option<&'a Variant>,
     threads: u32,
 }

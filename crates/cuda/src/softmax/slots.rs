@@ -1,4 +1,4 @@
-//! The gradient of q in the pass by keys: `kernels/slots.cuh`.
+//! The gradient of q in the pass by keys: `kernels/attention/partials.cuh`.
 
 use crate::args::KernelArgs;
 use crate::room::{Layout, Room};
@@ -10,7 +10,7 @@ use crate::variant::Variant;
 use etalon_problem::{Error, Mode, Pass};
 use std::ops::Range;
 
-/// How slots share the memory that they may take.
+/// Shares of slots in the memory that they may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shares {
     /// The bytes of a slot.
@@ -21,7 +21,7 @@ pub(crate) struct Shares {
 }
 
 impl Shares {
-    /// What a pass holds whose kernels compute the gradient of q in the pass by keys, where that is its mode. `Auto`
+    /// Shares of a pass whose kernels compute the gradient of q in the pass by keys, where that is its mode. `Auto`
     /// takes that mode where all is in one launch and the tiles of keys that fit the budget keep the device busy; a
     /// caller that insists gets two slots at least: one of a tile, one of the sums of the tiles before.
     pub fn new(spec: &Spec) -> Option<Shares> {
@@ -56,7 +56,7 @@ impl Shares {
         self.held * (spec.counts.by_keys / self.tiles) * spec.extents.key_heads
     }
 
-    /// How often the pass by keys is launched.
+    /// Launches of the pass by keys.
     pub fn turns(self) -> usize {
         self.tiles.div_ceil(self.held)
     }
@@ -73,7 +73,7 @@ impl Shares {
     }
 }
 
-/// What tiles of keys add to the gradient of q, in memory that holds some tiles at a time.
+/// Parts of the gradient of q by tiles of keys, in memory that holds some tiles at a time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Slots {
     shares: Shares,
@@ -144,7 +144,7 @@ impl Slots {
         Ok(())
     }
 
-    /// Where numbers lie that tell of which key heads the tensor cores leave the gradient of q out; nowhere, if none.
+    /// Address of the numbers of key heads whose gradient of q the tensor cores leave out; nowhere, if none.
     pub fn odd(&self, steps: &Steps<'_>) -> Option<u64> {
         (self.odd.bytes > 0).then(|| steps.at(self.odd))
     }

@@ -1,7 +1,7 @@
 //! A pass of attention, attention_lse or lazy_attention before there is memory or a kernel for it, and the levels that
 //! compute it.
 
-use crate::levels::{self, LevelRow, Rule};
+use crate::level_table::{self, LevelRow, Rule};
 use crate::options::{Level, Options, Precision};
 use crate::softmax::counts::Counts;
 use crate::softmax::variants::{CONSUMER, Hopper, Lengths, Visible};
@@ -67,12 +67,12 @@ impl Spec {
     }
 
     /// The pass that every level computes, if it computes any in this storage type.
-    fn permissive(pass: Pass, storage: Dtype, options: &Options) -> Spec {
+    fn permissive(call: (Pass, Dtype), options: &Options, target: Target) -> Spec {
         let extents =
             Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 64, keys: 64, dim: 64 };
         let scores = Attention::new(extents).scores;
-        let (counts, target) = (Counts::of_scores(&scores), Target::default());
-        Spec::new((&scores, Some(64)), (pass, storage), counts, [true; 2], target, options)
+        let counts = Counts::of_scores(&scores);
+        Spec::new((&scores, Some(64)), call, counts, [true; 2], target, options)
     }
 
     /// The larger of D and E.
@@ -138,14 +138,15 @@ impl Spec {
     }
 }
 
-/// Why the level of the options has no kernel for a pass in a storage type, whatever the problem and the device, if so.
+/// The reason why the level of the options has no kernel for a pass in a storage type on such a device, whatever the
+/// problem, if so.
 pub(crate) fn refuses(
     table: &'static [LevelRow<Spec>],
     options: &Options,
-    pass: Pass,
-    storage: Dtype,
+    call: (Pass, Dtype),
+    target: &Target,
 ) -> Option<&'static str> {
-    levels::refuses(table, &Spec::permissive(pass, storage, options), options.level)
+    level_table::refuses(table, &Spec::permissive(call, options, *target), options.level)
 }
 
 const ALL: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
@@ -186,8 +187,8 @@ const SM90A: &[Rule<Spec>] = &[
         holds: |spec| spec.extents.queries.max(spec.extents.keys) <= LONGEST,
     },
     Rule {
-        otherwise: "sm90a takes masks that show each query one range of keys, known before the call: no `or`, \
-                    no flags, no segments whose equal ids lie apart or on the device",
+        otherwise: "masks must show each query one range of keys, known before the call (no ids or flags \
+                    on the device), for sm90a",
         holds: |spec| spec.counts.flags.is_none(),
     },
 ];

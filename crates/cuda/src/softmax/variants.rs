@@ -108,7 +108,7 @@ impl Variant {
         // Wider results take several launches.
         let accumulator = width(value_dim.unwrap_or(1)).min(128);
         Variant {
-            family: Family::Tensor,
+            family: Family::AttentionSm80,
             defines: vec![
                 ("STORAGE", number(storage)),
                 ("OPTIONS", u8::from(options).to_string()),
@@ -130,7 +130,7 @@ impl Variant {
     ) -> Self {
         let plain = Self::tensor(storage, dim, value_dim, options, whole);
         let defines = plain.defines.into_iter().filter(|(name, _)| *name != "TILES").collect();
-        Variant { family: Family::TensorFused, defines }
+        Variant { family: Family::AttentionSm80Fused, defines }
     }
 
     /// Those of f32, with factors as sums of two numbers in `bf16` or rounded to tf32, D up to 128, as
@@ -148,7 +148,7 @@ impl Variant {
         defines.push(("CD", width(dim).to_string()));
         // Wider results take several launches.
         defines.push(("CE", width(value_dim.unwrap_or(1)).min(128).to_string()));
-        Variant { family: Family::TensorF32, defines }
+        Variant { family: Family::AttentionSm80F32, defines }
     }
 
     /// Their backward pass where D or E is above 128, with walked tiles in 1 or 2 stages.
@@ -162,7 +162,7 @@ impl Variant {
         let columns = width(dim).max(128);
         let values = value_dim.map_or(64, |columns| width(columns).max(128));
         Variant {
-            family: Family::TensorWide,
+            family: Family::AttentionSm80Wide,
             defines: vec![
                 ("STORAGE", number(storage)),
                 ("OPTIONS", u8::from(options).to_string()),
@@ -182,7 +182,7 @@ impl Variant {
         [options, whole]: [bool; 2],
     ) -> Self {
         Variant {
-            family: Family::TensorSecond,
+            family: Family::AttentionSm80SecondOrder,
             defines: vec![
                 ("STORAGE", number(Dtype::Bf16)),
                 ("OPTIONS", u8::from(options).to_string()),
@@ -199,7 +199,7 @@ impl Variant {
         let mut defines = of.defines();
         defines.push(("GROUPS", if has_three(of) { "3" } else { "2" }.to_string()));
         defines.push(("VALUES", u8::from(values).to_string()));
-        Variant { family: Family::HopperForward, defines }
+        Variant { family: Family::AttentionSm90aForward, defines }
     }
 
     /// The same with tiles of so many queries: 64 for each warpgroup.
@@ -211,12 +211,12 @@ impl Variant {
     pub(crate) fn hopper_backward(of: Hopper, results: Results) -> Self {
         let mut defines = of.defines();
         defines.push(("RESULTS", (results as u8).to_string()));
-        Variant { family: Family::HopperBackward, defines }
+        Variant { family: Family::AttentionSm90aBackward, defines }
     }
 
     /// The forward pass of lazy_attention on them, or its backward pass: sequences are those of the arrays, or listed.
     pub(crate) fn hopper_lazy(of: Hopper, backward: bool) -> Self {
-        let families = [Family::HopperLazyForward, Family::HopperLazyBackward];
+        let families = [Family::LazySm90aForward, Family::LazySm90aBackward];
         let listed = of.lengths != Lengths::Equal;
         let mut defines = vec![
             ("STORAGE", number(of.storage)),
@@ -232,21 +232,21 @@ impl Variant {
     /// Which arithmetic computes its products.
     pub(crate) fn unit(&self) -> Unit {
         match self.family {
-            Family::Tensor
-            | Family::TensorFused
-            | Family::TensorF32
-            | Family::TensorWide
-            | Family::TensorSecond
-            | Family::LazyTensor
-            | Family::LinearTensor
-            | Family::TensorPeak => Unit::Mma,
-            Family::HopperForward
-            | Family::HopperBackward
-            | Family::HopperLazyForward
-            | Family::HopperLazyBackward
-            | Family::HopperLinear
-            | Family::HopperCrossEntropy
-            | Family::HopperPeak => Unit::Wgmma,
+            Family::AttentionSm80
+            | Family::AttentionSm80Fused
+            | Family::AttentionSm80F32
+            | Family::AttentionSm80Wide
+            | Family::AttentionSm80SecondOrder
+            | Family::LazySm80
+            | Family::LinearSm80
+            | Family::PeakMma => Unit::Mma,
+            Family::AttentionSm90aForward
+            | Family::AttentionSm90aBackward
+            | Family::LazySm90aForward
+            | Family::LazySm90aBackward
+            | Family::LinearSm90a
+            | Family::CrossEntropySm90a
+            | Family::PeakWgmma => Unit::Wgmma,
             _ => Unit::Ffma,
         }
     }

@@ -1,4 +1,4 @@
-//! The blocks that kernels of sm90a walk where a mask shows each query a range of keys: `kernels/spans.cuh`, compiled
+//! The blocks that kernels of sm90a walk where a mask shows each query a range of keys: `kernels/pairs/spans.cuh`, compiled
 //! for the host, on the tables of random problems, beside what their masks allow.
 
 use crate::family::Family;
@@ -145,8 +145,9 @@ fn without_assembler(text: &str) -> String {
 
 /// The files of the kernels that decide what is walked, with the kernel arguments that they name.
 fn sources() -> String {
-    const FILES: [&str; 4] = ["tile.cuh", "hopper.cuh", "spans.cuh", "sm90a_backward.cuh"];
-    let is_backward = |x: &Variant| x.family == Family::HopperBackward;
+    const FILES: [&str; 4] =
+        ["tile/types.cuh", "pairs/sm90a.cuh", "pairs/spans.cuh", "attention/sm90a_backward.cuh"];
+    let is_backward = |x: &Variant| x.family == Family::AttentionSm90aBackward;
     let variant = every_variant().into_iter().find(is_backward).unwrap();
     let (mut kept, mut is_asked) = (String::new(), false);
     for line in variant.source().lines() {

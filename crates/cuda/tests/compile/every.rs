@@ -3,12 +3,13 @@
 //! | variable | |
 //! |---|---|
 //! | `ETALON_PART=3/8` | the third of eight parts alone |
-//! | `ETALON_ONLY=Linear,sm_90a` | these families and architectures alone |
+//! | `ETALON_ONLY=linear_attention/sm80,sm_90a` | these families and architectures alone |
 //! | `ETALON_DONE=FILE` | modules that the file names are not compiled again, and those that compile are added |
 //! | `ETALON_SECONDS=500` | no module is begun later than that |
 
 use crate::list::everything;
 use crate::report::{Compilation, module};
+use etalon_cuda::kernels::Family;
 use std::collections::BTreeSet;
 use std::env;
 use std::fs::{self, File, OpenOptions};
@@ -17,7 +18,7 @@ use std::io::Write;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// What such a run compiles, until when, and what it has compiled.
+/// A run: its modules, its time limit, and the modules that it has compiled.
 pub struct Run {
     /// Its number, from 1, of so many.
     pub part: (usize, usize),
@@ -28,7 +29,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// That which the variables ask for.
+    /// The run that the variables ask for.
     pub fn new() -> Run {
         let part = env::var("ETALON_PART").ok().map(|text| {
             let part = parse_part(&text);
@@ -53,7 +54,7 @@ impl Run {
     /// Of these the modules of its part.
     pub fn part(&self, all: Vec<Compilation>) -> Vec<Compilation> {
         let is = |(architecture, variant): &Compilation, name: &String| {
-            name == architecture || *name == format!("{:?}", variant.family)
+            name == architecture || *name == variant.family.to_string()
         };
         let asked =
             |x: &Compilation| self.only.is_empty() || self.only.iter().any(|name| is(x, name));
@@ -63,7 +64,7 @@ impl Run {
         own.map(|(_, compilation)| compilation).collect()
     }
 
-    /// Whether a module of this version of the compiler was compiled before.
+    /// True if a module of this version of the compiler was compiled before.
     pub fn is_done(&self, compilation: &Compilation, nvrtc: &str) -> bool {
         self.done.contains(&line(compilation, nvrtc))
     }
@@ -77,7 +78,7 @@ impl Run {
         }
     }
 
-    /// Whether its time is over.
+    /// True if its time is over.
     pub fn is_over(&self) -> bool {
         self.end.is_some_and(|end| Instant::now() >= end)
     }
@@ -102,7 +103,7 @@ fn parts_have_every_module_once() {
     assert_eq!(parse_part("3/8"), Some((3, 8)));
     assert!(["", "3", "0/8", "9/8", "x/8"].iter().all(|text| parse_part(text).is_none()));
     let all = everything();
-    let only = vec!["Linear".to_string(), "sm_90a".to_string()];
+    let only = vec!["linear_attention/portable".to_string(), "sm_90a".to_string()];
     let of = |part, only: &[String]| {
         let run = Run {
             part: (part, 3),
@@ -119,7 +120,7 @@ fn parts_have_every_module_once() {
     expected.sort();
     assert_eq!(parts, expected);
     let some = (1..=3).flat_map(|part| of(part, &only)).collect::<Vec<_>>();
-    let is = |x: &&Compilation| x.0 == "sm_90a" || x.1.family == etalon_cuda::Family::Linear;
+    let is = |x: &&Compilation| x.0 == "sm_90a" || x.1.family == Family::LinearPortable;
     assert_eq!(some.len(), all.iter().filter(is).count());
 }
 

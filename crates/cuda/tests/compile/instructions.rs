@@ -1,4 +1,4 @@
-//! What the main loop of a kernel executes, by nvdisasm.
+//! Instructions of the main loop of a kernel, by nvdisasm.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -82,10 +82,10 @@ fn instruction(line: &str) -> Option<(&str, &str)> {
 /// Bytes of an instruction.
 const BYTES: usize = 16;
 
-/// What multiplies.
+/// Opcodes that multiply.
 const PRODUCTS: [&str; 3] = ["HGMMA", "HMMA", "FFMA"];
 
-/// What is told apart: opcodes up to their first point. Copies of the copy engine begin with UTMA, and products in
+/// Kinds of instructions: opcodes up to their first point. Copies of the copy engine begin with UTMA, and products in
 /// two rows of f32 at once are FFMA2.
 const KINDS: [&str; 14] = [
     "HGMMA", "HMMA", "FFMA2", "FFMA", "MUFU", "LDSM", "LDS", "STS", "LDGSTS", "UTMALDG", "LDG",

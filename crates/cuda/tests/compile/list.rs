@@ -1,9 +1,11 @@
 //! The list of what CI compiles, `list.txt` beside this file: a line for each module, by the name that the snapshot
-//! has for it, with the kernels that are compiled of it. It must have every kernel for every architecture of CI that it
-//! serves and with every value of each of its compile-time names; where it lacks one, a test says which lines give it.
+//! has for it, with the kernels that are compiled of it. It must have every kernel for every architecture of CI that
+//! it serves and with every value of each of its compile-time names; where it lacks one, a test says which lines give
+//! it.
 
 use crate::report::{Compilation, module};
-use etalon_cuda::{Family, Target, Variant, every_variant};
+use etalon_cuda::Target;
+use etalon_cuda::kernels::{Family, Variant, every_variant};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,8 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub const ARCHITECTURES: [&str; 7] =
     ["sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120"];
 
-/// Those of CI: the oldest, those of Hopper, the newest. The others have the instructions of one of them; only the whole
-/// matrix compiles for them.
+/// Architectures of CI: the oldest, those of Hopper, the newest. The others have the instructions of one of them; only
+/// the whole matrix compiles for them.
 const OF_CI: [&str; 4] = ["sm_80", "sm_90", "sm_90a", "sm_120"];
 
 /// Some kernels of a compilation.
@@ -88,8 +90,8 @@ fn met(list: &[Excerpt]) -> BTreeSet<Need> {
     list.iter().flat_map(of).collect()
 }
 
-/// The needs of these compilations that a list does not meet, and modules that meet them, few rather than quick ones: a
-/// module that the list has comes with the kernels that it has there.
+/// The needs of these compilations that a list does not meet, and modules that meet them, few rather than quick ones:
+/// a module that the list has comes with the kernels that it has there.
 fn absent(list: &[Excerpt], all: &[Compilation]) -> (BTreeSet<Need>, Vec<Excerpt>) {
     let whole: Vec<Excerpt> = all.iter().map(whole).collect();
     let absent: BTreeSet<Need> = met(&whole).difference(&met(list)).cloned().collect();
@@ -114,10 +116,8 @@ fn absent(list: &[Excerpt], all: &[Compilation]) -> (BTreeSet<Need>, Vec<Excerpt
 #[test]
 fn every_kernel_is_listed_for_the_architectures_of_ci_and_with_every_value() {
     let (absent, lines) = absent(&listed(), &of_ci());
-    let absent: Vec<String> = absent
-        .iter()
-        .map(|(family, kernel, with)| format!("{family:?} {kernel}: {with}"))
-        .collect();
+    let absent: Vec<String> =
+        absent.iter().map(|(family, kernel, with)| format!("{family} {kernel}: {with}")).collect();
     let lines: Vec<String> = lines.iter().map(line).collect();
     assert!(
         absent.is_empty(),
@@ -143,32 +143,32 @@ fn of(family: Family) -> Vec<Compilation> {
 }
 
 #[test]
-fn absent_kernels_are_told_with_the_lines_to_add() {
+fn absent_kernels_are_reported_with_the_lines_to_add() {
     let all = of(Family::Tables);
     let list: Vec<Excerpt> = listed().into_iter().filter(|x| all.contains(&x.0)).collect();
-    let told = |list: &[Excerpt]| {
+    let report = |list: &[Excerpt]| {
         let (absent, lines) = absent(list, &all);
         let needs = absent.iter().map(|need| format!("{} {}", need.1, need.2));
         (needs.collect::<Vec<_>>(), lines.iter().map(line).collect::<Vec<_>>())
     };
-    assert_eq!(told(&list), (vec![], vec![]));
+    assert_eq!(report(&list), (vec![], vec![]));
     let rest: Vec<Excerpt> = list.iter().filter(|x| x.0.0 != "sm_120").cloned().collect();
-    let lines = vec!["sm_120 Tables: sequences rows".to_string()];
+    let lines = vec!["sm_120 pairs/tables: sequences rows".to_string()];
     let needs = ["rows sm_120", "sequences sm_120"].map(str::to_string);
-    assert_eq!(told(&rest), (needs.to_vec(), lines.clone()));
+    assert_eq!(report(&rest), (needs.to_vec(), lines.clone()));
     // With what its line has.
     let mut rest = list.clone();
     rest.iter_mut().filter(|x| x.0.0 == "sm_120").for_each(|x| x.1 = vec!["sequences"]);
-    assert_eq!(told(&rest), (needs[..1].to_vec(), lines));
+    assert_eq!(report(&rest), (needs[..1].to_vec(), lines));
 }
 
 #[test]
 fn lines_to_add_give_a_family_all_that_it_needs() {
     // Options, widths and architectures.
-    let all = of(Family::TensorFused);
+    let all = of(Family::AttentionSm80Fused);
     let (needed, lines) = absent(&[], &all);
     for need in [("fused", "sm_120"), ("collect", "CE=128"), ("fused", "STORAGE=2")] {
-        assert!(needed.contains(&(Family::TensorFused, need.0, need.1.to_string())));
+        assert!(needed.contains(&(Family::AttentionSm80Fused, need.0, need.1.to_string())));
     }
     let lines: Vec<String> = lines.iter().map(line).collect();
     let read = read(lines.iter().map(String::as_str), &all).unwrap();
@@ -183,9 +183,9 @@ fn lines_to_add_give_a_family_all_that_it_needs() {
 fn lines_of_what_there_is_not_are_refused() {
     let all = of(Family::Tables);
     for (line, part) in [
-        ("sm_80 Tables", "no kernels: sm_80 Tables"),
-        ("sm_90a Tables: rows", "no module sm_90a Tables"),
-        ("sm_80 Tables: rows columns", "no kernel columns"),
+        ("sm_80 pairs/tables", "no kernels: sm_80 pairs/tables"),
+        ("sm_90a pairs/tables: rows", "no module sm_90a pairs/tables"),
+        ("sm_80 pairs/tables: rows columns", "no kernel columns"),
     ] {
         let fault = read([line].into_iter(), &all).unwrap_err();
         assert!(fault.contains(part), "{fault}");

@@ -4,9 +4,9 @@
 //! Needs NVRTC, which `ETALON_NVRTC` may name by its folder; without it the tests that compile say that they
 //! were skipped, and fail if `ETALON_NVRTC` is set. Where nvdisasm lies in the same folder (the wheel
 //! `nvidia-cuda-nvdisasm`), the instructions of main loops are compared, too. The first of these lines compiles the
-//! modules of `list.txt`: every kernel for each architecture that it serves and with each value of each of its options.
-//! The second compares the main loops of all architectures, too. The third writes the snapshot of this version of NVRTC.
-//! The last compiles every variant there is: see `every.rs`.
+//! modules of `list.txt`: every kernel for each architecture that it serves and with each value of each of its
+//! options. The second compares the main loops of all architectures, too. The third writes the snapshot of this
+//! version of NVRTC. The last compiles every variant there is: see `every.rs`.
 //!
 //! ```sh
 //! ETALON_NVRTC=DIR cargo test -p etalon-cuda --test compile
@@ -15,7 +15,7 @@
 //! ETALON_NVRTC=DIR cargo test -p etalon-cuda --test compile -- --ignored every_variant
 //! ```
 //!
-//! `ETALON_RENEW=Linear,HopperLinear` compiles and writes the rows of these families alone, `ETALON_RENEW=absent` those
+//! `ETALON_RENEW=move,pairs/tables` compiles and writes the rows of these families alone, `ETALON_RENEW=absent` those
 //! that the snapshot lacks.
 
 mod every;
@@ -24,7 +24,8 @@ mod list;
 mod report;
 mod snapshot;
 
-use etalon_cuda::{Compiler, Family, Target, Variant, declared_bytes, shared_bytes};
+use etalon_cuda::Target;
+use etalon_cuda::kernels::{Compiler, Family, Variant, declared_bytes, shared_bytes};
 use every::Run;
 use instructions::{disassembler, main_loops};
 use list::{ARCHITECTURES, Excerpt, everything, listed, whole};
@@ -36,7 +37,7 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::Instant;
 
-/// What compiles kernels, and what reads their instructions, if it is there.
+/// The compiler of kernels, and the reader of their instructions, if it is there.
 struct Tools {
     compiler: Compiler,
     disassembler: Option<PathBuf>,
@@ -102,7 +103,7 @@ fn check_faults(mut faults: Vec<String>) {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
-/// What the kernels of these modules take, by module.
+/// Resources of the kernels of these modules, by module.
 fn compile_all(tools: &Tools, work: Vec<Excerpt>) -> BTreeMap<String, Vec<Kernel>> {
     println!("{} modules by NVRTC {}", work.len(), tools.compiler.version());
     let compiled = in_parallel(work, |one| (one.0.0, compile_one(&tools.compiler, &one)));
@@ -160,13 +161,13 @@ fn check_spills(of: &Compilation, kernels: Vec<Kernel>) -> Result<Vec<Kernel>, S
     if spilt.is_empty() { Ok(kernels) } else { Err(spilt.join("; ")) }
 }
 
-/// Fails where a source declares other shared memory than plans tell.
+/// Fails where a source declares other shared memory than plans state.
 fn check_declared(variant: &Variant, kernels: Vec<Kernel>) -> Result<Vec<Kernel>, String> {
     for kernel in &kernels {
-        let told = declared_bytes(variant, &kernel.name).unwrap_or(kernel.shared[0]);
-        if told != kernel.shared[0] {
+        let planned = declared_bytes(variant, &kernel.name).unwrap_or(kernel.shared[0]);
+        if planned != kernel.shared[0] {
             return Err(format!(
-                "{}: {} bytes are declared, {told} told",
+                "{}: {} bytes are declared, {planned} planned",
                 kernel.name, kernel.shared[0]
             ));
         }
@@ -180,41 +181,42 @@ fn may_spill((architecture, variant): &Compilation) -> bool {
     let is =
         |name: &str, value: &str| variant.defines.iter().any(|(n, v)| *n == name && v == value);
     match variant.family {
-        Family::Portable
-        | Family::Second
-        | Family::Lazy
-        | Family::Linear
-        | Family::LinearSecond
-        | Family::CrossEntropy => true,
+        Family::AttentionPortable
+        | Family::AttentionPortableSecondOrder
+        | Family::LazyPortable
+        | Family::LinearPortable
+        | Family::LinearPortableSecondOrder
+        | Family::CrossEntropyPortable => true,
         // Accumulators of 128 columns; `means`, of which three blocks share a multiprocessor.
-        Family::LazyTensor | Family::LinearTensor => true,
-        Family::Tensor if is("VALUES", "0") || is("CD", "256") => false,
-        Family::Tensor if is("CE", "128") => true,
-        Family::Tensor => match *architecture {
+        Family::LazySm80 | Family::LinearSm80 => true,
+        Family::AttentionSm80 if is("VALUES", "0") || is("CD", "256") => false,
+        Family::AttentionSm80 if is("CE", "128") => true,
+        Family::AttentionSm80 => match *architecture {
             "sm_100" => is("CD", "128") || is("OPTIONS", "1"),
             "sm_80" => is("CD", "128") && is("OPTIONS", "1") && is("WHOLE", "0"),
             _ => false,
         },
         // Three warpgroups.
-        Family::HopperForward => is("D", "64") && is("LENGTHS", "1") && is("VALUES", "1"),
-        Family::HopperLazyForward => is("D", "64"),
+        Family::AttentionSm90aForward => is("D", "64") && is("LENGTHS", "1") && is("VALUES", "1"),
+        Family::LazySm90aForward => is("D", "64"),
         // A few numbers that are wanted behind the loop; of the thread that loads, which has 24 registers.
-        Family::HopperLinear | Family::HopperBackward | Family::HopperLazyBackward => true,
+        Family::LinearSm90a | Family::AttentionSm90aBackward | Family::LazySm90aBackward => true,
         // Accumulators of 256 columns, and of two gradients beside four products.
-        Family::TensorWide | Family::TensorSecond => true,
-        Family::TensorF32 => is("CE", "128"),
-        Family::TensorFused => is("CD", "128") || is("CE", "128"),
+        Family::AttentionSm80Wide | Family::AttentionSm80SecondOrder => true,
+        Family::AttentionSm80F32 => is("CE", "128"),
+        Family::AttentionSm80Fused => is("CD", "128") || is("CE", "128"),
         Family::CrossEntropyShards
-        | Family::HopperCrossEntropy
-        | Family::Moves
+        | Family::CrossEntropySm90a
+        | Family::Move
         | Family::Tables
-        | Family::Peak
-        | Family::TensorPeak
-        | Family::HopperPeak => false,
+        | Family::PeakFfma
+        | Family::PeakMma
+        | Family::PeakWgmma => false,
     }
 }
 
-/// Compares with the snapshot of this version of the compiler, or says that there is none, or of what it does not compare.
+/// Compares with the snapshot of this version of the compiler, or says that there is none, or of what it does not
+/// compare.
 fn compare(tools: &Tools, compiled: &Snapshot) {
     match Snapshot::read(&tools.compiler.version()) {
         Some(recorded) => {
@@ -242,7 +244,7 @@ fn every_kernel_compiles_as_recorded() {
 fn every_main_loop_is_as_recorded() {
     let Some(tools) = tools() else { return };
     match std::env::var("ETALON_RENEW") {
-        Ok(which) => renew(&tools, &which),
+        Ok(which) => update(&tools, &which),
         Err(_) => {
             let compiled = compile_all(&tools, listed());
             compare(&tools, &Snapshot::new(&tools.compiler.version(), &compiled));
@@ -251,19 +253,19 @@ fn every_main_loop_is_as_recorded() {
 }
 
 /// Writes the snapshot with these rows anew.
-fn renew(tools: &Tools, which: &str) {
+fn update(tools: &Tools, which: &str) {
     assert!(tools.disassembler.is_some(), "a snapshot has the counts of nvdisasm");
     let version = tools.compiler.version();
     let (list, recorded) = (listed(), Snapshot::read(&version));
     let is_asked = |excerpt: &Excerpt| match which {
         "1" => true,
         "absent" => recorded.as_ref().is_none_or(|recorded| !recorded.has(excerpt)),
-        families => families.split(',').any(|name| name == format!("{:?}", excerpt.0.1.family)),
+        families => families.split(',').any(|name| name == excerpt.0.1.family.to_string()),
     };
     let work = list.iter().filter(|x| is_asked(x)).cloned().collect();
     let compiled = Snapshot::new(&version, &compile_all(tools, work));
     match recorded {
-        Some(recorded) => recorded.renewed(compiled, &list).write(),
+        Some(recorded) => recorded.updated(compiled, &list).write(),
         None => compiled.write(),
     }
 }

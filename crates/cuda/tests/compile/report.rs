@@ -1,12 +1,12 @@
-//! What the assembler says of each kernel of a module.
+//! The report of the assembler on each kernel of a module.
 
-use etalon_cuda::{Compiler, Variant, shared_bytes};
+use etalon_cuda::kernels::{Compiler, Variant, shared_bytes};
 use std::fmt;
 
 /// A variant for an architecture.
 pub type Compilation = (&'static str, Variant);
 
-/// What a kernel takes.
+/// Resources of a kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kernel {
     pub name: String,
@@ -22,7 +22,7 @@ pub struct Kernel {
     pub main_loop: String,
 }
 
-/// Where a line begins to tell of the main loop.
+/// Separator before the main loop's part of a line.
 pub const LOOP: &str = "; ";
 
 impl fmt::Display for Kernel {
@@ -53,10 +53,11 @@ pub fn module((architecture, variant): &Compilation) -> String {
     format!("{architecture} {}", variant.describe())
 }
 
-/// How sources begin a kernel: the attributes that this line lacks are those of clusters.
+/// Beginnings of a kernel in the sources: the attributes that this line lacks are those of clusters.
 const BEGINNINGS: [&str; 2] = ["extern \"C\" __global__ void ", "KERNEL "];
 
-/// The source of a variant of which these kernels alone are compiled: the others are templates that nobody instantiates.
+/// The source of a variant of which these kernels alone are compiled: the others are templates that nobody
+/// instantiates.
 fn source_of(variant: &Variant, kernels: &[&str]) -> String {
     let without = |line: &str| {
         let rest = BEGINNINGS.iter().find_map(|beginning| line.strip_prefix(beginning));
@@ -71,21 +72,21 @@ fn source_of(variant: &Variant, kernels: &[&str]) -> String {
     variant.source().lines().map(without).collect()
 }
 
-/// Whether what follows the beginning of a kernel names this one before its parameters.
+/// True if what follows the beginning of a kernel names this one before its parameters.
 fn begins(rest: &str, name: &str) -> bool {
     let parameters = rest.find("(const ");
     parameters.is_some_and(|at| rest[..at].split(' ').next_back() == Some(name))
 }
 
-/// Compiles these kernels of a module and reads what they take, in the order of their names, with their machine code; or
-/// what is wrong.
+/// Compiles these kernels of a module and reads what they take, in the order of their names, with their machine code;
+/// or what is wrong.
 pub fn compile(
     compiler: &Compiler,
     (architecture, variant): &Compilation,
     wanted: &[&str],
 ) -> Result<(Vec<Kernel>, Vec<u8>), String> {
     let mut options = variant.options(architecture);
-    // What NVRTC finds in its cache, which it keeps where there is a driver, it says nothing of.
+    // NVRTC reports nothing on modules of its cache, which it keeps where there is a driver.
     if compiler.version().as_str() >= "13" {
         options.push("--no-cache".to_string());
     }

@@ -1,5 +1,5 @@
-//! What kernels take, as it was recorded for a version of the compiler: `nvrtc-VERSION.txt` beside this
-//! file, a line for each kernel of each module.
+//! Recorded resources of kernels for a version of the compiler: `nvrtc-VERSION.txt` beside this file, a line for each
+//! kernel of each module.
 
 use crate::list::Excerpt;
 use crate::report::{Kernel, LOOP, module};
@@ -21,7 +21,7 @@ impl Snapshot {
         crate_folder.join("tests/compile").join(format!("nvrtc-{version}.txt"))
     }
 
-    /// That of a version of the compiler, if one was recorded.
+    /// The snapshot of a version of the compiler, if one was recorded.
     pub fn read(version: &str) -> Option<Snapshot> {
         let path = Snapshot::path(version);
         let text = fs::read_to_string(&path).ok()?;
@@ -52,7 +52,7 @@ impl Snapshot {
         versions.filter_map(|version| Snapshot::read(&version)).collect()
     }
 
-    /// What was compiled now.
+    /// The snapshot of a compilation.
     pub fn new(version: &str, modules: &BTreeMap<String, Vec<Kernel>>) -> Snapshot {
         let lines = modules.iter().flat_map(|(module, kernels)| {
             kernels.iter().map(move |kernel| {
@@ -64,15 +64,15 @@ impl Snapshot {
         Snapshot { lines: lines.collect(), path: Snapshot::path(version) }
     }
 
-    /// What it has of this list, with the lines of another in place of its own.
-    pub fn renewed(mut self, other: Snapshot, list: &[Excerpt]) -> Snapshot {
+    /// Lines of this list, with those of another in place of its own.
+    pub fn updated(mut self, other: Snapshot, list: &[Excerpt]) -> Snapshot {
         let kernels = kernels(list);
         self.lines.retain(|key, _| kernels.contains(key));
         self.lines.extend(other.lines);
         self
     }
 
-    /// Whether it has each of these kernels of a module.
+    /// True if it has each of these kernels of a module.
     pub fn has(&self, excerpt: &Excerpt) -> bool {
         kernels(std::slice::from_ref(excerpt)).iter().all(|key| self.lines.contains_key(key))
     }
@@ -84,17 +84,21 @@ impl Snapshot {
 
     /// Fails unless every kernel that was compiled takes what was recorded.
     pub fn check(&self, compiled: &Snapshot) {
-        let (told, path) = (self.differences(compiled), self.path.display());
-        assert!(told.is_empty(), "not as in {path} (ETALON_RENEW):\n{}", told.join("\n"));
+        let (differences, path) = (self.differences(compiled), self.path.display());
+        assert!(
+            differences.is_empty(),
+            "not as in {path} (ETALON_RENEW):\n{}",
+            differences.join("\n")
+        );
     }
 
     fn differences(&self, compiled: &Snapshot) -> Vec<String> {
         let differs = |(key, rest): &(&String, &String)| self.lines.get(*key) != Some(*rest);
-        let tell = |(key, rest): (&String, &String)| {
+        let difference = |(key, rest): (&String, &String)| {
             let recorded = self.lines.get(key).map_or("nothing", String::as_str);
             format!("{key}\n  recorded {recorded}\n  compiled {rest}")
         };
-        compiled.lines.iter().filter(differs).map(tell).collect()
+        compiled.lines.iter().filter(differs).map(difference).collect()
     }
 
     /// Fails unless it is about the kernels of this list and no others.
@@ -141,9 +145,9 @@ fn a_kernel_that_takes_more_is_told_and_so_is_one_that_was_not_recorded() {
     let recorded = snapshot(&[("sm_80 A=1 x", "1 registers"), ("sm_80 A=1 y", "2 registers")]);
     assert!(recorded.differences(&snapshot(&[("sm_80 A=1 y", "2 registers")])).is_empty());
     let more = [("sm_80 A=1 x", "9 registers"), ("sm_80 A=1 z", "2 registers")];
-    let told = recorded.differences(&snapshot(&more)).join("\n");
+    let differences = recorded.differences(&snapshot(&more)).join("\n");
     for part in ["A=1 x", "recorded 1", "compiled 9", "A=1 z", "recorded nothing"] {
-        assert!(told.contains(part), "{part}: {told}");
+        assert!(differences.contains(part), "{part}: {differences}");
     }
-    assert!(!told.contains("A=1 y"));
+    assert!(!differences.contains("A=1 y"));
 }

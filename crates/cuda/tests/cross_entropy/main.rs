@@ -6,7 +6,7 @@ mod on_device;
 mod shards;
 mod tensor;
 
-use etalon_cuda::{Level, Options, Precision, Settings, Workspace, has_level, probe, run_in};
+use etalon_cuda::{Level, Options, Precision, Settings, Workspace, probe, run_in};
 use etalon_problem::{
     Dtype, Error, LinearCrossEntropy, Pass, Problem, TokenOutputs, Views, ViewsMut,
 };
@@ -79,7 +79,7 @@ fn outputs(
     outputs
 }
 
-/// What is summed over tokens in another order where chunks are others: all else has equal bits.
+/// Outputs that are summed over tokens in another order where chunks are others: all else has equal bits.
 const SUMMED: [&str; 3] = ["dbias", "gbias", "gw"];
 
 #[test]
@@ -117,8 +117,8 @@ fn check(found: &[f64], wanted: &[f64], equal: bool, what: &str) {
 #[test]
 fn chunks_on_tensor_cores_give_the_bits_of_one() {
     let Some(workspace) = workspace() else { return };
-    if let Err(absent) = has_level(&workspace, 0, Level::Sm90a) {
-        println!("skipped: {absent}");
+    if workspace.capability(0) != Ok((9, 0)) {
+        println!("skipped: no device of compute capability 9.0");
         return;
     }
     for storage in [Dtype::Bf16, Dtype::F16] {
@@ -136,7 +136,8 @@ fn chunks_on_tensor_cores(call: (Pass, Dtype), workspace: &Workspace) {
     let whole = within(64 << 20);
     for budget in [0, 700 << 10, 64 << 20] {
         for (name, found) in &within(budget) {
-            // Chunks of tokens are terms of dbias, and in f16 have factors of their own, with which little of da underflows.
+            // Chunks of tokens are terms of dbias, and in f16 have factors of their own, with which little of da
+            // underflows.
             let summed = match call.1 {
                 Dtype::F16 => &["dh", "dw", "dbias"][..],
                 _ => &["dbias"],
@@ -151,12 +152,13 @@ fn chunks_on_tensor_cores(call: (Pass, Dtype), workspace: &Workspace) {
     }
 }
 
-/// Tensor cores find m of plain logits among the first 64 classes of a tile, and of all of them where others are far above.
+/// Tensor cores find m of plain logits among the first 64 classes of a tile, and of all of them where others are far
+/// above.
 #[test]
 fn a_class_far_above_the_others_counts_wherever_it_lies_in_its_tile() {
     let Some(workspace) = workspace() else { return };
-    if let Err(absent) = has_level(&workspace, 0, Level::Sm90a) {
-        println!("skipped: {absent}");
+    if workspace.capability(0) != Ok((9, 0)) {
+        println!("skipped: no device of compute capability 9.0");
         return;
     }
     let outputs_of = TokenOutputs { lse: true, logprob: true, ..TokenOutputs::default() };

@@ -5,30 +5,28 @@ use super::tensor::Tensor;
 use super::{Tensors, operands, outputs, problem, workspace};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
-use etalon_cuda::{
-    DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Workspace, has_level,
-};
+use etalon_cuda::{DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Workspace};
 use etalon_problem::{Dtype, LinearCrossEntropy, Pass, Problem, Reduction};
 use ndarray::ArrayD;
 use std::sync::Arc;
 
 /// A tensor on the device, of which every `step`-th element is there.
-struct Held {
+struct DeviceArray {
     memory: CudaSlice<u8>,
     shape: Vec<usize>,
     tensor: Tensor,
     step: usize,
 }
 
-impl Held {
-    fn new(stream: &Arc<CudaStream>, tensor: &Tensor, shape: &[usize], step: usize) -> Held {
+impl DeviceArray {
+    fn new(stream: &Arc<CudaStream>, tensor: &Tensor, shape: &[usize], step: usize) -> DeviceArray {
         let bytes = tensor.stored().bytes();
         let mut list = vec![0xffu8; tensor.bytes().len().max(1) * step];
         for (at, one) in tensor.bytes().chunks(bytes).enumerate() {
             list[at * bytes * step..][..bytes].copy_from_slice(one);
         }
         let memory = stream.clone_htod(&list).unwrap();
-        Held { memory, shape: shape.to_vec(), tensor: tensor.clone(), step }
+        DeviceArray { memory, shape: shape.to_vec(), tensor: tensor.clone(), step }
     }
 
     fn on_device(&self, stream: &CudaStream) -> DeviceTensor {
@@ -48,7 +46,7 @@ impl Held {
     }
 }
 
-/// What the device makes of inputs, twice, and once from a graph.
+/// Results of the device from inputs, twice, and once from a graph.
 fn on_device(
     workspace: &Workspace,
     problem: &Problem,
@@ -60,11 +58,12 @@ fn on_device(
     let stream = CudaContext::new(0).unwrap().new_stream().unwrap();
     let shapes = problem.operands(pass);
     let shape = |name: &str| &shapes.iter().find(|x| x.name == name).unwrap().shape[..];
-    let held =
-        |(name, x): &(&'static str, Tensor)| (*name, Held::new(&stream, x, shape(name), step));
+    let held = |(name, x): &(&'static str, Tensor)| {
+        (*name, DeviceArray::new(&stream, x, shape(name), step))
+    };
     let given: Vec<_> = inputs.iter().map(held).collect();
     let places: Vec<_> = operands(problem, (pass, storage)).1.iter().map(held).collect();
-    let all = |list: &[(&'static str, Held)]| {
+    let all = |list: &[(&'static str, DeviceArray)]| {
         list.iter()
             .fold(DeviceTensors::new(), |all, (name, x)| all.with(name, x.on_device(&stream)))
     };
@@ -103,7 +102,7 @@ fn calls(workspace: &Workspace) -> Vec<(Options, (Pass, Dtype))> {
         }
     }
     let hopper = Options { level: Level::Sm90a, precision: Precision::Flash, ..portable };
-    if has_level(workspace, 0, Level::Sm90a).is_ok() {
+    if workspace.capability(0) == Ok((9, 0)) {
         for storage in [Dtype::Bf16, Dtype::F16] {
             all.extend([Pass::Forward, Pass::ForwardBackward].map(|x| (hopper, (x, storage))));
         }

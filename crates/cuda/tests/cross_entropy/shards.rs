@@ -8,9 +8,7 @@ use etalon_cuda::linear_cross_entropy::shard::{
     Dh, Partial, Shard, TILE, backward_shard, combine, combine_dh, forward_shard, output,
     prepare_backward, prepare_combine, prepare_combine_dh, prepare_forward, prepare_output,
 };
-use etalon_cuda::{
-    DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Workspace, has_level,
-};
+use etalon_cuda::{DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Workspace};
 use etalon_problem::{Dtype, LinearCrossEntropy, Pass, Problem, Views, ViewsMut};
 use ndarray::{Array3, array};
 use std::collections::BTreeMap;
@@ -20,7 +18,7 @@ use std::sync::Arc;
 /// Results by name, as they lie in memory, those of all shards together.
 type Results = BTreeMap<&'static str, Vec<u8>>;
 
-/// What only the backward pass reads is no input of the forward pass.
+/// Tensors that only the backward pass reads are no inputs of the forward pass.
 fn is_cotangent(name: &str) -> bool {
     ["dloss", "dlse", "dlogprob", "dentropy"].contains(&name)
 }
@@ -109,7 +107,7 @@ fn at_once(
 
 /// Levels and storage types, and budgets in which chunks are one and several.
 fn calls(workspace: &Workspace) -> Vec<(Options, Dtype)> {
-    let hopper = has_level(workspace, 0, Level::Sm90a).is_ok();
+    let hopper = workspace.capability(0) == Ok((9, 0));
     let portable = Options { level: Level::Portable, ..Options::default() };
     let tensor = Options { level: Level::Sm90a, precision: Precision::Flash, ..portable };
     let mut all: Vec<_> =
@@ -206,7 +204,7 @@ fn near(found: &[u8], wanted: &Tensor, what: &str) {
     check(&other.numbers(), &wanted.numbers(), false, what);
 }
 
-// ---- operands on the device ------------------------------------------------------------------------------------------
+// ---- operands on the device ----------------------------------------------------------------------------------------
 
 /// Memory of a device whose bytes are all ones at first: NaN.
 struct Memory {
@@ -273,7 +271,7 @@ fn on_device(
     let nodes: usize = ranks.iter().map(|rank| rank.nodes().count()).sum();
     let whole: Problem = problem.clone().into();
     let none = DeviceTensors::new;
-    // What all ranks gather lies side by side here.
+    // Partials that all ranks gather lie side by side here.
     let partials = memory.bytes(&vec![0xff; Partial::BYTES * nodes * tokens]);
     let parts = memory.bytes(&vec![0xff; 4 * nodes * tokens * dim]);
     let totals = memory.room(&[tokens, Partial::BYTES / 4]);
@@ -404,7 +402,7 @@ fn shards_on_the_device_give_the_bits_of_the_host_door() {
     }
 }
 
-// ---- what is refused -------------------------------------------------------------------------------------------------
+// ---- refusals ------------------------------------------------------------------------------------------------------
 
 #[test]
 fn what_is_no_shard_is_refused_without_a_device() {

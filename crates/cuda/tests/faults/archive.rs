@@ -4,9 +4,8 @@
 use crate::fake::{Case, Fake, Part, alone, each};
 use crate::refusal;
 use crate::session::{OnDevice, host_pass, session};
-use etalon_cuda::{
-    ArchiveWriter, Cache, Compiler, Options, Settings, Variant, Workspace, every_variant,
-};
+use etalon_cuda::kernels::{ArchiveWriter, Compiler, Variant, every_variant};
+use etalon_cuda::{Cache, Options, Settings, Workspace};
 use etalon_problem::{Dtype, Error, Pass};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -51,7 +50,7 @@ fn archived_kernels_need_no_compiler() {
     });
 }
 
-/// What an error names: the architecture, the package, the folders that were searched.
+/// Checks that an error names the architecture, the package, and the folders that were searched.
 fn refuses_what_is_not_there(fake: &Fake, archive: &Path) {
     let names = |found: &str, architecture: &str, more: &[&str]| {
         let folders = [archive, &nowhere(archive)].map(|folder| folder.display().to_string());

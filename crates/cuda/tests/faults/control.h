@@ -1,4 +1,4 @@
-// What the two fake libraries share: a count of calls, and which of them fails.
+// Shared state of the two fake libraries: a count of calls, and which of them fails.
 
 #include <stddef.h>
 #include <string.h>
@@ -21,7 +21,7 @@ static void set_failure(const char *function, long nth, int code) {
     failed[0] = 0;
 }
 
-// What a call returns before it has done anything.
+// Result of a call before it has done anything.
 static int entered(const char *function) {
     if (fails_in[0] && strcmp(fails_in, function)) return 0;
     if (++calls != fails_at) return 0;

@@ -1,4 +1,4 @@
-// A driver (libcuda) for tests: it has memory, modules and streams, computes nothing, and fails when told to.
+// A driver (libcuda) for tests: it has memory, modules and streams, computes nothing, and fails on demand.
 // It exports what the crate calls and no more.
 
 #include "control.h"
@@ -12,7 +12,7 @@ static int devices = 1, version = 13000, capability = 90, pools = 1;
 // The device whose context is current, plus 1; the code of the fault that ended all contexts.
 static long current;
 static int lost;
-// What was taken and not given back: contexts, streams, modules, events.
+// Objects that were taken and not given back: contexts, streams, modules, events.
 static long contexts, streams, modules, events, graphs;
 
 // Allocations: their device, address and size.

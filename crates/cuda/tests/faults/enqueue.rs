@@ -2,7 +2,8 @@
 
 use crate::fake::{Fake, Part};
 use etalon_cuda::{
-    DevicePass, DeviceTensor, DeviceTensors, Element, Level, Options, Precision, Workspace, offers,
+    DevicePass, DeviceTensor, DeviceTensors, Element, Level, Options, Precision, Target, Workspace,
+    levels,
 };
 use etalon_problem::{
     Algorithm, Attention, AttentionLse, BiasExtents, Dtype, Error, Extents, LazyAttention,
@@ -135,13 +136,14 @@ const WAYS: [(Level, Precision, Dtype); 8] = [
     (Level::Sm90aSegments, Precision::Flash, Dtype::Bf16),
 ];
 
-/// Calls `body` for each algorithm, pass and way that there are kernels for, with its name.
-pub fn each_way(mut body: impl FnMut(&str, Algorithm, (Pass, Dtype), Options)) {
+/// Calls `body` for each algorithm, pass and options that there are kernels for, with its name.
+pub fn each_pass(mut body: impl FnMut(&str, Algorithm, (Pass, Dtype), Options)) {
     for algorithm in Algorithm::ALL {
         for &pass in algorithm.passes() {
             for (level, precision, storage) in WAYS {
                 let options = Options { level, precision, ..Options::default() };
-                if offers(&options, algorithm, pass, storage).is_err() {
+                let target = Target::default();
+                if levels::offers(&options, algorithm, pass, storage, &target).is_err() {
                     continue;
                 }
                 let f32 = storage == Dtype::F32 && precision != Precision::Strict;
@@ -153,7 +155,7 @@ pub fn each_way(mut body: impl FnMut(&str, Algorithm, (Pass, Dtype), Options)) {
     }
 }
 
-/// What may be called when a pass is enqueued: nothing that waits, nothing that allocates.
+/// Functions that may be called when a pass is enqueued: none that waits, none that allocates.
 const CALLS: [&str; 6] = [
     "cuCtxGetCurrent",
     "cuCtxSetCurrent",
@@ -163,7 +165,7 @@ const CALLS: [&str; 6] = [
     "cuTensorMapEncodeTiled",
 ];
 
-/// What a pass launches and fills, such as `3 + 1`. Fails where it calls anything else than it may, or asks for an
+/// Launches and fills of a pass, such as `3 + 1`. Fails where it calls anything else than it may, or asks for an
 /// address twice.
 fn enqueued(fake: &Fake, name: &str, tensors: &Tensors, pass: &DevicePass) -> String {
     let calls = |function: &str| {
@@ -184,10 +186,11 @@ fn enqueued(fake: &Fake, name: &str, tensors: &Tensors, pass: &DevicePass) -> St
     format!("{} + {}", calls("cuLaunchKernel"), calls("cuMemsetD32Async"))
 }
 
-/// Calls `body` for every way with a problem without options and, of attention, with all: its name, the tensors and the pass.
-fn each_pass(fake: &Fake, mut body: impl FnMut(&str, &Tensors, &DevicePass)) {
+/// Calls `body` for each of these with a problem without options and, of attention, with all: its name, the tensors
+/// and the pass.
+fn each_prepared_pass(fake: &Fake, mut body: impl FnMut(&str, &Tensors, &DevicePass)) {
     let workspace = Workspace::new();
-    each_way(|name, algorithm, call, options| {
+    each_pass(|name, algorithm, call, options| {
         let mut of = |name: &str, problem: Problem| {
             let tensors = Tensors::new(fake, problem, call, options, None);
             let pass = tensors.prepare(&workspace);
@@ -207,7 +210,7 @@ fn each_pass(fake: &Fake, mut body: impl FnMut(&str, &Tensors, &DevicePass)) {
 /// one with sinks and a bias, and of what has scores of packed sequences, whose offsets calls give.
 pub fn launches(fake: &Fake) -> String {
     let mut text = String::new();
-    each_pass(fake, |name, tensors, pass| {
+    each_prepared_pass(fake, |name, tensors, pass| {
         text += &format!("{name}: {}\n", enqueued(fake, name, tensors, pass));
     });
     text
@@ -219,7 +222,7 @@ const ROUNDS: [usize; 2] = [20, 50];
 /// The time of each pass to be enqueued with a driver that does nothing: what the crate itself takes.
 pub fn own_time(fake: &Fake) -> String {
     let mut text = String::new();
-    each_pass(fake, |name, tensors, pass| {
+    each_prepared_pass(fake, |name, tensors, pass| {
         let [rounds, calls] = ROUNDS;
         let round = || {
             let begin = Instant::now();
@@ -236,7 +239,7 @@ pub fn own_time(fake: &Fake) -> String {
 pub fn bytes(tokens: usize) -> Vec<(String, [usize; 2])> {
     let workspace = Workspace::new();
     let mut list = Vec::new();
-    each_way(|name, algorithm, (pass, storage), options| {
+    each_pass(|name, algorithm, (pass, storage), options| {
         let problem = problem(algorithm, tokens);
         // Nothing is read or written: any address is as good.
         let (inputs, outputs) = tensors(&problem, pass, storage, |_, _| 1 << 20);

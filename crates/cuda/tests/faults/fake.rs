@@ -17,7 +17,7 @@ const SHARED: &str = "ETALON_FAKES_SHARED";
 /// The case of the test that a child runs.
 const CASE: &str = "ETALON_FAKES_CASE";
 
-/// Which of the two libraries.
+/// One of the two libraries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     Driver,
@@ -56,7 +56,7 @@ impl Part {
 pub struct Fake {
     driver: Library,
     nvrtc: Option<Library>,
-    /// Where they lie.
+    /// The folder of both.
     pub folder: PathBuf,
     /// A folder that the cases of a test share.
     pub shared: PathBuf,
@@ -166,7 +166,7 @@ fn build(folder: &Path, part: Part, lacks: &str) {
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     pub name: &'static str,
-    /// Whether there is a compiler.
+    /// True if there is a compiler.
     pub nvrtc: bool,
     /// The library that lacks the function `name`.
     pub lacks: Option<Part>,

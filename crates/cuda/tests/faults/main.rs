@@ -1,5 +1,5 @@
-//! Every way in which driver, device and compiler can be absent or fail, with libraries that do so when
-//! told: each is an error that names what failed, nothing panics, and after a fault that ends the context
+//! Every way in which driver, device and compiler can be absent or fail, with libraries that do so on
+//! demand: each is an error that names what failed, nothing panics, and after a fault that ends the context
 //! every call says so.
 #![cfg(target_os = "linux")]
 
@@ -9,9 +9,8 @@ mod fake;
 mod plan;
 mod session;
 
-use etalon_cuda::{
-    Absent, Cache, Compiler, DeviceId, Options, Settings, Unit, Workspace, peak_gflops, probe,
-};
+use etalon_cuda::kernels::{Compiler, Unit, peak_gflops};
+use etalon_cuda::{Absent, Cache, DeviceId, Options, Settings, Workspace, probe};
 use etalon_problem::{Dtype, Error, Pass};
 use fake::{Case, Fake, Part, alone, each};
 use session::{OnDevice, host_pass, session};
@@ -98,7 +97,7 @@ fn functions_that_a_library_lacks() {
     assert!(cases.len() > 30, "{cases:?}");
     each(test, &cases, |fake, function| {
         let expected = format!("it lacks the function {function}");
-        // Those that only times need.
+        // Functions that only timing needs.
         if function.starts_with("cuEvent") {
             let timed = peak_gflops(&Workspace::new(), 0, Unit::Ffma, Dtype::F32);
             assert!(refusal(timed).contains(&expected));
@@ -310,7 +309,7 @@ fn any_call_fails_once() {
             [(OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY"), (UNKNOWN, "CUDA_ERROR_UNKNOWN")]
         {
             each_failure(fake, code, |workspace, on_device, failed, result| {
-                // What fails when something is given back is told by the next call.
+                // A failure to give something back is reported by the next call.
                 let error = result.and_then(|()| workspace.check(0)).unwrap_err();
                 let text = error.to_string();
                 let memory = code == OUT_OF_MEMORY && matches!(error, Error::Memory { .. });
@@ -333,7 +332,7 @@ fn a_fault_ends_the_context() {
                 other => panic!("{failed}: {other:?}"),
             };
             lost(result.and_then(|()| workspace.check(0)));
-            // Those of this workspace, and those of one that comes later.
+            // Passes of this workspace, and those of one that comes later.
             for workspace in [workspace, &Workspace::new()] {
                 lost(workspace.check(0));
                 let options = Options::default();
@@ -367,7 +366,7 @@ fn a_prepared_pass_ends_with_its_context() {
                     );
                 }
                 fake.set(Part::Driver, "lost", 0);
-                // What was lost stays lost, whatever the driver says later.
+                // A lost context stays lost, whatever the driver says later.
                 assert!(matches!(on_device.enqueue(&pass), Err(Error::ContextLost { .. })));
                 assert!(matches!(workspace.check(0), Err(Error::ContextLost { .. })));
             }
@@ -375,7 +374,7 @@ fn a_prepared_pass_ends_with_its_context() {
     });
 }
 
-/// What every pass enqueues: kernels, and fills.
+/// Kernels and fills that every pass enqueues.
 const LAUNCHES: &str = include_str!("launches.txt");
 
 #[test]

@@ -1,4 +1,4 @@
-// A compiler (NVRTC) for tests: it returns a few bytes as machine code, and fails when told to.
+// A compiler (NVRTC) for tests: it returns a few bytes as machine code, and fails on demand.
 
 #include "control.h"
 

@@ -1,6 +1,6 @@
-//! Plans tell of passes what these do: as many launches, and as much scratch memory.
+//! Plans agree with passes: as many launches, and as much scratch memory.
 
-use crate::enqueue::{Tensors, each_way, problem};
+use crate::enqueue::{Tensors, each_pass, problem};
 use crate::fake::{Fake, Part, alone};
 use etalon_cuda::{
     DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Workspace, plan,
@@ -65,12 +65,12 @@ fn measured(
     };
     let given = [Role::Input, Role::Saved, Role::Cotangent, Role::OptionalCotangent];
     let (inputs, outputs) = (tensors(&given), tensors(&[Role::Output]));
-    let ready = DevicePass::new(workspace, problem, pass, &inputs, &outputs, options).unwrap();
-    assert!(ready.scratch_bytes() <= MEMORY);
+    let prepared = DevicePass::new(workspace, problem, pass, &inputs, &outputs, options).unwrap();
+    assert!(prepared.scratch_bytes() <= MEMORY);
     fake.fail(Part::Driver, "cuLaunchKernel", 0, 0);
     // SAFETY: the fake driver's default stream, and memory of it that stays.
-    unsafe { ready.enqueue(std::ptr::null_mut(), &inputs, &outputs, at) }.unwrap();
-    (ready.scratch_bytes(), fake.calls(Part::Driver))
+    unsafe { prepared.enqueue(std::ptr::null_mut(), &inputs, &outputs, at) }.unwrap();
+    (prepared.scratch_bytes(), fake.calls(Part::Driver))
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn every_algorithm_has_a_plan_of_what_it_enqueues() {
         let workspace = Workspace::new();
         let target = workspace.target(0).unwrap();
         let mut algorithms = BTreeSet::new();
-        each_way(|name, algorithm, (pass, storage), options| {
+        each_pass(|name, algorithm, (pass, storage), options| {
             let problem = problem(algorithm, 100);
             let plan = plan(&problem, pass, storage, &options, &target).unwrap();
             let tensors = Tensors::new(fake, problem, (pass, storage), options, None);

@@ -1,12 +1,13 @@
-//! What a program does with the tier, from its first call to its last.
+//! A session of a program with the tier, from its first call to its last.
 
 use crate::enqueue::{self, SCRATCH, Tensors};
 use crate::fake::Fake;
+use etalon_cuda::kernels::{Unit, launch_ns, peak_gflops};
 use etalon_cuda::linear_cross_entropy::shard::{self, Dh, Shard};
 use etalon_cuda::linear_cross_entropy::{Filter, filtered_backward};
 use etalon_cuda::{
-    DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Unit, Workspace, launch_ns,
-    lazy_attention, peak_gflops, run_in, time,
+    DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Workspace, lazy_attention,
+    run_in, time,
 };
 use etalon_problem::{
     Algorithm, Attention, Blocking, Dtype, Error, Extents, LazyAttention, LinearCrossEntropy,
@@ -60,7 +61,7 @@ pub fn host_pass(
     })
 }
 
-/// What is done with operands of the host, all of a pass.
+/// Every pass with operands of the host.
 fn of_host(
     problem: &Problem,
     pass: Pass,
@@ -82,7 +83,7 @@ fn of_host(
     run(&inputs, &mut outputs)
 }
 
-/// What only the portable level does: a filtered backward pass, and statistics of lazy attention.
+/// Functions of the portable level alone: a filtered backward pass, and statistics of lazy attention.
 fn tools(workspace: &Workspace, options: &Options) -> Result<(), Error> {
     let entropy = LinearCrossEntropy::new(3, 8, 20);
     of_host(&entropy.clone().into(), Pass::Backward, Dtype::F32, |inputs, outputs| {
@@ -136,7 +137,7 @@ impl OnDevice {
     }
 }
 
-/// What a bench measures.
+/// Measurements of a bench.
 fn timed(workspace: &Workspace, options: &Options) -> Result<(), Error> {
     let problem = problem();
     let operands = problem.operands(Pass::Forward);
@@ -157,7 +158,7 @@ fn timed(workspace: &Workspace, options: &Options) -> Result<(), Error> {
 pub fn each_pass_is_timed() {
     let workspace = Workspace::new();
     assert!(launch_ns(&workspace, 0, Unit::Ffma, Dtype::F32).unwrap() > 0.0);
-    enqueue::each_way(|name, algorithm, (pass, storage), options| {
+    enqueue::each_pass(|name, algorithm, (pass, storage), options| {
         let problem = enqueue::problem(algorithm, 100);
         let operands = problem.operands(pass);
         // A step finds its state in the place of the new one.

@@ -31,7 +31,7 @@ impl Tensor {
         }
     }
 
-    /// What no pass leaves.
+    /// Contents that no pass leaves.
     pub fn blank(operand: &Operand) -> Tensor {
         match Tensor::random(operand, 0) {
             Tensor::Bf16(x) => Tensor::Bf16(x.mapv(|_| bf16::NAN)),
@@ -92,7 +92,7 @@ pub fn by_host(
     Ok(outputs)
 }
 
-/// What a pass reads: random numbers, and what the forward pass of the problem saves.
+/// Inputs of a pass: random numbers, and the tensors that the forward pass of the problem saves.
 pub fn inputs(
     workspace: &Workspace,
     problem: &Problem,
@@ -116,7 +116,7 @@ pub fn inputs(
     Ok(all)
 }
 
-/// What a pass reads and returns.
+/// Inputs and results of a pass.
 pub fn computed(
     workspace: &Workspace,
     problem: &Problem,
@@ -129,17 +129,22 @@ pub fn computed(
 }
 
 /// A tensor on the device, and what keeps its memory.
-pub struct Held {
+pub struct DeviceArray {
     pub memory: CudaSlice<u8>,
     shape: Vec<usize>,
     element: Element,
 }
 
-impl Held {
-    pub fn new(stream: &Arc<CudaStream>, bytes: &[u8], shape: &[usize], element: Element) -> Held {
+impl DeviceArray {
+    pub fn new(
+        stream: &Arc<CudaStream>,
+        bytes: &[u8],
+        shape: &[usize],
+        element: Element,
+    ) -> DeviceArray {
         let mut memory = stream.alloc_zeros::<u8>(bytes.len().max(16)).unwrap();
         stream.memcpy_htod(bytes, &mut memory).unwrap();
-        Held { memory, shape: shape.to_vec(), element }
+        DeviceArray { memory, shape: shape.to_vec(), element }
     }
 
     pub fn put(&mut self, stream: &Arc<CudaStream>, bytes: &[u8]) {
@@ -214,9 +219,9 @@ pub fn arrays(problem: &Problem, wide: bool) -> Vec<Given> {
 /// The tensors of a call on the device, each with what keeps its memory.
 pub struct Call<'a> {
     pub stream: &'a Arc<CudaStream>,
-    inputs: BTreeMap<&'static str, Held>,
-    arrays: Vec<(String, Held)>,
-    outputs: BTreeMap<&'static str, Held>,
+    inputs: BTreeMap<&'static str, DeviceArray>,
+    arrays: Vec<(String, DeviceArray)>,
+    outputs: BTreeMap<&'static str, DeviceArray>,
     blank: Tensors,
 }
 
@@ -230,13 +235,13 @@ impl<'a> Call<'a> {
         arrays: &[Given],
     ) -> Self {
         let hold = |(name, x): (&&'static str, &Tensor)| {
-            (*name, Held::new(stream, &x.bytes(), x.shape(), x.element()))
+            (*name, DeviceArray::new(stream, &x.bytes(), x.shape(), x.element()))
         };
         let outputs = problem.operands(pass).into_iter().filter(|x| x.role == Role::Output);
         let blank: Tensors = outputs.map(|x| (x.name, Tensor::blank(&x))).collect();
         let array = |x: &Given| {
             let memory = vec![0x55; x.bytes.len()];
-            (x.name.clone(), Held::new(stream, &memory, &x.shape, x.element))
+            (x.name.clone(), DeviceArray::new(stream, &memory, &x.shape, x.element))
         };
         Call {
             stream,
@@ -247,7 +252,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// What a pass is told of them.
+    /// Descriptions of the tensors for a pass.
     pub fn tensors(&self) -> [DeviceTensors<'_>; 2] {
         let inputs = self.inputs.iter().map(|(name, x)| (*name, x));
         let arrays = self.arrays.iter().map(|(name, x)| (&name[..], x));

@@ -1,14 +1,15 @@
-//! Lengths, offsets and arrays of masks that lie on a device: one prepared pass gives, whatever they hold, the bits of the
-//! problem that has them. Without a device, or a compiler, a test says that it was skipped.
+//! Lengths, offsets and arrays of masks that lie on a device: one prepared pass gives, whatever they hold, the bits of
+//! the problem that has them. Without a device, or a compiler, a test says that it was skipped.
 
 mod call;
 #[path = "../gpu/mod.rs"]
 mod gpu;
 
-use call::{Call, Held, Tensor, arrays, computed, inputs, integers};
+use call::{Call, DeviceArray, Tensor, arrays, computed, inputs, integers};
 use cudarc::driver::{CudaStream, DevicePtr};
 use etalon_cuda::{
-    DevicePass, DeviceTensor, DeviceTensors, Element, Level, Options, Precision, Workspace, offers,
+    DevicePass, DeviceTensor, DeviceTensors, Element, Level, Options, Precision, Target, Workspace,
+    levels,
 };
 use etalon_problem::{
     Align, Attention, AttentionLse, BiasExtents, DistanceBias, Dtype, Error, Extents,
@@ -23,8 +24,8 @@ fn device() -> Option<(Arc<CudaStream>, &'static Workspace)> {
     Some((gpu::stream()?, &KEPT))
 }
 
-/// A pass that was prepared for the first of some problems computes all of them, which differ in their arrays; so does its
-/// graph. Returns whether the level computes it.
+/// A pass that was prepared for the first of some problems computes all of them, which differ in their arrays; so does
+/// its graph. Returns whether the level computes it.
 fn check(
     (stream, workspace): (&Arc<CudaStream>, &Workspace),
     problems: &[Problem],
@@ -42,11 +43,12 @@ fn check(
         DevicePass::new(workspace, &problems[0], pass, &reads, &writes, options).unwrap();
     let scratch = stream.alloc_zeros::<u8>(prepared.scratch_bytes().max(256)).unwrap();
     let at = scratch.device_ptr(stream).0;
-    // SAFETY: all tensors and the scratch memory live until the stream has been waited for, no two of them overlap, and
-    // the stream is of the primary context.
+    // SAFETY: all tensors and the scratch memory live until the stream has been waited for, no two of them overlap,
+    // and the stream is of the primary context.
     let mut recorded = unsafe { prepared.record(&reads, &writes, at) }.unwrap();
     for problem in problems {
-        // Where no sequence has a row, levels refuse the problem; the device finds that too late, and has the same zeros.
+        // Levels refuse a problem without a row in any sequence; the device finds that too late, and has the same
+        // zeros.
         let portable =
             Options { level: Level::Portable, precision: Precision::default(), ..*options };
         let [own, wanted] = computed(workspace, problem, pass, options)
@@ -75,7 +77,8 @@ fn check_all(problems: &[Problem], passes: &[Pass]) {
     for &pass in passes {
         let mut done = 0;
         for options in gpu::options(workspace) {
-            if offers(&options, problems[0].algorithm(), pass, Dtype::Bf16).is_ok() {
+            let (algorithm, target) = (problems[0].algorithm(), Target::default());
+            if levels::offers(&options, algorithm, pass, Dtype::Bf16, &target).is_ok() {
                 done += usize::from(check((&stream, workspace), problems, pass, &options));
             }
         }
@@ -216,7 +219,7 @@ fn every_pass_and_algorithm_takes_them() {
     }
 }
 
-/// What the documentation says of numbers beyond the arrays, and of offsets that descend.
+/// Checks the documented treatment of numbers beyond the arrays, and of offsets that descend.
 #[test]
 fn offsets_beyond_the_arrays_are_cut() {
     let Some((stream, workspace)) = device() else { return };
@@ -226,11 +229,11 @@ fn offsets_beyond_the_arrays_are_cut() {
         Problem::from(Attention { scores: plain, value_dim: 64 })
     };
     let meant = of(&[0, 200, 200, 300], &[0, 280, 280, 280]);
-    let told = [[-7, 200, 100, 1 << 33], [0, 1 << 40, 5, 280]];
+    let numbers = [[-7, 200, 100, 1 << 33], [0, 1 << 40, 5, 280]];
     let options = Options::default();
     let [own, wanted] = computed(workspace, &meant, Pass::Forward, &options).unwrap();
     let names = ["sequences.cu_query", "sequences.cu_key"];
-    let given = [0, 1].map(|i| integers(names[i], &[4], &told[i], true));
+    let given = [0, 1].map(|i| integers(names[i], &[4], &numbers[i], true));
     let mut call = Call::new(&stream, &meant, Pass::Forward, &own, &given);
     call.put(&own, &given);
     let [reads, writes] = call.tensors();
@@ -254,7 +257,7 @@ fn wrong_arrays_are_refused() {
     let options = Options::default();
     let own = inputs(workspace, &problem, Pass::Forward, &options).unwrap();
     let call = Call::new(&stream, &problem, Pass::Forward, &own, &[]);
-    let cu = Held::new(&stream, &[0; 40], &[5], Element::I32);
+    let cu = DeviceArray::new(&stream, &[0; 40], &[5], Element::I32);
     let [_, writes] = call.tensors();
     let reads = || {
         let [reads, _] = call.tensors();

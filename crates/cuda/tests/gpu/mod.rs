@@ -1,7 +1,7 @@
 //! The first device, for tests that need one.
 
 use cudarc::driver::{CudaContext, CudaStream};
-use etalon_cuda::{Level, Options, Precision, Workspace, has_level, probe};
+use etalon_cuda::{Level, Options, Precision, Workspace, probe};
 use std::sync::Arc;
 
 /// A stream of it; none, and a line that says why, where there is no device.
@@ -20,7 +20,7 @@ pub fn options(workspace: &Workspace) -> Vec<Options> {
         Options { level: Level::Portable, ..Options::default() },
         Options { level: Level::Sm80, ..flash },
     ];
-    if has_level(workspace, 0, Level::Sm90a).is_ok() {
+    if workspace.capability(0) == Ok((9, 0)) {
         let hopper = Options { level: Level::Sm90a, ..flash };
         all.extend([hopper, Options { assume_finite: true, ..hopper }]);
     }

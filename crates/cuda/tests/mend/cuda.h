@@ -1,4 +1,5 @@
-// What the kernels `cleanse` and `merge` need of CUDA, for a compiler of the host. Threads run one after the other.
+// Parts of CUDA that the kernels `cleanse` and `merge` need, for a compiler of the host. Threads run one after the
+// other.
 #include "host.h"
 
 struct float2 { float x, y; };
@@ -16,8 +17,6 @@ using std::isnan;
 // Names of the rooms feed and multiply, which these two do not call.
 struct alignas(128) TensorMap { unsigned long long words[16]; };
 static int lane_id() { return threadIdx.x % 32; }
-static unsigned pack(float, float) { return 0; }
-static float2 unpack(unsigned) { return {0, 0}; }
 static void store_blocks(unsigned, unsigned, unsigned, unsigned, unsigned) {}
 static unsigned swizzled(int, int) { return 0; }
 static unsigned long long k_major(unsigned) { return 0; }

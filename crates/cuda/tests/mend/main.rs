@@ -1,18 +1,23 @@
-//! What the backward pass of attention on sm_90a does where a number is not finite: the kernels `cleanse` and
-//! `merge`, compiled for the host, beside a model of what they must do with each key head of each sequence.
+//! Nonfinite fallback of the backward pass of attention on sm_90a: the kernels `cleanse` and `merge`, compiled for the
+//! host, beside a model of what they must do with each key head of each sequence.
 #![cfg(target_os = "linux")]
 
 #[path = "../sources/mod.rs"]
 mod sources;
 
-use etalon_cuda::{Family, Variant, every_variant};
+use etalon_cuda::kernels::{Family, Variant, every_variant};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
 /// The files of the module in which the two kernels are, without those of products and copies.
-const FILES: [&str; 5] =
-    ["tile.cuh", "hopper.cuh", "spans.cuh", "sm90a_backward.cuh", "sm90a_backward.cu"];
+const FILES: [&str; 5] = [
+    "tile/types.cuh",
+    "pairs/sm90a.cuh",
+    "pairs/spans.cuh",
+    "attention/sm90a_backward.cuh",
+    "attention/sm90a_backward.cu",
+];
 
 /// A text without the statements in the device's own instructions: the two kernels have none.
 fn without_assembler(text: &str) -> String {
@@ -43,7 +48,7 @@ fn run(folder: &Path, lengths: usize) {
 #[test]
 fn each_key_head_of_each_sequence_is_mended_for_itself() {
     let folder = tempfile::tempdir().unwrap();
-    let is_backward = |x: &Variant| x.family == Family::HopperBackward;
+    let is_backward = |x: &Variant| x.family == Family::AttentionSm90aBackward;
     let variant = every_variant().into_iter().find(is_backward).unwrap();
     let kernels = sources::files(&variant, &FILES);
     fs::write(folder.path().join("kernels.inc"), without_assembler(&kernels)).unwrap();

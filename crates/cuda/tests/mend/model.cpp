@@ -1,4 +1,5 @@
-// `cleanse` and `merge` of sm90a_backward.cu beside what they must do, on random problems. Compile-time: LENGTHS.
+// `cleanse` and `merge` of attention/sm90a_backward.cu beside what they must do, on random problems. Compile-time:
+// LENGTHS.
 #define STORAGE 1
 #define D 64
 #define WINDOW 0
@@ -129,7 +130,7 @@ static void run(int round) {
   launch(3, [&] { cleanse(m); });
   for (int n = 0; n < 4; n++)
     for (size_t i = 0; i < to[n].size(); i++) check(to[n][i] == clean[n][i], "an operand of finite numbers", round, i);
-  for (int g = 0; g < groups; g++) check(found[FIRST_GROUP + g] == wanted[FIRST_GROUP + g], "what was found of a group", round, g);
+  for (int g = 0; g < groups; g++) check(found[FIRST_GROUP + g] == wanted[FIRST_GROUP + g], "the flags of a group", round, g);
   for (i64 i = 0; i < m.stats; i++) check(!isnan(delta[i]), "delta", round, i);
 
   // dq, dk, dv: of the portable kernels in place, of the tensor cores beside.

@@ -1,6 +1,6 @@
-// What the kernels of tables.cu need of CUDA, for a compiler of the host. The threads of a block have stacks of their own and
-// leave the processor to each other where they wait at a barrier or for the reduction of a warp; in between they run in a random
-// order.
+// Parts of CUDA that the kernels of pairs/tables.cu need, for a compiler of the host. The threads of a block have
+// stacks of their own and leave the processor to each other where they wait at a barrier or for the reduction of a
+// warp; in between they run in a random order.
 #include "host.h"
 #include <csetjmp>
 #include <cstdlib>
@@ -19,7 +19,7 @@ Index blockIdx, threadIdx, gridDim;
 static void atomicMin(int* to, int x) { *to = std::min(*to, x); }
 static void atomicMax(int* to, int x) { *to = std::max(*to, x); }
 
-// ---- threads ---------------------------------------------------------------------------------------------------------
+// ---- threads -------------------------------------------------------------------------------------------------------
 enum Wait { RUNS, AT_BARRIER, FOR_LEAST, FOR_LARGEST, DONE };
 struct Thread {
   jmp_buf at;

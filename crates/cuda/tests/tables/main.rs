@@ -1,16 +1,16 @@
-//! The tables that the device makes of lengths, offsets and masks that lie there: the kernels of `tables.cu`, compiled for
-//! the host, beside a model of what they must make, on random problems.
+//! The tables that the device makes of lengths, offsets and masks that lie there: the kernels of `pairs/tables.cu`,
+//! compiled for the host, beside a model of what they must make, on random problems.
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 
 #[path = "../sources/mod.rs"]
 mod sources;
 
-use etalon_cuda::Variant;
+use etalon_cuda::kernels::Variant;
 use std::fs;
 use std::process::Command;
 
 /// The files of the module, and those of the model.
-const KERNELS: [&str; 2] = ["tile.cuh", "tables.cu"];
+const KERNELS: [&str; 2] = ["tile/types.cuh", "pairs/tables.cu"];
 const TEXTS: [(&str, &str); 4] = [
     ("host.h", include_str!("../host.h")),
     ("cuda.h", include_str!("cuda.h")),
@@ -22,7 +22,7 @@ const TEXTS: [(&str, &str); 4] = [
 fn tables_made_on_the_device_are_those_of_the_host() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
-    KERNELS.iter().for_each(|name| write(name, &sources::files(&Variant::tables(), &[name])));
+    write("kernels.inc", &sources::files(&Variant::tables(), &KERNELS));
     TEXTS.iter().for_each(|(name, text)| write(name, text));
     let program = folder.path().join("model");
     let mut command = Command::new(std::env::var_os("CXX").unwrap_or_else(|| "c++".into()));

@@ -1,5 +1,5 @@
-// Arrays beyond which nobody may read or write: at one end, by chance the first or the last, is memory without access, and the
-// bytes at the other are checked.
+// Arrays beyond which nobody may read or write: at one end, by chance the first or the last, is memory without access,
+// and the bytes at the other are checked.
 #include <csignal>
 #include <sys/mman.h>
 #include <unistd.h>

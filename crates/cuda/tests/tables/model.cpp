@@ -1,9 +1,8 @@
-// The kernels of tables.cu beside what they must make, on random problems.
+// The kernels of pairs/tables.cu beside what they must make, on random problems.
 #define STORAGE 0
 #include "cuda.h"
-#define asm(...)  // of functions of tile.cuh that no kernel here calls
-#include "tile.cuh"
-#include "tables.cu"
+#define asm(...)  // of functions of tile/types.cuh that no kernel here calls
+#include "kernels.inc"
 #undef asm
 #include "memory.h"
 
@@ -20,7 +19,7 @@ static void beyond(int) {
 }
 static i64 clamp(i64 x, i64 most) { return std::clamp<i64>(x, 0, most); }
 
-// ---- masks -----------------------------------------------------------------------------------------------------------
+// ---- masks ---------------------------------------------------------------------------------------------------------
 enum Form { FULL, CAUSAL, REACHES, CHUNKED, IDS, ARRAY, AND, OR };
 constexpr u64 OPEN = ~0ull;
 constexpr int MOST_ARRAYS = 16, MOST_LISTS = 33;
@@ -110,7 +109,7 @@ static void add_nodes(const Problem& p, const Mask& m, std::vector<Node>& to) {
   to.push_back({END});
 }
 
-// ---- random problems -------------------------------------------------------------------------------------------------
+// ---- random problems -----------------------------------------------------------------------------------------------
 // Numbers for the kernel, of 64 bits or of 32, which may leave others of the list.
 static GivenArray give(std::vector<i64>& list) {
   if (below(2)) return {memory.copy(list), 1};
@@ -217,7 +216,7 @@ static Problem random_problem() {
   return p;
 }
 
-// ---- what the tables must be -----------------------------------------------------------------------------------------
+// ---- the expected tables -------------------------------------------------------------------------------------------
 // Counts::most of softmax/asked.rs, without the room for the empty sequence.
 struct Counts { i64 by_queries, by_keys, by_pairs; };
 static i64 tile_count(i64 rows) { return rows / 64 + (rows % 64 > 0); }
@@ -344,7 +343,7 @@ struct Wanted {
   }
 };
 
-// ---- what they are ---------------------------------------------------------------------------------------------------
+// ---- the tables of the device --------------------------------------------------------------------------------------
 // Tables for as many tiles as there may be, before the kernels have run.
 static TableArgs tables_of(const Problem& p, const Wanted& w, int heads) {
   std::vector<Node> nodes;

@@ -7,7 +7,7 @@ use crate::tensor::{Tensors, Values, values};
 use etalon_problem::{Error, Operand, Pass, Precision, Problem, Role};
 use ndarray::{ArrayD, Axis};
 
-/// Of fewer elements nothing can be told.
+/// Fewest elements that a test looks at.
 const FEWEST: usize = 64;
 
 /// A mean, a mean square or a correlation may lie so many standard deviations from what is expected: by chance
@@ -38,7 +38,7 @@ pub fn generic(problem: &Problem, pass: Pass, inputs: &Tensors) -> Result<(), St
     let numbers = values(problem, pass, inputs).map_err(|error| error.to_string())?;
     for operand in operands.iter().filter(|operand| is_drawn(operand)) {
         let Some(x) = numbers.get(operand.name) else { continue };
-        drawn(x).map_err(|reason| format!("{}: {reason}", operand.name))?;
+        independent(x).map_err(|reason| format!("{}: {reason}", operand.name))?;
     }
     let pairs = pairs_that_count(problem, pass, &numbers).map_err(|error| error.to_string())?;
     if pairs < PAIRS {
@@ -56,7 +56,7 @@ fn is_drawn(operand: &Operand) -> bool {
 }
 
 /// Fails unless the elements look like independent draws.
-fn drawn(x: &ArrayD<f64>) -> Result<(), String> {
+fn independent(x: &ArrayD<f64>) -> Result<(), String> {
     let n = x.len();
     if let Some(odd) = x.iter().find(|x| !x.is_finite()) {
         return Err(format!("an element is {odd}"));
@@ -155,8 +155,8 @@ fn neighbours(x: &ArrayD<f64>, axis: usize) -> f64 {
     products.sum::<f64>() / first.len().max(1) as f64
 }
 
-/// Number of terms of a softmax that count, in the mean over its rows: of n terms whose logits deviate by σ as many as n
-/// e^{−σ²} have (Σ P)² / Σ P². Without a softmax ∞. Gradients of keys are sums over queries: outside of the forward
+/// Number of terms of a softmax that count, in the mean over its rows: of n terms whose logits deviate by σ as many as
+/// n e^{−σ²} have (Σ P)² / Σ P². Without a softmax ∞. Gradients of keys are sums over queries: outside of the forward
 /// pass the fewer of both directions count.
 fn pairs_that_count(problem: &Problem, pass: Pass, x: &Values) -> Result<f64, Error> {
     let square = |name: &str| x.get(name).map_or(0.0, |x| Moments::of(x.iter()).square);

@@ -6,7 +6,7 @@ use crate::bounds::Bound;
 use ndarray::ArrayD;
 use std::f64::consts::{LN_2, LOG2_E};
 
-/// From so many elements that are off a number can be told that all have in common.
+/// Fewest elements that are off from which a common number is derived.
 const FEWEST: usize = 4;
 
 /// Largest relative distance of a ratio from a number that has a name.

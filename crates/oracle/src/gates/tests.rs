@@ -109,11 +109,11 @@ fn a_few_zeros_among_roundings_are_no_factor() {
 #[test]
 fn blunt_bounds_are_not_informative() {
     assert_eq!(informative(&bounds(&[1.0; 10], &[0.1; 10])), Ok(()));
-    let mut blunt = [0.1; 10];
-    (blunt[3], blunt[5]) = (f64::INFINITY, 1.0);
-    assert_eq!(informative(&bounds(&[1.0; 10], &blunt)), Ok(()), "a fifth may be blunt");
-    blunt[4] = 0.2;
-    let text = informative(&bounds(&[1.0; 10], &blunt)).unwrap_err();
+    let mut found = [0.1; 10];
+    (found[3], found[5]) = (f64::INFINITY, 1.0);
+    assert_eq!(informative(&bounds(&[1.0; 10], &found)), Ok(()), "a fifth may be uninformative");
+    found[4] = 0.2;
+    let text = informative(&bounds(&[1.0; 10], &found)).unwrap_err();
     assert!(text.starts_with("only 7 of 10 elements of o"), "{text}");
     assert_eq!(informative(&bounds(&[1.0], &[1.0])), Ok(()), "a single number may cancel");
     assert_eq!(informative(&bounds(&[1.0; 4], &[0.1, 1.0, 1.0, 0.1])), Ok(()), "half of few may");

@@ -19,7 +19,7 @@ pub enum Verdict {
     NotAsked(String),
     /// The tier does not offer this, and why.
     Unsupported(String),
-    /// The case itself is at fault: it could not have told right from wrong.
+    /// The case itself is at fault: it could not have distinguished right from wrong.
     Vacuous(String),
 }
 

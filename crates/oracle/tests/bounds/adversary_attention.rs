@@ -10,7 +10,7 @@ use etalon_problem::{
 
 /// Choices that a kernel makes for itself.
 #[derive(Debug, Clone, Copy)]
-struct Way {
+struct Choices {
     /// δ as Σ P dP instead of dout·o.
     summed_delta: bool,
     /// attention_lse: dq from the gradient that the forward pass left.
@@ -20,7 +20,7 @@ struct Way {
 /// A causal kernel of one batch element and one key head.
 struct Kernel<'a> {
     scores: &'a Scores,
-    way: Way,
+    choices: Choices,
     lazy: bool,
     width: usize,
     get: [Vec<f64>; 9],
@@ -29,14 +29,14 @@ struct Kernel<'a> {
 const NAMES: [&str; 9] = ["q", "k", "v", "sinks", "bias", "dout", "dlse", "tau", ""];
 
 impl<'a> Kernel<'a> {
-    fn new(problem: &'a Problem, values: &Values, way: Way) -> Self {
+    fn new(problem: &'a Problem, values: &Values, choices: Choices) -> Self {
         let (lazy, width) = match problem {
             Problem::Attention(attention) => (false, attention.value_dim),
             Problem::LazyAttention(attention) => (true, attention.value_dim),
             _ => (false, 0),
         };
         let scores = problem.scores().unwrap();
-        Kernel { scores, way, lazy, width, get: NAMES.map(|name| operand(values, name)) }
+        Kernel { scores, choices, lazy, width, get: NAMES.map(|name| operand(values, name)) }
     }
 
     fn row(&self, name: &str, row: usize, width: usize) -> &[f64] {
@@ -209,7 +209,7 @@ impl<'a> Kernel<'a> {
         };
         let mean = if self.lazy {
             summed(false)
-        } else if self.way.summed_delta {
+        } else if self.choices.summed_delta {
             summed(true)
         } else {
             x.dot(dout, &o)
@@ -233,7 +233,7 @@ impl<'a> Kernel<'a> {
                 x.rounded(self.scores.scale() * sum, 2)
             })
             .collect();
-        if self.way.forward_gradient {
+        if self.choices.forward_gradient {
             let key = |key: usize, slope: f64| {
                 self.row("k", key, d).iter().map(|k| slope * k).collect::<Vec<_>>()
             };
@@ -341,14 +341,14 @@ fn the_worst_attention_stays_within_its_bounds() {
             let problem = problem(&mut random);
             let values = operands(&problem, storage, &mut random, peak);
             let bounds = bounds_of(&problem, storage, name, &values);
-            let way = Way {
+            let choices = Choices {
                 summed_delta: random.below(2) == 0,
                 forward_gradient: random.below(2) == 0
                     && matches!(problem, Problem::AttentionLse(_)),
             };
-            let kernel = Kernel::new(&problem, &values, way);
+            let kernel = Kernel::new(&problem, &values, choices);
             let granted = Granted { profile, storage };
-            let what = (&problem, &values, way, name);
+            let what = (&problem, &values, choices, name);
             found.climb(&what, &bounds, &mut random, 300, |all| kernel.run(granted, all));
         }
         assert!(found.kernels >= 10_000, "{name}");

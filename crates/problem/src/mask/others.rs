@@ -271,10 +271,10 @@ fn by_flags(scores: &Scores) -> Vec<Other<Mask>> {
     list
 }
 
-/// What kernels process at once.
+/// Sizes of the tiles in which kernels process rows and keys.
 const TILES: [usize; 4] = [16, 32, 64, 128];
 
-/// Whether heads see different keys.
+/// True if heads see different keys.
 fn is_by_head(mask: &Mask) -> bool {
     match mask {
         Mask::Array(array) => array.shape.get(1).is_some_and(|&heads| heads > 1),
@@ -283,7 +283,7 @@ fn is_by_head(mask: &Mask) -> bool {
     }
 }
 
-/// Whether a query sees a key of a sequence.
+/// Visibility of a key of a sequence to a query.
 type Sees<'a> = Box<dyn Fn(usize, usize) -> bool + 'a>;
 
 /// A mask that is alike for all heads: of every pair of a sequence whether it counts.

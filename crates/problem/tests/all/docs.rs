@@ -1,4 +1,4 @@
-//! The pages of `docs/` link to each other, on GitHub and in rustdoc; those of the CUDA kernels keep their widths.
+//! The pages of `docs/` link to each other, on GitHub and in rustdoc, and keep their widths.
 
 use std::fs;
 use std::path::Path;
@@ -31,16 +31,35 @@ fn pages_link_to_each_other() {
     }
 }
 
+/// Lines of prose: neither rows of tables, which are as wide as their figures, nor code and formulas in fences.
+fn prose(page: &str) -> impl Iterator<Item = &str> {
+    let mut fenced = false;
+    page.lines().filter(move |line| {
+        let line = line.trim_start();
+        let fence = line.starts_with("```");
+        fenced ^= fence;
+        !fenced && !fence && !line.starts_with('|')
+    })
+}
+
 #[test]
-fn pages_of_the_cuda_kernels_are_narrow_and_that_for_users_is_short() {
+fn pages_are_narrow_and_that_of_gpus_is_short() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    for name in ["gpu.md", "gpu_tuning.md", "gpu_results.md"] {
-        let page = fs::read_to_string(root.join("docs").join(name)).expect(name);
-        // Rows of a recording are as wide as its figures.
-        let is_prose = |line: &&str| name != "gpu_results.md" || !line.starts_with('|');
-        let wide = page.lines().filter(is_prose).find(|line| line.chars().count() >= 120);
-        assert_eq!(wide, None, "{name} has a line of 120 columns or more");
-        // Some minutes of reading.
-        assert!(name != "gpu.md" || page.lines().count() <= 250, "{name} has more than 250 lines");
+    let docs = fs::read_dir(root.join("docs")).expect("docs");
+    let pages = docs.map(|entry| entry.expect("an entry").path());
+    let pages = pages.filter(|path| path.extension().is_some_and(|extension| extension == "md"));
+    let others = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "benches/peers/README.md"];
+    for path in pages.chain(others.map(|name| root.join(name))) {
+        let page = fs::read_to_string(&path).expect("a page");
+        let wide = prose(&page).find(|line| line.chars().count() >= 120);
+        assert_eq!(wide, None, "{} has a line of 120 columns or more", path.display());
     }
+    // Tables of users and of tuning fit the page, too; the first is some minutes of reading.
+    let read = |name: &str| fs::read_to_string(root.join("docs").join(name)).expect(name);
+    for name in ["gpu.md", "gpu_tuning.md"] {
+        let page = read(name);
+        let wide = page.lines().find(|line| line.chars().count() >= 120);
+        assert_eq!(wide, None, "{name} has a line of 120 columns or more");
+    }
+    assert!(read("gpu.md").lines().count() <= 250, "gpu.md has more than 250 lines");
 }

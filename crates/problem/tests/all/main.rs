@@ -2,6 +2,7 @@
 //! import each other in a circle.
 
 mod check;
+mod comments;
 mod common;
 mod cover;
 mod docs;
@@ -10,5 +11,6 @@ mod imports;
 mod lazy_attention;
 mod linear_attention;
 mod linear_cross_entropy;
+mod recipes;
 mod shards;
 mod spans;

@@ -8,7 +8,7 @@
 
 use super::shard::{Partial, Shard};
 use super::tokens::Token;
-use super::{Inputs, Output, weigh};
+use super::{Inputs, Output, weighted};
 use crate::scalar::Real;
 use crate::tensor::shaped;
 use etalon_problem::{Error, LinearCrossEntropy, Reduction, TokenOutputs};
@@ -57,7 +57,7 @@ impl<T: Real> Shard<'_, T> {
     fn cross_entropy(&self, token: &Token<T>, total: &Partial<T>) -> T {
         let (alpha, mut sum) = (self.problem.label_smoothing, T::ZERO);
         if alpha < 1.0 {
-            let target = weigh(token.class_weight, -log_probability(total));
+            let target = weighted(token.class_weight, -log_probability(total));
             sum += target.times(T::ONE - T::from_f64(alpha));
         }
         if alpha > 0.0 {

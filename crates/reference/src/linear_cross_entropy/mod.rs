@@ -74,7 +74,7 @@ impl Wanted {
 
 /// weight · x of a weight that does not move, but 0·∞ = 0: a class without weight adds nothing, however
 /// unlikely it is.
-fn weigh<T: Real>(weight: T, x: T) -> T {
+fn weighted<T: Real>(weight: T, x: T) -> T {
     if weight == T::ZERO && is_infinite(x) { T::ZERO } else { x.times(weight) }
 }
 

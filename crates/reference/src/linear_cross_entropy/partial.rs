@@ -1,6 +1,6 @@
 //! Partials of a row over a range of classes: the elements of a monoid.
 
-use super::{expected, weigh};
+use super::{expected, weighted};
 use crate::scalar::Real;
 use etalon_problem::Error;
 
@@ -67,14 +67,14 @@ impl<T: Real> Partial<T> {
             let weight = class_weights.map_or(T::ONE, |weights| weights[v]);
             all.weight += weight;
             if empty {
-                all.s += weigh(weight, z);
+                all.s += weighted(weight, z);
                 continue;
             }
             let shift = z - all.m;
             let e = shift.exp();
             all.l += e;
             all.u += expected(e, shift);
-            all.s += weigh(weight, shift);
+            all.s += weighted(weight, shift);
         }
         all
     }
@@ -109,10 +109,10 @@ impl<T: Real> Partial<T> {
             return [self.l, self.u, self.s]; // ∞ − ∞ is no shift
         }
         if self.m == T::from_f64(f64::NEG_INFINITY) {
-            return [T::ZERO, T::ZERO, self.s - weigh(self.weight, m)]; // (−∞)·0 is no entropy
+            return [T::ZERO, T::ZERO, self.s - weighted(self.weight, m)]; // (−∞)·0 is no entropy
         }
         let shift = self.m - m;
-        let (k, s) = (shift.exp(), self.s + weigh(self.weight, shift));
+        let (k, s) = (shift.exp(), self.s + weighted(self.weight, shift));
         [k * self.l, k * (self.u + shift * self.l), s]
     }
 

@@ -1,4 +1,4 @@
-//! The tokens that count, and what they weigh:
+//! The tokens that count, and their weights:
 //!
 //! ```text
 //! (C10) Z   = Σ_i κ_i cw_{y_i},  Z_z = n or Z      with `Mean`; the given number with `By`; else 1
@@ -6,7 +6,7 @@
 //! ```
 
 use super::head::matrix;
-use super::{Inputs, weigh};
+use super::{Inputs, weighted};
 use crate::scalar::Real;
 use crate::tensor::{contiguous, filled, reserve};
 use etalon_problem::{Error, LinearCrossEntropy, LseSquareWeight, NothingLeft, Reduction};
@@ -111,8 +111,8 @@ impl<'a, T: Real> Tokens<'a, T> {
     /// counts: one number, or one per such token.
     pub fn loss(&self, terms: impl Iterator<Item = (T, T)>) -> Result<Vec<T>, Error> {
         let weighted = self.counted.iter().zip(terms).map(|(token, (cross_entropy, lse))| {
-            let square = weigh(self.lse_square(token), lse * lse);
-            (weigh(token.weight, cross_entropy), square)
+            let square = weighted(self.lse_square(token), lse * lse);
+            (weighted(token.weight, cross_entropy), square)
         });
         if self.problem.reduction == Reduction::None {
             let mut losses = reserve("the losses", self.counted.len())?;

@@ -260,7 +260,7 @@ impl Kernel for Outputs<'_, '_> {
             if !decays.none {
                 decays.rows(isa, first, 0..depth, p);
             }
-            weigh(isa, decays.none, first, depth, strip, p);
+            apply_decays(isa, decays.none, first, depth, strip, p);
             for number in 0..*stride / width {
                 let mut tile = I::Tile::zero(isa);
                 if !blank {
@@ -294,7 +294,14 @@ impl Kernel for Outputs<'_, '_> {
 
 /// Scores become weights: times P, and 0 where P is, or without decays where j > i.
 #[inline(always)]
-fn weigh<I: Isa>(isa: I, none: bool, first: usize, depth: usize, strip: &mut [f32], p: &[f32]) {
+fn apply_decays<I: Isa>(
+    isa: I,
+    none: bool,
+    first: usize,
+    depth: usize,
+    strip: &mut [f32],
+    p: &[f32],
+) {
     for r in 0..I::Tile::ROWS {
         let row = &mut strip[r * STRIDE..];
         if none {

@@ -198,7 +198,7 @@ impl Chunk<'_, '_> {
                     log_tangents.rows(isa, first, keys.clone(), &mut beta[at..]);
                 }
             }
-            self.weigh(isa, first, at, keys.clone());
+            self.apply_decays(isa, first, at, keys.clone());
             self.grow_queries(isa, first, queries.start, keys.start..last);
         }
         // The keys of a diagonal pair are seen from themselves on.
@@ -227,7 +227,7 @@ impl Chunk<'_, '_> {
     /// A, B, w and, in the second order, their tangents from products; 0 where P is, or without decays
     /// where j > i.
     #[inline(always)]
-    fn weigh<I: Isa>(&mut self, isa: I, first: usize, at: usize, keys: Range<usize>) {
+    fn apply_decays<I: Isa>(&mut self, isa: I, first: usize, at: usize, keys: Range<usize>) {
         let scratch = &mut *self.scratch;
         let width = keys.len().next_multiple_of(I::F32::N);
         for r in 0..I::Tile::ROWS {

@@ -25,7 +25,7 @@ const BUSY: usize = 4;
 
 /// Results of a sweep, and its order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Asked {
+pub struct SweepSpec {
     /// The partials of tokens.
     pub totals: bool,
     pub dh: bool,
@@ -42,11 +42,11 @@ pub struct Asked {
     pub filter: bool,
 }
 
-impl Asked {
+impl SweepSpec {
     /// `part` alone, of the order and with the motions and the filter of `self`.
-    pub fn only(self, part: Asked) -> Asked {
-        let Asked { totals, dh, dw, dbias, dw_apart, .. } = part;
-        Asked { totals, dh, dw, dbias, dw_apart, ..self }
+    pub fn only(self, part: SweepSpec) -> SweepSpec {
+        let SweepSpec { totals, dh, dw, dbias, dw_apart, .. } = part;
+        SweepSpec { totals, dh, dw, dbias, dw_apart, ..self }
     }
 
     /// True if logits are kept.
@@ -58,7 +58,7 @@ impl Asked {
 /// A sweep over all tokens and classes: some tokens by some classes at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cut {
-    pub asked: Asked,
+    pub spec: SweepSpec,
     pub level: Level,
     /// Rows and columns of a register block.
     pub rows: usize,
@@ -122,8 +122,8 @@ pub struct LogitScratch<'m> {
 
 impl<'m> LogitScratch<'m> {
     pub fn cut(parts: &mut Parts<'m>, cut: &Cut) -> Self {
-        let Asked { totals, second, .. } = cut.asked;
-        let kept = cut.asked.gradients();
+        let SweepSpec { totals, second, .. } = cut.spec;
+        let kept = cut.spec.gradients();
         LogitScratch {
             w: parts.room(cut.padded * STRIDE),
             z: parts.room(if kept { 0 } else { cut.tile_len() }),
@@ -144,7 +144,7 @@ pub struct GradientScratch<'m> {
 
 impl<'m> GradientScratch<'m> {
     pub fn cut(parts: &mut Parts<'m>, cut: &Cut) -> Self {
-        let len = if cut.asked.dh { cut.leaf_len() } else { 0 };
+        let len = if cut.spec.dh { cut.leaf_len() } else { 0 };
         GradientScratch {
             rows: parts.room(cut.padded * STRIDE),
             sums: Sums::cut(parts, cut.span, len),
@@ -157,7 +157,7 @@ impl Cut {
     pub fn new(
         problem: &LinearCrossEntropy,
         level: Level,
-        asked: Asked,
+        spec: SweepSpec,
         (chunk, span): (usize, usize),
         threads: usize,
     ) -> Self {
@@ -181,7 +181,7 @@ impl Cut {
         // As equal as bands allow: each reads and copies w anew.
         let block = range.div_ceil(range.div_ceil(block)).next_multiple_of(BAND);
         Cut {
-            asked,
+            spec,
             level,
             rows,
             cols,
@@ -227,7 +227,7 @@ impl Cut {
     }
 
     pub fn shared<'m>(&self, parts: &mut Parts<'m>) -> Shared<'m> {
-        let Asked { totals, dh, dw, dbias, dw_apart, second, ddh, filter, .. } = self.asked;
+        let SweepSpec { totals, dh, dw, dbias, dw_apart, second, ddh, filter, .. } = self.spec;
         let when = |wanted: bool, len: usize| if wanted { len } else { 0 };
         let chunks = self.tokens.div_ceil(self.chunk).max(1);
         let dim = self.dim.next_multiple_of(self.cols);
@@ -253,10 +253,10 @@ impl Cut {
             nodes: parts
                 .group("partials of nodes")
                 .room(when(totals, nodes.saturating_mul(self.node_len()))),
-            store: parts.group("logits").room(when(self.asked.gradients(), store)),
+            store: parts.group("logits").room(when(self.spec.gradients(), store)),
             motion: parts
                 .group("motions of logits")
-                .room(when(self.asked.gradients() && second, store)),
+                .room(when(self.spec.gradients() && second, store)),
             dh: parts.group("sums of dh").room(when(dh, slabs)),
             dw: parts
                 .group("sums of dw")
@@ -268,7 +268,7 @@ impl Cut {
 
     /// Elements of the partials of a node and a range of tokens, and of their motions.
     pub fn node_len(&self) -> usize {
-        Node::elements(self.range, self.asked.second)
+        Node::elements(self.range, self.spec.second)
     }
 
     /// Elements of the logits of a tile and a range of tokens.
@@ -308,7 +308,7 @@ impl Cut {
     pub fn scratch(&self) -> usize {
         let logits = Parts::count(|parts| LogitScratch::cut(parts, self));
         let gradients = Parts::count(|parts| GradientScratch::cut(parts, self));
-        logits.max(if self.asked.gradients() { gradients } else { 0 })
+        logits.max(if self.spec.gradients() { gradients } else { 0 })
     }
 
     /// The number of the first class of a tile, among all classes of the problem.

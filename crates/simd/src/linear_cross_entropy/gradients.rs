@@ -170,7 +170,7 @@ impl Sweep<'_, '_> {
                 per_range: cut.range / BAND,
                 padded: cut.padded,
             };
-            let motion = cut.asked.ddh.then(|| (bands(factors.motion), ddh_along));
+            let motion = cut.spec.ddh.then(|| (bands(factors.motion), ddh_along));
             let bands = bands(factors.store);
             if let Some(sums) = dbias {
                 for (number, tokens) in kept.tokens.chunks(BAND).enumerate() {
@@ -405,7 +405,7 @@ pub fn is_apart(gradients: &mut Gradients<'_>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::super::choice::place;
-    use super::super::cut::{Asked, Cut, MEASURE};
+    use super::super::cut::{Cut, MEASURE, SweepSpec};
     use super::super::logits::{Link, Wanted};
     use super::super::operands::Operands;
     use super::*;
@@ -457,8 +457,8 @@ mod tests {
         // Bands and tiles: of the last tile, and of the second band, nothing is left.
         let left_out = [(0, 0), (1, 0), (1, 1), (0, 2), (1, 2), (2, 2)];
         for &level in Level::available() {
-            let asked = Asked { dh: true, dw: true, filter: true, ..Asked::default() };
-            let cut = &Cut::new(&problem, level, asked, (250, 3), 1);
+            let spec = SweepSpec { dh: true, dw: true, filter: true, ..SweepSpec::default() };
+            let cut = &Cut::new(&problem, level, spec, (250, 3), 1);
             let per_range = cut.range / BAND;
             let (mut measures, band_len) = (vec![0.0; 9 * MEASURE], cut.padded * BAND);
             let (mut store, mut poisoned) = (vec![0.0; 9 * band_len], vec![0.0; 9 * band_len]);

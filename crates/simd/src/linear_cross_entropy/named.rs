@@ -1,7 +1,7 @@
 //! Every pass by name.
 
 use super::choice::{self, CertificateMut, Choice, Limits};
-use super::cut::{Asked, Cut};
+use super::cut::{Cut, SweepSpec};
 use super::gradient::Pull;
 use super::gradients::{Factors, Kept, in_place, is_apart};
 use super::logits::{Link, Wanted};
@@ -67,7 +67,7 @@ pub fn run_filtered(
         None => SecondOutputs::default(),
     };
     let mut gradients = Gradients::new(out, known.pass)?;
-    let asked = Asked {
+    let spec = SweepSpec {
         totals: false,
         dh: gradients.dh.is_some(),
         dw: gradients.dw.is_some(),
@@ -78,21 +78,21 @@ pub fn run_filtered(
         ddw: operands.ddw.is_some(),
         filter: filter.is_some(),
     };
-    let lists = workspace.lists(lists_bytes(problem, asked), "the tokens that count")?;
+    let lists = workspace.lists(lists_bytes(problem, spec), "the tokens that count")?;
     let tokens = Tokens::new(problem, &operands, &lists)?;
-    let sweeps = sweeps(problem, options, asked);
+    let sweeps = sweeps(problem, options, spec);
     let tokens = &tokens;
     let pass = Call { operands, cotangents, second, tokens, link: Link::new(problem) };
     pass.run(workspace, &lists, sweeps, filter, (outputs, motions, gradients))
 }
 
 /// Bytes of what is kept of every token, and of every tile; with a filter also of what that keeps.
-pub fn lists_bytes(problem: &LinearCrossEntropy, asked: Asked) -> usize {
+pub fn lists_bytes(problem: &LinearCrossEntropy, spec: SweepSpec) -> usize {
     let first = size_of::<Token>() + size_of::<Partial>() + size_of::<Pull>();
     let second = size_of::<Motion>() + size_of::<Pull>();
-    let token = if asked.second { first + second } else { first };
+    let token = if spec.second { first + second } else { first };
     let tiles = problem.vocab.div_ceil(cut::TILE).saturating_mul(size_of::<f32>());
-    let filter = if asked.filter { choice::lists_bytes(problem) } else { 0 };
+    let filter = if spec.filter { choice::lists_bytes(problem) } else { 0 };
     let tokens = problem.tokens.saturating_mul(token);
     tokens.saturating_add(tiles).saturating_add(filter).saturating_add(256)
 }
@@ -170,7 +170,7 @@ impl Call<'_, '_> {
         sweeps: &[Option<Cut>; 3],
     ) -> Result<PerToken<'l>, Error> {
         let second = self.second.is_some();
-        let gradients = sweeps.iter().flatten().any(|cut| cut.asked.gradients());
+        let gradients = sweeps.iter().flatten().any(|cut| cut.spec.gradients());
         let count = |wanted: bool| if wanted { self.tokens.counted.len() } else { 0 };
         let pulls = |wanted| lists.repeat(count(wanted), Pull::default(), "what tokens pull with");
         Ok(PerToken {
@@ -212,7 +212,7 @@ impl Call<'_, '_> {
     ) {
         let (cut, counted) = (sweep.cut, self.tokens.counted);
         let shared = &mut cut.shared(&mut Parts::of(room));
-        if let Some(sums) = cut.asked.dbias.then_some(&mut *shared.dbias) {
+        if let Some(sums) = cut.spec.dbias.then_some(&mut *shared.dbias) {
             sums.fill(0.0);
         }
         // Another sweep makes the same choices anew.
@@ -234,12 +234,12 @@ impl Call<'_, '_> {
             }
             let span = span * cut.span..cut.tiles.min((span + 1) * cut.span);
             sweep.logits(tokens, span.clone(), shared, scratch);
-            if cut.asked.totals {
+            if cut.spec.totals {
                 let motions = rows.motions.get_mut(here.clone()).unwrap_or_default();
                 sweep.totals(tokens, shared.nodes, &mut rows.totals[here.clone()], motions);
                 self.pull(cut.threads, here.clone(), rows);
             }
-            if cut.asked.gradients() {
+            if cut.spec.gradients() {
                 let mut kept = Kept {
                     tokens,
                     pulls: &rows.pulls[here.clone()],
@@ -250,7 +250,7 @@ impl Call<'_, '_> {
                     entropy: self.pulls_entropy(),
                     chosen: None,
                 };
-                match cut.asked.second {
+                match cut.spec.second {
                     true => sweep.logit_gradient_motions(&kept, (shared.store, shared.motion)),
                     false => sweep.logit_gradients(&kept, shared.store),
                 }
@@ -267,12 +267,12 @@ impl Call<'_, '_> {
     fn pack(&self, cut: &Cut, tokens: &[Token], shared: &mut cut::Shared<'_>) {
         pack::across(self.operands.h, tokens, cut.cols, cut.threads, shared.across);
         let shape = (cut.chunk, cut.cols);
-        if cut.asked.dw {
+        if cut.spec.dw {
             pack::along(self.operands.h, tokens, shape, cut.threads, shared.along);
         }
         let Some(ddh) = self.operands.ddh else { return };
         pack::across(ddh, tokens, cut.cols, cut.threads, shared.ddh_across);
-        if cut.asked.dw {
+        if cut.spec.dw {
             pack::along(ddh, tokens, shape, cut.threads, shared.ddh_along);
         }
     }
@@ -320,13 +320,13 @@ impl Call<'_, '_> {
         scratch: &mut [f32],
         gradients: &mut Gradients<'_>,
     ) {
-        let (cut, asked) = (sweep.cut, sweep.cut.asked);
+        let (cut, spec) = (sweep.cut, sweep.cut.spec);
         let factors = Factors { store: shared.store, motion: shared.motion };
         let classes = kept.span.start * cut::TILE..cut.vocab.min(kept.span.end * cut::TILE);
-        if asked.dw || asked.dbias {
-            let dw = match gradients.dw.as_mut().filter(|_| asked.dw) {
+        if spec.dw || spec.dbias {
+            let dw = match gradients.dw.as_mut().filter(|_| spec.dw) {
                 None => None,
-                Some(_) if asked.dw_apart => {
+                Some(_) if spec.dw_apart => {
                     let stride = cut.dim.next_multiple_of(cut.cols);
                     let first = if cut.classes_outside { 0 } else { classes.start };
                     Some((&mut shared.dw[first * stride..][..classes.len() * stride], stride))
@@ -334,7 +334,7 @@ impl Call<'_, '_> {
                 Some(dw) => in_place(dw)
                     .map(|dw| (&mut dw[classes.start * cut.dim..classes.end * cut.dim], cut.dim)),
             };
-            let dbias = asked.dbias.then_some(&mut *shared.dbias);
+            let dbias = spec.dbias.then_some(&mut *shared.dbias);
             sweep.head_gradients(
                 kept,
                 (factors, [&*shared.along, &*shared.ddh_along]),
@@ -344,11 +344,11 @@ impl Call<'_, '_> {
                 scratch,
             );
         }
-        if asked.dw_apart && asked.dw && cut.classes_outside && chunk + 1 == chunks {
+        if spec.dw_apart && spec.dw && cut.classes_outside && chunk + 1 == chunks {
             let dw = gradients.dw.as_mut().map(|dw| dw.view_mut().slice(s![classes, ..]));
             dw.into_iter().for_each(|dw| sweep.write_head(shared.dw, dw));
         }
-        let Some(dh) = gradients.dh.as_mut().filter(|_| asked.dh) else { return };
+        let Some(dh) = gradients.dh.as_mut().filter(|_| spec.dh) else { return };
         let sums = match cut.classes_outside {
             true => {
                 let each = shared.dh.len() / cut.tokens.div_ceil(cut.chunk).max(1);
@@ -369,16 +369,16 @@ impl Call<'_, '_> {
         shared: &cut::Shared<'_>,
         gradients: &mut Gradients<'_>,
     ) {
-        let asked = sweep.cut.asked;
+        let spec = sweep.cut.spec;
         if self.tokens.counted.is_empty() {
             return;
         }
-        if let Some(dw) = gradients.dw.as_mut().filter(|_| asked.dw && asked.dw_apart)
+        if let Some(dw) = gradients.dw.as_mut().filter(|_| spec.dw && spec.dw_apart)
             && !sweep.cut.classes_outside
         {
             sweep.write_head(shared.dw, dw.view_mut());
         }
-        if let Some(dbias) = gradients.dbias.as_mut().filter(|_| asked.dbias) {
+        if let Some(dbias) = gradients.dbias.as_mut().filter(|_| spec.dbias) {
             dbias.view_mut().write(shared.dbias, 1.0);
         }
     }

@@ -10,7 +10,7 @@
 
 use super::operands::Outputs;
 use super::partial::Partial;
-use super::tokens::{Token, Tokens, weigh};
+use super::tokens::{Token, Tokens, weighted};
 use etalon_problem::Reduction;
 use ndarray::{ArrayViewMut1, ArrayViewMutD};
 
@@ -66,7 +66,7 @@ pub fn write_rows<N: Clone>(
 fn cross_entropy(tokens: &Tokens<'_>, token: &Token, total: &Partial) -> f64 {
     let (alpha, mut sum) = (tokens.problem.label_smoothing, 0.0);
     if alpha < 1.0 {
-        sum += (1.0 - alpha) * weigh(f64::from(token.class_weight), -total.logprob());
+        sum += (1.0 - alpha) * weighted(f64::from(token.class_weight), -total.logprob());
     }
     if alpha > 0.0 {
         // Σ cw_v (lse − z_v)

@@ -1,6 +1,6 @@
 //! Partials of the rows of some tokens over a range of classes: the elements of a monoid (C33), (C34).
 
-use super::tokens::weigh;
+use super::tokens::weighted;
 use crate::workspace::Parts;
 
 /// A row of logits over a set of classes. Numbers that depend on the classes alone, Σ cw and
@@ -28,7 +28,7 @@ pub fn exceeds(x: f32, y: f32) -> bool {
 
 /// weight · x, but 0·∞ = 0.
 fn weigh_wide(weight: f32, x: f32) -> f32 {
-    weigh(f64::from(weight), f64::from(x)) as f32
+    weighted(f64::from(weight), f64::from(x)) as f32
 }
 
 impl Partial {

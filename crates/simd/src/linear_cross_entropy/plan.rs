@@ -1,6 +1,6 @@
 //! Plans of the passes of linear cross-entropy.
 
-use super::cut::{Asked, Cut, TILE};
+use super::cut::{Cut, SweepSpec, TILE};
 use super::named::lists_bytes;
 use super::sweeps::sweeps;
 use crate::known::Known;
@@ -30,18 +30,18 @@ pub fn of<T: Element>(
 ) -> Result<Plan, Error> {
     let known = Known::of(&Workspace::new(), &problem.clone().into(), pass)?;
     let dw_apart = T::DTYPE != Dtype::F32 && !problem.wide_gradients;
-    let asked = match pass {
-        Pass::Forward => Asked::default(),
-        Pass::Backward | Pass::ForwardBackward => Asked {
+    let spec = match pass {
+        Pass::Forward => SweepSpec::default(),
+        Pass::Backward | Pass::ForwardBackward => SweepSpec {
             totals: false,
             dh: true,
             dw: true,
             dbias: problem.bias,
             dw_apart,
             filter,
-            ..Asked::default()
+            ..SweepSpec::default()
         },
-        Pass::DoubleBackward => Asked {
+        Pass::DoubleBackward => SweepSpec {
             totals: false,
             dh: true,
             dw: true,
@@ -57,7 +57,7 @@ pub fn of<T: Element>(
             return Err(Error::value("pass", expected, pass));
         }
     };
-    let sweeps = sweeps(problem, options, asked);
+    let sweeps = sweeps(problem, options, spec);
     let count = sweeps.iter().flatten().count();
     let strategy = match count {
         _ if pass == Pass::Forward => None,
@@ -69,8 +69,7 @@ pub fn of<T: Element>(
     let largest = sweeps.iter().flatten().max_by_key(|cut| cut.bytes());
     let mut buffers = largest.map(Cut::buffers).unwrap_or_default();
     // A list takes whole pages.
-    let lists =
-        lists_bytes(problem, asked).saturating_add(PAGE).div_ceil(PAGE).saturating_mul(PAGE);
+    let lists = lists_bytes(problem, spec).saturating_add(PAGE).div_ceil(PAGE).saturating_mul(PAGE);
     buffers.push(Buffer::parts("sums of tokens", 1, lists));
     buffers.push(Buffer::parts("tensors", 1, known.bytes()));
     buffers.retain(|buffer| buffer.bytes > 0);

@@ -1,17 +1,21 @@
 //! The sweeps of a pass, chosen within its budget.
 
-use super::cut::{Asked, Cut, RANGE, TILE};
+use super::cut::{Cut, RANGE, SweepSpec, TILE};
 use super::logits::SLICE;
 use crate::tile::BAND;
 use crate::{Level, Options};
 use etalon_problem::LinearCrossEntropy;
 
 /// The sweeps of a pass.
-pub fn sweeps(problem: &LinearCrossEntropy, options: &Options, asked: Asked) -> [Option<Cut>; 3] {
+pub fn sweeps(
+    problem: &LinearCrossEntropy,
+    options: &Options,
+    spec: SweepSpec,
+) -> [Option<Cut>; 3] {
     let (threads, budget) = (rayon::current_num_threads(), options.memory_budget);
-    match asked.gradients() {
-        true => gradients(problem, options.level, asked, threads, budget),
-        false => [Some(totals(problem, options.level, asked, threads, budget)), None, None],
+    match spec.gradients() {
+        true => gradients(problem, options.level, spec, threads, budget),
+        false => [Some(totals(problem, options.level, spec, threads, budget)), None, None],
     }
 }
 
@@ -19,12 +23,15 @@ pub fn sweeps(problem: &LinearCrossEntropy, options: &Options, asked: Asked) -> 
 pub fn totals(
     problem: &LinearCrossEntropy,
     level: Level,
-    asked: Asked,
+    spec: SweepSpec,
     threads: usize,
     budget: usize,
 ) -> Cut {
-    let asked = Asked { filter: false, ..asked.only(Asked { totals: true, ..Asked::default() }) };
-    let cut = |chunk, threads| Cut::new(problem, level, asked, (chunk, usize::MAX), threads);
+    let spec = SweepSpec {
+        filter: false,
+        ..spec.only(SweepSpec { totals: true, ..SweepSpec::default() })
+    };
+    let cut = |chunk, threads| Cut::new(problem, level, spec, (chunk, usize::MAX), threads);
     affordable(problem.tokens, threads, budget, 1, cut).unwrap_or_else(|| cut(BAND, 1))
 }
 
@@ -33,21 +40,27 @@ pub fn totals(
 fn gradients(
     problem: &LinearCrossEntropy,
     level: Level,
-    asked: Asked,
+    spec: SweepSpec,
     threads: usize,
     budget: usize,
 ) -> [Option<Cut>; 3] {
     let tokens = problem.tokens;
-    let whole = |asked: Asked| {
+    let whole = |spec: SweepSpec| {
         let cut = move |chunk, threads| {
-            Cut::new(problem, level, Asked { totals: true, ..asked }, (chunk, usize::MAX), threads)
+            Cut::new(
+                problem,
+                level,
+                SweepSpec { totals: true, ..spec },
+                (chunk, usize::MAX),
+                threads,
+            )
         };
         affordable(tokens, threads, budget, few(problem, threads), cut)
     };
-    let totals = totals(problem, level, asked, threads, budget);
-    let [first, second] = after_totals(problem, level, asked, threads, budget);
+    let totals = totals(problem, level, spec, threads, budget);
+    let [first, second] = after_totals(problem, level, spec, threads, budget);
     let again = [Some(totals), first, second];
-    match whole(asked).map(|cut| [Some(cut), None, None]) {
+    match whole(spec).map(|cut| [Some(cut), None, None]) {
         Some(once) if time(&once) <= time(&again) => once,
         _ => again,
     }
@@ -56,7 +69,7 @@ fn gradients(
 /// Time of the products of some sweeps, against one of the first order on one thread.
 fn time(sweeps: &[Option<Cut>; 3]) -> f64 {
     let of = |cut: &Cut| {
-        let Asked { dh, dw, second, .. } = cut.asked;
+        let SweepSpec { dh, dw, second, .. } = cut.spec;
         let gradients = usize::from(dh) + usize::from(dw);
         let products = if second { 3 + 2 * gradients } else { 1 + gradients };
         products as f64 / cut.threads as f64
@@ -68,43 +81,44 @@ fn time(sweeps: &[Option<Cut>; 3]) -> f64 {
 pub fn after_totals(
     problem: &LinearCrossEntropy,
     level: Level,
-    asked: Asked,
+    spec: SweepSpec,
     threads: usize,
     budget: usize,
 ) -> [Option<Cut>; 2] {
-    if let Some(cut) = again(problem, level, asked, threads, budget) {
+    if let Some(cut) = again(problem, level, spec, threads, budget) {
         return [Some(cut), None];
     }
-    let dh = asked.only(Asked { dh: true, ..Asked::default() });
-    let dw = Asked { dh: false, ..asked };
-    let least = |asked: Asked| Cut {
-        classes_outside: asked == dw && asked.dw_apart,
-        ..Cut::new(problem, level, asked, (BAND, 1), 1)
+    let dh = spec.only(SweepSpec { dh: true, ..SweepSpec::default() });
+    let dw = SweepSpec { dh: false, ..spec };
+    let least = |spec: SweepSpec| Cut {
+        classes_outside: spec == dw && spec.dw_apart,
+        ..Cut::new(problem, level, spec, (BAND, 1), 1)
     };
-    let sweep =
-        |part: Asked| again(problem, level, part, threads, budget).unwrap_or_else(|| least(part));
+    let sweep = |part: SweepSpec| {
+        again(problem, level, part, threads, budget).unwrap_or_else(|| least(part))
+    };
     // A filter alone chooses in the sweep for dh, if there is one.
-    let second = dw.dw || dw.dbias || !asked.dh;
-    [asked.dh.then(|| sweep(dh)), second.then(|| sweep(dw))]
+    let second = dw.dw || dw.dbias || !spec.dh;
+    [spec.dh.then(|| sweep(dh)), second.then(|| sweep(dw))]
 }
 
 /// A sweep that computes the logits again, as many tokens and classes at a time as fit.
 fn again(
     problem: &LinearCrossEntropy,
     level: Level,
-    asked: Asked,
+    spec: SweepSpec,
     threads: usize,
     budget: usize,
 ) -> Option<Cut> {
     let tiles = problem.vocab.div_ceil(TILE);
-    let apart = asked.dw && asked.dw_apart;
+    let apart = spec.dw && spec.dw_apart;
     let threads = [threads, threads.div_ceil(2), 1];
     let tokens = [RANGE, 8 * BAND, 6 * BAND, 4 * BAND, 3 * BAND, 2 * BAND, BAND];
     let tokens = tokens.into_iter().filter(|&chunk| chunk < problem.tokens + BAND);
     tokens.flat_map(|chunk| threads.map(|threads| (chunk, threads))).find_map(|(chunk, threads)| {
         let spans = (0..=tiles.ilog2()).rev().map(|k| 1 << k);
         let mut spans = spans.filter(|&span| span >= LEAST.min(tiles)).map(|span| {
-            let cut = Cut::new(problem, level, asked, (chunk, span), threads);
+            let cut = Cut::new(problem, level, spec, (chunk, span), threads);
             Cut { classes_outside: apart, ..cut }
         });
         spans.find(|cut| cut.bytes() <= budget)
@@ -157,15 +171,15 @@ mod tests {
     #[test]
     fn logits_are_kept_where_enough_threads_fit() {
         let problem = LinearCrossEntropy::new(1024, 1024, 32_000);
-        let asked = Asked { dh: true, dw: true, ..Asked::default() };
+        let spec = SweepSpec { dh: true, dw: true, ..SweepSpec::default() };
         for &level in Level::available() {
-            let of = |threads| gradients(&problem, level, asked, threads, 16 << 20);
+            let of = |threads| gradients(&problem, level, spec, threads, 16 << 20);
             for threads in [1, 2] {
                 let [Some(cut), None, None] = of(threads) else { panic!("{level}: logits twice") };
                 assert_eq!((cut.chunk, cut.threads), (BAND, threads), "{level}");
             }
-            let [first, second] = after_totals(&problem, level, asked, 8, 16 << 20);
-            let again = [Some(totals(&problem, level, asked, 8, 16 << 20)), first, second];
+            let [first, second] = after_totals(&problem, level, spec, 8, 16 << 20);
+            let again = [Some(totals(&problem, level, spec, 8, 16 << 20)), first, second];
             assert!(time(&of(8)) <= time(&again), "{level}: the logits again take less");
         }
     }

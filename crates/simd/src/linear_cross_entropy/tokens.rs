@@ -1,4 +1,4 @@
-//! The tokens that count, and what they weigh:
+//! The tokens that count, and their weights:
 //!
 //! ```text
 //! (C10) Z   = Σ_i κ_i cw_{y_i},  Z_z = n or Z      with `Mean`; the given number with `By`; else 1
@@ -93,7 +93,7 @@ impl<'a> Tokens<'a> {
 
     /// κ_i ce_i and ζ κ_i ω_i lse_i², each with 0·∞ = 0.
     pub fn terms(&self, token: &Token, cross_entropy: f64, lse: f64) -> [f64; 2] {
-        [weigh(self.weight(token), cross_entropy), weigh(self.lse_square(token), lse * lse)]
+        [weighted(self.weight(token), cross_entropy), weighted(self.lse_square(token), lse * lse)]
     }
 
     /// Motions of the terms of (C9), from ce and lse and their motions.
@@ -105,7 +105,7 @@ impl<'a> Tokens<'a> {
     ) -> [f64; 2] {
         let square = [lse * lse, 2.0 * lse * motion];
         let weights = [self.weight(token), self.lse_square(token)];
-        [weigh_motion(weights[0], cross_entropy)[1], weigh_motion(weights[1], square)[1]]
+        [weighted_motion(weights[0], cross_entropy)[1], weighted_motion(weights[1], square)[1]]
     }
 
     /// (C9), of the sums of both terms.
@@ -143,11 +143,11 @@ fn weight_of(weights: Option<ArrayView1<'_, f32>>, token: &Token) -> f64 {
 }
 
 /// weight · x, but 0·∞ = 0: what has no weight adds nothing, however unlikely it is.
-pub fn weigh(weight: f64, x: f64) -> f64 {
+pub fn weighted(weight: f64, x: f64) -> f64 {
     if weight == 0.0 && x.is_infinite() { 0.0 } else { weight * x }
 }
 
 /// The same of a number and its motion: what has no weight does not move, where it is infinite.
-pub fn weigh_motion(weight: f64, [x, motion]: [f64; 2]) -> [f64; 2] {
+pub fn weighted_motion(weight: f64, [x, motion]: [f64; 2]) -> [f64; 2] {
     if weight == 0.0 && x.is_infinite() { [0.0; 2] } else { [weight * x, weight * motion] }
 }

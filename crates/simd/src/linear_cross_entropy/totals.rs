@@ -60,10 +60,10 @@ impl Sweep<'_, '_> {
     ) {
         let cut = self.cut;
         let kept = |memory, wanted: bool| wanted.then(|| self.parts(memory, span.len()));
-        let gradients = cut.asked.gradients();
+        let gradients = cut.spec.gradients();
         let stores = in_turn(kept(&mut *shared.store, gradients));
-        let motions = in_turn(kept(&mut *shared.motion, gradients && cut.asked.second));
-        let nodes = cut.asked.totals.then(|| shared.nodes.chunks_mut(cut.node_len()));
+        let motions = in_turn(kept(&mut *shared.motion, gradients && cut.spec.second));
+        let nodes = cut.spec.totals.then(|| shared.nodes.chunks_mut(cut.node_len()));
         let nodes = in_turn(nodes);
         let each = cut.range * cut.dim;
         let (across, ddh_across) = (&*shared.across, &*shared.ddh_across);
@@ -124,7 +124,7 @@ impl Sweep<'_, '_> {
                 wanted: self.wanted,
                 sums: next.as_mut().map(|next| (&mut next.rows, 0)),
             });
-            if self.cut.asked.second {
+            if self.cut.spec.second {
                 let sums =
                     next.as_mut().and_then(|next| Some((&next.rows, next.motions.as_mut()?)));
                 level.run(MotionRows {
@@ -147,7 +147,7 @@ impl Sweep<'_, '_> {
         }
         if let Some(node) = task.node {
             let totals = stack.finish(task.tokens);
-            let mut node = Node::cut(&mut Parts::of(node), self.cut.range, self.cut.asked.second);
+            let mut node = Node::cut(&mut Parts::of(node), self.cut.range, self.cut.spec.second);
             (0..task.tokens.len()).for_each(|i| node.set(i, totals.get(i)));
         }
     }
@@ -160,12 +160,12 @@ impl Sweep<'_, '_> {
         [classes, next]: [&Range<usize>; 2],
         (w, z, motion): (&mut [f32], &mut [f32], &mut [f32]),
     ) {
-        let Cut { level, rows, dim, padded, asked, .. } = *self.cut;
+        let Cut { level, rows, dim, padded, spec, .. } = *self.cut;
         let add = |w: &[f32], h, elements: Range<usize>, z: &mut [f32], (fresh, then)| {
             let classes = classes.len();
             level.run(Products { w, h, dim, elements, classes, padded, tokens, z, fresh, then });
         };
-        if asked.second && !asked.ddh && self.operands.ddw.is_none() {
+        if spec.second && !spec.ddh && self.operands.ddw.is_none() {
             motion.fill(0.0);
         }
         for elements in tiles(0..dim, SLICE) {
@@ -177,12 +177,12 @@ impl Sweep<'_, '_> {
             };
             let then = self.operands.w.lines(then.0.clone(), then.1);
             add(w, across, elements.clone(), z, (fresh, then));
-            if asked.ddh {
+            if spec.ddh {
                 add(w, ddh_across, elements.clone(), motion, (fresh, Lines::NONE));
             }
             if let Some(ddw) = self.operands.ddw {
                 pack::slice(ddw, classes, elements.clone(), rows, w);
-                add(w, across, elements, motion, (fresh && !asked.ddh, Lines::NONE));
+                add(w, across, elements, motion, (fresh && !spec.ddh, Lines::NONE));
             }
         }
     }
@@ -209,7 +209,7 @@ impl Sweep<'_, '_> {
         motions: &mut [Motion],
     ) {
         let cut = self.cut;
-        let (elements, second) = (cut.node_len(), cut.asked.second);
+        let (elements, second) = (cut.node_len(), cut.spec.second);
         let count = cut.tiles.div_ceil(cut.node);
         let ranges = nodes.chunks(count * elements);
         let mut motions = motions.chunks_mut(cut.range);

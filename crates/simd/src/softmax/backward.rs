@@ -45,14 +45,14 @@ pub fn run(
     mut places: Places<'_>,
     options: &Options,
 ) -> Result<(), Error> {
-    let ready =
+    let forward_gradient =
         operands.gradient.and_then(|of| Some((Tensor::from(of), places.queries[0].take()?)));
     let [dk, dv] = places.keys.each_ref().map(Option::is_some);
     let (dq, dbias) = (places.queries[0].is_some(), places.bias.is_some());
     let wanted = Wanted { dq, dk, dv, dbias };
     let packing = packing(operands, [dq, dk, dv], options)?;
     let schedule = schedule(operands, &packing, wanted, options);
-    let row = if ready.is_some() { operands.scores.extents.dim } else { 0 };
+    let row = if forward_gradient.is_some() { operands.scores.extents.dim } else { 0 };
     let mut row = workspace.room(row, "a row")?;
     let fused = schedule.fused;
     if !schedule.bias {
@@ -77,7 +77,7 @@ pub fn run(
         |stats, _, i| f64::from(stats.delta[i]), // (B8)
         Gradient { ds: true, capped: false },
     )?;
-    if let Some((gradient, dq)) = ready {
+    if let Some((gradient, dq)) = forward_gradient {
         scale_gradient(operands, gradient, dq, &mut row);
     }
     Ok(())

@@ -136,7 +136,7 @@ impl ForwardTile<'_, '_> {
         let mut max = [I::F32::splat(isa, f32::NEG_INFINITY); MAX_ROWS];
         let Some(strip) = score_block(isa, &factors, &mut block, &mut max) else { return };
         self.grow(isa, first, &max);
-        self.weigh(isa, first, &strip);
+        self.softmax_weights(isa, first, &strip);
         if self.width > 0 {
             let ForwardScratch { o, stride, s, visible, .. } = &mut *self.scratch;
             let sum = Sum { acc: &mut o[first * *stride..], stride: *stride };
@@ -169,7 +169,7 @@ impl ForwardTile<'_, '_> {
 
     /// P = e^(S−m), and l grown by its row sums; then, if asked for, P ⊙ S′.
     #[inline(always)]
-    fn weigh<I: Isa>(&mut self, isa: I, first: usize, strip: &Strip) {
+    fn softmax_weights<I: Isa>(&mut self, isa: I, first: usize, strip: &Strip) {
         let ForwardScratch { m, l, s, tanh, .. } = &mut *self.scratch;
         let derive = self.derivative && self.rule.softcap.is_some();
         for r in 0..I::Tile::ROWS {

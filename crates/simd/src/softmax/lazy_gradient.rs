@@ -41,7 +41,7 @@ impl Body for Means {
         let mut panel = Panel::of_gradient(pair, at, memory);
         for column in strip.cols.clone().step_by(I::Tile::COLS) {
             let here = strip.within(&(column..column + I::Tile::COLS));
-            if panel.weigh(isa, column) {
+            if panel.softmax_weights(isa, column) {
                 panel.pull(isa, &here, [(&pair.queries.dout, &pair.keys.v)], 1); // (E7)
                 panel.hide::<I>(&here);
                 panel.each(
@@ -115,7 +115,7 @@ impl Body for LazyGradient {
         let mut sums = [zero; MAX_ROWS];
         for column in strip.cols.clone().step_by(I::Tile::COLS) {
             let here = strip.within(&(column..column + I::Tile::COLS));
-            if panel.weigh(isa, column) {
+            if panel.softmax_weights(isa, column) {
                 panel.note_active::<I>(column);
                 if self.g {
                     panel.pull(isa, &here, [(&pair.queries.dout, &pair.keys.v)], 1); // (E7)

@@ -89,7 +89,7 @@ impl<const W: usize> Panel<'_, '_, W> {
 
     /// (E4) P of a panel, from S; whether a pair of it is active, unless it is hidden.
     #[inline(always)]
-    pub fn weigh<I: Isa>(&mut self, isa: I, column: usize) -> bool {
+    pub fn softmax_weights<I: Isa>(&mut self, isa: I, column: usize) -> bool {
         let (pair, at) = (self.pair, self.at);
         let zero = I::F32::splat(isa, 0.0);
         let mut any = zero;

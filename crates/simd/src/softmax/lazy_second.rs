@@ -206,7 +206,7 @@ fn numbers<I: Isa>(isa: I, Pair { stats, ddtau, .. }: &Pair<'_>, i: usize) -> Ro
 /// Weights of pairs that are not visible become 0.
 #[inline(always)]
 fn begin<I: Isa>(isa: I, pair: &Pair<'_>, panel: &mut Panel<'_, '_, 4>, here: &Strip) -> bool {
-    let any = panel.weigh(isa, here.cols.start);
+    let any = panel.softmax_weights(isa, here.cols.start);
     if any {
         let (queries, keys) = (pair.queries, pair.keys);
         let of_change = [(&queries.dout, &keys.ddv), (&queries.cot_o, &keys.v)];

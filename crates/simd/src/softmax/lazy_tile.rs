@@ -203,7 +203,7 @@ impl LazyTile<'_, '_, '_> {
         self.sweep(
             isa,
             #[inline(always)]
-            |tile, isa, at| tile.weigh(isa, at),
+            |tile, isa, at| tile.softmax_weights(isa, at),
         );
         for r in 0..self.scratch.numbers.m.len() {
             self.finish(isa, r);
@@ -259,7 +259,7 @@ impl LazyTile<'_, '_, '_> {
 
     /// p of a block, and what its rows add to m, l and n.
     #[inline(always)]
-    fn weigh<I: Isa>(&mut self, isa: I, at: &At) {
+    fn softmax_weights<I: Isa>(&mut self, isa: I, at: &At) {
         let found = self.scores(isa, at);
         *self.strip::<I>(at) = found.as_ref().map_or([0; 4], |(strip, _)| strip.to_numbers());
         let Some((strip, max)) = found else { return };

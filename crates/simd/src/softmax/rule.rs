@@ -3,7 +3,7 @@
 use super::distances::{Distances, Near, Reach, Table};
 use super::operands::Operands;
 use crate::element::Tensor;
-use crate::mask::{QueryHead, Sight as PreparedMask};
+use crate::mask::{PreparedMask, QueryHead};
 use crate::tiles::{key_rows, query_rows};
 use crate::workspace::Lists;
 use etalon_problem::{Cover, Error, Scores};

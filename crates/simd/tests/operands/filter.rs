@@ -97,7 +97,7 @@ fn aim<T>(x: &mut Operands<T>, target: impl Fn(usize, i64) -> i64) {
     counted.for_each(|(i, y)| *y = target(i, *y));
 }
 
-/// With the identity as h, dw is da: so all choices and bounds can be told from it.
+/// With the identity as h, dw is da: so all choices and bounds follow from it.
 fn formulas<T: Element>(level: Level) {
     let options = Options { level, ..Options::default() };
     let mut x = Operands::<T>::new(problem(250, 250, 5 * TILE + 3));

@@ -37,7 +37,7 @@ pub(super) fn all<'a>(problem: &Problem, judge: &'a Judge<'a>, rows: &Rows) -> V
     list
 }
 
-/// How far from the ratio in the middle elements may lie that tell it.
+/// Distance from the median ratio within which elements count as evidence of it.
 const NEAR: f64 = 0.05;
 
 /// ⟨got, exact⟩ / ⟨exact, exact⟩ over elements whose ratio is near the one in the middle of those that are
@@ -87,7 +87,7 @@ fn factor<'a>(problem: &Problem, judge: &'a Judge<'a>, rows: &Rows) -> Vec<Candi
         Candidate::pattern(judge, "factor", format!("{of} are the exact ones times {text}"), change)
     };
     let named = names::name(problem, &judge.output().operand, ratio);
-    // A number with a name was not fitted: of a single result it may be told.
+    // A number with a name was not fitted: it may be reported of a single result.
     match named {
         Some((number, name)) => vec![times(number, name.clone(), 0), times(ratio, name, 1)],
         None => vec![times(ratio, format!("{ratio:.4} (1/{:.4})", 1.0 / ratio), 1)],
@@ -103,7 +103,7 @@ fn offset<'a>(judge: &'a Judge<'a>, rows: &Rows) -> Option<Candidate<'a>> {
     let (sum, n) = finite.fold((0.0, 0.0), |(sum, n), at| (sum + got[at] - exact[at], n + 1.0));
     let mean = sum / n;
     let at = move |at: usize| if hit[at % width] { exact[at] + mean } else { exact[at] };
-    let text = format!("what is off is the exact result plus {mean:.4e}");
+    let text = format!("results that are off are the exact ones plus {mean:.4e}");
     let change = Change { rows: rows.off.clone(), fitted: 1, at: Box::new(at) };
     mean.is_finite().then(|| Candidate::pattern(judge, "offset", text, change))
 }
@@ -138,7 +138,7 @@ fn factor_of_each<'a>(
     let most = factors.values().copied().fold(f64::NEG_INFINITY, f64::max);
     let (name, guess) = what.split_once('|').unwrap_or((what, ""));
     let text = format!(
-        "each {name} of what is off is the exact one times a factor of its own, {least:.3} to {most:.3}: {guess}"
+        "each {name} that is off is the exact one times a factor of its own, {least:.3} to {most:.3}: {guess}"
     );
     let fitted = factors.len();
     let at = move |at: usize| factors.get(&group(at)).copied().unwrap_or(1.0) * exact[at];

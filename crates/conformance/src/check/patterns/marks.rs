@@ -1,4 +1,4 @@
-//! What results look like by themselves: never written, not a number, one number, numbers of another type.
+//! Marks that results bear by themselves: never written, not a number, one number, numbers of another type.
 
 use super::super::candidate::{Candidate, Change};
 use super::super::judge::Judge;

@@ -57,7 +57,7 @@ fn strides(judge: &Judge<'_>, axis: usize) -> (usize, usize) {
     (shape[axis], shape[axis + 1..].iter().product())
 }
 
-/// Heads or batch elements of which what is off holds the results of another.
+/// Heads or batch elements whose elements that are off hold the results of another.
 fn permutation<'a>(judge: &'a Judge<'a>, rows: &Rows, axis: usize) -> Option<Candidate<'a>> {
     let (extent, stride) = strides(judge, axis);
     let (got, exact, n) = (judge.got(), judge.exact(), judge.got().len());

@@ -3,7 +3,7 @@
 use etalon_problem::{Axis, Operand, Pass, Problem};
 use std::f64::consts::{LN_2, LOG2_E};
 
-/// How near a ratio must be to a number that has a name.
+/// Distance within which a ratio counts as a number that has a name.
 const NEAR: f64 = 5e-3;
 
 /// A factor and its name, if it is near one that a problem has.

@@ -1,5 +1,6 @@
 //! Rows that nobody computes: padding, keys that no query sees, queries that see no key, ignored tokens. There
-//! the exact results are 0 (lse: −∞), and what is off was not written, or read what it should not.
+//! the exact results are 0 (lse: −∞), and elements that are off were not written, or kernels read what they should
+//! not.
 
 use super::super::answer::Judged;
 use etalon_problem::{Axis, Problem, Scores, Sequence};
@@ -42,7 +43,7 @@ pub(super) fn sentences(problem: &Problem, output: &Judged<'_>) -> Vec<String> {
         .collect()
 }
 
-/// What nobody computes.
+/// Kinds of rows without a result to compute.
 #[derive(Clone, Copy)]
 enum Kind {
     Padding,
@@ -50,7 +51,7 @@ enum Kind {
     Blind,
 }
 
-/// Where a row lies.
+/// Place of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     batch: usize,

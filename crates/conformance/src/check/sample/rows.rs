@@ -265,8 +265,8 @@ fn piece(
     Some(Piece { problem, picks: Box::new(picks), wanted: Box::new(wanted) })
 }
 
-/// How many keys of a sequence a part holds: all, or with a bias by distance as many as leave its distances
-/// where they are; nothing where a query sees one of the others.
+/// Number of keys of a sequence in a part: all, or with a bias by distance as many as leave its distances where they
+/// are; nothing where a query sees one of the others.
 fn keys_of(
     problem: &Problem,
     scores: &Scores,

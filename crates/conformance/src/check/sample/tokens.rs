@@ -17,7 +17,7 @@ pub(in super::super) struct Prefix {
     group: usize,
     start: usize,
     tokens: usize,
-    /// Whether it is all of the sequence.
+    /// True if it is all of the sequence.
     whole: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What a filter leaves out of the gradients, and what it says of that: (C36)–(C38).
+//! Contributions that a filter leaves out of the gradients, and their certificate: (C36)–(C38).
 
 use super::problem;
 use crate::bounds::{Bound, logit_gradients};
@@ -71,7 +71,7 @@ struct Exact {
     absolute: f64,
 }
 
-/// What some elements of da come to.
+/// Norms of some elements of da, by token and by class.
 struct Sums {
     /// Σ_v |da_iv|, times the largest ‖w_v‖ of the tile of classes.
     by_token: Vec<f64>,
@@ -149,7 +149,7 @@ impl Exact {
                 f64::INFINITY
             }
         };
-        // What is NaN, or off by any amount, may be left out or not.
+        // Elements that are NaN, or off by any amount, may be left out or not.
         let most = self.sums(found.classes, |size, error| match size - error < eps {
             true => size + error,
             false if (size - error).is_nan() => f64::INFINITY,
@@ -200,7 +200,7 @@ impl Exact {
             let left_out = certain * (1.0 + self.relative) * (1.0 + 2.0 * stored) + self.absolute;
             let (value, bounds, got) = (value.row(row), bounds.row(row), got.row(row));
             let reach = |(x, b): (&f64, &f64)| x.abs() + b + left_out;
-            // What overflows where it is stored is off by any amount.
+            // Sums that overflow where they are stored are off by any amount.
             if !left_out.is_finite() || value.iter().zip(bounds).any(|x| reach(x) > bound.largest) {
                 continue;
             }
@@ -220,7 +220,7 @@ impl Exact {
     }
 }
 
-/// What a tier may enlarge a bound by, so that it holds however it is rounded.
+/// Factor by which a tier may enlarge a bound, so that it holds however it is rounded.
 const ENLARGED: f64 = 1.0 / 16_384.0;
 
 /// Relative to the largest element: squares of what is tiny underflow in f64, too.

@@ -76,7 +76,7 @@ pub(super) fn weights(trial: &Trial<'_>, points: &[f64], errors: &mut Errors) ->
             let own = exact_exp(profile, x);
             let behind = behind + lost(profile, 1.0 / size);
             errors.add("e^−x · exp", -x, got[1] / got[0] * size, 1.0, own + behind);
-            // What the sum of the weights errs by is in both.
+            // The error of the sum of the weights is in both.
             let shares = [1.0 / (1.0 + (-x).exp()), 1.0 / (1.0 + size)];
             let limit = |other: f64| own * other + behind;
             if normalised {
@@ -111,7 +111,7 @@ pub(super) fn weights_again(
         let dq = result(&trial.ask(&problem, &inputs)?, "dq")?;
         for (i, &x) in points.iter().enumerate() {
             let weight = (-x).exp();
-            // How far the second score is below lse, which is stored before.
+            // Distance of the second score below lse, which is stored before.
             let below = x + weight.ln_1p();
             let of_sum = exact_exp(profile, x) * weight / (1.0 + weight) + 1.0;
             let of_lse = lse_limit(profile, two.of[0] * x, 1.0 + weight, of_sum);

@@ -1,4 +1,5 @@
-//! A kernel of attention as somebody might write it: f32 sums, P and dS rounded to the storage type, sound or with a bug.
+//! A kernel of attention as somebody might write it: f32 sums, P and dS rounded to the storage type, sound or with a
+//! bug.
 
 use super::super::Question;
 use crate::tensor::{Stored, Tensor, Tensors};

@@ -102,7 +102,7 @@ fn pairs(heads: &Heads<'_>, query: Query, out: &mut Gradients) -> Vec<Pair> {
     let delta = if empty { 0.0 } else { dot(dout, o) } - dlse;
     let scores = heads.row(query, |j| heads.bias(query, j));
     if let Some(sinks) = job.given("sinks") {
-        // Where a row sees nothing, all weight is that of the sink, which may be ∞; −∞ is none.
+        // All weight of a row that sees nothing is that of the sink, which may be ∞; −∞ is none.
         let sees = scores.iter().any(|score| score.seen);
         let sink = sinks.data[query.h];
         let alone = !sees && sink > f32::NEG_INFINITY;

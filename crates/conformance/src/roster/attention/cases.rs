@@ -12,7 +12,7 @@ use etalon_problem::{
 use ndarray::ArrayD;
 
 grid! {
-    /// What a case of attention or attention_lse is made of, beside its storage type and seed.
+    /// Axes of a case of attention or attention_lse, beside its storage type and seed.
     Point {
         /// Kinds of mask.
         mask: MaskKind = "mask" fn draw(e: &Extents, stream: &Stream) -> Mask {
@@ -82,7 +82,7 @@ grid! {
         },
         /// The class of extents.
         shape: ShapeClass,
-        /// How rows divide into sequences.
+        /// Division of the rows into sequences.
         sequences: SequenceKind = "sequences" fn draw(e: &Extents, stream: &Stream) -> Sequences {
             /// One sequence per batch element.
             Dense = "dense" => Sequences::Dense,
@@ -120,7 +120,7 @@ grid! {
             /// Half of all elements are +0 or −0.
             Zeros = "zeros",
         },
-        /// Whether there is a cotangent of lse.
+        /// The cotangent of lse: given or absent.
         dlse: DlseKind = "dlse" {
             /// There is one.
             Present = "dlse",
@@ -227,14 +227,14 @@ pub(crate) fn scores(
     (scores, value_dim)
 }
 
-/// Whether rows and columns of scores are dense and long enough for sums of many terms.
+/// True if rows and columns of scores are dense and long enough for sums of many terms.
 pub(crate) fn has_many_pairs(problem: &Problem) -> bool {
     let many = |e: &Extents| e.queries.min(e.keys) > 15;
     problem.scores().is_some_and(|s| s.sequences == Sequences::Dense && many(&s.extents))
 }
 
 impl DlseKind {
-    /// Whether an operand is there: any but perhaps the cotangent of lse.
+    /// True if an operand is there: any but perhaps the cotangent of lse.
     pub(crate) fn gives(self, operand: &Operand) -> bool {
         let optional = operand.role == Role::OptionalCotangent;
         !(operand.name == "dlse" && optional && self == DlseKind::Absent)

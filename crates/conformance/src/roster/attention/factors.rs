@@ -1,10 +1,9 @@
-//! What the values of the axes of attention and its relatives stand for, except shapes and families.
+//! Meanings of the values of the axes of attention and its relatives, except shapes and families.
 
 use crate::generate::Stream;
 use etalon_problem::{Align, BiasExtents, Extents, Mask, NamedArray, Scores};
 
-/// How far a window reaches to one side: over several tiles, as far as a tile of 96 or 192 or one key
-/// less or more.
+/// Reach of a window to one side: over several tiles, as far as a tile of 96 or 192 or one key less or more.
 pub(super) fn reach(e: &Extents, stream: &Stream, side: usize) -> usize {
     match e.queries.min(e.keys) > 300 {
         true => stream.pick(side, &[0, 31, 95, 96, 97, 191, 192, 193]),
@@ -43,7 +42,7 @@ pub(super) fn segments(e: &Extents, stream: &Stream) -> Mask {
     }
 }
 
-/// What the flags of an array are like.
+/// Pattern of the flags of an array.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Flags {
     /// So many of them; every 13th row is empty, in each head another one.
@@ -99,8 +98,8 @@ pub(crate) fn lengths(batch: usize, rows: usize, draw: impl Fn(usize) -> usize) 
     (0..batch).map(length).collect()
 }
 
-/// Where five sequences begin and end, of which one is empty; the numbers of `stream` from `first` on
-/// decide. A row is left over.
+/// Bounds of five sequences, of which one is empty; the numbers of `stream` from `first` on decide. A row is left
+/// over.
 pub(crate) fn cuts(rows: usize, empty: usize, stream: &Stream, first: usize) -> Vec<usize> {
     let last = rows - usize::from(rows > 4);
     let mut cuts: Vec<usize> = (first..first + 4).map(|i| stream.below(i, last + 1)).collect();

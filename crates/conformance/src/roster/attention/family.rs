@@ -39,7 +39,7 @@ impl Family {
     }
 }
 
-/// What was drawn for an element, and of what operand it is one.
+/// The random numbers of an element, and its operand.
 struct Element<'a> {
     scores: &'a Scores,
     shape: &'a [usize],
@@ -51,7 +51,7 @@ struct Element<'a> {
 }
 
 impl Element<'_> {
-    /// What a query and a key have in column 0 for a score of 1; without a scale no score is.
+    /// The value of a query and a key in column 0 for a score of 1; without a scale no score is.
     fn unit(&self) -> f64 {
         match self.scores.scale().abs() {
             0.0 => 1.0,
@@ -118,8 +118,8 @@ impl Element<'_> {
     }
 }
 
-/// How far below 0 the scores of [`Family::Large`] lie: as far as leaves the dot product's own
-/// rounding, (D + 1) u |s|, at 3 %, and no farther than 6e4.
+/// Depth of the scores of [`Family::Large`] below 0: as far as leaves the dot product's own rounding, (D + 1) u |s|,
+/// at 3 %, and no farther than 6e4.
 fn lowest(scores: &Scores) -> f64 {
     let rounding = (scores.extents.dim + 1) as f64 * Dtype::F32.unit_roundoff();
     (0.03 / rounding).min(6e4)

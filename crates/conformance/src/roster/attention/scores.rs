@@ -25,7 +25,7 @@ impl Query {
 pub(crate) struct Score {
     pub s: f32,
     pub slope: f32,
-    /// Whether the pair counts: the mask allows it, and its score is not −∞.
+    /// True if the pair counts: the mask allows it, and its score is not −∞.
     pub seen: bool,
 }
 

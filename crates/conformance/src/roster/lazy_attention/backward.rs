@@ -32,7 +32,7 @@ fn visible(lazy: &Lazy<'_>, query: Query) -> Vec<Visible> {
     let scores = lazy.scores(query);
     let seen = || scores.iter().enumerate().filter(|(_, score)| score.seen);
     let count = seen().count();
-    // Whether values of inactive pairs enter a gradient.
+    // True if values of inactive pairs enter a gradient.
     let reads_idle = job.is(bugs::DTAU_THROUGH_THE_KINK) || job.is(bugs::GRADIENT_OF_IDLE);
     let pair = |j, s| {
         let p = job.exp(s, lse);

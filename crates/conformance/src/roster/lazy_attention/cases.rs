@@ -11,15 +11,15 @@ use etalon_problem::{
 use ndarray::{ArrayD, IxDyn};
 
 grid! {
-    /// What a case of lazy_attention is made of, beside its storage type and seed.
+    /// Axes of a case of lazy_attention, beside its storage type and seed.
     Point {
         /// The kind of mask.
         mask: MaskKind,
         /// The class of extents.
         shape: ShapeClass,
-        /// How the rows divide into sequences.
+        /// Division of the rows into sequences.
         sequences: SequenceKind,
-        /// How far the bias by distance reaches.
+        /// Reach of the bias by distance.
         reach: ReachKind = "reach" fn draw(e: &Extents, short: usize) -> Option<(usize, Align)> {
             /// There is none.
             Absent = "no_bias" => None,
@@ -34,7 +34,7 @@ grid! {
             /// Some, counted from the top left.
             TopLeft = "reach_top_left" => Some((short, TopLeft)),
         },
-        /// What τ is; `u` is uniform in [0, 1).
+        /// The value of τ; `u` is uniform in [0, 1).
         tau: TauKind = "tau" fn draw(head: usize, u: f64) -> f64 {
             /// As in trained models: −0.94 to −0.14.
             Learned = "learned" => -0.14 - 0.8 * u,
@@ -74,9 +74,9 @@ grid! {
             /// Half of all elements are +0 or −0.
             Zeros = "zeros",
         },
-        /// Whether there is a cotangent of lse.
+        /// The cotangent of lse: given or absent.
         dlse: DlseKind,
-        /// What the scores are scaled by.
+        /// The scale of the scores.
         scale: ScaleKind = "scale" fn draw(stream: &Stream) -> Option<f64> {
             /// 1/√D.
             Default = "default_scale" => None,

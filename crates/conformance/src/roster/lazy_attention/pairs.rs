@@ -1,5 +1,4 @@
-//! What both passes of lazy_attention know of a pair: its distance, its score, and whether it is
-//! active.
+//! Properties of a pair that both passes of lazy_attention use: its distance, its score, and its activity.
 
 use super::bugs;
 use crate::roster::attention::{Heads, Query, Score};

@@ -74,12 +74,12 @@ impl Head<'_> {
         d
     }
 
-    /// Whether a query head's part of the gradients of k and v counts.
+    /// True if a query head's part of the gradients of k and v counts.
     fn summed(&self, head: usize) -> bool {
         !self.job.is(bugs::STATE_GROUP_NOT_SUMMED) || self.queries().last() == Some(&head)
     }
 
-    /// Whether a pair of a chunk takes part.
+    /// True if a pair of a chunk takes part.
     fn visited(&self, chunk: &Range<usize>, j: usize, i: usize) -> bool {
         let half = (self.job.style.tile / 2).max(1);
         let part = |t: usize| (t - chunk.start) / half;
@@ -134,7 +134,7 @@ impl Head<'_> {
         let mut sum = from_state;
         for t in start..last + 1 {
             sum += if early { from[t - start] } else { 0.0 };
-            // What a reset forgets does not pass it.
+            // Contributions before a reset do not pass it.
             if self.g[t] == f32::NEG_INFINITY {
                 sum = 0.0;
             }

@@ -11,9 +11,9 @@ use etalon_problem::{
 use ndarray::{ArrayD, IxDyn};
 
 grid! {
-    /// What a case of linear_attention is made of, beside its storage type and seed.
+    /// Axes of a case of linear_attention, beside its storage type and seed.
     Point {
-        /// How states decay.
+        /// The decay of the states.
         decay: Decay,
         /// Families of log-decays.
         gates: GateKind = "gates" fn log_decay(x: f64, of_five: usize) -> f64 {
@@ -37,7 +37,7 @@ grid! {
             /// All within 2⁻¹⁴ of −1/16, a thousandth: none may stand for another.
             Near = "near" => -(0.0625 + x * 0.5f64.powi(14)),
         },
-        /// Which states go in and come out.
+        /// States that go in and come out.
         states: StateKind = "states" fn initial_and_final() -> (bool, bool) {
             /// None.
             Neither = "no_state" => (false, false),
@@ -130,7 +130,7 @@ grid! {
                 (e.tokens, e.dim, *value_dim) = stream.pick(4, &[(6500, 4, 3), (6601, 3, 5)]);
             },
         },
-        /// How tokens divide into sequences.
+        /// Division of the tokens into sequences.
         sequences: SequenceKind,
         /// The factor of o.
         scale: ScaleKind = "scale" fn draw(dim: usize) -> f64 {
@@ -237,8 +237,8 @@ impl Grid for Point {
         }
     }
 
-    /// Where terms do not cancel, however many they are, the bounds follow the results. (dscale is
-    /// one sum over everything, and elsewhere it may come out anywhere near 0.)
+    /// The bounds follow the results where terms do not cancel, however many they are. (dscale is one sum over
+    /// everything, and elsewhere it may come out anywhere near 0.)
     fn is_rich(&self, problem: &Problem) -> bool {
         let Problem::LinearAttention(problem) = problem else { return false };
         let lengths = problem.list_sequences().iter().map(|s| s.tokens).max();

@@ -1,4 +1,4 @@
-//! What both passes of linear_attention know of a key head: its rows and its decays.
+//! Rows and decays of a key head, for both passes of linear_attention.
 
 use super::bugs;
 use crate::zoo::job::Job;
@@ -34,7 +34,7 @@ impl<'a> Head<'a> {
         Head { job, problem, scale: problem.scale as f32, s, h, g, q, k, v, dout }
     }
 
-    /// Where a token's rows lie in k and v.
+    /// Position of a token's rows in k and v.
     pub fn at(&self, t: usize) -> [usize; 3] {
         [self.s.batch, self.h, self.s.start + t]
     }

@@ -59,7 +59,7 @@ mutants! {
     THRESHOLD_WITH_SIGN = "threshold-with-sign", "filter", "";
     /// The bound of dh takes the first row of w in a tile for the longest.
     BOUND_OF_FIRST_ROW = "bound-of-first-row", "filter", "";
-    /// What a filter leaves out of dh and dw is missing in dbias, too.
+    /// Contributions that a filter leaves out of dh and dw are missing in dbias, too.
     DBIAS_FILTERED = "dbias-filtered", "filter", "";
     /// A filter leaves out what is as large as its threshold.
     THRESHOLD_LEFT_OUT = "threshold-left-out", "filter_of_nothing", "";

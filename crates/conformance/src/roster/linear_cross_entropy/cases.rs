@@ -9,9 +9,9 @@ use etalon_problem::{
 use ndarray::{ArrayD, IxDyn};
 
 grid! {
-    /// What a case of linear_cross_entropy is made of, beside its storage type and seed.
+    /// Axes of a case of linear_cross_entropy, beside its storage type and seed.
     Point {
-        /// How many tokens, elements and classes there are.
+        /// Numbers of tokens, elements and classes.
         shape: ShapeKind = "shape" fn draw(stream: &Stream) -> [usize; 3] {
             /// One of each.
             Ones = "ones" => [1, 1, 1],
@@ -38,7 +38,7 @@ grid! {
             /// Large: more than 4096 tokens, for few classes.
             MostTokens = "most-tokens" => [4200 + stream.below(11, 100), 3, 20],
         },
-        /// What makes logits of h·w.
+        /// Operations that make logits of h·w.
         link: LinkKind = "link" fn bias_softcap_scales() -> [bool; 3] {
             /// Nothing.
             Plain = "plain" => [false, false, false],
@@ -51,7 +51,7 @@ grid! {
             /// All of them.
             Everything = "everything" => [true, true, true],
         },
-        /// What becomes of logits and targets.
+        /// Operations on logits and targets.
         loss: LossKind = "loss" fn weights_smoothing_square() -> [bool; 3] {
             /// The cross-entropy alone.
             Plain = "plain" => [false, false, false],
@@ -61,12 +61,12 @@ grid! {
             LseSquare = "lse-square" => [false, false, true],
             /// Weights of classes and tokens.
             Weights = "weights" => [true, false, false],
-            /// Weights, smoothing, and a z-loss that the class weights weigh.
+            /// Weights, smoothing, and a z-loss with the class weights.
             Everything = "everything" => [true, true, true],
-            /// Weights, smoothing, and a z-loss that they do not weigh.
+            /// Weights, smoothing, and a z-loss without them.
             Unweighted = "unweighted" => [true, true, true],
         },
-        /// What becomes of the losses of the tokens.
+        /// Reduction of the losses of the tokens.
         reduction: ReductionKind = "reduction" fn draw(stream: &Stream) -> Reduction {
             /// Their mean.
             Mean = "mean" => Reduction::Mean,
@@ -77,20 +77,20 @@ grid! {
             /// Their sum by a number.
             By = "by" => Reduction::By { normaliser: stream.pick(22, &[3.0, 1000.0, 1e6]) },
         },
-        /// Which tokens are ignored.
+        /// Ignored tokens.
         ignored: IgnoredKind = "ignored" fn ignores(i: usize, stream: &Stream) -> bool {
             /// One in three, but not the first, so that something is left.
             Some = "some" => i > 0 && stream.below(10_000 + i, 3) == 0,
             /// None.
             None = "none" => false,
-            /// Those of one class.
+            /// Tokens of one class.
             Class = "class" => false,
             /// All of them: a loss of 0.
             All = "all" => true,
             /// All of them: a loss of NaN.
             AllNan = "all-nan" => true,
         },
-        /// Which outputs there are, and which of them have cotangents.
+        /// The outputs, and those of them that have cotangents.
         outputs: OutputKind = "outputs" fn give(name: &str) -> bool {
             /// All, with all cotangents.
             All = "all" => true,
@@ -101,7 +101,7 @@ grid! {
             /// All; no cotangent of the loss.
             Others = "others" => name != "dloss",
         },
-        /// What the elements are like.
+        /// The kind of elements.
         family: Family = "family" fn few_words() -> &'static str {
             /// Bell-shaped, logits of deviation 1.5.
             Generic = "generic" => "bell-shaped, logits of deviation 1.5",
@@ -138,7 +138,7 @@ impl Grid for Point {
         let [tokens, dim, vocab] = self.shape.draw(&stream);
         let mut problem = LinearCrossEntropy::new(tokens, dim, vocab);
         self.link(&mut problem, &stream);
-        self.weigh(&mut problem, &stream);
+        self.loss_options(&mut problem, &stream);
         problem.reduction = self.reduction.draw(&stream);
         let all = self.outputs != OutputKind::Loss;
         problem.outputs = TokenOutputs { lse: all, logprob: all, entropy: all, argmax: all };
@@ -176,7 +176,7 @@ impl Grid for Point {
     }
 
     fn is_smooth(&self) -> bool {
-        // Where nothing is left, no gradient passes; −∞ does not move by an eighth.
+        // No gradient passes where nothing is left; −∞ does not move by an eighth.
         self.family != Family::Impossible && self.ignored != IgnoredKind::AllNan
     }
 }
@@ -193,8 +193,8 @@ impl Point {
         }
     }
 
-    /// Sets what becomes of logits and targets.
-    fn weigh(&self, problem: &mut LinearCrossEntropy, stream: &Stream) {
+    /// Sets the options of the loss of a token.
+    fn loss_options(&self, problem: &mut LinearCrossEntropy, stream: &Stream) {
         let [weights, smoothing, square] = self.loss.weights_smoothing_square();
         (problem.class_weights, problem.token_weights) = (weights, weights);
         if smoothing {
@@ -247,7 +247,7 @@ impl Elements<'_> {
         }
     }
 
-    /// What is added to all logits.
+    /// A constant that is added to all logits.
     fn shift(&self) -> f64 {
         match self.point.family {
             Family::Lowered => -300.0,
@@ -256,7 +256,7 @@ impl Elements<'_> {
         }
     }
 
-    /// Whether an element of h or w is there to shift the logits, which no bias does.
+    /// True if an element of h or w is there to shift the logits, which no bias does.
     fn shifts(&self, c: usize) -> bool {
         self.shift() != 0.0 && !self.problem.bias && c == 0 && self.problem.dim > 1
     }
@@ -299,7 +299,7 @@ impl Elements<'_> {
         }
     }
 
-    /// Whether a class is there to have no probability. Class 0 is not.
+    /// True if a class is there to have no probability. Class 0 is not.
     fn impossible(&self, v: usize) -> bool {
         self.point.family == Family::Impossible && v % 5 == 3
     }

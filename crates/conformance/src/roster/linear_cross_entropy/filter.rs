@@ -6,7 +6,7 @@ use crate::zoo::rows::{Results, Rows, dot};
 use etalon_problem::linear_cross_entropy::Filter;
 use std::ops::Range;
 
-/// What [`Filtering::results`] calls B of (C37), C of (C38), and the tiles that were kept and all of them.
+/// Names of B of (C37) and C of (C38) in [`Filtering::results`], and of the tiles that were kept and all of them.
 pub(crate) const BOUNDS_OF_DH: &str = "certificate.dh";
 pub(crate) const BOUNDS_OF_DW: &str = "certificate.dw";
 pub(crate) const TILES: &str = "certificate.tiles";
@@ -22,13 +22,13 @@ pub(super) struct Filtering<'a> {
 }
 
 impl<'a> Filtering<'a> {
-    /// That of the job, if it has one.
+    /// The filter of the job, if it has one.
     pub fn new(job: &'a Job, tokens: usize, vocab: usize) -> Option<Self> {
         let (dh, dw) = (vec![0.0; tokens], vec![0.0; vocab]);
         Some(Filtering { job, filter: job.filter?, dh, dw, kept: 0, all: 0 })
     }
 
-    /// Whether a tile is left out of dh and dw; if so, what it adds to the bounds is added to them.
+    /// Returns true if a tile is left out of dh and dw; its contribution is then added to the bounds.
     pub fn leave_out(
         &mut self,
         i: usize,

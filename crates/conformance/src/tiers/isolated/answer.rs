@@ -7,7 +7,7 @@ use crate::vectors::{from_bytes, to_bytes};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// What a request got.
+/// The answer to a request.
 #[derive(Debug, PartialEq)]
 pub enum Answer {
     Outputs(Tensors),
@@ -73,7 +73,7 @@ pub fn answer(id: u64, answer: &Answer) -> Result<Message, String> {
     Ok(Message { header, tensors })
 }
 
-/// What stands before the names of a certificate's parts, so that none is that of an output.
+/// Prefixes of the names of a certificate's parts, so that none is that of an output.
 const CERTIFICATE: [&str; 3] = ["certificate/dh", "certificate/dw", "certificate/tiles"];
 
 /// The certificate among the outputs.

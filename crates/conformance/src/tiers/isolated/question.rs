@@ -9,12 +9,12 @@ use etalon_problem::{Blocking, Dtype, Mask, Mode, Pass, Problem};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// What stands before the names of a mask's arrays, so that none is that of an operand.
+/// Prefix of the names of a mask's arrays, so that none is that of an operand.
 const ARRAY: &str = "mask/";
 
-/// How a tier is asked.
+/// The way in which a tier is asked.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Way {
+pub enum CallKind {
     /// One request.
     Alone,
     /// Several that share a workspace.
@@ -25,7 +25,7 @@ pub enum Way {
 
 /// The header of requests. The tensors of each have its number before their names.
 #[derive(Debug, Serialize, Deserialize)]
-struct Asked {
+struct Header {
     id: u64,
     tier: String,
     calls: Vec<Called>,
@@ -65,7 +65,7 @@ pub struct Question {
     pub id: u64,
     pub tier: String,
     pub calls: Vec<Call>,
-    pub way: Way,
+    pub kind: CallKind,
 }
 
 /// A request that has been read.
@@ -91,22 +91,22 @@ pub fn question(
     id: u64,
     tier: &str,
     requests: &[Request<'_>],
-    way: Way,
+    kind: CallKind,
 ) -> Result<Message, String> {
     let (calls, tensors): (Vec<_>, Vec<_>) =
         requests.iter().map(called).collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
-    let asked = Asked {
+    let header = Header {
         id,
         tier: tier.to_string(),
         calls,
-        in_turn: way == Way::InTurn,
-        filter: match way {
-            Way::Alone | Way::InTurn => Vec::new(),
-            Way::Filtered(Filter::Below { eps }) => vec![eps.to_bits()],
-            Way::Filtered(Filter::Within { dh, dw }) => vec![dh.to_bits(), dw.to_bits()],
+        in_turn: kind == CallKind::InTurn,
+        filter: match kind {
+            CallKind::Alone | CallKind::InTurn => Vec::new(),
+            CallKind::Filtered(Filter::Below { eps }) => vec![eps.to_bits()],
+            CallKind::Filtered(Filter::Within { dh, dw }) => vec![dh.to_bits(), dw.to_bits()],
         },
     };
-    let (header, tensors) = (serde_json::to_vec(&asked).map_err(said)?, numbered(tensors));
+    let (header, tensors) = (serde_json::to_vec(&header).map_err(said)?, numbered(tensors));
     Ok(Message { header, tensors: to_bytes(Path::new(WIRE), &tensors).map_err(said)? })
 }
 
@@ -161,23 +161,23 @@ fn detach(problem: &mut Problem, tensors: &mut Tensors) {
 
 /// Reads requests.
 pub fn read_question(message: &Message) -> Result<Question, String> {
-    let asked: Asked = serde_json::from_slice(&message.header).map_err(said)?;
+    let header: Header = serde_json::from_slice(&message.header).map_err(said)?;
     let tensors = from_bytes(Path::new(WIRE), &message.tensors).map_err(said)?;
-    let lists = by_number(tensors, asked.calls.len())?;
-    let calls = asked.calls.into_iter().zip(lists).map(|(called, inputs)| called.read(inputs));
+    let lists = by_number(tensors, header.calls.len())?;
+    let calls = header.calls.into_iter().zip(lists).map(|(called, inputs)| called.read(inputs));
     Ok(Question {
-        id: asked.id,
-        tier: asked.tier,
+        id: header.id,
+        tier: header.tier,
         calls: calls.collect::<Result<_, _>>()?,
-        way: match asked.filter[..] {
-            [] if asked.in_turn => Way::InTurn,
-            [] => Way::Alone,
-            [eps] => Way::Filtered(Filter::Below { eps: f64::from_bits(eps) }),
+        kind: match header.filter[..] {
+            [] if header.in_turn => CallKind::InTurn,
+            [] => CallKind::Alone,
+            [eps] => CallKind::Filtered(Filter::Below { eps: f64::from_bits(eps) }),
             [dh, dw] => {
                 let [dh, dw] = [dh, dw].map(f64::from_bits);
-                Way::Filtered(Filter::Within { dh, dw })
+                CallKind::Filtered(Filter::Within { dh, dw })
             }
-            _ => return Err(format!("{} numbers of a filter", asked.filter.len())),
+            _ => return Err(format!("{} numbers of a filter", header.filter.len())),
         },
     })
 }
@@ -249,20 +249,22 @@ mod tests {
             hints,
         };
         let other = Request { pass: Pass::Backward, hints: Hints::default(), ..request };
-        let filtered = Way::Filtered(Filter::Within { dh: 0.1, dw: 3.0 });
+        let filtered = CallKind::Filtered(Filter::Within { dh: 0.1, dw: 3.0 });
         let mut bytes = Vec::new();
-        for (requests, way) in
-            [(&[request][..], filtered), (&[request], Way::Alone), (&[request, other], Way::InTurn)]
-        {
+        for (requests, kind) in [
+            (&[request][..], filtered),
+            (&[request], CallKind::Alone),
+            (&[request, other], CallKind::InTurn),
+        ] {
             bytes.clear();
-            let message = question(7, "simd/x", requests, way).unwrap();
+            let message = question(7, "simd/x", requests, kind).unwrap();
             message.write(&mut bytes).unwrap();
             let stream = &mut &bytes[..];
             let read = read_question(&Message::read(stream).unwrap().unwrap()).unwrap();
             assert!(Message::read(stream).unwrap().is_none());
-            assert_eq!((read.id, read.tier.as_str(), read.way), (7, "simd/x", way));
+            assert_eq!((read.id, read.tier.as_str(), read.kind), (7, "simd/x", kind));
             let again: Vec<_> = read.calls.iter().map(Call::request).collect();
-            let again = question(7, "simd/x", &again, way).unwrap();
+            let again = question(7, "simd/x", &again, kind).unwrap();
             assert_eq!((again.header, again.tensors), (message.header, message.tensors));
         }
         for end in 1..bytes.len() {

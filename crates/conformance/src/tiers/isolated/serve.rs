@@ -2,7 +2,7 @@
 
 use super::answer::{Answer, answer};
 use super::message::Message;
-use super::question::{Call, Way, read_question};
+use super::question::{Call, CallKind, read_question};
 use crate::tier::{Refusal, Request, Tier};
 use crate::tiers::{ask, ask_filtered, ask_in_turn};
 use std::io::{self, Read, Write};
@@ -50,7 +50,7 @@ fn reply(
         }
         Some(tier) => {
             let requests: Vec<Request<'_>> = question.calls.iter().map(Call::request).collect();
-            let answered = answered(tier.as_ref(), &requests, question.way);
+            let answered = answered(tier.as_ref(), &requests, question.kind);
             match (answered, tier.lost()) {
                 (Ok(answer), _) => answer,
                 (Err(_), Some(reason)) => Answer::Lost(reason),
@@ -67,11 +67,11 @@ fn reply(
     }
 }
 
-fn answered(tier: &dyn Tier, requests: &[Request<'_>], way: Way) -> Result<Answer, Refusal> {
-    match (way, requests) {
-        (Way::InTurn, requests) => ask_in_turn(tier, requests).map(Answer::InTurn),
-        (Way::Alone, [request]) => ask(tier, request).map(Answer::Outputs),
-        (Way::Filtered(filter), [request]) => {
+fn answered(tier: &dyn Tier, requests: &[Request<'_>], kind: CallKind) -> Result<Answer, Refusal> {
+    match (kind, requests) {
+        (CallKind::InTurn, requests) => ask_in_turn(tier, requests).map(Answer::InTurn),
+        (CallKind::Alone, [request]) => ask(tier, request).map(Answer::Outputs),
+        (CallKind::Filtered(filter), [request]) => {
             ask_filtered(tier, request, filter).map(Answer::Filtered)
         }
         _ => Err(Refusal::Fault(format!("got {} requests as one", requests.len()))),
@@ -124,7 +124,7 @@ mod tests {
         let inputs = &inputs.into();
         let (dtype, hints) = (Dtype::F32, Hints::default());
         let request = Request { problem: &problem, pass, dtype, inputs, hints };
-        question(id, tier, &[request], Way::Alone).unwrap()
+        question(id, tier, &[request], CallKind::Alone).unwrap()
     }
 
     #[test]

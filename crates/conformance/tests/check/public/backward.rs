@@ -1,25 +1,15 @@
 //! Attention, backward.
 
 use super::Bug;
-use super::kernel::{Attention as Kernel, ask, bias, normalised, of, visible, with};
+use super::kernel::{Attention as Kernel, ask, bias, made, normalised, of_other, visible};
 use crate::bench::{Bench, EXTENTS, attention};
-use etalon_conformance::tensor::{Stored, Tensor, Tensors, Values};
+use etalon_conformance::tensor::{Stored, Tensor, Values};
 use etalon_problem::{Attention, AttentionLse, Dtype, Extents, Mask, Pass, Problem};
 use ndarray::{ArrayD, Axis as Along};
 use std::f64::consts::LN_2;
 
 fn backward(problem: impl Into<Problem>) -> Bench {
     ask(problem, Pass::Backward, Dtype::F32)
-}
-
-/// A kernel's gradients of a bench.
-fn made(bench: Bench, make: impl FnOnce(&mut Kernel<'_>) -> Values) -> (Bench, Tensors) {
-    let got = {
-        let mut kernel = Kernel::new(&bench);
-        let results = make(&mut kernel);
-        with(&bench, results)
-    };
-    (bench, got)
 }
 
 /// δ of a right kernel, and its lse.
@@ -388,11 +378,9 @@ pub const BUGS: &[Bug] = &[
         story: "the second order drops the cotangent of dv",
         ids: &["ddv-dropped"],
         make: || {
-            let bench = ask(attention(), Pass::DoubleBackward, Dtype::F32);
-            let got = of(&bench, |_, x| {
+            of_other(ask(attention(), Pass::DoubleBackward, Dtype::F32), |_, x| {
                 x.remove("ddv");
-            });
-            (bench, got)
+            })
         },
     },
 ];

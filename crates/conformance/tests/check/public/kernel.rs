@@ -28,7 +28,7 @@ pub struct Weights {
     pub lse: ArrayD<f64>,
 }
 
-/// Whether a problem shows a pair.
+/// True if a problem shows a pair.
 pub fn visible(scores: &Scores, [b, h, row, key]: Pair) -> bool {
     let inside = |start: usize, n: usize, at: usize| (start..start + n).contains(&at);
     scores.sequences().iter().any(|s| {
@@ -261,7 +261,7 @@ pub fn recurrence(
     all
 }
 
-/// What a right kernel does with a token.
+/// The step of a right kernel over a token.
 pub fn right(s: &mut State, x: &Token<'_>) -> Vec<Vec<f64>> {
     decay(s, x.g);
     add(s, x.k, x.v);
@@ -328,6 +328,25 @@ pub fn of(
     let known = |name: &str| wanted.iter().any(|x| x.name == name);
     let results = results.expect("the reference").into_iter().filter(|(name, _)| known(name));
     bench.stored(results)
+}
+
+/// A bench, and the results of a kernel with a mistake for it.
+pub fn made(bench: Bench, make: impl FnOnce(&mut Attention<'_>) -> Values) -> (Bench, Tensors) {
+    let got = {
+        let mut kernel = Attention::new(&bench);
+        let results = make(&mut kernel);
+        with(&bench, results)
+    };
+    (bench, got)
+}
+
+/// A bench, and the right results of another problem or of other inputs.
+pub fn of_other(
+    bench: Bench,
+    change: impl FnOnce(&mut etalon_problem::Problem, &mut Values),
+) -> (Bench, Tensors) {
+    let got = of(&bench, change);
+    (bench, got)
 }
 
 /// A bench of a pass.

@@ -73,7 +73,7 @@ pub const BUGS: &[Bug] = &[
         ids: &["decay-one-less", "query-decay-one-short"],
         make: || {
             made(forward(linear()), |s, x| {
-                // What came before has not decayed by this token yet.
+                // Contributions before this token have not decayed by it yet.
                 let mut before = s.clone();
                 add(&mut before, x.k, x.v);
                 right(s, x);

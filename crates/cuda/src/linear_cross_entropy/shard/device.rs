@@ -4,10 +4,10 @@ use super::check_vocab;
 use super::table::{self, is_read};
 use crate::device_pass::DevicePass;
 use crate::device_tensor::{DeviceTensor, DeviceTensors, check as check_tensors};
+use crate::levels;
 use crate::linear_cross_entropy::shard_pass::{Step, draft_shard};
 use crate::linear_cross_entropy::sums::draft_sums;
 use crate::options::Options;
-use crate::run::offers;
 use crate::workspace::Workspace;
 use etalon_problem::linear_cross_entropy::shard::{Dh, Shard, check_shards};
 use etalon_problem::{Algorithm, Dtype, Error, LinearCrossEntropy, Pass, Stored, Table};
@@ -28,9 +28,9 @@ pub fn prepare_forward<'t>(
     prepare(workspace, shard, Step::Forward, (inputs, outputs), options)
 }
 
-/// Prepares what makes `totals`, f32 `[T][10]`, of the `partials` of all shards, `[nodes of all][T][10]`, those of each
-/// shard behind those of the shard before. Fails unless these are all classes, each once. Two owners of a target, and
-/// partials of other classes, show as NaN in what follows from the totals.
+/// Prepares what makes `totals`, f32 `[T][10]`, of the `partials` of all shards, `[nodes of all][T][10]`, those of
+/// each shard behind those of the shard before. Fails unless these are all classes, each once. Two owners of a target,
+/// and partials of other classes, show as NaN in what follows from the totals.
 pub fn prepare_combine<'t>(
     workspace: &Workspace,
     problem: &LinearCrossEntropy,
@@ -57,9 +57,9 @@ pub fn prepare_output<'t>(
     prepare(workspace, shard, Step::Output, (inputs, outputs), options)
 }
 
-/// Prepares the backward pass of a shard: reads the inputs of the backward pass, `w` and `bias` of the shard's classes,
-/// and `totals`, `[T][10]`; writes `dw` and `dbias` of the shard's classes, and what these add to `dh`, f32 `[1][T][D]`
-/// or `[nodes][T][D]`, whatever the type of the inputs.
+/// Prepares the backward pass of a shard: reads the inputs of the backward pass, `w` and `bias` of the shard's
+/// classes, and `totals`, `[T][10]`; writes `dw` and `dbias` of the shard's classes, and what these add to `dh`, f32
+/// `[1][T][D]` or `[nodes][T][D]`, whatever the type of the inputs.
 pub fn prepare_backward<'t>(
     workspace: &Workspace,
     shard: &Shard<'_>,
@@ -157,5 +157,5 @@ pub(super) fn check(step: Step, storage: Dtype, options: &Options) -> Result<(),
         Step::Backward { .. } => Pass::Backward,
         Step::Output => return Ok(()),
     };
-    offers(options, Algorithm::LinearCrossEntropy, pass, storage)
+    levels::check(options, Algorithm::LinearCrossEntropy, pass, storage)
 }

@@ -10,7 +10,7 @@ use crate::linear_cross_entropy::sums::draft_sums;
 use crate::options::Options;
 use crate::parts::Laid;
 use crate::pass::PassPlan;
-use crate::workspace::{Held, Workspace};
+use crate::workspace::{DeviceState, Workspace};
 use etalon_problem::linear_cross_entropy::shard::{
     Dh, Partial, Shard, check_partials, check_shards,
 };
@@ -71,8 +71,8 @@ pub fn combine(
 }
 
 /// Writes those outputs of the forward pass that have a place in `outputs`, from the totals `[T]` of all classes: on
-/// every rank the same. Of the `inputs` of [`forward_shard`] it reads `targets` and weights; the others may be absent. Fails
-/// where a total is not of all classes, or has no target.
+/// every rank the same. Of the `inputs` of [`forward_shard`] it reads `targets` and weights; the others may be absent.
+/// Fails where a total is not of all classes, or has no target.
 pub fn output(
     workspace: &Workspace,
     shard: &Shard<'_>,
@@ -105,8 +105,8 @@ pub fn backward_shard(
 }
 
 /// Writes the gradient of h `[T][D]`, from what all shards returned of it, in the order of their classes: of each the
-/// sum over its classes, `[1][T][D]`, or those over its nodes, `[nodes][T][D]`. It is added up in f32 and rounded once.
-/// Fails unless the shards are all classes, each once.
+/// sum over its classes, `[1][T][D]`, or those over its nodes, `[nodes][T][D]`. It is added up in f32 and rounded
+/// once. Fails unless the shards are all classes, each once.
 pub fn combine_dh(
     workspace: &Workspace,
     problem: &LinearCrossEntropy,
@@ -189,7 +189,7 @@ fn sums(
 }
 
 fn compute(
-    held: &Arc<Held>,
+    held: &Arc<DeviceState>,
     plan: PassPlan<'_>,
     inputs: &Views<'_>,
     outputs: &mut ViewsMut<'_>,
@@ -202,7 +202,8 @@ fn compute(
     Ok(())
 }
 
-/// The totals as they lie on a device. Fails where that of a token that counts is not of all classes, or has no target.
+/// The totals as they lie on a device. Fails where that of a token that counts is not of all classes, or has no
+/// target.
 fn checked(
     problem: &LinearCrossEntropy,
     inputs: &Views<'_>,

@@ -4,7 +4,7 @@ use crate::linear_cross_entropy::shard_pass::Step;
 use etalon_problem::linear_cross_entropy::shard::{Dh, Partial, Shard};
 use etalon_problem::{LinearCrossEntropy, Operand, Pass, Precision, Role, Table};
 
-/// Tells whether a step reads an input at all, if it is given.
+/// True if a step reads an input at all, if it is given.
 pub(super) fn is_read(step: Step, name: &str) -> bool {
     step != Step::Output || !["h", "w", "bias"].contains(&name)
 }

@@ -117,10 +117,10 @@ fn halves_combine() {
             );
             for e in 0..problem.value_dim {
                 let o = [place[0], place[1], place[2], e];
-                let weigh = |part: &Tensors<f64>, lse: f64| {
+                let weighted = |part: &Tensors<f64>, lse: f64| {
                     if lse == f64::NEG_INFINITY { 0.0 } else { (lse - whole).exp() * part["o"][o] }
                 };
-                let combined = weigh(&left, a) + weigh(&right, b);
+                let combined = weighted(&left, a) + weighted(&right, b);
                 assert!((combined - y["o"][o]).abs() <= TOLERANCE * 4.0, "{name}: {combined}");
             }
         }

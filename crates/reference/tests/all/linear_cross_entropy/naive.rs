@@ -29,12 +29,12 @@ struct Naive<'a> {
 }
 
 /// 0 · −∞ is no entropy, and no loss of a class without weight.
-fn weigh(p: f64, x: f64) -> f64 {
+fn weighted(p: f64, x: f64) -> f64 {
     if p == 0.0 { 0.0 } else { p * x }
 }
 
 fn p_ln_p(p: f64) -> f64 {
-    weigh(p, p.ln())
+    weighted(p, p.ln())
 }
 
 impl<'a> Naive<'a> {
@@ -122,9 +122,10 @@ impl<'a> Naive<'a> {
     /// (1 − α) cw_y (d − x_y) + (α/V) Σ cw_v (d − x_v): (C7) with lse and z, (C31) with theirs.
     fn cross_entropy(&self, y: usize, d: f64, x: ndarray::ArrayView1<'_, f64>) -> f64 {
         let alpha = self.problem.label_smoothing;
-        let spread: f64 = self.class_weights.iter().zip(x).map(|(&cw, x)| weigh(cw, d - x)).sum();
-        weigh((1.0 - alpha) * self.class_weights[y], d - x[y])
-            + weigh(alpha / x.len() as f64, spread)
+        let spread: f64 =
+            self.class_weights.iter().zip(x).map(|(&cw, x)| weighted(cw, d - x)).sum();
+        weighted((1.0 - alpha) * self.class_weights[y], d - x[y])
+            + weighted(alpha / x.len() as f64, spread)
     }
 
     /// Σ_i or not, of κ_i (ce_i/Z + ζ ω_i square_i/Z_z): (C9).
@@ -132,7 +133,7 @@ impl<'a> Naive<'a> {
         let term = |(i, y)| {
             let (cross_entropy, square) = terms(i, y);
             let zeta = self.problem.lse_square_scale * self.omega(y);
-            (i, weigh(self.kappa(i), cross_entropy / self.z_loss + zeta * square / self.z_lse))
+            (i, weighted(self.kappa(i), cross_entropy / self.z_loss + zeta * square / self.z_lse))
         };
         let terms = self.counted().map(term);
         if self.problem.reduction == Reduction::None {
@@ -249,7 +250,7 @@ impl<'a> Naive<'a> {
             let q = p.mapv(f64::ln) + self.entropy[i];
             mu[i] = p.dot(&z_dot); // (C22)
             let p_dot = &p * &(&z_dot - mu[i]); // (C23)
-            let pq = ndarray::Zip::from(&p).and(&q).map_collect(|&p, &q| weigh(p, q));
+            let pq = ndarray::Zip::from(&p).and(&q).map_collect(|&p, &q| weighted(p, q));
             entropy_dot[i] = -(&pq * &z_dot).sum(); // (C24)
             let (beta, lambda, _) = self.pull(["dloss", "dlse", "dlogprob"], i, y, self.lse[i]);
             let names = ["cot_loss", "cot_lse", "cot_logprob"];

@@ -294,7 +294,7 @@ fn results_are_those_that_the_problem_announces() {
     }
 }
 
-/// n counts tokens, whatever they weigh; Z is what the reduction says.
+/// n counts tokens, whatever their weights; Z is what the reduction says.
 #[test]
 fn the_normaliser_is_returned() {
     let problem = everything();

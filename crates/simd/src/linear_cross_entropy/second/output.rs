@@ -4,7 +4,7 @@
 use super::super::operands::SecondOutputs;
 use super::super::output::{write_loss, write_rows};
 use super::super::partial::Partial;
-use super::super::tokens::{Token, Tokens, weigh_motion};
+use super::super::tokens::{Token, Tokens, weighted_motion};
 use super::motion::Motion;
 
 /// Writes the outputs that have a place.
@@ -34,7 +34,7 @@ fn cross_entropy(tokens: &Tokens<'_>, token: &Token, total: &Partial, motion: &M
     if alpha < 1.0 {
         let own = [-total.logprob(), -motion.logprob(total)];
         let weight = f64::from(token.class_weight);
-        sum = weigh_motion(weight, own).map(|x| (1.0 - alpha) * x);
+        sum = weighted_motion(weight, own).map(|x| (1.0 - alpha) * x);
     }
     if alpha > 0.0 {
         // Σ cw_v (lse − z_v), relative to m and to ṁ

@@ -1,6 +1,6 @@
 //! The passes of a shard: those of each of its nodes, as if these were all classes.
 
-use super::super::cut::{Asked, Cut, TILE};
+use super::super::cut::{Cut, SweepSpec, TILE};
 use super::super::gradient::Pull;
 use super::super::gradients::is_apart;
 use super::super::logits::{Link, Wanted};
@@ -22,7 +22,7 @@ use std::ops::Range;
 
 /// Memory for the lists of a pass.
 fn lists(workspace: &Workspace, problem: &LinearCrossEntropy) -> Result<Lists, Error> {
-    workspace.lists(lists_bytes(problem, Asked::default()), "the tokens that count")
+    workspace.lists(lists_bytes(problem, SweepSpec::default()), "the tokens that count")
 }
 
 /// Writes what every node of a shard adds to the rows, `[nodes][T]`.
@@ -42,8 +42,8 @@ pub fn forward(
     let mut rows = of_tokens(totals_of, &mut []);
     let cut = |node: &Range<usize>| {
         let threads = rayon::current_num_threads();
-        let (problem, asked) = (of_node(problem, node), Asked::default());
-        let cut = totals(&problem, options.level, asked, threads, options.memory_budget);
+        let (problem, spec) = (of_node(problem, node), SweepSpec::default());
+        let cut = totals(&problem, options.level, spec, threads, options.memory_budget);
         Cut { first: node.start, ..cut }
     };
     let bytes = shard.nodes().map(|node| cut(&node).bytes()).max().unwrap_or(0);
@@ -102,15 +102,15 @@ pub fn backward(
     let lists = lists(workspace, problem)?;
     let tokens = Tokens::new(problem, &operands, &lists)?;
     let totals = checked(&tokens, totals, &lists)?;
-    let asked = Asked {
+    let spec = SweepSpec {
         totals: false,
         dh: places.dh.is_some(),
         dw: places.head.dw.is_some(),
         dbias: places.head.dbias.is_some(),
         dw_apart: is_apart(&mut places.head),
-        ..Asked::default()
+        ..SweepSpec::default()
     };
-    if !asked.gradients() {
+    if !spec.gradients() {
         return Ok(());
     }
     let weights = lists.repeat(most_tiles(shard), 0.0, "weights of tiles")?;
@@ -119,7 +119,7 @@ pub fn backward(
     let threads = rayon::current_num_threads();
     let cuts = |node: &Range<usize>| {
         let (problem, budget) = (of_node(problem, node), options.memory_budget);
-        let cuts = after_totals(&problem, options.level, asked, threads, budget);
+        let cuts = after_totals(&problem, options.level, spec, threads, budget);
         let first = node.start;
         cuts.into_iter().flatten().map(move |cut| Cut { first, ..cut })
     };

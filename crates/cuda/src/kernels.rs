@@ -1,0 +1,15 @@
+//! Kernels, for programs that compile them beforehand, count them or measure what they could reach: a [`Variant`] of
+//! a [`Family`] is a module of kernels, which a [`Compiler`] turns into machine code and an [`ArchiveWriter`] keeps;
+//! a [`Step`] of a [`Plan`](crate::Plan) is a kernel over its blocks, in the arithmetic of a [`Unit`].
+
+pub use crate::archive::ArchiveWriter;
+pub use crate::compiler::{Compiled, Compiler};
+pub use crate::family::Family;
+pub use crate::matrix::every_variant;
+pub use crate::peak::{launch_ns, peak_gflops};
+pub use crate::plan::{Rates, Step};
+pub use crate::unit::Unit;
+pub use crate::variant::{Variant, declared_bytes, shared_bytes};
+
+/// The tokens of a chunk of linear_attention, on every level.
+pub const LINEAR_CHUNK: usize = crate::linear_attention::CHUNK;

@@ -1,0 +1,93 @@
+// attention and attention_lse on any GPU from sm_80 on, with every option, in f32 arithmetic whatever the storage.
+// Each gradient has one writer and sums in a fixed order, so that bits depend on one sequence and one key head alone.
+// The forward pass: a block owns 64 queries of one head and walks the keys: S, P, o += P·v, lse       (F1)–(F5), (L1)
+//
+// Tiles begin where their sequence begins. Compile-time: STORAGE; OPTIONS, 0 where there is no softcap, no bias and no
+// array of flags; VALUES, 0 for attention_lse; CD and CE, the columns of D and E that a block accumulates: 64, 128 or
+// 256; R.
+//
+// A block of 128 threads owns 64 rows and walks tiles of 64; a thread has 8 × 4 pairs of a tile. Where accumulators
+// are wider than 128 columns (64 in the second order) a block has 256 threads with 4 × 4. Operands pass through shared
+// memory in slabs of 16 columns: one is copied (`cp.async`, where rows of f32 lie at multiples of 16 bytes) while the
+// other is multiplied. Blocks of the last rows, which walk the most tiles under a causal mask, begin first.
+//
+// A pair that is not visible has the weight −0. Where a tile of v, k, q or dout holds a non-finite number, the product
+// looks at the sign and leaves the pair out; elsewhere −0 adds nothing.
+extern "C" __global__ void __launch_bounds__(THREADS) forward(const __grid_constant__ PairArgs c) {
+  __shared__ Shared shared;
+  const int block = last_first();
+  Task task = c.tasks[block / c.heads];
+  Head head(c, c.sequences[task.first], block % c.heads);
+  const Sequence& s = head.s;
+  const int row = task.row_tile * SIDE;
+  Tile tile = c.tiles[s.first_tile + task.row_tile];
+  Rows q = rows_of(c.q, s.batch, head.head, s.query_start + row, s.query_start + s.queries);
+  float o[R][CE / 16], m[R], l[R];
+  bool seen[R] = {};
+  Span spans[R];
+  clear<CE>(o);
+  float sink = c.sinks ? c.sinks[head.head] : -INF;
+#pragma unroll
+  for (int r = 0; r < R; r++) {
+    spans[r] = head.span(row + R * ty() + r);
+    m[r] = sink;
+    l[r] = sink != -INF && tx() == 0 ? sink - sink + 1 : 0;  // e^{sink - sink}: NaN of a sink that is not finite
+  }
+#pragma unroll 1
+  for (int key = tile.begin / SIDE * SIDE; key < tile.end; key += SIDE) {
+    float p[R][4], a[R];
+    products(shared, p, q, rows_of(c.k, s.batch, head.key_head, s.key_start + key, s.key_start + s.keys), c.dim);
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+      float top = -INF;
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        float x, slope;
+        bool visible = head.score(p[r][e], row + R * ty() + r, key + 4 * tx() + e, spans[r], x, slope);
+        p[r][e] = visible ? x : -INF;
+        top = max_nan(top, p[r][e]);
+      }
+#pragma unroll
+      for (int n = 8; n; n /= 2) top = max_nan(top, __shfl_xor_sync(~0u, top, n));
+      a[r] = 1;
+      if (top == -INF) {  // the row sees nothing here
+#pragma unroll
+        for (int e = 0; e < 4; e++) p[r][e] = HIDE;
+        continue;
+      }
+      seen[r] = true;
+      top = max_nan(m[r], top);
+      a[r] = weight(m[r], top), m[r] = top;
+      float sum = 0;
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        p[r][e] = p[r][e] == -INF ? HIDE : weight(p[r][e], top);
+        sum += p[r][e];
+      }
+      l[r] = fmaf(l[r], a[r], sum);
+    }
+#if VALUES
+    if (!c.o.data) continue;
+    publish(shared, p);
+#pragma unroll
+    for (int r = 0; r < R; r++)
+#pragma unroll
+      for (int e = 0; e < CE / 16; e++) o[r][e] *= a[r];
+    accumulate<CE>(shared, o, rows_of(c.v, s.batch, head.key_head, s.key_start + key, s.key_start + s.keys), c.first_value, c.value_dim);
+#endif
+  }
+#pragma unroll
+  for (int r = 0; r < R; r++) {
+#pragma unroll
+    for (int n = 8; n; n /= 2) l[r] += __shfl_xor_sync(~0u, l[r], n);
+    int i = row + R * ty() + r;
+    if (tx() == 0 && i < s.queries && c.first_value == 0)
+      ((float*)head.lse)[i] = seen[r] ? m[r] + logf(l[r]) : sink;  // whatever it is
+  }
+#if VALUES
+  float over[R];
+#pragma unroll
+  for (int r = 0; r < R; r++) over[r] = seen[r] ? 1 / l[r] : 0;
+  if (c.o.data) store<CE>(c.o, s.batch, head.head, s.query_start + row, s.queries - row, o, over, c.first_value, c.value_dim, false);
+#endif
+}

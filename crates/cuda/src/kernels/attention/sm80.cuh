@@ -1,0 +1,58 @@
+// attention and attention_lse on the tensor cores of any GPU from sm_80 on, with every option: the blocks of
+// the portable level. P and dS of 16-bit operands are rounded to the storage type before they are multiplied, those of f32 as
+// all that `multiply/mma_sync_f32.cuh` multiplies. Their scores.
+//
+// A block has four warps and takes the tables, spans and flags of the portable kernels. Copies are `cp.async` in two
+// stages; rows that begin and end at multiples of 16 bytes are copied in pieces, others element by element (WHOLE).
+// All tiles but those of wide operands fit 99 KiB of shared memory, hence every device.
+//
+// A tile in which some pair is hidden is searched for non-finite numbers. They are 0 for the tensor cores; after the
+// last tile, what they add to the pairs that see them is added pair by pair. Tiles without a hidden pair are not
+// searched.
+//
+// Scores are kept over softmax_scale. A finite bias that overflows f32 when it is divided by the scale counts as the
+// largest number: o is right, and lse is that number times the scale.
+//
+// Compile-time: STORAGE (0|1|2); OPTIONS, 0 where there is no softcap, no bias and no array of flags; WHOLE, see
+// `load_tile`; VALUES, 0 for attention_lse; CD and CE, the columns of a row of q and of v; TILES, of 16-bit operands
+// with CD up to 128: 0, forward 128 queries by 64 keys and backward 64 by 64; 1, walked tiles of 32 rows; 2, forward
+// 64 queries by 64 keys.
+#ifndef TILES
+#define TILES 0
+#endif
+// Whether a block that finds a sum that is not finite walks again, and clears tiles only then; else it clears those that hide a pair.
+constexpr bool TWICE = STORAGE == 0;
+constexpr int BYTES = sizeof(element);
+constexpr float LN2 = 0.6931471805599453f, LARGEST = 3.402823466e38f;
+
+// A score is kept over a unit, the scale where that is above 0 and of usual size: then without options it is the product of query and key.
+struct Unit { float scale, over, log2; };  // of products; 1/unit; unit·log2 e
+DEV Unit unit_of(const PairArgs& c) {
+  if (c.scale > 1e-18f && c.scale < 1e18f) return {1, 1 / c.scale, c.scale * LOG2E};
+  return {c.scale, 1, LOG2E};
+}
+
+// S/unit of a visible pair (F2), from the product of a query and a key, and the slope S'; whether the pair is visible. A pair
+// has the same bits with options as without, where these say nothing about it.
+template <bool CUT> DEV bool score(const Head& head, const Unit& unit, float& x, float& slope, int i, int j, Span span) {
+  slope = 1;
+  if (CUT && (j < span.begin || j >= span.end)) return false;
+#if OPTIONS
+  const PairArgs& c = head.c;
+  float product = x;
+  x = __fmul_rn(unit.scale, x);
+  if (head.allowed && !head.allowed[(i64)i * c.keys + j]) return false;
+  if (c.cap != 0) {
+    float t = tanh_fast(__fmul_rn(__fmul_rn(c.scale, product), head.inverse_cap));
+    x = __fmul_rn(c.cap * unit.over, t), slope = fmaf(-t, t, 1.0f);
+  }
+  if (head.bias) {
+    float bias = read(head.bias[i * c.bias.row + j]);
+    x = __fadd_rn(x, __fmul_rn(bias, unit.over));
+    if (fabsf(x) == INF && fabsf(bias) < INF && fabsf(product) < INF) x = copysignf(LARGEST, x);
+  }
+#else
+  if (unit.scale != 1) x = __fmul_rn(unit.scale, x);
+#endif
+  return x != -INF;
+}

@@ -1,0 +1,57 @@
+// dq partials (slots) that the pass by keys of sm80 leaves: 64 keys, tiles of 64 queries, operands of 16 bits. dS of a
+// tile goes through shared memory, where its columns become rows: a warp multiplies 16 queries with all keys of the
+// block.
+//
+// dS lies in registers with a row for each key. Its tile takes the place of dout in shared memory and is read back
+// transposed (`ldmatrix.trans`); k is multiplied 64 columns at a time.
+//
+// Where k holds a non-finite number, dq of that sequence and key head is left to the pass by queries, which is
+// enqueued in any case and whose blocks exit immediately elsewhere: a word for each sequence and key head says so.
+#define FUSES 1
+
+// Whether k, which is on its way, holds a number that is not finite: then `queries` computes dq of the sequence and key head, since
+// what such a number adds to pairs that are hidden cannot be taken back here.
+template <int W> DEV void find_odd(const Slots& slots, int at, u32 k) {
+  copy_commit(), copy_wait<0>();
+  __syncthreads();
+  bool odd = false;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < SIDE * W / 2; i += THREADS) odd |= finite(load_word(k + 4 * i)) != ~0u;
+  if (odd) slots.odd[at] = 1;
+}
+
+// Writes dS of the rows of a warp, keys, to a tile with a row for each key.
+template <int N> DEV void put(u32 tile, const Factors<1, N>& ds) {
+#pragma unroll
+  for (int j = 0; j < N / 8; j++)
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(place<SIDE>(tile, row_of<1>(r), j) + 4 * (lane_id() % 4)), "r"(ds[0][j][r]) : "memory");
+}
+
+// Multiplies dS with k, 64 columns at a time, and writes what this tile of keys adds to the queries from `row` on.
+DEV void leave(const PairArgs& c, const Slots& slots, const Head& head, int row, int key_tile, u32 tile, u32 k) {
+  const int lane = lane_id(), columns = slot_columns(c);
+  Factors<1, SIDE> ds;
+#pragma unroll
+  for (int i = 0; i < SIDE / 16; i++) {
+    u32 x[4];
+    load_blocks_transposed(place<SIDE>(tile, 16 * i + lane / 16 * 8 + lane % 8, 2 * warp_id() + lane / 8 % 2), x);
+#pragma unroll
+    for (int e = 0; e < 4; e++) ds[0][2 * i + e / 2][e % 2] = x[e];
+  }
+  float* to = slots.at + (key_tile - slots.first) * slot_size(c) + slot_row(c, head.s, head.head, row);
+#pragma unroll 1
+  for (int panel = 0; panel < CD / 64; panel++) {
+    float dq[1][8][4];
+    clear<1, 64>(dq);
+    accumulate<1, SIDE, 64>(dq, ds, k + panel * SIDE * 128);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      if (row + row_of<1>(r) >= head.s.queries) continue;
+      float* at = to + row_of<1>(r) * columns + 64 * panel + 2 * (lane % 4);
+#pragma unroll
+      for (int j = 0; j < 8; j++) *(float2*)(at + 8 * j) = make_float2(dq[0][j][2 * r], dq[0][j][2 * r + 1]);
+    }
+  }
+}

@@ -1,0 +1,235 @@
+// ---- dk, dv --------------------------------------------------------------------------------------------------------
+#if RESULTS
+namespace keys_pass {
+constexpr bool DV = RESULTS == 1;  // or dk alone: no bit of it is another
+constexpr int KEYS = OWN, ROWS = 64;
+constexpr u32 KV_BYTES = KEYS * D * 2, Q_BYTES = ROWS * D * 2;
+// k and v of two tiles: dv and dk of a tile take their places. q and dout of query blocks, in stages.
+constexpr u32 AT_V = KV_BYTES, PAIR = 2 * KV_BYTES, AT_Q = 2 * PAIR, AT_DO = AT_Q + STAGES * Q_BYTES, AT_STATS = AT_DO + STAGES * Q_BYTES;
+constexpr u32 KV_FULL = AT_STATS + STAGES * 2 * ROWS * 4, KV_EMPTY = KV_FULL + 16, OUT_FULL = KV_EMPTY + 16, FULL = OUT_FULL + 16,
+              EMPTY = FULL + 8 * STAGES, TILE = EMPTY + 8 * STAGES, VISIT = TILE + 8;
+CHECK_SHARED(keys, 1024 + VISIT + (SPANS ? 16 : 0));  // 1024 to align all
+DEV void produce(u32 base, const BackwardArgs& call) {
+  u32 stage = 0, phase = 1, done = 0;
+#pragma unroll 1
+  for (int t = blockIdx.x; t < call.tiles; t = draw(call)) {
+    const u32 buffer = done & 1;
+    const Work w = ByKeys::work_of<false>(t, call);
+    if (w.block < 0) continue;
+    const Own s = of_batch<false>(call.shape, call.packed, w.batch);
+    const Range range = ByKeys::blocks<ROWS>(call.spans, w, s);
+    const u32 k = base + buffer * PAIR, loaded = base + KV_FULL + 8 * buffer;
+    wait(base + KV_EMPTY + 8 * buffer, (done >> 1 & 1) ^ 1);
+    put_tile(base + TILE + 4 * buffer, t);
+    expect_bytes(loaded, PAIR);
+    load5(k, &call.k, loaded, s.key_start + w.block * KEYS, w.head, s.batch);
+    load5(k + AT_V, &call.v, loaded, s.key_start + w.block * KEYS, w.head, s.batch);
+    const int each = s.heads / s.key_heads;
+#pragma unroll 1
+    for (int h = w.head * each; h < (w.head + 1) * each; h++)
+#pragma unroll 1
+      for (int row = range.begin * ROWS; row < range.end * ROWS; row += ROWS) {
+        const u32 visit = SPANS ? visit_of<ROWS / 64>(call.spans, s, w.block, row / ROWS) : 0;
+        if (visit == SKIPPED) continue;
+        u32 full = base + FULL + 8 * stage, stats = base + AT_STATS + stage * 2 * ROWS * 4;
+        wait(base + EMPTY + 8 * stage, phase);
+        if (SPANS) put_tile(base + VISIT + 4 * stage, visit);
+        expect_bytes(full, 2 * Q_BYTES + 2 * ROWS * 4);
+        load5(base + AT_Q + stage * Q_BYTES, &call.q, full, s.query_start + row, h, s.batch);
+        load5(base + AT_DO + stage * Q_BYTES, &call.dout, full, s.query_start + row, h, s.batch);
+        const i64 at = stat_row(s, hidden(h)) + row;
+        load_bytes(stats, call.lse2 + at, ROWS * 4, full);
+        load_bytes(stats + ROWS * 4, call.delta + at, ROWS * 4, full);
+        if (++stage == STAGES) stage = 0, phase ^= 1;
+      }
+    done++;
+  }
+  wait(base + KV_EMPTY + 8 * (done & 1), (done >> 1 & 1) ^ 1);
+  put_tile(base + TILE + 4 * (done & 1), -1);
+  arrive(base + KV_FULL + 8 * (done & 1));
+}
+
+// Writes dk and dv of each tile.
+DEV void store(u32 base, const BackwardArgs& call) {
+  u32 buffer = 0, phase = 0;
+#pragma unroll 1
+  for (;;) {
+    wait(base + KV_FULL + 8 * buffer, phase);
+    const int t = tile_at<false>(base + TILE + 4 * buffer);
+    if (t < 0) break;
+    const Work w = ByKeys::work_of<false>(t, call);
+    const Own s = of_batch<false>(call.shape, call.packed, w.batch);
+    wait(base + OUT_FULL + 8 * buffer, phase);
+    if (!ByKeys::is_cut(w, s)) {
+      store5(&call.dk, base + buffer * PAIR, s.key_start + w.block * KEYS, w.head, s.batch);
+      if (DV) store5(&call.dv, base + buffer * PAIR + AT_V, s.key_start + w.block * KEYS, w.head, s.batch);
+      store_commit(), store_wait_read();
+    }
+    arrive(base + KV_EMPTY + 8 * buffer);
+    if (buffer ^= 1; !buffer) phase ^= 1;
+  }
+  store_wait();
+}
+
+DEV void consume(u32 base, const BackwardArgs& call) {
+  const Shape& all = call.shape;
+  const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
+  u32 stage = 0, phase = 0;
+#pragma unroll 1
+  for (u32 done = 0;; done++) {
+    const u32 buffer = done & 1;
+    wait(base + KV_FULL + 8 * buffer, done >> 1 & 1);
+    const int t = tile_at<true>(base + TILE + 4 * buffer);
+    if (t < 0) return;
+    const Work w = ByKeys::work_of<true>(t, call);
+    const Own s = of_batch<true>(all, call.packed, w.batch);
+    const float c = UNIT * LOG2E;
+    const u32 own = base + buffer * PAIR + group * 64 * 128;
+    const int key = w.block * KEYS + group * 64 + warp * 16 + lane / 4, each = s.heads / s.key_heads;
+    float dk[D / 2], dv[D / 2];
+    u32 pp[ROWS / 4], dsp[ROWS / 4];
+    bool any = false;
+#pragma unroll
+    for (int i = 0; i < D / 2; i++) dk[i] = dv[i] = 0;
+#if OPTIONS
+    // The bias of a pair of this thread, 0 where it is none.
+    auto bias = [&](int h, int i, int j, int r, int e) {
+      int query = i * ROWS + 8 * j + 2 * (lane & 3) + e;
+      bool there = call.options.bias.data && query < s.queries && key + 8 * r < s.keys;
+      return there ? read(row_of(call.options.bias, s.batch, w.head * each + h, s.query_start + query)[s.key_start + key + 8 * r]) : 0;
+    };
+#endif
+    bool cut = false;  // with SPANS, whether a block hides a pair
+    auto step = [&](int h, int i, auto masked) {
+      float p[ROWS / 2], ds[ROWS / 2];
+      const u32 k = hidden(own), v = k + AT_V;
+      u32 q = base + AT_Q + stage * Q_BYTES, dout = base + AT_DO + stage * Q_BYTES, stats = base + AT_STATS + stage * 2 * ROWS * 4 + 8 * (lane & 3);
+      // Before there are scores: one register for the pairs of a thread. One step for all blocks: two spill.
+      const u32 shown = SPANS && cut ? visible(call.spans, all, s, i * ROWS + 2 * (lane & 3), hidden(key)) : ~0u;
+      wait(base + FULL + 8 * stage, phase);
+      pin(p), mma_begin();
+      issue_shared<ROWS, KEYS, ROWS>(p, k, q), mma_commit();
+      mma_wait<1>(), pin(dsp);  // the products of the block before: their operands' registers are free
+      if (DV) pin(pp);
+      if (any) warp_arrive(base + EMPTY + 8 * (stage ? stage - 1 : STAGES - 1));
+      pin(ds), mma_begin();
+      issue_shared<ROWS, KEYS, ROWS>(ds, v, dout), mma_commit();
+      mma_wait<1>(), pin(p);
+      const int seen = decltype(masked)::value ? hidden(key) - s.offset - i * ROWS - 2 * (lane & 3) : 0;  // the query on the diagonal
+#pragma unroll
+      for (int j = 0; j < ROWS / 8; j++) {
+        float2 l = load_pair(stats + 32 * j);
+#if OPTIONS
+        float slope[4];
+#endif
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+          int first = seen + 8 * r - s.right, last = seen + 8 * r + s.left;  // of the queries that see this key
+          if (PACKED && decltype(masked)::value) last = min(last, s.queries - 1 - i * ROWS - 2 * (lane & 3));
+#if OPTIONS
+          extend(p[4 * j + 2 * r], slope[2 * r], call.options, bias(h, i, j, r, 0));
+          extend(p[4 * j + 2 * r + 1], slope[2 * r + 1], call.options, bias(h, i, j, r, 1));
+#endif
+          p[4 * j + 2 * r] = exp2_fast(fmaf(p[4 * j + 2 * r], c, -l.x));
+          p[4 * j + 2 * r + 1] = exp2_fast(fmaf(p[4 * j + 2 * r + 1], c, -l.y));
+          if (SPANS) {
+            if (!(shown >> (4 * j + 2 * r) & 1)) p[4 * j + 2 * r] = 0;
+            if (!(shown >> (4 * j + 2 * r + 1) & 1)) p[4 * j + 2 * r + 1] = 0;
+          } else if (decltype(masked)::value) {
+            if (8 * j < first || 8 * j > last) p[4 * j + 2 * r] = 0;
+            if (8 * j + 1 < first || 8 * j + 1 > last) p[4 * j + 2 * r + 1] = 0;
+          }
+        }
+        if (DV) pp[2 * j] = pack(p[4 * j], p[4 * j + 1]), pp[2 * j + 1] = pack(p[4 * j + 2], p[4 * j + 3]);
+#if OPTIONS
+#pragma unroll
+        for (int e = 0; e < 4; e++) p[4 * j + e] *= slope[e];
+#endif
+      }
+      if (DV) {
+        pin(pp), mma_begin();
+        issue_registers<ROWS>(dv, pp, dout, 1), mma_commit();
+      }
+      mma_wait<DV>(), pin(ds);  // dP; dv runs under what follows
+#pragma unroll
+      for (int j = 0; j < ROWS / 8; j++) {
+        float2 x = load_pair(stats + ROWS * 4 + 32 * j);
+#pragma unroll
+        for (int r = 0; r < 2; r++) dsp[2 * j + r] = pack(p[4 * j + 2 * r] * (ds[4 * j + 2 * r] - x.x), p[4 * j + 2 * r + 1] * (ds[4 * j + 2 * r + 1] - x.y));
+      }
+      pin(dsp), mma_begin();
+      issue_registers<ROWS>(dk, dsp, q, 1), mma_commit();
+      any = true;
+      if (++stage == STAGES) stage = 0, phase ^= 1;
+    };
+    const Range range = ByKeys::blocks<ROWS>(call.spans, w, s);
+#pragma unroll 1
+    for (int h = 0; h < each; h++) {
+      int i = range.begin;
+#if WINDOW == 2
+#pragma unroll 1
+      for (; i < range.end; i++) {
+        wait(base + FULL + 8 * stage, phase);
+        const u32 visit = tile_at<true>(base + VISIT + 4 * stage);
+        i = number_of(visit), cut = visit & CUT;
+        step(h, i, Is<true>());
+      }
+#else
+#pragma unroll 1
+      for (; i < range.open; i++) step(h, i, Is<true>());
+#pragma unroll 1
+      for (; i < range.closed; i++) step(h, i, Is<false>());
+#if WINDOW
+#pragma unroll 1
+      for (; i < range.end; i++) step(h, i, Is<true>());
+#endif
+#endif
+    }
+    mma_wait<0>(), pin(dk);
+    if (DV) pin(dv);
+    if (any) warp_arrive(base + EMPTY + 8 * (stage ? stage - 1 : STAGES - 1));
+    if (LENGTHS == 1) {  // keys of no sequence
+#pragma unroll
+      for (int i = 0; i < D / 2; i++)
+        if (key + (i & 2) * 4 >= s.keys) dk[i] = dv[i] = 0;
+    }
+    if (!is_finite(dk, key, s.keys) || (DV && !is_finite(dv, key, s.keys))) tell(call, w.batch, w.head);
+    if (ByKeys::is_cut(w, s)) {  // keys of the next sequence lie in the box
+      store_rows(call.dk_rows, s.batch, w.head, s.key_start, key, s.keys, dk, s.scale);
+      if (DV) store_rows(call.dv_rows, s.batch, w.head, s.key_start, key, s.keys, dv, 1);
+    } else {
+      named_sync(1 + group, 128);  // k and v of this warpgroup are no longer read
+      stage_out(dk, own, s.scale);
+      if (DV) stage_out(dv, own + AT_V, 1);
+      proxy_fence();
+    }
+    warp_arrive(base + OUT_FULL + 8 * buffer);
+  }
+}
+}
+extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant__ BackwardArgs call) {
+  using namespace keys_pass;
+  if (call.when != ALWAYS && *call.found != call.when) return;
+  extern __shared__ char bytes[];
+  u32 base = (shared(bytes) + 1023) & ~1023u;
+  if (threadIdx.x == 0) {
+    prefetch(&call.q), prefetch(&call.k), prefetch(&call.v), prefetch(&call.dout), prefetch(&call.dk);
+    if (DV) prefetch(&call.dv);
+    for (int i = 0; i < 2; i++) {
+      barrier_init(base + KV_FULL + 8 * i, 1), barrier_init(base + KV_EMPTY + 8 * i, 1);
+      barrier_init(base + OUT_FULL + 8 * i, 8 * ARRIVALS);
+    }
+    for (int i = 0; i < STAGES; i++) barrier_init(base + FULL + 8 * i, 1), barrier_init(base + EMPTY + 8 * i, 8 * ARRIVALS);
+    barrier_init_fence();
+  }
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    registers_down<SPANS ? 40 : 24>();  // whoever loads looks into tables
+    if (threadIdx.x == 0) produce(base, call);
+    if (threadIdx.x == 32) store(base, call);
+  } else {
+    registers_up<SPANS ? 232 : 240>();
+    consume(base, call);
+  }
+}
+#endif

@@ -1,0 +1,474 @@
+// attention and attention_lse forward for sm_90a: o and lse of 16-bit operands in f32 sums, with P in the storage
+// type.
+//
+//   producer (one thread of warpgroup 0):  per work tile: load q; per key block, last to first: load k, load v
+//   consumer (warpgroups 1..):             64 query rows each; per key block n, last to first:
+//        issue  S' = q·k_nᵀ                 (wgmma, shared × shared)                                   (F1)
+//        issue  o += P·v_{n+1}              (wgmma, registers × shared: P of the block before)         (F5)
+//        wait S';  m, P' = exp2((S' − m)·c), l;  wait o;  o *= exp2((m_old − m)·c);  P = P'            (F3), (F4)
+// The products of one warpgroup run under the exponentials of the other (TURNS: they take turns at the tensor cores),
+// and the previous block's P·v runs under the exponentials of its own warpgroup.
+//
+// A work tile is (query block, query head, batch element); blocks claim tiles from a counter, heaviest query blocks
+// first within a group of heads whose k and v fit the L2. No tile depends on another: results do not depend on
+// the claims.
+//
+// Masks are windows, or show each query a range of keys, which tables tell (spans.cuh).
+//
+// Columns are padded to 64 or 128. Softcap, bias, and a scale that is not above 0 are computed on the accumulators of
+// S, in variants of their own; a bias is read where it lies, two elements at a time where these begin at multiples of
+// 4 bytes. Packed sequences, and padded ones with options, are found in a table of tiles. The copy engine reads whole
+// boxes, hence rows of the next sequence, which the mask hides; where a box ends beyond its sequence, threads write
+// the rows one by one.
+//
+// A row subtracts its maximum before it multiplies by the scale where the block hides some key from it, and else in
+// one operation. That depends on the row alone: bits are the same in tiles of 128 and 192 rows, and for a mask as for
+// a bias of −∞. Where a mask cuts a tile of v, non-finite elements of v are added pair by pair.
+//
+// Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair; 2: spans), GROUPS (consumer warpgroups: 2 or 3, which
+// fit the registers where D = 64), VALUES (0: attention_lse), LENGTHS (1: batch elements have extents of their own; 2:
+// sequences are listed), OPTIONS (0: no softcap, no bias, a scale above 0).
+constexpr int KEYS = 128, STAGES = 2;
+#define TURNS 1
+#define LAZY 8       // rescale o only when a row maximum has grown by more than 2^LAZY
+
+constexpr int ROWS = 64 * GROUPS;
+constexpr u32 Q_BYTES = ROWS * D * 2, KV_BYTES = KEYS * D * 2, PANEL = KEYS * 128;
+constexpr u32 STAGING = 8192 * ((KEYS + 63) / 64);  // of each warpgroup: o on its way out, or P for the guard
+constexpr u32 AT_K = Q_BYTES, AT_V = AT_K + STAGES * KV_BYTES, AT_O = AT_V + STAGES * KV_BYTES, AT_BARRIERS = AT_O + GROUPS * STAGING;
+constexpr u32 Q_FULL = 0, Q_EMPTY = 8, K_FULL = 16, K_EMPTY = K_FULL + 8 * STAGES, V_FULL = K_EMPTY + 8 * STAGES,
+              V_EMPTY = V_FULL + 8 * STAGES, TILE = V_EMPTY + 8 * STAGES;  // offsets from AT_BARRIERS
+CHECK_SHARED(forward, 1024 + AT_BARRIERS + 256);  // the base is aligned to 1024 by hand
+
+KERNEL_ARGS(ForwardArgs)
+struct Work { int block, head, batch; };  // of listed sequences the number in place of the batch element
+
+// How many work tiles there are, and which is which. Those of listed sequences are the host's tasks, of 64 rows: `skips`
+// the ones that belong to the tile before.
+DEV int tiles_of(const ForwardArgs& c) {
+  return PACKED ? c.packed.tasks * c.shape.heads : (c.shape.queries + ROWS - 1) / ROWS * c.shape.heads * c.shape.batch;
+}
+DEV bool skips(int t, const ForwardArgs& c) {
+  return PACKED && c.packed.by_queries[c.packed.tasks - 1 - t / c.shape.heads].row_tile % GROUPS;
+}
+template <bool WARP> DEV Work work(int t, const ForwardArgs& c) {
+  const Shape& s = c.shape;
+  if (PACKED) {
+    Task task = c.packed.by_queries[c.packed.tasks - 1 - t / s.heads];
+    if (WARP) task.row_tile = __shfl_sync(~0u, task.row_tile, 0), task.first = __shfl_sync(~0u, task.first, 0);
+    return {task.row_tile / GROUPS, t % s.heads, task.first};
+  }
+  int blocks = (s.queries + ROWS - 1) / ROWS, all = s.batch * s.heads;
+  int per_group = s.heads_per_group * blocks, g = t / per_group, r = t - g * per_group;
+  int first = g * s.heads_per_group, width = min(s.heads_per_group, all - first);
+  int b = r / width, h = first + (r - b * width);
+  return {WINDOW ? blocks - 1 - b : b, h % s.heads, h / s.heads};
+}
+struct Maxima {  // of the two rows of this thread, and the sums of their weights
+  float m[2] = {-INF, -INF}, l[2] = {0, 0};
+};
+
+// Hides what a row does not see, and says in `cut` of which rows it hides something in this block.
+template <bool MASK> DEV void mask(float (&s)[KEYS / 2], bool (&cut)[2], int key, const Seen& seen) {
+  cut[0] = cut[1] = false;
+  if constexpr (MASK) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      int from = key + 2 * (lane_id() & 3), end = seen.end(r) - from;
+      int begin = seen.begin(r) - from;
+      cut[r] = seen.end(r) < key + KEYS || seen.begin(r) > key;
+#pragma unroll
+      for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+          if (8 * j + e >= end || (WINDOW && 8 * j + e < begin)) s[4 * j + 2 * r + e] = -INF;
+    }
+  }
+}
+#if OPTIONS
+// The rows of bias for the two rows of this thread, from the pair of keys that it has in the first 8; 0: none.
+struct Extra {
+  const u16* bias[2];
+  bool pairs;
+};
+DEV Extra extra_of(const ScoreOptions& o, const Own& own, const Work& w, int row) {
+  Extra x;
+#pragma unroll
+  for (int r = 0; r < 2; r++)
+    x.bias[r] = o.bias.data ? row_of(o.bias, own.batch, w.head, own.query_start + min(row + 8 * r, own.queries - 1)) + own.key_start + 2 * (lane_id() & 3) : 0;
+  x.pairs = has_pairs(o.bias, x.bias[0]);
+  return x;
+}
+// S over the unit (F2), from products; of which rows the bias hides something.
+template <bool MASK> DEV void extend(float (&s)[KEYS / 2], bool (&hides)[2], int key, const Own& own, const ScoreOptions& o, const Extra& x) {
+  hides[0] = hides[1] = false;
+  if (o.cap != 0) {
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) s[i] = __fmul_rn(o.cap, tanh_of(s[i], o));
+  } else if (o.unit.scale != 1) {
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) s[i] = __fmul_rn(o.unit.scale, s[i]);
+  }
+  if (!x.bias[0]) return;
+  const int keys = own.keys - key - 2 * (lane_id() & 3);
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+#pragma unroll
+    for (int j = 0; j < KEYS / 8; j++) {
+      float2 b = load_bias(x.bias[r] + key + 8 * j, x.pairs, MASK ? keys - 8 * j : 2);
+      add_bias(s[4 * j + 2 * r], b.x, o.unit), add_bias(s[4 * j + 2 * r + 1], b.y, o.unit);
+      hides[r] |= s[4 * j + 2 * r] == -INF || s[4 * j + 2 * r + 1] == -INF;
+    }
+    hides[r] = __any_sync(0xfu << (lane_id() & 28), hides[r]);
+  }
+}
+#else
+struct Extra {};
+#endif
+// New maxima; s becomes P (unnormalised); returns in a[] what o and the old sums must be multiplied by. The maximum of a row
+// that is cut is subtracted first: a lone key has P = 1. What is cut is the row's own: its bits depend on no other.
+template <bool MASK> DEV bool soften(float (&s)[KEYS / 2], Maxima& rows, float (&a)[2], float c, const bool (&cut)[2]) {
+  float top[2];
+  bool grown = false;
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    float x = s[2 * r], y = s[2 * r + 1];
+#pragma unroll
+    for (int j = 1; j < KEYS / 8; j++) x = fmaxf(x, s[4 * j + 2 * r]), y = fmaxf(y, s[4 * j + 2 * r + 1]);
+    top[r] = fmaxf(rows.m[r], quad_max(fmaxf(x, y)));
+    grown |= LAZY ? (top[r] - rows.m[r]) * c > LAZY : true;  // -inf − -inf is NaN: not grown
+  }
+  if (LAZY) grown = __any_sync(~0u, grown);
+  a[0] = a[1] = 1;
+  if (grown) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      if (LAZY && !((top[r] - rows.m[r]) * c > LAZY)) continue;  // each row for itself
+      float from = top[r] == -INF ? 0 : top[r];                  // a row that has seen nothing
+      a[r] = exp2_fast((rows.m[r] - from) * c);
+      rows.m[r] = top[r];
+      rows.l[r] *= a[r];
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    float from = rows.m[r] == -INF ? 0 : rows.m[r], sum[2] = {0, 0};
+    float first = MASK && cut[r] ? from : 0, then = MASK && cut[r] ? 0 : -from * c;
+#pragma unroll
+    for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        float& x = s[4 * j + 2 * r + e];
+        x = exp2_fast(fmaf(MASK ? __fsub_rn(x, first) : x, c, then));
+        sum[e] += x;
+      }
+    rows.l[r] += sum[0] + sum[1];
+  }
+  return grown;
+}
+// All of that: scores, mask, weights.
+template <bool MASK> DEV bool weigh(float (&s)[KEYS / 2], Maxima& rows, float (&a)[2], float c, int key, const Seen& seen, const Own& own,
+                               const ForwardArgs& call, const Extra& x) {
+  bool cut[2];
+#if OPTIONS
+  bool hides[2];
+  extend<MASK>(s, hides, key, own, call.options, x);
+  mask<MASK>(s, cut, key, seen);
+  cut[0] |= hides[0], cut[1] |= hides[1];
+  return soften<true>(s, rows, a, c, cut);
+#else
+  mask<MASK>(s, cut, key, seen);
+  return soften<MASK>(s, rows, a, c, cut);
+#endif
+}
+DEV void pack_all(const float (&s)[KEYS / 2], u32 (&p)[KEYS / 4]) {
+#pragma unroll
+  for (int i = 0; i < KEYS / 4; i++) p[i] = pack(s[2 * i], s[2 * i + 1]);
+}
+DEV void multiply(float (&o)[D / 2], const float (&a)[2]) {
+#pragma unroll
+  for (int j = 0; j < D / 8; j++) { o[4 * j] *= a[0]; o[4 * j + 1] *= a[0]; o[4 * j + 2] *= a[1]; o[4 * j + 3] *= a[1]; }
+}
+DEV void issue_scores(float (&s)[KEYS / 2], u32 q, u32 k) {  // s = q·kᵀ
+#pragma unroll
+  for (int i = 0; i < D / 16; i++)
+    Mma<KEYS>::ss<K_MAJOR, K_MAJOR>(s, k_major(q + (i / 4) * ROWS * 128 + (i % 4) * 32), k_major(k + (i / 4) * PANEL + (i % 4) * 32), i > 0);
+}
+DEV void issue_values(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, int add) {  // o (+)= p·v
+#pragma unroll
+  for (int i = 0; i < KEYS / 16; i++) Mma<D>::rs<MN_MAJOR>(o, p + 4 * i, mn_major(v + i * 2048, PANEL), i > 0 ? 1 : add);
+}
+
+// Before the product P·v of a block with a mask: if v holds anything but finite numbers, adds those elements over the allowed
+// pairs by ordinary arithmetic and zeroes them in shared memory. Every warpgroup comes here with the same block and verdict.
+DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, int key, int& add, const Seen& seen, const Extra& extra) {
+  const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
+  const u32 top = STORAGE == 1 ? 0x7f80 : 0x7c00;  // the exponent of infinities and NaN
+  u32 most = 0;
+#pragma unroll
+  for (int i = 0; i < int(KV_BYTES / 16 / 128); i++) {
+    uint4 x = load_piece(v + (i * 128 + threadIdx.x % 128) * 16);
+    most = max_pair(max_pair(max_pair(most, x.x & 0x7fff7fff), x.y & 0x7fff7fff), max_pair(x.z & 0x7fff7fff, x.w & 0x7fff7fff));
+  }
+  if (!named_any(1 + GROUPS + group, 128, (most & 0xffff) >= top || most >> 16 >= top)) return;
+  if (threadIdx.x % 128 == 0) store_wait_read();
+  named_sync(1 + GROUPS + group, 128);
+#pragma unroll
+  for (int i = 0; i < KEYS / 16; i++) {  // P to this warpgroup's staging rows, to be read by key
+    int piece = 2 * i + lane / 16;
+    store_blocks(staging + piece / 8 * 8192 + swizzled(warp * 16 + lane % 16, piece % 8), p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]);
+  }
+  __syncwarp();
+  if (!add) {
+#pragma unroll
+    for (int i = 0; i < D / 2; i++) o[i] = 0;
+    add = 1;
+  }
+#pragma unroll 1
+  for (int j = 0; j < KEYS; j++) {
+    float x[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      int begin = seen.begin(r), end = seen.end(r);
+      float2 y = unpack(load_word(staging + j / 64 * 8192 + swizzled(warp * 16 + lane / 4 + 8 * r, j % 64 / 8) + j % 8 / 2 * 4));
+      x[r] = key + j >= begin && key + j < end ? j % 2 ? y.y : y.x : -1;
+#if OPTIONS
+      if (x[r] >= 0 && extra.bias[0] && read(extra.bias[r][key + j - 2 * (lane & 3)]) == -INF) x[r] = -1;
+#endif
+    }
+#pragma unroll
+    for (int i = 0; i < D / 8; i++) {
+      float2 y = unpack(load_word(v + i / 8 * PANEL + swizzled(j, i % 8) + lane % 4 * 4));
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        if (x[r] >= 0 && !(fabsf(y.x) < INF)) o[4 * i + 2 * r] += x[r] * y.x;
+        if (x[r] >= 0 && !(fabsf(y.y) < INF)) o[4 * i + 2 * r + 1] += x[r] * y.y;
+      }
+    }
+  }
+  named_sync(15, 128 * GROUPS);
+  for (int i = threadIdx.x - 128; i < int(KV_BYTES / 4); i += 128 * GROUPS) {
+    u32 x = load_word(v + 4 * i), keep = ((x & 0x7fff) < top ? 0xffff : 0) | ((x >> 16 & 0x7fff) < top ? 0xffff0000 : 0);
+    if (keep != ~0u) asm volatile("st.shared.u32 [%0], %1;" ::"r"(v + 4 * i), "r"(x & keep) : "memory");
+  }
+  proxy_fence();
+  named_sync(15, 128 * GROUPS);
+}
+
+DEV void produce(u32 base, const ForwardArgs& c) {
+  const TensorMap *qm = &c.q, *km = &c.k, *vm = &c.v;
+  const Shape& shape = c.shape;
+  const u32 bar = base + AT_BARRIERS;
+  int tiles = tiles_of(c), t = blockIdx.x;
+  u32 stage_k = 0, phase_k = 1, stage_v = 0, phase_v = 1, phase_q = 1;
+  auto load_k = [&](int row, int h, int b) {
+    wait(bar + K_EMPTY + 8 * stage_k, phase_k);
+    expect_bytes(bar + K_FULL + 8 * stage_k, KV_BYTES);
+    load5(base + AT_K + stage_k * KV_BYTES, km, bar + K_FULL + 8 * stage_k, row, h, b);
+    if (++stage_k == STAGES) stage_k = 0, phase_k ^= 1;
+  };
+  auto load_v = [&](int row, int h, int b) {
+    if (!VALUES) return;
+    wait(bar + V_EMPTY + 8 * stage_v, phase_v);
+    expect_bytes(bar + V_FULL + 8 * stage_v, KV_BYTES);
+    load5(base + AT_V + stage_v * KV_BYTES, vm, bar + V_FULL + 8 * stage_v, row, h, b);
+    if (++stage_v == STAGES) stage_v = 0, phase_v ^= 1;
+  };
+#pragma unroll 1
+  while (t < tiles) {
+    int drawn = atomicAdd(c.counter, 1u), next = drawn + gridDim.x;  // early: its latency hides under the tile's loads
+    if (drawn == tiles - 1) *c.counter = 0;                       // each block draws once too often: this is the last draw
+    if (skips(t, c)) { t = next; continue; }
+    Work w = work<false>(t, c);
+    const Own own = of_batch<false>(shape, c.packed, w.batch);
+    Blocks blocks = key_blocks<GROUPS, KEYS>(c.spans, own, w.block);
+    int n = blocks.end, kh = w.head / (shape.heads / shape.key_heads);
+    wait(bar + Q_EMPTY, phase_q), phase_q ^= 1;
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(bar + TILE), "r"(t) : "memory");
+    if (n == blocks.begin) {
+      arrive(bar + Q_FULL);
+    } else {
+      expect_bytes(bar + Q_FULL, Q_BYTES);
+      load5(base, qm, bar + Q_FULL, own.query_start + w.block * ROWS, w.head, own.batch);
+      load_k(own.key_start + --n * KEYS, kh, own.batch);
+#pragma unroll 1
+      for (; n > blocks.begin; n--) load_k(own.key_start + (n - 1) * KEYS, kh, own.batch), load_v(own.key_start + n * KEYS, kh, own.batch);
+      load_v(own.key_start + n * KEYS, kh, own.batch);
+    }
+    t = next;
+  }
+  wait(bar + Q_EMPTY, phase_q);
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(bar + TILE), "r"(-1) : "memory");
+  arrive(bar + Q_FULL);
+}
+
+DEV void consume(u32 base, const ForwardArgs& call) {
+  const Shape& shape = call.shape;
+  const u32 bar = base + AT_BARRIERS;
+  const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
+#if OPTIONS
+  const float unit = call.options.unit.natural;
+#else
+  const float unit = shape.scale;  // of what products are kept over
+#endif
+  const float c = unit * LOG2E;
+  const u32 q = base + group * 64 * 128, staging = base + AT_O + group * STAGING;
+  u32 stage_k = 0, phase_k = 0, stage_v = 0, phase_v = 0, phase_q = 0;
+  auto my_turn = [&] { if (TURNS) named_sync(1 + group, 256); };
+  auto your_turn = [&] { if (TURNS) named_arrive(1 + (group + 1) % GROUPS, 256); };
+  auto next_k = [&] { if (++stage_k == STAGES) stage_k = 0, phase_k ^= 1; };
+  auto next_v = [&] { if (++stage_v == STAGES) stage_v = 0, phase_v ^= 1; };
+  if (TURNS && group == GROUPS - 1) named_arrive(1, 256);  // group 0 begins
+
+  for (;;) {
+    wait(bar + Q_FULL, phase_q), phase_q ^= 1;
+    int t;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(t) : "r"(bar + TILE) : "memory");
+    t = __shfl_sync(~0u, t, 0);  // tells the compiler that it is uniform: no product may stand on a divergent path
+    if (t < 0) break;
+    Work w = work<true>(t, call);
+    const Own own = of_batch<true>(shape, call.packed, w.batch);
+    Blocks blocks = key_blocks<GROUPS, KEYS>(call.spans, own, w.block);
+    int n = blocks.end;
+    int row = w.block * ROWS + group * 64 + warp * 16 + lane / 4;
+    const Seen seen(call.spans, shape, own, row);
+#if OPTIONS
+    const Extra extra = extra_of(call.options, own, w, row);
+    const bool hides = call.options.bias.data;  // whether any block may hide a pair
+#else
+    const Extra extra;
+    constexpr bool hides = false;
+#endif
+    Maxima rows;
+    float o[D / 2];
+    if (n == blocks.begin) {
+#pragma unroll
+      for (int i = 0; i < D / 2; i++) o[i] = 0;
+      warp_arrive(bar + Q_EMPTY);
+    } else {
+      u32 p[KEYS / 4];
+      float a[2], s[KEYS / 2];
+      int add = 0;
+      n--;
+      wait(bar + K_FULL + 8 * stage_k, phase_k);
+      pin(s), mma_begin();
+      issue_scores(s, q, base + AT_K + stage_k * KV_BYTES);
+      mma_commit(), mma_wait<0>(), pin(s);
+      warp_arrive(bar + K_EMPTY + 8 * stage_k), next_k();
+      weigh<true>(s, rows, a, c, n * KEYS, seen, own, call, extra);
+      pack_all(s, p);
+      auto step = [&](auto masked) {
+        if (VALUES && (hides || n + 1 >= blocks.open || (WINDOW && n + 1 < blocks.closed))) {
+          wait(bar + V_FULL + 8 * stage_v, phase_v);
+          guard(o, p, base + AT_V + stage_v * KV_BYTES, staging, (n + 1) * KEYS, add, seen, extra);
+        }
+        wait(bar + K_FULL + 8 * stage_k, phase_k);
+        my_turn();
+        pin(s), pin(o), pin(p), mma_begin();
+        issue_scores(s, q, base + AT_K + stage_k * KV_BYTES);
+        mma_commit();
+        if (VALUES) {
+          wait(bar + V_FULL + 8 * stage_v, phase_v);
+          mma_begin();
+          issue_values(o, p, base + AT_V + stage_v * KV_BYTES, add);
+          mma_commit();
+        }
+        your_turn();
+        mma_wait<VALUES>(), pin(s);
+        warp_arrive(bar + K_EMPTY + 8 * stage_k), next_k();
+        bool grown = weigh<decltype(masked)::value>(s, rows, a, c, n * KEYS, seen, own, call, extra);
+        if (!VALUES) return;
+        order_after(rows.l[0] + rows.l[1]);  // or the assembler moves the wait above the exponentials
+        mma_wait<0>(), pin(o);
+        warp_arrive(bar + V_EMPTY + 8 * stage_v), next_v();
+        if (grown) multiply(o, a);
+        pack_all(s, p);
+        add = 1;
+      };
+#pragma unroll 1
+      for (n--; n >= max(blocks.open, blocks.begin); n--) step(Is<true>());
+#pragma unroll 1
+      for (; n >= blocks.closed; n--) step(Is<false>());
+#if WINDOW
+#pragma unroll 1
+      for (; n >= blocks.begin; n--) step(Is<true>());
+#endif
+      warp_arrive(bar + Q_EMPTY);
+      if (VALUES) {
+        wait(bar + V_FULL + 8 * stage_v, phase_v);
+        if (hides || blocks.begin >= blocks.open || (WINDOW && blocks.begin < blocks.closed))
+          guard(o, p, base + AT_V + stage_v * KV_BYTES, staging, blocks.begin * KEYS, add, seen, extra);
+        pin(o), pin(p), mma_begin();
+        issue_values(o, p, base + AT_V + stage_v * KV_BYTES, add);
+        mma_commit(), mma_wait<0>(), pin(o);
+        warp_arrive(bar + V_EMPTY + 8 * stage_v), next_v();
+      }
+    }
+
+    // Epilogue: normalise, lse, and o through shared memory to its tensor map, which clips the rows beyond the length.
+    // A sink joins here: it weighs, and has no value.
+    float over[2], sink = call.sinks ? call.sinks[w.head] : -INF;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      float l = quad_sum(rows.l[r]), m = rows.m[r] * unit;
+      bool seen = l != 0;
+      over[r] = seen ? 1 / l : 0;
+      float sum = seen ? m + logf(l) : -INF;
+      if (sink != -INF) {
+        float top = seen ? fmaxf(m, sink) : sink, own = seen ? weight(m, top) : 0, all = own * l + (seen ? weight(sink, top) : 1);
+        sum = top + logf(all), over[r] = seen ? own / all : 0;
+      }
+      if (lane % 4 == 0 && row + 8 * r < own.queries)
+        call.lse[((size_t)own.batch * shape.heads + w.head) * shape.queries + own.query_start + row + 8 * r] = sum;
+    }
+    if (!VALUES) continue;
+    multiply(o, over);
+    if (PACKED && (w.block * ROWS + group * 64 + 64 > own.queries)) {  // rows of the next sequence lie in the box
+      store_rows(call.o_rows, own.batch, w.head, own.query_start, row, own.queries, o, 1);
+      continue;
+    }
+    if (LENGTHS == 1) {  // what q holds beyond a sequence is not to be seen
+#pragma unroll
+      for (int i = 0; i < D / 2; i++)
+        if (row + (i & 2) * 4 >= own.queries) o[i] = 0;
+    }
+    if (threadIdx.x % 128 == 0) store_wait_read();
+    named_sync(1 + GROUPS + group, 128);
+#pragma unroll
+    for (int j = 0; j < D / 16; j++) {
+      int r = warp * 16 + lane % 16, piece = 2 * j + lane / 16;
+      store_blocks(staging + piece / 8 * 8192 + swizzled(r, piece % 8), pack(o[8 * j], o[8 * j + 1]),
+                   pack(o[8 * j + 2], o[8 * j + 3]), pack(o[8 * j + 4], o[8 * j + 5]), pack(o[8 * j + 6], o[8 * j + 7]));
+    }
+    proxy_fence();
+    named_sync(1 + GROUPS + group, 128);
+    if (threadIdx.x % 128 == 0) {
+      store5(&call.o, staging, own.query_start + w.block * ROWS + group * 64, w.head, own.batch);
+      store_commit();
+    }
+  }
+  if (threadIdx.x % 128 == 0) store_wait();
+}
+
+extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1) forward(const __grid_constant__ ForwardArgs c) {
+  extern __shared__ char bytes[];
+  u32 base = (shared(bytes) + 1023) & ~1023u, bar = base + AT_BARRIERS;
+  if (threadIdx.x == 0) {
+    prefetch(&c.q), prefetch(&c.k);
+    if (VALUES) prefetch(&c.v), prefetch(&c.o);
+    barrier_init(bar + Q_FULL, 1), barrier_init(bar + Q_EMPTY, 4 * GROUPS * ARRIVALS);
+    for (int i = 0; i < STAGES; i++) {
+      barrier_init(bar + K_FULL + 8 * i, 1), barrier_init(bar + K_EMPTY + 8 * i, 4 * GROUPS * ARRIVALS);
+      barrier_init(bar + V_FULL + 8 * i, 1), barrier_init(bar + V_EMPTY + 8 * i, 4 * GROUPS * ARRIVALS);
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    registers_down<GROUPS == 2 ? 40 : 32>();
+    if (threadIdx.x == 0) produce(base, c);
+  } else {
+    registers_up<GROUPS == 2 ? 232 : 160>();
+    consume(base, c);
+  }
+}

@@ -1,0 +1,341 @@
+// The backward pass and the statistics of lazy_attention in fused multiply-adds: tiles are those of
+// `portable_forward.cu`.
+//
+//   measure   a block owns 64 queries of one head: statistics                                          (E37)–(E44)
+//   inspect   whether some number is not finite, so that scores may be -inf
+//   counts    a block owns 64 queries of one head: n
+//   queries   a block owns 64 queries and walks the keys: P, g, Δ, Σ a P g k, Σ P k, of them dq      (E7), (E8), (E17)
+//   keys      a block owns 64 keys of one key head and walks the queries of its heads: dS, dk, dv, and
+//             what its diagonals add to dbias                                                      (E9), (E11)–(E13)
+//   dbias     a block owns 32 distances of one head                                                              (E13)
+//   dtau      a block owns one head                                                                              (E14)
+//
+// What a tile without an active pair adds to o, Δ, dv and dτ is nothing: neither g nor these products are computed,
+// and no bit depends on that. To dq, dk and dbias it adds -P (Δ - dlse): it is left out only where every such factor
+// is 0.
+//
+// Statistics are those of docs/lazy_attention.md; n is counted from the spans, from the flags, or by a walk over S
+// where `inspect` has found a non-finite number.
+//
+// `queries` needs no Δ beforehand: it sums P g k and P k apart, with Δ and Σ a g beside them, and joins them at the
+// end (E17). g is computed where a tile holds an active pair; a tile adds to dq, dk and dbias unless every factor in
+// it is 0.
+//
+// dbias has no atomic additions: a block with 64 keys sums each diagonal of a tile of dS in f32 and adds the sums to a
+// window of its own in scratch memory, 4 bytes for each distance that occurs, query head and tile of keys; the last
+// kernel adds the windows in the order of the tiles. dtau adds one number a row.
+
+// Whether a row of one head, from `first` on every `step`-th, holds a number that is not finite: for a warp.
+DEV bool has_odd(const Tensor& x, int batch, int head, int rows, int width, int first, int step) {
+  constexpr int PIECE = 16 / sizeof(element);
+  const int lane = threadIdx.x % 32, pieces = width / PIECE;
+  const element* at = (const element*)x.data + batch * x.batch + head * x.head;
+  bool odd = false;
+  if (width % PIECE == 0 && 32 % pieces == 0 && !((u64)at % 16) && !(x.row % PIECE)) {  // several rows at once
+    const int many = 32 / pieces;
+#pragma unroll 4
+    for (int row = first * many + lane / pieces; row < rows; row += step * many) {
+      const uint4 four = *(const uint4*)(at + row * x.row + lane % pieces * PIECE);
+#pragma unroll
+      for (int e = 0; e < PIECE; e++) odd |= !(fabsf(read(((const element*)&four)[e])) < INF);
+    }
+    return odd;
+  }
+  for (int row = first; row < rows; row += step)
+    for (int e = lane; e < width; e += 32) odd |= !(fabsf(read(at[row * x.row + e])) < INF);
+  return odd;
+}
+// Looks at q, k, v, dout and the bias: as many blocks for each head.
+extern "C" __global__ void __launch_bounds__(THREADS) inspect(const __grid_constant__ LazyArgs a) {
+  const PairArgs& c = a.c;
+  const int heads = max(c.heads, c.key_heads), blocks = gridDim.x / (c.batch * heads), own = blockIdx.x / blocks;
+  const int first = blockIdx.x % blocks * (THREADS / 32) + threadIdx.x / 32, step = blocks * (THREADS / 32), head = own % heads;
+  bool odd = false;
+  const int batch = own / heads;
+  auto of = [&](const Tensor& x, int count, int rows, int width) {
+    if (x.data && head < count) odd |= has_odd(x, batch, head, rows, width, first, step);
+  };
+  of(c.q, c.heads, c.queries, c.dim), of(c.k, c.key_heads, c.keys, c.dim);
+  of(c.v, c.key_heads, c.keys, c.value_dim), of(c.dout, c.heads, c.queries, c.value_dim);
+  if (a.bias && batch == 0 && head < c.heads)
+    for (int d = 32 * first + threadIdx.x % 32; d < a.reach; d += 32 * step) odd |= !(fabsf(a.bias[(i64)head * a.width + d]) < INF);
+  if (odd) *a.odd = 1;  // whoever writes, writes the same
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) counts(const __grid_constant__ LazyArgs a) {
+  __shared__ Shared shared;
+  const PairArgs& c = a.c;
+  Task task = c.tasks[blockIdx.x / c.heads];
+  LazyHead head(a, c.sequences[task.first], blockIdx.x % c.heads);
+  const Sequence& s = head.s;
+  const int row = task.row_tile * SIDE;
+  Tile tile = c.tiles[s.first_tile + task.row_tile];
+  const bool odd = *a.odd;
+  int n[R] = {};
+  Span spans[R];
+#pragma unroll
+  for (int r = 0; r < R; r++) {
+    spans[r] = head.span(row + R * ty() + r);
+    if (tx() == 0) n[r] = max(spans[r].end - spans[r].begin, 0);
+  }
+  if (odd || c.allowed) {
+#pragma unroll
+    for (int r = 0; r < R; r++) n[r] = 0;
+#pragma unroll 1
+    for (int key = tile.begin / SIDE * SIDE; key < tile.end; key += SIDE) {
+      float x[R][4] = {}, score;
+      if (odd) products(shared, x, query_rows(c.q, head, row), key_rows(c.k, head, key), c.dim);
+#pragma unroll
+      for (int r = 0; r < R; r++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) n[r] += head.score(x[r][e], row + R * ty() + r, key + 4 * tx() + e, spans[r], score);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < R; r++) {
+#pragma unroll
+    for (int lanes = 8; lanes; lanes /= 2) n[r] += __shfl_xor_sync(~0u, n[r], lanes);
+    const int i = row + R * ty() + r;
+    if (tx() == 0 && i < s.queries) head.numbers[i] = counted(a.tau[head.head], head.lse[i] == -INF ? 0 : n[r]);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_constant__ LazyArgs a) {
+  __shared__ Shared shared;
+  const PairArgs& c = a.c;
+  Task task = c.tasks[blockIdx.x / c.heads];
+  LazyHead head(a, c.sequences[task.first], blockIdx.x % c.heads);
+  const Sequence& s = head.s;
+  const int row = task.row_tile * SIDE;
+  Tile tile = c.tiles[s.first_tile + task.row_tile];
+  Rows q = query_rows(c.q, head, row), dout = query_rows(c.dout, head, row);
+  float sparse[R][CD / 16], dense[R][CD / 16], lse[R], offset[R], delta[R] = {}, sum[R] = {};
+  Span spans[R];
+  clear<CD>(sparse), clear<CD>(dense);
+#pragma unroll
+  for (int r = 0; r < R; r++) {
+    int i = row + R * ty() + r;
+    spans[r] = head.span(i), lse[r] = head.lse_at(i), offset[r] = head.number(i).offset;
+  }
+#pragma unroll 1
+  for (int key = tile.begin / SIDE * SIDE; key < tile.end; key += SIDE) {
+    float x[R][4], g[R][4];
+    bool weighs = false, any = false;
+    Rows k = key_rows(c.k, head, key);
+    products(shared, x, q, k, c.dim);
+#pragma unroll
+    for (int r = 0; r < R; r++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        x[r][e] = head.weight_of(x[r][e], row + R * ty() + r, key + 4 * tx() + e, spans[r], lse[r]);
+        weighs |= x[r][e] != 0, any |= !hidden(x[r][e]) && is_active(x[r][e], offset[r]);
+      }
+    if (any = __syncthreads_or(any)) products(shared, g, dout, key_rows(c.v, head, key), c.value_dim);  // (E7)
+#pragma unroll
+    for (int r = 0; r < R; r++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        const float p = x[r][e];
+        const bool active = any && !hidden(p) && is_active(p, offset[r]);
+        if (active) sum[r] += g[r][e], g[r][e] = shown(__fmul_rn(p, g[r][e])), delta[r] += g[r][e];  // (E8)
+        else g[r][e] = HIDE;
+        // What the sum over the row is multiplied by is finite.
+        const float dlse = head.dlse(row + R * ty() + r);
+        if (!hidden(p) && !(fabsf(dlse) < INF)) x[r][e] = shown(__fmul_rn(p, dlse));
+      }
+    if (!c.dq.data) continue;
+    if (__syncthreads_or(weighs)) {
+      publish(shared, x);
+      accumulate<CD>(shared, dense, k, c.first_dim, c.dim);
+    }
+    if (!any) continue;
+    __syncthreads();
+    publish(shared, g);
+    accumulate<CD>(shared, sparse, k, c.first_dim, c.dim);
+  }
+#pragma unroll
+  for (int r = 0; r < R; r++) {
+#pragma unroll
+    for (int lanes = 8; lanes; lanes /= 2) {
+      delta[r] += __shfl_xor_sync(~0u, delta[r], lanes), sum[r] += __shfl_xor_sync(~0u, sum[r], lanes);
+    }
+    const int i = row + R * ty() + r;
+    const float dlse = head.dlse(i);
+    // Where Δ is not finite, some dS is NaN.
+    const float factor = !(fabsf(delta[r]) < INF) ? delta[r] - delta[r] : fabsf(dlse) < INF ? dlse - delta[r] : 1;
+#pragma unroll
+    for (int e = 0; e < CD / 16; e++) sparse[r][e] = fmaf(factor, dense[r][e], sparse[r][e]);  // (E17)
+    if (tx() == 0 && i < s.queries && c.first_dim == 0) {
+      Numbers& numbers = head.numbers[i];
+      numbers.delta = delta[r] - dlse, numbers.sum = __fmul_rn(numbers.share, sum[r]);
+    }
+  }
+  if (c.dq.data) store<CD>(c.dq, s.batch, head.head, s.query_start + row, s.queries - row, sparse, Same{c.scale}, c.first_dim, c.dim, false);
+}
+
+// Adds the diagonals of a tile of dS, the factors that were published last, to what a block has of each distance. Diagonal t
+// holds the pairs of query i and key i + 63 - t of the tile.
+DEV void add_diagonals(const Shared& shared, float* window, int reach, int distance) {
+  const int t = threadIdx.x, off = t - (SIDE - 1), d = distance + off;
+  if (t >= 2 * SIDE - 1 || d < 0 || d >= reach) return;
+  float sum = 0;
+#pragma unroll 4
+  for (int i = 0; i < SIDE; i++)
+    if ((u32)(i - off) < SIDE) sum += shared.p[factors(i) + i - off];
+  window[d] += sum;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant__ LazyArgs a) {
+  __shared__ Shared shared;
+  const PairArgs& c = a.c;
+  const int at = blockIdx.x / c.key_heads, key_head = blockIdx.x % c.key_heads, group = c.heads / c.key_heads;
+  Task task = c.tasks[at];
+  const Sequence s = c.sequences[task.first];
+  const int key = task.key_tile * SIDE;
+  const bool wants_dk = c.dk.data && c.first_dim < c.dim, wants_dv = c.dv.data && c.first_value < c.value_dim;
+  const bool wants_ds = wants_dk || a.windows;
+  Rows k = rows_of(c.k, s.batch, key_head, s.key_start + key, s.key_start + s.keys);
+  Rows v = rows_of(c.v, s.batch, key_head, s.key_start + key, s.key_start + s.keys);
+  float dk[R][CD / 16], dv[R][CE / 16];
+  clear<CD>(dk), clear<CE>(dv);
+  if (a.windows)
+    for (i64 d = threadIdx.x; d < (i64)group * a.reach; d += THREADS) a.windows[((i64)at * c.heads + key_head * group) * a.reach + d] = 0;
+#pragma unroll 1
+  for (int h = key_head * group; h < (key_head + 1) * group; h++) {
+    LazyHead head(a, s, h);
+#pragma unroll 1
+    for (int row = 0; row < s.queries; row += SIDE) {
+      Tile tile = c.tiles[s.first_tile + row / SIDE];
+      if (tile.end <= key || tile.begin >= key + SIDE) continue;
+      Rows q = query_rows(c.q, head, row), dout = query_rows(c.dout, head, row);
+      float x[R][4], ds[R][4];
+      bool any = false, pulls = false;
+      products(shared, x, k, q, c.dim);
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        const int i = row + 4 * tx() + e;
+        const Span span = head.span(i);
+        const float lse = head.lse_at(i), offset = head.number(i).offset;
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+          x[r][e] = head.weight_of(x[r][e], i, key + R * ty() + r, span, lse);
+          any |= !hidden(x[r][e]) && is_active(x[r][e], offset);
+        }
+      }
+      if ((any = __syncthreads_or(any)) && wants_ds) products(shared, ds, v, dout, c.value_dim);  // (E7)
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        const Numbers numbers = head.number(row + 4 * tx() + e);
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+          const float p = x[r][e];
+          const bool active = any && !hidden(p) && is_active(p, numbers.offset);
+          const float g = active ? ds[r][e] : 0;
+          x[r][e] = active ? raised(p, numbers.offset) : HIDE;                                  // (E5)
+          ds[r][e] = hidden(p) ? HIDE : shown(__fmul_rn(p, __fsub_rn(g, numbers.delta)));  // (E9)
+          pulls |= ds[r][e] != 0;
+        }
+      }
+      if (any && wants_dv) {
+        publish(shared, x);
+        accumulate<CE>(shared, dv, dout, c.first_value, c.value_dim);  // (E12)
+      }
+      if (!__syncthreads_or(wants_ds && pulls)) continue;
+      publish(shared, ds);
+      const int distance = row + head.shift - key;
+      if (a.windows && distance + SIDE > 0 && distance - SIDE < a.reach) {
+        __syncthreads();
+        add_diagonals(shared, a.windows + ((i64)at * c.heads + h) * a.reach, a.reach, distance);  // (E13)
+      }
+      if (wants_dk) accumulate<CD>(shared, dk, q, c.first_dim, c.dim);  // (E11)
+    }
+  }
+  if (wants_dk) store<CD>(c.dk, s.batch, key_head, s.key_start + key, s.keys - key, dk, Same{c.scale}, c.first_dim, c.dim, false);
+  if (wants_dv) store<CE>(c.dv, s.batch, key_head, s.key_start + key, s.keys - key, dv, Same{1}, c.first_value, c.value_dim, false);
+}
+
+// How sparse the weights are, (E37)–(E44).
+KERNEL_ARGS(MeasureArgs)
+constexpr int FIGURES = 6;
+
+extern "C" __global__ void __launch_bounds__(THREADS) measure(const __grid_constant__ MeasureArgs of) {
+  __shared__ Shared shared;
+  const PairArgs& c = of.lazy.c;
+  Task task = c.tasks[blockIdx.x / c.heads];
+  LazyHead head(of.lazy, c.sequences[task.first], blockIdx.x % c.heads);
+  const Sequence& s = head.s;
+  const int row = task.row_tile * SIDE;
+  Tile tile = c.tiles[s.first_tile + task.row_tile];
+  const i64 at = ((i64)s.batch * c.heads + head.head) * c.queries + s.query_start + row;
+  const i64 columns = (c.keys + of.tile_keys - 1) / of.tile_keys, rows = (c.queries + of.tile_queries - 1) / of.tile_queries;
+  u32* states = of.states + ((i64)s.batch * c.heads + head.head) * rows * columns;
+#pragma unroll 1
+  for (int key = tile.begin / SIDE * SIDE; key < tile.end; key += SIDE) {
+    float x[R][4];
+    products(shared, x, query_rows(c.q, head, row), key_rows(c.k, head, key), c.dim);
+#pragma unroll 1
+    for (int r = 0; r < R; r++) {
+      const int i = row + R * ty() + r;
+      const float lse = head.lse_at(i), offset = head.number(i).offset;
+      float sums[4] = {};  // visible, active, Σ e, Σ P of the inactive
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        float product = 0;
+#pragma unroll
+        for (int t = 0; t < R; t++)
+          if (t == r) product = x[t][e];
+        const int j = key + 4 * tx() + e;
+        const float p = head.weight_of(product, i, j, head.span(i), lse);
+        if (hidden(p)) continue;
+        const bool active = is_active(p, offset);
+        const float kept = active ? raised(p, offset) : 0;
+        sums[0] += 1, sums[1] += active, sums[2] += kept, sums[3] += active ? 0 : p;
+        float* first = of.figures + (at + i - row) * FIGURES + 4;
+        if (j == 0) first[0] = p, first[1] = kept;
+        u32* state = states + (s.query_start + i) / of.tile_queries * columns + (s.key_start + j) / of.tile_keys;
+        if (*(volatile u32*)state < 1u + active) atomicMax(state, 1u + active);  // of whole numbers: any order will do
+      }
+#pragma unroll
+      for (int t = 0; t < 4; t++) {
+#pragma unroll
+        for (int lanes = 8; lanes; lanes /= 2) sums[t] += __shfl_xor_sync(~0u, sums[t], lanes);
+        if (tx() == 0 && i < s.queries) of.figures[(at + i - row) * FIGURES + t] += sums[t];
+      }
+    }
+  }
+}
+
+// dbias (E13): what the tiles of keys have summed, in their order. A warp has 32 distances and every n-th task.
+extern "C" __global__ void __launch_bounds__(THREADS) dbias(const __grid_constant__ LazyArgs a) {
+  __shared__ float sums[THREADS / 32][32];
+  const int groups = (a.width + 31) / 32, head = blockIdx.x / groups, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int d = blockIdx.x % groups * 32 + lane;
+  float sum = 0;
+  if (d < a.reach)
+#pragma unroll 4
+    for (int task = warp; task < a.windowed; task += THREADS / 32) sum += a.windows[((i64)task * a.c.heads + head) * a.reach + d];
+  sums[warp][lane] = sum;
+  __syncthreads();
+  if (warp || d >= a.width) return;
+  for (int w = 1; w < THREADS / 32; w++) sum += sums[w][lane];
+  a.dbias[(i64)head * a.width + d] = sum;
+}
+
+// dτ (E14): a block has one head.
+extern "C" __global__ void __launch_bounds__(THREADS) dtau(const __grid_constant__ LazyArgs a) {
+  __shared__ float sums[THREADS];
+  const PairArgs& c = a.c;
+  float sum = 0;
+  for (int batch = 0; batch < c.batch; batch++) {
+    const Numbers* numbers = a.numbers + ((i64)batch * c.heads + blockIdx.x) * c.queries;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < c.queries; i += THREADS)
+      if (c.spans[(i64)batch * c.queries + i].begin >= 0) sum += numbers[i].sum;
+  }
+  sums[threadIdx.x] = sum;
+  for (int n = THREADS / 2; n; n /= 2) {
+    __syncthreads();
+    if (threadIdx.x < n) sums[threadIdx.x] += sums[threadIdx.x + n];
+  }
+  if (threadIdx.x == 0) a.dtau[blockIdx.x] = sums[0];
+}

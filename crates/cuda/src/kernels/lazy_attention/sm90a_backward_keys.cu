@@ -1,0 +1,346 @@
+// ---- dk, dv, and the windows of dbias ------------------------------------------------------------------------------
+namespace keys_pass {
+constexpr int ROWS = 64, STAGES = 3, NEAR = ROWS + KEYS;
+constexpr u32 Q_BYTES = ROWS * D * 2, NUMBERS = ROWS * sizeof(Numbers);
+// k and v, whose places dk and dv take; in stages q and dout of 64 queries, their numbers and their bias; sums of diagonals.
+constexpr u32 AT_V = KV_BYTES, AT_Q = 2 * KV_BYTES, AT_DO = AT_Q + STAGES * Q_BYTES, AT_NUMBERS = AT_DO + STAGES * Q_BYTES;
+constexpr u32 AT_BIAS = AT_NUMBERS + STAGES * NUMBERS, AT_PARTS = AT_BIAS + STAGES * NEAR * 4;
+// Of each warpgroup: sums of the diagonals of its threads' groups of 8, twice; and of those that the next tile goes on with, twice.
+constexpr int WIDTH = 72, PARTS = 32 * WIDTH, CARRIED = 64;
+constexpr u32 FULL = AT_PARTS + 2 * 2 * (PARTS + CARRIED) * 4, EMPTY = FULL + 8 * STAGES, KV_FULL = EMPTY + 8 * STAGES, KV_EMPTY = KV_FULL + 8,
+              TILE = KV_EMPTY + 8, ACTIVE = TILE + 8;
+CHECK_SHARED(keys, 1024 + ACTIVE + 4 * STAGES);  // 1024 to align all
+struct Range { int begin, open, closed, end; };  // blocks of queries: of those from `open` to before `closed` all see all keys
+
+DEV Work work_of(int t, const HopperLazyArgs& c) {  // the first blocks of keys are seen most
+  const Shape& s = c.shape;
+  if (PACKED) {
+    Task task = c.packed.by_keys[t / s.key_heads];
+    const int tile = __shfl_sync(~0u, task.key_tile, 0), first = __shfl_sync(~0u, task.first, 0);
+    return {tile % 2 ? -1 : tile / 2, t % s.key_heads, first, t / s.key_heads};
+  }
+  const int blocks = (s.keys + KEYS - 1) / KEYS, all = s.batch * s.key_heads, together = max(1, s.heads_per_group / (s.heads / s.key_heads));
+  const int g = t / (together * blocks), r = t - g * together * blocks, width = min(together, all - g * together), b = r / width;
+  const int h = g * together + (r - b * width);
+  return {b, h % s.key_heads, h / s.key_heads};
+}
+DEV Range range_of(const HopperLazyArgs& c, const Work& w, const Own& s) {
+  if (SPANS) {  // which of these hide a pair, the producer says
+    const Span own = query_blocks<1>(c.spans, s, w.block, w.task);
+    return {own.begin, own.begin, own.end, own.end};
+  }
+  const int block = w.block;
+  const int first = block * KEYS - s.offset, last = min(block * KEYS + KEYS, s.keys) - 1 - s.offset;
+  Range r;
+  r.end = min((s.queries + ROWS - 1) / ROWS, (max(0, last + s.left + 1) + ROWS - 1) / ROWS);
+  r.begin = min(r.end, max(0, first - s.right) / ROWS);
+  r.open = min(r.end, max(r.begin, (max(0, last - s.right) + ROWS - 1) / ROWS));
+  r.closed = min(s.queries / ROWS, max(0, first + s.left + 1) / ROWS);
+  r.closed = min(r.end, max(r.open, r.closed));
+  return r;
+}
+
+struct Pass {
+  const HopperLazyArgs& c;
+  u32 base;
+  float* numbers;  // the same address
+  bool odd;
+
+  __device__ __forceinline__ Pass(const HopperLazyArgs& call) : c(call), odd(*call.odd) {
+    extern __shared__ char bytes[];
+    const u32 at = shared(bytes);
+    base = (at + 1023) & ~1023u, numbers = (float*)(bytes + (base - at));
+    if (threadIdx.x == 0) {
+      barrier_init(base + KV_FULL, 1), barrier_init(base + KV_EMPTY, 8 * ARRIVALS);
+      for (int i = 0; i < STAGES; i++) barrier_init(base + FULL + 8 * i, 1 + ARRIVALS), barrier_init(base + EMPTY + 8 * i, 8 * ARRIVALS);
+      barrier_init_fence();
+    }
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ void produce() {
+    const bool first_lane = lane_id() == 0;
+    u32 stage = 0, phase = 1, kv_phase = 1;
+    int t = blockIdx.x;
+#pragma unroll 1
+    while (t < c.tiles) {
+      int drawn = 0;
+      if (first_lane) {
+        drawn = atomicAdd(c.counter, 1u);
+        if (drawn + 1 == c.tiles) *c.counter = 0;  // each block draws once too often: this is the last draw
+      }
+      const Work w = work_of(t, c);
+      if (w.block >= 0) {
+        const Own s = sequence_of<true>(c, w.batch);
+        const Range range = range_of(c, w, s);
+        const int each = s.heads / s.key_heads, stripe = w.block / stripe_blocks(s);
+        wait(base + KV_EMPTY, kv_phase), kv_phase ^= 1;
+        if (first_lane) {
+          asm volatile("st.shared.u32 [%0], %1;" ::"r"(base + TILE), "r"(t) : "memory");
+          expect_bytes(base + KV_FULL, 2 * KV_BYTES);
+          load5(base, &c.k, base + KV_FULL, s.key_start + w.block * KEYS, w.head, s.batch);
+          load5(base + AT_V, &c.v, base + KV_FULL, s.key_start + w.block * KEYS, w.head, s.batch);
+        }
+#pragma unroll 1
+        for (int h = w.head * each; h < (w.head + 1) * each; h++)
+#pragma unroll 1
+          for (int i = range.begin; i < range.end; i++) {
+            const u32 full = base + FULL + 8 * stage;
+            wait(base + EMPTY + 8 * stage, phase);
+            if (first_lane) {
+              const u32 bytes = min(ROWS, s.queries - i * ROWS) * sizeof(Numbers);
+              const bool active = !c.means || c.active[(i64)(s.tile + i) * c.shape.heads + h] >> stripe & 1;
+              const u32 cut = SPANS && visit_of<1>(c.spans, s, w.block, i) != i;
+              asm volatile("st.shared.u32 [%0], %1;" ::"r"(base + ACTIVE + 4 * stage), "r"(active | cut << 1) : "memory");
+              expect_bytes(full, 2 * Q_BYTES + bytes);
+              load5(base + AT_Q + stage * Q_BYTES, &c.q, full, s.query_start + i * ROWS, h, s.batch);
+              load5(base + AT_DO + stage * Q_BYTES, &c.dout, full, s.query_start + i * ROWS, h, s.batch);
+              load_bytes(base + AT_NUMBERS + stage * NUMBERS, c.numbers + row_at(c, s, h, i * ROWS), bytes, full);
+            }
+            put_bias<ROWS>(numbers + AT_BIAS / 4 + stage * NEAR, c, h, distance_of(c, s, i * ROWS, w.block * KEYS));
+            warp_arrive(full);
+            if (++stage == STAGES) stage = 0, phase ^= 1;
+          }
+      }
+      t = __shfl_sync(~0u, drawn, 0) + gridDim.x;
+    }
+    wait(base + KV_EMPTY, kv_phase);
+    if (first_lane) {
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(base + TILE), "r"(-1) : "memory");
+      arrive(base + KV_FULL);
+    }
+  }
+};
+
+// Sums of the diagonals of dS of 64 keys, in rows, and 64 queries: diagonal t holds the pairs of key j and query j + t - 63. A
+// thread adds up those of its groups of 8 by 8; then thread t adds up what threads have of diagonal t.
+DEV float diagonal(const float (&ds)[ROWS / 2], float* parts, int barrier) {
+  const int warp = threadIdx.x / 32 % 4, lane = lane_id(), t = threadIdx.x % 128;
+  float* own = parts + (warp * 8 + lane / 4) * WIDTH + 2 * (lane & 3);
+#pragma unroll
+  for (int d = -1; d < ROWS / 8; d++) {  // groups of 8 queries less groups of 8 keys
+    float2 sum = make_float2(0, 0);
+    if (d >= 0) sum.x = ds[4 * d], sum.y = ds[4 * d + 1];
+    if (d < ROWS / 8 - 1) sum.x += ds[4 * (d + 1) + 2], sum.y += ds[4 * (d + 1) + 3];
+    *(float2*)(own + 8 * (d + 1)) = sum;
+  }
+  named_sync(barrier, 128);
+  float sum[2] = {0, 0};
+#pragma unroll
+  for (int i = 0; i < 32; i++) {  // rows 16·(i/8) + i%8 of each warp, and 8 below
+    const int column = t - 63 + i / 8 * 16 + i % 8 + 8;
+    if ((u32)column < (u32)WIDTH) sum[i % 2] += parts[i * WIDTH + column];
+  }
+  return sum[0] + sum[1];
+}
+
+DEV void score_turned(float (&s)[ROWS / 2], float scale, bool near, const float* bias) {
+  if (!near) {
+#pragma unroll
+    for (int i = 0; i < ROWS / 2; i++) s[i] = __fmul_rn(scale, s[i]);
+    return;
+  }
+#pragma unroll
+  for (int d = -1; d < ROWS / 8; d++)
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+      const float b = bias[8 * d + e];
+      if (d >= 0) s[4 * d + e] = __fmaf_rn(scale, s[4 * d + e], b);
+      if (d + 1 < ROWS / 8) s[4 * (d + 1) + 2 + e] = __fmaf_rn(scale, s[4 * (d + 1) + 2 + e], b);
+    }
+}
+
+struct Consumer {
+  const Pass& pass;
+  const HopperLazyArgs& c;
+  const int group, warp, lane;
+  u32 stage = 0, phase = 0, tiles = 0;
+  const u32 base, k;
+
+  __device__ __forceinline__ Consumer(const Pass& p)
+      : pass(p), c(p.c), group(threadIdx.x / 128 - 1), warp(threadIdx.x / 32 - 4), lane(lane_id()), base(p.base), k(p.base + group * 64 * 128) {}
+  __device__ __forceinline__ float* parts() const { return pass.numbers + AT_PARTS / 4 + (2 * group + (tiles & 1)) * PARTS; }
+  __device__ __forceinline__ float* carried(u32 tile) const { return pass.numbers + AT_PARTS / 4 + 4 * PARTS + (2 * group + (tile & 1)) * CARRIED; }
+
+  template <bool MASKED, bool ACTIVE>
+  __device__ __forceinline__ void step(float (&dk)[D / 2], float (&dv)[D / 2], const Work& w, const Own& s, int h, int i, int key, float* window, bool& goes_on) {
+    const u32 q = base + AT_Q + stage * Q_BYTES, dout = base + AT_DO + stage * Q_BYTES;
+    const Numbers* rows = (const Numbers*)(pass.numbers + AT_NUMBERS / 4) + stage * ROWS + 2 * (lane & 3);
+    float x[ROWS / 2], ds[ROWS / 2];
+    u32 p[ROWS / 4];
+    const u32 shown = SPANS && MASKED ? visible(c.spans, c.shape, s, i * ROWS + 2 * (lane & 3), key) : 0;  // before there are scores
+    pin(x), mma_begin();
+    issue_shared<ROWS, KEYS, ROWS>(x, k, q), mma_commit();
+    if (ACTIVE) {
+      pin(ds), issue_shared<ROWS, KEYS, ROWS>(ds, k + AT_V, dout), mma_commit(), mma_wait<1>();  // (E7)
+    } else {
+      mma_wait<0>();
+    }
+    pin(x);
+    const int distance = distance_of(c, s, i * ROWS, w.block * KEYS + group * 64);
+    score_turned(x, c.shape.scale, c.bias && distance + ROWS > 0 && distance - 64 < c.width,
+                 pass.numbers + AT_BIAS / 4 + stage * NEAR + KEYS - 1 - warp * 16 - lane / 4 + 2 * (lane & 3));
+    if (SPANS && MASKED) {
+#pragma unroll
+      for (int e = 0; e < ROWS / 2; e++)
+        if (!(shown >> e & 1)) x[e] = -INF;
+    } else if (MASKED) {
+      const int from = i * ROWS + 2 * (lane & 3);
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        // The queries that see this key.
+        const int seen = key + 8 * r - s.offset, first = seen - s.right - from, end = key + 8 * r < s.keys ? min(seen + s.left + 1, s.queries) - from : 0;
+#pragma unroll
+        for (int e = 0; e < ROWS / 4; e++) {
+          const int column = 8 * (e / 2) + e % 2;
+          if (column < first || column >= end) x[4 * (e / 2) + 2 * r + e % 2] = -INF;
+        }
+      }
+    }
+    float most = 0;
+#pragma unroll
+    for (int e = 0; e < ROWS / 4; e++) {
+      const Numbers& row = rows[8 * (e / 2) + e % 2];
+#pragma unroll
+      for (int r = 0; r < 2; r++) weigh<MASKED>(x[4 * (e / 2) + 2 * r + e % 2], most, row.share, row.offset);
+    }
+    if (ACTIVE) mma_wait<0>(), pin(ds);
+#pragma unroll
+    for (int e = 0; e < ROWS / 4; e++) {
+      const Numbers& row = rows[8 * (e / 2) + e % 2];
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        float &y = x[4 * (e / 2) + 2 * r + e % 2], &g = ds[4 * (e / 2) + 2 * r + e % 2];
+        g = pull<MASKED>(y, ACTIVE ? g : 0, row.offset, row.delta);
+        y = MASKED && hidden(y) ? 0 : raised(y, row.offset);  // (E5), before its cut at 0
+      }
+    }
+    if (MASKED && pass.odd) {
+      named_sync(15, 256);
+      clear_odd(q, Q_BYTES, threadIdx.x - 128, 256), clear_odd(dout, Q_BYTES, threadIdx.x - 128, 256);
+      proxy_fence();
+      named_sync(15, 256);
+    }
+    if (ACTIVE) {
+#pragma unroll
+      for (int e = 0; e < ROWS / 4; e++) p[e] = pack_above(x[2 * e], x[2 * e + 1]);
+      pin(dv), pin(p), mma_begin();
+      issue_registers<ROWS>(dv, p, dout), mma_commit();  // (E12)
+    }
+    u32 packed[ROWS / 4];
+#pragma unroll
+    for (int e = 0; e < ROWS / 4; e++) packed[e] = pack(ds[2 * e], ds[2 * e + 1]);
+    pin(dk), pin(packed), mma_begin();
+    issue_registers<ROWS>(dk, packed, q), mma_commit();  // (E11)
+    if (window && distance + ROWS > 0 && distance - 64 < c.reach) {  // (E13)
+      const int t = threadIdx.x % 128, d = distance + t - 63;
+      float sum = diagonal(ds, parts(), 1 + group);
+      if (t >= 64) carried(tiles)[t - 64] = sum;
+      else if (d >= 0 && d < c.reach) window[d] = goes_on ? sum + carried(tiles + 1)[t] : sum;
+      goes_on = true, tiles++;
+    }
+    mma_wait<0>(), pin(dk);
+    if (ACTIVE) pin(dv);
+    warp_arrive(base + EMPTY + 8 * stage);
+    if (++stage == STAGES) stage = 0, phase ^= 1;
+  }
+  // What queries and cotangents that are not finite add to dk and dv.
+  __device__ __forceinline__ void add_odd_queries(float (&dk)[D / 2], float (&dv)[D / 2], const Work& w, const Own& s, int key, const Range& range) const {
+    const int each = s.heads / s.key_heads;
+#pragma unroll 1
+    for (int h = w.head * each; h < (w.head + 1) * each; h++)
+#pragma unroll 1
+      for (int i = range.begin * ROWS; i < min(range.end * ROWS, s.queries); i++) {
+        const u16 *q = row_of(c.q_rows, s.batch, h, s.query_start + i), *dout = row_of(c.dout_rows, s.batch, h, s.query_start + i);
+        if (!(is_odd(q) | is_odd(dout))) continue;
+        const Numbers row = c.numbers[row_at(c, s, h, i)];
+        float e[2], ds[2], most = 0;
+        bool seen[2], active[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+          const int j = min(key + 8 * r, s.keys - 1);
+          const float g = product_of(dout, row_of(c.v_rows, s.batch, w.head, s.key_start + j));
+          e[r] = score_alone(c, s, h, i, j), weigh<true>(e[r], most, row.share, row.offset);
+          seen[r] = !hidden(e[r]), active[r] = attends<true>(e[r], row.offset);
+          ds[r] = pull<true>(e[r], g, row.offset, row.delta), e[r] = raised(e[r], row.offset);
+        }
+        add_odd(dk, ds, seen, q), add_odd(dv, e, active, dout);
+      }
+  }
+
+  __device__ __forceinline__ void all() {
+    u32 kv_phase = 0;
+    for (;;) {
+      wait(base + KV_FULL, kv_phase), kv_phase ^= 1;
+      int t;
+      asm volatile("ld.shared.u32 %0, [%1];" : "=r"(t) : "r"(base + TILE) : "memory");
+      t = __shfl_sync(~0u, t, 0);
+      if (t < 0) break;
+      const Work w = work_of(t, c);
+      const Own s = sequence_of<true>(c, w.batch);
+      Range range = range_of(c, w, s);
+      // A bias of -inf hides pairs; and keys of no sequence are no part of a diagonal.
+      if (pass.odd || w.block * KEYS + KEYS > s.keys) range.open = range.closed = range.end;
+      const int key = w.block * KEYS + warp * 16 + lane / 4, each = s.heads / s.key_heads;
+      // The number of this warpgroup's 64 keys among all such.
+      const int task = PACKED ? t / c.shape.key_heads + group : w.batch * ((c.shape.keys + SIDE - 1) / SIDE) + w.block * 2 + group;
+      float dk[D / 2], dv[D / 2];
+#pragma unroll
+      for (int i = 0; i < D / 2; i++) dk[i] = dv[i] = 0;
+#pragma unroll 1
+      for (int h = w.head * each; h < (w.head + 1) * each; h++) {
+        const bool has_keys = w.block * KEYS + group * 64 < s.keys;
+        float* const window = c.windows && has_keys ? c.windows + ((i64)task * c.shape.heads + h) * c.reach : 0;
+        bool goes_on = false;
+#pragma unroll 1
+        for (int i = range.begin; i < range.end; i++) {
+          wait(base + FULL + 8 * stage, phase);
+          const u32 word = __shfl_sync(~0u, load_word(base + ACTIVE + 4 * stage), 0);
+          const bool active = SPANS ? word & 1 : word;
+          if (i < range.open || i >= range.closed || SPANS && word >> 1) step<true, true>(dk, dv, w, s, h, i, key, window, goes_on);
+          else if (active) step<false, true>(dk, dv, w, s, h, i, key, window, goes_on);
+          else step<false, false>(dk, dv, w, s, h, i, key, window, goes_on);
+        }
+        // What the last tile of queries has of distances above its own.
+        const int distance = distance_of(c, s, (range.end - 1) * ROWS, w.block * KEYS + group * 64);
+        if (goes_on && window) {
+          named_sync(1 + group, 128);
+          const int n = threadIdx.x % 128, d = distance + n + 1;
+          if (n < 63 && d >= 0 && d < c.reach) window[d] = carried(tiles + 1)[n];
+        }
+      }
+      if (pass.odd) add_odd_queries(dk, dv, w, s, key, range);
+      settle(dk, s.scale), settle(dv, 1);
+      if (PACKED && w.block * KEYS + KEYS > s.keys) {  // keys of the next sequence lie in the box
+        if (c.wants_dk) store_rows(c.dk_rows, s.batch, w.head, s.key_start, key, s.keys, dk, 1);
+        if (c.wants_dv) store_rows(c.dv_rows, s.batch, w.head, s.key_start, key, s.keys, dv, 1);
+      } else {
+        named_sync(1 + group, 128);  // k and v of this warpgroup are no longer read: dk and dv take their places
+        stage_out(dk, k), stage_out(dv, k + AT_V);
+        proxy_fence();
+        named_sync(1 + group, 128);
+        if (threadIdx.x % 128 == 0) {
+#pragma unroll
+          for (int p = 0; p < D / 64; p++) {
+            if (c.wants_dk) store5(&c.dk, k + p * KEYS * 128, s.key_start + w.block * KEYS + group * 64, w.head, s.batch, p);
+            if (c.wants_dv) store5(&c.dv, k + AT_V + p * KEYS * 128, s.key_start + w.block * KEYS + group * 64, w.head, s.batch, p);
+          }
+          store_commit(), store_wait_read();
+        }
+      }
+      warp_arrive(base + KV_EMPTY);
+    }
+    if (threadIdx.x % 128 == 0) store_wait();
+  }
+};
+}
+extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant__ HopperLazyArgs c) {
+  keys_pass::Pass pass(c);
+  if (threadIdx.x < 128) {
+    registers_down<40>();
+    if (threadIdx.x < 32) pass.produce();
+  } else {
+    registers_up<232>();
+    keys_pass::Consumer(pass).all();
+  }
+}

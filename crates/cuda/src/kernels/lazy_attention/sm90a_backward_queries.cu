@@ -1,0 +1,269 @@
+// lazy_attention backward for sm_90a in passes with one writer for each gradient: deterministic without atomics. P and
+// dS are rounded to the storage type before they are multiplied; sums are f32.
+//
+//   queries   a tile is 128 queries of one head and walks the keys twice: P, g, Δ, Σ a g, and which stripes of keys
+//             hold an active pair; then P, g, dS, dq += dS·k                                                (E7)–(E10)
+//   keys      a tile is 128 keys of one key head and walks the queries of its heads: dS, dk, dv, and what its
+//             diagonals add to dbias                                                                 (E9), (E11)–(E13)
+//
+// What a tile without an active pair adds to Δ, dq and dk takes no g, and it adds nothing to dv: a warpgroup leaves
+// these products out.
+//
+// The first walk of `queries` keeps a bit for each stripe with an active pair of 64 queries: where it is not set,
+// neither kernel computes g, and dv gets nothing. `keys` adds each diagonal of a tile of dS first within a thread,
+// whose groups of 8 by 8 lie on nine of them, then over the threads; a distance occurs in two successive tiles of
+// queries, so that a window is written once and never read.
+
+// ---- pairs -----------------------------------------------------------------------------------------------------------
+// What a pair that is not visible has in place of P and of dS: adding it to a sum changes no bit.
+constexpr u32 HIDDEN = 0x80000000u;
+DEV bool hidden(float p) { return __float_as_uint(p) == HIDDEN; }
+#define HIDE __uint_as_float(HIDDEN)
+// P (E4) from S. `most` is above 0 or NaN where a pair is active (E5).
+template <bool MASKED> DEV void weigh(float& x, float& most, float base, float offset) {
+  const float p = weight(x, base);
+  const bool visible = !MASKED || x != -INF;
+  x = visible ? p : HIDE;
+  if (visible) most = max_nan(most, raised(p, offset));
+}
+template <bool MASKED> DEV bool attends(float p, float offset) { return !(MASKED && hidden(p)) && is_active(p, offset); }
+// dS (E9) from P and g.
+template <bool MASKED> DEV float pull(float p, float g, float offset, float delta) {
+  const float x = __fmul_rn(p, __fsub_rn(attends<MASKED>(p, offset) ? g : 0, delta));
+  return MASKED && hidden(p) ? HIDE : x;
+}
+template <int N, int A_ROWS, int B_ROWS> DEV void issue_shared(float (&s)[N / 2], u32 a, u32 b) {  // s = a·bᵀ over D
+#pragma unroll
+  for (int i = 0; i < D / 16; i++)
+    Mma<N>::template ss<K_MAJOR, K_MAJOR>(s, k_major(a + (i / 4) * A_ROWS * 128 + (i % 4) * 32), k_major(b + (i / 4) * B_ROWS * 128 + (i % 4) * 32), i > 0);
+}
+template <int N> DEV void issue_registers(float (&d)[D / 2], const u32 (&a)[N / 4], u32 b) {  // d += a·b, b: N rows
+#pragma unroll
+  for (int i = 0; i < N / 16; i++) Mma<D>::rs<MN_MAJOR>(d, a + 4 * i, mn_major(b + i * 2048, N * 128), 1);
+}
+// Results are scaled, and have no -0: what nobody adds to is 0 under any scale.
+DEV void settle(float (&d)[D / 2], float scale) {
+#pragma unroll
+  for (int i = 0; i < D / 2; i++) d[i] = fmaf(d[i], scale, 0.0f);
+}
+// Rows of this warpgroup to its rows of a tile of 128.
+DEV void stage_out(const float (&d)[D / 2], u32 to) {
+  const int warp = threadIdx.x / 32 % 4, lane = lane_id();
+#pragma unroll
+  for (int j = 0; j < D / 16; j++) {
+    const int piece = 2 * j + lane / 16;
+    u32 x[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) x[i] = pack(d[8 * j + 2 * i], d[8 * j + 2 * i + 1]);
+    store_blocks(to + piece / 8 * (128 * 128) + swizzled(warp * 16 + lane % 16, piece % 8), x[0], x[1], x[2], x[3]);
+  }
+}
+
+// ---- dq --------------------------------------------------------------------------------------------------------------
+namespace queries_pass {
+constexpr int GROUPS = 2, ROWS = 64 * GROUPS;
+using Feed = ::Feed<GROUPS, QUERIES>;
+CHECK_SHARED(queries, Feed::BYTES);
+
+struct Walk {
+  const Feed& feed;
+  const HopperLazyArgs& c;
+  const int group, warp, lane, near;
+  const bool odd;
+  const u32 base;
+  u32 q, dout, stage = 0, phase = 0, tile = 0, q_phase = 0;
+
+  __device__ __forceinline__ Walk(const Feed& f, const HopperLazyArgs& call)
+      : feed(f), c(call), group(threadIdx.x / 128 - 1), warp(threadIdx.x / 32 - 4), lane(lane_id()), near(KEYS - 1 + warp * 16 + lane / 4 - 2 * (lane & 3)),
+        odd(*call.odd), base(f.base) {}
+  __device__ __forceinline__ u32 k() const { return base + Feed::AT_K + stage * KV_BYTES; }
+  __device__ __forceinline__ u32 v() const { return base + Feed::AT_V + stage * KV_BYTES; }
+  __device__ __forceinline__ void leave_k() const { warp_arrive(base + Feed::K_EMPTY + 8 * stage); }
+  __device__ __forceinline__ void leave_v() const { warp_arrive(base + Feed::V_EMPTY + 8 * stage); }
+  __device__ __forceinline__ void next() {
+    if (++stage == Feed::STAGES) stage = 0, phase ^= 1;
+  }
+  // Leaves out a block of which no row of the warpgroup sees a key.
+  __device__ __forceinline__ void pass() {
+    wait(base + Feed::K_FULL + 8 * stage, phase), wait(base + Feed::V_FULL + 8 * stage, phase);
+    leave_k(), leave_v(), next();
+  }
+  // S, then P, of the block n; whether a pair of this thread is active.
+  template <bool MASKED> __device__ __forceinline__ bool weights(float (&x)[KEYS / 2], const Work& w, const Own& s, const Rows& own, int n, const float (&lse)[2],
+                                                                 const float (&offset)[2]) const {
+    score(x, c.shape.scale, is_near(c, distance_of(c, s, w.block * ROWS + group * 64, n * KEYS), 64), feed.bias(stage) + near);
+    if (MASKED) hide(x, own.begin, own.end, n * KEYS);
+    float most = 0;
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) weigh<MASKED>(x[i], most, lse[i / 2 % 2], offset[i / 2 % 2]);
+    return most != 0;
+  }
+  // Δ and Σ a g of a block; whether it holds an active pair.
+  template <bool MASKED> __device__ __forceinline__ bool mean(const Work& w, const Own& s, const Rows& own, int n, const float (&lse)[2], const float (&offset)[2],
+                                                              float (&delta)[2], float (&sum)[2]) {
+    float x[KEYS / 2];
+    wait(base + Feed::K_FULL + 8 * stage, phase);
+    pin(x), mma_begin();
+    issue_shared<KEYS, ROWS, KEYS>(x, q, k()), mma_commit(), mma_wait<0>(), pin(x);
+    const bool any = named_any(1 + group, 128, weights<MASKED>(x, w, s, own, n, lse, offset));
+    leave_k();
+    wait(base + Feed::V_FULL + 8 * stage, phase);
+    if (any) {
+      float g[KEYS / 2];
+      pin(g), mma_begin();
+      issue_shared<KEYS, ROWS, KEYS>(g, dout, v()), mma_commit(), mma_wait<0>(), pin(g);  // (E7)
+#pragma unroll
+      for (int i = 0; i < KEYS / 2; i++) {
+        const int r = i / 2 % 2;
+        const float y = attends<MASKED>(x[i], offset[r]) ? g[i] : 0;
+        sum[r] += y, delta[r] = fmaf(x[i], y, delta[r]);  // (E8)
+      }
+    }
+    leave_v(), next();
+    return any;
+  }
+  // What a block adds to dq.
+  template <bool MASKED, bool ACTIVE> __device__ __forceinline__ void step(float (&dq)[D / 2], const Work& w, const Own& s, const Rows& own, int n, const float (&lse)[2],
+                                                                           const float (&offset)[2], const float (&delta)[2]) {
+    float x[KEYS / 2], g[KEYS / 2];
+    u32 ds[KEYS / 4];
+    wait(base + Feed::K_FULL + 8 * stage, phase), wait(base + Feed::V_FULL + 8 * stage, phase);
+    pin(x), mma_begin();
+    issue_shared<KEYS, ROWS, KEYS>(x, q, k()), mma_commit();
+    if (ACTIVE) {
+      pin(g), issue_shared<KEYS, ROWS, KEYS>(g, dout, v()), mma_commit(), mma_wait<1>();
+    } else {
+      mma_wait<0>();
+    }
+    pin(x);
+    weights<MASKED>(x, w, s, own, n, lse, offset);
+    if (ACTIVE) mma_wait<0>(), pin(g);
+    leave_v();
+#pragma unroll
+    for (int i = 0; i < KEYS / 4; i++) {
+      const int r = i % 2;
+      ds[i] = pack(pull<MASKED>(x[2 * i], ACTIVE ? g[2 * i] : 0, offset[r], delta[r]), pull<MASKED>(x[2 * i + 1], ACTIVE ? g[2 * i + 1] : 0, offset[r], delta[r]));
+    }
+    if (MASKED && odd) {
+      named_sync(15, 128 * GROUPS);
+      clear_odd(k(), KV_BYTES, threadIdx.x - 128, 128 * GROUPS);
+      proxy_fence();
+      named_sync(15, 128 * GROUPS);
+    }
+    pin(dq), pin(ds), mma_begin();
+    issue_registers<KEYS>(dq, ds, k()), mma_commit(), mma_wait<0>(), pin(dq);  // (E10)
+    leave_k(), next();
+  }
+  // What keys that are not finite add to dq.
+  __device__ __forceinline__ void add_odd_keys(float (&dq)[D / 2], const Work& w, const Own& s, const Rows& own, const Blocks& blocks, const float (&lse)[2],
+                                               const float (&offset)[2], const float (&delta)[2]) const {
+    const int key_head = w.head / (s.heads / s.key_heads);
+#pragma unroll 1
+    for (int j = blocks.begin * KEYS; j < min(blocks.end * KEYS, s.keys); j++) {
+      const u16* at = row_of(c.k_rows, s.batch, key_head, s.key_start + j);
+      if (!is_odd(at)) continue;
+      float ds[2], most = 0;
+      bool seen[2];
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        const int i = min(own.row + 8 * r, s.queries - 1);
+        const float g = product_of(row_of(c.dout_rows, s.batch, w.head, s.query_start + i), row_of(c.v_rows, s.batch, key_head, s.key_start + j));
+        ds[r] = score_alone(c, s, w.head, i, j), weigh<true>(ds[r], most, lse[r], offset[r]), seen[r] = !hidden(ds[r]);
+        ds[r] = pull<true>(ds[r], g, offset[r], delta[r]);
+      }
+      add_odd(dq, ds, seen, at);
+    }
+  }
+
+  __device__ __forceinline__ void all() {
+    for (;;) {
+      wait(base + Feed::Q_FULL + 8 * tile, q_phase);
+      const int t = tile_at(base + Feed::TILE + 16 * tile);
+      if (t < 0) break;
+      q = base + tile * Feed::TILE_BYTES + group * 64 * 128, dout = q + Feed::Q_BYTES;
+      const u32 q_empty = base + Feed::Q_EMPTY + 8 * tile;
+      if (++tile == Feed::TILES) tile = 0, q_phase ^= 1;
+      const Work w = work<GROUPS, true>(t, c);
+      const Own s = sequence_of<true>(c, w.batch);
+      const Blocks blocks = key_blocks<GROUPS, KEYS>(c.spans, s, w.block);
+      const Rows own(c, w, s, ROWS);
+      const int each = stripe_blocks(s);
+      float lse[2], offset[2], delta[2] = {0, 0}, sum[2] = {0, 0};
+      u32 active = 0;
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        const i64 at = row_at(c, s, w.head, min(own.row + 8 * r, s.queries - 1));
+        lse[r] = base_of(c.lse[at]), offset[r] = c.numbers[at].offset;
+      }
+      if (c.means) {
+        auto visit = [&](int n, auto masked) {
+          if (mean<decltype(masked)::value>(w, s, own, n, lse, offset, delta, sum)) active |= 1u << n / each;
+        };
+        int n = blocks.end - 1;
+#pragma unroll 1
+        for (; n >= blocks.begin; n--) {
+          if (odd || own.sees(n * KEYS) && !own.sees_all(n * KEYS)) visit(n, Is<true>());  // odd: a bias of -inf hides pairs
+          else if (own.sees(n * KEYS)) visit(n, Is<false>());
+          else pass();
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        delta[r] = quad_sum(delta[r]), sum[r] = quad_sum(sum[r]);
+        const int i = own.row + 8 * r;
+        if (i >= s.queries) continue;
+        const i64 at = row_at(c, s, w.head, i);
+        if (c.dlse) delta[r] -= c.dlse[at];
+        // From here on 1/n is not wanted, and lse is.
+        const float share = c.numbers[at].share;
+        __syncwarp(0xfu << (lane & 28));
+        if (lane % 4 == 0) c.numbers[at] = {offset[r], lse[r], delta[r], __fmul_rn(share, sum[r])};
+      }
+      const int at = w.block * GROUPS + group;
+      if (threadIdx.x % 128 == 0 && at * SIDE < s.queries) c.active[(i64)(s.tile + at) * c.shape.heads + w.head] = active;
+      if (!c.wants_dq) {
+        warp_arrive(q_empty);
+        continue;
+      }
+      float dq[D / 2];
+#pragma unroll
+      for (int i = 0; i < D / 2; i++) dq[i] = 0;
+#pragma unroll 1
+      for (int n = blocks.end - 1; n >= blocks.begin; n--) {
+        const bool holds = active >> n / each & 1;
+        if (!odd && !own.sees(n * KEYS)) pass();
+        else if (odd || !own.sees_all(n * KEYS)) step<true, true>(dq, w, s, own, n, lse, offset, delta);
+        else if (holds) step<false, true>(dq, w, s, own, n, lse, offset, delta);
+        else step<false, false>(dq, w, s, own, n, lse, offset, delta);
+      }
+      if (odd) add_odd_keys(dq, w, s, own, blocks, lse, offset, delta);
+      settle(dq, s.scale);
+      if (PACKED && w.block * ROWS + group * 64 + 64 > s.queries) {  // rows of the next sequence lie in the box
+        store_rows(c.dq_rows, s.batch, w.head, s.query_start, own.row, s.queries, dq, 1);
+      } else {
+        named_sync(1 + group, 128);  // q of this warpgroup is no longer read: dq takes its place
+        stage_out(dq, q);
+        proxy_fence();
+        named_sync(1 + group, 128);
+        if (threadIdx.x % 128 == 0) {
+#pragma unroll
+          for (int p = 0; p < D / 64; p++) store5(&c.dq, q + p * ROWS * 128, s.query_start + w.block * ROWS + group * 64, w.head, s.batch, p);
+          store_commit(), store_wait_read();
+        }
+      }
+      warp_arrive(q_empty);
+    }
+    if (threadIdx.x % 128 == 0) store_wait();
+  }
+};
+}
+extern "C" __global__ void __launch_bounds__(384, 1) queries(const __grid_constant__ HopperLazyArgs c) {
+  queries_pass::Feed feed;
+  if (threadIdx.x < 128) {
+    registers_down<40>();
+    if (threadIdx.x < 32) feed.produce(c);
+  } else {
+    registers_up<232>();
+    queries_pass::Walk(feed, c).all();
+  }
+}

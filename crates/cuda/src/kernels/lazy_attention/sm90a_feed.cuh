@@ -1,0 +1,155 @@
+// Feed of the kernels of sm_90a that own queries of lazy_attention: a producer warp feeds the copy engine,
+// and copies the bias of a block, by distance, beside its keys.
+//
+// A block is 128 keys and the bias of their distances, four blocks ahead with D and E up to 64, else two.
+DEV void put_word(u32 at, u32 x) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(x) : "memory"); }
+enum Pass { SCORES, VALUES, QUERIES };
+template <int GROUPS, Pass PASS> struct Feed {
+  static constexpr int ROWS = 64 * GROUPS, NEAR = ROWS + KEYS;
+  // Blocks of keys in flight, and tiles of queries: as many as fit.
+  static constexpr int STAGES = D == 64 ? 4 : 2, TILES = D == 64 ? 2 : 1;
+  // q, in `queries` with dout.
+  static constexpr u32 Q_BYTES = ROWS * D * 2, TILE_BYTES = PASS == QUERIES ? 2 * Q_BYTES : Q_BYTES;
+  static constexpr u32 AT_K = TILES * TILE_BYTES, AT_V = AT_K + STAGES * KV_BYTES, AT_OUT = AT_V + (PASS != SCORES) * STAGES * KV_BYTES;
+  // The largest scores of rows by stripe; or o of each warpgroup.
+  static constexpr u32 AT_BIAS = AT_OUT + (PASS == SCORES ? ROWS * STRIPES * 4 : PASS == VALUES ? Q_BYTES : 0), TILE = AT_BIAS + STAGES * NEAR * 4;
+  static constexpr u32 Q_FULL = TILE + 16 * TILES, Q_EMPTY = Q_FULL + 8 * TILES, K_FULL = Q_EMPTY + 8 * TILES, K_EMPTY = K_FULL + 8 * STAGES, V_FULL = K_EMPTY + 8 * STAGES,
+                       V_EMPTY = V_FULL + 8 * STAGES;
+  static constexpr u32 BYTES = 1024 + V_EMPTY + 8 * STAGES;  // the base is aligned to 1024 by hand
+  u32 base;
+  float* numbers;  // the same address
+
+  __device__ __forceinline__ Feed() {
+    extern __shared__ char bytes[];
+    const u32 at = shared(bytes);
+    base = (at + 1023) & ~1023u, numbers = (float*)(bytes + (base - at));
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < TILES; i++) barrier_init(base + Q_FULL + 8 * i, 1), barrier_init(base + Q_EMPTY + 8 * i, 4 * GROUPS * ARRIVALS);
+      for (int i = 0; i < STAGES; i++) {
+        barrier_init(base + K_FULL + 8 * i, 1 + ARRIVALS), barrier_init(base + K_EMPTY + 8 * i, 4 * GROUPS * ARRIVALS);
+        barrier_init(base + V_FULL + 8 * i, 1), barrier_init(base + V_EMPTY + 8 * i, 4 * GROUPS * ARRIVALS);
+      }
+      barrier_init_fence();
+    }
+    __syncthreads();
+  }
+  __device__ __forceinline__ float* bias(u32 stage) const { return numbers + AT_BIAS / 4 + stage * NEAR; }
+  __device__ __forceinline__ float* tops() const { return numbers + AT_OUT / 4; }
+
+  // Which stripes of keys the 64 rows of a warpgroup may attend to, in lane 4·group. For a warp.
+  __device__ __forceinline__ u32 stripes(const HopperLazyArgs& c, const Own& s, const Work& w) const {
+    if (PASS != VALUES) return ~0u;
+    const int tile = w.block * GROUPS + lane_id() / 4;
+    const bool there = lane_id() < 4 * GROUPS && tile * SIDE < s.queries;
+    u32 x = there ? c.active[((i64)(s.tile + tile) * c.shape.heads + w.head) * 4 + lane_id() % 4] : 0;
+    x |= __shfl_xor_sync(~0u, x, 1);
+    return x | __shfl_xor_sync(~0u, x, 2);
+  }
+  // The next block of keys of such stripes, from n on downwards; below `begin` there is none.
+  static __device__ __forceinline__ int next(int n, int begin, u32 stripes, int each) {
+    if (PASS == VALUES)
+      while (n >= begin && !(stripes >> n / each & 1)) n--;
+    return n;
+  }
+
+  // How often `queries` walks the keys.
+  static __device__ __forceinline__ int sweeps(const HopperLazyArgs& c) { return c.means + c.wants_dq; }
+
+  // Nobody waits for ever: the producer and every warp of a consumer go through the same blocks in the same order, and at each block every
+  // warp arrives once at K_EMPTY, and at V_EMPTY where v is loaded, also for a block that it leaves out, after it has seen the block full: an
+  // arrival never counts for another phase. v of a block is left after the scores of the next at the latest, which wait for k alone, and k
+  // of a block is loaded before v of it: two stages are enough. q is left when its last block is.
+  __device__ __forceinline__ void produce(const HopperLazyArgs& c) {
+    const int tiles = tiles_of<GROUPS>(c);
+    const bool first_lane = lane_id() == 0;
+    u32 stage = 0, phase = 1, tile = 0, q_phase = 1;
+    int t = blockIdx.x;
+#pragma unroll 1
+    while (t < tiles) {
+      int drawn = 0;
+      if (first_lane) {
+        drawn = atomicAdd(c.counter, 1u);
+        if (drawn == tiles - 1) *c.counter = 0;  // each block draws once too often: this is the last draw
+      }
+      const Work w = work<GROUPS, true>(t, c);
+      if (w.block >= 0) {
+        const Own s = sequence_of<true>(c, w.batch);
+        const Blocks blocks = key_blocks<GROUPS, KEYS>(c.spans, s, w.block);
+        const u32 own = stripes(c, s, w), active = __reduce_or_sync(~0u, own);
+        const int each = stripe_blocks(s), key_head = w.head / (s.heads / s.key_heads);
+        int n = next(blocks.end - 1, blocks.begin, active, each);
+        const u32 q = base + tile * TILE_BYTES, full = base + Q_FULL + 8 * tile;
+        wait(base + Q_EMPTY + 8 * tile, q_phase);
+        const u32 words = base + TILE + 16 * tile, second = __shfl_sync(~0u, own, 4), third = __shfl_sync(~0u, own, 8);
+        if (first_lane) {
+          put_word(words, t);
+          if (PASS == VALUES) put_word(words + 4, own), put_word(words + 8, second), put_word(words + 12, third);
+          if (n < blocks.begin) {
+            arrive(full);
+          } else {
+            expect_bytes(full, TILE_BYTES);
+            load5(q, &c.q, full, s.query_start + w.block * ROWS, w.head, s.batch);
+            if (PASS == QUERIES) load5(q + Q_BYTES, &c.dout, full, s.query_start + w.block * ROWS, w.head, s.batch);
+          }
+        }
+        const int first = n;
+#pragma unroll 1
+        for (int sweep = PASS == QUERIES ? sweeps(c) : 1; sweep; sweep--)
+#pragma unroll 1
+        for (n = first; n >= blocks.begin; n = next(n - 1, blocks.begin, active, each)) {
+          wait(base + K_EMPTY + 8 * stage, phase);
+          if (first_lane) {
+            expect_bytes(base + K_FULL + 8 * stage, KV_BYTES);
+            load5(base + AT_K + stage * KV_BYTES, &c.k, base + K_FULL + 8 * stage, s.key_start + n * KEYS, key_head, s.batch);
+          }
+          put_bias<ROWS>(bias(stage), c, w.head, distance_of(c, s, w.block * ROWS, n * KEYS));
+          warp_arrive(base + K_FULL + 8 * stage);
+          if (PASS != SCORES) {
+            wait(base + V_EMPTY + 8 * stage, phase);
+            if (first_lane) {
+              expect_bytes(base + V_FULL + 8 * stage, KV_BYTES);
+              load5(base + AT_V + stage * KV_BYTES, &c.v, base + V_FULL + 8 * stage, s.key_start + n * KEYS, key_head, s.batch);
+            }
+          }
+          if (++stage == STAGES) stage = 0, phase ^= 1;
+        }
+        if (++tile == TILES) tile = 0, q_phase ^= 1;
+      }
+      t = __shfl_sync(~0u, drawn, 0) + gridDim.x;
+    }
+    wait(base + Q_EMPTY + 8 * tile, q_phase);
+    if (first_lane) {
+      put_word(base + TILE + 16 * tile, ~0u);
+      arrive(base + Q_FULL + 8 * tile);
+    }
+  }
+};
+
+// A warpgroup's rows of a work tile.
+struct Rows {
+  int row, begin[2], end[2];             // the first of this thread's two, and the keys that they see
+  int all_begin, all_end, from, to;      // the keys that some row of the warpgroup sees, and those that all see
+  __device__ __forceinline__ Rows(const HopperLazyArgs& c, const Work& w, const Own& s, int rows) {
+    const int group = __shfl_sync(~0u, threadIdx.x / 128 - 1, 0), first = w.block * rows + group * 64, last = min(first + 63, s.queries - 1);
+    row = first + threadIdx.x / 32 % 4 * 16 + lane_id() / 4;
+    if (SPANS) {
+      const Seen seen(c.spans, c.shape, s, row);
+      const Reach all = reach_of<1>(c.spans, s, first / 64);
+#pragma unroll
+      for (int r = 0; r < 2; r++) begin[r] = seen.begin(r), end[r] = seen.end(r);
+      all_begin = all.begin, all_end = all.end, from = all.from, to = all.to;
+      return;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) begin[r] = first_key(row + 8 * r, s), end[r] = row + 8 * r < s.queries ? end_key(row + 8 * r, s) : 0;
+    all_begin = first_key(first, s), all_end = first <= last ? end_key(last, s) : 0, from = first_key(last, s), to = end_key(first, s);
+  }
+  // Of a block of keys: whether some row of the warpgroup sees some of it, whether all see all, and this for the rows of a warp.
+  __device__ __forceinline__ bool sees(int key, int keys = KEYS) const { return key < all_end && key + keys > all_begin; }
+  __device__ __forceinline__ bool sees_all(int key, int keys = KEYS) const { return key >= from && key + keys <= to; }
+  __device__ __forceinline__ bool is_cut(int key) const { return __any_sync(~0u, cuts(0, key, KEYS) || cuts(1, key, KEYS)); }
+  // Whether one of this thread's rows does not see them all.
+  __device__ __forceinline__ bool cuts(int r, int key, int keys) const { return begin[r] > key || end[r] < key + keys; }
+};
+// The number of a work tile, below 0 after the last.
+DEV int tile_at(u32 at) { return __shfl_sync(~0u, load_word(at), 0); }  // tells the compiler that it is uniform

@@ -1,0 +1,413 @@
+// lazy_attention forward for sm_90a, of 16-bit operands in f32 sums, with e rounded to the storage type before it is
+// multiplied.
+//
+//   scores    a tile is 64·GROUPS queries of one head and walks the keys: lse, n, and the largest score of each row in
+//             each stripe of keys: the stripes that may hold an active pair of 16 rows           (E1)–(E3), (E18)
+//   values    a tile is 64·GROUPS queries of one head and walks the blocks of keys in which one of them may attend to
+//             a key: S again, e, o += e·v                                                                    (E4)–(E6)
+//   sums      the same with P in place of e: Σ a P v, in f32                                           (E47)
+//
+// A warpgroup has 64 rows; while one waits for its products the others take exponentials.
+//
+// `scores` takes the products of a block in two halves of 64 keys, of rows of q that wait in registers: a lane has at
+// most 112 registers with D and E up to 64, so that four warpgroups share a multiprocessor, else three. The largest
+// scores wait in shared memory until lse is known. Each lane has a base of its own for each of its rows, one of its
+// scores, which it raises when a score exceeds it by more than 8 ln 2; lanes meet at the end of the tile, so that no
+// exponential waits for another lane. Where all scores of a lane in half a block lie 17 below the base, nothing is
+// added for the row: each of these weights is below a rounding of the sum (docs/lazy_attention.md). Where that holds
+// for all rows of a warp, no weight is computed, which changes no bit. The largest scores, hence the active pairs, are
+// those of all keys.
+
+// ---- lse, n and stripes ------------------------------------------------------------------------------------------------
+constexpr int SCORE_GROUPS = D == 64 ? 4 : 3;  // what fits the registers
+using ScoreFeed = Feed<SCORE_GROUPS, SCORES>;
+CHECK_SHARED(scores, ScoreFeed::BYTES);
+
+constexpr int HALF = KEYS / 2;        // keys whose scores a warpgroup holds at a time
+constexpr float LAG = 8 / LOG2E;      // how far a score may exceed what is subtracted: weights are at most 2^8
+// Half a block whose scores all lie so far below the limit adds nothing to a thread's sum of a row. What was subtracted so far is a
+// score of this row, so that each of these weights is below e^-17 < 2^-24 of the row's sum, and leaving it out errs by less than
+// adding it may.
+constexpr float FAINT = LAG + 17;
+
+// Of the two rows of a thread and the keys whose scores it holds. Lanes meet when a tile is done.
+struct Sums {
+  float base[2] = {-INF, -INF}, log2[2] = {0, 0};  // what is subtracted of scores, and -base·log2 e: 0 for -inf
+  float limit[2] = {-INF, -INF};                   // a score above it raises the base
+  float l[2] = {0, 0}, top[2];                     // the weights; the largest score of the stripe
+  int seen[2] = {0, 0};
+  __device__ __forceinline__ void raise(int r, float top) {
+    const float next = max_nan(base[r], top);
+    l[r] = __fmul_rn(l[r], weight(base[r], base_of(next)));
+    base[r] = next, log2[r] = -__fmul_rn(base_of(next), LOG2E), limit[r] = next + LAG;
+  }
+};
+// Whether a row of half a block holds -inf.
+DEV bool hides(const float (&s)[HALF / 2], int r) {
+  bool any = false;
+#pragma unroll
+  for (int j = 0; j < HALF / 4; j++) any |= s[4 * (j / 2) + 2 * r + j % 2] == -INF;
+  return __any_sync(0xfu << (lane_id() & 28), any);
+}
+// Takes the scores of half a block: the largest of them, and the sums of weights. Where they add nothing for any row of the warp
+// weights are not computed, which changes no bit.
+// A row from which it hides a key (`some`: one of the warp) subtracts before it multiplies: a lone key has the weight 1.
+DEV void take(const float (&s)[HALF / 2], Sums& rows, bool some, const bool (&cut)[2]) {
+  float top[2];
+  bool faint[2];
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    float other = s[2 * r + 1];
+    top[r] = s[2 * r];
+#pragma unroll
+    for (int j = 1; j < HALF / 8; j++) top[r] = max_nan(top[r], s[4 * j + 2 * r]), other = max_nan(other, s[4 * j + 2 * r + 1]);
+    top[r] = max_nan(top[r], other), rows.top[r] = max_nan(rows.top[r], top[r]);
+    faint[r] = top[r] < rows.limit[r] - FAINT;
+  }
+  if (__all_sync(~0u, faint[0] && faint[1])) return;
+  if (__any_sync(~0u, top[0] > rows.limit[0] || top[1] > rows.limit[1])) {
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+      if (top[r] > rows.limit[r]) rows.raise(r, top[r]);
+  }
+  auto add = [&](auto weigh) {
+    float sum[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < HALF / 2; i++) sum[i % 4] += weigh(s[i], i / 2 % 2);
+#pragma unroll
+    for (int r = 0; r < 2; r++) rows.l[r] += faint[r] ? 0 : sum[2 * r] + sum[2 * r + 1];
+  };
+  if (some) add([&](float x, int r) {
+    const float apart = __fmul_rn(__fsub_rn(x, base_of(rows.base[r])), LOG2E), at_once = fmaf(x, LOG2E, rows.log2[r]);
+    return exp2_fast(cut[r] ? apart : at_once);
+  });
+  else add([&](float x, int r) { return exp2_fast(fmaf(x, LOG2E, rows.log2[r])); });
+}
+
+// lse and n of the rows of a tile, and which of the stripes from `stripe` to `highest` may hold an active pair.
+DEV void settle_rows(const HopperLazyArgs& c, const Own& s, const Work& w, const Rows& own, const Sums& rows, bool odd, int group, const float* tops, int stripe, int highest) {
+  constexpr int ROWS = ScoreFeed::ROWS;
+  const int warp = threadIdx.x / 32 - 4, lane = lane_id();
+  float lse[2], offset[2];
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    int seen = max(own.end[r] - own.begin[r], 0);
+    if (odd) seen = rows.seen[r], seen += __shfl_xor_sync(~0u, seen, 1), seen += __shfl_xor_sync(~0u, seen, 2);
+    float most = rows.base[r];
+    most = max_nan(most, __shfl_xor_sync(~0u, most, 1)), most = max_nan(most, __shfl_xor_sync(~0u, most, 2));
+    const float sum = quad_sum(__fmul_rn(rows.l[r], weight(rows.base[r], base_of(most))));
+    const Numbers numbers = counted(c.tau[w.head], seen);
+    lse[r] = seen ? most + logf(sum) : -INF, offset[r] = numbers.offset;  // (E3)
+    if (lane % 4 || own.row + 8 * r >= s.queries) continue;
+    const i64 at = row_at(c, s, w.head, own.row + 8 * r);
+    c.lse[at] = lse[r], c.numbers[at] = numbers;
+  }
+  u32 bits = 0;
+#pragma unroll 1
+  for (int i = stripe + lane % 4; i <= highest; i += 4)  // (E18)
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+      if (own.row + 8 * r < s.queries && may_be_active(tops[i * ROWS + 8 * r], lse[r], offset[r])) bits |= 1u << i;
+  bits = __reduce_or_sync(~0u, bits);
+  __syncwarp();
+  const int at = w.block * SCORE_GROUPS + group;
+  if (lane == 0 && at * SIDE < s.queries) c.active[((i64)(s.tile + at) * c.shape.heads + w.head) * 4 + warp % 4] = bits;
+}
+
+// The 16 rows of q of a warp, as the factor that products take from registers.
+DEV void load_queries(u32 (&q)[D / 4], u32 tile, int row) {
+#pragma unroll
+  for (int i = 0; i < D / 16; i++) {
+    u32 x[4];
+    load_blocks(tile + i / 4 * ScoreFeed::ROWS * 128 + swizzled(row + lane_id() % 16, 2 * (i % 4) + lane_id() / 16), x);
+#pragma unroll
+    for (int e = 0; e < 4; e++) q[4 * i + e] = x[e];
+  }
+}
+// Products with half a block of keys, from the lower word of its descriptor.
+DEV void issue_half(float (&s)[HALF / 2], const u32 (&q)[D / 4], u32 k) {
+  const u64 upper = k_major(0) >> 32 << 32;
+#pragma unroll
+  for (int i = 0; i < D / 16; i++) Mma<HALF>::rs<K_MAJOR>(s, q + 4 * i, upper | (k + ((i / 4) * PANEL + (i % 4) * 32) / 16), i > 0);
+}
+
+DEV void consume_scores(const ScoreFeed& feed, const HopperLazyArgs& c) {
+  constexpr int ROWS = ScoreFeed::ROWS;
+  u32 base = feed.base;
+  keep(base);
+  const int group = __shfl_sync(~0u, threadIdx.x / 128 - 1, 0), warp = threadIdx.x / 32 - 4, lane = lane_id();
+  const int near = KEYS - 1 + warp * 16 + lane / 4 - 2 * (lane & 3);
+  const bool odd = *c.odd;
+  float* const tops = feed.tops() + warp * 16 + lane / 4;
+  u32 k_first = k_major(base + ScoreFeed::AT_K);
+  keep(k_first);
+  u32 stage = 0, phase = 0, tile = 0, q_phase = 0;
+  for (;;) {
+    wait(base + ScoreFeed::Q_FULL + 8 * tile, q_phase);
+    const int t = tile_at(base + ScoreFeed::TILE + 16 * tile);
+    if (t < 0) break;
+    const Work w = work<SCORE_GROUPS, true>(t, c);
+    const Own s = sequence_of<true>(c, w.batch);
+    const Blocks blocks = key_blocks<SCORE_GROUPS, KEYS>(c.spans, s, w.block);
+    const Rows own(c, w, s, ROWS);
+    const int each = stripe_blocks(s), distance = distance_of(c, s, w.block * ROWS + group * 64, 0);
+    // A half of a block whose first key lies between them has a bias.
+    int near_after = c.bias ? distance - HALF - c.width : 0, near_before = c.bias ? distance + 64 : 0;
+    keep(near_after), keep(near_before);
+    Sums rows;
+    u32 q[D / 4];
+    load_queries(q, base + tile * ScoreFeed::TILE_BYTES, warp * 16);
+    int n = blocks.end - 1;
+    auto leave = [&] {
+      warp_arrive(base + ScoreFeed::K_EMPTY + 8 * stage);
+      if (++stage == ScoreFeed::STAGES) stage = 0, phase ^= 1;
+    };
+    // Leaves out blocks of which no row of the warpgroup sees a key.
+    auto pass = [&] {
+#pragma unroll 1
+      for (; n >= blocks.begin && !own.sees(n * KEYS); n--) wait(base + ScoreFeed::K_FULL + 8 * stage, phase), leave();
+    };
+    // The keys of the block from `from` on.
+    auto weigh = [&](float (&x)[HALF / 2], int from, const float* bias) {
+      const int key = n * KEYS + from;
+      if (!own.sees(key, HALF)) return;
+      score(x, c.shape.scale, near_after < key && key < near_before, bias - from);
+      bool cut[2] = {}, some = odd;
+      if (!own.sees_all(key, HALF)) {
+        hide(x, own.begin, own.end, key), some = true;
+#pragma unroll
+        for (int r = 0; r < 2; r++) cut[r] = own.cuts(r, key, HALF);
+      }
+      if (odd) {  // a bias of -inf hides pairs
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+          cut[r] |= hides(x, r);
+#pragma unroll
+          for (int j = 0; j < HALF / 4; j++) rows.seen[r] += x[4 * (j / 2) + 2 * r + j % 2] != -INF;
+        }
+      }
+      take(x, rows, some, cut);
+    };
+    auto multiply = [&](float (&x)[HALF / 2], u32 k) {
+      pin(x), pin(q), mma_begin();
+      issue_half(x, q, k);
+      mma_commit(), mma_wait<0>(), pin(x);
+    };
+    pass();
+    int stripe = n >= blocks.begin ? n / each : STRIPES, rest = n - stripe * each;
+    const int highest = n >= blocks.begin ? stripe : -1;
+    rows.top[0] = rows.top[1] = -INF;
+#pragma unroll 1
+    for (; n >= blocks.begin && own.sees(n * KEYS); n--) {
+      float x[HALF / 2];
+      wait(base + ScoreFeed::K_FULL + 8 * stage, phase);
+      const u32 k = __shfl_sync(~0u, k_first + stage * (KV_BYTES / 16), 0);
+      const float* const bias = feed.bias(stage) + near;
+      if (rest < 0) stripe--, rest = each - 1, rows.top[0] = rows.top[1] = -INF;
+      rest--;
+      multiply(x, k + HALF * 128 / 16);
+      weigh(x, HALF, bias);
+      multiply(x, k);
+      weigh(x, 0, bias);
+      leave();
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        float top = rows.top[r];
+        top = max_nan(top, __shfl_xor_sync(~0u, top, 1)), top = max_nan(top, __shfl_xor_sync(~0u, top, 2));
+        if (lane % 4 == 0) tops[stripe * ROWS + 8 * r] = top;
+      }
+    }
+    pass();
+    warp_arrive(base + ScoreFeed::Q_EMPTY + 8 * tile);
+    if (++tile == ScoreFeed::TILES) tile = 0, q_phase ^= 1;
+    settle_rows(c, s, w, own, rows, odd, group, tops, stripe, highest);
+  }
+}
+extern "C" __global__ void __launch_bounds__(128 * (SCORE_GROUPS + 1), 1) scores(const __grid_constant__ HopperLazyArgs c) {
+  ScoreFeed feed;
+  if (threadIdx.x < 128) {
+    registers_down<32>();
+    if (threadIdx.x < 32) feed.produce(c);
+  } else {
+    registers_up<SCORE_GROUPS == 4 ? 112 : 160>();
+    consume_scores(feed, c);
+  }
+}
+
+// ---- o and Σ a P v -----------------------------------------------------------------------------------------------------
+constexpr int VALUE_GROUPS = D == 64 ? 3 : 2;  // what fits the registers
+using ValueFeed = Feed<VALUE_GROUPS, VALUES>;
+CHECK_SHARED(values, ValueFeed::BYTES);
+CHECK_SHARED(sums, ValueFeed::BYTES);
+
+// What multiplies v where it is above 0: e, or P where Σ a P v is wanted, from S (E4), (E5).
+template <bool MASKED, bool PV> DEV void activate(float (&s)[KEYS / 2], const float (&base)[2], const float (&offset)[2]) {
+#pragma unroll
+  for (int i = 0; i < KEYS / 2; i++) {
+    const float x = s[i], p = weight(x, base[i / 2 % 2]), e = raised(p, offset[i / 2 % 2]);
+    s[i] = PV ? (e <= 0 ? 0 : p) : e;
+    if (MASKED && x == -INF) s[i] = 0;
+  }
+}
+DEV void pack_all(const float (&s)[KEYS / 2], u32 (&p)[KEYS / 4]) {
+#pragma unroll
+  for (int i = 0; i < KEYS / 4; i++) p[i] = pack_above(s[2 * i], s[2 * i + 1]);
+}
+DEV void issue_values(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v) {  // o += p·v
+#pragma unroll
+  for (int i = 0; i < KEYS / 16; i++) Mma<D>::rs<MN_MAJOR>(o, p + 4 * i, mn_major(v + i * 2048, PANEL), 1);
+}
+// What values that are not finite add: every key of the blocks that were walked.
+template <bool PV> DEV void add_odd_values(float (&o)[D / 2], const HopperLazyArgs& c, const Own& s, const Work& w, const Rows& own, const Blocks& blocks, u32 stripes,
+                                           const float (&base)[2], const float (&offset)[2]) {
+#pragma unroll 1
+  for (int n = blocks.begin; n < blocks.end; n++) {
+    if (!(stripes >> n / stripe_blocks(s) & 1)) continue;
+#pragma unroll 1
+    for (int j = n * KEYS; j < min(n * KEYS + KEYS, s.keys); j++) {
+      const u16* v = row_of(c.v_rows, s.batch, w.head / (s.heads / s.key_heads), s.key_start + j);
+      if (!is_odd(v)) continue;
+      float factor[2];
+      bool seen[2];
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        const float x = score_alone(c, s, w.head, min(own.row + 8 * r, s.queries - 1), j), p = weight(x, base[r]);
+        seen[r] = x != -INF && is_active(p, offset[r]);
+        factor[r] = PV ? p : raised(p, offset[r]);
+      }
+      add_odd(o, factor, seen, v);
+    }
+  }
+}
+// Σ a P v of this thread's rows.
+DEV void store_wide(const HopperLazyArgs& c, const Own& s, const Work& w, int row, const float (&o)[D / 2]) {
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    float* to = c.pv.data + s.batch * c.pv.batch + w.head * c.pv.head + (s.query_start + row + 8 * r) * c.pv.row;
+#pragma unroll
+    for (int j = 0; j < D / 4; j++) {
+      const int column = 8 * (j / 2) + 2 * (lane_id() & 3) + j % 2;
+      if (row + 8 * r < s.queries && column < c.columns) to[column] = o[4 * (j / 2) + 2 * r + j % 2];
+    }
+  }
+}
+
+template <bool PV> DEV void consume_values(const ValueFeed& feed, const HopperLazyArgs& c) {
+  constexpr int ROWS = ValueFeed::ROWS;
+  const u32 base = feed.base;
+  const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 - 4, lane = lane_id();
+  const u32 staging = base + ValueFeed::AT_OUT + group * 64 * D * 2;
+  const int near = KEYS - 1 + warp * 16 + lane / 4 - 2 * (lane & 3);
+  const bool odd = *c.odd;
+  u32 stage_k = 0, phase_k = 0, stage_v = 0, phase_v = 0, tile = 0, q_phase = 0;
+  for (;;) {
+    wait(base + ValueFeed::Q_FULL + 8 * tile, q_phase);
+    const u32 words = base + ValueFeed::TILE + 16 * tile;
+    const int t = tile_at(words);
+    if (t < 0) break;
+    const Work w = work<VALUE_GROUPS, true>(t, c);
+    const Own s = sequence_of<true>(c, w.batch);
+    const Blocks blocks = key_blocks<VALUE_GROUPS, KEYS>(c.spans, s, w.block);
+    const Rows own(c, w, s, ROWS);
+    const int each = stripe_blocks(s);
+    // Which stripes the warpgroups walk, and this one attends to.
+    const u32 stripes = tile_at(words + 4) | tile_at(words + 8) | tile_at(words + 12), mine = tile_at(words + 4 + 4 * group);
+    const u32 q = base + tile * ValueFeed::TILE_BYTES + group * 64 * 128, q_empty = base + ValueFeed::Q_EMPTY + 8 * tile;
+    if (++tile == ValueFeed::TILES) tile = 0, q_phase ^= 1;
+    float o[D / 2], lse[2], offset[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const i64 at = row_at(c, s, w.head, min(own.row + 8 * r, s.queries - 1));
+      lse[r] = base_of(c.lse[at]), offset[r] = c.numbers[at].offset;
+    }
+#pragma unroll
+    for (int i = 0; i < D / 2; i++) o[i] = 0;
+    u32 p[KEYS / 4];
+    bool flies = false;  // whether the product of the block before is on its way
+    auto land = [&] {
+      flies = false;
+      warp_arrive(base + ValueFeed::V_EMPTY + 8 * stage_v);
+      if (++stage_v == ValueFeed::STAGES) stage_v = 0, phase_v ^= 1;
+    };
+    auto leave_k = [&] {
+      warp_arrive(base + ValueFeed::K_EMPTY + 8 * stage_k);
+      if (++stage_k == ValueFeed::STAGES) stage_k = 0, phase_k ^= 1;
+    };
+#pragma unroll 1
+    for (int n = ValueFeed::next(blocks.end - 1, blocks.begin, stripes, each); n >= blocks.begin; n = ValueFeed::next(n - 1, blocks.begin, stripes, each)) {
+      wait(base + ValueFeed::K_FULL + 8 * stage_k, phase_k);
+      if (!odd && !(mine >> n / each & 1 && own.sees(n * KEYS))) {
+        mma_wait<0>(), pin(o), pin(p);
+        if (flies) land();
+        leave_k();
+        wait(base + ValueFeed::V_FULL + 8 * stage_v, phase_v);
+        land();
+        continue;
+      }
+      float x[KEYS / 2];
+      pin(x), mma_begin();
+      issue_scores<ROWS>(x, q, base + ValueFeed::AT_K + stage_k * KV_BYTES);
+      mma_commit(), mma_wait<0>(), pin(x), pin(o), pin(p);
+      if (flies) land();
+      score(x, c.shape.scale, is_near(c, distance_of(c, s, w.block * ROWS + group * 64, n * KEYS), 64), feed.bias(stage_k) + near);
+      leave_k();
+      if (odd || own.is_cut(n * KEYS)) {
+        hide(x, own.begin, own.end, n * KEYS);
+        activate<true, PV>(x, lse, offset);
+      } else {
+        activate<false, PV>(x, lse, offset);
+      }
+      pack_all(x, p);
+      wait(base + ValueFeed::V_FULL + 8 * stage_v, phase_v);
+      const u32 v = base + ValueFeed::AT_V + stage_v * KV_BYTES;
+      if (odd) {  // all warpgroups together
+        named_sync(15, 128 * VALUE_GROUPS);
+        clear_odd(v, KV_BYTES, threadIdx.x - 128, 128 * VALUE_GROUPS);
+        proxy_fence();
+        named_sync(15, 128 * VALUE_GROUPS);
+      }
+      pin(o), pin(p), mma_begin();
+      issue_values(o, p, v), mma_commit();  // (E6)
+      flies = true;
+    }
+    mma_wait<0>(), pin(o), pin(p);
+    if (flies) land();
+    warp_arrive(q_empty);
+    if (odd) add_odd_values<PV>(o, c, s, w, own, blocks, stripes, lse, offset);
+    if (PV) {
+      store_wide(c, s, w, own.row, o);
+      continue;
+    }
+    if (PACKED && w.block * ROWS + group * 64 + 64 > s.queries) {  // rows of the next sequence lie in the box
+      store_rows(c.o_rows, s.batch, w.head, s.query_start, own.row, s.queries, o, 1);
+      continue;
+    }
+    if (threadIdx.x % 128 == 0) store_wait_read();
+    named_sync(1 + group, 128);
+#pragma unroll
+    for (int j = 0; j < D / 16; j++) {
+      int r = warp % 4 * 16 + lane % 16, piece = 2 * j + lane / 16;
+      store_blocks(staging + piece / 8 * 8192 + swizzled(r, piece % 8), pack(o[8 * j], o[8 * j + 1]), pack(o[8 * j + 2], o[8 * j + 3]),
+                   pack(o[8 * j + 4], o[8 * j + 5]), pack(o[8 * j + 6], o[8 * j + 7]));
+    }
+    proxy_fence();
+    named_sync(1 + group, 128);
+    if (threadIdx.x % 128 == 0) {
+      store5(&c.o, staging, s.query_start + w.block * ROWS + group * 64, w.head, s.batch);
+      store_commit();
+    }
+  }
+  if (threadIdx.x % 128 == 0) store_wait();
+}
+template <bool PV> DEV void all_values(const HopperLazyArgs& c) {
+  ValueFeed feed;
+  if (threadIdx.x < 128) {
+    registers_down<VALUE_GROUPS == 2 ? 40 : 32>();
+    if (threadIdx.x < 32) feed.produce(c);
+  } else {
+    registers_up<VALUE_GROUPS == 2 ? 232 : 160>();
+    consume_values<PV>(feed, c);
+  }
+}
+extern "C" __global__ void __launch_bounds__(128 * (VALUE_GROUPS + 1), 1) values(const __grid_constant__ HopperLazyArgs c) { all_values<false>(c); }
+extern "C" __global__ void __launch_bounds__(128 * (VALUE_GROUPS + 1), 1) sums(const __grid_constant__ HopperLazyArgs c) { all_values<true>(c); }

@@ -1,0 +1,320 @@
+// The first order of linear_attention for 16-bit operands on the tensor cores of any GPU from sm_80 on: the blocks of
+// portable.cu, with P_ij (y_i·b_j), weighted rows and the states rounded to the storage type before they are multiplied.
+//
+//   sums     a block owns the state of a chunk and a key head                       (R22), (R28)
+//   attend   a block owns a micro-chunk of a head: o, dq, dk or dv                  (R21), (R24)–(R26)
+//   flow     a block owns a chunk of a key head: dg                                 (R27)
+//
+// Each product is rounded twice on its way (N23): weights (R23), rows that are weighted before they are added to a
+// state, and S and D where they are read. `scan` writes S and D in the storage type; sums, `scan` itself and dg stay
+// in f32.
+//
+// 0 times a non-finite number is NaN, in a state as in a pair. So these kernels say whether a result is not finite.
+// Then they compute all again with 0 in place of non-finite operands, and the portable kernels write theirs where
+// those are not finite, or where their own are not: what no NaN reaches keeps its bits, and what overflows in f16
+// alone is right. All of it is enqueued in any case and exits immediately where nothing was found;
+// `Options.assume_finite` leaves it out.
+//
+// Compile-time: STORAGE (1|2); WHOLE, see `load_tile`; KW and CW, the columns of y and b, and of x and out: 64 or 128.
+// For `sums` and `flow` they are those of D and E.
+constexpr u32 Y_BYTES = SIDE * KW * 2, X_BYTES = SIDE * CW * 2, STATE_BYTES = KW * CW * 2;
+constexpr u32 STAGE_BYTES = Y_BYTES + X_BYTES > STATE_BYTES ? Y_BYTES + X_BYTES : STATE_BYTES;
+
+// ---- states ----------------------------------------------------------------------------------------------------------
+CHECK_SHARED(sums, 2 * (Y_BYTES + X_BYTES));  // the left and right factors of a chunk
+// A warp has 16·M rows of the state.
+extern "C" __global__ void __launch_bounds__(THREADS) sums(const __grid_constant__ LinearArgs c) {
+  if (idle(c)) return;
+  extern __shared__ __align__(128) char bytes[];
+  constexpr int M = KW / 64;
+  const u32 at_left = shared(bytes), at_right = at_left + 2 * Y_BYTES;
+  const int key_head = blockIdx.x % c.key_heads, number = blockIdx.x / c.key_heads, lane = lane_id();
+  const Chunk chunk = c.chunks[number];
+  const Gates gates(c, c.gates, chunk, key_head);
+  const int many = c.back ? group_of(c) : 1;
+  float sum[M][CW / 8][4];
+  clear<M, CW>(sum);
+#pragma unroll 1
+  for (int h = key_head * many; h < (key_head + 1) * many; h++) {
+    __syncthreads();
+    load_tile<CHUNK, KW>(at_left, chunk_rows(c.y, chunk, h, 0), c.dim);
+    load_tile<CHUNK, CW>(at_right, chunk_rows(c.x, chunk, h, 0), c.value_dim);
+    copy_commit(), copy_wait<0>();
+    __syncthreads();
+    if (c.mode == CLEANSE) {
+      clear_odd<CHUNK, KW>(at_left), clear_odd<CHUNK, CW>(at_right);
+      __syncthreads();
+    }
+#pragma unroll
+    for (int i = 0; i < CHUNK / 16; i++) {
+      u32 a[M][4];
+#pragma unroll
+      for (int m = 0; m < M; m++) {
+        const int piece = (warp_id() * M + m) * 2 + lane / 8 % 2;
+        load_blocks_transposed(place<CHUNK>(at_left, 16 * i + lane / 16 * 8 + lane % 8, piece), a[m]);
+      }
+      if (c.gates) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const int t = 16 * i + 8 * half + 2 * (lane % 4);
+          float even = t < chunk.len ? gates.reach(t, !c.back) : 0, odd = t + 1 < chunk.len ? gates.reach(t + 1, !c.back) : 0;
+#pragma unroll
+          for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+              u32& x = a[m][2 * half + r];
+              x = pack(even == 0 ? 0 : even * read((element)x), odd == 0 ? 0 : odd * read((element)(x >> 16)));
+            }
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < CW / 16; j++) {
+        u32 y[4];
+        load_blocks_transposed(place<CHUNK>(at_right, 16 * i + lane / 8 % 2 * 8 + lane % 8, 2 * j + lane / 16), y);
+#pragma unroll
+        for (int m = 0; m < M; m++) multiply(sum[m][2 * j], a[m], y[0], y[1]), multiply(sum[m][2 * j + 1], a[m], y[2], y[3]);
+      }
+    }
+  }
+  float* to = c.states + state_at(c, number, key_head);
+  bool odd = false;
+#pragma unroll
+  for (int r = 0; r < 2 * M; r++)
+#pragma unroll
+    for (int j = 0; j < CW / 8; j++)
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        int d = row_of<M>(r), column = 8 * j + 2 * (lane % 4) + e;
+        float x = c.scale * sum[r / 2][j][2 * (r & 1) + e];
+        if (d >= c.dim || column >= c.value_dim) continue;
+        to[(i64)d * c.value_dim + column] = x, odd |= is_odd(x);
+      }
+  tell(c, odd);
+}
+
+// ---- results ---------------------------------------------------------------------------------------------------------
+// P_ij (y_i·b_j) of two micro-chunks from products, 0 where a pair is not seen. DIAGONAL: of the same one.
+template <bool DIAGONAL, class D> DEV void weigh(float (&p)[1][SIDE / 8][4], int own, int other, int len, bool back, float scale, const D& decay) {
+#pragma unroll
+  for (int r = 0; r < 2; r++)
+#pragma unroll
+    for (int j = 0; j < SIDE / 8; j++)
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        float& x = p[0][j][2 * r + e];
+        int m = own + row_of<1>(r), n = other + 8 * j + 2 * (lane_id() % 4) + e;
+        int i = back ? n : m, j1 = back ? m : n;
+        float weight = (!DIAGONAL || j1 <= i) && i < len ? decay(j1, i) : 0;
+        x = weight == 0 ? 0 : scale * (weight * x);  // (R23)
+      }
+}
+// With the decays of a problem: none, a power for each head, sums of tokens.
+DEV void weigh_all(const LinearArgs& c, const Gates& gates, float log, float (&p)[1][SIDE / 8][4], int own, int other, int len, bool back, float scale) {
+  auto one = [](int, int) { return 1.0f; };
+  auto power = [&](int j, int i) { return i == j ? 1 : exp2_fast(log * (i - j)); };
+  auto table = [&](int j, int i) { return gates.decay(j, i); };
+  if (own == other) {
+    if (!c.gates) weigh<true>(p, own, other, len, back, scale, one);
+    else if (c.by_head) weigh<true>(p, own, other, len, back, scale, power);
+    else weigh<true>(p, own, other, len, back, scale, table);
+    return;
+  }
+  if (!c.gates) weigh<false>(p, own, other, len, back, scale, one);
+  else if (c.by_head) weigh<false>(p, own, other, len, back, scale, power);
+  else weigh<false>(p, own, other, len, back, scale, table);
+}
+DEV float log_of(const LinearArgs& c, int key_head) { return c.gates && c.by_head ? c.logs[key_head] * LOG2E : 0; }
+
+// sum += y·S: y a tile of 64 rows, S one of KW rows.
+DEV void add_state(float (&sum)[1][CW / 8][4], u32 y, u32 state) {
+  const int lane = lane_id();
+#pragma unroll
+  for (int i = 0; i < KW / 16; i++) {
+    u32 a[4];
+    load_blocks(place<SIDE>(y, warp_id() * 16 + lane % 16, 2 * i + lane / 16), a);
+#pragma unroll
+    for (int j = 0; j < CW / 16; j++) {
+      u32 b[4];
+      load_blocks_transposed(place<KW>(state, 16 * i + lane / 8 % 2 * 8 + lane % 8, 2 * j + lane / 16), b);
+      multiply(sum[0][2 * j], a, b[0], b[1]), multiply(sum[0][2 * j + 1], a, b[2], b[3]);
+    }
+  }
+}
+
+// Each row's numbers times those of `with`, in all four threads of the row; 0 where `absent`.
+DEV void dot_rows(float (&out)[2], const float (&sum)[1][CW / 8][4], const Rows& with, int width, const bool (&absent)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    int row = row_of<1>(r);
+    float all = 0;
+    if (row < with.count)
+#pragma unroll
+      for (int j = 0; j < CW / 8; j++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          int column = 8 * j + 2 * (lane_id() % 4) + e;
+          if (column < width) all = fmaf(sum[0][j][2 * r + e], read(with.at[row * with.stride + column]), all);
+        }
+    all = quad_sum(all);
+    out[r] = absent[r] ? 0 : all;
+  }
+}
+DEV void put_dots(const LinearArgs& c, float* to, const Chunk& chunk, int heads, int head, int row, const float (&x)[2], float scale) {
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    int i = row + row_of<1>(r);
+    if (lane_id() % 4 == 0 && i < chunk.len) to[((i64)chunk.batch * heads + head) * c.tokens + chunk.start + i] = scale * x[r];
+  }
+}
+
+// y; b and x of the first tile; the state, then b and x of every second tile.
+CHECK_SHARED(attend, 2 * Y_BYTES + X_BYTES + STAGE_BYTES);
+extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const __grid_constant__ LinearArgs c) {
+  if (idle(c)) return;
+  extern __shared__ __align__(128) char bytes[];
+  const u32 at_y = shared(bytes), at_first = at_y + Y_BYTES, at_state = at_first + Y_BYTES + X_BYTES;
+  const int heads = c.back ? c.key_heads : c.heads, head = blockIdx.x % heads, group = group_of(c);
+  const int key_head = c.back ? head : head / group;
+  const Strip strip = c.strips[blockIdx.x / heads];
+  const Chunk chunk = c.chunks[strip.chunk];
+  const Gates gates(c, c.gates, chunk, key_head);
+  const bool blank = c.blank && chunk.ends & (c.back ? 2 : 1);
+  // Tiles of pairs: of each head, those of the chunk that the rows see or are seen by, the diagonal one first.
+  const int rows = c.back ? (chunk.len - strip.row + SIDE - 1) / SIDE : strip.row / SIDE + 1;
+  const int tiles = c.x.data ? c.back ? group * rows : rows : 0;
+  auto head_of = [&](int n) { return c.back ? key_head * group + n / rows : key_head; };
+  auto row_of_tile = [&](int n) { return c.back ? strip.row + n % rows * SIDE : strip.row - n * SIDE; };
+  auto load = [&](int n, u32 to) {
+    if (n >= tiles) return;
+    load_tile<SIDE, KW>(to, chunk_rows(c.b, chunk, head_of(n), row_of_tile(n)), c.inner);
+    load_tile<SIDE, CW>(to + Y_BYTES, chunk_rows(c.x, chunk, head_of(n), row_of_tile(n)), c.outer);
+  };
+  auto stage = [&](int n) { return n % 2 ? at_state : at_first; };
+  load_tile<SIDE, KW>(at_y, chunk_rows(c.y, chunk, head, strip.row), c.inner);
+  if (!blank) {
+    const element* state = c.narrow + state_at(c, strip.chunk, key_head);
+    if (c.turned) load_tile<CW, KW>(at_state, Rows{state, c.inner, c.outer}, c.inner);
+    else load_tile<KW, CW>(at_state, Rows{state, c.outer, c.inner}, c.outer);
+  }
+  copy_commit();
+  load(0, stage(0)), copy_commit();
+  copy_wait<1>();
+  __syncthreads();
+  if (c.mode == CLEANSE) {
+    clear_odd<SIDE, KW>(at_y);
+    if (!blank) c.turned ? clear_odd<CW, KW>(at_state) : clear_odd<KW, CW>(at_state);
+    __syncthreads();
+  }
+  float sum[1][CW / 8][4], number[2];
+  clear<1, CW>(sum);
+  bool absent[2] = {true, true};
+  if (!blank) {
+    if (c.turned) products<1, CW, KW>(sum, at_y, at_state);
+    else add_state(sum, at_y, at_state);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      int i = strip.row + row_of<1>(r);
+      float reach = i < chunk.len ? gates.reach(i, c.back) : 0;
+      absent[r] = reach == 0;
+#pragma unroll
+      for (int j = 0; j < CW / 8; j++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) sum[0][j][2 * r + e] = reach == 0 ? 0 : sum[0][j][2 * r + e] * (reach * c.state_scale);
+    }
+  }
+  const Rows dot = tangent_rows(c.dot, Rows{}, chunk, head, strip.row);
+  if (c.state_dots) {
+    dot_rows(number, sum, dot, c.outer, absent);
+    put_dots(c, c.state_dots, chunk, heads, head, strip.row, number, c.dot_scale);
+  }
+  const float log = log_of(c, key_head);
+#pragma unroll 1
+  for (int n = 0; n < tiles; n++) {
+    copy_wait<0>();
+    __syncthreads();  // tile n is here, and all are done with the other stage
+    load(n + 1, stage(n + 1)), copy_commit();
+    const u32 b = stage(n), x = b + Y_BYTES;
+    if (c.mode == CLEANSE) {
+      clear_odd<SIDE, KW>(b), clear_odd<SIDE, CW>(x);
+      __syncthreads();
+    }
+    u32 packed[1][SIDE / 8][2];
+    {
+      float p[1][SIDE / 8][4];
+      products<1, SIDE, KW>(p, at_y, b);
+      weigh_all(c, gates, log, p, strip.row, row_of_tile(n), chunk.len, c.back, c.scale);
+      pack_all<1, SIDE>(packed, p);
+    }
+    accumulate<1, SIDE, CW>(sum, packed, x);
+  }
+  if (c.dots) {
+    absent[0] = absent[1] = false;
+    dot_rows(number, sum, dot, c.outer, absent);
+    put_dots(c, c.dots, chunk, heads, head, strip.row, number, 1);
+  }
+  bool odd = false;
+#pragma unroll
+  for (int j = 0; j < CW / 8; j++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) odd |= is_odd(sum[0][j][e]);
+  tell(c, odd);
+  const float factor[2] = {c.store_scale, c.store_scale};
+  if (c.out.data) store<1, CW>(c.out, chunk.batch, head, chunk.start + strip.row, chunk.len - strip.row, sum, factor, 0, c.outer);
+}
+
+// ---- gates -----------------------------------------------------------------------------------------------------------
+// q, k, dout and v of a micro-chunk; numbers of its pairs.
+CHECK_SHARED(flow, 2 * (Y_BYTES + X_BYTES) + 4 * MICRO * PITCH);
+extern "C" __global__ void __launch_bounds__(THREADS) flow(const __grid_constant__ LinearArgs c) {
+  if (idle(c)) return;
+  extern __shared__ __align__(128) char bytes[];
+  const u32 at_q = shared(bytes), at_k = at_q + Y_BYTES, at_dout = at_k + Y_BYTES, at_v = at_dout + X_BYTES;
+  float* w = (float*)(bytes + 2 * (Y_BYTES + X_BYTES));
+  auto pairs = [&](const LinearArgs& c, const Chunk& chunk, const Gates& gates, int key_head, int row, int key) {
+    const int group = group_of(c);
+    const float log = log_of(c, key_head);
+    float sum[1][SIDE / 8][4];
+    clear<1, SIDE>(sum);
+#pragma unroll 1
+    for (int h = key_head * group; h < (key_head + 1) * group; h++) {
+      __syncthreads();
+      load_tile<SIDE, KW>(at_q, chunk_rows(c.q, chunk, h, row), c.dim), load_tile<SIDE, KW>(at_k, chunk_rows(c.k, chunk, key_head, key), c.dim);
+      load_tile<SIDE, CW>(at_dout, chunk_rows(c.dout, chunk, h, row), c.value_dim);
+      load_tile<SIDE, CW>(at_v, chunk_rows(c.v, chunk, key_head, key), c.value_dim);
+      copy_commit(), copy_wait<0>();
+      __syncthreads();
+      if (c.mode == CLEANSE) {
+        clear_odd<SIDE, KW>(at_q), clear_odd<SIDE, KW>(at_k), clear_odd<SIDE, CW>(at_dout), clear_odd<SIDE, CW>(at_v);
+        __syncthreads();
+      }
+      float a[1][SIDE / 8][4], b[1][SIDE / 8][4];
+      products<1, SIDE, KW>(a, at_q, at_k);
+      products<1, SIDE, CW>(b, at_dout, at_v);
+      weigh_all(c, gates, log, a, row, key, chunk.len, false, c.scale);
+#pragma unroll
+      for (int j = 0; j < SIDE / 8; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+          if (a[0][j][e] != 0) sum[0][j][e] = fmaf(a[0][j][e], b[0][j][e], sum[0][j][e]);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+      for (int j = 0; j < SIDE / 8; j++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) w[PITCH * row_of<1>(r) + 8 * j + 2 * (lane_id() % 4) + e] = sum[0][j][2 * r + e];
+    __syncthreads();
+  };
+  auto states = [](const LinearArgs& c, const Chunk& chunk, const Gates& gates, int number, int key_head) {
+    const float decay = gates.reach(chunk.len - 1, 0);
+    const i64 at = state_at(c, number, key_head);
+    float sum = 0;
+    if (decay != 0)
+      for (int i = threadIdx.x; i < c.dim * c.value_dim; i += THREADS) {
+        float s = read(c.narrow[at + i]), d = read(c.other_narrow[at + i]);
+        if (c.mode != CLEANSE || !(is_odd(s) || is_odd(d))) sum = fmaf(s, d, sum);
+      }
+    return decay == 0 ? 0.0f : decay * sum_of_block(sum);
+  };
+  flow_of_chunk(c, w, pairs, states, blockIdx.x);
+}

@@ -1,0 +1,139 @@
+// linear_attention for compute capability 9.0: a walk along a sequence as the host describes it, decays, rows of
+// threads.
+//
+// Compile-time: STORAGE (1|2); KW, the columns of y and b, rounded up: 64 or 128; BY_TOKEN, a log-decay for each
+// token, not for each head.
+
+// Every result is o of another problem (the closure of R4–R6): out_i = Σ_j w_ij x_j + reach_i y_i·state, with
+// w_ij = P_ij (y_i·b_j), and the state is made of bᵀ x. Fields: linear_attention/args.rs.
+KERNEL_ARGS(WalkArgs)
+
+constexpr int CHUNK = 128, COLUMNS = 64, STAGES = 2;
+constexpr u32 PANEL = CHUNK * 128, Y_BYTES = CHUNK * KW * 2, STATE_BYTES = KW * 128;
+// In shared memory: y, b and x in two stages; x weighted; the state in two buffers; out; decays; barriers. BY_TOKEN out has no
+// place, so that decays have more.
+constexpr u32 AT_B = STAGES * Y_BYTES, AT_X = 2 * AT_B, AT_WEIGHTED = AT_X + STAGES * PANEL, AT_STATE = AT_WEIGHTED + PANEL,
+              AT_OUT = AT_STATE + 2 * STATE_BYTES, AT_DECAYS = AT_OUT + PANEL, FULL = AT_DECAYS + 2568, EMPTY = FULL + 8 * STAGES, EMPTY_X = EMPTY + 8 * STAGES,
+              WEIGHTED = EMPTY_X + 8 * STAGES, TAKEN = WEIGHTED + 8, SHOWN = TAKEN + 8, WALK_BYTES = SHOWN + 16;
+constexpr u32 AT_ZEROS = BY_TOKEN ? AT_OUT : AT_DECAYS, AT_TABLES = AT_OUT + 1024;  // zeros: eight rows of a state that is none
+
+DEV bool is_odd(float x) { return !(fabsf(x) < INF); }
+
+// ---- bulk tensor copies ------------------------------------------------------------------------------------------------
+// Four axes: (column, row, head, batch). What lies beyond the tensor is read as 0 and not written.
+DEV void load4(u32 to, const TensorMap* m, u32 b, int column, int row, int head, int batch) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4,%5,%6}], [%2];"
+               ::"r"(to), "l"(m), "r"(b), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
+}
+DEV void store4(const TensorMap* m, u32 from, int column, int row, int head, int batch) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2,%3,%4,%5}], [%1];"
+               ::"l"(m), "r"(from), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
+}
+
+// To the L2 cache alone.
+DEV void prefetch4(const TensorMap* m, int column, int row, int head, int batch) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1,%2,%3,%4}];" ::"l"(m), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
+}
+DEV void prefetch_bytes(const void* from, u32 bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
+// ---- decays (R20) ------------------------------------------------------------------------------------------------------
+// A table of scale·P by the distance t = j - i of other and own token: e^{γ|t|} where the own token sees the other (BACK: is
+// seen by it), else 0. It lies there twice, so that a pair t, t + 1 begins at a multiple of 8 bytes whatever t is. The first
+// begins with further zeros: where BACK, it begins with 1024 bytes of them.
+constexpr int MIDDLE = 256, SECOND = 385, MIDDLE_OF_SECOND = 128;
+static_assert(4 * (SECOND + 257) == FULL - AT_DECAYS, "room for both");
+template <bool BACK> DEV void fill_decays(u32 table, int thread, float log, float scale) {
+#pragma unroll 1
+  for (int i = thread; i < SECOND; i += 256) {
+    int t = i - MIDDLE;
+    float x = t >= -CHUNK && (BACK ? t >= 0 : t <= 0) ? scale * exp2_fast(log * (BACK ? t : -t)) : 0;
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(table + 4 * i), "f"(x) : "memory");
+    if (t >= -CHUNK) asm volatile("st.shared.f32 [%0], %1;" ::"r"(table + 4 * (SECOND + t + MIDDLE_OF_SECOND)), "f"(x) : "memory");
+  }
+}
+DEV u32 decays_at(u32 table, int t) {  // of t, t + 1, and of those at even distances from them
+  return table + 4 * (t + (t & 1 ? SECOND + MIDDLE_OF_SECOND : MIDDLE));
+}
+
+// ---- tiles -------------------------------------------------------------------------------------------------------------
+constexpr u32 TOP = STORAGE == 1 ? 0x7f80 : 0x7c00;  // the exponent of infinities and NaN
+DEV u32 finite(u32 x) {                               // the bits of a pair that are kept
+  return ((x & 0x7fff) < TOP ? 0xffff : 0) | ((x >> 16 & 0x7fff) < TOP ? 0xffff0000 : 0);
+}
+// Puts 0 into the rows of a tile from `count` on, which are those of other sequences, and, where asked, in place of what is
+// not finite.
+template <int THREADS = 256> DEV void tidy(u32 tile, int panels, int count, bool cleanse, int thread) {
+#pragma unroll 1
+  for (int i = thread; i < panels * CHUNK * 32; i += THREADS) {
+    u32 x = load_word(tile + 4 * i), keep = i / 32 % CHUNK >= count ? 0 : cleanse ? finite(x) : ~0u;
+    if (x & ~keep) asm volatile("st.shared.u32 [%0], %1;" ::"r"(tile + 4 * i), "r"(x & keep) : "memory");
+  }
+}
+DEV void store_piece(u32 to, uint4 x) {
+  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+DEV u32 times(u32 x, float weight) {
+  float2 y = unpack(x);
+  return pack(y.x * weight, y.y * weight);
+}
+
+// ---- rows of a thread's accumulators -------------------------------------------------------------------------------------
+// Two rows, 8 apart, of a tensor: `count` of 16 bits are there from the first on, and `columns`.
+DEV void load_rows(u32 (&to)[COLUMNS / 4], const Tensor& x, i64 at, int count, int columns) {
+#pragma unroll
+  for (int j = 0; j < COLUMNS / 8; j++)
+#pragma unroll
+    for (int r = 0; r < 2; r++) to[2 * j + r] = 8 * r < count && 8 * j < columns ? *(const u32*)((const u16*)x.data + at + 8 * r * x.row + 8 * j) : 0;
+}
+DEV void store_rows(const Tensor& x, i64 at, int count, int columns, const float (&o)[COLUMNS / 2], float scale) {
+#pragma unroll
+  for (int j = 0; j < COLUMNS / 8; j++)
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+      if (8 * r < count && 8 * j < columns)
+        *(u32*)((u16*)x.data + at + 8 * r * x.row + 8 * j) = pack(fmaf(o[4 * j + 2 * r], scale, 0.0f), fmaf(o[4 * j + 2 * r + 1], scale, 0.0f));
+}
+// Of a quad's four words in each lane, those of word q of all four in lane q.
+DEV void turn_quad(u32 (&x)[4]) {
+  const bool odd = lane_id() & 1, high = lane_id() & 2;
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const u32 keep = odd ? x[i + 1] : x[i], other = __shfl_xor_sync(~0u, odd ? x[i] : x[i + 1], 1);
+    x[i] = odd ? other : keep, x[i + 1] = odd ? keep : other;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const u32 keep = high ? x[2 + i] : x[i], other = __shfl_xor_sync(~0u, high ? x[i] : x[2 + i], 2);
+    x[i] = high ? other : keep, x[2 + i] = high ? keep : other;
+  }
+}
+// All rows, in pieces of 16 bytes. `at`: of the thread's first row and the block's first column.
+DEV void store_pieces(const Tensor& x, i64 at, int columns, const float (&o)[COLUMNS / 2], float scale) {
+  const int lane = lane_id() & 3;
+#pragma unroll
+  for (int r = 0; r < 2; r++)
+#pragma unroll
+    for (int j = 0; j < COLUMNS / 8; j += 4) {
+      u32 piece[4];
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const int k = 4 * (j + i) + 2 * r;
+        piece[i] = pack(fmaf(o[k], scale, 0.0f), fmaf(o[k + 1], scale, 0.0f));
+      }
+      turn_quad(piece);
+      if (8 * (j + lane) < columns)
+        *(uint4*)((u16*)x.data + at + 8 * r * x.row + 8 * (j + lane)) = make_uint4(piece[0], piece[1], piece[2], piece[3]);
+    }
+}
+// The sum of a thread's numbers times those of such rows.
+DEV float dot_rows(const u32 (&x)[COLUMNS / 4], const float (&o)[COLUMNS / 2], int r) {
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < COLUMNS / 8; j++) {
+    float2 y = unpack(x[2 * j + r]);
+    sum = fmaf(o[4 * j + 2 * r], y.x, sum), sum = fmaf(o[4 * j + 2 * r + 1], y.y, sum);
+  }
+  return sum;
+}

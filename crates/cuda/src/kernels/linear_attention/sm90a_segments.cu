@@ -1,0 +1,129 @@
+// Long sequences on compute capability 9.0: segments that are walked side by side. What each adds to the state is
+// summed first, from 0; then the states go from one segment to the next, in f32; then all segments are walked at once.
+// How a sequence is cut depends on its number of tokens alone, so that bits do.
+//
+//   sums        of each segment by itself: Σ_j ω_j k_jᵀ v_j                 (R22)
+//   sums_back   σ Σ_i α_i q_iᵀ dout_i, over a group                      (R28)
+//   scan        from segment to segment: the sums become the states that walks begin with
+//
+// A sequence of up to 8192 tokens is one segment; a longer one has segments of the 64th part of its tokens, rounded up
+// to a power of two, at least 2048 and at most 8192. Neither heads nor batch count, on which bits must not depend.
+// States in f32, 4·D·E bytes a segment and key head, a thread of `scan` for each element. The first segment begins
+// with the given state, the last one leaves the final one. A segment whose result is not finite walks once more with 0
+// for such operands and elements of its first state. The level `sm90a-segments` takes a quarter of the sequence,
+// rounded up to a power of two, at least 128 tokens.
+
+// The state behind a segment whose state before is 0; whether it is not finite. The last one of a walk has no chunks here.
+template <bool BACK> DEV bool add_tokens(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Ring& ring) {
+  const int thread = threadIdx.x - 128;
+  const Thread t = this_thread();
+  const float log = log_of(c, p.key_head);
+  float h[COLUMNS / 2], whole = 1;
+#pragma unroll
+  for (int i = 0; i < COLUMNS / 2; i++) h[i] = 0;
+  if (BY_TOKEN) clear_tables(base, thread);
+  else fill_decays<BACK>(base + AT_DECAYS, thread, log, c.scale);
+  named_arrive(4, 96 + 256);
+#pragma unroll 1
+  for (int n = 0; n < p.chunks; n++) {
+    const int count = count_of<BACK>(p, n);
+#pragma unroll 1
+    for (int m = 0; m < p.many; m++) {
+      const u32 stage = ring.stage, b = base + AT_B + stage * Y_BYTES;
+      wait(base + FULL + 8 * stage, ring.phase);
+      if (cleanse || count < CHUNK) {
+        tidy(b, KW / 64, count, cleanse, thread);
+        proxy_fence();
+        named_sync(1, 256);
+      }
+      wait(base + WEIGHTED, ring.turn);
+      if (m == 0) {
+        const float all = BY_TOKEN ? number_at(table_of(base, n), ALL) : exp2_fast(log * count);
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 2; i++) h[i] *= all;
+        whole *= all;
+      }
+      warp_arrive(base + EMPTY_X + 8 * stage);  // x has been read
+      add_to_state(h, b + (KW == 128 ? t.group * PANEL : 0), base + AT_WEIGHTED);
+      mma_wait<0>(), pin(h);
+      warp_arrive(base + EMPTY + 8 * stage);
+      warp_arrive(base + TAKEN);
+      ring.advance();
+    }
+  }
+  if (BY_TOKEN && p.chunks && p.half + thread == 0) c.decays[p.segment * c.key_heads + p.key_head] = whole;
+  return p.chunks && t.owns && end_state(c, p, t, state_of(c.between, p.segment, p.key_head), h);
+}
+
+template <bool BACK> DEV Path path_to_next(const WalkArgs& c) {
+  Path p = path_of<BACK>(c);
+  p.chunks = __shfl_sync(~0u, is_at(c, p, BACK ? 1 : 2) ? 0 : p.chunks, 0);
+  return p;
+}
+
+template <bool BACK> DEV void sum_segment(const WalkArgs& c) {
+  const u32 base = begin_barriers(c);
+  if (threadIdx.x < 128) {
+    registers_down<BY_TOKEN ? 56 : 40>();
+    const Path p = path_to_next<BACK>(c);
+    Ring ring = {0, 1, 0};
+    bool again = false;
+    do {
+      if (threadIdx.x == 0) feed<BACK, false, false>(c, p, base, ring);
+      else if (threadIdx.x >= 32) weigh_tokens<BACK>(c, p, base, again, ring);
+      __syncwarp();
+      again = named_any(5, 384, false);
+    } while (again);
+  } else {
+    registers_up<BY_TOKEN ? 224 : 232>();
+    const Path p = path_to_next<BACK>(c);
+    Ring ring = {0, 0, 0};
+    bool again = false;
+    do {
+      const bool strange = add_tokens<BACK>(c, p, base, again, ring);
+      again = named_any(5, 384, strange && c.found && !again);
+      if (again) *c.found = 1;
+    } while (again);
+  }
+}
+
+CHECK_SHARED(sums, WALK_BYTES);
+extern "C" __global__ void __launch_bounds__(384, 1) sums(const __grid_constant__ WalkArgs c) { sum_segment<false>(c); }
+CHECK_SHARED(sums_back, WALK_BYTES);
+extern "C" __global__ void __launch_bounds__(384, 1) sums_back(const __grid_constant__ WalkArgs c) { sum_segment<true>(c); }
+
+// A thread owns an element of the states of a sequence and a key head. What is found of a segment is the sum of it, and what is
+// left is the state that its walk begins with; the first has a given one.
+constexpr int SCANNED = 128;
+extern "C" __global__ void __launch_bounds__(SCANNED) scan(const __grid_constant__ WalkArgs c) {
+  constexpr int AHEAD = 16;
+  const int elements = c.inner * c.outer, pieces = (elements + SCANNED - 1) / SCANNED;
+  const int at = blockIdx.x % pieces * SCANNED + threadIdx.x, key_head = blockIdx.x / pieces % c.key_heads;
+  const Run run = c.runs[blockIdx.x / pieces / c.key_heads];
+  if (at >= elements) return;
+  const State begin = state_of(c.begin, run.sequence, key_head);
+  const float log = log_of(c, key_head);
+  float state = begin.data ? begin.data[at / c.outer * begin.row + at % c.outer] : 0;
+#pragma unroll 1
+  for (int n = 0; n < run.segments; n += AHEAD) {
+    float sum[AHEAD], decay[AHEAD];
+    float* to[AHEAD];
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+      if (n + i >= run.segments) break;
+      const int number = run.first + (c.back ? run.segments - 1 - n - i : n + i);
+      const Segment own = c.segments[number];
+      const Chunk first = c.chunks[own.first], last = c.chunks[own.first + own.chunks - 1];
+      to[i] = state_of(c.between, number, key_head).data + at;
+      sum[i] = n + i + 1 < run.segments ? *to[i] : 0;
+      if (!BY_TOKEN) decay[i] = exp2_fast(log * (last.start + last.len - first.start));
+      else decay[i] = n + i + 1 < run.segments ? c.decays[number * c.key_heads + key_head] : 1;
+    }
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+      if (n + i >= run.segments) break;
+      if (n + i > 0) *to[i] = state;
+      state = decay[i] == 0 ? sum[i] : fmaf(decay[i], state, sum[i]);
+    }
+  }
+}

@@ -1,0 +1,319 @@
+// linear_attention of bf16 and f16 on the tensor cores of compute capability 9.0, without a decay, or with one for
+// each head or token. A block owns 64 columns of a result of one head of one segment of a sequence, and walks its
+// chunks of 128 tokens from the first to the last, or back: most sequences are one segment, for others see
+// sm90a_linear_segments.cu. The state stays in the accumulators of two warpgroups, in f32, and is shown to both,
+// rounded, in shared memory: in two buffers, so that neither waits for the other but for its part of the state, and
+// one multiplies while the other weighs. Of a third warpgroup a thread feeds the copy engine, and three warps weigh x
+// for what the state gains. Barriers of a stage: FULL; EMPTY, y and b have been read; EMPTY_X, x has been. Of weighted
+// x: WEIGHTED, it is there; TAKEN, it has been read. Of a buffer of the state: SHOWN. A block whose results are not
+// finite walks once more, with 0 for such operands.
+//
+//   attend_plain      o (R21), (R22), or dq (R24), without a decay
+//   attend            the same with decays
+//   attend_dots       dq, and what x and w add to dg_gamma (R27), or x of dg; dσ (R9)
+//   attend_back       dk or dv (R25), (R26), (R28)
+//   attend_back_dots  dk, and what y and z add to dg_gamma, or y and z of dg
+//
+// A chunk of 128 tokens has four products: y·bᵀ, y·S, the gain of S, and weighted scores times x. The first is issued
+// a chunk ahead, under the last one and the stores; tiles of y and b go back to the copy engine after their last
+// product. Decays within a chunk are powers of one number, from a table in shared memory. The rows of one warpgroup
+// see none of the tokens of the other: it leaves these out of the scores and of what they weigh. The warpgroups meet
+// where one needs the other's part of the state, and nowhere else; the second begins when the first has issued the
+// products of the first chunk. With many query heads to a key head, dk and dv walk each chunk with one after the
+// other.
+//
+// dg_gamma has four parts, (R27) summed over t: w and x come with dq, where one more product multiplies the scores by
+// their distances; y and z come with dk, z from the states that the walk for dq leaves in memory, rounded. No other
+// state leaves the chip. What dg_gamma multiplies is loaded a chunk ahead. Sums are those of sm80 in number and kind,
+// so that N23 holds.
+//
+// The non-finite fallback is that of sm80.cu behind the second walk; `fill_gates`, `scan`, `flow`, `mend_sums`
+// and `mend` (in place of `sums` and `attend`) have at most 256 blocks, each with the work of several, because there
+// is mostly none. `Options.assume_finite` leaves it out.
+//
+// A log-decay for each token: the same kernels with the tables of sm90a_linear_gates.cuh.
+
+// ---- what is fed --------------------------------------------------------------------------------------------------------
+// One thread feeds the copy engine. ROWS: with y.
+template <bool BACK, bool DOTS, bool ROWS = true> DEV void feed(const WalkArgs& c, const Path& p, u32 base, Ring& ring) {
+#pragma unroll 1
+  for (int n = 0; n < p.chunks; n++)
+#pragma unroll 1
+    for (int m = 0; m < p.many; m++) {
+      const u32 full = base + FULL + 8 * ring.stage, y = base + ring.stage * Y_BYTES, b = base + AT_B + ring.stage * Y_BYTES;
+      const int row = p.start + number_of<BACK>(p, n) * CHUNK, other = BACK ? p.key_head * p.many + m : p.key_head;
+      wait(base + EMPTY + 8 * ring.stage, ring.phase);
+      expect_bytes(full, (ROWS ? 2 : 1) * Y_BYTES + PANEL);
+#pragma unroll
+      for (int i = 0; ROWS && i < KW / 64; i++) load4(y + i * PANEL, &c.y, full, 64 * i, row, p.head, p.batch);
+#pragma unroll
+      for (int i = 0; i < KW / 64; i++) load4(b + i * PANEL, &c.b, full, 64 * i, row, other, p.batch);
+      if (DOTS && m == 0 && n + 1 < p.chunks) {
+        prefetch4(&c.dots, p.half * COLUMNS, p.start + number_of<BACK>(p, n + 1) * CHUNK, p.head, p.batch);
+        if (BACK) prefetch_bytes(kept_state(c, p, number_of<BACK>(p, n + 1)), 4 * KEPT);
+      }
+      wait(base + EMPTY_X + 8 * ring.stage, ring.phase);
+      load4(base + AT_X + ring.stage * PANEL, &c.x, full, p.half * COLUMNS, row, other, p.batch);
+      ring.advance();
+    }
+}
+
+// Three warps write x times the decays of its tokens to an end of the chunk: what the state gains is bᵀ times it.
+template <bool BACK> DEV void weigh_tokens(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Ring& ring) {
+  constexpr int THREADS = 96, MANY = 3;
+  const int thread = threadIdx.x - 32;
+  named_sync(4, THREADS + 256);  // the decays are there
+  auto gates_of = [&](int n) {
+    const int chunk = number_of<BACK>(p, n);
+    return load_gates(c, p.batch, p.key_head, p.start + chunk * CHUNK, n < p.chunks ? count_of<BACK>(p, n) : 0);
+  };
+  auto fill = [&](int n, const Gates& gates) {
+    fill_table<BACK>(table_of(base, n), gates, c.scale, thread / 32);
+    named_sync(7, THREADS);
+  };
+  if (BY_TOKEN && p.chunks) fill(0, gates_of(0));
+#pragma unroll 1
+  for (int n = 0; n < p.chunks; n++) {
+    const int count = count_of<BACK>(p, n);
+    const u32 decays = BY_TOKEN ? table_of(base, n) + 4 * GAIN : base + AT_DECAYS + 4 * (MIDDLE + (BACK ? 1 : 1 - count));
+    Gates next;
+    if (BY_TOKEN) next = gates_of(n + 1);
+#pragma unroll 1
+    for (int m = 0; m < p.many; m++) {
+      const u32 x = base + AT_X + ring.stage * PANEL;
+      wait(base + FULL + 8 * ring.stage, ring.phase ^ 1);
+      if (cleanse || count < CHUNK) tidy<THREADS>(x, 1, count, cleanse, thread), named_sync(7, THREADS);
+      // A thread has every twelfth token, and the same piece of each.
+      const u32 from = x + 16 * thread, to = base + AT_WEIGHTED + 16 * thread, weights = decays + 4 * (thread / 8);
+#pragma unroll 1
+      for (int i = 0; i < CHUNK; i += THREADS / 8 * MANY) {
+        uint4 piece[MANY];
+        float weight[MANY];
+#pragma unroll
+        for (int j = 0; j < MANY; j++) {
+          const int token = min(i + THREADS / 8 * j, CHUNK - 1 - thread / 8);
+          piece[j] = load_piece(from + 128 * token), weight[j] = __uint_as_float(load_word(weights + 4 * token));
+        }
+        if (i == 0) wait(base + TAKEN, ring.turn ^ 1);
+#pragma unroll
+        for (int j = 0; j < MANY; j++) {
+          const int token = min(i + THREADS / 8 * j, CHUNK - 1 - thread / 8);
+          const uint4 own = piece[j];
+          if (i + THREADS / 8 * j + thread / 8 < CHUNK)
+            store_piece(to + 128 * token, make_uint4(times(own.x, weight[j]), times(own.y, weight[j]), times(own.z, weight[j]), times(own.w, weight[j])));
+        }
+      }
+      proxy_fence();
+      warp_arrive(base + WEIGHTED);
+      ring.advance();
+    }
+    // All have taken what the chunk before the last one left: nobody reads its table any more.
+    if (BY_TOKEN && n + 1 < p.chunks) fill(n + 1, next);
+  }
+}
+
+// ---- the walk --------------------------------------------------------------------------------------------------------------
+// Whether a result is not finite. The rows of one warpgroup see none of the tokens of the other's, which it leaves out.
+template <bool DECAY, bool BACK, bool DOTS, int GROUP> DEV bool multiply(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Ring& ring, u32& shows) {
+  const int thread = threadIdx.x - 128;
+  const Thread t = this_thread();
+  constexpr int OWN = KW == 128 ? 64 * GROUP : 0, SEEN = GROUP == BACK ? 64 : 128, FIRST = GROUP && BACK ? 64 : 0;
+  constexpr bool TANGENT = DOTS && !BACK && !BY_TOKEN;
+  const float log = DECAY ? log_of(c, p.key_head) : 0;
+  const u32 pairs = decays_at(base + AT_DECAYS, t.column + FIRST - t.row);
+  float h[COLUMNS / 2], o[COLUMNS / 2], o1[COLUMNS / 2], s[SEEN / 2], odd = 0, gamma = 0, by_scale = 0;
+  u32 w[SEEN / 4], tangent[SEEN / 4];
+  if (DECAY) {
+    if (BY_TOKEN) clear_tables(base, thread);
+    else fill_decays<BACK>(base + AT_DECAYS, thread, log, c.scale);
+    named_arrive(4, 96 + 256);
+  }
+  begin_state<BACK>(c, p, t, cleanse, h);
+  const bool keeps = DOTS && !BACK && c.states && p.head % (c.heads / c.key_heads) == 0;
+  show_state(base + AT_STATE, t, h, keeps && p.chunks ? kept_state(c, p, 0) + thread : 0);
+  // Rows that results are multiplied with, and z of the chunk that the walk comes to next: both are loaded a chunk before.
+  u32 dot[COLUMNS / 4], kept[COLUMNS / 4];
+  auto load_dot = [&](int n) {
+    if (!DOTS) return;
+    const int first = max(number_of<BACK>(p, n), 0) * CHUNK + t.row, count = n < p.chunks ? p.tokens - first : 0;
+    load_rows(dot, c.dot, p.batch * c.dot.batch + p.head * c.dot.head + (p.start + first) * c.dot.row + p.half * COLUMNS + t.column,
+              count, c.outer - p.half * COLUMNS);
+  };
+  auto load_kept = [&](int n) {
+    if (DOTS && BACK) load_state(kept, kept_state(c, p, max(number_of<BACK>(p, n), 0)) + thread);
+  };
+  auto add_kept = [&](int n) {
+    const int count = t.owns && n < p.chunks ? count_of<BACK>(p, n) : 0;
+    if (BY_TOKEN && DOTS && BACK && n < p.chunks) put_states_dot(c, p, number_of<BACK>(p, n), count ? dot_states(kept, h) : 0);
+    else if (DOTS && BACK) gamma = fmaf(count ? dot_states(kept, h) * exp2_fast(log * count) : 0, count, gamma);
+  };
+  warp_arrive(base + SHOWN + 8 * (shows & 1));
+  // Both parts of the state are shown, and who shows one has read the one before: nobody reads the other buffer any more.
+  auto wait_for_state = [&] { wait(base + SHOWN + 8 * (shows & 1), shows >> 1 & 1), shows++; };
+  if (p.chunks) load_kept(0), add_kept(0), load_kept(1), load_dot(0);
+  // The scores of a step whose tiles are the next ones: issued a step ahead, and behind the last one for nobody.
+  auto scores = [&](bool there, int count) {
+    const u32 y = base + ring.stage * Y_BYTES, b = base + AT_B + ring.stage * Y_BYTES, x = base + AT_X + ring.stage * PANEL;
+    if (there) {
+      wait(base + FULL + 8 * ring.stage, ring.phase);
+      if (cleanse || count < CHUNK) {
+        tidy(y, KW / 64, count, cleanse, thread), tidy(b, KW / 64, count, cleanse, thread);
+        if (!DECAY) tidy(x, 1, count, cleanse, thread);
+        proxy_fence();
+        named_sync(1, 256);
+      }
+    }
+    multiply_rows(s, y + GROUP * 8192, b + 128 * FIRST);
+  };
+  scores(p.chunks > 0, count_of<BACK>(p, 0));
+#pragma unroll 1
+  for (int n = 0; n < p.chunks; n++) {
+    const int chunk_row = number_of<BACK>(p, n) * CHUNK, count = count_of<BACK>(p, n);
+    const u32 state = base + AT_STATE + n % 2 * STATE_BYTES, table = table_of(base, n);
+#pragma unroll 1
+    for (int m = 0; m < p.many; m++) {
+      const u32 own_stage = ring.stage, y = base + own_stage * Y_BYTES, b = base + AT_B + own_stage * Y_BYTES, x = base + AT_X + own_stage * PANEL;
+      const bool last = m == p.many - 1;
+      mma_wait<0>(), pin(s);
+      if (DECAY && !BY_TOKEN && m == 0) {
+        float all = exp2_fast(log * count);
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 2; i++) h[i] *= all;
+        pin(h);
+      }
+      if (GROUP == 1 && n + m == 0) named_sync(6, 256);  // it begins when the other multiplies
+      if (m == 0) wait_for_state();
+      read_state(o, y + GROUP * 8192, state, base + AT_ZEROS, BACK && m > 0);
+      if (DECAY) wait(base + WEIGHTED, ring.turn);
+      if (BY_TOKEN && m == 0) {  // the table is there
+        float all = number_at(table, ALL);
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 2; i++) h[i] *= all;
+      }
+      add_to_state(h, b + OWN / 64 * PANEL, DECAY ? base + AT_WEIGHTED : x);
+      if (DECAY && BY_TOKEN) weigh_by_token<BACK, GROUP>(w, s, table, t);
+      else if (TANGENT) weigh_pairs(w, tangent, s, pairs, t.row - t.column - FIRST);
+      else if (DECAY) weigh_pairs(w, s, pairs);
+      else mask_pairs(w, s, t.row - t.column - FIRST, c.scale);
+      mma_wait<1>(), pin(o);
+      float reach[2], steps[2];  // decays, and how many, between the own token and the state
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        steps[r] = m > 0 ? 0 : BACK ? max(count - 1 - t.row - 8 * r, 0) : t.row + 8 * r + 1;
+        reach[r] = m > 0 || !DECAY ? 1 : BY_TOKEN ? number_at(table, REACH + t.row + 8 * r) : exp2_fast(log * steps[r]);
+      }
+      if (DECAY) {
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 2; i++) o[i] *= reach[i / 2 % 2];
+      }
+      if (DOTS && BY_TOKEN) {
+        float* to = BACK ? c.y_dots : c.x_dots;
+        if (to && m == 0) put_dots(c, p, t, to, dot, o, chunk_row, count);  // x or y
+        if (BACK && last) load_dot(n + 1);
+      } else if (DOTS && BACK) {
+        gamma = fmaf(steps[0], dot_rows(dot, o, 0), fmaf(steps[1], dot_rows(dot, o, 1), gamma));  // y
+        if (last) load_dot(n + 1);
+      }
+      if (TANGENT) {
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 2; i++) o1[i] = steps[i / 2 % 2] * o[i];  // x
+      }
+      if (TANGENT) add_pairs(o1, tangent, x + 128 * FIRST);  // w
+      add_pairs(o, w, x + 128 * FIRST);
+      if (GROUP == 0 && n + m == 0) named_arrive(6, 256);
+      if (TANGENT) mma_wait<2>(), pin(h);
+      else mma_wait<1>(), pin(h);
+      warp_arrive(base + EMPTY + 8 * own_stage);
+      if (DECAY) warp_arrive(base + TAKEN);
+      if (last) {
+        show_state(base + AT_STATE + (n + 1) % 2 * STATE_BYTES, t, h, keeps && n + 1 < p.chunks ? kept_state(c, p, n + 1) + thread : 0);
+        warp_arrive(base + SHOWN + 8 * (shows & 1));
+      }
+      if (threadIdx.x % 128 == 0) store_wait_read();
+      ring.advance();
+      if (TANGENT) mma_wait<0>(), pin(o), pin(o1);
+      scores(!last || n + 1 < p.chunks, last ? count_of<BACK>(p, n + 1) : count);
+      if (last) add_kept(n + 1), load_kept(n + 2);
+      if (!TANGENT) mma_wait<1>(), pin(o);
+      warp_arrive(base + EMPTY_X + 8 * own_stage);
+      if (DOTS && !BACK) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+          if (TANGENT) gamma += dot_rows(dot, o1, r);
+          by_scale += dot_rows(dot, o, r);
+        }
+        load_dot(n + 1);
+      }
+      if (last) {
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 2; i++) odd = fmaf(o[i], 0.0f, odd);
+        if (c.rows.data) put(c, p, t, base + AT_OUT + GROUP * 8192, o, chunk_row, count);
+      }
+    }
+  }
+  wait_for_state();
+  mma_wait<0>(), pin(s);
+  bool strange = odd != 0;
+  if (c.end.data && t.owns && (BACK || p.head % (c.heads / c.key_heads) == 0) && is_at(c, p, BACK ? 1 : 2))
+    strange |= end_state(c, p, t, state_of(c.end, c.segments[p.segment].sequence, p.key_head), h);
+  if (DOTS) strange |= end_dots<BACK>(c, p, base, gamma, by_scale);
+  if (threadIdx.x % 128 == 0) store_wait();
+  return strange;
+}
+
+DEV u32 begin_barriers(const WalkArgs& c) {
+  extern __shared__ __align__(1024) char bytes[];
+  const u32 base = shared(bytes);
+  if (threadIdx.x == 0) {
+    prefetch(&c.y), prefetch(&c.b), prefetch(&c.x), prefetch(&c.out);
+    for (int i = 0; i < STAGES; i++)
+      barrier_init(base + FULL + 8 * i, 1), barrier_init(base + EMPTY + 8 * i, 8 * ARRIVALS), barrier_init(base + EMPTY_X + 8 * i, 8 * ARRIVALS);
+    barrier_init(base + WEIGHTED, 3 * ARRIVALS), barrier_init(base + TAKEN, 8 * ARRIVALS);
+    barrier_init(base + SHOWN, 8 * ARRIVALS), barrier_init(base + SHOWN + 8, 8 * ARRIVALS);
+    barrier_init_fence();
+  }
+  __syncthreads();
+  return base;
+}
+
+template <bool DECAY, bool BACK, bool DOTS> DEV void walk(const WalkArgs& c) {
+  const u32 base = begin_barriers(c);
+  if (threadIdx.x < 128) {
+    registers_down<BY_TOKEN ? 56 : 40>();
+    const Path p = path_of<BACK>(c);
+    Ring ring = {0, 1, 0};
+    bool again = false;
+    do {
+      if (threadIdx.x == 0) feed<BACK, DOTS>(c, p, base, ring);
+      else if (DECAY && threadIdx.x >= 32) weigh_tokens<BACK>(c, p, base, again, ring);
+      __syncwarp();
+      again = named_any(5, 384, false);
+    } while (again);
+  } else {
+    registers_up<BY_TOKEN ? 224 : 232>();
+    const Path p = path_of<BACK>(c);
+    Ring ring = {0, 0, 0};
+    u32 shows = 0;
+    bool again = false;
+    do {
+      bool strange;
+      if (threadIdx.x < 256) strange = multiply<DECAY, BACK, DOTS, 0>(c, p, base, again, ring, shows);
+      else strange = multiply<DECAY, BACK, DOTS, 1>(c, p, base, again, ring, shows);
+      again = named_any(5, 384, strange && c.found && !again);
+      if (again) *c.found = 1;
+    } while (again);
+  }
+}
+
+#if !BY_TOKEN
+CHECK_SHARED(attend_plain, WALK_BYTES);
+extern "C" __global__ void __launch_bounds__(384, 1) attend_plain(const __grid_constant__ WalkArgs c) { walk<false, false, false>(c); }
+#endif
+CHECK_SHARED(attend, WALK_BYTES);
+extern "C" __global__ void __launch_bounds__(384, 1) attend(const __grid_constant__ WalkArgs c) { walk<true, false, false>(c); }
+CHECK_SHARED(attend_dots, WALK_BYTES);
+extern "C" __global__ void __launch_bounds__(384, 1) attend_dots(const __grid_constant__ WalkArgs c) { walk<true, false, true>(c); }
+CHECK_SHARED(attend_back, WALK_BYTES);
+extern "C" __global__ void __launch_bounds__(384, 1) attend_back(const __grid_constant__ WalkArgs c) { walk<true, true, false>(c); }
+CHECK_SHARED(attend_back_dots, WALK_BYTES);
+extern "C" __global__ void __launch_bounds__(384, 1) attend_back_dots(const __grid_constant__ WalkArgs c) { walk<true, true, true>(c); }

@@ -1,0 +1,183 @@
+// Products of tiles of f32, with sums in f32. A panel of a tile has 32 columns.
+//
+// Tiles lie in shared memory as f32. A factor is rounded to tf32 (by two fused multiply-adds), or split into two bf16,
+// when it is read into registers: four times for a number that four warps read, but copies stay asynchronous and take
+// no more memory. tf32 takes `mma.sync` m16n8k8, bf16x3 three m16n8k16, the small products first. P and dS stay in
+// registers: of 16 terms of a sum a thread multiplies those that it has, and reads the rows of v (k, q, dout) that go
+// with them. Walked tiles have 32 rows, so that all fit 99 KiB, and two blocks a multiprocessor with D and E up to
+// 128.
+//
+// A product of the tensor cores that is not finite is computed again by fused multiply-adds: infinities have no two
+// parts, bf16 rounds numbers next to the largest f32 to infinity, and the rounding to tf32 overflows from 2^115 on.
+// Where a sum of a block is not finite in the end, the block walks once more with 0 in place of such numbers and adds
+// what they add pair by pair, as sm80 does. No other sum has other bits for it.
+//
+// Compile-time: BF16X3, what is multiplied of a factor:                                           (docs/numerics.md)
+//   0   the factor rounded to tf32, which has 11 bits
+//   1   high + low, both bf16: high·high, high·low and low·high, without low·low
+
+#if BF16X3
+constexpr int TERMS = 3;
+constexpr int LEFT[TERMS] = {1, 0, 0}, RIGHT[TERMS] = {0, 1, 0};  // parts: high is 0, low 1
+DEV void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {  // d (16 × 8) += a (16 × 16)·b (16 × 8)
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+DEV u32 pack(float low, float high) { u32 x; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low)); return x; }
+// Two factors side by side as high + low. The difference is exact.
+DEV void split(float x, float y, u32& high, u32& low) {
+  high = pack(x, y);
+  low = pack(x - __uint_as_float(high << 16), y - __uint_as_float(high & 0xffff0000u));
+}
+#else
+constexpr int TERMS = 2;
+constexpr int LEFT[TERMS] = {0, 1}, RIGHT[TERMS] = {0, 1};  // the first and the second half of 16 terms
+DEV void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {  // d (16 × 8) += a (16 × 8)·b (8 × 8)
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// x rounded to 11 bits: 8193·x is rounded to a multiple of 2^-10 of the power of 2 below x, and so is what is left. Two fused
+// multiply-adds, where cvt.rna.tf32 is four other instructions on sm_90; infinities and what is near them become NaN or infinite.
+DEV u32 narrow(float x) { return __float_as_uint(fmaf(x, -8192.0f, fmaf(x, 8192.0f, x))); }
+#endif
+
+// A thread's factors of 16 terms, in two steps of 8; of each step it has two terms, any two that no other thread of its
+// row has, so long as both factors take the same. Of the left factor two rows.
+struct Left { u32 x[2][4]; };
+struct Right { u32 x[2][2]; };
+DEV Left left(const float (&x)[2][4]) {  // of each step the first term of both rows, then the second
+  Left y;
+#pragma unroll
+  for (int s = 0; s < 2; s++) {
+#if BF16X3
+    split(x[s][0], x[s][2], y.x[0][2 * s], y.x[1][2 * s]), split(x[s][1], x[s][3], y.x[0][2 * s + 1], y.x[1][2 * s + 1]);
+#else
+#pragma unroll
+    for (int e = 0; e < 4; e++) y.x[s][e] = narrow(x[s][e]);
+#endif
+  }
+  return y;
+}
+DEV Right right(const float (&x)[2][2]) {
+  Right y;
+#pragma unroll
+  for (int s = 0; s < 2; s++) {
+#if BF16X3
+    split(x[s][0], x[s][1], y.x[0][s], y.x[1][s]);
+#else
+    y.x[s][0] = narrow(x[s][0]), y.x[s][1] = narrow(x[s][1]);
+#endif
+  }
+  return y;
+}
+DEV float load_float(u32 from) { return __uint_as_float(load_word(from)); }
+
+// Computes elements of a product that are not finite once more, by fused multiply-adds: the parts of a number that is not
+// finite, or of one that bf16 or tf32 do not reach, make other sums. The tiles are those of `products`.
+template <int M, int N, int W> DEV void mend(float (&product)[M][N / 8][4], u32 a, u32 b) {
+  static_assert(M * N <= 64, "a bit for each element of a thread");
+  u32 odd = 0;
+#pragma unroll
+  for (int e = 0; e < M * N / 2; e++)
+    if (!(fabsf(product[e / (N / 2)][e / 4 % (N / 8)][e % 4]) < INF)) odd |= 1u << e;
+#pragma unroll 1
+  for (; odd; odd &= odd - 1) {
+    const int e = __ffs(odd) - 1, row = (warp_id() * M + e / (N / 2)) * 16 + e % 4 / 2 * 8 + lane_id() / 4;
+    const int column = e / 4 % (N / 8) * 8 + 2 * (lane_id() % 4) + e % 2;
+    float sum = 0;
+#pragma unroll 1
+    for (int i = 0; i < W; i++)
+      sum = fmaf(load_float(place<64 * M>(a, row, i / 4) + i % 4 * 4), load_float(place<N>(b, column, i / 4) + i % 4 * 4), sum);
+#pragma unroll
+    for (int t = 0; t < M * N / 2; t++)
+      if (t == e) product[t / (N / 2)][t / 4 % (N / 8)][t % 4] = sum;
+  }
+}
+
+// product = a·bᵀ of tiles W columns wide: 64·M rows of a, N rows of b.
+template <int M, int N, int W> DEV void products(float (&product)[M][N / 8][4], u32 a, u32 b) {
+  const int lane = lane_id();
+  // Where the lane's rows begin, and its swizzle: 2i + 0 or 1 swizzled is 2i xor the swizzled 0 or 1.
+  const u32 rows_a = a + (warp_id() * M * 16 + lane % 16) * 128, swizzle_a = (lane / 16 ^ lane % 8) << 4;
+  const u32 rows_b = b + (lane / 16 * 8 + lane % 8) * 128, swizzle_b = (lane / 8 % 2 ^ lane % 8) << 4;
+  clear<M, N>(product);
+#pragma unroll
+  for (int i = 0; i < W / 16; i++) {
+    Left x[M];
+    Right y[N / 8];
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+      float z[2][4];
+#pragma unroll
+      for (int s = 0; s < 2; s++) {
+        u32 w[4];
+        load_blocks(rows_a + i / 2 * 64 * M * 128 + m * 2048 + ((4 * i + 2 * s) % 8 << 4 ^ swizzle_a), w);
+#pragma unroll
+        for (int e = 0; e < 4; e++) z[s][e] = __uint_as_float(w[e]);
+      }
+      x[m] = left(z);
+    }
+#pragma unroll
+    for (int j = 0; j < N / 16; j++) {
+      float z[2][2][2];
+#pragma unroll
+      for (int s = 0; s < 2; s++) {
+        u32 w[4];
+        load_blocks(rows_b + i / 2 * N * 128 + j * 2048 + ((4 * i + 2 * s) % 8 << 4 ^ swizzle_b), w);
+#pragma unroll
+        for (int e = 0; e < 4; e++) z[e / 2][s][e % 2] = __uint_as_float(w[e]);
+      }
+      y[2 * j] = right(z[0]), y[2 * j + 1] = right(z[1]);
+    }
+#pragma unroll
+    for (int t = 0; t < TERMS; t++)
+#pragma unroll
+      for (int j = 0; j < N / 8; j++)
+#pragma unroll
+        for (int m = 0; m < M; m++) multiply(product[m][j], x[m].x[LEFT[t]], y[j].x[RIGHT[t]][0], y[j].x[RIGHT[t]][1]);
+  }
+  mend<M, N, W>(product, a, b);
+}
+
+// The left operand of `accumulate`: factors as they are.
+template <int M, int K> using Factors = float[M][K / 8][4];
+template <int M, int K> DEV void pack_all(Factors<M, K>& to, const float (&p)[M][K / 8][4]) {
+#pragma unroll
+  for (int i = 0; i < M * K / 2; i++) to[i / (K / 2)][i / 4 % (K / 8)][i % 4] = p[i / (K / 2)][i / 4 % (K / 8)][i % 4];
+}
+// sum += p·x: x a tile of K rows, W columns wide. The terms of a thread are the columns of p that it has.
+template <int M, int K, int W> DEV void accumulate(float (&sum)[M][W / 8][4], const Factors<M, K>& p, u32 x) {
+  const int lane = lane_id(), row = lane % 4 * 2, column = lane / 4;
+  u32 from[2];  // of both terms the row, with the swizzled piece of the column
+#pragma unroll
+  for (int e = 0; e < 2; e++) from[e] = x + (row + e) * 128 + column % 4 * 4;
+  const u32 swizzle[2] = {(u32)(column / 4 ^ row) << 4, (u32)(column / 4 ^ (row + 1)) << 4};
+#pragma unroll
+  for (int i = 0; i < K / 16; i++) {
+    Left a[M];
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+      float z[2][4];
+#pragma unroll
+      for (int e = 0; e < 8; e++) z[e / 4][e % 4] = p[m][2 * i + e / 4][e % 2 * 2 + e % 4 / 2];
+      a[m] = left(z);
+    }
+#pragma unroll
+    for (int panel = 0; panel < W / 32; panel++) {
+      Right y[4];
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        float z[2][2];
+#pragma unroll
+        for (int e = 0; e < 4; e++) z[e / 2][e % 2] = load_float(from[e % 2] + panel * K * 128 + (16 * i + 8 * (e / 2)) * 128 + (2 * j << 4 ^ swizzle[e % 2]));
+        y[j] = right(z);
+      }
+#pragma unroll
+      for (int t = 0; t < TERMS; t++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+#pragma unroll
+          for (int m = 0; m < M; m++) multiply(sum[m][4 * panel + j], a[m].x[LEFT[t]], y[j].x[RIGHT[t]][0], y[j].x[RIGHT[t]][1]);
+    }
+  }
+}

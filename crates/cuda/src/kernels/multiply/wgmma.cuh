@@ -1,0 +1,58 @@
+// Products of tiles by the tensor cores of compute capability 9.0: wgmma over swizzled panels in shared memory.
+
+// wgmma matrix descriptors of such panels (address, leading and stride offsets in units of 16 bytes; 1<<62: 128-byte swizzle).
+// K-major, the reduction runs along the 64 columns: groups of 8 rows are 1024 bytes apart; the leading offset is unused.
+//   step of 16 along the reduction: +32 bytes within a panel, then the next panel.
+// MN-major, the reduction runs along the rows: the leading offset is that of the next 64 columns (one panel), and 8 rows
+//   of the reduction are 1024 bytes apart. Step of 16 along the reduction: +2048 bytes.
+DEV u64 k_major(u32 address) { return (u64)((address & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62; }
+DEV u64 mn_major(u32 address, u32 panel_bytes) {
+  return (u64)((address & 0x3ffff) >> 4) | (u64)(panel_bytes >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
+}
+// Accumulator of thread (warp w of its warpgroup, lane l): d[4j+0,1] = row 16w + l/4, columns 8j + 2(l%4) + 0,1;
+// d[4j+2,3] = the same columns of row + 8. Packed in pairs, d[8k .. 8k+7] are the four registers of an A operand for step k.
+DEV void mma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEV void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int PENDING> DEV void mma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
+// Keeps the compiler from moving reads or writes of an accumulator across the asynchronous product.
+template <int R> DEV void pin(float (&d)[R]) {
+#pragma unroll
+  for (int i = 0; i < R; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int R> DEV void pin(u32 (&a)[R]) {
+#pragma unroll
+  for (int i = 0; i < R; i++) asm volatile("" : "+r"(a[i])::"memory");
+}
+// What follows is issued after x is known. The assembler orders a wait only against the products that it waits for and
+// would hoist it above the arithmetic meant to run under them; a branch never taken holds it back.
+DEV void order_after(float x) { asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0fFF800000;\n@p trap;\n}" ::"f"(x) : "memory"); }
+template <int N> struct Mma;  // D(64×N) (+)= A(64×16) · B(16×N)
+enum Major { K_MAJOR = 0, MN_MAJOR = 1 };
+
+#define LIST32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define LIST64 LIST32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define LIST96 LIST64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define LIST128 LIST96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define ACC8(d, o) "+f"(d[o]), "+f"(d[o + 1]), "+f"(d[o + 2]), "+f"(d[o + 3]), "+f"(d[o + 4]), "+f"(d[o + 5]), "+f"(d[o + 6]), "+f"(d[o + 7])
+#define ACC32(d) ACC8(d, 0), ACC8(d, 8), ACC8(d, 16), ACC8(d, 24)
+#define ACC64(d) ACC32(d), ACC8(d, 32), ACC8(d, 40), ACC8(d, 48), ACC8(d, 56)
+#define ACC96(d) ACC64(d), ACC8(d, 64), ACC8(d, 72), ACC8(d, 80), ACC8(d, 88)
+#define ACC128(d) ACC64(d), ACC8(d, 64), ACC8(d, 72), ACC8(d, 80), ACC8(d, 88), ACC8(d, 96), ACC8(d, 104), ACC8(d, 112), ACC8(d, 120)
+#define MMA(N, R, i0, i1, i2, i3, i4, i5, i6)                                                                        \
+  template <> struct Mma<N> {                                                                                       \
+    template <int A, int B> DEV void ss(float (&d)[R], u64 a, u64 b, int add) {                                     \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N            \
+                   "k16.f32." TYPE "." TYPE " {" LIST##R "}, %" #i0 ", %" #i1 ", p, 1, 1, %" #i3 ", %" #i4 ";\n}"      \
+                   : ACC##R(d) : "l"(a), "l"(b), "r"(add), "n"(A), "n"(B));                                           \
+    }                                                                                                               \
+    template <int B> DEV void rs(float (&d)[R], const u32* a, u64 b, int add) {                                     \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N            \
+                   "k16.f32." TYPE "." TYPE " {" LIST##R "}, {%" #i0 ",%" #i1 ",%" #i2 ",%" #i3 "}, %" #i4             \
+                   ", p, 1, 1, %" #i6 ";\n}"                                                                        \
+                   : ACC##R(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(B));               \
+    }                                                                                                               \
+  };
+MMA(64, 32, 32, 33, 34, 35, 36, 37, 38)
+MMA(128, 64, 64, 65, 66, 67, 68, 69, 70)
+MMA(192, 96, 96, 97, 98, 99, 100, 101, 102)
+MMA(256, 128, 128, 129, 130, 131, 132, 133, 134)

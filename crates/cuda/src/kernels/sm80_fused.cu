@@ -1,8 +1,0 @@
-// The pass by keys of sm80 with what its keys add to dq, which `collect` adds up.                    (B2)–(B7)
-//
-// Compile-time: as `sm80_backward.cu`, of 16-bit operands, CD and CE 64 or 128. Dynamic shared memory: as `keys`, and SIDE·SIDE·BYTES
-// without VALUES.
-extern "C" __global__ void __launch_bounds__(THREADS, 2) fused(const __grid_constant__ FusedArgs a) {
-  extern __shared__ __align__(128) char bytes[];
-  of_keys<1, WALK, true, true>(a.c, bytes, a.slots);
-}

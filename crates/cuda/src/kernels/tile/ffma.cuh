@@ -1,0 +1,84 @@
+// Products of tiles of 64 × 64 in f32 fused multiply-adds. Compile-time: R, the rows of a tile that a thread has, 8 or
+// 4: as many as registers hold. Thread (y, x) = (t / 16, t % 16) has rows R·y .. R·y + R - 1 and columns 4x .. 4x + 3
+// of a product, and of an accumulator W columns wide every 64th group of 4.
+//
+// Operands lie in shared memory row by row, in slabs of DEPTH columns: one is copied while the other is multiplied.
+constexpr int SIDE = 64, DEPTH = 16, THREADS = SIDE / R * 16;
+constexpr int SLAB = SIDE * DEPTH + SIDE, FACTORS = SIDE * SIDE + SIDE;  // 4 numbers of padding behind every 4 rows
+
+struct alignas(16) Shared {
+  union {
+    float slabs[2][4][SLAB];
+    struct {
+      float x[SIDE * SIDE];
+      float p[FACTORS];  // [reduction][row]: of P or dS
+    };
+  };
+};
+DEV int ty() { return threadIdx.x / 16; }
+DEV int tx() { return threadIdx.x % 16; }
+
+// The number of the thread, of which the compiler knows nothing: else it would keep the address of every row in registers
+// over the whole kernel.
+DEV int thread() {
+  int t = threadIdx.x;
+  asm volatile("" : "+r"(t));
+  return t;
+}
+
+template <int W> DEV void clear(float (&sum)[R][W / 16]) {
+#pragma unroll
+  for (int r = 0; r < R; r++)
+#pragma unroll
+    for (int e = 0; e < W / 16; e++) sum[r][e] = 0;
+}
+
+// A factor of all rows alike.
+struct Same {
+  float factor;
+  __device__ __forceinline__ float operator[](int) const { return factor; }
+};
+
+// Writes factor[r]·sum to the rows below `count` of a tensor.
+template <int W, class F> DEV void store(const Tensor& x, int batch, int head, int row, int count, const float (&sum)[R][W / 16],
+                                const F& factor, int first, int width, bool wide) {
+#pragma unroll
+  for (int r = 0; r < R; r++) {
+    if (R * ty() + r >= count) continue;
+    i64 at = batch * x.batch + head * x.head + (row + R * ty() + r) * x.row + first;
+#pragma unroll
+    for (int i = 0; i < W / 16; i++) {
+      int column = 64 * (i / 4) + 4 * tx() + i % 4;
+      if (first + column >= width) continue;
+      float value = fmaf(factor[r], sum[r][i], 0.0f);  // no -0: what nobody adds to is 0 under any scale
+      if (wide) ((float*)x.data)[at + column] = value;
+      else ((element*)x.data)[at + column] = rounded(value);
+    }
+  }
+}
+
+// The sum of a number of each thread, in a fixed order. Once in a kernel.
+DEV float block_sum(float x) {
+  __shared__ float sums[THREADS];
+  sums[threadIdx.x] = x;
+  for (int n = THREADS / 2; n; n /= 2) {
+    __syncthreads();
+    if (threadIdx.x < n) sums[threadIdx.x] += sums[threadIdx.x + n];
+  }
+  __syncthreads();
+  return sums[0];
+}
+
+// Writes a tile of pairs to a tensor that is shaped as the bias. Sequences that share one begin where the arrays begin.
+DEV void store_pairs(const PairArgs& c, const Task& task, const Tensor& x, int head, const float (&sum)[R][4]) {
+  const Sequence s = c.sequences[task.first];
+  int rows = task.sequences > 1 ? c.queries : s.queries, keys = task.sequences > 1 ? c.keys : s.keys;
+#pragma unroll
+  for (int r = 0; r < R; r++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      int i = task.row_tile * SIDE + R * ty() + r, j = task.key_tile * SIDE + 4 * tx() + e;
+      if (i < rows && j < keys)
+        ((element*)x.data)[s.batch * x.batch + head * x.head + (s.query_start + i) * x.row + s.key_start + j] = rounded(sum[r][e]);
+    }
+}

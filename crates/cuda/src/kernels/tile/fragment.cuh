@@ -1,0 +1,42 @@
+// Products of tiles on the tensor cores, from sm_80 on: four warps, f32 sums. A warp owns the rows 16·M·warp .. of a
+// product, as M fragments of 16 rows: thread `lane` has of fragment m the rows 16 m + lane/4 and 8 below, and of every
+// 8 columns the two from 2 (lane % 4) on: x[m][column / 8][2·(row below) + column % 2].
+constexpr int THREADS = 128, SIDE = 64;  // rows of the host's tiles
+DEV int lane_id() { return threadIdx.x % 32; }
+DEV int warp_id() { return threadIdx.x / 32; }
+template <int M, int N> DEV void clear(float (&x)[M][N / 8][4]) {
+#pragma unroll
+  for (int i = 0; i < M * N / 2; i++) x[i / (N / 2)][i / 4 % (N / 8)][i % 4] = 0;
+}
+// Row r of this thread, of 2·M.
+template <int M> DEV int row_of(int r) { return (warp_id() * M + r / 2) * 16 + r % 2 * 8 + lane_id() / 4; }
+
+// Two results side by side.
+#if STORAGE
+typedef u32 Packed;
+DEV Packed pack_pair(float even, float odd) { return pack(even, odd); }
+#else
+typedef float2 Packed;
+DEV Packed pack_pair(float even, float odd) { return make_float2(even, odd); }
+#endif
+// Writes factor[r]·sum to the rows below `count` of a tensor, its columns from `first` on.
+template <int M, int W> DEV void store(const Tensor& x, int batch, int head, int row, int count, const float (&sum)[M][W / 8][4],
+                                       const float (&factor)[2 * M], int first, int width) {
+  constexpr int BYTES = sizeof(element);
+  const bool pairs = ((u64)x.data | (u64)(BYTES * x.batch) | (u64)(BYTES * x.head) | (u64)(BYTES * x.row) | (u64)(BYTES * width)) % (2 * BYTES) == 0;
+#pragma unroll
+  for (int r = 0; r < 2 * M; r++) {
+    int i = row_of<M>(r);
+    if (i >= count) continue;
+    element* to = (element*)x.data + batch * x.batch + head * x.head + (row + i) * x.row + first;
+#pragma unroll
+    for (int j = 0; j < W / 8; j++) {
+      int column = 8 * j + 2 * (lane_id() % 4);
+      // No -0: what nobody adds to is 0 under any scale.
+      float even = fmaf(factor[r], sum[r / 2][j][2 * (r & 1)], 0.0f), odd = fmaf(factor[r], sum[r / 2][j][2 * (r & 1) + 1], 0.0f);
+      if (pairs && first + column < width) *(Packed*)(to + column) = pack_pair(even, odd);
+      if (!pairs && first + column < width) to[column] = rounded(even);
+      if (!pairs && first + column + 1 < width) to[column + 1] = rounded(odd);
+    }
+  }
+}

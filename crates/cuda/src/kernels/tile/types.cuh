@@ -1,0 +1,72 @@
+// Shared by every kernel: element types and exponentials. NVRTC compiles this text as it stands; no header is
+// included.
+//
+// Exponentials are `ex2.approx` of the difference times log2 e: 2 ulp and three roundings of the argument, within the
+// 4 + 4|x| roundoffs of the profiles (docs/numerics.md).
+//
+// Compile-time: STORAGE, the type of the tensors that are not wide: 0 f32, 1 bf16, 2 f16.
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+#define DEV static __device__ __forceinline__
+#define INF __int_as_float(0x7f800000)
+constexpr float LOG2E = 1.4426950408889634f;
+// Asserts that the dynamic shared memory of a kernel, as its source lays it out, is that of its launches (`shared_bytes`).
+#define CHECK_SHARED(kernel, bytes) static_assert((bytes) == SHARED_##kernel, "the shared memory of " #kernel)
+
+// ---- elements --------------------------------------------------------------------------------------------------------
+#if STORAGE == 0
+typedef float element;
+DEV float read(element x) { return x; }
+DEV element rounded(float x) { return x; }
+#elif STORAGE == 1
+typedef u16 element;
+DEV float read(element x) { return __uint_as_float((u32)x << 16); }
+DEV element rounded(float x) { element y; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x)); return y; }
+#else
+typedef u16 element;
+DEV float read(element x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x)); return y; }
+DEV element rounded(float x) { element y; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x)); return y; }
+#endif
+#if STORAGE != 0
+#if STORAGE == 1
+#define TYPE "bf16"
+#else
+#define TYPE "f16"
+#endif
+DEV float read(float x) { return x; }
+DEV u32 pack(float low, float high) { u32 r; asm("cvt.rn." TYPE "x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
+DEV float2 unpack(u32 x) {
+  float2 y;
+  asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.f32." TYPE " %0, l;\ncvt.f32." TYPE " %1, h;\n}" : "=f"(y.x), "=f"(y.y) : "r"(x));
+  return y;
+}
+DEV u32 max_pair(u32 x, u32 y) { u32 r; asm("max.u16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y)); return r; }
+#endif
+
+// 2^x: 1 at 0, 0 at -inf, 2 ulp. e^(x - m) is exp2((x - m)·log2 e), subtracted first: 3 roundings of the argument.
+DEV float exp2_fast(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+DEV float weight(float x, float m) { return exp2_fast(__fmul_rn(__fsub_rn(x, m), LOG2E)); }
+// That of a sink: 1 in a row that sees nothing else, also where both are infinite.
+DEV float weight_of_sink(float sink, float lse) { return sink == lse ? 1 : weight(sink, lse); }
+// 1 - 2/(e^{2|x|} + 1) with the sign of x: 5 roundoffs of 1 at most, and 0 at 0.
+DEV float tanh_fast(float x) {
+  return copysignf(1 - __fdividef(2, exp2_fast(fabsf(x) * (2 * LOG2E)) + 1), x);
+}
+DEV float log2_fast(float x) { float y; asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+// The larger; NaN if either is.
+DEV float max_nan(float x, float y) { float z; asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y)); return z; }
+
+// Of so many numbers the last for which something holds that holds for the first ones alone; -1: for none.
+template <class F> DEV int last_where(int count, const F& holds) {
+  int first = -1;
+  for (int end = count; first + 1 < end;) {
+    const int middle = (first + end) / 2;
+    if (holds(middle)) first = middle; else end = middle;
+  }
+  return first;
+}
+// A condition that the compiler knows, as an argument.
+template <bool B> struct Is { static constexpr bool value = B; };
