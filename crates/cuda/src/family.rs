@@ -90,11 +90,11 @@ families! {
     }
     /// Their forward pass on the tensor cores of compute capability 9.0.
     AttentionSm90aForward = "attention/sm90a_forward": WGMMA {
-        "pairs/": "sm90a.cuh"; "attention/": "sm90a_forward.cu";
+        "pairs/": "sm90a.cuh" "spans.cuh"; "attention/": "sm90a_forward.cu";
     }
     /// Their backward pass on them.
     AttentionSm90aBackward = "attention/sm90a_backward": WGMMA {
-        "pairs/": "sm90a.cuh"; "attention/": "sm90a_backward.cuh" "sm90a_backward.cu"
+        "pairs/": "sm90a.cuh" "spans.cuh"; "attention/": "sm90a_backward.cuh" "sm90a_backward.cu"
         "sm90a_backward_keys.cu" "sm90a_backward_queries.cu" "sm90a_backward_weights.cu";
     }
     /// lazy_attention in fused multiply-adds.
@@ -109,12 +109,12 @@ families! {
     }
     /// The forward pass of lazy_attention on the tensor cores of compute capability 9.0.
     LazySm90aForward = "lazy_attention/sm90a_forward": WGMMA {
-        "pairs/": "sm90a.cuh"; "lazy_attention/": "activity.cuh" "sm90a.cuh" "sm90a_feed.cuh"
+        "pairs/": "sm90a.cuh" "spans.cuh"; "lazy_attention/": "activity.cuh" "sm90a.cuh" "sm90a_feed.cuh"
         "sm90a_forward.cu";
     }
     /// Its backward pass on them.
     LazySm90aBackward = "lazy_attention/sm90a_backward": WGMMA {
-        "pairs/": "sm90a.cuh"; "lazy_attention/": "activity.cuh" "sm90a.cuh" "sm90a_feed.cuh"
+        "pairs/": "sm90a.cuh" "spans.cuh"; "lazy_attention/": "activity.cuh" "sm90a.cuh" "sm90a_feed.cuh"
         "sm90a_backward_queries.cu" "sm90a_backward_keys.cu";
     }
     /// linear_attention in fused multiply-adds.

@@ -1,6 +1,6 @@
 //! The variants that there are.
 
-use crate::softmax::{CONSUMER, Hopper, Lengths, Results};
+use crate::softmax::{CONSUMER, Hopper, Lengths, Results, Visible};
 use crate::unit::Unit;
 use crate::variant::{Variant, WIDTHS};
 use etalon_problem::Dtype::{self, Bf16, F16, F32};
@@ -96,12 +96,11 @@ fn add_linear(all: &mut Vec<Variant>) {
 /// linear_attention, lazy_attention, attention and attention_lse on the level sm90a, of operands with so many columns.
 fn add_hopper(all: &mut Vec<Variant>, storage: Dtype, width: usize) {
     all.extend(FLAGS.map(|by_token| Variant::hopper_linear(storage, width, by_token)));
-    for (listed, backward) in FLAGS.into_iter().flat_map(|x| FLAGS.map(|y| (x, y))) {
-        all.push(Variant::hopper_lazy(storage, width, listed, backward));
-    }
-    for (windowed, options) in FLAGS.into_iter().flat_map(|x| FLAGS.map(|y| (x, y))) {
+    let visible = [Visible::All, Visible::Window, Visible::Spans];
+    for (visible, options) in visible.into_iter().flat_map(|x| FLAGS.map(|y| (x, y))) {
         for lengths in [Lengths::Equal, Lengths::Own, Lengths::Listed] {
-            let of = Hopper { storage, width, windowed, lengths, options }.within();
+            let of = Hopper { storage, width, visible, lengths, options }.within();
+            all.extend(FLAGS.map(|backward| Variant::hopper_lazy(of, backward)));
             all.extend(FLAGS.map(|values| Variant::hopper_forward(of, values)));
             let two = |values| Variant::hopper_forward(of, values).with("GROUPS", 2);
             all.extend(FLAGS.map(two));

@@ -89,20 +89,6 @@ impl Variant {
         }
     }
 
-    /// Its forward pass, or its backward pass, for compute capability 9.0, of operands with so many columns: 64 or
-    /// 128. `listed`: sequences are not those of the arrays.
-    pub fn hopper_lazy(storage: Dtype, columns: usize, listed: bool, backward: bool) -> Self {
-        let families = [Family::LazySm90aForward, Family::LazySm90aBackward];
-        Variant {
-            family: families[usize::from(backward)],
-            defines: vec![
-                ("STORAGE", number(storage)),
-                ("D", columns.to_string()),
-                ("LENGTHS", if listed { "2" } else { "0" }.to_string()),
-            ],
-        }
-    }
-
     /// The warpgroups of one of its kernels: 64 queries each.
     pub(crate) fn lazy_groups(&self, kernel: &str) -> usize {
         match kernel {
@@ -363,7 +349,7 @@ impl Variant {
                 "scan",
             ],
             Family::Move => &["move"],
-            Family::Tables => &["sequences", "rows"],
+            Family::Tables => &["sequences", "rows", "intervals"],
             Family::PeakFfma | Family::PeakMma | Family::PeakWgmma => &["peak"],
         }
     }
@@ -446,6 +432,8 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
     let (width, groups) = (variant.define("D"), variant.define("GROUPS"));
     let rows = |rows: usize| 2 * rows * width; // bytes of so many rows
     let (cd, ce) = (variant.define("CD"), variant.define("CE"));
+    // Of spans, what the walk by keys does with the block of each stage.
+    let visits = if variant.define("WINDOW") == 2 { 16 } else { 0 };
     let bytes = match (variant.family, kernel) {
         // q; k and v in two stages.
         (Family::AttentionSm80, "forward") => {
@@ -541,15 +529,17 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
         }
         // What two tiles own; what they walk and its numbers in four stages, or two of dout beside; barriers.
         (Family::AttentionSm90aBackward, "keys" | "queries") if variant.define("RESULTS") == 0 => {
-            1024 + 6 * rows(128) + 4 * (1024 + 32) + 56
+            1024 + 6 * rows(128) + 4 * (1024 + 32) + 56 + visits
         }
-        (Family::AttentionSm90aBackward, "values") => 1024 + 6 * rows(128) + 2 * (1024 + 32) + 56,
+        (Family::AttentionSm90aBackward, "values") => {
+            1024 + 6 * rows(128) + 2 * (1024 + 32) + 56 + visits
+        }
         // k and v of two tiles; q, dout and their numbers in three stages; barriers.
         (Family::AttentionSm90aBackward, "keys") => {
-            1024 + 4 * rows(128) + 3 * (2 * rows(64) + 512) + 112
+            1024 + 4 * rows(128) + 3 * (2 * rows(64) + 512) + 104 + visits
         }
         // q, dout, dq; k and v in two stages; barriers.
-        (Family::AttentionSm90aBackward, "queries") => 1024 + 7 * rows(128) + 112,
+        (Family::AttentionSm90aBackward, "queries") => 1024 + 7 * rows(128) + 104,
         // Four stages of a and five of b; barriers.
         (Family::CrossEntropySm90a, "leaves") => 1024 + 4 * 16384 + 5 * 32768 + 4 * 32 + 5 * 16,
         // Panels of both operands in four stages or five, and of what is stored; barriers.

@@ -64,7 +64,7 @@ pub use linear_attention::{Decay, LinearAttention, LinearExtents};
 pub use linear_cross_entropy::{
     LinearCrossEntropy, LseSquareWeight, NothingLeft, Reduction, TokenOutputs,
 };
-pub use mask::{Align, Cover, Mask, NamedArray};
+pub use mask::{Align, Cover, Mask, MaskNode, NamedArray, NodeArrays, NodeKind};
 pub use operand::{Axis, Family, Operand, Precision, Role, Table, check_operands, find};
 pub use scores::{BiasExtents, Extents, Scores};
 pub use sequences::{Sequence, Sequences};

@@ -1,10 +1,12 @@
 //! Masks: which query may see which key.
 //!
 //! [`Mask::allows`] is the definition, written from the formulas of `docs/attention.md`; the
-//! reference uses nothing else. Kernels use two functions that must agree with it:
+//! reference uses nothing else. Kernels use four functions that must agree with it:
 //!
 //! * [`Mask::row_span`]: the range of keys that a query sees, for the *interval masks*, those whose
 //!   rows are one range each (`Full`, `Causal`, `Window`, `ChunkedCausal` and every `And` of them);
+//! * [`Mask::row_spans`]: those of a whole sequence, also where the data decide (`Segments`);
+//! * [`Mask::nodes`]: the mask as a list, which a device evaluates;
 //! * [`Mask::cover`]: whether a tile may be skipped, or computed without looking at the mask. For
 //!   interval masks it follows from the spans.
 //!
@@ -13,13 +15,16 @@
 
 mod array;
 mod cover;
+mod nodes;
 mod others;
+mod spans;
 
 use crate::{Error, Sequence};
 use std::ops::Range;
 
 pub use array::NamedArray;
 pub use cover::Cover;
+pub use nodes::{MaskNode, NodeArrays, NodeKind};
 pub(crate) use others::others;
 
 /// Alignment of the diagonal of a mask in a sequence of n queries and m ≠ n keys.
@@ -182,6 +187,62 @@ impl Mask {
         let cut = |key: i64| key.clamp(0, sequence.keys as i64) as usize;
         let start = first.map_or(0, cut);
         Some(start..last.map_or(sequence.keys, |last| cut(last + 1)).max(start))
+    }
+
+    /// The keys that each query of `sequence` sees, in every head the same: ranges within the sequence, empty where a
+    /// query sees none. `None` unless each query sees one range: of `Array`, of `Or`, and of `Segments` whose keys of
+    /// one id do not lie side by side.
+    ///
+    /// ```
+    /// # use etalon_problem::{Mask, NamedArray, Sequence};
+    /// let sequence = Sequence { batch: 0, query_start: 0, queries: 3, key_start: 0, keys: 4 };
+    /// let ids = |name: &str, ids: &[i64]| NamedArray::new(name, &[1, ids.len()], ids.to_vec());
+    /// let mask = |key: &[i64]| Mask::Segments { query: ids("query", &[0, 1, -1]), key: ids("key", key) };
+    /// assert_eq!(mask(&[0, 0, 1, 1]).row_spans(&sequence), Some(vec![0..2, 2..4, 0..0]));
+    /// assert_eq!(mask(&[0, 1, 1, 0]).row_spans(&sequence), None);
+    /// ```
+    pub fn row_spans(&self, sequence: &Sequence) -> Option<Vec<Range<usize>>> {
+        match self {
+            Mask::Segments { query, key } => {
+                let query = &query.ids(sequence.batch)[sequence.query_start..][..sequence.queries];
+                let key = &key.ids(sequence.batch)[sequence.key_start..][..sequence.keys];
+                spans::of_segments(query, key)
+            }
+            Mask::And(masks) => {
+                let all = vec![0..sequence.keys; sequence.queries];
+                masks.iter().try_fold(all, |spans, mask| {
+                    let own = mask.row_spans(sequence)?;
+                    Some(spans.iter().zip(&own).map(|(a, b)| overlap(a, b)).collect())
+                })
+            }
+            _ => (0..sequence.queries).map(|i| self.row_span(sequence, i)).collect(),
+        }
+    }
+
+    /// The mask as a list that a device evaluates from the first node to the last.
+    pub fn nodes(&self) -> Vec<MaskNode<'_>> {
+        let window = |align: &Align, left: Option<usize>, right: Option<usize>| {
+            vec![MaskNode { align: *align, left, right, ..MaskNode::of(NodeKind::Window) }]
+        };
+        match self {
+            Mask::Full => window(&Align::TopLeft, None, None),
+            Mask::Causal { align } => window(align, None, Some(0)),
+            Mask::Window { left, right, align } => window(align, *left, *right),
+            Mask::ChunkedCausal { chunk, align } => {
+                let (align, left) = (*align, Some(*chunk));
+                vec![MaskNode { align, left, ..MaskNode::of(NodeKind::Chunk) }]
+            }
+            Mask::Segments { query, key } => {
+                let arrays = NodeArrays::Ids { query, key };
+                vec![MaskNode { arrays, ..MaskNode::of(NodeKind::Segments) }]
+            }
+            Mask::Array(array) => {
+                let arrays = NodeArrays::Flags(array);
+                vec![MaskNode { arrays, ..MaskNode::of(NodeKind::Flags) }]
+            }
+            Mask::And(masks) => nodes::list(NodeKind::All, masks),
+            Mask::Or(masks) => nodes::list(NodeKind::Any, masks),
+        }
     }
 
     /// Part of the tile `rows` × `cols` (ranges within the sequence) that the mask allows. Exact for

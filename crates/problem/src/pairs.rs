@@ -85,11 +85,11 @@ impl Scores {
 
     /// The pairs of one sequence and head under a mask without arrays.
     fn count_by_rows(&self, sequence: &Sequence, steps: &mut Steps) -> Result<u64, Error> {
-        steps.take((sequence.queries as u64).saturating_mul(self.mask.nodes()))?;
+        steps.take((sequence.queries as u64).saturating_mul(self.mask.node_count()))?;
         // Most masks have one span in a row, which needs no list.
         let seen = |i| match self.mask.row_span(sequence, i) {
             Some(span) => span.len(),
-            None => self.mask.row_spans(sequence, i).iter().map(Range::len).sum(),
+            None => self.mask.spans_of_row(sequence, i).iter().map(Range::len).sum(),
         };
         let all = (0..sequence.queries).map(|i| seen(i) as u128).sum::<u128>();
         u64::try_from(all).map_err(|_| Error::value("number of visible pairs", "below 2⁶⁴", all))
@@ -104,7 +104,7 @@ impl Scores {
         steps: &mut Steps,
     ) -> Result<u64, Error> {
         let tiles = |len: usize| (0..len).step_by(TILE).map(move |at| at..len.min(at + TILE));
-        let (mut pairs, nodes, arrays) = (0, self.mask.nodes(), self.mask.arrays());
+        let (mut pairs, nodes, arrays) = (0, self.mask.node_count(), self.mask.arrays());
         steps.take(1)?;
         for rows in tiles(sequence.queries) {
             steps.take(1)?;
@@ -131,9 +131,11 @@ impl Scores {
 
 impl Mask {
     /// The masks of the tree.
-    fn nodes(&self) -> u64 {
+    fn node_count(&self) -> u64 {
         match self {
-            Mask::And(masks) | Mask::Or(masks) => 1 + masks.iter().map(Mask::nodes).sum::<u64>(),
+            Mask::And(masks) | Mask::Or(masks) => {
+                1 + masks.iter().map(Mask::node_count).sum::<u64>()
+            }
             _ => 1,
         }
     }
@@ -165,14 +167,14 @@ impl Mask {
     }
 
     /// The keys that a query sees under a mask without arrays, as ranges that ascend and do not overlap.
-    fn row_spans(&self, sequence: &Sequence, i: usize) -> Vec<Range<usize>> {
+    fn spans_of_row(&self, sequence: &Sequence, i: usize) -> Vec<Range<usize>> {
         match self {
-            Mask::And(masks) => masks
-                .iter()
-                .fold(all(sequence), |spans, mask| overlaps(&spans, &mask.row_spans(sequence, i))),
+            Mask::And(masks) => masks.iter().fold(all(sequence), |spans, mask| {
+                overlaps(&spans, &mask.spans_of_row(sequence, i))
+            }),
             Mask::Or(masks) => {
                 let mut spans: Vec<Range<usize>> =
-                    masks.iter().flat_map(|mask| mask.row_spans(sequence, i)).collect();
+                    masks.iter().flat_map(|mask| mask.spans_of_row(sequence, i)).collect();
                 spans.sort_unstable_by_key(|span| span.start);
                 let mut merged: Vec<Range<usize>> = Vec::new();
                 for span in spans {

@@ -1,5 +1,6 @@
 //! How many tiles a problem has, and how many it may have.
 
+use crate::softmax::window::window;
 use etalon_problem::{BiasExtents, Error, Mask, Scores, Sequence, Sequences};
 
 /// The rows and columns of a tile of the portable kernels.
@@ -19,6 +20,8 @@ pub(crate) struct Counts {
     pub tiles: usize,
     /// The heads, or 1, of the flags of pairs that count, where spans do not tell all.
     pub flags: Option<usize>,
+    /// Whether spans tell all and are no window: then kernels of sm90a read them.
+    pub by_spans: bool,
 }
 
 fn tiles(rows: usize) -> usize {
@@ -29,6 +32,8 @@ impl Counts {
     /// Of the sequences and the mask of a problem.
     pub fn of_scores(scores: &Scores) -> Counts {
         let list = scores.sequences();
+        let some = list.iter().any(|s| s.queries > 0);
+        let flags = flags(scores).filter(|_| some && !has_spans(scores, &list));
         let by_queries = list.iter().map(|s| tiles(s.queries)).sum();
         let most = |f: fn(&Sequence) -> usize| list.iter().map(f).max().map_or(0, tiles);
         let by_pairs = match scores.bias {
@@ -43,11 +48,12 @@ impl Counts {
             longest: most(|s| s.keys),
             sequences: list.len(),
             tiles: by_queries,
-            flags: flags(scores).filter(|_| list.iter().any(|s| s.queries > 0)),
+            flags,
+            by_spans: some && flags.is_none() && !is_window(scores),
         }
     }
 
-    /// The most that there may be, whatever the lengths and offsets are. One more sequence is empty. Fails where they
+    /// The most that there may be, whatever the lengths, the offsets and the arrays of the mask are. One more sequence is empty. Fails where they
     /// do not fit 32 bits.
     pub fn most(scores: &Scores) -> Result<Counts, Error> {
         let e = &scores.extents;
@@ -74,6 +80,7 @@ impl Counts {
                 reason: "the lists of its tiles have at most 2³¹ − 2".to_string(),
             });
         }
+        let flags = flags(scores);
         Ok(Counts {
             by_queries,
             by_keys,
@@ -81,7 +88,8 @@ impl Counts {
             longest: tiles(e.keys),
             sequences: count + 1,
             tiles: by_queries + 1,
-            flags: flags(scores),
+            flags,
+            by_spans: flags.is_none() && !is_window(scores),
         })
     }
 }
@@ -91,10 +99,20 @@ pub(crate) fn is_shared(scores: &Scores, bias: BiasExtents) -> bool {
     bias.batch == 1 && scores.extents.batch > 1
 }
 
-/// The heads of the flags of pairs, where rows of the mask are no spans.
+/// Whether the mask is a window of keys that moves with the query.
+fn is_window(scores: &Scores) -> bool {
+    window(&scores.mask, scores.extents.queries, scores.extents.keys).is_some()
+}
+
+/// Whether each query of these sequences sees one range of keys.
+fn has_spans(scores: &Scores, list: &[Sequence]) -> bool {
+    list.iter().all(|sequence| scores.mask.row_spans(sequence).is_some())
+}
+
+/// The heads of the flags of pairs, where rows of the mask are no spans, or spans only of some data.
 fn flags(scores: &Scores) -> Option<usize> {
     let one = Sequence { batch: 0, query_start: 0, queries: 1, key_start: 0, keys: 1 };
-    // Of no mask some rows are spans and others not.
+    // Without data, of no mask some rows are spans and others not.
     let spans = scores.mask.row_span(&one, 0).is_some();
     let heads = scores.extents.query_heads;
     (!spans).then_some(if by_head(&scores.mask) { heads } else { heads.min(1) })

@@ -3,6 +3,7 @@
 
 use crate::args::{Byte, ConstPtr, Declaration, Pointee, Ptr, Untyped, declaration, kernel_args};
 use crate::device_tensor::{DeviceTensor, Element};
+use crate::options::Level;
 use crate::pass::TableImage;
 use crate::room::{Layout, Room};
 use crate::softmax::Steps;
@@ -12,7 +13,9 @@ use crate::softmax::pair_args::{Sequence, Span, Task, Tile};
 use crate::softmax::tables::{Tables, bytes};
 use crate::variant::Variant;
 use bytemuck::{NoUninit, Zeroable};
-use etalon_problem::{Align, Error, Mask, NamedArray, Problem, Scores, Sequences};
+use etalon_problem::{
+    Align, Error, Mask, MaskNode, NamedArray, NodeArrays, Problem, Scores, Sequences,
+};
 
 /// An array that calls give, as it was when the pass was prepared. It has passed its check.
 #[derive(Debug)]
@@ -66,18 +69,6 @@ kernel_args! {
         /// Whether integers have 64 bits, not 32.
         wide: i64,
     }
-}
-
-/// The kinds of nodes of `pairs/tables.cu`.
-#[derive(Debug, Clone, Copy)]
-enum Kind {
-    Window,
-    Chunk,
-    Segments,
-    Flags,
-    All,
-    Any,
-    End,
 }
 
 /// `Node` of `pairs/tables.cu`.
@@ -138,6 +129,9 @@ kernel_args! {
         query_tiles: i32,
         key_tiles: i32,
         pair_tiles: i32,
+        /// Of `intervals`, as many as `tiles` and as `key_tiles`.
+        common: Ptr<Tile>,
+        seen_by: Ptr<Tile>,
     }
 }
 
@@ -185,7 +179,7 @@ impl Given {
                 sources.numbers("sequences.cu_key", cu_key)?,
             ]),
         };
-        sources.add(&scores.mask)?;
+        scores.mask.nodes().iter().try_for_each(|node| sources.add(node))?;
         let Sources { layout: mut own, copies, arrays, nodes, .. } = sources;
         if arrays.len() > ARRAYS {
             return Err(Error::Unsupported {
@@ -215,7 +209,11 @@ impl Given {
         steps.fill(steps.table(tables.spans), tables.spans.bytes, u32::MAX);
         let (args, variant) = (self.args(&steps), Variant::tables());
         steps.launch((&variant, "sequences"), (1, 1024), &args)?;
-        steps.launch((&variant, "rows"), (counts.tiles.max(counts.by_keys), 512), &args)?;
+        let tiles = counts.tiles.max(counts.by_keys);
+        steps.launch((&variant, "rows"), (tiles, 512), &args)?;
+        if counts.by_spans && steps.prepared.level == Level::Sm90a {
+            steps.launch((&variant, "intervals"), (tiles, 128), &args)?;
+        }
         Ok(steps)
     }
 
@@ -262,6 +260,8 @@ impl Given {
             query_tiles: counts.by_queries as i32,
             key_tiles: counts.by_keys as i32,
             pair_tiles: counts.by_pairs as i32,
+            common: steps.table(tables.common).into(),
+            seen_by: steps.table(tables.seen_by).into(),
         }
     }
 }
@@ -299,68 +299,46 @@ impl Sources<'_> {
         self.find(name, Element::I32, own)
     }
 
+    /// Adds an array; the place of the first is the number by which a node knows it.
+    fn array(&mut self, source: Source) -> i32 {
+        self.arrays.push(source);
+        self.arrays.len() as i32 - 1
+    }
+
     fn ids(&mut self, array: &NamedArray<i64>) -> Result<i32, Error> {
         let integers = Element::Stored(etalon_problem::Stored::Integer);
         let source = self.find(&array.name, integers, || bytes(&array.data).to_vec())?;
-        self.arrays.push(source);
-        Ok(self.arrays.len() as i32 - 1)
+        Ok(self.array(source))
     }
 
-    /// The nodes of a mask.
-    fn add(&mut self, mask: &Mask) -> Result<(), Error> {
-        let reach = |x: Option<usize>| x.map_or(-1, distance);
-        match mask {
-            Mask::Full => self.push(Node { left: -1, right: -1, ..node(Kind::Window, None) }),
-            Mask::Causal { align } => {
-                self.push(Node { left: -1, ..node(Kind::Window, Some(align)) });
+    /// Adds a node of the mask.
+    fn add(&mut self, node: &MaskNode<'_>) -> Result<(), Error> {
+        // A reach or a length: no sequence has so many rows, and all greater ones do the same.
+        let distance = |x: Option<usize>| x.map_or(-1, |x| x.min(i32::MAX as usize) as i64);
+        let mut own = Node {
+            kind: node.kind as i32,
+            bottom: (node.align == Align::BottomRight).into(),
+            left: distance(node.left),
+            right: distance(node.right),
+            ..Node::zeroed()
+        };
+        match node.arrays {
+            NodeArrays::None => {}
+            NodeArrays::Ids { query, key } => {
+                (own.query, own.key) = (self.ids(query)?, self.ids(key)?)
             }
-            Mask::Window { left, right, align } => {
-                let (left, right) = (reach(*left), reach(*right));
-                self.push(Node { left, right, ..node(Kind::Window, Some(align)) });
-            }
-            Mask::ChunkedCausal { chunk, align } => {
-                self.push(Node { left: distance(*chunk), ..node(Kind::Chunk, Some(align)) });
-            }
-            Mask::Segments { query, key } => {
-                let (query, key) = (self.ids(query)?, self.ids(key)?);
-                self.push(Node { query, key, ..node(Kind::Segments, None) });
-            }
-            Mask::Array(array) => {
-                let own = || array.data.iter().map(|&x| x.into()).collect();
-                let source = self.find(&array.name, Element::Bool, own)?;
-                let query = self.arrays.len() as i32;
-                self.arrays.push(source);
+            NodeArrays::Flags(array) => {
+                let flags = || array.data.iter().map(|&x| x.into()).collect();
+                let source = self.find(&array.name, Element::Bool, flags)?;
+                own.query = self.array(source);
                 let [batches, heads, queries, keys] =
                     [0, 1, 2, 3].map(|axis| array.shape.get(axis).map_or(0, |&x| x as i64));
                 let stride = |extent, own| if extent == 1 { 0 } else { own };
-                let (batch, head) =
-                    (stride(batches, heads * queries * keys), stride(heads, queries * keys));
-                self.push(Node { query, batch, head, ..node(Kind::Flags, None) });
+                own.batch = stride(batches, heads * queries * keys);
+                own.head = stride(heads, queries * keys);
             }
-            Mask::And(masks) => return self.add_list(Kind::All, masks),
-            Mask::Or(masks) => return self.add_list(Kind::Any, masks),
         }
+        self.nodes.push(own);
         Ok(())
     }
-
-    fn add_list(&mut self, kind: Kind, masks: &[Mask]) -> Result<(), Error> {
-        self.push(node(kind, None));
-        masks.iter().try_for_each(|mask| self.add(mask))?;
-        self.push(node(Kind::End, None));
-        Ok(())
-    }
-
-    fn push(&mut self, node: Node) {
-        self.nodes.push(node);
-    }
-}
-
-fn node(kind: Kind, align: Option<&Align>) -> Node {
-    let bottom = (align == Some(&Align::BottomRight)).into();
-    Node { kind: kind as i32, bottom, ..Node::zeroed() }
-}
-
-/// A reach or a length: no sequence has so many rows, and all greater ones do the same.
-fn distance(x: usize) -> i64 {
-    x.min(i32::MAX as usize) as i64
 }

@@ -6,10 +6,12 @@ use crate::moves::Place;
 use crate::parts::Part;
 use crate::room::{Layout, Room};
 use crate::softmax::counts::SIDE;
-use crate::softmax::hopper_args::{ForwardArgs, Packed, ScoreOptions, Shape, tensor_map};
+use crate::softmax::hopper_args::{
+    ForwardArgs, Packed, ScoreOptions, Shape, SpanTables, tensor_map,
+};
 use crate::softmax::prepared::Prepared;
 use crate::softmax::spec::Spec;
-use crate::softmax::variants::{Hopper, Lengths};
+use crate::softmax::variants::{Hopper, Lengths, Visible};
 use crate::softmax::window::Window;
 use crate::softmax::{Steps, blocks};
 use crate::step::Work;
@@ -181,8 +183,8 @@ impl Plan {
 
     /// Puts 0 into the copy of a result in which kernels leave rows of no sequence out.
     pub(super) fn clear(&self, steps: &Steps<'_>, name: &str) {
-        let listed = self.hopper.lengths == Lengths::Listed;
-        if let Some(room) = self.find(name).and_then(|wide| wide.copy).filter(|_| listed) {
+        let leaves = self.hopper.lengths == Lengths::Listed && steps.prepared.leaves_rows();
+        if let Some(room) = self.find(name).and_then(|wide| wide.copy).filter(|_| leaves) {
             steps.fill(steps.at(room), room.bytes, 0);
         }
     }
@@ -265,6 +267,20 @@ pub(super) fn packed(steps: &Steps<'_>, plan: &Plan) -> Packed {
     }
 }
 
+/// The tables of a mask that is no window.
+pub(super) fn spans(steps: &Steps<'_>, plan: &Plan) -> SpanTables {
+    let tables = &steps.prepared.tables;
+    match plan.hopper.visible {
+        Visible::Spans => SpanTables {
+            spans: steps.table(tables.spans).into(),
+            tiles: steps.table(tables.tiles).into(),
+            common: steps.table(tables.common).into(),
+            seen_by: steps.table(tables.seen_by).into(),
+        },
+        _ => SpanTables::default(),
+    }
+}
+
 /// The bias, the unit and the softcap of scores.
 pub(super) fn options(steps: &Steps<'_>) -> ScoreOptions {
     let scale = steps.scores().scale() as f32;
@@ -300,7 +316,7 @@ pub(crate) fn forward(steps: &Steps<'_>, plan: &Plan) -> Result<(), Error> {
     let groups = variant.define("GROUPS");
     let rows = 64 * groups;
     // Measured: causal masks like more heads beside each other than full ones.
-    let l2 = if plan.hopper.windowed { 32 << 20 } else { 8 << 20 };
+    let l2 = if plan.hopper.visible == Visible::All { 8 << 20 } else { 32 << 20 };
     let together = heads_in(l2, steps, plan) * steps.scores().group();
     let map = |name: &str, rows: u32| map_of(plan, plan.place(steps, name), rows);
     let mut args = ForwardArgs {
@@ -313,6 +329,7 @@ pub(crate) fn forward(steps: &Steps<'_>, plan: &Plan) -> Result<(), Error> {
         packed: packed(steps, plan),
         options: options(steps),
         o_rows: plan.place(steps, "o").into(),
+        spans: spans(steps, plan),
         ..ForwardArgs::default()
     };
     if values.is_some() {

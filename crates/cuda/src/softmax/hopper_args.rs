@@ -3,7 +3,7 @@
 
 use crate::args::{ConstPtr, Declaration, Half, Pointee, Ptr, declaration, kernel_args, pointees};
 use crate::moves::Place;
-use crate::softmax::pair_args::{Sequence, Task};
+use crate::softmax::pair_args::{Sequence, Span, Task, Tile};
 use crate::tensor_map::TensorMap;
 use etalon_problem::Dtype;
 
@@ -66,6 +66,20 @@ kernel_args! {
         pub by_keys: ConstPtr<Task>,
         pub tasks: i32,
         pub key_tasks: i32,
+    }
+}
+
+kernel_args! {
+    /// A mask that shows each query a range of keys; with WINDOW 2 alone. Ranges are those of positions in sequences.
+    pub(crate) struct SpanTables as "SpanTables" {
+        /// Of each row, `[batch, queries]`, the keys that it sees.
+        pub spans: ConstPtr<Span>,
+        /// Of each tile of 64 queries, sequence after sequence, the keys that some row sees,
+        pub tiles: ConstPtr<Tile>,
+        /// and those that all rows see.
+        pub common: ConstPtr<Tile>,
+        /// Of each tile of 64 keys the tiles of queries that may see some of it.
+        pub seen_by: ConstPtr<Tile>,
     }
 }
 
@@ -165,6 +179,7 @@ kernel_args! {
         pub options: ScoreOptions,
         /// o as `o` says, for rows that end within a box.
         pub o_rows: Elements,
+        pub spans: SpanTables,
     }
 }
 
@@ -202,6 +217,7 @@ kernel_args! {
         pub dq_rows: Elements,
         pub dk_rows: Elements,
         pub dv_rows: Elements,
+        pub spans: SpanTables,
     }
 }
 
@@ -209,6 +225,7 @@ kernel_args! {
 pub(crate) const ARGUMENTS: &[Declaration] = &[
     declaration::<Shape>(),
     declaration::<Packed>(),
+    declaration::<SpanTables>(),
     declaration::<Elements>(),
     declaration::<ScoreOptions>(),
     declaration::<ForwardArgs>(),

@@ -2,7 +2,9 @@
 //! `kernels/attention/sm90a_backward.cuh` says which kernels there are.
 
 use crate::moves::Place;
-use crate::softmax::hopper::{Plan, heads_in, launch, map_of, options, packed, padded, shape};
+use crate::softmax::hopper::{
+    Plan, heads_in, launch, map_of, options, packed, padded, shape, spans,
+};
 use crate::softmax::hopper_args::BackwardArgs;
 use crate::softmax::modules::threads;
 use crate::softmax::pair_args::{FallbackArgs, PairArgs, tensor};
@@ -96,6 +98,7 @@ fn arguments(steps: &Steps<'_>, plan: &Plan) -> BackwardArgs {
         shape: shape(steps, plan, heads),
         packed: packed(steps, plan),
         options: options(steps),
+        spans: spans(steps, plan),
         ..BackwardArgs::default()
     }
 }

@@ -4,10 +4,10 @@ use crate::args::{ConstPtr, Declaration, Ptr, declaration, kernel_args};
 use crate::room::{Layout, Room};
 use crate::softmax::Steps;
 use crate::softmax::hopper::{self, Plan};
-use crate::softmax::hopper_args::{Elements, Packed, Shape};
+use crate::softmax::hopper_args::{Elements, Packed, Shape, SpanTables};
 use crate::softmax::pair_args::{Numbers, tensor};
 use crate::softmax::prepared::Prepared;
-use crate::softmax::variants::{Hopper, Lengths};
+use crate::softmax::variants::Lengths;
 use crate::strided::StridedTensor;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
@@ -95,6 +95,7 @@ kernel_args! {
         wants_dv: i32,
         shape: Shape,
         packed: Packed,
+        spans: SpanTables,
     }
 }
 
@@ -153,6 +154,7 @@ impl LazyPlan {
             reach: kept.reach,
             shape: hopper::shape(steps, plan, together.min(e.batch * e.query_heads)),
             packed: hopper::packed(steps, plan),
+            spans: hopper::spans(steps, plan),
             ..HopperLazyArgs::default()
         }
     }
@@ -165,9 +167,9 @@ impl LazyPlan {
         args: HopperLazyArgs,
     ) -> Result<(), Error> {
         let (plan, e, counts) = (&self.operands, &steps.scores().extents, &steps.prepared.counts);
-        let Hopper { storage, width, lengths, .. } = plan.hopper;
-        let (listed, backward) = (lengths == Lengths::Listed, ["queries", "keys"].contains(&name));
-        let variant = Variant::hopper_lazy(storage, width, listed, backward);
+        let listed = plan.hopper.lengths == Lengths::Listed;
+        let backward = ["queries", "keys"].contains(&name);
+        let variant = Variant::hopper_lazy(plan.hopper, backward);
         let groups = variant.lazy_groups(name);
         let own = 64 * groups;
         let (tiles, boxed) = match (name, listed) {

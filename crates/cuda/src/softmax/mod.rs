@@ -20,6 +20,8 @@ mod slots;
 mod spec;
 mod tables;
 mod variants;
+#[cfg(test)]
+mod walks;
 mod window;
 
 pub(crate) use blocks::chosen;
@@ -29,7 +31,7 @@ pub(crate) use lazy_draft::{draft_lazy, draft_stats};
 pub(crate) use spec::{LAZY_LEVELS, LEVELS, refuses};
 #[cfg(test)]
 pub(crate) use variants::most_shared;
-pub(crate) use variants::{CONSUMER, Hopper, Lengths, Results};
+pub(crate) use variants::{CONSUMER, Hopper, Lengths, Results, Visible};
 
 use crate::args::Declaration;
 use etalon_problem::Error;

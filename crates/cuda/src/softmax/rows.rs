@@ -1,7 +1,7 @@
 //! Which rows belong together and which pairs count, as kernels read it.
 
 use crate::softmax::counts::{Counts, SIDE, is_shared};
-use etalon_problem::{Error, Scores, Sequence};
+use etalon_problem::{Error, Extents, Scores, Sequence};
 
 /// The tables of a problem. Positions are those of a sequence, unless a comment says otherwise.
 #[derive(Debug, Default)]
@@ -14,6 +14,10 @@ pub(crate) struct Rows {
     pub spans: Vec<[i32; 2]>,
     /// For each tile of queries of each sequence the range of keys that its rows may see.
     pub tiles: Vec<[i32; 2]>,
+    /// With [`Counts::by_spans`], for each of these tiles the range of keys that all of its rows see,
+    pub common: Vec<[i32; 2]>,
+    /// and for each tile of keys the range of tiles of queries that may see some of it; [0, 0]: none.
+    pub seen_by: Vec<[i32; 2]>,
     /// Work: the first sequence, how many, the tile of queries, the tile of keys.
     pub by_queries: Vec<[i32; 4]>,
     pub by_keys: Vec<[i32; 4]>,
@@ -40,9 +44,9 @@ impl Rows {
     pub fn new(scores: &Scores) -> Result<Rows, Error> {
         let e = &scores.extents;
         Rows::check_extents(scores)?;
-        let list = scores.sequences();
+        let (list, counts) = (scores.sequences(), Counts::of_scores(scores));
         let mut rows = Rows { spans: filled([-1; 2], &[e.batch, e.queries])?, ..Rows::default() };
-        rows.add_spans(scores, &list)?;
+        rows.add_spans(scores, &list, counts.flags)?;
         for (n, s) in list.iter().enumerate() {
             let first = rows.tiles.len();
             let numbers = [s.batch, s.query_start, s.queries, s.key_start, s.keys, first];
@@ -55,25 +59,29 @@ impl Rows {
             rows.by_keys.extend(tiles.map(|tile| [n, 1, 0, tile].map(|x| x as i32)));
         }
         rows.add_pairs(scores, &list);
+        if counts.by_spans {
+            list.iter().enumerate().for_each(|(n, s)| rows.add_intervals(e, n, s));
+        }
         Ok(rows)
     }
 
-    fn add_spans(&mut self, scores: &Scores, list: &[Sequence]) -> Result<(), Error> {
+    fn add_spans(
+        &mut self,
+        scores: &Scores,
+        list: &[Sequence],
+        flags: Option<usize>,
+    ) -> Result<(), Error> {
         let e = &scores.extents;
         let row = |s: &Sequence, i: usize| s.batch * e.queries + s.query_start + i;
-        let mut plain = true;
-        for s in list {
-            for i in 0..s.queries {
-                let span = scores.mask.row_span(s, i);
-                plain &= span.is_some();
-                let span = span.unwrap_or(0..s.keys);
-                self.spans[row(s, i)] = [span.start as i32, span.end as i32];
+        let Some(heads) = flags else {
+            for s in list {
+                let spans = scores.mask.row_spans(s).unwrap_or_default();
+                for (i, span) in spans.into_iter().enumerate() {
+                    self.spans[row(s, i)] = [span.start as i32, span.end as i32];
+                }
             }
-        }
-        if plain {
             return Ok(());
-        }
-        let heads = Counts::of_scores(scores).flags.unwrap_or(0);
+        };
         let mut flags = filled(0u8, &[e.batch, heads, e.queries, e.keys])?;
         for s in list {
             for i in 0..s.queries {
@@ -93,6 +101,27 @@ impl Rows {
         }
         self.allowed = Some(flags);
         Ok(())
+    }
+
+    /// What kernels of sm90a read of a sequence besides, where spans tell all.
+    fn add_intervals(&mut self, e: &Extents, number: usize, s: &Sequence) {
+        let at = s.batch * e.queries + s.query_start;
+        let spans = &self.spans[at..at + s.queries];
+        let meet = |[a, b]: [i32; 2], [c, d]: [i32; 2]| [a.max(c), b.min(d)];
+        let common = spans.chunks(SIDE).map(|rows| rows.iter().copied().fold([0, i32::MAX], meet));
+        self.common
+            .extend(common.map(|[begin, end]| if begin < end { [begin, end] } else { [0, 0] }));
+        let first = self.sequences[number][5] as usize;
+        let mut seen_by = vec![[0, 0]; s.keys.div_ceil(SIDE)];
+        let tiles = &self.tiles[first..][..s.queries.div_ceil(SIDE)];
+        for (tile, keys) in tiles.iter().enumerate() {
+            let [begin, end] = keys.map(|key| key as usize);
+            for [first, last] in &mut seen_by[begin / SIDE..end.div_ceil(SIDE)] {
+                *first = if *last == 0 { tile as i32 } else { *first };
+                *last = tile as i32 + 1;
+            }
+        }
+        self.seen_by.extend(seen_by);
     }
 
     /// The keys that the rows of a tile may see.
@@ -142,7 +171,7 @@ fn filled<T: Clone>(value: T, shape: &[usize]) -> Result<Vec<T>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use etalon_problem::{Align, BiasExtents, Extents, Mask, Sequences};
+    use etalon_problem::{Align, BiasExtents, Mask, NamedArray, Sequences};
 
     fn scores(mask: Mask, sequences: Sequences) -> Scores {
         let extents =
@@ -184,10 +213,38 @@ mod tests {
             agrees(&scores(Mask::causal(), sequences.clone()));
             agrees(&scores(Mask::Causal { align: Align::TopLeft }, sequences.clone()));
             agrees(&scores(Mask::window(20, 3), sequences.clone()));
+            let chunks = Mask::ChunkedCausal { chunk: 50, align: Align::TopLeft };
+            agrees(&scores(Mask::And(vec![chunks, segments(30)]), sequences.clone()));
+            agrees(&scores(segments(1), sequences.clone()));
             let either = vec![Mask::window(2, 0), Mask::window(None, 0)];
             agrees(&scores(Mask::Or(either), sequences.clone()));
             agrees(&scores(Mask::Or(vec![]), sequences));
         }
+    }
+
+    /// Segments of so many rows, whose ids come back after 7 of them.
+    fn segments(rows: i64) -> Mask {
+        let ids = |name: &str, count: i64| {
+            let list: Vec<i64> = (0..count).map(|i| i / rows % 7).collect();
+            NamedArray::new(name, &[1, count as usize], list)
+        };
+        Mask::Segments { query: ids("query", 150), key: ids("key", 140) }
+    }
+
+    #[test]
+    fn masks_of_ranges_have_no_flags() {
+        let chunks = Mask::ChunkedCausal { chunk: 50, align: Align::TopLeft };
+        let counts = |mask: &Mask| Counts::of_scores(&scores(mask.clone(), Sequences::Dense));
+        let found = |mask: &Mask| (counts(mask).flags, counts(mask).by_spans);
+        assert_eq!(found(&Mask::causal()), (None, false));
+        let both = Mask::And(vec![chunks.clone(), segments(20)]);
+        [&chunks, &segments(20), &both].map(|mask| assert_eq!(found(mask), (None, true)));
+        // 7 · 19 < 140: the first id comes back among the keys.
+        assert_eq!(found(&segments(19)), (Some(1), false));
+        // Of ids on the device nobody knows that yet.
+        let most = |mask| Counts::most(&scores(mask, Sequences::Dense)).unwrap();
+        assert_eq!((most(segments(20)).flags, most(segments(20)).by_spans), (Some(1), false));
+        assert_eq!((most(chunks.clone()).flags, most(chunks).by_spans), (None, true));
     }
 
     #[test]
@@ -210,6 +267,7 @@ mod tests {
             sequences: rows.sequences.len(),
             tiles: rows.tiles.len(),
             flags: rows.allowed.as_ref().map(|flags| flags.len() / pairs),
+            by_spans: !rows.common.is_empty(),
         }
     }
 

@@ -4,8 +4,8 @@
 use crate::level_table::{self, LevelRow, Rule};
 use crate::options::{Level, Options, Precision};
 use crate::softmax::counts::Counts;
-use crate::softmax::variants::{CONSUMER, Hopper, Lengths};
-use crate::softmax::window::{LONGEST, OPEN, Window, window};
+use crate::softmax::variants::{CONSUMER, Hopper, Lengths, Visible};
+use crate::softmax::window::{LONGEST, Window, window};
 use crate::target::Target;
 use etalon_problem::{Attention, Dtype, Extents, Mode, Pass, Scores, Sequences};
 
@@ -117,9 +117,13 @@ impl Spec {
     pub fn hopper(&self) -> Hopper {
         let Spec { storage, lengths, .. } = *self;
         let width = if self.columns() <= 64 { 64 } else { 128 };
-        let windowed = self.window.is_none_or(|x| x.left != OPEN || x.right != OPEN);
+        let visible = match self.window {
+            Some(Window::ALL) => Visible::All,
+            Some(_) => Visible::Window,
+            None => Visible::Spans,
+        };
         // Maxima are those of scores: a scale that turns their order is an option.
-        Hopper { storage, width, windowed, lengths, options: self.is_scored }.within()
+        Hopper { storage, width, visible, lengths, options: self.is_scored }.within()
     }
 
     fn is_first_order(&self) -> bool {
@@ -183,8 +187,9 @@ const SM90A: &[Rule<Spec>] = &[
         holds: |spec| spec.extents.queries.max(spec.extents.keys) <= LONGEST,
     },
     Rule {
-        otherwise: "only full, causal and windowed masks are written for sm90a",
-        holds: |spec| spec.window.is_some(),
+        otherwise: "masks must show each query one range of keys, known before the call (no ids or flags \
+                    on the device), for sm90a",
+        holds: |spec| spec.counts.flags.is_none(),
     },
 ];
 

@@ -13,6 +13,8 @@ pub(crate) struct Tables {
     pub sequences: Room,
     pub spans: Room,
     pub tiles: Room,
+    pub common: Room,
+    pub seen_by: Room,
     pub by_queries: Room,
     pub by_keys: Room,
     pub by_pairs: Room,
@@ -36,10 +38,14 @@ impl Tables {
             Sequences::Lengths { .. } => e.batch,
             _ => 0,
         };
+        // Of masks of which kernels of sm90a read spans.
+        let spans = usize::from(counts.by_spans);
         let mut tables = Tables {
             sequences: list(&[24, counts.sequences])?,
             spans: list(&[8, e.batch, e.queries])?,
             tiles: list(&[8, counts.tiles])?,
+            common: list(&[8 * spans, counts.tiles])?,
+            seen_by: list(&[8 * spans, counts.by_keys])?,
             by_queries: list(&[16, counts.by_queries])?,
             by_keys: list(&[16, counts.by_keys])?,
             by_pairs: list(&[16, counts.by_pairs])?,
@@ -57,6 +63,8 @@ impl Tables {
         image.put(self.sequences, bytes(&rows.sequences));
         image.put(self.spans, bytes(&rows.spans));
         image.put(self.tiles, bytes(&rows.tiles));
+        image.put(self.common, bytes(&rows.common));
+        image.put(self.seen_by, bytes(&rows.seen_by));
         image.put(self.by_queries, bytes(&rows.by_queries));
         image.put(self.by_keys, bytes(&rows.by_keys));
         image.put(self.by_pairs, bytes(&rows.by_pairs));

@@ -13,12 +13,23 @@ pub(crate) struct Hopper {
     pub storage: Dtype,
     /// Columns of every operand: 64 or 128.
     pub width: usize,
-    /// Whether a mask may hide pairs.
-    pub windowed: bool,
+    /// Which pairs the mask shows.
+    pub visible: Visible,
     /// Whether sequences have lengths of their own.
     pub lengths: Lengths,
     /// Whether there is a softcap, a bias, or a scale that is not above 0.
     pub options: bool,
+}
+
+/// The pairs that a mask shows, by the value of WINDOW.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Visible {
+    /// All.
+    All,
+    /// A window of keys that moves with the query.
+    Window,
+    /// Of each query a range of keys, from a table.
+    Spans,
 }
 
 /// The lengths of sequences.
@@ -47,18 +58,20 @@ impl Hopper {
     /// That which computes at least what is asked: not every choice is compiled with every other.
     pub fn within(self) -> Hopper {
         let lengths = match self.lengths {
+            _ if self.visible == Visible::Spans => Lengths::Listed,
             Lengths::Own if self.options => Lengths::Listed,
             lengths => lengths,
         };
-        let windowed = self.windowed || self.options || lengths == Lengths::Listed;
-        Hopper { windowed, lengths, ..self }
+        let hides = self.options || lengths == Lengths::Listed;
+        let visible = if hides { self.visible.max(Visible::Window) } else { self.visible };
+        Hopper { visible, lengths, ..self }
     }
 
     fn defines(self) -> Vec<(&'static str, String)> {
         vec![
             ("STORAGE", number(self.storage)),
             ("D", self.width.to_string()),
-            ("WINDOW", u8::from(self.windowed).to_string()),
+            ("WINDOW", (self.visible as u8).to_string()),
             ("LENGTHS", (self.lengths as u8).to_string()),
             ("OPTIONS", u8::from(self.options).to_string()),
         ]
@@ -199,6 +212,21 @@ impl Variant {
         let mut defines = of.defines();
         defines.push(("RESULTS", (results as u8).to_string()));
         Variant { family: Family::AttentionSm90aBackward, defines }
+    }
+
+    /// The forward pass of lazy_attention on them, or its backward pass: sequences are those of the arrays, or listed.
+    pub(crate) fn hopper_lazy(of: Hopper, backward: bool) -> Self {
+        let families = [Family::LazySm90aForward, Family::LazySm90aBackward];
+        let listed = of.lengths != Lengths::Equal;
+        let mut defines = vec![
+            ("STORAGE", number(of.storage)),
+            ("D", of.width.to_string()),
+            ("LENGTHS", if listed { "2" } else { "0" }.to_string()),
+        ];
+        if of.visible == Visible::Spans {
+            defines.push(("WINDOW", (of.visible as u8).to_string()));
+        }
+        Variant { family: families[usize::from(backward)], defines }
     }
 
     /// Which arithmetic computes its products.

@@ -115,7 +115,8 @@ fn lengths() -> Vec<Sequences> {
 
 #[test]
 fn packed_sequences_on_the_device_give_the_bits_of_the_problem() {
-    for mask in [Mask::causal(), Mask::window(70, 3)] {
+    let chunks = Mask::ChunkedCausal { chunk: 50, align: Align::BottomRight };
+    for mask in [Mask::causal(), Mask::window(70, 3), chunks] {
         for (dim, value_dim) in [(64, 64), (40, 128)] {
             let of = |sequences| {
                 let plain =

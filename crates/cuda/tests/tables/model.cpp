@@ -231,15 +231,16 @@ static Counts most(const Problem& p) {
 struct Wanted {
   Counts counts;
   int heads;  // of flags
+  int queries;
   std::vector<Sequence> sequences;
   std::vector<int> firsts;
   std::vector<Task> by_queries, by_keys, by_pairs;
   std::vector<Span> spans;
-  std::vector<Tile> tiles;
+  std::vector<Tile> tiles, common, seen_by;
   std::vector<u8> allowed;
   std::vector<int2> lengths;
 
-  Wanted(const Problem& p) : counts(most(p)), heads(is_plain(p.mask) ? 0 : by_head(p.mask) ? p.heads : 1) {
+  Wanted(const Problem& p) : counts(most(p)), heads(is_plain(p.mask) ? 0 : by_head(p.mask) ? p.heads : 1), queries(p.queries) {
     add_sequences(p);
     add_lists(p);
     spans.assign((size_t)p.batch * p.queries, {-1, -1});
@@ -247,6 +248,29 @@ struct Wanted {
     for (int n = 0; n < p.count; n++)
       for (int i = 0; i < sequences[n].queries; i++) add_row(p, sequences[n], i);
     tiles.resize(counts.by_queries + 1);
+    add_intervals();
+  }
+  // What rows of a tile see in common, and which tiles of queries may see a tile of keys.
+  void add_intervals() {
+    common.assign(counts.by_queries + 1, {0, 0}), seen_by.assign(counts.by_keys, {0, 0});
+    int keys = 0;
+    for (size_t n = 0; n + 1 < sequences.size(); n++) {
+      const Sequence& s = sequences[n];
+      for (int i = 0; i * 64 < s.queries; i++) {
+        Tile all = {0, s.keys};
+        for (int r = i * 64; r < min(s.queries, i * 64 + 64); r++) {
+          const Span own = spans[(i64)s.batch * queries + s.query_start + r];
+          all = {max(all.begin, own.begin), min(all.end, own.end)};
+        }
+        if (all.begin < all.end) common[s.first_tile + i] = all;
+        const Tile some = tiles[s.first_tile + i];
+        for (int j = some.begin / 64; j * 64 < some.end; j++) {
+          Tile& own = seen_by[keys + j];
+          own = {own.end ? own.begin : i, i + 1};
+        }
+      }
+      keys += tile_count(s.keys);
+    }
   }
   // Offsets as they are taken: within the arrays, and none below one before it.
   static std::vector<i64> taken(std::vector<i64> list, int rows, bool packed) {
@@ -334,6 +358,7 @@ static TableArgs tables_of(const Problem& p, const Wanted& w, int heads) {
   a.by_queries = memory.array<Task>(room.by_queries), a.by_keys = memory.array<Task>(room.by_keys);
   a.by_pairs = memory.array<Task>(room.by_pairs);
   a.allowed = memory.array<u8>((size_t)p.batch * heads * p.queries * p.keys);
+  a.common = memory.array<Tile>(room.by_queries + 1), a.seen_by = memory.array<Tile>(room.by_keys);
   if (p.form == Problem::LENGTHS) a.lengths = memory.array<int2>(p.count);
   a.batch = p.batch, a.queries = p.queries, a.keys = p.keys, a.count = p.count, a.packed = p.form == Problem::PACKED;
   a.heads = heads, a.shared = p.bias == Problem::SHARED;
@@ -376,6 +401,9 @@ static void run() {
   same(a.spans, w.spans, "the span of a row");
   same(a.tiles, w.tiles, "the span of a tile");
   same(a.allowed, w.allowed, "the flag of a pair");
+  launch(max(a.query_tiles + 1, a.key_tiles), INTERVAL_THREADS, [&] { intervals(a); });
+  same(a.common, w.common, "what rows of a tile see in common");
+  same(a.seen_by, w.seen_by, "the tiles of queries that see a tile of keys");
   check(memory.is_intact(), "bytes beyond an array");
 }
 int main() {

@@ -1,7 +1,7 @@
 //! `Mask::row_span` and `Mask::cover` against the definition, `Mask::allows`, for every primitive
 //! interval mask with small numbers and every pair of small extents.
 
-use etalon_problem::{Cover, Mask, Sequence};
+use etalon_problem::{Cover, Mask, NamedArray, Sequence};
 use std::ops::Range;
 
 /// Every sequence of at most so many queries and keys, none included.
@@ -54,6 +54,53 @@ fn spans_of_long_sequences_do_not_wrap() {
             }
         }
     }
+}
+
+/// Every list of three ids that may be negative.
+fn ids() -> impl Iterator<Item = [i64; 3]> {
+    (0..27).map(|n| [n / 9 - 1, n / 3 % 3 - 1, n % 3 - 1])
+}
+
+/// A query sees the keys of its id: one range where these lie side by side. Ids before and behind the sequence do not
+/// count.
+#[test]
+fn spans_of_segments_are_their_keys_where_these_lie_side_by_side() {
+    let sequence = Sequence { batch: 0, query_start: 1, queries: 3, key_start: 1, keys: 3 };
+    let array = |name: &str, own: [i64; 3]| {
+        NamedArray::new(name, &[1, 5], vec![0, own[0], own[1], own[2], 1])
+    };
+    let mut split = 0;
+    for (query, key) in ids().flat_map(|query| ids().map(move |key| (query, key))) {
+        let mask = Mask::Segments { query: array("query", query), key: array("key", key) };
+        let seen = |i| (0..3).filter(|&j| mask.allows(&sequence, 0, i, j)).collect::<Vec<_>>();
+        let is_split = (0..3).any(|i| seen(i) == [0, 2]);
+        split += usize::from(is_split);
+        let and = Mask::And(vec![mask.clone(), Mask::causal()]);
+        let Some(spans) = mask.row_spans(&sequence) else {
+            assert!(is_split && and.row_spans(&sequence).is_none(), "{query:?} {key:?}");
+            continue;
+        };
+        assert!(!is_split, "{query:?} {key:?}");
+        for (i, span) in spans.into_iter().enumerate() {
+            assert_eq!(span.collect::<Vec<_>>(), seen(i), "{query:?} {key:?} {i}");
+            let both = and.row_spans(&sequence).unwrap()[i].clone();
+            let allowed = (0..3).filter(|&j| and.allows(&sequence, 0, i, j));
+            assert!(allowed.eq(both), "{query:?} {key:?} {i}");
+        }
+    }
+    // Keys a, b, a of 2 ids with 2 others between them, seen by one query of 3 at least: 27 − 8 lists of queries.
+    assert_eq!(split, 2 * 2 * 19);
+}
+
+#[test]
+fn spans_of_a_sequence_are_those_of_its_rows() {
+    let masks = Mask::intervals(0..4);
+    for (mask, sequence) in masks.iter().flat_map(|mask| sequences(4).map(move |s| (mask, s))) {
+        let rows = (0..sequence.queries).map(|i| mask.row_span(&sequence, i)).collect();
+        assert_eq!(mask.row_spans(&sequence), rows, "{mask:?} {sequence:?}");
+    }
+    let one = Sequence { batch: 0, query_start: 0, queries: 1, key_start: 0, keys: 1 };
+    assert_eq!(Mask::Or(vec![Mask::Full]).row_spans(&one), None);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The grid of attention and attention_lse.
 
-use super::factors::{Flags, add_bias, array, cuts, lengths, reach, segments, window};
+use super::factors::{Flags, add_bias, array, chunk, cuts, lengths, reach, segments, window};
 use crate::cases::axes::{Grid, Names, grid};
 use crate::generate::Stream;
 use crate::shapes::ShapeClass;
@@ -32,10 +32,10 @@ grid! {
             WindowTopLeft = "window_top_left" => window(e, stream, TopLeft),
             /// Causal within chunks.
             Chunked = "chunked" => Mask::ChunkedCausal {
-                chunk: stream.pick(2, &[1, 3, 8, 16, 29]),
+                chunk: chunk(e, stream),
                 align: stream.pick(3, &[BottomRight, TopLeft]),
             },
-            /// Segments, with padding and with ids that come back.
+            /// Segments, with padding, of ids that come back or lie side by side.
             Segments = "segments" => segments(e, stream),
             /// A random array, with empty rows, nearly full, or in blocks, that batch elements or heads
             /// may share.

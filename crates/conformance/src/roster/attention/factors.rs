@@ -15,11 +15,22 @@ pub(super) fn window(e: &Extents, stream: &Stream, align: Align) -> Mask {
     Mask::Window { left: Some(reach(e, stream, 0)), right: Some(reach(e, stream, 1)), align }
 }
 
-/// Ids 0, 1, 2 in runs of 9 and back to 0; every 11th row is padding.
+/// The keys of a chunk: few, or over several tiles.
+pub(super) fn chunk(e: &Extents, stream: &Stream) -> usize {
+    match e.queries.min(e.keys) > 300 {
+        true => stream.pick(2, &[29, 128, 200, 260]),
+        false => stream.pick(2, &[1, 3, 8, 16, 29]),
+    }
+}
+
+/// Ids 0, 1, 2 in runs of 9 and back to 0, where every 11th row is padding; or ids that lie side by side, in runs of a
+/// quarter of the rows, before padding.
 pub(super) fn segments(e: &Extents, stream: &Stream) -> Mask {
-    let shift = stream.below(6, 9);
+    let (shift, apart) = (stream.below(6, 9), stream.pick(9, &[false, true]));
     let ids = |length: usize| -> Vec<i64> {
         let id = |b: usize, i: usize| match (i + b) % 11 {
+            _ if !apart && i >= length - length / 8 => -1,
+            _ if !apart => ((i + shift + 2 * b) / length.div_ceil(4)) as i64,
             10 => -1,
             _ => ((i + shift + 2 * b) / 9 % 3) as i64,
         };

@@ -35,7 +35,7 @@
 // take two (sm90a_backward_weights.cu). These kernels are modules of their own. dv alone reads neither v nor o and has
 // no δ.
 //
-// Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair), LENGTHS (1: batch elements have extents of their
+// Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair; 2: spans), LENGTHS (1: batch elements have extents of their
 // own; 2: sequences are listed), OPTIONS (0: no softcap, no bias, a scale above 0), RESULTS (0: `keys` for dk and
 // `queries` for dq, of attention_lse; 1: `keys` for dk and dv, `queries` for dq; 2: `keys` for dk alone, `values` for
 // dv alone).
@@ -56,13 +56,14 @@ template <int PLACE> DEV void raise(const BackwardArgs& c, int sequence, int key
 // Rows of lse2 and delta: of every head, or of listed sequences tile after tile.
 DEV i64 stat_rows(const Shape& s) { return (PACKED ? 1ll : s.batch) * s.heads * s.padded; }
 DEV i64 stat_row(const Own& s, int head) { return (i64)(PACKED ? head : s.batch * s.heads + head) * s.padded + s.tile * 64; }
-struct Work { int block, head, batch; };  // of listed sequences the number in place of the batch element
+// Of listed sequences the number in place of the batch element, and the place in the list.
+struct Work { int block, head, batch, task; };
 // Those of listed sequences are the host's tasks: block 2n of 64 rows, and the next; an odd one is none.
 template <bool WARP> DEV Work packed_work(int t, const Task* tasks, int count, bool by_keys, int heads) {
   Task task = tasks[by_keys ? t / heads : count - 1 - t / heads];
   auto uniform = [](int x) { return WARP ? __shfl_sync(~0u, x, 0) : x; };
   int tile = uniform(by_keys ? task.key_tile : task.row_tile);
-  return {tile % 2 ? -1 : tile / 2, t % heads, uniform(task.first)};
+  return {tile % 2 ? -1 : tile / 2, t % heads, uniform(task.first), t / heads};
 }
 DEV Work work(int t, int blocks, int heads, int heads_per_group, const Shape& s) {  // by groups of heads that share the L2
   int all = s.batch * heads, g = t / (heads_per_group * blocks), r = t - g * heads_per_group * blocks;
@@ -80,7 +81,12 @@ struct ByKeys {
     return work(t, (c.shape.keys + OWN - 1) / OWN, c.shape.key_heads, c.shape.heads_per_group, c.shape);
   }
   DEV bool is_cut(const Work& w, const Own& s) { return PACKED && w.block * OWN + OWN > s.keys; }
-  template <int ROWS> DEV Range blocks(int block, const Own& s) {  // of so many queries
+  template <int ROWS> DEV Range blocks(const SpanTables& t, const Work& w, const Own& s) {  // of so many queries
+    if (SPANS) {  // which of these see some or all of it, the producer says
+      const Span own = query_blocks<ROWS / 64>(t, s, w.block, w.task);
+      return {own.begin, own.begin, own.end, own.end};
+    }
+    int block = w.block;
     int begin = 0, open = 0, closed = (s.queries + ROWS - 1) / ROWS, end = closed;
     if (WINDOW) {
       int first = block * OWN - s.offset, last = first + OWN - 1;
@@ -103,8 +109,12 @@ struct ByQueries {
     return w;
   }
   DEV bool is_cut(const Work& w, const Own& s) { return PACKED && w.block * OWN + OWN > s.queries; }
-  template <int KEYS> DEV Range blocks(int block, const Own& s) {  // of so many keys
-    int begin = 0, open = 0, closed = s.keys / KEYS, n = (s.keys + KEYS - 1) / KEYS;
+  template <int KEYS> DEV Range blocks(const SpanTables& t, const Work& w, const Own& s) {  // of so many keys
+    if (SPANS) {
+      const Blocks own = key_blocks<OWN / 64, KEYS>(t, s, w.block);
+      return {own.begin, own.closed, own.open, own.end};
+    }
+    int block = w.block, begin = 0, open = 0, closed = s.keys / KEYS, n = (s.keys + KEYS - 1) / KEYS;
     if (WINDOW) {
       int first = block * OWN + s.offset, last = min((block + 1) * OWN, s.queries) - 1 + s.offset;
       int from = max(0, first - s.left), end = min(s.keys, last + s.right + 1);

@@ -7,8 +7,8 @@ constexpr u32 KV_BYTES = KEYS * D * 2, Q_BYTES = ROWS * D * 2;
 // k and v of two tiles: dv and dk of a tile take their places. q and dout of query blocks, in stages.
 constexpr u32 AT_V = KV_BYTES, PAIR = 2 * KV_BYTES, AT_Q = 2 * PAIR, AT_DO = AT_Q + STAGES * Q_BYTES, AT_STATS = AT_DO + STAGES * Q_BYTES;
 constexpr u32 KV_FULL = AT_STATS + STAGES * 2 * ROWS * 4, KV_EMPTY = KV_FULL + 16, OUT_FULL = KV_EMPTY + 16, FULL = OUT_FULL + 16,
-              EMPTY = FULL + 8 * STAGES, TILE = EMPTY + 8 * STAGES;
-CHECK_SHARED(keys, 1024 + TILE + 8);  // 1024 to align all
+              EMPTY = FULL + 8 * STAGES, TILE = EMPTY + 8 * STAGES, VISIT = TILE + 8;
+CHECK_SHARED(keys, 1024 + VISIT + (SPANS ? 16 : 0));  // 1024 to align all
 DEV void produce(u32 base, const BackwardArgs& call) {
   u32 stage = 0, phase = 1, done = 0;
 #pragma unroll 1
@@ -17,7 +17,7 @@ DEV void produce(u32 base, const BackwardArgs& call) {
     const Work w = ByKeys::work_of<false>(t, call);
     if (w.block < 0) continue;
     const Own s = of_batch<false>(call.shape, call.packed, w.batch);
-    const Range range = ByKeys::blocks<ROWS>(w.block, s);
+    const Range range = ByKeys::blocks<ROWS>(call.spans, w, s);
     const u32 k = base + buffer * PAIR, loaded = base + KV_FULL + 8 * buffer;
     wait(base + KV_EMPTY + 8 * buffer, (done >> 1 & 1) ^ 1);
     put_tile(base + TILE + 4 * buffer, t);
@@ -29,8 +29,11 @@ DEV void produce(u32 base, const BackwardArgs& call) {
     for (int h = w.head * each; h < (w.head + 1) * each; h++)
 #pragma unroll 1
       for (int row = range.begin * ROWS; row < range.end * ROWS; row += ROWS) {
+        const u32 visit = SPANS ? visit_of<ROWS / 64>(call.spans, s, w.block, row / ROWS) : 0;
+        if (visit == SKIPPED) continue;
         u32 full = base + FULL + 8 * stage, stats = base + AT_STATS + stage * 2 * ROWS * 4;
         wait(base + EMPTY + 8 * stage, phase);
+        if (SPANS) put_tile(base + VISIT + 4 * stage, visit);
         expect_bytes(full, 2 * Q_BYTES + 2 * ROWS * 4);
         load5(base + AT_Q + stage * Q_BYTES, &call.q, full, s.query_start + row, h, s.batch);
         load5(base + AT_DO + stage * Q_BYTES, &call.dout, full, s.query_start + row, h, s.batch);
@@ -96,10 +99,13 @@ DEV void consume(u32 base, const BackwardArgs& call) {
       return there ? read(row_of(call.options.bias, s.batch, w.head * each + h, s.query_start + query)[s.key_start + key + 8 * r]) : 0;
     };
 #endif
+    bool cut = false;  // with SPANS, whether a block hides a pair
     auto step = [&](int h, int i, auto masked) {
       float p[ROWS / 2], ds[ROWS / 2];
       const u32 k = hidden(own), v = k + AT_V;
       u32 q = base + AT_Q + stage * Q_BYTES, dout = base + AT_DO + stage * Q_BYTES, stats = base + AT_STATS + stage * 2 * ROWS * 4 + 8 * (lane & 3);
+      // Before there are scores: one register for the pairs of a thread. One step for all blocks: two spill.
+      const u32 shown = SPANS && cut ? visible(call.spans, all, s, i * ROWS + 2 * (lane & 3), hidden(key)) : ~0u;
       wait(base + FULL + 8 * stage, phase);
       // Of packed sequences the last block is masked.
       if (LENGTHS && (!PACKED || decltype(masked)::value) && s.queries - i * ROWS < ROWS)
@@ -129,7 +135,10 @@ DEV void consume(u32 base, const BackwardArgs& call) {
 #endif
           p[4 * j + 2 * r] = exp2_fast(fmaf(p[4 * j + 2 * r], c, -l.x));
           p[4 * j + 2 * r + 1] = exp2_fast(fmaf(p[4 * j + 2 * r + 1], c, -l.y));
-          if (decltype(masked)::value) {
+          if (SPANS) {
+            if (!(shown >> (4 * j + 2 * r) & 1)) p[4 * j + 2 * r] = 0;
+            if (!(shown >> (4 * j + 2 * r + 1) & 1)) p[4 * j + 2 * r + 1] = 0;
+          } else if (decltype(masked)::value) {
             if (8 * j < first || 8 * j > last) p[4 * j + 2 * r] = 0;
             if (8 * j + 1 < first || 8 * j + 1 > last) p[4 * j + 2 * r + 1] = 0;
           }
@@ -156,10 +165,19 @@ DEV void consume(u32 base, const BackwardArgs& call) {
       any = true;
       if (++stage == STAGES) stage = 0, phase ^= 1;
     };
-    const Range range = ByKeys::blocks<ROWS>(w.block, s);
+    const Range range = ByKeys::blocks<ROWS>(call.spans, w, s);
 #pragma unroll 1
     for (int h = 0; h < each; h++) {
       int i = range.begin;
+#if WINDOW == 2
+#pragma unroll 1
+      for (; i < range.end; i++) {
+        wait(base + FULL + 8 * stage, phase);
+        const u32 visit = tile_at<true>(base + VISIT + 4 * stage);
+        i = number_of(visit), cut = visit & CUT;
+        step(h, i, Is<true>());
+      }
+#else
 #pragma unroll 1
       for (; i < range.open; i++) step(h, i, Is<true>());
 #pragma unroll 1
@@ -167,6 +185,7 @@ DEV void consume(u32 base, const BackwardArgs& call) {
 #if WINDOW
 #pragma unroll 1
       for (; i < range.end; i++) step(h, i, Is<true>());
+#endif
 #endif
     }
     mma_wait<0>(), pin(dk);
@@ -207,11 +226,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant_
   }
   __syncthreads();
   if (threadIdx.x < 128) {
-    registers_down<24>();
+    registers_down<SPANS ? 40 : 24>();  // whoever loads looks into tables
     if (threadIdx.x == 0) produce(base, call);
     if (threadIdx.x == 32) store(base, call);
   } else {
-    registers_up<240>();
+    registers_up<SPANS ? 232 : 240>();
     consume(base, call);
   }
 }

@@ -14,7 +14,7 @@ DEV void produce(u32 base, const BackwardArgs& call) {
     const Work w = ByQueries::work_of<false>(t, call);
     if (w.block < 0) continue;
     const Own s = of_batch<false>(call.shape, call.packed, w.batch);
-    const Range range = ByQueries::blocks<KEYS>(w.block, s);
+    const Range range = ByQueries::blocks<KEYS>(call.spans, w, s);
     wait(base + Q_EMPTY, q_phase), q_phase ^= 1;
     put_tile(base + TILE, t);
     expect_bytes(base + Q_FULL, 2 * Q_BYTES);
@@ -72,6 +72,7 @@ DEV void consume(u32 base, const BackwardArgs& call) {
     Own s = of_batch<true>(all, call.packed, w.batch);
     const float c = UNIT * LOG2E;
     const int row = w.block * ROWS + group * 64 + warp * 16 + lane / 4;
+    const Seen seen(call.spans, all, s, row);
     const size_t at = stat_row(s, w.head) + row;
     const float l[2] = {call.lse2[at], call.lse2[at + 8]}, x[2] = {call.delta[at], call.delta[at + 8]};
 #if OPTIONS
@@ -81,7 +82,7 @@ DEV void consume(u32 base, const BackwardArgs& call) {
     for (int r = 0; r < 2; r++)
       bias[r] = all_bias.data ? row_of(all_bias, s.batch, w.head, s.query_start + min(row + 8 * r, s.queries - 1)) + s.key_start + 2 * (lane & 3) : 0;
 #endif
-    const Range range = ByQueries::blocks<KEYS>(w.block, s);
+    const Range range = ByQueries::blocks<KEYS>(call.spans, w, s);
     float dq[D / 2], p[KEYS / 2], ds[KEYS / 2];
     u32 dsp[KEYS / 4];
     int n = range.end - 1, add = 0;
@@ -105,7 +106,8 @@ DEV void consume(u32 base, const BackwardArgs& call) {
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         int from = n * KEYS + 2 * (lane & 3), stop = s.keys - from, start = 0;
-        if (WINDOW) stop = min(stop, row + 8 * r + s.offset + s.right + 1 - from), start = row + 8 * r + s.offset - s.left - from;
+        if (SPANS) stop = seen.end(r) - from, start = seen.begin(r) - from;
+        else if (WINDOW) stop = min(stop, row + 8 * r + s.offset + s.right + 1 - from), start = row + 8 * r + s.offset - s.left - from;
 #pragma unroll
         for (int j = 0; j < KEYS / 8; j++) {
 #if OPTIONS

@@ -12,7 +12,8 @@ constexpr u32 BYTES = OWN * D * 2;
 // Of two tiles what they own; their results take its place. y, and x where that is another tensor, in stages.
 constexpr u32 AT_Y = 2 * BYTES, AT_X = LSE ? AT_Y : AT_Y + STAGES * BYTES, AT_STATS = AT_Y + 4 * BYTES, STATS = 2 * OWN * 4;
 constexpr u32 OWN_FULL = AT_STATS + STAGES * STATS, OWN_EMPTY = OWN_FULL + 16, OUT_FULL = OWN_EMPTY + 16, Y_FULL = OUT_FULL + 16,
-              Y_EMPTY = Y_FULL + 8 * STAGES, X_FULL = Y_EMPTY + 8 * STAGES, X_EMPTY = X_FULL + 8 * STAGES, TILE = X_EMPTY + 8 * STAGES, ALL = 1024 + TILE + 8;  // 1024 to align all
+              Y_EMPTY = Y_FULL + 8 * STAGES, X_FULL = Y_EMPTY + 8 * STAGES, X_EMPTY = X_FULL + 8 * STAGES, TILE = X_EMPTY + 8 * STAGES,
+              VISIT = TILE + 8, ALL = 1024 + VISIT + (SPANS ? 16 : 0);  // 1024 to align all
 template <class TILES> constexpr bool BY_KEYS = false;
 template <> constexpr bool BY_KEYS<ByKeys> = true;
 
@@ -25,7 +26,7 @@ template <class TILES> DEV void produce(u32 base, const BackwardArgs& call) {
     const Work w = TILES::template work_of<false>(t, call);
     if (w.block < 0) continue;
     const Own s = of_batch<false>(call.shape, call.packed, w.batch);
-    const Range range = TILES::template blocks<OWN>(w.block, s);
+    const Range range = TILES::template blocks<OWN>(call.spans, w, s);
     wait(base + OWN_EMPTY + 8 * buffer, (done >> 1 & 1) ^ 1);
     put_tile(base + TILE + 4 * buffer, t);
     expect_bytes(loaded, BYTES);
@@ -35,8 +36,11 @@ template <class TILES> DEV void produce(u32 base, const BackwardArgs& call) {
     for (int h = from; h < from + heads; h++)
 #pragma unroll 1
       for (int row = range.begin * OWN; row < range.end * OWN; row += OWN) {
+        const u32 visit = SPANS && KEYS ? visit_of<OWN / 64>(call.spans, s, w.block, row / OWN) : 0;
+        if (visit == SKIPPED) continue;
         const u32 full = base + Y_FULL + 8 * stage, stats = base + AT_STATS + stage * STATS;
         wait(base + Y_EMPTY + 8 * stage, phase);
+        if (SPANS && KEYS) put_tile(base + VISIT + 4 * stage, visit);
         expect_bytes(full, BYTES + (KEYS ? (LSE ? 2 : 1) * OWN * 4 : 0));
         load5(base + AT_Y + stage * BYTES, KEYS ? &call.q : &call.k, full, (KEYS ? s.query_start : s.key_start) + row, h, s.batch);
         if (KEYS) {
@@ -124,11 +128,18 @@ template <class TILES> DEV void consume(u32 base, const BackwardArgs& call) {
       return there ? read(row_of(biases, s.batch, h, s.query_start + query)[s.key_start + key]) : 0;
     };
 #endif
-    const Range range = TILES::template blocks<OWN>(w.block, s);
+    const Seen seen(call.spans, all, s, row);  // where it owns queries
+    const Range range = TILES::template blocks<OWN>(call.spans, w, s);
+    bool cut = false;  // with SPANS by keys, whether a block hides a pair
     // Block n, of the query head h.
     auto step = [&](int h, int n, auto masked) {
       constexpr bool MASKED = decltype(masked)::value;
       const u32 stats = base + AT_STATS + stage * STATS + 8 * (lane & 3);
+      u32 shown[2] = {~0u, ~0u};  // of 64 queries each
+      if (SPANS && KEYS && MASKED && cut) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) shown[half] = visible(call.spans, all, s, n * OWN + half * 64 + 2 * (lane & 3), row);
+      }
       wait(base + Y_FULL + 8 * stage, phase);
       // Rows behind the sequence; of packed ones the last block is masked.
       const int end = (KEYS ? s.queries : s.keys) - n * OWN;
@@ -152,6 +163,7 @@ template <class TILES> DEV void consume(u32 base, const BackwardArgs& call) {
           // The first column that a row sees, and the last.
           int first = row + 8 * r + (KEYS ? -s.offset - s.right : s.offset - s.left), last = row + 8 * r + (KEYS ? s.left - s.offset : s.offset + s.right);
           if (!WINDOW) first = 0, last = 1 << 30;
+          if (SPANS && !KEYS) first = seen.begin(r), last = seen.end(r) - 1;
           if (!KEYS || PACKED) last = min(last, (KEYS ? s.queries : s.keys) - 1);
           first -= column, last -= column;
 #if OPTIONS
@@ -169,7 +181,11 @@ template <class TILES> DEV void consume(u32 base, const BackwardArgs& call) {
             y = exp2_fast(fmaf(y, c, -(!KEYS ? l[r] : e ? lse.y : lse.x)));
             if (LSE) y *= -slope * (!KEYS ? x[r] : e ? delta.y : delta.x);
             // Last: a row of the next listed sequence may have an infinite dlse.
-            if (MASKED && (8 * j + e < first || 8 * j + e > last)) y = 0;
+            if (SPANS && KEYS) {
+              if (MASKED && !(shown[j / 8] >> (4 * (j % 8) + 2 * r + e) & 1)) y = 0;
+            } else if (MASKED && (8 * j + e < first || 8 * j + e > last)) {
+              y = 0;
+            }
           }
         }
       }
@@ -188,8 +204,14 @@ template <class TILES> DEV void consume(u32 base, const BackwardArgs& call) {
     for (int h = KEYS ? w.head * each : w.head, heads = KEYS ? each : 1; heads; h++, heads--) {
 #pragma unroll 1
       for (int n = range.begin; n < range.end; n++) {
+        bool sees_all = n >= range.open && n < range.closed;
+        if (SPANS && KEYS) {
+          wait(base + Y_FULL + 8 * stage, phase);
+          const u32 visit = tile_at<true>(base + VISIT + 4 * stage);
+          n = number_of(visit), cut = visit & CUT, sees_all = !cut;
+        }
         // With options a mask is little beside the rest, and a second loop twice the time to compile.
-        if (!OPTIONS && n >= range.open && n < range.closed) step(h, n, Is<false>());
+        if (!OPTIONS && sees_all) step(h, n, Is<false>());
         else step(h, n, Is<true>());
       }
     }

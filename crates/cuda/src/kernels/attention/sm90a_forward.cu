@@ -13,6 +13,8 @@
 // first within a group of heads whose k and v fit the L2. No tile depends on another: results do not depend on
 // the claims.
 //
+// Masks are windows, or show each query a range of keys, which tables tell (spans.cuh).
+//
 // Columns are padded to 64 or 128. Softcap, bias, and a scale that is not above 0 are computed on the accumulators of
 // S, in variants of their own; a bias is read where it lies, two elements at a time where these begin at multiples of
 // 4 bytes. Packed sequences, and padded ones with options, are found in a table of tiles. The copy engine reads whole
@@ -23,8 +25,8 @@
 // one operation. That depends on the row alone: bits are the same in tiles of 128 and 192 rows, and for a mask as for
 // a bias of −∞. Where a mask cuts a tile of v, non-finite elements of v are added pair by pair.
 //
-// Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair), GROUPS (consumer warpgroups: 2 or 3, which fit the
-// registers where D = 64), VALUES (0: attention_lse), LENGTHS (1: batch elements have extents of their own; 2:
+// Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair; 2: spans), GROUPS (consumer warpgroups: 2 or 3, which
+// fit the registers where D = 64), VALUES (0: attention_lse), LENGTHS (1: batch elements have extents of their own; 2:
 // sequences are listed), OPTIONS (0: no softcap, no bias, a scale above 0).
 constexpr int KEYS = 128, STAGES = 2;
 #define TURNS 1
@@ -62,36 +64,19 @@ template <bool WARP> DEV Work work(int t, const ForwardArgs& c) {
   int b = r / width, h = first + (r - b * width);
   return {WINDOW ? blocks - 1 - b : b, h % s.heads, h / s.heads};
 }
-// Key blocks of a query block: those from `begin` to before `end`; those before `closed` and from `open` on need a mask.
-struct Blocks { int begin, closed, open, end; };
-DEV Blocks key_blocks(int block, const Own& s) {
-  if (!WINDOW) return {0, 0, s.keys / KEYS, (s.keys + KEYS - 1) / KEYS};
-  int first = block * ROWS + s.offset, last = min((block + 1) * ROWS, s.queries) - 1 + s.offset;
-  int begin = max(0, first - s.left), end = min(s.keys, last + s.right + 1);
-  if (end <= begin) return {0, 0, 0, 0};
-  Blocks b;
-  b.begin = begin / KEYS, b.end = (end + KEYS - 1) / KEYS;
-  b.open = min(b.end, max(b.begin, min(s.keys, max(0, first + s.right + 1)) / KEYS));
-  b.closed = min(b.open, max(b.begin, (max(0, last - s.left) + KEYS - 1) / KEYS));
-  return b;
-}
-// The keys that a row sees.
-DEV int first_key(int row, const Own& s) { return WINDOW ? max(0, row + s.offset - s.left) : 0; }
-DEV int end_key(int row, const Own& s) { return WINDOW ? min(s.keys, row + s.offset + s.right + 1) : s.keys; }
-
 struct Maxima {  // of the two rows of this thread, and the sums of their weights
   float m[2] = {-INF, -INF}, l[2] = {0, 0};
 };
 
 // Hides what a row does not see, and says in `cut` of which rows it hides something in this block.
-template <bool MASK> DEV void mask(float (&s)[KEYS / 2], bool (&cut)[2], int key, int row, const Own& own) {
+template <bool MASK> DEV void mask(float (&s)[KEYS / 2], bool (&cut)[2], int key, const Seen& seen) {
   cut[0] = cut[1] = false;
   if constexpr (MASK) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      int from = key + 2 * (lane_id() & 3), end = end_key(row + 8 * r, own) - from;
-      int begin = first_key(row + 8 * r, own) - from;
-      cut[r] = end_key(row + 8 * r, own) < key + KEYS || first_key(row + 8 * r, own) > key;
+      int from = key + 2 * (lane_id() & 3), end = seen.end(r) - from;
+      int begin = seen.begin(r) - from;
+      cut[r] = seen.end(r) < key + KEYS || seen.begin(r) > key;
 #pragma unroll
       for (int j = 0; j < KEYS / 8; j++)
 #pragma unroll
@@ -182,16 +167,17 @@ template <bool MASK> DEV bool soften(float (&s)[KEYS / 2], Maxima& rows, float (
   return grown;
 }
 // All of that: scores, mask, weights.
-template <bool MASK> DEV bool weigh(float (&s)[KEYS / 2], Maxima& rows, float (&a)[2], float c, int key, int row, const Own& own, const ForwardArgs& call, const Extra& x) {
+template <bool MASK> DEV bool weigh(float (&s)[KEYS / 2], Maxima& rows, float (&a)[2], float c, int key, const Seen& seen, const Own& own,
+                               const ForwardArgs& call, const Extra& x) {
   bool cut[2];
 #if OPTIONS
   bool hides[2];
   extend<MASK>(s, hides, key, own, call.options, x);
-  mask<MASK>(s, cut, key, row, own);
+  mask<MASK>(s, cut, key, seen);
   cut[0] |= hides[0], cut[1] |= hides[1];
   return soften<true>(s, rows, a, c, cut);
 #else
-  mask<MASK>(s, cut, key, row, own);
+  mask<MASK>(s, cut, key, seen);
   return soften<MASK>(s, rows, a, c, cut);
 #endif
 }
@@ -215,7 +201,7 @@ DEV void issue_values(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, int ad
 
 // Before the product P·v of a block with a mask: if v holds anything but finite numbers, adds those elements over the allowed
 // pairs by ordinary arithmetic and zeroes them in shared memory. Every warpgroup comes here with the same block and verdict.
-DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, int key, int row, int& add, const Own& own, const Extra& extra) {
+DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, int key, int& add, const Seen& seen, const Extra& extra) {
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
   const u32 top = STORAGE == 1 ? 0x7f80 : 0x7c00;  // the exponent of infinities and NaN
   u32 most = 0;
@@ -243,7 +229,7 @@ DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, 
     float x[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      int begin = first_key(row + 8 * r, own), end = end_key(row + 8 * r, own);
+      int begin = seen.begin(r), end = seen.end(r);
       float2 y = unpack(load_word(staging + j / 64 * 8192 + swizzled(warp * 16 + lane / 4 + 8 * r, j % 64 / 8) + j % 8 / 2 * 4));
       x[r] = key + j >= begin && key + j < end ? j % 2 ? y.y : y.x : -1;
 #if OPTIONS
@@ -295,7 +281,7 @@ DEV void produce(u32 base, const ForwardArgs& c) {
     if (skips(t, c)) { t = next; continue; }
     Work w = work<false>(t, c);
     const Own own = of_batch<false>(shape, c.packed, w.batch);
-    Blocks blocks = key_blocks(w.block, own);
+    Blocks blocks = key_blocks<GROUPS, KEYS>(c.spans, own, w.block);
     int n = blocks.end, kh = w.head / (shape.heads / shape.key_heads);
     wait(bar + Q_EMPTY, phase_q), phase_q ^= 1;
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(bar + TILE), "r"(t) : "memory");
@@ -342,9 +328,10 @@ DEV void consume(u32 base, const ForwardArgs& call) {
     if (t < 0) break;
     Work w = work<true>(t, call);
     const Own own = of_batch<true>(shape, call.packed, w.batch);
-    Blocks blocks = key_blocks(w.block, own);
+    Blocks blocks = key_blocks<GROUPS, KEYS>(call.spans, own, w.block);
     int n = blocks.end;
     int row = w.block * ROWS + group * 64 + warp * 16 + lane / 4;
+    const Seen seen(call.spans, shape, own, row);
 #if OPTIONS
     const Extra extra = extra_of(call.options, own, w, row);
     const bool hides = call.options.bias.data;  // whether any block may hide a pair
@@ -368,12 +355,12 @@ DEV void consume(u32 base, const ForwardArgs& call) {
       issue_scores(s, q, base + AT_K + stage_k * KV_BYTES);
       mma_commit(), mma_wait<0>(), pin(s);
       warp_arrive(bar + K_EMPTY + 8 * stage_k), next_k();
-      weigh<true>(s, rows, a, c, n * KEYS, row, own, call, extra);
+      weigh<true>(s, rows, a, c, n * KEYS, seen, own, call, extra);
       pack_all(s, p);
       auto step = [&](auto masked) {
         if (VALUES && (hides || n + 1 >= blocks.open || (WINDOW && n + 1 < blocks.closed))) {
           wait(bar + V_FULL + 8 * stage_v, phase_v);
-          guard(o, p, base + AT_V + stage_v * KV_BYTES, staging, (n + 1) * KEYS, row, add, own, extra);
+          guard(o, p, base + AT_V + stage_v * KV_BYTES, staging, (n + 1) * KEYS, add, seen, extra);
         }
         wait(bar + K_FULL + 8 * stage_k, phase_k);
         my_turn();
@@ -389,7 +376,7 @@ DEV void consume(u32 base, const ForwardArgs& call) {
         your_turn();
         mma_wait<VALUES>(), pin(s);
         warp_arrive(bar + K_EMPTY + 8 * stage_k), next_k();
-        bool grown = weigh<decltype(masked)::value>(s, rows, a, c, n * KEYS, row, own, call, extra);
+        bool grown = weigh<decltype(masked)::value>(s, rows, a, c, n * KEYS, seen, own, call, extra);
         if (!VALUES) return;
         order_after(rows.l[0] + rows.l[1]);  // or the assembler moves the wait above the exponentials
         mma_wait<0>(), pin(o);
@@ -410,7 +397,7 @@ DEV void consume(u32 base, const ForwardArgs& call) {
       if (VALUES) {
         wait(bar + V_FULL + 8 * stage_v, phase_v);
         if (hides || blocks.begin >= blocks.open || (WINDOW && blocks.begin < blocks.closed))
-          guard(o, p, base + AT_V + stage_v * KV_BYTES, staging, blocks.begin * KEYS, row, add, own, extra);
+          guard(o, p, base + AT_V + stage_v * KV_BYTES, staging, blocks.begin * KEYS, add, seen, extra);
         pin(o), pin(p), mma_begin();
         issue_values(o, p, base + AT_V + stage_v * KV_BYTES, add);
         mma_commit(), mma_wait<0>(), pin(o);

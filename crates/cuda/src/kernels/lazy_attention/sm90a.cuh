@@ -8,7 +8,7 @@
 // a block is loaded where one of them needs it, and a warpgroup multiplies where it needs it itself.
 //
 // Compile-time: STORAGE (1|2), D (64|128): D and E, rounded up; LENGTHS (2: sequences are listed; 0: all are those of
-// the arrays).
+// the arrays); WINDOW (2: spans; without it: a window).
 constexpr int KEYS = 128, SIDE = 64;  // keys of a block; rows of the host's tiles
 constexpr u32 PANEL = KEYS * 128, KV_BYTES = KEYS * D * 2;
 
@@ -17,7 +17,7 @@ KERNEL_ARGS(HopperLazyArgs)
 // ---- work tiles ------------------------------------------------------------------------------------------------------
 // A work tile is a block of 64·GROUPS queries, a query head, and a batch element or a listed sequence. Blocks draw tiles from a
 // counter, those that see most keys first within groups of heads whose k and v fit the L2; no tile depends on another.
-struct Work { int block, head, batch; };
+struct Work { int block, head, batch, task; };  // `task`: by keys, the place in the list
 template <int GROUPS> DEV int tiles_of(const HopperLazyArgs& c) {
   constexpr int ROWS = 64 * GROUPS;
   return PACKED ? c.packed.tasks * c.shape.heads : (c.shape.queries + ROWS - 1) / ROWS * c.shape.heads * c.shape.batch;
@@ -43,20 +43,7 @@ template <bool WARP> DEV Own sequence_of(const HopperLazyArgs& c, int number) {
   if (!PACKED) s.tile = number * ((c.shape.queries + SIDE - 1) / SIDE);
   return s;
 }
-// Key blocks of a query block: those from `begin` to before `end`; those before `closed` and from `open` on hide a pair.
-struct Blocks { int begin, closed, open, end; };
-template <int GROUPS> DEV Blocks key_blocks(int block, const Own& s) {
-  constexpr int ROWS = 64 * GROUPS;
-  int first = block * ROWS + s.offset, last = min((block + 1) * ROWS, s.queries) - 1 + s.offset;
-  int begin = max(0, first - s.left), end = min(s.keys, last + s.right + 1);
-  if (end <= begin) return {0, 0, 0, 0};
-  Blocks b;
-  b.begin = begin / KEYS, b.end = (end + KEYS - 1) / KEYS;
-  b.open = min(b.end, max(b.begin, min(s.keys, max(0, first + s.right + 1)) / KEYS));
-  b.closed = min(b.open, max(b.begin, (max(0, last - s.left) + KEYS - 1) / KEYS));
-  return b;
-}
-// The keys that a row sees.
+// The keys that a row sees, where the mask is a window.
 DEV int first_key(int row, const Own& s) { return max(0, row + s.offset - s.left); }
 DEV int end_key(int row, const Own& s) { return min(s.keys, row + s.offset + s.right + 1); }
 // Blocks of keys in at most 32 stripes of as many blocks each.
@@ -155,6 +142,10 @@ DEV float score_alone(const HopperLazyArgs& c, const Own& s, int head, int i, in
   const u16 *q = row_of(c.q_rows, s.batch, head, s.query_start + i), *k = row_of(c.k_rows, s.batch, head / (s.heads / s.key_heads), s.key_start + j);
   const u32 d = distance_of(c, s, i, j);
   const float x = __fmaf_rn(c.shape.scale, product_of(q, k), c.bias && d < (u32)c.width ? c.bias[(i64)head * c.width + d] : 0);
+  if (SPANS) {
+    const Span own = span_of(c.spans, c.shape, s, i);
+    return j >= own.begin && j < own.end ? x : -INF;
+  }
   return j >= first_key(i, s) && j < end_key(i, s) ? x : -INF;
 }
 // Adds factor[r]·x to the rows that see it, the numbers of x that are not finite alone.

@@ -17,14 +17,19 @@ DEV Work work_of(int t, const HopperLazyArgs& c) {  // the first blocks of keys 
   if (PACKED) {
     Task task = c.packed.by_keys[t / s.key_heads];
     const int tile = __shfl_sync(~0u, task.key_tile, 0), first = __shfl_sync(~0u, task.first, 0);
-    return {tile % 2 ? -1 : tile / 2, t % s.key_heads, first};
+    return {tile % 2 ? -1 : tile / 2, t % s.key_heads, first, t / s.key_heads};
   }
   const int blocks = (s.keys + KEYS - 1) / KEYS, all = s.batch * s.key_heads, together = max(1, s.heads_per_group / (s.heads / s.key_heads));
   const int g = t / (together * blocks), r = t - g * together * blocks, width = min(together, all - g * together), b = r / width;
   const int h = g * together + (r - b * width);
   return {b, h % s.key_heads, h / s.key_heads};
 }
-DEV Range query_blocks(int block, const Own& s) {
+DEV Range range_of(const HopperLazyArgs& c, const Work& w, const Own& s) {
+  if (SPANS) {  // which of these hide a pair, the producer says
+    const Span own = query_blocks<1>(c.spans, s, w.block, w.task);
+    return {own.begin, own.begin, own.end, own.end};
+  }
+  const int block = w.block;
   const int first = block * KEYS - s.offset, last = min(block * KEYS + KEYS, s.keys) - 1 - s.offset;
   Range r;
   r.end = min((s.queries + ROWS - 1) / ROWS, (max(0, last + s.left + 1) + ROWS - 1) / ROWS);
@@ -67,7 +72,7 @@ struct Pass {
       const Work w = work_of(t, c);
       if (w.block >= 0) {
         const Own s = sequence_of<true>(c, w.batch);
-        const Range range = query_blocks(w.block, s);
+        const Range range = range_of(c, w, s);
         const int each = s.heads / s.key_heads, stripe = w.block / stripe_blocks(s);
         wait(base + KV_EMPTY, kv_phase), kv_phase ^= 1;
         if (first_lane) {
@@ -85,7 +90,8 @@ struct Pass {
             if (first_lane) {
               const u32 bytes = min(ROWS, s.queries - i * ROWS) * sizeof(Numbers);
               const bool active = !c.means || c.active[(i64)(s.tile + i) * c.shape.heads + h] >> stripe & 1;
-              asm volatile("st.shared.u32 [%0], %1;" ::"r"(base + ACTIVE + 4 * stage), "r"((u32)active) : "memory");
+              const u32 cut = SPANS && visit_of<1>(c.spans, s, w.block, i) != i;
+              asm volatile("st.shared.u32 [%0], %1;" ::"r"(base + ACTIVE + 4 * stage), "r"(active | cut << 1) : "memory");
               expect_bytes(full, 2 * Q_BYTES + bytes);
               load5(base + AT_Q + stage * Q_BYTES, &c.q, full, s.query_start + i * ROWS, h, s.batch);
               load5(base + AT_DO + stage * Q_BYTES, &c.dout, full, s.query_start + i * ROWS, h, s.batch);
@@ -162,6 +168,7 @@ struct Consumer {
     const Numbers* rows = (const Numbers*)(pass.numbers + AT_NUMBERS / 4) + stage * ROWS + 2 * (lane & 3);
     float x[ROWS / 2], ds[ROWS / 2];
     u32 p[ROWS / 4];
+    const u32 shown = SPANS && MASKED ? visible(c.spans, c.shape, s, i * ROWS + 2 * (lane & 3), key) : 0;  // before there are scores
     pin(x), mma_begin();
     issue_shared<ROWS, KEYS, ROWS>(x, k, q), mma_commit();
     if (ACTIVE) {
@@ -173,7 +180,11 @@ struct Consumer {
     const int distance = distance_of(c, s, i * ROWS, w.block * KEYS + group * 64);
     score_turned(x, c.shape.scale, c.bias && distance + ROWS > 0 && distance - 64 < c.width,
                  pass.numbers + AT_BIAS / 4 + stage * NEAR + KEYS - 1 - warp * 16 - lane / 4 + 2 * (lane & 3));
-    if (MASKED) {
+    if (SPANS && MASKED) {
+#pragma unroll
+      for (int e = 0; e < ROWS / 2; e++)
+        if (!(shown >> e & 1)) x[e] = -INF;
+    } else if (MASKED) {
       const int from = i * ROWS + 2 * (lane & 3);
 #pragma unroll
       for (int r = 0; r < 2; r++) {
@@ -267,7 +278,7 @@ struct Consumer {
       if (t < 0) break;
       const Work w = work_of(t, c);
       const Own s = sequence_of<true>(c, w.batch);
-      Range range = query_blocks(w.block, s);
+      Range range = range_of(c, w, s);
       // A bias of -inf hides pairs; and keys of no sequence are no part of a diagonal.
       if (pass.odd || w.block * KEYS + KEYS > s.keys) range.open = range.closed = range.end;
       const int key = w.block * KEYS + warp * 16 + lane / 4, each = s.heads / s.key_heads;
@@ -284,8 +295,9 @@ struct Consumer {
 #pragma unroll 1
         for (int i = range.begin; i < range.end; i++) {
           wait(base + FULL + 8 * stage, phase);
-          const bool active = __shfl_sync(~0u, load_word(base + ACTIVE + 4 * stage), 0);
-          if (i < range.open || i >= range.closed) step<true, true>(dk, dv, w, s, h, i, key, window, goes_on);
+          const u32 word = __shfl_sync(~0u, load_word(base + ACTIVE + 4 * stage), 0);
+          const bool active = SPANS ? word & 1 : word;
+          if (i < range.open || i >= range.closed || SPANS && word >> 1) step<true, true>(dk, dv, w, s, h, i, key, window, goes_on);
           else if (active) step<false, true>(dk, dv, w, s, h, i, key, window, goes_on);
           else step<false, false>(dk, dv, w, s, h, i, key, window, goes_on);
         }

@@ -185,8 +185,8 @@ struct Walk {
       if (++tile == Feed::TILES) tile = 0, q_phase ^= 1;
       const Work w = work<GROUPS, true>(t, c);
       const Own s = sequence_of<true>(c, w.batch);
-      const Blocks blocks = key_blocks<GROUPS>(w.block, s);
-      const Rows own(w, s, ROWS);
+      const Blocks blocks = key_blocks<GROUPS, KEYS>(c.spans, s, w.block);
+      const Rows own(c, w, s, ROWS);
       const int each = stripe_blocks(s);
       float lse[2], offset[2], delta[2] = {0, 0}, sum[2] = {0, 0};
       u32 active = 0;

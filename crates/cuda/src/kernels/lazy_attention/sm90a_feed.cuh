@@ -74,7 +74,7 @@ template <int GROUPS, Pass PASS> struct Feed {
       const Work w = work<GROUPS, true>(t, c);
       if (w.block >= 0) {
         const Own s = sequence_of<true>(c, w.batch);
-        const Blocks blocks = key_blocks<GROUPS>(w.block, s);
+        const Blocks blocks = key_blocks<GROUPS, KEYS>(c.spans, s, w.block);
         const u32 own = stripes(c, s, w), active = __reduce_or_sync(~0u, own);
         const int each = stripe_blocks(s), key_head = w.head / (s.heads / s.key_heads);
         int n = next(blocks.end - 1, blocks.begin, active, each);
@@ -129,9 +129,17 @@ template <int GROUPS, Pass PASS> struct Feed {
 struct Rows {
   int row, begin[2], end[2];             // the first of this thread's two, and the keys that they see
   int all_begin, all_end, from, to;      // the keys that some row of the warpgroup sees, and those that all see
-  __device__ __forceinline__ Rows(const Work& w, const Own& s, int rows) {
+  __device__ __forceinline__ Rows(const HopperLazyArgs& c, const Work& w, const Own& s, int rows) {
     const int group = __shfl_sync(~0u, threadIdx.x / 128 - 1, 0), first = w.block * rows + group * 64, last = min(first + 63, s.queries - 1);
     row = first + threadIdx.x / 32 % 4 * 16 + lane_id() / 4;
+    if (SPANS) {
+      const Seen seen(c.spans, c.shape, s, row);
+      const Reach all = reach_of<1>(c.spans, s, first / 64);
+#pragma unroll
+      for (int r = 0; r < 2; r++) begin[r] = seen.begin(r), end[r] = seen.end(r);
+      all_begin = all.begin, all_end = all.end, from = all.from, to = all.to;
+      return;
+    }
 #pragma unroll
     for (int r = 0; r < 2; r++) begin[r] = first_key(row + 8 * r, s), end[r] = row + 8 * r < s.queries ? end_key(row + 8 * r, s) : 0;
     all_begin = first_key(first, s), all_end = first <= last ? end_key(last, s) : 0, from = first_key(last, s), to = end_key(first, s);

@@ -148,8 +148,8 @@ DEV void consume_scores(const ScoreFeed& feed, const HopperLazyArgs& c) {
     if (t < 0) break;
     const Work w = work<SCORE_GROUPS, true>(t, c);
     const Own s = sequence_of<true>(c, w.batch);
-    const Blocks blocks = key_blocks<SCORE_GROUPS>(w.block, s);
-    const Rows own(w, s, ROWS);
+    const Blocks blocks = key_blocks<SCORE_GROUPS, KEYS>(c.spans, s, w.block);
+    const Rows own(c, w, s, ROWS);
     const int each = stripe_blocks(s), distance = distance_of(c, s, w.block * ROWS + group * 64, 0);
     // A half of a block whose first key lies between them has a bias.
     int near_after = c.bias ? distance - HALF - c.width : 0, near_before = c.bias ? distance + 64 : 0;
@@ -307,8 +307,8 @@ template <bool PV> DEV void consume_values(const ValueFeed& feed, const HopperLa
     if (t < 0) break;
     const Work w = work<VALUE_GROUPS, true>(t, c);
     const Own s = sequence_of<true>(c, w.batch);
-    const Blocks blocks = key_blocks<VALUE_GROUPS>(w.block, s);
-    const Rows own(w, s, ROWS);
+    const Blocks blocks = key_blocks<VALUE_GROUPS, KEYS>(c.spans, s, w.block);
+    const Rows own(c, w, s, ROWS);
     const int each = stripe_blocks(s);
     // Which stripes the warpgroups walk, and this one attends to.
     const u32 stripes = tile_at(words + 4) | tile_at(words + 8) | tile_at(words + 12), mine = tile_at(words + 4 + 4 * group);

@@ -1,6 +1,9 @@
 // Shared by the kernels of compute capability 9.0: the problem as the host describes it to them, and what scores are
 // made of beside products.
-constexpr bool PACKED = LENGTHS == 2;
+#ifndef WINDOW
+#define WINDOW 1  // of lazy_attention every mask is a window, or a table of spans
+#endif
+constexpr bool PACKED = LENGTHS == 2, SPANS = WINDOW == 2;
 constexpr float LN2 = 0.6931471805599453f, LARGEST = 3.402823466e38f;
 
 KERNEL_ARGS(Shape)

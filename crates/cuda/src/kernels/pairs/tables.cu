@@ -4,6 +4,8 @@
 //   sequences   one block: the sequences, and which tiles are theirs
 //   rows        a block has a tile of 64 queries: its place in the lists, the keys that its rows see, and the flags
 //               of their pairs
+//   intervals   of masks of which kernels of sm_90a read spans: a block has a tile of queries, the keys that all of its
+//               rows see, and a tile of keys, the tiles of queries that may see some of it
 //
 // Whatever the numbers are, no row is read or written beyond the arrays: lengths and offsets are cut to them, and an
 // offset below one before it is taken as equal to that. Lists have room for the most tiles that there may be. Those
@@ -23,7 +25,7 @@ struct Node {
   i64 batch, head;    // strides of flags
 };
 KERNEL_ARGS(TableArgs)
-constexpr int SIDE = 64, SCAN = 1024, THREADS = 512, AT_ONCE = 8;
+constexpr int SIDE = 64, SCAN = 1024, THREADS = 512, INTERVAL_THREADS = 128, AT_ONCE = 8;
 DEV int tiles_of(int rows) { return (rows + SIDE - 1) / SIDE; }
 DEV i64 number(const GivenArray& x, i64 at) { return x.wide ? ((const i64*)x.data)[at] : ((const int*)x.data)[at]; }
 DEV int cut(i64 x, int most) { return x < 0 ? 0 : x > most ? most : (int)x; }
@@ -214,4 +216,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) rows(const __grid_const
   if (threadIdx.x) return;
   if (tile < a.query_tiles) a.by_queries[tile] = n < a.count ? Task{n, 1, own, 0} : none(a);
   a.tiles[tile] = seen.begin < seen.end ? seen : Tile{0, 0};
+}
+
+// ---- spans for sm_90a ------------------------------------------------------------------------------------------------
+extern "C" __global__ void __launch_bounds__(INTERVAL_THREADS) intervals(const __grid_constant__ TableArgs a) {
+  __shared__ Tile common, seen_by;
+  const int tile = blockIdx.x, t = threadIdx.x;
+  if (t == 0) common = {0, a.keys}, seen_by = {a.query_tiles, 0};
+  __syncthreads();
+  const int n = find(a, 0, tile), m = find(a, 1, tile);
+  if (n < a.count && t < SIDE) {
+    const Sequence s = a.sequences[n];
+    const int i = (tile - s.first_tile) * SIDE + t;
+    if (i < s.queries) {
+      const Span own = a.spans[(i64)s.batch * a.queries + s.query_start + i];
+      atomicMax(&common.begin, own.begin), atomicMin(&common.end, own.end);
+    }
+  }
+  if (m < a.count) {
+    const Sequence s = a.sequences[m];
+    const int first = (tile - a.firsts[a.count + 1 + m]) * SIDE;
+    for (int i = t; i * SIDE < s.queries; i += INTERVAL_THREADS) {
+      const Tile own = a.tiles[s.first_tile + i];
+      if (own.begin < first + SIDE && own.end > first) atomicMin(&seen_by.begin, i), atomicMax(&seen_by.end, i + 1);
+    }
+  }
+  __syncthreads();
+  if (t) return;
+  if (tile <= a.query_tiles) a.common[tile] = n < a.count && common.begin < common.end ? common : Tile{0, 0};
+  if (tile < a.key_tiles) a.seen_by[tile] = seen_by.begin < seen_by.end ? seen_by : Tile{0, 0};
 }

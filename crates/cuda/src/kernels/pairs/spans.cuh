@@ -1,0 +1,111 @@
+// The blocks of keys, and of queries, that a tile walks on sm_90a, and the pairs of a block that count.
+//
+// WINDOW 0: every pair. 1: query i sees the keys i + offset - left .. i + offset + right, of which no table is read.
+// 2 (SPANS): each query sees a range of keys, any, from the tables that rows.rs makes, or tables.cu on the device:
+//
+//   spans     of each row the keys that it sees
+//   tiles     of each tile of 64 queries the keys between the first and the last that some row sees
+//   common    of each tile of 64 queries the keys that all of its rows see
+//   seen_by   of each tile of 64 keys the tiles of queries between the first and the last that may see some of it
+//
+// Blocks that hide no pair need no mask. A tile of queries walks all blocks between the first and the last that it
+// sees. A tile of keys leaves out blocks of queries between these that see nothing of it: what loads them says of each
+// which it is, and whether it needs a mask.
+struct Span { int begin, end; };
+struct Tile { int begin, end; };
+KERNEL_ARGS(SpanTables)
+
+// ---- keys of queries -------------------------------------------------------------------------------------------------
+// Of M tiles of 64 queries the keys that some row sees, and those that all rows see.
+struct Reach { int begin, end, from, to; };
+template <int M> DEV Reach reach_of(const SpanTables& t, const Own& s, int block) {
+  Reach all = {1 << 30, 0, 0, 1 << 30};
+#pragma unroll
+  for (int m = 0; m < M; m++) {
+    const int tile = block * M + m;
+    if (tile * 64 >= s.queries) break;
+    const Tile some = t.tiles[s.tile + tile], common = t.common[s.tile + tile];
+    if (some.begin < some.end) all.begin = min(all.begin, some.begin), all.end = max(all.end, some.end);
+    all.from = max(all.from, common.begin), all.to = min(all.to, common.end);
+  }
+  return all;
+}
+// Key blocks of a block of 64·M queries: those from `begin` to before `end`; those before `closed` and from `open` on
+// need a mask.
+struct Blocks { int begin, closed, open, end; };
+template <int M, int KEYS> DEV Blocks key_blocks(const SpanTables& t, const Own& s, int block) {
+  constexpr int ROWS = 64 * M;
+  if (!WINDOW) return {0, 0, s.keys / KEYS, (s.keys + KEYS - 1) / KEYS};
+  const Reach all = SPANS ? reach_of<M>(t, s, block) : Reach{};
+  const int first = block * ROWS + s.offset, last = min((block + 1) * ROWS, s.queries) - 1 + s.offset;
+  const int begin = SPANS ? all.begin : max(0, first - s.left), end = SPANS ? all.end : min(s.keys, last + s.right + 1);
+  if (end <= begin) return {0, 0, 0, 0};
+  Blocks b;
+  b.begin = begin / KEYS, b.end = (end + KEYS - 1) / KEYS;
+  b.open = min(b.end, max(b.begin, (SPANS ? all.to : min(s.keys, max(0, first + s.right + 1))) / KEYS));
+  b.closed = min(b.open, max(b.begin, ((SPANS ? all.from : max(0, last - s.left)) + KEYS - 1) / KEYS));
+  return b;
+}
+// The keys that a row sees; none beyond the sequence. `all`: the extents of the arrays.
+DEV Span span_of(const SpanTables& t, const Shape& all, const Own& s, int row) {
+  return row < s.queries ? t.spans[(i64)s.batch * all.queries + s.query_start + row] : Span{0, 0};
+}
+// The keys that the two rows of a thread see, `row` and 8 below.
+struct Seen {
+#if WINDOW == 2
+  Span of[2];
+  __device__ __forceinline__ Seen(const SpanTables& t, const Shape& all, const Own& s, int row)
+      : of{span_of(t, all, s, row), span_of(t, all, s, row + 8)} {}
+  __device__ __forceinline__ int begin(int r) const { return of[r].begin; }
+  __device__ __forceinline__ int end(int r) const { return of[r].end; }
+#else
+  const Own& s;
+  int row;
+  __device__ __forceinline__ Seen(const SpanTables&, const Shape&, const Own& own, int first) : s(own), row(first) {}
+  __device__ __forceinline__ int begin(int r) const { return WINDOW ? max(0, row + 8 * r + s.offset - s.left) : 0; }
+  __device__ __forceinline__ int end(int r) const {
+    return WINDOW ? min(s.keys, row + 8 * r + s.offset + s.right + 1) : s.keys;
+  }
+#endif
+};
+
+// ---- queries of keys -------------------------------------------------------------------------------------------------
+// Blocks of 64·M queries between the first and the last that see some of a block of 128 keys, whose first tile is a
+// task of the list by keys: the first, and the end behind the last. The last sees some of it.
+template <int M> DEV Span query_blocks(const SpanTables& t, const Own& s, int block, int task) {
+  Tile all = t.seen_by[task];
+  if (block * 128 + 64 < s.keys) {
+    const Tile next = t.seen_by[task + 1];
+    if (all.begin >= all.end) all = next;
+    else if (next.begin < next.end) all = {min(all.begin, next.begin), max(all.end, next.end)};
+  }
+  return {all.begin / M, (all.end + M - 1) / M};
+}
+// A block of queries that a block of keys walks: its number, and whether it needs a mask; SKIPPED: none of it sees any.
+constexpr u32 CUT = 1u << 31, SKIPPED = ~0u;
+template <int M> DEV u32 visit_of(const SpanTables& t, const Own& s, int block, int queries) {
+  const Reach all = reach_of<M>(t, s, queries);
+  const int key = block * 128, end = min(key + 128, s.keys);
+  if (all.begin >= end || all.end <= key) return SKIPPED;
+  // Rows of the next sequence may lie in the box.
+  const bool sees_all = all.from <= key && end <= all.to && (queries + 1) * 64 * M <= s.queries;
+  return queries | (sees_all ? 0 : CUT);
+}
+DEV int number_of(u32 visit) { return visit & ~CUT; }
+// A bit for each pair of a thread with 64 queries, from `query` on: bit 4·j + 2·r + e for query 8·j + e and key
+// `key` + 8·r.
+DEV u32 visible(const SpanTables& t, const Shape& all, const Own& s, int query, int key) {
+  const Span* spans = t.spans + (i64)s.batch * all.queries + s.query_start;
+  u32 bits = 0;
+#pragma unroll
+  for (int j = 0; j < 8; j++)
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+      const int i = query + 8 * j + e;
+      const Span span = i < s.queries ? spans[i] : Span{0, 0};
+#pragma unroll
+      for (int r = 0; r < 2; r++)
+        if (span.begin <= key + 8 * r && key + 8 * r < span.end) bits |= 1u << (4 * j + 2 * r + e);
+    }
+  return bits;
+}
