@@ -166,7 +166,7 @@ fn compile(folder: &Path) -> Option<()> {
     let texts = [
         ("kernels.inc", &sources()[..]),
         ("host.h", include_str!("../../tests/host.h")),
-        ("cuda.h", include_str!("../../tests/mend/cuda.h")),
+        ("cuda.h", include_str!("../../tests/walks/cuda.h")),
         ("model.cpp", include_str!("../../tests/walks/model.cpp")),
     ];
     texts.iter().for_each(|(name, text)| fs::write(folder.join(name), text).unwrap());
