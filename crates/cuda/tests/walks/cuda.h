@@ -1,5 +1,4 @@
-// Parts of CUDA that the kernels `cleanse` and `merge` need, for a compiler of the host. Threads run one after the
-// other.
+// Parts of CUDA that the walks of sm90a need, for a compiler of the host. Threads run one after the other.
 #include "host.h"
 
 struct float2 { float x, y; };
