@@ -546,10 +546,10 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
         (Family::AttentionSm90aBackward, "values") => 1024 + 6 * rows(128) + 2 * (1024 + 32) + 56,
         // k and v of two tiles; q, dout and their numbers in three stages; barriers.
         (Family::AttentionSm90aBackward, "keys") => {
-            1024 + 4 * rows(128) + 3 * (2 * rows(64) + 512) + 112
+            1024 + 4 * rows(128) + 3 * (2 * rows(64) + 512) + 104
         }
         // q, dout, dq; k and v in two stages; barriers.
-        (Family::AttentionSm90aBackward, "queries") => 1024 + 7 * rows(128) + 112,
+        (Family::AttentionSm90aBackward, "queries") => 1024 + 7 * rows(128) + 104,
         // Four stages of a and five of b; barriers.
         (Family::CrossEntropySm90a, "leaves") => 1024 + 4 * 16384 + 5 * 32768 + 4 * 32 + 5 * 16,
         // Panels of both operands in four stages or five, and of what is stored; barriers.
