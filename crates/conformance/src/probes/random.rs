@@ -2,10 +2,10 @@
 //! type of eight bits, the room of the other probes hides a gradient that is a percent too large: errors that all
 //! go one way show on random inputs (gate G2), as `etalon check` finds them.
 //!
-//! Two questions: elements of both signs; and, for outputs that hide an error of a percent there, values and cotangents
-//! of one sign, so that sums over rows and tokens (dsinks, dtau, dscale) do not cancel. Of these only the slope over all
-//! elements is looked at: with one sign the roundings of P in o add up in δ, and reach a whole row of dq. An output that
-//! hides the error in both is named.
+//! Two questions: elements of both signs; and, for outputs that hide an error of a percent there, values and
+//! cotangents of one sign, so that sums over rows and tokens (dsinks, dtau, dscale) do not cancel. Of these only the
+//! slope over all elements is looked at: with one sign the roundings of P in o add up in δ, and reach a whole row of
+//! dq. An output that hides the error in both is named.
 
 use super::inputs::fill_beside;
 use crate::bounds::Bound;

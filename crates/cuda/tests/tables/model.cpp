@@ -250,7 +250,7 @@ struct Wanted {
     tiles.resize(counts.by_queries + 1);
     add_intervals();
   }
-  // What rows of a tile see in common, and which tiles of queries may see a tile of keys.
+  // The keys that all rows of a tile see, and the tiles of queries that may see a tile of keys.
   void add_intervals() {
     common.assign(counts.by_queries + 1, {0, 0}), seen_by.assign(counts.by_keys, {0, 0});
     int keys = 0;

@@ -29,9 +29,9 @@ pub enum NodeArrays<'a> {
     None,
     /// Ids of queries and of keys: `[batch, queries]` and `[batch, keys]`.
     Ids {
-        /// Those of queries.
+        /// The ids of queries.
         query: &'a NamedArray<i64>,
-        /// Those of keys.
+        /// The ids of keys.
         key: &'a NamedArray<i64>,
     },
     /// Flags: `[batch or 1, query_heads or 1, queries, keys]`.
