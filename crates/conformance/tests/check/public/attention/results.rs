@@ -22,8 +22,11 @@ fn maximum(s: &ArrayD<f64>) -> ArrayD<f64> {
     s.fold_axis(Along(3), HIDDEN, |x, y| x.max(*y))
 }
 
+/// o and lse of some keys.
+type Half = (ArrayD<f64>, ArrayD<f64>);
+
 /// o as a function of o and lse of the first and the last 20 keys, without a mask.
-fn halves(join: fn([(ArrayD<f64>, ArrayD<f64>); 2]) -> ArrayD<f64>) -> (Bench, Tensors) {
+fn halves(join: fn([Half; 2]) -> ArrayD<f64>) -> (Bench, Tensors) {
     let half = |kernel: &mut Kernel<'_>, first: bool| {
         let scale = kernel.scores.scale();
         kernel.score =
