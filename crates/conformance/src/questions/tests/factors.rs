@@ -66,7 +66,7 @@ fn findings(given: &Given, profile: &Profile, turn: usize) -> Vec<String> {
         let wrong = |x: &Asked| judged(given, x, profile, Some((name, factor))).is_negative();
         let is_named = |text: &&str| text.starts_with("that ") && text.contains(name);
         let may_hide =
-            profile.score_store != Dtype::F32 && words.iter().any(|text| is_named(&text));
+            profile.score_store != Dtype::F32 && words.iter().any(|text| is_named(text));
         if !may_hide && !asked.iter().any(wrong) {
             found.push(format!("{of}: {name} times {factor} is not noticed: {words:?}"));
         }
