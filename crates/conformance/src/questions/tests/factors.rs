@@ -65,8 +65,7 @@ fn findings(given: &Given, profile: &Profile, turn: usize) -> Vec<String> {
         let (name, factor) = (output.name, FACTORS[(at + turn) % 2]);
         let wrong = |x: &Asked| judged(given, x, profile, Some((name, factor))).is_negative();
         let is_named = |text: &&str| text.starts_with("that ") && text.contains(name);
-        let may_hide =
-            profile.score_store != Dtype::F32 && words.iter().any(|text| is_named(text));
+        let may_hide = profile.score_store != Dtype::F32 && words.iter().any(is_named);
         if !may_hide && !asked.iter().any(wrong) {
             found.push(format!("{of}: {name} times {factor} is not noticed: {words:?}"));
         }
