@@ -16,12 +16,9 @@ use etalon_problem::{Algorithm, Dtype, Problem, Scores};
 /// of them.
 fn budget(algorithm: Algorithm, depth: Depth) -> (f64, f64) {
     match depth {
-        // Cases of `kept_tiles` take much of it.
-        Depth::Smoke | Depth::Core
-            if matches!(algorithm, Algorithm::Attention | Algorithm::LazyAttention) =>
-        {
-            (7.2e7, 3e7)
-        }
+        // Cases of `kept_tiles` take much of it, and chunks over several tiles.
+        Depth::Smoke | Depth::Core if algorithm == Algorithm::Attention => (8e7, 3e7),
+        Depth::Smoke | Depth::Core if algorithm == Algorithm::LazyAttention => (7.2e7, 3e7),
         Depth::Smoke | Depth::Core => (6e7, 3e7),
         Depth::Full | Depth::Soak => (1.5e9, 1.5e8),
     }

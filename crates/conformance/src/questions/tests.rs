@@ -152,8 +152,8 @@ fn a_kernel_without_lse_is_judged_by_o() {
     }
 }
 
-/// Of every algorithm and type a problem with options: etalon's own kernel answers, so that each probe is asked or
-/// says why not; and the reference holds what is asked.
+/// Of every algorithm a problem with options, in each type in turn: etalon's own kernel answers, so that each probe is
+/// asked or says why not; and the reference holds what is asked.
 #[test]
 fn every_algorithm_has_probes_and_reasons() {
     let options = Attention::new(extents(96)).mask(Mask::window(7, 3)).sinks().bias(1, 4);
@@ -177,27 +177,26 @@ fn every_algorithm_has_probes_and_reasons() {
         loss.into(),
         lazy.into(),
     ];
-    for problem in problems {
-        for dtype in [Dtype::F32, Dtype::F16, Dtype::F64] {
-            let given = given(problem.clone(), dtype);
-            let all = about(&given, &[], None).unwrap();
-            let is_asked = all.iter().any(|asked| asked.questions.is_ok());
-            assert!(is_asked, "nothing is asked of {problem:?} in {dtype}");
-            for asked in &all {
-                let what = format!("{:?} in {dtype} of {problem:?}", asked.probe);
-                match &asked.questions {
-                    Err(reason) => {
-                        assert!(!reason.contains("a kernel of etalon"), "{what}: {reason}")
-                    }
-                    Ok(_) => {
-                        let found = verdict(&given, None, asked, |question| {
-                            let Question { problem, pass, dtype, inputs } = question;
-                            let (pass, dtype, hints) = (*pass, *dtype, Hints::default());
-                            let request = Request { problem, pass, dtype, inputs, hints };
-                            Some(ask(&Reference, &request).unwrap())
-                        });
-                        assert_eq!(found, Verdict::Pass, "{what}");
-                    }
+    let types = [Dtype::F32, Dtype::F16, Dtype::F64].into_iter().cycle();
+    for (problem, dtype) in problems.into_iter().zip(types) {
+        let given = given(problem.clone(), dtype);
+        let all = about(&given, &[], None).unwrap();
+        let is_asked = all.iter().any(|asked| asked.questions.is_ok());
+        assert!(is_asked, "nothing is asked of {problem:?} in {dtype}");
+        for asked in &all {
+            let what = format!("{:?} in {dtype} of {problem:?}", asked.probe);
+            match &asked.questions {
+                Err(reason) => {
+                    assert!(!reason.contains("a kernel of etalon"), "{what}: {reason}")
+                }
+                Ok(_) => {
+                    let found = verdict(&given, None, asked, |question| {
+                        let Question { problem, pass, dtype, inputs } = question;
+                        let (pass, dtype, hints) = (*pass, *dtype, Hints::default());
+                        let request = Request { problem, pass, dtype, inputs, hints };
+                        Some(ask(&Reference, &request).unwrap())
+                    });
+                    assert_eq!(found, Verdict::Pass, "{what}");
                 }
             }
         }
