@@ -208,6 +208,12 @@ pub trait Tier: Sync {
         true
     }
 
+    /// True if a NaN changes no bit of gradients that it does not reach; where not, those of attention in its group,
+    /// the key head of its sequence, lie within the bound.
+    fn gives_the_bits_beside_nan(&self) -> bool {
+        true
+    }
+
     /// True if it has a choice; laws about others are not asked.
     fn has(&self, _: Choice) -> bool {
         false

@@ -136,6 +136,11 @@ impl Tier for Cuda {
         self.level == Level::Portable
     }
 
+    fn gives_the_bits_beside_nan(&self) -> bool {
+        // The backward pass of sm90a computes groups with a NaN again, as `portable` does.
+        matches!(self.level, Level::Portable | Level::Sm80 | Level::Sm80Narrow)
+    }
+
     fn has(&self, choice: Choice) -> bool {
         match choice {
             // Of filtered passes the tensor cores have none.

@@ -67,6 +67,10 @@ impl Tier for Isolated {
         self.tier.sums_dh_along_the_tree()
     }
 
+    fn gives_the_bits_beside_nan(&self) -> bool {
+        self.tier.gives_the_bits_beside_nan()
+    }
+
     fn has(&self, choice: Choice) -> bool {
         self.tier.has(choice)
     }
