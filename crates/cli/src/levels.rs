@@ -80,17 +80,3 @@ fn item(bullet: &str, text: &str) -> String {
     let lines = fold(text, COLUMNS - bullet.len());
     format!("{bullet}{}\n", lines.join(&format!("\n{indent}")))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::page;
-
-    const PAGE: &str = include_str!("../../../docs/gpu.md");
-
-    #[test]
-    fn the_page_of_the_gpu_has_the_table_of_levels() {
-        let (_, rest) = PAGE.split_once("<!-- etalon list --levels -->\n").expect("its begin");
-        let (found, _) = rest.split_once("<!-- end of the list -->").expect("its end");
-        assert_eq!(found, page(), "`etalon list --levels` prints what docs/gpu.md should have");
-    }
-}

@@ -243,6 +243,16 @@ fn the_published_schemas_are_current() {
 }
 
 #[test]
+fn the_page_of_the_gpu_has_the_table_of_levels() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/gpu.md");
+    let page = fs::read_to_string(path).unwrap();
+    let (_, rest) = page.split_once("<!-- etalon list --levels -->\n").expect("its begin");
+    let (found, _) = rest.split_once("<!-- end of the list -->").expect("its end");
+    let printed = String::from_utf8(etalon(&["list", "--levels"]).stdout).unwrap();
+    assert_eq!(found, printed, "`etalon list --levels` prints what docs/gpu.md should have");
+}
+
+#[test]
 fn help_and_version_are_no_errors() {
     let help = etalon(&["--help"]).stdout;
     for arguments in [&["--help"][..], &["--version"], &["eval", "--help"], &["list"], &[]] {
