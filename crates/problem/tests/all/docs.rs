@@ -1,11 +1,11 @@
 //! The pages of `docs/` link to each other, on GitHub and in rustdoc, and keep their widths.
 
+use crate::files::root;
 use std::fs;
-use std::path::Path;
 
 #[test]
 fn pages_link_to_each_other() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let root = root();
     let read = |path: &str| fs::read_to_string(root.join(path)).expect(path);
     let (readme, rustdoc) = (read("README.md"), read("docs/assets/links.md"));
     let has_module = |page: &str| rustdoc.contains(&format!("\n[{page}]: etalon_problem::"));
@@ -44,7 +44,7 @@ fn prose(page: &str) -> impl Iterator<Item = &str> {
 
 #[test]
 fn pages_are_narrow_and_that_of_gpus_is_short() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let root = root();
     let docs = fs::read_dir(root.join("docs")).expect("docs");
     let pages = docs.map(|entry| entry.expect("an entry").path());
     let pages = pages.filter(|path| path.extension().is_some_and(|extension| extension == "md"));

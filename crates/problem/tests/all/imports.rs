@@ -1,6 +1,7 @@
 //! No two files of a crate import each other in a circle. A module and the modules within it count as
 //! one here: a parent hands on what its children have, and they share what is private to it.
 
+use crate::files::{below, root};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,19 +23,14 @@ struct Import {
 
 impl Crate {
     fn read(sources: &Path) -> Self {
-        let mut imports = BTreeMap::new();
-        let mut folders = vec![sources.to_path_buf()];
-        while let Some(folder) = folders.pop() {
-            for entry in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
-                if entry.is_dir() {
-                    folders.push(entry);
-                } else if entry.extension().is_some_and(|extension| extension == "rs") {
-                    let module = module(entry.strip_prefix(sources).unwrap());
-                    imports
-                        .insert(module.clone(), list(&module, &fs::read_to_string(entry).unwrap()));
-                }
-            }
-        }
+        let files = below(sources).into_iter();
+        let files = files.filter(|path| path.extension().is_some_and(|kind| kind == "rs"));
+        let of = |path: PathBuf| {
+            let module = module(path.strip_prefix(sources).unwrap());
+            let imports = list(&module, &fs::read_to_string(path).unwrap());
+            (module, imports)
+        };
+        let imports = files.map(of).collect();
         Crate { imports }
     }
 
@@ -178,9 +174,8 @@ fn programs(folder: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn no_two_files_import_each_other_in_a_circle() {
-    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let mut files = 0;
-    for entry in fs::read_dir(crates).unwrap() {
+    for entry in fs::read_dir(root().join("crates")).unwrap() {
         let folder = entry.unwrap().path();
         for sources in [vec![folder.join("src")], programs(&folder)].concat() {
             let own = Crate::read(&sources);

@@ -7,6 +7,7 @@ mod common;
 mod cover;
 mod docs;
 mod file;
+mod files;
 mod imports;
 mod lazy_attention;
 mod linear_attention;

@@ -1,20 +1,9 @@
 //! "To add an option to attention" in CONTRIBUTING.md names the files that an option touches, as `softcap` does.
 
+use crate::files::{below, root};
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
-
-/// Adds the files of a folder and of those within.
-fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).expect("a folder") {
-        let path = entry.expect("an entry").path();
-        if path.is_dir() { collect(&path, files) } else { files.push(path) }
-    }
-}
+use std::path::PathBuf;
 
 /// Tells whether code has a word: neither comments, nor strings, nor the tests at the end of a file.
 fn has_word(text: &str, word: &str) -> bool {
@@ -41,8 +30,7 @@ const RECIPE: &str = "To add an option to attention (all tiers)";
 #[test]
 fn the_recipe_of_an_option_names_the_files_that_one_touches() {
     let of_crate = |name: &str| {
-        let (folder, mut files) = (format!("crates/{name}/src"), Vec::new());
-        collect(&root().join(&folder), &mut files);
+        let files = below(&root().join(format!("crates/{name}/src")));
         let is_one = |path: &PathBuf| {
             // The softcap of linear_cross_entropy is another option.
             let other = path.to_string_lossy().contains("linear_cross_entropy");
@@ -67,8 +55,7 @@ fn the_recipe_of_an_option_names_the_files_that_one_touches() {
 /// Kernels have the softcap as `cap` in their arguments. The recipe names their files without a folder.
 #[test]
 fn the_recipe_of_an_option_names_the_kernels_that_one_touches() {
-    let mut files = Vec::new();
-    collect(&root().join("crates/cuda/src/kernels"), &mut files);
+    let files = below(&root().join("crates/cuda/src/kernels"));
     let has_cap = |path: &PathBuf| has_word(&fs::read_to_string(path).expect("a text"), "cap");
     let name = |path: PathBuf| path.file_name().expect("a name").to_string_lossy().into_owned();
     let found = files.into_iter().filter(has_cap).map(name);
