@@ -20,12 +20,13 @@ pub(crate) fn backward(steps: &Steps<'_>, plan: &Plan) -> Result<(), Error> {
     if steps.prepared.has_gradient() && steps.address("dq") != 0 {
         portable::scaled_gradient(steps)?;
     }
-    let pass = BackwardPass::new(steps, plan);
+    let gradients = WRITTEN.into_iter().any(|name| writes(steps, name));
     let sums = ["dsinks", "dbias"].into_iter().any(|name| steps.address(name) != 0);
-    if pass.is_some() || sums {
-        delta(steps, plan)?;
+    let pass = BackwardPass { steps, plan, args: arguments(steps, plan) };
+    if gradients || sums {
+        delta(steps, plan, &pass.args)?;
     }
-    if let Some(pass) = pass {
+    if gradients {
         for name in READ.into_iter().filter(|name| plan.reads(steps.prepared, name)) {
             // `delta` has read dout.
             if name != "dout" {
@@ -66,7 +67,7 @@ fn are_together(steps: &Steps<'_>) -> bool {
 }
 
 /// lse and δ of rows as kernels read them, and flags that nobody has raised.
-fn delta(steps: &Steps<'_>, plan: &Plan) -> Result<(), Error> {
+fn delta(steps: &Steps<'_>, plan: &Plan, args: &BackwardArgs) -> Result<(), Error> {
     let prepared = steps.prepared;
     for name in ["o", "dout"].into_iter().filter(|name| plan.reads(prepared, name)) {
         plan.widen(steps, name)?;
@@ -74,7 +75,7 @@ fn delta(steps: &Steps<'_>, plan: &Plan) -> Result<(), Error> {
     steps.fill(steps.at(plan.flags), plan.flags.bytes, 0);
     let grid = ((plan.stat_rows(&steps.scores().extents) * plan.width / 8).div_ceil(256), 256);
     let module = module(steps, plan, are_together(steps));
-    launch(steps, (&module, "delta"), grid, &arguments(steps, plan), 0)
+    launch(steps, (&module, "delta"), grid, args, 0)
 }
 
 /// The arguments that all kernels read.
@@ -138,13 +139,7 @@ struct BackwardPass<'a> {
     args: BackwardArgs,
 }
 
-impl<'a> BackwardPass<'a> {
-    /// None, where no gradient is wanted of these kernels.
-    fn new(steps: &'a Steps<'a>, plan: &'a Plan) -> Option<Self> {
-        let wanted = WRITTEN.into_iter().any(|name| writes(steps, name));
-        wanted.then(|| BackwardPass { steps, plan, args: arguments(steps, plan) })
-    }
-
+impl BackwardPass<'_> {
     /// One of the kernels that draw tiles: as many blocks as there are multiprocessors, if there are as many tiles.
     fn draw(
         &self,

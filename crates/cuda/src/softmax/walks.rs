@@ -8,9 +8,12 @@ use crate::softmax::rows::Rows;
 use crate::softmax::tables::bytes;
 use crate::variant::Variant;
 use etalon_problem::{Align, Extents, Mask, NamedArray, Scores, Sequences};
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::{env, fs};
+
+#[path = "../../tests/sources/mod.rs"]
+mod sources;
 
 /// A repeatable choice: the upper bits of a linear congruential generator.
 struct Random(u64);
@@ -144,38 +147,25 @@ fn without_assembler(text: &str) -> String {
 }
 
 /// The files of the kernels that decide what is walked, with the kernel arguments that they name.
-fn sources() -> String {
+fn kernels() -> String {
     const FILES: [&str; 4] =
         ["tile/types.cuh", "pairs/sm90a.cuh", "pairs/spans.cuh", "attention/sm90a_backward.cuh"];
     let is_backward = |x: &Variant| x.family == Family::AttentionSm90aBackward;
     let variant = every_variant().into_iter().find(is_backward).unwrap();
-    let (mut kept, mut is_asked) = (String::new(), false);
-    for line in variant.source().lines() {
-        match line.strip_prefix("#line ").and_then(|rest| rest.split('"').nth(1)) {
-            Some("arguments") => {}
-            Some(name) => is_asked = FILES.contains(&name),
-            None if is_asked => kept += &format!("{line}\n"),
-            None => {}
-        }
-    }
-    without_assembler(&kept)
+    without_assembler(&sources::files(&variant.source(), &FILES))
 }
 
 /// Compiles the model; `None` where there is no C++ compiler.
-fn compile(folder: &Path) -> Option<()> {
+fn compile(folder: &Path) -> Option<PathBuf> {
     let texts = [
-        ("kernels.inc", &sources()[..]),
+        ("kernels.inc", &kernels()[..]),
         ("host.h", include_str!("../../tests/host.h")),
         ("cuda.h", include_str!("../../tests/walks/cuda.h")),
         ("model.cpp", include_str!("../../tests/walks/model.cpp")),
     ];
-    texts.iter().for_each(|(name, text)| fs::write(folder.join(name), text).unwrap());
-    let mut command = Command::new(env::var_os("CXX").unwrap_or_else(|| "c++".into()));
-    command.args(["-std=c++17", "-O2", "-w", "-DSTORAGE=1", "-DD=64", "-DWINDOW=2", "-DLENGTHS=2"]);
-    command.args(["-DOPTIONS=0", "-DRESULTS=1"]).arg("-o").arg(folder.join("model"));
-    let built = command.arg(folder.join("model.cpp")).output().ok()?;
-    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-    Some(())
+    let values =
+        ["-DSTORAGE=1", "-DD=64", "-DWINDOW=2", "-DLENGTHS=2", "-DOPTIONS=0", "-DRESULTS=1"];
+    sources::compile(folder, &texts, &[&["-O2"], &values[..]].concat())
 }
 
 #[test]
@@ -184,13 +174,10 @@ fn walks_by_spans_count_the_pairs_that_masks_allow() {
     // As many as take seconds; a tenth of them finds each of the decisions turned.
     const PROBLEMS: usize = 2000;
     let folder = tempfile::tempdir().unwrap();
-    if compile(folder.path()).is_none() {
-        return println!("skipped: no C++ compiler");
-    }
+    let Some(program) = compile(folder.path()) else { return };
     let (mut random, mut text) = (Random(1), bytes(&[PROBLEMS as i32]).to_vec());
     (0..PROBLEMS).for_each(|_| describe(&random.problem(), &mut text));
     fs::write(folder.path().join("problems"), text).unwrap();
-    let mut model = Command::new(folder.path().join("model"));
-    let done = model.arg(folder.path().join("problems")).output().unwrap();
+    let done = Command::new(program).arg(folder.path().join("problems")).output().unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
 }

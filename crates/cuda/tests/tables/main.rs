@@ -6,7 +6,6 @@
 mod sources;
 
 use etalon_cuda::kernels::Variant;
-use std::fs;
 use std::process::Command;
 
 /// The files of the module, and those of the model.
@@ -21,16 +20,10 @@ const TEXTS: [(&str, &str); 4] = [
 #[test]
 fn tables_made_on_the_device_are_those_of_the_host() {
     let folder = tempfile::tempdir().unwrap();
-    let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
-    write("kernels.inc", &sources::files(&Variant::tables(), &KERNELS));
-    TEXTS.iter().for_each(|(name, text)| write(name, text));
-    let program = folder.path().join("model");
-    let mut command = Command::new(std::env::var_os("CXX").unwrap_or_else(|| "c++".into()));
-    command.args(["-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE"]).arg("-o").arg(&program);
-    let Ok(built) = command.arg(folder.path().join("model.cpp")).output() else {
-        return println!("skipped: no C++ compiler");
-    };
-    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let kernels = sources::files(&Variant::tables().source(), &KERNELS);
+    let texts = [&TEXTS[..], &[("kernels.inc", &kernels)]].concat();
+    let options = ["-O1", "-U_FORTIFY_SOURCE"];
+    let Some(program) = sources::compile(folder.path(), &texts, &options) else { return };
     let done = Command::new(program).output().unwrap();
     assert!(done.status.success(), "{}\n{}", done.status, String::from_utf8_lossy(&done.stdout));
 }

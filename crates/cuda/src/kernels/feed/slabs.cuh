@@ -1,6 +1,6 @@
 // Copies of slabs of operands for fused multiply-adds, and of rows of vectors.
 
-// Whether rows begin at multiples of 16 bytes and hold whole vectors of f32.
+// True if rows begin at multiples of 16 bytes and hold whole vectors of f32.
 template <class T> DEV bool whole(const RowsOf<T>& rows, int width) {
   return sizeof(T) == 4 && !((u64)rows.at % 16) && !(rows.stride % 4) && !(width % 4);
 }

@@ -77,7 +77,7 @@ DEV void show_flow(float* to, const float (&w)[R][4]) {
 // Products over the tokens of a chunk: what its state is made of.
 
 // Factors of tokens t .. t + 63 and 64 columns from `first` on: row by row they are the factors of a product over tokens.
-// Those of a token that does not reach the state add nothing.
+// Factors of a token that does not reach the state add nothing.
 template <class F> DEV void publish_tokens(Shared& shared, int t, int len, int first, int width, const F& factor) {
 #pragma unroll
   for (int i = 0; i < SIDE * SIDE / 4 / THREADS; i++) {

@@ -7,7 +7,7 @@ DEV void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {  // d (16 
 // product = a·bᵀ of tiles W columns wide: 64·M rows of a, N rows of b.
 template <int M, int N, int W> DEV void products(float (&product)[M][N / 8][4], u32 a, u32 b) {
   const int lane = lane_id();
-  // Where the lane's rows begin, and its swizzle: 2i + 0 or 1 swizzled is 2i xor the swizzled 0 or 1.
+  // The begin of the lane's rows, and its swizzle: 2i + 0 or 1 swizzled is 2i xor the swizzled 0 or 1.
   const u32 rows_a = a + (warp_id() * M * 16 + lane % 16) * 128, swizzle_a = (lane / 16 ^ lane % 8) << 4;
   const u32 rows_b = b + (lane / 16 * 8 + lane % 8) * 128, swizzle_b = (lane / 8 % 2 ^ lane % 8) << 4;
   clear<M, N>(product);

@@ -19,7 +19,7 @@ template <int N, int W> DEV bool clear_odd(u32 tile) {
   }
   return odd;
 }
-// Whether a row of a tensor has one in the first `width` columns: every warp asks for the same row.
+// True if a row of a tensor has one in the first `width` columns: every warp asks for the same row.
 DEV bool is_odd(const element* x, int width) {
   bool odd = false;
   for (int e = lane_id(); e < width; e += 32) odd |= (x[e] & 0x7fff) >= TOP;
@@ -47,9 +47,9 @@ template <int M, int K> DEV void drop_odd(Factors<M, K>& p) {
     if (!kept(x)) x = 0;
   }
 }
-// Whether a row of a tensor may add something: its factors may be such numbers, too.
+// True if a row of a tensor may add something: its factors may be such numbers, too.
 DEV bool is_odd(const element* x, int width) { return true; }
-// Whether some sum is not finite.
+// True if some sum is not finite.
 template <int M, int W> DEV bool has_odd(const float (&sum)[M][W / 8][4]) {
   bool odd = false;
 #pragma unroll
