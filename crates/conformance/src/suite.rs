@@ -104,10 +104,6 @@ impl Part {
     }
 }
 
-/// At core depth a law that is not decided by one look at each case is checked on this many cases
-/// per algorithm and pass, spread over those that it applies to.
-const CASES_PER_LAW: usize = 40;
-
 /// At smoke depth every law looks at as many cases, where there are as many.
 const CASES_AT_SMOKE: usize = 2;
 
@@ -316,7 +312,7 @@ fn share(laws: &[Law], applicable: Vec<Vec<Applies>>) -> Vec<Vec<(Pass, usize)>>
     let mut chosen = |of: &Applies| {
         let place = seen.entry(*of).or_default();
         *place += 1;
-        let most = laws[of.law].looks.unwrap_or(CASES_PER_LAW);
+        let most = laws[of.law].at_core;
         let favoured = total(&Applies { favoured: true, ..*of }).min(most);
         let quota = if of.favoured { favoured } else { most - favoured };
         laws[of.law].name == EVERY_CASE || spread(*place - 1, total(of), quota)
@@ -470,23 +466,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_law_of_few_looks_has_them_at_every_depth() {
+    fn a_law_of_few_looks_has_them_at_every_depth_and_a_dear_one_at_core_depth() {
         let laws = laws::all();
         let number = |name| laws.iter().position(|law: &Law| law.name == name).unwrap();
-        let (gate, probe) = (number(EVERY_CASE), number("exp_probe"));
+        let [gate, probe, dear] = [EVERY_CASE, "exp_probe", "determinism"].map(number);
         let most = laws[probe].looks.unwrap();
         let applies = |law| Applies { pass: Pass::Forward, law, favoured: false };
-        for depth in [Depth::Core, Depth::Full] {
-            let chosen = choose(depth, &laws, vec![vec![applies(gate), applies(probe)]; 50]);
+        for (depth, of_dear) in [(Depth::Core, laws[dear].at_core), (Depth::Full, 50)] {
+            let chosen = choose(depth, &laws, vec![[gate, probe, dear].map(applies).to_vec(); 50]);
             let looks = |law| chosen.iter().flatten().filter(|(_, of)| *of == law).count();
-            assert_eq!((looks(gate), looks(probe)), (50, most), "{depth}");
+            assert_eq!([gate, probe, dear].map(looks), [50, most, of_dear], "{depth}");
         }
     }
 
     #[test]
     fn a_spread_has_its_size() {
-        for total in [1, 5, CASES_PER_LAW, 100, 157] {
-            for quota in [0, 3, CASES_PER_LAW] {
+        for total in [1, 5, 40, 100, 157] {
+            for quota in [0, 3, 40] {
                 let chosen = (0..total).filter(|&place| spread(place, total, quota)).count();
                 assert_eq!(chosen, quota.min(total), "of {total}");
             }

@@ -1,7 +1,7 @@
 //! Gate G1 as a law.
 
 use super::flaw::{Flaw, Judgement, worst};
-use super::law::{laws, many_ways};
+use super::law::{DEAR, laws, many_ways};
 use super::trial::Trial;
 use crate::gates;
 use crate::profile::Profile;
@@ -16,11 +16,11 @@ laws! {
     /// that bound is wide.
     Gate bound on Any;
     /// Any tile sizes give results within the bound.
-    Gate blocking on Any asks Blocking, favour many_ways;
+    Gate blocking on Any asks Blocking, favour many_ways, core DEAR;
     /// Every mode of the backward pass gives results within the bound.
     Gate modes of SCORES on Backward asks Modes, favour many_ways;
     /// Every result that is asked for alone lies within its bound.
-    Gate alone_results on Any asks Places, favour many_ways;
+    Gate alone_results on Any asks Places, favour many_ways, core DEAR;
     /// However few states a backward pass keeps, its results lie within the bound.
     Gate kept_states of LINEAR_ATTENTION on Any asks States
         if |_, pass| matches!(pass, Pass::Backward | Pass::DoubleBackward),

@@ -42,12 +42,21 @@ pub struct Law {
     /// At how many cases of a pass it looks at the most, at every depth: what it asks is hardly that of the
     /// case, or shows in few. `None`: there is no most.
     pub looks: Option<usize>,
+    /// At how many cases of an algorithm and a pass it looks at core depth, spread over those that it applies to.
+    pub at_core: usize,
     /// Judges a tier.
     pub check: Check,
 }
 
 /// The judgement of a tier by a law.
 pub type Check = fn(&Trial<'_>) -> Judgement;
+
+/// Cases of an algorithm and a pass that a law looks at, at core depth.
+pub(crate) const CASES_PER_LAW: usize = 40;
+
+/// The same of laws that ask a tier several times for large cases: they took half of a run with as many cases as
+/// others, and notice the planted bugs with these.
+pub(crate) const DEAR: usize = 20;
 
 /// Laws that speak of no formula.
 pub(crate) const EVERY: &[Algorithm] = &Algorithm::ALL;
@@ -148,13 +157,13 @@ pub(crate) use or_else;
 /// it presupposes, and the function that judges, whose name is the law's or stands after it, with
 /// what it gets beside the trial. Then, where it is so, `of` which other algorithms it speaks, `on`
 /// which other passes, which choice of a tier it `asks` about, `if` a case must be so, which cases it
-/// would `favour`, and at how many it `looks`.
+/// would `favour`, and at how many it `looks`: at every depth, or at `core` depth alone.
 macro_rules! laws {
     ($most:ident; $(
         $(#[doc = $statement:literal])+
         $kind:ident $check:ident $(= $function:ident)? $(($($argument:expr),+))?
             $(of $of:ident)? $(on $passes:ident)? $(asks $choice:ident)? $(if $applies:expr)? $(, favour $favours:expr)?
-            $(, looks $looks:expr)?;
+            $(, looks $looks:expr)? $(, core $core:expr)?;
     )*) => {
         pub(crate) const LAWS: &[$crate::laws::Law] = &[$($crate::laws::Law {
             name: stringify!($check),
@@ -166,6 +175,7 @@ macro_rules! laws {
             applies: $crate::laws::law::or_else!(|_, _| true; $($applies)?),
             favours: $crate::laws::law::or_else!(|_, _| false; $($favours)?),
             looks: $crate::laws::law::or_else!(None; $(Some($looks))?),
+            at_core: $crate::laws::law::or_else!($crate::laws::law::CASES_PER_LAW; $($looks)? $($core)?),
             check: |trial| $crate::laws::law::or_else!($check; $($function)?)(trial $($(, $argument)+)?),
         }),*];
     };

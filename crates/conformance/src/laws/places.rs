@@ -1,7 +1,7 @@
 //! Memory of the caller: where operands and results lie, and what lies there before, decides no bit.
 
 use super::flaw::{Flaw, Judgement};
-use super::law::{laws, many_ways};
+use super::law::{DEAR, laws, many_ways};
 use super::tensors::{Equality, everywhere, same};
 use super::trial::Trial;
 use crate::cases::Case;
@@ -15,11 +15,12 @@ laws! {
     EVERY;
     /// Operands and results that lie in memory as columns, backwards, with gaps, each in its own way, or
     /// operands that share memory give the same bits, and nothing is written beside results.
-    Contract layouts on Any asks Places, favour many_ways;
+    Contract layouts on Any asks Places, favour many_ways, core DEAR;
     /// Prior contents of the memory of results change no bit.
     Contract filled_places on Any asks Places, favour many_ways;
     /// A result that is asked for alone has the bits that it has with the others.
-    Contract each_alone on Any asks Places if |case, pass| results(case, pass) > 1, favour many_ways;
+    Contract each_alone on Any asks Places if |case, pass| results(case, pass) > 1,
+        favour many_ways, core DEAR;
     /// A step that writes states in place of those before it gives the same bits, wherever they lie.
     Contract step_in_place of LINEAR_ATTENTION on Step asks Places;
     /// An operand or a result that is given twice is refused, so is a step in no place, and nothing is written.

@@ -121,28 +121,33 @@ macro_rules! operators {
             type Wide = Self;
         }
         impl<$($generics)*> PartialEq for $Number {
+            #[inline]
             fn eq(&self, other: &Self) -> bool {
                 self.$field == other.$field
             }
         }
         impl<$($generics)*> PartialOrd for $Number {
+            #[inline]
             fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
                 PartialOrd::partial_cmp(&self.$field, &other.$field)
             }
         }
         impl<$($generics)*> std::ops::Neg for $Number {
             type Output = Self;
+            #[inline]
             fn neg(self) -> Self {
                 let $x = self;
                 $neg
             }
         }
         impl<$($generics)*> std::ops::AddAssign for $Number {
+            #[inline]
             fn add_assign(&mut self, y: Self) {
                 *self = *self + y;
             }
         }
         impl<$($generics)*> std::ops::SubAssign for $Number {
+            #[inline]
             fn sub_assign(&mut self, y: Self) {
                 *self = *self - y;
             }
@@ -155,6 +160,7 @@ macro_rules! operators {
     (@two [$($generics:tt)*] $Number:ty, $x:ident, $y:ident; $Op:ident $op:ident $value:expr) => {
         impl<$($generics)*> std::ops::$Op for $Number {
             type Output = Self;
+            #[inline]
             fn $op(self, $y: Self) -> Self {
                 let $x = self;
                 $value
