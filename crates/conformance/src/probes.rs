@@ -47,7 +47,7 @@ laws! {
     Probe exp_probe of SOFTMAX if functions::has_weights, looks LOOKS;
     /// The exponential of a sink is as exact as declared, over its whole range.
     Probe sink_probe on Forward if functions::has_weights, looks LOOKS;
-    /// What a larger maximum in another tile rescales is as exact as declared, over the whole range of the factor.
+    /// A rescale by a larger maximum in another tile is as exact as declared, over the whole range of its factor.
     Probe rescale_probe of SOFTMAX on Forward if functions::has_weights, looks LOOKS;
     /// The logarithm of lse is as exact as declared between integers.
     Probe fraction_probe of SOFTMAX on Forward if functions::has_weights, looks LOOKS;

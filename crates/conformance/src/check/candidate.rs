@@ -19,7 +19,7 @@ pub(super) enum Rank {
     Input,
 }
 
-/// What leaves no more of the difference than this share is no accident, whatever else explains it.
+/// Share of the difference: an explanation that leaves no more is no accident, whatever else explains it.
 const NEAR: f64 = 0.02;
 
 /// So many times as much as another explanation leaves is much more.

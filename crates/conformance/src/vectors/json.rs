@@ -32,7 +32,7 @@ fn no_choice(text: &str, error: &serde_path_to_error::Error<serde_json::Error>) 
     Some(format!("line {}: {subject} must be {CHOICE}, found {found}", inner.line()))
 }
 
-/// What stands for one of several names.
+/// The kind of value that stands for one of several names.
 const CHOICE: &str = "a name, or an object with one key";
 
 /// An error with its key and its line, in words.
@@ -302,12 +302,12 @@ mod tests {
                 "line 1: `shape.round` must be an object with keys, found a name alone",
             ),
             (
-                "{\"shape\": null}",
-                "line 1: `shape` must be a name, or an object with one key, found null",
+                "{\"shape\": true}",
+                "line 1: `shape` must be a name, or an object with one key, found true",
             ),
             (
-                "{\"shape\":\n true}",
-                "line 2: `shape` must be a name, or an object with one key, found true",
+                "{\"shape\":\n false}",
+                "line 2: `shape` must be a name, or an object with one key, found false",
             ),
             ("[]", "line 1: the file must be an object with keys, found an array"),
             ("", "the file is empty"),

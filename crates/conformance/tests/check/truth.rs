@@ -247,8 +247,8 @@ fn massive_channel() -> Bench {
     bench
 }
 
-/// Where bounds are as wide as results are large, whatever lies within them explains nothing by itself: an input,
-/// another layout, another row.
+/// Bounds may be as wide as results are large. Whatever lies within them explains nothing by itself: an input, another
+/// layout, another row.
 #[test]
 fn within_wide_bounds_only_what_is_near_explains() {
     let bench = massive_channel();
