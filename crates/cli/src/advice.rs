@@ -120,7 +120,10 @@ const FOREIGN: [(&[&str], &str); 20] = [
         &["dropout_p", "dropout", "p_dropout"],
         "leave it out: there is no dropout, so check the kernel without",
     ),
-    (&["logits_soft_cap", "soft_cap", "logit_softcapping", "score_cap"], r#"write "softcap": 30"#),
+    (
+        &["logits_soft_cap", "soft_cap", "logit_softcapping", "score_cap", "logit_cap"],
+        r#"write "softcap": 30"#,
+    ),
     (
         &["cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_kv", "seqlens", "max_seqlen_q"],
         r#"write "sequences": { "packed": { "cu_query": "cu_seqlens_q", "cu_key": "cu_seqlens_k" } }, lists of offsets or the names of tensors, and of tokens { "packed": { "cu_tokens": "cu_seqlens" } }"#,

@@ -98,6 +98,10 @@ impl Folder {
         }
         let parent = path.parent().filter(|parent| *parent != Path::new(""));
         let parent = parent.unwrap_or(Path::new("."));
+        if !parent.exists() {
+            let folder = shortened(&parent.display().to_string(), SHOWN);
+            return Err(wrong(&format!("there is no folder {folder}: make it first")));
+        }
         if path.file_name().is_none() {
             return Err(wrong(&"it is not the name of a folder"));
         }

@@ -15,14 +15,19 @@ mod lazy_attention;
 pub(crate) mod linear_attention;
 pub(crate) mod random;
 pub(crate) mod rows;
+mod values;
 
 use crate::laws::law::{laws, scores_are};
 use count::count_probe;
 use dyadic::dyadic_probe;
 use edge::edge_probe;
 use etalon_problem::Dtype;
-use functions::{exp_probe, log_probe, tanh_probe};
+use functions::{exp_probe, fraction_probe, log_probe, rescale_probe, sink_probe, tanh_probe};
 use lazy_attention::{kink_probe, reach_probe};
+use values::value_probe;
+
+/// At so many cases the probe of values looks: it takes nothing but tile sizes and the storage type from one.
+const LOOKS_OF_VALUES: usize = 6;
 
 /// At so many cases probes of functions look: they take nothing but tile sizes from a case; that of logarithms the
 /// storage type, too.
@@ -40,10 +45,18 @@ laws! {
     Probe dyadic_probe on Backward;
     /// The exponential of a weight is as exact as declared, over its whole range.
     Probe exp_probe of SOFTMAX if functions::has_weights, looks LOOKS;
+    /// The exponential of a sink is as exact as declared, over its whole range.
+    Probe sink_probe on Forward if functions::has_weights, looks LOOKS;
+    /// A rescale by a larger maximum in another tile is as exact as declared, over the whole range of its factor.
+    Probe rescale_probe of SOFTMAX on Forward if functions::has_weights, looks LOOKS;
+    /// The logarithm of lse is as exact as declared between integers.
+    Probe fraction_probe of SOFTMAX on Forward if functions::has_weights, looks LOOKS;
     /// The logarithm of lse is as exact as declared, over its whole range.
     Probe log_probe of SOFTMAX on Forward if |case, _| case.dtype != Dtype::F64, looks LOOKS_OF_LOG;
-    /// The hyperbolic tangent of a softcap is as exact as declared, over its whole range.
-    Probe tanh_probe of CAPPED on Forward if |case, _| case.dtype == Dtype::F32, looks LOOKS;
+    /// The hyperbolic tangent of a softcap and its slope are as exact as declared, over their whole range.
+    Probe tanh_probe of CAPPED if functions::has_weights, looks LOOKS;
+    /// The only value of a row is its result, whichever number of the storage type it is.
+    Probe value_probe of VALUES if |case, _| case.dtype != Dtype::F64, looks LOOKS_OF_VALUES;
     /// A row of one key has weight 1: e = 1 + τ up to rounding, inactive at τ = −1.
     Probe kink_probe of LAZY_ATTENTION;
     /// A key to which the bias gives all weight has e = 1 + τ/n, up to rounding.

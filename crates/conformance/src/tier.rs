@@ -197,6 +197,11 @@ pub trait Tier: Sync {
         false
     }
 
+    /// True if it loses no subnormal number of f32 or bf16; others may flush them.
+    fn keeps_subnormals(&self) -> bool {
+        false
+    }
+
     /// Why it can answer nothing any more until its process ends, if so.
     fn lost(&self) -> Option<String> {
         None

@@ -83,15 +83,22 @@ impl<'a> Kernels<'a> {
     }
 
     /// got − exact of the kernel of that number, by output. An output of integers has none. Farther off
-    /// than its bound no correct kernel is; where the exact result is not finite it errs by nothing.
+    /// than its bound no correct kernel is: there the error is a random share of it. All of it would be the same
+    /// direction in every kernel, beside which a row has no errors of its own. Where the exact result is not finite
+    /// it errs by nothing.
     pub fn errors(&self, kernel: u64) -> Result<Values, Error> {
         let mut results = self.sums(kernel)?;
+        let shares = Stream::new(kernel, "shares of a bound");
         self.each_stored(&mut results, |stored, bound, results| {
-            let elements = ndarray::Zip::from(results).and(&bound.value).and(&bound.bound);
-            elements.for_each(|result, &exact, &bound| {
-                let error = (stored.round(*result) - exact).max(-bound).min(bound);
+            let exact = bound.value.iter().zip(&bound.bound);
+            for (at, (result, (exact, &bound))) in results.iter_mut().zip(exact).enumerate() {
+                let error = stored.round(*result) - exact;
+                let error = match error.abs() > bound {
+                    true => error.signum() * bound * shares.uniform(at),
+                    false => error,
+                };
                 *result = if bound > 0.0 && error.is_finite() { error } else { 0.0 };
-            });
+            }
         });
         Ok(results)
     }

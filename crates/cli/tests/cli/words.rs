@@ -74,12 +74,16 @@ fn a_missing_folder_is_named() {
     let out = bench.path("absent/out.safetensors");
     let [problem, input, out] = [&problem, &input, &out].map(|path| path.to_str().unwrap());
     let files = ["--problem", problem, "--in", input, "--out", out];
-    let line = refusal(&etalon(&[&["eval", "attention", "forward"][..], &files].concat()));
-    assert!(
-        line.contains("cannot be written: there is no folder ")
-            && line.ends_with("/absent: make it first"),
-        "{line}"
-    );
+    for line in [
+        refusal(&etalon(&[&["eval", "attention", "forward"][..], &files].concat())),
+        refusal(&etalon(&["probe", "--problem", problem, "--out", out])),
+    ] {
+        assert!(
+            line.contains("cannot be written: there is no folder ")
+                && line.ends_with("/absent: make it first"),
+            "{line}"
+        );
+    }
 }
 
 #[test]

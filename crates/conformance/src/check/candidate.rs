@@ -19,6 +19,12 @@ pub(super) enum Rank {
     Input,
 }
 
+/// Share of the difference: an explanation that leaves no more is no accident, whatever else explains it.
+const NEAR: f64 = 0.02;
+
+/// So many times as much as another explanation leaves is much more.
+const WORSE: f64 = 4.0;
+
 /// Something that may explain the difference.
 pub(super) struct Candidate<'a> {
     pub kind: Kind,
@@ -27,6 +33,8 @@ pub(super) struct Candidate<'a> {
     pub rank: Rank,
     /// Products that it takes.
     pub cost: f64,
+    /// True if every value is the exact one times a number.
+    pub in_proportion: bool,
     pub how: How<'a>,
 }
 
@@ -64,8 +72,19 @@ impl Candidate<'_> {
             text: format!("{}: {}", judge.output().operand.name, text.into()),
             rank: Rank::Pattern,
             cost: (change.rows.len() * judge.width()) as f64,
+            in_proportion: false,
             how: How::Change(change),
         }
+    }
+
+    /// The same of the exact results times numbers.
+    pub fn factors<'a>(
+        judge: &Judge<'_>,
+        id: &str,
+        text: impl Into<String>,
+        change: Change<'a>,
+    ) -> Candidate<'a> {
+        Candidate { in_proportion: true, ..Candidate::pattern(judge, id, text, change) }
     }
 
     /// Count of fitted numbers.
@@ -194,6 +213,12 @@ impl Place {
     /// True if many numbers were fitted to the results.
     pub fn is_fitted(&self) -> bool {
         self.fitted
+    }
+
+    /// True if it leaves much more of the difference than another explanation of all of it does: by accident, as where
+    /// bounds are wide.
+    pub fn is_beaten_by(&self, other: &Place) -> bool {
+        !other.partial && !other.fitted && self.left > NEAR && self.left > WORSE * other.left
     }
 
     pub fn order(&self, other: &Place) -> Ordering {

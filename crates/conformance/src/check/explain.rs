@@ -51,9 +51,17 @@ pub(super) fn explain(
         .filter(|name| ranked.iter().any(|x| whole(x, name)))
         .collect();
     let off = judges.iter().filter(|judge| judge.output().off() > 0).count();
+    // Another explanation of the same outputs.
+    let same = |x: &Explanation, other: &Explanation| {
+        other.output.is_none() || x.output == other.output || x.output.is_none() && off == 1
+    };
+    let beaten = |x: &Explanation, place: &Place| {
+        ranked.iter().any(|(other, its)| same(x, other) && place.is_beaten_by(its))
+    };
     let keep: Vec<bool> = ranked
         .iter()
         .map(|(x, place)| match x.output {
+            _ if beaten(x, place) => false,
             _ if !place.partial && !place.is_fitted() => true,
             Some(name) => !known.contains(&name),
             None => known.len() < off,
@@ -78,6 +86,10 @@ pub(super) fn explain(
 /// The part of the visited rows that a pattern explains.
 fn of_pattern(candidate: &Candidate<'_>, judge: &Judge<'_>) -> Option<(Explanation, Place)> {
     let How::Change(change) = &candidate.how else { return None };
-    let left = judge.left(change.rows.iter().copied(), &change.at);
+    let rows = change.rows.iter().copied();
+    let left = match candidate.in_proportion {
+        true => judge.left_in_proportion(rows, &change.at),
+        false => judge.left(rows, &change.at),
+    };
     candidate.explanation(&[(judge.output().operand.name, left)], &[])
 }

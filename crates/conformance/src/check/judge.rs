@@ -29,6 +29,9 @@ const ROUNDINGS: f64 = 8.0;
 /// An explanation of some elements that are off must explain this share.
 const MOST: f64 = 0.5;
 
+/// The largest share of the difference that an explanation may leave of what it explains.
+const FARTHEST: f64 = 0.5;
+
 /// Right elements that may seem to be spoilt: rows that are compared with a bound near what they hold.
 const FEW: f64 = 1e-3;
 
@@ -52,6 +55,9 @@ pub(super) struct Left {
     /// the exact results.
     own: f64,
     left: f64,
+    /// The same of the elements that are explained.
+    own_near: f64,
+    left_near: f64,
 }
 
 /// Quality of an explanation of an output by other values.
@@ -85,7 +91,7 @@ impl Left {
         let free = 1.0 - fitted as f64 / self.explained.max(1) as f64;
         let alone = self.evidence * free >= needed;
         let beside = together >= needed && self.explained == self.off && self.spoilt == 0;
-        if self.explained == 0 || !(alone || beside) {
+        if self.explained == 0 || self.is_far() || !(alone || beside) {
             return Grade::No;
         }
         let few = |n: usize| n as f64 <= FEW * self.explained as f64;
@@ -108,6 +114,8 @@ impl Left {
         self.spoilt += other.spoilt;
         self.spoilt_beside += other.spoilt_beside;
         self.evidence += other.evidence;
+        self.own_near += other.own_near;
+        self.left_near += other.left_near;
         self.add(other);
     }
 
@@ -115,6 +123,12 @@ impl Left {
     pub fn add(&mut self, other: &Left) {
         self.own += other.own;
         self.left += other.left;
+    }
+
+    /// True if the other values are farther from the results that they explain than half of the difference. Bounds may
+    /// be as wide as results are large: what lies within them is then no explanation by itself.
+    fn is_far(&self) -> bool {
+        self.left_near > FARTHEST * FARTHEST * self.own_near
     }
 
     /// rms(got − other) / rms(got − exact), if it is a number.
@@ -188,18 +202,37 @@ impl<'a> Judge<'a> {
         rows: impl IntoIterator<Item = usize>,
         other: impl Fn(usize) -> f64,
     ) -> Left {
+        self.left_of(rows, other, false)
+    }
+
+    /// The same of other values that are the exact ones times numbers, with bounds in proportion: a column of a
+    /// row may be a thousand times as large as the others, and so may be its bound.
+    pub fn left_in_proportion(
+        &self,
+        rows: impl IntoIterator<Item = usize>,
+        other: impl Fn(usize) -> f64,
+    ) -> Left {
+        self.left_of(rows, other, true)
+    }
+
+    fn left_of(
+        &self,
+        rows: impl IntoIterator<Item = usize>,
+        other: impl Fn(usize) -> f64,
+        in_proportion: bool,
+    ) -> Left {
         let mut left = Left::default();
         let mut others = Vec::with_capacity(self.width);
         for row in rows {
             let start = row * self.width;
             others.clear();
             others.extend((start..start + self.width).map(&other));
-            self.row(start, &others, &mut left);
+            self.row(start, &others, in_proportion, &mut left);
         }
         left
     }
 
-    fn row(&self, start: usize, others: &[f64], left: &mut Left) {
+    fn row(&self, start: usize, others: &[f64], in_proportion: bool, left: &mut Left) {
         let range = start..start + self.width;
         let (exact, bounds) = (&self.exact[range.clone()], &self.bounds[range.clone()]);
         let own = rms(bounds) / rms(exact);
@@ -211,7 +244,11 @@ impl<'a> Judge<'a> {
             if bound == f64::INFINITY {
                 continue; // nothing is required of it
             }
-            let within = bound.max(moved);
+            let times = (other / exact).abs();
+            let within = match in_proportion && times.is_finite() {
+                true => bound * times.max(1.0),
+                false => bound.max(moved),
+            };
             let same = got == other || (got.is_nan() && other.is_nan());
             let near = same || (got - other).abs() <= within;
             match self.is_off(at) {
@@ -220,10 +257,13 @@ impl<'a> Judge<'a> {
                     let is_number = got.is_finite() && got != 0.0;
                     left.numbers += usize::from(is_number);
                     left.explained_numbers += usize::from(is_number && near);
-                    left.own += apart(got, exact, self.unit);
-                    left.left += apart(got, other, self.unit);
+                    let squares = [apart(got, exact, self.unit), apart(got, other, self.unit)];
+                    left.own += squares[0];
+                    left.left += squares[1];
                     if near {
                         left.explained += 1;
+                        left.own_near += squares[0];
+                        left.left_near += squares[1];
                         let error = (got - exact).abs();
                         let rare = if error.is_finite() { (error / within).ln() } else { ELEMENT };
                         left.evidence += if same { ELEMENT } else { rare.clamp(0.0, ELEMENT) };

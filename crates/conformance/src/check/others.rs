@@ -211,6 +211,7 @@ fn of_reading<'a>(reading: Reading, products: f64) -> Candidate<'a> {
         },
         rank: if reading.is_late { Rank::Input } else { Rank::Reading },
         cost: products * reading.evaluations(),
+        in_proportion: false,
         how: How::Reading(Box::new(reading)),
     }
 }
@@ -223,6 +224,7 @@ fn of_mutant<'a>(mutant: Mutant, cost: f64) -> Candidate<'a> {
         text: format!("as a kernel with this bug: {}", mutant.story),
         rank: Rank::Reading,
         cost,
+        in_proportion: false,
         how: How::Mutant(mutant),
     }
 }

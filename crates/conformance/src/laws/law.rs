@@ -80,6 +80,10 @@ pub(crate) const SOFTMAX: &[Algorithm] = &[
     Algorithm::LinearCrossEntropy,
 ];
 
+/// Laws of values, of which a result is a weighted sum.
+pub(crate) const VALUES: &[Algorithm] =
+    &[Algorithm::Attention, Algorithm::LazyAttention, Algorithm::LinearAttention];
+
 /// Laws of linear_attention.
 pub(crate) const LINEAR_ATTENTION: &[Algorithm] = &[Algorithm::LinearAttention];
 

@@ -5,9 +5,11 @@
 //!
 //! Two keys with scores 0 and −x, or x and 0, and one-hot values: o is 1/(1 + e^−x) and e^−x/(1 + e^−x),
 //! the sigmoid of x and of −x, whose quotient is the weight of the second key; lse is ln(1 + e^−x) more
-//! than the larger score. With a cotangent of lse alone the same weight is a column of dq. n equal keys: lse is
-//! ln n more than their score. One key with a softcap of 1: lse is tanh s. A state of 1 over one token
-//! without a key: o is e^g. Two classes are two keys, and dh is the column of dq.
+//! than the larger score. A sink of 0 stands for one of the keys, and a key in another tile for a maximum that
+//! grows. With a cotangent of lse alone the same weight is a column of dq. n equal keys: lse is ln n more than
+//! their score; with one more key, ln(n + e^−x). One key with a softcap of 1: lse is tanh s, and dq its slope. A
+//! state of 1 over one token without a key: o is e^g, and so it is of a key one token back. Two classes are two
+//! keys, and dh is the column of dq.
 
 mod cross_entropy;
 mod decays;
@@ -23,6 +25,9 @@ use etalon_problem::{Dtype, Pass, Problem};
 
 /// The largest x for which e^−x is a normal number of f32.
 const NORMAL: f64 = 87.3;
+
+/// Of the points of a walk every so many are asked of weights beside a sink, or beside a maximum that grows.
+const BESIDE: usize = 8;
 
 /// The steps of a walk, 2⁻¹².
 const STEP: f64 = 1.0 / 4096.0;
@@ -170,6 +175,73 @@ pub(super) fn log_probe(trial: &Trial<'_>) -> Judgement {
     errors.judgement()
 }
 
+pub(super) fn fraction_probe(trial: &Trial<'_>) -> Judgement {
+    if !keeps_weights(trial.profile()) {
+        return Ok(None);
+    }
+    let mut errors = Errors::of(Dtype::F32);
+    match trial.case.problem {
+        Problem::LinearCrossEntropy(_) => cross_entropy::between(trial, &mut errors)?,
+        _ => softmax::between(trial, &mut errors)?,
+    }
+    errors.judgement()
+}
+
+pub(super) fn sink_probe(trial: &Trial<'_>) -> Judgement {
+    if !keeps_weights(trial.profile()) {
+        return Ok(None);
+    }
+    let mut errors = Errors::of(Dtype::F32);
+    softmax::weights_of_sinks(trial, &thin(trial), &mut errors)?;
+    errors.judgement()
+}
+
+pub(super) fn rescale_probe(trial: &Trial<'_>) -> Judgement {
+    if !keeps_weights(trial.profile()) {
+        return Ok(None);
+    }
+    let (mut errors, points) = (Errors::of(Dtype::F32), thin(trial));
+    match trial.case.problem {
+        Problem::LinearCrossEntropy(_) => {
+            cross_entropy::logarithms_of_tiles(trial, &points, &mut errors)?;
+        }
+        _ => softmax::weights_that_grow(trial, &points, &mut errors)?,
+    }
+    errors.judgement()
+}
+
+/// The points of a walk that are asked beside a sink, or beside a maximum that grows.
+fn thin(trial: &Trial<'_>) -> Vec<f64> {
+    let every = if trial.tier.is_slow() { 1 } else { BESIDE };
+    walk(trial, NORMAL).into_iter().step_by(every).collect()
+}
+
+/// The rows of [`fraction_probe`]: numbers of keys or classes, and a point of each.
+fn fractions(trial: &Trial<'_>) -> Vec<(usize, f64)> {
+    (1..=BETWEEN).flat_map(|n| between(trial, n).into_iter().map(move |x| (n, x))).collect()
+}
+
+/// Numbers between two integers of which logarithms are asked, up to this one: beyond, integers lie close enough.
+const BETWEEN: usize = 64;
+
+/// The fewest of them from one power of two to the next.
+const OCTAVE: usize = 1024;
+
+/// The points x with n + e^−x between n and n + 1, as close as [`OCTAVE`] wants.
+fn between(trial: &Trial<'_>, n: usize) -> Vec<f64> {
+    let octave = if trial.tier.is_slow() { OCTAVE / 64 } else { OCTAVE };
+    let count = octave.div_ceil(n);
+    let weight = |i: usize| (i as f64 + 0.5) / count as f64;
+    (0..count).map(|i| (-weight(i).ln() / STEP).round() * STEP).collect()
+}
+
+/// The errors of lse of n equal logits of 0 and of one of −x, in roundoffs: each of n sums may be rounded.
+fn between_limit(profile: &Profile, n: usize, x: f64) -> f64 {
+    let (count, weight) = (n as f64, (-x).exp());
+    let of_sum = exact_exp(profile, x) * weight / (count + weight) + count;
+    lse_limit(profile, 0.0, count + weight, of_sum)
+}
+
 /// Beyond, tanh x is 1 in f32.
 const TANH_ENDS: f64 = 10.0;
 
@@ -177,19 +249,46 @@ pub(super) fn tanh_probe(trial: &Trial<'_>) -> Judgement {
     let mut errors = Errors::of(Dtype::F32);
     let points = walk(trial, TANH_ENDS);
     for sign in [-1.0, 1.0] {
-        let got = match trial.case.problem {
-            Problem::LinearCrossEntropy(_) => cross_entropy::capped(trial, &points, sign)?,
-            _ => softmax::capped(trial, &points, sign)?,
-        };
-        for (&x, got) in points.iter().zip(got) {
-            let tau = x.tanh();
-            // (N6), of a score that is exact: a reciprocal of the cap, the product with the cap; to base
-            // 2 three more roundings, and that of the result.
-            let of_score = 3.0 * x * (1.0 - tau * tau);
-
-            let limit = of_score + trial.profile().tanh + 6.0 * tau;
-            errors.add("tanh", sign * x, got, sign * tau, limit);
+        match (&trial.case.problem, trial.pass) {
+            (Problem::LinearCrossEntropy(_), Pass::Forward) => {
+                let got = cross_entropy::capped(trial, &points, sign)?;
+                judge_tanh(trial, sign, points.iter().copied().zip(got), &mut errors);
+            }
+            (_, Pass::Forward) => {
+                let got = softmax::capped(trial, &points, sign)?;
+                judge_tanh(trial, sign, points.iter().copied().zip(got), &mut errors);
+            }
+            _ if !keeps_weights(trial.profile()) => return Ok(None),
+            (Problem::LinearCrossEntropy(_), _) => {
+                cross_entropy::slopes(trial, &points, sign, &mut errors)?;
+            }
+            _ => softmax::slopes(trial, &points, sign, &mut errors)?,
         }
     }
     errors.judgement()
+}
+
+fn judge_tanh(
+    trial: &Trial<'_>,
+    sign: f64,
+    rows: impl Iterator<Item = (f64, f64)>,
+    errors: &mut Errors,
+) {
+    for (x, got) in rows {
+        // To base 2 three more roundings, and that of the result.
+        let limit = tanh_limit(trial.profile(), x) + 4.0 * x.tanh();
+        errors.add("tanh", sign * x, got, sign * x.tanh(), limit);
+    }
+}
+
+/// (N6) Error of the tanh of a score that is exact: a reciprocal of the cap, the product with the cap, and two
+/// roundings behind it.
+fn tanh_limit(profile: &Profile, x: f64) -> f64 {
+    let tau = x.tanh();
+    3.0 * x * (1.0 - tau * tau) + profile.tanh + 2.0 * tau
+}
+
+/// Error of 1 − tanh², with the rounding of the square and of the difference.
+fn slope_limit(profile: &Profile, x: f64) -> f64 {
+    2.0 * x.tanh() * tanh_limit(profile, x) + 2.0
 }

@@ -25,9 +25,18 @@ pub struct Asked {
 /// As many cases of each law and pass at the most, each with a value of an axis that those before lack.
 const CASES: usize = 6;
 
-/// The probes with problems of their own, which are no questions about a problem that somebody brings: those of its
-/// rows take their place.
-const OF_THEIR_OWN: [&str; 4] = ["exp_probe", "log_probe", "tanh_probe", "decay_probe"];
+/// The probes with problems of their own, which are no questions about a problem that somebody brings: of functions
+/// those of its rows take their place.
+const OF_THEIR_OWN: [&str; 8] = [
+    "exp_probe",
+    "sink_probe",
+    "rescale_probe",
+    "fraction_probe",
+    "log_probe",
+    "tanh_probe",
+    "decay_probe",
+    "value_probe",
+];
 
 /// The probe that says of some results only that the profile of the kernel hides their errors.
 const RANDOM: &str = "random_probe";

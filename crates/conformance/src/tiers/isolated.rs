@@ -63,6 +63,10 @@ impl Tier for Isolated {
         self.tier.profile(dtype)
     }
 
+    fn keeps_subnormals(&self) -> bool {
+        self.tier.keeps_subnormals()
+    }
+
     fn sums_dh_along_the_tree(&self) -> bool {
         self.tier.sums_dh_along_the_tree()
     }

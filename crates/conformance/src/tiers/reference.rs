@@ -32,6 +32,10 @@ impl Tier for Reference {
         door::outputs(&request, &etalon_reference::run)
     }
 
+    fn keeps_subnormals(&self) -> bool {
+        true
+    }
+
     fn has(&self, choice: Choice) -> bool {
         matches!(choice, Choice::Places | Choice::Shards | Choice::Filter)
     }

@@ -14,11 +14,12 @@ use etalon_reference::linear_cross_entropy::{Cotangents, Gradients, Inputs, Want
 use etalon_reference::scalar::{Quad, Real};
 use etalon_reference::{Arithmetic, Named};
 use etalon_simd::linear_cross_entropy::OutputMut;
-use etalon_simd::linear_cross_entropy::shard;
+use etalon_simd::linear_cross_entropy::shard::{self, Combine};
 use etalon_simd::{Element, Options, Workspace};
 use half::{bf16, f16};
 use ndarray::{
-    Array, Array1, Array2, Array3, ArrayView1, Axis, Dimension, ShapeBuilder, concatenate, s,
+    Array, Array1, Array2, Array3, ArrayView1, ArrayView2, Axis, Dimension, ShapeBuilder,
+    concatenate, s,
 };
 use std::fmt::Debug;
 use std::ops::Range;
@@ -110,6 +111,23 @@ fn check_ignored<P: PartialEq + Debug>(
     }
 }
 
+/// Fails unless partials of neighbours are one in either order, of equal maxima with the first class.
+fn check_orders(partials: &[(Range<usize>, ArrayView2<'_, shard::Partial>)]) -> Result<(), Error> {
+    let nodes: Vec<_> = partials.iter().flat_map(|(_, rows)| rows.outer_iter()).collect();
+    for (first, second) in nodes.windows(2).flat_map(|x| x[0].iter().zip(x[1].iter())) {
+        // A target has one owner.
+        let equal = shard::Partial { m: first.m, largest: first.largest, target: None, ..*second };
+        let wanted = first.argmax.min(equal.argmax);
+        for both in [first.combine(equal)?, equal.combine(*first)?] {
+            if first.classes > 0 && equal.classes > 0 && both.argmax != wanted {
+                let expected = format!("{wanted:?}, the first of equal maxima");
+                return Err(Error::value("argmax", expected, format!("{:?}", both.argmax)));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Results of the simd tier.
 pub(super) fn simd(
     request: &Request<'_>,
@@ -148,6 +166,7 @@ fn simd_of<T: StoredNumber, G: Element>(
         partials.push((rank.classes(), own));
     }
     let partials: Vec<_> = partials.iter().map(|(at, x)| (at.clone(), x.view())).collect();
+    check_orders(&partials)?;
     let totals = shard::combine(problem, &partials)?;
     let totals = totals.view();
     check_ignored(problem, &inputs.targets, totals, shard::Partial::identity())?;

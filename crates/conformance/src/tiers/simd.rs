@@ -87,6 +87,10 @@ impl Tier for Simd {
         }
     }
 
+    fn keeps_subnormals(&self) -> bool {
+        true
+    }
+
     fn has(&self, _: Choice) -> bool {
         true
     }

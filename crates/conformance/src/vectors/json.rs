@@ -1,6 +1,7 @@
 //! JSON that people write: what is wrong with it in words, with the key and the line.
 
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use serde_json::error::Category;
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
@@ -8,10 +9,31 @@ use std::collections::BTreeMap;
 /// Reads a value of JSON; what is wrong with it otherwise, without the file.
 pub fn parse<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     let mut from = serde_json::Deserializer::from_str(text);
-    let value = serde_path_to_error::deserialize(&mut from).map_err(|error| described(&error))?;
+    let value = serde_path_to_error::deserialize(&mut from)
+        .map_err(|error| no_choice(text, &error).unwrap_or_else(|| described(&error)))?;
     from.end().map_err(|error| wrong(&error, ""))?;
     Ok(value)
 }
+
+/// An error of a value that JSON has where names are to choose from: the parser says there is no value. Otherwise
+/// `None`.
+fn no_choice(text: &str, error: &serde_path_to_error::Error<serde_json::Error>) -> Option<String> {
+    let inner = error.inner();
+    if !inner.is_syntax() {
+        return None;
+    }
+    let whole: Value = serde_json::from_str(text).ok()?;
+    let path = error.path().to_string();
+    let mut found = &whole;
+    for part in path.split(['.', '[', ']']).filter(|part| !part.is_empty()) {
+        found = found.get(part).or_else(|| found.get(part.parse::<usize>().ok()?))?;
+    }
+    let subject = if path == "." { "the file".to_string() } else { format!("`{path}`") };
+    Some(format!("line {}: {subject} must be {CHOICE}, found {found}", inner.line()))
+}
+
+/// The kind of value that stands for one of several names.
+const CHOICE: &str = "a name, or an object with one key";
 
 /// An error with its key and its line, in words.
 pub fn described(error: &serde_path_to_error::Error<serde_json::Error>) -> String {
@@ -26,6 +48,7 @@ fn wrong(error: &serde_json::Error, path: &str) -> String {
     let said = said.strip_suffix(&format!(" at line {line} column {column}")).unwrap_or(&said);
     match error.classify() {
         Category::Data => format!("line {line}: {}", of_data(said, path)),
+        Category::Eof if (line, column) == (1, 0) => "the file is empty".to_string(),
         Category::Eof => format!("line {line}: the text ends before all that it opens is closed"),
         Category::Syntax | Category::Io => {
             format!("line {line}, column {column}: {}", of_syntax(said))
@@ -76,7 +99,8 @@ fn of_data(said: &str, path: &str) -> String {
         );
     }
     if let Some(name) = said.strip_prefix("missing field ") {
-        return format!("the key {name} is missing{}", within(path));
+        let of = if path.is_empty() { String::new() } else { format!(" in `{path}`") };
+        return format!("the key {name} is missing{of}");
     }
     if let Some(name) = said.strip_prefix("duplicate field ") {
         return format!("the key {name} stands twice{}", within(parent));
@@ -122,9 +146,7 @@ fn kind(name: &str) -> String {
         name if name.starts_with("struct ") || name.ends_with(" variant") => {
             "an object with keys".to_string()
         }
-        name if name.starts_with("enum ") || name.contains("enum") => {
-            "a name, or an object with one key".to_string()
-        }
+        name if name.starts_with("enum ") || name.contains("enum") => CHOICE.to_string(),
         name => {
             let plain = ["string ", "integer ", "floating point ", "boolean "];
             let value = plain.iter().find_map(|kind| name.strip_prefix(kind));
@@ -252,7 +274,7 @@ mod tests {
                 "{\"counts\": {\"three\": 1}}",
                 "line 1: unknown key `three` of `counts`, expected `one` or `two`",
             ),
-            ("{\"inner\": {}}", "line 1: the key `size` is missing of `inner`"),
+            ("{\"inner\": {}}", "line 1: the key `size` is missing in `inner`"),
             ("{\"a\": 1,\n\"a\": 2}", "line 2: the key `a` stands twice"),
             (
                 "{\"inner\":\n{\"size\":\n-1}}",
@@ -279,7 +301,16 @@ mod tests {
                 "{\"shape\": \"round\"}",
                 "line 1: `shape.round` must be an object with keys, found a name alone",
             ),
+            (
+                "{\"shape\": true}",
+                "line 1: `shape` must be a name, or an object with one key, found true",
+            ),
+            (
+                "{\"shape\":\n false}",
+                "line 2: `shape` must be a name, or an object with one key, found false",
+            ),
             ("[]", "line 1: the file must be an object with keys, found an array"),
+            ("", "the file is empty"),
             ("{\"a\": 1,}", "line 1, column 9: a comma stands before a closing bracket"),
             ("{\"a\": 1", "line 1: the text ends before all that it opens is closed"),
             ("{\"a\" 1}", "line 1, column 6: a colon is missing after a key"),

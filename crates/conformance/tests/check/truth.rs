@@ -230,3 +230,47 @@ fn a_large_problem_is_explained_by_its_parts() {
     assert!(check.products.explained <= 0.5 * check.products.judged, "{:?}", check.products);
     assert!(bench.check(&bench.right()).products.explained == 0.0);
 }
+
+/// An attention backward in bf16, in which one channel of k is far larger than the others, and so are its dq and the
+/// bounds of that.
+fn massive_channel() -> Bench {
+    let extents =
+        Extents { batch: 1, query_heads: 2, key_heads: 1, queries: 48, keys: 48, dim: 32 };
+    let problem = Attention::new(extents).mask(Mask::causal());
+    let mut bench = Bench::new(problem, Pass::Backward, Dtype::Bf16);
+    for (name, size) in [("q", 448.0), ("k", -547.0)] {
+        let x = bench.inputs.get_mut(name).expect("an input");
+        let mut values = x.numbers(name).expect("numbers");
+        values.index_axis_mut(Along(3), 3).mapv_inplace(|x| size + 0.25 * x.round());
+        *x = etalon_conformance::tensor::Tensor::round(&values, Dtype::Bf16);
+    }
+    bench
+}
+
+/// Bounds may be as wide as results are large. Whatever lies within them explains nothing by itself: an input, another
+/// layout, another row.
+#[test]
+fn within_wide_bounds_only_what_is_near_explains() {
+    let bench = massive_channel();
+    for (what, factor, id) in [("the other sign", -1.0, "factor"), ("zeros", 0.0, "zero")] {
+        let check = bench.changed("dq", |x| x * factor);
+        let output = check.outputs.iter().find(|x| x.name == "dq").expect("dq");
+        assert!(output.off > 0, "{what}: {output:?}");
+        let all: Vec<_> = check.explanations.iter().map(|x| (&x.id, x.left)).collect();
+        assert!(all.iter().any(|(name, _)| *name == id), "{what}: {all:?}");
+        assert!(all.iter().all(|(_, left)| left.is_none_or(|left| left < 0.05)), "{what}: {all:?}");
+    }
+}
+
+/// Logits of a deviation of 6, which leave each class to one token: dw of a class is a multiple of one row of h, and
+/// a kernel that keeps everything in f32 errs by the rounding of dw alone. Simulated kernels err more than the bound
+/// there, all in one direction.
+#[test]
+fn right_gradients_of_peaked_logits_pass() {
+    let mut bench = Bench::new(LinearCrossEntropy::new(64, 64, 400), Pass::Backward, Dtype::Bf16);
+    let h = bench.inputs.get_mut("h").expect("h");
+    let values = h.numbers("h").expect("numbers").mapv(|x| 0.75 * x);
+    *h = etalon_conformance::tensor::Tensor::round(&values, Dtype::Bf16);
+    let check = bench.check(&bench.right());
+    assert!(check.passed && !check.conspicuous, "{:?}", check.outputs);
+}

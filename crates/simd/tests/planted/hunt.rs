@@ -55,6 +55,10 @@ impl Tier for Planted {
         self.tier.offers(algorithm, pass, dtype)
     }
 
+    fn keeps_subnormals(&self) -> bool {
+        self.tier.keeps_subnormals()
+    }
+
     fn has(&self, choice: Choice) -> bool {
         self.tier.has(choice)
     }
@@ -75,11 +79,7 @@ impl Tier for Planted {
         self.tier.run(request)
     }
 
-    fn filtered(
-        &self,
-        request: &Request<'_>,
-        filter: Filter,
-    ) -> Result<Option<Filtered>, Refusal> {
+    fn filtered(&self, request: &Request<'_>, filter: Filter) -> Result<Option<Filtered>, Refusal> {
         let _out = Out;
         planted::plant(self.number);
         self.tier.filtered(request, filter)

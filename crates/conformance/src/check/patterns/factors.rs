@@ -84,7 +84,7 @@ fn factor<'a>(problem: &Problem, judge: &'a Judge<'a>, rows: &Rows) -> Vec<Candi
         let (exact, hit) = (judge.exact(), hit.clone());
         let at = move |at: usize| if hit[at % width] { number * exact[at] } else { exact[at] };
         let change = Change { rows: rows.off.clone(), fitted, at: Box::new(at) };
-        Candidate::pattern(judge, "factor", format!("{of} are the exact ones times {text}"), change)
+        Candidate::factors(judge, "factor", format!("{of} are the exact ones times {text}"), change)
     };
     let named = names::name(problem, &judge.output().operand, ratio);
     // A number with a name was not fitted: it may be reported of a single result.
@@ -143,5 +143,5 @@ fn factor_of_each<'a>(
     let fitted = factors.len();
     let at = move |at: usize| factors.get(&group(at)).copied().unwrap_or(1.0) * exact[at];
     let change = Change { rows: rows.off.clone(), fitted, at: Box::new(at) };
-    Some(Candidate::pattern(judge, id, text, change))
+    Some(Candidate::factors(judge, id, text, change))
 }

@@ -1,4 +1,4 @@
-//! Decays of linear attention: a state of 1 over one token without a key.
+//! Decays of linear attention: a state of 1 over one token without a key, and a key of 1 over one token.
 
 use super::super::inputs::fill;
 use super::{Errors, narrowed, rounded_exp, walk};
@@ -25,16 +25,17 @@ pub(crate) fn decay_probe(trial: &Trial<'_>) -> Judgement {
     for (decay, batch, heads) in
         [(Decay::PerToken, points.len(), 1), (Decay::PerHead, 1, points.len())]
     {
-        let extents =
-            LinearExtents { batch, query_heads: heads, key_heads: heads, tokens: 1, dim: 1 };
-        let problem = LinearAttention::new(extents).decay(decay).initial_state().final_state();
-        let problem: Problem = problem.into();
-        for pass in [Pass::Forward, Pass::Step] {
-            let outputs = decays(trial, &problem, pass, &points)?;
+        // The second token of two has the key of the first.
+        for (pass, tokens) in [(Pass::Forward, 1), (Pass::Step, 1), (Pass::Forward, 2)] {
+            let extents =
+                LinearExtents { batch, query_heads: heads, key_heads: heads, tokens, dim: 1 };
+            let problem = LinearAttention::new(extents).decay(decay).initial_state().final_state();
+            let outputs = decays(trial, &problem.into(), pass, &points)?;
             for name in ["o", "final_state"] {
                 let Some(got) = outputs.get(name) else { continue };
                 let got = got.to_f64(name)?;
-                for (&x, &got) in points.iter().zip(&got) {
+                let each = if name == "o" { tokens } else { 1 };
+                for (&x, &got) in points.iter().zip(got.iter().skip(each - 1).step_by(each)) {
                     let limit = rounded_exp(trial.profile(), x) + x + behind;
                     errors.add("e^−x · exp", -x, got * x.exp(), 1.0, limit);
                 }
@@ -50,10 +51,14 @@ fn decays(
     pass: Pass,
     points: &[f64],
 ) -> Result<Tensors, Flaw> {
+    let two = matches!(problem, Problem::LinearAttention(x) if x.extents.tokens == 2);
     let inputs = fill(trial.case, problem, pass, |x, at| match x.name {
-        "q" | "initial_state" => 1.0,
-        // One of the two axes has as many entries as there are points.
-        "g" | "g_gamma" => -points[at.iter().sum::<usize>()],
+        "q" => 1.0,
+        "initial_state" => f64::from(u8::from(!two)),
+        "k" | "v" if two => f64::from(u8::from(at[2] == 0)),
+        // Of batch elements or of heads there are as many as points.
+        "g" => -points[at[0].max(at[1])],
+        "g_gamma" => -points[at[0]],
         _ => 0.0,
     });
     trial.ask_pass(problem, pass, &inputs)

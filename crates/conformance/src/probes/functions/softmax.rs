@@ -1,13 +1,17 @@
 //! Rows of one or two keys, each row a point, and rows that see more and more equal keys.
 
-use super::super::inputs::fill;
-use super::{Errors, FACTORS, KEYS, exact_exp, factor, lost, lse_limit, narrowed, rounded_exp};
+use super::super::inputs::{fill, fill_beside};
+use super::{
+    BETWEEN, Errors, FACTORS, KEYS, between_limit, exact_exp, factor, fractions, lost, lse_limit,
+    narrowed, rounded_exp, slope_limit, tanh_limit,
+};
 use crate::cases::Case;
 use crate::laws::flaw::Flaw;
 use crate::laws::tensors::result;
 use crate::laws::trial::Trial;
 use etalon_problem::{
-    Algorithm, Attention, AttentionLse, Dtype, Extents, LazyAttention, Mask, Pass, Problem, Scores,
+    Algorithm, Attention, AttentionLse, Dtype, Extents, LazyAttention, Mask, NamedArray, Pass,
+    Problem, Scores,
 };
 
 /// Roundings behind a weight: of each element of o a product with a rounded reciprocal and the rounding of
@@ -88,6 +92,94 @@ pub(super) fn weights(trial: &Trial<'_>, points: &[f64], errors: &mut Errors) ->
     Ok(())
 }
 
+/// One key of score x or −x, and a sink of 0.
+pub(super) fn weights_of_sinks(
+    trial: &Trial<'_>,
+    points: &[f64],
+    errors: &mut Errors,
+) -> Result<(), Flaw> {
+    let profile = trial.profile();
+    for sign in [-1.0, 1.0] {
+        let mut scores = scores(points.len(), 1, FACTORS);
+        scores.sinks = true;
+        let problem = problem(trial.case, scores, 1);
+        let inputs = fill_beside(
+            trial.case,
+            &problem,
+            Pass::Forward,
+            |_, _| 0.0,
+            |x, at| match x.name {
+                "q" => factor(points[at[2]], at[3]),
+                "k" => sign,
+                "v" => 1.0,
+                _ => 0.0,
+            },
+        );
+        let outputs = trial.ask(&problem, &inputs)?;
+        let lse = result(&outputs, "lse")?;
+        let o = outputs.get("o").map(|o| o.to_f64("o")).transpose()?;
+        for (i, (&x, &got)) in points.iter().zip(&lse).enumerate() {
+            let (m, weight) = (sign.max(0.0) * x, (-x).exp());
+            let l = 1.0 + weight;
+            let of_sum = exact_exp(profile, x) * weight / l + 1.0;
+            let (what, exact) = ("with a sink of 0, lse of a score of", m + weight.ln_1p());
+            errors.add(what, sign * x, got, exact, lse_limit(profile, m, l, of_sum));
+            let Some(o) = &o else { continue };
+            let exact = 1.0 / (1.0 + (-sign * x).exp());
+            // The weight of the key itself is an exponential where the sink is larger.
+            let own = if sign < 0.0 { exact_exp(profile, x) } else { 0.0 };
+            let behind = BEHIND + narrowed(profile, Dtype::F32) + lost(profile, exact);
+            let limit = own + exact_exp(profile, x) * (1.0 - exact) + of_sum + behind;
+            let got = o[[0, 0, i, 0]] / exact;
+            errors.add("with a sink of 0, the sigmoid", sign * x, got, 1.0, limit);
+        }
+    }
+    Ok(())
+}
+
+/// Keys from one to the other, more than a tile has.
+const APART: usize = 256;
+
+/// A key of score 0 and one of score x that lies in another tile: what the first has is rescaled by e^−x. The keys
+/// between them belong to another segment.
+pub(super) fn weights_that_grow(
+    trial: &Trial<'_>,
+    points: &[f64],
+    errors: &mut Errors,
+) -> Result<(), Flaw> {
+    let profile = trial.profile();
+    let mut scores = scores(points.len(), APART + 1, FACTORS);
+    let ids = |count: usize, id: fn(usize) -> i64| {
+        NamedArray::new("ids", &[1, count], (0..count).map(id).collect::<Vec<_>>())
+    };
+    let key = ids(APART + 1, |key| i64::from(key != 0 && key != APART));
+    scores.mask = Mask::Segments { query: ids(points.len(), |_| 0), key };
+    let problem = problem(trial.case, scores, 2);
+    let inputs = fill(trial.case, &problem, Pass::Forward, |x, at| match x.name {
+        "q" => factor(points[at[2]], at[3]),
+        "k" => f64::from(u8::from(at[2] == APART)),
+        "v" => f64::from(u8::from(at[2] == APART * at[3])),
+        _ => 0.0,
+    });
+    let outputs = trial.ask(&problem, &inputs)?;
+    let lse = result(&outputs, "lse")?;
+    let o = outputs.get("o").map(|o| o.to_f64("o")).transpose()?;
+    for (i, (&x, &got)) in points.iter().zip(&lse).enumerate() {
+        let weight = (-x).exp();
+        let l = 1.0 + weight;
+        let of_sum = exact_exp(profile, x) * weight / l + 3.0;
+        let (what, exact) = ("x + ln(1 + e^−x), the larger score last", x + weight.ln_1p());
+        errors.add(what, x, got, exact, lse_limit(profile, x, l, of_sum));
+        let Some(o) = &o else { continue };
+        // Each is e^(s − m) of an m that is not the last, times a factor.
+        let behind = BEHIND + narrowed(profile, Dtype::F32) + lost(profile, weight);
+        let limit = 2.0 * exact_exp(profile, x) + behind + 4.0;
+        let got = o[[0, 0, i, 0]] / o[[0, 0, i, 1]] / weight;
+        errors.add("e^−x · exp, the larger score last", -x, got, 1.0, limit);
+    }
+    Ok(())
+}
+
 /// Roundings behind a weight of a backward pass: of dP − δ, of its product with the weight, of the scale and
 /// of the result.
 const BEHIND_AGAIN: f64 = 6.0;
@@ -131,6 +223,54 @@ pub(super) fn equal(trial: &Trial<'_>, score: f64) -> Result<Vec<(f64, f64)>, Fl
     scores.mask = Mask::causal();
     let lse = lse(trial, scores, |name, _| if name == "q" { score } else { 1.0 })?;
     Ok(lse.into_iter().enumerate().map(|(i, lse)| ((i + 1) as f64, lse)).collect())
+}
+
+/// lse of rows that see n keys of score 0 and one of score −x.
+pub(super) fn between(trial: &Trial<'_>, errors: &mut Errors) -> Result<(), Flaw> {
+    let rows = fractions(trial);
+    let mut scores = scores(rows.len(), BETWEEN + 1, FACTORS);
+    let seen = rows.iter().flat_map(|&(n, _)| (0..=BETWEEN).map(move |key| key <= n));
+    let shape = [1, 1, rows.len(), BETWEEN + 1];
+    scores.mask = Mask::Array(NamedArray::new("seen", &shape, seen.collect::<Vec<_>>()));
+    let lse = lse(trial, scores, |name, at| match name {
+        "q" => factor(rows[at[2]].1, at[3]),
+        _ => -f64::from(u8::from(at[2] == 0)),
+    })?;
+    for (&(n, x), got) in rows.iter().zip(lse) {
+        let l = n as f64 + (-x).exp();
+        errors.add("ln", l, got, l.ln(), between_limit(trial.profile(), n, x));
+    }
+    Ok(())
+}
+
+/// dq of rows of one key with a softcap of 1 and a cotangent of lse: the slope of the cap.
+pub(super) fn slopes(
+    trial: &Trial<'_>,
+    points: &[f64],
+    sign: f64,
+    errors: &mut Errors,
+) -> Result<(), Flaw> {
+    let profile = trial.profile();
+    let mut scores = scores(points.len(), 1, FACTORS + 1);
+    scores.softcap = Some(1.0);
+    let problem = problem(trial.case, scores, 1);
+    let inputs = fill(trial.case, &problem, trial.pass, |x, at| match x.name {
+        "q" if at[3] < FACTORS => factor(points[at[2]], at[3]),
+        "k" if at[3] < FACTORS => sign,
+        "k" | "dlse" => 1.0,
+        _ => 0.0,
+    });
+    let dq = result(&trial.ask(&problem, &inputs)?, "dq")?;
+    for (i, &x) in points.iter().enumerate() {
+        let slope = 1.0 - x.tanh() * x.tanh();
+        // P is e^(S − lse), of which both err.
+        let of_lse = lse_limit(profile, x.tanh(), 1.0, 0.0);
+        let weight = 2.0 * tanh_limit(profile, x) + of_lse + rounded_exp(profile, 0.0);
+        let behind = BEHIND_AGAIN + narrowed(profile, Dtype::F32);
+        let limit = slope_limit(profile, x) + slope * (weight + behind);
+        errors.add("the slope of tanh", sign * x, dq[[0, 0, i, FACTORS]], slope, limit);
+    }
+    Ok(())
 }
 
 /// lse of rows of one key with a softcap of 1.
