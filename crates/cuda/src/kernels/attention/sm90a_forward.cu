@@ -36,34 +36,13 @@ constexpr int ROWS = 64 * GROUPS;
 constexpr u32 Q_BYTES = ROWS * D * 2, KV_BYTES = KEYS * D * 2, PANEL = KEYS * 128;
 constexpr u32 STAGING = 8192 * ((KEYS + 63) / 64);  // of each warpgroup: o on its way out, or P for the guard
 constexpr u32 AT_K = Q_BYTES, AT_V = AT_K + STAGES * KV_BYTES, AT_O = AT_V + STAGES * KV_BYTES, AT_BARRIERS = AT_O + GROUPS * STAGING;
-constexpr u32 Q_FULL = 0, Q_EMPTY = 8, K_FULL = 16, K_EMPTY = K_FULL + 8 * STAGES, V_FULL = K_EMPTY + 8 * STAGES,
-              V_EMPTY = V_FULL + 8 * STAGES, TILE = V_EMPTY + 8 * STAGES;  // offsets from AT_BARRIERS
+using QRing = Ring<1, AT_BARRIERS>;
+using KRing = Ring<STAGES, QRing::END>;
+using VRing = Ring<STAGES, KRing::END>;
+constexpr u32 TILE = VRing::END;
 CHECK_SHARED(forward, 1024 + AT_BARRIERS + 256);  // the base is aligned to 1024 by hand
 
 KERNEL_ARGS(ForwardArgs)
-struct Work { int block, head, batch; };  // of listed sequences the number in place of the batch element
-
-// How many work tiles there are, and which is which. Those of listed sequences are the host's tasks, of 64 rows: `skips`
-// the ones that belong to the tile before.
-DEV int tiles_of(const ForwardArgs& c) {
-  return PACKED ? c.packed.tasks * c.shape.heads : (c.shape.queries + ROWS - 1) / ROWS * c.shape.heads * c.shape.batch;
-}
-DEV bool skips(int t, const ForwardArgs& c) {
-  return PACKED && c.packed.by_queries[c.packed.tasks - 1 - t / c.shape.heads].row_tile % GROUPS;
-}
-template <bool WARP> DEV Work work(int t, const ForwardArgs& c) {
-  const Shape& s = c.shape;
-  if (PACKED) {
-    Task task = c.packed.by_queries[c.packed.tasks - 1 - t / s.heads];
-    if (WARP) task.row_tile = __shfl_sync(~0u, task.row_tile, 0), task.first = __shfl_sync(~0u, task.first, 0);
-    return {task.row_tile / GROUPS, t % s.heads, task.first};
-  }
-  int blocks = (s.queries + ROWS - 1) / ROWS, all = s.batch * s.heads;
-  int per_group = s.heads_per_group * blocks, g = t / per_group, r = t - g * per_group;
-  int first = g * s.heads_per_group, width = min(s.heads_per_group, all - first);
-  int b = r / width, h = first + (r - b * width);
-  return {WINDOW ? blocks - 1 - b : b, h % s.heads, h / s.heads};
-}
 struct Maxima {  // of the two rows of this thread, and the sums of their weights
   float m[2] = {-INF, -INF}, l[2] = {0, 0};
 };
@@ -249,7 +228,7 @@ DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, 
   named_sync(15, 128 * GROUPS);
   for (int i = threadIdx.x - 128; i < int(KV_BYTES / 4); i += 128 * GROUPS) {
     u32 x = load_word(v + 4 * i), keep = ((x & 0x7fff) < top ? 0xffff : 0) | ((x >> 16 & 0x7fff) < top ? 0xffff0000 : 0);
-    if (keep != ~0u) asm volatile("st.shared.u32 [%0], %1;" ::"r"(v + 4 * i), "r"(x & keep) : "memory");
+    if (keep != ~0u) store_word(v + 4 * i, x & keep);
   }
   proxy_fence();
   named_sync(15, 128 * GROUPS);
@@ -258,38 +237,32 @@ DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, 
 DEV void produce(u32 base, const ForwardArgs& c) {
   const TensorMap *qm = &c.q, *km = &c.k, *vm = &c.v;
   const Shape& shape = c.shape;
-  const u32 bar = base + AT_BARRIERS;
-  int tiles = tiles_of(c), t = blockIdx.x;
-  u32 stage_k = 0, phase_k = 1, stage_v = 0, phase_v = 1, phase_q = 1;
+  const int tiles = tiles_of<GROUPS>(shape, c.packed);
+  int t = blockIdx.x;
+  QRing queries = {base, 1};
+  KRing k_ring = {base, 1};
+  VRing v_ring = {base, 1};
   auto load_k = [&](int row, int h, int b) {
-    wait(bar + K_EMPTY + 8 * stage_k, phase_k);
-    expect_bytes(bar + K_FULL + 8 * stage_k, KV_BYTES);
-    load5(base + AT_K + stage_k * KV_BYTES, km, bar + K_FULL + 8 * stage_k, row, h, b);
-    if (++stage_k == STAGES) stage_k = 0, phase_k ^= 1;
+    load5(base + AT_K + k_ring.stage() * KV_BYTES, km, k_ring.fill(KV_BYTES), row, h, b), k_ring.advance();
   };
   auto load_v = [&](int row, int h, int b) {
-    if (!VALUES) return;
-    wait(bar + V_EMPTY + 8 * stage_v, phase_v);
-    expect_bytes(bar + V_FULL + 8 * stage_v, KV_BYTES);
-    load5(base + AT_V + stage_v * KV_BYTES, vm, bar + V_FULL + 8 * stage_v, row, h, b);
-    if (++stage_v == STAGES) stage_v = 0, phase_v ^= 1;
+    if (VALUES) load5(base + AT_V + v_ring.stage() * KV_BYTES, vm, v_ring.fill(KV_BYTES), row, h, b), v_ring.advance();
   };
 #pragma unroll 1
   while (t < tiles) {
-    int drawn = atomicAdd(c.counter, 1u), next = drawn + gridDim.x;  // early: its latency hides under the tile's loads
-    if (drawn == tiles - 1) *c.counter = 0;                       // each block draws once too often: this is the last draw
-    if (skips(t, c)) { t = next; continue; }
-    Work w = work<false>(t, c);
+    const int next = claim_tile(c.counter, tiles);  // early: its latency hides under the tile's loads
+    const Work w = work_of<GROUPS, false, false>(t, shape, c.packed, shape.heads_per_group);
+    if (w.block < 0) { t = next; continue; }
     const Own own = of_batch<false>(shape, c.packed, w.batch);
-    Blocks blocks = key_blocks<GROUPS, KEYS>(c.spans, own, w.block);
+    const Range blocks = key_blocks<GROUPS, KEYS>(c.spans, own, w.block);
     int n = blocks.end, kh = w.head / (shape.heads / shape.key_heads);
-    wait(bar + Q_EMPTY, phase_q), phase_q ^= 1;
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(bar + TILE), "r"(t) : "memory");
+    queries.wait_empty(), queries.advance();
+    store_word(base + TILE, t);
     if (n == blocks.begin) {
-      arrive(bar + Q_FULL);
+      arrive(queries.full());
     } else {
-      expect_bytes(bar + Q_FULL, Q_BYTES);
-      load5(base, qm, bar + Q_FULL, own.query_start + w.block * ROWS, w.head, own.batch);
+      expect_bytes(queries.full(), Q_BYTES);
+      load5(base, qm, queries.full(), own.query_start + w.block * ROWS, w.head, own.batch);
       load_k(own.key_start + --n * KEYS, kh, own.batch);
 #pragma unroll 1
       for (; n > blocks.begin; n--) load_k(own.key_start + (n - 1) * KEYS, kh, own.batch), load_v(own.key_start + n * KEYS, kh, own.batch);
@@ -297,14 +270,13 @@ DEV void produce(u32 base, const ForwardArgs& c) {
     }
     t = next;
   }
-  wait(bar + Q_EMPTY, phase_q);
-  asm volatile("st.shared.u32 [%0], %1;" ::"r"(bar + TILE), "r"(-1) : "memory");
-  arrive(bar + Q_FULL);
+  queries.wait_empty();
+  store_word(base + TILE, -1);
+  arrive(queries.full());
 }
 
 DEV void consume(u32 base, const ForwardArgs& call) {
   const Shape& shape = call.shape;
-  const u32 bar = base + AT_BARRIERS;
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
 #if OPTIONS
   const float unit = call.options.unit.natural;
@@ -313,22 +285,20 @@ DEV void consume(u32 base, const ForwardArgs& call) {
 #endif
   const float c = unit * LOG2E;
   const u32 q = base + group * 64 * 128, staging = base + AT_O + group * STAGING;
-  u32 stage_k = 0, phase_k = 0, stage_v = 0, phase_v = 0, phase_q = 0;
+  QRing queries = {base, 0};
+  KRing k_ring = {base, 0};
+  VRing v_ring = {base, 0};
   auto my_turn = [&] { if (TURNS) named_sync(1 + group, 256); };
   auto your_turn = [&] { if (TURNS) named_arrive(1 + (group + 1) % GROUPS, 256); };
-  auto next_k = [&] { if (++stage_k == STAGES) stage_k = 0, phase_k ^= 1; };
-  auto next_v = [&] { if (++stage_v == STAGES) stage_v = 0, phase_v ^= 1; };
   if (TURNS && group == GROUPS - 1) named_arrive(1, 256);  // group 0 begins
 
   for (;;) {
-    wait(bar + Q_FULL, phase_q), phase_q ^= 1;
-    int t;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(t) : "r"(bar + TILE) : "memory");
-    t = __shfl_sync(~0u, t, 0);  // tells the compiler that it is uniform: no product may stand on a divergent path
+    queries.wait_full(), queries.advance();
+    const int t = uniform<true>(load_word(base + TILE));
     if (t < 0) break;
-    Work w = work<true>(t, call);
+    const Work w = work_of<GROUPS, false, true>(t, shape, call.packed, shape.heads_per_group);
     const Own own = of_batch<true>(shape, call.packed, w.batch);
-    Blocks blocks = key_blocks<GROUPS, KEYS>(call.spans, own, w.block);
+    const Range blocks = key_blocks<GROUPS, KEYS>(call.spans, own, w.block);
     int n = blocks.end;
     int row = w.block * ROWS + group * 64 + warp * 16 + lane / 4;
     const Seen seen(call.spans, shape, own, row);
@@ -344,64 +314,64 @@ DEV void consume(u32 base, const ForwardArgs& call) {
     if (n == blocks.begin) {
 #pragma unroll
       for (int i = 0; i < D / 2; i++) o[i] = 0;
-      warp_arrive(bar + Q_EMPTY);
+      queries.release();
     } else {
       u32 p[KEYS / 4];
       float a[2], s[KEYS / 2];
       int add = 0;
       n--;
-      wait(bar + K_FULL + 8 * stage_k, phase_k);
+      k_ring.wait_full();
       pin(s), mma_begin();
-      issue_scores(s, q, base + AT_K + stage_k * KV_BYTES);
+      issue_scores(s, q, base + AT_K + k_ring.stage() * KV_BYTES);
       mma_commit(), mma_wait<0>(), pin(s);
-      warp_arrive(bar + K_EMPTY + 8 * stage_k), next_k();
+      k_ring.release(), k_ring.advance();
       weigh<true>(s, rows, a, c, n * KEYS, seen, own, call, extra);
       pack_all(s, p);
       auto step = [&](auto masked) {
-        if (VALUES && (hides || n + 1 >= blocks.open || (WINDOW && n + 1 < blocks.closed))) {
-          wait(bar + V_FULL + 8 * stage_v, phase_v);
-          guard(o, p, base + AT_V + stage_v * KV_BYTES, staging, (n + 1) * KEYS, add, seen, extra);
+        if (VALUES && (hides || n + 1 >= blocks.closed || (WINDOW && n + 1 < blocks.open))) {
+          v_ring.wait_full();
+          guard(o, p, base + AT_V + v_ring.stage() * KV_BYTES, staging, (n + 1) * KEYS, add, seen, extra);
         }
-        wait(bar + K_FULL + 8 * stage_k, phase_k);
+        k_ring.wait_full();
         my_turn();
         pin(s), pin(o), pin(p), mma_begin();
-        issue_scores(s, q, base + AT_K + stage_k * KV_BYTES);
+        issue_scores(s, q, base + AT_K + k_ring.stage() * KV_BYTES);
         mma_commit();
         if (VALUES) {
-          wait(bar + V_FULL + 8 * stage_v, phase_v);
+          v_ring.wait_full();
           mma_begin();
-          issue_values(o, p, base + AT_V + stage_v * KV_BYTES, add);
+          issue_values(o, p, base + AT_V + v_ring.stage() * KV_BYTES, add);
           mma_commit();
         }
         your_turn();
         mma_wait<VALUES>(), pin(s);
-        warp_arrive(bar + K_EMPTY + 8 * stage_k), next_k();
+        k_ring.release(), k_ring.advance();
         bool grown = weigh<decltype(masked)::value>(s, rows, a, c, n * KEYS, seen, own, call, extra);
         if (!VALUES) return;
         order_after(rows.l[0] + rows.l[1]);  // or the assembler moves the wait above the exponentials
         mma_wait<0>(), pin(o);
-        warp_arrive(bar + V_EMPTY + 8 * stage_v), next_v();
+        v_ring.release(), v_ring.advance();
         if (grown) multiply(o, a);
         pack_all(s, p);
         add = 1;
       };
 #pragma unroll 1
-      for (n--; n >= max(blocks.open, blocks.begin); n--) step(Is<true>());
+      for (n--; n >= max(blocks.closed, blocks.begin); n--) step(Is<true>());
 #pragma unroll 1
-      for (; n >= blocks.closed; n--) step(Is<false>());
+      for (; n >= blocks.open; n--) step(Is<false>());
 #if WINDOW
 #pragma unroll 1
       for (; n >= blocks.begin; n--) step(Is<true>());
 #endif
-      warp_arrive(bar + Q_EMPTY);
+      queries.release();
       if (VALUES) {
-        wait(bar + V_FULL + 8 * stage_v, phase_v);
-        if (hides || blocks.begin >= blocks.open || (WINDOW && blocks.begin < blocks.closed))
-          guard(o, p, base + AT_V + stage_v * KV_BYTES, staging, blocks.begin * KEYS, add, seen, extra);
+        v_ring.wait_full();
+        if (hides || blocks.begin >= blocks.closed || (WINDOW && blocks.begin < blocks.open))
+          guard(o, p, base + AT_V + v_ring.stage() * KV_BYTES, staging, blocks.begin * KEYS, add, seen, extra);
         pin(o), pin(p), mma_begin();
-        issue_values(o, p, base + AT_V + stage_v * KV_BYTES, add);
+        issue_values(o, p, base + AT_V + v_ring.stage() * KV_BYTES, add);
         mma_commit(), mma_wait<0>(), pin(o);
-        warp_arrive(bar + V_EMPTY + 8 * stage_v), next_v();
+        v_ring.release(), v_ring.advance();
       }
     }
 
@@ -452,15 +422,12 @@ DEV void consume(u32 base, const ForwardArgs& call) {
 
 extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1) forward(const __grid_constant__ ForwardArgs c) {
   extern __shared__ char bytes[];
-  u32 base = (shared(bytes) + 1023) & ~1023u, bar = base + AT_BARRIERS;
+  const u32 base = (shared(bytes) + 1023) & ~1023u;
   if (threadIdx.x == 0) {
     prefetch(&c.q), prefetch(&c.k);
     if (VALUES) prefetch(&c.v), prefetch(&c.o);
-    barrier_init(bar + Q_FULL, 1), barrier_init(bar + Q_EMPTY, 4 * GROUPS * ARRIVALS);
-    for (int i = 0; i < STAGES; i++) {
-      barrier_init(bar + K_FULL + 8 * i, 1), barrier_init(bar + K_EMPTY + 8 * i, 4 * GROUPS * ARRIVALS);
-      barrier_init(bar + V_FULL + 8 * i, 1), barrier_init(bar + V_EMPTY + 8 * i, 4 * GROUPS * ARRIVALS);
-    }
+    QRing::init(base, 1, 4 * GROUPS * ARRIVALS);
+    KRing::init(base, 1, 4 * GROUPS * ARRIVALS), VRing::init(base, 1, 4 * GROUPS * ARRIVALS);
     barrier_init_fence();
   }
   __syncthreads();

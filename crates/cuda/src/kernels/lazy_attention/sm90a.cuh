@@ -15,27 +15,9 @@ constexpr u32 PANEL = KEYS * 128, KV_BYTES = KEYS * D * 2;
 KERNEL_ARGS(HopperLazyArgs)
 
 // ---- work tiles ------------------------------------------------------------------------------------------------------
-// A work tile is a block of 64·GROUPS queries, a query head, and a batch element or a listed sequence. Blocks draw tiles from a
-// counter, those that see most keys first within groups of heads whose k and v fit the L2; no tile depends on another.
-struct Work { int block, head, batch, task; };  // `task`: by keys, the place in the list
-template <int GROUPS> DEV int tiles_of(const HopperLazyArgs& c) {
-  constexpr int ROWS = 64 * GROUPS;
-  return PACKED ? c.packed.tasks * c.shape.heads : (c.shape.queries + ROWS - 1) / ROWS * c.shape.heads * c.shape.batch;
-}
-// Those of listed sequences are the host's tasks, of 64 rows: a negative block belongs to the tile before.
-template <int GROUPS, bool WARP> DEV Work work(int t, const HopperLazyArgs& c) {
-  constexpr int ROWS = 64 * GROUPS;
-  const Shape& s = c.shape;
-  if (PACKED) {
-    Task task = c.packed.by_queries[c.packed.tasks - 1 - t / s.heads];
-    if (WARP) task.row_tile = __shfl_sync(~0u, task.row_tile, 0), task.first = __shfl_sync(~0u, task.first, 0);
-    return {task.row_tile % GROUPS ? -1 : task.row_tile / GROUPS, t % s.heads, task.first};
-  }
-  int blocks = (s.queries + ROWS - 1) / ROWS, all = s.batch * s.heads;
-  int per_group = s.heads_per_group * blocks, g = t / per_group, r = t - g * per_group;
-  int first = g * s.heads_per_group, width = min(s.heads_per_group, all - first);
-  int b = r / width, h = first + (r - b * width);
-  return {blocks - 1 - b, h % s.heads, h / s.heads};
+template <int M, bool BY_KEYS = false> DEV Work work_of(int t, const HopperLazyArgs& c) {
+  const int heads = c.shape.heads_per_group;
+  return work_of<M, BY_KEYS, true>(t, c.shape, c.packed, BY_KEYS ? max(1, heads / (c.shape.heads / c.shape.key_heads)) : heads);
 }
 // Extents of a sequence; its tiles follow those of the sequences before.
 template <bool WARP> DEV Own sequence_of(const HopperLazyArgs& c, int number) {
@@ -119,7 +101,7 @@ DEV void clear_odd(u32 tile, u32 bytes, int thread, int threads) {
 #pragma unroll 1
   for (int i = thread; i < int(bytes / 4); i += threads) {
     u32 x = load_word(tile + 4 * i), keep = ((x & 0x7fff) < TOP ? 0xffff : 0) | ((x >> 16 & 0x7fff) < TOP ? 0xffff0000 : 0);
-    if (keep != ~0u) asm volatile("st.shared.u32 [%0], %1;" ::"r"(tile + 4 * i), "r"(x & keep) : "memory");
+    if (keep != ~0u) store_word(tile + 4 * i, x & keep);
   }
 }
 // Whether a row holds one: every lane of a warp asks for the same row.

@@ -71,27 +71,25 @@ struct Walk {
   const int group, warp, lane, near;
   const bool odd;
   const u32 base;
-  u32 q, dout, stage = 0, phase = 0, tile = 0, q_phase = 0;
+  u32 q, dout;
+  Feed::Tiles tiles;
+  Feed::Blocks blocks;
 
-  __device__ __forceinline__ Walk(const Feed& f, const HopperLazyArgs& call)
+  METHOD Walk(const Feed& f, const HopperLazyArgs& call)
       : feed(f), c(call), group(threadIdx.x / 128 - 1), warp(threadIdx.x / 32 - 4), lane(lane_id()), near(KEYS - 1 + warp * 16 + lane / 4 - 2 * (lane & 3)),
-        odd(*call.odd), base(f.base) {}
-  __device__ __forceinline__ u32 k() const { return base + Feed::AT_K + stage * KV_BYTES; }
-  __device__ __forceinline__ u32 v() const { return base + Feed::AT_V + stage * KV_BYTES; }
-  __device__ __forceinline__ void leave_k() const { warp_arrive(base + Feed::K_EMPTY + 8 * stage); }
-  __device__ __forceinline__ void leave_v() const { warp_arrive(base + Feed::V_EMPTY + 8 * stage); }
-  __device__ __forceinline__ void next() {
-    if (++stage == Feed::STAGES) stage = 0, phase ^= 1;
-  }
+        odd(*call.odd), base(f.base), tiles(f.base, 0), blocks(f.base, 0) {}
+  METHOD u32 k() const { return base + Feed::AT_K + blocks.stage() * KV_BYTES; }
+  METHOD u32 v() const { return base + Feed::AT_V + blocks.stage() * KV_BYTES; }
+  METHOD void leave(int part) const { blocks.release(blocks.stage(), part); }
   // Leaves out a block of which no row of the warpgroup sees a key.
-  __device__ __forceinline__ void pass() {
-    wait(base + Feed::K_FULL + 8 * stage, phase), wait(base + Feed::V_FULL + 8 * stage, phase);
-    leave_k(), leave_v(), next();
+  METHOD void pass() {
+    blocks.wait_full(Feed::K), blocks.wait_full(Feed::V);
+    leave(Feed::K), leave(Feed::V), blocks.advance();
   }
   // S, then P, of the block n; whether a pair of this thread is active.
-  template <bool MASKED> __device__ __forceinline__ bool weights(float (&x)[KEYS / 2], const Work& w, const Own& s, const Rows& own, int n, const float (&lse)[2],
+  template <bool MASKED> METHOD bool weights(float (&x)[KEYS / 2], const Work& w, const Own& s, const Rows& own, int n, const float (&lse)[2],
                                                                  const float (&offset)[2]) const {
-    score(x, c.shape.scale, is_near(c, distance_of(c, s, w.block * ROWS + group * 64, n * KEYS), 64), feed.bias(stage) + near);
+    score(x, c.shape.scale, is_near(c, distance_of(c, s, w.block * ROWS + group * 64, n * KEYS), 64), feed.bias(blocks.stage()) + near);
     if (MASKED) hide(x, own.begin, own.end, n * KEYS);
     float most = 0;
 #pragma unroll
@@ -99,15 +97,15 @@ struct Walk {
     return most != 0;
   }
   // Δ and Σ a g of a block; whether it holds an active pair.
-  template <bool MASKED> __device__ __forceinline__ bool mean(const Work& w, const Own& s, const Rows& own, int n, const float (&lse)[2], const float (&offset)[2],
+  template <bool MASKED> METHOD bool mean(const Work& w, const Own& s, const Rows& own, int n, const float (&lse)[2], const float (&offset)[2],
                                                               float (&delta)[2], float (&sum)[2]) {
     float x[KEYS / 2];
-    wait(base + Feed::K_FULL + 8 * stage, phase);
+    blocks.wait_full(Feed::K);
     pin(x), mma_begin();
     issue_shared<KEYS, ROWS, KEYS>(x, q, k()), mma_commit(), mma_wait<0>(), pin(x);
     const bool any = named_any(1 + group, 128, weights<MASKED>(x, w, s, own, n, lse, offset));
-    leave_k();
-    wait(base + Feed::V_FULL + 8 * stage, phase);
+    leave(Feed::K);
+    blocks.wait_full(Feed::V);
     if (any) {
       float g[KEYS / 2];
       pin(g), mma_begin();
@@ -119,15 +117,15 @@ struct Walk {
         sum[r] += y, delta[r] = fmaf(x[i], y, delta[r]);  // (E8)
       }
     }
-    leave_v(), next();
+    leave(Feed::V), blocks.advance();
     return any;
   }
   // What a block adds to dq.
-  template <bool MASKED, bool ACTIVE> __device__ __forceinline__ void step(float (&dq)[D / 2], const Work& w, const Own& s, const Rows& own, int n, const float (&lse)[2],
+  template <bool MASKED, bool ACTIVE> METHOD void step(float (&dq)[D / 2], const Work& w, const Own& s, const Rows& own, int n, const float (&lse)[2],
                                                                            const float (&offset)[2], const float (&delta)[2]) {
     float x[KEYS / 2], g[KEYS / 2];
     u32 ds[KEYS / 4];
-    wait(base + Feed::K_FULL + 8 * stage, phase), wait(base + Feed::V_FULL + 8 * stage, phase);
+    blocks.wait_full(Feed::K), blocks.wait_full(Feed::V);
     pin(x), mma_begin();
     issue_shared<KEYS, ROWS, KEYS>(x, q, k()), mma_commit();
     if (ACTIVE) {
@@ -138,7 +136,7 @@ struct Walk {
     pin(x);
     weights<MASKED>(x, w, s, own, n, lse, offset);
     if (ACTIVE) mma_wait<0>(), pin(g);
-    leave_v();
+    leave(Feed::V);
 #pragma unroll
     for (int i = 0; i < KEYS / 4; i++) {
       const int r = i % 2;
@@ -152,10 +150,10 @@ struct Walk {
     }
     pin(dq), pin(ds), mma_begin();
     issue_registers<KEYS>(dq, ds, k()), mma_commit(), mma_wait<0>(), pin(dq);  // (E10)
-    leave_k(), next();
+    leave(Feed::K), blocks.advance();
   }
   // What keys that are not finite add to dq.
-  __device__ __forceinline__ void add_odd_keys(float (&dq)[D / 2], const Work& w, const Own& s, const Rows& own, const Blocks& blocks, const float (&lse)[2],
+  METHOD void add_odd_keys(float (&dq)[D / 2], const Work& w, const Own& s, const Rows& own, const Range& blocks, const float (&lse)[2],
                                                const float (&offset)[2], const float (&delta)[2]) const {
     const int key_head = w.head / (s.heads / s.key_heads);
 #pragma unroll 1
@@ -175,17 +173,15 @@ struct Walk {
     }
   }
 
-  __device__ __forceinline__ void all() {
-    for (;;) {
-      wait(base + Feed::Q_FULL + 8 * tile, q_phase);
-      const int t = tile_at(base + Feed::TILE + 16 * tile);
+  METHOD void all() {
+    for (;; tiles.advance()) {
+      tiles.wait_full();
+      const int t = uniform<true>(load_word(base + Feed::TILE + 16 * tiles.stage()));
       if (t < 0) break;
-      q = base + tile * Feed::TILE_BYTES + group * 64 * 128, dout = q + Feed::Q_BYTES;
-      const u32 q_empty = base + Feed::Q_EMPTY + 8 * tile;
-      if (++tile == Feed::TILES) tile = 0, q_phase ^= 1;
-      const Work w = work<GROUPS, true>(t, c);
+      q = base + tiles.stage() * Feed::TILE_BYTES + group * 64 * 128, dout = q + Feed::Q_BYTES;
+      const Work w = work_of<GROUPS>(t, c);
       const Own s = sequence_of<true>(c, w.batch);
-      const Blocks blocks = key_blocks<GROUPS, KEYS>(c.spans, s, w.block);
+      const Range blocks = key_blocks<GROUPS, KEYS>(c.spans, s, w.block);
       const Rows own(c, w, s, ROWS);
       const int each = stripe_blocks(s);
       float lse[2], offset[2], delta[2] = {0, 0}, sum[2] = {0, 0};
@@ -222,7 +218,7 @@ struct Walk {
       const int at = w.block * GROUPS + group;
       if (threadIdx.x % 128 == 0 && at * SIDE < s.queries) c.active[(i64)(s.tile + at) * c.shape.heads + w.head] = active;
       if (!c.wants_dq) {
-        warp_arrive(q_empty);
+        tiles.release();
         continue;
       }
       float dq[D / 2];
@@ -251,7 +247,7 @@ struct Walk {
           store_commit(), store_wait_read();
         }
       }
-      warp_arrive(q_empty);
+      tiles.release();
     }
     if (threadIdx.x % 128 == 0) store_wait();
   }

@@ -30,14 +30,7 @@ DEV u32* kept_state(const WalkArgs& c, const Path& p, int chunk) {
   return c.states + (((i64)(p.first_chunk + chunk) * c.key_heads + p.key_head) * halves + p.half) * KEPT;
 }
 
-// The stage of a step, and the parities of barriers: a warp's place in its rings, kept from one walk to the next.
-struct Ring {
-  u32 stage, phase, turn;
-  __device__ __forceinline__ void advance() {
-    turn ^= 1;
-    if (++stage == STAGES) stage = 0, phase ^= 1;
-  }
-};
+static_assert(STAGES == 2, "a stage has the parity of the one place of x weighted");
 template <bool BACK> DEV int number_of(const Path& p, int n) { return BACK ? p.chunks - 1 - n : n; }
 template <bool BACK> DEV int count_of(const Path& p, int n) { return min(CHUNK, p.tokens - number_of<BACK>(p, n) * CHUNK); }
 

@@ -15,7 +15,7 @@ template <int N, int W> DEV bool clear_odd(u32 tile) {
     u32 x = load_word(tile + 4 * i), keep = finite(x);
     if (keep == ~0u) continue;
     odd = true;
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(tile + 4 * i), "r"(x & keep) : "memory");
+    store_word(tile + 4 * i, x & keep);
   }
   return odd;
 }
@@ -36,7 +36,7 @@ DEV bool adds(float factor, float y) { return !kept(factor) || !kept(y); }
 template <int N, int W> DEV bool clear_odd(u32 tile) {
 #pragma unroll 1
   for (int i = threadIdx.x; i < N * W; i += THREADS)
-    if (!kept(load_float(tile + 4 * i))) asm volatile("st.shared.u32 [%0], %1;" ::"r"(tile + 4 * i), "r"(0) : "memory");
+    if (!kept(load_float(tile + 4 * i))) store_word(tile + 4 * i, 0);
   return true;
 }
 // The same among factors.

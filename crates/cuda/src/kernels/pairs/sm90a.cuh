@@ -1,34 +1,5 @@
-// Shared by the kernels of compute capability 9.0: the problem as the host describes it to them, and what scores are
-// made of beside products.
-#ifndef WINDOW
-#define WINDOW 1  // of lazy_attention every mask is a window, or a table of spans
-#endif
-constexpr bool PACKED = LENGTHS == 2, SPANS = WINDOW == 2;
+// Elements of tensors, and terms of scores beside products, of kernels of sm_90a.
 constexpr float LN2 = 0.6931471805599453f, LARGEST = 3.402823466e38f;
-
-KERNEL_ARGS(Shape)
-struct Task { int first, sequences, row_tile, key_tile; };  // a sequence, and tiles of 64 rows or keys of it
-struct Sequence { int batch, query_start, queries, key_start, keys, first_tile; };
-KERNEL_ARGS(Packed)
-// The extents of a sequence, and where it begins. `tile`: the first of its tiles of 64 queries.
-struct Own : Shape {
-  int batch, query_start, key_start, tile;
-};
-// Of a batch element, or of a listed sequence. In a whole warp the compiler is told that they are uniform.
-template <bool WARP> DEV Own of_batch(const Shape& shape, const Packed& packed, int number) {
-  Own s = {shape, number, 0, 0, 0};
-  auto uniform = [](int x) { return WARP ? __shfl_sync(~0u, x, 0) : x; };
-  if (PACKED) {
-    Sequence own = packed.sequences[number];
-    s.batch = uniform(own.batch), s.queries = uniform(own.queries), s.keys = uniform(own.keys);
-    s.query_start = uniform(own.query_start), s.key_start = uniform(own.key_start), s.tile = uniform(own.first_tile);
-  } else if (LENGTHS) {
-    int2 n = shape.lengths[number];
-    s.queries = uniform(n.x), s.keys = uniform(n.y);
-  }
-  if (LENGTHS) s.offset = shape.bottom ? s.keys - s.queries : 0;
-  return s;
-}
 
 // ---- elements by their addresses -----------------------------------------------------------------------------------------
 KERNEL_ARGS(Elements)

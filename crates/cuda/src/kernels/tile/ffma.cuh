@@ -36,7 +36,7 @@ template <int W> DEV void clear(float (&sum)[R][W / 16]) {
 // A factor of all rows alike.
 struct Same {
   float factor;
-  __device__ __forceinline__ float operator[](int) const { return factor; }
+  METHOD float operator[](int) const { return factor; }
 };
 
 // Writes factor[r]·sum to the rows below `count` of a tensor.

@@ -11,6 +11,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 #define DEV static __device__ __forceinline__
+#define METHOD __device__ __forceinline__  // of a struct
 #define INF __int_as_float(0x7f800000)
 constexpr float LOG2E = 1.4426950408889634f;
 // Asserts that the dynamic shared memory of a kernel, as its source lays it out, is that of its launches (`shared_bytes`).
