@@ -30,11 +30,11 @@ const MMA_F32: &[Text] = texts! {
 };
 const WGMMA: &[Text] = texts! {
     "tile/": "types.cuh" "swizzle.cuh"; "feed/": "roles.cuh" "barriers.cuh" "ring.cuh" "copy_engine.cuh";
-    "multiply/": "wgmma.cuh";
+    "multiply/": "wgmma.cuh"; "tile/": "accumulator.cuh";
 };
 const WGMMA_PAIRS: &[Text] = texts! {
     "tile/": "types.cuh" "swizzle.cuh"; "feed/": "roles.cuh" "barriers.cuh" "ring.cuh" "copy_engine.cuh";
-    "multiply/": "wgmma.cuh"; "pairs/": "tiles.cuh" "work.cuh" "spans.cuh" "sm90a.cuh";
+    "multiply/": "wgmma.cuh"; "tile/": "accumulator.cuh"; "pairs/": "tiles.cuh" "work.cuh" "spans.cuh" "sm90a.cuh";
 };
 
 macro_rules! families {

@@ -148,8 +148,9 @@ fn without_assembler(text: &str) -> String {
 
 /// The files of the kernels that decide what is walked, with the kernel arguments that they name.
 fn kernels() -> String {
-    const FILES: [&str; 6] = [
+    const FILES: [&str; 7] = [
         "tile/types.cuh",
+        "tile/accumulator.cuh",
         "pairs/tiles.cuh",
         "pairs/work.cuh",
         "pairs/spans.cuh",

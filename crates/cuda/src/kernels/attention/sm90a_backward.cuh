@@ -79,25 +79,6 @@ DEV void extend(float& x, float& slope, const ScoreOptions& o, float bias) {
 #else
 #define UNIT s.scale
 #endif
-// Rows of this warpgroup (64×D accumulators, scaled) to the panels of a tile of 128 rows.
-DEV void stage_out(const float (&d)[D / 2], u32 to, float scale) {
-  int warp = threadIdx.x / 32 % 4, lane = lane_id();
-#pragma unroll
-  for (int j = 0; j < D / 16; j++) {
-    int piece = 2 * j + lane / 16;
-    u32 x[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) x[i] = pack(d[8 * j + 2 * i] * scale, d[8 * j + 2 * i + 1] * scale);
-    store_blocks(to + piece / 8 * (128 * 128) + swizzled(warp * 16 + lane % 16, piece % 8), x[0], x[1], x[2], x[3]);
-  }
-}
-// Whether the numbers of a thread's accumulators are finite in the rows that are there.
-DEV bool is_finite(const float (&d)[D / 2], int row, int rows) {
-  float zero[2] = {0, 0};
-#pragma unroll
-  for (int i = 0; i < D / 2; i++) zero[i / 2 % 2] = fmaf(d[i], 0.0f, zero[i / 2 % 2]);  // NaN
-  return (row >= rows || zero[0] == 0) && (row + 8 >= rows || zero[1] == 0);
-}
 DEV void store_zeros(u32 at) { asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory"); }
 // Clears the rows from `first` on of tiles of ROWS rows that two warpgroups multiply by. Each warpgroup clears all of
 // them, since the two do not wait for each other: one may write zeros where the other reads them, which changes
@@ -112,18 +93,15 @@ template <int ROWS, class... TILES> DEV void zero_rows(int first, int group, TIL
   proxy_fence();
   named_sync(1 + group, 128);
 }
-template <int N, int A_ROWS, int B_ROWS> DEV void issue_shared(float (&s)[N / 2], u32 a, u32 b) {  // s = a·bᵀ over D
-#pragma unroll
-  for (int i = 0; i < D / 16; i++)
-    Mma<N>::template ss<K_MAJOR, K_MAJOR>(s, k_major(a + (i / 4) * A_ROWS * 128 + (i % 4) * 32), k_major(b + (i / 4) * B_ROWS * 128 + (i % 4) * 32), i > 0);
-}
-template <int N> DEV void issue_registers(float (&d)[D / 2], const u32 (&a)[N / 4], u32 b, int add) {  // d (+)= a·b, b: N rows
-#pragma unroll
-  for (int i = 0; i < N / 16; i++) Mma<D>::rs<MN_MAJOR>(d, a + 4 * i, mn_major(b + i * 2048, N * 128), i > 0 ? 1 : add);
-}
-
-// The same number, from which the compiler computes nothing beforehand: what it would keep over a loop does not fit the registers.
-template <class T> DEV T hidden(T x) {
-  asm volatile("" : "+r"(x));
-  return x;
+// A result of the rows of a warpgroup, of a key head: raises its flag, and writes it to `place`, from which a tile is
+// copied, or itself where rows of the next sequence lie in the box. `ready`: the place is no longer read.
+template <int PLACE, bool BY_KEYS, class F>
+DEV void put_result(const BackwardArgs& c, const Work& w, const Own& s, float (&d)[D / 2], int row, float scale, const Elements& rows, u32 place, F ready) {
+  const int count = BY_KEYS ? s.keys : s.queries, key_head = BY_KEYS ? w.head : w.head / (s.heads / s.key_heads);
+  if (LENGTHS == 1) clear_rows(d, row, count);  // rows of no sequence
+  if (!is_finite(d, row, count)) raise<PLACE>(c, w.batch, key_head);
+  if (is_cut<BY_KEYS>(w, s)) return store_rows(rows, s.batch, w.head, BY_KEYS ? s.key_start : s.query_start, row, count, d, scale);
+  ready();
+  put_rows<OWN>(place, d, scale);
+  proxy_fence();
 }

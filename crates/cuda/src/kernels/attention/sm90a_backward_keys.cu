@@ -39,7 +39,7 @@ DEV void produce(u32 base, const BackwardArgs& call) {
         expect_bytes(full, 2 * Q_BYTES + 2 * ROWS * 4);
         load5(base + AT_Q + stage * Q_BYTES, &call.q, full, s.query_start + row, h, s.batch);
         load5(base + AT_DO + stage * Q_BYTES, &call.dout, full, s.query_start + row, h, s.batch);
-        const i64 at = stat_row(s, hidden(h)) + row;
+        const i64 at = stat_row(s, opaque(h)) + row;
         load_bytes(stats, call.lse2 + at, ROWS * 4, full);
         load_bytes(stats + ROWS * 4, call.delta + at, ROWS * 4, full);
         blocks.advance();
@@ -89,8 +89,7 @@ DEV void consume(u32 base, const BackwardArgs& call) {
     float dk[D / 2], dv[D / 2];
     u32 pp[ROWS / 4], dsp[ROWS / 4];
     bool any = false;
-#pragma unroll
-    for (int i = 0; i < D / 2; i++) dk[i] = dv[i] = 0;
+    clear(dk), clear(dv);
 #if OPTIONS
     // The bias of a pair of this thread, 0 where it is none.
     auto bias = [&](int h, int i, int j, int r, int e) {
@@ -102,23 +101,23 @@ DEV void consume(u32 base, const BackwardArgs& call) {
     bool cut = false;  // with SPANS, whether a block hides a pair
     auto step = [&](int h, int i, auto masked) {
       float p[ROWS / 2], ds[ROWS / 2];
-      const u32 k = hidden(own), v = k + AT_V;
+      const u32 k = opaque(own), v = k + AT_V;
       const u32 stage = blocks.stage(), q = base + AT_Q + stage * Q_BYTES, dout = base + AT_DO + stage * Q_BYTES, stats = base + AT_STATS + stage * 2 * ROWS * 4 + 8 * (lane & 3);
       // Before there are scores: one register for the pairs of a thread. One step for all blocks: two spill.
-      const u32 shown = SPANS && cut ? visible(call.spans, all, s, i * ROWS + 2 * (lane & 3), hidden(key)) : ~0u;
+      const u32 shown = SPANS && cut ? visible(call.spans, all, s, i * ROWS + 2 * (lane & 3), opaque(key)) : ~0u;
       blocks.wait_full();
       // Of packed sequences the last block is masked.
       if (LENGTHS && (!PACKED || decltype(masked)::value) && s.queries - i * ROWS < ROWS)
         zero_rows<ROWS>(s.queries - i * ROWS, group, q, dout);
       pin(p), mma_begin();
-      issue_shared<ROWS, KEYS, ROWS>(p, k, q), mma_commit();
+      multiply_shared<ROWS, D, KEYS, ROWS>(p, k, q), mma_commit();
       mma_wait<1>(), pin(dsp);  // the products of the block before: their operands' registers are free
       if (DV) pin(pp);
       if (any) blocks.release(blocks.before());
       pin(ds), mma_begin();
-      issue_shared<ROWS, KEYS, ROWS>(ds, v, dout), mma_commit();
+      multiply_shared<ROWS, D, KEYS, ROWS>(ds, v, dout), mma_commit();
       mma_wait<1>(), pin(p);
-      const int seen = decltype(masked)::value ? hidden(key) - s.offset - i * ROWS - 2 * (lane & 3) : 0;  // the query on the diagonal
+      const int seen = decltype(masked)::value ? opaque(key) - s.offset - i * ROWS - 2 * (lane & 3) : 0;  // the query on the diagonal
 #pragma unroll
       for (int j = 0; j < ROWS / 8; j++) {
         float2 l = load_pair(stats + 32 * j);
@@ -151,7 +150,7 @@ DEV void consume(u32 base, const BackwardArgs& call) {
       }
       if (DV) {
         pin(pp), mma_begin();
-        issue_registers<ROWS>(dv, pp, dout, 1), mma_commit();
+        multiply_registers<ROWS, D>(dv, pp, dout), mma_commit();
       }
       mma_wait<DV>(), pin(ds);  // dP; dv runs under what follows
 #pragma unroll
@@ -161,7 +160,7 @@ DEV void consume(u32 base, const BackwardArgs& call) {
         for (int r = 0; r < 2; r++) dsp[2 * j + r] = pack(p[4 * j + 2 * r] * (ds[4 * j + 2 * r] - x.x), p[4 * j + 2 * r + 1] * (ds[4 * j + 2 * r + 1] - x.y));
       }
       pin(dsp), mma_begin();
-      issue_registers<ROWS>(dk, dsp, q, 1), mma_commit();
+      multiply_registers<ROWS, D>(dk, dsp, q), mma_commit();
       any = true;
       blocks.advance();
     };
@@ -191,21 +190,9 @@ DEV void consume(u32 base, const BackwardArgs& call) {
     mma_wait<0>(), pin(dk);
     if (DV) pin(dv);
     if (any) blocks.release(blocks.before());
-    if (LENGTHS == 1) {  // keys of no sequence
-#pragma unroll
-      for (int i = 0; i < D / 2; i++)
-        if (key + (i & 2) * 4 >= s.keys) dk[i] = dv[i] = 0;
-    }
-    if (!is_finite(dk, key, s.keys) || (DV && !is_finite(dv, key, s.keys))) raise<OF_KEYS>(call, w.batch, w.head);
-    if (is_cut<true>(w, s)) {  // keys of the next sequence lie in the box
-      store_rows(call.dk_rows, s.batch, w.head, s.key_start, key, s.keys, dk, s.scale);
-      if (DV) store_rows(call.dv_rows, s.batch, w.head, s.key_start, key, s.keys, dv, 1);
-    } else {
-      named_sync(1 + group, 128);  // k and v of this warpgroup are no longer read
-      stage_out(dk, own, s.scale);
-      if (DV) stage_out(dv, own + AT_V, 1);
-      proxy_fence();
-    }
+    auto ready = [&] { named_sync(1 + group, 128); };  // k and v of this warpgroup are no longer read
+    put_result<OF_KEYS, true>(call, w, s, dk, key, s.scale, call.dk_rows, own, ready);
+    if (DV) put_result<OF_KEYS, true>(call, w, s, dv, key, 1, call.dv_rows, own + AT_V, [] {});
     warp_arrive(base + OUT_FULL + 8 * tiles.stage());
   }
 }

@@ -78,11 +78,7 @@ DEV void consume(u32 base, const BackwardArgs& call) {
     const size_t at = stat_row(s, w.head) + row;
     const float l[2] = {call.lse2[at], call.lse2[at + 8]}, x[2] = {call.delta[at], call.delta[at + 8]};
 #if OPTIONS
-    const Elements& all_bias = call.options.bias;
-    const u16* bias[2];  // of the two rows, from the pair of keys of this thread in the first 8; 0: none
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-      bias[r] = all_bias.data ? row_of(all_bias, s.batch, w.head, s.query_start + min(row + 8 * r, s.queries - 1)) + s.key_start + 2 * (lane & 3) : 0;
+    const BiasRows bias(call.options, s, w.head, row);
 #endif
     const Range range = key_blocks<2, KEYS>(call.spans, s, w.block);
     float dq[D / 2], p[KEYS / 2], ds[KEYS / 2];
@@ -90,20 +86,20 @@ DEV void consume(u32 base, const BackwardArgs& call) {
     int n = range.end - 1, add = 0;
     auto step = [&](auto masked) {
 #if OPTIONS
-      const bool pairs = has_pairs(all_bias, bias[0]);
+      const bool pairs = has_pairs(call.options.bias, bias.of[0]);
 #endif
       const u32 k = base + AT_K + blocks.stage() * KV_BYTES, v = base + AT_V + blocks.stage() * KV_BYTES;
       blocks.wait_full(K);
       const bool is_cut = LENGTHS && decltype(masked)::value && s.keys - n * KEYS < KEYS;  // rows behind the sequence
       if (is_cut) zero_rows<KEYS>(s.keys - n * KEYS, group, k);
       pin(p), mma_begin();
-      issue_shared<KEYS, ROWS, KEYS>(p, q, k), mma_commit();
+      multiply_shared<KEYS, D, ROWS, KEYS>(p, q, k), mma_commit();
       mma_wait<1>(), pin(dsp);  // dq of the block before: its operand's registers are free
       if (add) blocks.release(before, K);
       blocks.wait_full(V);
       if (is_cut) zero_rows<KEYS>(s.keys - n * KEYS, group, v);
       pin(ds), mma_begin();
-      issue_shared<KEYS, ROWS, KEYS>(ds, dout, v), mma_commit();
+      multiply_shared<KEYS, D, ROWS, KEYS>(ds, dout, v), mma_commit();
       mma_wait<1>(), pin(p);
 #pragma unroll
       for (int r = 0; r < 2; r++) {
@@ -113,7 +109,7 @@ DEV void consume(u32 base, const BackwardArgs& call) {
 #pragma unroll
         for (int j = 0; j < KEYS / 8; j++) {
 #if OPTIONS
-          float2 b = bias[r] ? load_bias(bias[r] + n * KEYS + 8 * j, pairs, decltype(masked)::value ? s.keys - from - 8 * j : 2) : float2{0, 0};
+          float2 b = bias.of[r] ? load_bias(bias.of[r] + n * KEYS + 8 * j, pairs, decltype(masked)::value ? s.keys - from - 8 * j : 2) : float2{0, 0};
 #endif
 #pragma unroll
           for (int e = 0; e < 2; e++) {
@@ -136,7 +132,7 @@ DEV void consume(u32 base, const BackwardArgs& call) {
 #pragma unroll
       for (int i = 0; i < KEYS / 4; i++) dsp[i] = pack(p[2 * i] * (ds[2 * i] - x[i % 2]), p[2 * i + 1] * (ds[2 * i + 1] - x[i % 2]));
       pin(dsp), mma_begin();
-      issue_registers<KEYS>(dq, dsp, k, add), mma_commit();
+      multiply_registers<KEYS, D>(dq, dsp, k, add), mma_commit();
       add = 1, before = blocks.stage();
       blocks.advance();
     };
@@ -150,23 +146,9 @@ DEV void consume(u32 base, const BackwardArgs& call) {
 #endif
     mma_wait<0>(), pin(dq);
     warp_arrive(add ? blocks.empty_of(before, K) : tiles.empty());  // what was read last
-    if (!add) {
-#pragma unroll
-      for (int i = 0; i < D / 2; i++) dq[i] = 0;
-    }
-    if (LENGTHS == 1) {  // queries of no sequence
-#pragma unroll
-      for (int i = 0; i < D / 2; i++)
-        if (row + (i & 2) * 4 >= s.queries) dq[i] = 0;
-    }
-    if (!is_finite(dq, row, s.queries)) raise<OF_QUERIES>(call, w.batch, w.head / (s.heads / s.key_heads));
-    if (is_cut<false>(w, s)) {  // rows of the next sequence lie in the box
-      store_rows(call.dq_rows, s.batch, w.head, s.query_start, row, s.queries, dq, s.scale);
-    } else {
-      wait(base + OUT_EMPTY, tiles.phase() ^ 1);
-      stage_out(dq, base + AT_DQ + group * 64 * 128, s.scale);
-      proxy_fence();
-    }
+    if (!add) clear(dq);
+    auto ready = [&] { wait(base + OUT_EMPTY, tiles.phase() ^ 1); };
+    put_result<OF_QUERIES, false>(call, w, s, dq, row, s.scale, call.dq_rows, base + AT_DQ + group * 64 * 128, ready);
     warp_arrive(base + OUT_FULL);
   }
 }

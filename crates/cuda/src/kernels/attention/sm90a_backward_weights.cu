@@ -44,7 +44,7 @@ template <bool KEYS> DEV void produce(u32 base, const BackwardArgs& call) {
         expect_bytes(full, BYTES + (KEYS ? (LSE ? 2 : 1) * OWN * 4 : 0));
         load5(base + AT_Y + stage * BYTES, KEYS ? &call.q : &call.k, full, (KEYS ? s.query_start : s.key_start) + row, h, s.batch);
         if (KEYS) {
-          const i64 at = stat_row(s, hidden(h)) + row;
+          const i64 at = stat_row(s, opaque(h)) + row;
           load_bytes(stats, call.lse2 + at, OWN * 4, full);
           if (LSE) load_bytes(stats + OWN * 4, call.delta + at, OWN * 4, full);
         }
@@ -103,8 +103,7 @@ template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
     float out[D / 2], p[OWN / 2], l[2], x[2];  // l and x: lse2 and delta of a thread's queries, where it owns these
     u32 weights[OWN / 4], before = 0;
     bool any = false;
-#pragma unroll
-    for (int i = 0; i < D / 2; i++) out[i] = 0;
+    clear(out);
     if (!KEYS) {
       const i64 at = stat_row(s, w.head) + row;
 #pragma unroll
@@ -139,7 +138,7 @@ template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
       const bool is_cut = LENGTHS && (!PACKED || MASKED) && end < OWN;
       if (is_cut) zero_rows<OWN>(end, group, base + AT_Y + stage * BYTES);
       pin(p), mma_begin();
-      issue_shared<OWN, OWN, OWN>(p, hidden(own), base + AT_Y + stage * BYTES), mma_commit();
+      multiply_shared<OWN, D, OWN, OWN>(p, opaque(own), base + AT_Y + stage * BYTES), mma_commit();
       if (any) your_turn();
       mma_wait<1>(), pin(weights);  // the product of the block before: its operand's registers are free
       if (any) blocks.release(before, LSE ? Y : X);
@@ -182,14 +181,13 @@ template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
           }
         }
       }
-#pragma unroll
-      for (int i = 0; i < OWN / 4; i++) weights[i] = pack(p[2 * i], p[2 * i + 1]);
+      pack_all(p, weights);
       if (!LSE) blocks.release(stage, Y);
       if (!LSE) blocks.wait_full(X);
       if (!LSE && is_cut) zero_rows<OWN>(end, group, base + AT_X + stage * BYTES);
       my_turn();
       pin(weights), mma_begin();
-      issue_registers<OWN>(out, weights, base + AT_X + stage * BYTES, 1), mma_commit();
+      multiply_registers<OWN, D>(out, weights, base + AT_X + stage * BYTES), mma_commit();
       before = stage, any = true;
       blocks.advance();
     };
@@ -211,21 +209,8 @@ template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
     if (any) your_turn();
     mma_wait<0>(), pin(out);
     if (any) blocks.release(before, LSE ? Y : X);
-    const int rows = KEYS ? s.keys : s.queries;
-    if (LENGTHS == 1) {  // rows of no sequence
-#pragma unroll
-      for (int i = 0; i < D / 2; i++)
-        if (row + (i & 2) * 4 >= rows) out[i] = 0;
-    }
-    if (!is_finite(out, row, rows)) raise<OF_WEIGHTS>(call, w.batch, KEYS ? w.head : w.head / each);
-    const float scale = LSE ? s.scale : 1;
-    if (is_cut<KEYS>(w, s)) {  // rows of the next sequence lie in the box
-      store_rows(result_rows<KEYS>(call), s.batch, w.head, KEYS ? s.key_start : s.query_start, row, rows, out, scale);
-    } else {
-      named_sync(1 + group, 128);  // what this warpgroup owns is no longer read
-      stage_out(out, own, scale);
-      proxy_fence();
-    }
+    auto ready = [&] { named_sync(1 + group, 128); };  // what this warpgroup owns is no longer read
+    put_result<OF_WEIGHTS, KEYS>(call, w, s, out, row, LSE ? s.scale : 1, result_rows<KEYS>(call), own, ready);
     warp_arrive(base + OUT_FULL + 8 * tiles.stage());
   }
 }

@@ -65,19 +65,7 @@ template <bool MASK> DEV void mask(float (&s)[KEYS / 2], bool (&cut)[2], int key
   }
 }
 #if OPTIONS
-// The rows of bias for the two rows of this thread, from the pair of keys that it has in the first 8; 0: none.
-struct Extra {
-  const u16* bias[2];
-  bool pairs;
-};
-DEV Extra extra_of(const ScoreOptions& o, const Own& own, const Work& w, int row) {
-  Extra x;
-#pragma unroll
-  for (int r = 0; r < 2; r++)
-    x.bias[r] = o.bias.data ? row_of(o.bias, own.batch, w.head, own.query_start + min(row + 8 * r, own.queries - 1)) + own.key_start + 2 * (lane_id() & 3) : 0;
-  x.pairs = has_pairs(o.bias, x.bias[0]);
-  return x;
-}
+using Extra = BiasRows;
 // S over the unit (F2), from products; of which rows the bias hides something.
 template <bool MASK> DEV void extend(float (&s)[KEYS / 2], bool (&hides)[2], int key, const Own& own, const ScoreOptions& o, const Extra& x) {
   hides[0] = hides[1] = false;
@@ -88,13 +76,14 @@ template <bool MASK> DEV void extend(float (&s)[KEYS / 2], bool (&hides)[2], int
 #pragma unroll
     for (int i = 0; i < KEYS / 2; i++) s[i] = __fmul_rn(o.unit.scale, s[i]);
   }
-  if (!x.bias[0]) return;
+  if (!x.of[0]) return;
   const int keys = own.keys - key - 2 * (lane_id() & 3);
+  const bool pairs = has_pairs(o.bias, x.of[0]);
 #pragma unroll
   for (int r = 0; r < 2; r++) {
 #pragma unroll
     for (int j = 0; j < KEYS / 8; j++) {
-      float2 b = load_bias(x.bias[r] + key + 8 * j, x.pairs, MASK ? keys - 8 * j : 2);
+      float2 b = load_bias(x.of[r] + key + 8 * j, pairs, MASK ? keys - 8 * j : 2);
       add_bias(s[4 * j + 2 * r], b.x, o.unit), add_bias(s[4 * j + 2 * r + 1], b.y, o.unit);
       hides[r] |= s[4 * j + 2 * r] == -INF || s[4 * j + 2 * r + 1] == -INF;
     }
@@ -160,36 +149,17 @@ template <bool MASK> DEV bool weigh(float (&s)[KEYS / 2], Maxima& rows, float (&
   return soften<MASK>(s, rows, a, c, cut);
 #endif
 }
-DEV void pack_all(const float (&s)[KEYS / 2], u32 (&p)[KEYS / 4]) {
-#pragma unroll
-  for (int i = 0; i < KEYS / 4; i++) p[i] = pack(s[2 * i], s[2 * i + 1]);
-}
-DEV void multiply(float (&o)[D / 2], const float (&a)[2]) {
-#pragma unroll
-  for (int j = 0; j < D / 8; j++) { o[4 * j] *= a[0]; o[4 * j + 1] *= a[0]; o[4 * j + 2] *= a[1]; o[4 * j + 3] *= a[1]; }
-}
-DEV void issue_scores(float (&s)[KEYS / 2], u32 q, u32 k) {  // s = q·kᵀ
-#pragma unroll
-  for (int i = 0; i < D / 16; i++)
-    Mma<KEYS>::ss<K_MAJOR, K_MAJOR>(s, k_major(q + (i / 4) * ROWS * 128 + (i % 4) * 32), k_major(k + (i / 4) * PANEL + (i % 4) * 32), i > 0);
-}
-DEV void issue_values(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, int add) {  // o (+)= p·v
-#pragma unroll
-  for (int i = 0; i < KEYS / 16; i++) Mma<D>::rs<MN_MAJOR>(o, p + 4 * i, mn_major(v + i * 2048, PANEL), i > 0 ? 1 : add);
-}
-
 // Before the product P·v of a block with a mask: if v holds anything but finite numbers, adds those elements over the allowed
 // pairs by ordinary arithmetic and zeroes them in shared memory. Every warpgroup comes here with the same block and verdict.
 DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, int key, int& add, const Seen& seen, const Extra& extra) {
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
-  const u32 top = STORAGE == 1 ? 0x7f80 : 0x7c00;  // the exponent of infinities and NaN
   u32 most = 0;
 #pragma unroll
   for (int i = 0; i < int(KV_BYTES / 16 / 128); i++) {
     uint4 x = load_piece(v + (i * 128 + threadIdx.x % 128) * 16);
     most = max_pair(max_pair(max_pair(most, x.x & 0x7fff7fff), x.y & 0x7fff7fff), max_pair(x.z & 0x7fff7fff, x.w & 0x7fff7fff));
   }
-  if (!named_any(1 + GROUPS + group, 128, (most & 0xffff) >= top || most >> 16 >= top)) return;
+  if (!named_any(1 + GROUPS + group, 128, (most & 0xffff) >= TOP || most >> 16 >= TOP)) return;
   if (threadIdx.x % 128 == 0) store_wait_read();
   named_sync(1 + GROUPS + group, 128);
 #pragma unroll
@@ -198,11 +168,7 @@ DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, 
     store_blocks(staging + piece / 8 * 8192 + swizzled(warp * 16 + lane % 16, piece % 8), p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]);
   }
   __syncwarp();
-  if (!add) {
-#pragma unroll
-    for (int i = 0; i < D / 2; i++) o[i] = 0;
-    add = 1;
-  }
+  if (!add) clear(o), add = 1;
 #pragma unroll 1
   for (int j = 0; j < KEYS; j++) {
     float x[2];
@@ -212,7 +178,7 @@ DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, 
       float2 y = unpack(load_word(staging + j / 64 * 8192 + swizzled(warp * 16 + lane / 4 + 8 * r, j % 64 / 8) + j % 8 / 2 * 4));
       x[r] = key + j >= begin && key + j < end ? j % 2 ? y.y : y.x : -1;
 #if OPTIONS
-      if (x[r] >= 0 && extra.bias[0] && read(extra.bias[r][key + j - 2 * (lane & 3)]) == -INF) x[r] = -1;
+      if (x[r] >= 0 && extra.of[0] && read(extra.of[r][key + j - 2 * (lane & 3)]) == -INF) x[r] = -1;
 #endif
     }
 #pragma unroll
@@ -226,10 +192,7 @@ DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, 
     }
   }
   named_sync(15, 128 * GROUPS);
-  for (int i = threadIdx.x - 128; i < int(KV_BYTES / 4); i += 128 * GROUPS) {
-    u32 x = load_word(v + 4 * i), keep = ((x & 0x7fff) < top ? 0xffff : 0) | ((x >> 16 & 0x7fff) < top ? 0xffff0000 : 0);
-    if (keep != ~0u) store_word(v + 4 * i, x & keep);
-  }
+  clear_odd(v, KV_BYTES, threadIdx.x - 128, 128 * GROUPS);
   proxy_fence();
   named_sync(15, 128 * GROUPS);
 }
@@ -300,10 +263,10 @@ DEV void consume(u32 base, const ForwardArgs& call) {
     const Own own = of_batch<true>(shape, call.packed, w.batch);
     const Range blocks = key_blocks<GROUPS, KEYS>(call.spans, own, w.block);
     int n = blocks.end;
-    int row = w.block * ROWS + group * 64 + warp * 16 + lane / 4;
+    const int row = w.block * ROWS + group * 64 + own_row();
     const Seen seen(call.spans, shape, own, row);
 #if OPTIONS
-    const Extra extra = extra_of(call.options, own, w, row);
+    const Extra extra(call.options, own, w.head, row);
     const bool hides = call.options.bias.data;  // whether any block may hide a pair
 #else
     const Extra extra;
@@ -312,8 +275,7 @@ DEV void consume(u32 base, const ForwardArgs& call) {
     Maxima rows;
     float o[D / 2];
     if (n == blocks.begin) {
-#pragma unroll
-      for (int i = 0; i < D / 2; i++) o[i] = 0;
+      clear(o);
       queries.release();
     } else {
       u32 p[KEYS / 4];
@@ -322,7 +284,7 @@ DEV void consume(u32 base, const ForwardArgs& call) {
       n--;
       k_ring.wait_full();
       pin(s), mma_begin();
-      issue_scores(s, q, base + AT_K + k_ring.stage() * KV_BYTES);
+      multiply_shared<KEYS, D, ROWS, KEYS>(s, q, base + AT_K + k_ring.stage() * KV_BYTES);
       mma_commit(), mma_wait<0>(), pin(s);
       k_ring.release(), k_ring.advance();
       weigh<true>(s, rows, a, c, n * KEYS, seen, own, call, extra);
@@ -335,12 +297,12 @@ DEV void consume(u32 base, const ForwardArgs& call) {
         k_ring.wait_full();
         my_turn();
         pin(s), pin(o), pin(p), mma_begin();
-        issue_scores(s, q, base + AT_K + k_ring.stage() * KV_BYTES);
+        multiply_shared<KEYS, D, ROWS, KEYS>(s, q, base + AT_K + k_ring.stage() * KV_BYTES);
         mma_commit();
         if (VALUES) {
           v_ring.wait_full();
           mma_begin();
-          issue_values(o, p, base + AT_V + v_ring.stage() * KV_BYTES, add);
+          multiply_registers<KEYS, D>(o, p, base + AT_V + v_ring.stage() * KV_BYTES, add);
           mma_commit();
         }
         your_turn();
@@ -351,7 +313,7 @@ DEV void consume(u32 base, const ForwardArgs& call) {
         order_after(rows.l[0] + rows.l[1]);  // or the assembler moves the wait above the exponentials
         mma_wait<0>(), pin(o);
         v_ring.release(), v_ring.advance();
-        if (grown) multiply(o, a);
+        if (grown) mul_rows(o, a);
         pack_all(s, p);
         add = 1;
       };
@@ -369,7 +331,7 @@ DEV void consume(u32 base, const ForwardArgs& call) {
         if (hides || blocks.begin >= blocks.closed || (WINDOW && blocks.begin < blocks.open))
           guard(o, p, base + AT_V + v_ring.stage() * KV_BYTES, staging, blocks.begin * KEYS, add, seen, extra);
         pin(o), pin(p), mma_begin();
-        issue_values(o, p, base + AT_V + v_ring.stage() * KV_BYTES, add);
+        multiply_registers<KEYS, D>(o, p, base + AT_V + v_ring.stage() * KV_BYTES, add);
         mma_commit(), mma_wait<0>(), pin(o);
         v_ring.release(), v_ring.advance();
       }
@@ -392,30 +354,15 @@ DEV void consume(u32 base, const ForwardArgs& call) {
         call.lse[((size_t)own.batch * shape.heads + w.head) * shape.queries + own.query_start + row + 8 * r] = sum;
     }
     if (!VALUES) continue;
-    multiply(o, over);
+    mul_rows(o, over);
     if (PACKED && (w.block * ROWS + group * 64 + 64 > own.queries)) {  // rows of the next sequence lie in the box
-      store_rows(call.o_rows, own.batch, w.head, own.query_start, row, own.queries, o, 1);
+      store_rows(call.o_rows, own.batch, w.head, own.query_start, row, own.queries, o);
       continue;
     }
-    if (LENGTHS == 1) {  // what q holds beyond a sequence is not to be seen
-#pragma unroll
-      for (int i = 0; i < D / 2; i++)
-        if (row + (i & 2) * 4 >= own.queries) o[i] = 0;
-    }
-    if (threadIdx.x % 128 == 0) store_wait_read();
-    named_sync(1 + GROUPS + group, 128);
-#pragma unroll
-    for (int j = 0; j < D / 16; j++) {
-      int r = warp * 16 + lane % 16, piece = 2 * j + lane / 16;
-      store_blocks(staging + piece / 8 * 8192 + swizzled(r, piece % 8), pack(o[8 * j], o[8 * j + 1]),
-                   pack(o[8 * j + 2], o[8 * j + 3]), pack(o[8 * j + 4], o[8 * j + 5]), pack(o[8 * j + 6], o[8 * j + 7]));
-    }
-    proxy_fence();
-    named_sync(1 + GROUPS + group, 128);
-    if (threadIdx.x % 128 == 0) {
+    if (LENGTHS == 1) clear_rows(o, row, own.queries);  // what q holds beyond a sequence is not to be seen
+    store_by_copy<64>(staging, o, 1 + GROUPS + group, [&] {
       store5(&call.o, staging, own.query_start + w.block * ROWS + group * 64, w.head, own.batch);
-      store_commit();
-    }
+    });
   }
   if (threadIdx.x % 128 == 0) store_wait();
 }

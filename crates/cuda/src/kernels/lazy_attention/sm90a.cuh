@@ -78,32 +78,19 @@ template <int R> DEV void hide(float (&s)[R], const int (&begin)[2], const int (
         if (8 * j + e < first || 8 * j + e >= last) s[4 * j + 2 * r + e] = -INF;
   }
 }
-// Keeps a number in a register: the compiler would rather compute it again each time.
-DEV void keep(int& x) { asm volatile("" : "+r"(x)); }
-DEV void keep(u32& x) { asm volatile("" : "+r"(x)); }
-template <int ROWS, int R> DEV void issue_scores(float (&s)[R], u32 q, u32 k) {  // by their addresses
-#pragma unroll
-  for (int i = 0; i < D / 16; i++)
-    Mma<2 * R>::template ss<K_MAJOR, K_MAJOR>(s, k_major(q + (i / 4) * ROWS * 128 + (i % 4) * 32), k_major(k + (i / 4) * PANEL + (i % 4) * 32), i > 0);
-}
 // What is subtracted of scores: that of a row that sees nothing is any finite number.
 DEV float base_of(float lse) { return lse == -INF ? 0 : lse; }
 
 // A pair in the storage type, 0 in place of what is below; NaN stays.
 DEV u32 pack_above(float low, float high) { u32 r; asm("cvt.rn.relu." TYPE "x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
+template <int N> DEV void pack_above(const float (&x)[2 * N], u32 (&to)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) to[i] = pack_above(x[2 * i], x[2 * i + 1]);
+}
 
 // ---- numbers that are not finite -------------------------------------------------------------------------------------
 // A factor of 0 adds nothing, whatever it multiplies, but 0·inf is NaN. Where `odd` says that some number is not finite, those in
 // a tile that is multiplied by factors are 0, and what they add to the pairs that see them follows at the end.
-constexpr u32 TOP = STORAGE == 1 ? 0x7f80 : 0x7c00;  // the exponent of infinities and NaN
-// Puts 0 in place of such numbers in a tile in shared memory: a part of it for each of so many threads.
-DEV void clear_odd(u32 tile, u32 bytes, int thread, int threads) {
-#pragma unroll 1
-  for (int i = thread; i < int(bytes / 4); i += threads) {
-    u32 x = load_word(tile + 4 * i), keep = ((x & 0x7fff) < TOP ? 0xffff : 0) | ((x >> 16 & 0x7fff) < TOP ? 0xffff0000 : 0);
-    if (keep != ~0u) store_word(tile + 4 * i, x & keep);
-  }
-}
 // Whether a row holds one: every lane of a warp asks for the same row.
 DEV bool is_odd(const u16* x) {
   bool odd = false;

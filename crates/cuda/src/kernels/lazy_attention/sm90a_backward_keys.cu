@@ -140,9 +140,9 @@ struct Consumer {
     u32 p[ROWS / 4];
     const u32 shown = SPANS && MASKED ? visible(c.spans, c.shape, s, i * ROWS + 2 * (lane & 3), key) : 0;  // before there are scores
     pin(x), mma_begin();
-    issue_shared<ROWS, KEYS, ROWS>(x, k, q), mma_commit();
+    multiply_shared<ROWS, D, KEYS, ROWS>(x, k, q), mma_commit();
     if (ACTIVE) {
-      pin(ds), issue_shared<ROWS, KEYS, ROWS>(ds, k + AT_V, dout), mma_commit(), mma_wait<1>();  // (E7)
+      pin(ds), multiply_shared<ROWS, D, KEYS, ROWS>(ds, k + AT_V, dout), mma_commit(), mma_wait<1>();  // (E7)
     } else {
       mma_wait<0>();
     }
@@ -192,16 +192,14 @@ struct Consumer {
       named_sync(15, 256);
     }
     if (ACTIVE) {
-#pragma unroll
-      for (int e = 0; e < ROWS / 4; e++) p[e] = pack_above(x[2 * e], x[2 * e + 1]);
+      pack_above(x, p);
       pin(dv), pin(p), mma_begin();
-      issue_registers<ROWS>(dv, p, dout), mma_commit();  // (E12)
+      multiply_registers<ROWS, D>(dv, p, dout), mma_commit();  // (E12)
     }
     u32 packed[ROWS / 4];
-#pragma unroll
-    for (int e = 0; e < ROWS / 4; e++) packed[e] = pack(ds[2 * e], ds[2 * e + 1]);
+    pack_all(ds, packed);
     pin(dk), pin(packed), mma_begin();
-    issue_registers<ROWS>(dk, packed, q), mma_commit();  // (E11)
+    multiply_registers<ROWS, D>(dk, packed, q), mma_commit();  // (E11)
     if (window && distance + ROWS > 0 && distance - 64 < c.reach) {  // (E13)
       const int t = threadIdx.x % 128, d = distance + t - 63;
       float sum = diagonal(ds, parts(), 1 + group);
@@ -251,8 +249,7 @@ struct Consumer {
       // The number of this warpgroup's 64 keys among all such.
       const int task = PACKED ? t / c.shape.key_heads + group : w.batch * ((c.shape.keys + SIDE - 1) / SIDE) + w.block * 2 + group;
       float dk[D / 2], dv[D / 2];
-#pragma unroll
-      for (int i = 0; i < D / 2; i++) dk[i] = dv[i] = 0;
+      clear(dk), clear(dv);
 #pragma unroll 1
       for (int h = w.head * each; h < (w.head + 1) * each; h++) {
         const bool has_keys = w.block * KEYS + group * 64 < s.keys;
@@ -278,11 +275,11 @@ struct Consumer {
       if (pass.odd) add_odd_queries(dk, dv, w, s, key, range);
       settle(dk, s.scale), settle(dv, 1);
       if (PACKED && w.block * KEYS + KEYS > s.keys) {  // keys of the next sequence lie in the box
-        if (c.wants_dk) store_rows(c.dk_rows, s.batch, w.head, s.key_start, key, s.keys, dk, 1);
-        if (c.wants_dv) store_rows(c.dv_rows, s.batch, w.head, s.key_start, key, s.keys, dv, 1);
+        if (c.wants_dk) store_rows(c.dk_rows, s.batch, w.head, s.key_start, key, s.keys, dk);
+        if (c.wants_dv) store_rows(c.dv_rows, s.batch, w.head, s.key_start, key, s.keys, dv);
       } else {
         named_sync(1 + group, 128);  // k and v of this warpgroup are no longer read: dk and dv take their places
-        stage_out(dk, k), stage_out(dv, k + AT_V);
+        put_rows<128>(k, dk), put_rows<128>(k + AT_V, dv);
         proxy_fence();
         named_sync(1 + group, 128);
         if (threadIdx.x % 128 == 0) {

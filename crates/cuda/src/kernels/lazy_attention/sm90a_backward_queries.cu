@@ -32,33 +32,11 @@ template <bool MASKED> DEV float pull(float p, float g, float offset, float delt
   const float x = __fmul_rn(p, __fsub_rn(attends<MASKED>(p, offset) ? g : 0, delta));
   return MASKED && hidden(p) ? HIDE : x;
 }
-template <int N, int A_ROWS, int B_ROWS> DEV void issue_shared(float (&s)[N / 2], u32 a, u32 b) {  // s = a·bᵀ over D
-#pragma unroll
-  for (int i = 0; i < D / 16; i++)
-    Mma<N>::template ss<K_MAJOR, K_MAJOR>(s, k_major(a + (i / 4) * A_ROWS * 128 + (i % 4) * 32), k_major(b + (i / 4) * B_ROWS * 128 + (i % 4) * 32), i > 0);
-}
-template <int N> DEV void issue_registers(float (&d)[D / 2], const u32 (&a)[N / 4], u32 b) {  // d += a·b, b: N rows
-#pragma unroll
-  for (int i = 0; i < N / 16; i++) Mma<D>::rs<MN_MAJOR>(d, a + 4 * i, mn_major(b + i * 2048, N * 128), 1);
-}
 // Results are scaled, and have no -0: what nobody adds to is 0 under any scale.
 DEV void settle(float (&d)[D / 2], float scale) {
 #pragma unroll
   for (int i = 0; i < D / 2; i++) d[i] = fmaf(d[i], scale, 0.0f);
 }
-// Rows of this warpgroup to its rows of a tile of 128.
-DEV void stage_out(const float (&d)[D / 2], u32 to) {
-  const int warp = threadIdx.x / 32 % 4, lane = lane_id();
-#pragma unroll
-  for (int j = 0; j < D / 16; j++) {
-    const int piece = 2 * j + lane / 16;
-    u32 x[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) x[i] = pack(d[8 * j + 2 * i], d[8 * j + 2 * i + 1]);
-    store_blocks(to + piece / 8 * (128 * 128) + swizzled(warp * 16 + lane % 16, piece % 8), x[0], x[1], x[2], x[3]);
-  }
-}
-
 // ---- dq --------------------------------------------------------------------------------------------------------------
 namespace queries_pass {
 constexpr int GROUPS = 2, ROWS = 64 * GROUPS;
@@ -102,14 +80,14 @@ struct Walk {
     float x[KEYS / 2];
     blocks.wait_full(Feed::K);
     pin(x), mma_begin();
-    issue_shared<KEYS, ROWS, KEYS>(x, q, k()), mma_commit(), mma_wait<0>(), pin(x);
+    multiply_shared<KEYS, D, ROWS, KEYS>(x, q, k()), mma_commit(), mma_wait<0>(), pin(x);
     const bool any = named_any(1 + group, 128, weights<MASKED>(x, w, s, own, n, lse, offset));
     leave(Feed::K);
     blocks.wait_full(Feed::V);
     if (any) {
       float g[KEYS / 2];
       pin(g), mma_begin();
-      issue_shared<KEYS, ROWS, KEYS>(g, dout, v()), mma_commit(), mma_wait<0>(), pin(g);  // (E7)
+      multiply_shared<KEYS, D, ROWS, KEYS>(g, dout, v()), mma_commit(), mma_wait<0>(), pin(g);  // (E7)
 #pragma unroll
       for (int i = 0; i < KEYS / 2; i++) {
         const int r = i / 2 % 2;
@@ -127,9 +105,9 @@ struct Walk {
     u32 ds[KEYS / 4];
     blocks.wait_full(Feed::K), blocks.wait_full(Feed::V);
     pin(x), mma_begin();
-    issue_shared<KEYS, ROWS, KEYS>(x, q, k()), mma_commit();
+    multiply_shared<KEYS, D, ROWS, KEYS>(x, q, k()), mma_commit();
     if (ACTIVE) {
-      pin(g), issue_shared<KEYS, ROWS, KEYS>(g, dout, v()), mma_commit(), mma_wait<1>();
+      pin(g), multiply_shared<KEYS, D, ROWS, KEYS>(g, dout, v()), mma_commit(), mma_wait<1>();
     } else {
       mma_wait<0>();
     }
@@ -149,7 +127,7 @@ struct Walk {
       named_sync(15, 128 * GROUPS);
     }
     pin(dq), pin(ds), mma_begin();
-    issue_registers<KEYS>(dq, ds, k()), mma_commit(), mma_wait<0>(), pin(dq);  // (E10)
+    multiply_registers<KEYS, D>(dq, ds, k()), mma_commit(), mma_wait<0>(), pin(dq);  // (E10)
     leave(Feed::K), blocks.advance();
   }
   // What keys that are not finite add to dq.
@@ -222,8 +200,7 @@ struct Walk {
         continue;
       }
       float dq[D / 2];
-#pragma unroll
-      for (int i = 0; i < D / 2; i++) dq[i] = 0;
+      clear(dq);
 #pragma unroll 1
       for (int n = blocks.end - 1; n >= blocks.begin; n--) {
         const bool holds = active >> n / each & 1;
@@ -235,10 +212,10 @@ struct Walk {
       if (odd) add_odd_keys(dq, w, s, own, blocks, lse, offset, delta);
       settle(dq, s.scale);
       if (PACKED && w.block * ROWS + group * 64 + 64 > s.queries) {  // rows of the next sequence lie in the box
-        store_rows(c.dq_rows, s.batch, w.head, s.query_start, own.row, s.queries, dq, 1);
+        store_rows(c.dq_rows, s.batch, w.head, s.query_start, own.row, s.queries, dq);
       } else {
         named_sync(1 + group, 128);  // q of this warpgroup is no longer read: dq takes its place
-        stage_out(dq, q);
+        put_rows<128>(q, dq);
         proxy_fence();
         named_sync(1 + group, 128);
         if (threadIdx.x % 128 == 0) {

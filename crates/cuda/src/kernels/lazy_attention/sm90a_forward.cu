@@ -133,14 +133,12 @@ DEV void issue_half(float (&s)[HALF / 2], const u32 (&q)[D / 4], u32 k) {
 
 DEV void consume_scores(const ScoreFeed& feed, const HopperLazyArgs& c) {
   constexpr int ROWS = ScoreFeed::ROWS;
-  u32 base = feed.base;
-  keep(base);
+  const u32 base = opaque(feed.base);
   const int group = __shfl_sync(~0u, threadIdx.x / 128 - 1, 0), warp = threadIdx.x / 32 - 4, lane = lane_id();
   const int near = KEYS - 1 + warp * 16 + lane / 4 - 2 * (lane & 3);
   const bool odd = *c.odd;
   float* const tops = feed.tops() + warp * 16 + lane / 4;
-  u32 k_first = k_major(base + ScoreFeed::AT_K);
-  keep(k_first);
+  const u32 k_first = opaque((u32)k_major(base + ScoreFeed::AT_K));
   ScoreFeed::Blocks keys = {base, 0};
   for (ScoreFeed::Tiles tiles = {base, 0};; tiles.advance()) {
     tiles.wait_full();
@@ -152,8 +150,7 @@ DEV void consume_scores(const ScoreFeed& feed, const HopperLazyArgs& c) {
     const Rows own(c, w, s, ROWS);
     const int each = stripe_blocks(s), distance = distance_of(c, s, w.block * ROWS + group * 64, 0);
     // A half of a block whose first key lies between them has a bias.
-    int near_after = c.bias ? distance - HALF - c.width : 0, near_before = c.bias ? distance + 64 : 0;
-    keep(near_after), keep(near_before);
+    const int near_after = opaque(c.bias ? distance - HALF - c.width : 0), near_before = opaque(c.bias ? distance + 64 : 0);
     Sums rows;
     u32 q[D / 4];
     load_queries(q, base + tiles.stage() * ScoreFeed::TILE_BYTES, warp * 16);
@@ -245,14 +242,6 @@ template <bool MASKED, bool PV> DEV void activate(float (&s)[KEYS / 2], const fl
     if (MASKED && x == -INF) s[i] = 0;
   }
 }
-DEV void pack_all(const float (&s)[KEYS / 2], u32 (&p)[KEYS / 4]) {
-#pragma unroll
-  for (int i = 0; i < KEYS / 4; i++) p[i] = pack_above(s[2 * i], s[2 * i + 1]);
-}
-DEV void issue_values(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v) {  // o += p·v
-#pragma unroll
-  for (int i = 0; i < KEYS / 16; i++) Mma<D>::rs<MN_MAJOR>(o, p + 4 * i, mn_major(v + i * 2048, PANEL), 1);
-}
 // What values that are not finite add: every key of the blocks that were walked.
 template <bool PV> DEV void add_odd_values(float (&o)[D / 2], const HopperLazyArgs& c, const Own& s, const Work& w, const Rows& own, const Range& blocks, u32 stripes,
                                            const float (&base)[2], const float (&offset)[2]) {
@@ -316,8 +305,7 @@ template <bool PV> DEV void consume_values(const ValueFeed& feed, const HopperLa
       const i64 at = row_at(c, s, w.head, min(own.row + 8 * r, s.queries - 1));
       lse[r] = base_of(c.lse[at]), offset[r] = c.numbers[at].offset;
     }
-#pragma unroll
-    for (int i = 0; i < D / 2; i++) o[i] = 0;
+    clear(o);
     u32 p[KEYS / 4];
     bool flies = false;  // whether the product of the block before is on its way
     auto land = [&] {
@@ -338,7 +326,7 @@ template <bool PV> DEV void consume_values(const ValueFeed& feed, const HopperLa
       }
       float x[KEYS / 2];
       pin(x), mma_begin();
-      issue_scores<ROWS>(x, q, base + ValueFeed::AT_K + k_ring.stage() * KV_BYTES);
+      multiply_shared<KEYS, D, ROWS, KEYS>(x, q, base + ValueFeed::AT_K + k_ring.stage() * KV_BYTES);
       mma_commit(), mma_wait<0>(), pin(x), pin(o), pin(p);
       if (flies) land();
       score(x, c.shape.scale, is_near(c, distance_of(c, s, w.block * ROWS + group * 64, n * KEYS), 64), feed.bias(k_ring.stage()) + near);
@@ -349,7 +337,7 @@ template <bool PV> DEV void consume_values(const ValueFeed& feed, const HopperLa
       } else {
         activate<false, PV>(x, lse, offset);
       }
-      pack_all(x, p);
+      pack_above(x, p);
       v_ring.wait_full();
       const u32 v = base + ValueFeed::AT_V + v_ring.stage() * KV_BYTES;
       if (odd) {  // all warpgroups together
@@ -359,7 +347,7 @@ template <bool PV> DEV void consume_values(const ValueFeed& feed, const HopperLa
         named_sync(15, 128 * VALUE_GROUPS);
       }
       pin(o), pin(p), mma_begin();
-      issue_values(o, p, v), mma_commit();  // (E6)
+      multiply_registers<KEYS, D>(o, p, v), mma_commit();  // (E6)
       flies = true;
     }
     mma_wait<0>(), pin(o), pin(p);
@@ -371,23 +359,12 @@ template <bool PV> DEV void consume_values(const ValueFeed& feed, const HopperLa
       continue;
     }
     if (PACKED && w.block * ROWS + group * 64 + 64 > s.queries) {  // rows of the next sequence lie in the box
-      store_rows(c.o_rows, s.batch, w.head, s.query_start, own.row, s.queries, o, 1);
+      store_rows(c.o_rows, s.batch, w.head, s.query_start, own.row, s.queries, o);
       continue;
     }
-    if (threadIdx.x % 128 == 0) store_wait_read();
-    named_sync(1 + group, 128);
-#pragma unroll
-    for (int j = 0; j < D / 16; j++) {
-      int r = warp % 4 * 16 + lane % 16, piece = 2 * j + lane / 16;
-      store_blocks(staging + piece / 8 * 8192 + swizzled(r, piece % 8), pack(o[8 * j], o[8 * j + 1]), pack(o[8 * j + 2], o[8 * j + 3]),
-                   pack(o[8 * j + 4], o[8 * j + 5]), pack(o[8 * j + 6], o[8 * j + 7]));
-    }
-    proxy_fence();
-    named_sync(1 + group, 128);
-    if (threadIdx.x % 128 == 0) {
+    store_by_copy<64>(staging, o, 1 + group, [&] {
       store5(&c.o, staging, s.query_start + w.block * ROWS + group * 64, w.head, s.batch);
-      store_commit();
-    }
+    });
   }
   if (threadIdx.x % 128 == 0) store_wait();
 }

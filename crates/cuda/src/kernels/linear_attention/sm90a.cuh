@@ -61,10 +61,6 @@ DEV u32 decays_at(u32 table, int t) {  // of t, t + 1, and of those at even dist
 }
 
 // ---- tiles -------------------------------------------------------------------------------------------------------------
-constexpr u32 TOP = STORAGE == 1 ? 0x7f80 : 0x7c00;  // the exponent of infinities and NaN
-DEV u32 finite(u32 x) {                               // the bits of a pair that are kept
-  return ((x & 0x7fff) < TOP ? 0xffff : 0) | ((x >> 16 & 0x7fff) < TOP ? 0xffff0000 : 0);
-}
 // Puts 0 into the rows of a tile from `count` on, which are those of other sequences, and, where asked, in place of what is
 // not finite.
 template <int THREADS = 256> DEV void tidy(u32 tile, int panels, int count, bool cleanse, int thread) {

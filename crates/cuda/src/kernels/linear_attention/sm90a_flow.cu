@@ -215,8 +215,7 @@ template <int GROUP> DEV void sum_flow(const WalkArgs& c, u32 base) {
     Ends ends;
     if (GROUP == 0) ends = load_ends(c, chunk, item, token);
     float a[SEEN / 2], b[SEEN / 2], sum[SEEN / 2];
-#pragma unroll
-    for (int i = 0; i < SEEN / 2; i++) sum[i] = 0;
+    clear(sum);
     auto multiply = [&](float (&to)[SEEN / 2]) {
       const u32 from = base + slot.stage() * SLOT_BYTES, empty = slot.empty();
       slot.wait_full();

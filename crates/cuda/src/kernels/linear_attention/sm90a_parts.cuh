@@ -220,9 +220,7 @@ template <bool BACK> DEV bool end_dots(const WalkArgs& c, const Path& p, u32 bas
 // y bᵀ of the rows of a warpgroup, and of as many rows of b as a thread has pairs.
 template <int PAIRS> DEV void multiply_rows(float (&s)[PAIRS], u32 y, u32 b) {
   pin(s), mma_begin();
-#pragma unroll
-  for (int i = 0; i < KW / 16; i++)
-    Mma<2 * PAIRS>::template ss<K_MAJOR, K_MAJOR>(s, k_major(y + i / 4 * PANEL + i % 4 * 32), k_major(b + i / 4 * PANEL + i % 4 * 32), i > 0);
+  multiply_shared<2 * PAIRS, KW, CHUNK, CHUNK>(s, y, b);
   mma_commit();
 }
 // y S, or more of nothing where `add`: then every 8 rows of the state are the same 8 rows of zeros.

@@ -19,8 +19,7 @@ template <bool BACK> DEV bool add_tokens(const WalkArgs& c, const Path& p, u32 b
   const Thread t = this_thread();
   const float log = log_of(c, p.key_head);
   float h[COLUMNS / 2], whole = 1;
-#pragma unroll
-  for (int i = 0; i < COLUMNS / 2; i++) h[i] = 0;
+  clear(h);
   if (BY_TOKEN) clear_tables(base, thread);
   else fill_decays<BACK>(base + AT_DECAYS, thread, log, c.scale);
   named_arrive(4, 96 + 256);
@@ -39,8 +38,7 @@ template <bool BACK> DEV bool add_tokens(const WalkArgs& c, const Path& p, u32 b
       Weighted(base, at.stage()).wait_full();
       if (m == 0) {
         const float all = BY_TOKEN ? number_at(table_of(base, n), ALL) : exp2_fast(log * count);
-#pragma unroll
-        for (int i = 0; i < COLUMNS / 2; i++) h[i] *= all;
+        mul_rows(h, {all, all});
         whole *= all;
       }
       warp_arrive(base + EMPTY_X + 8 * stage);  // x has been read

@@ -176,8 +176,7 @@ template <bool DECAY, bool BACK, bool DOTS, int GROUP> DEV bool multiply(const W
       mma_wait<0>(), pin(s);
       if (DECAY && !BY_TOKEN && m == 0) {
         float all = exp2_fast(log * count);
-#pragma unroll
-        for (int i = 0; i < COLUMNS / 2; i++) h[i] *= all;
+        mul_rows(h, {all, all});
         pin(h);
       }
       if (GROUP == 1 && n + m == 0) named_sync(6, 256);  // it begins when the other multiplies
@@ -186,8 +185,7 @@ template <bool DECAY, bool BACK, bool DOTS, int GROUP> DEV bool multiply(const W
       if (DECAY) Weighted(base, at.stage()).wait_full();
       if (BY_TOKEN && m == 0) {  // the table is there
         float all = number_at(table, ALL);
-#pragma unroll
-        for (int i = 0; i < COLUMNS / 2; i++) h[i] *= all;
+        mul_rows(h, {all, all});
       }
       add_to_state(h, b + OWN / 64 * PANEL, DECAY ? base + AT_WEIGHTED : x);
       if (DECAY && BY_TOKEN) weigh_by_token<BACK, GROUP>(w, s, table, t);
@@ -201,10 +199,7 @@ template <bool DECAY, bool BACK, bool DOTS, int GROUP> DEV bool multiply(const W
         steps[r] = m > 0 ? 0 : BACK ? max(count - 1 - t.row - 8 * r, 0) : t.row + 8 * r + 1;
         reach[r] = m > 0 || !DECAY ? 1 : BY_TOKEN ? number_at(table, REACH + t.row + 8 * r) : exp2_fast(log * steps[r]);
       }
-      if (DECAY) {
-#pragma unroll
-        for (int i = 0; i < COLUMNS / 2; i++) o[i] *= reach[i / 2 % 2];
-      }
+      if (DECAY) mul_rows(o, reach);
       if (DOTS && BY_TOKEN) {
         float* to = BACK ? c.y_dots : c.x_dots;
         if (to && m == 0) put_dots(c, p, t, to, dot, o, chunk_row, count);  // x or y

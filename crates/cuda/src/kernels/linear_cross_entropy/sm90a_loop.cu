@@ -148,10 +148,6 @@ DEV void multiply(float (&z)[COLUMNS / 2], Place<K, COLUMNS>& ring, int length, 
   mma_wait<0>(), pin(z);
   ring.release(before);
 }
-template <int N> DEV void clear(float (&z)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; i++) z[i] = 0;
-}
 template <int N> DEV void unscale(float (&z)[N], const ProductArgs& x) {
   const float factor = unscale_of(x);
 #pragma unroll
@@ -165,7 +161,7 @@ template <Kind K> DEV void consume_logits(u32 base, const ProductArgs& x, int co
 #pragma unroll 1
   for (Walk<K, TILE> walk(pairs, columns); walk.there(); walk.next()) {
     const Corner at = walk.corner();
-    const int row = at.row + own_row();
+    const int row = at.row + row_in_tile();
     Rows rows = {};
     float z[TILE / 2];
     multiply<false>(z, ring, x.c.dim, [&] { rows = read_rows<K>(x, row, count); });
@@ -203,7 +199,7 @@ template <int COLUMNS> DEV void consume_hidden(u32 base, const ProductArgs& x, i
       const int folds = ends ? before : before - __popc(block & (block + 1));
 #pragma unroll 1
       for (int n = 1; n <= folds; n++) waiting.add(before - n, z);
-      if (ends) write_hidden<COLUMNS>(c, z, at, at.row + own_row(), count);
+      if (ends) write_hidden<COLUMNS>(c, z, at, at.row + row_in_tile(), count);
       else waiting.put(before - folds, z);
     }
   }
@@ -215,8 +211,8 @@ DEV void write_nothing(const CrossEntropyArgs& c, int pairs, int columns) {
     const Corner at = walk.corner();
     float z[TILE / 2];
     clear(z);
-    if (!c.begins) read_head(c, z, at, at.row + own_row(), 1);
-    write_head(c, z, at, at.row + own_row());
+    if (!c.begins) read_head(c, z, at, at.row + row_in_tile(), 1);
+    write_head(c, z, at, at.row + row_in_tile());
   }
 }
 DEV void consume_head(u32 base, const ProductArgs& x, int count, int pairs, int columns) {
@@ -226,7 +222,7 @@ DEV void consume_head(u32 base, const ProductArgs& x, int count, int pairs, int 
 #pragma unroll 1
   for (Walk<HEAD, TILE> walk(pairs, columns); walk.there(); walk.next()) {
     const Corner at = walk.corner();
-    const int row = at.row + own_row();
+    const int row = at.row + row_in_tile();
     float z[TILE / 2];
     clear(z);
     if (!c.begins) read_head(c, z, at, row, scale_of(x));

@@ -391,22 +391,10 @@ DEV void pull_row(const CrossEntropyArgs& c, float* z, const Pull& y, int first,
 
 // Stores a half of the 64 x 256 of a warpgroup, in the storage type.
 DEV void store_half(const TensorMap* out, const float* z, const Corner& at, u32 to, int group, int half) {
-  const int warp = threadIdx.x / 32 % 4, lane = lane_id();
-  if (threadIdx.x % 128 == 0) store_wait_read();
-  named_sync(1 + group, 128);
-#pragma unroll
-  for (int j = 0; j < 8; j++) {
-    const float* y = z + 64 * half + 8 * j;
-    store_blocks(to + j / 4 * PANEL + swizzled(warp * 16 + lane % 16, (2 * j + lane / 16) % 8), pack(y[0], y[1]), pack(y[2], y[3]),
-                 pack(y[4], y[5]), pack(y[6], y[7]));
-  }
-  proxy_fence();
-  named_sync(1 + group, 128);
-  if (threadIdx.x % 128 == 0) {
+  store_by_copy<64>(to, *(const float(*)[64])(z + 64 * half), 1 + group, [&] {
     const int column = at.column + half * 128, first = at.row + group * 64;
     store2(out, to, column, first), store2(out, to + PANEL, column + 64, first);
-    store_commit();
-  }
+  });
 }
 DEV void store_tile(const TensorMap* out, const float (&z)[TILE / 2], const Corner& at, u32 to, int group) {
 #pragma unroll
@@ -444,6 +432,6 @@ DEV void write_gradients(const ProductArgs& x, float (&z)[TILE / 2], const Rows&
   store_tile(&x.out, z, at, to, group);
 }
 
-// A consumer's warpgroup, and the first of its two rows in a tile.
+// A consumer's warpgroup, and the first of a thread's two rows in a tile.
 DEV int own_group() { return threadIdx.x / 128 - 1; }
-DEV int own_row() { return 64 * own_group() + threadIdx.x / 32 % 4 * 16 + lane_id() / 4; }
+DEV int row_in_tile() { return 64 * own_group() + own_row(); }

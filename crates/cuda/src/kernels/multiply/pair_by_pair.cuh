@@ -3,10 +3,6 @@
 // A hidden factor adds nothing, whatever it multiplies, but 0·inf is NaN. Where a tile hides a pair, numbers that are not
 // finite are 0 for the tensor cores; what they add to the pairs that see them follows after the last tile, by `add_odd`.
 DEV bool adds(float factor, float y) { return !(fabsf(y) < INF); }
-constexpr u32 TOP = STORAGE == 1 ? 0x7f80 : 0x7c00;  // the exponent of infinities and NaN
-DEV u32 finite(u32 x) {  // the bits of a pair that are kept
-  return ((x & 0x7fff) < TOP ? 0xffff : 0) | ((x >> 16 & 0x7fff) < TOP ? 0xffff0000 : 0);
-}
 // Puts 0 in place of such numbers in a tile that all have loaded and none has read by `accumulate`; whether there was one.
 template <int N, int W> DEV bool clear_odd(u32 tile) {
   bool odd = false;
