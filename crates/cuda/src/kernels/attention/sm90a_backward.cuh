@@ -62,7 +62,9 @@ template <bool BY_KEYS, bool WARP> DEV Work work_of(int t, const BackwardArgs& c
   return work_of<2, BY_KEYS, WARP>(t, s, c.packed, s.heads_per_group * (BY_KEYS ? 1 : s.heads / s.key_heads));
 }
 // A tile that ends with its sequence, and not with the arrays: threads write its rows.
-template <bool BY_KEYS> DEV bool is_cut(const Work& w, const Own& s) { return PACKED && w.block * OWN + OWN > (BY_KEYS ? s.keys : s.queries); }
+template <bool BY_KEYS> DEV bool is_cut(const Work& w, const Own& s) {
+  return PACKED && w.block * OWN + OWN > (BY_KEYS ? s.keys : s.queries);
+}
 #if OPTIONS
 #define UNIT call.options.unit.natural
 // From a product S over the unit (F2) and its slope S' (B4).
@@ -96,11 +98,13 @@ template <int ROWS, class... TILES> DEV void zero_rows(int first, int group, TIL
 // A result of the rows of a warpgroup, of a key head: raises its flag, and writes it to `place`, from which a tile is
 // copied, or itself where rows of the next sequence lie in the box. `ready`: the place is no longer read.
 template <int PLACE, bool BY_KEYS, class F>
-DEV void put_result(const BackwardArgs& c, const Work& w, const Own& s, float (&d)[D / 2], int row, float scale, const Elements& rows, u32 place, F ready) {
-  const int count = BY_KEYS ? s.keys : s.queries, key_head = BY_KEYS ? w.head : w.head / (s.heads / s.key_heads);
+DEV void put_result(const BackwardArgs& c, const Work& w, const Own& s, float (&d)[D / 2], int row, float scale,
+                    const Elements& rows, u32 place, F ready) {
+  const int count = BY_KEYS ? s.keys : s.queries, start = BY_KEYS ? s.key_start : s.query_start;
+  const int key_head = BY_KEYS ? w.head : w.head / (s.heads / s.key_heads);
   if (LENGTHS == 1) clear_rows(d, row, count);  // rows of no sequence
   if (!is_finite(d, row, count)) raise<PLACE>(c, w.batch, key_head);
-  if (is_cut<BY_KEYS>(w, s)) return store_rows(rows, s.batch, w.head, BY_KEYS ? s.key_start : s.query_start, row, count, d, scale);
+  if (is_cut<BY_KEYS>(w, s)) return store_rows(rows, s.batch, w.head, start, row, count, d, scale);
   ready();
   put_rows<OWN>(place, d, scale);
   proxy_fence();

@@ -102,7 +102,8 @@ DEV void consume(u32 base, const BackwardArgs& call) {
     auto step = [&](int h, int i, auto masked) {
       float p[ROWS / 2], ds[ROWS / 2];
       const u32 k = opaque(own), v = k + AT_V;
-      const u32 stage = blocks.stage(), q = base + AT_Q + stage * Q_BYTES, dout = base + AT_DO + stage * Q_BYTES, stats = base + AT_STATS + stage * 2 * ROWS * 4 + 8 * (lane & 3);
+      const u32 stage = blocks.stage(), q = base + AT_Q + stage * Q_BYTES, dout = base + AT_DO + stage * Q_BYTES;
+      const u32 stats = base + AT_STATS + stage * 2 * ROWS * 4 + 8 * (lane & 3);
       // Before there are scores: one register for the pairs of a thread. One step for all blocks: two spill.
       const u32 shown = SPANS && cut ? visible(call.spans, all, s, i * ROWS + 2 * (lane & 3), opaque(key)) : ~0u;
       blocks.wait_full();
@@ -117,7 +118,8 @@ DEV void consume(u32 base, const BackwardArgs& call) {
       pin(ds), mma_begin();
       multiply_shared<ROWS, D, KEYS, ROWS>(ds, v, dout), mma_commit();
       mma_wait<1>(), pin(p);
-      const int seen = decltype(masked)::value ? opaque(key) - s.offset - i * ROWS - 2 * (lane & 3) : 0;  // the query on the diagonal
+      // The query on the diagonal.
+      const int seen = decltype(masked)::value ? opaque(key) - s.offset - i * ROWS - 2 * (lane & 3) : 0;
 #pragma unroll
       for (int j = 0; j < ROWS / 8; j++) {
         float2 l = load_pair(stats + 32 * j);

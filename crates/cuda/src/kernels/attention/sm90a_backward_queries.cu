@@ -109,7 +109,8 @@ DEV void consume(u32 base, const BackwardArgs& call) {
 #pragma unroll
         for (int j = 0; j < KEYS / 8; j++) {
 #if OPTIONS
-          float2 b = bias.of[r] ? load_bias(bias.of[r] + n * KEYS + 8 * j, pairs, decltype(masked)::value ? s.keys - from - 8 * j : 2) : float2{0, 0};
+          const int count = decltype(masked)::value ? s.keys - from - 8 * j : 2;
+          float2 b = bias.of[r] ? load_bias(bias.of[r] + n * KEYS + 8 * j, pairs, count) : float2{0, 0};
 #endif
 #pragma unroll
           for (int e = 0; e < 2; e++) {
@@ -159,7 +160,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) queries(const __grid_consta
   u32 base = (shared(bytes) + 1023) & ~1023u;
   if (threadIdx.x == 0) {
     prefetch(&call.q), prefetch(&call.k), prefetch(&call.v), prefetch(&call.dout), prefetch(&call.dq);
-    Tiles::init(base, 1, 8 * ARRIVALS + 1), barrier_init(base + OUT_FULL, 8 * ARRIVALS), barrier_init(base + OUT_EMPTY, 1);
+    Tiles::init(base, 1, 8 * ARRIVALS + 1);
+    barrier_init(base + OUT_FULL, 8 * ARRIVALS), barrier_init(base + OUT_EMPTY, 1);
     Blocks::init(base, 1, 8 * ARRIVALS, K), Blocks::init(base, 1, 8 * ARRIVALS, V);
     barrier_init_fence();
   }

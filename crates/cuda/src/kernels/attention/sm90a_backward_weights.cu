@@ -17,6 +17,9 @@ using Blocks = Ring<STAGES, OUT_FULL + 16, 2>;
 constexpr int Y = 0, X = 1;  // its parts
 constexpr u32 TILE = Blocks::END, VISIT = TILE + 8, ALL = 1024 + VISIT + (SPANS ? 16 : 0);  // 1024 to align all
 
+template <bool KEYS> DEV Range range_of(const BackwardArgs& c, const Work& w, const Own& s) {
+  return KEYS ? query_blocks<2>(c.spans, s, w.block, w.task) : key_blocks<2, OWN>(c.spans, s, w.block);
+}
 template <bool KEYS> DEV void produce(u32 base, const BackwardArgs& call) {
   Tiles tiles = {base, 1};
   Blocks blocks = {base, 1};
@@ -25,12 +28,13 @@ template <bool KEYS> DEV void produce(u32 base, const BackwardArgs& call) {
     const Work w = work_of<KEYS, false>(t, call);
     if (w.block < 0) continue;
     const Own s = of_batch<false>(call.shape, call.packed, w.batch);
-    const Range range = KEYS ? query_blocks<2>(call.spans, s, w.block, w.task) : key_blocks<2, OWN>(call.spans, s, w.block);
+    const Range range = range_of<KEYS>(call, w, s);
     const u32 loaded = tiles.full();
     tiles.wait_empty();
     store_word(base + TILE + 4 * tiles.stage(), t);
     expect_bytes(loaded, BYTES);
-    load5(base + tiles.stage() * BYTES, KEYS ? &call.k : &call.q, loaded, (KEYS ? s.key_start : s.query_start) + w.block * OWN, w.head, s.batch);
+    const int first = (KEYS ? s.key_start : s.query_start) + w.block * OWN;
+    load5(base + tiles.stage() * BYTES, KEYS ? &call.k : &call.q, loaded, first, w.head, s.batch);
     const int each = s.heads / s.key_heads, from = KEYS ? w.head * each : w.head / each, heads = KEYS ? each : 1;
 #pragma unroll 1
     for (int h = from; h < from + heads; h++)
@@ -60,7 +64,9 @@ template <bool KEYS> DEV void produce(u32 base, const BackwardArgs& call) {
 }
 
 template <bool KEYS> DEV const TensorMap* result(const BackwardArgs& c) { return !LSE ? &c.dv : KEYS ? &c.dk : &c.dq; }
-template <bool KEYS> DEV const Elements& result_rows(const BackwardArgs& c) { return !LSE ? c.dv_rows : KEYS ? c.dk_rows : c.dq_rows; }
+template <bool KEYS> DEV const Elements& result_rows(const BackwardArgs& c) {
+  return !LSE ? c.dv_rows : KEYS ? c.dk_rows : c.dq_rows;
+}
 
 // Writes the result of each tile.
 template <bool KEYS> DEV void store(u32 base, const BackwardArgs& call) {
@@ -73,7 +79,8 @@ template <bool KEYS> DEV void store(u32 base, const BackwardArgs& call) {
     const Own s = of_batch<false>(call.shape, call.packed, w.batch);
     wait(base + OUT_FULL + 8 * tiles.stage(), tiles.phase());
     if (!is_cut<KEYS>(w, s)) {
-      store5(result<KEYS>(call), base + tiles.stage() * BYTES, (KEYS ? s.key_start : s.query_start) + w.block * OWN, w.head, s.batch);
+      const int first = (KEYS ? s.key_start : s.query_start) + w.block * OWN;
+      store5(result<KEYS>(call), base + tiles.stage() * BYTES, first, w.head, s.batch);
       store_commit(), store_wait_read();
     }
     arrive(tiles.empty());
@@ -121,7 +128,7 @@ template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
     };
 #endif
     const Seen seen(call.spans, all, s, row);  // where it owns queries
-    const Range range = KEYS ? query_blocks<2>(call.spans, s, w.block, w.task) : key_blocks<2, OWN>(call.spans, s, w.block);
+    const Range range = range_of<KEYS>(call, w, s);
     bool cut = false;  // with SPANS by keys, whether a block hides a pair
     // Block n, of the query head h.
     auto step = [&](int h, int n, auto masked) {

@@ -7,15 +7,6 @@ CHECK_SHARED(means, BLOCK_BYTES);
 CHECK_SHARED(queries, BLOCK_BYTES);
 CHECK_SHARED(keys, BLOCK_BYTES + 8 * NUMBERS);
 
-// P (E4) from S, and hidden if the pair is not visible. `most` is above 0 or NaN where a pair is active (E5).
-template <bool MASKED> DEV void weigh(float& x, float& most, float base, float offset) {
-  const float p = weight(x, base);
-  const bool visible = !MASKED || x != -INF;
-  x = visible ? p : HIDE;
-  if (visible) most = max_nan(most, raised(p, offset));
-}
-// Whether a pair is active, from its P.
-template <bool MASKED> DEV bool attends(float p, float offset) { return !(MASKED && hidden(p)) && is_active(p, offset); }
 // dS (E9), hidden if the pair is not visible, from P and g.
 template <bool MASKED> DEV float pull(float p, float g, float offset, float delta) {
   const float x = __fmul_rn(p, __fsub_rn(attends<MASKED>(p, offset) ? g : 0, delta));

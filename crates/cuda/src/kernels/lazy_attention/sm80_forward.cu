@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) scores(const __grid_con
       if (counts)
 #pragma unroll
         for (int j = 0; j < SIDE / 4; j++) seen[r] += x[r / 2][j / 2][2 * (r & 1) + j % 2] != -INF;
-      top = max_nan(top, __shfl_xor_sync(~0u, top, 1)), top = max_nan(top, __shfl_xor_sync(~0u, top, 2));
+      top = quad_max_nan(top);
 #pragma unroll
       for (int t = 0; t < STRIPES / 4; t++)
         if (stripe == 4 * t) tops[r][t] = max_nan(tops[r][t], top);
@@ -69,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) scores(const __grid_con
   u32 bits = 0;
 #pragma unroll
   for (int r = 0; r < 2 * M; r++) {
-    seen[r] += __shfl_xor_sync(~0u, seen[r], 1), seen[r] += __shfl_xor_sync(~0u, seen[r], 2);
+    seen[r] = quad_sum(seen[r]);
     const int i = row + row_of<M>(r);
     const float sum = quad_sum(l[r]), lse = seen[r] ? m[r] + logf(sum) : -INF;  // (E3)
     const Numbers numbers = counted(a.tau[head.head], seen[r]);

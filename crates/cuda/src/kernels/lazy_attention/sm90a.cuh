@@ -16,8 +16,8 @@ KERNEL_ARGS(HopperLazyArgs)
 
 // ---- work tiles ------------------------------------------------------------------------------------------------------
 template <int M, bool BY_KEYS = false> DEV Work work_of(int t, const HopperLazyArgs& c) {
-  const int heads = c.shape.heads_per_group;
-  return work_of<M, BY_KEYS, true>(t, c.shape, c.packed, BY_KEYS ? max(1, heads / (c.shape.heads / c.shape.key_heads)) : heads);
+  const int heads = c.shape.heads_per_group, each = c.shape.heads / c.shape.key_heads;
+  return work_of<M, BY_KEYS, true>(t, c.shape, c.packed, BY_KEYS ? max(1, heads / each) : heads);
 }
 // Extents of a sequence; its tiles follow those of the sequences before.
 template <bool WARP> DEV Own sequence_of(const HopperLazyArgs& c, int number) {
@@ -78,8 +78,6 @@ template <int R> DEV void hide(float (&s)[R], const int (&begin)[2], const int (
         if (8 * j + e < first || 8 * j + e >= last) s[4 * j + 2 * r + e] = -INF;
   }
 }
-// What is subtracted of scores: that of a row that sees nothing is any finite number.
-DEV float base_of(float lse) { return lse == -INF ? 0 : lse; }
 
 // A pair in the storage type, 0 in place of what is below; NaN stays.
 DEV u32 pack_above(float low, float high) { u32 r; asm("cvt.rn.relu." TYPE "x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
@@ -103,8 +101,7 @@ DEV float product_of(const u16* x, const u16* y) {
   float sum = 0;
 #pragma unroll 1
   for (int e = lane_id() & 3; e < D; e += 4) sum = fmaf(read(x[e]), read(y[e]), sum);
-  sum += __shfl_xor_sync(~0u, sum, 1);
-  return sum + __shfl_xor_sync(~0u, sum, 2);
+  return quad_sum(sum);
 }
 // S of a single pair, as `score`; -inf if it is not visible.
 DEV float score_alone(const HopperLazyArgs& c, const Own& s, int head, int i, int j) {

@@ -128,7 +128,8 @@ struct Consumer {
   Blocks blocks;
 
   METHOD Consumer(const Pass& p)
-      : pass(p), c(p.c), group(threadIdx.x / 128 - 1), warp(threadIdx.x / 32 - 4), lane(lane_id()), base(p.base), k(p.base + group * 64 * 128), blocks(p.base, 0) {}
+      : pass(p), c(p.c), group(threadIdx.x / 128 - 1), warp(threadIdx.x / 32 - 4), lane(lane_id()), base(p.base),
+        k(p.base + group * 64 * 128), blocks(p.base, 0) {}
   METHOD float* parts() const { return pass.numbers + AT_PARTS / 4 + (2 * group + (tiles & 1)) * PARTS; }
   METHOD float* carried(u32 tile) const { return pass.numbers + AT_PARTS / 4 + 4 * PARTS + (2 * group + (tile & 1)) * CARRIED; }
 

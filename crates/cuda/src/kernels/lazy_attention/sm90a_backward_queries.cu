@@ -15,18 +15,6 @@
 // queries, so that a window is written once and never read.
 
 // ---- pairs -----------------------------------------------------------------------------------------------------------
-// What a pair that is not visible has in place of P and of dS: adding it to a sum changes no bit.
-constexpr u32 HIDDEN = 0x80000000u;
-DEV bool hidden(float p) { return __float_as_uint(p) == HIDDEN; }
-#define HIDE __uint_as_float(HIDDEN)
-// P (E4) from S. `most` is above 0 or NaN where a pair is active (E5).
-template <bool MASKED> DEV void weigh(float& x, float& most, float base, float offset) {
-  const float p = weight(x, base);
-  const bool visible = !MASKED || x != -INF;
-  x = visible ? p : HIDE;
-  if (visible) most = max_nan(most, raised(p, offset));
-}
-template <bool MASKED> DEV bool attends(float p, float offset) { return !(MASKED && hidden(p)) && is_active(p, offset); }
 // dS (E9) from P and g.
 template <bool MASKED> DEV float pull(float p, float g, float offset, float delta) {
   const float x = __fmul_rn(p, __fsub_rn(attends<MASKED>(p, offset) ? g : 0, delta));

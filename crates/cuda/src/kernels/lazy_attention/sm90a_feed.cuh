@@ -76,7 +76,8 @@ template <int GROUPS, Pass PASS> struct Feed {
         int n = next(blocks.end - 1, blocks.begin, active, each);
         const u32 q = base + queries.stage() * TILE_BYTES, full = queries.full();
         queries.wait_empty();
-        const u32 words = base + TILE + 16 * queries.stage(), second = __shfl_sync(~0u, own, 4), third = __shfl_sync(~0u, own, 8);
+        const u32 words = base + TILE + 16 * queries.stage();
+        const u32 second = __shfl_sync(~0u, own, 4), third = __shfl_sync(~0u, own, 8);
         if (first_lane) {
           store_word(words, t);
           if (PASS == VALUES) store_word(words + 4, own), store_word(words + 8, second), store_word(words + 12, third);

@@ -92,9 +92,8 @@ DEV void settle_rows(const HopperLazyArgs& c, const Own& s, const Work& w, const
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     int seen = max(own.end[r] - own.begin[r], 0);
-    if (odd) seen = rows.seen[r], seen += __shfl_xor_sync(~0u, seen, 1), seen += __shfl_xor_sync(~0u, seen, 2);
-    float most = rows.base[r];
-    most = max_nan(most, __shfl_xor_sync(~0u, most, 1)), most = max_nan(most, __shfl_xor_sync(~0u, most, 2));
+    if (odd) seen = quad_sum(rows.seen[r]);
+    const float most = quad_max_nan(rows.base[r]);
     const float sum = quad_sum(__fmul_rn(rows.l[r], weight(rows.base[r], base_of(most))));
     const Numbers numbers = counted(c.tau[w.head], seen);
     lse[r] = seen ? most + logf(sum) : -INF, offset[r] = numbers.offset;  // (E3)
@@ -150,7 +149,8 @@ DEV void consume_scores(const ScoreFeed& feed, const HopperLazyArgs& c) {
     const Rows own(c, w, s, ROWS);
     const int each = stripe_blocks(s), distance = distance_of(c, s, w.block * ROWS + group * 64, 0);
     // A half of a block whose first key lies between them has a bias.
-    const int near_after = opaque(c.bias ? distance - HALF - c.width : 0), near_before = opaque(c.bias ? distance + 64 : 0);
+    const int near_after = opaque(c.bias ? distance - HALF - c.width : 0);
+    const int near_before = opaque(c.bias ? distance + 64 : 0);
     Sums rows;
     u32 q[D / 4];
     load_queries(q, base + tiles.stage() * ScoreFeed::TILE_BYTES, warp * 16);
@@ -206,8 +206,7 @@ DEV void consume_scores(const ScoreFeed& feed, const HopperLazyArgs& c) {
       leave();
 #pragma unroll
       for (int r = 0; r < 2; r++) {
-        float top = rows.top[r];
-        top = max_nan(top, __shfl_xor_sync(~0u, top, 1)), top = max_nan(top, __shfl_xor_sync(~0u, top, 2));
+        const float top = quad_max_nan(rows.top[r]);
         if (lane % 4 == 0) tops[stripe * ROWS + 8 * r] = top;
       }
     }
@@ -297,7 +296,8 @@ template <bool PV> DEV void consume_values(const ValueFeed& feed, const HopperLa
     const Rows own(c, w, s, ROWS);
     const int each = stripe_blocks(s);
     // Which stripes the warpgroups walk, and this one attends to.
-    const u32 stripes = uniform<true>(load_word(words + 4)) | uniform<true>(load_word(words + 8)) | uniform<true>(load_word(words + 12)), mine = uniform<true>(load_word(words + 4 + 4 * group));
+    auto word = [&](int of) { return (u32)uniform<true>(load_word(words + 4 + 4 * of)); };
+    const u32 stripes = word(0) | word(1) | word(2), mine = word(group);
     const u32 q = base + tiles.stage() * ValueFeed::TILE_BYTES + group * 64 * 128;
     float o[D / 2], lse[2], offset[2];
 #pragma unroll

@@ -35,7 +35,8 @@
 
 // ---- what is fed --------------------------------------------------------------------------------------------------------
 // One thread feeds the copy engine. ROWS: with y.
-template <bool BACK, bool DOTS, bool ROWS = true> DEV void feed(const WalkArgs& c, const Path& p, u32 base, Chunks& at) {
+template <bool BACK, bool DOTS, bool ROWS = true>
+DEV void feed(const WalkArgs& c, const Path& p, u32 base, Chunks& at) {
 #pragma unroll 1
   for (int n = 0; n < p.chunks; n++)
 #pragma unroll 1
@@ -113,7 +114,8 @@ template <bool BACK> DEV void weigh_tokens(const WalkArgs& c, const Path& p, u32
 
 // ---- the walk --------------------------------------------------------------------------------------------------------------
 // Whether a result is not finite. The rows of one warpgroup see none of the tokens of the other's, which it leaves out.
-template <bool DECAY, bool BACK, bool DOTS, int GROUP> DEV bool multiply(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Chunks& at, u32& shows) {
+template <bool DECAY, bool BACK, bool DOTS, int GROUP>
+DEV bool multiply(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Chunks& at, u32& shows) {
   const int thread = threadIdx.x - 128;
   const Thread t = this_thread();
   constexpr int OWN = KW == 128 ? 64 * GROUP : 0, SEEN = GROUP == BACK ? 64 : 128, FIRST = GROUP && BACK ? 64 : 0;
@@ -152,7 +154,8 @@ template <bool DECAY, bool BACK, bool DOTS, int GROUP> DEV bool multiply(const W
   if (p.chunks) load_kept(0), add_kept(0), load_kept(1), load_dot(0);
   // The scores of a step whose tiles are the next ones: issued a step ahead, and behind the last one for nobody.
   auto scores = [&](bool there, int count) {
-    const u32 y = base + at.stage() * Y_BYTES, b = base + AT_B + at.stage() * Y_BYTES, x = base + AT_X + at.stage() * PANEL;
+    const u32 y = base + at.stage() * Y_BYTES, b = base + AT_B + at.stage() * Y_BYTES;
+    const u32 x = base + AT_X + at.stage() * PANEL;
     if (there) {
       at.wait_full();
       if (cleanse || count < CHUNK) {
@@ -171,7 +174,8 @@ template <bool DECAY, bool BACK, bool DOTS, int GROUP> DEV bool multiply(const W
     const u32 state = base + AT_STATE + n % 2 * STATE_BYTES, table = table_of(base, n);
 #pragma unroll 1
     for (int m = 0; m < p.many; m++) {
-      const u32 own_stage = at.stage(), y = base + own_stage * Y_BYTES, b = base + AT_B + own_stage * Y_BYTES, x = base + AT_X + own_stage * PANEL;
+      const u32 own_stage = at.stage(), y = base + own_stage * Y_BYTES, b = base + AT_B + own_stage * Y_BYTES;
+      const u32 x = base + AT_X + own_stage * PANEL;
       const bool last = m == p.many - 1;
       mma_wait<0>(), pin(s);
       if (DECAY && !BY_TOKEN && m == 0) {

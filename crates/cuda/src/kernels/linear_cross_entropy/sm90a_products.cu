@@ -207,11 +207,7 @@ template <int COUNT> DEV void find_largest(const float (&z)[TILE / 2], float (&l
 #pragma unroll
   for (int i = 0; i < COUNT / 2; i++) m[i & 3] = max_nan(m[i & 3], z[i]);
 #pragma unroll
-  for (int r = 0; r < 2; r++) largest[r] = max_nan(m[2 * r], m[2 * r + 1]);
-#pragma unroll
-  for (int lane = 1; lane < 4; lane *= 2)
-#pragma unroll
-    for (int r = 0; r < 2; r++) largest[r] = max_nan(largest[r], __shfl_xor_sync(~0u, largest[r], lane));
+  for (int r = 0; r < 2; r++) largest[r] = quad_max_nan(max_nan(m[2 * r], m[2 * r + 1]));
 }
 // What differences to m are made of: 0 where no class has a weight.
 DEV float origin(float m) { return m == -INF ? 0 : m; }

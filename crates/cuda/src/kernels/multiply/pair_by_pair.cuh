@@ -37,19 +37,14 @@ template <int N, int W> DEV bool clear_odd(u32 tile) {
 }
 // The same among factors.
 template <int M, int K> DEV void drop_odd(Factors<M, K>& p) {
-#pragma unroll
-  for (int i = 0; i < M * K / 2; i++) {
-    float& x = p[i / (K / 2)][i / 4 % (K / 8)][i % 4];
-    if (!kept(x)) x = 0;
-  }
+  each(p, [](float& x, int, int) { if (!kept(x)) x = 0; });
 }
 // True if a row of a tensor may add something: its factors may be such numbers, too.
 DEV bool is_odd(const element* x, int width) { return true; }
 // True if some sum is not finite.
 template <int M, int W> DEV bool has_odd(const float (&sum)[M][W / 8][4]) {
   bool odd = false;
-#pragma unroll
-  for (int i = 0; i < M * W / 2; i++) odd |= !(fabsf(sum[i / (W / 2)][i / 4 % (W / 8)][i % 4]) < INF);
+  each(sum, [&](float x, int, int) { odd |= !(fabsf(x) < INF); });
   return odd;
 }
 #endif
@@ -71,6 +66,5 @@ template <int M, int W> DEV void add_odd(float (&sum)[M][W / 8][4], const float 
 DEV float product_of(const element* x, const element* y, int width) {
   float sum = 0;
   for (int e = lane_id() % 4; e < width; e += 4) sum = fmaf(read(x[e]), read(y[e]), sum);
-  sum += __shfl_xor_sync(~0u, sum, 1);
-  return sum + __shfl_xor_sync(~0u, sum, 2);
+  return quad_sum(sum);
 }

@@ -32,13 +32,6 @@ DEV Rows rows_of(const Tensor& x, int batch, int head, int row, int end) {
   return {(const element*)x.data + batch * x.batch + head * x.head + row * x.row, x.row, end - row};
 }
 
-// What a pair that is not visible has in place of its weight: x + (-0)·y is x for every finite y, and where y is not
-// finite the bits tell that it must be left out.
-constexpr u32 HIDDEN = 0x80000000u;
-DEV bool hidden(float p) { return __float_as_uint(p) == HIDDEN; }
-DEV float shown(float p) { return p + 0.0f; }  // -0 becomes +0
-#define HIDE __uint_as_float(HIDDEN)
-
 // One head of one sequence, with what its scores are made of.
 struct Head {
   const PairArgs& c;

@@ -9,7 +9,8 @@ DEV u16* row_of(const Elements& x, int batch, int head, int row) {
 // Whether two columns lie at a multiple of 4 bytes in every row, if they do in this one.
 DEV bool has_pairs(const Elements& x, const u16* row) { return ((u64)row | (u64)(2 * x.row_stride)) % 4 == 0; }
 // The rows of a thread's accumulators within their sequence, those of a tensor of whole columns.
-DEV void store_rows(const Elements& to, int batch, int head, int start, int row, int rows, const float (&x)[D / 2], float scale = 1) {
+DEV void store_rows(const Elements& to, int batch, int head, int start, int row, int rows, const float (&x)[D / 2],
+                    float scale = 1) {
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     if (row + 8 * r >= rows) continue;
@@ -42,8 +43,10 @@ struct BiasRows {
   const u16* of[2];
   METHOD BiasRows(const ScoreOptions& o, const Own& s, int head, int row) {
 #pragma unroll
-    for (int r = 0; r < 2; r++)
-      of[r] = o.bias.data ? row_of(o.bias, s.batch, head, s.query_start + min(row + 8 * r, s.queries - 1)) + s.key_start + 2 * (lane_id() & 3) : 0;
+    for (int r = 0; r < 2; r++) {
+      const int query = s.query_start + min(row + 8 * r, s.queries - 1);
+      of[r] = o.bias.data ? row_of(o.bias, s.batch, head, query) + s.key_start + 2 * (lane_id() & 3) : 0;
+    }
   }
 };
 DEV void add_bias(float& score, float bias, const Unit& unit) {

@@ -28,10 +28,10 @@ template <int M> DEV Reach reach_of(const SpanTables& t, const Own& s, int block
   }
   return all;
 }
-// Blocks of keys or queries: those from `begin` to before `end` see some of a tile; from `open` to before `closed` they
-// see all, and the others need a mask.
+// Blocks of keys or queries: those from `begin` to before `end` see some of a tile; from `open` to before `closed`
+// they see all, and the others need a mask.
 struct Range { int begin, open, closed, end; };
-// Those of keys, of a block of 64·M queries.
+// Blocks of keys of a block of 64·M queries.
 template <int M, int KEYS> DEV Range key_blocks(const SpanTables& t, const Own& s, int block) {
   constexpr int ROWS = 64 * M;
   if (!WINDOW) return {0, 0, s.keys / KEYS, (s.keys + KEYS - 1) / KEYS};

@@ -12,7 +12,7 @@ template <bool WARP> DEV int uniform(int x) { return WARP ? __shfl_sync(~0u, x, 
 struct Own : Shape {
   int batch, query_start, key_start, tile;
 };
-// Those of a batch element, or of a listed sequence.
+// The sequence of a batch element, or a listed one.
 template <bool WARP> DEV Own of_batch(const Shape& shape, const Packed& packed, int number) {
   Own s = {shape, number, 0, 0, 0};
   if (PACKED) {

@@ -32,7 +32,11 @@ DEV float quad_max(float x) {  // over the four lanes that share a row of an acc
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
-DEV float quad_sum(float x) {
+DEV float quad_max_nan(float x) {
+  x = max_nan(x, __shfl_xor_sync(~0u, x, 1));
+  return max_nan(x, __shfl_xor_sync(~0u, x, 2));
+}
+template <class T> DEV T quad_sum(T x) {
   x += __shfl_xor_sync(~0u, x, 1);
   return x + __shfl_xor_sync(~0u, x, 2);
 }
