@@ -12,25 +12,29 @@ macro_rules! texts {
     };
 }
 
-// Preludes: of every kernel; in fused multiply-adds; on the tensor cores of any device, of 16-bit operands and of f32; on
-// those of compute capability 9.0.
+// Preludes: of every kernel; in fused multiply-adds; on the tensor cores of any device, of 16-bit operands and of f32;
+// on those of compute capability 9.0, and there of pairs of queries and keys.
 const NONE: &[Text] = &[];
 const TYPES: &[Text] = texts! { "tile/": "types.cuh"; };
 const FFMA: &[Text] = texts! {
-    "tile/": "types.cuh"; "pairs/": "problem.cuh"; "feed/": "cp_async.cuh"; "tile/": "ffma.cuh";
+    "tile/": "types.cuh"; "pairs/": "tiles.cuh" "problem.cuh"; "feed/": "cp_async.cuh"; "tile/": "ffma.cuh";
     "feed/": "slabs.cuh"; "multiply/": "ffma.cuh";
 };
 const MMA: &[Text] = texts! {
-    "tile/": "types.cuh"; "pairs/": "problem.cuh"; "tile/": "swizzle.cuh" "fragment.cuh";
+    "tile/": "types.cuh"; "pairs/": "tiles.cuh" "problem.cuh"; "tile/": "swizzle.cuh" "fragment.cuh";
     "feed/": "cp_async.cuh" "load_tile.cuh"; "multiply/": "mma_sync.cuh" "pair_by_pair.cuh";
 };
 const MMA_F32: &[Text] = texts! {
-    "tile/": "types.cuh"; "pairs/": "problem.cuh"; "tile/": "swizzle.cuh" "fragment.cuh";
+    "tile/": "types.cuh"; "pairs/": "tiles.cuh" "problem.cuh"; "tile/": "swizzle.cuh" "fragment.cuh";
     "feed/": "cp_async.cuh" "load_tile.cuh"; "multiply/": "mma_sync_f32.cuh" "pair_by_pair.cuh";
 };
 const WGMMA: &[Text] = texts! {
-    "tile/": "types.cuh" "swizzle.cuh"; "feed/": "roles.cuh" "barriers.cuh" "copy_engine.cuh";
-    "multiply/": "wgmma.cuh";
+    "tile/": "types.cuh" "swizzle.cuh"; "feed/": "roles.cuh" "barriers.cuh" "ring.cuh" "copy_engine.cuh";
+    "multiply/": "wgmma.cuh"; "tile/": "accumulator.cuh";
+};
+const WGMMA_PAIRS: &[Text] = texts! {
+    "tile/": "types.cuh" "swizzle.cuh"; "feed/": "roles.cuh" "barriers.cuh" "ring.cuh" "copy_engine.cuh";
+    "multiply/": "wgmma.cuh"; "tile/": "accumulator.cuh"; "pairs/": "tiles.cuh" "work.cuh" "spans.cuh" "sm90a.cuh";
 };
 
 macro_rules! families {
@@ -89,12 +93,12 @@ families! {
         "attention/": "second_order.cuh" "sm80_second_order.cu";
     }
     /// Their forward pass on the tensor cores of compute capability 9.0.
-    AttentionSm90aForward = "attention/sm90a_forward": WGMMA {
-        "pairs/": "sm90a.cuh" "spans.cuh"; "attention/": "sm90a_forward.cu";
+    AttentionSm90aForward = "attention/sm90a_forward": WGMMA_PAIRS {
+        "attention/": "sm90a_forward.cu";
     }
     /// Their backward pass on them.
-    AttentionSm90aBackward = "attention/sm90a_backward": WGMMA {
-        "pairs/": "sm90a.cuh" "spans.cuh"; "attention/": "sm90a_backward.cuh" "sm90a_backward.cu"
+    AttentionSm90aBackward = "attention/sm90a_backward": WGMMA_PAIRS {
+        "attention/": "sm90a_backward.cuh" "sm90a_backward.cu"
         "sm90a_backward_keys.cu" "sm90a_backward_queries.cu" "sm90a_backward_weights.cu";
     }
     /// lazy_attention in fused multiply-adds.
@@ -108,13 +112,13 @@ families! {
         "sm80_backward.cu";
     }
     /// The forward pass of lazy_attention on the tensor cores of compute capability 9.0.
-    LazySm90aForward = "lazy_attention/sm90a_forward": WGMMA {
-        "pairs/": "sm90a.cuh" "spans.cuh"; "lazy_attention/": "activity.cuh" "sm90a.cuh" "sm90a_feed.cuh"
+    LazySm90aForward = "lazy_attention/sm90a_forward": WGMMA_PAIRS {
+        "lazy_attention/": "activity.cuh" "sm90a.cuh" "sm90a_feed.cuh"
         "sm90a_forward.cu";
     }
     /// Its backward pass on them.
-    LazySm90aBackward = "lazy_attention/sm90a_backward": WGMMA {
-        "pairs/": "sm90a.cuh" "spans.cuh"; "lazy_attention/": "activity.cuh" "sm90a.cuh" "sm90a_feed.cuh"
+    LazySm90aBackward = "lazy_attention/sm90a_backward": WGMMA_PAIRS {
+        "lazy_attention/": "activity.cuh" "sm90a.cuh" "sm90a_feed.cuh"
         "sm90a_backward_queries.cu" "sm90a_backward_keys.cu";
     }
     /// linear_attention in fused multiply-adds.
@@ -152,12 +156,12 @@ families! {
     /// Copies and fills of tensors with strides.
     Move = "move": NONE { "": "move.cu"; }
     /// The tables of lengths, offsets and masks that lie on the device.
-    Tables = "pairs/tables": TYPES { "pairs/": "tables.cu"; }
+    Tables = "pairs/tables": TYPES { "pairs/": "tiles.cuh" "tables.cu"; }
     /// The most that fused multiply-adds do.
     PeakFfma = "peak_ffma": TYPES { "": "peak.cu"; }
     /// The most that the tensor cores of any device do by `mma.sync`.
     PeakMma = "peak_mma": TYPES {
-        "pairs/": "problem.cuh"; "tile/": "swizzle.cuh" "fragment.cuh"; "multiply/": "mma_sync.cuh";
+        "pairs/": "tiles.cuh" "problem.cuh"; "tile/": "swizzle.cuh" "fragment.cuh"; "multiply/": "mma_sync.cuh";
         "": "peak.cu";
     }
     /// The most that the tensor cores of compute capability 9.0 do.

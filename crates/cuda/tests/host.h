@@ -17,6 +17,7 @@ struct int2 { int x, y; };
 template <class To, class From> static To bits(From x) { To y; memcpy(&y, &x, sizeof y); return y; }
 static float __int_as_float(int x) { return bits<float>(x); }
 static float __uint_as_float(unsigned x) { return bits<float>(x); }
+static unsigned __float_as_uint(float x) { return bits<unsigned>(x); }
 static float __fmul_rn(float x, float y) { return x * y; }
 static float __fsub_rn(float x, float y) { return x - y; }
 static float __fdividef(float x, float y) { return x / y; }

@@ -35,7 +35,7 @@ pub(crate) struct Plan {
     wide: Vec<Wide>,
     pub lse2: Room,
     pub delta: Room,
-    /// Counters from which blocks draw tiles, one for each of two kernels; and in the backward pass flags, of all
+    /// Counters from which blocks claim tiles, one for each of two kernels; and in the backward pass flags, of all
     /// groups together and then of each key head of each sequence: a result is not finite.
     pub flags: Room,
 }

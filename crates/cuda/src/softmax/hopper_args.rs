@@ -1,4 +1,4 @@
-//! The arguments of kernels for compute capability 9.0: the structures of `pairs/sm90a.cuh`, `attention/sm90a_forward.cu` and
+//! The arguments of kernels for compute capability 9.0: the structures of `pairs`, `attention/sm90a_forward.cu` and
 //! `sm90a_backward*`.
 
 use crate::args::{ConstPtr, Declaration, Half, Pointee, Ptr, declaration, kernel_args, pointees};

@@ -140,7 +140,7 @@ struct BackwardPass<'a> {
 }
 
 impl BackwardPass<'_> {
-    /// One of the kernels that draw tiles: as many blocks as there are multiprocessors, if there are as many tiles.
+    /// One of the kernels that claim tiles: as many blocks as there are multiprocessors, if there are as many tiles.
     fn draw(
         &self,
         kernel: (&Variant, &'static str),

@@ -106,7 +106,7 @@ pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<HopperLazyArgs>()];
 pub(crate) const KERNELS: [&str; 5] = ["scores", "values", "sums", "queries", "keys"];
 
 /// What the passes of every level keep: where the numbers of the rows lie, whether some number is not finite and
-/// behind it the counters from which blocks draw tiles, what the tiles of keys add to dbias (0: nothing), and how many
+/// behind it the counters from which blocks claim tiles, what the tiles of keys add to dbias (0: nothing), and how many
 /// distances occur.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kept {
@@ -159,7 +159,7 @@ impl LazyPlan {
         }
     }
 
-    /// One of the kernels, which draw tiles: as many blocks as there are multiprocessors, if there are as many tiles.
+    /// One of the kernels, which claim tiles: as many blocks as there are multiprocessors, if there are as many tiles.
     fn launch(
         &self,
         steps: &Steps<'_>,

@@ -148,8 +148,15 @@ fn without_assembler(text: &str) -> String {
 
 /// The files of the kernels that decide what is walked, with the kernel arguments that they name.
 fn kernels() -> String {
-    const FILES: [&str; 4] =
-        ["tile/types.cuh", "pairs/sm90a.cuh", "pairs/spans.cuh", "attention/sm90a_backward.cuh"];
+    const FILES: [&str; 7] = [
+        "tile/types.cuh",
+        "tile/accumulator.cuh",
+        "pairs/tiles.cuh",
+        "pairs/work.cuh",
+        "pairs/spans.cuh",
+        "pairs/sm90a.cuh",
+        "attention/sm90a_backward.cuh",
+    ];
     let is_backward = |x: &Variant| x.family == Family::AttentionSm90aBackward;
     let variant = every_variant().into_iter().find(is_backward).unwrap();
     without_assembler(&sources::files(&variant.source(), &FILES))

@@ -9,7 +9,7 @@ use etalon_cuda::kernels::Variant;
 use std::process::Command;
 
 /// The files of the module, and those of the model.
-const KERNELS: [&str; 2] = ["tile/types.cuh", "pairs/tables.cu"];
+const KERNELS: [&str; 3] = ["tile/types.cuh", "pairs/tiles.cuh", "pairs/tables.cu"];
 const TEXTS: [(&str, &str); 4] = [
     ("host.h", include_str!("../host.h")),
     ("cuda.h", include_str!("cuda.h")),

@@ -20,10 +20,7 @@ static void named_sync(int, int) {}
 static int lane_id() { return threadIdx.x % 32; }
 static void store_blocks(unsigned, unsigned, unsigned, unsigned, unsigned) {}
 static unsigned swizzled(int, int) { return 0; }
-static unsigned long long k_major(unsigned) { return 0; }
-static unsigned long long mn_major(unsigned, int) { return 0; }
-enum { K_MAJOR, MN_MAJOR };
-template <int N> struct Mma {
-  template <int A, int B> static void ss(...) {}
-  template <int A> static void rs(...) {}
-};
+static unsigned load_word(unsigned) { return 0; }
+static void store_word(unsigned, unsigned) {}
+static void store_wait_read() {}
+static void store_commit() {}

@@ -48,10 +48,10 @@ struct Tables {
 template <int M> static void by_queries(const Tables& of, const Own& s, Pairs& pairs) {
   constexpr int KEYS = 128, ROWS = 64 * M;
   for (int block = 0; block * ROWS < s.queries; block++) {
-    const Blocks b = key_blocks<M, KEYS>(of.t, s, block);
-    check(b.begin <= b.closed && b.closed <= b.open && b.open <= b.end, "blocks are in order", block, 0);
+    const Range b = key_blocks<M, KEYS>(of.t, s, block);
+    check(b.begin <= b.open && b.open <= b.closed && b.closed <= b.end, "blocks are in order", block, 0);
     for (int n = b.begin; n < b.end; n++) {
-      const bool masked = n < b.closed || n >= b.open;
+      const bool masked = n < b.open || n >= b.closed;
       bool sees_all = true;
       for (int i = block * ROWS; i < min((block + 1) * ROWS, s.queries); i++) {
         const Span own = span_of(of.t, of.all, s, i);
@@ -83,9 +83,9 @@ static void by_warpgroups(const Tables& of, const Own& s) {
 }
 // A tile of 128 keys, as `keys` (M 1), `values` (2) and that of lazy_attention (1, `skips` not) walk queries.
 template <int M> static void by_keys(const Tables& of, int t, const Own& s, Pairs& pairs, bool skips) {
-  const Work w = ByKeys().template work_of<false>(t, of.c);
+  const Work w = work_of<true, false>(t, of.c);
   if (w.block < 0) return;
-  const Range range = ByKeys().template blocks<64 * M>(of.t, w, s);
+  const Range range = query_blocks<M>(of.t, s, w.block, w.task);
   std::deque<u32> visits;
   for (int i = range.begin; i < range.end; i++) {
     const u32 visit = visit_of<M>(of.t, s, w.block, i);

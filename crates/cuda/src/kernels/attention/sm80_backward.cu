@@ -64,7 +64,7 @@ CHECK_SHARED(queries, BLOCK_BYTES);
 extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) queries(const __grid_constant__ PairArgs c) {
   extern __shared__ __align__(128) char bytes[];
   const u32 at_q = shared(bytes), at_dout = at_q + D_BYTES, at_k = at_dout + E_BYTES, at_v = at_k + STAGES * D_STAGE;
-  Place own = drawn(c.heads);
+  Place own = tile_of_block(c.heads);
   Task task = c.tasks[own.task];
   Head head(c, c.sequences[task.first], own.head);
   if (c.found && !c.found[task.first * c.key_heads + head.key_head]) return;  // here a number for each sequence and key head
@@ -168,7 +168,7 @@ template <int M, int W, bool DK, bool DV, class SLOTS> DEV void of_keys(const Pa
   constexpr u32 OWN_K = M * D_BYTES, OWN_V = DK ? M * E_BYTES : 0, Q_STAGE = W * CD * BYTES, DOUT_STAGE = VALUES ? W * CE * BYTES : 0;
   const u32 at_k = shared(bytes), at_v = at_k + OWN_K, at_q = at_v + OWN_V, at_dout = at_q + STAGES * Q_STAGE;
   float* numbers = (float*)(bytes + OWN_K + OWN_V + STAGES * (Q_STAGE + DOUT_STAGE));  // of each stage: lse in powers of 2, and delta, of its queries
-  Place own = drawn(c.key_heads);
+  Place own = tile_of_block(c.key_heads);
   Task task = c.tasks[own.task];
   if (lacks(slots, task.key_tile)) return;
   if (task.key_tile % M) return;  // of the block of a tile before

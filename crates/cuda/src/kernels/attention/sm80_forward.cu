@@ -34,18 +34,13 @@ DEV bool scores(float (&s)[M][KEYS / 8][4], const Head& head, const Unit& unit, 
 extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(const __grid_constant__ PairArgs c) {
   extern __shared__ __align__(128) char bytes[];
   const u32 at_q = shared(bytes), at_k = at_q + Q_BYTES, at_v = at_k + FEEDS * K_BYTES;
-  Place own = drawn(c.heads);
+  Place own = tile_of_block(c.heads);
   Task task = c.tasks[own.task];
   if (task.row_tile % M) return;  // with the tile before
   Head head(c, c.sequences[task.first], own.head);
   const Sequence& s = head.s;
   const int row = task.row_tile * SIDE;
-  Tile tile = c.tiles[s.first_tile + task.row_tile];
-  if (M == 2 && row + SIDE < s.queries) {
-    Tile next = c.tiles[s.first_tile + task.row_tile + 1];
-    if (tile.begin == tile.end) tile = next;
-    else if (next.begin != next.end) tile = {min(tile.begin, next.begin), max(tile.end, next.end)};
-  }
+  const Tile tile = seen_tile<M>(c, s, task);
   const int first = tile.begin / KEYS;
   const int last = tile.begin < tile.end ? (tile.end + KEYS - 1) / KEYS : first, end = last * KEYS;
   auto load_k = [&](int n, int stage) {

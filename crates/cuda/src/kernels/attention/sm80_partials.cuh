@@ -26,7 +26,7 @@ template <int N> DEV void put(u32 tile, const Factors<1, N>& ds) {
   for (int j = 0; j < N / 8; j++)
 #pragma unroll
     for (int r = 0; r < 2; r++)
-      asm volatile("st.shared.u32 [%0], %1;" ::"r"(place<SIDE>(tile, row_of<1>(r), j) + 4 * (lane_id() % 4)), "r"(ds[0][j][r]) : "memory");
+      store_word(place<SIDE>(tile, row_of<1>(r), j) + 4 * (lane_id() % 4), ds[0][j][r]);
 }
 
 // Multiplies dS with k, 64 columns at a time, and writes what this tile of keys adds to the queries from `row` on.

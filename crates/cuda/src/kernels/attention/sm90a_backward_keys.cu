@@ -6,21 +6,23 @@ constexpr int KEYS = OWN, ROWS = 64;
 constexpr u32 KV_BYTES = KEYS * D * 2, Q_BYTES = ROWS * D * 2;
 // k and v of two tiles: dv and dk of a tile take their places. q and dout of query blocks, in stages.
 constexpr u32 AT_V = KV_BYTES, PAIR = 2 * KV_BYTES, AT_Q = 2 * PAIR, AT_DO = AT_Q + STAGES * Q_BYTES, AT_STATS = AT_DO + STAGES * Q_BYTES;
-constexpr u32 KV_FULL = AT_STATS + STAGES * 2 * ROWS * 4, KV_EMPTY = KV_FULL + 16, OUT_FULL = KV_EMPTY + 16, FULL = OUT_FULL + 16,
-              EMPTY = FULL + 8 * STAGES, TILE = EMPTY + 8 * STAGES, VISIT = TILE + 8;
+using Tiles = Ring<2, AT_STATS + STAGES * 2 * ROWS * 4, 1, true>;  // of k and v
+constexpr u32 OUT_FULL = Tiles::END;
+using Blocks = Ring<STAGES, OUT_FULL + 16>;  // of q, dout, lse2 and delta
+constexpr u32 TILE = Blocks::END, VISIT = TILE + 8;
 CHECK_SHARED(keys, 1024 + VISIT + (SPANS ? 16 : 0));  // 1024 to align all
 DEV void produce(u32 base, const BackwardArgs& call) {
-  u32 stage = 0, phase = 1, done = 0;
+  Tiles tiles = {base, 1};
+  Blocks blocks = {base, 1};
 #pragma unroll 1
-  for (int t = blockIdx.x; t < call.tiles; t = draw(call)) {
-    const u32 buffer = done & 1;
-    const Work w = ByKeys::work_of<false>(t, call);
+  for (int t = blockIdx.x; t < call.tiles; t = claim_tile(call.counter, call.tiles)) {
+    const Work w = work_of<true, false>(t, call);
     if (w.block < 0) continue;
     const Own s = of_batch<false>(call.shape, call.packed, w.batch);
-    const Range range = ByKeys::blocks<ROWS>(call.spans, w, s);
-    const u32 k = base + buffer * PAIR, loaded = base + KV_FULL + 8 * buffer;
-    wait(base + KV_EMPTY + 8 * buffer, (done >> 1 & 1) ^ 1);
-    put_tile(base + TILE + 4 * buffer, t);
+    const Range range = query_blocks<ROWS / 64>(call.spans, s, w.block, w.task);
+    const u32 k = base + tiles.stage() * PAIR, loaded = tiles.full();
+    tiles.wait_empty();
+    store_word(base + TILE + 4 * tiles.stage(), t);
     expect_bytes(loaded, PAIR);
     load5(k, &call.k, loaded, s.key_start + w.block * KEYS, w.head, s.batch);
     load5(k + AT_V, &call.v, loaded, s.key_start + w.block * KEYS, w.head, s.batch);
@@ -31,42 +33,41 @@ DEV void produce(u32 base, const BackwardArgs& call) {
       for (int row = range.begin * ROWS; row < range.end * ROWS; row += ROWS) {
         const u32 visit = SPANS ? visit_of<ROWS / 64>(call.spans, s, w.block, row / ROWS) : 0;
         if (visit == SKIPPED) continue;
-        u32 full = base + FULL + 8 * stage, stats = base + AT_STATS + stage * 2 * ROWS * 4;
-        wait(base + EMPTY + 8 * stage, phase);
-        if (SPANS) put_tile(base + VISIT + 4 * stage, visit);
+        const u32 stage = blocks.stage(), full = blocks.full(), stats = base + AT_STATS + stage * 2 * ROWS * 4;
+        blocks.wait_empty();
+        if (SPANS) store_word(base + VISIT + 4 * stage, visit);
         expect_bytes(full, 2 * Q_BYTES + 2 * ROWS * 4);
         load5(base + AT_Q + stage * Q_BYTES, &call.q, full, s.query_start + row, h, s.batch);
         load5(base + AT_DO + stage * Q_BYTES, &call.dout, full, s.query_start + row, h, s.batch);
-        const i64 at = stat_row(s, hidden(h)) + row;
+        const i64 at = stat_row(s, opaque(h)) + row;
         load_bytes(stats, call.lse2 + at, ROWS * 4, full);
         load_bytes(stats + ROWS * 4, call.delta + at, ROWS * 4, full);
-        if (++stage == STAGES) stage = 0, phase ^= 1;
+        blocks.advance();
       }
-    done++;
+    tiles.advance();
   }
-  wait(base + KV_EMPTY + 8 * (done & 1), (done >> 1 & 1) ^ 1);
-  put_tile(base + TILE + 4 * (done & 1), -1);
-  arrive(base + KV_FULL + 8 * (done & 1));
+  tiles.wait_empty();
+  store_word(base + TILE + 4 * tiles.stage(), -1);
+  arrive(tiles.full());
 }
 
 // Writes dk and dv of each tile.
 DEV void store(u32 base, const BackwardArgs& call) {
-  u32 buffer = 0, phase = 0;
 #pragma unroll 1
-  for (;;) {
-    wait(base + KV_FULL + 8 * buffer, phase);
-    const int t = tile_at<false>(base + TILE + 4 * buffer);
+  for (Tiles tiles = {base, 0};; tiles.advance()) {
+    tiles.wait_full();
+    const int t = load_word(base + TILE + 4 * tiles.stage());
     if (t < 0) break;
-    const Work w = ByKeys::work_of<false>(t, call);
+    const Work w = work_of<true, false>(t, call);
     const Own s = of_batch<false>(call.shape, call.packed, w.batch);
-    wait(base + OUT_FULL + 8 * buffer, phase);
-    if (!ByKeys::is_cut(w, s)) {
-      store5(&call.dk, base + buffer * PAIR, s.key_start + w.block * KEYS, w.head, s.batch);
-      if (DV) store5(&call.dv, base + buffer * PAIR + AT_V, s.key_start + w.block * KEYS, w.head, s.batch);
+    const u32 from = base + tiles.stage() * PAIR;
+    wait(base + OUT_FULL + 8 * tiles.stage(), tiles.phase());
+    if (!is_cut<true>(w, s)) {
+      store5(&call.dk, from, s.key_start + w.block * KEYS, w.head, s.batch);
+      if (DV) store5(&call.dv, from + AT_V, s.key_start + w.block * KEYS, w.head, s.batch);
       store_commit(), store_wait_read();
     }
-    arrive(base + KV_EMPTY + 8 * buffer);
-    if (buffer ^= 1; !buffer) phase ^= 1;
+    arrive(tiles.empty());
   }
   store_wait();
 }
@@ -74,23 +75,21 @@ DEV void store(u32 base, const BackwardArgs& call) {
 DEV void consume(u32 base, const BackwardArgs& call) {
   const Shape& all = call.shape;
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
-  u32 stage = 0, phase = 0;
+  Blocks blocks = {base, 0};
 #pragma unroll 1
-  for (u32 done = 0;; done++) {
-    const u32 buffer = done & 1;
-    wait(base + KV_FULL + 8 * buffer, done >> 1 & 1);
-    const int t = tile_at<true>(base + TILE + 4 * buffer);
+  for (Tiles tiles = {base, 0};; tiles.advance()) {
+    tiles.wait_full();
+    const int t = uniform<true>(load_word(base + TILE + 4 * tiles.stage()));
     if (t < 0) return;
-    const Work w = ByKeys::work_of<true>(t, call);
+    const Work w = work_of<true, true>(t, call);
     const Own s = of_batch<true>(all, call.packed, w.batch);
     const float c = UNIT * LOG2E;
-    const u32 own = base + buffer * PAIR + group * 64 * 128;
+    const u32 own = base + tiles.stage() * PAIR + group * 64 * 128;
     const int key = w.block * KEYS + group * 64 + warp * 16 + lane / 4, each = s.heads / s.key_heads;
     float dk[D / 2], dv[D / 2];
     u32 pp[ROWS / 4], dsp[ROWS / 4];
     bool any = false;
-#pragma unroll
-    for (int i = 0; i < D / 2; i++) dk[i] = dv[i] = 0;
+    clear(dk), clear(dv);
 #if OPTIONS
     // The bias of a pair of this thread, 0 where it is none.
     auto bias = [&](int h, int i, int j, int r, int e) {
@@ -102,23 +101,25 @@ DEV void consume(u32 base, const BackwardArgs& call) {
     bool cut = false;  // with SPANS, whether a block hides a pair
     auto step = [&](int h, int i, auto masked) {
       float p[ROWS / 2], ds[ROWS / 2];
-      const u32 k = hidden(own), v = k + AT_V;
-      u32 q = base + AT_Q + stage * Q_BYTES, dout = base + AT_DO + stage * Q_BYTES, stats = base + AT_STATS + stage * 2 * ROWS * 4 + 8 * (lane & 3);
+      const u32 k = opaque(own), v = k + AT_V;
+      const u32 stage = blocks.stage(), q = base + AT_Q + stage * Q_BYTES, dout = base + AT_DO + stage * Q_BYTES;
+      const u32 stats = base + AT_STATS + stage * 2 * ROWS * 4 + 8 * (lane & 3);
       // Before there are scores: one register for the pairs of a thread. One step for all blocks: two spill.
-      const u32 shown = SPANS && cut ? visible(call.spans, all, s, i * ROWS + 2 * (lane & 3), hidden(key)) : ~0u;
-      wait(base + FULL + 8 * stage, phase);
+      const u32 shown = SPANS && cut ? visible(call.spans, all, s, i * ROWS + 2 * (lane & 3), opaque(key)) : ~0u;
+      blocks.wait_full();
       // Of packed sequences the last block is masked.
       if (LENGTHS && (!PACKED || decltype(masked)::value) && s.queries - i * ROWS < ROWS)
         zero_rows<ROWS>(s.queries - i * ROWS, group, q, dout);
       pin(p), mma_begin();
-      issue_shared<ROWS, KEYS, ROWS>(p, k, q), mma_commit();
+      multiply_shared<ROWS, D, KEYS, ROWS>(p, k, q), mma_commit();
       mma_wait<1>(), pin(dsp);  // the products of the block before: their operands' registers are free
       if (DV) pin(pp);
-      if (any) warp_arrive(base + EMPTY + 8 * (stage ? stage - 1 : STAGES - 1));
+      if (any) blocks.release(blocks.before());
       pin(ds), mma_begin();
-      issue_shared<ROWS, KEYS, ROWS>(ds, v, dout), mma_commit();
+      multiply_shared<ROWS, D, KEYS, ROWS>(ds, v, dout), mma_commit();
       mma_wait<1>(), pin(p);
-      const int seen = decltype(masked)::value ? hidden(key) - s.offset - i * ROWS - 2 * (lane & 3) : 0;  // the query on the diagonal
+      // The query on the diagonal.
+      const int seen = decltype(masked)::value ? opaque(key) - s.offset - i * ROWS - 2 * (lane & 3) : 0;
 #pragma unroll
       for (int j = 0; j < ROWS / 8; j++) {
         float2 l = load_pair(stats + 32 * j);
@@ -151,7 +152,7 @@ DEV void consume(u32 base, const BackwardArgs& call) {
       }
       if (DV) {
         pin(pp), mma_begin();
-        issue_registers<ROWS>(dv, pp, dout, 1), mma_commit();
+        multiply_registers<ROWS, D>(dv, pp, dout), mma_commit();
       }
       mma_wait<DV>(), pin(ds);  // dP; dv runs under what follows
 #pragma unroll
@@ -161,19 +162,19 @@ DEV void consume(u32 base, const BackwardArgs& call) {
         for (int r = 0; r < 2; r++) dsp[2 * j + r] = pack(p[4 * j + 2 * r] * (ds[4 * j + 2 * r] - x.x), p[4 * j + 2 * r + 1] * (ds[4 * j + 2 * r + 1] - x.y));
       }
       pin(dsp), mma_begin();
-      issue_registers<ROWS>(dk, dsp, q, 1), mma_commit();
+      multiply_registers<ROWS, D>(dk, dsp, q), mma_commit();
       any = true;
-      if (++stage == STAGES) stage = 0, phase ^= 1;
+      blocks.advance();
     };
-    const Range range = ByKeys::blocks<ROWS>(call.spans, w, s);
+    const Range range = query_blocks<ROWS / 64>(call.spans, s, w.block, w.task);
 #pragma unroll 1
     for (int h = 0; h < each; h++) {
       int i = range.begin;
 #if WINDOW == 2
 #pragma unroll 1
       for (; i < range.end; i++) {
-        wait(base + FULL + 8 * stage, phase);
-        const u32 visit = tile_at<true>(base + VISIT + 4 * stage);
+        blocks.wait_full();
+        const u32 visit = uniform<true>(load_word(base + VISIT + 4 * blocks.stage()));
         i = number_of(visit), cut = visit & CUT;
         step(h, i, Is<true>());
       }
@@ -190,23 +191,11 @@ DEV void consume(u32 base, const BackwardArgs& call) {
     }
     mma_wait<0>(), pin(dk);
     if (DV) pin(dv);
-    if (any) warp_arrive(base + EMPTY + 8 * (stage ? stage - 1 : STAGES - 1));
-    if (LENGTHS == 1) {  // keys of no sequence
-#pragma unroll
-      for (int i = 0; i < D / 2; i++)
-        if (key + (i & 2) * 4 >= s.keys) dk[i] = dv[i] = 0;
-    }
-    if (!is_finite(dk, key, s.keys) || (DV && !is_finite(dv, key, s.keys))) raise<OF_KEYS>(call, w.batch, w.head);
-    if (ByKeys::is_cut(w, s)) {  // keys of the next sequence lie in the box
-      store_rows(call.dk_rows, s.batch, w.head, s.key_start, key, s.keys, dk, s.scale);
-      if (DV) store_rows(call.dv_rows, s.batch, w.head, s.key_start, key, s.keys, dv, 1);
-    } else {
-      named_sync(1 + group, 128);  // k and v of this warpgroup are no longer read
-      stage_out(dk, own, s.scale);
-      if (DV) stage_out(dv, own + AT_V, 1);
-      proxy_fence();
-    }
-    warp_arrive(base + OUT_FULL + 8 * buffer);
+    if (any) blocks.release(blocks.before());
+    auto ready = [&] { named_sync(1 + group, 128); };  // k and v of this warpgroup are no longer read
+    put_result<OF_KEYS, true>(call, w, s, dk, key, s.scale, call.dk_rows, own, ready);
+    if (DV) put_result<OF_KEYS, true>(call, w, s, dv, key, 1, call.dv_rows, own + AT_V, [] {});
+    warp_arrive(base + OUT_FULL + 8 * tiles.stage());
   }
 }
 }
@@ -217,11 +206,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant_
   if (threadIdx.x == 0) {
     prefetch(&call.q), prefetch(&call.k), prefetch(&call.v), prefetch(&call.dout), prefetch(&call.dk);
     if (DV) prefetch(&call.dv);
-    for (int i = 0; i < 2; i++) {
-      barrier_init(base + KV_FULL + 8 * i, 1), barrier_init(base + KV_EMPTY + 8 * i, 1);
-      barrier_init(base + OUT_FULL + 8 * i, 8 * ARRIVALS);
-    }
-    for (int i = 0; i < STAGES; i++) barrier_init(base + FULL + 8 * i, 1), barrier_init(base + EMPTY + 8 * i, 8 * ARRIVALS);
+    Tiles::init(base, 1, 1), Blocks::init(base, 1, 8 * ARRIVALS);
+    for (int i = 0; i < 2; i++) barrier_init(base + OUT_FULL + 8 * i, 8 * ARRIVALS);
     barrier_init_fence();
   }
   __syncthreads();

@@ -11,26 +11,30 @@ constexpr int STAGES = LSE ? 4 : 2;
 constexpr u32 BYTES = OWN * D * 2;
 // Of two tiles what they own; their results take its place. y, and x where that is another tensor, in stages.
 constexpr u32 AT_Y = 2 * BYTES, AT_X = LSE ? AT_Y : AT_Y + STAGES * BYTES, AT_STATS = AT_Y + 4 * BYTES, STATS = 2 * OWN * 4;
-constexpr u32 OWN_FULL = AT_STATS + STAGES * STATS, OWN_EMPTY = OWN_FULL + 16, OUT_FULL = OWN_EMPTY + 16, Y_FULL = OUT_FULL + 16,
-              Y_EMPTY = Y_FULL + 8 * STAGES, X_FULL = Y_EMPTY + 8 * STAGES, X_EMPTY = X_FULL + 8 * STAGES, TILE = X_EMPTY + 8 * STAGES,
-              VISIT = TILE + 8, ALL = 1024 + VISIT + (SPANS ? 16 : 0);  // 1024 to align all
-template <class TILES> constexpr bool BY_KEYS = false;
-template <> constexpr bool BY_KEYS<ByKeys> = true;
+using Tiles = Ring<2, AT_STATS + STAGES * STATS, 1, true>;  // of what a tile owns
+constexpr u32 OUT_FULL = Tiles::END;
+using Blocks = Ring<STAGES, OUT_FULL + 16, 2>;
+constexpr int Y = 0, X = 1;  // its parts
+constexpr u32 TILE = Blocks::END, VISIT = TILE + 8, ALL = 1024 + VISIT + (SPANS ? 16 : 0);  // 1024 to align all
 
-template <class TILES> DEV void produce(u32 base, const BackwardArgs& call) {
-  constexpr bool KEYS = BY_KEYS<TILES>;
-  u32 stage = 0, phase = 1, done = 0;
+template <bool KEYS> DEV Range range_of(const BackwardArgs& c, const Work& w, const Own& s) {
+  return KEYS ? query_blocks<2>(c.spans, s, w.block, w.task) : key_blocks<2, OWN>(c.spans, s, w.block);
+}
+template <bool KEYS> DEV void produce(u32 base, const BackwardArgs& call) {
+  Tiles tiles = {base, 1};
+  Blocks blocks = {base, 1};
 #pragma unroll 1
-  for (int t = blockIdx.x; t < call.tiles; t = draw(call)) {
-    const u32 buffer = done & 1, loaded = base + OWN_FULL + 8 * buffer;
-    const Work w = TILES::template work_of<false>(t, call);
+  for (int t = blockIdx.x; t < call.tiles; t = claim_tile(call.counter, call.tiles)) {
+    const Work w = work_of<KEYS, false>(t, call);
     if (w.block < 0) continue;
     const Own s = of_batch<false>(call.shape, call.packed, w.batch);
-    const Range range = TILES::template blocks<OWN>(call.spans, w, s);
-    wait(base + OWN_EMPTY + 8 * buffer, (done >> 1 & 1) ^ 1);
-    put_tile(base + TILE + 4 * buffer, t);
+    const Range range = range_of<KEYS>(call, w, s);
+    const u32 loaded = tiles.full();
+    tiles.wait_empty();
+    store_word(base + TILE + 4 * tiles.stage(), t);
     expect_bytes(loaded, BYTES);
-    load5(base + buffer * BYTES, KEYS ? &call.k : &call.q, loaded, (KEYS ? s.key_start : s.query_start) + w.block * OWN, w.head, s.batch);
+    const int first = (KEYS ? s.key_start : s.query_start) + w.block * OWN;
+    load5(base + tiles.stage() * BYTES, KEYS ? &call.k : &call.q, loaded, first, w.head, s.batch);
     const int each = s.heads / s.key_heads, from = KEYS ? w.head * each : w.head / each, heads = KEYS ? each : 1;
 #pragma unroll 1
     for (int h = from; h < from + heads; h++)
@@ -38,80 +42,75 @@ template <class TILES> DEV void produce(u32 base, const BackwardArgs& call) {
       for (int row = range.begin * OWN; row < range.end * OWN; row += OWN) {
         const u32 visit = SPANS && KEYS ? visit_of<OWN / 64>(call.spans, s, w.block, row / OWN) : 0;
         if (visit == SKIPPED) continue;
-        const u32 full = base + Y_FULL + 8 * stage, stats = base + AT_STATS + stage * STATS;
-        wait(base + Y_EMPTY + 8 * stage, phase);
-        if (SPANS && KEYS) put_tile(base + VISIT + 4 * stage, visit);
+        const u32 stage = blocks.stage(), full = blocks.full(), stats = base + AT_STATS + stage * STATS;
+        blocks.wait_empty();
+        if (SPANS && KEYS) store_word(base + VISIT + 4 * stage, visit);
         expect_bytes(full, BYTES + (KEYS ? (LSE ? 2 : 1) * OWN * 4 : 0));
         load5(base + AT_Y + stage * BYTES, KEYS ? &call.q : &call.k, full, (KEYS ? s.query_start : s.key_start) + row, h, s.batch);
         if (KEYS) {
-          const i64 at = stat_row(s, hidden(h)) + row;
+          const i64 at = stat_row(s, opaque(h)) + row;
           load_bytes(stats, call.lse2 + at, OWN * 4, full);
           if (LSE) load_bytes(stats + OWN * 4, call.delta + at, OWN * 4, full);
         }
-        if (!LSE) {
-          wait(base + X_EMPTY + 8 * stage, phase);
-          expect_bytes(base + X_FULL + 8 * stage, BYTES);
-          load5(base + AT_X + stage * BYTES, &call.dout, base + X_FULL + 8 * stage, s.query_start + row, h, s.batch);
-        }
-        if (++stage == STAGES) stage = 0, phase ^= 1;
+        if (!LSE)
+          load5(base + AT_X + stage * BYTES, &call.dout, blocks.fill(BYTES, X), s.query_start + row, h, s.batch);
+        blocks.advance();
       }
-    done++;
+    tiles.advance();
   }
-  wait(base + OWN_EMPTY + 8 * (done & 1), (done >> 1 & 1) ^ 1);
-  put_tile(base + TILE + 4 * (done & 1), -1);
-  arrive(base + OWN_FULL + 8 * (done & 1));
+  tiles.wait_empty();
+  store_word(base + TILE + 4 * tiles.stage(), -1);
+  arrive(tiles.full());
 }
 
-template <class TILES> DEV const TensorMap* result(const BackwardArgs& c) { return !LSE ? &c.dv : BY_KEYS<TILES> ? &c.dk : &c.dq; }
-template <class TILES> DEV const Elements& result_rows(const BackwardArgs& c) { return !LSE ? c.dv_rows : BY_KEYS<TILES> ? c.dk_rows : c.dq_rows; }
+template <bool KEYS> DEV const TensorMap* result(const BackwardArgs& c) { return !LSE ? &c.dv : KEYS ? &c.dk : &c.dq; }
+template <bool KEYS> DEV const Elements& result_rows(const BackwardArgs& c) {
+  return !LSE ? c.dv_rows : KEYS ? c.dk_rows : c.dq_rows;
+}
 
 // Writes the result of each tile.
-template <class TILES> DEV void store(u32 base, const BackwardArgs& call) {
-  u32 buffer = 0, phase = 0;
+template <bool KEYS> DEV void store(u32 base, const BackwardArgs& call) {
 #pragma unroll 1
-  for (;;) {
-    wait(base + OWN_FULL + 8 * buffer, phase);
-    const int t = tile_at<false>(base + TILE + 4 * buffer);
+  for (Tiles tiles = {base, 0};; tiles.advance()) {
+    tiles.wait_full();
+    const int t = load_word(base + TILE + 4 * tiles.stage());
     if (t < 0) break;
-    const Work w = TILES::template work_of<false>(t, call);
+    const Work w = work_of<KEYS, false>(t, call);
     const Own s = of_batch<false>(call.shape, call.packed, w.batch);
-    wait(base + OUT_FULL + 8 * buffer, phase);
-    if (!TILES::is_cut(w, s)) {
-      store5(result<TILES>(call), base + buffer * BYTES, (BY_KEYS<TILES> ? s.key_start : s.query_start) + w.block * OWN, w.head, s.batch);
+    wait(base + OUT_FULL + 8 * tiles.stage(), tiles.phase());
+    if (!is_cut<KEYS>(w, s)) {
+      const int first = (KEYS ? s.key_start : s.query_start) + w.block * OWN;
+      store5(result<KEYS>(call), base + tiles.stage() * BYTES, first, w.head, s.batch);
       store_commit(), store_wait_read();
     }
-    arrive(base + OWN_EMPTY + 8 * buffer);
-    if (buffer ^= 1; !buffer) phase ^= 1;
+    arrive(tiles.empty());
   }
   store_wait();
 }
 
-template <class TILES> DEV void consume(u32 base, const BackwardArgs& call) {
-  constexpr bool KEYS = BY_KEYS<TILES>;
+template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
   const Shape& all = call.shape;
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
-  u32 stage = 0, phase = 0;
+  Blocks blocks = {base, 0};
   // The warpgroups take turns at the tensor cores, so that the products of one run under the exponentials of the other. A turn is
   // what the weights of a block add, and the scores of the next block.
   auto my_turn = [&] { named_sync(3 + group, 256); };
   auto your_turn = [&] { named_arrive(4 - group, 256); };
   if (group == 1) named_arrive(3, 256);  // group 0 begins
 #pragma unroll 1
-  for (u32 done = 0;; done++) {
-    const u32 buffer = done & 1;
-    wait(base + OWN_FULL + 8 * buffer, done >> 1 & 1);
-    const int t = tile_at<true>(base + TILE + 4 * buffer);
+  for (Tiles tiles = {base, 0};; tiles.advance()) {
+    tiles.wait_full();
+    const int t = uniform<true>(load_word(base + TILE + 4 * tiles.stage()));
     if (t < 0) return;
-    const Work w = TILES::template work_of<true>(t, call);
+    const Work w = work_of<KEYS, true>(t, call);
     const Own s = of_batch<true>(all, call.packed, w.batch);
     const float c = UNIT * LOG2E;
-    const u32 own = base + buffer * BYTES + group * 64 * 128;
+    const u32 own = base + tiles.stage() * BYTES + group * 64 * 128;
     const int row = w.block * OWN + group * 64 + warp * 16 + lane / 4, each = s.heads / s.key_heads;
     float out[D / 2], p[OWN / 2], l[2], x[2];  // l and x: lse2 and delta of a thread's queries, where it owns these
     u32 weights[OWN / 4], before = 0;
     bool any = false;
-#pragma unroll
-    for (int i = 0; i < D / 2; i++) out[i] = 0;
+    clear(out);
     if (!KEYS) {
       const i64 at = stat_row(s, w.head) + row;
 #pragma unroll
@@ -129,27 +128,27 @@ template <class TILES> DEV void consume(u32 base, const BackwardArgs& call) {
     };
 #endif
     const Seen seen(call.spans, all, s, row);  // where it owns queries
-    const Range range = TILES::template blocks<OWN>(call.spans, w, s);
+    const Range range = range_of<KEYS>(call, w, s);
     bool cut = false;  // with SPANS by keys, whether a block hides a pair
     // Block n, of the query head h.
     auto step = [&](int h, int n, auto masked) {
       constexpr bool MASKED = decltype(masked)::value;
-      const u32 stats = base + AT_STATS + stage * STATS + 8 * (lane & 3);
+      const u32 stage = blocks.stage(), stats = base + AT_STATS + stage * STATS + 8 * (lane & 3);
       u32 shown[2] = {~0u, ~0u};  // of 64 queries each
       if (SPANS && KEYS && MASKED && cut) {
 #pragma unroll
         for (int half = 0; half < 2; half++) shown[half] = visible(call.spans, all, s, n * OWN + half * 64 + 2 * (lane & 3), row);
       }
-      wait(base + Y_FULL + 8 * stage, phase);
+      blocks.wait_full(Y);
       // Rows behind the sequence; of packed ones the last block is masked.
       const int end = (KEYS ? s.queries : s.keys) - n * OWN;
       const bool is_cut = LENGTHS && (!PACKED || MASKED) && end < OWN;
       if (is_cut) zero_rows<OWN>(end, group, base + AT_Y + stage * BYTES);
       pin(p), mma_begin();
-      issue_shared<OWN, OWN, OWN>(p, hidden(own), base + AT_Y + stage * BYTES), mma_commit();
+      multiply_shared<OWN, D, OWN, OWN>(p, opaque(own), base + AT_Y + stage * BYTES), mma_commit();
       if (any) your_turn();
       mma_wait<1>(), pin(weights);  // the product of the block before: its operand's registers are free
-      if (any) warp_arrive(base + (LSE ? Y_EMPTY : X_EMPTY) + 8 * before);
+      if (any) blocks.release(before, LSE ? Y : X);
       mma_wait<0>(), pin(p);
       const int column = n * OWN + 2 * (lane & 3);  // the first of a thread
 #if OPTIONS
@@ -189,16 +188,15 @@ template <class TILES> DEV void consume(u32 base, const BackwardArgs& call) {
           }
         }
       }
-#pragma unroll
-      for (int i = 0; i < OWN / 4; i++) weights[i] = pack(p[2 * i], p[2 * i + 1]);
-      if (!LSE) warp_arrive(base + Y_EMPTY + 8 * stage);
-      if (!LSE) wait(base + X_FULL + 8 * stage, phase);
+      pack_all(p, weights);
+      if (!LSE) blocks.release(stage, Y);
+      if (!LSE) blocks.wait_full(X);
       if (!LSE && is_cut) zero_rows<OWN>(end, group, base + AT_X + stage * BYTES);
       my_turn();
       pin(weights), mma_begin();
-      issue_registers<OWN>(out, weights, base + AT_X + stage * BYTES, 1), mma_commit();
+      multiply_registers<OWN, D>(out, weights, base + AT_X + stage * BYTES), mma_commit();
       before = stage, any = true;
-      if (++stage == STAGES) stage = 0, phase ^= 1;
+      blocks.advance();
     };
 #pragma unroll 1
     for (int h = KEYS ? w.head * each : w.head, heads = KEYS ? each : 1; heads; h++, heads--) {
@@ -206,8 +204,8 @@ template <class TILES> DEV void consume(u32 base, const BackwardArgs& call) {
       for (int n = range.begin; n < range.end; n++) {
         bool sees_all = n >= range.open && n < range.closed;
         if (SPANS && KEYS) {
-          wait(base + Y_FULL + 8 * stage, phase);
-          const u32 visit = tile_at<true>(base + VISIT + 4 * stage);
+          blocks.wait_full(Y);
+          const u32 visit = uniform<true>(load_word(base + VISIT + 4 * blocks.stage()));
           n = number_of(visit), cut = visit & CUT, sees_all = !cut;
         }
         // With options a mask is little beside the rest, and a second loop twice the time to compile.
@@ -217,49 +215,31 @@ template <class TILES> DEV void consume(u32 base, const BackwardArgs& call) {
     }
     if (any) your_turn();
     mma_wait<0>(), pin(out);
-    if (any) warp_arrive(base + (LSE ? Y_EMPTY : X_EMPTY) + 8 * before);
-    const int rows = KEYS ? s.keys : s.queries;
-    if (LENGTHS == 1) {  // rows of no sequence
-#pragma unroll
-      for (int i = 0; i < D / 2; i++)
-        if (row + (i & 2) * 4 >= rows) out[i] = 0;
-    }
-    if (!is_finite(out, row, rows)) raise<OF_WEIGHTS>(call, w.batch, KEYS ? w.head : w.head / each);
-    const float scale = LSE ? s.scale : 1;
-    if (TILES::is_cut(w, s)) {  // rows of the next sequence lie in the box
-      store_rows(result_rows<TILES>(call), s.batch, w.head, KEYS ? s.key_start : s.query_start, row, rows, out, scale);
-    } else {
-      named_sync(1 + group, 128);  // what this warpgroup owns is no longer read
-      stage_out(out, own, scale);
-      proxy_fence();
-    }
-    warp_arrive(base + OUT_FULL + 8 * buffer);
+    if (any) blocks.release(before, LSE ? Y : X);
+    auto ready = [&] { named_sync(1 + group, 128); };  // what this warpgroup owns is no longer read
+    put_result<OF_WEIGHTS, KEYS>(call, w, s, out, row, LSE ? s.scale : 1, result_rows<KEYS>(call), own, ready);
+    warp_arrive(base + OUT_FULL + 8 * tiles.stage());
   }
 }
 
-template <class TILES> DEV void run(const BackwardArgs& call, char* bytes) {
+template <bool KEYS> DEV void run(const BackwardArgs& call, char* bytes) {
   const u32 base = (shared(bytes) + 1023) & ~1023u;
   if (threadIdx.x == 0) {
-    prefetch(&call.q), prefetch(&call.k), prefetch(result<TILES>(call));
+    prefetch(&call.q), prefetch(&call.k), prefetch(result<KEYS>(call));
     if (!LSE) prefetch(&call.dout);
-    for (int i = 0; i < 2; i++) {
-      barrier_init(base + OWN_FULL + 8 * i, 1), barrier_init(base + OWN_EMPTY + 8 * i, 1);
-      barrier_init(base + OUT_FULL + 8 * i, 8 * ARRIVALS);
-    }
-    for (int i = 0; i < STAGES; i++) {
-      barrier_init(base + Y_FULL + 8 * i, 1), barrier_init(base + Y_EMPTY + 8 * i, 8 * ARRIVALS);
-      barrier_init(base + X_FULL + 8 * i, 1), barrier_init(base + X_EMPTY + 8 * i, 8 * ARRIVALS);
-    }
+    Tiles::init(base, 1, 1);
+    Blocks::init(base, 1, 8 * ARRIVALS, Y), Blocks::init(base, 1, 8 * ARRIVALS, X);
+    for (int i = 0; i < 2; i++) barrier_init(base + OUT_FULL + 8 * i, 8 * ARRIVALS);
     barrier_init_fence();
   }
   __syncthreads();
   if (threadIdx.x < 128) {
     registers_down<56>();
-    if (threadIdx.x == 0) produce<TILES>(base, call);
-    if (threadIdx.x == 32) store<TILES>(base, call);
+    if (threadIdx.x == 0) produce<KEYS>(base, call);
+    if (threadIdx.x == 32) store<KEYS>(base, call);
   } else {
     registers_up<224>();
-    consume<TILES>(base, call);
+    consume<KEYS>(base, call);
   }
 }
 }
@@ -268,17 +248,17 @@ CHECK_SHARED(keys, weights_pass::ALL);
 CHECK_SHARED(queries, weights_pass::ALL);
 extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant__ BackwardArgs call) {
   extern __shared__ char bytes[];
-  weights_pass::run<ByKeys>(call, bytes);
+  weights_pass::run<true>(call, bytes);
 }
 extern "C" __global__ void __launch_bounds__(384, 1) queries(const __grid_constant__ BackwardArgs call) {
   extern __shared__ char bytes[];
-  weights_pass::run<ByQueries>(call, bytes);
+  weights_pass::run<false>(call, bytes);
 }
 #else
 CHECK_SHARED(values, weights_pass::ALL);
 extern "C" __global__ void __launch_bounds__(384, 1) values(const __grid_constant__ BackwardArgs call) {
   extern __shared__ char bytes[];
-  weights_pass::run<ByKeys>(call, bytes);
+  weights_pass::run<true>(call, bytes);
 }
 #endif
 #endif

@@ -36,34 +36,13 @@ constexpr int ROWS = 64 * GROUPS;
 constexpr u32 Q_BYTES = ROWS * D * 2, KV_BYTES = KEYS * D * 2, PANEL = KEYS * 128;
 constexpr u32 STAGING = 8192 * ((KEYS + 63) / 64);  // of each warpgroup: o on its way out, or P for the guard
 constexpr u32 AT_K = Q_BYTES, AT_V = AT_K + STAGES * KV_BYTES, AT_O = AT_V + STAGES * KV_BYTES, AT_BARRIERS = AT_O + GROUPS * STAGING;
-constexpr u32 Q_FULL = 0, Q_EMPTY = 8, K_FULL = 16, K_EMPTY = K_FULL + 8 * STAGES, V_FULL = K_EMPTY + 8 * STAGES,
-              V_EMPTY = V_FULL + 8 * STAGES, TILE = V_EMPTY + 8 * STAGES;  // offsets from AT_BARRIERS
+using QRing = Ring<1, AT_BARRIERS>;
+using KRing = Ring<STAGES, QRing::END>;
+using VRing = Ring<STAGES, KRing::END>;
+constexpr u32 TILE = VRing::END;
 CHECK_SHARED(forward, 1024 + AT_BARRIERS + 256);  // the base is aligned to 1024 by hand
 
 KERNEL_ARGS(ForwardArgs)
-struct Work { int block, head, batch; };  // of listed sequences the number in place of the batch element
-
-// How many work tiles there are, and which is which. Those of listed sequences are the host's tasks, of 64 rows: `skips`
-// the ones that belong to the tile before.
-DEV int tiles_of(const ForwardArgs& c) {
-  return PACKED ? c.packed.tasks * c.shape.heads : (c.shape.queries + ROWS - 1) / ROWS * c.shape.heads * c.shape.batch;
-}
-DEV bool skips(int t, const ForwardArgs& c) {
-  return PACKED && c.packed.by_queries[c.packed.tasks - 1 - t / c.shape.heads].row_tile % GROUPS;
-}
-template <bool WARP> DEV Work work(int t, const ForwardArgs& c) {
-  const Shape& s = c.shape;
-  if (PACKED) {
-    Task task = c.packed.by_queries[c.packed.tasks - 1 - t / s.heads];
-    if (WARP) task.row_tile = __shfl_sync(~0u, task.row_tile, 0), task.first = __shfl_sync(~0u, task.first, 0);
-    return {task.row_tile / GROUPS, t % s.heads, task.first};
-  }
-  int blocks = (s.queries + ROWS - 1) / ROWS, all = s.batch * s.heads;
-  int per_group = s.heads_per_group * blocks, g = t / per_group, r = t - g * per_group;
-  int first = g * s.heads_per_group, width = min(s.heads_per_group, all - first);
-  int b = r / width, h = first + (r - b * width);
-  return {WINDOW ? blocks - 1 - b : b, h % s.heads, h / s.heads};
-}
 struct Maxima {  // of the two rows of this thread, and the sums of their weights
   float m[2] = {-INF, -INF}, l[2] = {0, 0};
 };
@@ -86,19 +65,7 @@ template <bool MASK> DEV void mask(float (&s)[KEYS / 2], bool (&cut)[2], int key
   }
 }
 #if OPTIONS
-// The rows of bias for the two rows of this thread, from the pair of keys that it has in the first 8; 0: none.
-struct Extra {
-  const u16* bias[2];
-  bool pairs;
-};
-DEV Extra extra_of(const ScoreOptions& o, const Own& own, const Work& w, int row) {
-  Extra x;
-#pragma unroll
-  for (int r = 0; r < 2; r++)
-    x.bias[r] = o.bias.data ? row_of(o.bias, own.batch, w.head, own.query_start + min(row + 8 * r, own.queries - 1)) + own.key_start + 2 * (lane_id() & 3) : 0;
-  x.pairs = has_pairs(o.bias, x.bias[0]);
-  return x;
-}
+using Extra = BiasRows;
 // S over the unit (F2), from products; of which rows the bias hides something.
 template <bool MASK> DEV void extend(float (&s)[KEYS / 2], bool (&hides)[2], int key, const Own& own, const ScoreOptions& o, const Extra& x) {
   hides[0] = hides[1] = false;
@@ -109,13 +76,14 @@ template <bool MASK> DEV void extend(float (&s)[KEYS / 2], bool (&hides)[2], int
 #pragma unroll
     for (int i = 0; i < KEYS / 2; i++) s[i] = __fmul_rn(o.unit.scale, s[i]);
   }
-  if (!x.bias[0]) return;
+  if (!x.of[0]) return;
   const int keys = own.keys - key - 2 * (lane_id() & 3);
+  const bool pairs = has_pairs(o.bias, x.of[0]);
 #pragma unroll
   for (int r = 0; r < 2; r++) {
 #pragma unroll
     for (int j = 0; j < KEYS / 8; j++) {
-      float2 b = load_bias(x.bias[r] + key + 8 * j, x.pairs, MASK ? keys - 8 * j : 2);
+      float2 b = load_bias(x.of[r] + key + 8 * j, pairs, MASK ? keys - 8 * j : 2);
       add_bias(s[4 * j + 2 * r], b.x, o.unit), add_bias(s[4 * j + 2 * r + 1], b.y, o.unit);
       hides[r] |= s[4 * j + 2 * r] == -INF || s[4 * j + 2 * r + 1] == -INF;
     }
@@ -181,36 +149,17 @@ template <bool MASK> DEV bool weigh(float (&s)[KEYS / 2], Maxima& rows, float (&
   return soften<MASK>(s, rows, a, c, cut);
 #endif
 }
-DEV void pack_all(const float (&s)[KEYS / 2], u32 (&p)[KEYS / 4]) {
-#pragma unroll
-  for (int i = 0; i < KEYS / 4; i++) p[i] = pack(s[2 * i], s[2 * i + 1]);
-}
-DEV void multiply(float (&o)[D / 2], const float (&a)[2]) {
-#pragma unroll
-  for (int j = 0; j < D / 8; j++) { o[4 * j] *= a[0]; o[4 * j + 1] *= a[0]; o[4 * j + 2] *= a[1]; o[4 * j + 3] *= a[1]; }
-}
-DEV void issue_scores(float (&s)[KEYS / 2], u32 q, u32 k) {  // s = q·kᵀ
-#pragma unroll
-  for (int i = 0; i < D / 16; i++)
-    Mma<KEYS>::ss<K_MAJOR, K_MAJOR>(s, k_major(q + (i / 4) * ROWS * 128 + (i % 4) * 32), k_major(k + (i / 4) * PANEL + (i % 4) * 32), i > 0);
-}
-DEV void issue_values(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, int add) {  // o (+)= p·v
-#pragma unroll
-  for (int i = 0; i < KEYS / 16; i++) Mma<D>::rs<MN_MAJOR>(o, p + 4 * i, mn_major(v + i * 2048, PANEL), i > 0 ? 1 : add);
-}
-
 // Before the product P·v of a block with a mask: if v holds anything but finite numbers, adds those elements over the allowed
 // pairs by ordinary arithmetic and zeroes them in shared memory. Every warpgroup comes here with the same block and verdict.
 DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, int key, int& add, const Seen& seen, const Extra& extra) {
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
-  const u32 top = STORAGE == 1 ? 0x7f80 : 0x7c00;  // the exponent of infinities and NaN
   u32 most = 0;
 #pragma unroll
   for (int i = 0; i < int(KV_BYTES / 16 / 128); i++) {
     uint4 x = load_piece(v + (i * 128 + threadIdx.x % 128) * 16);
     most = max_pair(max_pair(max_pair(most, x.x & 0x7fff7fff), x.y & 0x7fff7fff), max_pair(x.z & 0x7fff7fff, x.w & 0x7fff7fff));
   }
-  if (!named_any(1 + GROUPS + group, 128, (most & 0xffff) >= top || most >> 16 >= top)) return;
+  if (!named_any(1 + GROUPS + group, 128, (most & 0xffff) >= TOP || most >> 16 >= TOP)) return;
   if (threadIdx.x % 128 == 0) store_wait_read();
   named_sync(1 + GROUPS + group, 128);
 #pragma unroll
@@ -219,11 +168,7 @@ DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, 
     store_blocks(staging + piece / 8 * 8192 + swizzled(warp * 16 + lane % 16, piece % 8), p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]);
   }
   __syncwarp();
-  if (!add) {
-#pragma unroll
-    for (int i = 0; i < D / 2; i++) o[i] = 0;
-    add = 1;
-  }
+  if (!add) clear(o), add = 1;
 #pragma unroll 1
   for (int j = 0; j < KEYS; j++) {
     float x[2];
@@ -233,7 +178,7 @@ DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, 
       float2 y = unpack(load_word(staging + j / 64 * 8192 + swizzled(warp * 16 + lane / 4 + 8 * r, j % 64 / 8) + j % 8 / 2 * 4));
       x[r] = key + j >= begin && key + j < end ? j % 2 ? y.y : y.x : -1;
 #if OPTIONS
-      if (x[r] >= 0 && extra.bias[0] && read(extra.bias[r][key + j - 2 * (lane & 3)]) == -INF) x[r] = -1;
+      if (x[r] >= 0 && extra.of[0] && read(extra.of[r][key + j - 2 * (lane & 3)]) == -INF) x[r] = -1;
 #endif
     }
 #pragma unroll
@@ -247,10 +192,7 @@ DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, 
     }
   }
   named_sync(15, 128 * GROUPS);
-  for (int i = threadIdx.x - 128; i < int(KV_BYTES / 4); i += 128 * GROUPS) {
-    u32 x = load_word(v + 4 * i), keep = ((x & 0x7fff) < top ? 0xffff : 0) | ((x >> 16 & 0x7fff) < top ? 0xffff0000 : 0);
-    if (keep != ~0u) asm volatile("st.shared.u32 [%0], %1;" ::"r"(v + 4 * i), "r"(x & keep) : "memory");
-  }
+  clear_odd(v, KV_BYTES, threadIdx.x - 128, 128 * GROUPS);
   proxy_fence();
   named_sync(15, 128 * GROUPS);
 }
@@ -258,38 +200,32 @@ DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, 
 DEV void produce(u32 base, const ForwardArgs& c) {
   const TensorMap *qm = &c.q, *km = &c.k, *vm = &c.v;
   const Shape& shape = c.shape;
-  const u32 bar = base + AT_BARRIERS;
-  int tiles = tiles_of(c), t = blockIdx.x;
-  u32 stage_k = 0, phase_k = 1, stage_v = 0, phase_v = 1, phase_q = 1;
+  const int tiles = tiles_of<GROUPS>(shape, c.packed);
+  int t = blockIdx.x;
+  QRing queries = {base, 1};
+  KRing k_ring = {base, 1};
+  VRing v_ring = {base, 1};
   auto load_k = [&](int row, int h, int b) {
-    wait(bar + K_EMPTY + 8 * stage_k, phase_k);
-    expect_bytes(bar + K_FULL + 8 * stage_k, KV_BYTES);
-    load5(base + AT_K + stage_k * KV_BYTES, km, bar + K_FULL + 8 * stage_k, row, h, b);
-    if (++stage_k == STAGES) stage_k = 0, phase_k ^= 1;
+    load5(base + AT_K + k_ring.stage() * KV_BYTES, km, k_ring.fill(KV_BYTES), row, h, b), k_ring.advance();
   };
   auto load_v = [&](int row, int h, int b) {
-    if (!VALUES) return;
-    wait(bar + V_EMPTY + 8 * stage_v, phase_v);
-    expect_bytes(bar + V_FULL + 8 * stage_v, KV_BYTES);
-    load5(base + AT_V + stage_v * KV_BYTES, vm, bar + V_FULL + 8 * stage_v, row, h, b);
-    if (++stage_v == STAGES) stage_v = 0, phase_v ^= 1;
+    if (VALUES) load5(base + AT_V + v_ring.stage() * KV_BYTES, vm, v_ring.fill(KV_BYTES), row, h, b), v_ring.advance();
   };
 #pragma unroll 1
   while (t < tiles) {
-    int drawn = atomicAdd(c.counter, 1u), next = drawn + gridDim.x;  // early: its latency hides under the tile's loads
-    if (drawn == tiles - 1) *c.counter = 0;                       // each block draws once too often: this is the last draw
-    if (skips(t, c)) { t = next; continue; }
-    Work w = work<false>(t, c);
+    const int next = claim_tile(c.counter, tiles);  // early: its latency hides under the tile's loads
+    const Work w = work_of<GROUPS, false, false>(t, shape, c.packed, shape.heads_per_group);
+    if (w.block < 0) { t = next; continue; }
     const Own own = of_batch<false>(shape, c.packed, w.batch);
-    Blocks blocks = key_blocks<GROUPS, KEYS>(c.spans, own, w.block);
+    const Range blocks = key_blocks<GROUPS, KEYS>(c.spans, own, w.block);
     int n = blocks.end, kh = w.head / (shape.heads / shape.key_heads);
-    wait(bar + Q_EMPTY, phase_q), phase_q ^= 1;
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(bar + TILE), "r"(t) : "memory");
+    queries.wait_empty(), queries.advance();
+    store_word(base + TILE, t);
     if (n == blocks.begin) {
-      arrive(bar + Q_FULL);
+      arrive(queries.full());
     } else {
-      expect_bytes(bar + Q_FULL, Q_BYTES);
-      load5(base, qm, bar + Q_FULL, own.query_start + w.block * ROWS, w.head, own.batch);
+      expect_bytes(queries.full(), Q_BYTES);
+      load5(base, qm, queries.full(), own.query_start + w.block * ROWS, w.head, own.batch);
       load_k(own.key_start + --n * KEYS, kh, own.batch);
 #pragma unroll 1
       for (; n > blocks.begin; n--) load_k(own.key_start + (n - 1) * KEYS, kh, own.batch), load_v(own.key_start + n * KEYS, kh, own.batch);
@@ -297,14 +233,13 @@ DEV void produce(u32 base, const ForwardArgs& c) {
     }
     t = next;
   }
-  wait(bar + Q_EMPTY, phase_q);
-  asm volatile("st.shared.u32 [%0], %1;" ::"r"(bar + TILE), "r"(-1) : "memory");
-  arrive(bar + Q_FULL);
+  queries.wait_empty();
+  store_word(base + TILE, -1);
+  arrive(queries.full());
 }
 
 DEV void consume(u32 base, const ForwardArgs& call) {
   const Shape& shape = call.shape;
-  const u32 bar = base + AT_BARRIERS;
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
 #if OPTIONS
   const float unit = call.options.unit.natural;
@@ -313,27 +248,25 @@ DEV void consume(u32 base, const ForwardArgs& call) {
 #endif
   const float c = unit * LOG2E;
   const u32 q = base + group * 64 * 128, staging = base + AT_O + group * STAGING;
-  u32 stage_k = 0, phase_k = 0, stage_v = 0, phase_v = 0, phase_q = 0;
+  QRing queries = {base, 0};
+  KRing k_ring = {base, 0};
+  VRing v_ring = {base, 0};
   auto my_turn = [&] { if (TURNS) named_sync(1 + group, 256); };
   auto your_turn = [&] { if (TURNS) named_arrive(1 + (group + 1) % GROUPS, 256); };
-  auto next_k = [&] { if (++stage_k == STAGES) stage_k = 0, phase_k ^= 1; };
-  auto next_v = [&] { if (++stage_v == STAGES) stage_v = 0, phase_v ^= 1; };
   if (TURNS && group == GROUPS - 1) named_arrive(1, 256);  // group 0 begins
 
   for (;;) {
-    wait(bar + Q_FULL, phase_q), phase_q ^= 1;
-    int t;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(t) : "r"(bar + TILE) : "memory");
-    t = __shfl_sync(~0u, t, 0);  // tells the compiler that it is uniform: no product may stand on a divergent path
+    queries.wait_full(), queries.advance();
+    const int t = uniform<true>(load_word(base + TILE));
     if (t < 0) break;
-    Work w = work<true>(t, call);
+    const Work w = work_of<GROUPS, false, true>(t, shape, call.packed, shape.heads_per_group);
     const Own own = of_batch<true>(shape, call.packed, w.batch);
-    Blocks blocks = key_blocks<GROUPS, KEYS>(call.spans, own, w.block);
+    const Range blocks = key_blocks<GROUPS, KEYS>(call.spans, own, w.block);
     int n = blocks.end;
-    int row = w.block * ROWS + group * 64 + warp * 16 + lane / 4;
+    const int row = w.block * ROWS + group * 64 + own_row();
     const Seen seen(call.spans, shape, own, row);
 #if OPTIONS
-    const Extra extra = extra_of(call.options, own, w, row);
+    const Extra extra(call.options, own, w.head, row);
     const bool hides = call.options.bias.data;  // whether any block may hide a pair
 #else
     const Extra extra;
@@ -342,66 +275,65 @@ DEV void consume(u32 base, const ForwardArgs& call) {
     Maxima rows;
     float o[D / 2];
     if (n == blocks.begin) {
-#pragma unroll
-      for (int i = 0; i < D / 2; i++) o[i] = 0;
-      warp_arrive(bar + Q_EMPTY);
+      clear(o);
+      queries.release();
     } else {
       u32 p[KEYS / 4];
       float a[2], s[KEYS / 2];
       int add = 0;
       n--;
-      wait(bar + K_FULL + 8 * stage_k, phase_k);
+      k_ring.wait_full();
       pin(s), mma_begin();
-      issue_scores(s, q, base + AT_K + stage_k * KV_BYTES);
+      multiply_shared<KEYS, D, ROWS, KEYS>(s, q, base + AT_K + k_ring.stage() * KV_BYTES);
       mma_commit(), mma_wait<0>(), pin(s);
-      warp_arrive(bar + K_EMPTY + 8 * stage_k), next_k();
+      k_ring.release(), k_ring.advance();
       weigh<true>(s, rows, a, c, n * KEYS, seen, own, call, extra);
       pack_all(s, p);
       auto step = [&](auto masked) {
-        if (VALUES && (hides || n + 1 >= blocks.open || (WINDOW && n + 1 < blocks.closed))) {
-          wait(bar + V_FULL + 8 * stage_v, phase_v);
-          guard(o, p, base + AT_V + stage_v * KV_BYTES, staging, (n + 1) * KEYS, add, seen, extra);
+        if (VALUES && (hides || n + 1 >= blocks.closed || (WINDOW && n + 1 < blocks.open))) {
+          v_ring.wait_full();
+          guard(o, p, base + AT_V + v_ring.stage() * KV_BYTES, staging, (n + 1) * KEYS, add, seen, extra);
         }
-        wait(bar + K_FULL + 8 * stage_k, phase_k);
+        k_ring.wait_full();
         my_turn();
         pin(s), pin(o), pin(p), mma_begin();
-        issue_scores(s, q, base + AT_K + stage_k * KV_BYTES);
+        multiply_shared<KEYS, D, ROWS, KEYS>(s, q, base + AT_K + k_ring.stage() * KV_BYTES);
         mma_commit();
         if (VALUES) {
-          wait(bar + V_FULL + 8 * stage_v, phase_v);
+          v_ring.wait_full();
           mma_begin();
-          issue_values(o, p, base + AT_V + stage_v * KV_BYTES, add);
+          multiply_registers<KEYS, D>(o, p, base + AT_V + v_ring.stage() * KV_BYTES, add);
           mma_commit();
         }
         your_turn();
         mma_wait<VALUES>(), pin(s);
-        warp_arrive(bar + K_EMPTY + 8 * stage_k), next_k();
+        k_ring.release(), k_ring.advance();
         bool grown = weigh<decltype(masked)::value>(s, rows, a, c, n * KEYS, seen, own, call, extra);
         if (!VALUES) return;
         order_after(rows.l[0] + rows.l[1]);  // or the assembler moves the wait above the exponentials
         mma_wait<0>(), pin(o);
-        warp_arrive(bar + V_EMPTY + 8 * stage_v), next_v();
-        if (grown) multiply(o, a);
+        v_ring.release(), v_ring.advance();
+        if (grown) mul_rows(o, a);
         pack_all(s, p);
         add = 1;
       };
 #pragma unroll 1
-      for (n--; n >= max(blocks.open, blocks.begin); n--) step(Is<true>());
+      for (n--; n >= max(blocks.closed, blocks.begin); n--) step(Is<true>());
 #pragma unroll 1
-      for (; n >= blocks.closed; n--) step(Is<false>());
+      for (; n >= blocks.open; n--) step(Is<false>());
 #if WINDOW
 #pragma unroll 1
       for (; n >= blocks.begin; n--) step(Is<true>());
 #endif
-      warp_arrive(bar + Q_EMPTY);
+      queries.release();
       if (VALUES) {
-        wait(bar + V_FULL + 8 * stage_v, phase_v);
-        if (hides || blocks.begin >= blocks.open || (WINDOW && blocks.begin < blocks.closed))
-          guard(o, p, base + AT_V + stage_v * KV_BYTES, staging, blocks.begin * KEYS, add, seen, extra);
+        v_ring.wait_full();
+        if (hides || blocks.begin >= blocks.closed || (WINDOW && blocks.begin < blocks.open))
+          guard(o, p, base + AT_V + v_ring.stage() * KV_BYTES, staging, blocks.begin * KEYS, add, seen, extra);
         pin(o), pin(p), mma_begin();
-        issue_values(o, p, base + AT_V + stage_v * KV_BYTES, add);
+        multiply_registers<KEYS, D>(o, p, base + AT_V + v_ring.stage() * KV_BYTES, add);
         mma_commit(), mma_wait<0>(), pin(o);
-        warp_arrive(bar + V_EMPTY + 8 * stage_v), next_v();
+        v_ring.release(), v_ring.advance();
       }
     }
 
@@ -422,45 +354,27 @@ DEV void consume(u32 base, const ForwardArgs& call) {
         call.lse[((size_t)own.batch * shape.heads + w.head) * shape.queries + own.query_start + row + 8 * r] = sum;
     }
     if (!VALUES) continue;
-    multiply(o, over);
+    mul_rows(o, over);
     if (PACKED && (w.block * ROWS + group * 64 + 64 > own.queries)) {  // rows of the next sequence lie in the box
-      store_rows(call.o_rows, own.batch, w.head, own.query_start, row, own.queries, o, 1);
+      store_rows(call.o_rows, own.batch, w.head, own.query_start, row, own.queries, o);
       continue;
     }
-    if (LENGTHS == 1) {  // what q holds beyond a sequence is not to be seen
-#pragma unroll
-      for (int i = 0; i < D / 2; i++)
-        if (row + (i & 2) * 4 >= own.queries) o[i] = 0;
-    }
-    if (threadIdx.x % 128 == 0) store_wait_read();
-    named_sync(1 + GROUPS + group, 128);
-#pragma unroll
-    for (int j = 0; j < D / 16; j++) {
-      int r = warp * 16 + lane % 16, piece = 2 * j + lane / 16;
-      store_blocks(staging + piece / 8 * 8192 + swizzled(r, piece % 8), pack(o[8 * j], o[8 * j + 1]),
-                   pack(o[8 * j + 2], o[8 * j + 3]), pack(o[8 * j + 4], o[8 * j + 5]), pack(o[8 * j + 6], o[8 * j + 7]));
-    }
-    proxy_fence();
-    named_sync(1 + GROUPS + group, 128);
-    if (threadIdx.x % 128 == 0) {
+    if (LENGTHS == 1) clear_rows(o, row, own.queries);  // what q holds beyond a sequence is not to be seen
+    store_by_copy<64>(staging, o, 1 + GROUPS + group, [&] {
       store5(&call.o, staging, own.query_start + w.block * ROWS + group * 64, w.head, own.batch);
-      store_commit();
-    }
+    });
   }
   if (threadIdx.x % 128 == 0) store_wait();
 }
 
 extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1) forward(const __grid_constant__ ForwardArgs c) {
   extern __shared__ char bytes[];
-  u32 base = (shared(bytes) + 1023) & ~1023u, bar = base + AT_BARRIERS;
+  const u32 base = (shared(bytes) + 1023) & ~1023u;
   if (threadIdx.x == 0) {
     prefetch(&c.q), prefetch(&c.k);
     if (VALUES) prefetch(&c.v), prefetch(&c.o);
-    barrier_init(bar + Q_FULL, 1), barrier_init(bar + Q_EMPTY, 4 * GROUPS * ARRIVALS);
-    for (int i = 0; i < STAGES; i++) {
-      barrier_init(bar + K_FULL + 8 * i, 1), barrier_init(bar + K_EMPTY + 8 * i, 4 * GROUPS * ARRIVALS);
-      barrier_init(bar + V_FULL + 8 * i, 1), barrier_init(bar + V_EMPTY + 8 * i, 4 * GROUPS * ARRIVALS);
-    }
+    QRing::init(base, 1, 4 * GROUPS * ARRIVALS);
+    KRing::init(base, 1, 4 * GROUPS * ARRIVALS), VRing::init(base, 1, 4 * GROUPS * ARRIVALS);
     barrier_init_fence();
   }
   __syncthreads();

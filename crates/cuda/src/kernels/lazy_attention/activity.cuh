@@ -12,3 +12,15 @@ DEV bool may_be_active(float top, float lse, float offset) {
 }
 // What a row knows when its keys are counted.
 DEV Numbers counted(float tau, int n) { return {n ? __fdiv_rn(tau, n) : 0, n ? __fdiv_rn(1, n) : 0, 0, 0}; }
+// The base of the weights of a row: of one that sees nothing any finite number.
+DEV float base_of(float lse) { return lse == -INF ? 0 : lse; }
+// P (E4) from S, hidden if the pair is not visible. `most` is above 0 or NaN where a pair is active (E5).
+template <bool MASKED> DEV void weigh(float& x, float& most, float base, float offset) {
+  const float p = weight(x, base);
+  const bool visible = !MASKED || x != -INF;
+  x = visible ? p : HIDE;
+  if (visible) most = max_nan(most, raised(p, offset));
+}
+template <bool MASKED> DEV bool attends(float p, float offset) {
+  return !(MASKED && hidden(p)) && is_active(p, offset);
+}

@@ -16,19 +16,19 @@ struct LazyHead : Head {
   Numbers* numbers;
   int shift;  // i' - i
 
-  __device__ __forceinline__ LazyHead(const LazyArgs& lazy, const Sequence& sequence, int h) : Head(lazy.c, sequence, h), a(lazy) {
+  METHOD LazyHead(const LazyArgs& lazy, const Sequence& sequence, int h) : Head(lazy.c, sequence, h), a(lazy) {
     distances = a.bias ? a.bias + (i64)h * a.width : 0;
     numbers = a.numbers + ((i64)s.batch * c.heads + h) * c.queries + s.query_start;
     shift = a.bottom ? s.keys - s.queries : 0;
   }
-  __device__ __forceinline__ Numbers number(int i) const { return i < s.queries ? numbers[i] : Numbers{}; }
-  __device__ __forceinline__ float lse_at(int i) const { return i < s.queries ? lse[i] : 0; }
-  __device__ __forceinline__ float dlse(int i) const { return c.dlse && i < s.queries ? c.dlse[lse - c.lse + i] : 0; }
-  __device__ __forceinline__ u32& stripes(int row) const { return a.active[(i64)(s.first_tile + row / SIDE) * c.heads + head]; }
+  METHOD Numbers number(int i) const { return i < s.queries ? numbers[i] : Numbers{}; }
+  METHOD float lse_at(int i) const { return i < s.queries ? lse[i] : 0; }
+  METHOD float dlse(int i) const { return c.dlse && i < s.queries ? c.dlse[lse - c.lse + i] : 0; }
+  METHOD u32& stripes(int row) const { return a.active[(i64)(s.first_tile + row / SIDE) * c.heads + head]; }
 
   // From the product of a query and a key: S (E1), (E2), and whether the pair is visible. Roundings are written out, as in
   // `Head::score`.
-  __device__ __forceinline__ bool score(float product, int i, int j, Span span, float& score) const {
+  METHOD bool score(float product, int i, int j, Span span, float& score) const {
     if (j < span.begin || j >= span.end) return false;
     float x = __fmul_rn(c.scale, product);
 #if OPTIONS
@@ -40,7 +40,7 @@ struct LazyHead : Head {
     return x != -INF;
   }
   // P (E4), hidden if the pair is not visible.
-  __device__ __forceinline__ float weight_of(float product, int i, int j, Span span, float lse) const {
+  METHOD float weight_of(float product, int i, int j, Span span, float lse) const {
     float x;
     return score(product, i, j, span, x) ? weight(x, lse) : HIDE;
   }

@@ -82,5 +82,3 @@ DEV float score_alone(const LazyHead& head, int i, int j) {
   float x = product_of(query_rows(head.c.q, head, i).at, key_rows(head.c.k, head, j).at, head.c.dim), score;
   return head.score(x, i, j, head.span(i), score) ? score : -INF;
 }
-// What is subtracted of scores: that of a row that sees nothing is any finite number.
-DEV float base_of(float lse) { return lse == -INF ? 0 : lse; }

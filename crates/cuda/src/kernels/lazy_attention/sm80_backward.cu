@@ -7,15 +7,6 @@ CHECK_SHARED(means, BLOCK_BYTES);
 CHECK_SHARED(queries, BLOCK_BYTES);
 CHECK_SHARED(keys, BLOCK_BYTES + 8 * NUMBERS);
 
-// P (E4) from S, and hidden if the pair is not visible. `most` is above 0 or NaN where a pair is active (E5).
-template <bool MASKED> DEV void weigh(float& x, float& most, float base, float offset) {
-  const float p = weight(x, base);
-  const bool visible = !MASKED || x != -INF;
-  x = visible ? p : HIDE;
-  if (visible) most = max_nan(most, raised(p, offset));
-}
-// Whether a pair is active, from its P.
-template <bool MASKED> DEV bool attends(float p, float offset) { return !(MASKED && hidden(p)) && is_active(p, offset); }
 // dS (E9), hidden if the pair is not visible, from P and g.
 template <bool MASKED> DEV float pull(float p, float g, float offset, float delta) {
   const float x = __fmul_rn(p, __fsub_rn(attends<MASKED>(p, offset) ? g : 0, delta));
@@ -33,7 +24,7 @@ struct Walk {
   float base[2], offset[2];
   Span spans[2];
 
-  __device__ __forceinline__ Walk(const LazyArgs& lazy, Task task, int h) : a(lazy), head(lazy, lazy.c.sequences[task.first], h) {
+  METHOD Walk(const LazyArgs& lazy, Task task, int h) : a(lazy), head(lazy, lazy.c.sequences[task.first], h) {
     q = shared(bytes), dout = q + D_BYTES, k = dout + E_BYTES, v = k + 2 * D_BYTES;
     bias = numbers_at(3 * (D_BYTES + E_BYTES));
     row = task.row_tile * SIDE, odd = *a.odd;
@@ -48,14 +39,14 @@ struct Walk {
     load_tile<SIDE, CD>(q, query_rows(a.c.q, head, row), a.c.dim), load_tile<SIDE, CE>(dout, query_rows(a.c.dout, head, row), a.c.value_dim);
     load(first, 0);
   }
-  __device__ __forceinline__ void load(int n, int stage) {
+  METHOD void load(int n, int stage) {
     load_tile<SIDE, CD>(k + stage * D_BYTES, key_rows(a.c.k, head, n * SIDE), a.c.dim);
     load_tile<SIDE, CE>(v + stage * E_BYTES, key_rows(a.c.v, head, n * SIDE), a.c.value_dim);
     load_bias<SIDE>(bias + stage * NEAR, head, row, n * SIDE);
     copy_commit();
   }
   // Calls `visit` for every tile of keys, when it is here, with its number and its stage.
-  template <class F> __device__ __forceinline__ void each(const F& visit) {
+  template <class F> METHOD void each(const F& visit) {
 #pragma unroll 1
     for (int n = first, stage = 0; n < end; n++, stage ^= 1) {
       copy_wait<0>();
@@ -65,7 +56,7 @@ struct Walk {
     }
   }
   // P and, where a pair of the warp is active, g (E7) of a tile; whether there is such a pair.
-  template <bool MASKED> __device__ __forceinline__ bool weights(float (&x)[1][SIDE / 8][4], float (&g)[1][SIDE / 8][4], int n, int stage) {
+  template <bool MASKED> METHOD bool weights(float (&x)[1][SIDE / 8][4], float (&g)[1][SIDE / 8][4], int n, int stage) {
     float most = 0;
     score_tile<MASKED, 1>(x, head, row, n * SIDE, spans, bias + stage * NEAR);
 #pragma unroll
@@ -74,11 +65,11 @@ struct Walk {
     if (any) products<1, SIDE, CE>(g, dout, v + stage * E_BYTES);
     return any;
   }
-  __device__ __forceinline__ bool is_masked(int n) const { return ::is_masked<1>(head, n * SIDE, spans, odd); }
+  METHOD bool is_masked(int n) const { return ::is_masked<1>(head, n * SIDE, spans, odd); }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, CD + CE > 128 ? 2 : 3) means(const __grid_constant__ LazyArgs a) {
-  Place own = drawn(a.c.heads);
+  Place own = tile_of_block(a.c.heads);
   Walk walk(a, a.c.tasks[own.task], own.head);
   float delta[2] = {}, sum[2] = {};
   walk.each([&](int n, int stage) {
@@ -109,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD + CE > 128 ? 2 : 3) mea
 
 extern "C" __global__ void __launch_bounds__(THREADS, CD + CE > 128 ? 1 : 2) queries(const __grid_constant__ LazyArgs a) {
   const PairArgs& c = a.c;
-  Place own = drawn(c.heads);
+  Place own = tile_of_block(c.heads);
   Walk walk(a, c.tasks[own.task], own.head);
   const LazyHead& head = walk.head;
   const Sequence& s = head.s;
@@ -205,7 +196,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD + CE > 128 ? 1 : 2) key
   const u32 at_k = shared(bytes), at_v = at_k + D_BYTES, at_q = at_v + E_BYTES;
   float* const near = numbers_at(3 * (D_BYTES + E_BYTES));
   float* const rows = near + 2 * NEAR;
-  Place own = drawn(c.key_heads);
+  Place own = tile_of_block(c.key_heads);
   Task task = c.tasks[own.task];
   const Sequence s = c.sequences[task.first];
   const int key_head = own.head, group = c.heads / c.key_heads, key = task.key_tile * SIDE, tiles = (s.queries + SIDE - 1) / SIDE;

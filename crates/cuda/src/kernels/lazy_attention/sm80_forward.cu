@@ -5,27 +5,18 @@ constexpr u32 Q_BYTES = ROWS * CD * 2, K_BYTES = SIDE * CD * 2, V_BYTES = SIDE *
 CHECK_SHARED(scores, Q_BYTES + 2 * (K_BYTES + 4 * BIAS));
 CHECK_SHARED(values, Q_BYTES + 2 * (K_BYTES + V_BYTES + 4 * BIAS));
 
-// The keys that two tiles of queries of the host see.
-DEV Tile two_tiles(const PairArgs& c, const Sequence& s, const Task& task) {
-  Tile tile = c.tiles[s.first_tile + task.row_tile];
-  if ((task.row_tile + 1) * SIDE >= s.queries) return tile;
-  Tile next = c.tiles[s.first_tile + task.row_tile + 1];
-  if (tile.begin >= tile.end) return next;
-  return next.begin < next.end ? Tile{min(tile.begin, next.begin), max(tile.end, next.end)} : tile;
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, 2) scores(const __grid_constant__ LazyArgs a) {
   __shared__ u32 words[THREADS / 32];
   const PairArgs& c = a.c;
   const u32 at_q = shared(bytes), at_k = at_q + Q_BYTES;
   float* const bias = numbers_at(Q_BYTES + 2 * K_BYTES);
-  Place own = drawn(c.heads);
+  Place own = tile_of_block(c.heads);
   Task task = c.tasks[own.task];
   LazyHead head(a, c.sequences[task.first], own.head);
   const Sequence& s = head.s;
   if (task.row_tile % M) return;  // with the tile before
   const int row = task.row_tile * SIDE;
-  const Tile tile = two_tiles(c, s, task);
+  const Tile tile = seen_tile<M>(c, s, task);
   const int first = tile.begin / SIDE, end = tile.begin < tile.end ? (tile.end + SIDE - 1) / SIDE : first;
   auto load = [&](int n, int stage) {
     load_tile<SIDE, CD>(at_k + stage * K_BYTES, key_rows(c.k, head, n * SIDE), c.dim);
@@ -64,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) scores(const __grid_con
       if (counts)
 #pragma unroll
         for (int j = 0; j < SIDE / 4; j++) seen[r] += x[r / 2][j / 2][2 * (r & 1) + j % 2] != -INF;
-      top = max_nan(top, __shfl_xor_sync(~0u, top, 1)), top = max_nan(top, __shfl_xor_sync(~0u, top, 2));
+      top = quad_max_nan(top);
 #pragma unroll
       for (int t = 0; t < STRIPES / 4; t++)
         if (stripe == 4 * t) tops[r][t] = max_nan(tops[r][t], top);
@@ -78,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) scores(const __grid_con
   u32 bits = 0;
 #pragma unroll
   for (int r = 0; r < 2 * M; r++) {
-    seen[r] += __shfl_xor_sync(~0u, seen[r], 1), seen[r] += __shfl_xor_sync(~0u, seen[r], 2);
+    seen[r] = quad_sum(seen[r]);
     const int i = row + row_of<M>(r);
     const float sum = quad_sum(l[r]), lse = seen[r] ? m[r] + logf(sum) : -INF;  // (E3)
     const Numbers numbers = counted(a.tau[head.head], seen[r]);
@@ -117,13 +108,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) values(const __grid_con
   const PairArgs& c = a.c;
   const u32 at_q = shared(bytes), at_k = at_q + Q_BYTES, at_v = at_k + 2 * K_BYTES + 8 * BIAS;
   float* const bias = numbers_at(Q_BYTES + 2 * K_BYTES);
-  Place own = drawn(c.heads);
+  Place own = tile_of_block(c.heads);
   Task task = c.tasks[own.task];
   LazyHead head(a, c.sequences[task.first], own.head);
   const Sequence& s = head.s;
   if (task.row_tile % M) return;  // with the tile before
   const int row = task.row_tile * SIDE;
-  const Tile tile = two_tiles(c, s, task);
+  const Tile tile = seen_tile<M>(c, s, task);
   const int first = tile.begin / SIDE, end = tile.begin < tile.end ? (tile.end + SIDE - 1) / SIDE : first;
   const u32 stripes = head.stripes(row) | (row + SIDE < s.queries ? head.stripes(row + SIDE) : 0);
   auto next = [&](int n) {

@@ -15,27 +15,9 @@ constexpr u32 PANEL = KEYS * 128, KV_BYTES = KEYS * D * 2;
 KERNEL_ARGS(HopperLazyArgs)
 
 // ---- work tiles ------------------------------------------------------------------------------------------------------
-// A work tile is a block of 64·GROUPS queries, a query head, and a batch element or a listed sequence. Blocks draw tiles from a
-// counter, those that see most keys first within groups of heads whose k and v fit the L2; no tile depends on another.
-struct Work { int block, head, batch, task; };  // `task`: by keys, the place in the list
-template <int GROUPS> DEV int tiles_of(const HopperLazyArgs& c) {
-  constexpr int ROWS = 64 * GROUPS;
-  return PACKED ? c.packed.tasks * c.shape.heads : (c.shape.queries + ROWS - 1) / ROWS * c.shape.heads * c.shape.batch;
-}
-// Those of listed sequences are the host's tasks, of 64 rows: a negative block belongs to the tile before.
-template <int GROUPS, bool WARP> DEV Work work(int t, const HopperLazyArgs& c) {
-  constexpr int ROWS = 64 * GROUPS;
-  const Shape& s = c.shape;
-  if (PACKED) {
-    Task task = c.packed.by_queries[c.packed.tasks - 1 - t / s.heads];
-    if (WARP) task.row_tile = __shfl_sync(~0u, task.row_tile, 0), task.first = __shfl_sync(~0u, task.first, 0);
-    return {task.row_tile % GROUPS ? -1 : task.row_tile / GROUPS, t % s.heads, task.first};
-  }
-  int blocks = (s.queries + ROWS - 1) / ROWS, all = s.batch * s.heads;
-  int per_group = s.heads_per_group * blocks, g = t / per_group, r = t - g * per_group;
-  int first = g * s.heads_per_group, width = min(s.heads_per_group, all - first);
-  int b = r / width, h = first + (r - b * width);
-  return {blocks - 1 - b, h % s.heads, h / s.heads};
+template <int M, bool BY_KEYS = false> DEV Work work_of(int t, const HopperLazyArgs& c) {
+  const int heads = c.shape.heads_per_group, each = c.shape.heads / c.shape.key_heads;
+  return work_of<M, BY_KEYS, true>(t, c.shape, c.packed, BY_KEYS ? max(1, heads / each) : heads);
 }
 // Extents of a sequence; its tiles follow those of the sequences before.
 template <bool WARP> DEV Own sequence_of(const HopperLazyArgs& c, int number) {
@@ -96,32 +78,17 @@ template <int R> DEV void hide(float (&s)[R], const int (&begin)[2], const int (
         if (8 * j + e < first || 8 * j + e >= last) s[4 * j + 2 * r + e] = -INF;
   }
 }
-// Keeps a number in a register: the compiler would rather compute it again each time.
-DEV void keep(int& x) { asm volatile("" : "+r"(x)); }
-DEV void keep(u32& x) { asm volatile("" : "+r"(x)); }
-template <int ROWS, int R> DEV void issue_scores(float (&s)[R], u32 q, u32 k) {  // by their addresses
-#pragma unroll
-  for (int i = 0; i < D / 16; i++)
-    Mma<2 * R>::template ss<K_MAJOR, K_MAJOR>(s, k_major(q + (i / 4) * ROWS * 128 + (i % 4) * 32), k_major(k + (i / 4) * PANEL + (i % 4) * 32), i > 0);
-}
-// What is subtracted of scores: that of a row that sees nothing is any finite number.
-DEV float base_of(float lse) { return lse == -INF ? 0 : lse; }
 
 // A pair in the storage type, 0 in place of what is below; NaN stays.
 DEV u32 pack_above(float low, float high) { u32 r; asm("cvt.rn.relu." TYPE "x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
+template <int N> DEV void pack_above(const float (&x)[2 * N], u32 (&to)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) to[i] = pack_above(x[2 * i], x[2 * i + 1]);
+}
 
 // ---- numbers that are not finite -------------------------------------------------------------------------------------
 // A factor of 0 adds nothing, whatever it multiplies, but 0·inf is NaN. Where `odd` says that some number is not finite, those in
 // a tile that is multiplied by factors are 0, and what they add to the pairs that see them follows at the end.
-constexpr u32 TOP = STORAGE == 1 ? 0x7f80 : 0x7c00;  // the exponent of infinities and NaN
-// Puts 0 in place of such numbers in a tile in shared memory: a part of it for each of so many threads.
-DEV void clear_odd(u32 tile, u32 bytes, int thread, int threads) {
-#pragma unroll 1
-  for (int i = thread; i < int(bytes / 4); i += threads) {
-    u32 x = load_word(tile + 4 * i), keep = ((x & 0x7fff) < TOP ? 0xffff : 0) | ((x >> 16 & 0x7fff) < TOP ? 0xffff0000 : 0);
-    if (keep != ~0u) asm volatile("st.shared.u32 [%0], %1;" ::"r"(tile + 4 * i), "r"(x & keep) : "memory");
-  }
-}
 // Whether a row holds one: every lane of a warp asks for the same row.
 DEV bool is_odd(const u16* x) {
   bool odd = false;
@@ -134,8 +101,7 @@ DEV float product_of(const u16* x, const u16* y) {
   float sum = 0;
 #pragma unroll 1
   for (int e = lane_id() & 3; e < D; e += 4) sum = fmaf(read(x[e]), read(y[e]), sum);
-  sum += __shfl_xor_sync(~0u, sum, 1);
-  return sum + __shfl_xor_sync(~0u, sum, 2);
+  return quad_sum(sum);
 }
 // S of a single pair, as `score`; -inf if it is not visible.
 DEV float score_alone(const HopperLazyArgs& c, const Own& s, int head, int i, int j) {

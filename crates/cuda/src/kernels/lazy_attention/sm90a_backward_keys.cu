@@ -7,38 +7,10 @@ constexpr u32 AT_V = KV_BYTES, AT_Q = 2 * KV_BYTES, AT_DO = AT_Q + STAGES * Q_BY
 constexpr u32 AT_BIAS = AT_NUMBERS + STAGES * NUMBERS, AT_PARTS = AT_BIAS + STAGES * NEAR * 4;
 // Of each warpgroup: sums of the diagonals of its threads' groups of 8, twice; and of those that the next tile goes on with, twice.
 constexpr int WIDTH = 72, PARTS = 32 * WIDTH, CARRIED = 64;
-constexpr u32 FULL = AT_PARTS + 2 * 2 * (PARTS + CARRIED) * 4, EMPTY = FULL + 8 * STAGES, KV_FULL = EMPTY + 8 * STAGES, KV_EMPTY = KV_FULL + 8,
-              TILE = KV_EMPTY + 8, ACTIVE = TILE + 8;
+using Blocks = Ring<STAGES, AT_PARTS + 2 * 2 * (PARTS + CARRIED) * 4>;
+using Tiles = Ring<1, Blocks::END>;  // of k and v
+constexpr u32 TILE = Tiles::END, ACTIVE = TILE + 8;
 CHECK_SHARED(keys, 1024 + ACTIVE + 4 * STAGES);  // 1024 to align all
-struct Range { int begin, open, closed, end; };  // blocks of queries: of those from `open` to before `closed` all see all keys
-
-DEV Work work_of(int t, const HopperLazyArgs& c) {  // the first blocks of keys are seen most
-  const Shape& s = c.shape;
-  if (PACKED) {
-    Task task = c.packed.by_keys[t / s.key_heads];
-    const int tile = __shfl_sync(~0u, task.key_tile, 0), first = __shfl_sync(~0u, task.first, 0);
-    return {tile % 2 ? -1 : tile / 2, t % s.key_heads, first, t / s.key_heads};
-  }
-  const int blocks = (s.keys + KEYS - 1) / KEYS, all = s.batch * s.key_heads, together = max(1, s.heads_per_group / (s.heads / s.key_heads));
-  const int g = t / (together * blocks), r = t - g * together * blocks, width = min(together, all - g * together), b = r / width;
-  const int h = g * together + (r - b * width);
-  return {b, h % s.key_heads, h / s.key_heads};
-}
-DEV Range range_of(const HopperLazyArgs& c, const Work& w, const Own& s) {
-  if (SPANS) {  // which of these hide a pair, the producer says
-    const Span own = query_blocks<1>(c.spans, s, w.block, w.task);
-    return {own.begin, own.begin, own.end, own.end};
-  }
-  const int block = w.block;
-  const int first = block * KEYS - s.offset, last = min(block * KEYS + KEYS, s.keys) - 1 - s.offset;
-  Range r;
-  r.end = min((s.queries + ROWS - 1) / ROWS, (max(0, last + s.left + 1) + ROWS - 1) / ROWS);
-  r.begin = min(r.end, max(0, first - s.right) / ROWS);
-  r.open = min(r.end, max(r.begin, (max(0, last - s.right) + ROWS - 1) / ROWS));
-  r.closed = min(s.queries / ROWS, max(0, first + s.left + 1) / ROWS);
-  r.closed = min(r.end, max(r.open, r.closed));
-  return r;
-}
 
 struct Pass {
   const HopperLazyArgs& c;
@@ -46,52 +18,49 @@ struct Pass {
   float* numbers;  // the same address
   bool odd;
 
-  __device__ __forceinline__ Pass(const HopperLazyArgs& call) : c(call), odd(*call.odd) {
+  METHOD Pass(const HopperLazyArgs& call) : c(call), odd(*call.odd) {
     extern __shared__ char bytes[];
     const u32 at = shared(bytes);
     base = (at + 1023) & ~1023u, numbers = (float*)(bytes + (base - at));
     if (threadIdx.x == 0) {
-      barrier_init(base + KV_FULL, 1), barrier_init(base + KV_EMPTY, 8 * ARRIVALS);
-      for (int i = 0; i < STAGES; i++) barrier_init(base + FULL + 8 * i, 1 + ARRIVALS), barrier_init(base + EMPTY + 8 * i, 8 * ARRIVALS);
+      Tiles::init(base, 1, 8 * ARRIVALS), Blocks::init(base, 1 + ARRIVALS, 8 * ARRIVALS);
       barrier_init_fence();
     }
     __syncthreads();
   }
 
-  __device__ __forceinline__ void produce() {
+  METHOD void produce() {
     const bool first_lane = lane_id() == 0;
-    u32 stage = 0, phase = 1, kv_phase = 1;
+    Tiles tiles = {base, 1};
+    Blocks blocks = {base, 1};
     int t = blockIdx.x;
 #pragma unroll 1
     while (t < c.tiles) {
-      int drawn = 0;
-      if (first_lane) {
-        drawn = atomicAdd(c.counter, 1u);
-        if (drawn + 1 == c.tiles) *c.counter = 0;  // each block draws once too often: this is the last draw
-      }
-      const Work w = work_of(t, c);
+      int next = 0;
+      if (first_lane) next = claim_tile(c.counter, c.tiles);
+      const Work w = work_of<2, true>(t, c);
       if (w.block >= 0) {
         const Own s = sequence_of<true>(c, w.batch);
-        const Range range = range_of(c, w, s);
+        const Range range = query_blocks<1>(c.spans, s, w.block, w.task);
         const int each = s.heads / s.key_heads, stripe = w.block / stripe_blocks(s);
-        wait(base + KV_EMPTY, kv_phase), kv_phase ^= 1;
+        tiles.wait_empty(), tiles.advance();
         if (first_lane) {
-          asm volatile("st.shared.u32 [%0], %1;" ::"r"(base + TILE), "r"(t) : "memory");
-          expect_bytes(base + KV_FULL, 2 * KV_BYTES);
-          load5(base, &c.k, base + KV_FULL, s.key_start + w.block * KEYS, w.head, s.batch);
-          load5(base + AT_V, &c.v, base + KV_FULL, s.key_start + w.block * KEYS, w.head, s.batch);
+          store_word(base + TILE, t);
+          expect_bytes(tiles.full(), 2 * KV_BYTES);
+          load5(base, &c.k, tiles.full(), s.key_start + w.block * KEYS, w.head, s.batch);
+          load5(base + AT_V, &c.v, tiles.full(), s.key_start + w.block * KEYS, w.head, s.batch);
         }
 #pragma unroll 1
         for (int h = w.head * each; h < (w.head + 1) * each; h++)
 #pragma unroll 1
           for (int i = range.begin; i < range.end; i++) {
-            const u32 full = base + FULL + 8 * stage;
-            wait(base + EMPTY + 8 * stage, phase);
+            const u32 stage = blocks.stage(), full = blocks.full();
+            blocks.wait_empty();
             if (first_lane) {
               const u32 bytes = min(ROWS, s.queries - i * ROWS) * sizeof(Numbers);
               const bool active = !c.means || c.active[(i64)(s.tile + i) * c.shape.heads + h] >> stripe & 1;
               const u32 cut = SPANS && visit_of<1>(c.spans, s, w.block, i) != i;
-              asm volatile("st.shared.u32 [%0], %1;" ::"r"(base + ACTIVE + 4 * stage), "r"(active | cut << 1) : "memory");
+              store_word(base + ACTIVE + 4 * stage, active | cut << 1);
               expect_bytes(full, 2 * Q_BYTES + bytes);
               load5(base + AT_Q + stage * Q_BYTES, &c.q, full, s.query_start + i * ROWS, h, s.batch);
               load5(base + AT_DO + stage * Q_BYTES, &c.dout, full, s.query_start + i * ROWS, h, s.batch);
@@ -99,15 +68,15 @@ struct Pass {
             }
             put_bias<ROWS>(numbers + AT_BIAS / 4 + stage * NEAR, c, h, distance_of(c, s, i * ROWS, w.block * KEYS));
             warp_arrive(full);
-            if (++stage == STAGES) stage = 0, phase ^= 1;
+            blocks.advance();
           }
       }
-      t = __shfl_sync(~0u, drawn, 0) + gridDim.x;
+      t = __shfl_sync(~0u, next, 0);
     }
-    wait(base + KV_EMPTY, kv_phase);
+    tiles.wait_empty();
     if (first_lane) {
-      asm volatile("st.shared.u32 [%0], %1;" ::"r"(base + TILE), "r"(-1) : "memory");
-      arrive(base + KV_FULL);
+      store_word(base + TILE, -1);
+      arrive(tiles.full());
     }
   }
 };
@@ -154,25 +123,27 @@ struct Consumer {
   const Pass& pass;
   const HopperLazyArgs& c;
   const int group, warp, lane;
-  u32 stage = 0, phase = 0, tiles = 0;
+  u32 tiles = 0;
   const u32 base, k;
+  Blocks blocks;
 
-  __device__ __forceinline__ Consumer(const Pass& p)
-      : pass(p), c(p.c), group(threadIdx.x / 128 - 1), warp(threadIdx.x / 32 - 4), lane(lane_id()), base(p.base), k(p.base + group * 64 * 128) {}
-  __device__ __forceinline__ float* parts() const { return pass.numbers + AT_PARTS / 4 + (2 * group + (tiles & 1)) * PARTS; }
-  __device__ __forceinline__ float* carried(u32 tile) const { return pass.numbers + AT_PARTS / 4 + 4 * PARTS + (2 * group + (tile & 1)) * CARRIED; }
+  METHOD Consumer(const Pass& p)
+      : pass(p), c(p.c), group(threadIdx.x / 128 - 1), warp(threadIdx.x / 32 - 4), lane(lane_id()), base(p.base),
+        k(p.base + group * 64 * 128), blocks(p.base, 0) {}
+  METHOD float* parts() const { return pass.numbers + AT_PARTS / 4 + (2 * group + (tiles & 1)) * PARTS; }
+  METHOD float* carried(u32 tile) const { return pass.numbers + AT_PARTS / 4 + 4 * PARTS + (2 * group + (tile & 1)) * CARRIED; }
 
   template <bool MASKED, bool ACTIVE>
-  __device__ __forceinline__ void step(float (&dk)[D / 2], float (&dv)[D / 2], const Work& w, const Own& s, int h, int i, int key, float* window, bool& goes_on) {
-    const u32 q = base + AT_Q + stage * Q_BYTES, dout = base + AT_DO + stage * Q_BYTES;
+  METHOD void step(float (&dk)[D / 2], float (&dv)[D / 2], const Work& w, const Own& s, int h, int i, int key, float* window, bool& goes_on) {
+    const u32 stage = blocks.stage(), q = base + AT_Q + stage * Q_BYTES, dout = base + AT_DO + stage * Q_BYTES;
     const Numbers* rows = (const Numbers*)(pass.numbers + AT_NUMBERS / 4) + stage * ROWS + 2 * (lane & 3);
     float x[ROWS / 2], ds[ROWS / 2];
     u32 p[ROWS / 4];
     const u32 shown = SPANS && MASKED ? visible(c.spans, c.shape, s, i * ROWS + 2 * (lane & 3), key) : 0;  // before there are scores
     pin(x), mma_begin();
-    issue_shared<ROWS, KEYS, ROWS>(x, k, q), mma_commit();
+    multiply_shared<ROWS, D, KEYS, ROWS>(x, k, q), mma_commit();
     if (ACTIVE) {
-      pin(ds), issue_shared<ROWS, KEYS, ROWS>(ds, k + AT_V, dout), mma_commit(), mma_wait<1>();  // (E7)
+      pin(ds), multiply_shared<ROWS, D, KEYS, ROWS>(ds, k + AT_V, dout), mma_commit(), mma_wait<1>();  // (E7)
     } else {
       mma_wait<0>();
     }
@@ -222,16 +193,14 @@ struct Consumer {
       named_sync(15, 256);
     }
     if (ACTIVE) {
-#pragma unroll
-      for (int e = 0; e < ROWS / 4; e++) p[e] = pack_above(x[2 * e], x[2 * e + 1]);
+      pack_above(x, p);
       pin(dv), pin(p), mma_begin();
-      issue_registers<ROWS>(dv, p, dout), mma_commit();  // (E12)
+      multiply_registers<ROWS, D>(dv, p, dout), mma_commit();  // (E12)
     }
     u32 packed[ROWS / 4];
-#pragma unroll
-    for (int e = 0; e < ROWS / 4; e++) packed[e] = pack(ds[2 * e], ds[2 * e + 1]);
+    pack_all(ds, packed);
     pin(dk), pin(packed), mma_begin();
-    issue_registers<ROWS>(dk, packed, q), mma_commit();  // (E11)
+    multiply_registers<ROWS, D>(dk, packed, q), mma_commit();  // (E11)
     if (window && distance + ROWS > 0 && distance - 64 < c.reach) {  // (E13)
       const int t = threadIdx.x % 128, d = distance + t - 63;
       float sum = diagonal(ds, parts(), 1 + group);
@@ -241,11 +210,10 @@ struct Consumer {
     }
     mma_wait<0>(), pin(dk);
     if (ACTIVE) pin(dv);
-    warp_arrive(base + EMPTY + 8 * stage);
-    if (++stage == STAGES) stage = 0, phase ^= 1;
+    blocks.release(), blocks.advance();
   }
   // What queries and cotangents that are not finite add to dk and dv.
-  __device__ __forceinline__ void add_odd_queries(float (&dk)[D / 2], float (&dv)[D / 2], const Work& w, const Own& s, int key, const Range& range) const {
+  METHOD void add_odd_queries(float (&dk)[D / 2], float (&dv)[D / 2], const Work& w, const Own& s, int key, const Range& range) const {
     const int each = s.heads / s.key_heads;
 #pragma unroll 1
     for (int h = w.head * each; h < (w.head + 1) * each; h++)
@@ -268,25 +236,21 @@ struct Consumer {
       }
   }
 
-  __device__ __forceinline__ void all() {
-    u32 kv_phase = 0;
-    for (;;) {
-      wait(base + KV_FULL, kv_phase), kv_phase ^= 1;
-      int t;
-      asm volatile("ld.shared.u32 %0, [%1];" : "=r"(t) : "r"(base + TILE) : "memory");
-      t = __shfl_sync(~0u, t, 0);
+  METHOD void all() {
+    for (Tiles own = {base, 0};; own.advance()) {
+      own.wait_full();
+      const int t = uniform<true>(load_word(base + TILE));
       if (t < 0) break;
-      const Work w = work_of(t, c);
+      const Work w = work_of<2, true>(t, c);
       const Own s = sequence_of<true>(c, w.batch);
-      Range range = range_of(c, w, s);
+      Range range = query_blocks<1>(c.spans, s, w.block, w.task);
       // A bias of -inf hides pairs; and keys of no sequence are no part of a diagonal.
       if (pass.odd || w.block * KEYS + KEYS > s.keys) range.open = range.closed = range.end;
       const int key = w.block * KEYS + warp * 16 + lane / 4, each = s.heads / s.key_heads;
       // The number of this warpgroup's 64 keys among all such.
       const int task = PACKED ? t / c.shape.key_heads + group : w.batch * ((c.shape.keys + SIDE - 1) / SIDE) + w.block * 2 + group;
       float dk[D / 2], dv[D / 2];
-#pragma unroll
-      for (int i = 0; i < D / 2; i++) dk[i] = dv[i] = 0;
+      clear(dk), clear(dv);
 #pragma unroll 1
       for (int h = w.head * each; h < (w.head + 1) * each; h++) {
         const bool has_keys = w.block * KEYS + group * 64 < s.keys;
@@ -294,8 +258,8 @@ struct Consumer {
         bool goes_on = false;
 #pragma unroll 1
         for (int i = range.begin; i < range.end; i++) {
-          wait(base + FULL + 8 * stage, phase);
-          const u32 word = __shfl_sync(~0u, load_word(base + ACTIVE + 4 * stage), 0);
+          blocks.wait_full();
+          const u32 word = __shfl_sync(~0u, load_word(base + ACTIVE + 4 * blocks.stage()), 0);
           const bool active = SPANS ? word & 1 : word;
           if (i < range.open || i >= range.closed || SPANS && word >> 1) step<true, true>(dk, dv, w, s, h, i, key, window, goes_on);
           else if (active) step<false, true>(dk, dv, w, s, h, i, key, window, goes_on);
@@ -312,11 +276,11 @@ struct Consumer {
       if (pass.odd) add_odd_queries(dk, dv, w, s, key, range);
       settle(dk, s.scale), settle(dv, 1);
       if (PACKED && w.block * KEYS + KEYS > s.keys) {  // keys of the next sequence lie in the box
-        if (c.wants_dk) store_rows(c.dk_rows, s.batch, w.head, s.key_start, key, s.keys, dk, 1);
-        if (c.wants_dv) store_rows(c.dv_rows, s.batch, w.head, s.key_start, key, s.keys, dv, 1);
+        if (c.wants_dk) store_rows(c.dk_rows, s.batch, w.head, s.key_start, key, s.keys, dk);
+        if (c.wants_dv) store_rows(c.dv_rows, s.batch, w.head, s.key_start, key, s.keys, dv);
       } else {
         named_sync(1 + group, 128);  // k and v of this warpgroup are no longer read: dk and dv take their places
-        stage_out(dk, k), stage_out(dv, k + AT_V);
+        put_rows<128>(k, dk), put_rows<128>(k + AT_V, dv);
         proxy_fence();
         named_sync(1 + group, 128);
         if (threadIdx.x % 128 == 0) {
@@ -328,7 +292,7 @@ struct Consumer {
           store_commit(), store_wait_read();
         }
       }
-      warp_arrive(base + KV_EMPTY);
+      own.release();
     }
     if (threadIdx.x % 128 == 0) store_wait();
   }

@@ -15,50 +15,16 @@
 // queries, so that a window is written once and never read.
 
 // ---- pairs -----------------------------------------------------------------------------------------------------------
-// What a pair that is not visible has in place of P and of dS: adding it to a sum changes no bit.
-constexpr u32 HIDDEN = 0x80000000u;
-DEV bool hidden(float p) { return __float_as_uint(p) == HIDDEN; }
-#define HIDE __uint_as_float(HIDDEN)
-// P (E4) from S. `most` is above 0 or NaN where a pair is active (E5).
-template <bool MASKED> DEV void weigh(float& x, float& most, float base, float offset) {
-  const float p = weight(x, base);
-  const bool visible = !MASKED || x != -INF;
-  x = visible ? p : HIDE;
-  if (visible) most = max_nan(most, raised(p, offset));
-}
-template <bool MASKED> DEV bool attends(float p, float offset) { return !(MASKED && hidden(p)) && is_active(p, offset); }
 // dS (E9) from P and g.
 template <bool MASKED> DEV float pull(float p, float g, float offset, float delta) {
   const float x = __fmul_rn(p, __fsub_rn(attends<MASKED>(p, offset) ? g : 0, delta));
   return MASKED && hidden(p) ? HIDE : x;
-}
-template <int N, int A_ROWS, int B_ROWS> DEV void issue_shared(float (&s)[N / 2], u32 a, u32 b) {  // s = a·bᵀ over D
-#pragma unroll
-  for (int i = 0; i < D / 16; i++)
-    Mma<N>::template ss<K_MAJOR, K_MAJOR>(s, k_major(a + (i / 4) * A_ROWS * 128 + (i % 4) * 32), k_major(b + (i / 4) * B_ROWS * 128 + (i % 4) * 32), i > 0);
-}
-template <int N> DEV void issue_registers(float (&d)[D / 2], const u32 (&a)[N / 4], u32 b) {  // d += a·b, b: N rows
-#pragma unroll
-  for (int i = 0; i < N / 16; i++) Mma<D>::rs<MN_MAJOR>(d, a + 4 * i, mn_major(b + i * 2048, N * 128), 1);
 }
 // Results are scaled, and have no -0: what nobody adds to is 0 under any scale.
 DEV void settle(float (&d)[D / 2], float scale) {
 #pragma unroll
   for (int i = 0; i < D / 2; i++) d[i] = fmaf(d[i], scale, 0.0f);
 }
-// Rows of this warpgroup to its rows of a tile of 128.
-DEV void stage_out(const float (&d)[D / 2], u32 to) {
-  const int warp = threadIdx.x / 32 % 4, lane = lane_id();
-#pragma unroll
-  for (int j = 0; j < D / 16; j++) {
-    const int piece = 2 * j + lane / 16;
-    u32 x[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) x[i] = pack(d[8 * j + 2 * i], d[8 * j + 2 * i + 1]);
-    store_blocks(to + piece / 8 * (128 * 128) + swizzled(warp * 16 + lane % 16, piece % 8), x[0], x[1], x[2], x[3]);
-  }
-}
-
 // ---- dq --------------------------------------------------------------------------------------------------------------
 namespace queries_pass {
 constexpr int GROUPS = 2, ROWS = 64 * GROUPS;
@@ -71,27 +37,25 @@ struct Walk {
   const int group, warp, lane, near;
   const bool odd;
   const u32 base;
-  u32 q, dout, stage = 0, phase = 0, tile = 0, q_phase = 0;
+  u32 q, dout;
+  Feed::Tiles tiles;
+  Feed::Blocks blocks;
 
-  __device__ __forceinline__ Walk(const Feed& f, const HopperLazyArgs& call)
+  METHOD Walk(const Feed& f, const HopperLazyArgs& call)
       : feed(f), c(call), group(threadIdx.x / 128 - 1), warp(threadIdx.x / 32 - 4), lane(lane_id()), near(KEYS - 1 + warp * 16 + lane / 4 - 2 * (lane & 3)),
-        odd(*call.odd), base(f.base) {}
-  __device__ __forceinline__ u32 k() const { return base + Feed::AT_K + stage * KV_BYTES; }
-  __device__ __forceinline__ u32 v() const { return base + Feed::AT_V + stage * KV_BYTES; }
-  __device__ __forceinline__ void leave_k() const { warp_arrive(base + Feed::K_EMPTY + 8 * stage); }
-  __device__ __forceinline__ void leave_v() const { warp_arrive(base + Feed::V_EMPTY + 8 * stage); }
-  __device__ __forceinline__ void next() {
-    if (++stage == Feed::STAGES) stage = 0, phase ^= 1;
-  }
+        odd(*call.odd), base(f.base), tiles(f.base, 0), blocks(f.base, 0) {}
+  METHOD u32 k() const { return base + Feed::AT_K + blocks.stage() * KV_BYTES; }
+  METHOD u32 v() const { return base + Feed::AT_V + blocks.stage() * KV_BYTES; }
+  METHOD void leave(int part) const { blocks.release(blocks.stage(), part); }
   // Leaves out a block of which no row of the warpgroup sees a key.
-  __device__ __forceinline__ void pass() {
-    wait(base + Feed::K_FULL + 8 * stage, phase), wait(base + Feed::V_FULL + 8 * stage, phase);
-    leave_k(), leave_v(), next();
+  METHOD void pass() {
+    blocks.wait_full(Feed::K), blocks.wait_full(Feed::V);
+    leave(Feed::K), leave(Feed::V), blocks.advance();
   }
   // S, then P, of the block n; whether a pair of this thread is active.
-  template <bool MASKED> __device__ __forceinline__ bool weights(float (&x)[KEYS / 2], const Work& w, const Own& s, const Rows& own, int n, const float (&lse)[2],
+  template <bool MASKED> METHOD bool weights(float (&x)[KEYS / 2], const Work& w, const Own& s, const Rows& own, int n, const float (&lse)[2],
                                                                  const float (&offset)[2]) const {
-    score(x, c.shape.scale, is_near(c, distance_of(c, s, w.block * ROWS + group * 64, n * KEYS), 64), feed.bias(stage) + near);
+    score(x, c.shape.scale, is_near(c, distance_of(c, s, w.block * ROWS + group * 64, n * KEYS), 64), feed.bias(blocks.stage()) + near);
     if (MASKED) hide(x, own.begin, own.end, n * KEYS);
     float most = 0;
 #pragma unroll
@@ -99,19 +63,19 @@ struct Walk {
     return most != 0;
   }
   // Δ and Σ a g of a block; whether it holds an active pair.
-  template <bool MASKED> __device__ __forceinline__ bool mean(const Work& w, const Own& s, const Rows& own, int n, const float (&lse)[2], const float (&offset)[2],
+  template <bool MASKED> METHOD bool mean(const Work& w, const Own& s, const Rows& own, int n, const float (&lse)[2], const float (&offset)[2],
                                                               float (&delta)[2], float (&sum)[2]) {
     float x[KEYS / 2];
-    wait(base + Feed::K_FULL + 8 * stage, phase);
+    blocks.wait_full(Feed::K);
     pin(x), mma_begin();
-    issue_shared<KEYS, ROWS, KEYS>(x, q, k()), mma_commit(), mma_wait<0>(), pin(x);
+    multiply_shared<KEYS, D, ROWS, KEYS>(x, q, k()), mma_commit(), mma_wait<0>(), pin(x);
     const bool any = named_any(1 + group, 128, weights<MASKED>(x, w, s, own, n, lse, offset));
-    leave_k();
-    wait(base + Feed::V_FULL + 8 * stage, phase);
+    leave(Feed::K);
+    blocks.wait_full(Feed::V);
     if (any) {
       float g[KEYS / 2];
       pin(g), mma_begin();
-      issue_shared<KEYS, ROWS, KEYS>(g, dout, v()), mma_commit(), mma_wait<0>(), pin(g);  // (E7)
+      multiply_shared<KEYS, D, ROWS, KEYS>(g, dout, v()), mma_commit(), mma_wait<0>(), pin(g);  // (E7)
 #pragma unroll
       for (int i = 0; i < KEYS / 2; i++) {
         const int r = i / 2 % 2;
@@ -119,26 +83,26 @@ struct Walk {
         sum[r] += y, delta[r] = fmaf(x[i], y, delta[r]);  // (E8)
       }
     }
-    leave_v(), next();
+    leave(Feed::V), blocks.advance();
     return any;
   }
   // What a block adds to dq.
-  template <bool MASKED, bool ACTIVE> __device__ __forceinline__ void step(float (&dq)[D / 2], const Work& w, const Own& s, const Rows& own, int n, const float (&lse)[2],
+  template <bool MASKED, bool ACTIVE> METHOD void step(float (&dq)[D / 2], const Work& w, const Own& s, const Rows& own, int n, const float (&lse)[2],
                                                                            const float (&offset)[2], const float (&delta)[2]) {
     float x[KEYS / 2], g[KEYS / 2];
     u32 ds[KEYS / 4];
-    wait(base + Feed::K_FULL + 8 * stage, phase), wait(base + Feed::V_FULL + 8 * stage, phase);
+    blocks.wait_full(Feed::K), blocks.wait_full(Feed::V);
     pin(x), mma_begin();
-    issue_shared<KEYS, ROWS, KEYS>(x, q, k()), mma_commit();
+    multiply_shared<KEYS, D, ROWS, KEYS>(x, q, k()), mma_commit();
     if (ACTIVE) {
-      pin(g), issue_shared<KEYS, ROWS, KEYS>(g, dout, v()), mma_commit(), mma_wait<1>();
+      pin(g), multiply_shared<KEYS, D, ROWS, KEYS>(g, dout, v()), mma_commit(), mma_wait<1>();
     } else {
       mma_wait<0>();
     }
     pin(x);
     weights<MASKED>(x, w, s, own, n, lse, offset);
     if (ACTIVE) mma_wait<0>(), pin(g);
-    leave_v();
+    leave(Feed::V);
 #pragma unroll
     for (int i = 0; i < KEYS / 4; i++) {
       const int r = i % 2;
@@ -151,11 +115,11 @@ struct Walk {
       named_sync(15, 128 * GROUPS);
     }
     pin(dq), pin(ds), mma_begin();
-    issue_registers<KEYS>(dq, ds, k()), mma_commit(), mma_wait<0>(), pin(dq);  // (E10)
-    leave_k(), next();
+    multiply_registers<KEYS, D>(dq, ds, k()), mma_commit(), mma_wait<0>(), pin(dq);  // (E10)
+    leave(Feed::K), blocks.advance();
   }
   // What keys that are not finite add to dq.
-  __device__ __forceinline__ void add_odd_keys(float (&dq)[D / 2], const Work& w, const Own& s, const Rows& own, const Blocks& blocks, const float (&lse)[2],
+  METHOD void add_odd_keys(float (&dq)[D / 2], const Work& w, const Own& s, const Rows& own, const Range& blocks, const float (&lse)[2],
                                                const float (&offset)[2], const float (&delta)[2]) const {
     const int key_head = w.head / (s.heads / s.key_heads);
 #pragma unroll 1
@@ -175,17 +139,15 @@ struct Walk {
     }
   }
 
-  __device__ __forceinline__ void all() {
-    for (;;) {
-      wait(base + Feed::Q_FULL + 8 * tile, q_phase);
-      const int t = tile_at(base + Feed::TILE + 16 * tile);
+  METHOD void all() {
+    for (;; tiles.advance()) {
+      tiles.wait_full();
+      const int t = uniform<true>(load_word(base + Feed::TILE + 16 * tiles.stage()));
       if (t < 0) break;
-      q = base + tile * Feed::TILE_BYTES + group * 64 * 128, dout = q + Feed::Q_BYTES;
-      const u32 q_empty = base + Feed::Q_EMPTY + 8 * tile;
-      if (++tile == Feed::TILES) tile = 0, q_phase ^= 1;
-      const Work w = work<GROUPS, true>(t, c);
+      q = base + tiles.stage() * Feed::TILE_BYTES + group * 64 * 128, dout = q + Feed::Q_BYTES;
+      const Work w = work_of<GROUPS>(t, c);
       const Own s = sequence_of<true>(c, w.batch);
-      const Blocks blocks = key_blocks<GROUPS, KEYS>(c.spans, s, w.block);
+      const Range blocks = key_blocks<GROUPS, KEYS>(c.spans, s, w.block);
       const Rows own(c, w, s, ROWS);
       const int each = stripe_blocks(s);
       float lse[2], offset[2], delta[2] = {0, 0}, sum[2] = {0, 0};
@@ -222,12 +184,11 @@ struct Walk {
       const int at = w.block * GROUPS + group;
       if (threadIdx.x % 128 == 0 && at * SIDE < s.queries) c.active[(i64)(s.tile + at) * c.shape.heads + w.head] = active;
       if (!c.wants_dq) {
-        warp_arrive(q_empty);
+        tiles.release();
         continue;
       }
       float dq[D / 2];
-#pragma unroll
-      for (int i = 0; i < D / 2; i++) dq[i] = 0;
+      clear(dq);
 #pragma unroll 1
       for (int n = blocks.end - 1; n >= blocks.begin; n--) {
         const bool holds = active >> n / each & 1;
@@ -239,10 +200,10 @@ struct Walk {
       if (odd) add_odd_keys(dq, w, s, own, blocks, lse, offset, delta);
       settle(dq, s.scale);
       if (PACKED && w.block * ROWS + group * 64 + 64 > s.queries) {  // rows of the next sequence lie in the box
-        store_rows(c.dq_rows, s.batch, w.head, s.query_start, own.row, s.queries, dq, 1);
+        store_rows(c.dq_rows, s.batch, w.head, s.query_start, own.row, s.queries, dq);
       } else {
         named_sync(1 + group, 128);  // q of this warpgroup is no longer read: dq takes its place
-        stage_out(dq, q);
+        put_rows<128>(q, dq);
         proxy_fence();
         named_sync(1 + group, 128);
         if (threadIdx.x % 128 == 0) {
@@ -251,7 +212,7 @@ struct Walk {
           store_commit(), store_wait_read();
         }
       }
-      warp_arrive(q_empty);
+      tiles.release();
     }
     if (threadIdx.x % 128 == 0) store_wait();
   }

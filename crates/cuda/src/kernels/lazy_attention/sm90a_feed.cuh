@@ -2,7 +2,6 @@
 // and copies the bias of a block, by distance, beside its keys.
 //
 // A block is 128 keys and the bias of their distances, four blocks ahead with D and E up to 64, else two.
-DEV void put_word(u32 at, u32 x) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(x) : "memory"); }
 enum Pass { SCORES, VALUES, QUERIES };
 template <int GROUPS, Pass PASS> struct Feed {
   static constexpr int ROWS = 64 * GROUPS, NEAR = ROWS + KEYS;
@@ -13,31 +12,31 @@ template <int GROUPS, Pass PASS> struct Feed {
   static constexpr u32 AT_K = TILES * TILE_BYTES, AT_V = AT_K + STAGES * KV_BYTES, AT_OUT = AT_V + (PASS != SCORES) * STAGES * KV_BYTES;
   // The largest scores of rows by stripe; or o of each warpgroup.
   static constexpr u32 AT_BIAS = AT_OUT + (PASS == SCORES ? ROWS * STRIPES * 4 : PASS == VALUES ? Q_BYTES : 0), TILE = AT_BIAS + STAGES * NEAR * 4;
-  static constexpr u32 Q_FULL = TILE + 16 * TILES, Q_EMPTY = Q_FULL + 8 * TILES, K_FULL = Q_EMPTY + 8 * TILES, K_EMPTY = K_FULL + 8 * STAGES, V_FULL = K_EMPTY + 8 * STAGES,
-                       V_EMPTY = V_FULL + 8 * STAGES;
-  static constexpr u32 BYTES = 1024 + V_EMPTY + 8 * STAGES;  // the base is aligned to 1024 by hand
+  using Tiles = Ring<TILES, TILE + 16 * TILES>;
+  using Blocks = Ring<STAGES, Tiles::END, 2>;
+  static constexpr int K = 0, V = 1;                   // its parts
+  using Values = Ring<STAGES, Tiles::END + 16 * STAGES>;  // the second one alone
+  static constexpr u32 BYTES = 1024 + Blocks::END;     // the base is aligned to 1024 by hand
   u32 base;
   float* numbers;  // the same address
 
-  __device__ __forceinline__ Feed() {
+  METHOD Feed() {
     extern __shared__ char bytes[];
     const u32 at = shared(bytes);
     base = (at + 1023) & ~1023u, numbers = (float*)(bytes + (base - at));
     if (threadIdx.x == 0) {
-      for (int i = 0; i < TILES; i++) barrier_init(base + Q_FULL + 8 * i, 1), barrier_init(base + Q_EMPTY + 8 * i, 4 * GROUPS * ARRIVALS);
-      for (int i = 0; i < STAGES; i++) {
-        barrier_init(base + K_FULL + 8 * i, 1 + ARRIVALS), barrier_init(base + K_EMPTY + 8 * i, 4 * GROUPS * ARRIVALS);
-        barrier_init(base + V_FULL + 8 * i, 1), barrier_init(base + V_EMPTY + 8 * i, 4 * GROUPS * ARRIVALS);
-      }
+      constexpr int WARPS = 4 * GROUPS * ARRIVALS;
+      Tiles::init(base, 1, WARPS);
+      Blocks::init(base, 1 + ARRIVALS, WARPS, K), Blocks::init(base, 1, WARPS, V);
       barrier_init_fence();
     }
     __syncthreads();
   }
-  __device__ __forceinline__ float* bias(u32 stage) const { return numbers + AT_BIAS / 4 + stage * NEAR; }
-  __device__ __forceinline__ float* tops() const { return numbers + AT_OUT / 4; }
+  METHOD float* bias(u32 stage) const { return numbers + AT_BIAS / 4 + stage * NEAR; }
+  METHOD float* tops() const { return numbers + AT_OUT / 4; }
 
   // Which stripes of keys the 64 rows of a warpgroup may attend to, in lane 4·group. For a warp.
-  __device__ __forceinline__ u32 stripes(const HopperLazyArgs& c, const Own& s, const Work& w) const {
+  METHOD u32 stripes(const HopperLazyArgs& c, const Own& s, const Work& w) const {
     if (PASS != VALUES) return ~0u;
     const int tile = w.block * GROUPS + lane_id() / 4;
     const bool there = lane_id() < 4 * GROUPS && tile * SIDE < s.queries;
@@ -46,44 +45,42 @@ template <int GROUPS, Pass PASS> struct Feed {
     return x | __shfl_xor_sync(~0u, x, 2);
   }
   // The next block of keys of such stripes, from n on downwards; below `begin` there is none.
-  static __device__ __forceinline__ int next(int n, int begin, u32 stripes, int each) {
+  static METHOD int next(int n, int begin, u32 stripes, int each) {
     if (PASS == VALUES)
       while (n >= begin && !(stripes >> n / each & 1)) n--;
     return n;
   }
 
   // How often `queries` walks the keys.
-  static __device__ __forceinline__ int sweeps(const HopperLazyArgs& c) { return c.means + c.wants_dq; }
+  static METHOD int sweeps(const HopperLazyArgs& c) { return c.means + c.wants_dq; }
 
   // Nobody waits for ever: the producer and every warp of a consumer go through the same blocks in the same order, and at each block every
   // warp arrives once at K_EMPTY, and at V_EMPTY where v is loaded, also for a block that it leaves out, after it has seen the block full: an
   // arrival never counts for another phase. v of a block is left after the scores of the next at the latest, which wait for k alone, and k
   // of a block is loaded before v of it: two stages are enough. q is left when its last block is.
-  __device__ __forceinline__ void produce(const HopperLazyArgs& c) {
-    const int tiles = tiles_of<GROUPS>(c);
+  METHOD void produce(const HopperLazyArgs& c) {
+    const int tiles = tiles_of<GROUPS>(c.shape, c.packed);
     const bool first_lane = lane_id() == 0;
-    u32 stage = 0, phase = 1, tile = 0, q_phase = 1;
+    Tiles queries = {base, 1};
+    Blocks keys = {base, 1};
     int t = blockIdx.x;
 #pragma unroll 1
     while (t < tiles) {
-      int drawn = 0;
-      if (first_lane) {
-        drawn = atomicAdd(c.counter, 1u);
-        if (drawn == tiles - 1) *c.counter = 0;  // each block draws once too often: this is the last draw
-      }
-      const Work w = work<GROUPS, true>(t, c);
+      const int next_tile = first_lane ? claim_tile(c.counter, tiles) : 0;
+      const Work w = work_of<GROUPS>(t, c);
       if (w.block >= 0) {
         const Own s = sequence_of<true>(c, w.batch);
-        const Blocks blocks = key_blocks<GROUPS, KEYS>(c.spans, s, w.block);
+        const Range blocks = key_blocks<GROUPS, KEYS>(c.spans, s, w.block);
         const u32 own = stripes(c, s, w), active = __reduce_or_sync(~0u, own);
         const int each = stripe_blocks(s), key_head = w.head / (s.heads / s.key_heads);
         int n = next(blocks.end - 1, blocks.begin, active, each);
-        const u32 q = base + tile * TILE_BYTES, full = base + Q_FULL + 8 * tile;
-        wait(base + Q_EMPTY + 8 * tile, q_phase);
-        const u32 words = base + TILE + 16 * tile, second = __shfl_sync(~0u, own, 4), third = __shfl_sync(~0u, own, 8);
+        const u32 q = base + queries.stage() * TILE_BYTES, full = queries.full();
+        queries.wait_empty();
+        const u32 words = base + TILE + 16 * queries.stage();
+        const u32 second = __shfl_sync(~0u, own, 4), third = __shfl_sync(~0u, own, 8);
         if (first_lane) {
-          put_word(words, t);
-          if (PASS == VALUES) put_word(words + 4, own), put_word(words + 8, second), put_word(words + 12, third);
+          store_word(words, t);
+          if (PASS == VALUES) store_word(words + 4, own), store_word(words + 8, second), store_word(words + 12, third);
           if (n < blocks.begin) {
             arrive(full);
           } else {
@@ -97,30 +94,31 @@ template <int GROUPS, Pass PASS> struct Feed {
         for (int sweep = PASS == QUERIES ? sweeps(c) : 1; sweep; sweep--)
 #pragma unroll 1
         for (n = first; n >= blocks.begin; n = next(n - 1, blocks.begin, active, each)) {
-          wait(base + K_EMPTY + 8 * stage, phase);
+          const u32 at = base + AT_K + keys.stage() * KV_BYTES, row = s.key_start + n * KEYS;
+          keys.wait_empty(K);
           if (first_lane) {
-            expect_bytes(base + K_FULL + 8 * stage, KV_BYTES);
-            load5(base + AT_K + stage * KV_BYTES, &c.k, base + K_FULL + 8 * stage, s.key_start + n * KEYS, key_head, s.batch);
+            expect_bytes(keys.full(K), KV_BYTES);
+            load5(at, &c.k, keys.full(K), row, key_head, s.batch);
           }
-          put_bias<ROWS>(bias(stage), c, w.head, distance_of(c, s, w.block * ROWS, n * KEYS));
-          warp_arrive(base + K_FULL + 8 * stage);
+          put_bias<ROWS>(bias(keys.stage()), c, w.head, distance_of(c, s, w.block * ROWS, n * KEYS));
+          warp_arrive(keys.full(K));
           if (PASS != SCORES) {
-            wait(base + V_EMPTY + 8 * stage, phase);
+            keys.wait_empty(V);
             if (first_lane) {
-              expect_bytes(base + V_FULL + 8 * stage, KV_BYTES);
-              load5(base + AT_V + stage * KV_BYTES, &c.v, base + V_FULL + 8 * stage, s.key_start + n * KEYS, key_head, s.batch);
+              expect_bytes(keys.full(V), KV_BYTES);
+              load5(at + AT_V - AT_K, &c.v, keys.full(V), row, key_head, s.batch);
             }
           }
-          if (++stage == STAGES) stage = 0, phase ^= 1;
+          keys.advance();
         }
-        if (++tile == TILES) tile = 0, q_phase ^= 1;
+        queries.advance();
       }
-      t = __shfl_sync(~0u, drawn, 0) + gridDim.x;
+      t = __shfl_sync(~0u, next_tile, 0);
     }
-    wait(base + Q_EMPTY + 8 * tile, q_phase);
+    queries.wait_empty();
     if (first_lane) {
-      put_word(base + TILE + 16 * tile, ~0u);
-      arrive(base + Q_FULL + 8 * tile);
+      store_word(base + TILE + 16 * queries.stage(), ~0u);
+      arrive(queries.full());
     }
   }
 };
@@ -129,7 +127,7 @@ template <int GROUPS, Pass PASS> struct Feed {
 struct Rows {
   int row, begin[2], end[2];             // the first of this thread's two, and the keys that they see
   int all_begin, all_end, from, to;      // the keys that some row of the warpgroup sees, and those that all see
-  __device__ __forceinline__ Rows(const HopperLazyArgs& c, const Work& w, const Own& s, int rows) {
+  METHOD Rows(const HopperLazyArgs& c, const Work& w, const Own& s, int rows) {
     const int group = __shfl_sync(~0u, threadIdx.x / 128 - 1, 0), first = w.block * rows + group * 64, last = min(first + 63, s.queries - 1);
     row = first + threadIdx.x / 32 % 4 * 16 + lane_id() / 4;
     if (SPANS) {
@@ -145,11 +143,9 @@ struct Rows {
     all_begin = first_key(first, s), all_end = first <= last ? end_key(last, s) : 0, from = first_key(last, s), to = end_key(first, s);
   }
   // Of a block of keys: whether some row of the warpgroup sees some of it, whether all see all, and this for the rows of a warp.
-  __device__ __forceinline__ bool sees(int key, int keys = KEYS) const { return key < all_end && key + keys > all_begin; }
-  __device__ __forceinline__ bool sees_all(int key, int keys = KEYS) const { return key >= from && key + keys <= to; }
-  __device__ __forceinline__ bool is_cut(int key) const { return __any_sync(~0u, cuts(0, key, KEYS) || cuts(1, key, KEYS)); }
+  METHOD bool sees(int key, int keys = KEYS) const { return key < all_end && key + keys > all_begin; }
+  METHOD bool sees_all(int key, int keys = KEYS) const { return key >= from && key + keys <= to; }
+  METHOD bool is_cut(int key) const { return __any_sync(~0u, cuts(0, key, KEYS) || cuts(1, key, KEYS)); }
   // Whether one of this thread's rows does not see them all.
-  __device__ __forceinline__ bool cuts(int r, int key, int keys) const { return begin[r] > key || end[r] < key + keys; }
+  METHOD bool cuts(int r, int key, int keys) const { return begin[r] > key || end[r] < key + keys; }
 };
-// The number of a work tile, below 0 after the last.
-DEV int tile_at(u32 at) { return __shfl_sync(~0u, load_word(at), 0); }  // tells the compiler that it is uniform

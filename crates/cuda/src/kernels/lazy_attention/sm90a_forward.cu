@@ -36,7 +36,7 @@ struct Sums {
   float limit[2] = {-INF, -INF};                   // a score above it raises the base
   float l[2] = {0, 0}, top[2];                     // the weights; the largest score of the stripe
   int seen[2] = {0, 0};
-  __device__ __forceinline__ void raise(int r, float top) {
+  METHOD void raise(int r, float top) {
     const float next = max_nan(base[r], top);
     l[r] = __fmul_rn(l[r], weight(base[r], base_of(next)));
     base[r] = next, log2[r] = -__fmul_rn(base_of(next), LOG2E), limit[r] = next + LAG;
@@ -92,9 +92,8 @@ DEV void settle_rows(const HopperLazyArgs& c, const Own& s, const Work& w, const
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     int seen = max(own.end[r] - own.begin[r], 0);
-    if (odd) seen = rows.seen[r], seen += __shfl_xor_sync(~0u, seen, 1), seen += __shfl_xor_sync(~0u, seen, 2);
-    float most = rows.base[r];
-    most = max_nan(most, __shfl_xor_sync(~0u, most, 1)), most = max_nan(most, __shfl_xor_sync(~0u, most, 2));
+    if (odd) seen = quad_sum(rows.seen[r]);
+    const float most = quad_max_nan(rows.base[r]);
     const float sum = quad_sum(__fmul_rn(rows.l[r], weight(rows.base[r], base_of(most))));
     const Numbers numbers = counted(c.tau[w.head], seen);
     lse[r] = seen ? most + logf(sum) : -INF, offset[r] = numbers.offset;  // (E3)
@@ -133,39 +132,34 @@ DEV void issue_half(float (&s)[HALF / 2], const u32 (&q)[D / 4], u32 k) {
 
 DEV void consume_scores(const ScoreFeed& feed, const HopperLazyArgs& c) {
   constexpr int ROWS = ScoreFeed::ROWS;
-  u32 base = feed.base;
-  keep(base);
+  const u32 base = opaque(feed.base);
   const int group = __shfl_sync(~0u, threadIdx.x / 128 - 1, 0), warp = threadIdx.x / 32 - 4, lane = lane_id();
   const int near = KEYS - 1 + warp * 16 + lane / 4 - 2 * (lane & 3);
   const bool odd = *c.odd;
   float* const tops = feed.tops() + warp * 16 + lane / 4;
-  u32 k_first = k_major(base + ScoreFeed::AT_K);
-  keep(k_first);
-  u32 stage = 0, phase = 0, tile = 0, q_phase = 0;
-  for (;;) {
-    wait(base + ScoreFeed::Q_FULL + 8 * tile, q_phase);
-    const int t = tile_at(base + ScoreFeed::TILE + 16 * tile);
+  const u32 k_first = opaque((u32)k_major(base + ScoreFeed::AT_K));
+  ScoreFeed::Blocks keys = {base, 0};
+  for (ScoreFeed::Tiles tiles = {base, 0};; tiles.advance()) {
+    tiles.wait_full();
+    const int t = uniform<true>(load_word(base + ScoreFeed::TILE + 16 * tiles.stage()));
     if (t < 0) break;
-    const Work w = work<SCORE_GROUPS, true>(t, c);
+    const Work w = work_of<SCORE_GROUPS>(t, c);
     const Own s = sequence_of<true>(c, w.batch);
-    const Blocks blocks = key_blocks<SCORE_GROUPS, KEYS>(c.spans, s, w.block);
+    const Range blocks = key_blocks<SCORE_GROUPS, KEYS>(c.spans, s, w.block);
     const Rows own(c, w, s, ROWS);
     const int each = stripe_blocks(s), distance = distance_of(c, s, w.block * ROWS + group * 64, 0);
     // A half of a block whose first key lies between them has a bias.
-    int near_after = c.bias ? distance - HALF - c.width : 0, near_before = c.bias ? distance + 64 : 0;
-    keep(near_after), keep(near_before);
+    const int near_after = opaque(c.bias ? distance - HALF - c.width : 0);
+    const int near_before = opaque(c.bias ? distance + 64 : 0);
     Sums rows;
     u32 q[D / 4];
-    load_queries(q, base + tile * ScoreFeed::TILE_BYTES, warp * 16);
+    load_queries(q, base + tiles.stage() * ScoreFeed::TILE_BYTES, warp * 16);
     int n = blocks.end - 1;
-    auto leave = [&] {
-      warp_arrive(base + ScoreFeed::K_EMPTY + 8 * stage);
-      if (++stage == ScoreFeed::STAGES) stage = 0, phase ^= 1;
-    };
+    auto leave = [&] { keys.release(), keys.advance(); };
     // Leaves out blocks of which no row of the warpgroup sees a key.
     auto pass = [&] {
 #pragma unroll 1
-      for (; n >= blocks.begin && !own.sees(n * KEYS); n--) wait(base + ScoreFeed::K_FULL + 8 * stage, phase), leave();
+      for (; n >= blocks.begin && !own.sees(n * KEYS); n--) keys.wait_full(), leave();
     };
     // The keys of the block from `from` on.
     auto weigh = [&](float (&x)[HALF / 2], int from, const float* bias) {
@@ -200,9 +194,9 @@ DEV void consume_scores(const ScoreFeed& feed, const HopperLazyArgs& c) {
 #pragma unroll 1
     for (; n >= blocks.begin && own.sees(n * KEYS); n--) {
       float x[HALF / 2];
-      wait(base + ScoreFeed::K_FULL + 8 * stage, phase);
-      const u32 k = __shfl_sync(~0u, k_first + stage * (KV_BYTES / 16), 0);
-      const float* const bias = feed.bias(stage) + near;
+      keys.wait_full();
+      const u32 k = __shfl_sync(~0u, k_first + keys.stage() * (KV_BYTES / 16), 0);
+      const float* const bias = feed.bias(keys.stage()) + near;
       if (rest < 0) stripe--, rest = each - 1, rows.top[0] = rows.top[1] = -INF;
       rest--;
       multiply(x, k + HALF * 128 / 16);
@@ -212,14 +206,12 @@ DEV void consume_scores(const ScoreFeed& feed, const HopperLazyArgs& c) {
       leave();
 #pragma unroll
       for (int r = 0; r < 2; r++) {
-        float top = rows.top[r];
-        top = max_nan(top, __shfl_xor_sync(~0u, top, 1)), top = max_nan(top, __shfl_xor_sync(~0u, top, 2));
+        const float top = quad_max_nan(rows.top[r]);
         if (lane % 4 == 0) tops[stripe * ROWS + 8 * r] = top;
       }
     }
     pass();
-    warp_arrive(base + ScoreFeed::Q_EMPTY + 8 * tile);
-    if (++tile == ScoreFeed::TILES) tile = 0, q_phase ^= 1;
+    tiles.release();
     settle_rows(c, s, w, own, rows, odd, group, tops, stripe, highest);
   }
 }
@@ -249,16 +241,8 @@ template <bool MASKED, bool PV> DEV void activate(float (&s)[KEYS / 2], const fl
     if (MASKED && x == -INF) s[i] = 0;
   }
 }
-DEV void pack_all(const float (&s)[KEYS / 2], u32 (&p)[KEYS / 4]) {
-#pragma unroll
-  for (int i = 0; i < KEYS / 4; i++) p[i] = pack_above(s[2 * i], s[2 * i + 1]);
-}
-DEV void issue_values(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v) {  // o += p·v
-#pragma unroll
-  for (int i = 0; i < KEYS / 16; i++) Mma<D>::rs<MN_MAJOR>(o, p + 4 * i, mn_major(v + i * 2048, PANEL), 1);
-}
 // What values that are not finite add: every key of the blocks that were walked.
-template <bool PV> DEV void add_odd_values(float (&o)[D / 2], const HopperLazyArgs& c, const Own& s, const Work& w, const Rows& own, const Blocks& blocks, u32 stripes,
+template <bool PV> DEV void add_odd_values(float (&o)[D / 2], const HopperLazyArgs& c, const Own& s, const Work& w, const Rows& own, const Range& blocks, u32 stripes,
                                            const float (&base)[2], const float (&offset)[2]) {
 #pragma unroll 1
   for (int n = blocks.begin; n < blocks.end; n++) {
@@ -299,57 +283,53 @@ template <bool PV> DEV void consume_values(const ValueFeed& feed, const HopperLa
   const u32 staging = base + ValueFeed::AT_OUT + group * 64 * D * 2;
   const int near = KEYS - 1 + warp * 16 + lane / 4 - 2 * (lane & 3);
   const bool odd = *c.odd;
-  u32 stage_k = 0, phase_k = 0, stage_v = 0, phase_v = 0, tile = 0, q_phase = 0;
-  for (;;) {
-    wait(base + ValueFeed::Q_FULL + 8 * tile, q_phase);
-    const u32 words = base + ValueFeed::TILE + 16 * tile;
-    const int t = tile_at(words);
+  ValueFeed::Blocks k_ring = {base, 0};
+  ValueFeed::Values v_ring = {base, 0};
+  for (ValueFeed::Tiles tiles = {base, 0};; tiles.advance()) {
+    tiles.wait_full();
+    const u32 words = base + ValueFeed::TILE + 16 * tiles.stage();
+    const int t = uniform<true>(load_word(words));
     if (t < 0) break;
-    const Work w = work<VALUE_GROUPS, true>(t, c);
+    const Work w = work_of<VALUE_GROUPS>(t, c);
     const Own s = sequence_of<true>(c, w.batch);
-    const Blocks blocks = key_blocks<VALUE_GROUPS, KEYS>(c.spans, s, w.block);
+    const Range blocks = key_blocks<VALUE_GROUPS, KEYS>(c.spans, s, w.block);
     const Rows own(c, w, s, ROWS);
     const int each = stripe_blocks(s);
     // Which stripes the warpgroups walk, and this one attends to.
-    const u32 stripes = tile_at(words + 4) | tile_at(words + 8) | tile_at(words + 12), mine = tile_at(words + 4 + 4 * group);
-    const u32 q = base + tile * ValueFeed::TILE_BYTES + group * 64 * 128, q_empty = base + ValueFeed::Q_EMPTY + 8 * tile;
-    if (++tile == ValueFeed::TILES) tile = 0, q_phase ^= 1;
+    auto word = [&](int of) { return (u32)uniform<true>(load_word(words + 4 + 4 * of)); };
+    const u32 stripes = word(0) | word(1) | word(2), mine = word(group);
+    const u32 q = base + tiles.stage() * ValueFeed::TILE_BYTES + group * 64 * 128;
     float o[D / 2], lse[2], offset[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const i64 at = row_at(c, s, w.head, min(own.row + 8 * r, s.queries - 1));
       lse[r] = base_of(c.lse[at]), offset[r] = c.numbers[at].offset;
     }
-#pragma unroll
-    for (int i = 0; i < D / 2; i++) o[i] = 0;
+    clear(o);
     u32 p[KEYS / 4];
     bool flies = false;  // whether the product of the block before is on its way
     auto land = [&] {
       flies = false;
-      warp_arrive(base + ValueFeed::V_EMPTY + 8 * stage_v);
-      if (++stage_v == ValueFeed::STAGES) stage_v = 0, phase_v ^= 1;
+      v_ring.release(), v_ring.advance();
     };
-    auto leave_k = [&] {
-      warp_arrive(base + ValueFeed::K_EMPTY + 8 * stage_k);
-      if (++stage_k == ValueFeed::STAGES) stage_k = 0, phase_k ^= 1;
-    };
+    auto leave_k = [&] { k_ring.release(), k_ring.advance(); };
 #pragma unroll 1
     for (int n = ValueFeed::next(blocks.end - 1, blocks.begin, stripes, each); n >= blocks.begin; n = ValueFeed::next(n - 1, blocks.begin, stripes, each)) {
-      wait(base + ValueFeed::K_FULL + 8 * stage_k, phase_k);
+      k_ring.wait_full();
       if (!odd && !(mine >> n / each & 1 && own.sees(n * KEYS))) {
         mma_wait<0>(), pin(o), pin(p);
         if (flies) land();
         leave_k();
-        wait(base + ValueFeed::V_FULL + 8 * stage_v, phase_v);
+        v_ring.wait_full();
         land();
         continue;
       }
       float x[KEYS / 2];
       pin(x), mma_begin();
-      issue_scores<ROWS>(x, q, base + ValueFeed::AT_K + stage_k * KV_BYTES);
+      multiply_shared<KEYS, D, ROWS, KEYS>(x, q, base + ValueFeed::AT_K + k_ring.stage() * KV_BYTES);
       mma_commit(), mma_wait<0>(), pin(x), pin(o), pin(p);
       if (flies) land();
-      score(x, c.shape.scale, is_near(c, distance_of(c, s, w.block * ROWS + group * 64, n * KEYS), 64), feed.bias(stage_k) + near);
+      score(x, c.shape.scale, is_near(c, distance_of(c, s, w.block * ROWS + group * 64, n * KEYS), 64), feed.bias(k_ring.stage()) + near);
       leave_k();
       if (odd || own.is_cut(n * KEYS)) {
         hide(x, own.begin, own.end, n * KEYS);
@@ -357,9 +337,9 @@ template <bool PV> DEV void consume_values(const ValueFeed& feed, const HopperLa
       } else {
         activate<false, PV>(x, lse, offset);
       }
-      pack_all(x, p);
-      wait(base + ValueFeed::V_FULL + 8 * stage_v, phase_v);
-      const u32 v = base + ValueFeed::AT_V + stage_v * KV_BYTES;
+      pack_above(x, p);
+      v_ring.wait_full();
+      const u32 v = base + ValueFeed::AT_V + v_ring.stage() * KV_BYTES;
       if (odd) {  // all warpgroups together
         named_sync(15, 128 * VALUE_GROUPS);
         clear_odd(v, KV_BYTES, threadIdx.x - 128, 128 * VALUE_GROUPS);
@@ -367,35 +347,24 @@ template <bool PV> DEV void consume_values(const ValueFeed& feed, const HopperLa
         named_sync(15, 128 * VALUE_GROUPS);
       }
       pin(o), pin(p), mma_begin();
-      issue_values(o, p, v), mma_commit();  // (E6)
+      multiply_registers<KEYS, D>(o, p, v), mma_commit();  // (E6)
       flies = true;
     }
     mma_wait<0>(), pin(o), pin(p);
     if (flies) land();
-    warp_arrive(q_empty);
+    tiles.release();
     if (odd) add_odd_values<PV>(o, c, s, w, own, blocks, stripes, lse, offset);
     if (PV) {
       store_wide(c, s, w, own.row, o);
       continue;
     }
     if (PACKED && w.block * ROWS + group * 64 + 64 > s.queries) {  // rows of the next sequence lie in the box
-      store_rows(c.o_rows, s.batch, w.head, s.query_start, own.row, s.queries, o, 1);
+      store_rows(c.o_rows, s.batch, w.head, s.query_start, own.row, s.queries, o);
       continue;
     }
-    if (threadIdx.x % 128 == 0) store_wait_read();
-    named_sync(1 + group, 128);
-#pragma unroll
-    for (int j = 0; j < D / 16; j++) {
-      int r = warp % 4 * 16 + lane % 16, piece = 2 * j + lane / 16;
-      store_blocks(staging + piece / 8 * 8192 + swizzled(r, piece % 8), pack(o[8 * j], o[8 * j + 1]), pack(o[8 * j + 2], o[8 * j + 3]),
-                   pack(o[8 * j + 4], o[8 * j + 5]), pack(o[8 * j + 6], o[8 * j + 7]));
-    }
-    proxy_fence();
-    named_sync(1 + group, 128);
-    if (threadIdx.x % 128 == 0) {
+    store_by_copy<64>(staging, o, 1 + group, [&] {
       store5(&c.o, staging, s.query_start + w.block * ROWS + group * 64, w.head, s.batch);
-      store_commit();
-    }
+    });
   }
   if (threadIdx.x % 128 == 0) store_wait();
 }

@@ -57,15 +57,15 @@ DEV Rows tangent_rows(const Tensor& x, const Rows& otherwise, const Chunk& chunk
 struct Gates {
   const float* at;
   i64 plane;
-  __device__ __forceinline__ Gates(const LinearArgs& c, const float* tables, const Chunk& chunk, int key_head)
+  METHOD Gates(const LinearArgs& c, const float* tables, const Chunk& chunk, int key_head)
       : at(tables ? tables + ((i64)chunk.batch * c.key_heads + key_head) * c.tokens + chunk.start : 0),
         plane((i64)c.batch * c.key_heads * c.tokens) {}
-  __device__ __forceinline__ float between(int j, int i) const {  // j < i
+  METHOD float between(int j, int i) const {  // j < i
     i64 level = (31 - __clz(i ^ j)) * plane;
     return at[level + i] + at[level + j];
   }
-  __device__ __forceinline__ float decay(int j, int i) const { return !at || i == j ? 1 : exp2_fast(between(j, i)); }  // P_ij
-  __device__ __forceinline__ float tangent(int j, int i) const { return !at || i == j ? 0 : between(j, i); }           // β_ij
-  __device__ __forceinline__ float reach(int t, int back) const { return at ? at[(LEVELS + back) * plane + t] : 1; }
-  __device__ __forceinline__ float reach_tangent(int t, int back) const { return at ? at[(LEVELS + back) * plane + t] : 0; }
+  METHOD float decay(int j, int i) const { return !at || i == j ? 1 : exp2_fast(between(j, i)); }  // P_ij
+  METHOD float tangent(int j, int i) const { return !at || i == j ? 0 : between(j, i); }           // β_ij
+  METHOD float reach(int t, int back) const { return at ? at[(LEVELS + back) * plane + t] : 1; }
+  METHOD float reach_tangent(int t, int back) const { return at ? at[(LEVELS + back) * plane + t] : 0; }
 };

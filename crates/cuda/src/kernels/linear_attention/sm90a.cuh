@@ -13,8 +13,11 @@ constexpr u32 PANEL = CHUNK * 128, Y_BYTES = CHUNK * KW * 2, STATE_BYTES = KW * 
 // In shared memory: y, b and x in two stages; x weighted; the state in two buffers; out; decays; barriers. BY_TOKEN out has no
 // place, so that decays have more.
 constexpr u32 AT_B = STAGES * Y_BYTES, AT_X = 2 * AT_B, AT_WEIGHTED = AT_X + STAGES * PANEL, AT_STATE = AT_WEIGHTED + PANEL,
-              AT_OUT = AT_STATE + 2 * STATE_BYTES, AT_DECAYS = AT_OUT + PANEL, FULL = AT_DECAYS + 2568, EMPTY = FULL + 8 * STAGES, EMPTY_X = EMPTY + 8 * STAGES,
-              WEIGHTED = EMPTY_X + 8 * STAGES, TAKEN = WEIGHTED + 8, SHOWN = TAKEN + 8, WALK_BYTES = SHOWN + 16;
+              AT_OUT = AT_STATE + 2 * STATE_BYTES, AT_DECAYS = AT_OUT + PANEL, AT_BARRIERS = AT_DECAYS + 2568;
+using Chunks = Ring<STAGES, AT_BARRIERS>;
+constexpr u32 EMPTY_X = Chunks::END;  // of each stage
+using Weighted = Ring<1, EMPTY_X + 8 * STAGES>;
+constexpr u32 SHOWN = Weighted::END, WALK_BYTES = SHOWN + 16;
 constexpr u32 AT_ZEROS = BY_TOKEN ? AT_OUT : AT_DECAYS, AT_TABLES = AT_OUT + 1024;  // zeros: eight rows of a state that is none
 
 DEV bool is_odd(float x) { return !(fabsf(x) < INF); }
@@ -43,7 +46,7 @@ DEV void prefetch_bytes(const void* from, u32 bytes) {
 // seen by it), else 0. It lies there twice, so that a pair t, t + 1 begins at a multiple of 8 bytes whatever t is. The first
 // begins with further zeros: where BACK, it begins with 1024 bytes of them.
 constexpr int MIDDLE = 256, SECOND = 385, MIDDLE_OF_SECOND = 128;
-static_assert(4 * (SECOND + 257) == FULL - AT_DECAYS, "room for both");
+static_assert(4 * (SECOND + 257) == AT_BARRIERS - AT_DECAYS, "room for both");
 template <bool BACK> DEV void fill_decays(u32 table, int thread, float log, float scale) {
 #pragma unroll 1
   for (int i = thread; i < SECOND; i += 256) {
@@ -58,17 +61,13 @@ DEV u32 decays_at(u32 table, int t) {  // of t, t + 1, and of those at even dist
 }
 
 // ---- tiles -------------------------------------------------------------------------------------------------------------
-constexpr u32 TOP = STORAGE == 1 ? 0x7f80 : 0x7c00;  // the exponent of infinities and NaN
-DEV u32 finite(u32 x) {                               // the bits of a pair that are kept
-  return ((x & 0x7fff) < TOP ? 0xffff : 0) | ((x >> 16 & 0x7fff) < TOP ? 0xffff0000 : 0);
-}
 // Puts 0 into the rows of a tile from `count` on, which are those of other sequences, and, where asked, in place of what is
 // not finite.
 template <int THREADS = 256> DEV void tidy(u32 tile, int panels, int count, bool cleanse, int thread) {
 #pragma unroll 1
   for (int i = thread; i < panels * CHUNK * 32; i += THREADS) {
     u32 x = load_word(tile + 4 * i), keep = i / 32 % CHUNK >= count ? 0 : cleanse ? finite(x) : ~0u;
-    if (x & ~keep) asm volatile("st.shared.u32 [%0], %1;" ::"r"(tile + 4 * i), "r"(x & keep) : "memory");
+    if (x & ~keep) store_word(tile + 4 * i, x & keep);
   }
 }
 DEV void store_piece(u32 to, uint4 x) {

@@ -17,26 +17,19 @@ constexpr int SLOTS = 3 * 128 / KW;  // of a pair of tiles: q and k, or dout and
 constexpr u32 SLOT_BYTES = 2 * Y_BYTES;
 constexpr int PITCH = BLOCK + 1;
 constexpr u32 FLOW_TABLES = SLOTS * SLOT_BYTES, AT_COLUMNS = FLOW_TABLES + 2 * TABLE_BYTES, AT_ROWS = AT_COLUMNS + 4 * BLOCKS * CHUNK,
-              AT_WITHIN = AT_ROWS + 4 * CHUNK, AT_TOTALS = AT_WITHIN + 4 * CHUNK * PITCH, SLOT_FULL = AT_TOTALS + 64,
-              SLOT_EMPTY = SLOT_FULL + 8 * SLOTS, TABLE_FULL = SLOT_EMPTY + 8 * SLOTS, TABLE_EMPTY = TABLE_FULL + 16, FLOW_BYTES = TABLE_EMPTY + 16;
+              AT_WITHIN = AT_ROWS + 4 * CHUNK, AT_TOTALS = AT_WITHIN + 4 * CHUNK * PITCH;
+using Slots = Ring<SLOTS, AT_TOTALS + 64>;
+using Tables = Ring<2, Slots::END, 1, true>;
+constexpr u32 FLOW_BYTES = Tables::END;
 
 DEV void put_number(u32 at, float x) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory"); }
 DEV float get_number(u32 at) { return __uint_as_float(load_word(at)); }
 
-struct Slot {
-  u32 number, phase;
-  __device__ __forceinline__ void advance() {
-    if (++number == SLOTS) number = 0, phase ^= 1;
-  }
-};
-
 DEV void feed_pairs(const WalkArgs& c, u32 base) {
   const int group = c.heads / c.key_heads;
-  Slot slot = {0, 1};
+  Slots slot = {base, 1};
   auto load = [&](const TensorMap* own, const TensorMap* other, int head, int key_head, const Chunk& chunk) {
-    const u32 full = base + SLOT_FULL + 8 * slot.number, to = base + slot.number * SLOT_BYTES;
-    wait(base + SLOT_EMPTY + 8 * slot.number, slot.phase);
-    expect_bytes(full, SLOT_BYTES);
+    const u32 full = slot.fill(SLOT_BYTES), to = base + slot.stage() * SLOT_BYTES;
 #pragma unroll
     for (int i = 0; i < KW / 64; i++) {
       load4(to + i * PANEL, own, full, 64 * i, chunk.start, head, chunk.batch);
@@ -62,14 +55,14 @@ DEV void fill_tables(const WalkArgs& c, u32 base) {
     return load_gates(c, chunk.batch, item % c.key_heads, chunk.start, item < c.items ? chunk.len : 0);
   };
   Gates next = gates_of(blockIdx.x);
-  int n = 0;
+  Tables tables = {base, 1};
 #pragma unroll 1
-  for (int item = blockIdx.x; item < c.items; item += gridDim.x, n++) {
+  for (int item = blockIdx.x; item < c.items; item += gridDim.x, tables.advance()) {
     const Gates gates = next;
     next = gates_of(item + gridDim.x);
-    wait(base + TABLE_EMPTY + 8 * (n & 1), n / 2 & 1 ^ 1);
-    fill_table<false>(base + FLOW_TABLES + (n & 1) * TABLE_BYTES, gates, c.scale, threadIdx.x / 32 - 1);
-    warp_arrive(base + TABLE_FULL + 8 * (n & 1));
+    tables.wait_empty();
+    fill_table<false>(base + FLOW_TABLES + tables.stage() * TABLE_BYTES, gates, c.scale, threadIdx.x / 32 - 1);
+    warp_arrive(tables.full());
   }
 }
 
@@ -213,24 +206,22 @@ template <int GROUP> DEV void sum_flow(const WalkArgs& c, u32 base) {
   const int token = threadIdx.x - 128, group = c.heads / c.key_heads;
   const Thread t = this_thread();
   constexpr int SEEN = GROUP == 0 ? 64 : 128;
-  Slot slot = {0, 0};
-  int n = 0;
+  Slots slot = {base, 0};
+  Tables tables = {base, 0};
 #pragma unroll 1
-  for (int item = blockIdx.x; item < c.items; item += gridDim.x, n++) {
+  for (int item = blockIdx.x; item < c.items; item += gridDim.x, tables.advance()) {
     const Chunk chunk = c.chunks[item / c.key_heads];
-    const u32 table = base + FLOW_TABLES + (n & 1) * TABLE_BYTES;
+    const u32 table = base + FLOW_TABLES + tables.stage() * TABLE_BYTES;
     Ends ends;
     if (GROUP == 0) ends = load_ends(c, chunk, item, token);
     float a[SEEN / 2], b[SEEN / 2], sum[SEEN / 2];
-#pragma unroll
-    for (int i = 0; i < SEEN / 2; i++) sum[i] = 0;
+    clear(sum);
     auto multiply = [&](float (&to)[SEEN / 2]) {
-      const u32 from = base + slot.number * SLOT_BYTES;
-      wait(base + SLOT_FULL + 8 * slot.number, slot.phase);
+      const u32 from = base + slot.stage() * SLOT_BYTES, empty = slot.empty();
+      slot.wait_full();
       multiply_rows(to, from + GROUP * 8192, from + Y_BYTES);
-      const u32 number = slot.number;
       slot.advance();
-      return base + SLOT_EMPTY + 8 * number;
+      return empty;
     };
 #pragma unroll 1
     for (int m = 0; m < group; m++) {
@@ -242,11 +233,11 @@ template <int GROUP> DEV void sum_flow(const WalkArgs& c, u32 base) {
 #pragma unroll
       for (int i = 0; i < SEEN / 2; i++) sum[i] = fmaf(a[i], b[i], sum[i]);
     }
-    wait(base + TABLE_FULL + 8 * (n & 1), n / 2 & 1);
+    tables.wait_full();
     const float all = number_at(table, ALL);
-    if (n > 0) named_sync(2, 256);  // the sums of the chunk before have been read
+    if (tables.at) named_sync(2, 256);  // the sums of the chunk before have been read
     put_flow<GROUP>(base, table, t, sum, chunk.len);
-    warp_arrive(base + TABLE_EMPTY + 8 * (n & 1));
+    tables.release();
     named_sync(1, 256);
     if (GROUP == 1) continue;
     const float dg = flow_of_pairs(base, token) + flow_of_ends(base, ends, all, token);
@@ -261,11 +252,10 @@ template <int GROUP> DEV void sum_flow(const WalkArgs& c, u32 base) {
 DEV void flow_of_all(const WalkArgs& c) {
   extern __shared__ __align__(1024) char bytes[];
   const u32 base = shared(bytes);
-  for (u32 at = 4 * threadIdx.x; at < 2 * TABLE_BYTES; at += 4 * 384) asm volatile("st.shared.u32 [%0], %1;" ::"r"(base + FLOW_TABLES + at), "r"(0) : "memory");
+  for (u32 at = 4 * threadIdx.x; at < 2 * TABLE_BYTES; at += 4 * 384) store_word(base + FLOW_TABLES + at, 0);
   if (threadIdx.x == 0) {
     prefetch(&c.y), prefetch(&c.b), prefetch(&c.x), prefetch(&c.dots);
-    for (int i = 0; i < SLOTS; i++) barrier_init(base + SLOT_FULL + 8 * i, 1), barrier_init(base + SLOT_EMPTY + 8 * i, 8 * ARRIVALS);
-    for (int i = 0; i < 2; i++) barrier_init(base + TABLE_FULL + 8 * i, 3 * ARRIVALS), barrier_init(base + TABLE_EMPTY + 8 * i, 8 * ARRIVALS);
+    Slots::init(base, 1, 8 * ARRIVALS), Tables::init(base, 3 * ARRIVALS, 8 * ARRIVALS);
     barrier_init_fence();
   }
   __syncthreads();

@@ -24,7 +24,7 @@ constexpr int DIAGONAL = GAIN + CHUNK;     // σ P of the pairs of each half: ro
 constexpr int FAR = DIAGONAL + CHUNK / HALF * HALF_PITCH;  // of each block, to the tokens of the blocks it faces, these side by side
 constexpr int ALL = FAR + BLOCK * BLOCKS * (BLOCKS - 1) / 2;  // of the whole chunk
 constexpr u32 TABLE_BYTES = 4 * (ALL + 4);
-static_assert(!BY_TOKEN || AT_TABLES + 2 * TABLE_BYTES <= FULL, "room for two tables");
+static_assert(!BY_TOKEN || AT_TABLES + 2 * TABLE_BYTES <= AT_BARRIERS, "room for two tables");
 
 DEV u32 table_of(u32 base, int n) { return base + AT_TABLES + n % 2 * TABLE_BYTES; }
 // Where a block has the number of token 0 among those of FAR.
@@ -41,7 +41,7 @@ DEV void store_four(u32 table, int place, const float (&x)[4]) {
 template <int THREADS = 256> DEV void clear_tables(u32 base, int thread) {
 #pragma unroll 1
   for (u32 at = 4 * thread; at < AT_TABLES - AT_ZEROS + 2 * TABLE_BYTES; at += 4 * THREADS)
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(base + AT_ZEROS + at), "r"(0) : "memory");
+    store_word(base + AT_ZEROS + at, 0);
 }
 
 // ---- to fill one -----------------------------------------------------------------------------------------------------------

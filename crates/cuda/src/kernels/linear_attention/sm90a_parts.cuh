@@ -30,14 +30,7 @@ DEV u32* kept_state(const WalkArgs& c, const Path& p, int chunk) {
   return c.states + (((i64)(p.first_chunk + chunk) * c.key_heads + p.key_head) * halves + p.half) * KEPT;
 }
 
-// The stage of a step, and the parities of barriers: a warp's place in its rings, kept from one walk to the next.
-struct Ring {
-  u32 stage, phase, turn;
-  __device__ __forceinline__ void advance() {
-    turn ^= 1;
-    if (++stage == STAGES) stage = 0, phase ^= 1;
-  }
-};
+static_assert(STAGES == 2, "a stage has the parity of the one place of x weighted");
 template <bool BACK> DEV int number_of(const Path& p, int n) { return BACK ? p.chunks - 1 - n : n; }
 template <bool BACK> DEV int count_of(const Path& p, int n) { return min(CHUNK, p.tokens - number_of<BACK>(p, n) * CHUNK); }
 
@@ -227,9 +220,7 @@ template <bool BACK> DEV bool end_dots(const WalkArgs& c, const Path& p, u32 bas
 // y bᵀ of the rows of a warpgroup, and of as many rows of b as a thread has pairs.
 template <int PAIRS> DEV void multiply_rows(float (&s)[PAIRS], u32 y, u32 b) {
   pin(s), mma_begin();
-#pragma unroll
-  for (int i = 0; i < KW / 16; i++)
-    Mma<2 * PAIRS>::template ss<K_MAJOR, K_MAJOR>(s, k_major(y + i / 4 * PANEL + i % 4 * 32), k_major(b + i / 4 * PANEL + i % 4 * 32), i > 0);
+  multiply_shared<2 * PAIRS, KW, CHUNK, CHUNK>(s, y, b);
   mma_commit();
 }
 // y S, or more of nothing where `add`: then every 8 rows of the state are the same 8 rows of zeros.

@@ -14,13 +14,12 @@
 // rounded up to a power of two, at least 128 tokens.
 
 // The state behind a segment whose state before is 0; whether it is not finite. The last one of a walk has no chunks here.
-template <bool BACK> DEV bool add_tokens(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Ring& ring) {
+template <bool BACK> DEV bool add_tokens(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Chunks& at) {
   const int thread = threadIdx.x - 128;
   const Thread t = this_thread();
   const float log = log_of(c, p.key_head);
   float h[COLUMNS / 2], whole = 1;
-#pragma unroll
-  for (int i = 0; i < COLUMNS / 2; i++) h[i] = 0;
+  clear(h);
   if (BY_TOKEN) clear_tables(base, thread);
   else fill_decays<BACK>(base + AT_DECAYS, thread, log, c.scale);
   named_arrive(4, 96 + 256);
@@ -29,26 +28,24 @@ template <bool BACK> DEV bool add_tokens(const WalkArgs& c, const Path& p, u32 b
     const int count = count_of<BACK>(p, n);
 #pragma unroll 1
     for (int m = 0; m < p.many; m++) {
-      const u32 stage = ring.stage, b = base + AT_B + stage * Y_BYTES;
-      wait(base + FULL + 8 * stage, ring.phase);
+      const u32 stage = at.stage(), b = base + AT_B + stage * Y_BYTES;
+      at.wait_full();
       if (cleanse || count < CHUNK) {
         tidy(b, KW / 64, count, cleanse, thread);
         proxy_fence();
         named_sync(1, 256);
       }
-      wait(base + WEIGHTED, ring.turn);
+      Weighted(base, at.stage()).wait_full();
       if (m == 0) {
         const float all = BY_TOKEN ? number_at(table_of(base, n), ALL) : exp2_fast(log * count);
-#pragma unroll
-        for (int i = 0; i < COLUMNS / 2; i++) h[i] *= all;
+        mul_rows(h, {all, all});
         whole *= all;
       }
       warp_arrive(base + EMPTY_X + 8 * stage);  // x has been read
       add_to_state(h, b + (KW == 128 ? t.group * PANEL : 0), base + AT_WEIGHTED);
       mma_wait<0>(), pin(h);
-      warp_arrive(base + EMPTY + 8 * stage);
-      warp_arrive(base + TAKEN);
-      ring.advance();
+      at.release(), Weighted(base, at.stage()).release();
+      at.advance();
     }
   }
   if (BY_TOKEN && p.chunks && p.half + thread == 0) c.decays[p.segment * c.key_heads + p.key_head] = whole;
@@ -66,21 +63,21 @@ template <bool BACK> DEV void sum_segment(const WalkArgs& c) {
   if (threadIdx.x < 128) {
     registers_down<BY_TOKEN ? 56 : 40>();
     const Path p = path_to_next<BACK>(c);
-    Ring ring = {0, 1, 0};
+    Chunks at = {base, threadIdx.x == 0};
     bool again = false;
     do {
-      if (threadIdx.x == 0) feed<BACK, false, false>(c, p, base, ring);
-      else if (threadIdx.x >= 32) weigh_tokens<BACK>(c, p, base, again, ring);
+      if (threadIdx.x == 0) feed<BACK, false, false>(c, p, base, at);
+      else if (threadIdx.x >= 32) weigh_tokens<BACK>(c, p, base, again, at);
       __syncwarp();
       again = named_any(5, 384, false);
     } while (again);
   } else {
     registers_up<BY_TOKEN ? 224 : 232>();
     const Path p = path_to_next<BACK>(c);
-    Ring ring = {0, 0, 0};
+    Chunks at = {base, 0};
     bool again = false;
     do {
-      const bool strange = add_tokens<BACK>(c, p, base, again, ring);
+      const bool strange = add_tokens<BACK>(c, p, base, again, at);
       again = named_any(5, 384, strange && c.found && !again);
       if (again) *c.found = 1;
     } while (again);

@@ -35,15 +35,15 @@
 
 // ---- what is fed --------------------------------------------------------------------------------------------------------
 // One thread feeds the copy engine. ROWS: with y.
-template <bool BACK, bool DOTS, bool ROWS = true> DEV void feed(const WalkArgs& c, const Path& p, u32 base, Ring& ring) {
+template <bool BACK, bool DOTS, bool ROWS = true>
+DEV void feed(const WalkArgs& c, const Path& p, u32 base, Chunks& at) {
 #pragma unroll 1
   for (int n = 0; n < p.chunks; n++)
 #pragma unroll 1
     for (int m = 0; m < p.many; m++) {
-      const u32 full = base + FULL + 8 * ring.stage, y = base + ring.stage * Y_BYTES, b = base + AT_B + ring.stage * Y_BYTES;
+      const u32 stage = at.stage(), full = at.full(), y = base + stage * Y_BYTES, b = base + AT_B + stage * Y_BYTES;
       const int row = p.start + number_of<BACK>(p, n) * CHUNK, other = BACK ? p.key_head * p.many + m : p.key_head;
-      wait(base + EMPTY + 8 * ring.stage, ring.phase);
-      expect_bytes(full, (ROWS ? 2 : 1) * Y_BYTES + PANEL);
+      at.fill((ROWS ? 2 : 1) * Y_BYTES + PANEL);
 #pragma unroll
       for (int i = 0; ROWS && i < KW / 64; i++) load4(y + i * PANEL, &c.y, full, 64 * i, row, p.head, p.batch);
 #pragma unroll
@@ -52,14 +52,14 @@ template <bool BACK, bool DOTS, bool ROWS = true> DEV void feed(const WalkArgs& 
         prefetch4(&c.dots, p.half * COLUMNS, p.start + number_of<BACK>(p, n + 1) * CHUNK, p.head, p.batch);
         if (BACK) prefetch_bytes(kept_state(c, p, number_of<BACK>(p, n + 1)), 4 * KEPT);
       }
-      wait(base + EMPTY_X + 8 * ring.stage, ring.phase);
-      load4(base + AT_X + ring.stage * PANEL, &c.x, full, p.half * COLUMNS, row, other, p.batch);
-      ring.advance();
+      wait(base + EMPTY_X + 8 * stage, at.phase());
+      load4(base + AT_X + stage * PANEL, &c.x, full, p.half * COLUMNS, row, other, p.batch);
+      at.advance();
     }
 }
 
 // Three warps write x times the decays of its tokens to an end of the chunk: what the state gains is bᵀ times it.
-template <bool BACK> DEV void weigh_tokens(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Ring& ring) {
+template <bool BACK> DEV void weigh_tokens(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Chunks& at) {
   constexpr int THREADS = 96, MANY = 3;
   const int thread = threadIdx.x - 32;
   named_sync(4, THREADS + 256);  // the decays are there
@@ -80,8 +80,8 @@ template <bool BACK> DEV void weigh_tokens(const WalkArgs& c, const Path& p, u32
     if (BY_TOKEN) next = gates_of(n + 1);
 #pragma unroll 1
     for (int m = 0; m < p.many; m++) {
-      const u32 x = base + AT_X + ring.stage * PANEL;
-      wait(base + FULL + 8 * ring.stage, ring.phase ^ 1);
+      const u32 x = base + AT_X + at.stage() * PANEL;
+      at.wait_full();
       if (cleanse || count < CHUNK) tidy<THREADS>(x, 1, count, cleanse, thread), named_sync(7, THREADS);
       // A thread has every twelfth token, and the same piece of each.
       const u32 from = x + 16 * thread, to = base + AT_WEIGHTED + 16 * thread, weights = decays + 4 * (thread / 8);
@@ -94,7 +94,7 @@ template <bool BACK> DEV void weigh_tokens(const WalkArgs& c, const Path& p, u32
           const int token = min(i + THREADS / 8 * j, CHUNK - 1 - thread / 8);
           piece[j] = load_piece(from + 128 * token), weight[j] = __uint_as_float(load_word(weights + 4 * token));
         }
-        if (i == 0) wait(base + TAKEN, ring.turn ^ 1);
+        if (i == 0) Weighted(base, at.stage() ^ 1).wait_empty();
 #pragma unroll
         for (int j = 0; j < MANY; j++) {
           const int token = min(i + THREADS / 8 * j, CHUNK - 1 - thread / 8);
@@ -104,8 +104,8 @@ template <bool BACK> DEV void weigh_tokens(const WalkArgs& c, const Path& p, u32
         }
       }
       proxy_fence();
-      warp_arrive(base + WEIGHTED);
-      ring.advance();
+      warp_arrive(Weighted(base, at.stage() ^ 1).full());
+      at.advance();
     }
     // All have taken what the chunk before the last one left: nobody reads its table any more.
     if (BY_TOKEN && n + 1 < p.chunks) fill(n + 1, next);
@@ -114,7 +114,8 @@ template <bool BACK> DEV void weigh_tokens(const WalkArgs& c, const Path& p, u32
 
 // ---- the walk --------------------------------------------------------------------------------------------------------------
 // Whether a result is not finite. The rows of one warpgroup see none of the tokens of the other's, which it leaves out.
-template <bool DECAY, bool BACK, bool DOTS, int GROUP> DEV bool multiply(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Ring& ring, u32& shows) {
+template <bool DECAY, bool BACK, bool DOTS, int GROUP>
+DEV bool multiply(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Chunks& at, u32& shows) {
   const int thread = threadIdx.x - 128;
   const Thread t = this_thread();
   constexpr int OWN = KW == 128 ? 64 * GROUP : 0, SEEN = GROUP == BACK ? 64 : 128, FIRST = GROUP && BACK ? 64 : 0;
@@ -153,9 +154,10 @@ template <bool DECAY, bool BACK, bool DOTS, int GROUP> DEV bool multiply(const W
   if (p.chunks) load_kept(0), add_kept(0), load_kept(1), load_dot(0);
   // The scores of a step whose tiles are the next ones: issued a step ahead, and behind the last one for nobody.
   auto scores = [&](bool there, int count) {
-    const u32 y = base + ring.stage * Y_BYTES, b = base + AT_B + ring.stage * Y_BYTES, x = base + AT_X + ring.stage * PANEL;
+    const u32 y = base + at.stage() * Y_BYTES, b = base + AT_B + at.stage() * Y_BYTES;
+    const u32 x = base + AT_X + at.stage() * PANEL;
     if (there) {
-      wait(base + FULL + 8 * ring.stage, ring.phase);
+      at.wait_full();
       if (cleanse || count < CHUNK) {
         tidy(y, KW / 64, count, cleanse, thread), tidy(b, KW / 64, count, cleanse, thread);
         if (!DECAY) tidy(x, 1, count, cleanse, thread);
@@ -172,23 +174,22 @@ template <bool DECAY, bool BACK, bool DOTS, int GROUP> DEV bool multiply(const W
     const u32 state = base + AT_STATE + n % 2 * STATE_BYTES, table = table_of(base, n);
 #pragma unroll 1
     for (int m = 0; m < p.many; m++) {
-      const u32 own_stage = ring.stage, y = base + own_stage * Y_BYTES, b = base + AT_B + own_stage * Y_BYTES, x = base + AT_X + own_stage * PANEL;
+      const u32 own_stage = at.stage(), y = base + own_stage * Y_BYTES, b = base + AT_B + own_stage * Y_BYTES;
+      const u32 x = base + AT_X + own_stage * PANEL;
       const bool last = m == p.many - 1;
       mma_wait<0>(), pin(s);
       if (DECAY && !BY_TOKEN && m == 0) {
         float all = exp2_fast(log * count);
-#pragma unroll
-        for (int i = 0; i < COLUMNS / 2; i++) h[i] *= all;
+        mul_rows(h, {all, all});
         pin(h);
       }
       if (GROUP == 1 && n + m == 0) named_sync(6, 256);  // it begins when the other multiplies
       if (m == 0) wait_for_state();
       read_state(o, y + GROUP * 8192, state, base + AT_ZEROS, BACK && m > 0);
-      if (DECAY) wait(base + WEIGHTED, ring.turn);
+      if (DECAY) Weighted(base, at.stage()).wait_full();
       if (BY_TOKEN && m == 0) {  // the table is there
         float all = number_at(table, ALL);
-#pragma unroll
-        for (int i = 0; i < COLUMNS / 2; i++) h[i] *= all;
+        mul_rows(h, {all, all});
       }
       add_to_state(h, b + OWN / 64 * PANEL, DECAY ? base + AT_WEIGHTED : x);
       if (DECAY && BY_TOKEN) weigh_by_token<BACK, GROUP>(w, s, table, t);
@@ -202,10 +203,7 @@ template <bool DECAY, bool BACK, bool DOTS, int GROUP> DEV bool multiply(const W
         steps[r] = m > 0 ? 0 : BACK ? max(count - 1 - t.row - 8 * r, 0) : t.row + 8 * r + 1;
         reach[r] = m > 0 || !DECAY ? 1 : BY_TOKEN ? number_at(table, REACH + t.row + 8 * r) : exp2_fast(log * steps[r]);
       }
-      if (DECAY) {
-#pragma unroll
-        for (int i = 0; i < COLUMNS / 2; i++) o[i] *= reach[i / 2 % 2];
-      }
+      if (DECAY) mul_rows(o, reach);
       if (DOTS && BY_TOKEN) {
         float* to = BACK ? c.y_dots : c.x_dots;
         if (to && m == 0) put_dots(c, p, t, to, dot, o, chunk_row, count);  // x or y
@@ -223,14 +221,14 @@ template <bool DECAY, bool BACK, bool DOTS, int GROUP> DEV bool multiply(const W
       if (GROUP == 0 && n + m == 0) named_arrive(6, 256);
       if (TANGENT) mma_wait<2>(), pin(h);
       else mma_wait<1>(), pin(h);
-      warp_arrive(base + EMPTY + 8 * own_stage);
-      if (DECAY) warp_arrive(base + TAKEN);
+      at.release(own_stage);
+      if (DECAY) Weighted(base, at.stage()).release();
       if (last) {
         show_state(base + AT_STATE + (n + 1) % 2 * STATE_BYTES, t, h, keeps && n + 1 < p.chunks ? kept_state(c, p, n + 1) + thread : 0);
         warp_arrive(base + SHOWN + 8 * (shows & 1));
       }
       if (threadIdx.x % 128 == 0) store_wait_read();
-      ring.advance();
+      at.advance();
       if (TANGENT) mma_wait<0>(), pin(o), pin(o1);
       scores(!last || n + 1 < p.chunks, last ? count_of<BACK>(p, n + 1) : count);
       if (last) add_kept(n + 1), load_kept(n + 2);
@@ -266,9 +264,8 @@ DEV u32 begin_barriers(const WalkArgs& c) {
   const u32 base = shared(bytes);
   if (threadIdx.x == 0) {
     prefetch(&c.y), prefetch(&c.b), prefetch(&c.x), prefetch(&c.out);
-    for (int i = 0; i < STAGES; i++)
-      barrier_init(base + FULL + 8 * i, 1), barrier_init(base + EMPTY + 8 * i, 8 * ARRIVALS), barrier_init(base + EMPTY_X + 8 * i, 8 * ARRIVALS);
-    barrier_init(base + WEIGHTED, 3 * ARRIVALS), barrier_init(base + TAKEN, 8 * ARRIVALS);
+    Chunks::init(base, 1, 8 * ARRIVALS), Weighted::init(base, 3 * ARRIVALS, 8 * ARRIVALS);
+    for (int i = 0; i < STAGES; i++) barrier_init(base + EMPTY_X + 8 * i, 8 * ARRIVALS);
     barrier_init(base + SHOWN, 8 * ARRIVALS), barrier_init(base + SHOWN + 8, 8 * ARRIVALS);
     barrier_init_fence();
   }
@@ -281,24 +278,24 @@ template <bool DECAY, bool BACK, bool DOTS> DEV void walk(const WalkArgs& c) {
   if (threadIdx.x < 128) {
     registers_down<BY_TOKEN ? 56 : 40>();
     const Path p = path_of<BACK>(c);
-    Ring ring = {0, 1, 0};
+    Chunks at = {base, threadIdx.x == 0};
     bool again = false;
     do {
-      if (threadIdx.x == 0) feed<BACK, DOTS>(c, p, base, ring);
-      else if (DECAY && threadIdx.x >= 32) weigh_tokens<BACK>(c, p, base, again, ring);
+      if (threadIdx.x == 0) feed<BACK, DOTS>(c, p, base, at);
+      else if (DECAY && threadIdx.x >= 32) weigh_tokens<BACK>(c, p, base, again, at);
       __syncwarp();
       again = named_any(5, 384, false);
     } while (again);
   } else {
     registers_up<BY_TOKEN ? 224 : 232>();
     const Path p = path_of<BACK>(c);
-    Ring ring = {0, 0, 0};
+    Chunks at = {base, 0};
     u32 shows = 0;
     bool again = false;
     do {
       bool strange;
-      if (threadIdx.x < 256) strange = multiply<DECAY, BACK, DOTS, 0>(c, p, base, again, ring, shows);
-      else strange = multiply<DECAY, BACK, DOTS, 1>(c, p, base, again, ring, shows);
+      if (threadIdx.x < 256) strange = multiply<DECAY, BACK, DOTS, 0>(c, p, base, again, at, shows);
+      else strange = multiply<DECAY, BACK, DOTS, 1>(c, p, base, again, at, shows);
       again = named_any(5, 384, strange && c.found && !again);
       if (again) *c.found = 1;
     } while (again);

@@ -33,23 +33,23 @@ DEV void write_head(const CrossEntropyArgs& c, const float (&z)[TILE / 2], const
 template <int COLUMNS> struct Waiting {
   float4* first;
   i64 each;  // from one to the next
-  __device__ __forceinline__ Waiting(const CrossEntropyArgs& c, const Corner& at, int pairs, int columns) {
+  METHOD Waiting(const CrossEntropyArgs& c, const Corner& at, int pairs, int columns) {
     const i64 tile = (i64)(at.row / ROWS) * columns + at.column / COLUMNS;
     first = (float4*)c.hidden + (2 * tile + own_group()) * (COLUMNS / 8 * 128) + threadIdx.x % 128;
     each = (i64)pairs * columns * (COLUMNS / 8 * 512);
   }
-  __device__ __forceinline__ void get(int n, float (&z)[COLUMNS / 2]) const {
+  METHOD void get(int n, float (&z)[COLUMNS / 2]) const {
 #pragma unroll
     for (int i = 0; i < COLUMNS / 2; i += 4) {
       const float4 x = first[n * each + i * 32];
       z[i] = x.x, z[i + 1] = x.y, z[i + 2] = x.z, z[i + 3] = x.w;
     }
   }
-  __device__ __forceinline__ void put(int n, const float (&z)[COLUMNS / 2]) const {
+  METHOD void put(int n, const float (&z)[COLUMNS / 2]) const {
 #pragma unroll
     for (int i = 0; i < COLUMNS / 2; i += 4) first[n * each + i * 32] = make_float4(z[i], z[i + 1], z[i + 2], z[i + 3]);
   }
-  __device__ __forceinline__ void add(int n, float (&z)[COLUMNS / 2]) const {
+  METHOD void add(int n, float (&z)[COLUMNS / 2]) const {
 #pragma unroll
     for (int i = 0; i < COLUMNS / 2; i += 4) {
       const float4 x = first[n * each + i * 32];
@@ -92,41 +92,39 @@ template <Kind K> DEV Rows read_rows(const ProductArgs& x, int row, int count) {
 }
 
 // A consumer's place in the ring of stages.
-template <Kind K, int COLUMNS> struct Ring {
+template <Kind K, int COLUMNS> struct Place {
   typedef Stages<K, COLUMNS> S;
-  u32 base, stage, phase;
-  __device__ __forceinline__ Ring(u32 base) : base(base), stage(0), phase(0) {}
-  __device__ __forceinline__ void wait_full() const { wait(base + S::AT_BARRIERS + 8 * stage, phase); }
-  __device__ __forceinline__ u32 a() const { return base + stage * S::BYTES + own_group() * PANEL; }
-  __device__ __forceinline__ u32 b() const { return base + stage * S::BYTES + S::A; }
-  __device__ __forceinline__ u32 at() const { return stage; }
-  __device__ __forceinline__ void next() { if (++stage == S::COUNT) stage = 0, phase ^= 1; }
-  __device__ __forceinline__ void release(u32 i) const {
-    if (lane_id() < 2) arrive_cluster(base + S::AT_BARRIERS + 8 * (S::COUNT + i), lane_id());
+  typename S::Ring ring;
+  METHOD Place(u32 base) : ring(base, 0) {}
+  METHOD void wait_full() const { ring.wait_full(); }
+  METHOD u32 a() const { return b() - S::A + own_group() * PANEL; }
+  METHOD u32 b() const { return ring.base + ring.stage() * S::BYTES + S::A; }
+  METHOD u32 at() const { return ring.stage(); }
+  METHOD void next() { ring.advance(); }
+  METHOD void release(u32 i) const {
+    if (lane_id() < 2) arrive_cluster(ring.empty_of(i), lane_id());
   }
 };
 // The same in the rings of `leaves`.
-template <> struct Ring<LEAVES, TILE> {
+template <> struct Place<LEAVES, TILE> {
   Rings s;
-  u32 a_stage, b_stage, a_phase, b_phase;
-  __device__ __forceinline__ Ring(u32 base) : s{base}, a_stage(0), b_stage(0), a_phase(0), b_phase(0) {}
-  __device__ __forceinline__ void wait_full() const { wait(s.full_a(own_group(), a_stage), a_phase), wait(s.full_b(b_stage), b_phase); }
-  __device__ __forceinline__ u32 a() const { return s.a(own_group(), a_stage); }
-  __device__ __forceinline__ u32 b() const { return s.b(b_stage); }
-  __device__ __forceinline__ u32 at() const { return a_stage | b_stage << 8; }
-  __device__ __forceinline__ void next() {
-    if (++a_stage == Rings::COUNT_A) a_stage = 0, a_phase ^= 1;
-    if (++b_stage == Rings::COUNT_B) b_stage = 0, b_phase ^= 1;
-  }
-  __device__ __forceinline__ void release(u32 at) const {
-    if (lane_id() < 2) arrive_cluster(s.empty_b(at >> 8), lane_id());
-    else if (lane_id() == 2) arrive(s.empty_a(own_group(), at & 255));
+  Rings::RingA rows;
+  Rings::RingB columns;
+  METHOD Place(u32 base) : s{base}, rows(s.ring_a(own_group(), 0)), columns(base, 0) {}
+  METHOD void wait_full() const { rows.wait_full(), columns.wait_full(); }
+  METHOD u32 a() const { return s.a(own_group(), rows.stage()); }
+  METHOD u32 b() const { return s.b(columns.stage()); }
+  METHOD u32 at() const { return rows.stage() | columns.stage() << 8; }
+  METHOD void next() { rows.advance(), columns.advance(); }
+  METHOD void release(u32 at) const {
+    if (lane_id() < 2) arrive_cluster(columns.empty_of(at >> 8), lane_id());
+    else if (lane_id() == 2) arrive(rows.empty_of(at & 255));
   }
 };
 
 // Multiplies `length` of the reduction, which is not 0. ADD: to what z holds. `beside` runs under the first products.
 template <bool ADD, Kind K, int COLUMNS, class F>
-DEV void multiply(float (&z)[COLUMNS / 2], Ring<K, COLUMNS>& ring, int length, F beside) {
+DEV void multiply(float (&z)[COLUMNS / 2], Place<K, COLUMNS>& ring, int length, F beside) {
   u32 before = 0;
   auto begin = [&](bool add) {
     ring.wait_full();
@@ -150,10 +148,6 @@ DEV void multiply(float (&z)[COLUMNS / 2], Ring<K, COLUMNS>& ring, int length, F
   mma_wait<0>(), pin(z);
   ring.release(before);
 }
-template <int N> DEV void clear(float (&z)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; i++) z[i] = 0;
-}
 template <int N> DEV void unscale(float (&z)[N], const ProductArgs& x) {
   const float factor = unscale_of(x);
 #pragma unroll
@@ -163,11 +157,11 @@ template <int N> DEV void unscale(float (&z)[N], const ProductArgs& x) {
 template <Kind K> DEV void consume_logits(u32 base, const ProductArgs& x, int count, int pairs, int columns) {
   const u32 store = base + Stages<K, TILE>::AT_STORE + own_group() * 2 * PANEL;
   const bool plain = is_plain(x.c);
-  Ring<K, TILE> ring(base);
+  Place<K, TILE> ring(base);
 #pragma unroll 1
   for (Walk<K, TILE> walk(pairs, columns); walk.there(); walk.next()) {
     const Corner at = walk.corner();
-    const int row = at.row + own_row();
+    const int row = at.row + row_in_tile();
     Rows rows = {};
     float z[TILE / 2];
     multiply<false>(z, ring, x.c.dim, [&] { rows = read_rows<K>(x, row, count); });
@@ -179,7 +173,7 @@ template <Kind K> DEV void consume_logits(u32 base, const ProductArgs& x, int co
 // The tiles of dh, block after block of the classes of the chunk.
 template <int COLUMNS> DEV void consume_hidden(u32 base, const ProductArgs& x, int count, int pairs, int columns) {
   const CrossEntropyArgs& c = x.c;
-  Ring<HIDDEN, COLUMNS> ring(base);
+  Place<HIDDEN, COLUMNS> ring(base);
 #pragma unroll 1
   for (Walk<HIDDEN, COLUMNS> walk(pairs, columns); walk.there(); walk.next()) {
 #pragma unroll 1
@@ -205,7 +199,7 @@ template <int COLUMNS> DEV void consume_hidden(u32 base, const ProductArgs& x, i
       const int folds = ends ? before : before - __popc(block & (block + 1));
 #pragma unroll 1
       for (int n = 1; n <= folds; n++) waiting.add(before - n, z);
-      if (ends) write_hidden<COLUMNS>(c, z, at, at.row + own_row(), count);
+      if (ends) write_hidden<COLUMNS>(c, z, at, at.row + row_in_tile(), count);
       else waiting.put(before - folds, z);
     }
   }
@@ -217,18 +211,18 @@ DEV void write_nothing(const CrossEntropyArgs& c, int pairs, int columns) {
     const Corner at = walk.corner();
     float z[TILE / 2];
     clear(z);
-    if (!c.begins) read_head(c, z, at, at.row + own_row(), 1);
-    write_head(c, z, at, at.row + own_row());
+    if (!c.begins) read_head(c, z, at, at.row + row_in_tile(), 1);
+    write_head(c, z, at, at.row + row_in_tile());
   }
 }
 DEV void consume_head(u32 base, const ProductArgs& x, int count, int pairs, int columns) {
   const CrossEntropyArgs& c = x.c;
   const u32 store = base + Stages<HEAD, TILE>::AT_STORE + own_group() * 2 * PANEL;
-  Ring<HEAD, TILE> ring(base);
+  Place<HEAD, TILE> ring(base);
 #pragma unroll 1
   for (Walk<HEAD, TILE> walk(pairs, columns); walk.there(); walk.next()) {
     const Corner at = walk.corner();
-    const int row = at.row + own_row();
+    const int row = at.row + row_in_tile();
     float z[TILE / 2];
     clear(z);
     if (!c.begins) read_head(c, z, at, row, scale_of(x));
@@ -248,16 +242,15 @@ template <Kind K, int COLUMNS> DEV void run(const ProductArgs& x) {
   const int pairs = (row_count<K>(x.c, count) + 2 * ROWS - 1) / (2 * ROWS), columns = (column_count<K>(x.c) + COLUMNS - 1) / COLUMNS;
   if (threadIdx.x == 0) {
     prefetch(&x.a), prefetch(&x.b);
-    const u32 full = base + S::AT_BARRIERS;
     if (K == LEAVES) Rings{base}.begin();
-    for (int i = 0; i < S::COUNT && K != LEAVES; i++) barrier_init(full + 8 * i, 1), barrier_init(full + 8 * S::COUNT + 8 * i, 2 * 8);
+    else S::Ring::init(base, 1, 2 * 8);
     barrier_init_fence();
   }
   cluster_sync();  // no block sends before the other's barriers exist
   if (threadIdx.x < 128) {
     registers_down<40>();
     if (K != LEAVES && threadIdx.x == 0) produce<K, COLUMNS>(base, x, count, pairs, columns);
-    if (K == LEAVES && threadIdx.x < 96 && lane_id() == 0) produce_ring({base}, x, pairs, columns, threadIdx.x / 32);
+    if (K == LEAVES && threadIdx.x < 96 && lane_id() == 0) produce_rings({base}, x, pairs, columns, threadIdx.x / 32);
   } else {
     registers_up<232>();
     if constexpr (K < HIDDEN) consume_logits<K>(base, x, count, pairs, columns);

@@ -57,25 +57,24 @@ template <Kind K, int COLUMNS> struct Stages {
   static constexpr u32 A = ROWS * STEP * 2, B = COLUMNS * STEP * 2, BYTES = A + B;
   // Two panels for each warpgroup, from which tiles are stored.
   static constexpr u32 AT_STORE = COUNT * BYTES, AT_BARRIERS = AT_STORE + (K == GRADIENT || K == HEAD ? 4 * PANEL : 0);
-  static constexpr u32 ALL = 1024 + AT_BARRIERS + 16 * COUNT;  // 1024 to align the panels
+  using Ring = ::Ring<COUNT, AT_BARRIERS>;
+  static constexpr u32 ALL = 1024 + Ring::END;  // 1024 to align the panels
 };
 
 // `leaves` has a ring for b and one for each warpgroup's 64 rows of a: only what is loaded for both blocks waits for both.
 struct Rings {
   static constexpr int COUNT_A = 4, COUNT_B = 5;
   static constexpr u32 B = TILE * STEP * 2, AT_B = COUNT_A * 2 * PANEL, AT_BARRIERS = AT_B + COUNT_B * B;
-  static constexpr u32 ALL = 1024 + AT_BARRIERS + 32 * COUNT_A + 16 * COUNT_B;
+  using RingA = Ring<COUNT_A, AT_BARRIERS>;  // that of the second warpgroup lies behind it
+  using RingB = Ring<COUNT_B, AT_BARRIERS + 32 * COUNT_A>;
+  static constexpr u32 ALL = 1024 + RingB::END;
   u32 base;
-  __device__ __forceinline__ u32 a(int group, u32 i) const { return base + (2 * i + group) * PANEL; }
-  __device__ __forceinline__ u32 b(u32 i) const { return base + AT_B + i * B; }
-  __device__ __forceinline__ u32 full_a(int group, u32 i) const { return base + AT_BARRIERS + 8 * (group * COUNT_A + i); }
-  __device__ __forceinline__ u32 empty_a(int group, u32 i) const { return full_a(group + 2, i); }
-  __device__ __forceinline__ u32 full_b(u32 i) const { return full_a(4, i); }
-  __device__ __forceinline__ u32 empty_b(u32 i) const { return full_b(COUNT_B + i); }
+  METHOD RingA ring_a(int group, u32 parity) const { return {base + 16 * COUNT_A * group, parity}; }
+  METHOD u32 a(int group, u32 i) const { return base + (2 * i + group) * PANEL; }
+  METHOD u32 b(u32 i) const { return base + AT_B + i * B; }
   // Released by the 4 warps of a group, or by the 8 of both blocks.
-  __device__ __forceinline__ void begin() const {
-    for (int i = 0; i < 2 * COUNT_A; i++) barrier_init(full_a(0, i), 1), barrier_init(empty_a(0, i), 4);
-    for (int i = 0; i < COUNT_B; i++) barrier_init(full_b(i), 1), barrier_init(empty_b(i), 2 * 8);
+  METHOD void begin() const {
+    RingA::init(base, 1, 4), RingA::init(base + 16 * COUNT_A, 1, 4), RingB::init(base, 1, 2 * 8);
   }
 };
 
@@ -96,15 +95,15 @@ DEV bool all_count(const CrossEntropyArgs& c) { return c.common->counted == c.al
 template <Kind K, int COLUMNS> struct Walk {
   static constexpr int GROUP = K == LEAVES ? 32 : 8;
   int pairs, columns, group, rest;
-  __device__ __forceinline__ Walk(int pairs, int columns) : pairs(pairs), columns(columns), group(0), rest(blockIdx.x / 2) { into_group(); }
-  __device__ __forceinline__ void into_group() {
+  METHOD Walk(int pairs, int columns) : pairs(pairs), columns(columns), group(0), rest(blockIdx.x / 2) { into_group(); }
+  METHOD void into_group() {
 #pragma unroll 1
     for (; rest >= GROUP * columns; rest -= GROUP * columns) group++;
   }
-  __device__ __forceinline__ void next() { rest += gridDim.x / 2, into_group(); }
-  __device__ __forceinline__ int tall() const { return min(GROUP, pairs - group * GROUP); }
-  __device__ __forceinline__ bool there() const { return rest < tall() * columns; }
-  __device__ __forceinline__ Corner corner() const {
+  METHOD void next() { rest += gridDim.x / 2, into_group(); }
+  METHOD int tall() const { return min(GROUP, pairs - group * GROUP); }
+  METHOD bool there() const { return rest < tall() * columns; }
+  METHOD Corner corner() const {
     const int high = tall(), c = high == GROUP ? rest / GROUP : rest / high;
     return {((group * GROUP + rest - c * high) * 2 + (int)cluster_rank()) * ROWS, c * COLUMNS};
   }
@@ -113,7 +112,7 @@ template <Kind K, int COLUMNS> struct Walk {
 // ---- feed ------------------------------------------------------------------------------------------------------------
 template <Kind K, int COLUMNS> DEV void produce(u32 base, const ProductArgs& x, int count, int pairs, int columns) {
   typedef Stages<K, COLUMNS> S;
-  u32 stage = 0, phase = 1;
+  typename S::Ring ring = {base, 1};
   const u32 rank = cluster_rank();
   const int length = reduction<K>(x.c, count);
   const bool in_place = K != HIDDEN && all_count(x.c);
@@ -124,9 +123,8 @@ template <Kind K, int COLUMNS> DEV void produce(u32 base, const ProductArgs& x, 
     const Corner at = walk.corner();
 #pragma unroll 1
     for (int k = 0; k < length; k += STEP) {
-      const u32 full = base + S::AT_BARRIERS + 8 * stage, to = base + stage * S::BYTES, to_b = to + S::A;
-      wait(full + 8 * S::COUNT, phase);  // both blocks have released it: the other's half lands here too
-      expect_bytes(full, S::BYTES);
+      const u32 to = base + ring.stage() * S::BYTES, to_b = to + S::A;
+      const u32 full = ring.fill(S::BYTES);  // both blocks have released it: the other's half lands here too
       if (K == HEAD) load2(to, a, full, at.row, k), load2(to + PANEL, a, full, at.row + 64, k);
       else load2(to, a, full, k, at.row);
       if (K < HIDDEN) {
@@ -137,33 +135,28 @@ template <Kind K, int COLUMNS> DEV void produce(u32 base, const ProductArgs& x, 
         if (COLUMNS == 256) panel(2 + rank);
         else if ((k / STEP & 1) == rank) panel(2);  // of three panels the last one in turns
       }
-      if (++stage == S::COUNT) stage = 0, phase ^= 1;
+      ring.advance();
     }
   }
 }
 
-// The same for `leaves`: of warpgroup `ring`, or, as 2, of b. Boxes of a have 64 rows.
-DEV void produce_ring(Rings s, const ProductArgs& x, int pairs, int columns, int ring) {
-  u32 stage = 0, phase = 1;
-  const u32 rank = cluster_rank();
-  const int count = ring < 2 ? Rings::COUNT_A : Rings::COUNT_B;
+// The same for `leaves`: rows of a warpgroup, or, as 2, of b. Boxes of a have 64 rows.
+DEV void produce_rings(Rings s, const ProductArgs& x, int pairs, int columns, int group) {
+  Rings::RingA rows = s.ring_a(group, 1);
+  Rings::RingB classes = {s.base, 1};
+  const u32 part = cluster_rank() * (Rings::B / 2), first = cluster_rank() * (TILE / 2);
   const TensorMap* const a = all_count(x.c) ? &x.in_place : &x.a;
 #pragma unroll 1
   for (Walk<LEAVES, TILE> walk(pairs, columns); walk.there(); walk.next()) {
     const Corner at = walk.corner();
 #pragma unroll 1
     for (int k = 0; k < x.c.dim; k += STEP) {
-      if (ring < 2) {
-        const u32 full = s.full_a(ring, stage);
-        wait(s.empty_a(ring, stage), phase);
-        expect_bytes(full, PANEL), load2(s.a(ring, stage), a, full, k, at.row + 64 * ring);
-      } else {
-        const u32 full = s.full_b(stage);
-        wait(s.empty_b(stage), phase);  // both blocks have released it: the other's half lands here too
-        expect_bytes(full, Rings::B);
-        load2_multicast(s.b(stage) + rank * (Rings::B / 2), &x.b, full, k, at.column + rank * (TILE / 2), 3);
+      if (group < 2) {
+        load2(s.a(group, rows.stage()), a, rows.fill(PANEL), k, at.row + 64 * group), rows.advance();
+      } else {  // both blocks have released it: the other's half lands here too
+        load2_multicast(s.b(classes.stage()) + part, &x.b, classes.fill(Rings::B), k, at.column + first, 3);
+        classes.advance();
       }
-      if (++stage == count) stage = 0, phase ^= 1;
     }
   }
 }
@@ -214,11 +207,7 @@ template <int COUNT> DEV void find_largest(const float (&z)[TILE / 2], float (&l
 #pragma unroll
   for (int i = 0; i < COUNT / 2; i++) m[i & 3] = max_nan(m[i & 3], z[i]);
 #pragma unroll
-  for (int r = 0; r < 2; r++) largest[r] = max_nan(m[2 * r], m[2 * r + 1]);
-#pragma unroll
-  for (int lane = 1; lane < 4; lane *= 2)
-#pragma unroll
-    for (int r = 0; r < 2; r++) largest[r] = max_nan(largest[r], __shfl_xor_sync(~0u, largest[r], lane));
+  for (int r = 0; r < 2; r++) largest[r] = quad_max_nan(max_nan(m[2 * r], m[2 * r + 1]));
 }
 // What differences to m are made of: 0 where no class has a weight.
 DEV float origin(float m) { return m == -INF ? 0 : m; }
@@ -398,22 +387,10 @@ DEV void pull_row(const CrossEntropyArgs& c, float* z, const Pull& y, int first,
 
 // Stores a half of the 64 x 256 of a warpgroup, in the storage type.
 DEV void store_half(const TensorMap* out, const float* z, const Corner& at, u32 to, int group, int half) {
-  const int warp = threadIdx.x / 32 % 4, lane = lane_id();
-  if (threadIdx.x % 128 == 0) store_wait_read();
-  named_sync(1 + group, 128);
-#pragma unroll
-  for (int j = 0; j < 8; j++) {
-    const float* y = z + 64 * half + 8 * j;
-    store_blocks(to + j / 4 * PANEL + swizzled(warp * 16 + lane % 16, (2 * j + lane / 16) % 8), pack(y[0], y[1]), pack(y[2], y[3]),
-                 pack(y[4], y[5]), pack(y[6], y[7]));
-  }
-  proxy_fence();
-  named_sync(1 + group, 128);
-  if (threadIdx.x % 128 == 0) {
+  store_by_copy<64>(to, *(const float(*)[64])(z + 64 * half), 1 + group, [&] {
     const int column = at.column + half * 128, first = at.row + group * 64;
     store2(out, to, column, first), store2(out, to + PANEL, column + 64, first);
-    store_commit();
-  }
+  });
 }
 DEV void store_tile(const TensorMap* out, const float (&z)[TILE / 2], const Corner& at, u32 to, int group) {
 #pragma unroll
@@ -451,6 +428,6 @@ DEV void write_gradients(const ProductArgs& x, float (&z)[TILE / 2], const Rows&
   store_tile(&x.out, z, at, to, group);
 }
 
-// A consumer's warpgroup, and the first of its two rows in a tile.
+// A consumer's warpgroup, and the first of a thread's two rows in a tile.
 DEV int own_group() { return threadIdx.x / 128 - 1; }
-DEV int own_row() { return 64 * own_group() + threadIdx.x / 32 % 4 * 16 + lane_id() / 4; }
+DEV int row_in_tile() { return 64 * own_group() + own_row(); }

@@ -3,10 +3,6 @@
 // A hidden factor adds nothing, whatever it multiplies, but 0·inf is NaN. Where a tile hides a pair, numbers that are not
 // finite are 0 for the tensor cores; what they add to the pairs that see them follows after the last tile, by `add_odd`.
 DEV bool adds(float factor, float y) { return !(fabsf(y) < INF); }
-constexpr u32 TOP = STORAGE == 1 ? 0x7f80 : 0x7c00;  // the exponent of infinities and NaN
-DEV u32 finite(u32 x) {  // the bits of a pair that are kept
-  return ((x & 0x7fff) < TOP ? 0xffff : 0) | ((x >> 16 & 0x7fff) < TOP ? 0xffff0000 : 0);
-}
 // Puts 0 in place of such numbers in a tile that all have loaded and none has read by `accumulate`; whether there was one.
 template <int N, int W> DEV bool clear_odd(u32 tile) {
   bool odd = false;
@@ -15,7 +11,7 @@ template <int N, int W> DEV bool clear_odd(u32 tile) {
     u32 x = load_word(tile + 4 * i), keep = finite(x);
     if (keep == ~0u) continue;
     odd = true;
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(tile + 4 * i), "r"(x & keep) : "memory");
+    store_word(tile + 4 * i, x & keep);
   }
   return odd;
 }
@@ -36,24 +32,19 @@ DEV bool adds(float factor, float y) { return !kept(factor) || !kept(y); }
 template <int N, int W> DEV bool clear_odd(u32 tile) {
 #pragma unroll 1
   for (int i = threadIdx.x; i < N * W; i += THREADS)
-    if (!kept(load_float(tile + 4 * i))) asm volatile("st.shared.u32 [%0], %1;" ::"r"(tile + 4 * i), "r"(0) : "memory");
+    if (!kept(load_float(tile + 4 * i))) store_word(tile + 4 * i, 0);
   return true;
 }
 // The same among factors.
 template <int M, int K> DEV void drop_odd(Factors<M, K>& p) {
-#pragma unroll
-  for (int i = 0; i < M * K / 2; i++) {
-    float& x = p[i / (K / 2)][i / 4 % (K / 8)][i % 4];
-    if (!kept(x)) x = 0;
-  }
+  each(p, [](float& x, int, int) { if (!kept(x)) x = 0; });
 }
 // True if a row of a tensor may add something: its factors may be such numbers, too.
 DEV bool is_odd(const element* x, int width) { return true; }
 // True if some sum is not finite.
 template <int M, int W> DEV bool has_odd(const float (&sum)[M][W / 8][4]) {
   bool odd = false;
-#pragma unroll
-  for (int i = 0; i < M * W / 2; i++) odd |= !(fabsf(sum[i / (W / 2)][i / 4 % (W / 8)][i % 4]) < INF);
+  each(sum, [&](float x, int, int) { odd |= !(fabsf(x) < INF); });
   return odd;
 }
 #endif
@@ -75,6 +66,5 @@ template <int M, int W> DEV void add_odd(float (&sum)[M][W / 8][4], const float 
 DEV float product_of(const element* x, const element* y, int width) {
   float sum = 0;
   for (int e = lane_id() % 4; e < width; e += 4) sum = fmaf(read(x[e]), read(y[e]), sum);
-  sum += __shfl_xor_sync(~0u, sum, 1);
-  return sum + __shfl_xor_sync(~0u, sum, 2);
+  return quad_sum(sum);
 }

@@ -56,3 +56,17 @@ MMA(64, 32, 32, 33, 34, 35, 36, 37, 38)
 MMA(128, 64, 64, 65, 66, 67, 68, 69, 70)
 MMA(192, 96, 96, 97, 98, 99, 100, 101, 102)
 MMA(256, 128, 128, 129, 130, 131, 132, 133, 134)
+
+// d = a·bᵀ over W columns: 64 rows of a tile of A_ROWS, N rows of a tile of B_ROWS.
+template <int N, int W, int A_ROWS, int B_ROWS> DEV void multiply_shared(float (&d)[N / 2], u32 a, u32 b) {
+#pragma unroll
+  for (int i = 0; i < W / 16; i++)
+    Mma<N>::template ss<K_MAJOR, K_MAJOR>(d, k_major(a + i / 4 * A_ROWS * 128 + i % 4 * 32),
+                                          k_major(b + i / 4 * B_ROWS * 128 + i % 4 * 32), i > 0);
+}
+// d += a·b, or d = a·b where `add` is 0: factors of a thread, and a tile of N rows, W columns wide.
+template <int N, int W> DEV void multiply_registers(float (&d)[W / 2], const u32 (&a)[N / 4], u32 b, int add = 1) {
+#pragma unroll
+  for (int i = 0; i < N / 16; i++)
+    Mma<W>::template rs<MN_MAJOR>(d, a + 4 * i, mn_major(b + i * 2048, N * 128), i > 0 ? 1 : add);
+}

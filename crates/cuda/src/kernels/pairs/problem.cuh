@@ -5,18 +5,20 @@
 
 // ---- the problem -----------------------------------------------------------------------------------------------------
 KERNEL_ARGS(Tensor)
-struct Sequence { int batch, query_start, queries, key_start, keys, first_tile; };
-struct Tile { int begin, end; };  // the keys that some row of a tile of 64 rows may see, in any head
-struct Span { int begin, end; };  // the keys that a row may see, within its sequence; begin < 0: a row of no sequence
-struct Task { int first, sequences, row_tile, key_tile; };  // tiles of the sequences first .. first + sequences
 
 KERNEL_ARGS(PairArgs)
 
 // The order of blocks: all heads of a tile, where the mask is causal that with most keys first.
 struct Place { int task, head; };
-DEV Place drawn(int heads) {
+DEV Place tile_of_block(int heads) {
   int tasks = gridDim.x / heads;
   return {tasks - 1 - (int)blockIdx.x / heads, (int)blockIdx.x % heads};
+}
+
+// The keys that M tiles of queries see, from that of a task on.
+template <int M> DEV Tile seen_tile(const PairArgs& c, const Sequence& s, const Task& task) {
+  const Tile tile = c.tiles[s.first_tile + task.row_tile];
+  return M == 2 && (task.row_tile + 1) * 64 < s.queries ? both(tile, c.tiles[s.first_tile + task.row_tile + 1]) : tile;
 }
 
 // Rows of a tensor: `count` of them, the others read as 0.
@@ -30,13 +32,6 @@ DEV Rows rows_of(const Tensor& x, int batch, int head, int row, int end) {
   return {(const element*)x.data + batch * x.batch + head * x.head + row * x.row, x.row, end - row};
 }
 
-// What a pair that is not visible has in place of its weight: x + (-0)·y is x for every finite y, and where y is not
-// finite the bits tell that it must be left out.
-constexpr u32 HIDDEN = 0x80000000u;
-DEV bool hidden(float p) { return __float_as_uint(p) == HIDDEN; }
-DEV float shown(float p) { return p + 0.0f; }  // -0 becomes +0
-#define HIDE __uint_as_float(HIDDEN)
-
 // One head of one sequence, with what its scores are made of.
 struct Head {
   const PairArgs& c;
@@ -49,7 +44,7 @@ struct Head {
   const Span* spans;
   float inverse_cap;
 
-  __device__ __forceinline__ Head(const PairArgs& call, const Sequence& sequence, int h) : c(call), s(sequence), head(h) {
+  METHOD Head(const PairArgs& call, const Sequence& sequence, int h) : c(call), s(sequence), head(h) {
     key_head = h / (c.heads / c.key_heads);
     i64 row = ((i64)s.batch * c.heads + h) * c.queries + s.query_start;
     bias = c.bias.data ? (const element*)c.bias.data + s.batch * c.bias.batch + h * c.bias.head + s.query_start * c.bias.row + s.key_start : 0;
@@ -59,16 +54,16 @@ struct Head {
     spans = c.spans + (i64)s.batch * c.queries + s.query_start;
     inverse_cap = 1 / c.cap;
   }
-  __device__ __forceinline__ Span span(int i) const { return i < s.queries ? spans[i] : Span{0, 0}; }
+  METHOD Span span(int i) const { return i < s.queries ? spans[i] : Span{0, 0}; }
 
   // From the product of a query and a key: S (F2), its slope S', and whether the pair is visible. The roundings are
   // written out: the compiler would contract them in one variant and not in another.
-  __device__ __forceinline__ bool score(float product, int i, int j, Span span, float& score, float& slope) const {
+  METHOD bool score(float product, int i, int j, Span span, float& score, float& slope) const {
     float curvature;
     return this->score(product, i, j, span, score, slope, curvature);
   }
   // With S'' besides.
-  __device__ __forceinline__ bool score(float product, int i, int j, Span span, float& score, float& slope, float& curvature) const {
+  METHOD bool score(float product, int i, int j, Span span, float& score, float& slope, float& curvature) const {
     if (j < span.begin || j >= span.end) return false;
     float x = __fmul_rn(c.scale, product);  // (F1)
     slope = 1, curvature = 0;

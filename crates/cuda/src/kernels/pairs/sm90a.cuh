@@ -1,34 +1,5 @@
-// Shared by the kernels of compute capability 9.0: the problem as the host describes it to them, and what scores are
-// made of beside products.
-#ifndef WINDOW
-#define WINDOW 1  // of lazy_attention every mask is a window, or a table of spans
-#endif
-constexpr bool PACKED = LENGTHS == 2, SPANS = WINDOW == 2;
+// Elements of tensors, and terms of scores beside products, of kernels of sm_90a.
 constexpr float LN2 = 0.6931471805599453f, LARGEST = 3.402823466e38f;
-
-KERNEL_ARGS(Shape)
-struct Task { int first, sequences, row_tile, key_tile; };  // a sequence, and tiles of 64 rows or keys of it
-struct Sequence { int batch, query_start, queries, key_start, keys, first_tile; };
-KERNEL_ARGS(Packed)
-// The extents of a sequence, and where it begins. `tile`: the first of its tiles of 64 queries.
-struct Own : Shape {
-  int batch, query_start, key_start, tile;
-};
-// Of a batch element, or of a listed sequence. In a whole warp the compiler is told that they are uniform.
-template <bool WARP> DEV Own of_batch(const Shape& shape, const Packed& packed, int number) {
-  Own s = {shape, number, 0, 0, 0};
-  auto uniform = [](int x) { return WARP ? __shfl_sync(~0u, x, 0) : x; };
-  if (PACKED) {
-    Sequence own = packed.sequences[number];
-    s.batch = uniform(own.batch), s.queries = uniform(own.queries), s.keys = uniform(own.keys);
-    s.query_start = uniform(own.query_start), s.key_start = uniform(own.key_start), s.tile = uniform(own.first_tile);
-  } else if (LENGTHS) {
-    int2 n = shape.lengths[number];
-    s.queries = uniform(n.x), s.keys = uniform(n.y);
-  }
-  if (LENGTHS) s.offset = shape.bottom ? s.keys - s.queries : 0;
-  return s;
-}
 
 // ---- elements by their addresses -----------------------------------------------------------------------------------------
 KERNEL_ARGS(Elements)
@@ -38,13 +9,22 @@ DEV u16* row_of(const Elements& x, int batch, int head, int row) {
 // Whether two columns lie at a multiple of 4 bytes in every row, if they do in this one.
 DEV bool has_pairs(const Elements& x, const u16* row) { return ((u64)row | (u64)(2 * x.row_stride)) % 4 == 0; }
 // The rows of a thread's accumulators within their sequence, those of a tensor of whole columns.
-DEV void store_rows(const Elements& to, int batch, int head, int start, int row, int rows, const float (&x)[D / 2], float scale) {
+DEV void store_rows(const Elements& to, int batch, int head, int start, int row, int rows, const float (&x)[D / 2],
+                    float scale = 1) {
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     if (row + 8 * r >= rows) continue;
     u32* at = (u32*)(row_of(to, batch, head, start + row + 8 * r) + 2 * (lane_id() & 3));
 #pragma unroll
     for (int j = 0; j < D / 8; j++) at[4 * j] = pack(x[4 * j + 2 * r] * scale, x[4 * j + 2 * r + 1] * scale);
+  }
+}
+// Puts 0 in place of numbers that are not finite in a tile: a part of it for each of so many threads.
+DEV void clear_odd(u32 tile, u32 bytes, int thread, int threads) {
+#pragma unroll 1
+  for (int i = thread; i < int(bytes / 4); i += threads) {
+    const u32 x = load_word(tile + 4 * i), keep = finite(x);
+    if (keep != ~0u) store_word(tile + 4 * i, x & keep);
   }
 }
 
@@ -58,6 +38,17 @@ DEV float2 load_bias(const u16* at, bool pairs, int count) {
   if (pairs && count > 1) return unpack(*(const u32*)at);
   return unpack((count > 0 ? at[0] : 0) | (count > 1 ? (u32)at[1] << 16 : 0));
 }
+// The rows of bias of a thread's two queries, from the pair of keys that it has in the first 8; 0: none.
+struct BiasRows {
+  const u16* of[2];
+  METHOD BiasRows(const ScoreOptions& o, const Own& s, int head, int row) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int query = s.query_start + min(row + 8 * r, s.queries - 1);
+      of[r] = o.bias.data ? row_of(o.bias, s.batch, head, query) + s.key_start + 2 * (lane_id() & 3) : 0;
+    }
+  }
+};
 DEV void add_bias(float& score, float bias, const Unit& unit) {
   float x = __fadd_rn(score, __fmul_rn(bias, unit.over));
   if (fabsf(x) == INF && fabsf(bias) < INF && fabsf(score) < INF) x = copysignf(LARGEST, x);

@@ -11,8 +11,6 @@
 // Blocks that hide no pair need no mask. A tile of queries walks all blocks between the first and the last that it
 // sees. A tile of keys leaves out blocks of queries between these that see nothing of it: what loads them says of each
 // which it is, and whether it needs a mask.
-struct Span { int begin, end; };
-struct Tile { int begin, end; };
 KERNEL_ARGS(SpanTables)
 
 // ---- keys of queries -------------------------------------------------------------------------------------------------
@@ -30,21 +28,22 @@ template <int M> DEV Reach reach_of(const SpanTables& t, const Own& s, int block
   }
   return all;
 }
-// Key blocks of a block of 64·M queries: those from `begin` to before `end`; those before `closed` and from `open` on
-// need a mask.
-struct Blocks { int begin, closed, open, end; };
-template <int M, int KEYS> DEV Blocks key_blocks(const SpanTables& t, const Own& s, int block) {
+// Blocks of keys or queries: those from `begin` to before `end` see some of a tile; from `open` to before `closed`
+// they see all, and the others need a mask.
+struct Range { int begin, open, closed, end; };
+// Blocks of keys of a block of 64·M queries.
+template <int M, int KEYS> DEV Range key_blocks(const SpanTables& t, const Own& s, int block) {
   constexpr int ROWS = 64 * M;
   if (!WINDOW) return {0, 0, s.keys / KEYS, (s.keys + KEYS - 1) / KEYS};
   const Reach all = SPANS ? reach_of<M>(t, s, block) : Reach{};
   const int first = block * ROWS + s.offset, last = min((block + 1) * ROWS, s.queries) - 1 + s.offset;
   const int begin = SPANS ? all.begin : max(0, first - s.left), end = SPANS ? all.end : min(s.keys, last + s.right + 1);
   if (end <= begin) return {0, 0, 0, 0};
-  Blocks b;
-  b.begin = begin / KEYS, b.end = (end + KEYS - 1) / KEYS;
-  b.open = min(b.end, max(b.begin, (SPANS ? all.to : min(s.keys, max(0, first + s.right + 1))) / KEYS));
-  b.closed = min(b.open, max(b.begin, ((SPANS ? all.from : max(0, last - s.left)) + KEYS - 1) / KEYS));
-  return b;
+  Range r;
+  r.begin = begin / KEYS, r.end = (end + KEYS - 1) / KEYS;
+  r.closed = min(r.end, max(r.begin, (SPANS ? all.to : min(s.keys, max(0, first + s.right + 1))) / KEYS));
+  r.open = min(r.closed, max(r.begin, ((SPANS ? all.from : max(0, last - s.left)) + KEYS - 1) / KEYS));
+  return r;
 }
 // The keys that a row sees; none beyond the sequence. `all`: the extents of the arrays.
 DEV Span span_of(const SpanTables& t, const Shape& all, const Own& s, int row) {
@@ -54,32 +53,42 @@ DEV Span span_of(const SpanTables& t, const Shape& all, const Own& s, int row) {
 struct Seen {
 #if WINDOW == 2
   Span of[2];
-  __device__ __forceinline__ Seen(const SpanTables& t, const Shape& all, const Own& s, int row)
+  METHOD Seen(const SpanTables& t, const Shape& all, const Own& s, int row)
       : of{span_of(t, all, s, row), span_of(t, all, s, row + 8)} {}
-  __device__ __forceinline__ int begin(int r) const { return of[r].begin; }
-  __device__ __forceinline__ int end(int r) const { return of[r].end; }
+  METHOD int begin(int r) const { return of[r].begin; }
+  METHOD int end(int r) const { return of[r].end; }
 #else
   const Own& s;
   int row;
-  __device__ __forceinline__ Seen(const SpanTables&, const Shape&, const Own& own, int first) : s(own), row(first) {}
-  __device__ __forceinline__ int begin(int r) const { return WINDOW ? max(0, row + 8 * r + s.offset - s.left) : 0; }
-  __device__ __forceinline__ int end(int r) const {
+  METHOD Seen(const SpanTables&, const Shape&, const Own& own, int first) : s(own), row(first) {}
+  METHOD int begin(int r) const { return WINDOW ? max(0, row + 8 * r + s.offset - s.left) : 0; }
+  METHOD int end(int r) const {
     return WINDOW ? min(s.keys, row + 8 * r + s.offset + s.right + 1) : s.keys;
   }
 #endif
 };
 
 // ---- queries of keys -------------------------------------------------------------------------------------------------
-// Blocks of 64·M queries between the first and the last that see some of a block of 128 keys, whose first tile is a
-// task of the list by keys: the first, and the end behind the last. The last sees some of it.
-template <int M> DEV Span query_blocks(const SpanTables& t, const Own& s, int block, int task) {
-  Tile all = t.seen_by[task];
-  if (block * 128 + 64 < s.keys) {
-    const Tile next = t.seen_by[task + 1];
-    if (all.begin >= all.end) all = next;
-    else if (next.begin < next.end) all = {min(all.begin, next.begin), max(all.end, next.end)};
+// Blocks of 64·M queries of a block of 128 keys, whose first tile is a task of the list by keys; with SPANS those
+// between the first and the last that see some of it: the producer says which of them need a mask.
+template <int M> DEV Range query_blocks(const SpanTables& t, const Own& s, int block, int task) {
+  constexpr int ROWS = 64 * M;
+  if (SPANS) {
+    Tile all = t.seen_by[task];
+    if (block * 128 + 64 < s.keys) all = both(all, t.seen_by[task + 1]);
+    const int begin = all.begin / M, end = (all.end + M - 1) / M;
+    return {begin, begin, end, end};
   }
-  return {all.begin / M, (all.end + M - 1) / M};
+  const int count = (s.queries + ROWS - 1) / ROWS, first = block * 128 - s.offset;
+  const int last = min(block * 128 + 128, s.keys) - 1 - s.offset;
+  if (!WINDOW) return {0, 0, count, count};
+  Range r;
+  r.end = min(count, (max(0, last + s.left + 1) + ROWS - 1) / ROWS);
+  r.begin = min(r.end, max(0, first - s.right) / ROWS);
+  r.open = min(r.end, max(r.begin, (max(0, last - s.right) + ROWS - 1) / ROWS));
+  r.closed = min(s.queries / ROWS, max(0, first + s.left + 1) / ROWS);  // rows behind the sequence are hidden
+  r.closed = min(r.end, max(r.open, r.closed));
+  return r;
 }
 // A block of queries that a block of keys walks: its number, and whether it needs a mask; SKIPPED: none of it sees any.
 constexpr u32 CUT = 1u << 31, SKIPPED = ~0u;

@@ -11,10 +11,6 @@
 // offset below one before it is taken as equal to that. Lists have room for the most tiles that there may be. Those
 // that are none belong to a sequence without rows behind the others, and are odd ones, which kernels of sm_90a leave
 // to the tile before.
-struct Sequence { int batch, query_start, queries, key_start, keys, first_tile; };
-struct Tile { int begin, end; };
-struct Span { int begin, end; };
-struct Task { int first, sequences, row_tile, key_tile; };
 
 // A node of the mask: Window and Chunk look at positions, Segments and Flags at arrays; All and Any begin a list that End ends.
 enum Kind { WINDOW, CHUNK, SEGMENTS, FLAGS, ALL, ANY, END };

@@ -18,13 +18,8 @@ struct alignas(16) Shared {
 DEV int ty() { return threadIdx.x / 16; }
 DEV int tx() { return threadIdx.x % 16; }
 
-// The number of the thread, of which the compiler knows nothing: else it would keep the address of every row in registers
-// over the whole kernel.
-DEV int thread() {
-  int t = threadIdx.x;
-  asm volatile("" : "+r"(t));
-  return t;
-}
+// The number of the thread. If the compiler knew it, it would keep the address of every row in registers.
+DEV int thread() { return opaque((int)threadIdx.x); }
 
 template <int W> DEV void clear(float (&sum)[R][W / 16]) {
 #pragma unroll
@@ -36,7 +31,7 @@ template <int W> DEV void clear(float (&sum)[R][W / 16]) {
 // A factor of all rows alike.
 struct Same {
   float factor;
-  __device__ __forceinline__ float operator[](int) const { return factor; }
+  METHOD float operator[](int) const { return factor; }
 };
 
 // Writes factor[r]·sum to the rows below `count` of a tensor.

@@ -4,10 +4,13 @@
 constexpr int THREADS = 128, SIDE = 64;  // rows of the host's tiles
 DEV int lane_id() { return threadIdx.x % 32; }
 DEV int warp_id() { return threadIdx.x / 32; }
-template <int M, int N> DEV void clear(float (&x)[M][N / 8][4]) {
+// Calls f(number, its row of 2 M, its column but for the thread's 2 (lane % 4)) for each number of M fragments.
+template <int M, int J, class T, class F> DEV void each(T (&x)[M][J][4], F f) {
 #pragma unroll
-  for (int i = 0; i < M * N / 2; i++) x[i / (N / 2)][i / 4 % (N / 8)][i % 4] = 0;
+  for (int i = 0; i < M * J * 4; i++)
+    f(x[i / (4 * J)][i / 4 % J][i % 4], i / (4 * J) * 2 + i / 2 % 2, 8 * (i / 4 % J) + i % 2);
 }
+template <int M, int N> DEV void clear(float (&x)[M][N / 8][4]) { each(x, [](float& y, int, int) { y = 0; }); }
 // Row r of this thread, of 2·M.
 template <int M> DEV int row_of(int r) { return (warp_id() * M + r / 2) * 16 + r % 2 * 8 + lane_id() / 4; }
 

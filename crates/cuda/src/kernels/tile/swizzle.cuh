@@ -25,13 +25,18 @@ DEV float2 load_pair(u32 address) {
   float2 x; asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory"); return x;
 }
 DEV u32 load_word(u32 address) { u32 x; asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(address) : "memory"); return x; }
+DEV void store_word(u32 address, u32 x) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory"); }
 
 // ---- rows of fragments ----------------------------------------------------------------------------------------------
 DEV float quad_max(float x) {  // over the four lanes that share a row of an accumulator
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
-DEV float quad_sum(float x) {
+DEV float quad_max_nan(float x) {
+  x = max_nan(x, __shfl_xor_sync(~0u, x, 1));
+  return max_nan(x, __shfl_xor_sync(~0u, x, 2));
+}
+template <class T> DEV T quad_sum(T x) {
   x += __shfl_xor_sync(~0u, x, 1);
   return x + __shfl_xor_sync(~0u, x, 2);
 }

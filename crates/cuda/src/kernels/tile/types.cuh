@@ -11,6 +11,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 #define DEV static __device__ __forceinline__
+#define METHOD __device__ __forceinline__  // of a struct
 #define INF __int_as_float(0x7f800000)
 constexpr float LOG2E = 1.4426950408889634f;
 // Asserts that the dynamic shared memory of a kernel, as its source lays it out, is that of its launches (`shared_bytes`).
@@ -43,6 +44,10 @@ DEV float2 unpack(u32 x) {
   asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.f32." TYPE " %0, l;\ncvt.f32." TYPE " %1, h;\n}" : "=f"(y.x), "=f"(y.y) : "r"(x));
   return y;
 }
+constexpr u32 TOP = STORAGE == 1 ? 0x7f80 : 0x7c00;  // the exponent of infinities and NaN
+DEV u32 finite(u32 x) {                              // the bits of the finite numbers of a pair
+  return ((x & 0x7fff) < TOP ? 0xffff : 0) | ((x >> 16 & 0x7fff) < TOP ? 0xffff0000 : 0);
+}
 DEV u32 max_pair(u32 x, u32 y) { u32 r; asm("max.u16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y)); return r; }
 #endif
 
@@ -67,6 +72,11 @@ template <class F> DEV int last_where(int count, const F& holds) {
     if (holds(middle)) first = middle; else end = middle;
   }
   return first;
+}
+// The same number, of which the compiler knows nothing: it neither computes from it beforehand nor computes it again.
+template <class T> DEV T opaque(T x) {
+  asm volatile("" : "+r"(x));
+  return x;
 }
 // A condition that the compiler knows, as an argument.
 template <bool B> struct Is { static constexpr bool value = B; };

@@ -1,0 +1,57 @@
+// Work tiles of kernels of sm_90a: sequences, blocks of queries or keys, and who computes which.
+#ifndef WINDOW
+#define WINDOW 1  // of lazy_attention every mask is a window, or a table of spans
+#endif
+constexpr bool PACKED = LENGTHS == 2, SPANS = WINDOW == 2;
+KERNEL_ARGS(Shape)
+KERNEL_ARGS(Packed)
+// A number that is the same in all lanes of a WARP: no product may stand on a path that the compiler thinks divergent.
+template <bool WARP> DEV int uniform(int x) { return WARP ? __shfl_sync(~0u, x, 0) : x; }
+
+// The extents of a sequence, and where it begins. `tile`: the first of its tiles of 64 queries.
+struct Own : Shape {
+  int batch, query_start, key_start, tile;
+};
+// The sequence of a batch element, or a listed one.
+template <bool WARP> DEV Own of_batch(const Shape& shape, const Packed& packed, int number) {
+  Own s = {shape, number, 0, 0, 0};
+  if (PACKED) {
+    Sequence own = packed.sequences[number];
+    s.batch = uniform<WARP>(own.batch), s.queries = uniform<WARP>(own.queries), s.keys = uniform<WARP>(own.keys);
+    s.query_start = uniform<WARP>(own.query_start), s.key_start = uniform<WARP>(own.key_start);
+    s.tile = uniform<WARP>(own.first_tile);
+  } else if (LENGTHS) {
+    int2 n = shape.lengths[number];
+    s.queries = uniform<WARP>(n.x), s.keys = uniform<WARP>(n.y);
+  }
+  if (LENGTHS) s.offset = shape.bottom ? s.keys - s.queries : 0;
+  return s;
+}
+
+// A block of queries of a query head, or of keys of a key head; of listed sequences the number in place of the batch
+// element, and the place in the list. A negative block belongs to the tile before.
+struct Work { int block, head, batch, task; };
+// Blocks of 64·M queries of the arrays, or of the list, in all heads.
+template <int M> DEV int tiles_of(const Shape& s, const Packed& packed) {
+  return (PACKED ? packed.tasks : (s.queries + 64 * M - 1) / (64 * M) * s.batch) * s.heads;
+}
+// Work tile t of those of 64·M queries or keys: within groups of so many heads, whose k and v fit the L2, those that
+// see most first, which are the last queries and the first keys.
+template <int M, bool BY_KEYS, bool WARP> DEV Work work_of(int t, const Shape& s, const Packed& packed, int heads_per_group) {
+  const int heads = BY_KEYS ? s.key_heads : s.heads;
+  if (PACKED) {
+    const Task task = BY_KEYS ? packed.by_keys[t / heads] : packed.by_queries[packed.tasks - 1 - t / heads];
+    const int tile = uniform<WARP>(BY_KEYS ? task.key_tile : task.row_tile);
+    return {tile % M ? -1 : tile / M, t % heads, uniform<WARP>(task.first), t / heads};
+  }
+  const int blocks = ((BY_KEYS ? s.keys : s.queries) + 64 * M - 1) / (64 * M);
+  const int g = t / (heads_per_group * blocks), r = t - g * heads_per_group * blocks, first = g * heads_per_group;
+  const int width = min(heads_per_group, s.batch * heads - first), b = r / width, h = first + r - b * width;
+  return {WINDOW && !BY_KEYS ? blocks - 1 - b : b, h % heads, h / heads};
+}
+// Claims a tile from a counter, which the last claim of a launch resets. The first tile of a block has its number.
+DEV int claim_tile(u32* counter, int tiles) {
+  const int claimed = atomicAdd(counter, 1u);
+  if (claimed == tiles - 1) *counter = 0;
+  return claimed + gridDim.x;
+}
