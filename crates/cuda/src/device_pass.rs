@@ -1,7 +1,8 @@
 //! The door for operands that lie on a device already.
 
-use crate::device_tensor::{self, DeviceTensor, DeviceTensors, Element};
-use crate::draft::{Operands, draft};
+use crate::call::{Operands, PassCall};
+use crate::device_tensor::{self, DeviceTensor, DeviceTensors, Element, held_by_device};
+use crate::draft::draft;
 use crate::gpu::{Device, lock};
 use crate::levels::{self, has_kernels};
 use crate::options::Options;
@@ -73,13 +74,12 @@ impl DevicePass {
         storage.refuse_f64()?;
         levels::check(options, problem.algorithm(), pass, storage)?;
         let held = workspace.device(options.device)?;
-        let holds = |name: &str, result: bool| {
-            (if result { outputs } else { &inputs }).get(name).map(DeviceTensor::laid)
-        };
-        let operands = Operands::Device(&arrays);
-        let (target, call) = (held.device.target(), (pass, storage));
-        let plan = draft(target, problem, call, &table, &holds, operands, options)?;
-        Ok(DevicePass { arrays, ..DevicePass::of(&held, plan, &table, &inputs, outputs)? })
+        let holds = |name: &str, result| held_by_device(&inputs, outputs, (name, result));
+        let (target, operands) = (held.device.target(), Operands::Device(&arrays));
+        let (table, holds) = (&table, &holds);
+        let call = PassCall { target, pass, storage, table, holds, operands, options };
+        let pass = DevicePass::of(&held, draft(problem, &call)?, table, &inputs, outputs)?;
+        Ok(DevicePass { arrays, ..pass })
     }
 
     /// Of a pass that was prepared for these tensors, which have passed [`Table::check_tensors`].

@@ -1,6 +1,6 @@
 //! Tensors in the memory of a device.
 
-use crate::parts::Laid;
+use crate::call::Laid;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use etalon_problem::{Dtype, Error, Stored, Table};
@@ -109,10 +109,6 @@ impl DeviceTensor {
         DeviceTensor { address, ..self }
     }
 
-    pub(crate) fn laid(&self) -> Laid {
-        Laid { strides: Some(self.strides.to_vec()), aligned: self.is_aligned() }
-    }
-
     /// True if the copy engine may begin there.
     pub(crate) fn is_aligned(&self) -> bool {
         self.address.is_multiple_of(16)
@@ -166,6 +162,16 @@ impl<'a> DeviceTensors<'a> {
         });
         each.collect()
     }
+}
+
+/// Layout of an operand on a device, as an input or a result.
+pub(crate) fn held_by_device(
+    inputs: &DeviceTensors<'_>,
+    outputs: &DeviceTensors<'_>,
+    (name, result): (&str, bool),
+) -> Option<Laid> {
+    let tensor = (if result { outputs } else { inputs }).get(name)?;
+    Some(Laid { strides: Some(tensor.strides.to_vec()), aligned: tensor.is_aligned() })
 }
 
 /// As [`Table::check_tensors`], of tensors of a device.

@@ -1,8 +1,9 @@
 //! Operands of the host, copied to the device: the door that computes a pass of them, and the one that times it.
 
-use crate::draft::{Operands, draft};
+use crate::call::{Laid, Operands, PassCall};
+use crate::draft::draft;
 use crate::options::Options;
-use crate::parts::{Laid, Part};
+use crate::parts::Part;
 use crate::pass::{PassPlan, PreparedPass};
 use crate::queue::Queue;
 use crate::room::{Layout, Room};
@@ -30,7 +31,7 @@ impl Placed {
     pub fn new(
         held: &Arc<DeviceState>,
         problem: &Problem,
-        call: (Pass, Dtype),
+        (pass, storage): (Pass, Dtype),
         table: &Table,
         inputs: &Views<'_>,
         places: Option<&ViewsMut<'_>>,
@@ -43,11 +44,11 @@ impl Placed {
                 None => find(&table.operands, name).is_some_and(|x| x.role == Role::Output),
             };
             let there = if result { written() } else { inputs.get(name).is_some() };
-            there.then_some(Laid { strides: None, aligned: true })
+            there.then_some(Laid::DENSE)
         };
         let (target, operands) = (held.device.target(), Operands::Host(inputs));
-        let plan = draft(target, problem, call, table, &holds, operands, options)?;
-        Placed::of(held, plan, inputs, places)
+        let call = PassCall { target, pass, storage, table, holds: &holds, operands, options };
+        Placed::of(held, draft(problem, &call)?, inputs, places)
     }
 
     /// The same, of a pass that was prepared for operands that are dense.
@@ -119,6 +120,20 @@ impl Placed {
         self.pass.enqueue(self.queue()?, &self.addresses, (self.tables, self.scratch))
     }
 
+    /// Computes the pass.
+    pub fn run(&self) -> Result<(), Error> {
+        self.enqueue()?;
+        self.queue()?.finish()
+    }
+
+    /// Computes the pass, and copies the results to their places.
+    pub fn compute(self, outputs: &mut ViewsMut<'_>) -> Result<(), Error> {
+        self.run()?;
+        self.read(outputs)?;
+        self.finish();
+        Ok(())
+    }
+
     /// Copies the results to their places, once they have been computed.
     pub fn read(&self, outputs: &mut ViewsMut<'_>) -> Result<(), Error> {
         let parts = self.pass.parts.list.iter().zip(&self.addresses);
@@ -152,10 +167,5 @@ pub(crate) fn run(
     outputs: &mut ViewsMut<'_>,
     options: &Options,
 ) -> Result<(), Error> {
-    let placed = Placed::new(held, problem, call, table, inputs, Some(outputs), options)?;
-    placed.enqueue()?;
-    placed.queue()?.finish()?;
-    placed.read(outputs)?;
-    placed.finish();
-    Ok(())
+    Placed::new(held, problem, call, table, inputs, Some(outputs), options)?.compute(outputs)
 }

@@ -1,9 +1,10 @@
 //! The operands of a pass: which take part, where the caller holds them, where kernels find them.
 
+use crate::call::{Laid, PassCall};
 use crate::moves::{Place, dense, extents};
-use crate::room::{Layout, Room};
+use crate::room::{Layout, Room, beyond_32_bits};
 use crate::target::Target;
-use etalon_problem::{Dtype, Error, Operand, Pass, Stored, Table};
+use etalon_problem::{Dtype, Error, Operand, Pass, Stored};
 
 /// The operands of a pass that take part in a call, for any memory that holds them with the same shapes and
 /// strides.
@@ -33,16 +34,6 @@ pub(crate) struct Part {
     pub room: Option<Room>,
 }
 
-/// Layout of an operand of the caller: its strides in elements, none where it is dense; and whether it begins
-/// at a multiple of 16 bytes.
-pub(crate) struct Laid {
-    pub strides: Option<Vec<i64>>,
-    pub aligned: bool,
-}
-
-/// Layout of the caller's operand of a name, if there is one: as an input, or (`true`) as a result.
-pub(crate) type Holds<'a> = &'a dyn Fn(&str, bool) -> Option<Laid>;
-
 impl Part {
     /// As the caller holds it, at an address.
     pub fn caller(&self, address: u64) -> Place {
@@ -70,16 +61,14 @@ impl AsRef<Parts> for Parts {
 }
 
 impl Parts {
-    /// The parts of a pass that has passed [`Table::check_call`]: what the caller holds, and what is `made` on
-    /// the way whether the caller holds it or not.
+    /// The parts of a pass: operands that the caller holds, and those that are `made` on the way whether the caller
+    /// holds them or not.
     pub fn new(
-        target: Target,
-        (pass, storage): (Pass, Dtype),
-        table: &Table,
-        holds: Holds<'_>,
+        call: &PassCall<'_, '_>,
         made: impl Fn(&Operand) -> bool,
         layout: &mut Layout,
     ) -> Result<Parts, Error> {
+        let PassCall { target, pass, storage, table, holds, .. } = *call;
         let (mut list, mut aligned) = (Vec::new(), true);
         for operand in &table.operands {
             let (read, written) = (holds(operand.name, false), holds(operand.name, true));
@@ -145,10 +134,7 @@ fn part(
         )
     })?;
     if let Some(extent) = extents.into_iter().find(|&extent| extent > i32::MAX as usize) {
-        return Err(Error::Unsupported {
-            what: format!("an extent of {extent}"),
-            reason: "the cuda tier counts in 32 bits".to_string(),
-        });
+        return Err(beyond_32_bits(format!("an extent of {extent}")));
     }
     let mut strides = dense(extents);
     if let Some(own) = laid.as_ref().and_then(|laid| laid.strides.as_ref()) {
@@ -168,10 +154,7 @@ fn part(
         true => None,
         false => {
             let all = operand.shape.iter().try_fold(bytes, |n, &extent| n.checked_mul(extent));
-            let all = all.ok_or_else(|| Error::Memory {
-                what: operand.name.to_string(),
-                bytes: usize::MAX,
-            })?;
+            let all = all.ok_or_else(|| Error::memory(operand.name, usize::MAX))?;
             Some(layout.named("operands with strides that kernels do not take", all)?)
         }
     };

@@ -34,6 +34,22 @@ impl Layout {
         Ok(Room { at, bytes })
     }
 
+    /// A room for an array of elements of so many bytes.
+    pub fn array(&mut self, bytes: usize, shape: &[usize]) -> Result<Room, Error> {
+        let all = shape.iter().try_fold(bytes, |n, &extent| n.checked_mul(extent));
+        self.room(all.unwrap_or(usize::MAX))
+    }
+
+    /// The same if it is wanted.
+    pub fn array_if(
+        &mut self,
+        wanted: bool,
+        bytes: usize,
+        shape: &[usize],
+    ) -> Result<Option<Room>, Error> {
+        wanted.then(|| self.array(bytes, shape)).transpose()
+    }
+
     /// A room of which plans tell. Rooms of one name are told of together.
     pub fn named(&mut self, name: &'static str, bytes: usize) -> Result<Room, Error> {
         let before = self.bytes;
@@ -60,5 +76,26 @@ impl Layout {
 
 /// There is not so much device memory.
 pub(crate) fn memory(bytes: usize) -> Error {
-    Error::Memory { what: "device memory of a pass".to_string(), bytes }
+    Error::memory("device memory of a pass", bytes)
+}
+
+/// Numbers of this are too large.
+pub(crate) fn beyond_32_bits(what: String) -> Error {
+    Error::unsupported(what, "the cuda tier counts in 32 bits")
+}
+
+/// A list in memory of the host, of one value for each element of a shape.
+pub(crate) fn filled<T: Clone>(value: T, shape: &[usize], what: &str) -> Result<Vec<T>, Error> {
+    let count = shape.iter().fold(1usize, |n, &extent| n.saturating_mul(extent));
+    let mut list = reserved(count, what)?;
+    list.resize(count, value);
+    Ok(list)
+}
+
+/// An empty list in memory of the host, with room for so many elements.
+pub(crate) fn reserved<T>(count: usize, what: &str) -> Result<Vec<T>, Error> {
+    let mut list = Vec::new();
+    let bytes = count.saturating_mul(size_of::<T>());
+    list.try_reserve_exact(count).map_err(|_| Error::memory(what, bytes))?;
+    Ok(list)
 }

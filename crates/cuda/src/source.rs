@@ -5,6 +5,7 @@ use crate::cache::Cache;
 use crate::linear_attention;
 use crate::linear_cross_entropy;
 use crate::moves;
+use crate::peak;
 use crate::softmax;
 use crate::strided;
 use crate::variant::Variant;
@@ -49,9 +50,9 @@ const ARGUMENTS: &str = "KERNEL_ARGS(";
 
 /// Kernel arguments that sources name.
 fn declared() -> impl Iterator<Item = Declaration> {
-    let own = [moves::ARGUMENTS, strided::ARGUMENTS, linear_attention::ARGUMENTS];
-    let own = own.into_iter().chain([linear_cross_entropy::ARGUMENTS]).flatten().copied();
-    own.chain(softmax::arguments())
+    let own = [moves::ARGUMENTS, peak::ARGUMENTS, strided::ARGUMENTS];
+    let algorithms = [linear_attention::ARGUMENTS, linear_cross_entropy::ARGUMENTS];
+    own.into_iter().chain(algorithms).flatten().copied().chain(softmax::arguments())
 }
 
 /// Adds the definition of kernel arguments, and of what they need.

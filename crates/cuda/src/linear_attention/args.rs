@@ -7,8 +7,8 @@ use crate::strided::StridedTensor;
 use crate::tensor_map::TensorMap;
 
 kernel_args! {
-    /// The arguments of the kernels of `linear_attention/`. Every gradient is o of another problem: out_i = Σ_j w_ij x_j +
-    /// reach_i y_i·state. Of operands that are not there the address is 0.
+    /// The arguments of the kernels of `linear_attention/`. Every gradient is o of another problem:
+    /// out_i = Σ_j w_ij x_j + reach_i y_i·state. Of operands that are not there the address is 0.
     pub(super) struct LinearArgs as "LinearArgs" {
         pub y: StridedTensor,
         pub y1: StridedTensor,
@@ -101,8 +101,8 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// The arguments of the kernels of `linear_attention/sm90a_*.cu`; results are those of [`LinearArgs`]. Tensors for the copy
-    /// engine are in boxes of 64 columns and 128 rows, of `out` 64.
+    /// The arguments of the kernels of `linear_attention/sm90a_*.cu`; results are those of [`LinearArgs`]. Tensors for
+    /// the copy engine are in boxes of 64 columns and 128 rows, of `out` 64.
     pub(super) struct WalkArgs as "WalkArgs" {
         pub y: TensorMap,
         pub b: TensorMap,

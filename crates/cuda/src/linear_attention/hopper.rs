@@ -8,7 +8,7 @@ use super::passes::{
 };
 use super::prepared::{Prepared, Steps, WalkRooms};
 use crate::options::Level;
-use crate::room::{Layout, Room, memory};
+use crate::room::{Layout, Room};
 use crate::strided::StridedTensor;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
@@ -54,11 +54,7 @@ pub(super) fn reserve(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Wa
     let (e, needs) = (&prepared.problem.extents, prepared.needs());
     let (segments, cut) = (segments(prepared), cut_segments(prepared));
     let halves = e.dim.div_ceil(COLUMNS);
-    let mut room = |wanted: bool, shape: [usize; 4]| {
-        let bytes = shape.iter().try_fold(4usize, |n, &extent| n.checked_mul(extent));
-        let bytes = bytes.ok_or_else(|| memory(usize::MAX))?;
-        wanted.then(|| layout.room(bytes)).transpose()
-    };
+    let mut room = |wanted, shape: [usize; 4]| layout.array_if(wanted, 4, &shape);
     let chunks = prepared.tables.chunks.rows.len();
     let [of_tokens, of_heads] = [by_token(prepared), !by_token(prepared)].map(|x| x && needs.gates);
     Ok(WalkRooms {

@@ -5,7 +5,7 @@ use super::args::LinearArgs;
 use super::prepared::{Needs, Steps};
 use crate::options::Level;
 use crate::strided::StridedTensor;
-use crate::variant::{Variant, linear_threads, width};
+use crate::variant::{Variant, width};
 use etalon_problem::{Error, Pass};
 
 /// The level that computes, and what its kernels do with numbers that are not finite: `linear_attention/problem.cuh`.
@@ -145,7 +145,7 @@ pub(super) fn launch(
     let second = Variant::linear(storage, columns, true);
     let is_second = second.kernels().contains(&name);
     let variant = if is_second { second } else { Variant::linear(storage, columns, false) };
-    let threads = threads.unwrap_or_else(|| linear_threads(columns, is_second));
+    let threads = threads.unwrap_or_else(|| variant.threads());
     // More blocks than a launch can have are refused when it is pushed.
     let args = LinearArgs { blocks: i32::try_from(blocks).unwrap_or(i32::MAX), ..*args };
     let (name, waits) = waits(name, args.mode);

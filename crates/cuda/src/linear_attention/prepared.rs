@@ -4,7 +4,7 @@ use super::tables::Tables;
 use crate::options::Level;
 use crate::parts::Parts;
 use crate::pass;
-use crate::room::{Layout, Room, memory};
+use crate::room::{Layout, Room};
 use crate::strided::StridedTensor;
 use etalon_problem::{Decay, Error, LinearAttention, Pass, TokenSequences};
 use std::ops::Deref;
@@ -139,13 +139,7 @@ impl Prepared<'_> {
         let narrow = self.level == Level::Sm80;
         // Elements of two bytes.
         let halves = [states[0], states[1], (states[2] * states[3]).div_ceil(2)];
-        let mut room = |wanted: bool, shape: &[usize]| {
-            if !wanted {
-                return Ok(None);
-            }
-            let bytes = shape.iter().try_fold(4usize, |n, &extent| n.checked_mul(extent));
-            layout.room(bytes.ok_or_else(|| memory(usize::MAX))?).map(Some)
-        };
+        let mut room = |wanted, shape: &[usize]| layout.array_if(wanted, 4, shape);
         Ok(Rooms {
             gates: room(tables && self.problem.decay != Decay::None, &planes)?,
             slopes: room(second && bends, &planes)?,

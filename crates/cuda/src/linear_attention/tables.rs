@@ -1,7 +1,7 @@
 //! Cuts of sequences into chunks, as kernels read them.
 
 use super::{CHUNK, SIDE};
-use crate::args::{Arguments, Field, kernel_args};
+use crate::args::{Field, bytes_of, kernel_args};
 use crate::pass::TableImage;
 use crate::room::{Layout, Room};
 use etalon_problem::{Error, LinearAttention};
@@ -66,10 +66,7 @@ impl<T: Field> Rows<T> {
     }
 
     fn put(&self, image: &mut TableImage) {
-        let bytes = vec![0; self.rows.len() * T::SIZE];
-        let mut all = Arguments { bytes, ..Arguments::default() };
-        self.rows.iter().enumerate().for_each(|(n, row)| row.write(n * T::SIZE, &mut all));
-        image.put(self.room, all.bytes);
+        image.put(self.room, bytes_of(&self.rows));
     }
 }
 

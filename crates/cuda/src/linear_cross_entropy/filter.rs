@@ -3,7 +3,7 @@
 use crate::linear_cross_entropy::args::{CrossEntropyArgs, FilterArgs};
 use crate::linear_cross_entropy::plan::{Plan, SIDE, TILE};
 use crate::pass::Steps;
-use crate::room::{Layout, Room, memory};
+use crate::room::{Layout, Room};
 use crate::variant::Variant;
 use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Error, LinearCrossEntropy};
@@ -33,10 +33,7 @@ impl Filtering {
     ) -> Result<Filtering, Error> {
         filter.check()?;
         let (bands, tiles) = (problem.tokens.div_ceil(SIDE), problem.vocab.div_ceil(TILE));
-        let mut room = |x: usize, y: usize, bytes: usize| {
-            let all = x.checked_mul(y).and_then(|all| all.checked_mul(bytes));
-            layout.room(all.ok_or_else(|| memory(usize::MAX))?)
-        };
+        let mut room = |x: usize, y: usize, bytes: usize| layout.array(bytes, &[x, y]);
         Ok(Filtering {
             filter,
             of_tokens: room(problem.tokens, 1, 4)?,

@@ -1,19 +1,20 @@
 //! A pass of linear_cross_entropy: its operands, its memory, its kernels.
 
+use crate::call::PassCall;
+use crate::level_table::Facts;
 use crate::linear_cross_entropy::filter::Filtering;
 use crate::linear_cross_entropy::hopper::Hopper;
-use crate::linear_cross_entropy::levels::LevelSpec;
+use crate::linear_cross_entropy::levels::{LEVELS, LevelSpec};
 use crate::linear_cross_entropy::plan::{PassSpec, Plan, Walked};
 use crate::linear_cross_entropy::tokens::{COMMON, TOKEN, counted};
-use crate::options::{Level, Options};
-use crate::parts::{Holds, Parts};
+use crate::options::Level;
+use crate::parts::Parts;
 use crate::pass::{Choice, PassPlan, TableImage};
 use crate::room::{Layout, Room};
 use crate::step::Step;
-use crate::target::Target;
 use crate::variant::Variant;
 use etalon_problem::linear_cross_entropy::Filter;
-use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Table, Views};
+use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass};
 
 /// A pass whose memory is laid out.
 #[derive(Debug)]
@@ -84,31 +85,24 @@ impl Rooms {
 }
 
 impl<'a> Prepared<'a> {
-    /// Lays the memory of a pass out that has passed [`Table::check_call`]. `inputs`: those in the memory of the host,
-    /// of which targets and weights are looked at here; on a device nobody can look. `shard`: the classes that are
-    /// walked of the shard that the table is of.
+    /// Lays the memory of a pass out. Targets and weights in memory of the host are looked at here. `shard`: the
+    /// classes that are walked of the shard that the table is of.
     pub fn new(
-        target: Target,
         (problem, shard): (&'a LinearCrossEntropy, Option<Walked>),
-        (pass, storage): (Pass, Dtype),
-        table: &Table,
-        holds: Holds<'_>,
-        inputs: Option<&Views<'_>>,
-        options: &Options,
+        call: &PassCall<'_, '_>,
     ) -> Result<Prepared<'a>, Error> {
+        let PassCall { target, pass, storage, options, .. } = *call;
+        let inputs = call.operands.inputs();
         let counted = inputs.map(|inputs| counted(problem, inputs)).transpose()?;
         let ignores = counted.is_none_or(|counted| counted < problem.tokens);
         let mut layout = Layout::default();
-        let parts = Parts::new(target, (pass, storage), table, holds, |_| false, &mut layout)?;
+        let parts = Parts::new(call, |_| false, &mut layout)?;
         let level = LevelSpec {
-            target: parts.target,
-            pass,
-            storage,
-            precision: options.precision,
+            facts: Facts { target, pass, storage, precision: options.precision },
             dim: problem.dim,
             aligned: parts.begin_aligned(&["h", "w", "dh", "dw"]),
         };
-        let choice = level.choose(options.level)?;
+        let choice = Choice::of(&LEVELS, &level, options.level)?;
         let tensor = choice.level == Level::Sm90a;
         let spec = spec_of(&parts, problem, tensor);
         let sizes = (problem.tokens, problem.dim, problem.vocab);

@@ -1,30 +1,27 @@
 //! The returns of shards of the classes, put together along the tree: `combine` and `sum` of
 //! `kernels/linear_cross_entropy/shards.cu`.
 
+use crate::call::PassCall;
 use crate::linear_cross_entropy::args::FoldArgs;
 use crate::linear_cross_entropy::shard_pass::NODE;
 use crate::options::Level;
-use crate::parts::{Holds, Parts};
+use crate::parts::Parts;
 use crate::pass::{Choice, PassPlan, Steps, TableImage, draft_steps};
 use crate::room::Layout;
-use crate::target::Target;
 use crate::variant::Variant;
 use etalon_problem::linear_cross_entropy::shard::{Partial, depth, merges};
-use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Table};
+use etalon_problem::{Error, LinearCrossEntropy};
 use std::ops::Range;
 
 /// Prepares the totals of partials, or dh of its parts. Parts hold these classes: `partials` and `totals` of a table,
 /// or `parts` and `dh`.
 pub(crate) fn draft_sums(
-    target: Target,
     problem: &LinearCrossEntropy,
-    (classes, storage): (&[Range<usize>], Dtype),
-    table: &Table,
-    holds: Holds<'_>,
+    classes: &[Range<usize>],
+    call: &PassCall<'_, '_>,
 ) -> Result<PassPlan<'static>, Error> {
     let mut layout = Layout::default();
-    let call = (Pass::Forward, storage);
-    let parts = Parts::new(target, call, table, holds, |_| false, &mut layout)?;
+    let parts = Parts::new(call, |_| false, &mut layout)?;
     let merges = merges(classes);
     let bytes = bytemuck::cast_slice(&merges);
     let room = Layout::default().room(bytes.len())?;

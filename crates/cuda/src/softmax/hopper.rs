@@ -19,13 +19,13 @@ use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
 use etalon_problem::{Blocking, Dtype, Error, Extents, Pass};
 
-/// How these kernels compute a pass, and where they keep what they need.
+/// Choices of these kernels for a pass, and their memory.
 #[derive(Debug)]
 pub(crate) struct Plan {
     /// The columns of every operand: D and E, rounded up to 64 or 128.
     pub width: usize,
     window: Window,
-    /// What the kernels are compiled for.
+    /// The choices at compile time.
     pub hopper: Hopper,
     /// Queries and keys of a tile, forward.
     pub tile: Blocking,
@@ -40,10 +40,10 @@ pub(crate) struct Plan {
     pub flags: Room,
 }
 
-/// A name for copies that plans tell.
+/// The name of copies in plans.
 const COPIES: &str = "operands and results in whole columns";
 
-/// Where the tensor cores find an operand.
+/// An operand, as the tensor cores find it.
 #[derive(Debug)]
 struct Wide {
     name: &'static str,
@@ -126,7 +126,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Whether the kernels of a backward pass read an operand, if it is one: for dv alone neither o nor v, of
+    /// True if the kernels of a backward pass read an operand, if it is one: for dv alone neither o nor v, of
     /// attention_lse none of values.
     pub fn reads(&self, prepared: &Prepared<'_>, name: &str) -> bool {
         let values = prepared.value_dim.is_some();
@@ -137,7 +137,7 @@ impl Plan {
         }
     }
 
-    /// Whether the copy engine takes a tensor where it lies.
+    /// True if the copy engine takes a tensor where it lies.
     fn takes(&self, place: Place, aligned: bool) -> bool {
         let whole = |axis: usize| {
             let (extent, stride) = (place.extents[axis], place.strides[axis]);
@@ -173,7 +173,7 @@ impl Plan {
         Place::dense(steps.at(room), [e.batch, heads, rows, self.width])
     }
 
-    /// Where the tensor cores find an operand.
+    /// The place in which the tensor cores find an operand.
     pub(super) fn place(&self, steps: &Steps<'_>, name: &str) -> Place {
         match self.find(name).and_then(|wide| wide.copy) {
             Some(room) => self.in_room(steps, name, room),
@@ -208,7 +208,7 @@ impl Plan {
     }
 }
 
-/// Whether the rows of an operand are those of k.
+/// True if the rows of an operand are those of k.
 fn by_keys(name: &str) -> bool {
     matches!(name, "k" | "v" | "dk" | "dv")
 }

@@ -1,5 +1,5 @@
-//! The arguments of kernels for compute capability 9.0: the structures of `pairs/sm90a.cuh`, `attention/sm90a_forward.cu` and
-//! `sm90a_backward*`.
+//! The arguments of kernels for compute capability 9.0: the structures of `pairs/sm90a.cuh`,
+//! `attention/sm90a_forward.cu` and `sm90a_backward*`.
 
 use crate::args::{ConstPtr, Declaration, Half, Pointee, Ptr, declaration, kernel_args, pointees};
 use crate::moves::Place;
@@ -51,7 +51,7 @@ kernel_args! {
         pub heads_per_group: i32,
         /// Rows of lse2 and delta of a head.
         pub padded: i32,
-        /// Whether the last query of a sequence is aligned with its last key.
+        /// True if the last query of a sequence is aligned with its last key.
         pub bottom: i32,
         /// Queries and keys of each batch element; with LENGTHS 1 alone.
         pub lengths: ConstPtr<Int2>,
@@ -164,7 +164,7 @@ impl From<Place> for Pieces {
 }
 
 kernel_args! {
-    /// Those of `forward`.
+    /// The arguments of `forward`.
     pub(crate) struct ForwardArgs as "ForwardArgs" {
         pub q: TensorMap,
         pub k: TensorMap,
@@ -184,7 +184,7 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// Those of `delta`, `keys`, `queries` and `values`.
+    /// The arguments of `delta`, `keys`, `queries` and `values`.
     pub(crate) struct BackwardArgs as "BackwardArgs" {
         pub q: TensorMap,
         pub k: TensorMap,

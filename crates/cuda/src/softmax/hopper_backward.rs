@@ -1,12 +1,12 @@
 //! The backward pass of attention and attention_lse for the tensor cores of compute capability 9.0:
 //! `kernels/attention/sm90a_backward.cuh` says which kernels there are.
 
+use crate::family::Family;
 use crate::moves::Place;
 use crate::softmax::hopper::{
     Plan, heads_in, launch, map_of, options, packed, padded, shape, spans,
 };
 use crate::softmax::hopper_args::BackwardArgs;
-use crate::softmax::modules::threads;
 use crate::softmax::pair_args::{FallbackArgs, PairArgs, tensor};
 use crate::softmax::variants::{Lengths, Results};
 use crate::softmax::{Steps, portable};
@@ -45,7 +45,7 @@ pub(crate) fn backward(steps: &Steps<'_>, plan: &Plan) -> Result<(), Error> {
 const READ: [&str; 4] = ["q", "k", "v", "dout"];
 const WRITTEN: [&str; 3] = ["dq", "dk", "dv"];
 
-/// Whether a result is wanted of these kernels; dq is not where it is a multiple of a `gradient` that is given.
+/// True if a result is wanted of these kernels; dq is not where it is a multiple of a `gradient` that is given.
 fn writes(steps: &Steps<'_>, name: &str) -> bool {
     steps.address(name) != 0 && !(name == "dq" && steps.prepared.has_gradient())
 }
@@ -123,12 +123,11 @@ fn fallback(steps: &Steps<'_>, plan: &Plan) -> Result<(), Error> {
         key_blocks: keys as i32,
     };
     let spec = &prepared.spec;
-    let of = (spec.storage, spec.extents.dim, spec.value_dim, spec.has_options);
-    let variant = Variant::fallback(of.0, of.1, of.2, of.3);
-    // Some blocks for each multiprocessor, which take turns. Tiles of one head are `heads` apart: where their number is
-    // odd, all blocks have a part of them.
+    let variant = spec.shape().portable(Family::AttentionFallback);
+    // Some blocks for each multiprocessor, which take turns. Tiles of one head are `heads` apart: where the number of
+    // blocks is odd, all have a part of them.
     let most = (4 * steps.multiprocessors() - 1) | 1;
-    let grid = ((queries + keys).min(most), threads(&variant, spec));
+    let grid = ((queries + keys).min(most), variant.threads());
     launch(steps, (&variant, "fallback"), grid, &args, 0)
 }
 

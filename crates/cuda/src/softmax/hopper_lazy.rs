@@ -13,11 +13,11 @@ use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
 use etalon_problem::{Align, DistanceBias, Error};
 
-/// How these kernels compute a pass, and where they keep what they need.
+/// Choices of these kernels for a pass, and their memory.
 #[derive(Debug)]
 pub(crate) struct LazyPlan {
     operands: Plan,
-    /// Which stripes of keys may hold an active pair, of every 16 rows of a tile of queries and head.
+    /// Stripes of keys that may hold an active pair, of every 16 rows of a tile of queries and head.
     active: Room,
 }
 
@@ -40,7 +40,7 @@ impl From<StridedTensor> for FloatRows {
 }
 
 kernel_args! {
-    /// Those of all of them.
+    /// The arguments of all of them.
     struct HopperLazyArgs as "HopperLazyArgs" {
         q: TensorMap,
         k: TensorMap,
@@ -72,7 +72,7 @@ kernel_args! {
         tau: ConstPtr<f32>,
         /// `[batch, heads, queries]`.
         numbers: Ptr<Numbers>,
-        /// Which stripes of keys may hold an active pair: forward of every 16 rows of a head, backward of 64.
+        /// Stripes of keys that may hold an active pair: forward of every 16 rows of a head, backward of 64.
         active: Ptr<u32>,
         /// Not 0: some operand holds a number that is not finite.
         odd: ConstPtr<u32>,
@@ -80,15 +80,15 @@ kernel_args! {
         counter: Ptr<u32>,
         /// W.
         width: i32,
-        /// Whether distances are counted from the last query and key.
+        /// True if distances are counted from the last query and key.
         bottom: i32,
         /// E.
         columns: i32,
-        /// How many distances occur below W.
+        /// The distances that occur below W.
         reach: i32,
         /// Of keys.
         tiles: i32,
-        /// Whether Δ and Σ a g are wanted.
+        /// True if Δ and Σ a g are wanted.
         means: i32,
         wants_dq: i32,
         wants_dk: i32,
@@ -105,9 +105,9 @@ pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<HopperLazyArgs>()];
 /// Kernels, by their counters.
 pub(crate) const KERNELS: [&str; 5] = ["scores", "values", "sums", "queries", "keys"];
 
-/// What the passes of every level keep: where the numbers of the rows lie, whether some number is not finite and
-/// behind it the counters from which blocks draw tiles, what the tiles of keys add to dbias (0: nothing), and how many
-/// distances occur.
+/// Addresses that the passes of every level share: of the numbers of the rows, of the flag of numbers that are not
+/// finite, with the counters from which blocks draw tiles behind it, of the parts of dbias by tiles of keys (0: none);
+/// and the number of distances that occur.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kept {
     pub numbers: Ptr<Numbers>,
@@ -231,7 +231,7 @@ impl LazyPlan {
         Ok(())
     }
 
-    /// The gradients of q, k and v that have places, Δ and Σ a g of every row, and what the tiles of keys add to dbias,
+    /// The gradients of q, k and v that have places, Δ and Σ a g of every row, and parts of dbias by tiles of keys,
     /// after lse and n.
     pub fn backward(
         &self,

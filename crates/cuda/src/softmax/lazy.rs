@@ -4,7 +4,7 @@ use crate::args::{ConstPtr, Declaration, KernelArgs, Ptr, declaration, kernel_ar
 use crate::room::{Layout, Room};
 use crate::softmax::Steps;
 use crate::softmax::hopper_lazy::{KERNELS, Kept, LazyPlan};
-use crate::softmax::modules::{TENSOR_THREADS, threads};
+use crate::softmax::modules::TENSOR_THREADS;
 use crate::softmax::pair_args::{Numbers, PairArgs, tensor};
 use crate::softmax::portable::parts;
 use crate::softmax::prepared::Prepared;
@@ -37,12 +37,10 @@ impl Memory {
         let (scores, counts) = (prepared.scores, &prepared.counts);
         let heads = scores.extents.query_heads;
         let windows = if prepared.has("dbias") { reach(prepared, bias) } else { 0 };
-        let windows = [4, counts.by_keys, heads, windows];
-        let windows = windows.iter().try_fold(1usize, |n, &x| n.checked_mul(x));
         Ok(Memory {
             numbers: layout.room(16 * scores.row_shape().iter().product::<usize>())?,
             active: layout.room(4 * counts.tiles * heads)?,
-            windows: layout.room(windows.unwrap_or(usize::MAX))?,
+            windows: layout.array(4, &[counts.by_keys, heads, windows])?,
             odd: layout.room(4 * (1 + KERNELS.len()))?,
             assume_finite,
         })
@@ -158,7 +156,7 @@ impl<'a> Passes<'a> {
         args: &A,
     ) -> Result<(), Error> {
         let variant = &self.steps.prepared.modules.portable;
-        let grid = (blocks, threads(variant, &self.steps.prepared.spec));
+        let grid = (blocks, variant.threads());
         self.steps.launch((variant, name), grid, args)
     }
 

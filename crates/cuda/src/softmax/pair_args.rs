@@ -1,4 +1,4 @@
-//! The arguments of kernels that walk pairs of queries and keys: `kernels/pairs/problem.cuh`, `attention/partials.cuh`.
+//! The arguments of kernels that walk pairs of queries and keys: `pairs/problem.cuh`, `attention/partials.cuh`.
 
 use crate::args::{Byte, ConstPtr, Declaration, Pointee, Ptr, declaration, kernel_args, pointees};
 use crate::softmax::Steps;
@@ -13,7 +13,7 @@ pointees! {
     Span = "Span",
     /// The tiles of a block.
     Task = "Task",
-    /// What kernels keep of a row.
+    /// Numbers of a row that kernels keep.
     Numbers = "Numbers",
 }
 
@@ -64,7 +64,7 @@ kernel_args! {
         pub scale: f32,
         /// 0: none.
         pub cap: f32,
-        /// Whether dq is f32 whatever the storage.
+        /// True if dq is f32 whatever the storage.
         pub wide: i32,
         /// Blocks of `queries` and `keys`.
         pub blocks: i32,
@@ -72,7 +72,7 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// What tiles of keys add to the gradient of q.
+    /// Parts of the gradient of q by tiles of keys.
     pub(crate) struct SlotArgs as "Slots" {
         /// `[key tiles, batch, heads, queries, columns]`: the tiles of keys first .. end.
         pub at: Ptr<f32>,
@@ -82,13 +82,13 @@ kernel_args! {
         pub odd: Ptr<u32>,
         pub first: i32,
         pub end: i32,
-        /// Whether there are no tiles behind.
+        /// True if there are no tiles behind.
         pub last: i32,
     }
 }
 
 kernel_args! {
-    /// Those of kernels that fill slots, or add them up.
+    /// The arguments of kernels that fill slots, or add them up.
     pub(crate) struct FusedArgs as "FusedArgs" {
         pub c: PairArgs,
         pub slots: SlotArgs,

@@ -1,7 +1,7 @@
 //! The kernels of attention and attention_lse of the levels portable and sm80: `kernels/attention/`.
 
 use crate::softmax::Steps;
-use crate::softmax::modules::{TENSOR_THREADS, threads};
+use crate::softmax::modules::TENSOR_THREADS;
 use crate::softmax::pair_args::{FusedArgs, PairArgs, tensor, wanted};
 use crate::softmax::slots::{By, Slots};
 use crate::step::Work;
@@ -18,7 +18,7 @@ pub(crate) fn part(columns: usize, first: usize) -> usize {
     columns.saturating_sub(first).min(width(columns))
 }
 
-/// What a launch computes for each pair; nothing, where it depends on a number that kernels find.
+/// The work of a launch for each pair; none, where it depends on a number that kernels find.
 pub(crate) fn work(variant: &Variant, args: &PairArgs, terms: usize) -> Work {
     let terms = if args.found.0 == 0 { terms } else { 0 };
     Work { terms, unit: variant.unit(), ..Work::NONE }
@@ -33,7 +33,7 @@ fn launch(
     terms: usize,
 ) -> Result<(), Error> {
     let variant = &steps.prepared.modules.portable;
-    let grid = (blocks, threads(variant, &steps.prepared.spec));
+    let grid = (blocks, variant.threads());
     let args = PairArgs { blocks: blocks as i32, ..*args };
     steps.launch_work((variant, name), grid, &args, work(variant, &args, terms))
 }
@@ -123,7 +123,7 @@ pub(crate) fn backward(steps: &Steps<'_>) -> Result<(), Error> {
 /// Blocks of kernels that have a row for each warp.
 fn by_rows(steps: &Steps<'_>) -> usize {
     let prepared = steps.prepared;
-    let warps = threads(&prepared.modules.portable, &prepared.spec) / 32;
+    let warps = prepared.modules.portable.threads() / 32;
     prepared.spec.rows().div_ceil(warps as usize)
 }
 
@@ -152,10 +152,7 @@ fn fused(steps: &Steps<'_>, slots: &Slots, args: &PairArgs) -> Result<(), Error>
     let firsts: Vec<[usize; 2]> = by_keys(steps, args, e.dim).collect();
     let (variant, threads) = match &prepared.modules.fused {
         Some(variant) => (variant, TENSOR_THREADS),
-        None => {
-            let variant = &prepared.modules.portable;
-            (variant, threads(variant, &prepared.spec))
-        }
+        None => (&prepared.modules.portable, prepared.modules.portable.threads()),
     };
     // S and dP in each launch, then what each adds to.
     let terms = firsts.len() * (e.dim + values) + 2 * e.dim + values;

@@ -4,7 +4,7 @@ use crate::args::{ConstPtr, Declaration, Ptr, declaration, kernel_args};
 use crate::moves::Place;
 use crate::room::{Layout, Room};
 use crate::softmax::Steps;
-use crate::softmax::modules::{TENSOR_THREADS, threads};
+use crate::softmax::modules::TENSOR_THREADS;
 use crate::softmax::pair_args::{Numbers, PairArgs, Sequence, SlotArgs, tensor, wanted};
 use crate::softmax::portable::{columns, part, parts, work};
 use crate::softmax::prepared::Prepared;
@@ -230,7 +230,7 @@ pub(crate) fn run(steps: &Steps<'_>, between: &Between) -> Result<(), Error> {
     let (e, prepared) = (&steps.scores().extents, steps.prepared);
     let (counts, values) = (&prepared.counts, prepared.value_dim.unwrap_or(0));
     let (portable, tensor) = (&prepared.modules.second, prepared.modules.tensor_second.as_ref());
-    let threads = threads(portable, &prepared.spec);
+    let threads = portable.threads();
     let pass = SecondPass { steps, portable, tensor, threads };
     let mut args = SecondArgs::new(steps, between);
     if let Some(variant) = tensor {

@@ -7,7 +7,7 @@ use crate::softmax::rows::Rows;
 use bytemuck::NoUninit;
 use etalon_problem::{Error, Scores, Sequences};
 
-/// Where the tables of the rows lie.
+/// Memory of the tables of the rows.
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
     pub sequences: Room,
@@ -30,10 +30,7 @@ impl Tables {
     pub fn new(counts: &Counts, scores: &Scores) -> Result<Tables, Error> {
         let mut layout = Layout::default();
         let e = &scores.extents;
-        let mut list = |each: &[usize]| {
-            let bytes = each.iter().try_fold(1usize, |n, &x| n.checked_mul(x));
-            layout.room(bytes.unwrap_or(usize::MAX))
-        };
+        let mut list = |each: &[usize]| layout.array(1, each);
         let lengths = match scores.sequences {
             Sequences::Lengths { .. } => e.batch,
             _ => 0,
