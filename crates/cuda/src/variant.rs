@@ -114,9 +114,9 @@ impl Variant {
         self.family.entries().filter(|name| !lacks(self, name)).collect()
     }
 
-    /// The threads of a block of its kernels in fused multiply-adds, of which each has R rows of a tile.
+    /// The threads of a block of kernels of the level sm80; and of portable ones, of which each has R rows of a tile.
     pub(crate) fn threads(&self) -> u32 {
-        (64 / self.define("R").max(1) * 16) as u32
+        if self.unit() == Unit::Mma { 128 } else { (64 / self.define("R").max(1) * 16) as u32 }
     }
 
     /// The storage type; `None` of copies, which take any.

@@ -190,11 +190,8 @@ fn launch_tensor(
     let whole = prepared.have_whole_rows(&["q", "k", "v", "dout"]);
     let both = [columns.other().of(args), columns.of(args)];
     let variant = Variant::linear_tensor(prepared.storage, both, whole);
-    steps.launch((&variant, name), (blocks, TENSOR_THREADS), args)
+    steps.launch((&variant, name), (blocks, variant.threads()), args)
 }
-
-/// Threads of a block of the level sm80.
-const TENSOR_THREADS: u32 = 128;
 
 /// Computes a result by `attend_second`.
 pub(super) fn attend_second(

@@ -123,14 +123,28 @@ impl LazyPlan {
         let heads = prepared.scores.extents.query_heads;
         Ok(LazyPlan { operands, active: layout.room(16 * prepared.counts.tiles * heads)? })
     }
+}
 
+/// The launches of these kernels.
+pub(crate) struct HopperPass<'a> {
+    plan: &'a Plan,
+    steps: &'a Steps<'a>,
     /// The arguments that every kernel has.
-    fn args(&self, steps: &Steps<'_>, bias: Option<DistanceBias>, kept: Kept) -> HopperLazyArgs {
-        let (plan, e) = (&self.operands, &steps.scores().extents);
+    args: HopperLazyArgs,
+}
+
+impl<'a> HopperPass<'a> {
+    pub fn new(
+        LazyPlan { operands: plan, active }: &'a LazyPlan,
+        steps: &'a Steps<'a>,
+        bias: Option<DistanceBias>,
+        kept: Kept,
+    ) -> Self {
+        let e = &steps.scores().extents;
         // Measured of attention: causal masks like as many heads beside each other.
         let together = hopper::heads_in(32 << 20, steps, plan) * steps.scores().group();
         let rows = |name: &str| Elements::from(plan.place(steps, name));
-        HopperLazyArgs {
+        let args = HopperLazyArgs {
             k: hopper::map_of(plan, plan.place(steps, "k"), 128),
             q_rows: rows("q"),
             k_rows: rows("k"),
@@ -146,7 +160,7 @@ impl LazyPlan {
             dlse: steps.address("dlse").into(),
             windows: kept.windows.into(),
             numbers: kept.numbers,
-            active: steps.at(self.active).into(),
+            active: steps.at(*active).into(),
             odd: kept.odd.into(),
             width: bias.map_or(0, |bias| bias.width) as i32,
             bottom: bias.is_some_and(|bias| bias.align == Align::BottomRight).into(),
@@ -156,17 +170,14 @@ impl LazyPlan {
             packed: hopper::packed(steps, plan),
             spans: hopper::spans(steps, plan),
             ..HopperLazyArgs::default()
-        }
+        };
+        HopperPass { plan, steps, args }
     }
 
     /// One of the kernels, which draw tiles: as many blocks as there are multiprocessors, if there are as many tiles.
-    fn launch(
-        &self,
-        steps: &Steps<'_>,
-        name: &'static str,
-        args: HopperLazyArgs,
-    ) -> Result<(), Error> {
-        let (plan, e, counts) = (&self.operands, &steps.scores().extents, &steps.prepared.counts);
+    fn launch(&self, name: &'static str, args: HopperLazyArgs) -> Result<(), Error> {
+        let HopperPass { plan, steps, .. } = *self;
+        let (e, counts) = (&steps.scores().extents, &steps.prepared.counts);
         let listed = plan.hopper.lengths == Lengths::Listed;
         let backward = ["queries", "keys"].contains(&name);
         let variant = Variant::hopper_lazy(plan.hopper, backward);
@@ -192,54 +203,38 @@ impl LazyPlan {
     }
 
     /// lse, the numbers of every row, and the stripes that may hold an active pair.
-    pub fn scores(
-        &self,
-        steps: &Steps<'_>,
-        bias: Option<DistanceBias>,
-        kept: Kept,
-    ) -> Result<(), Error> {
-        self.operands.widen(steps, "q")?;
-        self.operands.widen(steps, "k")?;
-        self.launch(steps, "scores", self.args(steps, bias, kept))
+    pub fn scores(&self) -> Result<(), Error> {
+        self.plan.widen(self.steps, "q")?;
+        self.plan.widen(self.steps, "k")?;
+        self.launch("scores", self.args)
     }
 
     /// lse, and those of o and Σ a P v that have places.
-    pub fn forward(
-        &self,
-        steps: &Steps<'_>,
-        bias: Option<DistanceBias>,
-        kept: Kept,
-    ) -> Result<(), Error> {
-        let plan = &self.operands;
+    pub fn forward(&self) -> Result<(), Error> {
+        let HopperPass { plan, steps, args } = *self;
         let (o, pv) = (steps.address("o") != 0, tensor(steps, "pv_sum"));
-        self.scores(steps, bias, kept)?;
+        self.scores()?;
         if !o && !pv.is_there() {
             return Ok(());
         }
         plan.widen(steps, "v")?;
-        let args = self.args(steps, bias, kept);
         let v = hopper::map_of(plan, plan.place(steps, "v"), 128);
         if o {
             plan.clear(steps, "o");
             let to = hopper::map_of(plan, plan.place(steps, "o"), 64);
-            self.launch(steps, "values", HopperLazyArgs { v, o: to, ..args })?;
+            self.launch("values", HopperLazyArgs { v, o: to, ..args })?;
             plan.narrow(steps, "o")?;
         }
         if pv.is_there() {
-            self.launch(steps, "sums", HopperLazyArgs { v, pv: pv.into(), ..args })?;
+            self.launch("sums", HopperLazyArgs { v, pv: pv.into(), ..args })?;
         }
         Ok(())
     }
 
     /// The gradients of q, k and v that have places, Δ and Σ a g of every row, and parts of dbias by tiles of keys,
     /// after lse and n.
-    pub fn backward(
-        &self,
-        steps: &Steps<'_>,
-        bias: Option<DistanceBias>,
-        kept: Kept,
-    ) -> Result<(), Error> {
-        let plan = &self.operands;
+    pub fn backward(&self) -> Result<(), Error> {
+        let HopperPass { plan, steps, args } = *self;
         for name in ["q", "k", "v", "dout"] {
             plan.widen(steps, name)?;
         }
@@ -251,7 +246,7 @@ impl LazyPlan {
             wants_dq: wants("dq").into(),
             wants_dk: wants("dk").into(),
             wants_dv: wants("dv").into(),
-            ..self.args(steps, bias, kept)
+            ..args
         };
         for (name, to) in [("dq", &mut args.dq), ("dk", &mut args.dk), ("dv", &mut args.dv)] {
             if wants(name) {
@@ -259,9 +254,9 @@ impl LazyPlan {
                 *to = hopper::panel_map_of(plan, plan.place(steps, name));
             }
         }
-        self.launch(steps, "queries", args)?;
+        self.launch("queries", args)?;
         if any(&["dk", "dv", "dbias"]) {
-            self.launch(steps, "keys", args)?;
+            self.launch("keys", args)?;
         }
         ["dq", "dk", "dv"].into_iter().try_for_each(|name| plan.narrow(steps, name))
     }

@@ -3,10 +3,9 @@
 use crate::args::{ConstPtr, Declaration, KernelArgs, Ptr, declaration, kernel_args};
 use crate::room::{Layout, Room};
 use crate::softmax::Steps;
-use crate::softmax::hopper_lazy::{KERNELS, Kept, LazyPlan};
-use crate::softmax::modules::TENSOR_THREADS;
+use crate::softmax::hopper_lazy::{HopperPass, KERNELS, Kept, LazyPlan};
 use crate::softmax::pair_args::{Numbers, PairArgs, tensor};
-use crate::softmax::portable::parts;
+use crate::softmax::portable::{columns, parts};
 use crate::softmax::prepared::Prepared;
 use crate::strided::StridedTensor;
 use crate::variant::width;
@@ -133,9 +132,8 @@ pub(crate) const ARGUMENTS: &[Declaration] =
 pub(crate) struct Passes<'a> {
     steps: &'a Steps<'a>,
     memory: &'a Memory,
-    bias: Option<DistanceBias>,
     /// The kernels of the level sm90a, where they compute the pass.
-    hopper: Option<&'a LazyPlan>,
+    hopper: Option<HopperPass<'a>>,
     args: LazyArgs,
 }
 
@@ -144,9 +142,15 @@ impl<'a> Passes<'a> {
         steps: &'a Steps<'a>,
         memory: &'a Memory,
         bias: Option<DistanceBias>,
-        hopper: Option<&'a LazyPlan>,
+        plan: Option<&'a LazyPlan>,
     ) -> Self {
-        Passes { steps, memory, bias, hopper, args: LazyArgs::new(steps, memory, bias) }
+        let args = LazyArgs::new(steps, memory, bias);
+        // The memory that all levels share, as the kernels of sm90a see it.
+        let windows = if steps.address("dbias") != 0 { steps.at(memory.windows) } else { 0 };
+        let LazyArgs { numbers, odd, reach, .. } = args;
+        let kept = Kept { numbers, odd: odd.0, windows, reach };
+        let hopper = plan.map(|plan| HopperPass::new(plan, steps, bias, kept));
+        Passes { steps, memory, hopper, args }
     }
 
     fn launch<A: KernelArgs>(
@@ -156,15 +160,14 @@ impl<'a> Passes<'a> {
         args: &A,
     ) -> Result<(), Error> {
         let variant = &self.steps.prepared.modules.portable;
-        let grid = (blocks, variant.threads());
-        self.steps.launch((variant, name), grid, args)
+        self.steps.launch((variant, name), (blocks, variant.threads()), args)
     }
 
     /// Adds a launch of a kernel that walks tiles: that of the level sm80 where it computes the pass.
     fn walk(&self, name: &'static str, blocks: usize, args: LazyArgs) -> Result<(), Error> {
         match &self.steps.prepared.modules.tensor {
             None => self.launch(name, blocks, &args),
-            Some(variant) => self.steps.launch((variant, name), (blocks, TENSOR_THREADS), &args),
+            Some(variant) => self.steps.launch((variant, name), (blocks, variant.threads()), &args),
         }
     }
 
@@ -185,27 +188,19 @@ impl<'a> Passes<'a> {
         self.launch("inspect", heads * each, &self.args)
     }
 
-    /// The memory that all levels share, as the kernels of sm90a see it.
-    fn kept(&self) -> Kept {
-        let wanted = self.steps.address("dbias") != 0;
-        let windows = if wanted { self.steps.at(self.memory.windows) } else { 0 };
-        let LazyArgs { numbers, odd, reach, .. } = self.args;
-        Kept { numbers, odd: odd.0, windows, reach }
-    }
-
     /// lse, the numbers of every row, and the stripes that may hold an active pair.
     fn scores(&self) -> Result<(), Error> {
-        if let Some(plan) = self.hopper {
-            return plan.scores(self.steps, self.bias, self.kept());
+        if let Some(hopper) = &self.hopper {
+            return hopper.scores();
         }
         self.walk("scores", self.by_queries(), self.args)
     }
 
     /// lse, and those of o and Σ a P v that have places.
     pub fn forward(&self) -> Result<(), Error> {
-        if let Some(plan) = self.hopper {
+        if let Some(hopper) = &self.hopper {
             self.inspect()?;
-            return plan.forward(self.steps, self.bias, self.kept());
+            return hopper.forward();
         }
         let tensor_cores = self.steps.prepared.modules.tensor.is_some();
         if tensor_cores {
@@ -246,12 +241,12 @@ impl<'a> Passes<'a> {
             true => self.launch("counts", self.by_queries(), &self.args)?,
             false => self.scores()?,
         }
-        if let Some(plan) = self.hopper {
+        if let Some(hopper) = &self.hopper {
             if wants("dbias") {
                 let room = self.memory.windows;
                 self.steps.fill(self.steps.at(room), room.bytes, 0);
             }
-            plan.backward(self.steps, self.bias, self.kept())?;
+            hopper.backward()?;
             return self.sums();
         }
         if ["dq", "dk", "dbias", "dtau"].into_iter().any(wants) {
@@ -287,26 +282,23 @@ impl<'a> Passes<'a> {
     /// dk, dv, and what the tiles of keys add to dbias.
     fn keys(&self) -> Result<(), Error> {
         let (steps, e) = (self.steps, &self.steps.scores().extents);
-        let columns = |name: &str, all: usize| if steps.address(name) == 0 { 0 } else { all };
+        let columns_of = |name: &str, all: usize| if steps.address(name) == 0 { 0 } else { all };
         let all_values = steps.prepared.value_dim.unwrap_or(0);
-        let (mut dims, mut values) =
-            (parts(columns("dk", e.dim)), parts(columns("dv", all_values)));
-        let mut windows =
-            if steps.address("dbias") == 0 { 0 } else { steps.at(self.memory.windows) };
+        let wanted = [columns_of("dk", e.dim), columns_of("dv", all_values)];
         let args = LazyArgs {
             c: self.args.c.over(steps.table(steps.prepared.tables.by_keys)),
             ..self.args
         };
         let blocks = steps.prepared.counts.by_keys * e.key_heads;
-        loop {
-            let (dim, value) = (dims.next(), values.next());
-            if dim.is_none() && value.is_none() && windows == 0 {
-                return Ok(());
-            }
-            // A part that is not wanted any more begins beyond the last column.
-            let first = [dim.unwrap_or(e.dim), value.unwrap_or(all_values)];
+        let mut windows =
+            if steps.address("dbias") == 0 { 0 } else { steps.at(self.memory.windows) };
+        let all = [e.dim, all_values];
+        // Windows alone are a launch without columns.
+        let alone = (wanted == [0, 0] && windows != 0).then_some(all);
+        for first in columns(wanted, all).chain(alone) {
             self.walk("keys", blocks, LazyArgs { windows: windows.into(), ..args.at(first) })?;
             windows = 0;
         }
+        Ok(())
     }
 }

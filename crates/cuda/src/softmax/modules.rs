@@ -25,9 +25,6 @@ pub(crate) struct Modules {
     pub tensor_second: Option<Variant>,
 }
 
-/// Threads of a block of the level sm80.
-pub(crate) const TENSOR_THREADS: u32 = 128;
-
 impl Modules {
     /// Of attention and attention_lse, as a level computes them.
     pub fn new(spec: &Spec, level: Level) -> Modules {

@@ -1,7 +1,6 @@
 //! The kernels of attention and attention_lse of the levels portable and sm80: `kernels/attention/`.
 
 use crate::softmax::Steps;
-use crate::softmax::modules::TENSOR_THREADS;
 use crate::softmax::pair_args::{FusedArgs, PairArgs, tensor, wanted};
 use crate::softmax::slots::{By, Slots};
 use crate::step::Work;
@@ -24,6 +23,18 @@ pub(crate) fn work(variant: &Variant, args: &PairArgs, terms: usize) -> Work {
     Work { terms, unit: variant.unit(), ..Work::NONE }
 }
 
+/// Adds a launch of a kernel of a module.
+fn launch_of(
+    steps: &Steps<'_>,
+    (variant, name): (&Variant, &'static str),
+    blocks: usize,
+    args: &PairArgs,
+    terms: usize,
+) -> Result<(), Error> {
+    let grid = (blocks, variant.threads());
+    steps.launch_work((variant, name), grid, args, work(variant, args, terms))
+}
+
 /// Adds a launch of a kernel of the portable level.
 fn launch(
     steps: &Steps<'_>,
@@ -32,21 +43,8 @@ fn launch(
     args: &PairArgs,
     terms: usize,
 ) -> Result<(), Error> {
-    let variant = &steps.prepared.modules.portable;
-    let grid = (blocks, variant.threads());
     let args = PairArgs { blocks: blocks as i32, ..*args };
-    steps.launch_work((variant, name), grid, &args, work(variant, &args, terms))
-}
-
-/// Adds a launch of a kernel of the level sm80.
-fn launch_tensor(
-    steps: &Steps<'_>,
-    kernel: (&Variant, &'static str),
-    blocks: usize,
-    args: &PairArgs,
-    terms: usize,
-) -> Result<(), Error> {
-    steps.launch_work(kernel, (blocks, TENSOR_THREADS), args, work(kernel.0, args, terms))
+    launch_of(steps, (&steps.prepared.modules.portable, name), blocks, &args, terms)
 }
 
 /// Adds a launch of a kernel that walks tiles: that of the level sm80 where it computes the pass.
@@ -59,7 +57,7 @@ fn walk(
 ) -> Result<(), Error> {
     match steps.prepared.modules.tensor_with(name) {
         None => launch(steps, name, blocks, args, terms),
-        Some(variant) => launch_tensor(steps, (variant, name), blocks, args, terms),
+        Some(variant) => launch_of(steps, (variant, name), blocks, args, terms),
     }
 }
 
@@ -150,14 +148,11 @@ fn fused(steps: &Steps<'_>, slots: &Slots, args: &PairArgs) -> Result<(), Error>
     let (e, values) = (&steps.scores().extents, prepared.value_dim.unwrap_or(0));
     let over = args.over(steps.table(prepared.tables.by_keys));
     let firsts: Vec<[usize; 2]> = by_keys(steps, args, e.dim).collect();
-    let (variant, threads) = match &prepared.modules.fused {
-        Some(variant) => (variant, TENSOR_THREADS),
-        None => (&prepared.modules.portable, prepared.modules.portable.threads()),
-    };
+    let variant = prepared.modules.fused.as_ref().unwrap_or(&prepared.modules.portable);
     // S and dP in each launch, then what each adds to.
     let terms = firsts.len() * (e.dim + values) + 2 * e.dim + values;
     let partials = e.dim.next_multiple_of(64) as f64 * 4.0 / 64.0;
-    let by = By { variant, threads, work: Work { partials, ..work(variant, args, terms) } };
+    let by = By { variant, work: Work { partials, ..work(variant, args, terms) } };
     let with = |slots| firsts.iter().map(|&at| FusedArgs { c: over.at(at), slots }).collect();
     slots.run(steps, &by, with, *args)?;
     let Some(odd) = slots.odd(steps) else { return Ok(()) };
@@ -177,7 +172,7 @@ pub(crate) fn sinks_and_bias(steps: &Steps<'_>, args: &PairArgs) -> Result<(), E
         let args = args.over(steps.table(prepared.tables.by_pairs));
         let terms = e.dim + prepared.value_dim.unwrap_or(0);
         match &prepared.modules.by_pairs {
-            Some(variant) => launch_tensor(steps, (variant, "dbias"), blocks, &args, terms)?,
+            Some(variant) => launch_of(steps, (variant, "dbias"), blocks, &args, terms)?,
             None => launch(steps, "dbias", blocks, &args, terms)?,
         }
     }

@@ -4,7 +4,6 @@ use crate::args::{ConstPtr, Declaration, Ptr, declaration, kernel_args};
 use crate::moves::Place;
 use crate::room::{Layout, Room};
 use crate::softmax::Steps;
-use crate::softmax::modules::TENSOR_THREADS;
 use crate::softmax::pair_args::{Numbers, PairArgs, Sequence, SlotArgs, tensor, wanted};
 use crate::softmax::portable::{columns, part, parts, work};
 use crate::softmax::prepared::Prepared;
@@ -166,8 +165,9 @@ fn inspect(steps: &Steps<'_>, variant: &Variant, found: Room) -> Result<(), Erro
         let by_keys = matches!(name, "k" | "v" | "ddk" | "ddv" | "tk" | "tv").into();
         let tensor = tensor(steps, name);
         let args = InspectArgs { tensor, batch, heads, rows, columns, by_keys, ..all };
-        let blocks = (extents[0] * extents[1] * extents[2]).div_ceil(TENSOR_THREADS as usize / 32);
-        steps.launch((variant, "inspect"), (blocks, TENSOR_THREADS), &args)?;
+        let warps = variant.threads() as usize / 32;
+        let blocks = (extents[0] * extents[1] * extents[2]).div_ceil(warps);
+        steps.launch((variant, "inspect"), (blocks, variant.threads()), &args)?;
     }
     Ok(())
 }
@@ -178,7 +178,6 @@ struct SecondPass<'a> {
     portable: &'a Variant,
     /// The variant on tensor cores, which computes what is finite.
     tensor: Option<&'a Variant>,
-    threads: u32,
 }
 
 impl SecondPass<'_> {
@@ -191,7 +190,7 @@ impl SecondPass<'_> {
         terms: usize,
     ) -> Result<(), Error> {
         let work = work(self.portable, &args.c, terms);
-        self.steps.launch_work((self.portable, name), (blocks, self.threads), args, work)
+        self.steps.launch_work((self.portable, name), (blocks, self.portable.threads()), args, work)
     }
 
     /// A kernel of both: blocks of either leave what is not theirs.
@@ -204,7 +203,7 @@ impl SecondPass<'_> {
     ) -> Result<(), Error> {
         if let Some(variant) = self.tensor {
             let work = Work { terms, unit: variant.unit(), ..Work::NONE };
-            self.steps.launch_work((variant, name), (blocks, TENSOR_THREADS), args, work)?;
+            self.steps.launch_work((variant, name), (blocks, variant.threads()), args, work)?;
         }
         self.launch(name, blocks, args, terms)
     }
@@ -230,8 +229,7 @@ pub(crate) fn run(steps: &Steps<'_>, between: &Between) -> Result<(), Error> {
     let (e, prepared) = (&steps.scores().extents, steps.prepared);
     let (counts, values) = (&prepared.counts, prepared.value_dim.unwrap_or(0));
     let (portable, tensor) = (&prepared.modules.second, prepared.modules.tensor_second.as_ref());
-    let threads = portable.threads();
-    let pass = SecondPass { steps, portable, tensor, threads };
+    let pass = SecondPass { steps, portable, tensor };
     let mut args = SecondArgs::new(steps, between);
     if let Some(variant) = tensor {
         inspect(steps, variant, between.found)?;
@@ -244,12 +242,13 @@ pub(crate) fn run(steps: &Steps<'_>, between: &Between) -> Result<(), Error> {
         let terms = scores + 2 * part(values, first);
         pass.both("tangents", by_queries, &args.at([0, first]), terms)?;
     }
-    pass.launch("rows", prepared.spec.rows().div_ceil(threads as usize / 32), &args, 0)?;
+    let warps = portable.threads() as usize / 32;
+    pass.launch("rows", prepared.spec.rows().div_ceil(warps), &args, 0)?;
     let by_keys = args.over(steps.table(prepared.tables.by_keys));
     if let Some(slots) = &prepared.slots {
         let terms = scores + turns + 4 * e.dim + 2 * values;
         let work = Work { partials: 4.0, ..work(portable, &args.c, terms) };
-        let by = By { variant: portable, threads, work };
+        let by = By { variant: portable, work };
         let with = |slots| vec![FusedSecondArgs { a: by_keys, slots }];
         slots.run(steps, &by, with, PairArgs { dq: args.gq, ..args.c })?;
         return pass.sinks_and_bias(&args);

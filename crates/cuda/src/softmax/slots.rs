@@ -84,11 +84,9 @@ pub(crate) struct Slots {
     odd: Room,
 }
 
-/// The launches of a pass by keys that leaves slots: the module, its threads, and what its first kernel computes in
-/// all.
+/// The launches of a pass by keys that leaves slots: the module, and the work of its first kernel in all.
 pub(crate) struct By<'a> {
     pub variant: &'a Variant,
-    pub threads: u32,
     pub work: Work,
 }
 
@@ -132,12 +130,12 @@ impl Slots {
         for first in (0..tiles).step_by(held) {
             let slots = self.args(steps, first..tiles.min(first + held));
             for args in fused(slots) {
-                let grid = (counts.by_keys * e.key_heads, by.threads);
+                let grid = (counts.by_keys * e.key_heads, by.variant.threads());
                 steps.launch_work((by.variant, "fused"), grid, &args, work)?;
                 work = Work { terms: 0, partials: 0.0, ..work };
             }
             let args = FusedArgs { c, slots };
-            let grid = (by_rows, by.threads);
+            let grid = (by_rows, by.variant.threads());
             steps.launch_work((by.variant, "collect"), grid, &args, collected)?;
             collected = Work { partials: 0.0, sums: 0, ..collected };
         }
