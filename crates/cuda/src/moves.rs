@@ -60,6 +60,24 @@ impl Place {
         self.elements() == 0 || axes.into_iter().all(|(&n, (&own, wanted))| n == 1 || own == wanted)
     }
 
+    /// True if the copy engine walks its rows, heads and batch elements of 16-bit elements.
+    pub fn has_boxes(&self) -> bool {
+        (0..3).all(|axis| {
+            let stride = self.strides[axis];
+            self.extents[axis] == 1 || (stride > 0 && stride % 8 == 0 && stride < 1 << 38)
+        })
+    }
+
+    /// Bytes from one row, head and batch element to the next, of 16-bit elements. The stride of an axis of extent 1
+    /// is not walked, but must be one: that of a dense tensor.
+    pub fn box_strides(&self) -> [u64; 3] {
+        let dense = dense(self.extents);
+        [2, 1, 0].map(|axis| {
+            let stride = if self.extents[axis] == 1 { dense[axis] } else { self.strides[axis] };
+            2 * stride as u64
+        })
+    }
+
     /// True if the elements of a row lie side by side.
     pub fn has_whole_rows(&self) -> bool {
         self.extents[3] <= 1 || self.strides[3] == 1 || self.elements() == 0

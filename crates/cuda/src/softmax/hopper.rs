@@ -139,11 +139,7 @@ impl Plan {
 
     /// True if the copy engine takes a tensor where it lies.
     fn takes(&self, place: Place, aligned: bool) -> bool {
-        let whole = |axis: usize| {
-            let (extent, stride) = (place.extents[axis], place.strides[axis]);
-            extent == 1 || (stride > 0 && stride % 8 == 0 && stride < 1 << 38)
-        };
-        aligned && place.extents[3] == self.width && place.has_whole_rows() && (0..3).all(whole)
+        aligned && place.extents[3] == self.width && place.has_whole_rows() && place.has_boxes()
     }
 
     /// Numbers of lse2, and of delta.

@@ -11,17 +11,12 @@ use etalon_problem::Dtype;
 /// all.
 pub(crate) fn tensor_map(storage: Dtype, place: Place, rows: u32, narrow: bool) -> TensorMap {
     let [batch, heads, length, width] = place.extents.map(|x| x as u64);
-    // The stride of an axis of extent 1 is not walked, but must be one.
-    let own = |axis: usize, dense: u64| match place.extents[axis] {
-        1 => dense,
-        _ => 2 * place.strides[axis] as u64,
-    };
-    let (rows_apart, heads_apart) = (own(2, 2 * width), own(1, 2 * width * length));
+    let [of_rows, of_heads, of_batch] = place.box_strides();
     TensorMap::new(
         storage,
         place.address,
         [64, length, width / 64, heads, batch],
-        [rows_apart, 128, heads_apart, own(0, 2 * width * length * heads), 0],
+        [of_rows, 128, of_heads, of_batch, 0],
         [64, rows, if narrow { 1 } else { width as u32 / 64 }, 1, 1],
     )
 }

@@ -11,7 +11,7 @@ use crate::options::Options;
 use crate::room::{filled, reserved};
 use crate::workspace::Workspace;
 use etalon_problem::linear_cross_entropy::shard::{
-    Dh, Partial, Shard, check_partials, check_shards,
+    Dh, Partial, Shard, check_partials, check_parts, check_shards,
 };
 use etalon_problem::{
     Dtype, Error, LinearCrossEntropy, Pass, Table, View, ViewMut, Views, ViewsMut,
@@ -48,13 +48,9 @@ pub fn combine(
     let tokens = problem.tokens;
     check_shards(problem, shards.iter().map(|(classes, _)| classes))?;
     check_vocab(problem)?;
-    let (mut nodes, mut partials) = (Vec::new(), Vec::new());
-    for (number, (classes, rows)) in shards.iter().enumerate() {
-        let own = Dh::Nodes.parts(&Shard::new(problem, classes.clone())?);
-        Error::expect_shape(&format!("shards[{number}]"), &[own.len(), tokens], rows.shape())?;
-        nodes.extend(own);
-        partials.extend(rows.outer_iter());
-    }
+    let shapes = shards.iter().map(|(classes, rows)| (classes, Dh::Nodes, rows.shape()));
+    let nodes = check_parts(problem, shapes, &[tokens])?;
+    let partials: Vec<_> = shards.iter().flat_map(|(_, rows)| rows.outer_iter()).collect();
     check_partials(&nodes, tokens, |node, token| partials[node][token])?;
     let mut words = words_for([nodes.len(), tokens])?;
     let all = partials.iter().flatten();
@@ -117,19 +113,13 @@ pub fn combine_dh(
     Error::expect_shape("dh", &problem.h_shape(), dh.shape())?;
     let storage = storage_of(dh.stored())?;
     let [tokens, dim] = problem.h_shape();
-    let (mut classes, mut matrices) = (Vec::new(), Vec::new());
-    for (number, (own, rows)) in shards.iter().enumerate() {
-        let shard = Shard::new(problem, own.clone())?;
-        let kind = Dh::of(rows.len_of(Axis(0)));
-        let expected = [kind.matrices(&shard), tokens, dim];
-        Error::expect_shape(&format!("shards[{number}]"), &expected, rows.shape())?;
-        // A shard without classes adds nothing.
-        let own = kind.parts(&shard);
-        matrices.extend(rows.outer_iter().take(own.len()));
-        classes.extend(own);
-    }
+    let of = |x: &ArrayView3<'_, f32>| Dh::of(x.len_of(Axis(0)));
+    let shapes = shards.iter().map(|(classes, dh)| (classes, of(dh), dh.shape()));
+    let classes = check_parts(problem, shapes, &[tokens, dim])?;
+    let with_classes = shards.iter().filter(|(classes, _)| !classes.is_empty());
+    let matrices = with_classes.flat_map(|(_, dh)| dh.outer_iter());
     let mut list = filled(0.0, &[classes.len(), tokens, dim], "parts of dh")?;
-    list.iter_mut().zip(matrices.iter().flatten()).for_each(|(to, &x)| *to = x);
+    list.iter_mut().zip(matrices.flatten()).for_each(|(to, &x)| *to = x);
     let shape = (classes.len(), tokens, dim);
     let parts = Array3::from_shape_vec(shape, list);
     let parts = parts.map_err(|error| Error::value("parts", "an addressable array", error))?;
