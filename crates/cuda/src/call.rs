@@ -18,18 +18,18 @@ pub(crate) struct PassCall<'a, 'v> {
 }
 
 /// Layout of the caller's operand of a name, if there is one: as an input, or (`true`) as a result.
-pub(crate) type Holds<'a> = &'a dyn Fn(&str, bool) -> Option<Laid>;
+pub(crate) type Holds<'a> = &'a dyn Fn(&str, bool) -> Option<OperandLayout>;
 
 /// Layout of an operand of the caller: its strides in elements, none where it is dense; and whether it begins
 /// at a multiple of 16 bytes.
-pub(crate) struct Laid {
+pub(crate) struct OperandLayout {
     pub strides: Option<Vec<i64>>,
     pub aligned: bool,
 }
 
-impl Laid {
-    /// A dense operand that begins where rooms begin, as operands of the host are copied to the device.
-    pub const DENSE: Laid = Laid { strides: None, aligned: true };
+impl OperandLayout {
+    /// A dense operand that begins where ranges begin, as operands of the host are copied to the device.
+    pub const DENSE: OperandLayout = OperandLayout { strides: None, aligned: true };
 }
 
 /// The memory in which the operands of a pass lie.
@@ -64,9 +64,9 @@ pub(crate) fn held_by_host(
     inputs: &Views<'_>,
     outputs: &ViewsMut<'_>,
     (name, result): (&str, bool),
-) -> Option<Laid> {
+) -> Option<OperandLayout> {
     let there = if result { outputs.get(name).is_some() } else { inputs.get(name).is_some() };
-    there.then_some(Laid::DENSE)
+    there.then_some(OperandLayout::DENSE)
 }
 
 /// The type of the numbers of a tensor that must be floating-point ones. Fails where the tier does not store it.

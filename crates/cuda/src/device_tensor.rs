@@ -1,6 +1,6 @@
 //! Tensors in the memory of a device.
 
-use crate::call::Laid;
+use crate::call::OperandLayout;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use etalon_problem::{Dtype, Error, Stored, Table};
@@ -169,9 +169,9 @@ pub(crate) fn held_by_device(
     inputs: &DeviceTensors<'_>,
     outputs: &DeviceTensors<'_>,
     (name, result): (&str, bool),
-) -> Option<Laid> {
+) -> Option<OperandLayout> {
     let tensor = (if result { outputs } else { inputs }).get(name)?;
-    Some(Laid { strides: Some(tensor.strides.to_vec()), aligned: tensor.is_aligned() })
+    Some(OperandLayout { strides: Some(tensor.strides.to_vec()), aligned: tensor.is_aligned() })
 }
 
 /// As [`Table::check_tensors`], of tensors of a device.

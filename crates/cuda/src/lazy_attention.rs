@@ -6,8 +6,8 @@ pub use etalon_problem::lazy_attention::{SpeedUp, Stats};
 
 use crate::call::{Operands, PassCall, held_by_host};
 use crate::host::Placed;
+use crate::memory::filled;
 use crate::options::Options;
-use crate::room::filled;
 use crate::softmax::draft_stats;
 use crate::workspace::Workspace;
 use etalon_problem::lazy_attention::Figure;
@@ -64,16 +64,16 @@ fn measure(
     let storage = table.check_call(inputs, &ViewsMut::new(), false)?;
     storage.refuse_f64()?;
     tile.check()?;
-    let held = workspace.device(options.device)?;
+    let state = workspace.device(options.device)?;
     let none = ViewsMut::new();
     let holds = |name: &str, result| held_by_host(inputs, &none, (name, result));
     let mut found = room_for(&problem, tile)?;
     let bytes = [size_of_val(&found.figures[..]), 4 * found.states.len()];
-    let (target, pass, operands) = (held.device.target(), Pass::Forward, Operands::Host(inputs));
+    let (target, pass, operands) = (state.device.target(), Pass::Forward, Operands::Host(inputs));
     let (table, holds) = (&table, &holds);
     let call = PassCall { target, pass, storage, table, holds, operands, options };
     let (plan, [figures, states]) = draft_stats((&problem, bias), &call, (tile, bytes))?;
-    let placed = Placed::of(&held, plan, inputs, None)?;
+    let placed = Placed::of(&state, plan, inputs, None)?;
     placed.run()?;
     placed.download(figures, bytemuck::cast_slice_mut(&mut found.figures))?;
     if let Some(to) = found.states.as_slice_mut() {

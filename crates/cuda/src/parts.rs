@@ -1,8 +1,8 @@
 //! The operands of a pass: which take part, where the caller holds them, where kernels find them.
 
-use crate::call::{Laid, PassCall};
-use crate::moves::{Place, dense, extents};
-use crate::room::{Layout, Room, beyond_32_bits};
+use crate::call::{OperandLayout, PassCall};
+use crate::memory::{Layout, MemoryRange, beyond_32_bits};
+use crate::moves::{StridedTensor, dense, extents};
 use crate::target::Target;
 use etalon_problem::{Dtype, Error, Operand, Pass, Stored};
 
@@ -30,33 +30,27 @@ pub(crate) struct Part {
     pub wanted: bool,
     extents: [usize; 4],
     strides: [i64; 4],
-    /// The room in which kernels find it, dense: it has strides that they do not take, or is made on the way.
-    pub room: Option<Room>,
+    /// The range in which kernels find it, dense: it has strides that they do not take, or is made on the way.
+    pub range: Option<MemoryRange>,
 }
 
 impl Part {
     /// As the caller holds it, at an address.
-    pub fn caller(&self, address: u64) -> Place {
-        Place { address, extents: self.extents, strides: self.strides }
+    pub fn caller(&self, address: u64) -> StridedTensor {
+        StridedTensor { address, extents: self.extents, strides: self.strides }
     }
 
-    /// As kernels see it, at the address of its room or of the caller's memory.
-    pub fn place(&self, address: u64) -> Place {
-        match self.room {
-            Some(_) => Place::dense(address, self.extents),
+    /// As kernels see it, at the address of its range or of the caller's memory.
+    pub fn place(&self, address: u64) -> StridedTensor {
+        match self.range {
+            Some(_) => StridedTensor::dense(address, self.extents),
             None => self.caller(address),
         }
     }
 
     /// True if kernels read or write the memory of the caller.
     pub fn is_direct(&self) -> bool {
-        self.room.is_none()
-    }
-}
-
-impl AsRef<Parts> for Parts {
-    fn as_ref(&self) -> &Parts {
-        self
+        self.range.is_none()
     }
 }
 
@@ -122,7 +116,7 @@ fn part(
     operand: &Operand,
     storage: Dtype,
     (given, wanted): (bool, bool),
-    laid: Option<Laid>,
+    laid: Option<OperandLayout>,
     layout: &mut Layout,
 ) -> Result<Part, Error> {
     let bytes = Stored::of(operand.precision, storage).bytes();
@@ -147,10 +141,10 @@ fn part(
         };
         axes.iter().zip(own).for_each(|(&axis, &stride)| strides[axis] = stride);
     }
-    let own = Place { address: 0, extents, strides };
+    let own = StridedTensor { address: 0, extents, strides };
     // Rows of numbers are read as they lie, side by side; of four axes those before may lie anywhere.
     let taken = if operand.shape.len() == 4 { own.has_whole_rows() } else { own.is_dense() };
-    let room = match laid.is_some() && taken {
+    let range = match laid.is_some() && taken {
         true => None,
         false => {
             let all = operand.shape.iter().try_fold(bytes, |n, &extent| n.checked_mul(extent));
@@ -158,5 +152,5 @@ fn part(
             Some(layout.named("operands with strides that kernels do not take", all)?)
         }
     };
-    Ok(Part { operand: operand.clone(), bytes, given, wanted, extents, strides, room })
+    Ok(Part { operand: operand.clone(), bytes, given, wanted, extents, strides, range })
 }

@@ -19,13 +19,13 @@ impl Unit {
     /// The fastest that passes with these options may use, for operands of a storage type. Fails where there is no
     /// such device.
     pub fn of(workspace: &Workspace, options: &Options, storage: Dtype) -> Result<Unit, Error> {
-        let held = workspace.device(options.device)?;
+        let state = workspace.device(options.device)?;
         let narrow = matches!(storage, Dtype::Bf16 | Dtype::F16);
         Ok(match (options.precision, options.level) {
             (Precision::Strict, _) | (_, Level::Portable) => Unit::Ffma,
             (precision, _) if !narrow && precision.narrows_f32() => Unit::Mma,
             (precision, _) if !narrow || precision != Precision::Flash => Unit::Ffma,
-            (_, Level::Auto | Level::Sm90a | Level::Sm90aSegments) if held.device.is_hopper() => {
+            (_, Level::Auto | Level::Sm90a | Level::Sm90aSegments) if state.device.is_hopper() => {
                 Unit::Wgmma
             }
             _ => Unit::Mma,
@@ -94,8 +94,8 @@ fn with_products<T>(
     (unit, storage): (Unit, Dtype),
     body: impl FnOnce(&Products<'_>) -> Result<T, Error>,
 ) -> Result<T, Error> {
-    let held = workspace.device(device)?;
-    let device = &held.device;
+    let state = workspace.device(device)?;
+    let device = &state.device;
     if unit == Unit::Wgmma && !device.is_hopper() {
         return Err(Error::unsupported("wgmma", "the device is not of compute capability 9.0"));
     }
@@ -104,14 +104,14 @@ fn with_products<T>(
         _ => device.architecture(),
     };
     let kernels = device.kernels(Variant::peak(unit, storage), &architecture)?;
-    let slot = held.slot()?;
+    let slot = state.slot()?;
     let blocks = unit.blocks() * device.multiprocessors;
     let memory = device_memory(device, &slot.stream, 4 * blocks)?;
     let sink = memory.device_ptr(&slot.stream).0;
     let queue = slot.queue(device)?;
     let result = body(&Products { kernels, queue, blocks, sink })?;
     drop(memory);
-    held.give_back(slot);
+    state.give_back(slot);
     Ok(result)
 }
 

@@ -1,6 +1,6 @@
 //! The steps of a pass on a device, and the memory that it takes: no device is needed.
 
-use crate::call::{Laid, Operands, PassCall};
+use crate::call::{OperandLayout, Operands, PassCall};
 use crate::draft::draft;
 use crate::options::{Level, Options};
 use crate::pass::Choice;
@@ -103,7 +103,7 @@ impl Plan {
         let holds = |name: &str, result: bool| {
             let operand = find(&table.operands, name).filter(|x| takes_part(x))?;
             let is_result = matches!(operand.role, Role::Output | Role::OptionalOutput);
-            (is_result == result).then_some(Laid::DENSE)
+            (is_result == result).then_some(OperandLayout::DENSE)
         };
         let (operands, target) = (Operands::Device(&[]), *target);
         let call = PassCall { target, pass, storage, table, holds: &holds, operands, options };

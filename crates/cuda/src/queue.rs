@@ -66,7 +66,7 @@ impl<'a> Queue<'a> {
             return Ok(());
         }
         let words = bytes.div_ceil(4);
-        // SAFETY: the callers name a room of this call: rooms are whole multiples of 256 bytes.
+        // SAFETY: the callers name a range of this call: ranges are whole multiples of 256 bytes.
         let filled = unsafe { sys::cuMemsetD32Async(to, word, words, self.stream.cu_stream()) };
         self.enqueued.fills.set(self.enqueued.fills.get() + 1);
         filled.result().map_err(|error| self.device.failed("filling device memory", error))

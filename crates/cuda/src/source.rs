@@ -7,7 +7,7 @@ use crate::linear_cross_entropy;
 use crate::moves;
 use crate::peak;
 use crate::softmax;
-use crate::strided;
+use crate::tensor_args;
 use crate::variant::Variant;
 use std::fmt::Write;
 
@@ -50,7 +50,7 @@ const ARGUMENTS: &str = "KERNEL_ARGS(";
 
 /// Kernel arguments that sources name.
 fn declared() -> impl Iterator<Item = Declaration> {
-    let own = [moves::ARGUMENTS, peak::ARGUMENTS, strided::ARGUMENTS];
+    let own = [moves::ARGUMENTS, peak::ARGUMENTS, tensor_args::ARGUMENTS];
     let algorithms = [linear_attention::ARGUMENTS, linear_cross_entropy::ARGUMENTS];
     own.into_iter().chain(algorithms).flatten().copied().chain(softmax::arguments())
 }

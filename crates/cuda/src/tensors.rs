@@ -1,6 +1,6 @@
 //! Borrowed tensors of the host as bytes in the order of their shape.
 
-use crate::room::{filled, reserved};
+use crate::memory::{filled, reserved};
 use bytemuck::Pod;
 use etalon_problem::{Error, View, ViewMut};
 use ndarray::{ArrayViewD, ArrayViewMutD};
@@ -17,20 +17,6 @@ pub(crate) fn with_bytes(
         View::F16(x) => packed(name, x, f),
         View::I64(x) => packed(name, x, f),
         View::F64(_) => Err(stored(name, view.stored())),
-    }
-}
-
-/// As [`with_bytes`], of the place of a result.
-pub(crate) fn with_bytes_of_place(
-    name: &str,
-    place: &ViewMut<'_>,
-    f: impl FnOnce(&[u8]) -> Result<(), Error>,
-) -> Result<(), Error> {
-    match place {
-        ViewMut::F32(x) => packed(name, &x.view(), f),
-        ViewMut::Bf16(x) => packed(name, &x.view(), f),
-        ViewMut::F16(x) => packed(name, &x.view(), f),
-        other => Err(stored(name, other.stored())),
     }
 }
 

@@ -1,14 +1,14 @@
 //! A pass of linear_attention, from its problem to its steps.
 
 use super::levels::{LEVELS, Spec};
-use super::prepared::{Prepared, Rooms, Steps, WalkRooms};
+use super::prepared::{Prepared, Ranges, Steps, WalkRanges};
 use super::tables::Tables;
 use super::{hopper, maps, passes, second};
 use crate::call::PassCall;
+use crate::memory::{Layout, beyond_32_bits};
 use crate::options::Level;
 use crate::parts::Parts;
 use crate::pass::{Choice, PassPlan, draft_steps};
-use crate::room::{Layout, beyond_32_bits};
 use etalon_problem::{Error, LinearAttention, Pass};
 
 /// Drafts the steps of a pass.
@@ -26,10 +26,11 @@ pub(crate) fn draft(
         choice.level = Level::Portable;
     }
     let tables = Tables::new(problem, hopper::cut(options.level))?;
-    let (watches, rooms, walks) = (!options.assume_finite, Rooms::default(), WalkRooms::default());
+    let (watches, ranges, walks) =
+        (!options.assume_finite, Ranges::default(), WalkRanges::default());
     let level = choice.level;
-    let mut prepared = Prepared { parts, problem, tables, level, watches, rooms, walks };
-    prepared.rooms = prepared.reserve(&mut layout)?;
+    let mut prepared = Prepared { parts, problem, tables, level, watches, ranges, walks };
+    prepared.ranges = prepared.reserve(&mut layout)?;
     prepared.walks = hopper::reserve(&prepared, &mut layout)?;
     let steps = draft_steps(&prepared, |steps| compute(&steps))?;
     let (parts, tables) = (prepared.parts, prepared.tables);
@@ -79,9 +80,9 @@ fn compute(steps: &Steps<'_>) -> Result<(), Error> {
 fn fill(steps: &Steps<'_>) -> Result<(), Error> {
     let mut results = steps.prepared.list.iter().filter(|part| !part.given);
     results.try_for_each(|part| steps.fill_part(part, 0))?;
-    let Rooms { by_scale, by_gate, .. } = steps.prepared.rooms;
-    for room in [by_scale, by_gate].into_iter().flatten() {
-        steps.fill(steps.at(room), room.bytes, 0);
+    let Ranges { by_scale, by_gate, .. } = steps.prepared.ranges;
+    for range in [by_scale, by_gate].into_iter().flatten() {
+        steps.fill(steps.at(range), range.bytes, 0);
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Tensors of four axes as the copy engine of compute capability 9.0 reads and writes them.
 
-use crate::moves::Place;
+use crate::moves::StridedTensor;
 use crate::parts::Parts;
 use crate::tensor_map::TensorMap;
 use etalon_problem::Dtype;
@@ -13,12 +13,12 @@ pub(super) fn takes_all(parts: &Parts) -> bool {
 }
 
 /// True if it takes a tensor of 16-bit elements that begins at a multiple of 16 bytes.
-fn takes(place: &Place) -> bool {
+fn takes(place: &StridedTensor) -> bool {
     place.extents[3].is_multiple_of(8) && place.elements() > 0 && place.has_boxes()
 }
 
 /// A tensor in boxes of 64 columns and `height` rows; none where it is not there.
-pub(super) fn map(storage: Dtype, place: Place, height: u32) -> TensorMap {
+pub(super) fn map(storage: Dtype, place: StridedTensor, height: u32) -> TensorMap {
     if place.address == 0 {
         return TensorMap::default();
     }

@@ -2,8 +2,8 @@
 
 use super::{CHUNK, SIDE};
 use crate::args::{Field, bytes_of, kernel_args};
+use crate::memory::{Layout, MemoryRange};
 use crate::pass::TableImage;
-use crate::room::{Layout, Room};
 use etalon_problem::{Error, LinearAttention};
 
 kernel_args! {
@@ -52,21 +52,21 @@ kernel_args! {
     }
 }
 
-/// A table, and its room.
+/// A table, and its range.
 #[derive(Debug, Default)]
 pub(super) struct Rows<T> {
     pub rows: Vec<T>,
-    pub room: Room,
+    pub range: MemoryRange,
 }
 
 impl<T: Field> Rows<T> {
     fn new(rows: Vec<T>, layout: &mut Layout) -> Result<Rows<T>, Error> {
-        let room = layout.room(rows.len() * T::SIZE)?;
-        Ok(Rows { rows, room })
+        let range = layout.range(rows.len() * T::SIZE)?;
+        Ok(Rows { rows, range })
     }
 
     fn put(&self, image: &mut TableImage) {
-        image.put(self.room, bytes_of(&self.rows));
+        image.put(self.range, bytes_of(&self.rows));
     }
 }
 

@@ -3,8 +3,8 @@
 use crate::call::PassCall;
 use crate::linear_cross_entropy::prepared::Prepared;
 use crate::linear_cross_entropy::run::run;
+use crate::memory::MemoryRange;
 use crate::pass::{PassPlan, draft_steps};
-use crate::room::Room;
 use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Error, LinearCrossEntropy};
 
@@ -16,14 +16,14 @@ pub(crate) fn draft(
     plan(Prepared::new((problem, None), call)?)
 }
 
-/// The same with a filter; the rooms of its results in scratch memory: the tiles that are left out, B and C.
+/// The same with a filter; the ranges of its results in scratch memory: the tiles that are left out, B and C.
 pub(crate) fn draft_filtered(
     (problem, filter): (&LinearCrossEntropy, Filter),
     call: &PassCall<'_, '_>,
-) -> Result<(PassPlan<'static>, [Room; 3]), Error> {
+) -> Result<(PassPlan<'static>, [MemoryRange; 3]), Error> {
     let prepared = Prepared::new((problem, None), call)?.filtered(filter)?;
-    let rooms = prepared.filter.map(|x| [x.left_out, x.dh, x.dw]).unwrap_or_default();
-    Ok((plan(prepared)?, rooms))
+    let ranges = prepared.filter.map(|x| [x.left_out, x.dh, x.dw]).unwrap_or_default();
+    Ok((plan(prepared)?, ranges))
 }
 
 fn plan(prepared: Prepared<'_>) -> Result<PassPlan<'static>, Error> {

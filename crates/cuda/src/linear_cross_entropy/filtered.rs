@@ -5,8 +5,8 @@ use crate::host::Placed;
 use crate::linear_cross_entropy::draft::draft_filtered;
 use crate::linear_cross_entropy::plan::{SIDE, TILE};
 use crate::linear_cross_entropy::tokens::counted;
+use crate::memory::filled;
 use crate::options::{Level, Options};
-use crate::room::filled;
 use crate::workspace::Workspace;
 use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Error, LinearCrossEntropy, Pass, Problem, Views, ViewsMut};
@@ -45,18 +45,18 @@ pub fn filtered_backward(
     storage.refuse_f64()?;
     let mut found = room_for(problem)?;
     let bands = counted(problem, inputs)?.div_ceil(SIDE);
-    let held = workspace.device(options.device)?;
+    let state = workspace.device(options.device)?;
     let options = &Options { level: Level::Portable, ..*options };
-    let (target, pass, operands) = (held.device.target(), Pass::Backward, Operands::Host(inputs));
+    let (target, pass, operands) = (state.device.target(), Pass::Backward, Operands::Host(inputs));
     let holds = |name: &str, result| held_by_host(inputs, outputs, (name, result));
     let (table, holds) = (&table, &holds);
     let call = PassCall { target, pass, storage, table, holds, operands, options };
     let (plan, [left_out, dh, dw]) = draft_filtered((problem, filter), &call)?;
-    let placed = Placed::of(&held, plan, inputs, Some(outputs))?;
+    let placed = Placed::of(&state, plan, inputs, Some(outputs))?;
     placed.run()?;
     placed.download(left_out, &mut found.left_out)?;
-    for (room, to) in [(dh, &mut found.dh), (dw, &mut found.dw)] {
-        placed.download(room, bytemuck::cast_slice_mut(to))?;
+    for (range, to) in [(dh, &mut found.dh), (dw, &mut found.dw)] {
+        placed.download(range, bytemuck::cast_slice_mut(to))?;
     }
     placed.read(outputs)?;
     placed.finish();

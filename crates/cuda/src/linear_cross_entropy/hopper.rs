@@ -4,7 +4,7 @@
 use crate::args::KernelArgs;
 use crate::linear_cross_entropy::args::{CrossEntropyArgs, ProductArgs};
 use crate::linear_cross_entropy::plan::{Plan, TILE};
-use crate::room::{Layout, Room};
+use crate::memory::{Layout, MemoryRange};
 use crate::step::Draft;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
@@ -32,9 +32,9 @@ pub(crate) struct Hopper {
     variant: Variant,
     storage: Dtype,
     /// A copy of the rows of h of a chunk of tokens; without it they lie side by side in h.
-    pub packed: Option<Room>,
+    pub packed: Option<MemoryRange>,
     /// Of f16, the factor of da of each chunk of tokens: numbers of f32.
-    pub scales: Option<Room>,
+    pub scales: Option<MemoryRange>,
 }
 
 /// The address of the rows of h of a chunk if all tokens count.

@@ -7,14 +7,15 @@ use crate::linear_cross_entropy::hopper::Hopper;
 use crate::linear_cross_entropy::levels::{LEVELS, LevelSpec};
 use crate::linear_cross_entropy::plan::{PassSpec, Plan, Walked};
 use crate::linear_cross_entropy::tokens::{COMMON, TOKEN, counted};
+use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
 use crate::parts::Parts;
 use crate::pass::{Choice, PassPlan, TableImage};
-use crate::room::{Layout, Room};
 use crate::step::Step;
 use crate::variant::Variant;
 use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass};
+use std::ops::Deref;
 
 /// A pass whose memory is laid out.
 #[derive(Debug)]
@@ -27,7 +28,7 @@ pub(crate) struct Prepared<'a> {
     pub whole_words: bool,
     pub spec: PassSpec,
     pub plan: Plan,
-    pub rooms: Rooms,
+    pub ranges: Ranges,
     /// The portable kernels.
     pub kernels: Variant,
     /// The kernels of the level sm90a, which take the place of those that multiply.
@@ -41,18 +42,18 @@ pub(crate) struct Prepared<'a> {
 
 /// Ranges of scratch memory.
 #[derive(Debug)]
-pub(crate) struct Rooms {
-    pub tokens: Room,
-    pub common: Room,
-    pub z: Room,
-    pub motion: Room,
-    pub picked: Room,
-    pub nodes: Room,
-    pub pulls: Room,
-    pub terms: Room,
-    pub hidden: Room,
-    pub head: Room,
-    pub head_bias: Room,
+pub(crate) struct Ranges {
+    pub tokens: MemoryRange,
+    pub common: MemoryRange,
+    pub z: MemoryRange,
+    pub motion: MemoryRange,
+    pub picked: MemoryRange,
+    pub nodes: MemoryRange,
+    pub pulls: MemoryRange,
+    pub terms: MemoryRange,
+    pub hidden: MemoryRange,
+    pub head: MemoryRange,
+    pub head_bias: MemoryRange,
 }
 
 /// Bytes of `Pull` of `linear_cross_entropy/problem.cuh`.
@@ -60,26 +61,26 @@ fn pull(second: bool) -> usize {
     if second { 56 } else { 28 }
 }
 
-impl Rooms {
+impl Ranges {
     fn new(
         plan: &Plan,
         spec: PassSpec,
         tokens: usize,
         layout: &mut Layout,
-    ) -> Result<Rooms, Error> {
+    ) -> Result<Ranges, Error> {
         let pulls = if spec.gradients() { pull(spec.second) } else { 0 };
-        Ok(Rooms {
-            tokens: layout.room(TOKEN * tokens)?,
-            common: layout.room(COMMON)?,
-            z: layout.room(plan.plane)?,
-            motion: layout.room(if spec.second { plan.plane } else { 0 })?,
-            picked: layout.room(8 * tokens)?,
-            nodes: layout.room(plan.nodes)?,
-            pulls: layout.room(pulls * tokens)?,
-            terms: layout.room(16 * tokens)?,
-            hidden: layout.room(plan.hidden)?,
-            head: layout.room(plan.head)?,
-            head_bias: layout.room(plan.head_bias)?,
+        Ok(Ranges {
+            tokens: layout.range(TOKEN * tokens)?,
+            common: layout.range(COMMON)?,
+            z: layout.range(plan.plane)?,
+            motion: layout.range(if spec.second { plan.plane } else { 0 })?,
+            picked: layout.range(8 * tokens)?,
+            nodes: layout.range(plan.nodes)?,
+            pulls: layout.range(pulls * tokens)?,
+            terms: layout.range(16 * tokens)?,
+            hidden: layout.range(plan.hidden)?,
+            head: layout.range(plan.head)?,
+            head_bias: layout.range(plan.head_bias)?,
         })
     }
 }
@@ -110,7 +111,7 @@ impl<'a> Prepared<'a> {
             Some(walked) => Plan::of_shard(sizes, spec, options.memory_budget, walked)?,
             None => Plan::new(sizes, spec, options.memory_budget)?,
         };
-        let rooms = Rooms::new(&plan, spec, problem.tokens, &mut layout)?;
+        let ranges = Ranges::new(&plan, spec, problem.tokens, &mut layout)?;
         let hopper = tensor.then(|| Hopper::new(storage, sizes, &plan, ignores, &mut layout));
         Ok(Prepared {
             problem,
@@ -118,7 +119,7 @@ impl<'a> Prepared<'a> {
             whole_words: inputs.is_some(),
             spec,
             plan,
-            rooms,
+            ranges,
             kernels: Variant::cross_entropy(storage, spec.second),
             hopper: hopper.transpose()?,
             filter: None,
@@ -141,8 +142,10 @@ impl<'a> Prepared<'a> {
     }
 }
 
-impl AsRef<Parts> for Prepared<'_> {
-    fn as_ref(&self) -> &Parts {
+impl Deref for Prepared<'_> {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
         &self.parts
     }
 }

@@ -63,7 +63,7 @@ pub use device::{
 pub use etalon_problem::linear_cross_entropy::shard::{Dh, Partial, Shard, TILE};
 pub use host::{backward_shard, combine, combine_dh, forward_shard, output};
 
-use crate::room::beyond_32_bits;
+use crate::memory::beyond_32_bits;
 use etalon_problem::{Error, LinearCrossEntropy};
 
 // The tiles of a filter are those of the tree.

@@ -6,9 +6,9 @@ use crate::linear_cross_entropy::args::{CrossEntropyArgs, Outputs, ShardArgs, be
 use crate::linear_cross_entropy::plan::Walked;
 use crate::linear_cross_entropy::prepared::Prepared;
 use crate::linear_cross_entropy::run::{Run, Steps, clear};
+use crate::memory::{MemoryRange, memory};
 use crate::options::{Level, Options};
 use crate::pass::{PassPlan, draft_steps};
-use crate::room::{Room, memory};
 use crate::variant::Variant;
 use etalon_problem::linear_cross_entropy::shard::{Partial, nodes};
 use etalon_problem::{Error, LinearCrossEntropy, Pass};
@@ -43,9 +43,9 @@ struct Shard {
     spans: Vec<Range<usize>>,
     kernels: Variant,
     /// The totals of tokens that count, where `finish` finds them.
-    totals: Room,
+    totals: MemoryRange,
     /// dh of a node, before it is added to that of the nodes before it.
-    part: Option<Room>,
+    part: Option<MemoryRange>,
 }
 
 /// Drafts the steps of a pass of a shard, as [`Prepared::new`], of a table whose tensors are those of a shard.
@@ -97,7 +97,7 @@ impl Shard {
         let problem = prepared.problem;
         let layout = &mut prepared.scratch;
         let recalls = if step == Step::Forward { 0 } else { NODE * problem.tokens };
-        let totals = layout.room(recalls)?;
+        let totals = layout.range(recalls)?;
         let adds = step == Step::Backward { summed: true } && nodes_matter && spans.len() > 1;
         let part = layout.array_if(adds, 4, &[problem.tokens, problem.dim])?;
         let kernels = Variant::cross_entropy_shards(prepared.parts.storage);

@@ -1,13 +1,13 @@
 //! The steps of a pass of attention or attention_lse.
 
 use crate::call::PassCall;
+use crate::memory::Layout;
 use crate::options::{Level, Options};
 use crate::pass::PassPlan;
-use crate::room::Layout;
+use crate::softmax::dq_partials::{DqPartials, Shares};
 use crate::softmax::hopper::Plan;
 use crate::softmax::prepared::Prepared;
 use crate::softmax::second::{self, Between};
-use crate::softmax::slots::{Shares, Slots};
 use crate::softmax::spec::{LEVELS, Spec};
 use crate::softmax::{Steps, blocks, hopper, hopper_backward, portable};
 use etalon_problem::{Error, Mode, Pass, Problem};
@@ -24,8 +24,8 @@ pub(crate) fn draft<'a>(
         _ => None,
     };
     let tensor = prepared.level == Level::Sm80;
-    prepared.slots = shares(&prepared.spec, prepared.level)
-        .map(|shares| Slots::new(shares, &prepared.spec, tensor, &mut layout))
+    prepared.partials = shares(&prepared.spec, prepared.level)
+        .map(|shares| DqPartials::new(shares, &prepared.spec, tensor, &mut layout))
         .transpose()?;
     let plan = match prepared.level {
         Level::Sm90a => Some(Plan::new(&prepared, &mut layout)?),
@@ -40,12 +40,12 @@ pub(crate) fn draft<'a>(
 /// The form of a backward pass.
 fn mode(prepared: &Prepared<'_>, options: &Options) -> Option<Mode> {
     let gradient = options.mode == Mode::ForwardGradient && prepared.value_dim.is_none();
-    let fused = if prepared.slots.is_some() { Mode::FusedPartials } else { Mode::Separate };
+    let fused = if prepared.partials.is_some() { Mode::FusedPartials } else { Mode::Separate };
     let mode = if gradient { Mode::ForwardGradient } else { fused };
     (prepared.pass == Pass::Backward).then_some(mode)
 }
 
-/// Shares of slots in their memory, where the gradient of q is computed in the pass by keys.
+/// Shares of partial sums in their memory, where the gradient of q is computed in the pass by keys.
 fn shares(spec: &Spec, level: Level) -> Option<Shares> {
     let by_pass = match (level, spec.pass) {
         (Level::Portable, Pass::Backward) => true,

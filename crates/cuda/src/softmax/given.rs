@@ -3,9 +3,9 @@
 
 use crate::args::{Byte, ConstPtr, Declaration, Ptr, Untyped, bytes_of, declaration, kernel_args};
 use crate::device_tensor::{DeviceTensor, Element};
+use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
 use crate::pass::TableImage;
-use crate::room::{Layout, Room};
 use crate::softmax::Steps;
 use crate::softmax::counts::{Counts, is_shared};
 use crate::softmax::hopper_args::Int2;
@@ -138,11 +138,11 @@ kernel_args! {
 /// Kernel arguments that `pairs/tables.cu` names.
 pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<TableArgs>()];
 
-/// The place of an array: the number of one that the call gives, or a room of the pass, which has its copy.
+/// The place of an array: the number of one that the call gives, or a range of the pass, which has its copy.
 #[derive(Debug, Clone, Copy)]
 enum Source {
     Call(usize, Element),
-    Copy(Room, Element),
+    Copy(MemoryRange, Element),
 }
 
 /// Sources of the tables, and the memory in which they are made.
@@ -152,14 +152,14 @@ pub(crate) struct Given {
     sequences: Option<[Source; 2]>,
     arrays: Vec<Source>,
     nodes: usize,
-    nodes_at: Room,
+    nodes_at: MemoryRange,
     /// Scratch memory of the tables, and of the numbers of tiles that one kernel leaves to the next.
-    made: Room,
-    firsts: Room,
+    made: MemoryRange,
+    firsts: MemoryRange,
 }
 
 impl Given {
-    /// Of the arrays that calls give: the others are those of the problem, which the pass keeps. Takes rooms for the
+    /// Of the arrays that calls give: the others are those of the problem, which the pass keeps. Takes ranges for the
     /// tables.
     pub fn new(
         scores: &Scores,
@@ -183,20 +183,20 @@ impl Given {
         let Sources { layout: mut own, copies, arrays, nodes, .. } = sources;
         if arrays.len() > ARRAYS {
             let what = format!("a mask of {} arrays, some of them on the device", arrays.len());
-            return Err(Error::unsupported(what, format!("kernels are told of at most {ARRAYS}")));
+            return Err(Error::unsupported(what, format!("kernels take at most {ARRAYS}")));
         }
         let (nodes, count) = (bytes_of(&nodes), nodes.len());
-        let nodes_at = own.room(nodes.len())?;
+        let nodes_at = own.range(nodes.len())?;
         let mut image = TableImage::new(own.bytes());
         image.put(nodes_at, nodes);
-        copies.into_iter().for_each(|(room, own)| image.put(room, own));
+        copies.into_iter().for_each(|(range, own)| image.put(range, own));
         let given = Given {
             sequences,
             arrays,
             nodes: count,
             nodes_at,
-            made: layout.room(tables.bytes)?,
-            firsts: layout.room(3 * 4 * counts.sequences)?,
+            made: layout.range(tables.bytes)?,
+            firsts: layout.range(3 * 4 * counts.sequences)?,
         };
         Ok((given, image))
     }
@@ -223,7 +223,7 @@ impl Given {
         let numbers = |source: &Source| {
             let (data, element) = match *source {
                 Source::Call(number, element) => (steps.beside(number), element),
-                Source::Copy(room, element) => (steps.kept(room), element),
+                Source::Copy(range, element) => (steps.kept(range), element),
             };
             Numbers { data: data.into(), wide: (element.bytes() == 8).into() }
         };
@@ -270,7 +270,7 @@ impl Given {
 struct Sources<'a> {
     given: &'a [GivenArray],
     layout: Layout,
-    copies: Vec<(Room, Vec<u8>)>,
+    copies: Vec<(MemoryRange, Vec<u8>)>,
     arrays: Vec<Source>,
     nodes: Vec<Node>,
 }
@@ -287,9 +287,9 @@ impl Sources<'_> {
             return Ok(Source::Call(number, self.given[number].tensor.element));
         }
         let own = own();
-        let room = self.layout.room(own.len())?;
-        self.copies.push((room, own));
-        Ok(Source::Copy(room, element))
+        let range = self.layout.range(own.len())?;
+        self.copies.push((range, own));
+        Ok(Source::Copy(range, element))
     }
 
     fn numbers(&mut self, name: &str, own: &[usize]) -> Result<Source, Error> {

@@ -2,9 +2,9 @@
 //! `kernels/attention/sm90a_forward.cu`.
 
 use crate::args::KernelArgs;
-use crate::moves::Place;
+use crate::memory::{Layout, MemoryRange};
+use crate::moves::StridedTensor;
 use crate::parts::Part;
-use crate::room::{Layout, Room};
 use crate::softmax::counts::SIDE;
 use crate::softmax::hopper_args::{
     ForwardArgs, Packed, ScoreOptions, Shape, SpanTables, tensor_map,
@@ -33,11 +33,11 @@ pub(crate) struct Plan {
     stats: usize,
     storage: Dtype,
     wide: Vec<Wide>,
-    pub lse2: Room,
-    pub delta: Room,
-    /// Counters from which blocks draw tiles, one for each of two kernels; and in the backward pass flags, of all
+    pub lse2: MemoryRange,
+    pub delta: MemoryRange,
+    /// Counters from which blocks claim tiles, one for each of two kernels; and in the backward pass flags, of all
     /// groups together and then of each key head of each sequence: a result is not finite.
-    pub flags: Room,
+    pub flags: MemoryRange,
 }
 
 /// The name of copies in plans.
@@ -48,11 +48,11 @@ const COPIES: &str = "operands and results in whole columns";
 struct Wide {
     name: &'static str,
     /// A copy with whole columns; without it the copy engine takes the operand where it lies.
-    copy: Option<Room>,
+    copy: Option<MemoryRange>,
 }
 
 impl Plan {
-    /// Takes rooms for what the kernels of attention need beside the operands.
+    /// Takes ranges for what the kernels of attention need beside the operands.
     pub fn new(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Plan, Error> {
         let (spec, backward) = (&prepared.spec, prepared.pass == Pass::Backward);
         let mut plan = Plan::of(spec, spec.hopper());
@@ -68,7 +68,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Takes rooms for what those of lazy_attention need of these: copies of operands.
+    /// Takes ranges for what those of lazy_attention need of these: copies of operands.
     pub fn lazy(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Plan, Error> {
         // Sequences are those of the arrays, or listed; and any scale will do.
         let hopper = Hopper { options: true, ..prepared.spec.hopper() }.within();
@@ -78,7 +78,7 @@ impl Plan {
     }
 
     fn of(spec: &Spec, hopper: Hopper) -> Plan {
-        let none = Room::default();
+        let none = MemoryRange::default();
         Plan {
             width: hopper.width,
             window: spec.window.unwrap_or(Window::ALL),
@@ -96,7 +96,7 @@ impl Plan {
         }
     }
 
-    /// Takes rooms for copies of operands.
+    /// Takes ranges for copies of operands.
     fn reserve_operands(
         &mut self,
         prepared: &Prepared<'_>,
@@ -138,7 +138,7 @@ impl Plan {
     }
 
     /// True if the copy engine takes a tensor where it lies.
-    fn takes(&self, place: Place, aligned: bool) -> bool {
+    fn takes(&self, place: StridedTensor, aligned: bool) -> bool {
         aligned && place.extents[3] == self.width && place.has_whole_rows() && place.has_boxes()
     }
 
@@ -162,17 +162,17 @@ impl Plan {
         self.wide.iter().find(|wide| wide.name == name)
     }
 
-    /// A dense room of whole columns for an operand.
-    fn in_room(&self, steps: &Steps<'_>, name: &str, room: Room) -> Place {
+    /// A dense range of whole columns for an operand.
+    fn in_range(&self, steps: &Steps<'_>, name: &str, range: MemoryRange) -> StridedTensor {
         let e = &steps.scores().extents;
         let (heads, rows) = rows_of(e, name);
-        Place::dense(steps.at(room), [e.batch, heads, rows, self.width])
+        StridedTensor::dense(steps.at(range), [e.batch, heads, rows, self.width])
     }
 
     /// The place in which the tensor cores find an operand.
-    pub(super) fn place(&self, steps: &Steps<'_>, name: &str) -> Place {
+    pub(super) fn place(&self, steps: &Steps<'_>, name: &str) -> StridedTensor {
         match self.find(name).and_then(|wide| wide.copy) {
-            Some(room) => self.in_room(steps, name, room),
+            Some(range) => self.in_range(steps, name, range),
             None => steps.place(name),
         }
     }
@@ -180,8 +180,8 @@ impl Plan {
     /// Puts 0 into the copy of a result in which kernels leave rows of no sequence out.
     pub(super) fn clear(&self, steps: &Steps<'_>, name: &str) {
         let leaves = self.hopper.lengths == Lengths::Listed && steps.prepared.leaves_rows();
-        if let Some(room) = self.find(name).and_then(|wide| wide.copy).filter(|_| leaves) {
-            steps.fill(steps.at(room), room.bytes, 0);
+        if let Some(range) = self.find(name).and_then(|wide| wide.copy).filter(|_| leaves) {
+            steps.fill(steps.at(range), range.bytes, 0);
         }
     }
 
@@ -220,12 +220,12 @@ pub(crate) fn padded(queries: usize) -> usize {
 }
 
 /// A tensor of whole columns for the copy engine.
-pub(super) fn map_of(plan: &Plan, place: Place, rows: u32) -> TensorMap {
+pub(super) fn map_of(plan: &Plan, place: StridedTensor, rows: u32) -> TensorMap {
     tensor_map(plan.storage, place, rows, false)
 }
 
 /// The same in boxes of 64 rows and 64 columns.
-pub(super) fn panel_map_of(plan: &Plan, place: Place) -> TensorMap {
+pub(super) fn panel_map_of(plan: &Plan, place: StridedTensor) -> TensorMap {
     tensor_map(plan.storage, place, 64, true)
 }
 

@@ -2,14 +2,19 @@
 //! `attention/sm90a_forward.cu` and `sm90a_backward*`.
 
 use crate::args::{ConstPtr, Declaration, Half, Pointee, Ptr, declaration, kernel_args, pointees};
-use crate::moves::Place;
+use crate::moves::StridedTensor;
 use crate::softmax::pair_args::{Sequence, Span, Task, Tile};
 use crate::tensor_map::TensorMap;
 use etalon_problem::Dtype;
 
 /// A tensor of whole columns, 64 or 128 of them, for the copy engine, in boxes of so many rows and of 64 columns or
 /// all.
-pub(crate) fn tensor_map(storage: Dtype, place: Place, rows: u32, narrow: bool) -> TensorMap {
+pub(crate) fn tensor_map(
+    storage: Dtype,
+    place: StridedTensor,
+    rows: u32,
+    narrow: bool,
+) -> TensorMap {
     let [batch, heads, length, width] = place.extents.map(|x| x as u64);
     let [of_rows, of_heads, of_batch] = place.box_strides();
     TensorMap::new(
@@ -89,9 +94,9 @@ kernel_args! {
     }
 }
 
-impl From<Place> for Elements {
+impl From<StridedTensor> for Elements {
     /// An axis of extent 1 has the stride 0: a shared bias.
-    fn from(place: Place) -> Self {
+    fn from(place: StridedTensor) -> Self {
         let stride = |axis: usize| if place.extents[axis] == 1 { 0 } else { place.strides[axis] };
         Elements {
             data: place.address.into(),
@@ -131,7 +136,7 @@ kernel_args! {
 
 impl ScoreOptions {
     /// The unit of scores is the scale where that is above 0 and of usual size. A cap of 0: none.
-    pub fn new(bias: Place, scale: f32, cap: f32) -> Self {
+    pub fn new(bias: StridedTensor, scale: f32, cap: f32) -> Self {
         let unit = match scale > 1e-18 && scale < 1e18 {
             true => Unit { scale: 1.0, over: 1.0 / scale, natural: scale },
             false => Unit { scale, over: 1.0, natural: 1.0 },
@@ -151,8 +156,8 @@ kernel_args! {
     }
 }
 
-impl From<Place> for Pieces {
-    fn from(place: Place) -> Self {
+impl From<StridedTensor> for Pieces {
+    fn from(place: StridedTensor) -> Self {
         let [batch, head, row, _] = place.strides.map(|stride| stride / 8);
         Pieces { data: place.address.into(), batch, head, row }
     }

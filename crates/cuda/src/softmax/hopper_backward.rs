@@ -2,7 +2,7 @@
 //! `kernels/attention/sm90a_backward.cuh` says which kernels there are.
 
 use crate::family::Family;
-use crate::moves::Place;
+use crate::moves::StridedTensor;
 use crate::softmax::hopper::{
     Plan, heads_in, launch, map_of, options, packed, padded, shape, spans,
 };
@@ -10,7 +10,7 @@ use crate::softmax::hopper_args::BackwardArgs;
 use crate::softmax::pair_args::{FallbackArgs, PairArgs, tensor};
 use crate::softmax::variants::{Lengths, Results};
 use crate::softmax::{Steps, portable};
-use crate::strided::StridedTensor;
+use crate::tensor_args::TensorArgs;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
 use etalon_problem::Error;
@@ -84,12 +84,12 @@ fn arguments(steps: &Steps<'_>, plan: &Plan) -> BackwardArgs {
     let heads = heads_in(16 << 20, steps, plan).min(e.batch * e.key_heads);
     let read = |name| match plan.reads(steps.prepared, name) {
         true => plan.place(steps, name),
-        false => Place::NOWHERE,
+        false => StridedTensor::NOWHERE,
     };
     BackwardArgs {
         lse2: steps.at(plan.lse2).into(),
         delta: steps.at(plan.delta).into(),
-        delta_rows: steps.prepared.delta.map_or(0, |room| steps.at(room)).into(),
+        delta_rows: steps.prepared.delta.map_or(0, |range| steps.at(range)).into(),
         lse: steps.address("lse").into(),
         dlse: steps.address("dlse").into(),
         sinks: steps.address("sinks").into(),
@@ -109,7 +109,7 @@ fn fallback(steps: &Steps<'_>, plan: &Plan) -> Result<(), Error> {
     let (e, prepared) = (&steps.scores().extents, steps.prepared);
     let result = |name| match writes(steps, name) {
         true => tensor(steps, name),
-        false => StridedTensor::default(),
+        false => TensorArgs::default(),
     };
     let [dq, dk, dv] = WRITTEN.map(result);
     let blocks = |wanted: bool, tiles: usize, heads: usize| if wanted { tiles * heads } else { 0 };
@@ -139,8 +139,8 @@ struct BackwardPass<'a> {
 }
 
 impl BackwardPass<'_> {
-    /// One of the kernels that draw tiles: as many blocks as there are multiprocessors, if there are as many tiles.
-    fn draw(
+    /// One of the kernels that claim tiles: as many blocks as there are multiprocessors, if there are as many tiles.
+    fn claim(
         &self,
         kernel: (&Variant, &'static str),
         counter: u64,
@@ -193,7 +193,7 @@ impl BackwardPass<'_> {
                 Lengths::Listed => steps.prepared.counts.by_keys,
                 _ => e.keys.div_ceil(128) * e.batch,
             };
-            self.draw((&module, name), 0, tiles * e.key_heads, args, terms)?;
+            self.claim((&module, name), 0, tiles * e.key_heads, args, terms)?;
         }
         if dq {
             let (dq, dq_rows) = (map("dq", 128), place("dq").into());
@@ -203,7 +203,7 @@ impl BackwardPass<'_> {
                 _ => padded(e.queries) / 128 * e.batch,
             };
             let module = module(steps, plan, true);
-            self.draw((&module, "queries"), 1, tiles * e.query_heads, args, 2 * e.dim + values)?;
+            self.claim((&module, "queries"), 1, tiles * e.query_heads, args, 2 * e.dim + values)?;
         }
         Ok(())
     }

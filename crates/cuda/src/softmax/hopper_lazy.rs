@@ -1,14 +1,14 @@
 //! The kernels of lazy_attention for the tensor cores of compute capability 9.0: `kernels/lazy_attention/sm90a*`.
 
 use crate::args::{ConstPtr, Declaration, Ptr, declaration, kernel_args};
-use crate::room::{Layout, Room};
+use crate::memory::{Layout, MemoryRange};
 use crate::softmax::Steps;
 use crate::softmax::hopper::{self, Plan};
 use crate::softmax::hopper_args::{Elements, Packed, Shape, SpanTables};
 use crate::softmax::pair_args::{Numbers, tensor};
 use crate::softmax::prepared::Prepared;
 use crate::softmax::variants::Lengths;
-use crate::strided::StridedTensor;
+use crate::tensor_args::TensorArgs;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
 use etalon_problem::{Align, DistanceBias, Error};
@@ -18,7 +18,7 @@ use etalon_problem::{Align, DistanceBias, Error};
 pub(crate) struct LazyPlan {
     operands: Plan,
     /// Stripes of keys that may hold an active pair, of every 16 rows of a tile of queries and head.
-    active: Room,
+    active: MemoryRange,
 }
 
 kernel_args! {
@@ -33,8 +33,8 @@ kernel_args! {
     }
 }
 
-impl From<StridedTensor> for FloatRows {
-    fn from(StridedTensor { data, batch, head, row }: StridedTensor) -> Self {
+impl From<TensorArgs> for FloatRows {
+    fn from(TensorArgs { data, batch, head, row }: TensorArgs) -> Self {
         FloatRows { data: data.0.into(), batch, head, row }
     }
 }
@@ -106,22 +106,22 @@ pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<HopperLazyArgs>()];
 pub(crate) const KERNELS: [&str; 5] = ["scores", "values", "sums", "queries", "keys"];
 
 /// Addresses that the passes of every level share: of the numbers of the rows, of the flag of numbers that are not
-/// finite, with the counters from which blocks draw tiles behind it, of the parts of dbias by tiles of keys (0: none);
+/// finite, with the counters from which blocks claim tiles behind it, of the parts of dbias by tiles of keys (0: none);
 /// and the number of distances that occur.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kept {
     pub numbers: Ptr<Numbers>,
-    pub odd: u64,
+    pub nonfinite: u64,
     pub windows: u64,
     pub reach: i32,
 }
 
 impl LazyPlan {
-    /// Takes rooms for what the kernels need beside the operands.
+    /// Takes ranges for what the kernels need beside the operands.
     pub fn new(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<LazyPlan, Error> {
         let operands = Plan::lazy(prepared, layout)?;
         let heads = prepared.scores.extents.query_heads;
-        Ok(LazyPlan { operands, active: layout.room(16 * prepared.counts.tiles * heads)? })
+        Ok(LazyPlan { operands, active: layout.range(16 * prepared.counts.tiles * heads)? })
     }
 }
 
@@ -161,7 +161,7 @@ impl<'a> HopperPass<'a> {
             windows: kept.windows.into(),
             numbers: kept.numbers,
             active: steps.at(*active).into(),
-            odd: kept.odd.into(),
+            odd: kept.nonfinite.into(),
             width: bias.map_or(0, |bias| bias.width) as i32,
             bottom: bias.is_some_and(|bias| bias.align == Align::BottomRight).into(),
             columns: steps.prepared.value_dim.unwrap_or(0) as i32,
@@ -174,7 +174,7 @@ impl<'a> HopperPass<'a> {
         HopperPass { plan, steps, args }
     }
 
-    /// One of the kernels, which draw tiles: as many blocks as there are multiprocessors, if there are as many tiles.
+    /// One of the kernels, which claim tiles: as many blocks as there are multiprocessors, if there are as many tiles.
     fn launch(&self, name: &'static str, args: HopperLazyArgs) -> Result<(), Error> {
         let HopperPass { plan, steps, .. } = *self;
         let (e, counts) = (&steps.scores().extents, &steps.prepared.counts);

@@ -1,13 +1,13 @@
 //! The kernels of lazy_attention of the levels portable and sm80: `kernels/lazy_attention/`.
 
 use crate::args::{ConstPtr, Declaration, KernelArgs, Ptr, declaration, kernel_args};
-use crate::room::{Layout, Room};
+use crate::memory::{Layout, MemoryRange};
 use crate::softmax::Steps;
 use crate::softmax::hopper_lazy::{HopperPass, KERNELS, Kept, LazyPlan};
 use crate::softmax::pair_args::{Numbers, PairArgs, tensor};
 use crate::softmax::portable::{columns, parts};
 use crate::softmax::prepared::Prepared;
-use crate::strided::StridedTensor;
+use crate::tensor_args::TensorArgs;
 use crate::variant::width;
 use etalon_problem::{Align, Blocking, DistanceBias, Error};
 
@@ -15,13 +15,13 @@ use etalon_problem::{Align, Blocking, DistanceBias, Error};
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Memory {
     /// τ/n, 1/n, Δ − dlse and (1/n) Σ a g of every row.
-    numbers: Room,
+    numbers: MemoryRange,
     /// Stripes of keys that may hold an active pair, of each tile of queries and head.
-    active: Room,
+    active: MemoryRange,
     /// Parts of dbias by tiles of keys.
-    windows: Room,
+    windows: MemoryRange,
     /// True if some operand holds a number that is not finite, and a counter for each kernel of sm90a.
-    odd: Room,
+    nonfinite: MemoryRange,
     /// True if nobody looks: the caller says that there is none.
     assume_finite: bool,
 }
@@ -37,10 +37,10 @@ impl Memory {
         let heads = scores.extents.query_heads;
         let windows = if prepared.has("dbias") { reach(prepared, bias) } else { 0 };
         Ok(Memory {
-            numbers: layout.room(16 * scores.row_shape().iter().product::<usize>())?,
-            active: layout.room(4 * counts.tiles * heads)?,
+            numbers: layout.range(16 * scores.row_shape().iter().product::<usize>())?,
+            active: layout.range(4 * counts.tiles * heads)?,
             windows: layout.array(4, &[counts.by_keys, heads, windows])?,
-            odd: layout.room(4 * (1 + KERNELS.len()))?,
+            nonfinite: layout.range(4 * (1 + KERNELS.len()))?,
             assume_finite,
         })
     }
@@ -58,7 +58,7 @@ kernel_args! {
         /// Without bias, softcap and sinks.
         c: PairArgs,
         /// f32: Σ a P v (E47); where there is one, `values` writes it in place of o.
-        pv: StridedTensor,
+        pv: TensorArgs,
         /// `[heads, width]`; 0: no bias.
         bias: ConstPtr<f32>,
         /// `[heads]`.
@@ -95,7 +95,7 @@ impl LazyArgs {
             dtau: steps.address("dtau").into(),
             numbers: steps.at(memory.numbers).into(),
             active: steps.at(memory.active).into(),
-            odd: steps.at(memory.odd).into(),
+            odd: steps.at(memory.nonfinite).into(),
             width: bias.map_or(0, |bias| bias.width) as i32,
             reach: reach(steps.prepared, bias) as i32,
             bottom: bias.is_some_and(|bias| bias.align == Align::BottomRight).into(),
@@ -148,7 +148,7 @@ impl<'a> Passes<'a> {
         // The memory that all levels share, as the kernels of sm90a see it.
         let windows = if steps.address("dbias") != 0 { steps.at(memory.windows) } else { 0 };
         let LazyArgs { numbers, odd, reach, .. } = args;
-        let kept = Kept { numbers, odd: odd.0, windows, reach };
+        let kept = Kept { numbers, nonfinite: odd.0, windows, reach };
         let hopper = plan.map(|plan| HopperPass::new(plan, steps, bias, kept));
         Passes { steps, memory, hopper, args }
     }
@@ -179,7 +179,7 @@ impl<'a> Passes<'a> {
     /// Looks for numbers that are not finite.
     fn inspect(&self) -> Result<(), Error> {
         let (steps, e) = (self.steps, &self.steps.scores().extents);
-        steps.fill(steps.at(self.memory.odd), self.memory.odd.bytes, 0);
+        steps.fill(steps.at(self.memory.nonfinite), self.memory.nonfinite.bytes, 0);
         if self.memory.assume_finite {
             return Ok(());
         }
@@ -208,7 +208,7 @@ impl<'a> Passes<'a> {
         }
         self.scores()?;
         let pv = tensor(self.steps, "pv_sum");
-        for (pv, wanted) in [(StridedTensor::default(), tensor(self.steps, "o")), (pv, pv)] {
+        for (pv, wanted) in [(TensorArgs::default(), tensor(self.steps, "o")), (pv, pv)] {
             let columns = self.steps.prepared.value_dim.filter(|_| wanted.is_there()).unwrap_or(0);
             let at_once = if tensor_cores { width(columns).min(128) } else { width(columns) };
             for first in (0..columns).step_by(at_once) {
@@ -243,8 +243,8 @@ impl<'a> Passes<'a> {
         }
         if let Some(hopper) = &self.hopper {
             if wants("dbias") {
-                let room = self.memory.windows;
-                self.steps.fill(self.steps.at(room), room.bytes, 0);
+                let range = self.memory.windows;
+                self.steps.fill(self.steps.at(range), range.bytes, 0);
             }
             hopper.backward()?;
             return self.sums();

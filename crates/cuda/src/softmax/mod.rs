@@ -2,6 +2,7 @@
 
 mod blocks;
 mod counts;
+mod dq_partials;
 mod draft;
 mod given;
 mod hopper;
@@ -16,7 +17,6 @@ mod portable;
 mod prepared;
 mod rows;
 mod second;
-mod slots;
 mod spec;
 mod tables;
 mod variants;

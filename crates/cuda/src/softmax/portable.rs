@@ -1,8 +1,8 @@
 //! The kernels of attention and attention_lse of the levels portable and sm80: `kernels/attention/`.
 
 use crate::softmax::Steps;
+use crate::softmax::dq_partials::{By, DqPartials};
 use crate::softmax::pair_args::{FusedArgs, PairArgs, tensor, wanted};
-use crate::softmax::slots::{By, Slots};
 use crate::step::Work;
 use crate::variant::{Variant, width};
 use etalon_problem::Error;
@@ -102,8 +102,8 @@ fn each_dq(
 pub(crate) fn backward(steps: &Steps<'_>) -> Result<(), Error> {
     let args = PairArgs::new(steps);
     delta(steps, &args)?;
-    match &steps.prepared.slots {
-        Some(slots) => fused(steps, slots, &args)?,
+    match &steps.prepared.partials {
+        Some(partials) => fused(steps, partials, &args)?,
         None => {
             if args.dq.is_there() && steps.prepared.has_gradient() {
                 scale(steps, &args)?;
@@ -142,8 +142,8 @@ pub(crate) fn scaled_gradient(steps: &Steps<'_>) -> Result<(), Error> {
     scale(steps, &PairArgs::new(steps))
 }
 
-/// dq beside dk and dv, from slots.
-fn fused(steps: &Steps<'_>, slots: &Slots, args: &PairArgs) -> Result<(), Error> {
+/// dq beside dk and dv, from partial sums.
+fn fused(steps: &Steps<'_>, dq_partials: &DqPartials, args: &PairArgs) -> Result<(), Error> {
     let prepared = steps.prepared;
     let (e, values) = (&steps.scores().extents, prepared.value_dim.unwrap_or(0));
     let over = args.over(steps.table(prepared.tables.by_keys));
@@ -154,10 +154,10 @@ fn fused(steps: &Steps<'_>, slots: &Slots, args: &PairArgs) -> Result<(), Error>
     let partials = e.dim.next_multiple_of(64) as f64 * 4.0 / 64.0;
     let by = By { variant, work: Work { partials, ..work(variant, args, terms) } };
     let with = |slots| firsts.iter().map(|&at| FusedArgs { c: over.at(at), slots }).collect();
-    slots.run(steps, &by, with, *args)?;
-    let Some(odd) = slots.odd(steps) else { return Ok(()) };
+    dq_partials.run(steps, &by, with, *args)?;
+    let Some(nonfinite) = dq_partials.nonfinite(steps) else { return Ok(()) };
     // Blocks of key heads whose keys are finite have nothing to do.
-    let args = PairArgs { found: odd.into(), ..*args };
+    let args = PairArgs { found: nonfinite.into(), ..*args };
     each_dq(steps, &args, |blocks, args, terms| walk(steps, "queries", blocks, &args, terms))
 }
 

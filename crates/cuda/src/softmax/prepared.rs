@@ -2,16 +2,16 @@
 
 use crate::call::PassCall;
 use crate::level_table::LevelRow;
+use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
 use crate::parts::Parts;
 use crate::pass::{Choice, PassPlan, TableImage, draft_steps};
-use crate::room::{Layout, Room};
 use crate::softmax::Steps;
 use crate::softmax::counts::Counts;
+use crate::softmax::dq_partials::DqPartials;
 use crate::softmax::given::{Given, GivenArray};
 use crate::softmax::modules::Modules;
 use crate::softmax::rows::Rows;
-use crate::softmax::slots::Slots;
 use crate::softmax::spec::Spec;
 use crate::softmax::tables::Tables;
 use crate::step::Step;
@@ -35,23 +35,17 @@ pub(crate) struct Prepared<'a> {
     pub modules: Modules,
     pub tables: Tables,
     /// Arrays of calls that the tables are made of: how, and what the pass keeps for that.
-    given: Option<(Given, TableImage)>,
+    given: Option<Made>,
     /// δ of every row, in the backward pass of the first two, if that needs it.
-    pub delta: Option<Room>,
-    /// Slots of the gradient of q, if it is computed in the pass by keys.
-    pub slots: Option<Slots>,
+    pub delta: Option<MemoryRange>,
+    /// Partial sums of the gradient of q, if it is computed in the pass by keys.
+    pub partials: Option<DqPartials>,
 }
 
 impl Deref for Prepared<'_> {
     type Target = Parts;
 
     fn deref(&self) -> &Parts {
-        &self.parts
-    }
-}
-
-impl AsRef<Parts> for Prepared<'_> {
-    fn as_ref(&self) -> &Parts {
         &self.parts
     }
 }
@@ -95,7 +89,7 @@ impl<'a> Prepared<'a> {
             tables,
             given,
             delta: delta.transpose()?,
-            slots: None,
+            partials: None,
         })
     }
 
@@ -156,12 +150,15 @@ fn parts(call: &PassCall<'_, '_>, reads_o: bool, layout: &mut Layout) -> Result<
     Parts::new(call, made, layout)
 }
 
+/// Tables that calls make: how, and what the pass keeps for that.
+type Made = (Given, TableImage);
+
 /// The tables of the rows, how many tiles there are at most, and how a call makes them of arrays that it gives.
 fn tables(
     scores: &Scores,
     arrays: &[GivenArray],
     layout: &mut Layout,
-) -> Result<(Counts, Tables, Option<(Given, TableImage)>), Error> {
+) -> Result<(Counts, Tables, Option<Made>), Error> {
     Rows::check_extents(scores)?;
     if arrays.is_empty() {
         let counts = Counts::of_scores(scores);

@@ -1,6 +1,6 @@
 //! Rows that belong together and pairs that count, as kernels read them.
 
-use crate::room::{beyond_32_bits, filled};
+use crate::memory::{beyond_32_bits, filled};
 use crate::softmax::counts::{Counts, SIDE, is_shared};
 use etalon_problem::{Error, Extents, Scores, Sequence};
 

@@ -103,8 +103,7 @@ fn absent(list: &[Excerpt], all: &[Compilation]) -> (BTreeSet<Need>, Vec<Excerpt
         };
         let worth = |x: &Compilation| -> usize { x.1.kernels().iter().map(|y| gives(x, y)).sum() };
         let best = all.iter().min_by_key(|&x| Reverse((worth(x), listed.contains_key(x)))).unwrap();
-        let had =
-            |kernel: &str| listed.get(best).is_some_and(|own| own.iter().any(|x| *x == kernel));
+        let had = |kernel: &str| listed.get(best).is_some_and(|own| own.contains(&kernel));
         let kernels = best.1.kernels().into_iter().filter(|y| had(y) || gives(best, y) > 0);
         let excerpt = (best.clone(), kernels.collect());
         let given = met(std::slice::from_ref(&excerpt));

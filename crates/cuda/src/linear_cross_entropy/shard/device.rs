@@ -120,15 +120,15 @@ fn prepare(
     let table = table::of_step(shard, step);
     let storage = check_tensors(&table, inputs, outputs, false)?;
     check(step, storage, options)?;
-    let held = workspace.device(options.device)?;
+    let state = workspace.device(options.device)?;
     let holds = |name: &str, result| {
         held_by_device(inputs, outputs, (name, result)).filter(|_| is_read(step, name))
     };
-    let (target, pass, operands) = (held.device.target(), step.pass(), Operands::Device(&[]));
+    let (target, pass, operands) = (state.device.target(), step.pass(), Operands::Device(&[]));
     let (table, holds) = (&table, &holds);
     let call = PassCall { target, pass, storage, table, holds, operands, options };
     let plan = draft_shard((shard.problem(), shard.classes()), step, &call)?;
-    DevicePass::of(&held, plan, table, inputs, outputs)
+    DevicePass::of(&state, plan, table, inputs, outputs)
 }
 
 fn sums(
@@ -139,12 +139,12 @@ fn sums(
     (inputs, outputs): Tensors<'_>,
     options: &Options,
 ) -> Result<DevicePass, Error> {
-    let held = workspace.device(options.device)?;
-    let (target, pass, operands) = (held.device.target(), Pass::Forward, Operands::Device(&[]));
+    let state = workspace.device(options.device)?;
+    let (target, pass, operands) = (state.device.target(), Pass::Forward, Operands::Device(&[]));
     let holds = &|name: &str, result| held_by_device(inputs, outputs, (name, result));
     let call = PassCall { target, pass, storage, table, holds, operands, options };
     let plan = draft_sums(problem, classes, &call)?;
-    DevicePass::of(&held, plan, table, inputs, outputs)
+    DevicePass::of(&state, plan, table, inputs, outputs)
 }
 
 /// Fails where the level has no kernel for a step.

@@ -7,8 +7,8 @@ use crate::call::{Operands, PassCall, held_by_host, storage_of};
 use crate::host::Placed;
 use crate::linear_cross_entropy::shard_pass::{Step, draft_shard};
 use crate::linear_cross_entropy::sums::draft_sums;
+use crate::memory::{filled, reserved};
 use crate::options::Options;
-use crate::room::{filled, reserved};
 use crate::workspace::Workspace;
 use etalon_problem::linear_cross_entropy::shard::{
     Dh, Partial, Shard, check_partials, check_parts, check_shards,
@@ -142,15 +142,15 @@ fn run(
     let table = table::of_step(shard, step);
     let storage = table.check_call(inputs, outputs, false)?;
     check(step, storage, options)?;
-    let held = workspace.device(options.device)?;
+    let state = workspace.device(options.device)?;
     let holds = |name: &str, result| {
         held_by_host(inputs, outputs, (name, result)).filter(|_| is_read(step, name))
     };
-    let (target, pass, operands) = (held.device.target(), step.pass(), Operands::Host(inputs));
+    let (target, pass, operands) = (state.device.target(), step.pass(), Operands::Host(inputs));
     let (table, holds) = (&table, &holds);
     let call = PassCall { target, pass, storage, table, holds, operands, options };
     let plan = draft_shard((shard.problem(), shard.classes()), step, &call)?;
-    Placed::of(&held, plan, inputs, Some(outputs))?.compute(outputs)
+    Placed::of(&state, plan, inputs, Some(outputs))?.compute(outputs)
 }
 
 /// Puts together what all shards returned.
@@ -162,12 +162,12 @@ fn sums(
     (inputs, outputs): (&Views<'_>, &mut ViewsMut<'_>),
     options: &Options,
 ) -> Result<(), Error> {
-    let held = workspace.device(options.device)?;
-    let (target, pass, operands) = (held.device.target(), Pass::Forward, Operands::Host(inputs));
+    let state = workspace.device(options.device)?;
+    let (target, pass, operands) = (state.device.target(), Pass::Forward, Operands::Host(inputs));
     let holds = &|name: &str, result| held_by_host(inputs, outputs, (name, result));
     let call = PassCall { target, pass, storage, table, holds, operands, options };
     let plan = draft_sums(problem, classes, &call)?;
-    Placed::of(&held, plan, inputs, Some(outputs))?.compute(outputs)
+    Placed::of(&state, plan, inputs, Some(outputs))?.compute(outputs)
 }
 
 /// The totals as they lie on a device. Fails where that of a token that counts is not of all classes, or has no
@@ -199,16 +199,7 @@ fn checked(
 /// The inputs, and the totals.
 fn with_totals<'v>(inputs: &'v Views<'_>, totals: &'v Array2<f32>) -> Views<'v> {
     let mut all = Views::new().with("totals", totals);
-    for (name, view) in inputs.iter() {
-        let view = match view {
-            View::F64(x) => x.view().into(),
-            View::F32(x) => x.view().into(),
-            View::Bf16(x) => x.view().into(),
-            View::F16(x) => x.view().into(),
-            View::I64(x) => x.view().into(),
-        };
-        all.push(name, view);
-    }
+    inputs.iter().for_each(|(name, view)| all.push(name, view.view()));
     all
 }
 
@@ -217,7 +208,7 @@ fn write(mut row: ArrayViewMut1<'_, f32>, partial: Partial) {
     row.iter_mut().zip(partial.words()).for_each(|(to, word)| *to = f32::from_bits(word));
 }
 
-/// Room for partials as they lie on a device.
+/// MemoryRange for partials as they lie on a device.
 fn words_for([nodes, tokens]: [usize; 2]) -> Result<Array3<f32>, Error> {
     let list = filled(0.0, &[nodes, tokens, Partial::WORDS], "partials")?;
     let array = Array3::from_shape_vec((nodes, tokens, Partial::WORDS), list);

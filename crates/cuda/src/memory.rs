@@ -4,40 +4,40 @@ use etalon_problem::Error;
 
 /// Bytes in the memory of a call.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Room {
+pub(crate) struct MemoryRange {
     at: usize,
     pub bytes: usize,
 }
 
-impl Room {
+impl MemoryRange {
     /// Its address in memory that begins there.
     pub fn address(self, base: u64) -> u64 {
         base + self.at as u64
     }
 }
 
-/// Rooms of a call, before there is memory for them.
+/// Ranges of a call, before there is memory for them.
 #[derive(Debug, Default)]
 pub(crate) struct Layout {
     bytes: usize,
     buffers: Vec<(&'static str, usize)>,
 }
 
-/// Every room begins at a multiple of as many bytes: enough for any vector and for the copy engine.
+/// Every range begins at a multiple of as many bytes: enough for any vector and for the copy engine.
 pub(crate) const ALIGNMENT: usize = 256;
 
 impl Layout {
-    pub fn room(&mut self, bytes: usize) -> Result<Room, Error> {
+    pub fn range(&mut self, bytes: usize) -> Result<MemoryRange, Error> {
         let at = self.bytes;
         let end = bytes.checked_next_multiple_of(ALIGNMENT).and_then(|all| at.checked_add(all));
         self.bytes = end.ok_or_else(|| memory(usize::MAX))?;
-        Ok(Room { at, bytes })
+        Ok(MemoryRange { at, bytes })
     }
 
-    /// A room for an array of elements of so many bytes.
-    pub fn array(&mut self, bytes: usize, shape: &[usize]) -> Result<Room, Error> {
+    /// A range for an array of elements of so many bytes.
+    pub fn array(&mut self, bytes: usize, shape: &[usize]) -> Result<MemoryRange, Error> {
         let all = shape.iter().try_fold(bytes, |n, &extent| n.checked_mul(extent));
-        self.room(all.unwrap_or(usize::MAX))
+        self.range(all.unwrap_or(usize::MAX))
     }
 
     /// The same if it is wanted.
@@ -46,29 +46,29 @@ impl Layout {
         wanted: bool,
         bytes: usize,
         shape: &[usize],
-    ) -> Result<Option<Room>, Error> {
+    ) -> Result<Option<MemoryRange>, Error> {
         wanted.then(|| self.array(bytes, shape)).transpose()
     }
 
-    /// A room of which plans tell. Rooms of one name are told of together.
-    pub fn named(&mut self, name: &'static str, bytes: usize) -> Result<Room, Error> {
+    /// A range that plans name. Ranges of one name count together.
+    pub fn named(&mut self, name: &'static str, bytes: usize) -> Result<MemoryRange, Error> {
         let before = self.bytes;
-        let room = self.room(bytes)?;
+        let range = self.range(bytes)?;
         let bytes = self.bytes - before;
         match self.buffers.iter_mut().find(|buffer| buffer.0 == name) {
             Some(buffer) => buffer.1 += bytes,
             None if bytes > 0 => self.buffers.push((name, bytes)),
             None => {}
         }
-        Ok(room)
+        Ok(range)
     }
 
-    /// The rooms that have names.
+    /// The ranges that have names.
     pub fn into_buffers(self) -> Vec<(&'static str, usize)> {
         self.buffers
     }
 
-    /// The bytes of all rooms.
+    /// The bytes of all ranges.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
