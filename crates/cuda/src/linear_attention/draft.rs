@@ -69,8 +69,8 @@ fn compute(steps: &Steps<'_>) -> Result<(), Error> {
     match (parts.pass, level) {
         (Pass::Forward, Level::Sm90a) => hopper::forward(steps),
         (Pass::Backward, Level::Sm90a) => hopper::backward(steps),
-        (Pass::Forward, _) => passes::forward(steps),
-        (Pass::Backward, _) => passes::backward(steps),
+        (Pass::Forward, _) => passes::compute(steps, passes::attend_states),
+        (Pass::Backward, _) => passes::compute(steps, passes::gradients),
         (Pass::Step, _) => passes::step(steps),
         _ => second::double_backward(steps),
     }

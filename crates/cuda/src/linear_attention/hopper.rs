@@ -4,7 +4,7 @@ use super::CHUNK;
 use super::args::{LinearArgs, WalkArgs};
 use super::maps::map;
 use super::passes::{
-    Columns, Target, backward_again, by_chunk, forward_again, launch as launch_portable,
+    Columns, Target, attend_states, by_chunk, compute_again, gradients, launch as launch_portable,
 };
 use super::prepared::{Prepared, Steps, WalkRanges};
 use crate::memory::{Layout, MemoryRange};
@@ -225,7 +225,7 @@ pub(super) fn forward(steps: &Steps<'_>) -> Result<(), Error> {
     find_none(steps);
     sum_segments(steps, false)?;
     walk(steps, &Course { target: Target::O, out: "o", begin, end, dots: false })?;
-    if steps.prepared.watches { forward_again(steps) } else { Ok(()) }
+    compute_again(steps, attend_states)
 }
 
 /// The gradients that have places.
@@ -252,7 +252,7 @@ pub(super) fn backward(steps: &Steps<'_>) -> Result<(), Error> {
     }
     flow(steps)?;
     totals(steps)?;
-    if steps.prepared.watches { backward_again(steps) } else { Ok(()) }
+    compute_again(steps, gradients)
 }
 
 /// dg, from what the walks for dq and dk leave: a multiprocessor has a block, which takes chunks of key heads in

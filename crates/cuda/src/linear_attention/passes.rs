@@ -272,38 +272,34 @@ fn sum_states(
     launch(steps, ("scan", Columns::Dim), (by_element(steps), Some(256)), &args)
 }
 
-/// o and the final states, where they have places.
-pub(super) fn forward(steps: &Steps<'_>) -> Result<(), Error> {
+/// Results of a pass, by the kernels of a choice.
+pub(super) type Results = fn(&Steps<'_>, LevelChoice) -> Result<(), Error>;
+
+/// The results of a pass that have places.
+pub(super) fn compute(steps: &Steps<'_>, results: Results) -> Result<(), Error> {
     fill_gates(steps, &LinearArgs::new(steps))?;
-    each_choice(steps, |choice| attend_states(steps, choice))
+    each_choice(steps, |choice| results(steps, choice))
 }
 
-/// The same by portable kernels behind others.
-pub(super) fn forward_again(steps: &Steps<'_>) -> Result<(), Error> {
+/// The same by portable kernels behind those of sm90a, if somebody looks for numbers that are not finite.
+pub(super) fn compute_again(steps: &Steps<'_>, results: Results) -> Result<(), Error> {
+    if !steps.prepared.watches {
+        return Ok(());
+    }
     fill_gates(steps, &FALLBACK.args(&LinearArgs::new(steps)))?;
-    attend_states(steps, FALLBACK)
+    results(steps, FALLBACK)
 }
 
-fn attend_states(steps: &Steps<'_>, choice: LevelChoice) -> Result<(), Error> {
+/// o and the final states.
+pub(super) fn attend_states(steps: &Steps<'_>, choice: LevelChoice) -> Result<(), Error> {
     sum_states(steps, choice, false, ["initial_state", "final_state"])?;
     let args = Target::O.args(steps);
     let args = LinearArgs { out: steps.tensor("o"), store_scale: args.scale, scale: 1.0, ..args };
     if args.out.is_there() { attend(steps, choice, Target::O, &args) } else { Ok(()) }
 }
 
-/// The gradients that have places.
-pub(super) fn backward(steps: &Steps<'_>) -> Result<(), Error> {
-    fill_gates(steps, &LinearArgs::new(steps))?;
-    each_choice(steps, |choice| gradients(steps, choice))
-}
-
-/// The same by portable kernels behind others.
-pub(super) fn backward_again(steps: &Steps<'_>) -> Result<(), Error> {
-    fill_gates(steps, &FALLBACK.args(&LinearArgs::new(steps)))?;
-    gradients(steps, FALLBACK)
-}
-
-fn gradients(steps: &Steps<'_>, choice: LevelChoice) -> Result<(), Error> {
+/// The gradients.
+pub(super) fn gradients(steps: &Steps<'_>, choice: LevelChoice) -> Result<(), Error> {
     let needs = steps.prepared.needs();
     if needs.before {
         sum_states(steps, choice, false, ["initial_state", ""])?;
