@@ -1,7 +1,7 @@
 //! A pass as its caller asks for it, before anything is drafted.
 
+use crate::device_tensor::{DeviceTensors, GivenArray};
 use crate::options::Options;
-use crate::softmax::GivenArray;
 use crate::target::Target;
 use etalon_problem::{Dtype, Error, Pass, Stored, Table, Views, ViewsMut};
 
@@ -67,6 +67,16 @@ pub(crate) fn held_by_host(
 ) -> Option<OperandLayout> {
     let there = if result { outputs.get(name).is_some() } else { inputs.get(name).is_some() };
     there.then_some(OperandLayout::DENSE)
+}
+
+/// Layout of an operand on a device, as an input or a result.
+pub(crate) fn held_by_device(
+    inputs: &DeviceTensors<'_>,
+    outputs: &DeviceTensors<'_>,
+    (name, result): (&str, bool),
+) -> Option<OperandLayout> {
+    let tensor = (if result { outputs } else { inputs }).get(name)?;
+    Some(OperandLayout { strides: Some(tensor.strides.to_vec()), aligned: tensor.is_aligned() })
 }
 
 /// The type of the numbers of a tensor that must be floating-point ones. Fails where the tier does not store it.

@@ -1,14 +1,14 @@
 //! The door for operands that lie on a device already.
 
-use crate::call::{Operands, PassCall};
-use crate::device_tensor::{self, DeviceTensor, DeviceTensors, Element, held_by_device};
+use crate::call::{Operands, PassCall, held_by_device};
+use crate::device_tensor::{self, DeviceTensor, DeviceTensors, Element, GivenArray};
 use crate::draft::draft;
 use crate::gpu::{Device, lock};
 use crate::levels::{self, has_kernels};
 use crate::options::Options;
 use crate::pass::{PassPlan, PreparedPass};
 use crate::queue::{Enqueued, Queue};
-use crate::softmax::{Array, GivenArray, arrays};
+use crate::softmax::{Array, arrays};
 use crate::stream_slot::device_memory;
 use crate::workspace::{DeviceState, Workspace};
 use cudarc::driver::result::DriverError;

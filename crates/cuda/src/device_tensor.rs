@@ -1,6 +1,5 @@
 //! Tensors in the memory of a device.
 
-use crate::call::OperandLayout;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use etalon_problem::{Dtype, Error, Stored, Table};
@@ -164,14 +163,11 @@ impl<'a> DeviceTensors<'a> {
     }
 }
 
-/// Layout of an operand on a device, as an input or a result.
-pub(crate) fn held_by_device(
-    inputs: &DeviceTensors<'_>,
-    outputs: &DeviceTensors<'_>,
-    (name, result): (&str, bool),
-) -> Option<OperandLayout> {
-    let tensor = (if result { outputs } else { inputs }).get(name)?;
-    Some(OperandLayout { strides: Some(tensor.strides.to_vec()), aligned: tensor.is_aligned() })
+/// An array that calls give, as it was when the pass was prepared. It has passed its check.
+#[derive(Debug)]
+pub(crate) struct GivenArray {
+    pub name: String,
+    pub tensor: DeviceTensor,
 }
 
 /// As [`Table::check_tensors`], of tensors of a device.

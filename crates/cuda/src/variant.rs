@@ -1,8 +1,6 @@
 //! The variants of the kernels that are compiled.
 
 use crate::family::Family;
-use crate::shared::shared_bytes;
-use crate::softmax::AttentionShape;
 use crate::unit::Unit;
 use etalon_problem::Dtype;
 
@@ -27,13 +25,6 @@ impl Variant {
     /// Kernels of a family, with these values.
     pub(crate) fn new<const N: usize>(family: Family, defines: [(&'static str, usize); N]) -> Self {
         Variant { family, defines: defines.into() }
-    }
-
-    /// The portable kernels of a storage type, of operands with D and E columns (`None`: no values), with
-    /// softcap, bias and arrays of flags or without.
-    pub fn portable(storage: Dtype, dim: usize, value_dim: Option<usize>, options: bool) -> Self {
-        let shape = AttentionShape { storage, dim, value_dim, options, whole: false };
-        shape.portable(Family::AttentionPortable)
     }
 
     /// The kernels of linear_attention, or of its second order, for results with so many columns.
@@ -139,25 +130,6 @@ impl Variant {
     /// The value of a name.
     pub(crate) fn define(&self, name: &str) -> usize {
         self.defines.iter().find(|x| x.0 == name).map_or(0, |x| x.1)
-    }
-
-    /// The options of the compiler, for an architecture.
-    pub fn options(&self, architecture: &str) -> Vec<String> {
-        let mut options = vec![
-            format!("--gpu-architecture={architecture}"),
-            "--std=c++17".to_string(),
-            "-default-device".to_string(),
-            "--ptxas-options=-v".to_string(),
-        ];
-        options.extend(self.defines.iter().map(|(name, value)| format!("-D{name}={value}")));
-        // Sources assert that their layouts have these bytes: `CHECK_SHARED` of `tile/types.cuh`.
-        let shared = self.kernels().into_iter().map(|name| (name, shared_bytes(self, name)));
-        let shared = shared.filter(|(_, bytes)| *bytes > 0);
-        options.extend(shared.map(|(name, bytes)| format!("-DSHARED_{name}={bytes}")));
-        if cfg!(feature = "racecheck") {
-            options.push("-DARRIVALS=32".to_string()); // of `feed/barriers.cuh`
-        }
-        options
     }
 
     /// The family and the values, in words.

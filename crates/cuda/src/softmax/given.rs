@@ -2,7 +2,7 @@
 //! `kernels/pairs/tables.cu`.
 
 use crate::args::{Byte, ConstPtr, Declaration, Ptr, Untyped, bytes_of, declaration, kernel_args};
-use crate::device_tensor::{DeviceTensor, Element};
+use crate::device_tensor::{Element, GivenArray};
 use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
 use crate::pass::TableImage;
@@ -15,13 +15,6 @@ use crate::variant::Variant;
 use etalon_problem::{
     Align, Error, Mask, MaskNode, NamedArray, NodeArrays, Problem, Scores, Sequences,
 };
-
-/// An array that calls give, as it was when the pass was prepared. It has passed its check.
-#[derive(Debug)]
-pub(crate) struct GivenArray {
-    pub name: String,
-    pub tensor: DeviceTensor,
-}
 
 /// An array of a problem that a caller may give.
 #[derive(Debug, Clone, PartialEq)]

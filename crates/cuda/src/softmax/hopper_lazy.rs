@@ -106,8 +106,8 @@ pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<HopperLazyArgs>()];
 pub(crate) const KERNELS: [&str; 5] = ["scores", "values", "sums", "queries", "keys"];
 
 /// Addresses that the passes of every level share: of the numbers of the rows, of the flag of numbers that are not
-/// finite, with the counters from which blocks claim tiles behind it, of the parts of dbias by tiles of keys (0: none);
-/// and the number of distances that occur.
+/// finite, with the counters from which blocks claim tiles behind it, of the parts of dbias by tiles of keys (0:
+/// none); and the number of distances that occur.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kept {
     pub numbers: Ptr<Numbers>,

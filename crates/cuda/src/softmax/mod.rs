@@ -26,7 +26,7 @@ mod window;
 
 pub(crate) use blocks::chosen;
 pub(crate) use draft::draft;
-pub(crate) use given::{Array, GivenArray, arrays};
+pub(crate) use given::{Array, arrays};
 pub(crate) use lazy_draft::{draft_lazy, draft_stats};
 pub(crate) use spec::{LAZY_LEVELS, LEVELS, refuses};
 #[cfg(test)]

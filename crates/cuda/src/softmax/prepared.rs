@@ -1,6 +1,7 @@
 //! A pass of attention, attention_lse or lazy_attention: where its operands lie, its tables, its modules.
 
 use crate::call::PassCall;
+use crate::device_tensor::GivenArray;
 use crate::level_table::LevelRow;
 use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
@@ -9,7 +10,7 @@ use crate::pass::{Choice, PassPlan, TableImage, draft_steps};
 use crate::softmax::Steps;
 use crate::softmax::counts::Counts;
 use crate::softmax::dq_partials::DqPartials;
-use crate::softmax::given::{Given, GivenArray};
+use crate::softmax::given::Given;
 use crate::softmax::modules::Modules;
 use crate::softmax::rows::Rows;
 use crate::softmax::spec::Spec;

@@ -194,6 +194,13 @@ impl AttentionShape {
 }
 
 impl Variant {
+    /// The portable kernels of a storage type, of operands with D and E columns (`None`: no values), with
+    /// softcap, bias and arrays of flags or without.
+    pub fn portable(storage: Dtype, dim: usize, value_dim: Option<usize>, options: bool) -> Self {
+        let shape = AttentionShape { storage, dim, value_dim, options, whole: false };
+        shape.portable(Family::AttentionPortable)
+    }
+
     /// The forward pass on the tensor cores of compute capability 9.0.
     pub(crate) fn hopper_forward(of: Hopper, values: bool) -> Self {
         let groups = ("GROUPS", if has_three(of) { 3 } else { 2 });

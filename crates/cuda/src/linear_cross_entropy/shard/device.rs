@@ -2,9 +2,9 @@
 
 use super::check_vocab;
 use super::table::{self, is_read};
-use crate::call::{Operands, PassCall, storage_of};
+use crate::call::{Operands, PassCall, held_by_device, storage_of};
 use crate::device_pass::DevicePass;
-use crate::device_tensor::{DeviceTensors, check as check_tensors, held_by_device};
+use crate::device_tensor::{DeviceTensors, check as check_tensors};
 use crate::levels;
 use crate::linear_cross_entropy::shard_pass::{Step, draft_shard};
 use crate::linear_cross_entropy::sums::draft_sums;
