@@ -82,6 +82,13 @@ impl Arguments {
     }
 }
 
+/// The bytes of a list of structs that hold no address.
+pub(crate) fn bytes_of<T: Field>(list: &[T]) -> Vec<u8> {
+    let mut all = Arguments { bytes: vec![0; list.len() * T::SIZE], ..Arguments::default() };
+    list.iter().enumerate().for_each(|(n, x)| x.write(n * T::SIZE, &mut all));
+    all.bytes
+}
+
 /// Numbers, by their names in C.
 macro_rules! numbers {
     ($($number:ty = $name:literal),* $(,)?) => {$(

@@ -15,7 +15,7 @@ pub struct Cache {
     whose: Whose,
 }
 
-/// Who may read the folder.
+/// Readers of the folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Whose {
     /// Its owner, if it is made here; else as its maker wants it.

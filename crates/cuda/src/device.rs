@@ -103,10 +103,8 @@ const CLOCK: [&str; 4] =
 
 /// Fails where the driver, which is there, cannot time a device.
 pub(crate) fn check_clock() -> Result<(), Error> {
-    check_functions(&CLOCK).map_err(|absent| Error::Unsupported {
-        what: "the device's clock".to_string(),
-        reason: absent.to_string(),
-    })
+    let refused = |absent: Absent| Error::unsupported("the device's clock", absent.to_string());
+    check_functions(&CLOCK).map_err(refused)
 }
 
 /// Fails where the driver lacks one of these functions: cudarc panics when it calls such a one.

@@ -1,13 +1,14 @@
 //! The door for operands that lie on a device already.
 
-use crate::device_tensor::{self, DeviceTensor, DeviceTensors, Element};
-use crate::draft::{Operands, draft};
+use crate::call::{Operands, PassCall, held_by_device};
+use crate::device_tensor::{self, DeviceTensor, DeviceTensors, Element, GivenArray};
+use crate::draft::draft;
 use crate::gpu::{Device, lock};
 use crate::levels::{self, has_kernels};
 use crate::options::Options;
 use crate::pass::{PassPlan, PreparedPass};
 use crate::queue::{Enqueued, Queue};
-use crate::softmax::{Array, GivenArray, arrays};
+use crate::softmax::{Array, arrays};
 use crate::stream_slot::device_memory;
 use crate::workspace::{DeviceState, Workspace};
 use cudarc::driver::result::DriverError;
@@ -41,7 +42,7 @@ use std::sync::{Arc, Mutex};
 #[derive(Debug)]
 pub struct DevicePass {
     pass: PreparedPass,
-    held: Arc<DeviceState>,
+    state: Arc<DeviceState>,
     tables: CudaSlice<u8>,
     tables_at: u64,
     inputs: DeviceTensors<'static>,
@@ -72,32 +73,31 @@ impl DevicePass {
         let storage = device_tensor::check(&table, &inputs, outputs, options.recompute)?;
         storage.refuse_f64()?;
         levels::check(options, problem.algorithm(), pass, storage)?;
-        let held = workspace.device(options.device)?;
-        let holds = |name: &str, result: bool| {
-            (if result { outputs } else { &inputs }).get(name).map(DeviceTensor::laid)
-        };
-        let operands = Operands::Device(&arrays);
-        let (target, call) = (held.device.target(), (pass, storage));
-        let plan = draft(target, problem, call, &table, &holds, operands, options)?;
-        Ok(DevicePass { arrays, ..DevicePass::of(&held, plan, &table, &inputs, outputs)? })
+        let state = workspace.device(options.device)?;
+        let holds = |name: &str, result| held_by_device(&inputs, outputs, (name, result));
+        let (target, operands) = (state.device.target(), Operands::Device(&arrays));
+        let (table, holds) = (&table, &holds);
+        let call = PassCall { target, pass, storage, table, holds, operands, options };
+        let pass = DevicePass::of(&state, draft(problem, &call)?, table, &inputs, outputs)?;
+        Ok(DevicePass { arrays, ..pass })
     }
 
     /// Of a pass that was prepared for these tensors, which have passed [`Table::check_tensors`].
     pub(crate) fn of<'t>(
-        held: &Arc<DeviceState>,
+        state: &Arc<DeviceState>,
         plan: PassPlan<'_>,
         table: &Table,
         inputs: &'t DeviceTensors<'t>,
         outputs: &'t DeviceTensors<'t>,
     ) -> Result<DevicePass, Error> {
-        let pass = plan.load(&held.device)?;
-        let slot = held.slot()?;
-        let queue = slot.queue(&held.device)?;
-        let tables = device_memory(&held.device, &slot.stream, pass.table_bytes())?;
+        let pass = plan.load(&state.device)?;
+        let slot = state.slot()?;
+        let queue = slot.queue(&state.device)?;
+        let tables = device_memory(&state.device, &slot.stream, pass.table_bytes())?;
         let tables_at = tables.device_ptr(&slot.stream).0;
         pass.upload(&queue, tables_at)?;
         queue.finish()?;
-        held.give_back(slot);
+        state.give_back(slot);
         // Names of the table live as long as the program.
         let own = |tensors: &DeviceTensors<'_>| DeviceTensors {
             list: table
@@ -108,12 +108,12 @@ impl DevicePass {
         };
         let (inputs, outputs) = (own(inputs), own(outputs));
         let (arrays, known) = (Vec::new(), Mutex::default());
-        let held = held.clone();
-        Ok(DevicePass { pass, held, tables, tables_at, inputs, outputs, arrays, known })
+        let state = state.clone();
+        Ok(DevicePass { pass, state, tables, tables_at, inputs, outputs, arrays, known })
     }
 
     pub(crate) fn device(&self) -> &Device {
-        &self.held.device
+        &self.state.device
     }
 
     /// The scratch memory that a call needs, in bytes. It must begin at a multiple of 256.

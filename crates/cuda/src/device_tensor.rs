@@ -1,6 +1,5 @@
 //! Tensors in the memory of a device.
 
-use crate::parts::Laid;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use etalon_problem::{Dtype, Error, Stored, Table};
@@ -109,10 +108,6 @@ impl DeviceTensor {
         DeviceTensor { address, ..self }
     }
 
-    pub(crate) fn laid(&self) -> Laid {
-        Laid { strides: Some(self.strides.to_vec()), aligned: self.is_aligned() }
-    }
-
     /// True if the copy engine may begin there.
     pub(crate) fn is_aligned(&self) -> bool {
         self.address.is_multiple_of(16)
@@ -166,6 +161,13 @@ impl<'a> DeviceTensors<'a> {
         });
         each.collect()
     }
+}
+
+/// An array that calls give, as it was when the pass was prepared. It has passed its check.
+#[derive(Debug)]
+pub(crate) struct GivenArray {
+    pub name: String,
+    pub tensor: DeviceTensor,
 }
 
 /// As [`Table::check_tensors`], of tensors of a device.

@@ -1,5 +1,6 @@
 //! Kernels that are compiled together: their sources, and the architectures that they serve.
 
+use crate::unit::Unit;
 use std::fmt;
 
 /// A file of `kernels`, and its text.
@@ -174,19 +175,79 @@ impl Family {
         self.parts().1.concat()
     }
 
-    /// What it is compiled for on devices of a compute capability; `None` if it does not run there.
+    /// The architecture that it is compiled for on devices of a compute capability; `None` if it does not run there.
     pub fn architecture_on(self, (major, minor): (i32, i32)) -> Option<String> {
+        if self.unit() == Unit::Wgmma || self == Family::AttentionFallback {
+            return ((major, minor) == (9, 0)).then(|| "sm_90a".to_string());
+        }
+        Some(format!("sm_{major}{minor}"))
+    }
+
+    /// The arithmetic that computes its products.
+    pub(crate) fn unit(self) -> Unit {
         match self {
-            Family::AttentionFallback
-            | Family::AttentionSm90aForward
+            Family::AttentionSm80
+            | Family::AttentionSm80Fused
+            | Family::AttentionSm80F32
+            | Family::AttentionSm80Wide
+            | Family::AttentionSm80SecondOrder
+            | Family::LazySm80
+            | Family::LinearSm80
+            | Family::PeakMma => Unit::Mma,
+            Family::AttentionSm90aForward
             | Family::AttentionSm90aBackward
             | Family::LazySm90aForward
             | Family::LazySm90aBackward
-            | Family::CrossEntropySm90a
             | Family::LinearSm90a
-            | Family::PeakWgmma => ((major, minor) == (9, 0)).then(|| "sm_90a".to_string()),
-            _ => Some(format!("sm_{major}{minor}")),
+            | Family::CrossEntropySm90a
+            | Family::PeakWgmma => Unit::Wgmma,
+            _ => Unit::Ffma,
         }
+    }
+
+    /// The names of its kernels, of which some variants lack some.
+    pub(crate) fn entries(self) -> impl Iterator<Item = &'static str> {
+        let names = match self {
+            Family::AttentionPortable => {
+                "forward delta queries scale keys fused collect dsinks dbias"
+            }
+            Family::AttentionFallback => "fallback",
+            Family::AttentionPortableSecondOrder => {
+                "tangents rows queries keys fused collect gsinks gbias"
+            }
+            Family::AttentionSm80 => "forward queries keys values dbias",
+            Family::AttentionSm80Fused => "fused collect",
+            Family::AttentionSm80F32 => "forward queries keys dbias",
+            Family::AttentionSm80Wide => "queries keys values",
+            Family::AttentionSm80SecondOrder => "inspect tangents queries keys",
+            Family::AttentionSm90aForward => "forward",
+            Family::AttentionSm90aBackward => "delta keys values queries",
+            Family::LazyPortable => "scores values measure inspect counts queries keys dbias dtau",
+            Family::LazySm80 => "scores values means queries keys",
+            Family::LazySm90aForward => "scores values sums",
+            Family::LazySm90aBackward => "queries keys",
+            Family::LinearPortable => {
+                "fill_gates sums scan attend flow sum_all sum_heads step mend_sums mend"
+            }
+            Family::LinearPortableSecondOrder => {
+                "tangent_sums scan_second attend_second flow_second"
+            }
+            Family::LinearSm80 => "sums attend flow",
+            Family::LinearSm90a => {
+                "attend_plain attend attend_dots attend_back attend_back_dots sums sums_back scan flow"
+            }
+            Family::CrossEntropyPortable => {
+                "tokens logits motions totals finish loss gradients hidden head bias norms measure certify choose"
+            }
+            Family::CrossEntropyShards => "place identities partials combine recall add sum",
+            Family::CrossEntropySm90a => {
+                "leaves scale gradient hidden hidden_192 head tree gather bias"
+            }
+            Family::Move => "move",
+            Family::Tables => "sequences rows intervals",
+            Family::PeakFfma | Family::PeakMma | Family::PeakWgmma => "peak",
+        };
+        names.split(' ')
     }
 }
 

@@ -5,8 +5,9 @@ use crate::device;
 use crate::device_id::DeviceId;
 use crate::images::Images;
 use crate::options::Settings;
+use crate::shared::shared_bytes;
 use crate::target::Target;
-use crate::variant::{Variant, shared_bytes};
+use crate::variant::Variant;
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute, CUresult};
 use cudarc::driver::{CudaContext, CudaFunction};
@@ -73,10 +74,8 @@ impl Device {
         let capability = context.compute_capability().map_err(failed)?;
         if capability < OLDEST {
             let (oldest, found) = (text(OLDEST), text(capability));
-            return Err(Error::Unsupported {
-                what: what(),
-                reason: format!("kernels need compute capability {oldest}, and it has {found}"),
-            });
+            let reason = format!("kernels need compute capability {oldest}, and it has {found}");
+            return Err(Error::unsupported(what(), reason));
         }
         let images = Images::new(settings, driver.version, &architecture(capability))?;
         let uuid = device::uuid(ordinal).map_err(failed)?;
@@ -129,7 +128,7 @@ impl Device {
     pub fn kernels(&self, variant: Variant, architecture: &str) -> Result<Arc<Kernels>, Error> {
         let key = (variant.clone(), architecture.to_string());
         let slot = lock(&self.modules).entry(key).or_default().clone();
-        // Who needs the same variant waits for it; others are compiled beside it.
+        // A thread that needs the same variant waits for it; others are compiled beside it.
         let mut slot = lock(&slot);
         if let Some(kernels) = &*slot {
             return Ok(kernels.clone());
@@ -143,7 +142,7 @@ impl Device {
     fn kernels_of(&self, variant: &Variant, image: &[u8]) -> Result<Kernels, Error> {
         let load = || {
             let module = self.context.load_module(Ptx::from_binary(image.to_vec()))?;
-            let functions = variant.kernels().iter().map(|name| {
+            let functions = variant.kernels().into_iter().map(|name| {
                 let function = module.load_function(name)?;
                 let bytes = shared_bytes(variant, name);
                 if bytes > UNASKED {
@@ -152,7 +151,7 @@ impl Device {
                         CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
                     function.set_attribute(most, bytes as i32)?;
                 }
-                Ok((*name, function))
+                Ok((name, function))
             });
             functions.collect()
         };
@@ -232,7 +231,7 @@ fn failure(ordinal: usize, what: &str, error: DriverError) -> Error {
 }
 
 fn absent(absent: Absent) -> Error {
-    Error::Unsupported { what: "the tier cuda".to_string(), reason: absent.to_string() }
+    Error::unsupported("the tier cuda", absent.to_string())
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -1,22 +1,25 @@
 //! Operands of the host, copied to the device: the door that computes a pass of them, and the one that times it.
 
-use crate::draft::{Operands, draft};
+use crate::call::{OperandLayout, Operands, PassCall};
+use crate::draft::draft;
+use crate::memory::{Layout, MemoryRange};
 use crate::options::Options;
-use crate::parts::{Laid, Part};
+use crate::parts::Part;
 use crate::pass::{PassPlan, PreparedPass};
 use crate::queue::Queue;
-use crate::room::{Layout, Room};
 use crate::stream_slot::{StreamSlot, device_memory};
-use crate::tensors::{with_bytes, with_bytes_of_place, write_bytes};
+use crate::tensors::{with_bytes, write_bytes};
 use crate::workspace::DeviceState;
 use cudarc::driver::CudaSlice;
-use etalon_problem::{Dtype, Error, Pass, Problem, Role, Table, Views, ViewsMut, find};
+use etalon_problem::{
+    Dtype, Error, Pass, Problem, Role, Table, View, ViewMut, Views, ViewsMut, find,
+};
 use std::sync::Arc;
 
 /// A pass whose inputs lie in the memory of a slot.
 pub(crate) struct Placed {
     pass: PreparedPass,
-    held: Arc<DeviceState>,
+    state: Arc<DeviceState>,
     slot: StreamSlot,
     /// The addresses of the caller's operands, one for each part.
     addresses: Vec<u64>,
@@ -28,68 +31,65 @@ impl Placed {
     /// Copies the inputs and the tables of a pass to the device. The call has passed [`Table::check_call`]. The
     /// results that have places are computed; without any places, all.
     pub fn new(
-        held: &Arc<DeviceState>,
+        state: &Arc<DeviceState>,
         problem: &Problem,
-        call: (Pass, Dtype),
+        (pass, storage): (Pass, Dtype),
         table: &Table,
         inputs: &Views<'_>,
         places: Option<&ViewsMut<'_>>,
         options: &Options,
     ) -> Result<Placed, Error> {
-        // On the device they are dense, and begin where rooms begin.
+        // On the device they are dense, and begin where ranges begin.
         let holds = |name: &str, result: bool| {
             let written = || match places {
                 Some(places) => places.get(name).is_some(),
                 None => find(&table.operands, name).is_some_and(|x| x.role == Role::Output),
             };
             let there = if result { written() } else { inputs.get(name).is_some() };
-            there.then_some(Laid { strides: None, aligned: true })
+            there.then_some(OperandLayout::DENSE)
         };
-        let (target, operands) = (held.device.target(), Operands::Host(inputs));
-        let plan = draft(target, problem, call, table, &holds, operands, options)?;
-        Placed::of(held, plan, inputs, places)
+        let (target, operands) = (state.device.target(), Operands::Host(inputs));
+        let call = PassCall { target, pass, storage, table, holds: &holds, operands, options };
+        Placed::of(state, draft(problem, &call)?, inputs, places)
     }
 
     /// The same, of a pass that was prepared for operands that are dense.
     pub fn of(
-        held: &Arc<DeviceState>,
+        state: &Arc<DeviceState>,
         plan: PassPlan<'_>,
         inputs: &Views<'_>,
         places: Option<&ViewsMut<'_>>,
     ) -> Result<Placed, Error> {
-        let pass = plan.load(&held.device)?;
+        let pass = plan.load(&state.device)?;
         let parts = &pass.parts.list;
         let mut layout = Layout::default();
-        let tables = layout.room(pass.table_bytes())?;
-        let scratch = layout.room(pass.scratch_bytes)?;
+        let tables = layout.range(pass.table_bytes())?;
+        let scratch = layout.range(pass.scratch_bytes)?;
         let own = |part: &Part| part.bytes * part.operand.len();
-        let rooms: Vec<Room> = parts
+        let ranges: Vec<MemoryRange> = parts
             .iter()
-            .map(|part| layout.room(if part.is_direct() { own(part) } else { 0 }))
+            .map(|part| layout.range(if part.is_direct() { own(part) } else { 0 }))
             .collect::<Result<_, _>>()?;
-        let mut slot = held.slot()?;
-        let base = slot.reserve(&held.device, layout.bytes())?;
-        let queue = slot.queue(&held.device)?;
-        for (part, room) in parts.iter().zip(&rooms).filter(|(part, _)| part.given) {
-            let (name, to) = (part.operand.name, room.address(base));
-            let place = places.and_then(|places| places.get(name));
-            match (inputs.get(name), place) {
-                (Some(view), _) => with_bytes(name, view, |bytes| queue.upload(to, bytes))?,
-                // The place of a result that holds what the pass begins with.
-                (None, Some(place)) => {
-                    with_bytes_of_place(name, place, |bytes| queue.upload(to, bytes))?
-                }
-                (None, None) => queue.fill(to, room.bytes, 0)?,
+        let mut slot = state.slot()?;
+        let base = slot.reserve(&state.device, layout.bytes())?;
+        let queue = slot.queue(&state.device)?;
+        for (part, range) in parts.iter().zip(&ranges).filter(|(part, _)| part.given) {
+            let (name, to) = (part.operand.name, range.address(base));
+            // The place of a result holds what the pass begins with.
+            let place = || places.and_then(|places| places.get(name));
+            match inputs.get(name).map(View::view).or_else(|| place().map(ViewMut::view)) {
+                Some(view) => with_bytes(name, &view, |bytes| queue.upload(to, bytes))?,
+                None => queue.fill(to, range.bytes, 0)?,
             }
         }
         pass.upload(&queue, tables.address(base))?;
-        let addresses = rooms.iter().map(|room| room.address(base)).collect();
+        let addresses = ranges.iter().map(|range| range.address(base)).collect();
         let (tables, scratch) = (tables.address(base), scratch.address(base));
-        Ok(Placed { pass, held: held.clone(), slot, addresses, tables, scratch })
+        Ok(Placed { pass, state: state.clone(), slot, addresses, tables, scratch })
     }
 
     pub fn queue(&self) -> Result<Queue<'_>, Error> {
-        self.slot.queue(&self.held.device)
+        self.slot.queue(&self.state.device)
     }
 
     pub fn scratch_bytes(&self) -> usize {
@@ -103,7 +103,7 @@ impl Placed {
 
     /// Memory beside that of the slot.
     pub fn memory(&self, bytes: usize) -> Result<CudaSlice<u8>, Error> {
-        device_memory(&self.held.device, &self.slot.stream, bytes)
+        device_memory(&self.state.device, &self.slot.stream, bytes)
     }
 
     /// The parts of the pass, and where they lie.
@@ -119,6 +119,20 @@ impl Placed {
         self.pass.enqueue(self.queue()?, &self.addresses, (self.tables, self.scratch))
     }
 
+    /// Computes the pass.
+    pub fn run(&self) -> Result<(), Error> {
+        self.enqueue()?;
+        self.queue()?.finish()
+    }
+
+    /// Computes the pass, and copies the results to their places.
+    pub fn compute(self, outputs: &mut ViewsMut<'_>) -> Result<(), Error> {
+        self.run()?;
+        self.read(outputs)?;
+        self.finish();
+        Ok(())
+    }
+
     /// Copies the results to their places, once they have been computed.
     pub fn read(&self, outputs: &mut ViewsMut<'_>) -> Result<(), Error> {
         let parts = self.pass.parts.list.iter().zip(&self.addresses);
@@ -131,20 +145,20 @@ impl Placed {
         Ok(())
     }
 
-    /// Copies a room of the scratch memory to the host, once it has been computed.
-    pub fn download(&self, room: Room, bytes: &mut [u8]) -> Result<(), Error> {
-        self.queue()?.download(room.address(self.scratch), bytes)
+    /// Copies a range of the scratch memory to the host, once it has been computed.
+    pub fn download(&self, range: MemoryRange, bytes: &mut [u8]) -> Result<(), Error> {
+        self.queue()?.download(range.address(self.scratch), bytes)
     }
 
     /// Gives the memory back, after success alone: after a failure its work may still be under way.
     pub fn finish(self) {
-        self.held.give_back(self.slot);
+        self.state.give_back(self.slot);
     }
 }
 
 /// Computes a pass. The call has passed [`Table::check_call`].
 pub(crate) fn run(
-    held: &Arc<DeviceState>,
+    state: &Arc<DeviceState>,
     problem: &Problem,
     call: (Pass, Dtype),
     table: &Table,
@@ -152,10 +166,5 @@ pub(crate) fn run(
     outputs: &mut ViewsMut<'_>,
     options: &Options,
 ) -> Result<(), Error> {
-    let placed = Placed::new(held, problem, call, table, inputs, Some(outputs), options)?;
-    placed.enqueue()?;
-    placed.queue()?.finish()?;
-    placed.read(outputs)?;
-    placed.finish();
-    Ok(())
+    Placed::new(state, problem, call, table, inputs, Some(outputs), options)?.compute(outputs)
 }

@@ -8,8 +8,9 @@ pub use crate::family::Family;
 pub use crate::matrix::every_variant;
 pub use crate::peak::{launch_ns, peak_gflops};
 pub use crate::plan::{Rates, Step};
+pub use crate::shared::{declared_bytes, shared_bytes};
 pub use crate::unit::Unit;
-pub use crate::variant::{Variant, declared_bytes, shared_bytes};
+pub use crate::variant::Variant;
 
 /// The tokens of a chunk of linear_attention, on every level.
 pub const LINEAR_CHUNK: usize = crate::linear_attention::CHUNK;

@@ -4,9 +4,10 @@
 
 pub use etalon_problem::lazy_attention::{SpeedUp, Stats};
 
+use crate::call::{Operands, PassCall, held_by_host};
 use crate::host::Placed;
+use crate::memory::filled;
 use crate::options::Options;
-use crate::parts::Laid;
 use crate::softmax::draft_stats;
 use crate::workspace::Workspace;
 use etalon_problem::lazy_attention::Figure;
@@ -63,20 +64,17 @@ fn measure(
     let storage = table.check_call(inputs, &ViewsMut::new(), false)?;
     storage.refuse_f64()?;
     tile.check()?;
-    let held = workspace.device(options.device)?;
-    let holds = |name: &str, result: bool| {
-        let given = !result && inputs.get(name).is_some();
-        given.then_some(Laid { strides: None, aligned: true })
-    };
+    let state = workspace.device(options.device)?;
+    let none = ViewsMut::new();
+    let holds = |name: &str, result| held_by_host(inputs, &none, (name, result));
     let mut found = room_for(&problem, tile)?;
     let bytes = [size_of_val(&found.figures[..]), 4 * found.states.len()];
-    let (problem, call) = ((&problem, bias), (Pass::Forward, storage));
-    let tiles = (tile, bytes);
-    let (plan, [figures, states]) =
-        draft_stats(held.device.target(), problem, call, &table, &holds, tiles, options)?;
-    let placed = Placed::of(&held, plan, inputs, None)?;
-    placed.enqueue()?;
-    placed.queue()?.finish()?;
+    let (target, pass, operands) = (state.device.target(), Pass::Forward, Operands::Host(inputs));
+    let (table, holds) = (&table, &holds);
+    let call = PassCall { target, pass, storage, table, holds, operands, options };
+    let (plan, [figures, states]) = draft_stats((&problem, bias), &call, (tile, bytes))?;
+    let placed = Placed::of(&state, plan, inputs, None)?;
+    placed.run()?;
     placed.download(figures, bytemuck::cast_slice_mut(&mut found.figures))?;
     if let Some(to) = found.states.as_slice_mut() {
         placed.download(states, bytemuck::cast_slice_mut(to))?;
@@ -92,16 +90,8 @@ fn room_for(problem: &Problem, tile: Blocking) -> Result<Found, Error> {
     };
     let [batch, heads, queries, keys] = problem.scores.pair_shape();
     let shape = [batch, heads, queries.div_ceil(tile.queries), keys.div_ceil(tile.keys)];
-    let states: usize = shape.iter().product();
-    let rows = batch * heads * queries;
-    let memory = |bytes: usize| Error::Memory { what: "statistics".to_string(), bytes };
-    let (mut figures, mut list) = (Vec::new(), Vec::new());
-    let short = |_| memory(size_of::<[f32; Figure::COUNT]>() * rows);
-    figures.try_reserve_exact(rows).map_err(short)?;
-    figures.resize(rows, [0.0; Figure::COUNT]);
-    list.try_reserve_exact(states).map_err(|_| memory(4 * states))?;
-    list.resize(states, 0);
-    let states = Array4::from_shape_vec(shape, list);
+    let figures = filled([0.0; Figure::COUNT], &[batch, heads, queries], "statistics")?;
+    let states = Array4::from_shape_vec(shape, filled(0, &shape, "statistics")?);
     let states = states.map_err(|error| Error::value("tiles", "an addressable array", error))?;
     Ok(Found { figures, states })
 }

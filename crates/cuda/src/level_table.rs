@@ -1,7 +1,9 @@
 //! The tables of levels: who computes a pass, and why the others do not.
 
-use crate::options::Level;
-use etalon_problem::Error;
+use crate::options::{Level, Precision};
+use crate::target::Target;
+use etalon_problem::{Dtype, Error, Pass};
+use std::ops::Deref;
 
 /// A level of an algorithm, for passes that are described as S.
 pub(crate) struct LevelRow<S: 'static> {
@@ -17,6 +19,47 @@ pub(crate) struct Rule<S> {
     pub otherwise: &'static str,
     /// The condition.
     pub holds: fn(&S) -> bool,
+}
+
+/// Facts of a pass that rules of every algorithm ask for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Facts {
+    pub target: Target,
+    pub pass: Pass,
+    pub storage: Dtype,
+    pub precision: Precision,
+}
+
+impl<S: Deref<Target = Facts>> Rule<S> {
+    /// Factors of products are rounded to the storage type.
+    pub const FLASH: Rule<S> =
+        Rule { otherwise: Precision::FACTORS, holds: |spec| spec.precision == Precision::Flash };
+    /// The device has the tensor cores of compute capability 9.0.
+    pub const HOPPER: Rule<S> = Rule {
+        otherwise: "the device is not of compute capability 9.0",
+        holds: |spec| spec.target.is_hopper(),
+    };
+    /// Elements have 16 bits.
+    pub const SIXTEEN_BITS: Rule<S> = Rule {
+        otherwise: "its tensor cores multiply bf16 and f16",
+        holds: |spec| matches!(spec.storage, Dtype::Bf16 | Dtype::F16),
+    };
+    /// The pass is not one of the second order, on the level sm80.
+    pub const FIRST_ORDER_SM80: Rule<S> = Rule {
+        otherwise: "the second order is not written yet for sm80",
+        holds: |spec| spec.is_first_order(),
+    };
+    /// The same on the level sm90a.
+    pub const FIRST_ORDER_SM90A: Rule<S> = Rule {
+        otherwise: "the second order is not written yet for sm90a",
+        holds: |spec| spec.is_first_order(),
+    };
+}
+
+impl Facts {
+    fn is_first_order(&self) -> bool {
+        !matches!(self.pass, Pass::DoubleBackward | Pass::Jvp)
+    }
 }
 
 impl<S> LevelRow<S> {

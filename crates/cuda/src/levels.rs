@@ -33,8 +33,7 @@ pub fn offers(
 ) -> Result<(), Error> {
     has_kernels(algorithm, pass)?;
     let what = || format!("{algorithm} {pass} in {storage}");
-    let refuse =
-        |reason: &str| Err(Error::Unsupported { what: what(), reason: reason.to_string() });
+    let refuse = |reason: &str| Err(Error::unsupported(what(), reason));
     if storage == Dtype::F64 {
         return refuse("cuda stores f32, bf16 or f16");
     }
@@ -86,9 +85,6 @@ pub(crate) fn has_kernels(algorithm: Algorithm, pass: Pass) -> Result<(), Error>
             | Algorithm::LinearCrossEntropy,
             _,
         ) => Ok(()),
-        _ => Err(Error::Unsupported {
-            what: format!("{algorithm} {pass}"),
-            reason: "not written yet for cuda".to_string(),
-        }),
+        _ => Err(Error::unsupported(format!("{algorithm} {pass}"), "not written yet for cuda")),
     }
 }

@@ -1,6 +1,7 @@
-//! The variants that there are.
+//! All variants.
 
-use crate::softmax::{CONSUMER, Hopper, Lengths, Results, Visible};
+use crate::family::Family;
+use crate::softmax::{AttentionShape, CONSUMER, Hopper, Lengths, Results, Visible};
 use crate::unit::Unit;
 use crate::variant::{Variant, WIDTHS};
 use etalon_problem::Dtype::{self, Bf16, F16, F32};
@@ -17,7 +18,6 @@ pub fn every_variant() -> Vec<Variant> {
     for (storage, options) in [F32, Bf16, F16].into_iter().flat_map(|x| FLAGS.map(|y| (x, y))) {
         add_attention(&mut all, storage, options);
     }
-    add_attention_of_f32(&mut all);
     add_linear(&mut all);
     for (storage, width) in [Bf16, F16].into_iter().flat_map(|x| [64, 128].map(|y| (x, y))) {
         add_hopper(&mut all, storage, width);
@@ -45,39 +45,31 @@ fn add_cross_entropy(all: &mut Vec<Variant>) {
 fn add_attention(all: &mut Vec<Variant>, storage: Dtype, options: bool) {
     let values = [None, Some(WIDTHS[0]), Some(WIDTHS[1]), Some(WIDTHS[2])];
     for (dim, value_dim) in WIDTHS.into_iter().flat_map(|x| values.map(|y| (x, y))) {
-        all.push(Variant::portable(storage, dim, value_dim, options));
-        all.push(Variant::second(storage, dim, value_dim, options));
-        all.extend(value_dim.map(|width| Variant::lazy(storage, dim, width, options)));
-        if let (true, Some(value_dim)) = (storage != F32 && dim <= 128, value_dim) {
-            let lazy = |whole| Variant::lazy_tensor(storage, dim, value_dim, options, whole);
-            all.extend(FLAGS.map(lazy));
-        }
-        let narrow = dim.max(value_dim.unwrap_or(1)) <= 128;
-        if storage != F32 && narrow {
-            all.push(Variant::fallback(storage, dim, value_dim, options));
+        let shapes = FLAGS.map(|whole| AttentionShape { storage, dim, value_dim, options, whole });
+        let is_narrow = dim.max(value_dim.unwrap_or(1)) <= 128;
+        all.push(shapes[0].portable(Family::AttentionPortable));
+        all.push(shapes[0].portable(Family::AttentionPortableSecondOrder));
+        all.extend(value_dim.map(|_| shapes[0].portable(Family::LazyPortable)));
+        match (storage, is_narrow) {
+            (F32, true) => {
+                all.extend(shapes.iter().flat_map(|shape| FLAGS.map(|x| shape.sm80_f32(x))));
+            }
+            (F32, false) => {}
+            (_, true) => {
+                all.push(shapes[0].portable(Family::AttentionFallback));
+                all.extend(shapes.map(AttentionShape::sm80_fused));
+            }
+            (_, false) => all.extend(shapes.iter().flat_map(|shape| wide(*shape))),
         }
         if storage != F32 {
-            let tensor = |whole| Variant::tensor(storage, dim, value_dim, options, whole);
             let tiles = if dim <= 128 { 0..3 } else { 0..1 };
-            all.extend(tiles.flat_map(|n| FLAGS.map(|x| tensor(x).with("TILES", n))));
-            let fused = |x| Variant::tensor_fused(storage, dim, value_dim, [options, x]);
-            all.extend(FLAGS.map(fused).into_iter().filter(|_| narrow));
-            all.extend(wide(storage, dim, value_dim, options));
+            let of = |n| shapes.map(|shape| shape.sm80().with("TILES", n));
+            all.extend(tiles.flat_map(of));
+            let is_lazy = dim <= 128 && value_dim.is_some();
+            all.extend(shapes.into_iter().filter(|_| is_lazy).map(AttentionShape::lazy_sm80));
         }
-        if storage == Bf16 && narrow {
-            all.extend(FLAGS.map(|x| Variant::tensor_second(dim, value_dim, [options, x])));
-        }
-    }
-}
-
-/// attention and attention_lse of f32 on the level sm80.
-fn add_attention_of_f32(all: &mut Vec<Variant>) {
-    for (dim, value_dim) in
-        [64, 128].into_iter().flat_map(|x| [None, Some(64), Some(128)].map(|y| (x, y)))
-    {
-        for (bf16x3, options) in FLAGS.into_iter().flat_map(|x| FLAGS.map(|y| (x, y))) {
-            let of = |whole| Variant::tensor_f32(bf16x3, dim, value_dim, [options, whole]);
-            all.extend(FLAGS.map(of));
+        if storage == Bf16 && is_narrow {
+            all.extend(shapes.map(AttentionShape::sm80_second_order));
         }
     }
 }
@@ -112,16 +104,8 @@ fn add_hopper(all: &mut Vec<Variant>, storage: Dtype, width: usize) {
 
 /// The backward pass of wide operands on tensor cores, with two stages and, where not every device has the
 /// shared memory for these, with one.
-fn wide(
-    storage: Dtype,
-    dim: usize,
-    value_dim: Option<usize>,
-    options: bool,
-) -> impl Iterator<Item = Variant> {
-    let is_wide = dim.max(value_dim.unwrap_or(0)) > 128;
-    let all = FLAGS.into_iter().filter(move |_| is_wide).flat_map(move |whole| {
-        let of = |stages| Variant::tensor_wide(storage, dim, value_dim, [options, whole], stages);
-        [of(2), of(1)].into_iter().take(if of(2).shared() > CONSUMER { 2 } else { 1 })
-    });
-    all.into_iter()
+fn wide(shape: AttentionShape) -> impl Iterator<Item = Variant> {
+    let two = shape.sm80_wide(2);
+    let one = (two.shared() > CONSUMER).then(|| shape.sm80_wide(1));
+    std::iter::once(two).chain(one)
 }

@@ -7,7 +7,7 @@ use etalon_problem::Error;
 
 /// A tensor of up to four axes on a device: batch, head, row, column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct StridedTensor {
     pub address: u64,
     pub extents: [usize; 4],
     /// In elements.
@@ -33,13 +33,14 @@ pub(crate) fn extents(shape: &[usize]) -> Option<[usize; 4]> {
     })
 }
 
-impl Place {
+impl StridedTensor {
     /// Nowhere, without elements.
-    pub const NOWHERE: Place = Place { address: 0, extents: [0; 4], strides: [0; 4] };
+    pub const NOWHERE: StridedTensor =
+        StridedTensor { address: 0, extents: [0; 4], strides: [0; 4] };
 
     /// A dense tensor.
-    pub fn dense(address: u64, extents: [usize; 4]) -> Place {
-        Place { address, extents, strides: dense(extents) }
+    pub fn dense(address: u64, extents: [usize; 4]) -> StridedTensor {
+        StridedTensor { address, extents, strides: dense(extents) }
     }
 
     pub fn elements(&self) -> usize {
@@ -47,10 +48,10 @@ impl Place {
     }
 
     /// A tensor of numbers of 8 bytes, of at most three axes, as one of their halves.
-    fn halves(self) -> Place {
+    fn halves(self) -> StridedTensor {
         let ([batch, heads, _, columns], [b, h, _, c]) = (self.extents, self.strides);
         let strides = [2 * b, 2 * h, 2 * c, 1];
-        Place { address: self.address, extents: [batch, heads, columns, 2], strides }
+        StridedTensor { address: self.address, extents: [batch, heads, columns, 2], strides }
     }
 
     /// True if elements lie one after the other, in the order of the shape.
@@ -58,6 +59,24 @@ impl Place {
         let wanted = dense(self.extents);
         let axes = self.extents.iter().zip(self.strides.iter().zip(wanted));
         self.elements() == 0 || axes.into_iter().all(|(&n, (&own, wanted))| n == 1 || own == wanted)
+    }
+
+    /// True if the copy engine walks its rows, heads and batch elements of 16-bit elements.
+    pub fn has_boxes(&self) -> bool {
+        (0..3).all(|axis| {
+            let stride = self.strides[axis];
+            self.extents[axis] == 1 || (stride > 0 && stride % 8 == 0 && stride < 1 << 38)
+        })
+    }
+
+    /// Bytes from one row, head and batch element to the next, of 16-bit elements. The stride of an axis of extent 1
+    /// is not walked, but must be one: that of a dense tensor.
+    pub fn box_strides(&self) -> [u64; 3] {
+        let dense = dense(self.extents);
+        [2, 1, 0].map(|axis| {
+            let stride = if self.extents[axis] == 1 { dense[axis] } else { self.strides[axis] };
+            2 * stride as u64
+        })
     }
 
     /// True if the elements of a row lie side by side.
@@ -98,43 +117,31 @@ pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<Move>()];
 /// Rows of a block.
 const ROWS: usize = 8;
 
-/// Blocks of a copy or a fill of a tensor.
-fn blocks(to: Place) -> usize {
-    let [batch, heads, rows, _] = to.extents;
-    rows.div_ceil(ROWS) * batch * heads
-}
-
-impl Move {
-    fn to(self, to: Place) -> Move {
-        let [_, heads, rows, width] = to.extents.map(|x| x as u32);
-        Move { to: to.address.into(), to_strides: to.strides, heads, rows, width, ..self }
-    }
-}
-
-/// A copy between tensors of elements of so many bytes, and where it goes.
-fn move_of(bytes: usize, from: Place, to: Place) -> (Place, Move) {
-    let (from, to) = if bytes == 8 { (from.halves(), to.halves()) } else { (from, to) };
-    let call = Move {
-        from: from.address.into(),
-        from_strides: from.strides,
-        columns: from.extents[3].min(to.extents[3]) as u32,
-        ..Move::default()
-    };
-    (to, call)
-}
-
-fn draft(draft: &Draft, bytes: usize, to: Place, call: Move) -> Result<(), Error> {
+/// Adds a copy or a fill of a tensor of elements of so many bytes.
+fn launch(steps: &Draft, bytes: usize, to: StridedTensor, args: Move) -> Result<(), Error> {
     if to.elements() == 0 {
         return Ok(());
     }
+    let [batch, heads, rows, width] = to.extents;
     let variant = Variant::moves(if bytes == 2 { 2 } else { 4 });
-    draft.launch((&variant, "move"), (blocks(to), 256), &call.to(to))
+    let blocks = rows.div_ceil(ROWS) * batch * heads;
+    let [heads, rows, width] = [heads, rows, width].map(|x| x as u32);
+    let (to, to_strides) = (to.address.into(), to.strides);
+    let args = Move { to, to_strides, heads, rows, width, ..args };
+    steps.launch((&variant, "move"), (blocks, 256), &args)
 }
 
 /// Adds a copy of elements of so many bytes; columns beyond those of the source are 0.
-pub(crate) fn copy(steps: &Draft, bytes: usize, from: Place, to: Place) -> Result<(), Error> {
-    let (to, call) = move_of(bytes, from, to);
-    draft(steps, bytes, to, call)
+pub(crate) fn copy(
+    steps: &Draft,
+    bytes: usize,
+    from: StridedTensor,
+    to: StridedTensor,
+) -> Result<(), Error> {
+    let (from, to) = if bytes == 8 { (from.halves(), to.halves()) } else { (from, to) };
+    let columns = from.extents[3].min(to.extents[3]) as u32;
+    let (from, from_strides) = (from.address.into(), from.strides);
+    launch(steps, bytes, to, Move { from, from_strides, columns, ..Move::default() })
 }
 
 /// Adds a fill of a tensor of elements of so many bytes with one of this pattern. `aligned`: it begins at a multiple
@@ -142,7 +149,7 @@ pub(crate) fn copy(steps: &Draft, bytes: usize, from: Place, to: Place) -> Resul
 pub(crate) fn fill(
     steps: &Draft,
     bytes: usize,
-    to: Place,
+    to: StridedTensor,
     pattern: u32,
     aligned: bool,
 ) -> Result<(), Error> {
@@ -152,5 +159,5 @@ pub(crate) fn fill(
         steps.fill(to.address, size, pattern);
         return Ok(());
     }
-    draft(steps, bytes, to, Move { fill: pattern, ..Move::default() })
+    launch(steps, bytes, to, Move { fill: pattern, ..Move::default() })
 }

@@ -60,7 +60,7 @@ impl Level {
 
     /// The error of a level that cannot compute a pass.
     pub(crate) fn refusal(self, reason: &str) -> Error {
-        Error::Unsupported { what: format!("level {self}"), reason: reason.to_string() }
+        Error::unsupported(format!("level {self}"), reason)
     }
 }
 
@@ -68,11 +68,6 @@ impl Precision {
     /// Why tensor cores may not multiply factors in the storage type, where they may not.
     pub(crate) const FACTORS: &'static str =
         "tensor cores take factors in the storage type, which the precision `flash` permits";
-
-    /// Why tensor cores may not multiply factors in the storage type, if so.
-    pub(crate) fn refuses_tensor_cores(self) -> Option<&'static str> {
-        (self != Precision::Flash).then_some(Precision::FACTORS)
-    }
 
     /// True if tensor cores may multiply f32.
     pub(crate) fn narrows_f32(self) -> bool {

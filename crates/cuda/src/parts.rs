@@ -1,9 +1,10 @@
 //! The operands of a pass: which take part, where the caller holds them, where kernels find them.
 
-use crate::moves::{Place, dense, extents};
-use crate::room::{Layout, Room};
+use crate::call::{OperandLayout, PassCall};
+use crate::memory::{Layout, MemoryRange, beyond_32_bits};
+use crate::moves::{StridedTensor, dense, extents};
 use crate::target::Target;
-use etalon_problem::{Dtype, Error, Operand, Pass, Stored, Table};
+use etalon_problem::{Dtype, Error, Operand, Pass, Stored};
 
 /// The operands of a pass that take part in a call, for any memory that holds them with the same shapes and
 /// strides.
@@ -29,57 +30,39 @@ pub(crate) struct Part {
     pub wanted: bool,
     extents: [usize; 4],
     strides: [i64; 4],
-    /// The room in which kernels find it, dense: it has strides that they do not take, or is made on the way.
-    pub room: Option<Room>,
+    /// The range in which kernels find it, dense: it has strides that they do not take, or is made on the way.
+    pub range: Option<MemoryRange>,
 }
-
-/// Layout of an operand of the caller: its strides in elements, none where it is dense; and whether it begins
-/// at a multiple of 16 bytes.
-pub(crate) struct Laid {
-    pub strides: Option<Vec<i64>>,
-    pub aligned: bool,
-}
-
-/// Layout of the caller's operand of a name, if there is one: as an input, or (`true`) as a result.
-pub(crate) type Holds<'a> = &'a dyn Fn(&str, bool) -> Option<Laid>;
 
 impl Part {
     /// As the caller holds it, at an address.
-    pub fn caller(&self, address: u64) -> Place {
-        Place { address, extents: self.extents, strides: self.strides }
+    pub fn caller(&self, address: u64) -> StridedTensor {
+        StridedTensor { address, extents: self.extents, strides: self.strides }
     }
 
-    /// As kernels see it, at the address of its room or of the caller's memory.
-    pub fn place(&self, address: u64) -> Place {
-        match self.room {
-            Some(_) => Place::dense(address, self.extents),
+    /// As kernels see it, at the address of its range or of the caller's memory.
+    pub fn place(&self, address: u64) -> StridedTensor {
+        match self.range {
+            Some(_) => StridedTensor::dense(address, self.extents),
             None => self.caller(address),
         }
     }
 
     /// True if kernels read or write the memory of the caller.
     pub fn is_direct(&self) -> bool {
-        self.room.is_none()
-    }
-}
-
-impl AsRef<Parts> for Parts {
-    fn as_ref(&self) -> &Parts {
-        self
+        self.range.is_none()
     }
 }
 
 impl Parts {
-    /// The parts of a pass that has passed [`Table::check_call`]: what the caller holds, and what is `made` on
-    /// the way whether the caller holds it or not.
+    /// The parts of a pass: operands that the caller holds, and those that are `made` on the way whether the caller
+    /// holds them or not.
     pub fn new(
-        target: Target,
-        (pass, storage): (Pass, Dtype),
-        table: &Table,
-        holds: Holds<'_>,
+        call: &PassCall<'_, '_>,
         made: impl Fn(&Operand) -> bool,
         layout: &mut Layout,
     ) -> Result<Parts, Error> {
+        let PassCall { target, pass, storage, table, holds, .. } = *call;
         let (mut list, mut aligned) = (Vec::new(), true);
         for operand in &table.operands {
             let (read, written) = (holds(operand.name, false), holds(operand.name, true));
@@ -133,7 +116,7 @@ fn part(
     operand: &Operand,
     storage: Dtype,
     (given, wanted): (bool, bool),
-    laid: Option<Laid>,
+    laid: Option<OperandLayout>,
     layout: &mut Layout,
 ) -> Result<Part, Error> {
     let bytes = Stored::of(operand.precision, storage).bytes();
@@ -145,10 +128,7 @@ fn part(
         )
     })?;
     if let Some(extent) = extents.into_iter().find(|&extent| extent > i32::MAX as usize) {
-        return Err(Error::Unsupported {
-            what: format!("an extent of {extent}"),
-            reason: "the cuda tier counts in 32 bits".to_string(),
-        });
+        return Err(beyond_32_bits(format!("an extent of {extent}")));
     }
     let mut strides = dense(extents);
     if let Some(own) = laid.as_ref().and_then(|laid| laid.strides.as_ref()) {
@@ -161,19 +141,16 @@ fn part(
         };
         axes.iter().zip(own).for_each(|(&axis, &stride)| strides[axis] = stride);
     }
-    let own = Place { address: 0, extents, strides };
+    let own = StridedTensor { address: 0, extents, strides };
     // Rows of numbers are read as they lie, side by side; of four axes those before may lie anywhere.
     let taken = if operand.shape.len() == 4 { own.has_whole_rows() } else { own.is_dense() };
-    let room = match laid.is_some() && taken {
+    let range = match laid.is_some() && taken {
         true => None,
         false => {
             let all = operand.shape.iter().try_fold(bytes, |n, &extent| n.checked_mul(extent));
-            let all = all.ok_or_else(|| Error::Memory {
-                what: operand.name.to_string(),
-                bytes: usize::MAX,
-            })?;
+            let all = all.ok_or_else(|| Error::memory(operand.name, usize::MAX))?;
             Some(layout.named("operands with strides that kernels do not take", all)?)
         }
     };
-    Ok(Part { operand: operand.clone(), bytes, given, wanted, extents, strides, room })
+    Ok(Part { operand: operand.clone(), bytes, given, wanted, extents, strides, range })
 }

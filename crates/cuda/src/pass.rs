@@ -2,11 +2,11 @@
 
 use crate::gpu::Device;
 use crate::level_table::{self, LevelRow};
-use crate::moves::{self, Place};
+use crate::memory::{Layout, MemoryRange};
+use crate::moves::{self, StridedTensor};
 use crate::options::Level;
 use crate::parts::{Part, Parts};
 use crate::queue::Queue;
-use crate::room::{Layout, Room};
 use crate::step::{Bases, Draft, Loaded, Region, Step};
 use etalon_problem::{Blocking, Error, Mode};
 use std::ops::Deref;
@@ -26,23 +26,23 @@ impl<'a, P> Steps<'a, P> {
     }
 
     /// The same steps, with tables that the pass itself makes in its scratch memory.
-    pub fn with_tables(self, room: Room) -> Self {
-        Steps { tables: self.at(room), ..self }
+    pub fn with_tables(self, range: MemoryRange) -> Self {
+        Steps { tables: self.at(range), ..self }
     }
 
-    /// The address of a room in scratch memory.
-    pub fn at(&self, room: Room) -> u64 {
-        room.address(Region::Scratch.symbol())
+    /// The address of a range in scratch memory.
+    pub fn at(&self, range: MemoryRange) -> u64 {
+        range.address(Region::Scratch.symbol())
     }
 
     /// The address of a table.
-    pub fn table(&self, room: Room) -> u64 {
-        room.address(self.tables)
+    pub fn table(&self, range: MemoryRange) -> u64 {
+        range.address(self.tables)
     }
 
     /// The address of what the pass keeps on the device.
-    pub fn kept(&self, room: Room) -> u64 {
-        room.address(Region::Tables.symbol())
+    pub fn kept(&self, range: MemoryRange) -> u64 {
+        range.address(Region::Tables.symbol())
     }
 }
 
@@ -55,9 +55,9 @@ impl<P> Deref for Steps<'_, P> {
     }
 }
 
-impl<P: AsRef<Parts>> Steps<'_, P> {
+impl<P: Deref<Target = Parts>> Steps<'_, P> {
     fn parts(&self) -> &Parts {
-        self.prepared.as_ref()
+        self.prepared
     }
 
     /// The address of an array that the caller gives beside the parts.
@@ -72,16 +72,16 @@ impl<P: AsRef<Parts>> Steps<'_, P> {
     }
 
     /// The place of a part, as kernels find it.
-    fn placed(&self, number: usize) -> Place {
+    fn placed(&self, number: usize) -> StridedTensor {
         let part = &self.parts().list[number];
-        part.room
-            .map_or_else(|| part.caller(self.of_caller(number)), |room| part.place(self.at(room)))
+        part.range
+            .map_or_else(|| part.caller(self.of_caller(number)), |range| part.place(self.at(range)))
     }
 
     /// The place of an operand, as kernels find it; nowhere, without elements, if it is not there.
-    pub fn place(&self, name: &str) -> Place {
+    pub fn place(&self, name: &str) -> StridedTensor {
         let found = self.parts().list.iter().position(|part| part.operand.name == name);
-        found.map_or(Place::NOWHERE, |number| self.placed(number))
+        found.map_or(StridedTensor::NOWHERE, |number| self.placed(number))
     }
 
     /// The address of an operand; 0 if it is not there.
@@ -90,7 +90,7 @@ impl<P: AsRef<Parts>> Steps<'_, P> {
     }
 
     /// Adds a copy of elements of so many bytes; columns beyond those of the source are 0.
-    pub fn copy(&self, bytes: usize, from: Place, to: Place) -> Result<(), Error> {
+    pub fn copy(&self, bytes: usize, from: StridedTensor, to: StridedTensor) -> Result<(), Error> {
         moves::copy(self.draft, bytes, from, to)
     }
 
@@ -125,11 +125,11 @@ impl<P: AsRef<Parts>> Steps<'_, P> {
 
 /// Drafts a pass: copies of what the caller holds elsewhere than kernels find it, the steps that a function adds, and
 /// copies of results.
-pub(crate) fn draft_steps<P: AsRef<Parts>>(
+pub(crate) fn draft_steps<P: Deref<Target = Parts>>(
     prepared: &P,
     compute: impl FnOnce(Steps<'_, P>) -> Result<(), Error>,
 ) -> Result<Vec<Step>, Error> {
-    let draft = Draft::new(prepared.as_ref().target);
+    let draft = Draft::new(prepared.target);
     Steps::new(prepared, &draft).gather()?;
     compute(Steps::new(prepared, &draft))?;
     Steps::new(prepared, &draft).scatter()?;
@@ -139,7 +139,7 @@ pub(crate) fn draft_steps<P: AsRef<Parts>>(
 /// The tables of a pass: bytes that depend on the problem alone, and where they lie.
 #[derive(Debug, Default)]
 pub(crate) struct TableImage {
-    pieces: Vec<(Room, Vec<u8>)>,
+    pieces: Vec<(MemoryRange, Vec<u8>)>,
     /// The bytes of all.
     pub bytes: usize,
 }
@@ -150,9 +150,9 @@ impl TableImage {
         TableImage { pieces: Vec::new(), bytes }
     }
 
-    /// Puts a table into its room.
-    pub fn put(&mut self, room: Room, bytes: impl Into<Vec<u8>>) {
-        self.pieces.push((room, bytes.into()));
+    /// Puts a table into its range.
+    pub fn put(&mut self, range: MemoryRange, bytes: impl Into<Vec<u8>>) {
+        self.pieces.push((range, bytes.into()));
     }
 }
 
@@ -216,7 +216,7 @@ impl PreparedPass {
     /// Copies the tables to memory that begins there.
     pub fn upload(&self, queue: &Queue<'_>, base: u64) -> Result<(), Error> {
         let mut pieces = self.tables.pieces.iter();
-        pieces.try_for_each(|(room, bytes)| queue.upload(room.address(base), bytes))
+        pieces.try_for_each(|(range, bytes)| queue.upload(range.address(base), bytes))
     }
 
     /// Enqueues the steps on operands at these addresses, one for each of its parts, and then for each array that the

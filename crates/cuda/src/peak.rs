@@ -1,5 +1,6 @@
 //! Peak of the arithmetic of a device: `kernels/peak.cu`.
 
+use crate::args::{Declaration, KernelArgs, Ptr, declaration, kernel_args};
 use crate::device_id::DeviceId;
 use crate::gpu::Kernels;
 use crate::options::{Level, Options, Precision};
@@ -9,7 +10,7 @@ use crate::timing::device_ns;
 use crate::unit::Unit;
 use crate::variant::Variant;
 use crate::workspace::Workspace;
-use cudarc::driver::{DevicePtr, DeviceRepr};
+use cudarc::driver::DevicePtr;
 use etalon_problem::{Dtype, Error};
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,13 +19,13 @@ impl Unit {
     /// The fastest that passes with these options may use, for operands of a storage type. Fails where there is no
     /// such device.
     pub fn of(workspace: &Workspace, options: &Options, storage: Dtype) -> Result<Unit, Error> {
-        let held = workspace.device(options.device)?;
+        let state = workspace.device(options.device)?;
         let narrow = matches!(storage, Dtype::Bf16 | Dtype::F16);
         Ok(match (options.precision, options.level) {
             (Precision::Strict, _) | (_, Level::Portable) => Unit::Ffma,
             (precision, _) if !narrow && precision.narrows_f32() => Unit::Mma,
             (precision, _) if !narrow || precision != Precision::Flash => Unit::Ffma,
-            (_, Level::Auto | Level::Sm90a | Level::Sm90aSegments) if held.device.is_hopper() => {
+            (_, Level::Auto | Level::Sm90a | Level::Sm90aSegments) if state.device.is_hopper() => {
                 Unit::Wgmma
             }
             _ => Unit::Mma,
@@ -35,17 +36,17 @@ impl Unit {
 /// Threads of a block.
 const THREADS: u32 = 256;
 
-/// `Peak` of `peak.cu`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-struct Peak {
-    sink: u64,
-    rounds: i32,
+kernel_args! {
+    /// Arguments of `peak.cu`.
+    struct PeakArgs as "Peak" {
+        /// A number for each block: written where a sum is one that never occurs, so that sums are computed.
+        sink: Ptr<f32>,
+        rounds: i32,
+    }
 }
 
-// SAFETY: the fields, their types and their order are those of `Peak` in `peak.cu`, and it holds no reference of the
-// host.
-unsafe impl DeviceRepr for Peak {}
+/// Kernel arguments that `peak.cu` names.
+pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<PeakArgs>()];
 
 /// Times of which the shortest counts.
 const TIMES: usize = 3;
@@ -67,7 +68,8 @@ struct Products<'a> {
 impl Products<'_> {
     fn enqueue(&self, blocks: usize, rounds: i32) -> Result<(), Error> {
         let kernel = self.kernels.get("peak")?;
-        self.queue.launch(kernel, blocks as u64, (THREADS, 0), &Peak { sink: self.sink, rounds })
+        let arguments = PeakArgs { sink: self.sink.into(), rounds }.arguments();
+        self.queue.launch(kernel, blocks as u32, (THREADS, 0), &arguments.bytes)
     }
 
     /// The time of so many rounds, in ns.
@@ -92,27 +94,24 @@ fn with_products<T>(
     (unit, storage): (Unit, Dtype),
     body: impl FnOnce(&Products<'_>) -> Result<T, Error>,
 ) -> Result<T, Error> {
-    let held = workspace.device(device)?;
-    let device = &held.device;
+    let state = workspace.device(device)?;
+    let device = &state.device;
     if unit == Unit::Wgmma && !device.is_hopper() {
-        return Err(Error::Unsupported {
-            what: "wgmma".to_string(),
-            reason: "the device is not of compute capability 9.0".to_string(),
-        });
+        return Err(Error::unsupported("wgmma", "the device is not of compute capability 9.0"));
     }
     let architecture = match unit {
         Unit::Wgmma => "sm_90a".to_string(),
         _ => device.architecture(),
     };
     let kernels = device.kernels(Variant::peak(unit, storage), &architecture)?;
-    let slot = held.slot()?;
+    let slot = state.slot()?;
     let blocks = unit.blocks() * device.multiprocessors;
     let memory = device_memory(device, &slot.stream, 4 * blocks)?;
     let sink = memory.device_ptr(&slot.stream).0;
     let queue = slot.queue(device)?;
     let result = body(&Products { kernels, queue, blocks, sink })?;
     drop(memory);
-    held.give_back(slot);
+    state.give_back(slot);
     Ok(result)
 }
 

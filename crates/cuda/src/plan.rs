@@ -1,14 +1,14 @@
 //! The steps of a pass on a device, and the memory that it takes: no device is needed.
 
-use crate::draft::{Operands, draft};
+use crate::call::{OperandLayout, Operands, PassCall};
+use crate::draft::draft;
 use crate::options::{Level, Options};
-use crate::parts::Laid;
 use crate::pass::Choice;
+use crate::shared::declared_bytes;
 use crate::softmax::chosen;
 use crate::step;
 use crate::target::Target;
 use crate::unit::Unit;
-use crate::variant::declared_bytes;
 use etalon_problem::{Blocking, Dtype, Error, Mode, Operand, Pass, Problem, Role, Table, find};
 
 /// The steps of a pass, every result being asked for, its operands dense, its sequences and its mask those of the
@@ -89,7 +89,7 @@ impl Plan {
     /// Of a pass that has passed its checks.
     pub(crate) fn of(
         problem: &Problem,
-        call: (Pass, Dtype),
+        (pass, storage): (Pass, Dtype),
         table: &Table,
         options: &Options,
         target: &Target,
@@ -103,13 +103,14 @@ impl Plan {
         let holds = |name: &str, result: bool| {
             let operand = find(&table.operands, name).filter(|x| takes_part(x))?;
             let is_result = matches!(operand.role, Role::Output | Role::OptionalOutput);
-            (is_result == result).then_some(Laid { strides: None, aligned: true })
+            (is_result == result).then_some(OperandLayout::DENSE)
         };
-        let operands = Operands::Device(&[]);
-        let plan = draft(*target, problem, call, table, &holds, operands, options)?;
+        let (operands, target) = (Operands::Device(&[]), *target);
+        let call = PassCall { target, pass, storage, table, holds: &holds, operands, options };
+        let plan = draft(problem, &call)?;
         let Choice { level, refusals, mode, blockings } = plan.choice;
         Ok(Plan {
-            target: *target,
+            target,
             level: if level == options.level.kernels() { options.level } else { level },
             refusals,
             mode,

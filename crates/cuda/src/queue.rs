@@ -3,7 +3,7 @@
 use crate::gpu::Device;
 use cudarc::driver::result;
 use cudarc::driver::sys;
-use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr};
+use cudarc::driver::{CudaFunction, CudaStream};
 use etalon_problem::Error;
 use std::cell::Cell;
 use std::sync::Arc;
@@ -66,60 +66,25 @@ impl<'a> Queue<'a> {
             return Ok(());
         }
         let words = bytes.div_ceil(4);
-        // SAFETY: the callers name a room of this call: rooms are whole multiples of 256 bytes.
+        // SAFETY: the callers name a range of this call: ranges are whole multiples of 256 bytes.
         let filled = unsafe { sys::cuMemsetD32Async(to, word, words, self.stream.cu_stream()) };
         self.enqueued.fills.set(self.enqueued.fills.get() + 1);
         filled.result().map_err(|error| self.device.failed("filling device memory", error))
     }
 
-    /// Runs a kernel over `blocks` blocks; none at all where there is no block.
-    ///
-    /// The argument must be what the kernel takes, and every address in it that of memory in which the
-    /// kernel stays.
-    pub fn launch<A: DeviceRepr>(
-        &self,
-        kernel: &CudaFunction,
-        blocks: u64,
-        (threads, shared): (u32, u32),
-        argument: &A,
-    ) -> Result<(), Error> {
-        if blocks == 0 {
-            return Ok(());
-        }
-        let blocks = u32::try_from(blocks).ok().filter(|&n| n <= i32::MAX as u32);
-        let blocks = blocks.ok_or_else(|| Error::Unsupported {
-            what: "a problem of this size".to_string(),
-            reason: "a launch has at most 2³¹ − 1 blocks".to_string(),
-        })?;
-        // SAFETY: by the condition above.
-        unsafe { self.launch_at(kernel, blocks, (threads, shared), (&raw const *argument).cast()) }
-    }
-
-    /// The same over at least one block, with the bytes of the argument.
-    pub fn launch_bytes(
+    /// Runs a kernel over at least one block, with the bytes of its argument.
+    pub fn launch(
         &self,
         kernel: &CudaFunction,
         blocks: u32,
-        block: (u32, u32),
+        (threads, shared): (u32, u32),
         argument: &[u8],
     ) -> Result<(), Error> {
+        let mut arguments = [argument.as_ptr().cast_mut().cast()];
         // SAFETY: the callers are the passes of this crate: the bytes are those that `kernel_args!` declares to the
-        // kernel, which checks their number, and each address in them is that of memory in which the kernel stays.
-        unsafe { self.launch_at(kernel, blocks, block, argument.as_ptr()) }
-    }
-
-    /// # Safety
-    /// At the address lie as many bytes as the kernel takes, and what they say is true.
-    unsafe fn launch_at(
-        &self,
-        kernel: &CudaFunction,
-        blocks: u32,
-        (threads, shared): (u32, u32),
-        argument: *const u8,
-    ) -> Result<(), Error> {
-        let mut arguments = [argument.cast_mut().cast()];
-        // SAFETY: the caller's promise. The driver copies the argument, without writing, before it returns, and the
-        // list of arguments, which has one as the kernel does, lives until then.
+        // kernel, which checks their number, and each address in them is that of memory in which the kernel stays. The
+        // driver copies the argument, without writing, before it returns, and the list of arguments, which has one as
+        // the kernel does, lives until then.
         let launched = unsafe {
             sys::cuLaunchKernel(
                 kernel.cu_function(),

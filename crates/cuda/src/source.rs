@@ -5,8 +5,10 @@ use crate::cache::Cache;
 use crate::linear_attention;
 use crate::linear_cross_entropy;
 use crate::moves;
+use crate::peak;
+use crate::shared::shared_bytes;
 use crate::softmax;
-use crate::strided;
+use crate::tensor_args;
 use crate::variant::Variant;
 use std::fmt::Write;
 
@@ -37,6 +39,25 @@ impl Variant {
         source
     }
 
+    /// The options of the compiler, for an architecture.
+    pub fn options(&self, architecture: &str) -> Vec<String> {
+        let mut options = vec![
+            format!("--gpu-architecture={architecture}"),
+            "--std=c++17".to_string(),
+            "-default-device".to_string(),
+            "--ptxas-options=-v".to_string(),
+        ];
+        options.extend(self.defines.iter().map(|(name, value)| format!("-D{name}={value}")));
+        // Sources assert that their layouts have these bytes: `CHECK_SHARED` of `tile/types.cuh`.
+        let shared = self.kernels().into_iter().map(|name| (name, shared_bytes(self, name)));
+        let shared = shared.filter(|(_, bytes)| *bytes > 0);
+        options.extend(shared.map(|(name, bytes)| format!("-DSHARED_{name}={bytes}")));
+        if cfg!(feature = "racecheck") {
+            options.push("-DARRIVALS=32".to_string()); // of `feed/barriers.cuh`
+        }
+        options
+    }
+
     /// The name of its machine code in a cache or an archive: a hash of the source, the options, the
     /// architecture, and the version of the compiler.
     pub(crate) fn key(&self, architecture: &str, nvrtc: &str) -> String {
@@ -49,9 +70,9 @@ const ARGUMENTS: &str = "KERNEL_ARGS(";
 
 /// Kernel arguments that sources name.
 fn declared() -> impl Iterator<Item = Declaration> {
-    let own = [moves::ARGUMENTS, strided::ARGUMENTS, linear_attention::ARGUMENTS];
-    let own = own.into_iter().chain([linear_cross_entropy::ARGUMENTS]).flatten().copied();
-    own.chain(softmax::arguments())
+    let own = [moves::ARGUMENTS, peak::ARGUMENTS, tensor_args::ARGUMENTS];
+    let algorithms = [linear_attention::ARGUMENTS, linear_cross_entropy::ARGUMENTS];
+    own.into_iter().chain(algorithms).flatten().copied().chain(softmax::arguments())
 }
 
 /// Adds the definition of kernel arguments, and of what they need.

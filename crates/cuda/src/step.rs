@@ -11,9 +11,10 @@
 use crate::args::{Arguments, KernelArgs};
 use crate::gpu::Device;
 use crate::queue::Queue;
+use crate::shared::shared_bytes;
 use crate::target::Target;
 use crate::unit::Unit;
-use crate::variant::{Variant, shared_bytes};
+use crate::variant::Variant;
 use cudarc::driver::CudaFunction;
 use etalon_problem::Error;
 use std::cell::RefCell;
@@ -193,18 +194,14 @@ impl Draft {
             return Ok(());
         }
         if self.steps.borrow().len() >= MOST_STEPS {
-            return Err(Error::Unsupported {
-                what: format!("a pass of more than {MOST_STEPS} steps"),
-                reason:
-                    "its chunks are small: a larger memory_budget or partials_budget takes fewer"
-                        .to_string(),
-            });
+            return Err(Error::unsupported(
+                format!("a pass of more than {MOST_STEPS} steps"),
+                "its chunks are small: a larger memory_budget or partials_budget takes fewer",
+            ));
         }
         let blocks = u32::try_from(blocks).ok().filter(|&n| n <= i32::MAX as u32);
-        let blocks = blocks.ok_or_else(|| Error::Unsupported {
-            what: "a problem of this size".to_string(),
-            reason: "a launch has at most 2³¹ − 1 blocks".to_string(),
-        })?;
+        let reason = "a launch has at most 2³¹ − 1 blocks";
+        let blocks = blocks.ok_or_else(|| Error::unsupported("a problem of this size", reason))?;
         let kernel = Kernel { variant: variant.clone(), name, threads, own_shared };
         let arguments = arguments.arguments();
         self.steps.borrow_mut().push(Step::Launch { kernel, blocks, arguments, work });
@@ -266,7 +263,7 @@ impl Loaded {
                 LoadedStep::Launch { function, blocks, block, arguments } => {
                     let bytes = &mut bytes[..arguments.bytes.len()];
                     bind(queue.device, arguments, bases, bytes)?;
-                    queue.launch_bytes(function, *blocks, *block, bytes)?;
+                    queue.launch(function, *blocks, *block, bytes)?;
                 }
             }
         }

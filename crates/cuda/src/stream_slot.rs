@@ -1,8 +1,8 @@
 //! A stream with the device memory of one call of the host's door.
 
 use crate::gpu::Device;
+use crate::memory::{ALIGNMENT, memory};
 use crate::queue::{Enqueued, Queue};
-use crate::room::{ALIGNMENT, memory};
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};

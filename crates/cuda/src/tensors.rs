@@ -1,5 +1,6 @@
 //! Borrowed tensors of the host as bytes in the order of their shape.
 
+use crate::memory::{filled, reserved};
 use bytemuck::Pod;
 use etalon_problem::{Error, View, ViewMut};
 use ndarray::{ArrayViewD, ArrayViewMutD};
@@ -19,20 +20,6 @@ pub(crate) fn with_bytes(
     }
 }
 
-/// As [`with_bytes`], of the place of a result.
-pub(crate) fn with_bytes_of_place(
-    name: &str,
-    place: &ViewMut<'_>,
-    f: impl FnOnce(&[u8]) -> Result<(), Error>,
-) -> Result<(), Error> {
-    match place {
-        ViewMut::F32(x) => packed(name, &x.view(), f),
-        ViewMut::Bf16(x) => packed(name, &x.view(), f),
-        ViewMut::F16(x) => packed(name, &x.view(), f),
-        other => Err(stored(name, other.stored())),
-    }
-}
-
 fn packed<T: Pod>(
     name: &str,
     view: &ArrayViewD<'_, T>,
@@ -41,7 +28,7 @@ fn packed<T: Pod>(
     if let Some(slice) = view.as_slice() {
         return f(bytemuck::cast_slice(slice));
     }
-    let mut list = room(name, view.len())?;
+    let mut list = reserved(view.len(), &copy_of(name))?;
     list.extend(view.iter().copied());
     f(bytemuck::cast_slice(&list))
 }
@@ -69,20 +56,14 @@ fn unpacked<T: Pod>(
     if let Some(slice) = place.as_slice_mut() {
         return f(bytemuck::cast_slice_mut(slice));
     }
-    let mut list = room(name, place.len())?;
-    list.resize(place.len(), T::zeroed());
+    let mut list = filled(T::zeroed(), place.shape(), &copy_of(name))?;
     f(bytemuck::cast_slice_mut(&mut list))?;
     place.iter_mut().zip(list).for_each(|(to, from)| *to = from);
     Ok(())
 }
 
-fn room<T>(name: &str, elements: usize) -> Result<Vec<T>, Error> {
-    let mut list = Vec::new();
-    list.try_reserve_exact(elements).map_err(|_| Error::Memory {
-        what: format!("a copy of `{name}`"),
-        bytes: elements.saturating_mul(size_of::<T>()),
-    })?;
-    Ok(list)
+fn copy_of(name: &str) -> String {
+    format!("a copy of `{name}`")
 }
 
 fn stored(name: &str, found: impl ToString) -> Error {

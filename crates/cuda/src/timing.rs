@@ -61,9 +61,9 @@ pub fn time(
     let storage = check(&table, inputs, options.recompute)?;
     storage.refuse_f64()?;
     levels::check(options, problem.algorithm(), pass, storage)?;
-    let held = workspace.device(options.device)?;
+    let state = workspace.device(options.device)?;
     let call = (pass, storage);
-    let placed = Placed::new(&held, problem, call, &table, inputs, None, options)?;
+    let placed = Placed::new(&state, problem, call, &table, inputs, None, options)?;
     let mut timing = Timing { scratch_bytes: placed.scratch_bytes(), ..Timing::default() };
     // Compiling and loading on the way counts nothing, nor does the first round.
     let first = round(&placed, 1)?;

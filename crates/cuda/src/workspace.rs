@@ -70,9 +70,9 @@ impl Workspace {
     /// workspaces with NaN.
     pub fn fill(&self, value: f32) -> Result<(), Error> {
         let devices: Vec<Arc<DeviceState>> = lock(&self.devices).values().cloned().collect();
-        for held in devices {
-            for slot in lock(&held.slots).iter() {
-                slot.fill(&held.device, value)?;
+        for state in devices {
+            for slot in lock(&state.slots).iter() {
+                slot.fill(&state.device, value)?;
             }
         }
         Ok(())
@@ -83,20 +83,20 @@ impl Workspace {
         let ordinal = match device {
             DeviceId::Ordinal(ordinal) => ordinal,
             DeviceId::Uuid(uuid) => {
-                let held = devices.iter().find(|(_, held)| held.device.uuid == uuid);
-                held.map_or_else(|| ordinal_of(uuid), |(&ordinal, _)| Ok(ordinal))?
+                let state = devices.iter().find(|(_, state)| state.device.uuid == uuid);
+                state.map_or_else(|| ordinal_of(uuid), |(&ordinal, _)| Ok(ordinal))?
             }
         };
-        if let Some(held) = devices.get(&ordinal) {
-            held.device.check_alive()?;
-            return Ok(held.clone());
+        if let Some(state) = devices.get(&ordinal) {
+            state.device.check_alive()?;
+            return Ok(state.clone());
         }
         let device = Device::open(ordinal, &self.settings)?;
-        let held = Arc::new(DeviceState { device, slots: Mutex::default() });
+        let state = Arc::new(DeviceState { device, slots: Mutex::default() });
         // A context that an earlier fault of the process has ended can be had, but no stream in it.
-        held.give_back(held.slot()?);
-        devices.insert(ordinal, held.clone());
-        Ok(held)
+        state.give_back(state.slot()?);
+        devices.insert(ordinal, state.clone());
+        Ok(state)
     }
 }
 

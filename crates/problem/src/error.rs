@@ -158,6 +158,16 @@ impl Error {
         Error::Value { name: name.into(), expected: expected.into(), found: found.to_string() }
     }
 
+    /// A request that the tier does not offer.
+    pub fn unsupported(what: impl Into<String>, reason: impl Into<String>) -> Self {
+        Error::Unsupported { what: what.into(), reason: reason.into() }
+    }
+
+    /// Memory for a purpose that cannot be had.
+    pub fn memory(what: impl Into<String>, bytes: usize) -> Self {
+        Error::Memory { what: what.into(), bytes }
+    }
+
     /// Fails unless `found` is the shape that `operand` must have.
     pub fn expect_shape(operand: &str, expected: &[usize], found: &[usize]) -> Result<(), Self> {
         if expected == found {
@@ -187,6 +197,7 @@ impl Error {
         };
         Error::Unexpected { operand: operand.to_string(), reason }
     }
+
     /// Fails unless each of these extents, with their names, is at least 1.
     pub(crate) fn expect_extents(extents: &[(&str, usize)]) -> Result<(), Self> {
         match extents.iter().find(|(_, extent)| *extent == 0) {

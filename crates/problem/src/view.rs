@@ -104,6 +104,17 @@ macro_rules! views {
                 }
             }
 
+            /// The same elements, to read.
+            pub fn view(&self) -> View<'_> {
+                match self {
+                    $name::F64(x) => View::F64(x.view()),
+                    $name::F32(x) => View::F32(x.view()),
+                    $name::Bf16(x) => View::Bf16(x.view()),
+                    $name::F16(x) => View::F16(x.view()),
+                    $name::I64(x) => View::I64(x.view()),
+                }
+            }
+
             /// The type of its elements.
             pub fn stored(&self) -> Stored {
                 match self {

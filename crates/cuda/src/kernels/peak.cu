@@ -2,10 +2,7 @@
 // where the tensor cores read them there. Compile-time: UNIT, 0: fused multiply-adds in f32, 1: mma.sync, 2: wgmma.
 //
 // The operands are random numbers of both signs: the power that a product takes depends on its bits.
-struct Peak {
-  float* sink;  // a number for each block: written where a sum is what it never is, so that sums are computed
-  int rounds;
-};
+KERNEL_ARGS(Peak)
 DEV float noise(u32 x) {  // in (-1, 1)
   x = (x ^ x >> 16) * 0x7feb352du, x = (x ^ x >> 15) * 0x846ca68bu;
   return (int)(x ^ x >> 16) * 0x1p-31f;

@@ -3,37 +3,37 @@
 use super::prepared::Steps;
 use super::tables::{Chunk, Line, Run, Segment, Strip};
 use crate::args::{ConstPtr, Declaration, Element, Ptr, declaration, kernel_args};
-use crate::strided::StridedTensor;
+use crate::tensor_args::TensorArgs;
 use crate::tensor_map::TensorMap;
 
 kernel_args! {
-    /// The arguments of the kernels of `linear_attention/`. Every gradient is o of another problem: out_i = Σ_j w_ij x_j +
-    /// reach_i y_i·state. Of operands that are not there the address is 0.
+    /// The arguments of the kernels of `linear_attention/`. Every gradient is o of another problem:
+    /// out_i = Σ_j w_ij x_j + reach_i y_i·state. Of operands that are not there the address is 0.
     pub(super) struct LinearArgs as "LinearArgs" {
-        pub y: StridedTensor,
-        pub y1: StridedTensor,
-        pub b: StridedTensor,
-        pub b1: StridedTensor,
-        pub x: StridedTensor,
-        pub x1: StridedTensor,
-        pub out: StridedTensor,
+        pub y: TensorArgs,
+        pub y1: TensorArgs,
+        pub b: TensorArgs,
+        pub b1: TensorArgs,
+        pub x: TensorArgs,
+        pub x1: TensorArgs,
+        pub out: TensorArgs,
         /// Operands that dg is made of; of a step q, k and v.
-        pub q: StridedTensor,
-        pub q1: StridedTensor,
-        pub k: StridedTensor,
-        pub k1: StridedTensor,
-        pub v: StridedTensor,
-        pub v1: StridedTensor,
-        pub dout: StridedTensor,
-        pub dout1: StridedTensor,
+        pub q: TensorArgs,
+        pub q1: TensorArgs,
+        pub k: TensorArgs,
+        pub k1: TensorArgs,
+        pub v: TensorArgs,
+        pub v1: TensorArgs,
+        pub dout: TensorArgs,
+        pub dout1: TensorArgs,
         /// Rows that out, or its part from the state, is multiplied with.
-        pub dot: StridedTensor,
+        pub dot: TensorArgs,
         /// States [sequence, head, row] that a sweep begins with.
-        pub begin: StridedTensor,
-        pub begin1: StridedTensor,
+        pub begin: TensorArgs,
+        pub begin1: TensorArgs,
         /// States [sequence, head, row] where it ends.
-        pub end: StridedTensor,
-        pub end1: StridedTensor,
+        pub end: TensorArgs,
+        pub end1: TensorArgs,
         /// [batch, heads, tokens]; 0: not wanted.
         pub state_dots: Ptr<f32>,
         pub dots: Ptr<f32>,
@@ -101,8 +101,8 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// The arguments of the kernels of `linear_attention/sm90a_*.cu`; results are those of [`LinearArgs`]. Tensors for the copy
-    /// engine are in boxes of 64 columns and 128 rows, of `out` 64.
+    /// The arguments of the kernels of `linear_attention/sm90a_*.cu`; results are those of [`LinearArgs`]. Tensors for
+    /// the copy engine are in boxes of 64 columns and 128 rows, of `out` 64.
     pub(super) struct WalkArgs as "WalkArgs" {
         pub y: TensorMap,
         pub b: TensorMap,
@@ -110,14 +110,14 @@ kernel_args! {
         pub out: TensorMap,
         pub dots: TensorMap,
         /// out by its elements; without an address where out is not wanted.
-        pub rows: StridedTensor,
+        pub rows: TensorArgs,
         /// Rows that results are multiplied with, those of `dots`.
-        pub dot: StridedTensor,
+        pub dot: TensorArgs,
         /// States [sequence, key head, row] that a sequence begins with, and where it ends.
-        pub begin: StridedTensor,
-        pub end: StridedTensor,
+        pub begin: TensorArgs,
+        pub end: TensorArgs,
         /// [segment, key head, row of D]: the states that other segments begin with.
-        pub between: StridedTensor,
+        pub between: TensorArgs,
         /// The log-decay of each key head, or [batch, key head, token]; 0: none.
         pub logs: ConstPtr<f32>,
         /// S before each chunk, as threads hold it: read by `attend_back_dots`.
@@ -168,7 +168,7 @@ impl LinearArgs {
     /// The arguments that all kernels of a pass share.
     pub fn new(steps: &Steps<'_>) -> LinearArgs {
         let prepared = steps.prepared;
-        let (e, rooms) = (&prepared.problem.extents, &prepared.rooms);
+        let (e, ranges) = (&prepared.problem.extents, &prepared.ranges);
         let first = |names: [&str; 2]| {
             let found = names.map(|name| steps.address(name));
             if found[0] != 0 { found[0] } else { found[1] }
@@ -186,13 +186,13 @@ impl LinearArgs {
             logs: first(["g", "g_gamma"]).into(),
             log_tangents: first(["ddg", "ddg_gamma"]).into(),
             by_head: i32::from(prepared.has("g_gamma")),
-            gates: steps.room(rooms.gates).into(),
-            slopes: steps.room(rooms.slopes).into(),
+            gates: steps.range(ranges.gates).into(),
+            slopes: steps.range(ranges.slopes).into(),
             ddscale: steps.address("ddscale").into(),
-            found: steps.room(rooms.found).into(),
-            chunks: steps.table(tables.chunks.room).into(),
-            strips: steps.table(tables.strips.room).into(),
-            lines: steps.table(tables.lines.room).into(),
+            found: steps.range(ranges.found).into(),
+            chunks: steps.table(tables.chunks.range).into(),
+            strips: steps.table(tables.strips.range).into(),
+            lines: steps.table(tables.lines.range).into(),
             batch: e.batch as i32,
             heads: e.query_heads as i32,
             key_heads: e.key_heads as i32,

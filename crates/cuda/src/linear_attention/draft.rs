@@ -1,40 +1,36 @@
 //! A pass of linear_attention, from its problem to its steps.
 
 use super::levels::{LEVELS, Spec};
-use super::prepared::{Prepared, Rooms, Steps, WalkRooms};
+use super::prepared::{Prepared, Ranges, Steps, WalkRanges};
 use super::tables::Tables;
 use super::{hopper, maps, passes, second};
-use crate::options::{Level, Options};
-use crate::parts::{Holds, Parts};
+use crate::call::PassCall;
+use crate::memory::{Layout, beyond_32_bits};
+use crate::options::Level;
+use crate::parts::Parts;
 use crate::pass::{Choice, PassPlan, draft_steps};
-use crate::room::Layout;
-use crate::target::Target;
-use etalon_problem::{Dtype, Error, LinearAttention, Operand, Pass, Table};
+use etalon_problem::{Error, LinearAttention, Pass};
 
-/// Drafts the steps of a pass that has passed [`Table::check_call`].
+/// Drafts the steps of a pass.
 pub(crate) fn draft(
-    target: Target,
     problem: &LinearAttention,
-    call: (Pass, Dtype),
-    table: &Table,
-    holds: Holds<'_>,
-    options: &Options,
+    call: &PassCall<'_, '_>,
 ) -> Result<PassPlan<'static>, Error> {
     check_states(problem)?;
     let mut layout = Layout::default();
-    let parts = parts(target, call, table, holds, &mut layout)?;
-    let boxes = maps::takes_all(&parts);
-    let spec = Spec::new(problem, call, options.precision, parts.target, boxes);
+    let (options, parts) = (call.options, parts(call, &mut layout)?);
+    let spec = Spec::new(problem, call, maps::takes_all(&parts));
     let mut choice = Choice::of(&LEVELS, &spec, options.level)?;
     // A step has one kernel on all levels, without a product of matrices.
-    if call.0 == Pass::Step {
+    if call.pass == Pass::Step {
         choice.level = Level::Portable;
     }
     let tables = Tables::new(problem, hopper::cut(options.level))?;
-    let (watches, rooms, walks) = (!options.assume_finite, Rooms::default(), WalkRooms::default());
+    let (watches, ranges, walks) =
+        (!options.assume_finite, Ranges::default(), WalkRanges::default());
     let level = choice.level;
-    let mut prepared = Prepared { parts, problem, tables, level, watches, rooms, walks };
-    prepared.rooms = prepared.reserve(&mut layout)?;
+    let mut prepared = Prepared { parts, problem, tables, level, watches, ranges, walks };
+    prepared.ranges = prepared.reserve(&mut layout)?;
     prepared.walks = hopper::reserve(&prepared, &mut layout)?;
     let steps = draft_steps(&prepared, |steps| compute(&steps))?;
     let (parts, tables) = (prepared.parts, prepared.tables);
@@ -47,25 +43,16 @@ fn check_states(problem: &LinearAttention) -> Result<(), Error> {
     let (dim, value_dim) = (problem.extents.dim, problem.value_dim);
     let elements = dim.checked_mul(value_dim);
     if elements.is_none_or(|elements| elements > i32::MAX as usize) {
-        return Err(Error::Unsupported {
-            what: format!("a state of {dim} × {value_dim}"),
-            reason: "the cuda tier counts in 32 bits".to_string(),
-        });
+        return Err(beyond_32_bits(format!("a state of {dim} × {value_dim}")));
     }
     Ok(())
 }
 
-fn parts(
-    target: Target,
-    (pass, storage): (Pass, Dtype),
-    table: &Table,
-    holds: Holds<'_>,
-    layout: &mut Layout,
-) -> Result<Parts, Error> {
+fn parts(call: &PassCall<'_, '_>, layout: &mut Layout) -> Result<Parts, Error> {
     // A step reads its new state again.
-    let made = |operand: &Operand| pass == Pass::Step && operand.name == "final_state";
-    let mut parts = Parts::new(target, (pass, storage), table, holds, made, layout)?;
-    if pass == Pass::Step && !parts.has("initial_state") {
+    let is_step = call.pass == Pass::Step;
+    let mut parts = Parts::new(call, |operand| is_step && operand.name == "final_state", layout)?;
+    if is_step && !parts.has("initial_state") {
         // The place of the new state holds the old one.
         let state = parts.list.iter_mut().find(|part| part.operand.name == "final_state");
         state.into_iter().for_each(|state| state.given = true);
@@ -82,8 +69,8 @@ fn compute(steps: &Steps<'_>) -> Result<(), Error> {
     match (parts.pass, level) {
         (Pass::Forward, Level::Sm90a) => hopper::forward(steps),
         (Pass::Backward, Level::Sm90a) => hopper::backward(steps),
-        (Pass::Forward, _) => passes::forward(steps),
-        (Pass::Backward, _) => passes::backward(steps),
+        (Pass::Forward, _) => passes::compute(steps, passes::attend_states),
+        (Pass::Backward, _) => passes::compute(steps, passes::gradients),
         (Pass::Step, _) => passes::step(steps),
         _ => second::double_backward(steps),
     }
@@ -93,9 +80,9 @@ fn compute(steps: &Steps<'_>) -> Result<(), Error> {
 fn fill(steps: &Steps<'_>) -> Result<(), Error> {
     let mut results = steps.prepared.list.iter().filter(|part| !part.given);
     results.try_for_each(|part| steps.fill_part(part, 0))?;
-    let Rooms { by_scale, by_gate, .. } = steps.prepared.rooms;
-    for room in [by_scale, by_gate].into_iter().flatten() {
-        steps.fill(steps.at(room), room.bytes, 0);
+    let Ranges { by_scale, by_gate, .. } = steps.prepared.ranges;
+    for range in [by_scale, by_gate].into_iter().flatten() {
+        steps.fill(steps.at(range), range.bytes, 0);
     }
     Ok(())
 }

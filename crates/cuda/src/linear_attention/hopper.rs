@@ -4,12 +4,12 @@ use super::CHUNK;
 use super::args::{LinearArgs, WalkArgs};
 use super::maps::map;
 use super::passes::{
-    Columns, Target, backward_again, by_chunk, forward_again, launch as launch_portable,
+    Columns, Target, attend_states, by_chunk, compute_again, gradients, launch as launch_portable,
 };
-use super::prepared::{Prepared, Steps, WalkRooms};
+use super::prepared::{Prepared, Steps, WalkRanges};
+use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
-use crate::room::{Layout, Room, memory};
-use crate::strided::StridedTensor;
+use crate::tensor_args::TensorArgs;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
 use etalon_problem::{Decay, Error};
@@ -46,30 +46,26 @@ pub(super) fn cut(level: Level) -> fn(usize) -> usize {
     if level == Level::Sm90aSegments { short_segment } else { segment }
 }
 
-/// Takes rooms for the kernels.
-pub(super) fn reserve(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<WalkRooms, Error> {
+/// Takes ranges for the kernels.
+pub(super) fn reserve(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<WalkRanges, Error> {
     if prepared.level != Level::Sm90a {
-        return Ok(WalkRooms::default());
+        return Ok(WalkRanges::default());
     }
     let (e, needs) = (&prepared.problem.extents, prepared.needs());
     let (segments, cut) = (segments(prepared), cut_segments(prepared));
     let halves = e.dim.div_ceil(COLUMNS);
-    let mut room = |wanted: bool, shape: [usize; 4]| {
-        let bytes = shape.iter().try_fold(4usize, |n, &extent| n.checked_mul(extent));
-        let bytes = bytes.ok_or_else(|| memory(usize::MAX))?;
-        wanted.then(|| layout.room(bytes)).transpose()
-    };
+    let mut range = |wanted, shape: [usize; 4]| layout.array_if(wanted, 4, &shape);
     let chunks = prepared.tables.chunks.rows.len();
     let [of_tokens, of_heads] = [by_token(prepared), !by_token(prepared)].map(|x| x && needs.gates);
-    Ok(WalkRooms {
-        between: room(cut > 0, [cut, e.key_heads, e.dim, prepared.problem.value_dim])?,
-        decays: room(cut > 0 && by_token(prepared), [cut, e.key_heads, 1, 1])?,
-        states: room(needs.gates, [chunks, e.key_heads, halves, KEPT])?,
-        x_dots: room(of_tokens, [e.batch, e.query_heads, e.tokens, halves])?,
-        y_dots: room(of_tokens, [e.batch, e.key_heads, e.tokens, halves])?,
-        z_dots: room(of_tokens, [chunks, e.key_heads, halves, WARPS])?,
-        gammas: room(of_heads, [e.key_heads, parts(prepared), 1, 1])?,
-        scales: room(needs.scale, [segments, e.query_heads, halves, 1])?,
+    Ok(WalkRanges {
+        between: range(cut > 0, [cut, e.key_heads, e.dim, prepared.problem.value_dim])?,
+        decays: range(cut > 0 && by_token(prepared), [cut, e.key_heads, 1, 1])?,
+        states: range(needs.gates, [chunks, e.key_heads, halves, KEPT])?,
+        x_dots: range(of_tokens, [e.batch, e.query_heads, e.tokens, halves])?,
+        y_dots: range(of_tokens, [e.batch, e.key_heads, e.tokens, halves])?,
+        z_dots: range(of_tokens, [chunks, e.key_heads, halves, WARPS])?,
+        gammas: range(of_heads, [e.key_heads, parts(prepared), 1, 1])?,
+        scales: range(needs.scale, [segments, e.query_heads, halves, 1])?,
     })
 }
 
@@ -115,7 +111,7 @@ struct Course<'a> {
 
 impl WalkArgs {
     fn new(steps: &Steps<'_>, of: &Course<'_>) -> WalkArgs {
-        let (prepared, args, rooms) =
+        let (prepared, args, ranges) =
             (steps.prepared, of.target.args(steps), &steps.prepared.walks);
         let [y, b, x] = match of.target {
             Target::O => ["q", "k", "v"],
@@ -131,7 +127,7 @@ impl WalkArgs {
         let e = &prepared.problem.extents;
         let of_queries = parts(prepared) - segments(prepared) * e.dim.div_ceil(COLUMNS);
         let back = args.back != 0;
-        let between = steps.room(rooms.between);
+        let between = steps.range(ranges.between);
         WalkArgs {
             y: boxes(y, CHUNK as u32),
             b: boxes(b, CHUNK as u32),
@@ -144,18 +140,18 @@ impl WalkArgs {
             end: steps.tensor(of.end),
             between: of_segments(between, e.key_heads, e.dim, prepared.problem.value_dim),
             logs: args.logs,
-            states: steps.room(rooms.states).into(),
-            gammas: steps.room(rooms.gammas).into(),
-            scales: steps.room(rooms.scales).into(),
-            decays: steps.room(rooms.decays).into(),
-            x_dots: steps.room(rooms.x_dots).into(),
-            y_dots: steps.room(rooms.y_dots).into(),
-            z_dots: steps.room(rooms.z_dots).into(),
+            states: steps.range(ranges.states).into(),
+            gammas: steps.range(ranges.gammas).into(),
+            scales: steps.range(ranges.scales).into(),
+            decays: steps.range(ranges.decays).into(),
+            x_dots: steps.range(ranges.x_dots).into(),
+            y_dots: steps.range(ranges.y_dots).into(),
+            z_dots: steps.range(ranges.z_dots).into(),
             dg: 0.into(),
             found: args.found,
             chunks: args.chunks,
-            segments: steps.table(prepared.tables.segments.room).into(),
-            runs: steps.table(prepared.tables.runs.room).into(),
+            segments: steps.table(prepared.tables.segments.range).into(),
+            runs: steps.table(prepared.tables.runs.range).into(),
             heads: args.heads,
             key_heads: args.key_heads,
             tokens: args.tokens,
@@ -173,9 +169,9 @@ impl WalkArgs {
 }
 
 /// States [segment, key head, D, E], side by side.
-fn of_segments(data: u64, key_heads: usize, dim: usize, value_dim: usize) -> StridedTensor {
+fn of_segments(data: u64, key_heads: usize, dim: usize, value_dim: usize) -> TensorArgs {
     let (row, head) = (value_dim as i64, (dim * value_dim) as i64);
-    StridedTensor { data: data.into(), batch: key_heads as i64 * head, head, row }
+    TensorArgs { data: data.into(), batch: key_heads as i64 * head, head, row }
 }
 
 /// Walks every sequence for a result.
@@ -218,7 +214,7 @@ fn sum_segments(steps: &Steps<'_>, back: bool) -> Result<(), Error> {
 
 /// Nothing is known to be not finite: each block walks once more where its results are, and says so.
 fn find_none(steps: &Steps<'_>) {
-    if let Some(found) = steps.prepared.rooms.found {
+    if let Some(found) = steps.prepared.ranges.found {
         steps.fill(steps.at(found), found.bytes, 0);
     }
 }
@@ -229,7 +225,7 @@ pub(super) fn forward(steps: &Steps<'_>) -> Result<(), Error> {
     find_none(steps);
     sum_segments(steps, false)?;
     walk(steps, &Course { target: Target::O, out: "o", begin, end, dots: false })?;
-    if steps.prepared.watches { forward_again(steps) } else { Ok(()) }
+    compute_again(steps, attend_states)
 }
 
 /// The gradients that have places.
@@ -256,7 +252,7 @@ pub(super) fn backward(steps: &Steps<'_>) -> Result<(), Error> {
     }
     flow(steps)?;
     totals(steps)?;
-    if steps.prepared.watches { backward_again(steps) } else { Ok(()) }
+    compute_again(steps, gradients)
 }
 
 /// dg, from what the walks for dq and dk leave: a multiprocessor has a block, which takes chunks of key heads in
@@ -280,10 +276,10 @@ fn flow(steps: &Steps<'_>) -> Result<(), Error> {
 /// dg_gamma and dσ, the sums of their parts.
 fn totals(steps: &Steps<'_>) -> Result<(), Error> {
     let prepared = steps.prepared;
-    let sum = |name: &str, room: Option<Room>, kernel, heads: usize, numbers: usize| {
-        let Some(room) = room else { return Ok(()) };
+    let sum = |name: &str, range: Option<MemoryRange>, kernel, heads: usize, numbers: usize| {
+        let Some(range) = range else { return Ok(()) };
         let args = LinearArgs {
-            numbers: steps.at(room).into(),
+            numbers: steps.at(range).into(),
             total: steps.address(name).into(),
             batch: 1,
             heads: 1,
@@ -294,9 +290,9 @@ fn totals(steps: &Steps<'_>) -> Result<(), Error> {
         launch_portable(steps, (kernel, Columns::Dim), (heads, Some(256)), &args)
     };
     let key_heads = prepared.problem.extents.key_heads;
-    let WalkRooms { gammas, scales, .. } = prepared.walks;
+    let WalkRanges { gammas, scales, .. } = prepared.walks;
     sum("dg_gamma", gammas, "sum_heads", key_heads, parts(prepared))?;
-    let numbers = scales.map_or(0, |room| room.bytes / 4);
+    let numbers = scales.map_or(0, |range| range.bytes / 4);
     sum("dscale", scales, "sum_all", 1, numbers)
 }
 

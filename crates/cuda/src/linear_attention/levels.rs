@@ -1,23 +1,30 @@
 //! The levels of linear_attention: who computes a pass, and why the others do not.
 
-use crate::level_table::{self, LevelRow, Rule};
+use crate::call::PassCall;
+use crate::level_table::{self, Facts, LevelRow, Rule};
 use crate::options::{Level, Options, Precision};
 use crate::target::Target;
 use etalon_problem::{Dtype, LinearAttention, Pass};
+use std::ops::Deref;
 
 /// A pass, as far as it decides who computes it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Spec {
+    facts: Facts,
     pub dim: usize,
     pub value_dim: usize,
     /// True if an operand or a result has no element.
     pub empty: bool,
-    pub pass: Pass,
-    pub storage: Dtype,
-    pub precision: Precision,
-    pub target: Target,
     /// True if the copy engine takes every operand where kernels find it.
     pub boxes: bool,
+}
+
+impl Deref for Spec {
+    type Target = Facts;
+
+    fn deref(&self) -> &Facts {
+        &self.facts
+    }
 }
 
 /// The levels, the fastest first.
@@ -25,16 +32,10 @@ pub(crate) static LEVELS: [LevelRow<Spec>; 3] = [
     LevelRow {
         level: Level::Sm90a,
         rules: &[
-            FLASH,
-            Rule {
-                otherwise: "the device is not of compute capability 9.0",
-                holds: |spec| spec.target.is_hopper(),
-            },
-            SIXTEEN_BITS,
-            Rule {
-                otherwise: "the second order is not written yet for sm90a",
-                holds: |spec| spec.pass != Pass::DoubleBackward,
-            },
+            Rule::FLASH,
+            Rule::HOPPER,
+            Rule::SIXTEEN_BITS,
+            Rule::FIRST_ORDER_SM90A,
             Rule {
                 otherwise: "a step has no product of matrices",
                 holds: |spec| spec.pass != Pass::Step,
@@ -58,12 +59,9 @@ pub(crate) static LEVELS: [LevelRow<Spec>; 3] = [
     LevelRow {
         level: Level::Sm80,
         rules: &[
-            FLASH,
-            SIXTEEN_BITS,
-            Rule {
-                otherwise: "the second order is not written yet for sm80",
-                holds: |spec| spec.pass != Pass::DoubleBackward,
-            },
+            Rule::FLASH,
+            Rule::SIXTEEN_BITS,
+            Rule::FIRST_ORDER_SM80,
             // A step is the same on all levels.
             Rule {
                 otherwise: "dim and value_dim must be at most 128 for sm80",
@@ -74,34 +72,19 @@ pub(crate) static LEVELS: [LevelRow<Spec>; 3] = [
     LevelRow { level: Level::Portable, rules: &[] },
 ];
 
-const FLASH: Rule<Spec> = Rule {
-    otherwise: Precision::FACTORS,
-    holds: |spec| spec.precision.refuses_tensor_cores().is_none(),
-};
-
-const SIXTEEN_BITS: Rule<Spec> = Rule {
-    otherwise: "its tensor cores multiply bf16 and f16",
-    holds: |spec| spec.storage != Dtype::F32,
-};
-
 impl Spec {
-    pub fn new(
-        problem: &LinearAttention,
-        (pass, storage): (Pass, Dtype),
-        precision: Precision,
-        target: Target,
-        boxes: bool,
-    ) -> Spec {
+    pub fn new(problem: &LinearAttention, call: &PassCall<'_, '_>, boxes: bool) -> Spec {
+        let PassCall { target, pass, storage, .. } = *call;
+        let facts = Facts { target, pass, storage, precision: call.options.precision };
         let (e, value_dim) = (&problem.extents, problem.value_dim);
         let empty = [e.batch, e.query_heads, e.tokens, e.dim, value_dim].contains(&0);
-        Spec { dim: e.dim, value_dim, empty, pass, storage, precision, target, boxes }
+        Spec { facts, dim: e.dim, value_dim, empty, boxes }
     }
 
     /// The pass that every level computes, if it computes any in this storage type.
     fn permissive((pass, storage): (Pass, Dtype), target: Target) -> Spec {
-        let precision = Precision::Flash;
-        let (dim, value_dim, empty, boxes) = (64, 64, false, true);
-        Spec { dim, value_dim, empty, pass, storage, precision, target, boxes }
+        let facts = Facts { target, pass, storage, precision: Precision::Flash };
+        Spec { facts, dim: 64, value_dim: 64, empty: false, boxes: true }
     }
 }
 
@@ -119,7 +102,8 @@ pub(crate) fn refuses(
 mod tests {
     use super::*;
     use crate::level_table::refusals;
-    use crate::variant::{Variant, declared_bytes, shared_bytes};
+    use crate::shared::{declared_bytes, shared_bytes};
+    use crate::variant::Variant;
 
     #[test]
     fn the_first_rule_that_fails_is_the_reason() {

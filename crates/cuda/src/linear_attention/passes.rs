@@ -4,8 +4,8 @@ use super::SIDE;
 use super::args::LinearArgs;
 use super::prepared::{Needs, Steps};
 use crate::options::Level;
-use crate::strided::StridedTensor;
-use crate::variant::{Variant, linear_threads, width};
+use crate::tensor_args::TensorArgs;
+use crate::variant::{Variant, width};
 use etalon_problem::{Error, Pass};
 
 /// The level that computes, and what its kernels do with numbers that are not finite: `linear_attention/problem.cuh`.
@@ -46,7 +46,7 @@ fn each_choice(
     if prepared.level == Level::Portable {
         return compute(PORTABLE);
     }
-    if let Some(found) = prepared.rooms.found {
+    if let Some(found) = prepared.ranges.found {
         steps.fill(steps.at(found), found.bytes, 0);
     }
     compute(LevelChoice { level: Level::Sm80, mode: 0 })?;
@@ -93,12 +93,12 @@ impl Target {
     /// The arguments of `attend` that computes it, into nothing so far.
     pub fn args(self, steps: &Steps<'_>) -> LinearArgs {
         let (c, prepared) = (LinearArgs::new(steps), steps.prepared);
-        let rooms = &prepared.rooms;
+        let ranges = &prepared.ranges;
         let (dim, value_dim) = (c.dim, c.value_dim);
         let back = matches!(self, Target::K | Target::V);
         let [states, states1, narrow] = match back {
-            false => [rooms.before, rooms.before_tangent, rooms.before_narrow],
-            true => [rooms.behind, rooms.behind_tangent, rooms.behind_narrow],
+            false => [ranges.before, ranges.before_tangent, ranges.before_narrow],
+            true => [ranges.behind, ranges.behind_tangent, ranges.behind_narrow],
         };
         let begins = if back { "dfinal_state" } else { "initial_state" };
         let turned = matches!(self, Target::Q | Target::K);
@@ -116,9 +116,9 @@ impl Target {
             b1,
             x,
             x1,
-            states: steps.room(states).into(),
-            states1: steps.room(states1).into(),
-            narrow: steps.room(narrow).into(),
+            states: steps.range(states).into(),
+            states1: steps.range(states1).into(),
+            narrow: steps.range(narrow).into(),
             inner: if turned { value_dim } else { dim },
             outer: if turned { dim } else { value_dim },
             back: i32::from(back),
@@ -145,7 +145,7 @@ pub(super) fn launch(
     let second = Variant::linear(storage, columns, true);
     let is_second = second.kernels().contains(&name);
     let variant = if is_second { second } else { Variant::linear(storage, columns, false) };
-    let threads = threads.unwrap_or_else(|| linear_threads(columns, is_second));
+    let threads = threads.unwrap_or_else(|| variant.threads());
     // More blocks than a launch can have are refused when it is pushed.
     let args = LinearArgs { blocks: i32::try_from(blocks).unwrap_or(i32::MAX), ..*args };
     let (name, waits) = waits(name, args.mode);
@@ -190,11 +190,8 @@ fn launch_tensor(
     let whole = prepared.have_whole_rows(&["q", "k", "v", "dout"]);
     let both = [columns.other().of(args), columns.of(args)];
     let variant = Variant::linear_tensor(prepared.storage, both, whole);
-    steps.launch((&variant, name), (blocks, TENSOR_THREADS), args)
+    steps.launch((&variant, name), (blocks, variant.threads()), args)
 }
-
-/// Threads of a block of the level sm80.
-const TENSOR_THREADS: u32 = 128;
 
 /// Computes a result by `attend_second`.
 pub(super) fn attend_second(
@@ -275,38 +272,34 @@ fn sum_states(
     launch(steps, ("scan", Columns::Dim), (by_element(steps), Some(256)), &args)
 }
 
-/// o and the final states, where they have places.
-pub(super) fn forward(steps: &Steps<'_>) -> Result<(), Error> {
+/// Results of a pass, by the kernels of a choice.
+pub(super) type Results = fn(&Steps<'_>, LevelChoice) -> Result<(), Error>;
+
+/// The results of a pass that have places.
+pub(super) fn compute(steps: &Steps<'_>, results: Results) -> Result<(), Error> {
     fill_gates(steps, &LinearArgs::new(steps))?;
-    each_choice(steps, |choice| attend_states(steps, choice))
+    each_choice(steps, |choice| results(steps, choice))
 }
 
-/// The same by portable kernels behind others.
-pub(super) fn forward_again(steps: &Steps<'_>) -> Result<(), Error> {
+/// The same by portable kernels behind those of sm90a, if somebody looks for numbers that are not finite.
+pub(super) fn compute_again(steps: &Steps<'_>, results: Results) -> Result<(), Error> {
+    if !steps.prepared.watches {
+        return Ok(());
+    }
     fill_gates(steps, &FALLBACK.args(&LinearArgs::new(steps)))?;
-    attend_states(steps, FALLBACK)
+    results(steps, FALLBACK)
 }
 
-fn attend_states(steps: &Steps<'_>, choice: LevelChoice) -> Result<(), Error> {
+/// o and the final states.
+pub(super) fn attend_states(steps: &Steps<'_>, choice: LevelChoice) -> Result<(), Error> {
     sum_states(steps, choice, false, ["initial_state", "final_state"])?;
     let args = Target::O.args(steps);
     let args = LinearArgs { out: steps.tensor("o"), store_scale: args.scale, scale: 1.0, ..args };
     if args.out.is_there() { attend(steps, choice, Target::O, &args) } else { Ok(()) }
 }
 
-/// The gradients that have places.
-pub(super) fn backward(steps: &Steps<'_>) -> Result<(), Error> {
-    fill_gates(steps, &LinearArgs::new(steps))?;
-    each_choice(steps, |choice| gradients(steps, choice))
-}
-
-/// The same by portable kernels behind others.
-pub(super) fn backward_again(steps: &Steps<'_>) -> Result<(), Error> {
-    fill_gates(steps, &FALLBACK.args(&LinearArgs::new(steps)))?;
-    gradients(steps, FALLBACK)
-}
-
-fn gradients(steps: &Steps<'_>, choice: LevelChoice) -> Result<(), Error> {
+/// The gradients.
+pub(super) fn gradients(steps: &Steps<'_>, choice: LevelChoice) -> Result<(), Error> {
     let needs = steps.prepared.needs();
     if needs.before {
         sum_states(steps, choice, false, ["initial_state", ""])?;
@@ -321,12 +314,12 @@ fn gradients(steps: &Steps<'_>, choice: LevelChoice) -> Result<(), Error> {
 
 /// dq, x and the parts of dσ.
 fn by_queries(steps: &Steps<'_>, choice: LevelChoice, needs: &Needs) -> Result<(), Error> {
-    let (args, rooms) = (Target::Q.args(steps), &steps.prepared.rooms);
+    let (args, ranges) = (Target::Q.args(steps), &steps.prepared.ranges);
     let args = LinearArgs {
         out: steps.tensor("dq"),
         dot: args.q,
-        state_dots: steps.room(rooms.x).into(),
-        dots: steps.room(rooms.by_scale).into(),
+        state_dots: steps.range(ranges.x).into(),
+        dots: steps.range(ranges.by_scale).into(),
         store_scale: args.scale,
         dot_scale: args.scale,
         scale: 1.0,
@@ -338,7 +331,7 @@ fn by_queries(steps: &Steps<'_>, choice: LevelChoice, needs: &Needs) -> Result<(
 
 /// dk, dv and y.
 fn by_keys(steps: &Steps<'_>, choice: LevelChoice, needs: &Needs) -> Result<(), Error> {
-    let (out, state_dots) = (steps.tensor("dk"), steps.room(steps.prepared.rooms.y).into());
+    let (out, state_dots) = (steps.tensor("dk"), steps.range(steps.prepared.ranges.y).into());
     if out.is_there() || needs.gates {
         let args = Target::K.args(steps);
         let args = pairs_if(out.is_there(), LinearArgs { out, dot: args.k, state_dots, ..args });
@@ -353,7 +346,7 @@ fn by_keys(steps: &Steps<'_>, choice: LevelChoice, needs: &Needs) -> Result<(), 
 
 /// Arguments without pairs unless they are wanted.
 pub(super) fn pairs_if(wanted: bool, args: LinearArgs) -> LinearArgs {
-    if wanted { args } else { LinearArgs { x: StridedTensor::default(), ..args } }
+    if wanted { args } else { LinearArgs { x: TensorArgs::default(), ..args } }
 }
 
 /// The gradients of the log-decays and of the scale, from what other kernels left.
@@ -363,19 +356,19 @@ pub(super) fn totals(
     needs: &Needs,
     [by_token, by_head, scale]: [&str; 3],
 ) -> Result<(), Error> {
-    let (prepared, rooms) = (steps.prepared, &steps.prepared.rooms);
+    let (prepared, ranges) = (steps.prepared, &steps.prepared.ranges);
     let (args, behind) = (Target::Q.args(steps), Target::K.args(steps));
     let args = LinearArgs {
         other: behind.states,
         other1: behind.states1,
-        x_dots: steps.room(rooms.x).into(),
-        y_dots: steps.room(rooms.y).into(),
+        x_dots: steps.range(ranges.x).into(),
+        y_dots: steps.range(ranges.y).into(),
         other_narrow: behind.narrow.0.into(),
         ..choice.args(&args)
     };
     if needs.gates {
         let summed = prepared.wants(&[by_head]);
-        let dg = if summed { steps.room(rooms.by_gate) } else { steps.address(by_token) };
+        let dg = if summed { steps.range(ranges.by_gate) } else { steps.address(by_token) };
         let total = steps.address(by_head).into();
         let args = LinearArgs { dg: dg.into(), numbers: dg.into(), total, ..args };
         // The kernels of sm90a leave no gradient of every gate to merge with.
@@ -395,7 +388,7 @@ pub(super) fn totals(
         }
     }
     if needs.scale {
-        let numbers = steps.room(rooms.by_scale).into();
+        let numbers = steps.range(ranges.by_scale).into();
         let args = LinearArgs { numbers, total: steps.address(scale).into(), ..args };
         launch(steps, ("sum_all", Columns::Dim), (1, Some(256)), &args)?;
     }

@@ -1,11 +1,11 @@
 //! A pass of linear_attention while its steps are drafted: its operands, its tables, its memory.
 
 use super::tables::Tables;
+use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
 use crate::parts::Parts;
 use crate::pass;
-use crate::room::{Layout, Room, memory};
-use crate::strided::StridedTensor;
+use crate::tensor_args::TensorArgs;
 use etalon_problem::{Decay, Error, LinearAttention, Pass, TokenSequences};
 use std::ops::Deref;
 
@@ -19,8 +19,8 @@ pub(super) struct Prepared<'a> {
     pub level: Level,
     /// True if somebody looks for numbers that are not finite.
     pub watches: bool,
-    pub rooms: Rooms,
-    pub walks: WalkRooms,
+    pub ranges: Ranges,
+    pub walks: WalkRanges,
 }
 
 /// The steps of a pass.
@@ -28,40 +28,40 @@ pub(super) type Steps<'a> = pass::Steps<'a, Prepared<'a>>;
 
 /// Scratch memory in which kernels leave numbers to one another.
 #[derive(Debug, Default)]
-pub(super) struct Rooms {
+pub(super) struct Ranges {
     /// Sums of log-decays and of their tangents within each chunk.
-    pub gates: Option<Room>,
-    pub slopes: Option<Room>,
+    pub gates: Option<MemoryRange>,
+    pub slopes: Option<MemoryRange>,
     /// S before every chunk, D behind it, and their tangents.
-    pub before: Option<Room>,
-    pub behind: Option<Room>,
-    pub before_tangent: Option<Room>,
-    pub behind_tangent: Option<Room>,
+    pub before: Option<MemoryRange>,
+    pub behind: Option<MemoryRange>,
+    pub before_tangent: Option<MemoryRange>,
+    pub behind_tangent: Option<MemoryRange>,
     /// S and D as tensor cores read them, and whether a number is not finite.
-    pub before_narrow: Option<Room>,
-    pub behind_narrow: Option<Room>,
-    pub found: Option<Room>,
+    pub before_narrow: Option<MemoryRange>,
+    pub behind_narrow: Option<MemoryRange>,
+    pub found: Option<MemoryRange>,
     /// x and y of (R27), the parts of the gradient of σ, and the gradient of every gate.
-    pub x: Option<Room>,
-    pub y: Option<Room>,
-    pub by_scale: Option<Room>,
-    pub by_gate: Option<Room>,
+    pub x: Option<MemoryRange>,
+    pub y: Option<MemoryRange>,
+    pub by_scale: Option<MemoryRange>,
+    pub by_gate: Option<MemoryRange>,
 }
 
 /// Scratch memory of the kernels of sm90a.
 #[derive(Debug, Default)]
-pub(super) struct WalkRooms {
+pub(super) struct WalkRanges {
     /// The states that segments of long sequences begin with.
-    pub between: Option<Room>,
+    pub between: Option<MemoryRange>,
     /// S before every chunk, rounded; the parts of dg_gamma; those of dσ.
-    pub states: Option<Room>,
-    pub gammas: Option<Room>,
-    pub scales: Option<Room>,
+    pub states: Option<MemoryRange>,
+    pub gammas: Option<MemoryRange>,
+    pub scales: Option<MemoryRange>,
     /// With a log-decay for each token: the decays of whole segments; x, y and <S, D> of dg.
-    pub decays: Option<Room>,
-    pub x_dots: Option<Room>,
-    pub y_dots: Option<Room>,
-    pub z_dots: Option<Room>,
+    pub decays: Option<MemoryRange>,
+    pub x_dots: Option<MemoryRange>,
+    pub y_dots: Option<MemoryRange>,
+    pub z_dots: Option<MemoryRange>,
 }
 
 /// Intermediate results that a pass needs.
@@ -80,20 +80,14 @@ impl Deref for Prepared<'_> {
     }
 }
 
-impl AsRef<Parts> for Prepared<'_> {
-    fn as_ref(&self) -> &Parts {
-        &self.parts
-    }
-}
-
 impl Steps<'_> {
-    /// The address of a room, 0 where there is none.
-    pub(super) fn room(&self, room: Option<Room>) -> u64 {
-        room.map_or(0, |room| self.at(room))
+    /// The address of a range, 0 where there is none.
+    pub(super) fn range(&self, range: Option<MemoryRange>) -> u64 {
+        range.map_or(0, |range| self.at(range))
     }
 
     /// An operand of four axes; none where it is not there.
-    pub(super) fn tensor(&self, name: &str) -> StridedTensor {
+    pub(super) fn tensor(&self, name: &str) -> TensorArgs {
         self.place(name).into()
     }
 }
@@ -122,10 +116,10 @@ impl Prepared<'_> {
         self.problem.sequences != TokenSequences::Dense
     }
 
-    /// Takes rooms for the kernels of the levels portable and sm80.
-    pub fn reserve(&self, layout: &mut Layout) -> Result<Rooms, Error> {
+    /// Takes ranges for the kernels of the levels portable and sm80.
+    pub fn reserve(&self, layout: &mut Layout) -> Result<Ranges, Error> {
         if self.pass == Pass::Step {
-            return Ok(Rooms::default());
+            return Ok(Ranges::default());
         }
         let (e, needs) = (&self.problem.extents, self.needs());
         let second = self.pass == Pass::DoubleBackward;
@@ -139,27 +133,21 @@ impl Prepared<'_> {
         let narrow = self.level == Level::Sm80;
         // Elements of two bytes.
         let halves = [states[0], states[1], (states[2] * states[3]).div_ceil(2)];
-        let mut room = |wanted: bool, shape: &[usize]| {
-            if !wanted {
-                return Ok(None);
-            }
-            let bytes = shape.iter().try_fold(4usize, |n, &extent| n.checked_mul(extent));
-            layout.room(bytes.ok_or_else(|| memory(usize::MAX))?).map(Some)
-        };
-        Ok(Rooms {
-            gates: room(tables && self.problem.decay != Decay::None, &planes)?,
-            slopes: room(second && bends, &planes)?,
-            before: room(tables && needs.before, &states)?,
-            behind: room(tables && needs.behind, &states)?,
-            before_tangent: room(second && needs.before, &states)?,
-            behind_tangent: room(second && needs.behind, &states)?,
-            before_narrow: room(narrow && needs.before, &halves)?,
-            behind_narrow: room(narrow && needs.behind, &halves)?,
-            found: room(self.level != Level::Portable && self.watches, &[1])?,
-            x: room(tables && needs.gates, &of_queries)?,
-            y: room(tables && needs.gates, &tokens)?,
-            by_scale: room(tables && needs.scale, &of_queries)?,
-            by_gate: room(tables && self.wants(&["dg_gamma", "gg_gamma"]), &tokens)?,
+        let mut range = |wanted, shape: &[usize]| layout.array_if(wanted, 4, shape);
+        Ok(Ranges {
+            gates: range(tables && self.problem.decay != Decay::None, &planes)?,
+            slopes: range(second && bends, &planes)?,
+            before: range(tables && needs.before, &states)?,
+            behind: range(tables && needs.behind, &states)?,
+            before_tangent: range(second && needs.before, &states)?,
+            behind_tangent: range(second && needs.behind, &states)?,
+            before_narrow: range(narrow && needs.before, &halves)?,
+            behind_narrow: range(narrow && needs.behind, &halves)?,
+            found: range(self.level != Level::Portable && self.watches, &[1])?,
+            x: range(tables && needs.gates, &of_queries)?,
+            y: range(tables && needs.gates, &tokens)?,
+            by_scale: range(tables && needs.scale, &of_queries)?,
+            by_gate: range(tables && self.wants(&["dg_gamma", "gg_gamma"]), &tokens)?,
         })
     }
 }

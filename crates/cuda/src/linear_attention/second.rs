@@ -7,7 +7,7 @@ use super::passes::{
     launch_wide, pairs_if, states, totals,
 };
 use super::prepared::Steps;
-use crate::strided::StridedTensor;
+use crate::tensor_args::TensorArgs;
 use etalon_problem::Error;
 
 /// S before every chunk, or D behind it, with its tangent. Of the ends: where both begin, and where the
@@ -53,7 +53,7 @@ fn by_queries(steps: &Steps<'_>, gates: bool) -> Result<(), Error> {
         attend_second(steps, Target::O, &args)?;
     }
     let (out, args) = (steps.tensor("gq"), Target::Q.args(steps));
-    let state_dots = steps.room(steps.prepared.rooms.x).into();
+    let state_dots = steps.range(steps.prepared.ranges.x).into();
     if out.is_there() || gates {
         let args = LinearArgs { out, dot: args.q, state_dots, state_scale: args.scale, ..args };
         let args = pairs_if(out.is_there(), args);
@@ -69,7 +69,7 @@ fn by_queries(steps: &Steps<'_>, gates: bool) -> Result<(), Error> {
 /// gk and gv, and the tangent of y: of k·(v Dᵀ).
 fn by_keys(steps: &Steps<'_>, gates: bool) -> Result<(), Error> {
     let (out, args) = (steps.tensor("gk"), Target::K.args(steps));
-    let state_dots = steps.room(steps.prepared.rooms.y).into();
+    let state_dots = steps.range(steps.prepared.ranges.y).into();
     if out.is_there() || gates {
         let args = pairs_if(out.is_there(), LinearArgs { out, dot: args.k, state_dots, ..args });
         attend_second(steps, Target::K, &args)?;
@@ -89,9 +89,9 @@ fn by_keys(steps: &Steps<'_>, gates: bool) -> Result<(), Error> {
 /// The parts of gσ (R19): of each token q·ṫ + ddq·t, where t is dq / σ and ṫ its tangent.
 fn of_scale(steps: &Steps<'_>) -> Result<(), Error> {
     let args = Target::Q.args(steps);
-    let dots = steps.room(steps.prepared.rooms.by_scale).into();
+    let dots = steps.range(steps.prepared.ranges.by_scale).into();
     let one =
-        LinearArgs { dots, scale: 1.0, ddscale: 0.into(), out: StridedTensor::default(), ..args };
+        LinearArgs { dots, scale: 1.0, ddscale: 0.into(), out: TensorArgs::default(), ..args };
     attend_second(steps, Target::Q, &LinearArgs { dot: args.q, ..one })?;
     if !args.q1.is_there() {
         return Ok(());

@@ -1,9 +1,9 @@
 //! Cuts of sequences into chunks, as kernels read them.
 
 use super::{CHUNK, SIDE};
-use crate::args::{Arguments, Field, kernel_args};
+use crate::args::{Field, bytes_of, kernel_args};
+use crate::memory::{Layout, MemoryRange};
 use crate::pass::TableImage;
-use crate::room::{Layout, Room};
 use etalon_problem::{Error, LinearAttention};
 
 kernel_args! {
@@ -52,24 +52,21 @@ kernel_args! {
     }
 }
 
-/// A table, and its room.
+/// A table, and its range.
 #[derive(Debug, Default)]
 pub(super) struct Rows<T> {
     pub rows: Vec<T>,
-    pub room: Room,
+    pub range: MemoryRange,
 }
 
 impl<T: Field> Rows<T> {
     fn new(rows: Vec<T>, layout: &mut Layout) -> Result<Rows<T>, Error> {
-        let room = layout.room(rows.len() * T::SIZE)?;
-        Ok(Rows { rows, room })
+        let range = layout.range(rows.len() * T::SIZE)?;
+        Ok(Rows { rows, range })
     }
 
     fn put(&self, image: &mut TableImage) {
-        let bytes = vec![0; self.rows.len() * T::SIZE];
-        let mut all = Arguments { bytes, ..Arguments::default() };
-        self.rows.iter().enumerate().for_each(|(n, row)| row.write(n * T::SIZE, &mut all));
-        image.put(self.room, all.bytes);
+        image.put(self.range, bytes_of(&self.rows));
     }
 }
 

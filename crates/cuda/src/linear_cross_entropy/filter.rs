@@ -2,8 +2,8 @@
 
 use crate::linear_cross_entropy::args::{CrossEntropyArgs, FilterArgs};
 use crate::linear_cross_entropy::plan::{Plan, SIDE, TILE};
+use crate::memory::{Layout, MemoryRange};
 use crate::pass::Steps;
-use crate::room::{Layout, Room, memory};
 use crate::variant::Variant;
 use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Error, LinearCrossEntropy};
@@ -12,15 +12,15 @@ use etalon_problem::{Error, LinearCrossEntropy};
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Filtering {
     filter: Filter,
-    of_tokens: Room,
-    of_classes: Room,
-    by_token: Room,
-    by_class: Room,
+    of_tokens: MemoryRange,
+    of_classes: MemoryRange,
+    by_token: MemoryRange,
+    by_class: MemoryRange,
     /// A byte for each band of tokens and tile of classes: 1 where it is left out.
-    pub left_out: Room,
+    pub left_out: MemoryRange,
     /// B of (C37) and C of (C38).
-    pub dh: Room,
-    pub dw: Room,
+    pub dh: MemoryRange,
+    pub dw: MemoryRange,
 }
 
 impl Filtering {
@@ -33,24 +33,21 @@ impl Filtering {
     ) -> Result<Filtering, Error> {
         filter.check()?;
         let (bands, tiles) = (problem.tokens.div_ceil(SIDE), problem.vocab.div_ceil(TILE));
-        let mut room = |x: usize, y: usize, bytes: usize| {
-            let all = x.checked_mul(y).and_then(|all| all.checked_mul(bytes));
-            layout.room(all.ok_or_else(|| memory(usize::MAX))?)
-        };
+        let mut range = |x: usize, y: usize, bytes: usize| layout.array(bytes, &[x, y]);
         Ok(Filtering {
             filter,
-            of_tokens: room(problem.tokens, 1, 4)?,
-            of_classes: room(tiles, 1, 4)?,
-            by_token: room(plan.rows, plan.columns / TILE, 4)?,
-            by_class: room(plan.rows / SIDE, plan.columns, 4)?,
-            left_out: room(bands, tiles, 1)?,
-            dh: room(problem.tokens, 1, 4)?,
-            dw: room(problem.vocab, 1, 4)?,
+            of_tokens: range(problem.tokens, 1, 4)?,
+            of_classes: range(tiles, 1, 4)?,
+            by_token: range(plan.rows, plan.columns / TILE, 4)?,
+            by_class: range(plan.rows / SIDE, plan.columns, 4)?,
+            left_out: range(bands, tiles, 1)?,
+            dh: range(problem.tokens, 1, 4)?,
+            dw: range(problem.vocab, 1, 4)?,
         })
     }
 
     fn arguments<P>(&self, steps: &Steps<'_, P>, args: &CrossEntropyArgs) -> FilterArgs {
-        let at = |room: Room| steps.at(room).into();
+        let at = |range: MemoryRange| steps.at(range).into();
         let (eps, most_dh, most_dw) = match self.filter {
             Filter::Below { eps } => (above(eps), f32::MAX, f32::MAX),
             Filter::Within { dh, dw } => (f32::INFINITY, below(dh), below(dw)),
@@ -78,8 +75,8 @@ impl Filtering {
         kernels: &Variant,
         args: &CrossEntropyArgs,
     ) -> Result<(), Error> {
-        for room in [self.left_out, self.dh, self.dw] {
-            steps.fill(steps.at(room), room.bytes, 0);
+        for range in [self.left_out, self.dh, self.dw] {
+            steps.fill(steps.at(range), range.bytes, 0);
         }
         let blocks = (args.all as usize).div_ceil(8) + (args.vocab as usize).div_ceil(TILE);
         steps.launch((kernels, "norms"), (blocks, 256), &self.arguments(steps, args))

@@ -1,11 +1,12 @@
 //! The backward pass with a filter, over operands of the host.
 
+use crate::call::{Operands, PassCall, held_by_host};
 use crate::host::Placed;
 use crate::linear_cross_entropy::draft::draft_filtered;
 use crate::linear_cross_entropy::plan::{SIDE, TILE};
 use crate::linear_cross_entropy::tokens::counted;
+use crate::memory::filled;
 use crate::options::{Level, Options};
-use crate::parts::Laid;
 use crate::workspace::Workspace;
 use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Error, LinearCrossEntropy, Pass, Problem, Views, ViewsMut};
@@ -44,22 +45,18 @@ pub fn filtered_backward(
     storage.refuse_f64()?;
     let mut found = room_for(problem)?;
     let bands = counted(problem, inputs)?.div_ceil(SIDE);
-    let held = workspace.device(options.device)?;
-    let holds = |name: &str, result: bool| {
-        let there = if result { outputs.get(name).is_some() } else { inputs.get(name).is_some() };
-        there.then_some(Laid { strides: None, aligned: true })
-    };
-    let portable = Options { level: Level::Portable, ..*options };
-    let (of, call) = ((problem, filter), (Pass::Backward, storage));
-    let target = held.device.target();
-    let (plan, [left_out, dh, dw]) =
-        draft_filtered(target, of, call, &table, &holds, inputs, &portable)?;
-    let placed = Placed::of(&held, plan, inputs, Some(outputs))?;
-    placed.enqueue()?;
-    placed.queue()?.finish()?;
+    let state = workspace.device(options.device)?;
+    let options = &Options { level: Level::Portable, ..*options };
+    let (target, pass, operands) = (state.device.target(), Pass::Backward, Operands::Host(inputs));
+    let holds = |name: &str, result| held_by_host(inputs, outputs, (name, result));
+    let (table, holds) = (&table, &holds);
+    let call = PassCall { target, pass, storage, table, holds, operands, options };
+    let (plan, [left_out, dh, dw]) = draft_filtered((problem, filter), &call)?;
+    let placed = Placed::of(&state, plan, inputs, Some(outputs))?;
+    placed.run()?;
     placed.download(left_out, &mut found.left_out)?;
-    for (room, to) in [(dh, &mut found.dh), (dw, &mut found.dw)] {
-        placed.download(room, bytemuck::cast_slice_mut(to))?;
+    for (range, to) in [(dh, &mut found.dh), (dw, &mut found.dw)] {
+        placed.download(range, bytemuck::cast_slice_mut(to))?;
     }
     placed.read(outputs)?;
     placed.finish();
@@ -77,19 +74,9 @@ struct Found {
 }
 
 fn room_for(problem: &LinearCrossEntropy) -> Result<Found, Error> {
-    let tiles = problem.tokens.div_ceil(SIDE).checked_mul(problem.vocab.div_ceil(TILE));
-    Ok(Found {
-        left_out: zeros(tiles.unwrap_or(usize::MAX), "a certificate")?,
-        dh: zeros(problem.tokens, "a certificate")?,
-        dw: zeros(problem.vocab, "a certificate")?,
-    })
-}
-
-pub(super) fn zeros<T: Copy + Default>(count: usize, what: &str) -> Result<Vec<T>, Error> {
-    let mut list = Vec::new();
-    let bytes = count.saturating_mul(size_of::<T>());
-    let memory = |_| Error::Memory { what: what.to_string(), bytes };
-    list.try_reserve_exact(count).map_err(memory)?;
-    list.resize(count, T::default());
-    Ok(list)
+    let what = "a certificate";
+    let tiles = [problem.tokens.div_ceil(SIDE), problem.vocab.div_ceil(TILE)];
+    let left_out = filled(0, &tiles, what)?;
+    let (dh, dw) = (filled(0.0, &[problem.tokens], what)?, filled(0.0, &[problem.vocab], what)?);
+    Ok(Found { left_out, dh, dw })
 }

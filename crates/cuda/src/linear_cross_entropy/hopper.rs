@@ -4,7 +4,7 @@
 use crate::args::KernelArgs;
 use crate::linear_cross_entropy::args::{CrossEntropyArgs, ProductArgs};
 use crate::linear_cross_entropy::plan::{Plan, TILE};
-use crate::room::{Layout, Room, memory};
+use crate::memory::{Layout, MemoryRange};
 use crate::step::Draft;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
@@ -32,9 +32,9 @@ pub(crate) struct Hopper {
     variant: Variant,
     storage: Dtype,
     /// A copy of the rows of h of a chunk of tokens; without it they lie side by side in h.
-    pub packed: Option<Room>,
+    pub packed: Option<MemoryRange>,
     /// Of f16, the factor of da of each chunk of tokens: numbers of f32.
-    pub scales: Option<Room>,
+    pub scales: Option<MemoryRange>,
 }
 
 /// The address of the rows of h of a chunk if all tokens count.
@@ -59,11 +59,11 @@ impl Hopper {
         ignores: bool,
         layout: &mut Layout,
     ) -> Result<Hopper, Error> {
-        let rows = dim.checked_mul(2 * plan.rows).ok_or_else(|| memory(usize::MAX))?;
-        let packed = ignores.then(|| layout.room(rows)).transpose()?;
-        let scales = (storage == Dtype::F16).then(|| layout.room(4 * tokens.div_ceil(plan.rows)));
+        let packed = layout.array_if(ignores, 2, &[plan.rows, dim])?;
+        let scales = &[tokens.div_ceil(plan.rows)];
+        let scales = layout.array_if(storage == Dtype::F16, 4, scales)?;
         let variant = Variant::hopper_cross_entropy(storage);
-        Ok(Hopper { variant, storage, packed, scales: scales.transpose()? })
+        Ok(Hopper { variant, storage, packed, scales })
     }
 
     /// Classes whose leaves a plane of so many bytes holds: whole groups, or all of them.

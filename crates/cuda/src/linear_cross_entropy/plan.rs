@@ -1,6 +1,6 @@
 //! The tokens and classes of a chunk, within a budget of memory.
 
-use crate::room::memory;
+use crate::memory::memory;
 use etalon_problem::Error;
 
 /// Tokens, classes and elements of a tile of a product: `SIDE` of `tile/gemm.cuh`.

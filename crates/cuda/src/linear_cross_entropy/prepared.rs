@@ -1,19 +1,21 @@
 //! A pass of linear_cross_entropy: its operands, its memory, its kernels.
 
+use crate::call::PassCall;
+use crate::level_table::Facts;
 use crate::linear_cross_entropy::filter::Filtering;
 use crate::linear_cross_entropy::hopper::Hopper;
-use crate::linear_cross_entropy::levels::LevelSpec;
+use crate::linear_cross_entropy::levels::{LEVELS, LevelSpec};
 use crate::linear_cross_entropy::plan::{PassSpec, Plan, Walked};
 use crate::linear_cross_entropy::tokens::{COMMON, TOKEN, counted};
-use crate::options::{Level, Options};
-use crate::parts::{Holds, Parts};
+use crate::memory::{Layout, MemoryRange};
+use crate::options::Level;
+use crate::parts::Parts;
 use crate::pass::{Choice, PassPlan, TableImage};
-use crate::room::{Layout, Room};
 use crate::step::Step;
-use crate::target::Target;
 use crate::variant::Variant;
 use etalon_problem::linear_cross_entropy::Filter;
-use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Table, Views};
+use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass};
+use std::ops::Deref;
 
 /// A pass whose memory is laid out.
 #[derive(Debug)]
@@ -26,7 +28,7 @@ pub(crate) struct Prepared<'a> {
     pub whole_words: bool,
     pub spec: PassSpec,
     pub plan: Plan,
-    pub rooms: Rooms,
+    pub ranges: Ranges,
     /// The portable kernels.
     pub kernels: Variant,
     /// The kernels of the level sm90a, which take the place of those that multiply.
@@ -40,18 +42,18 @@ pub(crate) struct Prepared<'a> {
 
 /// Ranges of scratch memory.
 #[derive(Debug)]
-pub(crate) struct Rooms {
-    pub tokens: Room,
-    pub common: Room,
-    pub z: Room,
-    pub motion: Room,
-    pub picked: Room,
-    pub nodes: Room,
-    pub pulls: Room,
-    pub terms: Room,
-    pub hidden: Room,
-    pub head: Room,
-    pub head_bias: Room,
+pub(crate) struct Ranges {
+    pub tokens: MemoryRange,
+    pub common: MemoryRange,
+    pub z: MemoryRange,
+    pub motion: MemoryRange,
+    pub picked: MemoryRange,
+    pub nodes: MemoryRange,
+    pub pulls: MemoryRange,
+    pub terms: MemoryRange,
+    pub hidden: MemoryRange,
+    pub head: MemoryRange,
+    pub head_bias: MemoryRange,
 }
 
 /// Bytes of `Pull` of `linear_cross_entropy/problem.cuh`.
@@ -59,56 +61,49 @@ fn pull(second: bool) -> usize {
     if second { 56 } else { 28 }
 }
 
-impl Rooms {
+impl Ranges {
     fn new(
         plan: &Plan,
         spec: PassSpec,
         tokens: usize,
         layout: &mut Layout,
-    ) -> Result<Rooms, Error> {
+    ) -> Result<Ranges, Error> {
         let pulls = if spec.gradients() { pull(spec.second) } else { 0 };
-        Ok(Rooms {
-            tokens: layout.room(TOKEN * tokens)?,
-            common: layout.room(COMMON)?,
-            z: layout.room(plan.plane)?,
-            motion: layout.room(if spec.second { plan.plane } else { 0 })?,
-            picked: layout.room(8 * tokens)?,
-            nodes: layout.room(plan.nodes)?,
-            pulls: layout.room(pulls * tokens)?,
-            terms: layout.room(16 * tokens)?,
-            hidden: layout.room(plan.hidden)?,
-            head: layout.room(plan.head)?,
-            head_bias: layout.room(plan.head_bias)?,
+        Ok(Ranges {
+            tokens: layout.range(TOKEN * tokens)?,
+            common: layout.range(COMMON)?,
+            z: layout.range(plan.plane)?,
+            motion: layout.range(if spec.second { plan.plane } else { 0 })?,
+            picked: layout.range(8 * tokens)?,
+            nodes: layout.range(plan.nodes)?,
+            pulls: layout.range(pulls * tokens)?,
+            terms: layout.range(16 * tokens)?,
+            hidden: layout.range(plan.hidden)?,
+            head: layout.range(plan.head)?,
+            head_bias: layout.range(plan.head_bias)?,
         })
     }
 }
 
 impl<'a> Prepared<'a> {
-    /// Lays the memory of a pass out that has passed [`Table::check_call`]. `inputs`: those in the memory of the host,
-    /// of which targets and weights are looked at here; on a device nobody can look. `shard`: the classes that are
-    /// walked of the shard that the table is of.
+    /// Lays the memory of a pass out. Targets and weights in memory of the host are looked at here. `shard`: the
+    /// classes that are walked of the shard that the table is of.
     pub fn new(
-        target: Target,
         (problem, shard): (&'a LinearCrossEntropy, Option<Walked>),
-        (pass, storage): (Pass, Dtype),
-        table: &Table,
-        holds: Holds<'_>,
-        inputs: Option<&Views<'_>>,
-        options: &Options,
+        call: &PassCall<'_, '_>,
     ) -> Result<Prepared<'a>, Error> {
+        let PassCall { target, pass, storage, options, .. } = *call;
+        let inputs = call.operands.inputs();
         let counted = inputs.map(|inputs| counted(problem, inputs)).transpose()?;
         let ignores = counted.is_none_or(|counted| counted < problem.tokens);
         let mut layout = Layout::default();
-        let parts = Parts::new(target, (pass, storage), table, holds, |_| false, &mut layout)?;
+        let parts = Parts::new(call, |_| false, &mut layout)?;
         let level = LevelSpec {
-            target: parts.target,
-            pass,
-            storage,
-            precision: options.precision,
+            facts: Facts { target, pass, storage, precision: options.precision },
             dim: problem.dim,
             aligned: parts.begin_aligned(&["h", "w", "dh", "dw"]),
         };
-        let choice = level.choose(options.level)?;
+        let choice = Choice::of(&LEVELS, &level, options.level)?;
         let tensor = choice.level == Level::Sm90a;
         let spec = spec_of(&parts, problem, tensor);
         let sizes = (problem.tokens, problem.dim, problem.vocab);
@@ -116,7 +111,7 @@ impl<'a> Prepared<'a> {
             Some(walked) => Plan::of_shard(sizes, spec, options.memory_budget, walked)?,
             None => Plan::new(sizes, spec, options.memory_budget)?,
         };
-        let rooms = Rooms::new(&plan, spec, problem.tokens, &mut layout)?;
+        let ranges = Ranges::new(&plan, spec, problem.tokens, &mut layout)?;
         let hopper = tensor.then(|| Hopper::new(storage, sizes, &plan, ignores, &mut layout));
         Ok(Prepared {
             problem,
@@ -124,7 +119,7 @@ impl<'a> Prepared<'a> {
             whole_words: inputs.is_some(),
             spec,
             plan,
-            rooms,
+            ranges,
             kernels: Variant::cross_entropy(storage, spec.second),
             hopper: hopper.transpose()?,
             filter: None,
@@ -147,8 +142,10 @@ impl<'a> Prepared<'a> {
     }
 }
 
-impl AsRef<Parts> for Prepared<'_> {
-    fn as_ref(&self) -> &Parts {
+impl Deref for Prepared<'_> {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
         &self.parts
     }
 }

@@ -68,7 +68,7 @@ pub(super) fn clear(steps: &Steps<'_>) -> Result<(), Error> {
 
 /// The arguments of kernels that see all tokens and classes.
 fn arguments(steps: &Steps<'_>) -> CrossEntropyArgs {
-    let Prepared { parts, problem, filter, spec, plan, rooms, hopper, .. } = steps.prepared;
+    let Prepared { parts, problem, filter, spec, plan, ranges, hopper, .. } = steps.prepared;
     let at = |name: &str| steps.address(name);
     let pass = |forward, second| at(if spec.second { second } else { forward }).into();
     let first = Cotangents::new(["dloss", "dlse", "dlogprob", "dentropy"], at);
@@ -96,15 +96,15 @@ fn arguments(steps: &Steps<'_>) -> CrossEntropyArgs {
         dbias: pass("dbias", "gbias"),
         targets: at("targets").into(),
         token_weights: at("token_weights").into(),
-        tokens: steps.at(rooms.tokens).into(),
-        common: steps.at(rooms.common).into(),
-        z: steps.at(rooms.z).into(),
-        motion: steps.at(rooms.motion).into(),
-        picked: steps.at(rooms.picked).into(),
-        nodes: steps.at(rooms.nodes).into(),
-        pulls: if spec.gradients() { steps.at(rooms.pulls) } else { 0 }.into(),
-        terms: steps.at(rooms.terms).into(),
-        hidden: steps.at(rooms.hidden).into(),
+        tokens: steps.at(ranges.tokens).into(),
+        common: steps.at(ranges.common).into(),
+        z: steps.at(ranges.z).into(),
+        motion: steps.at(ranges.motion).into(),
+        picked: steps.at(ranges.picked).into(),
+        nodes: steps.at(ranges.nodes).into(),
+        pulls: if spec.gradients() { steps.at(ranges.pulls) } else { 0 }.into(),
+        terms: steps.at(ranges.terms).into(),
+        hidden: steps.at(ranges.hidden).into(),
         left_out: filter.map_or(0, |filter| steps.at(filter.left_out)).into(),
         rows: plan.rows as i32,
         columns: plan.columns as i32,
@@ -158,8 +158,8 @@ fn chunks(all: usize, each: usize) -> impl Iterator<Item = Range<usize>> {
 impl<'a> Run<'a> {
     /// Over all classes of the problem.
     pub fn new(steps: &'a Steps<'a>) -> Self {
-        let Prepared { spec, rooms, .. } = steps.prepared;
-        let head_bias = steps.at(rooms.head_bias);
+        let Prepared { spec, ranges, .. } = steps.prepared;
+        let head_bias = steps.at(ranges.head_bias);
         Run { steps, args: arguments(steps), wide_hidden: spec.wide, head_bias }
     }
 
@@ -195,7 +195,7 @@ impl<'a> Run<'a> {
     /// The address at which tensor cores find the rows of h of a chunk of tokens.
     pub fn rows(&self, tokens: &Range<usize>) -> Result<u64, Error> {
         let Some(hopper) = &self.steps.prepared.hopper else { return Ok(0) };
-        let packed = hopper.packed.map(|room| self.steps.at(room));
+        let packed = hopper.packed.map(|range| self.steps.at(range));
         hopper.gather(self.steps, &self.chunk(tokens, &(0..0)), packed)
     }
 
@@ -237,8 +237,8 @@ impl<'a> Run<'a> {
 
     /// The address of the factor of da of a chunk of tokens; 0 without one.
     fn scale_of(&self, args: &CrossEntropyArgs) -> u64 {
-        let room = self.steps.prepared.hopper.as_ref().and_then(|hopper| hopper.scales);
-        room.map_or(0, |room| self.steps.at(room) + 4 * (args.first_token / args.rows) as u64)
+        let range = self.steps.prepared.hopper.as_ref().and_then(|hopper| hopper.scales);
+        range.map_or(0, |range| self.steps.at(range) + 4 * (args.first_token / args.rows) as u64)
     }
 
     /// Finds it.
@@ -326,12 +326,12 @@ impl<'a> Run<'a> {
         tokens: &Range<usize>,
         classes: &Range<usize>,
     ) -> Result<(), Error> {
-        let Prepared { spec, plan, rooms, hopper, .. } = self.steps.prepared;
+        let Prepared { spec, plan, ranges, hopper, .. } = self.steps.prepared;
         let tiles = |x: i32| (x as usize).div_ceil(SIDE);
         let first = 4 * classes.start;
         // In f32 the sums wait in place.
         let head = match plan.apart {
-            true => self.steps.at(rooms.head),
+            true => self.steps.at(ranges.head),
             false => behind(args.dw.0, first * args.dim as usize),
         };
         let bias = if spec.wide { args.dbias.0 } else { self.head_bias };

@@ -63,6 +63,7 @@ pub use device::{
 pub use etalon_problem::linear_cross_entropy::shard::{Dh, Partial, Shard, TILE};
 pub use host::{backward_shard, combine, combine_dh, forward_shard, output};
 
+use crate::memory::beyond_32_bits;
 use etalon_problem::{Error, LinearCrossEntropy};
 
 // The tiles of a filter are those of the tree.
@@ -71,10 +72,7 @@ const _: () = assert!(TILE == super::TILE);
 /// Fails unless the classes of a problem can be counted.
 fn check_vocab(problem: &LinearCrossEntropy) -> Result<(), Error> {
     if problem.vocab > i32::MAX as usize {
-        return Err(Error::Unsupported {
-            what: format!("a vocabulary of {}", problem.vocab),
-            reason: "the cuda tier counts in 32 bits".to_string(),
-        });
+        return Err(beyond_32_bits(format!("a vocabulary of {}", problem.vocab)));
     }
     Ok(())
 }

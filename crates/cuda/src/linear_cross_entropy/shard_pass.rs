@@ -1,18 +1,17 @@
 //! The passes of a shard of classes, which go over one node of the tree after the other, each as if its classes were
 //! all: `kernels/linear_cross_entropy/shards.cu` beside the kernels of the pass.
 
+use crate::call::PassCall;
 use crate::linear_cross_entropy::args::{CrossEntropyArgs, Outputs, ShardArgs, behind};
 use crate::linear_cross_entropy::plan::Walked;
 use crate::linear_cross_entropy::prepared::Prepared;
 use crate::linear_cross_entropy::run::{Run, Steps, clear};
+use crate::memory::{MemoryRange, memory};
 use crate::options::{Level, Options};
-use crate::parts::Holds;
 use crate::pass::{PassPlan, draft_steps};
-use crate::room::{Room, memory};
-use crate::target::Target;
 use crate::variant::Variant;
 use etalon_problem::linear_cross_entropy::shard::{Partial, nodes};
-use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Table, Views};
+use etalon_problem::{Error, LinearCrossEntropy, Pass};
 use std::ops::Range;
 
 /// A pass of a shard.
@@ -26,6 +25,13 @@ pub(crate) enum Step {
     Backward { summed: bool },
 }
 
+impl Step {
+    /// The pass of the problem that it is a part of.
+    pub fn pass(self) -> Pass {
+        if let Step::Backward { .. } = self { Pass::Backward } else { Pass::Forward }
+    }
+}
+
 /// Bytes of `Node` of `linear_cross_entropy/problem.cuh`.
 pub(super) const NODE: usize = 28;
 
@@ -37,31 +43,26 @@ struct Shard {
     spans: Vec<Range<usize>>,
     kernels: Variant,
     /// The totals of tokens that count, where `finish` finds them.
-    totals: Room,
+    totals: MemoryRange,
     /// dh of a node, before it is added to that of the nodes before it.
-    part: Option<Room>,
+    part: Option<MemoryRange>,
 }
 
 /// Drafts the steps of a pass of a shard, as [`Prepared::new`], of a table whose tensors are those of a shard.
 pub(crate) fn draft_shard(
-    target: Target,
     (problem, classes): (&LinearCrossEntropy, Range<usize>),
-    (step, storage): (Step, Dtype),
-    table: &Table,
-    holds: Holds<'_>,
-    inputs: Option<&Views<'_>>,
-    options: &Options,
+    step: Step,
+    call: &PassCall<'_, '_>,
 ) -> Result<PassPlan<'static>, Error> {
-    let pass = if let Step::Backward { .. } = step { Pass::Backward } else { Pass::Forward };
-    let level = if step == Step::Output { Level::Portable } else { options.level };
-    let options = Options { level, ..*options };
+    let level = if step == Step::Output { Level::Portable } else { call.options.level };
+    let options = Options { level, ..*call.options };
+    let call = PassCall { options: &options, ..*call };
     let own: Vec<_> = nodes(problem.vocab, classes.clone()).collect();
     let widest = own.iter().map(|node| node.len()).max().unwrap_or(0);
-    let (call, all) = ((pass, storage), classes.len());
+    let all = classes.len();
     let of = |widest, nodes| {
         let walked = Walked { classes: all, widest, nodes };
-        let of = (problem, Some(walked));
-        Prepared::new(target, of, call, table, holds, inputs, &options)
+        Prepared::new((problem, Some(walked)), &call)
     };
     // The level is known from now on.
     let mut prepared = of(widest, true)?;
@@ -96,11 +97,9 @@ impl Shard {
         let problem = prepared.problem;
         let layout = &mut prepared.scratch;
         let recalls = if step == Step::Forward { 0 } else { NODE * problem.tokens };
-        let totals = layout.room(recalls)?;
+        let totals = layout.range(recalls)?;
         let adds = step == Step::Backward { summed: true } && nodes_matter && spans.len() > 1;
-        let all = problem.tokens.checked_mul(problem.dim).and_then(|x| x.checked_mul(4));
-        let part = || layout.room(all.ok_or_else(|| memory(usize::MAX))?);
-        let part = adds.then(part).transpose()?;
+        let part = layout.array_if(adds, 4, &[problem.tokens, problem.dim])?;
         let kernels = Variant::cross_entropy_shards(prepared.parts.storage);
         Ok(Shard { step, classes, spans, kernels, totals, part })
     }

@@ -1,38 +1,35 @@
 //! The returns of shards of the classes, put together along the tree: `combine` and `sum` of
 //! `kernels/linear_cross_entropy/shards.cu`.
 
+use crate::call::PassCall;
 use crate::linear_cross_entropy::args::FoldArgs;
 use crate::linear_cross_entropy::shard_pass::NODE;
+use crate::memory::Layout;
 use crate::options::Level;
-use crate::parts::{Holds, Parts};
+use crate::parts::Parts;
 use crate::pass::{Choice, PassPlan, Steps, TableImage, draft_steps};
-use crate::room::Layout;
-use crate::target::Target;
 use crate::variant::Variant;
 use etalon_problem::linear_cross_entropy::shard::{Partial, depth, merges};
-use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Table};
+use etalon_problem::{Error, LinearCrossEntropy};
 use std::ops::Range;
 
 /// Prepares the totals of partials, or dh of its parts. Parts hold these classes: `partials` and `totals` of a table,
 /// or `parts` and `dh`.
 pub(crate) fn draft_sums(
-    target: Target,
     problem: &LinearCrossEntropy,
-    (classes, storage): (&[Range<usize>], Dtype),
-    table: &Table,
-    holds: Holds<'_>,
+    classes: &[Range<usize>],
+    call: &PassCall<'_, '_>,
 ) -> Result<PassPlan<'static>, Error> {
     let mut layout = Layout::default();
-    let call = (Pass::Forward, storage);
-    let parts = Parts::new(target, call, table, holds, |_| false, &mut layout)?;
+    let parts = Parts::new(call, |_| false, &mut layout)?;
     let merges = merges(classes);
     let bytes = bytemuck::cast_slice(&merges);
-    let room = Layout::default().room(bytes.len())?;
+    let range = Layout::default().range(bytes.len())?;
     let mut tables = TableImage::new(bytes.len());
-    tables.put(room, bytes);
-    let steps = draft_steps(&parts, |steps| {
+    tables.put(range, bytes);
+    let steps = draft_steps(&&parts, |steps| {
         let args = FoldArgs {
-            merges: steps.table(room).into(),
+            merges: steps.table(range).into(),
             parts: classes.len() as i32,
             ..arguments(&steps, problem)
         };
@@ -45,7 +42,7 @@ pub(crate) fn draft_sums(
 }
 
 /// The arguments that do not depend on the tree.
-fn arguments(steps: &Steps<'_, Parts>, problem: &LinearCrossEntropy) -> FoldArgs {
+fn arguments(steps: &Steps<'_, &Parts>, problem: &LinearCrossEntropy) -> FoldArgs {
     let parts = steps.prepared;
     let of = |name: &str| parts.part(name).map_or(0, |part| part.operand.len());
     let count = if parts.has("dh") { of("dh") } else { of("totals") / Partial::WORDS };
@@ -65,7 +62,7 @@ fn arguments(steps: &Steps<'_, Parts>, problem: &LinearCrossEntropy) -> FoldArgs
 }
 
 /// Adds the kernel, of which each thread keeps so many nodes or vectors in shared memory.
-fn fold(steps: &Steps<'_, Parts>, args: &FoldArgs, depth: usize) -> Result<(), Error> {
+fn fold(steps: &Steps<'_, &Parts>, args: &FoldArgs, depth: usize) -> Result<(), Error> {
     let is_dh = steps.prepared.has("dh");
     let (name, threads, each, bytes) =
         if is_dh { ("sum", 64, 4, 16) } else { ("combine", 32, 1, NODE) };

@@ -1,4 +1,4 @@
-//! How many tiles a problem has, and how many it may have.
+//! Numbers of tiles that a problem has, and that it may have.
 
 use crate::softmax::window::window;
 use etalon_problem::{BiasExtents, Error, Mask, Scores, Sequence, Sequences};
@@ -6,7 +6,7 @@ use etalon_problem::{BiasExtents, Error, Mask, Scores, Sequence, Sequences};
 /// The rows and columns of a tile of the portable kernels.
 pub(crate) const SIDE: usize = 64;
 
-/// How many tiles of 64 rows there are.
+/// Numbers of tiles of 64 rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Counts {
     /// Of queries and of keys, of all sequences; and of pairs, for the gradient of a bias.
@@ -16,11 +16,12 @@ pub(crate) struct Counts {
     /// Of the keys of the longest sequence.
     pub longest: usize,
     pub sequences: usize,
-    /// Tiles of queries that kernels may look up: those of `by_queries`, and one behind them where the device makes the list.
+    /// Tiles of queries that kernels may look up: those of `by_queries`, and one behind them where the device makes
+    /// the list.
     pub tiles: usize,
     /// The heads, or 1, of the flags of pairs that count, where spans do not tell all.
     pub flags: Option<usize>,
-    /// Whether spans tell all and are no window: then kernels of sm90a read them.
+    /// True if spans tell all and are no window: then kernels of sm90a read them.
     pub by_spans: bool,
 }
 
@@ -53,13 +54,13 @@ impl Counts {
         }
     }
 
-    /// The most that there may be, whatever the lengths, the offsets and the arrays of the mask are. One more sequence is empty. Fails where they
-    /// do not fit 32 bits.
+    /// The most that there may be, whatever the lengths, the offsets and the arrays of the mask are. One more sequence
+    /// is empty. Fails where they do not fit 32 bits.
     pub fn most(scores: &Scores) -> Result<Counts, Error> {
         let e = &scores.extents;
         let count = scores.sequences().len();
-        // Of n rows in s sequences ⌈nᵢ / 64⌉ are at most (n + 63 s) / 64, and of n and m rows Σ ⌈nᵢ / 64⌉ ⌈mᵢ / 64⌉ are at most
-        // n m / 64² + n / 64 + m / 64 + s.
+        // Of n rows in s sequences ⌈nᵢ / 64⌉ are at most (n + 63 s) / 64, and of n and m rows Σ ⌈nᵢ / 64⌉ ⌈mᵢ / 64⌉
+        // at most n m / 64² + n / 64 + m / 64 + s.
         let packed = matches!(scores.sequences, Sequences::Packed { .. });
         let own = |rows: usize| match packed {
             true if rows > 0 => (rows + (SIDE - 1) * count) / SIDE,
@@ -75,10 +76,8 @@ impl Counts {
         };
         let (by_queries, by_keys) = (own(e.queries), own(e.keys));
         if by_queries.max(by_keys).max(by_pairs) >= i32::MAX as usize {
-            return Err(Error::Unsupported {
-                what: "a problem of this size".to_string(),
-                reason: "the lists of its tiles have at most 2³¹ − 2".to_string(),
-            });
+            let reason = "the lists of its tiles have at most 2³¹ − 2";
+            return Err(Error::unsupported("a problem of this size", reason));
         }
         let flags = flags(scores);
         Ok(Counts {
@@ -94,17 +93,17 @@ impl Counts {
     }
 }
 
-/// Whether batch elements share a bias: one block walks them all.
+/// True if batch elements share a bias: one block walks them all.
 pub(crate) fn is_shared(scores: &Scores, bias: BiasExtents) -> bool {
     bias.batch == 1 && scores.extents.batch > 1
 }
 
-/// Whether the mask is a window of keys that moves with the query.
+/// True if the mask is a window of keys that moves with the query.
 fn is_window(scores: &Scores) -> bool {
     window(&scores.mask, scores.extents.queries, scores.extents.keys).is_some()
 }
 
-/// Whether each query of these sequences sees one range of keys.
+/// True if each query of these sequences sees one range of keys.
 fn has_spans(scores: &Scores, list: &[Sequence]) -> bool {
     list.iter().all(|sequence| scores.mask.row_spans(sequence).is_some())
 }
@@ -118,7 +117,7 @@ fn flags(scores: &Scores) -> Option<usize> {
     (!spans).then_some(if by_head(&scores.mask) { heads } else { heads.min(1) })
 }
 
-/// Whether the heads of a mask differ.
+/// True if the heads of a mask differ.
 fn by_head(mask: &Mask) -> bool {
     match mask {
         Mask::Array(array) => array.shape.get(1).is_some_and(|&heads| heads > 1),

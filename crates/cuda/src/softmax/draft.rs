@@ -1,44 +1,37 @@
 //! The steps of a pass of attention or attention_lse.
 
+use crate::call::PassCall;
+use crate::memory::Layout;
 use crate::options::{Level, Options};
-use crate::parts::Holds;
 use crate::pass::PassPlan;
-use crate::room::Layout;
-use crate::softmax::given::GivenArray;
+use crate::softmax::dq_partials::{DqPartials, Shares};
 use crate::softmax::hopper::Plan;
 use crate::softmax::prepared::Prepared;
 use crate::softmax::second::{self, Between};
-use crate::softmax::slots::{Shares, Slots};
 use crate::softmax::spec::{LEVELS, Spec};
 use crate::softmax::{Steps, blocks, hopper, hopper_backward, portable};
-use crate::target::Target;
-use etalon_problem::{Dtype, Error, Mode, Pass, Problem, Table};
+use etalon_problem::{Error, Mode, Pass, Problem};
 
 /// Drafts the steps of a pass, as [`Prepared::new`].
 pub(crate) fn draft<'a>(
-    target: Target,
     problem: &'a Problem,
-    call: (Pass, Dtype),
-    table: &Table,
-    operands: (Holds<'_>, &[GivenArray]),
-    options: &Options,
+    call: &PassCall<'_, '_>,
 ) -> Result<PassPlan<'a>, Error> {
     let mut layout = Layout::default();
-    let levels = (&LEVELS[..], options);
-    let mut prepared = Prepared::new(target, problem, call, table, operands, levels, &mut layout)?;
+    let mut prepared = Prepared::new(problem, call, &LEVELS, &mut layout)?;
     let between = match prepared.pass {
         Pass::DoubleBackward | Pass::Jvp => Some(Between::new(&prepared, &mut layout)?),
         _ => None,
     };
     let tensor = prepared.level == Level::Sm80;
-    prepared.slots = shares(&prepared.spec, prepared.level)
-        .map(|shares| Slots::new(shares, &prepared.spec, tensor, &mut layout))
+    prepared.partials = shares(&prepared.spec, prepared.level)
+        .map(|shares| DqPartials::new(shares, &prepared.spec, tensor, &mut layout))
         .transpose()?;
     let plan = match prepared.level {
         Level::Sm90a => Some(Plan::new(&prepared, &mut layout)?),
         _ => None,
     };
-    prepared.choice.mode = mode(&prepared, options);
+    prepared.choice.mode = mode(&prepared, call.options);
     prepared.choice.blockings = blocks::of_level(&prepared.spec, prepared.level);
     let steps = prepared.draft(|steps| compute(steps, plan.as_ref(), between.as_ref()))?;
     Ok(prepared.plan(layout, steps))
@@ -47,12 +40,12 @@ pub(crate) fn draft<'a>(
 /// The form of a backward pass.
 fn mode(prepared: &Prepared<'_>, options: &Options) -> Option<Mode> {
     let gradient = options.mode == Mode::ForwardGradient && prepared.value_dim.is_none();
-    let fused = if prepared.slots.is_some() { Mode::FusedPartials } else { Mode::Separate };
+    let fused = if prepared.partials.is_some() { Mode::FusedPartials } else { Mode::Separate };
     let mode = if gradient { Mode::ForwardGradient } else { fused };
     (prepared.pass == Pass::Backward).then_some(mode)
 }
 
-/// Shares of slots in their memory, where the gradient of q is computed in the pass by keys.
+/// Shares of partial sums in their memory, where the gradient of q is computed in the pass by keys.
 fn shares(spec: &Spec, level: Level) -> Option<Shares> {
     let by_pass = match (level, spec.pass) {
         (Level::Portable, Pass::Backward) => true,

@@ -1,35 +1,27 @@
 //! Tables that the device makes in every call, of lengths, offsets and arrays of masks that lie there:
 //! `kernels/pairs/tables.cu`.
 
-use crate::args::{Byte, ConstPtr, Declaration, Pointee, Ptr, Untyped, declaration, kernel_args};
-use crate::device_tensor::{DeviceTensor, Element};
+use crate::args::{Byte, ConstPtr, Declaration, Ptr, Untyped, bytes_of, declaration, kernel_args};
+use crate::device_tensor::{Element, GivenArray};
+use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
 use crate::pass::TableImage;
-use crate::room::{Layout, Room};
 use crate::softmax::Steps;
 use crate::softmax::counts::{Counts, is_shared};
 use crate::softmax::hopper_args::Int2;
 use crate::softmax::pair_args::{Sequence, Span, Task, Tile};
 use crate::softmax::tables::{Tables, bytes};
 use crate::variant::Variant;
-use bytemuck::{NoUninit, Zeroable};
 use etalon_problem::{
     Align, Error, Mask, MaskNode, NamedArray, NodeArrays, Problem, Scores, Sequences,
 };
-
-/// An array that calls give, as it was when the pass was prepared. It has passed its check.
-#[derive(Debug)]
-pub(crate) struct GivenArray {
-    pub name: String,
-    pub tensor: DeviceTensor,
-}
 
 /// An array of a problem that a caller may give.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Array {
     pub name: String,
     pub shape: Vec<usize>,
-    /// Whether its elements are flags, or integers.
+    /// True if its elements are flags, not integers.
     pub flags: bool,
 }
 
@@ -66,34 +58,35 @@ kernel_args! {
     struct Numbers as "GivenArray" {
         /// 0 where there are none.
         data: ConstPtr<Untyped>,
-        /// Whether integers have 64 bits, not 32.
+        /// True if integers have 64 bits, not 32.
         wide: i64,
     }
 }
 
-/// `Node` of `pairs/tables.cu`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Zeroable, NoUninit)]
-struct Node {
-    kind: i32,
-    bottom: i32,
-    left: i64,
-    right: i64,
-    query: i32,
-    key: i32,
-    batch: i64,
-    head: i64,
-}
-
-impl Pointee for Node {
-    const NAME: &'static str = "Node";
+kernel_args! {
+    /// A node of the mask: Window and Chunk look at positions, Segments and Flags at arrays; All and Any begin a list
+    /// that End ends.
+    struct Node as "Node" {
+        kind: i32,
+        /// True if the last query is aligned with the last key.
+        bottom: i32,
+        /// Of a window, −1: open; `left` of a chunk is its length, which fits 32 bits.
+        left: i64,
+        right: i64,
+        /// Arrays, by their numbers.
+        query: i32,
+        key: i32,
+        /// Strides of flags.
+        batch: i64,
+        head: i64,
+    }
 }
 
 /// The most arrays of masks among the arguments.
 const ARRAYS: usize = 16;
 
 kernel_args! {
-    /// Those of `pairs/tables.cu`.
+    /// The arguments of `pairs/tables.cu`.
     struct TableArgs as "TableArgs" {
         /// Lengths of each batch element, or offsets of packed sequences; nowhere: all have all rows.
         query: Numbers,
@@ -123,7 +116,7 @@ kernel_args! {
         /// Of flags; 0: spans tell all.
         heads: i32,
         node_count: i32,
-        /// Whether batch elements share a bias.
+        /// True if batch elements share a bias.
         shared: i32,
         /// The most.
         query_tiles: i32,
@@ -138,28 +131,28 @@ kernel_args! {
 /// Kernel arguments that `pairs/tables.cu` names.
 pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<TableArgs>()];
 
-/// Where the kernels find an array: the number of one that the call gives, or a room of the pass, which has its copy.
+/// The place of an array: the number of one that the call gives, or a range of the pass, which has its copy.
 #[derive(Debug, Clone, Copy)]
 enum Source {
     Call(usize, Element),
-    Copy(Room, Element),
+    Copy(MemoryRange, Element),
 }
 
-/// How the tables are made.
+/// Sources of the tables, and the memory in which they are made.
 #[derive(Debug)]
 pub(crate) struct Given {
     /// Lengths or offsets; none of a dense batch.
     sequences: Option<[Source; 2]>,
     arrays: Vec<Source>,
     nodes: usize,
-    nodes_at: Room,
-    /// Where in the scratch memory the tables lie, and what the kernels tell each other of them.
-    made: Room,
-    firsts: Room,
+    nodes_at: MemoryRange,
+    /// Scratch memory of the tables, and of the numbers of tiles that one kernel leaves to the next.
+    made: MemoryRange,
+    firsts: MemoryRange,
 }
 
 impl Given {
-    /// Of the arrays that calls give: the others are those of the problem, which the pass keeps. Takes rooms for the
+    /// Of the arrays that calls give: the others are those of the problem, which the pass keeps. Takes ranges for the
     /// tables.
     pub fn new(
         scores: &Scores,
@@ -182,22 +175,21 @@ impl Given {
         scores.mask.nodes().iter().try_for_each(|node| sources.add(node))?;
         let Sources { layout: mut own, copies, arrays, nodes, .. } = sources;
         if arrays.len() > ARRAYS {
-            return Err(Error::Unsupported {
-                what: format!("a mask of {} arrays, some of them on the device", arrays.len()),
-                reason: format!("kernels are told of at most {ARRAYS}"),
-            });
+            let what = format!("a mask of {} arrays, some of them on the device", arrays.len());
+            return Err(Error::unsupported(what, format!("kernels take at most {ARRAYS}")));
         }
-        let nodes_at = own.room(size_of_val(&nodes[..]))?;
+        let (nodes, count) = (bytes_of(&nodes), nodes.len());
+        let nodes_at = own.range(nodes.len())?;
         let mut image = TableImage::new(own.bytes());
-        image.put(nodes_at, bytes(&nodes));
-        copies.into_iter().for_each(|(room, own)| image.put(room, own));
+        image.put(nodes_at, nodes);
+        copies.into_iter().for_each(|(range, own)| image.put(range, own));
         let given = Given {
             sequences,
             arrays,
-            nodes: nodes.len(),
+            nodes: count,
             nodes_at,
-            made: layout.room(tables.bytes)?,
-            firsts: layout.room(3 * 4 * counts.sequences)?,
+            made: layout.range(tables.bytes)?,
+            firsts: layout.range(3 * 4 * counts.sequences)?,
         };
         Ok((given, image))
     }
@@ -224,7 +216,7 @@ impl Given {
         let numbers = |source: &Source| {
             let (data, element) = match *source {
                 Source::Call(number, element) => (steps.beside(number), element),
-                Source::Copy(room, element) => (steps.kept(room), element),
+                Source::Copy(range, element) => (steps.kept(range), element),
             };
             Numbers { data: data.into(), wide: (element.bytes() == 8).into() }
         };
@@ -266,12 +258,12 @@ impl Given {
     }
 }
 
-/// What a walk over a problem finds.
+/// Arrays and nodes that a walk over a problem finds.
 #[derive(Default)]
 struct Sources<'a> {
     given: &'a [GivenArray],
     layout: Layout,
-    copies: Vec<(Room, Vec<u8>)>,
+    copies: Vec<(MemoryRange, Vec<u8>)>,
     arrays: Vec<Source>,
     nodes: Vec<Node>,
 }
@@ -288,9 +280,9 @@ impl Sources<'_> {
             return Ok(Source::Call(number, self.given[number].tensor.element));
         }
         let own = own();
-        let room = self.layout.room(own.len())?;
-        self.copies.push((room, own));
-        Ok(Source::Copy(room, element))
+        let range = self.layout.range(own.len())?;
+        self.copies.push((range, own));
+        Ok(Source::Copy(range, element))
     }
 
     fn numbers(&mut self, name: &str, own: &[usize]) -> Result<Source, Error> {
@@ -320,7 +312,7 @@ impl Sources<'_> {
             bottom: (node.align == Align::BottomRight).into(),
             left: distance(node.left),
             right: distance(node.right),
-            ..Node::zeroed()
+            ..Node::default()
         };
         match node.arrays {
             NodeArrays::None => {}

@@ -2,9 +2,9 @@
 //! `kernels/attention/sm90a_forward.cu`.
 
 use crate::args::KernelArgs;
-use crate::moves::Place;
+use crate::memory::{Layout, MemoryRange};
+use crate::moves::StridedTensor;
 use crate::parts::Part;
-use crate::room::{Layout, Room};
 use crate::softmax::counts::SIDE;
 use crate::softmax::hopper_args::{
     ForwardArgs, Packed, ScoreOptions, Shape, SpanTables, tensor_map,
@@ -19,13 +19,13 @@ use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
 use etalon_problem::{Blocking, Dtype, Error, Extents, Pass};
 
-/// How these kernels compute a pass, and where they keep what they need.
+/// Choices of these kernels for a pass, and their memory.
 #[derive(Debug)]
 pub(crate) struct Plan {
     /// The columns of every operand: D and E, rounded up to 64 or 128.
     pub width: usize,
     window: Window,
-    /// What the kernels are compiled for.
+    /// The choices at compile time.
     pub hopper: Hopper,
     /// Queries and keys of a tile, forward.
     pub tile: Blocking,
@@ -33,26 +33,26 @@ pub(crate) struct Plan {
     stats: usize,
     storage: Dtype,
     wide: Vec<Wide>,
-    pub lse2: Room,
-    pub delta: Room,
+    pub lse2: MemoryRange,
+    pub delta: MemoryRange,
     /// Counters from which blocks claim tiles, one for each of two kernels; and in the backward pass flags, of all
     /// groups together and then of each key head of each sequence: a result is not finite.
-    pub flags: Room,
+    pub flags: MemoryRange,
 }
 
-/// A name for copies that plans tell.
+/// The name of copies in plans.
 const COPIES: &str = "operands and results in whole columns";
 
-/// Where the tensor cores find an operand.
+/// An operand, as the tensor cores find it.
 #[derive(Debug)]
 struct Wide {
     name: &'static str,
     /// A copy with whole columns; without it the copy engine takes the operand where it lies.
-    copy: Option<Room>,
+    copy: Option<MemoryRange>,
 }
 
 impl Plan {
-    /// Takes rooms for what the kernels of attention need beside the operands.
+    /// Takes ranges for what the kernels of attention need beside the operands.
     pub fn new(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Plan, Error> {
         let (spec, backward) = (&prepared.spec, prepared.pass == Pass::Backward);
         let mut plan = Plan::of(spec, spec.hopper());
@@ -68,7 +68,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Takes rooms for what those of lazy_attention need of these: copies of operands.
+    /// Takes ranges for what those of lazy_attention need of these: copies of operands.
     pub fn lazy(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Plan, Error> {
         // Sequences are those of the arrays, or listed; and any scale will do.
         let hopper = Hopper { options: true, ..prepared.spec.hopper() }.within();
@@ -78,7 +78,7 @@ impl Plan {
     }
 
     fn of(spec: &Spec, hopper: Hopper) -> Plan {
-        let none = Room::default();
+        let none = MemoryRange::default();
         Plan {
             width: hopper.width,
             window: spec.window.unwrap_or(Window::ALL),
@@ -96,7 +96,7 @@ impl Plan {
         }
     }
 
-    /// Takes rooms for copies of operands.
+    /// Takes ranges for copies of operands.
     fn reserve_operands(
         &mut self,
         prepared: &Prepared<'_>,
@@ -126,7 +126,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Whether the kernels of a backward pass read an operand, if it is one: for dv alone neither o nor v, of
+    /// True if the kernels of a backward pass read an operand, if it is one: for dv alone neither o nor v, of
     /// attention_lse none of values.
     pub fn reads(&self, prepared: &Prepared<'_>, name: &str) -> bool {
         let values = prepared.value_dim.is_some();
@@ -137,13 +137,9 @@ impl Plan {
         }
     }
 
-    /// Whether the copy engine takes a tensor where it lies.
-    fn takes(&self, place: Place, aligned: bool) -> bool {
-        let whole = |axis: usize| {
-            let (extent, stride) = (place.extents[axis], place.strides[axis]);
-            extent == 1 || (stride > 0 && stride % 8 == 0 && stride < 1 << 38)
-        };
-        aligned && place.extents[3] == self.width && place.has_whole_rows() && (0..3).all(whole)
+    /// True if the copy engine takes a tensor where it lies.
+    fn takes(&self, place: StridedTensor, aligned: bool) -> bool {
+        aligned && place.extents[3] == self.width && place.has_whole_rows() && place.has_boxes()
     }
 
     /// Numbers of lse2, and of delta.
@@ -166,17 +162,17 @@ impl Plan {
         self.wide.iter().find(|wide| wide.name == name)
     }
 
-    /// A dense room of whole columns for an operand.
-    fn in_room(&self, steps: &Steps<'_>, name: &str, room: Room) -> Place {
+    /// A dense range of whole columns for an operand.
+    fn in_range(&self, steps: &Steps<'_>, name: &str, range: MemoryRange) -> StridedTensor {
         let e = &steps.scores().extents;
         let (heads, rows) = rows_of(e, name);
-        Place::dense(steps.at(room), [e.batch, heads, rows, self.width])
+        StridedTensor::dense(steps.at(range), [e.batch, heads, rows, self.width])
     }
 
-    /// Where the tensor cores find an operand.
-    pub(super) fn place(&self, steps: &Steps<'_>, name: &str) -> Place {
+    /// The place in which the tensor cores find an operand.
+    pub(super) fn place(&self, steps: &Steps<'_>, name: &str) -> StridedTensor {
         match self.find(name).and_then(|wide| wide.copy) {
-            Some(room) => self.in_room(steps, name, room),
+            Some(range) => self.in_range(steps, name, range),
             None => steps.place(name),
         }
     }
@@ -184,8 +180,8 @@ impl Plan {
     /// Puts 0 into the copy of a result in which kernels leave rows of no sequence out.
     pub(super) fn clear(&self, steps: &Steps<'_>, name: &str) {
         let leaves = self.hopper.lengths == Lengths::Listed && steps.prepared.leaves_rows();
-        if let Some(room) = self.find(name).and_then(|wide| wide.copy).filter(|_| leaves) {
-            steps.fill(steps.at(room), room.bytes, 0);
+        if let Some(range) = self.find(name).and_then(|wide| wide.copy).filter(|_| leaves) {
+            steps.fill(steps.at(range), range.bytes, 0);
         }
     }
 
@@ -208,7 +204,7 @@ impl Plan {
     }
 }
 
-/// Whether the rows of an operand are those of k.
+/// True if the rows of an operand are those of k.
 fn by_keys(name: &str) -> bool {
     matches!(name, "k" | "v" | "dk" | "dv")
 }
@@ -224,12 +220,12 @@ pub(crate) fn padded(queries: usize) -> usize {
 }
 
 /// A tensor of whole columns for the copy engine.
-pub(super) fn map_of(plan: &Plan, place: Place, rows: u32) -> TensorMap {
+pub(super) fn map_of(plan: &Plan, place: StridedTensor, rows: u32) -> TensorMap {
     tensor_map(plan.storage, place, rows, false)
 }
 
 /// The same in boxes of 64 rows and 64 columns.
-pub(super) fn panel_map_of(plan: &Plan, place: Place) -> TensorMap {
+pub(super) fn panel_map_of(plan: &Plan, place: StridedTensor) -> TensorMap {
     tensor_map(plan.storage, place, 64, true)
 }
 

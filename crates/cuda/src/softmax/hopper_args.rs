@@ -2,26 +2,26 @@
 //! `sm90a_backward*`.
 
 use crate::args::{ConstPtr, Declaration, Half, Pointee, Ptr, declaration, kernel_args, pointees};
-use crate::moves::Place;
+use crate::moves::StridedTensor;
 use crate::softmax::pair_args::{Sequence, Span, Task, Tile};
 use crate::tensor_map::TensorMap;
 use etalon_problem::Dtype;
 
 /// A tensor of whole columns, 64 or 128 of them, for the copy engine, in boxes of so many rows and of 64 columns or
 /// all.
-pub(crate) fn tensor_map(storage: Dtype, place: Place, rows: u32, narrow: bool) -> TensorMap {
+pub(crate) fn tensor_map(
+    storage: Dtype,
+    place: StridedTensor,
+    rows: u32,
+    narrow: bool,
+) -> TensorMap {
     let [batch, heads, length, width] = place.extents.map(|x| x as u64);
-    // The stride of an axis of extent 1 is not walked, but must be one.
-    let own = |axis: usize, dense: u64| match place.extents[axis] {
-        1 => dense,
-        _ => 2 * place.strides[axis] as u64,
-    };
-    let (rows_apart, heads_apart) = (own(2, 2 * width), own(1, 2 * width * length));
+    let [of_rows, of_heads, of_batch] = place.box_strides();
     TensorMap::new(
         storage,
         place.address,
         [64, length, width / 64, heads, batch],
-        [rows_apart, 128, heads_apart, own(0, 2 * width * length * heads), 0],
+        [of_rows, 128, of_heads, of_batch, 0],
         [64, rows, if narrow { 1 } else { width as u32 / 64 }, 1, 1],
     )
 }
@@ -51,7 +51,7 @@ kernel_args! {
         pub heads_per_group: i32,
         /// Rows of lse2 and delta of a head.
         pub padded: i32,
-        /// Whether the last query of a sequence is aligned with its last key.
+        /// True if the last query of a sequence is aligned with its last key.
         pub bottom: i32,
         /// Queries and keys of each batch element; with LENGTHS 1 alone.
         pub lengths: ConstPtr<Int2>,
@@ -94,9 +94,9 @@ kernel_args! {
     }
 }
 
-impl From<Place> for Elements {
+impl From<StridedTensor> for Elements {
     /// An axis of extent 1 has the stride 0: a shared bias.
-    fn from(place: Place) -> Self {
+    fn from(place: StridedTensor) -> Self {
         let stride = |axis: usize| if place.extents[axis] == 1 { 0 } else { place.strides[axis] };
         Elements {
             data: place.address.into(),
@@ -136,7 +136,7 @@ kernel_args! {
 
 impl ScoreOptions {
     /// The unit of scores is the scale where that is above 0 and of usual size. A cap of 0: none.
-    pub fn new(bias: Place, scale: f32, cap: f32) -> Self {
+    pub fn new(bias: StridedTensor, scale: f32, cap: f32) -> Self {
         let unit = match scale > 1e-18 && scale < 1e18 {
             true => Unit { scale: 1.0, over: 1.0 / scale, natural: scale },
             false => Unit { scale, over: 1.0, natural: 1.0 },
@@ -156,15 +156,15 @@ kernel_args! {
     }
 }
 
-impl From<Place> for Pieces {
-    fn from(place: Place) -> Self {
+impl From<StridedTensor> for Pieces {
+    fn from(place: StridedTensor) -> Self {
         let [batch, head, row, _] = place.strides.map(|stride| stride / 8);
         Pieces { data: place.address.into(), batch, head, row }
     }
 }
 
 kernel_args! {
-    /// Those of `forward`.
+    /// The arguments of `forward`.
     pub(crate) struct ForwardArgs as "ForwardArgs" {
         pub q: TensorMap,
         pub k: TensorMap,
@@ -184,7 +184,7 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// Those of `delta`, `keys`, `queries` and `values`.
+    /// The arguments of `delta`, `keys`, `queries` and `values`.
     pub(crate) struct BackwardArgs as "BackwardArgs" {
         pub q: TensorMap,
         pub k: TensorMap,

@@ -1,16 +1,16 @@
 //! The backward pass of attention and attention_lse for the tensor cores of compute capability 9.0:
 //! `kernels/attention/sm90a_backward.cuh` says which kernels there are.
 
-use crate::moves::Place;
+use crate::family::Family;
+use crate::moves::StridedTensor;
 use crate::softmax::hopper::{
     Plan, heads_in, launch, map_of, options, packed, padded, shape, spans,
 };
 use crate::softmax::hopper_args::BackwardArgs;
-use crate::softmax::modules::threads;
 use crate::softmax::pair_args::{FallbackArgs, PairArgs, tensor};
 use crate::softmax::variants::{Lengths, Results};
 use crate::softmax::{Steps, portable};
-use crate::strided::StridedTensor;
+use crate::tensor_args::TensorArgs;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
 use etalon_problem::Error;
@@ -45,7 +45,7 @@ pub(crate) fn backward(steps: &Steps<'_>, plan: &Plan) -> Result<(), Error> {
 const READ: [&str; 4] = ["q", "k", "v", "dout"];
 const WRITTEN: [&str; 3] = ["dq", "dk", "dv"];
 
-/// Whether a result is wanted of these kernels; dq is not where it is a multiple of a `gradient` that is given.
+/// True if a result is wanted of these kernels; dq is not where it is a multiple of a `gradient` that is given.
 fn writes(steps: &Steps<'_>, name: &str) -> bool {
     steps.address(name) != 0 && !(name == "dq" && steps.prepared.has_gradient())
 }
@@ -84,12 +84,12 @@ fn arguments(steps: &Steps<'_>, plan: &Plan) -> BackwardArgs {
     let heads = heads_in(16 << 20, steps, plan).min(e.batch * e.key_heads);
     let read = |name| match plan.reads(steps.prepared, name) {
         true => plan.place(steps, name),
-        false => Place::NOWHERE,
+        false => StridedTensor::NOWHERE,
     };
     BackwardArgs {
         lse2: steps.at(plan.lse2).into(),
         delta: steps.at(plan.delta).into(),
-        delta_rows: steps.prepared.delta.map_or(0, |room| steps.at(room)).into(),
+        delta_rows: steps.prepared.delta.map_or(0, |range| steps.at(range)).into(),
         lse: steps.address("lse").into(),
         dlse: steps.address("dlse").into(),
         sinks: steps.address("sinks").into(),
@@ -109,7 +109,7 @@ fn fallback(steps: &Steps<'_>, plan: &Plan) -> Result<(), Error> {
     let (e, prepared) = (&steps.scores().extents, steps.prepared);
     let result = |name| match writes(steps, name) {
         true => tensor(steps, name),
-        false => StridedTensor::default(),
+        false => TensorArgs::default(),
     };
     let [dq, dk, dv] = WRITTEN.map(result);
     let blocks = |wanted: bool, tiles: usize, heads: usize| if wanted { tiles * heads } else { 0 };
@@ -123,12 +123,11 @@ fn fallback(steps: &Steps<'_>, plan: &Plan) -> Result<(), Error> {
         key_blocks: keys as i32,
     };
     let spec = &prepared.spec;
-    let of = (spec.storage, spec.extents.dim, spec.value_dim, spec.has_options);
-    let variant = Variant::fallback(of.0, of.1, of.2, of.3);
-    // Some blocks for each multiprocessor, which take turns. Tiles of one head are `heads` apart: where their number is
-    // odd, all blocks have a part of them.
+    let variant = spec.shape().portable(Family::AttentionFallback);
+    // Some blocks for each multiprocessor, which take turns. Tiles of one head are `heads` apart: where the number of
+    // blocks is odd, all have a part of them.
     let most = (4 * steps.multiprocessors() - 1) | 1;
-    let grid = ((queries + keys).min(most), threads(&variant, spec));
+    let grid = ((queries + keys).min(most), variant.threads());
     launch(steps, (&variant, "fallback"), grid, &args, 0)
 }
 
@@ -141,7 +140,7 @@ struct BackwardPass<'a> {
 
 impl BackwardPass<'_> {
     /// One of the kernels that claim tiles: as many blocks as there are multiprocessors, if there are as many tiles.
-    fn draw(
+    fn claim(
         &self,
         kernel: (&Variant, &'static str),
         counter: u64,
@@ -194,7 +193,7 @@ impl BackwardPass<'_> {
                 Lengths::Listed => steps.prepared.counts.by_keys,
                 _ => e.keys.div_ceil(128) * e.batch,
             };
-            self.draw((&module, name), 0, tiles * e.key_heads, args, terms)?;
+            self.claim((&module, name), 0, tiles * e.key_heads, args, terms)?;
         }
         if dq {
             let (dq, dq_rows) = (map("dq", 128), place("dq").into());
@@ -204,7 +203,7 @@ impl BackwardPass<'_> {
                 _ => padded(e.queries) / 128 * e.batch,
             };
             let module = module(steps, plan, true);
-            self.draw((&module, "queries"), 1, tiles * e.query_heads, args, 2 * e.dim + values)?;
+            self.claim((&module, "queries"), 1, tiles * e.query_heads, args, 2 * e.dim + values)?;
         }
         Ok(())
     }

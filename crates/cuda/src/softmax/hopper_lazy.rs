@@ -1,24 +1,24 @@
 //! The kernels of lazy_attention for the tensor cores of compute capability 9.0: `kernels/lazy_attention/sm90a*`.
 
 use crate::args::{ConstPtr, Declaration, Ptr, declaration, kernel_args};
-use crate::room::{Layout, Room};
+use crate::memory::{Layout, MemoryRange};
 use crate::softmax::Steps;
 use crate::softmax::hopper::{self, Plan};
 use crate::softmax::hopper_args::{Elements, Packed, Shape, SpanTables};
 use crate::softmax::pair_args::{Numbers, tensor};
 use crate::softmax::prepared::Prepared;
 use crate::softmax::variants::Lengths;
-use crate::strided::StridedTensor;
+use crate::tensor_args::TensorArgs;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
 use etalon_problem::{Align, DistanceBias, Error};
 
-/// How these kernels compute a pass, and where they keep what they need.
+/// Choices of these kernels for a pass, and their memory.
 #[derive(Debug)]
 pub(crate) struct LazyPlan {
     operands: Plan,
-    /// Which stripes of keys may hold an active pair, of every 16 rows of a tile of queries and head.
-    active: Room,
+    /// Stripes of keys that may hold an active pair, of every 16 rows of a tile of queries and head.
+    active: MemoryRange,
 }
 
 kernel_args! {
@@ -33,14 +33,14 @@ kernel_args! {
     }
 }
 
-impl From<StridedTensor> for FloatRows {
-    fn from(StridedTensor { data, batch, head, row }: StridedTensor) -> Self {
+impl From<TensorArgs> for FloatRows {
+    fn from(TensorArgs { data, batch, head, row }: TensorArgs) -> Self {
         FloatRows { data: data.0.into(), batch, head, row }
     }
 }
 
 kernel_args! {
-    /// Those of all of them.
+    /// The arguments of all of them.
     struct HopperLazyArgs as "HopperLazyArgs" {
         q: TensorMap,
         k: TensorMap,
@@ -72,7 +72,7 @@ kernel_args! {
         tau: ConstPtr<f32>,
         /// `[batch, heads, queries]`.
         numbers: Ptr<Numbers>,
-        /// Which stripes of keys may hold an active pair: forward of every 16 rows of a head, backward of 64.
+        /// Stripes of keys that may hold an active pair: forward of every 16 rows of a head, backward of 64.
         active: Ptr<u32>,
         /// Not 0: some operand holds a number that is not finite.
         odd: ConstPtr<u32>,
@@ -80,15 +80,15 @@ kernel_args! {
         counter: Ptr<u32>,
         /// W.
         width: i32,
-        /// Whether distances are counted from the last query and key.
+        /// True if distances are counted from the last query and key.
         bottom: i32,
         /// E.
         columns: i32,
-        /// How many distances occur below W.
+        /// The distances that occur below W.
         reach: i32,
         /// Of keys.
         tiles: i32,
-        /// Whether Δ and Σ a g are wanted.
+        /// True if Δ and Σ a g are wanted.
         means: i32,
         wants_dq: i32,
         wants_dk: i32,
@@ -105,32 +105,46 @@ pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<HopperLazyArgs>()];
 /// Kernels, by their counters.
 pub(crate) const KERNELS: [&str; 5] = ["scores", "values", "sums", "queries", "keys"];
 
-/// What the passes of every level keep: where the numbers of the rows lie, whether some number is not finite and
-/// behind it the counters from which blocks claim tiles, what the tiles of keys add to dbias (0: nothing), and how many
-/// distances occur.
+/// Addresses that the passes of every level share: of the numbers of the rows, of the flag of numbers that are not
+/// finite, with the counters from which blocks claim tiles behind it, of the parts of dbias by tiles of keys (0:
+/// none); and the number of distances that occur.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kept {
     pub numbers: Ptr<Numbers>,
-    pub odd: u64,
+    pub nonfinite: u64,
     pub windows: u64,
     pub reach: i32,
 }
 
 impl LazyPlan {
-    /// Takes rooms for what the kernels need beside the operands.
+    /// Takes ranges for what the kernels need beside the operands.
     pub fn new(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<LazyPlan, Error> {
         let operands = Plan::lazy(prepared, layout)?;
         let heads = prepared.scores.extents.query_heads;
-        Ok(LazyPlan { operands, active: layout.room(16 * prepared.counts.tiles * heads)? })
+        Ok(LazyPlan { operands, active: layout.range(16 * prepared.counts.tiles * heads)? })
     }
+}
 
+/// The launches of these kernels.
+pub(crate) struct HopperPass<'a> {
+    plan: &'a Plan,
+    steps: &'a Steps<'a>,
     /// The arguments that every kernel has.
-    fn args(&self, steps: &Steps<'_>, bias: Option<DistanceBias>, kept: Kept) -> HopperLazyArgs {
-        let (plan, e) = (&self.operands, &steps.scores().extents);
+    args: HopperLazyArgs,
+}
+
+impl<'a> HopperPass<'a> {
+    pub fn new(
+        LazyPlan { operands: plan, active }: &'a LazyPlan,
+        steps: &'a Steps<'a>,
+        bias: Option<DistanceBias>,
+        kept: Kept,
+    ) -> Self {
+        let e = &steps.scores().extents;
         // Measured of attention: causal masks like as many heads beside each other.
         let together = hopper::heads_in(32 << 20, steps, plan) * steps.scores().group();
         let rows = |name: &str| Elements::from(plan.place(steps, name));
-        HopperLazyArgs {
+        let args = HopperLazyArgs {
             k: hopper::map_of(plan, plan.place(steps, "k"), 128),
             q_rows: rows("q"),
             k_rows: rows("k"),
@@ -146,8 +160,8 @@ impl LazyPlan {
             dlse: steps.address("dlse").into(),
             windows: kept.windows.into(),
             numbers: kept.numbers,
-            active: steps.at(self.active).into(),
-            odd: kept.odd.into(),
+            active: steps.at(*active).into(),
+            odd: kept.nonfinite.into(),
             width: bias.map_or(0, |bias| bias.width) as i32,
             bottom: bias.is_some_and(|bias| bias.align == Align::BottomRight).into(),
             columns: steps.prepared.value_dim.unwrap_or(0) as i32,
@@ -156,17 +170,14 @@ impl LazyPlan {
             packed: hopper::packed(steps, plan),
             spans: hopper::spans(steps, plan),
             ..HopperLazyArgs::default()
-        }
+        };
+        HopperPass { plan, steps, args }
     }
 
     /// One of the kernels, which claim tiles: as many blocks as there are multiprocessors, if there are as many tiles.
-    fn launch(
-        &self,
-        steps: &Steps<'_>,
-        name: &'static str,
-        args: HopperLazyArgs,
-    ) -> Result<(), Error> {
-        let (plan, e, counts) = (&self.operands, &steps.scores().extents, &steps.prepared.counts);
+    fn launch(&self, name: &'static str, args: HopperLazyArgs) -> Result<(), Error> {
+        let HopperPass { plan, steps, .. } = *self;
+        let (e, counts) = (&steps.scores().extents, &steps.prepared.counts);
         let listed = plan.hopper.lengths == Lengths::Listed;
         let backward = ["queries", "keys"].contains(&name);
         let variant = Variant::hopper_lazy(plan.hopper, backward);
@@ -192,54 +203,38 @@ impl LazyPlan {
     }
 
     /// lse, the numbers of every row, and the stripes that may hold an active pair.
-    pub fn scores(
-        &self,
-        steps: &Steps<'_>,
-        bias: Option<DistanceBias>,
-        kept: Kept,
-    ) -> Result<(), Error> {
-        self.operands.widen(steps, "q")?;
-        self.operands.widen(steps, "k")?;
-        self.launch(steps, "scores", self.args(steps, bias, kept))
+    pub fn scores(&self) -> Result<(), Error> {
+        self.plan.widen(self.steps, "q")?;
+        self.plan.widen(self.steps, "k")?;
+        self.launch("scores", self.args)
     }
 
     /// lse, and those of o and Σ a P v that have places.
-    pub fn forward(
-        &self,
-        steps: &Steps<'_>,
-        bias: Option<DistanceBias>,
-        kept: Kept,
-    ) -> Result<(), Error> {
-        let plan = &self.operands;
+    pub fn forward(&self) -> Result<(), Error> {
+        let HopperPass { plan, steps, args } = *self;
         let (o, pv) = (steps.address("o") != 0, tensor(steps, "pv_sum"));
-        self.scores(steps, bias, kept)?;
+        self.scores()?;
         if !o && !pv.is_there() {
             return Ok(());
         }
         plan.widen(steps, "v")?;
-        let args = self.args(steps, bias, kept);
         let v = hopper::map_of(plan, plan.place(steps, "v"), 128);
         if o {
             plan.clear(steps, "o");
             let to = hopper::map_of(plan, plan.place(steps, "o"), 64);
-            self.launch(steps, "values", HopperLazyArgs { v, o: to, ..args })?;
+            self.launch("values", HopperLazyArgs { v, o: to, ..args })?;
             plan.narrow(steps, "o")?;
         }
         if pv.is_there() {
-            self.launch(steps, "sums", HopperLazyArgs { v, pv: pv.into(), ..args })?;
+            self.launch("sums", HopperLazyArgs { v, pv: pv.into(), ..args })?;
         }
         Ok(())
     }
 
-    /// The gradients of q, k and v that have places, Δ and Σ a g of every row, and what the tiles of keys add to dbias,
+    /// The gradients of q, k and v that have places, Δ and Σ a g of every row, and parts of dbias by tiles of keys,
     /// after lse and n.
-    pub fn backward(
-        &self,
-        steps: &Steps<'_>,
-        bias: Option<DistanceBias>,
-        kept: Kept,
-    ) -> Result<(), Error> {
-        let plan = &self.operands;
+    pub fn backward(&self) -> Result<(), Error> {
+        let HopperPass { plan, steps, args } = *self;
         for name in ["q", "k", "v", "dout"] {
             plan.widen(steps, name)?;
         }
@@ -251,7 +246,7 @@ impl LazyPlan {
             wants_dq: wants("dq").into(),
             wants_dk: wants("dk").into(),
             wants_dv: wants("dv").into(),
-            ..self.args(steps, bias, kept)
+            ..args
         };
         for (name, to) in [("dq", &mut args.dq), ("dk", &mut args.dk), ("dv", &mut args.dv)] {
             if wants(name) {
@@ -259,9 +254,9 @@ impl LazyPlan {
                 *to = hopper::panel_map_of(plan, plan.place(steps, name));
             }
         }
-        self.launch(steps, "queries", args)?;
+        self.launch("queries", args)?;
         if any(&["dk", "dv", "dbias"]) {
-            self.launch(steps, "keys", args)?;
+            self.launch("keys", args)?;
         }
         ["dq", "dk", "dv"].into_iter().try_for_each(|name| plan.narrow(steps, name))
     }

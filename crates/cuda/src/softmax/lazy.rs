@@ -1,14 +1,13 @@
 //! The kernels of lazy_attention of the levels portable and sm80: `kernels/lazy_attention/`.
 
 use crate::args::{ConstPtr, Declaration, KernelArgs, Ptr, declaration, kernel_args};
-use crate::room::{Layout, Room};
+use crate::memory::{Layout, MemoryRange};
 use crate::softmax::Steps;
-use crate::softmax::hopper_lazy::{KERNELS, Kept, LazyPlan};
-use crate::softmax::modules::{TENSOR_THREADS, threads};
+use crate::softmax::hopper_lazy::{HopperPass, KERNELS, Kept, LazyPlan};
 use crate::softmax::pair_args::{Numbers, PairArgs, tensor};
-use crate::softmax::portable::parts;
+use crate::softmax::portable::{columns, parts};
 use crate::softmax::prepared::Prepared;
-use crate::strided::StridedTensor;
+use crate::tensor_args::TensorArgs;
 use crate::variant::width;
 use etalon_problem::{Align, Blocking, DistanceBias, Error};
 
@@ -16,13 +15,13 @@ use etalon_problem::{Align, Blocking, DistanceBias, Error};
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Memory {
     /// τ/n, 1/n, Δ − dlse and (1/n) Σ a g of every row.
-    numbers: Room,
+    numbers: MemoryRange,
     /// Stripes of keys that may hold an active pair, of each tile of queries and head.
-    active: Room,
+    active: MemoryRange,
     /// Parts of dbias by tiles of keys.
-    windows: Room,
+    windows: MemoryRange,
     /// True if some operand holds a number that is not finite, and a counter for each kernel of sm90a.
-    odd: Room,
+    nonfinite: MemoryRange,
     /// True if nobody looks: the caller says that there is none.
     assume_finite: bool,
 }
@@ -37,13 +36,11 @@ impl Memory {
         let (scores, counts) = (prepared.scores, &prepared.counts);
         let heads = scores.extents.query_heads;
         let windows = if prepared.has("dbias") { reach(prepared, bias) } else { 0 };
-        let windows = [4, counts.by_keys, heads, windows];
-        let windows = windows.iter().try_fold(1usize, |n, &x| n.checked_mul(x));
         Ok(Memory {
-            numbers: layout.room(16 * scores.row_shape().iter().product::<usize>())?,
-            active: layout.room(4 * counts.tiles * heads)?,
-            windows: layout.room(windows.unwrap_or(usize::MAX))?,
-            odd: layout.room(4 * (1 + KERNELS.len()))?,
+            numbers: layout.range(16 * scores.row_shape().iter().product::<usize>())?,
+            active: layout.range(4 * counts.tiles * heads)?,
+            windows: layout.array(4, &[counts.by_keys, heads, windows])?,
+            nonfinite: layout.range(4 * (1 + KERNELS.len()))?,
             assume_finite,
         })
     }
@@ -61,7 +58,7 @@ kernel_args! {
         /// Without bias, softcap and sinks.
         c: PairArgs,
         /// f32: Σ a P v (E47); where there is one, `values` writes it in place of o.
-        pv: StridedTensor,
+        pv: TensorArgs,
         /// `[heads, width]`; 0: no bias.
         bias: ConstPtr<f32>,
         /// `[heads]`.
@@ -98,7 +95,7 @@ impl LazyArgs {
             dtau: steps.address("dtau").into(),
             numbers: steps.at(memory.numbers).into(),
             active: steps.at(memory.active).into(),
-            odd: steps.at(memory.odd).into(),
+            odd: steps.at(memory.nonfinite).into(),
             width: bias.map_or(0, |bias| bias.width) as i32,
             reach: reach(steps.prepared, bias) as i32,
             bottom: bias.is_some_and(|bias| bias.align == Align::BottomRight).into(),
@@ -135,9 +132,8 @@ pub(crate) const ARGUMENTS: &[Declaration] =
 pub(crate) struct Passes<'a> {
     steps: &'a Steps<'a>,
     memory: &'a Memory,
-    bias: Option<DistanceBias>,
     /// The kernels of the level sm90a, where they compute the pass.
-    hopper: Option<&'a LazyPlan>,
+    hopper: Option<HopperPass<'a>>,
     args: LazyArgs,
 }
 
@@ -146,9 +142,15 @@ impl<'a> Passes<'a> {
         steps: &'a Steps<'a>,
         memory: &'a Memory,
         bias: Option<DistanceBias>,
-        hopper: Option<&'a LazyPlan>,
+        plan: Option<&'a LazyPlan>,
     ) -> Self {
-        Passes { steps, memory, bias, hopper, args: LazyArgs::new(steps, memory, bias) }
+        let args = LazyArgs::new(steps, memory, bias);
+        // The memory that all levels share, as the kernels of sm90a see it.
+        let windows = if steps.address("dbias") != 0 { steps.at(memory.windows) } else { 0 };
+        let LazyArgs { numbers, odd, reach, .. } = args;
+        let kept = Kept { numbers, nonfinite: odd.0, windows, reach };
+        let hopper = plan.map(|plan| HopperPass::new(plan, steps, bias, kept));
+        Passes { steps, memory, hopper, args }
     }
 
     fn launch<A: KernelArgs>(
@@ -158,15 +160,14 @@ impl<'a> Passes<'a> {
         args: &A,
     ) -> Result<(), Error> {
         let variant = &self.steps.prepared.modules.portable;
-        let grid = (blocks, threads(variant, &self.steps.prepared.spec));
-        self.steps.launch((variant, name), grid, args)
+        self.steps.launch((variant, name), (blocks, variant.threads()), args)
     }
 
     /// Adds a launch of a kernel that walks tiles: that of the level sm80 where it computes the pass.
     fn walk(&self, name: &'static str, blocks: usize, args: LazyArgs) -> Result<(), Error> {
         match &self.steps.prepared.modules.tensor {
             None => self.launch(name, blocks, &args),
-            Some(variant) => self.steps.launch((variant, name), (blocks, TENSOR_THREADS), &args),
+            Some(variant) => self.steps.launch((variant, name), (blocks, variant.threads()), &args),
         }
     }
 
@@ -178,7 +179,7 @@ impl<'a> Passes<'a> {
     /// Looks for numbers that are not finite.
     fn inspect(&self) -> Result<(), Error> {
         let (steps, e) = (self.steps, &self.steps.scores().extents);
-        steps.fill(steps.at(self.memory.odd), self.memory.odd.bytes, 0);
+        steps.fill(steps.at(self.memory.nonfinite), self.memory.nonfinite.bytes, 0);
         if self.memory.assume_finite {
             return Ok(());
         }
@@ -187,27 +188,19 @@ impl<'a> Passes<'a> {
         self.launch("inspect", heads * each, &self.args)
     }
 
-    /// The memory that all levels share, as the kernels of sm90a see it.
-    fn kept(&self) -> Kept {
-        let wanted = self.steps.address("dbias") != 0;
-        let windows = if wanted { self.steps.at(self.memory.windows) } else { 0 };
-        let LazyArgs { numbers, odd, reach, .. } = self.args;
-        Kept { numbers, odd: odd.0, windows, reach }
-    }
-
     /// lse, the numbers of every row, and the stripes that may hold an active pair.
     fn scores(&self) -> Result<(), Error> {
-        if let Some(plan) = self.hopper {
-            return plan.scores(self.steps, self.bias, self.kept());
+        if let Some(hopper) = &self.hopper {
+            return hopper.scores();
         }
         self.walk("scores", self.by_queries(), self.args)
     }
 
     /// lse, and those of o and Σ a P v that have places.
     pub fn forward(&self) -> Result<(), Error> {
-        if let Some(plan) = self.hopper {
+        if let Some(hopper) = &self.hopper {
             self.inspect()?;
-            return plan.forward(self.steps, self.bias, self.kept());
+            return hopper.forward();
         }
         let tensor_cores = self.steps.prepared.modules.tensor.is_some();
         if tensor_cores {
@@ -215,7 +208,7 @@ impl<'a> Passes<'a> {
         }
         self.scores()?;
         let pv = tensor(self.steps, "pv_sum");
-        for (pv, wanted) in [(StridedTensor::default(), tensor(self.steps, "o")), (pv, pv)] {
+        for (pv, wanted) in [(TensorArgs::default(), tensor(self.steps, "o")), (pv, pv)] {
             let columns = self.steps.prepared.value_dim.filter(|_| wanted.is_there()).unwrap_or(0);
             let at_once = if tensor_cores { width(columns).min(128) } else { width(columns) };
             for first in (0..columns).step_by(at_once) {
@@ -248,12 +241,12 @@ impl<'a> Passes<'a> {
             true => self.launch("counts", self.by_queries(), &self.args)?,
             false => self.scores()?,
         }
-        if let Some(plan) = self.hopper {
+        if let Some(hopper) = &self.hopper {
             if wants("dbias") {
-                let room = self.memory.windows;
-                self.steps.fill(self.steps.at(room), room.bytes, 0);
+                let range = self.memory.windows;
+                self.steps.fill(self.steps.at(range), range.bytes, 0);
             }
-            plan.backward(self.steps, self.bias, self.kept())?;
+            hopper.backward()?;
             return self.sums();
         }
         if ["dq", "dk", "dbias", "dtau"].into_iter().any(wants) {
@@ -289,26 +282,23 @@ impl<'a> Passes<'a> {
     /// dk, dv, and what the tiles of keys add to dbias.
     fn keys(&self) -> Result<(), Error> {
         let (steps, e) = (self.steps, &self.steps.scores().extents);
-        let columns = |name: &str, all: usize| if steps.address(name) == 0 { 0 } else { all };
+        let columns_of = |name: &str, all: usize| if steps.address(name) == 0 { 0 } else { all };
         let all_values = steps.prepared.value_dim.unwrap_or(0);
-        let (mut dims, mut values) =
-            (parts(columns("dk", e.dim)), parts(columns("dv", all_values)));
-        let mut windows =
-            if steps.address("dbias") == 0 { 0 } else { steps.at(self.memory.windows) };
+        let wanted = [columns_of("dk", e.dim), columns_of("dv", all_values)];
         let args = LazyArgs {
             c: self.args.c.over(steps.table(steps.prepared.tables.by_keys)),
             ..self.args
         };
         let blocks = steps.prepared.counts.by_keys * e.key_heads;
-        loop {
-            let (dim, value) = (dims.next(), values.next());
-            if dim.is_none() && value.is_none() && windows == 0 {
-                return Ok(());
-            }
-            // A part that is not wanted any more begins beyond the last column.
-            let first = [dim.unwrap_or(e.dim), value.unwrap_or(all_values)];
+        let mut windows =
+            if steps.address("dbias") == 0 { 0 } else { steps.at(self.memory.windows) };
+        let all = [e.dim, all_values];
+        // Windows alone are a launch without columns.
+        let alone = (wanted == [0, 0] && windows != 0).then_some(all);
+        for first in columns(wanted, all).chain(alone) {
             self.walk("keys", blocks, LazyArgs { windows: windows.into(), ..args.at(first) })?;
             windows = 0;
         }
+        Ok(())
     }
 }

@@ -1,30 +1,23 @@
 //! The steps of a pass of lazy_attention, and of its statistics.
 
+use crate::call::PassCall;
+use crate::memory::{Layout, MemoryRange};
 use crate::options::{Level, Options};
-use crate::parts::Holds;
 use crate::pass::PassPlan;
-use crate::room::{Layout, Room};
-use crate::softmax::given::GivenArray;
 use crate::softmax::hopper_lazy::LazyPlan;
 use crate::softmax::lazy::{Memory, Passes};
 use crate::softmax::prepared::Prepared;
 use crate::softmax::spec::LAZY_LEVELS;
-use crate::target::Target;
-use etalon_problem::{Blocking, DistanceBias, Dtype, Error, Pass, Problem, Table};
+use etalon_problem::{Blocking, DistanceBias, Error, Pass, Problem};
 
 /// Drafts the steps of a pass, as [`Prepared::new`].
 pub(crate) fn draft_lazy<'a>(
-    target: Target,
     (problem, bias): (&'a Problem, Option<DistanceBias>),
-    call: (Pass, Dtype),
-    table: &Table,
-    operands: (Holds<'_>, &[GivenArray]),
-    options: &Options,
+    call: &PassCall<'_, '_>,
 ) -> Result<PassPlan<'a>, Error> {
     let mut layout = Layout::default();
-    let levels = (&LAZY_LEVELS[..], options);
-    let prepared = Prepared::new(target, problem, call, table, operands, levels, &mut layout)?;
-    let memory = Memory::new(&prepared, bias, options.assume_finite, &mut layout)?;
+    let prepared = Prepared::new(problem, call, &LAZY_LEVELS, &mut layout)?;
+    let memory = Memory::new(&prepared, bias, call.options.assume_finite, &mut layout)?;
     let plan = match prepared.level {
         Level::Sm90a => Some(LazyPlan::new(&prepared, &mut layout)?),
         _ => None,
@@ -40,26 +33,22 @@ pub(crate) fn draft_lazy<'a>(
     Ok(prepared.plan(layout, steps))
 }
 
-/// The statistics of a problem in place of its forward pass, of tiles of this size, with the rooms where the kernels
+/// The statistics of a problem in place of its forward pass, of tiles of this size, with the ranges where the kernels
 /// leave so many bytes of figures of every row and of states of every tile.
 pub(crate) fn draft_stats<'a>(
-    target: Target,
     (problem, bias): (&'a Problem, Option<DistanceBias>),
-    call: (Pass, Dtype),
-    table: &Table,
-    holds: Holds<'_>,
+    call: &PassCall<'_, '_>,
     (tile, [figures, states]): (Blocking, [usize; 2]),
-    options: &Options,
-) -> Result<(PassPlan<'a>, [Room; 2]), Error> {
+) -> Result<(PassPlan<'a>, [MemoryRange; 2]), Error> {
     let mut layout = Layout::default();
-    let options = Options { level: Level::Portable, ..*options };
-    let (operands, levels) = ((holds, &[][..]), (&LAZY_LEVELS[..], &options));
-    let prepared = Prepared::new(target, problem, call, table, operands, levels, &mut layout)?;
+    let options = Options { level: Level::Portable, ..*call.options };
+    let call = PassCall { options: &options, ..*call };
+    let prepared = Prepared::new(problem, &call, &LAZY_LEVELS, &mut layout)?;
     let memory = Memory::new(&prepared, bias, options.assume_finite, &mut layout)?;
-    let rooms = [layout.room(figures)?, layout.room(states)?];
+    let ranges = [layout.range(figures)?, layout.range(states)?];
     let steps = prepared.draft(|steps| {
-        rooms.into_iter().for_each(|room| steps.fill(steps.at(room), room.bytes, 0));
-        Passes::new(steps, &memory, bias, None).measure(rooms.map(|room| steps.at(room)), tile)
+        ranges.into_iter().for_each(|range| steps.fill(steps.at(range), range.bytes, 0));
+        Passes::new(steps, &memory, bias, None).measure(ranges.map(|range| steps.at(range)), tile)
     })?;
-    Ok((prepared.plan(layout, steps), rooms))
+    Ok((prepared.plan(layout, steps), ranges))
 }

@@ -2,6 +2,7 @@
 
 mod blocks;
 mod counts;
+mod dq_partials;
 mod draft;
 mod given;
 mod hopper;
@@ -16,7 +17,6 @@ mod portable;
 mod prepared;
 mod rows;
 mod second;
-mod slots;
 mod spec;
 mod tables;
 mod variants;
@@ -26,12 +26,12 @@ mod window;
 
 pub(crate) use blocks::chosen;
 pub(crate) use draft::draft;
-pub(crate) use given::{Array, GivenArray, arrays};
+pub(crate) use given::{Array, arrays};
 pub(crate) use lazy_draft::{draft_lazy, draft_stats};
 pub(crate) use spec::{LAZY_LEVELS, LEVELS, refuses};
 #[cfg(test)]
 pub(crate) use variants::most_shared;
-pub(crate) use variants::{CONSUMER, Hopper, Lengths, Results, Visible};
+pub(crate) use variants::{AttentionShape, CONSUMER, Hopper, Lengths, Results, Visible};
 
 use crate::args::Declaration;
 use etalon_problem::Error;
@@ -57,7 +57,7 @@ impl Steps<'_> {
         self.prepared.scores
     }
 
-    /// Where kernels leave elements out, adds fills of all that is computed with 0, and of lse with −∞.
+    /// Adds fills of all that is computed with 0, and of lse with −∞, where kernels leave elements out.
     fn fill_results(&self) -> Result<(), Error> {
         if !self.prepared.leaves_rows() {
             return Ok(());

@@ -1,8 +1,8 @@
-//! The arguments of kernels that walk pairs of queries and keys: `kernels/pairs/problem.cuh`, `attention/partials.cuh`.
+//! The arguments of kernels that walk pairs of queries and keys: `pairs/problem.cuh`, `attention/partials.cuh`.
 
 use crate::args::{Byte, ConstPtr, Declaration, Pointee, Ptr, declaration, kernel_args, pointees};
 use crate::softmax::Steps;
-use crate::strided::StridedTensor;
+use crate::tensor_args::TensorArgs;
 
 pointees! {
     /// A sequence: its batch element, first rows, extents and first tile.
@@ -13,23 +13,23 @@ pointees! {
     Span = "Span",
     /// The tiles of a block.
     Task = "Task",
-    /// What kernels keep of a row.
+    /// Numbers of a row that kernels keep.
     Numbers = "Numbers",
 }
 
 kernel_args! {
     /// The problem, and the columns of a launch.
     pub(crate) struct PairArgs as "PairArgs" {
-        pub q: StridedTensor,
-        pub k: StridedTensor,
-        pub v: StridedTensor,
-        pub bias: StridedTensor,
-        pub o: StridedTensor,
-        pub dout: StridedTensor,
-        pub dq: StridedTensor,
-        pub dk: StridedTensor,
-        pub dv: StridedTensor,
-        pub dbias: StridedTensor,
+        pub q: TensorArgs,
+        pub k: TensorArgs,
+        pub v: TensorArgs,
+        pub bias: TensorArgs,
+        pub o: TensorArgs,
+        pub dout: TensorArgs,
+        pub dq: TensorArgs,
+        pub dk: TensorArgs,
+        pub dv: TensorArgs,
+        pub dbias: TensorArgs,
         /// Of every row: `[batch, heads, queries]`.
         pub lse: Ptr<f32>,
         /// 0: everywhere −1.
@@ -64,7 +64,7 @@ kernel_args! {
         pub scale: f32,
         /// 0: none.
         pub cap: f32,
-        /// Whether dq is f32 whatever the storage.
+        /// True if dq is f32 whatever the storage.
         pub wide: i32,
         /// Blocks of `queries` and `keys`.
         pub blocks: i32,
@@ -72,8 +72,8 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// What tiles of keys add to the gradient of q.
-    pub(crate) struct SlotArgs as "Slots" {
+    /// Parts of the gradient of q by tiles of keys.
+    pub(crate) struct PartialArgs as "Slots" {
         /// `[key tiles, batch, heads, queries, columns]`: the tiles of keys first .. end.
         pub at: Ptr<f32>,
         /// `[batch, heads, queries, columns]`: the sums of the tiles before.
@@ -82,16 +82,16 @@ kernel_args! {
         pub odd: Ptr<u32>,
         pub first: i32,
         pub end: i32,
-        /// Whether there are no tiles behind.
+        /// True if there are no tiles behind.
         pub last: i32,
     }
 }
 
 kernel_args! {
-    /// Those of kernels that fill slots, or add them up.
+    /// The arguments of kernels that leave partial sums, or add them up.
     pub(crate) struct FusedArgs as "FusedArgs" {
         pub c: PairArgs,
-        pub slots: SlotArgs,
+        pub slots: PartialArgs,
     }
 }
 
@@ -116,12 +116,12 @@ pub(crate) const ARGUMENTS: &[Declaration] =
     &[declaration::<PairArgs>(), declaration::<FusedArgs>(), declaration::<FallbackArgs>()];
 
 /// An operand of four axes.
-pub(crate) fn tensor(steps: &Steps<'_>, name: &str) -> StridedTensor {
+pub(crate) fn tensor(steps: &Steps<'_>, name: &str) -> TensorArgs {
     steps.place(name).into()
 }
 
 /// The columns of a tensor, if it is there.
-pub(crate) fn wanted(tensor: StridedTensor, columns: usize) -> usize {
+pub(crate) fn wanted(tensor: TensorArgs, columns: usize) -> usize {
     if tensor.is_there() { columns } else { 0 }
 }
 
@@ -145,7 +145,7 @@ impl PairArgs {
         let heads = flags.unwrap_or(1) as i64;
         let tensor = |name| tensor(steps, name);
         // Lazy attention has a bias of another shape.
-        let by_pair = |name| scores.bias.map_or(StridedTensor::default(), |_| tensor(name));
+        let by_pair = |name| scores.bias.map_or(TensorArgs::default(), |_| tensor(name));
         let numbers = |name| steps.address(name).into();
         PairArgs {
             q: tensor("q"),
@@ -159,7 +159,7 @@ impl PairArgs {
             dv: tensor("dv"),
             dbias: by_pair("dbias"),
             lse: numbers("lse"),
-            delta: prepared.delta.map_or(0, |room| steps.at(room)).into(),
+            delta: prepared.delta.map_or(0, |range| steps.at(range)).into(),
             dlse: numbers("dlse"),
             sinks: numbers("sinks"),
             dsinks: numbers("dsinks"),

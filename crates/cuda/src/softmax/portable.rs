@@ -1,9 +1,8 @@
 //! The kernels of attention and attention_lse of the levels portable and sm80: `kernels/attention/`.
 
 use crate::softmax::Steps;
-use crate::softmax::modules::{TENSOR_THREADS, threads};
+use crate::softmax::dq_partials::{By, DqPartials};
 use crate::softmax::pair_args::{FusedArgs, PairArgs, tensor, wanted};
-use crate::softmax::slots::{By, Slots};
 use crate::step::Work;
 use crate::variant::{Variant, width};
 use etalon_problem::Error;
@@ -18,10 +17,22 @@ pub(crate) fn part(columns: usize, first: usize) -> usize {
     columns.saturating_sub(first).min(width(columns))
 }
 
-/// What a launch computes for each pair; nothing, where it depends on a number that kernels find.
+/// The work of a launch for each pair; none, where it depends on a number that kernels find.
 pub(crate) fn work(variant: &Variant, args: &PairArgs, terms: usize) -> Work {
     let terms = if args.found.0 == 0 { terms } else { 0 };
     Work { terms, unit: variant.unit(), ..Work::NONE }
+}
+
+/// Adds a launch of a kernel of a module.
+fn launch_of(
+    steps: &Steps<'_>,
+    (variant, name): (&Variant, &'static str),
+    blocks: usize,
+    args: &PairArgs,
+    terms: usize,
+) -> Result<(), Error> {
+    let grid = (blocks, variant.threads());
+    steps.launch_work((variant, name), grid, args, work(variant, args, terms))
 }
 
 /// Adds a launch of a kernel of the portable level.
@@ -32,21 +43,8 @@ fn launch(
     args: &PairArgs,
     terms: usize,
 ) -> Result<(), Error> {
-    let variant = &steps.prepared.modules.portable;
-    let grid = (blocks, threads(variant, &steps.prepared.spec));
     let args = PairArgs { blocks: blocks as i32, ..*args };
-    steps.launch_work((variant, name), grid, &args, work(variant, &args, terms))
-}
-
-/// Adds a launch of a kernel of the level sm80.
-fn launch_tensor(
-    steps: &Steps<'_>,
-    kernel: (&Variant, &'static str),
-    blocks: usize,
-    args: &PairArgs,
-    terms: usize,
-) -> Result<(), Error> {
-    steps.launch_work(kernel, (blocks, TENSOR_THREADS), args, work(kernel.0, args, terms))
+    launch_of(steps, (&steps.prepared.modules.portable, name), blocks, &args, terms)
 }
 
 /// Adds a launch of a kernel that walks tiles: that of the level sm80 where it computes the pass.
@@ -59,7 +57,7 @@ fn walk(
 ) -> Result<(), Error> {
     match steps.prepared.modules.tensor_with(name) {
         None => launch(steps, name, blocks, args, terms),
-        Some(variant) => launch_tensor(steps, (variant, name), blocks, args, terms),
+        Some(variant) => launch_of(steps, (variant, name), blocks, args, terms),
     }
 }
 
@@ -104,8 +102,8 @@ fn each_dq(
 pub(crate) fn backward(steps: &Steps<'_>) -> Result<(), Error> {
     let args = PairArgs::new(steps);
     delta(steps, &args)?;
-    match &steps.prepared.slots {
-        Some(slots) => fused(steps, slots, &args)?,
+    match &steps.prepared.partials {
+        Some(partials) => fused(steps, partials, &args)?,
         None => {
             if args.dq.is_there() && steps.prepared.has_gradient() {
                 scale(steps, &args)?;
@@ -123,7 +121,7 @@ pub(crate) fn backward(steps: &Steps<'_>) -> Result<(), Error> {
 /// Blocks of kernels that have a row for each warp.
 fn by_rows(steps: &Steps<'_>) -> usize {
     let prepared = steps.prepared;
-    let warps = threads(&prepared.modules.portable, &prepared.spec) / 32;
+    let warps = prepared.modules.portable.threads() / 32;
     prepared.spec.rows().div_ceil(warps as usize)
 }
 
@@ -144,28 +142,22 @@ pub(crate) fn scaled_gradient(steps: &Steps<'_>) -> Result<(), Error> {
     scale(steps, &PairArgs::new(steps))
 }
 
-/// dq beside dk and dv, from slots.
-fn fused(steps: &Steps<'_>, slots: &Slots, args: &PairArgs) -> Result<(), Error> {
+/// dq beside dk and dv, from partial sums.
+fn fused(steps: &Steps<'_>, dq_partials: &DqPartials, args: &PairArgs) -> Result<(), Error> {
     let prepared = steps.prepared;
     let (e, values) = (&steps.scores().extents, prepared.value_dim.unwrap_or(0));
     let over = args.over(steps.table(prepared.tables.by_keys));
     let firsts: Vec<[usize; 2]> = by_keys(steps, args, e.dim).collect();
-    let (variant, threads) = match &prepared.modules.fused {
-        Some(variant) => (variant, TENSOR_THREADS),
-        None => {
-            let variant = &prepared.modules.portable;
-            (variant, threads(variant, &prepared.spec))
-        }
-    };
+    let variant = prepared.modules.fused.as_ref().unwrap_or(&prepared.modules.portable);
     // S and dP in each launch, then what each adds to.
     let terms = firsts.len() * (e.dim + values) + 2 * e.dim + values;
     let partials = e.dim.next_multiple_of(64) as f64 * 4.0 / 64.0;
-    let by = By { variant, threads, work: Work { partials, ..work(variant, args, terms) } };
+    let by = By { variant, work: Work { partials, ..work(variant, args, terms) } };
     let with = |slots| firsts.iter().map(|&at| FusedArgs { c: over.at(at), slots }).collect();
-    slots.run(steps, &by, with, *args)?;
-    let Some(odd) = slots.odd(steps) else { return Ok(()) };
+    dq_partials.run(steps, &by, with, *args)?;
+    let Some(nonfinite) = dq_partials.nonfinite(steps) else { return Ok(()) };
     // Blocks of key heads whose keys are finite have nothing to do.
-    let args = PairArgs { found: odd.into(), ..*args };
+    let args = PairArgs { found: nonfinite.into(), ..*args };
     each_dq(steps, &args, |blocks, args, terms| walk(steps, "queries", blocks, &args, terms))
 }
 
@@ -180,7 +172,7 @@ pub(crate) fn sinks_and_bias(steps: &Steps<'_>, args: &PairArgs) -> Result<(), E
         let args = args.over(steps.table(prepared.tables.by_pairs));
         let terms = e.dim + prepared.value_dim.unwrap_or(0);
         match &prepared.modules.by_pairs {
-            Some(variant) => launch_tensor(steps, (variant, "dbias"), blocks, &args, terms)?,
+            Some(variant) => launch_of(steps, (variant, "dbias"), blocks, &args, terms)?,
             None => launch(steps, "dbias", blocks, &args, terms)?,
         }
     }

@@ -1,21 +1,22 @@
 //! A pass of attention, attention_lse or lazy_attention: where its operands lie, its tables, its modules.
 
+use crate::call::PassCall;
+use crate::device_tensor::GivenArray;
 use crate::level_table::LevelRow;
-use crate::options::{Level, Options};
-use crate::parts::{Holds, Parts};
+use crate::memory::{Layout, MemoryRange};
+use crate::options::Level;
+use crate::parts::Parts;
 use crate::pass::{Choice, PassPlan, TableImage, draft_steps};
-use crate::room::{Layout, Room};
 use crate::softmax::Steps;
 use crate::softmax::counts::Counts;
-use crate::softmax::given::{Given, GivenArray};
+use crate::softmax::dq_partials::DqPartials;
+use crate::softmax::given::Given;
 use crate::softmax::modules::Modules;
 use crate::softmax::rows::Rows;
-use crate::softmax::slots::Slots;
 use crate::softmax::spec::Spec;
 use crate::softmax::tables::Tables;
 use crate::step::Step;
-use crate::target::Target;
-use etalon_problem::{Dtype, Error, Operand, Pass, Problem, Role, Scores, Sequences, Table};
+use etalon_problem::{Error, Operand, Pass, Problem, Role, Scores, Sequences};
 use std::ops::Deref;
 
 /// A pass of a problem, for any operands of the same shapes and strides.
@@ -35,11 +36,11 @@ pub(crate) struct Prepared<'a> {
     pub modules: Modules,
     pub tables: Tables,
     /// Arrays of calls that the tables are made of: how, and what the pass keeps for that.
-    given: Option<(Given, TableImage)>,
+    given: Option<Made>,
     /// δ of every row, in the backward pass of the first two, if that needs it.
-    pub delta: Option<Room>,
-    /// Slots of the gradient of q, if it is computed in the pass by keys.
-    pub slots: Option<Slots>,
+    pub delta: Option<MemoryRange>,
+    /// Partial sums of the gradient of q, if it is computed in the pass by keys.
+    pub partials: Option<DqPartials>,
 }
 
 impl Deref for Prepared<'_> {
@@ -50,57 +51,27 @@ impl Deref for Prepared<'_> {
     }
 }
 
-impl AsRef<Parts> for Prepared<'_> {
-    fn as_ref(&self) -> &Parts {
-        &self.parts
-    }
-}
-
 impl<'a> Prepared<'a> {
-    /// Lays the memory of a pass out that has passed [`Table::check_call`]. `given`: arrays of which calls make the
-    /// tables. Fails where the level that is asked for cannot compute the pass.
+    /// Lays the memory of a pass out. Fails where the level that is asked for cannot compute the pass.
     pub fn new(
-        target: Target,
         problem: &'a Problem,
-        (pass, storage): (Pass, Dtype),
-        table: &Table,
-        (holds, given): (Holds<'_>, &[GivenArray]),
-        (levels, options): (&'static [LevelRow<Spec>], &Options),
+        call: &PassCall<'_, '_>,
+        levels: &'static [LevelRow<Spec>],
         layout: &mut Layout,
     ) -> Result<Prepared<'a>, Error> {
         let (scores, value_dim) = scores_of(problem)?;
-        let is_backward = pass == Pass::Backward && !is_lazy(problem);
+        let is_backward = call.pass == Pass::Backward && !is_lazy(problem);
         let needs_ds =
-            ["dq", "dk", "dsinks", "dbias"].into_iter().any(|name| holds(name, true).is_some());
+            ["dq", "dk", "dsinks", "dbias"].iter().any(|name| (call.holds)(name, true).is_some());
         let reads_o = !is_backward || needs_ds;
-        // lse is written with o in any case, and what was saved is made again where it is absent and read.
-        let made = |operand: &Operand| match operand.name {
-            "lse" => true,
-            "o" => operand.role == Role::Saved && reads_o,
-            _ => operand.role == Role::Saved,
-        };
-        let parts = Parts::new(target, (pass, storage), table, holds, made, layout)?;
-        Rows::check_extents(scores)?;
-        let counts = match given {
-            [] => Counts::of_scores(scores),
-            _ => Counts::most(scores)?,
-        };
-        let tables = Tables::new(&counts, scores)?;
-        let given = match given {
-            [] => None,
-            _ => Some(Given::new(scores, given, (&counts, &tables), layout)?),
-        };
-        let delta = match is_backward && needs_ds {
-            true => {
-                let rows = scores.row_shape().iter().product::<usize>();
-                Some(layout.named("delta of rows", 4 * rows)?)
-            }
-            false => None,
-        };
+        let parts = parts(call, reads_o, layout)?;
+        let (counts, tables, given) = tables(scores, call.operands.arrays(), layout)?;
+        let rows = scores.row_shape().iter().product::<usize>();
+        let delta = (is_backward && needs_ds).then(|| layout.named("delta of rows", 4 * rows));
         let flags = [has_whole_rows(&parts), has_both(&parts)];
-        let of = (scores, value_dim);
-        let spec = Spec::new(of, (pass, storage), counts, flags, parts.target, options);
-        let choice = Choice::of(levels, &spec, options.level)?;
+        let (of, pass) = ((scores, value_dim), (call.pass, call.storage));
+        let spec = Spec::new(of, pass, counts, flags, call.target, call.options);
+        let choice = Choice::of(levels, &spec, call.options.level)?;
         let level = choice.level;
         let modules = match problem {
             Problem::LazyAttention(lazy) => Modules::lazy(&spec, level, lazy.bias.is_some()),
@@ -118,8 +89,8 @@ impl<'a> Prepared<'a> {
             modules,
             tables,
             given,
-            delta,
-            slots: None,
+            delta: delta.transpose()?,
+            partials: None,
         })
     }
 
@@ -168,6 +139,36 @@ impl<'a> Prepared<'a> {
     pub fn computes_forward(&self) -> bool {
         self.pass == Pass::Forward || !self.is_given("lse") || (self.reads_o && !self.is_given("o"))
     }
+}
+
+/// The operands: lse is written with o in any case, and what was saved is made again where it is absent and read.
+fn parts(call: &PassCall<'_, '_>, reads_o: bool, layout: &mut Layout) -> Result<Parts, Error> {
+    let made = |operand: &Operand| match operand.name {
+        "lse" => true,
+        "o" => operand.role == Role::Saved && reads_o,
+        _ => operand.role == Role::Saved,
+    };
+    Parts::new(call, made, layout)
+}
+
+/// Tables that calls make: how, and what the pass keeps for that.
+type Made = (Given, TableImage);
+
+/// The tables of the rows, how many tiles there are at most, and how a call makes them of arrays that it gives.
+fn tables(
+    scores: &Scores,
+    arrays: &[GivenArray],
+    layout: &mut Layout,
+) -> Result<(Counts, Tables, Option<Made>), Error> {
+    Rows::check_extents(scores)?;
+    if arrays.is_empty() {
+        let counts = Counts::of_scores(scores);
+        return Ok((counts, Tables::new(&counts, scores)?, None));
+    }
+    let counts = Counts::most(scores)?;
+    let tables = Tables::new(&counts, scores)?;
+    let given = Given::new(scores, arrays, (&counts, &tables), layout)?;
+    Ok((counts, tables, Some(given)))
 }
 
 /// True if the gradient of q is wanted beside another that is computed by keys.

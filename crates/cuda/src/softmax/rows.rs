@@ -1,5 +1,6 @@
-//! Which rows belong together and which pairs count, as kernels read it.
+//! Rows that belong together and pairs that count, as kernels read them.
 
+use crate::memory::{beyond_32_bits, filled};
 use crate::softmax::counts::{Counts, SIDE, is_shared};
 use etalon_problem::{Error, Extents, Scores, Sequence};
 
@@ -22,9 +23,13 @@ pub(crate) struct Rows {
     pub by_queries: Vec<[i32; 4]>,
     pub by_keys: Vec<[i32; 4]>,
     pub by_pairs: Vec<[i32; 4]>,
-    /// Where the spans do not tell all, a flag for each pair: `[batch, heads or 1, queries, keys]`, in the order of the arrays.
+    /// A flag for each pair where the spans do not tell all: `[batch, heads or 1, queries, keys]`, in the order of the
+    /// arrays.
     pub allowed: Option<Vec<u8>>,
 }
+
+/// The purpose of their memory.
+const MASK: &str = "the mask of a pass";
 
 impl Rows {
     /// Fails where an extent does not fit 32 bits.
@@ -32,10 +37,7 @@ impl Rows {
         let e = &scores.extents;
         let extents = [e.batch, e.query_heads, e.queries, e.keys, e.dim];
         if let Some(extent) = extents.into_iter().find(|&extent| extent > i32::MAX as usize) {
-            return Err(Error::Unsupported {
-                what: format!("an extent of {extent}"),
-                reason: "the cuda tier counts in 32 bits".to_string(),
-            });
+            return Err(beyond_32_bits(format!("an extent of {extent}")));
         }
         Ok(())
     }
@@ -45,7 +47,8 @@ impl Rows {
         let e = &scores.extents;
         Rows::check_extents(scores)?;
         let (list, counts) = (scores.sequences(), Counts::of_scores(scores));
-        let mut rows = Rows { spans: filled([-1; 2], &[e.batch, e.queries])?, ..Rows::default() };
+        let mut rows =
+            Rows { spans: filled([-1; 2], &[e.batch, e.queries], MASK)?, ..Rows::default() };
         rows.add_spans(scores, &list, counts.flags)?;
         for (n, s) in list.iter().enumerate() {
             let first = rows.tiles.len();
@@ -82,7 +85,7 @@ impl Rows {
             }
             return Ok(());
         };
-        let mut flags = filled(0u8, &[e.batch, heads, e.queries, e.keys])?;
+        let mut flags = filled(0u8, &[e.batch, heads, e.queries, e.keys], MASK)?;
         for s in list {
             for i in 0..s.queries {
                 let (mut first, mut end) = (s.keys, 0);
@@ -103,7 +106,7 @@ impl Rows {
         Ok(())
     }
 
-    /// What kernels of sm90a read of a sequence besides, where spans tell all.
+    /// Ranges of a sequence that kernels of sm90a read besides, where spans tell all.
     fn add_intervals(&mut self, e: &Extents, number: usize, s: &Sequence) {
         let at = s.batch * e.queries + s.query_start;
         let spans = &self.spans[at..at + s.queries];
@@ -154,20 +157,6 @@ impl Rows {
     }
 }
 
-/// A vector of one value, or the error of memory that cannot be had.
-fn filled<T: Clone>(value: T, shape: &[usize]) -> Result<Vec<T>, Error> {
-    let count = shape.iter().try_fold(1usize, |n, &extent| n.checked_mul(extent));
-    let short = |count: usize| Error::Memory {
-        what: "the mask of a pass".to_string(),
-        bytes: count.saturating_mul(size_of::<T>()),
-    };
-    let count = count.ok_or_else(|| short(usize::MAX))?;
-    let mut list = Vec::new();
-    list.try_reserve_exact(count).map_err(|_| short(count))?;
-    list.resize(count, value);
-    Ok(list)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,7 +168,7 @@ mod tests {
         Scores { mask, sequences, ..Scores::new(extents) }
     }
 
-    /// What a kernel concludes from the tables must be what the mask allows: a pair outside its tile's
+    /// Pairs that a kernel finds by the tables must be those that the mask allows: a pair outside its tile's
     /// or row's range, or without its flag, is never computed.
     fn agrees(scores: &Scores) {
         let rows = Rows::new(scores).unwrap();
@@ -258,7 +247,7 @@ mod tests {
         assert_eq!((rows.by_queries.len(), rows.by_keys.len()), (3, 2));
     }
 
-    /// Those of the tables themselves.
+    /// The counts of the tables themselves.
     fn of_rows(rows: &Rows, e: &Extents) -> Counts {
         let pairs = e.batch * e.queries * e.keys;
         Counts {

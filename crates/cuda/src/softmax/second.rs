@@ -1,16 +1,15 @@
 //! The second order: `kernels/attention/{portable,sm80}_second_order.cu`.
 
 use crate::args::{ConstPtr, Declaration, Ptr, declaration, kernel_args};
-use crate::moves::Place;
-use crate::room::{Layout, Room};
+use crate::memory::{Layout, MemoryRange};
+use crate::moves::StridedTensor;
 use crate::softmax::Steps;
-use crate::softmax::modules::{TENSOR_THREADS, threads};
-use crate::softmax::pair_args::{Numbers, PairArgs, Sequence, SlotArgs, tensor, wanted};
+use crate::softmax::dq_partials::By;
+use crate::softmax::pair_args::{Numbers, PairArgs, PartialArgs, Sequence, tensor, wanted};
 use crate::softmax::portable::{columns, part, parts, work};
 use crate::softmax::prepared::Prepared;
-use crate::softmax::slots::By;
 use crate::step::Work;
-use crate::strided::StridedTensor;
+use crate::tensor_args::TensorArgs;
 use crate::variant::Variant;
 use etalon_problem::{Error, Pass};
 
@@ -18,12 +17,12 @@ use etalon_problem::{Error, Pass};
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Between {
     /// Σ P (U v + ddv) and o.
-    sum: Room,
-    o: Room,
+    sum: MemoryRange,
+    o: MemoryRange,
     /// δ, u, z, and whether the row sees a key.
-    numbers: Room,
+    numbers: MemoryRange,
     /// Of which key heads of each sequence an operand of the tensor cores holds a number that is not finite.
-    found: Room,
+    found: MemoryRange,
 }
 
 impl Between {
@@ -45,19 +44,19 @@ kernel_args! {
     /// Arguments of the second order.
     struct SecondArgs as "SecondArgs" {
         c: PairArgs,
-        ddq: StridedTensor,
-        ddk: StridedTensor,
-        ddv: StridedTensor,
-        ddbias: StridedTensor,
-        cot_o: StridedTensor,
-        gq: StridedTensor,
-        gk: StridedTensor,
-        gv: StridedTensor,
-        gbias: StridedTensor,
-        gdout: StridedTensor,
+        ddq: TensorArgs,
+        ddk: TensorArgs,
+        ddv: TensorArgs,
+        ddbias: TensorArgs,
+        cot_o: TensorArgs,
+        gq: TensorArgs,
+        gk: TensorArgs,
+        gv: TensorArgs,
+        gbias: TensorArgs,
+        gdout: TensorArgs,
         /// f32: Σ P (U v + ddv) and o.
-        sum: StridedTensor,
-        o32: StridedTensor,
+        sum: TensorArgs,
+        o32: TensorArgs,
         ddsinks: ConstPtr<f32>,
         cot_lse: ConstPtr<f32>,
         gdlse: Ptr<f32>,
@@ -68,17 +67,17 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// Arguments of the pass by keys that leaves slots.
+    /// Arguments of the pass by keys that leaves partial sums.
     struct FusedSecondArgs as "FusedSecondArgs" {
         a: SecondArgs,
-        slots: SlotArgs,
+        slots: PartialArgs,
     }
 }
 
 kernel_args! {
     /// Arguments of `inspect` of `attention/sm80_second_order.cu`: an operand.
     struct InspectArgs as "InspectArgs" {
-        tensor: StridedTensor,
+        tensor: TensorArgs,
         /// Of the key heads of each sequence.
         found: Ptr<u32>,
         sequences: ConstPtr<Sequence>,
@@ -105,11 +104,11 @@ impl SecondArgs {
             Pass::Jvp => tangent,
             _ => second,
         };
-        let rows = |room: Room| {
+        let rows = |range: MemoryRange| {
             let (e, width) = (&steps.scores().extents, steps.prepared.value_dim.unwrap_or(0));
             let head = e.queries * width;
             let [batch, head, row] = [e.query_heads * head, head, width].map(|x| x as i64);
-            StridedTensor { data: steps.at(room).into(), batch, head, row }
+            TensorArgs { data: steps.at(range).into(), batch, head, row }
         };
         let tensor = |name| tensor(steps, name);
         SecondArgs {
@@ -146,7 +145,7 @@ impl SecondArgs {
 }
 
 /// Looks whether all that the tensor cores multiply is finite.
-fn inspect(steps: &Steps<'_>, variant: &Variant, found: Room) -> Result<(), Error> {
+fn inspect(steps: &Steps<'_>, variant: &Variant, found: MemoryRange) -> Result<(), Error> {
     let prepared = steps.prepared;
     steps.fill(steps.at(found), found.bytes, 0);
     let all = InspectArgs {
@@ -158,7 +157,7 @@ fn inspect(steps: &Steps<'_>, variant: &Variant, found: Room) -> Result<(), Erro
     };
     let moved = if prepared.pass == Pass::Jvp { ["tq", "tk", "tv"] } else { ["ddq", "ddk", "ddv"] };
     for name in ["q", "k", "v", "dout", "cot_o"].into_iter().chain(moved) {
-        let Place { address, extents, .. } = steps.place(name);
+        let StridedTensor { address, extents, .. } = steps.place(name);
         if address == 0 {
             continue;
         }
@@ -166,8 +165,9 @@ fn inspect(steps: &Steps<'_>, variant: &Variant, found: Room) -> Result<(), Erro
         let by_keys = matches!(name, "k" | "v" | "ddk" | "ddv" | "tk" | "tv").into();
         let tensor = tensor(steps, name);
         let args = InspectArgs { tensor, batch, heads, rows, columns, by_keys, ..all };
-        let blocks = (extents[0] * extents[1] * extents[2]).div_ceil(TENSOR_THREADS as usize / 32);
-        steps.launch((variant, "inspect"), (blocks, TENSOR_THREADS), &args)?;
+        let warps = variant.threads() as usize / 32;
+        let blocks = (extents[0] * extents[1] * extents[2]).div_ceil(warps);
+        steps.launch((variant, "inspect"), (blocks, variant.threads()), &args)?;
     }
     Ok(())
 }
@@ -178,7 +178,6 @@ struct SecondPass<'a> {
     portable: &'a Variant,
     /// The variant on tensor cores, which computes what is finite.
     tensor: Option<&'a Variant>,
-    threads: u32,
 }
 
 impl SecondPass<'_> {
@@ -191,7 +190,7 @@ impl SecondPass<'_> {
         terms: usize,
     ) -> Result<(), Error> {
         let work = work(self.portable, &args.c, terms);
-        self.steps.launch_work((self.portable, name), (blocks, self.threads), args, work)
+        self.steps.launch_work((self.portable, name), (blocks, self.portable.threads()), args, work)
     }
 
     /// A kernel of both: blocks of either leave what is not theirs.
@@ -204,7 +203,7 @@ impl SecondPass<'_> {
     ) -> Result<(), Error> {
         if let Some(variant) = self.tensor {
             let work = Work { terms, unit: variant.unit(), ..Work::NONE };
-            self.steps.launch_work((variant, name), (blocks, TENSOR_THREADS), args, work)?;
+            self.steps.launch_work((variant, name), (blocks, variant.threads()), args, work)?;
         }
         self.launch(name, blocks, args, terms)
     }
@@ -230,8 +229,7 @@ pub(crate) fn run(steps: &Steps<'_>, between: &Between) -> Result<(), Error> {
     let (e, prepared) = (&steps.scores().extents, steps.prepared);
     let (counts, values) = (&prepared.counts, prepared.value_dim.unwrap_or(0));
     let (portable, tensor) = (&prepared.modules.second, prepared.modules.tensor_second.as_ref());
-    let threads = threads(portable, &prepared.spec);
-    let pass = SecondPass { steps, portable, tensor, threads };
+    let pass = SecondPass { steps, portable, tensor };
     let mut args = SecondArgs::new(steps, between);
     if let Some(variant) = tensor {
         inspect(steps, variant, between.found)?;
@@ -239,31 +237,32 @@ pub(crate) fn run(steps: &Steps<'_>, between: &Between) -> Result<(), Error> {
     }
     let by_queries = counts.by_queries * e.query_heads;
     // S and u of three products, dP and T of as many; then what they add to.
-    let (scores, turns) = (3 * e.dim, 3 * values);
+    let (scores, sums) = (3 * e.dim, 3 * values);
     for first in parts(prepared.value_dim.unwrap_or(1)) {
         let terms = scores + 2 * part(values, first);
         pass.both("tangents", by_queries, &args.at([0, first]), terms)?;
     }
-    pass.launch("rows", prepared.spec.rows().div_ceil(threads as usize / 32), &args, 0)?;
+    let warps = portable.threads() as usize / 32;
+    pass.launch("rows", prepared.spec.rows().div_ceil(warps), &args, 0)?;
     let by_keys = args.over(steps.table(prepared.tables.by_keys));
-    if let Some(slots) = &prepared.slots {
-        let terms = scores + turns + 4 * e.dim + 2 * values;
+    if let Some(partials) = &prepared.partials {
+        let terms = scores + sums + 4 * e.dim + 2 * values;
         let work = Work { partials: 4.0, ..work(portable, &args.c, terms) };
-        let by = By { variant: portable, threads, work };
+        let by = By { variant: portable, work };
         let with = |slots| vec![FusedSecondArgs { a: by_keys, slots }];
-        slots.run(steps, &by, with, PairArgs { dq: args.gq, ..args.c })?;
+        partials.run(steps, &by, with, PairArgs { dq: args.gq, ..args.c })?;
         return pass.sinks_and_bias(&args);
     }
     if args.gq.is_there() {
         for first in parts(e.dim) {
-            let terms = scores + turns + 2 * part(e.dim, first);
+            let terms = scores + sums + 2 * part(e.dim, first);
             pass.both("queries", by_queries, &args.at([first, 0]), terms)?;
         }
     }
     let blocks = counts.by_keys * e.key_heads;
     let wanted = [wanted(args.gk, e.dim), wanted(args.gv, values)];
     for [dim, value] in columns(wanted, [e.dim, values]) {
-        let terms = scores + turns + 2 * part(wanted[0], dim) + 2 * part(wanted[1], value);
+        let terms = scores + sums + 2 * part(wanted[0], dim) + 2 * part(wanted[1], value);
         pass.both("keys", blocks, &by_keys.at([dim, value]), terms)?;
     }
     pass.sinks_and_bias(&args)

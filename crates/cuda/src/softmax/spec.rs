@@ -1,36 +1,43 @@
 //! A pass of attention, attention_lse or lazy_attention before there is memory or a kernel for it, and the levels that
 //! compute it.
 
-use crate::level_table::{self, LevelRow, Rule};
+use crate::level_table::{self, Facts, LevelRow, Rule};
 use crate::options::{Level, Options, Precision};
 use crate::softmax::counts::Counts;
-use crate::softmax::variants::{CONSUMER, Hopper, Lengths, Visible};
+use crate::softmax::variants::{AttentionShape, CONSUMER, Hopper, Lengths, Visible};
 use crate::softmax::window::{LONGEST, Window, window};
 use crate::target::Target;
 use etalon_problem::{Attention, Dtype, Extents, Mode, Pass, Scores, Sequences};
+use std::ops::Deref;
 
-/// What decides how a pass is computed.
+/// Facts that decide how a pass is computed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Spec {
+    facts: Facts,
     pub extents: Extents,
     /// E; `None` of attention_lse.
     pub value_dim: Option<usize>,
-    pub pass: Pass,
-    pub storage: Dtype,
     pub counts: Counts,
     pub lengths: Lengths,
     /// The mask, if it is a window.
     pub window: Option<Window>,
-    /// Whether the problem has a softcap, a bias or an array of flags.
+    /// True if the problem has a softcap, a bias or an array of flags.
     pub has_options: bool,
-    /// Whether it has a softcap, a bias, or a scale that turns the order of scores.
+    /// True if it has a softcap, a bias, or a scale that turns the order of scores.
     pub is_scored: bool,
-    /// Whether rows of what kernels multiply begin and end at multiples of 16 bytes.
+    /// True if rows of what kernels multiply begin and end at multiples of 16 bytes.
     pub whole: bool,
-    /// Whether the gradient of q is wanted beside another that is computed by keys.
+    /// True if the gradient of q is wanted beside another that is computed by keys.
     pub both: bool,
-    pub target: Target,
     pub options: Options,
+}
+
+impl Deref for Spec {
+    type Target = Facts;
+
+    fn deref(&self) -> &Facts {
+        &self.facts
+    }
 }
 
 impl Spec {
@@ -46,10 +53,9 @@ impl Spec {
         let e = &scores.extents;
         let is_scored = scores.softcap.is_some() || scores.bias.is_some();
         Spec {
+            facts: Facts { target, pass, storage, precision: options.precision },
             extents: *e,
             value_dim,
-            pass,
-            storage,
             counts,
             lengths: match scores.sequences {
                 Sequences::Dense => Lengths::Equal,
@@ -61,7 +67,6 @@ impl Spec {
             is_scored: is_scored || scores.scale() as f32 <= 0.0,
             whole,
             both,
-            target,
             options: *options,
         }
     }
@@ -85,22 +90,17 @@ impl Spec {
         self.extents.batch * self.extents.query_heads * self.extents.queries
     }
 
-    /// Whether the backward pass of the level sm80 has accumulators of its own.
+    /// True if the backward pass of the level sm80 has accumulators of its own.
     pub fn is_wide(&self) -> bool {
         self.columns() > 128
     }
 
-    /// Whether tensor cores compute the second order of what is finite.
+    /// True if tensor cores compute the second order of what is finite.
     pub fn has_tensor_second(&self) -> bool {
         self.storage == Dtype::Bf16 && !self.is_wide()
     }
 
-    /// Whether elements have 16 bits.
-    pub fn is_narrow(&self) -> bool {
-        matches!(self.storage, Dtype::Bf16 | Dtype::F16)
-    }
-
-    /// Whether there is a choice of one sweep or two, and a mode insists on one.
+    /// True if there is a choice of one sweep or two, and a mode insists on one.
     pub fn insists(&self) -> bool {
         self.pass == Pass::Backward && self.both && self.options.mode == Mode::FusedPartials
     }
@@ -113,9 +113,15 @@ impl Spec {
         }
     }
 
+    /// The operands, as far as the kernels of the levels portable and sm80 are compiled for them.
+    pub fn shape(&self) -> AttentionShape {
+        let Spec { value_dim, whole, has_options: options, .. } = *self;
+        AttentionShape { storage: self.storage, dim: self.extents.dim, value_dim, options, whole }
+    }
+
     /// The kernels for compute capability 9.0.
     pub fn hopper(&self) -> Hopper {
-        let Spec { storage, lengths, .. } = *self;
+        let (storage, lengths) = (self.storage, self.lengths);
         let width = if self.columns() <= 64 { 64 } else { 128 };
         let visible = match self.window {
             Some(Window::ALL) => Visible::All,
@@ -126,11 +132,7 @@ impl Spec {
         Hopper { storage, width, visible, lengths, options: self.is_scored }.within()
     }
 
-    fn is_first_order(&self) -> bool {
-        matches!(self.pass, Pass::Forward | Pass::Backward)
-    }
-
-    /// Whether D is at most so many columns, and E in the backward pass, where the pass and the storage type are these.
+    /// True if D is at most so many columns, and E in the backward pass, of this pass and these storage types.
     fn has_columns(&self, pass: Pass, most: usize, storage: &[Dtype]) -> bool {
         let values = if pass == Pass::Backward { self.value_dim.unwrap_or(0) } else { 0 };
         let is_meant = self.pass == pass && storage.contains(&self.storage);
@@ -151,21 +153,12 @@ pub(crate) fn refuses(
 
 const ALL: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
 
-/// Those of the level sm90a, of all three algorithms.
+/// The rules of the level sm90a, of all three algorithms.
 const SM90A: &[Rule<Spec>] = &[
-    Rule {
-        otherwise: Precision::FACTORS,
-        holds: |spec| spec.options.precision == Precision::Flash,
-    },
-    Rule {
-        otherwise: "the device is not of compute capability 9.0",
-        holds: |spec| spec.target.is_hopper(),
-    },
-    Rule { otherwise: "its tensor cores multiply bf16 and f16", holds: Spec::is_narrow },
-    Rule {
-        otherwise: "the second order is not written yet for sm90a",
-        holds: Spec::is_first_order,
-    },
+    Rule::FLASH,
+    Rule::HOPPER,
+    Rule::SIXTEEN_BITS,
+    Rule::FIRST_ORDER_SM90A,
     Rule {
         otherwise: "the backward pass of sm90a has one mode, `separate`",
         holds: |spec| !spec.insists(),
@@ -193,15 +186,15 @@ const SM90A: &[Rule<Spec>] = &[
     },
 ];
 
-/// Those of the level sm80, of attention and attention_lse.
+/// The rules of the level sm80, of attention and attention_lse.
 const SM80: &[Rule<Spec>] = &[
     Rule {
         otherwise: "tensor cores multiply f32 with the precisions `tf32` and `bf16x3`",
-        holds: |spec| spec.storage != Dtype::F32 || spec.options.precision.narrows_f32(),
+        holds: |spec| spec.storage != Dtype::F32 || spec.precision.narrows_f32(),
     },
     Rule {
         otherwise: Precision::FACTORS,
-        holds: |spec| spec.storage == Dtype::F32 || spec.options.precision == Precision::Flash,
+        holds: |spec| spec.storage == Dtype::F32 || spec.precision == Precision::Flash,
     },
     Rule {
         otherwise: "dim must be at most 128 for f32 on sm80",
@@ -227,16 +220,13 @@ const SM80: &[Rule<Spec>] = &[
         otherwise: "dim and value_dim must be at most 128 for the mode `fused` of sm80",
         holds: |spec| !(spec.insists() && spec.is_wide()),
     },
-    Rule { otherwise: "the second order is not written yet for sm80", holds: Spec::is_first_order },
+    Rule::FIRST_ORDER_SM80,
 ];
 
-/// Those of the level sm80, of lazy_attention.
+/// The rules of the level sm80, of lazy_attention.
 const LAZY_SM80: &[Rule<Spec>] = &[
-    Rule {
-        otherwise: Precision::FACTORS,
-        holds: |spec| spec.options.precision == Precision::Flash,
-    },
-    Rule { otherwise: "its tensor cores multiply bf16 and f16", holds: Spec::is_narrow },
+    Rule::FLASH,
+    Rule::SIXTEEN_BITS,
     Rule { otherwise: "dim must be at most 128 for sm80", holds: |spec| spec.extents.dim <= 128 },
     Rule {
         otherwise: "value_dim must be at most 128 for the backward pass of sm80",
@@ -251,7 +241,7 @@ pub(crate) static LEVELS: [LevelRow<Spec>; 3] = [
     LevelRow { level: Level::Portable, rules: &[] },
 ];
 
-/// Those of lazy_attention.
+/// The levels of lazy_attention.
 pub(crate) static LAZY_LEVELS: [LevelRow<Spec>; 3] = [
     LevelRow { level: Level::Sm90a, rules: SM90A },
     LevelRow { level: Level::Sm80, rules: LAZY_SM80 },

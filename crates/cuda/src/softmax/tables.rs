@@ -1,26 +1,26 @@
 //! The tables of the rows on the device: which rows belong together, and which pairs count.
 
+use crate::memory::{Layout, MemoryRange};
 use crate::pass::TableImage;
-use crate::room::{Layout, Room};
 use crate::softmax::counts::Counts;
 use crate::softmax::rows::Rows;
 use bytemuck::NoUninit;
 use etalon_problem::{Error, Scores, Sequences};
 
-/// Where the tables of the rows lie.
+/// Memory of the tables of the rows.
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
-    pub sequences: Room,
-    pub spans: Room,
-    pub tiles: Room,
-    pub common: Room,
-    pub seen_by: Room,
-    pub by_queries: Room,
-    pub by_keys: Room,
-    pub by_pairs: Room,
-    pub allowed: Room,
+    pub sequences: MemoryRange,
+    pub spans: MemoryRange,
+    pub tiles: MemoryRange,
+    pub common: MemoryRange,
+    pub seen_by: MemoryRange,
+    pub by_queries: MemoryRange,
+    pub by_keys: MemoryRange,
+    pub by_pairs: MemoryRange,
+    pub allowed: MemoryRange,
     /// Queries and keys of each batch element, where they have lengths of their own.
-    pub lengths: Room,
+    pub lengths: MemoryRange,
     /// The bytes of all of them.
     pub bytes: usize,
 }
@@ -30,10 +30,7 @@ impl Tables {
     pub fn new(counts: &Counts, scores: &Scores) -> Result<Tables, Error> {
         let mut layout = Layout::default();
         let e = &scores.extents;
-        let mut list = |each: &[usize]| {
-            let bytes = each.iter().try_fold(1usize, |n, &x| n.checked_mul(x));
-            layout.room(bytes.unwrap_or(usize::MAX))
-        };
+        let mut list = |each: &[usize]| layout.array(1, each);
         let lengths = match scores.sequences {
             Sequences::Lengths { .. } => e.batch,
             _ => 0,

@@ -1,23 +1,24 @@
-//! The variants of the kernels of attention on tensor cores.
+//! The variants of the kernels of attention.
 
 use crate::family::Family;
 use crate::options::Level;
+use crate::shared::shared_bytes;
 use crate::unit::Unit;
-use crate::variant::{Variant, number, shared_bytes, width};
+use crate::variant::{Variant, number, width};
 use etalon_problem::{Blocking, Dtype};
 
-/// What the kernels for compute capability 9.0 are compiled for.
+/// Choices at compile time of the kernels for compute capability 9.0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Hopper {
     /// bf16 or f16.
     pub storage: Dtype,
     /// Columns of every operand: 64 or 128.
     pub width: usize,
-    /// Which pairs the mask shows.
+    /// The pairs that the mask shows.
     pub visible: Visible,
-    /// Whether sequences have lengths of their own.
+    /// The lengths of sequences.
     pub lengths: Lengths,
-    /// Whether there is a softcap, a bias, or a scale that is not above 0.
+    /// True if there is a softcap, a bias, or a scale that is not above 0.
     pub options: bool,
 }
 
@@ -35,7 +36,7 @@ pub(crate) enum Visible {
 /// The lengths of sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Lengths {
-    /// Those of the arrays.
+    /// The lengths of the arrays.
     Equal,
     /// Of each batch element its own.
     Own,
@@ -43,7 +44,7 @@ pub(crate) enum Lengths {
     Listed,
 }
 
-/// What kernels of the backward pass for compute capability 9.0 compute.
+/// Results that kernels of the backward pass for compute capability 9.0 compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Results {
     /// dq and dk of attention_lse, each on its own.
@@ -55,7 +56,7 @@ pub(crate) enum Results {
 }
 
 impl Hopper {
-    /// That which computes at least what is asked: not every choice is compiled with every other.
+    /// The choices that compute at least what is asked: not every choice is compiled with every other.
     pub fn within(self) -> Hopper {
         let lengths = match self.lengths {
             _ if self.visible == Visible::Spans => Lengths::Listed,
@@ -67,18 +68,18 @@ impl Hopper {
         Hopper { visible, lengths, ..self }
     }
 
-    fn defines(self) -> Vec<(&'static str, String)> {
-        vec![
+    fn defines(self) -> [(&'static str, usize); 5] {
+        [
             ("STORAGE", number(self.storage)),
-            ("D", self.width.to_string()),
-            ("WINDOW", (self.visible as u8).to_string()),
-            ("LENGTHS", (self.lengths as u8).to_string()),
-            ("OPTIONS", u8::from(self.options).to_string()),
+            ("D", self.width),
+            ("WINDOW", self.visible as usize),
+            ("LENGTHS", self.lengths as usize),
+            ("OPTIONS", self.options.into()),
         ]
     }
 }
 
-/// Whether three warpgroups fit the registers: rows are 64 columns wide and nothing is asked besides.
+/// True if three warpgroups fit the registers: rows are 64 columns wide and nothing is asked besides.
 pub(crate) fn has_three(of: Hopper) -> bool {
     of.width == 64 && !of.options && of.lengths != Lengths::Listed
 }
@@ -92,113 +93,118 @@ pub(crate) fn most_shared(architecture: &str) -> u32 {
     }
 }
 
-/// That of devices of compute capability 8.6, 8.9 and 12.0.
+/// The shared memory of devices of compute capability 8.6, 8.9 and 12.0.
 pub(crate) const CONSUMER: u32 = 101_376;
 
+/// Operands of attention, as far as the kernels of the levels portable and sm80 are compiled for them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AttentionShape {
+    pub storage: Dtype,
+    /// D.
+    pub dim: usize,
+    /// E; `None`: no values.
+    pub value_dim: Option<usize>,
+    /// True with a softcap, a bias or an array of flags.
+    pub options: bool,
+    /// True if rows of q, k, v and dout begin and end at multiples of 16 bytes.
+    pub whole: bool,
+}
+
+impl AttentionShape {
+    /// D and E as the widths of accumulators.
+    fn widths(self) -> [usize; 2] {
+        [self.dim, self.value_dim.unwrap_or(1)].map(width)
+    }
+
+    /// Kernels in fused multiply-adds, of one of their families.
+    pub fn portable(self, family: Family) -> Variant {
+        let [columns, values] = self.widths();
+        let is_first = matches!(family, Family::AttentionPortable | Family::AttentionFallback);
+        // Wider operands leave a thread too few registers for 8 rows of a tile.
+        let most = if is_first { 128 } else { 64 };
+        let defines = [
+            ("R", if columns.max(values) > most { 4 } else { 8 }),
+            ("STORAGE", number(self.storage)),
+            ("OPTIONS", self.options.into()),
+            ("VALUES", self.value_dim.is_some().into()),
+            ("CD", columns),
+            ("CE", values),
+        ];
+        Variant::new(family, defines)
+    }
+
+    /// Kernels on tensor cores of any device, with accumulators of so many columns.
+    fn on_tensor_cores(self, family: Family, [columns, values]: [usize; 2]) -> Variant {
+        let defines = [
+            ("STORAGE", number(self.storage)),
+            ("OPTIONS", self.options.into()),
+            ("WHOLE", self.whole.into()),
+            ("VALUES", self.value_dim.is_some().into()),
+            ("CD", columns),
+            ("CE", values),
+        ];
+        Variant::new(family, defines)
+    }
+
+    /// The same; wider results take several launches.
+    fn narrow(self, family: Family) -> Variant {
+        let [columns, values] = self.widths();
+        self.on_tensor_cores(family, [columns, values.min(128)])
+    }
+
+    /// The first order on tensor cores of any device.
+    pub fn sm80(self) -> Variant {
+        let mut variant = self.narrow(Family::AttentionSm80);
+        variant.defines.push(("TILES", 0));
+        variant
+    }
+
+    /// The backward pass in one pass by keys with what these add to dq, of D and E up to 128.
+    pub fn sm80_fused(self) -> Variant {
+        self.narrow(Family::AttentionSm80Fused)
+    }
+
+    /// The first order of f32, with factors as sums of two numbers in `bf16` or rounded to tf32, of D up to 128.
+    pub fn sm80_f32(self, bf16x3: bool) -> Variant {
+        let mut variant = self.narrow(Family::AttentionSm80F32);
+        variant.defines.insert(1, ("BF16X3", bf16x3.into()));
+        variant
+    }
+
+    /// The backward pass where D or E is above 128, with walked tiles in 1 or 2 stages.
+    pub fn sm80_wide(self, stages: usize) -> Variant {
+        let values = self.value_dim.map_or(64, |columns| width(columns).max(128));
+        let widths = [width(self.dim).max(128), values];
+        let mut variant = self.on_tensor_cores(Family::AttentionSm80Wide, widths);
+        variant.defines.push(("STAGES", stages));
+        variant
+    }
+
+    /// The second order of bf16, of D and E up to 128.
+    pub fn sm80_second_order(self) -> Variant {
+        self.narrow(Family::AttentionSm80SecondOrder)
+    }
+
+    /// lazy_attention on tensor cores of any device.
+    pub fn lazy_sm80(self) -> Variant {
+        let mut variant = self.narrow(Family::LazySm80);
+        variant.defines.retain(|(name, _)| *name != "VALUES");
+        variant
+    }
+}
+
 impl Variant {
-    /// The kernels on tensor cores of any device, as [`Variant::portable`].
-    /// `whole`: rows of q, k, v and dout begin and end at multiples of 16 bytes.
-    pub fn tensor(
-        storage: Dtype,
-        dim: usize,
-        value_dim: Option<usize>,
-        options: bool,
-        whole: bool,
-    ) -> Self {
-        // Wider results take several launches.
-        let accumulator = width(value_dim.unwrap_or(1)).min(128);
-        Variant {
-            family: Family::AttentionSm80,
-            defines: vec![
-                ("STORAGE", number(storage)),
-                ("OPTIONS", u8::from(options).to_string()),
-                ("WHOLE", u8::from(whole).to_string()),
-                ("VALUES", u8::from(value_dim.is_some()).to_string()),
-                ("CD", width(dim).to_string()),
-                ("CE", accumulator.to_string()),
-                ("TILES", "0".to_string()),
-            ],
-        }
-    }
-
-    /// Their pass by keys with what these add to dq, D and E up to 128.
-    pub fn tensor_fused(
-        storage: Dtype,
-        dim: usize,
-        value_dim: Option<usize>,
-        [options, whole]: [bool; 2],
-    ) -> Self {
-        let plain = Self::tensor(storage, dim, value_dim, options, whole);
-        let defines = plain.defines.into_iter().filter(|(name, _)| *name != "TILES").collect();
-        Variant { family: Family::AttentionSm80Fused, defines }
-    }
-
-    /// Those of f32, with factors as sums of two numbers in `bf16` or rounded to tf32, D up to 128, as
-    /// [`Variant::tensor`].
-    pub fn tensor_f32(
-        bf16x3: bool,
-        dim: usize,
-        value_dim: Option<usize>,
-        [options, whole]: [bool; 2],
-    ) -> Self {
-        let flags = [("BF16X3", bf16x3), ("OPTIONS", options), ("WHOLE", whole)];
-        let mut defines = vec![("STORAGE", number(Dtype::F32))];
-        defines.extend(flags.map(|(name, flag)| (name, u8::from(flag).to_string())));
-        defines.push(("VALUES", u8::from(value_dim.is_some()).to_string()));
-        defines.push(("CD", width(dim).to_string()));
-        // Wider results take several launches.
-        defines.push(("CE", width(value_dim.unwrap_or(1)).min(128).to_string()));
-        Variant { family: Family::AttentionSm80F32, defines }
-    }
-
-    /// Their backward pass where D or E is above 128, with walked tiles in 1 or 2 stages.
-    pub fn tensor_wide(
-        storage: Dtype,
-        dim: usize,
-        value_dim: Option<usize>,
-        [options, whole]: [bool; 2],
-        stages: usize,
-    ) -> Self {
-        let columns = width(dim).max(128);
-        let values = value_dim.map_or(64, |columns| width(columns).max(128));
-        Variant {
-            family: Family::AttentionSm80Wide,
-            defines: vec![
-                ("STORAGE", number(storage)),
-                ("OPTIONS", u8::from(options).to_string()),
-                ("WHOLE", u8::from(whole).to_string()),
-                ("VALUES", u8::from(value_dim.is_some()).to_string()),
-                ("CD", columns.to_string()),
-                ("CE", values.to_string()),
-                ("STAGES", stages.to_string()),
-            ],
-        }
-    }
-
-    /// Their second order of bf16, with D and E up to 128.
-    pub fn tensor_second(
-        dim: usize,
-        value_dim: Option<usize>,
-        [options, whole]: [bool; 2],
-    ) -> Self {
-        Variant {
-            family: Family::AttentionSm80SecondOrder,
-            defines: vec![
-                ("STORAGE", number(Dtype::Bf16)),
-                ("OPTIONS", u8::from(options).to_string()),
-                ("WHOLE", u8::from(whole).to_string()),
-                ("VALUES", u8::from(value_dim.is_some()).to_string()),
-                ("CD", width(dim).to_string()),
-                ("CE", width(value_dim.unwrap_or(1)).to_string()),
-            ],
-        }
+    /// The portable kernels of a storage type, of operands with D and E columns (`None`: no values), with
+    /// softcap, bias and arrays of flags or without.
+    pub fn portable(storage: Dtype, dim: usize, value_dim: Option<usize>, options: bool) -> Self {
+        let shape = AttentionShape { storage, dim, value_dim, options, whole: false };
+        shape.portable(Family::AttentionPortable)
     }
 
     /// The forward pass on the tensor cores of compute capability 9.0.
     pub(crate) fn hopper_forward(of: Hopper, values: bool) -> Self {
-        let mut defines = of.defines();
-        defines.push(("GROUPS", if has_three(of) { "3" } else { "2" }.to_string()));
-        defines.push(("VALUES", u8::from(values).to_string()));
+        let groups = ("GROUPS", if has_three(of) { 3 } else { 2 });
+        let defines = [&of.defines()[..], &[groups, ("VALUES", values.into())]].concat();
         Variant { family: Family::AttentionSm90aForward, defines }
     }
 
@@ -209,8 +215,7 @@ impl Variant {
 
     /// The backward pass on them.
     pub(crate) fn hopper_backward(of: Hopper, results: Results) -> Self {
-        let mut defines = of.defines();
-        defines.push(("RESULTS", (results as u8).to_string()));
+        let defines = [&of.defines()[..], &[("RESULTS", results as usize)]].concat();
         Variant { family: Family::AttentionSm90aBackward, defines }
     }
 
@@ -218,37 +223,28 @@ impl Variant {
     pub(crate) fn hopper_lazy(of: Hopper, backward: bool) -> Self {
         let families = [Family::LazySm90aForward, Family::LazySm90aBackward];
         let listed = of.lengths != Lengths::Equal;
-        let mut defines = vec![
-            ("STORAGE", number(of.storage)),
-            ("D", of.width.to_string()),
-            ("LENGTHS", if listed { "2" } else { "0" }.to_string()),
-        ];
+        let lengths = ("LENGTHS", if listed { 2 } else { 0 });
+        let defines = [("STORAGE", number(of.storage)), ("D", of.width), lengths];
+        let mut variant = Variant::new(families[usize::from(backward)], defines);
         if of.visible == Visible::Spans {
-            defines.push(("WINDOW", (of.visible as u8).to_string()));
+            variant.defines.push(("WINDOW", of.visible as usize));
         }
-        Variant { family: families[usize::from(backward)], defines }
+        variant
     }
 
-    /// Which arithmetic computes its products.
-    pub(crate) fn unit(&self) -> Unit {
-        match self.family {
-            Family::AttentionSm80
-            | Family::AttentionSm80Fused
-            | Family::AttentionSm80F32
-            | Family::AttentionSm80Wide
-            | Family::AttentionSm80SecondOrder
-            | Family::LazySm80
-            | Family::LinearSm80
-            | Family::PeakMma => Unit::Mma,
-            Family::AttentionSm90aForward
-            | Family::AttentionSm90aBackward
-            | Family::LazySm90aForward
-            | Family::LazySm90aBackward
-            | Family::LinearSm90a
-            | Family::CrossEntropySm90a
-            | Family::PeakWgmma => Unit::Wgmma,
-            _ => Unit::Ffma,
+    /// The warpgroups of a kernel of lazy_attention on them: 64 queries each.
+    pub(crate) fn lazy_groups(&self, kernel: &str) -> usize {
+        match kernel {
+            "scores" if self.define("D") == 64 => 4,
+            "scores" => 3,
+            "values" | "sums" if self.define("D") == 64 => 3,
+            _ => 2,
         }
+    }
+
+    /// The arithmetic that computes its products.
+    pub(crate) fn unit(&self) -> Unit {
+        self.family.unit()
     }
 
     /// The level whose kernels are these.
@@ -262,10 +258,10 @@ impl Variant {
 
     /// The shared memory of a block of the kernel that takes most of it.
     pub(crate) fn shared(&self) -> u32 {
-        self.kernels().iter().map(|kernel| shared_bytes(self, kernel)).max().unwrap_or(0)
+        self.kernels().into_iter().map(|kernel| shared_bytes(self, kernel)).max().unwrap_or(0)
     }
 
-    /// Whether blocks of all its kernels have the shared memory that they take.
+    /// True if blocks of all its kernels have the shared memory that they take.
     pub fn fits(&self, architecture: &str) -> bool {
         self.shared() <= most_shared(architecture)
     }

@@ -1,4 +1,4 @@
-//! The blocks that kernels of sm90a walk where a mask shows each query a range of keys: `kernels/pairs/spans.cuh`, compiled
+//! The blocks that kernels of sm90a walk where a mask shows each query a range of keys: `pairs/spans.cuh`, compiled
 //! for the host, on the tables of random problems, beside what their masks allow.
 
 use crate::family::Family;
@@ -110,7 +110,7 @@ impl Random {
     }
 }
 
-/// What the model reads of a problem: numbers of 32 bits, and lists behind their lengths.
+/// A problem, as the model reads it: numbers of 32 bits, and lists behind their lengths.
 fn describe(scores: &Scores, to: &mut Vec<u8>) {
     let (rows, e) = (Rows::new(scores).unwrap(), &scores.extents);
     assert!(rows.allowed.is_none());

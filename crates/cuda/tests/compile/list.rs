@@ -41,7 +41,7 @@ fn of_ci() -> Vec<Compilation> {
 
 /// A compilation with all of its kernels.
 pub fn whole(compilation: &Compilation) -> Excerpt {
-    (compilation.clone(), compilation.1.kernels().to_vec())
+    (compilation.clone(), compilation.1.kernels())
 }
 
 /// The modules that CI compiles.
@@ -103,9 +103,9 @@ fn absent(list: &[Excerpt], all: &[Compilation]) -> (BTreeSet<Need>, Vec<Excerpt
         };
         let worth = |x: &Compilation| -> usize { x.1.kernels().iter().map(|y| gives(x, y)).sum() };
         let best = all.iter().min_by_key(|&x| Reverse((worth(x), listed.contains_key(x)))).unwrap();
-        let had = |kernel| listed.get(best).is_some_and(|kernels| kernels.contains(kernel));
-        let kernels = best.1.kernels().iter().filter(|y| had(y) || gives(best, y) > 0);
-        let excerpt = (best.clone(), kernels.copied().collect());
+        let had = |kernel: &str| listed.get(best).is_some_and(|own| own.contains(&kernel));
+        let kernels = best.1.kernels().into_iter().filter(|y| had(y) || gives(best, y) > 0);
+        let excerpt = (best.clone(), kernels.collect());
         let given = met(std::slice::from_ref(&excerpt));
         open.retain(|need| !given.contains(need));
         lines.push(excerpt);

@@ -178,8 +178,9 @@ fn check_declared(variant: &Variant, kernels: Vec<Kernel>) -> Result<Vec<Kernel>
 /// The variants of which kernels may spill: those of the fallback, and those of the tensor cores in which
 /// accumulators leave no register free.
 fn may_spill((architecture, variant): &Compilation) -> bool {
-    let is =
-        |name: &str, value: &str| variant.defines.iter().any(|(n, v)| *n == name && v == value);
+    let is = |name: &str, value: &str| {
+        variant.defines.iter().any(|(n, v)| *n == name && v.to_string() == value)
+    };
     match variant.family {
         Family::AttentionPortable
         | Family::AttentionFallback

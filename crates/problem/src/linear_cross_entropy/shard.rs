@@ -127,6 +127,23 @@ pub fn check_shards<'c>(
     Ok(())
 }
 
+/// The classes of all that shards return, shard after shard: of each in this form, and an array of this shape; a shard
+/// without classes adds nothing. Fails unless each array has a matrix for each part of its form, and `axes` behind.
+pub fn check_parts<'c>(
+    problem: &LinearCrossEntropy,
+    shards: impl IntoIterator<Item = (&'c Range<usize>, Dh, &'c [usize])>,
+    axes: &[usize],
+) -> Result<Vec<Range<usize>>, Error> {
+    let mut all = Vec::new();
+    for (number, (classes, form, shape)) in shards.into_iter().enumerate() {
+        let shard = Shard::new(problem, classes.clone())?;
+        let expected = [&[form.matrices(&shard)], axes].concat();
+        Error::expect_shape(&format!("shards[{number}]"), &expected, shape)?;
+        all.extend(form.parts(&shard));
+    }
+    Ok(all)
+}
+
 /// Fails where a partial has not the classes of its node (of an ignored token: none), or where two nodes own the
 /// target of a token. `partial` finds that of a node, by its number in `nodes`, and a token.
 pub fn check_partials(

@@ -12,14 +12,7 @@
 // that are none belong to a sequence without rows behind the others, and are odd ones, which kernels of sm_90a leave
 // to the tile before.
 
-// A node of the mask: Window and Chunk look at positions, Segments and Flags at arrays; All and Any begin a list that End ends.
-enum Kind { WINDOW, CHUNK, SEGMENTS, FLAGS, ALL, ANY, END };
-struct Node {
-  int kind, bottom;   // bottom: the last query is aligned with the last key
-  i64 left, right;    // of a window, -1: open; `left` of a chunk is its length, which fits 32 bits
-  int query, key;     // which arrays
-  i64 batch, head;    // strides of flags
-};
+enum Kind { WINDOW, CHUNK, SEGMENTS, FLAGS, ALL, ANY, END };  // of a node of the mask
 KERNEL_ARGS(TableArgs)
 constexpr int SIDE = 64, SCAN = 1024, THREADS = 512, INTERVAL_THREADS = 128, AT_ONCE = 8;
 DEV int tiles_of(int rows) { return (rows + SIDE - 1) / SIDE; }

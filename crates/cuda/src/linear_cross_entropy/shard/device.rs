@@ -2,8 +2,9 @@
 
 use super::check_vocab;
 use super::table::{self, is_read};
+use crate::call::{Operands, PassCall, held_by_device, storage_of};
 use crate::device_pass::DevicePass;
-use crate::device_tensor::{DeviceTensor, DeviceTensors, check as check_tensors};
+use crate::device_tensor::{DeviceTensors, check as check_tensors};
 use crate::levels;
 use crate::linear_cross_entropy::shard_pass::{Step, draft_shard};
 use crate::linear_cross_entropy::sums::draft_sums;
@@ -87,11 +88,7 @@ pub fn prepare_combine_dh<'t>(
     let (reads, writes) = (inputs.operands()?, outputs.operands()?);
     let place = writes.iter().find(|(name, ..)| *name == "dh");
     let &(_, shape, stored) = place.ok_or_else(|| Error::missing("dh", None))?;
-    let storage = match stored {
-        Stored::Float(dtype) => dtype,
-        Stored::Integer => Dtype::F64, // refused below
-    };
-    storage.refuse_f64()?;
+    let storage = storage_of(stored)?;
     let tokens = shape.first().copied().unwrap_or(0);
     let table = table::of_combine_dh(problem, [parts.len(), tokens]);
     // The type of dh is the caller's: it is checked as if it were that of the parts.
@@ -123,39 +120,38 @@ fn prepare(
     let table = table::of_step(shard, step);
     let storage = check_tensors(&table, inputs, outputs, false)?;
     check(step, storage, options)?;
-    let held = workspace.device(options.device)?;
-    let holds = |name: &str, result: bool| {
-        let tensors = if result { outputs } else { inputs };
-        tensors.get(name).filter(|_| is_read(step, name)).map(DeviceTensor::laid)
+    let state = workspace.device(options.device)?;
+    let holds = |name: &str, result| {
+        held_by_device(inputs, outputs, (name, result)).filter(|_| is_read(step, name))
     };
-    let (of, call) = ((shard.problem(), shard.classes()), (step, storage));
-    let plan = draft_shard(held.device.target(), of, call, &table, &holds, None, options)?;
-    DevicePass::of(&held, plan, &table, inputs, outputs)
+    let (target, pass, operands) = (state.device.target(), step.pass(), Operands::Device(&[]));
+    let (table, holds) = (&table, &holds);
+    let call = PassCall { target, pass, storage, table, holds, operands, options };
+    let plan = draft_shard((shard.problem(), shard.classes()), step, &call)?;
+    DevicePass::of(&state, plan, table, inputs, outputs)
 }
 
 fn sums(
     workspace: &Workspace,
     problem: &LinearCrossEntropy,
-    call: (&[Range<usize>], Dtype),
+    (classes, storage): (&[Range<usize>], Dtype),
     table: &Table,
     (inputs, outputs): Tensors<'_>,
     options: &Options,
 ) -> Result<DevicePass, Error> {
-    let held = workspace.device(options.device)?;
-    let holds = |name: &str, result: bool| {
-        (if result { outputs } else { inputs }).get(name).map(DeviceTensor::laid)
-    };
-    let plan = draft_sums(held.device.target(), problem, call, table, &holds)?;
-    DevicePass::of(&held, plan, table, inputs, outputs)
+    let state = workspace.device(options.device)?;
+    let (target, pass, operands) = (state.device.target(), Pass::Forward, Operands::Device(&[]));
+    let holds = &|name: &str, result| held_by_device(inputs, outputs, (name, result));
+    let call = PassCall { target, pass, storage, table, holds, operands, options };
+    let plan = draft_sums(problem, classes, &call)?;
+    DevicePass::of(&state, plan, table, inputs, outputs)
 }
 
 /// Fails where the level has no kernel for a step.
 pub(super) fn check(step: Step, storage: Dtype, options: &Options) -> Result<(), Error> {
     storage.refuse_f64()?;
-    let pass = match step {
-        Step::Forward => Pass::Forward,
-        Step::Backward { .. } => Pass::Backward,
-        Step::Output => return Ok(()),
-    };
-    levels::check(options, Algorithm::LinearCrossEntropy, pass, storage)
+    match step {
+        Step::Output => Ok(()),
+        _ => levels::check(options, Algorithm::LinearCrossEntropy, step.pass(), storage),
+    }
 }

@@ -1,25 +1,23 @@
 //! Passes of shards on operands of the host.
 
-use super::super::filtered::zeros;
 use super::check_vocab;
 use super::device::check;
 use super::table::{self, is_read};
+use crate::call::{Operands, PassCall, held_by_host, storage_of};
 use crate::host::Placed;
 use crate::linear_cross_entropy::shard_pass::{Step, draft_shard};
 use crate::linear_cross_entropy::sums::draft_sums;
+use crate::memory::{filled, reserved};
 use crate::options::Options;
-use crate::parts::Laid;
-use crate::pass::PassPlan;
-use crate::workspace::{DeviceState, Workspace};
+use crate::workspace::Workspace;
 use etalon_problem::linear_cross_entropy::shard::{
-    Dh, Partial, Shard, check_partials, check_shards,
+    Dh, Partial, Shard, check_partials, check_parts, check_shards,
 };
 use etalon_problem::{
-    Dtype, Error, LinearCrossEntropy, Stored, Table, View, ViewMut, Views, ViewsMut,
+    Dtype, Error, LinearCrossEntropy, Pass, Table, View, ViewMut, Views, ViewsMut,
 };
 use ndarray::{Array1, Array2, Array3, ArrayView1, ArrayView2, ArrayView3, ArrayViewMut1, Axis};
 use std::ops::Range;
-use std::sync::Arc;
 
 /// Sums of the classes of a shard for every token: `[nodes][T]`, for each of [`Shard::nodes`]; to ignored tokens
 /// [`Partial::identity`]. `inputs` are those of the forward pass by name, `w` and `bias` of the shard's classes. Fails
@@ -50,13 +48,9 @@ pub fn combine(
     let tokens = problem.tokens;
     check_shards(problem, shards.iter().map(|(classes, _)| classes))?;
     check_vocab(problem)?;
-    let (mut nodes, mut partials) = (Vec::new(), Vec::new());
-    for (number, (classes, rows)) in shards.iter().enumerate() {
-        let own = Dh::Nodes.parts(&Shard::new(problem, classes.clone())?);
-        Error::expect_shape(&format!("shards[{number}]"), &[own.len(), tokens], rows.shape())?;
-        nodes.extend(own);
-        partials.extend(rows.outer_iter());
-    }
+    let shapes = shards.iter().map(|(classes, rows)| (classes, Dh::Nodes, rows.shape()));
+    let nodes = check_parts(problem, shapes, &[tokens])?;
+    let partials: Vec<_> = shards.iter().flat_map(|(_, rows)| rows.outer_iter()).collect();
     check_partials(&nodes, tokens, |node, token| partials[node][token])?;
     let mut words = words_for([nodes.len(), tokens])?;
     let all = partials.iter().flatten();
@@ -117,26 +111,15 @@ pub fn combine_dh(
     check_shards(problem, shards.iter().map(|(classes, _)| classes))?;
     check_vocab(problem)?;
     Error::expect_shape("dh", &problem.h_shape(), dh.shape())?;
-    let storage = match dh.stored() {
-        Stored::Float(dtype) => dtype,
-        Stored::Integer => Dtype::F64, // refused below
-    };
-    storage.refuse_f64()?;
+    let storage = storage_of(dh.stored())?;
     let [tokens, dim] = problem.h_shape();
-    let (mut classes, mut matrices) = (Vec::new(), Vec::new());
-    for (number, (own, rows)) in shards.iter().enumerate() {
-        let shard = Shard::new(problem, own.clone())?;
-        let kind = Dh::of(rows.len_of(Axis(0)));
-        let expected = [kind.matrices(&shard), tokens, dim];
-        Error::expect_shape(&format!("shards[{number}]"), &expected, rows.shape())?;
-        // A shard without classes adds nothing.
-        let own = kind.parts(&shard);
-        matrices.extend(rows.outer_iter().take(own.len()));
-        classes.extend(own);
-    }
-    let elements = classes.len().saturating_mul(tokens).saturating_mul(dim);
-    let mut list = zeros(elements, "parts of dh")?;
-    list.iter_mut().zip(matrices.iter().flatten()).for_each(|(to, &x)| *to = x);
+    let of = |x: &ArrayView3<'_, f32>| Dh::of(x.len_of(Axis(0)));
+    let shapes = shards.iter().map(|(classes, dh)| (classes, of(dh), dh.shape()));
+    let classes = check_parts(problem, shapes, &[tokens, dim])?;
+    let with_classes = shards.iter().filter(|(classes, _)| !classes.is_empty());
+    let matrices = with_classes.flat_map(|(_, dh)| dh.outer_iter());
+    let mut list = filled(0.0, &[classes.len(), tokens, dim], "parts of dh")?;
+    list.iter_mut().zip(matrices.flatten()).for_each(|(to, &x)| *to = x);
     let shape = (classes.len(), tokens, dim);
     let parts = Array3::from_shape_vec(shape, list);
     let parts = parts.map_err(|error| Error::value("parts", "an addressable array", error))?;
@@ -159,47 +142,32 @@ fn run(
     let table = table::of_step(shard, step);
     let storage = table.check_call(inputs, outputs, false)?;
     check(step, storage, options)?;
-    let held = workspace.device(options.device)?;
-    let holds = |name: &str, result: bool| {
-        let there = if result { outputs.get(name).is_some() } else { inputs.get(name).is_some() };
-        (there && is_read(step, name)).then_some(Laid { strides: None, aligned: true })
+    let state = workspace.device(options.device)?;
+    let holds = |name: &str, result| {
+        held_by_host(inputs, outputs, (name, result)).filter(|_| is_read(step, name))
     };
-    let (of, call) = ((shard.problem(), shard.classes()), (step, storage));
-    let plan = draft_shard(held.device.target(), of, call, &table, &holds, Some(inputs), options)?;
-    compute(&held, plan, inputs, outputs)
+    let (target, pass, operands) = (state.device.target(), step.pass(), Operands::Host(inputs));
+    let (table, holds) = (&table, &holds);
+    let call = PassCall { target, pass, storage, table, holds, operands, options };
+    let plan = draft_shard((shard.problem(), shard.classes()), step, &call)?;
+    Placed::of(&state, plan, inputs, Some(outputs))?.compute(outputs)
 }
 
 /// Puts together what all shards returned.
 fn sums(
     workspace: &Workspace,
     problem: &LinearCrossEntropy,
-    call: (&[Range<usize>], Dtype),
+    (classes, storage): (&[Range<usize>], Dtype),
     table: &Table,
     (inputs, outputs): (&Views<'_>, &mut ViewsMut<'_>),
     options: &Options,
 ) -> Result<(), Error> {
-    let held = workspace.device(options.device)?;
-    let holds = |_: &str, _: bool| Some(Laid { strides: None, aligned: true });
-    let given = |name: &str, result: bool| {
-        let there = if result { outputs.get(name).is_some() } else { inputs.get(name).is_some() };
-        holds(name, result).filter(|_| there)
-    };
-    let plan = draft_sums(held.device.target(), problem, call, table, &given)?;
-    compute(&held, plan, inputs, outputs)
-}
-
-fn compute(
-    held: &Arc<DeviceState>,
-    plan: PassPlan<'_>,
-    inputs: &Views<'_>,
-    outputs: &mut ViewsMut<'_>,
-) -> Result<(), Error> {
-    let placed = Placed::of(held, plan, inputs, Some(outputs))?;
-    placed.enqueue()?;
-    placed.queue()?.finish()?;
-    placed.read(outputs)?;
-    placed.finish();
-    Ok(())
+    let state = workspace.device(options.device)?;
+    let (target, pass, operands) = (state.device.target(), Pass::Forward, Operands::Host(inputs));
+    let holds = &|name: &str, result| held_by_host(inputs, outputs, (name, result));
+    let call = PassCall { target, pass, storage, table, holds, operands, options };
+    let plan = draft_sums(problem, classes, &call)?;
+    Placed::of(&state, plan, inputs, Some(outputs))?.compute(outputs)
 }
 
 /// The totals as they lie on a device. Fails where that of a token that counts is not of all classes, or has no
@@ -231,16 +199,7 @@ fn checked(
 /// The inputs, and the totals.
 fn with_totals<'v>(inputs: &'v Views<'_>, totals: &'v Array2<f32>) -> Views<'v> {
     let mut all = Views::new().with("totals", totals);
-    for (name, view) in inputs.iter() {
-        let view = match view {
-            View::F64(x) => x.view().into(),
-            View::F32(x) => x.view().into(),
-            View::Bf16(x) => x.view().into(),
-            View::F16(x) => x.view().into(),
-            View::I64(x) => x.view().into(),
-        };
-        all.push(name, view);
-    }
+    inputs.iter().for_each(|(name, view)| all.push(name, view.view()));
     all
 }
 
@@ -249,20 +208,16 @@ fn write(mut row: ArrayViewMut1<'_, f32>, partial: Partial) {
     row.iter_mut().zip(partial.words()).for_each(|(to, word)| *to = f32::from_bits(word));
 }
 
-/// Room for partials as they lie on a device.
+/// MemoryRange for partials as they lie on a device.
 fn words_for([nodes, tokens]: [usize; 2]) -> Result<Array3<f32>, Error> {
-    let list = zeros(nodes.saturating_mul(tokens).saturating_mul(Partial::WORDS), "partials")?;
+    let list = filled(0.0, &[nodes, tokens, Partial::WORDS], "partials")?;
     let array = Array3::from_shape_vec((nodes, tokens, Partial::WORDS), list);
     array.map_err(|error| Error::value("partials", "an addressable array", error))
 }
 
 /// The partials of these words, in their order.
 fn partials_of(words: &Array3<f32>) -> Result<Vec<Partial>, Error> {
-    let mut list = Vec::new();
-    let rows = words.rows();
-    let bytes = rows.into_iter().len().saturating_mul(size_of::<Partial>());
-    let memory = |_| Error::Memory { what: "partials".to_string(), bytes };
-    list.try_reserve_exact(words.len() / Partial::WORDS).map_err(memory)?;
+    let mut list = reserved(words.len() / Partial::WORDS, "partials")?;
     for row in words.rows() {
         list.push(Partial::from_words(std::array::from_fn(|at| row[at].to_bits()))?);
     }

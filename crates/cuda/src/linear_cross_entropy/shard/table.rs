@@ -18,8 +18,7 @@ fn tensor(name: &'static str, shape: Vec<usize>, role: Role, precision: Precisio
 /// The tensors of a step of a shard.
 pub(super) fn of_step(shard: &Shard<'_>, step: Step) -> Table {
     let (problem, nodes) = (shard.problem(), shard.nodes().count());
-    let pass = if let Step::Backward { .. } = step { Pass::Backward } else { Pass::Forward };
-    let mut table = shard.table(pass);
+    let mut table = shard.table(step.pass());
     let words = Partial::WORDS;
     let totals = tensor("totals", vec![problem.tokens, words], Role::Input, Precision::Wide);
     match step {

@@ -7,7 +7,7 @@ use crate::memory::{reserved, zeros};
 use crate::parallel::share;
 use crate::tiles::{cut_along, tiles};
 use etalon_problem::linear_cross_entropy::shard::{
-    Dh, Partial, Shard, check_partials, check_shards, fold, nodes,
+    Dh, Partial, check_partials, check_parts, check_shards, fold,
 };
 use etalon_problem::{Error, LinearCrossEntropy};
 use ndarray::{Array1, Array2, ArrayView2, ArrayView3, ArrayViewMut2, Axis, Ix2, s};
@@ -31,16 +31,10 @@ pub fn combine(
 ) -> Result<Array1<Partial>, Error> {
     let tokens = problem.tokens;
     check_shards(problem, shards.iter().map(|(classes, _)| classes))?;
-    let mut parts = Parts::new(problem, shards.iter().map(|(classes, _)| classes))?;
-    for (number, (classes, rows)) in shards.iter().enumerate() {
-        let shard = Shard::new(problem, classes.clone())?;
-        let expected = [Dh::Nodes.matrices(&shard), tokens];
-        Error::expect_shape(&format!("shards[{number}]"), &expected, rows.shape())?;
-        parts.classes.extend(shard.nodes());
-        parts.values.extend(rows.outer_iter());
-    }
+    let shapes = shards.iter().map(|(classes, rows)| (classes, Dh::Nodes, rows.shape()));
+    let classes = &check_parts(problem, shapes, &[tokens])?;
+    let values: Vec<_> = shards.iter().flat_map(|(_, rows)| rows.outer_iter()).collect();
     let mut totals = reserved(tokens, "totals")?;
-    let Parts { classes, values } = &parts;
     check_partials(classes, tokens, |node, token| values[node][token])?;
     totals.resize(tokens, Partial::identity());
     share(
@@ -82,18 +76,11 @@ pub fn combine_dh_into<T: Element>(
     let [tokens, dim] = problem.h_shape();
     check_shards(problem, shards.iter().map(|(classes, _)| classes))?;
     Error::expect_shape("dh", &[tokens, dim], dh.shape())?;
-    let mut parts = Parts::new(problem, shards.iter().map(|(classes, _)| classes))?;
-    for (number, (classes, dh)) in shards.iter().enumerate() {
-        let shard = Shard::new(problem, classes.clone())?;
-        let kind = Dh::of(dh.len_of(Axis(0)));
-        let expected = [kind.matrices(&shard), tokens, dim];
-        Error::expect_shape(&format!("shards[{number}]"), &expected, dh.shape())?;
-        // A shard without classes adds nothing.
-        let own = kind.parts(&shard);
-        parts.values.extend(dh.outer_iter().take(own.len()));
-        parts.classes.extend(own);
-    }
-    let Parts { classes, values } = &parts;
+    let of = |x: &ArrayView3<'_, f32>| Dh::of(x.len_of(Axis(0)));
+    let shapes = shards.iter().map(|(classes, dh)| (classes, of(dh), dh.shape()));
+    let classes = &check_parts(problem, shapes, &[tokens, dim])?;
+    let with_classes = shards.iter().filter(|(classes, _)| !classes.is_empty());
+    let values: Vec<_> = with_classes.flat_map(|(_, dh)| dh.outer_iter()).collect();
     // From here on nothing fails.
     let rows = cut_along(TensorMut::<Ix2>::from(dh), 0, tiles(0..tokens, TASK));
     share(
@@ -120,21 +107,4 @@ pub fn combine_dh_into<T: Element>(
         },
     );
     Ok(())
-}
-
-/// Disjoint ranges of classes, ascending and not empty, each with what it adds.
-struct Parts<V> {
-    classes: Vec<Range<usize>>,
-    values: Vec<V>,
-}
-
-impl<V> Parts<V> {
-    /// Room for the nodes of all shards.
-    fn new<'c>(
-        problem: &LinearCrossEntropy,
-        shards: impl Iterator<Item = &'c Range<usize>>,
-    ) -> Result<Self, Error> {
-        let count = shards.map(|classes| nodes(problem.vocab, classes.clone()).count()).sum();
-        Ok(Parts { classes: reserved(count, "nodes")?, values: reserved(count, "nodes")? })
-    }
 }

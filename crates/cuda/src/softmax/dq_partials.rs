@@ -1,29 +1,29 @@
 //! The gradient of q in the pass by keys: `kernels/attention/partials.cuh`.
 
 use crate::args::KernelArgs;
-use crate::room::{Layout, Room};
+use crate::memory::{Layout, MemoryRange};
 use crate::softmax::Steps;
-use crate::softmax::pair_args::{FusedArgs, PairArgs, SlotArgs};
+use crate::softmax::pair_args::{FusedArgs, PairArgs, PartialArgs};
 use crate::softmax::spec::Spec;
 use crate::step::Work;
 use crate::variant::Variant;
 use etalon_problem::{Error, Mode, Pass};
 use std::ops::Range;
 
-/// Shares of slots in the memory that they may take.
+/// Shares of partial sums in the memory that they may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shares {
-    /// The bytes of a slot.
+    /// The bytes of those of a tile of keys.
     pub each: usize,
-    /// The tiles of keys of the longest sequence, and those that have slots at a time.
+    /// The tiles of keys of the longest sequence, and those that have memory at a time.
     pub tiles: usize,
-    pub held: usize,
+    pub at_once: usize,
 }
 
 impl Shares {
     /// Shares of a pass whose kernels compute the gradient of q in the pass by keys, where that is its mode. `Auto`
     /// takes that mode where all is in one launch and the tiles of keys that fit the budget keep the device busy; a
-    /// caller that insists gets two slots at least: one of a tile, one of the sums of the tiles before.
+    /// caller that insists gets two at least: those of a tile, and the sums of the tiles before.
     pub fn new(spec: &Spec) -> Option<Shares> {
         let (e, mode, budget) = (&spec.extents, spec.options.mode, spec.options.partials_budget);
         // The second order has such kernels of narrow operands alone, and there the mode is a hint.
@@ -41,103 +41,102 @@ impl Shares {
             return None;
         }
         if tiles <= budget / each {
-            return Some(Shares { each, tiles, held: tiles });
+            return Some(Shares { each, tiles, at_once: tiles });
         }
         // One holds the sums of the tiles before.
-        let held = (budget / each).saturating_sub(1);
-        let shares = Shares { each, tiles, held };
-        let busy = held > 0 && shares.working(spec) >= 2 * spec.target.multiprocessors;
-        let held = if insists { held.clamp(1, tiles) } else { held };
-        (insists || busy).then_some(Shares { each, tiles, held })
+        let at_once = (budget / each).saturating_sub(1);
+        let shares = Shares { each, tiles, at_once };
+        let busy = at_once > 0 && shares.working(spec) >= 2 * spec.target.multiprocessors;
+        let at_once = if insists { at_once.clamp(1, tiles) } else { at_once };
+        (insists || busy).then_some(Shares { each, tiles, at_once })
     }
 
-    /// The blocks of a launch that have slots, about.
+    /// The blocks of a launch that have memory, about.
     pub fn working(self, spec: &Spec) -> usize {
-        self.held * (spec.counts.by_keys / self.tiles) * spec.extents.key_heads
+        self.at_once * (spec.counts.by_keys / self.tiles) * spec.extents.key_heads
     }
 
     /// Launches of the pass by keys.
-    pub fn turns(self) -> usize {
-        self.tiles.div_ceil(self.held)
+    pub fn rounds(self) -> usize {
+        self.tiles.div_ceil(self.at_once)
     }
 
-    /// The bytes of sums of the tiles before that are read and written between turns.
+    /// The bytes of sums of the tiles before that are read and written between rounds.
     pub fn sums(self) -> usize {
-        self.each.saturating_mul(2 * (self.turns() - 1))
+        self.each.saturating_mul(2 * (self.rounds() - 1))
     }
 
-    /// The bytes of all slots, and of the sums of the tiles before.
+    /// The bytes of all partial sums, and of the sums of the tiles before.
     pub fn bytes(self) -> Option<[usize; 2]> {
-        let sums = if self.held < self.tiles { self.each } else { 0 };
-        Some([self.held.checked_mul(self.each)?, sums])
+        let sums = if self.at_once < self.tiles { self.each } else { 0 };
+        Some([self.at_once.checked_mul(self.each)?, sums])
     }
 }
 
 /// Parts of the gradient of q by tiles of keys, in memory that holds some tiles at a time.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Slots {
+pub(crate) struct DqPartials {
     shares: Shares,
-    room: Room,
+    range: MemoryRange,
     /// The sums of the tiles before.
-    totals: Room,
+    totals: MemoryRange,
     /// On tensor cores, for each sequence and key head, whether k holds a number that is not finite.
-    odd: Room,
+    nonfinite: MemoryRange,
 }
 
-/// The launches of a pass by keys that leaves slots: the module, its threads, and what its first kernel computes in
-/// all.
+/// The launches of a pass by keys that leaves partial sums: the module, and the work of its first kernel in all.
 pub(crate) struct By<'a> {
     pub variant: &'a Variant,
-    pub threads: u32,
     pub work: Work,
 }
 
-impl Slots {
-    /// Memory for slots; `tensor`: of tensor cores, which leave out what is not finite.
+impl DqPartials {
+    /// Memory for partial sums; `tensor`: of tensor cores, which leave out what is not finite.
     pub fn new(
         shares: Shares,
         spec: &Spec,
         tensor: bool,
         layout: &mut Layout,
-    ) -> Result<Slots, Error> {
-        let [slots, sums] = shares.bytes().ok_or_else(|| crate::room::memory(usize::MAX))?;
+    ) -> Result<DqPartials, Error> {
+        let [partials, sums] = shares.bytes().ok_or_else(|| crate::memory::memory(usize::MAX))?;
         let heads = spec.counts.sequences * spec.extents.key_heads;
-        Ok(Slots {
+        Ok(DqPartials {
             shares,
-            room: layout.named("partial sums of dq", slots)?,
+            range: layout.named("partial sums of dq", partials)?,
             totals: layout.named("sums of dq of the tiles before", sums)?,
-            odd: layout.named("heads that are not finite", if tensor { 4 * heads } else { 0 })?,
+            nonfinite: layout
+                .named("heads that are not finite", if tensor { 4 * heads } else { 0 })?,
         })
     }
 
     /// Adds launches of `fused` for the pass by keys, one for each part of the columns, with arguments that a function
-    /// makes of the slots, and of `collect` for the pass by queries, which adds up what the blocks leave in the place
+    /// makes of the memory, and of `collect` for the pass by queries, which adds up what the blocks leave in the place
     /// of dq.
     pub fn run<A: KernelArgs>(
         &self,
         steps: &Steps<'_>,
         by: &By<'_>,
-        fused: impl Fn(SlotArgs) -> Vec<A>,
+        fused: impl Fn(PartialArgs) -> Vec<A>,
         c: PairArgs,
     ) -> Result<(), Error> {
         let (spec, counts) = (&steps.prepared.spec, &steps.prepared.counts);
         let e = &spec.extents;
         let by_rows = 4 * (counts.by_queries * e.query_heads); // blocks of 16 rows
-        let Shares { tiles, held, .. } = self.shares;
-        steps.fill(steps.at(self.odd), self.odd.bytes, 0);
-        // A prediction counts all turns as one.
+        let Shares { tiles, at_once, .. } = self.shares;
+        steps.fill(steps.at(self.nonfinite), self.nonfinite.bytes, 0);
+        // A prediction counts all rounds as one.
         let (working, sums) = (self.shares.working(spec), self.shares.sums());
         let mut work = Work { working, ..by.work };
         let mut collected = Work { terms: 0, sums, ..by.work };
-        for first in (0..tiles).step_by(held) {
-            let slots = self.args(steps, first..tiles.min(first + held));
+        for first in (0..tiles).step_by(at_once) {
+            let slots = self.args(steps, first..tiles.min(first + at_once));
             for args in fused(slots) {
-                let grid = (counts.by_keys * e.key_heads, by.threads);
+                let grid = (counts.by_keys * e.key_heads, by.variant.threads());
                 steps.launch_work((by.variant, "fused"), grid, &args, work)?;
                 work = Work { terms: 0, partials: 0.0, ..work };
             }
             let args = FusedArgs { c, slots };
-            let grid = (by_rows, by.threads);
+            let grid = (by_rows, by.variant.threads());
             steps.launch_work((by.variant, "collect"), grid, &args, collected)?;
             collected = Work { partials: 0.0, sums: 0, ..collected };
         }
@@ -145,15 +144,15 @@ impl Slots {
     }
 
     /// Address of the numbers of key heads whose gradient of q the tensor cores leave out; nowhere, if none.
-    pub fn odd(&self, steps: &Steps<'_>) -> Option<u64> {
-        (self.odd.bytes > 0).then(|| steps.at(self.odd))
+    pub fn nonfinite(&self, steps: &Steps<'_>) -> Option<u64> {
+        (self.nonfinite.bytes > 0).then(|| steps.at(self.nonfinite))
     }
 
-    fn args(&self, steps: &Steps<'_>, tiles: Range<usize>) -> SlotArgs {
-        SlotArgs {
-            at: steps.at(self.room).into(),
+    fn args(&self, steps: &Steps<'_>, tiles: Range<usize>) -> PartialArgs {
+        PartialArgs {
+            at: steps.at(self.range).into(),
             totals: steps.at(self.totals).into(),
-            odd: steps.at(self.odd).into(),
+            odd: steps.at(self.nonfinite).into(),
             first: tiles.start as i32,
             end: tiles.end as i32,
             last: (tiles.end == self.shares.tiles).into(),

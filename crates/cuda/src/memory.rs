@@ -1,0 +1,101 @@
+//! Ranges of the memory of a call.
+
+use etalon_problem::Error;
+
+/// Bytes in the memory of a call.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct MemoryRange {
+    at: usize,
+    pub bytes: usize,
+}
+
+impl MemoryRange {
+    /// Its address in memory that begins there.
+    pub fn address(self, base: u64) -> u64 {
+        base + self.at as u64
+    }
+}
+
+/// Ranges of a call, before there is memory for them.
+#[derive(Debug, Default)]
+pub(crate) struct Layout {
+    bytes: usize,
+    buffers: Vec<(&'static str, usize)>,
+}
+
+/// Every range begins at a multiple of as many bytes: enough for any vector and for the copy engine.
+pub(crate) const ALIGNMENT: usize = 256;
+
+impl Layout {
+    pub fn range(&mut self, bytes: usize) -> Result<MemoryRange, Error> {
+        let at = self.bytes;
+        let end = bytes.checked_next_multiple_of(ALIGNMENT).and_then(|all| at.checked_add(all));
+        self.bytes = end.ok_or_else(|| memory(usize::MAX))?;
+        Ok(MemoryRange { at, bytes })
+    }
+
+    /// A range for an array of elements of so many bytes.
+    pub fn array(&mut self, bytes: usize, shape: &[usize]) -> Result<MemoryRange, Error> {
+        let all = shape.iter().try_fold(bytes, |n, &extent| n.checked_mul(extent));
+        self.range(all.unwrap_or(usize::MAX))
+    }
+
+    /// The same if it is wanted.
+    pub fn array_if(
+        &mut self,
+        wanted: bool,
+        bytes: usize,
+        shape: &[usize],
+    ) -> Result<Option<MemoryRange>, Error> {
+        wanted.then(|| self.array(bytes, shape)).transpose()
+    }
+
+    /// A range that plans name. Ranges of one name count together.
+    pub fn named(&mut self, name: &'static str, bytes: usize) -> Result<MemoryRange, Error> {
+        let before = self.bytes;
+        let range = self.range(bytes)?;
+        let bytes = self.bytes - before;
+        match self.buffers.iter_mut().find(|buffer| buffer.0 == name) {
+            Some(buffer) => buffer.1 += bytes,
+            None if bytes > 0 => self.buffers.push((name, bytes)),
+            None => {}
+        }
+        Ok(range)
+    }
+
+    /// The ranges that have names.
+    pub fn into_buffers(self) -> Vec<(&'static str, usize)> {
+        self.buffers
+    }
+
+    /// The bytes of all ranges.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// There is not so much device memory.
+pub(crate) fn memory(bytes: usize) -> Error {
+    Error::memory("device memory of a pass", bytes)
+}
+
+/// Numbers of this are too large.
+pub(crate) fn beyond_32_bits(what: String) -> Error {
+    Error::unsupported(what, "the cuda tier counts in 32 bits")
+}
+
+/// A list in memory of the host, of one value for each element of a shape.
+pub(crate) fn filled<T: Clone>(value: T, shape: &[usize], what: &str) -> Result<Vec<T>, Error> {
+    let count = shape.iter().fold(1usize, |n, &extent| n.saturating_mul(extent));
+    let mut list = reserved(count, what)?;
+    list.resize(count, value);
+    Ok(list)
+}
+
+/// An empty list in memory of the host, with room for so many elements.
+pub(crate) fn reserved<T>(count: usize, what: &str) -> Result<Vec<T>, Error> {
+    let mut list = Vec::new();
+    let bytes = count.saturating_mul(size_of::<T>());
+    list.try_reserve_exact(count).map_err(|_| Error::memory(what, bytes))?;
+    Ok(list)
+}
