@@ -1,6 +1,6 @@
 //! Sparsity of the weights of lazy attention, on a device: [`stats`] and [`activity`]. Its passes are
 //! those of [`run_in`](crate::run_in).
-#![doc = include_str!("../../../docs/assets/links.md")]
+#![cfg_attr(doc, doc = include_str!("../../../docs/assets/links.md"))]
 
 pub use etalon_problem::lazy_attention::{SpeedUp, Stats};
 

@@ -1,7 +1,7 @@
 //! Softmax attention: its problem, its tensors and its equations.
-#![doc = include_str!("../../../docs/assets/links.md")]
-#![doc = include_str!("../../../docs/attention.md")]
-#![doc = include_str!("../../../docs/assets/katex.html")]
+#![cfg_attr(doc, doc = include_str!("../../../docs/assets/links.md"))]
+#![cfg_attr(doc, doc = include_str!("../../../docs/attention.md"))]
+#![cfg_attr(doc, doc = include_str!("../../../docs/assets/katex.html"))]
 
 use crate::operand::{check_sizes, shapes};
 use crate::structs::tensors;

@@ -1,7 +1,7 @@
 //! The log-sum-exp of attention scores: its problem, its tensors and its equations.
-#![doc = include_str!("../../../docs/assets/links.md")]
-#![doc = include_str!("../../../docs/attention_lse.md")]
-#![doc = include_str!("../../../docs/assets/katex.html")]
+#![cfg_attr(doc, doc = include_str!("../../../docs/assets/links.md"))]
+#![cfg_attr(doc, doc = include_str!("../../../docs/attention_lse.md"))]
+#![cfg_attr(doc, doc = include_str!("../../../docs/assets/katex.html"))]
 
 use crate::attention::score_options;
 use crate::operand::check_sizes;

@@ -11,13 +11,14 @@
 //!   [`gpu_results`]: how fast they are. [`gpu_tuning`]: what made CUDA kernels faster, and what did not.
 //!   [`peers`]: how to compare them with PyTorch and ggml.
 
+// Pages are read by rustdoc alone, in all crates: a change of one would otherwise build the whole workspace again.
 macro_rules! page {
     ($name:ident, $file:literal, $title:literal) => {
         #[doc = $title]
         ///
-        #[doc = include_str!("../../../docs/assets/links.md")]
-        #[doc = include_str!(concat!("../../../", $file))]
-        #[doc = include_str!("../../../docs/assets/katex.html")]
+        #[cfg_attr(doc, doc = include_str!("../../../docs/assets/links.md"))]
+        #[cfg_attr(doc, doc = include_str!(concat!("../../../", $file)))]
+        #[cfg_attr(doc, doc = include_str!("../../../docs/assets/katex.html"))]
         pub mod $name {}
     };
 }

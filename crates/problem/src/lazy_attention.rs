@@ -1,7 +1,7 @@
 //! Lazy attention, Elastic-Softmax with a learned bias by distance: its problem, its tensors and its equations.
-#![doc = include_str!("../../../docs/assets/links.md")]
-#![doc = include_str!("../../../docs/lazy_attention.md")]
-#![doc = include_str!("../../../docs/assets/katex.html")]
+#![cfg_attr(doc, doc = include_str!("../../../docs/assets/links.md"))]
+#![cfg_attr(doc, doc = include_str!("../../../docs/lazy_attention.md"))]
+#![cfg_attr(doc, doc = include_str!("../../../docs/assets/katex.html"))]
 
 mod figures;
 mod stats;

@@ -1,7 +1,7 @@
 //! Linear attention with decay ("lightning attention"): its problem, its tensors and its equations.
-#![doc = include_str!("../../../docs/assets/links.md")]
-#![doc = include_str!("../../../docs/linear_attention.md")]
-#![doc = include_str!("../../../docs/assets/katex.html")]
+#![cfg_attr(doc, doc = include_str!("../../../docs/assets/links.md"))]
+#![cfg_attr(doc, doc = include_str!("../../../docs/linear_attention.md"))]
+#![cfg_attr(doc, doc = include_str!("../../../docs/assets/katex.html"))]
 
 use crate::alternatives::{Other, factors, other, token_sequences};
 use crate::operand::{check_sizes, shapes};

@@ -1,8 +1,8 @@
 //! Linear cross-entropy, the output layer of a language model fused with its loss: its problem, its
 //! tensors and its equations.
-#![doc = include_str!("../../../docs/assets/links.md")]
-#![doc = include_str!("../../../docs/linear_cross_entropy.md")]
-#![doc = include_str!("../../../docs/assets/katex.html")]
+#![cfg_attr(doc, doc = include_str!("../../../docs/assets/links.md"))]
+#![cfg_attr(doc, doc = include_str!("../../../docs/linear_cross_entropy.md"))]
+#![cfg_attr(doc, doc = include_str!("../../../docs/assets/katex.html"))]
 
 pub mod shard;
 

@@ -27,9 +27,9 @@
 //! assert_eq!(gradients.dv, array![[[[1.5], [0.5]]]]);
 //! # Ok::<(), etalon_problem::Error>(())
 //! ```
-#![doc = include_str!("../../../docs/assets/links.md")]
-#![doc = include_str!("../../../docs/attention.md")]
-#![doc = include_str!("../../../docs/assets/katex.html")]
+#![cfg_attr(doc, doc = include_str!("../../../docs/assets/links.md"))]
+#![cfg_attr(doc, doc = include_str!("../../../docs/attention.md"))]
+#![cfg_attr(doc, doc = include_str!("../../../docs/assets/katex.html"))]
 
 pub use etalon_problem::attention::{
     Cotangents, Gradients, GradientsMut, Inputs, Output, OutputMut, OutputRef, OutputTangents,

@@ -26,9 +26,9 @@
 //! assert!((gradients.dq[[0, 0, 0, 0]] - 2.0).abs() < 1e-5); // the mean of the keys
 //! # Ok::<(), etalon_problem::Error>(())
 //! ```
-#![doc = include_str!("../../../docs/assets/links.md")]
-#![doc = include_str!("../../../docs/attention_lse.md")]
-#![doc = include_str!("../../../docs/assets/katex.html")]
+#![cfg_attr(doc, doc = include_str!("../../../docs/assets/links.md"))]
+#![cfg_attr(doc, doc = include_str!("../../../docs/attention_lse.md"))]
+#![cfg_attr(doc, doc = include_str!("../../../docs/assets/katex.html"))]
 
 pub use etalon_problem::attention_lse::{
     Cotangents, Gradients, GradientsMut, Inputs, Output, OutputMut, OutputRef, OutputTangents,

@@ -33,9 +33,9 @@
 //! assert_eq!((stats.element_density, stats.surviving_mass), (1.0, 0.5));
 //! # Ok::<(), etalon_problem::Error>(())
 //! ```
-#![doc = include_str!("../../../docs/assets/links.md")]
-#![doc = include_str!("../../../docs/lazy_attention.md")]
-#![doc = include_str!("../../../docs/assets/katex.html")]
+#![cfg_attr(doc, doc = include_str!("../../../docs/assets/links.md"))]
+#![cfg_attr(doc, doc = include_str!("../../../docs/lazy_attention.md"))]
+#![cfg_attr(doc, doc = include_str!("../../../docs/assets/katex.html"))]
 
 pub use etalon_problem::lazy_attention::{
     Cotangents, Gradients, GradientsMut, Inputs, Output, OutputMut, OutputRef, SecondCotangents,

@@ -29,9 +29,9 @@
 //! assert_eq!(gradients.dv, array![[[[2.0], [2.0]]]]);
 //! # Ok::<(), etalon_problem::Error>(())
 //! ```
-#![doc = include_str!("../../../docs/assets/links.md")]
-#![doc = include_str!("../../../docs/linear_attention.md")]
-#![doc = include_str!("../../../docs/assets/katex.html")]
+#![cfg_attr(doc, doc = include_str!("../../../docs/assets/links.md"))]
+#![cfg_attr(doc, doc = include_str!("../../../docs/linear_attention.md"))]
+#![cfg_attr(doc, doc = include_str!("../../../docs/assets/katex.html"))]
 
 mod cut;
 mod decays;

@@ -42,9 +42,9 @@
 //! assert_eq!(dh, array![[0.0]]);
 //! # Ok::<(), etalon_problem::Error>(())
 //! ```
-#![doc = include_str!("../../../docs/assets/links.md")]
-#![doc = include_str!("../../../docs/linear_cross_entropy.md")]
-#![doc = include_str!("../../../docs/assets/katex.html")]
+#![cfg_attr(doc, doc = include_str!("../../../docs/assets/links.md"))]
+#![cfg_attr(doc, doc = include_str!("../../../docs/linear_cross_entropy.md"))]
+#![cfg_attr(doc, doc = include_str!("../../../docs/assets/katex.html"))]
 
 mod choice;
 mod cut;

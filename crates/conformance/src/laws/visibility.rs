@@ -26,8 +26,8 @@ laws! {
     /// and changes no other.
     Meaning poisoned_row(Strict::Bound) on Backward
         if |case, _| allowed(case).is_ok_and(|allowed| split_row(&allowed, 0).is_ok());
-    /// A NaN that no row sees changes no bit, and neither do other keys and values; where kernels compute groups again,
-    /// gradients of attention in the group of the NaN, the key head of its sequence, stay within both bounds.
+    /// A NaN that no row sees changes no bit, and neither do other keys and values; where kernels compute groups
+    /// again, gradients of attention in the group of the NaN, the key head of its sequence, stay within both bounds.
     Contract unseen_bits
         if |case, _| allowed(case).is_ok_and(|allowed| split_key(&allowed, 0).is_ok()),
         favour |case, _| scores_are(case, |s| s.extents.queries.max(s.extents.keys) > LONG);

@@ -1,6 +1,6 @@
 //! The backward pass of linear cross-entropy with a filter, on a device: [`filtered_backward`]; and its classes in
 //! shards: [`shard`]. Its passes are those of [`run_in`](crate::run_in).
-#![doc = include_str!("../../../../docs/assets/links.md")]
+#![cfg_attr(doc, doc = include_str!("../../../../docs/assets/links.md"))]
 
 mod args;
 mod draft;

@@ -51,7 +51,7 @@
 //! }
 //! # Ok::<(), etalon_problem::Error>(())
 //! ```
-#![doc = include_str!("../../../../docs/assets/links.md")]
+#![cfg_attr(doc, doc = include_str!("../../../../docs/assets/links.md"))]
 
 mod device;
 mod host;

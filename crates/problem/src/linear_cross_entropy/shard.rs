@@ -5,7 +5,7 @@
 //! over tiles of [`TILE`] classes; [`fold`] and [`merges`] are the order in which results of nodes are put together.
 //! [`check_shards`], [`check_partials`] and [`Partial::check_total`] refuse shards, partials and totals that do not
 //! belong together. The passes themselves are those of the tiers.
-#![doc = include_str!("../../../../docs/assets/links.md")]
+#![cfg_attr(doc, doc = include_str!("../../../../docs/assets/links.md"))]
 
 mod partial;
 mod tree;

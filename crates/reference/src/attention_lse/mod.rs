@@ -22,9 +22,9 @@
 //! assert_eq!(gradients.dq, array![[[[2.0]]]]); // the mean of the keys
 //! # Ok::<(), etalon_problem::Error>(())
 //! ```
-#![doc = include_str!("../../../../docs/assets/links.md")]
-#![doc = include_str!("../../../../docs/attention_lse.md")]
-#![doc = include_str!("../../../../docs/assets/katex.html")]
+#![cfg_attr(doc, doc = include_str!("../../../../docs/assets/links.md"))]
+#![cfg_attr(doc, doc = include_str!("../../../../docs/attention_lse.md"))]
+#![cfg_attr(doc, doc = include_str!("../../../../docs/assets/katex.html"))]
 
 mod passes;
 

@@ -25,9 +25,9 @@
 //! assert_eq!(gradients.dv, array![[[[0.75], [0.25]]]]);
 //! # Ok::<(), etalon_problem::Error>(())
 //! ```
-#![doc = include_str!("../../../../docs/assets/links.md")]
-#![doc = include_str!("../../../../docs/lazy_attention.md")]
-#![doc = include_str!("../../../../docs/assets/katex.html")]
+#![cfg_attr(doc, doc = include_str!("../../../../docs/assets/links.md"))]
+#![cfg_attr(doc, doc = include_str!("../../../../docs/lazy_attention.md"))]
+#![cfg_attr(doc, doc = include_str!("../../../../docs/assets/katex.html"))]
 
 mod activity;
 mod backward;

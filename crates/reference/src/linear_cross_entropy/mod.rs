@@ -31,9 +31,9 @@
 //! assert_eq!(gradients.dw, Some(array![[1.0], [-1.0]])); // (p − [v = y]) h
 //! # Ok::<(), etalon_problem::Error>(())
 //! ```
-#![doc = include_str!("../../../../docs/assets/links.md")]
-#![doc = include_str!("../../../../docs/linear_cross_entropy.md")]
-#![doc = include_str!("../../../../docs/assets/katex.html")]
+#![cfg_attr(doc, doc = include_str!("../../../../docs/assets/links.md"))]
+#![cfg_attr(doc, doc = include_str!("../../../../docs/linear_cross_entropy.md"))]
+#![cfg_attr(doc, doc = include_str!("../../../../docs/assets/katex.html"))]
 
 mod backward;
 mod double_backward;
