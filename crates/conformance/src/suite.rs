@@ -469,7 +469,7 @@ mod tests {
     fn a_law_of_few_looks_has_them_at_every_depth_and_a_dear_one_at_core_depth() {
         let laws = laws::all();
         let number = |name| laws.iter().position(|law: &Law| law.name == name).unwrap();
-        let [gate, probe, dear] = [EVERY_CASE, "exp_probe", "determinism"].map(number);
+        let [gate, probe, dear] = [EVERY_CASE, "exp_probe", "blocking"].map(number);
         let most = laws[probe].looks.unwrap();
         let applies = |law| Applies { pass: Pass::Forward, law, favoured: false };
         for (depth, of_dear) in [(Depth::Core, laws[dear].at_core), (Depth::Full, 50)] {

@@ -111,7 +111,7 @@ fn several_kernels_take_what_one_of_them_takes() {
 #[test]
 fn errors_name_the_key_and_the_line() {
     for (text, part) in [
-        ("", "mine.json: not a valid capabilities file: line 1: the text ends"),
+        ("", "mine.json: not a valid capabilities file: the file is empty"),
         ("[]", "`the file` must be an object"),
         (r#"{ "kernels": [] }"#, "`kernels` must be at least one kernel, found 0"),
         (r#"{ "kernels": [["attention"]] }"#, "`kernels[0]` must be an object"),

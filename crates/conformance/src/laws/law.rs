@@ -54,7 +54,7 @@ pub type Check = fn(&Trial<'_>) -> Judgement;
 /// Cases of an algorithm and a pass that a law looks at, at core depth.
 pub(crate) const CASES_PER_LAW: usize = 40;
 
-/// The same of laws that ask a tier several times for large cases: they took half of a run with as many cases as
+/// The same of laws that ask a tier several times for large cases: they took a third of a run with as many cases as
 /// others, and notice the planted bugs with these.
 pub(crate) const DEAR: usize = 20;
 

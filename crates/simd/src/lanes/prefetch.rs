@@ -57,6 +57,7 @@ impl Lines {
 
     /// Of `rows` rows of `len` elements, of which the first begins at `at`, `stride` elements from one to
     /// the next. Nothing is read: they may lie anywhere.
+    #[inline(always)]
     pub fn new<T>(at: *const T, (rows, len): (usize, usize), stride: usize) -> Self {
         if len == 0 {
             return Self::NONE;

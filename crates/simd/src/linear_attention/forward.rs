@@ -284,7 +284,7 @@ impl Kernel for Outputs<'_, '_> {
                     #[inline(always)]
                     |r, j| {
                         let seen = j <= first + r && (decays.none || p[r * STRIDE + j] > 0.0);
-                        seen.then(|| strip[r * STRIDE + j])
+                        if seen { Some(strip[r * STRIDE + j]) } else { None }
                     },
                 );
             }

@@ -149,11 +149,11 @@ pub(super) fn weights_that_grow(
 ) -> Result<(), Flaw> {
     let profile = trial.profile();
     let mut scores = scores(points.len(), APART + 1, FACTORS);
-    let ids = |count: usize, id: fn(usize) -> i64| {
-        NamedArray::new("ids", &[1, count], (0..count).map(id).collect::<Vec<_>>())
+    let ids = |name: &str, count: usize, id: fn(usize) -> i64| {
+        NamedArray::new(name, &[1, count], (0..count).map(id).collect::<Vec<_>>())
     };
-    let key = ids(APART + 1, |key| i64::from(key != 0 && key != APART));
-    scores.mask = Mask::Segments { query: ids(points.len(), |_| 0), key };
+    let key = ids("key_ids", APART + 1, |key| i64::from(key != 0 && key != APART));
+    scores.mask = Mask::Segments { query: ids("query_ids", points.len(), |_| 0), key };
     let problem = problem(trial.case, scores, 2);
     let inputs = fill(trial.case, &problem, Pass::Forward, |x, at| match x.name {
         "q" => factor(points[at[2]], at[3]),
