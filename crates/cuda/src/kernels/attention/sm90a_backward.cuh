@@ -96,7 +96,8 @@ template <int ROWS, class... TILES> DEV void zero_rows(int first, int group, TIL
   named_sync(1 + group, 128);
 }
 // A result of the rows of a warpgroup, of a key head: raises its flag, and writes it to `place`, from which a tile is
-// copied, or itself where rows of the next sequence lie in the box. `ready`: the place is no longer read.
+// copied, or itself where rows of the next sequence lie in the box. `ready`: the place is no longer read. A proxy_fence
+// must follow, one for all results: it waits until all that the thread has written is seen.
 template <int PLACE, bool BY_KEYS, class F>
 DEV void put_result(const BackwardArgs& c, const Work& w, const Own& s, float (&d)[D / 2], int row, float scale,
                     const Elements& rows, u32 place, F ready) {
@@ -107,5 +108,4 @@ DEV void put_result(const BackwardArgs& c, const Work& w, const Own& s, float (&
   if (is_cut<BY_KEYS>(w, s)) return store_rows(rows, s.batch, w.head, start, row, count, d, scale);
   ready();
   put_rows<OWN>(place, d, scale);
-  proxy_fence();
 }

@@ -195,6 +195,7 @@ DEV void consume(u32 base, const BackwardArgs& call) {
     auto ready = [&] { named_sync(1 + group, 128); };  // k and v of this warpgroup are no longer read
     put_result<OF_KEYS, true>(call, w, s, dk, key, s.scale, call.dk_rows, own, ready);
     if (DV) put_result<OF_KEYS, true>(call, w, s, dv, key, 1, call.dv_rows, own + AT_V, [] {});
+    proxy_fence();
     warp_arrive(base + OUT_FULL + 8 * tiles.stage());
   }
 }

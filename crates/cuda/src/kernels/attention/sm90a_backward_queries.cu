@@ -150,6 +150,7 @@ DEV void consume(u32 base, const BackwardArgs& call) {
     if (!add) clear(dq);
     auto ready = [&] { wait(base + OUT_EMPTY, tiles.phase() ^ 1); };
     put_result<OF_QUERIES, false>(call, w, s, dq, row, s.scale, call.dq_rows, base + AT_DQ + group * 64 * 128, ready);
+    proxy_fence();
     warp_arrive(base + OUT_FULL);
   }
 }

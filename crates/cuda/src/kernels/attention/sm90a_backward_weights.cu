@@ -218,6 +218,7 @@ template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
     if (any) blocks.release(before, LSE ? Y : X);
     auto ready = [&] { named_sync(1 + group, 128); };  // what this warpgroup owns is no longer read
     put_result<OF_WEIGHTS, KEYS>(call, w, s, out, row, LSE ? s.scale : 1, result_rows<KEYS>(call), own, ready);
+    proxy_fence();
     warp_arrive(base + OUT_FULL + 8 * tiles.stage());
   }
 }
