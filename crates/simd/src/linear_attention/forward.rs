@@ -284,6 +284,7 @@ impl Kernel for Outputs<'_, '_> {
                     #[inline(always)]
                     |r, j| {
                         let seen = j <= first + r && (decays.none || p[r * STRIDE + j] > 0.0);
+                        // No `then`: its closure is not inlined everywhere (tests/codegen.rs).
                         if seen { Some(strip[r * STRIDE + j]) } else { None }
                     },
                 );
