@@ -198,10 +198,7 @@ mod tests {
 
     #[test]
     fn code_runs_on_later_devices_of_its_major_version() {
-        assert_eq!(
-            compatible("sm_89"),
-            (80..=89).rev().map(|n| format!("sm_{n}")).collect::<Vec<_>>()
-        );
+        assert_eq!(compatible("sm_89"), (80..=89).rev().map(|n| format!("sm_{n}")).collect::<Vec<_>>());
         assert_eq!(compatible("sm_90"), ["sm_90"]);
         assert_eq!(compatible("sm_121"), ["sm_121", "sm_120"]);
         assert_eq!(compatible("sm_90a"), ["sm_90a"]);
@@ -209,10 +206,8 @@ mod tests {
 
     #[test]
     fn an_index_is_read_back_and_a_damaged_line_is_named() {
-        let index = Index {
-            nvrtc: (13, 0),
-            entries: BTreeMap::from([("0f".repeat(32), "sm_80 Moves WORD=2".to_string())]),
-        };
+        let index =
+            Index { nvrtc: (13, 0), entries: BTreeMap::from([("0f".repeat(32), "sm_80 Moves WORD=2".to_string())]) };
         let lines = index.lines();
         assert_eq!(Index::parse(&lines), Ok(index));
         for (found, line) in [

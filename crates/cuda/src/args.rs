@@ -236,9 +236,7 @@ impl Field for TensorMap {
 }
 
 /// As C lays fields of these bytes and alignments out: the offset of each, the bytes of all, and their alignment.
-pub(crate) const fn layout<const N: usize>(
-    fields: [(usize, usize); N],
-) -> ([usize; N], usize, usize) {
+pub(crate) const fn layout<const N: usize>(fields: [(usize, usize); N]) -> ([usize; N], usize, usize) {
     let (mut offsets, mut end, mut largest, mut i) = ([0; N], 0usize, 1, 0);
     while i < N {
         let (size, align) = fields[i];

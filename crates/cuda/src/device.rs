@@ -98,8 +98,7 @@ const LATER: [&str; 31] = [
 ];
 
 /// Functions that time a device; drivers for CUDA 12.8 have them.
-const CLOCK: [&str; 4] =
-    ["cuEventCreate", "cuEventDestroy_v2", "cuEventElapsedTime_v2", "cuEventRecord"];
+const CLOCK: [&str; 4] = ["cuEventCreate", "cuEventDestroy_v2", "cuEventElapsedTime_v2", "cuEventRecord"];
 
 /// Fails where the driver, which is there, cannot time a device.
 pub(crate) fn check_clock() -> Result<(), Error> {

@@ -73,8 +73,7 @@ fn uuid(text: &str) -> Option<[u8; 16]> {
     if !groups.split('-').map(str::len).eq(GROUPS) {
         return None;
     }
-    let digits: Vec<u32> =
-        groups.chars().filter(|&c| c != '-').map(|c| c.to_digit(16)).collect::<Option<_>>()?;
+    let digits: Vec<u32> = groups.chars().filter(|&c| c != '-').map(|c| c.to_digit(16)).collect::<Option<_>>()?;
     let bytes: Vec<u8> = digits.chunks(2).map(|pair| (16 * pair[0] + pair[1]) as u8).collect();
     bytes.try_into().ok()
 }

@@ -100,11 +100,7 @@ impl DevicePass {
         state.give_back(slot);
         // Names of the table live as long as the program.
         let own = |tensors: &DeviceTensors<'_>| DeviceTensors {
-            list: table
-                .operands
-                .iter()
-                .filter_map(|x| Some((x.name, tensors.get(x.name)?.clone())))
-                .collect(),
+            list: table.operands.iter().filter_map(|x| Some((x.name, tensors.get(x.name)?.clone()))).collect(),
         };
         let (inputs, outputs) = (own(inputs), own(outputs));
         let (arrays, known) = (Vec::new(), Mutex::default());
@@ -228,9 +224,7 @@ impl DevicePass {
     ) -> Result<u64, Error> {
         let found = found.ok_or_else(|| Error::missing(name, None))?;
         if !own.is_like(found) {
-            let text = |x: &DeviceTensor| {
-                format!("{:?} in {} with the strides {:?}", x.shape, x.element, x.strides)
-            };
+            let text = |x: &DeviceTensor| format!("{:?} in {} with the strides {:?}", x.shape, x.element, x.strides);
             return Err(Error::value(name, text(own), text(found)));
         }
         if own.is_aligned() && !found.is_aligned() {
@@ -249,11 +243,7 @@ impl DevicePass {
 fn check_whole(name: &str, tensor: &DeviceTensor) -> Result<(), Error> {
     let bytes = tensor.element.bytes() as u64;
     if !tensor.address.is_multiple_of(bytes) {
-        return Err(Error::value(
-            name,
-            format!("an address that is a multiple of {bytes}"),
-            tensor.address,
-        ));
+        return Err(Error::value(name, format!("an address that is a multiple of {bytes}"), tensor.address));
     }
     Ok(())
 }
@@ -265,14 +255,10 @@ fn split<'t>(
     inputs: &DeviceTensors<'t>,
 ) -> Result<(DeviceTensors<'t>, Vec<GivenArray>), Error> {
     let arrays = arrays(problem);
-    let is_array = |name: &str| {
-        find(&table.operands, name).is_none() && arrays.iter().any(|array| array.name == name)
-    };
-    let (given, list): (Vec<_>, Vec<_>) =
-        inputs.list.iter().cloned().partition(|(name, _)| is_array(name));
+    let is_array = |name: &str| find(&table.operands, name).is_none() && arrays.iter().any(|array| array.name == name);
+    let (given, list): (Vec<_>, Vec<_>) = inputs.list.iter().cloned().partition(|(name, _)| is_array(name));
     let is_other = |element| !matches!(element, Element::Stored(_));
-    if let Some((name, _)) =
-        list.iter().find(|(name, x)| is_other(x.element) && find(&table.operands, name).is_none())
+    if let Some((name, _)) = list.iter().find(|(name, x)| is_other(x.element) && find(&table.operands, name).is_none())
     {
         return Err(Error::unexpected(name, None));
     }

@@ -8,10 +8,7 @@ use crate::softmax;
 use etalon_problem::{Error, Problem};
 
 /// Drafts a pass of a problem.
-pub(crate) fn draft<'a>(
-    problem: &'a Problem,
-    call: &PassCall<'_, '_>,
-) -> Result<PassPlan<'a>, Error> {
+pub(crate) fn draft<'a>(problem: &'a Problem, call: &PassCall<'_, '_>) -> Result<PassPlan<'a>, Error> {
     call.options.blocking.map_or(Ok(()), |blocking| blocking.check())?;
     match problem {
         Problem::LinearAttention(problem) => linear_attention::draft(problem, call),

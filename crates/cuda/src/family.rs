@@ -208,13 +208,9 @@ impl Family {
     /// The names of its kernels, of which some variants lack some.
     pub(crate) fn entries(self) -> impl Iterator<Item = &'static str> {
         let names = match self {
-            Family::AttentionPortable => {
-                "forward delta queries scale keys fused collect dsinks dbias"
-            }
+            Family::AttentionPortable => "forward delta queries scale keys fused collect dsinks dbias",
             Family::AttentionFallback => "fallback",
-            Family::AttentionPortableSecondOrder => {
-                "tangents rows queries keys fused collect gsinks gbias"
-            }
+            Family::AttentionPortableSecondOrder => "tangents rows queries keys fused collect gsinks gbias",
             Family::AttentionSm80 => "forward queries keys values dbias",
             Family::AttentionSm80Fused => "fused collect",
             Family::AttentionSm80F32 => "forward queries keys dbias",
@@ -226,12 +222,8 @@ impl Family {
             Family::LazySm80 => "scores values means queries keys",
             Family::LazySm90aForward => "scores values sums",
             Family::LazySm90aBackward => "queries keys",
-            Family::LinearPortable => {
-                "fill_gates sums scan attend flow sum_all sum_heads step mend_sums mend"
-            }
-            Family::LinearPortableSecondOrder => {
-                "tangent_sums scan_second attend_second flow_second"
-            }
+            Family::LinearPortable => "fill_gates sums scan attend flow sum_all sum_heads step mend_sums mend",
+            Family::LinearPortableSecondOrder => "tangent_sums scan_second attend_second flow_second",
             Family::LinearSm80 => "sums attend flow",
             Family::LinearSm90a => {
                 "attend_plain attend attend_dots attend_back attend_back_dots sums sums_back scan flow"
@@ -240,9 +232,7 @@ impl Family {
                 "tokens logits motions totals finish loss gradients hidden head bias norms measure certify choose"
             }
             Family::CrossEntropyShards => "place identities partials combine recall add sum",
-            Family::CrossEntropySm90a => {
-                "leaves scale gradient hidden hidden_192 head tree gather bias"
-            }
+            Family::CrossEntropySm90a => "leaves scale gradient hidden hidden_192 head tree gather bias",
             Family::Move => "move",
             Family::Tables => "sequences rows intervals",
             Family::PeakFfma | Family::PeakMma | Family::PeakWgmma => "peak",

@@ -44,10 +44,8 @@ pub(crate) struct Kernels {
 impl Kernels {
     pub fn get(&self, name: &str) -> Result<&CudaFunction, Error> {
         let found = self.functions.iter().find(|(other, _)| *other == name);
-        let absent = || Error::Device {
-            what: format!("kernel {name}"),
-            reason: "the module does not have it".to_string(),
-        };
+        let absent =
+            || Error::Device { what: format!("kernel {name}"), reason: "the module does not have it".to_string() };
         found.map(|(_, function)| function).ok_or_else(absent)
     }
 }
@@ -147,8 +145,7 @@ impl Device {
                 let bytes = shared_bytes(variant, name);
                 if bytes > UNASKED {
                     self.context.bind_to_thread()?;
-                    let most =
-                        CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                    let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
                     function.set_attribute(most, bytes as i32)?;
                 }
                 Ok((name, function))

@@ -11,9 +11,7 @@ use crate::stream_slot::{StreamSlot, device_memory};
 use crate::tensors::{with_bytes, write_bytes};
 use crate::workspace::DeviceState;
 use cudarc::driver::CudaSlice;
-use etalon_problem::{
-    Dtype, Error, Pass, Problem, Role, Table, View, ViewMut, Views, ViewsMut, find,
-};
+use etalon_problem::{Dtype, Error, Pass, Problem, Role, Table, View, ViewMut, Views, ViewsMut, find};
 use std::sync::Arc;
 
 /// A pass whose inputs lie in the memory of a slot.

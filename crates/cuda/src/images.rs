@@ -22,11 +22,7 @@ pub(crate) struct Images {
 impl Images {
     /// Fails where the archive that the caller names is none, and where neither it nor a compiler can be
     /// used with a driver for this version of CUDA: then a device of an architecture has no kernels.
-    pub fn new(
-        settings: &Settings,
-        driver: (i32, i32),
-        architecture: &str,
-    ) -> Result<Images, Error> {
+    pub fn new(settings: &Settings, driver: (i32, i32), architecture: &str) -> Result<Images, Error> {
         let is_plain = settings.defines.is_empty();
         let archive = settings.archive.as_ref().filter(|_| is_plain);
         let archive = archive.map(Archive::open).transpose()?;
@@ -38,9 +34,7 @@ impl Images {
         let images = Images { archive, cache, compiler, defines };
         match (&images.archive, &images.compiler) {
             (Some(Ok(_)), _) | (_, Ok(_)) => Ok(images),
-            (_, Err(absent)) => {
-                Err(images.none(format!("the tier cuda on {architecture}"), absent, None))
-            }
+            (_, Err(absent)) => Err(images.none(format!("the tier cuda on {architecture}"), absent, None)),
         }
     }
 
@@ -108,7 +102,5 @@ fn usable(archive: Archive, driver: (i32, i32)) -> Result<Archive, String> {
         return Ok(archive);
     }
     let (archive, nvrtc, driver) = (archive.describe(), text(archive.nvrtc()), text(driver));
-    Err(format!(
-        "an archive {archive}, of NVRTC {nvrtc}, which a driver for CUDA {driver} cannot load"
-    ))
+    Err(format!("an archive {archive}, of NVRTC {nvrtc}, which a driver for CUDA {driver} cannot load"))
 }

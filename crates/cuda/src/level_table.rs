@@ -32,28 +32,21 @@ pub(crate) struct Facts {
 
 impl<S: Deref<Target = Facts>> Rule<S> {
     /// Factors of products are rounded to the storage type.
-    pub const FLASH: Rule<S> =
-        Rule { otherwise: Precision::FACTORS, holds: |spec| spec.precision == Precision::Flash };
+    pub const FLASH: Rule<S> = Rule { otherwise: Precision::FACTORS, holds: |spec| spec.precision == Precision::Flash };
     /// The device has the tensor cores of compute capability 9.0.
-    pub const HOPPER: Rule<S> = Rule {
-        otherwise: "the device is not of compute capability 9.0",
-        holds: |spec| spec.target.is_hopper(),
-    };
+    pub const HOPPER: Rule<S> =
+        Rule { otherwise: "the device is not of compute capability 9.0", holds: |spec| spec.target.is_hopper() };
     /// Elements have 16 bits.
     pub const SIXTEEN_BITS: Rule<S> = Rule {
         otherwise: "its tensor cores multiply bf16 and f16",
         holds: |spec| matches!(spec.storage, Dtype::Bf16 | Dtype::F16),
     };
     /// The pass is not one of the second order, on the level sm80.
-    pub const FIRST_ORDER_SM80: Rule<S> = Rule {
-        otherwise: "the second order is not written yet for sm80",
-        holds: |spec| spec.is_first_order(),
-    };
+    pub const FIRST_ORDER_SM80: Rule<S> =
+        Rule { otherwise: "the second order is not written yet for sm80", holds: |spec| spec.is_first_order() };
     /// The same on the level sm90a.
-    pub const FIRST_ORDER_SM90A: Rule<S> = Rule {
-        otherwise: "the second order is not written yet for sm90a",
-        holds: |spec| spec.is_first_order(),
-    };
+    pub const FIRST_ORDER_SM90A: Rule<S> =
+        Rule { otherwise: "the second order is not written yet for sm90a", holds: |spec| spec.is_first_order() };
 }
 
 impl Facts {
@@ -71,11 +64,7 @@ impl<S> LevelRow<S> {
 
 /// The row that computes a pass: the first of the table that does for [`Level::Auto`], or that of the level asked for.
 /// Fails with its reason where that one does not.
-pub(crate) fn choose<S>(
-    table: &'static [LevelRow<S>],
-    spec: &S,
-    level: Level,
-) -> Result<&'static LevelRow<S>, Error> {
+pub(crate) fn choose<S>(table: &'static [LevelRow<S>], spec: &S, level: Level) -> Result<&'static LevelRow<S>, Error> {
     let is_asked = |row: &&LevelRow<S>| level == Level::Auto || row.level == level.kernels();
     let mut reason = no_kernels(level);
     for row in table.iter().filter(is_asked) {
@@ -88,11 +77,7 @@ pub(crate) fn choose<S>(
 }
 
 /// Why the level asked for does not compute a pass, if so.
-pub(crate) fn refuses<S>(
-    table: &'static [LevelRow<S>],
-    spec: &S,
-    level: Level,
-) -> Option<&'static str> {
+pub(crate) fn refuses<S>(table: &'static [LevelRow<S>], spec: &S, level: Level) -> Option<&'static str> {
     let row = table.iter().find(|row| row.level == level.kernels());
     match (level, row) {
         (Level::Auto, _) => None,

@@ -64,12 +64,7 @@ pub fn reasons(algorithm: Algorithm) -> Vec<(Level, Vec<&'static str>)> {
 }
 
 /// As [`offers`], before a device is asked: on one that has every level.
-pub(crate) fn check(
-    options: &Options,
-    algorithm: Algorithm,
-    pass: Pass,
-    storage: Dtype,
-) -> Result<(), Error> {
+pub(crate) fn check(options: &Options, algorithm: Algorithm, pass: Pass, storage: Dtype) -> Result<(), Error> {
     offers(options, algorithm, pass, storage, &Target::default())
 }
 
@@ -79,10 +74,7 @@ pub(crate) fn has_kernels(algorithm: Algorithm, pass: Pass) -> Result<(), Error>
         (algorithm, pass) if !algorithm.passes().contains(&pass) => Err(algorithm.no_pass(pass)),
         (Algorithm::LazyAttention, Pass::Forward | Pass::Backward) => Ok(()),
         (
-            Algorithm::Attention
-            | Algorithm::AttentionLse
-            | Algorithm::LinearAttention
-            | Algorithm::LinearCrossEntropy,
+            Algorithm::Attention | Algorithm::AttentionLse | Algorithm::LinearAttention | Algorithm::LinearCrossEntropy,
             _,
         ) => Ok(()),
         _ => Err(Error::unsupported(format!("{algorithm} {pass}"), "not written yet for cuda")),

@@ -41,12 +41,7 @@ impl Layout {
     }
 
     /// The same if it is wanted.
-    pub fn array_if(
-        &mut self,
-        wanted: bool,
-        bytes: usize,
-        shape: &[usize],
-    ) -> Result<Option<MemoryRange>, Error> {
+    pub fn array_if(&mut self, wanted: bool, bytes: usize, shape: &[usize]) -> Result<Option<MemoryRange>, Error> {
         wanted.then(|| self.array(bytes, shape)).transpose()
     }
 

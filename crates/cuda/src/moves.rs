@@ -35,8 +35,7 @@ pub(crate) fn extents(shape: &[usize]) -> Option<[usize; 4]> {
 
 impl StridedTensor {
     /// Nowhere, without elements.
-    pub const NOWHERE: StridedTensor =
-        StridedTensor { address: 0, extents: [0; 4], strides: [0; 4] };
+    pub const NOWHERE: StridedTensor = StridedTensor { address: 0, extents: [0; 4], strides: [0; 4] };
 
     /// A dense tensor.
     pub fn dense(address: u64, extents: [usize; 4]) -> StridedTensor {
@@ -132,12 +131,7 @@ fn launch(steps: &Draft, bytes: usize, to: StridedTensor, args: Move) -> Result<
 }
 
 /// Adds a copy of elements of so many bytes; columns beyond those of the source are 0.
-pub(crate) fn copy(
-    steps: &Draft,
-    bytes: usize,
-    from: StridedTensor,
-    to: StridedTensor,
-) -> Result<(), Error> {
+pub(crate) fn copy(steps: &Draft, bytes: usize, from: StridedTensor, to: StridedTensor) -> Result<(), Error> {
     let (from, to) = if bytes == 8 { (from.halves(), to.halves()) } else { (from, to) };
     let columns = from.extents[3].min(to.extents[3]) as u32;
     let (from, from_strides) = (from.address.into(), from.strides);
@@ -146,13 +140,7 @@ pub(crate) fn copy(
 
 /// Adds a fill of a tensor of elements of so many bytes with one of this pattern. `aligned`: it begins at a multiple
 /// of 4 bytes.
-pub(crate) fn fill(
-    steps: &Draft,
-    bytes: usize,
-    to: StridedTensor,
-    pattern: u32,
-    aligned: bool,
-) -> Result<(), Error> {
+pub(crate) fn fill(steps: &Draft, bytes: usize, to: StridedTensor, pattern: u32, aligned: bool) -> Result<(), Error> {
     let size = bytes * to.elements();
     // Of two bytes none but 0 is asked for.
     if aligned && to.is_dense() && (bytes == 4 || pattern == 0) && size.is_multiple_of(4) {

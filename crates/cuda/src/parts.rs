@@ -57,11 +57,7 @@ impl Part {
 impl Parts {
     /// The parts of a pass: operands that the caller holds, and those that are `made` on the way whether the caller
     /// holds them or not.
-    pub fn new(
-        call: &PassCall<'_, '_>,
-        made: impl Fn(&Operand) -> bool,
-        layout: &mut Layout,
-    ) -> Result<Parts, Error> {
+    pub fn new(call: &PassCall<'_, '_>, made: impl Fn(&Operand) -> bool, layout: &mut Layout) -> Result<Parts, Error> {
         let PassCall { target, pass, storage, table, holds, .. } = *call;
         let (mut list, mut aligned) = (Vec::new(), true);
         for operand in &table.operands {
@@ -121,11 +117,7 @@ fn part(
 ) -> Result<Part, Error> {
     let bytes = Stored::of(operand.precision, storage).bytes();
     let extents = extents(&operand.shape).ok_or_else(|| {
-        Error::value(
-            format!("number of axes of `{}`", operand.name),
-            "at most 4",
-            operand.shape.len(),
-        )
+        Error::value(format!("number of axes of `{}`", operand.name), "at most 4", operand.shape.len())
     })?;
     if let Some(extent) = extents.into_iter().find(|&extent| extent > i32::MAX as usize) {
         return Err(beyond_32_bits(format!("an extent of {extent}")));

@@ -74,8 +74,7 @@ impl<P: Deref<Target = Parts>> Steps<'_, P> {
     /// The place of a part, as kernels find it.
     fn placed(&self, number: usize) -> StridedTensor {
         let part = &self.parts().list[number];
-        part.range
-            .map_or_else(|| part.caller(self.of_caller(number)), |range| part.place(self.at(range)))
+        part.range.map_or_else(|| part.caller(self.of_caller(number)), |range| part.place(self.at(range)))
     }
 
     /// The place of an operand, as kernels find it; nowhere, without elements, if it is not there.
@@ -221,12 +220,7 @@ impl PreparedPass {
 
     /// Enqueues the steps on operands at these addresses, one for each of its parts, and then for each array that the
     /// caller gives beside them.
-    pub fn enqueue(
-        &self,
-        queue: Queue<'_>,
-        operands: &[u64],
-        (tables, scratch): (u64, u64),
-    ) -> Result<(), Error> {
+    pub fn enqueue(&self, queue: Queue<'_>, operands: &[u64], (tables, scratch): (u64, u64)) -> Result<(), Error> {
         self.steps.enqueue(&queue, &Bases { scratch, tables, operands })
     }
 }

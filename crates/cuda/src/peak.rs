@@ -25,9 +25,7 @@ impl Unit {
             (Precision::Strict, _) | (_, Level::Portable) => Unit::Ffma,
             (precision, _) if !narrow && precision.narrows_f32() => Unit::Mma,
             (precision, _) if !narrow || precision != Precision::Flash => Unit::Ffma,
-            (_, Level::Auto | Level::Sm90a | Level::Sm90aSegments) if state.device.is_hopper() => {
-                Unit::Wgmma
-            }
+            (_, Level::Auto | Level::Sm90a | Level::Sm90aSegments) if state.device.is_hopper() => Unit::Wgmma,
             _ => Unit::Mma,
         })
     }
@@ -126,9 +124,7 @@ pub fn peak_gflops(
 ) -> Result<f64, Error> {
     with_products(workspace, device.into(), (unit, storage), |products| {
         let rounds = products.enough()?;
-        let best = (0..TIMES).try_fold(f64::INFINITY, |best, _| {
-            Ok::<f64, Error>(best.min(products.time(rounds)?))
-        })?;
+        let best = (0..TIMES).try_fold(f64::INFINITY, |best, _| Ok::<f64, Error>(best.min(products.time(rounds)?)))?;
         let flops = unit.flops() * f64::from(THREADS) * products.blocks as f64 * f64::from(rounds);
         Ok(flops / best)
     })
@@ -137,12 +133,7 @@ pub fn peak_gflops(
 /// The host's time to enqueue a kernel of one block that does nothing, while the device is busy, in ns: what the
 /// driver takes, of which the crate's own part is 0.1 to 0.4 µs. A pass of n kernels cannot be enqueued in less than n
 /// times that. Fails where the device does not have the unit, whose kernel it is.
-pub fn launch_ns(
-    workspace: &Workspace,
-    device: impl Into<DeviceId>,
-    unit: Unit,
-    storage: Dtype,
-) -> Result<f64, Error> {
+pub fn launch_ns(workspace: &Workspace, device: impl Into<DeviceId>, unit: Unit, storage: Dtype) -> Result<f64, Error> {
     let [rounds, launches] = LAUNCHES;
     with_products(workspace, device.into(), (unit, storage), |products| {
         let busy = products.enough()?;

@@ -155,9 +155,7 @@ fn kernels(steps: &[step::Step]) -> Vec<Step> {
     for step in steps {
         let step::Step::Launch { kernel, blocks, work, .. } = step else { continue };
         let step = of_launch(kernel, *blocks as usize, work);
-        let same = |(other, own): &&mut (&step::Kernel, Step)| {
-            *other == kernel && own.blocks == step.blocks
-        };
+        let same = |(other, own): &&mut (&step::Kernel, Step)| *other == kernel && own.blocks == step.blocks;
         match list.iter_mut().find(same) {
             Some((_, own)) => {
                 own.launches += 1;

@@ -25,11 +25,7 @@ pub(crate) struct Queue<'a> {
 }
 
 impl<'a> Queue<'a> {
-    pub fn new(
-        device: &'a Device,
-        stream: &'a Arc<CudaStream>,
-        enqueued: &'a Enqueued,
-    ) -> Result<Self, Error> {
+    pub fn new(device: &'a Device, stream: &'a Arc<CudaStream>, enqueued: &'a Enqueued) -> Result<Self, Error> {
         device.bind()?;
         Ok(Queue { device, stream, enqueued })
     }

@@ -97,13 +97,7 @@ pub fn run_in(
 /// assert!(plan.workspace_bytes() > 256 << 20);
 /// # Ok::<(), etalon_problem::Error>(())
 /// ```
-pub fn plan(
-    problem: &Problem,
-    pass: Pass,
-    storage: Dtype,
-    options: &Options,
-    target: &Target,
-) -> Result<Plan, Error> {
+pub fn plan(problem: &Problem, pass: Pass, storage: Dtype, options: &Options, target: &Target) -> Result<Plan, Error> {
     let table = problem.checked_table(pass)?;
     storage.refuse_f64()?;
     levels::check(options, problem.algorithm(), pass, storage)?;

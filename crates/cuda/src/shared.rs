@@ -14,9 +14,7 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
         | Family::AttentionSm80SecondOrder => attention_sm80(variant, kernel),
         Family::LazySm80 => lazy_sm80(variant, kernel),
         Family::LinearSm80 => linear_sm80(variant, kernel),
-        Family::AttentionSm90aForward | Family::AttentionSm90aBackward => {
-            attention_sm90a(variant, kernel)
-        }
+        Family::AttentionSm90aForward | Family::AttentionSm90aBackward => attention_sm90a(variant, kernel),
         Family::LazySm90aForward | Family::LazySm90aBackward => lazy_sm90a(variant, kernel),
         Family::LinearSm90a => linear_sm90a(variant, kernel),
         Family::CrossEntropySm90a => cross_entropy_sm90a(kernel),
@@ -51,13 +49,9 @@ fn attention_sm80(variant: &Variant, kernel: &str) -> usize {
         (Family::AttentionSm80, _) if tiles == 1 => 4 * 64 * (cd + ce) + 16 * 32,
         (Family::AttentionSm80, _) => 6 * 64 * (cd + ce) + 16 * 64,
         // As `keys`, with dS of a tile where no dout has room for it.
-        (Family::AttentionSm80Fused, "fused") => {
-            6 * 64 * (cd + ce) + 16 * 64 + (1 - has_values.min(1)) * 2 * 64 * 64
-        }
+        (Family::AttentionSm80Fused, "fused") => 6 * 64 * (cd + ce) + 16 * 64 + (1 - has_values.min(1)) * 2 * 64 * 64,
         // q; k and v, or two stages of k.
-        (Family::AttentionSm80F32, "forward") => {
-            4 * 128 * cd + 4 * 32 * if has_values > 0 { cd + ce } else { 2 * cd }
-        }
+        (Family::AttentionSm80F32, "forward") => 4 * 128 * cd + 4 * 32 * if has_values > 0 { cd + ce } else { 2 * cd },
         // q and k, then dout and v in their place.
         (Family::AttentionSm80F32, "dbias") => 2 * 4 * 64 * cd.max(ce),
         // The block's own tile, and those that it walks with two numbers a row.
@@ -65,13 +59,9 @@ fn attention_sm80(variant: &Variant, kernel: &str) -> usize {
             let stages = if cd + ce > 192 { 1 } else { 2 };
             4 * 64 * (cd + ce) + stages * (4 * 32 * (cd + ce) + 8 * 32)
         }
-        (Family::AttentionSm80Wide, _) => {
-            2 * 64 * (cd + ce) + variant.define("STAGES") * (2 * 32 * (cd + ce) + 8 * 32)
-        }
+        (Family::AttentionSm80Wide, _) => 2 * 64 * (cd + ce) + variant.define("STAGES") * (2 * 32 * (cd + ce) + 8 * 32),
         // The block's own tile, and those that it walks: an operand and its tangent.
-        (Family::AttentionSm80SecondOrder, "tangents" | "queries" | "keys") => {
-            4 * (64 + 32) * (cd + ce)
-        }
+        (Family::AttentionSm80SecondOrder, "tangents" | "queries" | "keys") => 4 * (64 + 32) * (cd + ce),
         _ => 0,
     }
 }
@@ -112,9 +102,7 @@ fn attention_sm90a(variant: &Variant, kernel: &str) -> usize {
         // q; k and v in two stages; P or o of each warpgroup; barriers.
         "forward" => 1024 + rows(64 * groups) + 4 * rows(128) + groups * 16384 + 256,
         // Operands of two tiles; of walked ones, with their numbers, in four stages, or two of dout beside; barriers.
-        "keys" | "queries" if variant.define("RESULTS") == 0 => {
-            1024 + 6 * rows(128) + 4 * (1024 + 32) + 56 + visits
-        }
+        "keys" | "queries" if variant.define("RESULTS") == 0 => 1024 + 6 * rows(128) + 4 * (1024 + 32) + 56 + visits,
         "values" => 1024 + 6 * rows(128) + 2 * (1024 + 32) + 56 + visits,
         // k and v of two tiles; q, dout and their numbers in three stages; barriers.
         "keys" => 1024 + 4 * rows(128) + 3 * (2 * rows(64) + 512) + 104 + visits,
@@ -175,13 +163,11 @@ pub fn declared_bytes(variant: &Variant, kernel: &str) -> Option<u32> {
     match (variant.family, kernel) {
         (Family::AttentionPortable, "delta" | "scale") => Some(0),
         (Family::AttentionPortableSecondOrder, "rows") => Some(0),
-        (Family::AttentionPortable | Family::AttentionPortableSecondOrder, kernel) => {
-            match kernel {
-                "collect" => Some(0),
-                "dsinks" | "gsinks" => Some(if rows == 8 { 512 } else { 1024 }),
-                _ => Some(SLABS),
-            }
-        }
+        (Family::AttentionPortable | Family::AttentionPortableSecondOrder, kernel) => match kernel {
+            "collect" => Some(0),
+            "dsinks" | "gsinks" => Some(if rows == 8 { 512 } else { 1024 }),
+            _ => Some(SLABS),
+        },
         (Family::AttentionFallback, _) => Some(SLABS),
         (Family::LinearPortable, "attend" | "sums") => Some(SLABS),
         (Family::LinearPortable, "flow") => Some(SLABS + if rows == 8 { 2576 } else { 3088 }),

@@ -19,8 +19,7 @@ impl Variant {
         for (name, text) in self.family.texts() {
             let _ = writeln!(source, "#line 1 \"{name}\"");
             for (number, line) in text.lines().enumerate() {
-                let struct_name =
-                    line.strip_prefix(ARGUMENTS).and_then(|rest| rest.split_once(')'));
+                let struct_name = line.strip_prefix(ARGUMENTS).and_then(|rest| rest.split_once(')'));
                 let Some((of, _)) = struct_name else {
                     source.push_str(line);
                     source.push('\n');
@@ -29,11 +28,7 @@ impl Variant {
                 let defined = definitions.text.len();
                 define(of, &mut definitions);
                 let text = &definitions.text[defined..];
-                let _ = write!(
-                    source,
-                    "#line 1 \"arguments\"\n{text}#line {} \"{name}\"\n",
-                    number + 2
-                );
+                let _ = write!(source, "#line 1 \"arguments\"\n{text}#line {} \"{name}\"\n", number + 2);
             }
         }
         source

@@ -272,12 +272,7 @@ impl Loaded {
 }
 
 /// The bytes of a launch at the addresses of a call.
-fn bind(
-    device: &Device,
-    arguments: &Arguments,
-    bases: &Bases<'_>,
-    bytes: &mut [u8],
-) -> Result<(), Error> {
+fn bind(device: &Device, arguments: &Arguments, bases: &Bases<'_>, bytes: &mut [u8]) -> Result<(), Error> {
     bytes.copy_from_slice(&arguments.bytes);
     for &at in &arguments.symbols {
         let place = &mut bytes[at..at + 8];

@@ -44,11 +44,7 @@ impl StreamSlot {
 }
 
 /// Memory of a device in which nothing is written.
-pub(crate) fn device_memory(
-    device: &Device,
-    stream: &Arc<CudaStream>,
-    bytes: usize,
-) -> Result<CudaSlice<u8>, Error> {
+pub(crate) fn device_memory(device: &Device, stream: &Arc<CudaStream>, bytes: usize) -> Result<CudaSlice<u8>, Error> {
     // SAFETY: nothing reads a byte of it that was not written: inputs are uploaded whole, results are
     // filled before kernels run, or written whole by these, and kernels write what they read.
     let memory = unsafe { stream.alloc::<u8>(bytes.max(ALIGNMENT)) };

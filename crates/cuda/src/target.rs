@@ -31,8 +31,7 @@ impl Target {
     pub fn of(architecture: &str) -> Result<Target, Error> {
         let digits = architecture.strip_prefix("sm_").map(|name| name.trim_end_matches('a'));
         let number = digits.and_then(|digits| digits.parse::<i32>().ok());
-        let known =
-            KNOWN.into_iter().find(|((major, minor), ..)| number == Some(10 * major + minor));
+        let known = KNOWN.into_iter().find(|((major, minor), ..)| number == Some(10 * major + minor));
         let (capability, multiprocessors, shared_memory) = known.ok_or_else(|| {
             let names = KNOWN.map(|((major, minor), ..)| format!("sm_{major}{minor}"));
             Error::value("architecture", format!("one of {}", names.join(", ")), architecture)

@@ -47,14 +47,8 @@ impl TensorMap {
         strides: [u64; N],
         box_extents: [u32; N],
     ) -> TensorMap {
-        let mut boxed = Boxed {
-            address,
-            storage,
-            axes: N,
-            extents: [1; AXES],
-            strides: [0; AXES],
-            box_extents: [1; AXES],
-        };
+        let mut boxed =
+            Boxed { address, storage, axes: N, extents: [1; AXES], strides: [0; AXES], box_extents: [1; AXES] };
         boxed.extents[..N].copy_from_slice(&extents);
         boxed.strides[..N].copy_from_slice(&strides);
         boxed.box_extents[..N].copy_from_slice(&box_extents);

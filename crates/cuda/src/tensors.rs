@@ -6,11 +6,7 @@ use etalon_problem::{Error, View, ViewMut};
 use ndarray::{ArrayViewD, ArrayViewMutD};
 
 /// Calls `f` with the bytes of a tensor in row-major order; a copy of it where its strides are others.
-pub(crate) fn with_bytes(
-    name: &str,
-    view: &View<'_>,
-    f: impl FnOnce(&[u8]) -> Result<(), Error>,
-) -> Result<(), Error> {
+pub(crate) fn with_bytes(name: &str, view: &View<'_>, f: impl FnOnce(&[u8]) -> Result<(), Error>) -> Result<(), Error> {
     match view {
         View::F32(x) => packed(name, x, f),
         View::Bf16(x) => packed(name, x, f),
@@ -81,10 +77,8 @@ mod tests {
     fn bytes_have_the_order_of_the_shape_whatever_the_strides() {
         let array = Array2::from_shape_fn((3, 4), |(i, j)| bf16::from_f32((4 * i + j) as f32));
         let turned = array.slice(s![..;-1, 1..;2]);
-        let wanted: Vec<u8> = [9.0f32, 11.0, 5.0, 7.0, 1.0, 3.0]
-            .iter()
-            .flat_map(|&x| bf16::from_f32(x).to_ne_bytes())
-            .collect();
+        let wanted: Vec<u8> =
+            [9.0f32, 11.0, 5.0, 7.0, 1.0, 3.0].iter().flat_map(|&x| bf16::from_f32(x).to_ne_bytes()).collect();
         let check = |bytes: &[u8]| {
             assert_eq!(bytes, wanted);
             Ok(())

@@ -143,8 +143,7 @@ impl<'a> DeviceCall<'a> {
         queue.finish()?;
         (timing.launches, timing.fills) = (enqueued.launches.get(), enqueued.fills.get());
         let commands = timing.launches + timing.fills;
-        timing.enqueue_ns =
-            calls_ns(&queue, (pass_ns, commands), || self.enqueue(&queue).map(|_| ()))?;
+        timing.enqueue_ns = calls_ns(&queue, (pass_ns, commands), || self.enqueue(&queue).map(|_| ()))?;
         // SAFETY: as above.
         let mut recorded = unsafe { self.pass.record(&self.inputs, &self.outputs, self.scratch) }?;
         let stream = queue.stream().cu_stream();
@@ -199,10 +198,7 @@ fn round(placed: &Placed, passes: usize) -> Result<f64, Error> {
 }
 
 /// The time that the device takes for what is enqueued, in ns. Waits for it.
-pub(crate) fn device_ns(
-    queue: &Queue<'_>,
-    enqueue: impl FnOnce() -> Result<(), Error>,
-) -> Result<f64, Error> {
+pub(crate) fn device_ns(queue: &Queue<'_>, enqueue: impl FnOnce() -> Result<(), Error>) -> Result<f64, Error> {
     check_clock()?;
     let failed = |error| queue.device.failed("the device's clock", error);
     let event = || queue.stream().record_event(Some(CU_EVENT_DEFAULT)).map_err(failed);
@@ -212,9 +208,7 @@ pub(crate) fn device_ns(
     queue.finish()?;
     let mut milliseconds = 0.0;
     // SAFETY: both events have been recorded, and the call writes one number. The driver has the function.
-    let elapsed = unsafe {
-        sys::cuEventElapsedTime_v2(&mut milliseconds, begin.cu_event(), end.cu_event()).result()
-    };
+    let elapsed = unsafe { sys::cuEventElapsedTime_v2(&mut milliseconds, begin.cu_event(), end.cu_event()).result() };
     elapsed.map_err(failed)?;
     Ok(f64::from(milliseconds) * 1e6)
 }

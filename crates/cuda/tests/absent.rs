@@ -1,12 +1,8 @@
 //! On a machine without a GPU every call ends in an error with the reason; on one with a GPU these calls
 //! are wrong for other reasons. Nothing panics.
 
-use etalon_cuda::{
-    Level, Options, Precision, Settings, Target, Workspace, levels, probe, run, run_in, time,
-};
-use etalon_problem::{
-    Algorithm, Attention, Dtype, Error, Extents, LinearCrossEntropy, Pass, Problem, Views, ViewsMut,
-};
+use etalon_cuda::{Level, Options, Precision, Settings, Target, Workspace, levels, probe, run, run_in, time};
+use etalon_problem::{Algorithm, Attention, Dtype, Error, Extents, LinearCrossEntropy, Pass, Problem, Views, ViewsMut};
 use half::bf16;
 use ndarray::{Array0, Array2, Array3, Array4, array};
 use std::path::PathBuf;
@@ -81,8 +77,7 @@ fn passes_without_kernels_say_so() {
         assert!(matches!(refused, Err(Error::Unsupported { .. })), "{algorithm} {pass} {level}");
     }
     let tf32 = Options { level: Level::Sm80, precision: Precision::Tf32, ..Options::default() };
-    let of_tf32 =
-        |algorithm, pass| levels::offers(&tf32, algorithm, pass, Dtype::F32, &Target::default());
+    let of_tf32 = |algorithm, pass| levels::offers(&tf32, algorithm, pass, Dtype::F32, &Target::default());
     assert_eq!(of_tf32(attention, Pass::Backward), Ok(()));
     assert!(of_tf32(attention, Pass::Jvp).is_err());
     assert!(of_tf32(Algorithm::LazyAttention, Pass::Forward).is_err());

@@ -11,8 +11,7 @@ const NEAR: usize = 64;
 
 /// lse of every row, and by how much each exceeds lse of the row in f64.
 fn errors(workspace: &Workspace, gap: f32) -> Vec<(usize, f64)> {
-    let extents =
-        Extents { batch: 1, query_heads: 2, key_heads: 1, queries: 1500, keys: 1500, dim: 64 };
+    let extents = Extents { batch: 1, query_heads: 2, key_heads: 1, queries: 1500, keys: 1500, dim: 64 };
     let problem = LazyAttention::new(extents).bias(extents.keys).mask(Mask::causal());
     // No product: a score is its bias.
     let q = Array4::from_elem(problem.scores.q_shape(), bf16::ZERO);
@@ -25,8 +24,7 @@ fn errors(workspace: &Workspace, gap: f32) -> Vec<(usize, f64)> {
     let mut o = Array4::from_elem(problem.scores.q_shape(), bf16::NAN);
     let mut lse = Array3::from_elem((1, 2, extents.queries), f32::NAN);
     let mut outputs = ViewsMut::new().with("o", &mut o).with("lse", &mut lse);
-    let options =
-        Options { level: Level::Sm90a, precision: Precision::Flash, ..Options::default() };
+    let options = Options { level: Level::Sm90a, precision: Precision::Flash, ..Options::default() };
     run_in(workspace, &problem.into(), Pass::Forward, &inputs, &mut outputs, &options).unwrap();
     drop(outputs);
     lse.indexed_iter()

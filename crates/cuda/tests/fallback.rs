@@ -3,12 +3,9 @@
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
 use etalon_cuda::{
-    DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Settings, Workspace, probe,
-    run_in,
+    DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Settings, Workspace, probe, run_in,
 };
-use etalon_problem::{
-    Attention, Dtype, Extents, Mask, Pass, Problem, Role, Sequences, Views, ViewsMut,
-};
+use etalon_problem::{Attention, Dtype, Extents, Mask, Pass, Problem, Role, Sequences, Views, ViewsMut};
 use half::bf16;
 use ndarray::{ArrayD, Dimension, IxDyn};
 use std::collections::BTreeMap;
@@ -56,11 +53,7 @@ fn numbers(shape: &[usize], seed: usize) -> ArrayD<bf16> {
 }
 
 /// Inputs of a backward pass, NaN where `hit` holds, with o and lse of the portable level.
-fn inputs(
-    workspace: &Workspace,
-    problem: &Problem,
-    hit: impl Fn(&str, &[usize]) -> bool,
-) -> (Tensors, ArrayD<f32>) {
+fn inputs(workspace: &Workspace, problem: &Problem, hit: impl Fn(&str, &[usize]) -> bool) -> (Tensors, ArrayD<f32>) {
     let operands = problem.operands(Pass::Backward);
     let mut all = Tensors::new();
     for (seed, x) in operands.iter().enumerate() {
@@ -75,10 +68,8 @@ fn inputs(
             all.insert(x.name, values);
         }
     }
-    let (mut o, mut lse) =
-        (all["dout"].clone(), ArrayD::<f32>::zeros(all["dout"].shape()[..3].to_vec()));
-    let forward =
-        ["q", "k", "v"].iter().fold(Views::new(), |views, name| views.with(name, &all[name]));
+    let (mut o, mut lse) = (all["dout"].clone(), ArrayD::<f32>::zeros(all["dout"].shape()[..3].to_vec()));
+    let forward = ["q", "k", "v"].iter().fold(Views::new(), |views, name| views.with(name, &all[name]));
     let mut results = ViewsMut::new().with("o", &mut o).with("lse", &mut lse);
     let portable = Options { level: Level::Portable, ..Options::default() };
     run_in(workspace, problem, Pass::Forward, &forward, &mut results, &portable).unwrap();
@@ -95,8 +86,7 @@ fn gradients(
     names: &[&'static str],
     options: &Options,
 ) -> Tensors {
-    let mut results: Tensors =
-        names.iter().map(|name| (*name, inputs[&name[1..]].clone())).collect();
+    let mut results: Tensors = names.iter().map(|name| (*name, inputs[&name[1..]].clone())).collect();
     let mut places = ViewsMut::new();
     for (name, x) in &mut results {
         places = places.with(name, x);
@@ -121,12 +111,8 @@ fn agree(found: &Tensors, wanted: &Tensors) -> bool {
 
 /// The gradients of a pass, a flag that they need, and where a NaN lies that masks keep from most of them: the name of
 /// an operand, and a row.
-const CASES: [(&[&str], usize, &str, usize); 4] = [
-    (&["dk", "dv"], 1, "q", 0),
-    (&["dk"], 1, "q", 0),
-    (&["dq"], 2, "k", 199),
-    (&["dv"], 3, "dout", 0),
-];
+const CASES: [(&[&str], usize, &str, usize); 4] =
+    [(&["dk", "dv"], 1, "q", 0), (&["dk"], 1, "q", 0), (&["dq"], 2, "k", 199), (&["dv"], 3, "dout", 0)];
 
 #[test]
 fn each_flag_is_needed() {
@@ -191,9 +177,8 @@ fn words(x: &ArrayD<bf16>) -> Vec<u16> {
 
 impl Held {
     fn new(stream: Arc<CudaStream>, (inputs, lse): &(Tensors, ArrayD<f32>)) -> Held {
-        let put = |name: &'static str, x: &ArrayD<bf16>| {
-            (name, stream.clone_htod(&words(x)).unwrap(), x.shape().to_vec())
-        };
+        let put =
+            |name: &'static str, x: &ArrayD<bf16>| (name, stream.clone_htod(&words(x)).unwrap(), x.shape().to_vec());
         let values: Vec<f32> = lse.iter().copied().collect();
         Held {
             inputs: inputs.iter().map(|(name, x)| put(name, x)).collect(),
@@ -248,8 +233,7 @@ fn flags_are_those_of_a_call_on_its_stream() {
     let context = CudaContext::new(0).unwrap();
     let mut held = [&clean, &struck].map(|inputs| Held::new(context.new_stream().unwrap(), inputs));
     let [inputs, outputs] = held[0].tensors();
-    let pass =
-        DevicePass::new(&workspace, &problem, Pass::Backward, &inputs, &outputs, &flash()).unwrap();
+    let pass = DevicePass::new(&workspace, &problem, Pass::Backward, &inputs, &outputs, &flash()).unwrap();
     held.iter_mut().for_each(|held| held.enqueue(&pass));
     let [wanted, other] = [0, 1].map(|n| held[n].get());
     assert!(wanted != other, "a NaN reaches some gradients");

@@ -2,12 +2,10 @@
 //! device's memory. Without it, or without a compiler, a test says that it was skipped.
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
-use etalon_cuda::{
-    DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Workspace, levels, probe,
-};
+use etalon_cuda::{DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Workspace, levels, probe};
 use etalon_problem::{
-    Attention, AttentionLse, Decay, Dtype, Extents, LazyAttention, LinearAttention,
-    LinearCrossEntropy, LinearExtents, Mask, Operand, Pass, Problem, Reduction, Role, Stored,
+    Attention, AttentionLse, Decay, Dtype, Extents, LazyAttention, LinearAttention, LinearCrossEntropy, LinearExtents,
+    Mask, Operand, Pass, Problem, Reduction, Role, Stored,
 };
 use half::bf16;
 use std::sync::Arc;
@@ -30,9 +28,7 @@ fn levels(workspace: &Workspace, problem: &Problem, pass: Pass) -> Vec<Options> 
     let flash = Options { precision: Precision::Flash, ..strict };
     let levels = [Level::Sm80, Level::Sm90a].map(|level| Options { level, ..flash });
     let target = workspace.target(0).unwrap();
-    let is_there = |options: &Options| {
-        levels::offers(options, problem.algorithm(), pass, Dtype::Bf16, &target).is_ok()
-    };
+    let is_there = |options: &Options| levels::offers(options, problem.algorithm(), pass, Dtype::Bf16, &target).is_ok();
     [strict].into_iter().chain(levels).filter(is_there).collect()
 }
 
@@ -49,13 +45,11 @@ fn bytes(operand: &Operand, seed: usize, classes: usize) -> Vec<u8> {
         x => x,
     };
     match Stored::of(operand.precision, Dtype::Bf16) {
-        Stored::Float(Dtype::Bf16) => (0..operand.len())
-            .flat_map(|_| bf16::from_f32(number()).to_bits().to_ne_bytes())
-            .collect(),
-        Stored::Float(_) => (0..operand.len()).flat_map(|_| number().to_ne_bytes()).collect(),
-        Stored::Integer => {
-            (0..operand.len()).flat_map(|_| ((next() % classes) as i64).to_ne_bytes()).collect()
+        Stored::Float(Dtype::Bf16) => {
+            (0..operand.len()).flat_map(|_| bf16::from_f32(number()).to_bits().to_ne_bytes()).collect()
         }
+        Stored::Float(_) => (0..operand.len()).flat_map(|_| number().to_ne_bytes()).collect(),
+        Stored::Integer => (0..operand.len()).flat_map(|_| ((next() % classes) as i64).to_ne_bytes()).collect(),
     }
 }
 
@@ -196,8 +190,7 @@ fn lazy_attention() {
 #[test]
 fn linear_attention() {
     let of = |batch| {
-        let extents =
-            LinearExtents { batch, query_heads: HEADS, key_heads: HEADS, tokens: TOKENS, dim: DIM };
+        let extents = LinearExtents { batch, query_heads: HEADS, key_heads: HEADS, tokens: TOKENS, dim: DIM };
         LinearAttention::new(extents).decay(Decay::PerHead).into()
     };
     [Pass::Forward, Pass::Backward].iter().for_each(|&pass| check(&of(1), &of(BATCH), pass, 1));
@@ -223,11 +216,8 @@ fn classes_of_linear_cross_entropy() {
     let problem: Problem = LinearCrossEntropy::new(tokens, dim, vocab).into();
     let Some((stream, workspace)) = device() else { return };
     let pass = Pass::ForwardBackward;
-    let number = |i: usize, j: usize| {
-        bf16::from_f32(((i * 7919 + j * 104_729) % 129) as f32 / 1024.0 - 0.0625)
-    };
-    let row =
-        |i: usize| (0..dim).map(move |j| f64::from(number(i, j).to_f32())).collect::<Vec<f64>>();
+    let number = |i: usize, j: usize| bf16::from_f32(((i * 7919 + j * 104_729) % 129) as f32 / 1024.0 - 0.0625);
+    let row = |i: usize| (0..dim).map(move |j| f64::from(number(i, j).to_f32())).collect::<Vec<f64>>();
     let target = |t: usize| t * 13 % last;
     let stored = |begin: usize, rows: usize| {
         let all = (begin..begin + rows).flat_map(|i| (0..dim).map(move |j| (i, j)));
@@ -243,8 +233,7 @@ fn classes_of_linear_cross_entropy() {
         "dloss" => Some(1f32.to_ne_bytes().to_vec()),
         _ => None,
     };
-    let (h, w): (Vec<_>, Vec<_>) =
-        ((0..tokens).map(row).collect(), (tokens..tokens + last).map(row).collect());
+    let (h, w): (Vec<_>, Vec<_>) = ((0..tokens).map(row).collect(), (tokens..tokens + last).map(row).collect());
     // The gradient of the loss with respect to the last logits of each token.
     let da: Vec<Vec<f64>> = (0..tokens)
         .map(|t| {
@@ -266,20 +255,16 @@ fn classes_of_linear_cross_entropy() {
         let placed = placed.unwrap();
         // da and a result are rounded to 8 bits: each by 2⁻⁹ of the terms of a sum at most, and as much again for all
         // that is f32.
-        let close =
-            |name: &str, rows: usize, term: &dyn Fn(usize, usize, usize) -> f64, terms: usize| {
-                let found = placed.end(&stream, name, rows * dim * 2);
-                for (at, x) in found.chunks_exact(2).enumerate() {
-                    let (i, j) = (at / dim, at % dim);
-                    let x = f64::from(bf16::from_bits(u16::from_ne_bytes([x[0], x[1]])).to_f32());
-                    let list = (0..terms).map(|n| term(i, j, n));
-                    let (sum, size) = list.fold((0.0, 0.0), |(s, a), x| (s + x, a + x.abs()));
-                    assert!(
-                        (x - sum).abs() <= size / 128.0,
-                        "{what}: {name}[{i}, {j}] = {x}, not {sum}"
-                    );
-                }
-            };
+        let close = |name: &str, rows: usize, term: &dyn Fn(usize, usize, usize) -> f64, terms: usize| {
+            let found = placed.end(&stream, name, rows * dim * 2);
+            for (at, x) in found.chunks_exact(2).enumerate() {
+                let (i, j) = (at / dim, at % dim);
+                let x = f64::from(bf16::from_bits(u16::from_ne_bytes([x[0], x[1]])).to_f32());
+                let list = (0..terms).map(|n| term(i, j, n));
+                let (sum, size) = list.fold((0.0, 0.0), |(s, a), x| (s + x, a + x.abs()));
+                assert!((x - sum).abs() <= size / 128.0, "{what}: {name}[{i}, {j}] = {x}, not {sum}");
+            }
+        };
         close("dh", tokens, &|t, j, c| da[t][c] * w[c][j], last);
         close("dw", last, &|c, j, t| da[t][c] * h[t][j], tokens);
         println!("{what}: the last classes are right");

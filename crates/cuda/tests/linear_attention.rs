@@ -2,9 +2,7 @@
 //! that it was skipped.
 
 use etalon_cuda::{Options, Workspace, probe, run_in};
-use etalon_problem::{
-    Decay, Error, LinearAttention, LinearExtents, Pass, Problem, Views, ViewsMut,
-};
+use etalon_problem::{Decay, Error, LinearAttention, LinearExtents, Pass, Problem, Views, ViewsMut};
 use ndarray::{Array2, Array3, Array4, s};
 
 /// Six query heads of one key head: more than a step reads at once.
@@ -13,11 +11,7 @@ fn problem() -> Problem {
     LinearAttention::new(extents).value_dim(70).decay(Decay::PerToken).into()
 }
 
-fn step(
-    workspace: &Workspace,
-    inputs: &Views<'_>,
-    outputs: &mut ViewsMut<'_>,
-) -> Result<(), Error> {
+fn step(workspace: &Workspace, inputs: &Views<'_>, outputs: &mut ViewsMut<'_>) -> Result<(), Error> {
     run_in(workspace, &problem(), Pass::Step, inputs, outputs, &Options::default())
 }
 
@@ -36,8 +30,7 @@ fn a_step_without_an_initial_state_reads_the_place_of_the_final_one() {
     let old = Array4::from_shape_fn((2, 1, 20, 70), |(b, _, d, e)| wave(b + 11 * d + 13 * e));
     let inputs = || Views::new().with("q", &q).with("k", &k).with("v", &v).with("g", &g);
 
-    let (mut o, mut state) =
-        (Array3::<f32>::zeros((2, 6, 70)), Array4::<f32>::zeros((2, 1, 20, 70)));
+    let (mut o, mut state) = (Array3::<f32>::zeros((2, 6, 70)), Array4::<f32>::zeros((2, 1, 20, 70)));
     step(
         &workspace,
         &inputs().with("initial_state", &old),
@@ -50,22 +43,12 @@ fn a_step_without_an_initial_state_reads_the_place_of_the_final_one() {
     room.slice_mut(s![.., .., .., ..;2]).assign(&old);
     let place = room.slice_mut(s![.., .., .., ..;2]);
     let mut own = Array3::<f32>::zeros((2, 6, 70));
-    step(
-        &workspace,
-        &inputs(),
-        &mut ViewsMut::new().with("o", &mut own).with("final_state", place),
-    )
-    .unwrap();
+    step(&workspace, &inputs(), &mut ViewsMut::new().with("o", &mut own).with("final_state", place)).unwrap();
     assert_eq!(own, o);
     assert_eq!(room.slice(s![.., .., .., ..;2]), state);
 
     // Without a place for the new state.
     let mut alone = Array3::<f32>::zeros((2, 6, 70));
-    step(
-        &workspace,
-        &inputs().with("initial_state", &old),
-        &mut ViewsMut::new().with("o", &mut alone),
-    )
-    .unwrap();
+    step(&workspace, &inputs().with("initial_state", &old), &mut ViewsMut::new().with("o", &mut alone)).unwrap();
     assert_eq!(alone, o);
 }

@@ -5,8 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Calls and instructions that return the other number where one is NaN.
-const HIDING: [&str; 8] =
-    ["fmaxf(", "fminf(", "fmax(", "fmin(", "max.f", "min.f", "max.bf16", "min.bf16"];
+const HIDING: [&str; 8] = ["fmaxf(", "fminf(", "fmax(", "fmin(", "max.f", "min.f", "max.bf16", "min.bf16"];
 
 /// Arguments of `max(` and `min(`, which take integers and numbers, that are numbers.
 const NUMBERS: [&str; 7] = ["fabsf(", "bound", ".0f", "INF", "exp2_fast(", "logf(", "read("];
@@ -25,10 +24,8 @@ const LISTED: [(&str, &str, &str); 10] = [
     ("sm90a_products.cu", "bound = max(bound", SCALE),
 ];
 const ROW: &str = "the largest score of a row: the weight of a NaN is NaN, and so are l and o";
-const SINK: &str =
-    "the base of the weights of a sink and a row: that of a NaN is NaN, and so is their sum";
-const SCALE: &str =
-    "a factor of products that what is not finite shall not change: it is divided out again";
+const SINK: &str = "the base of the weights of a sink and a row: that of a NaN is NaN, and so is their sum";
+const SCALE: &str = "a factor of products that what is not finite shall not change: it is divided out again";
 
 /// The texts of a folder and its folders.
 fn files(folder: &Path, all: &mut Vec<PathBuf>) {
@@ -73,8 +70,7 @@ fn no_maximum_of_data_hides_a_nan() {
             if !hides(line) {
                 continue;
             }
-            let entry =
-                LISTED.iter().position(|(file, part, _)| *file == name && line.contains(part));
+            let entry = LISTED.iter().position(|(file, part, _)| *file == name && line.contains(part));
             match entry {
                 Some(entry) => used[entry] = true,
                 None => found.push(format!("{name}:{}: {}", number + 1, line.trim())),
@@ -88,14 +84,10 @@ fn no_maximum_of_data_hides_a_nan() {
 
 #[test]
 fn maxima_of_integers_and_of_max_nan_hide_none() {
-    for line in
-        ["x = fmaxf(x, y);", "y = max(fabsf(x), 1.0f);", "max.f32 %0", "z = max(a(1), read(x));"]
-    {
+    for line in ["x = fmaxf(x, y);", "y = max(fabsf(x), 1.0f);", "max.f32 %0", "z = max(a(1), read(x));"] {
         assert!(hides(line), "{line}");
     }
-    for line in
-        ["x = max_nan(x, y);", "max.NaN.f32 %0", "i = max(0, n); y = fabsf(x);", "// fmaxf(x, y)"]
-    {
+    for line in ["x = max_nan(x, y);", "max.NaN.f32 %0", "i = max(0, n); y = fabsf(x);", "// fmaxf(x, y)"] {
         assert!(!hides(line), "{line}");
     }
 }

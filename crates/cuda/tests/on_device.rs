@@ -6,12 +6,8 @@ mod gpu;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use etalon_cuda::kernels::{ArchiveWriter, Compiler, Variant};
-use etalon_cuda::{
-    DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Settings, Workspace, run_in,
-};
-use etalon_problem::{
-    Attention, Dtype, Error, Extents, Mask, Mode, Pass, Problem, Role, Sequences, Views, ViewsMut,
-};
+use etalon_cuda::{DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Settings, Workspace, run_in};
+use etalon_problem::{Attention, Dtype, Error, Extents, Mask, Mode, Pass, Problem, Role, Sequences, Views, ViewsMut};
 use half::bf16;
 use ndarray::{ArrayD, ArrayViewD, IxDyn};
 use std::collections::BTreeMap;
@@ -92,8 +88,7 @@ impl DeviceArray {
     fn get(&self, stream: &Arc<CudaStream>) -> ArrayD<bf16> {
         let list = stream.clone_dtoh(&self.memory).unwrap();
         ArrayD::from_shape_fn(IxDyn(&self.shape), |at| {
-            let place: i64 =
-                self.strides.iter().enumerate().map(|(axis, s)| at[axis] as i64 * s).sum();
+            let place: i64 = self.strides.iter().enumerate().map(|(axis, s)| at[axis] as i64 * s).sum();
             bf16::from_bits(list[place as usize])
         })
     }
@@ -113,20 +108,15 @@ struct Expected {
 fn expected(workspace: &Workspace, problem: &Problem, options: &Options) -> Expected {
     let operands = problem.operands(Pass::Backward);
     let own = |x: &&etalon_problem::Operand| matches!(x.role, Role::Input | Role::Cotangent);
-    let mut inputs: BTreeMap<&'static str, ArrayD<bf16>> = operands
-        .iter()
-        .filter(own)
-        .enumerate()
-        .map(|(seed, x)| (x.name, numbers(&x.shape, seed + 1)))
-        .collect();
+    let mut inputs: BTreeMap<&'static str, ArrayD<bf16>> =
+        operands.iter().filter(own).enumerate().map(|(seed, x)| (x.name, numbers(&x.shape, seed + 1))).collect();
     let lse = operands.iter().find(|x| x.name == "lse").unwrap();
     let mut lse = ArrayD::<f32>::zeros(lse.shape.clone());
     let mut o = inputs["dout"].clone();
     let call = |pass: Pass, inputs: &Views<'_>, mut outputs: ViewsMut<'_>| {
         run_in(workspace, problem, pass, inputs, &mut outputs, options).unwrap();
     };
-    let forward =
-        ["q", "k", "v"].iter().fold(Views::new(), |all, name| all.with(name, &inputs[name]));
+    let forward = ["q", "k", "v"].iter().fold(Views::new(), |all, name| all.with(name, &inputs[name]));
     call(Pass::Forward, &forward, ViewsMut::new().with("o", &mut o).with("lse", &mut lse));
     drop(forward);
     let mut outputs: BTreeMap<&'static str, ArrayD<bf16>> =
@@ -164,11 +154,8 @@ fn backward(
     expected: &Expected,
     lies: Lies,
 ) {
-    let inputs: BTreeMap<&str, DeviceArray> = expected
-        .inputs
-        .iter()
-        .map(|(name, x)| (*name, DeviceArray::put(stream, x, lies)))
-        .collect();
+    let inputs: BTreeMap<&str, DeviceArray> =
+        expected.inputs.iter().map(|(name, x)| (*name, DeviceArray::put(stream, x, lies))).collect();
     let lse = stream.clone_htod(expected.lse.as_slice().unwrap()).unwrap();
     let outputs: BTreeMap<&str, DeviceArray> = expected
         .outputs
@@ -176,14 +163,10 @@ fn backward(
         .map(|(name, x)| (*name, DeviceArray::put(stream, &x.mapv(|_| bf16::NAN), lies)))
         .collect();
     let rows = DeviceTensor::of(&lse, stream, expected.lse.shape(), Dtype::F32).unwrap();
-    let given = inputs.iter().fold(DeviceTensors::new().with("lse", rows), |all, (name, x)| {
-        all.with(name, x.tensor(stream))
-    });
-    let places = outputs
-        .iter()
-        .fold(DeviceTensors::new(), |all, (name, x)| all.with(name, x.tensor(stream)));
-    let pass =
-        DevicePass::new(workspace, problem, Pass::Backward, &given, &places, options).unwrap();
+    let given =
+        inputs.iter().fold(DeviceTensors::new().with("lse", rows), |all, (name, x)| all.with(name, x.tensor(stream)));
+    let places = outputs.iter().fold(DeviceTensors::new(), |all, (name, x)| all.with(name, x.tensor(stream)));
+    let pass = DevicePass::new(workspace, problem, Pass::Backward, &given, &places, options).unwrap();
     let scratch = stream.alloc_zeros::<u8>(pass.scratch_bytes().max(256)).unwrap();
     let at = scratch.device_ptr(stream).0;
     // Nothing is synchronised or allocated: else the capture would fail.
@@ -230,23 +213,17 @@ fn modes_and_budgets_give_the_bits_that_are_promised() {
     ];
     for (dim, mask, sequences) in cases {
         let problem = wide_problem(dim, mask, sequences);
-        for level in [Level::Portable, Level::Sm80].into_iter().take(if dim > 128 { 1 } else { 2 })
-        {
+        for level in [Level::Portable, Level::Sm80].into_iter().take(if dim > 128 { 1 } else { 2 }) {
             let fused = Options { level, mode: Mode::FusedPartials, ..flash };
             let wanted = expected(&workspace, &problem, &fused);
-            let mut others =
-                [1, 400_000].map(|bytes| Options { partials_budget: bytes, ..fused }).to_vec();
+            let mut others = [1, 400_000].map(|bytes| Options { partials_budget: bytes, ..fused }).to_vec();
             if level == Level::Portable {
                 others.push(Options { mode: Mode::Separate, ..fused });
             }
             for options in others {
                 let found = expected(&workspace, &problem, &options);
                 for (name, wanted) in &wanted.outputs {
-                    assert_eq!(
-                        bits(found.outputs[name].view()),
-                        bits(wanted.view()),
-                        "{name} {options:?}"
-                    );
+                    assert_eq!(bits(found.outputs[name].view()), bits(wanted.view()), "{name} {options:?}");
                 }
             }
         }
@@ -259,8 +236,7 @@ fn modes_and_budgets_give_the_bits_that_are_promised() {
             let inputs = inputs.into_iter().fold(Views::new(), |all, (name, x)| all.with(name, x));
             let inputs = inputs.with("lse", &lse);
             let mut outputs = ViewsMut::new().with("dq", &mut dq).with("dk", &mut dk);
-            let refused =
-                run_in(&workspace, &problem, Pass::Backward, &inputs, &mut outputs, &options);
+            let refused = run_in(&workspace, &problem, Pass::Backward, &inputs, &mut outputs, &options);
             assert!(refused.unwrap_err().to_string().contains("one mode"));
         }
     }
@@ -309,26 +285,20 @@ fn wrong_tensors_are_refused() {
     let [q, o] = [&x, &x].map(|x| DeviceArray::put(&stream, x, Lies::Dense));
     let [k, v] = [&y, &y].map(|x| DeviceArray::put(&stream, x, Lies::Dense));
     let held = [("q", &q), ("k", &k), ("v", &v)];
-    let inputs =
-        held.iter().fold(DeviceTensors::new(), |all, (name, x)| all.with(name, x.tensor(&stream)));
+    let inputs = held.iter().fold(DeviceTensors::new(), |all, (name, x)| all.with(name, x.tensor(&stream)));
     let outputs = DeviceTensors::new().with("o", o.tensor(&stream));
     let options = Options::default();
-    let pass =
-        DevicePass::new(&workspace, &problem, Pass::Forward, &inputs, &outputs, &options).unwrap();
+    let pass = DevicePass::new(&workspace, &problem, Pass::Forward, &inputs, &outputs, &options).unwrap();
     let scratch = stream.alloc_zeros::<u8>(pass.scratch_bytes().max(256)).unwrap();
     let at = scratch.device_ptr(&stream).0;
     let refused = |inputs: &DeviceTensors<'_>, at: u64| {
         // SAFETY: as in `backward`; what is refused is not enqueued.
         let error = unsafe { pass.enqueue(stream.cu_stream(), inputs, &outputs, at) }.unwrap_err();
-        assert!(matches!(
-            error,
-            Error::Value { .. } | Error::Missing { .. } | Error::Unexpected { .. }
-        ));
+        assert!(matches!(error, Error::Value { .. } | Error::Missing { .. } | Error::Unexpected { .. }));
         error.to_string()
     };
-    let with = |q: DeviceTensor| {
-        DeviceTensors::new().with("q", q).with("k", k.tensor(&stream)).with("v", v.tensor(&stream))
-    };
+    let with =
+        |q: DeviceTensor| DeviceTensors::new().with("q", q).with("k", k.tensor(&stream)).with("v", v.tensor(&stream));
     // Memory of the host, another layout, a tensor less, one too many, scratch that is not aligned.
     let own = q.tensor(&stream);
     let host = own.clone().at(x.as_ptr() as u64);

@@ -71,8 +71,7 @@ fn a_device_finds_the_sparsity_of_the_formulas() {
         println!("skipped: {absent}");
         return;
     }
-    let extents =
-        Extents { batch: 1, query_heads: 4, key_heads: 2, queries: 150, keys: 170, dim: 24 };
+    let extents = Extents { batch: 1, query_heads: 4, key_heads: 2, queries: 150, keys: 170, dim: 24 };
     let packed = Sequences::Packed { cu_query: vec![0, 70, 70, 149], cu_key: vec![0, 66, 66, 170] };
     let workspace = Workspace::new();
     for (mask, sequences) in [(Mask::causal(), Sequences::Dense), (Mask::Full, packed)] {
@@ -102,8 +101,7 @@ fn a_device_finds_the_sparsity_of_the_formulas() {
         ] {
             assert!((found - wanted).abs() <= allowed, "{found} instead of {wanted}");
         }
-        let found =
-            lazy_attention::activity(&workspace, &problem, &inputs, TILE, &options).unwrap();
+        let found = lazy_attention::activity(&workspace, &problem, &inputs, TILE, &options).unwrap();
         assert_eq!(found, states.mapv(|state| state == 2));
     }
 }

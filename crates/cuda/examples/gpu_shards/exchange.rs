@@ -58,9 +58,7 @@ pub fn by_nccl(devices: &[usize]) -> Outcome<Vec<Exchange>> {
     let ordinals: Vec<i32> = devices.iter().map(|&device| device as i32).collect();
     let mut communicators = vec![std::ptr::null_mut(); devices.len()];
     // SAFETY: both lists have as many entries as there are devices.
-    let made = unsafe {
-        nccl::comm_init_all(communicators.as_mut_ptr(), ordinals.len() as i32, ordinals.as_ptr())
-    };
+    let made = unsafe { nccl::comm_init_all(communicators.as_mut_ptr(), ordinals.len() as i32, ordinals.as_ptr()) };
     made.map_err(|error| failed("ncclCommInitAll", error))?;
     println!("exchange: NCCL {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
     Ok(communicators.into_iter().map(|x| Exchange::Nccl(Communicator(x))).collect())

@@ -169,9 +169,8 @@ impl Machine<'_> {
         let rank = |number: usize, exchange: Exchange| -> Outcome<Found> {
             let options = Options { device: (number % gpus).into(), ..*options };
             let memory = || self.memory(number % gpus);
-            let alone = (number == 0 && compares)
-                .then(|| Alone::new(self.workspace, memory()?, host, &options))
-                .transpose()?;
+            let alone =
+                (number == 0 && compares).then(|| Alone::new(self.workspace, memory()?, host, &options)).transpose()?;
             let shard = (number, shards, kind);
             let rank = Rank::new(self.workspace, memory()?, host, shard, exchange, &options)?;
             let times = times(alone.as_ref(), &rank, rounds, &barrier)?;
@@ -237,8 +236,7 @@ impl Machine<'_> {
         let (level, precision) = (Level::Sm90a, Precision::Flash);
         let options = Options { level, precision, memory_budget: 768 << 20, ..Options::default() };
         let tiles = vocab.div_ceil(TILE);
-        let grain =
-            self.arguments.grain.unwrap_or((tiles / (32 * ranks)).max(1).next_power_of_two());
+        let grain = self.arguments.grain.unwrap_or((tiles / (32 * ranks)).max(1).next_power_of_two());
         let border = |rank: usize| {
             let tile = (rank * tiles + ranks * grain / 2) / (ranks * grain) * grain;
             if rank == ranks { vocab } else { vocab.min(tile * TILE) }
@@ -250,8 +248,7 @@ impl Machine<'_> {
         let found = self.measure(&host, (&shards, Dh::Sum), &options, (gpus, rounds, true))?;
         for (what, at) in [("forward", 0), ("forward, dh, dw", 1)] {
             let [one, all, apart] = found.times.map(|x| 1e3 * x[at].as_secs_f64());
-            let times =
-                format!("{one:.3} ms on one GPU, {all:.3} ms on {gpus}: {:.2} x", one / all);
+            let times = format!("{one:.3} ms on one GPU, {all:.3} ms on {gpus}: {:.2} x", one / all);
             println!("  {what}: {times}; {apart:.3} ms without exchange");
         }
         let alone = found.alone.unwrap_or_default();
@@ -306,13 +303,7 @@ fn times(alone: Option<&Alone>, rank: &Rank, rounds: usize, barrier: &Barrier) -
 }
 
 /// Says of each result whether the ranks have the bits of one GPU. dh may be as far off as `dh_off` of its largest.
-fn compare(
-    host: &Host,
-    shards: &[Range<usize>],
-    alone: &Results,
-    together: &[Results],
-    dh_off: f64,
-) -> bool {
+fn compare(host: &Host, shards: &[Range<usize>], alone: &Results, together: &[Results], dh_off: f64) -> bool {
     let mut right = true;
     for (&name, wanted) in alone {
         let row = host.problem.dim * host.storage.bytes();

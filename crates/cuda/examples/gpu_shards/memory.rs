@@ -35,12 +35,7 @@ impl Memory {
     }
 
     /// The same with these elements.
-    pub fn copy<T>(
-        &self,
-        elements: &[T],
-        shape: &[usize],
-        stored: impl Into<Stored>,
-    ) -> Outcome<DeviceTensor> {
+    pub fn copy<T>(&self, elements: &[T], shape: &[usize], stored: impl Into<Stored>) -> Outcome<DeviceTensor> {
         let stored = stored.into();
         let bytes = size_of_val(elements);
         assert_eq!(bytes, shape.iter().product::<usize>() * stored.bytes());

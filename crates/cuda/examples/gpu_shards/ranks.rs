@@ -5,8 +5,7 @@ use crate::memory::Memory;
 use crate::results::Results;
 use crate::tensors::Host;
 use etalon_cuda::linear_cross_entropy::shard::{
-    Dh, Partial, Shard, prepare_backward, prepare_combine, prepare_combine_dh, prepare_forward,
-    prepare_output,
+    Dh, Partial, Shard, prepare_backward, prepare_combine, prepare_combine_dh, prepare_forward, prepare_output,
 };
 use etalon_cuda::{DevicePass, DeviceTensor, DeviceTensors, Options, Workspace};
 use etalon_problem::{Dtype, LinearCrossEntropy, Pass, Stored};
@@ -24,10 +23,7 @@ impl Step {
     fn new(
         memory: &Memory,
         (inputs, outputs): (DeviceTensors<'static>, DeviceTensors<'static>),
-        prepare: impl FnOnce(
-            &DeviceTensors<'_>,
-            &DeviceTensors<'_>,
-        ) -> Result<DevicePass, etalon_problem::Error>,
+        prepare: impl FnOnce(&DeviceTensors<'_>, &DeviceTensors<'_>) -> Result<DevicePass, etalon_problem::Error>,
     ) -> Outcome<Step> {
         let pass = prepare(&inputs, &outputs)?;
         let scratch = memory.room(pass.scratch_bytes())?;
@@ -91,12 +87,7 @@ fn place(
 }
 
 impl Alone {
-    pub fn new(
-        workspace: &Workspace,
-        memory: Memory,
-        host: &Host,
-        options: &Options,
-    ) -> Outcome<Alone> {
+    pub fn new(workspace: &Workspace, memory: Memory, host: &Host, options: &Options) -> Outcome<Alone> {
         let LinearCrossEntropy { tokens, dim, vocab, .. } = host.problem;
         let (mut places, problem) = (Places::new(), host.problem.clone().into());
         let read = inputs(&memory, host, &(0..vocab))?;
@@ -175,9 +166,8 @@ impl Rank {
         let node = Partial::BYTES * tokens;
         let blocks = behind(counts.iter().map(|count| count * node));
         let at = memory.room(node * counts.iter().sum::<usize>())?;
-        let of = |address: u64, count: usize| {
-            DeviceTensor::dense(address, &[count, tokens, Partial::BYTES / 4], Dtype::F32)
-        };
+        let of =
+            |address: u64, count: usize| DeviceTensor::dense(address, &[count, tokens, Partial::BYTES / 4], Dtype::F32);
         let own = of(at + blocks[number].start as u64, counts[number]);
         let forward = Step::new(&memory, (read.clone(), none().with("partials", own)), |x, y| {
             prepare_forward(workspace, &shard, x, y, options)
@@ -188,15 +178,12 @@ impl Rank {
         let totals = memory.tensor(&[tokens, Partial::BYTES / 4], Dtype::F32)?;
         let all = none().with("partials", of(at, counts.iter().sum()));
         let call = (all, none().with("totals", totals.clone()));
-        let combine = Step::new(&memory, call, |x, y| {
-            prepare_combine(workspace, problem, shards, x, y, options)
-        })?;
+        let combine = Step::new(&memory, call, |x, y| prepare_combine(workspace, problem, shards, x, y, options))?;
         let loss = place(&memory, &mut places, "loss", &[], Dtype::F32)?;
         let lse = place(&memory, &mut places, "lse", &[tokens], Dtype::F32)?;
         let read = read.with("totals", totals);
         let call = (read.clone(), none().with("loss", loss).with("lse", lse));
-        let output =
-            Step::new(&memory, call, |x, y| prepare_output(workspace, &shard, x, y, options))?;
+        let output = Step::new(&memory, call, |x, y| prepare_output(workspace, &shard, x, y, options))?;
         // Contributions of this rank's classes to dh of all tokens, and of all ranks' classes to dh of its tokens.
         let matrices = if kind == Dh::Sum { vec![1; shards.len()] } else { counts };
         let (row, owners) = (4 * dim, tokens_of(tokens, shards.len()));
@@ -205,12 +192,9 @@ impl Rank {
         let dw = place(&memory, &mut places, "dw", &[shard.classes().len(), dim], host.storage)?;
         let read = read.with("dloss", memory.copy(&[1f32], &[], Dtype::F32)?);
         let call = (read, none().with("dh", own).with("dw", dw));
-        let backward = Step::new(&memory, call, |x, y| {
-            prepare_backward(workspace, &shard, x, y, kind, options)
-        })?;
-        let rows = |matrix: usize, of: &Range<usize>| {
-            (matrix * tokens + of.start) * row..(matrix * tokens + of.end) * row
-        };
+        let backward = Step::new(&memory, call, |x, y| prepare_backward(workspace, &shard, x, y, kind, options))?;
+        let rows =
+            |matrix: usize, of: &Range<usize>| (matrix * tokens + of.start) * row..(matrix * tokens + of.end) * row;
         let sends = owners.iter().map(|of| (0..matrices[number]).map(|x| rows(x, of)).collect());
         let own = owners[number].clone();
         let mine = behind(vec![own.len() * row; matrices.iter().sum()].into_iter());
@@ -223,13 +207,11 @@ impl Rank {
         let dh = memory.room(tokens * row)?;
         places.push(("dh", dh, tokens * row));
         let block = |of: &Range<usize>| of.start * row..of.end * row;
-        let sum =
-            DeviceTensor::dense(dh + block(&own).start as u64, &[own.len(), dim], host.storage);
+        let sum = DeviceTensor::dense(dh + block(&own).start as u64, &[own.len(), dim], host.storage);
         let all = DeviceTensor::dense(to, &[mine.len(), own.len(), dim], Dtype::F32);
         let call = (none().with("parts", all), none().with("dh", sum));
-        let combine_dh = Step::new(&memory, call, |x, y| {
-            prepare_combine_dh(workspace, problem, (shards, kind), x, y, options)
-        })?;
+        let combine_dh =
+            Step::new(&memory, call, |x, y| prepare_combine_dh(workspace, problem, (shards, kind), x, y, options))?;
         let sends = vec![vec![block(&own)]; shards.len()];
         let receives = owners.iter().map(|of| vec![block(of)]).collect();
         let rows = Plan { from: dh, sends, to: dh, receives };

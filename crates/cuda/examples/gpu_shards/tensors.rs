@@ -50,8 +50,7 @@ impl Host {
     /// In f32 or bf16. Every eleventh token is ignored if some are.
     pub fn new(problem: LinearCrossEntropy, storage: Dtype, some_ignored: bool) -> Host {
         let LinearCrossEntropy { tokens, dim, vocab, .. } = problem;
-        let target =
-            |i: usize| if some_ignored && i % 11 == 5 { -100 } else { (i * 389 % vocab) as i64 };
+        let target = |i: usize| if some_ignored && i % 11 == 5 { -100 } else { (i * 389 % vocab) as i64 };
         // Logits of a standard deviation of 1.
         let size = 3.0 / (dim as f32).sqrt();
         Host {

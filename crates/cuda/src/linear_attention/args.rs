@@ -161,8 +161,7 @@ kernel_args! {
 }
 
 /// Kernel arguments that `linear_attention/problem.cuh` and `linear_attention/sm90a.cuh` name.
-pub(crate) const ARGUMENTS: &[Declaration] =
-    &[declaration::<LinearArgs>(), declaration::<WalkArgs>()];
+pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<LinearArgs>(), declaration::<WalkArgs>()];
 
 impl LinearArgs {
     /// The arguments that all kernels of a pass share.

@@ -12,10 +12,7 @@ use crate::pass::{Choice, PassPlan, draft_steps};
 use etalon_problem::{Error, LinearAttention, Pass};
 
 /// Drafts the steps of a pass.
-pub(crate) fn draft(
-    problem: &LinearAttention,
-    call: &PassCall<'_, '_>,
-) -> Result<PassPlan<'static>, Error> {
+pub(crate) fn draft(problem: &LinearAttention, call: &PassCall<'_, '_>) -> Result<PassPlan<'static>, Error> {
     check_states(problem)?;
     let mut layout = Layout::default();
     let (options, parts) = (call.options, parts(call, &mut layout)?);
@@ -26,8 +23,7 @@ pub(crate) fn draft(
         choice.level = Level::Portable;
     }
     let tables = Tables::new(problem, hopper::cut(options.level))?;
-    let (watches, ranges, walks) =
-        (!options.assume_finite, Ranges::default(), WalkRanges::default());
+    let (watches, ranges, walks) = (!options.assume_finite, Ranges::default(), WalkRanges::default());
     let level = choice.level;
     let mut prepared = Prepared { parts, problem, tables, level, watches, ranges, walks };
     prepared.ranges = prepared.reserve(&mut layout)?;

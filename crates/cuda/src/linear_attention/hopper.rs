@@ -3,9 +3,7 @@
 use super::CHUNK;
 use super::args::{LinearArgs, WalkArgs};
 use super::maps::map;
-use super::passes::{
-    Columns, Target, attend_states, by_chunk, compute_again, gradients, launch as launch_portable,
-};
+use super::passes::{Columns, Target, attend_states, by_chunk, compute_again, gradients, launch as launch_portable};
 use super::prepared::{Prepared, Steps, WalkRanges};
 use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
@@ -31,8 +29,7 @@ const SCANNED: usize = 128;
 /// sequences have 64 segments of at least 2048 tokens, or more of 8192. It depends on nothing else, since bits depend
 /// on it.
 fn segment(tokens: usize) -> usize {
-    let of_many =
-        tokens.div_ceil(64).checked_next_power_of_two().map_or(8192, |n| n.clamp(2048, 8192));
+    let of_many = tokens.div_ceil(64).checked_next_power_of_two().map_or(8192, |n| n.clamp(2048, 8192));
     if tokens <= 8192 { tokens } else { of_many }
 }
 
@@ -111,8 +108,7 @@ struct Course<'a> {
 
 impl WalkArgs {
     fn new(steps: &Steps<'_>, of: &Course<'_>) -> WalkArgs {
-        let (prepared, args, ranges) =
-            (steps.prepared, of.target.args(steps), &steps.prepared.walks);
+        let (prepared, args, ranges) = (steps.prepared, of.target.args(steps), &steps.prepared.walks);
         let [y, b, x] = match of.target {
             Target::O => ["q", "k", "v"],
             Target::Q => ["dout", "v", "k"],

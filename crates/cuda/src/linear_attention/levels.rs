@@ -36,10 +36,7 @@ pub(crate) static LEVELS: [LevelRow<Spec>; 3] = [
             Rule::HOPPER,
             Rule::SIXTEEN_BITS,
             Rule::FIRST_ORDER_SM90A,
-            Rule {
-                otherwise: "a step has no product of matrices",
-                holds: |spec| spec.pass != Pass::Step,
-            },
+            Rule { otherwise: "a step has no product of matrices", holds: |spec| spec.pass != Pass::Step },
             Rule {
                 otherwise: "dim and value_dim must be at most 128 for sm90a",
                 holds: |spec| spec.dim.max(spec.value_dim) <= 128,
@@ -49,10 +46,7 @@ pub(crate) static LEVELS: [LevelRow<Spec>; 3] = [
                 holds: |spec| spec.dim % 8 + spec.value_dim % 8 == 0,
             },
             Rule { otherwise: "there is nothing for sm90a to compute", holds: |spec| !spec.empty },
-            Rule {
-                otherwise: "rows must begin and end at multiples of 16 bytes for sm90a",
-                holds: |spec| spec.boxes,
-            },
+            Rule { otherwise: "rows must begin and end at multiples of 16 bytes for sm90a", holds: |spec| spec.boxes },
         ],
     },
     // A block takes at most the shared memory that every device has.
@@ -90,11 +84,7 @@ impl Spec {
 
 /// The reason why the level of the options has no kernel for a pass in a storage type on such a device, whatever the
 /// problem, if so.
-pub(crate) fn refuses(
-    options: &Options,
-    call: (Pass, Dtype),
-    target: &Target,
-) -> Option<&'static str> {
+pub(crate) fn refuses(options: &Options, call: (Pass, Dtype), target: &Target) -> Option<&'static str> {
     level_table::refuses(&LEVELS, &Spec::permissive(call, *target), options.level)
 }
 
@@ -108,8 +98,7 @@ mod tests {
     #[test]
     fn the_first_rule_that_fails_is_the_reason() {
         let of = |pass| {
-            let spec =
-                Spec { dim: 136, ..Spec::permissive((pass, Dtype::Bf16), Target::default()) };
+            let spec = Spec { dim: 136, ..Spec::permissive((pass, Dtype::Bf16), Target::default()) };
             refusals(&LEVELS, &spec)
         };
         let expected = [

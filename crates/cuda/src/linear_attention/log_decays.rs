@@ -4,11 +4,7 @@ use etalon_problem::{Error, LinearAttention, Pass, View, Views};
 use ndarray::{ArrayViewD, Dimension};
 
 /// Fails if a log-decay of a head, or of a token that belongs to a sequence, is positive or NaN.
-pub(crate) fn check_log_decays(
-    problem: &LinearAttention,
-    pass: Pass,
-    inputs: &Views<'_>,
-) -> Result<(), Error> {
+pub(crate) fn check_log_decays(problem: &LinearAttention, pass: Pass, inputs: &Views<'_>) -> Result<(), Error> {
     if let Some(View::F32(list)) = inputs.get("g_gamma") {
         check("g_gamma", list, |_| true)?;
     }
@@ -25,11 +21,7 @@ pub(crate) fn check_log_decays(
     check("g", g, belongs)
 }
 
-fn check(
-    name: &str,
-    list: &ArrayViewD<'_, f32>,
-    counts: impl Fn(&[usize]) -> bool,
-) -> Result<(), Error> {
+fn check(name: &str, list: &ArrayViewD<'_, f32>, counts: impl Fn(&[usize]) -> bool) -> Result<(), Error> {
     // Of most lists nothing is above 0; only then is asked where.
     let bad = |g: f32| g > 0.0 || g.is_nan();
     let mut found = list.indexed_iter().filter(|(_, g)| bad(**g));
@@ -52,8 +44,7 @@ mod tests {
         let problem = LinearAttention::new(extents).decay(Decay::PerToken).sequences(lengths);
         let mut g = Array3::<f32>::zeros((2, 1, 4));
         g[[0, 0, 3]] = f32::NAN;
-        let checked =
-            |g: &Array3<f32>| check_log_decays(&problem, Pass::Forward, &Views::new().with("g", g));
+        let checked = |g: &Array3<f32>| check_log_decays(&problem, Pass::Forward, &Views::new().with("g", g));
         checked(&g).unwrap();
         g[[1, 0, 3]] = 0.5;
         let message = checked(&g).unwrap_err().to_string();

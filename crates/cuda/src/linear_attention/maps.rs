@@ -8,8 +8,7 @@ use etalon_problem::Dtype;
 /// True if the copy engine takes every operand where kernels find it.
 pub(super) fn takes_all(parts: &Parts) -> bool {
     let names = ["q", "k", "v", "o", "dout", "dq", "dk", "dv"];
-    parts.have_whole_rows(&names)
-        && names.iter().filter_map(|name| parts.part(name)).all(|part| takes(&part.place(0)))
+    parts.have_whole_rows(&names) && names.iter().filter_map(|name| parts.part(name)).all(|part| takes(&part.place(0)))
 }
 
 /// True if it takes a tensor of 16-bit elements that begins at a multiple of 16 bytes.

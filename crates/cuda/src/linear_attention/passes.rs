@@ -38,10 +38,7 @@ impl LevelChoice {
 }
 
 /// Calls `compute` with each of the choices that together compute a pass.
-fn each_choice(
-    steps: &Steps<'_>,
-    compute: impl Fn(LevelChoice) -> Result<(), Error>,
-) -> Result<(), Error> {
+fn each_choice(steps: &Steps<'_>, compute: impl Fn(LevelChoice) -> Result<(), Error>) -> Result<(), Error> {
     let prepared = steps.prepared;
     if prepared.level == Level::Portable {
         return compute(PORTABLE);
@@ -194,21 +191,12 @@ fn launch_tensor(
 }
 
 /// Computes a result by `attend_second`.
-pub(super) fn attend_second(
-    steps: &Steps<'_>,
-    target: Target,
-    args: &LinearArgs,
-) -> Result<(), Error> {
+pub(super) fn attend_second(steps: &Steps<'_>, target: Target, args: &LinearArgs) -> Result<(), Error> {
     launch_wide(steps, ("attend_second", target.columns()), by_strip(steps, args), args)
 }
 
 /// Computes a result.
-pub(super) fn attend(
-    steps: &Steps<'_>,
-    choice: LevelChoice,
-    target: Target,
-    args: &LinearArgs,
-) -> Result<(), Error> {
+pub(super) fn attend(steps: &Steps<'_>, choice: LevelChoice, target: Target, args: &LinearArgs) -> Result<(), Error> {
     let (kernel, blocks) = (("attend", target.columns()), by_strip(steps, args));
     let args = choice.args(args);
     match choice.is_tensor() {
@@ -254,12 +242,7 @@ pub(super) fn by_element(steps: &Steps<'_>) -> usize {
 }
 
 /// S before every chunk, or D behind it, from the state of one end to that of the other.
-fn sum_states(
-    steps: &Steps<'_>,
-    choice: LevelChoice,
-    back: bool,
-    ends: [&str; 2],
-) -> Result<(), Error> {
+fn sum_states(steps: &Steps<'_>, choice: LevelChoice, back: bool, ends: [&str; 2]) -> Result<(), Error> {
     let [begin, end] = ends.map(|name| steps.tensor(name));
     let args = choice.args(&LinearArgs { begin, end, ..states(steps, back) });
     let sums = ("sums", Columns::Value);

@@ -103,12 +103,7 @@ impl Prepared<'_> {
         let scale = self.wants(&["dscale", "gscale"]);
         let before = ["o", "final_state", "dq", "gq", "gdout", "gdfinal_state"];
         let behind = ["dk", "dv", "dinitial_state", "gk", "gv", "ginitial_state"];
-        Needs {
-            before: gates || scale || self.wants(&before),
-            behind: gates || self.wants(&behind),
-            gates,
-            scale,
-        }
+        Needs { before: gates || scale || self.wants(&before), behind: gates || self.wants(&behind), gates, scale }
     }
 
     /// True if tokens belong to no sequence: results there are 0.

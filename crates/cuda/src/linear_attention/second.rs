@@ -3,8 +3,8 @@
 use super::SIDE;
 use super::args::LinearArgs;
 use super::passes::{
-    Columns, PORTABLE, Target, attend, attend_second, by_chunk, by_element, fill_gates, launch,
-    launch_wide, pairs_if, states, totals,
+    Columns, PORTABLE, Target, attend, attend_second, by_chunk, by_element, fill_gates, launch, launch_wide, pairs_if,
+    states, totals,
 };
 use super::prepared::Steps;
 use crate::tensor_args::TensorArgs;
@@ -12,11 +12,7 @@ use etalon_problem::Error;
 
 /// S before every chunk, or D behind it, with its tangent. Of the ends: where both begin, and where the
 /// tangent ends.
-fn sum_states(
-    steps: &Steps<'_>,
-    back: bool,
-    [begin, begin1, end1]: [&str; 3],
-) -> Result<(), Error> {
+fn sum_states(steps: &Steps<'_>, back: bool, [begin, begin1, end1]: [&str; 3]) -> Result<(), Error> {
     let [begin, begin1, end1] = [begin, begin1, end1].map(|name| steps.tensor(name));
     let args = LinearArgs { begin, begin1, end1, ..states(steps, back) };
     let blocks = by_chunk(steps, steps.prepared.problem.extents.dim.div_ceil(SIDE));
@@ -90,8 +86,7 @@ fn by_keys(steps: &Steps<'_>, gates: bool) -> Result<(), Error> {
 fn of_scale(steps: &Steps<'_>) -> Result<(), Error> {
     let args = Target::Q.args(steps);
     let dots = steps.range(steps.prepared.ranges.by_scale).into();
-    let one =
-        LinearArgs { dots, scale: 1.0, ddscale: 0.into(), out: TensorArgs::default(), ..args };
+    let one = LinearArgs { dots, scale: 1.0, ddscale: 0.into(), out: TensorArgs::default(), ..args };
     attend_second(steps, Target::Q, &LinearArgs { dot: args.q, ..one })?;
     if !args.q1.is_there() {
         return Ok(());

@@ -1,8 +1,6 @@
 //! The arguments of the kernels of linear_cross_entropy.
 
-use crate::args::{
-    Byte, ConstPtr, Declaration, Element, Pointee, Ptr, Untyped, declaration, kernel_args, pointees,
-};
+use crate::args::{Byte, ConstPtr, Declaration, Element, Pointee, Ptr, Untyped, declaration, kernel_args, pointees};
 use crate::tensor_map::TensorMap;
 
 pointees! {

@@ -9,10 +9,7 @@ use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Error, LinearCrossEntropy};
 
 /// Drafts the steps of a pass, as [`Prepared::new`].
-pub(crate) fn draft(
-    problem: &LinearCrossEntropy,
-    call: &PassCall<'_, '_>,
-) -> Result<PassPlan<'static>, Error> {
+pub(crate) fn draft(problem: &LinearCrossEntropy, call: &PassCall<'_, '_>) -> Result<PassPlan<'static>, Error> {
     plan(Prepared::new((problem, None), call)?)
 }
 

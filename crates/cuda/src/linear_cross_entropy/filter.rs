@@ -69,12 +69,7 @@ impl Filtering {
     }
 
     /// Before the first chunk: nothing is left out. Norms of the tokens that count and of the classes.
-    pub fn begin<P>(
-        &self,
-        steps: &Steps<'_, P>,
-        kernels: &Variant,
-        args: &CrossEntropyArgs,
-    ) -> Result<(), Error> {
+    pub fn begin<P>(&self, steps: &Steps<'_, P>, kernels: &Variant, args: &CrossEntropyArgs) -> Result<(), Error> {
         for range in [self.left_out, self.dh, self.dw] {
             steps.fill(steps.at(range), range.bytes, 0);
         }
@@ -83,20 +78,13 @@ impl Filtering {
     }
 
     /// The tiles of a chunk that are left out, from its gradients of logits (C36).
-    pub fn choose<P>(
-        &self,
-        steps: &Steps<'_, P>,
-        kernels: &Variant,
-        args: &CrossEntropyArgs,
-    ) -> Result<(), Error> {
+    pub fn choose<P>(&self, steps: &Steps<'_, P>, kernels: &Variant, args: &CrossEntropyArgs) -> Result<(), Error> {
         let own = self.arguments(steps, args);
         let (count, classes) = (args.count as usize, args.classes as usize);
         let (bands, tiles) = (count.div_ceil(SIDE), classes.div_ceil(TILE));
         steps.launch((kernels, "measure"), (bands * tiles, 256), &own)?;
         match self.filter {
-            Filter::Below { .. } => {
-                steps.launch((kernels, "certify"), ((count + classes).div_ceil(256), 256), &own)
-            }
+            Filter::Below { .. } => steps.launch((kernels, "certify"), ((count + classes).div_ceil(256), 256), &own),
             Filter::Within { .. } => (0..(bands + tiles).saturating_sub(1)).try_for_each(|at| {
                 let args = FilterArgs { diagonal: at as i32, ..own };
                 let first = (at + 1).saturating_sub(tiles);

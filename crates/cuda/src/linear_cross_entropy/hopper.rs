@@ -120,17 +120,11 @@ impl Hopper {
 
     /// The address at which the rows of h of a chunk lie side by side; copies them there if some tokens may be
     /// ignored.
-    pub fn gather(
-        &self,
-        draft: &Draft,
-        args: &CrossEntropyArgs,
-        packed: Option<u64>,
-    ) -> Result<u64, Error> {
+    pub fn gather(&self, draft: &Draft, args: &CrossEntropyArgs, packed: Option<u64>) -> Result<u64, Error> {
         let Some(to) = packed else {
             return Ok(in_place(args));
         };
-        let product =
-            ProductArgs { c: *args, from: args.h, to: to.into(), ..ProductArgs::default() };
+        let product = ProductArgs { c: *args, from: args.h, to: to.into(), ..ProductArgs::default() };
         let pieces = args.count as usize * (args.dim / 8) as usize;
         // As many as run side by side: where all tokens count there is nothing for them to do.
         let blocks = pieces.div_ceil(256).min(8 * draft.target.multiprocessors);
@@ -161,12 +155,7 @@ impl Hopper {
     }
 
     /// (C16) of a chunk, in the storage type.
-    pub fn gradient(
-        &self,
-        draft: &Draft,
-        args: &CrossEntropyArgs,
-        [h, scale]: [u64; 2],
-    ) -> Result<(), Error> {
+    pub fn gradient(&self, draft: &Draft, args: &CrossEntropyArgs, [h, scale]: [u64; 2]) -> Result<(), Error> {
         let out = self.gradients(args, 64);
         let product = ProductArgs { out, scale: scale.into(), ..self.logits(args, (h, 128)) };
         let tiles = Tiles { name: "gradient", rows: args.count, columns: args.classes, wide: TILE };
@@ -195,12 +184,7 @@ impl Hopper {
     }
 
     /// (C18)
-    pub fn head(
-        &self,
-        draft: &Draft,
-        args: &CrossEntropyArgs,
-        [h, scale]: [u64; 2],
-    ) -> Result<(), Error> {
+    pub fn head(&self, draft: &Draft, args: &CrossEntropyArgs, [h, scale]: [u64; 2]) -> Result<(), Error> {
         let [b, in_place] = self.rows(args, h, 64);
         let dw = args.dw.0 + 2 * args.first_class as u64 * args.dim as u64;
         let out = match args.wide {
@@ -209,8 +193,7 @@ impl Hopper {
         };
         let a = self.gradients(args, 64);
         let scale = scale.into();
-        let product =
-            ProductArgs { a, b, in_place, out, c: *args, scale, ..ProductArgs::default() };
+        let product = ProductArgs { a, b, in_place, out, c: *args, scale, ..ProductArgs::default() };
         let tiles = Tiles { name: "head", rows: args.classes, columns: args.dim, wide: TILE };
         self.product(draft, &tiles, &product)
     }

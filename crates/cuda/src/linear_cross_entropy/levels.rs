@@ -32,10 +32,7 @@ pub(crate) static LEVELS: [LevelRow<LevelSpec>; 2] = [
             Rule::HOPPER,
             Rule::SIXTEEN_BITS,
             Rule::FIRST_ORDER_SM90A,
-            Rule {
-                otherwise: "dim must be a multiple of 8 for sm90a",
-                holds: |spec| spec.dim.is_multiple_of(8),
-            },
+            Rule { otherwise: "dim must be a multiple of 8 for sm90a", holds: |spec| spec.dim.is_multiple_of(8) },
             Rule {
                 otherwise: "h, w, dh and dw must begin at multiples of 16 bytes for sm90a",
                 holds: |spec| spec.aligned,
@@ -47,11 +44,7 @@ pub(crate) static LEVELS: [LevelRow<LevelSpec>; 2] = [
 
 /// The reason why the level of the options has no kernel for a pass in a storage type on such a device, whatever the
 /// problem, if so.
-pub(crate) fn refuses(
-    options: &Options,
-    (pass, storage): (Pass, Dtype),
-    target: &Target,
-) -> Option<&'static str> {
+pub(crate) fn refuses(options: &Options, (pass, storage): (Pass, Dtype), target: &Target) -> Option<&'static str> {
     let facts = Facts { target: *target, pass, storage, precision: Precision::Flash };
     let spec = LevelSpec { facts, dim: 64, aligned: true };
     level_table::refuses(&LEVELS, &spec, options.level)
@@ -72,8 +65,7 @@ mod tests {
 
     #[test]
     fn tensor_cores_compute_what_they_can() {
-        let of =
-            |spec: &LevelSpec, level| Choice::of(&LEVELS, spec, level).map(|choice| choice.level);
+        let of = |spec: &LevelSpec, level| Choice::of(&LEVELS, spec, level).map(|choice| choice.level);
         let with = |facts| LevelSpec { facts, ..SPEC };
         assert_eq!(of(&SPEC, Level::Auto), Ok(Level::Sm90a));
         assert_eq!(of(&SPEC, Level::Portable), Ok(Level::Portable));

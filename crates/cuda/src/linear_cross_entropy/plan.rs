@@ -78,9 +78,7 @@ impl PassSpec {
             let wide = self.columns_of_hidden(rows, dim);
             let hidden = self.rounds(pairs * dim.div_ceil(wide), wide, tiles * TILE);
             let head = self.rounds(tiles * across, TILE, rows);
-            self.rounds(pairs * tiles, TILE, dim)
-                + if self.dh { hidden } else { 0 }
-                + if self.dw { head } else { 0 }
+            self.rounds(pairs * tiles, TILE, dim) + if self.dh { hidden } else { 0 } + if self.dw { head } else { 0 }
         };
         let most = columns / TILE;
         let faster = |x: usize, y: usize| time(x) * (y as u128) < time(y) * (x as u128);
@@ -118,14 +116,8 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// For so many tokens. Chunks are as large as the budget permits, at least one tile.
-    pub fn new(
-        (tokens, dim, vocab): (usize, usize, usize),
-        spec: PassSpec,
-        budget: usize,
-    ) -> Result<Plan, Error> {
-        let up = |x: usize, to: usize| {
-            x.max(1).checked_next_multiple_of(to).ok_or_else(|| memory(usize::MAX))
-        };
+    pub fn new((tokens, dim, vocab): (usize, usize, usize), spec: PassSpec, budget: usize) -> Result<Plan, Error> {
+        let up = |x: usize, to: usize| x.max(1).checked_next_multiple_of(to).ok_or_else(|| memory(usize::MAX));
         let (all_rows, all_columns) = (up(tokens, SIDE)?, up(vocab, TILE)?);
         let narrow = spec.tensor && spec.dw && !spec.wide;
         let wide = all_columns.min(if narrow { LEAST_WIDE } else { WIDE });
@@ -179,9 +171,7 @@ impl Plan {
                 let matrix = wide.checked_mul(4 * rows.checked_next_multiple_of(TILE)?)?;
                 matrix.checked_mul(sums(all_columns, block))?
             }
-            true => {
-                levels.checked_mul(4 * rows)?.checked_mul(dim.checked_next_multiple_of(SIDE)?)?
-            }
+            true => levels.checked_mul(4 * rows)?.checked_mul(dim.checked_next_multiple_of(SIDE)?)?,
             false => 0,
         };
         let head_bias = if several && spec.dbias && !spec.wide { 4 * vocab } else { 0 };
@@ -195,11 +185,8 @@ impl Plan {
         // A plane also holds the leaves of a group of tiles.
         let least = if spec.tensor { 2 * TILE } else { TILE };
         let columns = columns.clamp(least.min(all_columns), all_columns);
-        let columns = if spec.tensor && columns < all_columns {
-            spec.whole_rounds(rows, dim, columns)
-        } else {
-            columns
-        };
+        let columns =
+            if spec.tensor && columns < all_columns { spec.whole_rounds(rows, dim, columns) } else { columns };
         Some(Plan {
             rows,
             columns,
@@ -219,15 +206,8 @@ impl Plan {
 mod tests {
     use super::*;
 
-    const ALL: PassSpec = PassSpec {
-        dh: true,
-        dw: true,
-        dbias: true,
-        wide: false,
-        second: false,
-        tensor: false,
-        side_by_side: 0,
-    };
+    const ALL: PassSpec =
+        PassSpec { dh: true, dw: true, dbias: true, wide: false, second: false, tensor: false, side_by_side: 0 };
 
     fn bytes(plan: &Plan, planes: usize) -> usize {
         planes * plan.plane + plan.nodes + plan.hidden + plan.head + plan.head_bias
@@ -242,9 +222,7 @@ mod tests {
 
     #[test]
     fn chunks_stay_within_the_budget() {
-        for (budget, second, wide) in
-            [(64, false, false), (64, true, false), (256, false, true), (1024, true, true)]
-        {
+        for (budget, second, wide) in [(64, false, false), (64, true, false), (256, false, true), (1024, true, true)] {
             let (spec, budget) = (PassSpec { second, wide, ..ALL }, budget << 20);
             let plan = Plan::new((8192, 2304, 256_000), spec, budget).unwrap();
             assert!(bytes(&plan, 1 + usize::from(second)) <= budget, "{plan:?}");
@@ -280,10 +258,7 @@ mod tests {
 
     #[test]
     fn sums_of_dh_wait_for_others_of_a_tree_of_four_blocks() {
-        assert_eq!(
-            [1, 256, 257, 1000, 1025, 256_000].map(block),
-            [256, 256, 256, 256, 512, 65_536]
-        );
+        assert_eq!([1, 256, 257, 1000, 1025, 256_000].map(block), [256, 256, 256, 256, 512, 65_536]);
         // One after the other, the first two, the third beside them, and the fourth.
         assert_eq!([1, 512, 513, 1024, 1025, 2048].map(|x| sums(x, 512)), [1, 1, 2, 2, 2, 3]);
         assert_eq!(sums(8 * 512, 512), 4);

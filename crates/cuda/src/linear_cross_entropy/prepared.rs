@@ -62,12 +62,7 @@ fn pull(second: bool) -> usize {
 }
 
 impl Ranges {
-    fn new(
-        plan: &Plan,
-        spec: PassSpec,
-        tokens: usize,
-        layout: &mut Layout,
-    ) -> Result<Ranges, Error> {
+    fn new(plan: &Plan, spec: PassSpec, tokens: usize, layout: &mut Layout) -> Result<Ranges, Error> {
         let pulls = if spec.gradients() { pull(spec.second) } else { 0 };
         Ok(Ranges {
             tokens: layout.range(TOKEN * tokens)?,

@@ -275,8 +275,7 @@ impl<'a> Run<'a> {
         };
         let vocab = self.args.vocab as usize;
         let each = Hopper::leaf_columns(&self.args, plan.plane);
-        chunks(vocab, each)
-            .try_for_each(|classes| hopper.totals(self.steps, &self.chunk(tokens, &classes), h))
+        chunks(vocab, each).try_for_each(|classes| hopper.totals(self.steps, &self.chunk(tokens, &classes), h))
     }
 
     /// (C1), (C2), and in the second order (C21).

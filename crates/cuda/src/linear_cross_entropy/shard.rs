@@ -57,9 +57,7 @@ mod device;
 mod host;
 mod table;
 
-pub use device::{
-    prepare_backward, prepare_combine, prepare_combine_dh, prepare_forward, prepare_output,
-};
+pub use device::{prepare_backward, prepare_combine, prepare_combine_dh, prepare_forward, prepare_output};
 pub use etalon_problem::linear_cross_entropy::shard::{Dh, Partial, Shard, TILE};
 pub use host::{backward_shard, combine, combine_dh, forward_shard, output};
 
@@ -88,8 +86,7 @@ mod tests {
     fn more_classes_than_31_bits_count_are_refused_before_a_device_is_asked() {
         let problem = LinearCrossEntropy::new(1, 1, 1 << 31);
         let shard = Shard::new(&problem, 0..1 << 31).unwrap();
-        let (workspace, options, none) =
-            (Workspace::new(), Options::default(), DeviceTensors::new());
+        let (workspace, options, none) = (Workspace::new(), Options::default(), DeviceTensors::new());
         let refused = |error: Option<Error>| match error {
             Some(Error::Unsupported { what, .. }) => assert_eq!(what, "a vocabulary of 2147483648"),
             other => panic!("{other:?}"),

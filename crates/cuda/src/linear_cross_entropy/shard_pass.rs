@@ -140,13 +140,7 @@ impl Walk<'_> {
         }
     }
 
-    fn launch(
-        &self,
-        name: &'static str,
-        blocks: usize,
-        threads: u32,
-        args: &ShardArgs,
-    ) -> Result<(), Error> {
+    fn launch(&self, name: &'static str, blocks: usize, threads: u32, args: &ShardArgs) -> Result<(), Error> {
         self.steps.launch((&self.own.kernels, name), (blocks, threads), args)
     }
 

@@ -28,11 +28,8 @@ pub(crate) fn draft_sums(
     let mut tables = TableImage::new(bytes.len());
     tables.put(range, bytes);
     let steps = draft_steps(&&parts, |steps| {
-        let args = FoldArgs {
-            merges: steps.table(range).into(),
-            parts: classes.len() as i32,
-            ..arguments(&steps, problem)
-        };
+        let args =
+            FoldArgs { merges: steps.table(range).into(), parts: classes.len() as i32, ..arguments(&steps, problem) };
         fold(&steps, &args, depth(&merges).max(1))
     })?;
     let (mode, refusals, blockings) = (None, Vec::new(), Vec::new());
@@ -64,8 +61,7 @@ fn arguments(steps: &Steps<'_, &Parts>, problem: &LinearCrossEntropy) -> FoldArg
 /// Adds the kernel, of which each thread keeps so many nodes or vectors in shared memory.
 fn fold(steps: &Steps<'_, &Parts>, args: &FoldArgs, depth: usize) -> Result<(), Error> {
     let is_dh = steps.prepared.has("dh");
-    let (name, threads, each, bytes) =
-        if is_dh { ("sum", 64, 4, 16) } else { ("combine", 32, 1, NODE) };
+    let (name, threads, each, bytes) = if is_dh { ("sum", 64, 4, 16) } else { ("combine", 32, 1, NODE) };
     let blocks = (args.count as usize).div_ceil(each * threads);
     let (grid, shared) = ((blocks, threads as u32), (threads * bytes * depth) as u32);
     let variant = Variant::cross_entropy_shards(steps.prepared.storage);

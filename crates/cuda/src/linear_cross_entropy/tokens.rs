@@ -15,8 +15,7 @@ pub(crate) fn counted(problem: &LinearCrossEntropy, inputs: &Views<'_>) -> Resul
     };
     let weights = numbers(inputs, "token_weights");
     let class_weights = numbers(inputs, "class_weights");
-    let weight =
-        |all: Option<&ArrayViewD<'_, f32>>, at: usize| all.map_or(1.0, |all| f64::from(all[[at]]));
+    let weight = |all: Option<&ArrayViewD<'_, f32>>, at: usize| all.map_or(1.0, |all| f64::from(all[[at]]));
     let (mut counted, mut sum) = (0, 0.0);
     for (index, &target) in targets.iter().enumerate() {
         if target != problem.ignore_index {

@@ -92,20 +92,14 @@ pub(crate) struct By<'a> {
 
 impl DqPartials {
     /// Memory for partial sums; `tensor`: of tensor cores, which leave out what is not finite.
-    pub fn new(
-        shares: Shares,
-        spec: &Spec,
-        tensor: bool,
-        layout: &mut Layout,
-    ) -> Result<DqPartials, Error> {
+    pub fn new(shares: Shares, spec: &Spec, tensor: bool, layout: &mut Layout) -> Result<DqPartials, Error> {
         let [partials, sums] = shares.bytes().ok_or_else(|| crate::memory::memory(usize::MAX))?;
         let heads = spec.counts.sequences * spec.extents.key_heads;
         Ok(DqPartials {
             shares,
             range: layout.named("partial sums of dq", partials)?,
             totals: layout.named("sums of dq of the tiles before", sums)?,
-            nonfinite: layout
-                .named("heads that are not finite", if tensor { 4 * heads } else { 0 })?,
+            nonfinite: layout.named("heads that are not finite", if tensor { 4 * heads } else { 0 })?,
         })
     }
 

@@ -13,10 +13,7 @@ use crate::softmax::{Steps, blocks, hopper, hopper_backward, portable};
 use etalon_problem::{Error, Mode, Pass, Problem};
 
 /// Drafts the steps of a pass, as [`Prepared::new`].
-pub(crate) fn draft<'a>(
-    problem: &'a Problem,
-    call: &PassCall<'_, '_>,
-) -> Result<PassPlan<'a>, Error> {
+pub(crate) fn draft<'a>(problem: &'a Problem, call: &PassCall<'_, '_>) -> Result<PassPlan<'a>, Error> {
     let mut layout = Layout::default();
     let mut prepared = Prepared::new(problem, call, &LEVELS, &mut layout)?;
     let between = match prepared.pass {

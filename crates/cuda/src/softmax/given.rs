@@ -12,9 +12,7 @@ use crate::softmax::hopper_args::Int2;
 use crate::softmax::pair_args::{Sequence, Span, Task, Tile};
 use crate::softmax::tables::{Tables, bytes};
 use crate::variant::Variant;
-use etalon_problem::{
-    Align, Error, Mask, MaskNode, NamedArray, NodeArrays, Problem, Scores, Sequences,
-};
+use etalon_problem::{Align, Error, Mask, MaskNode, NamedArray, NodeArrays, Problem, Scores, Sequences};
 
 /// An array of a problem that a caller may give.
 #[derive(Debug, Clone, PartialEq)]
@@ -163,14 +161,12 @@ impl Given {
         let mut sources = Sources { given, ..Sources::default() };
         let sequences = match &scores.sequences {
             Sequences::Dense => None,
-            Sequences::Lengths { query, key } => Some([
-                sources.numbers("sequences.query", query)?,
-                sources.numbers("sequences.key", key)?,
-            ]),
-            Sequences::Packed { cu_query, cu_key } => Some([
-                sources.numbers("sequences.cu_query", cu_query)?,
-                sources.numbers("sequences.cu_key", cu_key)?,
-            ]),
+            Sequences::Lengths { query, key } => {
+                Some([sources.numbers("sequences.query", query)?, sources.numbers("sequences.key", key)?])
+            }
+            Sequences::Packed { cu_query, cu_key } => {
+                Some([sources.numbers("sequences.cu_query", cu_query)?, sources.numbers("sequences.cu_key", cu_key)?])
+            }
         };
         scores.mask.nodes().iter().try_for_each(|node| sources.add(node))?;
         let Sources { layout: mut own, copies, arrays, nodes, .. } = sources;
@@ -222,10 +218,7 @@ impl Given {
         };
         let mut arrays = [Numbers::default(); ARRAYS];
         arrays.iter_mut().zip(&self.arrays).for_each(|(to, source)| *to = numbers(source));
-        let [query, key] = self
-            .sequences
-            .as_ref()
-            .map_or([Numbers::default(); 2], |own| own.each_ref().map(numbers));
+        let [query, key] = self.sequences.as_ref().map_or([Numbers::default(); 2], |own| own.each_ref().map(numbers));
         let lengths = if tables.lengths.bytes > 0 { steps.table(tables.lengths) } else { 0 };
         TableArgs {
             query,
@@ -270,12 +263,7 @@ struct Sources<'a> {
 
 impl Sources<'_> {
     /// The array of this name, or a copy of the problem's.
-    fn find(
-        &mut self,
-        name: &str,
-        element: Element,
-        own: impl FnOnce() -> Vec<u8>,
-    ) -> Result<Source, Error> {
+    fn find(&mut self, name: &str, element: Element, own: impl FnOnce() -> Vec<u8>) -> Result<Source, Error> {
         if let Some(number) = self.given.iter().position(|given| given.name == name) {
             return Ok(Source::Call(number, self.given[number].tensor.element));
         }
@@ -316,9 +304,7 @@ impl Sources<'_> {
         };
         match node.arrays {
             NodeArrays::None => {}
-            NodeArrays::Ids { query, key } => {
-                (own.query, own.key) = (self.ids(query)?, self.ids(key)?)
-            }
+            NodeArrays::Ids { query, key } => (own.query, own.key) = (self.ids(query)?, self.ids(key)?),
             NodeArrays::Flags(array) => {
                 let flags = || array.data.iter().map(|&x| x.into()).collect();
                 let source = self.find(&array.name, Element::Bool, flags)?;

@@ -6,9 +6,7 @@ use crate::memory::{Layout, MemoryRange};
 use crate::moves::StridedTensor;
 use crate::parts::Part;
 use crate::softmax::counts::SIDE;
-use crate::softmax::hopper_args::{
-    ForwardArgs, Packed, ScoreOptions, Shape, SpanTables, tensor_map,
-};
+use crate::softmax::hopper_args::{ForwardArgs, Packed, ScoreOptions, Shape, SpanTables, tensor_map};
 use crate::softmax::prepared::Prepared;
 use crate::softmax::spec::Spec;
 use crate::softmax::variants::{Hopper, Lengths, Visible};
@@ -97,11 +95,7 @@ impl Plan {
     }
 
     /// Takes ranges for copies of operands.
-    fn reserve_operands(
-        &mut self,
-        prepared: &Prepared<'_>,
-        layout: &mut Layout,
-    ) -> Result<(), Error> {
+    fn reserve_operands(&mut self, prepared: &Prepared<'_>, layout: &mut Layout) -> Result<(), Error> {
         let e = &prepared.scores.extents;
         let backward = prepared.pass == Pass::Backward;
         for name in ["q", "k", "v", "o", "dout", "dq", "dk", "dv"] {
@@ -116,8 +110,7 @@ impl Plan {
                 continue;
             }
             let (heads, rows) = rows_of(e, name);
-            let lies =
-                |part: &Part| self.takes(part.place(0), prepared.aligned || !part.is_direct());
+            let lies = |part: &Part| self.takes(part.place(0), prepared.aligned || !part.is_direct());
             let direct = part.is_some_and(lies);
             let bytes = 2 * e.batch * heads * rows * self.width;
             let copy = if direct { None } else { Some(layout.named(COPIES, bytes)?) };

@@ -3,9 +3,7 @@
 
 use crate::family::Family;
 use crate::moves::StridedTensor;
-use crate::softmax::hopper::{
-    Plan, heads_in, launch, map_of, options, packed, padded, shape, spans,
-};
+use crate::softmax::hopper::{Plan, heads_in, launch, map_of, options, packed, padded, shape, spans};
 use crate::softmax::hopper_args::BackwardArgs;
 use crate::softmax::pair_args::{FallbackArgs, PairArgs, tensor};
 use crate::softmax::variants::{Lengths, Results};

@@ -125,8 +125,7 @@ kernel_args! {
 }
 
 /// Kernel arguments that these sources name.
-pub(crate) const ARGUMENTS: &[Declaration] =
-    &[declaration::<LazyArgs>(), declaration::<MeasureArgs>()];
+pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<LazyArgs>(), declaration::<MeasureArgs>()];
 
 /// The passes of a prepared problem.
 pub(crate) struct Passes<'a> {
@@ -153,12 +152,7 @@ impl<'a> Passes<'a> {
         Passes { steps, memory, hopper, args }
     }
 
-    fn launch<A: KernelArgs>(
-        &self,
-        name: &'static str,
-        blocks: usize,
-        args: &A,
-    ) -> Result<(), Error> {
+    fn launch<A: KernelArgs>(&self, name: &'static str, blocks: usize, args: &A) -> Result<(), Error> {
         let variant = &self.steps.prepared.modules.portable;
         self.steps.launch((variant, name), (blocks, variant.threads()), args)
     }
@@ -285,13 +279,9 @@ impl<'a> Passes<'a> {
         let columns_of = |name: &str, all: usize| if steps.address(name) == 0 { 0 } else { all };
         let all_values = steps.prepared.value_dim.unwrap_or(0);
         let wanted = [columns_of("dk", e.dim), columns_of("dv", all_values)];
-        let args = LazyArgs {
-            c: self.args.c.over(steps.table(steps.prepared.tables.by_keys)),
-            ..self.args
-        };
+        let args = LazyArgs { c: self.args.c.over(steps.table(steps.prepared.tables.by_keys)), ..self.args };
         let blocks = steps.prepared.counts.by_keys * e.key_heads;
-        let mut windows =
-            if steps.address("dbias") == 0 { 0 } else { steps.at(self.memory.windows) };
+        let mut windows = if steps.address("dbias") == 0 { 0 } else { steps.at(self.memory.windows) };
         let all = [e.dim, all_values];
         // Windows alone are a launch without columns.
         let alone = (wanted == [0, 0] && windows != 0).then_some(all);

@@ -36,25 +36,13 @@ fn launch_of(
 }
 
 /// Adds a launch of a kernel of the portable level.
-fn launch(
-    steps: &Steps<'_>,
-    name: &'static str,
-    blocks: usize,
-    args: &PairArgs,
-    terms: usize,
-) -> Result<(), Error> {
+fn launch(steps: &Steps<'_>, name: &'static str, blocks: usize, args: &PairArgs, terms: usize) -> Result<(), Error> {
     let args = PairArgs { blocks: blocks as i32, ..*args };
     launch_of(steps, (&steps.prepared.modules.portable, name), blocks, &args, terms)
 }
 
 /// Adds a launch of a kernel that walks tiles: that of the level sm80 where it computes the pass.
-fn walk(
-    steps: &Steps<'_>,
-    name: &'static str,
-    blocks: usize,
-    args: &PairArgs,
-    terms: usize,
-) -> Result<(), Error> {
+fn walk(steps: &Steps<'_>, name: &'static str, blocks: usize, args: &PairArgs, terms: usize) -> Result<(), Error> {
     match steps.prepared.modules.tensor_with(name) {
         None => launch(steps, name, blocks, args, terms),
         Some(variant) => launch_of(steps, (variant, name), blocks, args, terms),
@@ -94,8 +82,7 @@ fn each_dq(
     let e = &steps.scores().extents;
     let blocks = steps.prepared.counts.by_queries * e.query_heads;
     let pairs = e.dim + steps.prepared.value_dim.unwrap_or(0);
-    parts(e.dim)
-        .try_for_each(|first| launch(blocks, args.at([first, 0]), pairs + part(e.dim, first)))
+    parts(e.dim).try_for_each(|first| launch(blocks, args.at([first, 0]), pairs + part(e.dim, first)))
 }
 
 /// The gradients that have places.
@@ -108,9 +95,7 @@ pub(crate) fn backward(steps: &Steps<'_>) -> Result<(), Error> {
             if args.dq.is_there() && steps.prepared.has_gradient() {
                 scale(steps, &args)?;
             } else if args.dq.is_there() {
-                each_dq(steps, &args, |blocks, args, terms| {
-                    walk(steps, "queries", blocks, &args, terms)
-                })?;
+                each_dq(steps, &args, |blocks, args, terms| walk(steps, "queries", blocks, &args, terms))?;
             }
             dk_and_dv(steps, &args)?;
         }
@@ -202,20 +187,13 @@ fn dk_and_dv(steps: &Steps<'_>, args: &PairArgs) -> Result<(), Error> {
 
 /// The first columns of D and of E of the launches that together cover so many of D, and those of dv. A part that is
 /// not wanted any more begins beyond the last column.
-fn by_keys(
-    steps: &Steps<'_>,
-    args: &PairArgs,
-    dims: usize,
-) -> impl Iterator<Item = [usize; 2]> + use<> {
+fn by_keys(steps: &Steps<'_>, args: &PairArgs, dims: usize) -> impl Iterator<Item = [usize; 2]> + use<> {
     let (dim, value_dim) = (steps.scores().extents.dim, steps.prepared.value_dim.unwrap_or(0));
     columns([dims, wanted(args.dv, value_dim)], [dim, value_dim])
 }
 
 /// The same of so many columns that are wanted, of so many.
-pub(crate) fn columns(
-    wanted: [usize; 2],
-    [dim, value_dim]: [usize; 2],
-) -> impl Iterator<Item = [usize; 2]> + use<> {
+pub(crate) fn columns(wanted: [usize; 2], [dim, value_dim]: [usize; 2]) -> impl Iterator<Item = [usize; 2]> + use<> {
     let (mut dims, mut values) = (parts(wanted[0]), parts(wanted[1]));
     std::iter::from_fn(move || match (dims.next(), values.next()) {
         (None, None) => None,

@@ -61,8 +61,7 @@ impl<'a> Prepared<'a> {
     ) -> Result<Prepared<'a>, Error> {
         let (scores, value_dim) = scores_of(problem)?;
         let is_backward = call.pass == Pass::Backward && !is_lazy(problem);
-        let needs_ds =
-            ["dq", "dk", "dsinks", "dbias"].iter().any(|name| (call.holds)(name, true).is_some());
+        let needs_ds = ["dq", "dk", "dsinks", "dbias"].iter().any(|name| (call.holds)(name, true).is_some());
         let reads_o = !is_backward || needs_ds;
         let parts = parts(call, reads_o, layout)?;
         let (counts, tables, given) = tables(scores, call.operands.arrays(), layout)?;
@@ -96,10 +95,7 @@ impl<'a> Prepared<'a> {
 
     /// The steps of the pass: copies of what the caller holds elsewhere than kernels find it, tables that the device
     /// makes, what a function adds, and copies of results.
-    pub fn draft(
-        &self,
-        compute: impl FnOnce(&Steps<'_>) -> Result<(), Error>,
-    ) -> Result<Vec<Step>, Error> {
+    pub fn draft(&self, compute: impl FnOnce(&Steps<'_>) -> Result<(), Error>) -> Result<Vec<Step>, Error> {
         draft_steps(self, |steps| match &self.given {
             Some((given, _)) => compute(&given.make(steps)?),
             None => compute(&steps),
@@ -113,13 +109,7 @@ impl<'a> Prepared<'a> {
             Some((_, image)) => Ok(image),
             None => Ok(tables.image(Rows::new(scores)?, scores)),
         };
-        PassPlan {
-            parts: self.parts,
-            tables: Box::new(tables),
-            scratch,
-            steps,
-            choice: self.choice,
-        }
+        PassPlan { parts: self.parts, tables: Box::new(tables), scratch, steps, choice: self.choice }
     }
 
     /// True if the backward pass of attention_lse is given ∂lse/∂q, of which dq is a multiple.

@@ -47,8 +47,7 @@ impl Rows {
         let e = &scores.extents;
         Rows::check_extents(scores)?;
         let (list, counts) = (scores.sequences(), Counts::of_scores(scores));
-        let mut rows =
-            Rows { spans: filled([-1; 2], &[e.batch, e.queries], MASK)?, ..Rows::default() };
+        let mut rows = Rows { spans: filled([-1; 2], &[e.batch, e.queries], MASK)?, ..Rows::default() };
         rows.add_spans(scores, &list, counts.flags)?;
         for (n, s) in list.iter().enumerate() {
             let first = rows.tiles.len();
@@ -68,12 +67,7 @@ impl Rows {
         Ok(rows)
     }
 
-    fn add_spans(
-        &mut self,
-        scores: &Scores,
-        list: &[Sequence],
-        flags: Option<usize>,
-    ) -> Result<(), Error> {
+    fn add_spans(&mut self, scores: &Scores, list: &[Sequence], flags: Option<usize>) -> Result<(), Error> {
         let e = &scores.extents;
         let row = |s: &Sequence, i: usize| s.batch * e.queries + s.query_start + i;
         let Some(heads) = flags else {
@@ -112,8 +106,7 @@ impl Rows {
         let spans = &self.spans[at..at + s.queries];
         let meet = |[a, b]: [i32; 2], [c, d]: [i32; 2]| [a.max(c), b.min(d)];
         let common = spans.chunks(SIDE).map(|rows| rows.iter().copied().fold([0, i32::MAX], meet));
-        self.common
-            .extend(common.map(|[begin, end]| if begin < end { [begin, end] } else { [0, 0] }));
+        self.common.extend(common.map(|[begin, end]| if begin < end { [begin, end] } else { [0, 0] }));
         let first = self.sequences[number][5] as usize;
         let mut seen_by = vec![[0, 0]; s.keys.div_ceil(SIDE)];
         let tiles = &self.tiles[first..][..s.queries.div_ceil(SIDE)];
@@ -163,8 +156,7 @@ mod tests {
     use etalon_problem::{Align, BiasExtents, Mask, NamedArray, Sequences};
 
     fn scores(mask: Mask, sequences: Sequences) -> Scores {
-        let extents =
-            Extents { batch: 1, query_heads: 2, key_heads: 1, queries: 150, keys: 140, dim: 8 };
+        let extents = Extents { batch: 1, query_heads: 2, key_heads: 1, queries: 150, keys: 140, dim: 8 };
         Scores { mask, sequences, ..Scores::new(extents) }
     }
 
@@ -194,8 +186,7 @@ mod tests {
 
     #[test]
     fn tables_say_what_the_mask_says() {
-        let packed =
-            Sequences::Packed { cu_query: vec![0, 70, 70, 149], cu_key: vec![0, 0, 66, 130] };
+        let packed = Sequences::Packed { cu_query: vec![0, 70, 70, 149], cu_key: vec![0, 0, 66, 130] };
         let lengths = Sequences::Lengths { query: vec![130], key: vec![65] };
         for sequences in [Sequences::Dense, packed, lengths] {
             agrees(&scores(Mask::Full, sequences.clone()));
@@ -264,15 +255,10 @@ mod tests {
 
     /// Problems of lengths, offsets and masks.
     fn cases() -> Vec<Scores> {
-        let extents =
-            Extents { batch: 2, query_heads: 2, key_heads: 1, queries: 150, keys: 200, dim: 8 };
+        let extents = Extents { batch: 2, query_heads: 2, key_heads: 1, queries: 150, keys: 200, dim: 8 };
         let one = Extents { batch: 1, ..extents };
-        let lengths = |query: [usize; 2], key: [usize; 2]| Sequences::Lengths {
-            query: query.into(),
-            key: key.into(),
-        };
-        let packed =
-            |cu_query: Vec<usize>, cu_key: Vec<usize>| Sequences::Packed { cu_query, cu_key };
+        let lengths = |query: [usize; 2], key: [usize; 2]| Sequences::Lengths { query: query.into(), key: key.into() };
+        let packed = |cu_query: Vec<usize>, cu_key: Vec<usize>| Sequences::Packed { cu_query, cu_key };
         let sequences = [
             (extents, Sequences::Dense),
             (extents, lengths([130, 0], [65, 200])),
@@ -283,11 +269,7 @@ mod tests {
         ];
         let either = Mask::Or(vec![Mask::window(2, 0), Mask::window(None, 0)]);
         let masks = [Mask::Full, Mask::causal(), either];
-        let biases = [
-            None,
-            Some(BiasExtents { batch: 1, heads: 1 }),
-            Some(BiasExtents { batch: 2, heads: 1 }),
-        ];
+        let biases = [None, Some(BiasExtents { batch: 1, heads: 1 }), Some(BiasExtents { batch: 2, heads: 1 })];
         let mut all = Vec::new();
         for (extents, sequences) in sequences {
             for (mask, bias) in masks.iter().flat_map(|mask| biases.map(|bias| (mask, bias))) {

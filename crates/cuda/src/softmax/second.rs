@@ -34,8 +34,7 @@ impl Between {
             sum: layout.named("sums of rows", elements)?,
             o: layout.named("sums of rows", elements)?,
             numbers: layout.named("numbers of rows", 4 * 4 * rows)?,
-            found: layout
-                .named("heads that are not finite", 4 * sequences * spec.extents.key_heads)?,
+            found: layout.named("heads that are not finite", 4 * sequences * spec.extents.key_heads)?,
         })
     }
 }
@@ -182,25 +181,13 @@ struct SecondPass<'a> {
 
 impl SecondPass<'_> {
     /// A kernel of the portable level, which computes so many terms of each pair, if no other does.
-    fn launch(
-        &self,
-        name: &'static str,
-        blocks: usize,
-        args: &SecondArgs,
-        terms: usize,
-    ) -> Result<(), Error> {
+    fn launch(&self, name: &'static str, blocks: usize, args: &SecondArgs, terms: usize) -> Result<(), Error> {
         let work = work(self.portable, &args.c, terms);
         self.steps.launch_work((self.portable, name), (blocks, self.portable.threads()), args, work)
     }
 
     /// A kernel of both: blocks of either leave what is not theirs.
-    fn both(
-        &self,
-        name: &'static str,
-        blocks: usize,
-        args: &SecondArgs,
-        terms: usize,
-    ) -> Result<(), Error> {
+    fn both(&self, name: &'static str, blocks: usize, args: &SecondArgs, terms: usize) -> Result<(), Error> {
         if let Some(variant) = self.tensor {
             let work = Work { terms, unit: variant.unit(), ..Work::NONE };
             self.steps.launch_work((variant, name), (blocks, variant.threads()), args, work)?;

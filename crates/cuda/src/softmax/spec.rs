@@ -73,8 +73,7 @@ impl Spec {
 
     /// The pass that every level computes, if it computes any in this storage type.
     fn permissive(call: (Pass, Dtype), options: &Options, target: Target) -> Spec {
-        let extents =
-            Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 64, keys: 64, dim: 64 };
+        let extents = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 64, keys: 64, dim: 64 };
         let scores = Attention::new(extents).scores;
         let counts = Counts::of_scores(&scores);
         Spec::new((&scores, Some(64)), call, counts, [true; 2], target, options)
@@ -159,14 +158,8 @@ const SM90A: &[Rule<Spec>] = &[
     Rule::HOPPER,
     Rule::SIXTEEN_BITS,
     Rule::FIRST_ORDER_SM90A,
-    Rule {
-        otherwise: "the backward pass of sm90a has one mode, `separate`",
-        holds: |spec| !spec.insists(),
-    },
-    Rule {
-        otherwise: "dim and value_dim must be at most 128 for sm90a",
-        holds: |spec| spec.columns() <= 128,
-    },
+    Rule { otherwise: "the backward pass of sm90a has one mode, `separate`", holds: |spec| !spec.insists() },
+    Rule { otherwise: "dim and value_dim must be at most 128 for sm90a", holds: |spec| spec.columns() <= 128 },
     Rule {
         otherwise: "there are no queries or no keys, and nothing for sm90a to compute",
         holds: |spec| {
@@ -204,10 +197,7 @@ const SM80: &[Rule<Spec>] = &[
         otherwise: "dim and value_dim must be at most 128 for the backward pass of f32 on sm80",
         holds: |spec| spec.has_columns(Pass::Backward, 128, &[Dtype::F32]),
     },
-    Rule {
-        otherwise: "dim must be at most 256 for sm80",
-        holds: |spec| spec.has_columns(Pass::Forward, 256, &ALL),
-    },
+    Rule { otherwise: "dim must be at most 256 for sm80", holds: |spec| spec.has_columns(Pass::Forward, 256, &ALL) },
     Rule {
         otherwise: "dim and value_dim must be at most 256 for the backward pass of sm80",
         holds: |spec| spec.has_columns(Pass::Backward, 256, &ALL),

@@ -55,9 +55,7 @@ impl Random {
             }
             for (list, rows) in ids.iter_mut().zip([e.queries, e.keys]) {
                 let offsets = self.offsets(5, rows);
-                list.extend(
-                    (0..rows).map(|i| order[offsets.iter().filter(|&&x| x <= i).count() % 6]),
-                );
+                list.extend((0..rows).map(|i| order[offsets.iter().filter(|&&x| x <= i).count() % 6]));
             }
             if self.below(3) == 0 {
                 let first = ids[0].len() - e.queries;
@@ -85,8 +83,7 @@ impl Random {
     /// A problem whose mask is no window and shows each query one range of keys.
     fn problem(&mut self) -> Scores {
         loop {
-            let (batch, queries, keys) =
-                (1 + self.below(2), 1 + self.length(280), 1 + self.length(400));
+            let (batch, queries, keys) = (1 + self.below(2), 1 + self.length(280), 1 + self.length(400));
             let packed = self.below(3);
             let batch = if packed == 0 { 1 } else { batch };
             let e = Extents { batch, query_heads: 1, key_heads: 1, queries, keys, dim: 8 };
@@ -95,8 +92,7 @@ impl Random {
                 1 => Sequences::Lengths { query: lengths(queries), key: lengths(keys) },
                 0 => {
                     let count = 1 + self.below(4);
-                    let (cu_query, cu_key) =
-                        (self.offsets(count, queries), self.offsets(count, keys));
+                    let (cu_query, cu_key) = (self.offsets(count, queries), self.offsets(count, keys));
                     Sequences::Packed { cu_query, cu_key }
                 }
                 _ => Sequences::Dense,
@@ -170,8 +166,7 @@ fn compile(folder: &Path) -> Option<PathBuf> {
         ("cuda.h", include_str!("../../tests/walks/cuda.h")),
         ("model.cpp", include_str!("../../tests/walks/model.cpp")),
     ];
-    let values =
-        ["-DSTORAGE=1", "-DD=64", "-DWINDOW=2", "-DLENGTHS=2", "-DOPTIONS=0", "-DRESULTS=1"];
+    let values = ["-DSTORAGE=1", "-DD=64", "-DWINDOW=2", "-DLENGTHS=2", "-DOPTIONS=0", "-DRESULTS=1"];
     sources::compile(folder, &texts, &[&["-O2"], &values[..]].concat())
 }
 

@@ -56,8 +56,7 @@ impl Run {
         let is = |(architecture, variant): &Compilation, name: &String| {
             name == architecture || *name == variant.family.to_string()
         };
-        let asked =
-            |x: &Compilation| self.only.is_empty() || self.only.iter().any(|name| is(x, name));
+        let asked = |x: &Compilation| self.only.is_empty() || self.only.iter().any(|name| is(x, name));
         // Neighbours are alike: each part gets some of every kind.
         let own = all.into_iter().filter(asked).enumerate();
         let own = own.filter(|(at, _)| at % self.part.1 + 1 == self.part.0);
@@ -105,13 +104,7 @@ fn parts_have_every_module_once() {
     let all = everything();
     let only = vec!["linear_attention/portable".to_string(), "sm_90a".to_string()];
     let of = |part, only: &[String]| {
-        let run = Run {
-            part: (part, 3),
-            only: only.to_vec(),
-            end: None,
-            done: BTreeSet::new(),
-            journal: None,
-        };
+        let run = Run { part: (part, 3), only: only.to_vec(), end: None, done: BTreeSet::new(), journal: None };
         run.part(all.clone())
     };
     let mut parts: Vec<Compilation> = (1..=3).flat_map(|part| of(part, &[])).collect();

@@ -87,10 +87,8 @@ const PRODUCTS: [&str; 3] = ["HGMMA", "HMMA", "FFMA"];
 
 /// Kinds of instructions: opcodes up to their first point. Copies of the copy engine begin with UTMA, and products in
 /// two rows of f32 at once are FFMA2.
-const KINDS: [&str; 14] = [
-    "HGMMA", "HMMA", "FFMA2", "FFMA", "MUFU", "LDSM", "LDS", "STS", "LDGSTS", "UTMALDG", "LDG",
-    "LDL", "STL", "BAR",
-];
+const KINDS: [&str; 14] =
+    ["HGMMA", "HMMA", "FFMA2", "FFMA", "MUFU", "LDSM", "LDS", "STS", "LDGSTS", "UTMALDG", "LDG", "LDL", "STL", "BAR"];
 
 fn kind(opcode: &str) -> &str {
     opcode.split('.').next().unwrap_or_default()
@@ -117,8 +115,7 @@ fn main_loop(code: &[(&str, &str)], first: usize) -> Option<String> {
         inner != outer && inner.start >= outer.start && inner.end <= outer.end
     };
     // A loop around another that multiplies is not the innermost.
-    let innermost =
-        |outer: &&_| !loops.iter().any(|inner| within(inner, outer) && products(inner) > 0);
+    let innermost = |outer: &&_| !loops.iter().any(|inner| within(inner, outer) && products(inner) > 0);
     let main = loops.iter().filter(innermost).max_by_key(|x| (products(x), x.start))?;
     if products(main) == 0 {
         return None;

@@ -10,8 +10,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The architectures that kernels are compiled for.
-pub const ARCHITECTURES: [&str; 7] =
-    ["sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120"];
+pub const ARCHITECTURES: [&str; 7] = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120"];
 
 /// Architectures of CI: the oldest, those of Hopper, the newest. The others have the instructions of one of them; only
 /// the whole matrix compiles for them.
@@ -51,10 +50,7 @@ pub fn listed() -> Vec<Excerpt> {
 }
 
 /// Reads lines; of the first that names no module, or a kernel that its module lacks, says so.
-fn read<'a>(
-    lines: impl Iterator<Item = &'a str>,
-    all: &[Compilation],
-) -> Result<Vec<Excerpt>, String> {
+fn read<'a>(lines: impl Iterator<Item = &'a str>, all: &[Compilation]) -> Result<Vec<Excerpt>, String> {
     let modules: BTreeMap<String, &Compilation> = all.iter().map(|x| (module(x), x)).collect();
     let excerpt = |line: &str| {
         let (name, kernels) = line.split_once(": ").ok_or(format!("no kernels: {line}"))?;
@@ -172,10 +168,7 @@ fn lines_to_add_give_a_family_all_that_it_needs() {
     }
     let lines: Vec<String> = lines.iter().map(line).collect();
     let read = read(lines.iter().map(String::as_str), &all).unwrap();
-    assert!(
-        read.len() <= 6,
-        "three architectures, and at most three values of two names: {lines:?}"
-    );
+    assert!(read.len() <= 6, "three architectures, and at most three values of two names: {lines:?}");
     assert_eq!(absent(&read, &all), (BTreeSet::new(), vec![]));
 }
 

@@ -87,10 +87,7 @@ fn in_parallel<T: Send, R: Send>(work: Vec<T>, each: impl Fn(T) -> R + Sync) -> 
 
 /// A module with what these of its kernels take and with their machine code. Fails where one does not compile, waits
 /// for its own products, or spills without being listed.
-fn compile_one(
-    compiler: &Compiler,
-    (of, kernels): &Excerpt,
-) -> Result<(String, Vec<Kernel>, Vec<u8>), String> {
+fn compile_one(compiler: &Compiler, (of, kernels): &Excerpt) -> Result<(String, Vec<Kernel>, Vec<u8>), String> {
     let named = |fault| format!("{}: {fault}", module(of));
     let (kernels, image) = compile(compiler, of, kernels).map_err(named)?;
     let kernels = check_spills(of, kernels).and_then(|kernels| check_declared(&of.1, kernels));
@@ -123,8 +120,7 @@ fn compile_all(tools: &Tools, work: Vec<Excerpt>) -> BTreeMap<String, Vec<Kernel
         }
     }
     // The last is taken first: what takes longest does not begin when all else is done.
-    let code =
-        |part: &[(String, Vec<Kernel>, Vec<u8>)]| part.iter().map(|x| x.2.len()).sum::<usize>();
+    let code = |part: &[(String, Vec<Kernel>, Vec<u8>)]| part.iter().map(|x| x.2.len()).sum::<usize>();
     parts.sort_by_key(|(_, part)| code(part));
     for part in in_parallel(parts, |(architecture, part)| count(tools, architecture, part)) {
         kernels.extend(part.unwrap());
@@ -166,10 +162,7 @@ fn check_declared(variant: &Variant, kernels: Vec<Kernel>) -> Result<Vec<Kernel>
     for kernel in &kernels {
         let planned = declared_bytes(variant, &kernel.name).unwrap_or(kernel.shared[0]);
         if planned != kernel.shared[0] {
-            return Err(format!(
-                "{}: {} bytes are declared, {planned} planned",
-                kernel.name, kernel.shared[0]
-            ));
+            return Err(format!("{}: {} bytes are declared, {planned} planned", kernel.name, kernel.shared[0]));
         }
     }
     Ok(kernels)
@@ -178,9 +171,7 @@ fn check_declared(variant: &Variant, kernels: Vec<Kernel>) -> Result<Vec<Kernel>
 /// The variants of which kernels may spill: those of the fallback, and those of the tensor cores in which
 /// accumulators leave no register free.
 fn may_spill((architecture, variant): &Compilation) -> bool {
-    let is = |name: &str, value: &str| {
-        variant.defines.iter().any(|(n, v)| *n == name && v.to_string() == value)
-    };
+    let is = |name: &str, value: &str| variant.defines.iter().any(|(n, v)| *n == name && v.to_string() == value);
     match variant.family {
         Family::AttentionPortable
         | Family::AttentionFallback
@@ -292,9 +283,7 @@ fn every_variant_compiles() {
     for result in compiled.into_iter().flatten() {
         left -= 1;
         match result {
-            Ok(own) => {
-                own.iter().for_each(|[x, y]| (kernels, spilling) = (kernels + x, spilling + y))
-            }
+            Ok(own) => own.iter().for_each(|[x, y]| (kernels, spilling) = (kernels + x, spilling + y)),
             Err(fault) => faults.push(fault),
         }
     }

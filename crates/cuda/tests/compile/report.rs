@@ -114,28 +114,19 @@ fn kernels(log: &str, variant: &Variant) -> Result<Vec<Kernel>, String> {
             let name = rest.split('\'').next().unwrap_or_default().to_string();
             let shared = [0, shared_bytes(variant, &name)];
             let main_loop = String::new();
-            kernels.push(Kernel {
-                name,
-                registers: 0,
-                stack: 0,
-                spills: [0, 0],
-                shared,
-                main_loop,
-            });
+            kernels.push(Kernel { name, registers: 0, stack: 0, spills: [0, 0], shared, main_loop });
             continue;
         }
         let Some(kernel) = kernels.last_mut() else { continue };
         let number = |unit: &str| before(line, unit);
         if line.contains("bytes stack frame") {
-            let own =
-                [" bytes stack frame", " bytes spill stores", " bytes spill loads"].map(number);
+            let own = [" bytes stack frame", " bytes spill stores", " bytes spill loads"].map(number);
             let [Some(stack), Some(stores), Some(loads)] = own else {
                 return Err(format!("an unknown line: {line}"));
             };
             (kernel.stack, kernel.spills) = (stack, [stores, loads]);
         } else if line.contains("Used ") {
-            kernel.registers =
-                number(" registers").ok_or_else(|| format!("an unknown line: {line}"))?;
+            kernel.registers = number(" registers").ok_or_else(|| format!("an unknown line: {line}"))?;
             kernel.shared[0] = number(" bytes smem").unwrap_or(0);
         }
     }
@@ -161,8 +152,7 @@ fn a_log_is_read() {
         ptxas         .     24 bytes stack frame, 20 bytes spill stores, 56 bytes spill loads\n\
         ptxas info    : Used 128 registers, used 1 barriers, 34816 bytes smem, 832 bytes cmem[0]\n";
     let found = kernels(log, &Variant::moves(2)).unwrap();
-    let expected =
-        "move: 128 registers, 34816 + 0 bytes shared, 24 bytes of stack, 20 + 56 bytes spilt";
+    let expected = "move: 128 registers, 34816 + 0 bytes shared, 24 bytes of stack, 20 + 56 bytes spilt";
     assert_eq!(found.iter().map(Kernel::to_string).collect::<Vec<_>>(), [expected]);
     let less: String = log.lines().take(4).map(|line| format!("{line}\n")).collect();
     assert!(kernels(&less, &Variant::moves(2)).is_err());

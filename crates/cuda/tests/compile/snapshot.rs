@@ -85,11 +85,7 @@ impl Snapshot {
     /// Fails unless every kernel that was compiled takes what was recorded.
     pub fn check(&self, compiled: &Snapshot) {
         let (differences, path) = (self.differences(compiled), self.path.display());
-        assert!(
-            differences.is_empty(),
-            "not as in {path} (ETALON_RENEW):\n{}",
-            differences.join("\n")
-        );
+        assert!(differences.is_empty(), "not as in {path} (ETALON_RENEW):\n{}", differences.join("\n"));
     }
 
     fn differences(&self, compiled: &Snapshot) -> Vec<String> {
@@ -103,24 +99,17 @@ impl Snapshot {
 
     /// Fails unless it is about the kernels of this list and no others.
     pub fn check_list(&self, list: &[Excerpt]) {
-        let (kernels, own): (_, BTreeSet<String>) =
-            (kernels(list), self.lines.keys().cloned().collect());
+        let (kernels, own): (_, BTreeSet<String>) = (kernels(list), self.lines.keys().cloned().collect());
         let path = self.path.display();
-        assert_eq!(
-            kernels.difference(&own).collect::<Vec<_>>(),
-            [""; 0],
-            "absent from {path} (ETALON_RENEW=absent)"
-        );
+        assert_eq!(kernels.difference(&own).collect::<Vec<_>>(), [""; 0], "absent from {path} (ETALON_RENEW=absent)");
         assert_eq!(own.difference(&kernels).collect::<Vec<_>>(), [""; 0], "in {path} alone");
     }
 
     /// The bytes of shared memory of each kernel's block, and its architecture.
     pub fn shared(&self) -> impl Iterator<Item = (&str, &str, u32)> {
         self.lines.iter().map(|(key, rest)| {
-            let part =
-                rest.split([',', ';']).find_map(|part| part.trim().strip_suffix(" bytes shared"));
-            let bytes =
-                part.expect("shared memory").split(" + ").map(|x| x.parse::<u32>().unwrap());
+            let part = rest.split([',', ';']).find_map(|part| part.trim().strip_suffix(" bytes shared"));
+            let bytes = part.expect("shared memory").split(" + ").map(|x| x.parse::<u32>().unwrap());
             (key.split(' ').next().unwrap(), key.as_str(), bytes.sum())
         })
     }

@@ -54,11 +54,9 @@ fn chunks_leave_out_the_same_tiles() {
     assert_eq!(all.tiles, (0, 18));
     let most = |list: &ndarray::Array1<f32>| f64::from(list.iter().copied().fold(0.0, f32::max));
     let (dh, dw) = (most(&all.dh), most(&all.dw));
-    for filter in [
-        Filter::Below { eps: 1e30 },
-        Filter::Within { dh: 0.5 * dh, dw },
-        Filter::Within { dh, dw: 0.5 * dw },
-    ] {
+    for filter in
+        [Filter::Below { eps: 1e30 }, Filter::Within { dh: 0.5 * dh, dw }, Filter::Within { dh, dw: 0.5 * dw }]
+    {
         let (wanted, certificate) = of(filter, whole);
         if let Filter::Within { dh, dw } = filter {
             assert!(certificate.tiles.0 > 0 && certificate.tiles.0 < 18, "{certificate:?}");
@@ -76,11 +74,9 @@ fn chunks_leave_out_the_same_tiles() {
 fn what_no_filter_may_be_is_refused() {
     let Some(workspace) = workspace() else { return };
     let options = Options::default();
-    for filter in [
-        Filter::Below { eps: -1.0 },
-        Filter::Below { eps: f64::NAN },
-        Filter::Within { dh: f64::INFINITY, dw: 1.0 },
-    ] {
+    for filter in
+        [Filter::Below { eps: -1.0 }, Filter::Below { eps: f64::NAN }, Filter::Within { dh: f64::INFINITY, dw: 1.0 }]
+    {
         let error = gradients(&workspace, Some(filter), &options).unwrap_err().to_string();
         assert!(error.contains("filter."), "{error}");
     }

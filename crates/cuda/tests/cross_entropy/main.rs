@@ -7,9 +7,7 @@ mod shards;
 mod tensor;
 
 use etalon_cuda::{Level, Options, Precision, Settings, Workspace, probe, run_in};
-use etalon_problem::{
-    Dtype, Error, LinearCrossEntropy, Pass, Problem, TokenOutputs, Views, ViewsMut,
-};
+use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Problem, TokenOutputs, Views, ViewsMut};
 use half::bf16;
 use ndarray::{ArrayD, Axis, IxDyn};
 use std::collections::BTreeMap;
@@ -129,8 +127,7 @@ fn chunks_on_tensor_cores_give_the_bits_of_one() {
 fn chunks_on_tensor_cores(call: (Pass, Dtype), workspace: &Workspace) {
     let portable = results(workspace, call, &Options::default());
     let within = |memory_budget| {
-        let options =
-            Options { level: Level::Sm90a, precision: Precision::Flash, ..Options::default() };
+        let options = Options { level: Level::Sm90a, precision: Precision::Flash, ..Options::default() };
         results(workspace, call, &Options { memory_budget, ..options })
     };
     let whole = within(64 << 20);

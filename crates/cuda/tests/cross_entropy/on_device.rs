@@ -58,14 +58,11 @@ fn on_device(
     let stream = CudaContext::new(0).unwrap().new_stream().unwrap();
     let shapes = problem.operands(pass);
     let shape = |name: &str| &shapes.iter().find(|x| x.name == name).unwrap().shape[..];
-    let held = |(name, x): &(&'static str, Tensor)| {
-        (*name, DeviceArray::new(&stream, x, shape(name), step))
-    };
+    let held = |(name, x): &(&'static str, Tensor)| (*name, DeviceArray::new(&stream, x, shape(name), step));
     let given: Vec<_> = inputs.iter().map(held).collect();
     let places: Vec<_> = operands(problem, (pass, storage)).1.iter().map(held).collect();
     let all = |list: &[(&'static str, DeviceArray)]| {
-        list.iter()
-            .fold(DeviceTensors::new(), |all, (name, x)| all.with(name, x.on_device(&stream)))
+        list.iter().fold(DeviceTensors::new(), |all, (name, x)| all.with(name, x.on_device(&stream)))
     };
     let (from, to) = (all(&given), all(&places));
     let prepared = DevicePass::new(workspace, problem, pass, &from, &to, options).unwrap();
@@ -171,11 +168,11 @@ fn a_target_that_is_no_class_makes_nan_of_what_its_token_adds_to() {
             let found = ArrayD::from_shape_vec(wanted.shape(), found).unwrap();
             let same = match *name {
                 "dw" | "dbias" => found.iter().all(|x| x.is_nan()),
-                "loss" | "logprob" | "dh" => {
-                    found.outer_iter().zip(wanted.outer_iter()).enumerate().all(|(at, (x, y))| {
-                        if at == 7 { x.iter().all(|x| x.is_nan()) } else { x == y }
-                    })
-                }
+                "loss" | "logprob" | "dh" => found
+                    .outer_iter()
+                    .zip(wanted.outer_iter())
+                    .enumerate()
+                    .all(|(at, (x, y))| if at == 7 { x.iter().all(|x| x.is_nan()) } else { x == y }),
                 "lse" | "entropy" => found == wanted,
                 _ => true,
             };

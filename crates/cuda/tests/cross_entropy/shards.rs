@@ -5,8 +5,8 @@ use super::{CLASSES, Tensors, check, operands, outputs, problem, workspace};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
 use etalon_cuda::linear_cross_entropy::shard::{
-    Dh, Partial, Shard, TILE, backward_shard, combine, combine_dh, forward_shard, output,
-    prepare_backward, prepare_combine, prepare_combine_dh, prepare_forward, prepare_output,
+    Dh, Partial, Shard, TILE, backward_shard, combine, combine_dh, forward_shard, output, prepare_backward,
+    prepare_combine, prepare_combine_dh, prepare_forward, prepare_output,
 };
 use etalon_cuda::{DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Workspace};
 use etalon_problem::{Dtype, LinearCrossEntropy, Pass, Problem, Views, ViewsMut};
@@ -110,11 +110,9 @@ fn calls(workspace: &Workspace) -> Vec<(Options, Dtype)> {
     let hopper = workspace.capability(0) == Ok((9, 0));
     let portable = Options { level: Level::Portable, ..Options::default() };
     let tensor = Options { level: Level::Sm90a, precision: Precision::Flash, ..portable };
-    let mut all: Vec<_> =
-        [Dtype::F32, Dtype::Bf16, Dtype::F16].into_iter().map(|x| (portable, x)).collect();
+    let mut all: Vec<_> = [Dtype::F32, Dtype::Bf16, Dtype::F16].into_iter().map(|x| (portable, x)).collect();
     all.extend([Dtype::Bf16, Dtype::F16].into_iter().filter(|_| hopper).map(|x| (tensor, x)));
-    let small: Vec<_> =
-        all.iter().map(|(x, y)| (Options { memory_budget: 700 << 10, ..*x }, *y)).collect();
+    let small: Vec<_> = all.iter().map(|(x, y)| (Options { memory_budget: 700 << 10, ..*x }, *y)).collect();
     all.into_iter().chain(small).collect()
 }
 
@@ -143,8 +141,7 @@ fn shards_give_the_bits_of_all_classes() {
             let ends: Vec<_> = ends.iter().map(|x| CLASSES.min(x * TILE)).collect();
             for kind in [Dh::Nodes, Dh::Sum] {
                 let shards = shards(&ends);
-                let found =
-                    on_host(&workspace, problem, (&inputs, storage), (&shards, kind), &options);
+                let found = on_host(&workspace, problem, (&inputs, storage), (&shards, kind), &options);
                 for (name, wanted) in &wanted {
                     let level = options.level;
                     let what = format!("{name} in {storage}, {level}, {shards:?}, {kind:?}");
@@ -173,8 +170,7 @@ fn shards_may_be_cut_anywhere() {
         for ends in [vec![100, 1400, CLASSES], vec![1, 2, 300, 301, CLASSES]] {
             let shards = shards(&ends);
             for kind in [Dh::Nodes, Dh::Sum] {
-                let found =
-                    on_host(&workspace, problem, (&inputs, storage), (&shards, kind), &options);
+                let found = on_host(&workspace, problem, (&inputs, storage), (&shards, kind), &options);
                 for (name, wanted) in &wanted {
                     let what = format!("{name} in {storage}, {}, {shards:?}", options.level);
                     near(&found[name], wanted, &what);
@@ -188,18 +184,10 @@ fn shards_may_be_cut_anywhere() {
 fn near(found: &[u8], wanted: &Tensor, what: &str) {
     let mut other = wanted.clone();
     match &mut other {
-        Tensor::F32(x) => {
-            bytemuck::cast_slice_mut(x.as_slice_mut().unwrap()).copy_from_slice(found)
-        }
-        Tensor::Bf16(x) => {
-            bytemuck::cast_slice_mut(x.as_slice_mut().unwrap()).copy_from_slice(found)
-        }
-        Tensor::F16(x) => {
-            bytemuck::cast_slice_mut(x.as_slice_mut().unwrap()).copy_from_slice(found)
-        }
-        Tensor::I64(x) => {
-            bytemuck::cast_slice_mut(x.as_slice_mut().unwrap()).copy_from_slice(found)
-        }
+        Tensor::F32(x) => bytemuck::cast_slice_mut(x.as_slice_mut().unwrap()).copy_from_slice(found),
+        Tensor::Bf16(x) => bytemuck::cast_slice_mut(x.as_slice_mut().unwrap()).copy_from_slice(found),
+        Tensor::F16(x) => bytemuck::cast_slice_mut(x.as_slice_mut().unwrap()).copy_from_slice(found),
+        Tensor::I64(x) => bytemuck::cast_slice_mut(x.as_slice_mut().unwrap()).copy_from_slice(found),
     }
     check(&other.numbers(), &wanted.numbers(), false, what);
 }
@@ -284,9 +272,8 @@ fn on_device(
         let to = DeviceTensor::dense(at, &[own, tokens, Partial::BYTES / 4], Dtype::F32);
         let from = memory.tensors(&part(&forward, &rank.classes()));
         let call = (from, none().with("partials", to));
-        let prepare = |x: &DeviceTensors<'_>, y: &DeviceTensors<'_>| {
-            prepare_forward(workspace, rank, x, y, options).unwrap()
-        };
+        let prepare =
+            |x: &DeviceTensors<'_>, y: &DeviceTensors<'_>| prepare_forward(workspace, rank, x, y, options).unwrap();
         steps.push(Prepared::new(memory, call, prepare));
         before += own;
     }
@@ -301,9 +288,8 @@ fn on_device(
     let needed: Tensors = forward.iter().filter(needed).cloned().collect();
     let from = memory.tensors(&needed).with("totals", totals.clone());
     let call = (from, memory.tensors(&outputs));
-    let prepare = |x: &DeviceTensors<'_>, y: &DeviceTensors<'_>| {
-        prepare_output(workspace, &ranks[0], x, y, options).unwrap()
-    };
+    let prepare =
+        |x: &DeviceTensors<'_>, y: &DeviceTensors<'_>| prepare_output(workspace, &ranks[0], x, y, options).unwrap();
     steps.push(Prepared::new(memory, call, prepare));
     let mut found: Vec<(&'static str, usize, Vec<u64>)> =
         outputs.iter().map(|(name, x)| (*name, x.bytes().len(), Vec::new())).collect();
@@ -322,9 +308,7 @@ fn on_device(
         let head = gradients_of(&gradients, rank);
         let first = memory.held.len();
         let to = memory.tensors(&head).with("dh", dh);
-        heads.extend(
-            head.iter().enumerate().map(|(at, (name, x))| (*name, first + at, x.bytes().len())),
-        );
+        heads.extend(head.iter().enumerate().map(|(at, (name, x))| (*name, first + at, x.bytes().len())));
         let prepare = |x: &DeviceTensors<'_>, y: &DeviceTensors<'_>| {
             prepare_backward(workspace, rank, x, y, Dh::Nodes, options).unwrap()
         };
@@ -353,8 +337,7 @@ fn on_device(
     };
     let read = || {
         stream.synchronize().unwrap();
-        let bytes =
-            |at: usize, len: usize| stream.clone_dtoh(&memory.held[at]).unwrap()[..len].to_vec();
+        let bytes = |at: usize, len: usize| stream.clone_dtoh(&memory.held[at]).unwrap()[..len].to_vec();
         let mut results = Results::new();
         for (name, len, at) in &found {
             results.insert(name, bytes(at[0] as usize, *len));
@@ -423,12 +406,10 @@ fn what_is_no_shard_is_refused_without_a_device() {
 fn what_does_not_fit_together_is_refused_without_a_device() {
     let (workspace, options) = (Workspace::new(), Options::default());
     let problem = LinearCrossEntropy::new(2, 4, 600);
-    let own =
-        |classes: u32, target| Partial { m: 0.0, l: 1.0, classes, target, ..Partial::identity() };
+    let own = |classes: u32, target| Partial { m: 0.0, l: 1.0, classes, target, ..Partial::identity() };
     let rows = |x, y| array![[own(x, Some(0.0)), own(x, y)]];
-    let refused = |shards: &[(Range<usize>, _)]| {
-        combine(&workspace, &problem, shards, &options).unwrap_err().to_string()
-    };
+    let refused =
+        |shards: &[(Range<usize>, _)]| combine(&workspace, &problem, shards, &options).unwrap_err().to_string();
     let (a, b) = (rows(512, None), rows(88, None));
     let error = refused(&[(0..512, a.view()), (512..600, b.view())]);
     assert!(error.contains("targets[0]") && error.contains("512..600"), "{error}");
@@ -460,8 +441,7 @@ fn totals_of_some_classes_are_refused_without_a_device() {
         let found = output(&workspace, &rank, &inputs, totals.view(), &mut places, &options);
         let error = found.unwrap_err().to_string();
         let kind = Dh::Sum;
-        let found =
-            backward_shard(&workspace, &rank, &inputs, totals.view(), &mut places, kind, &options);
+        let found = backward_shard(&workspace, &rank, &inputs, totals.view(), &mut places, kind, &options);
         assert_eq!(found.unwrap_err().to_string(), error);
         error
     };

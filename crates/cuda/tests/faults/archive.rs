@@ -78,10 +78,7 @@ fn refuses_what_is_not_there(fake: &Fake, archive: &Path) {
     names(&refusal(forward(&workspace(archive))), "sm_90", &["damaged"]);
     fs::remove_file(&index).unwrap();
     let found = refusal(forward(&workspace(archive)));
-    assert!(
-        found.contains(&archive.display().to_string()) && found.contains("archive.txt"),
-        "{found}"
-    );
+    assert!(found.contains(&archive.display().to_string()) && found.contains("archive.txt"), "{found}");
 }
 
 fn entries(folder: &Path) -> Vec<PathBuf> {
@@ -111,10 +108,7 @@ fn an_image_that_the_driver_refuses_without_a_compiler() {
         let workspace = workspace(&archive);
         workspace.check(0).unwrap();
         fake.fail(Part::Driver, "cuModuleLoadData", 1, INVALID_IMAGE);
-        assert_eq!(
-            refusal(forward(&workspace)),
-            "loading kernels failed: CUDA_ERROR_INVALID_IMAGE"
-        );
+        assert_eq!(refusal(forward(&workspace)), "loading kernels failed: CUDA_ERROR_INVALID_IMAGE");
         forward(&workspace).unwrap();
     });
 }
@@ -169,8 +163,7 @@ fn what_cannot_be_archived_is_named() {
         let writer = ArchiveWriter::new(fake.shared.join("archive"), compiler).unwrap();
         fake.fail(Part::Nvrtc, "nvrtcCompileProgram", 1, 6);
         let found = refusal(writer.add(&variant, "sm_90"));
-        for part in ["sm_90", "move WORD=2", "NVRTC_ERROR_COMPILATION", "a message of the compiler"]
-        {
+        for part in ["sm_90", "move WORD=2", "NVRTC_ERROR_COMPILATION", "a message of the compiler"] {
             assert!(found.contains(part), "{part}: {found}");
         }
         // A file in the place of the folder.

@@ -2,13 +2,11 @@
 
 use crate::fake::{Fake, Part};
 use etalon_cuda::{
-    DevicePass, DeviceTensor, DeviceTensors, Element, Level, Options, Precision, Target, Workspace,
-    levels,
+    DevicePass, DeviceTensor, DeviceTensors, Element, Level, Options, Precision, Target, Workspace, levels,
 };
 use etalon_problem::{
-    Algorithm, Attention, AttentionLse, BiasExtents, Dtype, Error, Extents, LazyAttention,
-    LinearAttention, LinearCrossEntropy, LinearExtents, Operand, Pass, Problem, Role, Sequences,
-    Stored,
+    Algorithm, Attention, AttentionLse, BiasExtents, Dtype, Error, Extents, LazyAttention, LinearAttention,
+    LinearCrossEntropy, LinearExtents, Operand, Pass, Problem, Role, Sequences, Stored,
 };
 use std::time::Instant;
 
@@ -31,9 +29,7 @@ pub fn problem(algorithm: Algorithm, tokens: usize) -> Problem {
 /// The same with every gradient that there is in attention.
 fn with_options(algorithm: Algorithm, tokens: usize) -> Problem {
     let mut problem = problem(algorithm, tokens);
-    if let (Algorithm::Attention | Algorithm::AttentionLse, Some(scores)) =
-        (algorithm, problem.scores_mut())
-    {
+    if let (Algorithm::Attention | Algorithm::AttentionLse, Some(scores)) = (algorithm, problem.scores_mut()) {
         scores.sinks = true;
         scores.bias = Some(BiasExtents { batch: 1, heads: 2 });
     }
@@ -118,9 +114,8 @@ fn tensors(
     let sequences = problem.scores().map(|scores| &scores.sequences);
     let is_packed = matches!(sequences, Some(Sequences::Packed { .. }));
     let offsets = ["sequences.cu_query", "sequences.cu_key"].into_iter().filter(|_| is_packed);
-    let inputs = offsets.fold(of(&given), |all, name| {
-        all.with(name, DeviceTensor::dense(place(name, 12), &[3], Element::I32))
-    });
+    let inputs =
+        offsets.fold(of(&given), |all, name| all.with(name, DeviceTensor::dense(place(name, 12), &[3], Element::I32)));
     (inputs, of(&|x| x.role == Role::Output))
 }
 

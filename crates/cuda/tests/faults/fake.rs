@@ -128,8 +128,7 @@ impl Fake {
     pub fn held(&self) -> i64 {
         // SAFETY: as above.
         unsafe {
-            let held: libloading::Symbol<unsafe extern "C" fn() -> c_long> =
-                self.driver.get(b"fake_held").unwrap();
+            let held: libloading::Symbol<unsafe extern "C" fn() -> c_long> = self.driver.get(b"fake_held").unwrap();
             held()
         }
     }

@@ -32,10 +32,9 @@ fn absent_on(fake: &Fake) -> Absent {
     let absent = probe().unwrap_err();
     // Of a device whose compiler is missing the error says what it is.
     let what = match absent {
-        Absent::NoNvrtc { .. }
-        | Absent::Nvrtc(_)
-        | Absent::OldNvrtc { .. }
-        | Absent::NewNvrtc { .. } => "the tier cuda on sm_90",
+        Absent::NoNvrtc { .. } | Absent::Nvrtc(_) | Absent::OldNvrtc { .. } | Absent::NewNvrtc { .. } => {
+            "the tier cuda on sm_90"
+        }
         _ => "the tier cuda",
     };
     let expected = Error::Unsupported { what: what.to_string(), reason: absent.to_string() };
@@ -116,10 +115,7 @@ fn an_old_device() {
     alone("an_old_device", |fake| {
         fake.set(Part::Driver, "capability", 75);
         let found = refusal(Workspace::new().check(0));
-        assert!(
-            found.contains("device 0") && found.contains("8.0") && found.contains("7.5"),
-            "{found}"
-        );
+        assert!(found.contains("device 0") && found.contains("8.0") && found.contains("7.5"), "{found}");
     });
 }
 
@@ -143,11 +139,8 @@ fn a_device_that_is_not_there() {
 fn a_device_by_its_uuid() {
     alone("a_device_by_its_uuid", |fake| {
         fake.set(Part::Driver, "devices", 2);
-        let [first, second] = [
-            "GPU-f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfeff",
-            "GPU-e0e1e2e3-e4e5-e6e7-e8e9-eaebecedeeef",
-        ]
-        .map(|text| text.parse::<DeviceId>().unwrap());
+        let [first, second] = ["GPU-f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfeff", "GPU-e0e1e2e3-e4e5-e6e7-e8e9-eaebecedeeef"]
+            .map(|text| text.parse::<DeviceId>().unwrap());
         let workspace = Workspace::new();
         workspace.check(second).unwrap();
         let contexts = |fake: &Fake, device: DeviceId| {
@@ -197,15 +190,11 @@ fn an_old_compiler() {
 #[test]
 fn a_compiler_that_fails() {
     alone("a_compiler_that_fails", |fake| {
-        let forward = |workspace: &Workspace| {
-            host_pass(workspace, Pass::Forward, Dtype::F32, &Options::default())
-        };
+        let forward = |workspace: &Workspace| host_pass(workspace, Pass::Forward, Dtype::F32, &Options::default());
         let workspace = Workspace::new();
         fake.fail(Part::Nvrtc, "nvrtcCompileProgram", 1, 6);
         let found = refusal(forward(&workspace));
-        for part in
-            ["sm_90", "attention/portable", "NVRTC_ERROR_COMPILATION", "a message of the compiler"]
-        {
+        for part in ["sm_90", "attention/portable", "NVRTC_ERROR_COMPILATION", "a message of the compiler"] {
             assert!(found.contains(part), "{part}: {found}");
         }
         // Whatever fails is named; without its log a source is compiled all the same.
@@ -266,11 +255,7 @@ fn nothing_is_kept_after_a_session() {
 }
 
 /// Calls `body` for each call of the driver in a session, with its number and how the session ended.
-fn each_failure(
-    fake: &Fake,
-    code: i32,
-    mut body: impl FnMut(&Workspace, &OnDevice, &str, Result<(), Error>),
-) {
+fn each_failure(fake: &Fake, code: i32, mut body: impl FnMut(&Workspace, &OnDevice, &str, Result<(), Error>)) {
     probe().unwrap();
     let on_device = OnDevice::new(fake, None);
     let mut functions = Part::Driver.functions();
@@ -307,17 +292,14 @@ fn each_failure(
 #[test]
 fn any_call_fails_once() {
     alone("any_call_fails_once", |fake| {
-        for (code, name) in
-            [(OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY"), (UNKNOWN, "CUDA_ERROR_UNKNOWN")]
-        {
+        for (code, name) in [(OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY"), (UNKNOWN, "CUDA_ERROR_UNKNOWN")] {
             each_failure(fake, code, |workspace, on_device, failed, result| {
                 // A failure to give something back is reported by the next call.
                 let error = result.and_then(|()| workspace.check(0)).unwrap_err();
                 let text = error.to_string();
                 let memory = code == OUT_OF_MEMORY && matches!(error, Error::Memory { .. });
                 assert!(text.contains(name) || memory, "{failed}: {text}");
-                session(workspace, on_device)
-                    .unwrap_or_else(|error| panic!("after {failed}: {error}"));
+                session(workspace, on_device).unwrap_or_else(|error| panic!("after {failed}: {error}"));
             });
         }
     });
@@ -362,10 +344,7 @@ fn a_prepared_pass_ends_with_its_context() {
                 fake.fail(Part::Driver, function, 1, code);
                 for _ in 0..2 {
                     let found = on_device.enqueue(&pass);
-                    assert!(
-                        matches!(found, Err(Error::ContextLost { device: 0, .. })),
-                        "{found:?}"
-                    );
+                    assert!(matches!(found, Err(Error::ContextLost { device: 0, .. })), "{found:?}");
                 }
                 fake.set(Part::Driver, "lost", 0);
                 // A lost context stays lost, whatever the driver says later.
@@ -405,14 +384,9 @@ fn memory_grows_no_faster_than_the_number_of_tokens() {
         // Beyond what fills the memory for partial sums, which is the same for any length.
         let [small, large] = [1 << 14, 1 << 15].map(enqueue::bytes);
         for ((name, small), (_, large)) in small.iter().zip(&large) {
-            for (what, small, large) in
-                [("scratch memory", small[0], large[0]), ("tables", small[1], large[1])]
-            {
+            for (what, small, large) in [("scratch memory", small[0], large[0]), ("tables", small[1], large[1])] {
                 // Rooms are rounded up to 256 bytes, and there are few.
-                assert!(
-                    large <= 2 * small + (1 << 14),
-                    "{name}: {what} of {small} and {large} bytes"
-                );
+                assert!(large <= 2 * small + (1 << 14), "{name}: {what} of {small} and {large} bytes");
             }
         }
     });
@@ -428,8 +402,7 @@ fn operands_on_two_devices() {
             let pass = on_device.prepare(&workspace).unwrap();
             fake.fail(Part::Driver, "cuLaunchKernel", 0, 0);
             let found = refusal(on_device.enqueue(&pass));
-            let expected =
-                format!("`{name}` must be an address of device 0, found one of device 1");
+            let expected = format!("`{name}` must be an address of device 0, found one of device 1");
             assert_eq!(found, expected);
             assert_eq!(fake.calls(Part::Driver), 0, "kernels were launched");
         }

@@ -2,12 +2,9 @@
 
 use crate::enqueue::{Tensors, each_pass, problem};
 use crate::fake::{Fake, Part, alone};
-use etalon_cuda::{
-    DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Workspace, plan,
-};
+use etalon_cuda::{DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Workspace, plan};
 use etalon_problem::{
-    Algorithm, Attention, AttentionLse, BiasExtents, Dtype, Extents, Mask, Mode, Pass, Problem,
-    Role, Stored,
+    Algorithm, Attention, AttentionLse, BiasExtents, Dtype, Extents, Mask, Mode, Pass, Problem, Role, Stored,
 };
 use std::collections::BTreeSet;
 
@@ -79,9 +76,7 @@ fn a_plan_tells_what_a_pass_does() {
         let target = workspace.target(0).unwrap();
         let memory = fake.memory(0, MEMORY + 256).next_multiple_of(256);
         let (mut fused, mut refused) = (0, 0);
-        for (problem, options) in
-            problems().iter().flat_map(|x| options().into_iter().map(move |y| (x, y)))
-        {
+        for (problem, options) in problems().iter().flat_map(|x| options().into_iter().map(move |y| (x, y))) {
             for (pass, storage) in [
                 (Pass::Forward, Dtype::Bf16),
                 (Pass::Backward, Dtype::Bf16),

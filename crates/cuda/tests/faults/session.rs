@@ -6,12 +6,11 @@ use etalon_cuda::kernels::{Unit, launch_ns, peak_gflops};
 use etalon_cuda::linear_cross_entropy::shard::{self, Dh, Shard};
 use etalon_cuda::linear_cross_entropy::{Filter, filtered_backward};
 use etalon_cuda::{
-    DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Workspace, lazy_attention,
-    run_in, time,
+    DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Workspace, lazy_attention, run_in, time,
 };
 use etalon_problem::{
-    Algorithm, Attention, Blocking, Dtype, Error, Extents, LazyAttention, LinearCrossEntropy,
-    Operand, Pass, Problem, Role, Sequences, Stored, Views, ViewsMut,
+    Algorithm, Attention, Blocking, Dtype, Error, Extents, LazyAttention, LinearCrossEntropy, Operand, Pass, Problem,
+    Role, Sequences, Stored, Views, ViewsMut,
 };
 use half::bf16;
 use ndarray::{ArrayD, IxDyn};
@@ -50,15 +49,8 @@ fn views(given: &[Host]) -> Views<'_> {
 }
 
 /// A pass of attention over operands of the host, all of them.
-pub fn host_pass(
-    workspace: &Workspace,
-    pass: Pass,
-    storage: Dtype,
-    options: &Options,
-) -> Result<(), Error> {
-    of_host(&problem(), pass, storage, |inputs, outputs| {
-        run_in(workspace, &problem(), pass, inputs, outputs, options)
-    })
+pub fn host_pass(workspace: &Workspace, pass: Pass, storage: Dtype, options: &Options) -> Result<(), Error> {
+    of_host(&problem(), pass, storage, |inputs, outputs| run_in(workspace, &problem(), pass, inputs, outputs, options))
 }
 
 /// Every pass with operands of the host.
@@ -119,8 +111,7 @@ impl OnDevice {
             (linear, Pass::Backward),
             (enqueue::problem(Algorithm::LazyAttention, 3), Pass::Backward),
         ];
-        let tensors =
-            |(problem, pass)| Tensors::new(fake, problem, (pass, Dtype::Bf16), flash, elsewhere);
+        let tensors = |(problem, pass)| Tensors::new(fake, problem, (pass, Dtype::Bf16), flash, elsewhere);
         OnDevice {
             calls: calls.into_iter().map(tensors).collect(),
             shards: [SHARDS, SCRATCH].map(|bytes| fake.memory(0, bytes)),
@@ -162,8 +153,7 @@ pub fn each_pass_is_timed() {
         let problem = enqueue::problem(algorithm, 100);
         let operands = problem.operands(pass);
         // A step finds its state in the place of the new one.
-        let needed =
-            |x: &&Operand| (x.role.is_given() || x.role == Role::Saved) && x.becomes.is_none();
+        let needed = |x: &&Operand| (x.role.is_given() || x.role == Role::Saved) && x.becomes.is_none();
         let given: Vec<Host> = operands.iter().filter(needed).map(|x| host(x, storage)).collect();
         let inputs = views(&given);
         let timing = time(&workspace, &problem, pass, &inputs, &options, Duration::ZERO);
@@ -187,40 +177,22 @@ fn shards(workspace: &Workspace, [at, scratch]: [u64; 2], options: &Options) -> 
         .with("h", tensor(&[3, 4], f32))
         .with("w", tensor(&[512, 4], f32))
         .with("targets", tensor(&[3], Stored::Integer));
-    let mut one =
-        |name: &'static str, shape: &[usize]| DeviceTensors::new().with(name, tensor(shape, f32));
+    let mut one = |name: &'static str, shape: &[usize]| DeviceTensors::new().with(name, tensor(shape, f32));
     let (partials, gathered) = (one("partials", &[1, 3, 10]), one("partials", &[2, 3, 10]));
     let (totals, loss) = (tensor(&[3, 10], f32), tensor(&[], f32));
     let (dh, parts, sum) = (tensor(&[1, 3, 4], f32), tensor(&[2, 3, 4], f32), tensor(&[3, 4], f32));
     let none = DeviceTensors::new;
-    let (to_totals, to_loss) =
-        (none().with("totals", totals.clone()), none().with("loss", loss.clone()));
+    let (to_totals, to_loss) = (none().with("totals", totals.clone()), none().with("loss", loss.clone()));
     let (known, to_dh) = (inputs.clone().with("totals", totals), none().with("dh", dh));
     let given = known.clone().with("dloss", loss);
     let (from, to_sum) = (none().with("parts", parts), none().with("dh", sum));
     let kind = Dh::Sum;
     let passes = [
-        (
-            shard::prepare_forward(workspace, &shard, &inputs, &partials, options)?,
-            &inputs,
-            &partials,
-        ),
-        (
-            shard::prepare_combine(workspace, &problem, &all, &gathered, &to_totals, options)?,
-            &gathered,
-            &to_totals,
-        ),
+        (shard::prepare_forward(workspace, &shard, &inputs, &partials, options)?, &inputs, &partials),
+        (shard::prepare_combine(workspace, &problem, &all, &gathered, &to_totals, options)?, &gathered, &to_totals),
         (shard::prepare_output(workspace, &shard, &known, &to_loss, options)?, &known, &to_loss),
-        (
-            shard::prepare_backward(workspace, &shard, &given, &to_dh, kind, options)?,
-            &given,
-            &to_dh,
-        ),
-        (
-            shard::prepare_combine_dh(workspace, &problem, (&all, kind), &from, &to_sum, options)?,
-            &from,
-            &to_sum,
-        ),
+        (shard::prepare_backward(workspace, &shard, &given, &to_dh, kind, options)?, &given, &to_dh),
+        (shard::prepare_combine_dh(workspace, &problem, (&all, kind), &from, &to_sum, options)?, &from, &to_sum),
     ];
     passes.iter().try_for_each(|(pass, inputs, outputs)| {
         assert!(pass.scratch_bytes() <= SCRATCH);

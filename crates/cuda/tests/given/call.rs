@@ -2,9 +2,7 @@
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use etalon_cuda::{DeviceTensor, DeviceTensors, Element, Options, Workspace, run_in};
-use etalon_problem::{
-    Dtype, Error, Mask, Operand, Pass, Problem, Role, Sequences, Stored, Views, ViewsMut,
-};
+use etalon_problem::{Dtype, Error, Mask, Operand, Pass, Problem, Role, Sequences, Stored, Views, ViewsMut};
 use half::bf16;
 use ndarray::{ArrayD, IxDyn};
 use std::collections::BTreeMap;
@@ -93,20 +91,14 @@ pub fn by_host(
 }
 
 /// Inputs of a pass: random numbers, and the tensors that the forward pass of the problem saves.
-pub fn inputs(
-    workspace: &Workspace,
-    problem: &Problem,
-    pass: Pass,
-    options: &Options,
-) -> Result<Tensors, Error> {
+pub fn inputs(workspace: &Workspace, problem: &Problem, pass: Pass, options: &Options) -> Result<Tensors, Error> {
     let random = |pass: Pass| -> Tensors {
         let operands = problem.operands(pass).into_iter().enumerate();
         let own = operands.filter(|(_, x)| matches!(x.role, Role::Input | Role::Cotangent));
         own.map(|(seed, x)| (x.name, Tensor::random(&x, seed + 1))).collect()
     };
     let mut all = random(pass);
-    let saved: Vec<_> =
-        problem.operands(pass).into_iter().filter(|x| x.role == Role::Saved).collect();
+    let saved: Vec<_> = problem.operands(pass).into_iter().filter(|x| x.role == Role::Saved).collect();
     if !saved.is_empty() {
         let own = random(Pass::Forward).into_keys().map(|name| (name, all[name].clone()));
         let own = own.collect();
@@ -136,12 +128,7 @@ pub struct DeviceArray {
 }
 
 impl DeviceArray {
-    pub fn new(
-        stream: &Arc<CudaStream>,
-        bytes: &[u8],
-        shape: &[usize],
-        element: Element,
-    ) -> DeviceArray {
+    pub fn new(stream: &Arc<CudaStream>, bytes: &[u8], shape: &[usize], element: Element) -> DeviceArray {
         let mut memory = stream.alloc_zeros::<u8>(bytes.len().max(16)).unwrap();
         stream.memcpy_htod(bytes, &mut memory).unwrap();
         DeviceArray { memory, shape: shape.to_vec(), element }
@@ -227,16 +214,9 @@ pub struct Call<'a> {
 
 impl<'a> Call<'a> {
     /// Of the operands of a pass; the arrays hold numbers that no problem has, until they are put there.
-    pub fn new(
-        stream: &'a Arc<CudaStream>,
-        problem: &Problem,
-        pass: Pass,
-        inputs: &Tensors,
-        arrays: &[Given],
-    ) -> Self {
-        let hold = |(name, x): (&&'static str, &Tensor)| {
-            (*name, DeviceArray::new(stream, &x.bytes(), x.shape(), x.element()))
-        };
+    pub fn new(stream: &'a Arc<CudaStream>, problem: &Problem, pass: Pass, inputs: &Tensors, arrays: &[Given]) -> Self {
+        let hold =
+            |(name, x): (&&'static str, &Tensor)| (*name, DeviceArray::new(stream, &x.bytes(), x.shape(), x.element()));
         let outputs = problem.operands(pass).into_iter().filter(|x| x.role == Role::Output);
         let blank: Tensors = outputs.map(|x| (x.name, Tensor::blank(&x))).collect();
         let array = |x: &Given| {
@@ -259,8 +239,7 @@ impl<'a> Call<'a> {
         let outputs = self.outputs.iter().map(|(name, x)| (*name, x));
         let list = [inputs.chain(arrays).collect::<Vec<_>>(), outputs.collect()];
         list.map(|list| {
-            list.into_iter()
-                .fold(DeviceTensors::new(), |all, (name, x)| all.with(name, x.tensor(self.stream)))
+            list.into_iter().fold(DeviceTensors::new(), |all, (name, x)| all.with(name, x.tensor(self.stream)))
         })
     }
 

@@ -8,12 +8,11 @@ mod gpu;
 use call::{Call, DeviceArray, Tensor, arrays, computed, inputs, integers};
 use cudarc::driver::{CudaStream, DevicePtr};
 use etalon_cuda::{
-    DevicePass, DeviceTensor, DeviceTensors, Element, Level, Options, Precision, Target, Workspace,
-    levels,
+    DevicePass, DeviceTensor, DeviceTensors, Element, Level, Options, Precision, Target, Workspace, levels,
 };
 use etalon_problem::{
-    Align, Attention, AttentionLse, BiasExtents, DistanceBias, Dtype, Error, Extents,
-    LazyAttention, Mask, NamedArray, Pass, Problem, Role, Scores, Sequences,
+    Align, Attention, AttentionLse, BiasExtents, DistanceBias, Dtype, Error, Extents, LazyAttention, Mask, NamedArray,
+    Pass, Problem, Role, Scores, Sequences,
 };
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
@@ -39,8 +38,7 @@ fn check(
     let wide = pass == Pass::Forward;
     let mut call = Call::new(stream, &problems[0], pass, &first[0], &arrays(&problems[0], wide));
     let [reads, writes] = call.tensors();
-    let prepared =
-        DevicePass::new(workspace, &problems[0], pass, &reads, &writes, options).unwrap();
+    let prepared = DevicePass::new(workspace, &problems[0], pass, &reads, &writes, options).unwrap();
     let scratch = stream.alloc_zeros::<u8>(prepared.scratch_bytes().max(256)).unwrap();
     let at = scratch.device_ptr(stream).0;
     // SAFETY: all tensors and the scratch memory live until the stream has been waited for, no two of them overlap,
@@ -49,14 +47,12 @@ fn check(
     for problem in problems {
         // Levels refuse a problem without a row in any sequence; the device finds that too late, and has the same
         // zeros.
-        let portable =
-            Options { level: Level::Portable, precision: Precision::default(), ..*options };
+        let portable = Options { level: Level::Portable, precision: Precision::default(), ..*options };
         let [own, wanted] = computed(workspace, problem, pass, options)
             .or_else(|_| computed(workspace, problem, pass, &portable))
             .unwrap();
         let (algorithm, level) = (problem.algorithm(), options.level);
-        let what =
-            format!("of {algorithm} {pass} by {level}: {:?}", problem.scores().unwrap().sequences);
+        let what = format!("of {algorithm} {pass} by {level}: {:?}", problem.scores().unwrap().sequences);
         call.put(&own, &arrays(problem, wide));
         call.blank();
         let [reads, writes] = call.tensors();
@@ -106,10 +102,7 @@ fn packed() -> Vec<Sequences> {
 }
 
 fn lengths() -> Vec<Sequences> {
-    let of = |query: [usize; 3], key: [usize; 3]| Sequences::Lengths {
-        query: query.to_vec(),
-        key: key.to_vec(),
-    };
+    let of = |query: [usize; 3], key: [usize; 3]| Sequences::Lengths { query: query.to_vec(), key: key.to_vec() };
     vec![of([300, 17, 0], [280, 280, 64]), of([64, 128, 300], [0, 129, 280]), of([0; 3], [1; 3])]
 }
 
@@ -119,8 +112,7 @@ fn packed_sequences_on_the_device_give_the_bits_of_the_problem() {
     for mask in [Mask::causal(), Mask::window(70, 3), chunks] {
         for (dim, value_dim) in [(64, 64), (40, 128)] {
             let of = |sequences| {
-                let plain =
-                    Scores { mask: mask.clone(), sequences, ..Scores::new(extents(1, dim)) };
+                let plain = Scores { mask: mask.clone(), sequences, ..Scores::new(extents(1, dim)) };
                 Problem::from(Attention { scores: plain, value_dim })
             };
             check_all(&packed().into_iter().map(of).collect::<Vec<_>>(), &FIRST);
@@ -160,9 +152,8 @@ fn masks(batch: usize, heads: usize, seed: usize) -> Mask {
         at = at.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         (at >> 33) % n
     };
-    let mut ids = |rows: usize| -> Vec<i64> {
-        (0..batch * rows).map(|i| (i % rows / 50) as i64 - random(2) as i64).collect()
-    };
+    let mut ids =
+        |rows: usize| -> Vec<i64> { (0..batch * rows).map(|i| (i % rows / 50) as i64 - random(2) as i64).collect() };
     let segments = Mask::Segments {
         query: NamedArray::new("query_ids", &[batch, queries], ids(queries)),
         key: NamedArray::new("key_ids", &[batch, keys], ids(keys)),
@@ -211,8 +202,7 @@ fn every_pass_and_algorithm_takes_them() {
     for sequences in [packed(), lengths()] {
         let of = |sequences: Sequences| {
             let batch = if matches!(sequences, Sequences::Packed { .. }) { 1 } else { 3 };
-            let plain =
-                Scores { mask: Mask::causal(), sequences, ..Scores::new(extents(batch, 64)) };
+            let plain = Scores { mask: Mask::causal(), sequences, ..Scores::new(extents(batch, 64)) };
             Problem::from(LazyAttention { scores: plain, bias: Some(bias), value_dim: 64 })
         };
         check_all(&sequences.into_iter().map(of).collect::<Vec<_>>(), &FIRST);
@@ -237,8 +227,7 @@ fn offsets_beyond_the_arrays_are_cut() {
     let mut call = Call::new(&stream, &meant, Pass::Forward, &own, &given);
     call.put(&own, &given);
     let [reads, writes] = call.tensors();
-    let pass =
-        DevicePass::new(workspace, &meant, Pass::Forward, &reads, &writes, &options).unwrap();
+    let pass = DevicePass::new(workspace, &meant, Pass::Forward, &reads, &writes, &options).unwrap();
     let scratch = stream.alloc_zeros::<u8>(pass.scratch_bytes().max(256)).unwrap();
     let at = scratch.device_ptr(&stream).0;
     // SAFETY: as in `check`.
@@ -264,9 +253,8 @@ fn wrong_arrays_are_refused() {
         reads
     };
     let name = "sequences.cu_query";
-    let prepare = |reads: &DeviceTensors<'_>| {
-        DevicePass::new(workspace, &problem, Pass::Forward, reads, &writes, &options)
-    };
+    let prepare =
+        |reads: &DeviceTensors<'_>| DevicePass::new(workspace, &problem, Pass::Forward, reads, &writes, &options);
     let refused = |tensor: DeviceTensor, text: &str| {
         let error = prepare(&reads().with(name, tensor)).unwrap_err().to_string();
         assert!(error.contains(name) && error.contains(text), "{error}");
@@ -294,8 +282,7 @@ fn wrong_arrays_are_refused() {
 #[ignore = "measures"]
 fn what_the_tables_cost() {
     let Some((stream, workspace)) = device() else { return };
-    let extents =
-        Extents { batch: 1, query_heads: 4, key_heads: 4, queries: 16384, keys: 16384, dim: 128 };
+    let extents = Extents { batch: 1, query_heads: 4, key_heads: 4, queries: 16384, keys: 16384, dim: 128 };
     let cu: Vec<usize> = (0..=8).map(|s| 2048 * s).collect();
     let sequences = Sequences::Packed { cu_query: cu.clone(), cu_key: cu };
     let packed = Scores { mask: Mask::causal(), sequences, ..Scores::new(extents) };
@@ -327,13 +314,7 @@ fn what_the_tables_cost() {
 }
 
 /// The least time of a recorded pass, of some.
-fn milliseconds(
-    call: &Call<'_>,
-    workspace: &Workspace,
-    problem: &Problem,
-    pass: Pass,
-    options: &Options,
-) -> f64 {
+fn milliseconds(call: &Call<'_>, workspace: &Workspace, problem: &Problem, pass: Pass, options: &Options) -> f64 {
     let [reads, writes] = call.tensors();
     let prepared = DevicePass::new(workspace, problem, pass, &reads, &writes, options).unwrap();
     let scratch = call.stream.alloc_zeros::<u8>(prepared.scratch_bytes().max(256)).unwrap();

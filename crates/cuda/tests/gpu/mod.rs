@@ -16,10 +16,8 @@ pub fn stream() -> Option<Arc<CudaStream>> {
 /// Every level that the device has.
 pub fn options(workspace: &Workspace) -> Vec<Options> {
     let flash = Options { precision: Precision::Flash, ..Options::default() };
-    let mut all = vec![
-        Options { level: Level::Portable, ..Options::default() },
-        Options { level: Level::Sm80, ..flash },
-    ];
+    let mut all =
+        vec![Options { level: Level::Portable, ..Options::default() }, Options { level: Level::Sm80, ..flash }];
     if workspace.capability(0) == Ok((9, 0)) {
         let hopper = Options { level: Level::Sm90a, ..flash };
         all.extend([hopper, Options { assume_finite: true, ..hopper }]);

@@ -98,11 +98,7 @@ pub fn prepare_combine_dh<'t>(
 }
 
 /// The classes of what all shards return.
-fn parts(
-    problem: &LinearCrossEntropy,
-    shards: &[Range<usize>],
-    dh: Dh,
-) -> Result<Vec<Range<usize>>, Error> {
+fn parts(problem: &LinearCrossEntropy, shards: &[Range<usize>], dh: Dh) -> Result<Vec<Range<usize>>, Error> {
     check_shards(problem, shards)?;
     check_vocab(problem)?;
     let of = |classes: &Range<usize>| Ok(dh.parts(&Shard::new(problem, classes.clone())?));
@@ -121,9 +117,7 @@ fn prepare(
     let storage = check_tensors(&table, inputs, outputs, false)?;
     check(step, storage, options)?;
     let state = workspace.device(options.device)?;
-    let holds = |name: &str, result| {
-        held_by_device(inputs, outputs, (name, result)).filter(|_| is_read(step, name))
-    };
+    let holds = |name: &str, result| held_by_device(inputs, outputs, (name, result)).filter(|_| is_read(step, name));
     let (target, pass, operands) = (state.device.target(), step.pass(), Operands::Device(&[]));
     let (table, holds) = (&table, &holds);
     let call = PassCall { target, pass, storage, table, holds, operands, options };

@@ -10,12 +10,8 @@ use crate::linear_cross_entropy::sums::draft_sums;
 use crate::memory::{filled, reserved};
 use crate::options::Options;
 use crate::workspace::Workspace;
-use etalon_problem::linear_cross_entropy::shard::{
-    Dh, Partial, Shard, check_partials, check_parts, check_shards,
-};
-use etalon_problem::{
-    Dtype, Error, LinearCrossEntropy, Pass, Table, View, ViewMut, Views, ViewsMut,
-};
+use etalon_problem::linear_cross_entropy::shard::{Dh, Partial, Shard, check_partials, check_parts, check_shards};
+use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Table, View, ViewMut, Views, ViewsMut};
 use ndarray::{Array1, Array2, Array3, ArrayView1, ArrayView2, ArrayView3, ArrayViewMut1, Axis};
 use std::ops::Range;
 
@@ -143,9 +139,7 @@ fn run(
     let storage = table.check_call(inputs, outputs, false)?;
     check(step, storage, options)?;
     let state = workspace.device(options.device)?;
-    let holds = |name: &str, result| {
-        held_by_host(inputs, outputs, (name, result)).filter(|_| is_read(step, name))
-    };
+    let holds = |name: &str, result| held_by_host(inputs, outputs, (name, result)).filter(|_| is_read(step, name));
     let (target, pass, operands) = (state.device.target(), step.pass(), Operands::Host(inputs));
     let (table, holds) = (&table, &holds);
     let call = PassCall { target, pass, storage, table, holds, operands, options };
@@ -184,9 +178,7 @@ fn checked(
     };
     Error::expect_shape("targets", &[tokens], targets.shape())?;
     let mut words = words_for([1, tokens])?.index_axis_move(Axis(0), 0);
-    for ((i, total), (&target, words)) in
-        totals.iter().enumerate().zip(targets.iter().zip(words.rows_mut()))
-    {
+    for ((i, total), (&target, words)) in totals.iter().enumerate().zip(targets.iter().zip(words.rows_mut())) {
         if target != ignore_index {
             problem.class_of(i, target)?;
             total.check_total(problem, i, target)?;
