@@ -64,6 +64,31 @@ pub(crate) fn saturated(x: f64, largest: f64) -> f64 {
     if x.is_infinite() { largest.copysign(x) } else { x }
 }
 
+/// What the underflow of stored weights adds to each output of a kernel that rounds nothing else; `None` where the
+/// types of the profile have the accumulator's exponents.
+pub(crate) fn underflow(
+    problem: &Problem,
+    pass: Pass,
+    profile: &Profile,
+    inputs: &Values,
+    exact: &Bounds,
+) -> Result<Option<Values>, Error> {
+    let rounding = Rounding::of_underflow(profile, problem.algorithm(), pass);
+    if rounding.floor == 0.0 {
+        return Ok(None);
+    }
+    let number = |&x: &f64| Stochastic { rounding, ..Stochastic::from_f64(x) };
+    let numbers = inputs.iter().map(|(name, x)| (name.clone(), x.map(number)));
+    let results = evaluate(problem, pass, &numbers.collect())?;
+    let error = |(name, x): (String, ArrayD<Stochastic>)| {
+        let exact = &exact.outputs.get(&name)?.value;
+        let mut error = x.mapv(|x| x.value) - exact;
+        error.mapv_inplace(|error| if error.is_finite() { error } else { 0.0 });
+        Some((name, error))
+    };
+    Ok(Some(results.into_iter().filter_map(error).collect()))
+}
+
 /// The outputs of one kernel, in their storage types; whole numbers are left out. What a pass reads of the
 /// forward pass is the kernel's own.
 fn stored(
@@ -153,6 +178,10 @@ struct Rounding {
     lse: f32,
     /// Numbers below this are lost: every other kernel keeps no subnormal ones.
     least: f64,
+    /// What underflow costs a weight, or a product of weights, that is stored before it is multiplied; 0 where the
+    /// type has the accumulator's exponents. Weights of linear attention are products themselves.
+    floor: f64,
+    product_floor: f64,
     /// Factor of every error. Weights of lazy attention jump where they become 0: a jump that one kernel
     /// in fifty makes is seen in one whose errors are larger.
     factor: f32,
@@ -169,6 +198,8 @@ impl Rounding {
         weight: 0.0,
         lse: 0.0,
         least: 0.0,
+        floor: 0.0,
+        product_floor: 0.0,
         factor: 1.0,
         kernel: 0,
     };
@@ -187,8 +218,10 @@ impl Rounding {
                 vec![p_store, weight_store, ds_store, dp_store, residual_store, profile.score_store]
             }
         };
-        let stored = stores.into_iter().map(narrow).fold(0.0, f64::max);
+        let stored = stores.iter().copied().map(narrow).fold(0.0, f64::max);
         let weight = if multiplies { stored } else { 0.0 };
+        let floor = floor(profile, &stores);
+        let product_floor = if algorithm == Algorithm::LinearAttention { floor } else { 0.0 };
         let mut product = unit;
         if algorithm == Algorithm::LinearAttention {
             // Its weights and states are products.
@@ -214,7 +247,27 @@ impl Rounding {
             (Algorithm::LazyAttention, 6) => 8.0,
             _ => 1.0,
         };
-        Rounding { unit, product, factors, lost, score, weight, lse, least, factor, kernel }
+        Rounding {
+            unit,
+            product,
+            factors,
+            lost,
+            score,
+            weight,
+            lse,
+            least,
+            floor,
+            product_floor,
+            factor,
+            kernel,
+        }
+    }
+
+    /// Of the underflow of stored weights alone.
+    fn of_underflow(profile: &Profile, algorithm: Algorithm, pass: Pass) -> Self {
+        let Rounding { floor, product_floor, .. } = Rounding::new(profile, algorithm, pass, 0);
+        let unit = Dtype::F64.unit_roundoff() as f32;
+        Rounding { unit, product: unit, floor, product_floor, ..Rounding::NONE }
     }
 
     /// Of a product of factors that are stored before. Two that are narrowed err each by itself.
@@ -244,6 +297,13 @@ impl Rounding {
     }
 }
 
+/// What the underflow of a number costs that one of these types stores, beyond that of the accumulator.
+fn floor(profile: &Profile, stores: &[Dtype]) -> f64 {
+    let least = profile.accumulator.underflow();
+    let floors = stores.iter().map(|dtype| dtype.underflow());
+    floors.filter(|floor| *floor > least).fold(0.0, f64::max)
+}
+
 /// A number whose operations round at random.
 #[derive(Debug, Clone, Copy)]
 struct Stochastic {
@@ -257,6 +317,8 @@ struct Stochastic {
     /// Rounding of a weight before it is multiplied. The sum of weights that divides is that of
     /// weights which are not rounded.
     stored: f32,
+    /// What underflow costs it where it is stored before it is multiplied; else 0.
+    floor: f64,
     /// Place of its operands, in kernels whose errors depend on that; else 0.
     place: u32,
 }
@@ -270,7 +332,7 @@ impl Stochastic {
         let rounded = value + error * random;
         let value = if value.is_finite() && error.is_finite() { rounded } else { value };
         let value = if value.abs() < self.rounding.least { 0.0 } else { value };
-        Stochastic { value, size: value.abs(), logit: 0.0, stored: 0.0, ..self }
+        Stochastic { value, size: value.abs(), logit: 0.0, stored: 0.0, floor: 0.0, ..self }
     }
 
     /// A result of two numbers, off by up to `units` roundoffs of itself.
@@ -279,6 +341,20 @@ impl Stochastic {
         let place = self.place.rotate_left(7) ^ y.place.wrapping_mul(0x85EB_CA6B);
         let x = Stochastic { rounding, place, ..self };
         x.off(value, value.abs() * f64::from(relative(rounding)), operation, y.value)
+    }
+
+    /// A product of two numbers, of which those that are stored before may underflow. A constant of the formula
+    /// multiplies what was stored.
+    fn times(self, y: Self) -> Self {
+        let constant = |x: Self| x.rounding.unit == 0.0;
+        let (x, floor) = match (constant(self), constant(y)) {
+            _ if self.floor == 0.0 && y.floor == 0.0 => (self.value * y.value, 0.0),
+            (true, _) => (self.value * y.value, y.floor * self.value.abs()),
+            (_, true) => (self.value * y.value, self.floor * y.value.abs()),
+            _ => (on_grid(self) * on_grid(y), self.floor.max(y.floor)),
+        };
+        let product = self.with(y, x, |of| of.of_product(self, y), 2);
+        Stochastic { floor: floor.max(product.rounding.product_floor), ..product }
     }
 
     fn unit(self) -> f64 {
@@ -292,6 +368,12 @@ impl Stochastic {
     }
 }
 
+/// A number as its type holds it if it is subnormal there: the significand of f16 has 11 bits.
+fn on_grid(x: Stochastic) -> f64 {
+    let step = 2.0 * x.floor;
+    if x.value.abs() < 1024.0 * step { (x.value / step).round_ties_even() * step } else { x.value }
+}
+
 operators! {
     [] Stochastic, x, y;
     compare value,
@@ -300,14 +382,16 @@ operators! {
         size: x.size.max(y.size),
         logit: x.logit.max(y.logit),
         stored: x.stored.max(y.stored),
+        floor: x.floor.max(y.floor),
         ..x.with(y, x.value + y.value, |of| of.unit, 1)
     },
     sub x + -y,
-    mul x.with(y, x.value * y.value, |of| of.of_product(x, y), 2),
+    mul x.times(y),
     div {
         // By an l that a kernel keeps in lse, whose rounding all quotients share.
         let y = y.off(y.value, y.value * y.of_lse(), 10, 0.0);
-        Stochastic { stored: x.stored, ..x.with(y, x.value / y.value, Rounding::of_quotient, 3) }
+        let quotient = x.with(y, x.value / y.value, Rounding::of_quotient, 3);
+        Stochastic { stored: x.stored, floor: x.floor, ..quotient }
     }
 }
 
@@ -318,6 +402,7 @@ impl Real for Stochastic {
         logit: 0.0,
         rounding: Rounding::NONE,
         stored: 0.0,
+        floor: 0.0,
         place: 0,
     };
     const ONE: Self = Stochastic { value: 1.0, size: 1.0, ..Self::ZERO };
@@ -337,7 +422,8 @@ impl Real for Stochastic {
         let score = f64::from(self.rounding.score) * self.size;
         let function = (2.0 + self.value.abs() + self.size) * self.unit() + score;
         let computed = self.off(value, value * function, 4, 0.0);
-        Stochastic { logit: 1.0 + self.size, stored: self.rounding.weight, ..computed }
+        let Rounding { weight: stored, floor, .. } = self.rounding;
+        Stochastic { logit: 1.0 + self.size, stored, floor, ..computed }
     }
 
     fn ln(self) -> Self {

@@ -9,6 +9,7 @@
 use crate::bounds::{Bound, Bounds};
 use crate::generate::Stream;
 use crate::profile::Profile;
+use crate::stochastic::underflow;
 use crate::tensor::{Stored, Tensors, Values, values};
 use crate::types::Types;
 use etalon_problem::{Algorithm, Axis, Dtype, Error, Operand, Pass, Precision, Problem, Role};
@@ -46,6 +47,8 @@ pub struct Kernels<'a> {
     saved: Saved,
     /// Errors from the storage of scores, and the form in which they enter.
     scores: StoredScores,
+    /// What the underflow of stored weights adds to each output; `None` where none does.
+    underflow: Option<Values>,
     exact: &'a Bounds,
 }
 
@@ -64,8 +67,21 @@ impl<'a> Kernels<'a> {
         let size = Size::new(profile, &operands);
         let saved = Saved::new(problem, pass, &inputs, size.sums, &types)?;
         let scores = StoredScores::new(problem, profile, &inputs);
+        let underflow = underflow(problem, pass, profile, &inputs, exact)?;
         let problem = scores.problem(problem);
-        Ok(Kernels { problem, pass, types, operands, inputs, size, saved, scores, exact })
+        let kernels = Kernels {
+            problem,
+            pass,
+            types,
+            operands,
+            inputs,
+            size,
+            saved,
+            scores,
+            underflow,
+            exact,
+        };
+        Ok(kernels)
     }
 
     /// Results of the kernel of that number in each output of floating-point numbers before it stores them;
@@ -134,6 +150,10 @@ impl<'a> Kernels<'a> {
             if let Some(bound) = self.exact.outputs.get(name) {
                 let stream = Stream::new(kernel, &format!("{name} of a simulated kernel"));
                 summed(bound, results, self.size, stream);
+                if let Some(lost) = self.underflow.as_ref().and_then(|lost| lost.get(name)) {
+                    let share = Stream::new(kernel, "underflow").uniform(0);
+                    results.scaled_add(0.5 + 0.5 * share, lost);
+                }
                 if self.size.chunks > 0.0 && matches!(name.as_str(), "dw" | "dbias") {
                     let stream = Stream::new(kernel, &format!("{name}, by chunks"));
                     over_chunks(&bound.value, results, self.size.chunks, stream);

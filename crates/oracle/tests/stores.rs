@@ -4,9 +4,10 @@
 mod kernels;
 
 use etalon_oracle::bounds::{Bounds, bounds};
-use etalon_oracle::gates::{Statistic, g1, g2};
+use etalon_oracle::gates::{Statistic, g1, g2, uninformative};
 use etalon_oracle::generate::Stream;
 use etalon_oracle::profile::Profile;
+use etalon_oracle::stochastic;
 use etalon_oracle::tensor::{Stored, Tensor, Tensors, values};
 use etalon_oracle::types::Types;
 use etalon_oracle::typical::{Kernels, Typical};
@@ -15,30 +16,55 @@ use etalon_problem::{
 };
 use kernels::{attention, cross_entropy};
 use ndarray::ArrayD;
+use std::sync::Arc;
 
-/// Random operands of a pass, of a variance of 1; w so that logits have one of 4.
+/// Random operands of a pass, in bf16.
 fn inputs(problem: &Problem, pass: Pass, seed: u64) -> Tensors {
+    operands(problem, pass, seed, Dtype::Bf16, &[])
+}
+
+/// Random operands of a pass, of a variance of 1 or of the size that is given; w so that logits have one of 4.
+fn operands(
+    problem: &Problem,
+    pass: Pass,
+    seed: u64,
+    dtype: Dtype,
+    sizes: &[(&str, f64)],
+) -> Tensors {
     let operands = problem.operands(pass);
     let given = operands.iter().filter(|x| x.role.is_given()).map(|x| {
         let stream = Stream::new(seed, x.name);
         let scale = match (x.name, problem) {
+            _ if sizes.iter().any(|size| size.0 == x.name) => {
+                sizes.iter().find(|size| size.0 == x.name).map_or(1.0, |size| size.1)
+            }
             ("w", Problem::LinearCrossEntropy(x)) => 2.0 / (x.dim as f64).sqrt(),
             _ => 1.0,
         };
         let element = |at: usize| match (x.name, problem) {
             ("targets", Problem::LinearCrossEntropy(x)) => stream.below(at, x.vocab) as f64,
-            ("dloss", _) => 1.0,
+            ("dloss", _) => scale,
             _ => scale * stream.normal(at),
         };
         let elements = (0..x.len()).map(element).collect();
         let values = ArrayD::from_shape_vec(x.shape.clone(), elements).unwrap();
-        (x.name.to_string(), Tensor::store(&values, Stored::of(x.precision, Dtype::Bf16)))
+        (x.name.to_string(), Tensor::store(&values, Stored::of(x.precision, dtype)))
     });
     given.collect()
 }
 
-/// A kernel that stores as a profile says.
+/// A kernel that stores as a profile says; its results are in bf16.
 fn kernel(problem: &Problem, pass: Pass, stores: &Profile, inputs: &Tensors) -> Tensors {
+    results(problem, pass, stores, inputs, Dtype::Bf16)
+}
+
+fn results(
+    problem: &Problem,
+    pass: Pass,
+    stores: &Profile,
+    inputs: &Tensors,
+    dtype: Dtype,
+) -> Tensors {
     let x = values(problem, pass, inputs).unwrap();
     let results = match problem {
         Problem::Attention(problem) => attention(problem, pass, stores, &x),
@@ -47,7 +73,7 @@ fn kernel(problem: &Problem, pass: Pass, stores: &Profile, inputs: &Tensors) -> 
     };
     let operands = problem.operands(pass);
     let stored = operands.iter().filter(|x| x.role == Role::Output).filter_map(|x| {
-        let stored = Stored::of(x.precision, Dtype::Bf16);
+        let stored = Stored::of(x.precision, dtype);
         Some((x.name.to_string(), Tensor::store(results.get(x.name)?, stored)))
     });
     stored.collect()
@@ -236,6 +262,49 @@ fn kernels_that_store_as_they_say_are_not_conspicuous() {
         }
     }
     assert!(found.is_empty(), "{} alarms:\n{}", found.len(), found.join("\n"));
+}
+
+/// Gradients of a model whose loss is not scaled: dS, or da, underflows in f16, and no result that does is
+/// conspicuous, or of more error than simulated kernels make.
+#[test]
+fn what_underflows_in_f16_is_not_conspicuous() {
+    let scored: Problem = plain(160, 32).mask(Mask::causal()).into();
+    let loss: Problem = LinearCrossEntropy::new(64, 24, 96).into();
+    let small = [("v", 1e-2), ("dout", 1e-3)];
+    let smaller = [("v", 1e-4), ("dout", 1e-3)];
+    let of_a_mean = [("dloss", 1e-3)];
+    let all: [(&Problem, &[(&str, f64)]); 3] =
+        [(&scored, &small), (&scored, &smaller), (&loss, &of_a_mean)];
+    let (profile, pass) = (named("f16-flash"), Pass::Backward);
+    let mut lost = 0;
+    for (problem, sizes) in all {
+        for seed in 0..4 {
+            let inputs = operands(problem, pass, seed, Dtype::F16, sizes);
+            let got = results(problem, pass, &profile, &inputs, Dtype::F16);
+            let mut exact = bounds(problem, pass, Dtype::F16, &profile, &inputs).unwrap();
+            exact.outputs.retain(|name, _| got.contains_key(name));
+            let margin = g1(&exact, &got).margin;
+            assert!(margin <= 1.0, "{sizes:?} {seed}: {margin}");
+            let own = problem.operands(pass);
+            let kernels =
+                Kernels::new(problem, pass, Dtype::F16, &profile, &inputs, &exact).unwrap();
+            let typical = Typical::new(&kernels).unwrap();
+            let all = g2(&own, &profile, &exact, &typical, &got);
+            let found: Vec<_> = all.into_iter().filter(|x| x.margin() > 1.0).collect();
+            assert_eq!(found, [], "{sizes:?} {seed}");
+            let types = Types::from(Dtype::F16);
+            let doubts = uninformative(&own, &profile, &exact, &got, |kernel| {
+                let errors =
+                    stochastic::errors(problem, pass, &types, &profile, &inputs, &exact, kernel);
+                errors.map(Arc::new)
+            });
+            let doubts = doubts.unwrap();
+            let undecided: Vec<_> = doubts.iter().filter(|x| x.undecided > 0).collect();
+            assert!(undecided.is_empty(), "{sizes:?} {seed}: {undecided:?}");
+            lost += doubts.iter().map(|x| x.elements).sum::<usize>();
+        }
+    }
+    assert!(lost > 0, "nothing underflows");
 }
 
 /// A mistake that the statistics still see: a gradient that is some percent too large.
