@@ -12,7 +12,7 @@ use etalon_conformance::profile::Profile;
 use etalon_conformance::report::Status;
 use etalon_conformance::tensor::{Stored, Tensor, Tensors};
 use etalon_conformance::tier::{Hints, Request};
-use etalon_conformance::tiers::check_results;
+use etalon_conformance::tiers::{check_results, no_output};
 use etalon_conformance::vectors::{self, Draft};
 use etalon_problem::{Dtype, Error, Operand, Pass, Precision, Problem, Role, shortened};
 use std::path::{Path, PathBuf};
@@ -94,6 +94,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let question = &arguments.question;
     let pass = &question.pass;
     let LoadedProblem { problem, inputs, dtype, mut notes } = question.read()?;
+    known_outputs(&problem, *pass, &arguments.only)?;
     let Brought { got, only, notes: more } = brought(arguments, &problem, dtype)?;
     notes.extend(more);
     check_results(&problem, *pass, &got, &only).map_err(|error| {
@@ -139,6 +140,17 @@ pub fn run(arguments: &Arguments) -> Outcome {
     }
     say(&format!("{}\n{}", terminal(&found.blocks()), found.verdict()))?;
     Ok(found.status())
+}
+
+/// Fails where `--only` names what is no output of the pass.
+fn known_outputs(problem: &Problem, pass: Pass, only: &[String]) -> Result<(), Failure> {
+    let outputs = problem.operands(pass).into_iter().filter(|x| x.role == Role::Output);
+    let outputs: Vec<&str> = outputs.map(|x| x.name).collect();
+    let Some(name) = only.iter().find(|name| !outputs.contains(&name.as_str())) else {
+        return Ok(());
+    };
+    let advice = advice::did_you_mean(name, outputs.iter().copied());
+    Err(Failure(format!("--only: {}{advice}", no_output(problem, pass, name))))
 }
 
 /// Results that are judged.

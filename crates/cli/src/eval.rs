@@ -119,7 +119,18 @@ impl Question {
             let axes = |name: &str| problem.operand(name).map(|operand| operand.axes);
             advice::on_tensors(&vectors::Error::content(input, error), axes)
         };
-        let (mut inputs, held) = inputs(&problem, *pass, tensors).map_err(on_tensors)?;
+        let cotangents = cotangents(&problem, *pass);
+        let none = !cotangents.iter().any(|name| tensors.contains_key(*name));
+        let (mut inputs, held) = inputs(&problem, *pass, tensors).map_err(|error| {
+            let forward = match &error {
+                Error::Missing { operand, .. } if none && cotangents.contains(&&**operand) => {
+                    "; IN has no cotangent at all, as for the forward pass"
+                }
+                _ => "",
+            };
+            let Failure(line) = on_tensors(error);
+            Failure(line + forward)
+        })?;
         let dtype = dtype.unwrap_or(held);
         if dtype != held {
             holds(&problem, *pass, dtype, &inputs).map_err(on_tensors)?;
@@ -127,6 +138,12 @@ impl Question {
         let notes = unit_loss(&problem, *pass, &mut inputs).map_err(on_tensors)?;
         Ok(LoadedProblem { problem, inputs, dtype, notes: notes.into_iter().collect() })
     }
+}
+
+/// The names of the cotangents that a pass takes.
+fn cotangents(problem: &Problem, pass: Pass) -> Vec<&'static str> {
+    let role = |x: &Operand| matches!(x.role, Role::Cotangent | Role::OptionalCotangent);
+    problem.operands(pass).into_iter().filter(role).map(|x| x.name).collect()
 }
 
 /// Fails unless a kernel with main tensors of this type can hold what they hold.

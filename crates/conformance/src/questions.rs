@@ -55,24 +55,28 @@ impl Question {
         Question { problem: problem.clone(), pass, dtype, inputs: inputs.clone() }
     }
 
-    /// The inputs with the arrays that the mask names.
-    pub fn tensors(&self) -> Tensors {
+    /// The inputs with the arrays that the mask names. Fails where two tensors of one name differ: a file holds one.
+    pub fn tensors(&self) -> Result<Tensors, Error> {
         let mut tensors = self.inputs.clone();
-        let Some(scores) = self.problem.scores() else { return tensors };
+        let Some(scores) = self.problem.scores() else { return Ok(tensors) };
+        let mut result = Ok(());
+        let mut add = |name: &str, shape: &[usize], data: Data| {
+            let own = Tensor { shape: shape.to_vec(), data };
+            if tensors.get(name).is_some_and(|other| *other != own) {
+                result = Err(Error::value(name, "one tensor of that name", "two that differ"));
+            }
+            tensors.insert(name.to_string(), own);
+        };
         scores.mask.clone().visit_mut(&mut |mask| match mask {
             Mask::Segments { query, key } => {
                 for ids in [query, key] {
-                    let data = Data::I64(ids.data.to_vec());
-                    tensors.insert(ids.name.clone(), Tensor { shape: ids.shape.clone(), data });
+                    add(&ids.name, &ids.shape, Data::I64(ids.data.to_vec()));
                 }
             }
-            Mask::Array(array) => {
-                let data = Data::Bool(array.data.to_vec());
-                tensors.insert(array.name.clone(), Tensor { shape: array.shape.clone(), data });
-            }
+            Mask::Array(flags) => add(&flags.name, &flags.shape, Data::Bool(flags.data.to_vec())),
             _ => {}
         });
-        tensors
+        result.map(|()| tensors)
     }
 }
 

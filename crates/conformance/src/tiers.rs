@@ -13,7 +13,7 @@ mod simd;
 mod typed;
 
 pub use crate::tier::Refusal;
-pub use ask::{ask, ask_filtered, ask_in_turn, check_outputs, check_results};
+pub use ask::{ask, ask_filtered, ask_in_turn, check_outputs, check_results, no_output};
 pub use cuda::Cuda;
 pub use door::{Run, saved};
 pub use isolated::{Isolated, Server, serve};

@@ -31,6 +31,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bounds;
+mod chunks;
 pub mod gates;
 pub mod generate;
 pub mod profile;

@@ -7,11 +7,11 @@
 //! moderate size.
 
 use crate::bounds::Bounds;
+use crate::chunks::{chunks, over_chunks};
 use crate::generate::Stream;
 use crate::profile::Profile;
 use crate::tensor::{Stored, Tensors, Values, values};
 use crate::types::Types;
-use crate::typical::{chunks, over_chunks};
 use etalon_problem::{Algorithm, Dtype, Error, Operand, Pass, Problem, Role};
 use etalon_reference::scalar::Real;
 use etalon_reference::{Arithmetic, evaluate, evaluate_in, operators};
@@ -64,7 +64,7 @@ pub(crate) fn saturated(x: f64, largest: f64) -> f64 {
     if x.is_infinite() { largest.copysign(x) } else { x }
 }
 
-/// What the underflow of stored weights adds to each output of a kernel that rounds nothing else; `None` where the
+/// Errors of each output of a kernel whose stored weights underflow, and which rounds nothing else; `None` where the
 /// types of the profile have the accumulator's exponents.
 pub(crate) fn underflow(
     problem: &Problem,
@@ -178,8 +178,8 @@ struct Rounding {
     lse: f32,
     /// Numbers below this are lost: every other kernel keeps no subnormal ones.
     least: f64,
-    /// What underflow costs a weight, or a product of weights, that is stored before it is multiplied; 0 where the
-    /// type has the accumulator's exponents. Weights of linear attention are products themselves.
+    /// The error of a weight, or a product of weights, that underflows where it is stored before it is multiplied; 0
+    /// where the type has the accumulator's exponents. Weights of linear attention are products themselves.
     floor: f64,
     product_floor: f64,
     /// Factor of every error. Weights of lazy attention jump where they become 0: a jump that one kernel
@@ -297,7 +297,7 @@ impl Rounding {
     }
 }
 
-/// What the underflow of a number costs that one of these types stores, beyond that of the accumulator.
+/// The error of a number that underflows in one of these types, where that is larger than the accumulator's.
 fn floor(profile: &Profile, stores: &[Dtype]) -> f64 {
     let least = profile.accumulator.underflow();
     let floors = stores.iter().map(|dtype| dtype.underflow());
@@ -317,7 +317,7 @@ struct Stochastic {
     /// Rounding of a weight before it is multiplied. The sum of weights that divides is that of
     /// weights which are not rounded.
     stored: f32,
-    /// What underflow costs it where it is stored before it is multiplied; else 0.
+    /// Its error by underflow where it is stored before it is multiplied; else 0.
     floor: f64,
     /// Place of its operands, in kernels whose errors depend on that; else 0.
     place: u32,

@@ -159,11 +159,11 @@ impl Tensor {
         self.stored().and_then(Stored::dtype)
     }
 
-    /// The name of its element type.
+    /// The name of its element type; files have integers of 64 bits and of 32.
     pub fn type_name(&self) -> &'static str {
         match self.stored() {
             Some(Stored::Float(dtype)) => dtype.name(),
-            Some(Stored::Integer) => "i64",
+            Some(Stored::Integer) => "integers",
             None => "bool",
         }
     }

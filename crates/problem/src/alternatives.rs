@@ -68,7 +68,8 @@ pub(crate) fn factors(x: f64) -> Vec<Other<f64>> {
     list.into_iter().map(|(change, text, value)| other(change, text, value)).collect()
 }
 
-/// Misreadings of the scale: an exponential may be one to base 2, and the scale may be the usual one.
+/// Misreadings of the scale: an exponential may be one to base 2, and the scale may be the usual one, that of another
+/// extent, or 0.
 pub(crate) fn scales(scores: &Scores) -> Vec<Other<Option<f64>>> {
     let (scale, usual) = (scores.scale(), scores.usual_scale());
     let mut list = factors(scale);
@@ -76,8 +77,19 @@ pub(crate) fn scales(scores: &Scores) -> Vec<Other<Option<f64>>> {
         other("base-2", "lacks log₂e: the exponential is to base 2", LN_2 * scale),
         other("in-base-2", "is multiplied by log₂e once too often", LOG2_E * scale),
     ]);
-    if scale != usual {
-        list.push(other("usual", "is not read: it is 1/√D", usual));
+    let e = &scores.extents;
+    let root = |extent: usize| 1.0 / (extent.max(1) as f64).sqrt();
+    let others = [
+        ("usual", "is not read: it is 1/√D", usual),
+        ("of-keys", "is 1/√M, of the keys' number in place of D", root(e.keys)),
+        ("of-queries", "is 1/√N, of the queries' number in place of D", root(e.queries)),
+        ("without-root", "is 1/D: the root is missing", 1.0 / e.dim.max(1) as f64),
+        ("zero", "is 0: q and k are not read, and all keys that a query sees weigh alike", 0.0),
+    ];
+    for (change, text, value) in others {
+        if value != scale && list.iter().all(|other| other.value != value) {
+            list.push(other(change, text, value));
+        }
     }
     set(list)
 }

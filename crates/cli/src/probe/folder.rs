@@ -83,7 +83,7 @@ pub fn write_given(draft: &output::Folder, given: &Given) -> Result<Brought, Fai
         let (inputs, pass, dtype) = (Tensors::new(), Pass::Forward, *dtype);
         let question = Question { problem: problem.clone(), pass, dtype, inputs };
         let file = format!("{name}.safetensors");
-        draft.write(&file, &vectors::to_bytes(Path::new(&file), &question.tensors())?)?;
+        draft.write(&file, &vectors::to_bytes(Path::new(&file), &question.tensors()?)?)?;
     }
     let (name, cotangents) = (name.clone(), cotangents.clone());
     Ok(Brought { name, dtype: *dtype, seed: *seed, cotangents })
@@ -121,7 +121,7 @@ pub fn write_question(
     let problem = serde_json::to_string_pretty(&question.problem)?;
     draft.write(&file("problem.json"), problem.as_bytes())?;
     let inputs = file("inputs.safetensors");
-    draft.write(&inputs, &vectors::to_bytes(Path::new(&inputs), &question.tensors())?)
+    draft.write(&inputs, &vectors::to_bytes(Path::new(&inputs), &question.tensors()?)?)
 }
 
 /// The questions of a probe and their answers, in a folder each.

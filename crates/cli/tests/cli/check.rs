@@ -188,9 +188,12 @@ fn what_is_no_output_of_the_pass_is_refused() {
         got.insert("o".to_string(), Tensor::store(&o, Stored::Integer));
     };
     let line = refused(&narrow, &[]);
-    assert_eq!(line, "got.safetensors: `o` must hold f64, f32, bf16 or f16, found i64");
+    assert_eq!(line, "got.safetensors: `o` must hold f64, f32, bf16 or f16, found integers");
     let line = refused(&|_| {}, &["--only", "dq"]);
-    assert!(line.ends_with("`dq` was given, but attention forward has no such output"), "{line}");
+    let reason = "attention forward has no such output; backward returns it";
+    assert_eq!(line, format!("--only: `dq` was given, but {reason}"));
+    let line = refused(&|_| {}, &["--only", "lze"]);
+    assert!(line.ends_with("has no such output; did you mean \"lse\"?"), "{line}");
     let line = refused(&|_| {}, &["--report", "pdf=x"]);
     assert!(line.contains("json=PATH, md=PATH or html=PATH"), "{line}");
 }

@@ -125,6 +125,15 @@ fn a_misspelt_tensor_is_no_absent_one() {
 }
 
 #[test]
+fn a_file_without_cotangents_is_one_for_the_forward_pass() {
+    let bench = Bench::new("causal", "attention");
+    bench.edit(|tensors| tensors.retain(|name, _| !name.starts_with('d')));
+    let line = bench.refused("backward", &[]);
+    let reason = "the pass needs it; IN has no cotangent at all, as for the forward pass";
+    assert_eq!(line, format!("in.safetensors: `dout` is missing: {reason}"));
+}
+
+#[test]
 fn an_operand_of_an_option_that_is_not_set_is_refused() {
     let bench = Bench::new("options", "attention");
     bench.edit_problem("\"sinks\": true", "\"sinks\": false");
@@ -169,7 +178,7 @@ fn what_is_no_number_is_told_with_the_types_that_are() {
         q.data = Data::I64(vec![1; q.shape.iter().product()]);
     });
     let line = bench.refused("forward", &[]);
-    assert_eq!(line, "in.safetensors: `q` must hold f64, f32, bf16 or f16, found i64");
+    assert_eq!(line, "in.safetensors: `q` must hold f64, f32, bf16 or f16, found integers");
 }
 
 #[test]

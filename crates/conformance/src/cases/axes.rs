@@ -6,6 +6,9 @@ use ndarray::ArrayD;
 /// The axis of the shapes.
 pub(crate) const SHAPE: &str = "shape";
 
+/// The storage type, in the place of an axis, where values must occur together.
+pub(crate) const STORAGE: &str = "storage";
+
 /// The name of an axis, and the names of its values.
 pub(crate) type Names = (&'static str, Vec<&'static str>);
 
@@ -96,7 +99,8 @@ pub(crate) trait Grid {
     /// Large shapes so thin that a run can afford each.
     const THIN: &'static [&'static str];
 
-    /// Values of three axes or more that a run must have together, each with the name of its axis.
+    /// Values of three axes or more that a run must have together, each with the name of its axis; with a large shape
+    /// also the storage type.
     const TOGETHER: &'static [&'static [(&'static str, &'static str)]] = &[];
 
     /// Takes from the axes the values that an algorithm of the grid does not have.

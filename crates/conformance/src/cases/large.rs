@@ -7,7 +7,7 @@
 //! run: so it takes as long, however many shapes there are. First come the values that a large shape
 //! must have together: what only they show is tried at every depth.
 
-use super::axes::SHAPE;
+use super::axes::{SHAPE, STORAGE};
 use super::{Depth, Point, Spec};
 use crate::generate::Stream;
 use etalon_problem::{Algorithm, Dtype, Problem, Scores};
@@ -19,6 +19,8 @@ fn budget(algorithm: Algorithm, depth: Depth) -> (f64, f64) {
         // Cases of `kept_tiles` take much of it, and chunks over several tiles.
         Depth::Smoke | Depth::Core if algorithm == Algorithm::Attention => (8e7, 3e7),
         Depth::Smoke | Depth::Core if algorithm == Algorithm::LazyAttention => (7.2e7, 3e7),
+        // One case of `sweeps`, beside the others.
+        Depth::Smoke | Depth::Core if algorithm == Algorithm::LinearCrossEntropy => (7.5e7, 3e7),
         Depth::Smoke | Depth::Core => (6e7, 3e7),
         Depth::Full | Depth::Soak => (1.5e9, 1.5e8),
     }
@@ -113,7 +115,9 @@ fn candidates(algorithm: Algorithm, seed: u64) -> impl Iterator<Item = Spec> {
         };
         let names: Vec<&str> = axes.iter().enumerate().map(name).collect();
         let point = Point::parse(algorithm, &names).ok()?;
-        let dtype = storage[value(63, storage.len())];
+        let own = given.iter().find(|(axis, _)| *axis == STORAGE);
+        let own = own.and_then(|(_, name)| storage.iter().find(|dtype| dtype.name() == *name));
+        let dtype = own.copied().unwrap_or(storage[value(63, storage.len())]);
         Some(Spec { algorithm, dtype, point, seed })
     })
 }

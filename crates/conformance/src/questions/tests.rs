@@ -9,7 +9,8 @@ use crate::capabilities::Kernel;
 use crate::tier::Hints;
 use crate::tiers::{Reference, ask};
 use etalon_problem::{
-    Attention, Extents, LinearAttention, LinearCrossEntropy, LinearExtents, TokenOutputs,
+    Attention, Extents, LinearAttention, LinearCrossEntropy, LinearExtents, NamedArray,
+    TokenOutputs,
 };
 use kernel::{Bug, WRONG, answer};
 
@@ -28,6 +29,21 @@ fn problems() -> [Given; 2] {
     let causal = Attention::new(extents(64)).mask(Mask::causal());
     let window = Attention::new(extents(128)).mask(Mask::window(31, 0)).value_dim(64);
     [given(causal, Dtype::Bf16), given(window, Dtype::Bf16)]
+}
+
+/// A file has one tensor of a name: of two that differ one would be lost.
+#[test]
+fn tensors_of_one_name_are_equal() {
+    let ids = |name: &str, length| NamedArray::new(name, &[2, length], vec![0; 2 * length]);
+    let of = |query: &str, key: &str| {
+        let mask = Mask::Segments { query: ids(query, 72), key: ids(key, 80) };
+        let problem = Attention::new(Extents { keys: 80, ..extents(16) }).mask(mask).into();
+        let inputs = Tensors::new();
+        Question { problem, pass: Pass::Forward, dtype: Dtype::F32, inputs }.tensors()
+    };
+    assert_eq!(of("rows", "keys").unwrap().len(), 2);
+    let error = of("ids", "ids").unwrap_err().to_string();
+    assert!(error.contains("ids") && error.contains("two that differ"), "{error}");
 }
 
 /// Answers in memory.

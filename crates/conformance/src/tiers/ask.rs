@@ -121,6 +121,21 @@ pub fn check_results(
     })
 }
 
+/// A name that is no output of a pass, and the passes that return it.
+pub fn no_output(problem: &Problem, pass: Pass, name: &str) -> Error {
+    let returns = |other: &Pass| {
+        problem.operands(*other).iter().any(|x| x.role == Role::Output && x.name == name)
+    };
+    let others: Vec<&str> = Pass::ALL.iter().filter(|x| returns(x)).map(|x| x.name()).collect();
+    let of_others = match others.as_slice() {
+        [] => String::new(),
+        [one] => format!("; {one} returns it"),
+        [some @ .., last] => format!("; {} and {last} return it", some.join(", ")),
+    };
+    let reason = format!("{} {pass} has no such output{of_others}", problem.algorithm());
+    Error::Unexpected { operand: name.to_string(), reason }
+}
+
 /// Fails as [`check_outputs`] does; `fits` says of a type that is wrong which one would be right.
 fn check_each(
     problem: &Problem,
@@ -133,8 +148,7 @@ fn check_each(
     let expected: Vec<&Operand> = operands.iter().filter(|x| x.role == Role::Output).collect();
     let known = |name: &String| expected.iter().any(|operand| operand.name == name);
     if let Some(name) = outputs.keys().chain(only).find(|name| !known(name)) {
-        let reason = format!("{} {pass} has no such output", problem.algorithm());
-        return Err(Error::Unexpected { operand: name.clone(), reason });
+        return Err(no_output(problem, pass, name));
     }
     let wanted = |operand: &&&Operand| only.is_empty() || only.iter().any(|x| x == operand.name);
     for operand in expected.iter().filter(wanted) {

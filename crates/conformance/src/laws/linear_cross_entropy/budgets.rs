@@ -20,13 +20,14 @@ pub(super) fn several_blocks(case: &Case, _: Pass) -> bool {
     problem_is(case, |p| p.tokens > BLOCK || p.vocab > TILE)
 }
 
-/// No memory at all, so that a kernel takes the least that it can, and parts of what all logits take: less
-/// than the whole, a third, and so on. A kernel holds other things beside them, or less of each: so chunks
+/// No memory at all, so that a kernel takes the least that it can, and parts of what all logits take: a tenth, a third
+/// (37 % for `sweeps`), and so on. A kernel holds other things beside them, or less of each: so chunks
 /// and spans are of many sizes, and their numbers no powers of two.
 fn parts(problem: &LinearCrossEntropy) -> Vec<usize> {
     let classes = problem.vocab.next_multiple_of(TILE);
     let logits = problem.tokens.next_multiple_of(BLOCK) * classes * size_of::<f32>();
-    let mut budgets = vec![0, logits / 10, logits / 3, logits / 3 * 2, logits / 3 * 4];
+    let shares = [10, 33, 37, 67, 133].map(|percent| logits / 100 * percent);
+    let mut budgets = [&[0], &shares[..]].concat();
     // A part that is less than what threads need beside it is the least once more.
     budgets.retain(|&bytes| bytes == 0 || bytes > LEAST);
     budgets

@@ -37,6 +37,9 @@ grid! {
             ManyClasses = "many-classes" => [3, 4, 20_000 + stream.below(9, 500)],
             /// Large: more than 4096 tokens, for few classes.
             MostTokens = "most-tokens" => [4200 + stream.below(11, 100), 3, 20],
+            /// Large: with 37 % of the memory of all logits, a sweep of the simd tier makes them again in three chunks
+            /// of tokens or more, by several spans of classes.
+            Sweeps = "sweeps" => [290 + stream.below(32, 20), 2, 5000 + stream.below(33, 100)],
         },
         /// Operations that make logits of h·w.
         link: LinkKind = "link" fn bias_softcap_scales() -> [bool; 3] {
@@ -130,8 +133,21 @@ const IGNORED_CLASS: i64 = 0;
 
 impl Grid for Point {
     const LARGE: &'static [&'static str] =
-        &["big", "deep", "many-tokens", "blocks", "many-classes", "most-tokens"];
+        &["big", "deep", "many-tokens", "blocks", "many-classes", "most-tokens", "sweeps"];
     const THIN: &'static [&'static str] = &["most-tokens"];
+
+    const TOGETHER: &'static [&'static [(&'static str, &'static str)]] = &[
+        // dw of each span in 16 bits, once all chunks of tokens have met it.
+        &[
+            ("shape", "sweeps"),
+            ("family", "generic"),
+            ("link", "plain"),
+            ("loss", "plain"),
+            ("ignored", "some"),
+            ("outputs", "all"),
+            ("storage", "bf16"),
+        ],
+    ];
 
     fn problem(&self, _: Algorithm, seed: u64) -> Problem {
         let stream = Stream::new(seed, "problem");
@@ -142,7 +158,7 @@ impl Grid for Point {
         problem.reduction = self.reduction.draw(&stream);
         let all = self.outputs != OutputKind::Loss;
         problem.outputs = TokenOutputs { lse: all, logprob: all, entropy: all, argmax: all };
-        problem.wide_gradients = stream.below(23, 3) == 0;
+        problem.wide_gradients = self.shape != ShapeKind::Sweeps && stream.below(23, 3) == 0;
         match self.ignored {
             IgnoredKind::Class => problem.ignore_index = IGNORED_CLASS,
             IgnoredKind::AllNan => problem.nothing_left = NothingLeft::Nan,
