@@ -74,7 +74,8 @@ pub(crate) fn underflow(
     exact: &Bounds,
 ) -> Result<Option<Values>, Error> {
     let rounding = Rounding::of_underflow(profile, problem.algorithm(), pass);
-    if rounding.floor == 0.0 {
+    // The largest weight of a row is 1 before a forward pass divides by their sum.
+    if rounding.floor == 0.0 || pass == Pass::Forward {
         return Ok(None);
     }
     let number = |&x: &f64| Stochastic { rounding, ..Stochastic::from_f64(x) };

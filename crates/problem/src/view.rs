@@ -69,7 +69,7 @@ impl fmt::Display for Stored {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Stored::Float(dtype) => dtype.name(),
-            Stored::Integer => "i64",
+            Stored::Integer => "integers",
         })
     }
 }

@@ -192,7 +192,7 @@ fn what_is_no_output_of_the_pass_is_refused() {
     let line = refused(&|_| {}, &["--only", "dq"]);
     let reason = "attention forward has no such output; backward returns it";
     assert_eq!(line, format!("--only: `dq` was given, but {reason}"));
-    let line = refused(&|_| {}, &["--only", "lze"]);
+    let line = refused(&|_| {}, &["--only", "ls"]);
     assert!(line.ends_with("has no such output; did you mean \"lse\"?"), "{line}");
     let line = refused(&|_| {}, &["--report", "pdf=x"]);
     assert!(line.contains("json=PATH, md=PATH or html=PATH"), "{line}");

@@ -143,7 +143,7 @@ impl Grid for Point {
             ("family", "generic"),
             ("link", "plain"),
             ("loss", "plain"),
-            ("ignored", "some"),
+            ("ignored", "none"),
             ("outputs", "all"),
             ("storage", "bf16"),
         ],
