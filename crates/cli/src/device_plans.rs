@@ -1,11 +1,11 @@
 //! Plans of the cuda tier for a problem: levels, kernels, modes, time and memory, with a device or without.
 
+use crate::device_rates::Rates;
 use crate::options::one_of;
 use crate::outcome::Failure;
 use crate::plans::MODES;
 use crate::table::Table;
 use crate::units::{bytes, digits, time};
-use etalon_cuda::kernels::Rates;
 use etalon_cuda::{Level, Options, Plan, Precision, Target, plan};
 use etalon_problem::{Blocking, Dtype, Error, Mode, Pass, Problem};
 
@@ -68,7 +68,7 @@ pub fn plans(
     let rates = Rates::stated(target);
     let about = |plan: &Plan| {
         let rates = rates.as_ref().filter(|_| plan.terms() > 0);
-        let seconds = pairs.zip(rates).map(|(pairs, rates)| plan.seconds(pairs, rates));
+        let seconds = pairs.zip(rates).map(|(pairs, rates)| rates.seconds(plan, pairs));
         seconds.map_or("–".to_string(), time)
     };
     let beside = if matches!(problem, Problem::LinearAttention(_)) { SEED } else { "" };

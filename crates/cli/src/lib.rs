@@ -9,6 +9,7 @@ mod bench;
 mod check;
 mod cuda;
 mod device_plans;
+mod device_rates;
 mod eval;
 mod explain;
 pub mod junit;

@@ -1,6 +1,7 @@
 //! A pass as its caller asks for it, before anything is drafted.
 
 use crate::device_tensor::{DeviceTensors, GivenArray};
+use crate::level_table::Facts;
 use crate::options::Options;
 use crate::target::Target;
 use etalon_problem::{Dtype, Error, Pass, Stored, Table, Views, ViewsMut};
@@ -12,13 +13,37 @@ pub(crate) struct PassCall<'a, 'v> {
     pub pass: Pass,
     pub storage: Dtype,
     pub table: &'a Table,
-    pub holds: Holds<'a>,
-    pub operands: Operands<'a, 'v>,
+    /// Layout of the caller's operand of a name, if there is one: as an input, or (`true`) as a result.
+    pub holds: &'a dyn Fn(&str, bool) -> Option<OperandLayout>,
+    /// The inputs in memory of the host; on a device nobody can look.
+    pub inputs: Option<&'a Views<'v>>,
+    /// The arrays of the problem that calls give on the device.
+    pub arrays: &'a [GivenArray],
     pub options: &'a Options,
 }
 
-/// Layout of the caller's operand of a name, if there is one: as an input, or (`true`) as a result.
-pub(crate) type Holds<'a> = &'a dyn Fn(&str, bool) -> Option<OperandLayout>;
+impl<'a, 'v> PassCall<'a, 'v> {
+    /// Of operands on the device, which give no arrays of the problem.
+    pub fn new(
+        target: Target,
+        (pass, storage): (Pass, Dtype),
+        table: &'a Table,
+        holds: &'a dyn Fn(&str, bool) -> Option<OperandLayout>,
+        options: &'a Options,
+    ) -> Self {
+        PassCall { target, pass, storage, table, holds, inputs: None, arrays: &[], options }
+    }
+
+    /// The facts that rules of levels ask for.
+    pub fn facts(&self) -> Facts {
+        Facts { target: self.target, pass: self.pass, storage: self.storage, precision: self.options.precision }
+    }
+
+    /// Of these operands of the host.
+    pub fn of_host(self, inputs: &'a Views<'v>) -> Self {
+        PassCall { inputs: Some(inputs), ..self }
+    }
+}
 
 /// Layout of an operand of the caller: its strides in elements, none where it is dense; and whether it begins
 /// at a multiple of 16 bytes.
@@ -30,33 +55,6 @@ pub(crate) struct OperandLayout {
 impl OperandLayout {
     /// A dense operand that begins where ranges begin, as operands of the host are copied to the device.
     pub const DENSE: OperandLayout = OperandLayout { strides: None, aligned: true };
-}
-
-/// The memory in which the operands of a pass lie.
-#[derive(Clone, Copy)]
-pub(crate) enum Operands<'a, 'v> {
-    /// The host's, as these inputs do.
-    Host(&'a Views<'v>),
-    /// The device's, with these arrays of the problem.
-    Device(&'a [GivenArray]),
-}
-
-impl<'a, 'v> Operands<'a, 'v> {
-    /// The inputs in memory of the host; on a device nobody can look.
-    pub fn inputs(self) -> Option<&'a Views<'v>> {
-        match self {
-            Operands::Host(inputs) => Some(inputs),
-            Operands::Device(_) => None,
-        }
-    }
-
-    /// The arrays of the problem that calls give on the device.
-    pub fn arrays(self) -> &'a [GivenArray] {
-        match self {
-            Operands::Host(_) => &[],
-            Operands::Device(arrays) => arrays,
-        }
-    }
 }
 
 /// Layout of an operand of the host, as an input or a result, dense on the device.

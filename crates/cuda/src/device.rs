@@ -127,15 +127,5 @@ fn driver_version() -> Result<(i32, i32), Absent> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn asking_twice_gives_one_answer_and_no_panic() {
-        let first = probe();
-        assert_eq!(first, probe());
-        if let Ok(devices) = first {
-            assert!(devices > 0, "an empty machine is an absence, not a tier");
-        }
-    }
-}
+#[path = "../tests/units/device.rs"]
+mod tests;

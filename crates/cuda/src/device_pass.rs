@@ -1,6 +1,6 @@
 //! The door for operands that lie on a device already.
 
-use crate::call::{Operands, PassCall, held_by_device};
+use crate::call::{PassCall, held_by_device};
 use crate::device_tensor::{self, DeviceTensor, DeviceTensors, Element, GivenArray};
 use crate::draft::draft;
 use crate::gpu::{Device, lock};
@@ -75,10 +75,9 @@ impl DevicePass {
         levels::check(options, problem.algorithm(), pass, storage)?;
         let state = workspace.device(options.device)?;
         let holds = |name: &str, result| held_by_device(&inputs, outputs, (name, result));
-        let (target, operands) = (state.device.target(), Operands::Device(&arrays));
-        let (table, holds) = (&table, &holds);
-        let call = PassCall { target, pass, storage, table, holds, operands, options };
-        let pass = DevicePass::of(&state, draft(problem, &call)?, table, &inputs, outputs)?;
+        let call = PassCall::new(state.device.target(), (pass, storage), &table, &holds, options);
+        let plan = draft(problem, &PassCall { arrays: &arrays, ..call })?;
+        let pass = DevicePass::of(&state, plan, &table, &inputs, outputs)?;
         Ok(DevicePass { arrays, ..pass })
     }
 

@@ -184,7 +184,7 @@ impl Family {
     }
 
     /// The arithmetic that computes its products.
-    pub(crate) fn unit(self) -> Unit {
+    pub fn unit(self) -> Unit {
         match self {
             Family::AttentionSm80
             | Family::AttentionSm80Fused

@@ -1,6 +1,6 @@
 //! Operands of the host, copied to the device: the door that computes a pass of them, and the one that times it.
 
-use crate::call::{OperandLayout, Operands, PassCall};
+use crate::call::{OperandLayout, PassCall};
 use crate::draft::draft;
 use crate::memory::{Layout, MemoryRange};
 use crate::options::Options;
@@ -31,7 +31,7 @@ impl Placed {
     pub fn new(
         state: &Arc<DeviceState>,
         problem: &Problem,
-        (pass, storage): (Pass, Dtype),
+        call: (Pass, Dtype),
         table: &Table,
         inputs: &Views<'_>,
         places: Option<&ViewsMut<'_>>,
@@ -46,8 +46,7 @@ impl Placed {
             let there = if result { written() } else { inputs.get(name).is_some() };
             there.then_some(OperandLayout::DENSE)
         };
-        let (target, operands) = (state.device.target(), Operands::Host(inputs));
-        let call = PassCall { target, pass, storage, table, holds: &holds, operands, options };
+        let call = PassCall::new(state.device.target(), call, table, &holds, options).of_host(inputs);
         Placed::of(state, draft(problem, &call)?, inputs, places)
     }
 

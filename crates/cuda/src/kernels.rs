@@ -7,7 +7,7 @@ pub use crate::compiler::{Compiled, Compiler};
 pub use crate::family::Family;
 pub use crate::matrix::every_variant;
 pub use crate::peak::{launch_ns, peak_gflops};
-pub use crate::plan::{Rates, Step};
+pub use crate::plan::Step;
 pub use crate::shared::{declared_bytes, shared_bytes};
 pub use crate::unit::Unit;
 pub use crate::variant::Variant;

@@ -4,7 +4,7 @@
 
 pub use etalon_problem::lazy_attention::{SpeedUp, Stats};
 
-use crate::call::{Operands, PassCall, held_by_host};
+use crate::call::{PassCall, held_by_host};
 use crate::host::Placed;
 use crate::memory::filled;
 use crate::options::Options;
@@ -69,9 +69,7 @@ fn measure(
     let holds = |name: &str, result| held_by_host(inputs, &none, (name, result));
     let mut found = room_for(&problem, tile)?;
     let bytes = [size_of_val(&found.figures[..]), 4 * found.states.len()];
-    let (target, pass, operands) = (state.device.target(), Pass::Forward, Operands::Host(inputs));
-    let (table, holds) = (&table, &holds);
-    let call = PassCall { target, pass, storage, table, holds, operands, options };
+    let call = PassCall::new(state.device.target(), (Pass::Forward, storage), &table, &holds, options).of_host(inputs);
     let (plan, [figures, states]) = draft_stats((&problem, bias), &call, (tile, bytes))?;
     let placed = Placed::of(&state, plan, inputs, None)?;
     placed.run()?;

@@ -30,6 +30,35 @@ pub(crate) struct Facts {
     pub precision: Precision,
 }
 
+/// A pass of linear_attention or linear_cross_entropy, as far as it decides who computes it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LevelSpec {
+    pub facts: Facts,
+    pub dim: usize,
+    /// That of linear_attention.
+    pub value_dim: usize,
+    /// True if an operand or a result has no element.
+    pub empty: bool,
+    /// True if the copy engine takes every operand where kernels find it.
+    pub boxes: bool,
+}
+
+impl LevelSpec {
+    /// The pass that every level computes, if it computes any in this storage type.
+    pub fn permissive((pass, storage): (Pass, Dtype), target: Target) -> LevelSpec {
+        let facts = Facts { target, pass, storage, precision: Precision::Flash };
+        LevelSpec { facts, dim: 64, value_dim: 64, empty: false, boxes: true }
+    }
+}
+
+impl Deref for LevelSpec {
+    type Target = Facts;
+
+    fn deref(&self) -> &Facts {
+        &self.facts
+    }
+}
+
 impl<S: Deref<Target = Facts>> Rule<S> {
     /// Factors of products are rounded to the storage type.
     pub const FLASH: Rule<S> = Rule { otherwise: Precision::FACTORS, holds: |spec| spec.precision == Precision::Flash };

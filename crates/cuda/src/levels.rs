@@ -14,7 +14,7 @@
 //! # Ok::<(), etalon_problem::Error>(())
 //! ```
 
-use crate::level_table;
+use crate::level_table::{self, LevelSpec};
 use crate::linear_attention;
 use crate::linear_cross_entropy;
 use crate::options::{Level, Options, Precision};
@@ -44,9 +44,10 @@ pub fn offers(
     let precision = if storage == Dtype::F32 { options.precision } else { Precision::Flash };
     let options = Options { precision, level: options.level, ..Options::default() };
     let call = (pass, storage);
+    let spec = LevelSpec::permissive(call, *target);
     let refused = match algorithm {
-        Algorithm::LinearAttention => linear_attention::refuses(&options, call, target),
-        Algorithm::LinearCrossEntropy => linear_cross_entropy::refuses(&options, call, target),
+        Algorithm::LinearAttention => level_table::refuses(&linear_attention::LEVELS, &spec, options.level),
+        Algorithm::LinearCrossEntropy => level_table::refuses(&linear_cross_entropy::LEVELS, &spec, options.level),
         Algorithm::LazyAttention => softmax::refuses(&softmax::LAZY_LEVELS, &options, call, target),
         _ => softmax::refuses(&softmax::LEVELS, &options, call, target),
     };

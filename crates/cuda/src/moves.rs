@@ -42,6 +42,11 @@ impl StridedTensor {
         StridedTensor { address, extents, strides: dense(extents) }
     }
 
+    /// Strides of batch elements and heads, 0 along an axis of extent 1, and of rows.
+    pub fn steps(&self) -> [i64; 3] {
+        [0, 1, 2].map(|axis| if axis < 2 && self.extents[axis] == 1 { 0 } else { self.strides[axis] })
+    }
+
     pub fn elements(&self) -> usize {
         self.extents.iter().product()
     }

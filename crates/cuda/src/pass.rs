@@ -8,6 +8,7 @@ use crate::options::Level;
 use crate::parts::{Part, Parts};
 use crate::queue::Queue;
 use crate::step::{Bases, Draft, Loaded, Region, Step};
+use crate::tensor_args::TensorArgs;
 use etalon_problem::{Blocking, Error, Mode};
 use std::ops::Deref;
 
@@ -33,6 +34,16 @@ impl<'a, P> Steps<'a, P> {
     /// The address of a range in scratch memory.
     pub fn at(&self, range: MemoryRange) -> u64 {
         range.address(Region::Scratch.symbol())
+    }
+
+    /// The same of a range that may not be there: 0 then.
+    pub fn range(&self, range: Option<MemoryRange>) -> u64 {
+        range.map_or(0, |range| self.at(range))
+    }
+
+    /// Adds a fill of a range with 0.
+    pub fn clear(&self, range: MemoryRange) {
+        self.fill(self.at(range), range.bytes, 0);
     }
 
     /// The address of a table.
@@ -83,9 +94,19 @@ impl<P: Deref<Target = Parts>> Steps<'_, P> {
         found.map_or(StridedTensor::NOWHERE, |number| self.placed(number))
     }
 
+    /// The same as an argument of kernels.
+    pub fn tensor(&self, name: &str) -> TensorArgs {
+        self.place(name).into()
+    }
+
     /// The address of an operand; 0 if it is not there.
     pub fn address(&self, name: &str) -> u64 {
         self.place(name).address
+    }
+
+    /// True if an operand is there.
+    pub fn is_there(&self, name: &str) -> bool {
+        self.address(name) != 0
     }
 
     /// Adds a copy of elements of so many bytes; columns beyond those of the source are 0.

@@ -1,6 +1,6 @@
 //! The steps of a pass on a device, and the memory that it takes: no device is needed.
 
-use crate::call::{OperandLayout, Operands, PassCall};
+use crate::call::{OperandLayout, PassCall};
 use crate::draft::draft;
 use crate::options::{Level, Options};
 use crate::pass::Choice;
@@ -63,33 +63,11 @@ pub struct Step {
     pub working: usize,
 }
 
-/// Speed of the kernels of a device.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Rates {
-    /// Flops a second of products by fused multiply-adds, by `mma.sync` and by `wgmma`.
-    pub products: [f64; 3],
-    /// Bytes a second of memory.
-    pub memory: f64,
-}
-
-impl Rates {
-    /// The rates that kernels of long sequences reached on an H100 (docs/gpu_results.md); of other devices nothing was
-    /// measured.
-    pub fn stated(target: &Target) -> Option<Rates> {
-        let rates = Rates { products: [27e12, 260e12, 550e12], memory: 3.2e12 };
-        target.is_hopper().then_some(rates)
-    }
-
-    fn of(&self, unit: Unit) -> f64 {
-        self.products[unit as usize]
-    }
-}
-
 impl Plan {
     /// Of a pass that has passed its checks.
     pub(crate) fn of(
         problem: &Problem,
-        (pass, storage): (Pass, Dtype),
+        call: (Pass, Dtype),
         table: &Table,
         options: &Options,
         target: &Target,
@@ -105,8 +83,7 @@ impl Plan {
             let is_result = matches!(operand.role, Role::Output | Role::OptionalOutput);
             (is_result == result).then_some(OperandLayout::DENSE)
         };
-        let (operands, target) = (Operands::Device(&[]), *target);
-        let call = PassCall { target, pass, storage, table, holds: &holds, operands, options };
+        let (target, call) = (*target, PassCall::new(*target, call, table, &holds, options));
         let plan = draft(problem, &call)?;
         let Choice { level, refusals, mode, blockings } = plan.choice;
         Ok(Plan {
@@ -130,22 +107,6 @@ impl Plan {
     /// Multiplications and additions of products for each visible pair.
     pub fn terms(&self) -> usize {
         self.steps.iter().map(|step| step.terms).sum()
-    }
-
-    /// About how long it takes with so many visible pairs, in seconds.
-    pub fn seconds(&self, pairs: u64, rates: &Rates) -> f64 {
-        // A kernel begins when the one before has ended.
-        const GAP: f64 = 3e-6;
-        let step = |step: &Step| {
-            // Blocks that a multiprocessor has at a time; where there are fewer, it waits.
-            let at_once = if step.unit == Unit::Wgmma { 1 } else { 2 };
-            let full = (at_once * self.target.multiprocessors) as f64;
-            let busy = (step.working.max(1) as f64 / full).min(1.0);
-            let products = pairs as f64 * 2.0 * step.terms as f64 / (rates.of(step.unit) * busy);
-            let partials = (pairs as f64 * step.partials + step.sums as f64) / rates.memory;
-            GAP * step.launches as f64 + products + partials
-        };
-        self.steps.iter().map(step).sum()
     }
 }
 

@@ -79,6 +79,11 @@ pub(crate) struct Work {
 impl Work {
     /// Nothing that a prediction counts.
     pub const NONE: Work = Work { terms: 0, unit: Unit::Ffma, partials: 0.0, sums: 0, working: 0 };
+
+    /// So many terms, by a kernel of a variant.
+    pub fn of(variant: &Variant, terms: usize) -> Work {
+        Work { terms, unit: variant.unit(), ..Work::NONE }
+    }
 }
 
 /// The steps of a pass, as its algorithm pushes them.
@@ -172,18 +177,8 @@ impl Draft {
         self.push(kernel, (grid.0, grid.1, 0), arguments, work)
     }
 
-    /// The same of [`Draft::launch`], with so many bytes of shared memory besides.
-    pub fn launch_with_shared<A: KernelArgs>(
-        &self,
-        kernel: (&Variant, &'static str),
-        (blocks, threads): (usize, u32),
-        own_shared: u32,
-        arguments: &A,
-    ) -> Result<(), Error> {
-        self.push(kernel, (blocks, threads, own_shared), arguments, Work::NONE)
-    }
-
-    fn push<A: KernelArgs>(
+    /// The same, with so many bytes of shared memory besides.
+    pub fn push<A: KernelArgs>(
         &self,
         (variant, name): (&Variant, &'static str),
         (blocks, threads, own_shared): (usize, u32, u32),
@@ -288,33 +283,5 @@ fn bind(device: &Device, arguments: &Arguments, bases: &Bases<'_>, bytes: &mut [
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::args::{ConstPtr, kernel_args};
-
-    kernel_args! {
-        struct One as "One" {
-            at: ConstPtr<f32>,
-        }
-    }
-
-    #[test]
-    fn a_pass_of_too_many_steps_names_the_option_that_helps() {
-        let (draft, variant) = (Draft::new(Target::default()), Variant::moves(4));
-        let launch = || draft.launch((&variant, "move"), (1, 256), &One { at: 1.into() });
-        (0..MOST_STEPS).for_each(|_| launch().unwrap());
-        let error = launch().unwrap_err().to_string();
-        assert!(error.contains("memory_budget"), "{error}");
-    }
-
-    #[test]
-    fn a_symbol_resolves_in_its_region_and_no_other_number_panics() {
-        let bases = Bases { scratch: 256, tables: 512, operands: &[1024] };
-        assert_eq!(bases.resolve(Region::Scratch.symbol() + 8), 256 + 8);
-        assert_eq!(bases.resolve(Region::Tables.symbol() + 8), 512 + 8);
-        assert_eq!(bases.resolve(Region::Operand(0).symbol() + 8), 1024 + 8);
-        // An address without a region, and an operand that the caller lacks.
-        assert_eq!(bases.resolve(8), 8);
-        assert_eq!(bases.resolve(Region::Operand(1).symbol()), 0);
-    }
-}
+#[path = "../tests/units/step.rs"]
+mod tests;

@@ -1,36 +1,51 @@
 //! Tensors of four axes as kernels take them.
 
-use crate::args::{Declaration, Ptr, Untyped, declaration, kernel_args};
+use crate::args::{Declaration, Untyped, declaration};
 use crate::moves::StridedTensor;
 
-kernel_args! {
-    /// A tensor of batch elements, heads, rows and columns, of which those of a row lie side by side.
-    pub(crate) struct TensorArgs as "Tensor" {
-        /// Its first element; 0 where there is none.
-        pub data: Ptr<Untyped>,
-        /// Elements from one batch element to the next.
-        pub batch: i64,
-        /// Elements from one head to the next.
-        pub head: i64,
-        /// Elements from one row to the next.
-        pub row: i64,
-    }
+/// Declares a tensor of batch elements, heads, rows and columns, of which those of a row lie side by side: its first
+/// element, 0 where there is none; and how many elements there are from one batch element, head and row to the next, 0
+/// along axes of batch elements and heads of extent 1.
+macro_rules! strided_args {
+    (
+        $(#[$doc:meta])*
+        $access:vis struct $args:ident as $name:literal { $of:ty, $batch:ident, $head:ident, $row:ident }
+    ) => {
+        $crate::args::kernel_args! {
+            $(#[$doc])*
+            $access struct $args as $name {
+                pub data: $crate::args::Ptr<$of>,
+                pub $batch: i64,
+                pub $head: i64,
+                pub $row: i64,
+            }
+        }
+
+        impl From<$crate::moves::StridedTensor> for $args {
+            fn from(place: $crate::moves::StridedTensor) -> Self {
+                let [$batch, $head, $row] = place.steps();
+                $args { data: place.address.into(), $batch, $head, $row }
+            }
+        }
+    };
+}
+pub(crate) use strided_args;
+
+strided_args! {
+    /// A tensor of any type.
+    pub(crate) struct TensorArgs as "Tensor" { Untyped, batch, head, row }
 }
 
 /// Kernel arguments that `pairs/problem.cuh` names.
 pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<TensorArgs>()];
 
 impl TensorArgs {
+    /// A dense tensor.
+    pub fn dense(address: u64, extents: [usize; 4]) -> TensorArgs {
+        StridedTensor::dense(address, extents).into()
+    }
+
     pub fn is_there(&self) -> bool {
         self.data.0 != 0
-    }
-}
-
-impl From<StridedTensor> for TensorArgs {
-    /// An axis of extent 1 has the stride 0.
-    fn from(StridedTensor { address, extents, strides }: StridedTensor) -> Self {
-        let stride = |axis: usize| if extents[axis] == 1 { 0 } else { strides[axis] };
-        let (batch, head, row) = (stride(0), stride(1), strides[2]);
-        TensorArgs { data: address.into(), batch, head, row }
     }
 }

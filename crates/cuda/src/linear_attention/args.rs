@@ -2,7 +2,7 @@
 
 use super::prepared::Steps;
 use super::tables::{Chunk, Line, Run, Segment, Strip};
-use crate::args::{ConstPtr, Declaration, Element, Ptr, declaration, kernel_args};
+use crate::args::{ConstPtr, Declaration, Element, Ptr, declaration, filled, int, kernel_args};
 use crate::tensor_args::TensorArgs;
 use crate::tensor_map::TensorMap;
 
@@ -172,37 +172,30 @@ impl LinearArgs {
             let found = names.map(|name| steps.address(name));
             if found[0] != 0 { found[0] } else { found[1] }
         };
-        let tables = &prepared.tables;
+        let (tables, tensor, range) = (&prepared.tables, |name| steps.tensor(name), |range| steps.range(range));
         LinearArgs {
-            q: steps.tensor("q"),
-            q1: steps.tensor("ddq"),
-            k: steps.tensor("k"),
-            k1: steps.tensor("ddk"),
-            v: steps.tensor("v"),
-            v1: steps.tensor("ddv"),
-            dout: steps.tensor("dout"),
-            dout1: steps.tensor("cot_o"),
+            q1: tensor("ddq"),
+            k1: tensor("ddk"),
+            v1: tensor("ddv"),
+            dout1: tensor("cot_o"),
             logs: first(["g", "g_gamma"]).into(),
             log_tangents: first(["ddg", "ddg_gamma"]).into(),
             by_head: i32::from(prepared.has("g_gamma")),
-            gates: steps.range(ranges.gates).into(),
-            slopes: steps.range(ranges.slopes).into(),
             ddscale: steps.address("ddscale").into(),
-            found: steps.range(ranges.found).into(),
             chunks: steps.table(tables.chunks.range).into(),
             strips: steps.table(tables.strips.range).into(),
             lines: steps.table(tables.lines.range).into(),
-            batch: e.batch as i32,
-            heads: e.query_heads as i32,
-            key_heads: e.key_heads as i32,
-            tokens: e.tokens as i32,
-            dim: e.dim as i32,
-            value_dim: prepared.problem.value_dim as i32,
+            heads: int(e.query_heads),
+            value_dim: int(prepared.problem.value_dim),
             scale: prepared.problem.scale as f32,
             state_scale: 1.0,
             store_scale: 1.0,
             dot_scale: 1.0,
-            ..LinearArgs::default()
+            ..filled!(LinearArgs:
+                names(tensor) [q k v dout]
+                fields(ranges, range) [gates slopes found]
+                fields(e, int) [batch key_heads tokens dim]
+            )
         }
     }
 

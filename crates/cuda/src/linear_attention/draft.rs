@@ -1,10 +1,11 @@
 //! A pass of linear_attention, from its problem to its steps.
 
-use super::levels::{LEVELS, Spec};
+use super::levels::LEVELS;
 use super::prepared::{Prepared, Ranges, Steps, WalkRanges};
 use super::tables::Tables;
-use super::{hopper, maps, passes, second};
+use super::{hopper, passes, second};
 use crate::call::PassCall;
+use crate::level_table::LevelSpec;
 use crate::memory::{Layout, beyond_32_bits};
 use crate::options::Level;
 use crate::parts::Parts;
@@ -16,7 +17,7 @@ pub(crate) fn draft(problem: &LinearAttention, call: &PassCall<'_, '_>) -> Resul
     check_states(problem)?;
     let mut layout = Layout::default();
     let (options, parts) = (call.options, parts(call, &mut layout)?);
-    let spec = Spec::new(problem, call, maps::takes_all(&parts));
+    let spec = spec(problem, call, hopper::takes_all(&parts));
     let mut choice = Choice::of(&LEVELS, &spec, options.level)?;
     // A step has one kernel on all levels, without a product of matrices.
     if call.pass == Pass::Step {
@@ -32,6 +33,13 @@ pub(crate) fn draft(problem: &LinearAttention, call: &PassCall<'_, '_>) -> Resul
     let (parts, tables) = (prepared.parts, prepared.tables);
     let tables = Box::new(move || Ok(tables.image()));
     Ok(PassPlan { parts, tables, scratch: layout, steps, choice })
+}
+
+/// The pass, as far as it decides who computes it.
+fn spec(problem: &LinearAttention, call: &PassCall<'_, '_>, boxes: bool) -> LevelSpec {
+    let (e, value_dim) = (&problem.extents, problem.value_dim);
+    let empty = [e.batch, e.query_heads, e.tokens, e.dim, value_dim].contains(&0);
+    LevelSpec { facts: call.facts(), dim: e.dim, value_dim, empty, boxes }
 }
 
 /// Fails where a state has more elements than kernels count.
@@ -77,8 +85,6 @@ fn fill(steps: &Steps<'_>) -> Result<(), Error> {
     let mut results = steps.prepared.list.iter().filter(|part| !part.given);
     results.try_for_each(|part| steps.fill_part(part, 0))?;
     let Ranges { by_scale, by_gate, .. } = steps.prepared.ranges;
-    for range in [by_scale, by_gate].into_iter().flatten() {
-        steps.fill(steps.at(range), range.bytes, 0);
-    }
+    [by_scale, by_gate].into_iter().flatten().for_each(|range| steps.clear(range));
     Ok(())
 }

@@ -2,15 +2,17 @@
 
 use super::CHUNK;
 use super::args::{LinearArgs, WalkArgs};
-use super::maps::map;
 use super::passes::{Columns, Target, attend_states, by_chunk, compute_again, gradients, launch as launch_portable};
 use super::prepared::{Prepared, Steps, WalkRanges};
+use crate::args::filled;
 use crate::memory::{Layout, MemoryRange};
+use crate::moves::StridedTensor;
 use crate::options::Level;
+use crate::parts::Parts;
 use crate::tensor_args::TensorArgs;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
-use etalon_problem::{Decay, Error};
+use etalon_problem::{Decay, Dtype, Error};
 
 /// Threads of a block, and the columns of a result that it owns.
 const THREADS: u32 = 384;
@@ -64,6 +66,29 @@ pub(super) fn reserve(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Wa
         gammas: range(of_heads, [e.key_heads, parts(prepared), 1, 1])?,
         scales: range(needs.scale, [segments, e.query_heads, halves, 1])?,
     })
+}
+
+/// True if the copy engine takes every operand where kernels find it.
+pub(super) fn takes_all(parts: &Parts) -> bool {
+    let names = ["q", "k", "v", "o", "dout", "dq", "dk", "dv"];
+    parts.have_whole_rows(&names) && names.iter().filter_map(|name| parts.part(name)).all(|part| takes(&part.place(0)))
+}
+
+/// True if it takes a tensor of 16-bit elements that begins at a multiple of 16 bytes.
+fn takes(place: &StridedTensor) -> bool {
+    place.extents[3].is_multiple_of(8) && place.elements() > 0 && place.has_boxes()
+}
+
+/// A tensor in boxes of 64 columns and `height` rows; none where it is not there.
+fn map(storage: Dtype, place: StridedTensor, height: u32) -> TensorMap {
+    if place.address == 0 {
+        return TensorMap::default();
+    }
+    let [batch, heads, rows, columns] = place.extents.map(|x| x as u64);
+    let [of_rows, of_heads, of_batch] = place.box_strides();
+    let extents = [columns, rows, heads, batch];
+    let strides = [of_rows, of_heads, of_batch, 0];
+    TensorMap::new(storage, place.address, extents, strides, [64, height, 1, 1])
 }
 
 fn by_token(prepared: &Prepared<'_>) -> bool {
@@ -123,7 +148,8 @@ impl WalkArgs {
         let e = &prepared.problem.extents;
         let of_queries = parts(prepared) - segments(prepared) * e.dim.div_ceil(COLUMNS);
         let back = args.back != 0;
-        let between = steps.range(ranges.between);
+        let (address, same) = (|range| steps.range(range), |x: i32| x);
+        let states = [cut_segments(prepared), e.key_heads, e.dim, prepared.problem.value_dim];
         WalkArgs {
             y: boxes(y, CHUNK as u32),
             b: boxes(b, CHUNK as u32),
@@ -134,40 +160,22 @@ impl WalkArgs {
             dot,
             begin: steps.tensor(of.begin),
             end: steps.tensor(of.end),
-            between: of_segments(between, e.key_heads, e.dim, prepared.problem.value_dim),
+            between: TensorArgs::dense(address(ranges.between), states),
             logs: args.logs,
-            states: steps.range(ranges.states).into(),
-            gammas: steps.range(ranges.gammas).into(),
-            scales: steps.range(ranges.scales).into(),
-            decays: steps.range(ranges.decays).into(),
-            x_dots: steps.range(ranges.x_dots).into(),
-            y_dots: steps.range(ranges.y_dots).into(),
-            z_dots: steps.range(ranges.z_dots).into(),
-            dg: 0.into(),
             found: args.found,
             chunks: args.chunks,
             segments: steps.table(prepared.tables.segments.range).into(),
             runs: steps.table(prepared.tables.runs.range).into(),
-            heads: args.heads,
-            key_heads: args.key_heads,
-            tokens: args.tokens,
-            inner: args.inner,
-            outer: args.outer,
-            items: 0,
-            turned: args.turned,
             parts: parts(prepared) as i32,
             first_part: if back { of_queries as i32 } else { 0 },
-            back: args.back,
             scale: if back { args.scale } else { 1.0 },
             store_scale: if back { 1.0 } else { args.scale },
+            ..filled!(WalkArgs:
+                fields(ranges, address) [states gammas scales decays x_dots y_dots z_dots]
+                fields(args, same) [heads key_heads tokens inner outer turned back]
+            )
         }
     }
-}
-
-/// States [segment, key head, D, E], side by side.
-fn of_segments(data: u64, key_heads: usize, dim: usize, value_dim: usize) -> TensorArgs {
-    let (row, head) = (value_dim as i64, (dim * value_dim) as i64);
-    TensorArgs { data: data.into(), batch: key_heads as i64 * head, head, row }
 }
 
 /// Walks every sequence for a result.
@@ -211,7 +219,7 @@ fn sum_segments(steps: &Steps<'_>, back: bool) -> Result<(), Error> {
 /// Nothing is known to be not finite: each block walks once more where its results are, and says so.
 fn find_none(steps: &Steps<'_>) {
     if let Some(found) = steps.prepared.ranges.found {
-        steps.fill(steps.at(found), found.bytes, 0);
+        steps.clear(found);
     }
 }
 
@@ -293,15 +301,5 @@ fn totals(steps: &Steps<'_>) -> Result<(), Error> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_segment_depends_on_the_length_of_its_sequence() {
-        let of = |n| segment(n);
-        assert_eq!([1, 8192, 8193, 131_072].map(of), [1, 8192, 2048, 2048]);
-        assert_eq!([131_073, 262_144, 262_145, 1 << 20].map(of), [4096, 4096, 8192, 8192]);
-        assert_eq!([0, 128, 513, 1501].map(short_segment), [128, 128, 256, 512]);
-        assert_eq!(short_segment(usize::MAX), 1 << (usize::BITS - 2));
-    }
-}
+#[path = "../../tests/units/linear_attention/hopper.rs"]
+mod tests;

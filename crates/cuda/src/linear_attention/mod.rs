@@ -5,7 +5,6 @@ mod draft;
 mod hopper;
 mod levels;
 mod log_decays;
-mod maps;
 mod passes;
 mod prepared;
 mod second;
@@ -13,7 +12,7 @@ mod tables;
 
 pub(crate) use args::ARGUMENTS;
 pub(crate) use draft::draft;
-pub(crate) use levels::{LEVELS, refuses};
+pub(crate) use levels::LEVELS;
 pub(crate) use log_decays::check_log_decays;
 
 /// Tokens of a chunk, and of a micro-chunk: a tile.

@@ -44,7 +44,7 @@ fn each_choice(steps: &Steps<'_>, compute: impl Fn(LevelChoice) -> Result<(), Er
         return compute(PORTABLE);
     }
     if let Some(found) = prepared.ranges.found {
-        steps.fill(steps.at(found), found.bytes, 0);
+        steps.clear(found);
     }
     compute(LevelChoice { level: Level::Sm80, mode: 0 })?;
     if prepared.watches {

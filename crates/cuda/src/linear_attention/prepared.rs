@@ -5,7 +5,6 @@ use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
 use crate::parts::Parts;
 use crate::pass;
-use crate::tensor_args::TensorArgs;
 use etalon_problem::{Decay, Error, LinearAttention, Pass, TokenSequences};
 use std::ops::Deref;
 
@@ -77,18 +76,6 @@ impl Deref for Prepared<'_> {
 
     fn deref(&self) -> &Parts {
         &self.parts
-    }
-}
-
-impl Steps<'_> {
-    /// The address of a range, 0 where there is none.
-    pub(super) fn range(&self, range: Option<MemoryRange>) -> u64 {
-        range.map_or(0, |range| self.at(range))
-    }
-
-    /// An operand of four axes; none where it is not there.
-    pub(super) fn tensor(&self, name: &str) -> TensorArgs {
-        self.place(name).into()
     }
 }
 

@@ -1,5 +1,6 @@
 //! Tiles that a filter leaves out of dh and dw: `kernels/linear_cross_entropy/filter.cu`.
 
+use crate::args::filled;
 use crate::linear_cross_entropy::args::{CrossEntropyArgs, FilterArgs};
 use crate::linear_cross_entropy::plan::{Plan, SIDE, TILE};
 use crate::memory::{Layout, MemoryRange};
@@ -47,32 +48,23 @@ impl Filtering {
     }
 
     fn arguments<P>(&self, steps: &Steps<'_, P>, args: &CrossEntropyArgs) -> FilterArgs {
-        let at = |range: MemoryRange| steps.at(range).into();
+        let at = |range| steps.at(range);
         let (eps, most_dh, most_dw) = match self.filter {
             Filter::Below { eps } => (above(eps), f32::MAX, f32::MAX),
             Filter::Within { dh, dw } => (f32::INFINITY, below(dh), below(dw)),
         };
         FilterArgs {
             c: *args,
-            left_out: steps.at(self.left_out).into(),
-            of_tokens: at(self.of_tokens),
-            of_classes: at(self.of_classes),
-            by_token: at(self.by_token),
-            by_class: at(self.by_class),
-            dh: at(self.dh),
-            dw: at(self.dw),
             eps,
             most_dh,
             most_dw,
-            diagonal: 0,
+            ..filled!(FilterArgs: fields(self, at) [left_out of_tokens of_classes by_token by_class dh dw])
         }
     }
 
     /// Before the first chunk: nothing is left out. Norms of the tokens that count and of the classes.
     pub fn begin<P>(&self, steps: &Steps<'_, P>, kernels: &Variant, args: &CrossEntropyArgs) -> Result<(), Error> {
-        for range in [self.left_out, self.dh, self.dw] {
-            steps.fill(steps.at(range), range.bytes, 0);
-        }
+        [self.left_out, self.dh, self.dw].into_iter().for_each(|range| steps.clear(range));
         let blocks = (args.all as usize).div_ceil(8) + (args.vocab as usize).div_ceil(TILE);
         steps.launch((kernels, "norms"), (blocks, 256), &self.arguments(steps, args))
     }
@@ -107,14 +99,5 @@ fn below(x: f64) -> f32 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn thresholds_are_rounded_to_the_safe_side() {
-        let third = 1.0 / 3.0;
-        assert!(f64::from(above(third)) > third && f64::from(below(third)) < third);
-        assert_eq!((above(0.0), below(0.0), above(0.5), below(0.5)), (0.0, 0.0, 0.5, 0.5));
-        assert_eq!((below(1e300), above(1e-300)), (f32::MAX, f32::from_bits(1)));
-    }
-}
+#[path = "../../tests/units/linear_cross_entropy/filter.rs"]
+mod tests;

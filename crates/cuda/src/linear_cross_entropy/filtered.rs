@@ -1,6 +1,6 @@
 //! The backward pass with a filter, over operands of the host.
 
-use crate::call::{Operands, PassCall, held_by_host};
+use crate::call::{PassCall, held_by_host};
 use crate::host::Placed;
 use crate::linear_cross_entropy::draft::draft_filtered;
 use crate::linear_cross_entropy::plan::{SIDE, TILE};
@@ -47,10 +47,8 @@ pub fn filtered_backward(
     let bands = counted(problem, inputs)?.div_ceil(SIDE);
     let state = workspace.device(options.device)?;
     let options = &Options { level: Level::Portable, ..*options };
-    let (target, pass, operands) = (state.device.target(), Pass::Backward, Operands::Host(inputs));
     let holds = |name: &str, result| held_by_host(inputs, outputs, (name, result));
-    let (table, holds) = (&table, &holds);
-    let call = PassCall { target, pass, storage, table, holds, operands, options };
+    let call = PassCall::new(state.device.target(), (Pass::Backward, storage), &table, &holds, options).of_host(inputs);
     let (plan, [left_out, dh, dw]) = draft_filtered((problem, filter), &call)?;
     let placed = Placed::of(&state, plan, inputs, Some(outputs))?;
     placed.run()?;

@@ -20,7 +20,7 @@ pub(crate) use args::ARGUMENTS;
 pub(crate) use draft::draft;
 pub use etalon_problem::linear_cross_entropy::Filter;
 pub use filtered::{Certificate, filtered_backward};
-pub(crate) use levels::{LEVELS, refuses};
+pub(crate) use levels::LEVELS;
 
 /// Classes of a tile of a filter, which begins at a multiple of as many.
 pub const TILE: usize = plan::TILE;

@@ -1,10 +1,10 @@
 //! A pass of linear_cross_entropy: its operands, its memory, its kernels.
 
 use crate::call::PassCall;
-use crate::level_table::Facts;
+use crate::level_table::LevelSpec;
 use crate::linear_cross_entropy::filter::Filtering;
 use crate::linear_cross_entropy::hopper::Hopper;
-use crate::linear_cross_entropy::levels::{LEVELS, LevelSpec};
+use crate::linear_cross_entropy::levels::LEVELS;
 use crate::linear_cross_entropy::plan::{PassSpec, Plan, Walked};
 use crate::linear_cross_entropy::tokens::{COMMON, TOKEN, counted};
 use crate::memory::{Layout, MemoryRange};
@@ -87,17 +87,13 @@ impl<'a> Prepared<'a> {
         (problem, shard): (&'a LinearCrossEntropy, Option<Walked>),
         call: &PassCall<'_, '_>,
     ) -> Result<Prepared<'a>, Error> {
-        let PassCall { target, pass, storage, options, .. } = *call;
-        let inputs = call.operands.inputs();
+        let PassCall { storage, inputs, options, .. } = *call;
         let counted = inputs.map(|inputs| counted(problem, inputs)).transpose()?;
         let ignores = counted.is_none_or(|counted| counted < problem.tokens);
         let mut layout = Layout::default();
         let parts = Parts::new(call, |_| false, &mut layout)?;
-        let level = LevelSpec {
-            facts: Facts { target, pass, storage, precision: options.precision },
-            dim: problem.dim,
-            aligned: parts.begin_aligned(&["h", "w", "dh", "dw"]),
-        };
+        let boxes = parts.begin_aligned(&["h", "w", "dh", "dw"]);
+        let level = LevelSpec { facts: call.facts(), dim: problem.dim, value_dim: 0, empty: false, boxes };
         let choice = Choice::of(&LEVELS, &level, options.level)?;
         let tensor = choice.level == Level::Sm90a;
         let spec = spec_of(&parts, problem, tensor);

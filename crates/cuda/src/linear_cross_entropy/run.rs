@@ -5,7 +5,7 @@
 //! gradients. Where dw must be summed in less than f32, and tokens come in several chunks, it has a sweep of
 //! its own in which classes go outside.
 
-use crate::args::KernelArgs;
+use crate::args::{KernelArgs, filled, int};
 use crate::linear_cross_entropy::args::{Cotangents, CrossEntropyArgs, Outputs, behind};
 use crate::linear_cross_entropy::hopper::{GROUP, Hopper};
 use crate::linear_cross_entropy::plan::{SIDE, TILE};
@@ -69,7 +69,7 @@ pub(super) fn clear(steps: &Steps<'_>) -> Result<(), Error> {
 /// The arguments of kernels that see all tokens and classes.
 fn arguments(steps: &Steps<'_>) -> CrossEntropyArgs {
     let Prepared { parts, problem, filter, spec, plan, ranges, hopper, .. } = steps.prepared;
-    let at = |name: &str| steps.address(name);
+    let (at, range) = (|name: &str| steps.address(name), |range| steps.at(range));
     let pass = |forward, second| at(if spec.second { second } else { forward }).into();
     let first = Cotangents::new(["dloss", "dlse", "dlogprob", "dentropy"], at);
     let second = Cotangents::new(["cot_loss", "cot_lse", "cot_logprob", "cot_entropy"], at);
@@ -77,48 +77,31 @@ fn arguments(steps: &Steps<'_>) -> CrossEntropyArgs {
     let motions = Outputs::new(["gdloss", "gdlse", "gdlogprob", "gdentropy"], at);
     let entropies = [first.entropy.0, second.entropy.0, outputs.entropy.0, motions.entropy.0];
     let args = CrossEntropyArgs {
-        h: at("h").into(),
-        w: at("w").into(),
-        bias: at("bias").into(),
-        ddh: at("ddh").into(),
-        ddw: at("ddw").into(),
-        ddbias: at("ddbias").into(),
-        class_weights: at("class_weights").into(),
         first,
         second,
         outputs,
         motions,
-        argmax: at("argmax").into(),
-        n_valid: at("n_valid").into(),
-        normaliser: at("normaliser").into(),
         dh: pass("dh", "gh"),
         dw: pass("dw", "gw"),
         dbias: pass("dbias", "gbias"),
-        targets: at("targets").into(),
-        token_weights: at("token_weights").into(),
-        tokens: steps.at(ranges.tokens).into(),
-        common: steps.at(ranges.common).into(),
-        z: steps.at(ranges.z).into(),
-        motion: steps.at(ranges.motion).into(),
-        picked: steps.at(ranges.picked).into(),
-        nodes: steps.at(ranges.nodes).into(),
         pulls: if spec.gradients() { steps.at(ranges.pulls) } else { 0 }.into(),
-        terms: steps.at(ranges.terms).into(),
-        hidden: steps.at(ranges.hidden).into(),
         left_out: filter.map_or(0, |filter| steps.at(filter.left_out)).into(),
-        rows: plan.rows as i32,
-        columns: plan.columns as i32,
+        rows: int(plan.rows),
+        columns: int(plan.columns),
         leaf: if hopper.is_some() { GROUP * TILE } else { TILE } as i32,
         entropy: i32::from(entropies.iter().any(|&entropy| entropy != 0)),
         whole: i32::from(problem.dim % 4 == 0 && parts.begin_aligned(&["h", "w", "ddh", "ddw"])),
         wide: i32::from(spec.wide),
-        ..settings(problem)
+        ..filled!(CrossEntropyArgs:
+            names(at) [h w bias ddh ddw ddbias class_weights argmax n_valid normaliser targets token_weights]
+            fields(ranges, range) [tokens common z motion picked nodes terms hidden]
+        )
     };
-    linked(args, problem)
+    linked(settings(args, problem), problem)
 }
 
-/// The extents of a problem, and the numbers of its loss.
-fn settings(problem: &LinearCrossEntropy) -> CrossEntropyArgs {
+/// With the extents of a problem, and the numbers of its loss.
+fn settings(args: CrossEntropyArgs, problem: &LinearCrossEntropy) -> CrossEntropyArgs {
     CrossEntropyArgs {
         ignore_index: problem.ignore_index,
         divisor: match problem.reduction {
@@ -134,7 +117,7 @@ fn settings(problem: &LinearCrossEntropy) -> CrossEntropyArgs {
         nan_of_nothing: i32::from(problem.nothing_left != NothingLeft::Zero),
         each: i32::from(problem.reduction == Reduction::None),
         square_weighted: i32::from(problem.lse_square_weight == LseSquareWeight::ClassWeight),
-        ..CrossEntropyArgs::default()
+        ..args
     }
 }
 

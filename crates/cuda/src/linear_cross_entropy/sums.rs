@@ -1,6 +1,7 @@
 //! The returns of shards of the classes, put together along the tree: `combine` and `sum` of
 //! `kernels/linear_cross_entropy/shards.cu`.
 
+use crate::args::filled;
 use crate::call::PassCall;
 use crate::linear_cross_entropy::args::FoldArgs;
 use crate::linear_cross_entropy::shard_pass::NODE;
@@ -8,6 +9,7 @@ use crate::memory::Layout;
 use crate::options::Level;
 use crate::parts::Parts;
 use crate::pass::{Choice, PassPlan, Steps, TableImage, draft_steps};
+use crate::step::Work;
 use crate::variant::Variant;
 use etalon_problem::linear_cross_entropy::shard::{Partial, depth, merges};
 use etalon_problem::{Error, LinearCrossEntropy};
@@ -43,18 +45,16 @@ fn arguments(steps: &Steps<'_, &Parts>, problem: &LinearCrossEntropy) -> FoldArg
     let parts = steps.prepared;
     let of = |name: &str| parts.part(name).map_or(0, |part| part.operand.len());
     let count = if parts.has("dh") { of("dh") } else { of("totals") / Partial::WORDS };
+    let address = |name| steps.address(name);
     FoldArgs {
-        partials: steps.address("partials").into(),
-        totals: steps.address("totals").into(),
-        sums: steps.address("parts").into(),
-        dh: steps.address("dh").into(),
+        sums: address("parts").into(),
         count: count as i64,
         whole: i32::from(count.is_multiple_of(4) && parts.begin_aligned(&["parts"])),
         wide: i32::from(parts.part("dh").is_some_and(|part| part.bytes == 4)),
         entropy: i32::from(problem.outputs.entropy),
         smoothing: i32::from(problem.label_smoothing > 0.0),
         argmax: i32::from(problem.outputs.argmax),
-        ..FoldArgs::default()
+        ..filled!(FoldArgs: names(address) [partials totals dh])
     }
 }
 
@@ -63,7 +63,7 @@ fn fold(steps: &Steps<'_, &Parts>, args: &FoldArgs, depth: usize) -> Result<(), 
     let is_dh = steps.prepared.has("dh");
     let (name, threads, each, bytes) = if is_dh { ("sum", 64, 4, 16) } else { ("combine", 32, 1, NODE) };
     let blocks = (args.count as usize).div_ceil(each * threads);
-    let (grid, shared) = ((blocks, threads as u32), (threads * bytes * depth) as u32);
+    let grid = (blocks, threads as u32, (threads * bytes * depth) as u32);
     let variant = Variant::cross_entropy_shards(steps.prepared.storage);
-    steps.launch_with_shared((&variant, name), grid, shared, args)
+    steps.push((&variant, name), grid, args, Work::NONE)
 }

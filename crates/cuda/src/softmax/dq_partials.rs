@@ -117,7 +117,7 @@ impl DqPartials {
         let e = &spec.extents;
         let by_rows = 4 * (counts.by_queries * e.query_heads); // blocks of 16 rows
         let Shares { tiles, at_once, .. } = self.shares;
-        steps.fill(steps.at(self.nonfinite), self.nonfinite.bytes, 0);
+        steps.clear(self.nonfinite);
         // A prediction counts all rounds as one.
         let (working, sums) = (self.shares.working(spec), self.shares.sums());
         let mut work = Work { working, ..by.work };

@@ -62,7 +62,7 @@ fn compute(steps: &Steps<'_>, plan: Option<&Plan>, between: Option<&Between>) ->
         }
     }
     match (steps.prepared.pass, plan, between) {
-        (Pass::Forward, ..) if steps.address("gradient") != 0 => portable::gradient_of_lse(steps),
+        (Pass::Forward, ..) if steps.is_there("gradient") => portable::gradient_of_lse(steps),
         (Pass::Backward, Some(plan), _) => hopper_backward::backward(steps, plan),
         (Pass::Backward, None, _) => portable::backward(steps),
         (_, _, Some(between)) => second::run(steps, between),

@@ -1,7 +1,7 @@
 //! Tables that the device makes in every call, of lengths, offsets and arrays of masks that lie there:
 //! `kernels/pairs/tables.cu`.
 
-use crate::args::{Byte, ConstPtr, Declaration, Ptr, Untyped, bytes_of, declaration, kernel_args};
+use crate::args::{Byte, ConstPtr, Declaration, Ptr, Untyped, bytes_of, declaration, filled, int, kernel_args};
 use crate::device_tensor::{Element, GivenArray};
 use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
@@ -219,34 +219,26 @@ impl Given {
         let mut arrays = [Numbers::default(); ARRAYS];
         arrays.iter_mut().zip(&self.arrays).for_each(|(to, source)| *to = numbers(source));
         let [query, key] = self.sequences.as_ref().map_or([Numbers::default(); 2], |own| own.each_ref().map(numbers));
-        let lengths = if tables.lengths.bytes > 0 { steps.table(tables.lengths) } else { 0 };
+        let table = |range| steps.table(range);
         TableArgs {
             query,
             key,
             arrays,
             nodes: steps.kept(self.nodes_at).into(),
-            sequences: steps.table(tables.sequences).into(),
             firsts: steps.at(self.firsts).into(),
-            spans: steps.table(tables.spans).into(),
-            tiles: steps.table(tables.tiles).into(),
-            by_queries: steps.table(tables.by_queries).into(),
-            by_keys: steps.table(tables.by_keys).into(),
-            by_pairs: steps.table(tables.by_pairs).into(),
-            allowed: steps.table(tables.allowed).into(),
-            lengths: lengths.into(),
-            batch: e.batch as i32,
-            queries: e.queries as i32,
-            keys: e.keys as i32,
-            count: counts.sequences as i32 - 1,
+            lengths: if tables.lengths.bytes > 0 { table(tables.lengths) } else { 0 }.into(),
+            count: int(counts.sequences) - 1,
             packed: matches!(scores.sequences, Sequences::Packed { .. }).into(),
-            heads: counts.flags.unwrap_or(0) as i32,
-            node_count: self.nodes as i32,
+            heads: int(counts.flags.unwrap_or(0)),
+            node_count: int(self.nodes),
             shared: scores.bias.is_some_and(|bias| is_shared(scores, bias)).into(),
-            query_tiles: counts.by_queries as i32,
-            key_tiles: counts.by_keys as i32,
-            pair_tiles: counts.by_pairs as i32,
-            common: steps.table(tables.common).into(),
-            seen_by: steps.table(tables.seen_by).into(),
+            query_tiles: int(counts.by_queries),
+            key_tiles: int(counts.by_keys),
+            pair_tiles: int(counts.by_pairs),
+            ..filled!(TableArgs:
+                fields(tables, table) [sequences spans tiles by_queries by_keys by_pairs allowed common seen_by]
+                fields(e, int) [batch queries keys]
+            )
         }
     }
 }

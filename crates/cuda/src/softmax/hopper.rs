@@ -1,7 +1,7 @@
 //! The kernels of attention and attention_lse for the tensor cores of compute capability 9.0, and the forward pass:
 //! `kernels/attention/sm90a_forward.cu`.
 
-use crate::args::KernelArgs;
+use crate::args::{KernelArgs, filled, int};
 use crate::memory::{Layout, MemoryRange};
 use crate::moves::StridedTensor;
 use crate::parts::Part;
@@ -174,7 +174,7 @@ impl Plan {
     pub(super) fn clear(&self, steps: &Steps<'_>, name: &str) {
         let leaves = self.hopper.lengths == Lengths::Listed && steps.prepared.leaves_rows();
         if let Some(range) = self.find(name).and_then(|wide| wide.copy).filter(|_| leaves) {
-            steps.fill(steps.at(range), range.bytes, 0);
+            steps.clear(range);
         }
     }
 
@@ -225,32 +225,27 @@ pub(super) fn panel_map_of(plan: &Plan, place: StridedTensor) -> TensorMap {
 pub(super) fn shape(steps: &Steps<'_>, plan: &Plan, heads_per_group: usize) -> Shape {
     let e = &steps.scores().extents;
     Shape {
-        batch: e.batch as i32,
-        heads: e.query_heads as i32,
-        key_heads: e.key_heads as i32,
-        queries: e.queries as i32,
-        keys: e.keys as i32,
-        left: plan.window.left,
-        right: plan.window.right,
-        offset: plan.window.offset,
+        heads: int(e.query_heads),
         scale: steps.scores().scale() as f32,
-        heads_per_group: heads_per_group as i32,
-        padded: plan.stats as i32,
-        bottom: i32::from(plan.window.bottom),
+        heads_per_group: int(heads_per_group),
+        padded: int(plan.stats),
         lengths: steps.table(steps.prepared.tables.lengths).into(),
+        ..filled!(Shape:
+            fields(e, int) [batch key_heads queries keys]
+            fields(plan.window, i32::from) [left right offset bottom]
+        )
     }
 }
 
 /// The tables of packed sequences.
 pub(super) fn packed(steps: &Steps<'_>, plan: &Plan) -> Packed {
     let (counts, tables) = (&steps.prepared.counts, &steps.prepared.tables);
+    let table = |range| steps.table(range);
     match plan.hopper.lengths {
         Lengths::Listed => Packed {
-            sequences: steps.table(tables.sequences).into(),
-            by_queries: steps.table(tables.by_queries).into(),
-            by_keys: steps.table(tables.by_keys).into(),
-            tasks: counts.by_queries as i32,
-            key_tasks: counts.by_keys as i32,
+            tasks: int(counts.by_queries),
+            key_tasks: int(counts.by_keys),
+            ..filled!(Packed: fields(tables, table) [sequences by_queries by_keys])
         },
         _ => Packed::default(),
     }
@@ -258,14 +253,9 @@ pub(super) fn packed(steps: &Steps<'_>, plan: &Plan) -> Packed {
 
 /// The tables of a mask that is no window.
 pub(super) fn spans(steps: &Steps<'_>, plan: &Plan) -> SpanTables {
-    let tables = &steps.prepared.tables;
+    let (tables, table) = (&steps.prepared.tables, |range| steps.table(range));
     match plan.hopper.visible {
-        Visible::Spans => SpanTables {
-            spans: steps.table(tables.spans).into(),
-            tiles: steps.table(tables.tiles).into(),
-            common: steps.table(tables.common).into(),
-            seen_by: steps.table(tables.seen_by).into(),
-        },
+        Visible::Spans => filled!(SpanTables: fields(tables, table) [spans tiles common seen_by]),
         _ => SpanTables::default(),
     }
 }
@@ -290,8 +280,7 @@ pub(super) fn launch<A: KernelArgs>(
     args: &A,
     terms: usize,
 ) -> Result<(), Error> {
-    let work = Work { terms, unit: kernel.0.unit(), ..Work::NONE };
-    steps.launch_work(kernel, grid, args, work)
+    steps.launch_work(kernel, grid, args, Work::of(kernel.0, terms))
 }
 
 /// o and lse.
@@ -300,7 +289,7 @@ pub(crate) fn forward(steps: &Steps<'_>, plan: &Plan) -> Result<(), Error> {
     plan.widen(steps, "q")?;
     plan.widen(steps, "k")?;
     plan.clear(steps, "o");
-    steps.fill(steps.at(plan.flags), plan.flags.bytes, 0);
+    steps.clear(plan.flags);
     let variant = Variant::hopper_forward_of(plan.hopper, values.is_some(), plan.tile);
     let groups = variant.define("GROUPS");
     let rows = 64 * groups;

@@ -4,6 +4,7 @@
 use crate::args::{ConstPtr, Declaration, Half, Pointee, Ptr, declaration, kernel_args, pointees};
 use crate::moves::StridedTensor;
 use crate::softmax::pair_args::{Sequence, Span, Task, Tile};
+use crate::tensor_args::strided_args;
 use crate::tensor_map::TensorMap;
 use etalon_problem::Dtype;
 
@@ -78,28 +79,9 @@ kernel_args! {
     }
 }
 
-kernel_args! {
-    /// A tensor by the address and the strides of its elements.
-    pub(crate) struct Elements as "Elements" {
-        /// 0 where there is none.
-        data: Ptr<Half>,
-        batch_stride: i64,
-        head_stride: i64,
-        row_stride: i64,
-    }
-}
-
-impl From<StridedTensor> for Elements {
-    /// An axis of extent 1 has the stride 0: a shared bias.
-    fn from(place: StridedTensor) -> Self {
-        let stride = |axis: usize| if place.extents[axis] == 1 { 0 } else { place.strides[axis] };
-        Elements {
-            data: place.address.into(),
-            batch_stride: stride(0),
-            head_stride: stride(1),
-            row_stride: place.strides[2],
-        }
-    }
+strided_args! {
+    /// A tensor of 16-bit elements.
+    pub(crate) struct Elements as "Elements" { Half, batch_stride, head_stride, row_stride }
 }
 
 kernel_args! {

@@ -1,11 +1,12 @@
 //! The backward pass of attention and attention_lse for the tensor cores of compute capability 9.0:
 //! `kernels/attention/sm90a_backward.cuh` says which kernels there are.
 
+use crate::args::filled;
 use crate::family::Family;
 use crate::moves::StridedTensor;
 use crate::softmax::hopper::{Plan, heads_in, launch, map_of, options, packed, padded, shape, spans};
 use crate::softmax::hopper_args::BackwardArgs;
-use crate::softmax::pair_args::{FallbackArgs, PairArgs, tensor};
+use crate::softmax::pair_args::{FallbackArgs, PairArgs};
 use crate::softmax::variants::{Lengths, Results};
 use crate::softmax::{Steps, portable};
 use crate::tensor_args::TensorArgs;
@@ -15,11 +16,11 @@ use etalon_problem::Error;
 
 /// The gradients that have places.
 pub(crate) fn backward(steps: &Steps<'_>, plan: &Plan) -> Result<(), Error> {
-    if steps.prepared.has_gradient() && steps.address("dq") != 0 {
+    if steps.prepared.has_gradient() && steps.is_there("dq") {
         portable::scaled_gradient(steps)?;
     }
     let gradients = WRITTEN.into_iter().any(|name| writes(steps, name));
-    let sums = ["dsinks", "dbias"].into_iter().any(|name| steps.address(name) != 0);
+    let sums = ["dsinks", "dbias"].into_iter().any(|name| steps.is_there(name));
     let pass = BackwardPass { steps, plan, args: arguments(steps, plan) };
     if gradients || sums {
         delta(steps, plan, &pass.args)?;
@@ -45,7 +46,7 @@ const WRITTEN: [&str; 3] = ["dq", "dk", "dv"];
 
 /// True if a result is wanted of these kernels; dq is not where it is a multiple of a `gradient` that is given.
 fn writes(steps: &Steps<'_>, name: &str) -> bool {
-    steps.address(name) != 0 && !(name == "dq" && steps.prepared.has_gradient())
+    steps.is_there(name) && !(name == "dq" && steps.prepared.has_gradient())
 }
 
 /// The module of the gradients that are computed together, or of one alone.
@@ -70,7 +71,7 @@ fn delta(steps: &Steps<'_>, plan: &Plan, args: &BackwardArgs) -> Result<(), Erro
     for name in ["o", "dout"].into_iter().filter(|name| plan.reads(prepared, name)) {
         plan.widen(steps, name)?;
     }
-    steps.fill(steps.at(plan.flags), plan.flags.bytes, 0);
+    steps.clear(plan.flags);
     let grid = ((plan.stat_rows(&steps.scores().extents) * plan.width / 8).div_ceil(256), 256);
     let module = module(steps, plan, are_together(steps));
     launch(steps, (&module, "delta"), grid, args, 0)
@@ -84,13 +85,11 @@ fn arguments(steps: &Steps<'_>, plan: &Plan) -> BackwardArgs {
         true => plan.place(steps, name),
         false => StridedTensor::NOWHERE,
     };
+    let address = |name| steps.address(name);
     BackwardArgs {
         lse2: steps.at(plan.lse2).into(),
         delta: steps.at(plan.delta).into(),
-        delta_rows: steps.prepared.delta.map_or(0, |range| steps.at(range)).into(),
-        lse: steps.address("lse").into(),
-        dlse: steps.address("dlse").into(),
-        sinks: steps.address("sinks").into(),
+        delta_rows: steps.range(steps.prepared.delta).into(),
         o: read("o").into(),
         dout_rows: read("dout").into(),
         flags: plan.group_flags(steps).into(),
@@ -98,7 +97,7 @@ fn arguments(steps: &Steps<'_>, plan: &Plan) -> BackwardArgs {
         packed: packed(steps, plan),
         options: options(steps),
         spans: spans(steps, plan),
-        ..BackwardArgs::default()
+        ..filled!(BackwardArgs: names(address) [lse dlse sinks])
     }
 }
 
@@ -106,7 +105,7 @@ fn arguments(steps: &Steps<'_>, plan: &Plan) -> BackwardArgs {
 fn fallback(steps: &Steps<'_>, plan: &Plan) -> Result<(), Error> {
     let (e, prepared) = (&steps.scores().extents, steps.prepared);
     let result = |name| match writes(steps, name) {
-        true => tensor(steps, name),
+        true => steps.tensor(name),
         false => TensorArgs::default(),
     };
     let [dq, dk, dv] = WRITTEN.map(result);

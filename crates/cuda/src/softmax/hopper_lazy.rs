@@ -1,14 +1,14 @@
 //! The kernels of lazy_attention for the tensor cores of compute capability 9.0: `kernels/lazy_attention/sm90a*`.
 
-use crate::args::{ConstPtr, Declaration, Ptr, declaration, kernel_args};
+use crate::args::{ConstPtr, Declaration, Ptr, declaration, filled, int, kernel_args};
 use crate::memory::{Layout, MemoryRange};
 use crate::softmax::Steps;
 use crate::softmax::hopper::{self, Plan};
 use crate::softmax::hopper_args::{Elements, Packed, Shape, SpanTables};
-use crate::softmax::pair_args::{Numbers, tensor};
+use crate::softmax::pair_args::Numbers;
 use crate::softmax::prepared::Prepared;
 use crate::softmax::variants::Lengths;
-use crate::tensor_args::TensorArgs;
+use crate::tensor_args::strided_args;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
 use etalon_problem::{Align, DistanceBias, Error};
@@ -21,22 +21,9 @@ pub(crate) struct LazyPlan {
     active: MemoryRange,
 }
 
-kernel_args! {
+strided_args! {
     /// Rows of f32.
-    struct FloatRows as "FloatRows" {
-        /// 0 where there are none.
-        data: Ptr<f32>,
-        /// Strides in elements.
-        batch: i64,
-        head: i64,
-        row: i64,
-    }
-}
-
-impl From<TensorArgs> for FloatRows {
-    fn from(TensorArgs { data, batch, head, row }: TensorArgs) -> Self {
-        FloatRows { data: data.0.into(), batch, head, row }
-    }
+    struct FloatRows as "FloatRows" { f32, batch, head, row }
 }
 
 kernel_args! {
@@ -143,33 +130,25 @@ impl<'a> HopperPass<'a> {
         let e = &steps.scores().extents;
         // Measured of attention: causal masks like as many heads beside each other.
         let together = hopper::heads_in(32 << 20, steps, plan) * steps.scores().group();
-        let rows = |name: &str| Elements::from(plan.place(steps, name));
+        let address = |name| steps.address(name);
+        let rows = |name: &str| plan.place(steps, name.trim_end_matches("_rows"));
         let args = HopperLazyArgs {
             k: hopper::map_of(plan, plan.place(steps, "k"), 128),
-            q_rows: rows("q"),
-            k_rows: rows("k"),
-            v_rows: rows("v"),
-            o_rows: rows("o"),
-            dout_rows: rows("dout"),
-            dq_rows: rows("dq"),
-            dk_rows: rows("dk"),
-            dv_rows: rows("dv"),
-            lse: steps.address("lse").into(),
-            bias: steps.address("bias").into(),
-            tau: steps.address("tau").into(),
-            dlse: steps.address("dlse").into(),
             windows: kept.windows.into(),
             numbers: kept.numbers,
             active: steps.at(*active).into(),
             odd: kept.nonfinite.into(),
-            width: bias.map_or(0, |bias| bias.width) as i32,
+            width: int(bias.map_or(0, |bias| bias.width)),
             bottom: bias.is_some_and(|bias| bias.align == Align::BottomRight).into(),
-            columns: steps.prepared.value_dim.unwrap_or(0) as i32,
+            columns: int(steps.prepared.value_dim.unwrap_or(0)),
             reach: kept.reach,
             shape: hopper::shape(steps, plan, together.min(e.batch * e.query_heads)),
             packed: hopper::packed(steps, plan),
             spans: hopper::spans(steps, plan),
-            ..HopperLazyArgs::default()
+            ..filled!(HopperLazyArgs:
+                names(rows) [q_rows k_rows v_rows o_rows dout_rows dq_rows dk_rows dv_rows]
+                names(address) [lse bias tau dlse]
+            )
         };
         HopperPass { plan, steps, args }
     }
@@ -212,9 +191,9 @@ impl<'a> HopperPass<'a> {
     /// lse, and those of o and Σ a P v that have places.
     pub fn forward(&self) -> Result<(), Error> {
         let HopperPass { plan, steps, args } = *self;
-        let (o, pv) = (steps.address("o") != 0, tensor(steps, "pv_sum"));
+        let (o, pv) = (steps.is_there("o"), steps.place("pv_sum"));
         self.scores()?;
-        if !o && !pv.is_there() {
+        if !o && pv.address == 0 {
             return Ok(());
         }
         plan.widen(steps, "v")?;
@@ -225,7 +204,7 @@ impl<'a> HopperPass<'a> {
             self.launch("values", HopperLazyArgs { v, o: to, ..args })?;
             plan.narrow(steps, "o")?;
         }
-        if pv.is_there() {
+        if pv.address != 0 {
             self.launch("sums", HopperLazyArgs { v, pv: pv.into(), ..args })?;
         }
         Ok(())
@@ -238,7 +217,7 @@ impl<'a> HopperPass<'a> {
         for name in ["q", "k", "v", "dout"] {
             plan.widen(steps, name)?;
         }
-        let wants = |name: &str| steps.address(name) != 0;
+        let wants = |name: &str| steps.is_there(name);
         let any = |names: &[&str]| names.iter().any(|name| wants(name));
         let mut args = HopperLazyArgs {
             v: hopper::map_of(plan, plan.place(steps, "v"), 128),

@@ -1,10 +1,10 @@
 //! The kernels of lazy_attention of the levels portable and sm80: `kernels/lazy_attention/`.
 
-use crate::args::{ConstPtr, Declaration, KernelArgs, Ptr, declaration, kernel_args};
+use crate::args::{ConstPtr, Declaration, KernelArgs, Ptr, declaration, filled, int, kernel_args};
 use crate::memory::{Layout, MemoryRange};
 use crate::softmax::Steps;
 use crate::softmax::hopper_lazy::{HopperPass, KERNELS, Kept, LazyPlan};
-use crate::softmax::pair_args::{Numbers, PairArgs, tensor};
+use crate::softmax::pair_args::{Numbers, PairArgs};
 use crate::softmax::portable::{columns, parts};
 use crate::softmax::prepared::Prepared;
 use crate::tensor_args::TensorArgs;
@@ -87,20 +87,15 @@ kernel_args! {
 
 impl LazyArgs {
     fn new(steps: &Steps<'_>, memory: &Memory, bias: Option<DistanceBias>) -> Self {
+        let (address, range) = (|name| steps.address(name), |range| steps.at(range));
         LazyArgs {
             c: PairArgs::new(steps),
-            bias: steps.address("bias").into(),
-            tau: steps.address("tau").into(),
-            dbias: steps.address("dbias").into(),
-            dtau: steps.address("dtau").into(),
-            numbers: steps.at(memory.numbers).into(),
-            active: steps.at(memory.active).into(),
-            odd: steps.at(memory.nonfinite).into(),
-            width: bias.map_or(0, |bias| bias.width) as i32,
-            reach: reach(steps.prepared, bias) as i32,
+            odd: range(memory.nonfinite).into(),
+            width: int(bias.map_or(0, |bias| bias.width)),
+            reach: int(reach(steps.prepared, bias)),
             bottom: bias.is_some_and(|bias| bias.align == Align::BottomRight).into(),
-            windowed: steps.prepared.counts.by_keys as i32,
-            ..LazyArgs::default()
+            windowed: int(steps.prepared.counts.by_keys),
+            ..filled!(LazyArgs: names(address) [bias tau dbias dtau] fields(memory, range) [numbers active])
         }
     }
 
@@ -145,7 +140,7 @@ impl<'a> Passes<'a> {
     ) -> Self {
         let args = LazyArgs::new(steps, memory, bias);
         // The memory that all levels share, as the kernels of sm90a see it.
-        let windows = if steps.address("dbias") != 0 { steps.at(memory.windows) } else { 0 };
+        let windows = if steps.is_there("dbias") { steps.at(memory.windows) } else { 0 };
         let LazyArgs { numbers, odd, reach, .. } = args;
         let kept = Kept { numbers, nonfinite: odd.0, windows, reach };
         let hopper = plan.map(|plan| HopperPass::new(plan, steps, bias, kept));
@@ -173,7 +168,7 @@ impl<'a> Passes<'a> {
     /// Looks for numbers that are not finite.
     fn inspect(&self) -> Result<(), Error> {
         let (steps, e) = (self.steps, &self.steps.scores().extents);
-        steps.fill(steps.at(self.memory.nonfinite), self.memory.nonfinite.bytes, 0);
+        steps.clear(self.memory.nonfinite);
         if self.memory.assume_finite {
             return Ok(());
         }
@@ -201,8 +196,8 @@ impl<'a> Passes<'a> {
             self.inspect()?;
         }
         self.scores()?;
-        let pv = tensor(self.steps, "pv_sum");
-        for (pv, wanted) in [(TensorArgs::default(), tensor(self.steps, "o")), (pv, pv)] {
+        let pv = self.steps.tensor("pv_sum");
+        for (pv, wanted) in [(TensorArgs::default(), self.steps.tensor("o")), (pv, pv)] {
             let columns = self.steps.prepared.value_dim.filter(|_| wanted.is_there()).unwrap_or(0);
             let at_once = if tensor_cores { width(columns).min(128) } else { width(columns) };
             for first in (0..columns).step_by(at_once) {
@@ -228,7 +223,7 @@ impl<'a> Passes<'a> {
     /// The gradients that have places.
     pub fn backward(&self) -> Result<(), Error> {
         let prepared = self.steps.prepared;
-        let wants = |name: &str| self.steps.address(name) != 0;
+        let wants = |name: &str| self.steps.is_there(name);
         self.inspect()?;
         match prepared.is_given("lse") {
             // Numbers that the forward pass does not save.
@@ -237,8 +232,7 @@ impl<'a> Passes<'a> {
         }
         if let Some(hopper) = &self.hopper {
             if wants("dbias") {
-                let range = self.memory.windows;
-                self.steps.fill(self.steps.at(range), range.bytes, 0);
+                self.steps.clear(self.memory.windows);
             }
             hopper.backward()?;
             return self.sums();
@@ -260,7 +254,7 @@ impl<'a> Passes<'a> {
 
     /// dbias and dtau, of what the kernels before left for them.
     fn sums(&self) -> Result<(), Error> {
-        let wants = |name: &str| self.steps.address(name) != 0;
+        let wants = |name: &str| self.steps.is_there(name);
         if wants("dbias") {
             let groups = (self.args.width as usize).div_ceil(32);
             let windows = self.steps.at(self.memory.windows);
@@ -276,12 +270,12 @@ impl<'a> Passes<'a> {
     /// dk, dv, and what the tiles of keys add to dbias.
     fn keys(&self) -> Result<(), Error> {
         let (steps, e) = (self.steps, &self.steps.scores().extents);
-        let columns_of = |name: &str, all: usize| if steps.address(name) == 0 { 0 } else { all };
+        let columns_of = |name: &str, all: usize| if steps.is_there(name) { all } else { 0 };
         let all_values = steps.prepared.value_dim.unwrap_or(0);
         let wanted = [columns_of("dk", e.dim), columns_of("dv", all_values)];
         let args = LazyArgs { c: self.args.c.over(steps.table(steps.prepared.tables.by_keys)), ..self.args };
         let blocks = steps.prepared.counts.by_keys * e.key_heads;
-        let mut windows = if steps.address("dbias") == 0 { 0 } else { steps.at(self.memory.windows) };
+        let mut windows = if steps.is_there("dbias") { steps.at(self.memory.windows) } else { 0 };
         let all = [e.dim, all_values];
         // Windows alone are a launch without columns.
         let alone = (wanted == [0, 0] && windows != 0).then_some(all);

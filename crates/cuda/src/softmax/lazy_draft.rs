@@ -47,7 +47,7 @@ pub(crate) fn draft_stats<'a>(
     let memory = Memory::new(&prepared, bias, options.assume_finite, &mut layout)?;
     let ranges = [layout.range(figures)?, layout.range(states)?];
     let steps = prepared.draft(|steps| {
-        ranges.into_iter().for_each(|range| steps.fill(steps.at(range), range.bytes, 0));
+        ranges.into_iter().for_each(|range| steps.clear(range));
         Passes::new(steps, &memory, bias, None).measure(ranges.map(|range| steps.at(range)), tile)
     })?;
     Ok((prepared.plan(layout, steps), ranges))

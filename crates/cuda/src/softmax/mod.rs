@@ -21,6 +21,7 @@ mod spec;
 mod tables;
 mod variants;
 #[cfg(test)]
+#[path = "../../tests/walks/blocks.rs"]
 mod walks;
 mod window;
 

@@ -1,6 +1,6 @@
 //! The arguments of kernels that walk pairs of queries and keys: `pairs/problem.cuh`, `attention/partials.cuh`.
 
-use crate::args::{Byte, ConstPtr, Declaration, Pointee, Ptr, declaration, kernel_args, pointees};
+use crate::args::{Byte, ConstPtr, Declaration, Pointee, Ptr, declaration, filled, int, kernel_args, pointees};
 use crate::softmax::Steps;
 use crate::tensor_args::TensorArgs;
 
@@ -115,11 +115,6 @@ kernel_args! {
 pub(crate) const ARGUMENTS: &[Declaration] =
     &[declaration::<PairArgs>(), declaration::<FusedArgs>(), declaration::<FallbackArgs>()];
 
-/// An operand of four axes.
-pub(crate) fn tensor(steps: &Steps<'_>, name: &str) -> TensorArgs {
-    steps.place(name).into()
-}
-
 /// The columns of a tensor, if it is there.
 pub(crate) fn wanted(tensor: TensorArgs, columns: usize) -> usize {
     if tensor.is_there() { columns } else { 0 }
@@ -143,44 +138,28 @@ impl PairArgs {
         let (e, flags) = (&scores.extents, prepared.counts.flags);
         let pairs = (e.queries * e.keys) as i64;
         let heads = flags.unwrap_or(1) as i64;
-        let tensor = |name| tensor(steps, name);
+        let (tensor, table) = (|name| steps.tensor(name), |range| steps.table(range));
         // Lazy attention has a bias of another shape.
         let by_pair = |name| scores.bias.map_or(TensorArgs::default(), |_| tensor(name));
-        let numbers = |name| steps.address(name).into();
+        let numbers = |name| steps.address(name);
         PairArgs {
-            q: tensor("q"),
-            k: tensor("k"),
-            v: tensor("v"),
-            bias: by_pair("bias"),
-            o: tensor("o"),
-            dout: tensor("dout"),
-            dq: tensor("dq"),
-            dk: tensor("dk"),
-            dv: tensor("dv"),
-            dbias: by_pair("dbias"),
-            lse: numbers("lse"),
-            delta: prepared.delta.map_or(0, |range| steps.at(range)).into(),
-            dlse: numbers("dlse"),
-            sinks: numbers("sinks"),
-            dsinks: numbers("dsinks"),
-            allowed: flags.map_or(0, |_| steps.table(tables.allowed)).into(),
+            delta: steps.range(prepared.delta).into(),
+            allowed: flags.map_or(0, |_| table(tables.allowed)).into(),
             allowed_batch: heads * pairs,
             allowed_head: if heads > 1 { pairs } else { 0 },
-            sequences: steps.table(tables.sequences).into(),
-            spans: steps.table(tables.spans).into(),
-            tiles: steps.table(tables.tiles).into(),
-            tasks: steps.table(tables.by_queries).into(),
-            batch: e.batch as i32,
-            heads: e.query_heads as i32,
-            key_heads: e.key_heads as i32,
-            queries: e.queries as i32,
-            keys: e.keys as i32,
-            dim: e.dim as i32,
-            value_dim: prepared.value_dim.unwrap_or(0) as i32,
-            bias_heads: scores.bias.map_or(0, |bias| bias.heads as i32),
+            tasks: table(tables.by_queries).into(),
+            heads: int(e.query_heads),
+            value_dim: int(prepared.value_dim.unwrap_or(0)),
+            bias_heads: scores.bias.map_or(0, |bias| int(bias.heads)),
             scale: scores.scale() as f32,
             cap: scores.softcap.unwrap_or(0.0) as f32,
-            ..PairArgs::default()
+            ..filled!(PairArgs:
+                names(tensor) [q k v o dout dq dk dv]
+                names(by_pair) [bias dbias]
+                names(numbers) [lse dlse sinks dsinks]
+                fields(tables, table) [sequences spans tiles]
+                fields(e, int) [batch key_heads queries keys dim]
+            )
         }
     }
 }

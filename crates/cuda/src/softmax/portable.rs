@@ -2,7 +2,7 @@
 
 use crate::softmax::Steps;
 use crate::softmax::dq_partials::{By, DqPartials};
-use crate::softmax::pair_args::{FusedArgs, PairArgs, tensor, wanted};
+use crate::softmax::pair_args::{FusedArgs, PairArgs, wanted};
 use crate::step::Work;
 use crate::variant::{Variant, width};
 use etalon_problem::Error;
@@ -19,8 +19,7 @@ pub(crate) fn part(columns: usize, first: usize) -> usize {
 
 /// The work of a launch for each pair; none, where it depends on a number that kernels find.
 pub(crate) fn work(variant: &Variant, args: &PairArgs, terms: usize) -> Work {
-    let terms = if args.found.0 == 0 { terms } else { 0 };
-    Work { terms, unit: variant.unit(), ..Work::NONE }
+    Work::of(variant, if args.found.0 == 0 { terms } else { 0 })
 }
 
 /// Adds a launch of a kernel of a module.
@@ -67,7 +66,7 @@ pub(crate) fn forward(steps: &Steps<'_>) -> Result<(), Error> {
 
 /// ∂lse/∂q of attention_lse, from the lse that the forward pass has just written: dq of a dlse of 1.
 pub(crate) fn gradient_of_lse(steps: &Steps<'_>) -> Result<(), Error> {
-    let dq = tensor(steps, "gradient");
+    let dq = steps.tensor("gradient");
     let args = PairArgs { dq, delta: 0.into(), wide: 1, ..PairArgs::new(steps) };
     each_dq(steps, &args, |blocks, args, terms| launch(steps, "queries", blocks, &args, terms))
 }
@@ -118,7 +117,7 @@ fn delta(steps: &Steps<'_>, args: &PairArgs) -> Result<(), Error> {
 
 /// dq of attention_lse from the `gradient` that is given.
 fn scale(steps: &Steps<'_>, args: &PairArgs) -> Result<(), Error> {
-    let args = PairArgs { q: tensor(steps, "gradient"), ..*args };
+    let args = PairArgs { q: steps.tensor("gradient"), ..*args };
     launch(steps, "scale", by_rows(steps), &args, 0)
 }
 

@@ -64,7 +64,7 @@ impl<'a> Prepared<'a> {
         let needs_ds = ["dq", "dk", "dsinks", "dbias"].iter().any(|name| (call.holds)(name, true).is_some());
         let reads_o = !is_backward || needs_ds;
         let parts = parts(call, reads_o, layout)?;
-        let (counts, tables, given) = tables(scores, call.operands.arrays(), layout)?;
+        let (counts, tables, given) = tables(scores, call.arrays, layout)?;
         let rows = scores.row_shape().iter().product::<usize>();
         let delta = (is_backward && needs_ds).then(|| layout.named("delta of rows", 4 * rows));
         let flags = [has_whole_rows(&parts), has_both(&parts)];

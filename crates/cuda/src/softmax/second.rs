@@ -1,11 +1,11 @@
 //! The second order: `kernels/attention/{portable,sm80}_second_order.cu`.
 
-use crate::args::{ConstPtr, Declaration, Ptr, declaration, kernel_args};
+use crate::args::{ConstPtr, Declaration, Ptr, declaration, filled, kernel_args};
 use crate::memory::{Layout, MemoryRange};
 use crate::moves::StridedTensor;
 use crate::softmax::Steps;
 use crate::softmax::dq_partials::By;
-use crate::softmax::pair_args::{Numbers, PairArgs, PartialArgs, Sequence, tensor, wanted};
+use crate::softmax::pair_args::{Numbers, PairArgs, PartialArgs, Sequence, wanted};
 use crate::softmax::portable::{columns, part, parts, work};
 use crate::softmax::prepared::Prepared;
 use crate::step::Work;
@@ -105,30 +105,22 @@ impl SecondArgs {
         };
         let rows = |range: MemoryRange| {
             let (e, width) = (&steps.scores().extents, steps.prepared.value_dim.unwrap_or(0));
-            let head = e.queries * width;
-            let [batch, head, row] = [e.query_heads * head, head, width].map(|x| x as i64);
-            TensorArgs { data: steps.at(range).into(), batch, head, row }
+            TensorArgs::dense(steps.at(range), [e.batch, e.query_heads, e.queries, width])
         };
-        let tensor = |name| tensor(steps, name);
+        let (tensor, address) = (|name| steps.tensor(name), |name| steps.address(name));
         SecondArgs {
             c: PairArgs::new(steps),
             ddq: tensor(name("ddq", "tq")),
             ddk: tensor(name("ddk", "tk")),
             ddv: tensor(name("ddv", "tv")),
             ddbias: tensor(name("ddbias", "tbias")),
-            cot_o: tensor("cot_o"),
-            gq: tensor("gq"),
-            gk: tensor("gk"),
-            gv: tensor("gv"),
-            gbias: tensor("gbias"),
             gdout: tensor(name("gdout", "to")),
             sum: rows(between.sum),
             o32: rows(between.o),
-            ddsinks: steps.address(name("ddsinks", "tsinks")).into(),
-            cot_lse: steps.address("cot_lse").into(),
-            gdlse: steps.address(name("gdlse", "tlse")).into(),
-            gsinks: steps.address("gsinks").into(),
+            ddsinks: address(name("ddsinks", "tsinks")).into(),
+            gdlse: address(name("gdlse", "tlse")).into(),
             numbers: steps.at(between.numbers).into(),
+            ..filled!(SecondArgs: names(tensor) [cot_o gq gk gv gbias] names(address) [cot_lse gsinks])
         }
     }
 
@@ -146,7 +138,7 @@ impl SecondArgs {
 /// Looks whether all that the tensor cores multiply is finite.
 fn inspect(steps: &Steps<'_>, variant: &Variant, found: MemoryRange) -> Result<(), Error> {
     let prepared = steps.prepared;
-    steps.fill(steps.at(found), found.bytes, 0);
+    steps.clear(found);
     let all = InspectArgs {
         found: steps.at(found).into(),
         sequences: steps.table(prepared.tables.sequences).into(),
@@ -162,7 +154,7 @@ fn inspect(steps: &Steps<'_>, variant: &Variant, found: MemoryRange) -> Result<(
         }
         let [batch, heads, rows, columns] = extents.map(|x| x as i32);
         let by_keys = matches!(name, "k" | "v" | "ddk" | "ddv" | "tk" | "tv").into();
-        let tensor = tensor(steps, name);
+        let tensor = steps.tensor(name);
         let args = InspectArgs { tensor, batch, heads, rows, columns, by_keys, ..all };
         let warps = variant.threads() as usize / 32;
         let blocks = (extents[0] * extents[1] * extents[2]).div_ceil(warps);
@@ -189,8 +181,8 @@ impl SecondPass<'_> {
     /// A kernel of both: blocks of either leave what is not theirs.
     fn both(&self, name: &'static str, blocks: usize, args: &SecondArgs, terms: usize) -> Result<(), Error> {
         if let Some(variant) = self.tensor {
-            let work = Work { terms, unit: variant.unit(), ..Work::NONE };
-            self.steps.launch_work((variant, name), (blocks, variant.threads()), args, work)?;
+            let grid = (blocks, variant.threads());
+            self.steps.launch_work((variant, name), grid, args, Work::of(variant, terms))?;
         }
         self.launch(name, blocks, args, terms)
     }

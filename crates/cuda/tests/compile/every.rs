@@ -1,4 +1,6 @@
-//! The run that compiles every variant: in parts, on several machines or one after another.
+//! The run that compiles every variant: in parts, on several machines or one after another. Those of
+//! which CI compares the machine code are compiled as for a device, and none spills that may not; the others with the
+//! least effort.
 //!
 //! | variable | |
 //! |---|---|
@@ -6,6 +8,7 @@
 //! | `ETALON_ONLY=linear_attention/sm80,sm_90a` | these families and architectures alone |
 //! | `ETALON_DONE=FILE` | modules that the file names are not compiled again, and those that compile are added |
 //! | `ETALON_SECONDS=500` | no module is begun later than that |
+//! | `ETALON_EFFORT=full` | all modules are compiled as for a device, four times as long |
 
 use crate::list::everything;
 use crate::report::{Compilation, module};
@@ -22,6 +25,8 @@ use std::time::{Duration, Instant};
 pub struct Run {
     /// Its number, from 1, of so many.
     pub part: (usize, usize),
+    /// True if all modules are compiled as for a device.
+    pub all: bool,
     only: Vec<String>,
     end: Option<Instant>,
     done: BTreeSet<String>,
@@ -39,11 +44,13 @@ impl Run {
         let only = only.split(',').filter(|name| !name.is_empty()).map(str::to_string).collect();
         let seconds = env::var("ETALON_SECONDS").ok();
         let seconds = seconds.map(|text| text.parse().expect("ETALON_SECONDS: a number"));
+        let all = env::var("ETALON_EFFORT").is_ok_and(|effort| effort == "full");
         let journal = env::var_os("ETALON_DONE");
         let done = journal.as_ref().and_then(|path| fs::read_to_string(path).ok());
         let open = |path| OpenOptions::new().create(true).append(true).open(path).unwrap();
         Run {
             part: part.unwrap_or((1, 1)),
+            all,
             only,
             end: seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds)),
             done: done.unwrap_or_default().lines().map(str::to_string).collect(),
@@ -65,14 +72,14 @@ impl Run {
 
     /// True if a module of this version of the compiler was compiled before.
     pub fn is_done(&self, compilation: &Compilation, nvrtc: &str) -> bool {
-        self.done.contains(&line(compilation, nvrtc))
+        self.done.contains(&self.line(compilation, nvrtc))
     }
 
     /// Notes that it compiles.
     pub fn note(&self, compilation: &Compilation, nvrtc: &str) {
         if let Some(journal) = &self.journal {
             // A whole line at once: a run that is stopped leaves no half of one.
-            let line = format!("{}\n", line(compilation, nvrtc));
+            let line = format!("{}\n", self.line(compilation, nvrtc));
             journal.lock().unwrap().write_all(line.as_bytes()).unwrap();
         }
     }
@@ -81,14 +88,14 @@ impl Run {
     pub fn is_over(&self) -> bool {
         self.end.is_some_and(|end| Instant::now() >= end)
     }
-}
 
-/// A module, with a hash of all that it is compiled from.
-fn line(compilation: &Compilation, nvrtc: &str) -> String {
-    let (architecture, variant) = compilation;
-    let mut hash = DefaultHasher::new();
-    (variant.source(), variant.options(architecture), nvrtc).hash(&mut hash);
-    format!("{:016x} {}", hash.finish(), module(compilation))
+    /// A module, with a hash of all that it is compiled from.
+    fn line(&self, compilation: &Compilation, nvrtc: &str) -> String {
+        let (architecture, variant) = compilation;
+        let mut hash = DefaultHasher::new();
+        (variant.source(), variant.options(architecture), nvrtc, self.all).hash(&mut hash);
+        format!("{:016x} {}", hash.finish(), module(compilation))
+    }
 }
 
 fn parse_part(text: &str) -> Option<(usize, usize)> {
@@ -104,7 +111,8 @@ fn parts_have_every_module_once() {
     let all = everything();
     let only = vec!["linear_attention/portable".to_string(), "sm_90a".to_string()];
     let of = |part, only: &[String]| {
-        let run = Run { part: (part, 3), only: only.to_vec(), end: None, done: BTreeSet::new(), journal: None };
+        let (only, done) = (only.to_vec(), BTreeSet::new());
+        let run = Run { part: (part, 3), all: false, only, end: None, done, journal: None };
         run.part(all.clone())
     };
     let mut parts: Vec<Compilation> = (1..=3).flat_map(|part| of(part, &[])).collect();
@@ -124,6 +132,7 @@ fn what_was_compiled_is_not_compiled_again_unless_its_source_or_the_compiler_is_
     let journal = || OpenOptions::new().create(true).append(true).open(&path).unwrap();
     let run = || Run {
         part: (1, 1),
+        all: false,
         only: Vec::new(),
         end: None,
         done: fs::read_to_string(&path).unwrap_or_default().lines().map(str::to_string).collect(),

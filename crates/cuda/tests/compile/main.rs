@@ -5,8 +5,10 @@
 //! were skipped, and fail if `ETALON_NVRTC` is set. Where nvdisasm lies in the same folder (the wheel
 //! `nvidia-cuda-nvdisasm`), the instructions of main loops are compared, too. The first of these lines compiles the
 //! modules of `list.txt`: every kernel for each architecture that it serves and with each value of each of its
-//! options. The second compares the main loops of all architectures, too. The third writes the snapshot of this
-//! version of NVRTC. The last compiles every variant there is: see `every.rs`.
+//! options; those that multiply on tensor cores, of sm_80 and sm_90a, as for a device, to compare them with the snapshot,
+//! and the others with the least effort. It prints the seconds of each module (`-- --nocapture`). The second compares
+//! all of them. The third writes the snapshot of this version of NVRTC. The last compiles every variant there is: see
+//! `every.rs`.
 //!
 //! ```sh
 //! ETALON_NVRTC=DIR cargo test -p etalon-cuda --test compile
@@ -25,13 +27,14 @@ mod report;
 mod snapshot;
 
 use etalon_cuda::Target;
-use etalon_cuda::kernels::{Compiler, Family, Variant, declared_bytes, shared_bytes};
+use etalon_cuda::kernels::{Compiler, Family, Unit, Variant, declared_bytes, shared_bytes};
+use etalon_problem::Dtype;
 use every::Run;
 use instructions::{disassembler, main_loops};
-use list::{ARCHITECTURES, Excerpt, everything, listed, whole};
-use report::{Compilation, Kernel, compile, module};
+use list::{Excerpt, everything, listed, whole};
+use report::{Compilation, Effort, Kernel, compile, module, print_costs};
 use snapshot::Snapshot;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::thread;
@@ -41,13 +44,27 @@ use std::time::Instant;
 struct Tools {
     compiler: Compiler,
     disassembler: Option<PathBuf>,
-    /// The architectures whose instructions nobody reads.
-    unread: &'static [&'static str],
+    /// True if the machine code of all modules is compared with the snapshot.
+    all: bool,
 }
 
-/// Architectures whose main loops CI leaves to `every_main_loop_is_as_recorded`, since no figure was ever measured on
-/// them: it takes a tenth of the time to read them all.
-const UNMEASURED: [&str; 4] = ["sm_86", "sm_89", "sm_100", "sm_120"];
+/// The effort for a module in CI: machine code is compared with the snapshot of kernels on tensor cores, of those of the
+/// level sm80 on the oldest architecture. Sources of the others are the same on each, and those of f16 are those of
+/// bf16: that they compile is learnt with the least effort, in a sixth of the time.
+fn effort_in_ci((architecture, variant): &Compilation) -> Effort {
+    let is_compared = match variant.family.unit() {
+        Unit::Ffma => false,
+        Unit::Mma => *architecture == "sm_80",
+        Unit::Wgmma => true,
+    };
+    if is_compared && variant.storage() != Some(Dtype::F16) { Effort::Full } else { Effort::Least }
+}
+
+impl Tools {
+    fn effort(&self, compilation: &Compilation) -> Effort {
+        if self.all { Effort::Full } else { effort_in_ci(compilation) }
+    }
+}
 
 /// The compiler with the disassembler, if that lies in the same folder, or `None` where there is no compiler and none
 /// was promised.
@@ -56,8 +73,7 @@ fn tools() -> Option<Tools> {
     match Compiler::find(folder.as_deref()) {
         Ok(compiler) => {
             let disassembler = folder.and_then(|folder| disassembler(&folder));
-            let unread: &[_] = if disassembler.is_some() { &[] } else { &ARCHITECTURES };
-            Some(Tools { compiler, disassembler, unread })
+            Some(Tools { compiler, disassembler, all: false })
         }
         Err(absent) => {
             assert!(folder.is_none(), "ETALON_NVRTC is set, but: {absent}");
@@ -67,7 +83,7 @@ fn tools() -> Option<Tools> {
     }
 }
 
-/// Does each piece of work, on all cores.
+/// Does each piece of work, on all cores, the last first.
 fn in_parallel<T: Send, R: Send>(work: Vec<T>, each: impl Fn(T) -> R + Sync) -> Vec<R> {
     let (work, done) = (Mutex::new(work), Mutex::new(Vec::new()));
     let next = || work.lock().unwrap().pop();
@@ -85,12 +101,15 @@ fn in_parallel<T: Send, R: Send>(work: Vec<T>, each: impl Fn(T) -> R + Sync) -> 
     done.into_inner().unwrap()
 }
 
-/// A module with what these of its kernels take and with their machine code. Fails where one does not compile, waits
-/// for its own products, or spills without being listed.
-fn compile_one(compiler: &Compiler, (of, kernels): &Excerpt) -> Result<(String, Vec<Kernel>, Vec<u8>), String> {
-    let named = |fault| format!("{}: {fault}", module(of));
-    let (kernels, image) = compile(compiler, of, kernels).map_err(named)?;
-    let kernels = check_spills(of, kernels).and_then(|kernels| check_declared(&of.1, kernels));
+/// A module with what these of its kernels take and with their machine code. Fails where one does not compile; with the
+/// full effort also where one waits for its own products, or spills without being listed.
+fn compile_one(tools: &Tools, (of, kernels): &Excerpt) -> Result<(String, Vec<Kernel>, Vec<u8>), String> {
+    let (named, effort) = (|fault| format!("{}: {fault}", module(of)), tools.effort(of));
+    let (kernels, image) = compile(&tools.compiler, of, kernels, effort).map_err(named)?;
+    let kernels = match effort {
+        Effort::Full => check_spills(of, kernels).and_then(|kernels| check_declared(&of.1, kernels)),
+        Effort::Least => Ok(kernels),
+    };
     Ok((module(of), kernels.map_err(named)?, image))
 }
 
@@ -100,17 +119,25 @@ fn check_faults(mut faults: Vec<String>) {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
-/// Resources of the kernels of these modules, by module.
-fn compile_all(tools: &Tools, work: Vec<Excerpt>) -> BTreeMap<String, Vec<Kernel>> {
+/// Resources of the kernels of these modules, by module, of those that were compiled as for a device.
+fn compile_all(tools: &Tools, mut work: Vec<Excerpt>) -> BTreeMap<String, Vec<Kernel>> {
     println!("{} modules by NVRTC {}", work.len(), tools.compiler.version());
-    let compiled = in_parallel(work, |one| (one.0.0, compile_one(&tools.compiler, &one)));
-    let (mut modules, mut faults) = (BTreeMap::<_, Vec<_>>::new(), Vec::new());
-    for (architecture, result) in compiled {
+    // What takes longest does not begin when all else is done.
+    work.sort_by_key(|(of, kernels)| (tools.effort(of), kernels.len()));
+    let compiled = in_parallel(work, |one| {
+        let (start, result) = (Instant::now(), compile_one(tools, &one));
+        (one.0, result, start.elapsed().as_secs_f64())
+    });
+    let (mut modules, mut faults, mut costs) = (BTreeMap::<_, Vec<_>>::new(), Vec::new(), Vec::new());
+    for (of, result, seconds) in compiled {
+        costs.push((seconds, module(&of)));
         match result {
-            Ok(module) => modules.entry(architecture).or_default().push(module),
+            Ok(module) if tools.effort(&of) == Effort::Full => modules.entry(of.0).or_default().push(module),
+            Ok(_) => {}
             Err(fault) => faults.push(fault),
         }
     }
+    print_costs(costs);
     check_faults(faults);
     let mut kernels = BTreeMap::new();
     let mut parts = Vec::new();
@@ -119,7 +146,6 @@ fn compile_all(tools: &Tools, work: Vec<Excerpt>) -> BTreeMap<String, Vec<Kernel
             parts.push((architecture, modules.split_off(modules.len().saturating_sub(TOGETHER))));
         }
     }
-    // The last is taken first: what takes longest does not begin when all else is done.
     let code = |part: &[(String, Vec<Kernel>, Vec<u8>)]| part.iter().map(|x| x.2.len()).sum::<usize>();
     parts.sort_by_key(|(_, part)| code(part));
     for part in in_parallel(parts, |(architecture, part)| count(tools, architecture, part)) {
@@ -139,8 +165,7 @@ fn count(
 ) -> Result<Vec<(String, Vec<Kernel>)>, String> {
     let (mut modules, images): (Vec<_>, Vec<_>) =
         modules.into_iter().map(|(module, kernels, image)| ((module, kernels), image)).unzip();
-    let is_read = !tools.unread.contains(&architecture);
-    if let Some(disassembler) = tools.disassembler.as_ref().filter(|_| is_read) {
+    if let Some(disassembler) = &tools.disassembler {
         let loops = main_loops(disassembler, architecture, &images)?;
         for ((_, kernels), mut loops) in modules.iter_mut().zip(loops) {
             for kernel in kernels {
@@ -212,11 +237,10 @@ fn may_spill((architecture, variant): &Compilation) -> bool {
 /// compare.
 fn compare(tools: &Tools, compiled: &Snapshot) {
     match Snapshot::read(&tools.compiler.version()) {
+        Some(recorded) if tools.disassembler.is_some() => recorded.check(compiled),
         Some(recorded) => {
-            if !tools.unread.is_empty() {
-                println!("main loops are not compared for {}", tools.unread.join(", "));
-            }
-            recorded.without_instructions(tools.unread).check(compiled);
+            println!("main loops are not compared: there is no nvdisasm");
+            recorded.without_instructions().check(compiled);
         }
         None => println!("there is no snapshot of NVRTC {}", tools.compiler.version()),
     }
@@ -224,10 +248,7 @@ fn compare(tools: &Tools, compiled: &Snapshot) {
 
 #[test]
 fn every_kernel_compiles_as_recorded() {
-    let Some(mut tools) = tools() else { return };
-    if tools.disassembler.is_some() {
-        tools.unread = &UNMEASURED;
-    }
+    let Some(tools) = tools() else { return };
     let compiled = compile_all(&tools, listed());
     compare(&tools, &Snapshot::new(&tools.compiler.version(), &compiled));
 }
@@ -236,6 +257,7 @@ fn every_kernel_compiles_as_recorded() {
 #[ignore = "compiles for minutes"]
 fn every_main_loop_is_as_recorded() {
     let Some(tools) = tools() else { return };
+    let tools = Tools { all: true, ..tools };
     match std::env::var("ETALON_RENEW") {
         Ok(which) => update(&tools, &which),
         Err(_) => {
@@ -266,24 +288,25 @@ fn update(tools: &Tools, which: &str) {
 #[test]
 #[ignore = "compiles for hours"]
 fn every_variant_compiles() {
-    let Some(Tools { compiler, .. }) = tools() else { return };
-    let (run, start, version) = (Run::new(), Instant::now(), compiler.version());
+    let (Some(tools), run) = (tools(), Run::new()) else { return };
+    let tools = Tools { all: run.all, ..tools };
+    let (start, version) = (Instant::now(), tools.compiler.version());
     let all = run.part(everything());
     let (there, work): (Vec<_>, Vec<_>) = all.into_iter().partition(|x| run.is_done(x, &version));
     let ((part, parts), modules) = (run.part, work.len());
     let compiled = in_parallel(work, |one| {
-        let result = (!run.is_over()).then(|| compile_one(&compiler, &whole(&one)))?;
+        let result = (!run.is_over()).then(|| compile_one(&tools, &whole(&one)))?;
         Some(result.map(|(_, kernels, _)| {
             run.note(&one, &version);
-            kernels.iter().map(|kernel| [1, usize::from(kernel.spills())]).collect::<Vec<_>>()
+            let is_full = tools.effort(&one) == Effort::Full;
+            [kernels.len(), kernels.iter().filter(|kernel| is_full && kernel.spills()).count()]
         }))
     });
-    let (mut kernels, mut spilling, mut faults) = (0, 0, Vec::new());
-    let mut left = modules;
+    let ([mut kernels, mut spilling], mut left, mut faults) = ([0; 2], modules, Vec::new());
     for result in compiled.into_iter().flatten() {
         left -= 1;
         match result {
-            Ok(own) => own.iter().for_each(|[x, y]| (kernels, spilling) = (kernels + x, spilling + y)),
+            Ok([own, spilt]) => (kernels, spilling) = (kernels + own, spilling + spilt),
             Err(fault) => faults.push(fault),
         }
     }
@@ -297,6 +320,16 @@ fn every_variant_compiles() {
     );
     check_faults(faults);
     assert!(left == 0, "the time was over: run it again with the same ETALON_DONE");
+}
+
+#[test]
+fn every_kernel_on_tensor_cores_is_compared_in_ci() {
+    let kernels = |list: &[Excerpt], effort| {
+        let own = list.iter().filter(|x| x.0.1.family.unit() != Unit::Ffma && effort_in_ci(&x.0) >= effort);
+        own.flat_map(|x| x.1.iter().map(|kernel| (x.0.1.family, *kernel))).collect::<BTreeSet<_>>()
+    };
+    let list = listed();
+    assert_eq!(kernels(&list, Effort::Full), kernels(&list, Effort::Least));
 }
 
 #[test]

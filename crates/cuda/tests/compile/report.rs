@@ -1,6 +1,7 @@
 //! The report of the assembler on each kernel of a module.
 
 use etalon_cuda::kernels::{Compiler, Variant, shared_bytes};
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// A variant for an architecture.
@@ -48,6 +49,15 @@ impl Kernel {
     }
 }
 
+/// Pains that the compiler takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Effort {
+    /// The least: all that is learnt is that kernels compile.
+    Least,
+    /// Those for a device.
+    Full,
+}
+
 /// The module of a compilation as the snapshot names it.
 pub fn module((architecture, variant): &Compilation) -> String {
     format!("{architecture} {}", variant.describe())
@@ -84,15 +94,17 @@ pub fn compile(
     compiler: &Compiler,
     (architecture, variant): &Compilation,
     wanted: &[&str],
+    effort: Effort,
 ) -> Result<(Vec<Kernel>, Vec<u8>), String> {
     let mut options = variant.options(architecture);
-    // NVRTC reports nothing on modules of its cache, which it keeps where there is a driver.
     if compiler.version().as_str() >= "13" {
+        // NVRTC reports nothing on modules of its cache, which it keeps where there is a driver.
         options.push("--no-cache".to_string());
+        options.extend((effort == Effort::Least).then(|| "--Ofast-compile=max".to_string()));
     }
     let compiled = compiler.compile(&source_of(variant, wanted), &options)?;
     // C75xx: products of the tensor cores that the assembler made wait for each other.
-    if let Some(line) = compiled.log.lines().find(|line| line.contains("(C75")) {
+    if let Some(line) = compiled.log.lines().find(|line| effort == Effort::Full && line.contains("(C75")) {
         return Err(line.to_string());
     }
     let kernels = kernels(&compiled.log, variant)?;
@@ -142,6 +154,17 @@ fn before(line: &str, unit: &str) -> Option<u32> {
     let head = &line[..line.find(unit)?];
     let digits = head.rfind(|c: char| !c.is_ascii_digit()).map_or(0, |at| at + 1);
     head[digits..].parse().ok()
+}
+
+/// Prints the seconds that each module took, the most first, and those of each architecture.
+pub fn print_costs(mut costs: Vec<(f64, String)>) {
+    costs.sort_by(|x, y| y.0.total_cmp(&x.0));
+    let mut architectures = BTreeMap::<&str, f64>::new();
+    for (seconds, module) in &costs {
+        println!("{seconds:7.2} s  {module}");
+        *architectures.entry(module.split(' ').next().unwrap_or_default()).or_default() += seconds;
+    }
+    println!("seconds by architecture: {architectures:.0?}");
 }
 
 #[test]

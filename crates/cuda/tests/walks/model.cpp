@@ -1,6 +1,6 @@
 // The blocks that kernels of sm_90a walk where a mask shows each query a range of keys, and the pairs of them that
 // count, by the device code that decides it, beside what masks allow. Reads problems from the file that is its
-// argument, as softmax/walks.rs writes them.
+// argument, as blocks.rs beside it writes them.
 #include "cuda.h"
 #include <deque>
 #include "kernels.inc"

@@ -2,7 +2,7 @@
 
 use super::check_vocab;
 use super::table::{self, is_read};
-use crate::call::{Operands, PassCall, held_by_device, storage_of};
+use crate::call::{PassCall, held_by_device, storage_of};
 use crate::device_pass::DevicePass;
 use crate::device_tensor::{DeviceTensors, check as check_tensors};
 use crate::levels;
@@ -118,11 +118,9 @@ fn prepare(
     check(step, storage, options)?;
     let state = workspace.device(options.device)?;
     let holds = |name: &str, result| held_by_device(inputs, outputs, (name, result)).filter(|_| is_read(step, name));
-    let (target, pass, operands) = (state.device.target(), step.pass(), Operands::Device(&[]));
-    let (table, holds) = (&table, &holds);
-    let call = PassCall { target, pass, storage, table, holds, operands, options };
+    let call = PassCall::new(state.device.target(), (step.pass(), storage), &table, &holds, options);
     let plan = draft_shard((shard.problem(), shard.classes()), step, &call)?;
-    DevicePass::of(&state, plan, table, inputs, outputs)
+    DevicePass::of(&state, plan, &table, inputs, outputs)
 }
 
 fn sums(
@@ -134,9 +132,8 @@ fn sums(
     options: &Options,
 ) -> Result<DevicePass, Error> {
     let state = workspace.device(options.device)?;
-    let (target, pass, operands) = (state.device.target(), Pass::Forward, Operands::Device(&[]));
-    let holds = &|name: &str, result| held_by_device(inputs, outputs, (name, result));
-    let call = PassCall { target, pass, storage, table, holds, operands, options };
+    let holds = |name: &str, result| held_by_device(inputs, outputs, (name, result));
+    let call = PassCall::new(state.device.target(), (Pass::Forward, storage), table, &holds, options);
     let plan = draft_sums(problem, classes, &call)?;
     DevicePass::of(&state, plan, table, inputs, outputs)
 }

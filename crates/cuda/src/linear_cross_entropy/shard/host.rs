@@ -3,7 +3,7 @@
 use super::check_vocab;
 use super::device::check;
 use super::table::{self, is_read};
-use crate::call::{Operands, PassCall, held_by_host, storage_of};
+use crate::call::{PassCall, held_by_host, storage_of};
 use crate::host::Placed;
 use crate::linear_cross_entropy::shard_pass::{Step, draft_shard};
 use crate::linear_cross_entropy::sums::draft_sums;
@@ -140,9 +140,7 @@ fn run(
     check(step, storage, options)?;
     let state = workspace.device(options.device)?;
     let holds = |name: &str, result| held_by_host(inputs, outputs, (name, result)).filter(|_| is_read(step, name));
-    let (target, pass, operands) = (state.device.target(), step.pass(), Operands::Host(inputs));
-    let (table, holds) = (&table, &holds);
-    let call = PassCall { target, pass, storage, table, holds, operands, options };
+    let call = PassCall::new(state.device.target(), (step.pass(), storage), &table, &holds, options).of_host(inputs);
     let plan = draft_shard((shard.problem(), shard.classes()), step, &call)?;
     Placed::of(&state, plan, inputs, Some(outputs))?.compute(outputs)
 }
@@ -157,9 +155,8 @@ fn sums(
     options: &Options,
 ) -> Result<(), Error> {
     let state = workspace.device(options.device)?;
-    let (target, pass, operands) = (state.device.target(), Pass::Forward, Operands::Host(inputs));
-    let holds = &|name: &str, result| held_by_host(inputs, outputs, (name, result));
-    let call = PassCall { target, pass, storage, table, holds, operands, options };
+    let holds = |name: &str, result| held_by_host(inputs, outputs, (name, result));
+    let call = PassCall::new(state.device.target(), (Pass::Forward, storage), table, &holds, options).of_host(inputs);
     let plan = draft_sums(problem, classes, &call)?;
     Placed::of(&state, plan, inputs, Some(outputs))?.compute(outputs)
 }

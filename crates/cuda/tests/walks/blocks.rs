@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-#[path = "../../tests/sources/mod.rs"]
+#[path = "../sources/mod.rs"]
 mod sources;
 
 /// A repeatable choice: the upper bits of a linear congruential generator.
@@ -162,9 +162,9 @@ fn kernels() -> String {
 fn compile(folder: &Path) -> Option<PathBuf> {
     let texts = [
         ("kernels.inc", &kernels()[..]),
-        ("host.h", include_str!("../../tests/host.h")),
-        ("cuda.h", include_str!("../../tests/walks/cuda.h")),
-        ("model.cpp", include_str!("../../tests/walks/model.cpp")),
+        ("host.h", include_str!("../host.h")),
+        ("cuda.h", include_str!("cuda.h")),
+        ("model.cpp", include_str!("model.cpp")),
     ];
     let values = ["-DSTORAGE=1", "-DD=64", "-DWINDOW=2", "-DLENGTHS=2", "-DOPTIONS=0", "-DRESULTS=1"];
     sources::compile(folder, &texts, &[&["-O2"], &values[..]].concat())

@@ -1,0 +1,68 @@
+//! Unit tests of `src/linear_cross_entropy/plan.rs`.
+
+use super::*;
+
+const ALL: PassSpec =
+    PassSpec { dh: true, dw: true, dbias: true, wide: false, second: false, tensor: false, side_by_side: 0 };
+
+fn bytes(plan: &Plan, planes: usize) -> usize {
+    planes * plan.plane + plan.nodes + plan.hidden + plan.head + plan.head_bias
+}
+
+#[test]
+fn a_small_problem_is_one_chunk() {
+    let plan = Plan::new((5, 7, 300), ALL, 64 << 20).unwrap();
+    assert_eq!((plan.rows, plan.columns), (128, 512));
+    assert!(plan.keeps && !plan.apart && plan.head == 0);
+}
+
+#[test]
+fn chunks_stay_within_the_budget() {
+    for (budget, second, wide) in [(64, false, false), (64, true, false), (256, false, true), (1024, true, true)] {
+        let (spec, budget) = (PassSpec { second, wide, ..ALL }, budget << 20);
+        let plan = Plan::new((8192, 2304, 256_000), spec, budget).unwrap();
+        assert!(bytes(&plan, 1 + usize::from(second)) <= budget, "{plan:?}");
+        assert!(plan.columns >= WIDE, "{plan:?}");
+        assert_eq!(plan.apart, !wide);
+    }
+}
+
+#[test]
+fn chunks_on_tensor_cores_end_with_a_whole_round_of_tiles() {
+    // 66 tiles of classes are 32 rounds of 32 × 66 tiles, and 9 of 66 × 9.
+    let spec = PassSpec { tensor: true, side_by_side: 66, dbias: false, ..ALL };
+    let plan = Plan::new((8192, 2304, 256_000), spec, 512 << 20).unwrap();
+    assert_eq!((plan.rows, plan.columns), (8192, 66 * TILE));
+    assert_eq!(spec.columns_of_hidden(8192, 2304), 192);
+    assert_eq!(spec.columns_of_hidden(8192, 4096), TILE);
+}
+
+#[test]
+fn a_shard_has_the_rows_of_the_whole() {
+    let sizes = (8192, 2304, 256_000);
+    for (tensor, budget) in [(true, 512), (true, 32), (false, 64)] {
+        let (spec, budget) = (PassSpec { tensor, side_by_side: 66, ..ALL }, budget << 20);
+        let whole = Plan::new(sizes, spec, budget).unwrap();
+        for classes in [0, 1, 1000, 128_000] {
+            let walked = Walked { classes, widest: classes, nodes: true };
+            let plan = Plan::of_shard(sizes, spec, budget, walked).unwrap();
+            assert_eq!((plan.rows, plan.apart, plan.keeps), (whole.rows, whole.apart, false));
+            assert!(plan.columns <= classes.max(1).next_multiple_of(TILE));
+        }
+    }
+}
+
+#[test]
+fn sums_of_dh_wait_for_others_of_a_tree_of_four_blocks() {
+    assert_eq!([1, 256, 257, 1000, 1025, 256_000].map(block), [256, 256, 256, 256, 512, 65_536]);
+    // One after the other, the first two, the third beside them, and the fourth.
+    assert_eq!([1, 512, 513, 1024, 1025, 2048].map(|x| sums(x, 512)), [1, 1, 2, 2, 2, 3]);
+    assert_eq!(sums(8 * 512, 512), 4);
+}
+
+#[test]
+fn the_smallest_chunk_is_a_tile() {
+    let plan = Plan::new((1000, 64, 10_000), ALL, 0).unwrap();
+    assert_eq!((plan.rows, plan.columns), (SIDE, TILE));
+    assert!(plan.apart && !plan.keeps);
+}

@@ -1,0 +1,30 @@
+//! Unit tests of `src/step.rs`.
+
+use super::*;
+use crate::args::{ConstPtr, kernel_args};
+
+kernel_args! {
+    struct One as "One" {
+        at: ConstPtr<f32>,
+    }
+}
+
+#[test]
+fn a_pass_of_too_many_steps_names_the_option_that_helps() {
+    let (draft, variant) = (Draft::new(Target::default()), Variant::moves(4));
+    let launch = || draft.launch((&variant, "move"), (1, 256), &One { at: 1.into() });
+    (0..MOST_STEPS).for_each(|_| launch().unwrap());
+    let error = launch().unwrap_err().to_string();
+    assert!(error.contains("memory_budget"), "{error}");
+}
+
+#[test]
+fn a_symbol_resolves_in_its_region_and_no_other_number_panics() {
+    let bases = Bases { scratch: 256, tables: 512, operands: &[1024] };
+    assert_eq!(bases.resolve(Region::Scratch.symbol() + 8), 256 + 8);
+    assert_eq!(bases.resolve(Region::Tables.symbol() + 8), 512 + 8);
+    assert_eq!(bases.resolve(Region::Operand(0).symbol() + 8), 1024 + 8);
+    // An address without a region, and an operand that the caller lacks.
+    assert_eq!(bases.resolve(8), 8);
+    assert_eq!(bases.resolve(Region::Operand(1).symbol()), 0);
+}
