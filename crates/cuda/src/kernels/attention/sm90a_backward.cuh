@@ -95,17 +95,27 @@ template <int ROWS, class... TILES> DEV void zero_rows(int first, int group, TIL
   proxy_fence();
   named_sync(1 + group, 128);
 }
-// A result of the rows of a warpgroup, of a key head: raises its flag, and writes it to `place`, from which a tile is
-// copied, or itself where rows of the next sequence lie in the box. `ready`: the place is no longer read. A proxy_fence
-// must follow, one for all results: it waits until all that the thread has written is seen.
-template <int PLACE, bool BY_KEYS, class F>
-DEV void put_result(const BackwardArgs& c, const Work& w, const Own& s, float (&d)[D / 2], int row, float scale,
-                    const Elements& rows, u32 place, F ready) {
+// A result of a warpgroup: its sums, their factor, the rows of the tensor, and the place from which a tile is copied.
+struct Result {
+  float (&sums)[D / 2];
+  float scale;
+  const Elements& rows;
+  u32 place;
+};
+// Results of a warpgroup whose first row is `row`: raises the flag of their group, and writes them to their places, or
+// to the tensors themselves where rows of the next sequence lie in the box. `ready`: the places are no longer read. One
+// check and one branch for all results: of one each, the loop before gets a slower order of instructions.
+template <int PLACE, bool BY_KEYS, class F, class... R>
+DEV void put_results(const BackwardArgs& c, const Work& w, const Own& s, int row, F ready, R... results) {
   const int count = BY_KEYS ? s.keys : s.queries, start = BY_KEYS ? s.key_start : s.query_start;
-  const int key_head = BY_KEYS ? w.head : w.head / (s.heads / s.key_heads);
-  if (LENGTHS == 1) clear_rows(d, row, count);  // rows of no sequence
-  if (!is_finite(d, row, count)) raise<PLACE>(c, w.batch, key_head);
-  if (is_cut<BY_KEYS>(w, s)) return store_rows(rows, s.batch, w.head, start, row, count, d, scale);
-  ready();
-  put_rows<OWN>(place, d, scale);
+  if (LENGTHS == 1) (clear_rows(results.sums, row, count), ...);  // rows of no sequence
+  if (!(is_finite(results.sums, row, count) && ...))
+    raise<PLACE>(c, w.batch, BY_KEYS ? w.head : w.head / (s.heads / s.key_heads));
+  if (is_cut<BY_KEYS>(w, s)) {
+    (store_rows(results.rows, s.batch, w.head, start, row, count, results.sums, results.scale), ...);
+  } else {
+    ready();
+    (put_rows<OWN>(results.place, results.sums, results.scale), ...);
+    proxy_fence();
+  }
 }

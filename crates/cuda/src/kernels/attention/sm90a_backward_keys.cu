@@ -193,9 +193,9 @@ DEV void consume(u32 base, const BackwardArgs& call) {
     if (DV) pin(dv);
     if (any) blocks.release(blocks.before());
     auto ready = [&] { named_sync(1 + group, 128); };  // k and v of this warpgroup are no longer read
-    put_result<OF_KEYS, true>(call, w, s, dk, key, s.scale, call.dk_rows, own, ready);
-    if (DV) put_result<OF_KEYS, true>(call, w, s, dv, key, 1, call.dv_rows, own + AT_V, [] {});
-    proxy_fence();
+    const Result of_k = {dk, s.scale, call.dk_rows, own};
+    if constexpr (DV) put_results<OF_KEYS, true>(call, w, s, key, ready, of_k, Result{dv, 1, call.dv_rows, own + AT_V});
+    else put_results<OF_KEYS, true>(call, w, s, key, ready, of_k);
     warp_arrive(base + OUT_FULL + 8 * tiles.stage());
   }
 }

@@ -18,7 +18,7 @@ DEV void produce(u32 base, const BackwardArgs& call) {
     const Work w = work_of<false, false>(t, call);
     if (w.block < 0) continue;
     const Own s = of_batch<false>(call.shape, call.packed, w.batch);
-    const Range range = key_blocks<2, KEYS>(call.spans, s, w.block);
+    const Range range = key_blocks<2, KEYS, false>(call.spans, s, w.block);
     const u32 full = tiles.full();
     tiles.wait_empty(), tiles.advance();
     store_word(base + TILE, t);
@@ -80,7 +80,7 @@ DEV void consume(u32 base, const BackwardArgs& call) {
 #if OPTIONS
     const BiasRows bias(call.options, s, w.head, row);
 #endif
-    const Range range = key_blocks<2, KEYS>(call.spans, s, w.block);
+    const Range range = key_blocks<2, KEYS, false>(call.spans, s, w.block);
     float dq[D / 2], p[KEYS / 2], ds[KEYS / 2];
     u32 dsp[KEYS / 4];
     int n = range.end - 1, add = 0;
@@ -149,8 +149,8 @@ DEV void consume(u32 base, const BackwardArgs& call) {
     warp_arrive(add ? blocks.empty_of(before, K) : tiles.empty());  // what was read last
     if (!add) clear(dq);
     auto ready = [&] { wait(base + OUT_EMPTY, tiles.phase() ^ 1); };
-    put_result<OF_QUERIES, false>(call, w, s, dq, row, s.scale, call.dq_rows, base + AT_DQ + group * 64 * 128, ready);
-    proxy_fence();
+    const Result result = {dq, s.scale, call.dq_rows, base + AT_DQ + group * 64 * 128};
+    put_results<OF_QUERIES, false>(call, w, s, row, ready, result);
     warp_arrive(base + OUT_FULL);
   }
 }

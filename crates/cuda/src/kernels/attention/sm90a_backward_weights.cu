@@ -217,8 +217,8 @@ template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
     mma_wait<0>(), pin(out);
     if (any) blocks.release(before, LSE ? Y : X);
     auto ready = [&] { named_sync(1 + group, 128); };  // what this warpgroup owns is no longer read
-    put_result<OF_WEIGHTS, KEYS>(call, w, s, out, row, LSE ? s.scale : 1, result_rows<KEYS>(call), own, ready);
-    proxy_fence();
+    const Result result = {out, LSE ? s.scale : 1, result_rows<KEYS>(call), own};
+    put_results<OF_WEIGHTS, KEYS>(call, w, s, row, ready, result);
     warp_arrive(base + OUT_FULL + 8 * tiles.stage());
   }
 }

@@ -31,14 +31,16 @@ template <int M> DEV Reach reach_of(const SpanTables& t, const Own& s, int block
 // Blocks of keys or queries: those from `begin` to before `end` see some of a tile; from `open` to before `closed`
 // they see all, and the others need a mask.
 struct Range { int begin, open, closed, end; };
-// Blocks of keys of a block of 64·M queries.
-template <int M, int KEYS> DEV Range key_blocks(const SpanTables& t, const Own& s, int block) {
+// Blocks of keys of a block of 64·M queries. BRANCH: whether a branch or a selection handles one that sees no key: the
+// order of instructions in the loops of `forward` is better after the first, in those of `queries` after the second.
+template <int M, int KEYS, bool BRANCH = true> DEV Range key_blocks(const SpanTables& t, const Own& s, int block) {
   constexpr int ROWS = 64 * M;
   if (!WINDOW) return {0, 0, s.keys / KEYS, (s.keys + KEYS - 1) / KEYS};
   const Reach all = SPANS ? reach_of<M>(t, s, block) : Reach{};
   const int first = block * ROWS + s.offset, last = min((block + 1) * ROWS, s.queries) - 1 + s.offset;
-  const int begin = SPANS ? all.begin : max(0, first - s.left), end = SPANS ? all.end : min(s.keys, last + s.right + 1);
-  if (end <= begin) return {0, 0, 0, 0};
+  int begin = SPANS ? all.begin : max(0, first - s.left), end = SPANS ? all.end : min(s.keys, last + s.right + 1);
+  if (BRANCH && end <= begin) return {0, 0, 0, 0};
+  if (end <= begin) begin = end = 0;
   Range r;
   r.begin = begin / KEYS, r.end = (end + KEYS - 1) / KEYS;
   r.closed = min(r.end, max(r.begin, (SPANS ? all.to : min(s.keys, max(0, first + s.right + 1))) / KEYS));
