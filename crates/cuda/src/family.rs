@@ -19,15 +19,15 @@ const NONE: &[Text] = &[];
 const TYPES: &[Text] = texts! { "tile/": "types.cuh"; };
 const FFMA: &[Text] = texts! {
     "tile/": "types.cuh"; "pairs/": "tiles.cuh" "problem.cuh"; "feed/": "cp_async.cuh"; "tile/": "ffma.cuh";
-    "feed/": "slabs.cuh"; "multiply/": "ffma.cuh";
+    "pairs/": "walks.cuh"; "feed/": "slabs.cuh"; "multiply/": "ffma.cuh";
 };
 const MMA: &[Text] = texts! {
     "tile/": "types.cuh"; "pairs/": "tiles.cuh" "problem.cuh"; "tile/": "swizzle.cuh" "fragment.cuh";
-    "feed/": "cp_async.cuh" "load_tile.cuh"; "multiply/": "mma_sync.cuh" "pair_by_pair.cuh";
+    "pairs/": "walks.cuh"; "feed/": "cp_async.cuh" "load_tile.cuh"; "multiply/": "mma_sync.cuh" "pair_by_pair.cuh";
 };
 const MMA_F32: &[Text] = texts! {
     "tile/": "types.cuh"; "pairs/": "tiles.cuh" "problem.cuh"; "tile/": "swizzle.cuh" "fragment.cuh";
-    "feed/": "cp_async.cuh" "load_tile.cuh"; "multiply/": "mma_sync_f32.cuh" "pair_by_pair.cuh";
+    "pairs/": "walks.cuh"; "feed/": "cp_async.cuh" "load_tile.cuh"; "multiply/": "mma_sync_f32.cuh" "pair_by_pair.cuh";
 };
 const WGMMA: &[Text] = texts! {
     "tile/": "types.cuh" "swizzle.cuh"; "feed/": "roles.cuh" "barriers.cuh" "ring.cuh" "copy_engine.cuh";

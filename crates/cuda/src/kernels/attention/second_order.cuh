@@ -6,12 +6,6 @@ KERNEL_ARGS(SecondArgs)
 DEV Numbers* numbers_of(const SecondArgs& a, const Head& head) {
   return a.numbers + ((i64)head.s.batch * a.c.heads + head.head) * a.c.queries + head.s.query_start;
 }
-DEV Rows query_rows(const Tensor& x, const Head& head, int row) {
-  return rows_of(x, head.s.batch, head.head, head.s.query_start + row, head.s.query_start + head.s.queries);
-}
-DEV Rows key_rows(const Tensor& x, const Head& head, int key) {
-  return rows_of(x, head.s.batch, head.key_head, head.s.key_start + key, head.s.key_start + head.s.keys);
-}
 DEV float weight_of_sink(const SecondArgs& a, int head, float lse) {
   float sink = a.c.sinks ? a.c.sinks[head] : -INF;
   return sink == -INF ? 0 : ::weight_of_sink(sink, lse);

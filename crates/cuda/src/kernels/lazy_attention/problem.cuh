@@ -45,9 +45,3 @@ struct LazyHead : Head {
     return score(product, i, j, span, x) ? weight(x, lse) : HIDE;
   }
 };
-DEV Rows query_rows(const Tensor& x, const Head& head, int row) {
-  return rows_of(x, head.s.batch, head.head, head.s.query_start + row, head.s.query_start + head.s.queries);
-}
-DEV Rows key_rows(const Tensor& x, const Head& head, int key) {
-  return rows_of(x, head.s.batch, head.key_head, head.s.key_start + key, head.s.key_start + head.s.keys);
-}

@@ -80,3 +80,4 @@ struct Head {
   }
 };
 DEV float lse_of(const Head& head, int i) { return i < head.s.queries ? head.lse[i] : 0; }
+DEV float delta_of(const Head& head, int i) { return !head.delta ? -1 : i < head.s.queries ? head.delta[i] : 0; }

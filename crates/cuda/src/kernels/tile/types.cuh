@@ -64,6 +64,24 @@ DEV float log2_fast(float x) { float y; asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(
 // The larger; NaN if either is.
 DEV float max_nan(float x, float y) { float z; asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y)); return z; }
 
+// The sum over LANES lanes that follow each other, in all of them.
+template <int LANES = 32, class T> DEV T lane_sum(T x) {
+#pragma unroll
+  for (int n = LANES / 2; n; n /= 2) x += __shfl_xor_sync(~0u, x, n);
+  return x;
+}
+// The sum of a number of each of so many threads of a block, in a fixed order. Once in a kernel.
+template <int COUNT, class T> DEV T block_sum(T x) {
+  __shared__ T sums[COUNT];
+  sums[threadIdx.x] = x;
+  for (int n = COUNT / 2; n; n /= 2) {
+    __syncthreads();
+    if (threadIdx.x < n) sums[threadIdx.x] += sums[threadIdx.x + n];
+  }
+  __syncthreads();
+  return sums[0];
+}
+
 // Of so many numbers the last for which something holds that holds for the first ones alone; -1: for none.
 template <class F> DEV int last_where(int count, const F& holds) {
   int first = -1;
