@@ -90,13 +90,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) dbias(const __grid_constan
 #if VALUES
     products(shared, dp, query_rows(c.dout, head, row), key_rows(c.v, head, key), c.value_dim);
 #endif
-#pragma unroll
-    for (int r = 0; r < R; r++) {
+    UNROLL(r, R) {
       int i = row + row_of(r);
       Span span = head.span(i);
       float lse = lse_of(head, i), delta = delta_of(head, i);
-#pragma unroll
-      for (int e = 0; e < 4; e++) sum[r][e] += pair(head, x[r][e], dp[r][e], i, key + column_of(e), span, lse, delta, p, ds);
+      UNROLL(e, 4) sum[r][e] += pair(head, x[r][e], dp[r][e], i, key + column_of(e), span, lse, delta, p, ds);
     }
   });
   store_pairs(c, task, c.dbias, own, sum);

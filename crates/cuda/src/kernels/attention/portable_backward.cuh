@@ -23,8 +23,7 @@ DEV void queries_of(const PairArgs& c, Shared& shared, Task task, int number) {
   float dq[R][CD / 16], lse[R], delta[R];
   Span spans[R];
   clear<CD>(dq);
-#pragma unroll
-  for (int r = 0; r < R; r++) {
+  UNROLL(r, R) {
     int i = row + row_of(r);
     spans[r] = head.span(i), lse[r] = lse_of(head, i), delta[r] = delta_of(head, i);
   }
@@ -36,10 +35,8 @@ DEV void queries_of(const PairArgs& c, Shared& shared, Task task, int number) {
 #if VALUES
     products(shared, dp, query_rows(c.dout, head, row), key_rows(c.v, head, key), c.value_dim);
 #endif
-#pragma unroll
-    for (int r = 0; r < R; r++)
-#pragma unroll
-      for (int e = 0; e < 4; e++)
+    UNROLL(r, R)
+      UNROLL(e, 4)
         pair(head, x[r][e], dp[r][e], row + row_of(r), key + column_of(e), spans[r], lse[r], delta[r], p, x[r][e]);
     publish(shared, x);
     add_tile<CD, true>(dq, [&](float (&sum)[R][CD / 16]) { accumulate<CD>(shared, sum, k, c.first_dim, c.dim); });
@@ -78,13 +75,11 @@ DEV void keys_of(const PairArgs& c, Shared& shared, Task task, int key_head, con
       Rows dout = query_rows(c.dout, head, row);
       if (wants_dq || wants_dk) products(shared, dp, v, dout, c.value_dim);
 #endif
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
+      UNROLL(e, 4) {
         int i = row + column_of(e);
         Span span = head.span(i);
         float lse = lse_of(head, i), delta = delta_of(head, i);
-#pragma unroll
-        for (int r = 0; r < R; r++) pair(head, x[r][e], dp[r][e], i, key + row_of(r), span, lse, delta, x[r][e], ds[r][e]);
+        UNROLL(r, R) pair(head, x[r][e], dp[r][e], i, key + row_of(r), span, lse, delta, x[r][e], ds[r][e]);
       }
 #if VALUES
       if (wants_dv) {

@@ -25,8 +25,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) forward(const __grid_const
   Span spans[R];
   clear<CE>(o);
   float sink = c.sinks ? c.sinks[head.head] : -INF;
-#pragma unroll
-  for (int r = 0; r < R; r++) {
+  UNROLL(r, R) {
     spans[r] = head.span(row + row_of(r));
     m[r] = sink;
     l[r] = sink != -INF && tx() == 0 ? sink - sink + 1 : 0;  // e^{sink - sink}: NaN of a sink that is not finite
@@ -35,11 +34,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) forward(const __grid_const
   for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
     float p[R][4], a[R];
     products(shared, p, q, key_rows(c.k, head, key), c.dim);
-#pragma unroll
-    for (int r = 0; r < R; r++) {
+    UNROLL(r, R) {
       float top = -INF, sum = 0;
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
+      UNROLL(e, 4) {
         float x, slope;
         bool visible = head.score(p[r][e], row + row_of(r), key + column_of(e), spans[r], x, slope);
         p[r][e] = visible ? x : -INF;
@@ -48,15 +45,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) forward(const __grid_const
       top = row_max(top);
       a[r] = 1;
       if (top == -INF) {  // the row sees nothing here
-#pragma unroll
-        for (int e = 0; e < 4; e++) p[r][e] = HIDE;
+        UNROLL(e, 4) p[r][e] = HIDE;
         continue;
       }
       seen[r] = true;
       top = max_nan(m[r], top);
       a[r] = weight(m[r], top), m[r] = top;
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
+      UNROLL(e, 4) {
         p[r][e] = p[r][e] == -INF ? HIDE : weight(p[r][e], top);
         sum += p[r][e];
       }
@@ -69,8 +64,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) forward(const __grid_const
     accumulate<CE>(shared, o, key_rows(c.v, head, key), c.first_value, c.value_dim);
 #endif
   }
-#pragma unroll
-  for (int r = 0; r < R; r++) {
+  UNROLL(r, R) {
     l[r] = row_sum(l[r]);
     int i = row + row_of(r);
     if (tx() == 0 && i < s.queries && c.first_value == 0)
@@ -78,8 +72,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) forward(const __grid_const
   }
 #if VALUES
   float over[R];
-#pragma unroll
-  for (int r = 0; r < R; r++) over[r] = seen[r] ? 1 / l[r] : 0;
+  UNROLL(r, R) over[r] = seen[r] ? 1 / l[r] : 0;
   if (c.o.data) store<CE>(c.o, s.batch, head.head, s.query_start + row, s.queries - row, o, over, c.first_value, c.value_dim, false);
 #endif
 }

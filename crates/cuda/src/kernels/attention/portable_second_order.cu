@@ -67,16 +67,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
   float sum[R][CE / 16], o[R][CE / 16];
   clear<CE>(sum), clear<CE>(o);
 #endif
-#pragma unroll
-  for (int r = 0; r < R; r++) spans[r] = head.span(row + row_of(r)), lse[r] = lse_of(head, row + row_of(r));
+  UNROLL(r, R) spans[r] = head.span(row + row_of(r)), lse[r] = lse_of(head, row + row_of(r));
 #pragma unroll 1
   for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
     float p[R][4] = {}, moved[R][4] = {};
     scores<false>(a, shared, p, moved, head, row, key);
-#pragma unroll
-    for (int r = 0; r < R; r++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
+    UNROLL(r, R)
+      UNROLL(e, 4) {
         int i = row + row_of(r), j = key + column_of(e);
         float score, slope;
         if (head.score(p[r][e], i, j, spans[r], score, slope)) {
@@ -102,8 +99,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
     }
 #endif
   }
-#pragma unroll
-  for (int r = 0; r < R; r++) {
+  UNROLL(r, R) {
     u32 some = seen[r];
     u[r] = row_sum(u[r]);
 #pragma unroll
@@ -162,14 +158,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
     float s[R][4] = {}, u[R][4] = {}, dp[R][4] = {}, t[R][4] = {};
     scores<false>(a, shared, s, u, head, row, key);
     turns<false>(a, shared, dp, t, head, row, key);
-#pragma unroll
-    for (int r = 0; r < R; r++) {
+    UNROLL(r, R) {
       int i = row + row_of(r);
       Span span = head.span(i);
       float lse = lse_of(head, i);
       Numbers n = i < head.s.queries ? numbers_of(a, head)[i] : Numbers{};
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
+      UNROLL(e, 4) {
         Pair pair = second(a, head, s[r][e], u[r][e], dp[r][e], t[r][e], i, key + column_of(e), span, lse, n);
         s[r][e] = pair.x, u[r][e] = pair.ds;
       }
@@ -215,14 +209,12 @@ template <class SLOTS> DEV void keys_of(const SecondArgs& a, const SLOTS& slots)
       float gq[R][CD / 16];
       scores<true>(a, shared, x, u, head, row, key);
       turns<true>(a, shared, dp, t, head, row, key);
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
+      UNROLL(e, 4) {
         int i = row + column_of(e);
         Span span = head.span(i);
         float lse = lse_of(head, i);
         Numbers n = i < head.s.queries ? numbers_of(a, head)[i] : Numbers{};
-#pragma unroll
-        for (int r = 0; r < R; r++) {
+        UNROLL(r, R) {
           Pair pair = second(a, head, x[r][e], u[r][e], dp[r][e], t[r][e], i, key + row_of(r), span, lse, n);
           x[r][e] = pair.x, u[r][e] = pair.ds, dp[r][e] = pair.moved, t[r][e] = pair.p;
         }
@@ -281,14 +273,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) gbias(const __grid_constan
     float x[R][4] = {}, u[R][4] = {}, dp[R][4] = {}, t[R][4] = {};
     scores<false>(a, shared, x, u, head, row, key);
     turns<false>(a, shared, dp, t, head, row, key);
-#pragma unroll
-    for (int r = 0; r < R; r++) {
+    UNROLL(r, R) {
       int i = row + row_of(r);
       Span span = head.span(i);
       float lse = lse_of(head, i);
       Numbers n = i < head.s.queries ? numbers_of(a, head)[i] : Numbers{};
-#pragma unroll
-      for (int e = 0; e < 4; e++)
+      UNROLL(e, 4)
         sum[r][e] += second(a, head, x[r][e], u[r][e], dp[r][e], t[r][e], i, key + column_of(e), span, lse, n).score;
     }
   });

@@ -81,8 +81,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) queries(cons
   };
   float dq[1][CD / 8][4], lse[2], delta[2], scale[2];
   Span spans[2];
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     int i = row + row_of<1>(r);
     spans[r] = head.span(i), lse[r] = lse2_of(head, i), delta[r] = delta_of(head, i), scale[r] = c.scale;
   }
@@ -113,11 +112,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) queries(cons
       clear<1, WALK>(ds);
 #endif
       bool cut = false, hides = false;
-#pragma unroll
-      for (int r = 0; r < 2; r++) cut |= spans[r].begin > n * WALK || spans[r].end < (n + 1) * WALK;
+      UNROLL(r, 2) cut |= spans[r].begin > n * WALK || spans[r].end < (n + 1) * WALK;
       auto all = [&](auto masked) {
-#pragma unroll
-        for (int i = 0; i < WALK / 2; i++) {
+        UNROLL(i, WALK / 2) {
           int j = i / 4, r = i / 2 % 2, e = i % 4, key = n * WALK + 8 * j + 2 * (lane_id() % 4) + i % 2;
           hides |= weigh<decltype(masked)::value>(head, unit, x[0][j][e], ds[0][j][e], row + row_of<1>(r), key, spans[r], lse[r], delta[r]);
         }
@@ -151,8 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) queries(cons
       if (!is_odd(k.at, c.dim)) continue;
       float p, factor[2];
       bool seen[2];
-#pragma unroll
-      for (int r = 0; r < 2; r++) seen[r] = weigh_alone(head, unit, min(row + row_of<1>(r), s.queries - 1), j, p, factor[r]);
+      UNROLL(r, 2) seen[r] = weigh_alone(head, unit, min(row + row_of<1>(r), s.queries - 1), j, p, factor[r]);
       add_odd<1, CD>(dq, factor, seen, k.at, c.dim);
     }
   }
@@ -235,15 +231,12 @@ template <int M, int W, bool DK, bool DV, class SLOTS> DEV void of_keys(const Pa
       bool hides = false;
       auto all = [&](auto masked) {
         constexpr bool CUT = decltype(masked)::value;
-#pragma unroll
-        for (int j = 0; j < W / 8; j++) {
+        UNROLL(j, W / 8) {
           const int column = 8 * j + 2 * (lane_id() % 4);
           const float2 lse2 = *(const float2*)&numbers[stage * 2 * W + column], delta = *(const float2*)&numbers[stage * 2 * W + W + column];
-#pragma unroll
-          for (int e = 0; e < 2; e++) {
+          UNROLL(e, 2) {
             Span span = CUT ? head.span(row + column + e) : Span{0, 0};
-#pragma unroll
-            for (int r = 0; r < 2 * M; r++)
+            UNROLL(r, 2 * M)
               hides |= weigh<CUT>(head, unit, x[r / 2][j][2 * (r % 2) + e], ds[r / 2][j][2 * (r % 2) + e], row + column + e, key + row_of<M>(r), span,
                                   e ? lse2.y : lse2.x, e ? delta.y : delta.x);
           }
@@ -313,8 +306,7 @@ template <int M, int W, bool DK, bool DV, class SLOTS> DEV void of_keys(const Pa
       if (!found) continue;
       float p[2 * M], factor[2 * M];
       bool seen[2 * M];
-#pragma unroll
-      for (int r = 0; r < 2 * M; r++) seen[r] = weigh_alone(head, unit, i, min(key + row_of<M>(r), s.keys - 1), p[r], factor[r]);
+      UNROLL(r, 2 * M) seen[r] = weigh_alone(head, unit, i, min(key + row_of<M>(r), s.keys - 1), p[r], factor[r]);
       if (DK) add_odd<M, CD>(dk, factor, seen, q, c.dim);
 #if VALUES
       if (DV) add_odd<M, CE>(dv, p, seen, dout, c.value_dim);
@@ -390,13 +382,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) dbias(const __grid_cons
 #else
       clear<1, SIDE>(dp);
 #endif
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
+      UNROLL(r, 2) {
         const int i = row + row_of<1>(r);
         const Span span = head.span(i);
         const float lse2 = lse2_of(head, i), delta = delta_of(head, i);
-#pragma unroll
-        for (int j = 0; j < SIDE / 8; j++)
+        UNROLL(j, SIDE / 8)
 #pragma unroll
           for (int e = 2 * r; e < 2 * r + 2; e++) {  // dS (B3); a hidden pair adds nothing
             float slope, y = x[0][j][e];

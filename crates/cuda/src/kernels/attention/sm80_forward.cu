@@ -17,12 +17,9 @@ CHECK_SHARED(forward, Q_BYTES + FEEDS * (K_BYTES + V_BYTES));
 template <bool CUT>
 DEV bool scores(float (&s)[M][KEYS / 8][4], const Head& head, const Unit& unit, int row, int key, const Span (&spans)[2 * M]) {
   bool hides = false;
-#pragma unroll
-  for (int r = 0; r < 2 * M; r++)
-#pragma unroll
-    for (int j = 0; j < KEYS / 8; j++)
-#pragma unroll
-      for (int e = 0; e < 2; e++) {
+  UNROLL(r, 2 * M)
+    UNROLL(j, KEYS / 8)
+      UNROLL(e, 2) {
         float& x = s[r / 2][j][2 * (r & 1) + e];
         float slope;
         bool visible = score<CUT>(head, unit, x, slope, row + row_of<M>(r), key + 8 * j + 2 * (lane_id() % 4) + e, spans[r]);
@@ -55,15 +52,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(
   };
   float o[M][CE / 8][4], m[2 * M], l[2 * M];
   Span spans[2 * M];
-#pragma unroll
-  for (int r = 0; r < 2 * M; r++) spans[r] = head.span(row + row_of<M>(r));
+  UNROLL(r, 2 * M) spans[r] = head.span(row + row_of<M>(r));
   const Unit unit = unit_of(c);
   if (last > first) load_tile<ROWS, CD>(at_q, rows_of(c.q, s.batch, head.head, s.query_start + row, s.query_start + s.queries), c.dim);
   bool odd, again = false;
   do {
     clear<M, CE>(o);
-#pragma unroll
-    for (int r = 0; r < 2 * M; r++) m[r] = -INF, l[r] = 0;
+    UNROLL(r, 2 * M) m[r] = -INF, l[r] = 0;
     if (last > first) {
       load_k(last - 1, 0), copy_commit();
       if (FEEDS == 2) load_v(last - 1, 0), copy_commit();
@@ -83,22 +78,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(
       {
         float p[M][KEYS / 8][4];
         products<M, KEYS, CD>(p, at_q, at_k + stage * K_BYTES);
-#pragma unroll
-        for (int r = 0; r < 2 * M; r++) cut |= spans[r].begin > n * KEYS || spans[r].end < (n + 1) * KEYS;
+        UNROLL(r, 2 * M) cut |= spans[r].begin > n * KEYS || spans[r].end < (n + 1) * KEYS;
         if (OPTIONS || __any_sync(~0u, cut)) hides = scores<true>(p, head, unit, row, n * KEYS, spans);
         else scores<false>(p, head, unit, row, n * KEYS, spans);
-#pragma unroll
-        for (int r = 0; r < 2 * M; r++) {
+        UNROLL(r, 2 * M) {
           float top = m[r], sum = 0;
-#pragma unroll
-          for (int j = 0; j < KEYS / 8; j++) top = fmaxf(top, fmaxf(p[r / 2][j][2 * (r & 1)], p[r / 2][j][2 * (r & 1) + 1]));
+          UNROLL(j, KEYS / 8) top = fmaxf(top, fmaxf(p[r / 2][j][2 * (r & 1)], p[r / 2][j][2 * (r & 1) + 1]));
           top = quad_max(top);
           float most = top == -INF ? 0 : top, from = most * unit.log2;  // a row that has seen nothing
           a[r] = exp2_fast((m[r] - most) * unit.log2), m[r] = top;  // 1 where the maximum stays
-#pragma unroll
-          for (int j = 0; j < KEYS / 8; j++)
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
+          UNROLL(j, KEYS / 8)
+            UNROLL(e, 2) {
               float& x = p[r / 2][j][2 * (r & 1) + e];
               x = exp2_fast(fmaf(x, unit.log2, -from));
               sum += x;
@@ -108,10 +98,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(
         pack_all<M, KEYS>(packed, p);
       }
 #if VALUES
-#pragma unroll
-      for (int r = 0; r < 2 * M; r++)
-#pragma unroll
-        for (int j = 0; j < CE / 8; j++) o[r / 2][j][2 * (r & 1)] *= a[r], o[r / 2][j][2 * (r & 1) + 1] *= a[r];
+      UNROLL(r, 2 * M)
+        UNROLL(j, CE / 8) o[r / 2][j][2 * (r & 1)] *= a[r], o[r / 2][j][2 * (r & 1) + 1] *= a[r];
       const u32 v = at_v + stage * V_BYTES;
       copy_wait<FEEDS - 1>();
       if (__syncthreads_or(TWICE ? again : hides)) {  // v_n is here
@@ -145,8 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(
         int i = min(row + row_of<M>(r), s.queries - 1);
         float x = product_of(rows_of(c.q, s.batch, head.head, s.query_start + i, 0).at, k.at, c.dim), slope;
         bool sees = score<true>(head, unit, x, slope, i, j, head.span(i));
-#pragma unroll
-        for (int t = 0; t < 2 * M; t++)
+        UNROLL(t, 2 * M)
           if (t == r) seen[t] = sees, factor[t] = exp2_fast((x - m[t]) * unit.log2);
       }
       add_odd<M, CE>(o, factor, seen, v.at + c.first_value, width);
@@ -154,8 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(
   }
 #endif
   float over[2 * M], sink = c.sinks ? c.sinks[head.head] : -INF;
-#pragma unroll
-  for (int r = 0; r < 2 * M; r++) {  // a sink joins here: it weighs, and has no value
+  UNROLL(r, 2 * M) {  // a sink joins here: it weighs, and has no value
     float all = quad_sum(l[r]), top = m[r] * unit.log2 * LN2;
     bool seen = all != 0;
     over[r] = seen ? 1 / all : 0;

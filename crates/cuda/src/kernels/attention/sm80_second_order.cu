@@ -51,19 +51,16 @@ template <int N, int W> DEV void load(u32 to, const Tensor& x, const Rows& rows,
 template <int W> DEV void add_products(Tile32& sum, u32 a, u32 b) {
   Tile32 x;
   products<1, WALK, W>(x, a, b);
-#pragma unroll
-  for (int i = 0; i < WALK / 2; i++) sum[0][i / 4][i % 4] += x[0][i / 4][i % 4];
+  UNROLL(i, WALK / 2) sum[0][i / 4][i % 4] += x[0][i / 4][i % 4];
 }
 // sum += p·x, p in pieces: each is what bf16 keeps of the rest.
 template <int W> DEV void accumulate_all(float (&sum)[1][W / 8][4], Tile32& p, u32 x) {
-#pragma unroll
-  for (int piece = 0; piece < 3; piece++) {
+  UNROLL(piece, 3) {
     u32 packed[1][WALK / 8][2];
     pack_all<1, WALK>(packed, p);
     accumulate<1, WALK, W>(sum, packed, x);
     if (piece == 2) break;
-#pragma unroll
-    for (int i = 0; i < WALK / 4; i++) {
+    UNROLL(i, WALK / 4) {
       u32 two = packed[0][i / 2][i % 2];
       float (&rest)[4] = p[0][i / 2];
       float low = __uint_as_float(two << 16), high = __uint_as_float(two & 0xffff0000);
@@ -75,8 +72,7 @@ template <int W> DEV void accumulate_all(float (&sum)[1][W / 8][4], Tile32& p, u
 // As `accumulate_all` of a factor that is needed again.
 template <int W> DEV void accumulate_copy(float (&sum)[1][W / 8][4], const Tile32& p, u32 x) {
   Tile32 copy;
-#pragma unroll
-  for (int i = 0; i < WALK / 2; i++) copy[0][i / 4][i % 4] = p[0][i / 4][i % 4];
+  UNROLL(i, WALK / 2) copy[0][i / 4][i % 4] = p[0][i / 4][i % 4];
   accumulate_all<W>(sum, copy, x);
 }
 
@@ -124,15 +120,12 @@ template <bool BY_KEYS> DEV void turns(const SecondArgs& a, Tile32& dp, Tile32& 
 }
 // Rows of f32, whose strides are even.
 template <int W> DEV void store_wide(const Tensor& x, const Head& head, int row, const float (&sum)[1][W / 8][4], int width) {
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     int i = row + row_of<1>(r);
     if (i >= head.s.queries) continue;
     float* to = (float*)x.data + head.s.batch * x.batch + head.head * x.head + (head.s.query_start + i) * x.row;
-#pragma unroll
-    for (int j = 0; j < W / 8; j++)
-#pragma unroll
-      for (int e = 0; e < 2; e++) {
+    UNROLL(j, W / 8)
+      UNROLL(e, 2) {
         int column = 8 * j + 2 * (lane_id() % 4) + e;
         if (column < width) to[column] = sum[0][j][2 * r + e];
       }
@@ -155,8 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
   float sum[1][CE / 8][4], o[1][CE / 8][4];
   clear<1, CE>(sum), clear<1, CE>(o);
 #endif
-#pragma unroll
-  for (int r = 0; r < 2; r++) spans[r] = head.span(row + row_of<1>(r)), lse[r] = lse_of(head, row + row_of<1>(r));
+  UNROLL(r, 2) spans[r] = head.span(row + row_of<1>(r)), lse[r] = lse_of(head, row + row_of<1>(r));
   load_queries<SIDE>(own, a, head, row, false);
 #pragma unroll 1
   for (int key = tile.begin / WALK * WALK; key < tile.end; key += WALK) {
@@ -164,8 +156,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
     arrived();
     Tile32 p, moved;
     scores(p, moved, own, walk, a.ddq.data, a.ddk.data);
-#pragma unroll
-    for (int n = 0; n < WALK / 2; n++) {
+    UNROLL(n, WALK / 2) {
       const int r = n / 2 % 2, i = row + row_of<1>(r), j = key + n / 4 * 8 + 2 * (lane_id() % 4) + n % 2;
       float &x = p[0][n / 4][n % 4], &y = moved[0][n / 4][n % 4], score, slope;
       if (head.score(x, i, j, spans[r], score, slope)) {
@@ -183,8 +174,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
 #endif
     __syncthreads();
   }
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     float u = quad_sum(moves[r]);
     bool some = __any_sync(0xfu << (lane_id() & 28), seen[r]);
     int i = row + row_of<1>(r);
@@ -211,8 +201,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
   Span spans[2];
   Numbers numbers[2];
   clear<1, CD>(gq);
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     int i = row + row_of<1>(r);
     spans[r] = head.span(i), lse[r] = lse_of(head, i), numbers[r] = i < head.s.queries ? numbers_of(a, head)[i] : Numbers{};
   }
@@ -224,8 +213,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
     Tile32 s, u, dp, t;
     scores(s, u, own, walk, a.ddq.data, a.ddk.data);
     turns<false>(a, dp, t, own, walk);
-#pragma unroll
-    for (int n = 0; n < WALK / 2; n++) {
+    UNROLL(n, WALK / 2) {
       const int r = n / 2 % 2, j = key + n / 4 * 8 + 2 * (lane_id() % 4) + n % 2;
       float &x = s[0][n / 4][n % 4], &y = u[0][n / 4][n % 4];
       Pair pair = second(a, head, x, y, dp[0][n / 4][n % 4], t[0][n / 4][n % 4], row + row_of<1>(r), j, spans[r], lse[r], numbers[r]);
@@ -265,8 +253,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant
       Tile32 x, u, dp, t;
       scores(x, u, own, walk, a.ddk.data, a.ddq.data);
       turns<true>(a, dp, t, own, walk);
-#pragma unroll
-      for (int n = 0; n < WALK / 2; n++) {
+      UNROLL(n, WALK / 2) {
         const int column = n / 4 * 8 + 2 * (lane_id() % 4) + n % 2, i = row + column;
         const int j = key + row_of<1>(n / 2 % 2);
         const Numbers numbers = i < s.queries ? numbers_of(a, head)[i] : Numbers{};

@@ -120,14 +120,12 @@ DEV void consume(u32 base, const BackwardArgs& call) {
       mma_wait<1>(), pin(p);
       // The query on the diagonal.
       const int seen = decltype(masked)::value ? opaque(key) - s.offset - i * ROWS - 2 * (lane & 3) : 0;
-#pragma unroll
-      for (int j = 0; j < ROWS / 8; j++) {
+      UNROLL(j, ROWS / 8) {
         float2 l = load_pair(stats + 32 * j);
 #if OPTIONS
         float slope[4];
 #endif
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
+        UNROLL(r, 2) {
           int first = seen + 8 * r - s.right, last = seen + 8 * r + s.left;  // of the queries that see this key
           if (PACKED && decltype(masked)::value) last = min(last, s.queries - 1 - i * ROWS - 2 * (lane & 3));
 #if OPTIONS
@@ -146,8 +144,7 @@ DEV void consume(u32 base, const BackwardArgs& call) {
         }
         if (DV) pp[2 * j] = pack(p[4 * j], p[4 * j + 1]), pp[2 * j + 1] = pack(p[4 * j + 2], p[4 * j + 3]);
 #if OPTIONS
-#pragma unroll
-        for (int e = 0; e < 4; e++) p[4 * j + e] *= slope[e];
+        UNROLL(e, 4) p[4 * j + e] *= slope[e];
 #endif
       }
       if (DV) {
@@ -155,11 +152,9 @@ DEV void consume(u32 base, const BackwardArgs& call) {
         multiply_registers<ROWS, D>(dv, pp, dout), mma_commit();
       }
       mma_wait<DV>(), pin(ds);  // dP; dv runs under what follows
-#pragma unroll
-      for (int j = 0; j < ROWS / 8; j++) {
+      UNROLL(j, ROWS / 8) {
         float2 x = load_pair(stats + ROWS * 4 + 32 * j);
-#pragma unroll
-        for (int r = 0; r < 2; r++) dsp[2 * j + r] = pack(p[4 * j + 2 * r] * (ds[4 * j + 2 * r] - x.x), p[4 * j + 2 * r + 1] * (ds[4 * j + 2 * r + 1] - x.y));
+        UNROLL(r, 2) dsp[2 * j + r] = pack(p[4 * j + 2 * r] * (ds[4 * j + 2 * r] - x.x), p[4 * j + 2 * r + 1] * (ds[4 * j + 2 * r + 1] - x.y));
       }
       pin(dsp), mma_begin();
       multiply_registers<ROWS, D>(dk, dsp, q), mma_commit();

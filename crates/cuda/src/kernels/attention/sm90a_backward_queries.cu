@@ -101,19 +101,16 @@ DEV void consume(u32 base, const BackwardArgs& call) {
       pin(ds), mma_begin();
       multiply_shared<KEYS, D, ROWS, KEYS>(ds, dout, v), mma_commit();
       mma_wait<1>(), pin(p);
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
+      UNROLL(r, 2) {
         int from = n * KEYS + 2 * (lane & 3), stop = s.keys - from, start = 0;
         if (SPANS) stop = seen.end(r) - from, start = seen.begin(r) - from;
         else if (WINDOW) stop = min(stop, row + 8 * r + s.offset + s.right + 1 - from), start = row + 8 * r + s.offset - s.left - from;
-#pragma unroll
-        for (int j = 0; j < KEYS / 8; j++) {
+        UNROLL(j, KEYS / 8) {
 #if OPTIONS
           const int count = decltype(masked)::value ? s.keys - from - 8 * j : 2;
           float2 b = bias.of[r] ? load_bias(bias.of[r] + n * KEYS + 8 * j, pairs, count) : float2{0, 0};
 #endif
-#pragma unroll
-          for (int e = 0; e < 2; e++) {
+          UNROLL(e, 2) {
             float& y = p[4 * j + 2 * r + e];
 #if OPTIONS
             float slope;
@@ -130,8 +127,7 @@ DEV void consume(u32 base, const BackwardArgs& call) {
       mma_wait<0>(), pin(ds);
       blocks.release(blocks.stage(), V);
       if (n == range.begin) tiles.release();  // q and dout are no longer read
-#pragma unroll
-      for (int i = 0; i < KEYS / 4; i++) dsp[i] = pack(p[2 * i] * (ds[2 * i] - x[i % 2]), p[2 * i + 1] * (ds[2 * i + 1] - x[i % 2]));
+      UNROLL(i, KEYS / 4) dsp[i] = pack(p[2 * i] * (ds[2 * i] - x[i % 2]), p[2 * i + 1] * (ds[2 * i + 1] - x[i % 2]));
       pin(dsp), mma_begin();
       multiply_registers<KEYS, D>(dq, dsp, k, add), mma_commit();
       add = 1, before = blocks.stage();

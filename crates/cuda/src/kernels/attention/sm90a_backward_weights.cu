@@ -113,14 +113,12 @@ template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
     clear(out);
     if (!KEYS) {
       const i64 at = stat_row(s, w.head) + row;
-#pragma unroll
-      for (int r = 0; r < 2; r++) l[r] = call.lse2[at + 8 * r], x[r] = call.delta[at + 8 * r];
+      UNROLL(r, 2) l[r] = call.lse2[at + 8 * r], x[r] = call.delta[at + 8 * r];
     }
 #if OPTIONS
     const Elements& biases = call.options.bias;
     const u16* bias[2];  // of a thread's two queries, from its first keys on, where it owns these; 0: none
-#pragma unroll
-    for (int r = 0; r < 2; r++)
+    UNROLL(r, 2)
       bias[r] = !KEYS && biases.data ? row_of(biases, s.batch, w.head, s.query_start + min(row + 8 * r, s.queries - 1)) + s.key_start + 2 * (lane & 3) : 0;
     auto bias_of_key = [&](int h, int query, int key) {
       bool there = biases.data && query < s.queries && key < s.keys;
@@ -136,8 +134,7 @@ template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
       const u32 stage = blocks.stage(), stats = base + AT_STATS + stage * STATS + 8 * (lane & 3);
       u32 shown[2] = {~0u, ~0u};  // of 64 queries each
       if (SPANS && KEYS && MASKED && cut) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) shown[half] = visible(call.spans, all, s, n * OWN + half * 64 + 2 * (lane & 3), row);
+        UNROLL(half, 2) shown[half] = visible(call.spans, all, s, n * OWN + half * 64 + 2 * (lane & 3), row);
       }
       blocks.wait_full(Y);
       // Rows behind the sequence; of packed ones the last block is masked.
@@ -154,11 +151,9 @@ template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
 #if OPTIONS
       const bool pairs = !KEYS && has_pairs(biases, bias[0]);
 #endif
-#pragma unroll
-      for (int j = 0; j < OWN / 8; j++) {
+      UNROLL(j, OWN / 8) {
         float2 lse = KEYS ? load_pair(stats + 32 * j) : float2{}, delta = KEYS && LSE ? load_pair(stats + OWN * 4 + 32 * j) : float2{};
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
+        UNROLL(r, 2) {
           // The first column that a row sees, and the last.
           int first = row + 8 * r + (KEYS ? -s.offset - s.right : s.offset - s.left), last = row + 8 * r + (KEYS ? s.left - s.offset : s.offset + s.right);
           if (!WINDOW) first = 0, last = 1 << 30;
@@ -170,8 +165,7 @@ template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
           if (KEYS) b = {bias_of_key(h, column + 8 * j, row + 8 * r), bias_of_key(h, column + 8 * j + 1, row + 8 * r)};
           else if (bias[r]) b = load_bias(bias[r] + n * OWN + 8 * j, pairs, MASKED ? s.keys - column - 8 * j : 2);
 #endif
-#pragma unroll
-          for (int e = 0; e < 2; e++) {
+          UNROLL(e, 2) {
             float& y = p[4 * j + 2 * r + e];
             float slope = 1;
 #if OPTIONS

@@ -51,15 +51,12 @@ struct Maxima {  // of the two rows of this thread, and the sums of their weight
 template <bool MASK> DEV void mask(float (&s)[KEYS / 2], bool (&cut)[2], int key, const Seen& seen) {
   cut[0] = cut[1] = false;
   if constexpr (MASK) {
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
+    UNROLL(r, 2) {
       int from = key + 2 * (lane_id() & 3), end = seen.end(r) - from;
       int begin = seen.begin(r) - from;
       cut[r] = seen.end(r) < key + KEYS || seen.begin(r) > key;
-#pragma unroll
-      for (int j = 0; j < KEYS / 8; j++)
-#pragma unroll
-        for (int e = 0; e < 2; e++)
+      UNROLL(j, KEYS / 8)
+        UNROLL(e, 2)
           if (8 * j + e >= end || (WINDOW && 8 * j + e < begin)) s[4 * j + 2 * r + e] = -INF;
     }
   }
@@ -70,19 +67,15 @@ using Extra = BiasRows;
 template <bool MASK> DEV void extend(float (&s)[KEYS / 2], bool (&hides)[2], int key, const Own& own, const ScoreOptions& o, const Extra& x) {
   hides[0] = hides[1] = false;
   if (o.cap != 0) {
-#pragma unroll
-    for (int i = 0; i < KEYS / 2; i++) s[i] = __fmul_rn(o.cap, tanh_of(s[i], o));
+    UNROLL(i, KEYS / 2) s[i] = __fmul_rn(o.cap, tanh_of(s[i], o));
   } else if (o.unit.scale != 1) {
-#pragma unroll
-    for (int i = 0; i < KEYS / 2; i++) s[i] = __fmul_rn(o.unit.scale, s[i]);
+    UNROLL(i, KEYS / 2) s[i] = __fmul_rn(o.unit.scale, s[i]);
   }
   if (!x.of[0]) return;
   const int keys = own.keys - key - 2 * (lane_id() & 3);
   const bool pairs = has_pairs(o.bias, x.of[0]);
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
-#pragma unroll
-    for (int j = 0; j < KEYS / 8; j++) {
+  UNROLL(r, 2) {
+    UNROLL(j, KEYS / 8) {
       float2 b = load_bias(x.of[r] + key + 8 * j, pairs, MASK ? keys - 8 * j : 2);
       add_bias(s[4 * j + 2 * r], b.x, o.unit), add_bias(s[4 * j + 2 * r + 1], b.y, o.unit);
       hides[r] |= s[4 * j + 2 * r] == -INF || s[4 * j + 2 * r + 1] == -INF;
@@ -98,8 +91,7 @@ struct Extra {};
 template <bool MASK> DEV bool soften(float (&s)[KEYS / 2], Maxima& rows, float (&a)[2], float c, const bool (&cut)[2]) {
   float top[2];
   bool grown = false;
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     float x = s[2 * r], y = s[2 * r + 1];
 #pragma unroll
     for (int j = 1; j < KEYS / 8; j++) x = fmaxf(x, s[4 * j + 2 * r]), y = fmaxf(y, s[4 * j + 2 * r + 1]);
@@ -109,8 +101,7 @@ template <bool MASK> DEV bool soften(float (&s)[KEYS / 2], Maxima& rows, float (
   if (LAZY) grown = __any_sync(~0u, grown);
   a[0] = a[1] = 1;
   if (grown) {
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
+    UNROLL(r, 2) {
       if (LAZY && !((top[r] - rows.m[r]) * c > LAZY)) continue;  // each row for itself
       float from = top[r] == -INF ? 0 : top[r];                  // a row that has seen nothing
       a[r] = exp2_fast((rows.m[r] - from) * c);
@@ -118,14 +109,11 @@ template <bool MASK> DEV bool soften(float (&s)[KEYS / 2], Maxima& rows, float (
       rows.l[r] *= a[r];
     }
   }
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     float from = rows.m[r] == -INF ? 0 : rows.m[r], sum[2] = {0, 0};
     float first = MASK && cut[r] ? from : 0, then = MASK && cut[r] ? 0 : -from * c;
-#pragma unroll
-    for (int j = 0; j < KEYS / 8; j++)
-#pragma unroll
-      for (int e = 0; e < 2; e++) {
+    UNROLL(j, KEYS / 8)
+      UNROLL(e, 2) {
         float& x = s[4 * j + 2 * r + e];
         x = exp2_fast(fmaf(MASK ? __fsub_rn(x, first) : x, c, then));
         sum[e] += x;
@@ -154,16 +142,14 @@ template <bool MASK> DEV bool weigh(float (&s)[KEYS / 2], Maxima& rows, float (&
 DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, int key, int& add, const Seen& seen, const Extra& extra) {
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
   u32 most = 0;
-#pragma unroll
-  for (int i = 0; i < int(KV_BYTES / 16 / 128); i++) {
+  UNROLL(i, int(KV_BYTES / 16 / 128)) {
     uint4 x = load_piece(v + (i * 128 + threadIdx.x % 128) * 16);
     most = max_pair(max_pair(max_pair(most, x.x & 0x7fff7fff), x.y & 0x7fff7fff), max_pair(x.z & 0x7fff7fff, x.w & 0x7fff7fff));
   }
   if (!named_any(1 + GROUPS + group, 128, (most & 0xffff) >= TOP || most >> 16 >= TOP)) return;
   if (threadIdx.x % 128 == 0) store_wait_read();
   named_sync(1 + GROUPS + group, 128);
-#pragma unroll
-  for (int i = 0; i < KEYS / 16; i++) {  // P to this warpgroup's staging rows, to be read by key
+  UNROLL(i, KEYS / 16) {  // P to this warpgroup's staging rows, to be read by key
     int piece = 2 * i + lane / 16;
     store_blocks(staging + piece / 8 * 8192 + swizzled(warp * 16 + lane % 16, piece % 8), p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]);
   }
@@ -172,8 +158,7 @@ DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, 
 #pragma unroll 1
   for (int j = 0; j < KEYS; j++) {
     float x[2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
+    UNROLL(r, 2) {
       int begin = seen.begin(r), end = seen.end(r);
       float2 y = unpack(load_word(staging + j / 64 * 8192 + swizzled(warp * 16 + lane / 4 + 8 * r, j % 64 / 8) + j % 8 / 2 * 4));
       x[r] = key + j >= begin && key + j < end ? j % 2 ? y.y : y.x : -1;
@@ -181,11 +166,9 @@ DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, 
       if (x[r] >= 0 && extra.of[0] && read(extra.of[r][key + j - 2 * (lane & 3)]) == -INF) x[r] = -1;
 #endif
     }
-#pragma unroll
-    for (int i = 0; i < D / 8; i++) {
+    UNROLL(i, D / 8) {
       float2 y = unpack(load_word(v + i / 8 * PANEL + swizzled(j, i % 8) + lane % 4 * 4));
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
+      UNROLL(r, 2) {
         if (x[r] >= 0 && !(fabsf(y.x) < INF)) o[4 * i + 2 * r] += x[r] * y.x;
         if (x[r] >= 0 && !(fabsf(y.y) < INF)) o[4 * i + 2 * r + 1] += x[r] * y.y;
       }
@@ -340,8 +323,7 @@ DEV void consume(u32 base, const ForwardArgs& call) {
     // Epilogue: normalise, lse, and o through shared memory to its tensor map, which clips the rows beyond the length.
     // A sink joins here: it weighs, and has no value.
     float over[2], sink = call.sinks ? call.sinks[w.head] : -INF;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
+    UNROLL(r, 2) {
       float l = quad_sum(rows.l[r]), m = rows.m[r] * unit;
       bool seen = l != 0;
       over[r] = seen ? 1 / l : 0;

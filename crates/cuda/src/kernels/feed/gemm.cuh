@@ -11,8 +11,7 @@ template <class T> struct Along {
     four(x, row + k, there, whole), four(x + 4, row + k + 4, there - 4, whole);
   }
   METHOD void put(float (&to)[DEPTH][SIDE], const float (&x)[8]) const {
-#pragma unroll
-    for (int i = 0; i < 8; i++) to[threadIdx.x / SIDE * 8 + i][threadIdx.x % SIDE] = x[i];
+    UNROLL(i, 8) to[threadIdx.x / SIDE * 8 + i][threadIdx.x % SIDE] = x[i];
   }
 };
 

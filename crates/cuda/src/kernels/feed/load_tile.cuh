@@ -18,8 +18,7 @@ template <int N, int W> DEV void load_tile(u32 to, const Rows& x, int width) {
 #else
 #pragma unroll 1
   for (int row = first; row < N; row += STEP, from += STEP * x.stride) {
-#pragma unroll
-    for (int e = 0; e < 8; e++) {
+    UNROLL(e, 8) {
       u16 value = row < x.count && 8 * piece + e < width ? from[e] : (u16)0;
       asm volatile("st.shared.u16 [%0], %1;" ::"r"(place<N>(to, row, piece) + 2 * e), "h"(value) : "memory");
     }
@@ -40,8 +39,7 @@ template <int N, int W> DEV void load_tile(u32 to, const Rows& x, int width) {
 #else
 #pragma unroll 1
   for (int row = first; row < N; row += STEP, from += STEP * x.stride) {
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
+    UNROLL(e, 4) {
       bool there = row < x.count && 4 * piece + e < width;
       copy_4(place<N>(to, row, piece) + 4 * e, there ? from + e : x.at, there);
     }

@@ -36,8 +36,7 @@ DEV bool has_odd(const Tensor& x, int batch, int head, int rows, int width, int 
 #pragma unroll 4
     for (int row = first * many + lane / pieces; row < rows; row += step * many) {
       const uint4 four = *(const uint4*)(at + row * x.row + lane % pieces * PIECE);
-#pragma unroll
-      for (int e = 0; e < PIECE; e++) odd |= !(fabsf(read(((const element*)&four)[e])) < INF);
+      UNROLL(e, PIECE) odd |= !(fabsf(read(((const element*)&four)[e])) < INF);
     }
     return odd;
   }
@@ -72,26 +71,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) counts(const __grid_consta
   const bool odd = *a.odd;
   int n[R] = {};
   Span spans[R];
-#pragma unroll
-  for (int r = 0; r < R; r++) {
+  UNROLL(r, R) {
     spans[r] = head.span(row + row_of(r));
     if (tx() == 0) n[r] = max(spans[r].end - spans[r].begin, 0);
   }
   if (odd || c.allowed) {
-#pragma unroll
-    for (int r = 0; r < R; r++) n[r] = 0;
+    UNROLL(r, R) n[r] = 0;
 #pragma unroll 1
     for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
       float x[R][4] = {}, score;
       if (odd) products(shared, x, query_rows(c.q, head, row), key_rows(c.k, head, key), c.dim);
-#pragma unroll
-      for (int r = 0; r < R; r++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) n[r] += head.score(x[r][e], row + row_of(r), key + column_of(e), spans[r], score);
+      UNROLL(r, R)
+        UNROLL(e, 4) n[r] += head.score(x[r][e], row + row_of(r), key + column_of(e), spans[r], score);
     }
   }
-#pragma unroll
-  for (int r = 0; r < R; r++) {
+  UNROLL(r, R) {
     n[r] = row_sum(n[r]);
     const int i = row + row_of(r);
     if (tx() == 0 && i < s.queries) head.numbers[i] = counted(a.tau[head.head], head.lse[i] == -INF ? 0 : n[r]);
@@ -109,8 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
   float sparse[R][CD / 16], dense[R][CD / 16], lse[R], offset[R], delta[R] = {}, sum[R] = {};
   Span spans[R];
   clear<CD>(sparse), clear<CD>(dense);
-#pragma unroll
-  for (int r = 0; r < R; r++) {
+  UNROLL(r, R) {
     int i = row + row_of(r);
     spans[r] = head.span(i), lse[r] = head.lse_at(i), offset[r] = head.number(i).offset;
   }
@@ -120,18 +113,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
     bool weighs = false, any = false;
     Rows k = key_rows(c.k, head, key);
     products(shared, x, q, k, c.dim);
-#pragma unroll
-    for (int r = 0; r < R; r++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
+    UNROLL(r, R)
+      UNROLL(e, 4) {
         x[r][e] = head.weight_of(x[r][e], row + row_of(r), key + column_of(e), spans[r], lse[r]);
         weighs |= x[r][e] != 0, any |= !hidden(x[r][e]) && is_active(x[r][e], offset[r]);
       }
     if (any = __syncthreads_or(any)) products(shared, g, dout, key_rows(c.v, head, key), c.value_dim);  // (E7)
-#pragma unroll
-    for (int r = 0; r < R; r++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
+    UNROLL(r, R)
+      UNROLL(e, 4) {
         const float p = x[r][e];
         const bool active = any && !hidden(p) && is_active(p, offset[r]);
         if (active) sum[r] += g[r][e], g[r][e] = shown(__fmul_rn(p, g[r][e])), delta[r] += g[r][e];  // (E8)
@@ -150,15 +139,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
     publish(shared, g);
     accumulate<CD>(shared, sparse, k, c.first_dim, c.dim);
   }
-#pragma unroll
-  for (int r = 0; r < R; r++) {
+  UNROLL(r, R) {
     delta[r] = row_sum(delta[r]), sum[r] = row_sum(sum[r]);
     const int i = row + row_of(r);
     const float dlse = head.dlse(i);
     // Where Δ is not finite, some dS is NaN.
     const float factor = !(fabsf(delta[r]) < INF) ? delta[r] - delta[r] : fabsf(dlse) < INF ? dlse - delta[r] : 1;
-#pragma unroll
-    for (int e = 0; e < CD / 16; e++) sparse[r][e] = fmaf(factor, dense[r][e], sparse[r][e]);  // (E17)
+    UNROLL(e, CD / 16) sparse[r][e] = fmaf(factor, dense[r][e], sparse[r][e]);  // (E17)
     if (tx() == 0 && i < s.queries && c.first_dim == 0) {
       Numbers& numbers = head.numbers[i];
       numbers.delta = delta[r] - dlse, numbers.sum = __fmul_rn(numbers.share, sum[r]);
@@ -204,23 +191,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant
       float x[R][4], ds[R][4];
       bool any = false, pulls = false;
       products(shared, x, k, q, c.dim);
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
+      UNROLL(e, 4) {
         const int i = row + column_of(e);
         const Span span = head.span(i);
         const float lse = head.lse_at(i), offset = head.number(i).offset;
-#pragma unroll
-        for (int r = 0; r < R; r++) {
+        UNROLL(r, R) {
           x[r][e] = head.weight_of(x[r][e], i, key + row_of(r), span, lse);
           any |= !hidden(x[r][e]) && is_active(x[r][e], offset);
         }
       }
       if ((any = __syncthreads_or(any)) && wants_ds) products(shared, ds, v, dout, c.value_dim);  // (E7)
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
+      UNROLL(e, 4) {
         const Numbers numbers = head.number(row + column_of(e));
-#pragma unroll
-        for (int r = 0; r < R; r++) {
+        UNROLL(r, R) {
           const float p = x[r][e];
           const bool active = any && !hidden(p) && is_active(p, numbers.offset);
           const float g = active ? ds[r][e] : 0;
@@ -270,11 +253,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) measure(const __grid_const
       const int i = row + row_of(r);
       const float lse = head.lse_at(i), offset = head.number(i).offset;
       float sums[4] = {};  // visible, active, Σ e, Σ P of the inactive
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
+      UNROLL(e, 4) {
         float product = 0;
-#pragma unroll
-        for (int t = 0; t < R; t++)
+        UNROLL(t, R)
           if (t == r) product = x[t][e];
         const int j = key + column_of(e);
         const float p = head.weight_of(product, i, j, head.span(i), lse);
@@ -287,8 +268,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) measure(const __grid_const
         u32* state = states + (s.query_start + i) / of.tile_queries * columns + (s.key_start + j) / of.tile_keys;
         if (*(volatile u32*)state < 1u + active) atomicMax(state, 1u + active);  // of whole numbers: any order will do
       }
-#pragma unroll
-      for (int t = 0; t < 4; t++) {
+      UNROLL(t, 4) {
         sums[t] = row_sum(sums[t]);
         if (tx() == 0 && i < s.queries) of.figures[(at + i - row) * FIGURES + t] += sums[t];
       }

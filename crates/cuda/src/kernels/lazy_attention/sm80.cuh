@@ -48,24 +48,19 @@ DEV bool is_visible(const LazyHead& head, int i, int j, Span span) {
 template <bool MASKED, int M>
 DEV void score_tile(float (&s)[M][SIDE / 8][4], const LazyHead& head, int row, int key, const Span (&spans)[2 * M], const float* bias) {
   const int column = 2 * (lane_id() % 4);
-#pragma unroll
-  for (int i = 0; i < M * SIDE / 2; i++) s[i / (SIDE / 2)][i / 4 % (SIDE / 8)][i % 4] = __fmul_rn(head.c.scale, s[i / (SIDE / 2)][i / 4 % (SIDE / 8)][i % 4]);
+  UNROLL(i, M * SIDE / 2) s[i / (SIDE / 2)][i / 4 % (SIDE / 8)][i % 4] = __fmul_rn(head.c.scale, s[i / (SIDE / 2)][i / 4 % (SIDE / 8)][i % 4]);
   if (is_near<64 * M>(head, row, key)) {  // pairs on a diagonal of the thread's groups of 8 share their bias
     float near[2 * M + 7][2];
-#pragma unroll
-    for (int d = 0; d < 2 * M + 7; d++)
-#pragma unroll
-      for (int e = 0; e < 2; e++) near[d][e] = bias[SIDE - 1 + row_of<M>(0) - column + 8 * (d - 7) - e];
-#pragma unroll
-    for (int i = 0; i < M * SIDE / 2; i++) {
+    UNROLL(d, 2 * M + 7)
+      UNROLL(e, 2) near[d][e] = bias[SIDE - 1 + row_of<M>(0) - column + 8 * (d - 7) - e];
+    UNROLL(i, M * SIDE / 2) {
       const int r = i / (SIDE / 2) * 2 + i / 2 % 2, j = i / 4 % (SIDE / 8);
       float& x = s[r / 2][j][i % 4];
       x = __fadd_rn(x, near[r - j + 7][i % 2]);
     }
   }
   if (!MASKED) return;
-#pragma unroll
-  for (int i = 0; i < M * SIDE / 2; i++) {
+  UNROLL(i, M * SIDE / 2) {
     const int r = i / (SIDE / 2) * 2 + i / 2 % 2, j = i / 4 % (SIDE / 8), here = key + 8 * j + column + i % 2;
     if (!is_visible(head, row + row_of<M>(r), here, spans[r])) s[r / 2][j][i % 4] = -INF;
   }
@@ -73,8 +68,7 @@ DEV void score_tile(float (&s)[M][SIDE / 8][4], const LazyHead& head, int row, i
 // Whether some pair of a warp's rows may not be visible.
 template <int M> DEV bool is_masked(const LazyHead& head, int key, const Span (&spans)[2 * M], bool odd) {
   bool cut = odd || OPTIONS && head.allowed;
-#pragma unroll
-  for (int r = 0; r < 2 * M; r++) cut |= spans[r].begin > key || spans[r].end < key + SIDE;
+  UNROLL(r, 2 * M) cut |= spans[r].begin > key || spans[r].end < key + SIDE;
   return __any_sync(~0u, cut);
 }
 // The score of a single pair, for `add_odd`. The four threads of a row ask for the same pair.

@@ -28,12 +28,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) scores(const __grid_con
   float m[2 * M], l[2 * M], tops[2 * M][STRIPES / 4];  // the largest scores of every fourth stripe
   int seen[2 * M];
   Span spans[2 * M];
-#pragma unroll
-  for (int r = 0; r < 2 * M; r++) {
+  UNROLL(r, 2 * M) {
     m[r] = -INF, l[r] = 0, spans[r] = head.span(row + row_of<M>(r));
     seen[r] = counts || lane_id() % 4 ? 0 : max(spans[r].end - spans[r].begin, 0);
-#pragma unroll
-    for (int t = 0; t < STRIPES / 4; t++) tops[r][t] = -INF;
+    UNROLL(t, STRIPES / 4) tops[r][t] = -INF;
   }
   if (first < end) load_tile<ROWS, CD>(at_q, query_rows(c.q, head, row), c.dim), load(first, 0);
   int stage = 0;
@@ -47,35 +45,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) scores(const __grid_con
     if (is_masked<M>(head, n * SIDE, spans, odd)) score_tile<true, M>(x, head, row, n * SIDE, spans, bias + stage * BIAS);
     else score_tile<false, M>(x, head, row, n * SIDE, spans, bias + stage * BIAS);
     const int stripe = stripe_of(s, n * SIDE) - lane_id() % 4;
-#pragma unroll
-    for (int r = 0; r < 2 * M; r++) {
+    UNROLL(r, 2 * M) {
       float top = -INF, sum = 0;
-#pragma unroll
-      for (int j = 0; j < SIDE / 4; j++) top = max_nan(top, x[r / 2][j / 2][2 * (r & 1) + j % 2]);
+      UNROLL(j, SIDE / 4) top = max_nan(top, x[r / 2][j / 2][2 * (r & 1) + j % 2]);
       if (counts)
-#pragma unroll
-        for (int j = 0; j < SIDE / 4; j++) seen[r] += x[r / 2][j / 2][2 * (r & 1) + j % 2] != -INF;
+        UNROLL(j, SIDE / 4) seen[r] += x[r / 2][j / 2][2 * (r & 1) + j % 2] != -INF;
       top = quad_max_nan(top);
-#pragma unroll
-      for (int t = 0; t < STRIPES / 4; t++)
+      UNROLL(t, STRIPES / 4)
         if (stripe == 4 * t) tops[r][t] = max_nan(tops[r][t], top);
       top = max_nan(m[r], top);
       const float most = base_of(top);
-#pragma unroll
-      for (int j = 0; j < SIDE / 4; j++) sum += weight(x[r / 2][j / 2][2 * (r & 1) + j % 2], most);
+      UNROLL(j, SIDE / 4) sum += weight(x[r / 2][j / 2][2 * (r & 1) + j % 2], most);
       l[r] = fmaf(l[r], weight(m[r], most), sum), m[r] = top;
     }
   }
   u32 bits = 0;
-#pragma unroll
-  for (int r = 0; r < 2 * M; r++) {
+  UNROLL(r, 2 * M) {
     seen[r] = quad_sum(seen[r]);
     const int i = row + row_of<M>(r);
     const float sum = quad_sum(l[r]), lse = seen[r] ? m[r] + logf(sum) : -INF;  // (E3)
     const Numbers numbers = counted(a.tau[head.head], seen[r]);
     if (lane_id() % 4 == 0 && i < s.queries) ((float*)head.lse)[i] = lse, head.numbers[i] = numbers;
-#pragma unroll
-    for (int t = 0; t < STRIPES / 4; t++)
+    UNROLL(t, STRIPES / 4)
       if (may_be_active(tops[r][t], lse, numbers.offset)) bits |= 1u << (4 * t + lane_id() % 4);
   }
   bits = __reduce_or_sync(~0u, bits);
@@ -93,11 +84,9 @@ template <bool MASKED> DEV float activate(float x, float base, float offset, boo
 
 // Writes f32 to the rows below `count` of a tensor.
 template <int W> DEV void store_wide(const Tensor& x, int batch, int head, int row, int count, const float (&sum)[M][W / 8][4], int first, int width) {
-#pragma unroll
-  for (int r = 0; r < 2 * M; r++) {
+  UNROLL(r, 2 * M) {
     float* to = (float*)x.data + batch * x.batch + head * x.head + (row + row_of<M>(r)) * x.row + first;
-#pragma unroll
-    for (int j = 0; j < W / 4; j++) {
+    UNROLL(j, W / 4) {
       const int column = 8 * (j / 2) + 2 * (lane_id() % 4) + j % 2;
       if (row_of<M>(r) < count && first + column < width) to[column] = sum[r / 2][j / 2][2 * (r & 1) + j % 2];
     }
@@ -133,8 +122,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) values(const __grid_con
   float o[M][CE / 8][4], base[2 * M], offset[2 * M], one[2 * M];
   Span spans[2 * M];
   clear<M, CE>(o);
-#pragma unroll
-  for (int r = 0; r < 2 * M; r++) {
+  UNROLL(r, 2 * M) {
     const int i = row + row_of<M>(r);
     spans[r] = head.span(i), base[r] = base_of(head.lse_at(i)), offset[r] = head.number(i).offset, one[r] = 1;
   }
@@ -154,8 +142,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) values(const __grid_con
       auto all = [&](auto masked) {
         constexpr bool MASKED = decltype(masked)::value;
         score_tile<MASKED, M>(x, head, row, n * SIDE, spans, bias + stage * BIAS);
-#pragma unroll
-        for (int i = 0; i < M * SIDE / 2; i++) {
+        UNROLL(i, M * SIDE / 2) {
           const int r = i / (SIDE / 2) * 2 + i / 2 % 2;
           float& y = x[r / 2][i / 4 % (SIDE / 8)][i % 4];
           y = activate<MASKED>(y, base[r], offset[r], pv), most = max_nan(most, y);
@@ -177,8 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) values(const __grid_con
       if (!is_odd(v, width)) continue;
       float factor[2 * M];
       bool seen[2 * M];
-#pragma unroll
-      for (int r = 0; r < 2 * M; r++) {
+      UNROLL(r, 2 * M) {
         const float score = score_alone(head, min(row + row_of<M>(r), s.queries - 1), j);
         seen[r] = score != -INF && is_active(weight(score, base[r]), offset[r]);
         factor[r] = activate<true>(score, base[r], offset[r], pv);

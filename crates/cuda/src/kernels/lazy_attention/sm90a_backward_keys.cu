@@ -95,8 +95,7 @@ DEV float diagonal(const float (&ds)[ROWS / 2], float* parts, int barrier) {
   }
   named_sync(barrier, 128);
   float sum[2] = {0, 0};
-#pragma unroll
-  for (int i = 0; i < 32; i++) {  // rows 16·(i/8) + i%8 of each warp, and 8 below
+  UNROLL(i, 32) {  // rows 16·(i/8) + i%8 of each warp, and 8 below
     const int column = t - 63 + i / 8 * 16 + i % 8 + 8;
     if ((u32)column < (u32)WIDTH) sum[i % 2] += parts[i * WIDTH + column];
   }
@@ -105,14 +104,12 @@ DEV float diagonal(const float (&ds)[ROWS / 2], float* parts, int barrier) {
 
 DEV void score_turned(float (&s)[ROWS / 2], float scale, bool near, const float* bias) {
   if (!near) {
-#pragma unroll
-    for (int i = 0; i < ROWS / 2; i++) s[i] = __fmul_rn(scale, s[i]);
+    UNROLL(i, ROWS / 2) s[i] = __fmul_rn(scale, s[i]);
     return;
   }
 #pragma unroll
   for (int d = -1; d < ROWS / 8; d++)
-#pragma unroll
-    for (int e = 0; e < 2; e++) {
+    UNROLL(e, 2) {
       const float b = bias[8 * d + e];
       if (d >= 0) s[4 * d + e] = __fmaf_rn(scale, s[4 * d + e], b);
       if (d + 1 < ROWS / 8) s[4 * (d + 1) + 2 + e] = __fmaf_rn(scale, s[4 * (d + 1) + 2 + e], b);
@@ -152,35 +149,28 @@ struct Consumer {
     score_turned(x, c.shape.scale, c.bias && distance + ROWS > 0 && distance - 64 < c.width,
                  pass.numbers + AT_BIAS / 4 + stage * NEAR + KEYS - 1 - warp * 16 - lane / 4 + 2 * (lane & 3));
     if (SPANS && MASKED) {
-#pragma unroll
-      for (int e = 0; e < ROWS / 2; e++)
+      UNROLL(e, ROWS / 2)
         if (!(shown >> e & 1)) x[e] = -INF;
     } else if (MASKED) {
       const int from = i * ROWS + 2 * (lane & 3);
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
+      UNROLL(r, 2) {
         // The queries that see this key.
         const int seen = key + 8 * r - s.offset, first = seen - s.right - from, end = key + 8 * r < s.keys ? min(seen + s.left + 1, s.queries) - from : 0;
-#pragma unroll
-        for (int e = 0; e < ROWS / 4; e++) {
+        UNROLL(e, ROWS / 4) {
           const int column = 8 * (e / 2) + e % 2;
           if (column < first || column >= end) x[4 * (e / 2) + 2 * r + e % 2] = -INF;
         }
       }
     }
     float most = 0;
-#pragma unroll
-    for (int e = 0; e < ROWS / 4; e++) {
+    UNROLL(e, ROWS / 4) {
       const Numbers& row = rows[8 * (e / 2) + e % 2];
-#pragma unroll
-      for (int r = 0; r < 2; r++) weigh<MASKED>(x[4 * (e / 2) + 2 * r + e % 2], most, row.share, row.offset);
+      UNROLL(r, 2) weigh<MASKED>(x[4 * (e / 2) + 2 * r + e % 2], most, row.share, row.offset);
     }
     if (ACTIVE) mma_wait<0>(), pin(ds);
-#pragma unroll
-    for (int e = 0; e < ROWS / 4; e++) {
+    UNROLL(e, ROWS / 4) {
       const Numbers& row = rows[8 * (e / 2) + e % 2];
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
+      UNROLL(r, 2) {
         float &y = x[4 * (e / 2) + 2 * r + e % 2], &g = ds[4 * (e / 2) + 2 * r + e % 2];
         g = pull<MASKED>(y, ACTIVE ? g : 0, row.offset, row.delta);
         y = MASKED && hidden(y) ? 0 : raised(y, row.offset);  // (E5), before its cut at 0
@@ -224,8 +214,7 @@ struct Consumer {
         const Numbers row = c.numbers[row_at(c, s, h, i)];
         float e[2], ds[2], most = 0;
         bool seen[2], active[2];
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
+        UNROLL(r, 2) {
           const int j = min(key + 8 * r, s.keys - 1);
           const float g = product_of(dout, row_of(c.v_rows, s.batch, w.head, s.key_start + j));
           e[r] = score_alone(c, s, h, i, j), weigh<true>(e[r], most, row.share, row.offset);
@@ -284,8 +273,7 @@ struct Consumer {
         proxy_fence();
         named_sync(1 + group, 128);
         if (threadIdx.x % 128 == 0) {
-#pragma unroll
-          for (int p = 0; p < D / 64; p++) {
+          UNROLL(p, D / 64) {
             if (c.wants_dk) store5(&c.dk, k + p * KEYS * 128, s.key_start + w.block * KEYS + group * 64, w.head, s.batch, p);
             if (c.wants_dv) store5(&c.dv, k + AT_V + p * KEYS * 128, s.key_start + w.block * KEYS + group * 64, w.head, s.batch, p);
           }

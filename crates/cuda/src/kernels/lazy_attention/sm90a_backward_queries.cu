@@ -22,8 +22,7 @@ template <bool MASKED> DEV float pull(float p, float g, float offset, float delt
 }
 // Results are scaled, and have no -0: what nobody adds to is 0 under any scale.
 DEV void settle(float (&d)[D / 2], float scale) {
-#pragma unroll
-  for (int i = 0; i < D / 2; i++) d[i] = fmaf(d[i], scale, 0.0f);
+  UNROLL(i, D / 2) d[i] = fmaf(d[i], scale, 0.0f);
 }
 // ---- dq --------------------------------------------------------------------------------------------------------------
 namespace queries_pass {
@@ -58,8 +57,7 @@ struct Walk {
     score(x, c.shape.scale, is_near(c, distance_of(c, s, w.block * ROWS + group * 64, n * KEYS), 64), feed.bias(blocks.stage()) + near);
     if (MASKED) hide(x, own.begin, own.end, n * KEYS);
     float most = 0;
-#pragma unroll
-    for (int i = 0; i < KEYS / 2; i++) weigh<MASKED>(x[i], most, lse[i / 2 % 2], offset[i / 2 % 2]);
+    UNROLL(i, KEYS / 2) weigh<MASKED>(x[i], most, lse[i / 2 % 2], offset[i / 2 % 2]);
     return most != 0;
   }
   // Δ and Σ a g of a block; whether it holds an active pair.
@@ -76,8 +74,7 @@ struct Walk {
       float g[KEYS / 2];
       pin(g), mma_begin();
       multiply_shared<KEYS, D, ROWS, KEYS>(g, dout, v()), mma_commit(), mma_wait<0>(), pin(g);  // (E7)
-#pragma unroll
-      for (int i = 0; i < KEYS / 2; i++) {
+      UNROLL(i, KEYS / 2) {
         const int r = i / 2 % 2;
         const float y = attends<MASKED>(x[i], offset[r]) ? g[i] : 0;
         sum[r] += y, delta[r] = fmaf(x[i], y, delta[r]);  // (E8)
@@ -103,8 +100,7 @@ struct Walk {
     weights<MASKED>(x, w, s, own, n, lse, offset);
     if (ACTIVE) mma_wait<0>(), pin(g);
     leave(Feed::V);
-#pragma unroll
-    for (int i = 0; i < KEYS / 4; i++) {
+    UNROLL(i, KEYS / 4) {
       const int r = i % 2;
       ds[i] = pack(pull<MASKED>(x[2 * i], ACTIVE ? g[2 * i] : 0, offset[r], delta[r]), pull<MASKED>(x[2 * i + 1], ACTIVE ? g[2 * i + 1] : 0, offset[r], delta[r]));
     }
@@ -128,8 +124,7 @@ struct Walk {
       if (!is_odd(at)) continue;
       float ds[2], most = 0;
       bool seen[2];
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
+      UNROLL(r, 2) {
         const int i = min(own.row + 8 * r, s.queries - 1);
         const float g = product_of(row_of(c.dout_rows, s.batch, w.head, s.query_start + i), row_of(c.v_rows, s.batch, key_head, s.key_start + j));
         ds[r] = score_alone(c, s, w.head, i, j), weigh<true>(ds[r], most, lse[r], offset[r]), seen[r] = !hidden(ds[r]);
@@ -152,8 +147,7 @@ struct Walk {
       const int each = stripe_blocks(s);
       float lse[2], offset[2], delta[2] = {0, 0}, sum[2] = {0, 0};
       u32 active = 0;
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
+      UNROLL(r, 2) {
         const i64 at = row_at(c, s, w.head, min(own.row + 8 * r, s.queries - 1));
         lse[r] = base_of(c.lse[at]), offset[r] = c.numbers[at].offset;
       }
@@ -169,8 +163,7 @@ struct Walk {
           else pass();
         }
       }
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
+      UNROLL(r, 2) {
         delta[r] = quad_sum(delta[r]), sum[r] = quad_sum(sum[r]);
         const int i = own.row + 8 * r;
         if (i >= s.queries) continue;
@@ -207,8 +200,7 @@ struct Walk {
         proxy_fence();
         named_sync(1 + group, 128);
         if (threadIdx.x % 128 == 0) {
-#pragma unroll
-          for (int p = 0; p < D / 64; p++) store5(&c.dq, q + p * ROWS * 128, s.query_start + w.block * ROWS + group * 64, w.head, s.batch, p);
+          UNROLL(p, D / 64) store5(&c.dq, q + p * ROWS * 128, s.query_start + w.block * ROWS + group * 64, w.head, s.batch, p);
           store_commit(), store_wait_read();
         }
       }

@@ -133,13 +133,11 @@ struct Rows {
     if (SPANS) {
       const Seen seen(c.spans, c.shape, s, row);
       const Reach all = reach_of<1>(c.spans, s, first / 64);
-#pragma unroll
-      for (int r = 0; r < 2; r++) begin[r] = seen.begin(r), end[r] = seen.end(r);
+      UNROLL(r, 2) begin[r] = seen.begin(r), end[r] = seen.end(r);
       all_begin = all.begin, all_end = all.end, from = all.from, to = all.to;
       return;
     }
-#pragma unroll
-    for (int r = 0; r < 2; r++) begin[r] = first_key(row + 8 * r, s), end[r] = row + 8 * r < s.queries ? end_key(row + 8 * r, s) : 0;
+    UNROLL(r, 2) begin[r] = first_key(row + 8 * r, s), end[r] = row + 8 * r < s.queries ? end_key(row + 8 * r, s) : 0;
     all_begin = first_key(first, s), all_end = first <= last ? end_key(last, s) : 0, from = first_key(last, s), to = end_key(first, s);
   }
   // Of a block of keys: whether some row of the warpgroup sees some of it, whether all see all, and this for the rows of a warp.

@@ -45,8 +45,7 @@ struct Sums {
 // Whether a row of half a block holds -inf.
 DEV bool hides(const float (&s)[HALF / 2], int r) {
   bool any = false;
-#pragma unroll
-  for (int j = 0; j < HALF / 4; j++) any |= s[4 * (j / 2) + 2 * r + j % 2] == -INF;
+  UNROLL(j, HALF / 4) any |= s[4 * (j / 2) + 2 * r + j % 2] == -INF;
   return __any_sync(0xfu << (lane_id() & 28), any);
 }
 // Takes the scores of half a block: the largest of them, and the sums of weights. Where they add nothing for any row of the warp
@@ -55,8 +54,7 @@ DEV bool hides(const float (&s)[HALF / 2], int r) {
 DEV void take(const float (&s)[HALF / 2], Sums& rows, bool some, const bool (&cut)[2]) {
   float top[2];
   bool faint[2];
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     float other = s[2 * r + 1];
     top[r] = s[2 * r];
 #pragma unroll
@@ -66,16 +64,13 @@ DEV void take(const float (&s)[HALF / 2], Sums& rows, bool some, const bool (&cu
   }
   if (__all_sync(~0u, faint[0] && faint[1])) return;
   if (__any_sync(~0u, top[0] > rows.limit[0] || top[1] > rows.limit[1])) {
-#pragma unroll
-    for (int r = 0; r < 2; r++)
+    UNROLL(r, 2)
       if (top[r] > rows.limit[r]) rows.raise(r, top[r]);
   }
   auto add = [&](auto weigh) {
     float sum[4] = {0, 0, 0, 0};
-#pragma unroll
-    for (int i = 0; i < HALF / 2; i++) sum[i % 4] += weigh(s[i], i / 2 % 2);
-#pragma unroll
-    for (int r = 0; r < 2; r++) rows.l[r] += faint[r] ? 0 : sum[2 * r] + sum[2 * r + 1];
+    UNROLL(i, HALF / 2) sum[i % 4] += weigh(s[i], i / 2 % 2);
+    UNROLL(r, 2) rows.l[r] += faint[r] ? 0 : sum[2 * r] + sum[2 * r + 1];
   };
   if (some) add([&](float x, int r) {
     const float apart = __fmul_rn(__fsub_rn(x, base_of(rows.base[r])), LOG2E), at_once = fmaf(x, LOG2E, rows.log2[r]);
@@ -89,8 +84,7 @@ DEV void settle_rows(const HopperLazyArgs& c, const Own& s, const Work& w, const
   constexpr int ROWS = ScoreFeed::ROWS;
   const int warp = threadIdx.x / 32 - 4, lane = lane_id();
   float lse[2], offset[2];
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     int seen = max(own.end[r] - own.begin[r], 0);
     if (odd) seen = quad_sum(rows.seen[r]);
     const float most = quad_max_nan(rows.base[r]);
@@ -104,8 +98,7 @@ DEV void settle_rows(const HopperLazyArgs& c, const Own& s, const Work& w, const
   u32 bits = 0;
 #pragma unroll 1
   for (int i = stripe + lane % 4; i <= highest; i += 4)  // (E18)
-#pragma unroll
-    for (int r = 0; r < 2; r++)
+    UNROLL(r, 2)
       if (own.row + 8 * r < s.queries && may_be_active(tops[i * ROWS + 8 * r], lse[r], offset[r])) bits |= 1u << i;
   bits = __reduce_or_sync(~0u, bits);
   __syncwarp();
@@ -115,19 +108,16 @@ DEV void settle_rows(const HopperLazyArgs& c, const Own& s, const Work& w, const
 
 // The 16 rows of q of a warp, as the factor that products take from registers.
 DEV void load_queries(u32 (&q)[D / 4], u32 tile, int row) {
-#pragma unroll
-  for (int i = 0; i < D / 16; i++) {
+  UNROLL(i, D / 16) {
     u32 x[4];
     load_blocks(tile + i / 4 * ScoreFeed::ROWS * 128 + swizzled(row + lane_id() % 16, 2 * (i % 4) + lane_id() / 16), x);
-#pragma unroll
-    for (int e = 0; e < 4; e++) q[4 * i + e] = x[e];
+    UNROLL(e, 4) q[4 * i + e] = x[e];
   }
 }
 // Products with half a block of keys, from the lower word of its descriptor.
 DEV void issue_half(float (&s)[HALF / 2], const u32 (&q)[D / 4], u32 k) {
   const u64 upper = k_major(0) >> 32 << 32;
-#pragma unroll
-  for (int i = 0; i < D / 16; i++) Mma<HALF>::rs<K_MAJOR>(s, q + 4 * i, upper | (k + ((i / 4) * PANEL + (i % 4) * 32) / 16), i > 0);
+  UNROLL(i, D / 16) Mma<HALF>::rs<K_MAJOR>(s, q + 4 * i, upper | (k + ((i / 4) * PANEL + (i % 4) * 32) / 16), i > 0);
 }
 
 DEV void consume_scores(const ScoreFeed& feed, const HopperLazyArgs& c) {
@@ -169,15 +159,12 @@ DEV void consume_scores(const ScoreFeed& feed, const HopperLazyArgs& c) {
       bool cut[2] = {}, some = odd;
       if (!own.sees_all(key, HALF)) {
         hide(x, own.begin, own.end, key), some = true;
-#pragma unroll
-        for (int r = 0; r < 2; r++) cut[r] = own.cuts(r, key, HALF);
+        UNROLL(r, 2) cut[r] = own.cuts(r, key, HALF);
       }
       if (odd) {  // a bias of -inf hides pairs
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
+        UNROLL(r, 2) {
           cut[r] |= hides(x, r);
-#pragma unroll
-          for (int j = 0; j < HALF / 4; j++) rows.seen[r] += x[4 * (j / 2) + 2 * r + j % 2] != -INF;
+          UNROLL(j, HALF / 4) rows.seen[r] += x[4 * (j / 2) + 2 * r + j % 2] != -INF;
         }
       }
       take(x, rows, some, cut);
@@ -204,8 +191,7 @@ DEV void consume_scores(const ScoreFeed& feed, const HopperLazyArgs& c) {
       multiply(x, k);
       weigh(x, 0, bias);
       leave();
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
+      UNROLL(r, 2) {
         const float top = quad_max_nan(rows.top[r]);
         if (lane % 4 == 0) tops[stripe * ROWS + 8 * r] = top;
       }
@@ -234,8 +220,7 @@ CHECK_SHARED(sums, ValueFeed::BYTES);
 
 // What multiplies v where it is above 0: e, or P where Σ a P v is wanted, from S (E4), (E5).
 template <bool MASKED, bool PV> DEV void activate(float (&s)[KEYS / 2], const float (&base)[2], const float (&offset)[2]) {
-#pragma unroll
-  for (int i = 0; i < KEYS / 2; i++) {
+  UNROLL(i, KEYS / 2) {
     const float x = s[i], p = weight(x, base[i / 2 % 2]), e = raised(p, offset[i / 2 % 2]);
     s[i] = PV ? (e <= 0 ? 0 : p) : e;
     if (MASKED && x == -INF) s[i] = 0;
@@ -253,8 +238,7 @@ template <bool PV> DEV void add_odd_values(float (&o)[D / 2], const HopperLazyAr
       if (!is_odd(v)) continue;
       float factor[2];
       bool seen[2];
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
+      UNROLL(r, 2) {
         const float x = score_alone(c, s, w.head, min(own.row + 8 * r, s.queries - 1), j), p = weight(x, base[r]);
         seen[r] = x != -INF && is_active(p, offset[r]);
         factor[r] = PV ? p : raised(p, offset[r]);
@@ -265,11 +249,9 @@ template <bool PV> DEV void add_odd_values(float (&o)[D / 2], const HopperLazyAr
 }
 // Σ a P v of this thread's rows.
 DEV void store_wide(const HopperLazyArgs& c, const Own& s, const Work& w, int row, const float (&o)[D / 2]) {
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     float* to = c.pv.data + s.batch * c.pv.batch + w.head * c.pv.head + (s.query_start + row + 8 * r) * c.pv.row;
-#pragma unroll
-    for (int j = 0; j < D / 4; j++) {
+    UNROLL(j, D / 4) {
       const int column = 8 * (j / 2) + 2 * (lane_id() & 3) + j % 2;
       if (row + 8 * r < s.queries && column < c.columns) to[column] = o[4 * (j / 2) + 2 * r + j % 2];
     }
@@ -300,8 +282,7 @@ template <bool PV> DEV void consume_values(const ValueFeed& feed, const HopperLa
     const u32 stripes = word(0) | word(1) | word(2), mine = word(group);
     const u32 q = base + tiles.stage() * ValueFeed::TILE_BYTES + group * 64 * 128;
     float o[D / 2], lse[2], offset[2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
+    UNROLL(r, 2) {
       const i64 at = row_at(c, s, w.head, min(own.row + 8 * r, s.queries - 1));
       lse[r] = base_of(c.lse[at]), offset[r] = c.numbers[at].offset;
     }

@@ -32,8 +32,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangent_sums(const __grid_
         if (weight == 0) return;
         float bend = fmaf(c.scale, slopes.reach_tangent(t + token, !c.back), ddscale);
         read_four(x, left, token, column, width), read_four(x1, left1, token, column, width);
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
+        UNROLL(e, 4) {
           float y = c.scale * x1[e];
           p[e] = shown(weight * (bends ? fmaf(bend, x[e], y) : y));
         }
@@ -42,8 +41,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangent_sums(const __grid_
         float weight = gates.reach(t + token, !c.back), x[4];
         if (weight == 0) return;
         read_four(x, left, token, column, width);
-#pragma unroll
-        for (int e = 0; e < 4; e++) p[e] = shown(weight * (c.scale * x[e]));
+        UNROLL(e, 4) p[e] = shown(weight * (c.scale * x[e]));
       };
       if (bends || c.y1.data) {
         __syncthreads();
@@ -92,18 +90,15 @@ DEV void read_states(const LinearArgs& c, Shared& shared, float (&sum)[R][CW / 1
                      bool bends, i64 at) {
   const float *state = c.states + at, *state1 = c.states1 + at;
   if (c.turned) {
-#pragma unroll
-    for (int i = 0; i < CW / 64; i++) {
+    UNROLL(i, CW / 64) {
       int column = c.first + 64 * i;
       if (column >= c.outer) break;
       i64 from = (i64)column * c.inner;
       RowsOf<float> s{state + from, c.inner, c.outer - column}, s1{state1 + from, c.inner, c.outer - column};
       float value[R][4] = {}, moved[R][4] = {};
       add_products_moved<true, true>(shared, value, moved, y, y1, s, s1, c.inner);
-#pragma unroll
-      for (int r = 0; r < R; r++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
+      UNROLL(r, R)
+        UNROLL(e, 4) {
           float x = c.state_scale * moved[r][e];
           sum[r][4 * i + e] = bends ? fmaf(bend[r], value[r][e], x) : x;
         }
@@ -120,10 +115,8 @@ DEV void read_states(const LinearArgs& c, Shared& shared, float (&sum)[R][CW / 1
   };
   if (bends) {
     read(y, state, 1);
-#pragma unroll
-    for (int r = 0; r < R; r++)
-#pragma unroll
-      for (int e = 0; e < CW / 16; e++) sum[r][e] *= bend[r];
+    UNROLL(r, R)
+      UNROLL(e, CW / 16) sum[r][e] *= bend[r];
   }
   if (c.y1.data) read(y1, state, c.state_scale);
   read(y, state1, c.state_scale);
@@ -132,10 +125,8 @@ DEV void read_states(const LinearArgs& c, Shared& shared, float (&sum)[R][CW / 1
 // The weights of a tile of pairs: those of x, and in `side` those of x1.
 DEV void weigh(const LinearArgs& c, float (&p)[R][4], float (&side)[R][4], const Gates& gates, const Gates& slopes, float ddscale, int own,
                int other, int len) {
-#pragma unroll
-  for (int r = 0; r < R; r++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
+  UNROLL(r, R)
+    UNROLL(e, 4) {
       int m = own + R * ty() + r, n = other + 4 * tx() + e;
       int i = c.back ? n : m, j = c.back ? m : n;
       float decay = j <= i && i < len ? gates.decay(j, i) : 0, s = p[r][e], tangent = c.scale * side[r][e];
@@ -157,8 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_second(const __grid
   const float ddscale = ddscale_of(c);
   float sum[R][CW / 16], number[R], bend[R], reach[R];
   clear<CW>(sum);
-#pragma unroll
-  for (int r = 0; r < R; r++) {
+  UNROLL(r, R) {
     int i = strip.row + R * ty() + r;
     bool inside = i < chunk.len;
     bend[r] = fmaf(c.state_scale, inside ? slopes.reach_tangent(i, c.back) : 0, c.back ? 0 : ddscale);
@@ -166,14 +156,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_second(const __grid
   }
   const bool bends = slopes.at || (!c.back && ddscale != 0);
   read_states(c, shared, sum, y, y1, bend, bends, state_at(c, strip.chunk, key_head));
-#pragma unroll
-  for (int r = 0; r < R; r++)
-#pragma unroll
-    for (int e = 0; e < CW / 16; e++) sum[r][e] = reach[r] == 0 ? 0 : sum[r][e] * reach[r];
+  UNROLL(r, R)
+    UNROLL(e, CW / 16) sum[r][e] = reach[r] == 0 ? 0 : sum[r][e] * reach[r];
   if (c.state_dots) {
     dot_rows<CW>(number, sum, chunk_rows(c.dot, chunk, head, strip.row), c.first, c.outer);
-#pragma unroll
-    for (int r = 0; r < R; r++)
+    UNROLL(r, R)
       if (reach[r] == 0) number[r] = 0;
     put_dots(c, c.state_dots, chunk, heads, head, strip.row, number, c.dot_scale);
   }
@@ -219,10 +206,8 @@ DEV void tangents_of_pairs(const LinearArgs& c, Shared& shared, const Chunk& chu
     float s[R][4] = {}, s1[R][4] = {}, x[R][4] = {}, x1[R][4] = {};
     add_products_moved<true, true>(shared, s, s1, q, q1, k, k1, c.dim);
     add_products_moved<true, true>(shared, x, x1, u, u1, v, v1, c.value_dim);
-#pragma unroll
-    for (int r = 0; r < R; r++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
+    UNROLL(r, R)
+      UNROLL(e, 4) {
         int i = row + R * ty() + r, j = key + 4 * tx() + e;
         float decay = j <= i && i < chunk.len ? gates.decay(j, i) : 0, tangent = c.scale * s1[r][e];
         if (decay == 0) continue;

@@ -81,16 +81,12 @@ DEV u32 times(u32 x, float weight) {
 // ---- rows of a thread's accumulators -------------------------------------------------------------------------------------
 // Two rows, 8 apart, of a tensor: `count` of 16 bits are there from the first on, and `columns`.
 DEV void load_rows(u32 (&to)[COLUMNS / 4], const Tensor& x, i64 at, int count, int columns) {
-#pragma unroll
-  for (int j = 0; j < COLUMNS / 8; j++)
-#pragma unroll
-    for (int r = 0; r < 2; r++) to[2 * j + r] = 8 * r < count && 8 * j < columns ? *(const u32*)((const u16*)x.data + at + 8 * r * x.row + 8 * j) : 0;
+  UNROLL(j, COLUMNS / 8)
+    UNROLL(r, 2) to[2 * j + r] = 8 * r < count && 8 * j < columns ? *(const u32*)((const u16*)x.data + at + 8 * r * x.row + 8 * j) : 0;
 }
 DEV void store_rows(const Tensor& x, i64 at, int count, int columns, const float (&o)[COLUMNS / 2], float scale) {
-#pragma unroll
-  for (int j = 0; j < COLUMNS / 8; j++)
-#pragma unroll
-    for (int r = 0; r < 2; r++)
+  UNROLL(j, COLUMNS / 8)
+    UNROLL(r, 2)
       if (8 * r < count && 8 * j < columns)
         *(u32*)((u16*)x.data + at + 8 * r * x.row + 8 * j) = pack(fmaf(o[4 * j + 2 * r], scale, 0.0f), fmaf(o[4 * j + 2 * r + 1], scale, 0.0f));
 }
@@ -102,8 +98,7 @@ DEV void turn_quad(u32 (&x)[4]) {
     const u32 keep = odd ? x[i + 1] : x[i], other = __shfl_xor_sync(~0u, odd ? x[i] : x[i + 1], 1);
     x[i] = odd ? other : keep, x[i + 1] = odd ? keep : other;
   }
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
+  UNROLL(i, 2) {
     const u32 keep = high ? x[2 + i] : x[i], other = __shfl_xor_sync(~0u, high ? x[i] : x[2 + i], 2);
     x[i] = high ? other : keep, x[2 + i] = high ? keep : other;
   }
@@ -111,13 +106,11 @@ DEV void turn_quad(u32 (&x)[4]) {
 // All rows, in pieces of 16 bytes. `at`: of the thread's first row and the block's first column.
 DEV void store_pieces(const Tensor& x, i64 at, int columns, const float (&o)[COLUMNS / 2], float scale) {
   const int lane = lane_id() & 3;
-#pragma unroll
-  for (int r = 0; r < 2; r++)
+  UNROLL(r, 2)
 #pragma unroll
     for (int j = 0; j < COLUMNS / 8; j += 4) {
       u32 piece[4];
-#pragma unroll
-      for (int i = 0; i < 4; i++) {
+      UNROLL(i, 4) {
         const int k = 4 * (j + i) + 2 * r;
         piece[i] = pack(fmaf(o[k], scale, 0.0f), fmaf(o[k + 1], scale, 0.0f));
       }
@@ -129,8 +122,7 @@ DEV void store_pieces(const Tensor& x, i64 at, int columns, const float (&o)[COL
 // The sum of a thread's numbers times those of such rows.
 DEV float dot_rows(const u32 (&x)[COLUMNS / 4], const float (&o)[COLUMNS / 2], int r) {
   float sum = 0;
-#pragma unroll
-  for (int j = 0; j < COLUMNS / 8; j++) {
+  UNROLL(j, COLUMNS / 8) {
     float2 y = unpack(x[2 * j + r]);
     sum = fmaf(o[4 * j + 2 * r], y.x, sum), sum = fmaf(o[4 * j + 2 * r + 1], y.y, sum);
   }

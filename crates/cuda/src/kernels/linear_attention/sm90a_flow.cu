@@ -30,8 +30,7 @@ DEV void feed_pairs(const WalkArgs& c, u32 base) {
   Slots slot = {base, 1};
   auto load = [&](const TensorMap* own, const TensorMap* other, int head, int key_head, const Chunk& chunk) {
     const u32 full = slot.fill(SLOT_BYTES), to = base + slot.stage() * SLOT_BYTES;
-#pragma unroll
-    for (int i = 0; i < KW / 64; i++) {
+    UNROLL(i, KW / 64) {
       load4(to + i * PANEL, own, full, 64 * i, chunk.start, head, chunk.batch);
       load4(to + Y_BYTES + i * PANEL, other, full, 64 * i, chunk.start, key_head, chunk.batch);
     }
@@ -83,20 +82,17 @@ template <int GROUP, int PAIRS> DEV void put_flow(u32 base, u32 table, const Thr
   const u32 far = table + 4 * (far_of<false>(own_block) + t.column);
   const bool there[2] = {t.row < count, t.row + HALF < count};
   float rows[2] = {};
-#pragma unroll
-  for (int k = 0; k < PAIRS / 8; k++) {
+  UNROLL(k, PAIRS / 8) {
     if (k / 4 == GROUP && k > own_block) break;
     float2 w[4];
     if (k / 4 == GROUP) weigh_block<false, false>(w, table, t, own, far, k);
     else weigh_block<false, true>(w, table, t, own, far, k);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
+    UNROLL(i, 4) {
       const bool none = !there[i & 1];
       w[i].x = none || w[i].x == 0 ? 0 : w[i].x * a[8 * k + 2 * i], w[i].y = none || w[i].y == 0 ? 0 : w[i].y * a[8 * k + 2 * i + 1];
     }
     if (k / 4 == GROUP && k == own_block) {
-#pragma unroll
-      for (int i = 0; i < 4; i++) {
+      UNROLL(i, 4) {
         const u32 at = base + AT_WITHIN + 4 * ((t.row + (i & 1 ? HALF : 0)) * PITCH + t.column + (i & 2 ? HALF : 0));
         put_number(at, w[i].x), put_number(at + 4, w[i].y);
       }
@@ -105,11 +101,9 @@ template <int GROUP, int PAIRS> DEV void put_flow(u32 base, u32 table, const Thr
     const float columns[4] = {w[0].x + w[1].x, w[0].y + w[1].y, w[2].x + w[3].x, w[2].y + w[3].y};
     const float sum = sum_columns(columns);
     if (!(t.lane & 4)) put_number(base + AT_COLUMNS + 4 * (own_block * CHUNK + BLOCK * k + column_of(t)), sum);
-#pragma unroll
-    for (int r = 0; r < 2; r++) rows[r] += (w[r].x + w[r].y) + (w[2 + r].x + w[2 + r].y);
+    UNROLL(r, 2) rows[r] += (w[r].x + w[r].y) + (w[2 + r].x + w[2 + r].y);
   }
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     const float sum = quad_sum(rows[r]);
     if (t.column == 0) put_number(base + AT_ROWS + 4 * (t.row + 8 * r), sum);
   }
@@ -140,8 +134,7 @@ DEV float flow_of_pairs(u32 base, int t) {
   const int block = t / BLOCK, own = t % BLOCK;
   const u32 columns = base + AT_COLUMNS, within = base + AT_WITHIN + 4 * block * BLOCK * PITCH;
   float sum = 0, flow = 0;  // sums of rows of the block's own pairs: those of the columns before each
-#pragma unroll
-  for (int j = 0; j < BLOCK; j++) {
+  UNROLL(j, BLOCK) {
     const u32 at = within + 4 * (own * PITCH + j);
     const float next = get_number(at);
     put_number(at, sum);
@@ -230,8 +223,7 @@ template <int GROUP> DEV void sum_flow(const WalkArgs& c, u32 base) {
       warp_arrive(first);
       mma_wait<0>(), pin(b);
       warp_arrive(second);
-#pragma unroll
-      for (int i = 0; i < SEEN / 2; i++) sum[i] = fmaf(a[i], b[i], sum[i]);
+      UNROLL(i, SEEN / 2) sum[i] = fmaf(a[i], b[i], sum[i]);
     }
     tables.wait_full();
     const float all = number_at(table, ALL);

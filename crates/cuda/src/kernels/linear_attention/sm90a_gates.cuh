@@ -53,8 +53,7 @@ DEV Gates load_gates(const WalkArgs& c, int batch, int key_head, int row, int co
   Gates g;
   const int token = 4 * lane_id();
   const float* from = c.logs + ((i64)batch * c.key_heads + key_head) * c.tokens + row + token;
-#pragma unroll
-  for (int i = 0; i < 4; i++) g.x[i] = token + i < count ? from[i] * LOG2E : 0;
+  UNROLL(i, 4) g.x[i] = token + i < count ? from[i] * LOG2E : 0;
   return g;
 }
 
@@ -72,8 +71,7 @@ template <bool WHOLE> DEV Sums sums_of(const Gates& g) {
 #pragma unroll
   for (int n = 1; n <= (WHOLE ? 2 : 1); n *= 2) {
     const float other = __shfl_xor_sync(~0u, s.block, n);
-#pragma unroll
-    for (int i = 0; i < 4; i++) (lane & n ? s.until[i] : s.after[i]) += other;
+    UNROLL(i, 4) (lane & n ? s.until[i] : s.after[i]) += other;
     s.block += other;
   }
   return s;
@@ -86,13 +84,11 @@ template <bool BACK> DEV void fill_tokens(u32 table, const Gates& g, float scale
   {
     const Sums half = sums_of<false>(g);
     const bool later = lane & 2;
-#pragma unroll
-    for (int i = 0; i < 4; i++) x[i] = exp2_fast(later ? half.until[i] : half.after[i]) * (later == BACK ? 1 : scale);
+    UNROLL(i, 4) x[i] = exp2_fast(later ? half.until[i] : half.after[i]) * (later == BACK ? 1 : scale);
     store_four(table, CROSS + token, x);
   }
   const Sums s = sums_of<true>(g);
-#pragma unroll
-  for (int i = 0; i < 4; i++) x[i] = exp2_fast(BACK ? s.after[i] : s.until[i]) * scale;
+  UNROLL(i, 4) x[i] = exp2_fast(BACK ? s.after[i] : s.until[i]) * scale;
   store_four(table, OWN + token, x);
   float before = __shfl_up_sync(~0u, s.block, 4), behind = __shfl_down_sync(~0u, s.block, 4);
   if (lane < 4) before = 0;
@@ -103,12 +99,10 @@ template <bool BACK> DEV void fill_tokens(u32 table, const Gates& g, float scale
     if (lane >= n) before += left;
     if (lane + n < 32) behind += right;
   }
-#pragma unroll
-  for (int i = 0; i < 4; i++) x[i] = exp2_fast(before + s.until[i]) * (BACK ? scale : 1);
+  UNROLL(i, 4) x[i] = exp2_fast(before + s.until[i]) * (BACK ? scale : 1);
   store_four(table, (BACK ? GAIN : REACH) + token, x);
   if (lane == 31) asm volatile("st.shared.f32 [%0], %1;" ::"r"(table + 4 * ALL), "f"(exp2_fast(before + s.until[3])) : "memory");
-#pragma unroll
-  for (int i = 0; i < 4; i++) x[i] = exp2_fast(behind + s.after[i]) * (BACK ? 1 : scale);
+  UNROLL(i, 4) x[i] = exp2_fast(behind + s.after[i]) * (BACK ? 1 : scale);
   store_four(table, (BACK ? REACH : GAIN) + token, x);
 }
 
@@ -116,13 +110,10 @@ template <bool BACK> DEV void fill_tokens(u32 table, const Gates& g, float scale
 template <bool BACK> DEV void fill_diagonal(u32 table, const Gates& g, float scale) {
   const int lane = lane_id(), second = lane & 1, place = DIAGONAL + lane / 2 * HALF_PITCH;
   float other[4], sum[4] = {}, x[4];
-#pragma unroll
-  for (int i = 0; i < 4; i++) other[i] = __shfl_xor_sync(~0u, g.x[i], 1);
-#pragma unroll
-  for (int n = 0; n < 4; n++) {
+  UNROLL(i, 4) other[i] = __shfl_xor_sync(~0u, g.x[i], 1);
+  UNROLL(n, 4) {
     const int row = BACK ? 3 - n : n;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
+    UNROLL(i, 4) {
       const bool passes = BACK ? i > row : i < row;
       if (passes) sum[i] += g.x[BACK ? row + 1 : row];
       x[i] = passes ? exp2_fast(sum[i]) * scale : i == row ? scale : 0;
@@ -130,12 +121,10 @@ template <bool BACK> DEV void fill_diagonal(u32 table, const Gates& g, float sca
     store_four(table, place + HALF * (4 * second + row) + 4 * second, x);
   }
   if (second != BACK) return;
-#pragma unroll
-  for (int n = 0; n < 4; n++) {
+  UNROLL(n, 4) {
     const int row = BACK ? 3 - n : n;
     const float next = !BACK ? other[row] : n == 0 ? g.x[0] : other[row + 1 & 3];
-#pragma unroll
-    for (int i = 0; i < 4; i++) sum[i] += next, x[i] = exp2_fast(sum[i]) * scale;
+    UNROLL(i, 4) sum[i] += next, x[i] = exp2_fast(sum[i]) * scale;
     store_four(table, place + HALF * (BACK ? row : 4 + row) + 4 * second, x);
   }
 }
@@ -151,8 +140,7 @@ template <bool BACK> DEV void fill_far(u32 table, const Gates& g) {
     const float whole = __shfl_sync(~0u, s.block, BLOCK / 4 * next);
     if (BACK ? block > next : block < next) between += whole;
     if (BACK ? block <= own : block >= own) continue;
-#pragma unroll
-    for (int i = 0; i < 4; i++) x[i] = exp2_fast(between + (BACK ? s.until[i] : s.after[i]));
+    UNROLL(i, 4) x[i] = exp2_fast(between + (BACK ? s.until[i] : s.after[i]));
     store_four(table, far_of<BACK>(own) + token, x);
   }
 }
@@ -183,8 +171,7 @@ template <bool BACK, bool OTHERS> DEV void weigh_block(float2 (&w)[4], u32 table
     w[0] = load_pair(half), w[3] = load_pair(half + 4 * HALF_PITCH);
     w[BACK ? 2 : 1] = make_float2(cross * x.x, cross * x.y), w[BACK ? 1 : 2] = make_float2(0, 0);
   } else
-#pragma unroll
-    for (int i = 0; i < 4; i++) w[i] = make_float2(0, 0);
+    UNROLL(i, 4) w[i] = make_float2(0, 0);
 }
 
 // The left factor P_ij (y_i·b_j) of a product with x, as `weigh_pairs`.
@@ -192,12 +179,10 @@ template <bool BACK, int GROUP, int WORDS> DEV void weigh_by_token(u32 (&to)[WOR
   constexpr int FIRST = GROUP && BACK ? 4 : 0;
   const float own[2] = {number_at(table, OWN + t.row), number_at(table, OWN + t.row + HALF)};
   const u32 far = table + 4 * (far_of<BACK>(t.row / BLOCK) + t.column);
-#pragma unroll
-  for (int k = 0; k < WORDS / 4; k++) {
+  UNROLL(k, WORDS / 4) {
     float2 w[4];
     if ((FIRST + k) / 4 == GROUP) weigh_block<BACK, false>(w, table, t, own, far, FIRST + k);
     else weigh_block<BACK, true>(w, table, t, own, far, FIRST + k);
-#pragma unroll
-    for (int i = 0; i < 4; i++) to[4 * k + i] = pack(p[8 * k + 2 * i] * w[i].x, p[8 * k + 2 * i + 1] * w[i].y);
+    UNROLL(i, 4) to[4 * k + i] = pack(p[8 * k + 2 * i] * w[i].x, p[8 * k + 2 * i + 1] * w[i].y);
   }
 }

@@ -105,8 +105,7 @@ extern "C" __global__ void __launch_bounds__(SCANNED) scan(const __grid_constant
   for (int n = 0; n < run.segments; n += AHEAD) {
     float sum[AHEAD], decay[AHEAD];
     float* to[AHEAD];
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
+    UNROLL(i, AHEAD) {
       if (n + i >= run.segments) break;
       const int number = run.first + (c.back ? run.segments - 1 - n - i : n + i);
       const Segment own = c.segments[number];
@@ -116,8 +115,7 @@ extern "C" __global__ void __launch_bounds__(SCANNED) scan(const __grid_constant
       if (!BY_TOKEN) decay[i] = exp2_fast(log * (last.start + last.len - first.start));
       else decay[i] = n + i + 1 < run.segments ? c.decays[number * c.key_heads + key_head] : 1;
     }
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
+    UNROLL(i, AHEAD) {
       if (n + i >= run.segments) break;
       if (n + i > 0) *to[i] = state;
       state = decay[i] == 0 ? sum[i] : fmaf(decay[i], state, sum[i]);

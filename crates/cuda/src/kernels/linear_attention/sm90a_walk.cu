@@ -46,8 +46,7 @@ DEV void feed(const WalkArgs& c, const Path& p, u32 base, Chunks& at) {
       at.fill((ROWS ? 2 : 1) * Y_BYTES + PANEL);
 #pragma unroll
       for (int i = 0; ROWS && i < KW / 64; i++) load4(y + i * PANEL, &c.y, full, 64 * i, row, p.head, p.batch);
-#pragma unroll
-      for (int i = 0; i < KW / 64; i++) load4(b + i * PANEL, &c.b, full, 64 * i, row, other, p.batch);
+      UNROLL(i, KW / 64) load4(b + i * PANEL, &c.b, full, 64 * i, row, other, p.batch);
       if (DOTS && m == 0 && n + 1 < p.chunks) {
         prefetch4(&c.dots, p.half * COLUMNS, p.start + number_of<BACK>(p, n + 1) * CHUNK, p.head, p.batch);
         if (BACK) prefetch_bytes(kept_state(c, p, number_of<BACK>(p, n + 1)), 4 * KEPT);
@@ -89,14 +88,12 @@ template <bool BACK> DEV void weigh_tokens(const WalkArgs& c, const Path& p, u32
       for (int i = 0; i < CHUNK; i += THREADS / 8 * MANY) {
         uint4 piece[MANY];
         float weight[MANY];
-#pragma unroll
-        for (int j = 0; j < MANY; j++) {
+        UNROLL(j, MANY) {
           const int token = min(i + THREADS / 8 * j, CHUNK - 1 - thread / 8);
           piece[j] = load_piece(from + 128 * token), weight[j] = __uint_as_float(load_word(weights + 4 * token));
         }
         if (i == 0) Weighted(base, at.stage() ^ 1).wait_empty();
-#pragma unroll
-        for (int j = 0; j < MANY; j++) {
+        UNROLL(j, MANY) {
           const int token = min(i + THREADS / 8 * j, CHUNK - 1 - thread / 8);
           const uint4 own = piece[j];
           if (i + THREADS / 8 * j + thread / 8 < CHUNK)
@@ -198,8 +195,7 @@ DEV bool multiply(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Chun
       else mask_pairs(w, s, t.row - t.column - FIRST, c.scale);
       mma_wait<1>(), pin(o);
       float reach[2], steps[2];  // decays, and how many, between the own token and the state
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
+      UNROLL(r, 2) {
         steps[r] = m > 0 ? 0 : BACK ? max(count - 1 - t.row - 8 * r, 0) : t.row + 8 * r + 1;
         reach[r] = m > 0 || !DECAY ? 1 : BY_TOKEN ? number_at(table, REACH + t.row + 8 * r) : exp2_fast(log * steps[r]);
       }
@@ -213,8 +209,7 @@ DEV bool multiply(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Chun
         if (last) load_dot(n + 1);
       }
       if (TANGENT) {
-#pragma unroll
-        for (int i = 0; i < COLUMNS / 2; i++) o1[i] = steps[i / 2 % 2] * o[i];  // x
+        UNROLL(i, COLUMNS / 2) o1[i] = steps[i / 2 % 2] * o[i];  // x
       }
       if (TANGENT) add_pairs(o1, tangent, x + 128 * FIRST);  // w
       add_pairs(o, w, x + 128 * FIRST);
@@ -235,16 +230,14 @@ DEV bool multiply(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Chun
       if (!TANGENT) mma_wait<1>(), pin(o);
       warp_arrive(base + EMPTY_X + 8 * own_stage);
       if (DOTS && !BACK) {
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
+        UNROLL(r, 2) {
           if (TANGENT) gamma += dot_rows(dot, o1, r);
           by_scale += dot_rows(dot, o, r);
         }
         load_dot(n + 1);
       }
       if (last) {
-#pragma unroll
-        for (int i = 0; i < COLUMNS / 2; i++) odd = fmaf(o[i], 0.0f, odd);
+        UNROLL(i, COLUMNS / 2) odd = fmaf(o[i], 0.0f, odd);
         if (c.rows.data) put(c, p, t, base + AT_OUT + GROUP * 8192, o, chunk_row, count);
       }
     }

@@ -58,17 +58,14 @@ extern "C" __global__ void __launch_bounds__(256) step(const __grid_constant__ L
         if (decay != 0) state = fmaf(decay, from[d * c.begin.row], state);
         to[d * c.end.row] = state;
       }
-#pragma unroll
-      for (int m = 0; m < MEMBERS; m++)
+      UNROLL(m, MEMBERS)
         if (member + m < group) o[m] = fmaf(read(q[m * c.q.head + d]), state, o[m]);
     }
-#pragma unroll
-    for (int m = 0; m < MEMBERS; m++) sums[warp][m][lane] = o[m];
+    UNROLL(m, MEMBERS) sums[warp][m][lane] = o[m];
     __syncthreads();
     if (warp < MEMBERS && member + warp < group && inside && c.out.data) {
       float sum = 0;
-#pragma unroll
-      for (int w = 0; w < WARPS; w++) sum += sums[w][warp][lane];
+      UNROLL(w, WARPS) sum += sums[w][warp][lane];
       ((element*)c.out.data)[batch * c.out.batch + (key_head * group + member + warp) * c.out.head + e] = rounded(c.scale * sum);
     }
     __syncthreads();

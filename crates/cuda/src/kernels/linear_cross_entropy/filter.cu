@@ -68,16 +68,14 @@ extern "C" __global__ void __launch_bounds__(256) measure(const __grid_constant_
     for (int k = 0; k < 8; k += 4) {
       float x[4];
       read_four(x, c.z + (i64)row * c.columns + tile * TILE + of_lane(k));
-#pragma unroll
-      for (int e = 0; e < 4; e++) most = max_nan(most, fabsf(x[e])), sum += fabsf(x[e]), classes[k + e] += fabsf(x[e]) * size;
+      UNROLL(e, 4) most = max_nan(most, fabsf(x[e])), sum += fabsf(x[e]), classes[k + e] += fabsf(x[e]) * size;
     }
     sum = warp_sum(sum);
     const float bound = sum == 0 && widest < INF ? 0 : up(enlarged(sum) * widest) + LOST;
     kept |= !(bound < INF);
     if (threadIdx.x % 32 == 0) f.by_token[(i64)row * tiles + tile] = bound;
   }
-#pragma unroll
-  for (int k = 0; k < 8; k++) sums[warp][of_lane(k)] = classes[k];
+  UNROLL(k, 8) sums[warp][of_lane(k)] = classes[k];
   __syncthreads();
   float sum = 0;
   for (int n = 0; n < 8; n++) sum += sums[n][threadIdx.x];

@@ -43,8 +43,7 @@ DEV bool is_left_out(const CrossEntropyArgs& c, int band, int tile) { return c.l
 // Calls f(place, class, sum) with four logits of the tile at a time.
 template <class F> DEV void each_four(const CrossEntropyArgs& c, const Corner& at, const float (&sum)[8][8], F f) {
   const int count = count_of(c);
-#pragma unroll
-  for (int r = 0; r < 8; r++) {
+  UNROLL(r, 8) {
     const int row = at.token + spread(ty(), r);
     if (row >= count) continue;
 #pragma unroll
@@ -56,8 +55,7 @@ template <class F> DEV void each_four(const CrossEntropyArgs& c, const Corner& a
   }
 }
 DEV void add_bias(const CrossEntropyArgs& c, const element* bias, int column, float (&x)[4]) {
-#pragma unroll
-  for (int e = 0; e < 4; e++)
+  UNROLL(e, 4)
     if (bias && column + e < c.classes) x[e] += read(bias[c.first_class + column + e]);
 }
 
@@ -133,13 +131,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) hidden(const __grid_con
       else add_kept(waiting(level), sum);
       first = 0;
     }
-#pragma unroll
-  for (int r = 0; r < 8; r++) {
+  UNROLL(r, 8) {
     const int row = at.token + spread(ty(), r);
     if (row >= count_of(c)) continue;
     const i64 to = (i64)c.tokens[c.first_token + row].index * c.dim;
-#pragma unroll
-    for (int e = 0; e < 8; e++) {
+    UNROLL(e, 8) {
       const int column = at.column + spread(tx(), e);
       if (column < c.dim) store(c, c.dh, to + column, sum[r][e]);
     }
@@ -169,13 +165,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) head(const __grid_const
   const int parts = (c.dim + SIDE - 1) / SIDE, first = blockIdx.x / parts * SIDE, from = blockIdx.x % parts * SIDE;
   float sum[8][8];
   auto each = [&](auto f) {
-#pragma unroll
-    for (int r = 0; r < 8; r++) {
+    UNROLL(r, 8) {
       const int row = first + spread(ty(), r);
       if (row >= c.classes) continue;
       const i64 at = (i64)row * c.dim + from;
-#pragma unroll
-      for (int e = 0; e < 8; e++)
+      UNROLL(e, 8)
         if (from + spread(tx(), e) < c.dim) f(at + spread(tx(), e), sum[r][e]);
     }
   };

@@ -19,8 +19,7 @@ DEV Node leaf(const CrossEntropyArgs& c, int row, int tile, const Token& token) 
   node.m = -INF, node.argmax = 0x7fffffff;
 #pragma unroll
   for (int k = 0; k < 8; k += 4) read_four(x + k, c.z + at + of_lane(k));
-#pragma unroll
-  for (int k = 0; k < 8; k++) {
+  UNROLL(k, 8) {
     if (of_lane(k) >= classes) continue;
     if (node.argmax == 0x7fffffff || exceeds(x[k], node.m)) node.m = x[k], node.argmax = first + of_lane(k);
     if (first + of_lane(k) == token.target) c.picked[2 * (c.first_token + row)] = x[k];
@@ -36,15 +35,13 @@ DEV Node leaf(const CrossEntropyArgs& c, int row, int tile, const Token& token) 
   float moved[8];
 #pragma unroll
   for (int k = 0; k < 8; k += 4) read_four(moved + k, c.motion + at + of_lane(k));
-#pragma unroll
-  for (int k = 0; k < 8; k++) {
+  UNROLL(k, 8) {
     if (first + of_lane(k) == node.argmax && node.m != -INF) node.m_motion = moved[k];
     if (first + of_lane(k) == token.target) c.picked[2 * (c.first_token + row) + 1] = moved[k];
   }
   node.m_motion = __shfl_sync(~0u, node.m_motion, (node.argmax - first) % 128 / 4);
 #endif
-#pragma unroll
-  for (int k = 0; k < 8; k++) {
+  UNROLL(k, 8) {
     if (of_lane(k) >= classes) continue;
     const float cw = c.class_weights ? c.class_weights[first + of_lane(k)] : 1, shift = x[k] - node.m;
     const bool some = node.m != -INF;
@@ -213,10 +210,8 @@ extern "C" __global__ void __launch_bounds__(256) loss(const __grid_constant__ C
 #pragma unroll 1
   for (; i + 15 * 256 < counted; i += 16 * 256) {
     double2 some[16];  // read side by side
-#pragma unroll
-    for (int k = 0; k < 16; k++) some[k] = terms[i + 256 * k];
-#pragma unroll
-    for (int k = 0; k < 16; k++) a += some[k].x, b += some[k].y;
+    UNROLL(k, 16) some[k] = terms[i + 256 * k];
+    UNROLL(k, 16) a += some[k].x, b += some[k].y;
   }
   for (; i < counted; i += 256) a += terms[i].x, b += terms[i].y;
   sums[t][0] = a, sums[t][1] = b;
@@ -266,8 +261,7 @@ extern "C" __global__ void __launch_bounds__(256) gradients(const __grid_constan
   float* const moved = c.motion + (i64)row * c.columns + first;
   read_four(motion, moved);
 #endif
-#pragma unroll
-  for (int e = 0; e < 4; e++) {
+  UNROLL(e, 4) {
     const int v = first + e;
     if (v >= c.classes) {
       z[e] = motion[e] = 0;

@@ -3,10 +3,8 @@
 // ---- gradients of operands -------------------------------------------------------------------------------------------
 // dw. Calls f(element, accumulator) for each pair of columns of a thread that the classes of the chunk have.
 template <class F> DEV void each_pair(const CrossEntropyArgs& c, const Corner& at, int row, F f) {
-#pragma unroll
-  for (int r = 0; r < 2; r++)
-#pragma unroll
-    for (int j = 0; j < TILE / 8; j++) {
+  UNROLL(r, 2)
+    UNROLL(j, TILE / 8) {
       const int column = at.column + column_of(j, 0);
       if (row + 8 * r < c.classes && column < c.dim) f((i64)(row + 8 * r) * c.dim + column, 4 * j + 2 * r);
     }
@@ -59,13 +57,11 @@ template <int COLUMNS> struct Waiting {
 };
 
 template <int COLUMNS> DEV void write_hidden(const CrossEntropyArgs& c, const float (&z)[COLUMNS / 2], const Corner& at, int row, int count) {
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     const int i = row + 8 * r;
     if (i >= count) continue;
     const i64 to = (i64)c.tokens[c.first_token + i].index * c.dim;
-#pragma unroll
-    for (int j = 0; j < COLUMNS / 8; j++) {
+    UNROLL(j, COLUMNS / 8) {
       const int column = at.column + column_of(j, 0);
       if (column >= c.dim) continue;
       const float x = z[4 * j + 2 * r], y = z[4 * j + 2 * r + 1];
@@ -80,8 +76,7 @@ template <Kind K> DEV Rows read_rows(const ProductArgs& x, int row, int count) {
   const CrossEntropyArgs& c = x.c;
   Rows rows = {};
   const float scale = K == GRADIENT ? scale_of(x) : 1;
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     const int i = row + 8 * r;
     rows.target[r] = -1;
     if (i >= count) continue;
@@ -150,8 +145,7 @@ DEV void multiply(float (&z)[COLUMNS / 2], Place<K, COLUMNS>& ring, int length, 
 }
 template <int N> DEV void unscale(float (&z)[N], const ProductArgs& x) {
   const float factor = unscale_of(x);
-#pragma unroll
-  for (int i = 0; i < N; i++) z[i] = SCALED ? z[i] * factor : z[i];
+  UNROLL(i, N) z[i] = SCALED ? z[i] * factor : z[i];
 }
 
 template <Kind K> DEV void consume_logits(u32 base, const ProductArgs& x, int count, int pairs, int columns) {

@@ -165,8 +165,7 @@ DEV void produce_rings(Rings s, const ProductArgs& x, int pairs, int columns, in
 // One step of 64 of a warpgroup's 64 rows.
 template <Kind K, int COLUMNS> DEV void step(float (&z)[COLUMNS / 2], u32 a, u32 b, bool add) {
   constexpr int A = K == HEAD ? MN_MAJOR : K_MAJOR, B = K < HIDDEN ? K_MAJOR : MN_MAJOR;
-#pragma unroll
-  for (int i = 0; i < STEP / 16; i++) {
+  UNROLL(i, STEP / 16) {
     const u64 x = A == MN_MAJOR ? mn_major(a + 2048 * i, PANEL) : k_major(a + 32 * i);
     const u64 y = B == MN_MAJOR ? mn_major(b + 2048 * i, PANEL) : k_major(b + 32 * i);
     Mma<COLUMNS>::template ss<A, B>(z, x, y, add || i);
@@ -178,10 +177,8 @@ DEV int column_of(int j, int e) { return 8 * j + 2 * (threadIdx.x & 3) + e; }
 
 // Calls f(i, class) for each accumulator of a row in the chunk's columns from `first` on; i counts from the row's first.
 template <class F> DEV void each_class(int first, F f) {
-#pragma unroll
-  for (int j = 0; j < TILE / 8; j++)
-#pragma unroll
-    for (int e = 0; e < 2; e++) f(4 * j + e, first + column_of(j, e));
+  UNROLL(j, TILE / 8)
+    UNROLL(e, 2) f(4 * j + e, first + column_of(j, e));
 }
 DEV bool any_target(int target, int first) { return __any_sync(~0u, (u32)(target - first) < TILE); }
 
@@ -193,8 +190,7 @@ DEV void link(const CrossEntropyArgs& c, float (&z)[TILE / 2], int first) {
       z[i] += bias, z[i + 2] += bias;
     });
   if (c.ratio != 0 || c.factor != 1)
-#pragma unroll
-    for (int i = 0; i < TILE / 2; i++) z[i] = logit(c, z[i]);
+    UNROLL(i, TILE / 2) z[i] = logit(c, z[i]);
 }
 
 // ---- leaves ----------------------------------------------------------------------------------------------------------
@@ -204,10 +200,8 @@ DEV bool is_short(const CrossEntropyArgs& c) { return !c.entropy && !(c.smoothin
 // The largest logit of both rows, of the first COUNT classes of a tile, which four lanes share.
 template <int COUNT> DEV void find_largest(const float (&z)[TILE / 2], float (&largest)[2]) {
   float m[4] = {-INF, -INF, -INF, -INF};
-#pragma unroll
-  for (int i = 0; i < COUNT / 2; i++) m[i & 3] = max_nan(m[i & 3], z[i]);
-#pragma unroll
-  for (int r = 0; r < 2; r++) largest[r] = quad_max_nan(max_nan(m[2 * r], m[2 * r + 1]));
+  UNROLL(i, COUNT / 2) m[i & 3] = max_nan(m[i & 3], z[i]);
+  UNROLL(r, 2) largest[r] = quad_max_nan(max_nan(m[2 * r], m[2 * r + 1]));
 }
 // What differences to m are made of: 0 where no class has a weight.
 DEV float origin(float m) { return m == -INF ? 0 : m; }
@@ -215,10 +209,8 @@ DEV float origin(float m) { return m == -INF ? 0 : m; }
 // l of both rows. Their exponentials follow one another without a gap.
 DEV void find_sums(const float (&z)[TILE / 2], const float (&m)[2], float (&sums)[2]) {
   float l[4] = {};
-#pragma unroll
-  for (int i = 0; i < TILE / 2; i++) l[i & 3] += weight(z[i], origin(m[i / 2 & 1]));
-#pragma unroll
-  for (int r = 0; r < 2; r++) sums[r] = quad_sum(l[2 * r] + l[2 * r + 1]);
+  UNROLL(i, TILE / 2) l[i & 3] += weight(z[i], origin(m[i / 2 & 1]));
+  UNROLL(r, 2) sums[r] = quad_sum(l[2 * r] + l[2 * r + 1]);
 }
 
 // (C33) of a row, given m, l and its largest logit. What lies beyond the last class is -inf.
@@ -255,8 +247,7 @@ struct Rows { int target[2]; Pull pull[2]; };
 // Element i of 2N, by halves.
 template <int N> DEV float element_of(const float (&x)[2 * N], int i) {
   float half[N];
-#pragma unroll
-  for (int k = 0; k < N; k++) half[k] = i & N ? x[k + N] : x[k];
+  UNROLL(k, N) half[k] = i & N ? x[k + N] : x[k];
   if constexpr (N == 1) return half[0];
   else return element_of<N / 2>(half, i);
 }
@@ -264,8 +255,7 @@ template <int N> DEV float element_of(const float (&x)[2 * N], int i) {
 DEV void pick(const CrossEntropyArgs& c, const float* z, int target, int first, int token) {
   const u32 i = target - first;
   float of_lane[64];
-#pragma unroll
-  for (int k = 0; k < 64; k++) of_lane[k] = z[4 * (k % 32) + k / 32];
+  UNROLL(k, 64) of_lane[k] = z[4 * (k % 32) + k / 32];
   const float picked = element_of<32>(of_lane, i / 8 + 32 * (i & 1));
   if (i < TILE && i / 2 % 4 == lane_id() % 4) c.picked[2 * token] = picked;
 }
@@ -283,8 +273,7 @@ DEV Lags find_leaves(const float (&z)[TILE / 2], float (&m)[2], float (&l)[2]) {
   find_largest<TILE / 4>(z, m);
   find_sums(z, m, l);
   Lags lags;
-#pragma unroll
-  for (int r = 0; r < 2; r++) lags.of[r] = !(l[r] <= MOST_LAG && fabsf(m[r]) < INF);
+  UNROLL(r, 2) lags.of[r] = !(l[r] <= MOST_LAG && fabsf(m[r]) < INF);
   return lags;
 }
 
@@ -293,8 +282,7 @@ DEV void write_leaves(const ProductArgs& x, float (&z)[TILE / 2], const Rows& ro
   const i64 to = (i64)(at.column / TILE) * c.count + row;
   auto writes = [&](int r) { return lane_id() % 4 == 0 && row + 8 * r < count; };
   auto write = [&](const float (&m)[2], const float (&l)[2]) {
-#pragma unroll
-    for (int r = 0; r < 2; r++)
+    UNROLL(r, 2)
       if (writes(r)) ((float2*)x.leaves)[to + 8 * r] = make_float2(m[r], l[r]);
   };
   float m[2], l[2];
@@ -309,20 +297,17 @@ DEV void write_leaves(const ProductArgs& x, float (&z)[TILE / 2], const Rows& ro
       each_class(at.column, [&](int i, int v) { if (v >= c.classes) z[i] = z[i + 2] = -INF; });
     if (is_bare(c)) lags = find_leaves(z, m, l);
   }
-#pragma unroll
-  for (int r = 0; r < 2; r++)
+  UNROLL(r, 2)
     if (any_target(rows.target[r], at.column)) pick(c, z + 2 * r, rows.target[r], at.column, c.first_token + row + 8 * r);
   float largest[2], sums[2];
   find_largest<TILE>(z, largest);
   if (__any_sync(~0u, lags.of[0] || lags.of[1])) {
     find_sums(z, largest, sums);
-#pragma unroll
-    for (int r = 0; r < 2; r++)
+    UNROLL(r, 2)
       if (lags.of[r]) m[r] = largest[r], l[r] = sums[r];
   }
   if (is_short(c)) return write(m, l);
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     const Node n = leaf(c, z + 2 * r, m[r], l[r], largest[r], at.column);
     if (writes(r)) ((Node*)x.leaves)[to + 8 * r] = n;
   }
@@ -393,8 +378,7 @@ DEV void store_half(const TensorMap* out, const float* z, const Corner& at, u32 
   });
 }
 DEV void store_tile(const TensorMap* out, const float (&z)[TILE / 2], const Corner& at, u32 to, int group) {
-#pragma unroll
-  for (int half = 0; half < 2; half++) store_half(out, z, at, to, group, half);
+  UNROLL(half, 2) store_half(out, z, at, to, group, half);
 }
 
 // da of a tile, and stores it.
@@ -405,22 +389,19 @@ DEV void write_gradients(const ProductArgs& x, float (&z)[TILE / 2], const Rows&
     const float ln_l[2] = {rows.pull[0].ln_l * LOG2E, rows.pull[1].ln_l * LOG2E};
     const float both[2] = {rows.pull[0].both * c.slope, rows.pull[1].both * c.slope};
     // A half is copied while the other is computed.
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
+    UNROLL(half, 2) {
 #pragma unroll
       for (int i = 64 * half; i < 64 * half + 64; i++) {
         const int r = i / 2 & 1;
         z[i] = probability(z[i], rows.pull[r], ln_l[r]) * both[r];
       }
-#pragma unroll
-      for (int r = 0; r < 2; r++) put_own(z + 2 * r, rows.pull[r], at.column, rows.target[r]);
+      UNROLL(r, 2) put_own(z + 2 * r, rows.pull[r], at.column, rows.target[r]);
       store_half(&x.out, z, at, to, group, half);
     }
     return;
   }
   link(c, z, at.column);
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     pull_row(c, z + 2 * r, rows.pull[r], at.column, rows.target[r]);
     // `head` multiplies whole steps: rows without a token are 0.
     if (row + 8 * r >= count) each_class(at.column, [&](int k, int) { z[2 * r + k] = 0; });

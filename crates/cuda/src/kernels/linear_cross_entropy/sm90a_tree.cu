@@ -27,8 +27,7 @@ DEV Node node(const Node* leaves, int count, int there) {
 // The same of m and l: those of half of a node are read side by side.
 DEV float2 half_node(const float2* leaves, int count, int there) {
   float2 x[NODE / 2];
-#pragma unroll
-  for (int i = 0; i < NODE / 2; i++)
+  UNROLL(i, NODE / 2)
     if (i < there) x[i] = leaves[(i64)i * count];
 #pragma unroll
   for (int n = 1; n < NODE / 2; n *= 2)

@@ -62,10 +62,8 @@ extern "C" __global__ void __launch_bounds__(TOKEN_THREADS) tokens(const __grid_
     i64 target[TOKENS_EACH];
     u32 counts[TOKENS_EACH];  // a bit for each lane
     int n = 0;
-#pragma unroll
-    for (int e = 0; e < TOKENS_EACH; e++) target[e] = own + 32 * e < c.all ? c.targets[own + 32 * e] : c.ignore_index;
-#pragma unroll
-    for (int e = 0; e < TOKENS_EACH; e++) n += __popc(counts[e] = __ballot_sync(~0u, target[e] != c.ignore_index));
+    UNROLL(e, TOKENS_EACH) target[e] = own + 32 * e < c.all ? c.targets[own + 32 * e] : c.ignore_index;
+    UNROLL(e, TOKENS_EACH) n += __popc(counts[e] = __ballot_sync(~0u, target[e] != c.ignore_index));
     const Before b = before(n, warps);
     int at = counted + b.own;
 #pragma unroll

@@ -51,14 +51,11 @@ template <int M, int W> DEV bool has_odd(const float (&sum)[M][W / 8][4]) {
 
 // Adds factor[r]·x, the numbers of x that are not finite alone. Every warp comes here with the same x.
 template <int M, int W> DEV void add_odd(float (&sum)[M][W / 8][4], const float (&factor)[2 * M], const bool (&seen)[2 * M], const element* x, int width) {
-#pragma unroll
-  for (int i = 0; i < W / 8; i++)
-#pragma unroll
-    for (int e = 0; e < 2; e++) {
+  UNROLL(i, W / 8)
+    UNROLL(e, 2) {
       int column = 8 * i + 2 * (lane_id() % 4) + e;
       float y = column < width ? read(x[column]) : 0;
-#pragma unroll
-      for (int r = 0; r < 2 * M; r++)
+      UNROLL(r, 2 * M)
         if (seen[r] && adds(factor[r], y)) sum[r / 2][i][2 * (r & 1) + e] = fmaf(factor[r], y, sum[r / 2][i][2 * (r & 1) + e]);
     }
 }

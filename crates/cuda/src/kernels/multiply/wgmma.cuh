@@ -16,12 +16,10 @@ DEV void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "mem
 template <int PENDING> DEV void mma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
 // Keeps the compiler from moving reads or writes of an accumulator across the asynchronous product.
 template <int R> DEV void pin(float (&d)[R]) {
-#pragma unroll
-  for (int i = 0; i < R; i++) asm volatile("" : "+f"(d[i])::"memory");
+  UNROLL(i, R) asm volatile("" : "+f"(d[i])::"memory");
 }
 template <int R> DEV void pin(u32 (&a)[R]) {
-#pragma unroll
-  for (int i = 0; i < R; i++) asm volatile("" : "+r"(a[i])::"memory");
+  UNROLL(i, R) asm volatile("" : "+r"(a[i])::"memory");
 }
 // What follows is issued after x is known. The assembler orders a wait only against the products that it waits for and
 // would hoist it above the arithmetic meant to run under them; a branch never taken holds it back.
@@ -59,14 +57,12 @@ MMA(256, 128, 128, 129, 130, 131, 132, 133, 134)
 
 // d = a·bᵀ over W columns: 64 rows of a tile of A_ROWS, N rows of a tile of B_ROWS.
 template <int N, int W, int A_ROWS, int B_ROWS> DEV void multiply_shared(float (&d)[N / 2], u32 a, u32 b) {
-#pragma unroll
-  for (int i = 0; i < W / 16; i++)
+  UNROLL(i, W / 16)
     Mma<N>::template ss<K_MAJOR, K_MAJOR>(d, k_major(a + i / 4 * A_ROWS * 128 + i % 4 * 32),
                                           k_major(b + i / 4 * B_ROWS * 128 + i % 4 * 32), i > 0);
 }
 // d += a·b, or d = a·b where `add` is 0: factors of a thread, and a tile of N rows, W columns wide.
 template <int N, int W> DEV void multiply_registers(float (&d)[W / 2], const u32 (&a)[N / 4], u32 b, int add = 1) {
-#pragma unroll
-  for (int i = 0; i < N / 16; i++)
+  UNROLL(i, N / 16)
     Mma<W>::template rs<MN_MAJOR>(d, a + 4 * i, mn_major(b + i * 2048, N * 128), i > 0 ? 1 : add);
 }

@@ -11,12 +11,10 @@ DEV bool has_pairs(const Elements& x, const u16* row) { return ((u64)row | (u64)
 // The rows of a thread's accumulators within their sequence, those of a tensor of whole columns.
 DEV void store_rows(const Elements& to, int batch, int head, int start, int row, int rows, const float (&x)[D / 2],
                     float scale = 1) {
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     if (row + 8 * r >= rows) continue;
     u32* at = (u32*)(row_of(to, batch, head, start + row + 8 * r) + 2 * (lane_id() & 3));
-#pragma unroll
-    for (int j = 0; j < D / 8; j++) at[4 * j] = pack(x[4 * j + 2 * r] * scale, x[4 * j + 2 * r + 1] * scale);
+    UNROLL(j, D / 8) at[4 * j] = pack(x[4 * j + 2 * r] * scale, x[4 * j + 2 * r + 1] * scale);
   }
 }
 // Puts 0 in place of numbers that are not finite in a tile: a part of it for each of so many threads.
@@ -42,8 +40,7 @@ DEV float2 load_bias(const u16* at, bool pairs, int count) {
 struct BiasRows {
   const u16* of[2];
   METHOD BiasRows(const ScoreOptions& o, const Own& s, int head, int row) {
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
+    UNROLL(r, 2) {
       const int query = s.query_start + min(row + 8 * r, s.queries - 1);
       of[r] = o.bias.data ? row_of(o.bias, s.batch, head, query) + s.key_start + 2 * (lane_id() & 3) : 0;
     }

@@ -18,8 +18,7 @@ KERNEL_ARGS(SpanTables)
 struct Reach { int begin, end, from, to; };
 template <int M> DEV Reach reach_of(const SpanTables& t, const Own& s, int block) {
   Reach all = {1 << 30, 0, 0, 1 << 30};
-#pragma unroll
-  for (int m = 0; m < M; m++) {
+  UNROLL(m, M) {
     const int tile = block * M + m;
     if (tile * 64 >= s.queries) break;
     const Tile some = t.tiles[s.tile + tile], common = t.common[s.tile + tile];
@@ -108,14 +107,11 @@ DEV int number_of(u32 visit) { return visit & ~CUT; }
 DEV u32 visible(const SpanTables& t, const Shape& all, const Own& s, int query, int key) {
   const Span* spans = t.spans + (i64)s.batch * all.queries + s.query_start;
   u32 bits = 0;
-#pragma unroll
-  for (int j = 0; j < 8; j++)
-#pragma unroll
-    for (int e = 0; e < 2; e++) {
+  UNROLL(j, 8)
+    UNROLL(e, 2) {
       const int i = query + 8 * j + e;
       const Span span = i < s.queries ? spans[i] : Span{0, 0};
-#pragma unroll
-      for (int r = 0; r < 2; r++)
+      UNROLL(r, 2)
         if (span.begin <= key + 8 * r && key + 8 * r < span.end) bits |= 1u << (4 * j + 2 * r + e);
     }
   return bits;

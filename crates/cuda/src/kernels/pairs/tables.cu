@@ -103,8 +103,7 @@ DEV Span span_of(const TableArgs& a, const Sequence& s, int i) {
 // Of AT_ONCE keys of a sequence, 32 from each to the next: their loads overlap.
 typedef bool Some[AT_ONCE];
 template <class F> DEV void each(Some& own, int first, int keys, const F& holds) {
-#pragma unroll
-  for (int e = 0; e < AT_ONCE; e++) own[e] = first + 32 * e < keys && holds(first + 32 * e);
+  UNROLL(e, AT_ONCE) own[e] = first + 32 * e < keys && holds(first + 32 * e);
 }
 DEV void holds(const TableArgs& a, const Node& x, const Sequence& s, int head, int i, int first, Some& own) {
   const i64 row = (i64)s.query_start + i;
@@ -124,16 +123,14 @@ DEV void holds(const TableArgs& a, const Node& x, const Sequence& s, int head, i
 // at most 33 deep.
 DEV void allows(const TableArgs& a, const Sequence& s, int head, int i, int first, Some& own) {
   u64 all[AT_ONCE], any = 0;
-#pragma unroll
-  for (int e = 0; e < AT_ONCE; e++) all[e] = 1;
+  UNROLL(e, AT_ONCE) all[e] = 1;
   for (int n = 0; n < a.node_count; n++) {
     const Node x = a.nodes[n];
     const bool begins = x.kind == ALL || x.kind == ANY, ends = x.kind == END;
     if (begins) any = any << 1 | (x.kind == ANY);
     else if (ends) any >>= 1;
     else holds(a, x, s, head, i, first, own);
-#pragma unroll
-    for (int e = 0; e < AT_ONCE; e++) {
+    UNROLL(e, AT_ONCE) {
       if (begins) {
         all[e] = all[e] << 1 | (x.kind == ALL);
         continue;
@@ -142,8 +139,7 @@ DEV void allows(const TableArgs& a, const Sequence& s, int head, int i, int firs
       if (any & 1) all[e] |= own[e]; else if (!own[e]) all[e] &= ~1ull;
     }
   }
-#pragma unroll
-  for (int e = 0; e < AT_ONCE; e++) own[e] = all[e] & 1;
+  UNROLL(e, AT_ONCE) own[e] = all[e] & 1;
 }
 // Writes the flags of a row, whose keys a warp shares, and finds the span that holds those of all heads.
 DEV Span flagged(const TableArgs& a, const Sequence& s, int i) {
@@ -153,8 +149,7 @@ DEV Span flagged(const TableArgs& a, const Sequence& s, int i) {
     for (int first = threadIdx.x % 32; first < s.keys; first += 32 * AT_ONCE) {
       Some own;
       allows(a, s, head, i, first, own);
-#pragma unroll
-      for (int e = 0; e < AT_ONCE; e++) {
+      UNROLL(e, AT_ONCE) {
         const int j = first + 32 * e;
         if (j >= s.keys) break;
         flags[j] = own[e];

@@ -26,16 +26,12 @@ DEV int row_of(int r) { return R * ty() + r; }
 DEV int column_of(int e) { return 4 * tx() + e; }
 // Calls f(number, r, e) for each number of a thread, row by row.
 template <int N, class T, class F> DEV void each(T (&x)[R][N], F f) {
-#pragma unroll
-  for (int r = 0; r < R; r++)
-#pragma unroll
-    for (int e = 0; e < N; e++) f(x[r][e], r, e);
+  UNROLL(r, R)
+    UNROLL(e, N) f(x[r][e], r, e);
 }
 template <int N> DEV void mul_rows(float (&x)[R][N], const float (&factor)[R]) {
-#pragma unroll
-  for (int r = 0; r < R; r++)
-#pragma unroll
-    for (int e = 0; e < N; e++) x[r][e] *= factor[r];
+  UNROLL(r, R)
+    UNROLL(e, N) x[r][e] *= factor[r];
 }
 template <int W> DEV void clear(float (&sum)[R][W / 16]) { each(sum, [](float& x, int, int) { x = 0; }); }
 // The sum, and the largest, over the 16 threads that share rows; NaN if one is.
@@ -55,12 +51,10 @@ struct Same {
 // Writes factor[r]·sum to the rows below `count` of a tensor.
 template <int W, class F> DEV void store(const Tensor& x, int batch, int head, int row, int count, const float (&sum)[R][W / 16],
                                 const F& factor, int first, int width, bool wide) {
-#pragma unroll
-  for (int r = 0; r < R; r++) {
+  UNROLL(r, R) {
     if (R * ty() + r >= count) continue;
     i64 at = batch * x.batch + head * x.head + (row + R * ty() + r) * x.row + first;
-#pragma unroll
-    for (int i = 0; i < W / 16; i++) {
+    UNROLL(i, W / 16) {
       int column = 64 * (i / 4) + 4 * tx() + i % 4;
       if (first + column >= width) continue;
       float value = fmaf(factor[r], sum[r][i], 0.0f);  // no -0: what nobody adds to is 0 under any scale

@@ -12,6 +12,8 @@ typedef unsigned long long u64;
 typedef long long i64;
 #define DEV static __device__ __forceinline__
 #define METHOD __device__ __forceinline__  // of a struct
+// A loop that is written out: i = 0, 1 … count - 1.
+#define UNROLL(i, count) _Pragma("unroll") for (int i = 0; i < (count); i++)
 #define INF __int_as_float(0x7f800000)
 constexpr float LOG2E = 1.4426950408889634f;
 // Asserts that the dynamic shared memory of a kernel, as its source lays it out, is that of its launches (`shared_bytes`).
