@@ -211,7 +211,7 @@ DEV float flow_of_states(const LinearArgs& c, const Chunk& chunk, const Gates& g
   float sum = 0;
   if (decay != 0)
     for (int i = threadIdx.x; i < c.dim * c.value_dim; i += THREADS) sum = fmaf(c.states[at + i], c.other[at + i], sum);
-  return decay == 0 ? 0 : decay * sum_of_block(sum);
+  return decay == 0 ? 0 : decay * block_sum<THREADS>(sum);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) flow(const __grid_constant__ LinearArgs c) {

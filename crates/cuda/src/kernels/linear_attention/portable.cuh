@@ -24,9 +24,7 @@ template <int W> DEV void dot_rows(float (&out)[R], const float (&sum)[R][W / 16
       read_four(x, with, R * ty() + r, first + 64 * i + 4 * tx(), width);
       UNROLL(e, 4) all = fmaf(sum[r][4 * i + e], x[e], all);
     }
-#pragma unroll
-    for (int n = 8; n; n /= 2) all += __shfl_xor_sync(~0u, all, n);
-    out[r] = all;
+    out[r] = row_sum(all);
   }
 }
 

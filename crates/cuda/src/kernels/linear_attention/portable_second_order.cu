@@ -229,7 +229,7 @@ DEV float tangent_of_states(const LinearArgs& c, const Chunk& chunk, const Gates
       sum = fmaf(c.states1[at + i], d, fmaf(s, c.other1[at + i], sum));
       if (c.slopes) sum = fmaf(slope * s, d, sum);
     }
-  return decay == 0 ? 0 : decay * sum_of_block(sum);
+  return decay == 0 ? 0 : decay * block_sum<THREADS>(sum);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) flow_second(const __grid_constant__ LinearArgs c) {

@@ -285,7 +285,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) flow(const __grid_constant
         float s = read(c.narrow[at + i]), d = read(c.other_narrow[at + i]);
         if (c.mode != CLEANSE || !(is_odd(s) || is_odd(d))) sum = fmaf(s, d, sum);
       }
-    return decay == 0 ? 0.0f : decay * sum_of_block(sum);
+    return decay == 0 ? 0.0f : decay * block_sum<THREADS>(sum);
   };
   flow_of_chunk(c, w, pairs, states, blockIdx.x);
 }

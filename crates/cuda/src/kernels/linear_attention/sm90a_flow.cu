@@ -123,11 +123,6 @@ template <int LANES, bool BACK> DEV float scan_lanes(float x) {
   }
   return x;
 }
-DEV float sum_lanes(float x) {
-#pragma unroll
-  for (int n = 16; n; n /= 2) x += __shfl_xor_sync(~0u, x, n);
-  return x;
-}
 
 // What passes the gate of token t of a chunk by pairs. A warp has the tokens of two blocks.
 DEV float flow_of_pairs(u32 base, int t) {
@@ -156,7 +151,7 @@ DEV float flow_of_pairs(u32 base, int t) {
     for (int i = BLOCKS - 1; i > middle; i--)
 #pragma unroll 1
       for (int j = t % 32; j < middle * BLOCK; j += 32) sum += get_number(columns + 4 * (i * CHUNK + j));
-    sum = sum_lanes(sum);
+    sum = lane_sum(sum);
     if (middle == block) flow += sum;
   }
   return flow;
@@ -182,7 +177,7 @@ DEV Ends load_ends(const WalkArgs& c, const Chunk& chunk, int item, int t) {
 DEV float flow_of_ends(u32 base, const Ends& e, float all, int t) {
   const u32 totals = base + AT_TOTALS;
   const int warp = t / 32;
-  float x = scan_lanes<32, true>(e.x), y = scan_lanes<32, false>(e.y), z = sum_lanes(e.z);
+  float x = scan_lanes<32, true>(e.x), y = scan_lanes<32, false>(e.y), z = lane_sum(e.z);
   if (t % 32 == 0) put_number(totals + 4 * warp, x);
   if (t % 32 == 31) put_number(totals + 16 + 4 * warp, y + e.y);
   if (t == 0) put_number(totals + 32, z);

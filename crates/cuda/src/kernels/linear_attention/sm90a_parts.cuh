@@ -165,8 +165,7 @@ DEV void put(const WalkArgs& c, const Path& p, const Thread& t, u32 tile, const 
 // The sum over the 256 threads of a number of each, in a fixed order, in the first of them. Its place holds no tile any more.
 DEV float sum_of_block(u32 place, float x) {
   const int thread = threadIdx.x - 128;
-#pragma unroll
-  for (int n = 16; n; n /= 2) x += __shfl_xor_sync(~0u, x, n);
+  x = lane_sum(x);
   if (thread % 32 == 0) asm volatile("st.shared.f32 [%0], %1;" ::"r"(place + thread / 32 * 4), "f"(x) : "memory");
   named_sync(1, 256);
   float sum = 0;
@@ -186,8 +185,7 @@ DEV void put_dots(const WalkArgs& c, const Path& p, const Thread& t, float* to, 
 }
 DEV void put_states_dot(const WalkArgs& c, const Path& p, int chunk, float sum) {
   const int halves = (c.outer + COLUMNS - 1) / COLUMNS;
-#pragma unroll
-  for (int n = 16; n; n /= 2) sum += __shfl_xor_sync(~0u, sum, n);
+  sum = lane_sum(sum);
   if (lane_id() == 0) c.z_dots[(((i64)(p.first_chunk + chunk) * c.key_heads + p.key_head) * halves + p.half) * 8 + threadIdx.x / 32 - 4] = sum;
 }
 

@@ -1,23 +1,11 @@
 // Sums over the tokens of linear_attention, in f64 and in a fixed order; and one token of a step.
 
-// The sum of a number of each thread. Once in a kernel.
-DEV double sum_block(double x) {
-  __shared__ double sums[256];
-  sums[threadIdx.x] = x;
-  for (int n = 128; n; n /= 2) {
-    __syncthreads();
-    if (threadIdx.x < n) sums[threadIdx.x] += sums[threadIdx.x + n];
-  }
-  __syncthreads();
-  return sums[0];
-}
-
 // Of every head of queries, dσ (R9).
 extern "C" __global__ void __launch_bounds__(256) sum_all(const __grid_constant__ LinearArgs c) {
   if (idle(c)) return;
   double sum = 0;
   for (i64 i = threadIdx.x; i < (i64)c.batch * c.heads * c.tokens; i += 256) sum += c.numbers[i];
-  sum = sum_block(sum);
+  sum = block_sum<256>(sum);
   if (threadIdx.x == 0 && writes(c, (float)sum, *c.total)) *c.total = (float)sum;
 }
 
@@ -28,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(256) sum_heads(const __grid_constan
   double sum = 0;
   for (i64 i = threadIdx.x; i < (i64)c.batch * c.tokens; i += 256)
     sum += c.numbers[(i / c.tokens * c.key_heads + head) * c.tokens + i % c.tokens];
-  sum = sum_block(sum);
+  sum = block_sum<256>(sum);
   if (threadIdx.x == 0 && writes(c, (float)sum, c.total[head])) c.total[head] = (float)sum;
 }
 

@@ -24,8 +24,7 @@ DEV float norm(const element* row, int dim) {
     const double x = read(row[d]);
     sum += x * x;
   }
-#pragma unroll
-  for (int n = 16; n; n /= 2) sum += __shfl_xor_sync(~0u, sum, n);
+  sum = lane_sum(sum);
   return sum < (double)INF ? up((float)sqrt(sum)) : INF;
 }
 
@@ -70,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(256) measure(const __grid_constant_
       read_four(x, c.z + (i64)row * c.columns + tile * TILE + of_lane(k));
       UNROLL(e, 4) most = max_nan(most, fabsf(x[e])), sum += fabsf(x[e]), classes[k + e] += fabsf(x[e]) * size;
     }
-    sum = warp_sum(sum);
+    sum = lane_sum(sum);
     const float bound = sum == 0 && widest < INF ? 0 : up(enlarged(sum) * widest) + LOST;
     kept |= !(bound < INF);
     if (threadIdx.x % 32 == 0) f.by_token[(i64)row * tiles + tile] = bound;

@@ -89,12 +89,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) motions(const __grid_co
 }
 #endif
 
-// Writes a sum to a gradient of D columns, or to one of numbers.
-DEV void store(const CrossEntropyArgs& c, void* x, i64 at, float value) {
-  if (c.wide) ((float*)x)[at] = value;
-  else ((element*)x)[at] = rounded(value);
-}
-
 // sum += the gradients of logits of a tile of classes times its rows of x.
 DEV void add_classes(const CrossEntropyArgs& c, Shared& shared, float (&sum)[8][8], const float* gradients, const element* x, int token, int tile, int column) {
   const int row = token + threadIdx.x % SIDE, first = tile * TILE, classes = min(TILE, c.classes - first);
@@ -183,21 +177,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) head(const __grid_const
   else each([&](i64 at, float x) { c.head[at] = x; });
 }
 
-// (C19), (C30): 32 classes a block. Thread (y, x) adds up every eighth token.
-extern "C" __global__ void __launch_bounds__(256) bias(const __grid_constant__ CrossEntropyArgs c) {
-  __shared__ float sums[8][32];
-  const int x = threadIdx.x % 32, y = threadIdx.x / 32, column = blockIdx.x * 32 + x, count = count_of(c);
-  float sum = 0;
-#pragma unroll 8
-  for (int i = y; i < count; i += 8) sum += c.z[(i64)i * c.columns + column];
-  sums[y][x] = sum;
-  for (int n = 4; n; n /= 2) {
-    __syncthreads();
-    if (y < n) sums[y][x] += sums[y + n][x];
-  }
-  if (y || column >= c.classes) return;
-  sum = sums[0][x];
-  if (!c.begins) sum = c.head_bias[column] + sum;
-  if (c.ends) store(c, c.dbias, c.first_class + column, sum);
-  else c.head_bias[column] = sum;
-}
+// (C19), (C30)
+extern "C" __global__ void __launch_bounds__(256) bias(const __grid_constant__ CrossEntropyArgs c) { sum_bias(c, c.z, 1); }

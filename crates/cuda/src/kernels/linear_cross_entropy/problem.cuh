@@ -43,6 +43,30 @@ KERNEL_ARGS(CrossEntropyArgs)
 // The tokens of the chunk that count: the host does not know how many there are.
 DEV int count_of(const CrossEntropyArgs& c) { return max(0, min(c.count, c.common->counted - c.first_token)); }
 
+// Writes a sum to a gradient of D columns, or to one of numbers.
+DEV void store(const CrossEntropyArgs& c, void* x, i64 at, float value) {
+  if (c.wide) ((float*)x)[at] = value;
+  else ((element*)x)[at] = rounded(value);
+}
+// dbias of 32 classes a block, from gradients of logits. Thread (y, x) adds up every eighth token.
+template <class T> DEV void sum_bias(const CrossEntropyArgs& c, const T* gradients, float factor) {
+  __shared__ float sums[8][32];
+  const int x = threadIdx.x % 32, y = threadIdx.x / 32, column = blockIdx.x * 32 + x, count = count_of(c);
+  float sum = 0;
+#pragma unroll 8
+  for (int i = y; i < count; i += 8) sum += read(gradients[(i64)i * c.columns + column]);
+  sums[y][x] = sum;
+  for (int n = 4; n; n /= 2) {
+    __syncthreads();
+    if (y < n) sums[y][x] += sums[y + n][x];
+  }
+  if (y || column >= c.classes) return;
+  sum = sums[0][x] * factor;
+  if (!c.begins) sum = c.head_bias[column] + sum;
+  if (c.ends) store(c, c.dbias, c.first_class + column, sum);
+  else c.head_bias[column] = sum;
+}
+
 // ---- from a to z -----------------------------------------------------------------------------------------------------
 // (C2)
 DEV float logit(const CrossEntropyArgs& c, float a) {

@@ -1,12 +1,6 @@
 // Kernels without products of matrices: the tree over tiles of classes, the outputs, the gradients of logits.
 
 // ---- the tree --------------------------------------------------------------------------------------------------------
-DEV float warp_sum(float x) {
-#pragma unroll
-  for (int n = 16; n; n /= 2) x += __shfl_xor_sync(~0u, x, n);
-  return x;
-}
-
 // Where the numbers 0 .. 7 of a lane lie in a tile of classes.
 DEV int of_lane(int k) { return k / 4 * 128 + threadIdx.x % 32 * 4 + k % 4; }
 
@@ -56,9 +50,9 @@ DEV Node leaf(const CrossEntropyArgs& c, int row, int tile, const Token& token) 
     if (c.smoothing > 0) node.s_motion += cw * d;
 #endif
   }
-  node.l = warp_sum(node.l), node.u = warp_sum(node.u), node.s = warp_sum(node.s), node.weight = warp_sum(node.weight);
+  node.l = lane_sum(node.l), node.u = lane_sum(node.u), node.s = lane_sum(node.s), node.weight = lane_sum(node.weight);
 #if SECOND
-  node.l_motion = warp_sum(node.l_motion), node.u_motion = warp_sum(node.u_motion), node.s_motion = warp_sum(node.s_motion);
+  node.l_motion = lane_sum(node.l_motion), node.u_motion = lane_sum(node.u_motion), node.s_motion = lane_sum(node.s_motion);
 #endif
   return node;
 }

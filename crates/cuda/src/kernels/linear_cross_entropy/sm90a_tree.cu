@@ -108,24 +108,5 @@ extern "C" __global__ void __launch_bounds__(256) gather(const __grid_constant__
   }
 }
 
-// (C19) as `bias` of portable_products.cu, of da in the storage type.
-extern "C" __global__ void __launch_bounds__(256) bias(const __grid_constant__ ProductArgs p) {
-  __shared__ float sums[8][32];
-  const CrossEntropyArgs& c = p.c;
-  const int x = threadIdx.x % 32, y = threadIdx.x / 32, column = blockIdx.x * 32 + x, count = count_of(c);
-  float sum = 0;
-#pragma unroll 8
-  for (int i = y; i < count; i += 8) sum += read(p.from[(i64)i * c.columns + column]);
-  sums[y][x] = sum;
-  for (int n = 4; n; n /= 2) {
-    __syncthreads();
-    if (y < n) sums[y][x] += sums[y + n][x];
-  }
-  if (y || column >= c.classes) return;
-  sum = sums[0][x] * unscale_of(p);
-  if (!c.begins) sum = c.head_bias[column] + sum;
-  const i64 to = c.first_class + column;
-  if (!c.ends) c.head_bias[column] = sum;
-  else if (c.wide) ((float*)c.dbias)[to] = sum;
-  else ((element*)c.dbias)[to] = rounded(sum);
-}
+// (C19) of da in the storage type.
+extern "C" __global__ void __launch_bounds__(256) bias(const __grid_constant__ ProductArgs p) { sum_bias(p.c, p.from, unscale_of(p)); }
