@@ -118,29 +118,14 @@ template <bool BY_KEYS> DEV void turns(const SecondArgs& a, Tile32& dp, Tile32& 
   if (a.ddv.data) add_products<CE>(t, BY_KEYS ? own.moved_value : own.value, BY_KEYS ? walk.value : walk.moved_value);
 #endif
 }
-// Rows of f32, whose strides are even.
-template <int W> DEV void store_wide(const Tensor& x, const Head& head, int row, const float (&sum)[1][W / 8][4], int width) {
-  UNROLL(r, 2) {
-    int i = row + row_of<1>(r);
-    if (i >= head.s.queries) continue;
-    float* to = (float*)x.data + head.s.batch * x.batch + head.head * x.head + (head.s.query_start + i) * x.row;
-    UNROLL(j, W / 8)
-      UNROLL(e, 2) {
-        int column = 8 * j + 2 * (lane_id() % 4) + e;
-        if (column < width) to[column] = sum[0][j][2 * r + e];
-      }
-  }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_constant__ SecondArgs a) {
   extern __shared__ __align__(128) char bytes[];
   const Tiles own = tiles_at(shared(bytes), D_OWN, E_OWN), walk = tiles_at(shared(bytes) + AT_WALK, D_WALK, E_WALK);
   const PairArgs& c = a.c;
-  Task task = c.tasks[blockIdx.x / c.heads];
-  Head head(c, c.sequences[task.first], blockIdx.x % c.heads);
-  if (!is_finite(a, task.first, head.key_head)) return;
-  const int row = task.row_tile * SIDE;
-  Tile tile = c.tiles[head.s.first_tile + task.row_tile];
+  const QueryTile<Head> block(c, c, blockIdx.x);
+  const Head& head = block.head;
+  if (!is_finite(a, block.sequence, head.key_head)) return;
+  const int row = block.row;
   float moves[2] = {}, lse[2];
   bool seen[2] = {};
   Span spans[2];
@@ -151,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
   UNROLL(r, 2) spans[r] = head.span(row + row_of<1>(r)), lse[r] = lse_of(head, row + row_of<1>(r));
   load_queries<SIDE>(own, a, head, row, false);
 #pragma unroll 1
-  for (int key = tile.begin / WALK * WALK; key < tile.end; key += WALK) {
+  for (int key = block.first_key<WALK>(); key < block.seen.end; key += WALK) {
     load_keys<WALK>(walk, a, head, key);
     arrived();
     Tile32 p, moved;
@@ -183,8 +168,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
     numbers_of(a, head)[i] = {0, u, 0, (float)some};
   }
 #if VALUES
-  store_wide<CE>(a.sum, head, row, sum, c.value_dim);
-  store_wide<CE>(a.o32, head, row, o, c.value_dim);
+  const Sequence& s = head.s;
+  store_wide<1, CE>(a.sum, s.batch, head.head, s.query_start + row, s.queries - row, sum, 0, c.value_dim);
+  store_wide<1, CE>(a.o32, s.batch, head.head, s.query_start + row, s.queries - row, o, 0, c.value_dim);
 #endif
 }
 
@@ -192,11 +178,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
   extern __shared__ __align__(128) char bytes[];
   const Tiles own = tiles_at(shared(bytes), D_OWN, E_OWN), walk = tiles_at(shared(bytes) + AT_WALK, D_WALK, E_WALK);
   const PairArgs& c = a.c;
-  Task task = c.tasks[blockIdx.x / c.heads];
-  Head head(c, c.sequences[task.first], blockIdx.x % c.heads);
-  if (!is_finite(a, task.first, head.key_head)) return;
-  const int row = task.row_tile * SIDE;
-  Tile tile = c.tiles[head.s.first_tile + task.row_tile];
+  const QueryTile<Head> block(c, c, blockIdx.x);
+  const Head& head = block.head;
+  if (!is_finite(a, block.sequence, head.key_head)) return;
+  const int row = block.row;
   float gq[1][CD / 8][4], lse[2], scale[2] = {c.scale, c.scale};
   Span spans[2];
   Numbers numbers[2];
@@ -207,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
   }
   load_queries<SIDE>(own, a, head, row, true);
 #pragma unroll 1
-  for (int key = tile.begin / WALK * WALK; key < tile.end; key += WALK) {
+  for (int key = block.first_key<WALK>(); key < block.seen.end; key += WALK) {
     load_keys<WALK>(walk, a, head, key);
     arrived();
     Tile32 s, u, dp, t;
@@ -246,8 +231,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant
     Head head(c, s, h);
 #pragma unroll 1
     for (int row = 0; row < s.queries; row += WALK) {
-      Tile tile = c.tiles[s.first_tile + row / SIDE];
-      if (tile.end <= key || tile.begin >= key + SIDE) continue;
+      if (!may_see(c, s, row, key)) continue;
       load_queries<WALK>(walk, a, head, row, true);
       arrived();
       Tile32 x, u, dp, t;

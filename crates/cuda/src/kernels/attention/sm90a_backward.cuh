@@ -119,3 +119,23 @@ DEV void put_results(const BackwardArgs& c, const Work& w, const Own& s, int row
     proxy_fence();
   }
 }
+// Copies the results of each tile of a ring of two from shared memory, by one thread: `copy` those of a tile, unless
+// threads write its rows. OUT_FULL: the barriers of results, one for each stage; TILE: the numbers of tiles.
+template <bool BY_KEYS, class TILES, u32 OUT_FULL, u32 TILE, class F> DEV void store_tiles(u32 base, const BackwardArgs& call, F copy) {
+#pragma unroll 1
+  for (TILES tiles = {base, 0};; tiles.advance()) {
+    tiles.wait_full();
+    const int t = load_word(base + TILE + 4 * tiles.stage());
+    if (t < 0) break;
+    const Work w = work_of<BY_KEYS, false>(t, call);
+    const Own s = of_batch<false>(call.shape, call.packed, w.batch);
+    const u32 stage = tiles.stage();
+    wait(base + OUT_FULL + 8 * stage, tiles.phase());
+    if (!is_cut<BY_KEYS>(w, s)) {
+      copy(w, s, stage);
+      store_commit(), store_wait_read();
+    }
+    arrive(tiles.empty());
+  }
+  store_wait();
+}

@@ -53,23 +53,11 @@ DEV void produce(u32 base, const BackwardArgs& call) {
 
 // Writes dk and dv of each tile.
 DEV void store(u32 base, const BackwardArgs& call) {
-#pragma unroll 1
-  for (Tiles tiles = {base, 0};; tiles.advance()) {
-    tiles.wait_full();
-    const int t = load_word(base + TILE + 4 * tiles.stage());
-    if (t < 0) break;
-    const Work w = work_of<true, false>(t, call);
-    const Own s = of_batch<false>(call.shape, call.packed, w.batch);
-    const u32 from = base + tiles.stage() * PAIR;
-    wait(base + OUT_FULL + 8 * tiles.stage(), tiles.phase());
-    if (!is_cut<true>(w, s)) {
-      store5(&call.dk, from, s.key_start + w.block * KEYS, w.head, s.batch);
-      if (DV) store5(&call.dv, from + AT_V, s.key_start + w.block * KEYS, w.head, s.batch);
-      store_commit(), store_wait_read();
-    }
-    arrive(tiles.empty());
-  }
-  store_wait();
+  store_tiles<true, Tiles, OUT_FULL, TILE>(base, call, [&](const Work& w, const Own& s, u32 stage) {
+    const u32 from = base + stage * PAIR;
+    store5(&call.dk, from, s.key_start + w.block * KEYS, w.head, s.batch);
+    if (DV) store5(&call.dv, from + AT_V, s.key_start + w.block * KEYS, w.head, s.batch);
+  });
 }
 
 DEV void consume(u32 base, const BackwardArgs& call) {

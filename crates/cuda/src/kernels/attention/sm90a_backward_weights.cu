@@ -70,22 +70,10 @@ template <bool KEYS> DEV const Elements& result_rows(const BackwardArgs& c) {
 
 // Writes the result of each tile.
 template <bool KEYS> DEV void store(u32 base, const BackwardArgs& call) {
-#pragma unroll 1
-  for (Tiles tiles = {base, 0};; tiles.advance()) {
-    tiles.wait_full();
-    const int t = load_word(base + TILE + 4 * tiles.stage());
-    if (t < 0) break;
-    const Work w = work_of<KEYS, false>(t, call);
-    const Own s = of_batch<false>(call.shape, call.packed, w.batch);
-    wait(base + OUT_FULL + 8 * tiles.stage(), tiles.phase());
-    if (!is_cut<KEYS>(w, s)) {
-      const int first = (KEYS ? s.key_start : s.query_start) + w.block * OWN;
-      store5(result<KEYS>(call), base + tiles.stage() * BYTES, first, w.head, s.batch);
-      store_commit(), store_wait_read();
-    }
-    arrive(tiles.empty());
-  }
-  store_wait();
+  store_tiles<KEYS, Tiles, OUT_FULL, TILE>(base, call, [&](const Work& w, const Own& s, u32 stage) {
+    const int first = (KEYS ? s.key_start : s.query_start) + w.block * OWN;
+    store5(result<KEYS>(call), base + stage * BYTES, first, w.head, s.batch);
+  });
 }
 
 template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
@@ -117,9 +105,7 @@ template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
     }
 #if OPTIONS
     const Elements& biases = call.options.bias;
-    const u16* bias[2];  // of a thread's two queries, from its first keys on, where it owns these; 0: none
-    UNROLL(r, 2)
-      bias[r] = !KEYS && biases.data ? row_of(biases, s.batch, w.head, s.query_start + min(row + 8 * r, s.queries - 1)) + s.key_start + 2 * (lane & 3) : 0;
+    const BiasRows bias(call.options, s, w.head, row);  // where it owns queries
     auto bias_of_key = [&](int h, int query, int key) {
       bool there = biases.data && query < s.queries && key < s.keys;
       return there ? read(row_of(biases, s.batch, h, s.query_start + query)[s.key_start + key]) : 0;
@@ -149,7 +135,7 @@ template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
       mma_wait<0>(), pin(p);
       const int column = n * OWN + 2 * (lane & 3);  // the first of a thread
 #if OPTIONS
-      const bool pairs = !KEYS && has_pairs(biases, bias[0]);
+      const bool pairs = !KEYS && has_pairs(biases, bias.of[0]);
 #endif
       UNROLL(j, OWN / 8) {
         float2 lse = KEYS ? load_pair(stats + 32 * j) : float2{}, delta = KEYS && LSE ? load_pair(stats + OWN * 4 + 32 * j) : float2{};
@@ -163,7 +149,7 @@ template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
 #if OPTIONS
           float2 b = {0, 0};
           if (KEYS) b = {bias_of_key(h, column + 8 * j, row + 8 * r), bias_of_key(h, column + 8 * j + 1, row + 8 * r)};
-          else if (bias[r]) b = load_bias(bias[r] + n * OWN + 8 * j, pairs, MASKED ? s.keys - column - 8 * j : 2);
+          else if (bias.of[r]) b = load_bias(bias.of[r] + n * OWN + 8 * j, pairs, MASKED ? s.keys - column - 8 * j : 2);
 #endif
           UNROLL(e, 2) {
             float& y = p[4 * j + 2 * r + e];

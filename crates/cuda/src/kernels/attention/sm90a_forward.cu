@@ -174,10 +174,7 @@ DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, 
       }
     }
   }
-  named_sync(15, 128 * GROUPS);
-  clear_odd(v, KV_BYTES, threadIdx.x - 128, 128 * GROUPS);
-  proxy_fence();
-  named_sync(15, 128 * GROUPS);
+  clear_odd_together<GROUPS>(KV_BYTES, v);
 }
 
 DEV void produce(u32 base, const ForwardArgs& c) {

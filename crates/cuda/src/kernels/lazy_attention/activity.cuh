@@ -24,3 +24,8 @@ template <bool MASKED> DEV void weigh(float& x, float& most, float base, float o
 template <bool MASKED> DEV bool attends(float p, float offset) {
   return !(MASKED && hidden(p)) && is_active(p, offset);
 }
+// dS (E9) from P and g, hidden if the pair is not visible.
+template <bool MASKED> DEV float pull(float p, float g, float offset, float delta) {
+  const float x = __fmul_rn(p, __fsub_rn(attends<MASKED>(p, offset) ? g : 0, delta));
+  return MASKED && hidden(p) ? HIDE : x;
+}

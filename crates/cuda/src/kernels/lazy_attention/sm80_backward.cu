@@ -7,12 +7,6 @@ CHECK_SHARED(means, BLOCK_BYTES);
 CHECK_SHARED(queries, BLOCK_BYTES);
 CHECK_SHARED(keys, BLOCK_BYTES + 8 * NUMBERS);
 
-// dS (E9), hidden if the pair is not visible, from P and g.
-template <bool MASKED> DEV float pull(float p, float g, float offset, float delta) {
-  const float x = __fmul_rn(p, __fsub_rn(attends<MASKED>(p, offset) ? g : 0, delta));
-  return MASKED && hidden(p) ? HIDE : shown(x);
-}
-
 // A block that owns 64 queries, its walk over the keys, and P of a tile.
 struct Walk {
   const LazyArgs& a;

@@ -82,17 +82,6 @@ template <bool MASKED> DEV float activate(float x, float base, float offset, boo
   return pv ? p : max_nan(e, 0);
 }
 
-// Writes f32 to the rows below `count` of a tensor.
-template <int W> DEV void store_wide(const Tensor& x, int batch, int head, int row, int count, const float (&sum)[M][W / 8][4], int first, int width) {
-  UNROLL(r, 2 * M) {
-    float* to = (float*)x.data + batch * x.batch + head * x.head + (row + row_of<M>(r)) * x.row + first;
-    UNROLL(j, W / 4) {
-      const int column = 8 * (j / 2) + 2 * (lane_id() % 4) + j % 2;
-      if (row_of<M>(r) < count && first + column < width) to[column] = sum[r / 2][j / 2][2 * (r & 1) + j % 2];
-    }
-  }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, 2) values(const __grid_constant__ LazyArgs a) {
   const PairArgs& c = a.c;
   const u32 at_q = shared(bytes), at_k = at_q + Q_BYTES, at_v = at_k + 2 * K_BYTES + 8 * BIAS;
@@ -172,6 +161,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) values(const __grid_con
       add_odd<M, CE>(o, factor, seen, v, width);
     }
   }
-  if (pv) store_wide<CE>(a.pv, s.batch, head.head, s.query_start + row, s.queries - row, o, c.first_value, c.value_dim);
+  if (pv) store_wide<M, CE>(a.pv, s.batch, head.head, s.query_start + row, s.queries - row, o, c.first_value, c.value_dim);
   else store<M, CE>(c.o, s.batch, head.head, s.query_start + row, s.queries - row, o, one, c.first_value, c.value_dim);
 }

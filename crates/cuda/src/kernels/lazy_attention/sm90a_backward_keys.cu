@@ -176,12 +176,7 @@ struct Consumer {
         y = MASKED && hidden(y) ? 0 : raised(y, row.offset);  // (E5), before its cut at 0
       }
     }
-    if (MASKED && pass.odd) {
-      named_sync(15, 256);
-      clear_odd(q, Q_BYTES, threadIdx.x - 128, 256), clear_odd(dout, Q_BYTES, threadIdx.x - 128, 256);
-      proxy_fence();
-      named_sync(15, 256);
-    }
+    if (MASKED && pass.odd) clear_odd_together<2>(Q_BYTES, q, dout);
     if (ACTIVE) {
       pack_above(x, p);
       pin(dv), pin(p), mma_begin();

@@ -14,12 +14,6 @@
 // whose groups of 8 by 8 lie on nine of them, then over the threads; a distance occurs in two successive tiles of
 // queries, so that a window is written once and never read.
 
-// ---- pairs -----------------------------------------------------------------------------------------------------------
-// dS (E9) from P and g.
-template <bool MASKED> DEV float pull(float p, float g, float offset, float delta) {
-  const float x = __fmul_rn(p, __fsub_rn(attends<MASKED>(p, offset) ? g : 0, delta));
-  return MASKED && hidden(p) ? HIDE : x;
-}
 // Results are scaled, and have no -0: what nobody adds to is 0 under any scale.
 DEV void settle(float (&d)[D / 2], float scale) {
   UNROLL(i, D / 2) d[i] = fmaf(d[i], scale, 0.0f);
@@ -104,12 +98,7 @@ struct Walk {
       const int r = i % 2;
       ds[i] = pack(pull<MASKED>(x[2 * i], ACTIVE ? g[2 * i] : 0, offset[r], delta[r]), pull<MASKED>(x[2 * i + 1], ACTIVE ? g[2 * i + 1] : 0, offset[r], delta[r]));
     }
-    if (MASKED && odd) {
-      named_sync(15, 128 * GROUPS);
-      clear_odd(k(), KV_BYTES, threadIdx.x - 128, 128 * GROUPS);
-      proxy_fence();
-      named_sync(15, 128 * GROUPS);
-    }
+    if (MASKED && odd) clear_odd_together<GROUPS>(KV_BYTES, k());
     pin(dq), pin(ds), mma_begin();
     multiply_registers<KEYS, D>(dq, ds, k()), mma_commit(), mma_wait<0>(), pin(dq);  // (E10)
     leave(Feed::K), blocks.advance();

@@ -321,12 +321,7 @@ template <bool PV> DEV void consume_values(const ValueFeed& feed, const HopperLa
       pack_above(x, p);
       v_ring.wait_full();
       const u32 v = base + ValueFeed::AT_V + v_ring.stage() * KV_BYTES;
-      if (odd) {  // all warpgroups together
-        named_sync(15, 128 * VALUE_GROUPS);
-        clear_odd(v, KV_BYTES, threadIdx.x - 128, 128 * VALUE_GROUPS);
-        proxy_fence();
-        named_sync(15, 128 * VALUE_GROUPS);
-      }
+      if (odd) clear_odd_together<VALUE_GROUPS>(KV_BYTES, v);
       pin(o), pin(p), mma_begin();
       multiply_registers<KEYS, D>(o, p, v), mma_commit();  // (E6)
       flies = true;

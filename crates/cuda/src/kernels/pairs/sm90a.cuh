@@ -25,6 +25,13 @@ DEV void clear_odd(u32 tile, u32 bytes, int thread, int threads) {
     if (keep != ~0u) store_word(tile + 4 * i, x & keep);
   }
 }
+// The same in tiles of so many bytes by COUNT warpgroups, which all come here: none reads them before, or after.
+template <int COUNT, class... TILES> DEV void clear_odd_together(u32 bytes, TILES... tiles) {
+  named_sync(15, 128 * COUNT);
+  (clear_odd(tiles, bytes, threadIdx.x - 128, 128 * COUNT), ...);
+  proxy_fence();
+  named_sync(15, 128 * COUNT);
+}
 
 // ---- scores ----------------------------------------------------------------------------------------------------------
 // A score is kept over a unit, the scale where that is above 0 and of usual size: then, where softcap and bias say nothing, it

@@ -17,12 +17,12 @@ template <class HEAD> struct QueryTile {
   int sequence, row;
   Tile seen;
   template <class ARGS>
-  METHOD QueryTile(const ARGS& a, const PairArgs& c, const Task& task, int number)
+  METHOD QueryTile(const ARGS& a, const PairArgs& c, Task task, int number)
       : head(a, c.sequences[task.first], number), sequence(task.first), row(task.row_tile * SIDE), seen(c.tiles[head.s.first_tile + task.row_tile]) {}
   // The tile of a block, of those of all heads.
   template <class ARGS, class N>
   METHOD QueryTile(const ARGS& a, const PairArgs& c, N block) : QueryTile(a, c, c.tasks[block / c.heads], block % c.heads) {}
-  METHOD int first_key() const { return seen.begin / SIDE * SIDE; }
+  template <int KEYS = SIDE> METHOD int first_key() const { return seen.begin / KEYS * KEYS; }
 };
 // Whether some row of the tile that holds a row of a sequence may see some of a tile of keys.
 DEV bool may_see(const PairArgs& c, const Sequence& s, int row, int key) {

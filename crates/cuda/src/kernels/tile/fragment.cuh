@@ -40,3 +40,14 @@ template <int M, int W> DEV void store(const Tensor& x, int batch, int head, int
     }
   }
 }
+// Writes f32 to the rows below `count` of a tensor, its columns from `first` on.
+template <int M, int W> DEV void store_wide(const Tensor& x, int batch, int head, int row, int count, const float (&sum)[M][W / 8][4],
+                                            int first, int width) {
+  UNROLL(r, 2 * M) {
+    float* to = (float*)x.data + batch * x.batch + head * x.head + (row + row_of<M>(r)) * x.row + first;
+    UNROLL(j, W / 4) {
+      const int column = 8 * (j / 2) + 2 * (lane_id() % 4) + j % 2;
+      if (row_of<M>(r) < count && first + column < width) to[column] = sum[r / 2][j / 2][2 * (r & 1) + j % 2];
+    }
+  }
+}
