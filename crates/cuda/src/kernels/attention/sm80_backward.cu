@@ -26,8 +26,6 @@ constexpr u32 D_BYTES = SIDE * CD * BYTES, E_BYTES = VALUES ? SIDE * CE * BYTES 
 constexpr u32 D_STAGE = WALK * CD * BYTES, E_STAGE = VALUES ? WALK * CE * BYTES : 0;
 constexpr u32 BLOCK_BYTES = D_BYTES + E_BYTES + STAGES * (D_STAGE + E_STAGE + 8 * WALK);  // owned and walked
 
-DEV float delta_of(const Head& head, int i) { return !head.delta ? -1 : i < head.s.queries ? head.delta[i] : 0; }
-
 // From a product of a query and a key, and their dP: P (F4) and ds (B4), both hidden if the pair is not visible. lse2 is in
 // powers of 2.
 template <bool CUT> DEV bool weigh(const Head& head, const Unit& unit, float& x, float& dp, int i, int j, Span span, float lse2, float delta) {
@@ -50,11 +48,10 @@ DEV bool clears(bool hides, bool again) {
 // P and ds of one pair, for `add_odd`; whether it is visible. The four threads of a row ask for the same pair.
 DEV bool weigh_alone(const Head& head, const Unit& unit, int i, int j, float& p, float& ds) {
   const PairArgs& c = head.c;
-  const Sequence& s = head.s;
-  p = product_of(rows_of(c.q, s.batch, head.head, s.query_start + i, 0).at, rows_of(c.k, s.batch, head.key_head, s.key_start + j, 0).at, c.dim);
+  p = product_of(query_rows(c.q, head, i).at, key_rows(c.k, head, j).at, c.dim);
   ds = 0;
 #if VALUES
-  ds = product_of(rows_of(c.dout, s.batch, head.head, s.query_start + i, 0).at, rows_of(c.v, s.batch, head.key_head, s.key_start + j, 0).at, c.value_dim);
+  ds = product_of(query_rows(c.dout, head, i).at, key_rows(c.v, head, j).at, c.value_dim);
 #endif
   return !weigh<true>(head, unit, p, ds, i, j, head.span(i), lse2_of(head, i), delta_of(head, i));
 }
@@ -73,9 +70,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) queries(cons
   Tile tile = c.tiles[s.first_tile + task.row_tile];
   const int first = tile.begin / WALK, end = tile.begin < tile.end ? (tile.end + WALK - 1) / WALK : first;
   auto load = [&](int n, int stage) {
-    load_tile<WALK, CD>(at_k + stage * D_STAGE, rows_of(c.k, s.batch, head.key_head, s.key_start + n * WALK, s.key_start + s.keys), c.dim);
+    load_tile<WALK, CD>(at_k + stage * D_STAGE, key_rows(c.k, head, n * WALK), c.dim);
 #if VALUES
-    load_tile<WALK, CE>(at_v + stage * E_STAGE, rows_of(c.v, s.batch, head.key_head, s.key_start + n * WALK, s.key_start + s.keys), c.value_dim);
+    load_tile<WALK, CE>(at_v + stage * E_STAGE, key_rows(c.v, head, n * WALK), c.value_dim);
 #endif
     copy_commit();
   };
@@ -86,9 +83,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) queries(cons
     spans[r] = head.span(i), lse[r] = lse2_of(head, i), delta[r] = delta_of(head, i), scale[r] = c.scale;
   }
   if (first < end) {
-    load_tile<SIDE, CD>(at_q, rows_of(c.q, s.batch, head.head, s.query_start + row, s.query_start + s.queries), c.dim);
+    load_tile<SIDE, CD>(at_q, query_rows(c.q, head, row), c.dim);
 #if VALUES
-    load_tile<SIDE, CE>(at_dout, rows_of(c.dout, s.batch, head.head, s.query_start + row, s.query_start + s.queries), c.value_dim);
+    load_tile<SIDE, CE>(at_dout, query_rows(c.dout, head, row), c.value_dim);
 #endif
   }
   const Unit unit = unit_of(c);
@@ -144,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) queries(cons
   if (__syncthreads_or(odd)) {
 #pragma unroll 1
     for (int j = first * WALK; j < min(end * WALK, s.keys); j++) {
-      Rows k = rows_of(c.k, s.batch, head.key_head, s.key_start + j, 0);
+      Rows k = key_rows(c.k, head, j);
       if (!is_odd(k.at, c.dim)) continue;
       float p, factor[2];
       bool seen[2];
@@ -172,10 +169,10 @@ template <int M, int W, bool DK, bool DV, class SLOTS> DEV void of_keys(const Pa
   const int key_head = own.head, group = c.heads / c.key_heads, key = task.key_tile * SIDE, tiles = (s.queries + W - 1) / W;
   const bool wants_dk = DK && c.dk.data, wants_dv = DV && c.dv.data;
   float dk[M][CD / 8][4], scale[2 * M];  // of what is not asked for nothing is left
-  load_tile<OWN, CD>(at_k, rows_of(c.k, s.batch, key_head, s.key_start + key, s.key_start + s.keys), c.dim);
+  load_tile<OWN, CD>(at_k, key_rows(c.k, s, key_head, key), c.dim);
 #if VALUES
   float dv[M][CE / 8][4], one[2 * M];
-  if (DK) load_tile<OWN, CE>(at_v, rows_of(c.v, s.batch, key_head, s.key_start + key, s.key_start + s.keys), c.value_dim);
+  if (DK) load_tile<OWN, CE>(at_v, key_rows(c.v, s, key_head, key), c.value_dim);
   for (int r = 0; r < 2 * M; r++) one[r] = 1;
 #endif
   for (int r = 0; r < 2 * M; r++) scale[r] = c.scale;
@@ -191,9 +188,9 @@ template <int M, int W, bool DK, bool DV, class SLOTS> DEV void of_keys(const Pa
   auto load = [&](int n, int stage) {
     const Head head(c, s, key_head * group + n / tiles);
     const int row = n % tiles * W, i = row + threadIdx.x % W;
-    load_tile<W, CD>(at_q + stage * Q_STAGE, rows_of(c.q, s.batch, head.head, s.query_start + row, s.query_start + s.queries), c.dim);
+    load_tile<W, CD>(at_q + stage * Q_STAGE, query_rows(c.q, head, row), c.dim);
 #if VALUES
-    load_tile<W, CE>(at_dout + stage * DOUT_STAGE, rows_of(c.dout, s.batch, head.head, s.query_start + row, s.query_start + s.queries), c.value_dim);
+    load_tile<W, CE>(at_dout + stage * DOUT_STAGE, query_rows(c.dout, head, row), c.value_dim);
 #endif
     if (threadIdx.x < 2 * W) numbers[stage * 2 * W + threadIdx.x] = threadIdx.x < W ? lse2_of(head, i) : delta_of(head, i);
   };
@@ -297,10 +294,10 @@ template <int M, int W, bool DK, bool DV, class SLOTS> DEV void of_keys(const Pa
     for (int at = 0; at < group * s.queries; at++) {
       const Head head(c, s, key_head * group + at / s.queries);
       const int i = at % s.queries;
-      const element* q = rows_of(c.q, s.batch, head.head, s.query_start + i, 0).at;
+      const element* q = query_rows(c.q, head, i).at;
       bool found = is_odd(q, c.dim);
 #if VALUES
-      const element* dout = rows_of(c.dout, s.batch, head.head, s.query_start + i, 0).at;
+      const element* dout = query_rows(c.dout, head, i).at;
       found |= is_odd(dout, c.value_dim);
 #endif
       if (!found) continue;
@@ -348,54 +345,44 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) dbias(const __grid_cons
   const Unit unit = unit_of(c);
   float sum[1][SIDE / 8][4];
   clear<1, SIDE>(sum);
-#pragma unroll 1
-  for (int n = task.first; n < task.first + task.sequences; n++) {
-    const Sequence s = c.sequences[n];
-    if (row >= s.queries || key >= s.keys) continue;
-    Tile tile = c.tiles[s.first_tile + task.row_tile];
-    if (tile.end <= key || tile.begin >= key + SIDE) continue;
-#pragma unroll 1
-    for (int h = c.bias_heads == 1 ? 0 : own; h < (c.bias_heads == 1 ? c.heads : own + 1); h++) {
-      Head head(c, s, h);
-      __syncthreads();  // all are done with the tiles before
-      load_tile<SIDE, CD>(at_q, rows_of(c.q, s.batch, h, s.query_start + row, s.query_start + s.queries), c.dim);
-      load_tile<SIDE, CD>(at_k, rows_of(c.k, s.batch, head.key_head, s.key_start + key, s.key_start + s.keys), c.dim);
+  each_sharing(c, task, own, [&](const Head& head) {
+    __syncthreads();  // all are done with the tiles before
+    load_tile<SIDE, CD>(at_q, query_rows(c.q, head, row), c.dim), load_tile<SIDE, CD>(at_k, key_rows(c.k, head, key), c.dim);
 #if VALUES
-      auto load_values = [&] {
-        load_tile<SIDE, CE>(at_dout, rows_of(c.dout, s.batch, h, s.query_start + row, s.query_start + s.queries), c.value_dim);
-        load_tile<SIDE, CE>(at_v, rows_of(c.v, s.batch, head.key_head, s.key_start + key, s.key_start + s.keys), c.value_dim);
-      };
-      if (!IN_TURN) load_values();
+    auto load_values = [&] {
+      load_tile<SIDE, CE>(at_dout, query_rows(c.dout, head, row), c.value_dim);
+      load_tile<SIDE, CE>(at_v, key_rows(c.v, head, key), c.value_dim);
+    };
+    if (!IN_TURN) load_values();
 #endif
+    copy_commit(), copy_wait<0>();
+    __syncthreads();
+    float x[1][SIDE / 8][4], dp[1][SIDE / 8][4];
+    products<1, SIDE, CD>(x, at_q, at_k);
+#if VALUES
+    if (IN_TURN) {
+      __syncthreads();  // all are done with q and k
+      load_values();
       copy_commit(), copy_wait<0>();
       __syncthreads();
-      float x[1][SIDE / 8][4], dp[1][SIDE / 8][4];
-      products<1, SIDE, CD>(x, at_q, at_k);
-#if VALUES
-      if (IN_TURN) {
-        __syncthreads();  // all are done with q and k
-        load_values();
-        copy_commit(), copy_wait<0>();
-        __syncthreads();
-      }
-      products<1, SIDE, CE>(dp, at_dout, at_v);
-#else
-      clear<1, SIDE>(dp);
-#endif
-      UNROLL(r, 2) {
-        const int i = row + row_of<1>(r);
-        const Span span = head.span(i);
-        const float lse2 = lse2_of(head, i), delta = delta_of(head, i);
-        UNROLL(j, SIDE / 8)
-#pragma unroll
-          for (int e = 2 * r; e < 2 * r + 2; e++) {  // dS (B3); a hidden pair adds nothing
-            float slope, y = x[0][j][e];
-            bool visible = score<true>(head, unit, y, slope, i, key + 8 * j + 2 * (lane_id() % 4) + e % 2, span);
-            if (visible) sum[0][j][e] += __fmul_rn(exp2_fast(fmaf(y, unit.log2, -lse2)), __fsub_rn(dp[0][j][e], delta));
-          }
-      }
     }
-  }
+    products<1, SIDE, CE>(dp, at_dout, at_v);
+#else
+    clear<1, SIDE>(dp);
+#endif
+    UNROLL(r, 2) {
+      const int i = row + row_of<1>(r);
+      const Span span = head.span(i);
+      const float lse2 = lse2_of(head, i), delta = delta_of(head, i);
+      UNROLL(j, SIDE / 8)
+#pragma unroll
+        for (int e = 2 * r; e < 2 * r + 2; e++) {  // dS (B3); a hidden pair adds nothing
+          float slope, y = x[0][j][e];
+          bool visible = score<true>(head, unit, y, slope, i, key + 8 * j + 2 * (lane_id() % 4) + e % 2, span);
+          if (visible) sum[0][j][e] += __fmul_rn(exp2_fast(fmaf(y, unit.log2, -lse2)), __fsub_rn(dp[0][j][e], delta));
+        }
+    }
+  });
   // Sequences that share a bias begin where the arrays begin.
   const Sequence s = c.sequences[task.first];
   const int rows = task.sequences > 1 ? c.queries : s.queries, keys = task.sequences > 1 ? c.keys : s.keys;

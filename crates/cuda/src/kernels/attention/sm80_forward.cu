@@ -41,11 +41,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(
   const int first = tile.begin / KEYS;
   const int last = tile.begin < tile.end ? (tile.end + KEYS - 1) / KEYS : first, end = last * KEYS;
   auto load_k = [&](int n, int stage) {
-    load_tile<KEYS, CD>(at_k + stage * K_BYTES, rows_of(c.k, s.batch, head.key_head, s.key_start + n * KEYS, s.key_start + s.keys), c.dim);
+    load_tile<KEYS, CD>(at_k + stage * K_BYTES, key_rows(c.k, head, n * KEYS), c.dim);
   };
   auto load_v = [&](int n, int stage) {
 #if VALUES
-    Rows v = rows_of(c.v, s.batch, head.key_head, s.key_start + n * KEYS, s.key_start + s.keys);
+    Rows v = key_rows(c.v, head, n * KEYS);
     v.at += c.first_value;
     load_tile<KEYS, CE>(at_v + stage * V_BYTES, v, c.value_dim - c.first_value);
 #endif
@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(
   Span spans[2 * M];
   UNROLL(r, 2 * M) spans[r] = head.span(row + row_of<M>(r));
   const Unit unit = unit_of(c);
-  if (last > first) load_tile<ROWS, CD>(at_q, rows_of(c.q, s.batch, head.head, s.query_start + row, s.query_start + s.queries), c.dim);
+  if (last > first) load_tile<ROWS, CD>(at_q, query_rows(c.q, head, row), c.dim);
   bool odd, again = false;
   do {
     clear<M, CE>(o);
@@ -123,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(
   if (__syncthreads_or(odd)) {
 #pragma unroll 1
     for (int j = first * KEYS; j < min(end, s.keys); j++) {
-      Rows k = rows_of(c.k, s.batch, head.key_head, s.key_start + j, 0), v = rows_of(c.v, s.batch, head.key_head, s.key_start + j, 0);
+      Rows k = key_rows(c.k, head, j), v = key_rows(c.v, head, j);
       const int width = min(CE, c.value_dim - c.first_value);
       if (!is_odd(v.at + c.first_value, width)) continue;
       float factor[2 * M];
@@ -131,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(
 #pragma unroll 1
       for (int r = 0; r < 2 * M; r++) {
         int i = min(row + row_of<M>(r), s.queries - 1);
-        float x = product_of(rows_of(c.q, s.batch, head.head, s.query_start + i, 0).at, k.at, c.dim), slope;
+        float x = product_of(query_rows(c.q, head, i).at, k.at, c.dim), slope;
         bool sees = score<true>(head, unit, x, slope, i, j, head.span(i));
         UNROLL(t, 2 * M)
           if (t == r) seen[t] = sees, factor[t] = exp2_fast((x - m[t]) * unit.log2);

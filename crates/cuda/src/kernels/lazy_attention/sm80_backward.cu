@@ -187,8 +187,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD + CE > 128 ? 1 : 2) key
   clear<1, CD>(dk), clear<1, CE>(dv);
   if (windows)
     for (i64 d = threadIdx.x; d < (i64)group * a.reach; d += THREADS) windows[(i64)key_head * group * a.reach + d] = 0;
-  load_tile<SIDE, CD>(at_k, rows_of(c.k, s.batch, key_head, s.key_start + key, s.key_start + s.keys), c.dim);
-  load_tile<SIDE, CE>(at_v, rows_of(c.v, s.batch, key_head, s.key_start + key, s.key_start + s.keys), c.value_dim);
+  load_tile<SIDE, CD>(at_k, key_rows(c.k, s, key_head, key), c.dim);
+  load_tile<SIDE, CE>(at_v, key_rows(c.v, s, key_head, key), c.value_dim);
   // Tiles of queries of all heads, those that see a key of the block: from `n` on.
   auto next = [&](int n) {
     while (n < group * tiles) {
