@@ -82,36 +82,17 @@ template <int N> DEV void pack_above(const float (&x)[2 * N], u32 (&to)[N]) {
 // ---- numbers that are not finite -------------------------------------------------------------------------------------
 // A factor of 0 adds nothing, whatever it multiplies, but 0·inf is NaN. Where `odd` says that some number is not finite, those in
 // a tile that is multiplied by factors are 0, and what they add to the pairs that see them follows at the end.
-// Whether a row holds one: every lane of a warp asks for the same row.
-DEV bool is_odd(const u16* x) {
-  bool odd = false;
-  UNROLL(e, D / 32) odd |= (x[32 * e + lane_id()] & 0x7fff) >= TOP;
-  return __any_sync(~0u, odd);
-}
-// The product of two rows: the four lanes that share a row of an accumulator ask for the same.
-DEV float product_of(const u16* x, const u16* y) {
-  float sum = 0;
-#pragma unroll 1
-  for (int e = lane_id() & 3; e < D; e += 4) sum = fmaf(read(x[e]), read(y[e]), sum);
-  return quad_sum(sum);
-}
 // S of a single pair, as `score`; -inf if it is not visible.
 DEV float score_alone(const HopperLazyArgs& c, const Own& s, int head, int i, int j) {
   const u16 *q = row_of(c.q_rows, s.batch, head, s.query_start + i), *k = row_of(c.k_rows, s.batch, head / (s.heads / s.key_heads), s.key_start + j);
   const u32 d = distance_of(c, s, i, j);
-  const float x = __fmaf_rn(c.shape.scale, product_of(q, k), c.bias && d < (u32)c.width ? c.bias[(i64)head * c.width + d] : 0);
+  const float x = __fmaf_rn(c.shape.scale, product_of(q, k, D), c.bias && d < (u32)c.width ? c.bias[(i64)head * c.width + d] : 0);
   if (SPANS) {
     const Span own = span_of(c.spans, c.shape, s, i);
     return j >= own.begin && j < own.end ? x : -INF;
   }
   return j >= first_key(i, s) && j < end_key(i, s) ? x : -INF;
 }
-// Adds factor[r]·x to the rows that see it, the numbers of x that are not finite alone.
 DEV void add_odd(float (&sum)[D / 2], const float (&factor)[2], const bool (&seen)[2], const u16* x) {
-  UNROLL(j, D / 8)
-    UNROLL(e, 2) {
-      const float y = read(x[8 * j + 2 * (lane_id() & 3) + e]);
-      UNROLL(r, 2)
-        if (seen[r] && !(fabsf(y) < INF)) sum[4 * j + 2 * r + e] = fmaf(factor[r], y, sum[4 * j + 2 * r + e]);
-    }
+  add_odd<1, D>(*(float(*)[1][D / 8][4])sum, factor, seen, x, D);
 }

@@ -205,13 +205,13 @@ struct Consumer {
 #pragma unroll 1
       for (int i = range.begin * ROWS; i < min(range.end * ROWS, s.queries); i++) {
         const u16 *q = row_of(c.q_rows, s.batch, h, s.query_start + i), *dout = row_of(c.dout_rows, s.batch, h, s.query_start + i);
-        if (!(is_odd(q) | is_odd(dout))) continue;
+        if (!(is_odd(q, D) | is_odd(dout, D))) continue;
         const Numbers row = c.numbers[row_at(c, s, h, i)];
         float e[2], ds[2], most = 0;
         bool seen[2], active[2];
         UNROLL(r, 2) {
           const int j = min(key + 8 * r, s.keys - 1);
-          const float g = product_of(dout, row_of(c.v_rows, s.batch, w.head, s.key_start + j));
+          const float g = product_of(dout, row_of(c.v_rows, s.batch, w.head, s.key_start + j), D);
           e[r] = score_alone(c, s, h, i, j), weigh<true>(e[r], most, row.share, row.offset);
           seen[r] = !hidden(e[r]), active[r] = attends<true>(e[r], row.offset);
           ds[r] = pull<true>(e[r], g, row.offset, row.delta), e[r] = raised(e[r], row.offset);

@@ -110,12 +110,12 @@ struct Walk {
 #pragma unroll 1
     for (int j = blocks.begin * KEYS; j < min(blocks.end * KEYS, s.keys); j++) {
       const u16* at = row_of(c.k_rows, s.batch, key_head, s.key_start + j);
-      if (!is_odd(at)) continue;
+      if (!is_odd(at, D)) continue;
       float ds[2], most = 0;
       bool seen[2];
       UNROLL(r, 2) {
         const int i = min(own.row + 8 * r, s.queries - 1);
-        const float g = product_of(row_of(c.dout_rows, s.batch, w.head, s.query_start + i), row_of(c.v_rows, s.batch, key_head, s.key_start + j));
+        const float g = product_of(row_of(c.dout_rows, s.batch, w.head, s.query_start + i), row_of(c.v_rows, s.batch, key_head, s.key_start + j), D);
         ds[r] = score_alone(c, s, w.head, i, j), weigh<true>(ds[r], most, lse[r], offset[r]), seen[r] = !hidden(ds[r]);
         ds[r] = pull<true>(ds[r], g, offset[r], delta[r]);
       }

@@ -235,7 +235,7 @@ template <bool PV> DEV void add_odd_values(float (&o)[D / 2], const HopperLazyAr
 #pragma unroll 1
     for (int j = n * KEYS; j < min(n * KEYS + KEYS, s.keys); j++) {
       const u16* v = row_of(c.v_rows, s.batch, w.head / (s.heads / s.key_heads), s.key_start + j);
-      if (!is_odd(v)) continue;
+      if (!is_odd(v, D)) continue;
       float factor[2];
       bool seen[2];
       UNROLL(r, 2) {

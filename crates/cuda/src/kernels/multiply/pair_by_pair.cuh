@@ -2,7 +2,6 @@
 #if STORAGE
 // A hidden factor adds nothing, whatever it multiplies, but 0·inf is NaN. Where a tile hides a pair, numbers that are not
 // finite are 0 for the tensor cores; what they add to the pairs that see them follows after the last tile, by `add_odd`.
-DEV bool adds(float factor, float y) { return !(fabsf(y) < INF); }
 // Puts 0 in place of such numbers in a tile that all have loaded and none has read by `accumulate`; whether there was one.
 template <int N, int W> DEV bool clear_odd(u32 tile) {
   bool odd = false;
@@ -14,12 +13,6 @@ template <int N, int W> DEV bool clear_odd(u32 tile) {
     store_word(tile + 4 * i, x & keep);
   }
   return odd;
-}
-// True if a row of a tensor has one in the first `width` columns: every warp asks for the same row.
-DEV bool is_odd(const element* x, int width) {
-  bool odd = false;
-  for (int e = lane_id(); e < width; e += 32) odd |= (x[e] & 0x7fff) >= TOP;
-  return __any_sync(~0u, odd);
 }
 #else
 // Tiles are walked as they are. Where a sum is not finite in the end, or is of numbers that have no parts, the
@@ -48,20 +41,3 @@ template <int M, int W> DEV bool has_odd(const float (&sum)[M][W / 8][4]) {
   return odd;
 }
 #endif
-
-// Adds factor[r]·x, the numbers of x that are not finite alone. Every warp comes here with the same x.
-template <int M, int W> DEV void add_odd(float (&sum)[M][W / 8][4], const float (&factor)[2 * M], const bool (&seen)[2 * M], const element* x, int width) {
-  UNROLL(i, W / 8)
-    UNROLL(e, 2) {
-      int column = 8 * i + 2 * (lane_id() % 4) + e;
-      float y = column < width ? read(x[column]) : 0;
-      UNROLL(r, 2 * M)
-        if (seen[r] && adds(factor[r], y)) sum[r / 2][i][2 * (r & 1) + e] = fmaf(factor[r], y, sum[r / 2][i][2 * (r & 1) + e]);
-    }
-}
-// The product of two rows: the four threads of a row have a part each.
-DEV float product_of(const element* x, const element* y, int width) {
-  float sum = 0;
-  for (int e = lane_id() % 4; e < width; e += 4) sum = fmaf(read(x[e]), read(y[e]), sum);
-  return quad_sum(sum);
-}
