@@ -59,29 +59,10 @@ template <bool BACK> DEV Path path_to_next(const WalkArgs& c) {
 }
 
 template <bool BACK> DEV void sum_segment(const WalkArgs& c) {
-  const u32 base = begin_barriers(c);
-  if (threadIdx.x < 128) {
-    registers_down<BY_TOKEN ? 56 : 40>();
-    const Path p = path_to_next<BACK>(c);
-    Chunks at = {base, threadIdx.x == 0};
-    bool again = false;
-    do {
-      if (threadIdx.x == 0) feed<BACK, false, false>(c, p, base, at);
-      else if (threadIdx.x >= 32) weigh_tokens<BACK>(c, p, base, again, at);
-      __syncwarp();
-      again = named_any(5, 384, false);
-    } while (again);
-  } else {
-    registers_up<BY_TOKEN ? 224 : 232>();
-    const Path p = path_to_next<BACK>(c);
-    Chunks at = {base, 0};
-    bool again = false;
-    do {
-      const bool strange = add_tokens<BACK>(c, p, base, again, at);
-      again = named_any(5, 384, strange && c.found && !again);
-      if (again) *c.found = 1;
-    } while (again);
-  }
+  walk_path(
+      c, [&] { return path_to_next<BACK>(c); }, [&](const Path& p, u32 base, Chunks& at) { feed<BACK, false, false>(c, p, base, at); },
+      [&](const Path& p, u32 base, bool again, Chunks& at) { weigh_tokens<BACK>(c, p, base, again, at); },
+      [&](const Path& p, u32 base, bool again, Chunks& at) { return add_tokens<BACK>(c, p, base, again, at); });
 }
 
 CHECK_SHARED(sums, WALK_BYTES);

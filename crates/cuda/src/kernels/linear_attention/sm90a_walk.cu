@@ -266,33 +266,43 @@ DEV u32 begin_barriers(const WalkArgs& c) {
   return base;
 }
 
-template <bool DECAY, bool BACK, bool DOTS> DEV void walk(const WalkArgs& c) {
+// Walks a path by the warps of a block, and once more with 0 for numbers that are not finite, where a result is not.
+// `feeds` feeds the copy engine, `weighs` weighs x, `computes` says whether a result is not finite.
+template <class P, class F, class W, class M> DEV void walk_path(const WalkArgs& c, P path, F feeds, W weighs, M computes) {
   const u32 base = begin_barriers(c);
+  bool again = false;
   if (threadIdx.x < 128) {
     registers_down<BY_TOKEN ? 56 : 40>();
-    const Path p = path_of<BACK>(c);
+    const Path p = path();
     Chunks at = {base, threadIdx.x == 0};
-    bool again = false;
     do {
-      if (threadIdx.x == 0) feed<BACK, DOTS>(c, p, base, at);
-      else if (DECAY && threadIdx.x >= 32) weigh_tokens<BACK>(c, p, base, again, at);
+      if (threadIdx.x == 0) feeds(p, base, at);
+      else if (threadIdx.x >= 32) weighs(p, base, again, at);
       __syncwarp();
       again = named_any(5, 384, false);
     } while (again);
   } else {
     registers_up<BY_TOKEN ? 224 : 232>();
-    const Path p = path_of<BACK>(c);
+    const Path p = path();
     Chunks at = {base, 0};
-    u32 shows = 0;
-    bool again = false;
     do {
-      bool strange;
-      if (threadIdx.x < 256) strange = multiply<DECAY, BACK, DOTS, 0>(c, p, base, again, at, shows);
-      else strange = multiply<DECAY, BACK, DOTS, 1>(c, p, base, again, at, shows);
+      const bool strange = computes(p, base, again, at);
       again = named_any(5, 384, strange && c.found && !again);
       if (again) *c.found = 1;
     } while (again);
   }
+}
+template <bool DECAY, bool BACK, bool DOTS> DEV void walk(const WalkArgs& c) {
+  u32 shows = 0;
+  walk_path(
+      c, [&] { return path_of<BACK>(c); }, [&](const Path& p, u32 base, Chunks& at) { feed<BACK, DOTS>(c, p, base, at); },
+      [&](const Path& p, u32 base, bool again, Chunks& at) {
+        if (DECAY) weigh_tokens<BACK>(c, p, base, again, at);
+      },
+      [&](const Path& p, u32 base, bool again, Chunks& at) {
+        if (threadIdx.x < 256) return multiply<DECAY, BACK, DOTS, 0>(c, p, base, again, at, shows);
+        return multiply<DECAY, BACK, DOTS, 1>(c, p, base, again, at, shows);
+      });
 }
 
 #if !BY_TOKEN
