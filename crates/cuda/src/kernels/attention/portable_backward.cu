@@ -87,9 +87,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) dbias(const __grid_constan
   each_sharing(c, task, own, [&](const Head& head) {
     float x[R][4], dp[R][4] = {}, p, ds;
     products(shared, x, query_rows(c.q, head, row), key_rows(c.k, head, key), c.dim);
-#if VALUES
-    products(shared, dp, query_rows(c.dout, head, row), key_rows(c.v, head, key), c.value_dim);
-#endif
+    if (VALUES) products(shared, dp, query_rows(c.dout, head, row), key_rows(c.v, head, key), c.value_dim);
     UNROLL(r, R) {
       int i = row + row_of(r);
       Span span = head.span(i);

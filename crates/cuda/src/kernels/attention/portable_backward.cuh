@@ -32,9 +32,7 @@ DEV void queries_of(const PairArgs& c, Shared& shared, Task task, int number) {
     float x[R][4], dp[R][4] = {}, p;
     Rows k = key_rows(c.k, head, key);
     products(shared, x, q, k, c.dim);
-#if VALUES
-    products(shared, dp, query_rows(c.dout, head, row), key_rows(c.v, head, key), c.value_dim);
-#endif
+    if (VALUES) products(shared, dp, query_rows(c.dout, head, row), key_rows(c.v, head, key), c.value_dim);
     UNROLL(r, R)
       UNROLL(e, 4)
         pair(head, x[r][e], dp[r][e], row + row_of(r), key + column_of(e), spans[r], lse[r], delta[r], p, x[r][e]);
@@ -56,12 +54,10 @@ DEV void keys_of(const PairArgs& c, Shared& shared, Task task, int key_head, con
   Rows k = key_rows(c.k, s, key_head, key);
   float dk[R][CD / 16];
   clear<CD>(dk);
-#if VALUES
-  const bool wants_dv = c.dv.data && c.first_value < c.value_dim;
+  const bool wants_dv = VALUES && c.dv.data && c.first_value < c.value_dim;
   Rows v = key_rows(c.v, s, key_head, key);
   float dv[R][CE / 16];
   clear<CE>(dv);
-#endif
 #pragma unroll 1
   for (int h = key_head * group; h < (key_head + 1) * group; h++) {
     Head head(c, s, h);
@@ -71,23 +67,19 @@ DEV void keys_of(const PairArgs& c, Shared& shared, Task task, int key_head, con
       Rows q = query_rows(c.q, head, row);
       float x[R][4], dp[R][4] = {}, ds[R][4];
       products(shared, x, k, q, c.dim);
-#if VALUES
       Rows dout = query_rows(c.dout, head, row);
-      if (wants_dq || wants_dk) products(shared, dp, v, dout, c.value_dim);
-#endif
+      if (VALUES && (wants_dq || wants_dk)) products(shared, dp, v, dout, c.value_dim);
       UNROLL(e, 4) {
         int i = row + column_of(e);
         Span span = head.span(i);
         float lse = lse_of(head, i), delta = delta_of(head, i);
         UNROLL(r, R) pair(head, x[r][e], dp[r][e], i, key + row_of(r), span, lse, delta, x[r][e], ds[r][e]);
       }
-#if VALUES
       if (wants_dv) {
         publish(shared, x);
         accumulate<CE>(shared, dv, dout, c.first_value, c.value_dim);
         __syncthreads();
       }
-#endif
       if (wants_dk) {
         publish(shared, ds);
         accumulate<CD>(shared, dk, q, c.first_dim, c.dim);
@@ -108,7 +100,5 @@ DEV void keys_of(const PairArgs& c, Shared& shared, Task task, int key_head, con
   }
   const int first = s.key_start + key, count = s.keys - key;
   if (wants_dk) store<CD>(c.dk, s.batch, key_head, first, count, dk, Same{c.scale}, c.first_dim, c.dim, false);
-#if VALUES
   if (wants_dv) store<CE>(c.dv, s.batch, key_head, first, count, dv, Same{1}, c.first_value, c.value_dim, false);
-#endif
 }

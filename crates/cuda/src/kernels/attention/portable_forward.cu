@@ -57,12 +57,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) forward(const __grid_const
       }
       l[r] = fmaf(l[r], a[r], sum);
     }
-#if VALUES
-    if (!c.o.data) continue;
+    if (!VALUES || !c.o.data) continue;
     publish(shared, p);
     mul_rows(o, a);
     accumulate<CE>(shared, o, key_rows(c.v, head, key), c.first_value, c.value_dim);
-#endif
   }
   UNROLL(r, R) {
     l[r] = row_sum(l[r]);
@@ -70,9 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) forward(const __grid_const
     if (tx() == 0 && i < s.queries && c.first_value == 0)
       ((float*)head.lse)[i] = seen[r] ? m[r] + logf(l[r]) : sink;  // whatever it is
   }
-#if VALUES
   float over[R];
   UNROLL(r, R) over[r] = seen[r] ? 1 / l[r] : 0;
-  if (c.o.data) store<CE>(c.o, s.batch, head.head, s.query_start + row, s.queries - row, o, over, c.first_value, c.value_dim, false);
-#endif
+  if (VALUES && c.o.data) store<CE>(c.o, s.batch, head.head, s.query_start + row, s.queries - row, o, over, c.first_value, c.value_dim, false);
 }

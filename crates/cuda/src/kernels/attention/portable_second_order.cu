@@ -33,7 +33,7 @@ template <bool BY_KEYS> DEV void scores(const SecondArgs& a, Shared& shared, flo
 }
 // dP of (B2) and T of (D3).
 template <bool BY_KEYS> DEV void turns(const SecondArgs& a, Shared& shared, float (&dp)[R][4], float (&t)[R][4], const Head& head, int row, int key) {
-#if VALUES
+  if (!VALUES) return;
   Rows dout = query_rows(a.c.dout, head, row), v = key_rows(a.c.v, head, key);
   Rows cot_o = query_rows(a.cot_o, head, row), ddv = key_rows(a.ddv, head, key);
   const int width = a.c.value_dim;
@@ -47,7 +47,6 @@ template <bool BY_KEYS> DEV void turns(const SecondArgs& a, Shared& shared, floa
     add_products(shared, dp, BY_KEYS ? v : dout, BY_KEYS ? dout : v, width);
     if (a.cot_o.data) add_products(shared, t, BY_KEYS ? v : cot_o, BY_KEYS ? cot_o : v, width);
   }
-#endif
 }
 
 // Whether o of the forward pass is there in f32.
@@ -63,10 +62,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
   float u[R] = {}, lse[R];
   bool seen[R] = {};
   Span spans[R];
-#if VALUES
   float sum[R][CE / 16], o[R][CE / 16];
   clear<CE>(sum), clear<CE>(o);
-#endif
   UNROLL(r, R) spans[r] = head.span(row + row_of(r)), lse[r] = lse_of(head, row + row_of(r));
 #pragma unroll 1
   for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
@@ -84,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
           p[r][e] = moved[r][e] = HIDE;
         }
       }
-#if VALUES
+    if (!VALUES) continue;
     Rows v = key_rows(c.v, head, key);
 #pragma unroll 1
     for (int term = 0; term < (a.ddv.data ? 2 : 1); term++) {
@@ -97,7 +94,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
       publish(shared, p);
       accumulate<CE>(shared, o, v, c.first_value, c.value_dim);
     }
-#endif
   }
   UNROLL(r, R) {
     u32 some = seen[r];
@@ -109,11 +105,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
     if (a.ddsinks) u[r] += weight_of_sink(a, head.head, lse[r]) * a.ddsinks[head.head];
     numbers_of(a, head)[i] = {0, u[r], 0, (float)some};
   }
-#if VALUES
+  if (!VALUES) return;
   int count = head.s.queries - row;
   store<CE>(a.sum, head.s.batch, head.head, head.s.query_start + row, count, sum, Same{1}, c.first_value, c.value_dim, true);
   if (!has_o(a)) store<CE>(a.o32, head.s.batch, head.head, head.s.query_start + row, count, o, Same{1}, c.first_value, c.value_dim, true);
-#endif
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) rows(const __grid_constant__ SecondArgs a) {
@@ -194,11 +189,9 @@ template <class SLOTS> DEV void keys_of(const SecondArgs& a, const SLOTS& slots)
   const bool wants_gk = a.gk.data && c.first_dim < c.dim;
   float gk[R][CD / 16];
   clear<CD>(gk);
-#if VALUES
-  const bool wants_gv = a.gv.data && c.first_value < c.value_dim;
+  const bool wants_gv = VALUES && a.gv.data && c.first_value < c.value_dim;
   float gv[R][CE / 16];
   clear<CE>(gv);
-#endif
 #pragma unroll 1
   for (int h = key_head * group; h < (key_head + 1) * group; h++) {
     Head head(c, s, h);
@@ -219,7 +212,6 @@ template <class SLOTS> DEV void keys_of(const SecondArgs& a, const SLOTS& slots)
           x[r][e] = pair.x, u[r][e] = pair.ds, dp[r][e] = pair.moved, t[r][e] = pair.p;
         }
       }
-#if VALUES
       if (wants_gv) {
 #pragma unroll 1
         for (int term = 0; term < (a.cot_o.data ? 2 : 1); term++) {
@@ -229,7 +221,6 @@ template <class SLOTS> DEV void keys_of(const SecondArgs& a, const SLOTS& slots)
           __syncthreads();
         }
       }
-#endif
       if (FUSED) clear<CD>(gq);
       // Both terms by the same instructions: twice as many would not fit the cache of instructions.
 #pragma unroll 1
@@ -251,9 +242,7 @@ template <class SLOTS> DEV void keys_of(const SecondArgs& a, const SLOTS& slots)
     }
   }
   if (wants_gk) store<CD>(a.gk, s.batch, key_head, s.key_start + key, s.keys - key, gk, Same{c.scale}, c.first_dim, c.dim, false);
-#if VALUES
   if (wants_gv) store<CE>(a.gv, s.batch, key_head, s.key_start + key, s.keys - key, gv, Same{1}, c.first_value, c.value_dim, false);
-#endif
 }
 extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant__ SecondArgs a) { keys_of(a, NoSlots()); }
 

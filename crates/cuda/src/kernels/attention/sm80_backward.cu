@@ -50,9 +50,7 @@ DEV bool weigh_alone(const Head& head, const Unit& unit, int i, int j, float& p,
   const PairArgs& c = head.c;
   p = product_of(query_rows(c.q, head, i).at, key_rows(c.k, head, j).at, c.dim);
   ds = 0;
-#if VALUES
-  ds = product_of(query_rows(c.dout, head, i).at, key_rows(c.v, head, j).at, c.value_dim);
-#endif
+  if (VALUES) ds = product_of(query_rows(c.dout, head, i).at, key_rows(c.v, head, j).at, c.value_dim);
   return !weigh<true>(head, unit, p, ds, i, j, head.span(i), lse2_of(head, i), delta_of(head, i));
 }
 
@@ -71,9 +69,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) queries(cons
   const int first = tile.begin / WALK, end = tile.begin < tile.end ? (tile.end + WALK - 1) / WALK : first;
   auto load = [&](int n, int stage) {
     load_tile<WALK, CD>(at_k + stage * D_STAGE, key_rows(c.k, head, n * WALK), c.dim);
-#if VALUES
-    load_tile<WALK, CE>(at_v + stage * E_STAGE, key_rows(c.v, head, n * WALK), c.value_dim);
-#endif
+    if (VALUES) load_tile<WALK, CE>(at_v + stage * E_STAGE, key_rows(c.v, head, n * WALK), c.value_dim);
     copy_commit();
   };
   float dq[1][CD / 8][4], lse[2], delta[2], scale[2];
@@ -84,9 +80,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) queries(cons
   }
   if (first < end) {
     load_tile<SIDE, CD>(at_q, query_rows(c.q, head, row), c.dim);
-#if VALUES
-    load_tile<SIDE, CE>(at_dout, query_rows(c.dout, head, row), c.value_dim);
-#endif
+    if (VALUES) load_tile<SIDE, CE>(at_dout, query_rows(c.dout, head, row), c.value_dim);
   }
   const Unit unit = unit_of(c);
   bool odd, again = false;
@@ -103,11 +97,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) queries(cons
       const u32 k = at_k + stage * D_STAGE;
       float x[1][WALK / 8][4], ds[1][WALK / 8][4];
       products<1, WALK, CD>(x, at_q, k);
-#if VALUES
-      products<1, WALK, CE>(ds, at_dout, at_v + stage * E_STAGE);
-#else
-      clear<1, WALK>(ds);
-#endif
+      if (VALUES) products<1, WALK, CE>(ds, at_dout, at_v + stage * E_STAGE);
+      else clear<1, WALK>(ds);
       bool cut = false, hides = false;
       UNROLL(r, 2) cut |= spans[r].begin > n * WALK || spans[r].end < (n + 1) * WALK;
       auto all = [&](auto masked) {
@@ -167,15 +158,12 @@ template <int M, int W, bool DK, bool DV, class SLOTS> DEV void of_keys(const Pa
   if (task.key_tile % M) return;  // of the block of a tile before
   const Sequence s = c.sequences[task.first];
   const int key_head = own.head, group = c.heads / c.key_heads, key = task.key_tile * SIDE, tiles = (s.queries + W - 1) / W;
-  const bool wants_dk = DK && c.dk.data, wants_dv = DV && c.dv.data;
+  const bool wants_dk = DK && c.dk.data, wants_dv = VALUES && DV && c.dv.data;
   float dk[M][CD / 8][4], scale[2 * M];  // of what is not asked for nothing is left
   load_tile<OWN, CD>(at_k, key_rows(c.k, s, key_head, key), c.dim);
-#if VALUES
   float dv[M][CE / 8][4], one[2 * M];
-  if (DK) load_tile<OWN, CE>(at_v, key_rows(c.v, s, key_head, key), c.value_dim);
-  for (int r = 0; r < 2 * M; r++) one[r] = 1;
-#endif
-  for (int r = 0; r < 2 * M; r++) scale[r] = c.scale;
+  if (VALUES && DK) load_tile<OWN, CE>(at_v, key_rows(c.v, s, key_head, key), c.value_dim);
+  for (int r = 0; r < 2 * M; r++) one[r] = 1, scale[r] = c.scale;
   // Tiles of queries of all heads, those that see a key of the block: from `n` on.
   auto next = [&](int n) {
     while (n < group * tiles) {
@@ -189,9 +177,7 @@ template <int M, int W, bool DK, bool DV, class SLOTS> DEV void of_keys(const Pa
     const Head head(c, s, key_head * group + n / tiles);
     const int row = n % tiles * W, i = row + threadIdx.x % W;
     load_tile<W, CD>(at_q + stage * Q_STAGE, query_rows(c.q, head, row), c.dim);
-#if VALUES
-    load_tile<W, CE>(at_dout + stage * DOUT_STAGE, query_rows(c.dout, head, row), c.value_dim);
-#endif
+    if (VALUES) load_tile<W, CE>(at_dout + stage * DOUT_STAGE, query_rows(c.dout, head, row), c.value_dim);
     if (threadIdx.x < 2 * W) numbers[stage * 2 * W + threadIdx.x] = threadIdx.x < W ? lse2_of(head, i) : delta_of(head, i);
   };
 #if FUSES
@@ -200,10 +186,7 @@ template <int M, int W, bool DK, bool DV, class SLOTS> DEV void of_keys(const Pa
   const Unit unit = unit_of(c);
   bool odd, again = false;
   do {
-    clear<M, CD>(dk);
-#if VALUES
-    clear<M, CE>(dv);
-#endif
+    clear<M, CD>(dk), clear<M, CE>(dv);
     int n = next(0), stage = 0;
     odd = false;
     if (n < group * tiles) load(n, 0);
@@ -219,12 +202,8 @@ template <int M, int W, bool DK, bool DV, class SLOTS> DEV void of_keys(const Pa
       const u32 q = at_q + stage * Q_STAGE, dout = at_dout + stage * DOUT_STAGE;
       float x[M][W / 8][4], ds[M][W / 8][4];
       products<M, W, CD>(x, at_k, q);
-#if VALUES
-      if (FUSED || wants_dk) products<M, W, CE>(ds, at_v, dout);
+      if (VALUES && (FUSED || wants_dk)) products<M, W, CE>(ds, at_v, dout);
       else clear<M, W>(ds);
-#else
-      clear<M, W>(ds);
-#endif
       bool hides = false;
       auto all = [&](auto masked) {
         constexpr bool CUT = decltype(masked)::value;
@@ -249,19 +228,15 @@ template <int M, int W, bool DK, bool DV, class SLOTS> DEV void of_keys(const Pa
       else all(Is<false>());
       if (clears(hides, again)) {
         odd |= clear_odd<W, CD>(q);
-#if VALUES
-        odd |= clear_odd<W, CE>(dout);
-#endif
+        if (VALUES) odd |= clear_odd<W, CE>(dout);
         __syncthreads();
       }
       Factors<M, W> packed;
 #if STORAGE == 0
       if (again) drop_odd<M, W>(x), drop_odd<M, W>(ds);
 #endif
-#if VALUES
       pack_all<M, W>(packed, x);
       if (wants_dv) accumulate<M, W, CE>(dv, packed, dout);
-#endif
       pack_all<M, W>(packed, ds);
 #if FUSES
       // There is room for dS where dout was, which all have read, or behind the numbers.
@@ -281,11 +256,7 @@ template <int M, int W, bool DK, bool DV, class SLOTS> DEV void of_keys(const Pa
       n = following, stage = (stage + 1) % STAGES;
     }
 #if STORAGE == 0
-#if VALUES
-  } while (!again && (again = __syncthreads_or(has_odd<M, CD>(dk) || has_odd<M, CE>(dv))));
-#else
-  } while (!again && (again = __syncthreads_or(has_odd<M, CD>(dk))));
-#endif
+  } while (!again && (again = __syncthreads_or(has_odd<M, CD>(dk) || VALUES && has_odd<M, CE>(dv))));
 #else
   } while (false);
 #endif
@@ -295,25 +266,19 @@ template <int M, int W, bool DK, bool DV, class SLOTS> DEV void of_keys(const Pa
       const Head head(c, s, key_head * group + at / s.queries);
       const int i = at % s.queries;
       const element* q = query_rows(c.q, head, i).at;
-      bool found = is_odd(q, c.dim);
-#if VALUES
       const element* dout = query_rows(c.dout, head, i).at;
-      found |= is_odd(dout, c.value_dim);
-#endif
+      bool found = is_odd(q, c.dim);
+      if (VALUES) found |= is_odd(dout, c.value_dim);
       if (!found) continue;
       float p[2 * M], factor[2 * M];
       bool seen[2 * M];
       UNROLL(r, 2 * M) seen[r] = weigh_alone(head, unit, i, min(key + row_of<M>(r), s.keys - 1), p[r], factor[r]);
       if (DK) add_odd<M, CD>(dk, factor, seen, q, c.dim);
-#if VALUES
-      if (DV) add_odd<M, CE>(dv, p, seen, dout, c.value_dim);
-#endif
+      if (VALUES && DV) add_odd<M, CE>(dv, p, seen, dout, c.value_dim);
     }
   }
   if (wants_dk) store<M, CD>(c.dk, s.batch, key_head, s.key_start + key, s.keys - key, dk, scale, 0, c.dim);
-#if VALUES
   if (wants_dv) store<M, CE>(c.dv, s.batch, key_head, s.key_start + key, s.keys - key, dv, one, 0, c.value_dim);
-#endif
 }
 #if !FUSES
 CHECK_SHARED(keys, BLOCK_BYTES);
@@ -348,28 +313,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) dbias(const __grid_cons
   each_sharing(c, task, own, [&](const Head& head) {
     __syncthreads();  // all are done with the tiles before
     load_tile<SIDE, CD>(at_q, query_rows(c.q, head, row), c.dim), load_tile<SIDE, CD>(at_k, key_rows(c.k, head, key), c.dim);
-#if VALUES
     auto load_values = [&] {
       load_tile<SIDE, CE>(at_dout, query_rows(c.dout, head, row), c.value_dim);
       load_tile<SIDE, CE>(at_v, key_rows(c.v, head, key), c.value_dim);
     };
-    if (!IN_TURN) load_values();
-#endif
+    if (VALUES && !IN_TURN) load_values();
     copy_commit(), copy_wait<0>();
     __syncthreads();
     float x[1][SIDE / 8][4], dp[1][SIDE / 8][4];
     products<1, SIDE, CD>(x, at_q, at_k);
-#if VALUES
-    if (IN_TURN) {
+    if (VALUES && IN_TURN) {
       __syncthreads();  // all are done with q and k
       load_values();
       copy_commit(), copy_wait<0>();
       __syncthreads();
     }
-    products<1, SIDE, CE>(dp, at_dout, at_v);
-#else
-    clear<1, SIDE>(dp);
-#endif
+    if (VALUES) products<1, SIDE, CE>(dp, at_dout, at_v);
+    else clear<1, SIDE>(dp);
     UNROLL(r, 2) {
       const int i = row + row_of<1>(r);
       const Span span = head.span(i);

@@ -44,11 +44,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(
     load_tile<KEYS, CD>(at_k + stage * K_BYTES, key_rows(c.k, head, n * KEYS), c.dim);
   };
   auto load_v = [&](int n, int stage) {
-#if VALUES
+    if (!VALUES) return;
     Rows v = key_rows(c.v, head, n * KEYS);
     v.at += c.first_value;
     load_tile<KEYS, CE>(at_v + stage * V_BYTES, v, c.value_dim - c.first_value);
-#endif
   };
   float o[M][CE / 8][4], m[2 * M], l[2 * M];
   Span spans[2 * M];
@@ -119,8 +118,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(
 #else
   } while (false);
 #endif
-#if VALUES
-  if (__syncthreads_or(odd)) {
+  if (VALUES && __syncthreads_or(odd)) {
 #pragma unroll 1
     for (int j = first * KEYS; j < min(end, s.keys); j++) {
       Rows k = key_rows(c.k, head, j), v = key_rows(c.v, head, j);
@@ -139,7 +137,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(
       add_odd<M, CE>(o, factor, seen, v.at + c.first_value, width);
     }
   }
-#endif
   float over[2 * M], sink = c.sinks ? c.sinks[head.head] : -INF;
   UNROLL(r, 2 * M) {  // a sink joins here: it weighs, and has no value
     float all = quad_sum(l[r]), top = m[r] * unit.log2 * LN2;
@@ -154,7 +151,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(
     int i = row + row_of<M>(r);
     if (lane_id() % 4 == 0 && i < s.queries && c.first_value == 0) ((float*)head.lse)[i] = lse;
   }
-#if VALUES
-  if (c.o.data) store<M, CE>(c.o, s.batch, head.head, s.query_start + row, s.queries - row, o, over, c.first_value, c.value_dim);
-#endif
+  if (VALUES && c.o.data) store<M, CE>(c.o, s.batch, head.head, s.query_start + row, s.queries - row, o, over, c.first_value, c.value_dim);
 }

@@ -82,19 +82,16 @@ DEV Tiles tiles_at(u32 at, u32 d, u32 e) { return {at, at + d, at + 2 * d, at + 
 template <int N> DEV void load_queries(const Tiles& to, const SecondArgs& a, const Head& head, int row, bool values) {
   load<N, CD>(to.x, a.c.q, query_rows(a.c.q, head, row), a.c.dim);
   load<N, CD>(to.moved, a.ddq, query_rows(a.ddq, head, row), a.c.dim);
-#if VALUES
-  if (!values) return;
+  if (!VALUES || !values) return;
   load<N, CE>(to.value, a.c.dout, query_rows(a.c.dout, head, row), a.c.value_dim);
   load<N, CE>(to.moved_value, a.cot_o, query_rows(a.cot_o, head, row), a.c.value_dim);
-#endif
 }
 template <int N> DEV void load_keys(const Tiles& to, const SecondArgs& a, const Head& head, int key) {
   load<N, CD>(to.x, a.c.k, key_rows(a.c.k, head, key), a.c.dim);
   load<N, CD>(to.moved, a.ddk, key_rows(a.ddk, head, key), a.c.dim);
-#if VALUES
+  if (!VALUES) return;
   load<N, CE>(to.value, a.c.v, key_rows(a.c.v, head, key), a.c.value_dim);
   load<N, CE>(to.moved_value, a.ddv, key_rows(a.ddv, head, key), a.c.value_dim);
-#endif
 }
 DEV void arrived() {
   copy_commit(), copy_wait<0>();
@@ -112,11 +109,10 @@ DEV void scores(Tile32& s, Tile32& u, const Tiles& own, const Tiles& walk, bool 
 // dP of (B2) and T of (D3), from `out`, the tiles of dout and cot_o, and `of`, those of v and ddv.
 template <bool BY_KEYS> DEV void turns(const SecondArgs& a, Tile32& dp, Tile32& t, const Tiles& own, const Tiles& walk) {
   clear<1, WALK>(dp), clear<1, WALK>(t);
-#if VALUES
+  if (!VALUES) return;
   products<1, WALK, CE>(dp, own.value, walk.value);
   if (a.cot_o.data) add_products<CE>(t, BY_KEYS ? own.value : own.moved_value, BY_KEYS ? walk.moved_value : walk.value);
   if (a.ddv.data) add_products<CE>(t, BY_KEYS ? own.moved_value : own.value, BY_KEYS ? walk.value : walk.moved_value);
-#endif
 }
 extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_constant__ SecondArgs a) {
   extern __shared__ __align__(128) char bytes[];
@@ -129,10 +125,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
   float moves[2] = {}, lse[2];
   bool seen[2] = {};
   Span spans[2];
-#if VALUES
   float sum[1][CE / 8][4], o[1][CE / 8][4];
   clear<1, CE>(sum), clear<1, CE>(o);
-#endif
   UNROLL(r, 2) spans[r] = head.span(row + row_of<1>(r)), lse[r] = lse_of(head, row + row_of<1>(r));
   load_queries<SIDE>(own, a, head, row, false);
 #pragma unroll 1
@@ -152,11 +146,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
         x = y = 0;
       }
     }
-#if VALUES
-    accumulate_all<CE>(sum, moved, walk.value);
-    if (a.ddv.data) accumulate_copy<CE>(sum, p, walk.moved_value);
-    accumulate_all<CE>(o, p, walk.value);
-#endif
+    if (VALUES) accumulate_all<CE>(sum, moved, walk.value);
+    if (VALUES && a.ddv.data) accumulate_copy<CE>(sum, p, walk.moved_value);
+    if (VALUES) accumulate_all<CE>(o, p, walk.value);
     __syncthreads();
   }
   UNROLL(r, 2) {
@@ -167,11 +159,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
     if (a.ddsinks) u += weight_of_sink(a, head.head, lse[r]) * a.ddsinks[head.head];
     numbers_of(a, head)[i] = {0, u, 0, (float)some};
   }
-#if VALUES
+  if (!VALUES) return;
   const Sequence& s = head.s;
   store_wide<1, CE>(a.sum, s.batch, head.head, s.query_start + row, s.queries - row, sum, 0, c.value_dim);
   store_wide<1, CE>(a.o32, s.batch, head.head, s.query_start + row, s.queries - row, o, 0, c.value_dim);
-#endif
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_constant__ SecondArgs a) {
@@ -221,10 +212,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant
   if (!is_finite(a, task.first, key_head)) return;
   float gk[1][CD / 8][4], scale[2] = {c.scale, c.scale};
   clear<1, CD>(gk);
-#if VALUES
   float gv[1][CE / 8][4], one[2] = {1, 1};
   clear<1, CE>(gv);
-#endif
   load_keys<SIDE>(own, a, Head(c, s, key_head * group), key);
 #pragma unroll 1
   for (int h = key_head * group; h < (key_head + 1) * group; h++) {
@@ -247,15 +236,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant
       }
       accumulate_all<CD>(gk, x, walk.x);
       if (a.ddq.data) accumulate_all<CD>(gk, u, walk.moved);
-#if VALUES
-      accumulate_all<CE>(gv, dp, walk.value);
-      if (a.cot_o.data) accumulate_all<CE>(gv, t, walk.moved_value);
-#endif
+      if (VALUES) accumulate_all<CE>(gv, dp, walk.value);
+      if (VALUES && a.cot_o.data) accumulate_all<CE>(gv, t, walk.moved_value);
       __syncthreads();
     }
   }
   if (a.gk.data) store<1, CD>(a.gk, s.batch, key_head, s.key_start + key, s.keys - key, gk, scale, 0, c.dim);
-#if VALUES
-  if (a.gv.data) store<1, CE>(a.gv, s.batch, key_head, s.key_start + key, s.keys - key, gv, one, 0, c.value_dim);
-#endif
+  if (VALUES && a.gv.data) store<1, CE>(a.gv, s.batch, key_head, s.key_start + key, s.keys - key, gv, one, 0, c.value_dim);
 }
