@@ -65,8 +65,7 @@ template <bool BY_KEYS, bool WARP> DEV Work work_of(int t, const BackwardArgs& c
 template <bool BY_KEYS> DEV bool is_cut(const Work& w, const Own& s) {
   return PACKED && w.block * OWN + OWN > (BY_KEYS ? s.keys : s.queries);
 }
-#if OPTIONS
-#define UNIT call.options.unit.natural
+#define UNIT (OPTIONS ? call.options.unit.natural : s.scale)
 // From a product S over the unit (F2) and its slope S' (B4).
 DEV void extend(float& x, float& slope, const ScoreOptions& o, float bias) {
   slope = 1;
@@ -78,9 +77,6 @@ DEV void extend(float& x, float& slope, const ScoreOptions& o, float bias) {
   }
   if (o.bias.data) add_bias(x, bias, o.unit);
 }
-#else
-#define UNIT s.scale
-#endif
 DEV void store_zeros(u32 at) { asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory"); }
 // Clears the rows from `first` on of tiles of ROWS rows that two warpgroups multiply by. Each warpgroup clears all of
 // them, since the two do not wait for each other: one may write zeros where the other reads them, which changes

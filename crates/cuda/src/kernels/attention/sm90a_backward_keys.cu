@@ -78,14 +78,12 @@ DEV void consume(u32 base, const BackwardArgs& call) {
     u32 pp[ROWS / 4], dsp[ROWS / 4];
     bool any = false;
     clear(dk), clear(dv);
-#if OPTIONS
     // The bias of a pair of this thread, 0 where it is none.
     auto bias = [&](int h, int i, int j, int r, int e) {
       int query = i * ROWS + 8 * j + 2 * (lane & 3) + e;
       bool there = call.options.bias.data && query < s.queries && key + 8 * r < s.keys;
       return there ? read(row_of(call.options.bias, s.batch, w.head * each + h, s.query_start + query)[s.key_start + key + 8 * r]) : 0;
     };
-#endif
     bool cut = false;  // with SPANS, whether a block hides a pair
     auto step = [&](int h, int i, auto masked) {
       float p[ROWS / 2], ds[ROWS / 2];
@@ -110,16 +108,12 @@ DEV void consume(u32 base, const BackwardArgs& call) {
       const int seen = decltype(masked)::value ? opaque(key) - s.offset - i * ROWS - 2 * (lane & 3) : 0;
       UNROLL(j, ROWS / 8) {
         float2 l = load_pair(stats + 32 * j);
-#if OPTIONS
         float slope[4];
-#endif
         UNROLL(r, 2) {
           int first = seen + 8 * r - s.right, last = seen + 8 * r + s.left;  // of the queries that see this key
           if (PACKED && decltype(masked)::value) last = min(last, s.queries - 1 - i * ROWS - 2 * (lane & 3));
-#if OPTIONS
-          extend(p[4 * j + 2 * r], slope[2 * r], call.options, bias(h, i, j, r, 0));
-          extend(p[4 * j + 2 * r + 1], slope[2 * r + 1], call.options, bias(h, i, j, r, 1));
-#endif
+          if (OPTIONS) extend(p[4 * j + 2 * r], slope[2 * r], call.options, bias(h, i, j, r, 0));
+          if (OPTIONS) extend(p[4 * j + 2 * r + 1], slope[2 * r + 1], call.options, bias(h, i, j, r, 1));
           p[4 * j + 2 * r] = exp2_fast(fmaf(p[4 * j + 2 * r], c, -l.x));
           p[4 * j + 2 * r + 1] = exp2_fast(fmaf(p[4 * j + 2 * r + 1], c, -l.y));
           if (SPANS) {
@@ -131,9 +125,7 @@ DEV void consume(u32 base, const BackwardArgs& call) {
           }
         }
         if (DV) pp[2 * j] = pack(p[4 * j], p[4 * j + 1]), pp[2 * j + 1] = pack(p[4 * j + 2], p[4 * j + 3]);
-#if OPTIONS
-        UNROLL(e, 4) p[4 * j + e] *= slope[e];
-#endif
+        UNROLL(e, OPTIONS ? 4 : 0) p[4 * j + e] *= slope[e];
       }
       if (DV) {
         pin(pp), mma_begin();

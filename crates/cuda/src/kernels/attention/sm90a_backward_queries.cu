@@ -77,17 +77,13 @@ DEV void consume(u32 base, const BackwardArgs& call) {
     const Seen seen(call.spans, all, s, row);
     const size_t at = stat_row(s, w.head) + row;
     const float l[2] = {call.lse2[at], call.lse2[at + 8]}, x[2] = {call.delta[at], call.delta[at + 8]};
-#if OPTIONS
     const BiasRows bias(call.options, s, w.head, row);
-#endif
     const Range range = key_blocks<2, KEYS, false>(call.spans, s, w.block);
     float dq[D / 2], p[KEYS / 2], ds[KEYS / 2];
     u32 dsp[KEYS / 4];
     int n = range.end - 1, add = 0;
     auto step = [&](auto masked) {
-#if OPTIONS
       const bool pairs = has_pairs(call.options.bias, bias.of[0]);
-#endif
       const u32 k = base + AT_K + blocks.stage() * KV_BYTES, v = base + AT_V + blocks.stage() * KV_BYTES;
       blocks.wait_full(K);
       const bool is_cut = LENGTHS && decltype(masked)::value && s.keys - n * KEYS < KEYS;  // rows behind the sequence
@@ -106,21 +102,14 @@ DEV void consume(u32 base, const BackwardArgs& call) {
         if (SPANS) stop = seen.end(r) - from, start = seen.begin(r) - from;
         else if (WINDOW) stop = min(stop, row + 8 * r + s.offset + s.right + 1 - from), start = row + 8 * r + s.offset - s.left - from;
         UNROLL(j, KEYS / 8) {
-#if OPTIONS
           const int count = decltype(masked)::value ? s.keys - from - 8 * j : 2;
-          float2 b = bias.of[r] ? load_bias(bias.of[r] + n * KEYS + 8 * j, pairs, count) : float2{0, 0};
-#endif
+          float2 b = OPTIONS && bias.of[r] ? load_bias(bias.of[r] + n * KEYS + 8 * j, pairs, count) : float2{0, 0};
           UNROLL(e, 2) {
-            float& y = p[4 * j + 2 * r + e];
-#if OPTIONS
-            float slope;
-            extend(y, slope, call.options, e ? b.y : b.x);
-#endif
+            float &y = p[4 * j + 2 * r + e], slope;
+            if (OPTIONS) extend(y, slope, call.options, e ? b.y : b.x);
             y = exp2_fast(fmaf(y, c, -l[r]));
             if (decltype(masked)::value && (8 * j + e >= stop || (WINDOW && 8 * j + e < start))) y = 0;
-#if OPTIONS
-            y *= slope;
-#endif
+            if (OPTIONS) y *= slope;
           }
         }
       }

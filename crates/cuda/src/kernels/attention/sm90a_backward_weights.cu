@@ -103,14 +103,12 @@ template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
       const i64 at = stat_row(s, w.head) + row;
       UNROLL(r, 2) l[r] = call.lse2[at + 8 * r], x[r] = call.delta[at + 8 * r];
     }
-#if OPTIONS
     const Elements& biases = call.options.bias;
     const BiasRows bias(call.options, s, w.head, row);  // where it owns queries
     auto bias_of_key = [&](int h, int query, int key) {
       bool there = biases.data && query < s.queries && key < s.keys;
       return there ? read(row_of(biases, s.batch, h, s.query_start + query)[s.key_start + key]) : 0;
     };
-#endif
     const Seen seen(call.spans, all, s, row);  // where it owns queries
     const Range range = range_of<KEYS>(call, w, s);
     bool cut = false;  // with SPANS by keys, whether a block hides a pair
@@ -134,9 +132,7 @@ template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
       if (any) blocks.release(before, LSE ? Y : X);
       mma_wait<0>(), pin(p);
       const int column = n * OWN + 2 * (lane & 3);  // the first of a thread
-#if OPTIONS
       const bool pairs = !KEYS && has_pairs(biases, bias.of[0]);
-#endif
       UNROLL(j, OWN / 8) {
         float2 lse = KEYS ? load_pair(stats + 32 * j) : float2{}, delta = KEYS && LSE ? load_pair(stats + OWN * 4 + 32 * j) : float2{};
         UNROLL(r, 2) {
@@ -146,17 +142,13 @@ template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
           if (SPANS && !KEYS) first = seen.begin(r), last = seen.end(r) - 1;
           if (!KEYS || PACKED) last = min(last, (KEYS ? s.queries : s.keys) - 1);
           first -= column, last -= column;
-#if OPTIONS
           float2 b = {0, 0};
-          if (KEYS) b = {bias_of_key(h, column + 8 * j, row + 8 * r), bias_of_key(h, column + 8 * j + 1, row + 8 * r)};
-          else if (bias.of[r]) b = load_bias(bias.of[r] + n * OWN + 8 * j, pairs, MASKED ? s.keys - column - 8 * j : 2);
-#endif
+          if (OPTIONS && KEYS) b = {bias_of_key(h, column + 8 * j, row + 8 * r), bias_of_key(h, column + 8 * j + 1, row + 8 * r)};
+          else if (OPTIONS && bias.of[r]) b = load_bias(bias.of[r] + n * OWN + 8 * j, pairs, MASKED ? s.keys - column - 8 * j : 2);
           UNROLL(e, 2) {
             float& y = p[4 * j + 2 * r + e];
             float slope = 1;
-#if OPTIONS
-            extend(y, slope, call.options, e ? b.y : b.x);
-#endif
+            if (OPTIONS) extend(y, slope, call.options, e ? b.y : b.x);
             y = exp2_fast(fmaf(y, c, -(!KEYS ? l[r] : e ? lse.y : lse.x)));
             if (LSE) y *= -slope * (!KEYS ? x[r] : e ? delta.y : delta.x);
             // Last: a row of the next listed sequence may have an infinite dlse.

@@ -61,10 +61,8 @@ template <bool MASK> DEV void mask(float (&s)[KEYS / 2], bool (&cut)[2], int key
     }
   }
 }
-#if OPTIONS
-using Extra = BiasRows;
 // S over the unit (F2), from products; of which rows the bias hides something.
-template <bool MASK> DEV void extend(float (&s)[KEYS / 2], bool (&hides)[2], int key, const Own& own, const ScoreOptions& o, const Extra& x) {
+template <bool MASK> DEV void extend(float (&s)[KEYS / 2], bool (&hides)[2], int key, const Own& own, const ScoreOptions& o, const BiasRows& x) {
   hides[0] = hides[1] = false;
   if (o.cap != 0) {
     UNROLL(i, KEYS / 2) s[i] = __fmul_rn(o.cap, tanh_of(s[i], o));
@@ -83,9 +81,6 @@ template <bool MASK> DEV void extend(float (&s)[KEYS / 2], bool (&hides)[2], int
     hides[r] = __any_sync(0xfu << (lane_id() & 28), hides[r]);
   }
 }
-#else
-struct Extra {};
-#endif
 // New maxima; s becomes P (unnormalised); returns in a[] what o and the old sums must be multiplied by. The maximum of a row
 // that is cut is subtracted first: a lone key has P = 1. What is cut is the row's own: its bits depend on no other.
 template <bool MASK> DEV bool soften(float (&s)[KEYS / 2], Maxima& rows, float (&a)[2], float c, const bool (&cut)[2]) {
@@ -124,22 +119,17 @@ template <bool MASK> DEV bool soften(float (&s)[KEYS / 2], Maxima& rows, float (
 }
 // All of that: scores, mask, weights.
 template <bool MASK> DEV bool weigh(float (&s)[KEYS / 2], Maxima& rows, float (&a)[2], float c, int key, const Seen& seen, const Own& own,
-                               const ForwardArgs& call, const Extra& x) {
+                               const ForwardArgs& call, const BiasRows& x) {
   bool cut[2];
-#if OPTIONS
-  bool hides[2];
-  extend<MASK>(s, hides, key, own, call.options, x);
+  bool hides[2] = {};
+  if (OPTIONS) extend<MASK>(s, hides, key, own, call.options, x);
   mask<MASK>(s, cut, key, seen);
   cut[0] |= hides[0], cut[1] |= hides[1];
-  return soften<true>(s, rows, a, c, cut);
-#else
-  mask<MASK>(s, cut, key, seen);
-  return soften<MASK>(s, rows, a, c, cut);
-#endif
+  return soften<MASK || OPTIONS>(s, rows, a, c, cut);
 }
 // Before the product P·v of a block with a mask: if v holds anything but finite numbers, adds those elements over the allowed
 // pairs by ordinary arithmetic and zeroes them in shared memory. Every warpgroup comes here with the same block and verdict.
-DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, int key, int& add, const Seen& seen, const Extra& extra) {
+DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, int key, int& add, const Seen& seen, const BiasRows& extra) {
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
   u32 most = 0;
   UNROLL(i, int(KV_BYTES / 16 / 128)) {
@@ -162,9 +152,7 @@ DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, 
       int begin = seen.begin(r), end = seen.end(r);
       float2 y = unpack(load_word(staging + j / 64 * 8192 + swizzled(warp * 16 + lane / 4 + 8 * r, j % 64 / 8) + j % 8 / 2 * 4));
       x[r] = key + j >= begin && key + j < end ? j % 2 ? y.y : y.x : -1;
-#if OPTIONS
-      if (x[r] >= 0 && extra.of[0] && read(extra.of[r][key + j - 2 * (lane & 3)]) == -INF) x[r] = -1;
-#endif
+      if (OPTIONS && x[r] >= 0 && extra.of[0] && read(extra.of[r][key + j - 2 * (lane & 3)]) == -INF) x[r] = -1;
     }
     UNROLL(i, D / 8) {
       float2 y = unpack(load_word(v + i / 8 * PANEL + swizzled(j, i % 8) + lane % 4 * 4));
@@ -221,11 +209,7 @@ DEV void produce(u32 base, const ForwardArgs& c) {
 DEV void consume(u32 base, const ForwardArgs& call) {
   const Shape& shape = call.shape;
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
-#if OPTIONS
-  const float unit = call.options.unit.natural;
-#else
-  const float unit = shape.scale;  // of what products are kept over
-#endif
+  const float unit = OPTIONS ? call.options.unit.natural : shape.scale;  // of products
   const float c = unit * LOG2E;
   const u32 q = base + group * 64 * 128, staging = base + AT_O + group * STAGING;
   QRing queries = {base, 0};
@@ -245,13 +229,8 @@ DEV void consume(u32 base, const ForwardArgs& call) {
     int n = blocks.end;
     const int row = w.block * ROWS + group * 64 + own_row();
     const Seen seen(call.spans, shape, own, row);
-#if OPTIONS
-    const Extra extra(call.options, own, w.head, row);
-    const bool hides = call.options.bias.data;  // whether any block may hide a pair
-#else
-    const Extra extra;
-    constexpr bool hides = false;
-#endif
+    const BiasRows extra(call.options, own, w.head, row);
+    const bool hides = OPTIONS && call.options.bias.data;  // whether any block may hide a pair
     Maxima rows;
     float o[D / 2];
     if (n == blocks.begin) {

@@ -31,11 +31,9 @@ struct LazyHead : Head {
   METHOD bool score(float product, int i, int j, Span span, float& score) const {
     if (j < span.begin || j >= span.end) return false;
     float x = __fmul_rn(c.scale, product);
-#if OPTIONS
-    if (allowed && !allowed[(i64)i * c.keys + j]) return false;
+    if (OPTIONS && allowed && !allowed[(i64)i * c.keys + j]) return false;
     const u32 d = i + shift - j;
-    if (distances && d < (u32)a.width) x = __fadd_rn(x, distances[d]);
-#endif
+    if (OPTIONS && distances && d < (u32)a.width) x = __fadd_rn(x, distances[d]);
     score = x;
     return x != -INF;
   }
