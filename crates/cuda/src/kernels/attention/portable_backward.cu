@@ -14,7 +14,7 @@
 // accumulators of dk and dv. `queries` adds dq tile by tile of keys, as `collect` does: both modes have the same bits.
 #define FUSES 1
 
-// Where a row saw nothing, o is 0 whatever its operands are, and dout is not read.
+// A row that saw nothing has o = 0 whatever its operands are; dout is not read there.
 extern "C" __global__ void __launch_bounds__(THREADS) delta(const __grid_constant__ PairArgs c) {
   ArrayRow row;
   if (!row.find(c)) return;

@@ -1,7 +1,7 @@
 // dq partials (slots) that the pass by keys of the portable kernels leaves. The pass by queries adds the tiles of keys
 // in the same way: the bits are equal. Compile-time names are those of portable_forward.cu.
 
-// Whether one launch has all columns of D and E.
+// True if one launch has all columns of D and E.
 constexpr bool NARROW = CD == 64 && CE == 64;
 
 // Adds what a tile adds: as a whole where slots could hold it.

@@ -8,7 +8,7 @@
 //   gsinks    a block owns one head                                                                    (D14)
 //   gbias     a block owns a tile of 64 × 64 pairs and walks what shares its bias                      (D15)
 //
-// Where o is not stored in f32, it is computed again: delta, z and u·o would multiply the rounding of a narrower one.
+// o that is not stored in f32 is computed again: delta, z and u·o would multiply the rounding of a narrower one.
 // In forward mode the tangents stand for ddq, ddk, ddv, ddsinks and ddbias, and the first two kernels are all.
 //
 // Three sweeps: by queries for u, gdout and z, by queries for gq, by keys for gk and gv; `fused` is the last two in
@@ -49,7 +49,7 @@ template <bool BY_KEYS> DEV void turns(const SecondArgs& a, Shared& shared, floa
   }
 }
 
-// Whether o of the forward pass is there in f32.
+// True if o of the forward pass is there in f32.
 DEV bool has_o(const SecondArgs& a) { return STORAGE == 0 && a.c.o.data; }
 
 extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_constant__ SecondArgs a) {

@@ -11,11 +11,10 @@ DEV float weight_of_sink(const SecondArgs& a, int head, float lse) {
   return sink == -INF ? 0 : ::weight_of_sink(sink, lse);
 }
 
-// Whose kernels compute the rows and keys of a key head of a sequence: with `found`, those on tensor cores where it is 0, and the
-// others where not all numbers are finite; without, the others.
+// True if the kernels on tensor cores compute the rows and keys of a key head of a sequence: all numbers are finite.
 DEV bool is_finite(const SecondArgs& a, int sequence, int key_head) { return a.c.found && !a.c.found[sequence * a.c.key_heads + key_head]; }
 
-// What a pair takes part with; every factor is hidden where it is not visible.
+// The factors of a pair, hidden where it is not visible.
 struct Pair {
   float p, moved, x, ds;  // P, Ṗ (D7), x (D9), ds (B4)
   float score;            // X (D8), 0 where it is not visible

@@ -26,8 +26,8 @@ constexpr u32 D_BYTES = SIDE * CD * BYTES, E_BYTES = VALUES ? SIDE * CE * BYTES 
 constexpr u32 D_STAGE = WALK * CD * BYTES, E_STAGE = VALUES ? WALK * CE * BYTES : 0;
 constexpr u32 BLOCK_BYTES = D_BYTES + E_BYTES + STAGES * (D_STAGE + E_STAGE + 8 * WALK);  // owned and walked
 
-// From a product of a query and a key, and their dP: P (F4) and ds (B4), both hidden if the pair is not visible. lse2 is in
-// powers of 2.
+// From a product of a query and a key, and their dP: P (F4) and ds (B4), both hidden if the pair is not visible. lse2
+// is in powers of 2.
 template <bool CUT> DEV bool weigh(const Head& head, const Unit& unit, float& x, float& dp, int i, int j, Span span, float lse2, float delta) {
   float slope;
   bool visible = score<CUT>(head, unit, x, slope, i, j, span);
@@ -38,7 +38,7 @@ template <bool CUT> DEV bool weigh(const Head& head, const Unit& unit, float& x,
 }
 DEV float lse2_of(const Head& head, int i) { return i < head.s.queries ? __fmul_rn(head.lse[i], LOG2E) : 0; }
 
-// Whether numbers that are not finite are cleared in the tiles at hand, which all have read.
+// True if numbers that are not finite are cleared in the tiles at hand, which all have read.
 DEV bool clears(bool hides, bool again) {
   if (!TWICE) return __syncthreads_or(hides);
   if (again) __syncthreads();
@@ -124,11 +124,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) queries(cons
         load(n + 1, 0);
       }
     }
-#if STORAGE == 0
-  } while (!again && (again = __syncthreads_or(has_odd<1, CD>(dq))));
-#else
-  } while (false);
-#endif
+  } while (TWICE && !again && (again = __syncthreads_or(has_odd<1, CD>(dq))));
   if (__syncthreads_or(odd)) {
 #pragma unroll 1
     for (int j = first * WALK; j < min(end * WALK, s.keys); j++) {
@@ -144,8 +140,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) queries(cons
 }
 #endif
 
-// dk and dv, or one of them, of 64·M keys, which walk tiles of W queries: neither changes a bit. With SLOTS also what these keys
-// add to dq, of D and E up to 128, with M = 1 and W = WALK.
+// dk and dv, or one of them, of 64·M keys, which walk tiles of W queries: neither changes a bit. With SLOTS also what
+// these keys add to dq, of D and E up to 128, with M = 1 and W = WALK.
 template <int M, int W, bool DK, bool DV, class SLOTS> DEV void of_keys(const PairArgs& c, char* bytes, const SLOTS& slots) {
   constexpr bool FUSED = FUSED_BY<SLOTS>;
   constexpr int OWN = SIDE * M;
@@ -255,11 +251,7 @@ template <int M, int W, bool DK, bool DV, class SLOTS> DEV void of_keys(const Pa
       }
       n = following, stage = (stage + 1) % STAGES;
     }
-#if STORAGE == 0
-  } while (!again && (again = __syncthreads_or(has_odd<M, CD>(dk) || VALUES && has_odd<M, CE>(dv))));
-#else
-  } while (false);
-#endif
+  } while (TWICE && !again && (again = __syncthreads_or(has_odd<M, CD>(dk) || VALUES && has_odd<M, CE>(dv))));
   if (__syncthreads_or(odd)) {
 #pragma unroll 1
     for (int at = 0; at < group * s.queries; at++) {
@@ -288,8 +280,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) keys(const _
 }
 #endif
 #if VALUES && !FUSES && (WIDE || STORAGE != 0)
-// Without accumulators of dk there are registers for twice as many keys, which halves what is read of shared memory, and, of 64
-// columns, for 64 queries at a time, which halves the barriers.
+// Without accumulators of dk there are registers for twice as many keys, which halves what is read of shared memory,
+// and, of 64 columns, for 64 queries at a time, which halves the barriers.
 constexpr int WALK_VALUES = !WIDE && CD == 64 && CE == 64 ? 64 : 32;
 CHECK_SHARED(values, WIDE ? BLOCK_BYTES : 2 * D_BYTES + STAGES * WALK_VALUES * ((CD + CE) * BYTES + 8));
 extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) values(const __grid_constant__ PairArgs c) {

@@ -113,11 +113,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(
       copy_commit();
 #endif
     }
-#if STORAGE == 0 && VALUES
-  } while (!again && (again = __syncthreads_or(has_odd<M, CE>(o))));
-#else
-  } while (false);
-#endif
+  } while (TWICE && VALUES && !again && (again = __syncthreads_or(has_odd<M, CE>(o))));
   if (VALUES && __syncthreads_or(odd)) {
 #pragma unroll 1
     for (int j = first * KEYS; j < min(end, s.keys); j++) {

@@ -33,7 +33,7 @@ DEV int sequence_of(const InspectArgs& x, int batch, int row) {
   const Sequence& s = x.sequences[number];
   return s.batch == batch && row < start(s) + (x.by_keys ? s.keys : s.queries) ? number : -1;
 }
-// Whether every element is finite: a warp looks at a row.
+// Looks for elements that are not finite: a warp has a row.
 extern "C" __global__ void __launch_bounds__(THREADS) inspect(const __grid_constant__ InspectArgs x) {
   i64 at = (i64)blockIdx.x * (THREADS / 32) + warp_id();
   if (at >= (i64)x.batch * x.heads * x.rows) return;
@@ -76,7 +76,7 @@ template <int W> DEV void accumulate_copy(float (&sum)[1][W / 8][4], const Tile3
   accumulate_all<W>(sum, copy, x);
 }
 
-// Where the tiles of four operands lie, of queries or of keys: q, ddq, dout and cot_o, or k, ddk, v and ddv.
+// The places of the tiles of four operands, of queries or of keys: q, ddq, dout and cot_o, or k, ddk, v and ddv.
 struct Tiles { u32 x, moved, value, moved_value; };
 DEV Tiles tiles_at(u32 at, u32 d, u32 e) { return {at, at + d, at + 2 * d, at + 2 * d + e}; }
 template <int N> DEV void load_queries(const Tiles& to, const SecondArgs& a, const Head& head, int row, bool values) {
@@ -98,8 +98,8 @@ DEV void arrived() {
   __syncthreads();
 }
 
-// The product s = q·k of (F1), and that of its motion, u = ddq·k + q·ddk: of what is owned with what is walked, of which the
-// tangents are there or not.
+// The product s = q·k of (F1), and that of its motion, u = ddq·k + q·ddk: of what is owned with what is walked, of
+// which the tangents are there or not.
 DEV void scores(Tile32& s, Tile32& u, const Tiles& own, const Tiles& walk, bool own_moves, bool walk_moves) {
   products<1, WALK, CD>(s, own.x, walk.x);
   clear<1, WALK>(u);

@@ -15,8 +15,8 @@
 // There are as many blocks as multiprocessors, and they claim tiles from a counter. While two warpgroups multiply, one
 // thread loads what they read next, of the next tile too, and another writes the results of the tile before.
 //
-// Numbers that are not finite. A forbidden pair has P = dS = 0, which adds nothing only to finite numbers; a sum in f32
-// that is not finite, before it is scaled and rounded, raises the flag of its group, the key head of one sequence.
+// Numbers that are not finite. A forbidden pair has P = dS = 0, which adds nothing only to finite numbers; a sum in
+// f32 that is not finite, before it is scaled and rounded, raises the flag of its group, the key head of one sequence.
 // `fallback` then computes all results of that group again; it is always enqueued and exits where there is no flag, so
 // that the host need not wait. Finite sums are right, since what is not finite cannot leave them:
 //   * P and dS of a hidden pair are selected or are 0 · x, and each then meets its operand in a product: 0 · NaN and
@@ -35,10 +35,10 @@
 // take two (sm90a_backward_weights.cu). These kernels are modules of their own. dv alone reads neither v nor o and has
 // no δ.
 //
-// Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair; 2: spans), LENGTHS (1: batch elements have extents of their
-// own; 2: sequences are listed), OPTIONS (0: no softcap, no bias, a scale above 0), RESULTS (0: `keys` for dk and
-// `queries` for dq, of attention_lse; 1: `keys` for dk and dv, `queries` for dq; 2: `keys` for dk alone, `values` for
-// dv alone).
+// Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair; 2: spans), LENGTHS (1: batch elements have extents
+// of their own; 2: sequences are listed), OPTIONS (0: no softcap, no bias, a scale above 0), RESULTS (0: `keys` for dk
+// and `queries` for dq, of attention_lse; 1: `keys` for dk and dv, `queries` for dq; 2: `keys` for dk alone, `values`
+// for dv alone).
 constexpr bool LSE = RESULTS == 0;
 constexpr int STAGES = 3;  // query blocks in flight in keys
 constexpr int OWN = 128;   // rows of a tile
@@ -99,8 +99,8 @@ struct Result {
   u32 place;
 };
 // Results of a warpgroup whose first row is `row`: raises the flag of their group, and writes them to their places, or
-// to the tensors themselves where rows of the next sequence lie in the box. `ready`: the places are no longer read. One
-// check and one branch for all results: of one each, the loop before gets a slower order of instructions.
+// to the tensors themselves where rows of the next sequence lie in the box. `ready`: the places are no longer read.
+// One check and one branch for all results: of one each, the loop before gets a slower order of instructions.
 template <int PLACE, bool BY_KEYS, class F, class... R>
 DEV void put_results(const BackwardArgs& c, const Work& w, const Own& s, int row, F ready, R... results) {
   const int count = BY_KEYS ? s.keys : s.queries, start = BY_KEYS ? s.key_start : s.query_start;

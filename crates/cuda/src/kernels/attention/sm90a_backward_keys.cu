@@ -1,4 +1,4 @@
-// ---- dk, dv --------------------------------------------------------------------------------------------------------
+// ---- dk, dv ----
 #if RESULTS
 namespace keys_pass {
 constexpr bool DV = RESULTS == 1;  // or dk alone: no bit of it is another

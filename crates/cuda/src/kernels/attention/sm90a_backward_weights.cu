@@ -1,4 +1,4 @@
-// ---- one gradient by weights of the scores alone -------------------------------------------------------------------
+// ---- one gradient by weights of the scores alone ----
 // out += W·x. By keys, dv: W = Pᵀ, x = dout; dk of attention_lse: W = (P S' ⊙ dlse)ᵀ, x = q. By queries, its dq: W = P
 // S' ⊙ dlse, x = k. A tile has 128 rows of its own, 64 a warpgroup, and walks blocks of 128 rows y: scores are own·yᵀ.
 // Sums are those of `keys`, term by term: dv has the same bits.
@@ -80,8 +80,8 @@ template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
   const Shape& all = call.shape;
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
   Blocks blocks = {base, 0};
-  // The warpgroups take turns at the tensor cores, so that the products of one run under the exponentials of the other. A turn is
-  // what the weights of a block add, and the scores of the next block.
+  // The warpgroups take turns at the tensor cores, so that the products of one run under the exponentials of the
+  // other. A turn is what the weights of a block add, and the scores of the next block.
   auto my_turn = [&] { named_sync(3 + group, 256); };
   auto your_turn = [&] { named_arrive(4 - group, 256); };
   if (group == 1) named_arrive(3, 256);  // group 0 begins

@@ -25,9 +25,9 @@
 // one operation. That depends on the row alone: bits are the same in tiles of 128 and 192 rows, and for a mask as for
 // a bias of −∞. Where a mask cuts a tile of v, non-finite elements of v are added pair by pair.
 //
-// Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair; 2: spans), GROUPS (consumer warpgroups: 2 or 3, which
-// fit the registers where D = 64), VALUES (0: attention_lse), LENGTHS (1: batch elements have extents of their own; 2:
-// sequences are listed), OPTIONS (0: no softcap, no bias, a scale above 0).
+// Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair; 2: spans), GROUPS (consumer warpgroups: 2 or 3,
+// which fit the registers where D = 64), VALUES (0: attention_lse), LENGTHS (1: batch elements have extents of their
+// own; 2: sequences are listed), OPTIONS (0: no softcap, no bias, a scale above 0).
 constexpr int KEYS = 128, STAGES = 2;
 #define TURNS 1
 #define LAZY 8       // rescale o only when a row maximum has grown by more than 2^LAZY
@@ -81,8 +81,9 @@ template <bool MASK> DEV void extend(float (&s)[KEYS / 2], bool (&hides)[2], int
     hides[r] = __any_sync(0xfu << (lane_id() & 28), hides[r]);
   }
 }
-// New maxima; s becomes P (unnormalised); returns in a[] what o and the old sums must be multiplied by. The maximum of a row
-// that is cut is subtracted first: a lone key has P = 1. What is cut is the row's own: its bits depend on no other.
+// New maxima; s becomes P (unnormalised); returns in a[] what o and the old sums must be multiplied by. The maximum of
+// a row that is cut is subtracted first: a lone key has P = 1. What is cut is the row's own: its bits depend on no
+// other.
 template <bool MASK> DEV bool soften(float (&s)[KEYS / 2], Maxima& rows, float (&a)[2], float c, const bool (&cut)[2]) {
   float top[2];
   bool grown = false;
@@ -127,8 +128,9 @@ template <bool MASK> DEV bool weigh(float (&s)[KEYS / 2], Maxima& rows, float (&
   cut[0] |= hides[0], cut[1] |= hides[1];
   return soften<MASK || OPTIONS>(s, rows, a, c, cut);
 }
-// Before the product P·v of a block with a mask: if v holds anything but finite numbers, adds those elements over the allowed
-// pairs by ordinary arithmetic and zeroes them in shared memory. Every warpgroup comes here with the same block and verdict.
+// Before the product P·v of a block with a mask: if v holds anything but finite numbers, adds those elements over the
+// allowed pairs by ordinary arithmetic and zeroes them in shared memory. Every warpgroup comes here with the same
+// block and verdict.
 DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, int key, int& add, const Seen& seen, const BiasRows& extra) {
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
   u32 most = 0;

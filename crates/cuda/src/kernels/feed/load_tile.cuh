@@ -1,6 +1,7 @@
 // Copies of tiles for the tensor cores from sm_80 on, by all threads of a block.
 //
-// N rows of W columns, those below `width`; what is not there is 0. WHOLE: rows begin and end at multiples of 16 bytes.
+// N rows of W columns, those below `width`; what is not there is 0. WHOLE: rows begin and end at multiples of 16
+// bytes.
 #if STORAGE
 template <int N, int W> DEV void load_tile(u32 to, const Rows& x, int width) {
   constexpr int LANES = W / 8, STEP = THREADS / LANES;  // threads of a row, rows at once

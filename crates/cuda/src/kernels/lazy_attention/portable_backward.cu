@@ -10,7 +10,7 @@
 //   dbias     a block owns 32 distances of one head                                                              (E13)
 //   dtau      a block owns one head                                                                              (E14)
 //
-// What a tile without an active pair adds to o, Δ, dv and dτ is nothing: neither g nor these products are computed,
+// A tile without an active pair adds nothing to o, Δ, dv and dτ: neither g nor these products are computed,
 // and no bit depends on that. To dq, dk and dbias it adds -P (Δ - dlse): it is left out only where every such factor
 // is 0.
 //
@@ -25,7 +25,7 @@
 // window of its own in scratch memory, 4 bytes for each distance that occurs, query head and tile of keys; the last
 // kernel adds the windows in the order of the tiles. dtau adds one number a row.
 
-// Whether a row of one head, from `first` on every `step`-th, holds a number that is not finite: for a warp.
+// True if a row of one head, from `first` on every `step`-th, holds a number that is not finite: for a warp.
 DEV bool has_odd(const Tensor& x, int batch, int head, int rows, int width, int first, int step) {
   constexpr int PIECE = 16 / sizeof(element);
   const int lane = threadIdx.x % 32, pieces = width / PIECE;
@@ -125,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
         const bool active = any && !hidden(p) && is_active(p, offset[r]);
         if (active) sum[r] += g[r][e], g[r][e] = shown(__fmul_rn(p, g[r][e])), delta[r] += g[r][e];  // (E8)
         else g[r][e] = HIDE;
-        // What the sum over the row is multiplied by is finite.
+        // The sum over the row is multiplied by a finite number.
         const float dlse = head.dlse(row + row_of(r));
         if (!hidden(p) && !(fabsf(dlse) < INF)) x[r][e] = shown(__fmul_rn(p, dlse));
       }
@@ -143,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
     delta[r] = row_sum(delta[r]), sum[r] = row_sum(sum[r]);
     const int i = row + row_of(r);
     const float dlse = head.dlse(i);
-    // Where Δ is not finite, some dS is NaN.
+    // A Δ that is not finite means that some dS is NaN.
     const float factor = !(fabsf(delta[r]) < INF) ? delta[r] - delta[r] : fabsf(dlse) < INF ? dlse - delta[r] : 1;
     UNROLL(e, CD / 16) sparse[r][e] = fmaf(factor, dense[r][e], sparse[r][e]);  // (E17)
     if (tx() == 0 && i < s.queries && c.first_dim == 0) {
@@ -154,8 +154,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
   if (c.dq.data) store<CD>(c.dq, s.batch, head.head, s.query_start + row, s.queries - row, sparse, Same{c.scale}, c.first_dim, c.dim, false);
 }
 
-// Adds the diagonals of a tile of dS, the factors that were published last, to what a block has of each distance. Diagonal t
-// holds the pairs of query i and key i + 63 - t of the tile.
+// Adds the diagonals of a tile of dS, the factors that were published last, to what a block has of each distance.
+// Diagonal t holds the pairs of query i and key i + 63 - t of the tile.
 DEV void add_diagonals(const Shared& shared, float* window, int reach, int distance) {
   const int t = threadIdx.x, off = t - (SIDE - 1), d = distance + off;
   if (t >= 2 * SIDE - 1 || d < 0 || d >= reach) return;
@@ -230,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant
   if (wants_dv) store<CE>(c.dv, s.batch, key_head, s.key_start + key, s.keys - key, dv, Same{1}, c.first_value, c.value_dim, false);
 }
 
-// How sparse the weights are, (E37)–(E44).
+// Sparsity of the weights (E37)–(E44).
 KERNEL_ARGS(MeasureArgs)
 constexpr int FIGURES = 6;
 

@@ -1,6 +1,6 @@
 // Numbers with which a row and a pair of lazy attention take part. Equations: docs/lazy_attention.md.
 
-// ---- the problem -----------------------------------------------------------------------------------------------------
+// ---- the problem ----
 KERNEL_ARGS(LazyArgs)
 
 // Tiles of keys in stripes of as many tiles each.
@@ -26,8 +26,8 @@ struct LazyHead : Head {
   METHOD float dlse(int i) const { return c.dlse && i < s.queries ? c.dlse[lse - c.lse + i] : 0; }
   METHOD u32& stripes(int row) const { return a.active[(i64)(s.first_tile + row / SIDE) * c.heads + head]; }
 
-  // From the product of a query and a key: S (E1), (E2), and whether the pair is visible. Roundings are written out, as in
-  // `Head::score`.
+  // From the product of a query and a key: S (E1), (E2), and whether the pair is visible. Roundings are written out,
+  // as in `Head::score`.
   METHOD bool score(float product, int i, int j, Span span, float& score) const {
     if (j < span.begin || j >= span.end) return false;
     float x = __fmul_rn(c.scale, product);

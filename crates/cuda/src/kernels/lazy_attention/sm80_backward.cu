@@ -140,9 +140,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD + CE > 128 ? 1 : 2) que
   store<1, CD>(c.dq, s.batch, head.head, s.query_start + row, s.queries - row, dq, scale, 0, c.dim);
 }
 
-// Where a tile of dS, in f32, has those of a key and two queries: in the place of the tiles of q and dout that it was made from.
+// The place of a key and two queries in a tile of dS in f32, which replaces the tiles of q and dout that it came from.
 DEV float2* pair_at(float* ds, int j, int i) { return (float2*)(ds + j * SIDE + (i ^ j % 8 * 8)); }
-// Adds the diagonals of such a tile to what a block has of each distance. Diagonal t holds the pairs of query i and key i + 63 - t.
+// Adds the diagonals of such a tile to what a block has of each distance. Diagonal t holds the pairs of query i and
+// key i + 63 - t.
 DEV void add_diagonals(float* ds, float* window, int reach, int distance) {
   const int off = (int)threadIdx.x - (SIDE - 1), d = distance + off;
   if (off >= SIDE || d < 0 || d >= reach) return;

@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) scores(const __grid_con
     load_bias<ROWS>(bias + stage * BIAS, head, row, n * SIDE);
     copy_commit();
   };
-  // Where all numbers are finite and no flag hides a pair, a row sees its span.
+  // A row sees its span if all numbers are finite and no flag hides a pair.
   const bool odd = *a.odd, counts = odd || c.allowed;
   float m[2 * M], l[2 * M], tops[2 * M][STRIPES / 4];  // the largest scores of every fourth stripe
   int seen[2 * M];
@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) scores(const __grid_con
   if (threadIdx.x < 2 && row + threadIdx.x * SIDE < s.queries) head.stripes(row + threadIdx.x * SIDE) = words[2 * threadIdx.x] | words[2 * threadIdx.x + 1];
 }
 
-// What multiplies v: e, or P where Σ a P v is wanted, from S (E4), (E5); 0 if the pair is not active.
+// The factor of v: e, or P where Σ a P v is wanted, from S (E4), (E5); 0 if the pair is not active.
 template <bool MASKED> DEV float activate(float x, float base, float offset, bool pv) {
   const float p = weight(x, base), e = raised(p, offset);
   if (MASKED && x == -INF || pv && e <= 0) return 0;

@@ -14,7 +14,7 @@ constexpr u32 PANEL = KEYS * 128, KV_BYTES = KEYS * D * 2;
 
 KERNEL_ARGS(HopperLazyArgs)
 
-// ---- work tiles ------------------------------------------------------------------------------------------------------
+// ---- work tiles ----
 template <int M, bool BY_KEYS = false> DEV Work work_of(int t, const HopperLazyArgs& c) {
   const int heads = c.shape.heads_per_group, each = c.shape.heads / c.shape.key_heads;
   return work_of<M, BY_KEYS, true>(t, c.shape, c.packed, BY_KEYS ? max(1, heads / each) : heads);
@@ -34,7 +34,7 @@ DEV i64 row_at(const HopperLazyArgs& c, const Own& s, int head, int row) {
   return ((i64)s.batch * c.shape.heads + head) * c.shape.queries + s.query_start + row;
 }
 
-// ---- scores ----------------------------------------------------------------------------------------------------------
+// ---- scores ----
 // The distance of the first query of some rows and the first key of a block; whether some pair of them has a bias.
 DEV int distance_of(const HopperLazyArgs& c, const Own& s, int row, int key) { return row + (c.bottom ? s.keys - s.queries : 0) - key; }
 DEV bool is_near(const HopperLazyArgs& c, int distance, int rows) { return c.bias && distance + rows > 0 && distance - KEYS < c.width; }
@@ -48,8 +48,8 @@ template <int ROWS> DEV void put_bias(float* to, const HopperLazyArgs& c, int he
     to[32 * t + lane_id()] = d < (u32)c.width ? from[d] : 0;
   }
 }
-// S (E1), (E2) from products of 64 queries and a block of keys, or half of one, rounded once: a bias of 0 changes no bit. `bias`:
-// that of this thread's first row and column.
+// S (E1), (E2) from products of 64 queries and a block of keys, or half of one, rounded once: a bias of 0 changes no
+// bit. `bias`: that of this thread's first row and column.
 template <int R> DEV void score(float (&s)[R], float scale, bool near, const float* bias) {
   if (!near) {
     UNROLL(i, R) s[i] = __fmul_rn(scale, s[i]);
@@ -79,10 +79,10 @@ template <int N> DEV void pack_above(const float (&x)[2 * N], u32 (&to)[N]) {
   UNROLL(i, N) to[i] = pack_above(x[2 * i], x[2 * i + 1]);
 }
 
-// ---- numbers that are not finite -------------------------------------------------------------------------------------
-// A factor of 0 adds nothing, whatever it multiplies, but 0·inf is NaN. Where `odd` says that some number is not finite, those in
-// a tile that is multiplied by factors are 0, and what they add to the pairs that see them follows at the end.
-// S of a single pair, as `score`; -inf if it is not visible.
+// ---- numbers that are not finite ----
+// A factor of 0 adds nothing, whatever it multiplies, but 0·inf is NaN. Where `odd` says that some number is not
+// finite, those in a tile that is multiplied by factors are 0, and what they add to the pairs that see them follows at
+// the end. S of a single pair, as `score`; -inf if it is not visible.
 DEV float score_alone(const HopperLazyArgs& c, const Own& s, int head, int i, int j) {
   const u16 *q = row_of(c.q_rows, s.batch, head, s.query_start + i), *k = row_of(c.k_rows, s.batch, head / (s.heads / s.key_heads), s.key_start + j);
   const u32 d = distance_of(c, s, i, j);

@@ -1,11 +1,13 @@
-// ---- dk, dv, and the windows of dbias ------------------------------------------------------------------------------
+// ---- dk, dv, and the windows of dbias ----
 namespace keys_pass {
 constexpr int ROWS = 64, STAGES = 3, NEAR = ROWS + KEYS;
 constexpr u32 Q_BYTES = ROWS * D * 2, NUMBERS = ROWS * sizeof(Numbers);
-// k and v, whose places dk and dv take; in stages q and dout of 64 queries, their numbers and their bias; sums of diagonals.
+// k and v, whose places dk and dv take; in stages q and dout of 64 queries, their numbers and their bias; sums of
+// diagonals.
 constexpr u32 AT_V = KV_BYTES, AT_Q = 2 * KV_BYTES, AT_DO = AT_Q + STAGES * Q_BYTES, AT_NUMBERS = AT_DO + STAGES * Q_BYTES;
 constexpr u32 AT_BIAS = AT_NUMBERS + STAGES * NUMBERS, AT_PARTS = AT_BIAS + STAGES * NEAR * 4;
-// Of each warpgroup: sums of the diagonals of its threads' groups of 8, twice; and of those that the next tile goes on with, twice.
+// Of each warpgroup: sums of the diagonals of its threads' groups of 8, twice; and of those that the next tile goes on
+// with, twice.
 constexpr int WIDTH = 72, PARTS = 32 * WIDTH, CARRIED = 64;
 using Blocks = Ring<STAGES, AT_PARTS + 2 * 2 * (PARTS + CARRIED) * 4>;
 using Tiles = Ring<1, Blocks::END>;  // of k and v
@@ -81,8 +83,8 @@ struct Pass {
   }
 };
 
-// Sums of the diagonals of dS of 64 keys, in rows, and 64 queries: diagonal t holds the pairs of key j and query j + t - 63. A
-// thread adds up those of its groups of 8 by 8; then thread t adds up what threads have of diagonal t.
+// Sums of the diagonals of dS of 64 keys, in rows, and 64 queries: diagonal t holds the pairs of key j and query j + t
+// - 63. A thread adds up those of its groups of 8 by 8; then thread t adds up what threads have of diagonal t.
 DEV float diagonal(const float (&ds)[ROWS / 2], float* parts, int barrier) {
   const int warp = threadIdx.x / 32 % 4, lane = lane_id(), t = threadIdx.x % 128;
   float* own = parts + (warp * 8 + lane / 4) * WIDTH + 2 * (lane & 3);
@@ -197,7 +199,7 @@ struct Consumer {
     if (ACTIVE) pin(dv);
     blocks.release(), blocks.advance();
   }
-  // What queries and cotangents that are not finite add to dk and dv.
+  // Adds what queries and cotangents that are not finite have for dk and dv.
   METHOD void add_odd_queries(float (&dk)[D / 2], float (&dv)[D / 2], const Work& w, const Own& s, int key, const Range& range) const {
     const int each = s.heads / s.key_heads;
 #pragma unroll 1
@@ -249,7 +251,7 @@ struct Consumer {
           else if (active) step<false, true>(dk, dv, w, s, h, i, key, window, goes_on);
           else step<false, false>(dk, dv, w, s, h, i, key, window, goes_on);
         }
-        // What the last tile of queries has of distances above its own.
+        // The sums of the last tile of queries for distances above its own.
         const int distance = distance_of(c, s, (range.end - 1) * ROWS, w.block * KEYS + group * 64);
         if (goes_on && window) {
           named_sync(1 + group, 128);

@@ -6,8 +6,7 @@
 //   keys      a tile is 128 keys of one key head and walks the queries of its heads: dS, dk, dv, and what its
 //             diagonals add to dbias                                                                 (E9), (E11)–(E13)
 //
-// What a tile without an active pair adds to Δ, dq and dk takes no g, and it adds nothing to dv: a warpgroup leaves
-// these products out.
+// A tile without an active pair takes no g and adds nothing to dv: a warpgroup leaves these products out.
 //
 // The first walk of `queries` keeps a bit for each stripe with an active pair of 64 queries: where it is not set,
 // neither kernel computes g, and dv gets nothing. `keys` adds each diagonal of a tile of dS first within a thread,
@@ -18,7 +17,7 @@
 DEV void settle(float (&d)[D / 2], float scale) {
   UNROLL(i, D / 2) d[i] = fmaf(d[i], scale, 0.0f);
 }
-// ---- dq --------------------------------------------------------------------------------------------------------------
+// ---- dq ----
 namespace queries_pass {
 constexpr int GROUPS = 2, ROWS = 64 * GROUPS;
 using Feed = ::Feed<GROUPS, QUERIES>;
@@ -77,7 +76,7 @@ struct Walk {
     leave(Feed::V), blocks.advance();
     return any;
   }
-  // What a block adds to dq.
+  // Adds a block to dq.
   template <bool MASKED, bool ACTIVE> METHOD void step(float (&dq)[D / 2], const Work& w, const Own& s, const Rows& own, int n, const float (&lse)[2],
                                                                            const float (&offset)[2], const float (&delta)[2]) {
     float x[KEYS / 2], g[KEYS / 2];
@@ -103,7 +102,7 @@ struct Walk {
     multiply_registers<KEYS, D>(dq, ds, k()), mma_commit(), mma_wait<0>(), pin(dq);  // (E10)
     leave(Feed::K), blocks.advance();
   }
-  // What keys that are not finite add to dq.
+  // Adds what keys that are not finite have for dq.
   METHOD void add_odd_keys(float (&dq)[D / 2], const Work& w, const Own& s, const Rows& own, const Range& blocks, const float (&lse)[2],
                                                const float (&offset)[2], const float (&delta)[2]) const {
     const int key_head = w.head / (s.heads / s.key_heads);

@@ -35,7 +35,7 @@ template <int GROUPS, Pass PASS> struct Feed {
   METHOD float* bias(u32 stage) const { return numbers + AT_BIAS / 4 + stage * NEAR; }
   METHOD float* tops() const { return numbers + AT_OUT / 4; }
 
-  // Which stripes of keys the 64 rows of a warpgroup may attend to, in lane 4·group. For a warp.
+  // The stripes of keys that the 64 rows of a warpgroup may attend to, in lane 4·group. For a warp.
   METHOD u32 stripes(const HopperLazyArgs& c, const Own& s, const Work& w) const {
     if (PASS != VALUES) return ~0u;
     const int tile = w.block * GROUPS + lane_id() / 4;
@@ -51,13 +51,14 @@ template <int GROUPS, Pass PASS> struct Feed {
     return n;
   }
 
-  // How often `queries` walks the keys.
+  // The walks of `queries` over the keys.
   static METHOD int sweeps(const HopperLazyArgs& c) { return c.means + c.wants_dq; }
 
-  // Nobody waits for ever: the producer and every warp of a consumer go through the same blocks in the same order, and at each block every
-  // warp arrives once at K_EMPTY, and at V_EMPTY where v is loaded, also for a block that it leaves out, after it has seen the block full: an
-  // arrival never counts for another phase. v of a block is left after the scores of the next at the latest, which wait for k alone, and k
-  // of a block is loaded before v of it: two stages are enough. q is left when its last block is.
+  // Nobody waits for ever: the producer and every warp of a consumer go through the same blocks in the same order, and
+  // at each block every warp arrives once at K_EMPTY, and at V_EMPTY where v is loaded, also for a block that it
+  // leaves out, after it has seen the block full: an arrival never counts for another phase. v of a block is left
+  // after the scores of the next at the latest, which wait for k alone, and k of a block is loaded before v of it: two
+  // stages are enough. q is left when its last block is.
   METHOD void produce(const HopperLazyArgs& c) {
     const int tiles = tiles_of<GROUPS>(c.shape, c.packed);
     const bool first_lane = lane_id() == 0;
@@ -140,10 +141,11 @@ struct Rows {
     UNROLL(r, 2) begin[r] = first_key(row + 8 * r, s), end[r] = row + 8 * r < s.queries ? end_key(row + 8 * r, s) : 0;
     all_begin = first_key(first, s), all_end = first <= last ? end_key(last, s) : 0, from = first_key(last, s), to = end_key(first, s);
   }
-  // Of a block of keys: whether some row of the warpgroup sees some of it, whether all see all, and this for the rows of a warp.
+  // Of a block of keys: whether some row of the warpgroup sees some of it, whether all see all, and this for the rows
+  // of a warp.
   METHOD bool sees(int key, int keys = KEYS) const { return key < all_end && key + keys > all_begin; }
   METHOD bool sees_all(int key, int keys = KEYS) const { return key >= from && key + keys <= to; }
   METHOD bool is_cut(int key) const { return __any_sync(~0u, cuts(0, key, KEYS) || cuts(1, key, KEYS)); }
-  // Whether one of this thread's rows does not see them all.
+  // True if one of this thread's rows does not see them all.
   METHOD bool cuts(int r, int key, int keys) const { return begin[r] > key || end[r] < key + keys; }
 };

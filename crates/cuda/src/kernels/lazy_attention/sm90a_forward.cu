@@ -18,16 +18,16 @@
 // for all rows of a warp, no weight is computed, which changes no bit. The largest scores, hence the active pairs, are
 // those of all keys.
 
-// ---- lse, n and stripes ------------------------------------------------------------------------------------------------
+// ---- lse, n and stripes ----
 constexpr int SCORE_GROUPS = D == 64 ? 4 : 3;  // what fits the registers
 using ScoreFeed = Feed<SCORE_GROUPS, SCORES>;
 CHECK_SHARED(scores, ScoreFeed::BYTES);
 
 constexpr int HALF = KEYS / 2;        // keys whose scores a warpgroup holds at a time
 constexpr float LAG = 8 / LOG2E;      // how far a score may exceed what is subtracted: weights are at most 2^8
-// Half a block whose scores all lie so far below the limit adds nothing to a thread's sum of a row. What was subtracted so far is a
-// score of this row, so that each of these weights is below e^-17 < 2^-24 of the row's sum, and leaving it out errs by less than
-// adding it may.
+// Half a block whose scores all lie so far below the limit adds nothing to a thread's sum of a row. What was
+// subtracted so far is a score of this row, so that each of these weights is below e^-17 < 2^-24 of the row's sum, and
+// leaving it out errs by less than adding it may.
 constexpr float FAINT = LAG + 17;
 
 // Of the two rows of a thread and the keys whose scores it holds. Lanes meet when a tile is done.
@@ -42,15 +42,16 @@ struct Sums {
     base[r] = next, log2[r] = -__fmul_rn(base_of(next), LOG2E), limit[r] = next + LAG;
   }
 };
-// Whether a row of half a block holds -inf.
+// True if a row of half a block holds -inf.
 DEV bool hides(const float (&s)[HALF / 2], int r) {
   bool any = false;
   UNROLL(j, HALF / 4) any |= s[4 * (j / 2) + 2 * r + j % 2] == -INF;
   return __any_sync(0xfu << (lane_id() & 28), any);
 }
-// Takes the scores of half a block: the largest of them, and the sums of weights. Where they add nothing for any row of the warp
-// weights are not computed, which changes no bit.
-// A row from which it hides a key (`some`: one of the warp) subtracts before it multiplies: a lone key has the weight 1.
+// Takes the scores of half a block: the largest of them, and the sums of weights. Where they add nothing for any row
+// of the warp weights are not computed, which changes no bit.
+// A row from which it hides a key (`some`: one of the warp) subtracts before it multiplies: a lone key has the weight
+// 1.
 DEV void take(const float (&s)[HALF / 2], Sums& rows, bool some, const bool (&cut)[2]) {
   float top[2];
   bool faint[2];
@@ -212,13 +213,13 @@ extern "C" __global__ void __launch_bounds__(128 * (SCORE_GROUPS + 1), 1) scores
   }
 }
 
-// ---- o and Σ a P v -----------------------------------------------------------------------------------------------------
+// ---- o and Σ a P v ----
 constexpr int VALUE_GROUPS = D == 64 ? 3 : 2;  // what fits the registers
 using ValueFeed = Feed<VALUE_GROUPS, VALUES>;
 CHECK_SHARED(values, ValueFeed::BYTES);
 CHECK_SHARED(sums, ValueFeed::BYTES);
 
-// What multiplies v where it is above 0: e, or P where Σ a P v is wanted, from S (E4), (E5).
+// The factor of v where it is above 0: e, or P where Σ a P v is wanted, from S (E4), (E5).
 template <bool MASKED, bool PV> DEV void activate(float (&s)[KEYS / 2], const float (&base)[2], const float (&offset)[2]) {
   UNROLL(i, KEYS / 2) {
     const float x = s[i], p = weight(x, base[i / 2 % 2]), e = raised(p, offset[i / 2 % 2]);
@@ -226,7 +227,7 @@ template <bool MASKED, bool PV> DEV void activate(float (&s)[KEYS / 2], const fl
     if (MASKED && x == -INF) s[i] = 0;
   }
 }
-// What values that are not finite add: every key of the blocks that were walked.
+// Adds what values that are not finite have: every key of the blocks that were walked.
 template <bool PV> DEV void add_odd_values(float (&o)[D / 2], const HopperLazyArgs& c, const Own& s, const Work& w, const Rows& own, const Range& blocks, u32 stripes,
                                            const float (&base)[2], const float (&offset)[2]) {
 #pragma unroll 1
@@ -277,7 +278,7 @@ template <bool PV> DEV void consume_values(const ValueFeed& feed, const HopperLa
     const Range blocks = key_blocks<VALUE_GROUPS, KEYS>(c.spans, s, w.block);
     const Rows own(c, w, s, ROWS);
     const int each = stripe_blocks(s);
-    // Which stripes the warpgroups walk, and this one attends to.
+    // The stripes that the warpgroups walk, and those that this one attends to.
     auto word = [&](int of) { return (u32)uniform<true>(load_word(words + 4 + 4 * of)); };
     const u32 stripes = word(0) | word(1) | word(2), mine = word(group);
     const u32 q = base + tiles.stage() * ValueFeed::TILE_BYTES + group * 64 * 128;

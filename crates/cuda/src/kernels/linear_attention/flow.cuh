@@ -7,7 +7,8 @@
 // w of two micro-chunks in shared memory: 64 rows, PITCH numbers apart.
 constexpr int PITCH = 65;
 
-// A block owns a chunk of a key head. `pairs` puts w of two micro-chunks into `w`, for all threads to see; `states` is z.
+// A block owns a chunk of a key head. `pairs` puts w of two micro-chunks into `w`, for all threads to see; `states` is
+// z.
 template <class P, class Z> DEV void flow_of_chunk(const LinearArgs& c, float* w, const P& pairs, const Z& states, int block) {
   __shared__ float within[CHUNK], rows[MICRO], columns[MICRO], behind[CHUNK], before[CHUNK], whole;
   const int number = block / c.key_heads, key_head = block % c.key_heads, t = threadIdx.x, group = group_of(c);

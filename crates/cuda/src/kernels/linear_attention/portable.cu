@@ -17,7 +17,7 @@
 // States are kept for all chunks in f32, 4·D·E/128 bytes a token and key head: S, and backward D. None is computed
 // again; scores of a pair of micro-chunks are computed where they are needed and forgotten.
 //
-// Where a decay is 0, what it multiplies is left out: the pair has the weight −0, as in attention, and a state that
+// A decay of 0 leaves out what it multiplies: the pair has the weight −0, as in attention, and a state that
 // does not reach a token is not added. dg sums (R27) over the pairs of a chunk without a difference; dg_gamma and dσ
 // are summed over tokens in f64.
 //
@@ -112,7 +112,7 @@ DEV void scan_of(const LinearArgs& c, int block) {
   if (c.end.data && writes(c, state, *place(c.end))) *place(c.end) = state;
 }
 
-// What y contributes through a state.
+// Adds y·S.
 DEV void read_state(const LinearArgs& c, Shared& shared, float (&sum)[R][CW / 16], const Rows& y, const float* state) {
   if (c.turned) {
     UNROLL(i, CW / 64) {
@@ -232,7 +232,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, R == 8 ? 3 : 1) attend(con
   attend_of(c, shared, blockIdx.x);
 }
 
-// The same behind kernels on tensor cores, where there is mostly nothing to do. These and what follows take few blocks.
+// The same behind kernels on tensor cores, where there is mostly nothing to do. These and what follows take few
+// blocks.
 #if STORAGE
 extern "C" __global__ void __launch_bounds__(THREADS) mend_sums(const __grid_constant__ LinearArgs c) {
   if (idle(c)) return;

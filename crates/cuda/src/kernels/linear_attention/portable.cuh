@@ -5,7 +5,8 @@ template <class T> DEV void read_four(float (&to)[4], const RowsOf<T>& rows, int
   UNROLL(i, 4) to[i] = row < rows.count && column + i < width ? read(rows.at[row * rows.stride + column + i]) : 0;
 }
 
-// The factors of a following `accumulate`: 64 columns of 64 rows, from `first` on, times `factor`; columns are reduced.
+// The factors of a following `accumulate`: 64 columns of 64 rows, from `first` on, times `factor`; columns are
+// reduced.
 DEV void publish_rows(Shared& shared, const Rows& rows, int first, int width, float factor) {
   float p[R][4];
   UNROLL(r, R) {
@@ -63,8 +64,8 @@ DEV void show_flow(float* to, const float (&w)[R][4]) {
 
 // Products over the tokens of a chunk: what its state is made of.
 
-// Factors of tokens t .. t + 63 and 64 columns from `first` on: row by row they are the factors of a product over tokens.
-// Factors of a token that does not reach the state add nothing.
+// Factors of tokens t .. t + 63 and 64 columns from `first` on: row by row they are the factors of a product over
+// tokens. Factors of a token that does not reach the state add nothing.
 template <class F> DEV void publish_tokens(Shared& shared, int t, int len, int first, int width, const F& factor) {
   UNROLL(i, SIDE * SIDE / 4 / THREADS) {
     int at = thread() + i * THREADS, token = at / 16, column = at % 16 * 4;

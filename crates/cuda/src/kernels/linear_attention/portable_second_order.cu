@@ -1,5 +1,5 @@
-// The second order of linear_attention: each kernel of portable.cu for what it computes and its tangent. Q = σ q has the
-// tangent σ ddq + ddσ q, which is never written: with s = y·b and its tangent s' = y1·b + y·b1, (R29) is
+// The second order of linear_attention: each kernel of portable.cu for what it computes and its tangent. Q = σ q has
+// the tangent σ ddq + ddσ q, which is never written: with s = y·b and its tangent s' = y1·b + y·b1, (R29) is
 //
 //   A_ij = P_ij σ s,   Ȧ_ij = P_ij ((σ β_ij + ddσ) s + σ s')
 //

@@ -1,5 +1,6 @@
 // The first order of linear_attention for 16-bit operands on the tensor cores of any GPU from sm_80 on: the blocks of
-// portable.cu, with P_ij (y_i·b_j), weighted rows and the states rounded to the storage type before they are multiplied.
+// portable.cu, with P_ij (y_i·b_j), weighted rows and the states rounded to the storage type before they are
+// multiplied.
 //
 //   sums     a block owns the state of a chunk and a key head                       (R22), (R28)
 //   attend   a block owns a micro-chunk of a head: o, dq, dk or dv                  (R21), (R24)–(R26)
@@ -20,7 +21,7 @@
 constexpr u32 Y_BYTES = SIDE * KW * 2, X_BYTES = SIDE * CW * 2, STATE_BYTES = KW * CW * 2;
 constexpr u32 STAGE_BYTES = Y_BYTES + X_BYTES > STATE_BYTES ? Y_BYTES + X_BYTES : STATE_BYTES;
 
-// ---- states ----------------------------------------------------------------------------------------------------------
+// ---- states ----
 CHECK_SHARED(sums, 2 * (Y_BYTES + X_BYTES));  // the left and right factors of a chunk
 // A warp has 16·M rows of the state.
 extern "C" __global__ void __launch_bounds__(THREADS) sums(const __grid_constant__ LinearArgs c) {
@@ -82,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sums(const __grid_constant
   tell(c, odd);
 }
 
-// ---- results ---------------------------------------------------------------------------------------------------------
+// ---- results ----
 // P_ij (y_i·b_j) of two micro-chunks from products, 0 where a pair is not seen. DIAGONAL: of the same one.
 template <bool DIAGONAL, class D> DEV void weigh(float (&p)[1][SIDE / 8][4], int own, int other, int len, bool back, float scale, const D& decay) {
   UNROLL(r, 2)
@@ -238,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const __grid_con
   if (c.out.data) store<1, CW>(c.out, chunk.batch, head, chunk.start + strip.row, chunk.len - strip.row, sum, factor, 0, c.outer);
 }
 
-// ---- gates -----------------------------------------------------------------------------------------------------------
+// ---- gates ----
 // q, k, dout and v of a micro-chunk; numbers of its pairs.
 CHECK_SHARED(flow, 2 * (Y_BYTES + X_BYTES) + 4 * MICRO * PITCH);
 extern "C" __global__ void __launch_bounds__(THREADS) flow(const __grid_constant__ LinearArgs c) {

@@ -65,7 +65,8 @@ DEV void fill_tables(const WalkArgs& c, u32 base) {
   }
 }
 
-// The sum of four columns over the rows of a warp: a lane ends with one, that lies so many columns behind the first of its block.
+// The sum of four columns over the rows of a warp: a lane ends with one, that lies so many columns behind the first of
+// its block.
 DEV int column_of(const Thread& t) { return t.column + (t.lane & 16 ? 8 : 0) + (t.lane & 8 ? 1 : 0); }
 DEV float sum_columns(const float (&x)[4]) {
   const bool second = lane_id() & 16, odd = lane_id() & 8;
@@ -75,7 +76,7 @@ DEV float sum_columns(const float (&x)[4]) {
   return sum + __shfl_xor_sync(~0u, sum, 4);
 }
 
-// What is needed of w of a warp's 16 rows, from products of which hidden ones may be anything.
+// Puts what is needed of w of a warp's 16 rows, from products of which hidden ones may be anything.
 template <int GROUP, int PAIRS> DEV void put_flow(u32 base, u32 table, const Thread& t, const float (&a)[PAIRS], int count) {
   const int own_block = t.row / BLOCK;
   const float own[2] = {number_at(table, OWN + t.row), number_at(table, OWN + t.row + HALF)};
@@ -124,7 +125,7 @@ template <int LANES, bool BACK> DEV float scan_lanes(float x) {
   return x;
 }
 
-// What passes the gate of token t of a chunk by pairs. A warp has the tokens of two blocks.
+// The flow through the gate of token t of a chunk by pairs. A warp has the tokens of two blocks.
 DEV float flow_of_pairs(u32 base, int t) {
   const int block = t / BLOCK, own = t % BLOCK;
   const u32 columns = base + AT_COLUMNS, within = base + AT_WITHIN + 4 * block * BLOCK * PITCH;

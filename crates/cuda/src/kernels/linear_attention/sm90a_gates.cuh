@@ -14,7 +14,7 @@
 // their lanes: two tables of 8.5 KB, in the place of out's tile; out is stored by the threads, which exchange pieces
 // of 16 bytes. The decay of a segment is the product of those of its chunks, which `sums` leaves for `scan`.
 
-// ---- a table: places of numbers ------------------------------------------------------------------------------------------
+// ---- a table: places of numbers ----
 constexpr int BLOCK = 16, BLOCKS = CHUNK / BLOCK, HALF = 8, HALF_PITCH = 72;  // 8 numbers between halves: other banks
 constexpr int OWN = 0;                     // σ e^..: from the token to the end of its block that faces others
 constexpr int CROSS = OWN + CHUNK;         // from the token to the other half of its block; σ times that of own ones
@@ -27,7 +27,7 @@ constexpr u32 TABLE_BYTES = 4 * (ALL + 4);
 static_assert(!BY_TOKEN || AT_TABLES + 2 * TABLE_BYTES <= AT_BARRIERS, "room for two tables");
 
 DEV u32 table_of(u32 base, int n) { return base + AT_TABLES + n % 2 * TABLE_BYTES; }
-// Where a block has the number of token 0 among those of FAR.
+// The place of token 0 among the numbers of a block in FAR.
 template <bool BACK> DEV int far_of(int block) {
   const int k = BACK ? BLOCKS - 1 - block : block;
   return FAR + BLOCK / 2 * k * (k - 1) - (BACK ? BLOCK * (block + 1) : 0);
@@ -37,14 +37,15 @@ DEV void store_four(u32 table, int place, const float (&x)[4]) {
   asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(table + 4 * place), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
 }
 
-// Zeros in both tables, and where the walk back reads a state that is none. Pairs of DIAGONAL that are not seen stay 0.
+// Zeros in both tables, and where the walk back reads a state that is none. Pairs of DIAGONAL that are not seen stay
+// 0.
 template <int THREADS = 256> DEV void clear_tables(u32 base, int thread) {
 #pragma unroll 1
   for (u32 at = 4 * thread; at < AT_TABLES - AT_ZEROS + 2 * TABLE_BYTES; at += 4 * THREADS)
     store_word(base + AT_ZEROS + at, 0);
 }
 
-// ---- to fill one -----------------------------------------------------------------------------------------------------------
+// ---- to fill one ----
 // The log-decays to base 2 of four tokens of a chunk of `count`, 0 of those that are not there.
 struct Gates {
   float x[4];
@@ -106,7 +107,8 @@ template <bool BACK> DEV void fill_tokens(u32 table, const Gates& g, float scale
   store_four(table, (BACK ? REACH : GAIN) + token, x);
 }
 
-// DIAGONAL: a lane has four columns, first of the rows among its own tokens, then of the others of its half, which it faces.
+// DIAGONAL: a lane has four columns, first of the rows among its own tokens, then of the others of its half, which it
+// faces.
 template <bool BACK> DEV void fill_diagonal(u32 table, const Gates& g, float scale) {
   const int lane = lane_id(), second = lane & 1, place = DIAGONAL + lane / 2 * HALF_PITCH;
   float other[4], sum[4] = {}, x[4];
@@ -153,9 +155,10 @@ template <bool BACK> DEV void fill_table(u32 table, const Gates& g, float scale,
   __syncwarp();
 }
 
-// ---- to weigh with it --------------------------------------------------------------------------------------------------------
-// σ P of a thread's accumulators in a block of 16 columns: its row and columns t, its row and columns t + 8 come last, and between
-// these row + 8 with columns t, and row with columns t + 8. OTHERS: a block of the other warpgroup's rows, which all face.
+// ---- to weigh with it ----
+// σ P of a thread's accumulators in a block of 16 columns: its row and columns t, its row and columns t + 8 come last,
+// and between these row + 8 with columns t, and row with columns t + 8. OTHERS: a block of the other warpgroup's rows,
+// which all face.
 template <bool BACK, bool OTHERS> DEV void weigh_block(float2 (&w)[4], u32 table, const Thread& t, const float (&own)[2], u32 far, int block) {
   const int own_block = t.row / BLOCK;
   if (OTHERS || (BACK ? block > own_block : block < own_block)) {

@@ -1,7 +1,7 @@
 // Shared by the kernels of sm90a_walk.cu and its companions: the path of a block, what its threads keep of the
 // state, rows of results, and products.
 
-// ---- the path of a block -------------------------------------------------------------------------------------------------
+// ---- the path of a block ----
 struct Path {
   int segment, head, key_head, half;
   int batch, start, tokens, chunks, first_chunk;  // of the segment
@@ -23,7 +23,7 @@ template <bool BACK> DEV Path path_of(const WalkArgs& c) {
   return p;
 }
 
-// Where S before a chunk is kept: 16 words of each thread, 256 words apart.
+// The copy of S before a chunk: 16 words of each thread, 256 words apart.
 constexpr int KEPT = 256 * COLUMNS / 4;
 DEV u32* kept_state(const WalkArgs& c, const Path& p, int chunk) {
   const int halves = (c.outer + COLUMNS - 1) / COLUMNS;
@@ -34,12 +34,12 @@ static_assert(STAGES == 2, "a stage has the parity of the one place of x weighte
 template <bool BACK> DEV int number_of(const Path& p, int n) { return BACK ? p.chunks - 1 - n : n; }
 template <bool BACK> DEV int count_of(const Path& p, int n) { return min(CHUNK, p.tokens - number_of<BACK>(p, n) * CHUNK); }
 
-// Whether the sequence begins (1) or ends (2) with the segment.
+// True if the sequence begins (1) or ends (2) with the segment.
 DEV bool is_at(const WalkArgs& c, const Path& p, int end) {
   return !p.chunks || c.chunks[p.first_chunk + (end == 1 ? 0 : p.chunks - 1)].ends & end;
 }
 
-// ---- what a thread does ----------------------------------------------------------------------------------------------------
+// ---- what a thread does ----
 struct Thread {
   int group, warp, lane;
   int row, column;  // of its first accumulator, in the chunk and in the columns of the block
@@ -93,7 +93,7 @@ DEV void show_state(u32 to, const Thread& t, const float (&h)[COLUMNS / 2], u32*
   }
   proxy_fence();
 }
-// What of <S, D> a thread has: z of (R27) but for the decay.
+// A thread's part of <S, D>: z of (R27) but for the decay.
 DEV void load_state(u32 (&to)[COLUMNS / 4], const u32* kept) {
   UNROLL(i, COLUMNS / 4) to[i] = kept[256 * i];
 }
@@ -105,7 +105,8 @@ DEV float dot_states(const u32 (&kept)[COLUMNS / 4], const float (&h)[COLUMNS / 
   }
   return sum;
 }
-// The left factor P_ij (y_i·b_j) of a product with x: r rows of 8 and j columns of 8 on, the distance changes by 8 (j - r).
+// The left factor P_ij (y_i·b_j) of a product with x: r rows of 8 and j columns of 8 on, the distance changes by 8 (j
+// - r).
 template <int WORDS> DEV void weigh_pairs(u32 (&to)[WORDS], const float (&p)[2 * WORDS], u32 decays) {
 #pragma unroll
   for (int m = -1; m < WORDS / 2; m++) {
@@ -138,7 +139,8 @@ template <int WORDS> DEV void mask_pairs(u32 (&to)[WORDS], const float (&p)[2 * 
       to[2 * j + r] = pack(distance + 8 * r - 8 * j >= 0 ? x : 0, distance + 8 * r - 8 * j - 1 >= 0 ? y : 0);
     }
 }
-// Rows of out: by the copy engine where all of the chunk's are there, from a tile of the warpgroup. BY_TOKEN there is no such tile.
+// Rows of out: by the copy engine where all of the chunk's are there, from a tile of the warpgroup. BY_TOKEN there is
+// no such tile.
 DEV void put(const WalkArgs& c, const Path& p, const Thread& t, u32 tile, const float (&o)[COLUMNS / 2], int chunk_row, int count) {
   const float scale = c.store_scale;
   if (count < CHUNK) {
@@ -162,7 +164,8 @@ DEV void put(const WalkArgs& c, const Path& p, const Thread& t, u32 tile, const 
     store_commit();
   }
 }
-// The sum over the 256 threads of a number of each, in a fixed order, in the first of them. Its place holds no tile any more.
+// The sum over the 256 threads of a number of each, in a fixed order, in the first of them. Its place holds no tile
+// any more.
 DEV float sum_of_block(u32 place, float x) {
   const int thread = threadIdx.x - 128;
   x = lane_sum(x);
@@ -201,7 +204,7 @@ template <bool BACK> DEV bool end_dots(const WalkArgs& c, const Path& p, u32 bas
   return is_odd(gamma) || is_odd(by_scale);
 }
 
-// ---- products ---------------------------------------------------------------------------------------------------------------
+// ---- products ----
 // y bᵀ of the rows of a warpgroup, and of as many rows of b as a thread has pairs.
 template <int PAIRS> DEV void multiply_rows(float (&s)[PAIRS], u32 y, u32 b) {
   pin(s), mma_begin();
@@ -215,7 +218,7 @@ DEV void read_state(float (&o)[COLUMNS / 2], u32 y, u32 state, u32 zeros, bool a
   UNROLL(i, KW / 16) Mma<COLUMNS>::ss<K_MAJOR, MN_MAJOR>(o, k_major(y + i / 4 * PANEL + i % 4 * 32), from + i * step, i > 0 || add);
   mma_commit();
 }
-// What the state gains: bᵀ x.
+// Adds bᵀ x to the state.
 DEV void add_to_state(float (&h)[COLUMNS / 2], u32 b, u32 x) {
   pin(h), mma_begin();
   UNROLL(i, CHUNK / 16) Mma<COLUMNS>::ss<MN_MAJOR, MN_MAJOR>(h, mn_major(b + i * 2048, 0), mn_major(x + i * 2048, 0), 1);

@@ -13,7 +13,8 @@
 // for such operands and elements of its first state. The level `sm90a-segments` takes a quarter of the sequence,
 // rounded up to a power of two, at least 128 tokens.
 
-// The state behind a segment whose state before is 0; whether it is not finite. The last one of a walk has no chunks here.
+// The state behind a segment whose state before is 0; whether it is not finite. The last one of a walk has no chunks
+// here.
 template <bool BACK> DEV bool add_tokens(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Chunks& at) {
   const int thread = threadIdx.x - 128;
   const Thread t = this_thread();
@@ -70,8 +71,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) sums(const __grid_constant_
 CHECK_SHARED(sums_back, WALK_BYTES);
 extern "C" __global__ void __launch_bounds__(384, 1) sums_back(const __grid_constant__ WalkArgs c) { sum_segment<true>(c); }
 
-// A thread owns an element of the states of a sequence and a key head. What is found of a segment is the sum of it, and what is
-// left is the state that its walk begins with; the first has a given one.
+// A thread owns an element of the states of a sequence and a key head. What is found of a segment is the sum of it,
+// and what is left is the state that its walk begins with; the first has a given one.
 constexpr int SCANNED = 128;
 extern "C" __global__ void __launch_bounds__(SCANNED) scan(const __grid_constant__ WalkArgs c) {
   constexpr int AHEAD = 16;

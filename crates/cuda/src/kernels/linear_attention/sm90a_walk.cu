@@ -33,7 +33,7 @@
 //
 // A log-decay for each token: the same kernels with the tables of sm90a_linear_gates.cuh.
 
-// ---- what is fed --------------------------------------------------------------------------------------------------------
+// ---- what is fed ----
 // One thread feeds the copy engine. ROWS: with y.
 template <bool BACK, bool DOTS, bool ROWS = true>
 DEV void feed(const WalkArgs& c, const Path& p, u32 base, Chunks& at) {
@@ -109,8 +109,9 @@ template <bool BACK> DEV void weigh_tokens(const WalkArgs& c, const Path& p, u32
   }
 }
 
-// ---- the walk --------------------------------------------------------------------------------------------------------------
-// Whether a result is not finite. The rows of one warpgroup see none of the tokens of the other's, which it leaves out.
+// ---- the walk ----
+// True if a result is not finite. The rows of one warpgroup see none of the tokens of the other's, which it leaves
+// out.
 template <bool DECAY, bool BACK, bool DOTS, int GROUP>
 DEV bool multiply(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Chunks& at, u32& shows) {
   const int thread = threadIdx.x - 128;
@@ -129,7 +130,8 @@ DEV bool multiply(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Chun
   begin_state<BACK>(c, p, t, cleanse, h);
   const bool keeps = DOTS && !BACK && c.states && p.head % (c.heads / c.key_heads) == 0;
   show_state(base + AT_STATE, t, h, keeps && p.chunks ? kept_state(c, p, 0) + thread : 0);
-  // Rows that results are multiplied with, and z of the chunk that the walk comes to next: both are loaded a chunk before.
+  // Rows that results are multiplied with, and z of the chunk that the walk comes to next: both are loaded a chunk
+  // before.
   u32 dot[COLUMNS / 4], kept[COLUMNS / 4];
   auto load_dot = [&](int n) {
     if (!DOTS) return;
@@ -146,7 +148,8 @@ DEV bool multiply(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Chun
     else if (DOTS && BACK) gamma = fmaf(count ? dot_states(kept, h) * exp2_fast(log * count) : 0, count, gamma);
   };
   warp_arrive(base + SHOWN + 8 * (shows & 1));
-  // Both parts of the state are shown, and who shows one has read the one before: nobody reads the other buffer any more.
+  // Both parts of the state are shown, and who shows one has read the one before: nobody reads the other buffer any
+  // more.
   auto wait_for_state = [&] { wait(base + SHOWN + 8 * (shows & 1), shows >> 1 & 1), shows++; };
   if (p.chunks) load_kept(0), add_kept(0), load_kept(1), load_dot(0);
   // The scores of a step whose tiles are the next ones: issued a step ahead, and behind the last one for nobody.

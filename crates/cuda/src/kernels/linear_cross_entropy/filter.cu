@@ -14,7 +14,7 @@ KERNEL_ARGS(FilterArgs)
 // A sum of at most 257 terms, rounded to nearest, is at most this; so is what a few roundings make of it.
 DEV float enlarged(float x) { return x * (1 + 1.0f / 32768); }
 DEV float up(float x) { return x * (1 + 1.0f / 4194304); }
-// What products below the normal range may lose.
+// The most that products below the normal range may lose.
 constexpr float LOST = 1.7936620343357659e-43f;  // 2^-142
 
 // The norm of a row, rounded up, by a warp; infinite where an element is not finite.
@@ -102,9 +102,9 @@ extern "C" __global__ void __launch_bounds__(256) certify(const __grid_constant_
   }
 }
 
-// Of every band of tokens the tiles take their turn in the order of classes, of every tile of classes in that of tokens. So those of
-// a diagonal, from the first band's tile `diagonal` on, are chosen side by side. A thread has a class of the tile, half of
-// them a token of the band.
+// Of every band of tokens the tiles take their turn in the order of classes, of every tile of classes in that of
+// tokens. So those of a diagonal, from the first band's tile `diagonal` on, are chosen side by side. A thread has a
+// class of the tile, half of them a token of the band.
 extern "C" __global__ void __launch_bounds__(256) choose(const __grid_constant__ FilterArgs f) {
   const CrossEntropyArgs& c = f.c;
   const int t = threadIdx.x, tiles = (c.classes + TILE - 1) / TILE, count = count_of(c);

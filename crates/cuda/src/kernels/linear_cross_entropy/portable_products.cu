@@ -34,7 +34,7 @@ DEV Corner corner(const CrossEntropyArgs& c) {
   return {(int)(blockIdx.x % tiles) * SIDE, (int)(blockIdx.x / tiles) * SIDE};
 }
 
-// Where a filter says whether it leaves out a tile of the chunk; a band is 128 tokens.
+// The flag by which a filter leaves out a tile of the chunk; a band is 128 tokens.
 DEV i64 flag_of(const CrossEntropyArgs& c, int band, int tile) {
   return (i64)(c.first_token / SIDE + band) * ((c.vocab + TILE - 1) / TILE) + c.first_class / TILE + tile;
 }
@@ -136,8 +136,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) hidden(const __grid_con
   }
 }
 
-// sum += the gradients of logits of the tokens of the chunk, for some classes, times their rows of x. A filter leaves out bands
-// of tokens.
+// sum += the gradients of logits of the tokens of the chunk, for some classes, times their rows of x. A filter leaves
+// out bands of tokens.
 DEV void add_tokens(const CrossEntropyArgs& c, Shared& shared, float (&sum)[8][8], const float* gradients, const element* x, int first, int column) {
   const i64 columns = c.columns, stride = c.dim;
   const element* to = x + column;

@@ -1,6 +1,6 @@
 // Kernels without products of matrices: the tree over tiles of classes, the outputs, the gradients of logits.
 
-// ---- the tree --------------------------------------------------------------------------------------------------------
+// ---- the tree ----
 // Where the numbers 0 .. 7 of a lane lie in a tile of classes.
 DEV int of_lane(int k) { return k / 4 * 128 + threadIdx.x % 32 * 4 + k % 4; }
 
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(256) totals(const __grid_constant__
   }
 }
 
-// ---- outputs and pulls -----------------------------------------------------------------------------------------------
+// ---- outputs and pulls ----
 // A total, as far as the outputs need it, relative to m.
 struct Totals {
   double ln_l, lse, logprob, mean_shift, entropy;
@@ -150,7 +150,7 @@ DEV Factors factors(const CrossEntropyArgs& c, const Cotangents& x, const Token&
   return f;
 }
 
-// What a token pulls with, from its total.
+// The pull of a token, from its total.
 DEV Pull pull_of(const CrossEntropyArgs& c, const Token& token, const Node& x, const Totals& t, const float* picked) {
   const Factors f = factors(c, c.first, token, t.lse);
   const double p = exp(t.logprob), miss = expm1(t.logprob), own = token.class_weight;  // (C20)
@@ -220,7 +220,7 @@ extern "C" __global__ void __launch_bounds__(256) loss(const __grid_constant__ C
   if (c.normaliser) *c.normaliser = (float)c.common->z_mean;
 }
 
-// ---- gradients of logits ---------------------------------------------------------------------------------------------
+// ---- gradients of logits ----
 // (C16) in place of a logit; in the second order (C27), and (C16) in place of its motion.
 DEV void gradient(const CrossEntropyArgs& c, const Pull& y, float cw, float& z, float& motion) {
   const float shift = z - y.m, p = exp2_fast((shift - y.ln_l) * LOG2E), r = slope(c, z);  // (C4)

@@ -1,6 +1,6 @@
 // The sums and the loop of the products in sm90a_products.cu: what goes on in another launch, and the kernels.
 
-// ---- gradients of operands -------------------------------------------------------------------------------------------
+// ---- gradients of operands ----
 // dw. Calls f(element, accumulator) for each pair of columns of a thread that the classes of the chunk have.
 template <class F> DEV void each_pair(const CrossEntropyArgs& c, const Corner& at, int row, F f) {
   UNROLL(r, 2)
@@ -25,9 +25,9 @@ DEV void write_head(const CrossEntropyArgs& c, const float (&z)[TILE / 2], const
   });
 }
 
-// dh is summed over the classes of a block one after the other, and over blocks along the tree. What waits for other classes lies as
-// threads hold it: [waiting][tile][warpgroup][accumulators / 4][thread]. As many sums of blocks wait before block n as n has bits,
-// and behind them the sum that goes on in the next chunk.
+// dh is summed over the classes of a block one after the other, and over blocks along the tree. What waits for other
+// classes lies as threads hold it: [waiting][tile][warpgroup][accumulators / 4][thread]. As many sums of blocks wait
+// before block n as n has bits, and behind them the sum that goes on in the next chunk.
 template <int COLUMNS> struct Waiting {
   float4* first;
   i64 each;  // from one to the next
@@ -71,7 +71,7 @@ template <int COLUMNS> DEV void write_hidden(const CrossEntropyArgs& c, const fl
   }
 }
 
-// ---- the loop --------------------------------------------------------------------------------------------------------
+// ---- the loop ----
 template <Kind K> DEV Rows read_rows(const ProductArgs& x, int row, int count) {
   const CrossEntropyArgs& c = x.c;
   Rows rows = {};
@@ -222,7 +222,7 @@ DEV void consume_head(u32 base, const ProductArgs& x, int count, int pairs, int 
     if (!c.begins) read_head(c, z, at, row, scale_of(x));
     multiply<true>(z, ring, count, [] {});
     unscale(z, x);
-    // Where nothing else is to be added and rows are of the storage type, the copy engine writes them.
+    // The copy engine writes rows of the storage type to which nothing else is added.
     if (c.begins && c.ends && !c.wide) store_tile(&x.out, z, at, store, own_group());
     else write_head(c, z, at, row);
   }

@@ -61,7 +61,8 @@ template <Kind K, int COLUMNS> struct Stages {
   static constexpr u32 ALL = 1024 + Ring::END;  // 1024 to align the panels
 };
 
-// `leaves` has a ring for b and one for each warpgroup's 64 rows of a: only what is loaded for both blocks waits for both.
+// `leaves` has a ring for b and one for each warpgroup's 64 rows of a: only what is loaded for both blocks waits for
+// both.
 struct Rings {
   static constexpr int COUNT_A = 4, COUNT_B = 5;
   static constexpr u32 B = TILE * STEP * 2, AT_B = COUNT_A * 2 * PANEL, AT_BARRIERS = AT_B + COUNT_B * B;
@@ -83,15 +84,15 @@ using Call = CrossEntropyArgs;  // in `scale`
 using Product = ProductArgs;
 struct Corner { int row, column; };
 
-// What a kernel's tiles are of.
-// `count`: the tokens of the chunk that count.
+// Extents of a kernel's tiles. `count`: the tokens of the chunk that count.
 template <Kind K> DEV int row_count(const CrossEntropyArgs& c, int count) { return K == HEAD ? c.classes : count; }
 template <Kind K> DEV int column_count(const CrossEntropyArgs& c) { return K < HIDDEN ? c.classes : c.dim; }
 template <Kind K> DEV int reduction(const CrossEntropyArgs& c, int count) { return K < HIDDEN ? c.dim : K == HIDDEN ? c.classes : count; }
 
 DEV bool all_count(const CrossEntropyArgs& c) { return c.common->counted == c.all; }
 
-// Where a block is among the tiles. The tensor cores wait for what comes between the products of two tiles: so no division.
+// The place of a block among the tiles. The tensor cores wait for what comes between the products of two tiles: so no
+// division.
 template <Kind K, int COLUMNS> struct Walk {
   static constexpr int GROUP = K == LEAVES ? 32 : 8;
   int pairs, columns, group, rest;
@@ -109,7 +110,7 @@ template <Kind K, int COLUMNS> struct Walk {
   }
 };
 
-// ---- feed ------------------------------------------------------------------------------------------------------------
+// ---- feed ----
 template <Kind K, int COLUMNS> DEV void produce(u32 base, const ProductArgs& x, int count, int pairs, int columns) {
   typedef Stages<K, COLUMNS> S;
   typename S::Ring ring = {base, 1};
@@ -161,7 +162,7 @@ DEV void produce_rings(Rings s, const ProductArgs& x, int pairs, int columns, in
   }
 }
 
-// ---- multiply --------------------------------------------------------------------------------------------------------
+// ---- multiply ----
 // One step of 64 of a warpgroup's 64 rows.
 template <Kind K, int COLUMNS> DEV void step(float (&z)[COLUMNS / 2], u32 a, u32 b, bool add) {
   constexpr int A = K == HEAD ? MN_MAJOR : K_MAJOR, B = K < HIDDEN ? K_MAJOR : MN_MAJOR;
@@ -172,17 +173,19 @@ template <Kind K, int COLUMNS> DEV void step(float (&z)[COLUMNS / 2], u32 a, u32
   }
 }
 
-// Where a thread's accumulator 4j + 2r + e lies in a tile: row r of its two, and this column.
+// The column of a thread's accumulator 4j + 2r + e in a tile, of row r of its two.
 DEV int column_of(int j, int e) { return 8 * j + 2 * (threadIdx.x & 3) + e; }
 
-// Calls f(i, class) for each accumulator of a row in the chunk's columns from `first` on; i counts from the row's first.
+// Calls f(i, class) for each accumulator of a row in the chunk's columns from `first` on; i counts from the row's
+// first.
 template <class F> DEV void each_class(int first, F f) {
   UNROLL(j, TILE / 8)
     UNROLL(e, 2) f(4 * j + e, first + column_of(j, e));
 }
 DEV bool any_target(int target, int first) { return __any_sync(~0u, (u32)(target - first) < TILE); }
 
-// (C1), (C2): logits in place of the accumulators of both rows. What a problem does not have takes no time, here as below.
+// (C1), (C2): logits in place of the accumulators of both rows. What a problem does not have takes no time, here as
+// below.
 DEV void link(const CrossEntropyArgs& c, float (&z)[TILE / 2], int first) {
   if (c.bias)
     each_class(first, [&](int i, int v) {
@@ -193,8 +196,8 @@ DEV void link(const CrossEntropyArgs& c, float (&z)[TILE / 2], int first) {
     UNROLL(i, TILE / 2) z[i] = logit(c, z[i]);
 }
 
-// ---- leaves ----------------------------------------------------------------------------------------------------------
-// Whether leaves have no more than m and l.
+// ---- leaves ----
+// True if leaves have no more than m and l.
 DEV bool is_short(const CrossEntropyArgs& c) { return !c.entropy && !(c.smoothing > 0) && !c.argmax; }
 
 // The largest logit of both rows, of the first COUNT classes of a tile, which four lanes share.
@@ -203,7 +206,7 @@ template <int COUNT> DEV void find_largest(const float (&z)[TILE / 2], float (&l
   UNROLL(i, COUNT / 2) m[i & 3] = max_nan(m[i & 3], z[i]);
   UNROLL(r, 2) largest[r] = quad_max_nan(max_nan(m[2 * r], m[2 * r + 1]));
 }
-// What differences to m are made of: 0 where no class has a weight.
+// The m of differences: 0 where no class has a weight.
 DEV float origin(float m) { return m == -INF ? 0 : m; }
 
 // l of both rows. Their exponentials follow one another without a gap.
@@ -241,7 +244,7 @@ DEV Node leaf(const CrossEntropyArgs& c, const float* z, float m, float l, float
   return n;
 }
 
-// What is known of both rows of a thread before they are multiplied.
+// Numbers of both rows of a thread that are known before they are multiplied.
 struct Rows { int target[2]; Pull pull[2]; };
 
 // Element i of 2N, by halves.
@@ -259,15 +262,17 @@ DEV void pick(const CrossEntropyArgs& c, const float* z, int target, int first, 
   const float picked = element_of<32>(of_lane, i / 8 + 32 * (i & 1));
   if (i < TILE && i / 2 % 4 == lane_id() % 4) c.picked[2 * token] = picked;
 }
-// Whether logits are the accumulators themselves.
+// True if logits are the accumulators themselves.
 DEV bool is_bare(const CrossEntropyArgs& c) { return !c.bias && c.ratio == 0 && c.factor == 1; }
 // The same, and of them no more than m and l are asked for, or da.
 DEV bool is_plain(const CrossEntropyArgs& c) { return is_bare(c) && is_short(c); }
-// What a class may weigh relative to m: e^(z - m) <= 2^8, the lag that (N63) has room for. A sum that is no larger has no class that weighs more.
+// The most that a class may weigh relative to m: e^(z - m) <= 2^8, the lag of (N63). No class weighs more than the
+// sum.
 constexpr float MOST_LAG = 256;
 
-// m and l of both rows, relative to the largest of the first quarter of a tile: the others are not compared. Returns for which rows
-// that one lags too far behind. Bare logits have these m and l whatever else is asked for, others the largest of all for m.
+// m and l of both rows, relative to the largest of the first quarter of a tile: the others are not compared. Returns
+// for which rows that one lags too far behind. Bare logits have these m and l whatever else is asked for, others the
+// largest of all for m.
 struct Lags { bool of[2]; };
 DEV Lags find_leaves(const float (&z)[TILE / 2], float (&m)[2], float (&l)[2]) {
   find_largest<TILE / 4>(z, m);
@@ -313,10 +318,10 @@ DEV void write_leaves(const ProductArgs& x, float (&z)[TILE / 2], const Rows& ro
   }
 }
 
-// ---- gradients of logits ---------------------------------------------------------------------------------------------
-// In f16 da of a chunk is stored times a power of two, so that its largest is near the largest number: a gradient of a mean
-// over many tokens would be 0 else. With |da| <= M, M scale lies in [32752, 65504); down to 2^-29 M nothing underflows, and
-// (N73) has room for what does. Both products are divided by it.
+// ---- gradients of logits ----
+// In f16 da of a chunk is stored times a power of two, so that its largest is near the largest number: a gradient of a
+// mean over many tokens would be 0 else. With |da| <= M, M scale lies in [32752, 65504); down to 2^-29 M nothing
+// underflows, and (N73) has room for what does. Both products are divided by it.
 constexpr bool SCALED = STORAGE == 2;
 DEV float scale_of(const ProductArgs& x) { return SCALED ? *x.scale : 1; }
 DEV float unscale_of(const ProductArgs& x) { return SCALED ? __int_as_float((254 << 23) - __float_as_int(*x.scale)) : 1; }

@@ -46,9 +46,10 @@ DEV float2 node(const float2* leaves, int count, int there) {
   return there > NODE / 2 ? combined(left, half_node(right, count, there - NODE / 2)) : left;
 }
 
-// Puts the leaves of the chunk into the tree: of 32 tokens a block, a lane for each. A warp makes nodes of 32 leaves; of up to 32 of
-// these, those of a whole multiple, pairs are put together level by level. The node of number k at a level lies where its first one
-// lay. One that has nothing behind it waits; one that has nothing before it finds what waited.
+// Puts the leaves of the chunk into the tree: of 32 tokens a block, a lane for each. A warp makes nodes of 32 leaves;
+// of up to 32 of these, those of a whole multiple, pairs are put together level by level. The node of number k at a
+// level lies where its first one lay. One that has nothing behind it waits; one that has nothing before it finds what
+// waited.
 constexpr int TREE_TOKENS = 32, TREE_WARPS = 16;
 DEV float2 to_leaf(const Node& x, float2) { return make_float2(x.m, x.l); }
 DEV Node to_leaf(const Node& x, const Node&) { return x; }
@@ -96,7 +97,8 @@ extern "C" __global__ void __launch_bounds__(32 * TREE_WARPS, 2) tree(const __gr
   else put_into_tree(x.c, (const Node*)x.leaves, nodes);
 }
 
-// The rows of h of the tokens of the chunk, side by side, in pieces of 16 bytes; 0 where no token counts. Where all do, they lie so.
+// The rows of h of the tokens of the chunk, side by side, in pieces of 16 bytes; 0 where no token counts. Where all
+// do, they lie so.
 extern "C" __global__ void __launch_bounds__(256) gather(const __grid_constant__ ProductArgs x) {
   const CrossEntropyArgs& c = x.c;
   if (all_count(c)) return;

@@ -5,7 +5,7 @@
 // the bits of one from the host. Rows of h of other tokens are not read.
 constexpr int TOKEN_THREADS = 1024, TOKEN_WARPS = TOKEN_THREADS / 32, TOKENS_EACH = 8;
 
-// What comes before the warp's n, and the sum of all.
+// The sum of n of the warps before this one, and of all.
 struct Before { int own, all; };
 DEV Before before(int n, int (&warps)[TOKEN_WARPS]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -21,7 +21,7 @@ DEV Before before(int n, int (&warps)[TOKEN_WARPS]) {
   return {__shfl_sync(~0u, sum, warp) - n, __shfl_sync(~0u, sum, 31)};
 }
 
-// What all threads have, put together by `join`, pairs of halves first.
+// The numbers of all threads, put together by `join`, pairs of halves first.
 template <class F> DEV double join_block(double x, double (&all)[TOKEN_THREADS], F join) {
   __syncthreads();
   all[threadIdx.x] = x;

@@ -9,9 +9,9 @@ template <int N> DEV void fetch(float (&to)[N], const float* from) {
   }
 }
 
-// product += a·bᵀ, and moved += a1·bᵀ (if A1) + a·b1ᵀ (if B1), over `width` columns: what is read of shared memory serves
-// several products. A product has the same bits with A1 and B1 as without. UNROLLED: groups of four columns of a slab at a time.
-// B_FIRST: a·b1ᵀ is added first: with a and b exchanged the sum has the same bits.
+// product += a·bᵀ, and moved += a1·bᵀ (if A1) + a·b1ᵀ (if B1), over `width` columns: what is read of shared memory
+// serves several products. A product has the same bits with A1 and B1 as without. UNROLLED: groups of four columns of
+// a slab at a time. B_FIRST: a·b1ᵀ is added first: with a and b exchanged the sum has the same bits.
 // ROLLED: the first copy by the instructions of the others.
 template <bool A1, bool B1, int UNROLLED = 1, bool B_FIRST = false, bool ROLLED = false, class T, class U>
 DEV void add_products_moved(Shared& shared, float (&product)[R][4], float (&moved)[R][4], const RowsOf<T>& a, const RowsOf<T>& a1,
@@ -72,7 +72,7 @@ DEV void products(Shared& shared, float (&product)[R][4], const RowsOf<T>& a, co
   add_products<DEPTH / 4>(shared, product, a, b, width);
 }
 
-// Where the factors of row `t` of a reduction lie.
+// The place of the factors of row `t` of a reduction.
 DEV int factors(int t) { return SIDE * t + t / 4 * 4; }
 
 // Writes the factors of a following `accumulate`: those of the reduction's index 4x + c in row 4x + c.
@@ -83,8 +83,8 @@ DEV void publish(Shared& shared, const float (&p)[R][4]) {
       *(float4*)&shared.p[factors(4 * tx()) + SIDE * c + R * ty() + r] = make_float4(p[r][c], p[r + 1][c], p[r + 2][c], p[r + 3][c]);
 }
 
-// sum += p·x over LENGTH rows of x, whose factors begin at row `from`. GUARDED: a hidden factor adds nothing, whatever x
-// holds.
+// sum += p·x over LENGTH rows of x, whose factors begin at row `from`. GUARDED: a hidden factor adds nothing, whatever
+// x holds.
 template <int W, int LENGTH, bool GUARDED> DEV void multiply(Shared& shared, float (&sum)[R][W / 16], int from) {
 #pragma unroll 2
   for (int t = 0; t < LENGTH; t += 4)
@@ -101,8 +101,8 @@ template <int W, int LENGTH, bool GUARDED> DEV void multiply(Shared& shared, flo
     }
 }
 
-// sum += p·x over 64 rows of x, its columns from `first` on. A hidden factor adds nothing, whatever x holds: only where
-// x holds a number that is not finite does that take a branch for each factor.
+// sum += p·x over 64 rows of x, its columns from `first` on. A hidden factor adds nothing, whatever x holds: only
+// where x holds a number that is not finite does that take a branch for each factor.
 template <int W, class T>
 DEV void accumulate(Shared& shared, float (&sum)[R][W / 16], const RowsOf<T>& x, int first, int width) {
   constexpr int LENGTH = SIDE * SIDE / W, PIECES = SIDE * SIDE / 4 / THREADS;

@@ -36,13 +36,14 @@ DEV void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {  // d (16 
   asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-// x rounded to 11 bits: 8193·x is rounded to a multiple of 2^-10 of the power of 2 below x, and so is what is left. Two fused
-// multiply-adds, where cvt.rna.tf32 is four other instructions on sm_90; infinities and what is near them become NaN or infinite.
+// x rounded to 11 bits: 8193·x is rounded to a multiple of 2^-10 of the power of 2 below x, and so is what is left.
+// Two fused multiply-adds, where cvt.rna.tf32 is four other instructions on sm_90; infinities and what is near them
+// become NaN or infinite.
 DEV u32 narrow(float x) { return __float_as_uint(fmaf(x, -8192.0f, fmaf(x, 8192.0f, x))); }
 #endif
 
-// A thread's factors of 16 terms, in two steps of 8; of each step it has two terms, any two that no other thread of its
-// row has, so long as both factors take the same. Of the left factor two rows.
+// A thread's factors of 16 terms, in two steps of 8; of each step it has two terms, any two that no other thread of
+// its row has, so long as both factors take the same. Of the left factor two rows.
 struct Left { u32 x[2][4]; };
 struct Right { u32 x[2][2]; };
 DEV Left left(const float (&x)[2][4]) {  // of each step the first term of both rows, then the second
@@ -69,8 +70,8 @@ DEV Right right(const float (&x)[2][2]) {
 }
 DEV float load_float(u32 from) { return __uint_as_float(load_word(from)); }
 
-// Computes elements of a product that are not finite once more, by fused multiply-adds: the parts of a number that is not
-// finite, or of one that bf16 or tf32 do not reach, make other sums. The tiles are those of `products`.
+// Computes elements of a product that are not finite once more, by fused multiply-adds: the parts of a number that is
+// not finite, or of one that bf16 or tf32 do not reach, make other sums. The tiles are those of `products`.
 template <int M, int N, int W> DEV void mend(float (&product)[M][N / 8][4], u32 a, u32 b) {
   static_assert(M * N <= 64, "a bit for each element of a thread");
   u32 odd = 0;

@@ -1,8 +1,9 @@
 // Numbers that are not finite beside products of tiles by `mma.sync`, and what they add, pair by pair.
 #if STORAGE
-// A hidden factor adds nothing, whatever it multiplies, but 0·inf is NaN. Where a tile hides a pair, numbers that are not
-// finite are 0 for the tensor cores; what they add to the pairs that see them follows after the last tile, by `add_odd`.
-// Puts 0 in place of such numbers in a tile that all have loaded and none has read by `accumulate`; whether there was one.
+// A hidden factor adds nothing, whatever it multiplies, but 0·inf is NaN. Where a tile hides a pair, numbers that are
+// not finite are 0 for the tensor cores; what they add to the pairs that see them follows after the last tile, by
+// `add_odd`. Puts 0 in place of such numbers in a tile that all have loaded and none has read by `accumulate`; whether
+// there was one.
 template <int N, int W> DEV bool clear_odd(u32 tile) {
   bool odd = false;
 #pragma unroll 1
@@ -15,8 +16,8 @@ template <int N, int W> DEV bool clear_odd(u32 tile) {
   return odd;
 }
 #else
-// Tiles are walked as they are. Where a sum is not finite in the end, or is of numbers that have no parts, the
-// block walks once more: then such numbers are 0 for the tensor cores, and what they add to the pairs that see them follows
+// Tiles are walked as they are. Where a sum is not finite in the end, or is of numbers that have no parts, the block
+// walks once more: then such numbers are 0 for the tensor cores, and what they add to the pairs that see them follows
 // after the last tile, by `add_odd`. No other sum has other bits for it.
 constexpr u32 TOP = BF16X3 ? 0x7f7f8000 : 0x78800000;  // the least number that bf16 rounds to infinity; 2^114
 DEV bool kept(float x) { return (__float_as_uint(x) & 0x7fffffff) < TOP; }
@@ -34,10 +35,4 @@ template <int M, int K> DEV void drop_odd(Factors<M, K>& p) {
 }
 // True if a row of a tensor may add something: its factors may be such numbers, too.
 DEV bool is_odd(const element* x, int width) { return true; }
-// True if some sum is not finite.
-template <int M, int W> DEV bool has_odd(const float (&sum)[M][W / 8][4]) {
-  bool odd = false;
-  each(sum, [&](float x, int, int) { odd |= !(fabsf(x) < INF); });
-  return odd;
-}
 #endif

@@ -1,16 +1,19 @@
 // Products of tiles by the tensor cores of compute capability 9.0: wgmma over swizzled panels in shared memory.
 
-// wgmma matrix descriptors of such panels (address, leading and stride offsets in units of 16 bytes; 1<<62: 128-byte swizzle).
-// K-major, the reduction runs along the 64 columns: groups of 8 rows are 1024 bytes apart; the leading offset is unused.
+// wgmma matrix descriptors of such panels (address, leading and stride offsets in units of 16 bytes; 1<<62: 128-byte
+// swizzle). K-major, the reduction runs along the 64 columns: groups of 8 rows are 1024 bytes apart; the leading
+// offset is unused.
 //   step of 16 along the reduction: +32 bytes within a panel, then the next panel.
-// MN-major, the reduction runs along the rows: the leading offset is that of the next 64 columns (one panel), and 8 rows
+// MN-major, the reduction runs along the rows: the leading offset is that of the next 64 columns (one panel), and 8
+// rows
 //   of the reduction are 1024 bytes apart. Step of 16 along the reduction: +2048 bytes.
 DEV u64 k_major(u32 address) { return (u64)((address & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62; }
 DEV u64 mn_major(u32 address, u32 panel_bytes) {
   return (u64)((address & 0x3ffff) >> 4) | (u64)(panel_bytes >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
 }
 // Accumulator of thread (warp w of its warpgroup, lane l): d[4j+0,1] = row 16w + l/4, columns 8j + 2(l%4) + 0,1;
-// d[4j+2,3] = the same columns of row + 8. Packed in pairs, d[8k .. 8k+7] are the four registers of an A operand for step k.
+// d[4j+2,3] = the same columns of row + 8. Packed in pairs, d[8k .. 8k+7] are the four registers of an A operand for
+// step k.
 DEV void mma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEV void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int PENDING> DEV void mma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
@@ -21,8 +24,8 @@ template <int R> DEV void pin(float (&d)[R]) {
 template <int R> DEV void pin(u32 (&a)[R]) {
   UNROLL(i, R) asm volatile("" : "+r"(a[i])::"memory");
 }
-// What follows is issued after x is known. The assembler orders a wait only against the products that it waits for and
-// would hoist it above the arithmetic meant to run under them; a branch never taken holds it back.
+// Instructions behind it are issued after x is known. The assembler orders a wait only against the products that it
+// waits for and would hoist it above the arithmetic meant to run under them; a branch never taken holds it back.
 DEV void order_after(float x) { asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0fFF800000;\n@p trap;\n}" ::"f"(x) : "memory"); }
 template <int N> struct Mma;  // D(64×N) (+)= A(64×16) · B(16×N)
 enum Major { K_MAJOR = 0, MN_MAJOR = 1 };

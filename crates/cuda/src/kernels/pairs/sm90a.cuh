@@ -1,12 +1,12 @@
 // Elements of tensors, and terms of scores beside products, of kernels of sm_90a.
 constexpr float LN2 = 0.6931471805599453f, LARGEST = 3.402823466e38f;
 
-// ---- elements by their addresses -----------------------------------------------------------------------------------------
+// ---- elements by their addresses ----
 KERNEL_ARGS(Elements)
 DEV u16* row_of(const Elements& x, int batch, int head, int row) {
   return x.data + batch * x.batch_stride + head * x.head_stride + row * x.row_stride;
 }
-// Whether two columns lie at a multiple of 4 bytes in every row, if they do in this one.
+// True if two columns lie at a multiple of 4 bytes in every row, if they do in this one.
 DEV bool has_pairs(const Elements& x, const u16* row) { return ((u64)row | (u64)(2 * x.row_stride)) % 4 == 0; }
 // The rows of a thread's accumulators within their sequence, those of a tensor of whole columns.
 DEV void store_rows(const Elements& to, int batch, int head, int start, int row, int rows, const float (&x)[D / 2],
@@ -33,9 +33,9 @@ template <int COUNT, class... TILES> DEV void clear_odd_together(u32 bytes, TILE
   named_sync(15, 128 * COUNT);
 }
 
-// ---- scores ----------------------------------------------------------------------------------------------------------
-// A score is kept over a unit, the scale where that is above 0 and of usual size: then, where softcap and bias say nothing, it
-// is the product of query and key, and has the bits that it has without OPTIONS.
+// ---- scores ----
+// A score is kept over a unit, the scale where that is above 0 and of usual size: then, where softcap and bias say
+// nothing, it is the product of query and key, and has the bits that it has without OPTIONS.
 KERNEL_ARGS(ScoreOptions)
 DEV float tanh_of(float product, const ScoreOptions& o) { return tanh_fast(__fmul_rn(__fmul_rn(o.factor, product), o.inverse_cap)); }
 // Two numbers side by side, of which `count` are there.

@@ -13,7 +13,7 @@
 // which it is, and whether it needs a mask.
 KERNEL_ARGS(SpanTables)
 
-// ---- keys of queries -------------------------------------------------------------------------------------------------
+// ---- keys of queries ----
 // Of M tiles of 64 queries the keys that some row sees, and those that all rows see.
 struct Reach { int begin, end, from, to; };
 template <int M> DEV Reach reach_of(const SpanTables& t, const Own& s, int block) {
@@ -69,7 +69,7 @@ struct Seen {
 #endif
 };
 
-// ---- queries of keys -------------------------------------------------------------------------------------------------
+// ---- queries of keys ----
 // Blocks of 64·M queries of a block of 128 keys, whose first tile is a task of the list by keys; with SPANS those
 // between the first and the last that see some of it: the producer says which of them need a mask.
 template <int M> DEV Range query_blocks(const SpanTables& t, const Own& s, int block, int task) {
@@ -91,7 +91,8 @@ template <int M> DEV Range query_blocks(const SpanTables& t, const Own& s, int b
   r.closed = min(r.end, max(r.open, r.closed));
   return r;
 }
-// A block of queries that a block of keys walks: its number, and whether it needs a mask; SKIPPED: none of it sees any.
+// A block of queries that a block of keys walks: its number, and whether it needs a mask; SKIPPED: none of it sees
+// any.
 constexpr u32 CUT = 1u << 31, SKIPPED = ~0u;
 template <int M> DEV u32 visit_of(const SpanTables& t, const Own& s, int block, int queries) {
   const Reach all = reach_of<M>(t, s, queries);

@@ -11,7 +11,8 @@ DEV Rows key_rows(const Tensor& x, const Sequence& s, int key_head, int key) {
   return rows_of(x, s.batch, key_head, s.key_start + key, s.key_start + s.keys);
 }
 
-// A tile of queries of a head, and the keys that some row of it sees. ARGS: those of the kernel, of which HEAD is made.
+// A tile of queries of a head, and the keys that some row of it sees. ARGS: those of the kernel, of which HEAD is
+// made.
 template <class HEAD> struct QueryTile {
   HEAD head;
   int sequence, row;
@@ -24,7 +25,7 @@ template <class HEAD> struct QueryTile {
   METHOD QueryTile(const ARGS& a, const PairArgs& c, N block) : QueryTile(a, c, c.tasks[block / c.heads], block % c.heads) {}
   template <int KEYS = SIDE> METHOD int first_key() const { return seen.begin / KEYS * KEYS; }
 };
-// Whether some row of the tile that holds a row of a sequence may see some of a tile of keys.
+// True if some row of the tile that holds a row of a sequence may see some of a tile of keys.
 DEV bool may_see(const PairArgs& c, const Sequence& s, int row, int key) {
   const Tile tile = c.tiles[s.first_tile + row / SIDE];
   return tile.end > key && tile.begin < key + SIDE;

@@ -1,5 +1,5 @@
-// Accumulators of `wgmma`: 64 rows of a warpgroup. Number 4 j + 2 r + e of a thread lies in row r of its two, which are
-// 8 apart, and in column 8 j + 2 (lane % 4) + e.
+// Accumulators of `wgmma`: 64 rows of a warpgroup. Number 4 j + 2 r + e of a thread lies in row r of its two, which
+// are 8 apart, and in column 8 j + 2 (lane % 4) + e.
 DEV int row_of_number(int i) { return i / 2 % 2; }
 // The first of a thread's two rows among the 64.
 DEV int own_row() { return threadIdx.x / 32 % 4 * 16 + lane_id() / 4; }

@@ -64,7 +64,8 @@ template <int W, class F> DEV void store(const Tensor& x, int batch, int head, i
   }
 }
 
-// Writes a tile of pairs to a tensor that is shaped as the bias. Sequences that share one begin where the arrays begin.
+// Writes a tile of pairs to a tensor that is shaped as the bias. Sequences that share one begin where the arrays
+// begin.
 DEV void store_pairs(const PairArgs& c, const Task& task, const Tensor& x, int head, const float (&sum)[R][4]) {
   const Sequence s = c.sequences[task.first];
   const int rows = task.sequences > 1 ? c.queries : s.queries, keys = task.sequences > 1 ? c.keys : s.keys;

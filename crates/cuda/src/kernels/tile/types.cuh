@@ -16,10 +16,11 @@ typedef long long i64;
 #define UNROLL(i, count) _Pragma("unroll") for (int i = 0; i < (count); i++)
 #define INF __int_as_float(0x7f800000)
 constexpr float LOG2E = 1.4426950408889634f;
-// Asserts that the dynamic shared memory of a kernel, as its source lays it out, is that of its launches (`shared_bytes`).
+// Asserts that the dynamic shared memory of a kernel, as its source lays it out, is that of its launches
+// (`shared_bytes`).
 #define CHECK_SHARED(kernel, bytes) static_assert((bytes) == SHARED_##kernel, "the shared memory of " #kernel)
 
-// ---- elements --------------------------------------------------------------------------------------------------------
+// ---- elements ----
 #if STORAGE == 0
 typedef float element;
 DEV float read(element x) { return x; }
@@ -56,7 +57,7 @@ DEV u32 max_pair(u32 x, u32 y) { u32 r; asm("max.u16x2 %0, %1, %2;" : "=r"(r) : 
 // 2^x: 1 at 0, 0 at -inf, 2 ulp. e^(x - m) is exp2((x - m)·log2 e), subtracted first: 3 roundings of the argument.
 DEV float exp2_fast(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEV float weight(float x, float m) { return exp2_fast(__fmul_rn(__fsub_rn(x, m), LOG2E)); }
-// That of a sink: 1 in a row that sees nothing else, also where both are infinite.
+// The weight of a sink: 1 in a row that sees nothing else, also where both are infinite.
 DEV float weight_of_sink(float sink, float lse) { return sink == lse ? 1 : weight(sink, lse); }
 // 1 - 2/(e^{2|x|} + 1) with the sign of x: 5 roundoffs of 1 at most, and 0 at 0.
 DEV float tanh_fast(float x) {
