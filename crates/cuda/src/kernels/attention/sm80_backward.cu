@@ -57,8 +57,7 @@ DEV bool weigh_alone(const Head& head, const Unit& unit, int i, int j, float& p,
 #if !FUSES
 CHECK_SHARED(queries, BLOCK_BYTES);
 extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) queries(const __grid_constant__ PairArgs c) {
-  extern __shared__ __align__(128) char bytes[];
-  const u32 at_q = shared(bytes), at_dout = at_q + D_BYTES, at_k = at_dout + E_BYTES, at_v = at_k + STAGES * D_STAGE;
+  const u32 at_q = shared_begin(), at_dout = at_q + D_BYTES, at_k = at_dout + E_BYTES, at_v = at_k + STAGES * D_STAGE;
   Place own = tile_of_block(c.heads);
   Task task = c.tasks[own.task];
   Head head(c, c.sequences[task.first], own.head);
@@ -142,12 +141,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) queries(cons
 
 // dk and dv, or one of them, of 64·M keys, which walk tiles of W queries: neither changes a bit. With SLOTS also what
 // these keys add to dq, of D and E up to 128, with M = 1 and W = WALK.
-template <int M, int W, bool DK, bool DV, class SLOTS> DEV void of_keys(const PairArgs& c, char* bytes, const SLOTS& slots) {
+template <int M, int W, bool DK, bool DV, class SLOTS> DEV void of_keys(const PairArgs& c, const SLOTS& slots) {
   constexpr bool FUSED = FUSED_BY<SLOTS>;
   constexpr int OWN = SIDE * M;
   constexpr u32 OWN_K = M * D_BYTES, OWN_V = DK ? M * E_BYTES : 0, Q_STAGE = W * CD * BYTES, DOUT_STAGE = VALUES ? W * CE * BYTES : 0;
-  const u32 at_k = shared(bytes), at_v = at_k + OWN_K, at_q = at_v + OWN_V, at_dout = at_q + STAGES * Q_STAGE;
-  float* numbers = (float*)(bytes + OWN_K + OWN_V + STAGES * (Q_STAGE + DOUT_STAGE));  // of each stage: lse in powers of 2, and delta, of its queries
+  const u32 at_k = shared_begin(), at_v = at_k + OWN_K, at_q = at_v + OWN_V, at_dout = at_q + STAGES * Q_STAGE;
+  float* numbers = numbers_at(OWN_K + OWN_V + STAGES * (Q_STAGE + DOUT_STAGE));  // of each stage: lse in powers of 2, and delta, of its queries
   Place own = tile_of_block(c.key_heads);
   Task task = c.tasks[own.task];
   if (lacks(slots, task.key_tile)) return;
@@ -275,8 +274,7 @@ template <int M, int W, bool DK, bool DV, class SLOTS> DEV void of_keys(const Pa
 #if !FUSES
 CHECK_SHARED(keys, BLOCK_BYTES);
 extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) keys(const __grid_constant__ PairArgs c) {
-  extern __shared__ __align__(128) char bytes[];
-  of_keys<1, WALK, true, !WIDE>(c, bytes, NoSlots());
+  of_keys<1, WALK, true, !WIDE>(c, NoSlots());
 }
 #endif
 #if VALUES && !FUSES && (WIDE || STORAGE != 0)
@@ -285,8 +283,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) keys(const _
 constexpr int WALK_VALUES = !WIDE && CD == 64 && CE == 64 ? 64 : 32;
 CHECK_SHARED(values, WIDE ? BLOCK_BYTES : 2 * D_BYTES + STAGES * WALK_VALUES * ((CD + CE) * BYTES + 8));
 extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) values(const __grid_constant__ PairArgs c) {
-  extern __shared__ __align__(128) char bytes[];
-  of_keys<WIDE ? 1 : 2, WALK_VALUES, false, true>(c, bytes, NoSlots());
+  of_keys<WIDE ? 1 : 2, WALK_VALUES, false, true>(c, NoSlots());
 }
 #endif
 
@@ -294,8 +291,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) values(const
 constexpr bool IN_TURN = STORAGE == 0;  // dout and v take the place of q and k
 CHECK_SHARED(dbias, 2 * (!IN_TURN ? D_BYTES + E_BYTES : D_BYTES > E_BYTES ? D_BYTES : E_BYTES));
 extern "C" __global__ void __launch_bounds__(THREADS, 2) dbias(const __grid_constant__ PairArgs c) {
-  extern __shared__ __align__(128) char bytes[];
-  const u32 at_q = shared(bytes), at_k = at_q + D_BYTES;
+  const u32 at_q = shared_begin(), at_k = at_q + D_BYTES;
   const u32 at_dout = IN_TURN ? at_q : at_k + D_BYTES, at_v = at_dout + E_BYTES;
   Task task = c.tasks[blockIdx.x / c.bias_heads];
   const int own = blockIdx.x % c.bias_heads, row = task.row_tile * SIDE, key = task.key_tile * SIDE;

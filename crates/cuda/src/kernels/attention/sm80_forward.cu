@@ -29,8 +29,7 @@ DEV bool scores(float (&s)[M][KEYS / 8][4], const Head& head, const Unit& unit, 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(const __grid_constant__ PairArgs c) {
-  extern __shared__ __align__(128) char bytes[];
-  const u32 at_q = shared(bytes), at_k = at_q + Q_BYTES, at_v = at_k + FEEDS * K_BYTES;
+  const u32 at_q = shared_begin(), at_k = at_q + Q_BYTES, at_v = at_k + FEEDS * K_BYTES;
   Place own = tile_of_block(c.heads);
   Task task = c.tasks[own.task];
   if (task.row_tile % M) return;  // with the tile before

@@ -115,8 +115,7 @@ template <bool BY_KEYS> DEV void turns(const SecondArgs& a, Tile32& dp, Tile32& 
   if (a.ddv.data) add_products<CE>(t, BY_KEYS ? own.moved_value : own.value, BY_KEYS ? walk.value : walk.moved_value);
 }
 extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_constant__ SecondArgs a) {
-  extern __shared__ __align__(128) char bytes[];
-  const Tiles own = tiles_at(shared(bytes), D_OWN, E_OWN), walk = tiles_at(shared(bytes) + AT_WALK, D_WALK, E_WALK);
+  const Tiles own = tiles_at(shared_begin(), D_OWN, E_OWN), walk = tiles_at(shared_begin() + AT_WALK, D_WALK, E_WALK);
   const PairArgs& c = a.c;
   const QueryTile<Head> block(c, c, blockIdx.x);
   const Head& head = block.head;
@@ -166,8 +165,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_constant__ SecondArgs a) {
-  extern __shared__ __align__(128) char bytes[];
-  const Tiles own = tiles_at(shared(bytes), D_OWN, E_OWN), walk = tiles_at(shared(bytes) + AT_WALK, D_WALK, E_WALK);
+  const Tiles own = tiles_at(shared_begin(), D_OWN, E_OWN), walk = tiles_at(shared_begin() + AT_WALK, D_WALK, E_WALK);
   const PairArgs& c = a.c;
   const QueryTile<Head> block(c, c, blockIdx.x);
   const Head& head = block.head;
@@ -203,8 +201,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant__ SecondArgs a) {
-  extern __shared__ __align__(128) char bytes[];
-  const Tiles own = tiles_at(shared(bytes), D_OWN, E_OWN), walk = tiles_at(shared(bytes) + AT_WALK, D_WALK, E_WALK);
+  const Tiles own = tiles_at(shared_begin(), D_OWN, E_OWN), walk = tiles_at(shared_begin() + AT_WALK, D_WALK, E_WALK);
   const PairArgs& c = a.c;
   Task task = c.tasks[blockIdx.x / c.key_heads];
   const Sequence s = c.sequences[task.first];

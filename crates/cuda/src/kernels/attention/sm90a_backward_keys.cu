@@ -177,8 +177,7 @@ DEV void consume(u32 base, const BackwardArgs& call) {
 }
 extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant__ BackwardArgs call) {
   using namespace keys_pass;
-  extern __shared__ char bytes[];
-  u32 base = (shared(bytes) + 1023) & ~1023u;
+  u32 base = shared_panels();
   if (threadIdx.x == 0) {
     prefetch(&call.q), prefetch(&call.k), prefetch(&call.v), prefetch(&call.dout), prefetch(&call.dk);
     if (DV) prefetch(&call.dv);

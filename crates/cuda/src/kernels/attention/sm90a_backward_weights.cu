@@ -195,8 +195,8 @@ template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
   }
 }
 
-template <bool KEYS> DEV void run(const BackwardArgs& call, char* bytes) {
-  const u32 base = (shared(bytes) + 1023) & ~1023u;
+template <bool KEYS> DEV void run(const BackwardArgs& call) {
+  const u32 base = shared_panels();
   if (threadIdx.x == 0) {
     prefetch(&call.q), prefetch(&call.k), prefetch(result<KEYS>(call));
     if (!LSE) prefetch(&call.dout);
@@ -220,18 +220,15 @@ template <bool KEYS> DEV void run(const BackwardArgs& call, char* bytes) {
 CHECK_SHARED(keys, weights_pass::ALL);
 CHECK_SHARED(queries, weights_pass::ALL);
 extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant__ BackwardArgs call) {
-  extern __shared__ char bytes[];
-  weights_pass::run<true>(call, bytes);
+  weights_pass::run<true>(call);
 }
 extern "C" __global__ void __launch_bounds__(384, 1) queries(const __grid_constant__ BackwardArgs call) {
-  extern __shared__ char bytes[];
-  weights_pass::run<false>(call, bytes);
+  weights_pass::run<false>(call);
 }
 #else
 CHECK_SHARED(values, weights_pass::ALL);
 extern "C" __global__ void __launch_bounds__(384, 1) values(const __grid_constant__ BackwardArgs call) {
-  extern __shared__ char bytes[];
-  weights_pass::run<true>(call, bytes);
+  weights_pass::run<true>(call);
 }
 #endif
 #endif

@@ -328,8 +328,7 @@ DEV void consume(u32 base, const ForwardArgs& call) {
 }
 
 extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1) forward(const __grid_constant__ ForwardArgs c) {
-  extern __shared__ char bytes[];
-  const u32 base = (shared(bytes) + 1023) & ~1023u;
+  const u32 base = shared_panels();
   if (threadIdx.x == 0) {
     prefetch(&c.q), prefetch(&c.k);
     if (VALUES) prefetch(&c.v), prefetch(&c.o);

@@ -21,9 +21,6 @@
 // CE, the columns of a row of q and of an accumulator of o: 64 or 128.
 
 // ---- scores ----
-extern __shared__ __align__(128) char bytes[];
-DEV float* numbers_at(u32 offset) { return (float*)(bytes + offset); }
-
 // True if a tile of N queries from `row` and 64 keys from `key` has pairs with a bias.
 template <int N> DEV bool is_near(const LazyHead& head, int row, int key) {
   const int distance = row + head.shift - key;

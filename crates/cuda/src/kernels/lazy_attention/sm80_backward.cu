@@ -19,7 +19,7 @@ struct Walk {
   Span spans[2];
 
   METHOD Walk(const LazyArgs& lazy, Task task, int h) : a(lazy), head(lazy, lazy.c.sequences[task.first], h) {
-    q = shared(bytes), dout = q + D_BYTES, k = dout + E_BYTES, v = k + 2 * D_BYTES;
+    q = shared_begin(), dout = q + D_BYTES, k = dout + E_BYTES, v = k + 2 * D_BYTES;
     bias = numbers_at(3 * (D_BYTES + E_BYTES));
     row = task.row_tile * SIDE, odd = *a.odd;
     Tile tile = a.c.tiles[head.s.first_tile + task.row_tile];
@@ -175,7 +175,7 @@ template <bool MASKED> DEV void score_turned(float (&s)[1][SIDE / 8][4], const L
 
 extern "C" __global__ void __launch_bounds__(THREADS, CD + CE > 128 ? 1 : 2) keys(const __grid_constant__ LazyArgs a) {
   const PairArgs& c = a.c;
-  const u32 at_k = shared(bytes), at_v = at_k + D_BYTES, at_q = at_v + E_BYTES;
+  const u32 at_k = shared_begin(), at_v = at_k + D_BYTES, at_q = at_v + E_BYTES;
   float* const near = numbers_at(3 * (D_BYTES + E_BYTES));
   float* const rows = near + 2 * NEAR;
   Place own = tile_of_block(c.key_heads);

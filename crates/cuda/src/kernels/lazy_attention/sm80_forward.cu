@@ -8,7 +8,7 @@ CHECK_SHARED(values, Q_BYTES + 2 * (K_BYTES + V_BYTES + 4 * BIAS));
 extern "C" __global__ void __launch_bounds__(THREADS, 2) scores(const __grid_constant__ LazyArgs a) {
   __shared__ u32 words[THREADS / 32];
   const PairArgs& c = a.c;
-  const u32 at_q = shared(bytes), at_k = at_q + Q_BYTES;
+  const u32 at_q = shared_begin(), at_k = at_q + Q_BYTES;
   float* const bias = numbers_at(Q_BYTES + 2 * K_BYTES);
   Place own = tile_of_block(c.heads);
   Task task = c.tasks[own.task];
@@ -84,7 +84,7 @@ template <bool MASKED> DEV float activate(float x, float base, float offset, boo
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) values(const __grid_constant__ LazyArgs a) {
   const PairArgs& c = a.c;
-  const u32 at_q = shared(bytes), at_k = at_q + Q_BYTES, at_v = at_k + 2 * K_BYTES + 8 * BIAS;
+  const u32 at_q = shared_begin(), at_k = at_q + Q_BYTES, at_v = at_k + 2 * K_BYTES + 8 * BIAS;
   float* const bias = numbers_at(Q_BYTES + 2 * K_BYTES);
   Place own = tile_of_block(c.heads);
   Task task = c.tasks[own.task];

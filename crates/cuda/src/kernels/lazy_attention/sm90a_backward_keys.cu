@@ -21,9 +21,7 @@ struct Pass {
   bool odd;
 
   METHOD Pass(const HopperLazyArgs& call) : c(call), odd(*call.odd) {
-    extern __shared__ char bytes[];
-    const u32 at = shared(bytes);
-    base = (at + 1023) & ~1023u, numbers = (float*)(bytes + (base - at));
+    base = shared_panels(), numbers = numbers_at(base - shared_begin());
     if (threadIdx.x == 0) {
       Tiles::init(base, 1, 8 * ARRIVALS), Blocks::init(base, 1 + ARRIVALS, 8 * ARRIVALS);
       barrier_init_fence();

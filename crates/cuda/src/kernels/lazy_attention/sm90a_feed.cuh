@@ -21,9 +21,7 @@ template <int GROUPS, Pass PASS> struct Feed {
   float* numbers;  // the same address
 
   METHOD Feed() {
-    extern __shared__ char bytes[];
-    const u32 at = shared(bytes);
-    base = (at + 1023) & ~1023u, numbers = (float*)(bytes + (base - at));
+    base = shared_panels(), numbers = numbers_at(base - shared_begin());
     if (threadIdx.x == 0) {
       constexpr int WARPS = 4 * GROUPS * ARRIVALS;
       Tiles::init(base, 1, WARPS);

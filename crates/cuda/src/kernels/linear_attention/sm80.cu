@@ -26,9 +26,8 @@ CHECK_SHARED(sums, 2 * (Y_BYTES + X_BYTES));  // the left and right factors of a
 // A warp has 16·M rows of the state.
 extern "C" __global__ void __launch_bounds__(THREADS) sums(const __grid_constant__ LinearArgs c) {
   if (idle(c)) return;
-  extern __shared__ __align__(128) char bytes[];
   constexpr int M = KW / 64;
-  const u32 at_left = shared(bytes), at_right = at_left + 2 * Y_BYTES;
+  const u32 at_left = shared_begin(), at_right = at_left + 2 * Y_BYTES;
   const int key_head = blockIdx.x % c.key_heads, number = blockIdx.x / c.key_heads, lane = lane_id();
   const Chunk chunk = c.chunks[number];
   const Gates gates(c, c.gates, chunk, key_head);
@@ -153,8 +152,7 @@ DEV void put_dots(const LinearArgs& c, float* to, const Chunk& chunk, int heads,
 CHECK_SHARED(attend, 2 * Y_BYTES + X_BYTES + STAGE_BYTES);
 extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const __grid_constant__ LinearArgs c) {
   if (idle(c)) return;
-  extern __shared__ __align__(128) char bytes[];
-  const u32 at_y = shared(bytes), at_first = at_y + Y_BYTES, at_state = at_first + Y_BYTES + X_BYTES;
+  const u32 at_y = shared_begin(), at_first = at_y + Y_BYTES, at_state = at_first + Y_BYTES + X_BYTES;
   const int heads = c.back ? c.key_heads : c.heads, head = blockIdx.x % heads, group = group_of(c);
   const int key_head = c.back ? head : head / group;
   const Strip strip = c.strips[blockIdx.x / heads];
@@ -244,9 +242,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const __grid_con
 CHECK_SHARED(flow, 2 * (Y_BYTES + X_BYTES) + 4 * MICRO * PITCH);
 extern "C" __global__ void __launch_bounds__(THREADS) flow(const __grid_constant__ LinearArgs c) {
   if (idle(c)) return;
-  extern __shared__ __align__(128) char bytes[];
-  const u32 at_q = shared(bytes), at_k = at_q + Y_BYTES, at_dout = at_k + Y_BYTES, at_v = at_dout + X_BYTES;
-  float* w = (float*)(bytes + 2 * (Y_BYTES + X_BYTES));
+  const u32 at_q = shared_begin(), at_k = at_q + Y_BYTES, at_dout = at_k + Y_BYTES, at_v = at_dout + X_BYTES;
+  float* w = numbers_at(2 * (Y_BYTES + X_BYTES));
   auto pairs = [&](const LinearArgs& c, const Chunk& chunk, const Gates& gates, int key_head, int row, int key) {
     const int group = group_of(c);
     const float log = log_of(c, key_head);

@@ -230,8 +230,7 @@ DEV void consume_head(u32 base, const ProductArgs& x, int count, int pairs, int 
 
 template <Kind K, int COLUMNS> DEV void run(const ProductArgs& x) {
   typedef Stages<K, COLUMNS> S;
-  extern __shared__ char bytes[];
-  const u32 base = (shared(bytes) + 1023) & ~1023u;  // the same in both blocks
+  const u32 base = shared_panels();  // the same in both blocks
   const int count = count_of(x.c);
   const int pairs = (row_count<K>(x.c, count) + 2 * ROWS - 1) / (2 * ROWS), columns = (column_count<K>(x.c) + COLUMNS - 1) / COLUMNS;
   if (threadIdx.x == 0) {

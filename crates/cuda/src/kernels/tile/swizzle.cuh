@@ -1,6 +1,11 @@
 // Tiles in shared memory as the tensor cores read them: swizzled panels, and loads and stores of their parts.
 // Addresses are u32, in the shared window.
 DEV u32 shared(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+// The dynamic shared memory of a kernel: its begin, the first multiple of 1024 bytes, and numbers in it.
+extern __shared__ __align__(128) char dynamic_shared[];
+DEV u32 shared_begin() { return shared(dynamic_shared); }
+DEV u32 shared_panels() { return (shared_begin() + 1023) & ~1023u; }
+DEV float* numbers_at(u32 offset) { return (float*)(dynamic_shared + offset); }
 
 // Every tile is a stack of panels, 64 columns (128 bytes) wide, as the copy engine writes them with SWIZZLE_128B: row
 // r of a panel is at 128·r, its 16-byte piece c at ((c ^ r%8)·16). Panels start at multiples of 1024 bytes.
