@@ -159,15 +159,7 @@ template <int M, int W, bool DK, bool DV, class SLOTS> DEV void of_keys(const Pa
   float dv[M][CE / 8][4], one[2 * M];
   if (VALUES && DK) load_tile<OWN, CE>(at_v, key_rows(c.v, s, key_head, key), c.value_dim);
   for (int r = 0; r < 2 * M; r++) one[r] = 1, scale[r] = c.scale;
-  // Tiles of queries of all heads, those that see a key of the block: from `n` on.
-  auto next = [&](int n) {
-    while (n < group * tiles) {
-      Tile tile = c.tiles[s.first_tile + n % tiles / (SIDE / W)];
-      if (tile.end > key && tile.begin < key + OWN) break;
-      n++;
-    }
-    return n;
-  };
+  auto next = [&](int n) { return next_seen<W, OWN>(c, s, n, group * tiles, key); };
   auto load = [&](int n, int stage) {
     const Head head(c, s, key_head * group + n / tiles);
     const int row = n % tiles * W, i = row + threadIdx.x % W;

@@ -190,15 +190,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD + CE > 128 ? 1 : 2) key
     for (i64 d = threadIdx.x; d < (i64)group * a.reach; d += THREADS) windows[(i64)key_head * group * a.reach + d] = 0;
   load_tile<SIDE, CD>(at_k, key_rows(c.k, s, key_head, key), c.dim);
   load_tile<SIDE, CE>(at_v, key_rows(c.v, s, key_head, key), c.value_dim);
-  // Tiles of queries of all heads, those that see a key of the block: from `n` on.
-  auto next = [&](int n) {
-    while (n < group * tiles) {
-      Tile tile = c.tiles[s.first_tile + n % tiles];
-      if (tile.end > key && tile.begin < key + SIDE) break;
-      n++;
-    }
-    return n;
-  };
+  auto next = [&](int n) { return next_seen<SIDE, SIDE>(c, s, n, group * tiles, key); };
   auto load = [&](int n, int stage) {
     const LazyHead head(a, s, key_head * group + n / tiles);
     const int row = n % tiles * SIDE, i = row + threadIdx.x % SIDE;

@@ -30,29 +30,25 @@ DEV void write_head(const CrossEntropyArgs& c, const float (&z)[TILE / 2], const
 // before block n as n has bits, and behind them the sum that goes on in the next chunk.
 template <int COLUMNS> struct Waiting {
   float4* first;
-  i64 each;  // from one to the next
+  i64 apart;  // from one to the next
   METHOD Waiting(const CrossEntropyArgs& c, const Corner& at, int pairs, int columns) {
     const i64 tile = (i64)(at.row / ROWS) * columns + at.column / COLUMNS;
     first = (float4*)c.hidden + (2 * tile + own_group()) * (COLUMNS / 8 * 128) + threadIdx.x % 128;
-    each = (i64)pairs * columns * (COLUMNS / 8 * 512);
+    apart = (i64)pairs * columns * (COLUMNS / 8 * 512);
+  }
+  // Calls f(vector, its first number) for each four of a thread.
+  template <class F> METHOD void each(int n, F f) const {
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2; i += 4) f(first[n * apart + i * 32], i);
   }
   METHOD void get(int n, float (&z)[COLUMNS / 2]) const {
-#pragma unroll
-    for (int i = 0; i < COLUMNS / 2; i += 4) {
-      const float4 x = first[n * each + i * 32];
-      z[i] = x.x, z[i + 1] = x.y, z[i + 2] = x.z, z[i + 3] = x.w;
-    }
+    each(n, [&](const float4& x, int i) { z[i] = x.x, z[i + 1] = x.y, z[i + 2] = x.z, z[i + 3] = x.w; });
   }
   METHOD void put(int n, const float (&z)[COLUMNS / 2]) const {
-#pragma unroll
-    for (int i = 0; i < COLUMNS / 2; i += 4) first[n * each + i * 32] = make_float4(z[i], z[i + 1], z[i + 2], z[i + 3]);
+    each(n, [&](float4& x, int i) { x = make_float4(z[i], z[i + 1], z[i + 2], z[i + 3]); });
   }
   METHOD void add(int n, float (&z)[COLUMNS / 2]) const {
-#pragma unroll
-    for (int i = 0; i < COLUMNS / 2; i += 4) {
-      const float4 x = first[n * each + i * 32];
-      z[i] += x.x, z[i + 1] += x.y, z[i + 2] += x.z, z[i + 3] += x.w;
-    }
+    each(n, [&](const float4& x, int i) { z[i] += x.x, z[i + 1] += x.y, z[i + 2] += x.z, z[i + 3] += x.w; });
   }
 };
 

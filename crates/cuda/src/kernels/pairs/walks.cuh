@@ -31,6 +31,16 @@ DEV bool may_see(const PairArgs& c, const Sequence& s, int row, int key) {
   return tile.end > key && tile.begin < key + SIDE;
 }
 
+// The next of `count` tiles of ROWS queries, of several heads one after the other, that may see some of OWN keys.
+template <int ROWS, int OWN> DEV int next_seen(const PairArgs& c, const Sequence& s, int n, int count, int key) {
+  const int tiles = (s.queries + ROWS - 1) / ROWS;
+  for (; n < count; n++) {
+    const Tile tile = c.tiles[s.first_tile + n % tiles / (SIDE / ROWS)];
+    if (tile.end > key && tile.begin < key + OWN) break;
+  }
+  return n;
+}
+
 // Calls f(head) for each head of the sequences of a task that shares the bias of its tile of pairs, and may see some.
 template <class F> DEV void each_sharing(const PairArgs& c, const Task& task, int bias_head, F f) {
   const int row = task.row_tile * SIDE, key = task.key_tile * SIDE;
