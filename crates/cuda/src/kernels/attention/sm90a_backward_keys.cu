@@ -186,13 +186,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant_
     barrier_init_fence();
   }
   __syncthreads();
-  if (threadIdx.x < 128) {
-    registers_down<SPANS ? 40 : 24>();  // whoever loads looks into tables
+  auto feed = [&] {
     if (threadIdx.x == 0) produce(base, call);
     if (threadIdx.x == 32) store(base, call);
-  } else {
-    registers_up<SPANS ? 232 : 240>();
-    consume(base, call);
-  }
+  };
+  divide_roles<SPANS ? 40 : 24, SPANS ? 232 : 240>(feed, [&] { consume(base, call); });  // whoever loads looks into tables
 }
 #endif

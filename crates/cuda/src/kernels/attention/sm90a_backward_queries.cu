@@ -151,13 +151,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) queries(const __grid_consta
     barrier_init_fence();
   }
   __syncthreads();
-  if (threadIdx.x < 128) {
-    registers_down<24>();
+  auto feed = [&] {
     if (threadIdx.x == 0) produce(base, call);
     if (threadIdx.x == 32) store(base, call);
-  } else {
-    registers_up<240>();
-    consume(base, call);
-  }
+  };
+  divide_roles<24, 240>(feed, [&] { consume(base, call); });
 }
 #endif

@@ -206,14 +206,11 @@ template <bool KEYS> DEV void run(const BackwardArgs& call) {
     barrier_init_fence();
   }
   __syncthreads();
-  if (threadIdx.x < 128) {
-    registers_down<56>();
+  auto feed = [&] {
     if (threadIdx.x == 0) produce<KEYS>(base, call);
     if (threadIdx.x == 32) store<KEYS>(base, call);
-  } else {
-    registers_up<224>();
-    consume<KEYS>(base, call);
-  }
+  };
+  divide_roles<56, 224>(feed, [&] { consume<KEYS>(base, call); });
 }
 }
 #if RESULTS == 0

@@ -337,11 +337,8 @@ extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1) forward(cons
     barrier_init_fence();
   }
   __syncthreads();
-  if (threadIdx.x < 128) {
-    registers_down<GROUPS == 2 ? 40 : 32>();
+  auto feed = [&] {
     if (threadIdx.x == 0) produce(base, c);
-  } else {
-    registers_up<GROUPS == 2 ? 232 : 160>();
-    consume(base, c);
-  }
+  };
+  divide_roles<GROUPS == 2 ? 40 : 32, GROUPS == 2 ? 232 : 160>(feed, [&] { consume(base, c); });
 }

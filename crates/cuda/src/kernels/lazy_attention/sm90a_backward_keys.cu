@@ -283,11 +283,8 @@ struct Consumer {
 }
 extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant__ HopperLazyArgs c) {
   keys_pass::Pass pass(c);
-  if (threadIdx.x < 128) {
-    registers_down<40>();
+  auto feed = [&] {
     if (threadIdx.x < 32) pass.produce();
-  } else {
-    registers_up<232>();
-    keys_pass::Consumer(pass).all();
-  }
+  };
+  divide_roles<40, 232>(feed, [&] { keys_pass::Consumer(pass).all(); });
 }

@@ -200,11 +200,5 @@ struct Walk {
 }
 extern "C" __global__ void __launch_bounds__(384, 1) queries(const __grid_constant__ HopperLazyArgs c) {
   queries_pass::Feed feed;
-  if (threadIdx.x < 128) {
-    registers_down<40>();
-    if (threadIdx.x < 32) feed.produce(c);
-  } else {
-    registers_up<232>();
-    queries_pass::Walk(feed, c).all();
-  }
+  feed.run<40, 232>(c, [&] { queries_pass::Walk(feed, c).all(); });
 }

@@ -52,12 +52,20 @@ template <int GROUPS, Pass PASS> struct Feed {
   // The walks of `queries` over the keys.
   static METHOD int sweeps(const HopperLazyArgs& c) { return c.means + c.wants_dq; }
 
+  // The roles of a kernel: one warp feeds, `consume` multiplies.
+  template <int FEEDS, int MULTIPLIES, class F> METHOD void run(const HopperLazyArgs& c, F consume) const {
+    auto feed = [&] {
+      if (threadIdx.x < 32) produce(c);
+    };
+    divide_roles<FEEDS, MULTIPLIES>(feed, consume);
+  }
+
   // Nobody waits for ever: the producer and every warp of a consumer go through the same blocks in the same order, and
   // at each block every warp arrives once at K_EMPTY, and at V_EMPTY where v is loaded, also for a block that it
   // leaves out, after it has seen the block full: an arrival never counts for another phase. v of a block is left
   // after the scores of the next at the latest, which wait for k alone, and k of a block is loaded before v of it: two
   // stages are enough. q is left when its last block is.
-  METHOD void produce(const HopperLazyArgs& c) {
+  METHOD void produce(const HopperLazyArgs& c) const {
     const int tiles = tiles_of<GROUPS>(c.shape, c.packed);
     const bool first_lane = lane_id() == 0;
     Tiles queries = {base, 1};

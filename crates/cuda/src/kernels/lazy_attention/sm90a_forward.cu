@@ -204,13 +204,7 @@ DEV void consume_scores(const ScoreFeed& feed, const HopperLazyArgs& c) {
 }
 extern "C" __global__ void __launch_bounds__(128 * (SCORE_GROUPS + 1), 1) scores(const __grid_constant__ HopperLazyArgs c) {
   ScoreFeed feed;
-  if (threadIdx.x < 128) {
-    registers_down<32>();
-    if (threadIdx.x < 32) feed.produce(c);
-  } else {
-    registers_up<SCORE_GROUPS == 4 ? 112 : 160>();
-    consume_scores(feed, c);
-  }
+  feed.run<32, SCORE_GROUPS == 4 ? 112 : 160>(c, [&] { consume_scores(feed, c); });
 }
 
 // ---- o and Σ a P v ----
@@ -347,13 +341,7 @@ template <bool PV> DEV void consume_values(const ValueFeed& feed, const HopperLa
 }
 template <bool PV> DEV void all_values(const HopperLazyArgs& c) {
   ValueFeed feed;
-  if (threadIdx.x < 128) {
-    registers_down<VALUE_GROUPS == 2 ? 40 : 32>();
-    if (threadIdx.x < 32) feed.produce(c);
-  } else {
-    registers_up<VALUE_GROUPS == 2 ? 232 : 160>();
-    consume_values<PV>(feed, c);
-  }
+  feed.run<VALUE_GROUPS == 2 ? 40 : 32, VALUE_GROUPS == 2 ? 232 : 160>(c, [&] { consume_values<PV>(feed, c); });
 }
 extern "C" __global__ void __launch_bounds__(128 * (VALUE_GROUPS + 1), 1) values(const __grid_constant__ HopperLazyArgs c) { all_values<false>(c); }
 extern "C" __global__ void __launch_bounds__(128 * (VALUE_GROUPS + 1), 1) sums(const __grid_constant__ HopperLazyArgs c) { all_values<true>(c); }
