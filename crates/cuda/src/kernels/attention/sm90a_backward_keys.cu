@@ -96,13 +96,11 @@ DEV void consume(u32 base, const BackwardArgs& call) {
       // Of packed sequences the last block is masked.
       if (LENGTHS && (!PACKED || decltype(masked)::value) && s.queries - i * ROWS < ROWS)
         zero_rows<ROWS>(s.queries - i * ROWS, group, q, dout);
-      pin(p), mma_begin();
-      multiply_shared<ROWS, D, KEYS, ROWS>(p, k, q), mma_commit();
+      issue_shared<ROWS, D, KEYS, ROWS>(p, k, q);
       mma_wait<1>(), pin(dsp);  // the products of the block before: their operands' registers are free
       if (DV) pin(pp);
       if (any) blocks.release(blocks.before());
-      pin(ds), mma_begin();
-      multiply_shared<ROWS, D, KEYS, ROWS>(ds, v, dout), mma_commit();
+      issue_shared<ROWS, D, KEYS, ROWS>(ds, v, dout);
       mma_wait<1>(), pin(p);
       // The query on the diagonal.
       const int seen = decltype(masked)::value ? opaque(key) - s.offset - i * ROWS - 2 * (lane & 3) : 0;
@@ -127,17 +125,13 @@ DEV void consume(u32 base, const BackwardArgs& call) {
         if (DV) pp[2 * j] = pack(p[4 * j], p[4 * j + 1]), pp[2 * j + 1] = pack(p[4 * j + 2], p[4 * j + 3]);
         UNROLL(e, OPTIONS ? 4 : 0) p[4 * j + e] *= slope[e];
       }
-      if (DV) {
-        pin(pp), mma_begin();
-        multiply_registers<ROWS, D>(dv, pp, dout), mma_commit();
-      }
+      if (DV) issue_registers<ROWS, D>(dv, pp, dout);
       mma_wait<DV>(), pin(ds);  // dP; dv runs under what follows
       UNROLL(j, ROWS / 8) {
         float2 x = load_pair(stats + ROWS * 4 + 32 * j);
         UNROLL(r, 2) dsp[2 * j + r] = pack(p[4 * j + 2 * r] * (ds[4 * j + 2 * r] - x.x), p[4 * j + 2 * r + 1] * (ds[4 * j + 2 * r + 1] - x.y));
       }
-      pin(dsp), mma_begin();
-      multiply_registers<ROWS, D>(dk, dsp, q), mma_commit();
+      issue_registers<ROWS, D>(dk, dsp, q);
       any = true;
       blocks.advance();
     };

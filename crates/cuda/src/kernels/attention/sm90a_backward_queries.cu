@@ -88,14 +88,12 @@ DEV void consume(u32 base, const BackwardArgs& call) {
       blocks.wait_full(K);
       const bool is_cut = LENGTHS && decltype(masked)::value && s.keys - n * KEYS < KEYS;  // rows behind the sequence
       if (is_cut) zero_rows<KEYS>(s.keys - n * KEYS, group, k);
-      pin(p), mma_begin();
-      multiply_shared<KEYS, D, ROWS, KEYS>(p, q, k), mma_commit();
+      issue_shared<KEYS, D, ROWS, KEYS>(p, q, k);
       mma_wait<1>(), pin(dsp);  // dq of the block before: its operand's registers are free
       if (add) blocks.release(before, K);
       blocks.wait_full(V);
       if (is_cut) zero_rows<KEYS>(s.keys - n * KEYS, group, v);
-      pin(ds), mma_begin();
-      multiply_shared<KEYS, D, ROWS, KEYS>(ds, dout, v), mma_commit();
+      issue_shared<KEYS, D, ROWS, KEYS>(ds, dout, v);
       mma_wait<1>(), pin(p);
       UNROLL(r, 2) {
         int from = n * KEYS + 2 * (lane & 3), stop = s.keys - from, start = 0;
@@ -117,8 +115,7 @@ DEV void consume(u32 base, const BackwardArgs& call) {
       blocks.release(blocks.stage(), V);
       if (n == range.begin) tiles.release();  // q and dout are no longer read
       UNROLL(i, KEYS / 4) dsp[i] = pack(p[2 * i] * (ds[2 * i] - x[i % 2]), p[2 * i + 1] * (ds[2 * i + 1] - x[i % 2]));
-      pin(dsp), mma_begin();
-      multiply_registers<KEYS, D>(dq, dsp, k, add), mma_commit();
+      issue_registers<KEYS, D>(dq, dsp, k, add);
       add = 1, before = blocks.stage();
       blocks.advance();
     };

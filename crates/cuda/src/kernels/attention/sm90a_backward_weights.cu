@@ -125,8 +125,7 @@ template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
       const int end = (KEYS ? s.queries : s.keys) - n * OWN;
       const bool is_cut = LENGTHS && (!PACKED || MASKED) && end < OWN;
       if (is_cut) zero_rows<OWN>(end, group, base + AT_Y + stage * BYTES);
-      pin(p), mma_begin();
-      multiply_shared<OWN, D, OWN, OWN>(p, opaque(own), base + AT_Y + stage * BYTES), mma_commit();
+      issue_shared<OWN, D, OWN, OWN>(p, opaque(own), base + AT_Y + stage * BYTES);
       if (any) your_turn();
       mma_wait<1>(), pin(weights);  // the product of the block before: its operand's registers are free
       if (any) blocks.release(before, LSE ? Y : X);
@@ -165,8 +164,7 @@ template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
       if (!LSE) blocks.wait_full(X);
       if (!LSE && is_cut) zero_rows<OWN>(end, group, base + AT_X + stage * BYTES);
       my_turn();
-      pin(weights), mma_begin();
-      multiply_registers<OWN, D>(out, weights, base + AT_X + stage * BYTES), mma_commit();
+      issue_registers<OWN, D>(out, weights, base + AT_X + stage * BYTES);
       before = stage, any = true;
       blocks.advance();
     };

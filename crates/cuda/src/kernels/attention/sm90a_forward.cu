@@ -244,9 +244,8 @@ DEV void consume(u32 base, const ForwardArgs& call) {
       int add = 0;
       n--;
       k_ring.wait_full();
-      pin(s), mma_begin();
-      multiply_shared<KEYS, D, ROWS, KEYS>(s, q, base + AT_K + k_ring.stage() * KV_BYTES);
-      mma_commit(), mma_wait<0>(), pin(s);
+      issue_shared<KEYS, D, ROWS, KEYS>(s, q, base + AT_K + k_ring.stage() * KV_BYTES);
+      mma_wait<0>(), pin(s);
       k_ring.release(), k_ring.advance();
       weigh<true>(s, rows, a, c, n * KEYS, seen, own, call, extra);
       pack_all(s, p);
@@ -291,9 +290,8 @@ DEV void consume(u32 base, const ForwardArgs& call) {
         v_ring.wait_full();
         if (hides || blocks.begin >= blocks.closed || (WINDOW && blocks.begin < blocks.open))
           guard(o, p, base + AT_V + v_ring.stage() * KV_BYTES, staging, blocks.begin * KEYS, add, seen, extra);
-        pin(o), pin(p), mma_begin();
-        multiply_registers<KEYS, D>(o, p, base + AT_V + v_ring.stage() * KV_BYTES, add);
-        mma_commit(), mma_wait<0>(), pin(o);
+        pin(o), issue_registers<KEYS, D>(o, p, base + AT_V + v_ring.stage() * KV_BYTES, add);
+        mma_wait<0>(), pin(o);
         v_ring.release(), v_ring.advance();
       }
     }

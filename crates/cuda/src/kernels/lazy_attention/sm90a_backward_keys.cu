@@ -137,8 +137,7 @@ struct Consumer {
     float x[ROWS / 2], ds[ROWS / 2];
     u32 p[ROWS / 4];
     const u32 shown = SPANS && MASKED ? visible(c.spans, c.shape, s, i * ROWS + 2 * (lane & 3), key) : 0;  // before there are scores
-    pin(x), mma_begin();
-    multiply_shared<ROWS, D, KEYS, ROWS>(x, k, q), mma_commit();
+    issue_shared<ROWS, D, KEYS, ROWS>(x, k, q);
     if (ACTIVE) {
       pin(ds), multiply_shared<ROWS, D, KEYS, ROWS>(ds, k + AT_V, dout), mma_commit(), mma_wait<1>();  // (E7)
     } else {
@@ -179,13 +178,11 @@ struct Consumer {
     if (MASKED && pass.odd) clear_odd_together<2>(Q_BYTES, q, dout);
     if (ACTIVE) {
       pack_above(x, p);
-      pin(dv), pin(p), mma_begin();
-      multiply_registers<ROWS, D>(dv, p, dout), mma_commit();  // (E12)
+      pin(dv), issue_registers<ROWS, D>(dv, p, dout);  // (E12)
     }
     u32 packed[ROWS / 4];
     pack_all(ds, packed);
-    pin(dk), pin(packed), mma_begin();
-    multiply_registers<ROWS, D>(dk, packed, q), mma_commit();  // (E11)
+    pin(dk), issue_registers<ROWS, D>(dk, packed, q);  // (E11)
     if (window && distance + ROWS > 0 && distance - 64 < c.reach) {  // (E13)
       const int t = threadIdx.x % 128, d = distance + t - 63;
       float sum = diagonal(ds, parts(), 1 + group);

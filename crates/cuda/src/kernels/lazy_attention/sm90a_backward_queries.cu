@@ -58,15 +58,13 @@ struct Walk {
                                                               float (&delta)[2], float (&sum)[2]) {
     float x[KEYS / 2];
     blocks.wait_full(Feed::K);
-    pin(x), mma_begin();
-    multiply_shared<KEYS, D, ROWS, KEYS>(x, q, k()), mma_commit(), mma_wait<0>(), pin(x);
+    issue_shared<KEYS, D, ROWS, KEYS>(x, q, k()), mma_wait<0>(), pin(x);
     const bool any = named_any(1 + group, 128, weights<MASKED>(x, w, s, own, n, lse, offset));
     leave(Feed::K);
     blocks.wait_full(Feed::V);
     if (any) {
       float g[KEYS / 2];
-      pin(g), mma_begin();
-      multiply_shared<KEYS, D, ROWS, KEYS>(g, dout, v()), mma_commit(), mma_wait<0>(), pin(g);  // (E7)
+      issue_shared<KEYS, D, ROWS, KEYS>(g, dout, v()), mma_wait<0>(), pin(g);  // (E7)
       UNROLL(i, KEYS / 2) {
         const int r = i / 2 % 2;
         const float y = attends<MASKED>(x[i], offset[r]) ? g[i] : 0;
@@ -82,8 +80,7 @@ struct Walk {
     float x[KEYS / 2], g[KEYS / 2];
     u32 ds[KEYS / 4];
     blocks.wait_full(Feed::K), blocks.wait_full(Feed::V);
-    pin(x), mma_begin();
-    multiply_shared<KEYS, D, ROWS, KEYS>(x, q, k()), mma_commit();
+    issue_shared<KEYS, D, ROWS, KEYS>(x, q, k());
     if (ACTIVE) {
       pin(g), multiply_shared<KEYS, D, ROWS, KEYS>(g, dout, v()), mma_commit(), mma_wait<1>();
     } else {
@@ -98,8 +95,7 @@ struct Walk {
       ds[i] = pack(pull<MASKED>(x[2 * i], ACTIVE ? g[2 * i] : 0, offset[r], delta[r]), pull<MASKED>(x[2 * i + 1], ACTIVE ? g[2 * i + 1] : 0, offset[r], delta[r]));
     }
     if (MASKED && odd) clear_odd_together<GROUPS>(KV_BYTES, k());
-    pin(dq), pin(ds), mma_begin();
-    multiply_registers<KEYS, D>(dq, ds, k()), mma_commit(), mma_wait<0>(), pin(dq);  // (E10)
+    pin(dq), issue_registers<KEYS, D>(dq, ds, k()), mma_wait<0>(), pin(dq);  // (E10)
     leave(Feed::K), blocks.advance();
   }
   // Adds what keys that are not finite have for dq.

@@ -301,9 +301,8 @@ template <bool PV> DEV void consume_values(const ValueFeed& feed, const HopperLa
         continue;
       }
       float x[KEYS / 2];
-      pin(x), mma_begin();
-      multiply_shared<KEYS, D, ROWS, KEYS>(x, q, base + ValueFeed::AT_K + k_ring.stage() * KV_BYTES);
-      mma_commit(), mma_wait<0>(), pin(x), pin(o), pin(p);
+      issue_shared<KEYS, D, ROWS, KEYS>(x, q, base + ValueFeed::AT_K + k_ring.stage() * KV_BYTES);
+      mma_wait<0>(), pin(x), pin(o), pin(p);
       if (flies) land();
       score(x, c.shape.scale, is_near(c, distance_of(c, s, w.block * ROWS + group * 64, n * KEYS), 64), feed.bias(k_ring.stage()) + near);
       leave_k();
@@ -317,8 +316,7 @@ template <bool PV> DEV void consume_values(const ValueFeed& feed, const HopperLa
       v_ring.wait_full();
       const u32 v = base + ValueFeed::AT_V + v_ring.stage() * KV_BYTES;
       if (odd) clear_odd_together<VALUE_GROUPS>(KV_BYTES, v);
-      pin(o), pin(p), mma_begin();
-      multiply_registers<KEYS, D>(o, p, v), mma_commit();  // (E6)
+      pin(o), issue_registers<KEYS, D>(o, p, v);  // (E6)
       flies = true;
     }
     mma_wait<0>(), pin(o), pin(p);

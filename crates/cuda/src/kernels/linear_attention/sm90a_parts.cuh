@@ -206,11 +206,7 @@ template <bool BACK> DEV bool end_dots(const WalkArgs& c, const Path& p, u32 bas
 
 // ---- products ----
 // y bᵀ of the rows of a warpgroup, and of as many rows of b as a thread has pairs.
-template <int PAIRS> DEV void multiply_rows(float (&s)[PAIRS], u32 y, u32 b) {
-  pin(s), mma_begin();
-  multiply_shared<2 * PAIRS, KW, CHUNK, CHUNK>(s, y, b);
-  mma_commit();
-}
+template <int PAIRS> DEV void multiply_rows(float (&s)[PAIRS], u32 y, u32 b) { issue_shared<2 * PAIRS, KW, CHUNK, CHUNK>(s, y, b); }
 // y S, or more of nothing where `add`: then every 8 rows of the state are the same 8 rows of zeros.
 DEV void read_state(float (&o)[COLUMNS / 2], u32 y, u32 state, u32 zeros, bool add) {
   const u64 from = add ? (u64)((zeros & 0x3ffff) >> 4) | (u64)1 << 62 : mn_major(state, 0), step = add ? 0 : 2048 >> 4;

@@ -69,3 +69,12 @@ template <int N, int W> DEV void multiply_registers(float (&d)[W / 2], const u32
   UNROLL(i, N / 16)
     Mma<W>::template rs<MN_MAJOR>(d, a + 4 * i, mn_major(b + i * 2048, N * 128), i > 0 ? 1 : add);
 }
+// The same as groups that are committed: none of the registers may be read or written until they have been waited for.
+template <int N, int W, int A_ROWS, int B_ROWS> DEV void issue_shared(float (&d)[N / 2], u32 a, u32 b) {
+  pin(d), mma_begin();
+  multiply_shared<N, W, A_ROWS, B_ROWS>(d, a, b), mma_commit();
+}
+template <int N, int W> DEV void issue_registers(float (&d)[W / 2], u32 (&a)[N / 4], u32 b, int add = 1) {
+  pin(a), mma_begin();
+  multiply_registers<N, W>(d, a, b, add), mma_commit();
+}
