@@ -65,18 +65,8 @@ DEV void sums_of(const LinearArgs& c, Shared& shared, u32 block) {
 #pragma unroll 1
   for (int h = key_head * many; h < (key_head + 1) * many; h++)
 #pragma unroll 1
-    for (int t = 0; t < chunk.len; t += SIDE) {
-      Rows left = chunk_rows(c.y, chunk, h, t);
-      auto factor = [&](float (&p)[4], int token, int column, int width) {
-        float weight = gates.reach(t + token, !c.back), x[4];
-        if (weight == 0) return;
-        read_four(x, left, token, column, width);
-        UNROLL(e, 4) p[e] = shown(weight * (c.scale * x[e]));
-      };
-      __syncthreads();
-      publish_tokens(shared, t, chunk.len, row, c.dim, factor);
-      accumulate<CW>(shared, sum, chunk_rows(c.x, chunk, h, t), c.first, c.value_dim);
-    }
+    for (int t = 0; t < chunk.len; t += SIDE)
+      add_tokens(c, shared, sum, gates, chunk, chunk_rows(c.y, chunk, h, t), chunk_rows(c.x, chunk, h, t), t, row);
   store_state(c.states + state_at(c, number, key_head), c, row, sum);
 }
 
@@ -125,12 +115,7 @@ DEV void read_state(const LinearArgs& c, Shared& shared, float (&sum)[R][CW / 16
     }
     return;
   }
-#pragma unroll 1
-  for (int d = 0; d < c.inner; d += SIDE) {
-    __syncthreads();
-    publish_rows(shared, y, d, c.inner, 1);
-    accumulate<CW>(shared, sum, RowsOf<float>{state + (i64)d * c.outer, c.outer, c.inner - d}, c.first, c.outer);
-  }
+  add_state(c, shared, sum, y, state, 1);
 }
 
 DEV void attend_of(const LinearArgs& c, Shared& shared, u32 block) {

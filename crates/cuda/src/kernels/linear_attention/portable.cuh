@@ -82,3 +82,26 @@ template <class T> DEV void store_state(float* to, const LinearArgs& c, int row,
       if (d < c.dim && e < c.value_dim) to[(i64)d * c.value_dim + e] = sum[r][i];
     }
 }
+
+// sum += (ω σ y)ᵀ·x over 64 tokens from `t` of a chunk: 64 rows of the state from `row` on.
+DEV void add_tokens(const LinearArgs& c, Shared& shared, float (&sum)[R][CW / 16], const Gates& gates, const Chunk& chunk, const Rows& y,
+                    const Rows& x, int t, int row) {
+  auto factor = [&](float (&p)[4], int token, int column, int width) {
+    float weight = gates.reach(t + token, !c.back), z[4];
+    if (weight == 0) return;
+    read_four(z, y, token, column, width);
+    UNROLL(e, 4) p[e] = shown(weight * (c.scale * z[e]));
+  };
+  __syncthreads();
+  publish_tokens(shared, t, chunk.len, row, c.dim, factor);
+  accumulate<CW>(shared, sum, x, c.first, c.value_dim);
+}
+// sum += factor·y·S.
+DEV void add_state(const LinearArgs& c, Shared& shared, float (&sum)[R][CW / 16], const Rows& y, const float* state, float factor) {
+#pragma unroll 1
+  for (int d = 0; d < c.inner; d += SIDE) {
+    __syncthreads();
+    publish_rows(shared, y, d, c.inner, factor);
+    accumulate<CW>(shared, sum, RowsOf<float>{state + (i64)d * c.outer, c.outer, c.inner - d}, c.first, c.outer);
+  }
+}

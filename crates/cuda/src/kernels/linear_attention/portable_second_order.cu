@@ -37,22 +37,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangent_sums(const __grid_
           p[e] = shown(weight * (bends ? fmaf(bend, x[e], y) : y));
         }
       };
-      auto value = [&](float (&p)[4], int token, int column, int width) {
-        float weight = gates.reach(t + token, !c.back), x[4];
-        if (weight == 0) return;
-        read_four(x, left, token, column, width);
-        UNROLL(e, 4) p[e] = shown(weight * (c.scale * x[e]));
-      };
       if (bends || c.y1.data) {
         __syncthreads();
         publish_tokens(shared, t, chunk.len, row, c.dim, tangent);
         accumulate<CW>(shared, sum, chunk_rows(c.x, chunk, h, t), c.first, c.value_dim);
       }
-      if (c.x1.data) {
-        __syncthreads();
-        publish_tokens(shared, t, chunk.len, row, c.dim, value);
-        accumulate<CW>(shared, sum, chunk_rows(c.x1, chunk, h, t), c.first, c.value_dim);
-      }
+      if (c.x1.data) add_tokens(c, shared, sum, gates, chunk, left, chunk_rows(c.x1, chunk, h, t), t, row);
     }
   store_state(c.states1 + state_at(c, number, key_head), c, row, sum);
 }
@@ -105,21 +95,13 @@ DEV void read_states(const LinearArgs& c, Shared& shared, float (&sum)[R][CW / 1
     }
     return;
   }
-  auto read = [&](const Rows& rows, const float* from, float factor) {
-#pragma unroll 1
-    for (int d = 0; d < c.inner; d += SIDE) {
-      __syncthreads();
-      publish_rows(shared, rows, d, c.inner, factor);
-      accumulate<CW>(shared, sum, RowsOf<float>{from + (i64)d * c.outer, c.outer, c.inner - d}, c.first, c.outer);
-    }
-  };
   if (bends) {
-    read(y, state, 1);
+    add_state(c, shared, sum, y, state, 1);
     UNROLL(r, R)
       UNROLL(e, CW / 16) sum[r][e] *= bend[r];
   }
-  if (c.y1.data) read(y1, state, c.state_scale);
-  read(y, state1, c.state_scale);
+  if (c.y1.data) add_state(c, shared, sum, y1, state, c.state_scale);
+  add_state(c, shared, sum, y, state1, c.state_scale);
 }
 
 // The weights of a tile of pairs: those of x, and in `side` those of x1.

@@ -52,8 +52,8 @@ template <bool BACK> DEV void fill_decays(u32 table, int thread, float log, floa
   for (int i = thread; i < SECOND; i += 256) {
     int t = i - MIDDLE;
     float x = t >= -CHUNK && (BACK ? t >= 0 : t <= 0) ? scale * exp2_fast(log * (BACK ? t : -t)) : 0;
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(table + 4 * i), "f"(x) : "memory");
-    if (t >= -CHUNK) asm volatile("st.shared.f32 [%0], %1;" ::"r"(table + 4 * (SECOND + t + MIDDLE_OF_SECOND)), "f"(x) : "memory");
+    store_float(table + 4 * i, x);
+    if (t >= -CHUNK) store_float(table + 4 * (SECOND + t + MIDDLE_OF_SECOND), x);
   }
 }
 DEV u32 decays_at(u32 table, int t) {  // of t, t + 1, and of those at even distances from them

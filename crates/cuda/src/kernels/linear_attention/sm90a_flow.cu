@@ -22,9 +22,6 @@ using Slots = Ring<SLOTS, AT_TOTALS + 64>;
 using Tables = Ring<2, Slots::END, 1, true>;
 constexpr u32 FLOW_BYTES = Tables::END;
 
-DEV void put_number(u32 at, float x) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory"); }
-DEV float get_number(u32 at) { return __uint_as_float(load_word(at)); }
-
 DEV void feed_pairs(const WalkArgs& c, u32 base) {
   const int group = c.heads / c.key_heads;
   Slots slot = {base, 1};
@@ -95,18 +92,18 @@ template <int GROUP, int PAIRS> DEV void put_flow(u32 base, u32 table, const Thr
     if (k / 4 == GROUP && k == own_block) {
       UNROLL(i, 4) {
         const u32 at = base + AT_WITHIN + 4 * ((t.row + (i & 1 ? HALF : 0)) * PITCH + t.column + (i & 2 ? HALF : 0));
-        put_number(at, w[i].x), put_number(at + 4, w[i].y);
+        store_float(at, w[i].x), store_float(at + 4, w[i].y);
       }
       continue;
     }
     const float columns[4] = {w[0].x + w[1].x, w[0].y + w[1].y, w[2].x + w[3].x, w[2].y + w[3].y};
     const float sum = sum_columns(columns);
-    if (!(t.lane & 4)) put_number(base + AT_COLUMNS + 4 * (own_block * CHUNK + BLOCK * k + column_of(t)), sum);
+    if (!(t.lane & 4)) store_float(base + AT_COLUMNS + 4 * (own_block * CHUNK + BLOCK * k + column_of(t)), sum);
     UNROLL(r, 2) rows[r] += (w[r].x + w[r].y) + (w[2 + r].x + w[2 + r].y);
   }
   UNROLL(r, 2) {
     const float sum = quad_sum(rows[r]);
-    if (t.column == 0) put_number(base + AT_ROWS + 4 * (t.row + 8 * r), sum);
+    if (t.column == 0) store_float(base + AT_ROWS + 4 * (t.row + 8 * r), sum);
   }
 }
 
@@ -132,18 +129,18 @@ DEV float flow_of_pairs(u32 base, int t) {
   float sum = 0, flow = 0;  // sums of rows of the block's own pairs: those of the columns before each
   UNROLL(j, BLOCK) {
     const u32 at = within + 4 * (own * PITCH + j);
-    const float next = get_number(at);
-    put_number(at, sum);
+    const float next = load_float(at);
+    store_float(at, sum);
     sum += next;
   }
   __syncwarp();
 #pragma unroll
   for (int i = BLOCK - 1; i >= 0; i--)
-    if (i >= own) flow += get_number(within + 4 * (i * PITCH + own));
+    if (i >= own) flow += load_float(within + 4 * (i * PITCH + own));
   sum = 0;  // of the own column, over later blocks of rows
 #pragma unroll 1
-  for (int i = BLOCKS - 1; i > block; i--) sum += get_number(columns + 4 * (i * CHUNK + t));
-  flow += scan_lanes<BLOCK, false>(sum) + scan_lanes<BLOCK, true>(get_number(base + AT_ROWS + 4 * t));
+  for (int i = BLOCKS - 1; i > block; i--) sum += load_float(columns + 4 * (i * CHUNK + t));
+  flow += scan_lanes<BLOCK, false>(sum) + scan_lanes<BLOCK, true>(load_float(base + AT_ROWS + 4 * t));
 #pragma unroll 1
   for (int k = 0; k < 2; k++) {  // of all columns of earlier blocks, over later blocks of rows
     const int middle = t / 32 * 2 + k;
@@ -151,7 +148,7 @@ DEV float flow_of_pairs(u32 base, int t) {
 #pragma unroll 1
     for (int i = BLOCKS - 1; i > middle; i--)
 #pragma unroll 1
-      for (int j = t % 32; j < middle * BLOCK; j += 32) sum += get_number(columns + 4 * (i * CHUNK + j));
+      for (int j = t % 32; j < middle * BLOCK; j += 32) sum += load_float(columns + 4 * (i * CHUNK + j));
     sum = lane_sum(sum);
     if (middle == block) flow += sum;
   }
@@ -179,14 +176,14 @@ DEV float flow_of_ends(u32 base, const Ends& e, float all, int t) {
   const u32 totals = base + AT_TOTALS;
   const int warp = t / 32;
   float x = scan_lanes<32, true>(e.x), y = scan_lanes<32, false>(e.y), z = lane_sum(e.z);
-  if (t % 32 == 0) put_number(totals + 4 * warp, x);
-  if (t % 32 == 31) put_number(totals + 16 + 4 * warp, y + e.y);
-  if (t == 0) put_number(totals + 32, z);
+  if (t % 32 == 0) store_float(totals + 4 * warp, x);
+  if (t % 32 == 31) store_float(totals + 16 + 4 * warp, y + e.y);
+  if (t == 0) store_float(totals + 32, z);
   named_sync(3, 128);
-  for (int w = 3; w > warp; w--) x += get_number(totals + 4 * w);
+  for (int w = 3; w > warp; w--) x += load_float(totals + 4 * w);
   float before = 0;
-  for (int w = 0; w < warp; w++) before += get_number(totals + 16 + 4 * w);
-  z = get_number(totals + 32);
+  for (int w = 0; w < warp; w++) before += load_float(totals + 16 + 4 * w);
+  z = load_float(totals + 32);
   named_sync(3, 128);
   return x + (before + y) + (all == 0 ? 0 : all * z);
 }

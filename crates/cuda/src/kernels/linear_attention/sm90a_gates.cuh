@@ -32,7 +32,7 @@ template <bool BACK> DEV int far_of(int block) {
   const int k = BACK ? BLOCKS - 1 - block : block;
   return FAR + BLOCK / 2 * k * (k - 1) - (BACK ? BLOCK * (block + 1) : 0);
 }
-DEV float number_at(u32 table, int place) { return __uint_as_float(load_word(table + 4 * place)); }
+DEV float number_at(u32 table, int place) { return load_float(table + 4 * place); }
 DEV void store_four(u32 table, int place, const float (&x)[4]) {
   asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(table + 4 * place), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
 }
@@ -102,7 +102,7 @@ template <bool BACK> DEV void fill_tokens(u32 table, const Gates& g, float scale
   }
   UNROLL(i, 4) x[i] = exp2_fast(before + s.until[i]) * (BACK ? scale : 1);
   store_four(table, (BACK ? GAIN : REACH) + token, x);
-  if (lane == 31) asm volatile("st.shared.f32 [%0], %1;" ::"r"(table + 4 * ALL), "f"(exp2_fast(before + s.until[3])) : "memory");
+  if (lane == 31) store_float(table + 4 * ALL, exp2_fast(before + s.until[3]));
   UNROLL(i, 4) x[i] = exp2_fast(behind + s.after[i]) * (BACK ? 1 : scale);
   store_four(table, (BACK ? REACH : GAIN) + token, x);
 }

@@ -169,10 +169,10 @@ DEV void put(const WalkArgs& c, const Path& p, const Thread& t, u32 tile, const 
 DEV float sum_of_block(u32 place, float x) {
   const int thread = threadIdx.x - 128;
   x = lane_sum(x);
-  if (thread % 32 == 0) asm volatile("st.shared.f32 [%0], %1;" ::"r"(place + thread / 32 * 4), "f"(x) : "memory");
+  if (thread % 32 == 0) store_float(place + thread / 32 * 4, x);
   named_sync(1, 256);
   float sum = 0;
-  for (int i = 0; i < 8; i++) sum += __uint_as_float(load_word(place + 4 * i));
+  for (int i = 0; i < 8; i++) sum += load_float(place + 4 * i);
   named_sync(1, 256);
   return sum;
 }

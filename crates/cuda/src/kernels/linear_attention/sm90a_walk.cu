@@ -90,7 +90,7 @@ template <bool BACK> DEV void weigh_tokens(const WalkArgs& c, const Path& p, u32
         float weight[MANY];
         UNROLL(j, MANY) {
           const int token = min(i + THREADS / 8 * j, CHUNK - 1 - thread / 8);
-          piece[j] = load_piece(from + 128 * token), weight[j] = __uint_as_float(load_word(weights + 4 * token));
+          piece[j] = load_piece(from + 128 * token), weight[j] = load_float(weights + 4 * token);
         }
         if (i == 0) Weighted(base, at.stage() ^ 1).wait_empty();
         UNROLL(j, MANY) {

@@ -68,7 +68,6 @@ DEV Right right(const float (&x)[2][2]) {
   }
   return y;
 }
-DEV float load_float(u32 from) { return __uint_as_float(load_word(from)); }
 
 // Computes elements of a product that are not finite once more, by fused multiply-adds: the parts of a number that is
 // not finite, or of one that bf16 or tf32 do not reach, make other sums. The tiles are those of `products`.

@@ -30,6 +30,8 @@ DEV float2 load_pair(u32 address) {
   float2 x; asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory"); return x;
 }
 DEV u32 load_word(u32 address) { u32 x; asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(address) : "memory"); return x; }
+DEV float load_float(u32 address) { return __uint_as_float(load_word(address)); }
+DEV void store_float(u32 address, float x) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory"); }
 DEV void store_word(u32 address, u32 x) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory"); }
 
 // ---- rows of fragments ----
