@@ -19,15 +19,15 @@ const NONE: &[Text] = &[];
 const TYPES: &[Text] = texts! { "tile/": "types.cuh"; };
 const FFMA: &[Text] = texts! {
     "tile/": "types.cuh"; "pairs/": "tiles.cuh" "problem.cuh"; "feed/": "cp_async.cuh"; "tile/": "ffma.cuh";
-    "feed/": "slabs.cuh"; "multiply/": "ffma.cuh";
+    "pairs/": "walks.cuh"; "feed/": "slabs.cuh"; "multiply/": "ffma.cuh";
 };
 const MMA: &[Text] = texts! {
     "tile/": "types.cuh"; "pairs/": "tiles.cuh" "problem.cuh"; "tile/": "swizzle.cuh" "fragment.cuh";
-    "feed/": "cp_async.cuh" "load_tile.cuh"; "multiply/": "mma_sync.cuh" "pair_by_pair.cuh";
+    "pairs/": "walks.cuh"; "feed/": "cp_async.cuh" "load_tile.cuh"; "multiply/": "mma_sync.cuh" "pair_by_pair.cuh" "odd_rows.cuh";
 };
 const MMA_F32: &[Text] = texts! {
     "tile/": "types.cuh"; "pairs/": "tiles.cuh" "problem.cuh"; "tile/": "swizzle.cuh" "fragment.cuh";
-    "feed/": "cp_async.cuh" "load_tile.cuh"; "multiply/": "mma_sync_f32.cuh" "pair_by_pair.cuh";
+    "pairs/": "walks.cuh"; "feed/": "cp_async.cuh" "load_tile.cuh"; "multiply/": "mma_sync_f32.cuh" "pair_by_pair.cuh" "odd_rows.cuh";
 };
 const WGMMA: &[Text] = texts! {
     "tile/": "types.cuh" "swizzle.cuh"; "feed/": "roles.cuh" "barriers.cuh" "ring.cuh" "copy_engine.cuh";
@@ -114,12 +114,12 @@ families! {
     }
     /// The forward pass of lazy_attention on the tensor cores of compute capability 9.0.
     LazySm90aForward = "lazy_attention/sm90a_forward": WGMMA_PAIRS {
-        "lazy_attention/": "activity.cuh" "sm90a.cuh" "sm90a_feed.cuh"
+        "multiply/": "odd_rows.cuh"; "lazy_attention/": "activity.cuh" "sm90a.cuh" "sm90a_feed.cuh"
         "sm90a_forward.cu";
     }
     /// Its backward pass on them.
     LazySm90aBackward = "lazy_attention/sm90a_backward": WGMMA_PAIRS {
-        "lazy_attention/": "activity.cuh" "sm90a.cuh" "sm90a_feed.cuh"
+        "multiply/": "odd_rows.cuh"; "lazy_attention/": "activity.cuh" "sm90a.cuh" "sm90a_feed.cuh"
         "sm90a_backward_queries.cu" "sm90a_backward_keys.cu";
     }
     /// linear_attention in fused multiply-adds.

@@ -12,8 +12,8 @@ typedef u32 word;
 #endif
 constexpr int ROWS = 8;  // of a block, all of one head
 
-// A copy from `from`, or where that is 0 a fill with `fill`. Strides: batch, head, row, column; extents: of the target, but
-// `columns`.
+// A copy from `from`, or where that is 0 a fill with `fill`. Strides: batch, head, row, column; extents: of the
+// target, but `columns`.
 KERNEL_ARGS(Move)
 
 extern "C" __global__ void __launch_bounds__(256) move(const __grid_constant__ Move m) {

@@ -12,15 +12,12 @@ DEV float noise(u32 x) {  // in (-1, 1)
 constexpr int SUMS = 32;
 extern "C" __global__ void __launch_bounds__(256) peak(const Peak c) {
   float sums[SUMS], x = noise(threadIdx.x), y = noise(threadIdx.x + 256);
-#pragma unroll
-  for (int i = 0; i < SUMS; i++) sums[i] = noise(blockIdx.x * SUMS + i);
+  UNROLL(i, SUMS) sums[i] = noise(blockIdx.x * SUMS + i);
 #pragma unroll 1
   for (int round = 0; round < c.rounds; round++)
-#pragma unroll
-    for (int i = 0; i < SUMS; i++) sums[i] = fmaf(sums[i], x, y);
+    UNROLL(i, SUMS) sums[i] = fmaf(sums[i], x, y);
   float sum = 0;
-#pragma unroll
-  for (int i = 0; i < SUMS; i++) sum += sums[i];
+  UNROLL(i, SUMS) sum += sums[i];
   if (sum == 0x1p99f) c.sink[blockIdx.x] = sum;
 }
 #elif UNIT == 1
@@ -28,17 +25,13 @@ constexpr int SUMS = 12;  // fragments of 16 × 8, as many as hide the latency o
 extern "C" __global__ void __launch_bounds__(256) peak(const Peak c) {
   float sums[SUMS][4] = {};
   u32 a[4], b[SUMS];
-#pragma unroll
-  for (int i = 0; i < 4; i++) a[i] = pack(noise(8 * threadIdx.x + i), noise(8 * threadIdx.x + i + 4));
-#pragma unroll
-  for (int i = 0; i < SUMS; i++) b[i] = pack(noise(threadIdx.x + 512 * i), noise(threadIdx.x + 512 * i + 256));
+  UNROLL(i, 4) a[i] = pack(noise(8 * threadIdx.x + i), noise(8 * threadIdx.x + i + 4));
+  UNROLL(i, SUMS) b[i] = pack(noise(threadIdx.x + 512 * i), noise(threadIdx.x + 512 * i + 256));
 #pragma unroll 1
   for (int round = 0; round < c.rounds; round++)
-#pragma unroll
-    for (int i = 0; i < SUMS; i++) multiply(sums[i], a, b[i], b[(i + 1) % SUMS]);
+    UNROLL(i, SUMS) multiply(sums[i], a, b[i], b[(i + 1) % SUMS]);
   float sum = 0;
-#pragma unroll
-  for (int i = 0; i < 4 * SUMS; i++) sum += sums[i / 4][i % 4];
+  UNROLL(i, 4 * SUMS) sum += sums[i / 4][i % 4];
   if (sum == 0x1p99f) c.sink[blockIdx.x] = sum;
 }
 #else
@@ -53,19 +46,16 @@ extern "C" __global__ void __launch_bounds__(256) peak(const Peak c) {
   float sums[2][64] = {};
 #pragma unroll 1
   for (int round = 0; round < c.rounds; round++)
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
+    UNROLL(i, 2) {
       pin(sums[i]);
       mma_begin();
-#pragma unroll
-      for (int step = 0; step < 4; step++) Mma<128>::ss<K_MAJOR, K_MAJOR>(sums[i], k_major(a + 32 * step), k_major(b + 32 * step), 1);
+      UNROLL(step, 4) Mma<128>::ss<K_MAJOR, K_MAJOR>(sums[i], k_major(a + 32 * step), k_major(b + 32 * step), 1);
       mma_commit(), mma_wait<1>();
     }
   mma_wait<0>();
   pin(sums[0]), pin(sums[1]);
   float sum = 0;
-#pragma unroll
-  for (int i = 0; i < 128; i++) sum += sums[i / 64][i % 64];
+  UNROLL(i, 128) sum += sums[i / 64][i % 64];
   if (sum == 0x1p99f) c.sink[blockIdx.x] = sum;
 }
 #endif

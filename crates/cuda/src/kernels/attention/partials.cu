@@ -27,8 +27,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) collect(const __grid_const
     }
     const float all[4] = {sum.x, sum.y, sum.z, sum.w};
     element* to = (element*)c.dq.data + s.batch * c.dq.batch + h * c.dq.head + (s.query_start + row + r) * c.dq.row;
-#pragma unroll
-    for (int e = 0; e < 4; e++)
+    UNROLL(e, 4)
       if (column + e < c.dim) to[column + e] = rounded(fmaf(c.scale, all[e], 0.0f));  // no -0, as `store`
   }
 }

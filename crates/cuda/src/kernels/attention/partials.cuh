@@ -10,13 +10,13 @@ struct NoSlots {};
 KERNEL_ARGS(FusedArgs)
 template <class SLOTS> constexpr bool FUSED_BY = true;
 template <> constexpr bool FUSED_BY<NoSlots> = false;
-// Whether there are slots, and none for a tile of keys.
+// True if there are slots, and none for a tile of keys.
 DEV bool lacks(const NoSlots&, int) { return false; }
 DEV bool lacks(const Slots& slots, int tile) { return tile < slots.first || tile >= slots.end; }
 
 // The columns of a slot: those of q, rounded up to groups of 64.
 DEV int slot_columns(const PairArgs& c) { return CD == 64 ? 64 : (c.dim + 63) / 64 * 64; }
-// Where a row of a head begins in a slot.
+// The begin of a row of a head in a slot.
 DEV i64 slot_row(const PairArgs& c, const Sequence& s, int head, int row) {
   return (((i64)s.batch * c.heads + head) * c.queries + s.query_start + row) * slot_columns(c);
 }

@@ -14,32 +14,29 @@
 // accumulators of dk and dv. `queries` adds dq tile by tile of keys, as `collect` does: both modes have the same bits.
 #define FUSES 1
 
-// A warp for each row of the arrays. Where a row saw nothing, o is 0 whatever its operands are, and dout is not read.
+// A row that saw nothing has o = 0 whatever its operands are; dout is not read there.
 extern "C" __global__ void __launch_bounds__(THREADS) delta(const __grid_constant__ PairArgs c) {
-  i64 at = (i64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
-  if (at >= (i64)c.batch * c.heads * c.queries) return;
-  int lane = threadIdx.x % 32, i = at % c.queries, b = at / c.queries / c.heads;
+  ArrayRow row;
+  if (!row.find(c)) return;
+  const int lane = threadIdx.x % 32;
   float sum = 0;
-  if (c.spans[(i64)b * c.queries + i].begin >= 0) {
+  if (row.has_sequence(c)) {
 #if VALUES
-    int h = at / c.queries % c.heads;
     bool any = false;
-    const element* o = (const element*)c.o.data + b * c.o.batch + h * c.o.head + i * c.o.row;
-    const element* dout = (const element*)c.dout.data + b * c.dout.batch + h * c.dout.head + i * c.dout.row;
+    const element *o = row.of<const element>(c.o), *dout = row.of<const element>(c.dout);
     for (int e = lane; e < c.value_dim; e += 32) {
       float x = read(o[e]);
       any |= x != 0;
       sum = fmaf(read(dout[e]), x, sum);
     }
-#pragma unroll
-    for (int n = 16; n; n /= 2) sum += __shfl_xor_sync(~0u, sum, n);
-    float lse = c.lse[at];
-    bool nothing = lse == (c.sinks ? c.sinks[h] : -INF) || lse == -INF;
+    sum = lane_sum(sum);
+    float lse = c.lse[row.at];
+    bool nothing = lse == (c.sinks ? c.sinks[row.head] : -INF) || lse == -INF;
     if (!__any_sync(~0u, any) && nothing) sum = 0;
 #endif
-    if (c.dlse) sum -= c.dlse[at];
+    if (c.dlse) sum -= c.dlse[row.at];
   }
-  if (lane == 0) c.delta[at] = sum;
+  if (lane == 0) c.delta[row.at] = sum;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_constant__ PairArgs c) {
@@ -52,20 +49,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
 }
 
 #if !VALUES
-// (L2) from the gradient of lse by q, which lies in the place of q, in f32. A warp has a row of the arrays; where a row saw nothing, dlse
-// is not read.
+// (L2) from the gradient of lse by q, which lies in the place of q, in f32. Where a row saw nothing, dlse is not read.
 extern "C" __global__ void __launch_bounds__(THREADS) scale(const __grid_constant__ PairArgs c) {
-  const i64 at = (i64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
-  if (at >= (i64)c.batch * c.heads * c.queries) return;
-  const int lane = threadIdx.x % 32, i = at % c.queries, h = at / c.queries % c.heads, b = at / c.queries / c.heads;
-  if (c.spans[(i64)b * c.queries + i].begin < 0) return;
-  const float* from = (const float*)c.q.data + b * c.q.batch + h * c.q.head + i * c.q.row;
-  element* to = (element*)c.dq.data + b * c.dq.batch + h * c.dq.head + i * c.dq.row;
+  ArrayRow row;
+  if (!row.find(c) || !row.has_sequence(c)) return;
+  const int lane = threadIdx.x % 32;
+  const float* from = row.of<const float>(c.q);
+  element* to = row.of<element>(c.dq);
   bool any = false;
   for (int e = lane; e < c.dim; e += 32) any |= from[e] != 0;
-  const float lse = c.lse[at];
-  const bool nothing = lse == -INF || c.sinks && lse == c.sinks[h] && !__any_sync(~0u, any);
-  const float dlse = nothing ? 0 : c.dlse[at];
+  const float lse = c.lse[row.at];
+  const bool nothing = lse == -INF || c.sinks && lse == c.sinks[row.head] && !__any_sync(~0u, any);
+  const float dlse = nothing ? 0 : c.dlse[row.at];
   for (int e = lane; e < c.dim; e += 32) to[e] = rounded(nothing ? 0 : fmaf(dlse, from[e], 0.0f));  // no -0, as `store`
 }
 #endif
@@ -86,35 +81,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) fused(const __grid_constan
 #if OPTIONS
 extern "C" __global__ void __launch_bounds__(THREADS) dbias(const __grid_constant__ PairArgs c) {
   __shared__ Shared shared;
-  Task task = c.tasks[blockIdx.x / c.bias_heads];
+  const Task task = c.tasks[blockIdx.x / c.bias_heads];
   const int own = blockIdx.x % c.bias_heads, row = task.row_tile * SIDE, key = task.key_tile * SIDE;
   float sum[R][4] = {};
-#pragma unroll 1
-  for (int n = task.first; n < task.first + task.sequences; n++) {
-    const Sequence s = c.sequences[n];
-    if (row >= s.queries || key >= s.keys) continue;
-    Tile tile = c.tiles[s.first_tile + task.row_tile];
-    if (tile.end <= key || tile.begin >= key + SIDE) continue;
-#pragma unroll 1
-    for (int h = c.bias_heads == 1 ? 0 : own; h < (c.bias_heads == 1 ? c.heads : own + 1); h++) {
-      Head head(c, s, h);
-      float x[R][4], dp[R][4] = {}, p, ds;
-      products(shared, x, rows_of(c.q, s.batch, h, s.query_start + row, s.query_start + s.queries),
-               rows_of(c.k, s.batch, head.key_head, s.key_start + key, s.key_start + s.keys), c.dim);
-#if VALUES
-      products(shared, dp, rows_of(c.dout, s.batch, h, s.query_start + row, s.query_start + s.queries),
-               rows_of(c.v, s.batch, head.key_head, s.key_start + key, s.key_start + s.keys), c.value_dim);
-#endif
-#pragma unroll
-      for (int r = 0; r < R; r++) {
-        int i = row + R * ty() + r;
-        Span span = head.span(i);
-        float lse = lse_of(head, i), delta = delta_of(head, i);
-#pragma unroll
-        for (int e = 0; e < 4; e++) sum[r][e] += pair(head, x[r][e], dp[r][e], i, key + 4 * tx() + e, span, lse, delta, p, ds);
-      }
+  each_sharing(c, task, own, [&](const Head& head) {
+    float x[R][4], dp[R][4] = {}, p, ds;
+    products(shared, x, query_rows(c.q, head, row), key_rows(c.k, head, key), c.dim);
+    if (VALUES) products(shared, dp, query_rows(c.dout, head, row), key_rows(c.v, head, key), c.value_dim);
+    UNROLL(r, R) {
+      int i = row + row_of(r);
+      Span span = head.span(i);
+      float lse = lse_of(head, i), delta = delta_of(head, i);
+      UNROLL(e, 4) sum[r][e] += pair(head, x[r][e], dp[r][e], i, key + column_of(e), span, lse, delta, p, ds);
     }
-  }
+  });
   store_pairs(c, task, c.dbias, own, sum);
 }
 #endif
@@ -127,6 +107,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) dsinks(const __grid_consta
     i64 at = (n / c.queries * c.heads + h) * c.queries + n % c.queries;
     if (sink != -INF) sum = fmaf(weight_of_sink(sink, c.lse[at]), c.delta[at], sum);
   }
-  sum = block_sum(sum);
+  sum = block_sum<THREADS>(sum);
   if (threadIdx.x == 0) c.dsinks[h] = -sum;
 }

@@ -15,79 +15,60 @@
 // looks at the sign and leaves the pair out; elsewhere −0 adds nothing.
 extern "C" __global__ void __launch_bounds__(THREADS) forward(const __grid_constant__ PairArgs c) {
   __shared__ Shared shared;
-  const int block = last_first();
-  Task task = c.tasks[block / c.heads];
-  Head head(c, c.sequences[task.first], block % c.heads);
+  const QueryTile<Head> own(c, c, last_first());
+  const Head& head = own.head;
   const Sequence& s = head.s;
-  const int row = task.row_tile * SIDE;
-  Tile tile = c.tiles[s.first_tile + task.row_tile];
-  Rows q = rows_of(c.q, s.batch, head.head, s.query_start + row, s.query_start + s.queries);
+  const int row = own.row;
+  Rows q = query_rows(c.q, head, row);
   float o[R][CE / 16], m[R], l[R];
   bool seen[R] = {};
   Span spans[R];
   clear<CE>(o);
   float sink = c.sinks ? c.sinks[head.head] : -INF;
-#pragma unroll
-  for (int r = 0; r < R; r++) {
-    spans[r] = head.span(row + R * ty() + r);
+  UNROLL(r, R) {
+    spans[r] = head.span(row + row_of(r));
     m[r] = sink;
     l[r] = sink != -INF && tx() == 0 ? sink - sink + 1 : 0;  // e^{sink - sink}: NaN of a sink that is not finite
   }
 #pragma unroll 1
-  for (int key = tile.begin / SIDE * SIDE; key < tile.end; key += SIDE) {
+  for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
     float p[R][4], a[R];
-    products(shared, p, q, rows_of(c.k, s.batch, head.key_head, s.key_start + key, s.key_start + s.keys), c.dim);
-#pragma unroll
-    for (int r = 0; r < R; r++) {
-      float top = -INF;
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
+    products(shared, p, q, key_rows(c.k, head, key), c.dim);
+    UNROLL(r, R) {
+      float top = -INF, sum = 0;
+      UNROLL(e, 4) {
         float x, slope;
-        bool visible = head.score(p[r][e], row + R * ty() + r, key + 4 * tx() + e, spans[r], x, slope);
+        bool visible = head.score(p[r][e], row + row_of(r), key + column_of(e), spans[r], x, slope);
         p[r][e] = visible ? x : -INF;
         top = max_nan(top, p[r][e]);
       }
-#pragma unroll
-      for (int n = 8; n; n /= 2) top = max_nan(top, __shfl_xor_sync(~0u, top, n));
+      top = row_max(top);
       a[r] = 1;
       if (top == -INF) {  // the row sees nothing here
-#pragma unroll
-        for (int e = 0; e < 4; e++) p[r][e] = HIDE;
+        UNROLL(e, 4) p[r][e] = HIDE;
         continue;
       }
       seen[r] = true;
       top = max_nan(m[r], top);
       a[r] = weight(m[r], top), m[r] = top;
-      float sum = 0;
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
+      UNROLL(e, 4) {
         p[r][e] = p[r][e] == -INF ? HIDE : weight(p[r][e], top);
         sum += p[r][e];
       }
       l[r] = fmaf(l[r], a[r], sum);
     }
-#if VALUES
-    if (!c.o.data) continue;
+    if (!VALUES || !c.o.data) continue;
     publish(shared, p);
-#pragma unroll
-    for (int r = 0; r < R; r++)
-#pragma unroll
-      for (int e = 0; e < CE / 16; e++) o[r][e] *= a[r];
-    accumulate<CE>(shared, o, rows_of(c.v, s.batch, head.key_head, s.key_start + key, s.key_start + s.keys), c.first_value, c.value_dim);
-#endif
+    mul_rows(o, a);
+    accumulate<CE>(shared, o, key_rows(c.v, head, key), c.first_value, c.value_dim);
   }
-#pragma unroll
-  for (int r = 0; r < R; r++) {
-#pragma unroll
-    for (int n = 8; n; n /= 2) l[r] += __shfl_xor_sync(~0u, l[r], n);
-    int i = row + R * ty() + r;
+  UNROLL(r, R) {
+    l[r] = row_sum(l[r]);
+    int i = row + row_of(r);
     if (tx() == 0 && i < s.queries && c.first_value == 0)
       ((float*)head.lse)[i] = seen[r] ? m[r] + logf(l[r]) : sink;  // whatever it is
   }
-#if VALUES
   float over[R];
-#pragma unroll
-  for (int r = 0; r < R; r++) over[r] = seen[r] ? 1 / l[r] : 0;
-  if (c.o.data) store<CE>(c.o, s.batch, head.head, s.query_start + row, s.queries - row, o, over, c.first_value, c.value_dim, false);
-#endif
+  UNROLL(r, R) over[r] = seen[r] ? 1 / l[r] : 0;
+  if (VALUES && c.o.data) store<CE>(c.o, s.batch, head.head, s.query_start + row, s.queries - row, o, over, c.first_value, c.value_dim, false);
 }

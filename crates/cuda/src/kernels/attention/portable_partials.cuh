@@ -1,7 +1,7 @@
 // dq partials (slots) that the pass by keys of the portable kernels leaves. The pass by queries adds the tiles of keys
 // in the same way: the bits are equal. Compile-time names are those of portable_forward.cu.
 
-// Whether one launch has all columns of D and E.
+// True if one launch has all columns of D and E.
 constexpr bool NARROW = CD == 64 && CE == 64;
 
 // Adds what a tile adds: as a whole where slots could hold it.
@@ -10,10 +10,8 @@ template <int W, bool WHOLE, class ADD> DEV void add_tile(float (&sum)[R][W / 16
     float tile[R][W / 16];
     clear<W>(tile);
     add(tile);
-#pragma unroll
-    for (int r = 0; r < R; r++)
-#pragma unroll
-      for (int e = 0; e < W / 16; e++) sum[r][e] += tile[r][e];
+    UNROLL(r, R)
+      UNROLL(e, W / 16) sum[r][e] += tile[r][e];
   } else {
     add(sum);
   }
@@ -21,15 +19,13 @@ template <int W, bool WHOLE, class ADD> DEV void add_tile(float (&sum)[R][W / 16
 
 // As `publish`, where the reduction is over the rows of a thread's tile: its index R·y + r lies in row R·y + r.
 DEV void publish_across(Shared& shared, const float (&p)[R][4]) {
-#pragma unroll
-  for (int r = 0; r < R; r++) *(float4*)&shared.p[factors(R * ty() + r) + 4 * tx()] = make_float4(p[r][0], p[r][1], p[r][2], p[r][3]);
+  UNROLL(r, R) *(float4*)&shared.p[factors(R * ty() + r) + 4 * tx()] = make_float4(p[r][0], p[r][1], p[r][2], p[r][3]);
 }
 
 // Writes 64 columns from `first` on of what a tile of keys adds to the rows from `row` on.
 DEV void leave(const PairArgs& c, const Slots& slots, const Sequence& s, int head, int row, int key_tile, int first, const float (&sum)[R][4]) {
   float* to = slots.at + (key_tile - slots.first) * slot_size(c) + slot_row(c, s, head, row) + first;
-#pragma unroll
-  for (int r = 0; r < R; r++)
+  UNROLL(r, R)
     if (row + R * ty() + r < s.queries)
       *(float4*)&to[(R * ty() + r) * slot_columns(c) + 4 * tx()] = make_float4(sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
 }

@@ -8,7 +8,7 @@
 //   gsinks    a block owns one head                                                                    (D14)
 //   gbias     a block owns a tile of 64 × 64 pairs and walks what shares its bias                      (D15)
 //
-// Where o is not stored in f32, it is computed again: delta, z and u·o would multiply the rounding of a narrower one.
+// o that is not stored in f32 is computed again: delta, z and u·o would multiply the rounding of a narrower one.
 // In forward mode the tangents stand for ddq, ddk, ddv, ddsinks and ddbias, and the first two kernels are all.
 //
 // Three sweeps: by queries for u, gdout and z, by queries for gq, by keys for gk and gv; `fused` is the last two in
@@ -33,7 +33,7 @@ template <bool BY_KEYS> DEV void scores(const SecondArgs& a, Shared& shared, flo
 }
 // dP of (B2) and T of (D3).
 template <bool BY_KEYS> DEV void turns(const SecondArgs& a, Shared& shared, float (&dp)[R][4], float (&t)[R][4], const Head& head, int row, int key) {
-#if VALUES
+  if (!VALUES) return;
   Rows dout = query_rows(a.c.dout, head, row), v = key_rows(a.c.v, head, key);
   Rows cot_o = query_rows(a.cot_o, head, row), ddv = key_rows(a.ddv, head, key);
   const int width = a.c.value_dim;
@@ -47,39 +47,31 @@ template <bool BY_KEYS> DEV void turns(const SecondArgs& a, Shared& shared, floa
     add_products(shared, dp, BY_KEYS ? v : dout, BY_KEYS ? dout : v, width);
     if (a.cot_o.data) add_products(shared, t, BY_KEYS ? v : cot_o, BY_KEYS ? cot_o : v, width);
   }
-#endif
 }
 
-// Whether o of the forward pass is there in f32.
+// True if o of the forward pass is there in f32.
 DEV bool has_o(const SecondArgs& a) { return STORAGE == 0 && a.c.o.data; }
 
 extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_constant__ SecondArgs a) {
   __shared__ Shared shared;
   const PairArgs& c = a.c;
-  const int block = last_first();
-  Task task = c.tasks[block / c.heads];
-  Head head(c, c.sequences[task.first], block % c.heads);
-  if (is_finite(a, task.first, head.key_head)) return;
-  const int row = task.row_tile * SIDE;
-  Tile tile = c.tiles[head.s.first_tile + task.row_tile];
+  const QueryTile<Head> own(c, c, last_first());
+  const Head& head = own.head;
+  if (is_finite(a, own.sequence, head.key_head)) return;
+  const int row = own.row;
   float u[R] = {}, lse[R];
   bool seen[R] = {};
   Span spans[R];
-#if VALUES
   float sum[R][CE / 16], o[R][CE / 16];
   clear<CE>(sum), clear<CE>(o);
-#endif
-#pragma unroll
-  for (int r = 0; r < R; r++) spans[r] = head.span(row + R * ty() + r), lse[r] = lse_of(head, row + R * ty() + r);
+  UNROLL(r, R) spans[r] = head.span(row + row_of(r)), lse[r] = lse_of(head, row + row_of(r));
 #pragma unroll 1
-  for (int key = tile.begin / SIDE * SIDE; key < tile.end; key += SIDE) {
+  for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
     float p[R][4] = {}, moved[R][4] = {};
     scores<false>(a, shared, p, moved, head, row, key);
-#pragma unroll
-    for (int r = 0; r < R; r++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        int i = row + R * ty() + r, j = key + 4 * tx() + e;
+    UNROLL(r, R)
+      UNROLL(e, 4) {
+        int i = row + row_of(r), j = key + column_of(e);
         float score, slope;
         if (head.score(p[r][e], i, j, spans[r], score, slope)) {
           p[r][e] = shown(weight(score, lse[r]));
@@ -89,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
           p[r][e] = moved[r][e] = HIDE;
         }
       }
-#if VALUES
+    if (!VALUES) continue;
     Rows v = key_rows(c.v, head, key);
 #pragma unroll 1
     for (int term = 0; term < (a.ddv.data ? 2 : 1); term++) {
@@ -102,48 +94,43 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
       publish(shared, p);
       accumulate<CE>(shared, o, v, c.first_value, c.value_dim);
     }
-#endif
   }
-#pragma unroll
-  for (int r = 0; r < R; r++) {
+  UNROLL(r, R) {
     u32 some = seen[r];
+    u[r] = row_sum(u[r]);
 #pragma unroll
-    for (int n = 8; n; n /= 2) u[r] += __shfl_xor_sync(~0u, u[r], n), some |= __shfl_xor_sync(~0u, some, n);
-    int i = row + R * ty() + r;
+    for (int n = 8; n; n /= 2) some |= __shfl_xor_sync(~0u, some, n);
+    int i = row + row_of(r);
     if (tx() != 0 || i >= head.s.queries) continue;
     if (a.ddsinks) u[r] += weight_of_sink(a, head.head, lse[r]) * a.ddsinks[head.head];
     numbers_of(a, head)[i] = {0, u[r], 0, (float)some};
   }
-#if VALUES
+  if (!VALUES) return;
   int count = head.s.queries - row;
   store<CE>(a.sum, head.s.batch, head.head, head.s.query_start + row, count, sum, Same{1}, c.first_value, c.value_dim, true);
   if (!has_o(a)) store<CE>(a.o32, head.s.batch, head.head, head.s.query_start + row, count, o, Same{1}, c.first_value, c.value_dim, true);
-#endif
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) rows(const __grid_constant__ SecondArgs a) {
   const PairArgs& c = a.c;
-  i64 at = (i64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
-  if (at >= (i64)c.batch * c.heads * c.queries) return;
-  int lane = threadIdx.x % 32, i = at % c.queries, b = at / c.queries / c.heads;
-  if (c.spans[(i64)b * c.queries + i].begin < 0) return;
+  ArrayRow row;
+  if (!row.find(c) || !row.has_sequence(c)) return;
+  const int lane = threadIdx.x % 32;
+  const i64 at = row.at;
   Numbers n = a.numbers[at];
   float delta = 0, z = 0;
 #if VALUES
-  int h = at / c.queries % c.heads;
   const float* sum = (const float*)a.sum.data + at * c.value_dim;
-  const float* o = has_o(a) ? (const float*)c.o.data + b * c.o.batch + h * c.o.head + i * c.o.row : (const float*)a.o32.data + at * c.value_dim;
-  const element* dout = (const element*)c.dout.data + b * c.dout.batch + h * c.dout.head + i * c.dout.row;
-  const element* cot_o = (const element*)a.cot_o.data + b * a.cot_o.batch + h * a.cot_o.head + i * a.cot_o.row;
+  const float* o = has_o(a) ? row.of<const float>(c.o) : (const float*)a.o32.data + at * c.value_dim;
+  const element *dout = row.of<const element>(c.dout), *cot_o = row.of<const element>(a.cot_o);
   for (int e = lane; e < c.value_dim; e += 32) {
     float g = n.seen != 0 ? fmaf(-n.u, o[e], sum[e]) : 0;
-    if (a.gdout.data) ((element*)a.gdout.data)[b * a.gdout.batch + h * a.gdout.head + i * a.gdout.row + e] = rounded(g);
+    if (a.gdout.data) row.of<element>(a.gdout)[e] = rounded(g);
     if (n.seen == 0) continue;
     if (c.dout.data) delta = fmaf(read(dout[e]), o[e], delta), z = fmaf(read(dout[e]), g, z);
     if (a.cot_o.data) z = fmaf(read(cot_o[e]), o[e], z);
   }
-#pragma unroll
-  for (int m = 16; m; m /= 2) delta += __shfl_xor_sync(~0u, delta, m), z += __shfl_xor_sync(~0u, z, m);
+  delta = lane_sum(delta), z = lane_sum(z);
 #endif
   if (lane != 0) return;
   if (c.dlse) delta -= c.dlse[at];
@@ -155,28 +142,24 @@ extern "C" __global__ void __launch_bounds__(THREADS) rows(const __grid_constant
 extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_constant__ SecondArgs a) {
   __shared__ Shared shared;
   const PairArgs& c = a.c;
-  const int block = last_first();
-  Task task = c.tasks[block / c.heads];
-  Head head(c, c.sequences[task.first], block % c.heads);
-  if (is_finite(a, task.first, head.key_head)) return;
-  const int row = task.row_tile * SIDE;
-  Tile tile = c.tiles[head.s.first_tile + task.row_tile];
+  const QueryTile<Head> own(c, c, last_first());
+  const Head& head = own.head;
+  if (is_finite(a, own.sequence, head.key_head)) return;
+  const int row = own.row;
   float gq[R][CD / 16];
   clear<CD>(gq);
 #pragma unroll 1
-  for (int key = tile.begin / SIDE * SIDE; key < tile.end; key += SIDE) {
+  for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
     float s[R][4] = {}, u[R][4] = {}, dp[R][4] = {}, t[R][4] = {};
     scores<false>(a, shared, s, u, head, row, key);
     turns<false>(a, shared, dp, t, head, row, key);
-#pragma unroll
-    for (int r = 0; r < R; r++) {
-      int i = row + R * ty() + r;
+    UNROLL(r, R) {
+      int i = row + row_of(r);
       Span span = head.span(i);
       float lse = lse_of(head, i);
       Numbers n = i < head.s.queries ? numbers_of(a, head)[i] : Numbers{};
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        Pair pair = second(a, head, s[r][e], u[r][e], dp[r][e], t[r][e], i, key + 4 * tx() + e, span, lse, n);
+      UNROLL(e, 4) {
+        Pair pair = second(a, head, s[r][e], u[r][e], dp[r][e], t[r][e], i, key + column_of(e), span, lse, n);
         s[r][e] = pair.x, u[r][e] = pair.ds;
       }
     }
@@ -206,35 +189,29 @@ template <class SLOTS> DEV void keys_of(const SecondArgs& a, const SLOTS& slots)
   const bool wants_gk = a.gk.data && c.first_dim < c.dim;
   float gk[R][CD / 16];
   clear<CD>(gk);
-#if VALUES
-  const bool wants_gv = a.gv.data && c.first_value < c.value_dim;
+  const bool wants_gv = VALUES && a.gv.data && c.first_value < c.value_dim;
   float gv[R][CE / 16];
   clear<CE>(gv);
-#endif
 #pragma unroll 1
   for (int h = key_head * group; h < (key_head + 1) * group; h++) {
     Head head(c, s, h);
 #pragma unroll 1
     for (int row = 0; row < s.queries; row += SIDE) {
-      Tile tile = c.tiles[s.first_tile + row / SIDE];
-      if (tile.end <= key || tile.begin >= key + SIDE) continue;
+      if (!may_see(c, s, row, key)) continue;
       float x[R][4] = {}, u[R][4] = {}, dp[R][4] = {}, t[R][4] = {};
       float gq[R][CD / 16];
       scores<true>(a, shared, x, u, head, row, key);
       turns<true>(a, shared, dp, t, head, row, key);
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        int i = row + 4 * tx() + e;
+      UNROLL(e, 4) {
+        int i = row + column_of(e);
         Span span = head.span(i);
         float lse = lse_of(head, i);
-        Numbers n = i < s.queries ? numbers_of(a, head)[i] : Numbers{};
-#pragma unroll
-        for (int r = 0; r < R; r++) {
-          Pair pair = second(a, head, x[r][e], u[r][e], dp[r][e], t[r][e], i, key + R * ty() + r, span, lse, n);
+        Numbers n = i < head.s.queries ? numbers_of(a, head)[i] : Numbers{};
+        UNROLL(r, R) {
+          Pair pair = second(a, head, x[r][e], u[r][e], dp[r][e], t[r][e], i, key + row_of(r), span, lse, n);
           x[r][e] = pair.x, u[r][e] = pair.ds, dp[r][e] = pair.moved, t[r][e] = pair.p;
         }
       }
-#if VALUES
       if (wants_gv) {
 #pragma unroll 1
         for (int term = 0; term < (a.cot_o.data ? 2 : 1); term++) {
@@ -244,7 +221,6 @@ template <class SLOTS> DEV void keys_of(const SecondArgs& a, const SLOTS& slots)
           __syncthreads();
         }
       }
-#endif
       if (FUSED) clear<CD>(gq);
       // Both terms by the same instructions: twice as many would not fit the cache of instructions.
 #pragma unroll 1
@@ -266,9 +242,7 @@ template <class SLOTS> DEV void keys_of(const SecondArgs& a, const SLOTS& slots)
     }
   }
   if (wants_gk) store<CD>(a.gk, s.batch, key_head, s.key_start + key, s.keys - key, gk, Same{c.scale}, c.first_dim, c.dim, false);
-#if VALUES
   if (wants_gv) store<CE>(a.gv, s.batch, key_head, s.key_start + key, s.keys - key, gv, Same{1}, c.first_value, c.value_dim, false);
-#endif
 }
 extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant__ SecondArgs a) { keys_of(a, NoSlots()); }
 
@@ -284,30 +258,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) gbias(const __grid_constan
   Task task = c.tasks[blockIdx.x / c.bias_heads];
   const int own = blockIdx.x % c.bias_heads, row = task.row_tile * SIDE, key = task.key_tile * SIDE;
   float sum[R][4] = {};
-#pragma unroll 1
-  for (int m = task.first; m < task.first + task.sequences; m++) {
-    const Sequence s = c.sequences[m];
-    if (row >= s.queries || key >= s.keys) continue;
-    Tile tile = c.tiles[s.first_tile + task.row_tile];
-    if (tile.end <= key || tile.begin >= key + SIDE) continue;
-#pragma unroll 1
-    for (int h = c.bias_heads == 1 ? 0 : own; h < (c.bias_heads == 1 ? c.heads : own + 1); h++) {
-      Head head(c, s, h);
-      float x[R][4] = {}, u[R][4] = {}, dp[R][4] = {}, t[R][4] = {};
-      scores<false>(a, shared, x, u, head, row, key);
-      turns<false>(a, shared, dp, t, head, row, key);
-#pragma unroll
-      for (int r = 0; r < R; r++) {
-        int i = row + R * ty() + r;
-        Span span = head.span(i);
-        float lse = lse_of(head, i);
-        Numbers n = i < s.queries ? numbers_of(a, head)[i] : Numbers{};
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-          sum[r][e] += second(a, head, x[r][e], u[r][e], dp[r][e], t[r][e], i, key + 4 * tx() + e, span, lse, n).score;
-      }
+  each_sharing(c, task, own, [&](const Head& head) {
+    float x[R][4] = {}, u[R][4] = {}, dp[R][4] = {}, t[R][4] = {};
+    scores<false>(a, shared, x, u, head, row, key);
+    turns<false>(a, shared, dp, t, head, row, key);
+    UNROLL(r, R) {
+      int i = row + row_of(r);
+      Span span = head.span(i);
+      float lse = lse_of(head, i);
+      Numbers n = i < head.s.queries ? numbers_of(a, head)[i] : Numbers{};
+      UNROLL(e, 4)
+        sum[r][e] += second(a, head, x[r][e], u[r][e], dp[r][e], t[r][e], i, key + column_of(e), span, lse, n).score;
     }
-  }
+  });
   store_pairs(c, task, a.gbias, own, sum);
 }
 #endif
@@ -322,6 +285,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) gsinks(const __grid_consta
     Numbers x = a.numbers[at];
     if (c.sinks[h] != -INF) sum = fmaf(weight_of_sink(a, h, c.lse[at]), fmaf(dds - x.u, x.delta, x.z), sum);
   }
-  sum = block_sum(sum);
+  sum = block_sum<THREADS>(sum);
   if (threadIdx.x == 0) a.gsinks[h] = -sum;
 }

@@ -6,22 +6,15 @@ KERNEL_ARGS(SecondArgs)
 DEV Numbers* numbers_of(const SecondArgs& a, const Head& head) {
   return a.numbers + ((i64)head.s.batch * a.c.heads + head.head) * a.c.queries + head.s.query_start;
 }
-DEV Rows query_rows(const Tensor& x, const Head& head, int row) {
-  return rows_of(x, head.s.batch, head.head, head.s.query_start + row, head.s.query_start + head.s.queries);
-}
-DEV Rows key_rows(const Tensor& x, const Head& head, int key) {
-  return rows_of(x, head.s.batch, head.key_head, head.s.key_start + key, head.s.key_start + head.s.keys);
-}
 DEV float weight_of_sink(const SecondArgs& a, int head, float lse) {
   float sink = a.c.sinks ? a.c.sinks[head] : -INF;
   return sink == -INF ? 0 : ::weight_of_sink(sink, lse);
 }
 
-// Whose kernels compute the rows and keys of a key head of a sequence: with `found`, those on tensor cores where it is 0, and the
-// others where not all numbers are finite; without, the others.
+// True if the kernels on tensor cores compute the rows and keys of a key head of a sequence: all numbers are finite.
 DEV bool is_finite(const SecondArgs& a, int sequence, int key_head) { return a.c.found && !a.c.found[sequence * a.c.key_heads + key_head]; }
 
-// What a pair takes part with; every factor is hidden where it is not visible.
+// The factors of a pair, hidden where it is not visible.
 struct Pair {
   float p, moved, x, ds;  // P, Ṗ (D7), x (D9), ds (B4)
   float score;            // X (D8), 0 where it is not visible

@@ -1,6 +1,6 @@
-// attention and attention_lse on the tensor cores of any GPU from sm_80 on, with every option: the blocks of
-// the portable level. P and dS of 16-bit operands are rounded to the storage type before they are multiplied, those of f32 as
-// all that `multiply/mma_sync_f32.cuh` multiplies. Their scores.
+// attention and attention_lse on the tensor cores of any GPU from sm_80 on, with every option: the blocks of the
+// portable level. P and dS of 16-bit operands are rounded to the storage type before they are multiplied, those of f32
+// as all that `multiply/mma_sync_f32.cuh` multiplies. Their scores.
 //
 // A block has four warps and takes the tables, spans and flags of the portable kernels. Copies are `cp.async` in two
 // stages; rows that begin and end at multiples of 16 bytes are copied in pieces, others element by element (WHOLE).
@@ -20,20 +20,22 @@
 #ifndef TILES
 #define TILES 0
 #endif
-// Whether a block that finds a sum that is not finite walks again, and clears tiles only then; else it clears those that hide a pair.
+// True if a block that finds a sum that is not finite walks again, and clears tiles only then; else it clears those
+// that hide a pair.
 constexpr bool TWICE = STORAGE == 0;
 constexpr int BYTES = sizeof(element);
 constexpr float LN2 = 0.6931471805599453f, LARGEST = 3.402823466e38f;
 
-// A score is kept over a unit, the scale where that is above 0 and of usual size: then without options it is the product of query and key.
+// A score is kept over a unit, the scale where that is above 0 and of usual size: then without options it is the
+// product of query and key.
 struct Unit { float scale, over, log2; };  // of products; 1/unit; unit·log2 e
 DEV Unit unit_of(const PairArgs& c) {
   if (c.scale > 1e-18f && c.scale < 1e18f) return {1, 1 / c.scale, c.scale * LOG2E};
   return {c.scale, 1, LOG2E};
 }
 
-// S/unit of a visible pair (F2), from the product of a query and a key, and the slope S'; whether the pair is visible. A pair
-// has the same bits with options as without, where these say nothing about it.
+// S/unit of a visible pair (F2), from the product of a query and a key, and the slope S'; whether the pair is visible.
+// A pair has the same bits with options as without, where these say nothing about it.
 template <bool CUT> DEV bool score(const Head& head, const Unit& unit, float& x, float& slope, int i, int j, Span span) {
   slope = 1;
   if (CUT && (j < span.begin || j >= span.end)) return false;

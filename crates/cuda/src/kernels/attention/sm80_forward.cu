@@ -17,12 +17,9 @@ CHECK_SHARED(forward, Q_BYTES + FEEDS * (K_BYTES + V_BYTES));
 template <bool CUT>
 DEV bool scores(float (&s)[M][KEYS / 8][4], const Head& head, const Unit& unit, int row, int key, const Span (&spans)[2 * M]) {
   bool hides = false;
-#pragma unroll
-  for (int r = 0; r < 2 * M; r++)
-#pragma unroll
-    for (int j = 0; j < KEYS / 8; j++)
-#pragma unroll
-      for (int e = 0; e < 2; e++) {
+  UNROLL(r, 2 * M)
+    UNROLL(j, KEYS / 8)
+      UNROLL(e, 2) {
         float& x = s[r / 2][j][2 * (r & 1) + e];
         float slope;
         bool visible = score<CUT>(head, unit, x, slope, row + row_of<M>(r), key + 8 * j + 2 * (lane_id() % 4) + e, spans[r]);
@@ -32,8 +29,7 @@ DEV bool scores(float (&s)[M][KEYS / 8][4], const Head& head, const Unit& unit, 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(const __grid_constant__ PairArgs c) {
-  extern __shared__ __align__(128) char bytes[];
-  const u32 at_q = shared(bytes), at_k = at_q + Q_BYTES, at_v = at_k + FEEDS * K_BYTES;
+  const u32 at_q = shared_begin(), at_k = at_q + Q_BYTES, at_v = at_k + FEEDS * K_BYTES;
   Place own = tile_of_block(c.heads);
   Task task = c.tasks[own.task];
   if (task.row_tile % M) return;  // with the tile before
@@ -44,26 +40,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(
   const int first = tile.begin / KEYS;
   const int last = tile.begin < tile.end ? (tile.end + KEYS - 1) / KEYS : first, end = last * KEYS;
   auto load_k = [&](int n, int stage) {
-    load_tile<KEYS, CD>(at_k + stage * K_BYTES, rows_of(c.k, s.batch, head.key_head, s.key_start + n * KEYS, s.key_start + s.keys), c.dim);
+    load_tile<KEYS, CD>(at_k + stage * K_BYTES, key_rows(c.k, head, n * KEYS), c.dim);
   };
   auto load_v = [&](int n, int stage) {
-#if VALUES
-    Rows v = rows_of(c.v, s.batch, head.key_head, s.key_start + n * KEYS, s.key_start + s.keys);
+    if (!VALUES) return;
+    Rows v = key_rows(c.v, head, n * KEYS);
     v.at += c.first_value;
     load_tile<KEYS, CE>(at_v + stage * V_BYTES, v, c.value_dim - c.first_value);
-#endif
   };
   float o[M][CE / 8][4], m[2 * M], l[2 * M];
   Span spans[2 * M];
-#pragma unroll
-  for (int r = 0; r < 2 * M; r++) spans[r] = head.span(row + row_of<M>(r));
+  UNROLL(r, 2 * M) spans[r] = head.span(row + row_of<M>(r));
   const Unit unit = unit_of(c);
-  if (last > first) load_tile<ROWS, CD>(at_q, rows_of(c.q, s.batch, head.head, s.query_start + row, s.query_start + s.queries), c.dim);
+  if (last > first) load_tile<ROWS, CD>(at_q, query_rows(c.q, head, row), c.dim);
   bool odd, again = false;
   do {
     clear<M, CE>(o);
-#pragma unroll
-    for (int r = 0; r < 2 * M; r++) m[r] = -INF, l[r] = 0;
+    UNROLL(r, 2 * M) m[r] = -INF, l[r] = 0;
     if (last > first) {
       load_k(last - 1, 0), copy_commit();
       if (FEEDS == 2) load_v(last - 1, 0), copy_commit();
@@ -83,22 +76,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(
       {
         float p[M][KEYS / 8][4];
         products<M, KEYS, CD>(p, at_q, at_k + stage * K_BYTES);
-#pragma unroll
-        for (int r = 0; r < 2 * M; r++) cut |= spans[r].begin > n * KEYS || spans[r].end < (n + 1) * KEYS;
+        UNROLL(r, 2 * M) cut |= spans[r].begin > n * KEYS || spans[r].end < (n + 1) * KEYS;
         if (OPTIONS || __any_sync(~0u, cut)) hides = scores<true>(p, head, unit, row, n * KEYS, spans);
         else scores<false>(p, head, unit, row, n * KEYS, spans);
-#pragma unroll
-        for (int r = 0; r < 2 * M; r++) {
+        UNROLL(r, 2 * M) {
           float top = m[r], sum = 0;
-#pragma unroll
-          for (int j = 0; j < KEYS / 8; j++) top = fmaxf(top, fmaxf(p[r / 2][j][2 * (r & 1)], p[r / 2][j][2 * (r & 1) + 1]));
+          UNROLL(j, KEYS / 8) top = fmaxf(top, fmaxf(p[r / 2][j][2 * (r & 1)], p[r / 2][j][2 * (r & 1) + 1]));
           top = quad_max(top);
           float most = top == -INF ? 0 : top, from = most * unit.log2;  // a row that has seen nothing
           a[r] = exp2_fast((m[r] - most) * unit.log2), m[r] = top;  // 1 where the maximum stays
-#pragma unroll
-          for (int j = 0; j < KEYS / 8; j++)
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
+          UNROLL(j, KEYS / 8)
+            UNROLL(e, 2) {
               float& x = p[r / 2][j][2 * (r & 1) + e];
               x = exp2_fast(fmaf(x, unit.log2, -from));
               sum += x;
@@ -108,10 +96,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(
         pack_all<M, KEYS>(packed, p);
       }
 #if VALUES
-#pragma unroll
-      for (int r = 0; r < 2 * M; r++)
-#pragma unroll
-        for (int j = 0; j < CE / 8; j++) o[r / 2][j][2 * (r & 1)] *= a[r], o[r / 2][j][2 * (r & 1) + 1] *= a[r];
+      UNROLL(r, 2 * M)
+        UNROLL(j, CE / 8) o[r / 2][j][2 * (r & 1)] *= a[r], o[r / 2][j][2 * (r & 1) + 1] *= a[r];
       const u32 v = at_v + stage * V_BYTES;
       copy_wait<FEEDS - 1>();
       if (__syncthreads_or(TWICE ? again : hides)) {  // v_n is here
@@ -126,16 +112,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(
       copy_commit();
 #endif
     }
-#if STORAGE == 0 && VALUES
-  } while (!again && (again = __syncthreads_or(has_odd<M, CE>(o))));
-#else
-  } while (false);
-#endif
-#if VALUES
-  if (__syncthreads_or(odd)) {
+  } while (TWICE && VALUES && !again && (again = __syncthreads_or(has_odd<M, CE>(o))));
+  if (VALUES && __syncthreads_or(odd)) {
 #pragma unroll 1
     for (int j = first * KEYS; j < min(end, s.keys); j++) {
-      Rows k = rows_of(c.k, s.batch, head.key_head, s.key_start + j, 0), v = rows_of(c.v, s.batch, head.key_head, s.key_start + j, 0);
+      Rows k = key_rows(c.k, head, j), v = key_rows(c.v, head, j);
       const int width = min(CE, c.value_dim - c.first_value);
       if (!is_odd(v.at + c.first_value, width)) continue;
       float factor[2 * M];
@@ -143,19 +124,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(
 #pragma unroll 1
       for (int r = 0; r < 2 * M; r++) {
         int i = min(row + row_of<M>(r), s.queries - 1);
-        float x = product_of(rows_of(c.q, s.batch, head.head, s.query_start + i, 0).at, k.at, c.dim), slope;
+        float x = product_of(query_rows(c.q, head, i).at, k.at, c.dim), slope;
         bool sees = score<true>(head, unit, x, slope, i, j, head.span(i));
-#pragma unroll
-        for (int t = 0; t < 2 * M; t++)
+        UNROLL(t, 2 * M)
           if (t == r) seen[t] = sees, factor[t] = exp2_fast((x - m[t]) * unit.log2);
       }
       add_odd<M, CE>(o, factor, seen, v.at + c.first_value, width);
     }
   }
-#endif
   float over[2 * M], sink = c.sinks ? c.sinks[head.head] : -INF;
-#pragma unroll
-  for (int r = 0; r < 2 * M; r++) {  // a sink joins here: it weighs, and has no value
+  UNROLL(r, 2 * M) {  // a sink joins here: it weighs, and has no value
     float all = quad_sum(l[r]), top = m[r] * unit.log2 * LN2;
     bool seen = all != 0;
     over[r] = seen ? 1 / all : 0;
@@ -168,7 +146,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(
     int i = row + row_of<M>(r);
     if (lane_id() % 4 == 0 && i < s.queries && c.first_value == 0) ((float*)head.lse)[i] = lse;
   }
-#if VALUES
-  if (c.o.data) store<M, CE>(c.o, s.batch, head.head, s.query_start + row, s.queries - row, o, over, c.first_value, c.value_dim);
-#endif
+  if (VALUES && c.o.data) store<M, CE>(c.o, s.batch, head.head, s.query_start + row, s.queries - row, o, over, c.first_value, c.value_dim);
 }

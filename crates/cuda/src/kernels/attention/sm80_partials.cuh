@@ -5,12 +5,12 @@
 // dS lies in registers with a row for each key. Its tile takes the place of dout in shared memory and is read back
 // transposed (`ldmatrix.trans`); k is multiplied 64 columns at a time.
 //
-// Where k holds a non-finite number, dq of that sequence and key head is left to the pass by queries, which is
+// A k with a non-finite number leaves dq of that sequence and key head to the pass by queries, which is
 // enqueued in any case and whose blocks exit immediately elsewhere: a word for each sequence and key head says so.
 #define FUSES 1
 
-// Whether k, which is on its way, holds a number that is not finite: then `queries` computes dq of the sequence and key head, since
-// what such a number adds to pairs that are hidden cannot be taken back here.
+// Looks for numbers of k, which is on its way, that are not finite: `queries` then computes dq of the sequence and key
+// head, since what such a number adds to pairs that are hidden cannot be taken back here.
 template <int W> DEV void find_odd(const Slots& slots, int at, u32 k) {
   copy_commit(), copy_wait<0>();
   __syncthreads();
@@ -22,10 +22,8 @@ template <int W> DEV void find_odd(const Slots& slots, int at, u32 k) {
 
 // Writes dS of the rows of a warp, keys, to a tile with a row for each key.
 template <int N> DEV void put(u32 tile, const Factors<1, N>& ds) {
-#pragma unroll
-  for (int j = 0; j < N / 8; j++)
-#pragma unroll
-    for (int r = 0; r < 2; r++)
+  UNROLL(j, N / 8)
+    UNROLL(r, 2)
       store_word(place<SIDE>(tile, row_of<1>(r), j) + 4 * (lane_id() % 4), ds[0][j][r]);
 }
 
@@ -33,12 +31,10 @@ template <int N> DEV void put(u32 tile, const Factors<1, N>& ds) {
 DEV void leave(const PairArgs& c, const Slots& slots, const Head& head, int row, int key_tile, u32 tile, u32 k) {
   const int lane = lane_id(), columns = slot_columns(c);
   Factors<1, SIDE> ds;
-#pragma unroll
-  for (int i = 0; i < SIDE / 16; i++) {
+  UNROLL(i, SIDE / 16) {
     u32 x[4];
     load_blocks_transposed(place<SIDE>(tile, 16 * i + lane / 16 * 8 + lane % 8, 2 * warp_id() + lane / 8 % 2), x);
-#pragma unroll
-    for (int e = 0; e < 4; e++) ds[0][2 * i + e / 2][e % 2] = x[e];
+    UNROLL(e, 4) ds[0][2 * i + e / 2][e % 2] = x[e];
   }
   float* to = slots.at + (key_tile - slots.first) * slot_size(c) + slot_row(c, head.s, head.head, row);
 #pragma unroll 1
@@ -46,12 +42,10 @@ DEV void leave(const PairArgs& c, const Slots& slots, const Head& head, int row,
     float dq[1][8][4];
     clear<1, 64>(dq);
     accumulate<1, SIDE, 64>(dq, ds, k + panel * SIDE * 128);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
+    UNROLL(r, 2) {
       if (row + row_of<1>(r) >= head.s.queries) continue;
       float* at = to + row_of<1>(r) * columns + 64 * panel + 2 * (lane % 4);
-#pragma unroll
-      for (int j = 0; j < 8; j++) *(float2*)(at + 8 * j) = make_float2(dq[0][j][2 * r], dq[0][j][2 * r + 1]);
+      UNROLL(j, 8) *(float2*)(at + 8 * j) = make_float2(dq[0][j][2 * r], dq[0][j][2 * r + 1]);
     }
   }
 }

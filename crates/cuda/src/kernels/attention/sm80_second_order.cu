@@ -33,7 +33,7 @@ DEV int sequence_of(const InspectArgs& x, int batch, int row) {
   const Sequence& s = x.sequences[number];
   return s.batch == batch && row < start(s) + (x.by_keys ? s.keys : s.queries) ? number : -1;
 }
-// Whether every element is finite: a warp looks at a row.
+// Looks for elements that are not finite: a warp has a row.
 extern "C" __global__ void __launch_bounds__(THREADS) inspect(const __grid_constant__ InspectArgs x) {
   i64 at = (i64)blockIdx.x * (THREADS / 32) + warp_id();
   if (at >= (i64)x.batch * x.heads * x.rows) return;
@@ -51,19 +51,16 @@ template <int N, int W> DEV void load(u32 to, const Tensor& x, const Rows& rows,
 template <int W> DEV void add_products(Tile32& sum, u32 a, u32 b) {
   Tile32 x;
   products<1, WALK, W>(x, a, b);
-#pragma unroll
-  for (int i = 0; i < WALK / 2; i++) sum[0][i / 4][i % 4] += x[0][i / 4][i % 4];
+  UNROLL(i, WALK / 2) sum[0][i / 4][i % 4] += x[0][i / 4][i % 4];
 }
 // sum += p·x, p in pieces: each is what bf16 keeps of the rest.
 template <int W> DEV void accumulate_all(float (&sum)[1][W / 8][4], Tile32& p, u32 x) {
-#pragma unroll
-  for (int piece = 0; piece < 3; piece++) {
+  UNROLL(piece, 3) {
     u32 packed[1][WALK / 8][2];
     pack_all<1, WALK>(packed, p);
     accumulate<1, WALK, W>(sum, packed, x);
     if (piece == 2) break;
-#pragma unroll
-    for (int i = 0; i < WALK / 4; i++) {
+    UNROLL(i, WALK / 4) {
       u32 two = packed[0][i / 2][i % 2];
       float (&rest)[4] = p[0][i / 2];
       float low = __uint_as_float(two << 16), high = __uint_as_float(two & 0xffff0000);
@@ -75,38 +72,34 @@ template <int W> DEV void accumulate_all(float (&sum)[1][W / 8][4], Tile32& p, u
 // As `accumulate_all` of a factor that is needed again.
 template <int W> DEV void accumulate_copy(float (&sum)[1][W / 8][4], const Tile32& p, u32 x) {
   Tile32 copy;
-#pragma unroll
-  for (int i = 0; i < WALK / 2; i++) copy[0][i / 4][i % 4] = p[0][i / 4][i % 4];
+  UNROLL(i, WALK / 2) copy[0][i / 4][i % 4] = p[0][i / 4][i % 4];
   accumulate_all<W>(sum, copy, x);
 }
 
-// Where the tiles of four operands lie, of queries or of keys: q, ddq, dout and cot_o, or k, ddk, v and ddv.
+// The places of the tiles of four operands, of queries or of keys: q, ddq, dout and cot_o, or k, ddk, v and ddv.
 struct Tiles { u32 x, moved, value, moved_value; };
 DEV Tiles tiles_at(u32 at, u32 d, u32 e) { return {at, at + d, at + 2 * d, at + 2 * d + e}; }
 template <int N> DEV void load_queries(const Tiles& to, const SecondArgs& a, const Head& head, int row, bool values) {
   load<N, CD>(to.x, a.c.q, query_rows(a.c.q, head, row), a.c.dim);
   load<N, CD>(to.moved, a.ddq, query_rows(a.ddq, head, row), a.c.dim);
-#if VALUES
-  if (!values) return;
+  if (!VALUES || !values) return;
   load<N, CE>(to.value, a.c.dout, query_rows(a.c.dout, head, row), a.c.value_dim);
   load<N, CE>(to.moved_value, a.cot_o, query_rows(a.cot_o, head, row), a.c.value_dim);
-#endif
 }
 template <int N> DEV void load_keys(const Tiles& to, const SecondArgs& a, const Head& head, int key) {
   load<N, CD>(to.x, a.c.k, key_rows(a.c.k, head, key), a.c.dim);
   load<N, CD>(to.moved, a.ddk, key_rows(a.ddk, head, key), a.c.dim);
-#if VALUES
+  if (!VALUES) return;
   load<N, CE>(to.value, a.c.v, key_rows(a.c.v, head, key), a.c.value_dim);
   load<N, CE>(to.moved_value, a.ddv, key_rows(a.ddv, head, key), a.c.value_dim);
-#endif
 }
 DEV void arrived() {
   copy_commit(), copy_wait<0>();
   __syncthreads();
 }
 
-// The product s = q·k of (F1), and that of its motion, u = ddq·k + q·ddk: of what is owned with what is walked, of which the
-// tangents are there or not.
+// The product s = q·k of (F1), and that of its motion, u = ddq·k + q·ddk: of what is owned with what is walked, of
+// which the tangents are there or not.
 DEV void scores(Tile32& s, Tile32& u, const Tiles& own, const Tiles& walk, bool own_moves, bool walk_moves) {
   products<1, WALK, CD>(s, own.x, walk.x);
   clear<1, WALK>(u);
@@ -116,56 +109,32 @@ DEV void scores(Tile32& s, Tile32& u, const Tiles& own, const Tiles& walk, bool 
 // dP of (B2) and T of (D3), from `out`, the tiles of dout and cot_o, and `of`, those of v and ddv.
 template <bool BY_KEYS> DEV void turns(const SecondArgs& a, Tile32& dp, Tile32& t, const Tiles& own, const Tiles& walk) {
   clear<1, WALK>(dp), clear<1, WALK>(t);
-#if VALUES
+  if (!VALUES) return;
   products<1, WALK, CE>(dp, own.value, walk.value);
   if (a.cot_o.data) add_products<CE>(t, BY_KEYS ? own.value : own.moved_value, BY_KEYS ? walk.moved_value : walk.value);
   if (a.ddv.data) add_products<CE>(t, BY_KEYS ? own.moved_value : own.value, BY_KEYS ? walk.value : walk.moved_value);
-#endif
 }
-// Rows of f32, whose strides are even.
-template <int W> DEV void store_wide(const Tensor& x, const Head& head, int row, const float (&sum)[1][W / 8][4], int width) {
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
-    int i = row + row_of<1>(r);
-    if (i >= head.s.queries) continue;
-    float* to = (float*)x.data + head.s.batch * x.batch + head.head * x.head + (head.s.query_start + i) * x.row;
-#pragma unroll
-    for (int j = 0; j < W / 8; j++)
-#pragma unroll
-      for (int e = 0; e < 2; e++) {
-        int column = 8 * j + 2 * (lane_id() % 4) + e;
-        if (column < width) to[column] = sum[0][j][2 * r + e];
-      }
-  }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_constant__ SecondArgs a) {
-  extern __shared__ __align__(128) char bytes[];
-  const Tiles own = tiles_at(shared(bytes), D_OWN, E_OWN), walk = tiles_at(shared(bytes) + AT_WALK, D_WALK, E_WALK);
+  const Tiles own = tiles_at(shared_begin(), D_OWN, E_OWN), walk = tiles_at(shared_begin() + AT_WALK, D_WALK, E_WALK);
   const PairArgs& c = a.c;
-  Task task = c.tasks[blockIdx.x / c.heads];
-  Head head(c, c.sequences[task.first], blockIdx.x % c.heads);
-  if (!is_finite(a, task.first, head.key_head)) return;
-  const int row = task.row_tile * SIDE;
-  Tile tile = c.tiles[head.s.first_tile + task.row_tile];
+  const QueryTile<Head> block(c, c, blockIdx.x);
+  const Head& head = block.head;
+  if (!is_finite(a, block.sequence, head.key_head)) return;
+  const int row = block.row;
   float moves[2] = {}, lse[2];
   bool seen[2] = {};
   Span spans[2];
-#if VALUES
   float sum[1][CE / 8][4], o[1][CE / 8][4];
   clear<1, CE>(sum), clear<1, CE>(o);
-#endif
-#pragma unroll
-  for (int r = 0; r < 2; r++) spans[r] = head.span(row + row_of<1>(r)), lse[r] = lse_of(head, row + row_of<1>(r));
+  UNROLL(r, 2) spans[r] = head.span(row + row_of<1>(r)), lse[r] = lse_of(head, row + row_of<1>(r));
   load_queries<SIDE>(own, a, head, row, false);
 #pragma unroll 1
-  for (int key = tile.begin / WALK * WALK; key < tile.end; key += WALK) {
+  for (int key = block.first_key<WALK>(); key < block.seen.end; key += WALK) {
     load_keys<WALK>(walk, a, head, key);
     arrived();
     Tile32 p, moved;
     scores(p, moved, own, walk, a.ddq.data, a.ddk.data);
-#pragma unroll
-    for (int n = 0; n < WALK / 2; n++) {
+    UNROLL(n, WALK / 2) {
       const int r = n / 2 % 2, i = row + row_of<1>(r), j = key + n / 4 * 8 + 2 * (lane_id() % 4) + n % 2;
       float &x = p[0][n / 4][n % 4], &y = moved[0][n / 4][n % 4], score, slope;
       if (head.score(x, i, j, spans[r], score, slope)) {
@@ -176,15 +145,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
         x = y = 0;
       }
     }
-#if VALUES
-    accumulate_all<CE>(sum, moved, walk.value);
-    if (a.ddv.data) accumulate_copy<CE>(sum, p, walk.moved_value);
-    accumulate_all<CE>(o, p, walk.value);
-#endif
+    if (VALUES) accumulate_all<CE>(sum, moved, walk.value);
+    if (VALUES && a.ddv.data) accumulate_copy<CE>(sum, p, walk.moved_value);
+    if (VALUES) accumulate_all<CE>(o, p, walk.value);
     __syncthreads();
   }
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     float u = quad_sum(moves[r]);
     bool some = __any_sync(0xfu << (lane_id() & 28), seen[r]);
     int i = row + row_of<1>(r);
@@ -192,40 +158,36 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
     if (a.ddsinks) u += weight_of_sink(a, head.head, lse[r]) * a.ddsinks[head.head];
     numbers_of(a, head)[i] = {0, u, 0, (float)some};
   }
-#if VALUES
-  store_wide<CE>(a.sum, head, row, sum, c.value_dim);
-  store_wide<CE>(a.o32, head, row, o, c.value_dim);
-#endif
+  if (!VALUES) return;
+  const Sequence& s = head.s;
+  store_wide<1, CE>(a.sum, s.batch, head.head, s.query_start + row, s.queries - row, sum, 0, c.value_dim);
+  store_wide<1, CE>(a.o32, s.batch, head.head, s.query_start + row, s.queries - row, o, 0, c.value_dim);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_constant__ SecondArgs a) {
-  extern __shared__ __align__(128) char bytes[];
-  const Tiles own = tiles_at(shared(bytes), D_OWN, E_OWN), walk = tiles_at(shared(bytes) + AT_WALK, D_WALK, E_WALK);
+  const Tiles own = tiles_at(shared_begin(), D_OWN, E_OWN), walk = tiles_at(shared_begin() + AT_WALK, D_WALK, E_WALK);
   const PairArgs& c = a.c;
-  Task task = c.tasks[blockIdx.x / c.heads];
-  Head head(c, c.sequences[task.first], blockIdx.x % c.heads);
-  if (!is_finite(a, task.first, head.key_head)) return;
-  const int row = task.row_tile * SIDE;
-  Tile tile = c.tiles[head.s.first_tile + task.row_tile];
+  const QueryTile<Head> block(c, c, blockIdx.x);
+  const Head& head = block.head;
+  if (!is_finite(a, block.sequence, head.key_head)) return;
+  const int row = block.row;
   float gq[1][CD / 8][4], lse[2], scale[2] = {c.scale, c.scale};
   Span spans[2];
   Numbers numbers[2];
   clear<1, CD>(gq);
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     int i = row + row_of<1>(r);
     spans[r] = head.span(i), lse[r] = lse_of(head, i), numbers[r] = i < head.s.queries ? numbers_of(a, head)[i] : Numbers{};
   }
   load_queries<SIDE>(own, a, head, row, true);
 #pragma unroll 1
-  for (int key = tile.begin / WALK * WALK; key < tile.end; key += WALK) {
+  for (int key = block.first_key<WALK>(); key < block.seen.end; key += WALK) {
     load_keys<WALK>(walk, a, head, key);
     arrived();
     Tile32 s, u, dp, t;
     scores(s, u, own, walk, a.ddq.data, a.ddk.data);
     turns<false>(a, dp, t, own, walk);
-#pragma unroll
-    for (int n = 0; n < WALK / 2; n++) {
+    UNROLL(n, WALK / 2) {
       const int r = n / 2 % 2, j = key + n / 4 * 8 + 2 * (lane_id() % 4) + n % 2;
       float &x = s[0][n / 4][n % 4], &y = u[0][n / 4][n % 4];
       Pair pair = second(a, head, x, y, dp[0][n / 4][n % 4], t[0][n / 4][n % 4], row + row_of<1>(r), j, spans[r], lse[r], numbers[r]);
@@ -239,8 +201,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant__ SecondArgs a) {
-  extern __shared__ __align__(128) char bytes[];
-  const Tiles own = tiles_at(shared(bytes), D_OWN, E_OWN), walk = tiles_at(shared(bytes) + AT_WALK, D_WALK, E_WALK);
+  const Tiles own = tiles_at(shared_begin(), D_OWN, E_OWN), walk = tiles_at(shared_begin() + AT_WALK, D_WALK, E_WALK);
   const PairArgs& c = a.c;
   Task task = c.tasks[blockIdx.x / c.key_heads];
   const Sequence s = c.sequences[task.first];
@@ -248,25 +209,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant
   if (!is_finite(a, task.first, key_head)) return;
   float gk[1][CD / 8][4], scale[2] = {c.scale, c.scale};
   clear<1, CD>(gk);
-#if VALUES
   float gv[1][CE / 8][4], one[2] = {1, 1};
   clear<1, CE>(gv);
-#endif
   load_keys<SIDE>(own, a, Head(c, s, key_head * group), key);
 #pragma unroll 1
   for (int h = key_head * group; h < (key_head + 1) * group; h++) {
     Head head(c, s, h);
 #pragma unroll 1
     for (int row = 0; row < s.queries; row += WALK) {
-      Tile tile = c.tiles[s.first_tile + row / SIDE];
-      if (tile.end <= key || tile.begin >= key + SIDE) continue;
+      if (!may_see(c, s, row, key)) continue;
       load_queries<WALK>(walk, a, head, row, true);
       arrived();
       Tile32 x, u, dp, t;
       scores(x, u, own, walk, a.ddk.data, a.ddq.data);
       turns<true>(a, dp, t, own, walk);
-#pragma unroll
-      for (int n = 0; n < WALK / 2; n++) {
+      UNROLL(n, WALK / 2) {
         const int column = n / 4 * 8 + 2 * (lane_id() % 4) + n % 2, i = row + column;
         const int j = key + row_of<1>(n / 2 % 2);
         const Numbers numbers = i < s.queries ? numbers_of(a, head)[i] : Numbers{};
@@ -276,15 +233,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant
       }
       accumulate_all<CD>(gk, x, walk.x);
       if (a.ddq.data) accumulate_all<CD>(gk, u, walk.moved);
-#if VALUES
-      accumulate_all<CE>(gv, dp, walk.value);
-      if (a.cot_o.data) accumulate_all<CE>(gv, t, walk.moved_value);
-#endif
+      if (VALUES) accumulate_all<CE>(gv, dp, walk.value);
+      if (VALUES && a.cot_o.data) accumulate_all<CE>(gv, t, walk.moved_value);
       __syncthreads();
     }
   }
   if (a.gk.data) store<1, CD>(a.gk, s.batch, key_head, s.key_start + key, s.keys - key, gk, scale, 0, c.dim);
-#if VALUES
-  if (a.gv.data) store<1, CE>(a.gv, s.batch, key_head, s.key_start + key, s.keys - key, gv, one, 0, c.value_dim);
-#endif
+  if (VALUES && a.gv.data) store<1, CE>(a.gv, s.batch, key_head, s.key_start + key, s.keys - key, gv, one, 0, c.value_dim);
 }

@@ -1,4 +1,4 @@
-// ---- delta -----------------------------------------------------------------------------------------------------------
+// ---- delta ----
 extern "C" __global__ void __launch_bounds__(256) delta(const __grid_constant__ BackwardArgs c) {
   const Shape& s = c.shape;
   i64 t = blockIdx.x * 256ll + threadIdx.x, row = t / (D / 8);

@@ -15,8 +15,8 @@
 // There are as many blocks as multiprocessors, and they claim tiles from a counter. While two warpgroups multiply, one
 // thread loads what they read next, of the next tile too, and another writes the results of the tile before.
 //
-// Numbers that are not finite. A forbidden pair has P = dS = 0, which adds nothing only to finite numbers; a sum in f32
-// that is not finite, before it is scaled and rounded, raises the flag of its group, the key head of one sequence.
+// Numbers that are not finite. A forbidden pair has P = dS = 0, which adds nothing only to finite numbers; a sum in
+// f32 that is not finite, before it is scaled and rounded, raises the flag of its group, the key head of one sequence.
 // `fallback` then computes all results of that group again; it is always enqueued and exits where there is no flag, so
 // that the host need not wait. Finite sums are right, since what is not finite cannot leave them:
 //   * P and dS of a hidden pair are selected or are 0 · x, and each then meets its operand in a product: 0 · NaN and
@@ -35,10 +35,10 @@
 // take two (sm90a_backward_weights.cu). These kernels are modules of their own. dv alone reads neither v nor o and has
 // no δ.
 //
-// Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair; 2: spans), LENGTHS (1: batch elements have extents of their
-// own; 2: sequences are listed), OPTIONS (0: no softcap, no bias, a scale above 0), RESULTS (0: `keys` for dk and
-// `queries` for dq, of attention_lse; 1: `keys` for dk and dv, `queries` for dq; 2: `keys` for dk alone, `values` for
-// dv alone).
+// Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair; 2: spans), LENGTHS (1: batch elements have extents
+// of their own; 2: sequences are listed), OPTIONS (0: no softcap, no bias, a scale above 0), RESULTS (0: `keys` for dk
+// and `queries` for dq, of attention_lse; 1: `keys` for dk and dv, `queries` for dq; 2: `keys` for dk alone, `values`
+// for dv alone).
 constexpr bool LSE = RESULTS == 0;
 constexpr int STAGES = 3;  // query blocks in flight in keys
 constexpr int OWN = 128;   // rows of a tile
@@ -65,8 +65,7 @@ template <bool BY_KEYS, bool WARP> DEV Work work_of(int t, const BackwardArgs& c
 template <bool BY_KEYS> DEV bool is_cut(const Work& w, const Own& s) {
   return PACKED && w.block * OWN + OWN > (BY_KEYS ? s.keys : s.queries);
 }
-#if OPTIONS
-#define UNIT call.options.unit.natural
+#define UNIT (OPTIONS ? call.options.unit.natural : s.scale)
 // From a product S over the unit (F2) and its slope S' (B4).
 DEV void extend(float& x, float& slope, const ScoreOptions& o, float bias) {
   slope = 1;
@@ -78,9 +77,6 @@ DEV void extend(float& x, float& slope, const ScoreOptions& o, float bias) {
   }
   if (o.bias.data) add_bias(x, bias, o.unit);
 }
-#else
-#define UNIT s.scale
-#endif
 DEV void store_zeros(u32 at) { asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory"); }
 // Clears the rows from `first` on of tiles of ROWS rows that two warpgroups multiply by. Each warpgroup clears all of
 // them, since the two do not wait for each other: one may write zeros where the other reads them, which changes
@@ -95,17 +91,47 @@ template <int ROWS, class... TILES> DEV void zero_rows(int first, int group, TIL
   proxy_fence();
   named_sync(1 + group, 128);
 }
-// A result of the rows of a warpgroup, of a key head: raises its flag, and writes it to `place`, from which a tile is
-// copied, or itself where rows of the next sequence lie in the box. `ready`: the place is no longer read. A proxy_fence
-// must follow, one for all results: it waits until all that the thread has written is seen.
-template <int PLACE, bool BY_KEYS, class F>
-DEV void put_result(const BackwardArgs& c, const Work& w, const Own& s, float (&d)[D / 2], int row, float scale,
-                    const Elements& rows, u32 place, F ready) {
+// A result of a warpgroup: its sums, their factor, the rows of the tensor, and the place from which a tile is copied.
+struct Result {
+  float (&sums)[D / 2];
+  float scale;
+  const Elements& rows;
+  u32 place;
+};
+// Results of a warpgroup whose first row is `row`: raises the flag of their group, and writes them to their places, or
+// to the tensors themselves where rows of the next sequence lie in the box. `ready`: the places are no longer read.
+// One check and one branch for all results: of one each, the loop before gets a slower order of instructions.
+template <int PLACE, bool BY_KEYS, class F, class... R>
+DEV void put_results(const BackwardArgs& c, const Work& w, const Own& s, int row, F ready, R... results) {
   const int count = BY_KEYS ? s.keys : s.queries, start = BY_KEYS ? s.key_start : s.query_start;
-  const int key_head = BY_KEYS ? w.head : w.head / (s.heads / s.key_heads);
-  if (LENGTHS == 1) clear_rows(d, row, count);  // rows of no sequence
-  if (!is_finite(d, row, count)) raise<PLACE>(c, w.batch, key_head);
-  if (is_cut<BY_KEYS>(w, s)) return store_rows(rows, s.batch, w.head, start, row, count, d, scale);
-  ready();
-  put_rows<OWN>(place, d, scale);
+  if (LENGTHS == 1) (clear_rows(results.sums, row, count), ...);  // rows of no sequence
+  if (!(is_finite(results.sums, row, count) && ...))
+    raise<PLACE>(c, w.batch, BY_KEYS ? w.head : w.head / (s.heads / s.key_heads));
+  if (is_cut<BY_KEYS>(w, s)) {
+    (store_rows(results.rows, s.batch, w.head, start, row, count, results.sums, results.scale), ...);
+  } else {
+    ready();
+    (put_rows<OWN>(results.place, results.sums, results.scale), ...);
+    proxy_fence();
+  }
+}
+// Copies the results of each tile of a ring of two from shared memory, by one thread: `copy` those of a tile, unless
+// threads write its rows. OUT_FULL: the barriers of results, one for each stage; TILE: the numbers of tiles.
+template <bool BY_KEYS, class TILES, u32 OUT_FULL, u32 TILE, class F> DEV void store_tiles(u32 base, const BackwardArgs& call, F copy) {
+#pragma unroll 1
+  for (TILES tiles = {base, 0};; tiles.advance()) {
+    tiles.wait_full();
+    const int t = load_word(base + TILE + 4 * tiles.stage());
+    if (t < 0) break;
+    const Work w = work_of<BY_KEYS, false>(t, call);
+    const Own s = of_batch<false>(call.shape, call.packed, w.batch);
+    const u32 stage = tiles.stage();
+    wait(base + OUT_FULL + 8 * stage, tiles.phase());
+    if (!is_cut<BY_KEYS>(w, s)) {
+      copy(w, s, stage);
+      store_commit(), store_wait_read();
+    }
+    arrive(tiles.empty());
+  }
+  store_wait();
 }

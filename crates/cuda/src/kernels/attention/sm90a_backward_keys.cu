@@ -1,4 +1,4 @@
-// ---- dk, dv --------------------------------------------------------------------------------------------------------
+// ---- dk, dv ----
 #if RESULTS
 namespace keys_pass {
 constexpr bool DV = RESULTS == 1;  // or dk alone: no bit of it is another
@@ -53,23 +53,11 @@ DEV void produce(u32 base, const BackwardArgs& call) {
 
 // Writes dk and dv of each tile.
 DEV void store(u32 base, const BackwardArgs& call) {
-#pragma unroll 1
-  for (Tiles tiles = {base, 0};; tiles.advance()) {
-    tiles.wait_full();
-    const int t = load_word(base + TILE + 4 * tiles.stage());
-    if (t < 0) break;
-    const Work w = work_of<true, false>(t, call);
-    const Own s = of_batch<false>(call.shape, call.packed, w.batch);
-    const u32 from = base + tiles.stage() * PAIR;
-    wait(base + OUT_FULL + 8 * tiles.stage(), tiles.phase());
-    if (!is_cut<true>(w, s)) {
-      store5(&call.dk, from, s.key_start + w.block * KEYS, w.head, s.batch);
-      if (DV) store5(&call.dv, from + AT_V, s.key_start + w.block * KEYS, w.head, s.batch);
-      store_commit(), store_wait_read();
-    }
-    arrive(tiles.empty());
-  }
-  store_wait();
+  store_tiles<true, Tiles, OUT_FULL, TILE>(base, call, [&](const Work& w, const Own& s, u32 stage) {
+    const u32 from = base + stage * PAIR;
+    store5(&call.dk, from, s.key_start + w.block * KEYS, w.head, s.batch);
+    if (DV) store5(&call.dv, from + AT_V, s.key_start + w.block * KEYS, w.head, s.batch);
+  });
 }
 
 DEV void consume(u32 base, const BackwardArgs& call) {
@@ -90,14 +78,12 @@ DEV void consume(u32 base, const BackwardArgs& call) {
     u32 pp[ROWS / 4], dsp[ROWS / 4];
     bool any = false;
     clear(dk), clear(dv);
-#if OPTIONS
     // The bias of a pair of this thread, 0 where it is none.
     auto bias = [&](int h, int i, int j, int r, int e) {
       int query = i * ROWS + 8 * j + 2 * (lane & 3) + e;
       bool there = call.options.bias.data && query < s.queries && key + 8 * r < s.keys;
       return there ? read(row_of(call.options.bias, s.batch, w.head * each + h, s.query_start + query)[s.key_start + key + 8 * r]) : 0;
     };
-#endif
     bool cut = false;  // with SPANS, whether a block hides a pair
     auto step = [&](int h, int i, auto masked) {
       float p[ROWS / 2], ds[ROWS / 2];
@@ -110,30 +96,22 @@ DEV void consume(u32 base, const BackwardArgs& call) {
       // Of packed sequences the last block is masked.
       if (LENGTHS && (!PACKED || decltype(masked)::value) && s.queries - i * ROWS < ROWS)
         zero_rows<ROWS>(s.queries - i * ROWS, group, q, dout);
-      pin(p), mma_begin();
-      multiply_shared<ROWS, D, KEYS, ROWS>(p, k, q), mma_commit();
+      issue_shared<ROWS, D, KEYS, ROWS>(p, k, q);
       mma_wait<1>(), pin(dsp);  // the products of the block before: their operands' registers are free
       if (DV) pin(pp);
       if (any) blocks.release(blocks.before());
-      pin(ds), mma_begin();
-      multiply_shared<ROWS, D, KEYS, ROWS>(ds, v, dout), mma_commit();
+      issue_shared<ROWS, D, KEYS, ROWS>(ds, v, dout);
       mma_wait<1>(), pin(p);
       // The query on the diagonal.
       const int seen = decltype(masked)::value ? opaque(key) - s.offset - i * ROWS - 2 * (lane & 3) : 0;
-#pragma unroll
-      for (int j = 0; j < ROWS / 8; j++) {
+      UNROLL(j, ROWS / 8) {
         float2 l = load_pair(stats + 32 * j);
-#if OPTIONS
         float slope[4];
-#endif
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
+        UNROLL(r, 2) {
           int first = seen + 8 * r - s.right, last = seen + 8 * r + s.left;  // of the queries that see this key
           if (PACKED && decltype(masked)::value) last = min(last, s.queries - 1 - i * ROWS - 2 * (lane & 3));
-#if OPTIONS
-          extend(p[4 * j + 2 * r], slope[2 * r], call.options, bias(h, i, j, r, 0));
-          extend(p[4 * j + 2 * r + 1], slope[2 * r + 1], call.options, bias(h, i, j, r, 1));
-#endif
+          if (OPTIONS) extend(p[4 * j + 2 * r], slope[2 * r], call.options, bias(h, i, j, r, 0));
+          if (OPTIONS) extend(p[4 * j + 2 * r + 1], slope[2 * r + 1], call.options, bias(h, i, j, r, 1));
           p[4 * j + 2 * r] = exp2_fast(fmaf(p[4 * j + 2 * r], c, -l.x));
           p[4 * j + 2 * r + 1] = exp2_fast(fmaf(p[4 * j + 2 * r + 1], c, -l.y));
           if (SPANS) {
@@ -145,24 +123,15 @@ DEV void consume(u32 base, const BackwardArgs& call) {
           }
         }
         if (DV) pp[2 * j] = pack(p[4 * j], p[4 * j + 1]), pp[2 * j + 1] = pack(p[4 * j + 2], p[4 * j + 3]);
-#if OPTIONS
-#pragma unroll
-        for (int e = 0; e < 4; e++) p[4 * j + e] *= slope[e];
-#endif
+        UNROLL(e, OPTIONS ? 4 : 0) p[4 * j + e] *= slope[e];
       }
-      if (DV) {
-        pin(pp), mma_begin();
-        multiply_registers<ROWS, D>(dv, pp, dout), mma_commit();
-      }
+      if (DV) issue_registers<ROWS, D>(dv, pp, dout);
       mma_wait<DV>(), pin(ds);  // dP; dv runs under what follows
-#pragma unroll
-      for (int j = 0; j < ROWS / 8; j++) {
+      UNROLL(j, ROWS / 8) {
         float2 x = load_pair(stats + ROWS * 4 + 32 * j);
-#pragma unroll
-        for (int r = 0; r < 2; r++) dsp[2 * j + r] = pack(p[4 * j + 2 * r] * (ds[4 * j + 2 * r] - x.x), p[4 * j + 2 * r + 1] * (ds[4 * j + 2 * r + 1] - x.y));
+        UNROLL(r, 2) dsp[2 * j + r] = pack(p[4 * j + 2 * r] * (ds[4 * j + 2 * r] - x.x), p[4 * j + 2 * r + 1] * (ds[4 * j + 2 * r + 1] - x.y));
       }
-      pin(dsp), mma_begin();
-      multiply_registers<ROWS, D>(dk, dsp, q), mma_commit();
+      issue_registers<ROWS, D>(dk, dsp, q);
       any = true;
       blocks.advance();
     };
@@ -193,17 +162,16 @@ DEV void consume(u32 base, const BackwardArgs& call) {
     if (DV) pin(dv);
     if (any) blocks.release(blocks.before());
     auto ready = [&] { named_sync(1 + group, 128); };  // k and v of this warpgroup are no longer read
-    put_result<OF_KEYS, true>(call, w, s, dk, key, s.scale, call.dk_rows, own, ready);
-    if (DV) put_result<OF_KEYS, true>(call, w, s, dv, key, 1, call.dv_rows, own + AT_V, [] {});
-    proxy_fence();
+    const Result of_k = {dk, s.scale, call.dk_rows, own};
+    if constexpr (DV) put_results<OF_KEYS, true>(call, w, s, key, ready, of_k, Result{dv, 1, call.dv_rows, own + AT_V});
+    else put_results<OF_KEYS, true>(call, w, s, key, ready, of_k);
     warp_arrive(base + OUT_FULL + 8 * tiles.stage());
   }
 }
 }
 extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant__ BackwardArgs call) {
   using namespace keys_pass;
-  extern __shared__ char bytes[];
-  u32 base = (shared(bytes) + 1023) & ~1023u;
+  u32 base = shared_panels();
   if (threadIdx.x == 0) {
     prefetch(&call.q), prefetch(&call.k), prefetch(&call.v), prefetch(&call.dout), prefetch(&call.dk);
     if (DV) prefetch(&call.dv);
@@ -212,13 +180,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant_
     barrier_init_fence();
   }
   __syncthreads();
-  if (threadIdx.x < 128) {
-    registers_down<SPANS ? 40 : 24>();  // whoever loads looks into tables
+  auto feed = [&] {
     if (threadIdx.x == 0) produce(base, call);
     if (threadIdx.x == 32) store(base, call);
-  } else {
-    registers_up<SPANS ? 232 : 240>();
-    consume(base, call);
-  }
+  };
+  divide_roles<SPANS ? 40 : 24, SPANS ? 232 : 240>(feed, [&] { consume(base, call); });  // whoever loads looks into tables
 }
 #endif

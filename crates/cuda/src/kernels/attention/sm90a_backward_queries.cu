@@ -1,4 +1,4 @@
-// ---- dq ------------------------------------------------------------------------------------------------------------
+// ---- dq ----
 #if RESULTS == 1
 namespace queries_pass {
 constexpr int KEYS = 128, ROWS = OWN;
@@ -18,7 +18,7 @@ DEV void produce(u32 base, const BackwardArgs& call) {
     const Work w = work_of<false, false>(t, call);
     if (w.block < 0) continue;
     const Own s = of_batch<false>(call.shape, call.packed, w.batch);
-    const Range range = key_blocks<2, KEYS>(call.spans, s, w.block);
+    const Range range = key_blocks<2, KEYS, false>(call.spans, s, w.block);
     const u32 full = tiles.full();
     tiles.wait_empty(), tiles.advance();
     store_word(base + TILE, t);
@@ -77,63 +77,45 @@ DEV void consume(u32 base, const BackwardArgs& call) {
     const Seen seen(call.spans, all, s, row);
     const size_t at = stat_row(s, w.head) + row;
     const float l[2] = {call.lse2[at], call.lse2[at + 8]}, x[2] = {call.delta[at], call.delta[at + 8]};
-#if OPTIONS
     const BiasRows bias(call.options, s, w.head, row);
-#endif
-    const Range range = key_blocks<2, KEYS>(call.spans, s, w.block);
+    const Range range = key_blocks<2, KEYS, false>(call.spans, s, w.block);
     float dq[D / 2], p[KEYS / 2], ds[KEYS / 2];
     u32 dsp[KEYS / 4];
     int n = range.end - 1, add = 0;
     auto step = [&](auto masked) {
-#if OPTIONS
       const bool pairs = has_pairs(call.options.bias, bias.of[0]);
-#endif
       const u32 k = base + AT_K + blocks.stage() * KV_BYTES, v = base + AT_V + blocks.stage() * KV_BYTES;
       blocks.wait_full(K);
       const bool is_cut = LENGTHS && decltype(masked)::value && s.keys - n * KEYS < KEYS;  // rows behind the sequence
       if (is_cut) zero_rows<KEYS>(s.keys - n * KEYS, group, k);
-      pin(p), mma_begin();
-      multiply_shared<KEYS, D, ROWS, KEYS>(p, q, k), mma_commit();
+      issue_shared<KEYS, D, ROWS, KEYS>(p, q, k);
       mma_wait<1>(), pin(dsp);  // dq of the block before: its operand's registers are free
       if (add) blocks.release(before, K);
       blocks.wait_full(V);
       if (is_cut) zero_rows<KEYS>(s.keys - n * KEYS, group, v);
-      pin(ds), mma_begin();
-      multiply_shared<KEYS, D, ROWS, KEYS>(ds, dout, v), mma_commit();
+      issue_shared<KEYS, D, ROWS, KEYS>(ds, dout, v);
       mma_wait<1>(), pin(p);
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
+      UNROLL(r, 2) {
         int from = n * KEYS + 2 * (lane & 3), stop = s.keys - from, start = 0;
         if (SPANS) stop = seen.end(r) - from, start = seen.begin(r) - from;
         else if (WINDOW) stop = min(stop, row + 8 * r + s.offset + s.right + 1 - from), start = row + 8 * r + s.offset - s.left - from;
-#pragma unroll
-        for (int j = 0; j < KEYS / 8; j++) {
-#if OPTIONS
+        UNROLL(j, KEYS / 8) {
           const int count = decltype(masked)::value ? s.keys - from - 8 * j : 2;
-          float2 b = bias.of[r] ? load_bias(bias.of[r] + n * KEYS + 8 * j, pairs, count) : float2{0, 0};
-#endif
-#pragma unroll
-          for (int e = 0; e < 2; e++) {
-            float& y = p[4 * j + 2 * r + e];
-#if OPTIONS
-            float slope;
-            extend(y, slope, call.options, e ? b.y : b.x);
-#endif
+          float2 b = OPTIONS && bias.of[r] ? load_bias(bias.of[r] + n * KEYS + 8 * j, pairs, count) : float2{0, 0};
+          UNROLL(e, 2) {
+            float &y = p[4 * j + 2 * r + e], slope;
+            if (OPTIONS) extend(y, slope, call.options, e ? b.y : b.x);
             y = exp2_fast(fmaf(y, c, -l[r]));
             if (decltype(masked)::value && (8 * j + e >= stop || (WINDOW && 8 * j + e < start))) y = 0;
-#if OPTIONS
-            y *= slope;
-#endif
+            if (OPTIONS) y *= slope;
           }
         }
       }
       mma_wait<0>(), pin(ds);
       blocks.release(blocks.stage(), V);
       if (n == range.begin) tiles.release();  // q and dout are no longer read
-#pragma unroll
-      for (int i = 0; i < KEYS / 4; i++) dsp[i] = pack(p[2 * i] * (ds[2 * i] - x[i % 2]), p[2 * i + 1] * (ds[2 * i + 1] - x[i % 2]));
-      pin(dsp), mma_begin();
-      multiply_registers<KEYS, D>(dq, dsp, k, add), mma_commit();
+      UNROLL(i, KEYS / 4) dsp[i] = pack(p[2 * i] * (ds[2 * i] - x[i % 2]), p[2 * i + 1] * (ds[2 * i + 1] - x[i % 2]));
+      issue_registers<KEYS, D>(dq, dsp, k, add);
       add = 1, before = blocks.stage();
       blocks.advance();
     };
@@ -149,16 +131,15 @@ DEV void consume(u32 base, const BackwardArgs& call) {
     warp_arrive(add ? blocks.empty_of(before, K) : tiles.empty());  // what was read last
     if (!add) clear(dq);
     auto ready = [&] { wait(base + OUT_EMPTY, tiles.phase() ^ 1); };
-    put_result<OF_QUERIES, false>(call, w, s, dq, row, s.scale, call.dq_rows, base + AT_DQ + group * 64 * 128, ready);
-    proxy_fence();
+    const Result result = {dq, s.scale, call.dq_rows, base + AT_DQ + group * 64 * 128};
+    put_results<OF_QUERIES, false>(call, w, s, row, ready, result);
     warp_arrive(base + OUT_FULL);
   }
 }
 }
 extern "C" __global__ void __launch_bounds__(384, 1) queries(const __grid_constant__ BackwardArgs call) {
   using namespace queries_pass;
-  extern __shared__ char bytes[];
-  u32 base = (shared(bytes) + 1023) & ~1023u;
+  u32 base = shared_panels();
   if (threadIdx.x == 0) {
     prefetch(&call.q), prefetch(&call.k), prefetch(&call.v), prefetch(&call.dout), prefetch(&call.dq);
     Tiles::init(base, 1, 8 * ARRIVALS + 1);
@@ -167,13 +148,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) queries(const __grid_consta
     barrier_init_fence();
   }
   __syncthreads();
-  if (threadIdx.x < 128) {
-    registers_down<24>();
+  auto feed = [&] {
     if (threadIdx.x == 0) produce(base, call);
     if (threadIdx.x == 32) store(base, call);
-  } else {
-    registers_up<240>();
-    consume(base, call);
-  }
+  };
+  divide_roles<24, 240>(feed, [&] { consume(base, call); });
 }
 #endif

@@ -1,4 +1,4 @@
-// ---- one gradient by weights of the scores alone -------------------------------------------------------------------
+// ---- one gradient by weights of the scores alone ----
 // out += W·x. By keys, dv: W = Pᵀ, x = dout; dk of attention_lse: W = (P S' ⊙ dlse)ᵀ, x = q. By queries, its dq: W = P
 // S' ⊙ dlse, x = k. A tile has 128 rows of its own, 64 a warpgroup, and walks blocks of 128 rows y: scores are own·yᵀ.
 // Sums are those of `keys`, term by term: dv has the same bits.
@@ -70,30 +70,18 @@ template <bool KEYS> DEV const Elements& result_rows(const BackwardArgs& c) {
 
 // Writes the result of each tile.
 template <bool KEYS> DEV void store(u32 base, const BackwardArgs& call) {
-#pragma unroll 1
-  for (Tiles tiles = {base, 0};; tiles.advance()) {
-    tiles.wait_full();
-    const int t = load_word(base + TILE + 4 * tiles.stage());
-    if (t < 0) break;
-    const Work w = work_of<KEYS, false>(t, call);
-    const Own s = of_batch<false>(call.shape, call.packed, w.batch);
-    wait(base + OUT_FULL + 8 * tiles.stage(), tiles.phase());
-    if (!is_cut<KEYS>(w, s)) {
-      const int first = (KEYS ? s.key_start : s.query_start) + w.block * OWN;
-      store5(result<KEYS>(call), base + tiles.stage() * BYTES, first, w.head, s.batch);
-      store_commit(), store_wait_read();
-    }
-    arrive(tiles.empty());
-  }
-  store_wait();
+  store_tiles<KEYS, Tiles, OUT_FULL, TILE>(base, call, [&](const Work& w, const Own& s, u32 stage) {
+    const int first = (KEYS ? s.key_start : s.query_start) + w.block * OWN;
+    store5(result<KEYS>(call), base + stage * BYTES, first, w.head, s.batch);
+  });
 }
 
 template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
   const Shape& all = call.shape;
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
   Blocks blocks = {base, 0};
-  // The warpgroups take turns at the tensor cores, so that the products of one run under the exponentials of the other. A turn is
-  // what the weights of a block add, and the scores of the next block.
+  // The warpgroups take turns at the tensor cores, so that the products of one run under the exponentials of the
+  // other. A turn is what the weights of a block add, and the scores of the next block.
   auto my_turn = [&] { named_sync(3 + group, 256); };
   auto your_turn = [&] { named_arrive(4 - group, 256); };
   if (group == 1) named_arrive(3, 256);  // group 0 begins
@@ -113,20 +101,14 @@ template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
     clear(out);
     if (!KEYS) {
       const i64 at = stat_row(s, w.head) + row;
-#pragma unroll
-      for (int r = 0; r < 2; r++) l[r] = call.lse2[at + 8 * r], x[r] = call.delta[at + 8 * r];
+      UNROLL(r, 2) l[r] = call.lse2[at + 8 * r], x[r] = call.delta[at + 8 * r];
     }
-#if OPTIONS
     const Elements& biases = call.options.bias;
-    const u16* bias[2];  // of a thread's two queries, from its first keys on, where it owns these; 0: none
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-      bias[r] = !KEYS && biases.data ? row_of(biases, s.batch, w.head, s.query_start + min(row + 8 * r, s.queries - 1)) + s.key_start + 2 * (lane & 3) : 0;
+    const BiasRows bias(call.options, s, w.head, row);  // where it owns queries
     auto bias_of_key = [&](int h, int query, int key) {
       bool there = biases.data && query < s.queries && key < s.keys;
       return there ? read(row_of(biases, s.batch, h, s.query_start + query)[s.key_start + key]) : 0;
     };
-#endif
     const Seen seen(call.spans, all, s, row);  // where it owns queries
     const Range range = range_of<KEYS>(call, w, s);
     bool cut = false;  // with SPANS by keys, whether a block hides a pair
@@ -136,47 +118,36 @@ template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
       const u32 stage = blocks.stage(), stats = base + AT_STATS + stage * STATS + 8 * (lane & 3);
       u32 shown[2] = {~0u, ~0u};  // of 64 queries each
       if (SPANS && KEYS && MASKED && cut) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) shown[half] = visible(call.spans, all, s, n * OWN + half * 64 + 2 * (lane & 3), row);
+        UNROLL(half, 2) shown[half] = visible(call.spans, all, s, n * OWN + half * 64 + 2 * (lane & 3), row);
       }
       blocks.wait_full(Y);
       // Rows behind the sequence; of packed ones the last block is masked.
       const int end = (KEYS ? s.queries : s.keys) - n * OWN;
       const bool is_cut = LENGTHS && (!PACKED || MASKED) && end < OWN;
       if (is_cut) zero_rows<OWN>(end, group, base + AT_Y + stage * BYTES);
-      pin(p), mma_begin();
-      multiply_shared<OWN, D, OWN, OWN>(p, opaque(own), base + AT_Y + stage * BYTES), mma_commit();
+      issue_shared<OWN, D, OWN, OWN>(p, opaque(own), base + AT_Y + stage * BYTES);
       if (any) your_turn();
       mma_wait<1>(), pin(weights);  // the product of the block before: its operand's registers are free
       if (any) blocks.release(before, LSE ? Y : X);
       mma_wait<0>(), pin(p);
       const int column = n * OWN + 2 * (lane & 3);  // the first of a thread
-#if OPTIONS
-      const bool pairs = !KEYS && has_pairs(biases, bias[0]);
-#endif
-#pragma unroll
-      for (int j = 0; j < OWN / 8; j++) {
+      const bool pairs = !KEYS && has_pairs(biases, bias.of[0]);
+      UNROLL(j, OWN / 8) {
         float2 lse = KEYS ? load_pair(stats + 32 * j) : float2{}, delta = KEYS && LSE ? load_pair(stats + OWN * 4 + 32 * j) : float2{};
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
+        UNROLL(r, 2) {
           // The first column that a row sees, and the last.
           int first = row + 8 * r + (KEYS ? -s.offset - s.right : s.offset - s.left), last = row + 8 * r + (KEYS ? s.left - s.offset : s.offset + s.right);
           if (!WINDOW) first = 0, last = 1 << 30;
           if (SPANS && !KEYS) first = seen.begin(r), last = seen.end(r) - 1;
           if (!KEYS || PACKED) last = min(last, (KEYS ? s.queries : s.keys) - 1);
           first -= column, last -= column;
-#if OPTIONS
           float2 b = {0, 0};
-          if (KEYS) b = {bias_of_key(h, column + 8 * j, row + 8 * r), bias_of_key(h, column + 8 * j + 1, row + 8 * r)};
-          else if (bias[r]) b = load_bias(bias[r] + n * OWN + 8 * j, pairs, MASKED ? s.keys - column - 8 * j : 2);
-#endif
-#pragma unroll
-          for (int e = 0; e < 2; e++) {
+          if (OPTIONS && KEYS) b = {bias_of_key(h, column + 8 * j, row + 8 * r), bias_of_key(h, column + 8 * j + 1, row + 8 * r)};
+          else if (OPTIONS && bias.of[r]) b = load_bias(bias.of[r] + n * OWN + 8 * j, pairs, MASKED ? s.keys - column - 8 * j : 2);
+          UNROLL(e, 2) {
             float& y = p[4 * j + 2 * r + e];
             float slope = 1;
-#if OPTIONS
-            extend(y, slope, call.options, e ? b.y : b.x);
-#endif
+            if (OPTIONS) extend(y, slope, call.options, e ? b.y : b.x);
             y = exp2_fast(fmaf(y, c, -(!KEYS ? l[r] : e ? lse.y : lse.x)));
             if (LSE) y *= -slope * (!KEYS ? x[r] : e ? delta.y : delta.x);
             // Last: a row of the next listed sequence may have an infinite dlse.
@@ -193,8 +164,7 @@ template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
       if (!LSE) blocks.wait_full(X);
       if (!LSE && is_cut) zero_rows<OWN>(end, group, base + AT_X + stage * BYTES);
       my_turn();
-      pin(weights), mma_begin();
-      multiply_registers<OWN, D>(out, weights, base + AT_X + stage * BYTES), mma_commit();
+      issue_registers<OWN, D>(out, weights, base + AT_X + stage * BYTES);
       before = stage, any = true;
       blocks.advance();
     };
@@ -217,14 +187,14 @@ template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
     mma_wait<0>(), pin(out);
     if (any) blocks.release(before, LSE ? Y : X);
     auto ready = [&] { named_sync(1 + group, 128); };  // what this warpgroup owns is no longer read
-    put_result<OF_WEIGHTS, KEYS>(call, w, s, out, row, LSE ? s.scale : 1, result_rows<KEYS>(call), own, ready);
-    proxy_fence();
+    const Result result = {out, LSE ? s.scale : 1, result_rows<KEYS>(call), own};
+    put_results<OF_WEIGHTS, KEYS>(call, w, s, row, ready, result);
     warp_arrive(base + OUT_FULL + 8 * tiles.stage());
   }
 }
 
-template <bool KEYS> DEV void run(const BackwardArgs& call, char* bytes) {
-  const u32 base = (shared(bytes) + 1023) & ~1023u;
+template <bool KEYS> DEV void run(const BackwardArgs& call) {
+  const u32 base = shared_panels();
   if (threadIdx.x == 0) {
     prefetch(&call.q), prefetch(&call.k), prefetch(result<KEYS>(call));
     if (!LSE) prefetch(&call.dout);
@@ -234,32 +204,26 @@ template <bool KEYS> DEV void run(const BackwardArgs& call, char* bytes) {
     barrier_init_fence();
   }
   __syncthreads();
-  if (threadIdx.x < 128) {
-    registers_down<56>();
+  auto feed = [&] {
     if (threadIdx.x == 0) produce<KEYS>(base, call);
     if (threadIdx.x == 32) store<KEYS>(base, call);
-  } else {
-    registers_up<224>();
-    consume<KEYS>(base, call);
-  }
+  };
+  divide_roles<56, 224>(feed, [&] { consume<KEYS>(base, call); });
 }
 }
 #if RESULTS == 0
 CHECK_SHARED(keys, weights_pass::ALL);
 CHECK_SHARED(queries, weights_pass::ALL);
 extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant__ BackwardArgs call) {
-  extern __shared__ char bytes[];
-  weights_pass::run<true>(call, bytes);
+  weights_pass::run<true>(call);
 }
 extern "C" __global__ void __launch_bounds__(384, 1) queries(const __grid_constant__ BackwardArgs call) {
-  extern __shared__ char bytes[];
-  weights_pass::run<false>(call, bytes);
+  weights_pass::run<false>(call);
 }
 #else
 CHECK_SHARED(values, weights_pass::ALL);
 extern "C" __global__ void __launch_bounds__(384, 1) values(const __grid_constant__ BackwardArgs call) {
-  extern __shared__ char bytes[];
-  weights_pass::run<true>(call, bytes);
+  weights_pass::run<true>(call);
 }
 #endif
 #endif

@@ -25,9 +25,9 @@
 // one operation. That depends on the row alone: bits are the same in tiles of 128 and 192 rows, and for a mask as for
 // a bias of −∞. Where a mask cuts a tile of v, non-finite elements of v are added pair by pair.
 //
-// Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair; 2: spans), GROUPS (consumer warpgroups: 2 or 3, which
-// fit the registers where D = 64), VALUES (0: attention_lse), LENGTHS (1: batch elements have extents of their own; 2:
-// sequences are listed), OPTIONS (0: no softcap, no bias, a scale above 0).
+// Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair; 2: spans), GROUPS (consumer warpgroups: 2 or 3,
+// which fit the registers where D = 64), VALUES (0: attention_lse), LENGTHS (1: batch elements have extents of their
+// own; 2: sequences are listed), OPTIONS (0: no softcap, no bias, a scale above 0).
 constexpr int KEYS = 128, STAGES = 2;
 #define TURNS 1
 #define LAZY 8       // rescale o only when a row maximum has grown by more than 2^LAZY
@@ -51,38 +51,29 @@ struct Maxima {  // of the two rows of this thread, and the sums of their weight
 template <bool MASK> DEV void mask(float (&s)[KEYS / 2], bool (&cut)[2], int key, const Seen& seen) {
   cut[0] = cut[1] = false;
   if constexpr (MASK) {
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
+    UNROLL(r, 2) {
       int from = key + 2 * (lane_id() & 3), end = seen.end(r) - from;
       int begin = seen.begin(r) - from;
       cut[r] = seen.end(r) < key + KEYS || seen.begin(r) > key;
-#pragma unroll
-      for (int j = 0; j < KEYS / 8; j++)
-#pragma unroll
-        for (int e = 0; e < 2; e++)
+      UNROLL(j, KEYS / 8)
+        UNROLL(e, 2)
           if (8 * j + e >= end || (WINDOW && 8 * j + e < begin)) s[4 * j + 2 * r + e] = -INF;
     }
   }
 }
-#if OPTIONS
-using Extra = BiasRows;
 // S over the unit (F2), from products; of which rows the bias hides something.
-template <bool MASK> DEV void extend(float (&s)[KEYS / 2], bool (&hides)[2], int key, const Own& own, const ScoreOptions& o, const Extra& x) {
+template <bool MASK> DEV void extend(float (&s)[KEYS / 2], bool (&hides)[2], int key, const Own& own, const ScoreOptions& o, const BiasRows& x) {
   hides[0] = hides[1] = false;
   if (o.cap != 0) {
-#pragma unroll
-    for (int i = 0; i < KEYS / 2; i++) s[i] = __fmul_rn(o.cap, tanh_of(s[i], o));
+    UNROLL(i, KEYS / 2) s[i] = __fmul_rn(o.cap, tanh_of(s[i], o));
   } else if (o.unit.scale != 1) {
-#pragma unroll
-    for (int i = 0; i < KEYS / 2; i++) s[i] = __fmul_rn(o.unit.scale, s[i]);
+    UNROLL(i, KEYS / 2) s[i] = __fmul_rn(o.unit.scale, s[i]);
   }
   if (!x.of[0]) return;
   const int keys = own.keys - key - 2 * (lane_id() & 3);
   const bool pairs = has_pairs(o.bias, x.of[0]);
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
-#pragma unroll
-    for (int j = 0; j < KEYS / 8; j++) {
+  UNROLL(r, 2) {
+    UNROLL(j, KEYS / 8) {
       float2 b = load_bias(x.of[r] + key + 8 * j, pairs, MASK ? keys - 8 * j : 2);
       add_bias(s[4 * j + 2 * r], b.x, o.unit), add_bias(s[4 * j + 2 * r + 1], b.y, o.unit);
       hides[r] |= s[4 * j + 2 * r] == -INF || s[4 * j + 2 * r + 1] == -INF;
@@ -90,16 +81,13 @@ template <bool MASK> DEV void extend(float (&s)[KEYS / 2], bool (&hides)[2], int
     hides[r] = __any_sync(0xfu << (lane_id() & 28), hides[r]);
   }
 }
-#else
-struct Extra {};
-#endif
-// New maxima; s becomes P (unnormalised); returns in a[] what o and the old sums must be multiplied by. The maximum of a row
-// that is cut is subtracted first: a lone key has P = 1. What is cut is the row's own: its bits depend on no other.
+// New maxima; s becomes P (unnormalised); returns in a[] what o and the old sums must be multiplied by. The maximum of
+// a row that is cut is subtracted first: a lone key has P = 1. What is cut is the row's own: its bits depend on no
+// other.
 template <bool MASK> DEV bool soften(float (&s)[KEYS / 2], Maxima& rows, float (&a)[2], float c, const bool (&cut)[2]) {
   float top[2];
   bool grown = false;
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     float x = s[2 * r], y = s[2 * r + 1];
 #pragma unroll
     for (int j = 1; j < KEYS / 8; j++) x = fmaxf(x, s[4 * j + 2 * r]), y = fmaxf(y, s[4 * j + 2 * r + 1]);
@@ -109,8 +97,7 @@ template <bool MASK> DEV bool soften(float (&s)[KEYS / 2], Maxima& rows, float (
   if (LAZY) grown = __any_sync(~0u, grown);
   a[0] = a[1] = 1;
   if (grown) {
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
+    UNROLL(r, 2) {
       if (LAZY && !((top[r] - rows.m[r]) * c > LAZY)) continue;  // each row for itself
       float from = top[r] == -INF ? 0 : top[r];                  // a row that has seen nothing
       a[r] = exp2_fast((rows.m[r] - from) * c);
@@ -118,14 +105,11 @@ template <bool MASK> DEV bool soften(float (&s)[KEYS / 2], Maxima& rows, float (
       rows.l[r] *= a[r];
     }
   }
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     float from = rows.m[r] == -INF ? 0 : rows.m[r], sum[2] = {0, 0};
     float first = MASK && cut[r] ? from : 0, then = MASK && cut[r] ? 0 : -from * c;
-#pragma unroll
-    for (int j = 0; j < KEYS / 8; j++)
-#pragma unroll
-      for (int e = 0; e < 2; e++) {
+    UNROLL(j, KEYS / 8)
+      UNROLL(e, 2) {
         float& x = s[4 * j + 2 * r + e];
         x = exp2_fast(fmaf(MASK ? __fsub_rn(x, first) : x, c, then));
         sum[e] += x;
@@ -136,34 +120,28 @@ template <bool MASK> DEV bool soften(float (&s)[KEYS / 2], Maxima& rows, float (
 }
 // All of that: scores, mask, weights.
 template <bool MASK> DEV bool weigh(float (&s)[KEYS / 2], Maxima& rows, float (&a)[2], float c, int key, const Seen& seen, const Own& own,
-                               const ForwardArgs& call, const Extra& x) {
+                               const ForwardArgs& call, const BiasRows& x) {
   bool cut[2];
-#if OPTIONS
-  bool hides[2];
-  extend<MASK>(s, hides, key, own, call.options, x);
+  bool hides[2] = {};
+  if (OPTIONS) extend<MASK>(s, hides, key, own, call.options, x);
   mask<MASK>(s, cut, key, seen);
   cut[0] |= hides[0], cut[1] |= hides[1];
-  return soften<true>(s, rows, a, c, cut);
-#else
-  mask<MASK>(s, cut, key, seen);
-  return soften<MASK>(s, rows, a, c, cut);
-#endif
+  return soften<MASK || OPTIONS>(s, rows, a, c, cut);
 }
-// Before the product P·v of a block with a mask: if v holds anything but finite numbers, adds those elements over the allowed
-// pairs by ordinary arithmetic and zeroes them in shared memory. Every warpgroup comes here with the same block and verdict.
-DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, int key, int& add, const Seen& seen, const Extra& extra) {
+// Before the product P·v of a block with a mask: if v holds anything but finite numbers, adds those elements over the
+// allowed pairs by ordinary arithmetic and zeroes them in shared memory. Every warpgroup comes here with the same
+// block and verdict.
+DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, int key, int& add, const Seen& seen, const BiasRows& extra) {
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
   u32 most = 0;
-#pragma unroll
-  for (int i = 0; i < int(KV_BYTES / 16 / 128); i++) {
+  UNROLL(i, int(KV_BYTES / 16 / 128)) {
     uint4 x = load_piece(v + (i * 128 + threadIdx.x % 128) * 16);
     most = max_pair(max_pair(max_pair(most, x.x & 0x7fff7fff), x.y & 0x7fff7fff), max_pair(x.z & 0x7fff7fff, x.w & 0x7fff7fff));
   }
   if (!named_any(1 + GROUPS + group, 128, (most & 0xffff) >= TOP || most >> 16 >= TOP)) return;
   if (threadIdx.x % 128 == 0) store_wait_read();
   named_sync(1 + GROUPS + group, 128);
-#pragma unroll
-  for (int i = 0; i < KEYS / 16; i++) {  // P to this warpgroup's staging rows, to be read by key
+  UNROLL(i, KEYS / 16) {  // P to this warpgroup's staging rows, to be read by key
     int piece = 2 * i + lane / 16;
     store_blocks(staging + piece / 8 * 8192 + swizzled(warp * 16 + lane % 16, piece % 8), p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]);
   }
@@ -172,29 +150,21 @@ DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, 
 #pragma unroll 1
   for (int j = 0; j < KEYS; j++) {
     float x[2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
+    UNROLL(r, 2) {
       int begin = seen.begin(r), end = seen.end(r);
       float2 y = unpack(load_word(staging + j / 64 * 8192 + swizzled(warp * 16 + lane / 4 + 8 * r, j % 64 / 8) + j % 8 / 2 * 4));
       x[r] = key + j >= begin && key + j < end ? j % 2 ? y.y : y.x : -1;
-#if OPTIONS
-      if (x[r] >= 0 && extra.of[0] && read(extra.of[r][key + j - 2 * (lane & 3)]) == -INF) x[r] = -1;
-#endif
+      if (OPTIONS && x[r] >= 0 && extra.of[0] && read(extra.of[r][key + j - 2 * (lane & 3)]) == -INF) x[r] = -1;
     }
-#pragma unroll
-    for (int i = 0; i < D / 8; i++) {
+    UNROLL(i, D / 8) {
       float2 y = unpack(load_word(v + i / 8 * PANEL + swizzled(j, i % 8) + lane % 4 * 4));
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
+      UNROLL(r, 2) {
         if (x[r] >= 0 && !(fabsf(y.x) < INF)) o[4 * i + 2 * r] += x[r] * y.x;
         if (x[r] >= 0 && !(fabsf(y.y) < INF)) o[4 * i + 2 * r + 1] += x[r] * y.y;
       }
     }
   }
-  named_sync(15, 128 * GROUPS);
-  clear_odd(v, KV_BYTES, threadIdx.x - 128, 128 * GROUPS);
-  proxy_fence();
-  named_sync(15, 128 * GROUPS);
+  clear_odd_together<GROUPS>(KV_BYTES, v);
 }
 
 DEV void produce(u32 base, const ForwardArgs& c) {
@@ -241,11 +211,7 @@ DEV void produce(u32 base, const ForwardArgs& c) {
 DEV void consume(u32 base, const ForwardArgs& call) {
   const Shape& shape = call.shape;
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
-#if OPTIONS
-  const float unit = call.options.unit.natural;
-#else
-  const float unit = shape.scale;  // of what products are kept over
-#endif
+  const float unit = OPTIONS ? call.options.unit.natural : shape.scale;  // of products
   const float c = unit * LOG2E;
   const u32 q = base + group * 64 * 128, staging = base + AT_O + group * STAGING;
   QRing queries = {base, 0};
@@ -265,13 +231,8 @@ DEV void consume(u32 base, const ForwardArgs& call) {
     int n = blocks.end;
     const int row = w.block * ROWS + group * 64 + own_row();
     const Seen seen(call.spans, shape, own, row);
-#if OPTIONS
-    const Extra extra(call.options, own, w.head, row);
-    const bool hides = call.options.bias.data;  // whether any block may hide a pair
-#else
-    const Extra extra;
-    constexpr bool hides = false;
-#endif
+    const BiasRows extra(call.options, own, w.head, row);
+    const bool hides = OPTIONS && call.options.bias.data;  // whether any block may hide a pair
     Maxima rows;
     float o[D / 2];
     if (n == blocks.begin) {
@@ -283,9 +244,8 @@ DEV void consume(u32 base, const ForwardArgs& call) {
       int add = 0;
       n--;
       k_ring.wait_full();
-      pin(s), mma_begin();
-      multiply_shared<KEYS, D, ROWS, KEYS>(s, q, base + AT_K + k_ring.stage() * KV_BYTES);
-      mma_commit(), mma_wait<0>(), pin(s);
+      issue_shared<KEYS, D, ROWS, KEYS>(s, q, base + AT_K + k_ring.stage() * KV_BYTES);
+      mma_wait<0>(), pin(s);
       k_ring.release(), k_ring.advance();
       weigh<true>(s, rows, a, c, n * KEYS, seen, own, call, extra);
       pack_all(s, p);
@@ -330,9 +290,8 @@ DEV void consume(u32 base, const ForwardArgs& call) {
         v_ring.wait_full();
         if (hides || blocks.begin >= blocks.closed || (WINDOW && blocks.begin < blocks.open))
           guard(o, p, base + AT_V + v_ring.stage() * KV_BYTES, staging, blocks.begin * KEYS, add, seen, extra);
-        pin(o), pin(p), mma_begin();
-        multiply_registers<KEYS, D>(o, p, base + AT_V + v_ring.stage() * KV_BYTES, add);
-        mma_commit(), mma_wait<0>(), pin(o);
+        pin(o), issue_registers<KEYS, D>(o, p, base + AT_V + v_ring.stage() * KV_BYTES, add);
+        mma_wait<0>(), pin(o);
         v_ring.release(), v_ring.advance();
       }
     }
@@ -340,8 +299,7 @@ DEV void consume(u32 base, const ForwardArgs& call) {
     // Epilogue: normalise, lse, and o through shared memory to its tensor map, which clips the rows beyond the length.
     // A sink joins here: it weighs, and has no value.
     float over[2], sink = call.sinks ? call.sinks[w.head] : -INF;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
+    UNROLL(r, 2) {
       float l = quad_sum(rows.l[r]), m = rows.m[r] * unit;
       bool seen = l != 0;
       over[r] = seen ? 1 / l : 0;
@@ -368,8 +326,7 @@ DEV void consume(u32 base, const ForwardArgs& call) {
 }
 
 extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1) forward(const __grid_constant__ ForwardArgs c) {
-  extern __shared__ char bytes[];
-  const u32 base = (shared(bytes) + 1023) & ~1023u;
+  const u32 base = shared_panels();
   if (threadIdx.x == 0) {
     prefetch(&c.q), prefetch(&c.k);
     if (VALUES) prefetch(&c.v), prefetch(&c.o);
@@ -378,11 +335,8 @@ extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1) forward(cons
     barrier_init_fence();
   }
   __syncthreads();
-  if (threadIdx.x < 128) {
-    registers_down<GROUPS == 2 ? 40 : 32>();
+  auto feed = [&] {
     if (threadIdx.x == 0) produce(base, c);
-  } else {
-    registers_up<GROUPS == 2 ? 232 : 160>();
-    consume(base, c);
-  }
+  };
+  divide_roles<GROUPS == 2 ? 40 : 32, GROUPS == 2 ? 232 : 160>(feed, [&] { consume(base, c); });
 }

@@ -3,16 +3,16 @@
 // With the feature `racecheck` every lane of a warp arrives at a barrier (ARRIVALS 32), because racecheck follows only
 // the lane that does.
 
-// A barrier flips its phase when its arrivals and its expected bytes are all in. wait(b, parity) returns once the phase
-// of that parity is complete: a consumer starts with parity 0, the producer of an empty ring with parity 1.
+// A barrier flips its phase when its arrivals and its expected bytes are all in. wait(b, parity) returns once the
+// phase of that parity is complete: a consumer starts with parity 0, the producer of an empty ring with parity 1.
 DEV void barrier_init(u32 b, u32 arrivals) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(b), "r"(arrivals)); }
 DEV void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 DEV void expect_bytes(u32 b, u32 bytes) {  // counts as one arrival
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(b), "r"(bytes) : "memory");
 }
 DEV void arrive(u32 b) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(b) : "memory"); }
-// One arrival for the warp; __syncwarp orders the other lanes' reads before it. compute-sanitizer's racecheck follows only
-// the arriving thread and reports the others' reads: ARRIVALS 32 lets every lane arrive, for that check.
+// One arrival for the warp; __syncwarp orders the other lanes' reads before it. compute-sanitizer's racecheck follows
+// only the arriving thread and reports the others' reads: ARRIVALS 32 lets every lane arrive, for that check.
 #ifndef ARRIVALS
 #define ARRIVALS 1
 #endif

@@ -1,6 +1,6 @@
 // Clusters of blocks, and tensors of two axes in the copy engine.
 
-// ---- clusters ------------------------------------------------------------------------------------------------------
+// ---- clusters ----
 DEV u32 cluster_rank() { u32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
 DEV void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -13,7 +13,7 @@ DEV void arrive_cluster(u32 b, u32 rank) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(peer_address(b, rank)) : "memory");
 }
 
-// ---- bulk tensor copies --------------------------------------------------------------------------------------------
+// ---- bulk tensor copies ----
 // What lies beyond the tensor is read as 0 and not written.
 DEV void store2(const TensorMap* m, u32 from, int column, int row) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2,%3}], [%1];" ::"l"(m), "r"(from), "r"(column), "r"(row) : "memory");

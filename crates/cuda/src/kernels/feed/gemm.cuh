@@ -1,7 +1,7 @@
 // Operands of products of matrices on their way through registers into shared memory.
 
-// Rows of an operand along which the reduction runs. A thread copies 8 numbers of row `t % 128`; `row` is 0 where there is
-// none.
+// Rows of an operand along which the reduction runs. A thread copies 8 numbers of row `t % 128`; `row` is 0 where
+// there is none.
 template <class T> struct Along {
   const T* row;
   int width;
@@ -11,13 +11,12 @@ template <class T> struct Along {
     four(x, row + k, there, whole), four(x + 4, row + k + 4, there - 4, whole);
   }
   METHOD void put(float (&to)[DEPTH][SIDE], const float (&x)[8]) const {
-#pragma unroll
-    for (int i = 0; i < 8; i++) to[threadIdx.x / SIDE * 8 + i][threadIdx.x % SIDE] = x[i];
+    UNROLL(i, 8) to[threadIdx.x / SIDE * 8 + i][threadIdx.x % SIDE] = x[i];
   }
 };
 
-// Rows of an operand of which the reduction takes one after the other: `rows(k)` is row k from the tile's first column on,
-// `columns` are those that there are from there.
+// Rows of an operand of which the reduction takes one after the other: `rows(k)` is row k from the tile's first column
+// on, `columns` are those that there are from there.
 template <class T, class F> struct Across {
   F rows;
   int count, columns;

@@ -2,6 +2,11 @@
 DEV u32 lane_id() { return threadIdx.x & 31; }
 template <int N> DEV void registers_up() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> DEV void registers_down() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
+// Divides a block: the first warpgroup feeds, with FEEDS registers a thread, and the others multiply.
+template <int FEEDS, int MULTIPLIES, class F, class M> DEV void divide_roles(F feed, M multiply) {
+  if (threadIdx.x < 128) registers_down<FEEDS>(), feed();
+  else registers_up<MULTIPLIES>(), multiply();
+}
 DEV void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 DEV void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 

@@ -15,8 +15,7 @@ template <class T> DEV void copy_four(float* to, const RowsOf<T>& rows, int row,
     return;
   }
   float x[4];
-#pragma unroll
-  for (int i = 0; i < 4; i++)
+  UNROLL(i, 4)
     x[i] = row < rows.count && column + i < width ? read(rows.at[row * rows.stride + column + i]) : 0;
   *(float4*)to = make_float4(x[0], x[1], x[2], x[3]);
 }
@@ -26,8 +25,7 @@ DEV int place(int row, int column) { return row / 2 * 32 + row / 4 * 4 + row % 2
 template <class T> DEV void copy_slab(float* to, const RowsOf<T>& rows, int first, int width) {
   const bool whole = ::whole(rows, width);
   const int t = thread(), column = t % 4 * 4;
-#pragma unroll
-  for (int i = 0; i < SIDE * DEPTH / 4 / THREADS; i++) {
+  UNROLL(i, SIDE * DEPTH / 4 / THREADS) {
     int row = t / 4 + i * (THREADS / 4);
     copy_four(&to[place(row, column)], rows, row, first + column, width, whole);
   }

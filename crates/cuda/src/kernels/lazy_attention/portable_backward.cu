@@ -10,7 +10,7 @@
 //   dbias     a block owns 32 distances of one head                                                              (E13)
 //   dtau      a block owns one head                                                                              (E14)
 //
-// What a tile without an active pair adds to o, Δ, dv and dτ is nothing: neither g nor these products are computed,
+// A tile without an active pair adds nothing to o, Δ, dv and dτ: neither g nor these products are computed,
 // and no bit depends on that. To dq, dk and dbias it adds -P (Δ - dlse): it is left out only where every such factor
 // is 0.
 //
@@ -25,7 +25,7 @@
 // window of its own in scratch memory, 4 bytes for each distance that occurs, query head and tile of keys; the last
 // kernel adds the windows in the order of the tiles. dtau adds one number a row.
 
-// Whether a row of one head, from `first` on every `step`-th, holds a number that is not finite: for a warp.
+// True if a row of one head, from `first` on every `step`-th, holds a number that is not finite: for a warp.
 DEV bool has_odd(const Tensor& x, int batch, int head, int rows, int width, int first, int step) {
   constexpr int PIECE = 16 / sizeof(element);
   const int lane = threadIdx.x % 32, pieces = width / PIECE;
@@ -36,8 +36,7 @@ DEV bool has_odd(const Tensor& x, int batch, int head, int rows, int width, int 
 #pragma unroll 4
     for (int row = first * many + lane / pieces; row < rows; row += step * many) {
       const uint4 four = *(const uint4*)(at + row * x.row + lane % pieces * PIECE);
-#pragma unroll
-      for (int e = 0; e < PIECE; e++) odd |= !(fabsf(read(((const element*)&four)[e])) < INF);
+      UNROLL(e, PIECE) odd |= !(fabsf(read(((const element*)&four)[e])) < INF);
     }
     return odd;
   }
@@ -65,37 +64,30 @@ extern "C" __global__ void __launch_bounds__(THREADS) inspect(const __grid_const
 extern "C" __global__ void __launch_bounds__(THREADS) counts(const __grid_constant__ LazyArgs a) {
   __shared__ Shared shared;
   const PairArgs& c = a.c;
-  Task task = c.tasks[blockIdx.x / c.heads];
-  LazyHead head(a, c.sequences[task.first], blockIdx.x % c.heads);
+  const QueryTile<LazyHead> own(a, c, blockIdx.x);
+  const LazyHead& head = own.head;
   const Sequence& s = head.s;
-  const int row = task.row_tile * SIDE;
-  Tile tile = c.tiles[s.first_tile + task.row_tile];
+  const int row = own.row;
   const bool odd = *a.odd;
   int n[R] = {};
   Span spans[R];
-#pragma unroll
-  for (int r = 0; r < R; r++) {
-    spans[r] = head.span(row + R * ty() + r);
+  UNROLL(r, R) {
+    spans[r] = head.span(row + row_of(r));
     if (tx() == 0) n[r] = max(spans[r].end - spans[r].begin, 0);
   }
   if (odd || c.allowed) {
-#pragma unroll
-    for (int r = 0; r < R; r++) n[r] = 0;
+    UNROLL(r, R) n[r] = 0;
 #pragma unroll 1
-    for (int key = tile.begin / SIDE * SIDE; key < tile.end; key += SIDE) {
+    for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
       float x[R][4] = {}, score;
       if (odd) products(shared, x, query_rows(c.q, head, row), key_rows(c.k, head, key), c.dim);
-#pragma unroll
-      for (int r = 0; r < R; r++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) n[r] += head.score(x[r][e], row + R * ty() + r, key + 4 * tx() + e, spans[r], score);
+      UNROLL(r, R)
+        UNROLL(e, 4) n[r] += head.score(x[r][e], row + row_of(r), key + column_of(e), spans[r], score);
     }
   }
-#pragma unroll
-  for (int r = 0; r < R; r++) {
-#pragma unroll
-    for (int lanes = 8; lanes; lanes /= 2) n[r] += __shfl_xor_sync(~0u, n[r], lanes);
-    const int i = row + R * ty() + r;
+  UNROLL(r, R) {
+    n[r] = row_sum(n[r]);
+    const int i = row + row_of(r);
     if (tx() == 0 && i < s.queries) head.numbers[i] = counted(a.tau[head.head], head.lse[i] == -INF ? 0 : n[r]);
   }
 }
@@ -103,44 +95,38 @@ extern "C" __global__ void __launch_bounds__(THREADS) counts(const __grid_consta
 extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_constant__ LazyArgs a) {
   __shared__ Shared shared;
   const PairArgs& c = a.c;
-  Task task = c.tasks[blockIdx.x / c.heads];
-  LazyHead head(a, c.sequences[task.first], blockIdx.x % c.heads);
+  const QueryTile<LazyHead> own(a, c, blockIdx.x);
+  const LazyHead& head = own.head;
   const Sequence& s = head.s;
-  const int row = task.row_tile * SIDE;
-  Tile tile = c.tiles[s.first_tile + task.row_tile];
+  const int row = own.row;
   Rows q = query_rows(c.q, head, row), dout = query_rows(c.dout, head, row);
   float sparse[R][CD / 16], dense[R][CD / 16], lse[R], offset[R], delta[R] = {}, sum[R] = {};
   Span spans[R];
   clear<CD>(sparse), clear<CD>(dense);
-#pragma unroll
-  for (int r = 0; r < R; r++) {
-    int i = row + R * ty() + r;
+  UNROLL(r, R) {
+    int i = row + row_of(r);
     spans[r] = head.span(i), lse[r] = head.lse_at(i), offset[r] = head.number(i).offset;
   }
 #pragma unroll 1
-  for (int key = tile.begin / SIDE * SIDE; key < tile.end; key += SIDE) {
+  for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
     float x[R][4], g[R][4];
     bool weighs = false, any = false;
     Rows k = key_rows(c.k, head, key);
     products(shared, x, q, k, c.dim);
-#pragma unroll
-    for (int r = 0; r < R; r++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        x[r][e] = head.weight_of(x[r][e], row + R * ty() + r, key + 4 * tx() + e, spans[r], lse[r]);
+    UNROLL(r, R)
+      UNROLL(e, 4) {
+        x[r][e] = head.weight_of(x[r][e], row + row_of(r), key + column_of(e), spans[r], lse[r]);
         weighs |= x[r][e] != 0, any |= !hidden(x[r][e]) && is_active(x[r][e], offset[r]);
       }
     if (any = __syncthreads_or(any)) products(shared, g, dout, key_rows(c.v, head, key), c.value_dim);  // (E7)
-#pragma unroll
-    for (int r = 0; r < R; r++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
+    UNROLL(r, R)
+      UNROLL(e, 4) {
         const float p = x[r][e];
         const bool active = any && !hidden(p) && is_active(p, offset[r]);
         if (active) sum[r] += g[r][e], g[r][e] = shown(__fmul_rn(p, g[r][e])), delta[r] += g[r][e];  // (E8)
         else g[r][e] = HIDE;
-        // What the sum over the row is multiplied by is finite.
-        const float dlse = head.dlse(row + R * ty() + r);
+        // The sum over the row is multiplied by a finite number.
+        const float dlse = head.dlse(row + row_of(r));
         if (!hidden(p) && !(fabsf(dlse) < INF)) x[r][e] = shown(__fmul_rn(p, dlse));
       }
     if (!c.dq.data) continue;
@@ -153,18 +139,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
     publish(shared, g);
     accumulate<CD>(shared, sparse, k, c.first_dim, c.dim);
   }
-#pragma unroll
-  for (int r = 0; r < R; r++) {
-#pragma unroll
-    for (int lanes = 8; lanes; lanes /= 2) {
-      delta[r] += __shfl_xor_sync(~0u, delta[r], lanes), sum[r] += __shfl_xor_sync(~0u, sum[r], lanes);
-    }
-    const int i = row + R * ty() + r;
+  UNROLL(r, R) {
+    delta[r] = row_sum(delta[r]), sum[r] = row_sum(sum[r]);
+    const int i = row + row_of(r);
     const float dlse = head.dlse(i);
-    // Where Δ is not finite, some dS is NaN.
+    // A Δ that is not finite means that some dS is NaN.
     const float factor = !(fabsf(delta[r]) < INF) ? delta[r] - delta[r] : fabsf(dlse) < INF ? dlse - delta[r] : 1;
-#pragma unroll
-    for (int e = 0; e < CD / 16; e++) sparse[r][e] = fmaf(factor, dense[r][e], sparse[r][e]);  // (E17)
+    UNROLL(e, CD / 16) sparse[r][e] = fmaf(factor, dense[r][e], sparse[r][e]);  // (E17)
     if (tx() == 0 && i < s.queries && c.first_dim == 0) {
       Numbers& numbers = head.numbers[i];
       numbers.delta = delta[r] - dlse, numbers.sum = __fmul_rn(numbers.share, sum[r]);
@@ -173,8 +154,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
   if (c.dq.data) store<CD>(c.dq, s.batch, head.head, s.query_start + row, s.queries - row, sparse, Same{c.scale}, c.first_dim, c.dim, false);
 }
 
-// Adds the diagonals of a tile of dS, the factors that were published last, to what a block has of each distance. Diagonal t
-// holds the pairs of query i and key i + 63 - t of the tile.
+// Adds the diagonals of a tile of dS, the factors that were published last, to what a block has of each distance.
+// Diagonal t holds the pairs of query i and key i + 63 - t of the tile.
 DEV void add_diagonals(const Shared& shared, float* window, int reach, int distance) {
   const int t = threadIdx.x, off = t - (SIDE - 1), d = distance + off;
   if (t >= 2 * SIDE - 1 || d < 0 || d >= reach) return;
@@ -194,8 +175,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant
   const int key = task.key_tile * SIDE;
   const bool wants_dk = c.dk.data && c.first_dim < c.dim, wants_dv = c.dv.data && c.first_value < c.value_dim;
   const bool wants_ds = wants_dk || a.windows;
-  Rows k = rows_of(c.k, s.batch, key_head, s.key_start + key, s.key_start + s.keys);
-  Rows v = rows_of(c.v, s.batch, key_head, s.key_start + key, s.key_start + s.keys);
+  Rows k = key_rows(c.k, s, key_head, key);
+  Rows v = key_rows(c.v, s, key_head, key);
   float dk[R][CD / 16], dv[R][CE / 16];
   clear<CD>(dk), clear<CE>(dv);
   if (a.windows)
@@ -205,29 +186,24 @@ extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant
     LazyHead head(a, s, h);
 #pragma unroll 1
     for (int row = 0; row < s.queries; row += SIDE) {
-      Tile tile = c.tiles[s.first_tile + row / SIDE];
-      if (tile.end <= key || tile.begin >= key + SIDE) continue;
+      if (!may_see(c, s, row, key)) continue;
       Rows q = query_rows(c.q, head, row), dout = query_rows(c.dout, head, row);
       float x[R][4], ds[R][4];
       bool any = false, pulls = false;
       products(shared, x, k, q, c.dim);
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        const int i = row + 4 * tx() + e;
+      UNROLL(e, 4) {
+        const int i = row + column_of(e);
         const Span span = head.span(i);
         const float lse = head.lse_at(i), offset = head.number(i).offset;
-#pragma unroll
-        for (int r = 0; r < R; r++) {
-          x[r][e] = head.weight_of(x[r][e], i, key + R * ty() + r, span, lse);
+        UNROLL(r, R) {
+          x[r][e] = head.weight_of(x[r][e], i, key + row_of(r), span, lse);
           any |= !hidden(x[r][e]) && is_active(x[r][e], offset);
         }
       }
       if ((any = __syncthreads_or(any)) && wants_ds) products(shared, ds, v, dout, c.value_dim);  // (E7)
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        const Numbers numbers = head.number(row + 4 * tx() + e);
-#pragma unroll
-        for (int r = 0; r < R; r++) {
+      UNROLL(e, 4) {
+        const Numbers numbers = head.number(row + column_of(e));
+        UNROLL(r, R) {
           const float p = x[r][e];
           const bool active = any && !hidden(p) && is_active(p, numbers.offset);
           const float g = active ? ds[r][e] : 0;
@@ -254,37 +230,34 @@ extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant
   if (wants_dv) store<CE>(c.dv, s.batch, key_head, s.key_start + key, s.keys - key, dv, Same{1}, c.first_value, c.value_dim, false);
 }
 
-// How sparse the weights are, (E37)–(E44).
+// Sparsity of the weights (E37)–(E44).
 KERNEL_ARGS(MeasureArgs)
 constexpr int FIGURES = 6;
 
 extern "C" __global__ void __launch_bounds__(THREADS) measure(const __grid_constant__ MeasureArgs of) {
   __shared__ Shared shared;
   const PairArgs& c = of.lazy.c;
-  Task task = c.tasks[blockIdx.x / c.heads];
-  LazyHead head(of.lazy, c.sequences[task.first], blockIdx.x % c.heads);
+  const QueryTile<LazyHead> own(of.lazy, c, blockIdx.x);
+  const LazyHead& head = own.head;
   const Sequence& s = head.s;
-  const int row = task.row_tile * SIDE;
-  Tile tile = c.tiles[s.first_tile + task.row_tile];
+  const int row = own.row;
   const i64 at = ((i64)s.batch * c.heads + head.head) * c.queries + s.query_start + row;
   const i64 columns = (c.keys + of.tile_keys - 1) / of.tile_keys, rows = (c.queries + of.tile_queries - 1) / of.tile_queries;
   u32* states = of.states + ((i64)s.batch * c.heads + head.head) * rows * columns;
 #pragma unroll 1
-  for (int key = tile.begin / SIDE * SIDE; key < tile.end; key += SIDE) {
+  for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
     float x[R][4];
     products(shared, x, query_rows(c.q, head, row), key_rows(c.k, head, key), c.dim);
 #pragma unroll 1
     for (int r = 0; r < R; r++) {
-      const int i = row + R * ty() + r;
+      const int i = row + row_of(r);
       const float lse = head.lse_at(i), offset = head.number(i).offset;
       float sums[4] = {};  // visible, active, Σ e, Σ P of the inactive
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
+      UNROLL(e, 4) {
         float product = 0;
-#pragma unroll
-        for (int t = 0; t < R; t++)
+        UNROLL(t, R)
           if (t == r) product = x[t][e];
-        const int j = key + 4 * tx() + e;
+        const int j = key + column_of(e);
         const float p = head.weight_of(product, i, j, head.span(i), lse);
         if (hidden(p)) continue;
         const bool active = is_active(p, offset);
@@ -295,10 +268,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) measure(const __grid_const
         u32* state = states + (s.query_start + i) / of.tile_queries * columns + (s.key_start + j) / of.tile_keys;
         if (*(volatile u32*)state < 1u + active) atomicMax(state, 1u + active);  // of whole numbers: any order will do
       }
-#pragma unroll
-      for (int t = 0; t < 4; t++) {
-#pragma unroll
-        for (int lanes = 8; lanes; lanes /= 2) sums[t] += __shfl_xor_sync(~0u, sums[t], lanes);
+      UNROLL(t, 4) {
+        sums[t] = row_sum(sums[t]);
         if (tx() == 0 && i < s.queries) of.figures[(at + i - row) * FIGURES + t] += sums[t];
       }
     }
@@ -323,7 +294,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) dbias(const __grid_constan
 
 // dτ (E14): a block has one head.
 extern "C" __global__ void __launch_bounds__(THREADS) dtau(const __grid_constant__ LazyArgs a) {
-  __shared__ float sums[THREADS];
   const PairArgs& c = a.c;
   float sum = 0;
   for (int batch = 0; batch < c.batch; batch++) {
@@ -332,10 +302,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) dtau(const __grid_constant
     for (int i = threadIdx.x; i < c.queries; i += THREADS)
       if (c.spans[(i64)batch * c.queries + i].begin >= 0) sum += numbers[i].sum;
   }
-  sums[threadIdx.x] = sum;
-  for (int n = THREADS / 2; n; n /= 2) {
-    __syncthreads();
-    if (threadIdx.x < n) sums[threadIdx.x] += sums[threadIdx.x + n];
-  }
-  if (threadIdx.x == 0) a.dtau[blockIdx.x] = sums[0];
+  sum = block_sum<THREADS>(sum);
+  if (threadIdx.x == 0) a.dtau[blockIdx.x] = sum;
 }

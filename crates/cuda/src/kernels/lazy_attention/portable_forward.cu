@@ -16,56 +16,47 @@ extern "C" __global__ void __launch_bounds__(THREADS) scores(const __grid_consta
   __shared__ Shared shared;
   __shared__ u32 words[THREADS / 32];
   const PairArgs& c = a.c;
-  Task task = c.tasks[blockIdx.x / c.heads];
-  LazyHead head(a, c.sequences[task.first], blockIdx.x % c.heads);
+  const QueryTile<LazyHead> own(a, c, blockIdx.x);
+  const LazyHead& head = own.head;
   const Sequence& s = head.s;
-  const int row = task.row_tile * SIDE;
-  Tile tile = c.tiles[s.first_tile + task.row_tile];
+  const int row = own.row;
   Rows q = query_rows(c.q, head, row);
   float m[R], l[R] = {}, tops[R][2];  // the largest scores of the stripes tx and tx + 16
   int n[R] = {};
   Span spans[R];
-#pragma unroll
-  for (int r = 0; r < R; r++) spans[r] = head.span(row + R * ty() + r), m[r] = tops[r][0] = tops[r][1] = -INF;
+  UNROLL(r, R) spans[r] = head.span(row + row_of(r)), m[r] = tops[r][0] = tops[r][1] = -INF;
 #pragma unroll 1
-  for (int key = tile.begin / SIDE * SIDE; key < tile.end; key += SIDE) {
+  for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
     float x[R][4];
     products(shared, x, q, key_rows(c.k, head, key), c.dim);
     const int stripe = stripe_of(s, key) - tx();
-#pragma unroll
-    for (int r = 0; r < R; r++) {
+    UNROLL(r, R) {
       float top = -INF;
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
+      UNROLL(e, 4) {
         float score = -INF;
-        bool visible = head.score(x[r][e], row + R * ty() + r, key + 4 * tx() + e, spans[r], score);
+        bool visible = head.score(x[r][e], row + row_of(r), key + column_of(e), spans[r], score);
         x[r][e] = visible ? score : -INF;
         n[r] += visible;
         top = max_nan(top, x[r][e]);
       }
-#pragma unroll
-      for (int n = 8; n; n /= 2) top = max_nan(top, __shfl_xor_sync(~0u, top, n));
+      top = row_max(top);
       if (stripe == 0) tops[r][0] = max_nan(tops[r][0], top);
       if (stripe == 16) tops[r][1] = max_nan(tops[r][1], top);
       if (top == -INF) continue;  // the row sees nothing here
       top = max_nan(m[r], top);
       float sum = 0;
-#pragma unroll
-      for (int e = 0; e < 4; e++) sum += x[r][e] == -INF ? 0 : weight(x[r][e], top);
+      UNROLL(e, 4) sum += x[r][e] == -INF ? 0 : weight(x[r][e], top);
       l[r] = fmaf(l[r], weight(m[r], top), sum), m[r] = top;
     }
   }
   u32 bits = 0;
-#pragma unroll
-  for (int r = 0; r < R; r++) {
-#pragma unroll
-    for (int lanes = 8; lanes; lanes /= 2) l[r] += __shfl_xor_sync(~0u, l[r], lanes), n[r] += __shfl_xor_sync(~0u, n[r], lanes);
-    const int i = row + R * ty() + r;
+  UNROLL(r, R) {
+    l[r] = row_sum(l[r]), n[r] = row_sum(n[r]);
+    const int i = row + row_of(r);
     const float lse = n[r] ? m[r] + logf(l[r]) : -INF;  // (E3)
     const Numbers numbers = counted(a.tau[head.head], n[r]);
     if (tx() == 0 && i < s.queries) ((float*)head.lse)[i] = lse, head.numbers[i] = numbers;
-#pragma unroll
-    for (int half = 0; half < 2; half++)
+    UNROLL(half, 2)
       if (may_be_active(tops[r][half], lse, numbers.offset)) bits |= 1u << (16 * half + tx());
   }
   bits = __reduce_or_sync(~0u, bits);
@@ -79,32 +70,28 @@ extern "C" __global__ void __launch_bounds__(THREADS) scores(const __grid_consta
 extern "C" __global__ void __launch_bounds__(THREADS) values(const __grid_constant__ LazyArgs a) {
   __shared__ Shared shared;
   const PairArgs& c = a.c;
-  Task task = c.tasks[blockIdx.x / c.heads];
-  LazyHead head(a, c.sequences[task.first], blockIdx.x % c.heads);
+  const QueryTile<LazyHead> own(a, c, blockIdx.x);
+  const LazyHead& head = own.head;
   const Sequence& s = head.s;
-  const int row = task.row_tile * SIDE;
-  Tile tile = c.tiles[s.first_tile + task.row_tile];
+  const int row = own.row;
   Rows q = query_rows(c.q, head, row);
   const u32 stripes = head.stripes(row);
   float o[R][CE / 16], lse[R], offset[R];
   Span spans[R];
   clear<CE>(o);
-#pragma unroll
-  for (int r = 0; r < R; r++) {
-    int i = row + R * ty() + r;
+  UNROLL(r, R) {
+    int i = row + row_of(r);
     spans[r] = head.span(i), lse[r] = head.lse_at(i), offset[r] = head.number(i).offset;
   }
 #pragma unroll 1
-  for (int key = tile.begin / SIDE * SIDE; key < tile.end; key += SIDE) {
+  for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
     if (!(stripes >> stripe_of(s, key) & 1)) continue;
     float x[R][4];
     bool any = false;
     products(shared, x, q, key_rows(c.k, head, key), c.dim);
-#pragma unroll
-    for (int r = 0; r < R; r++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        float p = head.weight_of(x[r][e], row + R * ty() + r, key + 4 * tx() + e, spans[r], lse[r]);
+    UNROLL(r, R)
+      UNROLL(e, 4) {
+        float p = head.weight_of(x[r][e], row + row_of(r), key + column_of(e), spans[r], lse[r]);
         bool active = !hidden(p) && is_active(p, offset[r]);
         x[r][e] = !active ? HIDE : a.pv.data ? shown(p) : raised(p, offset[r]);  // (E5)
         any |= active;

@@ -1,6 +1,6 @@
 // Numbers with which a row and a pair of lazy attention take part. Equations: docs/lazy_attention.md.
 
-// ---- the problem -----------------------------------------------------------------------------------------------------
+// ---- the problem ----
 KERNEL_ARGS(LazyArgs)
 
 // Tiles of keys in stripes of as many tiles each.
@@ -26,16 +26,14 @@ struct LazyHead : Head {
   METHOD float dlse(int i) const { return c.dlse && i < s.queries ? c.dlse[lse - c.lse + i] : 0; }
   METHOD u32& stripes(int row) const { return a.active[(i64)(s.first_tile + row / SIDE) * c.heads + head]; }
 
-  // From the product of a query and a key: S (E1), (E2), and whether the pair is visible. Roundings are written out, as in
-  // `Head::score`.
+  // From the product of a query and a key: S (E1), (E2), and whether the pair is visible. Roundings are written out,
+  // as in `Head::score`.
   METHOD bool score(float product, int i, int j, Span span, float& score) const {
     if (j < span.begin || j >= span.end) return false;
     float x = __fmul_rn(c.scale, product);
-#if OPTIONS
-    if (allowed && !allowed[(i64)i * c.keys + j]) return false;
+    if (OPTIONS && allowed && !allowed[(i64)i * c.keys + j]) return false;
     const u32 d = i + shift - j;
-    if (distances && d < (u32)a.width) x = __fadd_rn(x, distances[d]);
-#endif
+    if (OPTIONS && distances && d < (u32)a.width) x = __fadd_rn(x, distances[d]);
     score = x;
     return x != -INF;
   }
@@ -45,9 +43,3 @@ struct LazyHead : Head {
     return score(product, i, j, span, x) ? weight(x, lse) : HIDE;
   }
 };
-DEV Rows query_rows(const Tensor& x, const Head& head, int row) {
-  return rows_of(x, head.s.batch, head.head, head.s.query_start + row, head.s.query_start + head.s.queries);
-}
-DEV Rows key_rows(const Tensor& x, const Head& head, int key) {
-  return rows_of(x, head.s.batch, head.key_head, head.s.key_start + key, head.s.key_start + head.s.keys);
-}

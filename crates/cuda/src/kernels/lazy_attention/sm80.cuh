@@ -1,6 +1,6 @@
-// lazy_attention of 16-bit operands on the tensor cores of any GPU from sm_80 on: the blocks of the portable level, with e, P and
-// dS rounded to the storage type before they are multiplied. `inspect`, `counts`, `dbias` and `dtau` are those of
-// the portable level.
+// lazy_attention of 16-bit operands on the tensor cores of any GPU from sm_80 on: the blocks of the portable level,
+// with e, P and dS rounded to the storage type before they are multiplied. `inspect`, `counts`, `dbias` and `dtau` are
+// those of the portable level.
 //
 //   scores    a block owns 128 queries of one head and walks the keys: lse, n, stripes               (E1)–(E3), (E18)
 //   values    a block owns 128 queries of one head and walks their stripes: o += e·v; or Σ a P v     (E4)–(E6), (E47)
@@ -9,10 +9,10 @@
 //   keys      a block owns 64 keys of one key head and walks the queries of its heads: dS, dk, dv,
 //             and what its diagonals add to dbias                                              (E9), (E11)–(E13)
 //
-// dS is rounded whole: in two parts, as the portable level sums it (E17), the roundings of a P g and of P Δ would not cancel. A
-// warp leaves a product out where no pair of its rows needs it. Where `inspect` has found a number that is not finite,
-// tiles that are multiplied by factors hold 0 in its place, and what it adds to the pairs that see it follows at the
-// end.
+// dS is rounded whole: in two parts, as the portable level sums it (E17), the roundings of a P g and of P Δ would not
+// cancel. A warp leaves a product out where no pair of its rows needs it. Where `inspect` has found a number that is
+// not finite, tiles that are multiplied by factors hold 0 in its place, and what it adds to the pairs that see it
+// follows at the end.
 //
 // `inspect` searches the operands for non-finite numbers before anything else, unless the caller has promised that
 // there are none (`Options.assume_finite`).
@@ -20,11 +20,8 @@
 // Compile-time: STORAGE (1|2); OPTIONS, 0 where there is no bias and no array of flags; WHOLE, see `load_tile`; CD and
 // CE, the columns of a row of q and of an accumulator of o: 64 or 128.
 
-// ---- scores ----------------------------------------------------------------------------------------------------------
-extern __shared__ __align__(128) char bytes[];
-DEV float* numbers_at(u32 offset) { return (float*)(bytes + offset); }
-
-// Whether a tile of N queries from `row` and 64 keys from `key` has pairs with a bias.
+// ---- scores ----
+// True if a tile of N queries from `row` and 64 keys from `key` has pairs with a bias.
 template <int N> DEV bool is_near(const LazyHead& head, int row, int key) {
   const int distance = row + head.shift - key;
   return OPTIONS && head.distances && distance + N > 0 && distance - SIDE < head.a.width;
@@ -48,33 +45,27 @@ DEV bool is_visible(const LazyHead& head, int i, int j, Span span) {
 template <bool MASKED, int M>
 DEV void score_tile(float (&s)[M][SIDE / 8][4], const LazyHead& head, int row, int key, const Span (&spans)[2 * M], const float* bias) {
   const int column = 2 * (lane_id() % 4);
-#pragma unroll
-  for (int i = 0; i < M * SIDE / 2; i++) s[i / (SIDE / 2)][i / 4 % (SIDE / 8)][i % 4] = __fmul_rn(head.c.scale, s[i / (SIDE / 2)][i / 4 % (SIDE / 8)][i % 4]);
+  UNROLL(i, M * SIDE / 2) s[i / (SIDE / 2)][i / 4 % (SIDE / 8)][i % 4] = __fmul_rn(head.c.scale, s[i / (SIDE / 2)][i / 4 % (SIDE / 8)][i % 4]);
   if (is_near<64 * M>(head, row, key)) {  // pairs on a diagonal of the thread's groups of 8 share their bias
     float near[2 * M + 7][2];
-#pragma unroll
-    for (int d = 0; d < 2 * M + 7; d++)
-#pragma unroll
-      for (int e = 0; e < 2; e++) near[d][e] = bias[SIDE - 1 + row_of<M>(0) - column + 8 * (d - 7) - e];
-#pragma unroll
-    for (int i = 0; i < M * SIDE / 2; i++) {
+    UNROLL(d, 2 * M + 7)
+      UNROLL(e, 2) near[d][e] = bias[SIDE - 1 + row_of<M>(0) - column + 8 * (d - 7) - e];
+    UNROLL(i, M * SIDE / 2) {
       const int r = i / (SIDE / 2) * 2 + i / 2 % 2, j = i / 4 % (SIDE / 8);
       float& x = s[r / 2][j][i % 4];
       x = __fadd_rn(x, near[r - j + 7][i % 2]);
     }
   }
   if (!MASKED) return;
-#pragma unroll
-  for (int i = 0; i < M * SIDE / 2; i++) {
+  UNROLL(i, M * SIDE / 2) {
     const int r = i / (SIDE / 2) * 2 + i / 2 % 2, j = i / 4 % (SIDE / 8), here = key + 8 * j + column + i % 2;
     if (!is_visible(head, row + row_of<M>(r), here, spans[r])) s[r / 2][j][i % 4] = -INF;
   }
 }
-// Whether some pair of a warp's rows may not be visible.
+// True if some pair of a warp's rows may not be visible.
 template <int M> DEV bool is_masked(const LazyHead& head, int key, const Span (&spans)[2 * M], bool odd) {
   bool cut = odd || OPTIONS && head.allowed;
-#pragma unroll
-  for (int r = 0; r < 2 * M; r++) cut |= spans[r].begin > key || spans[r].end < key + SIDE;
+  UNROLL(r, 2 * M) cut |= spans[r].begin > key || spans[r].end < key + SIDE;
   return __any_sync(~0u, cut);
 }
 // The score of a single pair, for `add_odd`. The four threads of a row ask for the same pair.

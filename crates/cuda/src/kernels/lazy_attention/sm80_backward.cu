@@ -7,12 +7,6 @@ CHECK_SHARED(means, BLOCK_BYTES);
 CHECK_SHARED(queries, BLOCK_BYTES);
 CHECK_SHARED(keys, BLOCK_BYTES + 8 * NUMBERS);
 
-// dS (E9), hidden if the pair is not visible, from P and g.
-template <bool MASKED> DEV float pull(float p, float g, float offset, float delta) {
-  const float x = __fmul_rn(p, __fsub_rn(attends<MASKED>(p, offset) ? g : 0, delta));
-  return MASKED && hidden(p) ? HIDE : shown(x);
-}
-
 // A block that owns 64 queries, its walk over the keys, and P of a tile.
 struct Walk {
   const LazyArgs& a;
@@ -25,13 +19,12 @@ struct Walk {
   Span spans[2];
 
   METHOD Walk(const LazyArgs& lazy, Task task, int h) : a(lazy), head(lazy, lazy.c.sequences[task.first], h) {
-    q = shared(bytes), dout = q + D_BYTES, k = dout + E_BYTES, v = k + 2 * D_BYTES;
+    q = shared_begin(), dout = q + D_BYTES, k = dout + E_BYTES, v = k + 2 * D_BYTES;
     bias = numbers_at(3 * (D_BYTES + E_BYTES));
     row = task.row_tile * SIDE, odd = *a.odd;
     Tile tile = a.c.tiles[head.s.first_tile + task.row_tile];
     first = tile.begin / SIDE, end = tile.begin < tile.end ? (tile.end + SIDE - 1) / SIDE : first;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
+    UNROLL(r, 2) {
       const int i = row + row_of<1>(r);
       spans[r] = head.span(i), base[r] = base_of(head.lse_at(i)), offset[r] = head.number(i).offset;
     }
@@ -59,8 +52,7 @@ struct Walk {
   template <bool MASKED> METHOD bool weights(float (&x)[1][SIDE / 8][4], float (&g)[1][SIDE / 8][4], int n, int stage) {
     float most = 0;
     score_tile<MASKED, 1>(x, head, row, n * SIDE, spans, bias + stage * NEAR);
-#pragma unroll
-    for (int i = 0; i < SIDE / 2; i++) weigh<MASKED>(x[0][i / 4][i % 4], most, base[i / 2 % 2], offset[i / 2 % 2]);
+    UNROLL(i, SIDE / 2) weigh<MASKED>(x[0][i / 4][i % 4], most, base[i / 2 % 2], offset[i / 2 % 2]);
     const bool any = __any_sync(~0u, most != 0);
     if (any) products<1, SIDE, CE>(g, dout, v + stage * E_BYTES);
     return any;
@@ -78,8 +70,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD + CE > 128 ? 2 : 3) mea
     auto all = [&](auto masked) {
       constexpr bool MASKED = decltype(masked)::value;
       if (!walk.weights<MASKED>(x, g, n, stage)) return;
-#pragma unroll
-      for (int i = 0; i < SIDE / 2; i++) {
+      UNROLL(i, SIDE / 2) {
         const int r = i / 2 % 2;
         const float p = x[0][i / 4][i % 4], y = attends<MASKED>(p, walk.offset[r]) ? g[0][i / 4][i % 4] : 0;
         sum[r] += y, delta[r] = fmaf(p, y, delta[r]);  // (E8)
@@ -88,8 +79,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD + CE > 128 ? 2 : 3) mea
     if (walk.is_masked(n)) all(Is<true>());
     else all(Is<false>());
   });
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     delta[r] = quad_sum(delta[r]), sum[r] = quad_sum(sum[r]);
     const int i = walk.row + row_of<1>(r);
     if (lane_id() % 4 || i >= walk.head.s.queries) continue;
@@ -107,8 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD + CE > 128 ? 1 : 2) que
   const int row = walk.row;
   float dq[1][CD / 8][4], delta[2], scale[2];
   clear<1, CD>(dq);
-#pragma unroll
-  for (int r = 0; r < 2; r++) delta[r] = head.number(row + row_of<1>(r)).delta, scale[r] = c.scale;
+  UNROLL(r, 2) delta[r] = head.number(row + row_of<1>(r)).delta, scale[r] = c.scale;
   walk.each([&](int n, int stage) {
     const u32 k = walk.k + stage * D_BYTES;
     float x[1][SIDE / 8][4], g[1][SIDE / 8][4];
@@ -118,8 +107,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD + CE > 128 ? 1 : 2) que
     auto all = [&](auto masked) {
       constexpr bool MASKED = decltype(masked)::value;
       walk.weights<MASKED>(x, g, n, stage);
-#pragma unroll
-      for (int i = 0; i < SIDE / 2; i++) {
+      UNROLL(i, SIDE / 2) {
         float& p = x[0][i / 4][i % 4];
         p = pull<MASKED>(p, g[0][i / 4][i % 4], walk.offset[i / 2 % 2], delta[i / 2 % 2]), pulls |= p != 0;
       }
@@ -139,8 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD + CE > 128 ? 1 : 2) que
       if (!is_odd(k, c.dim)) continue;
       float ds[2], most = 0;
       bool seen[2];
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
+      UNROLL(r, 2) {
         const int i = min(row + row_of<1>(r), s.queries - 1);
         ds[r] = score_alone(head, i, j);
         const float g = product_of(query_rows(c.dout, head, i).at, key_rows(c.v, head, j).at, c.value_dim);
@@ -153,9 +140,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD + CE > 128 ? 1 : 2) que
   store<1, CD>(c.dq, s.batch, head.head, s.query_start + row, s.queries - row, dq, scale, 0, c.dim);
 }
 
-// Where a tile of dS, in f32, has those of a key and two queries: in the place of the tiles of q and dout that it was made from.
+// The place of a key and two queries in a tile of dS in f32, which replaces the tiles of q and dout that it came from.
 DEV float2* pair_at(float* ds, int j, int i) { return (float2*)(ds + j * SIDE + (i ^ j % 8 * 8)); }
-// Adds the diagonals of such a tile to what a block has of each distance. Diagonal t holds the pairs of query i and key i + 63 - t.
+// Adds the diagonals of such a tile to what a block has of each distance. Diagonal t holds the pairs of query i and
+// key i + 63 - t.
 DEV void add_diagonals(float* ds, float* window, int reach, int distance) {
   const int off = (int)threadIdx.x - (SIDE - 1), d = distance + off;
   if (off >= SIDE || d < 0 || d >= reach) return;
@@ -169,31 +157,25 @@ DEV void add_diagonals(float* ds, float* window, int reach, int distance) {
 // As `score_tile`, of 64 keys in rows and 64 queries in columns.
 template <bool MASKED> DEV void score_turned(float (&s)[1][SIDE / 8][4], const LazyHead& head, int row, int key, const float* bias) {
   const int column = 2 * (lane_id() % 4);
-#pragma unroll
-  for (int i = 0; i < SIDE / 2; i++) s[0][i / 4][i % 4] = __fmul_rn(head.c.scale, s[0][i / 4][i % 4]);
+  UNROLL(i, SIDE / 2) s[0][i / 4][i % 4] = __fmul_rn(head.c.scale, s[0][i / 4][i % 4]);
   if (is_near<SIDE>(head, row, key)) {
     float near[9][2];
-#pragma unroll
-    for (int d = 0; d < 9; d++)
-#pragma unroll
-      for (int e = 0; e < 2; e++) near[d][e] = bias[SIDE - 1 + column - row_of<1>(0) + 8 * (d - 1) + e];
-#pragma unroll
-    for (int i = 0; i < SIDE / 2; i++) s[0][i / 4][i % 4] = __fadd_rn(s[0][i / 4][i % 4], near[i / 4 - i / 2 % 2 + 1][i % 2]);
+    UNROLL(d, 9)
+      UNROLL(e, 2) near[d][e] = bias[SIDE - 1 + column - row_of<1>(0) + 8 * (d - 1) + e];
+    UNROLL(i, SIDE / 2) s[0][i / 4][i % 4] = __fadd_rn(s[0][i / 4][i % 4], near[i / 4 - i / 2 % 2 + 1][i % 2]);
   }
   if (!MASKED) return;
-#pragma unroll
-  for (int e = 0; e < SIDE / 4; e++) {
+  UNROLL(e, SIDE / 4) {
     const int i = row + 8 * (e / 2) + column + e % 2;
     const Span span = head.span(i);
-#pragma unroll
-    for (int r = 0; r < 2; r++)
+    UNROLL(r, 2)
       if (!is_visible(head, i, key + row_of<1>(r), span)) s[0][e / 2][2 * r + e % 2] = -INF;
   }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, CD + CE > 128 ? 1 : 2) keys(const __grid_constant__ LazyArgs a) {
   const PairArgs& c = a.c;
-  const u32 at_k = shared(bytes), at_v = at_k + D_BYTES, at_q = at_v + E_BYTES;
+  const u32 at_k = shared_begin(), at_v = at_k + D_BYTES, at_q = at_v + E_BYTES;
   float* const near = numbers_at(3 * (D_BYTES + E_BYTES));
   float* const rows = near + 2 * NEAR;
   Place own = tile_of_block(c.key_heads);
@@ -206,17 +188,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD + CE > 128 ? 1 : 2) key
   clear<1, CD>(dk), clear<1, CE>(dv);
   if (windows)
     for (i64 d = threadIdx.x; d < (i64)group * a.reach; d += THREADS) windows[(i64)key_head * group * a.reach + d] = 0;
-  load_tile<SIDE, CD>(at_k, rows_of(c.k, s.batch, key_head, s.key_start + key, s.key_start + s.keys), c.dim);
-  load_tile<SIDE, CE>(at_v, rows_of(c.v, s.batch, key_head, s.key_start + key, s.key_start + s.keys), c.value_dim);
-  // Tiles of queries of all heads, those that see a key of the block: from `n` on.
-  auto next = [&](int n) {
-    while (n < group * tiles) {
-      Tile tile = c.tiles[s.first_tile + n % tiles];
-      if (tile.end > key && tile.begin < key + SIDE) break;
-      n++;
-    }
-    return n;
-  };
+  load_tile<SIDE, CD>(at_k, key_rows(c.k, s, key_head, key), c.dim);
+  load_tile<SIDE, CE>(at_v, key_rows(c.v, s, key_head, key), c.value_dim);
+  auto next = [&](int n) { return next_seen<SIDE, SIDE>(c, s, n, group * tiles, key); };
   auto load = [&](int n, int stage) {
     const LazyHead head(a, s, key_head * group + n / tiles);
     const int row = n % tiles * SIDE, i = row + threadIdx.x % SIDE;
@@ -254,22 +228,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD + CE > 128 ? 1 : 2) key
       constexpr bool MASKED = decltype(masked)::value;
       float most = 0;
       score_turned<MASKED>(x, head, row, key, bias);
-#pragma unroll
-      for (int e = 0; e < SIDE / 4; e++) {
+      UNROLL(e, SIDE / 4) {
         const int column = 8 * (e / 2) + e % 2;
         const float base = base_of(numbers[2 * SIDE + column]);
-#pragma unroll
-        for (int r = 0; r < 2; r++) weigh<MASKED>(x[0][e / 2][2 * r + e % 2], most, base, numbers[column]);
+        UNROLL(r, 2) weigh<MASKED>(x[0][e / 2][2 * r + e % 2], most, base, numbers[column]);
       }
       any = __any_sync(~0u, most != 0);
       if (any && wants_ds) products<1, SIDE, CE>(ds, at_v, dout);  // (E7)
       else clear<1, SIDE>(ds);
-#pragma unroll
-      for (int e = 0; e < SIDE / 4; e++) {
+      UNROLL(e, SIDE / 4) {
         const int column = 8 * (e / 2) + e % 2;
         const float offset = numbers[column], delta = numbers[SIDE + column];
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
+        UNROLL(r, 2) {
           float &p = x[0][e / 2][2 * r + e % 2], &g = ds[0][e / 2][2 * r + e % 2];
           g = pull<MASKED>(p, g, offset, delta), pulls |= g != 0;
           p = MASKED && hidden(p) ? 0 : max_nan(raised(p, offset), 0);  // (E5)
@@ -292,8 +262,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD + CE > 128 ? 1 : 2) key
     if (windows && distance + SIDE > 0 && distance - SIDE < a.reach) {
       float* const tile = numbers_at(D_BYTES + E_BYTES + stage * (D_BYTES + E_BYTES));
       __syncthreads();  // all are done with q and dout
-#pragma unroll
-      for (int i = 0; i < SIDE / 4; i++) {
+      UNROLL(i, SIDE / 4) {
         const int r = i % 2, j = i / 2;
         *pair_at(tile, row_of<1>(r), 8 * j + 2 * (lane_id() % 4)) = make_float2(ds[0][j][2 * r], ds[0][j][2 * r + 1]);
       }
@@ -310,8 +279,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD + CE > 128 ? 1 : 2) key
       if (!(is_odd(q, c.dim) | is_odd(dout, c.value_dim))) continue;
       float e[2], ds[2], most = 0;
       bool seen[2], active[2];
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
+      UNROLL(r, 2) {
         const int j = min(key + row_of<1>(r), s.keys - 1);
         const Numbers numbers = head.number(i);
         const float g = product_of(dout, key_rows(c.v, head, j).at, c.value_dim);

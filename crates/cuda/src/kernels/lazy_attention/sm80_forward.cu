@@ -8,7 +8,7 @@ CHECK_SHARED(values, Q_BYTES + 2 * (K_BYTES + V_BYTES + 4 * BIAS));
 extern "C" __global__ void __launch_bounds__(THREADS, 2) scores(const __grid_constant__ LazyArgs a) {
   __shared__ u32 words[THREADS / 32];
   const PairArgs& c = a.c;
-  const u32 at_q = shared(bytes), at_k = at_q + Q_BYTES;
+  const u32 at_q = shared_begin(), at_k = at_q + Q_BYTES;
   float* const bias = numbers_at(Q_BYTES + 2 * K_BYTES);
   Place own = tile_of_block(c.heads);
   Task task = c.tasks[own.task];
@@ -23,17 +23,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) scores(const __grid_con
     load_bias<ROWS>(bias + stage * BIAS, head, row, n * SIDE);
     copy_commit();
   };
-  // Where all numbers are finite and no flag hides a pair, a row sees its span.
+  // A row sees its span if all numbers are finite and no flag hides a pair.
   const bool odd = *a.odd, counts = odd || c.allowed;
   float m[2 * M], l[2 * M], tops[2 * M][STRIPES / 4];  // the largest scores of every fourth stripe
   int seen[2 * M];
   Span spans[2 * M];
-#pragma unroll
-  for (int r = 0; r < 2 * M; r++) {
+  UNROLL(r, 2 * M) {
     m[r] = -INF, l[r] = 0, spans[r] = head.span(row + row_of<M>(r));
     seen[r] = counts || lane_id() % 4 ? 0 : max(spans[r].end - spans[r].begin, 0);
-#pragma unroll
-    for (int t = 0; t < STRIPES / 4; t++) tops[r][t] = -INF;
+    UNROLL(t, STRIPES / 4) tops[r][t] = -INF;
   }
   if (first < end) load_tile<ROWS, CD>(at_q, query_rows(c.q, head, row), c.dim), load(first, 0);
   int stage = 0;
@@ -47,35 +45,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) scores(const __grid_con
     if (is_masked<M>(head, n * SIDE, spans, odd)) score_tile<true, M>(x, head, row, n * SIDE, spans, bias + stage * BIAS);
     else score_tile<false, M>(x, head, row, n * SIDE, spans, bias + stage * BIAS);
     const int stripe = stripe_of(s, n * SIDE) - lane_id() % 4;
-#pragma unroll
-    for (int r = 0; r < 2 * M; r++) {
+    UNROLL(r, 2 * M) {
       float top = -INF, sum = 0;
-#pragma unroll
-      for (int j = 0; j < SIDE / 4; j++) top = max_nan(top, x[r / 2][j / 2][2 * (r & 1) + j % 2]);
+      UNROLL(j, SIDE / 4) top = max_nan(top, x[r / 2][j / 2][2 * (r & 1) + j % 2]);
       if (counts)
-#pragma unroll
-        for (int j = 0; j < SIDE / 4; j++) seen[r] += x[r / 2][j / 2][2 * (r & 1) + j % 2] != -INF;
+        UNROLL(j, SIDE / 4) seen[r] += x[r / 2][j / 2][2 * (r & 1) + j % 2] != -INF;
       top = quad_max_nan(top);
-#pragma unroll
-      for (int t = 0; t < STRIPES / 4; t++)
+      UNROLL(t, STRIPES / 4)
         if (stripe == 4 * t) tops[r][t] = max_nan(tops[r][t], top);
       top = max_nan(m[r], top);
       const float most = base_of(top);
-#pragma unroll
-      for (int j = 0; j < SIDE / 4; j++) sum += weight(x[r / 2][j / 2][2 * (r & 1) + j % 2], most);
+      UNROLL(j, SIDE / 4) sum += weight(x[r / 2][j / 2][2 * (r & 1) + j % 2], most);
       l[r] = fmaf(l[r], weight(m[r], most), sum), m[r] = top;
     }
   }
   u32 bits = 0;
-#pragma unroll
-  for (int r = 0; r < 2 * M; r++) {
+  UNROLL(r, 2 * M) {
     seen[r] = quad_sum(seen[r]);
     const int i = row + row_of<M>(r);
     const float sum = quad_sum(l[r]), lse = seen[r] ? m[r] + logf(sum) : -INF;  // (E3)
     const Numbers numbers = counted(a.tau[head.head], seen[r]);
     if (lane_id() % 4 == 0 && i < s.queries) ((float*)head.lse)[i] = lse, head.numbers[i] = numbers;
-#pragma unroll
-    for (int t = 0; t < STRIPES / 4; t++)
+    UNROLL(t, STRIPES / 4)
       if (may_be_active(tops[r][t], lse, numbers.offset)) bits |= 1u << (4 * t + lane_id() % 4);
   }
   bits = __reduce_or_sync(~0u, bits);
@@ -84,29 +75,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) scores(const __grid_con
   if (threadIdx.x < 2 && row + threadIdx.x * SIDE < s.queries) head.stripes(row + threadIdx.x * SIDE) = words[2 * threadIdx.x] | words[2 * threadIdx.x + 1];
 }
 
-// What multiplies v: e, or P where Σ a P v is wanted, from S (E4), (E5); 0 if the pair is not active.
+// The factor of v: e, or P where Σ a P v is wanted, from S (E4), (E5); 0 if the pair is not active.
 template <bool MASKED> DEV float activate(float x, float base, float offset, bool pv) {
   const float p = weight(x, base), e = raised(p, offset);
   if (MASKED && x == -INF || pv && e <= 0) return 0;
   return pv ? p : max_nan(e, 0);
 }
 
-// Writes f32 to the rows below `count` of a tensor.
-template <int W> DEV void store_wide(const Tensor& x, int batch, int head, int row, int count, const float (&sum)[M][W / 8][4], int first, int width) {
-#pragma unroll
-  for (int r = 0; r < 2 * M; r++) {
-    float* to = (float*)x.data + batch * x.batch + head * x.head + (row + row_of<M>(r)) * x.row + first;
-#pragma unroll
-    for (int j = 0; j < W / 4; j++) {
-      const int column = 8 * (j / 2) + 2 * (lane_id() % 4) + j % 2;
-      if (row_of<M>(r) < count && first + column < width) to[column] = sum[r / 2][j / 2][2 * (r & 1) + j % 2];
-    }
-  }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, 2) values(const __grid_constant__ LazyArgs a) {
   const PairArgs& c = a.c;
-  const u32 at_q = shared(bytes), at_k = at_q + Q_BYTES, at_v = at_k + 2 * K_BYTES + 8 * BIAS;
+  const u32 at_q = shared_begin(), at_k = at_q + Q_BYTES, at_v = at_k + 2 * K_BYTES + 8 * BIAS;
   float* const bias = numbers_at(Q_BYTES + 2 * K_BYTES);
   Place own = tile_of_block(c.heads);
   Task task = c.tasks[own.task];
@@ -133,8 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) values(const __grid_con
   float o[M][CE / 8][4], base[2 * M], offset[2 * M], one[2 * M];
   Span spans[2 * M];
   clear<M, CE>(o);
-#pragma unroll
-  for (int r = 0; r < 2 * M; r++) {
+  UNROLL(r, 2 * M) {
     const int i = row + row_of<M>(r);
     spans[r] = head.span(i), base[r] = base_of(head.lse_at(i)), offset[r] = head.number(i).offset, one[r] = 1;
   }
@@ -154,8 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) values(const __grid_con
       auto all = [&](auto masked) {
         constexpr bool MASKED = decltype(masked)::value;
         score_tile<MASKED, M>(x, head, row, n * SIDE, spans, bias + stage * BIAS);
-#pragma unroll
-        for (int i = 0; i < M * SIDE / 2; i++) {
+        UNROLL(i, M * SIDE / 2) {
           const int r = i / (SIDE / 2) * 2 + i / 2 % 2;
           float& y = x[r / 2][i / 4 % (SIDE / 8)][i % 4];
           y = activate<MASKED>(y, base[r], offset[r], pv), most = max_nan(most, y);
@@ -177,8 +153,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) values(const __grid_con
       if (!is_odd(v, width)) continue;
       float factor[2 * M];
       bool seen[2 * M];
-#pragma unroll
-      for (int r = 0; r < 2 * M; r++) {
+      UNROLL(r, 2 * M) {
         const float score = score_alone(head, min(row + row_of<M>(r), s.queries - 1), j);
         seen[r] = score != -INF && is_active(weight(score, base[r]), offset[r]);
         factor[r] = activate<true>(score, base[r], offset[r], pv);
@@ -186,6 +161,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) values(const __grid_con
       add_odd<M, CE>(o, factor, seen, v, width);
     }
   }
-  if (pv) store_wide<CE>(a.pv, s.batch, head.head, s.query_start + row, s.queries - row, o, c.first_value, c.value_dim);
+  if (pv) store_wide<M, CE>(a.pv, s.batch, head.head, s.query_start + row, s.queries - row, o, c.first_value, c.value_dim);
   else store<M, CE>(c.o, s.batch, head.head, s.query_start + row, s.queries - row, o, one, c.first_value, c.value_dim);
 }

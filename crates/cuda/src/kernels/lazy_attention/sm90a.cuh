@@ -14,7 +14,7 @@ constexpr u32 PANEL = KEYS * 128, KV_BYTES = KEYS * D * 2;
 
 KERNEL_ARGS(HopperLazyArgs)
 
-// ---- work tiles ------------------------------------------------------------------------------------------------------
+// ---- work tiles ----
 template <int M, bool BY_KEYS = false> DEV Work work_of(int t, const HopperLazyArgs& c) {
   const int heads = c.shape.heads_per_group, each = c.shape.heads / c.shape.key_heads;
   return work_of<M, BY_KEYS, true>(t, c.shape, c.packed, BY_KEYS ? max(1, heads / each) : heads);
@@ -34,7 +34,7 @@ DEV i64 row_at(const HopperLazyArgs& c, const Own& s, int head, int row) {
   return ((i64)s.batch * c.shape.heads + head) * c.shape.queries + s.query_start + row;
 }
 
-// ---- scores ----------------------------------------------------------------------------------------------------------
+// ---- scores ----
 // The distance of the first query of some rows and the first key of a block; whether some pair of them has a bias.
 DEV int distance_of(const HopperLazyArgs& c, const Own& s, int row, int key) { return row + (c.bottom ? s.keys - s.queries : 0) - key; }
 DEV bool is_near(const HopperLazyArgs& c, int distance, int rows) { return c.bias && distance + rows > 0 && distance - KEYS < c.width; }
@@ -43,24 +43,21 @@ template <int ROWS> DEV void put_bias(float* to, const HopperLazyArgs& c, int he
   if (!is_near(c, distance, ROWS)) return;
   const float* from = c.bias + (i64)head * c.width;
   const int first = distance - (KEYS - 1) + (int)lane_id();
-#pragma unroll
-  for (int t = 0; t < (ROWS + KEYS) / 32; t++) {
+  UNROLL(t, (ROWS + KEYS) / 32) {
     const u32 d = first + 32 * t;
     to[32 * t + lane_id()] = d < (u32)c.width ? from[d] : 0;
   }
 }
-// S (E1), (E2) from products of 64 queries and a block of keys, or half of one, rounded once: a bias of 0 changes no bit. `bias`:
-// that of this thread's first row and column.
+// S (E1), (E2) from products of 64 queries and a block of keys, or half of one, rounded once: a bias of 0 changes no
+// bit. `bias`: that of this thread's first row and column.
 template <int R> DEV void score(float (&s)[R], float scale, bool near, const float* bias) {
   if (!near) {
-#pragma unroll
-    for (int i = 0; i < R; i++) s[i] = __fmul_rn(scale, s[i]);
+    UNROLL(i, R) s[i] = __fmul_rn(scale, s[i]);
     return;
   }
 #pragma unroll
   for (int d = 1; d > -R / 4; d--)  // pairs on a diagonal of the thread's groups of 8 share their bias
-#pragma unroll
-    for (int e = 0; e < 2; e++) {
+    UNROLL(e, 2) {
       const float b = bias[8 * d - e];
       if (d <= 0) s[-4 * d + e] = __fmaf_rn(scale, s[-4 * d + e], b);
       if (1 - d < R / 4) s[4 * (1 - d) + 2 + e] = __fmaf_rn(scale, s[4 * (1 - d) + 2 + e], b);
@@ -68,13 +65,10 @@ template <int R> DEV void score(float (&s)[R], float scale, bool near, const flo
 }
 // Puts -inf where a row does not see a key.
 template <int R> DEV void hide(float (&s)[R], const int (&begin)[2], const int (&end)[2], int key) {
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     const int from = key + 2 * (lane_id() & 3), first = begin[r] - from, last = end[r] - from;
-#pragma unroll
-    for (int j = 0; j < R / 4; j++)
-#pragma unroll
-      for (int e = 0; e < 2; e++)
+    UNROLL(j, R / 4)
+      UNROLL(e, 2)
         if (8 * j + e < first || 8 * j + e >= last) s[4 * j + 2 * r + e] = -INF;
   }
 }
@@ -82,47 +76,23 @@ template <int R> DEV void hide(float (&s)[R], const int (&begin)[2], const int (
 // A pair in the storage type, 0 in place of what is below; NaN stays.
 DEV u32 pack_above(float low, float high) { u32 r; asm("cvt.rn.relu." TYPE "x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
 template <int N> DEV void pack_above(const float (&x)[2 * N], u32 (&to)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; i++) to[i] = pack_above(x[2 * i], x[2 * i + 1]);
+  UNROLL(i, N) to[i] = pack_above(x[2 * i], x[2 * i + 1]);
 }
 
-// ---- numbers that are not finite -------------------------------------------------------------------------------------
-// A factor of 0 adds nothing, whatever it multiplies, but 0·inf is NaN. Where `odd` says that some number is not finite, those in
-// a tile that is multiplied by factors are 0, and what they add to the pairs that see them follows at the end.
-// Whether a row holds one: every lane of a warp asks for the same row.
-DEV bool is_odd(const u16* x) {
-  bool odd = false;
-#pragma unroll
-  for (int e = 0; e < D / 32; e++) odd |= (x[32 * e + lane_id()] & 0x7fff) >= TOP;
-  return __any_sync(~0u, odd);
-}
-// The product of two rows: the four lanes that share a row of an accumulator ask for the same.
-DEV float product_of(const u16* x, const u16* y) {
-  float sum = 0;
-#pragma unroll 1
-  for (int e = lane_id() & 3; e < D; e += 4) sum = fmaf(read(x[e]), read(y[e]), sum);
-  return quad_sum(sum);
-}
-// S of a single pair, as `score`; -inf if it is not visible.
+// ---- numbers that are not finite ----
+// A factor of 0 adds nothing, whatever it multiplies, but 0·inf is NaN. Where `odd` says that some number is not
+// finite, those in a tile that is multiplied by factors are 0, and what they add to the pairs that see them follows at
+// the end. S of a single pair, as `score`; -inf if it is not visible.
 DEV float score_alone(const HopperLazyArgs& c, const Own& s, int head, int i, int j) {
   const u16 *q = row_of(c.q_rows, s.batch, head, s.query_start + i), *k = row_of(c.k_rows, s.batch, head / (s.heads / s.key_heads), s.key_start + j);
   const u32 d = distance_of(c, s, i, j);
-  const float x = __fmaf_rn(c.shape.scale, product_of(q, k), c.bias && d < (u32)c.width ? c.bias[(i64)head * c.width + d] : 0);
+  const float x = __fmaf_rn(c.shape.scale, product_of(q, k, D), c.bias && d < (u32)c.width ? c.bias[(i64)head * c.width + d] : 0);
   if (SPANS) {
     const Span own = span_of(c.spans, c.shape, s, i);
     return j >= own.begin && j < own.end ? x : -INF;
   }
   return j >= first_key(i, s) && j < end_key(i, s) ? x : -INF;
 }
-// Adds factor[r]·x to the rows that see it, the numbers of x that are not finite alone.
 DEV void add_odd(float (&sum)[D / 2], const float (&factor)[2], const bool (&seen)[2], const u16* x) {
-#pragma unroll
-  for (int j = 0; j < D / 8; j++)
-#pragma unroll
-    for (int e = 0; e < 2; e++) {
-      const float y = read(x[8 * j + 2 * (lane_id() & 3) + e]);
-#pragma unroll
-      for (int r = 0; r < 2; r++)
-        if (seen[r] && !(fabsf(y) < INF)) sum[4 * j + 2 * r + e] = fmaf(factor[r], y, sum[4 * j + 2 * r + e]);
-    }
+  add_odd<1, D>(*(float(*)[1][D / 8][4])sum, factor, seen, x, D);
 }

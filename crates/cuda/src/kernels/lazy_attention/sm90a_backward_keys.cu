@@ -1,11 +1,13 @@
-// ---- dk, dv, and the windows of dbias ------------------------------------------------------------------------------
+// ---- dk, dv, and the windows of dbias ----
 namespace keys_pass {
 constexpr int ROWS = 64, STAGES = 3, NEAR = ROWS + KEYS;
 constexpr u32 Q_BYTES = ROWS * D * 2, NUMBERS = ROWS * sizeof(Numbers);
-// k and v, whose places dk and dv take; in stages q and dout of 64 queries, their numbers and their bias; sums of diagonals.
+// k and v, whose places dk and dv take; in stages q and dout of 64 queries, their numbers and their bias; sums of
+// diagonals.
 constexpr u32 AT_V = KV_BYTES, AT_Q = 2 * KV_BYTES, AT_DO = AT_Q + STAGES * Q_BYTES, AT_NUMBERS = AT_DO + STAGES * Q_BYTES;
 constexpr u32 AT_BIAS = AT_NUMBERS + STAGES * NUMBERS, AT_PARTS = AT_BIAS + STAGES * NEAR * 4;
-// Of each warpgroup: sums of the diagonals of its threads' groups of 8, twice; and of those that the next tile goes on with, twice.
+// Of each warpgroup: sums of the diagonals of its threads' groups of 8, twice; and of those that the next tile goes on
+// with, twice.
 constexpr int WIDTH = 72, PARTS = 32 * WIDTH, CARRIED = 64;
 using Blocks = Ring<STAGES, AT_PARTS + 2 * 2 * (PARTS + CARRIED) * 4>;
 using Tiles = Ring<1, Blocks::END>;  // of k and v
@@ -19,9 +21,7 @@ struct Pass {
   bool odd;
 
   METHOD Pass(const HopperLazyArgs& call) : c(call), odd(*call.odd) {
-    extern __shared__ char bytes[];
-    const u32 at = shared(bytes);
-    base = (at + 1023) & ~1023u, numbers = (float*)(bytes + (base - at));
+    base = shared_panels(), numbers = numbers_at(base - shared_begin());
     if (threadIdx.x == 0) {
       Tiles::init(base, 1, 8 * ARRIVALS), Blocks::init(base, 1 + ARRIVALS, 8 * ARRIVALS);
       barrier_init_fence();
@@ -81,8 +81,8 @@ struct Pass {
   }
 };
 
-// Sums of the diagonals of dS of 64 keys, in rows, and 64 queries: diagonal t holds the pairs of key j and query j + t - 63. A
-// thread adds up those of its groups of 8 by 8; then thread t adds up what threads have of diagonal t.
+// Sums of the diagonals of dS of 64 keys, in rows, and 64 queries: diagonal t holds the pairs of key j and query j + t
+// - 63. A thread adds up those of its groups of 8 by 8; then thread t adds up what threads have of diagonal t.
 DEV float diagonal(const float (&ds)[ROWS / 2], float* parts, int barrier) {
   const int warp = threadIdx.x / 32 % 4, lane = lane_id(), t = threadIdx.x % 128;
   float* own = parts + (warp * 8 + lane / 4) * WIDTH + 2 * (lane & 3);
@@ -95,8 +95,7 @@ DEV float diagonal(const float (&ds)[ROWS / 2], float* parts, int barrier) {
   }
   named_sync(barrier, 128);
   float sum[2] = {0, 0};
-#pragma unroll
-  for (int i = 0; i < 32; i++) {  // rows 16·(i/8) + i%8 of each warp, and 8 below
+  UNROLL(i, 32) {  // rows 16·(i/8) + i%8 of each warp, and 8 below
     const int column = t - 63 + i / 8 * 16 + i % 8 + 8;
     if ((u32)column < (u32)WIDTH) sum[i % 2] += parts[i * WIDTH + column];
   }
@@ -105,14 +104,12 @@ DEV float diagonal(const float (&ds)[ROWS / 2], float* parts, int barrier) {
 
 DEV void score_turned(float (&s)[ROWS / 2], float scale, bool near, const float* bias) {
   if (!near) {
-#pragma unroll
-    for (int i = 0; i < ROWS / 2; i++) s[i] = __fmul_rn(scale, s[i]);
+    UNROLL(i, ROWS / 2) s[i] = __fmul_rn(scale, s[i]);
     return;
   }
 #pragma unroll
   for (int d = -1; d < ROWS / 8; d++)
-#pragma unroll
-    for (int e = 0; e < 2; e++) {
+    UNROLL(e, 2) {
       const float b = bias[8 * d + e];
       if (d >= 0) s[4 * d + e] = __fmaf_rn(scale, s[4 * d + e], b);
       if (d + 1 < ROWS / 8) s[4 * (d + 1) + 2 + e] = __fmaf_rn(scale, s[4 * (d + 1) + 2 + e], b);
@@ -140,8 +137,7 @@ struct Consumer {
     float x[ROWS / 2], ds[ROWS / 2];
     u32 p[ROWS / 4];
     const u32 shown = SPANS && MASKED ? visible(c.spans, c.shape, s, i * ROWS + 2 * (lane & 3), key) : 0;  // before there are scores
-    pin(x), mma_begin();
-    multiply_shared<ROWS, D, KEYS, ROWS>(x, k, q), mma_commit();
+    issue_shared<ROWS, D, KEYS, ROWS>(x, k, q);
     if (ACTIVE) {
       pin(ds), multiply_shared<ROWS, D, KEYS, ROWS>(ds, k + AT_V, dout), mma_commit(), mma_wait<1>();  // (E7)
     } else {
@@ -152,55 +148,41 @@ struct Consumer {
     score_turned(x, c.shape.scale, c.bias && distance + ROWS > 0 && distance - 64 < c.width,
                  pass.numbers + AT_BIAS / 4 + stage * NEAR + KEYS - 1 - warp * 16 - lane / 4 + 2 * (lane & 3));
     if (SPANS && MASKED) {
-#pragma unroll
-      for (int e = 0; e < ROWS / 2; e++)
+      UNROLL(e, ROWS / 2)
         if (!(shown >> e & 1)) x[e] = -INF;
     } else if (MASKED) {
       const int from = i * ROWS + 2 * (lane & 3);
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
+      UNROLL(r, 2) {
         // The queries that see this key.
         const int seen = key + 8 * r - s.offset, first = seen - s.right - from, end = key + 8 * r < s.keys ? min(seen + s.left + 1, s.queries) - from : 0;
-#pragma unroll
-        for (int e = 0; e < ROWS / 4; e++) {
+        UNROLL(e, ROWS / 4) {
           const int column = 8 * (e / 2) + e % 2;
           if (column < first || column >= end) x[4 * (e / 2) + 2 * r + e % 2] = -INF;
         }
       }
     }
     float most = 0;
-#pragma unroll
-    for (int e = 0; e < ROWS / 4; e++) {
+    UNROLL(e, ROWS / 4) {
       const Numbers& row = rows[8 * (e / 2) + e % 2];
-#pragma unroll
-      for (int r = 0; r < 2; r++) weigh<MASKED>(x[4 * (e / 2) + 2 * r + e % 2], most, row.share, row.offset);
+      UNROLL(r, 2) weigh<MASKED>(x[4 * (e / 2) + 2 * r + e % 2], most, row.share, row.offset);
     }
     if (ACTIVE) mma_wait<0>(), pin(ds);
-#pragma unroll
-    for (int e = 0; e < ROWS / 4; e++) {
+    UNROLL(e, ROWS / 4) {
       const Numbers& row = rows[8 * (e / 2) + e % 2];
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
+      UNROLL(r, 2) {
         float &y = x[4 * (e / 2) + 2 * r + e % 2], &g = ds[4 * (e / 2) + 2 * r + e % 2];
         g = pull<MASKED>(y, ACTIVE ? g : 0, row.offset, row.delta);
         y = MASKED && hidden(y) ? 0 : raised(y, row.offset);  // (E5), before its cut at 0
       }
     }
-    if (MASKED && pass.odd) {
-      named_sync(15, 256);
-      clear_odd(q, Q_BYTES, threadIdx.x - 128, 256), clear_odd(dout, Q_BYTES, threadIdx.x - 128, 256);
-      proxy_fence();
-      named_sync(15, 256);
-    }
+    if (MASKED && pass.odd) clear_odd_together<2>(Q_BYTES, q, dout);
     if (ACTIVE) {
       pack_above(x, p);
-      pin(dv), pin(p), mma_begin();
-      multiply_registers<ROWS, D>(dv, p, dout), mma_commit();  // (E12)
+      pin(dv), issue_registers<ROWS, D>(dv, p, dout);  // (E12)
     }
     u32 packed[ROWS / 4];
     pack_all(ds, packed);
-    pin(dk), pin(packed), mma_begin();
-    multiply_registers<ROWS, D>(dk, packed, q), mma_commit();  // (E11)
+    pin(dk), issue_registers<ROWS, D>(dk, packed, q);  // (E11)
     if (window && distance + ROWS > 0 && distance - 64 < c.reach) {  // (E13)
       const int t = threadIdx.x % 128, d = distance + t - 63;
       float sum = diagonal(ds, parts(), 1 + group);
@@ -212,7 +194,7 @@ struct Consumer {
     if (ACTIVE) pin(dv);
     blocks.release(), blocks.advance();
   }
-  // What queries and cotangents that are not finite add to dk and dv.
+  // Adds what queries and cotangents that are not finite have for dk and dv.
   METHOD void add_odd_queries(float (&dk)[D / 2], float (&dv)[D / 2], const Work& w, const Own& s, int key, const Range& range) const {
     const int each = s.heads / s.key_heads;
 #pragma unroll 1
@@ -220,14 +202,13 @@ struct Consumer {
 #pragma unroll 1
       for (int i = range.begin * ROWS; i < min(range.end * ROWS, s.queries); i++) {
         const u16 *q = row_of(c.q_rows, s.batch, h, s.query_start + i), *dout = row_of(c.dout_rows, s.batch, h, s.query_start + i);
-        if (!(is_odd(q) | is_odd(dout))) continue;
+        if (!(is_odd(q, D) | is_odd(dout, D))) continue;
         const Numbers row = c.numbers[row_at(c, s, h, i)];
         float e[2], ds[2], most = 0;
         bool seen[2], active[2];
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
+        UNROLL(r, 2) {
           const int j = min(key + 8 * r, s.keys - 1);
-          const float g = product_of(dout, row_of(c.v_rows, s.batch, w.head, s.key_start + j));
+          const float g = product_of(dout, row_of(c.v_rows, s.batch, w.head, s.key_start + j), D);
           e[r] = score_alone(c, s, h, i, j), weigh<true>(e[r], most, row.share, row.offset);
           seen[r] = !hidden(e[r]), active[r] = attends<true>(e[r], row.offset);
           ds[r] = pull<true>(e[r], g, row.offset, row.delta), e[r] = raised(e[r], row.offset);
@@ -265,7 +246,7 @@ struct Consumer {
           else if (active) step<false, true>(dk, dv, w, s, h, i, key, window, goes_on);
           else step<false, false>(dk, dv, w, s, h, i, key, window, goes_on);
         }
-        // What the last tile of queries has of distances above its own.
+        // The sums of the last tile of queries for distances above its own.
         const int distance = distance_of(c, s, (range.end - 1) * ROWS, w.block * KEYS + group * 64);
         if (goes_on && window) {
           named_sync(1 + group, 128);
@@ -284,8 +265,7 @@ struct Consumer {
         proxy_fence();
         named_sync(1 + group, 128);
         if (threadIdx.x % 128 == 0) {
-#pragma unroll
-          for (int p = 0; p < D / 64; p++) {
+          UNROLL(p, D / 64) {
             if (c.wants_dk) store5(&c.dk, k + p * KEYS * 128, s.key_start + w.block * KEYS + group * 64, w.head, s.batch, p);
             if (c.wants_dv) store5(&c.dv, k + AT_V + p * KEYS * 128, s.key_start + w.block * KEYS + group * 64, w.head, s.batch, p);
           }
@@ -300,11 +280,8 @@ struct Consumer {
 }
 extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant__ HopperLazyArgs c) {
   keys_pass::Pass pass(c);
-  if (threadIdx.x < 128) {
-    registers_down<40>();
+  auto feed = [&] {
     if (threadIdx.x < 32) pass.produce();
-  } else {
-    registers_up<232>();
-    keys_pass::Consumer(pass).all();
-  }
+  };
+  divide_roles<40, 232>(feed, [&] { keys_pass::Consumer(pass).all(); });
 }

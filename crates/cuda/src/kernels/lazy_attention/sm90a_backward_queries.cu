@@ -6,26 +6,18 @@
 //   keys      a tile is 128 keys of one key head and walks the queries of its heads: dS, dk, dv, and what its
 //             diagonals add to dbias                                                                 (E9), (E11)–(E13)
 //
-// What a tile without an active pair adds to Δ, dq and dk takes no g, and it adds nothing to dv: a warpgroup leaves
-// these products out.
+// A tile without an active pair takes no g and adds nothing to dv: a warpgroup leaves these products out.
 //
 // The first walk of `queries` keeps a bit for each stripe with an active pair of 64 queries: where it is not set,
 // neither kernel computes g, and dv gets nothing. `keys` adds each diagonal of a tile of dS first within a thread,
 // whose groups of 8 by 8 lie on nine of them, then over the threads; a distance occurs in two successive tiles of
 // queries, so that a window is written once and never read.
 
-// ---- pairs -----------------------------------------------------------------------------------------------------------
-// dS (E9) from P and g.
-template <bool MASKED> DEV float pull(float p, float g, float offset, float delta) {
-  const float x = __fmul_rn(p, __fsub_rn(attends<MASKED>(p, offset) ? g : 0, delta));
-  return MASKED && hidden(p) ? HIDE : x;
-}
 // Results are scaled, and have no -0: what nobody adds to is 0 under any scale.
 DEV void settle(float (&d)[D / 2], float scale) {
-#pragma unroll
-  for (int i = 0; i < D / 2; i++) d[i] = fmaf(d[i], scale, 0.0f);
+  UNROLL(i, D / 2) d[i] = fmaf(d[i], scale, 0.0f);
 }
-// ---- dq --------------------------------------------------------------------------------------------------------------
+// ---- dq ----
 namespace queries_pass {
 constexpr int GROUPS = 2, ROWS = 64 * GROUPS;
 using Feed = ::Feed<GROUPS, QUERIES>;
@@ -58,8 +50,7 @@ struct Walk {
     score(x, c.shape.scale, is_near(c, distance_of(c, s, w.block * ROWS + group * 64, n * KEYS), 64), feed.bias(blocks.stage()) + near);
     if (MASKED) hide(x, own.begin, own.end, n * KEYS);
     float most = 0;
-#pragma unroll
-    for (int i = 0; i < KEYS / 2; i++) weigh<MASKED>(x[i], most, lse[i / 2 % 2], offset[i / 2 % 2]);
+    UNROLL(i, KEYS / 2) weigh<MASKED>(x[i], most, lse[i / 2 % 2], offset[i / 2 % 2]);
     return most != 0;
   }
   // Δ and Σ a g of a block; whether it holds an active pair.
@@ -67,17 +58,14 @@ struct Walk {
                                                               float (&delta)[2], float (&sum)[2]) {
     float x[KEYS / 2];
     blocks.wait_full(Feed::K);
-    pin(x), mma_begin();
-    multiply_shared<KEYS, D, ROWS, KEYS>(x, q, k()), mma_commit(), mma_wait<0>(), pin(x);
+    issue_shared<KEYS, D, ROWS, KEYS>(x, q, k()), mma_wait<0>(), pin(x);
     const bool any = named_any(1 + group, 128, weights<MASKED>(x, w, s, own, n, lse, offset));
     leave(Feed::K);
     blocks.wait_full(Feed::V);
     if (any) {
       float g[KEYS / 2];
-      pin(g), mma_begin();
-      multiply_shared<KEYS, D, ROWS, KEYS>(g, dout, v()), mma_commit(), mma_wait<0>(), pin(g);  // (E7)
-#pragma unroll
-      for (int i = 0; i < KEYS / 2; i++) {
+      issue_shared<KEYS, D, ROWS, KEYS>(g, dout, v()), mma_wait<0>(), pin(g);  // (E7)
+      UNROLL(i, KEYS / 2) {
         const int r = i / 2 % 2;
         const float y = attends<MASKED>(x[i], offset[r]) ? g[i] : 0;
         sum[r] += y, delta[r] = fmaf(x[i], y, delta[r]);  // (E8)
@@ -86,14 +74,13 @@ struct Walk {
     leave(Feed::V), blocks.advance();
     return any;
   }
-  // What a block adds to dq.
+  // Adds a block to dq.
   template <bool MASKED, bool ACTIVE> METHOD void step(float (&dq)[D / 2], const Work& w, const Own& s, const Rows& own, int n, const float (&lse)[2],
                                                                            const float (&offset)[2], const float (&delta)[2]) {
     float x[KEYS / 2], g[KEYS / 2];
     u32 ds[KEYS / 4];
     blocks.wait_full(Feed::K), blocks.wait_full(Feed::V);
-    pin(x), mma_begin();
-    multiply_shared<KEYS, D, ROWS, KEYS>(x, q, k()), mma_commit();
+    issue_shared<KEYS, D, ROWS, KEYS>(x, q, k());
     if (ACTIVE) {
       pin(g), multiply_shared<KEYS, D, ROWS, KEYS>(g, dout, v()), mma_commit(), mma_wait<1>();
     } else {
@@ -103,35 +90,27 @@ struct Walk {
     weights<MASKED>(x, w, s, own, n, lse, offset);
     if (ACTIVE) mma_wait<0>(), pin(g);
     leave(Feed::V);
-#pragma unroll
-    for (int i = 0; i < KEYS / 4; i++) {
+    UNROLL(i, KEYS / 4) {
       const int r = i % 2;
       ds[i] = pack(pull<MASKED>(x[2 * i], ACTIVE ? g[2 * i] : 0, offset[r], delta[r]), pull<MASKED>(x[2 * i + 1], ACTIVE ? g[2 * i + 1] : 0, offset[r], delta[r]));
     }
-    if (MASKED && odd) {
-      named_sync(15, 128 * GROUPS);
-      clear_odd(k(), KV_BYTES, threadIdx.x - 128, 128 * GROUPS);
-      proxy_fence();
-      named_sync(15, 128 * GROUPS);
-    }
-    pin(dq), pin(ds), mma_begin();
-    multiply_registers<KEYS, D>(dq, ds, k()), mma_commit(), mma_wait<0>(), pin(dq);  // (E10)
+    if (MASKED && odd) clear_odd_together<GROUPS>(KV_BYTES, k());
+    pin(dq), issue_registers<KEYS, D>(dq, ds, k()), mma_wait<0>(), pin(dq);  // (E10)
     leave(Feed::K), blocks.advance();
   }
-  // What keys that are not finite add to dq.
+  // Adds what keys that are not finite have for dq.
   METHOD void add_odd_keys(float (&dq)[D / 2], const Work& w, const Own& s, const Rows& own, const Range& blocks, const float (&lse)[2],
                                                const float (&offset)[2], const float (&delta)[2]) const {
     const int key_head = w.head / (s.heads / s.key_heads);
 #pragma unroll 1
     for (int j = blocks.begin * KEYS; j < min(blocks.end * KEYS, s.keys); j++) {
       const u16* at = row_of(c.k_rows, s.batch, key_head, s.key_start + j);
-      if (!is_odd(at)) continue;
+      if (!is_odd(at, D)) continue;
       float ds[2], most = 0;
       bool seen[2];
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
+      UNROLL(r, 2) {
         const int i = min(own.row + 8 * r, s.queries - 1);
-        const float g = product_of(row_of(c.dout_rows, s.batch, w.head, s.query_start + i), row_of(c.v_rows, s.batch, key_head, s.key_start + j));
+        const float g = product_of(row_of(c.dout_rows, s.batch, w.head, s.query_start + i), row_of(c.v_rows, s.batch, key_head, s.key_start + j), D);
         ds[r] = score_alone(c, s, w.head, i, j), weigh<true>(ds[r], most, lse[r], offset[r]), seen[r] = !hidden(ds[r]);
         ds[r] = pull<true>(ds[r], g, offset[r], delta[r]);
       }
@@ -152,8 +131,7 @@ struct Walk {
       const int each = stripe_blocks(s);
       float lse[2], offset[2], delta[2] = {0, 0}, sum[2] = {0, 0};
       u32 active = 0;
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
+      UNROLL(r, 2) {
         const i64 at = row_at(c, s, w.head, min(own.row + 8 * r, s.queries - 1));
         lse[r] = base_of(c.lse[at]), offset[r] = c.numbers[at].offset;
       }
@@ -169,8 +147,7 @@ struct Walk {
           else pass();
         }
       }
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
+      UNROLL(r, 2) {
         delta[r] = quad_sum(delta[r]), sum[r] = quad_sum(sum[r]);
         const int i = own.row + 8 * r;
         if (i >= s.queries) continue;
@@ -207,8 +184,7 @@ struct Walk {
         proxy_fence();
         named_sync(1 + group, 128);
         if (threadIdx.x % 128 == 0) {
-#pragma unroll
-          for (int p = 0; p < D / 64; p++) store5(&c.dq, q + p * ROWS * 128, s.query_start + w.block * ROWS + group * 64, w.head, s.batch, p);
+          UNROLL(p, D / 64) store5(&c.dq, q + p * ROWS * 128, s.query_start + w.block * ROWS + group * 64, w.head, s.batch, p);
           store_commit(), store_wait_read();
         }
       }
@@ -220,11 +196,5 @@ struct Walk {
 }
 extern "C" __global__ void __launch_bounds__(384, 1) queries(const __grid_constant__ HopperLazyArgs c) {
   queries_pass::Feed feed;
-  if (threadIdx.x < 128) {
-    registers_down<40>();
-    if (threadIdx.x < 32) feed.produce(c);
-  } else {
-    registers_up<232>();
-    queries_pass::Walk(feed, c).all();
-  }
+  feed.run<40, 232>(c, [&] { queries_pass::Walk(feed, c).all(); });
 }

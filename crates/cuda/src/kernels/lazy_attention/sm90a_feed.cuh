@@ -21,9 +21,7 @@ template <int GROUPS, Pass PASS> struct Feed {
   float* numbers;  // the same address
 
   METHOD Feed() {
-    extern __shared__ char bytes[];
-    const u32 at = shared(bytes);
-    base = (at + 1023) & ~1023u, numbers = (float*)(bytes + (base - at));
+    base = shared_panels(), numbers = numbers_at(base - shared_begin());
     if (threadIdx.x == 0) {
       constexpr int WARPS = 4 * GROUPS * ARRIVALS;
       Tiles::init(base, 1, WARPS);
@@ -35,7 +33,7 @@ template <int GROUPS, Pass PASS> struct Feed {
   METHOD float* bias(u32 stage) const { return numbers + AT_BIAS / 4 + stage * NEAR; }
   METHOD float* tops() const { return numbers + AT_OUT / 4; }
 
-  // Which stripes of keys the 64 rows of a warpgroup may attend to, in lane 4·group. For a warp.
+  // The stripes of keys that the 64 rows of a warpgroup may attend to, in lane 4·group. For a warp.
   METHOD u32 stripes(const HopperLazyArgs& c, const Own& s, const Work& w) const {
     if (PASS != VALUES) return ~0u;
     const int tile = w.block * GROUPS + lane_id() / 4;
@@ -51,14 +49,23 @@ template <int GROUPS, Pass PASS> struct Feed {
     return n;
   }
 
-  // How often `queries` walks the keys.
+  // The walks of `queries` over the keys.
   static METHOD int sweeps(const HopperLazyArgs& c) { return c.means + c.wants_dq; }
 
-  // Nobody waits for ever: the producer and every warp of a consumer go through the same blocks in the same order, and at each block every
-  // warp arrives once at K_EMPTY, and at V_EMPTY where v is loaded, also for a block that it leaves out, after it has seen the block full: an
-  // arrival never counts for another phase. v of a block is left after the scores of the next at the latest, which wait for k alone, and k
-  // of a block is loaded before v of it: two stages are enough. q is left when its last block is.
-  METHOD void produce(const HopperLazyArgs& c) {
+  // The roles of a kernel: one warp feeds, `consume` multiplies.
+  template <int FEEDS, int MULTIPLIES, class F> METHOD void run(const HopperLazyArgs& c, F consume) const {
+    auto feed = [&] {
+      if (threadIdx.x < 32) produce(c);
+    };
+    divide_roles<FEEDS, MULTIPLIES>(feed, consume);
+  }
+
+  // Nobody waits for ever: the producer and every warp of a consumer go through the same blocks in the same order, and
+  // at each block every warp arrives once at K_EMPTY, and at V_EMPTY where v is loaded, also for a block that it
+  // leaves out, after it has seen the block full: an arrival never counts for another phase. v of a block is left
+  // after the scores of the next at the latest, which wait for k alone, and k of a block is loaded before v of it: two
+  // stages are enough. q is left when its last block is.
+  METHOD void produce(const HopperLazyArgs& c) const {
     const int tiles = tiles_of<GROUPS>(c.shape, c.packed);
     const bool first_lane = lane_id() == 0;
     Tiles queries = {base, 1};
@@ -133,19 +140,18 @@ struct Rows {
     if (SPANS) {
       const Seen seen(c.spans, c.shape, s, row);
       const Reach all = reach_of<1>(c.spans, s, first / 64);
-#pragma unroll
-      for (int r = 0; r < 2; r++) begin[r] = seen.begin(r), end[r] = seen.end(r);
+      UNROLL(r, 2) begin[r] = seen.begin(r), end[r] = seen.end(r);
       all_begin = all.begin, all_end = all.end, from = all.from, to = all.to;
       return;
     }
-#pragma unroll
-    for (int r = 0; r < 2; r++) begin[r] = first_key(row + 8 * r, s), end[r] = row + 8 * r < s.queries ? end_key(row + 8 * r, s) : 0;
+    UNROLL(r, 2) begin[r] = first_key(row + 8 * r, s), end[r] = row + 8 * r < s.queries ? end_key(row + 8 * r, s) : 0;
     all_begin = first_key(first, s), all_end = first <= last ? end_key(last, s) : 0, from = first_key(last, s), to = end_key(first, s);
   }
-  // Of a block of keys: whether some row of the warpgroup sees some of it, whether all see all, and this for the rows of a warp.
+  // Of a block of keys: whether some row of the warpgroup sees some of it, whether all see all, and this for the rows
+  // of a warp.
   METHOD bool sees(int key, int keys = KEYS) const { return key < all_end && key + keys > all_begin; }
   METHOD bool sees_all(int key, int keys = KEYS) const { return key >= from && key + keys <= to; }
   METHOD bool is_cut(int key) const { return __any_sync(~0u, cuts(0, key, KEYS) || cuts(1, key, KEYS)); }
-  // Whether one of this thread's rows does not see them all.
+  // True if one of this thread's rows does not see them all.
   METHOD bool cuts(int r, int key, int keys) const { return begin[r] > key || end[r] < key + keys; }
 };

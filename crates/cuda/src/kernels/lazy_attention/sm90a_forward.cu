@@ -18,16 +18,16 @@
 // for all rows of a warp, no weight is computed, which changes no bit. The largest scores, hence the active pairs, are
 // those of all keys.
 
-// ---- lse, n and stripes ------------------------------------------------------------------------------------------------
+// ---- lse, n and stripes ----
 constexpr int SCORE_GROUPS = D == 64 ? 4 : 3;  // what fits the registers
 using ScoreFeed = Feed<SCORE_GROUPS, SCORES>;
 CHECK_SHARED(scores, ScoreFeed::BYTES);
 
 constexpr int HALF = KEYS / 2;        // keys whose scores a warpgroup holds at a time
 constexpr float LAG = 8 / LOG2E;      // how far a score may exceed what is subtracted: weights are at most 2^8
-// Half a block whose scores all lie so far below the limit adds nothing to a thread's sum of a row. What was subtracted so far is a
-// score of this row, so that each of these weights is below e^-17 < 2^-24 of the row's sum, and leaving it out errs by less than
-// adding it may.
+// Half a block whose scores all lie so far below the limit adds nothing to a thread's sum of a row. What was
+// subtracted so far is a score of this row, so that each of these weights is below e^-17 < 2^-24 of the row's sum, and
+// leaving it out errs by less than adding it may.
 constexpr float FAINT = LAG + 17;
 
 // Of the two rows of a thread and the keys whose scores it holds. Lanes meet when a tile is done.
@@ -42,21 +42,20 @@ struct Sums {
     base[r] = next, log2[r] = -__fmul_rn(base_of(next), LOG2E), limit[r] = next + LAG;
   }
 };
-// Whether a row of half a block holds -inf.
+// True if a row of half a block holds -inf.
 DEV bool hides(const float (&s)[HALF / 2], int r) {
   bool any = false;
-#pragma unroll
-  for (int j = 0; j < HALF / 4; j++) any |= s[4 * (j / 2) + 2 * r + j % 2] == -INF;
+  UNROLL(j, HALF / 4) any |= s[4 * (j / 2) + 2 * r + j % 2] == -INF;
   return __any_sync(0xfu << (lane_id() & 28), any);
 }
-// Takes the scores of half a block: the largest of them, and the sums of weights. Where they add nothing for any row of the warp
-// weights are not computed, which changes no bit.
-// A row from which it hides a key (`some`: one of the warp) subtracts before it multiplies: a lone key has the weight 1.
+// Takes the scores of half a block: the largest of them, and the sums of weights. Where they add nothing for any row
+// of the warp weights are not computed, which changes no bit.
+// A row from which it hides a key (`some`: one of the warp) subtracts before it multiplies: a lone key has the weight
+// 1.
 DEV void take(const float (&s)[HALF / 2], Sums& rows, bool some, const bool (&cut)[2]) {
   float top[2];
   bool faint[2];
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     float other = s[2 * r + 1];
     top[r] = s[2 * r];
 #pragma unroll
@@ -66,16 +65,13 @@ DEV void take(const float (&s)[HALF / 2], Sums& rows, bool some, const bool (&cu
   }
   if (__all_sync(~0u, faint[0] && faint[1])) return;
   if (__any_sync(~0u, top[0] > rows.limit[0] || top[1] > rows.limit[1])) {
-#pragma unroll
-    for (int r = 0; r < 2; r++)
+    UNROLL(r, 2)
       if (top[r] > rows.limit[r]) rows.raise(r, top[r]);
   }
   auto add = [&](auto weigh) {
     float sum[4] = {0, 0, 0, 0};
-#pragma unroll
-    for (int i = 0; i < HALF / 2; i++) sum[i % 4] += weigh(s[i], i / 2 % 2);
-#pragma unroll
-    for (int r = 0; r < 2; r++) rows.l[r] += faint[r] ? 0 : sum[2 * r] + sum[2 * r + 1];
+    UNROLL(i, HALF / 2) sum[i % 4] += weigh(s[i], i / 2 % 2);
+    UNROLL(r, 2) rows.l[r] += faint[r] ? 0 : sum[2 * r] + sum[2 * r + 1];
   };
   if (some) add([&](float x, int r) {
     const float apart = __fmul_rn(__fsub_rn(x, base_of(rows.base[r])), LOG2E), at_once = fmaf(x, LOG2E, rows.log2[r]);
@@ -89,8 +85,7 @@ DEV void settle_rows(const HopperLazyArgs& c, const Own& s, const Work& w, const
   constexpr int ROWS = ScoreFeed::ROWS;
   const int warp = threadIdx.x / 32 - 4, lane = lane_id();
   float lse[2], offset[2];
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     int seen = max(own.end[r] - own.begin[r], 0);
     if (odd) seen = quad_sum(rows.seen[r]);
     const float most = quad_max_nan(rows.base[r]);
@@ -104,8 +99,7 @@ DEV void settle_rows(const HopperLazyArgs& c, const Own& s, const Work& w, const
   u32 bits = 0;
 #pragma unroll 1
   for (int i = stripe + lane % 4; i <= highest; i += 4)  // (E18)
-#pragma unroll
-    for (int r = 0; r < 2; r++)
+    UNROLL(r, 2)
       if (own.row + 8 * r < s.queries && may_be_active(tops[i * ROWS + 8 * r], lse[r], offset[r])) bits |= 1u << i;
   bits = __reduce_or_sync(~0u, bits);
   __syncwarp();
@@ -115,19 +109,16 @@ DEV void settle_rows(const HopperLazyArgs& c, const Own& s, const Work& w, const
 
 // The 16 rows of q of a warp, as the factor that products take from registers.
 DEV void load_queries(u32 (&q)[D / 4], u32 tile, int row) {
-#pragma unroll
-  for (int i = 0; i < D / 16; i++) {
+  UNROLL(i, D / 16) {
     u32 x[4];
     load_blocks(tile + i / 4 * ScoreFeed::ROWS * 128 + swizzled(row + lane_id() % 16, 2 * (i % 4) + lane_id() / 16), x);
-#pragma unroll
-    for (int e = 0; e < 4; e++) q[4 * i + e] = x[e];
+    UNROLL(e, 4) q[4 * i + e] = x[e];
   }
 }
 // Products with half a block of keys, from the lower word of its descriptor.
 DEV void issue_half(float (&s)[HALF / 2], const u32 (&q)[D / 4], u32 k) {
   const u64 upper = k_major(0) >> 32 << 32;
-#pragma unroll
-  for (int i = 0; i < D / 16; i++) Mma<HALF>::rs<K_MAJOR>(s, q + 4 * i, upper | (k + ((i / 4) * PANEL + (i % 4) * 32) / 16), i > 0);
+  UNROLL(i, D / 16) Mma<HALF>::rs<K_MAJOR>(s, q + 4 * i, upper | (k + ((i / 4) * PANEL + (i % 4) * 32) / 16), i > 0);
 }
 
 DEV void consume_scores(const ScoreFeed& feed, const HopperLazyArgs& c) {
@@ -169,15 +160,12 @@ DEV void consume_scores(const ScoreFeed& feed, const HopperLazyArgs& c) {
       bool cut[2] = {}, some = odd;
       if (!own.sees_all(key, HALF)) {
         hide(x, own.begin, own.end, key), some = true;
-#pragma unroll
-        for (int r = 0; r < 2; r++) cut[r] = own.cuts(r, key, HALF);
+        UNROLL(r, 2) cut[r] = own.cuts(r, key, HALF);
       }
       if (odd) {  // a bias of -inf hides pairs
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
+        UNROLL(r, 2) {
           cut[r] |= hides(x, r);
-#pragma unroll
-          for (int j = 0; j < HALF / 4; j++) rows.seen[r] += x[4 * (j / 2) + 2 * r + j % 2] != -INF;
+          UNROLL(j, HALF / 4) rows.seen[r] += x[4 * (j / 2) + 2 * r + j % 2] != -INF;
         }
       }
       take(x, rows, some, cut);
@@ -204,8 +192,7 @@ DEV void consume_scores(const ScoreFeed& feed, const HopperLazyArgs& c) {
       multiply(x, k);
       weigh(x, 0, bias);
       leave();
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
+      UNROLL(r, 2) {
         const float top = quad_max_nan(rows.top[r]);
         if (lane % 4 == 0) tops[stripe * ROWS + 8 * r] = top;
       }
@@ -217,31 +204,24 @@ DEV void consume_scores(const ScoreFeed& feed, const HopperLazyArgs& c) {
 }
 extern "C" __global__ void __launch_bounds__(128 * (SCORE_GROUPS + 1), 1) scores(const __grid_constant__ HopperLazyArgs c) {
   ScoreFeed feed;
-  if (threadIdx.x < 128) {
-    registers_down<32>();
-    if (threadIdx.x < 32) feed.produce(c);
-  } else {
-    registers_up<SCORE_GROUPS == 4 ? 112 : 160>();
-    consume_scores(feed, c);
-  }
+  feed.run<32, SCORE_GROUPS == 4 ? 112 : 160>(c, [&] { consume_scores(feed, c); });
 }
 
-// ---- o and Σ a P v -----------------------------------------------------------------------------------------------------
+// ---- o and Σ a P v ----
 constexpr int VALUE_GROUPS = D == 64 ? 3 : 2;  // what fits the registers
 using ValueFeed = Feed<VALUE_GROUPS, VALUES>;
 CHECK_SHARED(values, ValueFeed::BYTES);
 CHECK_SHARED(sums, ValueFeed::BYTES);
 
-// What multiplies v where it is above 0: e, or P where Σ a P v is wanted, from S (E4), (E5).
+// The factor of v where it is above 0: e, or P where Σ a P v is wanted, from S (E4), (E5).
 template <bool MASKED, bool PV> DEV void activate(float (&s)[KEYS / 2], const float (&base)[2], const float (&offset)[2]) {
-#pragma unroll
-  for (int i = 0; i < KEYS / 2; i++) {
+  UNROLL(i, KEYS / 2) {
     const float x = s[i], p = weight(x, base[i / 2 % 2]), e = raised(p, offset[i / 2 % 2]);
     s[i] = PV ? (e <= 0 ? 0 : p) : e;
     if (MASKED && x == -INF) s[i] = 0;
   }
 }
-// What values that are not finite add: every key of the blocks that were walked.
+// Adds what values that are not finite have: every key of the blocks that were walked.
 template <bool PV> DEV void add_odd_values(float (&o)[D / 2], const HopperLazyArgs& c, const Own& s, const Work& w, const Rows& own, const Range& blocks, u32 stripes,
                                            const float (&base)[2], const float (&offset)[2]) {
 #pragma unroll 1
@@ -250,11 +230,10 @@ template <bool PV> DEV void add_odd_values(float (&o)[D / 2], const HopperLazyAr
 #pragma unroll 1
     for (int j = n * KEYS; j < min(n * KEYS + KEYS, s.keys); j++) {
       const u16* v = row_of(c.v_rows, s.batch, w.head / (s.heads / s.key_heads), s.key_start + j);
-      if (!is_odd(v)) continue;
+      if (!is_odd(v, D)) continue;
       float factor[2];
       bool seen[2];
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
+      UNROLL(r, 2) {
         const float x = score_alone(c, s, w.head, min(own.row + 8 * r, s.queries - 1), j), p = weight(x, base[r]);
         seen[r] = x != -INF && is_active(p, offset[r]);
         factor[r] = PV ? p : raised(p, offset[r]);
@@ -265,11 +244,9 @@ template <bool PV> DEV void add_odd_values(float (&o)[D / 2], const HopperLazyAr
 }
 // Σ a P v of this thread's rows.
 DEV void store_wide(const HopperLazyArgs& c, const Own& s, const Work& w, int row, const float (&o)[D / 2]) {
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     float* to = c.pv.data + s.batch * c.pv.batch + w.head * c.pv.head + (s.query_start + row + 8 * r) * c.pv.row;
-#pragma unroll
-    for (int j = 0; j < D / 4; j++) {
+    UNROLL(j, D / 4) {
       const int column = 8 * (j / 2) + 2 * (lane_id() & 3) + j % 2;
       if (row + 8 * r < s.queries && column < c.columns) to[column] = o[4 * (j / 2) + 2 * r + j % 2];
     }
@@ -295,13 +272,12 @@ template <bool PV> DEV void consume_values(const ValueFeed& feed, const HopperLa
     const Range blocks = key_blocks<VALUE_GROUPS, KEYS>(c.spans, s, w.block);
     const Rows own(c, w, s, ROWS);
     const int each = stripe_blocks(s);
-    // Which stripes the warpgroups walk, and this one attends to.
+    // The stripes that the warpgroups walk, and those that this one attends to.
     auto word = [&](int of) { return (u32)uniform<true>(load_word(words + 4 + 4 * of)); };
     const u32 stripes = word(0) | word(1) | word(2), mine = word(group);
     const u32 q = base + tiles.stage() * ValueFeed::TILE_BYTES + group * 64 * 128;
     float o[D / 2], lse[2], offset[2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
+    UNROLL(r, 2) {
       const i64 at = row_at(c, s, w.head, min(own.row + 8 * r, s.queries - 1));
       lse[r] = base_of(c.lse[at]), offset[r] = c.numbers[at].offset;
     }
@@ -325,9 +301,8 @@ template <bool PV> DEV void consume_values(const ValueFeed& feed, const HopperLa
         continue;
       }
       float x[KEYS / 2];
-      pin(x), mma_begin();
-      multiply_shared<KEYS, D, ROWS, KEYS>(x, q, base + ValueFeed::AT_K + k_ring.stage() * KV_BYTES);
-      mma_commit(), mma_wait<0>(), pin(x), pin(o), pin(p);
+      issue_shared<KEYS, D, ROWS, KEYS>(x, q, base + ValueFeed::AT_K + k_ring.stage() * KV_BYTES);
+      mma_wait<0>(), pin(x), pin(o), pin(p);
       if (flies) land();
       score(x, c.shape.scale, is_near(c, distance_of(c, s, w.block * ROWS + group * 64, n * KEYS), 64), feed.bias(k_ring.stage()) + near);
       leave_k();
@@ -340,14 +315,8 @@ template <bool PV> DEV void consume_values(const ValueFeed& feed, const HopperLa
       pack_above(x, p);
       v_ring.wait_full();
       const u32 v = base + ValueFeed::AT_V + v_ring.stage() * KV_BYTES;
-      if (odd) {  // all warpgroups together
-        named_sync(15, 128 * VALUE_GROUPS);
-        clear_odd(v, KV_BYTES, threadIdx.x - 128, 128 * VALUE_GROUPS);
-        proxy_fence();
-        named_sync(15, 128 * VALUE_GROUPS);
-      }
-      pin(o), pin(p), mma_begin();
-      multiply_registers<KEYS, D>(o, p, v), mma_commit();  // (E6)
+      if (odd) clear_odd_together<VALUE_GROUPS>(KV_BYTES, v);
+      pin(o), issue_registers<KEYS, D>(o, p, v);  // (E6)
       flies = true;
     }
     mma_wait<0>(), pin(o), pin(p);
@@ -370,13 +339,7 @@ template <bool PV> DEV void consume_values(const ValueFeed& feed, const HopperLa
 }
 template <bool PV> DEV void all_values(const HopperLazyArgs& c) {
   ValueFeed feed;
-  if (threadIdx.x < 128) {
-    registers_down<VALUE_GROUPS == 2 ? 40 : 32>();
-    if (threadIdx.x < 32) feed.produce(c);
-  } else {
-    registers_up<VALUE_GROUPS == 2 ? 232 : 160>();
-    consume_values<PV>(feed, c);
-  }
+  feed.run<VALUE_GROUPS == 2 ? 40 : 32, VALUE_GROUPS == 2 ? 232 : 160>(c, [&] { consume_values<PV>(feed, c); });
 }
 extern "C" __global__ void __launch_bounds__(128 * (VALUE_GROUPS + 1), 1) values(const __grid_constant__ HopperLazyArgs c) { all_values<false>(c); }
 extern "C" __global__ void __launch_bounds__(128 * (VALUE_GROUPS + 1), 1) sums(const __grid_constant__ HopperLazyArgs c) { all_values<true>(c); }

@@ -7,19 +7,8 @@
 // w of two micro-chunks in shared memory: 64 rows, PITCH numbers apart.
 constexpr int PITCH = 65;
 
-// The sum of a number of each thread, in a fixed order. Once in a kernel.
-DEV float sum_of_block(float x) {
-  __shared__ float sums[THREADS];
-  sums[threadIdx.x] = x;
-  for (int n = THREADS / 2; n; n /= 2) {
-    __syncthreads();
-    if (threadIdx.x < n) sums[threadIdx.x] += sums[threadIdx.x + n];
-  }
-  __syncthreads();
-  return sums[0];
-}
-
-// A block owns a chunk of a key head. `pairs` puts w of two micro-chunks into `w`, for all threads to see; `states` is z.
+// A block owns a chunk of a key head. `pairs` puts w of two micro-chunks into `w`, for all threads to see; `states` is
+// z.
 template <class P, class Z> DEV void flow_of_chunk(const LinearArgs& c, float* w, const P& pairs, const Z& states, int block) {
   __shared__ float within[CHUNK], rows[MICRO], columns[MICRO], behind[CHUNK], before[CHUNK], whole;
   const int number = block / c.key_heads, key_head = block % c.key_heads, t = threadIdx.x, group = group_of(c);

@@ -17,7 +17,7 @@
 // States are kept for all chunks in f32, 4·D·E/128 bytes a token and key head: S, and backward D. None is computed
 // again; scores of a pair of micro-chunks are computed where they are needed and forgotten.
 //
-// Where a decay is 0, what it multiplies is left out: the pair has the weight −0, as in attention, and a state that
+// A decay of 0 leaves out what it multiplies: the pair has the weight −0, as in attention, and a state that
 // does not reach a token is not added. dg sums (R27) over the pairs of a chunk without a difference; dg_gamma and dσ
 // are summed over tokens in f64.
 //
@@ -65,19 +65,8 @@ DEV void sums_of(const LinearArgs& c, Shared& shared, u32 block) {
 #pragma unroll 1
   for (int h = key_head * many; h < (key_head + 1) * many; h++)
 #pragma unroll 1
-    for (int t = 0; t < chunk.len; t += SIDE) {
-      Rows left = chunk_rows(c.y, chunk, h, t);
-      auto factor = [&](float (&p)[4], int token, int column, int width) {
-        float weight = gates.reach(t + token, !c.back), x[4];
-        if (weight == 0) return;
-        read_four(x, left, token, column, width);
-#pragma unroll
-        for (int e = 0; e < 4; e++) p[e] = shown(weight * (c.scale * x[e]));
-      };
-      __syncthreads();
-      publish_tokens(shared, t, chunk.len, row, c.dim, factor);
-      accumulate<CW>(shared, sum, chunk_rows(c.x, chunk, h, t), c.first, c.value_dim);
-    }
+    for (int t = 0; t < chunk.len; t += SIDE)
+      add_tokens(c, shared, sum, gates, chunk, chunk_rows(c.y, chunk, h, t), chunk_rows(c.x, chunk, h, t), t, row);
   store_state(c.states + state_at(c, number, key_head), c, row, sum);
 }
 
@@ -95,8 +84,7 @@ DEV void scan_of(const LinearArgs& c, int block) {
   for (int n = 0; n < line.chunks; n += AHEAD) {
     float sum[AHEAD], decay[AHEAD];
     float* to[AHEAD];
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
+    UNROLL(i, AHEAD) {
       if (n + i >= line.chunks) break;
       int number = line.first + (c.back ? line.chunks - 1 - n - i : n + i);
       const Chunk chunk = c.chunks[number];
@@ -104,8 +92,7 @@ DEV void scan_of(const LinearArgs& c, int block) {
       sum[i] = *to[i];
       decay[i] = Gates(c, c.gates, chunk, key_head).reach(chunk.len - 1, 0);
     }
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
+    UNROLL(i, AHEAD) {
       if (n + i >= line.chunks) break;
       if (c.narrow) c.narrow[to[i] - c.states] = rounded(state);
       else *to[i] = state;
@@ -115,28 +102,20 @@ DEV void scan_of(const LinearArgs& c, int block) {
   if (c.end.data && writes(c, state, *place(c.end))) *place(c.end) = state;
 }
 
-// What y contributes through a state.
+// Adds y·S.
 DEV void read_state(const LinearArgs& c, Shared& shared, float (&sum)[R][CW / 16], const Rows& y, const float* state) {
   if (c.turned) {
-#pragma unroll
-    for (int i = 0; i < CW / 64; i++) {
+    UNROLL(i, CW / 64) {
       int column = c.first + 64 * i;
       if (column >= c.outer) break;
       float part[R][4];
       products(shared, part, y, RowsOf<float>{state + (i64)column * c.inner, c.inner, c.outer - column}, c.inner);
-#pragma unroll
-      for (int r = 0; r < R; r++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) sum[r][4 * i + e] = part[r][e];
+      UNROLL(r, R)
+        UNROLL(e, 4) sum[r][4 * i + e] = part[r][e];
     }
     return;
   }
-#pragma unroll 1
-  for (int d = 0; d < c.inner; d += SIDE) {
-    __syncthreads();
-    publish_rows(shared, y, d, c.inner, 1);
-    accumulate<CW>(shared, sum, RowsOf<float>{state + (i64)d * c.outer, c.outer, c.inner - d}, c.first, c.outer);
-  }
+  add_state(c, shared, sum, y, state, 1);
 }
 
 DEV void attend_of(const LinearArgs& c, Shared& shared, u32 block) {
@@ -151,18 +130,15 @@ DEV void attend_of(const LinearArgs& c, Shared& shared, u32 block) {
   clear<CW>(sum);
   if (!blank) {
     read_state(c, shared, sum, y, c.states + state_at(c, strip.chunk, key_head));
-#pragma unroll
-    for (int r = 0; r < R; r++) {
+    UNROLL(r, R) {
       int i = strip.row + R * ty() + r;
       float reach = i < chunk.len ? gates.reach(i, c.back) : 0;
-#pragma unroll
-      for (int e = 0; e < CW / 16; e++) sum[r][e] = reach == 0 ? 0 : sum[r][e] * (reach * c.state_scale);
+      UNROLL(e, CW / 16) sum[r][e] = reach == 0 ? 0 : sum[r][e] * (reach * c.state_scale);
     }
   }
   if (c.state_dots) {
     dot_rows<CW>(number, sum, chunk_rows(c.dot, chunk, head, strip.row), c.first, c.outer);
-#pragma unroll
-    for (int r = 0; r < R; r++)
+    UNROLL(r, R)
       if (blank || gates.reach(min(strip.row + R * ty() + r, chunk.len - 1), c.back) == 0) number[r] = 0;
     put_dots(c, c.state_dots, chunk, heads, head, strip.row, number, c.dot_scale);
   }
@@ -175,10 +151,8 @@ DEV void attend_of(const LinearArgs& c, Shared& shared, u32 block) {
       const int h = c.back ? key_head * group + n : key_head;
       float p[R][4];
       products(shared, p, y, chunk_rows(c.b, chunk, h, row), c.inner);
-#pragma unroll
-      for (int r = 0; r < R; r++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
+      UNROLL(r, R)
+        UNROLL(e, 4) {
           int own = strip.row + R * ty() + r, other = row + 4 * tx() + e;
           int i = c.back ? other : own, j = c.back ? own : other;
           float decay = j <= i && i < chunk.len ? gates.decay(j, i) : 0;
@@ -205,10 +179,8 @@ DEV void flow_of_pairs(const LinearArgs& c, Shared& shared, const Chunk& chunk, 
     float a[R][4], b[R][4];
     products(shared, a, chunk_rows(c.q, chunk, h, row), chunk_rows(c.k, chunk, key_head, key), c.dim);
     products(shared, b, chunk_rows(c.dout, chunk, h, row), chunk_rows(c.v, chunk, key_head, key), c.value_dim);
-#pragma unroll
-    for (int r = 0; r < R; r++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
+    UNROLL(r, R)
+      UNROLL(e, 4) {
         int i = row + R * ty() + r, j = key + 4 * tx() + e;
         float decay = j <= i && i < chunk.len ? gates.decay(j, i) : 0;
         if (decay != 0) w[r][e] = fmaf(c.scale * (decay * a[r][e]), b[r][e], w[r][e]);
@@ -224,7 +196,7 @@ DEV float flow_of_states(const LinearArgs& c, const Chunk& chunk, const Gates& g
   float sum = 0;
   if (decay != 0)
     for (int i = threadIdx.x; i < c.dim * c.value_dim; i += THREADS) sum = fmaf(c.states[at + i], c.other[at + i], sum);
-  return decay == 0 ? 0 : decay * sum_of_block(sum);
+  return decay == 0 ? 0 : decay * block_sum<THREADS>(sum);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) flow(const __grid_constant__ LinearArgs c) {
@@ -245,7 +217,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, R == 8 ? 3 : 1) attend(con
   attend_of(c, shared, blockIdx.x);
 }
 
-// The same behind kernels on tensor cores, where there is mostly nothing to do. These and what follows take few blocks.
+// The same behind kernels on tensor cores, where there is mostly nothing to do. These and what follows take few
+// blocks.
 #if STORAGE
 extern "C" __global__ void __launch_bounds__(THREADS) mend_sums(const __grid_constant__ LinearArgs c) {
   if (idle(c)) return;

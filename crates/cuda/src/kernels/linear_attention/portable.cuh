@@ -2,44 +2,36 @@
 
 // Four numbers of a row, of which those that are not there are 0.
 template <class T> DEV void read_four(float (&to)[4], const RowsOf<T>& rows, int row, int column, int width) {
-#pragma unroll
-  for (int i = 0; i < 4; i++) to[i] = row < rows.count && column + i < width ? read(rows.at[row * rows.stride + column + i]) : 0;
+  UNROLL(i, 4) to[i] = row < rows.count && column + i < width ? read(rows.at[row * rows.stride + column + i]) : 0;
 }
 
-// The factors of a following `accumulate`: 64 columns of 64 rows, from `first` on, times `factor`; columns are reduced.
+// The factors of a following `accumulate`: 64 columns of 64 rows, from `first` on, times `factor`; columns are
+// reduced.
 DEV void publish_rows(Shared& shared, const Rows& rows, int first, int width, float factor) {
   float p[R][4];
-#pragma unroll
-  for (int r = 0; r < R; r++) {
+  UNROLL(r, R) {
     read_four(p[r], rows, R * ty() + r, first + 4 * tx(), width);
-#pragma unroll
-    for (int e = 0; e < 4; e++) p[r][e] = shown(factor * p[r][e]);
+    UNROLL(e, 4) p[r][e] = shown(factor * p[r][e]);
   }
   publish(shared, p);
 }
 
 // out = sum of each row's numbers times those of `with`, in every thread of the row.
 template <int W> DEV void dot_rows(float (&out)[R], const float (&sum)[R][W / 16], const Rows& with, int first, int width) {
-#pragma unroll
-  for (int r = 0; r < R; r++) {
+  UNROLL(r, R) {
     float all = 0;
-#pragma unroll
-    for (int i = 0; i < W / 64; i++) {
+    UNROLL(i, W / 64) {
       float x[4];
       read_four(x, with, R * ty() + r, first + 64 * i + 4 * tx(), width);
-#pragma unroll
-      for (int e = 0; e < 4; e++) all = fmaf(sum[r][4 * i + e], x[e], all);
+      UNROLL(e, 4) all = fmaf(sum[r][4 * i + e], x[e], all);
     }
-#pragma unroll
-    for (int n = 8; n; n /= 2) all += __shfl_xor_sync(~0u, all, n);
-    out[r] = all;
+    out[r] = row_sum(all);
   }
 }
 
 // Writes a number of each row of a micro-chunk, or adds it to what is there: that of an earlier launch.
 DEV void put_dots(const LinearArgs& c, float* to, const Chunk& chunk, int heads, int head, int row, const float (&x)[R], float scale) {
-#pragma unroll
-  for (int r = 0; r < R; r++) {
+  UNROLL(r, R) {
     int i = row + R * ty() + r;
     if (tx() || i >= chunk.len) continue;
     float* at = to + ((i64)chunk.batch * heads + head) * c.tokens + chunk.start + i;
@@ -52,10 +44,8 @@ DEV void put_dots(const LinearArgs& c, float* to, const Chunk& chunk, int heads,
 template <int W> DEV void put(const LinearArgs& c, const Tensor& x, int batch, int head, int row, int count, const float (&sum)[R][W / 16],
                               float factor, int first, int width) {
   if (c.mode != MERGE) return store<W>(x, batch, head, row, count, sum, Same{factor}, first, width, false);
-#pragma unroll
-  for (int r = 0; r < R; r++)
-#pragma unroll
-    for (int i = 0; i < W / 16; i++) {
+  UNROLL(r, R)
+    UNROLL(i, W / 16) {
       int column = first + 64 * (i / 4) + 4 * tx() + i % 4;
       if (R * ty() + r >= count || column >= width) continue;
       element& to = ((element*)x.data)[batch * x.batch + head * x.head + (row + R * ty() + r) * x.row + column];
@@ -67,20 +57,17 @@ template <int W> DEV void put(const LinearArgs& c, const Tensor& x, int batch, i
 // Puts w of two micro-chunks where all threads see it.
 DEV void show_flow(float* to, const float (&w)[R][4]) {
   __syncthreads();
-#pragma unroll
-  for (int r = 0; r < R; r++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) to[PITCH * (R * ty() + r) + 4 * tx() + e] = w[r][e];
+  UNROLL(r, R)
+    UNROLL(e, 4) to[PITCH * (R * ty() + r) + 4 * tx() + e] = w[r][e];
   __syncthreads();
 }
 
 // Products over the tokens of a chunk: what its state is made of.
 
-// Factors of tokens t .. t + 63 and 64 columns from `first` on: row by row they are the factors of a product over tokens.
-// Factors of a token that does not reach the state add nothing.
+// Factors of tokens t .. t + 63 and 64 columns from `first` on: row by row they are the factors of a product over
+// tokens. Factors of a token that does not reach the state add nothing.
 template <class F> DEV void publish_tokens(Shared& shared, int t, int len, int first, int width, const F& factor) {
-#pragma unroll
-  for (int i = 0; i < SIDE * SIDE / 4 / THREADS; i++) {
+  UNROLL(i, SIDE * SIDE / 4 / THREADS) {
     int at = thread() + i * THREADS, token = at / 16, column = at % 16 * 4;
     float p[4] = {HIDE, HIDE, HIDE, HIDE};
     if (t + token < len) factor(p, token, first + column, width);
@@ -89,11 +76,32 @@ template <class F> DEV void publish_tokens(Shared& shared, int t, int len, int f
 }
 
 template <class T> DEV void store_state(float* to, const LinearArgs& c, int row, const T& sum) {
-#pragma unroll
-  for (int r = 0; r < R; r++)
-#pragma unroll
-    for (int i = 0; i < CW / 16; i++) {
+  UNROLL(r, R)
+    UNROLL(i, CW / 16) {
       int d = row + R * ty() + r, e = c.first + 64 * (i / 4) + 4 * tx() + i % 4;
       if (d < c.dim && e < c.value_dim) to[(i64)d * c.value_dim + e] = sum[r][i];
     }
+}
+
+// sum += (ω σ y)ᵀ·x over 64 tokens from `t` of a chunk: 64 rows of the state from `row` on.
+DEV void add_tokens(const LinearArgs& c, Shared& shared, float (&sum)[R][CW / 16], const Gates& gates, const Chunk& chunk, const Rows& y,
+                    const Rows& x, int t, int row) {
+  auto factor = [&](float (&p)[4], int token, int column, int width) {
+    float weight = gates.reach(t + token, !c.back), z[4];
+    if (weight == 0) return;
+    read_four(z, y, token, column, width);
+    UNROLL(e, 4) p[e] = shown(weight * (c.scale * z[e]));
+  };
+  __syncthreads();
+  publish_tokens(shared, t, chunk.len, row, c.dim, factor);
+  accumulate<CW>(shared, sum, x, c.first, c.value_dim);
+}
+// sum += factor·y·S.
+DEV void add_state(const LinearArgs& c, Shared& shared, float (&sum)[R][CW / 16], const Rows& y, const float* state, float factor) {
+#pragma unroll 1
+  for (int d = 0; d < c.inner; d += SIDE) {
+    __syncthreads();
+    publish_rows(shared, y, d, c.inner, factor);
+    accumulate<CW>(shared, sum, RowsOf<float>{state + (i64)d * c.outer, c.outer, c.inner - d}, c.first, c.outer);
+  }
 }

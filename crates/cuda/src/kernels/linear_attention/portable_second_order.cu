@@ -1,5 +1,5 @@
-// The second order of linear_attention: each kernel of portable.cu for what it computes and its tangent. Q = σ q has the
-// tangent σ ddq + ddσ q, which is never written: with s = y·b and its tangent s' = y1·b + y·b1, (R29) is
+// The second order of linear_attention: each kernel of portable.cu for what it computes and its tangent. Q = σ q has
+// the tangent σ ddq + ddσ q, which is never written: with s = y·b and its tangent s' = y1·b + y·b1, (R29) is
 //
 //   A_ij = P_ij σ s,   Ȧ_ij = P_ij ((σ β_ij + ddσ) s + σ s')
 //
@@ -32,29 +32,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangent_sums(const __grid_
         if (weight == 0) return;
         float bend = fmaf(c.scale, slopes.reach_tangent(t + token, !c.back), ddscale);
         read_four(x, left, token, column, width), read_four(x1, left1, token, column, width);
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
+        UNROLL(e, 4) {
           float y = c.scale * x1[e];
           p[e] = shown(weight * (bends ? fmaf(bend, x[e], y) : y));
         }
-      };
-      auto value = [&](float (&p)[4], int token, int column, int width) {
-        float weight = gates.reach(t + token, !c.back), x[4];
-        if (weight == 0) return;
-        read_four(x, left, token, column, width);
-#pragma unroll
-        for (int e = 0; e < 4; e++) p[e] = shown(weight * (c.scale * x[e]));
       };
       if (bends || c.y1.data) {
         __syncthreads();
         publish_tokens(shared, t, chunk.len, row, c.dim, tangent);
         accumulate<CW>(shared, sum, chunk_rows(c.x, chunk, h, t), c.first, c.value_dim);
       }
-      if (c.x1.data) {
-        __syncthreads();
-        publish_tokens(shared, t, chunk.len, row, c.dim, value);
-        accumulate<CW>(shared, sum, chunk_rows(c.x1, chunk, h, t), c.first, c.value_dim);
-      }
+      if (c.x1.data) add_tokens(c, shared, sum, gates, chunk, left, chunk_rows(c.x1, chunk, h, t), t, row);
     }
   store_state(c.states1 + state_at(c, number, key_head), c, row, sum);
 }
@@ -92,50 +80,35 @@ DEV void read_states(const LinearArgs& c, Shared& shared, float (&sum)[R][CW / 1
                      bool bends, i64 at) {
   const float *state = c.states + at, *state1 = c.states1 + at;
   if (c.turned) {
-#pragma unroll
-    for (int i = 0; i < CW / 64; i++) {
+    UNROLL(i, CW / 64) {
       int column = c.first + 64 * i;
       if (column >= c.outer) break;
       i64 from = (i64)column * c.inner;
       RowsOf<float> s{state + from, c.inner, c.outer - column}, s1{state1 + from, c.inner, c.outer - column};
       float value[R][4] = {}, moved[R][4] = {};
       add_products_moved<true, true>(shared, value, moved, y, y1, s, s1, c.inner);
-#pragma unroll
-      for (int r = 0; r < R; r++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
+      UNROLL(r, R)
+        UNROLL(e, 4) {
           float x = c.state_scale * moved[r][e];
           sum[r][4 * i + e] = bends ? fmaf(bend[r], value[r][e], x) : x;
         }
     }
     return;
   }
-  auto read = [&](const Rows& rows, const float* from, float factor) {
-#pragma unroll 1
-    for (int d = 0; d < c.inner; d += SIDE) {
-      __syncthreads();
-      publish_rows(shared, rows, d, c.inner, factor);
-      accumulate<CW>(shared, sum, RowsOf<float>{from + (i64)d * c.outer, c.outer, c.inner - d}, c.first, c.outer);
-    }
-  };
   if (bends) {
-    read(y, state, 1);
-#pragma unroll
-    for (int r = 0; r < R; r++)
-#pragma unroll
-      for (int e = 0; e < CW / 16; e++) sum[r][e] *= bend[r];
+    add_state(c, shared, sum, y, state, 1);
+    UNROLL(r, R)
+      UNROLL(e, CW / 16) sum[r][e] *= bend[r];
   }
-  if (c.y1.data) read(y1, state, c.state_scale);
-  read(y, state1, c.state_scale);
+  if (c.y1.data) add_state(c, shared, sum, y1, state, c.state_scale);
+  add_state(c, shared, sum, y, state1, c.state_scale);
 }
 
 // The weights of a tile of pairs: those of x, and in `side` those of x1.
 DEV void weigh(const LinearArgs& c, float (&p)[R][4], float (&side)[R][4], const Gates& gates, const Gates& slopes, float ddscale, int own,
                int other, int len) {
-#pragma unroll
-  for (int r = 0; r < R; r++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
+  UNROLL(r, R)
+    UNROLL(e, 4) {
       int m = own + R * ty() + r, n = other + 4 * tx() + e;
       int i = c.back ? n : m, j = c.back ? m : n;
       float decay = j <= i && i < len ? gates.decay(j, i) : 0, s = p[r][e], tangent = c.scale * side[r][e];
@@ -157,8 +130,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_second(const __grid
   const float ddscale = ddscale_of(c);
   float sum[R][CW / 16], number[R], bend[R], reach[R];
   clear<CW>(sum);
-#pragma unroll
-  for (int r = 0; r < R; r++) {
+  UNROLL(r, R) {
     int i = strip.row + R * ty() + r;
     bool inside = i < chunk.len;
     bend[r] = fmaf(c.state_scale, inside ? slopes.reach_tangent(i, c.back) : 0, c.back ? 0 : ddscale);
@@ -166,14 +138,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_second(const __grid
   }
   const bool bends = slopes.at || (!c.back && ddscale != 0);
   read_states(c, shared, sum, y, y1, bend, bends, state_at(c, strip.chunk, key_head));
-#pragma unroll
-  for (int r = 0; r < R; r++)
-#pragma unroll
-    for (int e = 0; e < CW / 16; e++) sum[r][e] = reach[r] == 0 ? 0 : sum[r][e] * reach[r];
+  UNROLL(r, R)
+    UNROLL(e, CW / 16) sum[r][e] = reach[r] == 0 ? 0 : sum[r][e] * reach[r];
   if (c.state_dots) {
     dot_rows<CW>(number, sum, chunk_rows(c.dot, chunk, head, strip.row), c.first, c.outer);
-#pragma unroll
-    for (int r = 0; r < R; r++)
+    UNROLL(r, R)
       if (reach[r] == 0) number[r] = 0;
     put_dots(c, c.state_dots, chunk, heads, head, strip.row, number, c.dot_scale);
   }
@@ -219,10 +188,8 @@ DEV void tangents_of_pairs(const LinearArgs& c, Shared& shared, const Chunk& chu
     float s[R][4] = {}, s1[R][4] = {}, x[R][4] = {}, x1[R][4] = {};
     add_products_moved<true, true>(shared, s, s1, q, q1, k, k1, c.dim);
     add_products_moved<true, true>(shared, x, x1, u, u1, v, v1, c.value_dim);
-#pragma unroll
-    for (int r = 0; r < R; r++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
+    UNROLL(r, R)
+      UNROLL(e, 4) {
         int i = row + R * ty() + r, j = key + 4 * tx() + e;
         float decay = j <= i && i < chunk.len ? gates.decay(j, i) : 0, tangent = c.scale * s1[r][e];
         if (decay == 0) continue;
@@ -244,7 +211,7 @@ DEV float tangent_of_states(const LinearArgs& c, const Chunk& chunk, const Gates
       sum = fmaf(c.states1[at + i], d, fmaf(s, c.other1[at + i], sum));
       if (c.slopes) sum = fmaf(slope * s, d, sum);
     }
-  return decay == 0 ? 0 : decay * sum_of_block(sum);
+  return decay == 0 ? 0 : decay * block_sum<THREADS>(sum);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) flow_second(const __grid_constant__ LinearArgs c) {

@@ -1,5 +1,6 @@
 // The first order of linear_attention for 16-bit operands on the tensor cores of any GPU from sm_80 on: the blocks of
-// portable.cu, with P_ij (y_i·b_j), weighted rows and the states rounded to the storage type before they are multiplied.
+// portable.cu, with P_ij (y_i·b_j), weighted rows and the states rounded to the storage type before they are
+// multiplied.
 //
 //   sums     a block owns the state of a chunk and a key head                       (R22), (R28)
 //   attend   a block owns a micro-chunk of a head: o, dq, dk or dv                  (R21), (R24)–(R26)
@@ -20,14 +21,13 @@
 constexpr u32 Y_BYTES = SIDE * KW * 2, X_BYTES = SIDE * CW * 2, STATE_BYTES = KW * CW * 2;
 constexpr u32 STAGE_BYTES = Y_BYTES + X_BYTES > STATE_BYTES ? Y_BYTES + X_BYTES : STATE_BYTES;
 
-// ---- states ----------------------------------------------------------------------------------------------------------
+// ---- states ----
 CHECK_SHARED(sums, 2 * (Y_BYTES + X_BYTES));  // the left and right factors of a chunk
 // A warp has 16·M rows of the state.
 extern "C" __global__ void __launch_bounds__(THREADS) sums(const __grid_constant__ LinearArgs c) {
   if (idle(c)) return;
-  extern __shared__ __align__(128) char bytes[];
   constexpr int M = KW / 64;
-  const u32 at_left = shared(bytes), at_right = at_left + 2 * Y_BYTES;
+  const u32 at_left = shared_begin(), at_right = at_left + 2 * Y_BYTES;
   const int key_head = blockIdx.x % c.key_heads, number = blockIdx.x / c.key_heads, lane = lane_id();
   const Chunk chunk = c.chunks[number];
   const Gates gates(c, c.gates, chunk, key_head);
@@ -45,45 +45,35 @@ extern "C" __global__ void __launch_bounds__(THREADS) sums(const __grid_constant
       clear_odd<CHUNK, KW>(at_left), clear_odd<CHUNK, CW>(at_right);
       __syncthreads();
     }
-#pragma unroll
-    for (int i = 0; i < CHUNK / 16; i++) {
+    UNROLL(i, CHUNK / 16) {
       u32 a[M][4];
-#pragma unroll
-      for (int m = 0; m < M; m++) {
+      UNROLL(m, M) {
         const int piece = (warp_id() * M + m) * 2 + lane / 8 % 2;
         load_blocks_transposed(place<CHUNK>(at_left, 16 * i + lane / 16 * 8 + lane % 8, piece), a[m]);
       }
       if (c.gates) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
+        UNROLL(half, 2) {
           const int t = 16 * i + 8 * half + 2 * (lane % 4);
           float even = t < chunk.len ? gates.reach(t, !c.back) : 0, odd = t + 1 < chunk.len ? gates.reach(t + 1, !c.back) : 0;
-#pragma unroll
-          for (int m = 0; m < M; m++)
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
+          UNROLL(m, M)
+            UNROLL(r, 2) {
               u32& x = a[m][2 * half + r];
               x = pack(even == 0 ? 0 : even * read((element)x), odd == 0 ? 0 : odd * read((element)(x >> 16)));
             }
         }
       }
-#pragma unroll
-      for (int j = 0; j < CW / 16; j++) {
+      UNROLL(j, CW / 16) {
         u32 y[4];
         load_blocks_transposed(place<CHUNK>(at_right, 16 * i + lane / 8 % 2 * 8 + lane % 8, 2 * j + lane / 16), y);
-#pragma unroll
-        for (int m = 0; m < M; m++) multiply(sum[m][2 * j], a[m], y[0], y[1]), multiply(sum[m][2 * j + 1], a[m], y[2], y[3]);
+        UNROLL(m, M) multiply(sum[m][2 * j], a[m], y[0], y[1]), multiply(sum[m][2 * j + 1], a[m], y[2], y[3]);
       }
     }
   }
   float* to = c.states + state_at(c, number, key_head);
   bool odd = false;
-#pragma unroll
-  for (int r = 0; r < 2 * M; r++)
-#pragma unroll
-    for (int j = 0; j < CW / 8; j++)
-#pragma unroll
-      for (int e = 0; e < 2; e++) {
+  UNROLL(r, 2 * M)
+    UNROLL(j, CW / 8)
+      UNROLL(e, 2) {
         int d = row_of<M>(r), column = 8 * j + 2 * (lane % 4) + e;
         float x = c.scale * sum[r / 2][j][2 * (r & 1) + e];
         if (d >= c.dim || column >= c.value_dim) continue;
@@ -92,15 +82,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) sums(const __grid_constant
   tell(c, odd);
 }
 
-// ---- results ---------------------------------------------------------------------------------------------------------
+// ---- results ----
 // P_ij (y_i·b_j) of two micro-chunks from products, 0 where a pair is not seen. DIAGONAL: of the same one.
 template <bool DIAGONAL, class D> DEV void weigh(float (&p)[1][SIDE / 8][4], int own, int other, int len, bool back, float scale, const D& decay) {
-#pragma unroll
-  for (int r = 0; r < 2; r++)
-#pragma unroll
-    for (int j = 0; j < SIDE / 8; j++)
-#pragma unroll
-      for (int e = 0; e < 2; e++) {
+  UNROLL(r, 2)
+    UNROLL(j, SIDE / 8)
+      UNROLL(e, 2) {
         float& x = p[0][j][2 * r + e];
         int m = own + row_of<1>(r), n = other + 8 * j + 2 * (lane_id() % 4) + e;
         int i = back ? n : m, j1 = back ? m : n;
@@ -128,12 +115,10 @@ DEV float log_of(const LinearArgs& c, int key_head) { return c.gates && c.by_hea
 // sum += y·S: y a tile of 64 rows, S one of KW rows.
 DEV void add_state(float (&sum)[1][CW / 8][4], u32 y, u32 state) {
   const int lane = lane_id();
-#pragma unroll
-  for (int i = 0; i < KW / 16; i++) {
+  UNROLL(i, KW / 16) {
     u32 a[4];
     load_blocks(place<SIDE>(y, warp_id() * 16 + lane % 16, 2 * i + lane / 16), a);
-#pragma unroll
-    for (int j = 0; j < CW / 16; j++) {
+    UNROLL(j, CW / 16) {
       u32 b[4];
       load_blocks_transposed(place<KW>(state, 16 * i + lane / 8 % 2 * 8 + lane % 8, 2 * j + lane / 16), b);
       multiply(sum[0][2 * j], a, b[0], b[1]), multiply(sum[0][2 * j + 1], a, b[2], b[3]);
@@ -143,15 +128,12 @@ DEV void add_state(float (&sum)[1][CW / 8][4], u32 y, u32 state) {
 
 // Each row's numbers times those of `with`, in all four threads of the row; 0 where `absent`.
 DEV void dot_rows(float (&out)[2], const float (&sum)[1][CW / 8][4], const Rows& with, int width, const bool (&absent)[2]) {
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     int row = row_of<1>(r);
     float all = 0;
     if (row < with.count)
-#pragma unroll
-      for (int j = 0; j < CW / 8; j++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
+      UNROLL(j, CW / 8)
+        UNROLL(e, 2) {
           int column = 8 * j + 2 * (lane_id() % 4) + e;
           if (column < width) all = fmaf(sum[0][j][2 * r + e], read(with.at[row * with.stride + column]), all);
         }
@@ -160,8 +142,7 @@ DEV void dot_rows(float (&out)[2], const float (&sum)[1][CW / 8][4], const Rows&
   }
 }
 DEV void put_dots(const LinearArgs& c, float* to, const Chunk& chunk, int heads, int head, int row, const float (&x)[2], float scale) {
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     int i = row + row_of<1>(r);
     if (lane_id() % 4 == 0 && i < chunk.len) to[((i64)chunk.batch * heads + head) * c.tokens + chunk.start + i] = scale * x[r];
   }
@@ -171,8 +152,7 @@ DEV void put_dots(const LinearArgs& c, float* to, const Chunk& chunk, int heads,
 CHECK_SHARED(attend, 2 * Y_BYTES + X_BYTES + STAGE_BYTES);
 extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const __grid_constant__ LinearArgs c) {
   if (idle(c)) return;
-  extern __shared__ __align__(128) char bytes[];
-  const u32 at_y = shared(bytes), at_first = at_y + Y_BYTES, at_state = at_first + Y_BYTES + X_BYTES;
+  const u32 at_y = shared_begin(), at_first = at_y + Y_BYTES, at_state = at_first + Y_BYTES + X_BYTES;
   const int heads = c.back ? c.key_heads : c.heads, head = blockIdx.x % heads, group = group_of(c);
   const int key_head = c.back ? head : head / group;
   const Strip strip = c.strips[blockIdx.x / heads];
@@ -211,15 +191,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const __grid_con
   if (!blank) {
     if (c.turned) products<1, CW, KW>(sum, at_y, at_state);
     else add_state(sum, at_y, at_state);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
+    UNROLL(r, 2) {
       int i = strip.row + row_of<1>(r);
       float reach = i < chunk.len ? gates.reach(i, c.back) : 0;
       absent[r] = reach == 0;
-#pragma unroll
-      for (int j = 0; j < CW / 8; j++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) sum[0][j][2 * r + e] = reach == 0 ? 0 : sum[0][j][2 * r + e] * (reach * c.state_scale);
+      UNROLL(j, CW / 8)
+        UNROLL(e, 2) sum[0][j][2 * r + e] = reach == 0 ? 0 : sum[0][j][2 * r + e] * (reach * c.state_scale);
     }
   }
   const Rows dot = tangent_rows(c.dot, Rows{}, chunk, head, strip.row);
@@ -253,23 +230,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const __grid_con
     put_dots(c, c.dots, chunk, heads, head, strip.row, number, 1);
   }
   bool odd = false;
-#pragma unroll
-  for (int j = 0; j < CW / 8; j++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) odd |= is_odd(sum[0][j][e]);
+  UNROLL(j, CW / 8)
+    UNROLL(e, 4) odd |= is_odd(sum[0][j][e]);
   tell(c, odd);
   const float factor[2] = {c.store_scale, c.store_scale};
   if (c.out.data) store<1, CW>(c.out, chunk.batch, head, chunk.start + strip.row, chunk.len - strip.row, sum, factor, 0, c.outer);
 }
 
-// ---- gates -----------------------------------------------------------------------------------------------------------
+// ---- gates ----
 // q, k, dout and v of a micro-chunk; numbers of its pairs.
 CHECK_SHARED(flow, 2 * (Y_BYTES + X_BYTES) + 4 * MICRO * PITCH);
 extern "C" __global__ void __launch_bounds__(THREADS) flow(const __grid_constant__ LinearArgs c) {
   if (idle(c)) return;
-  extern __shared__ __align__(128) char bytes[];
-  const u32 at_q = shared(bytes), at_k = at_q + Y_BYTES, at_dout = at_k + Y_BYTES, at_v = at_dout + X_BYTES;
-  float* w = (float*)(bytes + 2 * (Y_BYTES + X_BYTES));
+  const u32 at_q = shared_begin(), at_k = at_q + Y_BYTES, at_dout = at_k + Y_BYTES, at_v = at_dout + X_BYTES;
+  float* w = numbers_at(2 * (Y_BYTES + X_BYTES));
   auto pairs = [&](const LinearArgs& c, const Chunk& chunk, const Gates& gates, int key_head, int row, int key) {
     const int group = group_of(c);
     const float log = log_of(c, key_head);
@@ -291,18 +265,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) flow(const __grid_constant
       products<1, SIDE, KW>(a, at_q, at_k);
       products<1, SIDE, CW>(b, at_dout, at_v);
       weigh_all(c, gates, log, a, row, key, chunk.len, false, c.scale);
-#pragma unroll
-      for (int j = 0; j < SIDE / 8; j++)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
+      UNROLL(j, SIDE / 8)
+        UNROLL(e, 4)
           if (a[0][j][e] != 0) sum[0][j][e] = fmaf(a[0][j][e], b[0][j][e], sum[0][j][e]);
     }
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-#pragma unroll
-      for (int j = 0; j < SIDE / 8; j++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) w[PITCH * row_of<1>(r) + 8 * j + 2 * (lane_id() % 4) + e] = sum[0][j][2 * r + e];
+    UNROLL(r, 2)
+      UNROLL(j, SIDE / 8)
+        UNROLL(e, 2) w[PITCH * row_of<1>(r) + 8 * j + 2 * (lane_id() % 4) + e] = sum[0][j][2 * r + e];
     __syncthreads();
   };
   auto states = [](const LinearArgs& c, const Chunk& chunk, const Gates& gates, int number, int key_head) {
@@ -314,7 +283,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) flow(const __grid_constant
         float s = read(c.narrow[at + i]), d = read(c.other_narrow[at + i]);
         if (c.mode != CLEANSE || !(is_odd(s) || is_odd(d))) sum = fmaf(s, d, sum);
       }
-    return decay == 0 ? 0.0f : decay * sum_of_block(sum);
+    return decay == 0 ? 0.0f : decay * block_sum<THREADS>(sum);
   };
   flow_of_chunk(c, w, pairs, states, blockIdx.x);
 }

@@ -10,8 +10,8 @@ KERNEL_ARGS(WalkArgs)
 
 constexpr int CHUNK = 128, COLUMNS = 64, STAGES = 2;
 constexpr u32 PANEL = CHUNK * 128, Y_BYTES = CHUNK * KW * 2, STATE_BYTES = KW * 128;
-// In shared memory: y, b and x in two stages; x weighted; the state in two buffers; out; decays; barriers. BY_TOKEN out has no
-// place, so that decays have more.
+// In shared memory: y, b and x in two stages; x weighted; the state in two buffers; out; decays; barriers. BY_TOKEN
+// out has no place, so that decays have more.
 constexpr u32 AT_B = STAGES * Y_BYTES, AT_X = 2 * AT_B, AT_WEIGHTED = AT_X + STAGES * PANEL, AT_STATE = AT_WEIGHTED + PANEL,
               AT_OUT = AT_STATE + 2 * STATE_BYTES, AT_DECAYS = AT_OUT + PANEL, AT_BARRIERS = AT_DECAYS + 2568;
 using Chunks = Ring<STAGES, AT_BARRIERS>;
@@ -22,7 +22,7 @@ constexpr u32 AT_ZEROS = BY_TOKEN ? AT_OUT : AT_DECAYS, AT_TABLES = AT_OUT + 102
 
 DEV bool is_odd(float x) { return !(fabsf(x) < INF); }
 
-// ---- bulk tensor copies ------------------------------------------------------------------------------------------------
+// ---- bulk tensor copies ----
 // Four axes: (column, row, head, batch). What lies beyond the tensor is read as 0 and not written.
 DEV void load4(u32 to, const TensorMap* m, u32 b, int column, int row, int head, int batch) {
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4,%5,%6}], [%2];"
@@ -41,10 +41,10 @@ DEV void prefetch_bytes(const void* from, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
-// ---- decays (R20) ------------------------------------------------------------------------------------------------------
-// A table of scale·P by the distance t = j - i of other and own token: e^{γ|t|} where the own token sees the other (BACK: is
-// seen by it), else 0. It lies there twice, so that a pair t, t + 1 begins at a multiple of 8 bytes whatever t is. The first
-// begins with further zeros: where BACK, it begins with 1024 bytes of them.
+// ---- decays (R20) ----
+// A table of scale·P by the distance t = j - i of other and own token: e^{γ|t|} where the own token sees the other
+// (BACK: is seen by it), else 0. It lies there twice, so that a pair t, t + 1 begins at a multiple of 8 bytes whatever
+// t is. The first begins with further zeros: where BACK, it begins with 1024 bytes of them.
 constexpr int MIDDLE = 256, SECOND = 385, MIDDLE_OF_SECOND = 128;
 static_assert(4 * (SECOND + 257) == AT_BARRIERS - AT_DECAYS, "room for both");
 template <bool BACK> DEV void fill_decays(u32 table, int thread, float log, float scale) {
@@ -52,17 +52,17 @@ template <bool BACK> DEV void fill_decays(u32 table, int thread, float log, floa
   for (int i = thread; i < SECOND; i += 256) {
     int t = i - MIDDLE;
     float x = t >= -CHUNK && (BACK ? t >= 0 : t <= 0) ? scale * exp2_fast(log * (BACK ? t : -t)) : 0;
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(table + 4 * i), "f"(x) : "memory");
-    if (t >= -CHUNK) asm volatile("st.shared.f32 [%0], %1;" ::"r"(table + 4 * (SECOND + t + MIDDLE_OF_SECOND)), "f"(x) : "memory");
+    store_float(table + 4 * i, x);
+    if (t >= -CHUNK) store_float(table + 4 * (SECOND + t + MIDDLE_OF_SECOND), x);
   }
 }
 DEV u32 decays_at(u32 table, int t) {  // of t, t + 1, and of those at even distances from them
   return table + 4 * (t + (t & 1 ? SECOND + MIDDLE_OF_SECOND : MIDDLE));
 }
 
-// ---- tiles -------------------------------------------------------------------------------------------------------------
-// Puts 0 into the rows of a tile from `count` on, which are those of other sequences, and, where asked, in place of what is
-// not finite.
+// ---- tiles ----
+// Puts 0 into the rows of a tile from `count` on, which are those of other sequences, and, where asked, in place of
+// what is not finite.
 template <int THREADS = 256> DEV void tidy(u32 tile, int panels, int count, bool cleanse, int thread) {
 #pragma unroll 1
   for (int i = thread; i < panels * CHUNK * 32; i += THREADS) {
@@ -78,19 +78,15 @@ DEV u32 times(u32 x, float weight) {
   return pack(y.x * weight, y.y * weight);
 }
 
-// ---- rows of a thread's accumulators -------------------------------------------------------------------------------------
+// ---- rows of a thread's accumulators ----
 // Two rows, 8 apart, of a tensor: `count` of 16 bits are there from the first on, and `columns`.
 DEV void load_rows(u32 (&to)[COLUMNS / 4], const Tensor& x, i64 at, int count, int columns) {
-#pragma unroll
-  for (int j = 0; j < COLUMNS / 8; j++)
-#pragma unroll
-    for (int r = 0; r < 2; r++) to[2 * j + r] = 8 * r < count && 8 * j < columns ? *(const u32*)((const u16*)x.data + at + 8 * r * x.row + 8 * j) : 0;
+  UNROLL(j, COLUMNS / 8)
+    UNROLL(r, 2) to[2 * j + r] = 8 * r < count && 8 * j < columns ? *(const u32*)((const u16*)x.data + at + 8 * r * x.row + 8 * j) : 0;
 }
 DEV void store_rows(const Tensor& x, i64 at, int count, int columns, const float (&o)[COLUMNS / 2], float scale) {
-#pragma unroll
-  for (int j = 0; j < COLUMNS / 8; j++)
-#pragma unroll
-    for (int r = 0; r < 2; r++)
+  UNROLL(j, COLUMNS / 8)
+    UNROLL(r, 2)
       if (8 * r < count && 8 * j < columns)
         *(u32*)((u16*)x.data + at + 8 * r * x.row + 8 * j) = pack(fmaf(o[4 * j + 2 * r], scale, 0.0f), fmaf(o[4 * j + 2 * r + 1], scale, 0.0f));
 }
@@ -102,8 +98,7 @@ DEV void turn_quad(u32 (&x)[4]) {
     const u32 keep = odd ? x[i + 1] : x[i], other = __shfl_xor_sync(~0u, odd ? x[i] : x[i + 1], 1);
     x[i] = odd ? other : keep, x[i + 1] = odd ? keep : other;
   }
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
+  UNROLL(i, 2) {
     const u32 keep = high ? x[2 + i] : x[i], other = __shfl_xor_sync(~0u, high ? x[i] : x[2 + i], 2);
     x[i] = high ? other : keep, x[2 + i] = high ? keep : other;
   }
@@ -111,13 +106,11 @@ DEV void turn_quad(u32 (&x)[4]) {
 // All rows, in pieces of 16 bytes. `at`: of the thread's first row and the block's first column.
 DEV void store_pieces(const Tensor& x, i64 at, int columns, const float (&o)[COLUMNS / 2], float scale) {
   const int lane = lane_id() & 3;
-#pragma unroll
-  for (int r = 0; r < 2; r++)
+  UNROLL(r, 2)
 #pragma unroll
     for (int j = 0; j < COLUMNS / 8; j += 4) {
       u32 piece[4];
-#pragma unroll
-      for (int i = 0; i < 4; i++) {
+      UNROLL(i, 4) {
         const int k = 4 * (j + i) + 2 * r;
         piece[i] = pack(fmaf(o[k], scale, 0.0f), fmaf(o[k + 1], scale, 0.0f));
       }
@@ -129,8 +122,7 @@ DEV void store_pieces(const Tensor& x, i64 at, int columns, const float (&o)[COL
 // The sum of a thread's numbers times those of such rows.
 DEV float dot_rows(const u32 (&x)[COLUMNS / 4], const float (&o)[COLUMNS / 2], int r) {
   float sum = 0;
-#pragma unroll
-  for (int j = 0; j < COLUMNS / 8; j++) {
+  UNROLL(j, COLUMNS / 8) {
     float2 y = unpack(x[2 * j + r]);
     sum = fmaf(o[4 * j + 2 * r], y.x, sum), sum = fmaf(o[4 * j + 2 * r + 1], y.y, sum);
   }

@@ -22,16 +22,12 @@ using Slots = Ring<SLOTS, AT_TOTALS + 64>;
 using Tables = Ring<2, Slots::END, 1, true>;
 constexpr u32 FLOW_BYTES = Tables::END;
 
-DEV void put_number(u32 at, float x) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory"); }
-DEV float get_number(u32 at) { return __uint_as_float(load_word(at)); }
-
 DEV void feed_pairs(const WalkArgs& c, u32 base) {
   const int group = c.heads / c.key_heads;
   Slots slot = {base, 1};
   auto load = [&](const TensorMap* own, const TensorMap* other, int head, int key_head, const Chunk& chunk) {
     const u32 full = slot.fill(SLOT_BYTES), to = base + slot.stage() * SLOT_BYTES;
-#pragma unroll
-    for (int i = 0; i < KW / 64; i++) {
+    UNROLL(i, KW / 64) {
       load4(to + i * PANEL, own, full, 64 * i, chunk.start, head, chunk.batch);
       load4(to + Y_BYTES + i * PANEL, other, full, 64 * i, chunk.start, key_head, chunk.batch);
     }
@@ -66,7 +62,8 @@ DEV void fill_tables(const WalkArgs& c, u32 base) {
   }
 }
 
-// The sum of four columns over the rows of a warp: a lane ends with one, that lies so many columns behind the first of its block.
+// The sum of four columns over the rows of a warp: a lane ends with one, that lies so many columns behind the first of
+// its block.
 DEV int column_of(const Thread& t) { return t.column + (t.lane & 16 ? 8 : 0) + (t.lane & 8 ? 1 : 0); }
 DEV float sum_columns(const float (&x)[4]) {
   const bool second = lane_id() & 16, odd = lane_id() & 8;
@@ -76,42 +73,37 @@ DEV float sum_columns(const float (&x)[4]) {
   return sum + __shfl_xor_sync(~0u, sum, 4);
 }
 
-// What is needed of w of a warp's 16 rows, from products of which hidden ones may be anything.
+// Puts what is needed of w of a warp's 16 rows, from products of which hidden ones may be anything.
 template <int GROUP, int PAIRS> DEV void put_flow(u32 base, u32 table, const Thread& t, const float (&a)[PAIRS], int count) {
   const int own_block = t.row / BLOCK;
   const float own[2] = {number_at(table, OWN + t.row), number_at(table, OWN + t.row + HALF)};
   const u32 far = table + 4 * (far_of<false>(own_block) + t.column);
   const bool there[2] = {t.row < count, t.row + HALF < count};
   float rows[2] = {};
-#pragma unroll
-  for (int k = 0; k < PAIRS / 8; k++) {
+  UNROLL(k, PAIRS / 8) {
     if (k / 4 == GROUP && k > own_block) break;
     float2 w[4];
     if (k / 4 == GROUP) weigh_block<false, false>(w, table, t, own, far, k);
     else weigh_block<false, true>(w, table, t, own, far, k);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
+    UNROLL(i, 4) {
       const bool none = !there[i & 1];
       w[i].x = none || w[i].x == 0 ? 0 : w[i].x * a[8 * k + 2 * i], w[i].y = none || w[i].y == 0 ? 0 : w[i].y * a[8 * k + 2 * i + 1];
     }
     if (k / 4 == GROUP && k == own_block) {
-#pragma unroll
-      for (int i = 0; i < 4; i++) {
+      UNROLL(i, 4) {
         const u32 at = base + AT_WITHIN + 4 * ((t.row + (i & 1 ? HALF : 0)) * PITCH + t.column + (i & 2 ? HALF : 0));
-        put_number(at, w[i].x), put_number(at + 4, w[i].y);
+        store_float(at, w[i].x), store_float(at + 4, w[i].y);
       }
       continue;
     }
     const float columns[4] = {w[0].x + w[1].x, w[0].y + w[1].y, w[2].x + w[3].x, w[2].y + w[3].y};
     const float sum = sum_columns(columns);
-    if (!(t.lane & 4)) put_number(base + AT_COLUMNS + 4 * (own_block * CHUNK + BLOCK * k + column_of(t)), sum);
-#pragma unroll
-    for (int r = 0; r < 2; r++) rows[r] += (w[r].x + w[r].y) + (w[2 + r].x + w[2 + r].y);
+    if (!(t.lane & 4)) store_float(base + AT_COLUMNS + 4 * (own_block * CHUNK + BLOCK * k + column_of(t)), sum);
+    UNROLL(r, 2) rows[r] += (w[r].x + w[r].y) + (w[2 + r].x + w[2 + r].y);
   }
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     const float sum = quad_sum(rows[r]);
-    if (t.column == 0) put_number(base + AT_ROWS + 4 * (t.row + 8 * r), sum);
+    if (t.column == 0) store_float(base + AT_ROWS + 4 * (t.row + 8 * r), sum);
   }
 }
 
@@ -129,32 +121,26 @@ template <int LANES, bool BACK> DEV float scan_lanes(float x) {
   }
   return x;
 }
-DEV float sum_lanes(float x) {
-#pragma unroll
-  for (int n = 16; n; n /= 2) x += __shfl_xor_sync(~0u, x, n);
-  return x;
-}
 
-// What passes the gate of token t of a chunk by pairs. A warp has the tokens of two blocks.
+// The flow through the gate of token t of a chunk by pairs. A warp has the tokens of two blocks.
 DEV float flow_of_pairs(u32 base, int t) {
   const int block = t / BLOCK, own = t % BLOCK;
   const u32 columns = base + AT_COLUMNS, within = base + AT_WITHIN + 4 * block * BLOCK * PITCH;
   float sum = 0, flow = 0;  // sums of rows of the block's own pairs: those of the columns before each
-#pragma unroll
-  for (int j = 0; j < BLOCK; j++) {
+  UNROLL(j, BLOCK) {
     const u32 at = within + 4 * (own * PITCH + j);
-    const float next = get_number(at);
-    put_number(at, sum);
+    const float next = load_float(at);
+    store_float(at, sum);
     sum += next;
   }
   __syncwarp();
 #pragma unroll
   for (int i = BLOCK - 1; i >= 0; i--)
-    if (i >= own) flow += get_number(within + 4 * (i * PITCH + own));
+    if (i >= own) flow += load_float(within + 4 * (i * PITCH + own));
   sum = 0;  // of the own column, over later blocks of rows
 #pragma unroll 1
-  for (int i = BLOCKS - 1; i > block; i--) sum += get_number(columns + 4 * (i * CHUNK + t));
-  flow += scan_lanes<BLOCK, false>(sum) + scan_lanes<BLOCK, true>(get_number(base + AT_ROWS + 4 * t));
+  for (int i = BLOCKS - 1; i > block; i--) sum += load_float(columns + 4 * (i * CHUNK + t));
+  flow += scan_lanes<BLOCK, false>(sum) + scan_lanes<BLOCK, true>(load_float(base + AT_ROWS + 4 * t));
 #pragma unroll 1
   for (int k = 0; k < 2; k++) {  // of all columns of earlier blocks, over later blocks of rows
     const int middle = t / 32 * 2 + k;
@@ -162,8 +148,8 @@ DEV float flow_of_pairs(u32 base, int t) {
 #pragma unroll 1
     for (int i = BLOCKS - 1; i > middle; i--)
 #pragma unroll 1
-      for (int j = t % 32; j < middle * BLOCK; j += 32) sum += get_number(columns + 4 * (i * CHUNK + j));
-    sum = sum_lanes(sum);
+      for (int j = t % 32; j < middle * BLOCK; j += 32) sum += load_float(columns + 4 * (i * CHUNK + j));
+    sum = lane_sum(sum);
     if (middle == block) flow += sum;
   }
   return flow;
@@ -189,15 +175,15 @@ DEV Ends load_ends(const WalkArgs& c, const Chunk& chunk, int item, int t) {
 DEV float flow_of_ends(u32 base, const Ends& e, float all, int t) {
   const u32 totals = base + AT_TOTALS;
   const int warp = t / 32;
-  float x = scan_lanes<32, true>(e.x), y = scan_lanes<32, false>(e.y), z = sum_lanes(e.z);
-  if (t % 32 == 0) put_number(totals + 4 * warp, x);
-  if (t % 32 == 31) put_number(totals + 16 + 4 * warp, y + e.y);
-  if (t == 0) put_number(totals + 32, z);
+  float x = scan_lanes<32, true>(e.x), y = scan_lanes<32, false>(e.y), z = lane_sum(e.z);
+  if (t % 32 == 0) store_float(totals + 4 * warp, x);
+  if (t % 32 == 31) store_float(totals + 16 + 4 * warp, y + e.y);
+  if (t == 0) store_float(totals + 32, z);
   named_sync(3, 128);
-  for (int w = 3; w > warp; w--) x += get_number(totals + 4 * w);
+  for (int w = 3; w > warp; w--) x += load_float(totals + 4 * w);
   float before = 0;
-  for (int w = 0; w < warp; w++) before += get_number(totals + 16 + 4 * w);
-  z = get_number(totals + 32);
+  for (int w = 0; w < warp; w++) before += load_float(totals + 16 + 4 * w);
+  z = load_float(totals + 32);
   named_sync(3, 128);
   return x + (before + y) + (all == 0 ? 0 : all * z);
 }
@@ -230,8 +216,7 @@ template <int GROUP> DEV void sum_flow(const WalkArgs& c, u32 base) {
       warp_arrive(first);
       mma_wait<0>(), pin(b);
       warp_arrive(second);
-#pragma unroll
-      for (int i = 0; i < SEEN / 2; i++) sum[i] = fmaf(a[i], b[i], sum[i]);
+      UNROLL(i, SEEN / 2) sum[i] = fmaf(a[i], b[i], sum[i]);
     }
     tables.wait_full();
     const float all = number_at(table, ALL);

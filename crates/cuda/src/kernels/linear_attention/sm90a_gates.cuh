@@ -14,7 +14,7 @@
 // their lanes: two tables of 8.5 KB, in the place of out's tile; out is stored by the threads, which exchange pieces
 // of 16 bytes. The decay of a segment is the product of those of its chunks, which `sums` leaves for `scan`.
 
-// ---- a table: places of numbers ------------------------------------------------------------------------------------------
+// ---- a table: places of numbers ----
 constexpr int BLOCK = 16, BLOCKS = CHUNK / BLOCK, HALF = 8, HALF_PITCH = 72;  // 8 numbers between halves: other banks
 constexpr int OWN = 0;                     // σ e^..: from the token to the end of its block that faces others
 constexpr int CROSS = OWN + CHUNK;         // from the token to the other half of its block; σ times that of own ones
@@ -27,24 +27,25 @@ constexpr u32 TABLE_BYTES = 4 * (ALL + 4);
 static_assert(!BY_TOKEN || AT_TABLES + 2 * TABLE_BYTES <= AT_BARRIERS, "room for two tables");
 
 DEV u32 table_of(u32 base, int n) { return base + AT_TABLES + n % 2 * TABLE_BYTES; }
-// Where a block has the number of token 0 among those of FAR.
+// The place of token 0 among the numbers of a block in FAR.
 template <bool BACK> DEV int far_of(int block) {
   const int k = BACK ? BLOCKS - 1 - block : block;
   return FAR + BLOCK / 2 * k * (k - 1) - (BACK ? BLOCK * (block + 1) : 0);
 }
-DEV float number_at(u32 table, int place) { return __uint_as_float(load_word(table + 4 * place)); }
+DEV float number_at(u32 table, int place) { return load_float(table + 4 * place); }
 DEV void store_four(u32 table, int place, const float (&x)[4]) {
   asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(table + 4 * place), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
 }
 
-// Zeros in both tables, and where the walk back reads a state that is none. Pairs of DIAGONAL that are not seen stay 0.
+// Zeros in both tables, and where the walk back reads a state that is none. Pairs of DIAGONAL that are not seen stay
+// 0.
 template <int THREADS = 256> DEV void clear_tables(u32 base, int thread) {
 #pragma unroll 1
   for (u32 at = 4 * thread; at < AT_TABLES - AT_ZEROS + 2 * TABLE_BYTES; at += 4 * THREADS)
     store_word(base + AT_ZEROS + at, 0);
 }
 
-// ---- to fill one -----------------------------------------------------------------------------------------------------------
+// ---- to fill one ----
 // The log-decays to base 2 of four tokens of a chunk of `count`, 0 of those that are not there.
 struct Gates {
   float x[4];
@@ -53,8 +54,7 @@ DEV Gates load_gates(const WalkArgs& c, int batch, int key_head, int row, int co
   Gates g;
   const int token = 4 * lane_id();
   const float* from = c.logs + ((i64)batch * c.key_heads + key_head) * c.tokens + row + token;
-#pragma unroll
-  for (int i = 0; i < 4; i++) g.x[i] = token + i < count ? from[i] * LOG2E : 0;
+  UNROLL(i, 4) g.x[i] = token + i < count ? from[i] * LOG2E : 0;
   return g;
 }
 
@@ -72,8 +72,7 @@ template <bool WHOLE> DEV Sums sums_of(const Gates& g) {
 #pragma unroll
   for (int n = 1; n <= (WHOLE ? 2 : 1); n *= 2) {
     const float other = __shfl_xor_sync(~0u, s.block, n);
-#pragma unroll
-    for (int i = 0; i < 4; i++) (lane & n ? s.until[i] : s.after[i]) += other;
+    UNROLL(i, 4) (lane & n ? s.until[i] : s.after[i]) += other;
     s.block += other;
   }
   return s;
@@ -86,13 +85,11 @@ template <bool BACK> DEV void fill_tokens(u32 table, const Gates& g, float scale
   {
     const Sums half = sums_of<false>(g);
     const bool later = lane & 2;
-#pragma unroll
-    for (int i = 0; i < 4; i++) x[i] = exp2_fast(later ? half.until[i] : half.after[i]) * (later == BACK ? 1 : scale);
+    UNROLL(i, 4) x[i] = exp2_fast(later ? half.until[i] : half.after[i]) * (later == BACK ? 1 : scale);
     store_four(table, CROSS + token, x);
   }
   const Sums s = sums_of<true>(g);
-#pragma unroll
-  for (int i = 0; i < 4; i++) x[i] = exp2_fast(BACK ? s.after[i] : s.until[i]) * scale;
+  UNROLL(i, 4) x[i] = exp2_fast(BACK ? s.after[i] : s.until[i]) * scale;
   store_four(table, OWN + token, x);
   float before = __shfl_up_sync(~0u, s.block, 4), behind = __shfl_down_sync(~0u, s.block, 4);
   if (lane < 4) before = 0;
@@ -103,26 +100,22 @@ template <bool BACK> DEV void fill_tokens(u32 table, const Gates& g, float scale
     if (lane >= n) before += left;
     if (lane + n < 32) behind += right;
   }
-#pragma unroll
-  for (int i = 0; i < 4; i++) x[i] = exp2_fast(before + s.until[i]) * (BACK ? scale : 1);
+  UNROLL(i, 4) x[i] = exp2_fast(before + s.until[i]) * (BACK ? scale : 1);
   store_four(table, (BACK ? GAIN : REACH) + token, x);
-  if (lane == 31) asm volatile("st.shared.f32 [%0], %1;" ::"r"(table + 4 * ALL), "f"(exp2_fast(before + s.until[3])) : "memory");
-#pragma unroll
-  for (int i = 0; i < 4; i++) x[i] = exp2_fast(behind + s.after[i]) * (BACK ? 1 : scale);
+  if (lane == 31) store_float(table + 4 * ALL, exp2_fast(before + s.until[3]));
+  UNROLL(i, 4) x[i] = exp2_fast(behind + s.after[i]) * (BACK ? 1 : scale);
   store_four(table, (BACK ? REACH : GAIN) + token, x);
 }
 
-// DIAGONAL: a lane has four columns, first of the rows among its own tokens, then of the others of its half, which it faces.
+// DIAGONAL: a lane has four columns, first of the rows among its own tokens, then of the others of its half, which it
+// faces.
 template <bool BACK> DEV void fill_diagonal(u32 table, const Gates& g, float scale) {
   const int lane = lane_id(), second = lane & 1, place = DIAGONAL + lane / 2 * HALF_PITCH;
   float other[4], sum[4] = {}, x[4];
-#pragma unroll
-  for (int i = 0; i < 4; i++) other[i] = __shfl_xor_sync(~0u, g.x[i], 1);
-#pragma unroll
-  for (int n = 0; n < 4; n++) {
+  UNROLL(i, 4) other[i] = __shfl_xor_sync(~0u, g.x[i], 1);
+  UNROLL(n, 4) {
     const int row = BACK ? 3 - n : n;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
+    UNROLL(i, 4) {
       const bool passes = BACK ? i > row : i < row;
       if (passes) sum[i] += g.x[BACK ? row + 1 : row];
       x[i] = passes ? exp2_fast(sum[i]) * scale : i == row ? scale : 0;
@@ -130,12 +123,10 @@ template <bool BACK> DEV void fill_diagonal(u32 table, const Gates& g, float sca
     store_four(table, place + HALF * (4 * second + row) + 4 * second, x);
   }
   if (second != BACK) return;
-#pragma unroll
-  for (int n = 0; n < 4; n++) {
+  UNROLL(n, 4) {
     const int row = BACK ? 3 - n : n;
     const float next = !BACK ? other[row] : n == 0 ? g.x[0] : other[row + 1 & 3];
-#pragma unroll
-    for (int i = 0; i < 4; i++) sum[i] += next, x[i] = exp2_fast(sum[i]) * scale;
+    UNROLL(i, 4) sum[i] += next, x[i] = exp2_fast(sum[i]) * scale;
     store_four(table, place + HALF * (BACK ? row : 4 + row) + 4 * second, x);
   }
 }
@@ -151,8 +142,7 @@ template <bool BACK> DEV void fill_far(u32 table, const Gates& g) {
     const float whole = __shfl_sync(~0u, s.block, BLOCK / 4 * next);
     if (BACK ? block > next : block < next) between += whole;
     if (BACK ? block <= own : block >= own) continue;
-#pragma unroll
-    for (int i = 0; i < 4; i++) x[i] = exp2_fast(between + (BACK ? s.until[i] : s.after[i]));
+    UNROLL(i, 4) x[i] = exp2_fast(between + (BACK ? s.until[i] : s.after[i]));
     store_four(table, far_of<BACK>(own) + token, x);
   }
 }
@@ -165,9 +155,10 @@ template <bool BACK> DEV void fill_table(u32 table, const Gates& g, float scale,
   __syncwarp();
 }
 
-// ---- to weigh with it --------------------------------------------------------------------------------------------------------
-// σ P of a thread's accumulators in a block of 16 columns: its row and columns t, its row and columns t + 8 come last, and between
-// these row + 8 with columns t, and row with columns t + 8. OTHERS: a block of the other warpgroup's rows, which all face.
+// ---- to weigh with it ----
+// σ P of a thread's accumulators in a block of 16 columns: its row and columns t, its row and columns t + 8 come last,
+// and between these row + 8 with columns t, and row with columns t + 8. OTHERS: a block of the other warpgroup's rows,
+// which all face.
 template <bool BACK, bool OTHERS> DEV void weigh_block(float2 (&w)[4], u32 table, const Thread& t, const float (&own)[2], u32 far, int block) {
   const int own_block = t.row / BLOCK;
   if (OTHERS || (BACK ? block > own_block : block < own_block)) {
@@ -183,8 +174,7 @@ template <bool BACK, bool OTHERS> DEV void weigh_block(float2 (&w)[4], u32 table
     w[0] = load_pair(half), w[3] = load_pair(half + 4 * HALF_PITCH);
     w[BACK ? 2 : 1] = make_float2(cross * x.x, cross * x.y), w[BACK ? 1 : 2] = make_float2(0, 0);
   } else
-#pragma unroll
-    for (int i = 0; i < 4; i++) w[i] = make_float2(0, 0);
+    UNROLL(i, 4) w[i] = make_float2(0, 0);
 }
 
 // The left factor P_ij (y_i·b_j) of a product with x, as `weigh_pairs`.
@@ -192,12 +182,10 @@ template <bool BACK, int GROUP, int WORDS> DEV void weigh_by_token(u32 (&to)[WOR
   constexpr int FIRST = GROUP && BACK ? 4 : 0;
   const float own[2] = {number_at(table, OWN + t.row), number_at(table, OWN + t.row + HALF)};
   const u32 far = table + 4 * (far_of<BACK>(t.row / BLOCK) + t.column);
-#pragma unroll
-  for (int k = 0; k < WORDS / 4; k++) {
+  UNROLL(k, WORDS / 4) {
     float2 w[4];
     if ((FIRST + k) / 4 == GROUP) weigh_block<BACK, false>(w, table, t, own, far, FIRST + k);
     else weigh_block<BACK, true>(w, table, t, own, far, FIRST + k);
-#pragma unroll
-    for (int i = 0; i < 4; i++) to[4 * k + i] = pack(p[8 * k + 2 * i] * w[i].x, p[8 * k + 2 * i + 1] * w[i].y);
+    UNROLL(i, 4) to[4 * k + i] = pack(p[8 * k + 2 * i] * w[i].x, p[8 * k + 2 * i + 1] * w[i].y);
   }
 }

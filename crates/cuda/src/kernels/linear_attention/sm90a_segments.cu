@@ -13,7 +13,8 @@
 // for such operands and elements of its first state. The level `sm90a-segments` takes a quarter of the sequence,
 // rounded up to a power of two, at least 128 tokens.
 
-// The state behind a segment whose state before is 0; whether it is not finite. The last one of a walk has no chunks here.
+// The state behind a segment whose state before is 0; whether it is not finite. The last one of a walk has no chunks
+// here.
 template <bool BACK> DEV bool add_tokens(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Chunks& at) {
   const int thread = threadIdx.x - 128;
   const Thread t = this_thread();
@@ -59,29 +60,10 @@ template <bool BACK> DEV Path path_to_next(const WalkArgs& c) {
 }
 
 template <bool BACK> DEV void sum_segment(const WalkArgs& c) {
-  const u32 base = begin_barriers(c);
-  if (threadIdx.x < 128) {
-    registers_down<BY_TOKEN ? 56 : 40>();
-    const Path p = path_to_next<BACK>(c);
-    Chunks at = {base, threadIdx.x == 0};
-    bool again = false;
-    do {
-      if (threadIdx.x == 0) feed<BACK, false, false>(c, p, base, at);
-      else if (threadIdx.x >= 32) weigh_tokens<BACK>(c, p, base, again, at);
-      __syncwarp();
-      again = named_any(5, 384, false);
-    } while (again);
-  } else {
-    registers_up<BY_TOKEN ? 224 : 232>();
-    const Path p = path_to_next<BACK>(c);
-    Chunks at = {base, 0};
-    bool again = false;
-    do {
-      const bool strange = add_tokens<BACK>(c, p, base, again, at);
-      again = named_any(5, 384, strange && c.found && !again);
-      if (again) *c.found = 1;
-    } while (again);
-  }
+  walk_path(
+      c, [&] { return path_to_next<BACK>(c); }, [&](const Path& p, u32 base, Chunks& at) { feed<BACK, false, false>(c, p, base, at); },
+      [&](const Path& p, u32 base, bool again, Chunks& at) { weigh_tokens<BACK>(c, p, base, again, at); },
+      [&](const Path& p, u32 base, bool again, Chunks& at) { return add_tokens<BACK>(c, p, base, again, at); });
 }
 
 CHECK_SHARED(sums, WALK_BYTES);
@@ -89,8 +71,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) sums(const __grid_constant_
 CHECK_SHARED(sums_back, WALK_BYTES);
 extern "C" __global__ void __launch_bounds__(384, 1) sums_back(const __grid_constant__ WalkArgs c) { sum_segment<true>(c); }
 
-// A thread owns an element of the states of a sequence and a key head. What is found of a segment is the sum of it, and what is
-// left is the state that its walk begins with; the first has a given one.
+// A thread owns an element of the states of a sequence and a key head. What is found of a segment is the sum of it,
+// and what is left is the state that its walk begins with; the first has a given one.
 constexpr int SCANNED = 128;
 extern "C" __global__ void __launch_bounds__(SCANNED) scan(const __grid_constant__ WalkArgs c) {
   constexpr int AHEAD = 16;
@@ -105,8 +87,7 @@ extern "C" __global__ void __launch_bounds__(SCANNED) scan(const __grid_constant
   for (int n = 0; n < run.segments; n += AHEAD) {
     float sum[AHEAD], decay[AHEAD];
     float* to[AHEAD];
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
+    UNROLL(i, AHEAD) {
       if (n + i >= run.segments) break;
       const int number = run.first + (c.back ? run.segments - 1 - n - i : n + i);
       const Segment own = c.segments[number];
@@ -116,8 +97,7 @@ extern "C" __global__ void __launch_bounds__(SCANNED) scan(const __grid_constant
       if (!BY_TOKEN) decay[i] = exp2_fast(log * (last.start + last.len - first.start));
       else decay[i] = n + i + 1 < run.segments ? c.decays[number * c.key_heads + key_head] : 1;
     }
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
+    UNROLL(i, AHEAD) {
       if (n + i >= run.segments) break;
       if (n + i > 0) *to[i] = state;
       state = decay[i] == 0 ? sum[i] : fmaf(decay[i], state, sum[i]);

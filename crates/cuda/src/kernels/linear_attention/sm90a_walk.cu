@@ -33,7 +33,7 @@
 //
 // A log-decay for each token: the same kernels with the tables of sm90a_linear_gates.cuh.
 
-// ---- what is fed --------------------------------------------------------------------------------------------------------
+// ---- what is fed ----
 // One thread feeds the copy engine. ROWS: with y.
 template <bool BACK, bool DOTS, bool ROWS = true>
 DEV void feed(const WalkArgs& c, const Path& p, u32 base, Chunks& at) {
@@ -46,8 +46,7 @@ DEV void feed(const WalkArgs& c, const Path& p, u32 base, Chunks& at) {
       at.fill((ROWS ? 2 : 1) * Y_BYTES + PANEL);
 #pragma unroll
       for (int i = 0; ROWS && i < KW / 64; i++) load4(y + i * PANEL, &c.y, full, 64 * i, row, p.head, p.batch);
-#pragma unroll
-      for (int i = 0; i < KW / 64; i++) load4(b + i * PANEL, &c.b, full, 64 * i, row, other, p.batch);
+      UNROLL(i, KW / 64) load4(b + i * PANEL, &c.b, full, 64 * i, row, other, p.batch);
       if (DOTS && m == 0 && n + 1 < p.chunks) {
         prefetch4(&c.dots, p.half * COLUMNS, p.start + number_of<BACK>(p, n + 1) * CHUNK, p.head, p.batch);
         if (BACK) prefetch_bytes(kept_state(c, p, number_of<BACK>(p, n + 1)), 4 * KEPT);
@@ -89,14 +88,12 @@ template <bool BACK> DEV void weigh_tokens(const WalkArgs& c, const Path& p, u32
       for (int i = 0; i < CHUNK; i += THREADS / 8 * MANY) {
         uint4 piece[MANY];
         float weight[MANY];
-#pragma unroll
-        for (int j = 0; j < MANY; j++) {
+        UNROLL(j, MANY) {
           const int token = min(i + THREADS / 8 * j, CHUNK - 1 - thread / 8);
-          piece[j] = load_piece(from + 128 * token), weight[j] = __uint_as_float(load_word(weights + 4 * token));
+          piece[j] = load_piece(from + 128 * token), weight[j] = load_float(weights + 4 * token);
         }
         if (i == 0) Weighted(base, at.stage() ^ 1).wait_empty();
-#pragma unroll
-        for (int j = 0; j < MANY; j++) {
+        UNROLL(j, MANY) {
           const int token = min(i + THREADS / 8 * j, CHUNK - 1 - thread / 8);
           const uint4 own = piece[j];
           if (i + THREADS / 8 * j + thread / 8 < CHUNK)
@@ -112,8 +109,9 @@ template <bool BACK> DEV void weigh_tokens(const WalkArgs& c, const Path& p, u32
   }
 }
 
-// ---- the walk --------------------------------------------------------------------------------------------------------------
-// Whether a result is not finite. The rows of one warpgroup see none of the tokens of the other's, which it leaves out.
+// ---- the walk ----
+// True if a result is not finite. The rows of one warpgroup see none of the tokens of the other's, which it leaves
+// out.
 template <bool DECAY, bool BACK, bool DOTS, int GROUP>
 DEV bool multiply(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Chunks& at, u32& shows) {
   const int thread = threadIdx.x - 128;
@@ -132,7 +130,8 @@ DEV bool multiply(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Chun
   begin_state<BACK>(c, p, t, cleanse, h);
   const bool keeps = DOTS && !BACK && c.states && p.head % (c.heads / c.key_heads) == 0;
   show_state(base + AT_STATE, t, h, keeps && p.chunks ? kept_state(c, p, 0) + thread : 0);
-  // Rows that results are multiplied with, and z of the chunk that the walk comes to next: both are loaded a chunk before.
+  // Rows that results are multiplied with, and z of the chunk that the walk comes to next: both are loaded a chunk
+  // before.
   u32 dot[COLUMNS / 4], kept[COLUMNS / 4];
   auto load_dot = [&](int n) {
     if (!DOTS) return;
@@ -149,7 +148,8 @@ DEV bool multiply(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Chun
     else if (DOTS && BACK) gamma = fmaf(count ? dot_states(kept, h) * exp2_fast(log * count) : 0, count, gamma);
   };
   warp_arrive(base + SHOWN + 8 * (shows & 1));
-  // Both parts of the state are shown, and who shows one has read the one before: nobody reads the other buffer any more.
+  // Both parts of the state are shown, and who shows one has read the one before: nobody reads the other buffer any
+  // more.
   auto wait_for_state = [&] { wait(base + SHOWN + 8 * (shows & 1), shows >> 1 & 1), shows++; };
   if (p.chunks) load_kept(0), add_kept(0), load_kept(1), load_dot(0);
   // The scores of a step whose tiles are the next ones: issued a step ahead, and behind the last one for nobody.
@@ -198,8 +198,7 @@ DEV bool multiply(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Chun
       else mask_pairs(w, s, t.row - t.column - FIRST, c.scale);
       mma_wait<1>(), pin(o);
       float reach[2], steps[2];  // decays, and how many, between the own token and the state
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
+      UNROLL(r, 2) {
         steps[r] = m > 0 ? 0 : BACK ? max(count - 1 - t.row - 8 * r, 0) : t.row + 8 * r + 1;
         reach[r] = m > 0 || !DECAY ? 1 : BY_TOKEN ? number_at(table, REACH + t.row + 8 * r) : exp2_fast(log * steps[r]);
       }
@@ -213,8 +212,7 @@ DEV bool multiply(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Chun
         if (last) load_dot(n + 1);
       }
       if (TANGENT) {
-#pragma unroll
-        for (int i = 0; i < COLUMNS / 2; i++) o1[i] = steps[i / 2 % 2] * o[i];  // x
+        UNROLL(i, COLUMNS / 2) o1[i] = steps[i / 2 % 2] * o[i];  // x
       }
       if (TANGENT) add_pairs(o1, tangent, x + 128 * FIRST);  // w
       add_pairs(o, w, x + 128 * FIRST);
@@ -235,16 +233,14 @@ DEV bool multiply(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Chun
       if (!TANGENT) mma_wait<1>(), pin(o);
       warp_arrive(base + EMPTY_X + 8 * own_stage);
       if (DOTS && !BACK) {
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
+        UNROLL(r, 2) {
           if (TANGENT) gamma += dot_rows(dot, o1, r);
           by_scale += dot_rows(dot, o, r);
         }
         load_dot(n + 1);
       }
       if (last) {
-#pragma unroll
-        for (int i = 0; i < COLUMNS / 2; i++) odd = fmaf(o[i], 0.0f, odd);
+        UNROLL(i, COLUMNS / 2) odd = fmaf(o[i], 0.0f, odd);
         if (c.rows.data) put(c, p, t, base + AT_OUT + GROUP * 8192, o, chunk_row, count);
       }
     }
@@ -273,33 +269,43 @@ DEV u32 begin_barriers(const WalkArgs& c) {
   return base;
 }
 
-template <bool DECAY, bool BACK, bool DOTS> DEV void walk(const WalkArgs& c) {
+// Walks a path by the warps of a block, and once more with 0 for numbers that are not finite, where a result is not.
+// `feeds` feeds the copy engine, `weighs` weighs x, `computes` says whether a result is not finite.
+template <class P, class F, class W, class M> DEV void walk_path(const WalkArgs& c, P path, F feeds, W weighs, M computes) {
   const u32 base = begin_barriers(c);
+  bool again = false;
   if (threadIdx.x < 128) {
     registers_down<BY_TOKEN ? 56 : 40>();
-    const Path p = path_of<BACK>(c);
+    const Path p = path();
     Chunks at = {base, threadIdx.x == 0};
-    bool again = false;
     do {
-      if (threadIdx.x == 0) feed<BACK, DOTS>(c, p, base, at);
-      else if (DECAY && threadIdx.x >= 32) weigh_tokens<BACK>(c, p, base, again, at);
+      if (threadIdx.x == 0) feeds(p, base, at);
+      else if (threadIdx.x >= 32) weighs(p, base, again, at);
       __syncwarp();
       again = named_any(5, 384, false);
     } while (again);
   } else {
     registers_up<BY_TOKEN ? 224 : 232>();
-    const Path p = path_of<BACK>(c);
+    const Path p = path();
     Chunks at = {base, 0};
-    u32 shows = 0;
-    bool again = false;
     do {
-      bool strange;
-      if (threadIdx.x < 256) strange = multiply<DECAY, BACK, DOTS, 0>(c, p, base, again, at, shows);
-      else strange = multiply<DECAY, BACK, DOTS, 1>(c, p, base, again, at, shows);
+      const bool strange = computes(p, base, again, at);
       again = named_any(5, 384, strange && c.found && !again);
       if (again) *c.found = 1;
     } while (again);
   }
+}
+template <bool DECAY, bool BACK, bool DOTS> DEV void walk(const WalkArgs& c) {
+  u32 shows = 0;
+  walk_path(
+      c, [&] { return path_of<BACK>(c); }, [&](const Path& p, u32 base, Chunks& at) { feed<BACK, DOTS>(c, p, base, at); },
+      [&](const Path& p, u32 base, bool again, Chunks& at) {
+        if (DECAY) weigh_tokens<BACK>(c, p, base, again, at);
+      },
+      [&](const Path& p, u32 base, bool again, Chunks& at) {
+        if (threadIdx.x < 256) return multiply<DECAY, BACK, DOTS, 0>(c, p, base, again, at, shows);
+        return multiply<DECAY, BACK, DOTS, 1>(c, p, base, again, at, shows);
+      });
 }
 
 #if !BY_TOKEN

@@ -1,23 +1,11 @@
 // Sums over the tokens of linear_attention, in f64 and in a fixed order; and one token of a step.
 
-// The sum of a number of each thread. Once in a kernel.
-DEV double sum_block(double x) {
-  __shared__ double sums[256];
-  sums[threadIdx.x] = x;
-  for (int n = 128; n; n /= 2) {
-    __syncthreads();
-    if (threadIdx.x < n) sums[threadIdx.x] += sums[threadIdx.x + n];
-  }
-  __syncthreads();
-  return sums[0];
-}
-
 // Of every head of queries, dσ (R9).
 extern "C" __global__ void __launch_bounds__(256) sum_all(const __grid_constant__ LinearArgs c) {
   if (idle(c)) return;
   double sum = 0;
   for (i64 i = threadIdx.x; i < (i64)c.batch * c.heads * c.tokens; i += 256) sum += c.numbers[i];
-  sum = sum_block(sum);
+  sum = block_sum<256>(sum);
   if (threadIdx.x == 0 && writes(c, (float)sum, *c.total)) *c.total = (float)sum;
 }
 
@@ -28,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(256) sum_heads(const __grid_constan
   double sum = 0;
   for (i64 i = threadIdx.x; i < (i64)c.batch * c.tokens; i += 256)
     sum += c.numbers[(i / c.tokens * c.key_heads + head) * c.tokens + i % c.tokens];
-  sum = sum_block(sum);
+  sum = block_sum<256>(sum);
   if (threadIdx.x == 0 && writes(c, (float)sum, c.total[head])) c.total[head] = (float)sum;
 }
 
@@ -58,17 +46,14 @@ extern "C" __global__ void __launch_bounds__(256) step(const __grid_constant__ L
         if (decay != 0) state = fmaf(decay, from[d * c.begin.row], state);
         to[d * c.end.row] = state;
       }
-#pragma unroll
-      for (int m = 0; m < MEMBERS; m++)
+      UNROLL(m, MEMBERS)
         if (member + m < group) o[m] = fmaf(read(q[m * c.q.head + d]), state, o[m]);
     }
-#pragma unroll
-    for (int m = 0; m < MEMBERS; m++) sums[warp][m][lane] = o[m];
+    UNROLL(m, MEMBERS) sums[warp][m][lane] = o[m];
     __syncthreads();
     if (warp < MEMBERS && member + warp < group && inside && c.out.data) {
       float sum = 0;
-#pragma unroll
-      for (int w = 0; w < WARPS; w++) sum += sums[w][warp][lane];
+      UNROLL(w, WARPS) sum += sums[w][warp][lane];
       ((element*)c.out.data)[batch * c.out.batch + (key_head * group + member + warp) * c.out.head + e] = rounded(c.scale * sum);
     }
     __syncthreads();

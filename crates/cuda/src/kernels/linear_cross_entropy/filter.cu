@@ -14,7 +14,7 @@ KERNEL_ARGS(FilterArgs)
 // A sum of at most 257 terms, rounded to nearest, is at most this; so is what a few roundings make of it.
 DEV float enlarged(float x) { return x * (1 + 1.0f / 32768); }
 DEV float up(float x) { return x * (1 + 1.0f / 4194304); }
-// What products below the normal range may lose.
+// The most that products below the normal range may lose.
 constexpr float LOST = 1.7936620343357659e-43f;  // 2^-142
 
 // The norm of a row, rounded up, by a warp; infinite where an element is not finite.
@@ -24,8 +24,7 @@ DEV float norm(const element* row, int dim) {
     const double x = read(row[d]);
     sum += x * x;
   }
-#pragma unroll
-  for (int n = 16; n; n /= 2) sum += __shfl_xor_sync(~0u, sum, n);
+  sum = lane_sum(sum);
   return sum < (double)INF ? up((float)sqrt(sum)) : INF;
 }
 
@@ -68,16 +67,14 @@ extern "C" __global__ void __launch_bounds__(256) measure(const __grid_constant_
     for (int k = 0; k < 8; k += 4) {
       float x[4];
       read_four(x, c.z + (i64)row * c.columns + tile * TILE + of_lane(k));
-#pragma unroll
-      for (int e = 0; e < 4; e++) most = max_nan(most, fabsf(x[e])), sum += fabsf(x[e]), classes[k + e] += fabsf(x[e]) * size;
+      UNROLL(e, 4) most = max_nan(most, fabsf(x[e])), sum += fabsf(x[e]), classes[k + e] += fabsf(x[e]) * size;
     }
-    sum = warp_sum(sum);
+    sum = lane_sum(sum);
     const float bound = sum == 0 && widest < INF ? 0 : up(enlarged(sum) * widest) + LOST;
     kept |= !(bound < INF);
     if (threadIdx.x % 32 == 0) f.by_token[(i64)row * tiles + tile] = bound;
   }
-#pragma unroll
-  for (int k = 0; k < 8; k++) sums[warp][of_lane(k)] = classes[k];
+  UNROLL(k, 8) sums[warp][of_lane(k)] = classes[k];
   __syncthreads();
   float sum = 0;
   for (int n = 0; n < 8; n++) sum += sums[n][threadIdx.x];
@@ -105,9 +102,9 @@ extern "C" __global__ void __launch_bounds__(256) certify(const __grid_constant_
   }
 }
 
-// Of every band of tokens the tiles take their turn in the order of classes, of every tile of classes in that of tokens. So those of
-// a diagonal, from the first band's tile `diagonal` on, are chosen side by side. A thread has a class of the tile, half of
-// them a token of the band.
+// Of every band of tokens the tiles take their turn in the order of classes, of every tile of classes in that of
+// tokens. So those of a diagonal, from the first band's tile `diagonal` on, are chosen side by side. A thread has a
+// class of the tile, half of them a token of the band.
 extern "C" __global__ void __launch_bounds__(256) choose(const __grid_constant__ FilterArgs f) {
   const CrossEntropyArgs& c = f.c;
   const int t = threadIdx.x, tiles = (c.classes + TILE - 1) / TILE, count = count_of(c);

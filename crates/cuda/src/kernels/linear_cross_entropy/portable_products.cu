@@ -34,7 +34,7 @@ DEV Corner corner(const CrossEntropyArgs& c) {
   return {(int)(blockIdx.x % tiles) * SIDE, (int)(blockIdx.x / tiles) * SIDE};
 }
 
-// Where a filter says whether it leaves out a tile of the chunk; a band is 128 tokens.
+// The flag by which a filter leaves out a tile of the chunk; a band is 128 tokens.
 DEV i64 flag_of(const CrossEntropyArgs& c, int band, int tile) {
   return (i64)(c.first_token / SIDE + band) * ((c.vocab + TILE - 1) / TILE) + c.first_class / TILE + tile;
 }
@@ -43,8 +43,7 @@ DEV bool is_left_out(const CrossEntropyArgs& c, int band, int tile) { return c.l
 // Calls f(place, class, sum) with four logits of the tile at a time.
 template <class F> DEV void each_four(const CrossEntropyArgs& c, const Corner& at, const float (&sum)[8][8], F f) {
   const int count = count_of(c);
-#pragma unroll
-  for (int r = 0; r < 8; r++) {
+  UNROLL(r, 8) {
     const int row = at.token + spread(ty(), r);
     if (row >= count) continue;
 #pragma unroll
@@ -56,8 +55,7 @@ template <class F> DEV void each_four(const CrossEntropyArgs& c, const Corner& a
   }
 }
 DEV void add_bias(const CrossEntropyArgs& c, const element* bias, int column, float (&x)[4]) {
-#pragma unroll
-  for (int e = 0; e < 4; e++)
+  UNROLL(e, 4)
     if (bias && column + e < c.classes) x[e] += read(bias[c.first_class + column + e]);
 }
 
@@ -90,12 +88,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) motions(const __grid_co
   });
 }
 #endif
-
-// Writes a sum to a gradient of D columns, or to one of numbers.
-DEV void store(const CrossEntropyArgs& c, void* x, i64 at, float value) {
-  if (c.wide) ((float*)x)[at] = value;
-  else ((element*)x)[at] = rounded(value);
-}
 
 // sum += the gradients of logits of a tile of classes times its rows of x.
 DEV void add_classes(const CrossEntropyArgs& c, Shared& shared, float (&sum)[8][8], const float* gradients, const element* x, int token, int tile, int column) {
@@ -133,21 +125,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) hidden(const __grid_con
       else add_kept(waiting(level), sum);
       first = 0;
     }
-#pragma unroll
-  for (int r = 0; r < 8; r++) {
+  UNROLL(r, 8) {
     const int row = at.token + spread(ty(), r);
     if (row >= count_of(c)) continue;
     const i64 to = (i64)c.tokens[c.first_token + row].index * c.dim;
-#pragma unroll
-    for (int e = 0; e < 8; e++) {
+    UNROLL(e, 8) {
       const int column = at.column + spread(tx(), e);
       if (column < c.dim) store(c, c.dh, to + column, sum[r][e]);
     }
   }
 }
 
-// sum += the gradients of logits of the tokens of the chunk, for some classes, times their rows of x. A filter leaves out bands
-// of tokens.
+// sum += the gradients of logits of the tokens of the chunk, for some classes, times their rows of x. A filter leaves
+// out bands of tokens.
 DEV void add_tokens(const CrossEntropyArgs& c, Shared& shared, float (&sum)[8][8], const float* gradients, const element* x, int first, int column) {
   const i64 columns = c.columns, stride = c.dim;
   const element* to = x + column;
@@ -169,13 +159,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) head(const __grid_const
   const int parts = (c.dim + SIDE - 1) / SIDE, first = blockIdx.x / parts * SIDE, from = blockIdx.x % parts * SIDE;
   float sum[8][8];
   auto each = [&](auto f) {
-#pragma unroll
-    for (int r = 0; r < 8; r++) {
+    UNROLL(r, 8) {
       const int row = first + spread(ty(), r);
       if (row >= c.classes) continue;
       const i64 at = (i64)row * c.dim + from;
-#pragma unroll
-      for (int e = 0; e < 8; e++)
+      UNROLL(e, 8)
         if (from + spread(tx(), e) < c.dim) f(at + spread(tx(), e), sum[r][e]);
     }
   };
@@ -189,21 +177,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) head(const __grid_const
   else each([&](i64 at, float x) { c.head[at] = x; });
 }
 
-// (C19), (C30): 32 classes a block. Thread (y, x) adds up every eighth token.
-extern "C" __global__ void __launch_bounds__(256) bias(const __grid_constant__ CrossEntropyArgs c) {
-  __shared__ float sums[8][32];
-  const int x = threadIdx.x % 32, y = threadIdx.x / 32, column = blockIdx.x * 32 + x, count = count_of(c);
-  float sum = 0;
-#pragma unroll 8
-  for (int i = y; i < count; i += 8) sum += c.z[(i64)i * c.columns + column];
-  sums[y][x] = sum;
-  for (int n = 4; n; n /= 2) {
-    __syncthreads();
-    if (y < n) sums[y][x] += sums[y + n][x];
-  }
-  if (y || column >= c.classes) return;
-  sum = sums[0][x];
-  if (!c.begins) sum = c.head_bias[column] + sum;
-  if (c.ends) store(c, c.dbias, c.first_class + column, sum);
-  else c.head_bias[column] = sum;
-}
+// (C19), (C30)
+extern "C" __global__ void __launch_bounds__(256) bias(const __grid_constant__ CrossEntropyArgs c) { sum_bias(c, c.z, 1); }

@@ -2,7 +2,7 @@
 //
 // Compile-time: SECOND, whether the second order is computed: the motions of logits and of their sums.
 
-// ---- the problem -----------------------------------------------------------------------------------------------------
+// ---- the problem ----
 constexpr int TILE = 256;  // classes of a leaf of the tree
 
 struct __align__(16) Token {  // one that counts
@@ -10,8 +10,8 @@ struct __align__(16) Token {  // one that counts
   float weight, class_weight;  // kappa, cw of the target
 };
 
-// What a set of classes adds to a token (C33), and how that moves (C39). W is kept for smoothing alone. m may lag behind the
-// largest logit, which is kept for argmax.
+// The part of a set of classes in a token (C33), and how it moves (C39). W is kept for smoothing alone. m may lag
+// behind the largest logit, which is kept for argmax.
 struct Node {
   float m, l, u, s, weight, largest;
   int argmax;
@@ -20,7 +20,7 @@ struct Node {
 #endif
 };
 
-// What a token pulls its logits with (C12)-(C15), (C26).
+// The numbers with which a token pulls its logits (C12)-(C15), (C26).
 struct Pull {
   float m, ln_l, mean_shift, both, eta, dentropy;
   float own;  // da of its target
@@ -30,7 +30,7 @@ struct Pull {
 #endif
 };
 
-// What all tokens that count have in common: the kernel `tokens` finds it.
+// Numbers of all tokens that count, which the kernel `tokens` finds.
 struct Common {
   double z_mean, z_lse, class_weight;  // Z and Z_z of (C10); sum of cw
   float largest;                       // the largest |cw|
@@ -43,7 +43,31 @@ KERNEL_ARGS(CrossEntropyArgs)
 // The tokens of the chunk that count: the host does not know how many there are.
 DEV int count_of(const CrossEntropyArgs& c) { return max(0, min(c.count, c.common->counted - c.first_token)); }
 
-// ---- from a to z -----------------------------------------------------------------------------------------------------
+// Writes a sum to a gradient of D columns, or to one of numbers.
+DEV void store(const CrossEntropyArgs& c, void* x, i64 at, float value) {
+  if (c.wide) ((float*)x)[at] = value;
+  else ((element*)x)[at] = rounded(value);
+}
+// dbias of 32 classes a block, from gradients of logits. Thread (y, x) adds up every eighth token.
+template <class T> DEV void sum_bias(const CrossEntropyArgs& c, const T* gradients, float factor) {
+  __shared__ float sums[8][32];
+  const int x = threadIdx.x % 32, y = threadIdx.x / 32, column = blockIdx.x * 32 + x, count = count_of(c);
+  float sum = 0;
+#pragma unroll 8
+  for (int i = y; i < count; i += 8) sum += read(gradients[(i64)i * c.columns + column]);
+  sums[y][x] = sum;
+  for (int n = 4; n; n /= 2) {
+    __syncthreads();
+    if (y < n) sums[y][x] += sums[y + n][x];
+  }
+  if (y || column >= c.classes) return;
+  sum = sums[0][x] * factor;
+  if (!c.begins) sum = c.head_bias[column] + sum;
+  if (c.ends) store(c, c.dbias, c.first_class + column, sum);
+  else c.head_bias[column] = sum;
+}
+
+// ---- from a to z ----
 // (C2)
 DEV float logit(const CrossEntropyArgs& c, float a) {
   float scaled = a * c.factor;
@@ -58,7 +82,7 @@ DEV float slope(const CrossEntropyArgs& c, float z) {
 // r' / r of (C25), of the logit.
 DEV float bend(const CrossEntropyArgs& c, float z) { return c.ratio == 0 ? 0 : z * (-2 * c.slope / c.ratio / c.ratio); }
 
-// ---- weights that may be 0 -------------------------------------------------------------------------------------------
+// ---- weights that may be 0 ----
 DEV bool is_nan(float x) { return x != x; }
 // weight * x, but 0 * inf = 0: what has no weight adds nothing, however unlikely it is.
 DEV double weigh(double weight, double x) { return weight == 0 && fabs(x) == (double)INF ? 0 : weight * x; }
@@ -66,7 +90,7 @@ DEV float weigh(float weight, float x) { return weight == 0 && fabsf(x) == INF ?
 // The same of how x moves.
 DEV double weigh_motion(double weight, double x, double motion) { return weight == 0 && fabs(x) == (double)INF ? 0 : weight * motion; }
 
-// ---- the tree --------------------------------------------------------------------------------------------------------
+// ---- the tree ----
 // No z - m below this has a weight: e^-200 is 0 in f32. So 0 * (-inf) does not arise. NaN passes.
 DEV float at_least(float shift) { return shift < -200 ? -200 : shift; }
 

@@ -1,12 +1,6 @@
 // Kernels without products of matrices: the tree over tiles of classes, the outputs, the gradients of logits.
 
-// ---- the tree --------------------------------------------------------------------------------------------------------
-DEV float warp_sum(float x) {
-#pragma unroll
-  for (int n = 16; n; n /= 2) x += __shfl_xor_sync(~0u, x, n);
-  return x;
-}
-
+// ---- the tree ----
 // Where the numbers 0 .. 7 of a lane lie in a tile of classes.
 DEV int of_lane(int k) { return k / 4 * 128 + threadIdx.x % 32 * 4 + k % 4; }
 
@@ -19,8 +13,7 @@ DEV Node leaf(const CrossEntropyArgs& c, int row, int tile, const Token& token) 
   node.m = -INF, node.argmax = 0x7fffffff;
 #pragma unroll
   for (int k = 0; k < 8; k += 4) read_four(x + k, c.z + at + of_lane(k));
-#pragma unroll
-  for (int k = 0; k < 8; k++) {
+  UNROLL(k, 8) {
     if (of_lane(k) >= classes) continue;
     if (node.argmax == 0x7fffffff || exceeds(x[k], node.m)) node.m = x[k], node.argmax = first + of_lane(k);
     if (first + of_lane(k) == token.target) c.picked[2 * (c.first_token + row)] = x[k];
@@ -36,15 +29,13 @@ DEV Node leaf(const CrossEntropyArgs& c, int row, int tile, const Token& token) 
   float moved[8];
 #pragma unroll
   for (int k = 0; k < 8; k += 4) read_four(moved + k, c.motion + at + of_lane(k));
-#pragma unroll
-  for (int k = 0; k < 8; k++) {
+  UNROLL(k, 8) {
     if (first + of_lane(k) == node.argmax && node.m != -INF) node.m_motion = moved[k];
     if (first + of_lane(k) == token.target) c.picked[2 * (c.first_token + row) + 1] = moved[k];
   }
   node.m_motion = __shfl_sync(~0u, node.m_motion, (node.argmax - first) % 128 / 4);
 #endif
-#pragma unroll
-  for (int k = 0; k < 8; k++) {
+  UNROLL(k, 8) {
     if (of_lane(k) >= classes) continue;
     const float cw = c.class_weights ? c.class_weights[first + of_lane(k)] : 1, shift = x[k] - node.m;
     const bool some = node.m != -INF;
@@ -59,9 +50,9 @@ DEV Node leaf(const CrossEntropyArgs& c, int row, int tile, const Token& token) 
     if (c.smoothing > 0) node.s_motion += cw * d;
 #endif
   }
-  node.l = warp_sum(node.l), node.u = warp_sum(node.u), node.s = warp_sum(node.s), node.weight = warp_sum(node.weight);
+  node.l = lane_sum(node.l), node.u = lane_sum(node.u), node.s = lane_sum(node.s), node.weight = lane_sum(node.weight);
 #if SECOND
-  node.l_motion = warp_sum(node.l_motion), node.u_motion = warp_sum(node.u_motion), node.s_motion = warp_sum(node.s_motion);
+  node.l_motion = lane_sum(node.l_motion), node.u_motion = lane_sum(node.u_motion), node.s_motion = lane_sum(node.s_motion);
 #endif
   return node;
 }
@@ -85,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(256) totals(const __grid_constant__
   }
 }
 
-// ---- outputs and pulls -----------------------------------------------------------------------------------------------
+// ---- outputs and pulls ----
 // A total, as far as the outputs need it, relative to m.
 struct Totals {
   double ln_l, lse, logprob, mean_shift, entropy;
@@ -159,7 +150,7 @@ DEV Factors factors(const CrossEntropyArgs& c, const Cotangents& x, const Token&
   return f;
 }
 
-// What a token pulls with, from its total.
+// The pull of a token, from its total.
 DEV Pull pull_of(const CrossEntropyArgs& c, const Token& token, const Node& x, const Totals& t, const float* picked) {
   const Factors f = factors(c, c.first, token, t.lse);
   const double p = exp(t.logprob), miss = expm1(t.logprob), own = token.class_weight;  // (C20)
@@ -213,10 +204,8 @@ extern "C" __global__ void __launch_bounds__(256) loss(const __grid_constant__ C
 #pragma unroll 1
   for (; i + 15 * 256 < counted; i += 16 * 256) {
     double2 some[16];  // read side by side
-#pragma unroll
-    for (int k = 0; k < 16; k++) some[k] = terms[i + 256 * k];
-#pragma unroll
-    for (int k = 0; k < 16; k++) a += some[k].x, b += some[k].y;
+    UNROLL(k, 16) some[k] = terms[i + 256 * k];
+    UNROLL(k, 16) a += some[k].x, b += some[k].y;
   }
   for (; i < counted; i += 256) a += terms[i].x, b += terms[i].y;
   sums[t][0] = a, sums[t][1] = b;
@@ -231,7 +220,7 @@ extern "C" __global__ void __launch_bounds__(256) loss(const __grid_constant__ C
   if (c.normaliser) *c.normaliser = (float)c.common->z_mean;
 }
 
-// ---- gradients of logits ---------------------------------------------------------------------------------------------
+// ---- gradients of logits ----
 // (C16) in place of a logit; in the second order (C27), and (C16) in place of its motion.
 DEV void gradient(const CrossEntropyArgs& c, const Pull& y, float cw, float& z, float& motion) {
   const float shift = z - y.m, p = exp2_fast((shift - y.ln_l) * LOG2E), r = slope(c, z);  // (C4)
@@ -266,8 +255,7 @@ extern "C" __global__ void __launch_bounds__(256) gradients(const __grid_constan
   float* const moved = c.motion + (i64)row * c.columns + first;
   read_four(motion, moved);
 #endif
-#pragma unroll
-  for (int e = 0; e < 4; e++) {
+  UNROLL(e, 4) {
     const int v = first + e;
     if (v >= c.classes) {
       z[e] = motion[e] = 0;

@@ -123,8 +123,7 @@ extern "C" __global__ void __launch_bounds__(64) sum(const __grid_constant__ Fol
   }
   const float4 y = f.parts ? *waiting : make_float4(0, 0, 0, 0);
   const float sums[4] = {y.x, y.y, y.z, y.w};
-#pragma unroll
-  for (int e = 0; e < 4; e++) {
+  UNROLL(e, 4) {
     if (e >= there) break;
     if (f.wide) ((float*)f.dh)[at + e] = sums[e];
     else ((element*)f.dh)[at + e] = rounded(sums[e]);

@@ -1,12 +1,10 @@
 // The sums and the loop of the products in sm90a_products.cu: what goes on in another launch, and the kernels.
 
-// ---- gradients of operands -------------------------------------------------------------------------------------------
+// ---- gradients of operands ----
 // dw. Calls f(element, accumulator) for each pair of columns of a thread that the classes of the chunk have.
 template <class F> DEV void each_pair(const CrossEntropyArgs& c, const Corner& at, int row, F f) {
-#pragma unroll
-  for (int r = 0; r < 2; r++)
-#pragma unroll
-    for (int j = 0; j < TILE / 8; j++) {
+  UNROLL(r, 2)
+    UNROLL(j, TILE / 8) {
       const int column = at.column + column_of(j, 0);
       if (row + 8 * r < c.classes && column < c.dim) f((i64)(row + 8 * r) * c.dim + column, 4 * j + 2 * r);
     }
@@ -27,45 +25,39 @@ DEV void write_head(const CrossEntropyArgs& c, const float (&z)[TILE / 2], const
   });
 }
 
-// dh is summed over the classes of a block one after the other, and over blocks along the tree. What waits for other classes lies as
-// threads hold it: [waiting][tile][warpgroup][accumulators / 4][thread]. As many sums of blocks wait before block n as n has bits,
-// and behind them the sum that goes on in the next chunk.
+// dh is summed over the classes of a block one after the other, and over blocks along the tree. What waits for other
+// classes lies as threads hold it: [waiting][tile][warpgroup][accumulators / 4][thread]. As many sums of blocks wait
+// before block n as n has bits, and behind them the sum that goes on in the next chunk.
 template <int COLUMNS> struct Waiting {
   float4* first;
-  i64 each;  // from one to the next
+  i64 apart;  // from one to the next
   METHOD Waiting(const CrossEntropyArgs& c, const Corner& at, int pairs, int columns) {
     const i64 tile = (i64)(at.row / ROWS) * columns + at.column / COLUMNS;
     first = (float4*)c.hidden + (2 * tile + own_group()) * (COLUMNS / 8 * 128) + threadIdx.x % 128;
-    each = (i64)pairs * columns * (COLUMNS / 8 * 512);
+    apart = (i64)pairs * columns * (COLUMNS / 8 * 512);
+  }
+  // Calls f(vector, its first number) for each four of a thread.
+  template <class F> METHOD void each(int n, F f) const {
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2; i += 4) f(first[n * apart + i * 32], i);
   }
   METHOD void get(int n, float (&z)[COLUMNS / 2]) const {
-#pragma unroll
-    for (int i = 0; i < COLUMNS / 2; i += 4) {
-      const float4 x = first[n * each + i * 32];
-      z[i] = x.x, z[i + 1] = x.y, z[i + 2] = x.z, z[i + 3] = x.w;
-    }
+    each(n, [&](const float4& x, int i) { z[i] = x.x, z[i + 1] = x.y, z[i + 2] = x.z, z[i + 3] = x.w; });
   }
   METHOD void put(int n, const float (&z)[COLUMNS / 2]) const {
-#pragma unroll
-    for (int i = 0; i < COLUMNS / 2; i += 4) first[n * each + i * 32] = make_float4(z[i], z[i + 1], z[i + 2], z[i + 3]);
+    each(n, [&](float4& x, int i) { x = make_float4(z[i], z[i + 1], z[i + 2], z[i + 3]); });
   }
   METHOD void add(int n, float (&z)[COLUMNS / 2]) const {
-#pragma unroll
-    for (int i = 0; i < COLUMNS / 2; i += 4) {
-      const float4 x = first[n * each + i * 32];
-      z[i] += x.x, z[i + 1] += x.y, z[i + 2] += x.z, z[i + 3] += x.w;
-    }
+    each(n, [&](const float4& x, int i) { z[i] += x.x, z[i + 1] += x.y, z[i + 2] += x.z, z[i + 3] += x.w; });
   }
 };
 
 template <int COLUMNS> DEV void write_hidden(const CrossEntropyArgs& c, const float (&z)[COLUMNS / 2], const Corner& at, int row, int count) {
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     const int i = row + 8 * r;
     if (i >= count) continue;
     const i64 to = (i64)c.tokens[c.first_token + i].index * c.dim;
-#pragma unroll
-    for (int j = 0; j < COLUMNS / 8; j++) {
+    UNROLL(j, COLUMNS / 8) {
       const int column = at.column + column_of(j, 0);
       if (column >= c.dim) continue;
       const float x = z[4 * j + 2 * r], y = z[4 * j + 2 * r + 1];
@@ -75,13 +67,12 @@ template <int COLUMNS> DEV void write_hidden(const CrossEntropyArgs& c, const fl
   }
 }
 
-// ---- the loop --------------------------------------------------------------------------------------------------------
+// ---- the loop ----
 template <Kind K> DEV Rows read_rows(const ProductArgs& x, int row, int count) {
   const CrossEntropyArgs& c = x.c;
   Rows rows = {};
   const float scale = K == GRADIENT ? scale_of(x) : 1;
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     const int i = row + 8 * r;
     rows.target[r] = -1;
     if (i >= count) continue;
@@ -150,8 +141,7 @@ DEV void multiply(float (&z)[COLUMNS / 2], Place<K, COLUMNS>& ring, int length, 
 }
 template <int N> DEV void unscale(float (&z)[N], const ProductArgs& x) {
   const float factor = unscale_of(x);
-#pragma unroll
-  for (int i = 0; i < N; i++) z[i] = SCALED ? z[i] * factor : z[i];
+  UNROLL(i, N) z[i] = SCALED ? z[i] * factor : z[i];
 }
 
 template <Kind K> DEV void consume_logits(u32 base, const ProductArgs& x, int count, int pairs, int columns) {
@@ -228,7 +218,7 @@ DEV void consume_head(u32 base, const ProductArgs& x, int count, int pairs, int 
     if (!c.begins) read_head(c, z, at, row, scale_of(x));
     multiply<true>(z, ring, count, [] {});
     unscale(z, x);
-    // Where nothing else is to be added and rows are of the storage type, the copy engine writes them.
+    // The copy engine writes rows of the storage type to which nothing else is added.
     if (c.begins && c.ends && !c.wide) store_tile(&x.out, z, at, store, own_group());
     else write_head(c, z, at, row);
   }
@@ -236,8 +226,7 @@ DEV void consume_head(u32 base, const ProductArgs& x, int count, int pairs, int 
 
 template <Kind K, int COLUMNS> DEV void run(const ProductArgs& x) {
   typedef Stages<K, COLUMNS> S;
-  extern __shared__ char bytes[];
-  const u32 base = (shared(bytes) + 1023) & ~1023u;  // the same in both blocks
+  const u32 base = shared_panels();  // the same in both blocks
   const int count = count_of(x.c);
   const int pairs = (row_count<K>(x.c, count) + 2 * ROWS - 1) / (2 * ROWS), columns = (column_count<K>(x.c) + COLUMNS - 1) / COLUMNS;
   if (threadIdx.x == 0) {

@@ -61,7 +61,8 @@ template <Kind K, int COLUMNS> struct Stages {
   static constexpr u32 ALL = 1024 + Ring::END;  // 1024 to align the panels
 };
 
-// `leaves` has a ring for b and one for each warpgroup's 64 rows of a: only what is loaded for both blocks waits for both.
+// `leaves` has a ring for b and one for each warpgroup's 64 rows of a: only what is loaded for both blocks waits for
+// both.
 struct Rings {
   static constexpr int COUNT_A = 4, COUNT_B = 5;
   static constexpr u32 B = TILE * STEP * 2, AT_B = COUNT_A * 2 * PANEL, AT_BARRIERS = AT_B + COUNT_B * B;
@@ -83,15 +84,15 @@ using Call = CrossEntropyArgs;  // in `scale`
 using Product = ProductArgs;
 struct Corner { int row, column; };
 
-// What a kernel's tiles are of.
-// `count`: the tokens of the chunk that count.
+// Extents of a kernel's tiles. `count`: the tokens of the chunk that count.
 template <Kind K> DEV int row_count(const CrossEntropyArgs& c, int count) { return K == HEAD ? c.classes : count; }
 template <Kind K> DEV int column_count(const CrossEntropyArgs& c) { return K < HIDDEN ? c.classes : c.dim; }
 template <Kind K> DEV int reduction(const CrossEntropyArgs& c, int count) { return K < HIDDEN ? c.dim : K == HIDDEN ? c.classes : count; }
 
 DEV bool all_count(const CrossEntropyArgs& c) { return c.common->counted == c.all; }
 
-// Where a block is among the tiles. The tensor cores wait for what comes between the products of two tiles: so no division.
+// The place of a block among the tiles. The tensor cores wait for what comes between the products of two tiles: so no
+// division.
 template <Kind K, int COLUMNS> struct Walk {
   static constexpr int GROUP = K == LEAVES ? 32 : 8;
   int pairs, columns, group, rest;
@@ -109,7 +110,7 @@ template <Kind K, int COLUMNS> struct Walk {
   }
 };
 
-// ---- feed ------------------------------------------------------------------------------------------------------------
+// ---- feed ----
 template <Kind K, int COLUMNS> DEV void produce(u32 base, const ProductArgs& x, int count, int pairs, int columns) {
   typedef Stages<K, COLUMNS> S;
   typename S::Ring ring = {base, 1};
@@ -161,31 +162,30 @@ DEV void produce_rings(Rings s, const ProductArgs& x, int pairs, int columns, in
   }
 }
 
-// ---- multiply --------------------------------------------------------------------------------------------------------
+// ---- multiply ----
 // One step of 64 of a warpgroup's 64 rows.
 template <Kind K, int COLUMNS> DEV void step(float (&z)[COLUMNS / 2], u32 a, u32 b, bool add) {
   constexpr int A = K == HEAD ? MN_MAJOR : K_MAJOR, B = K < HIDDEN ? K_MAJOR : MN_MAJOR;
-#pragma unroll
-  for (int i = 0; i < STEP / 16; i++) {
+  UNROLL(i, STEP / 16) {
     const u64 x = A == MN_MAJOR ? mn_major(a + 2048 * i, PANEL) : k_major(a + 32 * i);
     const u64 y = B == MN_MAJOR ? mn_major(b + 2048 * i, PANEL) : k_major(b + 32 * i);
     Mma<COLUMNS>::template ss<A, B>(z, x, y, add || i);
   }
 }
 
-// Where a thread's accumulator 4j + 2r + e lies in a tile: row r of its two, and this column.
+// The column of a thread's accumulator 4j + 2r + e in a tile, of row r of its two.
 DEV int column_of(int j, int e) { return 8 * j + 2 * (threadIdx.x & 3) + e; }
 
-// Calls f(i, class) for each accumulator of a row in the chunk's columns from `first` on; i counts from the row's first.
+// Calls f(i, class) for each accumulator of a row in the chunk's columns from `first` on; i counts from the row's
+// first.
 template <class F> DEV void each_class(int first, F f) {
-#pragma unroll
-  for (int j = 0; j < TILE / 8; j++)
-#pragma unroll
-    for (int e = 0; e < 2; e++) f(4 * j + e, first + column_of(j, e));
+  UNROLL(j, TILE / 8)
+    UNROLL(e, 2) f(4 * j + e, first + column_of(j, e));
 }
 DEV bool any_target(int target, int first) { return __any_sync(~0u, (u32)(target - first) < TILE); }
 
-// (C1), (C2): logits in place of the accumulators of both rows. What a problem does not have takes no time, here as below.
+// (C1), (C2): logits in place of the accumulators of both rows. What a problem does not have takes no time, here as
+// below.
 DEV void link(const CrossEntropyArgs& c, float (&z)[TILE / 2], int first) {
   if (c.bias)
     each_class(first, [&](int i, int v) {
@@ -193,32 +193,27 @@ DEV void link(const CrossEntropyArgs& c, float (&z)[TILE / 2], int first) {
       z[i] += bias, z[i + 2] += bias;
     });
   if (c.ratio != 0 || c.factor != 1)
-#pragma unroll
-    for (int i = 0; i < TILE / 2; i++) z[i] = logit(c, z[i]);
+    UNROLL(i, TILE / 2) z[i] = logit(c, z[i]);
 }
 
-// ---- leaves ----------------------------------------------------------------------------------------------------------
-// Whether leaves have no more than m and l.
+// ---- leaves ----
+// True if leaves have no more than m and l.
 DEV bool is_short(const CrossEntropyArgs& c) { return !c.entropy && !(c.smoothing > 0) && !c.argmax; }
 
 // The largest logit of both rows, of the first COUNT classes of a tile, which four lanes share.
 template <int COUNT> DEV void find_largest(const float (&z)[TILE / 2], float (&largest)[2]) {
   float m[4] = {-INF, -INF, -INF, -INF};
-#pragma unroll
-  for (int i = 0; i < COUNT / 2; i++) m[i & 3] = max_nan(m[i & 3], z[i]);
-#pragma unroll
-  for (int r = 0; r < 2; r++) largest[r] = quad_max_nan(max_nan(m[2 * r], m[2 * r + 1]));
+  UNROLL(i, COUNT / 2) m[i & 3] = max_nan(m[i & 3], z[i]);
+  UNROLL(r, 2) largest[r] = quad_max_nan(max_nan(m[2 * r], m[2 * r + 1]));
 }
-// What differences to m are made of: 0 where no class has a weight.
+// The m of differences: 0 where no class has a weight.
 DEV float origin(float m) { return m == -INF ? 0 : m; }
 
 // l of both rows. Their exponentials follow one another without a gap.
 DEV void find_sums(const float (&z)[TILE / 2], const float (&m)[2], float (&sums)[2]) {
   float l[4] = {};
-#pragma unroll
-  for (int i = 0; i < TILE / 2; i++) l[i & 3] += weight(z[i], origin(m[i / 2 & 1]));
-#pragma unroll
-  for (int r = 0; r < 2; r++) sums[r] = quad_sum(l[2 * r] + l[2 * r + 1]);
+  UNROLL(i, TILE / 2) l[i & 3] += weight(z[i], origin(m[i / 2 & 1]));
+  UNROLL(r, 2) sums[r] = quad_sum(l[2 * r] + l[2 * r + 1]);
 }
 
 // (C33) of a row, given m, l and its largest logit. What lies beyond the last class is -inf.
@@ -249,14 +244,13 @@ DEV Node leaf(const CrossEntropyArgs& c, const float* z, float m, float l, float
   return n;
 }
 
-// What is known of both rows of a thread before they are multiplied.
+// Numbers of both rows of a thread that are known before they are multiplied.
 struct Rows { int target[2]; Pull pull[2]; };
 
 // Element i of 2N, by halves.
 template <int N> DEV float element_of(const float (&x)[2 * N], int i) {
   float half[N];
-#pragma unroll
-  for (int k = 0; k < N; k++) half[k] = i & N ? x[k + N] : x[k];
+  UNROLL(k, N) half[k] = i & N ? x[k + N] : x[k];
   if constexpr (N == 1) return half[0];
   else return element_of<N / 2>(half, i);
 }
@@ -264,27 +258,27 @@ template <int N> DEV float element_of(const float (&x)[2 * N], int i) {
 DEV void pick(const CrossEntropyArgs& c, const float* z, int target, int first, int token) {
   const u32 i = target - first;
   float of_lane[64];
-#pragma unroll
-  for (int k = 0; k < 64; k++) of_lane[k] = z[4 * (k % 32) + k / 32];
+  UNROLL(k, 64) of_lane[k] = z[4 * (k % 32) + k / 32];
   const float picked = element_of<32>(of_lane, i / 8 + 32 * (i & 1));
   if (i < TILE && i / 2 % 4 == lane_id() % 4) c.picked[2 * token] = picked;
 }
-// Whether logits are the accumulators themselves.
+// True if logits are the accumulators themselves.
 DEV bool is_bare(const CrossEntropyArgs& c) { return !c.bias && c.ratio == 0 && c.factor == 1; }
 // The same, and of them no more than m and l are asked for, or da.
 DEV bool is_plain(const CrossEntropyArgs& c) { return is_bare(c) && is_short(c); }
-// What a class may weigh relative to m: e^(z - m) <= 2^8, the lag that (N63) has room for. A sum that is no larger has no class that weighs more.
+// The most that a class may weigh relative to m: e^(z - m) <= 2^8, the lag of (N63). No class weighs more than the
+// sum.
 constexpr float MOST_LAG = 256;
 
-// m and l of both rows, relative to the largest of the first quarter of a tile: the others are not compared. Returns for which rows
-// that one lags too far behind. Bare logits have these m and l whatever else is asked for, others the largest of all for m.
+// m and l of both rows, relative to the largest of the first quarter of a tile: the others are not compared. Returns
+// for which rows that one lags too far behind. Bare logits have these m and l whatever else is asked for, others the
+// largest of all for m.
 struct Lags { bool of[2]; };
 DEV Lags find_leaves(const float (&z)[TILE / 2], float (&m)[2], float (&l)[2]) {
   find_largest<TILE / 4>(z, m);
   find_sums(z, m, l);
   Lags lags;
-#pragma unroll
-  for (int r = 0; r < 2; r++) lags.of[r] = !(l[r] <= MOST_LAG && fabsf(m[r]) < INF);
+  UNROLL(r, 2) lags.of[r] = !(l[r] <= MOST_LAG && fabsf(m[r]) < INF);
   return lags;
 }
 
@@ -293,8 +287,7 @@ DEV void write_leaves(const ProductArgs& x, float (&z)[TILE / 2], const Rows& ro
   const i64 to = (i64)(at.column / TILE) * c.count + row;
   auto writes = [&](int r) { return lane_id() % 4 == 0 && row + 8 * r < count; };
   auto write = [&](const float (&m)[2], const float (&l)[2]) {
-#pragma unroll
-    for (int r = 0; r < 2; r++)
+    UNROLL(r, 2)
       if (writes(r)) ((float2*)x.leaves)[to + 8 * r] = make_float2(m[r], l[r]);
   };
   float m[2], l[2];
@@ -309,29 +302,26 @@ DEV void write_leaves(const ProductArgs& x, float (&z)[TILE / 2], const Rows& ro
       each_class(at.column, [&](int i, int v) { if (v >= c.classes) z[i] = z[i + 2] = -INF; });
     if (is_bare(c)) lags = find_leaves(z, m, l);
   }
-#pragma unroll
-  for (int r = 0; r < 2; r++)
+  UNROLL(r, 2)
     if (any_target(rows.target[r], at.column)) pick(c, z + 2 * r, rows.target[r], at.column, c.first_token + row + 8 * r);
   float largest[2], sums[2];
   find_largest<TILE>(z, largest);
   if (__any_sync(~0u, lags.of[0] || lags.of[1])) {
     find_sums(z, largest, sums);
-#pragma unroll
-    for (int r = 0; r < 2; r++)
+    UNROLL(r, 2)
       if (lags.of[r]) m[r] = largest[r], l[r] = sums[r];
   }
   if (is_short(c)) return write(m, l);
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     const Node n = leaf(c, z + 2 * r, m[r], l[r], largest[r], at.column);
     if (writes(r)) ((Node*)x.leaves)[to + 8 * r] = n;
   }
 }
 
-// ---- gradients of logits ---------------------------------------------------------------------------------------------
-// In f16 da of a chunk is stored times a power of two, so that its largest is near the largest number: a gradient of a mean
-// over many tokens would be 0 else. With |da| <= M, M scale lies in [32752, 65504); down to 2^-29 M nothing underflows, and
-// (N73) has room for what does. Both products are divided by it.
+// ---- gradients of logits ----
+// In f16 da of a chunk is stored times a power of two, so that its largest is near the largest number: a gradient of a
+// mean over many tokens would be 0 else. With |da| <= M, M scale lies in [32752, 65504); down to 2^-29 M nothing
+// underflows, and (N73) has room for what does. Both products are divided by it.
 constexpr bool SCALED = STORAGE == 2;
 DEV float scale_of(const ProductArgs& x) { return SCALED ? *x.scale : 1; }
 DEV float unscale_of(const ProductArgs& x) { return SCALED ? __int_as_float((254 << 23) - __float_as_int(*x.scale)) : 1; }
@@ -393,8 +383,7 @@ DEV void store_half(const TensorMap* out, const float* z, const Corner& at, u32 
   });
 }
 DEV void store_tile(const TensorMap* out, const float (&z)[TILE / 2], const Corner& at, u32 to, int group) {
-#pragma unroll
-  for (int half = 0; half < 2; half++) store_half(out, z, at, to, group, half);
+  UNROLL(half, 2) store_half(out, z, at, to, group, half);
 }
 
 // da of a tile, and stores it.
@@ -405,22 +394,19 @@ DEV void write_gradients(const ProductArgs& x, float (&z)[TILE / 2], const Rows&
     const float ln_l[2] = {rows.pull[0].ln_l * LOG2E, rows.pull[1].ln_l * LOG2E};
     const float both[2] = {rows.pull[0].both * c.slope, rows.pull[1].both * c.slope};
     // A half is copied while the other is computed.
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
+    UNROLL(half, 2) {
 #pragma unroll
       for (int i = 64 * half; i < 64 * half + 64; i++) {
         const int r = i / 2 & 1;
         z[i] = probability(z[i], rows.pull[r], ln_l[r]) * both[r];
       }
-#pragma unroll
-      for (int r = 0; r < 2; r++) put_own(z + 2 * r, rows.pull[r], at.column, rows.target[r]);
+      UNROLL(r, 2) put_own(z + 2 * r, rows.pull[r], at.column, rows.target[r]);
       store_half(&x.out, z, at, to, group, half);
     }
     return;
   }
   link(c, z, at.column);
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     pull_row(c, z + 2 * r, rows.pull[r], at.column, rows.target[r]);
     // `head` multiplies whole steps: rows without a token are 0.
     if (row + 8 * r >= count) each_class(at.column, [&](int k, int) { z[2 * r + k] = 0; });

@@ -27,8 +27,7 @@ DEV Node node(const Node* leaves, int count, int there) {
 // The same of m and l: those of half of a node are read side by side.
 DEV float2 half_node(const float2* leaves, int count, int there) {
   float2 x[NODE / 2];
-#pragma unroll
-  for (int i = 0; i < NODE / 2; i++)
+  UNROLL(i, NODE / 2)
     if (i < there) x[i] = leaves[(i64)i * count];
 #pragma unroll
   for (int n = 1; n < NODE / 2; n *= 2)
@@ -47,9 +46,10 @@ DEV float2 node(const float2* leaves, int count, int there) {
   return there > NODE / 2 ? combined(left, half_node(right, count, there - NODE / 2)) : left;
 }
 
-// Puts the leaves of the chunk into the tree: of 32 tokens a block, a lane for each. A warp makes nodes of 32 leaves; of up to 32 of
-// these, those of a whole multiple, pairs are put together level by level. The node of number k at a level lies where its first one
-// lay. One that has nothing behind it waits; one that has nothing before it finds what waited.
+// Puts the leaves of the chunk into the tree: of 32 tokens a block, a lane for each. A warp makes nodes of 32 leaves;
+// of up to 32 of these, those of a whole multiple, pairs are put together level by level. The node of number k at a
+// level lies where its first one lay. One that has nothing behind it waits; one that has nothing before it finds what
+// waited.
 constexpr int TREE_TOKENS = 32, TREE_WARPS = 16;
 DEV float2 to_leaf(const Node& x, float2) { return make_float2(x.m, x.l); }
 DEV Node to_leaf(const Node& x, const Node&) { return x; }
@@ -97,7 +97,8 @@ extern "C" __global__ void __launch_bounds__(32 * TREE_WARPS, 2) tree(const __gr
   else put_into_tree(x.c, (const Node*)x.leaves, nodes);
 }
 
-// The rows of h of the tokens of the chunk, side by side, in pieces of 16 bytes; 0 where no token counts. Where all do, they lie so.
+// The rows of h of the tokens of the chunk, side by side, in pieces of 16 bytes; 0 where no token counts. Where all
+// do, they lie so.
 extern "C" __global__ void __launch_bounds__(256) gather(const __grid_constant__ ProductArgs x) {
   const CrossEntropyArgs& c = x.c;
   if (all_count(c)) return;
@@ -109,24 +110,5 @@ extern "C" __global__ void __launch_bounds__(256) gather(const __grid_constant__
   }
 }
 
-// (C19) as `bias` of portable_products.cu, of da in the storage type.
-extern "C" __global__ void __launch_bounds__(256) bias(const __grid_constant__ ProductArgs p) {
-  __shared__ float sums[8][32];
-  const CrossEntropyArgs& c = p.c;
-  const int x = threadIdx.x % 32, y = threadIdx.x / 32, column = blockIdx.x * 32 + x, count = count_of(c);
-  float sum = 0;
-#pragma unroll 8
-  for (int i = y; i < count; i += 8) sum += read(p.from[(i64)i * c.columns + column]);
-  sums[y][x] = sum;
-  for (int n = 4; n; n /= 2) {
-    __syncthreads();
-    if (y < n) sums[y][x] += sums[y + n][x];
-  }
-  if (y || column >= c.classes) return;
-  sum = sums[0][x] * unscale_of(p);
-  if (!c.begins) sum = c.head_bias[column] + sum;
-  const i64 to = c.first_class + column;
-  if (!c.ends) c.head_bias[column] = sum;
-  else if (c.wide) ((float*)c.dbias)[to] = sum;
-  else ((element*)c.dbias)[to] = rounded(sum);
-}
+// (C19) of da in the storage type.
+extern "C" __global__ void __launch_bounds__(256) bias(const __grid_constant__ ProductArgs p) { sum_bias(p.c, p.from, unscale_of(p)); }

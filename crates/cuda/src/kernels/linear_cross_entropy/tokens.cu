@@ -5,7 +5,7 @@
 // the bits of one from the host. Rows of h of other tokens are not read.
 constexpr int TOKEN_THREADS = 1024, TOKEN_WARPS = TOKEN_THREADS / 32, TOKENS_EACH = 8;
 
-// What comes before the warp's n, and the sum of all.
+// The sum of n of the warps before this one, and of all.
 struct Before { int own, all; };
 DEV Before before(int n, int (&warps)[TOKEN_WARPS]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -21,26 +21,16 @@ DEV Before before(int n, int (&warps)[TOKEN_WARPS]) {
   return {__shfl_sync(~0u, sum, warp) - n, __shfl_sync(~0u, sum, 31)};
 }
 
-// The sum of what all threads have, pairs of halves first.
-DEV double block_sum(double x, double (&sums)[TOKEN_THREADS]) {
+// The numbers of all threads, put together by `join`, pairs of halves first.
+template <class F> DEV double join_block(double x, double (&all)[TOKEN_THREADS], F join) {
   __syncthreads();
-  sums[threadIdx.x] = x;
+  all[threadIdx.x] = x;
   for (int n = TOKEN_THREADS / 2; n; n /= 2) {
     __syncthreads();
-    if (threadIdx.x < n) sums[threadIdx.x] += sums[threadIdx.x + n];
+    if (threadIdx.x < n) all[threadIdx.x] = join(all[threadIdx.x], all[threadIdx.x + n]);
   }
   __syncthreads();
-  return sums[0];
-}
-DEV float block_max(float x, double (&sums)[TOKEN_THREADS]) {
-  __syncthreads();
-  sums[threadIdx.x] = x;
-  for (int n = TOKEN_THREADS / 2; n; n /= 2) {
-    __syncthreads();
-    if (threadIdx.x < n) sums[threadIdx.x] = max(sums[threadIdx.x], sums[threadIdx.x + n]);
-  }
-  __syncthreads();
-  return (float)sums[0];
+  return all[0];
 }
 
 // A token whose target is no class weighs NaN: so do its outputs and all that it adds to.
@@ -52,7 +42,8 @@ DEV Token token_of(const CrossEntropyArgs& c, int i, i64 target) {
 
 extern "C" __global__ void __launch_bounds__(TOKEN_THREADS) tokens(const __grid_constant__ CrossEntropyArgs c) {
   __shared__ int warps[TOKEN_WARPS];
-  __shared__ double sums[TOKEN_THREADS];
+  __shared__ double all[TOKEN_THREADS];
+  auto sum = [&](double x) { return join_block(x, all, [](double a, double b) { return a + b; }); };
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int counted = 0;
   bool wrong = false;  // whether a target is no class
@@ -62,10 +53,8 @@ extern "C" __global__ void __launch_bounds__(TOKEN_THREADS) tokens(const __grid_
     i64 target[TOKENS_EACH];
     u32 counts[TOKENS_EACH];  // a bit for each lane
     int n = 0;
-#pragma unroll
-    for (int e = 0; e < TOKENS_EACH; e++) target[e] = own + 32 * e < c.all ? c.targets[own + 32 * e] : c.ignore_index;
-#pragma unroll
-    for (int e = 0; e < TOKENS_EACH; e++) n += __popc(counts[e] = __ballot_sync(~0u, target[e] != c.ignore_index));
+    UNROLL(e, TOKENS_EACH) target[e] = own + 32 * e < c.all ? c.targets[own + 32 * e] : c.ignore_index;
+    UNROLL(e, TOKENS_EACH) n += __popc(counts[e] = __ballot_sync(~0u, target[e] != c.ignore_index));
     const Before b = before(n, warps);
     int at = counted + b.own;
 #pragma unroll
@@ -87,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(TOKEN_THREADS) tokens(const __grid_
   } else if (c.mean) {
     __syncthreads();
     for (int i = threadIdx.x; i < counted; i += TOKEN_THREADS) z += (double)c.tokens[i].weight * c.tokens[i].class_weight;
-    z = block_sum(z, sums);
+    z = sum(z);
   }
   if (c.class_weights) {
 #pragma unroll 8
@@ -95,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(TOKEN_THREADS) tokens(const __grid_
       const float cw = c.class_weights[v];
       weights += cw, largest = max(largest, fabsf(cw));
     }
-    weights = block_sum(weights, sums), largest = block_max(largest, sums);
+    weights = sum(weights), largest = (float)join_block(largest, all, [](double a, double b) { return max(a, b); });
   }
   if (threadIdx.x) return;
   Common s = {c.divisor, c.divisor, (double)c.vocab, 1, counted, 0};

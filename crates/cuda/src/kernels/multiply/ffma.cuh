@@ -9,9 +9,9 @@ template <int N> DEV void fetch(float (&to)[N], const float* from) {
   }
 }
 
-// product += a·bᵀ, and moved += a1·bᵀ (if A1) + a·b1ᵀ (if B1), over `width` columns: what is read of shared memory serves
-// several products. A product has the same bits with A1 and B1 as without. UNROLLED: groups of four columns of a slab at a time.
-// B_FIRST: a·b1ᵀ is added first: with a and b exchanged the sum has the same bits.
+// product += a·bᵀ, and moved += a1·bᵀ (if A1) + a·b1ᵀ (if B1), over `width` columns: what is read of shared memory
+// serves several products. A product has the same bits with A1 and B1 as without. UNROLLED: groups of four columns of
+// a slab at a time. B_FIRST: a·b1ᵀ is added first: with a and b exchanged the sum has the same bits.
 // ROLLED: the first copy by the instructions of the others.
 template <bool A1, bool B1, int UNROLLED = 1, bool B_FIRST = false, bool ROLLED = false, class T, class U>
 DEV void add_products_moved(Shared& shared, float (&product)[R][4], float (&moved)[R][4], const RowsOf<T>& a, const RowsOf<T>& a1,
@@ -36,20 +36,16 @@ DEV void add_products_moved(Shared& shared, float (&product)[R][4], float (&move
 #pragma unroll UNROLLED
     for (int d = 0; d < DEPTH; d += 4) {
       float w[4][4], w1[4][4];
-#pragma unroll
-      for (int c = 0; c < 4; c++) {
+      UNROLL(c, 4) {
         fetch(w[c], &slabs[1][x + place(c, d)]);
         if (B1) fetch(w1[c], &slabs[3][x + place(c, d)]);
       }
-#pragma unroll
-      for (int r = 0; r < R; r++) {
+      UNROLL(r, R) {
         float u[4], u1[4];
         fetch(u, &slabs[0][y + place(r, d)]);
         if (A1) fetch(u1, &slabs[2][y + place(r, d)]);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-#pragma unroll
-          for (int c = 0; c < 4; c++) {
+        UNROLL(i, 4)
+          UNROLL(c, 4) {
             product[r][c] = fmaf(u[i], w[c][i], product[r][c]);
             if (B1 && B_FIRST) moved[r][c] = fmaf(u[i], w1[c][i], moved[r][c]);
             if (A1) moved[r][c] = fmaf(u1[i], w[c][i], moved[r][c]);
@@ -71,49 +67,42 @@ DEV void add_products(Shared& shared, float (&product)[R][4], const RowsOf<T>& a
 // product = a·bᵀ, of slabs as a whole: with one product at a time the registers suffice.
 template <class T, class U>
 DEV void products(Shared& shared, float (&product)[R][4], const RowsOf<T>& a, const RowsOf<U>& b, int width) {
-#pragma unroll
-  for (int r = 0; r < R; r++)
-#pragma unroll
-    for (int c = 0; c < 4; c++) product[r][c] = 0;
+  UNROLL(r, R)
+    UNROLL(c, 4) product[r][c] = 0;
   add_products<DEPTH / 4>(shared, product, a, b, width);
 }
 
-// Where the factors of row `t` of a reduction lie.
+// The place of the factors of row `t` of a reduction.
 DEV int factors(int t) { return SIDE * t + t / 4 * 4; }
 
 // Writes the factors of a following `accumulate`: those of the reduction's index 4x + c in row 4x + c.
 DEV void publish(Shared& shared, const float (&p)[R][4]) {
-#pragma unroll
-  for (int c = 0; c < 4; c++)
+  UNROLL(c, 4)
 #pragma unroll
     for (int r = 0; r < R; r += 4)
       *(float4*)&shared.p[factors(4 * tx()) + SIDE * c + R * ty() + r] = make_float4(p[r][c], p[r + 1][c], p[r + 2][c], p[r + 3][c]);
 }
 
-// sum += p·x over LENGTH rows of x, whose factors begin at row `from`. GUARDED: a hidden factor adds nothing, whatever x
-// holds.
+// sum += p·x over LENGTH rows of x, whose factors begin at row `from`. GUARDED: a hidden factor adds nothing, whatever
+// x holds.
 template <int W, int LENGTH, bool GUARDED> DEV void multiply(Shared& shared, float (&sum)[R][W / 16], int from) {
 #pragma unroll 2
   for (int t = 0; t < LENGTH; t += 4)
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
+    UNROLL(k, 4) {
       float p[R];
       fetch(p, &shared.p[factors(from + t) + SIDE * k + R * ty()]);
-#pragma unroll
-      for (int c = 0; c < W / 64; c++) {
+      UNROLL(c, W / 64) {
         float y[4];
         fetch(y, &shared.x[(t + k) * W + 64 * c + 4 * tx()]);
-#pragma unroll
-        for (int r = 0; r < R; r++)
-#pragma unroll
-          for (int e = 0; e < 4; e++)
+        UNROLL(r, R)
+          UNROLL(e, 4)
             if (!GUARDED || !hidden(p[r])) sum[r][4 * c + e] = fmaf(p[r], y[e], sum[r][4 * c + e]);
       }
     }
 }
 
-// sum += p·x over 64 rows of x, its columns from `first` on. A hidden factor adds nothing, whatever x holds: only where
-// x holds a number that is not finite does that take a branch for each factor.
+// sum += p·x over 64 rows of x, its columns from `first` on. A hidden factor adds nothing, whatever x holds: only
+// where x holds a number that is not finite does that take a branch for each factor.
 template <int W, class T>
 DEV void accumulate(Shared& shared, float (&sum)[R][W / 16], const RowsOf<T>& x, int first, int width) {
   constexpr int LENGTH = SIDE * SIDE / W, PIECES = SIDE * SIDE / 4 / THREADS;
@@ -122,19 +111,16 @@ DEV void accumulate(Shared& shared, float (&sum)[R][W / 16], const RowsOf<T>& x,
   for (int from = 0; from < SIDE; from += LENGTH) {
     const int t = 4 * thread();
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < PIECES; i++) {
+    UNROLL(i, PIECES) {
       int at = t + 4 * i * THREADS;
       copy_four(&shared.x[at], x, from + at / W, first + at % W, width, whole);
     }
     copy_commit(), copy_wait<0>();
     bool odd = false;
-#pragma unroll
-    for (int i = 0; i < PIECES; i++) {
+    UNROLL(i, PIECES) {
       float y[4];
       fetch(y, &shared.x[t + 4 * i * THREADS]);
-#pragma unroll
-      for (int e = 0; e < 4; e++) odd |= !(fabsf(y[e]) < INF);
+      UNROLL(e, 4) odd |= !(fabsf(y[e]) < INF);
     }
     if (__syncthreads_or(odd)) multiply<W, LENGTH, true>(shared, sum, from);
     else multiply<W, LENGTH, false>(shared, sum, from);

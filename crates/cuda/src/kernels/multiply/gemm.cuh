@@ -10,18 +10,14 @@ template <class A, class B> DEV void multiply(Shared& shared, float (&sum)[8][8]
   for (int first = 0, stage = 0; first < length; first += DEPTH, stage ^= 1) {
     const bool more = first + DEPTH < length;
     if (more) a.fetch(x, first + DEPTH), b.fetch(y, first + DEPTH);
-#pragma unroll
-    for (int k = 0; k < DEPTH; k++) {
+    UNROLL(k, DEPTH) {
       float u[8], v[8];
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
+      UNROLL(half, 2) {
         read_four(u + 4 * half, &shared.a[stage][k][spread(ty(), 4 * half)]);
         read_four(v + 4 * half, &shared.b[stage][k][spread(tx(), 4 * half)]);
       }
-#pragma unroll
-      for (int r = 0; r < 8; r++)
-#pragma unroll
-        for (int c = 0; c < 8; c++) sum[r][c] = fmaf(u[r], v[c], sum[r][c]);
+      UNROLL(r, 8)
+        UNROLL(c, 8) sum[r][c] = fmaf(u[r], v[c], sum[r][c]);
     }
     if (more) a.put(shared.a[stage ^ 1], x), b.put(shared.b[stage ^ 1], y);
     __syncthreads();

@@ -11,17 +11,13 @@ template <int M, int N, int W> DEV void products(float (&product)[M][N / 8][4], 
   const u32 rows_a = a + (warp_id() * M * 16 + lane % 16) * 128, swizzle_a = (lane / 16 ^ lane % 8) << 4;
   const u32 rows_b = b + (lane / 16 * 8 + lane % 8) * 128, swizzle_b = (lane / 8 % 2 ^ lane % 8) << 4;
   clear<M, N>(product);
-#pragma unroll
-  for (int i = 0; i < W / 16; i++) {
+  UNROLL(i, W / 16) {
     u32 x[M][4];
-#pragma unroll
-    for (int m = 0; m < M; m++) load_blocks(rows_a + i / 4 * 64 * M * 128 + m * 2048 + (2 * i % 8 << 4 ^ swizzle_a), x[m]);
-#pragma unroll
-    for (int j = 0; j < N / 16; j++) {
+    UNROLL(m, M) load_blocks(rows_a + i / 4 * 64 * M * 128 + m * 2048 + (2 * i % 8 << 4 ^ swizzle_a), x[m]);
+    UNROLL(j, N / 16) {
       u32 y[4];
       load_blocks(rows_b + i / 4 * N * 128 + j * 2048 + (2 * i % 8 << 4 ^ swizzle_b), y);
-#pragma unroll
-      for (int m = 0; m < M; m++) multiply(product[m][2 * j], x[m], y[0], y[1]), multiply(product[m][2 * j + 1], x[m], y[2], y[3]);
+      UNROLL(m, M) multiply(product[m][2 * j], x[m], y[0], y[1]), multiply(product[m][2 * j + 1], x[m], y[2], y[3]);
     }
   }
 }
@@ -29,8 +25,7 @@ template <int M, int N, int W> DEV void products(float (&product)[M][N / 8][4], 
 // Rounds factors to the storage type: the left operand of `accumulate`.
 template <int M, int K> using Factors = u32[M][K / 8][2];
 template <int M, int K> DEV void pack_all(Factors<M, K>& to, const float (&p)[M][K / 8][4]) {
-#pragma unroll
-  for (int i = 0; i < M * K / 4; i++) {
+  UNROLL(i, M * K / 4) {
     const float (&x)[4] = p[i / (K / 4)][i / 2 % (K / 8)];
     to[i / (K / 4)][i / 2 % (K / 8)][i % 2] = pack(x[2 * (i % 2)], x[2 * (i % 2) + 1]);
   }
@@ -39,19 +34,14 @@ template <int M, int K> DEV void pack_all(Factors<M, K>& to, const float (&p)[M]
 template <int M, int K, int W> DEV void accumulate(float (&sum)[M][W / 8][4], const Factors<M, K>& p, u32 x) {
   const int lane = lane_id();
   const u32 rows = x + (lane / 8 % 2 * 8 + lane % 8) * 128, swizzle = (lane / 16 ^ lane % 8) << 4;
-#pragma unroll
-  for (int i = 0; i < K / 16; i++) {
+  UNROLL(i, K / 16) {
     u32 a[M][4];
-#pragma unroll
-    for (int m = 0; m < M; m++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) a[m][e] = p[m][2 * i + e / 2][e % 2];
-#pragma unroll
-    for (int j = 0; j < W / 16; j++) {
+    UNROLL(m, M)
+      UNROLL(e, 4) a[m][e] = p[m][2 * i + e / 2][e % 2];
+    UNROLL(j, W / 16) {
       u32 y[4];
       load_blocks_transposed(rows + j / 4 * K * 128 + i * 2048 + (2 * j % 8 << 4 ^ swizzle), y);
-#pragma unroll
-      for (int m = 0; m < M; m++) multiply(sum[m][2 * j], a[m], y[0], y[1]), multiply(sum[m][2 * j + 1], a[m], y[2], y[3]);
+      UNROLL(m, M) multiply(sum[m][2 * j], a[m], y[0], y[1]), multiply(sum[m][2 * j + 1], a[m], y[2], y[3]);
     }
   }
 }

@@ -36,32 +36,30 @@ DEV void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {  // d (16 
   asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-// x rounded to 11 bits: 8193·x is rounded to a multiple of 2^-10 of the power of 2 below x, and so is what is left. Two fused
-// multiply-adds, where cvt.rna.tf32 is four other instructions on sm_90; infinities and what is near them become NaN or infinite.
+// x rounded to 11 bits: 8193·x is rounded to a multiple of 2^-10 of the power of 2 below x, and so is what is left.
+// Two fused multiply-adds, where cvt.rna.tf32 is four other instructions on sm_90; infinities and what is near them
+// become NaN or infinite.
 DEV u32 narrow(float x) { return __float_as_uint(fmaf(x, -8192.0f, fmaf(x, 8192.0f, x))); }
 #endif
 
-// A thread's factors of 16 terms, in two steps of 8; of each step it has two terms, any two that no other thread of its
-// row has, so long as both factors take the same. Of the left factor two rows.
+// A thread's factors of 16 terms, in two steps of 8; of each step it has two terms, any two that no other thread of
+// its row has, so long as both factors take the same. Of the left factor two rows.
 struct Left { u32 x[2][4]; };
 struct Right { u32 x[2][2]; };
 DEV Left left(const float (&x)[2][4]) {  // of each step the first term of both rows, then the second
   Left y;
-#pragma unroll
-  for (int s = 0; s < 2; s++) {
+  UNROLL(s, 2) {
 #if BF16X3
     split(x[s][0], x[s][2], y.x[0][2 * s], y.x[1][2 * s]), split(x[s][1], x[s][3], y.x[0][2 * s + 1], y.x[1][2 * s + 1]);
 #else
-#pragma unroll
-    for (int e = 0; e < 4; e++) y.x[s][e] = narrow(x[s][e]);
+    UNROLL(e, 4) y.x[s][e] = narrow(x[s][e]);
 #endif
   }
   return y;
 }
 DEV Right right(const float (&x)[2][2]) {
   Right y;
-#pragma unroll
-  for (int s = 0; s < 2; s++) {
+  UNROLL(s, 2) {
 #if BF16X3
     split(x[s][0], x[s][1], y.x[0][s], y.x[1][s]);
 #else
@@ -70,15 +68,13 @@ DEV Right right(const float (&x)[2][2]) {
   }
   return y;
 }
-DEV float load_float(u32 from) { return __uint_as_float(load_word(from)); }
 
-// Computes elements of a product that are not finite once more, by fused multiply-adds: the parts of a number that is not
-// finite, or of one that bf16 or tf32 do not reach, make other sums. The tiles are those of `products`.
+// Computes elements of a product that are not finite once more, by fused multiply-adds: the parts of a number that is
+// not finite, or of one that bf16 or tf32 do not reach, make other sums. The tiles are those of `products`.
 template <int M, int N, int W> DEV void mend(float (&product)[M][N / 8][4], u32 a, u32 b) {
   static_assert(M * N <= 64, "a bit for each element of a thread");
   u32 odd = 0;
-#pragma unroll
-  for (int e = 0; e < M * N / 2; e++)
+  UNROLL(e, M * N / 2)
     if (!(fabsf(product[e / (N / 2)][e / 4 % (N / 8)][e % 4]) < INF)) odd |= 1u << e;
 #pragma unroll 1
   for (; odd; odd &= odd - 1) {
@@ -88,8 +84,7 @@ template <int M, int N, int W> DEV void mend(float (&product)[M][N / 8][4], u32 
 #pragma unroll 1
     for (int i = 0; i < W; i++)
       sum = fmaf(load_float(place<64 * M>(a, row, i / 4) + i % 4 * 4), load_float(place<N>(b, column, i / 4) + i % 4 * 4), sum);
-#pragma unroll
-    for (int t = 0; t < M * N / 2; t++)
+    UNROLL(t, M * N / 2)
       if (t == e) product[t / (N / 2)][t / 4 % (N / 8)][t % 4] = sum;
   }
 }
@@ -101,40 +96,30 @@ template <int M, int N, int W> DEV void products(float (&product)[M][N / 8][4], 
   const u32 rows_a = a + (warp_id() * M * 16 + lane % 16) * 128, swizzle_a = (lane / 16 ^ lane % 8) << 4;
   const u32 rows_b = b + (lane / 16 * 8 + lane % 8) * 128, swizzle_b = (lane / 8 % 2 ^ lane % 8) << 4;
   clear<M, N>(product);
-#pragma unroll
-  for (int i = 0; i < W / 16; i++) {
+  UNROLL(i, W / 16) {
     Left x[M];
     Right y[N / 8];
-#pragma unroll
-    for (int m = 0; m < M; m++) {
+    UNROLL(m, M) {
       float z[2][4];
-#pragma unroll
-      for (int s = 0; s < 2; s++) {
+      UNROLL(s, 2) {
         u32 w[4];
         load_blocks(rows_a + i / 2 * 64 * M * 128 + m * 2048 + ((4 * i + 2 * s) % 8 << 4 ^ swizzle_a), w);
-#pragma unroll
-        for (int e = 0; e < 4; e++) z[s][e] = __uint_as_float(w[e]);
+        UNROLL(e, 4) z[s][e] = __uint_as_float(w[e]);
       }
       x[m] = left(z);
     }
-#pragma unroll
-    for (int j = 0; j < N / 16; j++) {
+    UNROLL(j, N / 16) {
       float z[2][2][2];
-#pragma unroll
-      for (int s = 0; s < 2; s++) {
+      UNROLL(s, 2) {
         u32 w[4];
         load_blocks(rows_b + i / 2 * N * 128 + j * 2048 + ((4 * i + 2 * s) % 8 << 4 ^ swizzle_b), w);
-#pragma unroll
-        for (int e = 0; e < 4; e++) z[e / 2][s][e % 2] = __uint_as_float(w[e]);
+        UNROLL(e, 4) z[e / 2][s][e % 2] = __uint_as_float(w[e]);
       }
       y[2 * j] = right(z[0]), y[2 * j + 1] = right(z[1]);
     }
-#pragma unroll
-    for (int t = 0; t < TERMS; t++)
-#pragma unroll
-      for (int j = 0; j < N / 8; j++)
-#pragma unroll
-        for (int m = 0; m < M; m++) multiply(product[m][j], x[m].x[LEFT[t]], y[j].x[RIGHT[t]][0], y[j].x[RIGHT[t]][1]);
+    UNROLL(t, TERMS)
+      UNROLL(j, N / 8)
+        UNROLL(m, M) multiply(product[m][j], x[m].x[LEFT[t]], y[j].x[RIGHT[t]][0], y[j].x[RIGHT[t]][1]);
   }
   mend<M, N, W>(product, a, b);
 }
@@ -142,42 +127,31 @@ template <int M, int N, int W> DEV void products(float (&product)[M][N / 8][4], 
 // The left operand of `accumulate`: factors as they are.
 template <int M, int K> using Factors = float[M][K / 8][4];
 template <int M, int K> DEV void pack_all(Factors<M, K>& to, const float (&p)[M][K / 8][4]) {
-#pragma unroll
-  for (int i = 0; i < M * K / 2; i++) to[i / (K / 2)][i / 4 % (K / 8)][i % 4] = p[i / (K / 2)][i / 4 % (K / 8)][i % 4];
+  UNROLL(i, M * K / 2) to[i / (K / 2)][i / 4 % (K / 8)][i % 4] = p[i / (K / 2)][i / 4 % (K / 8)][i % 4];
 }
 // sum += p·x: x a tile of K rows, W columns wide. The terms of a thread are the columns of p that it has.
 template <int M, int K, int W> DEV void accumulate(float (&sum)[M][W / 8][4], const Factors<M, K>& p, u32 x) {
   const int lane = lane_id(), row = lane % 4 * 2, column = lane / 4;
   u32 from[2];  // of both terms the row, with the swizzled piece of the column
-#pragma unroll
-  for (int e = 0; e < 2; e++) from[e] = x + (row + e) * 128 + column % 4 * 4;
+  UNROLL(e, 2) from[e] = x + (row + e) * 128 + column % 4 * 4;
   const u32 swizzle[2] = {(u32)(column / 4 ^ row) << 4, (u32)(column / 4 ^ (row + 1)) << 4};
-#pragma unroll
-  for (int i = 0; i < K / 16; i++) {
+  UNROLL(i, K / 16) {
     Left a[M];
-#pragma unroll
-    for (int m = 0; m < M; m++) {
+    UNROLL(m, M) {
       float z[2][4];
-#pragma unroll
-      for (int e = 0; e < 8; e++) z[e / 4][e % 4] = p[m][2 * i + e / 4][e % 2 * 2 + e % 4 / 2];
+      UNROLL(e, 8) z[e / 4][e % 4] = p[m][2 * i + e / 4][e % 2 * 2 + e % 4 / 2];
       a[m] = left(z);
     }
-#pragma unroll
-    for (int panel = 0; panel < W / 32; panel++) {
+    UNROLL(panel, W / 32) {
       Right y[4];
-#pragma unroll
-      for (int j = 0; j < 4; j++) {
+      UNROLL(j, 4) {
         float z[2][2];
-#pragma unroll
-        for (int e = 0; e < 4; e++) z[e / 2][e % 2] = load_float(from[e % 2] + panel * K * 128 + (16 * i + 8 * (e / 2)) * 128 + (2 * j << 4 ^ swizzle[e % 2]));
+        UNROLL(e, 4) z[e / 2][e % 2] = load_float(from[e % 2] + panel * K * 128 + (16 * i + 8 * (e / 2)) * 128 + (2 * j << 4 ^ swizzle[e % 2]));
         y[j] = right(z);
       }
-#pragma unroll
-      for (int t = 0; t < TERMS; t++)
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-#pragma unroll
-          for (int m = 0; m < M; m++) multiply(sum[m][4 * panel + j], a[m].x[LEFT[t]], y[j].x[RIGHT[t]][0], y[j].x[RIGHT[t]][1]);
+      UNROLL(t, TERMS)
+        UNROLL(j, 4)
+          UNROLL(m, M) multiply(sum[m][4 * panel + j], a[m].x[LEFT[t]], y[j].x[RIGHT[t]][0], y[j].x[RIGHT[t]][1]);
     }
   }
 }

@@ -1,9 +1,9 @@
 // Numbers that are not finite beside products of tiles by `mma.sync`, and what they add, pair by pair.
 #if STORAGE
-// A hidden factor adds nothing, whatever it multiplies, but 0·inf is NaN. Where a tile hides a pair, numbers that are not
-// finite are 0 for the tensor cores; what they add to the pairs that see them follows after the last tile, by `add_odd`.
-DEV bool adds(float factor, float y) { return !(fabsf(y) < INF); }
-// Puts 0 in place of such numbers in a tile that all have loaded and none has read by `accumulate`; whether there was one.
+// A hidden factor adds nothing, whatever it multiplies, but 0·inf is NaN. Where a tile hides a pair, numbers that are
+// not finite are 0 for the tensor cores; what they add to the pairs that see them follows after the last tile, by
+// `add_odd`. Puts 0 in place of such numbers in a tile that all have loaded and none has read by `accumulate`; whether
+// there was one.
 template <int N, int W> DEV bool clear_odd(u32 tile) {
   bool odd = false;
 #pragma unroll 1
@@ -15,15 +15,9 @@ template <int N, int W> DEV bool clear_odd(u32 tile) {
   }
   return odd;
 }
-// True if a row of a tensor has one in the first `width` columns: every warp asks for the same row.
-DEV bool is_odd(const element* x, int width) {
-  bool odd = false;
-  for (int e = lane_id(); e < width; e += 32) odd |= (x[e] & 0x7fff) >= TOP;
-  return __any_sync(~0u, odd);
-}
 #else
-// Tiles are walked as they are. Where a sum is not finite in the end, or is of numbers that have no parts, the
-// block walks once more: then such numbers are 0 for the tensor cores, and what they add to the pairs that see them follows
+// Tiles are walked as they are. Where a sum is not finite in the end, or is of numbers that have no parts, the block
+// walks once more: then such numbers are 0 for the tensor cores, and what they add to the pairs that see them follows
 // after the last tile, by `add_odd`. No other sum has other bits for it.
 constexpr u32 TOP = BF16X3 ? 0x7f7f8000 : 0x78800000;  // the least number that bf16 rounds to infinity; 2^114
 DEV bool kept(float x) { return (__float_as_uint(x) & 0x7fffffff) < TOP; }
@@ -41,30 +35,4 @@ template <int M, int K> DEV void drop_odd(Factors<M, K>& p) {
 }
 // True if a row of a tensor may add something: its factors may be such numbers, too.
 DEV bool is_odd(const element* x, int width) { return true; }
-// True if some sum is not finite.
-template <int M, int W> DEV bool has_odd(const float (&sum)[M][W / 8][4]) {
-  bool odd = false;
-  each(sum, [&](float x, int, int) { odd |= !(fabsf(x) < INF); });
-  return odd;
-}
 #endif
-
-// Adds factor[r]·x, the numbers of x that are not finite alone. Every warp comes here with the same x.
-template <int M, int W> DEV void add_odd(float (&sum)[M][W / 8][4], const float (&factor)[2 * M], const bool (&seen)[2 * M], const element* x, int width) {
-#pragma unroll
-  for (int i = 0; i < W / 8; i++)
-#pragma unroll
-    for (int e = 0; e < 2; e++) {
-      int column = 8 * i + 2 * (lane_id() % 4) + e;
-      float y = column < width ? read(x[column]) : 0;
-#pragma unroll
-      for (int r = 0; r < 2 * M; r++)
-        if (seen[r] && adds(factor[r], y)) sum[r / 2][i][2 * (r & 1) + e] = fmaf(factor[r], y, sum[r / 2][i][2 * (r & 1) + e]);
-    }
-}
-// The product of two rows: the four threads of a row have a part each.
-DEV float product_of(const element* x, const element* y, int width) {
-  float sum = 0;
-  for (int e = lane_id() % 4; e < width; e += 4) sum = fmaf(read(x[e]), read(y[e]), sum);
-  return quad_sum(sum);
-}

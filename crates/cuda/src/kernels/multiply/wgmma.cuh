@@ -1,30 +1,31 @@
 // Products of tiles by the tensor cores of compute capability 9.0: wgmma over swizzled panels in shared memory.
 
-// wgmma matrix descriptors of such panels (address, leading and stride offsets in units of 16 bytes; 1<<62: 128-byte swizzle).
-// K-major, the reduction runs along the 64 columns: groups of 8 rows are 1024 bytes apart; the leading offset is unused.
+// wgmma matrix descriptors of such panels (address, leading and stride offsets in units of 16 bytes; 1<<62: 128-byte
+// swizzle). K-major, the reduction runs along the 64 columns: groups of 8 rows are 1024 bytes apart; the leading
+// offset is unused.
 //   step of 16 along the reduction: +32 bytes within a panel, then the next panel.
-// MN-major, the reduction runs along the rows: the leading offset is that of the next 64 columns (one panel), and 8 rows
+// MN-major, the reduction runs along the rows: the leading offset is that of the next 64 columns (one panel), and 8
+// rows
 //   of the reduction are 1024 bytes apart. Step of 16 along the reduction: +2048 bytes.
 DEV u64 k_major(u32 address) { return (u64)((address & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62; }
 DEV u64 mn_major(u32 address, u32 panel_bytes) {
   return (u64)((address & 0x3ffff) >> 4) | (u64)(panel_bytes >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
 }
 // Accumulator of thread (warp w of its warpgroup, lane l): d[4j+0,1] = row 16w + l/4, columns 8j + 2(l%4) + 0,1;
-// d[4j+2,3] = the same columns of row + 8. Packed in pairs, d[8k .. 8k+7] are the four registers of an A operand for step k.
+// d[4j+2,3] = the same columns of row + 8. Packed in pairs, d[8k .. 8k+7] are the four registers of an A operand for
+// step k.
 DEV void mma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEV void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int PENDING> DEV void mma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
 // Keeps the compiler from moving reads or writes of an accumulator across the asynchronous product.
 template <int R> DEV void pin(float (&d)[R]) {
-#pragma unroll
-  for (int i = 0; i < R; i++) asm volatile("" : "+f"(d[i])::"memory");
+  UNROLL(i, R) asm volatile("" : "+f"(d[i])::"memory");
 }
 template <int R> DEV void pin(u32 (&a)[R]) {
-#pragma unroll
-  for (int i = 0; i < R; i++) asm volatile("" : "+r"(a[i])::"memory");
+  UNROLL(i, R) asm volatile("" : "+r"(a[i])::"memory");
 }
-// What follows is issued after x is known. The assembler orders a wait only against the products that it waits for and
-// would hoist it above the arithmetic meant to run under them; a branch never taken holds it back.
+// Instructions behind it are issued after x is known. The assembler orders a wait only against the products that it
+// waits for and would hoist it above the arithmetic meant to run under them; a branch never taken holds it back.
 DEV void order_after(float x) { asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0fFF800000;\n@p trap;\n}" ::"f"(x) : "memory"); }
 template <int N> struct Mma;  // D(64×N) (+)= A(64×16) · B(16×N)
 enum Major { K_MAJOR = 0, MN_MAJOR = 1 };
@@ -59,14 +60,21 @@ MMA(256, 128, 128, 129, 130, 131, 132, 133, 134)
 
 // d = a·bᵀ over W columns: 64 rows of a tile of A_ROWS, N rows of a tile of B_ROWS.
 template <int N, int W, int A_ROWS, int B_ROWS> DEV void multiply_shared(float (&d)[N / 2], u32 a, u32 b) {
-#pragma unroll
-  for (int i = 0; i < W / 16; i++)
+  UNROLL(i, W / 16)
     Mma<N>::template ss<K_MAJOR, K_MAJOR>(d, k_major(a + i / 4 * A_ROWS * 128 + i % 4 * 32),
                                           k_major(b + i / 4 * B_ROWS * 128 + i % 4 * 32), i > 0);
 }
 // d += a·b, or d = a·b where `add` is 0: factors of a thread, and a tile of N rows, W columns wide.
 template <int N, int W> DEV void multiply_registers(float (&d)[W / 2], const u32 (&a)[N / 4], u32 b, int add = 1) {
-#pragma unroll
-  for (int i = 0; i < N / 16; i++)
+  UNROLL(i, N / 16)
     Mma<W>::template rs<MN_MAJOR>(d, a + 4 * i, mn_major(b + i * 2048, N * 128), i > 0 ? 1 : add);
+}
+// The same as groups that are committed: none of the registers may be read or written until they have been waited for.
+template <int N, int W, int A_ROWS, int B_ROWS> DEV void issue_shared(float (&d)[N / 2], u32 a, u32 b) {
+  pin(d), mma_begin();
+  multiply_shared<N, W, A_ROWS, B_ROWS>(d, a, b), mma_commit();
+}
+template <int N, int W> DEV void issue_registers(float (&d)[W / 2], u32 (&a)[N / 4], u32 b, int add = 1) {
+  pin(a), mma_begin();
+  multiply_registers<N, W>(d, a, b, add), mma_commit();
 }

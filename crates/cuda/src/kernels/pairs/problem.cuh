@@ -3,7 +3,7 @@
 // The host gives a range of keys for each row and for each tile. Masks whose rows are no ranges (segments, arrays,
 // `or`) come with a flag for each pair besides: B·N·M bytes, times Hq if the masks of the heads differ.
 
-// ---- the problem -----------------------------------------------------------------------------------------------------
+// ---- the problem ----
 KERNEL_ARGS(Tensor)
 
 KERNEL_ARGS(PairArgs)
@@ -80,3 +80,4 @@ struct Head {
   }
 };
 DEV float lse_of(const Head& head, int i) { return i < head.s.queries ? head.lse[i] : 0; }
+DEV float delta_of(const Head& head, int i) { return !head.delta ? -1 : i < head.s.queries ? head.delta[i] : 0; }

@@ -1,22 +1,20 @@
 // Elements of tensors, and terms of scores beside products, of kernels of sm_90a.
 constexpr float LN2 = 0.6931471805599453f, LARGEST = 3.402823466e38f;
 
-// ---- elements by their addresses -----------------------------------------------------------------------------------------
+// ---- elements by their addresses ----
 KERNEL_ARGS(Elements)
 DEV u16* row_of(const Elements& x, int batch, int head, int row) {
   return x.data + batch * x.batch_stride + head * x.head_stride + row * x.row_stride;
 }
-// Whether two columns lie at a multiple of 4 bytes in every row, if they do in this one.
+// True if two columns lie at a multiple of 4 bytes in every row, if they do in this one.
 DEV bool has_pairs(const Elements& x, const u16* row) { return ((u64)row | (u64)(2 * x.row_stride)) % 4 == 0; }
 // The rows of a thread's accumulators within their sequence, those of a tensor of whole columns.
 DEV void store_rows(const Elements& to, int batch, int head, int start, int row, int rows, const float (&x)[D / 2],
                     float scale = 1) {
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
+  UNROLL(r, 2) {
     if (row + 8 * r >= rows) continue;
     u32* at = (u32*)(row_of(to, batch, head, start + row + 8 * r) + 2 * (lane_id() & 3));
-#pragma unroll
-    for (int j = 0; j < D / 8; j++) at[4 * j] = pack(x[4 * j + 2 * r] * scale, x[4 * j + 2 * r + 1] * scale);
+    UNROLL(j, D / 8) at[4 * j] = pack(x[4 * j + 2 * r] * scale, x[4 * j + 2 * r + 1] * scale);
   }
 }
 // Puts 0 in place of numbers that are not finite in a tile: a part of it for each of so many threads.
@@ -27,10 +25,17 @@ DEV void clear_odd(u32 tile, u32 bytes, int thread, int threads) {
     if (keep != ~0u) store_word(tile + 4 * i, x & keep);
   }
 }
+// The same in tiles of so many bytes by COUNT warpgroups, which all come here: none reads them before, or after.
+template <int COUNT, class... TILES> DEV void clear_odd_together(u32 bytes, TILES... tiles) {
+  named_sync(15, 128 * COUNT);
+  (clear_odd(tiles, bytes, threadIdx.x - 128, 128 * COUNT), ...);
+  proxy_fence();
+  named_sync(15, 128 * COUNT);
+}
 
-// ---- scores ----------------------------------------------------------------------------------------------------------
-// A score is kept over a unit, the scale where that is above 0 and of usual size: then, where softcap and bias say nothing, it
-// is the product of query and key, and has the bits that it has without OPTIONS.
+// ---- scores ----
+// A score is kept over a unit, the scale where that is above 0 and of usual size: then, where softcap and bias say
+// nothing, it is the product of query and key, and has the bits that it has without OPTIONS.
 KERNEL_ARGS(ScoreOptions)
 DEV float tanh_of(float product, const ScoreOptions& o) { return tanh_fast(__fmul_rn(__fmul_rn(o.factor, product), o.inverse_cap)); }
 // Two numbers side by side, of which `count` are there.
@@ -42,8 +47,7 @@ DEV float2 load_bias(const u16* at, bool pairs, int count) {
 struct BiasRows {
   const u16* of[2];
   METHOD BiasRows(const ScoreOptions& o, const Own& s, int head, int row) {
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
+    UNROLL(r, 2) {
       const int query = s.query_start + min(row + 8 * r, s.queries - 1);
       of[r] = o.bias.data ? row_of(o.bias, s.batch, head, query) + s.key_start + 2 * (lane_id() & 3) : 0;
     }

@@ -13,13 +13,12 @@
 // which it is, and whether it needs a mask.
 KERNEL_ARGS(SpanTables)
 
-// ---- keys of queries -------------------------------------------------------------------------------------------------
+// ---- keys of queries ----
 // Of M tiles of 64 queries the keys that some row sees, and those that all rows see.
 struct Reach { int begin, end, from, to; };
 template <int M> DEV Reach reach_of(const SpanTables& t, const Own& s, int block) {
   Reach all = {1 << 30, 0, 0, 1 << 30};
-#pragma unroll
-  for (int m = 0; m < M; m++) {
+  UNROLL(m, M) {
     const int tile = block * M + m;
     if (tile * 64 >= s.queries) break;
     const Tile some = t.tiles[s.tile + tile], common = t.common[s.tile + tile];
@@ -31,14 +30,16 @@ template <int M> DEV Reach reach_of(const SpanTables& t, const Own& s, int block
 // Blocks of keys or queries: those from `begin` to before `end` see some of a tile; from `open` to before `closed`
 // they see all, and the others need a mask.
 struct Range { int begin, open, closed, end; };
-// Blocks of keys of a block of 64·M queries.
-template <int M, int KEYS> DEV Range key_blocks(const SpanTables& t, const Own& s, int block) {
+// Blocks of keys of a block of 64·M queries. BRANCH: whether a branch or a selection handles one that sees no key: the
+// order of instructions in the loops of `forward` is better after the first, in those of `queries` after the second.
+template <int M, int KEYS, bool BRANCH = true> DEV Range key_blocks(const SpanTables& t, const Own& s, int block) {
   constexpr int ROWS = 64 * M;
   if (!WINDOW) return {0, 0, s.keys / KEYS, (s.keys + KEYS - 1) / KEYS};
   const Reach all = SPANS ? reach_of<M>(t, s, block) : Reach{};
   const int first = block * ROWS + s.offset, last = min((block + 1) * ROWS, s.queries) - 1 + s.offset;
-  const int begin = SPANS ? all.begin : max(0, first - s.left), end = SPANS ? all.end : min(s.keys, last + s.right + 1);
-  if (end <= begin) return {0, 0, 0, 0};
+  int begin = SPANS ? all.begin : max(0, first - s.left), end = SPANS ? all.end : min(s.keys, last + s.right + 1);
+  if (BRANCH && end <= begin) return {0, 0, 0, 0};
+  if (end <= begin) begin = end = 0;
   Range r;
   r.begin = begin / KEYS, r.end = (end + KEYS - 1) / KEYS;
   r.closed = min(r.end, max(r.begin, (SPANS ? all.to : min(s.keys, max(0, first + s.right + 1))) / KEYS));
@@ -68,7 +69,7 @@ struct Seen {
 #endif
 };
 
-// ---- queries of keys -------------------------------------------------------------------------------------------------
+// ---- queries of keys ----
 // Blocks of 64·M queries of a block of 128 keys, whose first tile is a task of the list by keys; with SPANS those
 // between the first and the last that see some of it: the producer says which of them need a mask.
 template <int M> DEV Range query_blocks(const SpanTables& t, const Own& s, int block, int task) {
@@ -90,7 +91,8 @@ template <int M> DEV Range query_blocks(const SpanTables& t, const Own& s, int b
   r.closed = min(r.end, max(r.open, r.closed));
   return r;
 }
-// A block of queries that a block of keys walks: its number, and whether it needs a mask; SKIPPED: none of it sees any.
+// A block of queries that a block of keys walks: its number, and whether it needs a mask; SKIPPED: none of it sees
+// any.
 constexpr u32 CUT = 1u << 31, SKIPPED = ~0u;
 template <int M> DEV u32 visit_of(const SpanTables& t, const Own& s, int block, int queries) {
   const Reach all = reach_of<M>(t, s, queries);
@@ -106,14 +108,11 @@ DEV int number_of(u32 visit) { return visit & ~CUT; }
 DEV u32 visible(const SpanTables& t, const Shape& all, const Own& s, int query, int key) {
   const Span* spans = t.spans + (i64)s.batch * all.queries + s.query_start;
   u32 bits = 0;
-#pragma unroll
-  for (int j = 0; j < 8; j++)
-#pragma unroll
-    for (int e = 0; e < 2; e++) {
+  UNROLL(j, 8)
+    UNROLL(e, 2) {
       const int i = query + 8 * j + e;
       const Span span = i < s.queries ? spans[i] : Span{0, 0};
-#pragma unroll
-      for (int r = 0; r < 2; r++)
+      UNROLL(r, 2)
         if (span.begin <= key + 8 * r && key + 8 * r < span.end) bits |= 1u << (4 * j + 2 * r + e);
     }
   return bits;

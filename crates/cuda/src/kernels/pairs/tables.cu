@@ -4,8 +4,8 @@
 //   sequences   one block: the sequences, and which tiles are theirs
 //   rows        a block has a tile of 64 queries: its place in the lists, the keys that its rows see, and the flags
 //               of their pairs
-//   intervals   of masks of which kernels of sm_90a read spans: a block has a tile of queries, the keys that all of its
-//               rows see, and a tile of keys, the tiles of queries that may see some of it
+//   intervals   of masks of which kernels of sm_90a read spans: a block has a tile of queries, the keys that all of
+//               its rows see, and a tile of keys, the tiles of queries that may see some of it
 //
 // Whatever the numbers are, no row is read or written beyond the arrays: lengths and offsets are cut to them, and an
 // offset below one before it is taken as equal to that. Lists have room for the most tiles that there may be. Those
@@ -19,7 +19,7 @@ DEV int tiles_of(int rows) { return (rows + SIDE - 1) / SIDE; }
 DEV i64 number(const GivenArray& x, i64 at) { return x.wide ? ((const i64*)x.data)[at] : ((const int*)x.data)[at]; }
 DEV int cut(i64 x, int most) { return x < 0 ? 0 : x > most ? most : (int)x; }
 
-// ---- sequences -------------------------------------------------------------------------------------------------------
+// ---- sequences ----
 struct Extent { int start, count; };
 // The rows of a sequence. `before`: the largest offset so far.
 DEV Extent extent(const TableArgs& a, const GivenArray& x, int all, int s, int& before) {
@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(SCAN) sequences(const __grid_consta
   put(a.count);
 }
 
-// ---- which pairs count -----------------------------------------------------------------------------------------------
+// ---- which pairs count ----
 // The key with which a query is aligned.
 DEV i64 aligned(const Node& x, const Sequence& s, int i) { return x.bottom ? (i64)i + s.keys - s.queries : i; }
 // The keys that a node lets a query see.
@@ -103,8 +103,7 @@ DEV Span span_of(const TableArgs& a, const Sequence& s, int i) {
 // Of AT_ONCE keys of a sequence, 32 from each to the next: their loads overlap.
 typedef bool Some[AT_ONCE];
 template <class F> DEV void each(Some& own, int first, int keys, const F& holds) {
-#pragma unroll
-  for (int e = 0; e < AT_ONCE; e++) own[e] = first + 32 * e < keys && holds(first + 32 * e);
+  UNROLL(e, AT_ONCE) own[e] = first + 32 * e < keys && holds(first + 32 * e);
 }
 DEV void holds(const TableArgs& a, const Node& x, const Sequence& s, int head, int i, int first, Some& own) {
   const i64 row = (i64)s.query_start + i;
@@ -120,20 +119,18 @@ DEV void holds(const TableArgs& a, const Node& x, const Sequence& s, int head, i
     each(own, first, s.keys, [&](int j) { return flags[j] != 0; });
   }
 }
-// Which keys a query sees. Bit 0 of `all` is what the innermost list has come to, bit 0 of `any` whether one is enough: lists are
-// at most 33 deep.
+// The keys that a query sees. Bit 0 of `all` is what the innermost list has come to, bit 0 of `any` whether one is
+// enough: lists are at most 33 deep.
 DEV void allows(const TableArgs& a, const Sequence& s, int head, int i, int first, Some& own) {
   u64 all[AT_ONCE], any = 0;
-#pragma unroll
-  for (int e = 0; e < AT_ONCE; e++) all[e] = 1;
+  UNROLL(e, AT_ONCE) all[e] = 1;
   for (int n = 0; n < a.node_count; n++) {
     const Node x = a.nodes[n];
     const bool begins = x.kind == ALL || x.kind == ANY, ends = x.kind == END;
     if (begins) any = any << 1 | (x.kind == ANY);
     else if (ends) any >>= 1;
     else holds(a, x, s, head, i, first, own);
-#pragma unroll
-    for (int e = 0; e < AT_ONCE; e++) {
+    UNROLL(e, AT_ONCE) {
       if (begins) {
         all[e] = all[e] << 1 | (x.kind == ALL);
         continue;
@@ -142,8 +139,7 @@ DEV void allows(const TableArgs& a, const Sequence& s, int head, int i, int firs
       if (any & 1) all[e] |= own[e]; else if (!own[e]) all[e] &= ~1ull;
     }
   }
-#pragma unroll
-  for (int e = 0; e < AT_ONCE; e++) own[e] = all[e] & 1;
+  UNROLL(e, AT_ONCE) own[e] = all[e] & 1;
 }
 // Writes the flags of a row, whose keys a warp shares, and finds the span that holds those of all heads.
 DEV Span flagged(const TableArgs& a, const Sequence& s, int i) {
@@ -153,8 +149,7 @@ DEV Span flagged(const TableArgs& a, const Sequence& s, int i) {
     for (int first = threadIdx.x % 32; first < s.keys; first += 32 * AT_ONCE) {
       Some own;
       allows(a, s, head, i, first, own);
-#pragma unroll
-      for (int e = 0; e < AT_ONCE; e++) {
+      UNROLL(e, AT_ONCE) {
         const int j = first + 32 * e;
         if (j >= s.keys) break;
         flags[j] = own[e];
@@ -166,7 +161,7 @@ DEV Span flagged(const TableArgs& a, const Sequence& s, int i) {
   return {min(begin, end), end};
 }
 
-// ---- tiles -----------------------------------------------------------------------------------------------------------
+// ---- tiles ----
 // The sequence of a tile of queries (0), keys (1) or pairs (2); `count` where it is none.
 DEV int find(const TableArgs& a, int of, int tile) {
   const int* first = a.firsts + of * (a.count + 1);
@@ -207,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) rows(const __grid_const
   a.tiles[tile] = seen.begin < seen.end ? seen : Tile{0, 0};
 }
 
-// ---- spans for sm_90a ------------------------------------------------------------------------------------------------
+// ---- spans for sm_90a ----
 extern "C" __global__ void __launch_bounds__(INTERVAL_THREADS) intervals(const __grid_constant__ TableArgs a) {
   __shared__ Tile common, seen_by;
   const int tile = blockIdx.x, t = threadIdx.x;

@@ -10,8 +10,8 @@ DEV Tile both(const Tile& x, const Tile& y) {
   return y.begin < y.end ? Tile{min(x.begin, y.begin), max(x.end, y.end)} : x;
 }
 
-// The weight of a pair that is not visible: x + (-0)·y is x for every finite y, and where y is not finite the bits tell
-// that it must be left out.
+// The weight of a pair that is not visible: x + (-0)·y is x for every finite y, and where y is not finite the bits
+// tell that it must be left out.
 constexpr u32 HIDDEN = 0x80000000u;
 DEV bool hidden(float p) { return __float_as_uint(p) == HIDDEN; }
 DEV float shown(float p) { return p + 0.0f; }  // -0 becomes +0

@@ -1,45 +1,38 @@
-// Accumulators of `wgmma`: 64 rows of a warpgroup. Number 4 j + 2 r + e of a thread lies in row r of its two, which are
-// 8 apart, and in column 8 j + 2 (lane % 4) + e.
+// Accumulators of `wgmma`: 64 rows of a warpgroup. Number 4 j + 2 r + e of a thread lies in row r of its two, which
+// are 8 apart, and in column 8 j + 2 (lane % 4) + e.
 DEV int row_of_number(int i) { return i / 2 % 2; }
 // The first of a thread's two rows among the 64.
 DEV int own_row() { return threadIdx.x / 32 % 4 * 16 + lane_id() / 4; }
 
 template <int N> DEV void clear(float (&x)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; i++) x[i] = 0;
+  UNROLL(i, N) x[i] = 0;
 }
 // Puts 0 in the rows from `count` on. `row`: the thread's first one.
 template <int N> DEV void clear_rows(float (&x)[N], int row, int count) {
-#pragma unroll
-  for (int i = 0; i < N; i++)
+  UNROLL(i, N)
     if (row + 8 * row_of_number(i) >= count) x[i] = 0;
 }
 template <int N> DEV void mul_rows(float (&x)[N], const float (&factor)[2]) {
-#pragma unroll
-  for (int i = 0; i < N; i++) x[i] *= factor[row_of_number(i)];
+  UNROLL(i, N) x[i] *= factor[row_of_number(i)];
 }
 // Pairs in the storage type: the left operand of a product.
 template <int N> DEV void pack_all(const float (&x)[2 * N], u32 (&to)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; i++) to[i] = pack(x[2 * i], x[2 * i + 1]);
+  UNROLL(i, N) to[i] = pack(x[2 * i], x[2 * i + 1]);
 }
 // True where the numbers of the rows before `count` are finite.
 template <int N> DEV bool is_finite(const float (&x)[N], int row, int count) {
   float zero[2] = {0, 0};
-#pragma unroll
-  for (int i = 0; i < N; i++) zero[row_of_number(i)] = fmaf(x[i], 0.0f, zero[row_of_number(i)]);  // NaN
+  UNROLL(i, N) zero[row_of_number(i)] = fmaf(x[i], 0.0f, zero[row_of_number(i)]);  // NaN
   return (row >= count || zero[0] == 0) && (row + 8 >= count || zero[1] == 0);
 }
 
 // Packs rows into the 64 of the warpgroup in a tile of ROWS rows.
 template <int ROWS, int N> DEV void put_rows(u32 tile, const float (&x)[N], float scale = 1) {
   const int row = threadIdx.x / 32 % 4 * 16 + lane_id() % 16;
-#pragma unroll
-  for (int j = 0; j < N / 8; j++) {
+  UNROLL(j, N / 8) {
     const int piece = 2 * j + lane_id() / 16;
     u32 y[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) y[i] = pack(x[8 * j + 2 * i] * scale, x[8 * j + 2 * i + 1] * scale);
+    UNROLL(i, 4) y[i] = pack(x[8 * j + 2 * i] * scale, x[8 * j + 2 * i + 1] * scale);
     store_blocks(tile + piece / 8 * (ROWS * 128) + swizzled(row, piece % 8), y[0], y[1], y[2], y[3]);
   }
 }

@@ -21,11 +21,25 @@ DEV int tx() { return threadIdx.x % 16; }
 // The number of the thread. If the compiler knew it, it would keep the address of every row in registers.
 DEV int thread() { return opaque((int)threadIdx.x); }
 
-template <int W> DEV void clear(float (&sum)[R][W / 16]) {
+// The row of a thread's number, and the column in a tile of pairs.
+DEV int row_of(int r) { return R * ty() + r; }
+DEV int column_of(int e) { return 4 * tx() + e; }
+// Calls f(number, r, e) for each number of a thread, row by row.
+template <int N, class T, class F> DEV void each(T (&x)[R][N], F f) {
+  UNROLL(r, R)
+    UNROLL(e, N) f(x[r][e], r, e);
+}
+template <int N> DEV void mul_rows(float (&x)[R][N], const float (&factor)[R]) {
+  UNROLL(r, R)
+    UNROLL(e, N) x[r][e] *= factor[r];
+}
+template <int W> DEV void clear(float (&sum)[R][W / 16]) { each(sum, [](float& x, int, int) { x = 0; }); }
+// The sum, and the largest, over the 16 threads that share rows; NaN if one is.
+template <class T> DEV T row_sum(T x) { return lane_sum<16>(x); }
+DEV float row_max(float x) {
 #pragma unroll
-  for (int r = 0; r < R; r++)
-#pragma unroll
-    for (int e = 0; e < W / 16; e++) sum[r][e] = 0;
+  for (int n = 8; n; n /= 2) x = max_nan(x, __shfl_xor_sync(~0u, x, n));
+  return x;
 }
 
 // A factor of all rows alike.
@@ -37,12 +51,10 @@ struct Same {
 // Writes factor[r]·sum to the rows below `count` of a tensor.
 template <int W, class F> DEV void store(const Tensor& x, int batch, int head, int row, int count, const float (&sum)[R][W / 16],
                                 const F& factor, int first, int width, bool wide) {
-#pragma unroll
-  for (int r = 0; r < R; r++) {
+  UNROLL(r, R) {
     if (R * ty() + r >= count) continue;
     i64 at = batch * x.batch + head * x.head + (row + R * ty() + r) * x.row + first;
-#pragma unroll
-    for (int i = 0; i < W / 16; i++) {
+    UNROLL(i, W / 16) {
       int column = 64 * (i / 4) + 4 * tx() + i % 4;
       if (first + column >= width) continue;
       float value = fmaf(factor[r], sum[r][i], 0.0f);  // no -0: what nobody adds to is 0 under any scale
@@ -52,28 +64,14 @@ template <int W, class F> DEV void store(const Tensor& x, int batch, int head, i
   }
 }
 
-// The sum of a number of each thread, in a fixed order. Once in a kernel.
-DEV float block_sum(float x) {
-  __shared__ float sums[THREADS];
-  sums[threadIdx.x] = x;
-  for (int n = THREADS / 2; n; n /= 2) {
-    __syncthreads();
-    if (threadIdx.x < n) sums[threadIdx.x] += sums[threadIdx.x + n];
-  }
-  __syncthreads();
-  return sums[0];
-}
-
-// Writes a tile of pairs to a tensor that is shaped as the bias. Sequences that share one begin where the arrays begin.
+// Writes a tile of pairs to a tensor that is shaped as the bias. Sequences that share one begin where the arrays
+// begin.
 DEV void store_pairs(const PairArgs& c, const Task& task, const Tensor& x, int head, const float (&sum)[R][4]) {
   const Sequence s = c.sequences[task.first];
-  int rows = task.sequences > 1 ? c.queries : s.queries, keys = task.sequences > 1 ? c.keys : s.keys;
-#pragma unroll
-  for (int r = 0; r < R; r++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-      int i = task.row_tile * SIDE + R * ty() + r, j = task.key_tile * SIDE + 4 * tx() + e;
-      if (i < rows && j < keys)
-        ((element*)x.data)[s.batch * x.batch + head * x.head + (s.query_start + i) * x.row + s.key_start + j] = rounded(sum[r][e]);
-    }
+  const int rows = task.sequences > 1 ? c.queries : s.queries, keys = task.sequences > 1 ? c.keys : s.keys;
+  each(sum, [&](float y, int r, int e) {
+    const int i = task.row_tile * SIDE + row_of(r), j = task.key_tile * SIDE + column_of(e);
+    if (i >= rows || j >= keys) return;
+    ((element*)x.data)[s.batch * x.batch + head * x.head + (s.query_start + i) * x.row + s.key_start + j] = rounded(y);
+  });
 }

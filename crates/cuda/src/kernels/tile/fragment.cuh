@@ -6,8 +6,7 @@ DEV int lane_id() { return threadIdx.x % 32; }
 DEV int warp_id() { return threadIdx.x / 32; }
 // Calls f(number, its row of 2 M, its column but for the thread's 2 (lane % 4)) for each number of M fragments.
 template <int M, int J, class T, class F> DEV void each(T (&x)[M][J][4], F f) {
-#pragma unroll
-  for (int i = 0; i < M * J * 4; i++)
+  UNROLL(i, M * J * 4)
     f(x[i / (4 * J)][i / 4 % J][i % 4], i / (4 * J) * 2 + i / 2 % 2, 8 * (i / 4 % J) + i % 2);
 }
 template <int M, int N> DEV void clear(float (&x)[M][N / 8][4]) { each(x, [](float& y, int, int) { y = 0; }); }
@@ -27,19 +26,28 @@ template <int M, int W> DEV void store(const Tensor& x, int batch, int head, int
                                        const float (&factor)[2 * M], int first, int width) {
   constexpr int BYTES = sizeof(element);
   const bool pairs = ((u64)x.data | (u64)(BYTES * x.batch) | (u64)(BYTES * x.head) | (u64)(BYTES * x.row) | (u64)(BYTES * width)) % (2 * BYTES) == 0;
-#pragma unroll
-  for (int r = 0; r < 2 * M; r++) {
+  UNROLL(r, 2 * M) {
     int i = row_of<M>(r);
     if (i >= count) continue;
     element* to = (element*)x.data + batch * x.batch + head * x.head + (row + i) * x.row + first;
-#pragma unroll
-    for (int j = 0; j < W / 8; j++) {
+    UNROLL(j, W / 8) {
       int column = 8 * j + 2 * (lane_id() % 4);
       // No -0: what nobody adds to is 0 under any scale.
       float even = fmaf(factor[r], sum[r / 2][j][2 * (r & 1)], 0.0f), odd = fmaf(factor[r], sum[r / 2][j][2 * (r & 1) + 1], 0.0f);
       if (pairs && first + column < width) *(Packed*)(to + column) = pack_pair(even, odd);
       if (!pairs && first + column < width) to[column] = rounded(even);
       if (!pairs && first + column + 1 < width) to[column + 1] = rounded(odd);
+    }
+  }
+}
+// Writes f32 to the rows below `count` of a tensor, its columns from `first` on.
+template <int M, int W> DEV void store_wide(const Tensor& x, int batch, int head, int row, int count, const float (&sum)[M][W / 8][4],
+                                            int first, int width) {
+  UNROLL(r, 2 * M) {
+    float* to = (float*)x.data + batch * x.batch + head * x.head + (row + row_of<M>(r)) * x.row + first;
+    UNROLL(j, W / 4) {
+      const int column = 8 * (j / 2) + 2 * (lane_id() % 4) + j % 2;
+      if (row_of<M>(r) < count && first + column < width) to[column] = sum[r / 2][j / 2][2 * (r & 1) + j % 2];
     }
   }
 }

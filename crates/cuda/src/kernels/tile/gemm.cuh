@@ -14,7 +14,7 @@ struct Shared {
 // A warp has 4 × 8 threads: it reads 4 vectors of a and 8 of b.
 DEV int ty() { return threadIdx.x / 64 * 4 + threadIdx.x % 32 / 8; }
 DEV int tx() { return threadIdx.x / 32 % 2 * 8 + threadIdx.x % 8; }
-// Where a tile holds the thread's rows or columns 0 .. 7.
+// The place of the thread's rows or columns 0 .. 7 in a tile.
 DEV int spread(int at, int n) { return n / 4 * 64 + 4 * at + n % 4; }
 
 DEV void read_four(float* to, const float* from) {
@@ -29,40 +29,34 @@ DEV void read_four(float* to, const element* from) {
 }
 #endif
 
-// Four numbers that lie side by side, of which `there` can be read; the others are 0. `whole`: they may be read as a vector.
+// Four numbers that lie side by side, of which `there` can be read; the others are 0. `whole`: they may be read as a
+// vector.
 template <class T> DEV void four(float* to, const T* from, int there, bool whole) {
   if (whole && there >= 4) return read_four(to, from);
-#pragma unroll
-  for (int i = 0; i < 4; i++) to[i] = i < there ? read(from[i]) : 0;
+  UNROLL(i, 4) to[i] = i < there ? read(from[i]) : 0;
 }
 
 DEV void clear(float (&sum)[8][8]) {
-#pragma unroll
-  for (int r = 0; r < 8; r++)
-#pragma unroll
-    for (int c = 0; c < 8; c++) sum[r][c] = 0;
+  UNROLL(r, 8)
+    UNROLL(c, 8) sum[r][c] = 0;
 }
 
-// Where the sums of a tile are kept that only the same thread reads again: vectors of all threads side by side.
+// The place of sums of a tile that the same thread alone reads again: vectors of all threads side by side.
 DEV float4* place(float* tile, int vector) { return (float4*)tile + vector * THREADS + threadIdx.x; }
 DEV void keep(float* tile, const float (&sum)[8][8]) {
-#pragma unroll
-  for (int i = 0; i < 16; i++) {
+  UNROLL(i, 16) {
     const float* x = &sum[i / 2][i % 2 * 4];
     *place(tile, i) = make_float4(x[0], x[1], x[2], x[3]);
   }
 }
 DEV void fetch_kept(float* tile, float (&sum)[8][8]) {
-#pragma unroll
-  for (int i = 0; i < 16; i++) read_four(&sum[i / 2][i % 2 * 4], (const float*)place(tile, i));
+  UNROLL(i, 16) read_four(&sum[i / 2][i % 2 * 4], (const float*)place(tile, i));
 }
 // sum = kept + sum.
 DEV void add_kept(float* tile, float (&sum)[8][8]) {
-#pragma unroll
-  for (int i = 0; i < 16; i++) {
+  UNROLL(i, 16) {
     float x[4];
     read_four(x, (const float*)place(tile, i));
-#pragma unroll
-    for (int e = 0; e < 4; e++) sum[i / 2][i % 2 * 4 + e] = x[e] + sum[i / 2][i % 2 * 4 + e];
+    UNROLL(e, 4) sum[i / 2][i % 2 * 4 + e] = x[e] + sum[i / 2][i % 2 * 4 + e];
   }
 }

@@ -1,9 +1,14 @@
 // Tiles in shared memory as the tensor cores read them: swizzled panels, and loads and stores of their parts.
 // Addresses are u32, in the shared window.
 DEV u32 shared(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+// The dynamic shared memory of a kernel: its begin, the first multiple of 1024 bytes, and numbers in it.
+extern __shared__ __align__(128) char dynamic_shared[];
+DEV u32 shared_begin() { return shared(dynamic_shared); }
+DEV u32 shared_panels() { return (shared_begin() + 1023) & ~1023u; }
+DEV float* numbers_at(u32 offset) { return (float*)(dynamic_shared + offset); }
 
-// Every tile is a stack of panels, 64 columns (128 bytes) wide, as the copy engine writes them with SWIZZLE_128B: row r of
-// a panel is at 128·r, its 16-byte piece c at ((c ^ r%8)·16). Panels start at multiples of 1024 bytes.
+// Every tile is a stack of panels, 64 columns (128 bytes) wide, as the copy engine writes them with SWIZZLE_128B: row
+// r of a panel is at 128·r, its 16-byte piece c at ((c ^ r%8)·16). Panels start at multiples of 1024 bytes.
 DEV u32 swizzled(u32 row, u32 piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
 // Piece `piece` of a row of a tile: panels of N rows.
 template <int N> DEV u32 place(u32 tile, int row, int piece) { return tile + piece / 8 * N * 128 + row * 128 + ((piece % 8 ^ (row & 7)) << 4); }
@@ -25,9 +30,11 @@ DEV float2 load_pair(u32 address) {
   float2 x; asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory"); return x;
 }
 DEV u32 load_word(u32 address) { u32 x; asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(address) : "memory"); return x; }
+DEV float load_float(u32 address) { return __uint_as_float(load_word(address)); }
+DEV void store_float(u32 address, float x) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory"); }
 DEV void store_word(u32 address, u32 x) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory"); }
 
-// ---- rows of fragments ----------------------------------------------------------------------------------------------
+// ---- rows of fragments ----
 DEV float quad_max(float x) {  // over the four lanes that share a row of an accumulator
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));

@@ -12,12 +12,15 @@ typedef unsigned long long u64;
 typedef long long i64;
 #define DEV static __device__ __forceinline__
 #define METHOD __device__ __forceinline__  // of a struct
+// A loop that is written out: i = 0, 1 … count - 1.
+#define UNROLL(i, count) _Pragma("unroll") for (int i = 0; i < (count); i++)
 #define INF __int_as_float(0x7f800000)
 constexpr float LOG2E = 1.4426950408889634f;
-// Asserts that the dynamic shared memory of a kernel, as its source lays it out, is that of its launches (`shared_bytes`).
+// Asserts that the dynamic shared memory of a kernel, as its source lays it out, is that of its launches
+// (`shared_bytes`).
 #define CHECK_SHARED(kernel, bytes) static_assert((bytes) == SHARED_##kernel, "the shared memory of " #kernel)
 
-// ---- elements --------------------------------------------------------------------------------------------------------
+// ---- elements ----
 #if STORAGE == 0
 typedef float element;
 DEV float read(element x) { return x; }
@@ -54,7 +57,7 @@ DEV u32 max_pair(u32 x, u32 y) { u32 r; asm("max.u16x2 %0, %1, %2;" : "=r"(r) : 
 // 2^x: 1 at 0, 0 at -inf, 2 ulp. e^(x - m) is exp2((x - m)·log2 e), subtracted first: 3 roundings of the argument.
 DEV float exp2_fast(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEV float weight(float x, float m) { return exp2_fast(__fmul_rn(__fsub_rn(x, m), LOG2E)); }
-// That of a sink: 1 in a row that sees nothing else, also where both are infinite.
+// The weight of a sink: 1 in a row that sees nothing else, also where both are infinite.
 DEV float weight_of_sink(float sink, float lse) { return sink == lse ? 1 : weight(sink, lse); }
 // 1 - 2/(e^{2|x|} + 1) with the sign of x: 5 roundoffs of 1 at most, and 0 at 0.
 DEV float tanh_fast(float x) {
@@ -63,6 +66,24 @@ DEV float tanh_fast(float x) {
 DEV float log2_fast(float x) { float y; asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 // The larger; NaN if either is.
 DEV float max_nan(float x, float y) { float z; asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y)); return z; }
+
+// The sum over LANES lanes that follow each other, in all of them.
+template <int LANES = 32, class T> DEV T lane_sum(T x) {
+#pragma unroll
+  for (int n = LANES / 2; n; n /= 2) x += __shfl_xor_sync(~0u, x, n);
+  return x;
+}
+// The sum of a number of each of so many threads of a block, in a fixed order. Once in a kernel.
+template <int COUNT, class T> DEV T block_sum(T x) {
+  __shared__ T sums[COUNT];
+  sums[threadIdx.x] = x;
+  for (int n = COUNT / 2; n; n /= 2) {
+    __syncthreads();
+    if (threadIdx.x < n) sums[threadIdx.x] += sums[threadIdx.x + n];
+  }
+  __syncthreads();
+  return sums[0];
+}
 
 // Of so many numbers the last for which something holds that holds for the first ones alone; -1: for none.
 template <class F> DEV int last_where(int count, const F& holds) {
