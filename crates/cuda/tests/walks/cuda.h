@@ -15,6 +15,7 @@ using std::isnan;
 
 // Names of the rooms feed and multiply, which walks do not call.
 struct alignas(128) TensorMap { unsigned long long words[16]; };
+static void __syncthreads() {}
 static void proxy_fence() {}
 static void named_sync(int, int) {}
 static int lane_id() { return threadIdx.x % 32; }
@@ -23,4 +24,5 @@ static unsigned swizzled(int, int) { return 0; }
 static unsigned load_word(unsigned) { return 0; }
 static void store_word(unsigned, unsigned) {}
 static void store_wait_read() {}
+static void store_wait() {}
 static void store_commit() {}
