@@ -75,7 +75,7 @@ impl DevicePass {
         levels::check(options, problem.algorithm(), pass, storage)?;
         let state = workspace.device(options.device)?;
         let holds = |name: &str, result| held_by_device(&inputs, outputs, (name, result));
-        let call = PassCall::new(state.device.target(), (pass, storage), &table, &holds, options);
+        let call = PassCall::new(state.device.target, (pass, storage), &table, &holds, options);
         let plan = draft(problem, &PassCall { arrays: &arrays, ..call })?;
         let pass = DevicePass::of(&state, plan, &table, &inputs, outputs)?;
         Ok(DevicePass { arrays, ..pass })

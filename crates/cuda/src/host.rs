@@ -46,7 +46,7 @@ impl Placed {
             let there = if result { written() } else { inputs.get(name).is_some() };
             there.then_some(OperandLayout::DENSE)
         };
-        let call = PassCall::new(state.device.target(), call, table, &holds, options).of_host(inputs);
+        let call = PassCall::new(state.device.target, call, table, &holds, options).of_host(inputs);
         Placed::of(state, draft(problem, &call)?, inputs, places)
     }
 
