@@ -3,8 +3,7 @@
 use crate::args::{Declaration, KernelArgs, Ptr, declaration, kernel_args};
 use crate::device_id::DeviceId;
 use crate::options::{Level, Options, Precision};
-use crate::queue::Queue;
-use crate::stream_slot::device_memory;
+use crate::queue::{Queue, device_memory};
 use crate::timing::device_ns;
 use crate::unit::Unit;
 use crate::variant::Variant;

@@ -4,7 +4,7 @@ use crate::absent::text;
 use crate::device_id::DeviceId;
 use crate::gpu::{Device, lock, ordinal_of};
 use crate::options::Settings;
-use crate::stream_slot::StreamSlot;
+use crate::queue::StreamSlot;
 use crate::target::Target;
 use etalon_problem::Error;
 use std::collections::BTreeMap;
