@@ -44,8 +44,8 @@ use std::time::Instant;
 struct Tools {
     compiler: Compiler,
     disassembler: Option<PathBuf>,
-    /// True if the machine code of all modules is compared with the snapshot.
-    all: bool,
+    /// The effort for all modules; `None`: that of CI for each.
+    effort: Option<Effort>,
 }
 
 /// The effort for a module in CI: machine code is compared with the snapshot of kernels on tensor cores, of those of the
@@ -62,7 +62,7 @@ fn effort_in_ci((architecture, variant): &Compilation) -> Effort {
 
 impl Tools {
     fn effort(&self, compilation: &Compilation) -> Effort {
-        if self.all { Effort::Full } else { effort_in_ci(compilation) }
+        self.effort.unwrap_or_else(|| effort_in_ci(compilation))
     }
 }
 
@@ -73,7 +73,7 @@ fn tools() -> Option<Tools> {
     match Compiler::find(folder.as_deref()) {
         Ok(compiler) => {
             let disassembler = folder.and_then(|folder| disassembler(&folder));
-            Some(Tools { compiler, disassembler, all: false })
+            Some(Tools { compiler, disassembler, effort: None })
         }
         Err(absent) => {
             assert!(folder.is_none(), "ETALON_NVRTC is set, but: {absent}");
@@ -257,7 +257,7 @@ fn every_kernel_compiles_as_recorded() {
 #[ignore = "compiles for minutes"]
 fn every_main_loop_is_as_recorded() {
     let Some(tools) = tools() else { return };
-    let tools = Tools { all: true, ..tools };
+    let tools = Tools { effort: Some(Effort::Full), ..tools };
     match std::env::var("ETALON_RENEW") {
         Ok(which) => update(&tools, &which),
         Err(_) => {
@@ -289,7 +289,7 @@ fn update(tools: &Tools, which: &str) {
 #[ignore = "compiles for hours"]
 fn every_variant_compiles() {
     let (Some(tools), run) = (tools(), Run::new()) else { return };
-    let tools = Tools { all: run.all, ..tools };
+    let tools = Tools { effort: Some(run.effort), ..tools };
     let (start, version) = (Instant::now(), tools.compiler.version());
     let all = run.part(everything());
     let (there, work): (Vec<_>, Vec<_>) = all.into_iter().partition(|x| run.is_done(x, &version));
