@@ -5,10 +5,10 @@
 //! were skipped, and fail if `ETALON_NVRTC` is set. Where nvdisasm lies in the same folder (the wheel
 //! `nvidia-cuda-nvdisasm`), the instructions of main loops are compared, too. The first of these lines compiles the
 //! modules of `list.txt`: every kernel for each architecture that it serves and with each value of each of its
-//! options; those that multiply on tensor cores, of sm_80 and sm_90a, as for a device, to compare them with the snapshot,
-//! and the others with the least effort. It prints the seconds of each module (`-- --nocapture`). The second compares
-//! all of them. The third writes the snapshot of this version of NVRTC. The last compiles every variant there is: see
-//! `every.rs`.
+//! options; those that multiply on tensor cores, of sm_80 and sm_90a, as for a device, to compare them with the
+//! snapshot, and the others with the least effort. It prints the seconds of each module (`-- --nocapture`). The second
+//! compares all of them. The third writes the snapshot of this version of NVRTC. The last compiles every variant there
+//! is: see `every.rs`.
 //!
 //! ```sh
 //! ETALON_NVRTC=DIR cargo test -p etalon-cuda --test compile
@@ -48,9 +48,9 @@ struct Tools {
     effort: Option<Effort>,
 }
 
-/// The effort for a module in CI: machine code is compared with the snapshot of kernels on tensor cores, of those of the
-/// level sm80 on the oldest architecture. Sources of the others are the same on each, and those of f16 are those of
-/// bf16: that they compile is learnt with the least effort, in a sixth of the time.
+/// The effort for a module in CI: machine code is compared with the snapshot of kernels on tensor cores, of those of
+/// the level sm80 on the oldest architecture. Sources of the others are the same on each, and those of f16 are those
+/// of bf16: that they compile is learnt with the least effort, in a sixth of the time.
 fn effort_in_ci((architecture, variant): &Compilation) -> Effort {
     let is_compared = match variant.family.unit() {
         Unit::Ffma => false,
@@ -101,8 +101,8 @@ fn in_parallel<T: Send, R: Send>(work: Vec<T>, each: impl Fn(T) -> R + Sync) -> 
     done.into_inner().unwrap()
 }
 
-/// A module with what these of its kernels take and with their machine code. Fails where one does not compile; with the
-/// full effort also where one waits for its own products, or spills without being listed.
+/// A module with what these of its kernels take and with their machine code. Fails where one does not compile; with
+/// the full effort also where one waits for its own products, or spills without being listed.
 fn compile_one(tools: &Tools, (of, kernels): &Excerpt) -> Result<(String, Vec<Kernel>, Vec<u8>), String> {
     let (named, effort) = (|fault| format!("{}: {fault}", module(of)), tools.effort(of));
     let (kernels, image) = compile(&tools.compiler, of, kernels, effort).map_err(named)?;
@@ -122,7 +122,7 @@ fn check_faults(mut faults: Vec<String>) {
 /// Resources of the kernels of these modules, by module, of those that were compiled as for a device.
 fn compile_all(tools: &Tools, mut work: Vec<Excerpt>) -> BTreeMap<String, Vec<Kernel>> {
     println!("{} modules by NVRTC {}", work.len(), tools.compiler.version());
-    // What takes longest does not begin when all else is done.
+    // The longest does not begin when all else is done.
     work.sort_by_key(|(of, kernels)| (tools.effort(of), kernels.len()));
     let compiled = in_parallel(work, |one| {
         let (start, result) = (Instant::now(), compile_one(tools, &one));
