@@ -7,9 +7,8 @@ use crate::gpu::{Device, lock};
 use crate::levels::{self, has_kernels};
 use crate::options::Options;
 use crate::pass::{PassPlan, PreparedPass};
-use crate::queue::{Enqueued, Queue};
+use crate::queue::{Enqueued, Queue, device_memory};
 use crate::softmax::{Array, arrays};
-use crate::stream_slot::device_memory;
 use crate::workspace::{DeviceState, Workspace};
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUpointer_attribute, CUresult, CUstream};
@@ -75,7 +74,7 @@ impl DevicePass {
         levels::check(options, problem.algorithm(), pass, storage)?;
         let state = workspace.device(options.device)?;
         let holds = |name: &str, result| held_by_device(&inputs, outputs, (name, result));
-        let call = PassCall::new(state.device.target(), (pass, storage), &table, &holds, options);
+        let call = PassCall::new(state.device.target, (pass, storage), &table, &holds, options);
         let plan = draft(problem, &PassCall { arrays: &arrays, ..call })?;
         let pass = DevicePass::of(&state, plan, &table, &inputs, outputs)?;
         Ok(DevicePass { arrays, ..pass })

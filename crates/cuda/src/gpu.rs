@@ -20,35 +20,18 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 #[derive(Debug)]
 pub(crate) struct Device {
     pub context: Arc<CudaContext>,
-    pub capability: (i32, i32),
-    pub multiprocessors: usize,
-    /// The most shared memory that a block may ask for, in bytes.
-    pub shared_memory: u32,
+    /// The facts that decide which kernels it runs.
+    pub target: Target,
     pub ordinal: usize,
     pub uuid: [u8; 16],
     images: Images,
-    modules: Mutex<BTreeMap<(Variant, String), Arc<Slot>>>,
+    modules: Mutex<BTreeMap<Variant, Arc<Slot>>>,
     /// The fault that ended the context.
     lost: OnceLock<String>,
 }
 
-/// The kernels of a variant, once they have been compiled or loaded.
-type Slot = Mutex<Option<Arc<Kernels>>>;
-
-/// The kernels of a module, by name.
-#[derive(Debug)]
-pub(crate) struct Kernels {
-    functions: Vec<(&'static str, CudaFunction)>,
-}
-
-impl Kernels {
-    pub fn get(&self, name: &str) -> Result<&CudaFunction, Error> {
-        let found = self.functions.iter().find(|(other, _)| *other == name);
-        let absent =
-            || Error::Device { what: format!("kernel {name}"), reason: "the module does not have it".to_string() };
-        found.map(|(_, function)| function).ok_or_else(absent)
-    }
-}
+/// The kernels of a variant by name, once they have been compiled or loaded.
+type Slot = Mutex<Vec<(&'static str, CudaFunction)>>;
 
 /// A kernel may take as many bytes of shared memory without asking.
 const UNASKED: u32 = 48 << 10;
@@ -81,17 +64,10 @@ impl Device {
         let count = context.attribute(count).map_err(failed)?;
         let shared = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         let shared = context.attribute(shared).map_err(failed)?;
-        Ok(Device {
-            context,
-            capability,
-            multiprocessors: count.max(1) as usize,
-            shared_memory: shared.max(0) as u32,
-            ordinal,
-            uuid,
-            images,
-            modules: Mutex::default(),
-            lost: OnceLock::new(),
-        })
+        let (multiprocessors, shared_memory) = (count.max(1) as usize, shared.max(0) as u32);
+        let target = Target { capability, multiprocessors, shared_memory };
+        let (modules, lost) = (Mutex::default(), OnceLock::new());
+        Ok(Device { context, target, ordinal, uuid, images, modules, lost })
     }
 
     /// Makes its context that of the thread.
@@ -99,45 +75,23 @@ impl Device {
         self.context.bind_to_thread().map_err(|error| self.failed("the context", error))
     }
 
-    /// True if the tensor cores of compute capability 9.0 are there.
-    pub fn is_hopper(&self) -> bool {
-        self.capability == (9, 0)
-    }
-
-    /// The facts that decide which kernels it runs.
-    pub fn target(&self) -> Target {
-        let Device { capability, multiprocessors, shared_memory, .. } = *self;
-        Target { capability, multiprocessors, shared_memory }
-    }
-
-    /// The device's architecture, as the compiler names it.
-    pub fn architecture(&self) -> String {
-        architecture(self.capability)
-    }
-
-    /// A kernel of a variant, for this device.
+    /// A kernel of a variant, for this device: kept, or loaded now with the others of the variant.
     pub fn function(&self, variant: &Variant, name: &str) -> Result<CudaFunction, Error> {
-        let architecture = variant.family.architecture_on(self.capability);
-        let architecture = architecture.unwrap_or_else(|| self.architecture());
-        self.kernels(variant.clone(), &architecture)?.get(name).cloned()
-    }
-
-    /// The kernels of a variant for an architecture: kept, or loaded now.
-    pub fn kernels(&self, variant: Variant, architecture: &str) -> Result<Arc<Kernels>, Error> {
-        let key = (variant.clone(), architecture.to_string());
-        let slot = lock(&self.modules).entry(key).or_default().clone();
+        let slot = lock(&self.modules).entry(variant.clone()).or_default().clone();
         // A thread that needs the same variant waits for it; others are compiled beside it.
         let mut slot = lock(&slot);
-        if let Some(kernels) = &*slot {
-            return Ok(kernels.clone());
+        if slot.is_empty() {
+            let own = variant.family.architecture_on(self.target.capability);
+            let own = own.unwrap_or_else(|| architecture(self.target.capability));
+            *slot = self.images.load(variant, &own, |image| self.functions_of(variant, image))?;
         }
-        let load = |image: &[u8]| self.kernels_of(&variant, image);
-        let kernels = Arc::new(self.images.load(&variant, architecture, load)?);
-        *slot = Some(kernels.clone());
-        Ok(kernels)
+        let found = slot.iter().find(|(other, _)| *other == name);
+        let absent =
+            || Error::Device { what: format!("kernel {name}"), reason: "the module does not have it".to_string() };
+        found.map(|(_, function)| function.clone()).ok_or_else(absent)
     }
 
-    fn kernels_of(&self, variant: &Variant, image: &[u8]) -> Result<Kernels, Error> {
+    fn functions_of(&self, variant: &Variant, image: &[u8]) -> Result<Vec<(&'static str, CudaFunction)>, Error> {
         let load = || {
             let module = self.context.load_module(Ptx::from_binary(image.to_vec()))?;
             let functions = variant.kernels().into_iter().map(|name| {
@@ -153,8 +107,7 @@ impl Device {
             functions.collect()
         };
         let functions: Result<_, DriverError> = load();
-        let functions = functions.map_err(|error| self.failed("loading kernels", error))?;
-        Ok(Kernels { functions })
+        functions.map_err(|error| self.failed("loading kernels", error))
     }
 
     /// The error of a call of the driver. A fault that ends the context is remembered.

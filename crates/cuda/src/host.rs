@@ -6,8 +6,7 @@ use crate::memory::{Layout, MemoryRange};
 use crate::options::Options;
 use crate::parts::Part;
 use crate::pass::{PassPlan, PreparedPass};
-use crate::queue::Queue;
-use crate::stream_slot::{StreamSlot, device_memory};
+use crate::queue::{Queue, StreamSlot, device_memory};
 use crate::tensors::{with_bytes, write_bytes};
 use crate::workspace::DeviceState;
 use cudarc::driver::CudaSlice;
@@ -46,7 +45,7 @@ impl Placed {
             let there = if result { written() } else { inputs.get(name).is_some() };
             there.then_some(OperandLayout::DENSE)
         };
-        let call = PassCall::new(state.device.target(), call, table, &holds, options).of_host(inputs);
+        let call = PassCall::new(state.device.target, call, table, &holds, options).of_host(inputs);
         Placed::of(state, draft(problem, &call)?, inputs, places)
     }
 

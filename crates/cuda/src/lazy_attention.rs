@@ -69,7 +69,7 @@ fn measure(
     let holds = |name: &str, result| held_by_host(inputs, &none, (name, result));
     let mut found = room_for(&problem, tile)?;
     let bytes = [size_of_val(&found.figures[..]), 4 * found.states.len()];
-    let call = PassCall::new(state.device.target(), (Pass::Forward, storage), &table, &holds, options).of_host(inputs);
+    let call = PassCall::new(state.device.target, (Pass::Forward, storage), &table, &holds, options).of_host(inputs);
     let (plan, [figures, states]) = draft_stats((&problem, bias), &call, (tile, bytes))?;
     let placed = Placed::of(&state, plan, inputs, None)?;
     placed.run()?;

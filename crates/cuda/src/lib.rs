@@ -48,7 +48,6 @@ mod shared;
 mod softmax;
 mod source;
 mod step;
-mod stream_slot;
 mod target;
 mod tensor_args;
 mod tensor_map;

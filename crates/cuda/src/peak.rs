@@ -2,17 +2,14 @@
 
 use crate::args::{Declaration, KernelArgs, Ptr, declaration, kernel_args};
 use crate::device_id::DeviceId;
-use crate::gpu::Kernels;
 use crate::options::{Level, Options, Precision};
-use crate::queue::Queue;
-use crate::stream_slot::device_memory;
+use crate::queue::{Queue, device_memory};
 use crate::timing::device_ns;
 use crate::unit::Unit;
 use crate::variant::Variant;
 use crate::workspace::Workspace;
-use cudarc::driver::DevicePtr;
+use cudarc::driver::{CudaFunction, DevicePtr};
 use etalon_problem::{Dtype, Error};
-use std::sync::Arc;
 use std::time::Instant;
 
 impl Unit {
@@ -25,7 +22,7 @@ impl Unit {
             (Precision::Strict, _) | (_, Level::Portable) => Unit::Ffma,
             (precision, _) if !narrow && precision.narrows_f32() => Unit::Mma,
             (precision, _) if !narrow || precision != Precision::Flash => Unit::Ffma,
-            (_, Level::Auto | Level::Sm90a | Level::Sm90aSegments) if state.device.is_hopper() => Unit::Wgmma,
+            (_, Level::Auto | Level::Sm90a | Level::Sm90aSegments) if state.device.target.is_hopper() => Unit::Wgmma,
             _ => Unit::Mma,
         })
     }
@@ -57,7 +54,7 @@ const LAUNCHES: [usize; 2] = [33, 100];
 
 /// Products of a unit on a device, and where they leave a number.
 struct Products<'a> {
-    kernels: Arc<Kernels>,
+    kernel: CudaFunction,
     queue: Queue<'a>,
     blocks: usize,
     sink: u64,
@@ -65,9 +62,8 @@ struct Products<'a> {
 
 impl Products<'_> {
     fn enqueue(&self, blocks: usize, rounds: i32) -> Result<(), Error> {
-        let kernel = self.kernels.get("peak")?;
         let arguments = PeakArgs { sink: self.sink.into(), rounds }.arguments();
-        self.queue.launch(kernel, blocks as u32, (THREADS, 0), &arguments.bytes)
+        self.queue.launch(&self.kernel, blocks as u32, (THREADS, 0), &arguments.bytes)
     }
 
     /// The time of so many rounds, in ns.
@@ -94,20 +90,16 @@ fn with_products<T>(
 ) -> Result<T, Error> {
     let state = workspace.device(device)?;
     let device = &state.device;
-    if unit == Unit::Wgmma && !device.is_hopper() {
+    if unit == Unit::Wgmma && !device.target.is_hopper() {
         return Err(Error::unsupported("wgmma", "the device is not of compute capability 9.0"));
     }
-    let architecture = match unit {
-        Unit::Wgmma => "sm_90a".to_string(),
-        _ => device.architecture(),
-    };
-    let kernels = device.kernels(Variant::peak(unit, storage), &architecture)?;
+    let kernel = device.function(&Variant::peak(unit, storage), "peak")?;
     let slot = state.slot()?;
-    let blocks = unit.blocks() * device.multiprocessors;
+    let blocks = unit.blocks() * device.target.multiprocessors;
     let memory = device_memory(device, &slot.stream, 4 * blocks)?;
     let sink = memory.device_ptr(&slot.stream).0;
     let queue = slot.queue(device)?;
-    let result = body(&Products { kernels, queue, blocks, sink })?;
+    let result = body(&Products { kernel, queue, blocks, sink })?;
     drop(memory);
     state.give_back(slot);
     Ok(result)

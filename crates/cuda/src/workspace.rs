@@ -4,7 +4,7 @@ use crate::absent::text;
 use crate::device_id::DeviceId;
 use crate::gpu::{Device, lock, ordinal_of};
 use crate::options::Settings;
-use crate::stream_slot::StreamSlot;
+use crate::queue::StreamSlot;
 use crate::target::Target;
 use etalon_problem::Error;
 use std::collections::BTreeMap;
@@ -42,17 +42,17 @@ impl Workspace {
     pub fn describe(&self, device: impl Into<DeviceId>) -> Result<String, Error> {
         let device = &self.device(device.into())?.device;
         let name = device.context.name().map_err(|error| device.failed("the device", error))?;
-        Ok(format!("{name} ({})", text(device.capability)))
+        Ok(format!("{name} ({})", text(device.target.capability)))
     }
 
     /// The compute capability of a device.
     pub fn capability(&self, device: impl Into<DeviceId>) -> Result<(i32, i32), Error> {
-        Ok(self.device(device.into())?.device.capability)
+        Ok(self.device(device.into())?.device.target.capability)
     }
 
     /// The facts that decide which kernels a device runs.
     pub fn target(&self, device: impl Into<DeviceId>) -> Result<Target, Error> {
-        Ok(self.device(device.into())?.device.target())
+        Ok(self.device(device.into())?.device.target)
     }
 
     /// The UUID of a device.

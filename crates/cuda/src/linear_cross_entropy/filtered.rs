@@ -48,7 +48,7 @@ pub fn filtered_backward(
     let state = workspace.device(options.device)?;
     let options = &Options { level: Level::Portable, ..*options };
     let holds = |name: &str, result| held_by_host(inputs, outputs, (name, result));
-    let call = PassCall::new(state.device.target(), (Pass::Backward, storage), &table, &holds, options).of_host(inputs);
+    let call = PassCall::new(state.device.target, (Pass::Backward, storage), &table, &holds, options).of_host(inputs);
     let (plan, [left_out, dh, dw]) = draft_filtered((problem, filter), &call)?;
     let placed = Placed::of(&state, plan, inputs, Some(outputs))?;
     placed.run()?;

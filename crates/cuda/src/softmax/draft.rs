@@ -1,16 +1,18 @@
-//! The steps of a pass of attention or attention_lse.
+//! The steps of a pass of attention, attention_lse or lazy_attention, and of the statistics of the last.
 
 use crate::call::PassCall;
-use crate::memory::Layout;
+use crate::memory::{Layout, MemoryRange};
 use crate::options::{Level, Options};
 use crate::pass::PassPlan;
 use crate::softmax::dq_partials::{DqPartials, Shares};
 use crate::softmax::hopper::Plan;
+use crate::softmax::hopper_lazy::LazyPlan;
+use crate::softmax::lazy::{Memory, Passes};
 use crate::softmax::prepared::Prepared;
 use crate::softmax::second::{self, Between};
-use crate::softmax::spec::{LEVELS, Spec};
-use crate::softmax::{Steps, blocks, hopper, hopper_backward, portable};
-use etalon_problem::{Error, Mode, Pass, Problem};
+use crate::softmax::spec::{LAZY_LEVELS, LEVELS, Spec};
+use crate::softmax::{Steps, hopper, hopper_backward, modules, portable};
+use etalon_problem::{Blocking, DistanceBias, Error, Mode, Pass, Problem};
 
 /// Drafts the steps of a pass, as [`Prepared::new`].
 pub(crate) fn draft<'a>(problem: &'a Problem, call: &PassCall<'_, '_>) -> Result<PassPlan<'a>, Error> {
@@ -29,7 +31,7 @@ pub(crate) fn draft<'a>(problem: &'a Problem, call: &PassCall<'_, '_>) -> Result
         _ => None,
     };
     prepared.choice.mode = mode(&prepared, call.options);
-    prepared.choice.blockings = blocks::of_level(&prepared.spec, prepared.level);
+    prepared.choice.blockings = modules::of_level(&prepared.spec, prepared.level);
     let steps = prepared.draft(|steps| compute(steps, plan.as_ref(), between.as_ref()))?;
     Ok(prepared.plan(layout, steps))
 }
@@ -68,4 +70,47 @@ fn compute(steps: &Steps<'_>, plan: Option<&Plan>, between: Option<&Between>) ->
         (_, _, Some(between)) => second::run(steps, between),
         _ => Ok(()),
     }
+}
+
+/// Drafts the steps of a pass, as [`Prepared::new`].
+pub(crate) fn draft_lazy<'a>(
+    (problem, bias): (&'a Problem, Option<DistanceBias>),
+    call: &PassCall<'_, '_>,
+) -> Result<PassPlan<'a>, Error> {
+    let mut layout = Layout::default();
+    let prepared = Prepared::new(problem, call, &LAZY_LEVELS, &mut layout)?;
+    let memory = Memory::new(&prepared, bias, call.options.assume_finite, &mut layout)?;
+    let plan = match prepared.level {
+        Level::Sm90a => Some(LazyPlan::new(&prepared, &mut layout)?),
+        _ => None,
+    };
+    let steps = prepared.draft(|steps| {
+        steps.fill_results()?;
+        let passes = Passes::new(steps, &memory, bias, plan.as_ref());
+        match steps.prepared.pass {
+            Pass::Backward => passes.backward(),
+            _ => passes.forward(),
+        }
+    })?;
+    Ok(prepared.plan(layout, steps))
+}
+
+/// The statistics of a problem in place of its forward pass, of tiles of this size, with the ranges where the kernels
+/// leave so many bytes of figures of every row and of states of every tile.
+pub(crate) fn draft_stats<'a>(
+    (problem, bias): (&'a Problem, Option<DistanceBias>),
+    call: &PassCall<'_, '_>,
+    (tile, [figures, states]): (Blocking, [usize; 2]),
+) -> Result<(PassPlan<'a>, [MemoryRange; 2]), Error> {
+    let mut layout = Layout::default();
+    let options = Options { level: Level::Portable, ..*call.options };
+    let call = PassCall { options: &options, ..*call };
+    let prepared = Prepared::new(problem, &call, &LAZY_LEVELS, &mut layout)?;
+    let memory = Memory::new(&prepared, bias, options.assume_finite, &mut layout)?;
+    let ranges = [layout.range(figures)?, layout.range(states)?];
+    let steps = prepared.draft(|steps| {
+        ranges.into_iter().for_each(|range| steps.clear(range));
+        Passes::new(steps, &memory, bias, None).measure(ranges.map(|range| steps.at(range)), tile)
+    })?;
+    Ok((prepared.plan(layout, steps), ranges))
 }

@@ -10,7 +10,7 @@ use crate::softmax::Steps;
 use crate::softmax::counts::{Counts, is_shared};
 use crate::softmax::hopper_args::Int2;
 use crate::softmax::pair_args::{Sequence, Span, Task, Tile};
-use crate::softmax::tables::{Tables, bytes};
+use crate::softmax::rows::{Tables, bytes};
 use crate::variant::Variant;
 use etalon_problem::{Align, Error, Mask, MaskNode, NamedArray, NodeArrays, Problem, Scores, Sequences};
 

@@ -11,7 +11,7 @@ use crate::softmax::prepared::Prepared;
 use crate::softmax::spec::Spec;
 use crate::softmax::variants::{Hopper, Lengths, Visible};
 use crate::softmax::window::Window;
-use crate::softmax::{Steps, blocks};
+use crate::softmax::{Steps, modules};
 use crate::step::Work;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
@@ -81,7 +81,7 @@ impl Plan {
             width: hopper.width,
             window: spec.window.unwrap_or(Window::ALL),
             hopper,
-            tile: blocks::chosen(&blocks::of_hopper(spec, hopper), spec.options.blocking),
+            tile: modules::chosen(&modules::of_hopper(spec, hopper), spec.options.blocking),
             stats: match spec.hopper().lengths {
                 Lengths::Listed => SIDE * (spec.counts.by_queries + 1),
                 _ => padded(spec.extents.queries),

@@ -1,6 +1,5 @@
 //! attention and attention_lse; and lazy_attention, which has their scores.
 
-mod blocks;
 mod counts;
 mod dq_partials;
 mod draft;
@@ -10,7 +9,6 @@ mod hopper_args;
 mod hopper_backward;
 mod hopper_lazy;
 mod lazy;
-mod lazy_draft;
 mod modules;
 mod pair_args;
 mod portable;
@@ -18,17 +16,15 @@ mod prepared;
 mod rows;
 mod second;
 mod spec;
-mod tables;
 mod variants;
 #[cfg(test)]
 #[path = "../../tests/walks/blocks.rs"]
 mod walks;
 mod window;
 
-pub(crate) use blocks::chosen;
-pub(crate) use draft::draft;
+pub(crate) use draft::{draft, draft_lazy, draft_stats};
 pub(crate) use given::{Array, arrays};
-pub(crate) use lazy_draft::{draft_lazy, draft_stats};
+pub(crate) use modules::chosen;
 pub(crate) use spec::{LAZY_LEVELS, LEVELS, refuses};
 #[cfg(test)]
 pub(crate) use variants::most_shared;

@@ -1,6 +1,6 @@
-//! The run that compiles every variant: in parts, on several machines or one after another. Those of
-//! which CI compares the machine code are compiled as for a device, and none spills that may not; the others with the
-//! least effort.
+//! The run that compiles every variant: in parts, on several machines or one after another. It takes the
+//! least effort, by which all that is learnt is that they compile, or the full one, by which no kernel spills that may
+//! not.
 //!
 //! | variable | |
 //! |---|---|
@@ -8,10 +8,10 @@
 //! | `ETALON_ONLY=linear_attention/sm80,sm_90a` | these families and architectures alone |
 //! | `ETALON_DONE=FILE` | modules that the file names are not compiled again, and those that compile are added |
 //! | `ETALON_SECONDS=500` | no module is begun later than that |
-//! | `ETALON_EFFORT=full` | all modules are compiled as for a device, four times as long |
+//! | `ETALON_EFFORT=full` | modules are compiled as for a device, which takes four times as long |
 
 use crate::list::everything;
-use crate::report::{Compilation, module};
+use crate::report::{Compilation, Effort, module};
 use etalon_cuda::kernels::Family;
 use std::collections::BTreeSet;
 use std::env;
@@ -25,8 +25,7 @@ use std::time::{Duration, Instant};
 pub struct Run {
     /// Its number, from 1, of so many.
     pub part: (usize, usize),
-    /// True if all modules are compiled as for a device.
-    pub all: bool,
+    pub effort: Effort,
     only: Vec<String>,
     end: Option<Instant>,
     done: BTreeSet<String>,
@@ -44,13 +43,13 @@ impl Run {
         let only = only.split(',').filter(|name| !name.is_empty()).map(str::to_string).collect();
         let seconds = env::var("ETALON_SECONDS").ok();
         let seconds = seconds.map(|text| text.parse().expect("ETALON_SECONDS: a number"));
-        let all = env::var("ETALON_EFFORT").is_ok_and(|effort| effort == "full");
+        let is_full = env::var("ETALON_EFFORT").is_ok_and(|effort| effort == "full");
         let journal = env::var_os("ETALON_DONE");
         let done = journal.as_ref().and_then(|path| fs::read_to_string(path).ok());
         let open = |path| OpenOptions::new().create(true).append(true).open(path).unwrap();
         Run {
             part: part.unwrap_or((1, 1)),
-            all,
+            effort: if is_full { Effort::Full } else { Effort::Least },
             only,
             end: seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds)),
             done: done.unwrap_or_default().lines().map(str::to_string).collect(),
@@ -93,7 +92,7 @@ impl Run {
     fn line(&self, compilation: &Compilation, nvrtc: &str) -> String {
         let (architecture, variant) = compilation;
         let mut hash = DefaultHasher::new();
-        (variant.source(), variant.options(architecture), nvrtc, self.all).hash(&mut hash);
+        (variant.source(), variant.options(architecture), nvrtc, self.effort == Effort::Full).hash(&mut hash);
         format!("{:016x} {}", hash.finish(), module(compilation))
     }
 }
@@ -112,7 +111,7 @@ fn parts_have_every_module_once() {
     let only = vec!["linear_attention/portable".to_string(), "sm_90a".to_string()];
     let of = |part, only: &[String]| {
         let (only, done) = (only.to_vec(), BTreeSet::new());
-        let run = Run { part: (part, 3), all: false, only, end: None, done, journal: None };
+        let run = Run { part: (part, 3), effort: Effort::Least, only, end: None, done, journal: None };
         run.part(all.clone())
     };
     let mut parts: Vec<Compilation> = (1..=3).flat_map(|part| of(part, &[])).collect();
@@ -132,7 +131,7 @@ fn what_was_compiled_is_not_compiled_again_unless_its_source_or_the_compiler_is_
     let journal = || OpenOptions::new().create(true).append(true).open(&path).unwrap();
     let run = || Run {
         part: (1, 1),
-        all: false,
+        effort: Effort::Least,
         only: Vec::new(),
         end: None,
         done: fs::read_to_string(&path).unwrap_or_default().lines().map(str::to_string).collect(),

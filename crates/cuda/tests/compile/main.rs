@@ -5,10 +5,10 @@
 //! were skipped, and fail if `ETALON_NVRTC` is set. Where nvdisasm lies in the same folder (the wheel
 //! `nvidia-cuda-nvdisasm`), the instructions of main loops are compared, too. The first of these lines compiles the
 //! modules of `list.txt`: every kernel for each architecture that it serves and with each value of each of its
-//! options; those that multiply on tensor cores, of sm_80 and sm_90a, as for a device, to compare them with the snapshot,
-//! and the others with the least effort. It prints the seconds of each module (`-- --nocapture`). The second compares
-//! all of them. The third writes the snapshot of this version of NVRTC. The last compiles every variant there is: see
-//! `every.rs`.
+//! options; those that multiply on tensor cores, of sm_80 and sm_90a, as for a device, to compare them with the
+//! snapshot, and the others with the least effort. It prints the seconds of each module (`-- --nocapture`). The second
+//! compares all of them. The third writes the snapshot of this version of NVRTC. The last compiles every variant there
+//! is: see `every.rs`.
 //!
 //! ```sh
 //! ETALON_NVRTC=DIR cargo test -p etalon-cuda --test compile
@@ -44,13 +44,13 @@ use std::time::Instant;
 struct Tools {
     compiler: Compiler,
     disassembler: Option<PathBuf>,
-    /// True if the machine code of all modules is compared with the snapshot.
-    all: bool,
+    /// The effort for all modules; `None`: that of CI for each.
+    effort: Option<Effort>,
 }
 
-/// The effort for a module in CI: machine code is compared with the snapshot of kernels on tensor cores, of those of the
-/// level sm80 on the oldest architecture. Sources of the others are the same on each, and those of f16 are those of
-/// bf16: that they compile is learnt with the least effort, in a sixth of the time.
+/// The effort for a module in CI: machine code is compared with the snapshot of kernels on tensor cores, of those of
+/// the level sm80 on the oldest architecture. Sources of the others are the same on each, and those of f16 are those
+/// of bf16: that they compile is learnt with the least effort, in a sixth of the time.
 fn effort_in_ci((architecture, variant): &Compilation) -> Effort {
     let is_compared = match variant.family.unit() {
         Unit::Ffma => false,
@@ -62,7 +62,7 @@ fn effort_in_ci((architecture, variant): &Compilation) -> Effort {
 
 impl Tools {
     fn effort(&self, compilation: &Compilation) -> Effort {
-        if self.all { Effort::Full } else { effort_in_ci(compilation) }
+        self.effort.unwrap_or_else(|| effort_in_ci(compilation))
     }
 }
 
@@ -73,7 +73,7 @@ fn tools() -> Option<Tools> {
     match Compiler::find(folder.as_deref()) {
         Ok(compiler) => {
             let disassembler = folder.and_then(|folder| disassembler(&folder));
-            Some(Tools { compiler, disassembler, all: false })
+            Some(Tools { compiler, disassembler, effort: None })
         }
         Err(absent) => {
             assert!(folder.is_none(), "ETALON_NVRTC is set, but: {absent}");
@@ -101,8 +101,8 @@ fn in_parallel<T: Send, R: Send>(work: Vec<T>, each: impl Fn(T) -> R + Sync) -> 
     done.into_inner().unwrap()
 }
 
-/// A module with what these of its kernels take and with their machine code. Fails where one does not compile; with the
-/// full effort also where one waits for its own products, or spills without being listed.
+/// A module with what these of its kernels take and with their machine code. Fails where one does not compile; with
+/// the full effort also where one waits for its own products, or spills without being listed.
 fn compile_one(tools: &Tools, (of, kernels): &Excerpt) -> Result<(String, Vec<Kernel>, Vec<u8>), String> {
     let (named, effort) = (|fault| format!("{}: {fault}", module(of)), tools.effort(of));
     let (kernels, image) = compile(&tools.compiler, of, kernels, effort).map_err(named)?;
@@ -122,7 +122,7 @@ fn check_faults(mut faults: Vec<String>) {
 /// Resources of the kernels of these modules, by module, of those that were compiled as for a device.
 fn compile_all(tools: &Tools, mut work: Vec<Excerpt>) -> BTreeMap<String, Vec<Kernel>> {
     println!("{} modules by NVRTC {}", work.len(), tools.compiler.version());
-    // What takes longest does not begin when all else is done.
+    // The longest does not begin when all else is done.
     work.sort_by_key(|(of, kernels)| (tools.effort(of), kernels.len()));
     let compiled = in_parallel(work, |one| {
         let (start, result) = (Instant::now(), compile_one(tools, &one));
@@ -257,7 +257,7 @@ fn every_kernel_compiles_as_recorded() {
 #[ignore = "compiles for minutes"]
 fn every_main_loop_is_as_recorded() {
     let Some(tools) = tools() else { return };
-    let tools = Tools { all: true, ..tools };
+    let tools = Tools { effort: Some(Effort::Full), ..tools };
     match std::env::var("ETALON_RENEW") {
         Ok(which) => update(&tools, &which),
         Err(_) => {
@@ -289,7 +289,7 @@ fn update(tools: &Tools, which: &str) {
 #[ignore = "compiles for hours"]
 fn every_variant_compiles() {
     let (Some(tools), run) = (tools(), Run::new()) else { return };
-    let tools = Tools { all: run.all, ..tools };
+    let tools = Tools { effort: Some(run.effort), ..tools };
     let (start, version) = (Instant::now(), tools.compiler.version());
     let all = run.part(everything());
     let (there, work): (Vec<_>, Vec<_>) = all.into_iter().partition(|x| run.is_done(x, &version));

@@ -54,7 +54,7 @@ impl Kernel {
 pub enum Effort {
     /// The least: all that is learnt is that kernels compile.
     Least,
-    /// Those for a device.
+    /// As much as for a device.
     Full,
 }
 

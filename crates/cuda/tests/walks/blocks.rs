@@ -4,8 +4,7 @@
 use crate::family::Family;
 use crate::matrix::every_variant;
 use crate::softmax::counts::Counts;
-use crate::softmax::rows::Rows;
-use crate::softmax::tables::bytes;
+use crate::softmax::rows::{Rows, bytes};
 use crate::variant::Variant;
 use etalon_problem::{Align, Extents, Mask, NamedArray, Scores, Sequences};
 use std::fs;

@@ -118,7 +118,7 @@ fn prepare(
     check(step, storage, options)?;
     let state = workspace.device(options.device)?;
     let holds = |name: &str, result| held_by_device(inputs, outputs, (name, result)).filter(|_| is_read(step, name));
-    let call = PassCall::new(state.device.target(), (step.pass(), storage), &table, &holds, options);
+    let call = PassCall::new(state.device.target, (step.pass(), storage), &table, &holds, options);
     let plan = draft_shard((shard.problem(), shard.classes()), step, &call)?;
     DevicePass::of(&state, plan, &table, inputs, outputs)
 }
@@ -133,7 +133,7 @@ fn sums(
 ) -> Result<DevicePass, Error> {
     let state = workspace.device(options.device)?;
     let holds = |name: &str, result| held_by_device(inputs, outputs, (name, result));
-    let call = PassCall::new(state.device.target(), (Pass::Forward, storage), table, &holds, options);
+    let call = PassCall::new(state.device.target, (Pass::Forward, storage), table, &holds, options);
     let plan = draft_sums(problem, classes, &call)?;
     DevicePass::of(&state, plan, table, inputs, outputs)
 }

@@ -140,7 +140,7 @@ fn run(
     check(step, storage, options)?;
     let state = workspace.device(options.device)?;
     let holds = |name: &str, result| held_by_host(inputs, outputs, (name, result)).filter(|_| is_read(step, name));
-    let call = PassCall::new(state.device.target(), (step.pass(), storage), &table, &holds, options).of_host(inputs);
+    let call = PassCall::new(state.device.target, (step.pass(), storage), &table, &holds, options).of_host(inputs);
     let plan = draft_shard((shard.problem(), shard.classes()), step, &call)?;
     Placed::of(&state, plan, inputs, Some(outputs))?.compute(outputs)
 }
@@ -156,7 +156,7 @@ fn sums(
 ) -> Result<(), Error> {
     let state = workspace.device(options.device)?;
     let holds = |name: &str, result| held_by_host(inputs, outputs, (name, result));
-    let call = PassCall::new(state.device.target(), (Pass::Forward, storage), table, &holds, options).of_host(inputs);
+    let call = PassCall::new(state.device.target, (Pass::Forward, storage), table, &holds, options).of_host(inputs);
     let plan = draft_sums(problem, classes, &call)?;
     Placed::of(&state, plan, inputs, Some(outputs))?.compute(outputs)
 }

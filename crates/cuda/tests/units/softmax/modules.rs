@@ -1,4 +1,4 @@
-//! Unit tests of `src/softmax/blocks.rs`.
+//! Unit tests of `src/softmax/modules.rs`.
 
 use super::*;
 
