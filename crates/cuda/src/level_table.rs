@@ -35,7 +35,7 @@ pub(crate) struct Facts {
 pub(crate) struct LevelSpec {
     pub facts: Facts,
     pub dim: usize,
-    /// That of linear_attention.
+    /// Elements of a value; of linear_attention alone.
     pub value_dim: usize,
     /// True if an operand or a result has no element.
     pub empty: bool,
