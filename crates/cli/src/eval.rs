@@ -142,8 +142,7 @@ impl Question {
 
 /// The names of the cotangents that a pass takes.
 fn cotangents(problem: &Problem, pass: Pass) -> Vec<&'static str> {
-    let role = |x: &Operand| matches!(x.role, Role::Cotangent | Role::OptionalCotangent);
-    problem.operands(pass).into_iter().filter(role).map(|x| x.name).collect()
+    problem.operands(pass).iter().filter(|x| x.role.is_cotangent()).map(|x| x.name).collect()
 }
 
 /// Fails unless a kernel with main tensors of this type can hold what they hold.

@@ -70,7 +70,7 @@ impl<'a> Kernels<'a> {
         let scores = StoredScores::new(problem, profile, &inputs);
         let underflow = underflow(problem, pass, profile, &inputs, exact)?;
         let problem = scores.problem(problem);
-        let kernels = Kernels {
+        Ok(Kernels {
             problem,
             pass,
             types,
@@ -81,8 +81,7 @@ impl<'a> Kernels<'a> {
             scores,
             underflow,
             exact,
-        };
-        Ok(kernels)
+        })
     }
 
     /// Results of the kernel of that number in each output of floating-point numbers before it stores them;

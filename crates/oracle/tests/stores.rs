@@ -34,13 +34,12 @@ fn operands(
     let operands = problem.operands(pass);
     let given = operands.iter().filter(|x| x.role.is_given()).map(|x| {
         let stream = Stream::new(seed, x.name);
-        let scale = match (x.name, problem) {
-            _ if sizes.iter().any(|size| size.0 == x.name) => {
-                sizes.iter().find(|size| size.0 == x.name).map_or(1.0, |size| size.1)
-            }
+        let own = sizes.iter().find(|size| size.0 == x.name).map(|size| size.1);
+        let usual = match (x.name, problem) {
             ("w", Problem::LinearCrossEntropy(x)) => 2.0 / (x.dim as f64).sqrt(),
             _ => 1.0,
         };
+        let scale = own.unwrap_or(usual);
         let element = |at: usize| match (x.name, problem) {
             ("targets", Problem::LinearCrossEntropy(x)) => stream.below(at, x.vocab) as f64,
             ("dloss", _) => scale,
@@ -83,11 +82,11 @@ fn results(
 fn judged(
     problem: &Problem,
     pass: Pass,
-    profile: &Profile,
+    (types, profile): (&Types, &Profile),
     inputs: &Tensors,
     got: &Tensors,
 ) -> Bounds {
-    let mut exact = bounds(problem, pass, Dtype::Bf16, profile, inputs).unwrap();
+    let mut exact = bounds(problem, pass, types, profile, inputs).unwrap();
     exact.outputs.retain(|name, _| got.contains_key(name));
     exact
 }
@@ -95,11 +94,11 @@ fn judged(
 fn conspicuous(
     problem: &Problem,
     pass: Pass,
-    profile: &Profile,
+    (types, profile): (&Types, &Profile),
     inputs: &Tensors,
     (exact, got): (&Bounds, &Tensors),
 ) -> Vec<Statistic> {
-    let kernels = Kernels::new(problem, pass, Dtype::Bf16, profile, inputs, exact).unwrap();
+    let kernels = Kernels::new(problem, pass, types, profile, inputs, exact).unwrap();
     let typical = Typical::new(&kernels).unwrap();
     let all = g2(&problem.operands(pass), profile, exact, &typical, got);
     all.into_iter().filter(|statistic| statistic.margin() > 1.0).collect()
@@ -134,6 +133,11 @@ fn named(name: &str) -> Profile {
     Profile::by_name(name).unwrap()
 }
 
+/// The types of a kernel in bf16.
+fn bf16() -> Types {
+    Dtype::Bf16.into()
+}
+
 /// `f32-strict` with some stores.
 fn with(change: impl Fn(&mut Profile)) -> Profile {
     let mut profile = named("f32-strict");
@@ -151,7 +155,8 @@ fn named_profiles_hold_for_kernels_that_store_as_they_say() {
                     let inputs = inputs(problem, pass, seed);
                     let got = kernel(problem, pass, &named(profile), &inputs);
                     let judge = |profile: &str| {
-                        g1(&judged(problem, pass, &named(profile), &inputs, &got), &got).margin
+                        g1(&judged(problem, pass, (&bf16(), &named(profile)), &inputs, &got), &got)
+                            .margin
                     };
                     let margin = judge(profile);
                     assert!(margin <= 1.0, "{profile} {pass} {seed}: {margin} of {problem:?}");
@@ -229,11 +234,8 @@ fn an_lse_in_bf16_is_counted_and_not_conspicuous() {
         assert!(margin(&types) <= 1.0, "{seed}: {}", margin(&types));
         beyond += usize::from(margin(&Dtype::Bf16.into()) > 1.0);
         let exact = bounds(&problem, Pass::Backward, &types, &profile, &inputs).unwrap();
-        let kernels =
-            Kernels::new(&problem, Pass::Backward, &types, &profile, &inputs, &exact).unwrap();
-        let typical = Typical::new(&kernels).unwrap();
-        let all = g2(&problem.operands(Pass::Backward), &profile, &exact, &typical, &got);
-        let found: Vec<_> = all.into_iter().filter(|x| x.margin() > 1.0).collect();
+        let declared = (&types, &profile);
+        let found = conspicuous(&problem, Pass::Backward, declared, &inputs, (&exact, &got));
         assert_eq!(found, [], "{seed}");
     }
     assert!(beyond == 20, "an lse in f32 explains {} of 20", 20 - beyond);
@@ -254,8 +256,9 @@ fn kernels_that_store_as_they_say_are_not_conspicuous() {
                     let profile = named(profile);
                     let inputs = inputs(problem, pass, 1000 + seed);
                     let got = kernel(problem, pass, &profile, &inputs);
-                    let exact = judged(problem, pass, &profile, &inputs, &got);
-                    let all = conspicuous(problem, pass, &profile, &inputs, (&exact, &got));
+                    let exact = judged(problem, pass, (&bf16(), &profile), &inputs, &got);
+                    let all =
+                        conspicuous(problem, pass, (&bf16(), &profile), &inputs, (&exact, &got));
                     found.extend(all.iter().map(|x| format!("{problem:?} {pass} {seed}: {x}")));
                 }
             }
@@ -275,24 +278,18 @@ fn what_underflows_in_f16_is_not_conspicuous() {
     let of_a_mean = [("dloss", 1e-3)];
     let all: [(&Problem, &[(&str, f64)]); 3] =
         [(&scored, &small), (&scored, &smaller), (&loss, &of_a_mean)];
-    let (profile, pass) = (named("f16-flash"), Pass::Backward);
-    let mut lost = 0;
+    let (types, profile, pass) = (Types::from(Dtype::F16), named("f16-flash"), Pass::Backward);
+    let (declared, mut lost) = ((&types, &profile), 0);
     for (problem, sizes) in all {
         for seed in 0..4 {
             let inputs = operands(problem, pass, seed, Dtype::F16, sizes);
             let got = results(problem, pass, &profile, &inputs, Dtype::F16);
-            let mut exact = bounds(problem, pass, Dtype::F16, &profile, &inputs).unwrap();
-            exact.outputs.retain(|name, _| got.contains_key(name));
+            let exact = judged(problem, pass, declared, &inputs, &got);
             let margin = g1(&exact, &got).margin;
             assert!(margin <= 1.0, "{sizes:?} {seed}: {margin}");
-            let own = problem.operands(pass);
-            let kernels =
-                Kernels::new(problem, pass, Dtype::F16, &profile, &inputs, &exact).unwrap();
-            let typical = Typical::new(&kernels).unwrap();
-            let all = g2(&own, &profile, &exact, &typical, &got);
-            let found: Vec<_> = all.into_iter().filter(|x| x.margin() > 1.0).collect();
+            let found = conspicuous(problem, pass, declared, &inputs, (&exact, &got));
             assert_eq!(found, [], "{sizes:?} {seed}");
-            let types = Types::from(Dtype::F16);
+            let own = problem.operands(pass);
             let doubts = uninformative(&own, &profile, &exact, &got, |kernel| {
                 let errors =
                     stochastic::errors(problem, pass, &types, &profile, &inputs, &exact, kernel);
@@ -318,8 +315,8 @@ fn a_scaled_gradient_is_conspicuous() {
         let mut got = kernel(&problem, pass, &profile, &inputs);
         let scaled = got[name].to_f64(name).unwrap() * 1.03;
         got.insert(name.to_string(), Tensor::round(&scaled, Dtype::Bf16));
-        let exact = judged(&problem, pass, &profile, &inputs, &got);
-        let all = conspicuous(&problem, pass, &profile, &inputs, (&exact, &got));
+        let exact = judged(&problem, pass, (&bf16(), &profile), &inputs, &got);
+        let all = conspicuous(&problem, pass, (&bf16(), &profile), &inputs, (&exact, &got));
         assert!(all.iter().any(|x| x.output == name), "{name}: {all:?}");
     }
 }

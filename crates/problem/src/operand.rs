@@ -109,7 +109,12 @@ pub enum Role {
 impl Role {
     /// True where the caller chooses its elements: an input or a cotangent.
     pub fn is_given(self) -> bool {
-        matches!(self, Role::Input | Role::Cotangent | Role::OptionalCotangent)
+        self == Role::Input || self.is_cotangent()
+    }
+
+    /// True for a cotangent, whether it may be absent or not.
+    pub fn is_cotangent(self) -> bool {
+        matches!(self, Role::Cotangent | Role::OptionalCotangent)
     }
 }
 

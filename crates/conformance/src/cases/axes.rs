@@ -99,8 +99,7 @@ pub(crate) trait Grid {
     /// Large shapes so thin that a run can afford each.
     const THIN: &'static [&'static str];
 
-    /// Values of three axes or more that a run must have together, each with the name of its axis; with a large shape
-    /// also the storage type.
+    /// Values of three axes or more that a run must have together, each with the name of its axis, or [`STORAGE`].
     const TOGETHER: &'static [&'static [(&'static str, &'static str)]] = &[];
 
     /// Takes from the axes the values that an algorithm of the grid does not have.

@@ -2,7 +2,7 @@
 
 use super::large::is_large;
 use super::{Point, Spec};
-use crate::cases::axes::{Names, SHAPE};
+use crate::cases::axes::{Names, SHAPE, STORAGE};
 use crate::generate::Stream;
 use etalon_problem::Algorithm;
 use std::collections::BTreeSet;
@@ -25,7 +25,7 @@ pub(super) fn points(algorithm: Algorithm, seed: u64) -> Vec<Spec> {
     let together = Point::together(algorithm).iter().filter(|values| !is_large(algorithm, values));
     for (number, values) in together.enumerate() {
         let wanted: Vec<(usize, usize)> =
-            values.iter().filter_map(|value| place(&axes, *value)).collect();
+            values.iter().filter_map(|value| place(algorithm, &axes, *value)).collect();
         let has = |point: &Vec<usize>| wanted.iter().all(|&(axis, at)| point[axis] == at);
         if !points.iter().any(has) {
             let draw = |(axis, &size): (usize, &usize)| stream.below(64 * number + axis, size);
@@ -45,7 +45,15 @@ pub(super) fn points(algorithm: Algorithm, seed: u64) -> Vec<Spec> {
 
 /// Position of a value of an axis: the number of the axis, of which the storage type is the first, and that of the
 /// value.
-fn place(axes: &[Names], (axis, value): (&str, &str)) -> Option<(usize, usize)> {
+fn place(
+    algorithm: Algorithm,
+    axes: &[Names],
+    (axis, value): (&str, &str),
+) -> Option<(usize, usize)> {
+    if axis == STORAGE {
+        let storage = Point::storage(algorithm);
+        return Some((0, storage.iter().position(|dtype| dtype.name() == value)?));
+    }
     let (number, (_, names)) = axes.iter().enumerate().find(|(_, (name, _))| *name == axis)?;
     Some((number + 1, names.iter().position(|name| *name == value)?))
 }
@@ -97,7 +105,6 @@ fn gain(uncovered: &BTreeSet<Pair>, point: &[Option<usize>], axis: usize, value:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cases::axes::STORAGE;
     use crate::cases::{Depth, specs};
 
     #[test]
@@ -119,19 +126,17 @@ mod tests {
         for algorithm in Algorithm::ALL {
             for values in Point::together(algorithm) {
                 let axes = Point::axes(algorithm);
-                let storage = values.iter().find(|value| value.0 == STORAGE);
-                let values = || values.iter().filter(|value| value.0 != STORAGE);
-                assert!(values().all(|value| place(&axes, *value).is_some()), "{algorithm}");
+                let place = |value| place(algorithm, &axes, value);
+                assert!(values.iter().all(|value| place(*value).is_some()), "{values:?}");
                 let has = |spec: &Spec| {
                     let name = spec.to_string();
                     let names: Vec<&str> = name.split('/').collect();
-                    // The first is the algorithm.
-                    let at = |value| place(&axes, value).map(|(axis, _)| names[axis + 1]);
-                    storage.is_none_or(|(_, dtype)| spec.dtype.name() == *dtype)
-                        && values().all(|&(axis, value)| at((axis, value)) == Some(value))
+                    // The first is the algorithm, the second the storage type.
+                    let at = |value| place(value).map(|(axis, _)| names[axis + 1]);
+                    values.iter().all(|&(axis, value)| at((axis, value)) == Some(value))
                 };
                 let mut specs = specs(algorithm, Depth::Core, 3);
-                assert!(specs.any(|spec| has(&spec)), "{algorithm} {:?}", Vec::from_iter(values()));
+                assert!(specs.any(|spec| has(&spec)), "{algorithm} {values:?}");
             }
         }
     }

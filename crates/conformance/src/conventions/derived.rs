@@ -177,7 +177,7 @@ fn scales(problem: &Problem, operand: &Operand) -> Vec<(&'static str, &'static s
 
 /// A cotangent that is dropped, or taken for another number.
 fn cotangents(own: &Original<'_>, operand: &Operand) -> Vec<Reading> {
-    if !matches!(operand.role, Role::Cotangent | Role::OptionalCotangent) {
+    if !operand.role.is_cotangent() {
         return Vec::new();
     }
     let fill = Edit::Fill(operand.shape.clone().into(), 1.0);

@@ -91,7 +91,7 @@ fn weighed(
     counts: &dyn Fn(usize) -> bool,
 ) -> Reading {
     for operand in own.operands.iter().filter(|x| own.inputs.contains_key(x.name)) {
-        let cotangent = matches!(operand.role, Role::Cotangent | Role::OptionalCotangent);
+        let cotangent = operand.role.is_cotangent();
         if let (true, Some(at)) = (cotangent, operand.position(axis)) {
             let weight = |entry: IxDyn| f64::from(u8::from(counts(entry[at])));
             let rows = ArrayD::from_shape_fn(IxDyn(&operand.shape[..=at]), weight);

@@ -7,7 +7,7 @@ use super::tensors::change;
 use super::trial::Trial;
 use crate::gates;
 use crate::tensor::Tensors;
-use etalon_problem::{Dtype, Operand, Pass, Problem, Role, Stored};
+use etalon_problem::{Dtype, Operand, Pass, Problem, Stored};
 
 laws! {
     EVERY;
@@ -24,7 +24,7 @@ fn linear_in(problem: &Problem, pass: Pass) -> Vec<Operand> {
     let operands = problem.operands(pass).into_iter();
     let proportional = |x: &Operand| match pass {
         Pass::Forward => matches!(x.name, "v" | "initial_state"),
-        _ => matches!(x.role, Role::Cotangent | Role::OptionalCotangent),
+        _ => x.role.is_cotangent(),
     };
     operands.filter(proportional).collect()
 }
