@@ -1,4 +1,4 @@
-//! Prints how long each law, each shape, each tier and each pass takes of a run at core depth, on one
+//! Prints how long each law, each shape, each case, each tier and each pass takes of a run at core depth, on one
 //! thread. The first law that needs the exact results of a case waits for them: mostly that is `bound`. Arguments
 //! are names of laws: those alone.
 //!
@@ -38,6 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let spec = record.case.parse::<Spec>();
         spec.map_or(String::new(), |spec| format!("{} {}", spec.algorithm, spec.shape()))
     });
+    table("case", &records, |record| record.case.clone());
     table("tier", &records, |record| record.tier.clone());
     table("pass", &records, |record| format!("{} {}", record.algorithm, record.pass));
     table("check", &records, |record| format!("{} {} {}", record.pass, record.check, record.case));

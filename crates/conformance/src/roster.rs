@@ -51,6 +51,11 @@ macro_rules! grids {
                 match algorithm { $($(Algorithm::$algorithm)|+ => $module::Point::THIN),* }
             }
 
+            /// Large shapes of which core depth has one case.
+            pub(crate) fn once(algorithm: Algorithm) -> &'static [&'static str] {
+                match algorithm { $($(Algorithm::$algorithm)|+ => $module::Point::ONCE),* }
+            }
+
             /// Values that a run of an algorithm must have together.
             pub(crate) fn together(
                 algorithm: Algorithm,

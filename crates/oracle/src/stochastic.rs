@@ -16,6 +16,7 @@ use etalon_problem::{Algorithm, Dtype, Error, Operand, Pass, Problem, Role};
 use etalon_reference::scalar::Real;
 use etalon_reference::{Arithmetic, evaluate, evaluate_in, operators};
 use ndarray::{ArrayD, Axis};
+use std::sync::{Mutex, PoisonError};
 
 /// Number of simulated kernels.
 pub const KERNELS: u32 = 16;
@@ -73,7 +74,7 @@ pub(crate) fn underflow(
     inputs: &Values,
     exact: &Bounds,
 ) -> Result<Option<Values>, Error> {
-    let rounding = Rounding::of_underflow(profile, problem.algorithm(), pass);
+    let rounding = Rounding::of_underflow(profile, problem.algorithm(), pass).kept();
     // The largest weight of a row is 1 before a forward pass divides by their sum.
     if rounding.floor == 0.0 || pass == Pass::Forward {
         return Ok(None);
@@ -99,7 +100,7 @@ fn stored(
     inputs: &Values,
     (profile, kernel): (&Profile, u32),
 ) -> Result<Values, Error> {
-    let rounding = Rounding::new(profile, problem.algorithm(), pass, kernel);
+    let rounding = Rounding::new(profile, problem.algorithm(), pass, kernel).kept();
     let operands = problem.operands(pass);
     let mut inputs = inputs.clone();
     if operands.iter().any(|x| x.role == Role::Saved) {
@@ -160,7 +161,7 @@ fn keep_saved(
 }
 
 /// The largest errors of operations, relative to their results.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct Rounding {
     /// Of the accumulator.
     unit: f32,
@@ -190,7 +191,7 @@ struct Rounding {
 }
 
 impl Rounding {
-    const NONE: Rounding = Rounding {
+    const NONE: &'static Rounding = &Rounding {
         unit: 0.0,
         product: 0.0,
         factors: 0.0,
@@ -204,6 +205,19 @@ impl Rounding {
         factor: 1.0,
         kernel: 0,
     };
+
+    /// The same for as long as the process lives, so that numbers carry one word of it: there are as many as simulated
+    /// kernels of profiles, algorithms and passes.
+    fn kept(self) -> &'static Rounding {
+        static KEPT: Mutex<Vec<&Rounding>> = Mutex::new(Vec::new());
+        let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = kept.iter().find(|known| ***known == self) {
+            return known;
+        }
+        let new = Box::leak(Box::new(self));
+        kept.push(new);
+        new
+    }
 
     fn new(profile: &Profile, algorithm: Algorithm, pass: Pass, kernel: u32) -> Self {
         let unit = profile.accumulator.unit_roundoff();
@@ -268,11 +282,11 @@ impl Rounding {
     fn of_underflow(profile: &Profile, algorithm: Algorithm, pass: Pass) -> Self {
         let Rounding { floor, product_floor, .. } = Rounding::new(profile, algorithm, pass, 0);
         let unit = Dtype::F64.unit_roundoff() as f32;
-        Rounding { unit, product: unit, floor, product_floor, ..Rounding::NONE }
+        Rounding { unit, product: unit, floor, product_floor, ..*Rounding::NONE }
     }
 
     /// Of a product of factors that are stored before. Two that are narrowed err each by itself.
-    fn of_product(self, x: Stochastic, y: Stochastic) -> f32 {
+    fn of_product(&self, x: Stochastic, y: Stochastic) -> f32 {
         let loses = |x: Stochastic| x.value.to_bits() & self.lost != 0;
         let factors = match u8::from(loses(x)) + u8::from(loses(y)) {
             0 => 0.0,
@@ -283,12 +297,12 @@ impl Rounding {
     }
 
     /// Of a division, or of a product with a rounded reciprocal.
-    fn of_quotient(self) -> f32 {
+    fn of_quotient(&self) -> f32 {
         2.0 * self.unit
     }
 
     /// The same number for the same operation on the same operands at the same place, from −1 to 1.
-    fn random(self, operation: u64, x: f64, y: f64, place: u32) -> f64 {
+    fn random(&self, operation: u64, x: f64, y: f64, place: u32) -> f64 {
         let seed = (u64::from(self.kernel) << 8 | operation).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let mut word = x.to_bits() ^ y.to_bits().rotate_left(29) ^ seed;
         word = word.wrapping_add(u64::from(place) << 17);
@@ -314,7 +328,7 @@ struct Stochastic {
     /// Of a sum of exponentials 1 more than the largest [`size`](Self::size) of an argument; else 0.
     logit: f64,
     /// Rounding of its operations: of a constant of the formula [`Rounding::NONE`] until it meets an operand.
-    rounding: Rounding,
+    rounding: &'static Rounding,
     /// Rounding of a weight before it is multiplied. The sum of weights that divides is that of
     /// weights which are not rounded.
     stored: f32,
@@ -337,7 +351,13 @@ impl Stochastic {
     }
 
     /// A result of two numbers, off by up to `units` roundoffs of itself.
-    fn with(self, y: Self, value: f64, relative: impl Fn(Rounding) -> f32, operation: u64) -> Self {
+    fn with(
+        self,
+        y: Self,
+        value: f64,
+        relative: impl Fn(&Rounding) -> f32,
+        operation: u64,
+    ) -> Self {
         let rounding = if self.rounding.unit > 0.0 { self.rounding } else { y.rounding };
         let place = self.place.rotate_left(7) ^ y.place.wrapping_mul(0x85EB_CA6B);
         let x = Stochastic { rounding, place, ..self };
@@ -423,7 +443,7 @@ impl Real for Stochastic {
         let score = f64::from(self.rounding.score) * self.size;
         let function = (2.0 + self.value.abs() + self.size) * self.unit() + score;
         let computed = self.off(value, value * function, 4, 0.0);
-        let Rounding { weight: stored, floor, .. } = self.rounding;
+        let Rounding { weight: stored, floor, .. } = *self.rounding;
         Stochastic { logit: 1.0 + self.size, stored, floor, ..computed }
     }
 

@@ -19,8 +19,6 @@ fn budget(algorithm: Algorithm, depth: Depth) -> (f64, f64) {
         // Cases of `kept_tiles` take much of it, and chunks over several tiles.
         Depth::Smoke | Depth::Core if algorithm == Algorithm::Attention => (8e7, 3e7),
         Depth::Smoke | Depth::Core if algorithm == Algorithm::LazyAttention => (7.2e7, 3e7),
-        // One case of `sweeps`, beside the others.
-        Depth::Smoke | Depth::Core if algorithm == Algorithm::LinearCrossEntropy => (7.5e7, 3e7),
         Depth::Smoke | Depth::Core => (6e7, 3e7),
         Depth::Full | Depth::Soak => (1.5e9, 1.5e8),
     }
@@ -66,10 +64,12 @@ const WEIGHT: f64 = 30.0;
 /// The large cases of a run.
 pub(super) fn points(algorithm: Algorithm, depth: Depth, seed: u64) -> Vec<Spec> {
     let (mut left, most) = budget(algorithm, depth);
-    let mut points = Vec::new();
+    let mut points: Vec<Spec> = Vec::new();
     for spec in candidates(algorithm, seed) {
         let cost = cost(&spec.problem());
-        if cost <= most.min(left) {
+        let again = points.iter().any(|point| point.shape() == spec.shape());
+        let once = depth <= Depth::Core && Point::once(algorithm).contains(&spec.shape());
+        if cost <= most.min(left) && !(once && again) {
             left -= cost;
             points.push(spec);
         }

@@ -9,7 +9,7 @@ use etalon_problem::{Pass, Problem};
 const RIGHT: f64 = 5.0 + crate::typical::KERNELS as f64;
 
 /// Limit of the work on explanations, as a share of the work of the rest of the check.
-pub(super) const SHARE: f64 = 0.5;
+pub(super) const SHARE: f64 = 0.4;
 
 /// Products that nobody waits for: of a problem that takes fewer with all its candidates, everything is
 /// evaluated.

@@ -1,7 +1,7 @@
 //! Promises of etalon about bits: they depend on nothing but the one sequence and key head.
 
 use super::flaw::Judgement;
-use super::law::{laws, many_ways, scores_are};
+use super::law::{DEAR, laws, many_ways, scores_are};
 use super::part::Part;
 use super::tensors::{Equality, everywhere, same};
 use super::trial::Trial;
@@ -11,7 +11,7 @@ use etalon_problem::{Axis, Mode, Sequences};
 laws! {
     SCORES;
     /// Two runs, and runs on 1, 2, 3 and 7 threads, give the same bits.
-    Contract determinism of EVERY on Any, favour many_ways;
+    Contract determinism of EVERY on Any, favour many_ways, core DEAR;
     /// Partial sums of dq that have other memory, as little as a byte, give the same bits.
     Contract partials on Backward asks Partials, favour many_ways;
     /// A batch element gives the same bits alone as in its batch.

@@ -1,7 +1,7 @@
 //! A kept workspace: what calls before have left in it decides no bit.
 
 use super::flaw::Judgement;
-use super::law::{laws, many_ways};
+use super::law::{DEAR, laws, many_ways};
 use super::tensors::{Equality, same};
 use super::trial::{Trial, Turn};
 use crate::cases::Case;
@@ -13,7 +13,7 @@ laws! {
     EVERY;
     /// A pass gives the same bits, time and again, in a workspace that holds what calls of other shapes and
     /// options have left, and in one that holds NaN.
-    Contract kept_workspace on Any asks Workspace, favour many_ways;
+    Contract kept_workspace on Any asks Workspace, favour many_ways, core DEAR;
 }
 
 fn kept_workspace(trial: &Trial<'_>) -> Judgement {

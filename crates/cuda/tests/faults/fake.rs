@@ -151,7 +151,7 @@ fn build(folder: &Path, part: Part, lacks: &str) {
     fs::write(folder.join("control.h"), include_str!("control.h")).unwrap();
     fs::write(folder.join(&name), source).unwrap();
     let mut command = Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into()));
-    command.args(["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]);
+    command.args(["-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]);
     command.arg(format!("-Wl,-soname,{library}"));
     if !lacks.is_empty() {
         command.arg(format!("-D{lacks}=lacks_{lacks}"));

@@ -254,8 +254,9 @@ fn nothing_is_kept_after_a_session() {
     });
 }
 
-/// Calls `body` for each call of the driver in a session, with its number and how the session ended.
-fn each_failure(fake: &Fake, code: i32, mut body: impl FnMut(&Workspace, &OnDevice, &str, Result<(), Error>)) {
+/// Calls `body` for each call of the driver in a session, with its number and how the session ended; where there are two
+/// codes, calls fail with one and the other in turn.
+fn each_failure(fake: &Fake, codes: &[i32], mut body: impl FnMut(&Workspace, &OnDevice, &str, i32, Result<(), Error>)) {
     probe().unwrap();
     let on_device = OnDevice::new(fake, None);
     let mut functions = Part::Driver.functions();
@@ -271,13 +272,14 @@ fn each_failure(fake: &Fake, code: i32, mut body: impl FnMut(&Workspace, &OnDevi
         for nth in 1..=calls {
             let workspace = Workspace::new();
             fake.set(Part::Driver, "current", 0);
+            let code = codes[(nth as usize + pools as usize) % codes.len()];
             fake.fail(Part::Driver, "", nth, code);
             let result = session(&workspace, &on_device);
             let failed = fake.failed(Part::Driver);
             assert!(!failed.is_empty(), "a session makes the same calls each time");
             functions.retain(|name| *name != failed);
             fake.fail(Part::Driver, "", 0, 0);
-            body(&workspace, &on_device, &failed, result);
+            body(&workspace, &on_device, &failed, code, result);
             drop(workspace);
             fake.set(Part::Driver, "lost", 0);
         }
@@ -292,23 +294,22 @@ fn each_failure(fake: &Fake, code: i32, mut body: impl FnMut(&Workspace, &OnDevi
 #[test]
 fn any_call_fails_once() {
     alone("any_call_fails_once", |fake| {
-        for (code, name) in [(OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY"), (UNKNOWN, "CUDA_ERROR_UNKNOWN")] {
-            each_failure(fake, code, |workspace, on_device, failed, result| {
-                // A failure to give something back is reported by the next call.
-                let error = result.and_then(|()| workspace.check(0)).unwrap_err();
-                let text = error.to_string();
-                let memory = code == OUT_OF_MEMORY && matches!(error, Error::Memory { .. });
-                assert!(text.contains(name) || memory, "{failed}: {text}");
-                session(workspace, on_device).unwrap_or_else(|error| panic!("after {failed}: {error}"));
-            });
-        }
+        each_failure(fake, &[OUT_OF_MEMORY, UNKNOWN], |workspace, on_device, failed, code, result| {
+            // A failure to give something back is reported by the next call.
+            let error = result.and_then(|()| workspace.check(0)).unwrap_err();
+            let text = error.to_string();
+            let name = if code == UNKNOWN { "CUDA_ERROR_UNKNOWN" } else { "CUDA_ERROR_OUT_OF_MEMORY" };
+            let memory = code == OUT_OF_MEMORY && matches!(error, Error::Memory { .. });
+            assert!(text.contains(name) || memory, "{failed}: {text}");
+            session(workspace, on_device).unwrap_or_else(|error| panic!("after {failed}: {error}"));
+        });
     });
 }
 
 #[test]
 fn a_fault_ends_the_context() {
     alone("a_fault_ends_the_context", |fake| {
-        each_failure(fake, LAUNCH_FAILED, |workspace, on_device, failed, result| {
+        each_failure(fake, &[LAUNCH_FAILED], |workspace, on_device, failed, _, result| {
             let lost = |result: Result<(), Error>| match result {
                 Err(Error::ContextLost { device: 0, fault }) => {
                     assert!(fault.contains("CUDA_ERROR_LAUNCH_FAILED"), "{fault}");
