@@ -56,10 +56,8 @@ template <int PLACE> DEV void raise(const BackwardArgs& c, int sequence, int key
 // Rows of lse2 and delta: of every head, or of listed sequences tile after tile.
 DEV i64 stat_rows(const Shape& s) { return (PACKED ? 1ll : s.batch) * s.heads * s.padded; }
 DEV i64 stat_row(const Own& s, int head) { return (i64)(PACKED ? head : s.batch * s.heads + head) * s.padded + s.tile * 64; }
-// Work tile t of 128 rows: of keys, or of queries.
-template <bool BY_KEYS, bool WARP> DEV Work work_of(int t, const BackwardArgs& c) {
-  const Shape& s = c.shape;
-  return work_of<2, BY_KEYS, WARP>(t, s, c.packed, s.heads_per_group * (BY_KEYS ? 1 : s.heads / s.key_heads));
+template <bool BY_KEYS> DEV int heads_together(const BackwardArgs& c) {
+  return c.shape.heads_per_group * (BY_KEYS ? 1 : c.shape.heads / c.shape.key_heads);
 }
 // A tile that ends with its sequence, and not with the arrays: threads write its rows.
 template <bool BY_KEYS> DEV bool is_cut(const Work& w, const Own& s) {
@@ -115,23 +113,39 @@ DEV void put_results(const BackwardArgs& c, const Work& w, const Own& s, int row
     proxy_fence();
   }
 }
-// Copies the results of each tile of a ring of two from shared memory, by one thread: `copy` those of a tile, unless
-// threads write its rows. OUT_FULL: the barriers of results, one for each stage; TILE: the numbers of tiles.
-template <bool BY_KEYS, class TILES, u32 OUT_FULL, u32 TILE, class F> DEV void store_tiles(u32 base, const BackwardArgs& call, F copy) {
+// Calls load(head, row, stage, barrier) for each block of ROWS rows that a tile walks, once its stage is empty; with SPANS a
+// word of a stage says which block of queries it is, and whether it needs a mask.
+template <int ROWS, bool BY_KEYS, u32 VISIT, class BLOCKS, class F>
+DEV void feed_blocks(BLOCKS& blocks, const BackwardArgs& call, const Work& w, const Own& s, const Range& range, F load) {
+  const int each = s.heads / s.key_heads;
 #pragma unroll 1
-  for (TILES tiles = {base, 0};; tiles.advance()) {
-    tiles.wait_full();
-    const int t = load_word(base + TILE + 4 * tiles.stage());
-    if (t < 0) break;
-    const Work w = work_of<BY_KEYS, false>(t, call);
-    const Own s = of_batch<false>(call.shape, call.packed, w.batch);
-    const u32 stage = tiles.stage();
-    wait(base + OUT_FULL + 8 * stage, tiles.phase());
+  for (int h = BY_KEYS ? w.head * each : w.head / each; h < (BY_KEYS ? (w.head + 1) * each : w.head / each + 1); h++)
+#pragma unroll 1
+    for (int row = range.begin * ROWS; row < range.end * ROWS; row += ROWS) {
+      const u32 visit = SPANS && BY_KEYS ? visit_of<ROWS / 64>(call.spans, s, w.block, row / ROWS) : 0;
+      if (visit == SKIPPED) continue;
+      const u32 stage = blocks.stage(), full = blocks.full();
+      blocks.wait_empty();
+      if (SPANS && BY_KEYS) store_word(blocks.base + VISIT + 4 * stage, visit);
+      load(h, row, stage, full);
+      blocks.advance();
+    }
+}
+// Copies the results of each tile from shared memory, by one thread: `copy` those of a stage, unless threads write
+// their rows. OUT_FULL: the barriers of results, one for each stage. OUT_EMPTY: that of a place of their own; without
+// one they lie where the tile's operands were.
+template <bool BY_KEYS, u32 OUT_FULL, u32 OUT_EMPTY = 0, class TILES, class F> DEV void store_tiles(TILES tiles, const BackwardArgs& call, F copy) {
+  Work w;
+  Own s;
+#pragma unroll 1
+  for (; tiles.template take<false>(call, w, s); tiles.advance()) {
+    if (OUT_EMPTY) arrive(tiles.empty());
+    wait(tiles.base + OUT_FULL + 8 * tiles.stage(), tiles.phase());
     if (!is_cut<BY_KEYS>(w, s)) {
-      copy(w, s, stage);
+      copy(w, s, tiles.stage());
       store_commit(), store_wait_read();
     }
-    arrive(tiles.empty());
+    arrive(OUT_EMPTY ? tiles.base + OUT_EMPTY : tiles.empty());
   }
   store_wait();
 }

@@ -6,54 +6,41 @@ constexpr int KEYS = OWN, ROWS = 64;
 constexpr u32 KV_BYTES = KEYS * D * 2, Q_BYTES = ROWS * D * 2;
 // k and v of two tiles: dv and dk of a tile take their places. q and dout of query blocks, in stages.
 constexpr u32 AT_V = KV_BYTES, PAIR = 2 * KV_BYTES, AT_Q = 2 * PAIR, AT_DO = AT_Q + STAGES * Q_BYTES, AT_STATS = AT_DO + STAGES * Q_BYTES;
-using Tiles = Ring<2, AT_STATS + STAGES * 2 * ROWS * 4, 1, true>;  // of k and v
-constexpr u32 OUT_FULL = Tiles::END;
+using TileRing = Ring<2, AT_STATS + STAGES * 2 * ROWS * 4, 1, true>;  // of k and v
+constexpr u32 OUT_FULL = TileRing::END;
 using Blocks = Ring<STAGES, OUT_FULL + 16>;  // of q, dout, lse2 and delta
-constexpr u32 TILE = Blocks::END, VISIT = TILE + 8;
+using Tiles = WorkTiles<2, true, TileRing, Blocks::END>;
+constexpr u32 VISIT = Blocks::END + 8;
 CHECK_SHARED(keys, 1024 + VISIT + (SPANS ? 16 : 0));  // 1024 to align all
 DEV void produce(u32 base, const BackwardArgs& call) {
   Tiles tiles = {base, 1};
   Blocks blocks = {base, 1};
 #pragma unroll 1
   for (int t = blockIdx.x; t < call.tiles; t = claim_tile(call.counter, call.tiles)) {
-    const Work w = work_of<true, false>(t, call);
+    const Work w = Tiles::work<false>(t, call);
     if (w.block < 0) continue;
-    const Own s = of_batch<false>(call.shape, call.packed, w.batch);
+    const Own s = sequence_of<false>(call, w.batch);
     const Range range = query_blocks<ROWS / 64>(call.spans, s, w.block, w.task);
-    const u32 k = base + tiles.stage() * PAIR, loaded = tiles.full();
-    tiles.wait_empty();
-    store_word(base + TILE + 4 * tiles.stage(), t);
+    const u32 k = base + tiles.stage() * PAIR, loaded = tiles.announce(t);
     expect_bytes(loaded, PAIR);
     load5(k, &call.k, loaded, s.key_start + w.block * KEYS, w.head, s.batch);
     load5(k + AT_V, &call.v, loaded, s.key_start + w.block * KEYS, w.head, s.batch);
-    const int each = s.heads / s.key_heads;
-#pragma unroll 1
-    for (int h = w.head * each; h < (w.head + 1) * each; h++)
-#pragma unroll 1
-      for (int row = range.begin * ROWS; row < range.end * ROWS; row += ROWS) {
-        const u32 visit = SPANS ? visit_of<ROWS / 64>(call.spans, s, w.block, row / ROWS) : 0;
-        if (visit == SKIPPED) continue;
-        const u32 stage = blocks.stage(), full = blocks.full(), stats = base + AT_STATS + stage * 2 * ROWS * 4;
-        blocks.wait_empty();
-        if (SPANS) store_word(base + VISIT + 4 * stage, visit);
-        expect_bytes(full, 2 * Q_BYTES + 2 * ROWS * 4);
-        load5(base + AT_Q + stage * Q_BYTES, &call.q, full, s.query_start + row, h, s.batch);
-        load5(base + AT_DO + stage * Q_BYTES, &call.dout, full, s.query_start + row, h, s.batch);
-        const i64 at = stat_row(s, opaque(h)) + row;
-        load_bytes(stats, call.lse2 + at, ROWS * 4, full);
-        load_bytes(stats + ROWS * 4, call.delta + at, ROWS * 4, full);
-        blocks.advance();
-      }
+    feed_blocks<ROWS, true, VISIT>(blocks, call, w, s, range, [&](int h, int row, u32 stage, u32 full) {
+      const u32 stats = base + AT_STATS + stage * 2 * ROWS * 4;
+      expect_bytes(full, 2 * Q_BYTES + 2 * ROWS * 4);
+      load5(base + AT_Q + stage * Q_BYTES, &call.q, full, s.query_start + row, h, s.batch);
+      load5(base + AT_DO + stage * Q_BYTES, &call.dout, full, s.query_start + row, h, s.batch);
+      const i64 at = stat_row(s, opaque(h)) + row;
+      load_bytes(stats, call.lse2 + at, ROWS * 4, full);
+      load_bytes(stats + ROWS * 4, call.delta + at, ROWS * 4, full);
+    });
     tiles.advance();
   }
-  tiles.wait_empty();
-  store_word(base + TILE + 4 * tiles.stage(), -1);
-  arrive(tiles.full());
+  tiles.finish();
 }
-
-// Writes dk and dv of each tile.
 DEV void store(u32 base, const BackwardArgs& call) {
-  store_tiles<true, Tiles, OUT_FULL, TILE>(base, call, [&](const Work& w, const Own& s, u32 stage) {
+  Tiles tiles = {base, 0};
+  store_tiles<true, OUT_FULL>(tiles, call, [&](const Work& w, const Own& s, u32 stage) {
     const u32 from = base + stage * PAIR;
     store5(&call.dk, from, s.key_start + w.block * KEYS, w.head, s.batch);
     if (DV) store5(&call.dv, from + AT_V, s.key_start + w.block * KEYS, w.head, s.batch);
@@ -64,13 +51,10 @@ DEV void consume(u32 base, const BackwardArgs& call) {
   const Shape& all = call.shape;
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
   Blocks blocks = {base, 0};
+  Work w;
+  Own s;
 #pragma unroll 1
-  for (Tiles tiles = {base, 0};; tiles.advance()) {
-    tiles.wait_full();
-    const int t = uniform<true>(load_word(base + TILE + 4 * tiles.stage()));
-    if (t < 0) return;
-    const Work w = work_of<true, true>(t, call);
-    const Own s = of_batch<true>(all, call.packed, w.batch);
+  for (Tiles tiles = {base, 0}; tiles.take<true>(call, w, s); tiles.advance()) {
     const float c = UNIT * LOG2E;
     const u32 own = base + tiles.stage() * PAIR + group * 64 * 128;
     const int key = w.block * KEYS + group * 64 + warp * 16 + lane / 4, each = s.heads / s.key_heads;
@@ -171,15 +155,13 @@ DEV void consume(u32 base, const BackwardArgs& call) {
 }
 extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant__ BackwardArgs call) {
   using namespace keys_pass;
-  u32 base = shared_panels();
-  if (threadIdx.x == 0) {
+  const u32 base = shared_panels();
+  make_barriers([&] {
     prefetch(&call.q), prefetch(&call.k), prefetch(&call.v), prefetch(&call.dout), prefetch(&call.dk);
     if (DV) prefetch(&call.dv);
     Tiles::init(base, 1, 1), Blocks::init(base, 1, 8 * ARRIVALS);
     for (int i = 0; i < 2; i++) barrier_init(base + OUT_FULL + 8 * i, 8 * ARRIVALS);
-    barrier_init_fence();
-  }
-  __syncthreads();
+  });
   auto feed = [&] {
     if (threadIdx.x == 0) produce(base, call);
     if (threadIdx.x == 32) store(base, call);

@@ -11,56 +11,42 @@ constexpr int STAGES = LSE ? 4 : 2;
 constexpr u32 BYTES = OWN * D * 2;
 // Of two tiles what they own; their results take its place. y, and x where that is another tensor, in stages.
 constexpr u32 AT_Y = 2 * BYTES, AT_X = LSE ? AT_Y : AT_Y + STAGES * BYTES, AT_STATS = AT_Y + 4 * BYTES, STATS = 2 * OWN * 4;
-using Tiles = Ring<2, AT_STATS + STAGES * STATS, 1, true>;  // of what a tile owns
-constexpr u32 OUT_FULL = Tiles::END;
+using TileRing = Ring<2, AT_STATS + STAGES * STATS, 1, true>;  // of what a tile owns
+constexpr u32 OUT_FULL = TileRing::END;
 using Blocks = Ring<STAGES, OUT_FULL + 16, 2>;
 constexpr int Y = 0, X = 1;  // its parts
-constexpr u32 TILE = Blocks::END, VISIT = TILE + 8, ALL = 1024 + VISIT + (SPANS ? 16 : 0);  // 1024 to align all
+template <bool KEYS> using Tiles = WorkTiles<2, KEYS, TileRing, Blocks::END>;
+constexpr u32 VISIT = Blocks::END + 8, ALL = 1024 + VISIT + (SPANS ? 16 : 0);  // 1024 to align all
 
 template <bool KEYS> DEV Range range_of(const BackwardArgs& c, const Work& w, const Own& s) {
   return KEYS ? query_blocks<2>(c.spans, s, w.block, w.task) : key_blocks<2, OWN>(c.spans, s, w.block);
 }
 template <bool KEYS> DEV void produce(u32 base, const BackwardArgs& call) {
-  Tiles tiles = {base, 1};
+  Tiles<KEYS> tiles = {base, 1};
   Blocks blocks = {base, 1};
 #pragma unroll 1
   for (int t = blockIdx.x; t < call.tiles; t = claim_tile(call.counter, call.tiles)) {
-    const Work w = work_of<KEYS, false>(t, call);
+    const Work w = Tiles<KEYS>::template work<false>(t, call);
     if (w.block < 0) continue;
-    const Own s = of_batch<false>(call.shape, call.packed, w.batch);
+    const Own s = sequence_of<false>(call, w.batch);
     const Range range = range_of<KEYS>(call, w, s);
-    const u32 loaded = tiles.full();
-    tiles.wait_empty();
-    store_word(base + TILE + 4 * tiles.stage(), t);
+    const u32 own = base + tiles.stage() * BYTES, loaded = tiles.announce(t);
     expect_bytes(loaded, BYTES);
-    const int first = (KEYS ? s.key_start : s.query_start) + w.block * OWN;
-    load5(base + tiles.stage() * BYTES, KEYS ? &call.k : &call.q, loaded, first, w.head, s.batch);
-    const int each = s.heads / s.key_heads, from = KEYS ? w.head * each : w.head / each, heads = KEYS ? each : 1;
-#pragma unroll 1
-    for (int h = from; h < from + heads; h++)
-#pragma unroll 1
-      for (int row = range.begin * OWN; row < range.end * OWN; row += OWN) {
-        const u32 visit = SPANS && KEYS ? visit_of<OWN / 64>(call.spans, s, w.block, row / OWN) : 0;
-        if (visit == SKIPPED) continue;
-        const u32 stage = blocks.stage(), full = blocks.full(), stats = base + AT_STATS + stage * STATS;
-        blocks.wait_empty();
-        if (SPANS && KEYS) store_word(base + VISIT + 4 * stage, visit);
-        expect_bytes(full, BYTES + (KEYS ? (LSE ? 2 : 1) * OWN * 4 : 0));
-        load5(base + AT_Y + stage * BYTES, KEYS ? &call.q : &call.k, full, (KEYS ? s.query_start : s.key_start) + row, h, s.batch);
-        if (KEYS) {
-          const i64 at = stat_row(s, opaque(h)) + row;
-          load_bytes(stats, call.lse2 + at, OWN * 4, full);
-          if (LSE) load_bytes(stats + OWN * 4, call.delta + at, OWN * 4, full);
-        }
-        if (!LSE)
-          load5(base + AT_X + stage * BYTES, &call.dout, blocks.fill(BYTES, X), s.query_start + row, h, s.batch);
-        blocks.advance();
+    load5(own, KEYS ? &call.k : &call.q, loaded, (KEYS ? s.key_start : s.query_start) + w.block * OWN, w.head, s.batch);
+    feed_blocks<OWN, KEYS, VISIT>(blocks, call, w, s, range, [&](int h, int row, u32 stage, u32 full) {
+      const u32 stats = base + AT_STATS + stage * STATS;
+      expect_bytes(full, BYTES + (KEYS ? (LSE ? 2 : 1) * OWN * 4 : 0));
+      load5(base + AT_Y + stage * BYTES, KEYS ? &call.q : &call.k, full, (KEYS ? s.query_start : s.key_start) + row, h, s.batch);
+      if (KEYS) {
+        const i64 at = stat_row(s, opaque(h)) + row;
+        load_bytes(stats, call.lse2 + at, OWN * 4, full);
+        if (LSE) load_bytes(stats + OWN * 4, call.delta + at, OWN * 4, full);
       }
+      if (!LSE) load5(base + AT_X + stage * BYTES, &call.dout, blocks.fill(BYTES, X), s.query_start + row, h, s.batch);
+    });
     tiles.advance();
   }
-  tiles.wait_empty();
-  store_word(base + TILE + 4 * tiles.stage(), -1);
-  arrive(tiles.full());
+  tiles.finish();
 }
 
 template <bool KEYS> DEV const TensorMap* result(const BackwardArgs& c) { return !LSE ? &c.dv : KEYS ? &c.dk : &c.dq; }
@@ -70,7 +56,7 @@ template <bool KEYS> DEV const Elements& result_rows(const BackwardArgs& c) {
 
 // Writes the result of each tile.
 template <bool KEYS> DEV void store(u32 base, const BackwardArgs& call) {
-  store_tiles<KEYS, Tiles, OUT_FULL, TILE>(base, call, [&](const Work& w, const Own& s, u32 stage) {
+  store_tiles<KEYS, OUT_FULL>(Tiles<KEYS>(base, 0), call, [&](const Work& w, const Own& s, u32 stage) {
     const int first = (KEYS ? s.key_start : s.query_start) + w.block * OWN;
     store5(result<KEYS>(call), base + stage * BYTES, first, w.head, s.batch);
   });
@@ -85,13 +71,10 @@ template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
   auto my_turn = [&] { named_sync(3 + group, 256); };
   auto your_turn = [&] { named_arrive(4 - group, 256); };
   if (group == 1) named_arrive(3, 256);  // group 0 begins
+  Work w;
+  Own s;
 #pragma unroll 1
-  for (Tiles tiles = {base, 0};; tiles.advance()) {
-    tiles.wait_full();
-    const int t = uniform<true>(load_word(base + TILE + 4 * tiles.stage()));
-    if (t < 0) return;
-    const Work w = work_of<KEYS, true>(t, call);
-    const Own s = of_batch<true>(all, call.packed, w.batch);
+  for (Tiles<KEYS> tiles = {base, 0}; tiles.template take<true>(call, w, s); tiles.advance()) {
     const float c = UNIT * LOG2E;
     const u32 own = base + tiles.stage() * BYTES + group * 64 * 128;
     const int row = w.block * OWN + group * 64 + warp * 16 + lane / 4, each = s.heads / s.key_heads;
@@ -195,20 +178,14 @@ template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
 
 template <bool KEYS> DEV void run(const BackwardArgs& call) {
   const u32 base = shared_panels();
-  if (threadIdx.x == 0) {
+  make_barriers([&] {
     prefetch(&call.q), prefetch(&call.k), prefetch(result<KEYS>(call));
     if (!LSE) prefetch(&call.dout);
-    Tiles::init(base, 1, 1);
+    Tiles<KEYS>::init(base, 1, 1);
     Blocks::init(base, 1, 8 * ARRIVALS, Y), Blocks::init(base, 1, 8 * ARRIVALS, X);
     for (int i = 0; i < 2; i++) barrier_init(base + OUT_FULL + 8 * i, 8 * ARRIVALS);
-    barrier_init_fence();
-  }
-  __syncthreads();
-  auto feed = [&] {
-    if (threadIdx.x == 0) produce<KEYS>(base, call);
-    if (threadIdx.x == 32) store<KEYS>(base, call);
-  };
-  divide_roles<56, 224>(feed, [&] { consume<KEYS>(base, call); });
+  });
+  divide_roles<56, 224>([&] { produce<KEYS>(base, call); }, [&] { store<KEYS>(base, call); }, [&] { consume<KEYS>(base, call); });
 }
 }
 #if RESULTS == 0
