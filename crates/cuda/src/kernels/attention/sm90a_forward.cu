@@ -313,14 +313,8 @@ DEV void consume(u32 base, const ForwardArgs& call) {
     }
     if (!VALUES) continue;
     mul_rows(o, over);
-    if (PACKED && (w.block * ROWS + group * 64 + 64 > own.queries)) {  // rows of the next sequence lie in the box
-      store_rows(call.o_rows, own.batch, w.head, own.query_start, row, own.queries, o);
-      continue;
-    }
     if (LENGTHS == 1) clear_rows(o, row, own.queries);  // what q holds beyond a sequence is not to be seen
-    store_by_copy<64>(staging, o, 1 + GROUPS + group, [&] {
-      store5(&call.o, staging, own.query_start + w.block * ROWS + group * 64, w.head, own.batch);
-    });
+    store_output(&call.o, call.o_rows, w, own, w.block * ROWS + group * 64, staging, 1 + GROUPS + group, o);
   }
   if (threadIdx.x % 128 == 0) store_wait();
 }
