@@ -63,7 +63,6 @@ template <bool BY_KEYS> DEV int heads_together(const BackwardArgs& c) {
 template <bool BY_KEYS> DEV bool is_cut(const Work& w, const Own& s) {
   return PACKED && w.block * OWN + OWN > (BY_KEYS ? s.keys : s.queries);
 }
-#define UNIT (OPTIONS ? call.options.unit.natural : s.scale)
 // From a product S over the unit (F2) and its slope S' (B4).
 DEV void extend(float& x, float& slope, const ScoreOptions& o, float bias) {
   slope = 1;
@@ -75,6 +74,82 @@ DEV void extend(float& x, float& slope, const ScoreOptions& o, float bias) {
   }
   if (o.bias.data) add_bias(x, bias, o.unit);
 }
+// ---- P of a thread's pairs ----
+// A thread's rows of an accumulator, and columns of a block: weigh<MASKED>(p, head, first column, …) puts P in place of
+// products, 0 if a pair is hidden, times -S' dlse of attention_lse.
+template <bool KEYS> struct PairRows;
+// Rows of queries; columns are keys, and P is times S'.
+template <> struct PairRows<false> {
+  const BackwardArgs& call;
+  const Own& s;
+  const Seen seen;
+  const BiasRows bias;
+  float c, lse2[2], delta[2];
+  METHOD PairRows(const BackwardArgs& call, const Work& w, const Own& s, int row)
+      : call(call), s(s), seen(call.spans, call.shape, s, row), bias(call.options, s, w.head, row) {
+    c = (OPTIONS ? call.options.unit.natural : s.scale) * LOG2E;
+    const i64 at = stat_row(s, w.head) + row;
+    UNROLL(r, 2) lse2[r] = call.lse2[at + 8 * r], delta[r] = call.delta[at + 8 * r];
+  }
+  template <bool MASKED, int N, class... IGNORED> METHOD void weigh(float (&p)[N], int, int key, IGNORED...) const {
+    const bool pairs = has_pairs(call.options.bias, bias.of[0]);
+    UNROLL(r, 2) {
+      const int from = key + 2 * (lane_id() & 3), stop = seen.end(r) - from, start = seen.begin(r) - from;
+      UNROLL(j, N / 4) {
+        const int count = MASKED ? s.keys - from - 8 * j : 2;
+        const float2 b = OPTIONS && bias.of[r] ? load_bias(bias.of[r] + key + 8 * j, pairs, count) : float2{0, 0};
+        UNROLL(e, 2) {
+          float &y = p[4 * j + 2 * r + e], slope = 1;
+          if (OPTIONS) extend(y, slope, call.options, e ? b.y : b.x);
+          y = exp2_fast(fmaf(y, c, -lse2[r]));
+          if (LSE) y *= -slope * delta[r];
+          else if (OPTIONS) y *= slope;
+          if (MASKED && (8 * j + e >= stop || (WINDOW && 8 * j + e < start))) y = 0;
+        }
+      }
+    }
+  }
+};
+// Rows of keys; columns are queries, whose lse2 and delta lie at `stats`. done(j, S') of each 8 columns. `shown`: with
+// SPANS bits of pairs, of 64 columns each.
+template <> struct PairRows<true> {
+  const BackwardArgs& call;
+  const Own& s;
+  int row;
+  float c;
+  METHOD PairRows(const BackwardArgs& call, const Work&, const Own& s, int row) : call(call), s(s), row(row) {
+    c = (OPTIONS ? call.options.unit.natural : s.scale) * LOG2E;
+  }
+  // The bias of a pair, 0 where it is none.
+  METHOD float bias(int head, int query, int key) const {
+    const Elements& all = call.options.bias;
+    const bool there = all.data && query < s.queries && key < s.keys;
+    return there ? read(row_of(all, s.batch, head, s.query_start + query)[s.key_start + key]) : 0;
+  }
+  template <bool MASKED, int N, class F> METHOD void weigh(float (&p)[N], int head, int query, u32 stats, const u32 (&shown)[N / 32], F done) const {
+    const int column = query + 2 * (lane_id() & 3);
+    const int seen = MASKED ? opaque(row) - s.offset - column : 0;  // the query on the diagonal
+    UNROLL(j, N / 4) {
+      const float2 l = load_pair(stats + 32 * j), x = LSE ? load_pair(stats + 8 * N + 32 * j) : float2{0, 0};
+      float slope[4] = {1, 1, 1, 1};
+      UNROLL(r, 2) {
+        int first = seen + 8 * r - s.right, last = seen + 8 * r + s.left;  // of the queries that see this key
+        if (!WINDOW) first = 0, last = 1 << 30;
+        if (PACKED && MASKED) last = min(last, s.queries - 1 - column);
+        UNROLL(e, 2) {
+          float& y = p[4 * j + 2 * r + e];
+          if (OPTIONS) extend(y, slope[2 * r + e], call.options, bias(head, column + 8 * j + e, row + 8 * r));
+          y = exp2_fast(fmaf(y, c, -(e ? l.y : l.x)));
+          if (LSE) y *= -slope[2 * r + e] * (e ? x.y : x.x);
+          // Last: a row of the next listed sequence may have an infinite dlse.
+          const bool sees = SPANS ? shown[j / 8] >> (4 * (j % 8) + 2 * r + e) & 1 : 8 * j + e >= first && 8 * j + e <= last;
+          if (MASKED && !sees) y = 0;
+        }
+      }
+      done(j, slope);
+    }
+  }
+};
 DEV void store_zeros(u32 at) { asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory"); }
 // Clears the rows from `first` on of tiles of ROWS rows that two warpgroups multiply by. Each warpgroup clears all of
 // them, since the two do not wait for each other: one may write zeros where the other reads them, which changes

@@ -47,108 +47,87 @@ DEV void store(u32 base, const BackwardArgs& call) {
   });
 }
 
+// Walks the queries of a tile, of whose keys a warpgroup has those at `own`; `row`: a thread's first.
+DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, const BackwardArgs& call, const Work& w, const Own& s, u32 own, int row) {
+  const u32 base = blocks.base, column = 2 * (lane_id() & 3);
+  const int group = threadIdx.x / 128 - 1, each = s.heads / s.key_heads;
+  const PairRows<true> rows(call, w, s, row);
+  u32 pp[ROWS / 4], dsp[ROWS / 4];
+  bool any = false, cut = false;  // cut: with SPANS, whether a block hides a pair
+  auto step = [&](int h, int i, auto masked) {
+    constexpr bool MASKED = decltype(masked)::value;
+    float p[ROWS / 2], ds[ROWS / 2];
+    const u32 k = opaque(own), v = k + AT_V;
+    const u32 stage = blocks.stage(), q = base + AT_Q + stage * Q_BYTES, dout = base + AT_DO + stage * Q_BYTES;
+    const u32 stats = base + AT_STATS + stage * 2 * ROWS * 4 + 4 * column;
+    // Before there are scores: one register for the pairs of a thread. One step for all blocks: two spill.
+    const u32 shown[1] = {SPANS && cut ? visible(call.spans, call.shape, s, i * ROWS + column, opaque(row)) : ~0u};
+    blocks.wait_full();
+    // Of packed sequences the last block is masked.
+    if (LENGTHS && (!PACKED || MASKED) && s.queries - i * ROWS < ROWS) zero_rows<ROWS>(s.queries - i * ROWS, group, q, dout);
+    issue_shared<ROWS, D, KEYS, ROWS>(p, k, q);
+    mma_wait<1>(), pin(dsp);  // the products of the block before: their operands' registers are free
+    if (DV) pin(pp);
+    if (any) blocks.release(blocks.before());
+    issue_shared<ROWS, D, KEYS, ROWS>(ds, v, dout);
+    mma_wait<1>(), pin(p);
+    rows.weigh<MASKED>(p, w.head * each + h, i * ROWS, stats, shown, [&](int j, const float (&slope)[4]) {
+      if (DV) pp[2 * j] = pack(p[4 * j], p[4 * j + 1]), pp[2 * j + 1] = pack(p[4 * j + 2], p[4 * j + 3]);
+      UNROLL(e, OPTIONS ? 4 : 0) p[4 * j + e] *= slope[e];
+    });
+    if (DV) issue_registers<ROWS, D>(dv, pp, dout);
+    mma_wait<DV>(), pin(ds);  // dP; dv runs under what follows
+    UNROLL(j, ROWS / 8) {
+      float2 x = load_pair(stats + ROWS * 4 + 32 * j);
+      UNROLL(r, 2) dsp[2 * j + r] = pack(p[4 * j + 2 * r] * (ds[4 * j + 2 * r] - x.x), p[4 * j + 2 * r + 1] * (ds[4 * j + 2 * r + 1] - x.y));
+    }
+    issue_registers<ROWS, D>(dk, dsp, q);
+    any = true;
+    blocks.advance();
+  };
+  const Range range = query_blocks<ROWS / 64>(call.spans, s, w.block, w.task);
+#pragma unroll 1
+  for (int h = 0; h < each; h++) {
+    int i = range.begin;
+#if WINDOW == 2
+#pragma unroll 1
+    for (; i < range.end; i++) {
+      blocks.wait_full();
+      const u32 visit = uniform<true>(load_word(base + VISIT + 4 * blocks.stage()));
+      i = number_of(visit), cut = visit & CUT;
+      step(h, i, Is<true>());
+    }
+#else
+#pragma unroll 1
+    for (; i < range.open; i++) step(h, i, Is<true>());
+#pragma unroll 1
+    for (; i < range.closed; i++) step(h, i, Is<false>());
+#if WINDOW
+#pragma unroll 1
+    for (; i < range.end; i++) step(h, i, Is<true>());
+#endif
+#endif
+  }
+  mma_wait<0>(), pin(dk);
+  if (DV) pin(dv);
+  if (any) blocks.release(blocks.before());
+}
 DEV void consume(u32 base, const BackwardArgs& call) {
-  const Shape& all = call.shape;
-  const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
+  const int group = threadIdx.x / 128 - 1;
   Blocks blocks = {base, 0};
   Work w;
   Own s;
 #pragma unroll 1
   for (Tiles tiles = {base, 0}; tiles.take<true>(call, w, s); tiles.advance()) {
-    const float c = UNIT * LOG2E;
     const u32 own = base + tiles.stage() * PAIR + group * 64 * 128;
-    const int key = w.block * KEYS + group * 64 + warp * 16 + lane / 4, each = s.heads / s.key_heads;
+    const int row = w.block * KEYS + group * 64 + own_row();
     float dk[D / 2], dv[D / 2];
-    u32 pp[ROWS / 4], dsp[ROWS / 4];
-    bool any = false;
     clear(dk), clear(dv);
-    // The bias of a pair of this thread, 0 where it is none.
-    auto bias = [&](int h, int i, int j, int r, int e) {
-      int query = i * ROWS + 8 * j + 2 * (lane & 3) + e;
-      bool there = call.options.bias.data && query < s.queries && key + 8 * r < s.keys;
-      return there ? read(row_of(call.options.bias, s.batch, w.head * each + h, s.query_start + query)[s.key_start + key + 8 * r]) : 0;
-    };
-    bool cut = false;  // with SPANS, whether a block hides a pair
-    auto step = [&](int h, int i, auto masked) {
-      float p[ROWS / 2], ds[ROWS / 2];
-      const u32 k = opaque(own), v = k + AT_V;
-      const u32 stage = blocks.stage(), q = base + AT_Q + stage * Q_BYTES, dout = base + AT_DO + stage * Q_BYTES;
-      const u32 stats = base + AT_STATS + stage * 2 * ROWS * 4 + 8 * (lane & 3);
-      // Before there are scores: one register for the pairs of a thread. One step for all blocks: two spill.
-      const u32 shown = SPANS && cut ? visible(call.spans, all, s, i * ROWS + 2 * (lane & 3), opaque(key)) : ~0u;
-      blocks.wait_full();
-      // Of packed sequences the last block is masked.
-      if (LENGTHS && (!PACKED || decltype(masked)::value) && s.queries - i * ROWS < ROWS)
-        zero_rows<ROWS>(s.queries - i * ROWS, group, q, dout);
-      issue_shared<ROWS, D, KEYS, ROWS>(p, k, q);
-      mma_wait<1>(), pin(dsp);  // the products of the block before: their operands' registers are free
-      if (DV) pin(pp);
-      if (any) blocks.release(blocks.before());
-      issue_shared<ROWS, D, KEYS, ROWS>(ds, v, dout);
-      mma_wait<1>(), pin(p);
-      // The query on the diagonal.
-      const int seen = decltype(masked)::value ? opaque(key) - s.offset - i * ROWS - 2 * (lane & 3) : 0;
-      UNROLL(j, ROWS / 8) {
-        float2 l = load_pair(stats + 32 * j);
-        float slope[4];
-        UNROLL(r, 2) {
-          int first = seen + 8 * r - s.right, last = seen + 8 * r + s.left;  // of the queries that see this key
-          if (PACKED && decltype(masked)::value) last = min(last, s.queries - 1 - i * ROWS - 2 * (lane & 3));
-          if (OPTIONS) extend(p[4 * j + 2 * r], slope[2 * r], call.options, bias(h, i, j, r, 0));
-          if (OPTIONS) extend(p[4 * j + 2 * r + 1], slope[2 * r + 1], call.options, bias(h, i, j, r, 1));
-          p[4 * j + 2 * r] = exp2_fast(fmaf(p[4 * j + 2 * r], c, -l.x));
-          p[4 * j + 2 * r + 1] = exp2_fast(fmaf(p[4 * j + 2 * r + 1], c, -l.y));
-          if (SPANS) {
-            if (!(shown >> (4 * j + 2 * r) & 1)) p[4 * j + 2 * r] = 0;
-            if (!(shown >> (4 * j + 2 * r + 1) & 1)) p[4 * j + 2 * r + 1] = 0;
-          } else if (decltype(masked)::value) {
-            if (8 * j < first || 8 * j > last) p[4 * j + 2 * r] = 0;
-            if (8 * j + 1 < first || 8 * j + 1 > last) p[4 * j + 2 * r + 1] = 0;
-          }
-        }
-        if (DV) pp[2 * j] = pack(p[4 * j], p[4 * j + 1]), pp[2 * j + 1] = pack(p[4 * j + 2], p[4 * j + 3]);
-        UNROLL(e, OPTIONS ? 4 : 0) p[4 * j + e] *= slope[e];
-      }
-      if (DV) issue_registers<ROWS, D>(dv, pp, dout);
-      mma_wait<DV>(), pin(ds);  // dP; dv runs under what follows
-      UNROLL(j, ROWS / 8) {
-        float2 x = load_pair(stats + ROWS * 4 + 32 * j);
-        UNROLL(r, 2) dsp[2 * j + r] = pack(p[4 * j + 2 * r] * (ds[4 * j + 2 * r] - x.x), p[4 * j + 2 * r + 1] * (ds[4 * j + 2 * r + 1] - x.y));
-      }
-      issue_registers<ROWS, D>(dk, dsp, q);
-      any = true;
-      blocks.advance();
-    };
-    const Range range = query_blocks<ROWS / 64>(call.spans, s, w.block, w.task);
-#pragma unroll 1
-    for (int h = 0; h < each; h++) {
-      int i = range.begin;
-#if WINDOW == 2
-#pragma unroll 1
-      for (; i < range.end; i++) {
-        blocks.wait_full();
-        const u32 visit = uniform<true>(load_word(base + VISIT + 4 * blocks.stage()));
-        i = number_of(visit), cut = visit & CUT;
-        step(h, i, Is<true>());
-      }
-#else
-#pragma unroll 1
-      for (; i < range.open; i++) step(h, i, Is<true>());
-#pragma unroll 1
-      for (; i < range.closed; i++) step(h, i, Is<false>());
-#if WINDOW
-#pragma unroll 1
-      for (; i < range.end; i++) step(h, i, Is<true>());
-#endif
-#endif
-    }
-    mma_wait<0>(), pin(dk);
-    if (DV) pin(dv);
-    if (any) blocks.release(blocks.before());
+    walk(dk, dv, blocks, call, w, s, own, row);
     auto ready = [&] { named_sync(1 + group, 128); };  // k and v of this warpgroup are no longer read
     const Result of_k = {dk, s.scale, call.dk_rows, own};
-    if constexpr (DV) put_results<OF_KEYS, true>(call, w, s, key, ready, of_k, Result{dv, 1, call.dv_rows, own + AT_V});
-    else put_results<OF_KEYS, true>(call, w, s, key, ready, of_k);
+    if constexpr (DV) put_results<OF_KEYS, true>(call, w, s, row, ready, of_k, Result{dv, 1, call.dv_rows, own + AT_V});
+    else put_results<OF_KEYS, true>(call, w, s, row, ready, of_k);
     warp_arrive(base + OUT_FULL + 8 * tiles.stage());
   }
 }

@@ -42,8 +42,7 @@ DEV void store(u32 base, const BackwardArgs& call) {
 }
 
 DEV void consume(u32 base, const BackwardArgs& call) {
-  const Shape& all = call.shape;
-  const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
+  const int group = threadIdx.x / 128 - 1;
   const u32 q = base + group * 64 * 128, dout = q + AT_DO;
   u32 before = 0;
   Blocks blocks = {base, 0};
@@ -51,18 +50,13 @@ DEV void consume(u32 base, const BackwardArgs& call) {
   Own s;
 #pragma unroll 1
   for (Tiles tiles = {base, 0}; tiles.take<true>(call, w, s); tiles.advance()) {
-    const float c = UNIT * LOG2E;
-    const int row = w.block * ROWS + group * 64 + warp * 16 + lane / 4;
-    const Seen seen(call.spans, all, s, row);
-    const size_t at = stat_row(s, w.head) + row;
-    const float l[2] = {call.lse2[at], call.lse2[at + 8]}, x[2] = {call.delta[at], call.delta[at + 8]};
-    const BiasRows bias(call.options, s, w.head, row);
+    const int row = w.block * ROWS + group * 64 + own_row();
+    const PairRows<false> rows(call, w, s, row);
     const Range range = key_blocks<2, KEYS, false>(call.spans, s, w.block);
     float dq[D / 2], p[KEYS / 2], ds[KEYS / 2];
     u32 dsp[KEYS / 4];
     int n = range.end - 1, add = 0;
     auto step = [&](auto masked) {
-      const bool pairs = has_pairs(call.options.bias, bias.of[0]);
       const u32 k = base + AT_K + blocks.stage() * KV_BYTES, v = base + AT_V + blocks.stage() * KV_BYTES;
       blocks.wait_full(K);
       const bool is_cut = LENGTHS && decltype(masked)::value && s.keys - n * KEYS < KEYS;  // rows behind the sequence
@@ -74,26 +68,11 @@ DEV void consume(u32 base, const BackwardArgs& call) {
       if (is_cut) zero_rows<KEYS>(s.keys - n * KEYS, group, v);
       issue_shared<KEYS, D, ROWS, KEYS>(ds, dout, v);
       mma_wait<1>(), pin(p);
-      UNROLL(r, 2) {
-        int from = n * KEYS + 2 * (lane & 3), stop = s.keys - from, start = 0;
-        if (SPANS) stop = seen.end(r) - from, start = seen.begin(r) - from;
-        else if (WINDOW) stop = min(stop, row + 8 * r + s.offset + s.right + 1 - from), start = row + 8 * r + s.offset - s.left - from;
-        UNROLL(j, KEYS / 8) {
-          const int count = decltype(masked)::value ? s.keys - from - 8 * j : 2;
-          float2 b = OPTIONS && bias.of[r] ? load_bias(bias.of[r] + n * KEYS + 8 * j, pairs, count) : float2{0, 0};
-          UNROLL(e, 2) {
-            float &y = p[4 * j + 2 * r + e], slope;
-            if (OPTIONS) extend(y, slope, call.options, e ? b.y : b.x);
-            y = exp2_fast(fmaf(y, c, -l[r]));
-            if (decltype(masked)::value && (8 * j + e >= stop || (WINDOW && 8 * j + e < start))) y = 0;
-            if (OPTIONS) y *= slope;
-          }
-        }
-      }
+      rows.weigh<decltype(masked)::value>(p, w.head, n * KEYS);
       mma_wait<0>(), pin(ds);
       blocks.release(blocks.stage(), V);
       if (n == range.begin) tiles.release();  // q and dout are no longer read
-      UNROLL(i, KEYS / 4) dsp[i] = pack(p[2 * i] * (ds[2 * i] - x[i % 2]), p[2 * i + 1] * (ds[2 * i + 1] - x[i % 2]));
+      UNROLL(i, KEYS / 4) dsp[i] = pack(p[2 * i] * (ds[2 * i] - rows.delta[i % 2]), p[2 * i + 1] * (ds[2 * i + 1] - rows.delta[i % 2]));
       issue_registers<KEYS, D>(dq, dsp, k, add);
       add = 1, before = blocks.stage();
       blocks.advance();
