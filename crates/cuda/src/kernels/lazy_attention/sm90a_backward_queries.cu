@@ -52,25 +52,11 @@ constexpr int GROUPS = 2, ROWS = 64 * GROUPS;
 using Feed = ::Feed<GROUPS, QUERIES>;
 CHECK_SHARED(queries, Feed::BYTES);
 
-struct Walk {
-  const Feed& feed;
-  const HopperLazyArgs& c;
-  const int group, near;
-  const bool odd;
-  const u32 base;
-  Feed::Tiles tiles;
-  Feed::Blocks blocks;
-  // Of a tile: where q and dout lie, and numbers of a thread's two rows.
-  u32 q, dout;
-  Work w;
-  Own s;
-  Range range;
-  Rows own;
-  float lse[2], offset[2], delta[2], sum[2];
+struct Walk : QueryWalk<Feed> {
+  u32 q, dout;  // of a tile
+  float delta[2], sum[2];
 
-  METHOD Walk(const Feed& f, const HopperLazyArgs& call)
-      : feed(f), c(call), group(threadIdx.x / 128 - 1), near(KEYS - 1 + own_row() - 2 * (lane_id() & 3)),
-        odd(*call.odd), base(f.base), tiles(f.base, 0), blocks(f.base, 0) {}
+  METHOD Walk(const Feed& f, const HopperLazyArgs& call) : QueryWalk(f, call, f.base, threadIdx.x / 128 - 1) {}
   METHOD u32 k() const { return base + Feed::AT_K + blocks.stage() * KV_BYTES; }
   METHOD u32 v() const { return base + Feed::AT_V + blocks.stage() * KV_BYTES; }
   METHOD void leave(int part) const { blocks.release(blocks.stage(), part); }
@@ -81,7 +67,7 @@ struct Walk {
   }
   // S, then P, of the block n; whether a pair of this thread is active.
   template <bool MASKED> METHOD bool weights(float (&x)[KEYS / 2], int n) const {
-    score<-1>(x, c.shape.scale, is_near(c, distance_of(c, s, w.block * ROWS + group * 64, n * KEYS), 64), feed.bias(blocks.stage()) + near);
+    score_block(x, n);
     if (MASKED) hide(x, own.seen, n * KEYS);
     float most = 0;
     UNROLL(i, KEYS / 2) weigh<MASKED>(x[i], most, lse[row_of_number(i)], offset[row_of_number(i)]);
@@ -193,19 +179,16 @@ struct Walk {
     }
     if (odd) add_odd_keys(dq);
     settle(dq, s.scale);
-    put_results(s, w.head, s.query_start, w.block * ROWS + group * 64, s.queries, Result{dq, c.dq_rows, &c.dq, q});
+    put_results(s, w.head, s.query_start, first_row(), s.queries, Result{dq, c.dq_rows, &c.dq, q});
   }
 
   METHOD void all() {
     for (; tiles.take<true>(c, w, s); tiles.advance()) {
+      find_rows();
       q = base + tiles.stage() * Feed::TILE_BYTES + group * 64 * 128, dout = q + Feed::Q_BYTES;
-      range = key_blocks<GROUPS, KEYS>(c.spans, s, w.block);
-      own = Rows(c, w, s, ROWS);
       const int each = stripe_blocks(s);
-      UNROLL(r, 2) {
-        const i64 at = row_at(c, s, w.head, min(own.row + 8 * r, s.queries - 1));
-        lse[r] = base_of(c.lse[at]), offset[r] = c.numbers[at].offset, delta[r] = sum[r] = 0;
-      }
+      load_numbers();
+      delta[0] = delta[1] = sum[0] = sum[1] = 0;
       const u32 active = c.means ? means(each) : 0;
       write_numbers(active);
       if (c.wants_dq) gradient(active, each);

@@ -117,30 +117,19 @@ DEV void issue_half(float (&s)[HALF / 2], const u32 (&q)[D / 4], u32 k) {
   UNROLL(i, D / 16) Mma<HALF>::rs<K_MAJOR>(s, q + 4 * i, upper | (k + ((i / 4) * PANEL + (i % 4) * 32) / 16), i > 0);
 }
 
-struct ScoreWalk {
+struct ScoreWalk : QueryWalk<ScoreFeed> {
   static constexpr int ROWS = ScoreFeed::ROWS;
-  const ScoreFeed& feed;
-  const HopperLazyArgs& c;
-  const u32 base;
-  const int group, warp, lane, near;
-  const bool odd;
   float* const tops;
   const u32 k_first;
-  ScoreFeed::Blocks keys;
-  // Of a tile. A half of a block whose first key lies between the last two has a bias.
-  Work w;
-  Own s;
-  Rows own;
-  int near_after, near_before;
+  int near_after, near_before;  // a half of a block whose first key lies between them has a bias
 
   METHOD ScoreWalk(const ScoreFeed& f, const HopperLazyArgs& call)
-      : feed(f), c(call), base(opaque(f.base)), group(__shfl_sync(~0u, threadIdx.x / 128 - 1, 0)), warp(threadIdx.x / 32 - 4),
-        lane(lane_id()), near(KEYS - 1 + warp * 16 + lane / 4 - 2 * (lane & 3)), odd(*call.odd),
-        tops(f.tops() + warp * 16 + lane / 4), k_first(opaque((u32)k_major(base + ScoreFeed::AT_K))), keys(base, 0) {}
+      : QueryWalk(f, call, opaque(f.base), __shfl_sync(~0u, threadIdx.x / 128 - 1, 0)), tops(f.tops() + own_row()),
+        k_first(opaque((u32)k_major(base + ScoreFeed::AT_K))) {}
   // Leaves out blocks of which no row of the warpgroup sees a key.
   METHOD void pass(int& n, int begin) {
 #pragma unroll 1
-    for (; n >= begin && !own.sees(n * KEYS); n--) keys.wait_full(), keys.release(), keys.advance();
+    for (; n >= begin && !own.sees(n * KEYS); n--) blocks.wait_full(), blocks.release(), blocks.advance();
   }
   METHOD void multiply(float (&x)[HALF / 2], u32 (&q)[D / 4], u32 k) const {
     pin(x), pin(q), mma_begin();
@@ -165,45 +154,44 @@ struct ScoreWalk {
     take(x, rows, some, cut);
   }
   // Walks a tile, whose q lies in registers.
-  METHOD void walk(u32 (&q)[D / 4], Sums& rows, const Range& blocks, int& stripe, int& highest) {
+  METHOD void walk(u32 (&q)[D / 4], Sums& rows, int& stripe, int& highest) {
     const int each = stripe_blocks(s);
-    int n = blocks.end - 1;
-    pass(n, blocks.begin);
-    stripe = n >= blocks.begin ? n / each : STRIPES, highest = n >= blocks.begin ? stripe : -1;
+    int n = range.end - 1;
+    pass(n, range.begin);
+    stripe = n >= range.begin ? n / each : STRIPES, highest = n >= range.begin ? stripe : -1;
     int rest = n - stripe * each;
     rows.top[0] = rows.top[1] = -INF;
 #pragma unroll 1
-    for (; n >= blocks.begin && own.sees(n * KEYS); n--) {
+    for (; n >= range.begin && own.sees(n * KEYS); n--) {
       float x[HALF / 2];
-      keys.wait_full();
-      const u32 k = __shfl_sync(~0u, k_first + keys.stage() * (KV_BYTES / 16), 0);
-      const float* const bias = feed.bias(keys.stage()) + near;
+      blocks.wait_full();
+      const u32 k = __shfl_sync(~0u, k_first + blocks.stage() * (KV_BYTES / 16), 0);
+      const float* const bias = feed.bias(blocks.stage()) + near;
       if (rest < 0) stripe--, rest = each - 1, rows.top[0] = rows.top[1] = -INF;
       rest--;
       multiply(x, q, k + HALF * 128 / 16);
       weigh(x, rows, n * KEYS + HALF, bias - HALF);
       multiply(x, q, k);
       weigh(x, rows, n * KEYS, bias);
-      keys.release(), keys.advance();
+      blocks.release(), blocks.advance();
       UNROLL(r, 2) {
         const float top = quad_max_nan(rows.top[r]);
-        if (lane % 4 == 0) tops[stripe * ROWS + 8 * r] = top;
+        if (lane_id() % 4 == 0) tops[stripe * ROWS + 8 * r] = top;
       }
     }
-    pass(n, blocks.begin);
+    pass(n, range.begin);
   }
   METHOD void all() {
-    for (ScoreFeed::Tiles tiles = {base, 0}; tiles.take<true>(c, w, s); tiles.advance()) {
-      const Range blocks = key_blocks<SCORE_GROUPS, KEYS>(c.spans, s, w.block);
-      own = Rows(c, w, s, ROWS);
-      const int distance = distance_of(c, s, w.block * ROWS + group * 64, 0);
+    for (; tiles.take<true>(c, w, s); tiles.advance()) {
+      find_rows();
+      const int distance = distance_of(c, s, first_row(), 0);
       near_after = opaque(c.bias ? distance - HALF - c.width : 0);
       near_before = opaque(c.bias ? distance + 64 : 0);
       Sums rows;
       u32 q[D / 4];
-      load_queries(q, base + tiles.stage() * ScoreFeed::TILE_BYTES, warp * 16);
+      load_queries(q, base + tiles.stage() * ScoreFeed::TILE_BYTES, threadIdx.x / 32 % 4 * 16);
       int stripe, highest;
-      walk(q, rows, blocks, stripe, highest);
+      walk(q, rows, stripe, highest);
       tiles.release();
       settle_rows(c, s, w, own, rows, odd, group, tops, stripe, highest);
     }
@@ -259,26 +247,13 @@ DEV void store_wide(const HopperLazyArgs& c, const Own& s, const Work& w, int ro
   }
 }
 
-template <bool PV> struct ValueWalk {
+template <bool PV> struct ValueWalk : QueryWalk<ValueFeed> {
   static constexpr int ROWS = ValueFeed::ROWS;
-  const ValueFeed& feed;
-  const HopperLazyArgs& c;
-  const u32 base;
-  const int group, near;
-  const bool odd;
-  ValueFeed::Blocks k_ring;
   ValueFeed::Values v_ring;
   bool flies;  // whether the product of the block before is on its way
-  // Of a tile, and of a thread's two rows.
-  Work w;
-  Own s;
-  Rows own;
-  float lse[2], offset[2];
 
-  METHOD ValueWalk(const ValueFeed& f, const HopperLazyArgs& call)
-      : feed(f), c(call), base(f.base), group(threadIdx.x / 128 - 1), near(KEYS - 1 + own_row() - 2 * (lane_id() & 3)), odd(*call.odd),
-        k_ring(f.base, 0), v_ring(f.base, 0) {}
-  METHOD void leave_k() { k_ring.release(), k_ring.advance(); }
+  METHOD ValueWalk(const ValueFeed& f, const HopperLazyArgs& call) : QueryWalk(f, call, f.base, threadIdx.x / 128 - 1), v_ring(f.base, 0) {}
+  METHOD void leave_k() { blocks.release(), blocks.advance(); }
   METHOD void leave_v() { v_ring.release(), v_ring.advance(); }
   METHOD void land() {
     if (flies) leave_v();
@@ -287,10 +262,10 @@ template <bool PV> struct ValueWalk {
   // Adds a block that the rows attend to.
   METHOD void step(float (&o)[D / 2], u32 (&p)[KEYS / 4], u32 q, int n) {
     float x[KEYS / 2];
-    issue_shared<KEYS, D, ROWS, KEYS>(x, q, base + ValueFeed::AT_K + k_ring.stage() * KV_BYTES);
+    issue_shared<KEYS, D, ROWS, KEYS>(x, q, base + ValueFeed::AT_K + blocks.stage() * KV_BYTES);
     mma_wait<0>(), pin(x), pin(o), pin(p);
     land();
-    score<-1>(x, c.shape.scale, is_near(c, distance_of(c, s, w.block * ROWS + group * 64, n * KEYS), 64), feed.bias(k_ring.stage()) + near);
+    score_block(x, n);
     leave_k();
     if (odd || own.is_cut(n * KEYS)) {
       hide(x, own.seen, n * KEYS);
@@ -306,13 +281,13 @@ template <bool PV> struct ValueWalk {
     flies = true;
   }
   // Walks the blocks of `stripes`, of which it attends to `mine`.
-  METHOD void walk(float (&o)[D / 2], u32 q, const Range& blocks, u32 stripes, u32 mine) {
+  METHOD void walk(float (&o)[D / 2], u32 q, u32 stripes, u32 mine) {
     const int each = stripe_blocks(s);
     u32 p[KEYS / 4];
     flies = false;
 #pragma unroll 1
-    for (int n = ValueFeed::next(blocks.end - 1, blocks.begin, stripes, each); n >= blocks.begin; n = ValueFeed::next(n - 1, blocks.begin, stripes, each)) {
-      k_ring.wait_full();
+    for (int n = ValueFeed::next(range.end - 1, range.begin, stripes, each); n >= range.begin; n = ValueFeed::next(n - 1, range.begin, stripes, each)) {
+      blocks.wait_full();
       if (odd || mine >> n / each & 1 && own.sees(n * KEYS)) {
         step(o, p, q, n);
         continue;
@@ -328,23 +303,19 @@ template <bool PV> struct ValueWalk {
   }
   METHOD void all() {
     const u32 staging = base + ValueFeed::AT_OUT + group * 64 * D * 2;
-    for (ValueFeed::Tiles tiles = {base, 0}; tiles.template take<true>(c, w, s); tiles.advance()) {
-      const Range blocks = key_blocks<VALUE_GROUPS, KEYS>(c.spans, s, w.block);
-      own = Rows(c, w, s, ROWS);
+    for (; tiles.take<true>(c, w, s); tiles.advance()) {
+      find_rows();
       // The stripes that the warpgroups walk, and those that this one attends to.
       auto word = [&](int of) { return (u32)uniform<true>(load_word(tiles.word() + 4 + 4 * of)); };
       const u32 stripes = word(0) | word(1) | word(2), mine = word(group);
       float o[D / 2];
-      UNROLL(r, 2) {
-        const i64 at = row_at(c, s, w.head, min(own.row + 8 * r, s.queries - 1));
-        lse[r] = base_of(c.lse[at]), offset[r] = c.numbers[at].offset;
-      }
+      load_numbers();
       clear(o);
-      walk(o, base + tiles.stage() * ValueFeed::TILE_BYTES + group * 64 * 128, blocks, stripes, mine);
+      walk(o, base + tiles.stage() * ValueFeed::TILE_BYTES + group * 64 * 128, stripes, mine);
       tiles.release();
-      if (odd) add_odd_values<PV>(o, c, s, w, own, blocks, stripes, lse, offset);
+      if (odd) add_odd_values<PV>(o, c, s, w, own, range, stripes, lse, offset);
       if (PV) store_wide(c, s, w, own.row, o);
-      else store_output(&c.o, c.o_rows, w, s, w.block * ROWS + group * 64, staging, 1 + group, o);
+      else store_output(&c.o, c.o_rows, w, s, first_row(), staging, 1 + group, o);
     }
     if (threadIdx.x % 128 == 0) store_wait();
   }
