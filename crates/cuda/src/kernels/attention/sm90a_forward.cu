@@ -47,7 +47,7 @@ struct Maxima {  // of the two rows of this thread, and the sums of their weight
 };
 
 // A tile of work, as a warpgroup walks it. `c`: the scale of products, to base 2.
-struct Tile64 {
+struct WarpgroupTile {
   const ForwardArgs& call;
   const Own& own;
   const Range& blocks;
@@ -60,9 +60,9 @@ template <bool MASK> DEV void mask(float (&s)[KEYS / 2], bool (&cut)[2], int key
   cut[0] = cut[1] = false;
   if constexpr (MASK) {
     UNROLL(r, 2) {
-      const int from = key + 2 * (lane_id() & 3), end = seen.end(r) - from, begin = seen.begin(r) - from;
+      const int from = key + 2 * (lane_id() & 3);
       cut[r] = seen.end(r) < key + KEYS || seen.begin(r) > key;
-      each_in_row(s, r, [&](float& x, int column) { if (column >= end || (WINDOW && column < begin)) x = -INF; });
+      hide_outside(s, r, WINDOW ? seen.begin(r) - from : 0, seen.end(r) - from);
     }
   }
 }
@@ -119,7 +119,7 @@ template <bool MASK> DEV bool soften(float (&s)[KEYS / 2], Maxima& rows, float (
   return grown;
 }
 // All of that: scores, mask, weights.
-template <bool MASK> DEV bool weigh(float (&s)[KEYS / 2], Maxima& rows, float (&a)[2], int key, const Tile64& t) {
+template <bool MASK> DEV bool weigh(float (&s)[KEYS / 2], Maxima& rows, float (&a)[2], int key, const WarpgroupTile& t) {
   bool cut[2];
   bool hides[2] = {};
   if (OPTIONS) extend<MASK>(s, hides, key, t.own, t.call.options, t.bias);
@@ -213,7 +213,7 @@ struct Places {
 };
 // The blocks of keys of a tile, which are some: o, not yet normalised, and what rows add up. The products of block n
 // and the weights of the one before it run side by side.
-DEV void walk(float (&o)[D / 2], Maxima& rows, Places& at, const Tiles& queries, const Tile64& t) {
+DEV void walk(float (&o)[D / 2], Maxima& rows, Places& at, const Tiles& queries, const WarpgroupTile& t) {
   const int group = threadIdx.x / 128 - 1;
   const u32 q = at.base + group * 64 * 128, staging = at.base + AT_O + group * STAGING;
   const Range& blocks = t.blocks;

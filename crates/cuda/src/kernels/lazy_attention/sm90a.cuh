@@ -63,8 +63,8 @@ template <int SIGN, int R> DEV void score(float (&s)[R], float scale, bool near,
 // Puts -inf where a row does not see a key.
 template <int R> DEV void hide(float (&s)[R], const Span (&seen)[2], int key) {
   UNROLL(r, 2) {
-    const int from = key + 2 * (lane_id() & 3), first = seen[r].begin - from, last = seen[r].end - from;
-    each_in_row(s, r, [&](float& x, int column) { if (column < first || column >= last) x = -INF; });
+    const int from = key + 2 * (lane_id() & 3);
+    hide_outside(s, r, seen[r].begin - from, seen[r].end - from);
   }
 }
 

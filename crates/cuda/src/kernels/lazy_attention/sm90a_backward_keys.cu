@@ -125,7 +125,7 @@ struct Consumer {
     UNROLL(r, 2) {
       // The queries that see this key.
       const int seen = key + 8 * r - s.offset, first = seen - s.right - from, end = key + 8 * r < s.keys ? min(seen + s.left + 1, s.queries) - from : 0;
-      each_in_row(x, r, [&](float& y, int column) { if (column < first || column >= end) y = -INF; });
+      hide_outside(x, r, first, end);
     }
   }
   // Adds what diagonals of dS have for dbias.

@@ -237,13 +237,11 @@ template <bool PV> DEV void add_odd_values(float (&o)[D / 2], const HopperLazyAr
   }
 }
 // Σ a P v of this thread's rows.
-DEV void store_wide(const HopperLazyArgs& c, const Own& s, const Work& w, int row, const float (&o)[D / 2]) {
+DEV void store_wide(const HopperLazyArgs& c, const Own& s, const Work& w, int row, float (&o)[D / 2]) {
   UNROLL(r, 2) {
-    float* to = c.pv.data + s.batch * c.pv.batch + w.head * c.pv.head + (s.query_start + row + 8 * r) * c.pv.row;
-    UNROLL(j, D / 4) {
-      const int column = 8 * (j / 2) + 2 * (lane_id() & 3) + j % 2;
-      if (row + 8 * r < s.queries && column < c.columns) to[column] = o[4 * (j / 2) + 2 * r + j % 2];
-    }
+    const int first = 2 * (lane_id() & 3), count = row + 8 * r < s.queries ? c.columns - first : 0;
+    float* to = c.pv.data + s.batch * c.pv.batch + w.head * c.pv.head + (s.query_start + row + 8 * r) * c.pv.row + first;
+    each_in_row(o, r, [&](float x, int column) { if (column < count) to[column] = x; });
   }
 }
 

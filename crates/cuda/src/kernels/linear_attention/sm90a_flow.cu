@@ -242,15 +242,14 @@ DEV void flow_of_all(const WalkArgs& c) {
     prefetch(&c.y), prefetch(&c.b), prefetch(&c.x), prefetch(&c.dots);
     Slots::init(base, 1, 8 * ARRIVALS), Tables::init(base, 3 * ARRIVALS, 8 * ARRIVALS);
   });
-  if (threadIdx.x < 128) {
-    registers_down<56>();
+  auto feed = [&] {
     if (threadIdx.x == 0) feed_pairs(c, base);
     else if (threadIdx.x >= 32) fill_tables(c, base);
-  } else {
-    registers_up<224>();
+  };
+  divide_roles<56, 224>(feed, [&] {
     if (threadIdx.x < 256) sum_flow<0>(c, base);
     else sum_flow<1>(c, base);
-  }
+  });
 }
 
 CHECK_SHARED(flow, FLOW_BYTES);

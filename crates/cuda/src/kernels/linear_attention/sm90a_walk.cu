@@ -142,14 +142,11 @@ template <bool DECAY, int PAIRS> DEV void issue_scores(float (&s)[PAIRS], u32 ba
   }
   multiply_rows(s, y + 128 * own, b + 128 * first);
 }
-// Decays, or their tables, and the state that a walk begins with.
-template <bool DECAY, bool BACK> DEV void begin_walk(float (&h)[COLUMNS / 2], const WalkArgs& c, const Path& p, const Thread& t, u32 base, float log, bool cleanse) {
-  if (DECAY) {
-    if (BY_TOKEN) clear_tables(base, threadIdx.x - 128);
-    else fill_decays<BACK>(base + AT_DECAYS, threadIdx.x - 128, log, c.scale);
-    named_arrive(4, 96 + 256);
-  }
-  begin_state<BACK>(c, p, t, cleanse, h);
+// Decays, or their tables, for those that weigh x as well.
+template <bool BACK> DEV void begin_decays(const WalkArgs& c, u32 base, float log) {
+  if (BY_TOKEN) clear_tables(base, threadIdx.x - 128);
+  else fill_decays<BACK>(base + AT_DECAYS, threadIdx.x - 128, log, c.scale);
+  named_arrive(4, 96 + 256);
 }
 // Shows the state before chunk n; `keeps`: it is kept for another walk, too.
 DEV void show_chunk(const WalkArgs& c, const Path& p, const Thread& t, u32 base, const float (&h)[COLUMNS / 2], bool keeps, int n, u32 shows) {
@@ -227,7 +224,8 @@ DEV bool multiply(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Chun
   const bool keeps = DOTS && !BACK && c.states && p.head % (c.heads / c.key_heads) == 0;
   float h[COLUMNS / 2], o[COLUMNS / 2], o1[COLUMNS / 2], s[SEEN / 2], odd = 0, gamma = 0, by_scale = 0;
   u32 w[SEEN / 4], tangent[SEEN / 4], dot[COLUMNS / 4], kept[COLUMNS / 4];  // the last two are loaded a chunk before
-  begin_walk<DECAY, BACK>(h, c, p, t, base, log, cleanse);
+  if (DECAY) begin_decays<BACK>(c, base, log);
+  begin_state<BACK>(c, p, t, cleanse, h);
   show_chunk(c, p, t, base, h, keeps, 0, shows);
   if (DOTS && BACK && p.chunks) load_kept(kept, c, p, 0), add_kept(gamma, kept, h, c, p, t, log, 0), load_kept(kept, c, p, 1);
   if (DOTS && p.chunks) load_dot<BACK>(dot, c, p, t, 0);
@@ -235,7 +233,6 @@ DEV bool multiply(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Chun
 #pragma unroll 1
   for (int n = 0; n < p.chunks; n++) {
     const int chunk_row = number_of<BACK>(p, n) * CHUNK, count = count_of<BACK>(p, n);
-    const u32 table = table_of(base, n);
 #pragma unroll 1
     for (int m = 0; m < p.many; m++) {
       const u32 own_stage = at.stage(), x = base + AT_X + own_stage * PANEL;
@@ -243,10 +240,10 @@ DEV bool multiply(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Chun
       float steps[2];
       mma_wait<0>(), pin(s);
       issue_state<DECAY, BACK, GROUP>(o, h, base, at, log, n, m, count, shows);
-      if (TANGENT) weigh_pairs(w, tangent, s, pairs, t.row - t.column - FIRST);
-      else weigh<DECAY, BACK, GROUP>(w, s, c, t, table, pairs, FIRST);
+      if (TANGENT) weigh_pairs<true>(w, s, pairs, tangent, t.row - t.column - FIRST);
+      else weigh<DECAY, BACK, GROUP>(w, s, c, t, table_of(base, n), pairs, FIRST);
       mma_wait<1>(), pin(o);
-      reach_state<DECAY, BACK>(o, steps, t, table, log, m, count);
+      reach_state<DECAY, BACK>(o, steps, t, table_of(base, n), log, m, count);
       if (DOTS) take_dots<BACK>(gamma, dot, o, steps, c, p, t, chunk_row, count, m);
       if (DOTS && BACK && last) load_dot<BACK>(dot, c, p, t, n + 1);
       if (TANGENT) {

@@ -13,6 +13,10 @@ template <int N, class F> DEV void each_number(float (&x)[N], F f) {
 template <int N, class F> DEV void each_in_row(float (&x)[N], int r, F f) {
   UNROLL(c, N / 2) f(x[4 * (c / 2) + 2 * r + c % 2], 8 * (c / 2) + c % 2);
 }
+// Puts -inf in the columns of a row before `begin` and from `end` on; both but for the same.
+template <int N> DEV void hide_outside(float (&x)[N], int r, int begin, int end) {
+  each_in_row(x, r, [&](float& y, int column) { if (column < begin || column >= end) y = -INF; });
+}
 // The largest number of a row, of those of the thread, by `max`.
 template <int N, class F> DEV float row_max(const float (&x)[N], int r, F max) {
   float even = x[2 * r], odd = x[2 * r + 1];
