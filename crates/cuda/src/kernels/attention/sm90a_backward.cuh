@@ -188,8 +188,8 @@ DEV void put_results(const BackwardArgs& c, const Work& w, const Own& s, int row
     proxy_fence();
   }
 }
-// Calls load(head, row, stage, barrier) for each block of ROWS rows that a tile walks, once its stage is empty; with SPANS a
-// word of a stage says which block of queries it is, and whether it needs a mask.
+// Calls load(head, row, stage, barrier) for each block of ROWS rows that a tile walks, once its stage is empty; with
+// SPANS a word of a stage says which block of queries it is, and whether it needs a mask.
 template <int ROWS, bool BY_KEYS, u32 VISIT, class BLOCKS, class F>
 DEV void feed_blocks(BLOCKS& blocks, const BackwardArgs& call, const Work& w, const Own& s, const Range& range, F load) {
   const int each = s.heads / s.key_heads;

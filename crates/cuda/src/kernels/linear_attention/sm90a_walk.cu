@@ -1,7 +1,7 @@
 // linear_attention of bf16 and f16 on the tensor cores of compute capability 9.0, without a decay, or with one for
 // each head or token. A block owns 64 columns of a result of one head of one segment of a sequence, and walks its
 // chunks of 128 tokens from the first to the last, or back: most sequences are one segment, for others see
-// sm90a_linear_segments.cu. The state stays in the accumulators of two warpgroups, in f32, and is shown to both,
+// sm90a_segments.cu. The state stays in the accumulators of two warpgroups, in f32, and is shown to both,
 // rounded, in shared memory: in two buffers, so that neither waits for the other but for its part of the state, and
 // one multiplies while the other weighs. Of a third warpgroup a thread feeds the copy engine, and three warps weigh x
 // for what the state gains. Barriers of a stage: FULL; EMPTY, y and b have been read; EMPTY_X, x has been. Of weighted
@@ -31,7 +31,7 @@
 // and `mend` (in place of `sums` and `attend`) have at most 256 blocks, each with the work of several, because there
 // is mostly none. `Options.assume_finite` leaves it out.
 //
-// A log-decay for each token: the same kernels with the tables of sm90a_linear_gates.cuh.
+// A log-decay for each token: the same kernels with the tables of sm90a_gates.cuh.
 
 // ---- what is fed ----
 // One thread feeds the copy engine. ROWS: with y.
