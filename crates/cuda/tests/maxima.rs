@@ -14,7 +14,7 @@ const NUMBERS: [&str; 7] = ["fabsf(", "bound", ".0f", "INF", "exp2_fast(", "logf
 const LISTED: [(&str, &str, &str); 10] = [
     ("sm80_forward.cu", "top = fmaxf(top", ROW),
     ("sm80_forward.cu", "fmaxf(top, sink)", SINK),
-    ("sm90a_forward.cu", "x = fmaxf(x, s[", ROW),
+    ("sm90a_forward.cu", "{ return fmaxf(x, y); }", ROW),
     ("sm90a_forward.cu", "top[r] = fmaxf(", ROW),
     ("sm90a_forward.cu", "fmaxf(m, sink)", SINK),
     ("swizzle.cuh", "x = fmaxf(x", ROW),

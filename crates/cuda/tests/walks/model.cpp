@@ -83,7 +83,7 @@ static void by_warpgroups(const Tables& of, const Own& s) {
 }
 // A tile of 128 keys, as `keys` (M 1), `values` (2) and that of lazy_attention (1, `skips` not) walk queries.
 template <int M> static void by_keys(const Tables& of, int t, const Own& s, Pairs& pairs, bool skips) {
-  const Work w = work_of<true, false>(t, of.c);
+  const Work w = work_of<2, true, false>(t, of.c.shape, of.c.packed, heads_together<true>(of.c));
   if (w.block < 0) return;
   const Range range = query_blocks<M>(of.t, s, w.block, w.task);
   std::deque<u32> visits;

@@ -56,16 +56,13 @@ template <int PLACE> DEV void raise(const BackwardArgs& c, int sequence, int key
 // Rows of lse2 and delta: of every head, or of listed sequences tile after tile.
 DEV i64 stat_rows(const Shape& s) { return (PACKED ? 1ll : s.batch) * s.heads * s.padded; }
 DEV i64 stat_row(const Own& s, int head) { return (i64)(PACKED ? head : s.batch * s.heads + head) * s.padded + s.tile * 64; }
-// Work tile t of 128 rows: of keys, or of queries.
-template <bool BY_KEYS, bool WARP> DEV Work work_of(int t, const BackwardArgs& c) {
-  const Shape& s = c.shape;
-  return work_of<2, BY_KEYS, WARP>(t, s, c.packed, s.heads_per_group * (BY_KEYS ? 1 : s.heads / s.key_heads));
+template <bool BY_KEYS> DEV int heads_together(const BackwardArgs& c) {
+  return c.shape.heads_per_group * (BY_KEYS ? 1 : c.shape.heads / c.shape.key_heads);
 }
 // A tile that ends with its sequence, and not with the arrays: threads write its rows.
 template <bool BY_KEYS> DEV bool is_cut(const Work& w, const Own& s) {
   return PACKED && w.block * OWN + OWN > (BY_KEYS ? s.keys : s.queries);
 }
-#define UNIT (OPTIONS ? call.options.unit.natural : s.scale)
 // From a product S over the unit (F2) and its slope S' (B4).
 DEV void extend(float& x, float& slope, const ScoreOptions& o, float bias) {
   slope = 1;
@@ -77,6 +74,82 @@ DEV void extend(float& x, float& slope, const ScoreOptions& o, float bias) {
   }
   if (o.bias.data) add_bias(x, bias, o.unit);
 }
+// ---- P of a thread's pairs ----
+// A thread's rows of an accumulator, and columns of a block: weigh<MASKED>(p, head, first column, …) puts P in place of
+// products, 0 if a pair is hidden, times -S' dlse of attention_lse.
+template <bool KEYS> struct PairRows;
+// Rows of queries; columns are keys, and P is times S'.
+template <> struct PairRows<false> {
+  const BackwardArgs& call;
+  const Own& s;
+  const Seen seen;
+  const BiasRows bias;
+  float c, lse2[2], delta[2];
+  METHOD PairRows(const BackwardArgs& call, const Work& w, const Own& s, int row)
+      : call(call), s(s), seen(call.spans, call.shape, s, row), bias(call.options, s, w.head, row) {
+    c = (OPTIONS ? call.options.unit.natural : s.scale) * LOG2E;
+    const i64 at = stat_row(s, w.head) + row;
+    UNROLL(r, 2) lse2[r] = call.lse2[at + 8 * r], delta[r] = call.delta[at + 8 * r];
+  }
+  template <bool MASKED, int N, class... IGNORED> METHOD void weigh(float (&p)[N], int, int key, IGNORED...) const {
+    const bool pairs = has_pairs(call.options.bias, bias.of[0]);
+    UNROLL(r, 2) {
+      const int from = key + 2 * (lane_id() & 3), stop = seen.end(r) - from, start = seen.begin(r) - from;
+      UNROLL(j, N / 4) {
+        const int count = MASKED ? s.keys - from - 8 * j : 2;
+        const float2 b = OPTIONS && bias.of[r] ? load_bias(bias.of[r] + key + 8 * j, pairs, count) : float2{0, 0};
+        UNROLL(e, 2) {
+          float &y = p[4 * j + 2 * r + e], slope = 1;
+          if (OPTIONS) extend(y, slope, call.options, e ? b.y : b.x);
+          y = exp2_fast(fmaf(y, c, -lse2[r]));
+          if (LSE) y *= -slope * delta[r];
+          else if (OPTIONS) y *= slope;
+          if (MASKED && (8 * j + e >= stop || (WINDOW && 8 * j + e < start))) y = 0;
+        }
+      }
+    }
+  }
+};
+// Rows of keys; columns are queries, whose lse2 and delta lie at `stats`. done(j, S') of each 8 columns. `shown`: with
+// SPANS bits of pairs, of 64 columns each.
+template <> struct PairRows<true> {
+  const BackwardArgs& call;
+  const Own& s;
+  int row;
+  float c;
+  METHOD PairRows(const BackwardArgs& call, const Work&, const Own& s, int row) : call(call), s(s), row(row) {
+    c = (OPTIONS ? call.options.unit.natural : s.scale) * LOG2E;
+  }
+  // The bias of a pair, 0 where it is none.
+  METHOD float bias(int head, int query, int key) const {
+    const Elements& all = call.options.bias;
+    const bool there = all.data && query < s.queries && key < s.keys;
+    return there ? read(row_of(all, s.batch, head, s.query_start + query)[s.key_start + key]) : 0;
+  }
+  template <bool MASKED, int N, class F> METHOD void weigh(float (&p)[N], int head, int query, u32 stats, const u32 (&shown)[N / 32], F done) const {
+    const int column = query + 2 * (lane_id() & 3);
+    const int seen = MASKED ? opaque(row) - s.offset - column : 0;  // the query on the diagonal
+    UNROLL(j, N / 4) {
+      const float2 l = load_pair(stats + 32 * j), x = LSE ? load_pair(stats + 8 * N + 32 * j) : float2{0, 0};
+      float slope[4] = {1, 1, 1, 1};
+      UNROLL(r, 2) {
+        int first = seen + 8 * r - s.right, last = seen + 8 * r + s.left;  // of the queries that see this key
+        if (!WINDOW) first = 0, last = 1 << 30;
+        if (PACKED && MASKED) last = min(last, s.queries - 1 - column);
+        UNROLL(e, 2) {
+          float& y = p[4 * j + 2 * r + e];
+          if (OPTIONS) extend(y, slope[2 * r + e], call.options, bias(head, column + 8 * j + e, row + 8 * r));
+          y = exp2_fast(fmaf(y, c, -(e ? l.y : l.x)));
+          if (LSE) y *= -slope[2 * r + e] * (e ? x.y : x.x);
+          // Last: a row of the next listed sequence may have an infinite dlse.
+          const bool sees = SPANS ? shown[j / 8] >> (4 * (j % 8) + 2 * r + e) & 1 : 8 * j + e >= first && 8 * j + e <= last;
+          if (MASKED && !sees) y = 0;
+        }
+      }
+      done(j, slope);
+    }
+  }
+};
 DEV void store_zeros(u32 at) { asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory"); }
 // Clears the rows from `first` on of tiles of ROWS rows that two warpgroups multiply by. Each warpgroup clears all of
 // them, since the two do not wait for each other: one may write zeros where the other reads them, which changes
@@ -115,23 +188,39 @@ DEV void put_results(const BackwardArgs& c, const Work& w, const Own& s, int row
     proxy_fence();
   }
 }
-// Copies the results of each tile of a ring of two from shared memory, by one thread: `copy` those of a tile, unless
-// threads write its rows. OUT_FULL: the barriers of results, one for each stage; TILE: the numbers of tiles.
-template <bool BY_KEYS, class TILES, u32 OUT_FULL, u32 TILE, class F> DEV void store_tiles(u32 base, const BackwardArgs& call, F copy) {
+// Calls load(head, row, stage, barrier) for each block of ROWS rows that a tile walks, once its stage is empty; with
+// SPANS a word of a stage says which block of queries it is, and whether it needs a mask.
+template <int ROWS, bool BY_KEYS, u32 VISIT, class BLOCKS, class F>
+DEV void feed_blocks(BLOCKS& blocks, const BackwardArgs& call, const Work& w, const Own& s, const Range& range, F load) {
+  const int each = s.heads / s.key_heads;
 #pragma unroll 1
-  for (TILES tiles = {base, 0};; tiles.advance()) {
-    tiles.wait_full();
-    const int t = load_word(base + TILE + 4 * tiles.stage());
-    if (t < 0) break;
-    const Work w = work_of<BY_KEYS, false>(t, call);
-    const Own s = of_batch<false>(call.shape, call.packed, w.batch);
-    const u32 stage = tiles.stage();
-    wait(base + OUT_FULL + 8 * stage, tiles.phase());
+  for (int h = BY_KEYS ? w.head * each : w.head / each; h < (BY_KEYS ? (w.head + 1) * each : w.head / each + 1); h++)
+#pragma unroll 1
+    for (int row = range.begin * ROWS; row < range.end * ROWS; row += ROWS) {
+      const u32 visit = SPANS && BY_KEYS ? visit_of<ROWS / 64>(call.spans, s, w.block, row / ROWS) : 0;
+      if (visit == SKIPPED) continue;
+      const u32 stage = blocks.stage(), full = blocks.full();
+      blocks.wait_empty();
+      if (SPANS && BY_KEYS) store_word(blocks.base + VISIT + 4 * stage, visit);
+      load(h, row, stage, full);
+      blocks.advance();
+    }
+}
+// Copies the results of each tile from shared memory, by one thread: `copy` those of a stage, unless threads write
+// their rows. OUT_FULL: the barriers of results, one for each stage. OUT_EMPTY: that of a place of their own; without
+// one they lie where the tile's operands were.
+template <bool BY_KEYS, u32 OUT_FULL, u32 OUT_EMPTY = 0, class TILES, class F> DEV void store_tiles(TILES tiles, const BackwardArgs& call, F copy) {
+  Work w;
+  Own s;
+#pragma unroll 1
+  for (; tiles.template take<false>(call, w, s); tiles.advance()) {
+    if (OUT_EMPTY) arrive(tiles.empty());
+    wait(tiles.base + OUT_FULL + 8 * tiles.stage(), tiles.phase());
     if (!is_cut<BY_KEYS>(w, s)) {
-      copy(w, s, stage);
+      copy(w, s, tiles.stage());
       store_commit(), store_wait_read();
     }
-    arrive(tiles.empty());
+    arrive(OUT_EMPTY ? tiles.base + OUT_EMPTY : tiles.empty());
   }
   store_wait();
 }

@@ -6,180 +6,141 @@ constexpr int KEYS = OWN, ROWS = 64;
 constexpr u32 KV_BYTES = KEYS * D * 2, Q_BYTES = ROWS * D * 2;
 // k and v of two tiles: dv and dk of a tile take their places. q and dout of query blocks, in stages.
 constexpr u32 AT_V = KV_BYTES, PAIR = 2 * KV_BYTES, AT_Q = 2 * PAIR, AT_DO = AT_Q + STAGES * Q_BYTES, AT_STATS = AT_DO + STAGES * Q_BYTES;
-using Tiles = Ring<2, AT_STATS + STAGES * 2 * ROWS * 4, 1, true>;  // of k and v
-constexpr u32 OUT_FULL = Tiles::END;
+using TileRing = Ring<2, AT_STATS + STAGES * 2 * ROWS * 4, 1, true>;  // of k and v
+constexpr u32 OUT_FULL = TileRing::END;
 using Blocks = Ring<STAGES, OUT_FULL + 16>;  // of q, dout, lse2 and delta
-constexpr u32 TILE = Blocks::END, VISIT = TILE + 8;
+using Tiles = WorkTiles<2, true, TileRing, Blocks::END>;
+constexpr u32 VISIT = Blocks::END + 8;
 CHECK_SHARED(keys, 1024 + VISIT + (SPANS ? 16 : 0));  // 1024 to align all
 DEV void produce(u32 base, const BackwardArgs& call) {
   Tiles tiles = {base, 1};
   Blocks blocks = {base, 1};
 #pragma unroll 1
   for (int t = blockIdx.x; t < call.tiles; t = claim_tile(call.counter, call.tiles)) {
-    const Work w = work_of<true, false>(t, call);
+    const Work w = Tiles::work<false>(t, call);
     if (w.block < 0) continue;
-    const Own s = of_batch<false>(call.shape, call.packed, w.batch);
+    const Own s = sequence_of<false>(call, w.batch);
     const Range range = query_blocks<ROWS / 64>(call.spans, s, w.block, w.task);
-    const u32 k = base + tiles.stage() * PAIR, loaded = tiles.full();
-    tiles.wait_empty();
-    store_word(base + TILE + 4 * tiles.stage(), t);
+    const u32 k = base + tiles.stage() * PAIR, loaded = tiles.announce(t);
     expect_bytes(loaded, PAIR);
     load5(k, &call.k, loaded, s.key_start + w.block * KEYS, w.head, s.batch);
     load5(k + AT_V, &call.v, loaded, s.key_start + w.block * KEYS, w.head, s.batch);
-    const int each = s.heads / s.key_heads;
-#pragma unroll 1
-    for (int h = w.head * each; h < (w.head + 1) * each; h++)
-#pragma unroll 1
-      for (int row = range.begin * ROWS; row < range.end * ROWS; row += ROWS) {
-        const u32 visit = SPANS ? visit_of<ROWS / 64>(call.spans, s, w.block, row / ROWS) : 0;
-        if (visit == SKIPPED) continue;
-        const u32 stage = blocks.stage(), full = blocks.full(), stats = base + AT_STATS + stage * 2 * ROWS * 4;
-        blocks.wait_empty();
-        if (SPANS) store_word(base + VISIT + 4 * stage, visit);
-        expect_bytes(full, 2 * Q_BYTES + 2 * ROWS * 4);
-        load5(base + AT_Q + stage * Q_BYTES, &call.q, full, s.query_start + row, h, s.batch);
-        load5(base + AT_DO + stage * Q_BYTES, &call.dout, full, s.query_start + row, h, s.batch);
-        const i64 at = stat_row(s, opaque(h)) + row;
-        load_bytes(stats, call.lse2 + at, ROWS * 4, full);
-        load_bytes(stats + ROWS * 4, call.delta + at, ROWS * 4, full);
-        blocks.advance();
-      }
+    feed_blocks<ROWS, true, VISIT>(blocks, call, w, s, range, [&](int h, int row, u32 stage, u32 full) {
+      const u32 stats = base + AT_STATS + stage * 2 * ROWS * 4;
+      expect_bytes(full, 2 * Q_BYTES + 2 * ROWS * 4);
+      load5(base + AT_Q + stage * Q_BYTES, &call.q, full, s.query_start + row, h, s.batch);
+      load5(base + AT_DO + stage * Q_BYTES, &call.dout, full, s.query_start + row, h, s.batch);
+      const i64 at = stat_row(s, opaque(h)) + row;
+      load_bytes(stats, call.lse2 + at, ROWS * 4, full);
+      load_bytes(stats + ROWS * 4, call.delta + at, ROWS * 4, full);
+    });
     tiles.advance();
   }
-  tiles.wait_empty();
-  store_word(base + TILE + 4 * tiles.stage(), -1);
-  arrive(tiles.full());
+  tiles.finish();
 }
-
-// Writes dk and dv of each tile.
 DEV void store(u32 base, const BackwardArgs& call) {
-  store_tiles<true, Tiles, OUT_FULL, TILE>(base, call, [&](const Work& w, const Own& s, u32 stage) {
+  Tiles tiles = {base, 0};
+  store_tiles<true, OUT_FULL>(tiles, call, [&](const Work& w, const Own& s, u32 stage) {
     const u32 from = base + stage * PAIR;
     store5(&call.dk, from, s.key_start + w.block * KEYS, w.head, s.batch);
     if (DV) store5(&call.dv, from + AT_V, s.key_start + w.block * KEYS, w.head, s.batch);
   });
 }
 
-DEV void consume(u32 base, const BackwardArgs& call) {
-  const Shape& all = call.shape;
-  const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
-  Blocks blocks = {base, 0};
+// Walks the queries of a tile, of whose keys a warpgroup has those at `own`; `row`: a thread's first.
+DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, const BackwardArgs& call, const Work& w, const Own& s, u32 own, int row) {
+  const u32 base = blocks.base, column = 2 * (lane_id() & 3);
+  const int group = threadIdx.x / 128 - 1, each = s.heads / s.key_heads;
+  const PairRows<true> rows(call, w, s, row);
+  u32 pp[ROWS / 4], dsp[ROWS / 4];
+  bool any = false, cut = false;  // cut: with SPANS, whether a block hides a pair
+  auto step = [&](int h, int i, auto masked) {
+    constexpr bool MASKED = decltype(masked)::value;
+    float p[ROWS / 2], ds[ROWS / 2];
+    const u32 k = opaque(own), v = k + AT_V;
+    const u32 stage = blocks.stage(), q = base + AT_Q + stage * Q_BYTES, dout = base + AT_DO + stage * Q_BYTES;
+    const u32 stats = base + AT_STATS + stage * 2 * ROWS * 4 + 4 * column;
+    // Before there are scores: one register for the pairs of a thread. One step for all blocks: two spill.
+    const u32 shown[1] = {SPANS && cut ? visible(call.spans, call.shape, s, i * ROWS + column, opaque(row)) : ~0u};
+    blocks.wait_full();
+    // Of packed sequences the last block is masked.
+    if (LENGTHS && (!PACKED || MASKED) && s.queries - i * ROWS < ROWS) zero_rows<ROWS>(s.queries - i * ROWS, group, q, dout);
+    issue_shared<ROWS, D, KEYS, ROWS>(p, k, q);
+    mma_wait<1>(), pin(dsp);  // the products of the block before: their operands' registers are free
+    if (DV) pin(pp);
+    if (any) blocks.release(blocks.before());
+    issue_shared<ROWS, D, KEYS, ROWS>(ds, v, dout);
+    mma_wait<1>(), pin(p);
+    rows.weigh<MASKED>(p, w.head * each + h, i * ROWS, stats, shown, [&](int j, const float (&slope)[4]) {
+      if (DV) pp[2 * j] = pack(p[4 * j], p[4 * j + 1]), pp[2 * j + 1] = pack(p[4 * j + 2], p[4 * j + 3]);
+      UNROLL(e, OPTIONS ? 4 : 0) p[4 * j + e] *= slope[e];
+    });
+    if (DV) issue_registers<ROWS, D>(dv, pp, dout);
+    mma_wait<DV>(), pin(ds);  // dP; dv runs under what follows
+    UNROLL(j, ROWS / 8) {
+      float2 x = load_pair(stats + ROWS * 4 + 32 * j);
+      UNROLL(r, 2) dsp[2 * j + r] = pack(p[4 * j + 2 * r] * (ds[4 * j + 2 * r] - x.x), p[4 * j + 2 * r + 1] * (ds[4 * j + 2 * r + 1] - x.y));
+    }
+    issue_registers<ROWS, D>(dk, dsp, q);
+    any = true;
+    blocks.advance();
+  };
+  const Range range = query_blocks<ROWS / 64>(call.spans, s, w.block, w.task);
 #pragma unroll 1
-  for (Tiles tiles = {base, 0};; tiles.advance()) {
-    tiles.wait_full();
-    const int t = uniform<true>(load_word(base + TILE + 4 * tiles.stage()));
-    if (t < 0) return;
-    const Work w = work_of<true, true>(t, call);
-    const Own s = of_batch<true>(all, call.packed, w.batch);
-    const float c = UNIT * LOG2E;
-    const u32 own = base + tiles.stage() * PAIR + group * 64 * 128;
-    const int key = w.block * KEYS + group * 64 + warp * 16 + lane / 4, each = s.heads / s.key_heads;
-    float dk[D / 2], dv[D / 2];
-    u32 pp[ROWS / 4], dsp[ROWS / 4];
-    bool any = false;
-    clear(dk), clear(dv);
-    // The bias of a pair of this thread, 0 where it is none.
-    auto bias = [&](int h, int i, int j, int r, int e) {
-      int query = i * ROWS + 8 * j + 2 * (lane & 3) + e;
-      bool there = call.options.bias.data && query < s.queries && key + 8 * r < s.keys;
-      return there ? read(row_of(call.options.bias, s.batch, w.head * each + h, s.query_start + query)[s.key_start + key + 8 * r]) : 0;
-    };
-    bool cut = false;  // with SPANS, whether a block hides a pair
-    auto step = [&](int h, int i, auto masked) {
-      float p[ROWS / 2], ds[ROWS / 2];
-      const u32 k = opaque(own), v = k + AT_V;
-      const u32 stage = blocks.stage(), q = base + AT_Q + stage * Q_BYTES, dout = base + AT_DO + stage * Q_BYTES;
-      const u32 stats = base + AT_STATS + stage * 2 * ROWS * 4 + 8 * (lane & 3);
-      // Before there are scores: one register for the pairs of a thread. One step for all blocks: two spill.
-      const u32 shown = SPANS && cut ? visible(call.spans, all, s, i * ROWS + 2 * (lane & 3), opaque(key)) : ~0u;
-      blocks.wait_full();
-      // Of packed sequences the last block is masked.
-      if (LENGTHS && (!PACKED || decltype(masked)::value) && s.queries - i * ROWS < ROWS)
-        zero_rows<ROWS>(s.queries - i * ROWS, group, q, dout);
-      issue_shared<ROWS, D, KEYS, ROWS>(p, k, q);
-      mma_wait<1>(), pin(dsp);  // the products of the block before: their operands' registers are free
-      if (DV) pin(pp);
-      if (any) blocks.release(blocks.before());
-      issue_shared<ROWS, D, KEYS, ROWS>(ds, v, dout);
-      mma_wait<1>(), pin(p);
-      // The query on the diagonal.
-      const int seen = decltype(masked)::value ? opaque(key) - s.offset - i * ROWS - 2 * (lane & 3) : 0;
-      UNROLL(j, ROWS / 8) {
-        float2 l = load_pair(stats + 32 * j);
-        float slope[4];
-        UNROLL(r, 2) {
-          int first = seen + 8 * r - s.right, last = seen + 8 * r + s.left;  // of the queries that see this key
-          if (PACKED && decltype(masked)::value) last = min(last, s.queries - 1 - i * ROWS - 2 * (lane & 3));
-          if (OPTIONS) extend(p[4 * j + 2 * r], slope[2 * r], call.options, bias(h, i, j, r, 0));
-          if (OPTIONS) extend(p[4 * j + 2 * r + 1], slope[2 * r + 1], call.options, bias(h, i, j, r, 1));
-          p[4 * j + 2 * r] = exp2_fast(fmaf(p[4 * j + 2 * r], c, -l.x));
-          p[4 * j + 2 * r + 1] = exp2_fast(fmaf(p[4 * j + 2 * r + 1], c, -l.y));
-          if (SPANS) {
-            if (!(shown >> (4 * j + 2 * r) & 1)) p[4 * j + 2 * r] = 0;
-            if (!(shown >> (4 * j + 2 * r + 1) & 1)) p[4 * j + 2 * r + 1] = 0;
-          } else if (decltype(masked)::value) {
-            if (8 * j < first || 8 * j > last) p[4 * j + 2 * r] = 0;
-            if (8 * j + 1 < first || 8 * j + 1 > last) p[4 * j + 2 * r + 1] = 0;
-          }
-        }
-        if (DV) pp[2 * j] = pack(p[4 * j], p[4 * j + 1]), pp[2 * j + 1] = pack(p[4 * j + 2], p[4 * j + 3]);
-        UNROLL(e, OPTIONS ? 4 : 0) p[4 * j + e] *= slope[e];
-      }
-      if (DV) issue_registers<ROWS, D>(dv, pp, dout);
-      mma_wait<DV>(), pin(ds);  // dP; dv runs under what follows
-      UNROLL(j, ROWS / 8) {
-        float2 x = load_pair(stats + ROWS * 4 + 32 * j);
-        UNROLL(r, 2) dsp[2 * j + r] = pack(p[4 * j + 2 * r] * (ds[4 * j + 2 * r] - x.x), p[4 * j + 2 * r + 1] * (ds[4 * j + 2 * r + 1] - x.y));
-      }
-      issue_registers<ROWS, D>(dk, dsp, q);
-      any = true;
-      blocks.advance();
-    };
-    const Range range = query_blocks<ROWS / 64>(call.spans, s, w.block, w.task);
-#pragma unroll 1
-    for (int h = 0; h < each; h++) {
-      int i = range.begin;
+  for (int h = 0; h < each; h++) {
+    int i = range.begin;
 #if WINDOW == 2
 #pragma unroll 1
-      for (; i < range.end; i++) {
-        blocks.wait_full();
-        const u32 visit = uniform<true>(load_word(base + VISIT + 4 * blocks.stage()));
-        i = number_of(visit), cut = visit & CUT;
-        step(h, i, Is<true>());
-      }
+    for (; i < range.end; i++) {
+      blocks.wait_full();
+      const u32 visit = uniform<true>(load_word(base + VISIT + 4 * blocks.stage()));
+      i = number_of(visit), cut = visit & CUT;
+      step(h, i, Is<true>());
+    }
 #else
 #pragma unroll 1
-      for (; i < range.open; i++) step(h, i, Is<true>());
+    for (; i < range.open; i++) step(h, i, Is<true>());
 #pragma unroll 1
-      for (; i < range.closed; i++) step(h, i, Is<false>());
+    for (; i < range.closed; i++) step(h, i, Is<false>());
 #if WINDOW
 #pragma unroll 1
-      for (; i < range.end; i++) step(h, i, Is<true>());
+    for (; i < range.end; i++) step(h, i, Is<true>());
 #endif
 #endif
-    }
-    mma_wait<0>(), pin(dk);
-    if (DV) pin(dv);
-    if (any) blocks.release(blocks.before());
+  }
+  mma_wait<0>(), pin(dk);
+  if (DV) pin(dv);
+  if (any) blocks.release(blocks.before());
+}
+DEV void consume(u32 base, const BackwardArgs& call) {
+  const int group = threadIdx.x / 128 - 1;
+  Blocks blocks = {base, 0};
+  Work w;
+  Own s;
+#pragma unroll 1
+  for (Tiles tiles = {base, 0}; tiles.take<true>(call, w, s); tiles.advance()) {
+    const u32 own = base + tiles.stage() * PAIR + group * 64 * 128;
+    const int row = w.block * KEYS + group * 64 + own_row();
+    float dk[D / 2], dv[D / 2];
+    clear(dk), clear(dv);
+    walk(dk, dv, blocks, call, w, s, own, row);
     auto ready = [&] { named_sync(1 + group, 128); };  // k and v of this warpgroup are no longer read
     const Result of_k = {dk, s.scale, call.dk_rows, own};
-    if constexpr (DV) put_results<OF_KEYS, true>(call, w, s, key, ready, of_k, Result{dv, 1, call.dv_rows, own + AT_V});
-    else put_results<OF_KEYS, true>(call, w, s, key, ready, of_k);
+    if constexpr (DV) put_results<OF_KEYS, true>(call, w, s, row, ready, of_k, Result{dv, 1, call.dv_rows, own + AT_V});
+    else put_results<OF_KEYS, true>(call, w, s, row, ready, of_k);
     warp_arrive(base + OUT_FULL + 8 * tiles.stage());
   }
 }
 }
 extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant__ BackwardArgs call) {
   using namespace keys_pass;
-  u32 base = shared_panels();
-  if (threadIdx.x == 0) {
+  const u32 base = shared_panels();
+  make_barriers([&] {
     prefetch(&call.q), prefetch(&call.k), prefetch(&call.v), prefetch(&call.dout), prefetch(&call.dk);
     if (DV) prefetch(&call.dv);
     Tiles::init(base, 1, 1), Blocks::init(base, 1, 8 * ARRIVALS);
     for (int i = 0; i < 2; i++) barrier_init(base + OUT_FULL + 8 * i, 8 * ARRIVALS);
-    barrier_init_fence();
-  }
-  __syncthreads();
+  });
   auto feed = [&] {
     if (threadIdx.x == 0) produce(base, call);
     if (threadIdx.x == 32) store(base, call);

@@ -4,24 +4,23 @@ namespace queries_pass {
 constexpr int KEYS = 128, ROWS = OWN;
 constexpr u32 KV_BYTES = KEYS * D * 2, Q_BYTES = ROWS * D * 2;
 constexpr u32 AT_DO = Q_BYTES, AT_K = 2 * Q_BYTES, AT_V = AT_K + 2 * KV_BYTES, AT_DQ = AT_V + 2 * KV_BYTES;
-using Tiles = Ring<1, AT_DQ + Q_BYTES>;  // of q and dout
-constexpr u32 OUT_FULL = Tiles::END, OUT_EMPTY = OUT_FULL + 8;
+using TileRing = Ring<1, AT_DQ + Q_BYTES>;  // of q and dout
+constexpr u32 OUT_FULL = TileRing::END, OUT_EMPTY = OUT_FULL + 8;
 using Blocks = Ring<2, OUT_EMPTY + 8, 2>;
 constexpr int K = 0, V = 1;  // its parts
-constexpr u32 TILE = Blocks::END;
-CHECK_SHARED(queries, 1024 + TILE + 8);  // 1024 to align all
+using Tiles = WorkTiles<2, false, TileRing, Blocks::END>;
+CHECK_SHARED(queries, 1024 + Blocks::END + 8);  // 1024 to align all
 DEV void produce(u32 base, const BackwardArgs& call) {
   Tiles tiles = {base, 1};
   Blocks blocks = {base, 1};
 #pragma unroll 1
   for (int t = blockIdx.x; t < call.tiles; t = claim_tile(call.counter, call.tiles)) {
-    const Work w = work_of<false, false>(t, call);
+    const Work w = Tiles::work<false>(t, call);
     if (w.block < 0) continue;
-    const Own s = of_batch<false>(call.shape, call.packed, w.batch);
+    const Own s = sequence_of<false>(call, w.batch);
     const Range range = key_blocks<2, KEYS, false>(call.spans, s, w.block);
-    const u32 full = tiles.full();
-    tiles.wait_empty(), tiles.advance();
-    store_word(base + TILE, t);
+    const u32 full = tiles.announce(t);
+    tiles.advance();
     expect_bytes(full, 2 * Q_BYTES);
     load5(base, &call.q, full, s.query_start + w.block * ROWS, w.head, s.batch);
     load5(base + AT_DO, &call.dout, full, s.query_start + w.block * ROWS, w.head, s.batch);
@@ -34,56 +33,30 @@ DEV void produce(u32 base, const BackwardArgs& call) {
       blocks.advance();
     }
   }
-  tiles.wait_empty();
-  store_word(base + TILE, -1);
-  arrive(tiles.full());
+  tiles.finish();
 }
-
-// Writes dq of each tile.
 DEV void store(u32 base, const BackwardArgs& call) {
-#pragma unroll 1
-  for (Tiles tiles = {base, 0};; tiles.advance()) {
-    tiles.wait_full();
-    const int t = load_word(base + TILE);
-    if (t < 0) break;
-    arrive(tiles.empty());
-    const Work w = work_of<false, false>(t, call);
-    const Own s = of_batch<false>(call.shape, call.packed, w.batch);
-    wait(base + OUT_FULL, tiles.phase());
-    if (!is_cut<false>(w, s)) {
-      store5(&call.dq, base + AT_DQ, s.query_start + w.block * ROWS, w.head, s.batch);
-      store_commit(), store_wait_read();
-    }
-    arrive(base + OUT_EMPTY);
-  }
-  store_wait();
+  store_tiles<false, OUT_FULL, OUT_EMPTY>(Tiles(base, 0), call, [&](const Work& w, const Own& s, u32) {
+    store5(&call.dq, base + AT_DQ, s.query_start + w.block * ROWS, w.head, s.batch);
+  });
 }
 
 DEV void consume(u32 base, const BackwardArgs& call) {
-  const Shape& all = call.shape;
-  const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
+  const int group = threadIdx.x / 128 - 1;
   const u32 q = base + group * 64 * 128, dout = q + AT_DO;
   u32 before = 0;
   Blocks blocks = {base, 0};
+  Work w;
+  Own s;
 #pragma unroll 1
-  for (Tiles tiles = {base, 0};; tiles.advance()) {
-    tiles.wait_full();
-    const int t = uniform<true>(load_word(base + TILE));
-    if (t < 0) return;
-    Work w = work_of<false, true>(t, call);
-    Own s = of_batch<true>(all, call.packed, w.batch);
-    const float c = UNIT * LOG2E;
-    const int row = w.block * ROWS + group * 64 + warp * 16 + lane / 4;
-    const Seen seen(call.spans, all, s, row);
-    const size_t at = stat_row(s, w.head) + row;
-    const float l[2] = {call.lse2[at], call.lse2[at + 8]}, x[2] = {call.delta[at], call.delta[at + 8]};
-    const BiasRows bias(call.options, s, w.head, row);
+  for (Tiles tiles = {base, 0}; tiles.take<true>(call, w, s); tiles.advance()) {
+    const int row = w.block * ROWS + group * 64 + own_row();
+    const PairRows<false> rows(call, w, s, row);
     const Range range = key_blocks<2, KEYS, false>(call.spans, s, w.block);
     float dq[D / 2], p[KEYS / 2], ds[KEYS / 2];
     u32 dsp[KEYS / 4];
     int n = range.end - 1, add = 0;
     auto step = [&](auto masked) {
-      const bool pairs = has_pairs(call.options.bias, bias.of[0]);
       const u32 k = base + AT_K + blocks.stage() * KV_BYTES, v = base + AT_V + blocks.stage() * KV_BYTES;
       blocks.wait_full(K);
       const bool is_cut = LENGTHS && decltype(masked)::value && s.keys - n * KEYS < KEYS;  // rows behind the sequence
@@ -95,26 +68,11 @@ DEV void consume(u32 base, const BackwardArgs& call) {
       if (is_cut) zero_rows<KEYS>(s.keys - n * KEYS, group, v);
       issue_shared<KEYS, D, ROWS, KEYS>(ds, dout, v);
       mma_wait<1>(), pin(p);
-      UNROLL(r, 2) {
-        int from = n * KEYS + 2 * (lane & 3), stop = s.keys - from, start = 0;
-        if (SPANS) stop = seen.end(r) - from, start = seen.begin(r) - from;
-        else if (WINDOW) stop = min(stop, row + 8 * r + s.offset + s.right + 1 - from), start = row + 8 * r + s.offset - s.left - from;
-        UNROLL(j, KEYS / 8) {
-          const int count = decltype(masked)::value ? s.keys - from - 8 * j : 2;
-          float2 b = OPTIONS && bias.of[r] ? load_bias(bias.of[r] + n * KEYS + 8 * j, pairs, count) : float2{0, 0};
-          UNROLL(e, 2) {
-            float &y = p[4 * j + 2 * r + e], slope;
-            if (OPTIONS) extend(y, slope, call.options, e ? b.y : b.x);
-            y = exp2_fast(fmaf(y, c, -l[r]));
-            if (decltype(masked)::value && (8 * j + e >= stop || (WINDOW && 8 * j + e < start))) y = 0;
-            if (OPTIONS) y *= slope;
-          }
-        }
-      }
+      rows.weigh<decltype(masked)::value>(p, w.head, n * KEYS);
       mma_wait<0>(), pin(ds);
       blocks.release(blocks.stage(), V);
       if (n == range.begin) tiles.release();  // q and dout are no longer read
-      UNROLL(i, KEYS / 4) dsp[i] = pack(p[2 * i] * (ds[2 * i] - x[i % 2]), p[2 * i + 1] * (ds[2 * i + 1] - x[i % 2]));
+      UNROLL(i, KEYS / 4) dsp[i] = pack(p[2 * i] * (ds[2 * i] - rows.delta[i % 2]), p[2 * i + 1] * (ds[2 * i + 1] - rows.delta[i % 2]));
       issue_registers<KEYS, D>(dq, dsp, k, add);
       add = 1, before = blocks.stage();
       blocks.advance();
@@ -139,19 +97,13 @@ DEV void consume(u32 base, const BackwardArgs& call) {
 }
 extern "C" __global__ void __launch_bounds__(384, 1) queries(const __grid_constant__ BackwardArgs call) {
   using namespace queries_pass;
-  u32 base = shared_panels();
-  if (threadIdx.x == 0) {
+  const u32 base = shared_panels();
+  make_barriers([&] {
     prefetch(&call.q), prefetch(&call.k), prefetch(&call.v), prefetch(&call.dout), prefetch(&call.dq);
     Tiles::init(base, 1, 8 * ARRIVALS + 1);
     barrier_init(base + OUT_FULL, 8 * ARRIVALS), barrier_init(base + OUT_EMPTY, 1);
     Blocks::init(base, 1, 8 * ARRIVALS, K), Blocks::init(base, 1, 8 * ARRIVALS, V);
-    barrier_init_fence();
-  }
-  __syncthreads();
-  auto feed = [&] {
-    if (threadIdx.x == 0) produce(base, call);
-    if (threadIdx.x == 32) store(base, call);
-  };
-  divide_roles<24, 240>(feed, [&] { consume(base, call); });
+  });
+  divide_roles<24, 240>([&] { produce(base, call); }, [&] { store(base, call); }, [&] { consume(base, call); });
 }
 #endif

@@ -11,56 +11,42 @@ constexpr int STAGES = LSE ? 4 : 2;
 constexpr u32 BYTES = OWN * D * 2;
 // Of two tiles what they own; their results take its place. y, and x where that is another tensor, in stages.
 constexpr u32 AT_Y = 2 * BYTES, AT_X = LSE ? AT_Y : AT_Y + STAGES * BYTES, AT_STATS = AT_Y + 4 * BYTES, STATS = 2 * OWN * 4;
-using Tiles = Ring<2, AT_STATS + STAGES * STATS, 1, true>;  // of what a tile owns
-constexpr u32 OUT_FULL = Tiles::END;
+using TileRing = Ring<2, AT_STATS + STAGES * STATS, 1, true>;  // of what a tile owns
+constexpr u32 OUT_FULL = TileRing::END;
 using Blocks = Ring<STAGES, OUT_FULL + 16, 2>;
 constexpr int Y = 0, X = 1;  // its parts
-constexpr u32 TILE = Blocks::END, VISIT = TILE + 8, ALL = 1024 + VISIT + (SPANS ? 16 : 0);  // 1024 to align all
+template <bool KEYS> using Tiles = WorkTiles<2, KEYS, TileRing, Blocks::END>;
+constexpr u32 VISIT = Blocks::END + 8, ALL = 1024 + VISIT + (SPANS ? 16 : 0);  // 1024 to align all
 
 template <bool KEYS> DEV Range range_of(const BackwardArgs& c, const Work& w, const Own& s) {
   return KEYS ? query_blocks<2>(c.spans, s, w.block, w.task) : key_blocks<2, OWN>(c.spans, s, w.block);
 }
 template <bool KEYS> DEV void produce(u32 base, const BackwardArgs& call) {
-  Tiles tiles = {base, 1};
+  Tiles<KEYS> tiles = {base, 1};
   Blocks blocks = {base, 1};
 #pragma unroll 1
   for (int t = blockIdx.x; t < call.tiles; t = claim_tile(call.counter, call.tiles)) {
-    const Work w = work_of<KEYS, false>(t, call);
+    const Work w = Tiles<KEYS>::template work<false>(t, call);
     if (w.block < 0) continue;
-    const Own s = of_batch<false>(call.shape, call.packed, w.batch);
+    const Own s = sequence_of<false>(call, w.batch);
     const Range range = range_of<KEYS>(call, w, s);
-    const u32 loaded = tiles.full();
-    tiles.wait_empty();
-    store_word(base + TILE + 4 * tiles.stage(), t);
+    const u32 own = base + tiles.stage() * BYTES, loaded = tiles.announce(t);
     expect_bytes(loaded, BYTES);
-    const int first = (KEYS ? s.key_start : s.query_start) + w.block * OWN;
-    load5(base + tiles.stage() * BYTES, KEYS ? &call.k : &call.q, loaded, first, w.head, s.batch);
-    const int each = s.heads / s.key_heads, from = KEYS ? w.head * each : w.head / each, heads = KEYS ? each : 1;
-#pragma unroll 1
-    for (int h = from; h < from + heads; h++)
-#pragma unroll 1
-      for (int row = range.begin * OWN; row < range.end * OWN; row += OWN) {
-        const u32 visit = SPANS && KEYS ? visit_of<OWN / 64>(call.spans, s, w.block, row / OWN) : 0;
-        if (visit == SKIPPED) continue;
-        const u32 stage = blocks.stage(), full = blocks.full(), stats = base + AT_STATS + stage * STATS;
-        blocks.wait_empty();
-        if (SPANS && KEYS) store_word(base + VISIT + 4 * stage, visit);
-        expect_bytes(full, BYTES + (KEYS ? (LSE ? 2 : 1) * OWN * 4 : 0));
-        load5(base + AT_Y + stage * BYTES, KEYS ? &call.q : &call.k, full, (KEYS ? s.query_start : s.key_start) + row, h, s.batch);
-        if (KEYS) {
-          const i64 at = stat_row(s, opaque(h)) + row;
-          load_bytes(stats, call.lse2 + at, OWN * 4, full);
-          if (LSE) load_bytes(stats + OWN * 4, call.delta + at, OWN * 4, full);
-        }
-        if (!LSE)
-          load5(base + AT_X + stage * BYTES, &call.dout, blocks.fill(BYTES, X), s.query_start + row, h, s.batch);
-        blocks.advance();
+    load5(own, KEYS ? &call.k : &call.q, loaded, (KEYS ? s.key_start : s.query_start) + w.block * OWN, w.head, s.batch);
+    feed_blocks<OWN, KEYS, VISIT>(blocks, call, w, s, range, [&](int h, int row, u32 stage, u32 full) {
+      const u32 stats = base + AT_STATS + stage * STATS;
+      expect_bytes(full, BYTES + (KEYS ? (LSE ? 2 : 1) * OWN * 4 : 0));
+      load5(base + AT_Y + stage * BYTES, KEYS ? &call.q : &call.k, full, (KEYS ? s.query_start : s.key_start) + row, h, s.batch);
+      if (KEYS) {
+        const i64 at = stat_row(s, opaque(h)) + row;
+        load_bytes(stats, call.lse2 + at, OWN * 4, full);
+        if (LSE) load_bytes(stats + OWN * 4, call.delta + at, OWN * 4, full);
       }
+      if (!LSE) load5(base + AT_X + stage * BYTES, &call.dout, blocks.fill(BYTES, X), s.query_start + row, h, s.batch);
+    });
     tiles.advance();
   }
-  tiles.wait_empty();
-  store_word(base + TILE + 4 * tiles.stage(), -1);
-  arrive(tiles.full());
+  tiles.finish();
 }
 
 template <bool KEYS> DEV const TensorMap* result(const BackwardArgs& c) { return !LSE ? &c.dv : KEYS ? &c.dk : &c.dq; }
@@ -70,122 +56,86 @@ template <bool KEYS> DEV const Elements& result_rows(const BackwardArgs& c) {
 
 // Writes the result of each tile.
 template <bool KEYS> DEV void store(u32 base, const BackwardArgs& call) {
-  store_tiles<KEYS, Tiles, OUT_FULL, TILE>(base, call, [&](const Work& w, const Own& s, u32 stage) {
+  store_tiles<KEYS, OUT_FULL>(Tiles<KEYS>(base, 0), call, [&](const Work& w, const Own& s, u32 stage) {
     const int first = (KEYS ? s.key_start : s.query_start) + w.block * OWN;
     store5(result<KEYS>(call), base + stage * BYTES, first, w.head, s.batch);
   });
 }
 
-template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
-  const Shape& all = call.shape;
-  const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
-  Blocks blocks = {base, 0};
-  // The warpgroups take turns at the tensor cores, so that the products of one run under the exponentials of the
-  // other. A turn is what the weights of a block add, and the scores of the next block.
+// Walks the blocks of a tile, of whose rows a warpgroup has those at `own`; `row`: a thread's first.
+//
+// The warpgroups take turns at the tensor cores, so that the products of one run under the exponentials of the other.
+// A turn is what the weights of a block add, and the scores of the next block.
+template <bool KEYS> DEV void walk(float (&out)[D / 2], Blocks& blocks, const BackwardArgs& call, const Work& w, const Own& s, u32 own, int row) {
+  const u32 base = blocks.base, column = 2 * (lane_id() & 3);
+  const int group = threadIdx.x / 128 - 1, each = s.heads / s.key_heads;
   auto my_turn = [&] { named_sync(3 + group, 256); };
   auto your_turn = [&] { named_arrive(4 - group, 256); };
-  if (group == 1) named_arrive(3, 256);  // group 0 begins
-#pragma unroll 1
-  for (Tiles tiles = {base, 0};; tiles.advance()) {
-    tiles.wait_full();
-    const int t = uniform<true>(load_word(base + TILE + 4 * tiles.stage()));
-    if (t < 0) return;
-    const Work w = work_of<KEYS, true>(t, call);
-    const Own s = of_batch<true>(all, call.packed, w.batch);
-    const float c = UNIT * LOG2E;
-    const u32 own = base + tiles.stage() * BYTES + group * 64 * 128;
-    const int row = w.block * OWN + group * 64 + warp * 16 + lane / 4, each = s.heads / s.key_heads;
-    float out[D / 2], p[OWN / 2], l[2], x[2];  // l and x: lse2 and delta of a thread's queries, where it owns these
-    u32 weights[OWN / 4], before = 0;
-    bool any = false;
-    clear(out);
-    if (!KEYS) {
-      const i64 at = stat_row(s, w.head) + row;
-      UNROLL(r, 2) l[r] = call.lse2[at + 8 * r], x[r] = call.delta[at + 8 * r];
+  const PairRows<KEYS> rows(call, w, s, row);
+  float p[OWN / 2];
+  u32 weights[OWN / 4], before = 0;
+  bool any = false, cut = false;  // cut: with SPANS by keys, whether a block hides a pair
+  // Block n, of the query head h.
+  auto step = [&](int h, int n, auto masked) {
+    constexpr bool MASKED = decltype(masked)::value;
+    const u32 stage = blocks.stage(), stats = base + AT_STATS + stage * STATS + 4 * column;
+    u32 shown[2] = {~0u, ~0u};  // of 64 queries each
+    if (SPANS && KEYS && MASKED && cut) {
+      UNROLL(half, 2) shown[half] = visible(call.spans, call.shape, s, n * OWN + half * 64 + column, row);
     }
-    const Elements& biases = call.options.bias;
-    const BiasRows bias(call.options, s, w.head, row);  // where it owns queries
-    auto bias_of_key = [&](int h, int query, int key) {
-      bool there = biases.data && query < s.queries && key < s.keys;
-      return there ? read(row_of(biases, s.batch, h, s.query_start + query)[s.key_start + key]) : 0;
-    };
-    const Seen seen(call.spans, all, s, row);  // where it owns queries
-    const Range range = range_of<KEYS>(call, w, s);
-    bool cut = false;  // with SPANS by keys, whether a block hides a pair
-    // Block n, of the query head h.
-    auto step = [&](int h, int n, auto masked) {
-      constexpr bool MASKED = decltype(masked)::value;
-      const u32 stage = blocks.stage(), stats = base + AT_STATS + stage * STATS + 8 * (lane & 3);
-      u32 shown[2] = {~0u, ~0u};  // of 64 queries each
-      if (SPANS && KEYS && MASKED && cut) {
-        UNROLL(half, 2) shown[half] = visible(call.spans, all, s, n * OWN + half * 64 + 2 * (lane & 3), row);
-      }
-      blocks.wait_full(Y);
-      // Rows behind the sequence; of packed ones the last block is masked.
-      const int end = (KEYS ? s.queries : s.keys) - n * OWN;
-      const bool is_cut = LENGTHS && (!PACKED || MASKED) && end < OWN;
-      if (is_cut) zero_rows<OWN>(end, group, base + AT_Y + stage * BYTES);
-      issue_shared<OWN, D, OWN, OWN>(p, opaque(own), base + AT_Y + stage * BYTES);
-      if (any) your_turn();
-      mma_wait<1>(), pin(weights);  // the product of the block before: its operand's registers are free
-      if (any) blocks.release(before, LSE ? Y : X);
-      mma_wait<0>(), pin(p);
-      const int column = n * OWN + 2 * (lane & 3);  // the first of a thread
-      const bool pairs = !KEYS && has_pairs(biases, bias.of[0]);
-      UNROLL(j, OWN / 8) {
-        float2 lse = KEYS ? load_pair(stats + 32 * j) : float2{}, delta = KEYS && LSE ? load_pair(stats + OWN * 4 + 32 * j) : float2{};
-        UNROLL(r, 2) {
-          // The first column that a row sees, and the last.
-          int first = row + 8 * r + (KEYS ? -s.offset - s.right : s.offset - s.left), last = row + 8 * r + (KEYS ? s.left - s.offset : s.offset + s.right);
-          if (!WINDOW) first = 0, last = 1 << 30;
-          if (SPANS && !KEYS) first = seen.begin(r), last = seen.end(r) - 1;
-          if (!KEYS || PACKED) last = min(last, (KEYS ? s.queries : s.keys) - 1);
-          first -= column, last -= column;
-          float2 b = {0, 0};
-          if (OPTIONS && KEYS) b = {bias_of_key(h, column + 8 * j, row + 8 * r), bias_of_key(h, column + 8 * j + 1, row + 8 * r)};
-          else if (OPTIONS && bias.of[r]) b = load_bias(bias.of[r] + n * OWN + 8 * j, pairs, MASKED ? s.keys - column - 8 * j : 2);
-          UNROLL(e, 2) {
-            float& y = p[4 * j + 2 * r + e];
-            float slope = 1;
-            if (OPTIONS) extend(y, slope, call.options, e ? b.y : b.x);
-            y = exp2_fast(fmaf(y, c, -(!KEYS ? l[r] : e ? lse.y : lse.x)));
-            if (LSE) y *= -slope * (!KEYS ? x[r] : e ? delta.y : delta.x);
-            // Last: a row of the next listed sequence may have an infinite dlse.
-            if (SPANS && KEYS) {
-              if (MASKED && !(shown[j / 8] >> (4 * (j % 8) + 2 * r + e) & 1)) y = 0;
-            } else if (MASKED && (8 * j + e < first || 8 * j + e > last)) {
-              y = 0;
-            }
-          }
-        }
-      }
-      pack_all(p, weights);
-      if (!LSE) blocks.release(stage, Y);
-      if (!LSE) blocks.wait_full(X);
-      if (!LSE && is_cut) zero_rows<OWN>(end, group, base + AT_X + stage * BYTES);
-      my_turn();
-      issue_registers<OWN, D>(out, weights, base + AT_X + stage * BYTES);
-      before = stage, any = true;
-      blocks.advance();
-    };
-#pragma unroll 1
-    for (int h = KEYS ? w.head * each : w.head, heads = KEYS ? each : 1; heads; h++, heads--) {
-#pragma unroll 1
-      for (int n = range.begin; n < range.end; n++) {
-        bool sees_all = n >= range.open && n < range.closed;
-        if (SPANS && KEYS) {
-          blocks.wait_full(Y);
-          const u32 visit = uniform<true>(load_word(base + VISIT + 4 * blocks.stage()));
-          n = number_of(visit), cut = visit & CUT, sees_all = !cut;
-        }
-        // With options a mask is little beside the rest, and a second loop twice the time to compile.
-        if (!OPTIONS && sees_all) step(h, n, Is<false>());
-        else step(h, n, Is<true>());
-      }
-    }
+    blocks.wait_full(Y);
+    // Rows behind the sequence; of packed ones the last block is masked.
+    const int end = (KEYS ? s.queries : s.keys) - n * OWN;
+    const bool is_cut = LENGTHS && (!PACKED || MASKED) && end < OWN;
+    if (is_cut) zero_rows<OWN>(end, group, base + AT_Y + stage * BYTES);
+    issue_shared<OWN, D, OWN, OWN>(p, opaque(own), base + AT_Y + stage * BYTES);
     if (any) your_turn();
-    mma_wait<0>(), pin(out);
+    mma_wait<1>(), pin(weights);  // the product of the block before: its operand's registers are free
     if (any) blocks.release(before, LSE ? Y : X);
+    mma_wait<0>(), pin(p);
+    rows.template weigh<MASKED>(p, h, n * OWN, stats, shown, [](int, const float (&)[4]) {});
+    pack_all(p, weights);
+    if (!LSE) blocks.release(stage, Y);
+    if (!LSE) blocks.wait_full(X);
+    if (!LSE && is_cut) zero_rows<OWN>(end, group, base + AT_X + stage * BYTES);
+    my_turn();
+    issue_registers<OWN, D>(out, weights, base + AT_X + stage * BYTES);
+    before = stage, any = true;
+    blocks.advance();
+  };
+  const Range range = range_of<KEYS>(call, w, s);
+#pragma unroll 1
+  for (int h = KEYS ? w.head * each : w.head, heads = KEYS ? each : 1; heads; h++, heads--) {
+#pragma unroll 1
+    for (int n = range.begin; n < range.end; n++) {
+      bool sees_all = n >= range.open && n < range.closed;
+      if (SPANS && KEYS) {
+        blocks.wait_full(Y);
+        const u32 visit = uniform<true>(load_word(base + VISIT + 4 * blocks.stage()));
+        n = number_of(visit), cut = visit & CUT, sees_all = !cut;
+      }
+      // With options a mask is little beside the rest, and a second loop twice the time to compile.
+      if (!OPTIONS && sees_all) step(h, n, Is<false>());
+      else step(h, n, Is<true>());
+    }
+  }
+  if (any) your_turn();
+  mma_wait<0>(), pin(out);
+  if (any) blocks.release(before, LSE ? Y : X);
+}
+template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
+  const int group = threadIdx.x / 128 - 1;
+  Blocks blocks = {base, 0};
+  if (group == 1) named_arrive(3, 256);  // group 0 begins
+  Work w;
+  Own s;
+#pragma unroll 1
+  for (Tiles<KEYS> tiles = {base, 0}; tiles.template take<true>(call, w, s); tiles.advance()) {
+    const u32 own = base + tiles.stage() * BYTES + group * 64 * 128;
+    const int row = w.block * OWN + group * 64 + own_row();
+    float out[D / 2];
+    clear(out);
+    walk<KEYS>(out, blocks, call, w, s, own, row);
     auto ready = [&] { named_sync(1 + group, 128); };  // what this warpgroup owns is no longer read
     const Result result = {out, LSE ? s.scale : 1, result_rows<KEYS>(call), own};
     put_results<OF_WEIGHTS, KEYS>(call, w, s, row, ready, result);
@@ -195,20 +145,14 @@ template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
 
 template <bool KEYS> DEV void run(const BackwardArgs& call) {
   const u32 base = shared_panels();
-  if (threadIdx.x == 0) {
+  make_barriers([&] {
     prefetch(&call.q), prefetch(&call.k), prefetch(result<KEYS>(call));
     if (!LSE) prefetch(&call.dout);
-    Tiles::init(base, 1, 1);
+    Tiles<KEYS>::init(base, 1, 1);
     Blocks::init(base, 1, 8 * ARRIVALS, Y), Blocks::init(base, 1, 8 * ARRIVALS, X);
     for (int i = 0; i < 2; i++) barrier_init(base + OUT_FULL + 8 * i, 8 * ARRIVALS);
-    barrier_init_fence();
-  }
-  __syncthreads();
-  auto feed = [&] {
-    if (threadIdx.x == 0) produce<KEYS>(base, call);
-    if (threadIdx.x == 32) store<KEYS>(base, call);
-  };
-  divide_roles<56, 224>(feed, [&] { consume<KEYS>(base, call); });
+  });
+  divide_roles<56, 224>([&] { produce<KEYS>(base, call); }, [&] { store<KEYS>(base, call); }, [&] { consume<KEYS>(base, call); });
 }
 }
 #if RESULTS == 0

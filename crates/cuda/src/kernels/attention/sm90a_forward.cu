@@ -6,7 +6,7 @@
 //        issue  S' = q·k_nᵀ                 (wgmma, shared × shared)                                   (F1)
 //        issue  o += P·v_{n+1}              (wgmma, registers × shared: P of the block before)         (F5)
 //        wait S';  m, P' = exp2((S' − m)·c), l;  wait o;  o *= exp2((m_old − m)·c);  P = P'            (F3), (F4)
-// The products of one warpgroup run under the exponentials of the other (TURNS: they take turns at the tensor cores),
+// The products of one warpgroup run under the exponentials of the other (they take turns at the tensor cores),
 // and the previous block's P·v runs under the exponentials of its own warpgroup.
 //
 // A work tile is (query block, query head, batch element); blocks claim tiles from a counter, heaviest query blocks
@@ -29,8 +29,7 @@
 // which fit the registers where D = 64), VALUES (0: attention_lse), LENGTHS (1: batch elements have extents of their
 // own; 2: sequences are listed), OPTIONS (0: no softcap, no bias, a scale above 0).
 constexpr int KEYS = 128, STAGES = 2;
-#define TURNS 1
-#define LAZY 8       // rescale o only when a row maximum has grown by more than 2^LAZY
+constexpr int SLACK = 8;  // o is rescaled when the maximum of a row has grown by more than 2^SLACK
 
 constexpr int ROWS = 64 * GROUPS;
 constexpr u32 Q_BYTES = ROWS * D * 2, KV_BYTES = KEYS * D * 2, PANEL = KEYS * 128;
@@ -39,7 +38,7 @@ constexpr u32 AT_K = Q_BYTES, AT_V = AT_K + STAGES * KV_BYTES, AT_O = AT_V + STA
 using QRing = Ring<1, AT_BARRIERS>;
 using KRing = Ring<STAGES, QRing::END>;
 using VRing = Ring<STAGES, KRing::END>;
-constexpr u32 TILE = VRing::END;
+using Tiles = WorkTiles<GROUPS, false, QRing, VRing::END>;
 CHECK_SHARED(forward, 1024 + AT_BARRIERS + 256);  // the base is aligned to 1024 by hand
 
 KERNEL_ARGS(ForwardArgs)
@@ -47,17 +46,23 @@ struct Maxima {  // of the two rows of this thread, and the sums of their weight
   float m[2] = {-INF, -INF}, l[2] = {0, 0};
 };
 
+// A tile of work, as a warpgroup walks it. `c`: the scale of products, to base 2.
+struct WarpgroupTile {
+  const ForwardArgs& call;
+  const Own& own;
+  const Range& blocks;
+  const Seen& seen;
+  const BiasRows& bias;
+  float c;
+};
 // Hides what a row does not see, and says in `cut` of which rows it hides something in this block.
 template <bool MASK> DEV void mask(float (&s)[KEYS / 2], bool (&cut)[2], int key, const Seen& seen) {
   cut[0] = cut[1] = false;
   if constexpr (MASK) {
     UNROLL(r, 2) {
-      int from = key + 2 * (lane_id() & 3), end = seen.end(r) - from;
-      int begin = seen.begin(r) - from;
+      const int from = key + 2 * (lane_id() & 3);
       cut[r] = seen.end(r) < key + KEYS || seen.begin(r) > key;
-      UNROLL(j, KEYS / 8)
-        UNROLL(e, 2)
-          if (8 * j + e >= end || (WINDOW && 8 * j + e < begin)) s[4 * j + 2 * r + e] = -INF;
+      hide_outside(s, r, WINDOW ? seen.begin(r) - from : 0, seen.end(r) - from);
     }
   }
 }
@@ -88,18 +93,15 @@ template <bool MASK> DEV bool soften(float (&s)[KEYS / 2], Maxima& rows, float (
   float top[2];
   bool grown = false;
   UNROLL(r, 2) {
-    float x = s[2 * r], y = s[2 * r + 1];
-#pragma unroll
-    for (int j = 1; j < KEYS / 8; j++) x = fmaxf(x, s[4 * j + 2 * r]), y = fmaxf(y, s[4 * j + 2 * r + 1]);
-    top[r] = fmaxf(rows.m[r], quad_max(fmaxf(x, y)));
-    grown |= LAZY ? (top[r] - rows.m[r]) * c > LAZY : true;  // -inf − -inf is NaN: not grown
+    top[r] = fmaxf(rows.m[r], quad_max(row_max(s, r, [](float x, float y) { return fmaxf(x, y); })));
+    grown |= (top[r] - rows.m[r]) * c > SLACK;  // -inf − -inf is NaN: not grown
   }
-  if (LAZY) grown = __any_sync(~0u, grown);
+  grown = __any_sync(~0u, grown);
   a[0] = a[1] = 1;
   if (grown) {
     UNROLL(r, 2) {
-      if (LAZY && !((top[r] - rows.m[r]) * c > LAZY)) continue;  // each row for itself
-      float from = top[r] == -INF ? 0 : top[r];                  // a row that has seen nothing
+      if (!((top[r] - rows.m[r]) * c > SLACK)) continue;  // each row for itself
+      float from = top[r] == -INF ? 0 : top[r];           // a row that has seen nothing
       a[r] = exp2_fast((rows.m[r] - from) * c);
       rows.m[r] = top[r];
       rows.l[r] *= a[r];
@@ -108,25 +110,22 @@ template <bool MASK> DEV bool soften(float (&s)[KEYS / 2], Maxima& rows, float (
   UNROLL(r, 2) {
     float from = rows.m[r] == -INF ? 0 : rows.m[r], sum[2] = {0, 0};
     float first = MASK && cut[r] ? from : 0, then = MASK && cut[r] ? 0 : -from * c;
-    UNROLL(j, KEYS / 8)
-      UNROLL(e, 2) {
-        float& x = s[4 * j + 2 * r + e];
-        x = exp2_fast(fmaf(MASK ? __fsub_rn(x, first) : x, c, then));
-        sum[e] += x;
-      }
+    each_in_row(s, r, [&](float& x, int column) {
+      x = exp2_fast(fmaf(MASK ? __fsub_rn(x, first) : x, c, then));
+      sum[column % 2] += x;
+    });
     rows.l[r] += sum[0] + sum[1];
   }
   return grown;
 }
 // All of that: scores, mask, weights.
-template <bool MASK> DEV bool weigh(float (&s)[KEYS / 2], Maxima& rows, float (&a)[2], float c, int key, const Seen& seen, const Own& own,
-                               const ForwardArgs& call, const BiasRows& x) {
+template <bool MASK> DEV bool weigh(float (&s)[KEYS / 2], Maxima& rows, float (&a)[2], int key, const WarpgroupTile& t) {
   bool cut[2];
   bool hides[2] = {};
-  if (OPTIONS) extend<MASK>(s, hides, key, own, call.options, x);
-  mask<MASK>(s, cut, key, seen);
+  if (OPTIONS) extend<MASK>(s, hides, key, t.own, t.call.options, t.bias);
+  mask<MASK>(s, cut, key, t.seen);
   cut[0] |= hides[0], cut[1] |= hides[1];
-  return soften<MASK || OPTIONS>(s, rows, a, c, cut);
+  return soften<MASK || OPTIONS>(s, rows, a, t.c, cut);
 }
 // Before the product P·v of a block with a mask: if v holds anything but finite numbers, adds those elements over the
 // allowed pairs by ordinary arithmetic and zeroes them in shared memory. Every warpgroup comes here with the same
@@ -168,173 +167,159 @@ DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, 
 }
 
 DEV void produce(u32 base, const ForwardArgs& c) {
-  const TensorMap *qm = &c.q, *km = &c.k, *vm = &c.v;
   const Shape& shape = c.shape;
   const int tiles = tiles_of<GROUPS>(shape, c.packed);
-  int t = blockIdx.x;
-  QRing queries = {base, 1};
+  Tiles queries = {base, 1};
   KRing k_ring = {base, 1};
   VRing v_ring = {base, 1};
   auto load_k = [&](int row, int h, int b) {
-    load5(base + AT_K + k_ring.stage() * KV_BYTES, km, k_ring.fill(KV_BYTES), row, h, b), k_ring.advance();
+    load5(base + AT_K + k_ring.stage() * KV_BYTES, &c.k, k_ring.fill(KV_BYTES), row, h, b), k_ring.advance();
   };
   auto load_v = [&](int row, int h, int b) {
-    if (VALUES) load5(base + AT_V + v_ring.stage() * KV_BYTES, vm, v_ring.fill(KV_BYTES), row, h, b), v_ring.advance();
+    if (VALUES) load5(base + AT_V + v_ring.stage() * KV_BYTES, &c.v, v_ring.fill(KV_BYTES), row, h, b), v_ring.advance();
   };
 #pragma unroll 1
-  while (t < tiles) {
-    const int next = claim_tile(c.counter, tiles);  // early: its latency hides under the tile's loads
-    const Work w = work_of<GROUPS, false, false>(t, shape, c.packed, shape.heads_per_group);
-    if (w.block < 0) { t = next; continue; }
-    const Own own = of_batch<false>(shape, c.packed, w.batch);
+  for (int t = blockIdx.x, next; t < tiles; t = next) {
+    next = claim_tile(c.counter, tiles);  // early: its latency hides under the tile's loads
+    const Work w = Tiles::work<false>(t, c);
+    if (w.block < 0) continue;
+    const Own own = sequence_of<false>(c, w.batch);
     const Range blocks = key_blocks<GROUPS, KEYS>(c.spans, own, w.block);
     int n = blocks.end, kh = w.head / (shape.heads / shape.key_heads);
-    queries.wait_empty(), queries.advance();
-    store_word(base + TILE, t);
+    const u32 full = queries.announce(t);
+    queries.advance();
     if (n == blocks.begin) {
-      arrive(queries.full());
-    } else {
-      expect_bytes(queries.full(), Q_BYTES);
-      load5(base, qm, queries.full(), own.query_start + w.block * ROWS, w.head, own.batch);
-      load_k(own.key_start + --n * KEYS, kh, own.batch);
-#pragma unroll 1
-      for (; n > blocks.begin; n--) load_k(own.key_start + (n - 1) * KEYS, kh, own.batch), load_v(own.key_start + n * KEYS, kh, own.batch);
-      load_v(own.key_start + n * KEYS, kh, own.batch);
+      arrive(full);
+      continue;
     }
-    t = next;
+    expect_bytes(full, Q_BYTES);
+    load5(base, &c.q, full, own.query_start + w.block * ROWS, w.head, own.batch);
+    load_k(own.key_start + --n * KEYS, kh, own.batch);
+#pragma unroll 1
+    for (; n > blocks.begin; n--) load_k(own.key_start + (n - 1) * KEYS, kh, own.batch), load_v(own.key_start + n * KEYS, kh, own.batch);
+    load_v(own.key_start + n * KEYS, kh, own.batch);
   }
-  queries.wait_empty();
-  store_word(base + TILE, -1);
-  arrive(queries.full());
+  queries.finish();
+}
+
+// A consumer's place in the rings.
+struct Places {
+  u32 base;
+  KRing k;
+  VRing v;
+  METHOD Places(u32 base) : base(base), k(base, 0), v(base, 0) {}
+  METHOD u32 k_tile() const { return base + AT_K + k.stage() * KV_BYTES; }
+  METHOD u32 v_tile() const { return base + AT_V + v.stage() * KV_BYTES; }
+};
+// The blocks of keys of a tile, which are some: o, not yet normalised, and what rows add up. The products of block n
+// and the weights of the one before it run side by side.
+DEV void walk(float (&o)[D / 2], Maxima& rows, Places& at, const Tiles& queries, const WarpgroupTile& t) {
+  const int group = threadIdx.x / 128 - 1;
+  const u32 q = at.base + group * 64 * 128, staging = at.base + AT_O + group * STAGING;
+  const Range& blocks = t.blocks;
+  const bool hides = OPTIONS && t.call.options.bias.data;  // whether any block may hide a pair
+  u32 p[KEYS / 4];
+  float a[2], s[KEYS / 2];
+  int n = blocks.end - 1, add = 0;
+  auto guard_block = [&](int n) {
+    if (hides || n >= blocks.closed || (WINDOW && n < blocks.open)) guard(o, p, at.v_tile(), staging, n * KEYS, add, t.seen, t.bias);
+  };
+  at.k.wait_full();
+  issue_shared<KEYS, D, ROWS, KEYS>(s, q, at.k_tile());
+  mma_wait<0>(), pin(s);
+  at.k.release(), at.k.advance();
+  weigh<true>(s, rows, a, n * KEYS, t);
+  pack_all(s, p);
+  auto step = [&](auto masked) {
+    if (VALUES && (hides || n + 1 >= blocks.closed || (WINDOW && n + 1 < blocks.open))) at.v.wait_full(), guard_block(n + 1);
+    at.k.wait_full();
+    named_sync(1 + group, 256);  // its turn at the tensor cores
+    pin(s), pin(o), pin(p), mma_begin();
+    multiply_shared<KEYS, D, ROWS, KEYS>(s, q, at.k_tile());
+    mma_commit();
+    if (VALUES) {
+      at.v.wait_full();
+      mma_begin();
+      multiply_registers<KEYS, D>(o, p, at.v_tile(), add);
+      mma_commit();
+    }
+    named_arrive(1 + (group + 1) % GROUPS, 256);
+    mma_wait<VALUES>(), pin(s);
+    at.k.release(), at.k.advance();
+    bool grown = weigh<decltype(masked)::value>(s, rows, a, n * KEYS, t);
+    if (!VALUES) return;
+    order_after(rows.l[0] + rows.l[1]);  // or the assembler moves the wait above the exponentials
+    mma_wait<0>(), pin(o);
+    at.v.release(), at.v.advance();
+    if (grown) mul_rows(o, a);
+    pack_all(s, p);
+    add = 1;
+  };
+#pragma unroll 1
+  for (n--; n >= max(blocks.closed, blocks.begin); n--) step(Is<true>());
+#pragma unroll 1
+  for (; n >= blocks.open; n--) step(Is<false>());
+#if WINDOW
+#pragma unroll 1
+  for (; n >= blocks.begin; n--) step(Is<true>());
+#endif
+  queries.release();
+  if (!VALUES) return;
+  at.v.wait_full(), guard_block(blocks.begin);
+  pin(o), issue_registers<KEYS, D>(o, p, at.v_tile(), add);
+  mma_wait<0>(), pin(o);
+  at.v.release(), at.v.advance();
+}
+// lse of the rows, and what o is divided by, in `over`. A sink joins here: it weighs, and has no value.
+DEV void end_rows(const ForwardArgs& call, const Work& w, const Own& own, int row, float unit, const Maxima& rows, float (&over)[2]) {
+  float sink = call.sinks ? call.sinks[w.head] : -INF;
+  UNROLL(r, 2) {
+    float l = quad_sum(rows.l[r]), m = rows.m[r] * unit;
+    bool seen = l != 0;
+    over[r] = seen ? 1 / l : 0;
+    float sum = seen ? m + logf(l) : -INF;
+    if (sink != -INF) {
+      float top = seen ? fmaxf(m, sink) : sink, own = seen ? weight(m, top) : 0, all = own * l + (seen ? weight(sink, top) : 1);
+      sum = top + logf(all), over[r] = seen ? own / all : 0;
+    }
+    if (lane_id() % 4 == 0 && row + 8 * r < own.queries)
+      call.lse[((size_t)own.batch * call.shape.heads + w.head) * call.shape.queries + own.query_start + row + 8 * r] = sum;
+  }
 }
 
 DEV void consume(u32 base, const ForwardArgs& call) {
-  const Shape& shape = call.shape;
-  const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
-  const float unit = OPTIONS ? call.options.unit.natural : shape.scale;  // of products
-  const float c = unit * LOG2E;
-  const u32 q = base + group * 64 * 128, staging = base + AT_O + group * STAGING;
-  QRing queries = {base, 0};
-  KRing k_ring = {base, 0};
-  VRing v_ring = {base, 0};
-  auto my_turn = [&] { if (TURNS) named_sync(1 + group, 256); };
-  auto your_turn = [&] { if (TURNS) named_arrive(1 + (group + 1) % GROUPS, 256); };
-  if (TURNS && group == GROUPS - 1) named_arrive(1, 256);  // group 0 begins
-
-  for (;;) {
-    queries.wait_full(), queries.advance();
-    const int t = uniform<true>(load_word(base + TILE));
-    if (t < 0) break;
-    const Work w = work_of<GROUPS, false, true>(t, shape, call.packed, shape.heads_per_group);
-    const Own own = of_batch<true>(shape, call.packed, w.batch);
+  const int group = threadIdx.x / 128 - 1;
+  const float unit = OPTIONS ? call.options.unit.natural : call.shape.scale;  // of products
+  Places at(base);
+  if (group == GROUPS - 1) named_arrive(1, 256);  // group 0 begins
+  Work w;
+  Own own;
+  for (Tiles queries = {base, 0}; queries.take<true>(call, w, own); queries.advance()) {
     const Range blocks = key_blocks<GROUPS, KEYS>(call.spans, own, w.block);
-    int n = blocks.end;
-    const int row = w.block * ROWS + group * 64 + own_row();
-    const Seen seen(call.spans, shape, own, row);
-    const BiasRows extra(call.options, own, w.head, row);
-    const bool hides = OPTIONS && call.options.bias.data;  // whether any block may hide a pair
+    const int first = w.block * ROWS + group * 64, row = first + own_row();
+    const Seen seen(call.spans, call.shape, own, row);
+    const BiasRows bias(call.options, own, w.head, row);
     Maxima rows;
-    float o[D / 2];
-    if (n == blocks.begin) {
-      clear(o);
-      queries.release();
-    } else {
-      u32 p[KEYS / 4];
-      float a[2], s[KEYS / 2];
-      int add = 0;
-      n--;
-      k_ring.wait_full();
-      issue_shared<KEYS, D, ROWS, KEYS>(s, q, base + AT_K + k_ring.stage() * KV_BYTES);
-      mma_wait<0>(), pin(s);
-      k_ring.release(), k_ring.advance();
-      weigh<true>(s, rows, a, c, n * KEYS, seen, own, call, extra);
-      pack_all(s, p);
-      auto step = [&](auto masked) {
-        if (VALUES && (hides || n + 1 >= blocks.closed || (WINDOW && n + 1 < blocks.open))) {
-          v_ring.wait_full();
-          guard(o, p, base + AT_V + v_ring.stage() * KV_BYTES, staging, (n + 1) * KEYS, add, seen, extra);
-        }
-        k_ring.wait_full();
-        my_turn();
-        pin(s), pin(o), pin(p), mma_begin();
-        multiply_shared<KEYS, D, ROWS, KEYS>(s, q, base + AT_K + k_ring.stage() * KV_BYTES);
-        mma_commit();
-        if (VALUES) {
-          v_ring.wait_full();
-          mma_begin();
-          multiply_registers<KEYS, D>(o, p, base + AT_V + v_ring.stage() * KV_BYTES, add);
-          mma_commit();
-        }
-        your_turn();
-        mma_wait<VALUES>(), pin(s);
-        k_ring.release(), k_ring.advance();
-        bool grown = weigh<decltype(masked)::value>(s, rows, a, c, n * KEYS, seen, own, call, extra);
-        if (!VALUES) return;
-        order_after(rows.l[0] + rows.l[1]);  // or the assembler moves the wait above the exponentials
-        mma_wait<0>(), pin(o);
-        v_ring.release(), v_ring.advance();
-        if (grown) mul_rows(o, a);
-        pack_all(s, p);
-        add = 1;
-      };
-#pragma unroll 1
-      for (n--; n >= max(blocks.closed, blocks.begin); n--) step(Is<true>());
-#pragma unroll 1
-      for (; n >= blocks.open; n--) step(Is<false>());
-#if WINDOW
-#pragma unroll 1
-      for (; n >= blocks.begin; n--) step(Is<true>());
-#endif
-      queries.release();
-      if (VALUES) {
-        v_ring.wait_full();
-        if (hides || blocks.begin >= blocks.closed || (WINDOW && blocks.begin < blocks.open))
-          guard(o, p, base + AT_V + v_ring.stage() * KV_BYTES, staging, blocks.begin * KEYS, add, seen, extra);
-        pin(o), issue_registers<KEYS, D>(o, p, base + AT_V + v_ring.stage() * KV_BYTES, add);
-        mma_wait<0>(), pin(o);
-        v_ring.release(), v_ring.advance();
-      }
-    }
-
-    // Epilogue: normalise, lse, and o through shared memory to its tensor map, which clips the rows beyond the length.
-    // A sink joins here: it weighs, and has no value.
-    float over[2], sink = call.sinks ? call.sinks[w.head] : -INF;
-    UNROLL(r, 2) {
-      float l = quad_sum(rows.l[r]), m = rows.m[r] * unit;
-      bool seen = l != 0;
-      over[r] = seen ? 1 / l : 0;
-      float sum = seen ? m + logf(l) : -INF;
-      if (sink != -INF) {
-        float top = seen ? fmaxf(m, sink) : sink, own = seen ? weight(m, top) : 0, all = own * l + (seen ? weight(sink, top) : 1);
-        sum = top + logf(all), over[r] = seen ? own / all : 0;
-      }
-      if (lane % 4 == 0 && row + 8 * r < own.queries)
-        call.lse[((size_t)own.batch * shape.heads + w.head) * shape.queries + own.query_start + row + 8 * r] = sum;
-    }
+    float o[D / 2], over[2];
+    if (blocks.end > blocks.begin) walk(o, rows, at, queries, {call, own, blocks, seen, bias, unit * LOG2E});
+    else clear(o), queries.release();
+    end_rows(call, w, own, row, unit, rows, over);
     if (!VALUES) continue;
     mul_rows(o, over);
-    if (PACKED && (w.block * ROWS + group * 64 + 64 > own.queries)) {  // rows of the next sequence lie in the box
-      store_rows(call.o_rows, own.batch, w.head, own.query_start, row, own.queries, o);
-      continue;
-    }
     if (LENGTHS == 1) clear_rows(o, row, own.queries);  // what q holds beyond a sequence is not to be seen
-    store_by_copy<64>(staging, o, 1 + GROUPS + group, [&] {
-      store5(&call.o, staging, own.query_start + w.block * ROWS + group * 64, w.head, own.batch);
-    });
+    store_output(&call.o, call.o_rows, w, own, first, base + AT_O + group * STAGING, 1 + GROUPS + group, o);
   }
   if (threadIdx.x % 128 == 0) store_wait();
 }
 
 extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1) forward(const __grid_constant__ ForwardArgs c) {
   const u32 base = shared_panels();
-  if (threadIdx.x == 0) {
+  make_barriers([&] {
     prefetch(&c.q), prefetch(&c.k);
     if (VALUES) prefetch(&c.v), prefetch(&c.o);
     QRing::init(base, 1, 4 * GROUPS * ARRIVALS);
     KRing::init(base, 1, 4 * GROUPS * ARRIVALS), VRing::init(base, 1, 4 * GROUPS * ARRIVALS);
-    barrier_init_fence();
-  }
-  __syncthreads();
+  });
   auto feed = [&] {
     if (threadIdx.x == 0) produce(base, c);
   };

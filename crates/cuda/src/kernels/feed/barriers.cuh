@@ -7,6 +7,11 @@
 // phase of that parity is complete: a consumer starts with parity 0, the producer of an empty ring with parity 1.
 DEV void barrier_init(u32 b, u32 arrivals) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(b), "r"(arrivals)); }
 DEV void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+// Before anyone in the block uses barriers, one thread makes them.
+template <class F> DEV void make_barriers(F init) {
+  if (threadIdx.x == 0) init(), barrier_init_fence();
+  __syncthreads();
+}
 DEV void expect_bytes(u32 b, u32 bytes) {  // counts as one arrival
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(b), "r"(bytes) : "memory");
 }

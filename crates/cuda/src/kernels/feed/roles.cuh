@@ -7,6 +7,14 @@ template <int FEEDS, int MULTIPLIES, class F, class M> DEV void divide_roles(F f
   if (threadIdx.x < 128) registers_down<FEEDS>(), feed();
   else registers_up<MULTIPLIES>(), multiply();
 }
+// The same where two threads feed: one loads, the other stores.
+template <int FEEDS, int MULTIPLIES, class L, class S, class M> DEV void divide_roles(L load, S store, M multiply) {
+  auto feed = [&] {
+    if (threadIdx.x == 0) load();
+    if (threadIdx.x == 32) store();
+  };
+  divide_roles<FEEDS, MULTIPLIES>(feed, multiply);
+}
 DEV void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 DEV void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 

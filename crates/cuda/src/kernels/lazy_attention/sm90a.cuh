@@ -15,9 +15,9 @@ constexpr u32 PANEL = KEYS * 128, KV_BYTES = KEYS * D * 2;
 KERNEL_ARGS(HopperLazyArgs)
 
 // ---- work tiles ----
-template <int M, bool BY_KEYS = false> DEV Work work_of(int t, const HopperLazyArgs& c) {
-  const int heads = c.shape.heads_per_group, each = c.shape.heads / c.shape.key_heads;
-  return work_of<M, BY_KEYS, true>(t, c.shape, c.packed, BY_KEYS ? max(1, heads / each) : heads);
+template <bool BY_KEYS> DEV int heads_together(const HopperLazyArgs& c) {
+  const int heads = c.shape.heads_per_group;
+  return BY_KEYS ? max(1, heads / (c.shape.heads / c.shape.key_heads)) : heads;
 }
 // Extents of a sequence; its tiles follow those of the sequences before.
 template <bool WARP> DEV Own sequence_of(const HopperLazyArgs& c, int number) {
@@ -25,9 +25,6 @@ template <bool WARP> DEV Own sequence_of(const HopperLazyArgs& c, int number) {
   if (!PACKED) s.tile = number * ((c.shape.queries + SIDE - 1) / SIDE);
   return s;
 }
-// The keys that a row sees, where the mask is a window.
-DEV int first_key(int row, const Own& s) { return max(0, row + s.offset - s.left); }
-DEV int end_key(int row, const Own& s) { return min(s.keys, row + s.offset + s.right + 1); }
 // Blocks of keys in at most 32 stripes of as many blocks each.
 DEV int stripe_blocks(const Own& s) { return ((s.keys + KEYS - 1) / KEYS + STRIPES - 1) / STRIPES; }
 DEV i64 row_at(const HopperLazyArgs& c, const Own& s, int head, int row) {
@@ -48,28 +45,26 @@ template <int ROWS> DEV void put_bias(float* to, const HopperLazyArgs& c, int he
     to[32 * t + lane_id()] = d < (u32)c.width ? from[d] : 0;
   }
 }
-// S (E1), (E2) from products of 64 queries and a block of keys, or half of one, rounded once: a bias of 0 changes no
-// bit. `bias`: that of this thread's first row and column.
-template <int R> DEV void score(float (&s)[R], float scale, bool near, const float* bias) {
+// S (E1), (E2) from products of 64 rows and a block of keys, or half of one, rounded once: a bias of 0 changes no bit.
+// `bias`: that of this thread's first row and column. SIGN: -1 if the columns are keys, 1 if they are queries.
+template <int SIGN, int R> DEV void score(float (&s)[R], float scale, bool near, const float* bias) {
   if (!near) {
     UNROLL(i, R) s[i] = __fmul_rn(scale, s[i]);
     return;
   }
 #pragma unroll
-  for (int d = 1; d > -R / 4; d--)  // pairs on a diagonal of the thread's groups of 8 share their bias
+  for (int d = -1; d < R / 4; d++)  // pairs on a diagonal of the thread's groups of 8 share their bias
     UNROLL(e, 2) {
-      const float b = bias[8 * d - e];
-      if (d <= 0) s[-4 * d + e] = __fmaf_rn(scale, s[-4 * d + e], b);
-      if (1 - d < R / 4) s[4 * (1 - d) + 2 + e] = __fmaf_rn(scale, s[4 * (1 - d) + 2 + e], b);
+      const float b = bias[SIGN * (8 * d + e)];
+      if (d >= 0) s[4 * d + e] = __fmaf_rn(scale, s[4 * d + e], b);
+      if (d + 1 < R / 4) s[4 * (d + 1) + 2 + e] = __fmaf_rn(scale, s[4 * (d + 1) + 2 + e], b);
     }
 }
 // Puts -inf where a row does not see a key.
-template <int R> DEV void hide(float (&s)[R], const int (&begin)[2], const int (&end)[2], int key) {
+template <int R> DEV void hide(float (&s)[R], const Span (&seen)[2], int key) {
   UNROLL(r, 2) {
-    const int from = key + 2 * (lane_id() & 3), first = begin[r] - from, last = end[r] - from;
-    UNROLL(j, R / 4)
-      UNROLL(e, 2)
-        if (8 * j + e < first || 8 * j + e >= last) s[4 * j + 2 * r + e] = -INF;
+    const int from = key + 2 * (lane_id() & 3);
+    hide_outside(s, r, seen[r].begin - from, seen[r].end - from);
   }
 }
 
@@ -82,16 +77,18 @@ template <int N> DEV void pack_above(const float (&x)[2 * N], u32 (&to)[N]) {
 // ---- numbers that are not finite ----
 // A factor of 0 adds nothing, whatever it multiplies, but 0·inf is NaN. Where `odd` says that some number is not
 // finite, those in a tile that is multiplied by factors are 0, and what they add to the pairs that see them follows at
-// the end. S of a single pair, as `score`; -inf if it is not visible.
+// the end. S and P of a single pair, as `score` and `weigh`; -inf, or hidden, if it is not visible.
 DEV float score_alone(const HopperLazyArgs& c, const Own& s, int head, int i, int j) {
   const u16 *q = row_of(c.q_rows, s.batch, head, s.query_start + i), *k = row_of(c.k_rows, s.batch, head / (s.heads / s.key_heads), s.key_start + j);
   const u32 d = distance_of(c, s, i, j);
   const float x = __fmaf_rn(c.shape.scale, product_of(q, k, D), c.bias && d < (u32)c.width ? c.bias[(i64)head * c.width + d] : 0);
-  if (SPANS) {
-    const Span own = span_of(c.spans, c.shape, s, i);
-    return j >= own.begin && j < own.end ? x : -INF;
-  }
-  return j >= first_key(i, s) && j < end_key(i, s) ? x : -INF;
+  const Span own = span_of(c.spans, c.shape, s, i);
+  return j >= own.begin && j < own.end ? x : -INF;
+}
+DEV float weight_alone(const HopperLazyArgs& c, const Own& s, int head, int i, int j, float lse, float offset) {
+  float x = score_alone(c, s, head, i, j), most = 0;
+  weigh<true>(x, most, lse, offset);
+  return x;
 }
 DEV void add_odd(float (&sum)[D / 2], const float (&factor)[2], const bool (&seen)[2], const u16* x) {
   add_odd<1, D>(*(float(*)[1][D / 8][4])sum, factor, seen, x, D);

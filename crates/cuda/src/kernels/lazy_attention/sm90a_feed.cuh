@@ -12,7 +12,7 @@ template <int GROUPS, Pass PASS> struct Feed {
   static constexpr u32 AT_K = TILES * TILE_BYTES, AT_V = AT_K + STAGES * KV_BYTES, AT_OUT = AT_V + (PASS != SCORES) * STAGES * KV_BYTES;
   // The largest scores of rows by stripe; or o of each warpgroup.
   static constexpr u32 AT_BIAS = AT_OUT + (PASS == SCORES ? ROWS * STRIPES * 4 : PASS == VALUES ? Q_BYTES : 0), TILE = AT_BIAS + STAGES * NEAR * 4;
-  using Tiles = Ring<TILES, TILE + 16 * TILES>;
+  using Tiles = WorkTiles<GROUPS, false, Ring<TILES, TILE + 16 * TILES>, TILE, 16>;
   using Blocks = Ring<STAGES, Tiles::END, 2>;
   static constexpr int K = 0, V = 1;                   // its parts
   using Values = Ring<STAGES, Tiles::END + 16 * STAGES>;  // the second one alone
@@ -22,13 +22,11 @@ template <int GROUPS, Pass PASS> struct Feed {
 
   METHOD Feed() {
     base = shared_panels(), numbers = numbers_at(base - shared_begin());
-    if (threadIdx.x == 0) {
+    make_barriers([&] {
       constexpr int WARPS = 4 * GROUPS * ARRIVALS;
       Tiles::init(base, 1, WARPS);
       Blocks::init(base, 1 + ARRIVALS, WARPS, K), Blocks::init(base, 1, WARPS, V);
-      barrier_init_fence();
-    }
-    __syncthreads();
+    });
   }
   METHOD float* bias(u32 stage) const { return numbers + AT_BIAS / 4 + stage * NEAR; }
   METHOD float* tops() const { return numbers + AT_OUT / 4; }
@@ -67,91 +65,109 @@ template <int GROUPS, Pass PASS> struct Feed {
   // stages are enough. q is left when its last block is.
   METHOD void produce(const HopperLazyArgs& c) const {
     const int tiles = tiles_of<GROUPS>(c.shape, c.packed);
-    const bool first_lane = lane_id() == 0;
     Tiles queries = {base, 1};
     Blocks keys = {base, 1};
-    int t = blockIdx.x;
 #pragma unroll 1
-    while (t < tiles) {
-      const int next_tile = first_lane ? claim_tile(c.counter, tiles) : 0;
-      const Work w = work_of<GROUPS>(t, c);
-      if (w.block >= 0) {
-        const Own s = sequence_of<true>(c, w.batch);
-        const Range blocks = key_blocks<GROUPS, KEYS>(c.spans, s, w.block);
-        const u32 own = stripes(c, s, w), active = __reduce_or_sync(~0u, own);
-        const int each = stripe_blocks(s), key_head = w.head / (s.heads / s.key_heads);
-        int n = next(blocks.end - 1, blocks.begin, active, each);
-        const u32 q = base + queries.stage() * TILE_BYTES, full = queries.full();
-        queries.wait_empty();
-        const u32 words = base + TILE + 16 * queries.stage();
-        const u32 second = __shfl_sync(~0u, own, 4), third = __shfl_sync(~0u, own, 8);
-        if (first_lane) {
-          store_word(words, t);
-          if (PASS == VALUES) store_word(words + 4, own), store_word(words + 8, second), store_word(words + 12, third);
-          if (n < blocks.begin) {
-            arrive(full);
-          } else {
-            expect_bytes(full, TILE_BYTES);
-            load5(q, &c.q, full, s.query_start + w.block * ROWS, w.head, s.batch);
-            if (PASS == QUERIES) load5(q + Q_BYTES, &c.dout, full, s.query_start + w.block * ROWS, w.head, s.batch);
-          }
-        }
-        const int first = n;
+    for (int t = blockIdx.x, claimed; t < tiles; t = __shfl_sync(~0u, claimed, 0)) {
+      claimed = lane_id() == 0 ? claim_tile(c.counter, tiles) : 0;
+      const Work w = Tiles::template work<true>(t, c);
+      if (w.block < 0) continue;
+      const Own s = sequence_of<true>(c, w.batch);
+      const Range blocks = key_blocks<GROUPS, KEYS>(c.spans, s, w.block);
+      const u32 own = stripes(c, s, w), active = __reduce_or_sync(~0u, own);
+      const int each = stripe_blocks(s), first = next(blocks.end - 1, blocks.begin, active, each);
+      load_tile(queries, c, w, s, t, own, first >= blocks.begin);
 #pragma unroll 1
-        for (int sweep = PASS == QUERIES ? sweeps(c) : 1; sweep; sweep--)
+      for (int sweep = PASS == QUERIES ? sweeps(c) : 1; sweep; sweep--)
 #pragma unroll 1
-        for (n = first; n >= blocks.begin; n = next(n - 1, blocks.begin, active, each)) {
-          const u32 at = base + AT_K + keys.stage() * KV_BYTES, row = s.key_start + n * KEYS;
-          keys.wait_empty(K);
-          if (first_lane) {
-            expect_bytes(keys.full(K), KV_BYTES);
-            load5(at, &c.k, keys.full(K), row, key_head, s.batch);
-          }
-          put_bias<ROWS>(bias(keys.stage()), c, w.head, distance_of(c, s, w.block * ROWS, n * KEYS));
-          warp_arrive(keys.full(K));
-          if (PASS != SCORES) {
-            keys.wait_empty(V);
-            if (first_lane) {
-              expect_bytes(keys.full(V), KV_BYTES);
-              load5(at + AT_V - AT_K, &c.v, keys.full(V), row, key_head, s.batch);
-            }
-          }
-          keys.advance();
-        }
-        queries.advance();
-      }
-      t = __shfl_sync(~0u, next_tile, 0);
+        for (int n = first; n >= blocks.begin; n = next(n - 1, blocks.begin, active, each)) load_block(keys, c, w, s, n);
+      queries.advance();
     }
     queries.wait_empty();
-    if (first_lane) {
-      store_word(base + TILE + 16 * queries.stage(), ~0u);
-      arrive(queries.full());
-    }
+    if (lane_id() == 0) store_word(queries.word(), ~0u), arrive(queries.full());
+  }
+  // A tile of queries, with its number and its stripes; nothing of one that `sees` no key.
+  METHOD void load_tile(const Tiles& queries, const HopperLazyArgs& c, const Work& w, const Own& s, int t, u32 own, bool sees) const {
+    const u32 q = base + queries.stage() * TILE_BYTES, full = queries.full(), words = queries.word();
+    queries.wait_empty();
+    const u32 second = __shfl_sync(~0u, own, 4), third = __shfl_sync(~0u, own, 8);
+    if (lane_id()) return;
+    store_word(words, t);
+    if (PASS == VALUES) store_word(words + 4, own), store_word(words + 8, second), store_word(words + 12, third);
+    if (!sees) return arrive(full);
+    expect_bytes(full, TILE_BYTES);
+    load5(q, &c.q, full, s.query_start + w.block * ROWS, w.head, s.batch);
+    if (PASS == QUERIES) load5(q + Q_BYTES, &c.dout, full, s.query_start + w.block * ROWS, w.head, s.batch);
+  }
+  // A block of keys, with its values and its bias.
+  METHOD void load_block(Blocks& keys, const HopperLazyArgs& c, const Work& w, const Own& s, int n) const {
+    const int key_head = w.head / (s.heads / s.key_heads);
+    const u32 at = base + AT_K + keys.stage() * KV_BYTES, row = s.key_start + n * KEYS;
+    auto load = [&](int part, u32 to, const TensorMap* from) {
+      keys.wait_empty(part);
+      if (lane_id()) return;
+      expect_bytes(keys.full(part), KV_BYTES);
+      load5(to, from, keys.full(part), row, key_head, s.batch);
+    };
+    load(K, at, &c.k);
+    put_bias<ROWS>(bias(keys.stage()), c, w.head, distance_of(c, s, w.block * ROWS, n * KEYS));
+    warp_arrive(keys.full(K));
+    if (PASS != SCORES) load(V, at + AT_V - AT_K, &c.v);
+    keys.advance();
   }
 };
 
 // A warpgroup's rows of a work tile.
 struct Rows {
-  int row, begin[2], end[2];             // the first of this thread's two, and the keys that they see
-  int all_begin, all_end, from, to;      // the keys that some row of the warpgroup sees, and those that all see
+  int row;       // the first of this thread's two
+  Span seen[2];  // the keys that they see
+  Reach all;     // the keys that some row of the warpgroup sees, and those that all see
+  METHOD Rows() {}
   METHOD Rows(const HopperLazyArgs& c, const Work& w, const Own& s, int rows) {
     const int group = __shfl_sync(~0u, threadIdx.x / 128 - 1, 0), first = w.block * rows + group * 64, last = min(first + 63, s.queries - 1);
-    row = first + threadIdx.x / 32 % 4 * 16 + lane_id() / 4;
-    if (SPANS) {
-      const Seen seen(c.spans, c.shape, s, row);
-      const Reach all = reach_of<1>(c.spans, s, first / 64);
-      UNROLL(r, 2) begin[r] = seen.begin(r), end[r] = seen.end(r);
-      all_begin = all.begin, all_end = all.end, from = all.from, to = all.to;
-      return;
-    }
-    UNROLL(r, 2) begin[r] = first_key(row + 8 * r, s), end[r] = row + 8 * r < s.queries ? end_key(row + 8 * r, s) : 0;
-    all_begin = first_key(first, s), all_end = first <= last ? end_key(last, s) : 0, from = first_key(last, s), to = end_key(first, s);
+    row = first + own_row();
+    const Seen own(c.spans, c.shape, s, row);
+    all = SPANS ? reach_of<1>(c.spans, s, first / 64) : reach_of(s, first, last);
+    UNROLL(r, 2) seen[r] = {own.begin(r), SPANS || row + 8 * r < s.queries ? own.end(r) : 0};
+    if (!SPANS && first > last) all.end = 0;
   }
   // Of a block of keys: whether some row of the warpgroup sees some of it, whether all see all, and this for the rows
   // of a warp.
-  METHOD bool sees(int key, int keys = KEYS) const { return key < all_end && key + keys > all_begin; }
-  METHOD bool sees_all(int key, int keys = KEYS) const { return key >= from && key + keys <= to; }
+  METHOD bool sees(int key, int keys = KEYS) const { return key < all.end && key + keys > all.begin; }
+  METHOD bool sees_all(int key, int keys = KEYS) const { return key >= all.from && key + keys <= all.to; }
   METHOD bool is_cut(int key) const { return __any_sync(~0u, cuts(0, key, KEYS) || cuts(1, key, KEYS)); }
   // True if one of this thread's rows does not see them all.
-  METHOD bool cuts(int r, int key, int keys) const { return begin[r] > key || end[r] < key + keys; }
+  METHOD bool cuts(int r, int key, int keys) const { return seen[r].begin > key || seen[r].end < key + keys; }
+};
+
+// A consumer of such a feed: its places in the rings, and of a tile its rows and what they see.
+template <class FEED> struct QueryWalk {
+  const FEED& feed;
+  const HopperLazyArgs& c;
+  const u32 base;
+  const int group, near;  // near: where the bias of this thread's first row and key lies
+  const bool odd;
+  typename FEED::Tiles tiles;
+  typename FEED::Blocks blocks;
+  Work w;
+  Own s;
+  Range range;
+  Rows own;
+  float lse[2], offset[2];
+
+  METHOD QueryWalk(const FEED& f, const HopperLazyArgs& call, u32 base, int group)
+      : feed(f), c(call), base(base), group(group), near(KEYS - 1 + own_row() - 2 * (lane_id() & 3)), odd(*call.odd), tiles(base, 0), blocks(base, 0) {}
+  METHOD int first_row() const { return w.block * FEED::ROWS + group * 64; }
+  // Of a tile that was taken.
+  METHOD void find_rows() { range = key_blocks<FEED::ROWS / 64, KEYS>(c.spans, s, w.block), own = Rows(c, w, s, FEED::ROWS); }
+  METHOD void load_numbers() {
+    UNROLL(r, 2) {
+      const i64 at = row_at(c, s, w.head, min(own.row + 8 * r, s.queries - 1));
+      lse[r] = base_of(c.lse[at]), offset[r] = c.numbers[at].offset;
+    }
+  }
+  // S of block n, from products.
+  METHOD void score_block(float (&x)[KEYS / 2], int n) const {
+    score<-1>(x, c.shape.scale, is_near(c, distance_of(c, s, first_row(), n * KEYS), 64), feed.bias(blocks.stage()) + near);
+  }
 };

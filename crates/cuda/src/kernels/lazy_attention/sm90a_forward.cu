@@ -43,9 +43,9 @@ struct Sums {
   }
 };
 // True if a row of half a block holds -inf.
-DEV bool hides(const float (&s)[HALF / 2], int r) {
+DEV bool hides(float (&s)[HALF / 2], int r) {
   bool any = false;
-  UNROLL(j, HALF / 4) any |= s[4 * (j / 2) + 2 * r + j % 2] == -INF;
+  each_in_row(s, r, [&](float x, int) { any |= x == -INF; });
   return __any_sync(0xfu << (lane_id() & 28), any);
 }
 // Takes the scores of half a block: the largest of them, and the sums of weights. Where they add nothing for any row
@@ -56,11 +56,7 @@ DEV void take(const float (&s)[HALF / 2], Sums& rows, bool some, const bool (&cu
   float top[2];
   bool faint[2];
   UNROLL(r, 2) {
-    float other = s[2 * r + 1];
-    top[r] = s[2 * r];
-#pragma unroll
-    for (int j = 1; j < HALF / 8; j++) top[r] = max_nan(top[r], s[4 * j + 2 * r]), other = max_nan(other, s[4 * j + 2 * r + 1]);
-    top[r] = max_nan(top[r], other), rows.top[r] = max_nan(rows.top[r], top[r]);
+    top[r] = row_max(s, r, max_nan), rows.top[r] = max_nan(rows.top[r], top[r]);
     faint[r] = top[r] < rows.limit[r] - FAINT;
   }
   if (__all_sync(~0u, faint[0] && faint[1])) return;
@@ -70,7 +66,7 @@ DEV void take(const float (&s)[HALF / 2], Sums& rows, bool some, const bool (&cu
   }
   auto add = [&](auto weigh) {
     float sum[4] = {0, 0, 0, 0};
-    UNROLL(i, HALF / 2) sum[i % 4] += weigh(s[i], i / 2 % 2);
+    UNROLL(i, HALF / 2) sum[i % 4] += weigh(s[i], row_of_number(i));
     UNROLL(r, 2) rows.l[r] += faint[r] ? 0 : sum[2 * r] + sum[2 * r + 1];
   };
   if (some) add([&](float x, int r) {
@@ -86,7 +82,7 @@ DEV void settle_rows(const HopperLazyArgs& c, const Own& s, const Work& w, const
   const int warp = threadIdx.x / 32 - 4, lane = lane_id();
   float lse[2], offset[2];
   UNROLL(r, 2) {
-    int seen = max(own.end[r] - own.begin[r], 0);
+    int seen = max(own.seen[r].end - own.seen[r].begin, 0);
     if (odd) seen = quad_sum(rows.seen[r]);
     const float most = quad_max_nan(rows.base[r]);
     const float sum = quad_sum(__fmul_rn(rows.l[r], weight(rows.base[r], base_of(most))));
@@ -121,90 +117,89 @@ DEV void issue_half(float (&s)[HALF / 2], const u32 (&q)[D / 4], u32 k) {
   UNROLL(i, D / 16) Mma<HALF>::rs<K_MAJOR>(s, q + 4 * i, upper | (k + ((i / 4) * PANEL + (i % 4) * 32) / 16), i > 0);
 }
 
-DEV void consume_scores(const ScoreFeed& feed, const HopperLazyArgs& c) {
-  constexpr int ROWS = ScoreFeed::ROWS;
-  const u32 base = opaque(feed.base);
-  const int group = __shfl_sync(~0u, threadIdx.x / 128 - 1, 0), warp = threadIdx.x / 32 - 4, lane = lane_id();
-  const int near = KEYS - 1 + warp * 16 + lane / 4 - 2 * (lane & 3);
-  const bool odd = *c.odd;
-  float* const tops = feed.tops() + warp * 16 + lane / 4;
-  const u32 k_first = opaque((u32)k_major(base + ScoreFeed::AT_K));
-  ScoreFeed::Blocks keys = {base, 0};
-  for (ScoreFeed::Tiles tiles = {base, 0};; tiles.advance()) {
-    tiles.wait_full();
-    const int t = uniform<true>(load_word(base + ScoreFeed::TILE + 16 * tiles.stage()));
-    if (t < 0) break;
-    const Work w = work_of<SCORE_GROUPS>(t, c);
-    const Own s = sequence_of<true>(c, w.batch);
-    const Range blocks = key_blocks<SCORE_GROUPS, KEYS>(c.spans, s, w.block);
-    const Rows own(c, w, s, ROWS);
-    const int each = stripe_blocks(s), distance = distance_of(c, s, w.block * ROWS + group * 64, 0);
-    // A half of a block whose first key lies between them has a bias.
-    const int near_after = opaque(c.bias ? distance - HALF - c.width : 0);
-    const int near_before = opaque(c.bias ? distance + 64 : 0);
-    Sums rows;
-    u32 q[D / 4];
-    load_queries(q, base + tiles.stage() * ScoreFeed::TILE_BYTES, warp * 16);
-    int n = blocks.end - 1;
-    auto leave = [&] { keys.release(), keys.advance(); };
-    // Leaves out blocks of which no row of the warpgroup sees a key.
-    auto pass = [&] {
+struct ScoreWalk : QueryWalk<ScoreFeed> {
+  static constexpr int ROWS = ScoreFeed::ROWS;
+  float* const tops;
+  const u32 k_first;
+  int near_after, near_before;  // a half of a block whose first key lies between them has a bias
+
+  METHOD ScoreWalk(const ScoreFeed& f, const HopperLazyArgs& call)
+      : QueryWalk(f, call, opaque(f.base), __shfl_sync(~0u, threadIdx.x / 128 - 1, 0)), tops(f.tops() + own_row()),
+        k_first(opaque((u32)k_major(base + ScoreFeed::AT_K))) {}
+  // Leaves out blocks of which no row of the warpgroup sees a key.
+  METHOD void pass(int& n, int begin) {
 #pragma unroll 1
-      for (; n >= blocks.begin && !own.sees(n * KEYS); n--) keys.wait_full(), leave();
-    };
-    // The keys of the block from `from` on.
-    auto weigh = [&](float (&x)[HALF / 2], int from, const float* bias) {
-      const int key = n * KEYS + from;
-      if (!own.sees(key, HALF)) return;
-      score(x, c.shape.scale, near_after < key && key < near_before, bias - from);
-      bool cut[2] = {}, some = odd;
-      if (!own.sees_all(key, HALF)) {
-        hide(x, own.begin, own.end, key), some = true;
-        UNROLL(r, 2) cut[r] = own.cuts(r, key, HALF);
-      }
-      if (odd) {  // a bias of -inf hides pairs
-        UNROLL(r, 2) {
-          cut[r] |= hides(x, r);
-          UNROLL(j, HALF / 4) rows.seen[r] += x[4 * (j / 2) + 2 * r + j % 2] != -INF;
-        }
-      }
-      take(x, rows, some, cut);
-    };
-    auto multiply = [&](float (&x)[HALF / 2], u32 k) {
-      pin(x), pin(q), mma_begin();
-      issue_half(x, q, k);
-      mma_commit(), mma_wait<0>(), pin(x);
-    };
-    pass();
-    int stripe = n >= blocks.begin ? n / each : STRIPES, rest = n - stripe * each;
-    const int highest = n >= blocks.begin ? stripe : -1;
-    rows.top[0] = rows.top[1] = -INF;
-#pragma unroll 1
-    for (; n >= blocks.begin && own.sees(n * KEYS); n--) {
-      float x[HALF / 2];
-      keys.wait_full();
-      const u32 k = __shfl_sync(~0u, k_first + keys.stage() * (KV_BYTES / 16), 0);
-      const float* const bias = feed.bias(keys.stage()) + near;
-      if (rest < 0) stripe--, rest = each - 1, rows.top[0] = rows.top[1] = -INF;
-      rest--;
-      multiply(x, k + HALF * 128 / 16);
-      weigh(x, HALF, bias);
-      multiply(x, k);
-      weigh(x, 0, bias);
-      leave();
+    for (; n >= begin && !own.sees(n * KEYS); n--) blocks.wait_full(), blocks.release(), blocks.advance();
+  }
+  METHOD void multiply(float (&x)[HALF / 2], u32 (&q)[D / 4], u32 k) const {
+    pin(x), pin(q), mma_begin();
+    issue_half(x, q, k);
+    mma_commit(), mma_wait<0>(), pin(x);
+  }
+  // Takes half a block, from `key` on.
+  METHOD void weigh(float (&x)[HALF / 2], Sums& rows, int key, const float* bias) const {
+    if (!own.sees(key, HALF)) return;
+    score<-1>(x, c.shape.scale, near_after < key && key < near_before, bias);
+    bool cut[2] = {}, some = odd;
+    if (!own.sees_all(key, HALF)) {
+      hide(x, own.seen, key), some = true;
+      UNROLL(r, 2) cut[r] = own.cuts(r, key, HALF);
+    }
+    if (odd) {  // a bias of -inf hides pairs
       UNROLL(r, 2) {
-        const float top = quad_max_nan(rows.top[r]);
-        if (lane % 4 == 0) tops[stripe * ROWS + 8 * r] = top;
+        cut[r] |= hides(x, r);
+        each_in_row(x, r, [&](float y, int) { rows.seen[r] += y != -INF; });
       }
     }
-    pass();
-    tiles.release();
-    settle_rows(c, s, w, own, rows, odd, group, tops, stripe, highest);
+    take(x, rows, some, cut);
   }
-}
+  // Walks a tile, whose q lies in registers.
+  METHOD void walk(u32 (&q)[D / 4], Sums& rows, int& stripe, int& highest) {
+    const int each = stripe_blocks(s);
+    int n = range.end - 1;
+    pass(n, range.begin);
+    stripe = n >= range.begin ? n / each : STRIPES, highest = n >= range.begin ? stripe : -1;
+    int rest = n - stripe * each;
+    rows.top[0] = rows.top[1] = -INF;
+#pragma unroll 1
+    for (; n >= range.begin && own.sees(n * KEYS); n--) {
+      float x[HALF / 2];
+      blocks.wait_full();
+      const u32 k = __shfl_sync(~0u, k_first + blocks.stage() * (KV_BYTES / 16), 0);
+      const float* const bias = feed.bias(blocks.stage()) + near;
+      if (rest < 0) stripe--, rest = each - 1, rows.top[0] = rows.top[1] = -INF;
+      rest--;
+      multiply(x, q, k + HALF * 128 / 16);
+      weigh(x, rows, n * KEYS + HALF, bias - HALF);
+      multiply(x, q, k);
+      weigh(x, rows, n * KEYS, bias);
+      blocks.release(), blocks.advance();
+      UNROLL(r, 2) {
+        const float top = quad_max_nan(rows.top[r]);
+        if (lane_id() % 4 == 0) tops[stripe * ROWS + 8 * r] = top;
+      }
+    }
+    pass(n, range.begin);
+  }
+  METHOD void all() {
+    for (; tiles.take<true>(c, w, s); tiles.advance()) {
+      find_rows();
+      const int distance = distance_of(c, s, first_row(), 0);
+      near_after = opaque(c.bias ? distance - HALF - c.width : 0);
+      near_before = opaque(c.bias ? distance + 64 : 0);
+      Sums rows;
+      u32 q[D / 4];
+      load_queries(q, base + tiles.stage() * ScoreFeed::TILE_BYTES, threadIdx.x / 32 % 4 * 16);
+      int stripe, highest;
+      walk(q, rows, stripe, highest);
+      tiles.release();
+      settle_rows(c, s, w, own, rows, odd, group, tops, stripe, highest);
+    }
+  }
+};
 extern "C" __global__ void __launch_bounds__(128 * (SCORE_GROUPS + 1), 1) scores(const __grid_constant__ HopperLazyArgs c) {
   ScoreFeed feed;
-  feed.run<32, SCORE_GROUPS == 4 ? 112 : 160>(c, [&] { consume_scores(feed, c); });
+  feed.run<32, SCORE_GROUPS == 4 ? 112 : 160>(c, [&] { ScoreWalk(feed, c).all(); });
 }
 
 // ---- o and Σ a P v ----
@@ -234,112 +229,98 @@ template <bool PV> DEV void add_odd_values(float (&o)[D / 2], const HopperLazyAr
       float factor[2];
       bool seen[2];
       UNROLL(r, 2) {
-        const float x = score_alone(c, s, w.head, min(own.row + 8 * r, s.queries - 1), j), p = weight(x, base[r]);
-        seen[r] = x != -INF && is_active(p, offset[r]);
-        factor[r] = PV ? p : raised(p, offset[r]);
+        const float p = weight_alone(c, s, w.head, min(own.row + 8 * r, s.queries - 1), j, base[r], offset[r]);
+        seen[r] = attends<true>(p, offset[r]), factor[r] = PV ? p : raised(p, offset[r]);
       }
       add_odd(o, factor, seen, v);
     }
   }
 }
 // Σ a P v of this thread's rows.
-DEV void store_wide(const HopperLazyArgs& c, const Own& s, const Work& w, int row, const float (&o)[D / 2]) {
+DEV void store_wide(const HopperLazyArgs& c, const Own& s, const Work& w, int row, float (&o)[D / 2]) {
   UNROLL(r, 2) {
-    float* to = c.pv.data + s.batch * c.pv.batch + w.head * c.pv.head + (s.query_start + row + 8 * r) * c.pv.row;
-    UNROLL(j, D / 4) {
-      const int column = 8 * (j / 2) + 2 * (lane_id() & 3) + j % 2;
-      if (row + 8 * r < s.queries && column < c.columns) to[column] = o[4 * (j / 2) + 2 * r + j % 2];
-    }
+    const int first = 2 * (lane_id() & 3), count = row + 8 * r < s.queries ? c.columns - first : 0;
+    float* to = c.pv.data + s.batch * c.pv.batch + w.head * c.pv.head + (s.query_start + row + 8 * r) * c.pv.row + first;
+    each_in_row(o, r, [&](float x, int column) { if (column < count) to[column] = x; });
   }
 }
 
-template <bool PV> DEV void consume_values(const ValueFeed& feed, const HopperLazyArgs& c) {
-  constexpr int ROWS = ValueFeed::ROWS;
-  const u32 base = feed.base;
-  const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 - 4, lane = lane_id();
-  const u32 staging = base + ValueFeed::AT_OUT + group * 64 * D * 2;
-  const int near = KEYS - 1 + warp * 16 + lane / 4 - 2 * (lane & 3);
-  const bool odd = *c.odd;
-  ValueFeed::Blocks k_ring = {base, 0};
-  ValueFeed::Values v_ring = {base, 0};
-  for (ValueFeed::Tiles tiles = {base, 0};; tiles.advance()) {
-    tiles.wait_full();
-    const u32 words = base + ValueFeed::TILE + 16 * tiles.stage();
-    const int t = uniform<true>(load_word(words));
-    if (t < 0) break;
-    const Work w = work_of<VALUE_GROUPS>(t, c);
-    const Own s = sequence_of<true>(c, w.batch);
-    const Range blocks = key_blocks<VALUE_GROUPS, KEYS>(c.spans, s, w.block);
-    const Rows own(c, w, s, ROWS);
-    const int each = stripe_blocks(s);
-    // The stripes that the warpgroups walk, and those that this one attends to.
-    auto word = [&](int of) { return (u32)uniform<true>(load_word(words + 4 + 4 * of)); };
-    const u32 stripes = word(0) | word(1) | word(2), mine = word(group);
-    const u32 q = base + tiles.stage() * ValueFeed::TILE_BYTES + group * 64 * 128;
-    float o[D / 2], lse[2], offset[2];
-    UNROLL(r, 2) {
-      const i64 at = row_at(c, s, w.head, min(own.row + 8 * r, s.queries - 1));
-      lse[r] = base_of(c.lse[at]), offset[r] = c.numbers[at].offset;
+template <bool PV> struct ValueWalk : QueryWalk<ValueFeed> {
+  static constexpr int ROWS = ValueFeed::ROWS;
+  ValueFeed::Values v_ring;
+  bool flies;  // whether the product of the block before is on its way
+
+  METHOD ValueWalk(const ValueFeed& f, const HopperLazyArgs& call) : QueryWalk(f, call, f.base, threadIdx.x / 128 - 1), v_ring(f.base, 0) {}
+  METHOD void leave_k() { blocks.release(), blocks.advance(); }
+  METHOD void leave_v() { v_ring.release(), v_ring.advance(); }
+  METHOD void land() {
+    if (flies) leave_v();
+    flies = false;
+  }
+  // Adds a block that the rows attend to.
+  METHOD void step(float (&o)[D / 2], u32 (&p)[KEYS / 4], u32 q, int n) {
+    float x[KEYS / 2];
+    issue_shared<KEYS, D, ROWS, KEYS>(x, q, base + ValueFeed::AT_K + blocks.stage() * KV_BYTES);
+    mma_wait<0>(), pin(x), pin(o), pin(p);
+    land();
+    score_block(x, n);
+    leave_k();
+    if (odd || own.is_cut(n * KEYS)) {
+      hide(x, own.seen, n * KEYS);
+      activate<true, PV>(x, lse, offset);
+    } else {
+      activate<false, PV>(x, lse, offset);
     }
-    clear(o);
+    pack_above(x, p);
+    v_ring.wait_full();
+    const u32 v = base + ValueFeed::AT_V + v_ring.stage() * KV_BYTES;
+    if (odd) clear_odd_together<VALUE_GROUPS>(KV_BYTES, v);
+    pin(o), issue_registers<KEYS, D>(o, p, v);  // (E6)
+    flies = true;
+  }
+  // Walks the blocks of `stripes`, of which it attends to `mine`.
+  METHOD void walk(float (&o)[D / 2], u32 q, u32 stripes, u32 mine) {
+    const int each = stripe_blocks(s);
     u32 p[KEYS / 4];
-    bool flies = false;  // whether the product of the block before is on its way
-    auto land = [&] {
-      flies = false;
-      v_ring.release(), v_ring.advance();
-    };
-    auto leave_k = [&] { k_ring.release(), k_ring.advance(); };
+    flies = false;
 #pragma unroll 1
-    for (int n = ValueFeed::next(blocks.end - 1, blocks.begin, stripes, each); n >= blocks.begin; n = ValueFeed::next(n - 1, blocks.begin, stripes, each)) {
-      k_ring.wait_full();
-      if (!odd && !(mine >> n / each & 1 && own.sees(n * KEYS))) {
-        mma_wait<0>(), pin(o), pin(p);
-        if (flies) land();
-        leave_k();
-        v_ring.wait_full();
-        land();
+    for (int n = ValueFeed::next(range.end - 1, range.begin, stripes, each); n >= range.begin; n = ValueFeed::next(n - 1, range.begin, stripes, each)) {
+      blocks.wait_full();
+      if (odd || mine >> n / each & 1 && own.sees(n * KEYS)) {
+        step(o, p, q, n);
         continue;
       }
-      float x[KEYS / 2];
-      issue_shared<KEYS, D, ROWS, KEYS>(x, q, base + ValueFeed::AT_K + k_ring.stage() * KV_BYTES);
-      mma_wait<0>(), pin(x), pin(o), pin(p);
-      if (flies) land();
-      score(x, c.shape.scale, is_near(c, distance_of(c, s, w.block * ROWS + group * 64, n * KEYS), 64), feed.bias(k_ring.stage()) + near);
+      mma_wait<0>(), pin(o), pin(p);
+      land();
       leave_k();
-      if (odd || own.is_cut(n * KEYS)) {
-        hide(x, own.begin, own.end, n * KEYS);
-        activate<true, PV>(x, lse, offset);
-      } else {
-        activate<false, PV>(x, lse, offset);
-      }
-      pack_above(x, p);
       v_ring.wait_full();
-      const u32 v = base + ValueFeed::AT_V + v_ring.stage() * KV_BYTES;
-      if (odd) clear_odd_together<VALUE_GROUPS>(KV_BYTES, v);
-      pin(o), issue_registers<KEYS, D>(o, p, v);  // (E6)
-      flies = true;
+      leave_v();
     }
     mma_wait<0>(), pin(o), pin(p);
-    if (flies) land();
-    tiles.release();
-    if (odd) add_odd_values<PV>(o, c, s, w, own, blocks, stripes, lse, offset);
-    if (PV) {
-      store_wide(c, s, w, own.row, o);
-      continue;
-    }
-    if (PACKED && w.block * ROWS + group * 64 + 64 > s.queries) {  // rows of the next sequence lie in the box
-      store_rows(c.o_rows, s.batch, w.head, s.query_start, own.row, s.queries, o);
-      continue;
-    }
-    store_by_copy<64>(staging, o, 1 + group, [&] {
-      store5(&c.o, staging, s.query_start + w.block * ROWS + group * 64, w.head, s.batch);
-    });
+    land();
   }
-  if (threadIdx.x % 128 == 0) store_wait();
-}
+  METHOD void all() {
+    const u32 staging = base + ValueFeed::AT_OUT + group * 64 * D * 2;
+    for (; tiles.take<true>(c, w, s); tiles.advance()) {
+      find_rows();
+      // The stripes that the warpgroups walk, and those that this one attends to.
+      auto word = [&](int of) { return (u32)uniform<true>(load_word(tiles.word() + 4 + 4 * of)); };
+      const u32 stripes = word(0) | word(1) | word(2), mine = word(group);
+      float o[D / 2];
+      load_numbers();
+      clear(o);
+      walk(o, base + tiles.stage() * ValueFeed::TILE_BYTES + group * 64 * 128, stripes, mine);
+      tiles.release();
+      if (odd) add_odd_values<PV>(o, c, s, w, own, range, stripes, lse, offset);
+      if (PV) store_wide(c, s, w, own.row, o);
+      else store_output(&c.o, c.o_rows, w, s, first_row(), staging, 1 + group, o);
+    }
+    if (threadIdx.x % 128 == 0) store_wait();
+  }
+};
 template <bool PV> DEV void all_values(const HopperLazyArgs& c) {
   ValueFeed feed;
-  feed.run<VALUE_GROUPS == 2 ? 40 : 32, VALUE_GROUPS == 2 ? 232 : 160>(c, [&] { consume_values<PV>(feed, c); });
+  feed.run<VALUE_GROUPS == 2 ? 40 : 32, VALUE_GROUPS == 2 ? 232 : 160>(c, [&] { ValueWalk<PV>(feed, c).all(); });
 }
 extern "C" __global__ void __launch_bounds__(128 * (VALUE_GROUPS + 1), 1) values(const __grid_constant__ HopperLazyArgs c) { all_values<false>(c); }
 extern "C" __global__ void __launch_bounds__(128 * (VALUE_GROUPS + 1), 1) sums(const __grid_constant__ HopperLazyArgs c) { all_values<true>(c); }

@@ -238,21 +238,18 @@ DEV void flow_of_all(const WalkArgs& c) {
   extern __shared__ __align__(1024) char bytes[];
   const u32 base = shared(bytes);
   for (u32 at = 4 * threadIdx.x; at < 2 * TABLE_BYTES; at += 4 * 384) store_word(base + FLOW_TABLES + at, 0);
-  if (threadIdx.x == 0) {
+  make_barriers([&] {
     prefetch(&c.y), prefetch(&c.b), prefetch(&c.x), prefetch(&c.dots);
     Slots::init(base, 1, 8 * ARRIVALS), Tables::init(base, 3 * ARRIVALS, 8 * ARRIVALS);
-    barrier_init_fence();
-  }
-  __syncthreads();
-  if (threadIdx.x < 128) {
-    registers_down<56>();
+  });
+  auto feed = [&] {
     if (threadIdx.x == 0) feed_pairs(c, base);
     else if (threadIdx.x >= 32) fill_tables(c, base);
-  } else {
-    registers_up<224>();
+  };
+  divide_roles<56, 224>(feed, [&] {
     if (threadIdx.x < 256) sum_flow<0>(c, base);
     else sum_flow<1>(c, base);
-  }
+  });
 }
 
 CHECK_SHARED(flow, FLOW_BYTES);

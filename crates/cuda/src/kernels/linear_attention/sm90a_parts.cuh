@@ -106,19 +106,9 @@ DEV float dot_states(const u32 (&kept)[COLUMNS / 4], const float (&h)[COLUMNS / 
   return sum;
 }
 // The left factor P_ij (y_i·b_j) of a product with x: r rows of 8 and j columns of 8 on, the distance changes by 8 (j
-// - r).
-template <int WORDS> DEV void weigh_pairs(u32 (&to)[WORDS], const float (&p)[2 * WORDS], u32 decays) {
-#pragma unroll
-  for (int m = -1; m < WORDS / 2; m++) {
-    float2 w = load_pair(decays + 32 * m);
-    UNROLL(r, 2) {
-      const int j = m + r;
-      if (j >= 0 && j < WORDS / 2) to[2 * j + r] = pack(p[4 * j + 2 * r] * w.x, p[4 * j + 2 * r + 1] * w.y);
-    }
-  }
-}
-// The same, and (i - j) times that: its derivative by the decay. `distance`: i - j of the first pair.
-template <int WORDS> DEV void weigh_pairs(u32 (&to)[WORDS], u32 (&tangent)[WORDS], const float (&p)[2 * WORDS], u32 decays, float distance) {
+// - r). Of TANGENT also (i - j) times that, its derivative by the decay; `distance`: i - j of the first pair.
+template <bool TANGENT = false, int WORDS>
+DEV void weigh_pairs(u32 (&to)[WORDS], const float (&p)[2 * WORDS], u32 decays, u32* tangent = 0, float distance = 0) {
 #pragma unroll
   for (int m = -1; m < WORDS / 2; m++) {
     float2 w = load_pair(decays + 32 * m);
@@ -127,7 +117,7 @@ template <int WORDS> DEV void weigh_pairs(u32 (&to)[WORDS], u32 (&tangent)[WORDS
       const int j = m + r;
       if (j < 0 || j >= WORDS / 2) continue;
       to[2 * j + r] = pack(p[4 * j + 2 * r] * w.x, p[4 * j + 2 * r + 1] * w.y);
-      tangent[2 * j + r] = pack(p[4 * j + 2 * r] * v.x, p[4 * j + 2 * r + 1] * v.y);
+      if (TANGENT) tangent[2 * j + r] = pack(p[4 * j + 2 * r] * v.x, p[4 * j + 2 * r + 1] * v.y);
     }
   }
 }
@@ -143,14 +133,9 @@ template <int WORDS> DEV void mask_pairs(u32 (&to)[WORDS], const float (&p)[2 * 
 // no such tile.
 DEV void put(const WalkArgs& c, const Path& p, const Thread& t, u32 tile, const float (&o)[COLUMNS / 2], int chunk_row, int count) {
   const float scale = c.store_scale;
-  if (count < CHUNK) {
-    i64 at = p.batch * c.rows.batch + p.head * c.rows.head + (p.start + chunk_row + t.row) * c.rows.row + p.half * COLUMNS + t.column;
-    return store_rows(c.rows, at, count - t.row, c.outer - p.half * COLUMNS, o, scale);
-  }
-  if (BY_TOKEN) {
-    i64 at = p.batch * c.rows.batch + p.head * c.rows.head + (p.start + chunk_row + t.row) * c.rows.row + p.half * COLUMNS;
-    return store_pieces(c.rows, at, c.outer - p.half * COLUMNS, o, scale);
-  }
+  const i64 at = p.batch * c.rows.batch + p.head * c.rows.head + (p.start + chunk_row + t.row) * c.rows.row + p.half * COLUMNS;
+  if (count < CHUNK) return store_rows(c.rows, at + t.column, count - t.row, c.outer - p.half * COLUMNS, o, scale);
+  if (BY_TOKEN) return store_pieces(c.rows, at, c.outer - p.half * COLUMNS, o, scale);
   named_sync(2 + t.group, 128);  // the tile has been read
   UNROLL(j, COLUMNS / 16) {
     u32 x[4];

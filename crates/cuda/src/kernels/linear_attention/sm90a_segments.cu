@@ -21,9 +21,7 @@ template <bool BACK> DEV bool add_tokens(const WalkArgs& c, const Path& p, u32 b
   const float log = log_of(c, p.key_head);
   float h[COLUMNS / 2], whole = 1;
   clear(h);
-  if (BY_TOKEN) clear_tables(base, thread);
-  else fill_decays<BACK>(base + AT_DECAYS, thread, log, c.scale);
-  named_arrive(4, 96 + 256);
+  begin_decays<BACK>(c, base, log);
 #pragma unroll 1
   for (int n = 0; n < p.chunks; n++) {
     const int count = count_of<BACK>(p, n);

@@ -17,6 +17,12 @@ DEV void store_rows(const Elements& to, int batch, int head, int start, int row,
     UNROLL(j, D / 8) at[4 * j] = pack(x[4 * j + 2 * r] * scale, x[4 * j + 2 * r + 1] * scale);
   }
 }
+// The 64 rows of a warpgroup, those of its sequence from `first` on: by way of a place in shared memory, or by threads
+// where rows of the next sequence lie in the box.
+DEV void store_output(const TensorMap* to, const Elements& rows, const Work& w, const Own& s, int first, u32 place, int barrier, const float (&o)[D / 2]) {
+  if (PACKED && first + 64 > s.queries) return store_rows(rows, s.batch, w.head, s.query_start, first + own_row(), s.queries, o);
+  store_by_copy<64>(place, o, barrier, [&] { store5(to, place, s.query_start + first, w.head, s.batch); });
+}
 // Puts 0 in place of numbers that are not finite in a tile: a part of it for each of so many threads.
 DEV void clear_odd(u32 tile, u32 bytes, int thread, int threads) {
 #pragma unroll 1

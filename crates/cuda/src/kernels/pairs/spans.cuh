@@ -27,6 +27,12 @@ template <int M> DEV Reach reach_of(const SpanTables& t, const Own& s, int block
   }
   return all;
 }
+// The keys that a row sees, where the mask is a window; what some and all of the rows `first` to `last` see.
+DEV int first_key(int row, const Own& s) { return max(0, row + s.offset - s.left); }
+DEV int end_key(int row, const Own& s) { return min(s.keys, row + s.offset + s.right + 1); }
+DEV Reach reach_of(const Own& s, int first, int last) {
+  return {first_key(first, s), end_key(last, s), first_key(last, s), end_key(first, s)};
+}
 // Blocks of keys or queries: those from `begin` to before `end` see some of a tile; from `open` to before `closed`
 // they see all, and the others need a mask.
 struct Range { int begin, open, closed, end; };
@@ -48,6 +54,7 @@ template <int M, int KEYS, bool BRANCH = true> DEV Range key_blocks(const SpanTa
 }
 // The keys that a row sees; none beyond the sequence. `all`: the extents of the arrays.
 DEV Span span_of(const SpanTables& t, const Shape& all, const Own& s, int row) {
+  if (!SPANS) return {first_key(row, s), row < s.queries ? end_key(row, s) : 0};
   return row < s.queries ? t.spans[(i64)s.batch * all.queries + s.query_start + row] : Span{0, 0};
 }
 // The keys that the two rows of a thread see, `row` and 8 below.

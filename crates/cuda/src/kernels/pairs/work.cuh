@@ -55,3 +55,35 @@ DEV int claim_tile(u32* counter, int tiles) {
   if (claimed == tiles - 1) *counter = 0;
   return claimed + gridDim.x;
 }
+
+// What kernels may say otherwise of their arguments: how many heads a group has, and the sequence of a number.
+template <bool BY_KEYS, class ARGS> DEV int heads_together(const ARGS& c) { return c.shape.heads_per_group; }
+template <bool WARP, class ARGS> DEV Own sequence_of(const ARGS& c, int number) { return of_batch<WARP>(c.shape, c.packed, number); }
+// Tiles of work on their way from a producer, which claims them, to its consumers: blocks of 64·M queries, or keys. A
+// word beside each stage of a ring, APART bytes from that of the stage before, holds the number of its tile, -1 behind
+// the last one. ARGS: those of the kernel, which say how heads are grouped and what a sequence is.
+template <int M, bool BY_KEYS, class RING, u32 WORD, u32 APART = 4> struct WorkTiles : RING {
+  METHOD WorkTiles(u32 base, u32 parity) : RING(base, parity) {}
+  METHOD u32 word() const { return this->base + WORD + APART * this->stage(); }
+  template <bool WARP, class ARGS> static METHOD Work work(int t, const ARGS& c) {
+    return work_of<M, BY_KEYS, WARP>(t, c.shape, c.packed, heads_together<BY_KEYS>(c));
+  }
+  // Waits for a tile and finds its sequence; false behind the last one.
+  template <bool WARP, class ARGS> METHOD bool take(const ARGS& c, Work& w, Own& s) const {
+    this->wait_full();
+    const int t = uniform<WARP>(load_word(word()));
+    if (t < 0) return false;
+    w = work<WARP>(t, c), s = sequence_of<WARP>(c, w.batch);
+    return true;
+  }
+  // Waits for a stage and tells its number: the barrier on which it then expects its bytes.
+  METHOD u32 announce(int t) const {
+    this->wait_empty(), store_word(word(), t);
+    return this->full();
+  }
+  // Tells that there are no more.
+  METHOD void finish() const {
+    announce(-1);
+    arrive(this->full());
+  }
+};

@@ -4,6 +4,26 @@ DEV int row_of_number(int i) { return i / 2 % 2; }
 // The first of a thread's two rows among the 64.
 DEV int own_row() { return threadIdx.x / 32 % 4 * 16 + lane_id() / 4; }
 
+// Calls f(number, its row of the two, its column but for the thread's 2 (lane % 4)) for each number, column by column.
+template <int N, class F> DEV void each_number(float (&x)[N], F f) {
+  UNROLL(c, N / 2)
+    UNROLL(r, 2) f(x[4 * (c / 2) + 2 * r + c % 2], r, 8 * (c / 2) + c % 2);
+}
+// Calls f(number, its column but for the same) for each number of a row.
+template <int N, class F> DEV void each_in_row(float (&x)[N], int r, F f) {
+  UNROLL(c, N / 2) f(x[4 * (c / 2) + 2 * r + c % 2], 8 * (c / 2) + c % 2);
+}
+// Puts -inf in the columns of a row before `begin` and from `end` on; both but for the same.
+template <int N> DEV void hide_outside(float (&x)[N], int r, int begin, int end) {
+  each_in_row(x, r, [&](float& y, int column) { if (column < begin || column >= end) y = -INF; });
+}
+// The largest number of a row, of those of the thread, by `max`.
+template <int N, class F> DEV float row_max(const float (&x)[N], int r, F max) {
+  float even = x[2 * r], odd = x[2 * r + 1];
+#pragma unroll
+  for (int j = 1; j < N / 4; j++) even = max(even, x[4 * j + 2 * r]), odd = max(odd, x[4 * j + 2 * r + 1]);
+  return max(even, odd);
+}
 template <int N> DEV void clear(float (&x)[N]) {
   UNROLL(i, N) x[i] = 0;
 }
