@@ -20,10 +20,16 @@
 #ifndef TILES
 #define TILES 0
 #endif
+#ifdef STAGES
+#define WIDE 1
+#else
+#define WIDE 0
+#define STAGES (STORAGE == 0 && CD + VALUES * CE > 192 ? 1 : 2)
+#endif
 // True if a block that finds a sum that is not finite walks again, and clears tiles only then; else it clears those
 // that hide a pair.
-constexpr bool TWICE = STORAGE == 0;
-constexpr int BYTES = sizeof(element);
+constexpr bool TWICE = STORAGE == 0, KNOWN = false;
+constexpr int BYTES = sizeof(element), WALK = WIDE || STORAGE == 0 || TILES == 1 ? 32 : SIDE;
 constexpr float LN2 = 0.6931471805599453f, LARGEST = 3.402823466e38f;
 
 // A score is kept over a unit, the scale where that is above 0 and of usual size: then without options it is the

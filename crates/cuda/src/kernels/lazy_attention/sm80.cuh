@@ -19,6 +19,10 @@
 //
 // Compile-time: STORAGE (1|2); OPTIONS, 0 where there is no bias and no array of flags; WHOLE, see `load_tile`; CD and
 // CE, the columns of a row of q and of an accumulator of o: 64 or 128.
+#define STAGES 2
+#define VALUES 1
+constexpr bool TWICE = false, KNOWN = true;  // whether operands are finite, by `inspect`
+constexpr int BYTES = 2, WALK = SIDE;
 
 // ---- scores ----
 // True if a tile of N queries from `row` and 64 keys from `key` has pairs with a bias.
