@@ -29,6 +29,7 @@ template <bool CUT> DEV bool weigh(const Head& head, const Unit& unit, float& x,
 }
 DEV float lse2_of(const Head& head, int i) { return i < head.s.queries ? __fmul_rn(head.lse[i], LOG2E) : 0; }
 
+typedef QueryBlock<Head, 1, WALK> SoftmaxBlock;
 struct SoftmaxPairs : Body {
   const PairArgs& c;
   const Unit unit;
@@ -49,7 +50,7 @@ struct SoftmaxQueries : SoftmaxPairs {
   METHOD SoftmaxQueries(const PairArgs& c, const Head& head, int row) : SoftmaxPairs(c) {
     UNROLL(r, 2) lse[r] = lse2_of(head, row + row_of<1>(r)), delta[r] = delta_of(head, row + row_of<1>(r));
   }
-  template <bool MASKED, class F> METHOD Use pairs(const QueryBlock<Head>& own, Pairs<1, WALK>& x, Pairs<1, WALK>& ds, int key, int, F) const {
+  template <bool MASKED, class F> METHOD Use pairs(const SoftmaxBlock& own, Pairs<1, WALK>& x, Pairs<1, WALK>& ds, int key, int, F) const {
     bool hides = false;
     each(x, ds, [&](float& p, float& dp, int r, int column) {
       const int j = key + column + 2 * (lane_id() % 4);
@@ -60,7 +61,7 @@ struct SoftmaxQueries : SoftmaxPairs {
 };
 CHECK_SHARED(queries, BLOCK_BYTES);
 extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) queries(const __grid_constant__ PairArgs c) {
-  const QueryBlock<Head> own(c, c, tile_of_block(c.heads));
+  const SoftmaxBlock own(c, c, tile_of_block(c.heads));
   // After `fused`: a number for each sequence and key head says where dq is left to this pass.
   if (c.found && !c.found[own.sequence * c.key_heads + own.head.key_head]) return;
   SoftmaxQueries body(c, own.head, own.row);

@@ -4,15 +4,11 @@ constexpr int NEAR = 2 * SIDE, NUMBERS = 3 * SIDE;  // the bias of a tile, and �
 CHECK_SHARED(means, TILE_BYTES + 8 * NEAR);
 CHECK_SHARED(queries, TILE_BYTES + 8 * NEAR);
 CHECK_SHARED(keys, TILE_BYTES + 8 * (NEAR + NUMBERS));
-typedef QueryBlock<LazyHead> LazyBlock;
+typedef QueryBlock<LazyHead, 1, SIDE> LazyBlock;
 typedef Pairs<1, SIDE> LazyPairs;
 
-struct LazyBody : Body {
-  static constexpr bool EAGER = false, CUT = false;
-  const LazyArgs& a;
-  const bool odd;
-  METHOD LazyBody(const LazyArgs& a) : a(a), odd(*a.odd) {}
-  METHOD bool cut(const LazyHead& head) const { return odd || OPTIONS && head.allowed; }
+struct LazyGradients : LazyBody {
+  using LazyBody::LazyBody;
   // e and dS of one pair; whether it is visible.
   METHOD bool alone(const LazyHead& head, int i, int j, float& e, float& ds, bool& active) const {
     const PairArgs& c = a.c;
@@ -27,9 +23,9 @@ struct LazyBody : Body {
 };
 
 // Pairs of queries that walk keys.
-struct LazyQueries : LazyBody {
+struct LazyQueries : LazyGradients {
   float base[2], offset[2];
-  METHOD LazyQueries(const LazyArgs& a, const LazyHead& head, int row) : LazyBody(a) {
+  METHOD LazyQueries(const LazyArgs& a, const LazyHead& head, int row) : LazyGradients(a) {
     UNROLL(r, 2) base[r] = base_of(head.lse_at(row + row_of<1>(r))), offset[r] = head.number(row + row_of<1>(r)).offset;
   }
   METHOD float* bias(int stage) const { return numbers_at(TILE_BYTES) + stage * NEAR; }
@@ -122,9 +118,9 @@ template <bool MASKED> DEV void score_turned(float (&s)[1][SIDE / 8][4], const L
 }
 
 // Pairs of keys that walk queries. A stage has the bias of its tile, and τ/n, Δ - dlse and lse of its queries.
-struct LazyKeys : LazyBody {
+struct LazyKeys : LazyGradients {
   static constexpr int NUMBERS = NEAR + ::NUMBERS;
-  using LazyBody::LazyBody;
+  using LazyGradients::LazyGradients;
   METHOD LazyHead head(const Sequence& s, int h) const { return LazyHead(a, s, h); }
   // The sums of distances of a head that a tile of keys leaves.
   METHOD float* windows(const KeyTile& own, int head) const { return a.windows + ((i64)own.number * a.c.heads + head) * a.reach; }

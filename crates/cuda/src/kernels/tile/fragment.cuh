@@ -16,6 +16,13 @@ template <int M, int J, class F> DEV void each(float (&x)[M][J][4], float (&y)[M
   UNROLL(i, M * J * 4)
     f(x[i / (4 * J)][i / 4 % J][i % 4], y[i / (4 * J)][i / 4 % J][i % 4], i / (4 * J) * 2 + i / 2 % 2, 8 * (i / 4 % J) + i % 2);
 }
+// Calls f(number, its column) for each number of a thread in a row.
+template <int M, int J, class F> DEV void each_in_row(float (&x)[M][J][4], int r, F f) {
+  UNROLL(j, 2 * J) f(x[r / 2][j / 2][2 * (r & 1) + j % 2], 8 * (j / 2) + j % 2);
+}
+template <int M, int J, class F> DEV void mul_rows(float (&x)[M][J][4], const F& factor) {
+  each(x, [&](float& y, int r, int) { y *= factor[r]; });
+}
 template <int M, int N> DEV void clear(float (&x)[M][N / 8][4]) { each(x, [](float& y, int, int) { y = 0; }); }
 // Row r of this thread, of 2·M.
 template <int M> DEV int row_of(int r) { return (warp_id() * M + r / 2) * 16 + r % 2 * 8 + lane_id() / 4; }

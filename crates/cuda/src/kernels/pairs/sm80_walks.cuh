@@ -1,15 +1,16 @@
-// Walks of backward passes on the level sm80, of attention and of lazy attention. A walk owns the tiles of operands in
-// shared memory, which of them it visits, which hide a pair, the products, numbers that are not finite and the results.
-// BODY says what a pair of a query and a key means:
+// Walks of passes on the level sm80, of attention and of lazy attention. A walk owns the tiles of operands in shared
+// memory, which of them it visits, which hide a pair, the products, numbers that are not finite, and the results of a
+// backward pass. BODY says what a pair of a query and a key means:
 //
 //   load    copies what else it takes of a tile into the stage
 //   pairs   makes the factors of a tile from its products; MASKED: 0 where a pair is hidden. It calls `gradients` for
 //           the products of dout and v where the walk does not (EAGER)
 //   alone   the factors of one pair
 //
-// Compile-time, of either algorithm: STAGES; WALK, the rows of a tile that `walk_keys` visits; KNOWN, whether BODY knows
-// beforehand if operands are finite, and TWICE, whether a block that finds a sum that is not finite walks again: else
-// numbers that are not finite are cleared in tiles that hide a pair.
+// Compile-time, of either algorithm: M and KEYS, of tiles of `walk_values`; STAGES and WALK, the rows of a tile that
+// `walk_keys` visits; KNOWN, whether BODY knows beforehand if operands are finite, and TWICE, whether a block that finds
+// a sum that is not finite walks again: else numbers that are not finite are cleared in tiles that hide a pair.
+constexpr u32 Q_BYTES = SIDE * M * CD * BYTES, K_BYTES = KEYS * CD * BYTES, V_BYTES = VALUES ? KEYS * CE * BYTES : 0;
 constexpr u32 D_BYTES = SIDE * CD * BYTES, E_BYTES = VALUES ? SIDE * CE * BYTES : 0;
 constexpr u32 D_STAGE = WALK * CD * BYTES, E_STAGE = VALUES ? WALK * CE * BYTES : 0;
 constexpr u32 TILE_BYTES = D_BYTES + E_BYTES + STAGES * (D_STAGE + E_STAGE);  // owned and walked
@@ -22,6 +23,10 @@ struct Body {
   METHOD bool cut(const Head&) const { return false; }
   template <class... ANY> METHOD void load(ANY&&...) const {}
   METHOD void begin(const KeyTile&, u32) const {}
+  // The next tile from one on, and what a walk does before it begins, and with the sums of a row.
+  template <class OWN> METHOD int next(const OWN&, int n) const { return n; }
+  METHOD void reset() {}
+  template <class SUM> METHOD void scale(SUM&) const {}
   // What is done with dS before and after the product for dk.
   template <class... ANY> METHOD void before_keys(ANY&&...) const {}
   template <class... ANY> METHOD void after_keys(ANY&&...) const {}
@@ -34,49 +39,127 @@ DEV bool clears(bool hides, bool again) {
   return again;
 }
 
-// ---- from queries over keys: dq ----
-// A block that owns 64 queries of a head: its tiles of keys, and its operands in shared memory.
-template <class HEAD> struct QueryBlock : QueryTile<HEAD> {
-  using QueryTile<HEAD>::head, QueryTile<HEAD>::row, QueryTile<HEAD>::seen;
-  u32 q, dout, k, v;
+// ---- from queries over keys ----
+// A block that owns 64·T queries of a head, and its tiles of N keys.
+template <class HEAD, int T, int N> struct QueryBlock : QueryTile<HEAD> {
+  using QueryTile<HEAD>::head, QueryTile<HEAD>::row;
   int first, end;
-  Span spans[2];
+  Span spans[2 * T];
   template <class ARGS>
   METHOD QueryBlock(const ARGS& a, const PairArgs& c, Place own) : QueryTile<HEAD>(a, c, c.tasks[own.task], own.head) {
-    q = shared_begin(), dout = q + D_BYTES, k = dout + E_BYTES, v = k + STAGES * D_STAGE;
-    first = seen.begin / WALK, end = seen.begin < seen.end ? (seen.end + WALK - 1) / WALK : first;
-    UNROLL(r, 2) spans[r] = head.span(row + row_of<1>(r));
+    const Tile seen = seen_tile<T>(c, head.s, c.tasks[own.task]);
+    first = seen.begin / N, end = seen.begin < seen.end ? (seen.end + N - 1) / N : first;
+    UNROLL(r, 2 * T) spans[r] = head.span(row + row_of<T>(r));
   }
   METHOD bool is_cut(int key, bool cut) const {
-    UNROLL(r, 2) cut |= spans[r].begin > key || spans[r].end < key + WALK;
+    UNROLL(r, 2 * T) cut |= spans[r].begin > key || spans[r].end < key + N;
     return __any_sync(~0u, cut);
   }
-  // Adds to dq what numbers of k that are not finite add to pairs that see them.
-  template <class BODY> METHOD void add_odd_keys(const BODY& body, float (&dq)[1][CD / 8][4]) const {
+  // Adds what numbers of a tensor of keys that are not finite add to pairs that see them. `pair(i, j)` is of a query and
+  // a key, from which `adds(r, x)` makes the factor of row r of the thread, and says whether it adds something.
+  template <int W, class F, class A> METHOD void add_odd_keys(float (&sum)[T][W / 8][4], const Tensor& x, int column, int width, F pair, A adds) const {
 #pragma unroll 1
-    for (int j = first * WALK; j < min(end * WALK, head.s.keys); j++) {
-      const element* k = key_rows(head.c.k, head, j).at;
-      if (!is_odd(k, head.c.dim)) continue;
-      float p, ds[2];
-      bool seen[2], adds;
-      UNROLL(r, 2) seen[r] = body.alone(head, min(row + row_of<1>(r), head.s.queries - 1), j, p, ds[r], adds);
-      add_odd<1, CD>(dq, ds, seen, k, head.c.dim);
+    for (int j = first * N; j < min(end * N, head.s.keys); j++) {
+      const element* at = key_rows(x, head, j).at + column;
+      if (!is_odd(at, width)) continue;
+      float factor[2 * T];
+      bool seen[2 * T];
+#pragma unroll 1
+      for (int r = 0; r < 2 * T; r++) {
+        const float y = pair(min(row + row_of<T>(r), head.s.queries - 1), j);
+        UNROLL(t, 2 * T)
+          if (t == r) factor[t] = y, seen[t] = adds(t, factor[t]);
+      }
+      add_odd<T, W>(sum, factor, seen, at, width);
     }
   }
 };
 
-// SUMS: whether there is a dq.
-template <bool SUMS, class HEAD, class BODY> DEV void walk_keys(const PairArgs& c, const QueryBlock<HEAD>& own, BODY& body) {
-  const HEAD& head = own.head;
+// Σ p·v of the queries of a block; VALUES: whether there is one. BODY::LAST_FIRST: keys are walked from the last on.
+// BODY::APART: k and v are loaded one after the other; of f32 in one stage: v while S is computed, the next k while v is
+// multiplied.
+template <bool SUMS, class OWN, class BODY> DEV void walk_values(const PairArgs& c, const OWN& own, BODY& body, float (&o)[M][CE / 8][4]) {
+  constexpr bool APART = BODY::APART;
+  constexpr int FEEDS = APART && STORAGE == 0 && SUMS ? 1 : 2;
+  const u32 at_q = shared_begin(), at_k = at_q + Q_BYTES, at_v = at_k + FEEDS * K_BYTES + BODY::BESIDE;
+  auto is_there = [&](int n) { return BODY::LAST_FIRST ? n >= own.first : n < own.end; };
+  auto load_k = [&](int n, int stage) {
+    load_tile<KEYS, CD>(at_k + stage * K_BYTES, key_rows(c.k, own.head, n * KEYS), c.dim);
+    body.load(own, n * KEYS, stage);
+  };
+  auto load_v = [&](int n, int stage) {
+    if (!SUMS) return;
+    Rows v = key_rows(c.v, own.head, n * KEYS);
+    v.at += c.first_value;
+    load_tile<KEYS, CE>(at_v + stage * V_BYTES, v, c.value_dim - c.first_value);
+  };
+  if (own.first < own.end) load_tile<SIDE * M, CD>(at_q, query_rows(c.q, own.head, own.row), c.dim);
+  bool odd, again = KNOWN && body.odd;
+  do {
+    clear<M, CE>(o);
+    body.reset();
+    int n = body.next(own, BODY::LAST_FIRST ? own.end - 1 : own.first), stage = 0;
+    if (is_there(n)) {
+      load_k(n, 0);
+      if (APART) copy_commit();
+      if (FEEDS == 2) load_v(n, 0), copy_commit();
+    }
+    odd = false;
+#pragma unroll 1
+    for (int following; is_there(n); n = following, stage ^= FEEDS - 1) {
+      copy_wait<APART ? FEEDS - 1 : 0>();
+      __syncthreads();  // k_n is here, and all are done with the other stage, or with v
+      following = body.next(own, BODY::LAST_FIRST ? n - 1 : n + 1);
+      if (FEEDS == 1) load_v(n, 0);
+      else if (is_there(following)) load_k(following, stage ^ 1);
+      if (!APART && is_there(following)) load_v(following, stage ^ 1);
+      copy_commit();
+      Factors<M, KEYS> packed;
+      Use use;
+      {
+        Pairs<M, KEYS> p;
+        products<M, KEYS, CD>(p, at_q, at_k + stage * K_BYTES);
+        if (BODY::CUT || own.is_cut(n * KEYS, body.cut(own.head))) use = body.template pairs<true>(own, p, n * KEYS, stage);
+        else use = body.template pairs<false>(own, p, n * KEYS, stage);
+        body.rows(own, p, n * KEYS);
+        pack_all<M, KEYS>(packed, p);
+      }
+      if (SUMS) {
+        body.scale(o);
+        const u32 v = at_v + stage * V_BYTES;
+        if (APART) copy_wait<FEEDS - 1>();
+        if (APART ? __syncthreads_or(TWICE ? again : use.hides) : again) {  // v_n is here
+          odd |= clear_odd<KEYS, CE>(v);
+          __syncthreads();
+        }
+        if (FEEDS == 1 && is_there(following)) load_k(following, 0);
+        if (APART && FEEDS == 2 && is_there(following)) load_v(following, stage ^ 1);
+        if (APART) copy_commit();
+        if (use.adds) accumulate<M, KEYS, CE>(o, packed, v);
+      } else if (APART) {
+        copy_commit();
+      }
+    }
+  } while (TWICE && SUMS && !again && (again = __syncthreads_or(has_odd<M, CE>(o))));
+  if constexpr (SUMS)
+    if (KNOWN ? again : __syncthreads_or(odd))
+      own.template add_odd_keys<CE>(o, c.v, c.first_value, min(CE, c.value_dim - c.first_value),
+                                [&](int i, int j) { return body.alone(own.head, i, j); }, [&](int r, float& x) { return body.factor(r, x); });
+}
+
+// dq of 64 queries; SUMS: whether there is one.
+template <bool SUMS, class OWN, class BODY> DEV void walk_keys(const PairArgs& c, const OWN& own, BODY& body) {
+  const u32 at_q = shared_begin(), at_dout = at_q + D_BYTES, at_k = at_dout + E_BYTES, at_v = at_k + STAGES * D_STAGE;
+  const auto& head = own.head;
   const int row = own.row;
   auto load = [&](int n, int stage) {
-    load_tile<WALK, CD>(own.k + stage * D_STAGE, key_rows(c.k, head, n * WALK), c.dim);
-    if (VALUES) load_tile<WALK, CE>(own.v + stage * E_STAGE, key_rows(c.v, head, n * WALK), c.value_dim);
+    load_tile<WALK, CD>(at_k + stage * D_STAGE, key_rows(c.k, head, n * WALK), c.dim);
+    if (VALUES) load_tile<WALK, CE>(at_v + stage * E_STAGE, key_rows(c.v, head, n * WALK), c.value_dim);
     body.load(own, n * WALK, stage), copy_commit();
   };
   if (own.first < own.end) {
-    load_tile<SIDE, CD>(own.q, query_rows(c.q, head, row), c.dim);
-    if (VALUES) load_tile<SIDE, CE>(own.dout, query_rows(c.dout, head, row), c.value_dim);
+    load_tile<SIDE, CD>(at_q, query_rows(c.q, head, row), c.dim);
+    if (VALUES) load_tile<SIDE, CE>(at_dout, query_rows(c.dout, head, row), c.value_dim);
   }
   float dq[1][CD / 8][4];
   bool odd, again = KNOWN && body.odd;
@@ -90,13 +173,13 @@ template <bool SUMS, class HEAD, class BODY> DEV void walk_keys(const PairArgs& 
       copy_wait<0>();
       __syncthreads();  // k_n and v_n are here, and all are done with the other stage
       if (STAGES == 2 && n + 1 < own.end) load(n + 1, stage ^ 1);
-      const u32 k = own.k + stage * D_STAGE;
+      const u32 k = at_k + stage * D_STAGE;
       Pairs<1, WALK> x, ds;
       auto gradients = [&](bool wanted) {
-        if (VALUES && wanted) products<1, WALK, CE>(ds, own.dout, own.v + stage * E_STAGE);
+        if (VALUES && wanted) products<1, WALK, CE>(ds, at_dout, at_v + stage * E_STAGE);
         else clear<1, WALK>(ds);
       };
-      products<1, WALK, CD>(x, own.q, k);
+      products<1, WALK, CD>(x, at_q, k);
       if (BODY::EAGER) gradients(true);
       Use use;
       if (BODY::CUT || own.is_cut(n * WALK, body.cut(head))) use = body.template pairs<true>(own, x, ds, n * WALK, stage, gradients);
@@ -115,7 +198,14 @@ template <bool SUMS, class HEAD, class BODY> DEV void walk_keys(const PairArgs& 
     }
   } while (TWICE && !again && (again = __syncthreads_or(has_odd<1, CD>(dq))));
   if constexpr (SUMS) {
-    if (KNOWN ? again : __syncthreads_or(odd)) own.add_odd_keys(body, dq);
+    if (KNOWN ? again : __syncthreads_or(odd)) {
+      auto pair = [&](int i, int j) {
+        float p, ds;
+        bool adds;
+        return body.alone(head, i, j, p, ds, adds) ? shown(ds) : HIDE;
+      };
+      own.template add_odd_keys<CD>(dq, c.k, 0, c.dim, pair, [](int, float ds) { return !hidden(ds); });
+    }
     store<1, CD>(c.dq, head.s.batch, head.head, head.s.query_start + row, head.s.queries - row, dq, Same{c.scale}, 0, c.dim);
   }
 }
