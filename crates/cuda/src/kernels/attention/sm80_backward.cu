@@ -153,22 +153,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) dbias(const __grid_cons
       const int i = row + row_of<1>(r);
       const Span span = head.span(i);
       const float lse2 = lse2_of(head, i), delta = delta_of(head, i);
-      UNROLL(j, SIDE / 8)
-#pragma unroll
-        for (int e = 2 * r; e < 2 * r + 2; e++) {  // dS (B3); a hidden pair adds nothing
-          float slope, y = x[0][j][e];
-          bool visible = score<true>(head, unit, y, slope, i, key + 8 * j + 2 * (lane_id() % 4) + e % 2, span);
-          if (visible) sum[0][j][e] += __fmul_rn(exp2_fast(fmaf(y, unit.log2, -lse2)), __fsub_rn(dp[0][j][e], delta));
-        }
+      each_in_row(x, r, [&](float y, int column) {  // dS (B3); a hidden pair adds nothing
+        float slope, &all = sum[0][column / 8][2 * r + column % 2];
+        const bool visible = score<true>(head, unit, y, slope, i, key + column + 2 * (lane_id() % 4), span);
+        if (visible) all += __fmul_rn(exp2_fast(fmaf(y, unit.log2, -lse2)), __fsub_rn(dp[0][column / 8][2 * r + column % 2], delta));
+      });
     }
   });
   // Sequences that share a bias begin where the arrays begin.
   const Sequence s = c.sequences[task.first];
   const int rows = task.sequences > 1 ? c.queries : s.queries, keys = task.sequences > 1 ? c.keys : s.keys;
-  const float one[2] = {1, 1};
   Tensor to = c.dbias;
   to.data = (element*)to.data + s.key_start;
-  store<1, SIDE>(to, s.batch, own, s.query_start + row, rows - row, sum, one, key, keys);
+  store<1, SIDE>(to, s.batch, own, s.query_start + row, rows - row, sum, Same{1}, key, keys);
 }
 #endif
 #endif

@@ -6,10 +6,11 @@
 //   pairs   makes the factors of a tile from its products; MASKED: 0 where a pair is hidden. It calls `gradients` for
 //           the products of dout and v where the walk does not (EAGER)
 //   alone   the factors of one pair
+//   rows    what a forward pass does with the scores of rows; `scale` follows with the sums before
 //
 // Compile-time, of either algorithm: M and KEYS, of tiles of `walk_values`; STAGES and WALK, the rows of a tile that
-// `walk_keys` visits; KNOWN, whether BODY knows beforehand if operands are finite, and TWICE, whether a block that finds
-// a sum that is not finite walks again: else numbers that are not finite are cleared in tiles that hide a pair.
+// `walk_keys` visits; KNOWN, whether BODY knows beforehand if operands are finite, and TWICE, whether a block that
+// finds a sum that is not finite walks again: else numbers that are not finite are cleared in tiles that hide a pair.
 constexpr u32 Q_BYTES = SIDE * M * CD * BYTES, K_BYTES = KEYS * CD * BYTES, V_BYTES = VALUES ? KEYS * CE * BYTES : 0;
 constexpr u32 D_BYTES = SIDE * CD * BYTES, E_BYTES = VALUES ? SIDE * CE * BYTES : 0;
 constexpr u32 D_STAGE = WALK * CD * BYTES, E_STAGE = VALUES ? WALK * CE * BYTES : 0;
@@ -55,8 +56,8 @@ template <class HEAD, int T, int N> struct QueryBlock : QueryTile<HEAD> {
     UNROLL(r, 2 * T) cut |= spans[r].begin > key || spans[r].end < key + N;
     return __any_sync(~0u, cut);
   }
-  // Adds what numbers of a tensor of keys that are not finite add to pairs that see them. `pair(i, j)` is of a query and
-  // a key, from which `adds(r, x)` makes the factor of row r of the thread, and says whether it adds something.
+  // Adds what numbers of a tensor of keys that are not finite add to pairs that see them. `pair(i, j)` is of a query
+  // and a key, from which `adds(r, x)` makes the factor of row r of the thread, and says whether it adds something.
   template <int W, class F, class A> METHOD void add_odd_keys(float (&sum)[T][W / 8][4], const Tensor& x, int column, int width, F pair, A adds) const {
 #pragma unroll 1
     for (int j = first * N; j < min(end * N, head.s.keys); j++) {
@@ -75,9 +76,21 @@ template <class HEAD, int T, int N> struct QueryBlock : QueryTile<HEAD> {
   }
 };
 
-// Σ p·v of the queries of a block; VALUES: whether there is one. BODY::LAST_FIRST: keys are walked from the last on.
-// BODY::APART: k and v are loaded one after the other; of f32 in one stage: v while S is computed, the next k while v is
-// multiplied.
+// The factors of v of a tile of keys.
+template <class OWN, class BODY> DEV Use weigh_tile(const OWN& own, BODY& body, Factors<M, KEYS>& packed, u32 q, u32 k, int key, int stage) {
+  Use use;
+  Pairs<M, KEYS> p;
+  products<M, KEYS, CD>(p, q, k);
+  if (BODY::CUT || own.is_cut(key, body.cut(own.head))) use = body.template pairs<true>(own, p, key, stage);
+  else use = body.template pairs<false>(own, p, key, stage);
+  body.rows(own, p, key);
+  pack_all<M, KEYS>(packed, p);
+  return use;
+}
+
+// Σ p·v of the queries of a block; SUMS: whether there is one. BODY::LAST_FIRST: keys are walked from the last on.
+// BODY::APART: k and v are loaded one after the other; those of f32 in one stage, which every device has room for: v
+// while S is computed, the next k while v is multiplied. BODY::BESIDE: bytes between them.
 template <bool SUMS, class OWN, class BODY> DEV void walk_values(const PairArgs& c, const OWN& own, BODY& body, float (&o)[M][CE / 8][4]) {
   constexpr bool APART = BODY::APART;
   constexpr int FEEDS = APART && STORAGE == 0 && SUMS ? 1 : 2;
@@ -115,15 +128,7 @@ template <bool SUMS, class OWN, class BODY> DEV void walk_values(const PairArgs&
       if (!APART && is_there(following)) load_v(following, stage ^ 1);
       copy_commit();
       Factors<M, KEYS> packed;
-      Use use;
-      {
-        Pairs<M, KEYS> p;
-        products<M, KEYS, CD>(p, at_q, at_k + stage * K_BYTES);
-        if (BODY::CUT || own.is_cut(n * KEYS, body.cut(own.head))) use = body.template pairs<true>(own, p, n * KEYS, stage);
-        else use = body.template pairs<false>(own, p, n * KEYS, stage);
-        body.rows(own, p, n * KEYS);
-        pack_all<M, KEYS>(packed, p);
-      }
+      const Use use = weigh_tile(own, body, packed, at_q, at_k + stage * K_BYTES, n * KEYS, stage);
       if (SUMS) {
         body.scale(o);
         const u32 v = at_v + stage * V_BYTES;
@@ -145,6 +150,16 @@ template <bool SUMS, class OWN, class BODY> DEV void walk_values(const PairArgs&
     if (KNOWN ? again : __syncthreads_or(odd))
       own.template add_odd_keys<CE>(o, c.v, c.first_value, min(CE, c.value_dim - c.first_value),
                                 [&](int i, int j) { return body.alone(own.head, i, j); }, [&](int r, float& x) { return body.factor(r, x); });
+}
+
+template <class OWN, class BODY> DEV void add_odd_gradients(const OWN& own, const BODY& body, float (&dq)[1][CD / 8][4]) {
+  const PairArgs& c = own.head.c;
+  auto pair = [&](int i, int j) {
+    float p, ds;
+    bool adds;
+    return body.alone(own.head, i, j, p, ds, adds) ? shown(ds) : HIDE;
+  };
+  own.template add_odd_keys<CD>(dq, c.k, 0, c.dim, pair, [](int, float ds) { return !hidden(ds); });
 }
 
 // dq of 64 queries; SUMS: whether there is one.
@@ -198,21 +213,14 @@ template <bool SUMS, class OWN, class BODY> DEV void walk_keys(const PairArgs& c
     }
   } while (TWICE && !again && (again = __syncthreads_or(has_odd<1, CD>(dq))));
   if constexpr (SUMS) {
-    if (KNOWN ? again : __syncthreads_or(odd)) {
-      auto pair = [&](int i, int j) {
-        float p, ds;
-        bool adds;
-        return body.alone(head, i, j, p, ds, adds) ? shown(ds) : HIDE;
-      };
-      own.template add_odd_keys<CD>(dq, c.k, 0, c.dim, pair, [](int, float ds) { return !hidden(ds); });
-    }
+    if (KNOWN ? again : __syncthreads_or(odd)) add_odd_gradients(own, body, dq);
     store<1, CD>(c.dq, head.s.batch, head.head, head.s.query_start + row, head.s.queries - row, dq, Same{c.scale}, 0, c.dim);
   }
 }
 
 // ---- from keys over queries: dk, dv ----
-// A block that owns 64·M keys of a key head: its tiles of W queries, and its operands in shared memory. DK and DV: those
-// of dk and dv that it has.
+// A block that owns 64·M keys of a key head: its tiles of W queries, and its operands in shared memory. DK and DV:
+// those of dk and dv that it has.
 template <int M, int W, bool DK, bool DV> struct KeyBlock : KeyTile {
   static constexpr int OWN = SIDE * M;
   static constexpr u32 OWN_K = M * D_BYTES, OWN_V = DK ? M * E_BYTES : 0, Q_STAGE = W * CD * BYTES;
@@ -225,6 +233,15 @@ template <int M, int W, bool DK, bool DV> struct KeyBlock : KeyTile {
         tiles((s.queries + W - 1) / W), count(group * tiles) {}
   METHOD int head_of(int n) const { return key_head * group + n / tiles; }
   METHOD int row_of_tile(int n) const { return n % tiles * W; }
+  METHOD void load_keys(const PairArgs& c) const {
+    load_tile<OWN, CD>(k, key_rows(c.k, s, key_head, key), c.dim);
+    if (VALUES && DK) load_tile<OWN, CE>(v, key_rows(c.v, s, key_head, key), c.value_dim);
+  }
+  METHOD void load_queries(const PairArgs& c, const Head& head, int row, int stage) const {
+    const u32 at = q + stage * STAGE;
+    load_tile<W, CD>(at, query_rows(c.q, head, row), c.dim);
+    if (VALUES) load_tile<W, CE>(at + Q_STAGE, query_rows(c.dout, head, row), c.value_dim);
+  }
   METHOD bool is_cut(const Head& head, int row, bool cut) const {
 #pragma unroll
     for (int half = 0; half < W; half += 32) {
@@ -257,16 +274,12 @@ template <int M, int W, bool DK, bool DV, class BODY>
 DEV void walk_queries(const PairArgs& c, const KeyBlock<M, W, DK, DV>& own, BODY& body) {
   typedef KeyBlock<M, W, DK, DV> OWN;
   const bool wants_dk = DK && c.dk.data, wants_dv = VALUES && DV && c.dv.data;
-  load_tile<OWN::OWN, CD>(own.k, key_rows(c.k, own.s, own.key_head, own.key), c.dim);
-  if (VALUES && DK) load_tile<OWN::OWN, CE>(own.v, key_rows(c.v, own.s, own.key_head, own.key), c.value_dim);
+  own.load_keys(c);
   auto next = [&](int n) { return next_seen<W, OWN::OWN>(c, own.s, n, own.count, own.key); };
   auto load = [&](int n, int stage) {
     const auto head = body.head(own.s, own.head_of(n));
-    const int row = own.row_of_tile(n);
-    const u32 q = own.q + stage * OWN::STAGE;
-    load_tile<W, CD>(q, query_rows(c.q, head, row), c.dim);
-    if (VALUES) load_tile<W, CE>(q + OWN::Q_STAGE, query_rows(c.dout, head, row), c.value_dim);
-    body.load(head, row, own.key, own.numbers + stage * BODY::NUMBERS);
+    own.load_queries(c, head, own.row_of_tile(n), stage);
+    body.load(head, own.row_of_tile(n), own.key, own.numbers + stage * BODY::NUMBERS);
   };
   body.begin(own, own.k);
   float dk[M][CD / 8][4], dv[M][CE / 8][4];  // of what is not asked for nothing is left
@@ -299,8 +312,7 @@ DEV void walk_queries(const PairArgs& c, const KeyBlock<M, W, DK, DV>& own, BODY
       if (BODY::CUT || own.is_cut(head, row, body.cut(head))) use = body.template pairs<true>(head, x, ds, row, own.key, numbers, gradients);
       else use = body.template pairs<false>(head, x, ds, row, own.key, numbers, gradients);
       if (clears(use.hides, again)) {
-        odd |= clear_odd<W, CD>(q);
-        if (VALUES) odd |= clear_odd<W, CE>(dout);
+        odd |= clear_odd<W, CD>(q) | (VALUES && clear_odd<W, CE>(dout));
         __syncthreads();
       }
       if (TWICE && again) drop_odd<M, W>(x), drop_odd<M, W>(ds);
