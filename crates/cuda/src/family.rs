@@ -74,20 +74,23 @@ families! {
     }
     /// The first order of attention and attention_lse on tensor cores of any device.
     AttentionSm80 = "attention/sm80": MMA {
-        "attention/": "partials.cuh" "sm80.cuh" "sm80_forward.cu" "sm80_backward.cu";
+        "attention/": "partials.cuh" "sm80.cuh"; "pairs/": "sm80_walks.cuh";
+        "attention/": "sm80_forward.cu" "sm80_backward.cu";
     }
     /// Their backward pass on them in one pass by keys, with dq partials in memory.
     AttentionSm80Fused = "attention/sm80_fused": MMA {
-        "attention/": "partials.cuh" "sm80.cuh" "sm80_partials.cuh" "sm80_backward.cu"
-        "sm80_backward_fused.cu" "partials.cu";
+        "attention/": "partials.cuh" "sm80.cuh"; "pairs/": "sm80_walks.cuh";
+        "attention/": "sm80_partials.cuh" "sm80_backward.cu" "sm80_backward_fused.cu" "partials.cu";
     }
     /// Their backward pass on them, of wider operands.
     AttentionSm80Wide = "attention/sm80_wide": MMA {
-        "attention/": "partials.cuh" "sm80.cuh" "sm80_backward.cu";
+        "attention/": "partials.cuh" "sm80.cuh"; "pairs/": "sm80_walks.cuh";
+        "attention/": "sm80_backward.cu";
     }
     /// Their first order on them, of f32.
     AttentionSm80F32 = "attention/sm80_f32": MMA_F32 {
-        "attention/": "partials.cuh" "sm80.cuh" "sm80_forward.cu" "sm80_backward.cu";
+        "attention/": "partials.cuh" "sm80.cuh"; "pairs/": "sm80_walks.cuh";
+        "attention/": "sm80_forward.cu" "sm80_backward.cu";
     }
     /// Their second order on them, of bf16.
     AttentionSm80SecondOrder = "attention/sm80_second_order": MMA {
@@ -109,8 +112,8 @@ families! {
     }
     /// lazy_attention on tensor cores of any device.
     LazySm80 = "lazy_attention/sm80": MMA {
-        "lazy_attention/": "activity.cuh" "problem.cuh" "sm80.cuh" "sm80_forward.cu"
-        "sm80_backward.cu";
+        "lazy_attention/": "activity.cuh" "problem.cuh" "sm80.cuh"; "pairs/": "sm80_walks.cuh";
+        "lazy_attention/": "sm80_forward.cu" "sm80_backward.cu";
     }
     /// The forward pass of lazy_attention on the tensor cores of compute capability 9.0.
     LazySm90aForward = "lazy_attention/sm90a_forward": WGMMA_PAIRS {

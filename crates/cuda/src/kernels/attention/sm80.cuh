@@ -20,10 +20,17 @@
 #ifndef TILES
 #define TILES 0
 #endif
+#ifdef STAGES
+#define WIDE 1
+#else
+#define WIDE 0
+#define STAGES (STORAGE == 0 && CD + VALUES * CE > 192 ? 1 : 2)
+#endif
 // True if a block that finds a sum that is not finite walks again, and clears tiles only then; else it clears those
 // that hide a pair.
-constexpr bool TWICE = STORAGE == 0;
-constexpr int BYTES = sizeof(element);
+constexpr bool TWICE = STORAGE == 0, KNOWN = false;
+constexpr int M = CD > 128 || TILES == 2 ? 1 : 2, KEYS = CD > 128 || STORAGE == 0 || TILES == 1 ? 32 : 64;
+constexpr int BYTES = sizeof(element), WALK = WIDE || STORAGE == 0 || TILES == 1 ? 32 : SIDE;
 constexpr float LN2 = 0.6931471805599453f, LARGEST = 3.402823466e38f;
 
 // A score is kept over a unit, the scale where that is above 0 and of usual size: then without options it is the
@@ -34,22 +41,41 @@ DEV Unit unit_of(const PairArgs& c) {
   return {c.scale, 1, LOG2E};
 }
 
+// A query whose pairs follow each other: the places of its flags and of its bias are computed once.
+struct QueryRow {
+#if OPTIONS
+  const element* bias;
+  const u8* allowed;
+  METHOD QueryRow(const Head& head, int i) : bias(head.bias + i * head.c.bias.row), allowed(head.allowed + (i64)i * head.c.keys) {}
+#else
+  METHOD QueryRow(const Head&, int) {}
+#endif
+};
+template <class QUERY> constexpr bool IS_ROW = false;
+template <> constexpr bool IS_ROW<QueryRow> = true;
+
 // S/unit of a visible pair (F2), from the product of a query and a key, and the slope S'; whether the pair is visible.
-// A pair has the same bits with options as without, where these say nothing about it.
-template <bool CUT> DEV bool score(const Head& head, const Unit& unit, float& x, float& slope, int i, int j, Span span) {
+// A pair has the same bits with options as without, where these say nothing about it. QUERY: a number or a `QueryRow`.
+template <bool CUT, class QUERY> DEV bool score(const Head& head, const Unit& unit, float& x, float& slope, QUERY i, int j, Span span) {
   slope = 1;
   if (CUT && (j < span.begin || j >= span.end)) return false;
 #if OPTIONS
   const PairArgs& c = head.c;
   float product = x;
   x = __fmul_rn(unit.scale, x);
-  if (head.allowed && !head.allowed[(i64)i * c.keys + j]) return false;
+  if constexpr (IS_ROW<QUERY>) {
+    if (head.allowed && !i.allowed[j]) return false;
+  } else if (head.allowed && !head.allowed[(i64)i * c.keys + j]) {
+    return false;
+  }
   if (c.cap != 0) {
     float t = tanh_fast(__fmul_rn(__fmul_rn(c.scale, product), head.inverse_cap));
     x = __fmul_rn(c.cap * unit.over, t), slope = fmaf(-t, t, 1.0f);
   }
   if (head.bias) {
-    float bias = read(head.bias[i * c.bias.row + j]);
+    float bias;
+    if constexpr (IS_ROW<QUERY>) bias = read(i.bias[j]);
+    else bias = read(head.bias[i * c.bias.row + j]);
     x = __fadd_rn(x, __fmul_rn(bias, unit.over));
     if (fabsf(x) == INF && fabsf(bias) < INF && fabsf(product) < INF) x = copysignf(LARGEST, x);
   }

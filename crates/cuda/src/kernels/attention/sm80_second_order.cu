@@ -19,7 +19,7 @@ constexpr u32 BLOCK_BYTES = AT_WALK + 2 * (D_WALK + E_WALK);
 CHECK_SHARED(tangents, BLOCK_BYTES);
 CHECK_SHARED(queries, BLOCK_BYTES);
 CHECK_SHARED(keys, BLOCK_BYTES);
-typedef float Tile32[1][WALK / 8][4];  // of the pairs of a thread
+typedef Pairs<1, WALK> Tile32;
 
 KERNEL_ARGS(InspectArgs)
 // The sequence of a row; -1: none.
@@ -51,7 +51,7 @@ template <int N, int W> DEV void load(u32 to, const Tensor& x, const Rows& rows,
 template <int W> DEV void add_products(Tile32& sum, u32 a, u32 b) {
   Tile32 x;
   products<1, WALK, W>(x, a, b);
-  UNROLL(i, WALK / 2) sum[0][i / 4][i % 4] += x[0][i / 4][i % 4];
+  each(sum, x, [](float& y, float x, int, int) { y += x; });
 }
 // sum += p·x, p in pieces: each is what bf16 keeps of the rest.
 template <int W> DEV void accumulate_all(float (&sum)[1][W / 8][4], Tile32& p, u32 x) {
@@ -134,17 +134,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
     arrived();
     Tile32 p, moved;
     scores(p, moved, own, walk, a.ddq.data, a.ddk.data);
-    UNROLL(n, WALK / 2) {
-      const int r = n / 2 % 2, i = row + row_of<1>(r), j = key + n / 4 * 8 + 2 * (lane_id() % 4) + n % 2;
-      float &x = p[0][n / 4][n % 4], &y = moved[0][n / 4][n % 4], score, slope;
-      if (head.score(x, i, j, spans[r], score, slope)) {
-        x = shown(weight(score, lse[r]));
-        y = shown(__fmul_rn(x, slide(a, head, y, slope, i, j)));
-        moves[r] += y, seen[r] = true;
-      } else {
-        x = y = 0;
-      }
-    }
+    each(p, moved, [&](float& x, float& y, int r, int column) {
+      const int i = row + row_of<1>(r), j = key + column + 2 * (lane_id() % 4);
+      float score, slope;
+      if (!head.score(x, i, j, spans[r], score, slope)) return void(x = y = 0);
+      x = shown(weight(score, lse[r]));
+      y = shown(__fmul_rn(x, slide(a, head, y, slope, i, j)));
+      moves[r] += y, seen[r] = true;
+    });
     if (VALUES) accumulate_all<CE>(sum, moved, walk.value);
     if (VALUES && a.ddv.data) accumulate_copy<CE>(sum, p, walk.moved_value);
     if (VALUES) accumulate_all<CE>(o, p, walk.value);
@@ -171,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
   const Head& head = block.head;
   if (!is_finite(a, block.sequence, head.key_head)) return;
   const int row = block.row;
-  float gq[1][CD / 8][4], lse[2], scale[2] = {c.scale, c.scale};
+  float gq[1][CD / 8][4], lse[2];
   Span spans[2];
   Numbers numbers[2];
   clear<1, CD>(gq);
@@ -197,7 +194,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
     if (a.ddk.data) accumulate_all<CD>(gq, u, walk.moved);
     __syncthreads();
   }
-  store<1, CD>(a.gq, head.s.batch, head.head, head.s.query_start + row, head.s.queries - row, gq, scale, 0, c.dim);
+  store<1, CD>(a.gq, head.s.batch, head.head, head.s.query_start + row, head.s.queries - row, gq, Same{c.scale}, 0, c.dim);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant__ SecondArgs a) {
@@ -207,9 +204,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant
   const Sequence s = c.sequences[task.first];
   const int key_head = blockIdx.x % c.key_heads, group = c.heads / c.key_heads, key = task.key_tile * SIDE;
   if (!is_finite(a, task.first, key_head)) return;
-  float gk[1][CD / 8][4], scale[2] = {c.scale, c.scale};
+  float gk[1][CD / 8][4];
   clear<1, CD>(gk);
-  float gv[1][CE / 8][4], one[2] = {1, 1};
+  float gv[1][CE / 8][4];
   clear<1, CE>(gv);
   load_keys<SIDE>(own, a, Head(c, s, key_head * group), key);
 #pragma unroll 1
@@ -238,6 +235,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant
       __syncthreads();
     }
   }
-  if (a.gk.data) store<1, CD>(a.gk, s.batch, key_head, s.key_start + key, s.keys - key, gk, scale, 0, c.dim);
-  if (VALUES && a.gv.data) store<1, CE>(a.gv, s.batch, key_head, s.key_start + key, s.keys - key, gv, one, 0, c.value_dim);
+  if (a.gk.data) store<1, CD>(a.gk, s.batch, key_head, s.key_start + key, s.keys - key, gk, Same{c.scale}, 0, c.dim);
+  if (VALUES && a.gv.data) store<1, CE>(a.gv, s.batch, key_head, s.key_start + key, s.keys - key, gv, Same{1}, 0, c.value_dim);
 }

@@ -19,6 +19,10 @@
 //
 // Compile-time: STORAGE (1|2); OPTIONS, 0 where there is no bias and no array of flags; WHOLE, see `load_tile`; CD and
 // CE, the columns of a row of q and of an accumulator of o: 64 or 128.
+#define STAGES 2
+#define VALUES 1
+constexpr bool TWICE = false, KNOWN = true;  // whether operands are finite, by `inspect`
+constexpr int M = 2, KEYS = SIDE, BYTES = 2, WALK = SIDE;
 
 // ---- scores ----
 // True if a tile of N queries from `row` and 64 keys from `key` has pairs with a bias.
@@ -61,12 +65,6 @@ DEV void score_tile(float (&s)[M][SIDE / 8][4], const LazyHead& head, int row, i
     const int r = i / (SIDE / 2) * 2 + i / 2 % 2, j = i / 4 % (SIDE / 8), here = key + 8 * j + column + i % 2;
     if (!is_visible(head, row + row_of<M>(r), here, spans[r])) s[r / 2][j][i % 4] = -INF;
   }
-}
-// True if some pair of a warp's rows may not be visible.
-template <int M> DEV bool is_masked(const LazyHead& head, int key, const Span (&spans)[2 * M], bool odd) {
-  bool cut = odd || OPTIONS && head.allowed;
-  UNROLL(r, 2 * M) cut |= spans[r].begin > key || spans[r].end < key + SIDE;
-  return __any_sync(~0u, cut);
 }
 // The score of a single pair, for `add_odd`. The four threads of a row ask for the same pair.
 DEV float score_alone(const LazyHead& head, int i, int j) {

@@ -29,10 +29,12 @@ template <int N, int W> DEV bool clear_odd(u32 tile) {
     if (!kept(load_float(tile + 4 * i))) store_word(tile + 4 * i, 0);
   return true;
 }
-// The same among factors.
-template <int M, int K> DEV void drop_odd(Factors<M, K>& p) {
-  each(p, [](float& x, int, int) { if (!kept(x)) x = 0; });
-}
 // True if a row of a tensor may add something: its factors may be such numbers, too.
 DEV bool is_odd(const element* x, int width) { return true; }
 #endif
+// Puts 0 in place of such numbers of f32 among factors.
+template <int M, int K> DEV void drop_odd(Pairs<M, K>& p) {
+#if STORAGE == 0
+  each(p, [](float& x, int, int) { if (!kept(x)) x = 0; });
+#endif
+}

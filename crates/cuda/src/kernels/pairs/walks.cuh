@@ -31,6 +31,15 @@ DEV bool may_see(const PairArgs& c, const Sequence& s, int row, int key) {
   return tile.end > key && tile.begin < key + SIDE;
 }
 
+// A tile of keys of a key head, which walks the queries of its heads.
+struct KeyTile {
+  Task task;
+  Sequence s;
+  int number, key_head, group, key;  // of the task; heads of a key head
+  METHOD KeyTile(const PairArgs& c, Place own)
+      : task(c.tasks[own.task]), s(c.sequences[task.first]), number(own.task), key_head(own.head), group(c.heads / c.key_heads), key(task.key_tile * SIDE) {}
+};
+
 // The next of `count` tiles of ROWS queries, of several heads one after the other, that may see some of OWN keys.
 template <int ROWS, int OWN> DEV int next_seen(const PairArgs& c, const Sequence& s, int n, int count, int key) {
   const int tiles = (s.queries + ROWS - 1) / ROWS;

@@ -42,12 +42,6 @@ DEV float row_max(float x) {
   return x;
 }
 
-// A factor of all rows alike.
-struct Same {
-  float factor;
-  METHOD float operator[](int) const { return factor; }
-};
-
 // Writes factor[r]·sum to the rows below `count` of a tensor.
 template <int W, class F> DEV void store(const Tensor& x, int batch, int head, int row, int count, const float (&sum)[R][W / 16],
                                 const F& factor, int first, int width, bool wide) {

@@ -4,10 +4,24 @@
 constexpr int THREADS = 128, SIDE = 64;  // rows of the host's tiles
 DEV int lane_id() { return threadIdx.x % 32; }
 DEV int warp_id() { return threadIdx.x / 32; }
+// The numbers of a thread in M fragments of N columns.
+template <int M, int N> using Pairs = float[M][N / 8][4];
 // Calls f(number, its row of 2 M, its column but for the thread's 2 (lane % 4)) for each number of M fragments.
 template <int M, int J, class T, class F> DEV void each(T (&x)[M][J][4], F f) {
   UNROLL(i, M * J * 4)
     f(x[i / (4 * J)][i / 4 % J][i % 4], i / (4 * J) * 2 + i / 2 % 2, 8 * (i / 4 % J) + i % 2);
+}
+// The same of two fragments: f(number, number of the other, row, column).
+template <int M, int J, class F> DEV void each(float (&x)[M][J][4], float (&y)[M][J][4], F f) {
+  UNROLL(i, M * J * 4)
+    f(x[i / (4 * J)][i / 4 % J][i % 4], y[i / (4 * J)][i / 4 % J][i % 4], i / (4 * J) * 2 + i / 2 % 2, 8 * (i / 4 % J) + i % 2);
+}
+// Calls f(number, its column) for each number of a thread in a row.
+template <int M, int J, class F> DEV void each_in_row(float (&x)[M][J][4], int r, F f) {
+  UNROLL(j, 2 * J) f(x[r / 2][j / 2][2 * (r & 1) + j % 2], 8 * (j / 2) + j % 2);
+}
+template <int M, int J, class F> DEV void mul_rows(float (&x)[M][J][4], const F& factor) {
+  each(x, [&](float& y, int r, int) { y *= factor[r]; });
 }
 template <int M, int N> DEV void clear(float (&x)[M][N / 8][4]) { each(x, [](float& y, int, int) { y = 0; }); }
 // Row r of this thread, of 2·M.
@@ -22,8 +36,8 @@ typedef float2 Packed;
 DEV Packed pack_pair(float even, float odd) { return make_float2(even, odd); }
 #endif
 // Writes factor[r]·sum to the rows below `count` of a tensor, its columns from `first` on.
-template <int M, int W> DEV void store(const Tensor& x, int batch, int head, int row, int count, const float (&sum)[M][W / 8][4],
-                                       const float (&factor)[2 * M], int first, int width) {
+template <int M, int W, class F> DEV void store(const Tensor& x, int batch, int head, int row, int count, const float (&sum)[M][W / 8][4],
+                                                const F& factor, int first, int width) {
   constexpr int BYTES = sizeof(element);
   const bool pairs = ((u64)x.data | (u64)(BYTES * x.batch) | (u64)(BYTES * x.head) | (u64)(BYTES * x.row) | (u64)(BYTES * width)) % (2 * BYTES) == 0;
   UNROLL(r, 2 * M) {

@@ -101,3 +101,8 @@ template <class T> DEV T opaque(T x) {
 }
 // A condition that the compiler knows, as an argument.
 template <bool B> struct Is { static constexpr bool value = B; };
+// A factor of all rows alike.
+struct Same {
+  float factor;
+  METHOD float operator[](int) const { return factor; }
+};

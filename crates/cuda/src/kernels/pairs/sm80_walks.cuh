@@ -1,0 +1,333 @@
+// Walks of passes on the level sm80, of attention and of lazy attention. A walk owns the tiles of operands in shared
+// memory, which of them it visits, which hide a pair, the products, numbers that are not finite, and the results of a
+// backward pass. BODY says what a pair of a query and a key means:
+//
+//   load    copies what else it takes of a tile into the stage
+//   pairs   makes the factors of a tile from its products; MASKED: 0 where a pair is hidden. It calls `gradients` for
+//           the products of dout and v where the walk does not (EAGER)
+//   alone   the factors of one pair
+//   rows    what a forward pass does with the scores of rows; `scale` follows with the sums before
+//
+// Compile-time, of either algorithm: M and KEYS, of tiles of `walk_values`; STAGES and WALK, the rows of a tile that
+// `walk_keys` visits; KNOWN, whether BODY knows beforehand if operands are finite, and TWICE, whether a block that
+// finds a sum that is not finite walks again: else numbers that are not finite are cleared in tiles that hide a pair.
+constexpr u32 Q_BYTES = SIDE * M * CD * BYTES, K_BYTES = KEYS * CD * BYTES, V_BYTES = VALUES ? KEYS * CE * BYTES : 0;
+constexpr u32 D_BYTES = SIDE * CD * BYTES, E_BYTES = VALUES ? SIDE * CE * BYTES : 0;
+constexpr u32 D_STAGE = WALK * CD * BYTES, E_STAGE = VALUES ? WALK * CE * BYTES : 0;
+constexpr u32 TILE_BYTES = D_BYTES + E_BYTES + STAGES * (D_STAGE + E_STAGE);  // owned and walked
+
+// Of the pairs of a warp in a tile: whether one is hidden; whether a factor of q or k, and of dout, may not be 0.
+struct Use { bool hides, adds, adds_values; };
+// What bodies do unless they say otherwise. CUT: whether every tile may hide a pair; `cut`: whether a head may.
+struct Body {
+  static constexpr bool EAGER = true, FUSED = false, CUT = OPTIONS, odd = false;
+  METHOD bool cut(const Head&) const { return false; }
+  template <class... ANY> METHOD void load(ANY&&...) const {}
+  METHOD void begin(const KeyTile&, u32) const {}
+  // The next tile from one on, and what a walk does before it begins, and with the sums of a row.
+  template <class OWN> METHOD int next(const OWN&, int n) const { return n; }
+  METHOD void reset() {}
+  template <class SUM> METHOD void scale(SUM&) const {}
+  // What is done with dS before and after the product for dk.
+  template <class... ANY> METHOD void before_keys(ANY&&...) const {}
+  template <class... ANY> METHOD void after_keys(ANY&&...) const {}
+};
+
+// True if numbers that are not finite are cleared in the tiles at hand, which all have read.
+DEV bool clears(bool hides, bool again) {
+  if (!TWICE && !KNOWN) return __syncthreads_or(hides);
+  if (again) __syncthreads();
+  return again;
+}
+
+// ---- from queries over keys ----
+// A block that owns 64·T queries of a head, and its tiles of N keys.
+template <class HEAD, int T, int N> struct QueryBlock : QueryTile<HEAD> {
+  using QueryTile<HEAD>::head, QueryTile<HEAD>::row;
+  int first, end;
+  Span spans[2 * T];
+  template <class ARGS>
+  METHOD QueryBlock(const ARGS& a, const PairArgs& c, Place own) : QueryTile<HEAD>(a, c, c.tasks[own.task], own.head) {
+    const Tile seen = seen_tile<T>(c, head.s, c.tasks[own.task]);
+    first = seen.begin / N, end = seen.begin < seen.end ? (seen.end + N - 1) / N : first;
+    UNROLL(r, 2 * T) spans[r] = head.span(row + row_of<T>(r));
+  }
+  METHOD bool is_cut(int key, bool cut) const {
+    UNROLL(r, 2 * T) cut |= spans[r].begin > key || spans[r].end < key + N;
+    return __any_sync(~0u, cut);
+  }
+  // Adds what numbers of a tensor of keys that are not finite add to pairs that see them. `pair(i, j)` is of a query
+  // and a key, from which `adds(r, x)` makes the factor of row r of the thread, and says whether it adds something.
+  template <int W, class F, class A> METHOD void add_odd_keys(float (&sum)[T][W / 8][4], const Tensor& x, int column, int width, F pair, A adds) const {
+#pragma unroll 1
+    for (int j = first * N; j < min(end * N, head.s.keys); j++) {
+      const element* at = key_rows(x, head, j).at + column;
+      if (!is_odd(at, width)) continue;
+      float factor[2 * T];
+      bool seen[2 * T];
+#pragma unroll 1
+      for (int r = 0; r < 2 * T; r++) {
+        const float y = pair(min(row + row_of<T>(r), head.s.queries - 1), j);
+        UNROLL(t, 2 * T)
+          if (t == r) factor[t] = y, seen[t] = adds(t, factor[t]);
+      }
+      add_odd<T, W>(sum, factor, seen, at, width);
+    }
+  }
+};
+
+// The factors of v of a tile of keys.
+template <class OWN, class BODY> DEV Use weigh_tile(const OWN& own, BODY& body, Factors<M, KEYS>& packed, u32 q, u32 k, int key, int stage) {
+  Use use;
+  Pairs<M, KEYS> p;
+  products<M, KEYS, CD>(p, q, k);
+  if (BODY::CUT || own.is_cut(key, body.cut(own.head))) use = body.template pairs<true>(own, p, key, stage);
+  else use = body.template pairs<false>(own, p, key, stage);
+  body.rows(own, p, key);
+  pack_all<M, KEYS>(packed, p);
+  return use;
+}
+
+// Σ p·v of the queries of a block; SUMS: whether there is one. BODY::LAST_FIRST: keys are walked from the last on.
+// BODY::APART: k and v are loaded one after the other; those of f32 in one stage, which every device has room for: v
+// while S is computed, the next k while v is multiplied. BODY::BESIDE: bytes between them.
+template <bool SUMS, class OWN, class BODY> DEV void walk_values(const PairArgs& c, const OWN& own, BODY& body, float (&o)[M][CE / 8][4]) {
+  constexpr bool APART = BODY::APART;
+  constexpr int FEEDS = APART && STORAGE == 0 && SUMS ? 1 : 2;
+  const u32 at_q = shared_begin(), at_k = at_q + Q_BYTES, at_v = at_k + FEEDS * K_BYTES + BODY::BESIDE;
+  auto is_there = [&](int n) { return BODY::LAST_FIRST ? n >= own.first : n < own.end; };
+  auto load_k = [&](int n, int stage) {
+    load_tile<KEYS, CD>(at_k + stage * K_BYTES, key_rows(c.k, own.head, n * KEYS), c.dim);
+    body.load(own, n * KEYS, stage);
+  };
+  auto load_v = [&](int n, int stage) {
+    if (!SUMS) return;
+    Rows v = key_rows(c.v, own.head, n * KEYS);
+    v.at += c.first_value;
+    load_tile<KEYS, CE>(at_v + stage * V_BYTES, v, c.value_dim - c.first_value);
+  };
+  if (own.first < own.end) load_tile<SIDE * M, CD>(at_q, query_rows(c.q, own.head, own.row), c.dim);
+  bool odd, again = KNOWN && body.odd;
+  do {
+    clear<M, CE>(o);
+    body.reset();
+    int n = body.next(own, BODY::LAST_FIRST ? own.end - 1 : own.first), stage = 0;
+    if (is_there(n)) {
+      load_k(n, 0);
+      if (APART) copy_commit();
+      if (FEEDS == 2) load_v(n, 0), copy_commit();
+    }
+    odd = false;
+#pragma unroll 1
+    for (int following; is_there(n); n = following, stage ^= FEEDS - 1) {
+      copy_wait<APART ? FEEDS - 1 : 0>();
+      __syncthreads();  // k_n is here, and all are done with the other stage, or with v
+      following = body.next(own, BODY::LAST_FIRST ? n - 1 : n + 1);
+      if (FEEDS == 1) load_v(n, 0);
+      else if (is_there(following)) load_k(following, stage ^ 1);
+      if (!APART && is_there(following)) load_v(following, stage ^ 1);
+      copy_commit();
+      Factors<M, KEYS> packed;
+      const Use use = weigh_tile(own, body, packed, at_q, at_k + stage * K_BYTES, n * KEYS, stage);
+      if (SUMS) {
+        body.scale(o);
+        const u32 v = at_v + stage * V_BYTES;
+        if (APART) copy_wait<FEEDS - 1>();
+        if (APART ? __syncthreads_or(TWICE ? again : use.hides) : again) {  // v_n is here
+          odd |= clear_odd<KEYS, CE>(v);
+          __syncthreads();
+        }
+        if (FEEDS == 1 && is_there(following)) load_k(following, 0);
+        if (APART && FEEDS == 2 && is_there(following)) load_v(following, stage ^ 1);
+        if (APART) copy_commit();
+        if (use.adds) accumulate<M, KEYS, CE>(o, packed, v);
+      } else if (APART) {
+        copy_commit();
+      }
+    }
+  } while (TWICE && SUMS && !again && (again = __syncthreads_or(has_odd<M, CE>(o))));
+  if constexpr (SUMS)
+    if (KNOWN ? again : __syncthreads_or(odd))
+      own.template add_odd_keys<CE>(o, c.v, c.first_value, min(CE, c.value_dim - c.first_value),
+                                [&](int i, int j) { return body.alone(own.head, i, j); }, [&](int r, float& x) { return body.factor(r, x); });
+}
+
+template <class OWN, class BODY> DEV void add_odd_gradients(const OWN& own, const BODY& body, float (&dq)[1][CD / 8][4]) {
+  const PairArgs& c = own.head.c;
+  auto pair = [&](int i, int j) {
+    float p, ds;
+    bool adds;
+    return body.alone(own.head, i, j, p, ds, adds) ? shown(ds) : HIDE;
+  };
+  own.template add_odd_keys<CD>(dq, c.k, 0, c.dim, pair, [](int, float ds) { return !hidden(ds); });
+}
+
+// dq of 64 queries; SUMS: whether there is one.
+template <bool SUMS, class OWN, class BODY> DEV void walk_keys(const PairArgs& c, const OWN& own, BODY& body) {
+  const u32 at_q = shared_begin(), at_dout = at_q + D_BYTES, at_k = at_dout + E_BYTES, at_v = at_k + STAGES * D_STAGE;
+  const auto& head = own.head;
+  const int row = own.row;
+  auto load = [&](int n, int stage) {
+    load_tile<WALK, CD>(at_k + stage * D_STAGE, key_rows(c.k, head, n * WALK), c.dim);
+    if (VALUES) load_tile<WALK, CE>(at_v + stage * E_STAGE, key_rows(c.v, head, n * WALK), c.value_dim);
+    body.load(own, n * WALK, stage), copy_commit();
+  };
+  if (own.first < own.end) {
+    load_tile<SIDE, CD>(at_q, query_rows(c.q, head, row), c.dim);
+    if (VALUES) load_tile<SIDE, CE>(at_dout, query_rows(c.dout, head, row), c.value_dim);
+  }
+  float dq[1][CD / 8][4];
+  bool odd, again = KNOWN && body.odd;
+  do {
+    clear<1, CD>(dq);
+    if (own.first < own.end) load(own.first, 0);
+    int stage = 0;
+    odd = false;
+#pragma unroll 1
+    for (int n = own.first; n < own.end; n++, stage = (stage + 1) % STAGES) {
+      copy_wait<0>();
+      __syncthreads();  // k_n and v_n are here, and all are done with the other stage
+      if (STAGES == 2 && n + 1 < own.end) load(n + 1, stage ^ 1);
+      const u32 k = at_k + stage * D_STAGE;
+      Pairs<1, WALK> x, ds;
+      auto gradients = [&](bool wanted) {
+        if (VALUES && wanted) products<1, WALK, CE>(ds, at_dout, at_v + stage * E_STAGE);
+        else clear<1, WALK>(ds);
+      };
+      products<1, WALK, CD>(x, at_q, k);
+      if (BODY::EAGER) gradients(true);
+      Use use;
+      if (BODY::CUT || own.is_cut(n * WALK, body.cut(head))) use = body.template pairs<true>(own, x, ds, n * WALK, stage, gradients);
+      else use = body.template pairs<false>(own, x, ds, n * WALK, stage, gradients);
+      if (SUMS && clears(use.hides, again)) {
+        odd |= clear_odd<WALK, CD>(k);
+        __syncthreads();
+      }
+      if (SUMS && use.adds) {
+        if (TWICE && again) drop_odd<1, WALK>(ds);
+        Factors<1, WALK> packed;
+        pack_all<1, WALK>(packed, ds);
+        accumulate<1, WALK, CD>(dq, packed, k);
+      }
+      if (STAGES == 1 && n + 1 < own.end) __syncthreads(), load(n + 1, 0);
+    }
+  } while (TWICE && !again && (again = __syncthreads_or(has_odd<1, CD>(dq))));
+  if constexpr (SUMS) {
+    if (KNOWN ? again : __syncthreads_or(odd)) add_odd_gradients(own, body, dq);
+    store<1, CD>(c.dq, head.s.batch, head.head, head.s.query_start + row, head.s.queries - row, dq, Same{c.scale}, 0, c.dim);
+  }
+}
+
+// ---- from keys over queries: dk, dv ----
+// A block that owns 64·M keys of a key head: its tiles of W queries, and its operands in shared memory. DK and DV:
+// those of dk and dv that it has.
+template <int M, int W, bool DK, bool DV> struct KeyBlock : KeyTile {
+  static constexpr int OWN = SIDE * M;
+  static constexpr u32 OWN_K = M * D_BYTES, OWN_V = DK ? M * E_BYTES : 0, Q_STAGE = W * CD * BYTES;
+  static constexpr u32 STAGE = Q_STAGE + (VALUES ? W * CE * BYTES : 0);
+  const u32 k, v, q;
+  float* const numbers;  // beside the operands
+  const int tiles, count;
+  METHOD KeyBlock(const PairArgs& c)
+      : KeyTile(c, tile_of_block(c.key_heads)), k(shared_begin()), v(k + OWN_K), q(v + OWN_V), numbers(numbers_at(OWN_K + OWN_V + STAGES * STAGE)),
+        tiles((s.queries + W - 1) / W), count(group * tiles) {}
+  METHOD int head_of(int n) const { return key_head * group + n / tiles; }
+  METHOD int row_of_tile(int n) const { return n % tiles * W; }
+  METHOD void load_keys(const PairArgs& c) const {
+    load_tile<OWN, CD>(k, key_rows(c.k, s, key_head, key), c.dim);
+    if (VALUES && DK) load_tile<OWN, CE>(v, key_rows(c.v, s, key_head, key), c.value_dim);
+  }
+  METHOD void load_queries(const PairArgs& c, const Head& head, int row, int stage) const {
+    const u32 at = q + stage * STAGE;
+    load_tile<W, CD>(at, query_rows(c.q, head, row), c.dim);
+    if (VALUES) load_tile<W, CE>(at + Q_STAGE, query_rows(c.dout, head, row), c.value_dim);
+  }
+  METHOD bool is_cut(const Head& head, int row, bool cut) const {
+#pragma unroll
+    for (int half = 0; half < W; half += 32) {
+      const Span span = head.span(row + half + lane_id());
+      cut |= span.begin > key || span.end < key + OWN;
+    }
+    return __any_sync(~0u, cut);
+  }
+  // Adds to dk and dv what numbers of q and dout that are not finite add to pairs that see them.
+  template <class BODY> METHOD void add_odd_queries(const PairArgs& c, const BODY& body, float (&dk)[M][CD / 8][4], float (&dv)[M][CE / 8][4]) const {
+#pragma unroll 1
+    for (int at = 0; at < group * s.queries; at++) {
+      const auto head = body.head(s, key_head * group + at / s.queries);
+      const int i = at % s.queries;
+      const element *q = query_rows(c.q, head, i).at, *dout = query_rows(c.dout, head, i).at;
+      bool found = is_odd(q, c.dim);
+      if (VALUES) found |= is_odd(dout, c.value_dim);
+      if (!found) continue;
+      float p[2 * M], ds[2 * M];
+      bool seen[2 * M], adds[2 * M];
+      UNROLL(r, 2 * M) seen[r] = body.alone(head, i, min(key + row_of<M>(r), s.keys - 1), p[r], ds[r], adds[r]);
+      if (DK) add_odd<M, CD>(dk, ds, seen, q, c.dim);
+      if (VALUES && DV) add_odd<M, CE>(dv, p, adds, dout, c.value_dim);
+    }
+  }
+};
+
+// dk and dv: neither M nor W changes a bit. BODY::NUMBERS: the numbers of a stage.
+template <int M, int W, bool DK, bool DV, class BODY>
+DEV void walk_queries(const PairArgs& c, const KeyBlock<M, W, DK, DV>& own, BODY& body) {
+  typedef KeyBlock<M, W, DK, DV> OWN;
+  const bool wants_dk = DK && c.dk.data, wants_dv = VALUES && DV && c.dv.data;
+  own.load_keys(c);
+  auto next = [&](int n) { return next_seen<W, OWN::OWN>(c, own.s, n, own.count, own.key); };
+  auto load = [&](int n, int stage) {
+    const auto head = body.head(own.s, own.head_of(n));
+    own.load_queries(c, head, own.row_of_tile(n), stage);
+    body.load(head, own.row_of_tile(n), own.key, own.numbers + stage * BODY::NUMBERS);
+  };
+  body.begin(own, own.k);
+  float dk[M][CD / 8][4], dv[M][CE / 8][4];  // of what is not asked for nothing is left
+  bool odd, again = KNOWN && body.odd;
+  do {
+    clear<M, CD>(dk), clear<M, CE>(dv);
+    int n = next(0), stage = 0;
+    odd = false;
+    if (n < own.count) load(n, 0);
+    copy_commit();
+#pragma unroll 1
+    for (int following; n < own.count; n = following, stage = (stage + 1) % STAGES) {
+      copy_wait<0>();
+      __syncthreads();  // q and dout of tile n are here, and all are done with the other stage
+      following = next(n + 1);
+      if (STAGES == 2 && following < own.count) load(following, stage ^ 1);
+      copy_commit();
+      const auto head = body.head(own.s, own.head_of(n));
+      const int row = own.row_of_tile(n);
+      const u32 q = own.q + stage * OWN::STAGE, dout = q + OWN::Q_STAGE;
+      const float* numbers = own.numbers + stage * BODY::NUMBERS;
+      Pairs<M, W> x, ds;
+      auto gradients = [&](bool wanted) {
+        if (VALUES && wanted) products<M, W, CE>(ds, own.v, dout);
+        else clear<M, W>(ds);
+      };
+      products<M, W, CD>(x, own.k, q);
+      if (BODY::EAGER) gradients(BODY::FUSED || wants_dk);
+      Use use;
+      if (BODY::CUT || own.is_cut(head, row, body.cut(head))) use = body.template pairs<true>(head, x, ds, row, own.key, numbers, gradients);
+      else use = body.template pairs<false>(head, x, ds, row, own.key, numbers, gradients);
+      if (clears(use.hides, again)) {
+        odd |= clear_odd<W, CD>(q) | (VALUES && clear_odd<W, CE>(dout));
+        __syncthreads();
+      }
+      if (TWICE && again) drop_odd<M, W>(x), drop_odd<M, W>(ds);
+      Factors<M, W> packed;
+      pack_all<M, W>(packed, x);
+      if (wants_dv && use.adds_values) accumulate<M, W, CE>(dv, packed, dout);
+      pack_all<M, W>(packed, ds);
+      body.before_keys(packed, dout);
+      if (wants_dk && use.adds) accumulate<M, W, CD>(dk, packed, q);
+      body.after_keys(own, head, row, ds, q, dout, own.k);
+      if (STAGES == 1 && following < own.count) __syncthreads(), load(following, 0), copy_commit();
+    }
+  } while (TWICE && !again && (again = __syncthreads_or(has_odd<M, CD>(dk) || VALUES && has_odd<M, CE>(dv))));
+  if (KNOWN ? again : __syncthreads_or(odd)) own.add_odd_queries(c, body, dk, dv);
+  const int first = own.s.key_start + own.key, count = own.s.keys - own.key;
+  if (wants_dk) store<M, CD>(c.dk, own.s.batch, own.key_head, first, count, dk, Same{c.scale}, 0, c.dim);
+  if (wants_dv) store<M, CE>(c.dv, own.s.batch, own.key_head, first, count, dv, Same{1}, 0, c.value_dim);
+}
