@@ -134,14 +134,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
     arrived();
     Tile32 p, moved;
     scores(p, moved, own, walk, a.ddq.data, a.ddk.data);
-    each(p, moved, [&](float& x, float& y, int r, int column) {
-      const int i = row + row_of<1>(r), j = key + column + 2 * (lane_id() % 4);
-      float score, slope;
-      if (!head.score(x, i, j, spans[r], score, slope)) return void(x = y = 0);
-      x = shown(weight(score, lse[r]));
-      y = shown(__fmul_rn(x, slide(a, head, y, slope, i, j)));
-      moves[r] += y, seen[r] = true;
-    });
+    UNROLL(n, WALK / 2) {
+      const int r = n / 2 % 2, i = row + row_of<1>(r), j = key + n / 4 * 8 + 2 * (lane_id() % 4) + n % 2;
+      float &x = p[0][n / 4][n % 4], &y = moved[0][n / 4][n % 4], score, slope;
+      if (head.score(x, i, j, spans[r], score, slope)) {
+        x = shown(weight(score, lse[r]));
+        y = shown(__fmul_rn(x, slide(a, head, y, slope, i, j)));
+        moves[r] += y, seen[r] = true;
+      } else {
+        x = y = 0;
+      }
+    }
     if (VALUES) accumulate_all<CE>(sum, moved, walk.value);
     if (VALUES && a.ddv.data) accumulate_copy<CE>(sum, p, walk.moved_value);
     if (VALUES) accumulate_all<CE>(o, p, walk.value);
