@@ -254,8 +254,8 @@ fn nothing_is_kept_after_a_session() {
     });
 }
 
-/// Calls `body` for each call of the driver in a session, with its number and how the session ended; where there are two
-/// codes, calls fail with one and the other in turn.
+/// Calls `body` for each call of the driver in a session, with the code of its failure and how the session ended. The
+/// codes take turns.
 fn each_failure(fake: &Fake, codes: &[i32], mut body: impl FnMut(&Workspace, &OnDevice, &str, i32, Result<(), Error>)) {
     probe().unwrap();
     let on_device = OnDevice::new(fake, None);

@@ -17,7 +17,7 @@
 DEV void settle(float (&d)[D / 2], float scale) {
   UNROLL(i, D / 2) d[i] = fmaf(d[i], scale, 0.0f);
 }
-// A result of a warpgroup: its sums, its tensor, and the place in a tile of 128 rows from which it is copied; `wanted`.
+// A result of a warpgroup: its sums, its tensor, and the place of its tile of 128 rows that is copied; `wanted`.
 struct Result {
   const float (&sums)[D / 2];
   const Elements& rows;
