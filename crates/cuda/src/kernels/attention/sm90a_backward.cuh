@@ -75,8 +75,8 @@ DEV void extend(float& x, float& slope, const ScoreOptions& o, float bias) {
   if (o.bias.data) add_bias(x, bias, o.unit);
 }
 // ---- P of a thread's pairs ----
-// A thread's rows of an accumulator, and columns of a block: weigh<MASKED>(p, head, first column, …) puts P in place of
-// products, 0 if a pair is hidden, times -S' dlse of attention_lse.
+// A thread's rows of an accumulator, and columns of a block: weigh<MASKED>(p, head, first column, …) puts P in place
+// of products, 0 if a pair is hidden, times -S' dlse of attention_lse.
 template <bool KEYS> struct PairRows;
 // Rows of queries; columns are keys, and P is times S'.
 template <> struct PairRows<false> {

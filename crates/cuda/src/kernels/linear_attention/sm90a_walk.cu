@@ -185,7 +185,7 @@ template <bool DECAY, bool BACK> DEV void reach_state(float (&o)[COLUMNS / 2], f
   }
   if (DECAY) mul_rows(o, reach);
 }
-// What it has for dg (x or y) or dg_gamma (y).
+// The terms of a tile for dg (x or y) or dg_gamma (y).
 template <bool BACK> DEV void take_dots(float& gamma, const u32 (&dot)[COLUMNS / 4], const float (&o)[COLUMNS / 2], const float (&steps)[2], const WalkArgs& c,
                                         const Path& p, const Thread& t, int chunk_row, int count, int m) {
   if (BY_TOKEN) {

@@ -18,7 +18,7 @@ constexpr u32 TILE_BYTES = D_BYTES + E_BYTES + STAGES * (D_STAGE + E_STAGE);  //
 
 // Of the pairs of a warp in a tile: whether one is hidden; whether a factor of q or k, and of dout, may not be 0.
 struct Use { bool hides, adds, adds_values; };
-// What bodies do unless they say otherwise. CUT: whether every tile may hide a pair; `cut`: whether a head may.
+// Defaults of a body. CUT: whether every tile may hide a pair; `cut`: whether a head may.
 struct Body {
   static constexpr bool EAGER = true, FUSED = false, CUT = OPTIONS, odd = false;
   METHOD bool cut(const Head&) const { return false; }
@@ -28,7 +28,7 @@ struct Body {
   template <class OWN> METHOD int next(const OWN&, int n) const { return n; }
   METHOD void reset() {}
   template <class SUM> METHOD void scale(SUM&) const {}
-  // What is done with dS before and after the product for dk.
+  // Hooks that take dS before and after the product for dk.
   template <class... ANY> METHOD void before_keys(ANY&&...) const {}
   template <class... ANY> METHOD void after_keys(ANY&&...) const {}
 };

@@ -56,7 +56,7 @@ DEV int claim_tile(u32* counter, int tiles) {
   return claimed + gridDim.x;
 }
 
-// What kernels may say otherwise of their arguments: how many heads a group has, and the sequence of a number.
+// Defaults that kernels may overload for their arguments: heads of a group, and the sequence of a number.
 template <bool BY_KEYS, class ARGS> DEV int heads_together(const ARGS& c) { return c.shape.heads_per_group; }
 template <bool WARP, class ARGS> DEV Own sequence_of(const ARGS& c, int number) { return of_batch<WARP>(c.shape, c.packed, number); }
 // Tiles of work on their way from a producer, which claims them, to its consumers: blocks of 64·M queries, or keys. A
