@@ -124,8 +124,10 @@ template <bool SUMS, class OWN, class BODY> DEV void walk_values(const PairArgs&
       __syncthreads();  // k_n is here, and all are done with the other stage, or with v
       following = body.next(own, BODY::LAST_FIRST ? n - 1 : n + 1);
       if (FEEDS == 1) load_v(n, 0);
-      else if (is_there(following)) load_k(following, stage ^ 1);
-      if (!APART && is_there(following)) load_v(following, stage ^ 1);
+      else if (is_there(following)) {
+        load_k(following, stage ^ 1);
+        if (!APART) load_v(following, stage ^ 1);
+      }
       copy_commit();
       Factors<M, KEYS> packed;
       const Use use = weigh_tile(own, body, packed, at_q, at_k + stage * K_BYTES, n * KEYS, stage);
