@@ -293,7 +293,7 @@ DEV void walk_queries(const PairArgs& c, const KeyBlock<M, W, DK, DV>& own, BODY
     if (n < own.count) load(n, 0);
     copy_commit();
 #pragma unroll 1
-    for (int following; n < own.count; n = following, stage = (stage + 1) % STAGES) {
+    for (int following; n < own.count; n = following, stage ^= STAGES - 1) {
       copy_wait<0>();
       __syncthreads();  // q and dout of tile n are here, and all are done with the other stage
       following = next(n + 1);
@@ -311,19 +311,26 @@ DEV void walk_queries(const PairArgs& c, const KeyBlock<M, W, DK, DV>& own, BODY
       products<M, W, CD>(x, own.k, q);
       if (BODY::EAGER) gradients(BODY::FUSED || wants_dk);
       Use use;
-      if (BODY::CUT || own.is_cut(head, row, body.cut(head))) use = body.template pairs<true>(head, x, ds, row, own.key, numbers, gradients);
-      else use = body.template pairs<false>(head, x, ds, row, own.key, numbers, gradients);
-      if (clears(use.hides, again)) {
+      auto clear_tiles = [&] {
+        if (!clears(use.hides, again)) return;
         odd |= clear_odd<W, CD>(q) | (VALUES && clear_odd<W, CE>(dout));
         __syncthreads();
+      };
+      if (BODY::CUT || own.is_cut(head, row, body.cut(head))) {
+        use = body.template pairs<true>(head, x, ds, row, own.key, numbers, gradients);
+        if (KNOWN) clear_tiles();
+      } else {
+        use = body.template pairs<false>(head, x, ds, row, own.key, numbers, gradients);
       }
+      if (!KNOWN) clear_tiles();
       if (TWICE && again) drop_odd<M, W>(x), drop_odd<M, W>(ds);
       Factors<M, W> packed;
-      pack_all<M, W>(packed, x);
+      if (BODY::EAGER || wants_dv && use.adds_values) pack_all<M, W>(packed, x);
       if (wants_dv && use.adds_values) accumulate<M, W, CE>(dv, packed, dout);
-      pack_all<M, W>(packed, ds);
+      const bool adds = wants_dk && (BODY::EAGER ? use.adds : __any_sync(~0u, use.adds) != 0);
+      if (BODY::EAGER || adds) pack_all<M, W>(packed, ds);
       body.before_keys(packed, dout);
-      if (wants_dk && use.adds) accumulate<M, W, CD>(dk, packed, q);
+      if (adds) accumulate<M, W, CD>(dk, packed, q);
       body.after_keys(own, head, row, ds, q, dout, own.k);
       if (STAGES == 1 && following < own.count) __syncthreads(), load(following, 0), copy_commit();
     }
