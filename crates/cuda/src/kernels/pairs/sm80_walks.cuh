@@ -186,7 +186,7 @@ template <bool SUMS, class OWN, class BODY> DEV void walk_keys(const PairArgs& c
     int stage = 0;
     odd = false;
 #pragma unroll 1
-    for (int n = own.first; n < own.end; n++, stage = (stage + 1) % STAGES) {
+    for (int n = own.first; n < own.end; n++, stage ^= STAGES - 1) {
       copy_wait<0>();
       __syncthreads();  // k_n and v_n are here, and all are done with the other stage
       if (STAGES == 2 && n + 1 < own.end) load(n + 1, stage ^ 1);
@@ -199,12 +199,18 @@ template <bool SUMS, class OWN, class BODY> DEV void walk_keys(const PairArgs& c
       products<1, WALK, CD>(x, at_q, k);
       if (BODY::EAGER) gradients(true);
       Use use;
-      if (BODY::CUT || own.is_cut(n * WALK, body.cut(head))) use = body.template pairs<true>(own, x, ds, n * WALK, stage, gradients);
-      else use = body.template pairs<false>(own, x, ds, n * WALK, stage, gradients);
-      if (SUMS && clears(use.hides, again)) {
+      auto clear_tile = [&] {
+        if (!SUMS || !clears(use.hides, again)) return;
         odd |= clear_odd<WALK, CD>(k);
         __syncthreads();
+      };
+      if (BODY::CUT || own.is_cut(n * WALK, body.cut(head))) {
+        use = body.template pairs<true>(own, x, ds, n * WALK, stage, gradients);
+        if (KNOWN) clear_tile();  // `body.cut` of operands with numbers that are not finite
+      } else {
+        use = body.template pairs<false>(own, x, ds, n * WALK, stage, gradients);
       }
+      if (!KNOWN) clear_tile();
       if (SUMS && use.adds) {
         if (TWICE && again) drop_odd<1, WALK>(ds);
         Factors<1, WALK> packed;
