@@ -66,18 +66,21 @@ struct Softmax : Body {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(const __grid_constant__ PairArgs c) {
-  const QueryBlock<Head, M, KEYS> own(c, c, tile_of_block(c.heads));
-  if (own.row % (SIDE * M)) return;  // with the tile before
+  const Place place = tile_of_block(c.heads);
+  if (is_owned_before<M>(c, place)) return;
+  const QueryBlock<Head, M, KEYS> own(c, c, place);
   const Head& head = own.head;
   const Sequence& s = head.s;
   Softmax body(c);
   float o[M][CE / 8][4], over[2 * M];
   walk_values<VALUES>(c, own, body, o);
+  // Here and not in `head`, where two registers would hold it throughout the walk, which has none left.
+  float* const to = (float*)c.lse + ((i64)s.batch * c.heads + head.head) * c.queries + s.query_start;
   const float sink = c.sinks ? c.sinks[head.head] : -INF;
   UNROLL(r, 2 * M) {
     const int i = own.row + row_of<M>(r);
     const float lse = body.finish(r, sink, over[r]);
-    if (lane_id() % 4 == 0 && i < s.queries && c.first_value == 0) ((float*)head.lse)[i] = lse;
+    if (lane_id() % 4 == 0 && i < s.queries && c.first_value == 0) to[i] = lse;
   }
   if (VALUES && c.o.data) store<M, CE>(c.o, s.batch, head.head, s.query_start + own.row, s.queries - own.row, o, over, c.first_value, c.value_dim);
 }

@@ -159,7 +159,7 @@ struct LazyKeys : LazyGradients {
         p = MASKED && hidden(p) ? 0 : max_nan(raised(p, offset), 0);  // (E5)
       }
     }
-    return {false, __any_sync(~0u, pulls) != 0, any};
+    return {false, pulls, any};
   }
   METHOD void after_keys(const KeyTile& own, const LazyHead& head, int row, const LazyPairs& ds, u32 q, u32, u32) const {
     const int distance = row + head.shift - own.key;

@@ -72,8 +72,9 @@ struct Scores : LazyForward {
 };
 extern "C" __global__ void __launch_bounds__(THREADS, 2) scores(const __grid_constant__ LazyArgs a) {
   __shared__ u32 words[THREADS / 32];
-  const LazyRows own(a, a.c, tile_of_block(a.c.heads));
-  if (own.row % (SIDE * M)) return;  // with the tile before
+  const Place place = tile_of_block(a.c.heads);
+  if (is_owned_before<M>(a.c, place)) return;
+  const LazyRows own(a, a.c, place);
   Scores body(a, own);
   float none[M][CE / 8][4];
   walk_values<false>(a.c, own, body, none);
@@ -117,8 +118,9 @@ struct Values : LazyForward {
 };
 extern "C" __global__ void __launch_bounds__(THREADS, 2) values(const __grid_constant__ LazyArgs a) {
   const PairArgs& c = a.c;
-  const LazyRows own(a, c, tile_of_block(c.heads));
-  if (own.row % (SIDE * M)) return;  // with the tile before
+  const Place place = tile_of_block(c.heads);
+  if (is_owned_before<M>(c, place)) return;
+  const LazyRows own(a, c, place);
   Values body(a, own.head, own.row);
   float o[M][CE / 8][4];
   walk_values<true>(c, own, body, o);  // (E6)

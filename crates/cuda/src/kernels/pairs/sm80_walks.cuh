@@ -16,7 +16,8 @@ constexpr u32 D_BYTES = SIDE * CD * BYTES, E_BYTES = VALUES ? SIDE * CE * BYTES 
 constexpr u32 D_STAGE = WALK * CD * BYTES, E_STAGE = VALUES ? WALK * CE * BYTES : 0;
 constexpr u32 TILE_BYTES = D_BYTES + E_BYTES + STAGES * (D_STAGE + E_STAGE);  // owned and walked
 
-// Of the pairs of a warp in a tile: whether one is hidden; whether a factor of q or k, and of dout, may not be 0.
+// Of the pairs of a warp in a tile: whether one is hidden; whether a factor of q or k, and of dout, may not be 0. Of
+// factors of q those of the thread, where BODY is not EAGER: `walk_queries` asks its warp behind the product for dv.
 struct Use { bool hides, adds, adds_values; };
 // Defaults of a body. CUT: whether every tile may hide a pair; `cut`: whether a head may.
 struct Body {
@@ -33,7 +34,8 @@ struct Body {
   template <class... ANY> METHOD void after_keys(ANY&&...) const {}
 };
 
-// True if numbers that are not finite are cleared in the tiles at hand, which all have read.
+// True if numbers that are not finite are cleared in the tiles at hand, which all have read. Where they are KNOWN,
+// `body.cut` makes every tile cut: only the branch of cut tiles asks, and the other keeps nothing for it.
 DEV bool clears(bool hides, bool again) {
   if (!TWICE && !KNOWN) return __syncthreads_or(hides);
   if (again) __syncthreads();
@@ -96,15 +98,16 @@ template <bool SUMS, class OWN, class BODY> DEV void walk_values(const PairArgs&
   constexpr int FEEDS = APART && STORAGE == 0 && SUMS ? 1 : 2;
   const u32 at_q = shared_begin(), at_k = at_q + Q_BYTES, at_v = at_k + FEEDS * K_BYTES + BODY::BESIDE;
   auto is_there = [&](int n) { return BODY::LAST_FIRST ? n >= own.first : n < own.end; };
-  auto load_k = [&](int n, int stage) {
-    load_tile<KEYS, CD>(at_k + stage * K_BYTES, key_rows(c.k, own.head, n * KEYS), c.dim);
-    body.load(own, n * KEYS, stage);
-  };
   auto load_v = [&](int n, int stage) {
     if (!SUMS) return;
     Rows v = key_rows(c.v, own.head, n * KEYS);
     v.at += c.first_value;
     load_tile<KEYS, CE>(at_v + stage * V_BYTES, v, c.value_dim - c.first_value);
+  };
+  auto load_k = [&](int n, int stage) {  // and v, unless it is APART
+    load_tile<KEYS, CD>(at_k + stage * K_BYTES, key_rows(c.k, own.head, n * KEYS), c.dim);
+    body.load(own, n * KEYS, stage);
+    if (!APART) load_v(n, stage);
   };
   if (own.first < own.end) load_tile<SIDE * M, CD>(at_q, query_rows(c.q, own.head, own.row), c.dim);
   bool odd, again = KNOWN && body.odd;
@@ -113,9 +116,8 @@ template <bool SUMS, class OWN, class BODY> DEV void walk_values(const PairArgs&
     body.reset();
     int n = body.next(own, BODY::LAST_FIRST ? own.end - 1 : own.first), stage = 0;
     if (is_there(n)) {
-      load_k(n, 0);
-      if (APART) copy_commit();
-      if (FEEDS == 2) load_v(n, 0), copy_commit();
+      load_k(n, 0), copy_commit();
+      if (APART && FEEDS == 2) load_v(n, 0), copy_commit();
     }
     odd = false;
 #pragma unroll 1
@@ -125,7 +127,6 @@ template <bool SUMS, class OWN, class BODY> DEV void walk_values(const PairArgs&
       following = body.next(own, BODY::LAST_FIRST ? n - 1 : n + 1);
       if (FEEDS == 1) load_v(n, 0);
       else if (is_there(following)) load_k(following, stage ^ 1);
-      if (!APART && is_there(following)) load_v(following, stage ^ 1);
       copy_commit();
       Factors<M, KEYS> packed;
       const Use use = weigh_tile(own, body, packed, at_q, at_k + stage * K_BYTES, n * KEYS, stage);
@@ -184,7 +185,7 @@ template <bool SUMS, class OWN, class BODY> DEV void walk_keys(const PairArgs& c
     int stage = 0;
     odd = false;
 #pragma unroll 1
-    for (int n = own.first; n < own.end; n++, stage = (stage + 1) % STAGES) {
+    for (int n = own.first; n < own.end; n++, stage ^= STAGES - 1) {
       copy_wait<0>();
       __syncthreads();  // k_n and v_n are here, and all are done with the other stage
       if (STAGES == 2 && n + 1 < own.end) load(n + 1, stage ^ 1);
@@ -197,12 +198,18 @@ template <bool SUMS, class OWN, class BODY> DEV void walk_keys(const PairArgs& c
       products<1, WALK, CD>(x, at_q, k);
       if (BODY::EAGER) gradients(true);
       Use use;
-      if (BODY::CUT || own.is_cut(n * WALK, body.cut(head))) use = body.template pairs<true>(own, x, ds, n * WALK, stage, gradients);
-      else use = body.template pairs<false>(own, x, ds, n * WALK, stage, gradients);
-      if (SUMS && clears(use.hides, again)) {
+      auto clear_tile = [&] {
+        if (!SUMS || !clears(use.hides, again)) return;
         odd |= clear_odd<WALK, CD>(k);
         __syncthreads();
+      };
+      if (BODY::CUT || own.is_cut(n * WALK, body.cut(head))) {
+        use = body.template pairs<true>(own, x, ds, n * WALK, stage, gradients);
+        if (KNOWN) clear_tile();  // `body.cut` of operands with numbers that are not finite
+      } else {
+        use = body.template pairs<false>(own, x, ds, n * WALK, stage, gradients);
       }
+      if (!KNOWN) clear_tile();
       if (SUMS && use.adds) {
         if (TWICE && again) drop_odd<1, WALK>(ds);
         Factors<1, WALK> packed;
@@ -242,6 +249,12 @@ template <int M, int W, bool DK, bool DV> struct KeyBlock : KeyTile {
     load_tile<W, CD>(at, query_rows(c.q, head, row), c.dim);
     if (VALUES) load_tile<W, CE>(at + Q_STAGE, query_rows(c.dout, head, row), c.value_dim);
   }
+  // Clears numbers of a tile that are not finite; whether the thread has found one.
+  METHOD bool clear_queries(u32 q, u32 dout) const {
+    const bool odd = clear_odd<W, CD>(q) | (VALUES && clear_odd<W, CE>(dout));
+    __syncthreads();
+    return odd;
+  }
   METHOD bool is_cut(const Head& head, int row, bool cut) const {
 #pragma unroll
     for (int half = 0; half < W; half += 32) {
@@ -249,6 +262,9 @@ template <int M, int W, bool DK, bool DV> struct KeyBlock : KeyTile {
       cut |= span.begin > key || span.end < key + OWN;
     }
     return __any_sync(~0u, cut);
+  }
+  template <int COLUMNS> METHOD void store_sum(const Tensor& to, const float (&sum)[M][COLUMNS / 8][4], float scale, int width) const {
+    store<M, COLUMNS>(to, s.batch, key_head, s.key_start + key, s.keys - key, sum, Same{scale}, 0, width);
   }
   // Adds to dk and dv what numbers of q and dout that are not finite add to pairs that see them.
   template <class BODY> METHOD void add_odd_queries(const PairArgs& c, const BODY& body, float (&dk)[M][CD / 8][4], float (&dv)[M][CE / 8][4]) const {
@@ -272,10 +288,9 @@ template <int M, int W, bool DK, bool DV> struct KeyBlock : KeyTile {
 // dk and dv: neither M nor W changes a bit. BODY::NUMBERS: the numbers of a stage.
 template <int M, int W, bool DK, bool DV, class BODY>
 DEV void walk_queries(const PairArgs& c, const KeyBlock<M, W, DK, DV>& own, BODY& body) {
-  typedef KeyBlock<M, W, DK, DV> OWN;
   const bool wants_dk = DK && c.dk.data, wants_dv = VALUES && DV && c.dv.data;
   own.load_keys(c);
-  auto next = [&](int n) { return next_seen<W, OWN::OWN>(c, own.s, n, own.count, own.key); };
+  auto next = [&](int n) { return next_seen<W, SIDE * M>(c, own.s, n, own.count, own.key); };
   auto load = [&](int n, int stage) {
     const auto head = body.head(own.s, own.head_of(n));
     own.load_queries(c, head, own.row_of_tile(n), stage);
@@ -285,13 +300,12 @@ DEV void walk_queries(const PairArgs& c, const KeyBlock<M, W, DK, DV>& own, BODY
   float dk[M][CD / 8][4], dv[M][CE / 8][4];  // of what is not asked for nothing is left
   bool odd, again = KNOWN && body.odd;
   do {
-    clear<M, CD>(dk), clear<M, CE>(dv);
+    clear<M, CD>(dk), clear<M, CE>(dv), odd = false;
     int n = next(0), stage = 0;
-    odd = false;
     if (n < own.count) load(n, 0);
     copy_commit();
 #pragma unroll 1
-    for (int following; n < own.count; n = following, stage = (stage + 1) % STAGES) {
+    for (int following; n < own.count; n = following, stage ^= STAGES - 1) {
       copy_wait<0>();
       __syncthreads();  // q and dout of tile n are here, and all are done with the other stage
       following = next(n + 1);
@@ -299,7 +313,7 @@ DEV void walk_queries(const PairArgs& c, const KeyBlock<M, W, DK, DV>& own, BODY
       copy_commit();
       const auto head = body.head(own.s, own.head_of(n));
       const int row = own.row_of_tile(n);
-      const u32 q = own.q + stage * OWN::STAGE, dout = q + OWN::Q_STAGE;
+      const u32 q = own.q + stage * own.STAGE, dout = q + own.Q_STAGE;
       const float* numbers = own.numbers + stage * BODY::NUMBERS;
       Pairs<M, W> x, ds;
       auto gradients = [&](bool wanted) {
@@ -309,25 +323,27 @@ DEV void walk_queries(const PairArgs& c, const KeyBlock<M, W, DK, DV>& own, BODY
       products<M, W, CD>(x, own.k, q);
       if (BODY::EAGER) gradients(BODY::FUSED || wants_dk);
       Use use;
-      if (BODY::CUT || own.is_cut(head, row, body.cut(head))) use = body.template pairs<true>(head, x, ds, row, own.key, numbers, gradients);
-      else use = body.template pairs<false>(head, x, ds, row, own.key, numbers, gradients);
-      if (clears(use.hides, again)) {
-        odd |= clear_odd<W, CD>(q) | (VALUES && clear_odd<W, CE>(dout));
-        __syncthreads();
+      auto clear_tiles = [&] { odd |= clears(use.hides, again) && own.clear_queries(q, dout); };
+      if (BODY::CUT || own.is_cut(head, row, body.cut(head))) {
+        use = body.template pairs<true>(head, x, ds, row, own.key, numbers, gradients);
+        if (KNOWN) clear_tiles();
+      } else {
+        use = body.template pairs<false>(head, x, ds, row, own.key, numbers, gradients);
       }
+      if (!KNOWN) clear_tiles();
       if (TWICE && again) drop_odd<M, W>(x), drop_odd<M, W>(ds);
       Factors<M, W> packed;
-      pack_all<M, W>(packed, x);
+      if (BODY::EAGER || wants_dv && use.adds_values) pack_all<M, W>(packed, x);
       if (wants_dv && use.adds_values) accumulate<M, W, CE>(dv, packed, dout);
-      pack_all<M, W>(packed, ds);
+      const bool adds = wants_dk && (BODY::EAGER ? use.adds : __any_sync(~0u, use.adds) != 0);
+      if (BODY::EAGER || adds) pack_all<M, W>(packed, ds);
       body.before_keys(packed, dout);
-      if (wants_dk && use.adds) accumulate<M, W, CD>(dk, packed, q);
+      if (adds) accumulate<M, W, CD>(dk, packed, q);
       body.after_keys(own, head, row, ds, q, dout, own.k);
       if (STAGES == 1 && following < own.count) __syncthreads(), load(following, 0), copy_commit();
     }
   } while (TWICE && !again && (again = __syncthreads_or(has_odd<M, CD>(dk) || VALUES && has_odd<M, CE>(dv))));
   if (KNOWN ? again : __syncthreads_or(odd)) own.add_odd_queries(c, body, dk, dv);
-  const int first = own.s.key_start + own.key, count = own.s.keys - own.key;
-  if (wants_dk) store<M, CD>(c.dk, own.s.batch, own.key_head, first, count, dk, Same{c.scale}, 0, c.dim);
-  if (wants_dv) store<M, CE>(c.dv, own.s.batch, own.key_head, first, count, dv, Same{1}, 0, c.value_dim);
+  if (wants_dk) own.template store_sum<CD>(c.dk, dk, c.scale, c.dim);
+  if (wants_dv) own.template store_sum<CE>(c.dv, dv, 1, c.value_dim);
 }

@@ -25,6 +25,9 @@ template <class HEAD> struct QueryTile {
   METHOD QueryTile(const ARGS& a, const PairArgs& c, N block) : QueryTile(a, c, c.tasks[block / c.heads], block % c.heads) {}
   template <int KEYS = SIDE> METHOD int first_key() const { return seen.begin / KEYS * KEYS; }
 };
+// True of a tile of queries that the block of the tile before owns, of blocks of M tiles. Such a block ends before it
+// reads anything else: half of those of M = 2 do.
+template <int M> DEV bool is_owned_before(const PairArgs& c, Place own) { return c.tasks[own.task].row_tile % M; }
 // True if some row of the tile that holds a row of a sequence may see some of a tile of keys.
 DEV bool may_see(const PairArgs& c, const Sequence& s, int row, int key) {
   const Tile tile = c.tiles[s.first_tile + row / SIDE];
