@@ -78,7 +78,7 @@ DEV void extend(float& x, float& slope, const ScoreOptions& o, float bias) {
 // A thread's rows of an accumulator, and columns of a block: weigh<MASKED>(p, head, first column, …) puts P in place of
 // products, 0 if a pair is hidden, times -S' dlse of attention_lse.
 template <bool KEYS> struct PairRows;
-// Rows of queries; columns are keys, and P is times S'.
+// Rows of queries, of attention_lse; columns are keys.
 template <> struct PairRows<false> {
   const BackwardArgs& call;
   const Own& s;
@@ -102,8 +102,7 @@ template <> struct PairRows<false> {
           float &y = p[4 * j + 2 * r + e], slope = 1;
           if (OPTIONS) extend(y, slope, call.options, e ? b.y : b.x);
           y = exp2_fast(fmaf(y, c, -lse2[r]));
-          if (LSE) y *= -slope * delta[r];
-          else if (OPTIONS) y *= slope;
+          y *= -slope * delta[r];
           if (MASKED && (8 * j + e >= stop || (WINDOW && 8 * j + e < start))) y = 0;
         }
       }
