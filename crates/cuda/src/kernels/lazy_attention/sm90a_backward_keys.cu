@@ -240,7 +240,7 @@ struct Consumer {
       for (int h = w.head * each; h < (w.head + 1) * each; h++) walk(dk, dv, h, task, range);
       if (pass.odd) add_odd_queries(dk, dv, range);
       settle(dk, s.scale), settle(dv, 1);
-      put_results(s, w.head, s.key_start, first_key(), s.keys, Result{dk, c.dk_rows, &c.dk, k, c.wants_dk},
+      put_results(s, w.head, s.key_start, first_key(), key, s.keys, Result{dk, c.dk_rows, &c.dk, k, c.wants_dk},
                   Result{dv, c.dv_rows, &c.dv, k + AT_V, c.wants_dv});  // in the places of k and v
       own.release();
     }
