@@ -231,7 +231,7 @@ struct Consumer {
       Range range = query_blocks<1>(c.spans, s, w.block, w.task);
       // A bias of -inf hides pairs; and keys of no sequence are no part of a diagonal.
       if (pass.odd || w.block * KEYS + KEYS > s.keys) range.open = range.closed = range.end;
-      key = w.block * KEYS + warp * 16 + lane / 4;
+      key = w.block * KEYS + row_in_tile();
       const int each = s.heads / s.key_heads;
       const int task = PACKED ? w.task + group : w.batch * ((c.shape.keys + SIDE - 1) / SIDE) + w.block * 2 + group;
       float dk[D / 2], dv[D / 2];

@@ -148,6 +148,8 @@ struct QueryTile {
   Rows own;
   float lse[2], offset[2];
 };
+// The first of a thread's two rows among those of its tile: warps of consumers follow the four of the producer's group.
+DEV int row_in_tile() { return (threadIdx.x / 32 - 4) * 16 + lane_id() / 4; }
 // A consumer of such a feed: its places in the rings.
 template <class FEED> struct QueryWalk {
   const FEED& feed;
@@ -159,7 +161,7 @@ template <class FEED> struct QueryWalk {
   typename FEED::Blocks blocks;
 
   METHOD QueryWalk(const FEED& f, const HopperLazyArgs& call, u32 base, int group)
-      : feed(f), c(call), base(base), group(group), near(KEYS - 1 + own_row() - 2 * (lane_id() & 3)), odd(*call.odd), tiles(base, 0), blocks(base, 0) {}
+      : feed(f), c(call), base(base), group(group), near(KEYS - 1 + row_in_tile() - 2 * (lane_id() & 3)), odd(*call.odd), tiles(base, 0), blocks(base, 0) {}
   METHOD int first_row(const QueryTile& t) const { return t.w.block * FEED::ROWS + group * 64; }
   METHOD void find_rows(QueryTile& t) const {
     t.range = key_blocks<FEED::ROWS / 64, KEYS>(c.spans, t.s, t.w.block), t.own = Rows(c, t.w, t.s, FEED::ROWS);

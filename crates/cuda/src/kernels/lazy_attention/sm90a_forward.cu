@@ -124,7 +124,7 @@ struct ScoreWalk : QueryWalk<ScoreFeed>, QueryTile {
   int near_after, near_before;  // a half of a block whose first key lies between them has a bias
 
   METHOD ScoreWalk(const ScoreFeed& f, const HopperLazyArgs& call)
-      : QueryWalk(f, call, opaque(f.base), __shfl_sync(~0u, threadIdx.x / 128 - 1, 0)), tops(f.tops() + own_row()),
+      : QueryWalk(f, call, opaque(f.base), __shfl_sync(~0u, threadIdx.x / 128 - 1, 0)), tops(f.tops() + row_in_tile()),
         k_first(opaque((u32)k_major(base + ScoreFeed::AT_K))) {}
   // Leaves out blocks of which no row of the warpgroup sees a key.
   METHOD void pass(int& n, int begin) {
@@ -189,7 +189,7 @@ struct ScoreWalk : QueryWalk<ScoreFeed>, QueryTile {
       near_before = opaque(c.bias ? distance + 64 : 0);
       Sums rows;
       u32 q[D / 4];
-      load_queries(q, base + tiles.stage() * ScoreFeed::TILE_BYTES, threadIdx.x / 32 % 4 * 16);
+      load_queries(q, base + tiles.stage() * ScoreFeed::TILE_BYTES, (threadIdx.x / 32 - 4) * 16);
       int stripe, highest;
       walk(q, rows, stripe, highest);
       tiles.release();
