@@ -212,7 +212,8 @@ struct Consumer {
   }
   // Walks the queries of head h. `task`: the number of this warpgroup's 64 keys among all such.
   METHOD void walk(float (&dk)[D / 2], float (&dv)[D / 2], int h, int task, const Range& range) {
-    window = c.windows && first_key() < s.keys ? c.windows + ((i64)task * c.shape.heads + h) * c.reach : 0;
+    const bool has_keys = first_key() < s.keys;  // apart from what follows, or with SPANS more is spilt
+    window = c.windows && has_keys ? c.windows + ((i64)task * c.shape.heads + h) * c.reach : 0;
     goes_on = false;
 #pragma unroll 1
     for (int i = range.begin; i < range.end; i++) {
