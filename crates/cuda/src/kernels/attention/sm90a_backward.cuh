@@ -78,7 +78,7 @@ DEV void extend(float& x, float& slope, const ScoreOptions& o, float bias) {
 // A thread's rows of an accumulator, and columns of a block: weigh<MASKED>(p, head, first column, …) puts P in place
 // of products, 0 if a pair is hidden, times -S' dlse of attention_lse.
 template <bool KEYS> struct PairRows;
-// Rows of queries; columns are keys, and P is times S'.
+// Rows of queries, of attention_lse; columns are keys.
 template <> struct PairRows<false> {
   const BackwardArgs& call;
   const Own& s;
@@ -102,8 +102,7 @@ template <> struct PairRows<false> {
           float &y = p[4 * j + 2 * r + e], slope = 1;
           if (OPTIONS) extend(y, slope, call.options, e ? b.y : b.x);
           y = exp2_fast(fmaf(y, c, -lse2[r]));
-          if (LSE) y *= -slope * delta[r];
-          else if (OPTIONS) y *= slope;
+          y *= -slope * delta[r];
           if (MASKED && (8 * j + e >= stop || (WINDOW && 8 * j + e < start))) y = 0;
         }
       }
@@ -128,7 +127,9 @@ template <> struct PairRows<true> {
   }
   template <bool MASKED, int N, class F> METHOD void weigh(float (&p)[N], int head, int query, u32 stats, const u32 (&shown)[N / 32], F done) const {
     const int column = query + 2 * (lane_id() & 3);
-    const int seen = MASKED ? opaque(row) - s.offset - column : 0;  // the query on the diagonal
+    // The query on the diagonal. Not less `column`: that, and pairs that are seen in place of hidden ones, give the
+    // loops with masks another order of instructions.
+    const int seen = MASKED ? opaque(row) - s.offset - query - 2 * (lane_id() & 3) : 0;
     UNROLL(j, N / 4) {
       const float2 l = load_pair(stats + 32 * j), x = LSE ? load_pair(stats + 8 * N + 32 * j) : float2{0, 0};
       float slope[4] = {1, 1, 1, 1};
@@ -142,8 +143,8 @@ template <> struct PairRows<true> {
           y = exp2_fast(fmaf(y, c, -(e ? l.y : l.x)));
           if (LSE) y *= -slope[2 * r + e] * (e ? x.y : x.x);
           // Last: a row of the next listed sequence may have an infinite dlse.
-          const bool sees = SPANS ? shown[j / 8] >> (4 * (j % 8) + 2 * r + e) & 1 : 8 * j + e >= first && 8 * j + e <= last;
-          if (MASKED && !sees) y = 0;
+          const bool hidden = SPANS ? !(shown[j / 8] >> (4 * (j % 8) + 2 * r + e) & 1) : 8 * j + e < first || 8 * j + e > last;
+          if (MASKED && hidden) y = 0;
         }
       }
       done(j, slope);

@@ -41,6 +41,30 @@ DEV void store(u32 base, const BackwardArgs& call) {
   });
 }
 
+// Puts P S' in place of the products of a thread's two rows, the first of which is `row`, and the keys of block n; 0
+// if a pair is hidden. A function of numbers alone: of a struct of them, or with bounds of Seen, whose own are at least
+// 0 where the mask is a window, the loop gets up to 32 more moves between uniform registers.
+template <bool MASKED>
+DEV void weigh(float (&p)[KEYS / 2], const BackwardArgs& call, const Own& s, const Seen& seen, const BiasRows& bias, const float (&lse2)[2], float c, int row, int n) {
+  const bool pairs = has_pairs(call.options.bias, bias.of[0]);
+  const int from = n * KEYS + 2 * (lane_id() & 3);
+  UNROLL(r, 2) {
+    int stop = s.keys - from, start = 0;
+    if (SPANS) stop = seen.end(r) - from, start = seen.begin(r) - from;
+    else if (WINDOW) stop = min(stop, row + 8 * r + s.offset + s.right + 1 - from), start = row + 8 * r + s.offset - s.left - from;
+    UNROLL(j, KEYS / 8) {
+      const int count = MASKED ? s.keys - from - 8 * j : 2;
+      const float2 b = OPTIONS && bias.of[r] ? load_bias(bias.of[r] + n * KEYS + 8 * j, pairs, count) : float2{0, 0};
+      UNROLL(e, 2) {
+        float &y = p[4 * j + 2 * r + e], slope;
+        if (OPTIONS) extend(y, slope, call.options, e ? b.y : b.x);
+        y = exp2_fast(fmaf(y, c, -lse2[r]));
+        if (MASKED && (8 * j + e >= stop || (WINDOW && 8 * j + e < start))) y = 0;
+        if (OPTIONS) y *= slope;
+      }
+    }
+  }
+}
 DEV void consume(u32 base, const BackwardArgs& call) {
   const int group = threadIdx.x / 128 - 1;
   const u32 q = base + group * 64 * 128, dout = q + AT_DO;
@@ -51,7 +75,11 @@ DEV void consume(u32 base, const BackwardArgs& call) {
 #pragma unroll 1
   for (Tiles tiles = {base, 0}; tiles.take<true>(call, w, s); tiles.advance()) {
     const int row = w.block * ROWS + group * 64 + own_row();
-    const PairRows<false> rows(call, w, s, row);
+    const float c = (OPTIONS ? call.options.unit.natural : s.scale) * LOG2E;
+    const Seen seen(call.spans, call.shape, s, row);
+    const size_t at = stat_row(s, w.head) + row;
+    const float lse2[2] = {call.lse2[at], call.lse2[at + 8]}, delta[2] = {call.delta[at], call.delta[at + 8]};
+    const BiasRows bias(call.options, s, w.head, row);
     const Range range = key_blocks<2, KEYS, false>(call.spans, s, w.block);
     float dq[D / 2], p[KEYS / 2], ds[KEYS / 2];
     u32 dsp[KEYS / 4];
@@ -68,11 +96,11 @@ DEV void consume(u32 base, const BackwardArgs& call) {
       if (is_cut) zero_rows<KEYS>(s.keys - n * KEYS, group, v);
       issue_shared<KEYS, D, ROWS, KEYS>(ds, dout, v);
       mma_wait<1>(), pin(p);
-      rows.weigh<decltype(masked)::value>(p, w.head, n * KEYS);
+      weigh<decltype(masked)::value>(p, call, s, seen, bias, lse2, c, row, n);
       mma_wait<0>(), pin(ds);
       blocks.release(blocks.stage(), V);
       if (n == range.begin) tiles.release();  // q and dout are no longer read
-      UNROLL(i, KEYS / 4) dsp[i] = pack(p[2 * i] * (ds[2 * i] - rows.delta[i % 2]), p[2 * i + 1] * (ds[2 * i + 1] - rows.delta[i % 2]));
+      UNROLL(i, KEYS / 4) dsp[i] = pack(p[2 * i] * (ds[2 * i] - delta[i % 2]), p[2 * i + 1] * (ds[2 * i + 1] - delta[i % 2]));
       issue_registers<KEYS, D>(dq, dsp, k, add);
       add = 1, before = blocks.stage();
       blocks.advance();

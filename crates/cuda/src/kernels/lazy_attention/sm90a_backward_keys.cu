@@ -212,7 +212,8 @@ struct Consumer {
   }
   // Walks the queries of head h. `task`: the number of this warpgroup's 64 keys among all such.
   METHOD void walk(float (&dk)[D / 2], float (&dv)[D / 2], int h, int task, const Range& range) {
-    window = c.windows && first_key() < s.keys ? c.windows + ((i64)task * c.shape.heads + h) * c.reach : 0;
+    const bool has_keys = first_key() < s.keys;  // apart from what follows, or with SPANS more is spilt
+    window = c.windows && has_keys ? c.windows + ((i64)task * c.shape.heads + h) * c.reach : 0;
     goes_on = false;
 #pragma unroll 1
     for (int i = range.begin; i < range.end; i++) {
@@ -231,7 +232,7 @@ struct Consumer {
       Range range = query_blocks<1>(c.spans, s, w.block, w.task);
       // A bias of -inf hides pairs; and keys of no sequence are no part of a diagonal.
       if (pass.odd || w.block * KEYS + KEYS > s.keys) range.open = range.closed = range.end;
-      key = first_key() + warp * 16 + lane / 4;
+      key = w.block * KEYS + row_in_tile();
       const int each = s.heads / s.key_heads;
       const int task = PACKED ? w.task + group : w.batch * ((c.shape.keys + SIDE - 1) / SIDE) + w.block * 2 + group;
       float dk[D / 2], dv[D / 2];
@@ -240,7 +241,7 @@ struct Consumer {
       for (int h = w.head * each; h < (w.head + 1) * each; h++) walk(dk, dv, h, task, range);
       if (pass.odd) add_odd_queries(dk, dv, range);
       settle(dk, s.scale), settle(dv, 1);
-      put_results(s, w.head, s.key_start, first_key(), s.keys, Result{dk, c.dk_rows, &c.dk, k, c.wants_dk},
+      put_results(s, w.head, s.key_start, first_key(), key, s.keys, Result{dk, c.dk_rows, &c.dk, k, c.wants_dk},
                   Result{dv, c.dv_rows, &c.dv, k + AT_V, c.wants_dv});  // in the places of k and v
       own.release();
     }

@@ -31,11 +31,12 @@ struct Result {
     if (wanted) store5(map, place + panel * 128 * 128, row, head, s.batch, panel);
   }
 };
-// Writes results of 64 rows, those of a sequence from `first` on, which begins at `start` and has `count`.
-template <class... R> DEV void put_results(const Own& s, int head, int start, int first, int count, R... results) {
+// Writes results of 64 rows, those of a sequence from `first` on, which begins at `start` and has `count`. `row`: a
+// thread's first.
+template <class... R> DEV void put_results(const Own& s, int head, int start, int first, int row, int count, R... results) {
   const int group = threadIdx.x / 128 - 1;
   if (PACKED && first + 64 > count) {  // rows of the next sequence lie in the box
-    (results.store(s, head, start, first + own_row(), count), ...);
+    (results.store(s, head, start, row, count), ...);
     return;
   }
   named_sync(1 + group, 128);  // the places are no longer read
@@ -52,9 +53,12 @@ constexpr int GROUPS = 2, ROWS = 64 * GROUPS;
 using Feed = ::Feed<GROUPS, QUERIES>;
 CHECK_SHARED(queries, Feed::BYTES);
 
+// Outside the walk, which lives as long as its kernel: inside, they are spilt where dq is computed.
+struct Tile : QueryTile {
+  float delta[2], sum[2];
+};
 struct Walk : QueryWalk<Feed> {
   u32 q, dout;  // of a tile
-  float delta[2], sum[2];
 
   METHOD Walk(const Feed& f, const HopperLazyArgs& call) : QueryWalk(f, call, f.base, threadIdx.x / 128 - 1) {}
   METHOD u32 k() const { return base + Feed::AT_K + blocks.stage() * KV_BYTES; }
@@ -66,19 +70,19 @@ struct Walk : QueryWalk<Feed> {
     leave(Feed::K), leave(Feed::V), blocks.advance();
   }
   // S, then P, of the block n; whether a pair of this thread is active.
-  template <bool MASKED> METHOD bool weights(float (&x)[KEYS / 2], int n) const {
-    score_block(x, n);
-    if (MASKED) hide(x, own.seen, n * KEYS);
+  template <bool MASKED> METHOD bool weights(const Tile& t, float (&x)[KEYS / 2], int n) const {
+    score_block(x, t, n);
+    if (MASKED) hide(x, t.own.seen, n * KEYS);
     float most = 0;
-    UNROLL(i, KEYS / 2) weigh<MASKED>(x[i], most, lse[row_of_number(i)], offset[row_of_number(i)]);
+    UNROLL(i, KEYS / 2) weigh<MASKED>(x[i], most, t.lse[row_of_number(i)], t.offset[row_of_number(i)]);
     return most != 0;
   }
   // Δ and Σ a g of a block; whether it holds an active pair.
-  template <bool MASKED> METHOD bool mean(int n) {
+  template <bool MASKED> METHOD bool mean(Tile& t, int n) {
     float x[KEYS / 2];
     blocks.wait_full(Feed::K);
     issue_shared<KEYS, D, ROWS, KEYS>(x, q, k()), mma_wait<0>(), pin(x);
-    const bool any = named_any(1 + group, 128, weights<MASKED>(x, n));
+    const bool any = named_any(1 + group, 128, weights<MASKED>(t, x, n));
     leave(Feed::K);
     blocks.wait_full(Feed::V);
     if (any) {
@@ -86,46 +90,46 @@ struct Walk : QueryWalk<Feed> {
       issue_shared<KEYS, D, ROWS, KEYS>(g, dout, v()), mma_wait<0>(), pin(g);  // (E7)
       UNROLL(i, KEYS / 2) {
         const int r = row_of_number(i);
-        const float y = attends<MASKED>(x[i], offset[r]) ? g[i] : 0;
-        sum[r] += y, delta[r] = fmaf(x[i], y, delta[r]);  // (E8)
+        const float y = attends<MASKED>(x[i], t.offset[r]) ? g[i] : 0;
+        t.sum[r] += y, t.delta[r] = fmaf(x[i], y, t.delta[r]);  // (E8)
       }
     }
     leave(Feed::V), blocks.advance();
     return any;
   }
   // The first walk: which stripes hold an active pair.
-  METHOD u32 means(int each) {
+  METHOD u32 means(Tile& t, int each) {
     u32 active = 0;
     auto visit = [&](int n, auto masked) {
-      if (mean<decltype(masked)::value>(n)) active |= 1u << n / each;
+      if (mean<decltype(masked)::value>(t, n)) active |= 1u << n / each;
     };
-    int n = range.end - 1;
+    int n = t.range.end - 1;
 #pragma unroll 1
-    for (; n >= range.begin; n--) {
-      if (odd || own.sees(n * KEYS) && !own.sees_all(n * KEYS)) visit(n, Is<true>());  // odd: a bias of -inf hides pairs
-      else if (own.sees(n * KEYS)) visit(n, Is<false>());
+    for (; n >= t.range.begin; n--) {
+      if (odd || t.own.sees(n * KEYS) && !t.own.sees_all(n * KEYS)) visit(n, Is<true>());  // odd: a bias of -inf hides pairs
+      else if (t.own.sees(n * KEYS)) visit(n, Is<false>());
       else pass();
     }
     return active;
   }
   // Numbers of the rows for `keys`, and the stripes.
-  METHOD void write_numbers(u32 active) {
+  METHOD void write_numbers(Tile& t, u32 active) {
     UNROLL(r, 2) {
-      delta[r] = quad_sum(delta[r]), sum[r] = quad_sum(sum[r]);
-      const int i = own.row + 8 * r;
-      if (i >= s.queries) continue;
-      const i64 at = row_at(c, s, w.head, i);
-      if (c.dlse) delta[r] -= c.dlse[at];
+      t.delta[r] = quad_sum(t.delta[r]), t.sum[r] = quad_sum(t.sum[r]);
+      const int i = t.own.row + 8 * r;
+      if (i >= t.s.queries) continue;
+      const i64 at = row_at(c, t.s, t.w.head, i);
+      if (c.dlse) t.delta[r] -= c.dlse[at];
       // From here on 1/n is not wanted, and lse is.
       const float share = c.numbers[at].share;
       __syncwarp(0xfu << (lane_id() & 28));
-      if (lane_id() % 4 == 0) c.numbers[at] = {offset[r], lse[r], delta[r], __fmul_rn(share, sum[r])};
+      if (lane_id() % 4 == 0) c.numbers[at] = {t.offset[r], t.lse[r], t.delta[r], __fmul_rn(share, t.sum[r])};
     }
-    const int at = w.block * GROUPS + group;
-    if (threadIdx.x % 128 == 0 && at * SIDE < s.queries) c.active[(i64)(s.tile + at) * c.shape.heads + w.head] = active;
+    const int at = t.w.block * GROUPS + group;
+    if (threadIdx.x % 128 == 0 && at * SIDE < t.s.queries) c.active[(i64)(t.s.tile + at) * c.shape.heads + t.w.head] = active;
   }
   // Adds a block to dq.
-  template <bool MASKED, bool ACTIVE> METHOD void step(float (&dq)[D / 2], int n) {
+  template <bool MASKED, bool ACTIVE> METHOD void step(const Tile& t, float (&dq)[D / 2], int n) {
     float x[KEYS / 2], g[KEYS / 2];
     u32 ds[KEYS / 4];
     blocks.wait_full(Feed::K), blocks.wait_full(Feed::V);
@@ -136,62 +140,64 @@ struct Walk : QueryWalk<Feed> {
       mma_wait<0>();
     }
     pin(x);
-    weights<MASKED>(x, n);
+    weights<MASKED>(t, x, n);
     if (ACTIVE) mma_wait<0>(), pin(g);
     leave(Feed::V);
     UNROLL(i, KEYS / 4) {
       const int r = i % 2;
-      ds[i] = pack(pull<MASKED>(x[2 * i], ACTIVE ? g[2 * i] : 0, offset[r], delta[r]), pull<MASKED>(x[2 * i + 1], ACTIVE ? g[2 * i + 1] : 0, offset[r], delta[r]));
+      ds[i] = pack(pull<MASKED>(x[2 * i], ACTIVE ? g[2 * i] : 0, t.offset[r], t.delta[r]), pull<MASKED>(x[2 * i + 1], ACTIVE ? g[2 * i + 1] : 0, t.offset[r], t.delta[r]));
     }
     if (MASKED && odd) clear_odd_together<GROUPS>(KV_BYTES, k());
     pin(dq), issue_registers<KEYS, D>(dq, ds, k()), mma_wait<0>(), pin(dq);  // (E10)
     leave(Feed::K), blocks.advance();
   }
   // Adds what keys that are not finite have for dq.
-  METHOD void add_odd_keys(float (&dq)[D / 2]) const {
-    const int key_head = w.head / (s.heads / s.key_heads);
+  METHOD void add_odd_keys(const Tile& t, float (&dq)[D / 2]) const {
+    const int key_head = t.w.head / (t.s.heads / t.s.key_heads);
 #pragma unroll 1
-    for (int j = range.begin * KEYS; j < min(range.end * KEYS, s.keys); j++) {
-      const u16* at = row_of(c.k_rows, s.batch, key_head, s.key_start + j);
+    for (int j = t.range.begin * KEYS; j < min(t.range.end * KEYS, t.s.keys); j++) {
+      const u16* at = row_of(c.k_rows, t.s.batch, key_head, t.s.key_start + j);
       if (!is_odd(at, D)) continue;
       float ds[2];
       bool seen[2];
       UNROLL(r, 2) {
-        const int i = min(own.row + 8 * r, s.queries - 1);
-        const float g = product_of(row_of(c.dout_rows, s.batch, w.head, s.query_start + i), row_of(c.v_rows, s.batch, key_head, s.key_start + j), D);
-        const float p = weight_alone(c, s, w.head, i, j, lse[r], offset[r]);
-        seen[r] = !hidden(p), ds[r] = pull<true>(p, g, offset[r], delta[r]);
+        const int i = min(t.own.row + 8 * r, t.s.queries - 1);
+        const float g = product_of(row_of(c.dout_rows, t.s.batch, t.w.head, t.s.query_start + i), row_of(c.v_rows, t.s.batch, key_head, t.s.key_start + j), D);
+        const float p = weight_alone(c, t.s, t.w.head, i, j, t.lse[r], t.offset[r]);
+        seen[r] = !hidden(p), ds[r] = pull<true>(p, g, t.offset[r], t.delta[r]);
       }
       add_odd(dq, ds, seen, at);
     }
   }
   // The second walk: dq.
-  METHOD void gradient(u32 active, int each) {
+  METHOD void gradient(const Tile& t, u32 active, int each) {
     float dq[D / 2];
     clear(dq);
 #pragma unroll 1
-    for (int n = range.end - 1; n >= range.begin; n--) {
+    for (int n = t.range.end - 1; n >= t.range.begin; n--) {
       const bool holds = active >> n / each & 1;
-      if (!odd && !own.sees(n * KEYS)) pass();
-      else if (odd || !own.sees_all(n * KEYS)) step<true, true>(dq, n);
-      else if (holds) step<false, true>(dq, n);
-      else step<false, false>(dq, n);
+      if (!odd && !t.own.sees(n * KEYS)) pass();
+      else if (odd || !t.own.sees_all(n * KEYS)) step<true, true>(t, dq, n);
+      else if (holds) step<false, true>(t, dq, n);
+      else step<false, false>(t, dq, n);
     }
-    if (odd) add_odd_keys(dq);
-    settle(dq, s.scale);
-    put_results(s, w.head, s.query_start, first_row(), s.queries, Result{dq, c.dq_rows, &c.dq, q});
+    if (odd) add_odd_keys(t, dq);
+    settle(dq, t.s.scale);
+    put_results(t.s, t.w.head, t.s.query_start, first_row(t), t.own.row, t.s.queries, Result{dq, c.dq_rows, &c.dq, q});
   }
 
   METHOD void all() {
-    for (; tiles.take<true>(c, w, s); tiles.advance()) {
-      find_rows();
+    for (;; tiles.advance()) {
+      Tile t;
+      if (!tiles.take<true>(c, t.w, t.s)) break;
       q = base + tiles.stage() * Feed::TILE_BYTES + group * 64 * 128, dout = q + Feed::Q_BYTES;
-      const int each = stripe_blocks(s);
-      load_numbers();
-      delta[0] = delta[1] = sum[0] = sum[1] = 0;
-      const u32 active = c.means ? means(each) : 0;
-      write_numbers(active);
-      if (c.wants_dq) gradient(active, each);
+      find_rows(t);
+      const int each = stripe_blocks(t.s);
+      load_numbers(t);
+      UNROLL(r, 2) t.delta[r] = t.sum[r] = 0;
+      const u32 active = c.means ? means(t, each) : 0;
+      write_numbers(t, active);
+      if (c.wants_dq) gradient(t, active, each);
       tiles.release();
     }
     if (threadIdx.x % 128 == 0) store_wait();

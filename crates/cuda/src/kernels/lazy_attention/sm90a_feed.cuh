@@ -140,7 +140,17 @@ struct Rows {
   METHOD bool cuts(int r, int key, int keys) const { return seen[r].begin > key || seen[r].end < key + keys; }
 };
 
-// A consumer of such a feed: its places in the rings, and of a tile its rows and what they see.
+// A work tile that a warpgroup took: its rows, what they see, and their numbers.
+struct QueryTile {
+  Work w;
+  Own s;
+  Range range;
+  Rows own;
+  float lse[2], offset[2];
+};
+// The first of a thread's two rows among those of its tile: warps of consumers follow the four of the producer's group.
+DEV int row_in_tile() { return (threadIdx.x / 32 - 4) * 16 + lane_id() / 4; }
+// A consumer of such a feed: its places in the rings.
 template <class FEED> struct QueryWalk {
   const FEED& feed;
   const HopperLazyArgs& c;
@@ -149,25 +159,21 @@ template <class FEED> struct QueryWalk {
   const bool odd;
   typename FEED::Tiles tiles;
   typename FEED::Blocks blocks;
-  Work w;
-  Own s;
-  Range range;
-  Rows own;
-  float lse[2], offset[2];
 
   METHOD QueryWalk(const FEED& f, const HopperLazyArgs& call, u32 base, int group)
-      : feed(f), c(call), base(base), group(group), near(KEYS - 1 + own_row() - 2 * (lane_id() & 3)), odd(*call.odd), tiles(base, 0), blocks(base, 0) {}
-  METHOD int first_row() const { return w.block * FEED::ROWS + group * 64; }
-  // Of a tile that was taken.
-  METHOD void find_rows() { range = key_blocks<FEED::ROWS / 64, KEYS>(c.spans, s, w.block), own = Rows(c, w, s, FEED::ROWS); }
-  METHOD void load_numbers() {
+      : feed(f), c(call), base(base), group(group), near(KEYS - 1 + row_in_tile() - 2 * (lane_id() & 3)), odd(*call.odd), tiles(base, 0), blocks(base, 0) {}
+  METHOD int first_row(const QueryTile& t) const { return t.w.block * FEED::ROWS + group * 64; }
+  METHOD void find_rows(QueryTile& t) const {
+    t.range = key_blocks<FEED::ROWS / 64, KEYS>(c.spans, t.s, t.w.block), t.own = Rows(c, t.w, t.s, FEED::ROWS);
+  }
+  METHOD void load_numbers(QueryTile& t) const {
     UNROLL(r, 2) {
-      const i64 at = row_at(c, s, w.head, min(own.row + 8 * r, s.queries - 1));
-      lse[r] = base_of(c.lse[at]), offset[r] = c.numbers[at].offset;
+      const i64 at = row_at(c, t.s, t.w.head, min(t.own.row + 8 * r, t.s.queries - 1));
+      t.lse[r] = base_of(c.lse[at]), t.offset[r] = c.numbers[at].offset;
     }
   }
   // S of block n, from products.
-  METHOD void score_block(float (&x)[KEYS / 2], int n) const {
-    score<-1>(x, c.shape.scale, is_near(c, distance_of(c, s, first_row(), n * KEYS), 64), feed.bias(blocks.stage()) + near);
+  METHOD void score_block(float (&x)[KEYS / 2], const QueryTile& t, int n) const {
+    score<-1>(x, c.shape.scale, is_near(c, distance_of(c, t.s, first_row(t), n * KEYS), 64), feed.bias(blocks.stage()) + near);
   }
 };

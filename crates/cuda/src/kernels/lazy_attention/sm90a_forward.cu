@@ -117,14 +117,14 @@ DEV void issue_half(float (&s)[HALF / 2], const u32 (&q)[D / 4], u32 k) {
   UNROLL(i, D / 16) Mma<HALF>::rs<K_MAJOR>(s, q + 4 * i, upper | (k + ((i / 4) * PANEL + (i % 4) * 32) / 16), i > 0);
 }
 
-struct ScoreWalk : QueryWalk<ScoreFeed> {
+struct ScoreWalk : QueryWalk<ScoreFeed>, QueryTile {
   static constexpr int ROWS = ScoreFeed::ROWS;
   float* const tops;
   const u32 k_first;
   int near_after, near_before;  // a half of a block whose first key lies between them has a bias
 
   METHOD ScoreWalk(const ScoreFeed& f, const HopperLazyArgs& call)
-      : QueryWalk(f, call, opaque(f.base), __shfl_sync(~0u, threadIdx.x / 128 - 1, 0)), tops(f.tops() + own_row()),
+      : QueryWalk(f, call, opaque(f.base), __shfl_sync(~0u, threadIdx.x / 128 - 1, 0)), tops(f.tops() + row_in_tile()),
         k_first(opaque((u32)k_major(base + ScoreFeed::AT_K))) {}
   // Leaves out blocks of which no row of the warpgroup sees a key.
   METHOD void pass(int& n, int begin) {
@@ -183,13 +183,13 @@ struct ScoreWalk : QueryWalk<ScoreFeed> {
   }
   METHOD void all() {
     for (; tiles.take<true>(c, w, s); tiles.advance()) {
-      find_rows();
-      const int distance = distance_of(c, s, first_row(), 0);
+      find_rows(*this);
+      const int distance = distance_of(c, s, first_row(*this), 0);
       near_after = opaque(c.bias ? distance - HALF - c.width : 0);
       near_before = opaque(c.bias ? distance + 64 : 0);
       Sums rows;
       u32 q[D / 4];
-      load_queries(q, base + tiles.stage() * ScoreFeed::TILE_BYTES, threadIdx.x / 32 % 4 * 16);
+      load_queries(q, base + tiles.stage() * ScoreFeed::TILE_BYTES, (threadIdx.x / 32 - 4) * 16);
       int stripe, highest;
       walk(q, rows, stripe, highest);
       tiles.release();
@@ -245,7 +245,7 @@ DEV void store_wide(const HopperLazyArgs& c, const Own& s, const Work& w, int ro
   }
 }
 
-template <bool PV> struct ValueWalk : QueryWalk<ValueFeed> {
+template <bool PV> struct ValueWalk : QueryWalk<ValueFeed>, QueryTile {
   static constexpr int ROWS = ValueFeed::ROWS;
   ValueFeed::Values v_ring;
   bool flies;  // whether the product of the block before is on its way
@@ -263,7 +263,7 @@ template <bool PV> struct ValueWalk : QueryWalk<ValueFeed> {
     issue_shared<KEYS, D, ROWS, KEYS>(x, q, base + ValueFeed::AT_K + blocks.stage() * KV_BYTES);
     mma_wait<0>(), pin(x), pin(o), pin(p);
     land();
-    score_block(x, n);
+    score_block(x, *this, n);
     leave_k();
     if (odd || own.is_cut(n * KEYS)) {
       hide(x, own.seen, n * KEYS);
@@ -302,18 +302,18 @@ template <bool PV> struct ValueWalk : QueryWalk<ValueFeed> {
   METHOD void all() {
     const u32 staging = base + ValueFeed::AT_OUT + group * 64 * D * 2;
     for (; tiles.take<true>(c, w, s); tiles.advance()) {
-      find_rows();
+      find_rows(*this);
       // The stripes that the warpgroups walk, and those that this one attends to.
       auto word = [&](int of) { return (u32)uniform<true>(load_word(tiles.word() + 4 + 4 * of)); };
       const u32 stripes = word(0) | word(1) | word(2), mine = word(group);
       float o[D / 2];
-      load_numbers();
+      load_numbers(*this);
       clear(o);
       walk(o, base + tiles.stage() * ValueFeed::TILE_BYTES + group * 64 * 128, stripes, mine);
       tiles.release();
       if (odd) add_odd_values<PV>(o, c, s, w, own, range, stripes, lse, offset);
       if (PV) store_wide(c, s, w, own.row, o);
-      else store_output(&c.o, c.o_rows, w, s, first_row(), staging, 1 + group, o);
+      else store_output(&c.o, c.o_rows, w, s, first_row(*this), staging, 1 + group, o);
     }
     if (threadIdx.x % 128 == 0) store_wait();
   }
