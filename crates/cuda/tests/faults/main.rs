@@ -272,7 +272,7 @@ fn each_failure(fake: &Fake, codes: &[i32], mut body: impl FnMut(&Workspace, &On
         for nth in 1..=calls {
             let workspace = Workspace::new();
             fake.set(Part::Driver, "current", 0);
-            let code = codes[(nth as usize + pools as usize) % codes.len()];
+            let code = codes[(nth + pools as usize) % codes.len()];
             fake.fail(Part::Driver, "", nth, code);
             let result = session(&workspace, &on_device);
             let failed = fake.failed(Part::Driver);
