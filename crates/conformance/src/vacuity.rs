@@ -13,11 +13,9 @@ use std::time::Duration;
 /// Of so few elements nothing is asked.
 const FEWEST_ELEMENTS: usize = 5;
 
-/// Nothing is asked of a value that so few cases have, of which each may be uninformative by itself.
-const FEWEST_CASES: usize = 4;
-
-/// Of so many cases of a value one must be informative. Where scores are large a derivative is one in
-/// five or six cases: in the others every row has a single key that counts.
+/// Of so many cases of a value one must be informative, and of fewer nothing is asked. Where scores are large a
+/// derivative is one in five or six cases, in the others every row has a single key that counts: four such cases are
+/// all uninformative two times in five.
 const ONE_IN: usize = 8;
 
 /// An output of a case: at which point, and whether its bounds are informative.
@@ -59,9 +57,8 @@ pub(crate) fn uninformative(outputs: &[OutputSharpness]) -> Vec<Record> {
             *all += 1;
         }
     }
-    let uninformative = groups.into_iter().filter(|(_, (informative, all))| {
-        *all >= FEWEST_CASES && *informative < (*all / ONE_IN).max(1)
-    });
+    let uninformative =
+        groups.into_iter().filter(|(_, (informative, all))| *informative < *all / ONE_IN);
     let record = |((algorithm, pass, output, value), (informative, all)): (Group<'_>, _)| Record {
         tier: "every tier".to_string(),
         algorithm,
@@ -93,8 +90,9 @@ mod tests {
         let one_in = |n: usize| (0..n).map(|at| sharpness(at == 0)).collect::<Vec<_>>();
         assert!(uninformative(&one_in(15)).is_empty(), "one in eight is enough");
         let found = uninformative(&one_in(16));
-        let none = vec![sharpness(false); FEWEST_CASES];
-        assert_eq!(uninformative(&none).len(), found.len(), "of few cases one at least");
+        let none = |n: usize| uninformative(&vec![sharpness(false); n]);
+        assert_eq!(none(ONE_IN).len(), found.len());
+        assert!(none(ONE_IN - 1).is_empty(), "of few cases each may be uninformative by itself");
         assert_eq!(found.len(), spec.values().len(), "one for each axis");
         assert!(found.iter().all(|record| record.verdict.is_negative()));
         assert!(found.iter().any(|record| record.case.starts_with("family=")));

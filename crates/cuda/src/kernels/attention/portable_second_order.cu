@@ -139,20 +139,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) rows(const __grid_constant
   if (a.gdlse) a.gdlse[at] = n.u;
 }
 
-// Calls f(row, column, factors) for each pair of a thread in a tile of queries by keys.
-template <class F> DEV void each_pair(const SecondArgs& a, Shared& shared, const Head& head, int row, int key, const F& f) {
-  float s[R][4] = {}, u[R][4] = {}, dp[R][4] = {}, t[R][4] = {};
-  scores<false>(a, shared, s, u, head, row, key);
-  turns<false>(a, shared, dp, t, head, row, key);
-  UNROLL(r, R) {
-    const int i = row + row_of(r);
-    const Span span = head.span(i);
-    const float lse = lse_of(head, i);
-    const Numbers n = i < head.s.queries ? numbers_of(a, head)[i] : Numbers{};
-    UNROLL(e, 4) f(r, e, second(a, head, s[r][e], u[r][e], dp[r][e], t[r][e], i, key + column_of(e), span, lse, n));
-  }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_constant__ SecondArgs a) {
   __shared__ Shared shared;
   const PairArgs& c = a.c;
@@ -164,13 +150,24 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
   clear<CD>(gq);
 #pragma unroll 1
   for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
-    float x[R][4], ds[R][4];
-    each_pair(a, shared, head, row, key, [&](int r, int e, const Pair& pair) { x[r][e] = pair.x, ds[r][e] = pair.ds; });
+    float s[R][4] = {}, u[R][4] = {}, dp[R][4] = {}, t[R][4] = {};
+    scores<false>(a, shared, s, u, head, row, key);
+    turns<false>(a, shared, dp, t, head, row, key);
+    UNROLL(r, R) {
+      int i = row + row_of(r);
+      Span span = head.span(i);
+      float lse = lse_of(head, i);
+      Numbers n = i < head.s.queries ? numbers_of(a, head)[i] : Numbers{};
+      UNROLL(e, 4) {
+        Pair pair = second(a, head, s[r][e], u[r][e], dp[r][e], t[r][e], i, key + column_of(e), span, lse, n);
+        s[r][e] = pair.x, u[r][e] = pair.ds;
+      }
+    }
     auto add_pairs = [&](float (&sum)[R][CD / 16]) {
 #pragma unroll 1
       for (int term = 0; term < (a.ddk.data ? 2 : 1); term++) {
-        if (term == 0) publish(shared, x);
-        else publish(shared, ds);
+        if (term == 0) publish(shared, s);
+        else publish(shared, u);
         accumulate<CD>(shared, sum, key_rows(term == 0 ? c.k : a.ddk, head, key), c.first_dim, c.dim);
         __syncthreads();
       }
@@ -262,7 +259,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) gbias(const __grid_constan
   const int own = blockIdx.x % c.bias_heads, row = task.row_tile * SIDE, key = task.key_tile * SIDE;
   float sum[R][4] = {};
   each_sharing(c, task, own, [&](const Head& head) {
-    each_pair(a, shared, head, row, key, [&](int r, int e, const Pair& pair) { sum[r][e] += pair.score; });
+    float x[R][4] = {}, u[R][4] = {}, dp[R][4] = {}, t[R][4] = {};
+    scores<false>(a, shared, x, u, head, row, key);
+    turns<false>(a, shared, dp, t, head, row, key);
+    UNROLL(r, R) {
+      int i = row + row_of(r);
+      Span span = head.span(i);
+      float lse = lse_of(head, i);
+      Numbers n = i < head.s.queries ? numbers_of(a, head)[i] : Numbers{};
+      UNROLL(e, 4)
+        sum[r][e] += second(a, head, x[r][e], u[r][e], dp[r][e], t[r][e], i, key + column_of(e), span, lse, n).score;
+    }
   });
   store_pairs(c, task, a.gbias, own, sum);
 }

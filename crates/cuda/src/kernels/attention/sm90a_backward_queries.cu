@@ -42,7 +42,7 @@ DEV void store(u32 base, const BackwardArgs& call) {
 }
 
 // Puts P S' in place of the products of a thread's two rows, the first of which is `row`, and the keys of block n; 0
-// if a pair is hidden. A function of numbers alone: of a struct of them, or with bounds of Seen, whose own are at least
+// if a pair is hidden. A function of numbers alone: of a struct of them, or with the bounds of Seen, that are at least
 // 0 where the mask is a window, the loop gets up to 32 more moves between uniform registers.
 template <bool MASKED>
 DEV void weigh(float (&p)[KEYS / 2], const BackwardArgs& call, const Own& s, const Seen& seen, const BiasRows& bias, const float (&lse2)[2], float c, int row, int n) {

@@ -113,15 +113,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
     bool weighs = false, any = false;
     Rows k = key_rows(c.k, head, key);
     products(shared, x, q, k, c.dim);
-    each(x, [&](float& p, int r, int e) {
-      p = head.weight_of(p, row + row_of(r), key + column_of(e), spans[r], lse[r]);
-      weighs |= p != 0, any |= attends<true>(p, offset[r]);
-    });
+    UNROLL(r, R)
+      UNROLL(e, 4) {
+        x[r][e] = head.weight_of(x[r][e], row + row_of(r), key + column_of(e), spans[r], lse[r]);
+        weighs |= x[r][e] != 0, any |= !hidden(x[r][e]) && is_active(x[r][e], offset[r]);
+      }
     if (any = __syncthreads_or(any)) products(shared, g, dout, key_rows(c.v, head, key), c.value_dim);  // (E7)
     UNROLL(r, R)
       UNROLL(e, 4) {
         const float p = x[r][e];
-        const bool active = any && attends<true>(p, offset[r]);
+        const bool active = any && !hidden(p) && is_active(p, offset[r]);
         if (active) sum[r] += g[r][e], g[r][e] = shown(__fmul_rn(p, g[r][e])), delta[r] += g[r][e];  // (E8)
         else g[r][e] = HIDE;
         // The sum over the row is multiplied by a finite number.
@@ -168,12 +169,14 @@ DEV void add_diagonals(const Shared& shared, float* window, int reach, int dista
 extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant__ LazyArgs a) {
   __shared__ Shared shared;
   const PairArgs& c = a.c;
-  const KeyTile own(c, {(int)blockIdx.x / c.key_heads, (int)blockIdx.x % c.key_heads});
-  const Sequence& s = own.s;
-  const int at = own.number, key_head = own.key_head, group = own.group, key = own.key;
+  const int at = blockIdx.x / c.key_heads, key_head = blockIdx.x % c.key_heads, group = c.heads / c.key_heads;
+  Task task = c.tasks[at];
+  const Sequence s = c.sequences[task.first];
+  const int key = task.key_tile * SIDE;
   const bool wants_dk = c.dk.data && c.first_dim < c.dim, wants_dv = c.dv.data && c.first_value < c.value_dim;
   const bool wants_ds = wants_dk || a.windows;
-  Rows k = key_rows(c.k, s, key_head, key), v = key_rows(c.v, s, key_head, key);
+  Rows k = key_rows(c.k, s, key_head, key);
+  Rows v = key_rows(c.v, s, key_head, key);
   float dk[R][CD / 16], dv[R][CE / 16];
   clear<CD>(dk), clear<CE>(dv);
   if (a.windows)
@@ -192,14 +195,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant
         const int i = row + column_of(e);
         const Span span = head.span(i);
         const float lse = head.lse_at(i), offset = head.number(i).offset;
-        UNROLL(r, R) x[r][e] = head.weight_of(x[r][e], i, key + row_of(r), span, lse), any |= attends<true>(x[r][e], offset);
+        UNROLL(r, R) {
+          x[r][e] = head.weight_of(x[r][e], i, key + row_of(r), span, lse);
+          any |= !hidden(x[r][e]) && is_active(x[r][e], offset);
+        }
       }
       if ((any = __syncthreads_or(any)) && wants_ds) products(shared, ds, v, dout, c.value_dim);  // (E7)
       UNROLL(e, 4) {
         const Numbers numbers = head.number(row + column_of(e));
         UNROLL(r, R) {
           const float p = x[r][e];
-          const bool active = any && attends<true>(p, numbers.offset);
+          const bool active = any && !hidden(p) && is_active(p, numbers.offset);
           const float g = active ? ds[r][e] : 0;
           x[r][e] = active ? raised(p, numbers.offset) : HIDE;                                  // (E5)
           ds[r][e] = hidden(p) ? HIDE : shown(__fmul_rn(p, __fsub_rn(g, numbers.delta)));  // (E9)

@@ -89,12 +89,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) values(const __grid_consta
     float x[R][4];
     bool any = false;
     products(shared, x, q, key_rows(c.k, head, key), c.dim);
-    each(x, [&](float& y, int r, int e) {
-      const float p = head.weight_of(y, row + row_of(r), key + column_of(e), spans[r], lse[r]);
-      const bool active = attends<true>(p, offset[r]);
-      y = !active ? HIDE : a.pv.data ? shown(p) : raised(p, offset[r]);  // (E5)
-      any |= active;
-    });
+    UNROLL(r, R)
+      UNROLL(e, 4) {
+        float p = head.weight_of(x[r][e], row + row_of(r), key + column_of(e), spans[r], lse[r]);
+        bool active = !hidden(p) && is_active(p, offset[r]);
+        x[r][e] = !active ? HIDE : a.pv.data ? shown(p) : raised(p, offset[r]);  // (E5)
+        any |= active;
+      }
     if (!__syncthreads_or(any)) continue;
     publish(shared, x);
     accumulate<CE>(shared, o, key_rows(c.v, head, key), c.first_value, c.value_dim);  // (E6)

@@ -148,7 +148,7 @@ struct QueryTile {
   Rows own;
   float lse[2], offset[2];
 };
-// The first of a thread's two rows among those of its tile: warps of consumers follow the four of the producer's group.
+// The first of a thread's two rows among those of its tile: consumers' warps follow the four of the producer's group.
 DEV int row_in_tile() { return (threadIdx.x / 32 - 4) * 16 + lane_id() / 4; }
 // A consumer of such a feed: its places in the rings.
 template <class FEED> struct QueryWalk {
