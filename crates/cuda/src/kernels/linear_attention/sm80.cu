@@ -148,35 +148,6 @@ DEV void put_dots(const LinearArgs& c, float* to, const Chunk& chunk, int heads,
   }
 }
 
-// Rows of y times the state, as far as decays let it reach them; `absent`: not at all.
-DEV void read_state(const LinearArgs& c, float (&sum)[1][CW / 8][4], bool (&absent)[2], const Gates& gates, int row, int len, u32 y, u32 state) {
-  if (c.turned) products<1, CW, KW>(sum, y, state);
-  else add_state(sum, y, state);
-  UNROLL(r, 2) {
-    int i = row + row_of<1>(r);
-    float reach = i < len ? gates.reach(i, c.back) : 0;
-    absent[r] = reach == 0;
-    UNROLL(j, CW / 8)
-      UNROLL(e, 2) sum[0][j][2 * r + e] = reach == 0 ? 0 : sum[0][j][2 * r + e] * (reach * c.state_scale);
-  }
-}
-// Adds the pairs of a tile: their products of y and b, weighed, times x.
-DEV void add_tile(const LinearArgs& c, float (&sum)[1][CW / 8][4], const Gates& gates, float log, int row, int key, int len, u32 y, u32 b) {
-  const u32 x = b + Y_BYTES;
-  if (c.mode == CLEANSE) {
-    clear_odd<SIDE, KW>(b), clear_odd<SIDE, CW>(x);
-    __syncthreads();
-  }
-  u32 packed[1][SIDE / 8][2];
-  {
-    float p[1][SIDE / 8][4];
-    products<1, SIDE, KW>(p, y, b);
-    weigh_all(c, gates, log, p, row, key, len, c.back, c.scale);
-    pack_all<1, SIDE>(packed, p);
-  }
-  accumulate<1, SIDE, CW>(sum, packed, x);
-}
-
 // y; b and x of the first tile; the state, then b and x of every second tile.
 CHECK_SHARED(attend, 2 * Y_BYTES + X_BYTES + STAGE_BYTES);
 extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const __grid_constant__ LinearArgs c) {
@@ -217,7 +188,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const __grid_con
   float sum[1][CW / 8][4], number[2];
   clear<1, CW>(sum);
   bool absent[2] = {true, true};
-  if (!blank) read_state(c, sum, absent, gates, strip.row, chunk.len, at_y, at_state);
+  if (!blank) {
+    if (c.turned) products<1, CW, KW>(sum, at_y, at_state);
+    else add_state(sum, at_y, at_state);
+    UNROLL(r, 2) {
+      int i = strip.row + row_of<1>(r);
+      float reach = i < chunk.len ? gates.reach(i, c.back) : 0;
+      absent[r] = reach == 0;
+      UNROLL(j, CW / 8)
+        UNROLL(e, 2) sum[0][j][2 * r + e] = reach == 0 ? 0 : sum[0][j][2 * r + e] * (reach * c.state_scale);
+    }
+  }
   const Rows dot = tangent_rows(c.dot, Rows{}, chunk, head, strip.row);
   if (c.state_dots) {
     dot_rows(number, sum, dot, c.outer, absent);
@@ -229,7 +210,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const __grid_con
     copy_wait<0>();
     __syncthreads();  // tile n is here, and all are done with the other stage
     load(n + 1, stage(n + 1)), copy_commit();
-    add_tile(c, sum, gates, log, strip.row, row_of_tile(n), chunk.len, at_y, stage(n));
+    const u32 b = stage(n), x = b + Y_BYTES;
+    if (c.mode == CLEANSE) {
+      clear_odd<SIDE, KW>(b), clear_odd<SIDE, CW>(x);
+      __syncthreads();
+    }
+    u32 packed[1][SIDE / 8][2];
+    {
+      float p[1][SIDE / 8][4];
+      products<1, SIDE, KW>(p, at_y, b);
+      weigh_all(c, gates, log, p, strip.row, row_of_tile(n), chunk.len, c.back, c.scale);
+      pack_all<1, SIDE>(packed, p);
+    }
+    accumulate<1, SIDE, CW>(sum, packed, x);
   }
   if (c.dots) {
     absent[0] = absent[1] = false;
