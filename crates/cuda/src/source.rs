@@ -18,17 +18,18 @@ impl Variant {
         let (mut source, mut definitions) = (String::new(), Definitions::default());
         for (name, text) in self.family.texts() {
             let _ = writeln!(source, "#line 1 \"{name}\"");
-            let mut from = 0;
-            for (at, _) in text.match_indices(ARGUMENTS).filter(|(at, _)| *at == 0 || text[..*at].ends_with('\n')) {
-                let line = text[at..].lines().next().unwrap_or_default();
-                let Some((of, _)) = line[ARGUMENTS.len()..].split_once(')') else { continue };
-                let (defined, before) = (definitions.text.len(), &text[..at]);
+            for (number, line) in text.lines().enumerate() {
+                let struct_name = line.strip_prefix(ARGUMENTS).and_then(|rest| rest.split_once(')'));
+                let Some((of, _)) = struct_name else {
+                    source.push_str(line);
+                    source.push('\n');
+                    continue;
+                };
+                let defined = definitions.text.len();
                 define(of, &mut definitions);
-                let (text_of, next) = (&definitions.text[defined..], before.matches('\n').count() + 2);
-                let _ = write!(source, "{}#line 1 \"arguments\"\n{text_of}#line {next} \"{name}\"\n", &text[from..at]);
-                from = (at + line.len() + 1).min(text.len());
+                let text = &definitions.text[defined..];
+                let _ = write!(source, "#line 1 \"arguments\"\n{text}#line {} \"{name}\"\n", number + 2);
             }
-            source.push_str(&text[from..]);
         }
         source
     }

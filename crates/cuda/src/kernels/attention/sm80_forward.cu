@@ -1,6 +1,5 @@
 // The forward pass on the tensor cores of any GPU from sm_80 on: a block owns 64·M queries of one head and walks the
-// keys, last to
-// first: S, P, o += P·v, lse                                                                        (F1)–(F5), (L1)
+// keys, last to first: S, P, o += P·v, lse                                                          (F1)–(F5), (L1)
 //
 // Usual tiles: 128 queries by 64 keys; 64 by 32 where D is above 128, and walked tiles of 32 rows of f32.
 //

@@ -63,7 +63,6 @@ DEV float weight_of_sink(float sink, float lse) { return sink == lse ? 1 : weigh
 DEV float tanh_fast(float x) {
   return copysignf(1 - __fdividef(2, exp2_fast(fabsf(x) * (2 * LOG2E)) + 1), x);
 }
-DEV float log2_fast(float x) { float y; asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 // The larger; NaN if either is.
 DEV float max_nan(float x, float y) { float z; asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y)); return z; }
 
