@@ -64,12 +64,13 @@ const WEIGHT: f64 = 30.0;
 /// The large cases of a run.
 pub(super) fn points(algorithm: Algorithm, depth: Depth, seed: u64) -> Vec<Spec> {
     let (mut left, most) = budget(algorithm, depth);
+    let once = if depth <= Depth::Core { Point::once(algorithm) } else { &[] };
     let mut points: Vec<Spec> = Vec::new();
     for spec in candidates(algorithm, seed) {
         let cost = cost(&spec.problem());
-        let again = points.iter().any(|point| point.shape() == spec.shape());
-        let once = depth <= Depth::Core && Point::once(algorithm).contains(&spec.shape());
-        if cost <= most.min(left) && !(once && again) {
+        let again = once.contains(&spec.shape())
+            && points.iter().any(|point| point.shape() == spec.shape());
+        if cost <= most.min(left) && !again {
             left -= cost;
             points.push(spec);
         }

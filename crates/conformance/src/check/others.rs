@@ -260,11 +260,12 @@ fn not_tried(skipped: &[&Candidate<'_>]) -> Option<String> {
     let more = skipped.len() - ids.len();
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     Some(format!(
-        "{} were not tried, as they would take longer than two fifths of the rest of the check: {}{more}",
+        "{} were not tried, as they would take longer than {:.0} % of the rest of the check: {}{more}",
         match skipped.len() {
             1 => "1 explanation".to_string(),
             n => format!("{n} explanations"),
         },
+        100.0 * SHARE,
         ids.join(", ")
     ))
 }
