@@ -74,11 +74,12 @@ pub(crate) fn underflow(
     inputs: &Values,
     exact: &Bounds,
 ) -> Result<Option<Values>, Error> {
-    let rounding = Rounding::of_underflow(profile, problem.algorithm(), pass).kept();
+    let rounding = Rounding::of_underflow(profile, problem.algorithm(), pass);
     // The largest weight of a row is 1 before a forward pass divides by their sum.
     if rounding.floor == 0.0 || pass == Pass::Forward {
         return Ok(None);
     }
+    let rounding = rounding.kept();
     let number = |&x: &f64| Stochastic { rounding, ..Stochastic::from_f64(x) };
     let numbers = inputs.iter().map(|(name, x)| (name.clone(), x.map(number)));
     let results = evaluate(problem, pass, &numbers.collect())?;
