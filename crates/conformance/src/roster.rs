@@ -51,7 +51,7 @@ macro_rules! grids {
                 match algorithm { $($(Algorithm::$algorithm)|+ => $module::Point::THIN),* }
             }
 
-            /// Large shapes of which core depth has one case.
+            /// Large shapes so dear that core depth has few cases of them.
             pub(crate) fn once(algorithm: Algorithm) -> &'static [&'static str] {
                 match algorithm { $($(Algorithm::$algorithm)|+ => $module::Point::ONCE),* }
             }

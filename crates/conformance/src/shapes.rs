@@ -180,6 +180,9 @@ pub const LARGE: &[&str] = &[
 /// Large shapes so thin that a run can afford each.
 pub const THIN: &[&str] = &["many_queries", "many_keys", "kept_tiles", "widest"];
 
+/// Large shapes so dear that core depth has few cases of them.
+pub const ONCE: &[&str] = &["waves", "wide_heads"];
+
 impl ShapeClass {
     /// The tile sizes that make its extents large.
     pub fn blocking(self) -> Option<Blocking> {

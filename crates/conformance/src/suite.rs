@@ -1,6 +1,6 @@
 //! A run: tiers against laws, case by case.
 
-use crate::cases::{Case, Depth, Spec, specs};
+use crate::cases::{Case, Depth, Spec, cost, specs};
 use crate::conventions;
 use crate::laws::{self, Exact, Flaw, Kind, Law, Trial};
 use crate::profile::Profile;
@@ -237,8 +237,16 @@ fn plan(options: &SuiteOptions<'_>) -> Vec<Item> {
             true => own().collect(),
             false => specs(algorithm, depth, options.seed).collect(),
         };
-        let applicable: Vec<Vec<Applies>> =
-            specs.par_iter().map(|spec| applicable(&laws, &spec.build())).collect();
+        let applies = |spec: &Spec| {
+            let case = spec.build();
+            let mut all = applicable(&laws, &case);
+            if depth <= Depth::Core {
+                let work = cost(&case.problem);
+                all.retain(|of| is_affordable(&laws[of.law], of.pass, work));
+            }
+            all
+        };
+        let applicable: Vec<Vec<Applies>> = specs.par_iter().map(applies).collect();
         let chosen = match named {
             true => applicable.into_iter().map(pairs).collect(),
             false => choose(depth, &laws, applicable),
@@ -250,6 +258,20 @@ fn plan(options: &SuiteOptions<'_>) -> Vec<Item> {
         }
     }
     items
+}
+
+/// Cost of a problem beyond which core depth leaves the second order to full depth: it takes several times what the
+/// passes take that it differentiates.
+const SECOND_ORDER: f64 = 8e6;
+
+/// Cost of a problem that core depth has for the ways through a kernel: beyond it `bound` looks, and laws about a choice
+/// of the caller, such as budgets and tile sizes.
+const FOR_WAYS: f64 = 1.2e7;
+
+/// True if core depth affords a law of a pass at a problem of this cost.
+fn is_affordable(law: &Law, pass: Pass, cost: f64) -> bool {
+    let is_for_ways = law.name == EVERY_CASE || law.asks.is_some();
+    (pass != Pass::DoubleBackward || cost <= SECOND_ORDER) && (is_for_ways || cost <= FOR_WAYS)
 }
 
 /// A law, by number, that applies to a pass of a case.
@@ -476,6 +498,24 @@ mod tests {
             let chosen = choose(depth, &laws, vec![[gate, probe, dear].map(applies).to_vec(); 50]);
             let looks = |law| chosen.iter().flatten().filter(|(_, of)| *of == law).count();
             assert_eq!([gate, probe, dear].map(looks), [50, most, of_dear], "{depth}");
+        }
+    }
+
+    #[test]
+    fn a_dear_problem_is_for_the_ways_through_a_kernel() {
+        let laws = laws::all();
+        let law = |name| laws.iter().find(|law: &&Law| law.name == name).unwrap();
+        let [gate, ways, formula] = [EVERY_CASE, "budgets", "statistics"].map(law);
+        let affordable = |cost| {
+            let laws = [gate, ways, formula];
+            Pass::ALL.map(|pass| laws.map(|law| is_affordable(law, pass, cost)))
+        };
+        assert_eq!(affordable(SECOND_ORDER).as_flattened(), [true; 3 * Pass::ALL.len()]);
+        let second = Pass::ALL.iter().position(|&pass| pass == Pass::DoubleBackward).unwrap();
+        for (cost, formula) in [(FOR_WAYS, true), (2.0 * FOR_WAYS, false)] {
+            let mut expected = [[true, true, formula]; Pass::ALL.len()];
+            expected[second] = [false; 3];
+            assert_eq!(affordable(cost), expected, "{cost}");
         }
     }
 

@@ -16,6 +16,7 @@ use crate::bounds::{Bound, Bounds};
 use crate::tensor::Tensors;
 use etalon_problem::Error;
 use ndarray::{ArrayD, Dimension};
+use std::borrow::Cow;
 
 /// Outputs judged against their bounds.
 #[derive(Debug, Clone, PartialEq)]
@@ -59,15 +60,22 @@ fn read(name: &str, bound: &Bound, outputs: &Tensors) -> Result<ArrayD<f64>, Str
 /// The margin of every element of an output that has its shape, in row-major order: |got − value| / bound,
 /// and ∞ for a wrong class. Above 1 an element is off.
 pub fn margins(bound: &Bound, got: &ArrayD<f64>) -> Vec<f64> {
-    let elements = bound.value.iter().zip(&bound.bound).zip(got).enumerate();
-    let margin = |(at, ((&value, &b), &got)): (usize, ((&f64, &f64), &f64))| {
-        let Some(others) = bound.as_right.get(&at) else {
-            return margin(got, value, b, bound.largest);
-        };
-        let right = got == value || others.iter().any(|&x| x as f64 == got);
-        if right { 0.0 } else { f64::INFINITY }
-    };
-    elements.map(margin).collect()
+    let [values, bounds, got] = [&bound.value, &bound.bound, got].map(in_order);
+    let elements = values.iter().zip(&*bounds).zip(&*got);
+    let margin = |((&value, &b), &got): ((&f64, &f64), &f64)| margin(got, value, b, bound.largest);
+    let mut margins: Vec<f64> = elements.map(margin).collect();
+    for (&at, others) in &bound.as_right {
+        if let Some(margin) = margins.get_mut(at) {
+            let right = got[at] == values[at] || others.iter().any(|&x| x as f64 == got[at]);
+            *margin = if right { 0.0 } else { f64::INFINITY };
+        }
+    }
+    margins
+}
+
+/// The elements of an array in row-major order: iterators over any number of axes are slow.
+fn in_order(x: &ArrayD<f64>) -> Cow<'_, [f64]> {
+    x.as_slice().map_or_else(|| x.iter().copied().collect(), Cow::Borrowed)
 }
 
 /// |got − value| / bound, and ∞ for a wrong class. Never NaN, so that no comparison can lose it.

@@ -99,7 +99,7 @@ pub(crate) trait Grid {
     /// Large shapes so thin that a run can afford each.
     const THIN: &'static [&'static str];
 
-    /// Large shapes so dear that core depth has one case of each, mostly that of [`TOGETHER`](Self::TOGETHER).
+    /// Large shapes so dear that core depth has the cases of [`TOGETHER`](Self::TOGETHER) alone, or else one.
     const ONCE: &'static [&'static str] = &[];
 
     /// Values of three axes or more that a run must have together, each with the name of its axis, or [`STORAGE`].

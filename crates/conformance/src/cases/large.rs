@@ -17,9 +17,9 @@ use etalon_problem::{Algorithm, Dtype, Problem, Scores};
 fn budget(algorithm: Algorithm, depth: Depth) -> (f64, f64) {
     match depth {
         // Cases of `kept_tiles` take much of it, and chunks over several tiles.
-        Depth::Smoke | Depth::Core if algorithm == Algorithm::Attention => (8e7, 3e7),
-        Depth::Smoke | Depth::Core if algorithm == Algorithm::LazyAttention => (7.2e7, 3e7),
-        Depth::Smoke | Depth::Core => (6e7, 3e7),
+        Depth::Smoke | Depth::Core if algorithm == Algorithm::Attention => (5.6e7, 2e7),
+        Depth::Smoke | Depth::Core if algorithm == Algorithm::LazyAttention => (5e7, 2e7),
+        Depth::Smoke | Depth::Core => (4.2e7, 2e7),
         Depth::Full | Depth::Soak => (1.5e9, 1.5e8),
     }
 }
@@ -61,14 +61,18 @@ const ELEMENT: f64 = 10.0;
 /// Cost of the exponential of a weight and of its error, in products.
 const WEIGHT: f64 = 30.0;
 
+/// The stream of points whose values must occur together.
+const TOGETHER: &str = "large together";
+
 /// The large cases of a run.
 pub(super) fn points(algorithm: Algorithm, depth: Depth, seed: u64) -> Vec<Spec> {
     let (mut left, most) = budget(algorithm, depth);
     let once = if depth <= Depth::Core { Point::once(algorithm) } else { &[] };
     let mut points: Vec<Spec> = Vec::new();
-    for spec in candidates(algorithm, seed) {
+    for (is_together, spec) in candidates(algorithm, seed) {
         let cost = cost(&spec.problem());
         let again = once.contains(&spec.shape())
+            && !is_together
             && points.iter().any(|point| point.shape() == spec.shape());
         if cost <= most.min(left) && !again {
             left -= cost;
@@ -85,8 +89,8 @@ pub(super) fn is_large(algorithm: Algorithm, values: &[(&str, &str)]) -> bool {
 
 /// Points that have the values that a large shape must have together, then round by round a point of
 /// each large shape. On every other axis, the storage type among them, the value moves on by one with
-/// each round.
-fn candidates(algorithm: Algorithm, seed: u64) -> impl Iterator<Item = Spec> {
+/// each round. True of the first kind.
+fn candidates(algorithm: Algorithm, seed: u64) -> impl Iterator<Item = (bool, Spec)> {
     let axes = Point::axes(algorithm);
     // No tile of any size is of f64: that is what the reference itself is tested with.
     let storage: Vec<Dtype> =
@@ -94,8 +98,7 @@ fn candidates(algorithm: Algorithm, seed: u64) -> impl Iterator<Item = Spec> {
     let shapes = Point::large(algorithm);
     let rounds = axes.iter().filter(|(axis, _)| *axis != SHAPE).map(|(_, names)| names.len()).max();
     let together = Point::together(algorithm).iter().filter(move |x| is_large(algorithm, x));
-    let together =
-        together.enumerate().map(|(at, values)| ("large together", at, 0, values.to_vec()));
+    let together = together.enumerate().map(|(at, values)| (TOGETHER, at, 0, values.to_vec()));
     // First those that a run can afford.
     let mut shapes: Vec<(usize, &str)> = shapes.iter().copied().enumerate().collect();
     shapes.sort_by_key(|(_, shape)| !Point::thin(algorithm).contains(shape));
@@ -103,23 +106,23 @@ fn candidates(algorithm: Algorithm, seed: u64) -> impl Iterator<Item = Spec> {
         let of_shape = move |(at, shape)| ("large", at, round, vec![(SHAPE, shape)]);
         shapes.clone().into_iter().map(of_shape)
     });
-    together.chain(turns).filter_map(move |(stream, at, round, given)| {
-        let stream = Stream::new(seed, stream);
+    together.chain(turns).filter_map(move |(name, at, round, given)| {
+        let stream = Stream::new(seed, name);
         let value = |axis: usize, len: usize| {
             let first = stream.below(64 * at + axis, len);
             // Axes of one length do not move in step for ever.
             (first + round * (1 + round / len * axis)) % len
         };
-        let name = |(axis, (name, names)): (usize, &(&str, Vec<&'static str>))| {
+        let value_of = |(axis, (name, names)): (usize, &(&str, Vec<&'static str>))| {
             let given = given.iter().find(|(axis, _)| axis == name);
             given.map_or_else(|| names[value(axis, names.len())], |(_, value)| *value)
         };
-        let names: Vec<&str> = axes.iter().enumerate().map(name).collect();
+        let names: Vec<&str> = axes.iter().enumerate().map(value_of).collect();
         let point = Point::parse(algorithm, &names).ok()?;
         let own = given.iter().find(|(axis, _)| *axis == STORAGE);
         let own = own.and_then(|(_, name)| storage.iter().find(|dtype| dtype.name() == *name));
         let dtype = own.copied().unwrap_or(storage[value(63, storage.len())]);
-        Some(Spec { algorithm, dtype, point, seed })
+        Some((name == TOGETHER, Spec { algorithm, dtype, point, seed }))
     })
 }
 

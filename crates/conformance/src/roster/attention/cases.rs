@@ -134,6 +134,7 @@ impl Grid for Point {
     const STORAGE: &'static [Dtype] = &[Dtype::F32, Dtype::Bf16, Dtype::F16];
     const LARGE: &'static [&'static str] = crate::shapes::LARGE;
     const THIN: &'static [&'static str] = crate::shapes::THIN;
+    const ONCE: &'static [&'static str] = crate::shapes::ONCE;
 
     const TOGETHER: &'static [&'static [(&'static str, &'static str)]] = &[
         // A sink of +∞, the second, beside pairs that a bias of −∞ hides and the mask does not, in tiles

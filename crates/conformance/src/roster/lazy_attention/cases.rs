@@ -96,6 +96,7 @@ impl LazyFamily {
 impl Grid for Point {
     const LARGE: &'static [&'static str] = crate::shapes::LARGE;
     const THIN: &'static [&'static str] = crate::shapes::THIN;
+    const ONCE: &'static [&'static str] = crate::shapes::ONCE;
     const TOGETHER: &'static [&'static [(&'static str, &'static str)]] = &[
         // dtau is one number a head: what it shows under this mask, it shows where there are many heads, and
         // every row sees several keys.

@@ -135,7 +135,7 @@ impl Grid for Point {
     const LARGE: &'static [&'static str] =
         &["big", "deep", "many-tokens", "blocks", "many-classes", "most-tokens", "sweeps"];
     const THIN: &'static [&'static str] = &["most-tokens"];
-    const ONCE: &'static [&'static str] = &["sweeps"];
+    const ONCE: &'static [&'static str] = &["sweeps", "blocks", "many-classes", "many-tokens"];
 
     const TOGETHER: &'static [&'static [(&'static str, &'static str)]] = &[
         // dw of each span in 16 bits, once all chunks of tokens have met it.
