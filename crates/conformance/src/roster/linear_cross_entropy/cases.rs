@@ -148,6 +148,18 @@ impl Grid for Point {
             ("outputs", "all"),
             ("storage", "bf16"),
         ],
+        // Smoothing by the weights of all classes, of nodes that have several tiles; almost every probability is small,
+        // so that tiles are left out.
+        &[
+            ("shape", "many-classes"),
+            ("family", "confident"),
+            ("link", "scales"),
+            ("loss", "everything"),
+            ("reduction", "mean"),
+            ("ignored", "none"),
+            ("outputs", "loss-cotangent"),
+            ("storage", "f32"),
+        ],
     ];
 
     fn problem(&self, _: Algorithm, seed: u64) -> Problem {
