@@ -180,7 +180,7 @@ impl Family {
 
     /// The architecture that it is compiled for on devices of a compute capability; `None` if it does not run there.
     pub fn architecture_on(self, (major, minor): (i32, i32)) -> Option<String> {
-        if self.unit() == Unit::Wgmma || self == Family::AttentionFallback {
+        if self.unit() == Unit::Wgmma {
             return ((major, minor) == (9, 0)).then(|| "sm_90a".to_string());
         }
         Some(format!("sm_{major}{minor}"))

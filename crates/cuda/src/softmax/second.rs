@@ -6,7 +6,7 @@ use crate::moves::StridedTensor;
 use crate::softmax::Steps;
 use crate::softmax::dq_partials::By;
 use crate::softmax::pair_args::{Numbers, PairArgs, PartialArgs, Sequence, wanted};
-use crate::softmax::portable::{columns, part, parts, work};
+use crate::softmax::portable::{columns, part, parts};
 use crate::softmax::prepared::Prepared;
 use crate::step::Work;
 use crate::tensor_args::TensorArgs;
@@ -21,20 +21,16 @@ pub(crate) struct Between {
     o: MemoryRange,
     /// δ, u, z, and whether the row sees a key.
     numbers: MemoryRange,
-    /// Of which key heads of each sequence an operand of the tensor cores holds a number that is not finite.
-    found: MemoryRange,
 }
 
 impl Between {
     pub fn new(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Between, Error> {
-        let (spec, sequences) = (&prepared.spec, prepared.counts.sequences);
-        let rows = spec.rows();
+        let rows = prepared.spec.rows();
         let elements = 4 * rows * prepared.value_dim.unwrap_or(0);
         Ok(Between {
             sum: layout.named("sums of rows", elements)?,
             o: layout.named("sums of rows", elements)?,
             numbers: layout.named("numbers of rows", 4 * 4 * rows)?,
-            found: layout.named("heads that are not finite", 4 * sequences * spec.extents.key_heads)?,
         })
     }
 }
@@ -77,8 +73,8 @@ kernel_args! {
     /// Arguments of `inspect` of `attention/sm80_second_order.cu`: an operand.
     struct InspectArgs as "InspectArgs" {
         tensor: TensorArgs,
-        /// Of the key heads of each sequence.
-        found: Ptr<u32>,
+        /// Of all groups together, and then of the key heads of each sequence.
+        flags: Ptr<u32>,
         sequences: ConstPtr<Sequence>,
         batch: i32,
         heads: i32,
@@ -136,11 +132,11 @@ impl SecondArgs {
 }
 
 /// Looks whether all that the tensor cores multiply is finite.
-fn inspect(steps: &Steps<'_>, variant: &Variant, found: MemoryRange) -> Result<(), Error> {
+fn inspect(steps: &Steps<'_>, variant: &Variant) -> Result<(), Error> {
     let prepared = steps.prepared;
-    steps.clear(found);
+    steps.clear_flags();
     let all = InspectArgs {
-        found: steps.at(found).into(),
+        flags: steps.group_flags().into(),
         sequences: steps.table(prepared.tables.sequences).into(),
         key_heads: prepared.scores.extents.key_heads as i32,
         count: prepared.counts.sequences as i32,
@@ -174,7 +170,7 @@ struct SecondPass<'a> {
 impl SecondPass<'_> {
     /// A kernel of the portable level, which computes so many terms of each pair, if no other does.
     fn launch(&self, name: &'static str, blocks: usize, args: &SecondArgs, terms: usize) -> Result<(), Error> {
-        let work = work(self.portable, &args.c, terms);
+        let work = Work::of(self.portable, if self.tensor.is_some() { 0 } else { terms });
         self.steps.launch_work((self.portable, name), (blocks, self.portable.threads()), args, work)
     }
 
@@ -209,10 +205,9 @@ pub(crate) fn run(steps: &Steps<'_>, between: &Between) -> Result<(), Error> {
     let (counts, values) = (&prepared.counts, prepared.value_dim.unwrap_or(0));
     let (portable, tensor) = (&prepared.modules.second, prepared.modules.tensor_second.as_ref());
     let pass = SecondPass { steps, portable, tensor };
-    let mut args = SecondArgs::new(steps, between);
+    let args = SecondArgs::new(steps, between);
     if let Some(variant) = tensor {
-        inspect(steps, variant, between.found)?;
-        args.c.found = steps.at(between.found).into();
+        inspect(steps, variant)?;
     }
     let by_queries = counts.by_queries * e.query_heads;
     // S and u of three products, dP and T of as many; then what they add to.
@@ -226,7 +221,7 @@ pub(crate) fn run(steps: &Steps<'_>, between: &Between) -> Result<(), Error> {
     let by_keys = args.over(steps.table(prepared.tables.by_keys));
     if let Some(partials) = &prepared.partials {
         let terms = scores + sums + 4 * e.dim + 2 * values;
-        let work = Work { partials: 4.0, ..work(portable, &args.c, terms) };
+        let work = Work { partials: 4.0, ..Work::of(portable, terms) };
         let by = By { variant: portable, work };
         let with = |slots| vec![FusedSecondArgs { a: by_keys, slots }];
         partials.run(steps, &by, with, PairArgs { dq: args.gq, ..args.c })?;

@@ -6,7 +6,7 @@
 KERNEL_ARGS(FallbackArgs)
 
 extern "C" __global__ void __launch_bounds__(THREADS) fallback(const __grid_constant__ FallbackArgs a) {
-  if (!a.flags[0]) return;
+  if (!a.c.flags[0]) return;
   __shared__ Shared shared;
   const PairArgs& c = a.c;
   const int blocks = a.query_blocks + a.key_blocks;
@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fallback(const __grid_cons
     const int heads = by_keys ? c.key_heads : c.heads;
     const Task task = (by_keys ? a.key_tasks : c.tasks)[number / heads];
     const int head = number % heads, key_head = by_keys ? head : head / (c.heads / c.key_heads);
-    if (!a.flags[1 + task.first * c.key_heads + key_head]) continue;
+    if (!c.flags[1 + task.first * c.key_heads + key_head]) continue;
     if (by_keys) keys_of(c, shared, task, head, NoSlots());
     else queries_of(c, shared, task, head);
   }

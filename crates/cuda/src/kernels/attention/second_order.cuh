@@ -12,7 +12,7 @@ DEV float weight_of_sink(const SecondArgs& a, int head, float lse) {
 }
 
 // True if the kernels on tensor cores compute the rows and keys of a key head of a sequence: all numbers are finite.
-DEV bool is_finite(const SecondArgs& a, int sequence, int key_head) { return a.c.found && !a.c.found[sequence * a.c.key_heads + key_head]; }
+DEV bool is_finite(const SecondArgs& a, int sequence, int key_head) { return a.c.flags && !a.c.flags[1 + sequence * a.c.key_heads + key_head]; }
 
 // The factors of a pair, hidden where it is not visible.
 struct Pair {

@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) inspect(const __grid_const
   int row = at % x.rows, head = at / x.rows % x.heads, batch = at / x.rows / x.heads;
   if (!is_odd(rows_of(x.tensor, batch, head, row, 0).at, x.columns)) return;
   const int sequence = sequence_of(x, batch, row);
-  if (sequence >= 0) x.found[sequence * x.key_heads + head / (x.heads / x.key_heads)] = 1;
+  if (sequence >= 0) x.flags[1 + sequence * x.key_heads + head / (x.heads / x.key_heads)] = 1;
 }
 
 // A tile of an operand, if it is there.

@@ -9,14 +9,13 @@
 //   rows    what a forward pass does with the scores of rows; `scale` follows with the sums before
 //
 // Compile-time, of either algorithm: M and KEYS, of tiles of `walk_values`; STAGES and WALK, the rows of a tile that
-// `walk_keys` visits; KNOWN, whether BODY knows beforehand if operands are finite, and TWICE, whether a block that
-// finds a sum that is not finite walks again: else numbers that are not finite are cleared in tiles that hide a pair.
+// `walk_keys` visits; KNOWN, whether BODY knows beforehand if operands are finite: else sums raise flags.
 constexpr u32 Q_BYTES = SIDE * M * CD * BYTES, K_BYTES = KEYS * CD * BYTES, V_BYTES = VALUES ? KEYS * CE * BYTES : 0;
 constexpr u32 D_BYTES = SIDE * CD * BYTES, E_BYTES = VALUES ? SIDE * CE * BYTES : 0;
 constexpr u32 D_STAGE = WALK * CD * BYTES, E_STAGE = VALUES ? WALK * CE * BYTES : 0;
 constexpr u32 TILE_BYTES = D_BYTES + E_BYTES + STAGES * (D_STAGE + E_STAGE);  // owned and walked
 
-// Of the pairs of a warp in a tile: whether one is hidden; whether a factor of q or k, and of dout, may not be 0. Of
+// Of the pairs of a warp in a tile: whether one is hidden, forward; whether a factor of q or k, and of dout, may not be 0. Of
 // factors of q those of the thread, where BODY is not EAGER: `walk_queries` asks its warp behind the product for dv.
 struct Use { bool hides, adds, adds_values; };
 // Defaults of a body. CUT: whether every tile may hide a pair; `cut`: whether a head may.
@@ -34,13 +33,19 @@ struct Body {
   template <class... ANY> METHOD void after_keys(ANY&&...) const {}
 };
 
-// True if numbers that are not finite are cleared in the tiles at hand, which all have read. Where they are KNOWN,
-// `body.cut` makes every tile cut: only the branch of cut tiles asks, and the other keeps nothing for it.
-DEV bool clears(bool hides, bool again) {
-  if (!TWICE && !KNOWN) return __syncthreads_or(hides);
-  if (again) __syncthreads();
-  return again;
+// True if the products of queries and keys raise flags, too: those of f32 overflow as factors before their sums do, and
+// the weight of −∞, or a softcap, would hide it.
+constexpr bool ZEROS = STORAGE == 0 && !KNOWN;
+#if !KNOWN
+// Raises the flag of a group unless all sums are finite, and the products of which zeros were taken.
+template <int PLACE, class... SUMS>
+DEV void raise_unless_finite(const PairArgs& c, int group, const float (&products)[2], const SUMS&... sums) {
+  float zero[2] = {0, 0};
+  (add_zeros(zero, sums), ...);
+  if (!are_zero(zero)) raise<PLACE>(c.flags, group);
+  if (ZEROS && !are_zero(products)) raise<OF_PRODUCTS>(c.flags, group);
 }
+#endif
 
 // ---- from queries over keys ----
 // A block that owns 64·T queries of a head, and its tiles of N keys.
@@ -153,6 +158,7 @@ template <bool SUMS, class OWN, class BODY> DEV void walk_values(const PairArgs&
                                 [&](int i, int j) { return body.alone(own.head, i, j); }, [&](int r, float& x) { return body.factor(r, x); });
 }
 
+#if KNOWN
 template <class OWN, class BODY> DEV void add_odd_gradients(const OWN& own, const BODY& body, float (&dq)[1][CD / 8][4]) {
   const PairArgs& c = own.head.c;
   auto pair = [&](int i, int j) {
@@ -162,6 +168,7 @@ template <class OWN, class BODY> DEV void add_odd_gradients(const OWN& own, cons
   };
   own.template add_odd_keys<CD>(dq, c.k, 0, c.dim, pair, [](int, float ds) { return !hidden(ds); });
 }
+#endif
 
 // dq of 64 queries; SUMS: whether there is one.
 template <bool SUMS, class OWN, class BODY> DEV void walk_keys(const PairArgs& c, const OWN& own, BODY& body) {
@@ -176,51 +183,47 @@ template <bool SUMS, class OWN, class BODY> DEV void walk_keys(const PairArgs& c
   if (own.first < own.end) {
     load_tile<SIDE, CD>(at_q, query_rows(c.q, head, row), c.dim);
     if (VALUES) load_tile<SIDE, CE>(at_dout, query_rows(c.dout, head, row), c.value_dim);
+    load(own.first, 0);
   }
-  float dq[1][CD / 8][4];
-  bool odd, again = KNOWN && body.odd;
-  do {
-    clear<1, CD>(dq);
-    if (own.first < own.end) load(own.first, 0);
-    int stage = 0;
-    odd = false;
+  float dq[1][CD / 8][4], zero[2] = {0, 0};
+  clear<1, CD>(dq);
+  int stage = 0;
 #pragma unroll 1
-    for (int n = own.first; n < own.end; n++, stage ^= STAGES - 1) {
-      copy_wait<0>();
-      __syncthreads();  // k_n and v_n are here, and all are done with the other stage
-      if (STAGES == 2 && n + 1 < own.end) load(n + 1, stage ^ 1);
-      const u32 k = at_k + stage * D_STAGE;
-      Pairs<1, WALK> x, ds;
-      auto gradients = [&](bool wanted) {
-        if (VALUES && wanted) products<1, WALK, CE>(ds, at_dout, at_v + stage * E_STAGE);
-        else clear<1, WALK>(ds);
-      };
-      products<1, WALK, CD>(x, at_q, k);
-      if (BODY::EAGER) gradients(true);
-      Use use;
-      auto clear_tile = [&] {
-        if (!SUMS || !clears(use.hides, again)) return;
-        odd |= clear_odd<WALK, CD>(k);
-        __syncthreads();
-      };
-      if (BODY::CUT || own.is_cut(n * WALK, body.cut(head))) {
-        use = body.template pairs<true>(own, x, ds, n * WALK, stage, gradients);
-        if (KNOWN) clear_tile();  // `body.cut` of operands with numbers that are not finite
-      } else {
-        use = body.template pairs<false>(own, x, ds, n * WALK, stage, gradients);
-      }
-      if (!KNOWN) clear_tile();
-      if (SUMS && use.adds) {
-        if (TWICE && again) drop_odd<1, WALK>(ds);
-        Factors<1, WALK> packed;
-        pack_all<1, WALK>(packed, ds);
-        accumulate<1, WALK, CD>(dq, packed, k);
-      }
-      if (STAGES == 1 && n + 1 < own.end) __syncthreads(), load(n + 1, 0);
+  for (int n = own.first; n < own.end; n++, stage ^= STAGES - 1) {
+    copy_wait<0>();
+    __syncthreads();  // k_n and v_n are here, and all are done with the other stage
+    if (STAGES == 2 && n + 1 < own.end) load(n + 1, stage ^ 1);
+    const u32 k = at_k + stage * D_STAGE;
+    Pairs<1, WALK> x, ds;
+    auto gradients = [&](bool wanted) {
+      if (VALUES && wanted) products<1, WALK, CE>(ds, at_dout, at_v + stage * E_STAGE);
+      else clear<1, WALK>(ds);
+    };
+    products<1, WALK, CD>(x, at_q, k);
+    if (ZEROS) add_zeros(zero, x);
+    if (BODY::EAGER) gradients(true);
+    Use use;
+    if (BODY::CUT || own.is_cut(n * WALK, body.cut(head))) {
+      use = body.template pairs<true>(own, x, ds, n * WALK, stage, gradients);
+#if KNOWN
+      if (SUMS && body.odd) __syncthreads(), clear_odd<WALK, CD>(k), __syncthreads();  // `body.cut`: every tile is
+#endif
+    } else {
+      use = body.template pairs<false>(own, x, ds, n * WALK, stage, gradients);
     }
-  } while (TWICE && !again && (again = __syncthreads_or(has_odd<1, CD>(dq))));
+    if (SUMS && use.adds) {
+      Factors<1, WALK> packed;
+      pack_all<1, WALK>(packed, ds);
+      accumulate<1, WALK, CD>(dq, packed, k);
+    }
+    if (STAGES == 1 && n + 1 < own.end) __syncthreads(), load(n + 1, 0);
+  }
   if constexpr (SUMS) {
-    if (KNOWN ? again : __syncthreads_or(odd)) add_odd_gradients(own, body, dq);
+#if KNOWN
+    if (body.odd) add_odd_gradients(own, body, dq);
+#else
+    raise_unless_finite<OF_QUERIES>(c, own.sequence * c.key_heads + head.key_head, zero, dq);
+#endif
     store<1, CD>(c.dq, head.s.batch, head.head, head.s.query_start + row, head.s.queries - row, dq, Same{c.scale}, 0, c.dim);
   }
 }
@@ -249,12 +252,6 @@ template <int M, int W, bool DK, bool DV> struct KeyBlock : KeyTile {
     load_tile<W, CD>(at, query_rows(c.q, head, row), c.dim);
     if (VALUES) load_tile<W, CE>(at + Q_STAGE, query_rows(c.dout, head, row), c.value_dim);
   }
-  // Clears numbers of a tile that are not finite; whether the thread has found one.
-  METHOD bool clear_queries(u32 q, u32 dout) const {
-    const bool odd = clear_odd<W, CD>(q) | (VALUES && clear_odd<W, CE>(dout));
-    __syncthreads();
-    return odd;
-  }
   METHOD bool is_cut(const Head& head, int row, bool cut) const {
 #pragma unroll
     for (int half = 0; half < W; half += 32) {
@@ -266,6 +263,7 @@ template <int M, int W, bool DK, bool DV> struct KeyBlock : KeyTile {
   template <int COLUMNS> METHOD void store_sum(const Tensor& to, const float (&sum)[M][COLUMNS / 8][4], float scale, int width) const {
     store<M, COLUMNS>(to, s.batch, key_head, s.key_start + key, s.keys - key, sum, Same{scale}, 0, width);
   }
+#if KNOWN
   // Adds to dk and dv what numbers of q and dout that are not finite add to pairs that see them.
   template <class BODY> METHOD void add_odd_queries(const PairArgs& c, const BODY& body, float (&dk)[M][CD / 8][4], float (&dv)[M][CE / 8][4]) const {
 #pragma unroll 1
@@ -283,6 +281,7 @@ template <int M, int W, bool DK, bool DV> struct KeyBlock : KeyTile {
       if (VALUES && DV) add_odd<M, CE>(dv, p, adds, dout, c.value_dim);
     }
   }
+#endif
 };
 
 // dk and dv: neither M nor W changes a bit. BODY::NUMBERS: the numbers of a stage.
@@ -297,53 +296,54 @@ DEV void walk_queries(const PairArgs& c, const KeyBlock<M, W, DK, DV>& own, BODY
     body.load(head, own.row_of_tile(n), own.key, own.numbers + stage * BODY::NUMBERS);
   };
   body.begin(own, own.k);
-  float dk[M][CD / 8][4], dv[M][CE / 8][4];  // of what is not asked for nothing is left
-  bool odd, again = KNOWN && body.odd;
-  do {
-    clear<M, CD>(dk), clear<M, CE>(dv), odd = false;
-    int n = next(0), stage = 0;
-    if (n < own.count) load(n, 0);
-    copy_commit();
+  float dk[M][CD / 8][4], dv[M][CE / 8][4], zero[2] = {0, 0};  // of what is not asked for nothing is left
+  clear<M, CD>(dk), clear<M, CE>(dv);
+  int n = next(0), stage = 0;
+  if (n < own.count) load(n, 0);
+  copy_commit();
 #pragma unroll 1
-    for (int following; n < own.count; n = following, stage ^= STAGES - 1) {
-      copy_wait<0>();
-      __syncthreads();  // q and dout of tile n are here, and all are done with the other stage
-      following = next(n + 1);
-      if (STAGES == 2 && following < own.count) load(following, stage ^ 1);
-      copy_commit();
-      const auto head = body.head(own.s, own.head_of(n));
-      const int row = own.row_of_tile(n);
-      const u32 q = own.q + stage * own.STAGE, dout = q + own.Q_STAGE;
-      const float* numbers = own.numbers + stage * BODY::NUMBERS;
-      Pairs<M, W> x, ds;
-      auto gradients = [&](bool wanted) {
-        if (VALUES && wanted) products<M, W, CE>(ds, own.v, dout);
-        else clear<M, W>(ds);
-      };
-      products<M, W, CD>(x, own.k, q);
-      if (BODY::EAGER) gradients(BODY::FUSED || wants_dk);
-      Use use;
-      auto clear_tiles = [&] { odd |= clears(use.hides, again) && own.clear_queries(q, dout); };
-      if (BODY::CUT || own.is_cut(head, row, body.cut(head))) {
-        use = body.template pairs<true>(head, x, ds, row, own.key, numbers, gradients);
-        if (KNOWN) clear_tiles();
-      } else {
-        use = body.template pairs<false>(head, x, ds, row, own.key, numbers, gradients);
-      }
-      if (!KNOWN) clear_tiles();
-      if (TWICE && again) drop_odd<M, W>(x), drop_odd<M, W>(ds);
-      Factors<M, W> packed;
-      if (BODY::EAGER || wants_dv && use.adds_values) pack_all<M, W>(packed, x);
-      if (wants_dv && use.adds_values) accumulate<M, W, CE>(dv, packed, dout);
-      const bool adds = wants_dk && (BODY::EAGER ? use.adds : __any_sync(~0u, use.adds) != 0);
-      if (BODY::EAGER || adds) pack_all<M, W>(packed, ds);
-      body.before_keys(packed, dout);
-      if (adds) accumulate<M, W, CD>(dk, packed, q);
-      body.after_keys(own, head, row, ds, q, dout, own.k);
-      if (STAGES == 1 && following < own.count) __syncthreads(), load(following, 0), copy_commit();
+  for (int following; n < own.count; n = following, stage ^= STAGES - 1) {
+    copy_wait<0>();
+    __syncthreads();  // q and dout of tile n are here, and all are done with the other stage
+    following = next(n + 1);
+    if (STAGES == 2 && following < own.count) load(following, stage ^ 1);
+    copy_commit();
+    const auto head = body.head(own.s, own.head_of(n));
+    const int row = own.row_of_tile(n);
+    const u32 q = own.q + stage * own.STAGE, dout = q + own.Q_STAGE;
+    const float* numbers = own.numbers + stage * BODY::NUMBERS;
+    Pairs<M, W> x, ds;
+    auto gradients = [&](bool wanted) {
+      if (VALUES && wanted) products<M, W, CE>(ds, own.v, dout);
+      else clear<M, W>(ds);
+    };
+    products<M, W, CD>(x, own.k, q);
+    if (ZEROS) add_zeros(zero, x);
+    if (BODY::EAGER) gradients(BODY::FUSED || wants_dk);
+    Use use;
+    if (BODY::CUT || own.is_cut(head, row, body.cut(head))) {
+      use = body.template pairs<true>(head, x, ds, row, own.key, numbers, gradients);
+#if KNOWN
+      if (body.odd) __syncthreads(), clear_odd<W, CD>(q), clear_odd<W, CE>(dout), __syncthreads();
+#endif
+    } else {
+      use = body.template pairs<false>(head, x, ds, row, own.key, numbers, gradients);
     }
-  } while (TWICE && !again && (again = __syncthreads_or(has_odd<M, CD>(dk) || VALUES && has_odd<M, CE>(dv))));
-  if (KNOWN ? again : __syncthreads_or(odd)) own.add_odd_queries(c, body, dk, dv);
+    Factors<M, W> packed;
+    if (BODY::EAGER || wants_dv && use.adds_values) pack_all<M, W>(packed, x);
+    if (wants_dv && use.adds_values) accumulate<M, W, CE>(dv, packed, dout);
+    const bool adds = wants_dk && (BODY::EAGER ? use.adds : __any_sync(~0u, use.adds) != 0);
+    if (BODY::EAGER || adds) pack_all<M, W>(packed, ds);
+    body.before_keys(packed, dout);
+    if (adds) accumulate<M, W, CD>(dk, packed, q);
+    body.after_keys(own, head, row, ds, q, dout, own.k);
+    if (STAGES == 1 && following < own.count) __syncthreads(), load(following, 0), copy_commit();
+  }
+#if KNOWN
+  if (body.odd) own.add_odd_queries(c, body, dk, dv);
+#else
+  raise_unless_finite<OF_KEYS>(c, own.task.first * c.key_heads + own.key_head, zero, dk, dv);
+#endif
   if (wants_dk) own.template store_sum<CD>(c.dk, dk, c.scale, c.dim);
   if (wants_dv) own.template store_sum<CE>(c.dv, dv, 1, c.value_dim);
 }
