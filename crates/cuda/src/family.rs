@@ -27,7 +27,7 @@ const MMA: &[Text] = texts! {
 };
 const MMA_F32: &[Text] = texts! {
     "tile/": "types.cuh"; "pairs/": "tiles.cuh" "problem.cuh"; "tile/": "swizzle.cuh" "fragment.cuh";
-    "pairs/": "walks.cuh"; "feed/": "cp_async.cuh" "load_tile.cuh"; "multiply/": "mma_sync_f32.cuh" "pair_by_pair.cuh" "odd_rows.cuh";
+    "pairs/": "walks.cuh"; "feed/": "cp_async.cuh" "load_tile.cuh"; "multiply/": "mma_sync_f32.cuh";
 };
 const WGMMA: &[Text] = texts! {
     "tile/": "types.cuh" "swizzle.cuh"; "feed/": "roles.cuh" "barriers.cuh" "ring.cuh" "copy_engine.cuh";
@@ -60,12 +60,12 @@ macro_rules! families {
 families! {
     /// attention and attention_lse in fused multiply-adds.
     AttentionPortable = "attention/portable": FFMA {
-        "attention/": "partials.cuh" "portable_partials.cuh" "portable_forward.cu"
+        "attention/": "partials.cuh" "portable_partials.cuh" "portable_forward.cuh" "portable_forward.cu"
         "portable_backward.cuh" "portable_backward.cu" "partials.cu";
     }
-    /// Their backward pass where results of tensor cores are not finite.
+    /// The same in groups in which results of tensor cores are not finite.
     AttentionFallback = "attention/fallback": FFMA {
-        "attention/": "partials.cuh" "portable_partials.cuh" "portable_backward.cuh" "fallback.cu";
+        "attention/": "partials.cuh" "portable_partials.cuh" "portable_forward.cuh" "portable_backward.cuh" "fallback.cu";
     }
     /// Their second order in fused multiply-adds.
     AttentionPortableSecondOrder = "attention/portable_second_order": FFMA {

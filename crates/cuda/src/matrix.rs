@@ -49,9 +49,9 @@ fn add_attention(all: &mut Vec<Variant>, storage: Dtype, options: bool) {
         let is_narrow = dim.max(value_dim.unwrap_or(1)) <= 128;
         all.push(shapes[0].portable(Family::AttentionPortable));
         all.push(shapes[0].portable(Family::AttentionPortableSecondOrder));
-        if is_narrow || storage != F32 {
-            all.push(shapes[0].portable(Family::AttentionFallback));
-        }
+        let has_forward = value_dim.is_some() && (dim <= 128 || storage != F32) || storage == F32 && is_narrow;
+        let fallbacks = [(false, has_forward), (true, is_narrow || storage != F32)].into_iter().filter(|x| x.1);
+        all.extend(fallbacks.map(|(backward, _)| shapes[0].fallback(backward)));
         all.extend(value_dim.map(|_| shapes[0].portable(Family::LazyPortable)));
         match (storage, is_narrow) {
             (F32, true) => {

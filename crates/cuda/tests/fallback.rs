@@ -1,4 +1,4 @@
-//! Backward passes of tensor cores where numbers are not finite: groups with a flag are computed again, and all others
+//! Passes of tensor cores where numbers are not finite: groups with a flag are computed again, and all others
 //! have the bits that they have alone. Without a device of compute capability 9.0 a test says that it was skipped.
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
@@ -70,14 +70,20 @@ fn inputs(workspace: &Workspace, problem: &Problem, hit: impl Fn(&str, &[usize])
             all.insert(x.name, values);
         }
     }
+    let portable = Options { level: Level::Portable, ..Options::default() };
+    let (o, lse) = outputs(workspace, problem, &all, &portable);
+    all.insert("o", o);
+    (all, lse)
+}
+
+/// o and lse, as a level computes them.
+fn outputs(workspace: &Workspace, problem: &Problem, all: &Tensors, options: &Options) -> (ArrayD<bf16>, ArrayD<f32>) {
     let (mut o, mut lse) = (all["dout"].clone(), ArrayD::<f32>::zeros(all["dout"].shape()[..3].to_vec()));
     let forward = ["q", "k", "v"].iter().fold(Views::new(), |views, name| views.with(name, &all[name]));
     let mut results = ViewsMut::new().with("o", &mut o).with("lse", &mut lse);
-    let portable = Options { level: Level::Portable, ..Options::default() };
-    run_in(workspace, problem, Pass::Forward, &forward, &mut results, &portable).unwrap();
+    run_in(workspace, problem, Pass::Forward, &forward, &mut results, options).unwrap();
     drop((results, forward));
-    all.insert("o", o);
-    (all, lse)
+    (o, lse)
 }
 
 /// Some gradients, as a level computes them.
@@ -140,6 +146,50 @@ fn each_flag_is_needed() {
         let Some(mutant) = without(part) else { return };
         let found = gradients(&mutant, &problem, &inputs, names, &options);
         assert!(!agree(&found, &wanted), "{level} {mode:?} {names:?} without the flag {part}");
+    }
+}
+
+#[test]
+fn the_flag_of_outputs_is_needed() {
+    let (Some(whole), Some(mutant)) = (without(0), without(7)) else { return };
+    let problem = problem(1, 190, Sequences::Dense);
+    // A value that no query sees, beside some that are seen.
+    let (inputs, _) = inputs(&whole, &problem, |name, at| name == "v" && at[1..3] == [0, 190]);
+    let is_right = |workspace: &Workspace| {
+        let (o, _) = outputs(workspace, &problem, &inputs, &flash(Level::Sm80));
+        agree(&Tensors::from([("o", o)]), &Tensors::from([("o", inputs["o"].clone())]))
+    };
+    assert!(is_right(&whole));
+    assert!(!is_right(&mutant));
+}
+
+/// dv of f32 on tensor cores, of scores of −4 that are products of a number near the largest and one near the least.
+fn dv_of_overflow(workspace: &Workspace, options: &Options) -> Vec<f32> {
+    let extents = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 64, keys: 64, dim: 64 };
+    let problem: Problem = Attention::new(extents).into();
+    let of = |first: f32, other: f32| {
+        ArrayD::from_shape_fn(IxDyn(&[1, 1, 64, 64]), |at| if at[3] == 0 { first } else { other })
+    };
+    let (q, k, ones) = (of(-f32::exp2(120.0), 0.0), of(f32::exp2(-115.0), 0.0), of(1.0, 1.0));
+    let lse = ArrayD::from_elem(IxDyn(&[1, 1, 64]), -4.0_f32 + 64_f32.ln());
+    let mut dv = ones.clone();
+    let inputs = [("q", &q), ("k", &k), ("v", &ones), ("dout", &ones), ("o", &ones), ("lse", &lse)];
+    let inputs = inputs.into_iter().fold(Views::new(), |all, (name, x)| all.with(name, x));
+    let mut results = ViewsMut::new().with("dv", &mut dv);
+    run_in(workspace, &problem, Pass::Backward, &inputs, &mut results, options).unwrap();
+    drop(results);
+    dv.into_iter().collect()
+}
+
+#[test]
+fn products_of_f32_that_overflow_raise_flags() {
+    let (Some(whole), Some(mutant)) = (without(0), without(6)) else { return };
+    for precision in [Precision::Tf32, Precision::Bf16x3] {
+        let options = Options { level: Level::Sm80, precision, ..Options::default() };
+        let is_right = |dv: Vec<f32>| dv.iter().all(|x| (x - 1.0).abs() < 0.01);
+        assert!(is_right(dv_of_overflow(&whole, &options)), "{precision}");
+        let found = dv_of_overflow(&mutant, &options);
+        assert!(is_right(found) == (precision == Precision::Bf16x3), "{precision}: 2¹²⁰ is a bf16");
     }
 }
 

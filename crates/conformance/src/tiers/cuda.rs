@@ -137,7 +137,7 @@ impl Tier for Cuda {
     }
 
     fn gives_the_bits_beside_nan(&self) -> bool {
-        // Backward passes of tensor cores compute groups with a NaN again, as `portable` does.
+        // Tensor cores leave groups with a NaN to `portable`.
         self.level == Level::Portable
     }
 

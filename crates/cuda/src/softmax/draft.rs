@@ -22,10 +22,7 @@ pub(crate) fn draft<'a>(problem: &'a Problem, call: &PassCall<'_, '_>) -> Result
         Pass::DoubleBackward | Pass::Jvp => Some(Between::new(&prepared, &mut layout)?),
         _ => None,
     };
-    let is_first = matches!(prepared.pass, Pass::Forward | Pass::Backward);
-    if if is_first { prepared.level != Level::Portable } else { prepared.spec.has_tensor_second() } {
-        prepared.flags = Some(fallback::reserve(&prepared.spec, &mut layout)?);
-    }
+    prepared.flags = fallback::reserve(&prepared, &mut layout)?;
     prepared.partials =
         shares(&prepared.spec, prepared.level).map(|shares| DqPartials::new(shares, &mut layout)).transpose()?;
     let plan = match prepared.level {

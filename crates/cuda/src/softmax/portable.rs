@@ -53,11 +53,15 @@ pub(crate) fn forward(steps: &Steps<'_>) -> Result<(), Error> {
     let columns = prepared.value_dim.filter(|_| args.o.is_there()).unwrap_or(1);
     let most = if prepared.modules.tensor.is_none() { usize::MAX } else { 128 };
     let at_once = width(columns).min(most);
+    let has_fallback = fallback::has_forward(prepared);
+    if has_fallback {
+        steps.clear_flags();
+    }
     for first in (0..columns).step_by(at_once) {
         let terms = e.dim + values.saturating_sub(first).min(at_once);
         walk(steps, "forward", blocks, &args.at([0, first]), terms)?;
     }
-    Ok(())
+    if has_fallback { fallback::forward(steps) } else { Ok(()) }
 }
 
 /// ∂lse/∂q of attention_lse, from the lse that the forward pass has just written: dq of a dlse of 1.

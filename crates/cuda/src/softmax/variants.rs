@@ -133,6 +133,13 @@ impl AttentionShape {
         Variant::new(family, defines)
     }
 
+    /// The kernel that computes groups again, of a backward pass or a forward pass on tensor cores.
+    pub fn fallback(self, backward: bool) -> Variant {
+        let mut variant = self.portable(Family::AttentionFallback);
+        variant.defines.push(("BACKWARD", backward.into()));
+        variant
+    }
+
     /// Kernels on tensor cores of any device, with accumulators of so many columns.
     fn on_tensor_cores(self, family: Family, [columns, values]: [usize; 2]) -> Variant {
         let defines = [

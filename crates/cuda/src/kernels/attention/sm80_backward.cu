@@ -65,7 +65,7 @@ struct SoftmaxQueries : SoftmaxPairs {
       const int j = key + column + 2 * (lane_id() % 4);
       weigh<MASKED>(own.head, unit, p, dp, own.row + row_of<1>(r), j, own.spans[r], lse[r], delta[r]);
     });
-    return {false, true};
+    return {true};
   }
 };
 CHECK_SHARED(queries, BLOCK_BYTES);
@@ -97,7 +97,7 @@ template <int M, int W> struct SoftmaxKeys : SoftmaxPairs {
                         e ? lse2.y : lse2.x, e ? delta.y : delta.x);
       }
     }
-    return {false, true, true};
+    return {true, true};
   }
 };
 
@@ -147,6 +147,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) dbias(const __grid_cons
     __syncthreads();
     float x[1][SIDE / 8][4], dp[1][SIDE / 8][4];
     products<1, SIDE, CD>(x, at_q, at_k);
+#if STORAGE == 0
+    mend<1, SIDE, CD>(x, at_q, at_k);
+#endif
     if (VALUES && IN_TURN) {
       __syncthreads();  // all are done with q and k
       load_values();
@@ -155,6 +158,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) dbias(const __grid_cons
     }
     if (VALUES) products<1, SIDE, CE>(dp, at_dout, at_v);
     else clear<1, SIDE>(dp);
+#if STORAGE == 0 && VALUES
+    mend<1, SIDE, CE>(dp, at_dout, at_v);
+#endif
     UNROLL(r, 2) {
       const int i = row + row_of<1>(r);
       const Span span = head.span(i);

@@ -22,7 +22,6 @@
 #define STAGES 2
 #define VALUES 1
 #define KNOWN 1  // whether operands are finite, by `inspect`
-constexpr bool TWICE = false;
 constexpr int M = 2, KEYS = SIDE, BYTES = 2, WALK = SIDE;
 
 // ---- scores ----

@@ -15,18 +15,17 @@ constexpr u32 D_BYTES = SIDE * CD * BYTES, E_BYTES = VALUES ? SIDE * CE * BYTES 
 constexpr u32 D_STAGE = WALK * CD * BYTES, E_STAGE = VALUES ? WALK * CE * BYTES : 0;
 constexpr u32 TILE_BYTES = D_BYTES + E_BYTES + STAGES * (D_STAGE + E_STAGE);  // owned and walked
 
-// Of the pairs of a warp in a tile: whether one is hidden, forward; whether a factor of q or k, and of dout, may not be 0. Of
-// factors of q those of the thread, where BODY is not EAGER: `walk_queries` asks its warp behind the product for dv.
-struct Use { bool hides, adds, adds_values; };
+// Whether a factor of q or k, and of dout, may not be 0, of the pairs of a warp in a tile. Of factors of q those of the
+// thread, where BODY is not EAGER: `walk_queries` asks its warp behind the product for dv.
+struct Use { bool adds, adds_values; };
 // Defaults of a body. CUT: whether every tile may hide a pair; `cut`: whether a head may.
 struct Body {
-  static constexpr bool EAGER = true, FUSED = false, CUT = OPTIONS, odd = false;
+  static constexpr bool EAGER = true, FUSED = false, CUT = OPTIONS;
   METHOD bool cut(const Head&) const { return false; }
   template <class... ANY> METHOD void load(ANY&&...) const {}
   METHOD void begin(const KeyTile&, u32) const {}
-  // The next tile from one on, and what a walk does before it begins, and with the sums of a row.
+  // The next tile from one on, and what a walk does with the sums of a row.
   template <class OWN> METHOD int next(const OWN&, int n) const { return n; }
-  METHOD void reset() {}
   template <class SUM> METHOD void scale(SUM&) const {}
   // Hooks that take dS before and after the product for dk.
   template <class... ANY> METHOD void before_keys(ANY&&...) const {}
@@ -51,18 +50,23 @@ DEV void raise_unless_finite(const PairArgs& c, int group, const float (&product
 // A block that owns 64·T queries of a head, and its tiles of N keys.
 template <class HEAD, int T, int N> struct QueryBlock : QueryTile<HEAD> {
   using QueryTile<HEAD>::head, QueryTile<HEAD>::row;
-  int first, end;
+  int first, end, from, to;  // tiles; keys that all rows of the thread see
   Span spans[2 * T];
   template <class ARGS>
   METHOD QueryBlock(const ARGS& a, const PairArgs& c, Place own) : QueryTile<HEAD>(a, c, c.tasks[own.task], own.head) {
     const Tile seen = seen_tile<T>(c, head.s, c.tasks[own.task]);
     first = seen.begin / N, end = seen.begin < seen.end ? (seen.end + N - 1) / N : first;
     UNROLL(r, 2 * T) spans[r] = head.span(row + row_of<T>(r));
+    from = spans[0].begin, to = spans[0].end;
+    UNROLL(r, 2 * T) from = max(from, spans[r].begin), to = min(to, spans[r].end);
   }
+  METHOD Span span(int r) const { return head.span(row + row_of<T>(r)); }
   METHOD bool is_cut(int key, bool cut) const {
-    UNROLL(r, 2 * T) cut |= spans[r].begin > key || spans[r].end < key + N;
+    if (!KNOWN) cut |= from > key || to < key + N;
+    else UNROLL(r, 2 * T) cut |= spans[r].begin > key || spans[r].end < key + N;
     return __any_sync(~0u, cut);
   }
+#if KNOWN
   // Adds what numbers of a tensor of keys that are not finite add to pairs that see them. `pair(i, j)` is of a query
   // and a key, from which `adds(r, x)` makes the factor of row r of the thread, and says whether it adds something.
   template <int W, class F, class A> METHOD void add_odd_keys(float (&sum)[T][W / 8][4], const Tensor& x, int column, int width, F pair, A adds) const {
@@ -81,18 +85,21 @@ template <class HEAD, int T, int N> struct QueryBlock : QueryTile<HEAD> {
       add_odd<T, W>(sum, factor, seen, at, width);
     }
   }
+#endif
 };
 
-// The factors of v of a tile of keys.
-template <class OWN, class BODY> DEV Use weigh_tile(const OWN& own, BODY& body, Factors<M, KEYS>& packed, u32 q, u32 k, int key, int stage) {
+// The factors of v of a tile of keys; whether one may not be 0.
+template <class OWN, class BODY>
+DEV bool weigh_tile(const OWN& own, BODY& body, Factors<M, KEYS>& packed, float (&zero)[2], u32 q, u32 k, int key, int stage) {
   Use use;
   Pairs<M, KEYS> p;
   products<M, KEYS, CD>(p, q, k);
+  if (ZEROS) add_zeros(zero, p);
   if (BODY::CUT || own.is_cut(key, body.cut(own.head))) use = body.template pairs<true>(own, p, key, stage);
   else use = body.template pairs<false>(own, p, key, stage);
   body.rows(own, p, key);
   pack_all<M, KEYS>(packed, p);
-  return use;
+  return use.adds;
 }
 
 // Σ p·v of the queries of a block; SUMS: whether there is one. BODY::LAST_FIRST: keys are walked from the last on.
@@ -115,47 +122,47 @@ template <bool SUMS, class OWN, class BODY> DEV void walk_values(const PairArgs&
     if (!APART) load_v(n, stage);
   };
   if (own.first < own.end) load_tile<SIDE * M, CD>(at_q, query_rows(c.q, own.head, own.row), c.dim);
-  bool odd, again = KNOWN && body.odd;
-  do {
-    clear<M, CE>(o);
-    body.reset();
-    int n = body.next(own, BODY::LAST_FIRST ? own.end - 1 : own.first), stage = 0;
-    if (is_there(n)) {
-      load_k(n, 0), copy_commit();
-      if (APART && FEEDS == 2) load_v(n, 0), copy_commit();
-    }
-    odd = false;
+  float zero[2] = {0, 0};
+  clear<M, CE>(o);
+  int n = body.next(own, BODY::LAST_FIRST ? own.end - 1 : own.first), stage = 0;
+  if (is_there(n)) {
+    load_k(n, 0), copy_commit();
+    if (APART && FEEDS == 2) load_v(n, 0), copy_commit();
+  }
 #pragma unroll 1
-    for (int following; is_there(n); n = following, stage ^= FEEDS - 1) {
-      copy_wait<APART ? FEEDS - 1 : 0>();
-      __syncthreads();  // k_n is here, and all are done with the other stage, or with v
-      following = body.next(own, BODY::LAST_FIRST ? n - 1 : n + 1);
-      if (FEEDS == 1) load_v(n, 0);
-      else if (is_there(following)) load_k(following, stage ^ 1);
+  for (int following; is_there(n); n = following, stage ^= FEEDS - 1) {
+    copy_wait<APART ? FEEDS - 1 : 0>();
+    __syncthreads();  // k_n is here, and all are done with the other stage, or with v
+    following = body.next(own, BODY::LAST_FIRST ? n - 1 : n + 1);
+    if (FEEDS == 1) load_v(n, 0);
+    else if (is_there(following)) load_k(following, stage ^ 1);
+    copy_commit();
+    Factors<M, KEYS> packed;
+    const bool adds = weigh_tile(own, body, packed, zero, at_q, at_k + stage * K_BYTES, n * KEYS, stage);
+    if (SUMS) {
+      body.scale(o);
+      const u32 v = at_v + stage * V_BYTES;
+      if (APART) copy_wait<FEEDS - 1>(), __syncthreads();  // v_n is here
+      if (!KNOWN && opaque(n) < own.first) return;         // never; else instructions of both products need more registers
+#if KNOWN
+      if (body.odd) clear_odd<KEYS, CE>(v), __syncthreads();
+#endif
+      if (FEEDS == 1 && is_there(following)) load_k(following, 0);
+      if (APART && FEEDS == 2 && is_there(following)) load_v(following, stage ^ 1);
+      if (APART) copy_commit();
+      if (adds) accumulate<M, KEYS, CE>(o, packed, v);
+    } else if (APART) {
       copy_commit();
-      Factors<M, KEYS> packed;
-      const Use use = weigh_tile(own, body, packed, at_q, at_k + stage * K_BYTES, n * KEYS, stage);
-      if (SUMS) {
-        body.scale(o);
-        const u32 v = at_v + stage * V_BYTES;
-        if (APART) copy_wait<FEEDS - 1>();
-        if (APART ? __syncthreads_or(TWICE ? again : use.hides) : again) {  // v_n is here
-          odd |= clear_odd<KEYS, CE>(v);
-          __syncthreads();
-        }
-        if (FEEDS == 1 && is_there(following)) load_k(following, 0);
-        if (APART && FEEDS == 2 && is_there(following)) load_v(following, stage ^ 1);
-        if (APART) copy_commit();
-        if (use.adds) accumulate<M, KEYS, CE>(o, packed, v);
-      } else if (APART) {
-        copy_commit();
-      }
     }
-  } while (TWICE && SUMS && !again && (again = __syncthreads_or(has_odd<M, CE>(o))));
+  }
+#if !KNOWN
+  raise_unless_finite<OF_OUTPUTS>(c, own.sequence * c.key_heads + own.head.key_head, zero, o);
+#else
   if constexpr (SUMS)
-    if (KNOWN ? again : __syncthreads_or(odd))
+    if (body.odd)
       own.template add_odd_keys<CE>(o, c.v, c.first_value, min(CE, c.value_dim - c.first_value),
-                                [&](int i, int j) { return body.alone(own.head, i, j); }, [&](int r, float& x) { return body.factor(r, x); });
+                                    [&](int i, int j) { return body.alone(own.head, i, j); }, [&](int r, float& x) { return body.factor(r, x); });
+#endif
 }
 
 #if KNOWN
