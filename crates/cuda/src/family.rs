@@ -218,7 +218,7 @@ impl Family {
             Family::AttentionSm80Fused => "fused collect",
             Family::AttentionSm80F32 => "forward queries keys dbias",
             Family::AttentionSm80Wide => "queries keys values",
-            Family::AttentionSm80SecondOrder => "inspect tangents queries keys",
+            Family::AttentionSm80SecondOrder => "tangents queries keys",
             Family::AttentionSm90aForward => "forward",
             Family::AttentionSm90aBackward => "delta keys values queries",
             Family::LazyPortable => "scores values measure inspect counts queries keys dbias dtau",

@@ -2,10 +2,9 @@
 
 use crate::args::{ConstPtr, Declaration, Ptr, declaration, filled, kernel_args};
 use crate::memory::{Layout, MemoryRange};
-use crate::moves::StridedTensor;
 use crate::softmax::Steps;
 use crate::softmax::dq_partials::By;
-use crate::softmax::pair_args::{Numbers, PairArgs, PartialArgs, Sequence, wanted};
+use crate::softmax::pair_args::{Numbers, PairArgs, PartialArgs, wanted};
 use crate::softmax::portable::{columns, part, parts};
 use crate::softmax::prepared::Prepared;
 use crate::step::Work;
@@ -69,28 +68,8 @@ kernel_args! {
     }
 }
 
-kernel_args! {
-    /// Arguments of `inspect` of `attention/sm80_second_order.cu`: an operand.
-    struct InspectArgs as "InspectArgs" {
-        tensor: TensorArgs,
-        /// Of all groups together, and then of the key heads of each sequence.
-        flags: Ptr<u32>,
-        sequences: ConstPtr<Sequence>,
-        batch: i32,
-        heads: i32,
-        key_heads: i32,
-        rows: i32,
-        columns: i32,
-        /// Of sequences.
-        count: i32,
-        /// True if rows are those of k.
-        by_keys: i32,
-    }
-}
-
 /// Kernel arguments that these sources name.
-pub(crate) const ARGUMENTS: &[Declaration] =
-    &[declaration::<SecondArgs>(), declaration::<FusedSecondArgs>(), declaration::<InspectArgs>()];
+pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<SecondArgs>(), declaration::<FusedSecondArgs>()];
 
 impl SecondArgs {
     /// Of double_backward, or of jvp: there the tangents stand for the cotangents of the gradients.
@@ -129,34 +108,6 @@ impl SecondArgs {
     fn over(self, tasks: u64) -> Self {
         SecondArgs { c: self.c.over(tasks), ..self }
     }
-}
-
-/// Looks whether all that the tensor cores multiply is finite.
-fn inspect(steps: &Steps<'_>, variant: &Variant) -> Result<(), Error> {
-    let prepared = steps.prepared;
-    steps.clear_flags();
-    let all = InspectArgs {
-        flags: steps.group_flags().into(),
-        sequences: steps.table(prepared.tables.sequences).into(),
-        key_heads: prepared.scores.extents.key_heads as i32,
-        count: prepared.counts.sequences as i32,
-        ..InspectArgs::default()
-    };
-    let moved = if prepared.pass == Pass::Jvp { ["tq", "tk", "tv"] } else { ["ddq", "ddk", "ddv"] };
-    for name in ["q", "k", "v", "dout", "cot_o"].into_iter().chain(moved) {
-        let StridedTensor { address, extents, .. } = steps.place(name);
-        if address == 0 {
-            continue;
-        }
-        let [batch, heads, rows, columns] = extents.map(|x| x as i32);
-        let by_keys = matches!(name, "k" | "v" | "ddk" | "ddv" | "tk" | "tv").into();
-        let tensor = steps.tensor(name);
-        let args = InspectArgs { tensor, batch, heads, rows, columns, by_keys, ..all };
-        let warps = variant.threads() as usize / 32;
-        let blocks = (extents[0] * extents[1] * extents[2]).div_ceil(warps);
-        steps.launch((variant, "inspect"), (blocks, variant.threads()), &args)?;
-    }
-    Ok(())
 }
 
 /// The kernels of a pass, by their modules.
@@ -206,9 +157,7 @@ pub(crate) fn run(steps: &Steps<'_>, between: &Between) -> Result<(), Error> {
     let (portable, tensor) = (&prepared.modules.second, prepared.modules.tensor_second.as_ref());
     let pass = SecondPass { steps, portable, tensor };
     let args = SecondArgs::new(steps, between);
-    if let Some(variant) = tensor {
-        inspect(steps, variant)?;
-    }
+    steps.clear_flags();
     let by_queries = counts.by_queries * e.query_heads;
     // S and u of three products, dP and T of as many; then what they add to.
     let (scores, sums) = (3 * e.dim, 3 * values);

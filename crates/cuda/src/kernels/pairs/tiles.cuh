@@ -9,7 +9,8 @@ struct Task { int first, sequences, row_tile, key_tile; };  // tiles of the sequ
 #ifndef DROP
 #define DROP 0
 #endif
-constexpr int OF_KEYS = 1, OF_QUERIES = 2, OF_WEIGHTS = 3, OF_ROWS = 4, OF_PARTIALS = 5, OF_PRODUCTS = 6, OF_OUTPUTS = 7;
+constexpr int OF_KEYS = 1, OF_QUERIES = 2, OF_WEIGHTS = 3, OF_ROWS = 4, OF_PARTIALS = 5, OF_PRODUCTS = 6, OF_OUTPUTS = 7,
+              OF_TANGENTS = 8;
 // A sum of a group is not finite: flag 0 says so of some group, those behind it of each.
 template <int PLACE> DEV void raise(u32* flags, int group) {
   if (PLACE != DROP) flags[0] = flags[1 + group] = 1;
