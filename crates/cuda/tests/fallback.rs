@@ -155,12 +155,14 @@ fn the_flag_of_outputs_is_needed() {
     let problem = problem(1, 190, Sequences::Dense);
     // A value that no query sees, beside some that are seen.
     let (inputs, _) = inputs(&whole, &problem, |name, at| name == "v" && at[1..3] == [0, 190]);
-    let is_right = |workspace: &Workspace| {
-        let (o, _) = outputs(workspace, &problem, &inputs, &flash(Level::Sm80));
-        agree(&Tensors::from([("o", o)]), &Tensors::from([("o", inputs["o"].clone())]))
-    };
-    assert!(is_right(&whole));
-    assert!(!is_right(&mutant));
+    for level in LEVELS {
+        let is_right = |workspace: &Workspace| {
+            let (o, _) = outputs(workspace, &problem, &inputs, &flash(level));
+            agree(&Tensors::from([("o", o)]), &Tensors::from([("o", inputs["o"].clone())]))
+        };
+        assert!(is_right(&whole), "{level}");
+        assert!(!is_right(&mutant), "{level}");
+    }
 }
 
 /// True if the second order on tensor cores gives finite numbers in all rows but the first, where rows of an operand are
@@ -249,9 +251,10 @@ fn rows_of_other_sequences_and_of_none_change_no_bit() {
         let problem = problem(batch, 200, sequences);
         let clean = inputs(&whole, &problem, |_, _| false);
         let struck = inputs(&whole, &problem, |_, at| at[2] == lengths[at[0]]);
-        for names in [&ALL[..], &["dv"]] {
-            let of = |workspace: &Workspace, inputs: &(Tensors, ArrayD<f32>)| {
-                bits(&gradients(workspace, &problem, inputs, names, &flash(level)), &lengths)
+        for names in [&ALL[..], &["dv"], &["o"]] {
+            let of = |workspace: &Workspace, inputs: &(Tensors, ArrayD<f32>)| match names {
+                ["o"] => bits(&[("o", outputs(workspace, &problem, &inputs.0, &flash(level)).0)].into(), &lengths),
+                _ => bits(&gradients(workspace, &problem, inputs, names, &flash(level)), &lengths),
             };
             let wanted = of(&whole, &clean);
             assert!(of(&whole, &struck) == wanted, "{level} {names:?}, {lengths:?}");

@@ -47,7 +47,7 @@ pub(crate) fn writes(steps: &Steps<'_>, name: &str) -> bool {
 
 /// True if kernels of a forward pass raise flags: an lse of 16-bit operands alone needs none.
 pub(crate) fn has_forward(prepared: &Prepared<'_>) -> bool {
-    prepared.level == Level::Sm80 && (prepared.value_dim.is_some() || prepared.storage == Dtype::F32)
+    prepared.level != Level::Portable && (prepared.value_dim.is_some() || prepared.storage == Dtype::F32)
 }
 
 /// o and lse of groups whose flags kernels have raised.

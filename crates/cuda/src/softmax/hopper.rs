@@ -11,7 +11,7 @@ use crate::softmax::prepared::Prepared;
 use crate::softmax::spec::Spec;
 use crate::softmax::variants::{Hopper, Lengths, Visible};
 use crate::softmax::window::Window;
-use crate::softmax::{Steps, modules};
+use crate::softmax::{Steps, fallback, modules};
 use crate::step::Work;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
@@ -286,6 +286,7 @@ pub(crate) fn forward(steps: &Steps<'_>, plan: &Plan) -> Result<(), Error> {
         lse: steps.address("lse").into(),
         sinks: steps.address("sinks").into(),
         counter: steps.counter(0).into(),
+        flags: steps.group_flags().into(),
         shape: shape(steps, plan, together.min(e.batch * e.query_heads)),
         packed: packed(steps, plan),
         options: options(steps),
@@ -304,5 +305,9 @@ pub(crate) fn forward(steps: &Steps<'_>, plan: &Plan) -> Result<(), Error> {
     };
     let grid = (tiles.min(steps.multiprocessors()), 128 * (groups as u32 + 1));
     launch(steps, (&variant, "forward"), grid, &args, e.dim + values.unwrap_or(0))?;
-    if values.is_some() { plan.narrow(steps, "o") } else { Ok(()) }
+    if values.is_some() {
+        plan.narrow(steps, "o")?;
+        fallback::forward(steps)?;
+    }
+    Ok(())
 }

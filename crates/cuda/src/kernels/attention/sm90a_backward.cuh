@@ -141,20 +141,6 @@ template <> struct PairRows<true> {
     }
   }
 };
-DEV void store_zeros(u32 at) { asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory"); }
-// Clears the rows from `first` on of tiles of ROWS rows that two warpgroups multiply by. Each warpgroup clears all of
-// them, since the two do not wait for each other: one may write zeros where the other reads them, which changes
-// nothing. The copy engine wrote the rows, and the tensor cores read them: through another proxy than these stores.
-template <int ROWS, class... TILES> DEV void zero_rows(int first, int group, TILES... tiles) {
-  if (DROP == OF_ROWS) return;
-  constexpr int PIECES = D / 8;  // of 16 bytes in a row, all of which are cleared, however they are swizzled
-  const int piece = threadIdx.x % PIECES;
-#pragma unroll 1
-  for (int row = first + threadIdx.x % 128 / PIECES; row < ROWS; row += 128 / PIECES)
-    (store_zeros(tiles + piece / 8 * (ROWS * 128) + row * 128 + piece % 8 * 16), ...);
-  proxy_fence();
-  named_sync(1 + group, 128);
-}
 // A result of a warpgroup: its sums, their factor, the rows of the tensor, and the place from which a tile is copied.
 struct Result {
   float (&sums)[D / 2];
