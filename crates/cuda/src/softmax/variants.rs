@@ -135,7 +135,9 @@ impl AttentionShape {
 
     /// The kernel that computes groups again, of a backward pass or a forward pass on tensor cores.
     pub fn fallback(self, backward: bool) -> Variant {
-        let mut variant = self.portable(Family::AttentionFallback);
+        // Forward, columns of q have no accumulators.
+        let shape = if backward { self } else { AttentionShape { dim: 1, ..self } };
+        let mut variant = shape.portable(Family::AttentionFallback);
         variant.defines.push(("BACKWARD", backward.into()));
         variant
     }

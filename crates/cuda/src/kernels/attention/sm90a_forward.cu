@@ -43,7 +43,7 @@ constexpr int KEYS = 128, STAGES = 2;
 constexpr int SLACK = 8;  // o is rescaled when the maximum of a row has grown by more than 2^SLACK
 
 constexpr int ROWS = 64 * GROUPS;
-constexpr u32 Q_BYTES = ROWS * D * 2, KV_BYTES = KEYS * D * 2, PANEL = KEYS * 128;
+constexpr u32 Q_BYTES = ROWS * D * 2, KV_BYTES = KEYS * D * 2;
 constexpr u32 STAGING = 64 * D * 2;  // of each warpgroup: o on its way out
 constexpr u32 AT_K = Q_BYTES, AT_V = AT_K + STAGES * KV_BYTES, AT_O = AT_V + STAGES * KV_BYTES, AT_BARRIERS = AT_O + GROUPS * STAGING;
 using QRing = Ring<1, AT_BARRIERS>;

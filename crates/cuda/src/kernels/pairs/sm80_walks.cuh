@@ -90,7 +90,8 @@ template <class HEAD, int T, int N> struct QueryBlock : QueryTile<HEAD> {
 
 // The factors of v of a tile of keys; whether one may not be 0.
 template <class OWN, class BODY>
-DEV bool weigh_tile(const OWN& own, BODY& body, Factors<M, KEYS>& packed, float (&zero)[2], u32 q, u32 k, int key, int stage) {
+DEV bool weigh_tile(const OWN& own, BODY& body, Factors<M, KEYS>& packed, float (&zero)[2], u32 q, u32 k, int key,
+                    int stage) {
   Use use;
   Pairs<M, KEYS> p;
   products<M, KEYS, CD>(p, q, k);
@@ -143,7 +144,8 @@ template <bool SUMS, class OWN, class BODY> DEV void walk_values(const PairArgs&
       body.scale(o);
       const u32 v = at_v + stage * V_BYTES;
       if (APART) copy_wait<FEEDS - 1>(), __syncthreads();  // v_n is here
-      if (!KNOWN && opaque(n) < own.first) return;         // never; else instructions of both products need more registers
+      // Never: else both products are one block of instructions, which needs more registers.
+      if (!KNOWN && opaque(n) < own.first) return;
 #if KNOWN
       if (body.odd) clear_odd<KEYS, CE>(v), __syncthreads();
 #endif
