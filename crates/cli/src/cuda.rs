@@ -142,6 +142,9 @@ impl Archive {
             | Family::LinearPortableSecondOrder => {
                 self.pass.is_empty() || self.pass.iter().any(second)
             }
+            Family::AttentionFallback => {
+                self.level.is_empty() || self.level.iter().any(|x| *x != Level::Portable)
+            }
             Family::AttentionSm80
             | Family::AttentionSm80Fused
             | Family::AttentionSm80Wide
@@ -149,8 +152,7 @@ impl Archive {
             | Family::LazySm80
             | Family::LinearSm80
             | Family::PeakMma => self.level.is_empty() || self.level.contains(&Level::Sm80),
-            Family::AttentionFallback
-            | Family::AttentionSm90aForward
+            Family::AttentionSm90aForward
             | Family::AttentionSm90aBackward
             | Family::LazySm90aForward
             | Family::LazySm90aBackward

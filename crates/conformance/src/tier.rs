@@ -213,7 +213,7 @@ pub trait Tier: Sync {
         true
     }
 
-    /// True if a NaN changes no bit of gradients that it does not reach; where not, those of attention in its group,
+    /// True if a NaN changes no bit of results that it does not reach; where not, those of attention in its group,
     /// the key head of its sequence, lie within the bound.
     fn gives_the_bits_beside_nan(&self) -> bool {
         true

@@ -27,7 +27,7 @@ const MMA: &[Text] = texts! {
 };
 const MMA_F32: &[Text] = texts! {
     "tile/": "types.cuh"; "pairs/": "tiles.cuh" "problem.cuh"; "tile/": "swizzle.cuh" "fragment.cuh";
-    "pairs/": "walks.cuh"; "feed/": "cp_async.cuh" "load_tile.cuh"; "multiply/": "mma_sync_f32.cuh" "pair_by_pair.cuh" "odd_rows.cuh";
+    "pairs/": "walks.cuh"; "feed/": "cp_async.cuh" "load_tile.cuh"; "multiply/": "mma_sync_f32.cuh";
 };
 const WGMMA: &[Text] = texts! {
     "tile/": "types.cuh" "swizzle.cuh"; "feed/": "roles.cuh" "barriers.cuh" "ring.cuh" "copy_engine.cuh";
@@ -60,12 +60,12 @@ macro_rules! families {
 families! {
     /// attention and attention_lse in fused multiply-adds.
     AttentionPortable = "attention/portable": FFMA {
-        "attention/": "partials.cuh" "portable_partials.cuh" "portable_forward.cu"
+        "attention/": "partials.cuh" "portable_partials.cuh" "portable_forward.cuh" "portable_forward.cu"
         "portable_backward.cuh" "portable_backward.cu" "partials.cu";
     }
-    /// Their backward pass where results of tensor cores are not finite.
+    /// The same in groups in which results of tensor cores are not finite.
     AttentionFallback = "attention/fallback": FFMA {
-        "attention/": "partials.cuh" "portable_partials.cuh" "portable_backward.cuh" "fallback.cu";
+        "attention/": "partials.cuh" "portable_partials.cuh" "portable_forward.cuh" "portable_backward.cuh" "fallback.cu";
     }
     /// Their second order in fused multiply-adds.
     AttentionPortableSecondOrder = "attention/portable_second_order": FFMA {
@@ -180,7 +180,7 @@ impl Family {
 
     /// The architecture that it is compiled for on devices of a compute capability; `None` if it does not run there.
     pub fn architecture_on(self, (major, minor): (i32, i32)) -> Option<String> {
-        if self.unit() == Unit::Wgmma || self == Family::AttentionFallback {
+        if self.unit() == Unit::Wgmma {
             return ((major, minor) == (9, 0)).then(|| "sm_90a".to_string());
         }
         Some(format!("sm_{major}{minor}"))
@@ -218,7 +218,7 @@ impl Family {
             Family::AttentionSm80Fused => "fused collect",
             Family::AttentionSm80F32 => "forward queries keys dbias",
             Family::AttentionSm80Wide => "queries keys values",
-            Family::AttentionSm80SecondOrder => "inspect tangents queries keys",
+            Family::AttentionSm80SecondOrder => "tangents queries keys",
             Family::AttentionSm90aForward => "forward",
             Family::AttentionSm90aBackward => "delta keys values queries",
             Family::LazyPortable => "scores values measure inspect counts queries keys dbias dtau",

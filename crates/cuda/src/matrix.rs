@@ -49,6 +49,9 @@ fn add_attention(all: &mut Vec<Variant>, storage: Dtype, options: bool) {
         let is_narrow = dim.max(value_dim.unwrap_or(1)) <= 128;
         all.push(shapes[0].portable(Family::AttentionPortable));
         all.push(shapes[0].portable(Family::AttentionPortableSecondOrder));
+        let has_forward = value_dim.is_some() && (dim <= 128 || storage != F32) || storage == F32 && is_narrow;
+        let fallbacks = [(false, has_forward), (true, is_narrow || storage != F32)].into_iter().filter(|x| x.1);
+        all.extend(fallbacks.map(|(backward, _)| shapes[0].fallback(backward)));
         all.extend(value_dim.map(|_| shapes[0].portable(Family::LazyPortable)));
         match (storage, is_narrow) {
             (F32, true) => {
@@ -56,7 +59,6 @@ fn add_attention(all: &mut Vec<Variant>, storage: Dtype, options: bool) {
             }
             (F32, false) => {}
             (_, true) => {
-                all.push(shapes[0].portable(Family::AttentionFallback));
                 all.extend(shapes.map(AttentionShape::sm80_fused));
             }
             (_, false) => all.extend(shapes.iter().flat_map(|shape| wide(*shape))),

@@ -99,8 +99,8 @@ fn attention_sm90a(variant: &Variant, kernel: &str) -> usize {
     // Of spans, what the walk by keys does with the block of each stage.
     let visits = if variant.define("WINDOW") == 2 { 16 } else { 0 };
     match kernel {
-        // q; k and v in two stages; P or o of each warpgroup; barriers.
-        "forward" => 1024 + rows(64 * groups) + 4 * rows(128) + groups * 16384 + 256,
+        // q; k and v in two stages; o of each warpgroup; barriers.
+        "forward" => 1024 + 2 * rows(64 * groups) + 4 * rows(128) + 256,
         // Operands of two tiles; of walked ones, with their numbers, in four stages, or two of dout beside; barriers.
         "keys" | "queries" if variant.define("RESULTS") == 0 => 1024 + 6 * rows(128) + 4 * (1024 + 32) + 56 + visits,
         "values" => 1024 + 6 * rows(128) + 2 * (1024 + 32) + 56 + visits,

@@ -122,6 +122,7 @@ impl Variant {
         let least = if self.family == Family::AttentionSm80Wide { 128 } else { 0 };
         match (of("D"), of("CD").or(of("CW")).or(of("KW"))) {
             (Some(most), _) => dim <= most,
+            (None, Some(_)) if of("BACKWARD") == Some(0) => true,
             (None, Some(columns)) => width(dim).max(least) == columns,
             (None, None) => true,
         }

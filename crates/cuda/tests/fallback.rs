@@ -1,11 +1,11 @@
-//! The backward pass of sm90a where numbers are not finite: groups with a flag are computed again, and all others have
-//! the bits that they have alone. Without such a device a test says that it was skipped.
+//! Passes of tensor cores where numbers are not finite: groups with a flag are computed again, and all others
+//! have the bits that they have alone. Without a device of compute capability 9.0 a test says that it was skipped.
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
 use etalon_cuda::{
     DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Settings, Workspace, probe, run_in,
 };
-use etalon_problem::{Attention, Dtype, Extents, Mask, Pass, Problem, Role, Sequences, Views, ViewsMut};
+use etalon_problem::{Attention, Dtype, Extents, Mask, Mode, Pass, Problem, Role, Sequences, Views, ViewsMut};
 use half::bf16;
 use ndarray::{ArrayD, Dimension, IxDyn};
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ type Tensors = BTreeMap<&'static str, ArrayD<bf16>>;
 
 const ALL: [&str; 3] = ["dq", "dk", "dv"];
 
-/// Kernels without a part, by its number in `sm90a_backward.cuh`; 0: with all.
+/// Kernels without a part, by its number in `pairs/tiles.cuh`; 0: with all.
 fn without(part: usize) -> Option<Workspace> {
     if let Err(absent) = probe() {
         println!("skipped: {absent}");
@@ -30,13 +30,15 @@ fn without(part: usize) -> Option<Workspace> {
     Some(workspace)
 }
 
-fn flash() -> Options {
-    Options { level: Level::Sm90a, precision: Precision::Flash, ..Options::default() }
+const LEVELS: [Level; 2] = [Level::Sm90a, Level::Sm80];
+
+fn flash(level: Level) -> Options {
+    Options { level, precision: Precision::Flash, ..Options::default() }
 }
 
-/// Two blocks of queries and of keys, which end within a block.
-fn problem(batch: usize, sequences: Sequences) -> Problem {
-    let (queries, keys) = (200, 200);
+/// Two blocks of queries and of 200 keys, which end within a block.
+fn problem(batch: usize, queries: usize, sequences: Sequences) -> Problem {
+    let keys = 200;
     let extents = Extents { batch, query_heads: 4, key_heads: 2, queries, keys, dim: 64 };
     let mut attention = Attention::new(extents).mask(Mask::causal());
     attention.scores.sequences = sequences;
@@ -68,14 +70,20 @@ fn inputs(workspace: &Workspace, problem: &Problem, hit: impl Fn(&str, &[usize])
             all.insert(x.name, values);
         }
     }
+    let portable = Options { level: Level::Portable, ..Options::default() };
+    let (o, lse) = outputs(workspace, problem, &all, &portable);
+    all.insert("o", o);
+    (all, lse)
+}
+
+/// o and lse, as a level computes them.
+fn outputs(workspace: &Workspace, problem: &Problem, all: &Tensors, options: &Options) -> (ArrayD<bf16>, ArrayD<f32>) {
     let (mut o, mut lse) = (all["dout"].clone(), ArrayD::<f32>::zeros(all["dout"].shape()[..3].to_vec()));
     let forward = ["q", "k", "v"].iter().fold(Views::new(), |views, name| views.with(name, &all[name]));
     let mut results = ViewsMut::new().with("o", &mut o).with("lse", &mut lse);
-    let portable = Options { level: Level::Portable, ..Options::default() };
-    run_in(workspace, problem, Pass::Forward, &forward, &mut results, &portable).unwrap();
+    run_in(workspace, problem, Pass::Forward, &forward, &mut results, options).unwrap();
     drop((results, forward));
-    all.insert("o", o);
-    (all, lse)
+    (o, lse)
 }
 
 /// Some gradients, as a level computes them.
@@ -109,24 +117,116 @@ fn agree(found: &Tensors, wanted: &Tensors) -> bool {
     })
 }
 
-/// The gradients of a pass, a flag that they need, and where a NaN lies that masks keep from most of them: the name of
-/// an operand, and a row.
-const CASES: [(&[&str], usize, &str, usize); 4] =
-    [(&["dk", "dv"], 1, "q", 0), (&["dk"], 1, "q", 0), (&["dq"], 2, "k", 199), (&["dv"], 3, "dout", 0)];
+/// The level and the mode of a pass, its gradients, a flag that they need, and where a NaN lies that masks keep from
+/// most of them: the name of an operand, and a row.
+type Case = (Level, Mode, &'static [&'static str], usize, &'static str, usize);
+const CASES: [Case; 9] = [
+    (Level::Sm90a, Mode::Separate, &["dk", "dv"], 1, "q", 0),
+    (Level::Sm90a, Mode::Separate, &["dk"], 1, "q", 0),
+    (Level::Sm90a, Mode::Separate, &["dq"], 2, "k", 190),
+    (Level::Sm90a, Mode::Separate, &["dv"], 3, "dout", 0),
+    (Level::Sm80, Mode::Separate, &["dk", "dv"], 1, "q", 0),
+    (Level::Sm80, Mode::Separate, &["dv"], 1, "dout", 0),
+    (Level::Sm80, Mode::Separate, &["dq"], 2, "k", 190),
+    (Level::Sm80, Mode::FusedPartials, &ALL, 1, "q", 0),
+    (Level::Sm80, Mode::FusedPartials, &ALL, 5, "k", 190),
+];
 
 #[test]
 fn each_flag_is_needed() {
     let Some(whole) = without(0) else { return };
-    let problem = problem(1, Sequences::Dense);
+    let problem = problem(1, 190, Sequences::Dense);
     let portable = Options { level: Level::Portable, ..Options::default() };
-    for (names, part, struck, row) in CASES {
+    for (level, mode, names, part, struck, row) in CASES {
+        let options = Options { mode, ..flash(level) };
         let inputs = inputs(&whole, &problem, |name, at| name == struck && at[1..3] == [0, row]);
         let wanted = gradients(&whole, &problem, &inputs, names, &portable);
-        let found = gradients(&whole, &problem, &inputs, names, &flash());
-        assert!(agree(&found, &wanted), "{names:?} with all flags");
+        let found = gradients(&whole, &problem, &inputs, names, &options);
+        assert!(agree(&found, &wanted), "{level} {mode:?} {names:?} with all flags");
         let Some(mutant) = without(part) else { return };
-        let found = gradients(&mutant, &problem, &inputs, names, &flash());
-        assert!(!agree(&found, &wanted), "{names:?} without the flag {part}");
+        let found = gradients(&mutant, &problem, &inputs, names, &options);
+        assert!(!agree(&found, &wanted), "{level} {mode:?} {names:?} without the flag {part}");
+    }
+}
+
+#[test]
+fn the_flag_of_outputs_is_needed() {
+    let (Some(whole), Some(mutant)) = (without(0), without(7)) else { return };
+    let problem = problem(1, 190, Sequences::Dense);
+    // A value that no query sees, beside some that are seen.
+    let (inputs, _) = inputs(&whole, &problem, |name, at| name == "v" && at[1..3] == [0, 190]);
+    for level in LEVELS {
+        let is_right = |workspace: &Workspace| {
+            let (o, _) = outputs(workspace, &problem, &inputs, &flash(level));
+            agree(&Tensors::from([("o", o)]), &Tensors::from([("o", inputs["o"].clone())]))
+        };
+        assert!(is_right(&whole), "{level}");
+        assert!(!is_right(&mutant), "{level}");
+    }
+}
+
+/// True if the second order on tensor cores gives finite numbers in all rows but the first, where rows of an operand are
+/// NaN that no other sees.
+fn is_finite_of_the_second_order(workspace: &Workspace, struck: &str, row: usize) -> bool {
+    let problem = problem(1, 190, Sequences::Dense);
+    let hit = |name: &str, at: &[usize]| name == struck && at[1..3] == [0, row];
+    let (mut inputs, lse) = inputs(workspace, &problem, hit);
+    let operands = problem.operands(Pass::DoubleBackward);
+    for (seed, name) in ["ddq", "ddk", "ddv"].into_iter().enumerate() {
+        inputs.insert(name, numbers(inputs[&name[2..]].shape(), seed + 10));
+    }
+    inputs.insert("cot_o", numbers(inputs["o"].shape(), 20));
+    let given = operands.iter().filter_map(|x| inputs.get_key_value(x.name));
+    let given = given.fold(Views::new(), |all, (name, x)| all.with(name, x)).with("lse", &lse);
+    let mut results: Tensors =
+        [("gq", "q"), ("gk", "k"), ("gv", "v"), ("gdout", "o")].map(|(name, like)| (name, inputs[like].clone())).into();
+    let mut places = ViewsMut::new();
+    for (name, x) in &mut results {
+        places = places.with(name, x);
+    }
+    let portable = Options { level: Level::Portable, ..Options::default() };
+    run_in(workspace, &problem, Pass::DoubleBackward, &given, &mut places, &portable).unwrap();
+    drop(places);
+    results.values().all(|x| x.indexed_iter().all(|(at, x)| at[2] == 0 || x.to_f32().is_finite()))
+}
+
+#[test]
+fn flags_of_the_second_order_are_needed() {
+    let Some(whole) = without(0) else { return };
+    for (part, struck, row) in [(1, "q", 0), (2, "k", 190), (8, "v", 190)] {
+        assert!(is_finite_of_the_second_order(&whole, struck, row), "{struck} with all flags");
+        let Some(mutant) = without(part) else { return };
+        assert!(!is_finite_of_the_second_order(&mutant, struck, row), "{struck} without the flag {part}");
+    }
+}
+
+/// dv of f32 on tensor cores, of scores of −4 that are products of a number near the largest and one near the least.
+fn dv_of_overflow(workspace: &Workspace, options: &Options) -> Vec<f32> {
+    let extents = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 64, keys: 64, dim: 64 };
+    let problem: Problem = Attention::new(extents).into();
+    let of = |first: f32, other: f32| {
+        ArrayD::from_shape_fn(IxDyn(&[1, 1, 64, 64]), |at| if at[3] == 0 { first } else { other })
+    };
+    let (q, k, ones) = (of(-f32::exp2(120.0), 0.0), of(f32::exp2(-115.0), 0.0), of(1.0, 1.0));
+    let lse = ArrayD::from_elem(IxDyn(&[1, 1, 64]), -4.0_f32 + 64_f32.ln());
+    let mut dv = ones.clone();
+    let inputs = [("q", &q), ("k", &k), ("v", &ones), ("dout", &ones), ("o", &ones), ("lse", &lse)];
+    let inputs = inputs.into_iter().fold(Views::new(), |all, (name, x)| all.with(name, x));
+    let mut results = ViewsMut::new().with("dv", &mut dv);
+    run_in(workspace, &problem, Pass::Backward, &inputs, &mut results, options).unwrap();
+    drop(results);
+    dv.into_iter().collect()
+}
+
+#[test]
+fn products_of_f32_that_overflow_raise_flags() {
+    let (Some(whole), Some(mutant)) = (without(0), without(6)) else { return };
+    for precision in [Precision::Tf32, Precision::Bf16x3] {
+        let options = Options { level: Level::Sm80, precision, ..Options::default() };
+        let is_right = |dv: Vec<f32>| dv.iter().all(|x| (x - 1.0).abs() < 0.01);
+        assert!(is_right(dv_of_overflow(&whole, &options)), "{precision}");
+        let found = dv_of_overflow(&mutant, &options);
+        assert!(is_right(found) == (precision == Precision::Bf16x3), "{precision}: 2¹²⁰ is a bf16");
     }
 }
 
@@ -146,17 +246,20 @@ fn rows_of_other_sequences_and_of_none_change_no_bit() {
     let cu = vec![0, 90, 200];
     let packed = Sequences::Packed { cu_query: cu.clone(), cu_key: cu };
     let padded = Sequences::Lengths { query: vec![90, 130], key: vec![90, 130] };
-    for (batch, sequences, lengths) in [(1, packed, vec![90]), (2, padded, vec![90, 130])] {
-        let problem = problem(batch, sequences);
+    let cases = [(1, packed, vec![90]), (2, padded, vec![90, 130])];
+    for (level, (batch, sequences, lengths)) in LEVELS.into_iter().flat_map(|level| cases.clone().map(|x| (level, x))) {
+        let problem = problem(batch, 200, sequences);
         let clean = inputs(&whole, &problem, |_, _| false);
         let struck = inputs(&whole, &problem, |_, at| at[2] == lengths[at[0]]);
-        for names in [&ALL[..], &["dv"]] {
-            let of = |workspace: &Workspace, inputs: &(Tensors, ArrayD<f32>)| {
-                bits(&gradients(workspace, &problem, inputs, names, &flash()), &lengths)
+        for names in [&ALL[..], &["dv"], &["o"]] {
+            let of = |workspace: &Workspace, inputs: &(Tensors, ArrayD<f32>)| match names {
+                ["o"] => bits(&[("o", outputs(workspace, &problem, &inputs.0, &flash(level)).0)].into(), &lengths),
+                _ => bits(&gradients(workspace, &problem, inputs, names, &flash(level)), &lengths),
             };
             let wanted = of(&whole, &clean);
-            assert!(of(&whole, &struck) == wanted, "{names:?}, {lengths:?}");
-            let Some(mutant) = without(4) else { return };
+            assert!(of(&whole, &struck) == wanted, "{level} {names:?}, {lengths:?}");
+            // Rows behind a sequence are loaded as 0 on sm80.
+            let Some(mutant) = without(4).filter(|_| level == Level::Sm90a) else { continue };
             assert!(of(&mutant, &struck) != wanted, "{names:?}, {lengths:?}: rows are not cleared");
         }
     }
@@ -226,14 +329,18 @@ impl Held {
 
 #[test]
 fn flags_are_those_of_a_call_on_its_stream() {
+    LEVELS.into_iter().for_each(flags_are_of_a_call);
+}
+
+fn flags_are_of_a_call(level: Level) {
     let Some(workspace) = without(0) else { return };
-    let problem = problem(1, Sequences::Dense);
+    let problem = problem(1, 200, Sequences::Dense);
     let clean = inputs(&workspace, &problem, |_, _| false);
     let struck = inputs(&workspace, &problem, |name, at| name == "q" && at[2] == 0);
     let context = CudaContext::new(0).unwrap();
     let mut held = [&clean, &struck].map(|inputs| Held::new(context.new_stream().unwrap(), inputs));
     let [inputs, outputs] = held[0].tensors();
-    let pass = DevicePass::new(&workspace, &problem, Pass::Backward, &inputs, &outputs, &flash()).unwrap();
+    let pass = DevicePass::new(&workspace, &problem, Pass::Backward, &inputs, &outputs, &flash(level)).unwrap();
     held.iter_mut().for_each(|held| held.enqueue(&pass));
     let [wanted, other] = [0, 1].map(|n| held[n].get());
     assert!(wanted != other, "a NaN reaches some gradients");

@@ -137,8 +137,8 @@ impl Tier for Cuda {
     }
 
     fn gives_the_bits_beside_nan(&self) -> bool {
-        // The backward pass of sm90a computes groups with a NaN again, as `portable` does.
-        matches!(self.level, Level::Portable | Level::Sm80 | Level::Sm80Narrow)
+        // Tensor cores leave groups with a NaN to `portable`.
+        self.level == Level::Portable
     }
 
     fn has(&self, choice: Choice) -> bool {

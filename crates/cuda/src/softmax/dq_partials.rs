@@ -80,8 +80,6 @@ pub(crate) struct DqPartials {
     range: MemoryRange,
     /// The sums of the tiles before.
     totals: MemoryRange,
-    /// On tensor cores, for each sequence and key head, whether k holds a number that is not finite.
-    nonfinite: MemoryRange,
 }
 
 /// The launches of a pass by keys that leaves partial sums: the module, and the work of its first kernel in all.
@@ -91,15 +89,13 @@ pub(crate) struct By<'a> {
 }
 
 impl DqPartials {
-    /// Memory for partial sums; `tensor`: of tensor cores, which leave out what is not finite.
-    pub fn new(shares: Shares, spec: &Spec, tensor: bool, layout: &mut Layout) -> Result<DqPartials, Error> {
+    /// Memory for partial sums.
+    pub fn new(shares: Shares, layout: &mut Layout) -> Result<DqPartials, Error> {
         let [partials, sums] = shares.bytes().ok_or_else(|| crate::memory::memory(usize::MAX))?;
-        let heads = spec.counts.sequences * spec.extents.key_heads;
         Ok(DqPartials {
             shares,
             range: layout.named("partial sums of dq", partials)?,
             totals: layout.named("sums of dq of the tiles before", sums)?,
-            nonfinite: layout.named("heads that are not finite", if tensor { 4 * heads } else { 0 })?,
         })
     }
 
@@ -117,7 +113,6 @@ impl DqPartials {
         let e = &spec.extents;
         let by_rows = 4 * (counts.by_queries * e.query_heads); // blocks of 16 rows
         let Shares { tiles, at_once, .. } = self.shares;
-        steps.clear(self.nonfinite);
         // A prediction counts all rounds as one.
         let (working, sums) = (self.shares.working(spec), self.shares.sums());
         let mut work = Work { working, ..by.work };
@@ -137,16 +132,10 @@ impl DqPartials {
         Ok(())
     }
 
-    /// Address of the numbers of key heads whose gradient of q the tensor cores leave out; nowhere, if none.
-    pub fn nonfinite(&self, steps: &Steps<'_>) -> Option<u64> {
-        (self.nonfinite.bytes > 0).then(|| steps.at(self.nonfinite))
-    }
-
     fn args(&self, steps: &Steps<'_>, tiles: Range<usize>) -> PartialArgs {
         PartialArgs {
             at: steps.at(self.range).into(),
             totals: steps.at(self.totals).into(),
-            odd: steps.at(self.nonfinite).into(),
             first: tiles.start as i32,
             end: tiles.end as i32,
             last: (tiles.end == self.shares.tiles).into(),

@@ -11,7 +11,7 @@ use crate::softmax::lazy::{Memory, Passes};
 use crate::softmax::prepared::Prepared;
 use crate::softmax::second::{self, Between};
 use crate::softmax::spec::{LAZY_LEVELS, LEVELS, Spec};
-use crate::softmax::{Steps, hopper, hopper_backward, modules, portable};
+use crate::softmax::{Steps, fallback, hopper, hopper_backward, modules, portable};
 use etalon_problem::{Blocking, DistanceBias, Error, Mode, Pass, Problem};
 
 /// Drafts the steps of a pass, as [`Prepared::new`].
@@ -22,10 +22,9 @@ pub(crate) fn draft<'a>(problem: &'a Problem, call: &PassCall<'_, '_>) -> Result
         Pass::DoubleBackward | Pass::Jvp => Some(Between::new(&prepared, &mut layout)?),
         _ => None,
     };
-    let tensor = prepared.level == Level::Sm80;
-    prepared.partials = shares(&prepared.spec, prepared.level)
-        .map(|shares| DqPartials::new(shares, &prepared.spec, tensor, &mut layout))
-        .transpose()?;
+    prepared.flags = fallback::reserve(&prepared, &mut layout)?;
+    prepared.partials =
+        shares(&prepared.spec, prepared.level).map(|shares| DqPartials::new(shares, &mut layout)).transpose()?;
     let plan = match prepared.level {
         Level::Sm90a => Some(Plan::new(&prepared, &mut layout)?),
         _ => None,

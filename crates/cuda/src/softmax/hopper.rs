@@ -11,7 +11,7 @@ use crate::softmax::prepared::Prepared;
 use crate::softmax::spec::Spec;
 use crate::softmax::variants::{Hopper, Lengths, Visible};
 use crate::softmax::window::Window;
-use crate::softmax::{Steps, modules};
+use crate::softmax::{Steps, fallback, modules};
 use crate::step::Work;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
@@ -33,9 +33,6 @@ pub(crate) struct Plan {
     wide: Vec<Wide>,
     pub lse2: MemoryRange,
     pub delta: MemoryRange,
-    /// Counters from which blocks claim tiles, one for each of two kernels; and in the backward pass flags, of all
-    /// groups together and then of each key head of each sequence: a result is not finite.
-    pub flags: MemoryRange,
 }
 
 /// The name of copies in plans.
@@ -60,9 +57,6 @@ impl Plan {
             let mut numbers = || layout.named("lse and delta of rows", 4 * numbers);
             (plan.lse2, plan.delta) = (numbers()?, numbers()?);
         }
-        let groups = spec.counts.sequences * spec.extents.key_heads;
-        let flags = if backward { 1 + groups } else { 0 };
-        plan.flags = layout.named("counters of tiles, and flags of key heads", 4 * (2 + flags))?;
         Ok(plan)
     }
 
@@ -90,7 +84,6 @@ impl Plan {
             wide: Vec::new(),
             lse2: none,
             delta: none,
-            flags: none,
         }
     }
 
@@ -139,16 +132,6 @@ impl Plan {
     pub fn stat_rows(&self, e: &Extents) -> usize {
         let batch = if self.hopper.lengths == Lengths::Listed { 1 } else { e.batch };
         batch * e.query_heads * self.stats
-    }
-
-    /// The counter of a kernel.
-    pub fn counter(&self, steps: &Steps<'_>, kernel: u64) -> u64 {
-        steps.at(self.flags) + 4 * kernel
-    }
-
-    /// The flag of all groups, and behind it that of each.
-    pub fn group_flags(&self, steps: &Steps<'_>) -> u64 {
-        self.counter(steps, 2)
     }
 
     fn find(&self, name: &str) -> Option<&Wide> {
@@ -289,7 +272,7 @@ pub(crate) fn forward(steps: &Steps<'_>, plan: &Plan) -> Result<(), Error> {
     plan.widen(steps, "q")?;
     plan.widen(steps, "k")?;
     plan.clear(steps, "o");
-    steps.clear(plan.flags);
+    steps.clear_flags();
     let variant = Variant::hopper_forward_of(plan.hopper, values.is_some(), plan.tile);
     let groups = variant.define("GROUPS");
     let rows = 64 * groups;
@@ -302,7 +285,8 @@ pub(crate) fn forward(steps: &Steps<'_>, plan: &Plan) -> Result<(), Error> {
         k: map("k", 128),
         lse: steps.address("lse").into(),
         sinks: steps.address("sinks").into(),
-        counter: plan.counter(steps, 0).into(),
+        counter: steps.counter(0).into(),
+        flags: steps.group_flags().into(),
         shape: shape(steps, plan, together.min(e.batch * e.query_heads)),
         packed: packed(steps, plan),
         options: options(steps),
@@ -321,5 +305,9 @@ pub(crate) fn forward(steps: &Steps<'_>, plan: &Plan) -> Result<(), Error> {
     };
     let grid = (tiles.min(steps.multiprocessors()), 128 * (groups as u32 + 1));
     launch(steps, (&variant, "forward"), grid, &args, e.dim + values.unwrap_or(0))?;
-    if values.is_some() { plan.narrow(steps, "o") } else { Ok(()) }
+    if values.is_some() {
+        plan.narrow(steps, "o")?;
+        fallback::forward(steps)?;
+    }
+    Ok(())
 }

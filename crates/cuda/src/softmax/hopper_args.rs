@@ -151,6 +151,8 @@ kernel_args! {
         /// 0: none.
         pub sinks: ConstPtr<f32>,
         pub counter: Ptr<u32>,
+        /// Of all groups together, and then of each: a sum is not finite.
+        pub flags: Ptr<u32>,
         pub shape: Shape,
         pub packed: Packed,
         pub options: ScoreOptions,

@@ -2,14 +2,13 @@
 //! `kernels/attention/sm90a_backward.cuh` says which kernels there are.
 
 use crate::args::filled;
-use crate::family::Family;
 use crate::moves::StridedTensor;
+use crate::softmax::fallback::{self, writes};
 use crate::softmax::hopper::{Plan, heads_in, launch, map_of, options, packed, padded, shape, spans};
 use crate::softmax::hopper_args::BackwardArgs;
-use crate::softmax::pair_args::{FallbackArgs, PairArgs};
+use crate::softmax::pair_args::PairArgs;
 use crate::softmax::variants::{Lengths, Results};
 use crate::softmax::{Steps, portable};
-use crate::tensor_args::TensorArgs;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
 use etalon_problem::Error;
@@ -35,7 +34,7 @@ pub(crate) fn backward(steps: &Steps<'_>, plan: &Plan) -> Result<(), Error> {
         WRITTEN.into_iter().for_each(|name| plan.clear(steps, name));
         pass.gradients()?;
         WRITTEN.into_iter().try_for_each(|name| plan.narrow(steps, name))?;
-        fallback(steps, plan)?;
+        fallback::backward(steps)?;
     }
     portable::sinks_and_bias(steps, &PairArgs::new(steps))
 }
@@ -43,11 +42,6 @@ pub(crate) fn backward(steps: &Steps<'_>, plan: &Plan) -> Result<(), Error> {
 /// Operands of the tensor cores in the backward pass, and their results.
 const READ: [&str; 4] = ["q", "k", "v", "dout"];
 const WRITTEN: [&str; 3] = ["dq", "dk", "dv"];
-
-/// True if a result is wanted of these kernels; dq is not where it is a multiple of a `gradient` that is given.
-fn writes(steps: &Steps<'_>, name: &str) -> bool {
-    steps.is_there(name) && !(name == "dq" && steps.prepared.has_gradient())
-}
 
 /// The module of the gradients that are computed together, or of one alone.
 fn module(steps: &Steps<'_>, plan: &Plan, together: bool) -> Variant {
@@ -71,7 +65,7 @@ fn delta(steps: &Steps<'_>, plan: &Plan, args: &BackwardArgs) -> Result<(), Erro
     for name in ["o", "dout"].into_iter().filter(|name| plan.reads(prepared, name)) {
         plan.widen(steps, name)?;
     }
-    steps.clear(plan.flags);
+    steps.clear_flags();
     let grid = ((plan.stat_rows(&steps.scores().extents) * plan.width / 8).div_ceil(256), 256);
     let module = module(steps, plan, are_together(steps));
     launch(steps, (&module, "delta"), grid, args, 0)
@@ -92,40 +86,13 @@ fn arguments(steps: &Steps<'_>, plan: &Plan) -> BackwardArgs {
         delta_rows: steps.range(steps.prepared.delta).into(),
         o: read("o").into(),
         dout_rows: read("dout").into(),
-        flags: plan.group_flags(steps).into(),
+        flags: steps.group_flags().into(),
         shape: shape(steps, plan, heads),
         packed: packed(steps, plan),
         options: options(steps),
         spans: spans(steps, plan),
         ..filled!(BackwardArgs: names(address) [lse dlse sinks])
     }
-}
-
-/// The results of groups whose flags kernels have raised.
-fn fallback(steps: &Steps<'_>, plan: &Plan) -> Result<(), Error> {
-    let (e, prepared) = (&steps.scores().extents, steps.prepared);
-    let result = |name| match writes(steps, name) {
-        true => steps.tensor(name),
-        false => TensorArgs::default(),
-    };
-    let [dq, dk, dv] = WRITTEN.map(result);
-    let blocks = |wanted: bool, tiles: usize, heads: usize| if wanted { tiles * heads } else { 0 };
-    let queries = blocks(dq.is_there(), prepared.counts.by_queries, e.query_heads);
-    let keys = blocks(dk.is_there() || dv.is_there(), prepared.counts.by_keys, e.key_heads);
-    let args = FallbackArgs {
-        c: PairArgs { dq, dk, dv, ..PairArgs::new(steps) },
-        key_tasks: steps.table(prepared.tables.by_keys).into(),
-        flags: plan.group_flags(steps).into(),
-        query_blocks: queries as i32,
-        key_blocks: keys as i32,
-    };
-    let spec = &prepared.spec;
-    let variant = spec.shape().portable(Family::AttentionFallback);
-    // Some blocks for each multiprocessor, which take turns. Tiles of one head are `heads` apart: where the number of
-    // blocks is odd, all have a part of them.
-    let most = (4 * steps.multiprocessors() - 1) | 1;
-    let grid = ((queries + keys).min(most), variant.threads());
-    launch(steps, (&variant, "fallback"), grid, &args, 0)
 }
 
 /// A backward pass on its way.
@@ -145,7 +112,7 @@ impl BackwardPass<'_> {
         args: BackwardArgs,
         terms: usize,
     ) -> Result<(), Error> {
-        let counter = self.plan.counter(self.steps, counter).into();
+        let counter = self.steps.counter(counter).into();
         let args = BackwardArgs { tiles: tiles as i32, counter, ..args };
         let grid = (tiles.min(self.steps.multiprocessors()), 384);
         launch(self.steps, kernel, grid, &args, terms)

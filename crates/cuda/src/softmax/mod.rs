@@ -3,6 +3,7 @@
 mod counts;
 mod dq_partials;
 mod draft;
+mod fallback;
 mod given;
 mod hopper;
 mod hopper_args;

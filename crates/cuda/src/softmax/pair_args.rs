@@ -48,8 +48,8 @@ kernel_args! {
         /// Of each sequence from its `first_tile` on.
         pub tiles: ConstPtr<Tile>,
         pub tasks: ConstPtr<Task>,
-        /// 0, or a number for each sequence and key head: where it is 0 there is nothing to do.
-        pub found: ConstPtr<u32>,
+        /// Of all groups together, and then of the key heads of each sequence: a sum is not finite. 0: nobody asks.
+        pub flags: Ptr<u32>,
         pub batch: i32,
         pub heads: i32,
         pub key_heads: i32,
@@ -78,8 +78,6 @@ kernel_args! {
         pub at: Ptr<f32>,
         /// `[batch, heads, queries, columns]`: the sums of the tiles before.
         pub totals: Ptr<f32>,
-        /// On tensor cores, for each sequence and key head: whether k holds a number that is not finite.
-        pub odd: Ptr<u32>,
         pub first: i32,
         pub end: i32,
         /// True if there are no tiles behind.
@@ -102,8 +100,6 @@ kernel_args! {
         pub c: PairArgs,
         /// Tiles of keys.
         pub key_tasks: ConstPtr<Task>,
-        /// Of all groups together, and then of the key heads of each sequence.
-        pub flags: ConstPtr<u32>,
         /// Tiles times heads; 0 where dq is not wanted.
         pub query_blocks: i32,
         /// The same of keys; 0 where neither dk nor dv is wanted.
@@ -144,6 +140,7 @@ impl PairArgs {
         let numbers = |name| steps.address(name);
         PairArgs {
             delta: steps.range(prepared.delta).into(),
+            flags: steps.group_flags().into(),
             allowed: flags.map_or(0, |_| table(tables.allowed)).into(),
             allowed_batch: heads * pairs,
             allowed_head: if heads > 1 { pairs } else { 0 },

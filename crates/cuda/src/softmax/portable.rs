@@ -2,6 +2,7 @@
 
 use crate::softmax::Steps;
 use crate::softmax::dq_partials::{By, DqPartials};
+use crate::softmax::fallback::{self, writes};
 use crate::softmax::pair_args::{FusedArgs, PairArgs, wanted};
 use crate::step::Work;
 use crate::variant::{Variant, width};
@@ -17,11 +18,6 @@ pub(crate) fn part(columns: usize, first: usize) -> usize {
     columns.saturating_sub(first).min(width(columns))
 }
 
-/// The work of a launch for each pair; none, where it depends on a number that kernels find.
-pub(crate) fn work(variant: &Variant, args: &PairArgs, terms: usize) -> Work {
-    Work::of(variant, if args.found.0 == 0 { terms } else { 0 })
-}
-
 /// Adds a launch of a kernel of a module.
 fn launch_of(
     steps: &Steps<'_>,
@@ -31,7 +27,7 @@ fn launch_of(
     terms: usize,
 ) -> Result<(), Error> {
     let grid = (blocks, variant.threads());
-    steps.launch_work((variant, name), grid, args, work(variant, args, terms))
+    steps.launch_work((variant, name), grid, args, Work::of(variant, terms))
 }
 
 /// Adds a launch of a kernel of the portable level.
@@ -57,11 +53,15 @@ pub(crate) fn forward(steps: &Steps<'_>) -> Result<(), Error> {
     let columns = prepared.value_dim.filter(|_| args.o.is_there()).unwrap_or(1);
     let most = if prepared.modules.tensor.is_none() { usize::MAX } else { 128 };
     let at_once = width(columns).min(most);
+    let has_fallback = fallback::has_forward(prepared);
+    if has_fallback {
+        steps.clear_flags();
+    }
     for first in (0..columns).step_by(at_once) {
         let terms = e.dim + values.saturating_sub(first).min(at_once);
         walk(steps, "forward", blocks, &args.at([0, first]), terms)?;
     }
-    Ok(())
+    if has_fallback { fallback::forward(steps) } else { Ok(()) }
 }
 
 /// ∂lse/∂q of attention_lse, from the lse that the forward pass has just written: dq of a dlse of 1.
@@ -87,6 +87,10 @@ fn each_dq(
 /// The gradients that have places.
 pub(crate) fn backward(steps: &Steps<'_>) -> Result<(), Error> {
     let args = PairArgs::new(steps);
+    let has_fallback = steps.prepared.flags.is_some() && ["dq", "dk", "dv"].into_iter().any(|name| writes(steps, name));
+    if has_fallback {
+        steps.clear_flags();
+    }
     delta(steps, &args)?;
     match &steps.prepared.partials {
         Some(partials) => fused(steps, partials, &args)?,
@@ -98,6 +102,9 @@ pub(crate) fn backward(steps: &Steps<'_>) -> Result<(), Error> {
             }
             dk_and_dv(steps, &args)?;
         }
+    }
+    if has_fallback {
+        fallback::backward(steps)?;
     }
     sinks_and_bias(steps, &args)
 }
@@ -136,13 +143,9 @@ fn fused(steps: &Steps<'_>, dq_partials: &DqPartials, args: &PairArgs) -> Result
     // S and dP in each launch, then what each adds to.
     let terms = firsts.len() * (e.dim + values) + 2 * e.dim + values;
     let partials = e.dim.next_multiple_of(64) as f64 * 4.0 / 64.0;
-    let by = By { variant, work: Work { partials, ..work(variant, args, terms) } };
+    let by = By { variant, work: Work { partials, ..Work::of(variant, terms) } };
     let with = |slots| firsts.iter().map(|&at| FusedArgs { c: over.at(at), slots }).collect();
-    dq_partials.run(steps, &by, with, *args)?;
-    let Some(nonfinite) = dq_partials.nonfinite(steps) else { return Ok(()) };
-    // Blocks of key heads whose keys are finite have nothing to do.
-    let args = PairArgs { found: nonfinite.into(), ..*args };
-    each_dq(steps, &args, |blocks, args, terms| walk(steps, "queries", blocks, &args, terms))
+    dq_partials.run(steps, &by, with, *args)
 }
 
 /// The gradients of the sinks and of the bias, if they have places, from the δ of every row.

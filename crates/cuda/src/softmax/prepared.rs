@@ -38,6 +38,8 @@ pub(crate) struct Prepared<'a> {
     given: Option<Made>,
     /// δ of every row, in the backward pass of the first two, if that needs it.
     pub delta: Option<MemoryRange>,
+    /// Counters and flags of attention and attention_lse on tensor cores, as `fallback::reserve` says.
+    pub flags: Option<MemoryRange>,
     /// Partial sums of the gradient of q, if it is computed in the pass by keys.
     pub partials: Option<DqPartials>,
 }
@@ -88,6 +90,7 @@ impl<'a> Prepared<'a> {
             tables,
             given,
             delta: delta.transpose()?,
+            flags: None,
             partials: None,
         })
     }

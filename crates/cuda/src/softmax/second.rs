@@ -2,11 +2,10 @@
 
 use crate::args::{ConstPtr, Declaration, Ptr, declaration, filled, kernel_args};
 use crate::memory::{Layout, MemoryRange};
-use crate::moves::StridedTensor;
 use crate::softmax::Steps;
 use crate::softmax::dq_partials::By;
-use crate::softmax::pair_args::{Numbers, PairArgs, PartialArgs, Sequence, wanted};
-use crate::softmax::portable::{columns, part, parts, work};
+use crate::softmax::pair_args::{Numbers, PairArgs, PartialArgs, wanted};
+use crate::softmax::portable::{columns, part, parts};
 use crate::softmax::prepared::Prepared;
 use crate::step::Work;
 use crate::tensor_args::TensorArgs;
@@ -21,20 +20,16 @@ pub(crate) struct Between {
     o: MemoryRange,
     /// δ, u, z, and whether the row sees a key.
     numbers: MemoryRange,
-    /// Of which key heads of each sequence an operand of the tensor cores holds a number that is not finite.
-    found: MemoryRange,
 }
 
 impl Between {
     pub fn new(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Between, Error> {
-        let (spec, sequences) = (&prepared.spec, prepared.counts.sequences);
-        let rows = spec.rows();
+        let rows = prepared.spec.rows();
         let elements = 4 * rows * prepared.value_dim.unwrap_or(0);
         Ok(Between {
             sum: layout.named("sums of rows", elements)?,
             o: layout.named("sums of rows", elements)?,
             numbers: layout.named("numbers of rows", 4 * 4 * rows)?,
-            found: layout.named("heads that are not finite", 4 * sequences * spec.extents.key_heads)?,
         })
     }
 }
@@ -73,28 +68,8 @@ kernel_args! {
     }
 }
 
-kernel_args! {
-    /// Arguments of `inspect` of `attention/sm80_second_order.cu`: an operand.
-    struct InspectArgs as "InspectArgs" {
-        tensor: TensorArgs,
-        /// Of the key heads of each sequence.
-        found: Ptr<u32>,
-        sequences: ConstPtr<Sequence>,
-        batch: i32,
-        heads: i32,
-        key_heads: i32,
-        rows: i32,
-        columns: i32,
-        /// Of sequences.
-        count: i32,
-        /// True if rows are those of k.
-        by_keys: i32,
-    }
-}
-
 /// Kernel arguments that these sources name.
-pub(crate) const ARGUMENTS: &[Declaration] =
-    &[declaration::<SecondArgs>(), declaration::<FusedSecondArgs>(), declaration::<InspectArgs>()];
+pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<SecondArgs>(), declaration::<FusedSecondArgs>()];
 
 impl SecondArgs {
     /// Of double_backward, or of jvp: there the tangents stand for the cotangents of the gradients.
@@ -135,34 +110,6 @@ impl SecondArgs {
     }
 }
 
-/// Looks whether all that the tensor cores multiply is finite.
-fn inspect(steps: &Steps<'_>, variant: &Variant, found: MemoryRange) -> Result<(), Error> {
-    let prepared = steps.prepared;
-    steps.clear(found);
-    let all = InspectArgs {
-        found: steps.at(found).into(),
-        sequences: steps.table(prepared.tables.sequences).into(),
-        key_heads: prepared.scores.extents.key_heads as i32,
-        count: prepared.counts.sequences as i32,
-        ..InspectArgs::default()
-    };
-    let moved = if prepared.pass == Pass::Jvp { ["tq", "tk", "tv"] } else { ["ddq", "ddk", "ddv"] };
-    for name in ["q", "k", "v", "dout", "cot_o"].into_iter().chain(moved) {
-        let StridedTensor { address, extents, .. } = steps.place(name);
-        if address == 0 {
-            continue;
-        }
-        let [batch, heads, rows, columns] = extents.map(|x| x as i32);
-        let by_keys = matches!(name, "k" | "v" | "ddk" | "ddv" | "tk" | "tv").into();
-        let tensor = steps.tensor(name);
-        let args = InspectArgs { tensor, batch, heads, rows, columns, by_keys, ..all };
-        let warps = variant.threads() as usize / 32;
-        let blocks = (extents[0] * extents[1] * extents[2]).div_ceil(warps);
-        steps.launch((variant, "inspect"), (blocks, variant.threads()), &args)?;
-    }
-    Ok(())
-}
-
 /// The kernels of a pass, by their modules.
 struct SecondPass<'a> {
     steps: &'a Steps<'a>,
@@ -174,7 +121,7 @@ struct SecondPass<'a> {
 impl SecondPass<'_> {
     /// A kernel of the portable level, which computes so many terms of each pair, if no other does.
     fn launch(&self, name: &'static str, blocks: usize, args: &SecondArgs, terms: usize) -> Result<(), Error> {
-        let work = work(self.portable, &args.c, terms);
+        let work = Work::of(self.portable, if self.tensor.is_some() { 0 } else { terms });
         self.steps.launch_work((self.portable, name), (blocks, self.portable.threads()), args, work)
     }
 
@@ -209,11 +156,8 @@ pub(crate) fn run(steps: &Steps<'_>, between: &Between) -> Result<(), Error> {
     let (counts, values) = (&prepared.counts, prepared.value_dim.unwrap_or(0));
     let (portable, tensor) = (&prepared.modules.second, prepared.modules.tensor_second.as_ref());
     let pass = SecondPass { steps, portable, tensor };
-    let mut args = SecondArgs::new(steps, between);
-    if let Some(variant) = tensor {
-        inspect(steps, variant, between.found)?;
-        args.c.found = steps.at(between.found).into();
-    }
+    let args = SecondArgs::new(steps, between);
+    steps.clear_flags();
     let by_queries = counts.by_queries * e.query_heads;
     // S and u of three products, dP and T of as many; then what they add to.
     let (scores, sums) = (3 * e.dim, 3 * values);
@@ -226,7 +170,7 @@ pub(crate) fn run(steps: &Steps<'_>, between: &Between) -> Result<(), Error> {
     let by_keys = args.over(steps.table(prepared.tables.by_keys));
     if let Some(partials) = &prepared.partials {
         let terms = scores + sums + 4 * e.dim + 2 * values;
-        let work = Work { partials: 4.0, ..work(portable, &args.c, terms) };
+        let work = Work { partials: 4.0, ..Work::of(portable, terms) };
         let by = By { variant: portable, work };
         let with = |slots| vec![FusedSecondArgs { a: by_keys, slots }];
         partials.run(steps, &by, with, PairArgs { dq: args.gq, ..args.c })?;

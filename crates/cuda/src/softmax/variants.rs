@@ -133,6 +133,15 @@ impl AttentionShape {
         Variant::new(family, defines)
     }
 
+    /// The kernel that computes groups again, of a backward pass or a forward pass on tensor cores.
+    pub fn fallback(self, backward: bool) -> Variant {
+        // Forward, columns of q have no accumulators.
+        let shape = if backward { self } else { AttentionShape { dim: 1, ..self } };
+        let mut variant = shape.portable(Family::AttentionFallback);
+        variant.defines.push(("BACKWARD", backward.into()));
+        variant
+    }
+
     /// Kernels on tensor cores of any device, with accumulators of so many columns.
     fn on_tensor_cores(self, family: Family, [columns, values]: [usize; 2]) -> Variant {
         let defines = [

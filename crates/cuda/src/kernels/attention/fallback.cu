@@ -1,12 +1,12 @@
-// Results of a backward pass on tensor cores in groups in which one is not finite: dq, dk and dv of the key heads of
-// sequences that have a flag, pair by pair as the portable kernels compute them, in their bits. A block walks tiles of
-// queries, then of keys, of all groups; where there is no flag it exits at once.
+// Results of a pass on tensor cores in groups in which one is not finite: o and lse, or dq, dk and dv, of the key heads
+// of sequences that have a flag, pair by pair as the portable kernels compute them, in their bits. A block walks tiles
+// of queries, then of keys, of all groups; where there is no flag it exits at once.
 //
-// Compile-time names are those of portable_forward.cu.
+// Compile-time: BACKWARD (0: o and lse); other names are those of portable_forward.cu.
 KERNEL_ARGS(FallbackArgs)
 
 extern "C" __global__ void __launch_bounds__(THREADS) fallback(const __grid_constant__ FallbackArgs a) {
-  if (!a.flags[0]) return;
+  if (!a.c.flags[0]) return;
   __shared__ Shared shared;
   const PairArgs& c = a.c;
   const int blocks = a.query_blocks + a.key_blocks;
@@ -18,8 +18,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) fallback(const __grid_cons
     const int heads = by_keys ? c.key_heads : c.heads;
     const Task task = (by_keys ? a.key_tasks : c.tasks)[number / heads];
     const int head = number % heads, key_head = by_keys ? head : head / (c.heads / c.key_heads);
-    if (!a.flags[1 + task.first * c.key_heads + key_head]) continue;
-    if (by_keys) keys_of(c, shared, task, head, NoSlots());
+    if (!c.flags[1 + task.first * c.key_heads + key_head]) continue;
+    if (!BACKWARD) outputs_of(c, shared, task, head);
+    else if (by_keys) keys_of(c, shared, task, head, NoSlots());
     else queries_of(c, shared, task, head);
   }
 }

@@ -26,6 +26,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) collect(const __grid_const
       continue;
     }
     const float all[4] = {sum.x, sum.y, sum.z, sum.w};
+    if (c.flags && !(sum.x * 0 + sum.y * 0 + sum.z * 0 + sum.w * 0 == 0))  // of tensor cores
+      raise<OF_PARTIALS>(c.flags, task.first * c.key_heads + h / (c.heads / c.key_heads));
     element* to = (element*)c.dq.data + s.batch * c.dq.batch + h * c.dq.head + (s.query_start + row + r) * c.dq.row;
     UNROLL(e, 4)
       if (column + e < c.dim) to[column + e] = rounded(fmaf(c.scale, all[e], 0.0f));  // no -0, as `store`

@@ -11,8 +11,8 @@ DEV float weight_of_sink(const SecondArgs& a, int head, float lse) {
   return sink == -INF ? 0 : ::weight_of_sink(sink, lse);
 }
 
-// True if the kernels on tensor cores compute the rows and keys of a key head of a sequence: all numbers are finite.
-DEV bool is_finite(const SecondArgs& a, int sequence, int key_head) { return a.c.found && !a.c.found[sequence * a.c.key_heads + key_head]; }
+// True if the kernels on tensor cores compute the rows and keys of a key head of a sequence: it has no flag.
+DEV bool is_finite(const SecondArgs& a, int sequence, int key_head) { return a.c.flags && !a.c.flags[1 + sequence * a.c.key_heads + key_head]; }
 
 // The factors of a pair, hidden where it is not visible.
 struct Pair {

@@ -6,9 +6,8 @@
 // stages; rows that begin and end at multiples of 16 bytes are copied in pieces, others element by element (WHOLE).
 // All tiles but those of wide operands fit 99 KiB of shared memory, hence every device.
 //
-// A tile in which some pair is hidden is searched for non-finite numbers. They are 0 for the tensor cores; after the
-// last tile, what they add to the pairs that see them is added pair by pair. Tiles without a hidden pair are not
-// searched.
+// Sums that are not finite raise flags, and `fallback` computes their groups again: the heads of `sm80_forward.cu` and
+// `sm80_backward.cu`.
 //
 // Scores are kept over softmax_scale. A finite bias that overflows f32 when it is divided by the scale counts as the
 // largest number: o is right, and lse is that number times the scale.
@@ -26,9 +25,7 @@
 #define WIDE 0
 #define STAGES (STORAGE == 0 && CD + VALUES * CE > 192 ? 1 : 2)
 #endif
-// True if a block that finds a sum that is not finite walks again, and clears tiles only then; else it clears those
-// that hide a pair.
-constexpr bool TWICE = STORAGE == 0, KNOWN = false;
+#define KNOWN 0
 constexpr int M = CD > 128 || TILES == 2 ? 1 : 2, KEYS = CD > 128 || STORAGE == 0 || TILES == 1 ? 32 : 64;
 constexpr int BYTES = sizeof(element), WALK = WIDE || STORAGE == 0 || TILES == 1 ? 32 : SIDE;
 constexpr float LN2 = 0.6931471805599453f, LARGEST = 3.402823466e38f;

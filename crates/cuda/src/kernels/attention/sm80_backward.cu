@@ -11,21 +11,38 @@
 // dv together have more columns than there are registers. Walked tiles then have two stages where the device gives a
 // block the shared memory (128 KiB where both are above 128), else one. f32: two stages, one where D + E is above 192.
 //
+// Numbers that are not finite. A sum in f32 that is not finite, before it is scaled and rounded, raises the flag of its
+// group, the key head of one sequence; of f32 a product of a query and a key does, too. `fallback` then computes dq, dk
+// and dv of the group again. It is always enqueued and exits where there is no flag, so that the host need not wait.
+// Finite sums are right, since what is not finite cannot leave them:
+//   * P and ds of a hidden pair are 0, and each meets its operand in a product: 0 · NaN and 0 · ∞ are NaN. Rows behind
+//     a sequence are loaded as 0.
+//   * exp2 hides S = −∞ alone, whose weight is 0 by definition, and tanh an infinite product, whose score is the
+//     softcap by definition; ∞ and NaN stay, and ∞ · 0 is NaN. Of f32 a factor that overflows when it is rounded or
+//     split makes a product infinite that is not: hence its flag.
+//   * lse = +∞ makes P = 0 of every finite S, as the definition does, and NaN of every other. An lse or δ that is NaN
+//     makes P or ds NaN; an infinite δ makes ds infinite or NaN. There is no maximum.
+//   * Packing turns what exceeds the type into ∞, which the next product keeps. `collect` looks at dq of partial sums.
+// dsinks and dbias are sums over groups. They read operands, lse and δ, no result of these kernels; a pair adds to
+// dbias where it is visible alone, and of f32 its products are computed again where they are not finite (`mend`).
+//
 // Compile-time: as `sm80.cuh`. CD and CE are 64 or 128. With STAGES, one of them is 256 and none 64: tiles that are
 // walked have 32 rows in so many stages, 2 where a block may have the shared memory. Those of f32 have 32 rows, too.
 // FUSES: in place of these kernels that of `sm80_backward_fused.cu`.
 #if WIDE || CD <= 128
 constexpr u32 BLOCK_BYTES = TILE_BYTES + STAGES * 8 * WALK;  // with two numbers of each row
 
-// From a product of a query and a key, and their dP: P (F4) and ds (B4), both hidden if the pair is not visible. lse2
-// is in powers of 2.
-template <bool CUT> DEV bool weigh(const Head& head, const Unit& unit, float& x, float& dp, int i, int j, Span span, float lse2, float delta) {
+// From a product of a query and a key, and their dP: P (F4) and ds (B4), both 0 if the pair is not visible. lse2 is in
+// powers of 2.
+template <bool CUT> DEV void weigh(const Head& head, const Unit& unit, float& x, float& dp, int i, int j, Span span, float lse2, float delta) {
   float slope;
   bool visible = score<CUT>(head, unit, x, slope, i, j, span);
-  if (CUT && !visible) return x = dp = HIDE, true;
+  if (CUT && !visible) {
+    x = dp = 0;
+    return;
+  }
   x = exp2_fast(fmaf(x, unit.log2, -lse2));
-  dp = shown(__fmul_rn(slope, __fmul_rn(x, __fsub_rn(dp, delta))));
-  return false;
+  dp = __fmul_rn(slope, __fmul_rn(x, __fsub_rn(dp, delta)));
 }
 DEV float lse2_of(const Head& head, int i) { return i < head.s.queries ? __fmul_rn(head.lse[i], LOG2E) : 0; }
 
@@ -34,13 +51,6 @@ struct SoftmaxPairs : Body {
   const PairArgs& c;
   const Unit unit;
   METHOD SoftmaxPairs(const PairArgs& c) : c(c), unit(unit_of(c)) {}
-  // P and ds of one pair; whether it is visible. The four threads of a row ask for the same pair.
-  METHOD bool alone(const Head& head, int i, int j, float& p, float& ds, bool& adds_values) const {
-    p = product_of(query_rows(c.q, head, i).at, key_rows(c.k, head, j).at, c.dim);
-    ds = 0;
-    if (VALUES) ds = product_of(query_rows(c.dout, head, i).at, key_rows(c.v, head, j).at, c.value_dim);
-    return adds_values = !weigh<true>(head, unit, p, ds, i, j, head.span(i), lse2_of(head, i), delta_of(head, i));
-  }
 };
 
 #if !FUSES
@@ -51,19 +61,16 @@ struct SoftmaxQueries : SoftmaxPairs {
     UNROLL(r, 2) lse[r] = lse2_of(head, row + row_of<1>(r)), delta[r] = delta_of(head, row + row_of<1>(r));
   }
   template <bool MASKED, class F> METHOD Use pairs(const SoftmaxBlock& own, Pairs<1, WALK>& x, Pairs<1, WALK>& ds, int key, int, F) const {
-    bool hides = false;
     each(x, ds, [&](float& p, float& dp, int r, int column) {
       const int j = key + column + 2 * (lane_id() % 4);
-      hides |= weigh<MASKED>(own.head, unit, p, dp, own.row + row_of<1>(r), j, own.spans[r], lse[r], delta[r]);
+      weigh<MASKED>(own.head, unit, p, dp, own.row + row_of<1>(r), j, own.spans[r], lse[r], delta[r]);
     });
-    return {hides, true};
+    return {true};
   }
 };
 CHECK_SHARED(queries, BLOCK_BYTES);
 extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) queries(const __grid_constant__ PairArgs c) {
   const SoftmaxBlock own(c, c, tile_of_block(c.heads));
-  // After `fused`: a number for each sequence and key head says where dq is left to this pass.
-  if (c.found && !c.found[own.sequence * c.key_heads + own.head.key_head]) return;
   SoftmaxQueries body(c, own.head, own.row);
   walk_keys<true>(c, own, body);
 }
@@ -80,18 +87,17 @@ template <int M, int W> struct SoftmaxKeys : SoftmaxPairs {
   }
   template <bool MASKED, class F>
   METHOD Use pairs(const Head& head, Pairs<M, W>& x, Pairs<M, W>& ds, int row, int key, const float* numbers, F) const {
-    bool hides = false;
     UNROLL(j, W / 8) {
       const int column = 8 * j + 2 * (lane_id() % 4);
       const float2 lse2 = *(const float2*)&numbers[column], delta = *(const float2*)&numbers[W + column];
       UNROLL(e, 2) {
         const Span span = MASKED ? head.span(row + column + e) : Span{0, 0};
         UNROLL(r, 2 * M)
-          hides |= weigh<MASKED>(head, unit, x[r / 2][j][2 * (r % 2) + e], ds[r / 2][j][2 * (r % 2) + e], row + column + e, key + row_of<M>(r), span,
-                                 e ? lse2.y : lse2.x, e ? delta.y : delta.x);
+          weigh<MASKED>(head, unit, x[r / 2][j][2 * (r % 2) + e], ds[r / 2][j][2 * (r % 2) + e], row + column + e, key + row_of<M>(r), span,
+                        e ? lse2.y : lse2.x, e ? delta.y : delta.x);
       }
     }
-    return {hides, true, true};
+    return {true, true};
   }
 };
 
@@ -141,6 +147,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) dbias(const __grid_cons
     __syncthreads();
     float x[1][SIDE / 8][4], dp[1][SIDE / 8][4];
     products<1, SIDE, CD>(x, at_q, at_k);
+#if STORAGE == 0
+    mend<1, SIDE, CD>(x, at_q, at_k);
+#endif
     if (VALUES && IN_TURN) {
       __syncthreads();  // all are done with q and k
       load_values();
@@ -149,6 +158,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) dbias(const __grid_cons
     }
     if (VALUES) products<1, SIDE, CE>(dp, at_dout, at_v);
     else clear<1, SIDE>(dp);
+#if STORAGE == 0 && VALUES
+    mend<1, SIDE, CE>(dp, at_dout, at_v);
+#endif
     UNROLL(r, 2) {
       const int i = row + row_of<1>(r);
       const Span span = head.span(i);

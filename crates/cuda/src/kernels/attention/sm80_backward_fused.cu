@@ -5,7 +5,6 @@ struct FusedKeys : SoftmaxKeys<1, WALK> {
   static constexpr bool FUSED = true;
   const Slots& slots;
   METHOD FusedKeys(const FusedArgs& a) : SoftmaxKeys<1, WALK>(a.c), slots(a.slots) {}
-  METHOD void begin(const KeyTile& own, u32 k) const { find_odd<CD>(slots, own.task.first * c.key_heads + own.key_head, k); }
   // There is room for dS where dout was, which all have read, or behind the numbers.
   METHOD u32 across(u32 dout) const { return VALUES ? dout : shared_begin() + BLOCK_BYTES; }
   METHOD void before_keys(const Factors<1, WALK>& ds, u32 dout) const {

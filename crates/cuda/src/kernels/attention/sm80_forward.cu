@@ -3,6 +3,16 @@
 //
 // Usual tiles: 128 queries by 64 keys; 64 by 32 where D is above 128, and walked tiles of 32 rows of f32.
 //
+// Numbers that are not finite raise flags as in `sm80_backward.cu`, in sums of o before they are scaled and rounded,
+// and of f32 in products of queries and keys; `fallback` then computes o and lse of these groups again. Finite sums of
+// o are right, and so is their lse:
+//   * P of a hidden pair is 0, and meets v in a product.
+//   * The maximum hides a NaN, and P of NaN, and of S = +∞ = m, is NaN. It reaches o, and lse, which is NaN by
+//     definition then: of attention_lse nothing but products of f32 needs a flag.
+//   * exp2 hides S = −∞ alone, of weight 0 by definition, also where a row sees no other; a sum of no weights is 0 and
+//     its lse −∞. An old sum times 0 keeps NaN and ∞.
+//   * A sink joins behind the sums, and what is not finite of it is so by definition.
+//
 // Compile-time: as `sm80.cuh`. CD is 64, 128 or, of 16-bit operands, 256, CE 64 or 128: the columns that a launch
 // accumulates.
 CHECK_SHARED(forward, Q_BYTES + (STORAGE == 0 && VALUES ? 1 : 2) * (K_BYTES + V_BYTES));
@@ -12,24 +22,22 @@ struct Softmax : Body {
   static constexpr u32 BESIDE = 0;
   const Unit unit;
   float m[2 * M], l[2 * M], a[2 * M];  // the maximum and the sum of a row, and by what they scale the sums before
-  METHOD Softmax(const PairArgs& c) : unit(unit_of(c)) {}
-  METHOD void reset() {
+  METHOD Softmax(const PairArgs& c) : unit(unit_of(c)) {
     UNROLL(r, 2 * M) m[r] = -INF, l[r] = 0;
   }
   METHOD void scale(float (&o)[M][CE / 8][4]) const { mul_rows(o, a); }
   template <bool MASKED, class OWN> METHOD Use pairs(const OWN& own, Pairs<M, KEYS>& p, int key, int) const {
-    bool hides = false;
     const Unit unit = this->unit;
     UNROLL(r, 2 * M) {
       const QueryRow i(own.head, own.row + row_of<M>(r));
-      const Span span = own.spans[r];
+      const Span span = own.span(r);
       each_in_row(p, r, [&](float& x, int column) {
         float slope;
         const bool visible = score<MASKED>(own.head, unit, x, slope, i, key + column + 2 * (lane_id() % 4), span);
-        if (MASKED && !visible) x = -INF, hides = true;
+        if (MASKED && !visible) x = -INF;
       });
     }
-    return {hides, true};
+    return {true};
   }
   template <class OWN> METHOD void rows(const OWN&, Pairs<M, KEYS>& p, int) {
     UNROLL(r, 2 * M) {
@@ -41,15 +49,6 @@ struct Softmax : Body {
       each_in_row(p, r, [&](float& x, int) { x = exp2_fast(fmaf(x, unit.log2, -from)), sum += x; });
       l[r] = fmaf(l[r], a[r], sum);
     }
-  }
-  METHOD float alone(const Head& head, int i, int j) const {
-    const PairArgs& c = head.c;
-    float x = product_of(query_rows(c.q, head, i).at, key_rows(c.k, head, j).at, c.dim), slope;
-    return ::score<true>(head, unit, x, slope, i, j, head.span(i)) ? x : -INF;
-  }
-  METHOD bool factor(int r, float& x) const {
-    const bool sees = x != -INF;
-    return x = exp2_fast((x - m[r]) * unit.log2), sees;
   }
   // lse of a row, and the factor of its sums. A sink joins here: it weighs, and has no value.
   METHOD float finish(int r, float sink, float& over) const {
@@ -67,13 +66,14 @@ struct Softmax : Body {
 extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(const __grid_constant__ PairArgs c) {
   const Place place = tile_of_block(c.heads);
   if (is_owned_before<M>(c, place)) return;
-  const QueryBlock<Head, M, KEYS> own(c, c, place);
-  const Head& head = own.head;
-  const Sequence& s = head.s;
+  const QueryBlock<Head, M, KEYS> walked(c, c, place);
   Softmax body(c);
   float o[M][CE / 8][4], over[2 * M];
-  walk_values<VALUES>(c, own, body, o);
-  // Here and not in `head`, where two registers would hold it throughout the walk, which has none left.
+  walk_values<VALUES>(c, walked, body, o);
+  // Anew, since the walk has no registers left for what follows.
+  const QueryTile<Head> own(c, c, c.tasks[place.task], place.head);
+  const Head& head = own.head;
+  const Sequence& s = head.s;
   float* const to = (float*)c.lse + ((i64)s.batch * c.heads + head.head) * c.queries + s.query_start;
   const float sink = c.sinks ? c.sinks[head.head] : -INF;
   UNROLL(r, 2 * M) {

@@ -4,21 +4,7 @@
 //
 // dS lies in registers with a row for each key. Its tile takes the place of dout in shared memory and is read back
 // transposed (`ldmatrix.trans`); k is multiplied 64 columns at a time.
-//
-// A k with a non-finite number leaves dq of that sequence and key head to the pass by queries, which is
-// enqueued in any case and whose blocks exit immediately elsewhere: a word for each sequence and key head says so.
 #define FUSES 1
-
-// Looks for numbers of k, which is on its way, that are not finite: `queries` then computes dq of the sequence and key
-// head, since what such a number adds to pairs that are hidden cannot be taken back here.
-template <int W> DEV void find_odd(const Slots& slots, int at, u32 k) {
-  copy_commit(), copy_wait<0>();
-  __syncthreads();
-  bool odd = false;
-#pragma unroll 1
-  for (int i = threadIdx.x; i < SIDE * W / 2; i += THREADS) odd |= finite(load_word(k + 4 * i)) != ~0u;
-  if (odd) slots.odd[at] = 1;
-}
 
 // Writes dS of the rows of a warp, keys, to a tile with a row for each key.
 template <int N> DEV void put(u32 tile, const Factors<1, N>& ds) {

@@ -2,14 +2,18 @@
 // within f32: products of operands are exact, and factors that are f32 are multiplied in three pieces of bf16, whose
 // sum they are.
 //
-//   inspect   which key heads have operands of finite elements alone: portable_second_order.cu computes the others
-//   tangents, queries, keys: as there                                                            (D1)–(D5), (D7)–(D12)
+//   tangents, queries, keys: as in portable_second_order.cu                                     (D1)–(D5), (D7)–(D12)
 //
 // A product of two bf16 is exact in f32. The factors of sums – P, Ṗ, x and ds – are f32 and are cut into three pieces
 // of bf16, 24 bits together, multiplied one after another: the suite judges the results by `f32-strict`. f16 has fewer
 // exponents than its factors need, and f32 more bits than three pieces: both stay with portable_second_order.cu, as do
-// gbias, gsinks and the numbers of rows. Its other kernels are enqueued in any case, and their blocks exit immediately
-// where all is finite.
+// gbias, gsinks and the numbers of rows.
+//
+// Numbers that are not finite. A sum of a product that is not finite raises the flag of its group, the key head of one
+// sequence. Each kernel is followed by that of portable_second_order.cu, which computes groups with a flag and exits
+// elsewhere; kernels behind leave these groups to it, too. Finite sums are right: factors of a hidden pair are 0, and
+// 0 · NaN and 0 · ∞ are NaN; a factor that is not finite stays so in the first of its pieces. u and S are sums and
+// products of visible pairs alone, as there, and rows behind a sequence are loaded as 0.
 //
 // Compile-time: STORAGE 1; OPTIONS, WHOLE, VALUES; CD and CE, the columns of a row of q and of v: 64 or 128.
 constexpr int WALK = 32;  // rows of a tile that a block walks
@@ -21,26 +25,11 @@ CHECK_SHARED(queries, BLOCK_BYTES);
 CHECK_SHARED(keys, BLOCK_BYTES);
 typedef Pairs<1, WALK> Tile32;
 
-KERNEL_ARGS(InspectArgs)
-// The sequence of a row; -1: none.
-DEV int sequence_of(const InspectArgs& x, int batch, int row) {
-  auto start = [&](const Sequence& s) { return x.by_keys ? s.key_start : s.query_start; };
-  const int number = last_where(x.count, [&](int n) {
-    const Sequence& s = x.sequences[n];
-    return s.batch < batch || s.batch == batch && start(s) <= row;
-  });
-  if (number < 0) return -1;
-  const Sequence& s = x.sequences[number];
-  return s.batch == batch && row < start(s) + (x.by_keys ? s.keys : s.queries) ? number : -1;
-}
-// Looks for elements that are not finite: a warp has a row.
-extern "C" __global__ void __launch_bounds__(THREADS) inspect(const __grid_constant__ InspectArgs x) {
-  i64 at = (i64)blockIdx.x * (THREADS / 32) + warp_id();
-  if (at >= (i64)x.batch * x.heads * x.rows) return;
-  int row = at % x.rows, head = at / x.rows % x.heads, batch = at / x.rows / x.heads;
-  if (!is_odd(rows_of(x.tensor, batch, head, row, 0).at, x.columns)) return;
-  const int sequence = sequence_of(x, batch, row);
-  if (sequence >= 0) x.found[sequence * x.key_heads + head / (x.heads / x.key_heads)] = 1;
+// Raises the flag of a key head of a sequence unless all sums are finite.
+template <int PLACE, class... SUMS> DEV void raise_unless_finite(const PairArgs& c, int sequence, int key_head, const SUMS&... sums) {
+  float zero[2] = {0, 0};
+  (add_zeros(zero, sums), ...);
+  if (!are_zero(zero)) raise<PLACE>(c.flags, sequence * c.key_heads + key_head);
 }
 
 // A tile of an operand, if it is there.
@@ -159,6 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
     numbers_of(a, head)[i] = {0, u, 0, (float)some};
   }
   if (!VALUES) return;
+  raise_unless_finite<OF_TANGENTS>(c, block.sequence, head.key_head, sum, o);
   const Sequence& s = head.s;
   store_wide<1, CE>(a.sum, s.batch, head.head, s.query_start + row, s.queries - row, sum, 0, c.value_dim);
   store_wide<1, CE>(a.o32, s.batch, head.head, s.query_start + row, s.queries - row, o, 0, c.value_dim);
@@ -197,6 +187,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
     if (a.ddk.data) accumulate_all<CD>(gq, u, walk.moved);
     __syncthreads();
   }
+  raise_unless_finite<OF_QUERIES>(c, block.sequence, head.key_head, gq);
   store<1, CD>(a.gq, head.s.batch, head.head, head.s.query_start + row, head.s.queries - row, gq, Same{c.scale}, 0, c.dim);
 }
 
@@ -238,6 +229,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant
       __syncthreads();
     }
   }
+  raise_unless_finite<OF_KEYS>(c, task.first, key_head, gk, gv);
   if (a.gk.data) store<1, CD>(a.gk, s.batch, key_head, s.key_start + key, s.keys - key, gk, Same{c.scale}, 0, c.dim);
   if (VALUES && a.gv.data) store<1, CE>(a.gv, s.batch, key_head, s.key_start + key, s.keys - key, gv, Same{1}, 0, c.value_dim);
 }

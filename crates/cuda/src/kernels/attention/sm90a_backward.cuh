@@ -43,16 +43,6 @@ constexpr bool LSE = RESULTS == 0;
 constexpr int STAGES = 3;  // query blocks in flight in keys
 constexpr int OWN = 128;   // rows of a tile
 KERNEL_ARGS(BackwardArgs)
-// The places that raise flags, and that which keeps rows of other sequences from raising them. A test compiles kernels
-// without each of them, by its number, and expects wrong results.
-#ifndef DROP
-#define DROP 0
-#endif
-constexpr int OF_KEYS = 1, OF_QUERIES = 2, OF_WEIGHTS = 3, OF_ROWS = 4;
-// A result of a key head of a sequence is not finite: flag 0 says so of some group, those behind it of each.
-template <int PLACE> DEV void raise(const BackwardArgs& c, int sequence, int key_head) {
-  if (PLACE != DROP) c.flags[0] = c.flags[1 + sequence * c.shape.key_heads + key_head] = 1;
-}
 // Rows of lse2 and delta: of every head, or of listed sequences tile after tile.
 DEV i64 stat_rows(const Shape& s) { return (PACKED ? 1ll : s.batch) * s.heads * s.padded; }
 DEV i64 stat_row(const Own& s, int head) { return (i64)(PACKED ? head : s.batch * s.heads + head) * s.padded + s.tile * 64; }
@@ -151,20 +141,6 @@ template <> struct PairRows<true> {
     }
   }
 };
-DEV void store_zeros(u32 at) { asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory"); }
-// Clears the rows from `first` on of tiles of ROWS rows that two warpgroups multiply by. Each warpgroup clears all of
-// them, since the two do not wait for each other: one may write zeros where the other reads them, which changes
-// nothing. The copy engine wrote the rows, and the tensor cores read them: through another proxy than these stores.
-template <int ROWS, class... TILES> DEV void zero_rows(int first, int group, TILES... tiles) {
-  if (DROP == OF_ROWS) return;
-  constexpr int PIECES = D / 8;  // of 16 bytes in a row, all of which are cleared, however they are swizzled
-  const int piece = threadIdx.x % PIECES;
-#pragma unroll 1
-  for (int row = first + threadIdx.x % 128 / PIECES; row < ROWS; row += 128 / PIECES)
-    (store_zeros(tiles + piece / 8 * (ROWS * 128) + row * 128 + piece % 8 * 16), ...);
-  proxy_fence();
-  named_sync(1 + group, 128);
-}
 // A result of a warpgroup: its sums, their factor, the rows of the tensor, and the place from which a tile is copied.
 struct Result {
   float (&sums)[D / 2];
@@ -180,7 +156,7 @@ DEV void put_results(const BackwardArgs& c, const Work& w, const Own& s, int row
   const int count = BY_KEYS ? s.keys : s.queries, start = BY_KEYS ? s.key_start : s.query_start;
   if (LENGTHS == 1) (clear_rows(results.sums, row, count), ...);  // rows of no sequence
   if (!(is_finite(results.sums, row, count) && ...))
-    raise<PLACE>(c, w.batch, BY_KEYS ? w.head : w.head / (s.heads / s.key_heads));
+    raise<PLACE>(c.flags, w.batch * c.shape.key_heads + (BY_KEYS ? w.head : w.head / (s.heads / s.key_heads)));
   if (is_cut<BY_KEYS>(w, s)) {
     (store_rows(results.rows, s.batch, w.head, start, row, count, results.sums, results.scale), ...);
   } else {

@@ -64,7 +64,7 @@ DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, const Back
     const u32 shown[1] = {SPANS && cut ? visible(call.spans, call.shape, s, i * ROWS + column, opaque(row)) : ~0u};
     blocks.wait_full();
     // Of packed sequences the last block is masked.
-    if (LENGTHS && (!PACKED || MASKED) && s.queries - i * ROWS < ROWS) zero_rows<ROWS>(s.queries - i * ROWS, group, q, dout);
+    if (LENGTHS && (!PACKED || MASKED) && s.queries - i * ROWS < ROWS) zero_rows<ROWS>(s.queries - i * ROWS, 1 + group, q, dout);
     issue_shared<ROWS, D, KEYS, ROWS>(p, k, q);
     mma_wait<1>(), pin(dsp);  // the products of the block before: their operands' registers are free
     if (DV) pin(pp);

@@ -88,12 +88,12 @@ DEV void consume(u32 base, const BackwardArgs& call) {
       const u32 k = base + AT_K + blocks.stage() * KV_BYTES, v = base + AT_V + blocks.stage() * KV_BYTES;
       blocks.wait_full(K);
       const bool is_cut = LENGTHS && decltype(masked)::value && s.keys - n * KEYS < KEYS;  // rows behind the sequence
-      if (is_cut) zero_rows<KEYS>(s.keys - n * KEYS, group, k);
+      if (is_cut) zero_rows<KEYS>(s.keys - n * KEYS, 1 + group, k);
       issue_shared<KEYS, D, ROWS, KEYS>(p, q, k);
       mma_wait<1>(), pin(dsp);  // dq of the block before: its operand's registers are free
       if (add) blocks.release(before, K);
       blocks.wait_full(V);
-      if (is_cut) zero_rows<KEYS>(s.keys - n * KEYS, group, v);
+      if (is_cut) zero_rows<KEYS>(s.keys - n * KEYS, 1 + group, v);
       issue_shared<KEYS, D, ROWS, KEYS>(ds, dout, v);
       mma_wait<1>(), pin(p);
       weigh<decltype(masked)::value>(p, call, s, seen, bias, lse2, c, row, n);

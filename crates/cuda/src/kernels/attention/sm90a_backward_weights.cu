@@ -87,7 +87,7 @@ template <bool KEYS> DEV void walk(float (&out)[D / 2], Blocks& blocks, const Ba
     // Rows behind the sequence; of packed ones the last block is masked.
     const int end = (KEYS ? s.queries : s.keys) - n * OWN;
     const bool is_cut = LENGTHS && (!PACKED || MASKED) && end < OWN;
-    if (is_cut) zero_rows<OWN>(end, group, base + AT_Y + stage * BYTES);
+    if (is_cut) zero_rows<OWN>(end, 1 + group, base + AT_Y + stage * BYTES);
     issue_shared<OWN, D, OWN, OWN>(p, opaque(own), base + AT_Y + stage * BYTES);
     if (any) your_turn();
     mma_wait<1>(), pin(weights);  // the product of the block before: its operand's registers are free
@@ -97,7 +97,7 @@ template <bool KEYS> DEV void walk(float (&out)[D / 2], Blocks& blocks, const Ba
     pack_all(p, weights);
     if (!LSE) blocks.release(stage, Y);
     if (!LSE) blocks.wait_full(X);
-    if (!LSE && is_cut) zero_rows<OWN>(end, group, base + AT_X + stage * BYTES);
+    if (!LSE && is_cut) zero_rows<OWN>(end, 1 + group, base + AT_X + stage * BYTES);
     my_turn();
     issue_registers<OWN, D>(out, weights, base + AT_X + stage * BYTES);
     before = stage, any = true;

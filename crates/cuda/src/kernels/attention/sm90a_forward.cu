@@ -23,7 +23,18 @@
 //
 // A row subtracts its maximum before it multiplies by the scale where the block hides some key from it, and else in
 // one operation. That depends on the row alone: bits are the same in tiles of 128 and 192 rows, and for a mask as for
-// a bias of −∞. Where a mask cuts a tile of v, non-finite elements of v are added pair by pair.
+// a bias of −∞.
+//
+// Numbers that are not finite. A sum of o in f32 that is not finite, before it is divided and rounded, raises the flag
+// of its group, the key head of one sequence; `fallback` then computes o and lse of the group again. It is always
+// enqueued and exits where there is no flag. Finite sums of o are right, and so is their lse:
+//   * P of a hidden pair is 0, and meets v in a product: 0 · NaN and 0 · ∞ are NaN. Rows of v behind a sequence are 0
+//     before the product (`zero_rows`), and no flag looks at rows of queries behind it: a group has the bits that it
+//     has alone.
+//   * The maximum hides a NaN, and P of NaN, and of S = +∞ = m, is NaN. It reaches o, and lse, which is NaN by
+//     definition then: attention_lse needs no flag.
+//   * exp2 hides S = −∞ alone, of weight 0 by definition, and tanh an infinite product, whose score is the softcap by
+//     definition. An old sum times 0 keeps NaN and ∞. A sink joins behind the sums.
 //
 // Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair; 2: spans), GROUPS (consumer warpgroups: 2 or 3,
 // which fit the registers where D = 64), VALUES (0: attention_lse), LENGTHS (1: batch elements have extents of their
@@ -32,8 +43,8 @@ constexpr int KEYS = 128, STAGES = 2;
 constexpr int SLACK = 8;  // o is rescaled when the maximum of a row has grown by more than 2^SLACK
 
 constexpr int ROWS = 64 * GROUPS;
-constexpr u32 Q_BYTES = ROWS * D * 2, KV_BYTES = KEYS * D * 2, PANEL = KEYS * 128;
-constexpr u32 STAGING = 8192 * ((KEYS + 63) / 64);  // of each warpgroup: o on its way out, or P for the guard
+constexpr u32 Q_BYTES = ROWS * D * 2, KV_BYTES = KEYS * D * 2;
+constexpr u32 STAGING = 64 * D * 2;  // of each warpgroup: o on its way out
 constexpr u32 AT_K = Q_BYTES, AT_V = AT_K + STAGES * KV_BYTES, AT_O = AT_V + STAGES * KV_BYTES, AT_BARRIERS = AT_O + GROUPS * STAGING;
 using QRing = Ring<1, AT_BARRIERS>;
 using KRing = Ring<STAGES, QRing::END>;
@@ -127,45 +138,6 @@ template <bool MASK> DEV bool weigh(float (&s)[KEYS / 2], Maxima& rows, float (&
   cut[0] |= hides[0], cut[1] |= hides[1];
   return soften<MASK || OPTIONS>(s, rows, a, t.c, cut);
 }
-// Before the product P·v of a block with a mask: if v holds anything but finite numbers, adds those elements over the
-// allowed pairs by ordinary arithmetic and zeroes them in shared memory. Every warpgroup comes here with the same
-// block and verdict.
-DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, int key, int& add, const Seen& seen, const BiasRows& extra) {
-  const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
-  u32 most = 0;
-  UNROLL(i, int(KV_BYTES / 16 / 128)) {
-    uint4 x = load_piece(v + (i * 128 + threadIdx.x % 128) * 16);
-    most = max_pair(max_pair(max_pair(most, x.x & 0x7fff7fff), x.y & 0x7fff7fff), max_pair(x.z & 0x7fff7fff, x.w & 0x7fff7fff));
-  }
-  if (!named_any(1 + GROUPS + group, 128, (most & 0xffff) >= TOP || most >> 16 >= TOP)) return;
-  if (threadIdx.x % 128 == 0) store_wait_read();
-  named_sync(1 + GROUPS + group, 128);
-  UNROLL(i, KEYS / 16) {  // P to this warpgroup's staging rows, to be read by key
-    int piece = 2 * i + lane / 16;
-    store_blocks(staging + piece / 8 * 8192 + swizzled(warp * 16 + lane % 16, piece % 8), p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]);
-  }
-  __syncwarp();
-  if (!add) clear(o), add = 1;
-#pragma unroll 1
-  for (int j = 0; j < KEYS; j++) {
-    float x[2];
-    UNROLL(r, 2) {
-      int begin = seen.begin(r), end = seen.end(r);
-      float2 y = unpack(load_word(staging + j / 64 * 8192 + swizzled(warp * 16 + lane / 4 + 8 * r, j % 64 / 8) + j % 8 / 2 * 4));
-      x[r] = key + j >= begin && key + j < end ? j % 2 ? y.y : y.x : -1;
-      if (OPTIONS && x[r] >= 0 && extra.of[0] && read(extra.of[r][key + j - 2 * (lane & 3)]) == -INF) x[r] = -1;
-    }
-    UNROLL(i, D / 8) {
-      float2 y = unpack(load_word(v + i / 8 * PANEL + swizzled(j, i % 8) + lane % 4 * 4));
-      UNROLL(r, 2) {
-        if (x[r] >= 0 && !(fabsf(y.x) < INF)) o[4 * i + 2 * r] += x[r] * y.x;
-        if (x[r] >= 0 && !(fabsf(y.y) < INF)) o[4 * i + 2 * r + 1] += x[r] * y.y;
-      }
-    }
-  }
-  clear_odd_together<GROUPS>(KV_BYTES, v);
-}
-
 DEV void produce(u32 base, const ForwardArgs& c) {
   const Shape& shape = c.shape;
   const int tiles = tiles_of<GROUPS>(shape, c.packed);
@@ -215,23 +187,21 @@ struct Places {
 // and the weights of the one before it run side by side.
 DEV void walk(float (&o)[D / 2], Maxima& rows, Places& at, const Tiles& queries, const WarpgroupTile& t) {
   const int group = threadIdx.x / 128 - 1;
-  const u32 q = at.base + group * 64 * 128, staging = at.base + AT_O + group * STAGING;
+  const u32 q = at.base + group * 64 * 128;
   const Range& blocks = t.blocks;
-  const bool hides = OPTIONS && t.call.options.bias.data;  // whether any block may hide a pair
   u32 p[KEYS / 4];
   float a[2], s[KEYS / 2];
   int n = blocks.end - 1, add = 0;
-  auto guard_block = [&](int n) {
-    if (hides || n >= blocks.closed || (WINDOW && n < blocks.open)) guard(o, p, at.v_tile(), staging, n * KEYS, add, t.seen, t.bias);
-  };
+  // Rows of v behind the sequence, which the last block may hold.
+  const int behind = t.own.keys - n * KEYS;
   at.k.wait_full();
   issue_shared<KEYS, D, ROWS, KEYS>(s, q, at.k_tile());
   mma_wait<0>(), pin(s);
   at.k.release(), at.k.advance();
   weigh<true>(s, rows, a, n * KEYS, t);
   pack_all(s, p);
+  if (VALUES && LENGTHS && behind < KEYS) at.v.wait_full(), zero_rows<KEYS>(behind, 1 + GROUPS + group, at.v_tile());
   auto step = [&](auto masked) {
-    if (VALUES && (hides || n + 1 >= blocks.closed || (WINDOW && n + 1 < blocks.open))) at.v.wait_full(), guard_block(n + 1);
     at.k.wait_full();
     named_sync(1 + group, 256);  // its turn at the tensor cores
     pin(s), pin(o), pin(p), mma_begin();
@@ -265,7 +235,7 @@ DEV void walk(float (&o)[D / 2], Maxima& rows, Places& at, const Tiles& queries,
 #endif
   queries.release();
   if (!VALUES) return;
-  at.v.wait_full(), guard_block(blocks.begin);
+  at.v.wait_full();
   pin(o), issue_registers<KEYS, D>(o, p, at.v_tile(), add);
   mma_wait<0>(), pin(o);
   at.v.release(), at.v.advance();
@@ -305,6 +275,10 @@ DEV void consume(u32 base, const ForwardArgs& call) {
     else clear(o), queries.release();
     end_rows(call, w, own, row, unit, rows, over);
     if (!VALUES) continue;
+    if (!is_finite(o, row, own.queries)) {
+      const Shape& shape = call.shape;
+      raise<OF_OUTPUTS>(call.flags, w.batch * shape.key_heads + w.head / (shape.heads / shape.key_heads));
+    }
     mul_rows(o, over);
     if (LENGTHS == 1) clear_rows(o, row, own.queries);  // what q holds beyond a sequence is not to be seen
     store_output(&call.o, call.o_rows, w, own, first, base + AT_O + group * STAGING, 1 + GROUPS + group, o);

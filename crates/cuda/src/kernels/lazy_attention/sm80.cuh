@@ -21,7 +21,7 @@
 // CE, the columns of a row of q and of an accumulator of o: 64 or 128.
 #define STAGES 2
 #define VALUES 1
-constexpr bool TWICE = false, KNOWN = true;  // whether operands are finite, by `inspect`
+#define KNOWN 1  // whether operands are finite, by `inspect`
 constexpr int M = 2, KEYS = SIDE, BYTES = 2, WALK = SIDE;
 
 // ---- scores ----

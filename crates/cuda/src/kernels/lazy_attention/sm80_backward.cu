@@ -75,7 +75,7 @@ struct Pulls : LazyQueries {
     bool pulls = false;
     if (!weights<MASKED>(own, x, key, stage, gradients)) clear<1, SIDE>(g);
     each(x, g, [&](float p, float& ds, int r, int) { ds = pull<MASKED>(p, ds, offset[r], delta[r]), pulls |= ds != 0; });
-    return {false, __any_sync(~0u, pulls) != 0};
+    return {__any_sync(~0u, pulls) != 0};
   }
 };
 extern "C" __global__ void __launch_bounds__(THREADS, CD + CE > 128 ? 1 : 2) queries(const __grid_constant__ LazyArgs a) {
@@ -159,7 +159,7 @@ struct LazyKeys : LazyGradients {
         p = MASKED && hidden(p) ? 0 : max_nan(raised(p, offset), 0);  // (E5)
       }
     }
-    return {false, pulls, any};
+    return {pulls, any};
   }
   METHOD void after_keys(const KeyTile& own, const LazyHead& head, int row, const LazyPairs& ds, u32 q, u32, u32) const {
     const int distance = row + head.shift - own.key;

@@ -107,7 +107,7 @@ struct Values : LazyForward {
     float most = 0;
     score<MASKED>(own, x, key, stage);
     each(x, [&](float& y, int r, int) { y = activate<MASKED>(y, base[r], offset[r]), most = max_nan(most, y); });
-    return {false, __any_sync(~0u, most != 0) != 0};
+    return {__any_sync(~0u, most != 0) != 0};
   }
   METHOD void rows(const LazyRows&, Pairs<M, KEYS>&, int) const {}
   METHOD float alone(const LazyHead& head, int i, int j) const { return score_alone(head, i, j); }

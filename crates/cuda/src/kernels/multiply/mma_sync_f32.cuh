@@ -7,10 +7,8 @@
 // with them. Walked tiles have 32 rows, so that all fit 99 KiB, and two blocks a multiprocessor with D and E up to
 // 128.
 //
-// A product of the tensor cores that is not finite is computed again by fused multiply-adds: infinities have no two
-// parts, bf16 rounds numbers next to the largest f32 to infinity, and the rounding to tf32 overflows from 2^115 on.
-// Where a sum of a block is not finite in the end, the block walks once more with 0 in place of such numbers and adds
-// what they add pair by pair, as sm80 does. No other sum has other bits for it.
+// Infinities have no two parts, bf16 rounds numbers next to the largest f32 to infinity, and the rounding to tf32
+// overflows from 2^115 on: a product that is not finite may be of finite numbers, and raises a flag.
 //
 // Compile-time: BF16X3, what is multiplied of a factor:                                           (docs/numerics.md)
 //   0   the factor rounded to tf32, which has 11 bits
@@ -69,8 +67,8 @@ DEV Right right(const float (&x)[2][2]) {
   return y;
 }
 
-// Computes elements of a product that are not finite once more, by fused multiply-adds: the parts of a number that is
-// not finite, or of one that bf16 or tf32 do not reach, make other sums. The tiles are those of `products`.
+// Computes elements of a product that are not finite once more, by fused multiply-adds, where no flag helps: for dbias.
+// The tiles are those of `products`.
 template <int M, int N, int W> DEV void mend(float (&product)[M][N / 8][4], u32 a, u32 b) {
   static_assert(M * N <= 64, "a bit for each element of a thread");
   u32 odd = 0;
@@ -121,7 +119,6 @@ template <int M, int N, int W> DEV void products(float (&product)[M][N / 8][4], 
       UNROLL(j, N / 8)
         UNROLL(m, M) multiply(product[m][j], x[m].x[LEFT[t]], y[j].x[RIGHT[t]][0], y[j].x[RIGHT[t]][1]);
   }
-  mend<M, N, W>(product, a, b);
 }
 
 // The left operand of `accumulate`: factors as they are.

@@ -1,6 +1,5 @@
 // Rows with numbers that are not finite, and what they add to accumulators pair by pair: of `mma.sync`, and of
 // `wgmma`.
-#if STORAGE
 DEV bool adds(float factor, float y) { return !(fabsf(y) < INF); }
 // True if a row has such a number in its first `width` columns: every warp asks for the same row.
 DEV bool is_odd(const element* x, int width) {
@@ -8,7 +7,6 @@ DEV bool is_odd(const element* x, int width) {
   for (int e = lane_id(); e < width; e += 32) odd |= (x[e] & 0x7fff) >= TOP;
   return __any_sync(~0u, odd);
 }
-#endif
 // Adds factor[r]·x, the numbers of x that are not finite alone. Every warp comes here with the same x.
 template <int M, int W> DEV void add_odd(float (&sum)[M][W / 8][4], const float (&factor)[2 * M], const bool (&seen)[2 * M], const element* x,
                                          int width) {
@@ -26,10 +24,4 @@ DEV float product_of(const element* x, const element* y, int width) {
 #pragma unroll 1
   for (int e = lane_id() % 4; e < width; e += 4) sum = fmaf(read(x[e]), read(y[e]), sum);
   return quad_sum(sum);
-}
-// True if some sum is not finite.
-template <int M, int W> DEV bool has_odd(const float (&sum)[M][W / 8][4]) {
-  bool odd = false;
-  UNROLL(i, M * W / 2) odd |= !(fabsf(sum[i / (W / 2)][i / 4 % (W / 8)][i % 4]) < INF);
-  return odd;
 }

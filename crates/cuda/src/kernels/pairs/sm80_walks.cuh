@@ -9,55 +9,64 @@
 //   rows    what a forward pass does with the scores of rows; `scale` follows with the sums before
 //
 // Compile-time, of either algorithm: M and KEYS, of tiles of `walk_values`; STAGES and WALK, the rows of a tile that
-// `walk_keys` visits; KNOWN, whether BODY knows beforehand if operands are finite, and TWICE, whether a block that
-// finds a sum that is not finite walks again: else numbers that are not finite are cleared in tiles that hide a pair.
+// `walk_keys` visits; KNOWN, whether BODY knows beforehand if operands are finite: else sums raise flags.
 constexpr u32 Q_BYTES = SIDE * M * CD * BYTES, K_BYTES = KEYS * CD * BYTES, V_BYTES = VALUES ? KEYS * CE * BYTES : 0;
 constexpr u32 D_BYTES = SIDE * CD * BYTES, E_BYTES = VALUES ? SIDE * CE * BYTES : 0;
 constexpr u32 D_STAGE = WALK * CD * BYTES, E_STAGE = VALUES ? WALK * CE * BYTES : 0;
 constexpr u32 TILE_BYTES = D_BYTES + E_BYTES + STAGES * (D_STAGE + E_STAGE);  // owned and walked
 
-// Of the pairs of a warp in a tile: whether one is hidden; whether a factor of q or k, and of dout, may not be 0. Of
-// factors of q those of the thread, where BODY is not EAGER: `walk_queries` asks its warp behind the product for dv.
-struct Use { bool hides, adds, adds_values; };
+// Whether a factor of q or k, and of dout, may not be 0, of the pairs of a warp in a tile. Of factors of q those of the
+// thread, where BODY is not EAGER: `walk_queries` asks its warp behind the product for dv.
+struct Use { bool adds, adds_values; };
 // Defaults of a body. CUT: whether every tile may hide a pair; `cut`: whether a head may.
 struct Body {
-  static constexpr bool EAGER = true, FUSED = false, CUT = OPTIONS, odd = false;
+  static constexpr bool EAGER = true, FUSED = false, CUT = OPTIONS;
   METHOD bool cut(const Head&) const { return false; }
   template <class... ANY> METHOD void load(ANY&&...) const {}
   METHOD void begin(const KeyTile&, u32) const {}
-  // The next tile from one on, and what a walk does before it begins, and with the sums of a row.
+  // The next tile from one on, and what a walk does with the sums of a row.
   template <class OWN> METHOD int next(const OWN&, int n) const { return n; }
-  METHOD void reset() {}
   template <class SUM> METHOD void scale(SUM&) const {}
   // Hooks that take dS before and after the product for dk.
   template <class... ANY> METHOD void before_keys(ANY&&...) const {}
   template <class... ANY> METHOD void after_keys(ANY&&...) const {}
 };
 
-// True if numbers that are not finite are cleared in the tiles at hand, which all have read. Where they are KNOWN,
-// `body.cut` makes every tile cut: only the branch of cut tiles asks, and the other keeps nothing for it.
-DEV bool clears(bool hides, bool again) {
-  if (!TWICE && !KNOWN) return __syncthreads_or(hides);
-  if (again) __syncthreads();
-  return again;
+// True if the products of queries and keys raise flags, too: those of f32 overflow as factors before their sums do, and
+// the weight of −∞, or a softcap, would hide it.
+constexpr bool ZEROS = STORAGE == 0 && !KNOWN;
+#if !KNOWN
+// Raises the flag of a group unless all sums are finite, and the products of which zeros were taken.
+template <int PLACE, class... SUMS>
+DEV void raise_unless_finite(const PairArgs& c, int group, const float (&products)[2], const SUMS&... sums) {
+  float zero[2] = {0, 0};
+  (add_zeros(zero, sums), ...);
+  if (!are_zero(zero)) raise<PLACE>(c.flags, group);
+  if (ZEROS && !are_zero(products)) raise<OF_PRODUCTS>(c.flags, group);
 }
+#endif
 
 // ---- from queries over keys ----
 // A block that owns 64·T queries of a head, and its tiles of N keys.
 template <class HEAD, int T, int N> struct QueryBlock : QueryTile<HEAD> {
   using QueryTile<HEAD>::head, QueryTile<HEAD>::row;
-  int first, end;
+  int first, end, from, to;  // tiles; keys that all rows of the thread see
   Span spans[2 * T];
   template <class ARGS>
   METHOD QueryBlock(const ARGS& a, const PairArgs& c, Place own) : QueryTile<HEAD>(a, c, c.tasks[own.task], own.head) {
     const Tile seen = seen_tile<T>(c, head.s, c.tasks[own.task]);
     first = seen.begin / N, end = seen.begin < seen.end ? (seen.end + N - 1) / N : first;
     UNROLL(r, 2 * T) spans[r] = head.span(row + row_of<T>(r));
+    from = spans[0].begin, to = spans[0].end;
+    UNROLL(r, 2 * T) from = max(from, spans[r].begin), to = min(to, spans[r].end);
   }
+  METHOD Span span(int r) const { return head.span(row + row_of<T>(r)); }
   METHOD bool is_cut(int key, bool cut) const {
-    UNROLL(r, 2 * T) cut |= spans[r].begin > key || spans[r].end < key + N;
+    if (!KNOWN) cut |= from > key || to < key + N;
+    else UNROLL(r, 2 * T) cut |= spans[r].begin > key || spans[r].end < key + N;
     return __any_sync(~0u, cut);
   }
+#if KNOWN
   // Adds what numbers of a tensor of keys that are not finite add to pairs that see them. `pair(i, j)` is of a query
   // and a key, from which `adds(r, x)` makes the factor of row r of the thread, and says whether it adds something.
   template <int W, class F, class A> METHOD void add_odd_keys(float (&sum)[T][W / 8][4], const Tensor& x, int column, int width, F pair, A adds) const {
@@ -76,18 +85,22 @@ template <class HEAD, int T, int N> struct QueryBlock : QueryTile<HEAD> {
       add_odd<T, W>(sum, factor, seen, at, width);
     }
   }
+#endif
 };
 
-// The factors of v of a tile of keys.
-template <class OWN, class BODY> DEV Use weigh_tile(const OWN& own, BODY& body, Factors<M, KEYS>& packed, u32 q, u32 k, int key, int stage) {
+// The factors of v of a tile of keys; whether one may not be 0.
+template <class OWN, class BODY>
+DEV bool weigh_tile(const OWN& own, BODY& body, Factors<M, KEYS>& packed, float (&zero)[2], u32 q, u32 k, int key,
+                    int stage) {
   Use use;
   Pairs<M, KEYS> p;
   products<M, KEYS, CD>(p, q, k);
+  if (ZEROS) add_zeros(zero, p);
   if (BODY::CUT || own.is_cut(key, body.cut(own.head))) use = body.template pairs<true>(own, p, key, stage);
   else use = body.template pairs<false>(own, p, key, stage);
   body.rows(own, p, key);
   pack_all<M, KEYS>(packed, p);
-  return use;
+  return use.adds;
 }
 
 // Σ p·v of the queries of a block; SUMS: whether there is one. BODY::LAST_FIRST: keys are walked from the last on.
@@ -110,49 +123,51 @@ template <bool SUMS, class OWN, class BODY> DEV void walk_values(const PairArgs&
     if (!APART) load_v(n, stage);
   };
   if (own.first < own.end) load_tile<SIDE * M, CD>(at_q, query_rows(c.q, own.head, own.row), c.dim);
-  bool odd, again = KNOWN && body.odd;
-  do {
-    clear<M, CE>(o);
-    body.reset();
-    int n = body.next(own, BODY::LAST_FIRST ? own.end - 1 : own.first), stage = 0;
-    if (is_there(n)) {
-      load_k(n, 0), copy_commit();
-      if (APART && FEEDS == 2) load_v(n, 0), copy_commit();
-    }
-    odd = false;
+  float zero[2] = {0, 0};
+  clear<M, CE>(o);
+  int n = body.next(own, BODY::LAST_FIRST ? own.end - 1 : own.first), stage = 0;
+  if (is_there(n)) {
+    load_k(n, 0), copy_commit();
+    if (APART && FEEDS == 2) load_v(n, 0), copy_commit();
+  }
 #pragma unroll 1
-    for (int following; is_there(n); n = following, stage ^= FEEDS - 1) {
-      copy_wait<APART ? FEEDS - 1 : 0>();
-      __syncthreads();  // k_n is here, and all are done with the other stage, or with v
-      following = body.next(own, BODY::LAST_FIRST ? n - 1 : n + 1);
-      if (FEEDS == 1) load_v(n, 0);
-      else if (is_there(following)) load_k(following, stage ^ 1);
+  for (int following; is_there(n); n = following, stage ^= FEEDS - 1) {
+    copy_wait<APART ? FEEDS - 1 : 0>();
+    __syncthreads();  // k_n is here, and all are done with the other stage, or with v
+    following = body.next(own, BODY::LAST_FIRST ? n - 1 : n + 1);
+    if (FEEDS == 1) load_v(n, 0);
+    else if (is_there(following)) load_k(following, stage ^ 1);
+    copy_commit();
+    Factors<M, KEYS> packed;
+    const bool adds = weigh_tile(own, body, packed, zero, at_q, at_k + stage * K_BYTES, n * KEYS, stage);
+    if (SUMS) {
+      body.scale(o);
+      const u32 v = at_v + stage * V_BYTES;
+      if (APART) copy_wait<FEEDS - 1>(), __syncthreads();  // v_n is here
+      // Never: else both products are one block of instructions, which needs more registers.
+      if (!KNOWN && opaque(n) < own.first) return;
+#if KNOWN
+      if (body.odd) clear_odd<KEYS, CE>(v), __syncthreads();
+#endif
+      if (FEEDS == 1 && is_there(following)) load_k(following, 0);
+      if (APART && FEEDS == 2 && is_there(following)) load_v(following, stage ^ 1);
+      if (APART) copy_commit();
+      if (adds) accumulate<M, KEYS, CE>(o, packed, v);
+    } else if (APART) {
       copy_commit();
-      Factors<M, KEYS> packed;
-      const Use use = weigh_tile(own, body, packed, at_q, at_k + stage * K_BYTES, n * KEYS, stage);
-      if (SUMS) {
-        body.scale(o);
-        const u32 v = at_v + stage * V_BYTES;
-        if (APART) copy_wait<FEEDS - 1>();
-        if (APART ? __syncthreads_or(TWICE ? again : use.hides) : again) {  // v_n is here
-          odd |= clear_odd<KEYS, CE>(v);
-          __syncthreads();
-        }
-        if (FEEDS == 1 && is_there(following)) load_k(following, 0);
-        if (APART && FEEDS == 2 && is_there(following)) load_v(following, stage ^ 1);
-        if (APART) copy_commit();
-        if (use.adds) accumulate<M, KEYS, CE>(o, packed, v);
-      } else if (APART) {
-        copy_commit();
-      }
     }
-  } while (TWICE && SUMS && !again && (again = __syncthreads_or(has_odd<M, CE>(o))));
+  }
+#if !KNOWN
+  raise_unless_finite<OF_OUTPUTS>(c, own.sequence * c.key_heads + own.head.key_head, zero, o);
+#else
   if constexpr (SUMS)
-    if (KNOWN ? again : __syncthreads_or(odd))
+    if (body.odd)
       own.template add_odd_keys<CE>(o, c.v, c.first_value, min(CE, c.value_dim - c.first_value),
-                                [&](int i, int j) { return body.alone(own.head, i, j); }, [&](int r, float& x) { return body.factor(r, x); });
+                                    [&](int i, int j) { return body.alone(own.head, i, j); }, [&](int r, float& x) { return body.factor(r, x); });
+#endif
 }
 
+#if KNOWN
 template <class OWN, class BODY> DEV void add_odd_gradients(const OWN& own, const BODY& body, float (&dq)[1][CD / 8][4]) {
   const PairArgs& c = own.head.c;
   auto pair = [&](int i, int j) {
@@ -162,6 +177,7 @@ template <class OWN, class BODY> DEV void add_odd_gradients(const OWN& own, cons
   };
   own.template add_odd_keys<CD>(dq, c.k, 0, c.dim, pair, [](int, float ds) { return !hidden(ds); });
 }
+#endif
 
 // dq of 64 queries; SUMS: whether there is one.
 template <bool SUMS, class OWN, class BODY> DEV void walk_keys(const PairArgs& c, const OWN& own, BODY& body) {
@@ -176,51 +192,47 @@ template <bool SUMS, class OWN, class BODY> DEV void walk_keys(const PairArgs& c
   if (own.first < own.end) {
     load_tile<SIDE, CD>(at_q, query_rows(c.q, head, row), c.dim);
     if (VALUES) load_tile<SIDE, CE>(at_dout, query_rows(c.dout, head, row), c.value_dim);
+    load(own.first, 0);
   }
-  float dq[1][CD / 8][4];
-  bool odd, again = KNOWN && body.odd;
-  do {
-    clear<1, CD>(dq);
-    if (own.first < own.end) load(own.first, 0);
-    int stage = 0;
-    odd = false;
+  float dq[1][CD / 8][4], zero[2] = {0, 0};
+  clear<1, CD>(dq);
+  int stage = 0;
 #pragma unroll 1
-    for (int n = own.first; n < own.end; n++, stage ^= STAGES - 1) {
-      copy_wait<0>();
-      __syncthreads();  // k_n and v_n are here, and all are done with the other stage
-      if (STAGES == 2 && n + 1 < own.end) load(n + 1, stage ^ 1);
-      const u32 k = at_k + stage * D_STAGE;
-      Pairs<1, WALK> x, ds;
-      auto gradients = [&](bool wanted) {
-        if (VALUES && wanted) products<1, WALK, CE>(ds, at_dout, at_v + stage * E_STAGE);
-        else clear<1, WALK>(ds);
-      };
-      products<1, WALK, CD>(x, at_q, k);
-      if (BODY::EAGER) gradients(true);
-      Use use;
-      auto clear_tile = [&] {
-        if (!SUMS || !clears(use.hides, again)) return;
-        odd |= clear_odd<WALK, CD>(k);
-        __syncthreads();
-      };
-      if (BODY::CUT || own.is_cut(n * WALK, body.cut(head))) {
-        use = body.template pairs<true>(own, x, ds, n * WALK, stage, gradients);
-        if (KNOWN) clear_tile();  // `body.cut` of operands with numbers that are not finite
-      } else {
-        use = body.template pairs<false>(own, x, ds, n * WALK, stage, gradients);
-      }
-      if (!KNOWN) clear_tile();
-      if (SUMS && use.adds) {
-        if (TWICE && again) drop_odd<1, WALK>(ds);
-        Factors<1, WALK> packed;
-        pack_all<1, WALK>(packed, ds);
-        accumulate<1, WALK, CD>(dq, packed, k);
-      }
-      if (STAGES == 1 && n + 1 < own.end) __syncthreads(), load(n + 1, 0);
+  for (int n = own.first; n < own.end; n++, stage ^= STAGES - 1) {
+    copy_wait<0>();
+    __syncthreads();  // k_n and v_n are here, and all are done with the other stage
+    if (STAGES == 2 && n + 1 < own.end) load(n + 1, stage ^ 1);
+    const u32 k = at_k + stage * D_STAGE;
+    Pairs<1, WALK> x, ds;
+    auto gradients = [&](bool wanted) {
+      if (VALUES && wanted) products<1, WALK, CE>(ds, at_dout, at_v + stage * E_STAGE);
+      else clear<1, WALK>(ds);
+    };
+    products<1, WALK, CD>(x, at_q, k);
+    if (ZEROS) add_zeros(zero, x);
+    if (BODY::EAGER) gradients(true);
+    Use use;
+    if (BODY::CUT || own.is_cut(n * WALK, body.cut(head))) {
+      use = body.template pairs<true>(own, x, ds, n * WALK, stage, gradients);
+#if KNOWN
+      if (SUMS && body.odd) __syncthreads(), clear_odd<WALK, CD>(k), __syncthreads();  // `body.cut`: every tile is
+#endif
+    } else {
+      use = body.template pairs<false>(own, x, ds, n * WALK, stage, gradients);
     }
-  } while (TWICE && !again && (again = __syncthreads_or(has_odd<1, CD>(dq))));
+    if (SUMS && use.adds) {
+      Factors<1, WALK> packed;
+      pack_all<1, WALK>(packed, ds);
+      accumulate<1, WALK, CD>(dq, packed, k);
+    }
+    if (STAGES == 1 && n + 1 < own.end) __syncthreads(), load(n + 1, 0);
+  }
   if constexpr (SUMS) {
-    if (KNOWN ? again : __syncthreads_or(odd)) add_odd_gradients(own, body, dq);
+#if KNOWN
+    if (body.odd) add_odd_gradients(own, body, dq);
+#else
+    raise_unless_finite<OF_QUERIES>(c, own.sequence * c.key_heads + head.key_head, zero, dq);
+#endif
     store<1, CD>(c.dq, head.s.batch, head.head, head.s.query_start + row, head.s.queries - row, dq, Same{c.scale}, 0, c.dim);
   }
 }
@@ -249,12 +261,6 @@ template <int M, int W, bool DK, bool DV> struct KeyBlock : KeyTile {
     load_tile<W, CD>(at, query_rows(c.q, head, row), c.dim);
     if (VALUES) load_tile<W, CE>(at + Q_STAGE, query_rows(c.dout, head, row), c.value_dim);
   }
-  // Clears numbers of a tile that are not finite; whether the thread has found one.
-  METHOD bool clear_queries(u32 q, u32 dout) const {
-    const bool odd = clear_odd<W, CD>(q) | (VALUES && clear_odd<W, CE>(dout));
-    __syncthreads();
-    return odd;
-  }
   METHOD bool is_cut(const Head& head, int row, bool cut) const {
 #pragma unroll
     for (int half = 0; half < W; half += 32) {
@@ -266,6 +272,7 @@ template <int M, int W, bool DK, bool DV> struct KeyBlock : KeyTile {
   template <int COLUMNS> METHOD void store_sum(const Tensor& to, const float (&sum)[M][COLUMNS / 8][4], float scale, int width) const {
     store<M, COLUMNS>(to, s.batch, key_head, s.key_start + key, s.keys - key, sum, Same{scale}, 0, width);
   }
+#if KNOWN
   // Adds to dk and dv what numbers of q and dout that are not finite add to pairs that see them.
   template <class BODY> METHOD void add_odd_queries(const PairArgs& c, const BODY& body, float (&dk)[M][CD / 8][4], float (&dv)[M][CE / 8][4]) const {
 #pragma unroll 1
@@ -283,6 +290,7 @@ template <int M, int W, bool DK, bool DV> struct KeyBlock : KeyTile {
       if (VALUES && DV) add_odd<M, CE>(dv, p, adds, dout, c.value_dim);
     }
   }
+#endif
 };
 
 // dk and dv: neither M nor W changes a bit. BODY::NUMBERS: the numbers of a stage.
@@ -297,53 +305,54 @@ DEV void walk_queries(const PairArgs& c, const KeyBlock<M, W, DK, DV>& own, BODY
     body.load(head, own.row_of_tile(n), own.key, own.numbers + stage * BODY::NUMBERS);
   };
   body.begin(own, own.k);
-  float dk[M][CD / 8][4], dv[M][CE / 8][4];  // of what is not asked for nothing is left
-  bool odd, again = KNOWN && body.odd;
-  do {
-    clear<M, CD>(dk), clear<M, CE>(dv), odd = false;
-    int n = next(0), stage = 0;
-    if (n < own.count) load(n, 0);
-    copy_commit();
+  float dk[M][CD / 8][4], dv[M][CE / 8][4], zero[2] = {0, 0};  // of what is not asked for nothing is left
+  clear<M, CD>(dk), clear<M, CE>(dv);
+  int n = next(0), stage = 0;
+  if (n < own.count) load(n, 0);
+  copy_commit();
 #pragma unroll 1
-    for (int following; n < own.count; n = following, stage ^= STAGES - 1) {
-      copy_wait<0>();
-      __syncthreads();  // q and dout of tile n are here, and all are done with the other stage
-      following = next(n + 1);
-      if (STAGES == 2 && following < own.count) load(following, stage ^ 1);
-      copy_commit();
-      const auto head = body.head(own.s, own.head_of(n));
-      const int row = own.row_of_tile(n);
-      const u32 q = own.q + stage * own.STAGE, dout = q + own.Q_STAGE;
-      const float* numbers = own.numbers + stage * BODY::NUMBERS;
-      Pairs<M, W> x, ds;
-      auto gradients = [&](bool wanted) {
-        if (VALUES && wanted) products<M, W, CE>(ds, own.v, dout);
-        else clear<M, W>(ds);
-      };
-      products<M, W, CD>(x, own.k, q);
-      if (BODY::EAGER) gradients(BODY::FUSED || wants_dk);
-      Use use;
-      auto clear_tiles = [&] { odd |= clears(use.hides, again) && own.clear_queries(q, dout); };
-      if (BODY::CUT || own.is_cut(head, row, body.cut(head))) {
-        use = body.template pairs<true>(head, x, ds, row, own.key, numbers, gradients);
-        if (KNOWN) clear_tiles();
-      } else {
-        use = body.template pairs<false>(head, x, ds, row, own.key, numbers, gradients);
-      }
-      if (!KNOWN) clear_tiles();
-      if (TWICE && again) drop_odd<M, W>(x), drop_odd<M, W>(ds);
-      Factors<M, W> packed;
-      if (BODY::EAGER || wants_dv && use.adds_values) pack_all<M, W>(packed, x);
-      if (wants_dv && use.adds_values) accumulate<M, W, CE>(dv, packed, dout);
-      const bool adds = wants_dk && (BODY::EAGER ? use.adds : __any_sync(~0u, use.adds) != 0);
-      if (BODY::EAGER || adds) pack_all<M, W>(packed, ds);
-      body.before_keys(packed, dout);
-      if (adds) accumulate<M, W, CD>(dk, packed, q);
-      body.after_keys(own, head, row, ds, q, dout, own.k);
-      if (STAGES == 1 && following < own.count) __syncthreads(), load(following, 0), copy_commit();
+  for (int following; n < own.count; n = following, stage ^= STAGES - 1) {
+    copy_wait<0>();
+    __syncthreads();  // q and dout of tile n are here, and all are done with the other stage
+    following = next(n + 1);
+    if (STAGES == 2 && following < own.count) load(following, stage ^ 1);
+    copy_commit();
+    const auto head = body.head(own.s, own.head_of(n));
+    const int row = own.row_of_tile(n);
+    const u32 q = own.q + stage * own.STAGE, dout = q + own.Q_STAGE;
+    const float* numbers = own.numbers + stage * BODY::NUMBERS;
+    Pairs<M, W> x, ds;
+    auto gradients = [&](bool wanted) {
+      if (VALUES && wanted) products<M, W, CE>(ds, own.v, dout);
+      else clear<M, W>(ds);
+    };
+    products<M, W, CD>(x, own.k, q);
+    if (ZEROS) add_zeros(zero, x);
+    if (BODY::EAGER) gradients(BODY::FUSED || wants_dk);
+    Use use;
+    if (BODY::CUT || own.is_cut(head, row, body.cut(head))) {
+      use = body.template pairs<true>(head, x, ds, row, own.key, numbers, gradients);
+#if KNOWN
+      if (body.odd) __syncthreads(), clear_odd<W, CD>(q), clear_odd<W, CE>(dout), __syncthreads();
+#endif
+    } else {
+      use = body.template pairs<false>(head, x, ds, row, own.key, numbers, gradients);
     }
-  } while (TWICE && !again && (again = __syncthreads_or(has_odd<M, CD>(dk) || VALUES && has_odd<M, CE>(dv))));
-  if (KNOWN ? again : __syncthreads_or(odd)) own.add_odd_queries(c, body, dk, dv);
+    Factors<M, W> packed;
+    if (BODY::EAGER || wants_dv && use.adds_values) pack_all<M, W>(packed, x);
+    if (wants_dv && use.adds_values) accumulate<M, W, CE>(dv, packed, dout);
+    const bool adds = wants_dk && (BODY::EAGER ? use.adds : __any_sync(~0u, use.adds) != 0);
+    if (BODY::EAGER || adds) pack_all<M, W>(packed, ds);
+    body.before_keys(packed, dout);
+    if (adds) accumulate<M, W, CD>(dk, packed, q);
+    body.after_keys(own, head, row, ds, q, dout, own.k);
+    if (STAGES == 1 && following < own.count) __syncthreads(), load(following, 0), copy_commit();
+  }
+#if KNOWN
+  if (body.odd) own.add_odd_queries(c, body, dk, dv);
+#else
+  raise_unless_finite<OF_KEYS>(c, own.task.first * c.key_heads + own.key_head, zero, dk, dv);
+#endif
   if (wants_dk) own.template store_sum<CD>(c.dk, dk, c.scale, c.dim);
   if (wants_dv) own.template store_sum<CE>(c.dv, dv, 1, c.value_dim);
 }

@@ -23,6 +23,19 @@ DEV void store_output(const TensorMap* to, const Elements& rows, const Work& w, 
   if (PACKED && first + 64 > s.queries) return store_rows(rows, s.batch, w.head, s.query_start, first + own_row(), s.queries, o);
   store_by_copy<64>(place, o, barrier, [&] { store5(to, place, s.query_start + first, w.head, s.batch); });
 }
+DEV void store_zeros(u32 at) { asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory"); }
+// Clears the rows from `first` on of tiles of ROWS rows that warpgroups multiply by. Each warpgroup clears all of them,
+// since they do not wait for each other: one may write zeros where another reads them, which changes nothing. The copy engine wrote the rows, and the tensor cores read them: through another proxy than these stores.
+template <int ROWS, class... TILES> DEV void zero_rows(int first, int barrier, TILES... tiles) {
+  if (DROP == OF_ROWS) return;
+  constexpr int PIECES = D / 8;  // of 16 bytes in a row, all of which are cleared, however they are swizzled
+  const int piece = threadIdx.x % PIECES;
+#pragma unroll 1
+  for (int row = first + threadIdx.x % 128 / PIECES; row < ROWS; row += 128 / PIECES)
+    (store_zeros(tiles + piece / 8 * (ROWS * 128) + row * 128 + piece % 8 * 16), ...);
+  proxy_fence();
+  named_sync(barrier, 128);
+}
 // Puts 0 in place of numbers that are not finite in a tile: a part of it for each of so many threads.
 DEV void clear_odd(u32 tile, u32 bytes, int thread, int threads) {
 #pragma unroll 1

@@ -23,6 +23,11 @@ template <int M, int J, class F> DEV void each_in_row(float (&x)[M][J][4], int r
 template <int M, int J, class F> DEV void mul_rows(float (&x)[M][J][4], const F& factor) {
   each(x, [&](float& y, int r, int) { y *= factor[r]; });
 }
+// Adds zeros to zeros, or NaN where one of the numbers is not finite.
+template <int M, int J> DEV void add_zeros(float (&zero)[2], const float (&x)[M][J][4]) {
+  UNROLL(i, M * J * 4) zero[i % 2] = fmaf(x[i / (4 * J)][i / 4 % J][i % 4], 0.0f, zero[i % 2]);
+}
+DEV bool are_zero(const float (&zero)[2]) { return zero[0] + zero[1] == 0; }
 template <int M, int N> DEV void clear(float (&x)[M][N / 8][4]) { each(x, [](float& y, int, int) { y = 0; }); }
 // Row r of this thread, of 2·M.
 template <int M> DEV int row_of(int r) { return (warp_id() * M + r / 2) * 16 + r % 2 * 8 + lane_id() / 4; }

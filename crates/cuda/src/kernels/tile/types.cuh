@@ -51,7 +51,6 @@ constexpr u32 TOP = STORAGE == 1 ? 0x7f80 : 0x7c00;  // the exponent of infiniti
 DEV u32 finite(u32 x) {                              // the bits of the finite numbers of a pair
   return ((x & 0x7fff) < TOP ? 0xffff : 0) | ((x >> 16 & 0x7fff) < TOP ? 0xffff0000 : 0);
 }
-DEV u32 max_pair(u32 x, u32 y) { u32 r; asm("max.u16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y)); return r; }
 #endif
 
 // 2^x: 1 at 0, 0 at -inf, 2 ulp. e^(x - m) is exp2((x - m)·log2 e), subtracted first: 3 roundings of the argument.

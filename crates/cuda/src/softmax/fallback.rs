@@ -1,0 +1,85 @@
+//! Groups, the key heads of sequences, in which a sum of tensor cores is not finite: their flags, and the kernel that
+//! computes their results again, `kernels/attention/fallback.cu`.
+
+use crate::memory::{Layout, MemoryRange};
+use crate::options::Level;
+use crate::softmax::Steps;
+use crate::softmax::pair_args::{FallbackArgs, PairArgs};
+use crate::softmax::prepared::Prepared;
+use crate::tensor_args::TensorArgs;
+use crate::variant::width;
+use etalon_problem::{Dtype, Error, Pass};
+
+/// Takes a range for words that are 0 at first: counters from which blocks of sm90a claim tiles, one for each of two
+/// kernels; and flags, of all groups together and then of each. None where no kernel looks at one.
+pub(crate) fn reserve(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Option<MemoryRange>, Error> {
+    let has_flags = match prepared.pass {
+        Pass::Forward => prepared.level == Level::Sm90a || has_forward(prepared),
+        Pass::Backward => prepared.level != Level::Portable,
+        _ => prepared.spec.has_tensor_second(),
+    };
+    let groups = prepared.counts.sequences * prepared.scores.extents.key_heads;
+    let range = || layout.named("counters of tiles, and flags of key heads", 4 * (3 + groups));
+    has_flags.then(range).transpose()
+}
+
+impl Steps<'_> {
+    /// Adds a fill of the counters and flags.
+    pub(super) fn clear_flags(&self) {
+        self.prepared.flags.into_iter().for_each(|flags| self.clear(flags));
+    }
+
+    /// The counter of a kernel of sm90a.
+    pub(super) fn counter(&self, kernel: u64) -> u64 {
+        self.range(self.prepared.flags) + 4 * kernel
+    }
+
+    /// The flag of all groups, and behind it that of each; 0 if nobody raises them.
+    pub(super) fn group_flags(&self) -> u64 {
+        self.prepared.flags.map_or(0, |_| self.counter(2))
+    }
+}
+
+/// True if kernels write a gradient; not dq where it is a multiple of a `gradient` that is given.
+pub(crate) fn writes(steps: &Steps<'_>, name: &str) -> bool {
+    steps.is_there(name) && !(name == "dq" && steps.prepared.has_gradient())
+}
+
+/// True if kernels of a forward pass raise flags: an lse of 16-bit operands alone needs none.
+pub(crate) fn has_forward(prepared: &Prepared<'_>) -> bool {
+    prepared.level != Level::Portable && (prepared.value_dim.is_some() || prepared.storage == Dtype::F32)
+}
+
+/// o and lse of groups whose flags kernels have raised.
+pub(crate) fn forward(steps: &Steps<'_>) -> Result<(), Error> {
+    let (args, prepared) = (PairArgs::new(steps), steps.prepared);
+    let query_blocks = (prepared.counts.by_queries * prepared.scores.extents.query_heads) as i32;
+    let columns = prepared.value_dim.filter(|_| args.o.is_there()).unwrap_or(1);
+    (0..columns).step_by(width(columns)).try_for_each(|first| {
+        launch(steps, false, FallbackArgs { c: args.at([0, first]), query_blocks, ..FallbackArgs::default() })
+    })
+}
+
+/// dq, dk and dv of groups whose flags kernels have raised.
+pub(crate) fn backward(steps: &Steps<'_>) -> Result<(), Error> {
+    let (e, prepared) = (&steps.scores().extents, steps.prepared);
+    let result = |name| if writes(steps, name) { steps.tensor(name) } else { TensorArgs::default() };
+    let [dq, dk, dv] = ["dq", "dk", "dv"].map(result);
+    let blocks = |wanted: bool, tiles: usize, heads: usize| if wanted { tiles * heads } else { 0 };
+    let args = FallbackArgs {
+        c: PairArgs { dq, dk, dv, ..PairArgs::new(steps) },
+        key_tasks: steps.table(prepared.tables.by_keys).into(),
+        query_blocks: blocks(dq.is_there(), prepared.counts.by_queries, e.query_heads) as i32,
+        key_blocks: blocks(dk.is_there() || dv.is_there(), prepared.counts.by_keys, e.key_heads) as i32,
+    };
+    launch(steps, true, args)
+}
+
+fn launch(steps: &Steps<'_>, backward: bool, args: FallbackArgs) -> Result<(), Error> {
+    let variant = steps.prepared.spec.shape().fallback(backward);
+    // Some blocks for each multiprocessor, which take turns. Tiles of one head are `heads` apart: where the number of
+    // blocks is odd, all have a part of them.
+    let most = (4 * steps.multiprocessors() - 1) | 1;
+    let blocks = (args.query_blocks + args.key_blocks) as usize;
+    steps.launch((&variant, "fallback"), (blocks.min(most), variant.threads()), &args)
+}
