@@ -120,7 +120,7 @@ fn agree(found: &Tensors, wanted: &Tensors) -> bool {
 /// The level and the mode of a pass, its gradients, a flag that they need, and where a NaN lies that masks keep from
 /// most of them: the name of an operand, and a row.
 type Case = (Level, Mode, &'static [&'static str], usize, &'static str, usize);
-const CASES: [Case; 9] = [
+const CASES: [Case; 8] = [
     (Level::Sm90a, Mode::Separate, &["dk", "dv"], 1, "q", 0),
     (Level::Sm90a, Mode::Separate, &["dk"], 1, "q", 0),
     (Level::Sm90a, Mode::Separate, &["dq"], 2, "k", 190),
@@ -128,7 +128,7 @@ const CASES: [Case; 9] = [
     (Level::Sm80, Mode::Separate, &["dk", "dv"], 1, "q", 0),
     (Level::Sm80, Mode::Separate, &["dv"], 1, "dout", 0),
     (Level::Sm80, Mode::Separate, &["dq"], 2, "k", 190),
-    (Level::Sm80, Mode::FusedPartials, &ALL, 1, "q", 0),
+    // What makes dk or dv of the fused pass NaN makes dq of that row NaN, whose flag stands for theirs.
     (Level::Sm80, Mode::FusedPartials, &ALL, 5, "k", 190),
 ];
 
@@ -165,8 +165,9 @@ fn the_flag_of_outputs_is_needed() {
     }
 }
 
-/// True if the second order on tensor cores gives finite numbers in all rows but the first, where rows of an operand are
-/// NaN that no other sees.
+/// True if the second order on tensor cores gives finite numbers wherever no pair leads to a row of an operand that is
+/// NaN: the first of q, of which queries see the first 11 keys, or key 190, which queries see from 180 on, and these all
+/// keys.
 fn is_finite_of_the_second_order(workspace: &Workspace, struck: &str, row: usize) -> bool {
     let problem = problem(1, 190, Sequences::Dense);
     let hit = |name: &str, at: &[usize]| name == struck && at[1..3] == [0, row];
@@ -187,7 +188,17 @@ fn is_finite_of_the_second_order(workspace: &Workspace, struck: &str, row: usize
     let portable = Options { level: Level::Portable, ..Options::default() };
     run_in(workspace, &problem, Pass::DoubleBackward, &given, &mut places, &portable).unwrap();
     drop(places);
-    results.values().all(|x| x.indexed_iter().all(|(at, x)| at[2] == 0 || x.to_f32().is_finite()))
+    let is_of_query = |name: &str| matches!(name, "gq" | "gdout");
+    let is_beside = |name: &str, row: usize| match (struck, is_of_query(name)) {
+        ("q", true) => row > 0,
+        ("q", false) => row > 10,
+        (_, true) => row < 180,
+        (_, false) => false,
+    };
+    let is_right = |name: &str, x: &ArrayD<bf16>| {
+        x.indexed_iter().all(|(at, x)| !is_beside(name, at[2]) || x.to_f32().is_finite())
+    };
+    results.iter().all(|(name, x)| is_right(name, x))
 }
 
 #[test]

@@ -27,7 +27,8 @@ laws! {
     Meaning poisoned_row(Strict::Bound) on Backward
         if |case, _| allowed(case).is_ok_and(|allowed| split_row(&allowed, 0).is_ok());
     /// A NaN that no row sees changes no bit, and neither do other keys and values; where kernels compute groups
-    /// again, results of attention in the group of the NaN, the key head of its sequence, stay within both bounds.
+    /// again, results of attention in the group of the NaN, the key head of its sequence, and sums over groups, stay within both
+    /// bounds.
     Contract unseen_bits
         if |case, _| allowed(case).is_ok_and(|allowed| split_key(&allowed, 0).is_ok()),
         favour |case, _| scores_are(case, |s| s.extents.queries.max(s.extents.keys) > LONG);
@@ -143,8 +144,11 @@ impl Groups {
         number.map(|number| [number, at[1] / size])
     }
 
+    /// True of an element of such a group, and of sums over groups where there is one: they add up what it has.
     fn have(&self, name: &str, at: &[usize]) -> bool {
-        self.of(name, at).is_some_and(|group| self.hit.contains(&group))
+        let sums = ["dbias", "dsinks"];
+        let of_group = self.of(name, at).is_some_and(|group| self.hit.contains(&group));
+        of_group || (sums.contains(&name) && !self.hit.is_empty())
     }
 }
 
