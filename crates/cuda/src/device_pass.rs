@@ -1,10 +1,10 @@
 //! The door for operands that lie on a device already.
 
-use crate::call::{PassCall, held_by_device};
+use crate::call::{Operands, PassCall};
 use crate::device_tensor::{self, DeviceTensor, DeviceTensors, Element, GivenArray};
 use crate::draft::draft;
 use crate::gpu::{Device, lock};
-use crate::levels::{self, has_kernels};
+use crate::levels;
 use crate::options::Options;
 use crate::pass::{PassPlan, PreparedPass};
 use crate::queue::{Enqueued, Queue, device_memory};
@@ -66,15 +66,13 @@ impl DevicePass {
         outputs: &'t DeviceTensors<'t>,
         options: &Options,
     ) -> Result<DevicePass, Error> {
-        has_kernels(problem.algorithm(), pass)?;
-        let table = problem.checked_table(pass)?;
+        let table = levels::table_of(problem, pass)?;
         let (inputs, arrays) = split(problem, &table, inputs)?;
         let storage = device_tensor::check(&table, &inputs, outputs, options.recompute)?;
-        storage.refuse_f64()?;
         levels::check(options, problem.algorithm(), pass, storage)?;
         let state = workspace.device(options.device)?;
-        let holds = |name: &str, result| held_by_device(&inputs, outputs, (name, result));
-        let call = PassCall::new(state.device.target, (pass, storage), &table, &holds, options);
+        let operands = Operands::Device(&inputs, outputs);
+        let call = PassCall::new(state.device.target, (pass, storage), &table, operands, options);
         let plan = draft(problem, &PassCall { arrays: &arrays, ..call })?;
         let pass = DevicePass::of(&state, plan, &table, &inputs, outputs)?;
         Ok(DevicePass { arrays, ..pass })

@@ -16,32 +16,36 @@ macro_rules! texts {
     };
 }
 
+macro_rules! prelude {
+    ($unit:ident: $($texts:tt)+) => { (Unit::$unit, texts! { $($texts)+ }) };
+}
+
 // Preludes: of every kernel; in fused multiply-adds; on the tensor cores of any device, of 16-bit operands and of f32;
 // on those of compute capability 9.0, and there of pairs of queries and keys.
 const NONE: Prelude = (Unit::Ffma, &[]);
-const TYPES: Prelude = (Unit::Ffma, texts! { "tile/": "types.cuh"; });
+const TYPES: Prelude = prelude! { Ffma: "tile/": "types.cuh"; };
 const TYPES_MMA: Prelude = (Unit::Mma, TYPES.1);
 const TYPES_WGMMA: Prelude = (Unit::Wgmma, TYPES.1);
-const FFMA: Prelude = (Unit::Ffma, texts! {
+const FFMA: Prelude = prelude! { Ffma:
     "tile/": "types.cuh"; "pairs/": "tiles.cuh" "problem.cuh"; "feed/": "cp_async.cuh"; "tile/": "ffma.cuh";
     "pairs/": "walks.cuh"; "feed/": "slabs.cuh"; "multiply/": "ffma.cuh";
-});
-const MMA: Prelude = (Unit::Mma, texts! {
+};
+const MMA: Prelude = prelude! { Mma:
     "tile/": "types.cuh"; "pairs/": "tiles.cuh" "problem.cuh"; "tile/": "swizzle.cuh" "fragment.cuh";
     "pairs/": "walks.cuh"; "feed/": "cp_async.cuh" "load_tile.cuh"; "multiply/": "mma_sync.cuh" "pair_by_pair.cuh" "odd_rows.cuh";
-});
-const MMA_F32: Prelude = (Unit::Mma, texts! {
+};
+const MMA_F32: Prelude = prelude! { Mma:
     "tile/": "types.cuh"; "pairs/": "tiles.cuh" "problem.cuh"; "tile/": "swizzle.cuh" "fragment.cuh";
     "pairs/": "walks.cuh"; "feed/": "cp_async.cuh" "load_tile.cuh"; "multiply/": "mma_sync_f32.cuh" "pair_by_pair.cuh" "odd_rows.cuh";
-});
-const WGMMA: Prelude = (Unit::Wgmma, texts! {
+};
+const WGMMA: Prelude = prelude! { Wgmma:
     "tile/": "types.cuh" "swizzle.cuh"; "feed/": "roles.cuh" "barriers.cuh" "ring.cuh" "copy_engine.cuh";
     "multiply/": "wgmma.cuh"; "tile/": "accumulator.cuh";
-});
-const WGMMA_PAIRS: Prelude = (Unit::Wgmma, texts! {
+};
+const WGMMA_PAIRS: Prelude = prelude! { Wgmma:
     "tile/": "types.cuh" "swizzle.cuh"; "feed/": "roles.cuh" "barriers.cuh" "ring.cuh" "copy_engine.cuh";
     "multiply/": "wgmma.cuh"; "tile/": "accumulator.cuh"; "pairs/": "tiles.cuh" "work.cuh" "spans.cuh" "sm90a.cuh";
-});
+};
 
 /// Facts of a family: its name, its kernels, and the texts that make its source.
 struct Parts {

@@ -87,7 +87,7 @@ impl<'a> Prepared<'a> {
         (problem, shard): (&'a LinearCrossEntropy, Option<Walked>),
         call: &PassCall<'_, '_>,
     ) -> Result<Prepared<'a>, Error> {
-        let PassCall { storage, inputs, options, .. } = *call;
+        let (PassCall { storage, options, .. }, inputs) = (*call, call.inputs());
         let counted = inputs.map(|inputs| counted(problem, inputs)).transpose()?;
         let ignores = counted.is_none_or(|counted| counted < problem.tokens);
         let mut layout = Layout::default();

@@ -7,7 +7,7 @@ use crate::linear_cross_entropy::plan::Walked;
 use crate::linear_cross_entropy::prepared::Prepared;
 use crate::linear_cross_entropy::run::{Run, Steps, clear};
 use crate::memory::{MemoryRange, memory};
-use crate::options::{Level, Options};
+use crate::options::Level;
 use crate::pass::{PassPlan, draft_steps};
 use crate::variant::Variant;
 use etalon_problem::linear_cross_entropy::shard::{Partial, nodes};
@@ -54,9 +54,7 @@ pub(crate) fn draft_shard(
     step: Step,
     call: &PassCall<'_, '_>,
 ) -> Result<PassPlan<'static>, Error> {
-    let level = if step == Step::Output { Level::Portable } else { call.options.level };
-    let options = Options { level, ..*call.options };
-    let call = PassCall { options: &options, ..*call };
+    let call = if step == Step::Output { call.on(Level::Portable) } else { *call };
     let own: Vec<_> = nodes(problem.vocab, classes.clone()).collect();
     let widest = own.iter().map(|node| node.len()).max().unwrap_or(0);
     let all = classes.len();

@@ -30,7 +30,7 @@ pub(crate) fn draft<'a>(problem: &'a Problem, call: &PassCall<'_, '_>) -> Result
         Level::Sm90a => Some(Plan::new(&prepared, &mut layout)?),
         _ => None,
     };
-    prepared.choice.mode = mode(&prepared, call.options);
+    prepared.choice.mode = mode(&prepared, &call.options);
     prepared.choice.blockings = modules::of_level(&prepared.spec, prepared.level);
     let steps = prepared.draft(|steps| compute(steps, plan.as_ref(), between.as_ref()))?;
     Ok(prepared.plan(layout, steps))
@@ -103,10 +103,9 @@ pub(crate) fn draft_stats<'a>(
     (tile, [figures, states]): (Blocking, [usize; 2]),
 ) -> Result<(PassPlan<'a>, [MemoryRange; 2]), Error> {
     let mut layout = Layout::default();
-    let options = Options { level: Level::Portable, ..*call.options };
-    let call = PassCall { options: &options, ..*call };
+    let call = call.on(Level::Portable);
     let prepared = Prepared::new(problem, &call, &LAZY_LEVELS, &mut layout)?;
-    let memory = Memory::new(&prepared, bias, options.assume_finite, &mut layout)?;
+    let memory = Memory::new(&prepared, bias, call.options.assume_finite, &mut layout)?;
     let ranges = [layout.range(figures)?, layout.range(states)?];
     let steps = prepared.draft(|steps| {
         ranges.into_iter().for_each(|range| steps.clear(range));

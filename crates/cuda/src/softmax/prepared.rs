@@ -60,7 +60,7 @@ impl<'a> Prepared<'a> {
     ) -> Result<Prepared<'a>, Error> {
         let (scores, value_dim) = scores_of(problem)?;
         let is_backward = call.pass == Pass::Backward && !is_lazy(problem);
-        let needs_ds = ["dq", "dk", "dsinks", "dbias"].iter().any(|name| (call.holds)(name, true).is_some());
+        let needs_ds = ["dq", "dk", "dsinks", "dbias"].iter().any(|name| call.held(name, true).is_some());
         let reads_o = !is_backward || needs_ds;
         let parts = parts(call, reads_o, layout)?;
         let (counts, tables, given) = tables(scores, call.arrays, layout)?;
@@ -68,7 +68,7 @@ impl<'a> Prepared<'a> {
         let delta = (is_backward && needs_ds).then(|| layout.named("delta of rows", 4 * rows));
         let flags = [has_whole_rows(&parts), has_both(&parts)];
         let (of, pass) = ((scores, value_dim), (call.pass, call.storage));
-        let spec = Spec::new(of, pass, counts, flags, call.target, call.options);
+        let spec = Spec::new(of, pass, counts, flags, call.target, &call.options);
         let choice = Choice::of(levels, &spec, call.options.level)?;
         let level = choice.level;
         let modules = match problem {
