@@ -2,7 +2,7 @@
 
 use crate::call::{OperandLayout, PassCall};
 use crate::memory::{Layout, MemoryRange, beyond_32_bits};
-use crate::moves::{StridedTensor, dense, extents};
+use crate::strided::{StridedTensor, dense, extents};
 use crate::target::Target;
 use etalon_problem::{Dtype, Error, Operand, Pass, Stored};
 

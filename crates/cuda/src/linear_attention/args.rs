@@ -10,70 +10,42 @@ kernel_args! {
     /// The arguments of the kernels of `linear_attention/`. Every gradient is o of another problem:
     /// out_i = Σ_j w_ij x_j + reach_i y_i·state. Of operands that are not there the address is 0.
     pub(super) struct LinearArgs as "LinearArgs" {
-        pub y: TensorArgs,
-        pub y1: TensorArgs,
-        pub b: TensorArgs,
-        pub b1: TensorArgs,
-        pub x: TensorArgs,
-        pub x1: TensorArgs,
-        pub out: TensorArgs,
+        pub y, y1, b, b1, x, x1, out: TensorArgs,
         /// Operands that dg is made of; of a step q, k and v.
-        pub q: TensorArgs,
-        pub q1: TensorArgs,
-        pub k: TensorArgs,
-        pub k1: TensorArgs,
-        pub v: TensorArgs,
-        pub v1: TensorArgs,
-        pub dout: TensorArgs,
-        pub dout1: TensorArgs,
+        pub q, q1, k, k1, v, v1, dout, dout1: TensorArgs,
         /// Rows that out, or its part from the state, is multiplied with.
         pub dot: TensorArgs,
         /// States [sequence, head, row] that a sweep begins with.
-        pub begin: TensorArgs,
-        pub begin1: TensorArgs,
+        pub begin, begin1: TensorArgs,
         /// States [sequence, head, row] where it ends.
-        pub end: TensorArgs,
-        pub end1: TensorArgs,
+        pub end, end1: TensorArgs,
         /// [batch, heads, tokens]; 0: not wanted.
-        pub state_dots: Ptr<f32>,
-        pub dots: Ptr<f32>,
+        pub state_dots, dots: Ptr<f32>,
         /// [chunk, key head, D, E]: before a chunk, or behind it.
-        pub states: Ptr<f32>,
-        pub states1: Ptr<f32>,
+        pub states, states1: Ptr<f32>,
         /// The same behind a chunk.
-        pub other: Ptr<f32>,
-        pub other1: Ptr<f32>,
+        pub other, other1: Ptr<f32>,
         /// x and y of (R27).
-        pub x_dots: ConstPtr<f32>,
-        pub y_dots: ConstPtr<f32>,
+        pub x_dots, y_dots: ConstPtr<f32>,
         /// As `states`, rounded: read by tensor cores.
         pub narrow: Ptr<Element>,
         pub other_narrow: ConstPtr<Element>,
         /// Not 0 if a number is not finite; no address: nobody asks.
         pub found: Ptr<u32>,
         /// Log-decays of heads or tokens, and their tangents; 0: none.
-        pub logs: ConstPtr<f32>,
-        pub log_tangents: ConstPtr<f32>,
+        pub logs, log_tangents: ConstPtr<f32>,
         /// Tables of `fill_gates`: a plane for each level, then two more; 0: none.
-        pub gates: Ptr<f32>,
-        pub slopes: Ptr<f32>,
-        pub dg: Ptr<f32>,
-        pub total: Ptr<f32>,
+        pub gates, slopes: Ptr<f32>,
+        pub dg, total: Ptr<f32>,
         /// Numbers that `sum_all` and `sum_heads` sum.
         pub numbers: ConstPtr<f32>,
         pub ddscale: ConstPtr<f32>,
         pub chunks: ConstPtr<Chunk>,
         pub strips: ConstPtr<Strip>,
         pub lines: ConstPtr<Line>,
-        pub batch: i32,
-        pub heads: i32,
-        pub key_heads: i32,
-        pub tokens: i32,
-        pub dim: i32,
-        pub value_dim: i32,
+        pub batch, heads, key_heads, tokens, dim, value_dim: i32,
         /// Columns of y and b, and of x and out.
-        pub inner: i32,
-        pub outer: i32,
+        pub inner, outer: i32,
         /// The first column of the accumulators of this launch.
         pub first: i32,
         /// 1: rows see themselves and later tokens, and are those of key heads.
@@ -104,18 +76,13 @@ kernel_args! {
     /// The arguments of the kernels of `linear_attention/sm90a_*.cu`; results are those of [`LinearArgs`]. Tensors for
     /// the copy engine are in boxes of 64 columns and 128 rows, of `out` 64.
     pub(super) struct WalkArgs as "WalkArgs" {
-        pub y: TensorMap,
-        pub b: TensorMap,
-        pub x: TensorMap,
-        pub out: TensorMap,
-        pub dots: TensorMap,
+        pub y, b, x, out, dots: TensorMap,
         /// out by its elements; without an address where out is not wanted.
         pub rows: TensorArgs,
         /// Rows that results are multiplied with, those of `dots`.
         pub dot: TensorArgs,
         /// States [sequence, key head, row] that a sequence begins with, and where it ends.
-        pub begin: TensorArgs,
-        pub end: TensorArgs,
+        pub begin, end: TensorArgs,
         /// [segment, key head, row of D]: the states that other segments begin with.
         pub between: TensorArgs,
         /// The log-decay of each key head, or [batch, key head, token]; 0: none.
@@ -129,8 +96,7 @@ kernel_args! {
         /// [segment, key head]: with log-decays of tokens, the decay of a whole segment.
         pub decays: Ptr<f32>,
         /// x and y of (R27) with log-decays of tokens: [batch, head, token, half] of a block's own; 0: not wanted.
-        pub x_dots: Ptr<f32>,
-        pub y_dots: Ptr<f32>,
+        pub x_dots, y_dots: Ptr<f32>,
         /// <S, D> of each chunk: [chunk, key head, half, warp].
         pub z_dots: Ptr<f32>,
         pub dg: Ptr<f32>,
@@ -139,12 +105,9 @@ kernel_args! {
         pub chunks: ConstPtr<Chunk>,
         pub segments: ConstPtr<Segment>,
         pub runs: ConstPtr<Run>,
-        pub heads: i32,
-        pub key_heads: i32,
-        pub tokens: i32,
+        pub heads, key_heads, tokens: i32,
         /// Columns of y and b, and of x and out: the rows and the columns of the state.
-        pub inner: i32,
-        pub outer: i32,
+        pub inner, outer: i32,
         /// Chunks of key heads, for `flow`.
         pub items: i32,
         /// 1: states in memory are [outer, inner].

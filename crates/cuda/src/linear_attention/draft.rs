@@ -3,13 +3,13 @@
 use super::levels::LEVELS;
 use super::prepared::{Prepared, Ranges, Steps, WalkRanges};
 use super::tables::Tables;
-use super::{hopper, passes, second};
+use super::{hopper, passes};
 use crate::call::PassCall;
 use crate::level_table::LevelSpec;
 use crate::memory::{Layout, beyond_32_bits};
 use crate::options::Level;
 use crate::parts::Parts;
-use crate::pass::{Choice, PassPlan, draft_steps};
+use crate::pass::{Choice, PassPlan};
 use etalon_problem::{Error, LinearAttention, Pass};
 
 /// Drafts the steps of a pass.
@@ -29,7 +29,9 @@ pub(crate) fn draft(problem: &LinearAttention, call: &PassCall<'_, '_>) -> Resul
     let mut prepared = Prepared { parts, problem, tables, level, watches, ranges, walks };
     prepared.ranges = prepared.reserve(&mut layout)?;
     prepared.walks = hopper::reserve(&prepared, &mut layout)?;
-    let steps = draft_steps(&prepared, |steps| compute(&steps))?;
+    let steps = Steps::new(&prepared)?;
+    compute(&steps)?;
+    let steps = steps.finish()?;
     let (parts, tables) = (prepared.parts, prepared.tables);
     let tables = Box::new(move || Ok(tables.image()));
     Ok(PassPlan { parts, tables, scratch: layout, steps, choice })
@@ -71,12 +73,18 @@ fn compute(steps: &Steps<'_>) -> Result<(), Error> {
         fill(steps)?;
     }
     match (parts.pass, level) {
-        (Pass::Forward, Level::Sm90a) => hopper::forward(steps),
-        (Pass::Backward, Level::Sm90a) => hopper::backward(steps),
+        (Pass::Forward, Level::Sm90a) => {
+            hopper::forward(steps)?;
+            passes::compute_again(steps, passes::attend_states)
+        }
+        (Pass::Backward, Level::Sm90a) => {
+            hopper::backward(steps)?;
+            passes::compute_again(steps, passes::gradients)
+        }
         (Pass::Forward, _) => passes::compute(steps, passes::attend_states),
         (Pass::Backward, _) => passes::compute(steps, passes::gradients),
         (Pass::Step, _) => passes::step(steps),
-        _ => second::double_backward(steps),
+        _ => passes::double_backward(steps),
     }
 }
 

@@ -21,34 +21,28 @@ kernel_args! {
 kernel_args! {
     /// A micro-chunk: the chunk, and the first row in it.
     pub(super) struct Strip as "Strip" {
-        pub chunk: i32,
-        pub row: i32,
+        pub chunk, row: i32,
     }
 }
 
 kernel_args! {
     /// A sequence: the first chunk, and how many.
     pub(super) struct Line as "Line" {
-        pub first: i32,
-        pub chunks: i32,
+        pub first, chunks: i32,
     }
 }
 
 kernel_args! {
     /// Chunks that a block of sm90a walks: the first, how many, and their sequence.
     pub(super) struct Segment as "Segment" {
-        pub first: i32,
-        pub chunks: i32,
-        pub sequence: i32,
+        pub first, chunks, sequence: i32,
     }
 }
 
 kernel_args! {
     /// A sequence of several segments: the first, how many, and the sequence.
     pub(super) struct Run as "Run" {
-        pub first: i32,
-        pub segments: i32,
-        pub sequence: i32,
+        pub first, segments, sequence: i32,
     }
 }
 

@@ -19,20 +19,14 @@ pointees! {
 kernel_args! {
     /// Cotangents of tokens; 0: counts as 0.
     pub(crate) struct Cotangents as "Cotangents" {
-        pub loss: ConstPtr<f32>,
-        pub lse: ConstPtr<f32>,
-        pub logprob: ConstPtr<f32>,
-        pub entropy: ConstPtr<f32>,
+        pub loss, lse, logprob, entropy: ConstPtr<f32>,
     }
 }
 
 kernel_args! {
     /// Outputs of tokens; 0: not wanted.
     pub(crate) struct Outputs as "Outputs" {
-        pub loss: Ptr<f32>,
-        pub lse: Ptr<f32>,
-        pub logprob: Ptr<f32>,
-        pub entropy: Ptr<f32>,
+        pub loss, lse, logprob, entropy: Ptr<f32>,
     }
 }
 
@@ -55,27 +49,19 @@ impl Outputs {
 kernel_args! {
     /// A problem, its memory, and a chunk of its tokens and classes.
     pub(crate) struct CrossEntropyArgs as "CrossEntropyArgs" {
-        pub h: ConstPtr<Element>,
-        pub w: ConstPtr<Element>,
+        pub h, w: ConstPtr<Element>,
         /// 0 where there is none, as ddh, ddw and ddbias.
-        pub bias: ConstPtr<Element>,
-        pub ddh: ConstPtr<Element>,
-        pub ddw: ConstPtr<Element>,
-        pub ddbias: ConstPtr<Element>,
+        pub bias, ddh, ddw, ddbias: ConstPtr<Element>,
         /// 0: all are 1.
         pub class_weights: ConstPtr<f32>,
-        pub first: Cotangents,
-        pub second: Cotangents,
+        pub first, second: Cotangents,
         /// Of the forward pass.
         pub outputs: Outputs,
         /// Gradients by the first cotangents.
         pub motions: Outputs,
-        pub argmax: Ptr<i64>,
-        pub n_valid: Ptr<i64>,
+        pub argmax, n_valid: Ptr<i64>,
         pub normaliser: Ptr<f32>,
-        pub dh: Ptr<Untyped>,
-        pub dw: Ptr<Untyped>,
-        pub dbias: Ptr<Untyped>,
+        pub dh, dw, dbias: Ptr<Untyped>,
         pub targets: ConstPtr<i64>,
         /// 0: all are 1.
         pub token_weights: ConstPtr<f32>,
@@ -114,17 +100,12 @@ kernel_args! {
         /// 0: no cap.
         pub ratio: f32,
         pub slope: f32,
-        pub dim: i32,
-        pub vocab: i32,
+        pub dim, vocab: i32,
         /// Tokens, whether they count or not.
         pub all: i32,
-        pub rows: i32,
-        pub columns: i32,
+        pub rows, columns: i32,
         /// The chunk, of as many tokens as may count.
-        pub first_token: i32,
-        pub count: i32,
-        pub first_class: i32,
-        pub classes: i32,
+        pub first_token, count, first_class, classes: i32,
         /// 1: Z is a mean's.
         pub mean: i32,
         /// 1: it is NaN where nothing is left.
@@ -142,16 +123,14 @@ kernel_args! {
         /// Classes of the nodes that the tree begins with.
         pub leaf: i32,
         /// 1: the chunk is the first, or the last, that adds to its sums.
-        pub begins: i32,
-        pub ends: i32,
+        pub begins, ends: i32,
     }
 }
 
 kernel_args! {
     /// A product of `linear_cross_entropy/sm90a_products.cu`: of the chunk, h and w; da and w; da and h.
     pub(crate) struct ProductArgs as "ProductArgs" {
-        pub a: TensorMap,
-        pub b: TensorMap,
+        pub a, b: TensorMap,
         /// da, of `gradient`; dw, of `head`.
         pub out: TensorMap,
         /// In place of h where all tokens count: its rows need not be copied side by side.
@@ -176,8 +155,7 @@ kernel_args! {
         pub c: CrossEntropyArgs,
         /// As `left_out` of the pass.
         pub left_out: Ptr<Byte>,
-        pub of_tokens: Ptr<f32>,
-        pub of_classes: Ptr<f32>,
+        pub of_tokens, of_classes: Ptr<f32>,
         /// Of the chunk: `[tokens][tiles of classes]`.
         pub by_token: Ptr<f32>,
         /// Of the chunk: `[tiles of tokens][columns]`.
@@ -186,9 +164,7 @@ kernel_args! {
         pub dh: Ptr<f32>,
         /// C `[V]`
         pub dw: Ptr<f32>,
-        pub eps: f32,
-        pub most_dh: f32,
-        pub most_dw: f32,
+        pub eps, most_dh, most_dw: f32,
         /// Of `choose`.
         pub diagonal: i32,
     }
@@ -233,9 +209,7 @@ kernel_args! {
         pub whole: i32,
         /// 1: dh is f32.
         pub wide: i32,
-        pub entropy: i32,
-        pub smoothing: i32,
-        pub argmax: i32,
+        pub entropy, smoothing, argmax: i32,
     }
 }
 

@@ -1,10 +1,10 @@
 //! The backward pass with a filter, over operands of the host.
 
+use super::draft::draft_filtered;
+use super::plan::{SIDE, TILE};
+use super::tokens::counted;
 use crate::call::{Operands, PassCall};
 use crate::host::Placed;
-use crate::linear_cross_entropy::draft::draft_filtered;
-use crate::linear_cross_entropy::plan::{SIDE, TILE};
-use crate::linear_cross_entropy::tokens::counted;
 use crate::memory::filled;
 use crate::options::{Level, Options};
 use crate::workspace::Workspace;

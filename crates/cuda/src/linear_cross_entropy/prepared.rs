@@ -1,12 +1,12 @@
 //! A pass of linear_cross_entropy: its operands, its memory, its kernels.
 
+use super::filter::Filtering;
+use super::hopper::Hopper;
+use super::levels::LEVELS;
+use super::plan::{PassSpec, Plan, Walked};
+use super::tokens::{COMMON, TOKEN, counted};
 use crate::call::PassCall;
 use crate::level_table::LevelSpec;
-use crate::linear_cross_entropy::filter::Filtering;
-use crate::linear_cross_entropy::hopper::Hopper;
-use crate::linear_cross_entropy::levels::LEVELS;
-use crate::linear_cross_entropy::plan::{PassSpec, Plan, Walked};
-use crate::linear_cross_entropy::tokens::{COMMON, TOKEN, counted};
 use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
 use crate::parts::Parts;

@@ -1,14 +1,14 @@
 //! The passes of a shard of classes, which go over one node of the tree after the other, each as if its classes were
 //! all: `kernels/linear_cross_entropy/shards.cu` beside the kernels of the pass.
 
+use super::args::{CrossEntropyArgs, Outputs, ShardArgs, behind};
+use super::plan::Walked;
+use super::prepared::Prepared;
+use super::run::{Run, Steps, clear};
 use crate::call::PassCall;
-use crate::linear_cross_entropy::args::{CrossEntropyArgs, Outputs, ShardArgs, behind};
-use crate::linear_cross_entropy::plan::Walked;
-use crate::linear_cross_entropy::prepared::Prepared;
-use crate::linear_cross_entropy::run::{Run, Steps, clear};
 use crate::memory::{MemoryRange, memory};
 use crate::options::Level;
-use crate::pass::{PassPlan, draft_steps};
+use crate::pass::PassPlan;
 use crate::variant::Variant;
 use etalon_problem::linear_cross_entropy::shard::{Partial, nodes};
 use etalon_problem::{Error, LinearCrossEntropy, Pass};
@@ -77,10 +77,10 @@ pub(crate) fn draft_shard(
     let whole = std::iter::once(classes.clone()).filter(|x| !x.is_empty());
     let spans = if nodes_matter { own } else { whole.collect() };
     let shard = Shard::new(step, (classes, spans), nodes_matter, &mut prepared)?;
-    let steps = draft_steps(&prepared, |steps| {
-        clear(&steps)?;
-        Walk { own: &shard, steps: &steps, all: Run::new(&steps) }.run()
-    })?;
+    let steps = Steps::new(&prepared)?;
+    clear(&steps)?;
+    Walk { own: &shard, steps: &steps, all: Run::new(&steps) }.run()?;
+    let steps = steps.finish()?;
     Ok(prepared.plan(steps))
 }
 

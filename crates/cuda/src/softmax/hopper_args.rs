@@ -2,8 +2,8 @@
 //! `sm90a_backward*`.
 
 use crate::args::{ConstPtr, Declaration, Half, Pointee, Ptr, declaration, kernel_args, pointees};
-use crate::moves::StridedTensor;
 use crate::softmax::pair_args::{Sequence, Span, Task, Tile};
+use crate::strided::StridedTensor;
 use crate::tensor_args::strided_args;
 use crate::tensor_map::TensorMap;
 use etalon_problem::Dtype;
@@ -32,15 +32,9 @@ pointees! {
 kernel_args! {
     /// Extents, the window of the mask, and how work is shared.
     pub(crate) struct Shape as "Shape" {
-        pub batch: i32,
-        pub heads: i32,
-        pub key_heads: i32,
-        pub queries: i32,
-        pub keys: i32,
+        pub batch, heads, key_heads, queries, keys: i32,
         /// Query i sees the keys i + offset − left .. i + offset + right.
-        pub left: i32,
-        pub right: i32,
-        pub offset: i32,
+        pub left, right, offset: i32,
         /// Above 0 in the forward pass without OPTIONS.
         pub scale: f32,
         /// (batch × head)s whose k and v share the L2 at a time.
@@ -58,10 +52,8 @@ kernel_args! {
     /// Sequences in a list: packed ones, and those of batch elements; with LENGTHS 2 alone.
     pub(crate) struct Packed as "Packed" {
         pub sequences: ConstPtr<Sequence>,
-        pub by_queries: ConstPtr<Task>,
-        pub by_keys: ConstPtr<Task>,
-        pub tasks: i32,
-        pub key_tasks: i32,
+        pub by_queries, by_keys: ConstPtr<Task>,
+        pub tasks, key_tasks: i32,
     }
 }
 
@@ -127,9 +119,7 @@ kernel_args! {
     /// Rows in pieces of 16 bytes.
     pub(crate) struct Pieces as "Pieces" {
         data: Ptr<Piece>,
-        batch: i64,
-        head: i64,
-        row: i64,
+        batch, head, row: i64,
     }
 }
 
@@ -143,10 +133,7 @@ impl From<StridedTensor> for Pieces {
 kernel_args! {
     /// The arguments of `forward`.
     pub(crate) struct ForwardArgs as "ForwardArgs" {
-        pub q: TensorMap,
-        pub k: TensorMap,
-        pub v: TensorMap,
-        pub o: TensorMap,
+        pub q, k, v, o: TensorMap,
         pub lse: Ptr<f32>,
         /// 0: none.
         pub sinks: ConstPtr<f32>,
@@ -163,15 +150,8 @@ kernel_args! {
 kernel_args! {
     /// The arguments of `delta`, `keys`, `queries` and `values`.
     pub(crate) struct BackwardArgs as "BackwardArgs" {
-        pub q: TensorMap,
-        pub k: TensorMap,
-        pub v: TensorMap,
-        pub dout: TensorMap,
-        pub dq: TensorMap,
-        pub dk: TensorMap,
-        pub dv: TensorMap,
-        pub lse2: Ptr<f32>,
-        pub delta: Ptr<f32>,
+        pub q, k, v, dout, dq, dk, dv: TensorMap,
+        pub lse2, delta: Ptr<f32>,
         /// The same for each row of the arrays, `[batch, heads, queries]`; 0: nobody reads them.
         pub delta_rows: Ptr<f32>,
         pub lse: ConstPtr<f32>,
@@ -179,8 +159,7 @@ kernel_args! {
         pub dlse: ConstPtr<f32>,
         /// 0: none.
         pub sinks: ConstPtr<f32>,
-        pub o: Pieces,
-        pub dout_rows: Pieces,
+        pub o, dout_rows: Pieces,
         /// Of all groups together, and then of each: a result is not finite.
         pub flags: Ptr<u32>,
         /// Of tiles.
@@ -191,9 +170,7 @@ kernel_args! {
         pub packed: Packed,
         pub options: ScoreOptions,
         /// As the maps say, for rows that end within a box.
-        pub dq_rows: Elements,
-        pub dk_rows: Elements,
-        pub dv_rows: Elements,
+        pub dq_rows, dk_rows, dv_rows: Elements,
         pub spans: SpanTables,
     }
 }

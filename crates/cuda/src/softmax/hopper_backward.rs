@@ -3,12 +3,12 @@
 
 use crate::args::filled;
 use crate::family::Family;
-use crate::moves::StridedTensor;
 use crate::softmax::hopper::{Plan, heads_in, launch, map_of, options, packed, padded, shape, spans};
 use crate::softmax::hopper_args::BackwardArgs;
 use crate::softmax::pair_args::{FallbackArgs, PairArgs};
 use crate::softmax::variants::{Lengths, Results};
 use crate::softmax::{Steps, portable};
+use crate::strided::StridedTensor;
 use crate::tensor_args::TensorArgs;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;

@@ -2,13 +2,13 @@
 
 use crate::args::{ConstPtr, Declaration, Ptr, declaration, filled, kernel_args};
 use crate::memory::{Layout, MemoryRange};
-use crate::moves::StridedTensor;
 use crate::softmax::Steps;
 use crate::softmax::dq_partials::By;
 use crate::softmax::pair_args::{Numbers, PairArgs, PartialArgs, Sequence, wanted};
 use crate::softmax::portable::{columns, part, parts, work};
 use crate::softmax::prepared::Prepared;
 use crate::step::Work;
+use crate::strided::StridedTensor;
 use crate::tensor_args::TensorArgs;
 use crate::variant::Variant;
 use etalon_problem::{Error, Pass};

@@ -1,13 +1,13 @@
 //! Passes of shards on operands that lie on a device.
 
+use super::super::shard_pass::{Step, draft_shard};
+use super::super::sums::draft_sums;
 use super::check_vocab;
 use super::table;
 use crate::call::{Operands, PassCall, storage_of};
 use crate::device_pass::DevicePass;
 use crate::device_tensor::{DeviceTensors, check as check_tensors};
 use crate::levels;
-use crate::linear_cross_entropy::shard_pass::{Step, draft_shard};
-use crate::linear_cross_entropy::sums::draft_sums;
 use crate::options::Options;
 use crate::workspace::Workspace;
 use etalon_problem::linear_cross_entropy::shard::{Dh, Shard, check_shards};

@@ -1,12 +1,12 @@
 //! Passes of shards on operands of the host.
 
+use super::super::shard_pass::{Step, draft_shard};
+use super::super::sums::draft_sums;
 use super::check_vocab;
 use super::device::check;
 use super::table;
 use crate::call::{Operands, PassCall, storage_of};
 use crate::host::Placed;
-use crate::linear_cross_entropy::shard_pass::{Step, draft_shard};
-use crate::linear_cross_entropy::sums::draft_sums;
 use crate::memory::{filled, reserved};
 use crate::options::Options;
 use crate::workspace::Workspace;

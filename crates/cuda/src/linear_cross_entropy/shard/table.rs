@@ -1,6 +1,6 @@
 //! The tensors of the passes of a shard.
 
-use crate::linear_cross_entropy::shard_pass::Step;
+use super::super::shard_pass::Step;
 use etalon_problem::linear_cross_entropy::shard::{Dh, Partial, Shard};
 use etalon_problem::{LinearCrossEntropy, Operand, Pass, Precision, Role, Table};
 
