@@ -13,7 +13,7 @@
 //
 // A pair that is not visible has the weight −0. Where a tile of v, k, q or dout holds a non-finite number, the product
 // looks at the sign and leaves the pair out; elsewhere −0 adds nothing.
-extern "C" __global__ void __launch_bounds__(THREADS) forward(const __grid_constant__ PairArgs c) {
+KERNEL(forward, PairArgs c, THREADS) {
   __shared__ Shared shared;
   const QueryTile<Head> own(c, c, last_first());
   const Head& head = own.head;
@@ -30,8 +30,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) forward(const __grid_const
     m[r] = sink;
     l[r] = sink != -INF && tx() == 0 ? sink - sink + 1 : 0;  // e^{sink - sink}: NaN of a sink that is not finite
   }
-#pragma unroll 1
-  for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
+  NO_UNROLL for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
     float p[R][4], a[R];
     products(shared, p, q, key_rows(c.k, head, key), c.dim);
     UNROLL(r, R) {

@@ -6,8 +6,7 @@
 // there was one.
 template <int N, int W> DEV bool clear_odd(u32 tile) {
   bool odd = false;
-#pragma unroll 1
-  for (int i = threadIdx.x; i < N * W / 2; i += THREADS) {
+  NO_UNROLL for (int i = threadIdx.x; i < N * W / 2; i += THREADS) {
     u32 x = load_word(tile + 4 * i), keep = finite(x);
     if (keep == ~0u) continue;
     odd = true;
@@ -24,8 +23,7 @@ DEV bool kept(float x) { return (__float_as_uint(x) & 0x7fffffff) < TOP; }
 DEV bool adds(float factor, float y) { return !kept(factor) || !kept(y); }
 // Puts 0 in place of such numbers in a tile that all have loaded and none reads.
 template <int N, int W> DEV bool clear_odd(u32 tile) {
-#pragma unroll 1
-  for (int i = threadIdx.x; i < N * W; i += THREADS)
+  NO_UNROLL for (int i = threadIdx.x; i < N * W; i += THREADS)
     if (!kept(load_float(tile + 4 * i))) store_word(tile + 4 * i, 0);
   return true;
 }

@@ -25,8 +25,7 @@ DEV void store_output(const TensorMap* to, const Elements& rows, const Work& w, 
 }
 // Puts 0 in place of numbers that are not finite in a tile: a part of it for each of so many threads.
 DEV void clear_odd(u32 tile, u32 bytes, int thread, int threads) {
-#pragma unroll 1
-  for (int i = thread; i < int(bytes / 4); i += threads) {
+  NO_UNROLL for (int i = thread; i < int(bytes / 4); i += threads) {
     const u32 x = load_word(tile + 4 * i), keep = finite(x);
     if (keep != ~0u) store_word(tile + 4 * i, x & keep);
   }
