@@ -56,6 +56,12 @@ pub(crate) const fn declaration<A: KernelArgs + Pointee>() -> Declaration {
     (A::NAME, <A as Field>::define)
 }
 
+/// The declarations of some.
+macro_rules! declarations {
+    ($($args:ty),+ $(,)?) => { &[$($crate::args::declaration::<$args>()),+] };
+}
+pub(crate) use declarations;
+
 /// The arguments of a kernel: a struct of fields.
 pub(crate) trait KernelArgs: Field {
     /// The bytes of a launch.

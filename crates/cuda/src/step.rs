@@ -1,7 +1,7 @@
 //! The steps of a pass: what its algorithm drafts, as plain data, which a plan prints without a device and
 //! [`pass`](crate::pass) loads.
 
-use crate::args::{Arguments, ConstPtr, Declaration, KernelArgs, Pointee, Ptr, declaration, kernel_args};
+use crate::args::{Arguments, ConstPtr, Declaration, KernelArgs, Pointee, Ptr, declarations, kernel_args};
 use crate::memory::MemoryRange;
 use crate::parts::{Part, Parts};
 use crate::shared::shared_bytes;
@@ -19,11 +19,8 @@ use std::ops::Deref;
 pub(crate) enum Step {
     /// A kernel over so many blocks.
     Launch {
-        /// The kernel.
         kernel: Kernel,
-        /// Blocks.
         blocks: u32,
-        /// The bytes of its arguments.
         arguments: Arguments,
         /// Its work, for predictions.
         work: Work,
@@ -32,9 +29,7 @@ pub(crate) enum Step {
     Fill {
         /// The symbol where it begins.
         to: u64,
-        /// Bytes.
         bytes: usize,
-        /// The word.
         word: u32,
     },
 }
@@ -84,9 +79,7 @@ impl Work {
 /// The memory that a symbolic address lies in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Region {
-    /// The scratch memory of a call.
     Scratch,
-    /// The tables of the pass.
     Tables,
     /// An operand of the caller, by its number.
     Operand(usize),
@@ -107,7 +100,6 @@ impl Region {
     }
 }
 
-/// The addresses of a call.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bases<'a> {
     pub scratch: u64,
@@ -156,8 +148,7 @@ kernel_args! {
     }
 }
 
-/// Kernel arguments that `move.cu` names.
-pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<Move>()];
+pub(crate) const ARGUMENTS: &[Declaration] = declarations![Move];
 
 /// Rows of a block.
 const ROWS: usize = 8;

@@ -1,6 +1,6 @@
 //! Tensors of four axes as kernels take them.
 
-use crate::args::{Declaration, Untyped, declaration};
+use crate::args::{Declaration, Untyped, declarations};
 use crate::strided::StridedTensor;
 
 /// Declares a tensor of batch elements, heads, rows and columns, of which those of a row lie side by side: its first
@@ -36,8 +36,7 @@ strided_args! {
     pub(crate) struct TensorArgs as "Tensor" { Untyped, batch, head, row }
 }
 
-/// Kernel arguments that `pairs/problem.cuh` names.
-pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<TensorArgs>()];
+pub(crate) const ARGUMENTS: &[Declaration] = declarations![TensorArgs];
 
 impl TensorArgs {
     /// A dense tensor.

@@ -2,7 +2,7 @@
 
 use super::prepared::Steps;
 use super::tables::{Chunk, Line, Run, Segment, Strip};
-use crate::args::{ConstPtr, Declaration, Element, Ptr, declaration, filled, int, kernel_args};
+use crate::args::{ConstPtr, Declaration, Element, Ptr, declarations, filled, int, kernel_args};
 use crate::tensor_args::TensorArgs;
 use crate::tensor_map::TensorMap;
 
@@ -15,16 +15,12 @@ kernel_args! {
         pub q, q1, k, k1, v, v1, dout, dout1: TensorArgs,
         /// Rows that out, or its part from the state, is multiplied with.
         pub dot: TensorArgs,
-        /// States [sequence, head, row] that a sweep begins with.
-        pub begin, begin1: TensorArgs,
-        /// States [sequence, head, row] where it ends.
-        pub end, end1: TensorArgs,
+        /// States [sequence, head, row] that a sweep begins with, and where it ends.
+        pub begin, begin1, end, end1: TensorArgs,
         /// [batch, heads, tokens]; 0: not wanted.
         pub state_dots, dots: Ptr<f32>,
-        /// [chunk, key head, D, E]: before a chunk, or behind it.
-        pub states, states1: Ptr<f32>,
-        /// The same behind a chunk.
-        pub other, other1: Ptr<f32>,
+        /// [chunk, key head, D, E]: before a chunk, or behind it; the same behind a chunk.
+        pub states, states1, other, other1: Ptr<f32>,
         /// x and y of (R27).
         pub x_dots, y_dots: ConstPtr<f32>,
         /// As `states`, rounded: read by tensor cores.
@@ -52,23 +48,16 @@ kernel_args! {
         pub back: i32,
         /// 1: y is multiplied with the transposed state.
         pub turned: i32,
-        /// 1: before the first chunk (back: behind the last) the state is 0.
-        pub blank: i32,
-        /// 1: dots are added to those that are there.
-        pub add: i32,
+        /// 1: before the first chunk (back: behind the last) the state is 0; dots are added to those that are there.
+        pub blank, add: i32,
         /// 1: a log-decay for each head, not for each token.
         pub by_head: i32,
         /// Treatment of numbers that are not finite: `linear_attention/problem.cuh`.
         pub mode: i32,
         /// Blocks that there would be, if each owned one thing only: `each_block`.
         pub blocks: i32,
-        /// σ, of pairs.
-        pub scale: f32,
-        /// Factor of products with the state.
-        pub state_scale: f32,
-        pub store_scale: f32,
-        /// Factor of `state_dots`.
-        pub dot_scale: f32,
+        /// σ, of pairs; factors of products with the state, of what is stored, and of `state_dots`.
+        pub scale, state_scale, store_scale, dot_scale: f32,
     }
 }
 
@@ -89,10 +78,8 @@ kernel_args! {
         pub logs: ConstPtr<f32>,
         /// S before each chunk, as threads hold it: read by `attend_back_dots`.
         pub states: Ptr<u32>,
-        /// [key head, part]: summed to dg_gamma.
-        pub gammas: Ptr<f32>,
-        /// [part]: summed to dσ.
-        pub scales: Ptr<f32>,
+        /// [key head, part]: summed to dg_gamma; [part]: summed to dσ.
+        pub gammas, scales: Ptr<f32>,
         /// [segment, key head]: with log-decays of tokens, the decay of a whole segment.
         pub decays: Ptr<f32>,
         /// x and y of (R27) with log-decays of tokens: [batch, head, token, half] of a block's own; 0: not wanted.
@@ -113,18 +100,15 @@ kernel_args! {
         /// 1: states in memory are [outer, inner].
         pub turned: i32,
         /// Parts of a key head, and the first that this launch writes.
-        pub parts: i32,
-        pub first_part: i32,
+        pub parts, first_part: i32,
         /// 1: `scan` goes from the last segment to the first.
         pub back: i32,
         /// σ, of pairs and of the factors of the state.
-        pub scale: f32,
-        pub store_scale: f32,
+        pub scale, store_scale: f32,
     }
 }
 
-/// Kernel arguments that `linear_attention/problem.cuh` and `linear_attention/sm90a.cuh` name.
-pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<LinearArgs>(), declaration::<WalkArgs>()];
+pub(crate) const ARGUMENTS: &[Declaration] = declarations![LinearArgs, WalkArgs];
 
 impl LinearArgs {
     /// The arguments that all kernels of a pass share.

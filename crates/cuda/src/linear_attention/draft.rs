@@ -12,7 +12,6 @@ use crate::parts::Parts;
 use crate::pass::{Choice, PassPlan};
 use etalon_problem::{Error, LinearAttention, Pass};
 
-/// Drafts the steps of a pass.
 pub(crate) fn draft(problem: &LinearAttention, call: &PassCall<'_, '_>) -> Result<PassPlan<'static>, Error> {
     check_states(problem)?;
     let mut layout = Layout::default();
@@ -66,7 +65,6 @@ fn parts(call: &PassCall<'_, '_>, layout: &mut Layout) -> Result<Parts, Error> {
     Ok(parts)
 }
 
-/// Adds the steps of the pass.
 fn compute(steps: &Steps<'_>) -> Result<(), Error> {
     let Prepared { parts, level, .. } = steps.prepared;
     if parts.pass != Pass::Step && steps.prepared.has_padding() {

@@ -191,12 +191,10 @@ fn launch_tensor(
     steps.launch((&variant, name), (blocks, variant.threads()), args)
 }
 
-/// Computes a result by `attend_second`.
 fn attend_second(steps: &Steps<'_>, target: Target, args: &LinearArgs) -> Result<(), Error> {
     launch_wide(steps, ("attend_second", target.columns()), by_strip(steps, args), args)
 }
 
-/// Computes a result.
 fn attend(steps: &Steps<'_>, choice: LevelChoice, target: Target, args: &LinearArgs) -> Result<(), Error> {
     let (kernel, blocks) = (("attend", target.columns()), by_strip(steps, args));
     let args = choice.args(args);
@@ -282,7 +280,6 @@ pub(super) fn attend_states(steps: &Steps<'_>, choice: LevelChoice) -> Result<()
     if args.out.is_there() { attend(steps, choice, Target::O, &args) } else { Ok(()) }
 }
 
-/// The gradients.
 pub(super) fn gradients(steps: &Steps<'_>, choice: LevelChoice) -> Result<(), Error> {
     let needs = steps.prepared.needs();
     if needs.before {

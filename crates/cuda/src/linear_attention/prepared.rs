@@ -14,7 +14,6 @@ pub(super) struct Prepared<'a> {
     pub parts: Parts,
     pub problem: &'a LinearAttention,
     pub tables: Tables,
-    /// The level whose kernels compute it.
     pub level: Level,
     /// True if somebody looks for numbers that are not finite.
     pub watches: bool,

@@ -1,10 +1,10 @@
 //! The kernels of linear_cross_entropy for the tensor cores of compute capability 9.0:
 //! `kernels/linear_cross_entropy/sm90a_products.cu`.
 
-use super::args::{CrossEntropyArgs, ProductArgs};
+use super::args::{CrossEntropyArgs, NODE, ProductArgs};
 use super::plan::{Plan, TILE};
-use super::run::Steps;
 use crate::memory::{Layout, MemoryRange};
+use crate::step::Steps;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
 use etalon_problem::{Dtype, Error};
@@ -12,7 +12,7 @@ use etalon_problem::{Dtype, Error};
 /// Bytes of a leaf of the tree: m and l, or `Node` of `linear_cross_entropy/problem.cuh`.
 fn leaf(args: &CrossEntropyArgs) -> usize {
     let short = args.entropy == 0 && args.smoothing == 0.0 && args.argmax.0 == 0;
-    if short { 8 } else { 28 }
+    if short { 8 } else { NODE[0] }
 }
 
 /// Tiles of a node of the tree that waits for others.
@@ -91,9 +91,9 @@ impl Hopper {
         self.map(w, [args.classes, args.dim, args.dim], height)
     }
 
-    fn launch(
+    fn launch<P>(
         &self,
-        steps: &Steps<'_>,
+        steps: &Steps<'_, P>,
         name: &'static str,
         grid: (usize, u32),
         args: &ProductArgs,
@@ -103,9 +103,9 @@ impl Hopper {
 
     /// Launches a product of so many rows and columns, over tiles of 128 rows and `wide` columns, in clusters of two
     /// blocks.
-    fn product(
+    fn product<P>(
         &self,
-        steps: &Steps<'_>,
+        steps: &Steps<'_, P>,
         (name, wide): (&'static str, usize),
         shape: [i32; 2],
         product: &ProductArgs,
@@ -118,7 +118,7 @@ impl Hopper {
 
     /// The address at which the rows of h of a chunk lie side by side; copies them there if some tokens may be
     /// ignored.
-    pub fn gather(&self, steps: &Steps<'_>, args: &CrossEntropyArgs, packed: Option<u64>) -> Result<u64, Error> {
+    pub fn gather<P>(&self, steps: &Steps<'_, P>, args: &CrossEntropyArgs, packed: Option<u64>) -> Result<u64, Error> {
         let Some(to) = packed else {
             return Ok(in_place(args));
         };
@@ -138,7 +138,7 @@ impl Hopper {
     }
 
     /// (C33), (C34): the leaves of a chunk, put into the tree.
-    pub fn totals(&self, steps: &Steps<'_>, args: &CrossEntropyArgs, h: u64) -> Result<(), Error> {
+    pub fn totals<P>(&self, steps: &Steps<'_, P>, args: &CrossEntropyArgs, h: u64) -> Result<(), Error> {
         let product = ProductArgs { leaves: args.z.0.into(), ..self.logits(args, (h, 64)) };
         self.product(steps, ("leaves", TILE), [args.count, args.classes], &product)?;
         let blocks = (args.count as usize).div_ceil(TREE_TOKENS);
@@ -146,22 +146,27 @@ impl Hopper {
     }
 
     /// The factor of (C16) of a chunk of tokens before it is stored, from their pulls.
-    pub fn scale(&self, steps: &Steps<'_>, args: &CrossEntropyArgs, scale: u64) -> Result<(), Error> {
+    pub fn scale<P>(&self, steps: &Steps<'_, P>, args: &CrossEntropyArgs, scale: u64) -> Result<(), Error> {
         let product = ProductArgs { c: *args, scale: scale.into(), ..ProductArgs::default() };
         self.launch(steps, "scale", (1, 1024), &product)
     }
 
     /// (C16) of a chunk, in the storage type.
-    pub fn gradient(&self, steps: &Steps<'_>, args: &CrossEntropyArgs, [h, scale]: [u64; 2]) -> Result<(), Error> {
+    pub fn gradient<P>(
+        &self,
+        steps: &Steps<'_, P>,
+        args: &CrossEntropyArgs,
+        [h, scale]: [u64; 2],
+    ) -> Result<(), Error> {
         let out = self.gradients(args, 64);
         let product = ProductArgs { out, scale: scale.into(), ..self.logits(args, (h, 128)) };
         self.product(steps, ("gradient", TILE), [args.count, args.classes], &product)
     }
 
     /// (C17), in tiles of so many columns, and blocks of so many classes.
-    pub fn hidden(
+    pub fn hidden<P>(
         &self,
-        steps: &Steps<'_>,
+        steps: &Steps<'_, P>,
         args: &CrossEntropyArgs,
         scale: u64,
         (wide, block): (usize, usize),
@@ -179,7 +184,7 @@ impl Hopper {
     }
 
     /// (C18)
-    pub fn head(&self, steps: &Steps<'_>, args: &CrossEntropyArgs, [h, scale]: [u64; 2]) -> Result<(), Error> {
+    pub fn head<P>(&self, steps: &Steps<'_, P>, args: &CrossEntropyArgs, [h, scale]: [u64; 2]) -> Result<(), Error> {
         let [b, in_place] = self.rows(args, h, 64);
         let dw = args.dw.0 + 2 * args.first_class as u64 * args.dim as u64;
         let out = match args.wide {
@@ -193,7 +198,7 @@ impl Hopper {
     }
 
     /// (C19)
-    pub fn bias(&self, steps: &Steps<'_>, args: &CrossEntropyArgs, scale: u64) -> Result<(), Error> {
+    pub fn bias<P>(&self, steps: &Steps<'_, P>, args: &CrossEntropyArgs, scale: u64) -> Result<(), Error> {
         let (from, scale) = (args.z.0.into(), scale.into());
         let product = ProductArgs { c: *args, from, scale, ..ProductArgs::default() };
         self.launch(steps, "bias", ((args.classes as usize).div_ceil(32), 256), &product)

@@ -1,10 +1,11 @@
 //! A pass of linear_cross_entropy: its operands, its memory, its kernels.
 
+use super::args::{COMMON, PULL, TOKEN};
 use super::filter::Filtering;
 use super::hopper::Hopper;
 use super::levels::LEVELS;
 use super::plan::{PassSpec, Plan, Walked};
-use super::tokens::{COMMON, TOKEN, counted};
+use super::tokens::counted;
 use crate::call::PassCall;
 use crate::level_table::LevelSpec;
 use crate::memory::{Layout, MemoryRange};
@@ -56,14 +57,9 @@ pub(crate) struct Ranges {
     pub head_bias: MemoryRange,
 }
 
-/// Bytes of `Pull` of `linear_cross_entropy/problem.cuh`.
-fn pull(second: bool) -> usize {
-    if second { 56 } else { 28 }
-}
-
 impl Ranges {
     fn new(plan: &Plan, spec: PassSpec, tokens: usize, layout: &mut Layout) -> Result<Ranges, Error> {
-        let pulls = if spec.gradients() { pull(spec.second) } else { 0 };
+        let pulls = if spec.gradients() { PULL[usize::from(spec.second)] } else { 0 };
         Ok(Ranges {
             tokens: layout.range(TOKEN * tokens)?,
             common: layout.range(COMMON)?,

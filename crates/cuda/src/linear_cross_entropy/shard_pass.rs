@@ -1,7 +1,7 @@
 //! The passes of a shard of classes, which go over one node of the tree after the other, each as if its classes were
 //! all: `kernels/linear_cross_entropy/shards.cu` beside the kernels of the pass.
 
-use super::args::{CrossEntropyArgs, Outputs, ShardArgs, behind};
+use super::args::{CrossEntropyArgs, NODE, Outputs, ShardArgs, behind};
 use super::plan::Walked;
 use super::prepared::Prepared;
 use super::run::{Run, Steps, clear};
@@ -31,9 +31,6 @@ impl Step {
         if let Step::Backward { .. } = self { Pass::Backward } else { Pass::Forward }
     }
 }
-
-/// Bytes of `Node` of `linear_cross_entropy/problem.cuh`.
-pub(super) const NODE: usize = 28;
 
 /// The spans of a shard that are walked one after the other, and their memory.
 struct Shard {
@@ -94,7 +91,7 @@ impl Shard {
     ) -> Result<Shard, Error> {
         let problem = prepared.problem;
         let layout = &mut prepared.scratch;
-        let recalls = if step == Step::Forward { 0 } else { NODE * problem.tokens };
+        let recalls = if step == Step::Forward { 0 } else { NODE[0] * problem.tokens };
         let totals = layout.range(recalls)?;
         let adds = step == Step::Backward { summed: true } && nodes_matter && spans.len() > 1;
         let part = layout.array_if(adds, 4, &[problem.tokens, problem.dim])?;

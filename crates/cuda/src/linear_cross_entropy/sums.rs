@@ -1,8 +1,7 @@
 //! The returns of shards of the classes, put together along the tree: `combine` and `sum` of
 //! `kernels/linear_cross_entropy/shards.cu`.
 
-use super::args::FoldArgs;
-use super::shard_pass::NODE;
+use super::args::{FoldArgs, NODE};
 use crate::args::filled;
 use crate::call::PassCall;
 use crate::memory::Layout;
@@ -62,7 +61,7 @@ fn arguments(steps: &Steps<'_, &Parts>, problem: &LinearCrossEntropy) -> FoldArg
 /// Adds the kernel, of which each thread keeps so many nodes or vectors in shared memory.
 fn fold(steps: &Steps<'_, &Parts>, args: &FoldArgs, depth: usize) -> Result<(), Error> {
     let is_dh = steps.prepared.has("dh");
-    let (name, threads, each, bytes) = if is_dh { ("sum", 64, 4, 16) } else { ("combine", 32, 1, NODE) };
+    let (name, threads, each, bytes) = if is_dh { ("sum", 64, 4, 16) } else { ("combine", 32, 1, NODE[0]) };
     let blocks = (args.count as usize).div_ceil(each * threads);
     let grid = (blocks, threads as u32, (threads * bytes * depth) as u32);
     let variant = Variant::cross_entropy_shards(steps.prepared.storage);

@@ -92,8 +92,8 @@ pub(crate) struct By<'a> {
 }
 
 impl DqPartials {
-    /// Memory for partial sums, where the gradient of q is computed in the pass by keys. Tensor cores leave out what is
-    /// not finite.
+    /// Memory for partial sums, where the gradient of q is computed in the pass by keys. Tensor cores leave out what
+    /// is not finite.
     pub fn new(spec: &Spec, level: Level, layout: &mut Layout) -> Result<Option<DqPartials>, Error> {
         let by_keys = match (level, spec.pass) {
             (Level::Portable, Pass::Backward) => true,

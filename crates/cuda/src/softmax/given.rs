@@ -1,7 +1,7 @@
 //! Tables that the device makes in every call, of lengths, offsets and arrays of masks that lie there:
 //! `kernels/pairs/tables.cu`.
 
-use crate::args::{Byte, ConstPtr, Declaration, Ptr, Untyped, bytes_of, declaration, filled, int, kernel_args};
+use crate::args::{Byte, ConstPtr, Declaration, Ptr, Untyped, bytes_of, declarations, filled, int, kernel_args};
 use crate::device_tensor::{DeviceTensor, DeviceTensors, Element, GivenArray};
 use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
@@ -160,8 +160,7 @@ kernel_args! {
     }
 }
 
-/// Kernel arguments that `pairs/tables.cu` names.
-pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<TableArgs>()];
+pub(crate) const ARGUMENTS: &[Declaration] = declarations![TableArgs];
 
 /// The place of an array: the number of one that the call gives, or a range of the pass, which has its copy.
 #[derive(Debug, Clone, Copy)]

@@ -1,7 +1,7 @@
 //! The arguments of kernels for compute capability 9.0: the structures of `pairs`, `attention/sm90a_forward.cu` and
 //! `sm90a_backward*`.
 
-use crate::args::{ConstPtr, Declaration, Half, Pointee, Ptr, declaration, kernel_args, pointees};
+use crate::args::{ConstPtr, Declaration, Half, Pointee, Ptr, declarations, kernel_args, pointees};
 use crate::softmax::pair_args::{Sequence, Span, Task, Tile};
 use crate::strided::StridedTensor;
 use crate::tensor_args::strided_args;
@@ -37,10 +37,8 @@ kernel_args! {
         pub left, right, offset: i32,
         /// Above 0 in the forward pass without OPTIONS.
         pub scale: f32,
-        /// (batch × head)s whose k and v share the L2 at a time.
-        pub heads_per_group: i32,
-        /// Rows of lse2 and delta of a head.
-        pub padded: i32,
+        /// (batch × head)s whose k and v share the L2 at a time; rows of lse2 and delta of a head.
+        pub heads_per_group, padded: i32,
         /// True if the last query of a sequence is aligned with its last key.
         pub bottom: i32,
         /// Queries and keys of each batch element; with LENGTHS 1 alone.
@@ -62,10 +60,8 @@ kernel_args! {
     pub(crate) struct SpanTables as "SpanTables" {
         /// Of each row, `[batch, queries]`, the keys that it sees.
         pub spans: ConstPtr<Span>,
-        /// Of each tile of 64 queries, sequence after sequence, the keys that some row sees,
-        pub tiles: ConstPtr<Tile>,
-        /// and those that all rows see.
-        pub common: ConstPtr<Tile>,
+        /// Of each tile of 64 queries, sequence after sequence, the keys that some row sees, and those that all see.
+        pub tiles, common: ConstPtr<Tile>,
         /// Of each tile of 64 keys the tiles of queries that may see some of it.
         pub seen_by: ConstPtr<Tile>,
     }
@@ -79,12 +75,8 @@ strided_args! {
 kernel_args! {
     /// The unit of scores.
     struct Unit as "Unit" {
-        /// A factor of products.
-        scale: f32,
-        /// 1/unit.
-        over: f32,
-        /// The unit.
-        natural: f32,
+        /// A factor of products, 1/unit, and the unit.
+        scale, over, natural: f32,
     }
 }
 
@@ -94,12 +86,8 @@ kernel_args! {
         /// `[batch, head, query, key]`.
         bias: Elements,
         unit: Unit,
-        /// The softcap over the unit; 0: none.
-        cap: f32,
-        /// 1/softcap.
-        inverse_cap: f32,
-        /// The scale.
-        factor: f32,
+        /// The softcap over the unit (0: none), 1/softcap, and the scale.
+        cap, inverse_cap, factor: f32,
     }
 }
 
@@ -156,9 +144,7 @@ kernel_args! {
         pub delta_rows: Ptr<f32>,
         pub lse: ConstPtr<f32>,
         /// 0: none.
-        pub dlse: ConstPtr<f32>,
-        /// 0: none.
-        pub sinks: ConstPtr<f32>,
+        pub dlse, sinks: ConstPtr<f32>,
         pub o, dout_rows: Pieces,
         /// Of all groups together, and then of each: a result is not finite.
         pub flags: Ptr<u32>,
@@ -175,13 +161,5 @@ kernel_args! {
     }
 }
 
-/// Kernel arguments that these sources name.
-pub(crate) const ARGUMENTS: &[Declaration] = &[
-    declaration::<Shape>(),
-    declaration::<Packed>(),
-    declaration::<SpanTables>(),
-    declaration::<Elements>(),
-    declaration::<ScoreOptions>(),
-    declaration::<ForwardArgs>(),
-    declaration::<BackwardArgs>(),
-];
+pub(crate) const ARGUMENTS: &[Declaration] =
+    declarations![Shape, Packed, SpanTables, Elements, ScoreOptions, ForwardArgs, BackwardArgs];
