@@ -56,6 +56,12 @@ pub(crate) const fn declaration<A: KernelArgs + Pointee>() -> Declaration {
     (A::NAME, <A as Field>::define)
 }
 
+/// The declarations of some.
+macro_rules! declarations {
+    ($($args:ty),+ $(,)?) => { &[$($crate::args::declaration::<$args>()),+] };
+}
+pub(crate) use declarations;
+
 /// The arguments of a kernel: a struct of fields.
 pub(crate) trait KernelArgs: Field {
     /// The bytes of a launch.
@@ -249,27 +255,28 @@ pub(crate) const fn layout<const N: usize>(fields: [(usize, usize); N]) -> ([usi
 }
 
 /// Declares kernel arguments, or a part of them: a struct in Rust, and with the same fields one in CUDA C, of the name
-/// behind `as`.
+/// behind `as`. Fields of one type may stand side by side.
 macro_rules! kernel_args {
     (
         $(#[$doc:meta])*
         $access:vis struct $args:ident as $name:literal {
-            $($(#[$field_doc:meta])* $field_access:vis $field:ident: $of:ty),+ $(,)?
+            $($(#[$field_doc:meta])* $field_access:vis $($field:ident),+: $of:ty),+ $(,)?
         }
     ) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, Default)]
         $access struct $args {
-            $($(#[$field_doc])* $field_access $field: $of),+
+            $($($field_access $field: $of),+),+
         }
 
         impl $args {
             /// The offset of each field, the bytes of all, and the alignment.
-            const LAYOUT: ([usize; [$(stringify!($field)),+].len()], usize, usize) =
-                $crate::args::layout([$({
+            const LAYOUT: ([usize; [$($(stringify!($field)),+),+].len()], usize, usize) =
+                $crate::args::layout([$($({
                     type Of = $of;
+                    let _ = stringify!($field);
                     (<Of as $crate::args::Field>::SIZE, <Of as $crate::args::Field>::ALIGN)
-                }),+]);
+                }),+),+]);
         }
 
         impl $crate::args::Field for $args {
@@ -283,14 +290,14 @@ macro_rules! kernel_args {
             fn define(definitions: &mut $crate::args::Definitions) {
                 if !definitions.has($name) {
                     $(<$of as $crate::args::Field>::define(definitions);)+
-                    let fields = [$(<$of as $crate::args::Field>::declare(stringify!($field))),+];
+                    let fields = [$($(<$of as $crate::args::Field>::declare(stringify!($field))),+),+];
                     definitions.add($name, &fields, <Self as $crate::args::Field>::SIZE);
                 }
             }
 
             fn write(&self, at: usize, to: &mut $crate::args::Arguments) {
                 let mut offsets = Self::LAYOUT.0.iter();
-                $($crate::args::Field::write(&self.$field, at + offsets.next().unwrap_or(&0), to);)+
+                $($($crate::args::Field::write(&self.$field, at + offsets.next().unwrap_or(&0), to);)+)+
             }
         }
 

@@ -2,9 +2,32 @@
 
 use crate::device_tensor::{DeviceTensors, GivenArray};
 use crate::level_table::Facts;
-use crate::options::Options;
+use crate::options::{Level, Options};
 use crate::target::Target;
-use etalon_problem::{Dtype, Error, Pass, Stored, Table, Views, ViewsMut};
+use etalon_problem::{Dtype, Error, Operand, Pass, Role, Stored, Table, Views, ViewsMut, find};
+
+/// Places of results.
+pub(crate) trait Places {
+    fn has(&self, name: &str) -> bool;
+}
+
+impl Places for ViewsMut<'_> {
+    fn has(&self, name: &str) -> bool {
+        self.get(name).is_some()
+    }
+}
+
+/// The operands of a caller.
+#[derive(Clone, Copy)]
+pub(crate) enum Operands<'a, 'v> {
+    /// Inputs and results that lie on the device.
+    Device(&'a DeviceTensors<'a>, &'a DeviceTensors<'a>),
+    /// Inputs of the host, and the places of results; without places all results are computed. On the device they are
+    /// dense, and begin where ranges begin.
+    Host(&'a Views<'v>, Option<&'a dyn Places>),
+    /// All that a plan counts, dense; with the gradient that attention_lse may return and take, or without.
+    All { gradient: bool },
+}
 
 /// A pass that has passed [`Table::check_call`], for a device like `target`.
 #[derive(Clone, Copy)]
@@ -13,25 +36,27 @@ pub(crate) struct PassCall<'a, 'v> {
     pub pass: Pass,
     pub storage: Dtype,
     pub table: &'a Table,
-    /// Layout of the caller's operand of a name, if there is one: as an input, or (`true`) as a result.
-    pub holds: &'a dyn Fn(&str, bool) -> Option<OperandLayout>,
-    /// The inputs in memory of the host; on a device nobody can look.
-    pub inputs: Option<&'a Views<'v>>,
+    pub operands: Operands<'a, 'v>,
     /// The arrays of the problem that calls give on the device.
     pub arrays: &'a [GivenArray],
-    pub options: &'a Options,
+    pub options: Options,
 }
 
 impl<'a, 'v> PassCall<'a, 'v> {
-    /// Of operands on the device, which give no arrays of the problem.
+    /// A pass to which no array of the problem is given on the device.
     pub fn new(
         target: Target,
         (pass, storage): (Pass, Dtype),
         table: &'a Table,
-        holds: &'a dyn Fn(&str, bool) -> Option<OperandLayout>,
-        options: &'a Options,
+        operands: Operands<'a, 'v>,
+        options: &Options,
     ) -> Self {
-        PassCall { target, pass, storage, table, holds, inputs: None, arrays: &[], options }
+        PassCall { target, pass, storage, table, operands, arrays: &[], options: *options }
+    }
+
+    /// The same by kernels of a level.
+    pub fn on(self, level: Level) -> Self {
+        PassCall { options: Options { level, ..self.options }, ..self }
     }
 
     /// The facts that rules of levels ask for.
@@ -39,9 +64,30 @@ impl<'a, 'v> PassCall<'a, 'v> {
         Facts { target: self.target, pass: self.pass, storage: self.storage, precision: self.options.precision }
     }
 
-    /// Of these operands of the host.
-    pub fn of_host(self, inputs: &'a Views<'v>) -> Self {
-        PassCall { inputs: Some(inputs), ..self }
+    /// The inputs in memory of the host; on a device nobody can look.
+    pub fn inputs(&self) -> Option<&'a Views<'v>> {
+        if let Operands::Host(inputs, _) = self.operands { Some(inputs) } else { None }
+    }
+
+    /// Layout of the caller's operand of a name, if there is one: as an input, or (`result`) as a result.
+    pub fn held(&self, name: &str, result: bool) -> Option<OperandLayout> {
+        let operand = || find(&self.table.operands, name);
+        let there = match self.operands {
+            Operands::Device(inputs, outputs) => {
+                let tensor = (if result { outputs } else { inputs }).get(name)?;
+                return Some(OperandLayout { strides: Some(tensor.strides.to_vec()), aligned: tensor.is_aligned() });
+            }
+            Operands::Host(inputs, _) if !result => inputs.get(name).is_some(),
+            Operands::Host(_, Some(places)) => places.has(name),
+            Operands::Host(_, None) => operand().is_some_and(|x| x.role == Role::Output),
+            Operands::All { gradient } => {
+                let is_planned =
+                    |x: &&Operand| gradient || !matches!(x.role, Role::OptionalSaved | Role::OptionalOutput);
+                let is_result = |x: &Operand| matches!(x.role, Role::Output | Role::OptionalOutput);
+                operand().filter(is_planned).is_some_and(|x| is_result(x) == result)
+            }
+        };
+        there.then_some(OperandLayout { strides: None, aligned: true })
     }
 }
 
@@ -50,31 +96,6 @@ impl<'a, 'v> PassCall<'a, 'v> {
 pub(crate) struct OperandLayout {
     pub strides: Option<Vec<i64>>,
     pub aligned: bool,
-}
-
-impl OperandLayout {
-    /// A dense operand that begins where ranges begin, as operands of the host are copied to the device.
-    pub const DENSE: OperandLayout = OperandLayout { strides: None, aligned: true };
-}
-
-/// Layout of an operand of the host, as an input or a result, dense on the device.
-pub(crate) fn held_by_host(
-    inputs: &Views<'_>,
-    outputs: &ViewsMut<'_>,
-    (name, result): (&str, bool),
-) -> Option<OperandLayout> {
-    let there = if result { outputs.get(name).is_some() } else { inputs.get(name).is_some() };
-    there.then_some(OperandLayout::DENSE)
-}
-
-/// Layout of an operand on a device, as an input or a result.
-pub(crate) fn held_by_device(
-    inputs: &DeviceTensors<'_>,
-    outputs: &DeviceTensors<'_>,
-    (name, result): (&str, bool),
-) -> Option<OperandLayout> {
-    let tensor = (if result { outputs } else { inputs }).get(name)?;
-    Some(OperandLayout { strides: Some(tensor.strides.to_vec()), aligned: tensor.is_aligned() })
 }
 
 /// The type of the numbers of a tensor that must be floating-point ones. Fails where the tier does not store it.

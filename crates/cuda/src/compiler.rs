@@ -46,14 +46,14 @@ impl Compiler {
             return Err(Absent::NoNvrtc { searched });
         }
         let mut version = (0, 0);
-        check_functions(&["nvrtcVersion"])?;
+        check_functions("nvrtcVersion")?;
         // SAFETY: the library and the function are there, and the call writes two numbers.
         let result = unsafe { sys::nvrtcVersion(&mut version.0, &mut version.1) }.result();
         result.map_err(|error| Absent::Nvrtc(format!("its version: {:?}", error.0)))?;
         if version.0 < 12 {
             return Err(Absent::OldNvrtc { found: text(version) });
         }
-        check_functions(&FUNCTIONS)?;
+        check_functions(FUNCTIONS)?;
         Ok(Compiler { version })
     }
 
@@ -123,23 +123,17 @@ impl Drop for Program {
 }
 
 /// The functions of NVRTC that are called; those of CUDA 12.0 have them.
-const FUNCTIONS: [&str; 7] = [
-    "nvrtcCompileProgram",
-    "nvrtcCreateProgram",
-    "nvrtcDestroyProgram",
-    "nvrtcGetCUBIN",
-    "nvrtcGetCUBINSize",
-    "nvrtcGetProgramLog",
-    "nvrtcGetProgramLogSize",
-];
+const FUNCTIONS: &str = "\
+    nvrtcCompileProgram nvrtcCreateProgram nvrtcDestroyProgram nvrtcGetCUBIN nvrtcGetCUBINSize nvrtcGetProgramLog \
+    nvrtcGetProgramLogSize";
 
 /// Fails where the library lacks one of these functions: cudarc panics when it calls such a one.
-fn check_functions(names: &[&str]) -> Result<(), Absent> {
+fn check_functions(names: &str) -> Result<(), Absent> {
     // SAFETY: opens the library, which is there.
     let library = unsafe { sys::culib() };
     // SAFETY: the addresses are looked up, and nothing is called.
-    let lacks = |name: &&&str| unsafe { library.get::<*const ()>(name.as_bytes()) }.is_err();
-    match names.iter().find(lacks) {
+    let lacks = |name: &&str| unsafe { library.get::<*const ()>(name.as_bytes()) }.is_err();
+    match names.split(' ').find(lacks) {
         Some(name) => Err(Absent::Nvrtc(format!("it lacks the function {name}"))),
         None => Ok(()),
     }

@@ -35,7 +35,7 @@ fn ask() -> Result<Driver, Absent> {
     if !unsafe { sys::is_culib_present() } {
         return Err(Absent::NoDriver);
     }
-    check_functions(&FIRST)?;
+    check_functions(FIRST)?;
     let devices = result::init().and_then(|()| result::device::get_count());
     let devices = match devices {
         Ok(count) if count > 0 => count as usize,
@@ -49,7 +49,7 @@ fn ask() -> Result<Driver, Absent> {
     if version.0 < 12 {
         return Err(Absent::OldDriver { found: text(version) });
     }
-    check_functions(&LATER)?;
+    check_functions(LATER)?;
     Ok(Driver { devices, version })
 }
 
@@ -60,59 +60,33 @@ pub(crate) fn uuid(ordinal: usize) -> Result<[u8; 16], result::DriverError> {
 }
 
 /// The functions of the driver that are called to find out what there is.
-const FIRST: [&str; 3] = ["cuInit", "cuDeviceGetCount", "cuDriverGetVersion"];
+const FIRST: &str = "cuInit cuDeviceGetCount cuDriverGetVersion";
 
 /// All others that the tier calls; drivers for CUDA 12.0 have them.
-const LATER: [&str; 31] = [
-    "cuCtxGetCurrent",
-    "cuCtxSetCurrent",
-    "cuDeviceGet",
-    "cuDeviceGetAttribute",
-    "cuDeviceGetName",
-    "cuDeviceGetUuid_v2",
-    "cuDevicePrimaryCtxRelease_v2",
-    "cuDevicePrimaryCtxRetain",
-    "cuFuncSetAttribute",
-    "cuGraphDestroy",
-    "cuGraphExecDestroy",
-    "cuGraphInstantiateWithFlags",
-    "cuGraphLaunch",
-    "cuLaunchKernel",
-    "cuMemAllocAsync",
-    "cuMemAlloc_v2",
-    "cuMemFreeAsync",
-    "cuMemFree_v2",
-    "cuMemcpyDtoHAsync_v2",
-    "cuMemcpyHtoDAsync_v2",
-    "cuMemsetD32Async",
-    "cuModuleGetFunction",
-    "cuModuleLoadData",
-    "cuModuleUnload",
-    "cuPointerGetAttribute",
-    "cuStreamBeginCapture_v2",
-    "cuStreamCreate",
-    "cuStreamDestroy_v2",
-    "cuStreamEndCapture",
-    "cuStreamSynchronize",
-    "cuTensorMapEncodeTiled",
-];
+const LATER: &str = "\
+    cuCtxGetCurrent cuCtxSetCurrent cuDeviceGet cuDeviceGetAttribute cuDeviceGetName cuDeviceGetUuid_v2 \
+    cuDevicePrimaryCtxRelease_v2 cuDevicePrimaryCtxRetain cuFuncSetAttribute cuGraphDestroy cuGraphExecDestroy \
+    cuGraphInstantiateWithFlags cuGraphLaunch cuLaunchKernel cuMemAllocAsync cuMemAlloc_v2 cuMemFreeAsync \
+    cuMemFree_v2 cuMemcpyDtoHAsync_v2 cuMemcpyHtoDAsync_v2 cuMemsetD32Async cuModuleGetFunction cuModuleLoadData \
+    cuModuleUnload cuPointerGetAttribute cuStreamBeginCapture_v2 cuStreamCreate cuStreamDestroy_v2 \
+    cuStreamEndCapture cuStreamSynchronize cuTensorMapEncodeTiled";
 
 /// Functions that time a device; drivers for CUDA 12.8 have them.
-const CLOCK: [&str; 4] = ["cuEventCreate", "cuEventDestroy_v2", "cuEventElapsedTime_v2", "cuEventRecord"];
+const CLOCK: &str = "cuEventCreate cuEventDestroy_v2 cuEventElapsedTime_v2 cuEventRecord";
 
 /// Fails where the driver, which is there, cannot time a device.
 pub(crate) fn check_clock() -> Result<(), Error> {
     let refused = |absent: Absent| Error::unsupported("the device's clock", absent.to_string());
-    check_functions(&CLOCK).map_err(refused)
+    check_functions(CLOCK).map_err(refused)
 }
 
 /// Fails where the driver lacks one of these functions: cudarc panics when it calls such a one.
-fn check_functions(names: &[&str]) -> Result<(), Absent> {
+fn check_functions(names: &str) -> Result<(), Absent> {
     // SAFETY: opens the library, which is there.
     let library = unsafe { sys::culib() };
     // SAFETY: the addresses are looked up, and nothing is called.
-    let lacks = |name: &&&str| unsafe { library.get::<*const ()>(name.as_bytes()) }.is_err();
-    match names.iter().find(lacks) {
+    let lacks = |name: &&str| unsafe { library.get::<*const ()>(name.as_bytes()) }.is_err();
+    match names.split(' ').find(lacks) {
         Some(name) => Err(Absent::Driver(format!("it lacks the function {name}"))),
         None => Ok(()),
     }

@@ -1,19 +1,19 @@
 //! The door for operands that lie on a device already.
 
-use crate::call::{PassCall, held_by_device};
-use crate::device_tensor::{self, DeviceTensor, DeviceTensors, Element, GivenArray};
+use crate::call::{Operands, PassCall};
+use crate::device_tensor::{self, DeviceTensor, DeviceTensors, GivenArray};
 use crate::draft::draft;
 use crate::gpu::{Device, lock};
-use crate::levels::{self, has_kernels};
+use crate::levels;
 use crate::options::Options;
 use crate::pass::{PassPlan, PreparedPass};
 use crate::queue::{Enqueued, Queue, device_memory};
-use crate::softmax::{Array, arrays};
+use crate::softmax::given;
 use crate::workspace::{DeviceState, Workspace};
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUpointer_attribute, CUresult, CUstream};
 use cudarc::driver::{CudaSlice, DevicePtr};
-use etalon_problem::{Error, Pass, Problem, Stored, Table, find};
+use etalon_problem::{Error, Pass, Problem, Table};
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
@@ -66,15 +66,13 @@ impl DevicePass {
         outputs: &'t DeviceTensors<'t>,
         options: &Options,
     ) -> Result<DevicePass, Error> {
-        has_kernels(problem.algorithm(), pass)?;
-        let table = problem.checked_table(pass)?;
-        let (inputs, arrays) = split(problem, &table, inputs)?;
+        let table = levels::table_of(problem, pass)?;
+        let (inputs, arrays) = given::split(problem, &table, inputs)?;
         let storage = device_tensor::check(&table, &inputs, outputs, options.recompute)?;
-        storage.refuse_f64()?;
         levels::check(options, problem.algorithm(), pass, storage)?;
         let state = workspace.device(options.device)?;
-        let holds = |name: &str, result| held_by_device(&inputs, outputs, (name, result));
-        let call = PassCall::new(state.device.target, (pass, storage), &table, &holds, options);
+        let operands = Operands::Device(&inputs, outputs);
+        let call = PassCall::new(state.device.target, (pass, storage), &table, operands, options);
         let plan = draft(problem, &PassCall { arrays: &arrays, ..call })?;
         let pass = DevicePass::of(&state, plan, &table, &inputs, outputs)?;
         Ok(DevicePass { arrays, ..pass })
@@ -229,65 +227,12 @@ impl DevicePass {
             let expected = "an address that is a multiple of 16, as when it was prepared";
             return Err(Error::value(name, expected, found.address));
         }
-        check_whole(name, found)?;
+        found.check_whole(name)?;
         if found.elements() > 0 {
             self.check_address(device, name, found.address)?;
         }
         Ok(found.address)
     }
-}
-
-/// Fails unless an address is a multiple of what an element takes.
-fn check_whole(name: &str, tensor: &DeviceTensor) -> Result<(), Error> {
-    let bytes = tensor.element.bytes() as u64;
-    if !tensor.address.is_multiple_of(bytes) {
-        return Err(Error::value(name, format!("an address that is a multiple of {bytes}"), tensor.address));
-    }
-    Ok(())
-}
-
-/// The operands among some tensors, and the arrays of the problem, which must be dense and of its shape.
-fn split<'t>(
-    problem: &Problem,
-    table: &Table,
-    inputs: &DeviceTensors<'t>,
-) -> Result<(DeviceTensors<'t>, Vec<GivenArray>), Error> {
-    let arrays = arrays(problem);
-    let is_array = |name: &str| find(&table.operands, name).is_none() && arrays.iter().any(|array| array.name == name);
-    let (given, list): (Vec<_>, Vec<_>) = inputs.list.iter().cloned().partition(|(name, _)| is_array(name));
-    let is_other = |element| !matches!(element, Element::Stored(_));
-    if let Some((name, _)) = list.iter().find(|(name, x)| is_other(x.element) && find(&table.operands, name).is_none())
-    {
-        return Err(Error::unexpected(name, None));
-    }
-    for (at, (name, tensor)) in given.iter().enumerate() {
-        if given.iter().take(at).any(|(other, _)| other == name) {
-            return Err(Error::value(*name, "one tensor", "two"));
-        }
-        arrays.iter().filter(|x| x.name == *name).try_for_each(|x| check_array(x, tensor))?;
-    }
-    let given = given.into_iter().map(|(name, tensor)| GivenArray { name: name.into(), tensor });
-    Ok((DeviceTensors { list }, given.collect()))
-}
-
-fn check_array(array: &Array, tensor: &DeviceTensor) -> Result<(), Error> {
-    let name = array.name.as_str();
-    let (expected, fits) = match array.flags {
-        true => ("bool", tensor.element == Element::Bool),
-        false => {
-            let integers = [Element::I32, Element::Stored(Stored::Integer)];
-            ("i32 or i64", integers.contains(&tensor.element))
-        }
-    };
-    if !fits {
-        return Err(Error::value(name, expected, tensor.element));
-    }
-    Error::expect_shape(name, &array.shape, &tensor.shape)?;
-    if !tensor.is_dense() {
-        let expected = "elements that lie one after the other";
-        return Err(Error::value(name, expected, format!("strides {:?}", tensor.strides)));
-    }
-    check_whole(name, tensor)
 }
 
 /// Fails unless an address is in the memory of a device.

@@ -123,6 +123,15 @@ impl DeviceTensor {
         self.is_like(&DeviceTensor::dense(0, &self.shape, self.element))
     }
 
+    /// Fails unless its address is a multiple of what an element takes.
+    pub(crate) fn check_whole(&self, name: &str) -> Result<(), Error> {
+        let bytes = self.element.bytes() as u64;
+        if !self.address.is_multiple_of(bytes) {
+            return Err(Error::value(name, format!("an address that is a multiple of {bytes}"), self.address));
+        }
+        Ok(())
+    }
+
     pub(crate) fn elements(&self) -> usize {
         self.shape.iter().product()
     }

@@ -7,7 +7,6 @@ use crate::pass::PassPlan;
 use crate::softmax;
 use etalon_problem::{Error, Problem};
 
-/// Drafts a pass of a problem.
 pub(crate) fn draft<'a>(problem: &'a Problem, call: &PassCall<'_, '_>) -> Result<PassPlan<'a>, Error> {
     call.options.blocking.map_or(Ok(()), |blocking| blocking.check())?;
     match problem {

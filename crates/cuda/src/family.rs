@@ -6,6 +6,9 @@ use std::fmt;
 /// A file of `kernels`, and its text.
 type Text = (&'static str, &'static str);
 
+/// Texts that come before those of a family, and the arithmetic that they multiply by.
+type Prelude = (Unit, &'static [Text]);
+
 /// Files of folders of `kernels`, each with its text.
 macro_rules! texts {
     ($($folder:literal: $($file:literal)+;)+) => {
@@ -13,33 +16,48 @@ macro_rules! texts {
     };
 }
 
+macro_rules! prelude {
+    ($unit:ident: $($texts:tt)+) => { (Unit::$unit, texts! { $($texts)+ }) };
+}
+
 // Preludes: of every kernel; in fused multiply-adds; on the tensor cores of any device, of 16-bit operands and of f32;
 // on those of compute capability 9.0, and there of pairs of queries and keys.
-const NONE: &[Text] = &[];
-const TYPES: &[Text] = texts! { "tile/": "types.cuh"; };
-const FFMA: &[Text] = texts! {
+const NONE: Prelude = (Unit::Ffma, &[]);
+const TYPES: Prelude = prelude! { Ffma: "tile/": "types.cuh"; };
+const TYPES_MMA: Prelude = (Unit::Mma, TYPES.1);
+const TYPES_WGMMA: Prelude = (Unit::Wgmma, TYPES.1);
+const FFMA: Prelude = prelude! { Ffma:
     "tile/": "types.cuh"; "pairs/": "tiles.cuh" "problem.cuh"; "feed/": "cp_async.cuh"; "tile/": "ffma.cuh";
     "pairs/": "walks.cuh"; "feed/": "slabs.cuh"; "multiply/": "ffma.cuh";
 };
-const MMA: &[Text] = texts! {
+const MMA: Prelude = prelude! { Mma:
     "tile/": "types.cuh"; "pairs/": "tiles.cuh" "problem.cuh"; "tile/": "swizzle.cuh" "fragment.cuh";
     "pairs/": "walks.cuh"; "feed/": "cp_async.cuh" "load_tile.cuh"; "multiply/": "mma_sync.cuh" "pair_by_pair.cuh" "odd_rows.cuh";
 };
-const MMA_F32: &[Text] = texts! {
+const MMA_F32: Prelude = prelude! { Mma:
     "tile/": "types.cuh"; "pairs/": "tiles.cuh" "problem.cuh"; "tile/": "swizzle.cuh" "fragment.cuh";
     "pairs/": "walks.cuh"; "feed/": "cp_async.cuh" "load_tile.cuh"; "multiply/": "mma_sync_f32.cuh";
 };
-const WGMMA: &[Text] = texts! {
+const WGMMA: Prelude = prelude! { Wgmma:
     "tile/": "types.cuh" "swizzle.cuh"; "feed/": "roles.cuh" "barriers.cuh" "ring.cuh" "copy_engine.cuh";
     "multiply/": "wgmma.cuh"; "tile/": "accumulator.cuh";
 };
-const WGMMA_PAIRS: &[Text] = texts! {
+const WGMMA_PAIRS: Prelude = prelude! { Wgmma:
     "tile/": "types.cuh" "swizzle.cuh"; "feed/": "roles.cuh" "barriers.cuh" "ring.cuh" "copy_engine.cuh";
     "multiply/": "wgmma.cuh"; "tile/": "accumulator.cuh"; "pairs/": "tiles.cuh" "work.cuh" "spans.cuh" "sm90a.cuh";
 };
 
+/// Facts of a family: its name, its kernels, and the texts that make its source.
+struct Parts {
+    name: &'static str,
+    kernels: &'static str,
+    prelude: Prelude,
+    texts: &'static [Text],
+}
+
+/// Families, each with its name, its kernels, the prelude and the texts behind it.
 macro_rules! families {
-    ($($(#[$doc:meta])* $family:ident = $name:literal: $prelude:ident $texts:tt)+) => {
+    ($($(#[$doc:meta])* $family:ident = $name:literal: $kernels:literal $prelude:ident $texts:tt)+) => {
         /// Kernels that are compiled together, named like their files.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Family {
@@ -47,10 +65,14 @@ macro_rules! families {
         }
 
         impl Family {
-            /// Its name, and the texts that make its source, in order: the prelude, then the kernels.
-            fn parts(self) -> (&'static str, [&'static [Text]; 2]) {
+            fn parts(self) -> Parts {
                 match self {
-                    $(Family::$family => ($name, [$prelude, texts! $texts])),+
+                    $(Family::$family => Parts {
+                        name: $name,
+                        kernels: $kernels,
+                        prelude: $prelude,
+                        texts: texts! $texts,
+                    }),+
                 }
             }
         }
@@ -59,123 +81,130 @@ macro_rules! families {
 
 families! {
     /// attention and attention_lse in fused multiply-adds.
-    AttentionPortable = "attention/portable": FFMA {
+    AttentionPortable = "attention/portable": "forward delta queries scale keys fused collect dsinks dbias" FFMA {
         "attention/": "partials.cuh" "portable_partials.cuh" "portable_forward.cuh" "portable_forward.cu"
         "portable_backward.cuh" "portable_backward.cu" "partials.cu";
     }
     /// The same in groups in which results of tensor cores are not finite.
-    AttentionFallback = "attention/fallback": FFMA {
+    AttentionFallback = "attention/fallback": "fallback" FFMA {
         "attention/": "partials.cuh" "portable_partials.cuh" "portable_forward.cuh" "portable_backward.cuh" "fallback.cu";
     }
     /// Their second order in fused multiply-adds.
-    AttentionPortableSecondOrder = "attention/portable_second_order": FFMA {
+    AttentionPortableSecondOrder = "attention/portable_second_order":
+    "tangents rows queries keys fused collect gsinks gbias" FFMA {
         "attention/": "partials.cuh" "portable_partials.cuh" "second_order.cuh"
         "portable_second_order.cu" "partials.cu";
     }
     /// The first order of attention and attention_lse on tensor cores of any device.
-    AttentionSm80 = "attention/sm80": MMA {
+    AttentionSm80 = "attention/sm80": "forward queries keys values dbias" MMA {
         "attention/": "partials.cuh" "sm80.cuh"; "pairs/": "sm80_walks.cuh";
         "attention/": "sm80_forward.cu" "sm80_backward.cu";
     }
     /// Their backward pass on them in one pass by keys, with dq partials in memory.
-    AttentionSm80Fused = "attention/sm80_fused": MMA {
+    AttentionSm80Fused = "attention/sm80_fused": "fused collect" MMA {
         "attention/": "partials.cuh" "sm80.cuh"; "pairs/": "sm80_walks.cuh";
         "attention/": "sm80_partials.cuh" "sm80_backward.cu" "sm80_backward_fused.cu" "partials.cu";
     }
     /// Their backward pass on them, of wider operands.
-    AttentionSm80Wide = "attention/sm80_wide": MMA {
+    AttentionSm80Wide = "attention/sm80_wide": "queries keys values" MMA {
         "attention/": "partials.cuh" "sm80.cuh"; "pairs/": "sm80_walks.cuh";
         "attention/": "sm80_backward.cu";
     }
     /// Their first order on them, of f32.
-    AttentionSm80F32 = "attention/sm80_f32": MMA_F32 {
+    AttentionSm80F32 = "attention/sm80_f32": "forward queries keys dbias" MMA_F32 {
         "attention/": "partials.cuh" "sm80.cuh"; "pairs/": "sm80_walks.cuh";
         "attention/": "sm80_forward.cu" "sm80_backward.cu";
     }
     /// Their second order on them, of bf16.
-    AttentionSm80SecondOrder = "attention/sm80_second_order": MMA {
+    AttentionSm80SecondOrder = "attention/sm80_second_order": "tangents queries keys" MMA {
         "attention/": "second_order.cuh" "sm80_second_order.cu";
     }
     /// Their forward pass on the tensor cores of compute capability 9.0.
-    AttentionSm90aForward = "attention/sm90a_forward": WGMMA_PAIRS {
+    AttentionSm90aForward = "attention/sm90a_forward": "forward" WGMMA_PAIRS {
         "attention/": "sm90a_forward.cu";
     }
     /// Their backward pass on them.
-    AttentionSm90aBackward = "attention/sm90a_backward": WGMMA_PAIRS {
+    AttentionSm90aBackward = "attention/sm90a_backward": "delta keys values queries" WGMMA_PAIRS {
         "attention/": "sm90a_backward.cuh" "sm90a_backward.cu"
         "sm90a_backward_keys.cu" "sm90a_backward_queries.cu" "sm90a_backward_weights.cu";
     }
     /// lazy_attention in fused multiply-adds.
-    LazyPortable = "lazy_attention/portable": FFMA {
+    LazyPortable = "lazy_attention/portable": "scores values measure inspect counts queries keys dbias dtau" FFMA {
         "lazy_attention/": "activity.cuh" "problem.cuh" "portable_forward.cu"
         "portable_backward.cu";
     }
     /// lazy_attention on tensor cores of any device.
-    LazySm80 = "lazy_attention/sm80": MMA {
+    LazySm80 = "lazy_attention/sm80": "scores values means queries keys" MMA {
         "lazy_attention/": "activity.cuh" "problem.cuh" "sm80.cuh"; "pairs/": "sm80_walks.cuh";
         "lazy_attention/": "sm80_forward.cu" "sm80_backward.cu";
     }
     /// The forward pass of lazy_attention on the tensor cores of compute capability 9.0.
-    LazySm90aForward = "lazy_attention/sm90a_forward": WGMMA_PAIRS {
+    LazySm90aForward = "lazy_attention/sm90a_forward": "scores values sums" WGMMA_PAIRS {
         "multiply/": "odd_rows.cuh"; "lazy_attention/": "activity.cuh" "sm90a.cuh" "sm90a_feed.cuh"
         "sm90a_forward.cu";
     }
     /// Its backward pass on them.
-    LazySm90aBackward = "lazy_attention/sm90a_backward": WGMMA_PAIRS {
+    LazySm90aBackward = "lazy_attention/sm90a_backward": "queries keys" WGMMA_PAIRS {
         "multiply/": "odd_rows.cuh"; "lazy_attention/": "activity.cuh" "sm90a.cuh" "sm90a_feed.cuh"
         "sm90a_backward_queries.cu" "sm90a_backward_keys.cu";
     }
     /// linear_attention in fused multiply-adds.
-    LinearPortable = "linear_attention/portable": FFMA {
+    LinearPortable = "linear_attention/portable":
+    "fill_gates sums scan attend flow sum_all sum_heads step mend_sums mend" FFMA {
         "linear_attention/": "problem.cuh" "flow.cuh" "portable.cuh" "portable.cu" "totals.cu";
     }
     /// Its second order in fused multiply-adds.
-    LinearPortableSecondOrder = "linear_attention/portable_second_order": FFMA {
+    LinearPortableSecondOrder = "linear_attention/portable_second_order":
+    "tangent_sums scan_second attend_second flow_second" FFMA {
         "linear_attention/": "problem.cuh" "flow.cuh" "portable.cuh" "portable_second_order.cu";
     }
     /// Its first order on tensor cores of any device.
-    LinearSm80 = "linear_attention/sm80": MMA {
+    LinearSm80 = "linear_attention/sm80": "sums attend flow" MMA {
         "linear_attention/": "problem.cuh" "flow.cuh" "sm80.cu";
     }
     /// Its first order on the tensor cores of compute capability 9.0.
-    LinearSm90a = "linear_attention/sm90a": WGMMA {
+    LinearSm90a = "linear_attention/sm90a":
+    "attend_plain attend attend_dots attend_back attend_back_dots sums sums_back scan flow" WGMMA {
         "linear_attention/": "sm90a.cuh" "sm90a_parts.cuh" "sm90a_gates.cuh" "sm90a_walk.cu"
         "sm90a_segments.cu" "sm90a_flow.cu";
     }
     /// linear_cross_entropy in fused multiply-adds.
-    CrossEntropyPortable = "linear_cross_entropy/portable": TYPES {
+    CrossEntropyPortable = "linear_cross_entropy/portable":
+    "tokens logits motions totals finish loss gradients hidden head bias norms measure certify choose" TYPES {
         "tile/": "gemm.cuh"; "feed/": "gemm.cuh"; "multiply/": "gemm.cuh";
         "linear_cross_entropy/": "problem.cuh" "tokens.cu" "rows.cu" "portable_products.cu"
         "filter.cu";
     }
     /// The kernels that shards of its classes need besides.
-    CrossEntropyShards = "linear_cross_entropy/shards": TYPES {
+    CrossEntropyShards = "linear_cross_entropy/shards": "place identities partials combine recall add sum" TYPES {
         "linear_cross_entropy/": "problem.cuh" "shards.cu";
     }
     /// Its first order on the tensor cores of compute capability 9.0.
-    CrossEntropySm90a = "linear_cross_entropy/sm90a": WGMMA {
+    CrossEntropySm90a = "linear_cross_entropy/sm90a":
+    "leaves scale gradient hidden hidden_192 head tree gather bias" WGMMA {
         "feed/": "cluster.cuh"; "linear_cross_entropy/": "problem.cuh" "sm90a_products.cu"
         "sm90a_loop.cu" "sm90a_tree.cu";
     }
     /// Copies and fills of tensors with strides.
-    Move = "move": NONE { "": "move.cu"; }
+    Move = "move": "move" NONE { "": "move.cu"; }
     /// The tables of lengths, offsets and masks that lie on the device.
-    Tables = "pairs/tables": TYPES { "pairs/": "tiles.cuh" "tables.cu"; }
+    Tables = "pairs/tables": "sequences rows intervals" TYPES { "pairs/": "tiles.cuh" "tables.cu"; }
     /// The most that fused multiply-adds do.
-    PeakFfma = "peak_ffma": TYPES { "": "peak.cu"; }
+    PeakFfma = "peak_ffma": "peak" TYPES { "": "peak.cu"; }
     /// The most that the tensor cores of any device do by `mma.sync`.
-    PeakMma = "peak_mma": TYPES {
+    PeakMma = "peak_mma": "peak" TYPES_MMA {
         "pairs/": "tiles.cuh" "problem.cuh"; "tile/": "swizzle.cuh" "fragment.cuh"; "multiply/": "mma_sync.cuh";
         "": "peak.cu";
     }
     /// The most that the tensor cores of compute capability 9.0 do.
-    PeakWgmma = "peak_wgmma": TYPES { "multiply/": "wgmma.cuh"; "": "peak.cu"; }
+    PeakWgmma = "peak_wgmma": "peak" TYPES_WGMMA { "multiply/": "wgmma.cuh"; "": "peak.cu"; }
 }
 
 impl Family {
     /// The texts that make its source, in order.
     pub(crate) fn texts(self) -> Vec<Text> {
-        self.parts().1.concat()
+        let Parts { prelude, texts, .. } = self.parts();
+        [prelude.1, texts].concat()
     }
 
     /// The architecture that it is compiled for on devices of a compute capability; `None` if it does not run there.
@@ -188,64 +217,17 @@ impl Family {
 
     /// The arithmetic that computes its products.
     pub fn unit(self) -> Unit {
-        match self {
-            Family::AttentionSm80
-            | Family::AttentionSm80Fused
-            | Family::AttentionSm80F32
-            | Family::AttentionSm80Wide
-            | Family::AttentionSm80SecondOrder
-            | Family::LazySm80
-            | Family::LinearSm80
-            | Family::PeakMma => Unit::Mma,
-            Family::AttentionSm90aForward
-            | Family::AttentionSm90aBackward
-            | Family::LazySm90aForward
-            | Family::LazySm90aBackward
-            | Family::LinearSm90a
-            | Family::CrossEntropySm90a
-            | Family::PeakWgmma => Unit::Wgmma,
-            _ => Unit::Ffma,
-        }
+        self.parts().prelude.0
     }
 
     /// The names of its kernels, of which some variants lack some.
     pub(crate) fn entries(self) -> impl Iterator<Item = &'static str> {
-        let names = match self {
-            Family::AttentionPortable => "forward delta queries scale keys fused collect dsinks dbias",
-            Family::AttentionFallback => "fallback",
-            Family::AttentionPortableSecondOrder => "tangents rows queries keys fused collect gsinks gbias",
-            Family::AttentionSm80 => "forward queries keys values dbias",
-            Family::AttentionSm80Fused => "fused collect",
-            Family::AttentionSm80F32 => "forward queries keys dbias",
-            Family::AttentionSm80Wide => "queries keys values",
-            Family::AttentionSm80SecondOrder => "tangents queries keys",
-            Family::AttentionSm90aForward => "forward",
-            Family::AttentionSm90aBackward => "delta keys values queries",
-            Family::LazyPortable => "scores values measure inspect counts queries keys dbias dtau",
-            Family::LazySm80 => "scores values means queries keys",
-            Family::LazySm90aForward => "scores values sums",
-            Family::LazySm90aBackward => "queries keys",
-            Family::LinearPortable => "fill_gates sums scan attend flow sum_all sum_heads step mend_sums mend",
-            Family::LinearPortableSecondOrder => "tangent_sums scan_second attend_second flow_second",
-            Family::LinearSm80 => "sums attend flow",
-            Family::LinearSm90a => {
-                "attend_plain attend attend_dots attend_back attend_back_dots sums sums_back scan flow"
-            }
-            Family::CrossEntropyPortable => {
-                "tokens logits motions totals finish loss gradients hidden head bias norms measure certify choose"
-            }
-            Family::CrossEntropyShards => "place identities partials combine recall add sum",
-            Family::CrossEntropySm90a => "leaves scale gradient hidden hidden_192 head tree gather bias",
-            Family::Move => "move",
-            Family::Tables => "sequences rows intervals",
-            Family::PeakFfma | Family::PeakMma | Family::PeakWgmma => "peak",
-        };
-        names.split(' ')
+        self.parts().kernels.split(' ')
     }
 }
 
 impl fmt::Display for Family {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.parts().0)
+        f.write_str(self.parts().name)
     }
 }

@@ -1,16 +1,13 @@
 //! Operands of the host, copied to the device: the door that computes a pass of them, and the one that times it.
 
-use crate::call::{OperandLayout, PassCall};
-use crate::draft::draft;
 use crate::memory::{Layout, MemoryRange};
-use crate::options::Options;
 use crate::parts::Part;
 use crate::pass::{PassPlan, PreparedPass};
 use crate::queue::{Queue, StreamSlot, device_memory};
 use crate::tensors::{with_bytes, write_bytes};
 use crate::workspace::DeviceState;
 use cudarc::driver::CudaSlice;
-use etalon_problem::{Dtype, Error, Pass, Problem, Role, Table, View, ViewMut, Views, ViewsMut, find};
+use etalon_problem::{Dtype, Error, View, ViewMut, Views, ViewsMut};
 use std::sync::Arc;
 
 /// A pass whose inputs lie in the memory of a slot.
@@ -25,31 +22,7 @@ pub(crate) struct Placed {
 }
 
 impl Placed {
-    /// Copies the inputs and the tables of a pass to the device. The call has passed [`Table::check_call`]. The
-    /// results that have places are computed; without any places, all.
-    pub fn new(
-        state: &Arc<DeviceState>,
-        problem: &Problem,
-        call: (Pass, Dtype),
-        table: &Table,
-        inputs: &Views<'_>,
-        places: Option<&ViewsMut<'_>>,
-        options: &Options,
-    ) -> Result<Placed, Error> {
-        // On the device they are dense, and begin where ranges begin.
-        let holds = |name: &str, result: bool| {
-            let written = || match places {
-                Some(places) => places.get(name).is_some(),
-                None => find(&table.operands, name).is_some_and(|x| x.role == Role::Output),
-            };
-            let there = if result { written() } else { inputs.get(name).is_some() };
-            there.then_some(OperandLayout::DENSE)
-        };
-        let call = PassCall::new(state.device.target, call, table, &holds, options).of_host(inputs);
-        Placed::of(state, draft(problem, &call)?, inputs, places)
-    }
-
-    /// The same, of a pass that was prepared for operands that are dense.
+    /// Copies the inputs and the tables of a pass to the device: of one that was drafted for operands of the host.
     pub fn of(
         state: &Arc<DeviceState>,
         plan: PassPlan<'_>,
@@ -150,17 +123,4 @@ impl Placed {
     pub fn finish(self) {
         self.state.give_back(self.slot);
     }
-}
-
-/// Computes a pass. The call has passed [`Table::check_call`].
-pub(crate) fn run(
-    state: &Arc<DeviceState>,
-    problem: &Problem,
-    call: (Pass, Dtype),
-    table: &Table,
-    inputs: &Views<'_>,
-    outputs: &mut ViewsMut<'_>,
-    options: &Options,
-) -> Result<(), Error> {
-    Placed::new(state, problem, call, table, inputs, Some(outputs), options)?.compute(outputs)
 }

@@ -4,7 +4,7 @@
 
 pub use etalon_problem::lazy_attention::{SpeedUp, Stats};
 
-use crate::call::{PassCall, held_by_host};
+use crate::call::{Operands, PassCall};
 use crate::host::Placed;
 use crate::memory::filled;
 use crate::options::Options;
@@ -66,10 +66,10 @@ fn measure(
     tile.check()?;
     let state = workspace.device(options.device)?;
     let none = ViewsMut::new();
-    let holds = |name: &str, result| held_by_host(inputs, &none, (name, result));
     let mut found = room_for(&problem, tile)?;
     let bytes = [size_of_val(&found.figures[..]), 4 * found.states.len()];
-    let call = PassCall::new(state.device.target, (Pass::Forward, storage), &table, &holds, options).of_host(inputs);
+    let operands = Operands::Host(inputs, Some(&none));
+    let call = PassCall::new(state.device.target, (Pass::Forward, storage), &table, operands, options);
     let (plan, [figures, states]) = draft_stats((&problem, bias), &call, (tile, bytes))?;
     let placed = Placed::of(&state, plan, inputs, None)?;
     placed.run()?;

@@ -7,7 +7,6 @@ use std::ops::Deref;
 
 /// A level of an algorithm, for passes that are described as S.
 pub(crate) struct LevelRow<S: 'static> {
-    /// The level.
     pub level: Level,
     /// Conditions for its kernels to compute a pass.
     pub rules: &'static [Rule<S>],
@@ -15,9 +14,7 @@ pub(crate) struct LevelRow<S: 'static> {
 
 /// A condition of a level, and the reason of its refusal where the condition does not hold.
 pub(crate) struct Rule<S> {
-    /// The reason.
     pub otherwise: &'static str,
-    /// The condition.
     pub holds: fn(&S) -> bool,
 }
 

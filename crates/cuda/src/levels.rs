@@ -20,7 +20,7 @@ use crate::linear_cross_entropy;
 use crate::options::{Level, Options, Precision};
 use crate::softmax;
 use crate::target::Target;
-use etalon_problem::{Algorithm, Dtype, Error, Pass};
+use etalon_problem::{Algorithm, Dtype, Error, Pass, Problem, Table};
 
 /// Fails where a device like `target` has no kernel for a pass in a storage type with the level and the precision of
 /// the options, whatever the problem: with the reason that the table has.
@@ -66,18 +66,23 @@ pub fn reasons(algorithm: Algorithm) -> Vec<(Level, Vec<&'static str>)> {
 
 /// As [`offers`], before a device is asked: on one that has every level.
 pub(crate) fn check(options: &Options, algorithm: Algorithm, pass: Pass, storage: Dtype) -> Result<(), Error> {
+    storage.refuse_f64()?;
     offers(options, algorithm, pass, storage, &Target::default())
 }
 
+/// The table of a pass of a problem that has passed its check. Fails where no level has a kernel.
+pub(crate) fn table_of(problem: &Problem, pass: Pass) -> Result<Table, Error> {
+    has_kernels(problem.algorithm(), pass)?;
+    problem.checked_table(pass)
+}
+
 /// Fails where no level has a kernel.
-pub(crate) fn has_kernels(algorithm: Algorithm, pass: Pass) -> Result<(), Error> {
+fn has_kernels(algorithm: Algorithm, pass: Pass) -> Result<(), Error> {
     match (algorithm, pass) {
-        (algorithm, pass) if !algorithm.passes().contains(&pass) => Err(algorithm.no_pass(pass)),
-        (Algorithm::LazyAttention, Pass::Forward | Pass::Backward) => Ok(()),
-        (
-            Algorithm::Attention | Algorithm::AttentionLse | Algorithm::LinearAttention | Algorithm::LinearCrossEntropy,
-            _,
-        ) => Ok(()),
-        _ => Err(Error::unsupported(format!("{algorithm} {pass}"), "not written yet for cuda")),
+        _ if !algorithm.passes().contains(&pass) => Err(algorithm.no_pass(pass)),
+        (Algorithm::LazyAttention, pass) if !matches!(pass, Pass::Forward | Pass::Backward) => {
+            Err(Error::unsupported(format!("{algorithm} {pass}"), "not written yet for cuda"))
+        }
+        _ => Ok(()),
     }
 }

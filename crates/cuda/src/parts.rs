@@ -2,7 +2,7 @@
 
 use crate::call::{OperandLayout, PassCall};
 use crate::memory::{Layout, MemoryRange, beyond_32_bits};
-use crate::moves::{StridedTensor, dense, extents};
+use crate::strided::{StridedTensor, dense, extents};
 use crate::target::Target;
 use etalon_problem::{Dtype, Error, Operand, Pass, Stored};
 
@@ -58,10 +58,10 @@ impl Parts {
     /// The parts of a pass: operands that the caller holds, and those that are `made` on the way whether the caller
     /// holds them or not.
     pub fn new(call: &PassCall<'_, '_>, made: impl Fn(&Operand) -> bool, layout: &mut Layout) -> Result<Parts, Error> {
-        let PassCall { target, pass, storage, table, holds, .. } = *call;
+        let PassCall { target, pass, storage, table, .. } = *call;
         let (mut list, mut aligned) = (Vec::new(), true);
         for operand in &table.operands {
-            let (read, written) = (holds(operand.name, false), holds(operand.name, true));
+            let (read, written) = (call.held(operand.name, false), call.held(operand.name, true));
             let (given, wanted) = (read.is_some(), written.is_some());
             if !(given || wanted || made(operand)) {
                 continue;

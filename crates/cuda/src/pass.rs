@@ -1,160 +1,22 @@
-//! A pass: the steps that its algorithm drafts, and what is enqueued of it.
+//! A pass whose steps are drafted, and the same with its kernels loaded: what a call enqueues.
+//!
+//! ```text
+//! Steps        the algorithm pushes launches and fills, at symbolic addresses
+//!   → PassPlan plain data: a plan prints it, without a device
+//!   → load     each step with its function
+//!   → enqueue: symbols become the addresses of a call, in the order of the list
+//! ```
 
+use crate::args::Arguments;
 use crate::gpu::Device;
 use crate::level_table::{self, LevelRow};
 use crate::memory::{Layout, MemoryRange};
-use crate::moves::{self, StridedTensor};
 use crate::options::Level;
-use crate::parts::{Part, Parts};
+use crate::parts::Parts;
 use crate::queue::Queue;
-use crate::step::{Bases, Draft, Loaded, Region, Step};
-use crate::tensor_args::TensorArgs;
+use crate::step::{Bases, Step};
+use cudarc::driver::CudaFunction;
 use etalon_problem::{Blocking, Error, Mode};
-use std::ops::Deref;
-
-/// The steps of a pass that was prepared as P, while they are drafted. Addresses are symbols.
-pub(crate) struct Steps<'a, P> {
-    pub prepared: &'a P,
-    draft: &'a Draft,
-    /// The address of the tables.
-    tables: u64,
-}
-
-impl<'a, P> Steps<'a, P> {
-    /// None so far.
-    fn new(prepared: &'a P, draft: &'a Draft) -> Self {
-        Steps { prepared, draft, tables: Region::Tables.symbol() }
-    }
-
-    /// The same steps, with tables that the pass itself makes in its scratch memory.
-    pub fn with_tables(self, range: MemoryRange) -> Self {
-        Steps { tables: self.at(range), ..self }
-    }
-
-    /// The address of a range in scratch memory.
-    pub fn at(&self, range: MemoryRange) -> u64 {
-        range.address(Region::Scratch.symbol())
-    }
-
-    /// The same of a range that may not be there: 0 then.
-    pub fn range(&self, range: Option<MemoryRange>) -> u64 {
-        range.map_or(0, |range| self.at(range))
-    }
-
-    /// Adds a fill of a range with 0.
-    pub fn clear(&self, range: MemoryRange) {
-        self.fill(self.at(range), range.bytes, 0);
-    }
-
-    /// The address of a table.
-    pub fn table(&self, range: MemoryRange) -> u64 {
-        range.address(self.tables)
-    }
-
-    /// The address of what the pass keeps on the device.
-    pub fn kept(&self, range: MemoryRange) -> u64 {
-        range.address(Region::Tables.symbol())
-    }
-}
-
-/// Launches and fills are those of the draft.
-impl<P> Deref for Steps<'_, P> {
-    type Target = Draft;
-
-    fn deref(&self) -> &Draft {
-        self.draft
-    }
-}
-
-impl<P: Deref<Target = Parts>> Steps<'_, P> {
-    fn parts(&self) -> &Parts {
-        self.prepared
-    }
-
-    /// The address of an array that the caller gives beside the parts.
-    pub fn beside(&self, number: usize) -> u64 {
-        Region::Operand(self.parts().list.len() + number).symbol()
-    }
-
-    /// The address at which the caller holds a part; 0 if it does not.
-    fn of_caller(&self, number: usize) -> u64 {
-        let part = &self.parts().list[number];
-        if part.given || part.wanted { Region::Operand(number).symbol() } else { 0 }
-    }
-
-    /// The place of a part, as kernels find it.
-    fn placed(&self, number: usize) -> StridedTensor {
-        let part = &self.parts().list[number];
-        part.range.map_or_else(|| part.caller(self.of_caller(number)), |range| part.place(self.at(range)))
-    }
-
-    /// The place of an operand, as kernels find it; nowhere, without elements, if it is not there.
-    pub fn place(&self, name: &str) -> StridedTensor {
-        let found = self.parts().list.iter().position(|part| part.operand.name == name);
-        found.map_or(StridedTensor::NOWHERE, |number| self.placed(number))
-    }
-
-    /// The same as an argument of kernels.
-    pub fn tensor(&self, name: &str) -> TensorArgs {
-        self.place(name).into()
-    }
-
-    /// The address of an operand; 0 if it is not there.
-    pub fn address(&self, name: &str) -> u64 {
-        self.place(name).address
-    }
-
-    /// True if an operand is there.
-    pub fn is_there(&self, name: &str) -> bool {
-        self.address(name) != 0
-    }
-
-    /// Adds a copy of elements of so many bytes; columns beyond those of the source are 0.
-    pub fn copy(&self, bytes: usize, from: StridedTensor, to: StridedTensor) -> Result<(), Error> {
-        moves::copy(self.draft, bytes, from, to)
-    }
-
-    /// Adds a fill of a part with elements of this pattern.
-    pub fn fill_part(&self, part: &Part, pattern: u32) -> Result<(), Error> {
-        let aligned = self.parts().aligned || !part.is_direct();
-        moves::fill(self.draft, part.bytes, self.place(part.operand.name), pattern, aligned)
-    }
-
-    /// Adds copies of what the caller holds elsewhere than kernels find it.
-    pub fn gather(&self) -> Result<(), Error> {
-        self.apart(|part| part.given).try_for_each(|(number, part)| {
-            let from = part.caller(self.of_caller(number));
-            self.copy(part.bytes, from, self.placed(number))
-        })
-    }
-
-    /// Adds copies of what kernels wrote elsewhere than the caller wants it.
-    pub fn scatter(&self) -> Result<(), Error> {
-        self.apart(|part| part.wanted).try_for_each(|(number, part)| {
-            let to = part.caller(self.of_caller(number));
-            self.copy(part.bytes, self.placed(number), to)
-        })
-    }
-
-    /// The parts that the caller holds elsewhere than kernels find them.
-    fn apart(&self, which: impl Fn(&Part) -> bool) -> impl Iterator<Item = (usize, &Part)> {
-        let parts = self.parts().list.iter().enumerate();
-        parts.filter(move |(_, part)| which(part) && !part.is_direct())
-    }
-}
-
-/// Drafts a pass: copies of what the caller holds elsewhere than kernels find it, the steps that a function adds, and
-/// copies of results.
-pub(crate) fn draft_steps<P: Deref<Target = Parts>>(
-    prepared: &P,
-    compute: impl FnOnce(Steps<'_, P>) -> Result<(), Error>,
-) -> Result<Vec<Step>, Error> {
-    let draft = Draft::new(prepared.target);
-    Steps::new(prepared, &draft).gather()?;
-    compute(Steps::new(prepared, &draft))?;
-    Steps::new(prepared, &draft).scatter()?;
-    Ok(draft.into_steps())
-}
 
 /// The tables of a pass: bytes that depend on the problem alone, and where they lie.
 #[derive(Debug, Default)]
@@ -211,11 +73,29 @@ impl Choice {
 impl PassPlan<'_> {
     /// Makes the tables, and compiles or loads the kernels of the steps.
     pub fn load(self, device: &Device) -> Result<PreparedPass, Error> {
-        let PassPlan { parts, tables, scratch, steps, .. } = self;
-        let (tables, steps) = (tables()?, Loaded::new(device, steps)?);
-        Ok(PreparedPass { parts, tables, scratch_bytes: scratch.bytes(), steps })
+        let load = |step| match step {
+            Step::Launch { kernel, blocks, arguments, .. } => {
+                let block = (kernel.threads, kernel.shared_bytes());
+                let function = device.function(&kernel.variant, kernel.name)?;
+                Ok(LoadedStep::Launch { function, blocks, block, arguments })
+            }
+            Step::Fill { to, bytes, word } => Ok(LoadedStep::Fill { to, bytes, word }),
+        };
+        let tables = (self.tables)()?;
+        let steps = self.steps.into_iter().map(load).collect::<Result<_, _>>()?;
+        Ok(PreparedPass { parts: self.parts, tables, scratch_bytes: self.scratch.bytes(), steps })
     }
 }
+
+/// A step with its function.
+#[derive(Debug)]
+enum LoadedStep {
+    Launch { function: CudaFunction, blocks: u32, block: (u32, u32), arguments: Arguments },
+    Fill { to: u64, bytes: usize, word: u32 },
+}
+
+/// The most bytes of a kernel's arguments.
+const MOST_ARGUMENTS: usize = 4096;
 
 /// A pass whose kernels are loaded.
 #[derive(Debug)]
@@ -224,7 +104,7 @@ pub(crate) struct PreparedPass {
     tables: TableImage,
     /// Bytes that a call needs beside tables and operands.
     pub scratch_bytes: usize,
-    steps: Loaded,
+    steps: Vec<LoadedStep>,
 }
 
 impl PreparedPass {
@@ -242,6 +122,34 @@ impl PreparedPass {
     /// Enqueues the steps on operands at these addresses, one for each of its parts, and then for each array that the
     /// caller gives beside them.
     pub fn enqueue(&self, queue: Queue<'_>, operands: &[u64], (tables, scratch): (u64, u64)) -> Result<(), Error> {
-        self.steps.enqueue(&queue, &Bases { scratch, tables, operands })
+        let bases = Bases { scratch, tables, operands };
+        let mut bytes = [0; MOST_ARGUMENTS];
+        for step in &self.steps {
+            match step {
+                LoadedStep::Fill { to, bytes, word } => queue.fill(bases.resolve(*to), *bytes, *word)?,
+                LoadedStep::Launch { function, blocks, block, arguments } => {
+                    let bytes = &mut bytes[..arguments.bytes.len()];
+                    bind(queue.device, arguments, &bases, bytes)?;
+                    queue.launch(function, *blocks, *block, bytes)?;
+                }
+            }
+        }
+        Ok(())
     }
+}
+
+/// The bytes of a launch at the addresses of a call.
+fn bind(device: &Device, arguments: &Arguments, bases: &Bases<'_>, bytes: &mut [u8]) -> Result<(), Error> {
+    bytes.copy_from_slice(&arguments.bytes);
+    for &at in &arguments.symbols {
+        let place = &mut bytes[at..at + 8];
+        let mut symbol = [0; 8];
+        symbol.copy_from_slice(place);
+        place.copy_from_slice(&bases.resolve(u64::from_ne_bytes(symbol)).to_ne_bytes());
+    }
+    for &(at, map) in &arguments.maps {
+        let descriptor = map.at(bases.resolve(map.address)).encode(device)?;
+        bytes[at..at + 128].copy_from_slice(descriptor.bytes());
+    }
+    Ok(())
 }

@@ -1,6 +1,6 @@
 //! Peak of the arithmetic of a device: `kernels/peak.cu`.
 
-use crate::args::{Declaration, KernelArgs, Ptr, declaration, kernel_args};
+use crate::args::{Declaration, KernelArgs, Ptr, declarations, kernel_args};
 use crate::device_id::DeviceId;
 use crate::options::{Level, Options, Precision};
 use crate::queue::{Queue, device_memory};
@@ -40,8 +40,7 @@ kernel_args! {
     }
 }
 
-/// Kernel arguments that `peak.cu` names.
-pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<PeakArgs>()];
+pub(crate) const ARGUMENTS: &[Declaration] = declarations![PeakArgs];
 
 /// Times of which the shortest counts.
 const TIMES: usize = 3;

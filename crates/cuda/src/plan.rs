@@ -1,6 +1,6 @@
 //! The steps of a pass on a device, and the memory that it takes: no device is needed.
 
-use crate::call::{OperandLayout, PassCall};
+use crate::call::{Operands, PassCall};
 use crate::draft::draft;
 use crate::options::{Level, Options};
 use crate::pass::Choice;
@@ -9,7 +9,7 @@ use crate::softmax::chosen;
 use crate::step;
 use crate::target::Target;
 use crate::unit::Unit;
-use etalon_problem::{Blocking, Dtype, Error, Mode, Operand, Pass, Problem, Role, Table, find};
+use etalon_problem::{Blocking, Dtype, Error, Mode, Pass, Problem, Table};
 
 /// The steps of a pass, every result being asked for, its operands dense, its sequences and its mask those of the
 /// problem.
@@ -72,22 +72,12 @@ impl Plan {
         options: &Options,
         target: &Target,
     ) -> Result<Plan, Error> {
-        let is_lse = matches!(problem, Problem::AttentionLse(_));
-        let gradient = options.mode == Mode::ForwardGradient && is_lse;
-        let takes_part = |x: &Operand| match x.role {
-            Role::OptionalSaved | Role::OptionalOutput => gradient,
-            _ => true,
-        };
-        let holds = |name: &str, result: bool| {
-            let operand = find(&table.operands, name).filter(|x| takes_part(x))?;
-            let is_result = matches!(operand.role, Role::Output | Role::OptionalOutput);
-            (is_result == result).then_some(OperandLayout::DENSE)
-        };
-        let (target, call) = (*target, PassCall::new(*target, call, table, &holds, options));
+        let gradient = options.mode == Mode::ForwardGradient && matches!(problem, Problem::AttentionLse(_));
+        let call = PassCall::new(*target, call, table, Operands::All { gradient }, options);
         let plan = draft(problem, &call)?;
         let Choice { level, refusals, mode, blockings } = plan.choice;
         Ok(Plan {
-            target,
+            target: *target,
             level: if level == options.level.kernels() { options.level } else { level },
             refusals,
             mode,

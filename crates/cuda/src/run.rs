@@ -1,7 +1,9 @@
 //! The door of the tier: every pass of every algorithm, by name.
 
-use crate::host;
-use crate::levels::{self, has_kernels};
+use crate::call::{Operands, PassCall};
+use crate::draft::draft;
+use crate::host::Placed;
+use crate::levels;
 use crate::linear_attention::check_log_decays;
 use crate::options::Options;
 use crate::plan::Plan;
@@ -63,16 +65,16 @@ pub fn run_in(
     outputs: &mut ViewsMut<'_>,
     options: &Options,
 ) -> Result<(), Error> {
-    has_kernels(problem.algorithm(), pass)?;
-    let table = problem.checked_table(pass)?;
+    let table = levels::table_of(problem, pass)?;
     let storage = table.check_call(inputs, outputs, options.recompute)?;
-    storage.refuse_f64()?;
     levels::check(options, problem.algorithm(), pass, storage)?;
     if let Problem::LinearAttention(problem) = problem {
         check_log_decays(problem, pass, inputs)?;
     }
-    let held = workspace.device(options.device)?;
-    host::run(&held, problem, (pass, storage), &table, inputs, outputs, options)
+    let state = workspace.device(options.device)?;
+    let operands = Operands::Host(inputs, Some(outputs));
+    let call = PassCall::new(state.device.target, (pass, storage), &table, operands, options);
+    Placed::of(&state, draft(problem, &call)?, inputs, Some(outputs))?.compute(outputs)
 }
 
 /// The steps of a pass on a device like `target`, which may be hypothetical: those that a prepared pass enqueues.
@@ -99,8 +101,6 @@ pub fn run_in(
 /// ```
 pub fn plan(problem: &Problem, pass: Pass, storage: Dtype, options: &Options, target: &Target) -> Result<Plan, Error> {
     let table = problem.checked_table(pass)?;
-    storage.refuse_f64()?;
     levels::check(options, problem.algorithm(), pass, storage)?;
-    options.blocking.map_or(Ok(()), |blocking| blocking.check())?;
     Plan::of(problem, (pass, storage), &table, options, target)
 }

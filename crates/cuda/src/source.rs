@@ -4,10 +4,10 @@ use crate::args::{Declaration, Definitions};
 use crate::cache::Cache;
 use crate::linear_attention;
 use crate::linear_cross_entropy;
-use crate::moves;
 use crate::peak;
 use crate::shared::shared_bytes;
 use crate::softmax;
+use crate::step;
 use crate::tensor_args;
 use crate::variant::Variant;
 use std::fmt::Write;
@@ -65,7 +65,7 @@ const ARGUMENTS: &str = "KERNEL_ARGS(";
 
 /// Kernel arguments that sources name.
 fn declared() -> impl Iterator<Item = Declaration> {
-    let own = [moves::ARGUMENTS, peak::ARGUMENTS, tensor_args::ARGUMENTS];
+    let own = [step::ARGUMENTS, peak::ARGUMENTS, tensor_args::ARGUMENTS];
     let algorithms = [linear_attention::ARGUMENTS, linear_cross_entropy::ARGUMENTS];
     own.into_iter().chain(algorithms).flatten().copied().chain(softmax::arguments())
 }

@@ -1,34 +1,26 @@
-//! A pass as a list of steps: what its algorithm drafts, the kernels of which are then loaded, and what a call
-//! enqueues.
-//!
-//! ```text
-//! Draft      the algorithm pushes launches and fills, at symbolic addresses
-//!   → steps  plain data: a plan prints them, without a device
-//!   → Loaded each step with its function
-//!   → enqueue: symbols become the addresses of a call, in the order of the list
-//! ```
+//! The steps of a pass: what its algorithm drafts, as plain data, which a plan prints without a device and
+//! [`pass`](crate::pass) loads.
 
-use crate::args::{Arguments, KernelArgs};
-use crate::gpu::Device;
-use crate::queue::Queue;
+use crate::args::{Arguments, ConstPtr, Declaration, KernelArgs, Pointee, Ptr, declarations, kernel_args};
+use crate::memory::MemoryRange;
+use crate::parts::{Part, Parts};
 use crate::shared::shared_bytes;
+use crate::strided::StridedTensor;
 use crate::target::Target;
+use crate::tensor_args::TensorArgs;
 use crate::unit::Unit;
 use crate::variant::Variant;
-use cudarc::driver::CudaFunction;
 use etalon_problem::Error;
 use std::cell::RefCell;
+use std::ops::Deref;
 
 /// Something that a pass enqueues.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Step {
     /// A kernel over so many blocks.
     Launch {
-        /// The kernel.
         kernel: Kernel,
-        /// Blocks.
         blocks: u32,
-        /// The bytes of its arguments.
         arguments: Arguments,
         /// Its work, for predictions.
         work: Work,
@@ -37,9 +29,7 @@ pub(crate) enum Step {
     Fill {
         /// The symbol where it begins.
         to: u64,
-        /// Bytes.
         bytes: usize,
-        /// The word.
         word: u32,
     },
 }
@@ -86,19 +76,10 @@ impl Work {
     }
 }
 
-/// The steps of a pass, as its algorithm pushes them.
-#[derive(Debug)]
-pub(crate) struct Draft {
-    pub target: Target,
-    steps: RefCell<Vec<Step>>,
-}
-
 /// The memory that a symbolic address lies in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Region {
-    /// The scratch memory of a call.
     Scratch,
-    /// The tables of the pass.
     Tables,
     /// An operand of the caller, by its number.
     Operand(usize),
@@ -119,7 +100,6 @@ impl Region {
     }
 }
 
-/// The addresses of a call.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bases<'a> {
     pub scratch: u64,
@@ -129,7 +109,7 @@ pub(crate) struct Bases<'a> {
 
 impl Bases<'_> {
     /// The address that a symbol stands for.
-    fn resolve(&self, symbol: u64) -> u64 {
+    pub fn resolve(&self, symbol: u64) -> u64 {
         let offset = symbol & ((1 << OFFSET) - 1);
         let base = match symbol >> OFFSET {
             1 => self.scratch,
@@ -144,15 +124,86 @@ impl Bases<'_> {
     }
 }
 
-impl Draft {
-    /// Nothing so far, for a device like this.
-    pub fn new(target: Target) -> Draft {
-        Draft { target, steps: RefCell::default() }
+/// An element of `move.cu`: a number of two or four bytes.
+#[derive(Debug, Clone, Copy)]
+struct Word;
+
+impl Pointee for Word {
+    const NAME: &'static str = "word";
+}
+
+kernel_args! {
+    /// A copy, or without a source a fill.
+    struct Move as "Move" {
+        from: ConstPtr<Word>,
+        to: Ptr<Word>,
+        /// Batch, head, row, column.
+        from_strides: [i64; 4],
+        to_strides: [i64; 4],
+        /// Of the target.
+        heads, rows, width: u32,
+        /// Of the source.
+        columns: u32,
+        fill: u32,
+    }
+}
+
+pub(crate) const ARGUMENTS: &[Declaration] = declarations![Move];
+
+/// Rows of a block.
+const ROWS: usize = 8;
+
+/// The most steps of a pass: of a few KB each.
+const MOST_STEPS: usize = 100_000;
+
+/// The steps of a pass that was prepared as P, while they are drafted. Addresses are symbols.
+pub(crate) struct Steps<'a, P> {
+    pub prepared: &'a P,
+    target: Target,
+    list: RefCell<Vec<Step>>,
+    /// The address of the tables.
+    tables: u64,
+}
+
+impl<'a, P> Steps<'a, P> {
+    /// None so far, for a device like this.
+    fn empty(prepared: &'a P, target: Target) -> Self {
+        Steps { prepared, target, list: RefCell::default(), tables: Region::Tables.symbol() }
     }
 
     /// The multiprocessors of the device.
     pub fn multiprocessors(&self) -> usize {
         self.target.multiprocessors
+    }
+
+    /// The same steps, with tables that the pass itself makes in its scratch memory.
+    pub fn with_tables(self, range: MemoryRange) -> Self {
+        Steps { tables: self.at(range), ..self }
+    }
+
+    /// The address of a range in scratch memory.
+    pub fn at(&self, range: MemoryRange) -> u64 {
+        range.address(Region::Scratch.symbol())
+    }
+
+    /// The same of a range that may not be there: 0 then.
+    pub fn range(&self, range: Option<MemoryRange>) -> u64 {
+        range.map_or(0, |range| self.at(range))
+    }
+
+    /// Adds a fill of a range with 0.
+    pub fn clear(&self, range: MemoryRange) {
+        self.fill(self.at(range), range.bytes, 0);
+    }
+
+    /// The address of a table.
+    pub fn table(&self, range: MemoryRange) -> u64 {
+        range.address(self.tables)
+    }
+
+    /// The address of what the pass keeps on the device.
+    pub fn kept(&self, range: MemoryRange) -> u64 {
+        range.address(Region::Tables.symbol())
     }
 
     /// Adds a launch of a kernel of a variant, over so many blocks of so many threads; none at all where there is no
@@ -188,7 +239,7 @@ impl Draft {
         if blocks == 0 {
             return Ok(());
         }
-        if self.steps.borrow().len() >= MOST_STEPS {
+        if self.list.borrow().len() >= MOST_STEPS {
             return Err(Error::unsupported(
                 format!("a pass of more than {MOST_STEPS} steps"),
                 "its chunks are small: a larger memory_budget or partials_budget takes fewer",
@@ -199,87 +250,117 @@ impl Draft {
         let blocks = blocks.ok_or_else(|| Error::unsupported("a problem of this size", reason))?;
         let kernel = Kernel { variant: variant.clone(), name, threads, own_shared };
         let arguments = arguments.arguments();
-        self.steps.borrow_mut().push(Step::Launch { kernel, blocks, arguments, work });
+        self.list.borrow_mut().push(Step::Launch { kernel, blocks, arguments, work });
         Ok(())
     }
 
     /// Adds a fill with a 32-bit word, up to the next whole word.
     pub fn fill(&self, to: u64, bytes: usize, word: u32) {
         if bytes > 0 {
-            self.steps.borrow_mut().push(Step::Fill { to, bytes, word });
+            self.list.borrow_mut().push(Step::Fill { to, bytes, word });
         }
     }
 
-    /// The steps, in the order in which they were pushed.
-    pub fn into_steps(self) -> Vec<Step> {
-        self.steps.into_inner()
-    }
-}
-
-/// The most steps of a pass: of a few KB each.
-const MOST_STEPS: usize = 100_000;
-
-/// Steps whose kernels are loaded.
-#[derive(Debug)]
-pub(crate) struct Loaded(Vec<LoadedStep>);
-
-#[derive(Debug)]
-enum LoadedStep {
-    Launch { function: CudaFunction, blocks: u32, block: (u32, u32), arguments: Arguments },
-    Fill { to: u64, bytes: usize, word: u32 },
-}
-
-/// The most bytes of a kernel's arguments.
-const MOST_ARGUMENTS: usize = 4096;
-
-impl Loaded {
-    /// Compiles or loads the kernels of these steps for a device.
-    pub fn new(device: &Device, steps: Vec<Step>) -> Result<Loaded, Error> {
-        let load = |step| match step {
-            Step::Launch { kernel, blocks, arguments, .. } => {
-                let block = (kernel.threads, kernel.shared_bytes());
-                let function = device.function(&kernel.variant, kernel.name)?;
-                Ok(LoadedStep::Launch { function, blocks, block, arguments })
-            }
-            Step::Fill { to, bytes, word } => Ok(LoadedStep::Fill { to, bytes, word }),
-        };
-        steps.into_iter().map(load).collect::<Result<_, _>>().map(Loaded)
+    /// Adds a copy of elements of so many bytes; columns beyond those of the source are 0.
+    pub fn copy(&self, bytes: usize, from: StridedTensor, to: StridedTensor) -> Result<(), Error> {
+        let (from, to) = if bytes == 8 { (from.halves(), to.halves()) } else { (from, to) };
+        let columns = from.extents[3].min(to.extents[3]) as u32;
+        let (from, from_strides) = (from.address.into(), from.strides);
+        self.move_to(bytes, to, Move { from, from_strides, columns, ..Move::default() })
     }
 
-    /// Enqueues the steps, at the addresses of a call.
-    pub fn enqueue(&self, queue: &Queue<'_>, bases: &Bases<'_>) -> Result<(), Error> {
-        // Kernels take multiples of 128 bytes where they take a descriptor.
-        let mut bytes = [0; MOST_ARGUMENTS];
-        for step in &self.0 {
-            match step {
-                LoadedStep::Fill { to, bytes, word } => {
-                    queue.fill(bases.resolve(*to), *bytes, *word)?;
-                }
-                LoadedStep::Launch { function, blocks, block, arguments } => {
-                    let bytes = &mut bytes[..arguments.bytes.len()];
-                    bind(queue.device, arguments, bases, bytes)?;
-                    queue.launch(function, *blocks, *block, bytes)?;
-                }
-            }
+    /// Adds a copy to a tensor of elements of so many bytes, or its fill.
+    fn move_to(&self, bytes: usize, to: StridedTensor, args: Move) -> Result<(), Error> {
+        if to.elements() == 0 {
+            return Ok(());
         }
-        Ok(())
+        let [batch, heads, rows, width] = to.extents;
+        let variant = Variant::moves(if bytes == 2 { 2 } else { 4 });
+        let blocks = rows.div_ceil(ROWS) * batch * heads;
+        let [heads, rows, width] = [heads, rows, width].map(|x| x as u32);
+        let (to, to_strides) = (to.address.into(), to.strides);
+        self.launch((&variant, "move"), (blocks, 256), &Move { to, to_strides, heads, rows, width, ..args })
     }
 }
 
-/// The bytes of a launch at the addresses of a call.
-fn bind(device: &Device, arguments: &Arguments, bases: &Bases<'_>, bytes: &mut [u8]) -> Result<(), Error> {
-    bytes.copy_from_slice(&arguments.bytes);
-    for &at in &arguments.symbols {
-        let place = &mut bytes[at..at + 8];
-        let mut symbol = [0; 8];
-        symbol.copy_from_slice(place);
-        place.copy_from_slice(&bases.resolve(u64::from_ne_bytes(symbol)).to_ne_bytes());
+impl<'a, P: Deref<Target = Parts>> Steps<'a, P> {
+    /// The steps of a pass: at first copies of what the caller holds elsewhere than kernels find it.
+    pub fn new(prepared: &'a P) -> Result<Self, Error> {
+        let steps = Steps::empty(prepared, prepared.target);
+        steps.apart(|part| part.given).try_for_each(|(number, part)| {
+            steps.copy(part.bytes, part.caller(steps.of_caller(number)), steps.placed(number))
+        })?;
+        Ok(steps)
     }
-    for &(at, map) in &arguments.maps {
-        let descriptor = map.at(bases.resolve(map.address)).encode(device)?;
-        bytes[at..at + 128].copy_from_slice(descriptor.bytes());
+
+    /// The steps in their order, and at last copies of what kernels wrote elsewhere than the caller wants it.
+    pub fn finish(self) -> Result<Vec<Step>, Error> {
+        self.apart(|part| part.wanted).try_for_each(|(number, part)| {
+            self.copy(part.bytes, self.placed(number), part.caller(self.of_caller(number)))
+        })?;
+        Ok(self.list.into_inner())
     }
-    Ok(())
+
+    /// The parts that the caller holds elsewhere than kernels find them.
+    fn apart(&self, which: impl Fn(&Part) -> bool) -> impl Iterator<Item = (usize, &Part)> {
+        let parts = self.parts().list.iter().enumerate();
+        parts.filter(move |(_, part)| which(part) && !part.is_direct())
+    }
+
+    fn parts(&self) -> &Parts {
+        self.prepared
+    }
+
+    /// The address of an array that the caller gives beside the parts.
+    pub fn beside(&self, number: usize) -> u64 {
+        Region::Operand(self.parts().list.len() + number).symbol()
+    }
+
+    /// The address at which the caller holds a part; 0 if it does not.
+    fn of_caller(&self, number: usize) -> u64 {
+        let part = &self.parts().list[number];
+        if part.given || part.wanted { Region::Operand(number).symbol() } else { 0 }
+    }
+
+    /// The place of a part, as kernels find it.
+    fn placed(&self, number: usize) -> StridedTensor {
+        let part = &self.parts().list[number];
+        part.range.map_or_else(|| part.caller(self.of_caller(number)), |range| part.place(self.at(range)))
+    }
+
+    /// The place of an operand, as kernels find it; nowhere, without elements, if it is not there.
+    pub fn place(&self, name: &str) -> StridedTensor {
+        let found = self.parts().list.iter().position(|part| part.operand.name == name);
+        found.map_or(StridedTensor::NOWHERE, |number| self.placed(number))
+    }
+
+    /// The same as an argument of kernels.
+    pub fn tensor(&self, name: &str) -> TensorArgs {
+        self.place(name).into()
+    }
+
+    /// The address of an operand; 0 if it is not there.
+    pub fn address(&self, name: &str) -> u64 {
+        self.place(name).address
+    }
+
+    /// True if an operand is there.
+    pub fn is_there(&self, name: &str) -> bool {
+        self.address(name) != 0
+    }
+
+    /// Adds a fill of a part with elements of this pattern.
+    pub fn fill_part(&self, part: &Part, pattern: u32) -> Result<(), Error> {
+        let to = self.place(part.operand.name);
+        let size = part.bytes * to.elements();
+        let aligned = self.parts().aligned || !part.is_direct();
+        // Of two bytes none but 0 is asked for.
+        if aligned && to.is_dense() && (part.bytes == 4 || pattern == 0) && size.is_multiple_of(4) {
+            self.fill(to.address, size, pattern);
+            return Ok(());
+        }
+        self.move_to(part.bytes, to, Move { fill: pattern, ..Move::default() })
+    }
 }
 
 #[cfg(test)]

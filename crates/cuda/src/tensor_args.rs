@@ -1,7 +1,7 @@
 //! Tensors of four axes as kernels take them.
 
-use crate::args::{Declaration, Untyped, declaration};
-use crate::moves::StridedTensor;
+use crate::args::{Declaration, Untyped, declarations};
+use crate::strided::StridedTensor;
 
 /// Declares a tensor of batch elements, heads, rows and columns, of which those of a row lie side by side: its first
 /// element, 0 where there is none; and how many elements there are from one batch element, head and row to the next, 0
@@ -21,8 +21,8 @@ macro_rules! strided_args {
             }
         }
 
-        impl From<$crate::moves::StridedTensor> for $args {
-            fn from(place: $crate::moves::StridedTensor) -> Self {
+        impl From<$crate::strided::StridedTensor> for $args {
+            fn from(place: $crate::strided::StridedTensor) -> Self {
                 let [$batch, $head, $row] = place.steps();
                 $args { data: place.address.into(), $batch, $head, $row }
             }
@@ -36,8 +36,7 @@ strided_args! {
     pub(crate) struct TensorArgs as "Tensor" { Untyped, batch, head, row }
 }
 
-/// Kernel arguments that `pairs/problem.cuh` names.
-pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<TensorArgs>()];
+pub(crate) const ARGUMENTS: &[Declaration] = declarations![TensorArgs];
 
 impl TensorArgs {
     /// A dense tensor.

@@ -14,7 +14,6 @@ const AXES: usize = 5;
 /// A tensor of some axes, the fastest first, in boxes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Boxed {
-    /// Its address.
     pub address: u64,
     /// The type of its elements: bf16 or f16.
     storage: Dtype,

@@ -1,10 +1,12 @@
 //! Times of a pass on a device.
 
+use crate::call::{Operands, PassCall};
 use crate::device::check_clock;
 use crate::device_pass::DevicePass;
 use crate::device_tensor::{DeviceTensor, DeviceTensors};
+use crate::draft::draft;
 use crate::host::Placed;
-use crate::levels::{self, has_kernels};
+use crate::levels;
 use crate::options::Options;
 use crate::queue::{Enqueued, Queue};
 use crate::workspace::Workspace;
@@ -56,14 +58,13 @@ pub fn time(
     options: &Options,
     duration: Duration,
 ) -> Result<Timing, Error> {
-    has_kernels(problem.algorithm(), pass)?;
-    let table = problem.checked_table(pass)?;
+    let table = levels::table_of(problem, pass)?;
     let storage = check(&table, inputs, options.recompute)?;
-    storage.refuse_f64()?;
     levels::check(options, problem.algorithm(), pass, storage)?;
     let state = workspace.device(options.device)?;
-    let call = (pass, storage);
-    let placed = Placed::new(&state, problem, call, &table, inputs, None, options)?;
+    let operands = Operands::Host(inputs, None);
+    let call = PassCall::new(state.device.target, (pass, storage), &table, operands, options);
+    let placed = Placed::of(&state, draft(problem, &call)?, inputs, None)?;
     let mut timing = Timing { scratch_bytes: placed.scratch_bytes(), ..Timing::default() };
     // Compiling and loading on the way counts nothing, nor does the first round.
     let first = round(&placed, 1)?;

@@ -13,8 +13,7 @@ constexpr int SUMS = 32;
 extern "C" __global__ void __launch_bounds__(256) peak(const Peak c) {
   float sums[SUMS], x = noise(threadIdx.x), y = noise(threadIdx.x + 256);
   UNROLL(i, SUMS) sums[i] = noise(blockIdx.x * SUMS + i);
-#pragma unroll 1
-  for (int round = 0; round < c.rounds; round++)
+  NO_UNROLL for (int round = 0; round < c.rounds; round++)
     UNROLL(i, SUMS) sums[i] = fmaf(sums[i], x, y);
   float sum = 0;
   UNROLL(i, SUMS) sum += sums[i];
@@ -27,8 +26,7 @@ extern "C" __global__ void __launch_bounds__(256) peak(const Peak c) {
   u32 a[4], b[SUMS];
   UNROLL(i, 4) a[i] = pack(noise(8 * threadIdx.x + i), noise(8 * threadIdx.x + i + 4));
   UNROLL(i, SUMS) b[i] = pack(noise(threadIdx.x + 512 * i), noise(threadIdx.x + 512 * i + 256));
-#pragma unroll 1
-  for (int round = 0; round < c.rounds; round++)
+  NO_UNROLL for (int round = 0; round < c.rounds; round++)
     UNROLL(i, SUMS) multiply(sums[i], a, b[i], b[(i + 1) % SUMS]);
   float sum = 0;
   UNROLL(i, 4 * SUMS) sum += sums[i / 4][i % 4];
@@ -44,8 +42,7 @@ extern "C" __global__ void __launch_bounds__(256) peak(const Peak c) {
   const u32 at = (u32)__cvta_generic_to_shared(panels), group = __shfl_sync(~0u, threadIdx.x / 128, 0);
   const u32 a = at + group * 8192, b = at + 2 * 8192;
   float sums[2][64] = {};
-#pragma unroll 1
-  for (int round = 0; round < c.rounds; round++)
+  NO_UNROLL for (int round = 0; round < c.rounds; round++)
     UNROLL(i, 2) {
       pin(sums[i]);
       mma_begin();

@@ -2,7 +2,7 @@
 
 use super::prepared::Steps;
 use super::tables::{Chunk, Line, Run, Segment, Strip};
-use crate::args::{ConstPtr, Declaration, Element, Ptr, declaration, filled, int, kernel_args};
+use crate::args::{ConstPtr, Declaration, Element, Ptr, declarations, filled, int, kernel_args};
 use crate::tensor_args::TensorArgs;
 use crate::tensor_map::TensorMap;
 
@@ -10,93 +10,54 @@ kernel_args! {
     /// The arguments of the kernels of `linear_attention/`. Every gradient is o of another problem:
     /// out_i = Σ_j w_ij x_j + reach_i y_i·state. Of operands that are not there the address is 0.
     pub(super) struct LinearArgs as "LinearArgs" {
-        pub y: TensorArgs,
-        pub y1: TensorArgs,
-        pub b: TensorArgs,
-        pub b1: TensorArgs,
-        pub x: TensorArgs,
-        pub x1: TensorArgs,
-        pub out: TensorArgs,
+        pub y, y1, b, b1, x, x1, out: TensorArgs,
         /// Operands that dg is made of; of a step q, k and v.
-        pub q: TensorArgs,
-        pub q1: TensorArgs,
-        pub k: TensorArgs,
-        pub k1: TensorArgs,
-        pub v: TensorArgs,
-        pub v1: TensorArgs,
-        pub dout: TensorArgs,
-        pub dout1: TensorArgs,
+        pub q, q1, k, k1, v, v1, dout, dout1: TensorArgs,
         /// Rows that out, or its part from the state, is multiplied with.
         pub dot: TensorArgs,
-        /// States [sequence, head, row] that a sweep begins with.
-        pub begin: TensorArgs,
-        pub begin1: TensorArgs,
-        /// States [sequence, head, row] where it ends.
-        pub end: TensorArgs,
-        pub end1: TensorArgs,
+        /// States [sequence, head, row] that a sweep begins with, and where it ends.
+        pub begin, begin1, end, end1: TensorArgs,
         /// [batch, heads, tokens]; 0: not wanted.
-        pub state_dots: Ptr<f32>,
-        pub dots: Ptr<f32>,
-        /// [chunk, key head, D, E]: before a chunk, or behind it.
-        pub states: Ptr<f32>,
-        pub states1: Ptr<f32>,
-        /// The same behind a chunk.
-        pub other: Ptr<f32>,
-        pub other1: Ptr<f32>,
+        pub state_dots, dots: Ptr<f32>,
+        /// [chunk, key head, D, E]: before a chunk, or behind it; the same behind a chunk.
+        pub states, states1, other, other1: Ptr<f32>,
         /// x and y of (R27).
-        pub x_dots: ConstPtr<f32>,
-        pub y_dots: ConstPtr<f32>,
+        pub x_dots, y_dots: ConstPtr<f32>,
         /// As `states`, rounded: read by tensor cores.
         pub narrow: Ptr<Element>,
         pub other_narrow: ConstPtr<Element>,
         /// Not 0 if a number is not finite; no address: nobody asks.
         pub found: Ptr<u32>,
         /// Log-decays of heads or tokens, and their tangents; 0: none.
-        pub logs: ConstPtr<f32>,
-        pub log_tangents: ConstPtr<f32>,
+        pub logs, log_tangents: ConstPtr<f32>,
         /// Tables of `fill_gates`: a plane for each level, then two more; 0: none.
-        pub gates: Ptr<f32>,
-        pub slopes: Ptr<f32>,
-        pub dg: Ptr<f32>,
-        pub total: Ptr<f32>,
+        pub gates, slopes: Ptr<f32>,
+        pub dg, total: Ptr<f32>,
         /// Numbers that `sum_all` and `sum_heads` sum.
         pub numbers: ConstPtr<f32>,
         pub ddscale: ConstPtr<f32>,
         pub chunks: ConstPtr<Chunk>,
         pub strips: ConstPtr<Strip>,
         pub lines: ConstPtr<Line>,
-        pub batch: i32,
-        pub heads: i32,
-        pub key_heads: i32,
-        pub tokens: i32,
-        pub dim: i32,
-        pub value_dim: i32,
+        pub batch, heads, key_heads, tokens, dim, value_dim: i32,
         /// Columns of y and b, and of x and out.
-        pub inner: i32,
-        pub outer: i32,
+        pub inner, outer: i32,
         /// The first column of the accumulators of this launch.
         pub first: i32,
         /// 1: rows see themselves and later tokens, and are those of key heads.
         pub back: i32,
         /// 1: y is multiplied with the transposed state.
         pub turned: i32,
-        /// 1: before the first chunk (back: behind the last) the state is 0.
-        pub blank: i32,
-        /// 1: dots are added to those that are there.
-        pub add: i32,
+        /// 1: before the first chunk (back: behind the last) the state is 0; dots are added to those that are there.
+        pub blank, add: i32,
         /// 1: a log-decay for each head, not for each token.
         pub by_head: i32,
         /// Treatment of numbers that are not finite: `linear_attention/problem.cuh`.
         pub mode: i32,
         /// Blocks that there would be, if each owned one thing only: `each_block`.
         pub blocks: i32,
-        /// σ, of pairs.
-        pub scale: f32,
-        /// Factor of products with the state.
-        pub state_scale: f32,
-        pub store_scale: f32,
-        /// Factor of `state_dots`.
-        pub dot_scale: f32,
+        /// σ, of pairs; factors of products with the state, of what is stored, and of `state_dots`.
+        pub scale, state_scale, store_scale, dot_scale: f32,
     }
 }
 
@@ -104,33 +65,25 @@ kernel_args! {
     /// The arguments of the kernels of `linear_attention/sm90a_*.cu`; results are those of [`LinearArgs`]. Tensors for
     /// the copy engine are in boxes of 64 columns and 128 rows, of `out` 64.
     pub(super) struct WalkArgs as "WalkArgs" {
-        pub y: TensorMap,
-        pub b: TensorMap,
-        pub x: TensorMap,
-        pub out: TensorMap,
-        pub dots: TensorMap,
+        pub y, b, x, out, dots: TensorMap,
         /// out by its elements; without an address where out is not wanted.
         pub rows: TensorArgs,
         /// Rows that results are multiplied with, those of `dots`.
         pub dot: TensorArgs,
         /// States [sequence, key head, row] that a sequence begins with, and where it ends.
-        pub begin: TensorArgs,
-        pub end: TensorArgs,
+        pub begin, end: TensorArgs,
         /// [segment, key head, row of D]: the states that other segments begin with.
         pub between: TensorArgs,
         /// The log-decay of each key head, or [batch, key head, token]; 0: none.
         pub logs: ConstPtr<f32>,
         /// S before each chunk, as threads hold it: read by `attend_back_dots`.
         pub states: Ptr<u32>,
-        /// [key head, part]: summed to dg_gamma.
-        pub gammas: Ptr<f32>,
-        /// [part]: summed to dσ.
-        pub scales: Ptr<f32>,
+        /// [key head, part]: summed to dg_gamma; [part]: summed to dσ.
+        pub gammas, scales: Ptr<f32>,
         /// [segment, key head]: with log-decays of tokens, the decay of a whole segment.
         pub decays: Ptr<f32>,
         /// x and y of (R27) with log-decays of tokens: [batch, head, token, half] of a block's own; 0: not wanted.
-        pub x_dots: Ptr<f32>,
-        pub y_dots: Ptr<f32>,
+        pub x_dots, y_dots: Ptr<f32>,
         /// <S, D> of each chunk: [chunk, key head, half, warp].
         pub z_dots: Ptr<f32>,
         pub dg: Ptr<f32>,
@@ -139,29 +92,23 @@ kernel_args! {
         pub chunks: ConstPtr<Chunk>,
         pub segments: ConstPtr<Segment>,
         pub runs: ConstPtr<Run>,
-        pub heads: i32,
-        pub key_heads: i32,
-        pub tokens: i32,
+        pub heads, key_heads, tokens: i32,
         /// Columns of y and b, and of x and out: the rows and the columns of the state.
-        pub inner: i32,
-        pub outer: i32,
+        pub inner, outer: i32,
         /// Chunks of key heads, for `flow`.
         pub items: i32,
         /// 1: states in memory are [outer, inner].
         pub turned: i32,
         /// Parts of a key head, and the first that this launch writes.
-        pub parts: i32,
-        pub first_part: i32,
+        pub parts, first_part: i32,
         /// 1: `scan` goes from the last segment to the first.
         pub back: i32,
         /// σ, of pairs and of the factors of the state.
-        pub scale: f32,
-        pub store_scale: f32,
+        pub scale, store_scale: f32,
     }
 }
 
-/// Kernel arguments that `linear_attention/problem.cuh` and `linear_attention/sm90a.cuh` name.
-pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<LinearArgs>(), declaration::<WalkArgs>()];
+pub(crate) const ARGUMENTS: &[Declaration] = declarations![LinearArgs, WalkArgs];
 
 impl LinearArgs {
     /// The arguments that all kernels of a pass share.

@@ -3,16 +3,15 @@
 use super::levels::LEVELS;
 use super::prepared::{Prepared, Ranges, Steps, WalkRanges};
 use super::tables::Tables;
-use super::{hopper, passes, second};
+use super::{hopper, passes};
 use crate::call::PassCall;
 use crate::level_table::LevelSpec;
 use crate::memory::{Layout, beyond_32_bits};
 use crate::options::Level;
 use crate::parts::Parts;
-use crate::pass::{Choice, PassPlan, draft_steps};
+use crate::pass::{Choice, PassPlan};
 use etalon_problem::{Error, LinearAttention, Pass};
 
-/// Drafts the steps of a pass.
 pub(crate) fn draft(problem: &LinearAttention, call: &PassCall<'_, '_>) -> Result<PassPlan<'static>, Error> {
     check_states(problem)?;
     let mut layout = Layout::default();
@@ -29,7 +28,9 @@ pub(crate) fn draft(problem: &LinearAttention, call: &PassCall<'_, '_>) -> Resul
     let mut prepared = Prepared { parts, problem, tables, level, watches, ranges, walks };
     prepared.ranges = prepared.reserve(&mut layout)?;
     prepared.walks = hopper::reserve(&prepared, &mut layout)?;
-    let steps = draft_steps(&prepared, |steps| compute(&steps))?;
+    let steps = Steps::new(&prepared)?;
+    compute(&steps)?;
+    let steps = steps.finish()?;
     let (parts, tables) = (prepared.parts, prepared.tables);
     let tables = Box::new(move || Ok(tables.image()));
     Ok(PassPlan { parts, tables, scratch: layout, steps, choice })
@@ -64,19 +65,24 @@ fn parts(call: &PassCall<'_, '_>, layout: &mut Layout) -> Result<Parts, Error> {
     Ok(parts)
 }
 
-/// Adds the steps of the pass.
 fn compute(steps: &Steps<'_>) -> Result<(), Error> {
     let Prepared { parts, level, .. } = steps.prepared;
     if parts.pass != Pass::Step && steps.prepared.has_padding() {
         fill(steps)?;
     }
     match (parts.pass, level) {
-        (Pass::Forward, Level::Sm90a) => hopper::forward(steps),
-        (Pass::Backward, Level::Sm90a) => hopper::backward(steps),
+        (Pass::Forward, Level::Sm90a) => {
+            hopper::forward(steps)?;
+            passes::compute_again(steps, passes::attend_states)
+        }
+        (Pass::Backward, Level::Sm90a) => {
+            hopper::backward(steps)?;
+            passes::compute_again(steps, passes::gradients)
+        }
         (Pass::Forward, _) => passes::compute(steps, passes::attend_states),
         (Pass::Backward, _) => passes::compute(steps, passes::gradients),
         (Pass::Step, _) => passes::step(steps),
-        _ => second::double_backward(steps),
+        _ => passes::double_backward(steps),
     }
 }
 

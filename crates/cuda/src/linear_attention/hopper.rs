@@ -2,13 +2,13 @@
 
 use super::CHUNK;
 use super::args::{LinearArgs, WalkArgs};
-use super::passes::{Columns, Target, attend_states, by_chunk, compute_again, gradients, launch as launch_portable};
+use super::passes::{Columns, Target, by_chunk, launch as launch_portable};
 use super::prepared::{Prepared, Steps, WalkRanges};
 use crate::args::filled;
 use crate::memory::{Layout, MemoryRange};
-use crate::moves::StridedTensor;
 use crate::options::Level;
 use crate::parts::Parts;
+use crate::strided::StridedTensor;
 use crate::tensor_args::TensorArgs;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
@@ -228,8 +228,7 @@ pub(super) fn forward(steps: &Steps<'_>) -> Result<(), Error> {
     let (begin, end) = ("initial_state", "final_state");
     find_none(steps);
     sum_segments(steps, false)?;
-    walk(steps, &Course { target: Target::O, out: "o", begin, end, dots: false })?;
-    compute_again(steps, attend_states)
+    walk(steps, &Course { target: Target::O, out: "o", begin, end, dots: false })
 }
 
 /// The gradients that have places.
@@ -255,8 +254,7 @@ pub(super) fn backward(steps: &Steps<'_>) -> Result<(), Error> {
         walk(steps, &Course { target: Target::V, out: "dv", begin: behind, end, dots: false })?;
     }
     flow(steps)?;
-    totals(steps)?;
-    compute_again(steps, gradients)
+    totals(steps)
 }
 
 /// dg, from what the walks for dq and dk leave: a multiprocessor has a block, which takes chunks of key heads in

@@ -4,7 +4,6 @@ use crate::level_table::{LevelRow, LevelSpec, Rule};
 use crate::options::Level;
 use etalon_problem::Pass;
 
-/// The levels, the fastest first.
 pub(crate) static LEVELS: [LevelRow<LevelSpec>; 3] = [
     LevelRow {
         level: Level::Sm90a,

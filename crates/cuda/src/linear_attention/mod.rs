@@ -7,7 +7,6 @@ mod levels;
 mod log_decays;
 mod passes;
 mod prepared;
-mod second;
 mod tables;
 
 pub(crate) use args::ARGUMENTS;

@@ -1,4 +1,5 @@
-//! The first order: `kernels/linear_attention/{portable,totals,sm80}.cu`.
+//! The levels portable and sm80, and the second order:
+//! `kernels/linear_attention/{portable,totals,sm80,portable_second_order}.cu`.
 
 use super::SIDE;
 use super::args::LinearArgs;
@@ -20,7 +21,7 @@ const MERGE: i32 = 2;
 const AFRESH: i32 = 3;
 
 /// The portable kernels alone.
-pub(super) const PORTABLE: LevelChoice = LevelChoice { level: Level::Portable, mode: 0 };
+const PORTABLE: LevelChoice = LevelChoice { level: Level::Portable, mode: 0 };
 
 /// The portable kernels after those of tensor cores, which leave nothing to them but results.
 const FALLBACK: LevelChoice = LevelChoice { level: Level::Portable, mode: MERGE };
@@ -165,7 +166,7 @@ fn waits(name: &'static str, mode: i32) -> (&'static str, bool) {
 }
 
 /// Launches a portable kernel once for each part of its columns.
-pub(super) fn launch_wide(
+fn launch_wide(
     steps: &Steps<'_>,
     kernel: (&'static str, Columns),
     blocks: usize,
@@ -190,13 +191,11 @@ fn launch_tensor(
     steps.launch((&variant, name), (blocks, variant.threads()), args)
 }
 
-/// Computes a result by `attend_second`.
-pub(super) fn attend_second(steps: &Steps<'_>, target: Target, args: &LinearArgs) -> Result<(), Error> {
+fn attend_second(steps: &Steps<'_>, target: Target, args: &LinearArgs) -> Result<(), Error> {
     launch_wide(steps, ("attend_second", target.columns()), by_strip(steps, args), args)
 }
 
-/// Computes a result.
-pub(super) fn attend(steps: &Steps<'_>, choice: LevelChoice, target: Target, args: &LinearArgs) -> Result<(), Error> {
+fn attend(steps: &Steps<'_>, choice: LevelChoice, target: Target, args: &LinearArgs) -> Result<(), Error> {
     let (kernel, blocks) = (("attend", target.columns()), by_strip(steps, args));
     let args = choice.args(args);
     match choice.is_tensor() {
@@ -217,7 +216,7 @@ pub(super) fn by_chunk(steps: &Steps<'_>, pieces: usize) -> usize {
 }
 
 /// The sums of log-decays within the chunks.
-pub(super) fn fill_gates(steps: &Steps<'_>, args: &LinearArgs) -> Result<(), Error> {
+fn fill_gates(steps: &Steps<'_>, args: &LinearArgs) -> Result<(), Error> {
     if args.gates.0 == 0 && args.slopes.0 == 0 {
         return Ok(());
     }
@@ -226,7 +225,7 @@ pub(super) fn fill_gates(steps: &Steps<'_>, args: &LinearArgs) -> Result<(), Err
 }
 
 /// The arguments of `sums` for S before every chunk, or D behind it.
-pub(super) fn states(steps: &Steps<'_>, back: bool) -> LinearArgs {
+fn states(steps: &Steps<'_>, back: bool) -> LinearArgs {
     let c = if back { Target::V } else { Target::O }.args(steps);
     match back {
         false => LinearArgs { y: c.k, y1: c.k1, x: c.v, x1: c.v1, scale: 1.0, ..c },
@@ -235,7 +234,7 @@ pub(super) fn states(steps: &Steps<'_>, back: bool) -> LinearArgs {
 }
 
 /// Blocks of `scan`, a thread for each element of every state.
-pub(super) fn by_element(steps: &Steps<'_>) -> usize {
+fn by_element(steps: &Steps<'_>) -> usize {
     let (problem, lines) = (&steps.prepared.problem, &steps.prepared.tables.lines);
     let pieces = (problem.extents.dim * problem.value_dim).div_ceil(256);
     lines.rows.len() * problem.extents.key_heads * pieces
@@ -281,7 +280,6 @@ pub(super) fn attend_states(steps: &Steps<'_>, choice: LevelChoice) -> Result<()
     if args.out.is_there() { attend(steps, choice, Target::O, &args) } else { Ok(()) }
 }
 
-/// The gradients.
 pub(super) fn gradients(steps: &Steps<'_>, choice: LevelChoice) -> Result<(), Error> {
     let needs = steps.prepared.needs();
     if needs.before {
@@ -328,12 +326,12 @@ fn by_keys(steps: &Steps<'_>, choice: LevelChoice, needs: &Needs) -> Result<(), 
 }
 
 /// Arguments without pairs unless they are wanted.
-pub(super) fn pairs_if(wanted: bool, args: LinearArgs) -> LinearArgs {
+fn pairs_if(wanted: bool, args: LinearArgs) -> LinearArgs {
     if wanted { args } else { LinearArgs { x: TensorArgs::default(), ..args } }
 }
 
 /// The gradients of the log-decays and of the scale, from what other kernels left.
-pub(super) fn totals(
+fn totals(
     steps: &Steps<'_>,
     choice: LevelChoice,
     needs: &Needs,
@@ -388,4 +386,89 @@ pub(super) fn step(steps: &Steps<'_>) -> Result<(), Error> {
     let states = problem.extents.batch * problem.extents.key_heads;
     let blocks = states * problem.value_dim.div_ceil(32);
     launch(steps, ("step", Columns::Dim), (blocks, Some(256)), &args)
+}
+
+/// S before every chunk, or D behind it, with its tangent. Of the ends: where both begin, and where the
+/// tangent ends.
+fn sum_states_second(steps: &Steps<'_>, back: bool, [begin, begin1, end1]: [&str; 3]) -> Result<(), Error> {
+    let [begin, begin1, end1] = [begin, begin1, end1].map(|name| steps.tensor(name));
+    let args = LinearArgs { begin, begin1, end1, ..states(steps, back) };
+    let blocks = by_chunk(steps, steps.prepared.problem.extents.dim.div_ceil(SIDE));
+    launch_wide(steps, ("sums", Columns::Value), blocks, &args)?;
+    launch_wide(steps, ("tangent_sums", Columns::Value), blocks, &args)?;
+    let work = (by_element(steps), Some(256));
+    launch(steps, ("scan_second", Columns::Dim), work, &args)
+}
+
+/// The outputs of double_backward that have places.
+pub(super) fn double_backward(steps: &Steps<'_>) -> Result<(), Error> {
+    let needs = steps.prepared.needs();
+    fill_gates(steps, &LinearArgs::new(steps))?;
+    if needs.before {
+        sum_states_second(steps, false, ["initial_state", "ddinitial_state", "gdfinal_state"])?;
+    }
+    if needs.behind {
+        sum_states_second(steps, true, ["dfinal_state", "cot_final_state", "ginitial_state"])?;
+    }
+    second_by_queries(steps, needs.gates)?;
+    second_by_keys(steps, needs.gates)?;
+    if needs.scale {
+        of_scale(steps)?;
+    }
+    totals(steps, PORTABLE, &needs, ["gg", "gg_gamma", "gscale"])
+}
+
+/// gdout and gq, and the tangent of x: of q·(u Sᵀ), in which q and the rest have one each.
+fn second_by_queries(steps: &Steps<'_>, gates: bool) -> Result<(), Error> {
+    let out = steps.tensor("gdout");
+    if out.is_there() {
+        let args = Target::O.args(steps);
+        let args = LinearArgs { out, state_scale: args.scale, ..args };
+        attend_second(steps, Target::O, &args)?;
+    }
+    let (out, args) = (steps.tensor("gq"), Target::Q.args(steps));
+    let state_dots = steps.range(steps.prepared.ranges.x).into();
+    if out.is_there() || gates {
+        let args = LinearArgs { out, dot: args.q, state_dots, state_scale: args.scale, ..args };
+        let args = pairs_if(out.is_there(), args);
+        attend_second(steps, Target::Q, &args)?;
+    }
+    if gates && args.q1.is_there() {
+        let args = LinearArgs { dot: args.q1, state_dots, dot_scale: args.scale, add: 1, ..args };
+        attend(steps, PORTABLE, Target::Q, &pairs_if(false, args))?;
+    }
+    Ok(())
+}
+
+/// gk and gv, and the tangent of y: of k·(v Dᵀ).
+fn second_by_keys(steps: &Steps<'_>, gates: bool) -> Result<(), Error> {
+    let (out, args) = (steps.tensor("gk"), Target::K.args(steps));
+    let state_dots = steps.range(steps.prepared.ranges.y).into();
+    if out.is_there() || gates {
+        let args = pairs_if(out.is_there(), LinearArgs { out, dot: args.k, state_dots, ..args });
+        attend_second(steps, Target::K, &args)?;
+    }
+    if gates && args.k1.is_there() {
+        let args = LinearArgs { dot: args.k1, state_dots, add: 1, ..args };
+        attend(steps, PORTABLE, Target::K, &pairs_if(false, args))?;
+    }
+    let out = steps.tensor("gv");
+    if out.is_there() {
+        let args = LinearArgs { out, ..Target::V.args(steps) };
+        attend_second(steps, Target::V, &args)?;
+    }
+    Ok(())
+}
+
+/// The parts of gσ (R19): of each token q·ṫ + ddq·t, where t is dq / σ and ṫ its tangent.
+fn of_scale(steps: &Steps<'_>) -> Result<(), Error> {
+    let args = Target::Q.args(steps);
+    let dots = steps.range(steps.prepared.ranges.by_scale).into();
+    let one = LinearArgs { dots, scale: 1.0, ddscale: 0.into(), out: TensorArgs::default(), ..args };
+    attend_second(steps, Target::Q, &LinearArgs { dot: args.q, ..one })?;
+    if !args.q1.is_there() {
+        return Ok(());
+    }
+    let args = LinearArgs { dot: args.q1, add: 1, ..one };
+    attend(steps, PORTABLE, Target::Q, &args)
 }

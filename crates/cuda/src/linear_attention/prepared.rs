@@ -4,7 +4,7 @@ use super::tables::Tables;
 use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
 use crate::parts::Parts;
-use crate::pass;
+use crate::step;
 use etalon_problem::{Decay, Error, LinearAttention, Pass, TokenSequences};
 use std::ops::Deref;
 
@@ -14,7 +14,6 @@ pub(super) struct Prepared<'a> {
     pub parts: Parts,
     pub problem: &'a LinearAttention,
     pub tables: Tables,
-    /// The level whose kernels compute it.
     pub level: Level,
     /// True if somebody looks for numbers that are not finite.
     pub watches: bool,
@@ -23,7 +22,7 @@ pub(super) struct Prepared<'a> {
 }
 
 /// The steps of a pass.
-pub(super) type Steps<'a> = pass::Steps<'a, Prepared<'a>>;
+pub(super) type Steps<'a> = step::Steps<'a, Prepared<'a>>;
 
 /// Scratch memory in which kernels leave numbers to one another.
 #[derive(Debug, Default)]

@@ -21,34 +21,28 @@ kernel_args! {
 kernel_args! {
     /// A micro-chunk: the chunk, and the first row in it.
     pub(super) struct Strip as "Strip" {
-        pub chunk: i32,
-        pub row: i32,
+        pub chunk, row: i32,
     }
 }
 
 kernel_args! {
     /// A sequence: the first chunk, and how many.
     pub(super) struct Line as "Line" {
-        pub first: i32,
-        pub chunks: i32,
+        pub first, chunks: i32,
     }
 }
 
 kernel_args! {
     /// Chunks that a block of sm90a walks: the first, how many, and their sequence.
     pub(super) struct Segment as "Segment" {
-        pub first: i32,
-        pub chunks: i32,
-        pub sequence: i32,
+        pub first, chunks, sequence: i32,
     }
 }
 
 kernel_args! {
     /// A sequence of several segments: the first, how many, and the sequence.
     pub(super) struct Run as "Run" {
-        pub first: i32,
-        pub segments: i32,
-        pub sequence: i32,
+        pub first, segments, sequence: i32,
     }
 }
 
@@ -64,13 +58,8 @@ impl<T: Field> Rows<T> {
         let range = layout.range(rows.len() * T::SIZE)?;
         Ok(Rows { rows, range })
     }
-
-    fn put(&self, image: &mut TableImage) {
-        image.put(self.range, bytes_of(&self.rows));
-    }
 }
 
-/// The tables of a problem.
 #[derive(Debug, Default)]
 pub(super) struct Tables {
     pub chunks: Rows<Chunk>,
@@ -79,7 +68,6 @@ pub(super) struct Tables {
     /// Sequences of several segments come first.
     pub segments: Rows<Segment>,
     pub runs: Rows<Run>,
-    /// The bytes of all of them.
     bytes: usize,
 }
 
@@ -131,12 +119,13 @@ impl Tables {
 
     /// The bytes of the tables, where kernels find them.
     pub fn image(&self) -> TableImage {
-        let mut image = TableImage::new(self.bytes);
-        self.chunks.put(&mut image);
-        self.strips.put(&mut image);
-        self.lines.put(&mut image);
-        self.segments.put(&mut image);
-        self.runs.put(&mut image);
+        let Tables { chunks, strips, lines, segments, runs, bytes } = self;
+        let mut image = TableImage::new(*bytes);
+        image.put(chunks.range, bytes_of(&chunks.rows));
+        image.put(strips.range, bytes_of(&strips.rows));
+        image.put(lines.range, bytes_of(&lines.rows));
+        image.put(segments.range, bytes_of(&segments.rows));
+        image.put(runs.range, bytes_of(&runs.rows));
         image
     }
 }

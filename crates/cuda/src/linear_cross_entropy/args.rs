@@ -1,6 +1,6 @@
 //! The arguments of the kernels of linear_cross_entropy.
 
-use crate::args::{Byte, ConstPtr, Declaration, Element, Pointee, Ptr, Untyped, declaration, kernel_args, pointees};
+use crate::args::{Byte, ConstPtr, Declaration, Element, Pointee, Ptr, Untyped, declarations, kernel_args, pointees};
 use crate::tensor_map::TensorMap;
 
 pointees! {
@@ -16,23 +16,25 @@ pointees! {
     Partial = "Partial",
 }
 
+/// Bytes of `Token` and `Common` of `linear_cross_entropy/problem.cuh`.
+pub(crate) const TOKEN: usize = 16;
+pub(crate) const COMMON: usize = 40;
+
+/// Bytes of `Node`, in the first order and in the second, and of `Pull`.
+pub(crate) const NODE: [usize; 2] = [28, 44];
+pub(crate) const PULL: [usize; 2] = [28, 56];
+
 kernel_args! {
     /// Cotangents of tokens; 0: counts as 0.
     pub(crate) struct Cotangents as "Cotangents" {
-        pub loss: ConstPtr<f32>,
-        pub lse: ConstPtr<f32>,
-        pub logprob: ConstPtr<f32>,
-        pub entropy: ConstPtr<f32>,
+        pub loss, lse, logprob, entropy: ConstPtr<f32>,
     }
 }
 
 kernel_args! {
     /// Outputs of tokens; 0: not wanted.
     pub(crate) struct Outputs as "Outputs" {
-        pub loss: Ptr<f32>,
-        pub lse: Ptr<f32>,
-        pub logprob: Ptr<f32>,
-        pub entropy: Ptr<f32>,
+        pub loss, lse, logprob, entropy: Ptr<f32>,
     }
 }
 
@@ -55,37 +57,25 @@ impl Outputs {
 kernel_args! {
     /// A problem, its memory, and a chunk of its tokens and classes.
     pub(crate) struct CrossEntropyArgs as "CrossEntropyArgs" {
-        pub h: ConstPtr<Element>,
-        pub w: ConstPtr<Element>,
-        /// 0 where there is none, as ddh, ddw and ddbias.
-        pub bias: ConstPtr<Element>,
-        pub ddh: ConstPtr<Element>,
-        pub ddw: ConstPtr<Element>,
-        pub ddbias: ConstPtr<Element>,
+        pub h, w: ConstPtr<Element>,
+        /// 0 where there is none.
+        pub bias, ddh, ddw, ddbias: ConstPtr<Element>,
         /// 0: all are 1.
         pub class_weights: ConstPtr<f32>,
-        pub first: Cotangents,
-        pub second: Cotangents,
-        /// Of the forward pass.
-        pub outputs: Outputs,
-        /// Gradients by the first cotangents.
-        pub motions: Outputs,
-        pub argmax: Ptr<i64>,
-        pub n_valid: Ptr<i64>,
+        pub first, second: Cotangents,
+        /// Of the forward pass; gradients by the first cotangents.
+        pub outputs, motions: Outputs,
+        pub argmax, n_valid: Ptr<i64>,
         pub normaliser: Ptr<f32>,
-        pub dh: Ptr<Untyped>,
-        pub dw: Ptr<Untyped>,
-        pub dbias: Ptr<Untyped>,
+        pub dh, dw, dbias: Ptr<Untyped>,
         pub targets: ConstPtr<i64>,
         /// 0: all are 1.
         pub token_weights: ConstPtr<f32>,
         /// Tokens that count.
         pub tokens: Ptr<Token>,
         pub common: Ptr<Common>,
-        /// `[rows][columns]`: logits, then gradients.
-        pub z: Ptr<f32>,
-        /// `[rows][columns]`: how logits move.
-        pub motion: Ptr<f32>,
+        /// `[rows][columns]`: logits, then gradients; how logits move.
+        pub z, motion: Ptr<f32>,
         /// `[tokens][2]`: the logits of targets, and their motions.
         pub picked: Ptr<f32>,
         /// `[levels][rows]`: nodes that wait in the tree.
@@ -98,60 +88,36 @@ kernel_args! {
         pub hidden: Ptr<f32>,
         /// `[bands of 128 tokens][tiles of classes]`: those of a filter; 0: none.
         pub left_out: ConstPtr<Byte>,
-        /// `[classes][D]` of the chunk: sums over the tokens before.
-        pub head: Ptr<f32>,
-        /// The same of the biases.
-        pub head_bias: Ptr<f32>,
+        /// `[classes][D]` of the chunk: sums over the tokens before; the same of the biases.
+        pub head, head_bias: Ptr<f32>,
         pub ignore_index: i64,
-        /// Z, unless it is a mean's.
-        pub divisor: f64,
-        /// ζ
-        pub square: f64,
-        /// α
-        pub smoothing: f64,
-        /// Of the link, as ratio and slope.
-        pub factor: f32,
-        /// 0: no cap.
-        pub ratio: f32,
-        pub slope: f32,
-        pub dim: i32,
-        pub vocab: i32,
+        /// Z, unless it is a mean's; ζ; α.
+        pub divisor, square, smoothing: f64,
+        /// Of the link; a ratio of 0: no cap.
+        pub factor, ratio, slope: f32,
+        pub dim, vocab: i32,
         /// Tokens, whether they count or not.
         pub all: i32,
-        pub rows: i32,
-        pub columns: i32,
+        pub rows, columns: i32,
         /// The chunk, of as many tokens as may count.
-        pub first_token: i32,
-        pub count: i32,
-        pub first_class: i32,
-        pub classes: i32,
-        /// 1: Z is a mean's.
-        pub mean: i32,
-        /// 1: it is NaN where nothing is left.
-        pub nan_of_nothing: i32,
-        /// 1: every token has a loss of its own.
-        pub each: i32,
-        /// 1: ω is cw of the target.
-        pub square_weighted: i32,
-        /// 1: the entropy is wanted, or has a cotangent.
-        pub entropy: i32,
-        /// 1: rows may be read as vectors.
-        pub whole: i32,
-        /// 1: gradients are f32.
-        pub wide: i32,
+        pub first_token, count, first_class, classes: i32,
+        /// 1: Z is a mean's; it is NaN where nothing is left.
+        pub mean, nan_of_nothing: i32,
+        /// 1: every token has a loss of its own; ω is cw of the target.
+        pub each, square_weighted: i32,
+        /// 1: the entropy is wanted, or has a cotangent; rows may be read as vectors; gradients are f32.
+        pub entropy, whole, wide: i32,
         /// Classes of the nodes that the tree begins with.
         pub leaf: i32,
         /// 1: the chunk is the first, or the last, that adds to its sums.
-        pub begins: i32,
-        pub ends: i32,
+        pub begins, ends: i32,
     }
 }
 
 kernel_args! {
     /// A product of `linear_cross_entropy/sm90a_products.cu`: of the chunk, h and w; da and w; da and h.
     pub(crate) struct ProductArgs as "ProductArgs" {
-        pub a: TensorMap,
-        pub b: TensorMap,
+        pub a, b: TensorMap,
         /// da, of `gradient`; dw, of `head`.
         pub out: TensorMap,
         /// In place of h where all tokens count: its rows need not be copied side by side.
@@ -176,19 +142,12 @@ kernel_args! {
         pub c: CrossEntropyArgs,
         /// As `left_out` of the pass.
         pub left_out: Ptr<Byte>,
-        pub of_tokens: Ptr<f32>,
-        pub of_classes: Ptr<f32>,
-        /// Of the chunk: `[tokens][tiles of classes]`.
-        pub by_token: Ptr<f32>,
-        /// Of the chunk: `[tiles of tokens][columns]`.
-        pub by_class: Ptr<f32>,
-        /// B `[T]`
-        pub dh: Ptr<f32>,
-        /// C `[V]`
-        pub dw: Ptr<f32>,
-        pub eps: f32,
-        pub most_dh: f32,
-        pub most_dw: f32,
+        pub of_tokens, of_classes: Ptr<f32>,
+        /// Of the chunk: `[tokens][tiles of classes]`, `[tiles of tokens][columns]`.
+        pub by_token, by_class: Ptr<f32>,
+        /// B `[T]`, C `[V]`
+        pub dh, dw: Ptr<f32>,
+        pub eps, most_dh, most_dw: f32,
         /// Of `choose`.
         pub diagonal: i32,
     }
@@ -205,10 +164,8 @@ kernel_args! {
         pub sums: Ptr<f32>,
         /// `[T][D]`, added to these.
         pub part: ConstPtr<f32>,
-        /// The first class of the node.
-        pub first: i32,
-        /// All classes.
-        pub vocab: i32,
+        /// The first class of the node; all classes.
+        pub first, vocab: i32,
         pub nodes: i32,
         /// 1: it is wanted.
         pub argmax: i32,
@@ -229,24 +186,14 @@ kernel_args! {
         pub merges: ConstPtr<u32>,
         pub count: i64,
         pub parts: i32,
-        /// 1: four numbers may be read at once.
-        pub whole: i32,
-        /// 1: dh is f32.
-        pub wide: i32,
-        pub entropy: i32,
-        pub smoothing: i32,
-        pub argmax: i32,
+        /// 1: four numbers may be read at once; dh is f32.
+        pub whole, wide: i32,
+        pub entropy, smoothing, argmax: i32,
     }
 }
 
-/// Kernel arguments that the sources of linear_cross_entropy name.
-pub(crate) const ARGUMENTS: &[Declaration] = &[
-    declaration::<CrossEntropyArgs>(),
-    declaration::<ProductArgs>(),
-    declaration::<FilterArgs>(),
-    declaration::<ShardArgs>(),
-    declaration::<FoldArgs>(),
-];
+pub(crate) const ARGUMENTS: &[Declaration] =
+    declarations![CrossEntropyArgs, ProductArgs, FilterArgs, ShardArgs, FoldArgs];
 
 /// An address so many bytes behind another; 0 where that is 0.
 pub(crate) fn behind(address: u64, bytes: usize) -> u64 {

@@ -1,10 +1,10 @@
 //! The steps of a pass of linear_cross_entropy.
 
+use super::prepared::Prepared;
+use super::run::{Steps, run};
 use crate::call::PassCall;
-use crate::linear_cross_entropy::prepared::Prepared;
-use crate::linear_cross_entropy::run::run;
 use crate::memory::MemoryRange;
-use crate::pass::{PassPlan, draft_steps};
+use crate::pass::PassPlan;
 use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Error, LinearCrossEntropy};
 
@@ -24,6 +24,8 @@ pub(crate) fn draft_filtered(
 }
 
 fn plan(prepared: Prepared<'_>) -> Result<PassPlan<'static>, Error> {
-    let steps = draft_steps(&prepared, |steps| run(&steps))?;
+    let steps = Steps::new(&prepared)?;
+    run(&steps)?;
+    let steps = steps.finish()?;
     Ok(prepared.plan(steps))
 }

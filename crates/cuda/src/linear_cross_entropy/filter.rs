@@ -1,10 +1,10 @@
 //! Tiles that a filter leaves out of dh and dw: `kernels/linear_cross_entropy/filter.cu`.
 
+use super::args::{CrossEntropyArgs, FilterArgs};
+use super::plan::{Plan, SIDE, TILE};
 use crate::args::filled;
-use crate::linear_cross_entropy::args::{CrossEntropyArgs, FilterArgs};
-use crate::linear_cross_entropy::plan::{Plan, SIDE, TILE};
 use crate::memory::{Layout, MemoryRange};
-use crate::pass::Steps;
+use crate::step::Steps;
 use crate::variant::Variant;
 use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Error, LinearCrossEntropy};

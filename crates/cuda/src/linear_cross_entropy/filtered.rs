@@ -1,10 +1,10 @@
 //! The backward pass with a filter, over operands of the host.
 
-use crate::call::{PassCall, held_by_host};
+use super::draft::draft_filtered;
+use super::plan::{SIDE, TILE};
+use super::tokens::counted;
+use crate::call::{Operands, PassCall};
 use crate::host::Placed;
-use crate::linear_cross_entropy::draft::draft_filtered;
-use crate::linear_cross_entropy::plan::{SIDE, TILE};
-use crate::linear_cross_entropy::tokens::counted;
 use crate::memory::filled;
 use crate::options::{Level, Options};
 use crate::workspace::Workspace;
@@ -46,10 +46,9 @@ pub fn filtered_backward(
     let mut found = room_for(problem)?;
     let bands = counted(problem, inputs)?.div_ceil(SIDE);
     let state = workspace.device(options.device)?;
-    let options = &Options { level: Level::Portable, ..*options };
-    let holds = |name: &str, result| held_by_host(inputs, outputs, (name, result));
-    let call = PassCall::new(state.device.target, (Pass::Backward, storage), &table, &holds, options).of_host(inputs);
-    let (plan, [left_out, dh, dw]) = draft_filtered((problem, filter), &call)?;
+    let operands = Operands::Host(inputs, Some(outputs));
+    let call = PassCall::new(state.device.target, (Pass::Backward, storage), &table, operands, options);
+    let (plan, [left_out, dh, dw]) = draft_filtered((problem, filter), &call.on(Level::Portable))?;
     let placed = Placed::of(&state, plan, inputs, Some(outputs))?;
     placed.run()?;
     placed.download(left_out, &mut found.left_out)?;

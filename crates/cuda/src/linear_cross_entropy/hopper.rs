@@ -1,11 +1,10 @@
 //! The kernels of linear_cross_entropy for the tensor cores of compute capability 9.0:
 //! `kernels/linear_cross_entropy/sm90a_products.cu`.
 
-use crate::args::KernelArgs;
-use crate::linear_cross_entropy::args::{CrossEntropyArgs, ProductArgs};
-use crate::linear_cross_entropy::plan::{Plan, TILE};
+use super::args::{CrossEntropyArgs, NODE, ProductArgs};
+use super::plan::{Plan, TILE};
 use crate::memory::{Layout, MemoryRange};
-use crate::step::Draft;
+use crate::step::Steps;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
 use etalon_problem::{Dtype, Error};
@@ -13,7 +12,7 @@ use etalon_problem::{Dtype, Error};
 /// Bytes of a leaf of the tree: m and l, or `Node` of `linear_cross_entropy/problem.cuh`.
 fn leaf(args: &CrossEntropyArgs) -> usize {
     let short = args.entropy == 0 && args.smoothing == 0.0 && args.argmax.0 == 0;
-    if short { 8 } else { 28 }
+    if short { 8 } else { NODE[0] }
 }
 
 /// Tiles of a node of the tree that waits for others.
@@ -40,14 +39,6 @@ pub(crate) struct Hopper {
 /// The address of the rows of h of a chunk if all tokens count.
 fn in_place(args: &CrossEntropyArgs) -> u64 {
     args.h.0 + 2 * args.first_token as u64 * args.dim as u64
-}
-
-/// The tiles of a product: its rows, its columns, and how many of these a tile has.
-struct Tiles {
-    name: &'static str,
-    rows: i32,
-    columns: i32,
-    wide: usize,
 }
 
 impl Hopper {
@@ -100,35 +91,42 @@ impl Hopper {
         self.map(w, [args.classes, args.dim, args.dim], height)
     }
 
-    fn launch<A: KernelArgs>(
+    fn launch<P>(
         &self,
-        draft: &Draft,
+        steps: &Steps<'_, P>,
         name: &'static str,
         grid: (usize, u32),
-        args: &A,
+        args: &ProductArgs,
     ) -> Result<(), Error> {
-        draft.launch((&self.variant, name), grid, args)
+        steps.launch((&self.variant, name), grid, args)
     }
 
-    /// Launches a product over tiles of 128 rows, in clusters of two blocks.
-    fn product(&self, draft: &Draft, tiles: &Tiles, product: &ProductArgs) -> Result<(), Error> {
-        let pairs = (tiles.rows as usize).div_ceil(256);
-        let all = 2 * pairs * (tiles.columns as usize).div_ceil(tiles.wide);
-        let blocks = all.min(draft.target.multiprocessors / 2 * 2);
-        self.launch(draft, tiles.name, (blocks, THREADS), product)
+    /// Launches a product of so many rows and columns, over tiles of 128 rows and `wide` columns, in clusters of two
+    /// blocks.
+    fn product<P>(
+        &self,
+        steps: &Steps<'_, P>,
+        (name, wide): (&'static str, usize),
+        shape: [i32; 2],
+        product: &ProductArgs,
+    ) -> Result<(), Error> {
+        let [rows, columns] = shape.map(|x| x as usize);
+        let all = 2 * rows.div_ceil(256) * columns.div_ceil(wide);
+        let blocks = all.min(steps.multiprocessors() / 2 * 2);
+        self.launch(steps, name, (blocks, THREADS), product)
     }
 
     /// The address at which the rows of h of a chunk lie side by side; copies them there if some tokens may be
     /// ignored.
-    pub fn gather(&self, draft: &Draft, args: &CrossEntropyArgs, packed: Option<u64>) -> Result<u64, Error> {
+    pub fn gather<P>(&self, steps: &Steps<'_, P>, args: &CrossEntropyArgs, packed: Option<u64>) -> Result<u64, Error> {
         let Some(to) = packed else {
             return Ok(in_place(args));
         };
         let product = ProductArgs { c: *args, from: args.h, to: to.into(), ..ProductArgs::default() };
         let pieces = args.count as usize * (args.dim / 8) as usize;
         // As many as run side by side: where all tokens count there is nothing for them to do.
-        let blocks = pieces.div_ceil(256).min(8 * draft.target.multiprocessors);
-        self.launch(draft, "gather", (blocks, 256), &product)?;
+        let blocks = pieces.div_ceil(256).min(8 * steps.multiprocessors());
+        self.launch(steps, "gather", (blocks, 256), &product)?;
         Ok(to)
     }
 
@@ -140,32 +138,35 @@ impl Hopper {
     }
 
     /// (C33), (C34): the leaves of a chunk, put into the tree.
-    pub fn totals(&self, draft: &Draft, args: &CrossEntropyArgs, h: u64) -> Result<(), Error> {
+    pub fn totals<P>(&self, steps: &Steps<'_, P>, args: &CrossEntropyArgs, h: u64) -> Result<(), Error> {
         let product = ProductArgs { leaves: args.z.0.into(), ..self.logits(args, (h, 64)) };
-        let tiles = Tiles { name: "leaves", rows: args.count, columns: args.classes, wide: TILE };
-        self.product(draft, &tiles, &product)?;
+        self.product(steps, ("leaves", TILE), [args.count, args.classes], &product)?;
         let blocks = (args.count as usize).div_ceil(TREE_TOKENS);
-        self.launch(draft, "tree", (blocks, TREE_THREADS), &product)
+        self.launch(steps, "tree", (blocks, TREE_THREADS), &product)
     }
 
     /// The factor of (C16) of a chunk of tokens before it is stored, from their pulls.
-    pub fn scale(&self, draft: &Draft, args: &CrossEntropyArgs, scale: u64) -> Result<(), Error> {
+    pub fn scale<P>(&self, steps: &Steps<'_, P>, args: &CrossEntropyArgs, scale: u64) -> Result<(), Error> {
         let product = ProductArgs { c: *args, scale: scale.into(), ..ProductArgs::default() };
-        self.launch(draft, "scale", (1, 1024), &product)
+        self.launch(steps, "scale", (1, 1024), &product)
     }
 
     /// (C16) of a chunk, in the storage type.
-    pub fn gradient(&self, draft: &Draft, args: &CrossEntropyArgs, [h, scale]: [u64; 2]) -> Result<(), Error> {
+    pub fn gradient<P>(
+        &self,
+        steps: &Steps<'_, P>,
+        args: &CrossEntropyArgs,
+        [h, scale]: [u64; 2],
+    ) -> Result<(), Error> {
         let out = self.gradients(args, 64);
         let product = ProductArgs { out, scale: scale.into(), ..self.logits(args, (h, 128)) };
-        let tiles = Tiles { name: "gradient", rows: args.count, columns: args.classes, wide: TILE };
-        self.product(draft, &tiles, &product)
+        self.product(steps, ("gradient", TILE), [args.count, args.classes], &product)
     }
 
     /// (C17), in tiles of so many columns, and blocks of so many classes.
-    pub fn hidden(
+    pub fn hidden<P>(
         &self,
-        draft: &Draft,
+        steps: &Steps<'_, P>,
         args: &CrossEntropyArgs,
         scale: u64,
         (wide, block): (usize, usize),
@@ -179,12 +180,11 @@ impl Hopper {
             ..ProductArgs::default()
         };
         let name = if wide == TILE { "hidden" } else { "hidden_192" };
-        let tiles = Tiles { name, rows: args.count, columns: args.dim, wide };
-        self.product(draft, &tiles, &product)
+        self.product(steps, (name, wide), [args.count, args.dim], &product)
     }
 
     /// (C18)
-    pub fn head(&self, draft: &Draft, args: &CrossEntropyArgs, [h, scale]: [u64; 2]) -> Result<(), Error> {
+    pub fn head<P>(&self, steps: &Steps<'_, P>, args: &CrossEntropyArgs, [h, scale]: [u64; 2]) -> Result<(), Error> {
         let [b, in_place] = self.rows(args, h, 64);
         let dw = args.dw.0 + 2 * args.first_class as u64 * args.dim as u64;
         let out = match args.wide {
@@ -194,14 +194,13 @@ impl Hopper {
         let a = self.gradients(args, 64);
         let scale = scale.into();
         let product = ProductArgs { a, b, in_place, out, c: *args, scale, ..ProductArgs::default() };
-        let tiles = Tiles { name: "head", rows: args.classes, columns: args.dim, wide: TILE };
-        self.product(draft, &tiles, &product)
+        self.product(steps, ("head", TILE), [args.classes, args.dim], &product)
     }
 
     /// (C19)
-    pub fn bias(&self, draft: &Draft, args: &CrossEntropyArgs, scale: u64) -> Result<(), Error> {
+    pub fn bias<P>(&self, steps: &Steps<'_, P>, args: &CrossEntropyArgs, scale: u64) -> Result<(), Error> {
         let (from, scale) = (args.z.0.into(), scale.into());
         let product = ProductArgs { c: *args, from, scale, ..ProductArgs::default() };
-        self.launch(draft, "bias", ((args.classes as usize).div_ceil(32), 256), &product)
+        self.launch(steps, "bias", ((args.classes as usize).div_ceil(32), 256), &product)
     }
 }

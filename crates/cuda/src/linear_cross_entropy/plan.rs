@@ -1,5 +1,6 @@
 //! The tokens and classes of a chunk, within a budget of memory.
 
+use super::args::NODE;
 use crate::memory::memory;
 use etalon_problem::Error;
 
@@ -85,11 +86,6 @@ impl PassSpec {
         let best = (most / 2..most).rev().filter(|&x| x > 0);
         best.fold(most, |best, x| if faster(x, best) { x } else { best }) * TILE
     }
-
-    /// Bytes of a node of the tree for a token: `Node` of `linear_cross_entropy/problem.cuh`.
-    fn node(self) -> usize {
-        if self.second { 44 } else { 28 }
-    }
 }
 
 /// The chunks of a pass, and their memory.
@@ -163,7 +159,7 @@ impl Plan {
         let levels = (usize::BITS - vocab.div_ceil(TILE).leading_zeros()) as usize;
         let several = rows < all_rows;
         let apart = several && spec.dw && !spec.wide;
-        let nodes = levels.checked_mul(rows)?.checked_mul(spec.node())?;
+        let nodes = levels.checked_mul(rows)?.checked_mul(NODE[usize::from(spec.second)])?;
         let hidden = match spec.dh {
             true if spec.tensor => {
                 // As the threads hold them, in whole tiles.

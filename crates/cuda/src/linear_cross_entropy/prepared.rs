@@ -1,12 +1,13 @@
 //! A pass of linear_cross_entropy: its operands, its memory, its kernels.
 
+use super::args::{COMMON, PULL, TOKEN};
+use super::filter::Filtering;
+use super::hopper::Hopper;
+use super::levels::LEVELS;
+use super::plan::{PassSpec, Plan, Walked};
+use super::tokens::counted;
 use crate::call::PassCall;
 use crate::level_table::LevelSpec;
-use crate::linear_cross_entropy::filter::Filtering;
-use crate::linear_cross_entropy::hopper::Hopper;
-use crate::linear_cross_entropy::levels::LEVELS;
-use crate::linear_cross_entropy::plan::{PassSpec, Plan, Walked};
-use crate::linear_cross_entropy::tokens::{COMMON, TOKEN, counted};
 use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
 use crate::parts::Parts;
@@ -56,14 +57,9 @@ pub(crate) struct Ranges {
     pub head_bias: MemoryRange,
 }
 
-/// Bytes of `Pull` of `linear_cross_entropy/problem.cuh`.
-fn pull(second: bool) -> usize {
-    if second { 56 } else { 28 }
-}
-
 impl Ranges {
     fn new(plan: &Plan, spec: PassSpec, tokens: usize, layout: &mut Layout) -> Result<Ranges, Error> {
-        let pulls = if spec.gradients() { pull(spec.second) } else { 0 };
+        let pulls = if spec.gradients() { PULL[usize::from(spec.second)] } else { 0 };
         Ok(Ranges {
             tokens: layout.range(TOKEN * tokens)?,
             common: layout.range(COMMON)?,
@@ -87,7 +83,7 @@ impl<'a> Prepared<'a> {
         (problem, shard): (&'a LinearCrossEntropy, Option<Walked>),
         call: &PassCall<'_, '_>,
     ) -> Result<Prepared<'a>, Error> {
-        let PassCall { storage, inputs, options, .. } = *call;
+        let (PassCall { storage, options, .. }, inputs) = (*call, call.inputs());
         let counted = inputs.map(|inputs| counted(problem, inputs)).transpose()?;
         let ignores = counted.is_none_or(|counted| counted < problem.tokens);
         let mut layout = Layout::default();

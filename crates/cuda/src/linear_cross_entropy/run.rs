@@ -5,17 +5,17 @@
 //! gradients. Where dw must be summed in less than f32, and tokens come in several chunks, it has a sweep of
 //! its own in which classes go outside.
 
+use super::args::{Cotangents, CrossEntropyArgs, Outputs, behind};
+use super::hopper::{GROUP, Hopper};
+use super::plan::{SIDE, TILE};
+use super::prepared::Prepared;
 use crate::args::{KernelArgs, filled, int};
-use crate::linear_cross_entropy::args::{Cotangents, CrossEntropyArgs, Outputs, behind};
-use crate::linear_cross_entropy::hopper::{GROUP, Hopper};
-use crate::linear_cross_entropy::plan::{SIDE, TILE};
-use crate::linear_cross_entropy::prepared::Prepared;
 use crate::parts::Part;
-use crate::pass;
+use crate::step;
 use etalon_problem::{Error, LinearCrossEntropy, LseSquareWeight, NothingLeft, Reduction};
 use std::ops::Range;
 
-pub(super) type Steps<'a> = pass::Steps<'a, Prepared<'a>>;
+pub(super) type Steps<'a> = step::Steps<'a, Prepared<'a>>;
 
 /// The steps of a pass, and the arguments of its kernels.
 pub(super) struct Run<'a> {

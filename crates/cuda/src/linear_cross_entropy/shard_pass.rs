@@ -1,14 +1,14 @@
 //! The passes of a shard of classes, which go over one node of the tree after the other, each as if its classes were
 //! all: `kernels/linear_cross_entropy/shards.cu` beside the kernels of the pass.
 
+use super::args::{CrossEntropyArgs, NODE, Outputs, ShardArgs, behind};
+use super::plan::Walked;
+use super::prepared::Prepared;
+use super::run::{Run, Steps, clear};
 use crate::call::PassCall;
-use crate::linear_cross_entropy::args::{CrossEntropyArgs, Outputs, ShardArgs, behind};
-use crate::linear_cross_entropy::plan::Walked;
-use crate::linear_cross_entropy::prepared::Prepared;
-use crate::linear_cross_entropy::run::{Run, Steps, clear};
 use crate::memory::{MemoryRange, memory};
-use crate::options::{Level, Options};
-use crate::pass::{PassPlan, draft_steps};
+use crate::options::Level;
+use crate::pass::PassPlan;
 use crate::variant::Variant;
 use etalon_problem::linear_cross_entropy::shard::{Partial, nodes};
 use etalon_problem::{Error, LinearCrossEntropy, Pass};
@@ -32,9 +32,6 @@ impl Step {
     }
 }
 
-/// Bytes of `Node` of `linear_cross_entropy/problem.cuh`.
-pub(super) const NODE: usize = 28;
-
 /// The spans of a shard that are walked one after the other, and their memory.
 struct Shard {
     step: Step,
@@ -54,9 +51,7 @@ pub(crate) fn draft_shard(
     step: Step,
     call: &PassCall<'_, '_>,
 ) -> Result<PassPlan<'static>, Error> {
-    let level = if step == Step::Output { Level::Portable } else { call.options.level };
-    let options = Options { level, ..*call.options };
-    let call = PassCall { options: &options, ..*call };
+    let call = if step == Step::Output { call.on(Level::Portable) } else { *call };
     let own: Vec<_> = nodes(problem.vocab, classes.clone()).collect();
     let widest = own.iter().map(|node| node.len()).max().unwrap_or(0);
     let all = classes.len();
@@ -79,10 +74,10 @@ pub(crate) fn draft_shard(
     let whole = std::iter::once(classes.clone()).filter(|x| !x.is_empty());
     let spans = if nodes_matter { own } else { whole.collect() };
     let shard = Shard::new(step, (classes, spans), nodes_matter, &mut prepared)?;
-    let steps = draft_steps(&prepared, |steps| {
-        clear(&steps)?;
-        Walk { own: &shard, steps: &steps, all: Run::new(&steps) }.run()
-    })?;
+    let steps = Steps::new(&prepared)?;
+    clear(&steps)?;
+    Walk { own: &shard, steps: &steps, all: Run::new(&steps) }.run()?;
+    let steps = steps.finish()?;
     Ok(prepared.plan(steps))
 }
 
@@ -96,7 +91,7 @@ impl Shard {
     ) -> Result<Shard, Error> {
         let problem = prepared.problem;
         let layout = &mut prepared.scratch;
-        let recalls = if step == Step::Forward { 0 } else { NODE * problem.tokens };
+        let recalls = if step == Step::Forward { 0 } else { NODE[0] * problem.tokens };
         let totals = layout.range(recalls)?;
         let adds = step == Step::Backward { summed: true } && nodes_matter && spans.len() > 1;
         let part = layout.array_if(adds, 4, &[problem.tokens, problem.dim])?;

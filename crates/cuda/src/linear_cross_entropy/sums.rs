@@ -1,15 +1,14 @@
 //! The returns of shards of the classes, put together along the tree: `combine` and `sum` of
 //! `kernels/linear_cross_entropy/shards.cu`.
 
+use super::args::{FoldArgs, NODE};
 use crate::args::filled;
 use crate::call::PassCall;
-use crate::linear_cross_entropy::args::FoldArgs;
-use crate::linear_cross_entropy::shard_pass::NODE;
 use crate::memory::Layout;
 use crate::options::Level;
 use crate::parts::Parts;
-use crate::pass::{Choice, PassPlan, Steps, TableImage, draft_steps};
-use crate::step::Work;
+use crate::pass::{Choice, PassPlan, TableImage};
+use crate::step::{Steps, Work};
 use crate::variant::Variant;
 use etalon_problem::linear_cross_entropy::shard::{Partial, depth, merges};
 use etalon_problem::{Error, LinearCrossEntropy};
@@ -29,11 +28,12 @@ pub(crate) fn draft_sums(
     let range = Layout::default().range(bytes.len())?;
     let mut tables = TableImage::new(bytes.len());
     tables.put(range, bytes);
-    let steps = draft_steps(&&parts, |steps| {
-        let args =
-            FoldArgs { merges: steps.table(range).into(), parts: classes.len() as i32, ..arguments(&steps, problem) };
-        fold(&steps, &args, depth(&merges).max(1))
-    })?;
+    let own = &parts;
+    let steps = Steps::new(&own)?;
+    let at = steps.table(range).into();
+    let args = FoldArgs { merges: at, parts: classes.len() as i32, ..arguments(&steps, problem) };
+    fold(&steps, &args, depth(&merges).max(1))?;
+    let steps = steps.finish()?;
     let (mode, refusals, blockings) = (None, Vec::new(), Vec::new());
     let choice = Choice { level: Level::Portable, refusals, mode, blockings };
     let tables = Box::new(move || Ok(tables));
@@ -61,7 +61,7 @@ fn arguments(steps: &Steps<'_, &Parts>, problem: &LinearCrossEntropy) -> FoldArg
 /// Adds the kernel, of which each thread keeps so many nodes or vectors in shared memory.
 fn fold(steps: &Steps<'_, &Parts>, args: &FoldArgs, depth: usize) -> Result<(), Error> {
     let is_dh = steps.prepared.has("dh");
-    let (name, threads, each, bytes) = if is_dh { ("sum", 64, 4, 16) } else { ("combine", 32, 1, NODE) };
+    let (name, threads, each, bytes) = if is_dh { ("sum", 64, 4, 16) } else { ("combine", 32, 1, NODE[0]) };
     let blocks = (args.count as usize).div_ceil(each * threads);
     let grid = (blocks, threads as u32, (threads * bytes * depth) as u32);
     let variant = Variant::cross_entropy_shards(steps.prepared.storage);

@@ -3,10 +3,6 @@
 use etalon_problem::{Error, LinearCrossEntropy, View, Views};
 use ndarray::ArrayViewD;
 
-/// Bytes of `Token` and of `Common` of `linear_cross_entropy/problem.cuh`.
-pub(crate) const TOKEN: usize = 16;
-pub(crate) const COMMON: usize = 40;
-
 /// The number of tokens that count. Fails at a target that is no class, and where nothing is left to average if the
 /// problem wants that.
 pub(crate) fn counted(problem: &LinearCrossEntropy, inputs: &Views<'_>) -> Result<usize, Error> {

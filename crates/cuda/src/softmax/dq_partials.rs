@@ -1,7 +1,8 @@
 //! The gradient of q in the pass by keys: `kernels/attention/partials.cuh`.
 
 use crate::args::KernelArgs;
-use crate::memory::{Layout, MemoryRange};
+use crate::memory::{Layout, MemoryRange, memory};
+use crate::options::Level;
 use crate::softmax::Steps;
 use crate::softmax::pair_args::{FusedArgs, PairArgs, PartialArgs};
 use crate::softmax::spec::Spec;
@@ -89,14 +90,21 @@ pub(crate) struct By<'a> {
 }
 
 impl DqPartials {
-    /// Memory for partial sums.
-    pub fn new(shares: Shares, layout: &mut Layout) -> Result<DqPartials, Error> {
-        let [partials, sums] = shares.bytes().ok_or_else(|| crate::memory::memory(usize::MAX))?;
-        Ok(DqPartials {
+    /// Memory for partial sums, where the gradient of q is computed in the pass by keys.
+    pub fn new(spec: &Spec, level: Level, layout: &mut Layout) -> Result<Option<DqPartials>, Error> {
+        let by_keys = match (level, spec.pass) {
+            (Level::Portable, Pass::Backward) => true,
+            (Level::Portable, Pass::DoubleBackward) => !spec.has_tensor_second(),
+            (Level::Sm80, _) => spec.insists(),
+            _ => false,
+        };
+        let Some(shares) = Shares::new(spec).filter(|_| by_keys) else { return Ok(None) };
+        let [partials, sums] = shares.bytes().ok_or_else(|| memory(usize::MAX))?;
+        Ok(Some(DqPartials {
             shares,
             range: layout.named("partial sums of dq", partials)?,
             totals: layout.named("sums of dq of the tiles before", sums)?,
-        })
+        }))
     }
 
     /// Adds launches of `fused` for the pass by keys, one for each part of the columns, with arguments that a function

@@ -2,56 +2,61 @@
 
 use crate::call::PassCall;
 use crate::memory::{Layout, MemoryRange};
-use crate::options::{Level, Options};
+use crate::options::Level;
 use crate::pass::PassPlan;
-use crate::softmax::dq_partials::{DqPartials, Shares};
+use crate::softmax::dq_partials::DqPartials;
 use crate::softmax::hopper::Plan;
 use crate::softmax::hopper_lazy::LazyPlan;
 use crate::softmax::lazy::{Memory, Passes};
 use crate::softmax::prepared::Prepared;
+use crate::softmax::rows::Rows;
 use crate::softmax::second::{self, Between};
-use crate::softmax::spec::{LAZY_LEVELS, LEVELS, Spec};
+use crate::softmax::spec::{LAZY_LEVELS, LEVELS};
 use crate::softmax::{Steps, fallback, hopper, hopper_backward, modules, portable};
+use crate::step::Step;
 use etalon_problem::{Blocking, DistanceBias, Error, Mode, Pass, Problem};
 
 /// Drafts the steps of a pass, as [`Prepared::new`].
 pub(crate) fn draft<'a>(problem: &'a Problem, call: &PassCall<'_, '_>) -> Result<PassPlan<'a>, Error> {
     let mut layout = Layout::default();
     let mut prepared = Prepared::new(problem, call, &LEVELS, &mut layout)?;
+    let level = prepared.choice.level;
     let between = match prepared.pass {
         Pass::DoubleBackward | Pass::Jvp => Some(Between::new(&prepared, &mut layout)?),
         _ => None,
     };
     prepared.flags = fallback::reserve(&prepared, &mut layout)?;
-    prepared.partials =
-        shares(&prepared.spec, prepared.level).map(|shares| DqPartials::new(shares, &mut layout)).transpose()?;
-    let plan = match prepared.level {
-        Level::Sm90a => Some(Plan::new(&prepared, &mut layout)?),
-        _ => None,
+    prepared.partials = DqPartials::new(&prepared.spec, level, &mut layout)?;
+    let plan = if level == Level::Sm90a { Some(Plan::new(&prepared, &mut layout)?) } else { None };
+    let mode = match prepared.partials {
+        _ if call.options.mode == Mode::ForwardGradient && prepared.value_dim.is_none() => Mode::ForwardGradient,
+        Some(_) => Mode::FusedPartials,
+        None => Mode::Separate,
     };
-    prepared.choice.mode = mode(&prepared, call.options);
-    prepared.choice.blockings = modules::of_level(&prepared.spec, prepared.level);
-    let steps = prepared.draft(|steps| compute(steps, plan.as_ref(), between.as_ref()))?;
-    Ok(prepared.plan(layout, steps))
+    prepared.choice.mode = (prepared.pass == Pass::Backward).then_some(mode);
+    prepared.choice.blockings = modules::of_level(&prepared.spec, level);
+    let steps = with_tables(Steps::new(&prepared)?)?;
+    compute(&steps, plan.as_ref(), between.as_ref())?;
+    let steps = steps.finish()?;
+    Ok(planned(prepared, layout, steps))
 }
 
-/// The form of a backward pass.
-fn mode(prepared: &Prepared<'_>, options: &Options) -> Option<Mode> {
-    let gradient = options.mode == Mode::ForwardGradient && prepared.value_dim.is_none();
-    let fused = if prepared.partials.is_some() { Mode::FusedPartials } else { Mode::Separate };
-    let mode = if gradient { Mode::ForwardGradient } else { fused };
-    (prepared.pass == Pass::Backward).then_some(mode)
+/// Steps that find the tables: of arrays that calls give, the device makes them first.
+fn with_tables(steps: Steps<'_>) -> Result<Steps<'_>, Error> {
+    match &steps.prepared.given {
+        Some((given, _)) => given.make(steps),
+        None => Ok(steps),
+    }
 }
 
-/// Shares of partial sums in their memory, where the gradient of q is computed in the pass by keys.
-fn shares(spec: &Spec, level: Level) -> Option<Shares> {
-    let by_pass = match (level, spec.pass) {
-        (Level::Portable, Pass::Backward) => true,
-        (Level::Portable, Pass::DoubleBackward) => !spec.has_tensor_second(),
-        (Level::Sm80, _) => spec.insists(),
-        _ => false,
+/// The plan of a pass, of drafted steps.
+fn planned<'a>(prepared: Prepared<'a>, scratch: Layout, steps: Vec<Step>) -> PassPlan<'a> {
+    let Prepared { parts, given, tables, scores, choice, .. } = prepared;
+    let tables = move || match given {
+        Some((_, image)) => Ok(image),
+        None => Ok(tables.image(Rows::new(scores)?, scores)),
     };
-    Shares::new(spec).filter(|_| by_pass)
+    PassPlan { parts, tables: Box::new(tables), scratch, steps, choice }
 }
 
 fn compute(steps: &Steps<'_>, plan: Option<&Plan>, between: Option<&Between>) -> Result<(), Error> {
@@ -79,19 +84,16 @@ pub(crate) fn draft_lazy<'a>(
     let mut layout = Layout::default();
     let prepared = Prepared::new(problem, call, &LAZY_LEVELS, &mut layout)?;
     let memory = Memory::new(&prepared, bias, call.options.assume_finite, &mut layout)?;
-    let plan = match prepared.level {
-        Level::Sm90a => Some(LazyPlan::new(&prepared, &mut layout)?),
-        _ => None,
-    };
-    let steps = prepared.draft(|steps| {
-        steps.fill_results()?;
-        let passes = Passes::new(steps, &memory, bias, plan.as_ref());
-        match steps.prepared.pass {
-            Pass::Backward => passes.backward(),
-            _ => passes.forward(),
-        }
-    })?;
-    Ok(prepared.plan(layout, steps))
+    let plan = if prepared.choice.level == Level::Sm90a { Some(LazyPlan::new(&prepared, &mut layout)?) } else { None };
+    let steps = with_tables(Steps::new(&prepared)?)?;
+    steps.fill_results()?;
+    let passes = Passes::new(&steps, &memory, bias, plan.as_ref());
+    match prepared.pass {
+        Pass::Backward => passes.backward()?,
+        _ => passes.forward()?,
+    }
+    let steps = steps.finish()?;
+    Ok(planned(prepared, layout, steps))
 }
 
 /// The statistics of a problem in place of its forward pass, of tiles of this size, with the ranges where the kernels
@@ -102,14 +104,13 @@ pub(crate) fn draft_stats<'a>(
     (tile, [figures, states]): (Blocking, [usize; 2]),
 ) -> Result<(PassPlan<'a>, [MemoryRange; 2]), Error> {
     let mut layout = Layout::default();
-    let options = Options { level: Level::Portable, ..*call.options };
-    let call = PassCall { options: &options, ..*call };
+    let call = call.on(Level::Portable);
     let prepared = Prepared::new(problem, &call, &LAZY_LEVELS, &mut layout)?;
-    let memory = Memory::new(&prepared, bias, options.assume_finite, &mut layout)?;
+    let memory = Memory::new(&prepared, bias, call.options.assume_finite, &mut layout)?;
     let ranges = [layout.range(figures)?, layout.range(states)?];
-    let steps = prepared.draft(|steps| {
-        ranges.into_iter().for_each(|range| steps.clear(range));
-        Passes::new(steps, &memory, bias, None).measure(ranges.map(|range| steps.at(range)), tile)
-    })?;
-    Ok((prepared.plan(layout, steps), ranges))
+    let steps = with_tables(Steps::new(&prepared)?)?;
+    ranges.into_iter().for_each(|range| steps.clear(range));
+    Passes::new(&steps, &memory, bias, None).measure(ranges.map(|range| steps.at(range)), tile)?;
+    let steps = steps.finish()?;
+    Ok((planned(prepared, layout, steps), ranges))
 }

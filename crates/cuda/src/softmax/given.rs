@@ -1,8 +1,8 @@
 //! Tables that the device makes in every call, of lengths, offsets and arrays of masks that lie there:
 //! `kernels/pairs/tables.cu`.
 
-use crate::args::{Byte, ConstPtr, Declaration, Ptr, Untyped, bytes_of, declaration, filled, int, kernel_args};
-use crate::device_tensor::{Element, GivenArray};
+use crate::args::{Byte, ConstPtr, Declaration, Ptr, Untyped, bytes_of, declarations, filled, int, kernel_args};
+use crate::device_tensor::{DeviceTensor, DeviceTensors, Element, GivenArray};
 use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
 use crate::pass::TableImage;
@@ -12,19 +12,21 @@ use crate::softmax::hopper_args::Int2;
 use crate::softmax::pair_args::{Sequence, Span, Task, Tile};
 use crate::softmax::rows::{Tables, bytes};
 use crate::variant::Variant;
-use etalon_problem::{Align, Error, Mask, MaskNode, NamedArray, NodeArrays, Problem, Scores, Sequences};
+use etalon_problem::{
+    Align, Error, Mask, MaskNode, NamedArray, NodeArrays, Problem, Scores, Sequences, Stored, Table, find,
+};
 
 /// An array of a problem that a caller may give.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Array {
-    pub name: String,
-    pub shape: Vec<usize>,
+struct Array {
+    name: String,
+    shape: Vec<usize>,
     /// True if its elements are flags, not integers.
-    pub flags: bool,
+    flags: bool,
 }
 
 /// The arrays of a problem: lengths or offsets of sequences, and those of its mask by their names.
-pub(crate) fn arrays(problem: &Problem) -> Vec<Array> {
+fn arrays(problem: &Problem) -> Vec<Array> {
     let Some(scores) = problem.scores() else { return Vec::new() };
     let mut list = Vec::new();
     let mut add = |name: &str, shape: &[usize], flags| {
@@ -51,6 +53,50 @@ pub(crate) fn arrays(problem: &Problem) -> Vec<Array> {
     list
 }
 
+/// The operands among some tensors, and the arrays of the problem, which must be dense and of its shape.
+pub(crate) fn split<'t>(
+    problem: &Problem,
+    table: &Table,
+    inputs: &DeviceTensors<'t>,
+) -> Result<(DeviceTensors<'t>, Vec<GivenArray>), Error> {
+    let arrays = arrays(problem);
+    let is_array = |name: &str| find(&table.operands, name).is_none() && arrays.iter().any(|array| array.name == name);
+    let (given, list): (Vec<_>, Vec<_>) = inputs.list.iter().cloned().partition(|(name, _)| is_array(name));
+    let is_other = |element| !matches!(element, Element::Stored(_));
+    if let Some((name, _)) = list.iter().find(|(name, x)| is_other(x.element) && find(&table.operands, name).is_none())
+    {
+        return Err(Error::unexpected(name, None));
+    }
+    for (at, (name, tensor)) in given.iter().enumerate() {
+        if given.iter().take(at).any(|(other, _)| other == name) {
+            return Err(Error::value(*name, "one tensor", "two"));
+        }
+        arrays.iter().filter(|x| x.name == *name).try_for_each(|x| check_array(x, tensor))?;
+    }
+    let given = given.into_iter().map(|(name, tensor)| GivenArray { name: name.into(), tensor });
+    Ok((DeviceTensors { list }, given.collect()))
+}
+
+fn check_array(array: &Array, tensor: &DeviceTensor) -> Result<(), Error> {
+    let name = array.name.as_str();
+    let (expected, fits) = match array.flags {
+        true => ("bool", tensor.element == Element::Bool),
+        false => {
+            let integers = [Element::I32, Element::Stored(Stored::Integer)];
+            ("i32 or i64", integers.contains(&tensor.element))
+        }
+    };
+    if !fits {
+        return Err(Error::value(name, expected, tensor.element));
+    }
+    Error::expect_shape(name, &array.shape, &tensor.shape)?;
+    if !tensor.is_dense() {
+        let expected = "elements that lie one after the other";
+        return Err(Error::value(name, expected, format!("strides {:?}", tensor.strides)));
+    }
+    tensor.check_whole(name)
+}
+
 kernel_args! {
     /// Integers, or flags of 8 bits.
     struct Numbers as "GivenArray" {
@@ -72,11 +118,9 @@ kernel_args! {
         left: i64,
         right: i64,
         /// Arrays, by their numbers.
-        query: i32,
-        key: i32,
+        query, key: i32,
         /// Strides of flags.
-        batch: i64,
-        head: i64,
+        batch, head: i64,
     }
 }
 
@@ -87,8 +131,7 @@ kernel_args! {
     /// The arguments of `pairs/tables.cu`.
     struct TableArgs as "TableArgs" {
         /// Lengths of each batch element, or offsets of packed sequences; nowhere: all have all rows.
-        query: Numbers,
-        key: Numbers,
+        query, key: Numbers,
         arrays: [Numbers; ARRAYS],
         nodes: ConstPtr<Node>,
         /// `count` of them, and one without rows.
@@ -99,35 +142,25 @@ kernel_args! {
         spans: Ptr<Span>,
         /// One more than `query_tiles`.
         tiles: Ptr<Tile>,
-        by_queries: Ptr<Task>,
-        by_keys: Ptr<Task>,
-        by_pairs: Ptr<Task>,
+        by_queries, by_keys, by_pairs: Ptr<Task>,
         /// `[batch, heads, queries, keys]`.
         allowed: Ptr<Byte>,
         /// Queries and keys of each batch element; 0: nobody reads them.
         lengths: Ptr<Int2>,
-        batch: i32,
-        queries: i32,
-        keys: i32,
-        count: i32,
-        packed: i32,
+        batch, queries, keys, count, packed: i32,
         /// Of flags; 0: spans tell all.
         heads: i32,
         node_count: i32,
         /// True if batch elements share a bias.
         shared: i32,
         /// The most.
-        query_tiles: i32,
-        key_tiles: i32,
-        pair_tiles: i32,
+        query_tiles, key_tiles, pair_tiles: i32,
         /// Of `intervals`, as many as `tiles` and as `key_tiles`.
-        common: Ptr<Tile>,
-        seen_by: Ptr<Tile>,
+        common, seen_by: Ptr<Tile>,
     }
 }
 
-/// Kernel arguments that `pairs/tables.cu` names.
-pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<TableArgs>()];
+pub(crate) const ARGUMENTS: &[Declaration] = declarations![TableArgs];
 
 /// The place of an array: the number of one that the call gives, or a range of the pass, which has its copy.
 #[derive(Debug, Clone, Copy)]
@@ -199,7 +232,7 @@ impl Given {
         steps.launch((&variant, "sequences"), (1, 1024), &args)?;
         let tiles = counts.tiles.max(counts.by_keys);
         steps.launch((&variant, "rows"), (tiles, 512), &args)?;
-        if counts.by_spans && steps.prepared.level == Level::Sm90a {
+        if counts.by_spans && steps.prepared.choice.level == Level::Sm90a {
             steps.launch((&variant, "intervals"), (tiles, 128), &args)?;
         }
         Ok(steps)
@@ -278,7 +311,7 @@ impl Sources<'_> {
     }
 
     fn ids(&mut self, array: &NamedArray<i64>) -> Result<i32, Error> {
-        let integers = Element::Stored(etalon_problem::Stored::Integer);
+        let integers = Element::Stored(Stored::Integer);
         let source = self.find(&array.name, integers, || bytes(&array.data).to_vec())?;
         Ok(self.array(source))
     }

@@ -3,7 +3,6 @@
 
 use crate::args::{KernelArgs, filled, int};
 use crate::memory::{Layout, MemoryRange};
-use crate::moves::StridedTensor;
 use crate::parts::Part;
 use crate::softmax::counts::SIDE;
 use crate::softmax::hopper_args::{ForwardArgs, Packed, ScoreOptions, Shape, SpanTables, tensor_map};
@@ -13,6 +12,7 @@ use crate::softmax::variants::{Hopper, Lengths, Visible};
 use crate::softmax::window::Window;
 use crate::softmax::{Steps, fallback, modules};
 use crate::step::Work;
+use crate::strided::StridedTensor;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
 use etalon_problem::{Blocking, Dtype, Error, Extents, Pass};

@@ -1,9 +1,9 @@
 //! The arguments of kernels for compute capability 9.0: the structures of `pairs`, `attention/sm90a_forward.cu` and
 //! `sm90a_backward*`.
 
-use crate::args::{ConstPtr, Declaration, Half, Pointee, Ptr, declaration, kernel_args, pointees};
-use crate::moves::StridedTensor;
+use crate::args::{ConstPtr, Declaration, Half, Pointee, Ptr, declarations, kernel_args, pointees};
 use crate::softmax::pair_args::{Sequence, Span, Task, Tile};
+use crate::strided::StridedTensor;
 use crate::tensor_args::strided_args;
 use crate::tensor_map::TensorMap;
 use etalon_problem::Dtype;
@@ -32,21 +32,13 @@ pointees! {
 kernel_args! {
     /// Extents, the window of the mask, and how work is shared.
     pub(crate) struct Shape as "Shape" {
-        pub batch: i32,
-        pub heads: i32,
-        pub key_heads: i32,
-        pub queries: i32,
-        pub keys: i32,
+        pub batch, heads, key_heads, queries, keys: i32,
         /// Query i sees the keys i + offset − left .. i + offset + right.
-        pub left: i32,
-        pub right: i32,
-        pub offset: i32,
+        pub left, right, offset: i32,
         /// Above 0 in the forward pass without OPTIONS.
         pub scale: f32,
-        /// (batch × head)s whose k and v share the L2 at a time.
-        pub heads_per_group: i32,
-        /// Rows of lse2 and delta of a head.
-        pub padded: i32,
+        /// (batch × head)s whose k and v share the L2 at a time; rows of lse2 and delta of a head.
+        pub heads_per_group, padded: i32,
         /// True if the last query of a sequence is aligned with its last key.
         pub bottom: i32,
         /// Queries and keys of each batch element; with LENGTHS 1 alone.
@@ -58,10 +50,8 @@ kernel_args! {
     /// Sequences in a list: packed ones, and those of batch elements; with LENGTHS 2 alone.
     pub(crate) struct Packed as "Packed" {
         pub sequences: ConstPtr<Sequence>,
-        pub by_queries: ConstPtr<Task>,
-        pub by_keys: ConstPtr<Task>,
-        pub tasks: i32,
-        pub key_tasks: i32,
+        pub by_queries, by_keys: ConstPtr<Task>,
+        pub tasks, key_tasks: i32,
     }
 }
 
@@ -70,10 +60,8 @@ kernel_args! {
     pub(crate) struct SpanTables as "SpanTables" {
         /// Of each row, `[batch, queries]`, the keys that it sees.
         pub spans: ConstPtr<Span>,
-        /// Of each tile of 64 queries, sequence after sequence, the keys that some row sees,
-        pub tiles: ConstPtr<Tile>,
-        /// and those that all rows see.
-        pub common: ConstPtr<Tile>,
+        /// Of each tile of 64 queries, sequence after sequence, the keys that some row sees, and those that all see.
+        pub tiles, common: ConstPtr<Tile>,
         /// Of each tile of 64 keys the tiles of queries that may see some of it.
         pub seen_by: ConstPtr<Tile>,
     }
@@ -87,12 +75,8 @@ strided_args! {
 kernel_args! {
     /// The unit of scores.
     struct Unit as "Unit" {
-        /// A factor of products.
-        scale: f32,
-        /// 1/unit.
-        over: f32,
-        /// The unit.
-        natural: f32,
+        /// A factor of products, 1/unit, and the unit.
+        scale, over, natural: f32,
     }
 }
 
@@ -102,12 +86,8 @@ kernel_args! {
         /// `[batch, head, query, key]`.
         bias: Elements,
         unit: Unit,
-        /// The softcap over the unit; 0: none.
-        cap: f32,
-        /// 1/softcap.
-        inverse_cap: f32,
-        /// The scale.
-        factor: f32,
+        /// The softcap over the unit (0: none), 1/softcap, and the scale.
+        cap, inverse_cap, factor: f32,
     }
 }
 
@@ -127,9 +107,7 @@ kernel_args! {
     /// Rows in pieces of 16 bytes.
     pub(crate) struct Pieces as "Pieces" {
         data: Ptr<Piece>,
-        batch: i64,
-        head: i64,
-        row: i64,
+        batch, head, row: i64,
     }
 }
 
@@ -143,10 +121,7 @@ impl From<StridedTensor> for Pieces {
 kernel_args! {
     /// The arguments of `forward`.
     pub(crate) struct ForwardArgs as "ForwardArgs" {
-        pub q: TensorMap,
-        pub k: TensorMap,
-        pub v: TensorMap,
-        pub o: TensorMap,
+        pub q, k, v, o: TensorMap,
         pub lse: Ptr<f32>,
         /// 0: none.
         pub sinks: ConstPtr<f32>,
@@ -165,24 +140,14 @@ kernel_args! {
 kernel_args! {
     /// The arguments of `delta`, `keys`, `queries` and `values`.
     pub(crate) struct BackwardArgs as "BackwardArgs" {
-        pub q: TensorMap,
-        pub k: TensorMap,
-        pub v: TensorMap,
-        pub dout: TensorMap,
-        pub dq: TensorMap,
-        pub dk: TensorMap,
-        pub dv: TensorMap,
-        pub lse2: Ptr<f32>,
-        pub delta: Ptr<f32>,
+        pub q, k, v, dout, dq, dk, dv: TensorMap,
+        pub lse2, delta: Ptr<f32>,
         /// The same for each row of the arrays, `[batch, heads, queries]`; 0: nobody reads them.
         pub delta_rows: Ptr<f32>,
         pub lse: ConstPtr<f32>,
         /// 0: none.
-        pub dlse: ConstPtr<f32>,
-        /// 0: none.
-        pub sinks: ConstPtr<f32>,
-        pub o: Pieces,
-        pub dout_rows: Pieces,
+        pub dlse, sinks: ConstPtr<f32>,
+        pub o, dout_rows: Pieces,
         /// Of all groups together, and then of each: a result is not finite.
         pub flags: Ptr<u32>,
         /// Of tiles.
@@ -193,20 +158,10 @@ kernel_args! {
         pub packed: Packed,
         pub options: ScoreOptions,
         /// As the maps say, for rows that end within a box.
-        pub dq_rows: Elements,
-        pub dk_rows: Elements,
-        pub dv_rows: Elements,
+        pub dq_rows, dk_rows, dv_rows: Elements,
         pub spans: SpanTables,
     }
 }
 
-/// Kernel arguments that these sources name.
-pub(crate) const ARGUMENTS: &[Declaration] = &[
-    declaration::<Shape>(),
-    declaration::<Packed>(),
-    declaration::<SpanTables>(),
-    declaration::<Elements>(),
-    declaration::<ScoreOptions>(),
-    declaration::<ForwardArgs>(),
-    declaration::<BackwardArgs>(),
-];
+pub(crate) const ARGUMENTS: &[Declaration] =
+    declarations![Shape, Packed, SpanTables, Elements, ScoreOptions, ForwardArgs, BackwardArgs];

@@ -2,13 +2,13 @@
 //! `kernels/attention/sm90a_backward.cuh` says which kernels there are.
 
 use crate::args::filled;
-use crate::moves::StridedTensor;
 use crate::softmax::fallback::{self, writes};
 use crate::softmax::hopper::{Plan, heads_in, launch, map_of, options, packed, padded, shape, spans};
 use crate::softmax::hopper_args::BackwardArgs;
 use crate::softmax::pair_args::PairArgs;
 use crate::softmax::variants::{Lengths, Results};
 use crate::softmax::{Steps, portable};
+use crate::strided::StridedTensor;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
 use etalon_problem::Error;

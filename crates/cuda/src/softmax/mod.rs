@@ -4,7 +4,7 @@ mod counts;
 mod dq_partials;
 mod draft;
 mod fallback;
-mod given;
+pub(crate) mod given;
 mod hopper;
 mod hopper_args;
 mod hopper_backward;
@@ -24,7 +24,6 @@ mod walks;
 mod window;
 
 pub(crate) use draft::{draft, draft_lazy, draft_stats};
-pub(crate) use given::{Array, arrays};
 pub(crate) use modules::chosen;
 pub(crate) use spec::{LAZY_LEVELS, LEVELS, refuses};
 #[cfg(test)]
@@ -48,7 +47,7 @@ pub(crate) fn arguments() -> Vec<Declaration> {
 }
 
 /// The steps of a pass.
-type Steps<'a> = crate::pass::Steps<'a, prepared::Prepared<'a>>;
+type Steps<'a> = crate::step::Steps<'a, prepared::Prepared<'a>>;
 
 impl Steps<'_> {
     fn scores(&self) -> &etalon_problem::Scores {

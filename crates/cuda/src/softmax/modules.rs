@@ -83,15 +83,11 @@ fn tile(queries: usize, keys: usize) -> Blocking {
 /// The tiles of a level.
 pub(crate) fn of_level(spec: &Spec, level: Level) -> Vec<Blocking> {
     match level {
-        Level::Sm90a => of_hopper(spec, spec.hopper()),
         Level::Sm80 => of_tensor(spec),
-        _ => of_portable(),
+        Level::Sm90a => of_hopper(spec, spec.hopper()),
+        // Of the portable kernels, whatever the pass.
+        _ => vec![tile(64, 64)],
     }
-}
-
-/// Tiles of the portable kernels, whatever the pass.
-fn of_portable() -> Vec<Blocking> {
-    vec![tile(64, 64)]
 }
 
 /// Tiles of the level sm80: the first is taken unless another is asked for. Forward, a block has all queries of a tile

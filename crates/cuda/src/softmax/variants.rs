@@ -16,7 +16,6 @@ pub(crate) struct Hopper {
     pub width: usize,
     /// The pairs that the mask shows.
     pub visible: Visible,
-    /// The lengths of sequences.
     pub lengths: Lengths,
     /// True if there is a softcap, a bias, or a scale that is not above 0.
     pub options: bool,

@@ -63,29 +63,24 @@ pub fn module((architecture, variant): &Compilation) -> String {
     format!("{architecture} {}", variant.describe())
 }
 
-/// Beginnings of a kernel in the sources: the attributes that this line lacks are those of clusters.
-const BEGINNINGS: [&str; 2] = ["extern \"C\" __global__ void ", "KERNEL "];
+/// Beginnings of a kernel in the sources, before its name.
+const BEGINNINGS: [&str; 2] = ["KERNEL(", "CLUSTER_KERNEL("];
 
-/// The source of a variant of which these kernels alone are compiled: the others are templates that nobody
-/// instantiates.
+/// A kernel that is left out: a template that nobody instantiates.
+const LEFT_OUT: &str = "#define LEFT_OUT(name, args, ...) template <int> __global__ void name(const args)\n";
+
+/// The source of a variant of which these kernels alone are compiled.
 fn source_of(variant: &Variant, kernels: &[&str]) -> String {
+    let own = variant.kernels();
     let without = |line: &str| {
         let rest = BEGINNINGS.iter().find_map(|beginning| line.strip_prefix(beginning));
-        let named = |name: &&&str| rest.is_some_and(|rest| begins(rest, name));
-        match variant.kernels().iter().find(named) {
-            Some(name) if !kernels.contains(name) => {
-                format!("template <int> __global__ void {}\n", rest.unwrap_or_default())
-            }
-            _ => format!("{line}\n"),
+        let name = rest.and_then(|rest| rest.split(',').next()).unwrap_or_default();
+        match own.contains(&name) && !kernels.contains(&name) {
+            true => format!("LEFT_OUT({}\n", rest.unwrap_or_default()),
+            false => format!("{line}\n"),
         }
     };
-    variant.source().lines().map(without).collect()
-}
-
-/// True if what follows the beginning of a kernel names this one before its parameters.
-fn begins(rest: &str, name: &str) -> bool {
-    let parameters = rest.find("(const ");
-    parameters.is_some_and(|at| rest[..at].split(' ').next_back() == Some(name))
+    std::iter::once(LEFT_OUT.to_string()).chain(variant.source().lines().map(without)).collect()
 }
 
 /// Compiles these kernels of a module and reads what they take, in the order of their names, with their machine code;

@@ -11,8 +11,8 @@ kernel_args! {
 
 #[test]
 fn a_pass_of_too_many_steps_names_the_option_that_helps() {
-    let (draft, variant) = (Draft::new(Target::default()), Variant::moves(4));
-    let launch = || draft.launch((&variant, "move"), (1, 256), &One { at: 1.into() });
+    let (steps, variant) = (Steps::empty(&(), Target::default()), Variant::moves(4));
+    let launch = || steps.launch((&variant, "move"), (1, 256), &One { at: 1.into() });
     (0..MOST_STEPS).for_each(|_| launch().unwrap());
     let error = launch().unwrap_err().to_string();
     assert!(error.contains("memory_budget"), "{error}");

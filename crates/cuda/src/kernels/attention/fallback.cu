@@ -5,13 +5,12 @@
 // Compile-time: BACKWARD (0: o and lse); other names are those of portable_forward.cu.
 KERNEL_ARGS(FallbackArgs)
 
-extern "C" __global__ void __launch_bounds__(THREADS) fallback(const __grid_constant__ FallbackArgs a) {
+KERNEL(fallback, FallbackArgs a, THREADS) {
   if (!a.c.flags[0]) return;
   __shared__ Shared shared;
   const PairArgs& c = a.c;
   const int blocks = a.query_blocks + a.key_blocks;
-#pragma unroll 1
-  for (int block = blockIdx.x; block < blocks; block += gridDim.x) {
+  NO_UNROLL for (int block = blockIdx.x; block < blocks; block += gridDim.x) {
     const bool by_keys = block >= a.query_blocks;
     // The last queries first, as `queries`.
     const int number = by_keys ? block - a.query_blocks : a.query_blocks - 1 - block;

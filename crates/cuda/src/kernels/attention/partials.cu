@@ -1,7 +1,7 @@
 // Adds the slots of a row in the order of the keys: `partials.cuh`. FUSES: whether the kernels before leave such.
 #if FUSES
 // A block owns 16 queries of a head.
-extern "C" __global__ void __launch_bounds__(THREADS) collect(const __grid_constant__ FusedArgs a) {
+KERNEL(collect, FusedArgs a, THREADS) {
   const PairArgs& c = a.c;
   const int block = last_first() / 4, h = block % c.heads, columns = slot_columns(c);
   Task task = c.tasks[block / c.heads];
@@ -16,8 +16,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) collect(const __grid_const
     i64 at = slot_row(c, s, h, row + r) + column;
     float4 sum = make_float4(0, 0, 0, 0);
     if (a.slots.first > 0) sum = *(const float4*)(a.slots.totals + at);
-#pragma unroll 4
-    for (int t = begin; t < end; t++) {
+    UNROLL_BY(4) for (int t = begin; t < end; t++) {
       float4 x = *(const float4*)(a.slots.at + (t - a.slots.first) * size + at);
       sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
     }

@@ -15,7 +15,7 @@
 #define FUSES 1
 
 // A row that saw nothing has o = 0 whatever its operands are; dout is not read there.
-extern "C" __global__ void __launch_bounds__(THREADS) delta(const __grid_constant__ PairArgs c) {
+KERNEL(delta, PairArgs c, THREADS) {
   ArrayRow row;
   if (!row.find(c)) return;
   const int lane = threadIdx.x % 32;
@@ -39,10 +39,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta(const __grid_constan
   if (lane == 0) c.delta[row.at] = sum;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_constant__ PairArgs c) {
+KERNEL(queries, PairArgs c, THREADS) {
   __shared__ Shared shared;
-#pragma unroll 1
-  for (int n = blockIdx.x; n < c.blocks; n += gridDim.x) {
+  NO_UNROLL for (int n = blockIdx.x; n < c.blocks; n += gridDim.x) {
     const int block = c.blocks - 1 - n;
     queries_of(c, shared, c.tasks[block / c.heads], block % c.heads);
   }
@@ -50,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
 
 #if !VALUES
 // (L2) from the gradient of lse by q, which lies in the place of q, in f32. Where a row saw nothing, dlse is not read.
-extern "C" __global__ void __launch_bounds__(THREADS) scale(const __grid_constant__ PairArgs c) {
+KERNEL(scale, PairArgs c, THREADS) {
   ArrayRow row;
   if (!row.find(c) || !row.has_sequence(c)) return;
   const int lane = threadIdx.x % 32;
@@ -65,21 +64,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) scale(const __grid_constan
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant__ PairArgs c) {
+KERNEL(keys, PairArgs c, THREADS) {
   __shared__ Shared shared;
-#pragma unroll 1
-  for (int block = blockIdx.x; block < c.blocks; block += gridDim.x)
+  NO_UNROLL for (int block = blockIdx.x; block < c.blocks; block += gridDim.x)
     keys_of(c, shared, c.tasks[block / c.key_heads], block % c.key_heads, NoSlots());
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) fused(const __grid_constant__ FusedArgs a) {
+KERNEL(fused, FusedArgs a, THREADS) {
   __shared__ Shared shared;
   const PairArgs& c = a.c;
   keys_of(c, shared, c.tasks[blockIdx.x / c.key_heads], blockIdx.x % c.key_heads, a.slots);
 }
 
 #if OPTIONS
-extern "C" __global__ void __launch_bounds__(THREADS) dbias(const __grid_constant__ PairArgs c) {
+KERNEL(dbias, PairArgs c, THREADS) {
   __shared__ Shared shared;
   const Task task = c.tasks[blockIdx.x / c.bias_heads];
   const int own = blockIdx.x % c.bias_heads, row = task.row_tile * SIDE, key = task.key_tile * SIDE;
@@ -99,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) dbias(const __grid_constan
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS) dsinks(const __grid_constant__ PairArgs c) {
+KERNEL(dsinks, PairArgs c, THREADS) {
   const int h = blockIdx.x;
   float sink = c.sinks[h], sum = 0;
   for (i64 n = threadIdx.x; n < (i64)c.batch * c.queries; n += THREADS) {

@@ -27,8 +27,7 @@ DEV void queries_of(const PairArgs& c, Shared& shared, Task task, int number) {
     int i = row + row_of(r);
     spans[r] = head.span(i), lse[r] = lse_of(head, i), delta[r] = delta_of(head, i);
   }
-#pragma unroll 1
-  for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
+  NO_UNROLL for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
     float x[R][4], dp[R][4] = {}, p;
     Rows k = key_rows(c.k, head, key);
     products(shared, x, q, k, c.dim);
@@ -58,11 +57,9 @@ DEV void keys_of(const PairArgs& c, Shared& shared, Task task, int key_head, con
   Rows v = key_rows(c.v, s, key_head, key);
   float dv[R][CE / 16];
   clear<CE>(dv);
-#pragma unroll 1
-  for (int h = key_head * group; h < (key_head + 1) * group; h++) {
+  NO_UNROLL for (int h = key_head * group; h < (key_head + 1) * group; h++) {
     Head head(c, s, h);
-#pragma unroll 1
-    for (int row = 0; row < s.queries; row += SIDE) {
+    NO_UNROLL for (int row = 0; row < s.queries; row += SIDE) {
       if (!may_see(c, s, row, key)) continue;
       Rows q = query_rows(c.q, head, row);
       float x[R][4], dp[R][4] = {}, ds[R][4];
@@ -87,8 +84,7 @@ DEV void keys_of(const PairArgs& c, Shared& shared, Task task, int key_head, con
       if (wants_dq) {
         if (wants_dk) __syncthreads();
         publish_across(shared, ds);
-#pragma unroll 1
-        for (int first = c.first_dim; first < (NARROW ? 1 : min(c.first_dim + CD, c.dim)); first += 64) {
+        NO_UNROLL for (int first = c.first_dim; first < (NARROW ? 1 : min(c.first_dim + CD, c.dim)); first += 64) {
           float dq[R][4];
           clear<64>(dq);
           accumulate<64>(shared, dq, k, first, c.dim);

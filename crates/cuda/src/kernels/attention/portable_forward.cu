@@ -13,7 +13,7 @@
 //
 // A pair that is not visible has the weight −0. Where a tile of v, k, q or dout holds a non-finite number, the product
 // looks at the sign and leaves the pair out; elsewhere −0 adds nothing.
-extern "C" __global__ void __launch_bounds__(THREADS) forward(const __grid_constant__ PairArgs c) {
+KERNEL(forward, PairArgs c, THREADS) {
   __shared__ Shared shared;
   const int block = last_first();
   outputs_of(c, shared, c.tasks[block / c.heads], block % c.heads);

@@ -16,8 +16,7 @@ DEV void outputs_of(const PairArgs& c, Shared& shared, Task task, int number) {
     m[r] = sink;
     l[r] = sink != -INF && tx() == 0 ? sink - sink + 1 : 0;  // e^{sink - sink}: NaN of a sink that is not finite
   }
-#pragma unroll 1
-  for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
+  NO_UNROLL for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
     float p[R][4], a[R];
     products(shared, p, q, key_rows(c.k, head, key), c.dim);
     UNROLL(r, R) {

@@ -52,7 +52,7 @@ template <bool BY_KEYS> DEV void turns(const SecondArgs& a, Shared& shared, floa
 // True if o of the forward pass is there in f32.
 DEV bool has_o(const SecondArgs& a) { return STORAGE == 0 && a.c.o.data; }
 
-extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_constant__ SecondArgs a) {
+KERNEL(tangents, SecondArgs a, THREADS) {
   __shared__ Shared shared;
   const PairArgs& c = a.c;
   const QueryTile<Head> own(c, c, last_first());
@@ -65,8 +65,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
   float sum[R][CE / 16], o[R][CE / 16];
   clear<CE>(sum), clear<CE>(o);
   UNROLL(r, R) spans[r] = head.span(row + row_of(r)), lse[r] = lse_of(head, row + row_of(r));
-#pragma unroll 1
-  for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
+  NO_UNROLL for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
     float p[R][4] = {}, moved[R][4] = {};
     scores<false>(a, shared, p, moved, head, row, key);
     UNROLL(r, R)
@@ -83,8 +82,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
       }
     if (!VALUES) continue;
     Rows v = key_rows(c.v, head, key);
-#pragma unroll 1
-    for (int term = 0; term < (a.ddv.data ? 2 : 1); term++) {
+    NO_UNROLL for (int term = 0; term < (a.ddv.data ? 2 : 1); term++) {
       if (term == 0) publish(shared, moved);
       else publish(shared, p);
       accumulate<CE>(shared, sum, term == 0 ? v : key_rows(a.ddv, head, key), c.first_value, c.value_dim);
@@ -98,8 +96,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
   UNROLL(r, R) {
     u32 some = seen[r];
     u[r] = row_sum(u[r]);
-#pragma unroll
-    for (int n = 8; n; n /= 2) some |= __shfl_xor_sync(~0u, some, n);
+    UNROLL_ALL for (int n = 8; n; n /= 2) some |= __shfl_xor_sync(~0u, some, n);
     int i = row + row_of(r);
     if (tx() != 0 || i >= head.s.queries) continue;
     if (a.ddsinks) u[r] += weight_of_sink(a, head.head, lse[r]) * a.ddsinks[head.head];
@@ -111,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
   if (!has_o(a)) store<CE>(a.o32, head.s.batch, head.head, head.s.query_start + row, count, o, Same{1}, c.first_value, c.value_dim, true);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) rows(const __grid_constant__ SecondArgs a) {
+KERNEL(rows, SecondArgs a, THREADS) {
   const PairArgs& c = a.c;
   ArrayRow row;
   if (!row.find(c) || !row.has_sequence(c)) return;
@@ -139,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) rows(const __grid_constant
   if (a.gdlse) a.gdlse[at] = n.u;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_constant__ SecondArgs a) {
+KERNEL(queries, SecondArgs a, THREADS) {
   __shared__ Shared shared;
   const PairArgs& c = a.c;
   const QueryTile<Head> own(c, c, last_first());
@@ -148,8 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
   const int row = own.row;
   float gq[R][CD / 16];
   clear<CD>(gq);
-#pragma unroll 1
-  for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
+  NO_UNROLL for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
     float s[R][4] = {}, u[R][4] = {}, dp[R][4] = {}, t[R][4] = {};
     scores<false>(a, shared, s, u, head, row, key);
     turns<false>(a, shared, dp, t, head, row, key);
@@ -164,8 +160,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
       }
     }
     auto add_pairs = [&](float (&sum)[R][CD / 16]) {
-#pragma unroll 1
-      for (int term = 0; term < (a.ddk.data ? 2 : 1); term++) {
+      NO_UNROLL for (int term = 0; term < (a.ddk.data ? 2 : 1); term++) {
         if (term == 0) publish(shared, s);
         else publish(shared, u);
         accumulate<CD>(shared, sum, key_rows(term == 0 ? c.k : a.ddk, head, key), c.first_dim, c.dim);
@@ -192,11 +187,9 @@ template <class SLOTS> DEV void keys_of(const SecondArgs& a, const SLOTS& slots)
   const bool wants_gv = VALUES && a.gv.data && c.first_value < c.value_dim;
   float gv[R][CE / 16];
   clear<CE>(gv);
-#pragma unroll 1
-  for (int h = key_head * group; h < (key_head + 1) * group; h++) {
+  NO_UNROLL for (int h = key_head * group; h < (key_head + 1) * group; h++) {
     Head head(c, s, h);
-#pragma unroll 1
-    for (int row = 0; row < s.queries; row += SIDE) {
+    NO_UNROLL for (int row = 0; row < s.queries; row += SIDE) {
       if (!may_see(c, s, row, key)) continue;
       float x[R][4] = {}, u[R][4] = {}, dp[R][4] = {}, t[R][4] = {};
       float gq[R][CD / 16];
@@ -213,8 +206,7 @@ template <class SLOTS> DEV void keys_of(const SecondArgs& a, const SLOTS& slots)
         }
       }
       if (wants_gv) {
-#pragma unroll 1
-        for (int term = 0; term < (a.cot_o.data ? 2 : 1); term++) {
+        NO_UNROLL for (int term = 0; term < (a.cot_o.data ? 2 : 1); term++) {
           if (term == 0) publish(shared, dp);
           else publish(shared, t);
           accumulate<CE>(shared, gv, query_rows(term == 0 ? c.dout : a.cot_o, head, row), c.first_value, c.value_dim);
@@ -223,8 +215,7 @@ template <class SLOTS> DEV void keys_of(const SecondArgs& a, const SLOTS& slots)
       }
       if (FUSED) clear<CD>(gq);
       // Both terms by the same instructions: twice as many would not fit the cache of instructions.
-#pragma unroll 1
-      for (int term = 0; term < 2; term++) {
+      NO_UNROLL for (int term = 0; term < 2; term++) {
         if (wants_gk && (term == 0 || a.ddq.data)) {
           if (term == 0) publish(shared, x);
           else publish(shared, u);
@@ -244,15 +235,15 @@ template <class SLOTS> DEV void keys_of(const SecondArgs& a, const SLOTS& slots)
   if (wants_gk) store<CD>(a.gk, s.batch, key_head, s.key_start + key, s.keys - key, gk, Same{c.scale}, c.first_dim, c.dim, false);
   if (wants_gv) store<CE>(a.gv, s.batch, key_head, s.key_start + key, s.keys - key, gv, Same{1}, c.first_value, c.value_dim, false);
 }
-extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant__ SecondArgs a) { keys_of(a, NoSlots()); }
+KERNEL(keys, SecondArgs a, THREADS) { keys_of(a, NoSlots()); }
 
 #if FUSES
 KERNEL_ARGS(FusedSecondArgs)
-extern "C" __global__ void __launch_bounds__(THREADS) fused(const __grid_constant__ FusedSecondArgs f) { keys_of(f.a, f.slots); }
+KERNEL(fused, FusedSecondArgs f, THREADS) { keys_of(f.a, f.slots); }
 #endif
 
 #if OPTIONS
-extern "C" __global__ void __launch_bounds__(THREADS) gbias(const __grid_constant__ SecondArgs a) {
+KERNEL(gbias, SecondArgs a, THREADS) {
   __shared__ Shared shared;
   const PairArgs& c = a.c;
   Task task = c.tasks[blockIdx.x / c.bias_heads];
@@ -275,7 +266,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gbias(const __grid_constan
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS) gsinks(const __grid_constant__ SecondArgs a) {
+KERNEL(gsinks, SecondArgs a, THREADS) {
   const PairArgs& c = a.c;
   const int h = blockIdx.x;
   float sum = 0, dds = a.ddsinks ? a.ddsinks[h] : 0;

@@ -69,7 +69,7 @@ struct SoftmaxQueries : SoftmaxPairs {
   }
 };
 CHECK_SHARED(queries, BLOCK_BYTES);
-extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) queries(const __grid_constant__ PairArgs c) {
+KERNEL(queries, PairArgs c, THREADS, WIDE ? 1 : 2) {
   const SoftmaxBlock own(c, c, tile_of_block(c.heads));
   SoftmaxQueries body(c, own.head, own.row);
   walk_keys<true>(c, own, body);
@@ -110,7 +110,7 @@ template <int M, int W, bool DK, bool DV> DEV void of_keys(const PairArgs& c) {
 }
 #if !FUSES
 CHECK_SHARED(keys, BLOCK_BYTES);
-extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) keys(const __grid_constant__ PairArgs c) {
+KERNEL(keys, PairArgs c, THREADS, WIDE ? 1 : 2) {
   of_keys<1, WALK, true, !WIDE>(c);
 }
 #endif
@@ -119,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) keys(const _
 // and, of 64 columns, for 64 queries at a time, which halves the barriers.
 constexpr int WALK_VALUES = !WIDE && CD == 64 && CE == 64 ? 64 : 32;
 CHECK_SHARED(values, WIDE ? BLOCK_BYTES : 2 * D_BYTES + STAGES * WALK_VALUES * ((CD + CE) * BYTES + 8));
-extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) values(const __grid_constant__ PairArgs c) {
+KERNEL(values, PairArgs c, THREADS, WIDE ? 1 : 2) {
   of_keys<WIDE ? 1 : 2, WALK_VALUES, false, true>(c);
 }
 #endif
@@ -127,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) values(const
 #if OPTIONS && !WIDE && !FUSES
 constexpr bool IN_TURN = STORAGE == 0;  // dout and v take the place of q and k
 CHECK_SHARED(dbias, 2 * (!IN_TURN ? D_BYTES + E_BYTES : D_BYTES > E_BYTES ? D_BYTES : E_BYTES));
-extern "C" __global__ void __launch_bounds__(THREADS, 2) dbias(const __grid_constant__ PairArgs c) {
+KERNEL(dbias, PairArgs c, THREADS, 2) {
   const u32 at_q = shared_begin(), at_k = at_q + D_BYTES;
   const u32 at_dout = IN_TURN ? at_q : at_k + D_BYTES, at_v = at_dout + E_BYTES;
   Task task = c.tasks[blockIdx.x / c.bias_heads];

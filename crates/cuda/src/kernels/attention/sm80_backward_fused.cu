@@ -18,7 +18,7 @@ struct FusedKeys : SoftmaxKeys<1, WALK> {
 };
 
 CHECK_SHARED(fused, BLOCK_BYTES + (VALUES ? 0 : SIDE * SIDE * BYTES));
-extern "C" __global__ void __launch_bounds__(THREADS, 2) fused(const __grid_constant__ FusedArgs a) {
+KERNEL(fused, FusedArgs a, THREADS, 2) {
   const KeyBlock<1, WALK, true, true> own(a.c);
   if (lacks(a.slots, own.task.key_tile)) return;
   FusedKeys body(a);

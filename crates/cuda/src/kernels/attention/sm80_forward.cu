@@ -63,7 +63,7 @@ struct Softmax : Body {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(const __grid_constant__ PairArgs c) {
+KERNEL(forward, PairArgs c, THREADS, CD > 128 ? 1 : 2) {
   const Place place = tile_of_block(c.heads);
   if (is_owned_before<M>(c, place)) return;
   const QueryBlock<Head, M, KEYS> walked(c, c, place);

@@ -23,8 +23,7 @@ DEV void leave(const PairArgs& c, const Slots& slots, const Head& head, int row,
     UNROLL(e, 4) ds[0][2 * i + e / 2][e % 2] = x[e];
   }
   float* to = slots.at + (key_tile - slots.first) * slot_size(c) + slot_row(c, head.s, head.head, row);
-#pragma unroll 1
-  for (int panel = 0; panel < CD / 64; panel++) {
+  NO_UNROLL for (int panel = 0; panel < CD / 64; panel++) {
     float dq[1][8][4];
     clear<1, 64>(dq);
     accumulate<1, SIDE, 64>(dq, ds, k + panel * SIDE * 128);

@@ -103,7 +103,7 @@ template <bool BY_KEYS> DEV void turns(const SecondArgs& a, Tile32& dp, Tile32& 
   if (a.cot_o.data) add_products<CE>(t, BY_KEYS ? own.value : own.moved_value, BY_KEYS ? walk.moved_value : walk.value);
   if (a.ddv.data) add_products<CE>(t, BY_KEYS ? own.moved_value : own.value, BY_KEYS ? walk.value : walk.moved_value);
 }
-extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_constant__ SecondArgs a) {
+KERNEL(tangents, SecondArgs a, THREADS) {
   const Tiles own = tiles_at(shared_begin(), D_OWN, E_OWN), walk = tiles_at(shared_begin() + AT_WALK, D_WALK, E_WALK);
   const PairArgs& c = a.c;
   const QueryTile<Head> block(c, c, blockIdx.x);
@@ -117,8 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
   clear<1, CE>(sum), clear<1, CE>(o);
   UNROLL(r, 2) spans[r] = head.span(row + row_of<1>(r)), lse[r] = lse_of(head, row + row_of<1>(r));
   load_queries<SIDE>(own, a, head, row, false);
-#pragma unroll 1
-  for (int key = block.first_key<WALK>(); key < block.seen.end; key += WALK) {
+  NO_UNROLL for (int key = block.first_key<WALK>(); key < block.seen.end; key += WALK) {
     load_keys<WALK>(walk, a, head, key);
     arrived();
     Tile32 p, moved;
@@ -154,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
   store_wide<1, CE>(a.o32, s.batch, head.head, s.query_start + row, s.queries - row, o, 0, c.value_dim);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_constant__ SecondArgs a) {
+KERNEL(queries, SecondArgs a, THREADS) {
   const Tiles own = tiles_at(shared_begin(), D_OWN, E_OWN), walk = tiles_at(shared_begin() + AT_WALK, D_WALK, E_WALK);
   const PairArgs& c = a.c;
   const QueryTile<Head> block(c, c, blockIdx.x);
@@ -170,8 +169,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
     spans[r] = head.span(i), lse[r] = lse_of(head, i), numbers[r] = i < head.s.queries ? numbers_of(a, head)[i] : Numbers{};
   }
   load_queries<SIDE>(own, a, head, row, true);
-#pragma unroll 1
-  for (int key = block.first_key<WALK>(); key < block.seen.end; key += WALK) {
+  NO_UNROLL for (int key = block.first_key<WALK>(); key < block.seen.end; key += WALK) {
     load_keys<WALK>(walk, a, head, key);
     arrived();
     Tile32 s, u, dp, t;
@@ -191,7 +189,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
   store<1, CD>(a.gq, head.s.batch, head.head, head.s.query_start + row, head.s.queries - row, gq, Same{c.scale}, 0, c.dim);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant__ SecondArgs a) {
+KERNEL(keys, SecondArgs a, THREADS) {
   const Tiles own = tiles_at(shared_begin(), D_OWN, E_OWN), walk = tiles_at(shared_begin() + AT_WALK, D_WALK, E_WALK);
   const PairArgs& c = a.c;
   Task task = c.tasks[blockIdx.x / c.key_heads];
@@ -203,11 +201,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant
   float gv[1][CE / 8][4];
   clear<1, CE>(gv);
   load_keys<SIDE>(own, a, Head(c, s, key_head * group), key);
-#pragma unroll 1
-  for (int h = key_head * group; h < (key_head + 1) * group; h++) {
+  NO_UNROLL for (int h = key_head * group; h < (key_head + 1) * group; h++) {
     Head head(c, s, h);
-#pragma unroll 1
-    for (int row = 0; row < s.queries; row += WALK) {
+    NO_UNROLL for (int row = 0; row < s.queries; row += WALK) {
       if (!may_see(c, s, row, key)) continue;
       load_queries<WALK>(walk, a, head, row, true);
       arrived();

@@ -1,5 +1,5 @@
 // ---- delta ----
-extern "C" __global__ void __launch_bounds__(256) delta(const __grid_constant__ BackwardArgs c) {
+KERNEL(delta, BackwardArgs c, 256) {
   const Shape& s = c.shape;
   i64 t = blockIdx.x * 256ll + threadIdx.x, row = t / (D / 8);
   int piece = t % (D / 8);
@@ -22,8 +22,7 @@ extern "C" __global__ void __launch_bounds__(256) delta(const __grid_constant__ 
     sum = (dot(a.x, b.x) + dot(a.y, b.y)) + (dot(a.z, b.z) + dot(a.w, b.w));
     any = ((a.x | a.y | a.z | a.w) & 0x7fff7fff) != 0;
   }
-#pragma unroll
-  for (int n = D / 16; n; n /= 2) sum += __shfl_xor_sync(~0u, sum, n), any |= __shfl_xor_sync(~0u, any, n);
+  UNROLL_ALL for (int n = D / 16; n; n /= 2) sum += __shfl_xor_sync(~0u, sum, n), any |= __shfl_xor_sync(~0u, any, n);
   if (piece == 0) {
     const bool there = i < (LENGTHS == 1 ? s.lengths[batch].x : end);
     const i64 at = (batch * s.heads + h) * s.queries + i;

@@ -170,10 +170,8 @@ DEV void put_results(const BackwardArgs& c, const Work& w, const Own& s, int row
 template <int ROWS, bool BY_KEYS, u32 VISIT, class BLOCKS, class F>
 DEV void feed_blocks(BLOCKS& blocks, const BackwardArgs& call, const Work& w, const Own& s, const Range& range, F load) {
   const int each = s.heads / s.key_heads;
-#pragma unroll 1
-  for (int h = BY_KEYS ? w.head * each : w.head / each; h < (BY_KEYS ? (w.head + 1) * each : w.head / each + 1); h++)
-#pragma unroll 1
-    for (int row = range.begin * ROWS; row < range.end * ROWS; row += ROWS) {
+  NO_UNROLL for (int h = BY_KEYS ? w.head * each : w.head / each; h < (BY_KEYS ? (w.head + 1) * each : w.head / each + 1); h++)
+    NO_UNROLL for (int row = range.begin * ROWS; row < range.end * ROWS; row += ROWS) {
       const u32 visit = SPANS && BY_KEYS ? visit_of<ROWS / 64>(call.spans, s, w.block, row / ROWS) : 0;
       if (visit == SKIPPED) continue;
       const u32 stage = blocks.stage(), full = blocks.full();
@@ -189,8 +187,7 @@ DEV void feed_blocks(BLOCKS& blocks, const BackwardArgs& call, const Work& w, co
 template <bool BY_KEYS, u32 OUT_FULL, u32 OUT_EMPTY = 0, class TILES, class F> DEV void store_tiles(TILES tiles, const BackwardArgs& call, F copy) {
   Work w;
   Own s;
-#pragma unroll 1
-  for (; tiles.template take<false>(call, w, s); tiles.advance()) {
+  NO_UNROLL for (; tiles.template take<false>(call, w, s); tiles.advance()) {
     if (OUT_EMPTY) arrive(tiles.empty());
     wait(tiles.base + OUT_FULL + 8 * tiles.stage(), tiles.phase());
     if (!is_cut<BY_KEYS>(w, s)) {

@@ -15,8 +15,7 @@ CHECK_SHARED(keys, 1024 + VISIT + (SPANS ? 16 : 0));  // 1024 to align all
 DEV void produce(u32 base, const BackwardArgs& call) {
   Tiles tiles = {base, 1};
   Blocks blocks = {base, 1};
-#pragma unroll 1
-  for (int t = blockIdx.x; t < call.tiles; t = claim_tile(call.counter, call.tiles)) {
+  NO_UNROLL for (int t = blockIdx.x; t < call.tiles; t = claim_tile(call.counter, call.tiles)) {
     const Work w = Tiles::work<false>(t, call);
     if (w.block < 0) continue;
     const Own s = sequence_of<false>(call, w.batch);
@@ -86,25 +85,20 @@ DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, const Back
     blocks.advance();
   };
   const Range range = query_blocks<ROWS / 64>(call.spans, s, w.block, w.task);
-#pragma unroll 1
-  for (int h = 0; h < each; h++) {
+  NO_UNROLL for (int h = 0; h < each; h++) {
     int i = range.begin;
 #if WINDOW == 2
-#pragma unroll 1
-    for (; i < range.end; i++) {
+    NO_UNROLL for (; i < range.end; i++) {
       blocks.wait_full();
       const u32 visit = uniform<true>(load_word(base + VISIT + 4 * blocks.stage()));
       i = number_of(visit), cut = visit & CUT;
       step(h, i, Is<true>());
     }
 #else
-#pragma unroll 1
-    for (; i < range.open; i++) step(h, i, Is<true>());
-#pragma unroll 1
-    for (; i < range.closed; i++) step(h, i, Is<false>());
+    NO_UNROLL for (; i < range.open; i++) step(h, i, Is<true>());
+    NO_UNROLL for (; i < range.closed; i++) step(h, i, Is<false>());
 #if WINDOW
-#pragma unroll 1
-    for (; i < range.end; i++) step(h, i, Is<true>());
+    NO_UNROLL for (; i < range.end; i++) step(h, i, Is<true>());
 #endif
 #endif
   }
@@ -117,8 +111,7 @@ DEV void consume(u32 base, const BackwardArgs& call) {
   Blocks blocks = {base, 0};
   Work w;
   Own s;
-#pragma unroll 1
-  for (Tiles tiles = {base, 0}; tiles.take<true>(call, w, s); tiles.advance()) {
+  NO_UNROLL for (Tiles tiles = {base, 0}; tiles.take<true>(call, w, s); tiles.advance()) {
     const u32 own = base + tiles.stage() * PAIR + group * 64 * 128;
     const int row = w.block * KEYS + group * 64 + own_row();
     float dk[D / 2], dv[D / 2];
@@ -132,7 +125,7 @@ DEV void consume(u32 base, const BackwardArgs& call) {
   }
 }
 }
-extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant__ BackwardArgs call) {
+KERNEL(keys, BackwardArgs call, 384, 1) {
   using namespace keys_pass;
   const u32 base = shared_panels();
   make_barriers([&] {

@@ -13,8 +13,7 @@ CHECK_SHARED(queries, 1024 + Blocks::END + 8);  // 1024 to align all
 DEV void produce(u32 base, const BackwardArgs& call) {
   Tiles tiles = {base, 1};
   Blocks blocks = {base, 1};
-#pragma unroll 1
-  for (int t = blockIdx.x; t < call.tiles; t = claim_tile(call.counter, call.tiles)) {
+  NO_UNROLL for (int t = blockIdx.x; t < call.tiles; t = claim_tile(call.counter, call.tiles)) {
     const Work w = Tiles::work<false>(t, call);
     if (w.block < 0) continue;
     const Own s = sequence_of<false>(call, w.batch);
@@ -25,8 +24,7 @@ DEV void produce(u32 base, const BackwardArgs& call) {
     load5(base, &call.q, full, s.query_start + w.block * ROWS, w.head, s.batch);
     load5(base + AT_DO, &call.dout, full, s.query_start + w.block * ROWS, w.head, s.batch);
     const int kh = w.head / (s.heads / s.key_heads);
-#pragma unroll 1
-    for (int n = range.end - 1; n >= range.begin; n--) {
+    NO_UNROLL for (int n = range.end - 1; n >= range.begin; n--) {
       const u32 at = base + AT_K + blocks.stage() * KV_BYTES, to_v = at + AT_V - AT_K;
       load5(at, &call.k, blocks.fill(KV_BYTES, K), s.key_start + n * KEYS, kh, s.batch);
       load5(to_v, &call.v, blocks.fill(KV_BYTES, V), s.key_start + n * KEYS, kh, s.batch);
@@ -72,8 +70,7 @@ DEV void consume(u32 base, const BackwardArgs& call) {
   Blocks blocks = {base, 0};
   Work w;
   Own s;
-#pragma unroll 1
-  for (Tiles tiles = {base, 0}; tiles.take<true>(call, w, s); tiles.advance()) {
+  NO_UNROLL for (Tiles tiles = {base, 0}; tiles.take<true>(call, w, s); tiles.advance()) {
     const int row = w.block * ROWS + group * 64 + own_row();
     const float c = (OPTIONS ? call.options.unit.natural : s.scale) * LOG2E;
     const Seen seen(call.spans, call.shape, s, row);
@@ -105,13 +102,10 @@ DEV void consume(u32 base, const BackwardArgs& call) {
       add = 1, before = blocks.stage();
       blocks.advance();
     };
-#pragma unroll 1
-    for (; n >= range.closed; n--) step(Is<true>());
-#pragma unroll 1
-    for (; n >= range.open; n--) step(Is<false>());
+    NO_UNROLL for (; n >= range.closed; n--) step(Is<true>());
+    NO_UNROLL for (; n >= range.open; n--) step(Is<false>());
 #if WINDOW
-#pragma unroll 1
-    for (; n >= range.begin; n--) step(Is<true>());
+    NO_UNROLL for (; n >= range.begin; n--) step(Is<true>());
 #endif
     mma_wait<0>(), pin(dq);
     warp_arrive(add ? blocks.empty_of(before, K) : tiles.empty());  // what was read last
@@ -123,7 +117,7 @@ DEV void consume(u32 base, const BackwardArgs& call) {
   }
 }
 }
-extern "C" __global__ void __launch_bounds__(384, 1) queries(const __grid_constant__ BackwardArgs call) {
+KERNEL(queries, BackwardArgs call, 384, 1) {
   using namespace queries_pass;
   const u32 base = shared_panels();
   make_barriers([&] {

@@ -24,8 +24,7 @@ template <bool KEYS> DEV Range range_of(const BackwardArgs& c, const Work& w, co
 template <bool KEYS> DEV void produce(u32 base, const BackwardArgs& call) {
   Tiles<KEYS> tiles = {base, 1};
   Blocks blocks = {base, 1};
-#pragma unroll 1
-  for (int t = blockIdx.x; t < call.tiles; t = claim_tile(call.counter, call.tiles)) {
+  NO_UNROLL for (int t = blockIdx.x; t < call.tiles; t = claim_tile(call.counter, call.tiles)) {
     const Work w = Tiles<KEYS>::template work<false>(t, call);
     if (w.block < 0) continue;
     const Own s = sequence_of<false>(call, w.batch);
@@ -104,10 +103,8 @@ template <bool KEYS> DEV void walk(float (&out)[D / 2], Blocks& blocks, const Ba
     blocks.advance();
   };
   const Range range = range_of<KEYS>(call, w, s);
-#pragma unroll 1
-  for (int h = KEYS ? w.head * each : w.head, heads = KEYS ? each : 1; heads; h++, heads--) {
-#pragma unroll 1
-    for (int n = range.begin; n < range.end; n++) {
+  NO_UNROLL for (int h = KEYS ? w.head * each : w.head, heads = KEYS ? each : 1; heads; h++, heads--) {
+    NO_UNROLL for (int n = range.begin; n < range.end; n++) {
       bool sees_all = n >= range.open && n < range.closed;
       if (SPANS && KEYS) {
         blocks.wait_full(Y);
@@ -129,8 +126,7 @@ template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
   if (group == 1) named_arrive(3, 256);  // group 0 begins
   Work w;
   Own s;
-#pragma unroll 1
-  for (Tiles<KEYS> tiles = {base, 0}; tiles.template take<true>(call, w, s); tiles.advance()) {
+  NO_UNROLL for (Tiles<KEYS> tiles = {base, 0}; tiles.template take<true>(call, w, s); tiles.advance()) {
     const u32 own = base + tiles.stage() * BYTES + group * 64 * 128;
     const int row = w.block * OWN + group * 64 + own_row();
     float out[D / 2];
@@ -158,15 +154,15 @@ template <bool KEYS> DEV void run(const BackwardArgs& call) {
 #if RESULTS == 0
 CHECK_SHARED(keys, weights_pass::ALL);
 CHECK_SHARED(queries, weights_pass::ALL);
-extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant__ BackwardArgs call) {
+KERNEL(keys, BackwardArgs call, 384, 1) {
   weights_pass::run<true>(call);
 }
-extern "C" __global__ void __launch_bounds__(384, 1) queries(const __grid_constant__ BackwardArgs call) {
+KERNEL(queries, BackwardArgs call, 384, 1) {
   weights_pass::run<false>(call);
 }
 #else
 CHECK_SHARED(values, weights_pass::ALL);
-extern "C" __global__ void __launch_bounds__(384, 1) values(const __grid_constant__ BackwardArgs call) {
+KERNEL(values, BackwardArgs call, 384, 1) {
   weights_pass::run<true>(call);
 }
 #endif

@@ -150,8 +150,7 @@ DEV void produce(u32 base, const ForwardArgs& c) {
   auto load_v = [&](int row, int h, int b) {
     if (VALUES) load5(base + AT_V + v_ring.stage() * KV_BYTES, &c.v, v_ring.fill(KV_BYTES), row, h, b), v_ring.advance();
   };
-#pragma unroll 1
-  for (int t = blockIdx.x, next; t < tiles; t = next) {
+  NO_UNROLL for (int t = blockIdx.x, next; t < tiles; t = next) {
     next = claim_tile(c.counter, tiles);  // early: its latency hides under the tile's loads
     const Work w = Tiles::work<false>(t, c);
     if (w.block < 0) continue;
@@ -167,8 +166,7 @@ DEV void produce(u32 base, const ForwardArgs& c) {
     expect_bytes(full, Q_BYTES);
     load5(base, &c.q, full, own.query_start + w.block * ROWS, w.head, own.batch);
     load_k(own.key_start + --n * KEYS, kh, own.batch);
-#pragma unroll 1
-    for (; n > blocks.begin; n--) load_k(own.key_start + (n - 1) * KEYS, kh, own.batch), load_v(own.key_start + n * KEYS, kh, own.batch);
+    NO_UNROLL for (; n > blocks.begin; n--) load_k(own.key_start + (n - 1) * KEYS, kh, own.batch), load_v(own.key_start + n * KEYS, kh, own.batch);
     load_v(own.key_start + n * KEYS, kh, own.batch);
   }
   queries.finish();
@@ -225,13 +223,10 @@ DEV void walk(float (&o)[D / 2], Maxima& rows, Places& at, const Tiles& queries,
     pack_all(s, p);
     add = 1;
   };
-#pragma unroll 1
-  for (n--; n >= max(blocks.closed, blocks.begin); n--) step(Is<true>());
-#pragma unroll 1
-  for (; n >= blocks.open; n--) step(Is<false>());
+  NO_UNROLL for (n--; n >= max(blocks.closed, blocks.begin); n--) step(Is<true>());
+  NO_UNROLL for (; n >= blocks.open; n--) step(Is<false>());
 #if WINDOW
-#pragma unroll 1
-  for (; n >= blocks.begin; n--) step(Is<true>());
+  NO_UNROLL for (; n >= blocks.begin; n--) step(Is<true>());
 #endif
   queries.release();
   if (!VALUES) return;
@@ -286,7 +281,7 @@ DEV void consume(u32 base, const ForwardArgs& call) {
   if (threadIdx.x % 128 == 0) store_wait();
 }
 
-extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1) forward(const __grid_constant__ ForwardArgs c) {
+KERNEL(forward, ForwardArgs c, 128 * (GROUPS + 1), 1) {
   const u32 base = shared_panels();
   make_barriers([&] {
     prefetch(&c.q), prefetch(&c.k);

@@ -14,15 +14,13 @@ template <int N, int W> DEV void load_tile(u32 to, const Rows& x, int width) {
 #if WHOLE
   const u32 here = place<N>(to, first, piece);
   const int count = PIECE * piece < width ? x.count - first : 0;
-#pragma unroll
-  for (int i = 0; i < N / STEP; i++, from += STEP * x.stride) {  // the swizzle repeats every 8 rows
+  UNROLL_ALL for (int i = 0; i < N / STEP; i++, from += STEP * x.stride) {  // the swizzle repeats every 8 rows
     bool there = i * STEP < count;
     u32 at = STEP % 8 ? place<N>(to, first + i * STEP, piece) : here + i * STEP * 128;
     copy_16(at, there ? from : x.at, there);
   }
 #else
-#pragma unroll 1
-  for (int row = first; row < N; row += STEP, from += STEP * x.stride)
+  NO_UNROLL for (int row = first; row < N; row += STEP, from += STEP * x.stride)
     UNROLL(e, PIECE)
       copy_element(place<N>(to, row, piece) + sizeof(element) * e, from + e, row < x.count && PIECE * piece + e < width, x.at);
 #endif

@@ -33,8 +33,7 @@ DEV bool has_odd(const Tensor& x, int batch, int head, int rows, int width, int 
   bool odd = false;
   if (width % PIECE == 0 && 32 % pieces == 0 && !((u64)at % 16) && !(x.row % PIECE)) {  // several rows at once
     const int many = 32 / pieces;
-#pragma unroll 4
-    for (int row = first * many + lane / pieces; row < rows; row += step * many) {
+    UNROLL_BY(4) for (int row = first * many + lane / pieces; row < rows; row += step * many) {
       const uint4 four = *(const uint4*)(at + row * x.row + lane % pieces * PIECE);
       UNROLL(e, PIECE) odd |= !(fabsf(read(((const element*)&four)[e])) < INF);
     }
@@ -45,7 +44,7 @@ DEV bool has_odd(const Tensor& x, int batch, int head, int rows, int width, int 
   return odd;
 }
 // Looks at q, k, v, dout and the bias: as many blocks for each head.
-extern "C" __global__ void __launch_bounds__(THREADS) inspect(const __grid_constant__ LazyArgs a) {
+KERNEL(inspect, LazyArgs a, THREADS) {
   const PairArgs& c = a.c;
   const int heads = max(c.heads, c.key_heads), blocks = gridDim.x / (c.batch * heads), own = blockIdx.x / blocks;
   const int first = blockIdx.x % blocks * (THREADS / 32) + threadIdx.x / 32, step = blocks * (THREADS / 32), head = own % heads;
@@ -61,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) inspect(const __grid_const
   if (odd) *a.odd = 1;  // whoever writes, writes the same
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) counts(const __grid_constant__ LazyArgs a) {
+KERNEL(counts, LazyArgs a, THREADS) {
   __shared__ Shared shared;
   const PairArgs& c = a.c;
   const QueryTile<LazyHead> own(a, c, blockIdx.x);
@@ -77,8 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) counts(const __grid_consta
   }
   if (odd || c.allowed) {
     UNROLL(r, R) n[r] = 0;
-#pragma unroll 1
-    for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
+    NO_UNROLL for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
       float x[R][4] = {}, score;
       if (odd) products(shared, x, query_rows(c.q, head, row), key_rows(c.k, head, key), c.dim);
       UNROLL(r, R)
@@ -92,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) counts(const __grid_consta
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_constant__ LazyArgs a) {
+KERNEL(queries, LazyArgs a, THREADS) {
   __shared__ Shared shared;
   const PairArgs& c = a.c;
   const QueryTile<LazyHead> own(a, c, blockIdx.x);
@@ -107,8 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
     int i = row + row_of(r);
     spans[r] = head.span(i), lse[r] = head.lse_at(i), offset[r] = head.number(i).offset;
   }
-#pragma unroll 1
-  for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
+  NO_UNROLL for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
     float x[R][4], g[R][4];
     bool weighs = false, any = false;
     Rows k = key_rows(c.k, head, key);
@@ -160,13 +157,12 @@ DEV void add_diagonals(const Shared& shared, float* window, int reach, int dista
   const int t = threadIdx.x, off = t - (SIDE - 1), d = distance + off;
   if (t >= 2 * SIDE - 1 || d < 0 || d >= reach) return;
   float sum = 0;
-#pragma unroll 4
-  for (int i = 0; i < SIDE; i++)
+  UNROLL_BY(4) for (int i = 0; i < SIDE; i++)
     if ((u32)(i - off) < SIDE) sum += shared.p[factors(i) + i - off];
   window[d] += sum;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant__ LazyArgs a) {
+KERNEL(keys, LazyArgs a, THREADS) {
   __shared__ Shared shared;
   const PairArgs& c = a.c;
   const int at = blockIdx.x / c.key_heads, key_head = blockIdx.x % c.key_heads, group = c.heads / c.key_heads;
@@ -181,11 +177,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant
   clear<CD>(dk), clear<CE>(dv);
   if (a.windows)
     for (i64 d = threadIdx.x; d < (i64)group * a.reach; d += THREADS) a.windows[((i64)at * c.heads + key_head * group) * a.reach + d] = 0;
-#pragma unroll 1
-  for (int h = key_head * group; h < (key_head + 1) * group; h++) {
+  NO_UNROLL for (int h = key_head * group; h < (key_head + 1) * group; h++) {
     LazyHead head(a, s, h);
-#pragma unroll 1
-    for (int row = 0; row < s.queries; row += SIDE) {
+    NO_UNROLL for (int row = 0; row < s.queries; row += SIDE) {
       if (!may_see(c, s, row, key)) continue;
       Rows q = query_rows(c.q, head, row), dout = query_rows(c.dout, head, row);
       float x[R][4], ds[R][4];
@@ -234,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant
 KERNEL_ARGS(MeasureArgs)
 constexpr int FIGURES = 6;
 
-extern "C" __global__ void __launch_bounds__(THREADS) measure(const __grid_constant__ MeasureArgs of) {
+KERNEL(measure, MeasureArgs of, THREADS) {
   __shared__ Shared shared;
   const PairArgs& c = of.lazy.c;
   const QueryTile<LazyHead> own(of.lazy, c, blockIdx.x);
@@ -244,12 +238,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) measure(const __grid_const
   const i64 at = ((i64)s.batch * c.heads + head.head) * c.queries + s.query_start + row;
   const i64 columns = (c.keys + of.tile_keys - 1) / of.tile_keys, rows = (c.queries + of.tile_queries - 1) / of.tile_queries;
   u32* states = of.states + ((i64)s.batch * c.heads + head.head) * rows * columns;
-#pragma unroll 1
-  for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
+  NO_UNROLL for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
     float x[R][4];
     products(shared, x, query_rows(c.q, head, row), key_rows(c.k, head, key), c.dim);
-#pragma unroll 1
-    for (int r = 0; r < R; r++) {
+    NO_UNROLL for (int r = 0; r < R; r++) {
       const int i = row + row_of(r);
       const float lse = head.lse_at(i), offset = head.number(i).offset;
       float sums[4] = {};  // visible, active, Σ e, Σ P of the inactive
@@ -277,14 +269,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) measure(const __grid_const
 }
 
 // dbias (E13): what the tiles of keys have summed, in their order. A warp has 32 distances and every n-th task.
-extern "C" __global__ void __launch_bounds__(THREADS) dbias(const __grid_constant__ LazyArgs a) {
+KERNEL(dbias, LazyArgs a, THREADS) {
   __shared__ float sums[THREADS / 32][32];
   const int groups = (a.width + 31) / 32, head = blockIdx.x / groups, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int d = blockIdx.x % groups * 32 + lane;
   float sum = 0;
   if (d < a.reach)
-#pragma unroll 4
-    for (int task = warp; task < a.windowed; task += THREADS / 32) sum += a.windows[((i64)task * a.c.heads + head) * a.reach + d];
+    UNROLL_BY(4) for (int task = warp; task < a.windowed; task += THREADS / 32) sum += a.windows[((i64)task * a.c.heads + head) * a.reach + d];
   sums[warp][lane] = sum;
   __syncthreads();
   if (warp || d >= a.width) return;
@@ -293,13 +284,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) dbias(const __grid_constan
 }
 
 // dτ (E14): a block has one head.
-extern "C" __global__ void __launch_bounds__(THREADS) dtau(const __grid_constant__ LazyArgs a) {
+KERNEL(dtau, LazyArgs a, THREADS) {
   const PairArgs& c = a.c;
   float sum = 0;
   for (int batch = 0; batch < c.batch; batch++) {
     const Numbers* numbers = a.numbers + ((i64)batch * c.heads + blockIdx.x) * c.queries;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < c.queries; i += THREADS)
+    UNROLL_BY(4) for (int i = threadIdx.x; i < c.queries; i += THREADS)
       if (c.spans[(i64)batch * c.queries + i].begin >= 0) sum += numbers[i].sum;
   }
   sum = block_sum<THREADS>(sum);

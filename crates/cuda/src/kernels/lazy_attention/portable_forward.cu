@@ -12,7 +12,7 @@
 // Compile-time: STORAGE; OPTIONS, 0 where there is no bias and no array of flags; CD and CE, the columns of D and E
 // that a block accumulates: 64, 128 or 256; R.
 
-extern "C" __global__ void __launch_bounds__(THREADS) scores(const __grid_constant__ LazyArgs a) {
+KERNEL(scores, LazyArgs a, THREADS) {
   __shared__ Shared shared;
   __shared__ u32 words[THREADS / 32];
   const PairArgs& c = a.c;
@@ -25,8 +25,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) scores(const __grid_consta
   int n[R] = {};
   Span spans[R];
   UNROLL(r, R) spans[r] = head.span(row + row_of(r)), m[r] = tops[r][0] = tops[r][1] = -INF;
-#pragma unroll 1
-  for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
+  NO_UNROLL for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
     float x[R][4];
     products(shared, x, q, key_rows(c.k, head, key), c.dim);
     const int stripe = stripe_of(s, key) - tx();
@@ -67,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) scores(const __grid_consta
   head.stripes(row) = bits;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) values(const __grid_constant__ LazyArgs a) {
+KERNEL(values, LazyArgs a, THREADS) {
   __shared__ Shared shared;
   const PairArgs& c = a.c;
   const QueryTile<LazyHead> own(a, c, blockIdx.x);
@@ -83,8 +82,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) values(const __grid_consta
     int i = row + row_of(r);
     spans[r] = head.span(i), lse[r] = head.lse_at(i), offset[r] = head.number(i).offset;
   }
-#pragma unroll 1
-  for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
+  NO_UNROLL for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
     if (!(stripes >> stripe_of(s, key) & 1)) continue;
     float x[R][4];
     bool any = false;

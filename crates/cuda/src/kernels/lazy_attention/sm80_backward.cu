@@ -53,7 +53,7 @@ struct Means : LazyQueries {
     return {};
   }
 };
-extern "C" __global__ void __launch_bounds__(THREADS, CD + CE > 128 ? 2 : 3) means(const __grid_constant__ LazyArgs a) {
+KERNEL(means, LazyArgs a, THREADS, CD + CE > 128 ? 2 : 3) {
   const LazyBlock own(a, a.c, tile_of_block(a.c.heads));
   Means body(a, own.head, own.row);
   walk_keys<false>(a.c, own, body);
@@ -78,7 +78,7 @@ struct Pulls : LazyQueries {
     return {__any_sync(~0u, pulls) != 0};
   }
 };
-extern "C" __global__ void __launch_bounds__(THREADS, CD + CE > 128 ? 1 : 2) queries(const __grid_constant__ LazyArgs a) {
+KERNEL(queries, LazyArgs a, THREADS, CD + CE > 128 ? 1 : 2) {
   const LazyBlock own(a, a.c, tile_of_block(a.c.heads));
   Pulls body(a, own.head, own.row);
   walk_keys<true>(a.c, own, body);  // (E10)
@@ -92,8 +92,7 @@ DEV void add_diagonals(float* ds, float* window, int reach, int distance) {
   const int off = (int)threadIdx.x - (SIDE - 1), d = distance + off;
   if (off >= SIDE || d < 0 || d >= reach) return;
   float sum = 0;
-#pragma unroll 8
-  for (int j = 0; j < SIDE; j++)
+  UNROLL_BY(8) for (int j = 0; j < SIDE; j++)
     if ((u32)(j + off) < SIDE) sum += ds[j * SIDE + (j + off ^ j % 8 * 8)];
   window[d] += sum;
 }
@@ -174,7 +173,7 @@ struct LazyKeys : LazyGradients {
     add_diagonals(tile, windows(own, head.head), a.reach, distance);  // (E13)
   }
 };
-extern "C" __global__ void __launch_bounds__(THREADS, CD + CE > 128 ? 1 : 2) keys(const __grid_constant__ LazyArgs a) {
+KERNEL(keys, LazyArgs a, THREADS, CD + CE > 128 ? 1 : 2) {
   const KeyBlock<1, SIDE, true, true> own(a.c);
   LazyKeys body(a);
   walk_queries(a.c, own, body);  // (E11), (E12)

@@ -70,7 +70,7 @@ struct Scores : LazyForward {
     return __reduce_or_sync(~0u, bits);
   }
 };
-extern "C" __global__ void __launch_bounds__(THREADS, 2) scores(const __grid_constant__ LazyArgs a) {
+KERNEL(scores, LazyArgs a, THREADS, 2) {
   __shared__ u32 words[THREADS / 32];
   const Place place = tile_of_block(a.c.heads);
   if (is_owned_before<M>(a.c, place)) return;
@@ -116,7 +116,7 @@ struct Values : LazyForward {
     return x = activate<true>(x, base[r], offset[r]), active;
   }
 };
-extern "C" __global__ void __launch_bounds__(THREADS, 2) values(const __grid_constant__ LazyArgs a) {
+KERNEL(values, LazyArgs a, THREADS, 2) {
   const PairArgs& c = a.c;
   const Place place = tile_of_block(c.heads);
   if (is_owned_before<M>(c, place)) return;

@@ -52,8 +52,7 @@ template <int SIGN, int R> DEV void score(float (&s)[R], float scale, bool near,
     UNROLL(i, R) s[i] = __fmul_rn(scale, s[i]);
     return;
   }
-#pragma unroll
-  for (int d = -1; d < R / 4; d++)  // pairs on a diagonal of the thread's groups of 8 share their bias
+  UNROLL_ALL for (int d = -1; d < R / 4; d++)  // pairs on a diagonal of the thread's groups of 8 share their bias
     UNROLL(e, 2) {
       const float b = bias[SIGN * (8 * d + e)];
       if (d >= 0) s[4 * d + e] = __fmaf_rn(scale, s[4 * d + e], b);

@@ -29,8 +29,7 @@ struct Pass {
   METHOD void produce() {
     Tiles tiles = {base, 1};
     Blocks blocks = {base, 1};
-#pragma unroll 1
-    for (int t = blockIdx.x, claimed; t < c.tiles; t = __shfl_sync(~0u, claimed, 0)) {
+    NO_UNROLL for (int t = blockIdx.x, claimed; t < c.tiles; t = __shfl_sync(~0u, claimed, 0)) {
       claimed = lane_id() == 0 ? claim_tile(c.counter, c.tiles) : 0;
       const Work w = Tiles::work<true>(t, c);
       if (w.block < 0) continue;
@@ -44,10 +43,8 @@ struct Pass {
         load5(base, &c.k, tiles.full(), s.key_start + w.block * KEYS, w.head, s.batch);
         load5(base + AT_V, &c.v, tiles.full(), s.key_start + w.block * KEYS, w.head, s.batch);
       }
-#pragma unroll 1
-      for (int h = w.head * each; h < (w.head + 1) * each; h++)
-#pragma unroll 1
-        for (int i = range.begin; i < range.end; i++) load_block(blocks, w, s, h, i, stripe);
+      NO_UNROLL for (int h = w.head * each; h < (w.head + 1) * each; h++)
+        NO_UNROLL for (int i = range.begin; i < range.end; i++) load_block(blocks, w, s, h, i, stripe);
     }
     tiles.wait_empty();
     if (lane_id() == 0) store_word(tiles.word(), -1), arrive(tiles.full());
@@ -78,8 +75,7 @@ struct Pass {
 DEV float diagonal(const float (&ds)[ROWS / 2], float* parts, int barrier) {
   const int warp = threadIdx.x / 32 % 4, lane = lane_id(), t = threadIdx.x % 128;
   float* own = parts + (warp * 8 + lane / 4) * WIDTH + 2 * (lane & 3);
-#pragma unroll
-  for (int d = -1; d < ROWS / 8; d++) {  // groups of 8 queries less groups of 8 keys
+  UNROLL_ALL for (int d = -1; d < ROWS / 8; d++) {  // groups of 8 queries less groups of 8 keys
     float2 sum = make_float2(0, 0);
     if (d >= 0) sum.x = ds[4 * d], sum.y = ds[4 * d + 1];
     if (d < ROWS / 8 - 1) sum.x += ds[4 * (d + 1) + 2], sum.y += ds[4 * (d + 1) + 3];
@@ -191,10 +187,8 @@ struct Consumer {
   // Adds what queries and cotangents that are not finite have for dk and dv.
   METHOD void add_odd_queries(float (&dk)[D / 2], float (&dv)[D / 2], const Range& range) const {
     const int each = s.heads / s.key_heads;
-#pragma unroll 1
-    for (int h = w.head * each; h < (w.head + 1) * each; h++)
-#pragma unroll 1
-      for (int i = range.begin * ROWS; i < min(range.end * ROWS, s.queries); i++) {
+    NO_UNROLL for (int h = w.head * each; h < (w.head + 1) * each; h++)
+      NO_UNROLL for (int i = range.begin * ROWS; i < min(range.end * ROWS, s.queries); i++) {
         const u16 *q = row_of(c.q_rows, s.batch, h, s.query_start + i), *dout = row_of(c.dout_rows, s.batch, h, s.query_start + i);
         if (!(is_odd(q, D) | is_odd(dout, D))) continue;
         const Numbers row = c.numbers[row_at(c, s, h, i)];
@@ -215,8 +209,7 @@ struct Consumer {
     const bool has_keys = first_key() < s.keys;  // apart from what follows, or with SPANS more is spilt
     window = c.windows && has_keys ? c.windows + ((i64)task * c.shape.heads + h) * c.reach : 0;
     goes_on = false;
-#pragma unroll 1
-    for (int i = range.begin; i < range.end; i++) {
+    NO_UNROLL for (int i = range.begin; i < range.end; i++) {
       blocks.wait_full();
       const u32 word = __shfl_sync(~0u, load_word(base + ACTIVE + 4 * blocks.stage()), 0);
       const bool active = SPANS ? word & 1 : word;
@@ -237,8 +230,7 @@ struct Consumer {
       const int task = PACKED ? w.task + group : w.batch * ((c.shape.keys + SIDE - 1) / SIDE) + w.block * 2 + group;
       float dk[D / 2], dv[D / 2];
       clear(dk), clear(dv);
-#pragma unroll 1
-      for (int h = w.head * each; h < (w.head + 1) * each; h++) walk(dk, dv, h, task, range);
+      NO_UNROLL for (int h = w.head * each; h < (w.head + 1) * each; h++) walk(dk, dv, h, task, range);
       if (pass.odd) add_odd_queries(dk, dv, range);
       settle(dk, s.scale), settle(dv, 1);
       put_results(s, w.head, s.key_start, first_key(), key, s.keys, Result{dk, c.dk_rows, &c.dk, k, c.wants_dk},
@@ -249,7 +241,7 @@ struct Consumer {
   }
 };
 }
-extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant__ HopperLazyArgs c) {
+KERNEL(keys, HopperLazyArgs c, 384, 1) {
   keys_pass::Pass pass(c);
   auto feed = [&] {
     if (threadIdx.x < 32) pass.produce();

@@ -104,8 +104,7 @@ struct Walk : QueryWalk<Feed> {
       if (mean<decltype(masked)::value>(t, n)) active |= 1u << n / each;
     };
     int n = t.range.end - 1;
-#pragma unroll 1
-    for (; n >= t.range.begin; n--) {
+    NO_UNROLL for (; n >= t.range.begin; n--) {
       if (odd || t.own.sees(n * KEYS) && !t.own.sees_all(n * KEYS)) visit(n, Is<true>());  // odd: a bias of -inf hides pairs
       else if (t.own.sees(n * KEYS)) visit(n, Is<false>());
       else pass();
@@ -154,8 +153,7 @@ struct Walk : QueryWalk<Feed> {
   // Adds what keys that are not finite have for dq.
   METHOD void add_odd_keys(const Tile& t, float (&dq)[D / 2]) const {
     const int key_head = t.w.head / (t.s.heads / t.s.key_heads);
-#pragma unroll 1
-    for (int j = t.range.begin * KEYS; j < min(t.range.end * KEYS, t.s.keys); j++) {
+    NO_UNROLL for (int j = t.range.begin * KEYS; j < min(t.range.end * KEYS, t.s.keys); j++) {
       const u16* at = row_of(c.k_rows, t.s.batch, key_head, t.s.key_start + j);
       if (!is_odd(at, D)) continue;
       float ds[2];
@@ -173,8 +171,7 @@ struct Walk : QueryWalk<Feed> {
   METHOD void gradient(const Tile& t, u32 active, int each) {
     float dq[D / 2];
     clear(dq);
-#pragma unroll 1
-    for (int n = t.range.end - 1; n >= t.range.begin; n--) {
+    NO_UNROLL for (int n = t.range.end - 1; n >= t.range.begin; n--) {
       const bool holds = active >> n / each & 1;
       if (!odd && !t.own.sees(n * KEYS)) pass();
       else if (odd || !t.own.sees_all(n * KEYS)) step<true, true>(t, dq, n);
@@ -204,7 +201,7 @@ struct Walk : QueryWalk<Feed> {
   }
 };
 }
-extern "C" __global__ void __launch_bounds__(384, 1) queries(const __grid_constant__ HopperLazyArgs c) {
+KERNEL(queries, HopperLazyArgs c, 384, 1) {
   queries_pass::Feed feed;
   feed.run<40, 232>(c, [&] { queries_pass::Walk(feed, c).all(); });
 }

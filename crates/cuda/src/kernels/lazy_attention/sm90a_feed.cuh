@@ -67,8 +67,7 @@ template <int GROUPS, Pass PASS> struct Feed {
     const int tiles = tiles_of<GROUPS>(c.shape, c.packed);
     Tiles queries = {base, 1};
     Blocks keys = {base, 1};
-#pragma unroll 1
-    for (int t = blockIdx.x, claimed; t < tiles; t = __shfl_sync(~0u, claimed, 0)) {
+    NO_UNROLL for (int t = blockIdx.x, claimed; t < tiles; t = __shfl_sync(~0u, claimed, 0)) {
       claimed = lane_id() == 0 ? claim_tile(c.counter, tiles) : 0;
       const Work w = Tiles::template work<true>(t, c);
       if (w.block < 0) continue;
@@ -77,10 +76,8 @@ template <int GROUPS, Pass PASS> struct Feed {
       const u32 own = stripes(c, s, w), active = __reduce_or_sync(~0u, own);
       const int each = stripe_blocks(s), first = next(blocks.end - 1, blocks.begin, active, each);
       load_tile(queries, c, w, s, t, own, first >= blocks.begin);
-#pragma unroll 1
-      for (int sweep = PASS == QUERIES ? sweeps(c) : 1; sweep; sweep--)
-#pragma unroll 1
-        for (int n = first; n >= blocks.begin; n = next(n - 1, blocks.begin, active, each)) load_block(keys, c, w, s, n);
+      NO_UNROLL for (int sweep = PASS == QUERIES ? sweeps(c) : 1; sweep; sweep--)
+        NO_UNROLL for (int n = first; n >= blocks.begin; n = next(n - 1, blocks.begin, active, each)) load_block(keys, c, w, s, n);
       queries.advance();
     }
     queries.wait_empty();

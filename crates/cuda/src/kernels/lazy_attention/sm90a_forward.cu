@@ -93,8 +93,7 @@ DEV void settle_rows(const HopperLazyArgs& c, const Own& s, const Work& w, const
     c.lse[at] = lse[r], c.numbers[at] = numbers;
   }
   u32 bits = 0;
-#pragma unroll 1
-  for (int i = stripe + lane % 4; i <= highest; i += 4)  // (E18)
+  NO_UNROLL for (int i = stripe + lane % 4; i <= highest; i += 4)  // (E18)
     UNROLL(r, 2)
       if (own.row + 8 * r < s.queries && may_be_active(tops[i * ROWS + 8 * r], lse[r], offset[r])) bits |= 1u << i;
   bits = __reduce_or_sync(~0u, bits);
@@ -128,8 +127,7 @@ struct ScoreWalk : QueryWalk<ScoreFeed>, QueryTile {
         k_first(opaque((u32)k_major(base + ScoreFeed::AT_K))) {}
   // Leaves out blocks of which no row of the warpgroup sees a key.
   METHOD void pass(int& n, int begin) {
-#pragma unroll 1
-    for (; n >= begin && !own.sees(n * KEYS); n--) blocks.wait_full(), blocks.release(), blocks.advance();
+    NO_UNROLL for (; n >= begin && !own.sees(n * KEYS); n--) blocks.wait_full(), blocks.release(), blocks.advance();
   }
   METHOD void multiply(float (&x)[HALF / 2], u32 (&q)[D / 4], u32 k) const {
     pin(x), pin(q), mma_begin();
@@ -161,8 +159,7 @@ struct ScoreWalk : QueryWalk<ScoreFeed>, QueryTile {
     stripe = n >= range.begin ? n / each : STRIPES, highest = n >= range.begin ? stripe : -1;
     int rest = n - stripe * each;
     rows.top[0] = rows.top[1] = -INF;
-#pragma unroll 1
-    for (; n >= range.begin && own.sees(n * KEYS); n--) {
+    NO_UNROLL for (; n >= range.begin && own.sees(n * KEYS); n--) {
       float x[HALF / 2];
       blocks.wait_full();
       const u32 k = __shfl_sync(~0u, k_first + blocks.stage() * (KV_BYTES / 16), 0);
@@ -197,7 +194,7 @@ struct ScoreWalk : QueryWalk<ScoreFeed>, QueryTile {
     }
   }
 };
-extern "C" __global__ void __launch_bounds__(128 * (SCORE_GROUPS + 1), 1) scores(const __grid_constant__ HopperLazyArgs c) {
+KERNEL(scores, HopperLazyArgs c, 128 * (SCORE_GROUPS + 1), 1) {
   ScoreFeed feed;
   feed.run<32, SCORE_GROUPS == 4 ? 112 : 160>(c, [&] { ScoreWalk(feed, c).all(); });
 }
@@ -219,11 +216,9 @@ template <bool MASKED, bool PV> DEV void activate(float (&s)[KEYS / 2], const fl
 // Adds what values that are not finite have: every key of the blocks that were walked.
 template <bool PV> DEV void add_odd_values(float (&o)[D / 2], const HopperLazyArgs& c, const Own& s, const Work& w, const Rows& own, const Range& blocks, u32 stripes,
                                            const float (&base)[2], const float (&offset)[2]) {
-#pragma unroll 1
-  for (int n = blocks.begin; n < blocks.end; n++) {
+  NO_UNROLL for (int n = blocks.begin; n < blocks.end; n++) {
     if (!(stripes >> n / stripe_blocks(s) & 1)) continue;
-#pragma unroll 1
-    for (int j = n * KEYS; j < min(n * KEYS + KEYS, s.keys); j++) {
+    NO_UNROLL for (int j = n * KEYS; j < min(n * KEYS + KEYS, s.keys); j++) {
       const u16* v = row_of(c.v_rows, s.batch, w.head / (s.heads / s.key_heads), s.key_start + j);
       if (!is_odd(v, D)) continue;
       float factor[2];
@@ -283,8 +278,7 @@ template <bool PV> struct ValueWalk : QueryWalk<ValueFeed>, QueryTile {
     const int each = stripe_blocks(s);
     u32 p[KEYS / 4];
     flies = false;
-#pragma unroll 1
-    for (int n = ValueFeed::next(range.end - 1, range.begin, stripes, each); n >= range.begin; n = ValueFeed::next(n - 1, range.begin, stripes, each)) {
+    NO_UNROLL for (int n = ValueFeed::next(range.end - 1, range.begin, stripes, each); n >= range.begin; n = ValueFeed::next(n - 1, range.begin, stripes, each)) {
       blocks.wait_full();
       if (odd || mine >> n / each & 1 && own.sees(n * KEYS)) {
         step(o, p, q, n);
@@ -322,5 +316,5 @@ template <bool PV> DEV void all_values(const HopperLazyArgs& c) {
   ValueFeed feed;
   feed.run<VALUE_GROUPS == 2 ? 40 : 32, VALUE_GROUPS == 2 ? 232 : 160>(c, [&] { ValueWalk<PV>(feed, c).all(); });
 }
-extern "C" __global__ void __launch_bounds__(128 * (VALUE_GROUPS + 1), 1) values(const __grid_constant__ HopperLazyArgs c) { all_values<false>(c); }
-extern "C" __global__ void __launch_bounds__(128 * (VALUE_GROUPS + 1), 1) sums(const __grid_constant__ HopperLazyArgs c) { all_values<true>(c); }
+KERNEL(values, HopperLazyArgs c, 128 * (VALUE_GROUPS + 1), 1) { all_values<false>(c); }
+KERNEL(sums, HopperLazyArgs c, 128 * (VALUE_GROUPS + 1), 1) { all_values<true>(c); }

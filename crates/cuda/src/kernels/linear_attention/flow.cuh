@@ -24,10 +24,8 @@ template <class P, class Z> DEV void flow_of_chunk(const LinearArgs& c, float* w
     before[t] = c.y_dots[((i64)chunk.batch * c.key_heads + key_head) * c.tokens + chunk.start + t];
   }
   if (t < MICRO) rows[t] = columns[t] = 0;
-#pragma unroll 1
-  for (int row = 0; row < chunk.len; row += MICRO)
-#pragma unroll 1
-    for (int key = 0; key <= row; key += MICRO) {
+  NO_UNROLL for (int row = 0; row < chunk.len; row += MICRO)
+    NO_UNROLL for (int key = 0; key <= row; key += MICRO) {
       float sum = 0;
       __syncthreads();
       pairs(c, chunk, gates, key_head, row, key);

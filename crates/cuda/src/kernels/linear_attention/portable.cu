@@ -62,10 +62,8 @@ DEV void sums_of(const LinearArgs& c, Shared& shared, u32 block) {
   const int many = c.back ? group_of(c) : 1;
   float sum[R][CW / 16];
   clear<CW>(sum);
-#pragma unroll 1
-  for (int h = key_head * many; h < (key_head + 1) * many; h++)
-#pragma unroll 1
-    for (int t = 0; t < chunk.len; t += SIDE)
+  NO_UNROLL for (int h = key_head * many; h < (key_head + 1) * many; h++)
+    NO_UNROLL for (int t = 0; t < chunk.len; t += SIDE)
       add_tokens(c, shared, sum, gates, chunk, chunk_rows(c.y, chunk, h, t), chunk_rows(c.x, chunk, h, t), t, row);
   store_state(c.states + state_at(c, number, key_head), c, row, sum);
 }
@@ -144,10 +142,8 @@ DEV void attend_of(const LinearArgs& c, Shared& shared, u32 block) {
   }
   const int many = c.x.data ? c.back ? group : 1 : 0;
   const int begin = c.back ? strip.row : 0, end = c.back ? chunk.len : strip.row + 1;
-#pragma unroll 1
-  for (int n = 0; n < many; n++)
-#pragma unroll 1
-    for (int row = begin; row < end; row += SIDE) {
+  NO_UNROLL for (int n = 0; n < many; n++)
+    NO_UNROLL for (int row = begin; row < end; row += SIDE) {
       const int h = c.back ? key_head * group + n : key_head;
       float p[R][4];
       products(shared, p, y, chunk_rows(c.b, chunk, h, row), c.inner);
@@ -174,8 +170,7 @@ DEV void attend_of(const LinearArgs& c, Shared& shared, u32 block) {
 DEV void flow_of_pairs(const LinearArgs& c, Shared& shared, const Chunk& chunk, const Gates& gates, int key_head, int row, int key) {
   const int group = group_of(c);
   float w[R][4] = {};
-#pragma unroll 1
-  for (int h = key_head * group; h < (key_head + 1) * group; h++) {
+  NO_UNROLL for (int h = key_head * group; h < (key_head + 1) * group; h++) {
     float a[R][4], b[R][4];
     products(shared, a, chunk_rows(c.q, chunk, h, row), chunk_rows(c.k, chunk, key_head, key), c.dim);
     products(shared, b, chunk_rows(c.dout, chunk, h, row), chunk_rows(c.v, chunk, key_head, key), c.value_dim);
@@ -199,7 +194,7 @@ DEV float flow_of_states(const LinearArgs& c, const Chunk& chunk, const Gates& g
   return decay == 0 ? 0 : decay * block_sum<THREADS>(sum);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) flow(const __grid_constant__ LinearArgs c) {
+KERNEL(flow, LinearArgs c, THREADS) {
   if (idle(c)) return;
   __shared__ Shared shared;
   auto pairs = [&](const LinearArgs& c, const Chunk& chunk, const Gates& gates, int key_head, int row, int key) {
@@ -208,11 +203,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) flow(const __grid_constant
   each_block(c, [&](int block) { flow_of_chunk(c, shared.p, pairs, flow_of_states, block); });
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) sums(const __grid_constant__ LinearArgs c) {
+KERNEL(sums, LinearArgs c, THREADS) {
   __shared__ Shared shared;
   sums_of(c, shared, blockIdx.x);
 }
-extern "C" __global__ void __launch_bounds__(THREADS, R == 8 ? 3 : 1) attend(const __grid_constant__ LinearArgs c) {
+KERNEL(attend, LinearArgs c, THREADS, R == 8 ? 3 : 1) {
   __shared__ Shared shared;
   attend_of(c, shared, blockIdx.x);
 }
@@ -220,22 +215,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, R == 8 ? 3 : 1) attend(con
 // The same behind kernels on tensor cores, where there is mostly nothing to do. These and what follows take few
 // blocks.
 #if STORAGE
-extern "C" __global__ void __launch_bounds__(THREADS) mend_sums(const __grid_constant__ LinearArgs c) {
+KERNEL(mend_sums, LinearArgs c, THREADS) {
   if (idle(c)) return;
   __shared__ Shared shared;
   each_block(c, [&](int block) { sums_of(c, shared, block); });
 }
-extern "C" __global__ void __launch_bounds__(THREADS) mend(const __grid_constant__ LinearArgs c) {
+KERNEL(mend, LinearArgs c, THREADS) {
   if (idle(c)) return;
   __shared__ Shared shared;
   each_block(c, [&](int block) { attend_of(c, shared, block); });
 }
 #endif
-extern "C" __global__ void __launch_bounds__(CHUNK) fill_gates(const __grid_constant__ LinearArgs c) {
+KERNEL(fill_gates, LinearArgs c, CHUNK) {
   if (idle(c)) return;
   each_block(c, [&](int block) { gates_of(c, block); });
 }
-extern "C" __global__ void __launch_bounds__(256) scan(const __grid_constant__ LinearArgs c) {
+KERNEL(scan, LinearArgs c, 256) {
   if (idle(c)) return;
   each_block(c, [&](int block) { scan_of(c, block); });
 }

@@ -98,8 +98,7 @@ DEV void add_tokens(const LinearArgs& c, Shared& shared, float (&sum)[R][CW / 16
 }
 // sum += factor·y·S.
 DEV void add_state(const LinearArgs& c, Shared& shared, float (&sum)[R][CW / 16], const Rows& y, const float* state, float factor) {
-#pragma unroll 1
-  for (int d = 0; d < c.inner; d += SIDE) {
+  NO_UNROLL for (int d = 0; d < c.inner; d += SIDE) {
     __syncthreads();
     publish_rows(shared, y, d, c.inner, factor);
     accumulate<CW>(shared, sum, RowsOf<float>{state + (i64)d * c.outer, c.outer, c.inner - d}, c.first, c.outer);

@@ -11,7 +11,7 @@
 // Compile-time: R; STORAGE; CW, the columns that a block accumulates: 64, 128 or 256.
 
 // As `sums`, of the tangent: y1 and x1 are the tangents of the factors.
-extern "C" __global__ void __launch_bounds__(THREADS) tangent_sums(const __grid_constant__ LinearArgs c) {
+KERNEL(tangent_sums, LinearArgs c, THREADS) {
   __shared__ Shared shared;
   const int pieces = (c.dim + SIDE - 1) / SIDE, row = blockIdx.x % pieces * SIDE;
   const int key_head = blockIdx.x / pieces % c.key_heads, number = blockIdx.x / pieces / c.key_heads;
@@ -22,10 +22,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangent_sums(const __grid_
   const bool bends = slopes.at || ddscale != 0;
   float sum[R][CW / 16];
   clear<CW>(sum);
-#pragma unroll 1
-  for (int h = key_head * many; h < (key_head + 1) * many; h++)
-#pragma unroll 1
-    for (int t = 0; t < chunk.len; t += SIDE) {
+  NO_UNROLL for (int h = key_head * many; h < (key_head + 1) * many; h++)
+    NO_UNROLL for (int t = 0; t < chunk.len; t += SIDE) {
       const Rows left = chunk_rows(c.y, chunk, h, t), left1 = tangent_rows(c.y1, left, chunk, h, t);
       auto tangent = [&](float (&p)[4], int token, int column, int width) {
         float weight = gates.reach(t + token, !c.back), x[4], x1[4];
@@ -48,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangent_sums(const __grid_
 }
 
 // As `scan`.
-extern "C" __global__ void __launch_bounds__(256) scan_second(const __grid_constant__ LinearArgs c) {
+KERNEL(scan_second, LinearArgs c, 256) {
   const int elements = c.dim * c.value_dim, pieces = (elements + 255) / 256;
   const int at = blockIdx.x % pieces * 256 + threadIdx.x, slot = blockIdx.x / pieces;
   const int key_head = slot % c.key_heads, sequence = slot / c.key_heads;
@@ -57,8 +55,7 @@ extern "C" __global__ void __launch_bounds__(256) scan_second(const __grid_const
   const int d = at / c.value_dim, e = at % c.value_dim;
   auto place = [&](const Tensor& x) { return (float*)x.data + sequence * x.batch + key_head * x.head + d * x.row + e; };
   float state = c.begin.data ? *place(c.begin) : 0, tangent = c.begin1.data ? *place(c.begin1) : 0;
-#pragma unroll 4
-  for (int n = 0; n < line.chunks; n++) {
+  UNROLL_BY(4) for (int n = 0; n < line.chunks; n++) {
     int number = line.first + (c.back ? line.chunks - 1 - n : n);
     const Chunk chunk = c.chunks[number];
     const i64 to = state_at(c, number, key_head) + at;
@@ -119,7 +116,7 @@ DEV void weigh(const LinearArgs& c, float (&p)[R][4], float (&side)[R][4], const
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) attend_second(const __grid_constant__ LinearArgs c) {
+KERNEL(attend_second, LinearArgs c, THREADS) {
   __shared__ Shared shared;
   const int heads = c.back ? c.key_heads : c.heads, head = blockIdx.x % heads, group = group_of(c);
   const int key_head = c.back ? head : head / group;
@@ -148,10 +145,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_second(const __grid
   }
   const int many = c.x.data ? c.back ? group : 1 : 0;
   const int begin = c.back ? strip.row : 0, end = c.back ? chunk.len : strip.row + 1;
-#pragma unroll 1
-  for (int n = 0; n < many; n++)
-#pragma unroll 1
-    for (int row = begin; row < end; row += SIDE) {
+  NO_UNROLL for (int n = 0; n < many; n++)
+    NO_UNROLL for (int row = begin; row < end; row += SIDE) {
       const int h = c.back ? key_head * group + n : key_head;
       const Rows b = chunk_rows(c.b, chunk, h, row), b1 = tangent_rows(c.b1, b, chunk, h, row);
       float p[R][4] = {}, side[R][4] = {};
@@ -181,8 +176,7 @@ DEV void tangents_of_pairs(const LinearArgs& c, Shared& shared, const Chunk& chu
   float w[R][4] = {};
   const Rows k = chunk_rows(c.k, chunk, key_head, key), k1 = tangent_rows(c.k1, k, chunk, key_head, key);
   const Rows v = chunk_rows(c.v, chunk, key_head, key), v1 = tangent_rows(c.v1, v, chunk, key_head, key);
-#pragma unroll 1
-  for (int h = key_head * group; h < (key_head + 1) * group; h++) {
+  NO_UNROLL for (int h = key_head * group; h < (key_head + 1) * group; h++) {
     const Rows q = chunk_rows(c.q, chunk, h, row), q1 = tangent_rows(c.q1, q, chunk, h, row);
     const Rows u = chunk_rows(c.dout, chunk, h, row), u1 = tangent_rows(c.dout1, u, chunk, h, row);
     float s[R][4] = {}, s1[R][4] = {}, x[R][4] = {}, x1[R][4] = {};
@@ -214,7 +208,7 @@ DEV float tangent_of_states(const LinearArgs& c, const Chunk& chunk, const Gates
   return decay == 0 ? 0 : decay * block_sum<THREADS>(sum);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) flow_second(const __grid_constant__ LinearArgs c) {
+KERNEL(flow_second, LinearArgs c, THREADS) {
   __shared__ Shared shared;
   auto pairs = [&](const LinearArgs& c, const Chunk& chunk, const Gates& gates, int key_head, int row, int key) {
     tangents_of_pairs(c, shared, chunk, gates, key_head, row, key);

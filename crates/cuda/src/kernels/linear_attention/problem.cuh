@@ -31,8 +31,7 @@ DEV void tell(const LinearArgs& c, bool odd) {
 
 // Does the work of so many blocks: a launch that may have nothing to do has fewer.
 template <class F> DEV void each_block(const LinearArgs& c, const F& compute) {
-#pragma unroll 1
-  for (int block = blockIdx.x; block < c.blocks; block += gridDim.x) {
+  NO_UNROLL for (int block = blockIdx.x; block < c.blocks; block += gridDim.x) {
     compute(block);
     __syncthreads();
   }

@@ -24,7 +24,7 @@ constexpr u32 STAGE_BYTES = Y_BYTES + X_BYTES > STATE_BYTES ? Y_BYTES + X_BYTES 
 // ---- states ----
 CHECK_SHARED(sums, 2 * (Y_BYTES + X_BYTES));  // the left and right factors of a chunk
 // A warp has 16·M rows of the state.
-extern "C" __global__ void __launch_bounds__(THREADS) sums(const __grid_constant__ LinearArgs c) {
+KERNEL(sums, LinearArgs c, THREADS) {
   if (idle(c)) return;
   constexpr int M = KW / 64;
   const u32 at_left = shared_begin(), at_right = at_left + 2 * Y_BYTES;
@@ -34,8 +34,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sums(const __grid_constant
   const int many = c.back ? group_of(c) : 1;
   float sum[M][CW / 8][4];
   clear<M, CW>(sum);
-#pragma unroll 1
-  for (int h = key_head * many; h < (key_head + 1) * many; h++) {
+  NO_UNROLL for (int h = key_head * many; h < (key_head + 1) * many; h++) {
     __syncthreads();
     load_tile<CHUNK, KW>(at_left, chunk_rows(c.y, chunk, h, 0), c.dim);
     load_tile<CHUNK, CW>(at_right, chunk_rows(c.x, chunk, h, 0), c.value_dim);
@@ -150,7 +149,7 @@ DEV void put_dots(const LinearArgs& c, float* to, const Chunk& chunk, int heads,
 
 // y; b and x of the first tile; the state, then b and x of every second tile.
 CHECK_SHARED(attend, 2 * Y_BYTES + X_BYTES + STAGE_BYTES);
-extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const __grid_constant__ LinearArgs c) {
+KERNEL(attend, LinearArgs c, THREADS, 2) {
   if (idle(c)) return;
   const u32 at_y = shared_begin(), at_first = at_y + Y_BYTES, at_state = at_first + Y_BYTES + X_BYTES;
   const int heads = c.back ? c.key_heads : c.heads, head = blockIdx.x % heads, group = group_of(c);
@@ -205,8 +204,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const __grid_con
     put_dots(c, c.state_dots, chunk, heads, head, strip.row, number, c.dot_scale);
   }
   const float log = log_of(c, key_head);
-#pragma unroll 1
-  for (int n = 0; n < tiles; n++) {
+  NO_UNROLL for (int n = 0; n < tiles; n++) {
     copy_wait<0>();
     __syncthreads();  // tile n is here, and all are done with the other stage
     load(n + 1, stage(n + 1)), copy_commit();
@@ -240,7 +238,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const __grid_con
 // ---- gates ----
 // q, k, dout and v of a micro-chunk; numbers of its pairs.
 CHECK_SHARED(flow, 2 * (Y_BYTES + X_BYTES) + 4 * MICRO * PITCH);
-extern "C" __global__ void __launch_bounds__(THREADS) flow(const __grid_constant__ LinearArgs c) {
+KERNEL(flow, LinearArgs c, THREADS) {
   if (idle(c)) return;
   const u32 at_q = shared_begin(), at_k = at_q + Y_BYTES, at_dout = at_k + Y_BYTES, at_v = at_dout + X_BYTES;
   float* w = numbers_at(2 * (Y_BYTES + X_BYTES));
@@ -249,8 +247,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) flow(const __grid_constant
     const float log = log_of(c, key_head);
     float sum[1][SIDE / 8][4];
     clear<1, SIDE>(sum);
-#pragma unroll 1
-    for (int h = key_head * group; h < (key_head + 1) * group; h++) {
+    NO_UNROLL for (int h = key_head * group; h < (key_head + 1) * group; h++) {
       __syncthreads();
       load_tile<SIDE, KW>(at_q, chunk_rows(c.q, chunk, h, row), c.dim), load_tile<SIDE, KW>(at_k, chunk_rows(c.k, chunk, key_head, key), c.dim);
       load_tile<SIDE, CW>(at_dout, chunk_rows(c.dout, chunk, h, row), c.value_dim);

@@ -48,8 +48,7 @@ DEV void prefetch_bytes(const void* from, u32 bytes) {
 constexpr int MIDDLE = 256, SECOND = 385, MIDDLE_OF_SECOND = 128;
 static_assert(4 * (SECOND + 257) == AT_BARRIERS - AT_DECAYS, "room for both");
 template <bool BACK> DEV void fill_decays(u32 table, int thread, float log, float scale) {
-#pragma unroll 1
-  for (int i = thread; i < SECOND; i += 256) {
+  NO_UNROLL for (int i = thread; i < SECOND; i += 256) {
     int t = i - MIDDLE;
     float x = t >= -CHUNK && (BACK ? t >= 0 : t <= 0) ? scale * exp2_fast(log * (BACK ? t : -t)) : 0;
     store_float(table + 4 * i, x);
@@ -64,8 +63,7 @@ DEV u32 decays_at(u32 table, int t) {  // of t, t + 1, and of those at even dist
 // Puts 0 into the rows of a tile from `count` on, which are those of other sequences, and, where asked, in place of
 // what is not finite.
 template <int THREADS = 256> DEV void tidy(u32 tile, int panels, int count, bool cleanse, int thread) {
-#pragma unroll 1
-  for (int i = thread; i < panels * CHUNK * 32; i += THREADS) {
+  NO_UNROLL for (int i = thread; i < panels * CHUNK * 32; i += THREADS) {
     u32 x = load_word(tile + 4 * i), keep = i / 32 % CHUNK >= count ? 0 : cleanse ? finite(x) : ~0u;
     if (x & ~keep) store_word(tile + 4 * i, x & keep);
   }
@@ -93,8 +91,7 @@ DEV void store_rows(const Tensor& x, i64 at, int count, int columns, const float
 // Of a quad's four words in each lane, those of word q of all four in lane q.
 DEV void turn_quad(u32 (&x)[4]) {
   const bool odd = lane_id() & 1, high = lane_id() & 2;
-#pragma unroll
-  for (int i = 0; i < 4; i += 2) {
+  UNROLL_ALL for (int i = 0; i < 4; i += 2) {
     const u32 keep = odd ? x[i + 1] : x[i], other = __shfl_xor_sync(~0u, odd ? x[i] : x[i + 1], 1);
     x[i] = odd ? other : keep, x[i + 1] = odd ? keep : other;
   }
@@ -107,8 +104,7 @@ DEV void turn_quad(u32 (&x)[4]) {
 DEV void store_pieces(const Tensor& x, i64 at, int columns, const float (&o)[COLUMNS / 2], float scale) {
   const int lane = lane_id() & 3;
   UNROLL(r, 2)
-#pragma unroll
-    for (int j = 0; j < COLUMNS / 8; j += 4) {
+    UNROLL_ALL for (int j = 0; j < COLUMNS / 8; j += 4) {
       u32 piece[4];
       UNROLL(i, 4) {
         const int k = 4 * (j + i) + 2 * r;

@@ -33,12 +33,10 @@ DEV void feed_pairs(const WalkArgs& c, u32 base) {
     }
     slot.advance();
   };
-#pragma unroll 1
-  for (int item = blockIdx.x; item < c.items; item += gridDim.x) {
+  NO_UNROLL for (int item = blockIdx.x; item < c.items; item += gridDim.x) {
     const Chunk chunk = c.chunks[item / c.key_heads];
     const int key_head = item % c.key_heads;
-#pragma unroll 1
-    for (int m = 0; m < group; m++) {
+    NO_UNROLL for (int m = 0; m < group; m++) {
       load(&c.y, &c.b, key_head * group + m, key_head, chunk);
       load(&c.x, &c.dots, key_head * group + m, key_head, chunk);
     }
@@ -52,8 +50,7 @@ DEV void fill_tables(const WalkArgs& c, u32 base) {
   };
   Gates next = gates_of(blockIdx.x);
   Tables tables = {base, 1};
-#pragma unroll 1
-  for (int item = blockIdx.x; item < c.items; item += gridDim.x, tables.advance()) {
+  NO_UNROLL for (int item = blockIdx.x; item < c.items; item += gridDim.x, tables.advance()) {
     const Gates gates = next;
     next = gates_of(item + gridDim.x);
     tables.wait_empty();
@@ -114,8 +111,7 @@ template <int LANES, bool BACK> DEV float scan_lanes(float x) {
     x = __shfl_up_sync(~0u, x, 1, LANES);
     if (lane == 0) x = 0;
   }
-#pragma unroll
-  for (int n = 1; n < LANES; n *= 2) {
+  UNROLL_ALL for (int n = 1; n < LANES; n *= 2) {
     const float other = BACK ? __shfl_down_sync(~0u, x, n, LANES) : __shfl_up_sync(~0u, x, n, LANES);
     if (BACK ? lane + n < LANES : lane >= n) x += other;
   }
@@ -134,21 +130,16 @@ DEV float flow_of_pairs(u32 base, int t) {
     sum += next;
   }
   __syncwarp();
-#pragma unroll
-  for (int i = BLOCK - 1; i >= 0; i--)
+  UNROLL_ALL for (int i = BLOCK - 1; i >= 0; i--)
     if (i >= own) flow += load_float(within + 4 * (i * PITCH + own));
   sum = 0;  // of the own column, over later blocks of rows
-#pragma unroll 1
-  for (int i = BLOCKS - 1; i > block; i--) sum += load_float(columns + 4 * (i * CHUNK + t));
+  NO_UNROLL for (int i = BLOCKS - 1; i > block; i--) sum += load_float(columns + 4 * (i * CHUNK + t));
   flow += scan_lanes<BLOCK, false>(sum) + scan_lanes<BLOCK, true>(load_float(base + AT_ROWS + 4 * t));
-#pragma unroll 1
-  for (int k = 0; k < 2; k++) {  // of all columns of earlier blocks, over later blocks of rows
+  NO_UNROLL for (int k = 0; k < 2; k++) {  // of all columns of earlier blocks, over later blocks of rows
     const int middle = t / 32 * 2 + k;
     sum = 0;
-#pragma unroll 1
-    for (int i = BLOCKS - 1; i > middle; i--)
-#pragma unroll 1
-      for (int j = t % 32; j < middle * BLOCK; j += 32) sum += load_float(columns + 4 * (i * CHUNK + j));
+    NO_UNROLL for (int i = BLOCKS - 1; i > middle; i--)
+      NO_UNROLL for (int j = t % 32; j < middle * BLOCK; j += 32) sum += load_float(columns + 4 * (i * CHUNK + j));
     sum = lane_sum(sum);
     if (middle == block) flow += sum;
   }
@@ -194,8 +185,7 @@ template <int GROUP> DEV void sum_flow(const WalkArgs& c, u32 base) {
   constexpr int SEEN = GROUP == 0 ? 64 : 128;
   Slots slot = {base, 0};
   Tables tables = {base, 0};
-#pragma unroll 1
-  for (int item = blockIdx.x; item < c.items; item += gridDim.x, tables.advance()) {
+  NO_UNROLL for (int item = blockIdx.x; item < c.items; item += gridDim.x, tables.advance()) {
     const Chunk chunk = c.chunks[item / c.key_heads];
     const u32 table = base + FLOW_TABLES + tables.stage() * TABLE_BYTES;
     Ends ends;
@@ -209,8 +199,7 @@ template <int GROUP> DEV void sum_flow(const WalkArgs& c, u32 base) {
       slot.advance();
       return empty;
     };
-#pragma unroll 1
-    for (int m = 0; m < group; m++) {
+    NO_UNROLL for (int m = 0; m < group; m++) {
       const u32 first = multiply(a), second = multiply(b);
       mma_wait<1>(), pin(a);
       warp_arrive(first);
@@ -253,5 +242,5 @@ DEV void flow_of_all(const WalkArgs& c) {
 }
 
 CHECK_SHARED(flow, FLOW_BYTES);
-extern "C" __global__ void __launch_bounds__(384, 1) flow(const __grid_constant__ WalkArgs c) { flow_of_all(c); }
+KERNEL(flow, WalkArgs c, 384, 1) { flow_of_all(c); }
 #endif

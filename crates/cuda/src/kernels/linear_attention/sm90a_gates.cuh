@@ -40,8 +40,7 @@ DEV void store_four(u32 table, int place, const float (&x)[4]) {
 // Zeros in both tables, and where the walk back reads a state that is none. Pairs of DIAGONAL that are not seen stay
 // 0.
 template <int THREADS = 256> DEV void clear_tables(u32 base, int thread) {
-#pragma unroll 1
-  for (u32 at = 4 * thread; at < AT_TABLES - AT_ZEROS + 2 * TABLE_BYTES; at += 4 * THREADS)
+  NO_UNROLL for (u32 at = 4 * thread; at < AT_TABLES - AT_ZEROS + 2 * TABLE_BYTES; at += 4 * THREADS)
     store_word(base + AT_ZEROS + at, 0);
 }
 
@@ -66,11 +65,9 @@ template <bool WHOLE> DEV Sums sums_of(const Gates& g) {
   Sums s;
   const int lane = lane_id();
   s.until[0] = g.x[0], s.after[3] = 0;
-#pragma unroll
-  for (int i = 1; i < 4; i++) s.until[i] = s.until[i - 1] + g.x[i], s.after[3 - i] = s.after[4 - i] + g.x[4 - i];
+  UNROLL_ALL for (int i = 1; i < 4; i++) s.until[i] = s.until[i - 1] + g.x[i], s.after[3 - i] = s.after[4 - i] + g.x[4 - i];
   s.block = s.until[3];
-#pragma unroll
-  for (int n = 1; n <= (WHOLE ? 2 : 1); n *= 2) {
+  UNROLL_ALL for (int n = 1; n <= (WHOLE ? 2 : 1); n *= 2) {
     const float other = __shfl_xor_sync(~0u, s.block, n);
     UNROLL(i, 4) (lane & n ? s.until[i] : s.after[i]) += other;
     s.block += other;
@@ -94,8 +91,7 @@ template <bool BACK> DEV void fill_tokens(u32 table, const Gates& g, float scale
   float before = __shfl_up_sync(~0u, s.block, 4), behind = __shfl_down_sync(~0u, s.block, 4);
   if (lane < 4) before = 0;
   if (lane >= 28) behind = 0;
-#pragma unroll
-  for (int n = 4; n < 32; n *= 2) {
+  UNROLL_ALL for (int n = 4; n < 32; n *= 2) {
     const float left = __shfl_up_sync(~0u, before, n), right = __shfl_down_sync(~0u, behind, n);
     if (lane >= n) before += left;
     if (lane + n < 32) behind += right;
@@ -136,8 +132,7 @@ template <bool BACK> DEV void fill_far(u32 table, const Gates& g) {
   const int token = 4 * lane_id(), block = token / BLOCK;
   const Sums s = sums_of<true>(g);
   float between = 0, x[4];
-#pragma unroll 1
-  for (int n = 1; n < BLOCKS; n++) {
+  NO_UNROLL for (int n = 1; n < BLOCKS; n++) {
     const int own = BACK ? BLOCKS - 1 - n : n, next = BACK ? own + 1 : own - 1;
     const float whole = __shfl_sync(~0u, s.block, BLOCK / 4 * next);
     if (BACK ? block > next : block < next) between += whole;
@@ -162,8 +157,7 @@ template <bool BACK> DEV void fill_table(u32 table, const Gates& g, float scale,
 template <bool BACK, bool OTHERS> DEV void weigh_block(float2 (&w)[4], u32 table, const Thread& t, const float (&own)[2], u32 far, int block) {
   const int own_block = t.row / BLOCK;
   if (OTHERS || (BACK ? block > own_block : block < own_block)) {
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
+    UNROLL_ALL for (int i = 0; i < 4; i += 2) {
       const float2 x = load_pair(far + 4 * (BLOCK * block + HALF / 2 * i));
       w[i] = make_float2(own[0] * x.x, own[0] * x.y), w[i + 1] = make_float2(own[1] * x.x, own[1] * x.y);
     }

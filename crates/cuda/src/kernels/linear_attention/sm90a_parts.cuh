@@ -109,8 +109,7 @@ DEV float dot_states(const u32 (&kept)[COLUMNS / 4], const float (&h)[COLUMNS / 
 // - r). Of TANGENT also (i - j) times that, its derivative by the decay; `distance`: i - j of the first pair.
 template <bool TANGENT = false, int WORDS>
 DEV void weigh_pairs(u32 (&to)[WORDS], const float (&p)[2 * WORDS], u32 decays, u32* tangent = 0, float distance = 0) {
-#pragma unroll
-  for (int m = -1; m < WORDS / 2; m++) {
+  UNROLL_ALL for (int m = -1; m < WORDS / 2; m++) {
     float2 w = load_pair(decays + 32 * m);
     float2 v = make_float2(w.x * (distance - 8 * m), w.y * (distance - 8 * m - 1));
     UNROLL(r, 2) {

@@ -22,11 +22,9 @@ template <bool BACK> DEV bool add_tokens(const WalkArgs& c, const Path& p, u32 b
   float h[COLUMNS / 2], whole = 1;
   clear(h);
   begin_decays<BACK>(c, base, log);
-#pragma unroll 1
-  for (int n = 0; n < p.chunks; n++) {
+  NO_UNROLL for (int n = 0; n < p.chunks; n++) {
     const int count = count_of<BACK>(p, n);
-#pragma unroll 1
-    for (int m = 0; m < p.many; m++) {
+    NO_UNROLL for (int m = 0; m < p.many; m++) {
       const u32 stage = at.stage(), b = base + AT_B + stage * Y_BYTES;
       at.wait_full();
       if (cleanse || count < CHUNK) {
@@ -65,14 +63,14 @@ template <bool BACK> DEV void sum_segment(const WalkArgs& c) {
 }
 
 CHECK_SHARED(sums, WALK_BYTES);
-extern "C" __global__ void __launch_bounds__(384, 1) sums(const __grid_constant__ WalkArgs c) { sum_segment<false>(c); }
+KERNEL(sums, WalkArgs c, 384, 1) { sum_segment<false>(c); }
 CHECK_SHARED(sums_back, WALK_BYTES);
-extern "C" __global__ void __launch_bounds__(384, 1) sums_back(const __grid_constant__ WalkArgs c) { sum_segment<true>(c); }
+KERNEL(sums_back, WalkArgs c, 384, 1) { sum_segment<true>(c); }
 
 // A thread owns an element of the states of a sequence and a key head. What is found of a segment is the sum of it,
 // and what is left is the state that its walk begins with; the first has a given one.
 constexpr int SCANNED = 128;
-extern "C" __global__ void __launch_bounds__(SCANNED) scan(const __grid_constant__ WalkArgs c) {
+KERNEL(scan, WalkArgs c, SCANNED) {
   constexpr int AHEAD = 16;
   const int elements = c.inner * c.outer, pieces = (elements + SCANNED - 1) / SCANNED;
   const int at = blockIdx.x % pieces * SCANNED + threadIdx.x, key_head = blockIdx.x / pieces % c.key_heads;
@@ -81,8 +79,7 @@ extern "C" __global__ void __launch_bounds__(SCANNED) scan(const __grid_constant
   const State begin = state_of(c.begin, run.sequence, key_head);
   const float log = log_of(c, key_head);
   float state = begin.data ? begin.data[at / c.outer * begin.row + at % c.outer] : 0;
-#pragma unroll 1
-  for (int n = 0; n < run.segments; n += AHEAD) {
+  NO_UNROLL for (int n = 0; n < run.segments; n += AHEAD) {
     float sum[AHEAD], decay[AHEAD];
     float* to[AHEAD];
     UNROLL(i, AHEAD) {

@@ -37,15 +37,12 @@
 // One thread feeds the copy engine. ROWS: with y.
 template <bool BACK, bool DOTS, bool ROWS = true>
 DEV void feed(const WalkArgs& c, const Path& p, u32 base, Chunks& at) {
-#pragma unroll 1
-  for (int n = 0; n < p.chunks; n++)
-#pragma unroll 1
-    for (int m = 0; m < p.many; m++) {
+  NO_UNROLL for (int n = 0; n < p.chunks; n++)
+    NO_UNROLL for (int m = 0; m < p.many; m++) {
       const u32 stage = at.stage(), full = at.full(), y = base + stage * Y_BYTES, b = base + AT_B + stage * Y_BYTES;
       const int row = p.start + number_of<BACK>(p, n) * CHUNK, other = BACK ? p.key_head * p.many + m : p.key_head;
       at.fill((ROWS ? 2 : 1) * Y_BYTES + PANEL);
-#pragma unroll
-      for (int i = 0; ROWS && i < KW / 64; i++) load4(y + i * PANEL, &c.y, full, 64 * i, row, p.head, p.batch);
+      UNROLL_ALL for (int i = 0; ROWS && i < KW / 64; i++) load4(y + i * PANEL, &c.y, full, 64 * i, row, p.head, p.batch);
       UNROLL(i, KW / 64) load4(b + i * PANEL, &c.b, full, 64 * i, row, other, p.batch);
       if (DOTS && m == 0 && n + 1 < p.chunks) {
         prefetch4(&c.dots, p.half * COLUMNS, p.start + number_of<BACK>(p, n + 1) * CHUNK, p.head, p.batch);
@@ -71,21 +68,18 @@ template <bool BACK> DEV void weigh_tokens(const WalkArgs& c, const Path& p, u32
     named_sync(7, THREADS);
   };
   if (BY_TOKEN && p.chunks) fill(0, gates_of(0));
-#pragma unroll 1
-  for (int n = 0; n < p.chunks; n++) {
+  NO_UNROLL for (int n = 0; n < p.chunks; n++) {
     const int count = count_of<BACK>(p, n);
     const u32 decays = BY_TOKEN ? table_of(base, n) + 4 * GAIN : base + AT_DECAYS + 4 * (MIDDLE + (BACK ? 1 : 1 - count));
     Gates next;
     if (BY_TOKEN) next = gates_of(n + 1);
-#pragma unroll 1
-    for (int m = 0; m < p.many; m++) {
+    NO_UNROLL for (int m = 0; m < p.many; m++) {
       const u32 x = base + AT_X + at.stage() * PANEL;
       at.wait_full();
       if (cleanse || count < CHUNK) tidy<THREADS>(x, 1, count, cleanse, thread), named_sync(7, THREADS);
       // A thread has every twelfth token, and the same piece of each.
       const u32 from = x + 16 * thread, to = base + AT_WEIGHTED + 16 * thread, weights = decays + 4 * (thread / 8);
-#pragma unroll 1
-      for (int i = 0; i < CHUNK; i += THREADS / 8 * MANY) {
+      NO_UNROLL for (int i = 0; i < CHUNK; i += THREADS / 8 * MANY) {
         uint4 piece[MANY];
         float weight[MANY];
         UNROLL(j, MANY) {
@@ -230,11 +224,9 @@ DEV bool multiply(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Chun
   if (DOTS && BACK && p.chunks) load_kept(kept, c, p, 0), add_kept(gamma, kept, h, c, p, t, log, 0), load_kept(kept, c, p, 1);
   if (DOTS && p.chunks) load_dot<BACK>(dot, c, p, t, 0);
   issue_scores<DECAY>(s, base, at, p.chunks > 0, count_of<BACK>(p, 0), cleanse, 64 * GROUP, FIRST);
-#pragma unroll 1
-  for (int n = 0; n < p.chunks; n++) {
+  NO_UNROLL for (int n = 0; n < p.chunks; n++) {
     const int chunk_row = number_of<BACK>(p, n) * CHUNK, count = count_of<BACK>(p, n);
-#pragma unroll 1
-    for (int m = 0; m < p.many; m++) {
+    NO_UNROLL for (int m = 0; m < p.many; m++) {
       const u32 own_stage = at.stage(), x = base + AT_X + own_stage * PANEL;
       const bool last = m == p.many - 1;
       float steps[2];
@@ -328,13 +320,13 @@ template <bool DECAY, bool BACK, bool DOTS> DEV void walk(const WalkArgs& c) {
 
 #if !BY_TOKEN
 CHECK_SHARED(attend_plain, WALK_BYTES);
-extern "C" __global__ void __launch_bounds__(384, 1) attend_plain(const __grid_constant__ WalkArgs c) { walk<false, false, false>(c); }
+KERNEL(attend_plain, WalkArgs c, 384, 1) { walk<false, false, false>(c); }
 #endif
 CHECK_SHARED(attend, WALK_BYTES);
-extern "C" __global__ void __launch_bounds__(384, 1) attend(const __grid_constant__ WalkArgs c) { walk<true, false, false>(c); }
+KERNEL(attend, WalkArgs c, 384, 1) { walk<true, false, false>(c); }
 CHECK_SHARED(attend_dots, WALK_BYTES);
-extern "C" __global__ void __launch_bounds__(384, 1) attend_dots(const __grid_constant__ WalkArgs c) { walk<true, false, true>(c); }
+KERNEL(attend_dots, WalkArgs c, 384, 1) { walk<true, false, true>(c); }
 CHECK_SHARED(attend_back, WALK_BYTES);
-extern "C" __global__ void __launch_bounds__(384, 1) attend_back(const __grid_constant__ WalkArgs c) { walk<true, true, false>(c); }
+KERNEL(attend_back, WalkArgs c, 384, 1) { walk<true, true, false>(c); }
 CHECK_SHARED(attend_back_dots, WALK_BYTES);
-extern "C" __global__ void __launch_bounds__(384, 1) attend_back_dots(const __grid_constant__ WalkArgs c) { walk<true, true, true>(c); }
+KERNEL(attend_back_dots, WalkArgs c, 384, 1) { walk<true, true, true>(c); }

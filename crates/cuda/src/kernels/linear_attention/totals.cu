@@ -1,7 +1,7 @@
 // Sums over the tokens of linear_attention, in f64 and in a fixed order; and one token of a step.
 
 // Of every head of queries, dσ (R9).
-extern "C" __global__ void __launch_bounds__(256) sum_all(const __grid_constant__ LinearArgs c) {
+KERNEL(sum_all, LinearArgs c, 256) {
   if (idle(c)) return;
   double sum = 0;
   for (i64 i = threadIdx.x; i < (i64)c.batch * c.heads * c.tokens; i += 256) sum += c.numbers[i];
@@ -10,7 +10,7 @@ extern "C" __global__ void __launch_bounds__(256) sum_all(const __grid_constant_
 }
 
 // Of each key head, dg_gamma (R7).
-extern "C" __global__ void __launch_bounds__(256) sum_heads(const __grid_constant__ LinearArgs c) {
+KERNEL(sum_heads, LinearArgs c, 256) {
   if (idle(c)) return;
   const int head = blockIdx.x;
   double sum = 0;
@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(256) sum_heads(const __grid_constan
 }
 
 // A block owns 32 columns of a state; a warp has every eighth row. `begin` and `end` may be the same.
-extern "C" __global__ void __launch_bounds__(256) step(const __grid_constant__ LinearArgs c) {
+KERNEL(step, LinearArgs c, 256) {
   constexpr int MEMBERS = 4, WARPS = 8;
   __shared__ float sums[WARPS][MEMBERS][32];
   const int pieces = (c.value_dim + 31) / 32, slot = blockIdx.x / pieces, key_head = slot % c.key_heads, batch = slot / c.key_heads;
@@ -36,8 +36,7 @@ extern "C" __global__ void __launch_bounds__(256) step(const __grid_constant__ L
   do {
     float o[MEMBERS] = {};
     const element* q = (const element*)c.q.data + batch * c.q.batch + (key_head * group + member) * c.q.head;
-#pragma unroll 4
-    for (int d = warp; d < c.dim; d += WARPS) {
+    UNROLL_BY(4) for (int d = warp; d < c.dim; d += WARPS) {
       if (!inside) continue;
       float state;
       if (member) state = to[d * c.end.row];

@@ -29,7 +29,7 @@ DEV float norm(const element* row, int dim) {
 }
 
 // Blocks of 8 tokens, then of a tile of classes.
-extern "C" __global__ void __launch_bounds__(256) norms(const __grid_constant__ FilterArgs f) {
+KERNEL(norms, FilterArgs f, 256) {
   __shared__ float warps[8];
   const CrossEntropyArgs& c = f.c;
   const int tokens = (c.all + 7) / 8, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(256) norms(const __grid_constant__ 
 }
 
 // A block has a tile, a warp every eighth of its tokens: a lane sums eight classes.
-extern "C" __global__ void __launch_bounds__(256) measure(const __grid_constant__ FilterArgs f) {
+KERNEL(measure, FilterArgs f, 256) {
   __shared__ float sums[8][TILE];
   const CrossEntropyArgs& c = f.c;
   const int tiles = (c.classes + TILE - 1) / TILE, band = blockIdx.x / tiles, tile = blockIdx.x % tiles, count = count_of(c);
@@ -63,8 +63,7 @@ extern "C" __global__ void __launch_bounds__(256) measure(const __grid_constant_
   for (int row = first + warp; row < min(count, first + SIDE); row += 8) {
     const float size = f.of_tokens[c.first_token + row];
     float sum = 0;
-#pragma unroll
-    for (int k = 0; k < 8; k += 4) {
+    UNROLL_ALL for (int k = 0; k < 8; k += 4) {
       float x[4];
       read_four(x, c.z + (i64)row * c.columns + tile * TILE + of_lane(k));
       UNROLL(e, 4) most = max_nan(most, fabsf(x[e])), sum += fabsf(x[e]), classes[k + e] += fabsf(x[e]) * size;
@@ -86,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(256) measure(const __grid_constant_
 }
 
 // A thread has a token, or a class: it adds up what is left out of its row.
-extern "C" __global__ void __launch_bounds__(256) certify(const __grid_constant__ FilterArgs f) {
+KERNEL(certify, FilterArgs f, 256) {
   const CrossEntropyArgs& c = f.c;
   const int t = blockIdx.x * 256 + threadIdx.x, tiles = (c.classes + TILE - 1) / TILE, count = count_of(c);
   if (t < count) {
@@ -105,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(256) certify(const __grid_constant_
 // Of every band of tokens the tiles take their turn in the order of classes, of every tile of classes in that of
 // tokens. So those of a diagonal, from the first band's tile `diagonal` on, are chosen side by side. A thread has a
 // class of the tile, half of them a token of the band.
-extern "C" __global__ void __launch_bounds__(256) choose(const __grid_constant__ FilterArgs f) {
+KERNEL(choose, FilterArgs f, 256) {
   const CrossEntropyArgs& c = f.c;
   const int t = threadIdx.x, tiles = (c.classes + TILE - 1) / TILE, count = count_of(c);
   const int band = max(0, f.diagonal - tiles + 1) + blockIdx.x, tile = f.diagonal - band, row = band * SIDE + t, v = tile * TILE + t;

@@ -46,8 +46,7 @@ template <class F> DEV void each_four(const CrossEntropyArgs& c, const Corner& a
   UNROLL(r, 8) {
     const int row = at.token + spread(ty(), r);
     if (row >= count) continue;
-#pragma unroll
-    for (int half = 0; half < 8; half += 4) {
+    UNROLL_ALL for (int half = 0; half < 8; half += 4) {
       const int column = at.column + spread(tx(), half);
       float x[4] = {sum[r][half], sum[r][half + 1], sum[r][half + 2], sum[r][half + 3]};
       f((i64)row * c.columns + column, column, x);
@@ -59,7 +58,7 @@ DEV void add_bias(const CrossEntropyArgs& c, const element* bias, int column, fl
     if (bias && column + e < c.classes) x[e] += read(bias[c.first_class + column + e]);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) logits(const __grid_constant__ CrossEntropyArgs c) {
+KERNEL(logits, CrossEntropyArgs c, THREADS, 2) {
   __shared__ Shared shared;
   const Corner at = corner(c);
   if (at.token >= count_of(c)) return;
@@ -73,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) logits(const __grid_con
 }
 
 #if SECOND
-extern "C" __global__ void __launch_bounds__(THREADS, 2) motions(const __grid_constant__ CrossEntropyArgs c) {
+KERNEL(motions, CrossEntropyArgs c, THREADS, 2) {
   __shared__ Shared shared;
   const Corner at = corner(c);
   if (at.token >= count_of(c)) return;
@@ -98,15 +97,14 @@ DEV void add_classes(const CrossEntropyArgs& c, Shared& shared, float (&sum)[8][
   multiply(shared, sum, a, across<element>([=](int k) { return from + k * stride; }, classes, c.dim - column, c.whole != 0), classes);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) hidden(const __grid_constant__ CrossEntropyArgs c) {
+KERNEL(hidden, CrossEntropyArgs c, THREADS, 2) {
   __shared__ Shared shared;
   const Corner at = corner(c);
   if (at.token >= count_of(c)) return;
   const int tiles = (c.classes + TILE - 1) / TILE, all = (c.vocab + TILE - 1) / TILE;
   auto waiting = [&](int level) { return c.hidden + ((i64)level * gridDim.x + blockIdx.x) * (SIDE * SIDE); };
   float sum[8][8];
-#pragma unroll 1
-  for (int tile = 0; tile < tiles; tile++) {
+  NO_UNROLL for (int tile = 0; tile < tiles; tile++) {
     clear(sum);
     if (!is_left_out(c, at.token / SIDE, tile)) add_classes(c, shared, sum, c.z, c.w, at.token, tile, at.column);
 #if SECOND
@@ -142,8 +140,7 @@ DEV void add_tokens(const CrossEntropyArgs& c, Shared& shared, float (&sum)[8][8
   const i64 columns = c.columns, stride = c.dim;
   const element* to = x + column;
   const int count = count_of(c);
-#pragma unroll 1
-  for (int begin = 0, end; begin < count; begin = end) {
+  NO_UNROLL for (int begin = 0, end; begin < count; begin = end) {
     end = c.left_out ? min(count, begin + SIDE) : count;
     if (is_left_out(c, begin / SIDE, first / TILE)) continue;
     const float* from = gradients + begin * columns + first;
@@ -154,7 +151,7 @@ DEV void add_tokens(const CrossEntropyArgs& c, Shared& shared, float (&sum)[8][8
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) head(const __grid_constant__ CrossEntropyArgs c) {
+KERNEL(head, CrossEntropyArgs c, THREADS, 2) {
   __shared__ Shared shared;
   const int parts = (c.dim + SIDE - 1) / SIDE, first = blockIdx.x / parts * SIDE, from = blockIdx.x % parts * SIDE;
   float sum[8][8];
@@ -178,4 +175,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) head(const __grid_const
 }
 
 // (C19), (C30)
-extern "C" __global__ void __launch_bounds__(256) bias(const __grid_constant__ CrossEntropyArgs c) { sum_bias(c, c.z, 1); }
+KERNEL(bias, CrossEntropyArgs c, 256) { sum_bias(c, c.z, 1); }

@@ -53,8 +53,7 @@ template <class T> DEV void sum_bias(const CrossEntropyArgs& c, const T* gradien
   __shared__ float sums[8][32];
   const int x = threadIdx.x % 32, y = threadIdx.x / 32, column = blockIdx.x * 32 + x, count = count_of(c);
   float sum = 0;
-#pragma unroll 8
-  for (int i = y; i < count; i += 8) sum += read(gradients[(i64)i * c.columns + column]);
+  UNROLL_BY(8) for (int i = y; i < count; i += 8) sum += read(gradients[(i64)i * c.columns + column]);
   sums[y][x] = sum;
   for (int n = 4; n; n /= 2) {
     __syncthreads();

@@ -11,15 +11,13 @@ DEV Node leaf(const CrossEntropyArgs& c, int row, int tile, const Token& token) 
   float x[8];
   Node node = {};
   node.m = -INF, node.argmax = 0x7fffffff;
-#pragma unroll
-  for (int k = 0; k < 8; k += 4) read_four(x + k, c.z + at + of_lane(k));
+  UNROLL_ALL for (int k = 0; k < 8; k += 4) read_four(x + k, c.z + at + of_lane(k));
   UNROLL(k, 8) {
     if (of_lane(k) >= classes) continue;
     if (node.argmax == 0x7fffffff || exceeds(x[k], node.m)) node.m = x[k], node.argmax = first + of_lane(k);
     if (first + of_lane(k) == token.target) c.picked[2 * (c.first_token + row)] = x[k];
   }
-#pragma unroll
-  for (int n = 16; n; n /= 2) {
+  UNROLL_ALL for (int n = 16; n; n /= 2) {
     float m = __shfl_xor_sync(~0u, node.m, n);
     int argmax = __shfl_xor_sync(~0u, node.argmax, n);
     if (exceeds(m, node.m) || (!exceeds(node.m, m) && argmax < node.argmax)) node.m = m, node.argmax = argmax;
@@ -27,8 +25,7 @@ DEV Node leaf(const CrossEntropyArgs& c, int row, int tile, const Token& token) 
   node.largest = node.m;
 #if SECOND
   float moved[8];
-#pragma unroll
-  for (int k = 0; k < 8; k += 4) read_four(moved + k, c.motion + at + of_lane(k));
+  UNROLL_ALL for (int k = 0; k < 8; k += 4) read_four(moved + k, c.motion + at + of_lane(k));
   UNROLL(k, 8) {
     if (first + of_lane(k) == node.argmax && node.m != -INF) node.m_motion = moved[k];
     if (first + of_lane(k) == token.target) c.picked[2 * (c.first_token + row) + 1] = moved[k];
@@ -58,13 +55,12 @@ DEV Node leaf(const CrossEntropyArgs& c, int row, int tile, const Token& token) 
 }
 
 // The tiles of the chunk, of one token: eight at a time.
-extern "C" __global__ void __launch_bounds__(256) totals(const __grid_constant__ CrossEntropyArgs c) {
+KERNEL(totals, CrossEntropyArgs c, 256) {
   __shared__ Node leaves[8];
   const int row = blockIdx.x, warp = threadIdx.x / 32, tiles = (c.classes + TILE - 1) / TILE;
   if (row >= count_of(c)) return;
   const Token token = c.tokens[c.first_token + row];
-#pragma unroll 1
-  for (int tile = 0; tile < tiles; tile += 8) {
+  NO_UNROLL for (int tile = 0; tile < tiles; tile += 8) {
     if (tile + warp < tiles) {
       Node node = leaf(c, row, tile + warp, token);
       if (threadIdx.x % 32 == 0) leaves[warp] = node;
@@ -177,7 +173,7 @@ DEV Pull pull_of(const CrossEntropyArgs& c, const Token& token, const Node& x, c
 }
 
 // From the totals of the tokens of the chunk: outputs, and what the tokens pull with.
-extern "C" __global__ void __launch_bounds__(128) finish(const __grid_constant__ CrossEntropyArgs c) {
+KERNEL(finish, CrossEntropyArgs c, 128) {
   const int row = blockIdx.x * 128 + threadIdx.x, i = c.first_token + row;
   if (row >= count_of(c)) return;
   const Token token = c.tokens[i];
@@ -194,15 +190,14 @@ extern "C" __global__ void __launch_bounds__(128) finish(const __grid_constant__
 }
 
 // (C9) or (C31) from the terms of all tokens that count: of one block. Thread t adds up every 256th.
-extern "C" __global__ void __launch_bounds__(256) loss(const __grid_constant__ CrossEntropyArgs c) {
+KERNEL(loss, CrossEntropyArgs c, 256) {
   __shared__ double sums[256][2];
   const int t = threadIdx.x;
   double a = 0, b = 0;
   const int counted = c.each ? 0 : c.common->counted;
   const double2* const terms = (const double2*)c.terms;
   int i = t;
-#pragma unroll 1
-  for (; i + 15 * 256 < counted; i += 16 * 256) {
+  NO_UNROLL for (; i + 15 * 256 < counted; i += 16 * 256) {
     double2 some[16];  // read side by side
     UNROLL(k, 16) some[k] = terms[i + 256 * k];
     UNROLL(k, 16) a += some[k].x, b += some[k].y;
@@ -243,7 +238,7 @@ DEV void gradient(const CrossEntropyArgs& c, const Pull& y, float cw, float& z, 
 }
 
 // 1024 classes of a token a block. What lies beyond the last class becomes 0.
-extern "C" __global__ void __launch_bounds__(256) gradients(const __grid_constant__ CrossEntropyArgs c) {
+KERNEL(gradients, CrossEntropyArgs c, 256) {
   const int parts = (c.columns + 1023) / 1024, row = blockIdx.x / parts, first = blockIdx.x % parts * 1024 + threadIdx.x * 4;
   if (first >= c.columns || row >= count_of(c)) return;
   const int i = c.first_token + row, target = c.tokens[i].target - c.first_class;

@@ -26,7 +26,7 @@ DEV Partial identity() { return {-INF, 0, 0, 0, 0, 0, 0, 0, NO_CLASS, -INF}; }
 KERNEL_ARGS(ShardArgs)
 KERNEL_ARGS(FoldArgs)
 
-extern "C" __global__ void __launch_bounds__(128) place(const __grid_constant__ ShardArgs x) {
+KERNEL(place, ShardArgs x, 128) {
   const CrossEntropyArgs& c = x.c;
   const int row = blockIdx.x * 128 + threadIdx.x;
   if (row >= count_of(c)) return;
@@ -35,12 +35,12 @@ extern "C" __global__ void __launch_bounds__(128) place(const __grid_constant__ 
   token.target = target >= 0 && target < x.vocab ? (int)target - x.first : -1;
 }
 
-extern "C" __global__ void __launch_bounds__(128) identities(const __grid_constant__ ShardArgs x) {
+KERNEL(identities, ShardArgs x, 128) {
   const i64 i = (i64)blockIdx.x * 128 + threadIdx.x;
   if (i < (i64)x.nodes * x.c.all) x.partials[i] = identity();
 }
 
-extern "C" __global__ void __launch_bounds__(128) partials(const __grid_constant__ ShardArgs x) {
+KERNEL(partials, ShardArgs x, 128) {
   const CrossEntropyArgs& c = x.c;
   const int row = blockIdx.x * 128 + threadIdx.x, i = c.first_token + row;
   if (row >= count_of(c)) return;
@@ -54,15 +54,14 @@ extern "C" __global__ void __launch_bounds__(128) partials(const __grid_constant
 }
 
 // A token a thread; what waits lies in shared memory.
-extern "C" __global__ void __launch_bounds__(32) combine(const __grid_constant__ FoldArgs f) {
+KERNEL(combine, FoldArgs f, 32) {
   extern __shared__ char bytes[];
   Node* const waiting = (Node*)bytes + threadIdx.x;
   const i64 i = (i64)blockIdx.x * 32 + threadIdx.x;
   if (i >= f.count) return;
   Partial all = identity();
   int top = 0;
-#pragma unroll 1
-  for (int k = 0; k < f.parts; k++) {
+  NO_UNROLL for (int k = 0; k < f.parts; k++) {
     const Partial p = f.partials[k * f.count + i];
     Node node = {p.m, p.l, p.u, p.s, p.weight, p.largest, (int)p.argmax};
     for (u32 n = f.merges[k]; n; n--) node = combined(waiting[32 * --top], node);
@@ -81,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(32) combine(const __grid_constant__
 }
 
 // NaN where the shards are not all classes. A target without an owner, or with two, has no logit.
-extern "C" __global__ void __launch_bounds__(128) recall(const __grid_constant__ ShardArgs x) {
+KERNEL(recall, ShardArgs x, 128) {
   const CrossEntropyArgs& c = x.c;
   const int i = blockIdx.x * 128 + threadIdx.x;
   if (i >= c.common->counted) return;
@@ -92,28 +91,26 @@ extern "C" __global__ void __launch_bounds__(128) recall(const __grid_constant__
 }
 
 // 1024 elements of a token a block.
-extern "C" __global__ void __launch_bounds__(256) add(const __grid_constant__ ShardArgs x) {
+KERNEL(add, ShardArgs x, 256) {
   const CrossEntropyArgs& c = x.c;
   const int parts = (c.dim + 1023) / 1024, row = blockIdx.x / parts, first = blockIdx.x % parts * 1024 + threadIdx.x;
   if (row >= count_of(c)) return;
   const i64 at = (i64)c.tokens[c.first_token + row].index * c.dim;
-#pragma unroll
-  for (int e = first; e < first + 1024; e += 256)
+  UNROLL_ALL for (int e = first; e < first + 1024; e += 256)
     if (e < c.dim) x.sums[at + e] += x.part[at + e];
 }
 
 DEV float4 plus(float4 x, float4 y) { return make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w); }
 
 // Four elements a thread.
-extern "C" __global__ void __launch_bounds__(64) sum(const __grid_constant__ FoldArgs f) {
+KERNEL(sum, FoldArgs f, 64) {
   extern __shared__ char bytes[];
   float4* const waiting = (float4*)bytes + threadIdx.x;
   const i64 at = 4 * ((i64)blockIdx.x * 64 + threadIdx.x);
   if (at >= f.count) return;
   const int there = (int)min((i64)4, f.count - at);
   int top = 0;
-#pragma unroll 1
-  for (int k = 0; k < f.parts; k++) {
+  NO_UNROLL for (int k = 0; k < f.parts; k++) {
     const float* from = f.sums + k * f.count + at;
     float4 x;
     if (f.whole) x = *(const float4*)from;

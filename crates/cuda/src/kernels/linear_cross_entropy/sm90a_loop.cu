@@ -38,8 +38,7 @@ template <int COLUMNS> struct Waiting {
   }
   // Calls f(vector, its first number) for each four of a thread.
   template <class F> METHOD void each(int n, F f) const {
-#pragma unroll
-    for (int i = 0; i < COLUMNS / 2; i += 4) f(first[n * apart + i * 32], i);
+    UNROLL_ALL for (int i = 0; i < COLUMNS / 2; i += 4) f(first[n * apart + i * 32], i);
   }
   METHOD void get(int n, float (&z)[COLUMNS / 2]) const {
     each(n, [&](const float4& x, int i) { z[i] = x.x, z[i + 1] = x.y, z[i + 2] = x.z, z[i + 3] = x.w; });
@@ -128,8 +127,7 @@ DEV void multiply(float (&z)[COLUMNS / 2], Place<K, COLUMNS>& ring, int length, 
     begin(true);
     before = ring.at(), ring.next(), k = STEP;
   }
-#pragma unroll 1
-  for (; k < length; k += STEP) {
+  NO_UNROLL for (; k < length; k += STEP) {
     begin(ADD || k);
     if (k == 0) beside();
     mma_wait<1>(), pin(z);  // the step before is done: its stage is free
@@ -148,8 +146,7 @@ template <Kind K> DEV void consume_logits(u32 base, const ProductArgs& x, int co
   const u32 store = base + Stages<K, TILE>::AT_STORE + own_group() * 2 * PANEL;
   const bool plain = is_plain(x.c);
   Place<K, TILE> ring(base);
-#pragma unroll 1
-  for (Walk<K, TILE> walk(pairs, columns); walk.there(); walk.next()) {
+  NO_UNROLL for (Walk<K, TILE> walk(pairs, columns); walk.there(); walk.next()) {
     const Corner at = walk.corner();
     const int row = at.row + row_in_tile();
     Rows rows = {};
@@ -164,10 +161,8 @@ template <Kind K> DEV void consume_logits(u32 base, const ProductArgs& x, int co
 template <int COLUMNS> DEV void consume_hidden(u32 base, const ProductArgs& x, int count, int pairs, int columns) {
   const CrossEntropyArgs& c = x.c;
   Place<HIDDEN, COLUMNS> ring(base);
-#pragma unroll 1
-  for (Walk<HIDDEN, COLUMNS> walk(pairs, columns); walk.there(); walk.next()) {
-#pragma unroll 1
-    for (int from = 0; from < c.classes;) {
+  NO_UNROLL for (Walk<HIDDEN, COLUMNS> walk(pairs, columns); walk.there(); walk.next()) {
+    NO_UNROLL for (int from = 0; from < c.classes;) {
       const u32 within = (c.first_class + from) % x.block;
       float z[COLUMNS / 2];
       if (within) Waiting<COLUMNS>(c, walk.corner(), pairs, columns).get(__popc((c.first_class + from) / x.block), z);
@@ -187,8 +182,7 @@ template <int COLUMNS> DEV void consume_hidden(u32 base, const ProductArgs& x, i
       }
       unscale(z, x);
       const int folds = ends ? before : before - __popc(block & (block + 1));
-#pragma unroll 1
-      for (int n = 1; n <= folds; n++) waiting.add(before - n, z);
+      NO_UNROLL for (int n = 1; n <= folds; n++) waiting.add(before - n, z);
       if (ends) write_hidden<COLUMNS>(c, z, at, at.row + row_in_tile(), count);
       else waiting.put(before - folds, z);
     }
@@ -209,8 +203,7 @@ DEV void consume_head(u32 base, const ProductArgs& x, int count, int pairs, int 
   const CrossEntropyArgs& c = x.c;
   const u32 store = base + Stages<HEAD, TILE>::AT_STORE + own_group() * 2 * PANEL;
   Place<HEAD, TILE> ring(base);
-#pragma unroll 1
-  for (Walk<HEAD, TILE> walk(pairs, columns); walk.there(); walk.next()) {
+  NO_UNROLL for (Walk<HEAD, TILE> walk(pairs, columns); walk.there(); walk.next()) {
     const Corner at = walk.corner();
     const int row = at.row + row_in_tile();
     float z[TILE / 2];
@@ -256,9 +249,9 @@ CHECK_SHARED(gradient, (Stages<GRADIENT, 256>::ALL));
 CHECK_SHARED(hidden, (Stages<HIDDEN, 256>::ALL));
 CHECK_SHARED(hidden_192, (Stages<HIDDEN, 192>::ALL));
 CHECK_SHARED(head, (Stages<HEAD, 256>::ALL));
-#define KERNEL extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
-KERNEL leaves(const __grid_constant__ ProductArgs x) { run<LEAVES, 256>(x); }
-KERNEL gradient(const __grid_constant__ ProductArgs x) { run<GRADIENT, 256>(x); }
-KERNEL hidden(const __grid_constant__ ProductArgs x) { run<HIDDEN, 256>(x); }
-KERNEL hidden_192(const __grid_constant__ ProductArgs x) { run<HIDDEN, 192>(x); }
-KERNEL head(const __grid_constant__ ProductArgs x) { run<HEAD, 256>(x); }
+#define CLUSTER_KERNEL(name, args) extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) name(const __grid_constant__ args)
+CLUSTER_KERNEL(leaves, ProductArgs x) { run<LEAVES, 256>(x); }
+CLUSTER_KERNEL(gradient, ProductArgs x) { run<GRADIENT, 256>(x); }
+CLUSTER_KERNEL(hidden, ProductArgs x) { run<HIDDEN, 256>(x); }
+CLUSTER_KERNEL(hidden_192, ProductArgs x) { run<HIDDEN, 192>(x); }
+CLUSTER_KERNEL(head, ProductArgs x) { run<HEAD, 256>(x); }

@@ -98,8 +98,7 @@ template <Kind K, int COLUMNS> struct Walk {
   int pairs, columns, group, rest;
   METHOD Walk(int pairs, int columns) : pairs(pairs), columns(columns), group(0), rest(blockIdx.x / 2) { into_group(); }
   METHOD void into_group() {
-#pragma unroll 1
-    for (; rest >= GROUP * columns; rest -= GROUP * columns) group++;
+    NO_UNROLL for (; rest >= GROUP * columns; rest -= GROUP * columns) group++;
   }
   METHOD void next() { rest += gridDim.x / 2, into_group(); }
   METHOD int tall() const { return min(GROUP, pairs - group * GROUP); }
@@ -119,11 +118,9 @@ template <Kind K, int COLUMNS> DEV void produce(u32 base, const ProductArgs& x, 
   const bool in_place = K != HIDDEN && all_count(x.c);
   const TensorMap* const a = in_place && K != HEAD ? &x.in_place : &x.a;
   const TensorMap* const b = in_place && K == HEAD ? &x.in_place : &x.b;
-#pragma unroll 1
-  for (Walk<K, COLUMNS> walk(pairs, columns); walk.there(); walk.next()) {
+  NO_UNROLL for (Walk<K, COLUMNS> walk(pairs, columns); walk.there(); walk.next()) {
     const Corner at = walk.corner();
-#pragma unroll 1
-    for (int k = 0; k < length; k += STEP) {
+    NO_UNROLL for (int k = 0; k < length; k += STEP) {
       const u32 to = base + ring.stage() * S::BYTES, to_b = to + S::A;
       const u32 full = ring.fill(S::BYTES);  // both blocks have released it: the other's half lands here too
       if (K == HEAD) load2(to, a, full, at.row, k), load2(to + PANEL, a, full, at.row + 64, k);
@@ -147,11 +144,9 @@ DEV void produce_rings(Rings s, const ProductArgs& x, int pairs, int columns, in
   Rings::RingB classes = {s.base, 1};
   const u32 part = cluster_rank() * (Rings::B / 2), first = cluster_rank() * (TILE / 2);
   const TensorMap* const a = all_count(x.c) ? &x.in_place : &x.a;
-#pragma unroll 1
-  for (Walk<LEAVES, TILE> walk(pairs, columns); walk.there(); walk.next()) {
+  NO_UNROLL for (Walk<LEAVES, TILE> walk(pairs, columns); walk.there(); walk.next()) {
     const Corner at = walk.corner();
-#pragma unroll 1
-    for (int k = 0; k < x.c.dim; k += STEP) {
+    NO_UNROLL for (int k = 0; k < x.c.dim; k += STEP) {
       if (group < 2) {
         load2(s.a(group, rows.stage()), a, rows.fill(PANEL), k, at.row + 64 * group), rows.advance();
       } else {  // both blocks have released it: the other's half lands here too
@@ -237,8 +232,7 @@ DEV Node leaf(const CrossEntropyArgs& c, const float* z, float m, float l, float
     each_class(first, [&](int i, int v) {
       if (v < best && (z[i] == largest || is_nan(z[i]))) best = v;
     });
-#pragma unroll
-    for (int lane = 1; lane < 4; lane *= 2) best = min(best, __shfl_xor_sync(~0u, best, lane));
+    UNROLL_ALL for (int lane = 1; lane < 4; lane *= 2) best = min(best, __shfl_xor_sync(~0u, best, lane));
     n.argmax = c.first_class + best;
   }
   return n;
@@ -335,14 +329,13 @@ DEV float bound_of(const CrossEntropyArgs& c, const Pull& y) {
   const float bound = max(fabsf(c.slope) * terms, fabsf(y.own));
   return bound < INF ? bound : 0;
 }
-extern "C" __global__ void __launch_bounds__(1024) scale(const __grid_constant__ Product x) {
+KERNEL(scale, Product x, 1024) {
   __shared__ float warps[32];
   const Call& c = x.c;
   const int count = count_of(c);
   float bound = 0;
   for (int i = threadIdx.x; i < count; i += 1024) bound = max(bound, bound_of(c, c.pulls[c.first_token + i]));
-#pragma unroll
-  for (int lane = 1; lane < 32; lane *= 2) bound = max(bound, __shfl_xor_sync(~0u, bound, lane));
+  UNROLL_ALL for (int lane = 1; lane < 32; lane *= 2) bound = max(bound, __shfl_xor_sync(~0u, bound, lane));
   if (lane_id() == 0) warps[threadIdx.x / 32] = bound;
   __syncthreads();
   if (threadIdx.x) return;
@@ -395,8 +388,7 @@ DEV void write_gradients(const ProductArgs& x, float (&z)[TILE / 2], const Rows&
     const float both[2] = {rows.pull[0].both * c.slope, rows.pull[1].both * c.slope};
     // A half is copied while the other is computed.
     UNROLL(half, 2) {
-#pragma unroll
-      for (int i = 64 * half; i < 64 * half + 64; i++) {
+      UNROLL_ALL for (int i = 64 * half; i < 64 * half + 64; i++) {
         const int r = i / 2 & 1;
         z[i] = probability(z[i], rows.pull[r], ln_l[r]) * both[r];
       }

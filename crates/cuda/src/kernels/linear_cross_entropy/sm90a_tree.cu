@@ -29,10 +29,8 @@ DEV float2 half_node(const float2* leaves, int count, int there) {
   float2 x[NODE / 2];
   UNROLL(i, NODE / 2)
     if (i < there) x[i] = leaves[(i64)i * count];
-#pragma unroll
-  for (int n = 1; n < NODE / 2; n *= 2)
-#pragma unroll
-    for (int i = 0; i < NODE / 2; i += 2 * n)
+  UNROLL_ALL for (int n = 1; n < NODE / 2; n *= 2)
+    UNROLL_ALL for (int i = 0; i < NODE / 2; i += 2 * n)
       if (i + n < there) x[i] = combined(x[i], x[i + n]);
   return x[0];
 }
@@ -64,19 +62,16 @@ template <class T> DEV void put_into_tree(const CrossEntropyArgs& c, const T* le
   const int tiles = (c.classes + TILE - 1) / TILE, all = (tiles + NODE - 1) / NODE, before = c.first_class / (NODE * TILE);
   const bool there = row < count_of(c);
   int n = 0;
-#pragma unroll 1
-  for (int from = 0; from < all; from += n) {
+  NO_UNROLL for (int from = 0; from < all; from += n) {
     int a = before + from;
     n = min(all - from, 32 - a % 32);
-#pragma unroll 1
-    for (int k = warp; k < n && there; k += TREE_WARPS) {
+    NO_UNROLL for (int k = warp; k < n && there; k += TREE_WARPS) {
       const int first = (from + k) * NODE;
       const T* const own = leaves + (i64)first * c.count + row;
       nodes[(a + k) % 32][lane] = node(own, c.count, tiles - first);
     }
     __syncthreads();
-#pragma unroll 1
-    for (int level = 0, b = a + n; a < b; a >>= 1, b >>= 1, level++) {
+    NO_UNROLL for (int level = 0, b = a + n; a < b; a >>= 1, b >>= 1, level++) {
       Node* const waiting = &c.nodes[(i64)level * c.rows + row];
       auto at = [&](int k) -> T& { return nodes[(k << level) % 32][lane]; };
       const int pair = a / 2 + warp;
@@ -90,7 +85,7 @@ template <class T> DEV void put_into_tree(const CrossEntropyArgs& c, const T* le
     __syncthreads();
   }
 }
-extern "C" __global__ void __launch_bounds__(32 * TREE_WARPS, 2) tree(const __grid_constant__ ProductArgs x) {
+KERNEL(tree, ProductArgs x, 32 * TREE_WARPS, 2) {
   __shared__ Node nodes[32][TREE_TOKENS];
   if (blockIdx.x * TREE_TOKENS >= count_of(x.c)) return;
   if (is_short(x.c)) put_into_tree(x.c, (const float2*)x.leaves, (float2(*)[TREE_TOKENS])nodes);
@@ -99,16 +94,15 @@ extern "C" __global__ void __launch_bounds__(32 * TREE_WARPS, 2) tree(const __gr
 
 // The rows of h of the tokens of the chunk, side by side, in pieces of 16 bytes; 0 where no token counts. Where all
 // do, they lie so.
-extern "C" __global__ void __launch_bounds__(256) gather(const __grid_constant__ ProductArgs x) {
+KERNEL(gather, ProductArgs x, 256) {
   const CrossEntropyArgs& c = x.c;
   if (all_count(c)) return;
   const int count = count_of(c), pieces = c.dim / 8;
-#pragma unroll 4
-  for (i64 t = (i64)blockIdx.x * 256 + threadIdx.x; t < (i64)c.count * pieces; t += (i64)gridDim.x * 256) {
+  UNROLL_BY(4) for (i64 t = (i64)blockIdx.x * 256 + threadIdx.x; t < (i64)c.count * pieces; t += (i64)gridDim.x * 256) {
     const i64 row = t / pieces, piece = t - row * pieces;
     ((uint4*)x.to)[t] = row < count ? ((const uint4*)x.from)[(i64)c.tokens[c.first_token + row].index * pieces + piece] : make_uint4(0, 0, 0, 0);
   }
 }
 
 // (C19) of da in the storage type.
-extern "C" __global__ void __launch_bounds__(256) bias(const __grid_constant__ ProductArgs p) { sum_bias(p.c, p.from, unscale_of(p)); }
+KERNEL(bias, ProductArgs p, 256) { sum_bias(p.c, p.from, unscale_of(p)); }

@@ -13,8 +13,7 @@ DEV Before before(int n, int (&warps)[TOKEN_WARPS]) {
   if (lane == 0) warps[warp] = n;
   __syncthreads();
   int sum = warps[lane];
-#pragma unroll
-  for (int d = 1; d < 32; d *= 2) {
+  UNROLL_ALL for (int d = 1; d < 32; d *= 2) {
     const int other = __shfl_up_sync(~0u, sum, d);
     if (lane >= d) sum += other;
   }
@@ -40,15 +39,14 @@ DEV Token token_of(const CrossEntropyArgs& c, int i, i64 target) {
   return {i, (int)target, c.token_weights ? c.token_weights[i] : 1, c.class_weights ? c.class_weights[target] : 1};
 }
 
-extern "C" __global__ void __launch_bounds__(TOKEN_THREADS) tokens(const __grid_constant__ CrossEntropyArgs c) {
+KERNEL(tokens, CrossEntropyArgs c, TOKEN_THREADS) {
   __shared__ int warps[TOKEN_WARPS];
   __shared__ double all[TOKEN_THREADS];
   auto sum = [&](double x) { return join_block(x, all, [](double a, double b) { return a + b; }); };
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int counted = 0;
   bool wrong = false;  // whether a target is no class
-#pragma unroll 1
-  for (int first = 0; first < c.all; first += TOKEN_THREADS * TOKENS_EACH) {
+  NO_UNROLL for (int first = 0; first < c.all; first += TOKEN_THREADS * TOKENS_EACH) {
     const int own = first + warp * 32 * TOKENS_EACH + lane;
     i64 target[TOKENS_EACH];
     u32 counts[TOKENS_EACH];  // a bit for each lane
@@ -57,8 +55,7 @@ extern "C" __global__ void __launch_bounds__(TOKEN_THREADS) tokens(const __grid_
     UNROLL(e, TOKENS_EACH) n += __popc(counts[e] = __ballot_sync(~0u, target[e] != c.ignore_index));
     const Before b = before(n, warps);
     int at = counted + b.own;
-#pragma unroll
-    for (int e = 0; e < TOKENS_EACH; at += __popc(counts[e]), e++) {
+    UNROLL_ALL for (int e = 0; e < TOKENS_EACH; at += __popc(counts[e]), e++) {
       if (target[e] == c.ignore_index) continue;
       const int to = at + __popc(counts[e] & ((1u << lane) - 1));
       const Token token = token_of(c, own + 32 * e, target[e]);
@@ -79,8 +76,7 @@ extern "C" __global__ void __launch_bounds__(TOKEN_THREADS) tokens(const __grid_
     z = sum(z);
   }
   if (c.class_weights) {
-#pragma unroll 8
-    for (int v = threadIdx.x; v < c.vocab; v += TOKEN_THREADS) {
+    UNROLL_BY(8) for (int v = threadIdx.x; v < c.vocab; v += TOKEN_THREADS) {
       const float cw = c.class_weights[v];
       weights += cw, largest = max(largest, fabsf(cw));
     }

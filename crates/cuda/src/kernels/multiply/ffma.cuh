@@ -2,8 +2,7 @@
 
 // Numbers that lie side by side, in vectors of 16 bytes.
 template <int N> DEV void fetch(float (&to)[N], const float* from) {
-#pragma unroll
-  for (int i = 0; i < N; i += 4) {
+  UNROLL_ALL for (int i = 0; i < N; i += 4) {
     float4 x = *(const float4*)(from + i);
     to[i] = x.x, to[i + 1] = x.y, to[i + 2] = x.z, to[i + 3] = x.w;
   }
@@ -24,8 +23,7 @@ DEV void add_products_moved(Shared& shared, float (&product)[R][4], float (&move
   };
   __syncthreads();
   if (!ROLLED) copy(0, 0), copy_commit();
-#pragma unroll 1
-  for (int first = ROLLED ? -DEPTH : 0, stage = ROLLED; first < width; first += DEPTH, stage ^= 1) {
+  NO_UNROLL for (int first = ROLLED ? -DEPTH : 0, stage = ROLLED; first < width; first += DEPTH, stage ^= 1) {
     if (first + DEPTH < width) copy(stage ^ 1, first + DEPTH);
     copy_commit();
     if (ROLLED && first < 0) continue;
@@ -33,8 +31,7 @@ DEV void add_products_moved(Shared& shared, float (&product)[R][4], float (&move
     __syncthreads();
     auto& slabs = shared.slabs[stage];
     const int y = place(R * ty(), 0), x = place(4 * tx(), 0);
-#pragma unroll UNROLLED
-    for (int d = 0; d < DEPTH; d += 4) {
+    UNROLL_BY(UNROLLED) for (int d = 0; d < DEPTH; d += 4) {
       float w[4][4], w1[4][4];
       UNROLL(c, 4) {
         fetch(w[c], &slabs[1][x + place(c, d)]);
@@ -78,16 +75,14 @@ DEV int factors(int t) { return SIDE * t + t / 4 * 4; }
 // Writes the factors of a following `accumulate`: those of the reduction's index 4x + c in row 4x + c.
 DEV void publish(Shared& shared, const float (&p)[R][4]) {
   UNROLL(c, 4)
-#pragma unroll
-    for (int r = 0; r < R; r += 4)
+    UNROLL_ALL for (int r = 0; r < R; r += 4)
       *(float4*)&shared.p[factors(4 * tx()) + SIDE * c + R * ty() + r] = make_float4(p[r][c], p[r + 1][c], p[r + 2][c], p[r + 3][c]);
 }
 
 // sum += p·x over LENGTH rows of x, whose factors begin at row `from`. GUARDED: a hidden factor adds nothing, whatever
 // x holds.
 template <int W, int LENGTH, bool GUARDED> DEV void multiply(Shared& shared, float (&sum)[R][W / 16], int from) {
-#pragma unroll 2
-  for (int t = 0; t < LENGTH; t += 4)
+  UNROLL_BY(2) for (int t = 0; t < LENGTH; t += 4)
     UNROLL(k, 4) {
       float p[R];
       fetch(p, &shared.p[factors(from + t) + SIDE * k + R * ty()]);
@@ -107,8 +102,7 @@ template <int W, class T>
 DEV void accumulate(Shared& shared, float (&sum)[R][W / 16], const RowsOf<T>& x, int first, int width) {
   constexpr int LENGTH = SIDE * SIDE / W, PIECES = SIDE * SIDE / 4 / THREADS;
   const bool whole = ::whole(x, width) && first % 4 == 0;
-#pragma unroll 1
-  for (int from = 0; from < SIDE; from += LENGTH) {
+  NO_UNROLL for (int from = 0; from < SIDE; from += LENGTH) {
     const int t = 4 * thread();
     __syncthreads();
     UNROLL(i, PIECES) {

@@ -6,8 +6,7 @@ template <class A, class B> DEV void multiply(Shared& shared, float (&sum)[8][8]
   a.fetch(x, 0), b.fetch(y, 0);
   a.put(shared.a[0], x), b.put(shared.b[0], y);
   __syncthreads();
-#pragma unroll 1
-  for (int first = 0, stage = 0; first < length; first += DEPTH, stage ^= 1) {
+  NO_UNROLL for (int first = 0, stage = 0; first < length; first += DEPTH, stage ^= 1) {
     const bool more = first + DEPTH < length;
     if (more) a.fetch(x, first + DEPTH), b.fetch(y, first + DEPTH);
     UNROLL(k, DEPTH) {

@@ -74,13 +74,11 @@ template <int M, int N, int W> DEV void mend(float (&product)[M][N / 8][4], u32 
   u32 odd = 0;
   UNROLL(e, M * N / 2)
     if (!(fabsf(product[e / (N / 2)][e / 4 % (N / 8)][e % 4]) < INF)) odd |= 1u << e;
-#pragma unroll 1
-  for (; odd; odd &= odd - 1) {
+  NO_UNROLL for (; odd; odd &= odd - 1) {
     const int e = __ffs(odd) - 1, row = (warp_id() * M + e / (N / 2)) * 16 + e % 4 / 2 * 8 + lane_id() / 4;
     const int column = e / 4 % (N / 8) * 8 + 2 * (lane_id() % 4) + e % 2;
     float sum = 0;
-#pragma unroll 1
-    for (int i = 0; i < W; i++)
+    NO_UNROLL for (int i = 0; i < W; i++)
       sum = fmaf(load_float(place<64 * M>(a, row, i / 4) + i % 4 * 4), load_float(place<N>(b, column, i / 4) + i % 4 * 4), sum);
     UNROLL(t, M * N / 2)
       if (t == e) product[t / (N / 2)][t / 4 % (N / 8)][t % 4] = sum;

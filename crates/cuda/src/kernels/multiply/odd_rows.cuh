@@ -21,7 +21,6 @@ template <int M, int W> DEV void add_odd(float (&sum)[M][W / 8][4], const float 
 // The product of two rows: the four threads of a row have a part each.
 DEV float product_of(const element* x, const element* y, int width) {
   float sum = 0;
-#pragma unroll 1
-  for (int e = lane_id() % 4; e < width; e += 4) sum = fmaf(read(x[e]), read(y[e]), sum);
+  NO_UNROLL for (int e = lane_id() % 4; e < width; e += 4) sum = fmaf(read(x[e]), read(y[e]), sum);
   return quad_sum(sum);
 }

@@ -70,14 +70,12 @@ template <class HEAD, int T, int N> struct QueryBlock : QueryTile<HEAD> {
   // Adds what numbers of a tensor of keys that are not finite add to pairs that see them. `pair(i, j)` is of a query
   // and a key, from which `adds(r, x)` makes the factor of row r of the thread, and says whether it adds something.
   template <int W, class F, class A> METHOD void add_odd_keys(float (&sum)[T][W / 8][4], const Tensor& x, int column, int width, F pair, A adds) const {
-#pragma unroll 1
-    for (int j = first * N; j < min(end * N, head.s.keys); j++) {
+    NO_UNROLL for (int j = first * N; j < min(end * N, head.s.keys); j++) {
       const element* at = key_rows(x, head, j).at + column;
       if (!is_odd(at, width)) continue;
       float factor[2 * T];
       bool seen[2 * T];
-#pragma unroll 1
-      for (int r = 0; r < 2 * T; r++) {
+      NO_UNROLL for (int r = 0; r < 2 * T; r++) {
         const float y = pair(min(row + row_of<T>(r), head.s.queries - 1), j);
         UNROLL(t, 2 * T)
           if (t == r) factor[t] = y, seen[t] = adds(t, factor[t]);
@@ -130,8 +128,7 @@ template <bool SUMS, class OWN, class BODY> DEV void walk_values(const PairArgs&
     load_k(n, 0), copy_commit();
     if (APART && FEEDS == 2) load_v(n, 0), copy_commit();
   }
-#pragma unroll 1
-  for (int following; is_there(n); n = following, stage ^= FEEDS - 1) {
+  NO_UNROLL for (int following; is_there(n); n = following, stage ^= FEEDS - 1) {
     copy_wait<APART ? FEEDS - 1 : 0>();
     __syncthreads();  // k_n is here, and all are done with the other stage, or with v
     following = body.next(own, BODY::LAST_FIRST ? n - 1 : n + 1);
@@ -197,8 +194,7 @@ template <bool SUMS, class OWN, class BODY> DEV void walk_keys(const PairArgs& c
   float dq[1][CD / 8][4], zero[2] = {0, 0};
   clear<1, CD>(dq);
   int stage = 0;
-#pragma unroll 1
-  for (int n = own.first; n < own.end; n++, stage ^= STAGES - 1) {
+  NO_UNROLL for (int n = own.first; n < own.end; n++, stage ^= STAGES - 1) {
     copy_wait<0>();
     __syncthreads();  // k_n and v_n are here, and all are done with the other stage
     if (STAGES == 2 && n + 1 < own.end) load(n + 1, stage ^ 1);
@@ -262,8 +258,7 @@ template <int M, int W, bool DK, bool DV> struct KeyBlock : KeyTile {
     if (VALUES) load_tile<W, CE>(at + Q_STAGE, query_rows(c.dout, head, row), c.value_dim);
   }
   METHOD bool is_cut(const Head& head, int row, bool cut) const {
-#pragma unroll
-    for (int half = 0; half < W; half += 32) {
+    UNROLL_ALL for (int half = 0; half < W; half += 32) {
       const Span span = head.span(row + half + lane_id());
       cut |= span.begin > key || span.end < key + OWN;
     }
@@ -275,8 +270,7 @@ template <int M, int W, bool DK, bool DV> struct KeyBlock : KeyTile {
 #if KNOWN
   // Adds to dk and dv what numbers of q and dout that are not finite add to pairs that see them.
   template <class BODY> METHOD void add_odd_queries(const PairArgs& c, const BODY& body, float (&dk)[M][CD / 8][4], float (&dv)[M][CE / 8][4]) const {
-#pragma unroll 1
-    for (int at = 0; at < group * s.queries; at++) {
+    NO_UNROLL for (int at = 0; at < group * s.queries; at++) {
       const auto head = body.head(s, key_head * group + at / s.queries);
       const int i = at % s.queries;
       const element *q = query_rows(c.q, head, i).at, *dout = query_rows(c.dout, head, i).at;
@@ -310,8 +304,7 @@ DEV void walk_queries(const PairArgs& c, const KeyBlock<M, W, DK, DV>& own, BODY
   int n = next(0), stage = 0;
   if (n < own.count) load(n, 0);
   copy_commit();
-#pragma unroll 1
-  for (int following; n < own.count; n = following, stage ^= STAGES - 1) {
+  NO_UNROLL for (int following; n < own.count; n = following, stage ^= STAGES - 1) {
     copy_wait<0>();
     __syncthreads();  // q and dout of tile n are here, and all are done with the other stage
     following = next(n + 1);

@@ -30,16 +30,14 @@ template <int ROWS, class... TILES> DEV void zero_rows(int first, int barrier, T
   if (DROP == OF_ROWS) return;
   constexpr int PIECES = D / 8;  // of 16 bytes in a row, all of which are cleared, however they are swizzled
   const int piece = threadIdx.x % PIECES;
-#pragma unroll 1
-  for (int row = first + threadIdx.x % 128 / PIECES; row < ROWS; row += 128 / PIECES)
+  NO_UNROLL for (int row = first + threadIdx.x % 128 / PIECES; row < ROWS; row += 128 / PIECES)
     (store_zeros(tiles + piece / 8 * (ROWS * 128) + row * 128 + piece % 8 * 16), ...);
   proxy_fence();
   named_sync(barrier, 128);
 }
 // Puts 0 in place of numbers that are not finite in a tile: a part of it for each of so many threads.
 DEV void clear_odd(u32 tile, u32 bytes, int thread, int threads) {
-#pragma unroll 1
-  for (int i = thread; i < int(bytes / 4); i += threads) {
+  NO_UNROLL for (int i = thread; i < int(bytes / 4); i += threads) {
     const u32 x = load_word(tile + 4 * i), keep = finite(x);
     if (keep != ~0u) store_word(tile + 4 * i, x & keep);
   }

@@ -44,7 +44,7 @@ DEV i64 before(i64 own, bool largest) {
   __syncthreads();
   return all;
 }
-extern "C" __global__ void __launch_bounds__(SCAN) sequences(const __grid_constant__ TableArgs a) {
+KERNEL(sequences, TableArgs a, SCAN) {
   const int each = (a.count + SCAN - 1) / SCAN, first = min((int)threadIdx.x * each, a.count), end = min(first + each, a.count);
   int query = 0, key = 0;
   if (a.packed) {
@@ -175,7 +175,7 @@ DEV Task pair_of(const TableArgs& a, int tile) {
   const int own = tile - a.firsts[2 * (a.count + 1) + s], keys = tiles_of(a.sequences[s].keys);
   return {s, 1, own / keys, own % keys};
 }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) rows(const __grid_constant__ TableArgs a) {
+KERNEL(rows, TableArgs a, THREADS, 1) {
   __shared__ Tile seen;
   const int tile = blockIdx.x;
   for (i64 t = (i64)tile * THREADS + threadIdx.x; t < a.pair_tiles; t += (i64)gridDim.x * THREADS) a.by_pairs[t] = pair_of(a, t);
@@ -203,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) rows(const __grid_const
 }
 
 // ---- spans for sm_90a ----
-extern "C" __global__ void __launch_bounds__(INTERVAL_THREADS) intervals(const __grid_constant__ TableArgs a) {
+KERNEL(intervals, TableArgs a, INTERVAL_THREADS) {
   __shared__ Tile common, seen_by;
   const int tile = blockIdx.x, t = threadIdx.x;
   if (t == 0) common = {0, a.keys}, seen_by = {a.query_tiles, 0};

@@ -56,13 +56,11 @@ template <int ROWS, int OWN> DEV int next_seen(const PairArgs& c, const Sequence
 // Calls f(head) for each head of the sequences of a task that shares the bias of its tile of pairs, and may see some.
 template <class F> DEV void each_sharing(const PairArgs& c, const Task& task, int bias_head, F f) {
   const int row = task.row_tile * SIDE, key = task.key_tile * SIDE;
-#pragma unroll 1
-  for (int n = task.first; n < task.first + task.sequences; n++) {
+  NO_UNROLL for (int n = task.first; n < task.first + task.sequences; n++) {
     const Sequence s = c.sequences[n];
     if (row >= s.queries || key >= s.keys) continue;
     if (!may_see(c, s, row, key)) continue;
-#pragma unroll 1
-    for (int h = c.bias_heads == 1 ? 0 : bias_head; h < (c.bias_heads == 1 ? c.heads : bias_head + 1); h++) f(Head(c, s, h));
+    NO_UNROLL for (int h = c.bias_heads == 1 ? 0 : bias_head; h < (c.bias_heads == 1 ? c.heads : bias_head + 1); h++) f(Head(c, s, h));
   }
 }
 

@@ -20,8 +20,7 @@ template <int N> DEV void hide_outside(float (&x)[N], int r, int begin, int end)
 // The largest number of a row, of those of the thread, by `max`.
 template <int N, class F> DEV float row_max(const float (&x)[N], int r, F max) {
   float even = x[2 * r], odd = x[2 * r + 1];
-#pragma unroll
-  for (int j = 1; j < N / 4; j++) even = max(even, x[4 * j + 2 * r]), odd = max(odd, x[4 * j + 2 * r + 1]);
+  UNROLL_ALL for (int j = 1; j < N / 4; j++) even = max(even, x[4 * j + 2 * r]), odd = max(odd, x[4 * j + 2 * r + 1]);
   return max(even, odd);
 }
 template <int N> DEV void clear(float (&x)[N]) {

@@ -37,8 +37,7 @@ template <int W> DEV void clear(float (&sum)[R][W / 16]) { each(sum, [](float& x
 // The sum, and the largest, over the 16 threads that share rows; NaN if one is.
 template <class T> DEV T row_sum(T x) { return lane_sum<16>(x); }
 DEV float row_max(float x) {
-#pragma unroll
-  for (int n = 8; n; n /= 2) x = max_nan(x, __shfl_xor_sync(~0u, x, n));
+  UNROLL_ALL for (int n = 8; n; n /= 2) x = max_nan(x, __shfl_xor_sync(~0u, x, n));
   return x;
 }
 

@@ -12,8 +12,15 @@ typedef unsigned long long u64;
 typedef long long i64;
 #define DEV static __device__ __forceinline__
 #define METHOD __device__ __forceinline__  // of a struct
+// A kernel with its one argument, and the bounds of its launches.
+#define KERNEL(name, args, ...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__) name(const __grid_constant__ args)
+// Before a loop: it stays one, is written out, or is written out by so many rounds.
+#define PRAGMA(text) _Pragma(#text)
+#define NO_UNROLL PRAGMA(unroll 1)
+#define UNROLL_ALL PRAGMA(unroll)
+#define UNROLL_BY(rounds) PRAGMA(unroll rounds)
 // A loop that is written out: i = 0, 1 … count - 1.
-#define UNROLL(i, count) _Pragma("unroll") for (int i = 0; i < (count); i++)
+#define UNROLL(i, count) UNROLL_ALL for (int i = 0; i < (count); i++)
 #define INF __int_as_float(0x7f800000)
 constexpr float LOG2E = 1.4426950408889634f;
 // Asserts that the dynamic shared memory of a kernel, as its source lays it out, is that of its launches

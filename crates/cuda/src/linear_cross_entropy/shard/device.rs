@@ -1,13 +1,13 @@
 //! Passes of shards on operands that lie on a device.
 
+use super::super::shard_pass::{Step, draft_shard};
+use super::super::sums::draft_sums;
 use super::check_vocab;
-use super::table::{self, is_read};
-use crate::call::{PassCall, held_by_device, storage_of};
+use super::table;
+use crate::call::{Operands, PassCall, storage_of};
 use crate::device_pass::DevicePass;
 use crate::device_tensor::{DeviceTensors, check as check_tensors};
 use crate::levels;
-use crate::linear_cross_entropy::shard_pass::{Step, draft_shard};
-use crate::linear_cross_entropy::sums::draft_sums;
 use crate::options::Options;
 use crate::workspace::Workspace;
 use etalon_problem::linear_cross_entropy::shard::{Dh, Shard, check_shards};
@@ -117,8 +117,9 @@ fn prepare(
     let storage = check_tensors(&table, inputs, outputs, false)?;
     check(step, storage, options)?;
     let state = workspace.device(options.device)?;
-    let holds = |name: &str, result| held_by_device(inputs, outputs, (name, result)).filter(|_| is_read(step, name));
-    let call = PassCall::new(state.device.target, (step.pass(), storage), &table, &holds, options);
+    let used = table::used(table.clone(), step);
+    let operands = Operands::Device(inputs, outputs);
+    let call = PassCall::new(state.device.target, (step.pass(), storage), &used, operands, options);
     let plan = draft_shard((shard.problem(), shard.classes()), step, &call)?;
     DevicePass::of(&state, plan, &table, inputs, outputs)
 }
@@ -132,17 +133,16 @@ fn sums(
     options: &Options,
 ) -> Result<DevicePass, Error> {
     let state = workspace.device(options.device)?;
-    let holds = |name: &str, result| held_by_device(inputs, outputs, (name, result));
-    let call = PassCall::new(state.device.target, (Pass::Forward, storage), table, &holds, options);
+    let operands = Operands::Device(inputs, outputs);
+    let call = PassCall::new(state.device.target, (Pass::Forward, storage), table, operands, options);
     let plan = draft_sums(problem, classes, &call)?;
     DevicePass::of(&state, plan, table, inputs, outputs)
 }
 
 /// Fails where the level has no kernel for a step.
 pub(super) fn check(step: Step, storage: Dtype, options: &Options) -> Result<(), Error> {
-    storage.refuse_f64()?;
     match step {
-        Step::Output => Ok(()),
+        Step::Output => storage.refuse_f64(),
         _ => levels::check(options, Algorithm::LinearCrossEntropy, step.pass(), storage),
     }
 }

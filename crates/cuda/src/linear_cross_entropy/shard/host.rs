@@ -1,12 +1,12 @@
 //! Passes of shards on operands of the host.
 
+use super::super::shard_pass::{Step, draft_shard};
+use super::super::sums::draft_sums;
 use super::check_vocab;
 use super::device::check;
-use super::table::{self, is_read};
-use crate::call::{PassCall, held_by_host, storage_of};
+use super::table;
+use crate::call::{Operands, PassCall, storage_of};
 use crate::host::Placed;
-use crate::linear_cross_entropy::shard_pass::{Step, draft_shard};
-use crate::linear_cross_entropy::sums::draft_sums;
 use crate::memory::{filled, reserved};
 use crate::options::Options;
 use crate::workspace::Workspace;
@@ -139,8 +139,8 @@ fn run(
     let storage = table.check_call(inputs, outputs, false)?;
     check(step, storage, options)?;
     let state = workspace.device(options.device)?;
-    let holds = |name: &str, result| held_by_host(inputs, outputs, (name, result)).filter(|_| is_read(step, name));
-    let call = PassCall::new(state.device.target, (step.pass(), storage), &table, &holds, options).of_host(inputs);
+    let (used, operands) = (table::used(table, step), Operands::Host(inputs, Some(outputs)));
+    let call = PassCall::new(state.device.target, (step.pass(), storage), &used, operands, options);
     let plan = draft_shard((shard.problem(), shard.classes()), step, &call)?;
     Placed::of(&state, plan, inputs, Some(outputs))?.compute(outputs)
 }
@@ -155,8 +155,8 @@ fn sums(
     options: &Options,
 ) -> Result<(), Error> {
     let state = workspace.device(options.device)?;
-    let holds = |name: &str, result| held_by_host(inputs, outputs, (name, result));
-    let call = PassCall::new(state.device.target, (Pass::Forward, storage), table, &holds, options).of_host(inputs);
+    let operands = Operands::Host(inputs, Some(outputs));
+    let call = PassCall::new(state.device.target, (Pass::Forward, storage), table, operands, options);
     let plan = draft_sums(problem, classes, &call)?;
     Placed::of(&state, plan, inputs, Some(outputs))?.compute(outputs)
 }

@@ -1,12 +1,18 @@
 //! The tensors of the passes of a shard.
 
-use crate::linear_cross_entropy::shard_pass::Step;
+use super::super::shard_pass::Step;
 use etalon_problem::linear_cross_entropy::shard::{Dh, Partial, Shard};
 use etalon_problem::{LinearCrossEntropy, Operand, Pass, Precision, Role, Table};
 
 /// True if a step reads an input at all, if it is given.
-pub(super) fn is_read(step: Step, name: &str) -> bool {
+fn is_read(step: Step, name: &str) -> bool {
     step != Step::Output || !["h", "w", "bias"].contains(&name)
+}
+
+/// The tensors of a step that it reads or writes.
+pub(super) fn used(mut table: Table, step: Step) -> Table {
+    table.operands.retain(|operand| is_read(step, operand.name));
+    table
 }
 
 /// A tensor that only shards have.

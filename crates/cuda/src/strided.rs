@@ -1,9 +1,4 @@
-//! Copies and fills of strided tensors: `kernels/move.cu`.
-
-use crate::args::{ConstPtr, Declaration, Pointee, Ptr, declaration, kernel_args};
-use crate::step::Draft;
-use crate::variant::Variant;
-use etalon_problem::Error;
+//! Tensors of up to four axes with strides.
 
 /// A tensor of up to four axes on a device: batch, head, row, column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +47,7 @@ impl StridedTensor {
     }
 
     /// A tensor of numbers of 8 bytes, of at most three axes, as one of their halves.
-    fn halves(self) -> StridedTensor {
+    pub fn halves(self) -> StridedTensor {
         let ([batch, heads, _, columns], [b, h, _, c]) = (self.extents, self.strides);
         let strides = [2 * b, 2 * h, 2 * c, 1];
         StridedTensor { address: self.address, extents: [batch, heads, columns, 2], strides }
@@ -87,70 +82,4 @@ impl StridedTensor {
     pub fn has_whole_rows(&self) -> bool {
         self.extents[3] <= 1 || self.strides[3] == 1 || self.elements() == 0
     }
-}
-
-/// An element of `move.cu`: a number of two or four bytes.
-#[derive(Debug, Clone, Copy)]
-struct Word;
-
-impl Pointee for Word {
-    const NAME: &'static str = "word";
-}
-
-kernel_args! {
-    /// A copy, or without a source a fill.
-    struct Move as "Move" {
-        from: ConstPtr<Word>,
-        to: Ptr<Word>,
-        /// Batch, head, row, column.
-        from_strides: [i64; 4],
-        to_strides: [i64; 4],
-        /// Of the target.
-        heads: u32,
-        rows: u32,
-        width: u32,
-        /// Of the source.
-        columns: u32,
-        fill: u32,
-    }
-}
-
-/// Kernel arguments that `move.cu` names.
-pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<Move>()];
-
-/// Rows of a block.
-const ROWS: usize = 8;
-
-/// Adds a copy or a fill of a tensor of elements of so many bytes.
-fn launch(steps: &Draft, bytes: usize, to: StridedTensor, args: Move) -> Result<(), Error> {
-    if to.elements() == 0 {
-        return Ok(());
-    }
-    let [batch, heads, rows, width] = to.extents;
-    let variant = Variant::moves(if bytes == 2 { 2 } else { 4 });
-    let blocks = rows.div_ceil(ROWS) * batch * heads;
-    let [heads, rows, width] = [heads, rows, width].map(|x| x as u32);
-    let (to, to_strides) = (to.address.into(), to.strides);
-    let args = Move { to, to_strides, heads, rows, width, ..args };
-    steps.launch((&variant, "move"), (blocks, 256), &args)
-}
-
-/// Adds a copy of elements of so many bytes; columns beyond those of the source are 0.
-pub(crate) fn copy(steps: &Draft, bytes: usize, from: StridedTensor, to: StridedTensor) -> Result<(), Error> {
-    let (from, to) = if bytes == 8 { (from.halves(), to.halves()) } else { (from, to) };
-    let columns = from.extents[3].min(to.extents[3]) as u32;
-    let (from, from_strides) = (from.address.into(), from.strides);
-    launch(steps, bytes, to, Move { from, from_strides, columns, ..Move::default() })
-}
-
-/// Adds a fill of a tensor of elements of so many bytes with one of this pattern. `aligned`: it begins at a multiple
-/// of 4 bytes.
-pub(crate) fn fill(steps: &Draft, bytes: usize, to: StridedTensor, pattern: u32, aligned: bool) -> Result<(), Error> {
-    let size = bytes * to.elements();
-    // Of two bytes none but 0 is asked for.
-    if aligned && to.is_dense() && (bytes == 4 || pattern == 0) && size.is_multiple_of(4) {
-        steps.fill(to.address, size, pattern);
-        return Ok(());
-    }
-    launch(steps, bytes, to, Move { fill: pattern, ..Move::default() })
 }
