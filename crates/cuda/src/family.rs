@@ -23,7 +23,7 @@ const FFMA: &[Text] = texts! {
 };
 const MMA: &[Text] = texts! {
     "tile/": "types.cuh"; "pairs/": "tiles.cuh" "problem.cuh"; "tile/": "swizzle.cuh" "fragment.cuh";
-    "pairs/": "walks.cuh"; "feed/": "cp_async.cuh" "load_tile.cuh"; "multiply/": "mma_sync.cuh" "pair_by_pair.cuh" "odd_rows.cuh";
+    "pairs/": "walks.cuh"; "feed/": "cp_async.cuh" "load_tile.cuh"; "multiply/": "mma_sync.cuh" "pair_by_pair.cuh";
 };
 const MMA_F32: &[Text] = texts! {
     "tile/": "types.cuh"; "pairs/": "tiles.cuh" "problem.cuh"; "tile/": "swizzle.cuh" "fragment.cuh";
@@ -117,12 +117,12 @@ families! {
     }
     /// The forward pass of lazy_attention on the tensor cores of compute capability 9.0.
     LazySm90aForward = "lazy_attention/sm90a_forward": WGMMA_PAIRS {
-        "multiply/": "odd_rows.cuh"; "lazy_attention/": "activity.cuh" "sm90a.cuh" "sm90a_feed.cuh"
+        "lazy_attention/": "activity.cuh" "sm90a.cuh" "sm90a_feed.cuh"
         "sm90a_forward.cu";
     }
     /// Its backward pass on them.
     LazySm90aBackward = "lazy_attention/sm90a_backward": WGMMA_PAIRS {
-        "multiply/": "odd_rows.cuh"; "lazy_attention/": "activity.cuh" "sm90a.cuh" "sm90a_feed.cuh"
+        "lazy_attention/": "activity.cuh" "sm90a.cuh" "sm90a_feed.cuh"
         "sm90a_backward_queries.cu" "sm90a_backward_keys.cu";
     }
     /// linear_attention in fused multiply-adds.
@@ -221,7 +221,7 @@ impl Family {
             Family::AttentionSm80SecondOrder => "tangents queries keys",
             Family::AttentionSm90aForward => "forward",
             Family::AttentionSm90aBackward => "delta keys values queries",
-            Family::LazyPortable => "scores values measure inspect counts queries keys dbias dtau",
+            Family::LazyPortable => "scores values measure counts queries keys dbias dtau",
             Family::LazySm80 => "scores values means queries keys",
             Family::LazySm90aForward => "scores values sums",
             Family::LazySm90aBackward => "queries keys",

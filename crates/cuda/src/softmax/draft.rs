@@ -77,8 +77,11 @@ pub(crate) fn draft_lazy<'a>(
     call: &PassCall<'_, '_>,
 ) -> Result<PassPlan<'a>, Error> {
     let mut layout = Layout::default();
-    let prepared = Prepared::new(problem, call, &LAZY_LEVELS, &mut layout)?;
-    let memory = Memory::new(&prepared, bias, call.options.assume_finite, &mut layout)?;
+    let mut prepared = Prepared::new(problem, call, &LAZY_LEVELS, &mut layout)?;
+    if prepared.level != Level::Portable || prepared.pass == Pass::Backward {
+        prepared.flags = Some(fallback::range(&prepared, &mut layout)?);
+    }
+    let memory = Memory::new(&prepared, bias, &mut layout)?;
     let plan = match prepared.level {
         Level::Sm90a => Some(LazyPlan::new(&prepared, &mut layout)?),
         _ => None,
@@ -105,7 +108,7 @@ pub(crate) fn draft_stats<'a>(
     let options = Options { level: Level::Portable, ..*call.options };
     let call = PassCall { options: &options, ..*call };
     let prepared = Prepared::new(problem, &call, &LAZY_LEVELS, &mut layout)?;
-    let memory = Memory::new(&prepared, bias, options.assume_finite, &mut layout)?;
+    let memory = Memory::new(&prepared, bias, &mut layout)?;
     let ranges = [layout.range(figures)?, layout.range(states)?];
     let steps = prepared.draft(|steps| {
         ranges.into_iter().for_each(|range| steps.clear(range));

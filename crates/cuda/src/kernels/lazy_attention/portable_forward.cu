@@ -16,6 +16,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) scores(const __grid_consta
   __shared__ Shared shared;
   __shared__ u32 words[THREADS / 32];
   const PairArgs& c = a.c;
+  if (is_left_out(a)) return;
   const QueryTile<LazyHead> own(a, c, blockIdx.x);
   const LazyHead& head = own.head;
   const Sequence& s = head.s;
@@ -70,6 +71,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) scores(const __grid_consta
 extern "C" __global__ void __launch_bounds__(THREADS) values(const __grid_constant__ LazyArgs a) {
   __shared__ Shared shared;
   const PairArgs& c = a.c;
+  if (is_left_out(a)) return;
   const QueryTile<LazyHead> own(a, c, blockIdx.x);
   const LazyHead& head = own.head;
   const Sequence& s = head.s;
