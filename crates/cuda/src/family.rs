@@ -32,7 +32,7 @@ const FFMA: Prelude = prelude! { Ffma:
 };
 const MMA: Prelude = prelude! { Mma:
     "tile/": "types.cuh"; "pairs/": "tiles.cuh" "problem.cuh"; "tile/": "swizzle.cuh" "fragment.cuh";
-    "pairs/": "walks.cuh"; "feed/": "cp_async.cuh" "load_tile.cuh"; "multiply/": "mma_sync.cuh" "pair_by_pair.cuh" "odd_rows.cuh";
+    "pairs/": "walks.cuh"; "feed/": "cp_async.cuh" "load_tile.cuh"; "multiply/": "mma_sync.cuh" "pair_by_pair.cuh";
 };
 const MMA_F32: Prelude = prelude! { Mma:
     "tile/": "types.cuh"; "pairs/": "tiles.cuh" "problem.cuh"; "tile/": "swizzle.cuh" "fragment.cuh";
@@ -140,12 +140,12 @@ families! {
     }
     /// The forward pass of lazy_attention on the tensor cores of compute capability 9.0.
     LazySm90aForward = "lazy_attention/sm90a_forward": "scores values sums" WGMMA_PAIRS {
-        "multiply/": "odd_rows.cuh"; "lazy_attention/": "activity.cuh" "sm90a.cuh" "sm90a_feed.cuh"
+        "lazy_attention/": "activity.cuh" "sm90a.cuh" "sm90a_feed.cuh"
         "sm90a_forward.cu";
     }
     /// Its backward pass on them.
     LazySm90aBackward = "lazy_attention/sm90a_backward": "queries keys" WGMMA_PAIRS {
-        "multiply/": "odd_rows.cuh"; "lazy_attention/": "activity.cuh" "sm90a.cuh" "sm90a_feed.cuh"
+        "lazy_attention/": "activity.cuh" "sm90a.cuh" "sm90a_feed.cuh"
         "sm90a_backward_queries.cu" "sm90a_backward_keys.cu";
     }
     /// linear_attention in fused multiply-adds.

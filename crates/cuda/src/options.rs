@@ -84,9 +84,9 @@ pub struct Options {
     pub level: Level,
     /// Rounding on the way.
     pub precision: Precision,
-    /// The caller's promise that all operands are finite numbers. Without it the kernels of lazy_attention look
-    /// at all of them, and those of linear_attention on tensor cores compute results again that are not finite. Other
-    /// algorithms do not ask. With it a number that is not finite may reach results that the definition keeps it from.
+    /// The caller's promise that all operands are finite numbers. Without it the kernels of linear_attention on tensor
+    /// cores compute results again that are not finite. Other algorithms do not ask. With it a number that is not
+    /// finite may reach results that the definition keeps it from.
     pub assume_finite: bool,
     /// Queries and keys of a tile, of attention and attention_lse: rounded up to one that the level has kernels for
     /// ([`plan`](crate::plan) lists them); `None`: what was measured to be best. Other algorithms have one way.

@@ -1,6 +1,9 @@
 //! Passes of tensor cores where numbers are not finite: groups with a flag are computed again, and all others
 //! have the bits that they have alone. Without a device of compute capability 9.0 a test says that it was skipped.
 
+#[path = "lazy/fallback.rs"]
+mod lazy;
+
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
 use etalon_cuda::{
     DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Settings, Workspace, probe, run_in,

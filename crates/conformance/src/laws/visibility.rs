@@ -27,7 +27,7 @@ laws! {
     Meaning poisoned_row(Strict::Bound) on Backward
         if |case, _| allowed(case).is_ok_and(|allowed| split_row(&allowed, 0).is_ok());
     /// A NaN that no row sees changes no bit, and neither do other keys and values; where kernels compute groups
-    /// again, results of attention in the group of the NaN, the key head of its sequence, and sums over groups, stay within both
+    /// again, results in the group of the NaN, the key head of its sequence, and sums over groups stay within both
     /// bounds.
     Contract unseen_bits
         if |case, _| allowed(case).is_ok_and(|allowed| split_key(&allowed, 0).is_ok()),
@@ -92,11 +92,13 @@ fn poisoned(
 
 /// True where the tier may compute all results of a group again in which one is not finite, and round differently.
 fn has_fallback(trial: &Trial<'_>) -> bool {
-    let algorithm = trial.case.problem.algorithm();
-    let is_attention = matches!(algorithm, Algorithm::Attention | Algorithm::AttentionLse);
-    is_attention
-        && matches!(trial.pass, Pass::Forward | Pass::Backward)
-        && !trial.tier.gives_the_bits_beside_nan()
+    let has = match trial.case.problem.algorithm() {
+        Algorithm::Attention | Algorithm::AttentionLse => {
+            matches!(trial.pass, Pass::Forward | Pass::Backward)
+        }
+        algorithm => algorithm == Algorithm::LazyAttention,
+    };
+    has && !trial.tier.gives_the_bits_beside_nan()
 }
 
 /// Groups, the key heads of sequences, in which operands of products hold a NaN.
@@ -136,7 +138,7 @@ impl Groups {
     /// results or gradients.
     fn of(&self, name: &str, at: &[usize]) -> Option<[usize; 2]> {
         let (rows, size) = match name {
-            "q" | "dout" | "o" | "lse" | "dq" => (&self.queries, self.size),
+            "q" | "dout" | "o" | "lse" | "pv_sum" | "dq" => (&self.queries, self.size),
             "k" | "v" | "dk" | "dv" => (&self.keys, 1),
             _ => return None,
         };

@@ -82,9 +82,13 @@ pub(crate) fn draft_lazy<'a>(
     call: &PassCall<'_, '_>,
 ) -> Result<PassPlan<'a>, Error> {
     let mut layout = Layout::default();
-    let prepared = Prepared::new(problem, call, &LAZY_LEVELS, &mut layout)?;
-    let memory = Memory::new(&prepared, bias, call.options.assume_finite, &mut layout)?;
-    let plan = if prepared.choice.level == Level::Sm90a { Some(LazyPlan::new(&prepared, &mut layout)?) } else { None };
+    let mut prepared = Prepared::new(problem, call, &LAZY_LEVELS, &mut layout)?;
+    let level = prepared.choice.level;
+    if level != Level::Portable || prepared.pass == Pass::Backward {
+        prepared.flags = Some(fallback::range(&prepared, &mut layout)?);
+    }
+    let memory = Memory::new(&prepared, bias, &mut layout)?;
+    let plan = if level == Level::Sm90a { Some(LazyPlan::new(&prepared, &mut layout)?) } else { None };
     let steps = with_tables(Steps::new(&prepared)?)?;
     steps.fill_results()?;
     let passes = Passes::new(&steps, &memory, bias, plan.as_ref());
@@ -106,7 +110,7 @@ pub(crate) fn draft_stats<'a>(
     let mut layout = Layout::default();
     let call = call.on(Level::Portable);
     let prepared = Prepared::new(problem, &call, &LAZY_LEVELS, &mut layout)?;
-    let memory = Memory::new(&prepared, bias, call.options.assume_finite, &mut layout)?;
+    let memory = Memory::new(&prepared, bias, &mut layout)?;
     let ranges = [layout.range(figures)?, layout.range(states)?];
     let steps = with_tables(Steps::new(&prepared)?)?;
     ranges.into_iter().for_each(|range| steps.clear(range));

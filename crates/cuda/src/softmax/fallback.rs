@@ -10,17 +10,21 @@ use crate::tensor_args::TensorArgs;
 use crate::variant::width;
 use etalon_problem::{Dtype, Error, Pass};
 
-/// Takes a range for words that are 0 at first: counters from which blocks of sm90a claim tiles, one for each of two
-/// kernels; and flags, of all groups together and then of each. None where no kernel looks at one.
+/// Takes a range for counters and flags of attention and attention_lse. None where no kernel looks at one.
 pub(crate) fn reserve(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Option<MemoryRange>, Error> {
     let has_flags = match prepared.pass {
-        Pass::Forward => prepared.level == Level::Sm90a || has_forward(prepared),
-        Pass::Backward => prepared.level != Level::Portable,
+        Pass::Forward => prepared.choice.level == Level::Sm90a || has_forward(prepared),
+        Pass::Backward => prepared.choice.level != Level::Portable,
         _ => prepared.spec.has_tensor_second(),
     };
+    has_flags.then(|| range(prepared, layout)).transpose()
+}
+
+/// Takes a range for words that are 0 at first: counters from which blocks of sm90a claim tiles, one for each of two
+/// kernels; and flags, of all groups together and then of each.
+pub(crate) fn range(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<MemoryRange, Error> {
     let groups = prepared.counts.sequences * prepared.scores.extents.key_heads;
-    let range = || layout.named("counters of tiles, and flags of key heads", 4 * (3 + groups));
-    has_flags.then(range).transpose()
+    layout.named("counters of tiles, and flags of key heads", 4 * (3 + groups))
 }
 
 impl Steps<'_> {
@@ -47,7 +51,7 @@ pub(crate) fn writes(steps: &Steps<'_>, name: &str) -> bool {
 
 /// True if kernels of a forward pass raise flags: an lse of 16-bit operands alone needs none.
 pub(crate) fn has_forward(prepared: &Prepared<'_>) -> bool {
-    prepared.level != Level::Portable && (prepared.value_dim.is_some() || prepared.storage == Dtype::F32)
+    prepared.choice.level != Level::Portable && (prepared.value_dim.is_some() || prepared.storage == Dtype::F32)
 }
 
 /// o and lse of groups whose flags kernels have raised.

@@ -38,11 +38,7 @@ kernel_args! {
         dk: TensorMap,
         dv: TensorMap,
         /// As the maps say.
-        q_rows: Elements,
-        k_rows: Elements,
-        v_rows: Elements,
         o_rows: Elements,
-        dout_rows: Elements,
         dq_rows: Elements,
         dk_rows: Elements,
         dv_rows: Elements,
@@ -61,8 +57,8 @@ kernel_args! {
         numbers: Ptr<Numbers>,
         /// Stripes of keys that may hold an active pair: forward of every 16 rows of a head, backward of 64.
         active: Ptr<u32>,
-        /// Not 0: some operand holds a number that is not finite.
-        odd: ConstPtr<u32>,
+        /// Of all groups together, and then of each: a result is not finite.
+        flags: Ptr<u32>,
         /// Of tiles, 0 between launches.
         counter: Ptr<u32>,
         /// W.
@@ -89,16 +85,11 @@ kernel_args! {
 /// Kernel arguments that `lazy_attention/sm90a.cuh` names.
 pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<HopperLazyArgs>()];
 
-/// Kernels, by their counters.
-pub(crate) const KERNELS: [&str; 5] = ["scores", "values", "sums", "queries", "keys"];
-
-/// Addresses that the passes of every level share: of the numbers of the rows, of the flag of numbers that are not
-/// finite, with the counters from which blocks claim tiles behind it, of the parts of dbias by tiles of keys (0:
-/// none); and the number of distances that occur.
+/// Addresses that the passes of every level share: of the numbers of the rows, and of the parts of dbias by tiles of
+/// keys (0: none); and the number of distances that occur.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kept {
     pub numbers: Ptr<Numbers>,
-    pub nonfinite: u64,
     pub windows: u64,
     pub reach: i32,
 }
@@ -137,7 +128,8 @@ impl<'a> HopperPass<'a> {
             windows: kept.windows.into(),
             numbers: kept.numbers,
             active: steps.at(*active).into(),
-            odd: kept.nonfinite.into(),
+            flags: steps.group_flags().into(),
+            counter: steps.counter(0).into(),
             width: int(bias.map_or(0, |bias| bias.width)),
             bottom: bias.is_some_and(|bias| bias.align == Align::BottomRight).into(),
             columns: int(steps.prepared.value_dim.unwrap_or(0)),
@@ -146,7 +138,7 @@ impl<'a> HopperPass<'a> {
             packed: hopper::packed(steps, plan),
             spans: hopper::spans(steps, plan),
             ..filled!(HopperLazyArgs:
-                names(rows) [q_rows k_rows v_rows o_rows dout_rows dq_rows dk_rows dv_rows]
+                names(rows) [o_rows dq_rows dk_rows dv_rows]
                 names(address) [lse bias tau dlse]
             )
         };
@@ -169,11 +161,9 @@ impl<'a> HopperPass<'a> {
             (_, false) => (e.queries.div_ceil(own) * e.query_heads * e.batch, own),
         };
         let map = |name: &str| hopper::map_of(plan, plan.place(steps, name), boxed as u32);
-        let at = KERNELS.iter().position(|kernel| *kernel == name).unwrap_or(0);
         let args = HopperLazyArgs {
             q: map("q"),
             dout: if backward { map("dout") } else { args.dout },
-            counter: (args.odd.0 + 4 * (1 + at as u64)).into(),
             tiles: tiles as i32,
             ..args
         };

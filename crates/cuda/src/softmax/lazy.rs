@@ -2,13 +2,14 @@
 
 use crate::args::{ConstPtr, Declaration, KernelArgs, Ptr, declaration, filled, int, kernel_args};
 use crate::memory::{Layout, MemoryRange};
+use crate::options::Level;
 use crate::softmax::Steps;
-use crate::softmax::hopper_lazy::{HopperPass, KERNELS, Kept, LazyPlan};
+use crate::softmax::hopper_lazy::{HopperPass, Kept, LazyPlan};
 use crate::softmax::pair_args::{Numbers, PairArgs};
 use crate::softmax::portable::{columns, parts};
 use crate::softmax::prepared::Prepared;
 use crate::tensor_args::TensorArgs;
-use crate::variant::width;
+use crate::variant::{Variant, width};
 use etalon_problem::{Align, Blocking, DistanceBias, Error};
 
 /// Memory that its kernels share.
@@ -20,19 +21,10 @@ pub(crate) struct Memory {
     active: MemoryRange,
     /// Parts of dbias by tiles of keys.
     windows: MemoryRange,
-    /// True if some operand holds a number that is not finite, and a counter for each kernel of sm90a.
-    nonfinite: MemoryRange,
-    /// True if nobody looks: the caller says that there is none.
-    assume_finite: bool,
 }
 
 impl Memory {
-    pub fn new(
-        prepared: &Prepared<'_>,
-        bias: Option<DistanceBias>,
-        assume_finite: bool,
-        layout: &mut Layout,
-    ) -> Result<Memory, Error> {
+    pub fn new(prepared: &Prepared<'_>, bias: Option<DistanceBias>, layout: &mut Layout) -> Result<Memory, Error> {
         let (scores, counts) = (prepared.scores, &prepared.counts);
         let heads = scores.extents.query_heads;
         let windows = if prepared.has("dbias") { reach(prepared, bias) } else { 0 };
@@ -40,8 +32,6 @@ impl Memory {
             numbers: layout.range(16 * scores.row_shape().iter().product::<usize>())?,
             active: layout.range(4 * counts.tiles * heads)?,
             windows: layout.array(4, &[counts.by_keys, heads, windows])?,
-            nonfinite: layout.range(4 * (1 + KERNELS.len()))?,
-            assume_finite,
         })
     }
 }
@@ -72,8 +62,8 @@ kernel_args! {
         active: Ptr<u32>,
         /// `[tasks by keys, heads, reach]`: what each adds to dbias; 0: not wanted.
         windows: Ptr<f32>,
-        /// Not 0: some operand holds a number that is not finite.
-        odd: Ptr<u32>,
+        /// True in the fallback: of groups that have a flag alone.
+        again: i32,
         /// W.
         width: i32,
         /// Distances that occur below it.
@@ -90,7 +80,6 @@ impl LazyArgs {
         let (address, range) = (|name| steps.address(name), |range| steps.at(range));
         LazyArgs {
             c: PairArgs::new(steps),
-            odd: range(memory.nonfinite).into(),
             width: int(bias.map_or(0, |bias| bias.width)),
             reach: int(reach(steps.prepared, bias)),
             bottom: bias.is_some_and(|bias| bias.align == Align::BottomRight).into(),
@@ -141,8 +130,7 @@ impl<'a> Passes<'a> {
         let args = LazyArgs::new(steps, memory, bias);
         // The memory that all levels share, as the kernels of sm90a see it.
         let windows = if steps.is_there("dbias") { steps.at(memory.windows) } else { 0 };
-        let LazyArgs { numbers, odd, reach, .. } = args;
-        let kept = Kept { numbers, nonfinite: odd.0, windows, reach };
+        let kept = Kept { numbers: args.numbers, windows, reach: args.reach };
         let hopper = plan.map(|plan| HopperPass::new(plan, steps, bias, kept));
         Passes { steps, memory, hopper, args }
     }
@@ -152,9 +140,14 @@ impl<'a> Passes<'a> {
         self.steps.launch((variant, name), (blocks, variant.threads()), args)
     }
 
+    /// The module of the level sm80, where it computes what these arguments ask for.
+    fn tensor(&self, args: &LazyArgs) -> Option<&Variant> {
+        self.steps.prepared.modules.tensor.as_ref().filter(|_| args.again == 0)
+    }
+
     /// Adds a launch of a kernel that walks tiles: that of the level sm80 where it computes the pass.
     fn walk(&self, name: &'static str, blocks: usize, args: LazyArgs) -> Result<(), Error> {
-        match &self.steps.prepared.modules.tensor {
+        match self.tensor(&args) {
             None => self.launch(name, blocks, &args),
             Some(variant) => self.steps.launch((variant, name), (blocks, variant.threads()), &args),
         }
@@ -165,44 +158,26 @@ impl<'a> Passes<'a> {
         self.steps.prepared.counts.by_queries * self.steps.scores().extents.query_heads
     }
 
-    /// Looks for numbers that are not finite.
-    fn inspect(&self) -> Result<(), Error> {
-        let (steps, e) = (self.steps, &self.steps.scores().extents);
-        steps.clear(self.memory.nonfinite);
-        if self.memory.assume_finite {
-            return Ok(());
-        }
-        let heads = e.batch * e.query_heads.max(e.key_heads);
-        let each = (8 * steps.multiprocessors()).div_ceil(heads.max(1));
-        self.launch("inspect", heads * each, &self.args)
-    }
-
-    /// lse, the numbers of every row, and the stripes that may hold an active pair.
-    fn scores(&self) -> Result<(), Error> {
-        if let Some(hopper) = &self.hopper {
-            return hopper.scores();
-        }
-        self.walk("scores", self.by_queries(), self.args)
-    }
-
     /// lse, and those of o and Σ a P v that have places.
     pub fn forward(&self) -> Result<(), Error> {
-        if let Some(hopper) = &self.hopper {
-            self.inspect()?;
-            return hopper.forward();
+        self.steps.clear_flags();
+        match &self.hopper {
+            Some(hopper) => hopper.forward()?,
+            None => self.rows(self.args)?,
         }
-        let tensor_cores = self.steps.prepared.modules.tensor.is_some();
-        if tensor_cores {
-            self.inspect()?;
-        }
-        self.scores()?;
+        let is_portable = self.steps.prepared.choice.level == Level::Portable;
+        if is_portable { Ok(()) } else { self.rows(LazyArgs { again: 1, ..self.args }) }
+    }
+
+    /// The forward pass of the levels portable and sm80, or the fallback.
+    fn rows(&self, args: LazyArgs) -> Result<(), Error> {
+        self.walk("scores", self.by_queries(), args)?;
         let pv = self.steps.tensor("pv_sum");
         for (pv, wanted) in [(TensorArgs::default(), self.steps.tensor("o")), (pv, pv)] {
             let columns = self.steps.prepared.value_dim.filter(|_| wanted.is_there()).unwrap_or(0);
-            let at_once = if tensor_cores { width(columns).min(128) } else { width(columns) };
+            let at_once = if self.tensor(&args).is_some() { width(columns).min(128) } else { width(columns) };
             for first in (0..columns).step_by(at_once) {
-                let args = LazyArgs { pv, ..self.args.at([0, first]) };
-                self.walk("values", self.by_queries(), args)?;
+                self.walk("values", self.by_queries(), LazyArgs { pv, ..args.at([0, first]) })?;
             }
         }
         Ok(())
@@ -210,7 +185,7 @@ impl<'a> Passes<'a> {
 
     /// The figures of every row, and the states of every tile of the statistics, at addresses that hold zeros.
     pub fn measure(&self, [figures, states]: [u64; 2], tile: Blocking) -> Result<(), Error> {
-        self.scores()?;
+        self.walk("scores", self.by_queries(), self.args)?;
         // One that is longer than the arrays holds them all.
         let e = &self.steps.scores().extents;
         let tile_queries = tile.queries.min(e.queries.max(1)) as i32;
@@ -222,34 +197,53 @@ impl<'a> Passes<'a> {
 
     /// The gradients that have places.
     pub fn backward(&self) -> Result<(), Error> {
-        let prepared = self.steps.prepared;
-        let wants = |name: &str| self.steps.is_there(name);
-        self.inspect()?;
-        match prepared.is_given("lse") {
-            // Numbers that the forward pass does not save.
-            true => self.launch("counts", self.by_queries(), &self.args)?,
-            false => self.scores()?,
-        }
-        if let Some(hopper) = &self.hopper {
-            if wants("dbias") {
-                self.steps.clear(self.memory.windows);
+        self.steps.clear_flags();
+        match &self.hopper {
+            None => self.gradients(self.args)?,
+            Some(hopper) => {
+                if !self.count(self.args)? {
+                    hopper.scores()?;
+                }
+                if self.steps.is_there("dbias") {
+                    self.steps.clear(self.memory.windows);
+                }
+                hopper.backward()?;
             }
-            hopper.backward()?;
-            return self.sums();
         }
+        // The portable kernels count n by S themselves, unless lse is given.
+        if self.steps.prepared.choice.level != Level::Portable || self.steps.prepared.is_given("lse") {
+            self.gradients(LazyArgs { again: 1, ..self.args })?;
+        }
+        self.sums()
+    }
+
+    /// Numbers of rows that the forward pass does not save; false if it has not been.
+    fn count(&self, args: LazyArgs) -> Result<bool, Error> {
+        let given = self.steps.prepared.is_given("lse");
+        if given {
+            self.launch("counts", self.by_queries(), &args)?;
+        }
+        Ok(given)
+    }
+
+    /// The same of the backward pass, with the terms of dbias and dtau.
+    fn gradients(&self, args: LazyArgs) -> Result<(), Error> {
+        if !self.count(args)? {
+            self.walk("scores", self.by_queries(), args)?;
+        }
+        let wants = |name: &str| self.steps.is_there(name);
         if ["dq", "dk", "dbias", "dtau"].into_iter().any(wants) {
             let dims = if wants("dq") { self.steps.scores().extents.dim } else { 0 };
-            if prepared.modules.tensor.is_some() {
-                self.walk("means", self.by_queries(), self.args)?;
+            if self.tensor(&args).is_some() {
+                self.walk("means", self.by_queries(), args)?;
             } else if dims == 0 {
-                self.launch("queries", self.by_queries(), &self.args)?; // Δ and Σ a g alone
+                self.launch("queries", self.by_queries(), &args)?; // Δ and Σ a g alone
             }
             for first in parts(dims) {
-                self.walk("queries", self.by_queries(), self.args.at([first, 0]))?;
+                self.walk("queries", self.by_queries(), args.at([first, 0]))?;
             }
         }
-        self.keys()?;
-        self.sums()
+        self.keys(args)
     }
 
     /// dbias and dtau, of what the kernels before left for them.
@@ -268,12 +262,12 @@ impl<'a> Passes<'a> {
     }
 
     /// dk, dv, and what the tiles of keys add to dbias.
-    fn keys(&self) -> Result<(), Error> {
+    fn keys(&self, args: LazyArgs) -> Result<(), Error> {
         let (steps, e) = (self.steps, &self.steps.scores().extents);
         let columns_of = |name: &str, all: usize| if steps.is_there(name) { all } else { 0 };
         let all_values = steps.prepared.value_dim.unwrap_or(0);
         let wanted = [columns_of("dk", e.dim), columns_of("dv", all_values)];
-        let args = LazyArgs { c: self.args.c.over(steps.table(steps.prepared.tables.by_keys)), ..self.args };
+        let args = LazyArgs { c: args.c.over(steps.table(steps.prepared.tables.by_keys)), ..args };
         let blocks = steps.prepared.counts.by_keys * e.key_heads;
         let mut windows = if steps.is_there("dbias") { steps.at(self.memory.windows) } else { 0 };
         let all = [e.dim, all_values];

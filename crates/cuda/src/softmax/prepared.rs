@@ -33,7 +33,7 @@ pub(crate) struct Prepared<'a> {
     pub given: Option<(Given, TableImage)>,
     /// δ of every row, in the backward pass of the first two, if that needs it.
     pub delta: Option<MemoryRange>,
-    /// Counters and flags of attention and attention_lse on tensor cores, as `fallback::reserve` says.
+    /// Counters and flags, as `fallback::reserve` says.
     pub flags: Option<MemoryRange>,
     /// Partial sums of the gradient of q, if it is computed in the pass by keys.
     pub partials: Option<DqPartials>,

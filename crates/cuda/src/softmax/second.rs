@@ -8,7 +8,6 @@ use crate::softmax::pair_args::{Numbers, PairArgs, PartialArgs, wanted};
 use crate::softmax::portable::{columns, part, parts};
 use crate::softmax::prepared::Prepared;
 use crate::step::Work;
-use crate::strided::StridedTensor;
 use crate::tensor_args::TensorArgs;
 use crate::variant::Variant;
 use etalon_problem::{Error, Pass};

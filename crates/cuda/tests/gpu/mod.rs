@@ -20,7 +20,7 @@ pub fn options(workspace: &Workspace) -> Vec<Options> {
         vec![Options { level: Level::Portable, ..Options::default() }, Options { level: Level::Sm80, ..flash }];
     if workspace.capability(0) == Ok((9, 0)) {
         let hopper = Options { level: Level::Sm90a, ..flash };
-        all.extend([hopper, Options { assume_finite: true, ..hopper }]);
+        all.extend([hopper, Options { assume_finite: true, ..hopper }]); // of linear_attention
     }
     all
 }

@@ -25,7 +25,6 @@
 #define WIDE 0
 #define STAGES (STORAGE == 0 && CD + VALUES * CE > 192 ? 1 : 2)
 #endif
-#define KNOWN 0
 constexpr int M = CD > 128 || TILES == 2 ? 1 : 2, KEYS = CD > 128 || STORAGE == 0 || TILES == 1 ? 32 : 64;
 constexpr int BYTES = sizeof(element), WALK = WIDE || STORAGE == 0 || TILES == 1 ? 32 : SIDE;
 constexpr float LN2 = 0.6931471805599453f, LARGEST = 3.402823466e38f;

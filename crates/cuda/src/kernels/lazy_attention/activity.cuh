@@ -30,3 +30,24 @@ template <bool MASKED> DEV float pull(float p, float g, float offset, float delt
   const float x = __fmul_rn(p, __fsub_rn(attends<MASKED>(p, offset) ? g : 0, delta));
   return MASKED && hidden(p) ? HIDE : x;
 }
+
+// ---- numbers that are not finite ----
+// A sum in f32 that is not finite, before it is scaled and rounded, raises the flag of its group, the key head of one
+// sequence; the portable kernels then compute all results of that group again, before dbias and dτ are summed. They
+// are always enqueued, and exit where there is no flag. Finite results are right, since what is not finite cannot
+// leave them, but for n:
+//   * A visible S that is NaN or +∞ makes lse NaN: maxima keep NaN, and ∞ - ∞ is one. One of -∞ takes its pair away,
+//     which lse and P do not show. n is counted from the mask, and then is wrong: kernels that count it raise the flag
+//     of a bias of -∞ and of keys that are not finite, which they look for once, and the fallback counts by S. A q that
+//     is not finite makes all S of its row NaN or infinite: lse shows it, unless the row sees nothing.
+//   * e and P of a hidden pair are selected, and with dS each meets its operand in a product: 0 · NaN and 0 · ∞ are
+//     NaN. An inactive pair has e = 0 as well: where its v or dout is not finite the group is computed again, without
+//     reading it. e of NaN is NaN (`cvt.relu` keeps it), and so a τ that is NaN shows; τ = -∞ leaves e = 0, as defined.
+//   * g is selected where a pair is active; what is not finite there makes Δ so, which raises the flag, since P = 0
+//     would hide neither ∞ nor NaN of it. A tile without an active pair has neither g nor e, and reads no v.
+//   * An lse that is given as NaN makes P NaN and Δ with it; one of +∞ makes P = 0, as defined; a row of -∞ has n = 0.
+//   * Packing turns what exceeds the type into ∞, which the next product keeps.
+//   * Rows behind a sequence that a box of the copy engine holds are 0 before a product sums over them, and no flag
+//     looks at their own results: a group has the bits that it has alone. Results that are not asked for raise none.
+// Places of these kernels that raise flags.
+constexpr int OF_LSE = 20, OF_DELTA = 21, OF_BIAS = 22, OF_OPERAND = 23;

@@ -2,7 +2,6 @@
 // `portable_forward.cu`.
 //
 //   measure   a block owns 64 queries of one head: statistics                                          (E37)–(E44)
-//   inspect   whether some number is not finite, so that scores may be -inf
 //   counts    a block owns 64 queries of one head: n
 //   queries   a block owns 64 queries and walks the keys: P, g, Δ, Σ a P g k, Σ P k, of them dq      (E7), (E8), (E17)
 //   keys      a block owns 64 keys of one key head and walks the queries of its heads: dS, dk, dv, and
@@ -14,8 +13,8 @@
 // and no bit depends on that. To dq, dk and dbias it adds -P (Δ - dlse): it is left out only where every such factor
 // is 0.
 //
-// Statistics are those of docs/lazy_attention.md; n is counted from the spans, from the flags, or by a walk over S
-// where `inspect` has found a non-finite number.
+// Statistics are those of docs/lazy_attention.md; n is counted from the spans, from the flags, or in the fallback by a
+// walk over S.
 //
 // `queries` needs no Δ beforehand: it sums P g k and P k apart, with Δ and Σ a g beside them, and joins them at the
 // end (E17). g is computed where a tile holds an active pair; a tile adds to dq, dk and dbias unless every factor in
@@ -25,60 +24,26 @@
 // window of its own in scratch memory, 4 bytes for each distance that occurs, query head and tile of keys; the last
 // kernel adds the windows in the order of the tiles. dtau adds one number a row.
 
-// True if a row of one head, from `first` on every `step`-th, holds a number that is not finite: for a warp.
-DEV bool has_odd(const Tensor& x, int batch, int head, int rows, int width, int first, int step) {
-  constexpr int PIECE = 16 / sizeof(element);
-  const int lane = threadIdx.x % 32, pieces = width / PIECE;
-  const element* at = (const element*)x.data + batch * x.batch + head * x.head;
-  bool odd = false;
-  if (width % PIECE == 0 && 32 % pieces == 0 && !((u64)at % 16) && !(x.row % PIECE)) {  // several rows at once
-    const int many = 32 / pieces;
-    UNROLL_BY(4) for (int row = first * many + lane / pieces; row < rows; row += step * many) {
-      const uint4 four = *(const uint4*)(at + row * x.row + lane % pieces * PIECE);
-      UNROLL(e, PIECE) odd |= !(fabsf(read(((const element*)&four)[e])) < INF);
-    }
-    return odd;
-  }
-  for (int row = first; row < rows; row += step)
-    for (int e = lane; e < width; e += 32) odd |= !(fabsf(read(at[row * x.row + e])) < INF);
-  return odd;
-}
-// Looks at q, k, v, dout and the bias: as many blocks for each head.
-KERNEL(inspect, LazyArgs a, THREADS) {
-  const PairArgs& c = a.c;
-  const int heads = max(c.heads, c.key_heads), blocks = gridDim.x / (c.batch * heads), own = blockIdx.x / blocks;
-  const int first = blockIdx.x % blocks * (THREADS / 32) + threadIdx.x / 32, step = blocks * (THREADS / 32), head = own % heads;
-  bool odd = false;
-  const int batch = own / heads;
-  auto of = [&](const Tensor& x, int count, int rows, int width) {
-    if (x.data && head < count) odd |= has_odd(x, batch, head, rows, width, first, step);
-  };
-  of(c.q, c.heads, c.queries, c.dim), of(c.k, c.key_heads, c.keys, c.dim);
-  of(c.v, c.key_heads, c.keys, c.value_dim), of(c.dout, c.heads, c.queries, c.value_dim);
-  if (a.bias && batch == 0 && head < c.heads)
-    for (int d = 32 * first + threadIdx.x % 32; d < a.reach; d += 32 * step) odd |= !(fabsf(a.bias[(i64)head * a.width + d]) < INF);
-  if (odd) *a.odd = 1;  // whoever writes, writes the same
-}
-
 KERNEL(counts, LazyArgs a, THREADS) {
   __shared__ Shared shared;
   const PairArgs& c = a.c;
+  if (is_left_out(a)) return;
   const QueryTile<LazyHead> own(a, c, blockIdx.x);
   const LazyHead& head = own.head;
   const Sequence& s = head.s;
   const int row = own.row;
-  const bool odd = *a.odd;
+  if (!a.again && may_hide<1>(own)) raise<OF_OPERAND>(c.flags, own.sequence * c.key_heads + head.key_head);
   int n[R] = {};
   Span spans[R];
   UNROLL(r, R) {
     spans[r] = head.span(row + row_of(r));
     if (tx() == 0) n[r] = max(spans[r].end - spans[r].begin, 0);
   }
-  if (odd || c.allowed) {
+  if (a.again || c.allowed) {
     UNROLL(r, R) n[r] = 0;
     NO_UNROLL for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
       float x[R][4] = {}, score;
-      if (odd) products(shared, x, query_rows(c.q, head, row), key_rows(c.k, head, key), c.dim);
+      if (a.again) products(shared, x, query_rows(c.q, head, row), key_rows(c.k, head, key), c.dim);
       UNROLL(r, R)
         UNROLL(e, 4) n[r] += head.score(x[r][e], row + row_of(r), key + column_of(e), spans[r], score);
     }
@@ -93,6 +58,7 @@ KERNEL(counts, LazyArgs a, THREADS) {
 KERNEL(queries, LazyArgs a, THREADS) {
   __shared__ Shared shared;
   const PairArgs& c = a.c;
+  if (is_left_out(a)) return;
   const QueryTile<LazyHead> own(a, c, blockIdx.x);
   const LazyHead& head = own.head;
   const Sequence& s = head.s;
@@ -167,6 +133,7 @@ KERNEL(keys, LazyArgs a, THREADS) {
   const PairArgs& c = a.c;
   const int at = blockIdx.x / c.key_heads, key_head = blockIdx.x % c.key_heads, group = c.heads / c.key_heads;
   Task task = c.tasks[at];
+  if (is_left_out(a, task, key_head)) return;
   const Sequence s = c.sequences[task.first];
   const int key = task.key_tile * SIDE;
   const bool wants_dk = c.dk.data && c.first_dim < c.dim, wants_dv = c.dv.data && c.first_value < c.value_dim;

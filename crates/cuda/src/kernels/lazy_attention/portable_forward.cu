@@ -16,6 +16,7 @@ KERNEL(scores, LazyArgs a, THREADS) {
   __shared__ Shared shared;
   __shared__ u32 words[THREADS / 32];
   const PairArgs& c = a.c;
+  if (is_left_out(a)) return;
   const QueryTile<LazyHead> own(a, c, blockIdx.x);
   const LazyHead& head = own.head;
   const Sequence& s = head.s;
@@ -69,6 +70,7 @@ KERNEL(scores, LazyArgs a, THREADS) {
 KERNEL(values, LazyArgs a, THREADS) {
   __shared__ Shared shared;
   const PairArgs& c = a.c;
+  if (is_left_out(a)) return;
   const QueryTile<LazyHead> own(a, c, blockIdx.x);
   const LazyHead& head = own.head;
   const Sequence& s = head.s;

@@ -43,3 +43,33 @@ struct LazyHead : Head {
     return score(product, i, j, span, x) ? weight(x, lse) : HIDE;
   }
 };
+
+// True of a block of the fallback whose group has no flag.
+DEV bool is_left_out(const LazyArgs& a, const Task& task, int key_head) {
+  return a.again && !(a.c.flags[0] && a.c.flags[1 + task.first * a.c.key_heads + key_head]);
+}
+// True of one that owns a tile of queries.
+DEV bool is_left_out(const LazyArgs& a) {
+  return is_left_out(a, a.c.tasks[blockIdx.x / a.c.heads], blockIdx.x % a.c.heads / (a.c.heads / a.c.key_heads));
+}
+
+// True if scores of the group may be -inf, so that pairs that the mask shows do not count: in the bias of a block's M
+// tiles of queries, or in the keys of which it reads a part; blocks of a group read all.
+template <int M> DEV bool may_hide(const QueryTile<LazyHead>& own) {
+  const LazyHead& head = own.head;
+  const Sequence& s = head.s;
+  const PairArgs& c = head.c;
+  const int group = c.heads / c.key_heads, warp = threadIdx.x / 32, lane = threadIdx.x % 32, tiles = (s.queries + SIDE * M - 1) / (SIDE * M);
+  bool hides = false;
+  if (OPTIONS && head.distances) {
+    const int near = own.row + head.shift, end = min(head.a.width, near + SIDE * M);
+    for (int d = max(0, near - s.keys + 1) + (int)threadIdx.x; d < end; d += THREADS) hides |= head.distances[d] == -INF;
+  }
+  const int first = own.row / (SIDE * M) * group + head.head % group;
+  NO_UNROLL for (int key = first * SIDE; key < s.keys; key += tiles * group * SIDE)
+    UNROLL_BY(4) for (int j = key + warp; j < min(key + SIDE, s.keys); j += THREADS / 32) {
+      const element* k = key_rows(c.k, head, j).at;
+      UNROLL_BY(2) for (int e = lane; e < c.dim; e += 32) hides |= !(fabsf(read(k[e])) < INF);
+    }
+  return hides;
+}

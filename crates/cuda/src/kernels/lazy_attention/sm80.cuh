@@ -1,6 +1,6 @@
 // lazy_attention of 16-bit operands on the tensor cores of any GPU from sm_80 on: the blocks of the portable level,
-// with e, P and dS rounded to the storage type before they are multiplied. `inspect`, `counts`, `dbias` and `dtau` are
-// those of the portable level.
+// with e, P and dS rounded to the storage type before they are multiplied. `counts`, `dbias` and `dtau` are those of
+// the portable level, and so is the fallback (activity.cuh).
 //
 //   scores    a block owns 128 queries of one head and walks the keys: lse, n, stripes               (E1)–(E3), (E18)
 //   values    a block owns 128 queries of one head and walks their stripes: o += e·v; or Σ a P v     (E4)–(E6), (E47)
@@ -10,18 +10,12 @@
 //             and what its diagonals add to dbias                                              (E9), (E11)–(E13)
 //
 // dS is rounded whole: in two parts, as the portable level sums it (E17), the roundings of a P g and of P Δ would not
-// cancel. A warp leaves a product out where no pair of its rows needs it. Where `inspect` has found a number that is
-// not finite, tiles that are multiplied by factors hold 0 in its place, and what it adds to the pairs that see it
-// follows at the end.
-//
-// `inspect` searches the operands for non-finite numbers before anything else, unless the caller has promised that
-// there are none (`Options.assume_finite`).
+// cancel. A warp leaves a product out where no pair of its rows needs it: factors of 0 hide what is not finite, too.
 //
 // Compile-time: STORAGE (1|2); OPTIONS, 0 where there is no bias and no array of flags; WHOLE, see `load_tile`; CD and
 // CE, the columns of a row of q and of an accumulator of o: 64 or 128.
 #define STAGES 2
 #define VALUES 1
-#define KNOWN 1  // whether operands are finite, by `inspect`
 constexpr int M = 2, KEYS = SIDE, BYTES = 2, WALK = SIDE;
 
 // ---- scores ----
@@ -65,9 +59,4 @@ DEV void score_tile(float (&s)[M][SIDE / 8][4], const LazyHead& head, int row, i
     const int r = i / (SIDE / 2) * 2 + i / 2 % 2, j = i / 4 % (SIDE / 8), here = key + 8 * j + column + i % 2;
     if (!is_visible(head, row + row_of<M>(r), here, spans[r])) s[r / 2][j][i % 4] = -INF;
   }
-}
-// The score of a single pair, for `add_odd`. The four threads of a row ask for the same pair.
-DEV float score_alone(const LazyHead& head, int i, int j) {
-  float x = product_of(query_rows(head.c.q, head, i).at, key_rows(head.c.k, head, j).at, head.c.dim), score;
-  return head.score(x, i, j, head.span(i), score) ? score : -INF;
 }

@@ -7,25 +7,10 @@ CHECK_SHARED(keys, TILE_BYTES + 8 * (NEAR + NUMBERS));
 typedef QueryBlock<LazyHead, 1, SIDE> LazyBlock;
 typedef Pairs<1, SIDE> LazyPairs;
 
-struct LazyGradients : LazyBody {
-  using LazyBody::LazyBody;
-  // e and dS of one pair; whether it is visible.
-  METHOD bool alone(const LazyHead& head, int i, int j, float& e, float& ds, bool& active) const {
-    const PairArgs& c = a.c;
-    const Numbers numbers = head.number(i);
-    const float g = product_of(query_rows(c.dout, head, i).at, key_rows(c.v, head, j).at, c.value_dim);
-    float p = score_alone(head, i, j), most = 0;
-    weigh<true>(p, most, base_of(head.lse_at(i)), numbers.offset);
-    active = attends<true>(p, numbers.offset);
-    ds = pull<true>(p, g, numbers.offset, numbers.delta), e = raised(p, numbers.offset);
-    return !hidden(p);
-  }
-};
-
 // Pairs of queries that walk keys.
-struct LazyQueries : LazyGradients {
+struct LazyQueries : LazyBody {
   float base[2], offset[2];
-  METHOD LazyQueries(const LazyArgs& a, const LazyHead& head, int row) : LazyGradients(a) {
+  METHOD LazyQueries(const LazyArgs& a, const LazyHead& head, int row) : LazyBody(a) {
     UNROLL(r, 2) base[r] = base_of(head.lse_at(row + row_of<1>(r))), offset[r] = head.number(row + row_of<1>(r)).offset;
   }
   METHOD float* bias(int stage) const { return numbers_at(TILE_BYTES) + stage * NEAR; }
@@ -63,6 +48,7 @@ KERNEL(means, LazyArgs a, THREADS, CD + CE > 128 ? 2 : 3) {
     if (lane_id() % 4 || i >= own.head.s.queries) continue;
     Numbers& numbers = own.head.numbers[i];
     numbers.delta = delta - own.head.dlse(i), numbers.sum = __fmul_rn(numbers.share, sum);
+    if (!(fabsf(numbers.delta) < INF)) raise<OF_DELTA>(a.c.flags, own.sequence * a.c.key_heads + own.head.key_head);
   }
 }
 
@@ -117,9 +103,9 @@ template <bool MASKED> DEV void score_turned(float (&s)[1][SIDE / 8][4], const L
 }
 
 // Pairs of keys that walk queries. A stage has the bias of its tile, and τ/n, Δ - dlse and lse of its queries.
-struct LazyKeys : LazyGradients {
+struct LazyKeys : LazyBody {
   static constexpr int NUMBERS = NEAR + ::NUMBERS;
-  using LazyGradients::LazyGradients;
+  using LazyBody::LazyBody;
   METHOD LazyHead head(const Sequence& s, int h) const { return LazyHead(a, s, h); }
   // The sums of distances of a head that a tile of keys leaves.
   METHOD float* windows(const KeyTile& own, int head) const { return a.windows + ((i64)own.number * a.c.heads + head) * a.reach; }

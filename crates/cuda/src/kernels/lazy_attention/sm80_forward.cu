@@ -8,9 +8,8 @@ typedef QueryBlock<LazyHead, M, KEYS> LazyRows;
 struct LazyBody : Body {
   static constexpr bool EAGER = false, CUT = false;
   const LazyArgs& a;
-  const bool odd;
-  METHOD LazyBody(const LazyArgs& a) : a(a), odd(*a.odd) {}
-  METHOD bool cut(const LazyHead& head) const { return odd || OPTIONS && head.allowed; }
+  METHOD LazyBody(const LazyArgs& a) : a(a) {}
+  METHOD bool cut(const LazyHead& head) const { return OPTIONS && head.allowed; }
 };
 
 // S of tiles of 128 queries.
@@ -26,10 +25,10 @@ struct LazyForward : LazyBody {
 };
 
 struct Scores : LazyForward {
-  const bool counts;  // else a row sees its span: all numbers are finite, and no flag hides a pair
+  const bool counts;  // else a row sees its span: no flag hides a pair
   float m[2 * M], l[2 * M], tops[2 * M][STRIPES / 4];  // the largest scores of every fourth stripe
   int seen[2 * M];
-  METHOD Scores(const LazyArgs& a, const LazyRows& own) : LazyForward(a), counts(odd || a.c.allowed) {
+  METHOD Scores(const LazyArgs& a, const LazyRows& own) : LazyForward(a), counts(a.c.allowed) {
     UNROLL(r, 2 * M) {
       m[r] = -INF, l[r] = 0;
       seen[r] = counts || lane_id() % 4 ? 0 : max(own.spans[r].end - own.spans[r].begin, 0);
@@ -56,14 +55,18 @@ struct Scores : LazyForward {
     }
   }
   // Writes lse and the numbers of rows; the stripes of a tile in which a pair may be active.
-  METHOD u32 finish(const LazyHead& head, int row) {
+  METHOD u32 finish(const LazyRows& own) {
+    const LazyHead& head = own.head;
+    const int row = own.row, group = own.sequence * head.c.key_heads + head.key_head;
     u32 bits = 0;
+    if (may_hide<M>(own)) raise<OF_OPERAND>(head.c.flags, group);
     UNROLL(r, 2 * M) {
       seen[r] = quad_sum(seen[r]);
       const int i = row + row_of<M>(r);
       const float sum = quad_sum(l[r]), lse = seen[r] ? m[r] + logf(sum) : -INF;  // (E3)
       const Numbers numbers = counted(a.tau[head.head], seen[r]);
       if (lane_id() % 4 == 0 && i < head.s.queries) ((float*)head.lse)[i] = lse, head.numbers[i] = numbers;
+      if (i < head.s.queries && seen[r] && !(fabsf(lse) < INF)) raise<OF_LSE>(head.c.flags, group);
       UNROLL(t, STRIPES / 4)
         if (may_be_active(tops[r][t], lse, numbers.offset)) bits |= 1u << (4 * t + lane_id() % 4);
     }
@@ -78,7 +81,7 @@ KERNEL(scores, LazyArgs a, THREADS, 2) {
   Scores body(a, own);
   float none[M][CE / 8][4];
   walk_values<false>(a.c, own, body, none);
-  const u32 bits = body.finish(own.head, own.row);
+  const u32 bits = body.finish(own);
   if (lane_id() == 0) words[warp_id()] = bits;
   __syncthreads();  // the first two warps have one tile of queries, the others the next
   const int row = own.row + threadIdx.x * SIDE;
@@ -110,11 +113,6 @@ struct Values : LazyForward {
     return {__any_sync(~0u, most != 0) != 0};
   }
   METHOD void rows(const LazyRows&, Pairs<M, KEYS>&, int) const {}
-  METHOD float alone(const LazyHead& head, int i, int j) const { return score_alone(head, i, j); }
-  METHOD bool factor(int r, float& x) const {
-    const bool active = x != -INF && is_active(weight(x, base[r]), offset[r]);
-    return x = activate<true>(x, base[r], offset[r]), active;
-  }
 };
 KERNEL(values, LazyArgs a, THREADS, 2) {
   const PairArgs& c = a.c;

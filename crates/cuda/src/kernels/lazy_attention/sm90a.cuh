@@ -1,6 +1,5 @@
-// Shared by the kernels of lazy_attention for sm_90a: work tiles, scores with the bias by distance (E1), (E2), which
-// pairs a row sees, and numbers that are not finite. Every kernel takes the same bits of S, lse and τ/n, and so
-// decides alike.
+// Shared by the kernels of lazy_attention for sm_90a: work tiles, scores with the bias by distance (E1), (E2), and
+// which pairs a row sees. Every kernel takes the same bits of S, lse and τ/n, and so decides alike.
 //
 // The bias is the same along the diagonals of an accumulator: a thread reads 34 numbers for 64 pairs. Stripes have 128
 // keys up to 4096, and a multiple of that beyond. A warpgroup has 64 rows, and masks and leaves out blocks for itself:
@@ -13,6 +12,10 @@ constexpr int KEYS = 128, SIDE = 64;  // keys of a block; rows of the host's til
 constexpr u32 PANEL = KEYS * 128, KV_BYTES = KEYS * D * 2;
 
 KERNEL_ARGS(HopperLazyArgs)
+// Raises the flag of the group of a head of queries, of a sequence by its number.
+template <int PLACE> DEV void raise(const HopperLazyArgs& c, int sequence, int head) {
+  raise<PLACE>(c.flags, sequence * c.shape.key_heads + head / (c.shape.heads / c.shape.key_heads));
+}
 
 // ---- work tiles ----
 template <bool BY_KEYS> DEV int heads_together(const HopperLazyArgs& c) {
@@ -36,14 +39,18 @@ DEV i64 row_at(const HopperLazyArgs& c, const Own& s, int head, int row) {
 DEV int distance_of(const HopperLazyArgs& c, const Own& s, int row, int key) { return row + (c.bottom ? s.keys - s.queries : 0) - key; }
 DEV bool is_near(const HopperLazyArgs& c, int distance, int rows) { return c.bias && distance + rows > 0 && distance - KEYS < c.width; }
 // The bias of such a block, that of query i and key j of it at KEYS - 1 + i - j; 0 where there is none. For a warp.
-template <int ROWS> DEV void put_bias(float* to, const HopperLazyArgs& c, int head, int distance) {
-  if (!is_near(c, distance, ROWS)) return;
+// Whether a number of the thread is -inf.
+template <int ROWS> DEV bool put_bias(float* to, const HopperLazyArgs& c, int head, int distance) {
+  bool hides = false;
+  if (!is_near(c, distance, ROWS)) return hides;
   const float* from = c.bias + (i64)head * c.width;
   const int first = distance - (KEYS - 1) + (int)lane_id();
   UNROLL(t, (ROWS + KEYS) / 32) {
     const u32 d = first + 32 * t;
-    to[32 * t + lane_id()] = d < (u32)c.width ? from[d] : 0;
+    const float bias = d < (u32)c.width ? from[d] : 0;
+    hides |= bias == -INF, to[32 * t + lane_id()] = bias;
   }
+  return hides;
 }
 // S (E1), (E2) from products of 64 rows and a block of keys, or half of one, rounded once: a bias of 0 changes no bit.
 // `bias`: that of this thread's first row and column. SIGN: -1 if the columns are keys, 1 if they are queries.
@@ -71,24 +78,4 @@ template <int R> DEV void hide(float (&s)[R], const Span (&seen)[2], int key) {
 DEV u32 pack_above(float low, float high) { u32 r; asm("cvt.rn.relu." TYPE "x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
 template <int N> DEV void pack_above(const float (&x)[2 * N], u32 (&to)[N]) {
   UNROLL(i, N) to[i] = pack_above(x[2 * i], x[2 * i + 1]);
-}
-
-// ---- numbers that are not finite ----
-// A factor of 0 adds nothing, whatever it multiplies, but 0·inf is NaN. Where `odd` says that some number is not
-// finite, those in a tile that is multiplied by factors are 0, and what they add to the pairs that see them follows at
-// the end. S and P of a single pair, as `score` and `weigh`; -inf, or hidden, if it is not visible.
-DEV float score_alone(const HopperLazyArgs& c, const Own& s, int head, int i, int j) {
-  const u16 *q = row_of(c.q_rows, s.batch, head, s.query_start + i), *k = row_of(c.k_rows, s.batch, head / (s.heads / s.key_heads), s.key_start + j);
-  const u32 d = distance_of(c, s, i, j);
-  const float x = __fmaf_rn(c.shape.scale, product_of(q, k, D), c.bias && d < (u32)c.width ? c.bias[(i64)head * c.width + d] : 0);
-  const Span own = span_of(c.spans, c.shape, s, i);
-  return j >= own.begin && j < own.end ? x : -INF;
-}
-DEV float weight_alone(const HopperLazyArgs& c, const Own& s, int head, int i, int j, float lse, float offset) {
-  float x = score_alone(c, s, head, i, j), most = 0;
-  weigh<true>(x, most, lse, offset);
-  return x;
-}
-DEV void add_odd(float (&sum)[D / 2], const float (&factor)[2], const bool (&seen)[2], const u16* x) {
-  add_odd<1, D>(*(float(*)[1][D / 8][4])sum, factor, seen, x, D);
 }

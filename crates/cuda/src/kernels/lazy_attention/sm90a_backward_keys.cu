@@ -19,9 +19,8 @@ struct Pass {
   const HopperLazyArgs& c;
   u32 base;
   float* numbers;  // the same address
-  bool odd;
 
-  METHOD Pass(const HopperLazyArgs& call) : c(call), odd(*call.odd) {
+  METHOD Pass(const HopperLazyArgs& call) : c(call) {
     base = shared_panels(), numbers = numbers_at(base - shared_begin());
     make_barriers([&] { Tiles::init(base, 1, 8 * ARRIVALS), Blocks::init(base, 1 + ARRIVALS, 8 * ARRIVALS); });
   }
@@ -93,7 +92,7 @@ DEV float diagonal(const float (&ds)[ROWS / 2], float* parts, int barrier) {
 struct Consumer {
   const Pass& pass;
   const HopperLazyArgs& c;
-  const int group, warp, lane;
+  const int group;
   u32 tiles = 0;
   const u32 base, k;
   Blocks blocks;
@@ -105,7 +104,7 @@ struct Consumer {
   bool goes_on;
 
   METHOD Consumer(const Pass& p)
-      : pass(p), c(p.c), group(threadIdx.x / 128 - 1), warp(threadIdx.x / 32 - 4), lane(lane_id()), base(p.base), k(p.base + group * 64 * 128), blocks(p.base, 0) {}
+      : pass(p), c(p.c), group(threadIdx.x / 128 - 1), base(p.base), k(p.base + group * 64 * 128), blocks(p.base, 0) {}
   METHOD float* parts() const { return pass.numbers + AT_PARTS / 4 + (2 * group + (tiles & 1)) * PARTS; }
   METHOD float* carried(u32 tile) const { return pass.numbers + AT_PARTS / 4 + 4 * PARTS + (2 * group + (tile & 1)) * CARRIED; }
   METHOD int first_key() const { return w.block * KEYS + group * 64; }
@@ -117,7 +116,7 @@ struct Consumer {
         if (!(shown >> e & 1)) x[e] = -INF;
       return;
     }
-    const int from = i * ROWS + 2 * (lane & 3);
+    const int from = i * ROWS + 2 * (lane_id() & 3);
     UNROLL(r, 2) {
       // The queries that see this key.
       const int seen = key + 8 * r - s.offset, first = seen - s.right - from, end = key + 8 * r < s.keys ? min(seen + s.left + 1, s.queries) - from : 0;
@@ -144,7 +143,7 @@ struct Consumer {
 
   template <bool MASKED, bool ACTIVE> METHOD void step(float (&dk)[D / 2], float (&dv)[D / 2], int i) {
     const u32 stage = blocks.stage(), q = base + AT_Q + stage * Q_BYTES, dout = base + AT_DO + stage * Q_BYTES;
-    const int column = 2 * (lane & 3);
+    const int column = 2 * (lane_id() & 3);
     const Numbers* rows = (const Numbers*)(pass.numbers + AT_NUMBERS / 4) + stage * ROWS + column;
     float x[ROWS / 2], ds[ROWS / 2];
     u32 p[ROWS / 4];
@@ -158,7 +157,7 @@ struct Consumer {
     pin(x);
     const int distance = distance_of(c, s, i * ROWS, first_key());
     score<1>(x, c.shape.scale, c.bias && distance + ROWS > 0 && distance - 64 < c.width,
-             pass.numbers + AT_BIAS / 4 + stage * NEAR + KEYS - 1 - warp * 16 - lane / 4 + column);
+             pass.numbers + AT_BIAS / 4 + stage * NEAR + KEYS - 1 - row_in_tile() % 64 + column);
     if (MASKED) hide(x, i, shown);
     float most = 0;
     each_number(x, [&](float& y, int, int n) { weigh<MASKED>(y, most, rows[n].share, rows[n].offset); });
@@ -171,7 +170,8 @@ struct Consumer {
         y = MASKED && hidden(y) ? 0 : raised(y, row.offset);  // (E5), before its cut at 0
       }
     }
-    if (MASKED && pass.odd) clear_odd_together<2>(Q_BYTES, q, dout);
+    if (!PACKED) order_after(ds[0]);  // or with D = 128 more is spilt
+    if (PACKED && MASKED && i * ROWS + ROWS > s.queries) zero_rows<ROWS>(s.queries - i * ROWS, 1 + group, q, dout);
     if (ACTIVE) {
       pack_above(x, p);
       pin(dv), issue_registers<ROWS, D>(dv, p, dout);  // (E12)
@@ -183,26 +183,6 @@ struct Consumer {
     mma_wait<0>(), pin(dk);
     if (ACTIVE) pin(dv);
     blocks.release(), blocks.advance();
-  }
-  // Adds what queries and cotangents that are not finite have for dk and dv.
-  METHOD void add_odd_queries(float (&dk)[D / 2], float (&dv)[D / 2], const Range& range) const {
-    const int each = s.heads / s.key_heads;
-    NO_UNROLL for (int h = w.head * each; h < (w.head + 1) * each; h++)
-      NO_UNROLL for (int i = range.begin * ROWS; i < min(range.end * ROWS, s.queries); i++) {
-        const u16 *q = row_of(c.q_rows, s.batch, h, s.query_start + i), *dout = row_of(c.dout_rows, s.batch, h, s.query_start + i);
-        if (!(is_odd(q, D) | is_odd(dout, D))) continue;
-        const Numbers row = c.numbers[row_at(c, s, h, i)];
-        float e[2], ds[2];
-        bool seen[2], active[2];
-        UNROLL(r, 2) {
-          const int j = min(key + 8 * r, s.keys - 1);
-          const float g = product_of(dout, row_of(c.v_rows, s.batch, w.head, s.key_start + j), D);
-          const float p = weight_alone(c, s, h, i, j, row.share, row.offset);
-          seen[r] = !hidden(p), active[r] = attends<true>(p, row.offset);
-          ds[r] = pull<true>(p, g, row.offset, row.delta), e[r] = raised(p, row.offset);
-        }
-        add_odd(dk, ds, seen, q), add_odd(dv, e, active, dout);
-      }
   }
   // Walks the queries of head h. `task`: the number of this warpgroup's 64 keys among all such.
   METHOD void walk(float (&dk)[D / 2], float (&dv)[D / 2], int h, int task, const Range& range) {
@@ -223,15 +203,16 @@ struct Consumer {
   METHOD void all() {
     for (Tiles own = {base, 0}; own.take<true>(c, w, s); own.advance()) {
       Range range = query_blocks<1>(c.spans, s, w.block, w.task);
-      // A bias of -inf hides pairs; and keys of no sequence are no part of a diagonal.
-      if (pass.odd || w.block * KEYS + KEYS > s.keys) range.open = range.closed = range.end;
+      // Rows of no sequence are no part of a diagonal.
+      if (w.block * KEYS + KEYS > s.keys) range.open = range.closed = range.end;
       key = w.block * KEYS + row_in_tile();
       const int each = s.heads / s.key_heads;
       const int task = PACKED ? w.task + group : w.batch * ((c.shape.keys + SIDE - 1) / SIDE) + w.block * 2 + group;
       float dk[D / 2], dv[D / 2];
       clear(dk), clear(dv);
       NO_UNROLL for (int h = w.head * each; h < (w.head + 1) * each; h++) walk(dk, dv, h, task, range);
-      if (pass.odd) add_odd_queries(dk, dv, range);
+      const bool finite = (!c.wants_dk || is_finite(dk, key, s.keys)) && (!c.wants_dv || is_finite(dv, key, s.keys));
+      if (!finite) raise<OF_KEYS>(c, w.batch, w.head * each);
       settle(dk, s.scale), settle(dv, 1);
       put_results(s, w.head, s.key_start, first_key(), key, s.keys, Result{dk, c.dk_rows, &c.dk, k, c.wants_dk},
                   Result{dv, c.dv_rows, &c.dv, k + AT_V, c.wants_dv});  // in the places of k and v

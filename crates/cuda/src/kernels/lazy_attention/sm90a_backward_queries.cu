@@ -105,7 +105,7 @@ struct Walk : QueryWalk<Feed> {
     };
     int n = t.range.end - 1;
     NO_UNROLL for (; n >= t.range.begin; n--) {
-      if (odd || t.own.sees(n * KEYS) && !t.own.sees_all(n * KEYS)) visit(n, Is<true>());  // odd: a bias of -inf hides pairs
+      if (t.own.sees(n * KEYS) && !t.own.sees_all(n * KEYS)) visit(n, Is<true>());
       else if (t.own.sees(n * KEYS)) visit(n, Is<false>());
       else pass();
     }
@@ -119,6 +119,7 @@ struct Walk : QueryWalk<Feed> {
       if (i >= t.s.queries) continue;
       const i64 at = row_at(c, t.s, t.w.head, i);
       if (c.dlse) t.delta[r] -= c.dlse[at];
+      if (!(fabsf(t.delta[r]) < INF)) raise<OF_DELTA>(c, t.w.batch, t.w.head);
       // From here on 1/n is not wanted, and lse is.
       const float share = c.numbers[at].share;
       __syncwarp(0xfu << (lane_id() & 28));
@@ -146,26 +147,9 @@ struct Walk : QueryWalk<Feed> {
       const int r = i % 2;
       ds[i] = pack(pull<MASKED>(x[2 * i], ACTIVE ? g[2 * i] : 0, t.offset[r], t.delta[r]), pull<MASKED>(x[2 * i + 1], ACTIVE ? g[2 * i + 1] : 0, t.offset[r], t.delta[r]));
     }
-    if (MASKED && odd) clear_odd_together<GROUPS>(KV_BYTES, k());
+    if (PACKED && MASKED && n * KEYS + KEYS > t.s.keys) zero_rows<KEYS>(t.s.keys - n * KEYS, 1 + group, k());
     pin(dq), issue_registers<KEYS, D>(dq, ds, k()), mma_wait<0>(), pin(dq);  // (E10)
     leave(Feed::K), blocks.advance();
-  }
-  // Adds what keys that are not finite have for dq.
-  METHOD void add_odd_keys(const Tile& t, float (&dq)[D / 2]) const {
-    const int key_head = t.w.head / (t.s.heads / t.s.key_heads);
-    NO_UNROLL for (int j = t.range.begin * KEYS; j < min(t.range.end * KEYS, t.s.keys); j++) {
-      const u16* at = row_of(c.k_rows, t.s.batch, key_head, t.s.key_start + j);
-      if (!is_odd(at, D)) continue;
-      float ds[2];
-      bool seen[2];
-      UNROLL(r, 2) {
-        const int i = min(t.own.row + 8 * r, t.s.queries - 1);
-        const float g = product_of(row_of(c.dout_rows, t.s.batch, t.w.head, t.s.query_start + i), row_of(c.v_rows, t.s.batch, key_head, t.s.key_start + j), D);
-        const float p = weight_alone(c, t.s, t.w.head, i, j, t.lse[r], t.offset[r]);
-        seen[r] = !hidden(p), ds[r] = pull<true>(p, g, t.offset[r], t.delta[r]);
-      }
-      add_odd(dq, ds, seen, at);
-    }
   }
   // The second walk: dq.
   METHOD void gradient(const Tile& t, u32 active, int each) {
@@ -173,12 +157,12 @@ struct Walk : QueryWalk<Feed> {
     clear(dq);
     NO_UNROLL for (int n = t.range.end - 1; n >= t.range.begin; n--) {
       const bool holds = active >> n / each & 1;
-      if (!odd && !t.own.sees(n * KEYS)) pass();
-      else if (odd || !t.own.sees_all(n * KEYS)) step<true, true>(t, dq, n);
+      if (!t.own.sees(n * KEYS)) pass();
+      else if (!t.own.sees_all(n * KEYS)) step<true, true>(t, dq, n);
       else if (holds) step<false, true>(t, dq, n);
       else step<false, false>(t, dq, n);
     }
-    if (odd) add_odd_keys(t, dq);
+    if (!is_finite(dq, t.own.row, t.s.queries)) raise<OF_QUERIES>(c, t.w.batch, t.w.head);
     settle(dq, t.s.scale);
     put_results(t.s, t.w.head, t.s.query_start, first_row(t), t.own.row, t.s.queries, Result{dq, c.dq_rows, &c.dq, q});
   }

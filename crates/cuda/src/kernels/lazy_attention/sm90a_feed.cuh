@@ -107,7 +107,8 @@ template <int GROUPS, Pass PASS> struct Feed {
       load5(to, from, keys.full(part), row, key_head, s.batch);
     };
     load(K, at, &c.k);
-    put_bias<ROWS>(bias(keys.stage()), c, w.head, distance_of(c, s, w.block * ROWS, n * KEYS));
+    const bool hides = put_bias<ROWS>(bias(keys.stage()), c, w.head, distance_of(c, s, w.block * ROWS, n * KEYS));
+    if (PASS == SCORES && hides) raise<OF_BIAS>(c, w.batch, w.head);
     warp_arrive(keys.full(K));
     if (PASS != SCORES) load(V, at + AT_V - AT_K, &c.v);
     keys.advance();
@@ -119,6 +120,7 @@ struct Rows {
   int row;       // the first of this thread's two
   Span seen[2];  // the keys that they see
   Reach all;     // the keys that some row of the warpgroup sees, and those that all see
+  Span before;   // those that some of the 64 rows before sees; all keys, where it is not the first head of its group
   METHOD Rows() {}
   METHOD Rows(const HopperLazyArgs& c, const Work& w, const Own& s, int rows) {
     const int group = __shfl_sync(~0u, threadIdx.x / 128 - 1, 0), first = w.block * rows + group * 64, last = min(first + 63, s.queries - 1);
@@ -127,11 +129,18 @@ struct Rows {
     all = SPANS ? reach_of<1>(c.spans, s, first / 64) : reach_of(s, first, last);
     UNROLL(r, 2) seen[r] = {own.begin(r), SPANS || row + 8 * r < s.queries ? own.end(r) : 0};
     if (!SPANS && first > last) all.end = 0;
+    before = w.head % (s.heads / s.key_heads) ? Span{0, 1 << 30} : Span{1 << 30, 0};
+    if (first && before.end == 0) {
+      const Reach some = SPANS ? reach_of<1>(c.spans, s, first / 64 - 1) : reach_of(s, first - 64, first - 1);
+      before = {some.begin, some.end};
+    }
   }
   // Of a block of keys: whether some row of the warpgroup sees some of it, whether all see all, and this for the rows
   // of a warp.
   METHOD bool sees(int key, int keys = KEYS) const { return key < all.end && key + keys > all.begin; }
   METHOD bool sees_all(int key, int keys = KEYS) const { return key >= all.from && key + keys <= all.to; }
+  // Whether the rows are the first that see some of it.
+  METHOD bool sees_first(int key) const { return sees(key) && !(key < before.end && key + KEYS > before.begin); }
   METHOD bool is_cut(int key) const { return __any_sync(~0u, cuts(0, key, KEYS) || cuts(1, key, KEYS)); }
   // True if one of this thread's rows does not see them all.
   METHOD bool cuts(int r, int key, int keys) const { return seen[r].begin > key || seen[r].end < key + keys; }
@@ -153,12 +162,11 @@ template <class FEED> struct QueryWalk {
   const HopperLazyArgs& c;
   const u32 base;
   const int group, near;  // near: where the bias of this thread's first row and key lies
-  const bool odd;
   typename FEED::Tiles tiles;
   typename FEED::Blocks blocks;
 
   METHOD QueryWalk(const FEED& f, const HopperLazyArgs& call, u32 base, int group)
-      : feed(f), c(call), base(base), group(group), near(KEYS - 1 + row_in_tile() - 2 * (lane_id() & 3)), odd(*call.odd), tiles(base, 0), blocks(base, 0) {}
+      : feed(f), c(call), base(base), group(group), near(KEYS - 1 + row_in_tile() - 2 * (lane_id() & 3)), tiles(base, 0), blocks(base, 0) {}
   METHOD int first_row(const QueryTile& t) const { return t.w.block * FEED::ROWS + group * 64; }
   METHOD void find_rows(QueryTile& t) const {
     t.range = key_blocks<FEED::ROWS / 64, KEYS>(c.spans, t.s, t.w.block), t.own = Rows(c, t.w, t.s, FEED::ROWS);
@@ -168,6 +176,11 @@ template <class FEED> struct QueryWalk {
       const i64 at = row_at(c, t.s, t.w.head, min(t.own.row + 8 * r, t.s.queries - 1));
       t.lse[r] = base_of(c.lse[at]), t.offset[r] = c.numbers[at].offset;
     }
+  }
+  // Raises the flag of the group if a key of block n is not finite.
+  METHOD void check_keys(const QueryTile& t, int n) const {
+    if (!t.own.sees_first(n * KEYS)) return;
+    if (!is_finite_tile<KEYS>(base + FEED::AT_K + blocks.stage() * KV_BYTES, t.s.keys - n * KEYS)) raise<OF_OPERAND>(c, t.w.batch, t.w.head);
   }
   // S of block n, from products.
   METHOD void score_block(float (&x)[KEYS / 2], const QueryTile& t, int n) const {

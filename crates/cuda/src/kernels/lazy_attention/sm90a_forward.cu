@@ -35,19 +35,12 @@ struct Sums {
   float base[2] = {-INF, -INF}, log2[2] = {0, 0};  // what is subtracted of scores, and -base·log2 e: 0 for -inf
   float limit[2] = {-INF, -INF};                   // a score above it raises the base
   float l[2] = {0, 0}, top[2];                     // the weights; the largest score of the stripe
-  int seen[2] = {0, 0};
   METHOD void raise(int r, float top) {
     const float next = max_nan(base[r], top);
     l[r] = __fmul_rn(l[r], weight(base[r], base_of(next)));
     base[r] = next, log2[r] = -__fmul_rn(base_of(next), LOG2E), limit[r] = next + LAG;
   }
 };
-// True if a row of half a block holds -inf.
-DEV bool hides(float (&s)[HALF / 2], int r) {
-  bool any = false;
-  each_in_row(s, r, [&](float x, int) { any |= x == -INF; });
-  return __any_sync(0xfu << (lane_id() & 28), any);
-}
 // Takes the scores of half a block: the largest of them, and the sums of weights. Where they add nothing for any row
 // of the warp weights are not computed, which changes no bit.
 // A row from which it hides a key (`some`: one of the warp) subtracts before it multiplies: a lone key has the weight
@@ -77,13 +70,12 @@ DEV void take(const float (&s)[HALF / 2], Sums& rows, bool some, const bool (&cu
 }
 
 // lse and n of the rows of a tile, and which of the stripes from `stripe` to `highest` may hold an active pair.
-DEV void settle_rows(const HopperLazyArgs& c, const Own& s, const Work& w, const Rows& own, const Sums& rows, bool odd, int group, const float* tops, int stripe, int highest) {
+DEV void settle_rows(const HopperLazyArgs& c, const Own& s, const Work& w, const Rows& own, const Sums& rows, int group, const float* tops, int stripe, int highest) {
   constexpr int ROWS = ScoreFeed::ROWS;
   const int warp = threadIdx.x / 32 - 4, lane = lane_id();
   float lse[2], offset[2];
   UNROLL(r, 2) {
-    int seen = max(own.seen[r].end - own.seen[r].begin, 0);
-    if (odd) seen = quad_sum(rows.seen[r]);
+    const int seen = max(own.seen[r].end - own.seen[r].begin, 0);
     const float most = quad_max_nan(rows.base[r]);
     const float sum = quad_sum(__fmul_rn(rows.l[r], weight(rows.base[r], base_of(most))));
     const Numbers numbers = counted(c.tau[w.head], seen);
@@ -91,6 +83,7 @@ DEV void settle_rows(const HopperLazyArgs& c, const Own& s, const Work& w, const
     if (lane % 4 || own.row + 8 * r >= s.queries) continue;
     const i64 at = row_at(c, s, w.head, own.row + 8 * r);
     c.lse[at] = lse[r], c.numbers[at] = numbers;
+    if (seen && !(fabsf(lse[r]) < INF)) raise<OF_LSE>(c, w.batch, w.head);
   }
   u32 bits = 0;
   NO_UNROLL for (int i = stripe + lane % 4; i <= highest; i += 4)  // (E18)
@@ -138,16 +131,10 @@ struct ScoreWalk : QueryWalk<ScoreFeed>, QueryTile {
   METHOD void weigh(float (&x)[HALF / 2], Sums& rows, int key, const float* bias) const {
     if (!own.sees(key, HALF)) return;
     score<-1>(x, c.shape.scale, near_after < key && key < near_before, bias);
-    bool cut[2] = {}, some = odd;
+    bool cut[2] = {}, some = false;
     if (!own.sees_all(key, HALF)) {
       hide(x, own.seen, key), some = true;
       UNROLL(r, 2) cut[r] = own.cuts(r, key, HALF);
-    }
-    if (odd) {  // a bias of -inf hides pairs
-      UNROLL(r, 2) {
-        cut[r] |= hides(x, r);
-        each_in_row(x, r, [&](float y, int) { rows.seen[r] += y != -INF; });
-      }
     }
     take(x, rows, some, cut);
   }
@@ -162,6 +149,7 @@ struct ScoreWalk : QueryWalk<ScoreFeed>, QueryTile {
     NO_UNROLL for (; n >= range.begin && own.sees(n * KEYS); n--) {
       float x[HALF / 2];
       blocks.wait_full();
+      check_keys(*this, n);
       const u32 k = __shfl_sync(~0u, k_first + blocks.stage() * (KV_BYTES / 16), 0);
       const float* const bias = feed.bias(blocks.stage()) + near;
       if (rest < 0) stripe--, rest = each - 1, rows.top[0] = rows.top[1] = -INF;
@@ -190,7 +178,7 @@ struct ScoreWalk : QueryWalk<ScoreFeed>, QueryTile {
       int stripe, highest;
       walk(q, rows, stripe, highest);
       tiles.release();
-      settle_rows(c, s, w, own, rows, odd, group, tops, stripe, highest);
+      settle_rows(c, s, w, own, rows, group, tops, stripe, highest);
     }
   }
 };
@@ -211,24 +199,6 @@ template <bool MASKED, bool PV> DEV void activate(float (&s)[KEYS / 2], const fl
     const float x = s[i], p = weight(x, base[i / 2 % 2]), e = raised(p, offset[i / 2 % 2]);
     s[i] = PV ? (e <= 0 ? 0 : p) : e;
     if (MASKED && x == -INF) s[i] = 0;
-  }
-}
-// Adds what values that are not finite have: every key of the blocks that were walked.
-template <bool PV> DEV void add_odd_values(float (&o)[D / 2], const HopperLazyArgs& c, const Own& s, const Work& w, const Rows& own, const Range& blocks, u32 stripes,
-                                           const float (&base)[2], const float (&offset)[2]) {
-  NO_UNROLL for (int n = blocks.begin; n < blocks.end; n++) {
-    if (!(stripes >> n / stripe_blocks(s) & 1)) continue;
-    NO_UNROLL for (int j = n * KEYS; j < min(n * KEYS + KEYS, s.keys); j++) {
-      const u16* v = row_of(c.v_rows, s.batch, w.head / (s.heads / s.key_heads), s.key_start + j);
-      if (!is_odd(v, D)) continue;
-      float factor[2];
-      bool seen[2];
-      UNROLL(r, 2) {
-        const float p = weight_alone(c, s, w.head, min(own.row + 8 * r, s.queries - 1), j, base[r], offset[r]);
-        seen[r] = attends<true>(p, offset[r]), factor[r] = PV ? p : raised(p, offset[r]);
-      }
-      add_odd(o, factor, seen, v);
-    }
   }
 }
 // Σ a P v of this thread's rows.
@@ -260,7 +230,7 @@ template <bool PV> struct ValueWalk : QueryWalk<ValueFeed>, QueryTile {
     land();
     score_block(x, *this, n);
     leave_k();
-    if (odd || own.is_cut(n * KEYS)) {
+    if (own.is_cut(n * KEYS)) {
       hide(x, own.seen, n * KEYS);
       activate<true, PV>(x, lse, offset);
     } else {
@@ -269,7 +239,7 @@ template <bool PV> struct ValueWalk : QueryWalk<ValueFeed>, QueryTile {
     pack_above(x, p);
     v_ring.wait_full();
     const u32 v = base + ValueFeed::AT_V + v_ring.stage() * KV_BYTES;
-    if (odd) clear_odd_together<VALUE_GROUPS>(KV_BYTES, v);
+    if (PACKED && n * KEYS + KEYS > s.keys) zero_rows<KEYS>(s.keys - n * KEYS, 1 + group, v);
     pin(o), issue_registers<KEYS, D>(o, p, v);  // (E6)
     flies = true;
   }
@@ -280,7 +250,7 @@ template <bool PV> struct ValueWalk : QueryWalk<ValueFeed>, QueryTile {
     flies = false;
     NO_UNROLL for (int n = ValueFeed::next(range.end - 1, range.begin, stripes, each); n >= range.begin; n = ValueFeed::next(n - 1, range.begin, stripes, each)) {
       blocks.wait_full();
-      if (odd || mine >> n / each & 1 && own.sees(n * KEYS)) {
+      if (mine >> n / each & 1 && own.sees(n * KEYS)) {
         step(o, p, q, n);
         continue;
       }
@@ -305,7 +275,7 @@ template <bool PV> struct ValueWalk : QueryWalk<ValueFeed>, QueryTile {
       clear(o);
       walk(o, base + tiles.stage() * ValueFeed::TILE_BYTES + group * 64 * 128, stripes, mine);
       tiles.release();
-      if (odd) add_odd_values<PV>(o, c, s, w, own, range, stripes, lse, offset);
+      if (!is_finite(o, own.row, s.queries)) raise<OF_OUTPUTS>(c, w.batch, w.head);
       if (PV) store_wide(c, s, w, own.row, o);
       else store_output(&c.o, c.o_rows, w, s, first_row(*this), staging, 1 + group, o);
     }

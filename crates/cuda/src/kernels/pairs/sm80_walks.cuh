@@ -5,11 +5,10 @@
 //   load    copies what else it takes of a tile into the stage
 //   pairs   makes the factors of a tile from its products; MASKED: 0 where a pair is hidden. It calls `gradients` for
 //           the products of dout and v where the walk does not (EAGER)
-//   alone   the factors of one pair
 //   rows    what a forward pass does with the scores of rows; `scale` follows with the sums before
 //
 // Compile-time, of either algorithm: M and KEYS, of tiles of `walk_values`; STAGES and WALK, the rows of a tile that
-// `walk_keys` visits; KNOWN, whether BODY knows beforehand if operands are finite: else sums raise flags.
+// `walk_keys` visits.
 constexpr u32 Q_BYTES = SIDE * M * CD * BYTES, K_BYTES = KEYS * CD * BYTES, V_BYTES = VALUES ? KEYS * CE * BYTES : 0;
 constexpr u32 D_BYTES = SIDE * CD * BYTES, E_BYTES = VALUES ? SIDE * CE * BYTES : 0;
 constexpr u32 D_STAGE = WALK * CD * BYTES, E_STAGE = VALUES ? WALK * CE * BYTES : 0;
@@ -34,8 +33,7 @@ struct Body {
 
 // True if the products of queries and keys raise flags, too: those of f32 overflow as factors before their sums do, and
 // the weight of −∞, or a softcap, would hide it.
-constexpr bool ZEROS = STORAGE == 0 && !KNOWN;
-#if !KNOWN
+constexpr bool ZEROS = STORAGE == 0;
 // Raises the flag of a group unless all sums are finite, and the products of which zeros were taken.
 template <int PLACE, class... SUMS>
 DEV void raise_unless_finite(const PairArgs& c, int group, const float (&products)[2], const SUMS&... sums) {
@@ -44,7 +42,6 @@ DEV void raise_unless_finite(const PairArgs& c, int group, const float (&product
   if (!are_zero(zero)) raise<PLACE>(c.flags, group);
   if (ZEROS && !are_zero(products)) raise<OF_PRODUCTS>(c.flags, group);
 }
-#endif
 
 // ---- from queries over keys ----
 // A block that owns 64·T queries of a head, and its tiles of N keys.
@@ -62,28 +59,9 @@ template <class HEAD, int T, int N> struct QueryBlock : QueryTile<HEAD> {
   }
   METHOD Span span(int r) const { return head.span(row + row_of<T>(r)); }
   METHOD bool is_cut(int key, bool cut) const {
-    if (!KNOWN) cut |= from > key || to < key + N;
-    else UNROLL(r, 2 * T) cut |= spans[r].begin > key || spans[r].end < key + N;
+    cut |= from > key || to < key + N;
     return __any_sync(~0u, cut);
   }
-#if KNOWN
-  // Adds what numbers of a tensor of keys that are not finite add to pairs that see them. `pair(i, j)` is of a query
-  // and a key, from which `adds(r, x)` makes the factor of row r of the thread, and says whether it adds something.
-  template <int W, class F, class A> METHOD void add_odd_keys(float (&sum)[T][W / 8][4], const Tensor& x, int column, int width, F pair, A adds) const {
-    NO_UNROLL for (int j = first * N; j < min(end * N, head.s.keys); j++) {
-      const element* at = key_rows(x, head, j).at + column;
-      if (!is_odd(at, width)) continue;
-      float factor[2 * T];
-      bool seen[2 * T];
-      NO_UNROLL for (int r = 0; r < 2 * T; r++) {
-        const float y = pair(min(row + row_of<T>(r), head.s.queries - 1), j);
-        UNROLL(t, 2 * T)
-          if (t == r) factor[t] = y, seen[t] = adds(t, factor[t]);
-      }
-      add_odd<T, W>(sum, factor, seen, at, width);
-    }
-  }
-#endif
 };
 
 // The factors of v of a tile of keys; whether one may not be 0.
@@ -142,10 +120,7 @@ template <bool SUMS, class OWN, class BODY> DEV void walk_values(const PairArgs&
       const u32 v = at_v + stage * V_BYTES;
       if (APART) copy_wait<FEEDS - 1>(), __syncthreads();  // v_n is here
       // Never: else both products are one block of instructions, which needs more registers.
-      if (!KNOWN && opaque(n) < own.first) return;
-#if KNOWN
-      if (body.odd) clear_odd<KEYS, CE>(v), __syncthreads();
-#endif
+      if (opaque(n) < own.first) return;
       if (FEEDS == 1 && is_there(following)) load_k(following, 0);
       if (APART && FEEDS == 2 && is_there(following)) load_v(following, stage ^ 1);
       if (APART) copy_commit();
@@ -154,27 +129,8 @@ template <bool SUMS, class OWN, class BODY> DEV void walk_values(const PairArgs&
       copy_commit();
     }
   }
-#if !KNOWN
   raise_unless_finite<OF_OUTPUTS>(c, own.sequence * c.key_heads + own.head.key_head, zero, o);
-#else
-  if constexpr (SUMS)
-    if (body.odd)
-      own.template add_odd_keys<CE>(o, c.v, c.first_value, min(CE, c.value_dim - c.first_value),
-                                    [&](int i, int j) { return body.alone(own.head, i, j); }, [&](int r, float& x) { return body.factor(r, x); });
-#endif
 }
-
-#if KNOWN
-template <class OWN, class BODY> DEV void add_odd_gradients(const OWN& own, const BODY& body, float (&dq)[1][CD / 8][4]) {
-  const PairArgs& c = own.head.c;
-  auto pair = [&](int i, int j) {
-    float p, ds;
-    bool adds;
-    return body.alone(own.head, i, j, p, ds, adds) ? shown(ds) : HIDE;
-  };
-  own.template add_odd_keys<CD>(dq, c.k, 0, c.dim, pair, [](int, float ds) { return !hidden(ds); });
-}
-#endif
 
 // dq of 64 queries; SUMS: whether there is one.
 template <bool SUMS, class OWN, class BODY> DEV void walk_keys(const PairArgs& c, const OWN& own, BODY& body) {
@@ -210,9 +166,6 @@ template <bool SUMS, class OWN, class BODY> DEV void walk_keys(const PairArgs& c
     Use use;
     if (BODY::CUT || own.is_cut(n * WALK, body.cut(head))) {
       use = body.template pairs<true>(own, x, ds, n * WALK, stage, gradients);
-#if KNOWN
-      if (SUMS && body.odd) __syncthreads(), clear_odd<WALK, CD>(k), __syncthreads();  // `body.cut`: every tile is
-#endif
     } else {
       use = body.template pairs<false>(own, x, ds, n * WALK, stage, gradients);
     }
@@ -224,11 +177,7 @@ template <bool SUMS, class OWN, class BODY> DEV void walk_keys(const PairArgs& c
     if (STAGES == 1 && n + 1 < own.end) __syncthreads(), load(n + 1, 0);
   }
   if constexpr (SUMS) {
-#if KNOWN
-    if (body.odd) add_odd_gradients(own, body, dq);
-#else
     raise_unless_finite<OF_QUERIES>(c, own.sequence * c.key_heads + head.key_head, zero, dq);
-#endif
     store<1, CD>(c.dq, head.s.batch, head.head, head.s.query_start + row, head.s.queries - row, dq, Same{c.scale}, 0, c.dim);
   }
 }
@@ -267,24 +216,6 @@ template <int M, int W, bool DK, bool DV> struct KeyBlock : KeyTile {
   template <int COLUMNS> METHOD void store_sum(const Tensor& to, const float (&sum)[M][COLUMNS / 8][4], float scale, int width) const {
     store<M, COLUMNS>(to, s.batch, key_head, s.key_start + key, s.keys - key, sum, Same{scale}, 0, width);
   }
-#if KNOWN
-  // Adds to dk and dv what numbers of q and dout that are not finite add to pairs that see them.
-  template <class BODY> METHOD void add_odd_queries(const PairArgs& c, const BODY& body, float (&dk)[M][CD / 8][4], float (&dv)[M][CE / 8][4]) const {
-    NO_UNROLL for (int at = 0; at < group * s.queries; at++) {
-      const auto head = body.head(s, key_head * group + at / s.queries);
-      const int i = at % s.queries;
-      const element *q = query_rows(c.q, head, i).at, *dout = query_rows(c.dout, head, i).at;
-      bool found = is_odd(q, c.dim);
-      if (VALUES) found |= is_odd(dout, c.value_dim);
-      if (!found) continue;
-      float p[2 * M], ds[2 * M];
-      bool seen[2 * M], adds[2 * M];
-      UNROLL(r, 2 * M) seen[r] = body.alone(head, i, min(key + row_of<M>(r), s.keys - 1), p[r], ds[r], adds[r]);
-      if (DK) add_odd<M, CD>(dk, ds, seen, q, c.dim);
-      if (VALUES && DV) add_odd<M, CE>(dv, p, adds, dout, c.value_dim);
-    }
-  }
-#endif
 };
 
 // dk and dv: neither M nor W changes a bit. BODY::NUMBERS: the numbers of a stage.
@@ -325,9 +256,6 @@ DEV void walk_queries(const PairArgs& c, const KeyBlock<M, W, DK, DV>& own, BODY
     Use use;
     if (BODY::CUT || own.is_cut(head, row, body.cut(head))) {
       use = body.template pairs<true>(head, x, ds, row, own.key, numbers, gradients);
-#if KNOWN
-      if (body.odd) __syncthreads(), clear_odd<W, CD>(q), clear_odd<W, CE>(dout), __syncthreads();
-#endif
     } else {
       use = body.template pairs<false>(head, x, ds, row, own.key, numbers, gradients);
     }
@@ -341,11 +269,7 @@ DEV void walk_queries(const PairArgs& c, const KeyBlock<M, W, DK, DV>& own, BODY
     body.after_keys(own, head, row, ds, q, dout, own.k);
     if (STAGES == 1 && following < own.count) __syncthreads(), load(following, 0), copy_commit();
   }
-#if KNOWN
-  if (body.odd) own.add_odd_queries(c, body, dk, dv);
-#else
   raise_unless_finite<OF_KEYS>(c, own.task.first * c.key_heads + own.key_head, zero, dk, dv);
-#endif
   if (wants_dk) own.template store_sum<CD>(c.dk, dk, c.scale, c.dim);
   if (wants_dv) own.template store_sum<CE>(c.dv, dv, 1, c.value_dim);
 }

@@ -25,7 +25,8 @@ DEV void store_output(const TensorMap* to, const Elements& rows, const Work& w, 
 }
 DEV void store_zeros(u32 at) { asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory"); }
 // Clears the rows from `first` on of tiles of ROWS rows that warpgroups multiply by. Each warpgroup clears all of them,
-// since they do not wait for each other: one may write zeros where another reads them, which changes nothing. The copy engine wrote the rows, and the tensor cores read them: through another proxy than these stores.
+// since they do not wait for each other: one may write zeros where another reads them, which changes nothing. The copy
+// engine wrote the rows, and the tensor cores read them: through another proxy than these stores.
 template <int ROWS, class... TILES> DEV void zero_rows(int first, int barrier, TILES... tiles) {
   if (DROP == OF_ROWS) return;
   constexpr int PIECES = D / 8;  // of 16 bytes in a row, all of which are cleared, however they are swizzled
@@ -35,19 +36,15 @@ template <int ROWS, class... TILES> DEV void zero_rows(int first, int barrier, T
   proxy_fence();
   named_sync(barrier, 128);
 }
-// Puts 0 in place of numbers that are not finite in a tile: a part of it for each of so many threads.
-DEV void clear_odd(u32 tile, u32 bytes, int thread, int threads) {
-  NO_UNROLL for (int i = thread; i < int(bytes / 4); i += threads) {
-    const u32 x = load_word(tile + 4 * i), keep = finite(x);
-    if (keep != ~0u) store_word(tile + 4 * i, x & keep);
-  }
-}
-// The same in tiles of so many bytes by COUNT warpgroups, which all come here: none reads them before, or after.
-template <int COUNT, class... TILES> DEV void clear_odd_together(u32 bytes, TILES... tiles) {
-  named_sync(15, 128 * COUNT);
-  (clear_odd(tiles, bytes, threadIdx.x - 128, 128 * COUNT), ...);
-  proxy_fence();
-  named_sync(15, 128 * COUNT);
+// True if the rows before `count` of a tile of ROWS rows hold finite numbers alone: for a warpgroup, of which a thread
+// finds what lies in its pieces.
+template <int ROWS> DEV bool is_finite_tile(u32 tile, int count) {
+  constexpr int PIECES = D / 8;
+  const int piece = threadIdx.x % PIECES;
+  bool finite = true;
+  NO_UNROLL for (int row = threadIdx.x % 128 / PIECES; row < min(ROWS, count); row += 128 / PIECES)
+    UNROLL(i, 4) finite &= ::finite(load_word(tile + piece / 8 * (ROWS * 128) + row * 128 + piece % 8 * 16 + 4 * i)) == ~0u;
+  return finite;
 }
 
 // ---- scores ----
