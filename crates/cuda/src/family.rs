@@ -129,7 +129,7 @@ families! {
         "sm90a_backward_keys.cu" "sm90a_backward_queries.cu" "sm90a_backward_weights.cu";
     }
     /// lazy_attention in fused multiply-adds.
-    LazyPortable = "lazy_attention/portable": "scores values measure inspect counts queries keys dbias dtau" FFMA {
+    LazyPortable = "lazy_attention/portable": "scores values measure counts queries keys dbias dtau" FFMA {
         "lazy_attention/": "activity.cuh" "problem.cuh" "portable_forward.cu"
         "portable_backward.cu";
     }

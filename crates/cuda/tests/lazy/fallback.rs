@@ -83,7 +83,7 @@ fn rounded(x: &Operands) -> BTreeMap<&'static str, ArrayD<bf16>> {
 
 /// The level, the results, a place that they need, by its number in `lazy_attention/activity.cuh` or
 /// `pairs/tiles.cuh`; what is put where: an operand, its row and a number, in the first column; and τ.
-type Case = (Level, &'static [&'static str], usize, &'static [(&'static str, usize, f32)], f32);
+type Case = (Level, &'static [&'static str], i32, &'static [(&'static str, usize, f32)], f32);
 const CASES: &[Case] = &[
     (Level::Sm90a, &["o"], 20, &[("q", 50, -INF)], 0.5),
     (Level::Sm90a, &["o"], 7, &[("v", 190, f32::NAN)], -0.5),

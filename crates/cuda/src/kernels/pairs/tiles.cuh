@@ -5,7 +5,8 @@ struct Span { int begin, end; };  // the keys that a row may see, within its seq
 struct Task { int first, sequences, row_tile, key_tile; };  // tiles of the sequences first .. first + sequences
 
 // Places that raise flags of groups, the key heads of sequences, and that which keeps rows of other sequences from
-// raising them. A test compiles kernels without each of them, by its number, and expects wrong results.
+// raising them. A test compiles kernels without each of them, by its number, or without any (-1), and expects wrong
+// results.
 #ifndef DROP
 #define DROP 0
 #endif
@@ -13,7 +14,7 @@ constexpr int OF_KEYS = 1, OF_QUERIES = 2, OF_WEIGHTS = 3, OF_ROWS = 4, OF_PARTI
               OF_TANGENTS = 8;
 // A sum of a group is not finite: flag 0 says so of some group, those behind it of each.
 template <int PLACE> DEV void raise(u32* flags, int group) {
-  if (PLACE != DROP) flags[0] = flags[1 + group] = 1;
+  if (PLACE != DROP && DROP >= 0) flags[0] = flags[1 + group] = 1;
 }
 
 // The range from the first to the last that two tiles see.
