@@ -29,7 +29,16 @@ pub(crate) fn draft(problem: &LinearAttention, call: &PassCall<'_, '_>) -> Resul
     prepared.ranges = prepared.reserve(&mut layout)?;
     prepared.walks = hopper::reserve(&prepared, &mut layout)?;
     let steps = Steps::new(&prepared)?;
-    compute(&steps)?;
+    if call.pass != Pass::Step && prepared.has_padding() {
+        // Results of tokens of no sequence are 0.
+        prepared.list.iter().filter(|part| !part.given).try_for_each(|part| steps.fill_part(part, 0))?;
+        let Ranges { by_scale, by_gate, .. } = prepared.ranges;
+        [by_scale, by_gate].into_iter().flatten().for_each(|range| steps.clear(range));
+    }
+    if prepared.level == Level::Sm90a {
+        hopper::compute(&steps)?;
+    }
+    passes::compute(&steps)?;
     let steps = steps.finish()?;
     let (parts, tables) = (prepared.parts, prepared.tables);
     let tables = Box::new(move || Ok(tables.image()));
@@ -63,34 +72,4 @@ fn parts(call: &PassCall<'_, '_>, layout: &mut Layout) -> Result<Parts, Error> {
         state.into_iter().for_each(|state| state.given = true);
     }
     Ok(parts)
-}
-
-fn compute(steps: &Steps<'_>) -> Result<(), Error> {
-    let Prepared { parts, level, .. } = steps.prepared;
-    if parts.pass != Pass::Step && steps.prepared.has_padding() {
-        fill(steps)?;
-    }
-    match (parts.pass, level) {
-        (Pass::Forward, Level::Sm90a) => {
-            hopper::forward(steps)?;
-            passes::compute_again(steps, passes::attend_states)
-        }
-        (Pass::Backward, Level::Sm90a) => {
-            hopper::backward(steps)?;
-            passes::compute_again(steps, passes::gradients)
-        }
-        (Pass::Forward, _) => passes::compute(steps, passes::attend_states),
-        (Pass::Backward, _) => passes::compute(steps, passes::gradients),
-        (Pass::Step, _) => passes::step(steps),
-        _ => passes::double_backward(steps),
-    }
-}
-
-/// Fills results with 0, for tokens of no sequence.
-fn fill(steps: &Steps<'_>) -> Result<(), Error> {
-    let mut results = steps.prepared.list.iter().filter(|part| !part.given);
-    results.try_for_each(|part| steps.fill_part(part, 0))?;
-    let Ranges { by_scale, by_gate, .. } = steps.prepared.ranges;
-    [by_scale, by_gate].into_iter().flatten().for_each(|range| steps.clear(range));
-    Ok(())
 }

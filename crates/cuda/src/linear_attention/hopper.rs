@@ -12,7 +12,7 @@ use crate::strided::StridedTensor;
 use crate::tensor_args::TensorArgs;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
-use etalon_problem::{Decay, Dtype, Error};
+use etalon_problem::{Decay, Dtype, Error, Pass};
 
 /// Threads of a block, and the columns of a result that it owns.
 const THREADS: u32 = 384;
@@ -55,7 +55,7 @@ pub(super) fn reserve(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Wa
     let halves = e.dim.div_ceil(COLUMNS);
     let mut range = |wanted, shape: [usize; 4]| layout.array_if(wanted, 4, &shape);
     let chunks = prepared.tables.chunks.rows.len();
-    let [of_tokens, of_heads] = [by_token(prepared), !by_token(prepared)].map(|x| x && needs.gates);
+    let (of_tokens, of_heads) = (needs.gates && by_token(prepared), needs.gates && !by_token(prepared));
     Ok(WalkRanges {
         between: range(cut > 0, [cut, e.key_heads, e.dim, prepared.problem.value_dim])?,
         decays: range(cut > 0 && by_token(prepared), [cut, e.key_heads, 1, 1])?,
@@ -216,27 +216,26 @@ fn sum_segments(steps: &Steps<'_>, back: bool) -> Result<(), Error> {
     launch(steps, ("scan", columns), (blocks, SCANNED as u32), &args)
 }
 
-/// Nothing is known to be not finite: each block walks once more where its results are, and says so.
-fn find_none(steps: &Steps<'_>) {
+/// The results of a pass. Each block walks once more where its results are not finite, and says so.
+pub(super) fn compute(steps: &Steps<'_>) -> Result<(), Error> {
     if let Some(found) = steps.prepared.ranges.found {
         steps.clear(found);
     }
+    if steps.prepared.pass == Pass::Forward { forward(steps) } else { backward(steps) }
 }
 
 /// o and the final states, where they have places.
-pub(super) fn forward(steps: &Steps<'_>) -> Result<(), Error> {
+fn forward(steps: &Steps<'_>) -> Result<(), Error> {
     let (begin, end) = ("initial_state", "final_state");
-    find_none(steps);
     sum_segments(steps, false)?;
     walk(steps, &Course { target: Target::O, out: "o", begin, end, dots: false })
 }
 
 /// The gradients that have places.
-pub(super) fn backward(steps: &Steps<'_>) -> Result<(), Error> {
+fn backward(steps: &Steps<'_>) -> Result<(), Error> {
     let needs = steps.prepared.needs();
     let wants = |name: &str| steps.prepared.wants(&[name]);
     let (front, behind) = ("initial_state", "dfinal_state");
-    find_none(steps);
     let dots = needs.gates || needs.scale;
     if dots || wants("dq") {
         sum_segments(steps, false)?;

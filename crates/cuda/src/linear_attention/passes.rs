@@ -11,7 +11,7 @@ use etalon_problem::{Error, Pass};
 
 /// The level that computes, and what its kernels do with numbers that are not finite: `linear_attention/problem.cuh`.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct LevelChoice {
+struct LevelChoice {
     level: Level,
     mode: i32,
 }
@@ -255,32 +255,41 @@ fn sum_states(steps: &Steps<'_>, choice: LevelChoice, back: bool, ends: [&str; 2
 }
 
 /// Results of a pass, by the kernels of a choice.
-pub(super) type Results = fn(&Steps<'_>, LevelChoice) -> Result<(), Error>;
+type Results = fn(&Steps<'_>, LevelChoice) -> Result<(), Error>;
 
-/// The results of a pass that have places.
-pub(super) fn compute(steps: &Steps<'_>, results: Results) -> Result<(), Error> {
-    fill_gates(steps, &LinearArgs::new(steps))?;
-    each_choice(steps, |choice| results(steps, choice))
-}
-
-/// The same by portable kernels behind those of sm90a, if somebody looks for numbers that are not finite.
-pub(super) fn compute_again(steps: &Steps<'_>, results: Results) -> Result<(), Error> {
-    if !steps.prepared.watches {
-        return Ok(());
+/// The results of a pass that have places; where kernels of sm90a have computed them, those that are not finite, if
+/// somebody looks for these.
+pub(super) fn compute(steps: &Steps<'_>) -> Result<(), Error> {
+    let prepared = steps.prepared;
+    let results: Results = match prepared.pass {
+        Pass::Forward => attend_states,
+        Pass::Backward => gradients,
+        Pass::Step => return step(steps),
+        _ => return double_backward(steps),
+    };
+    let args = LinearArgs::new(steps);
+    match prepared.level {
+        Level::Sm90a if !prepared.watches => Ok(()),
+        Level::Sm90a => {
+            fill_gates(steps, &FALLBACK.args(&args))?;
+            results(steps, FALLBACK)
+        }
+        _ => {
+            fill_gates(steps, &args)?;
+            each_choice(steps, |choice| results(steps, choice))
+        }
     }
-    fill_gates(steps, &FALLBACK.args(&LinearArgs::new(steps)))?;
-    results(steps, FALLBACK)
 }
 
 /// o and the final states.
-pub(super) fn attend_states(steps: &Steps<'_>, choice: LevelChoice) -> Result<(), Error> {
+fn attend_states(steps: &Steps<'_>, choice: LevelChoice) -> Result<(), Error> {
     sum_states(steps, choice, false, ["initial_state", "final_state"])?;
     let args = Target::O.args(steps);
     let args = LinearArgs { out: steps.tensor("o"), store_scale: args.scale, scale: 1.0, ..args };
     if args.out.is_there() { attend(steps, choice, Target::O, &args) } else { Ok(()) }
 }
 
-pub(super) fn gradients(steps: &Steps<'_>, choice: LevelChoice) -> Result<(), Error> {
+fn gradients(steps: &Steps<'_>, choice: LevelChoice) -> Result<(), Error> {
     let needs = steps.prepared.needs();
     if needs.before {
         sum_states(steps, choice, false, ["initial_state", ""])?;
@@ -377,7 +386,7 @@ fn totals(
 }
 
 /// The new states, and o if it has a place.
-pub(super) fn step(steps: &Steps<'_>) -> Result<(), Error> {
+fn step(steps: &Steps<'_>) -> Result<(), Error> {
     let problem = &steps.prepared.problem;
     let end = steps.tensor("final_state");
     let given = steps.tensor("initial_state");
@@ -401,7 +410,7 @@ fn sum_states_second(steps: &Steps<'_>, back: bool, [begin, begin1, end1]: [&str
 }
 
 /// The outputs of double_backward that have places.
-pub(super) fn double_backward(steps: &Steps<'_>) -> Result<(), Error> {
+fn double_backward(steps: &Steps<'_>) -> Result<(), Error> {
     let needs = steps.prepared.needs();
     fill_gates(steps, &LinearArgs::new(steps))?;
     if needs.before {
