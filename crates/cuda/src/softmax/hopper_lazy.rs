@@ -29,19 +29,10 @@ strided_args! {
 kernel_args! {
     /// The arguments of all of them.
     struct HopperLazyArgs as "HopperLazyArgs" {
-        q: TensorMap,
-        k: TensorMap,
-        v: TensorMap,
-        o: TensorMap,
-        dout: TensorMap,
-        dq: TensorMap,
-        dk: TensorMap,
-        dv: TensorMap,
+        q, k, v, o, dout, dq, dk, dv: TensorMap,
         /// As the maps say.
         o_rows: Elements,
-        dq_rows: Elements,
-        dk_rows: Elements,
-        dv_rows: Elements,
+        dq_rows, dk_rows, dv_rows: Elements,
         /// Σ a P v (E47).
         pv: FloatRows,
         lse: Ptr<f32>,
@@ -73,9 +64,7 @@ kernel_args! {
         tiles: i32,
         /// True if Δ and Σ a g are wanted.
         means: i32,
-        wants_dq: i32,
-        wants_dk: i32,
-        wants_dv: i32,
+        wants_dq, wants_dk, wants_dv: i32,
         shape: Shape,
         packed: Packed,
         spans: SpanTables,

@@ -54,8 +54,7 @@ kernel_args! {
         /// `[heads]`.
         tau: ConstPtr<f32>,
         /// As bias and tau.
-        dbias: Ptr<f32>,
-        dtau: Ptr<f32>,
+        dbias, dtau: Ptr<f32>,
         /// `[batch, heads, queries]`.
         numbers: Ptr<Numbers>,
         /// Of each tile of queries and head: which stripes of keys may hold an active pair.
@@ -103,8 +102,7 @@ kernel_args! {
         /// `[batch, heads, tiles, tiles]`: whether a pair of a tile is visible (1), or active (2); 0 at first.
         states: Ptr<u32>,
         /// Of these tiles, which lie on the arrays.
-        tile_queries: i32,
-        tile_keys: i32,
+        tile_queries, tile_keys: i32,
     }
 }
 

@@ -20,16 +20,7 @@ pointees! {
 kernel_args! {
     /// The problem, and the columns of a launch.
     pub(crate) struct PairArgs as "PairArgs" {
-        pub q: TensorArgs,
-        pub k: TensorArgs,
-        pub v: TensorArgs,
-        pub bias: TensorArgs,
-        pub o: TensorArgs,
-        pub dout: TensorArgs,
-        pub dq: TensorArgs,
-        pub dk: TensorArgs,
-        pub dv: TensorArgs,
-        pub dbias: TensorArgs,
+        pub q, k, v, bias, o, dout, dq, dk, dv, dbias: TensorArgs,
         /// Of every row: `[batch, heads, queries]`.
         pub lse: Ptr<f32>,
         /// 0: everywhere −1.
@@ -40,8 +31,7 @@ kernel_args! {
         pub dsinks: Ptr<f32>,
         /// `[.., .., queries, keys]`, beside the spans; 0: the spans alone.
         pub allowed: ConstPtr<Byte>,
-        pub allowed_batch: i64,
-        pub allowed_head: i64,
+        pub allowed_batch, allowed_head: i64,
         pub sequences: ConstPtr<Sequence>,
         /// `[batch, queries]`.
         pub spans: ConstPtr<Span>,
@@ -50,17 +40,9 @@ kernel_args! {
         pub tasks: ConstPtr<Task>,
         /// Of all groups together, and then of the key heads of each sequence: a sum is not finite. 0: nobody asks.
         pub flags: Ptr<u32>,
-        pub batch: i32,
-        pub heads: i32,
-        pub key_heads: i32,
-        pub queries: i32,
-        pub keys: i32,
-        pub dim: i32,
-        pub value_dim: i32,
-        pub bias_heads: i32,
+        pub batch, heads, key_heads, queries, keys, dim, value_dim, bias_heads: i32,
         /// The first columns of this launch's accumulators.
-        pub first_dim: i32,
-        pub first_value: i32,
+        pub first_dim, first_value: i32,
         pub scale: f32,
         /// 0: none.
         pub cap: f32,
@@ -78,8 +60,7 @@ kernel_args! {
         pub at: Ptr<f32>,
         /// `[batch, heads, queries, columns]`: the sums of the tiles before.
         pub totals: Ptr<f32>,
-        pub first: i32,
-        pub end: i32,
+        pub first, end: i32,
         /// True if there are no tiles behind.
         pub last: i32,
     }

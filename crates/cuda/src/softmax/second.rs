@@ -38,23 +38,11 @@ kernel_args! {
     /// Arguments of the second order.
     struct SecondArgs as "SecondArgs" {
         c: PairArgs,
-        ddq: TensorArgs,
-        ddk: TensorArgs,
-        ddv: TensorArgs,
-        ddbias: TensorArgs,
-        cot_o: TensorArgs,
-        gq: TensorArgs,
-        gk: TensorArgs,
-        gv: TensorArgs,
-        gbias: TensorArgs,
-        gdout: TensorArgs,
+        ddq, ddk, ddv, ddbias, cot_o, gq, gk, gv, gbias, gdout: TensorArgs,
         /// f32: Σ P (U v + ddv) and o.
-        sum: TensorArgs,
-        o32: TensorArgs,
-        ddsinks: ConstPtr<f32>,
-        cot_lse: ConstPtr<f32>,
-        gdlse: Ptr<f32>,
-        gsinks: Ptr<f32>,
+        sum, o32: TensorArgs,
+        ddsinks, cot_lse: ConstPtr<f32>,
+        gdlse, gsinks: Ptr<f32>,
         /// `[batch, heads, queries]`.
         numbers: Ptr<Numbers>,
     }
