@@ -148,7 +148,7 @@ impl Groups {
 
     /// True of an element of such a group, and of sums over groups where there is one: they add up what it has.
     fn have(&self, name: &str, at: &[usize]) -> bool {
-        let sums = ["dbias", "dsinks"];
+        let sums = ["dbias", "dsinks", "dtau"];
         let of_group = self.of(name, at).is_some_and(|group| self.hit.contains(&group));
         of_group || (sums.contains(&name) && !self.hit.is_empty())
     }

@@ -20,7 +20,7 @@ struct Operands {
 fn inputs(problem: &Problem, tau: f32) -> Operands {
     let mut all = Operands::default();
     for (seed, x) in problem.operands(Pass::Backward).iter().enumerate() {
-        if !matches!(x.role, Role::Input | Role::Cotangent) {
+        if !matches!(x.role, Role::Input | Role::Cotangent | Role::OptionalCotangent) {
             continue;
         }
         let mut values = numbers(&x.shape, seed + 1);

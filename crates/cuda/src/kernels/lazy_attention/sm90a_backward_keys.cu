@@ -157,7 +157,7 @@ struct Consumer {
     pin(x);
     const int distance = distance_of(c, s, i * ROWS, first_key());
     score<1>(x, c.shape.scale, c.bias && distance + ROWS > 0 && distance - 64 < c.width,
-             pass.numbers + AT_BIAS / 4 + stage * NEAR + KEYS - 1 - row_in_tile() % 64 + column);
+             pass.numbers + AT_BIAS / 4 + stage * NEAR + KEYS - 1 - row_in_tile() + column);
     if (MASKED) hide(x, i, shown);
     float most = 0;
     each_number(x, [&](float& y, int, int n) { weigh<MASKED>(y, most, rows[n].share, rows[n].offset); });
