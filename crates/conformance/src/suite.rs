@@ -264,8 +264,8 @@ fn plan(options: &SuiteOptions<'_>) -> Vec<Item> {
 /// passes take that it differentiates.
 const SECOND_ORDER: f64 = 8e6;
 
-/// Cost of a problem that core depth has for the ways through a kernel: beyond it `bound` looks, and laws about a choice
-/// of the caller, such as budgets and tile sizes.
+/// Cost of a problem that core depth has for the ways through a kernel: beyond it `bound` looks, and laws about a
+/// choice of the caller, such as budgets and tile sizes.
 const FOR_WAYS: f64 = 1.2e7;
 
 /// True if core depth affords a law of a pass at a problem of this cost.

@@ -213,8 +213,9 @@ pub trait Tier: Sync {
         true
     }
 
-    /// True if a NaN changes no bit of results that it does not reach; where not, those of attention and lazy attention
-    /// in its group, the key head of its sequence, lie within the bound, of the latter beside a bias of −∞, too.
+    /// True if a NaN changes no bit of results that it does not reach; where not, those of attention and lazy
+    /// attention in its group, the key head of its sequence, lie within the bound, of the latter beside a bias of −∞,
+    /// too.
     fn gives_the_bits_beside_nan(&self) -> bool {
         true
     }

@@ -179,8 +179,8 @@ fn the_flag_of_outputs_is_needed() {
 }
 
 /// True if the second order on tensor cores gives finite numbers wherever no pair leads to a row of an operand that is
-/// NaN: the first of q, of which queries see the first 11 keys, or key 190, which queries see from 180 on, and these all
-/// keys.
+/// NaN: the first of q, of which queries see the first 11 keys, or key 190, which queries see from 180 on, and these
+/// all keys.
 fn is_finite_of_the_second_order(workspace: &Workspace, struck: &str, row: usize) -> bool {
     let problem = problem(1, 190, Sequences::Dense);
     let hit = |name: &str, at: &[usize]| name == struck && at[1..3] == [0, row];

@@ -148,8 +148,8 @@ impl Grid for Point {
             ("outputs", "all"),
             ("storage", "bf16"),
         ],
-        // Smoothing by the weights of all classes, of nodes that have several tiles; almost every probability is small,
-        // so that tiles are left out.
+        // Smoothing by the weights of all classes, of nodes that have several tiles; almost every probability is
+        // small, so that tiles are left out.
         &[
             ("shape", "many-classes"),
             ("family", "confident"),

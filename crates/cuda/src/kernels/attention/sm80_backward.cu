@@ -11,10 +11,10 @@
 // dv together have more columns than there are registers. Walked tiles then have two stages where the device gives a
 // block the shared memory (128 KiB where both are above 128), else one. f32: two stages, one where D + E is above 192.
 //
-// Numbers that are not finite. A sum in f32 that is not finite, before it is scaled and rounded, raises the flag of its
-// group, the key head of one sequence; of f32 a product of a query and a key does, too. `fallback` then computes dq, dk
-// and dv of the group again. It is always enqueued and exits where there is no flag, so that the host need not wait.
-// Finite sums are right, since what is not finite cannot leave them:
+// Numbers that are not finite. A sum in f32 that is not finite, before it is scaled and rounded, raises the flag of
+// its group, the key head of one sequence; of f32 a product of a query and a key does, too. `fallback` then computes
+// dq, dk and dv of the group again. It is always enqueued and exits where there is no flag, so that the host need not
+// wait. Finite sums are right, since what is not finite cannot leave them:
 //   * P and ds of a hidden pair are 0, and each meets its operand in a product: 0 · NaN and 0 · ∞ are NaN. Rows behind
 //     a sequence are loaded as 0.
 //   * exp2 hides S = −∞ alone, whose weight is 0 by definition, and tanh an infinite product, whose score is the

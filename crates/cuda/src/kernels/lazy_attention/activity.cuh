@@ -38,11 +38,12 @@ template <bool MASKED> DEV float pull(float p, float g, float offset, float delt
 // leave them, but for n:
 //   * A visible S that is NaN or +∞ makes lse NaN: maxima keep NaN, and ∞ - ∞ is one. One of -∞ takes its pair away,
 //     which lse and P do not show. n is counted from the mask, and then is wrong: kernels that count it raise the flag
-//     of a bias of -∞ and of keys that are not finite, which they look for once, and the fallback counts by S. A q that
-//     is not finite makes all S of its row NaN or infinite: lse shows it, unless the row sees nothing.
+//     of a bias of -∞ and of keys that are not finite, which they look for once, and the fallback counts by S. A q
+//     that is not finite makes all S of its row NaN or infinite: lse shows it, unless the row sees nothing.
 //   * e and P of a hidden pair are selected, and with dS each meets its operand in a product: 0 · NaN and 0 · ∞ are
 //     NaN. An inactive pair has e = 0 as well: where its v or dout is not finite the group is computed again, without
-//     reading it. e of NaN is NaN (`cvt.relu` keeps it), and so a τ that is NaN shows; τ = -∞ leaves e = 0, as defined.
+//     reading it. e of NaN is NaN (`cvt.relu` keeps it), and so a τ that is NaN shows; τ = -∞ leaves e = 0, as
+//     defined.
 //   * g is selected where a pair is active; what is not finite there makes Δ so, which raises the flag, since P = 0
 //     would hide neither ∞ nor NaN of it. A tile without an active pair has neither g nor e, and reads no v.
 //   * An lse that is given as NaN makes P NaN and Δ with it; one of +∞ makes P = 0, as defined; a row of -∞ has n = 0.

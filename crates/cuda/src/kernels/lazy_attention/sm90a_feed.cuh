@@ -139,7 +139,7 @@ struct Rows {
   // of a warp.
   METHOD bool sees(int key, int keys = KEYS) const { return key < all.end && key + keys > all.begin; }
   METHOD bool sees_all(int key, int keys = KEYS) const { return key >= all.from && key + keys <= all.to; }
-  // Whether the rows are the first that see some of it.
+  // True if the rows are the first that see some of it.
   METHOD bool sees_first(int key) const { return sees(key) && !(key < before.end && key + KEYS > before.begin); }
   METHOD bool is_cut(int key) const { return __any_sync(~0u, cuts(0, key, KEYS) || cuts(1, key, KEYS)); }
   // True if one of this thread's rows does not see them all.

@@ -67,8 +67,8 @@ DEV Right right(const float (&x)[2][2]) {
   return y;
 }
 
-// Computes elements of a product that are not finite once more, by fused multiply-adds, where no flag helps: for dbias.
-// The tiles are those of `products`.
+// Computes elements of a product that are not finite once more, by fused multiply-adds, where no flag helps: for
+// dbias. The tiles are those of `products`.
 template <int M, int N, int W> DEV void mend(float (&product)[M][N / 8][4], u32 a, u32 b) {
   static_assert(M * N <= 64, "a bit for each element of a thread");
   u32 odd = 0;

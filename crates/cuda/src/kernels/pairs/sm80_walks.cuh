@@ -14,8 +14,8 @@ constexpr u32 D_BYTES = SIDE * CD * BYTES, E_BYTES = VALUES ? SIDE * CE * BYTES 
 constexpr u32 D_STAGE = WALK * CD * BYTES, E_STAGE = VALUES ? WALK * CE * BYTES : 0;
 constexpr u32 TILE_BYTES = D_BYTES + E_BYTES + STAGES * (D_STAGE + E_STAGE);  // owned and walked
 
-// Whether a factor of q or k, and of dout, may not be 0, of the pairs of a warp in a tile. Of factors of q those of the
-// thread, where BODY is not EAGER: `walk_queries` asks its warp behind the product for dv.
+// Use of a tile: whether a factor of q or k, and of dout, may not be 0, of the pairs of a warp. Of factors of q those
+// of the thread, where BODY is not EAGER: `walk_queries` asks its warp behind the product for dv.
 struct Use { bool adds, adds_values; };
 // Defaults of a body. CUT: whether every tile may hide a pair; `cut`: whether a head may.
 struct Body {
@@ -31,8 +31,8 @@ struct Body {
   template <class... ANY> METHOD void after_keys(ANY&&...) const {}
 };
 
-// True if the products of queries and keys raise flags, too: those of f32 overflow as factors before their sums do, and
-// the weight of −∞, or a softcap, would hide it.
+// True if the products of queries and keys raise flags, too: those of f32 overflow as factors before their sums do,
+// and the weight of −∞, or a softcap, would hide it.
 constexpr bool ZEROS = STORAGE == 0;
 // Raises the flag of a group unless all sums are finite, and the products of which zeros were taken.
 template <int PLACE, class... SUMS>

@@ -24,9 +24,9 @@ DEV void store_output(const TensorMap* to, const Elements& rows, const Work& w, 
   store_by_copy<64>(place, o, barrier, [&] { store5(to, place, s.query_start + first, w.head, s.batch); });
 }
 DEV void store_zeros(u32 at) { asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory"); }
-// Clears the rows from `first` on of tiles of ROWS rows that warpgroups multiply by. Each warpgroup clears all of them,
-// since they do not wait for each other: one may write zeros where another reads them, which changes nothing. The copy
-// engine wrote the rows, and the tensor cores read them: through another proxy than these stores.
+// Clears the rows from `first` on of tiles of ROWS rows that warpgroups multiply by. Each warpgroup clears all of
+// them, since they do not wait for each other: one may write zeros where another reads them, which changes nothing.
+// The copy engine wrote the rows, and the tensor cores read them: through another proxy than these stores.
 template <int ROWS, class... TILES> DEV void zero_rows(int first, int barrier, TILES... tiles) {
   if (DROP == OF_ROWS) return;
   constexpr int PIECES = D / 8;  // of 16 bytes in a row, all of which are cleared, however they are swizzled
