@@ -196,12 +196,23 @@ fn dead_rows(trial: &Trial<'_>) -> Judgement {
     let still = trial.ask_with(&still_inputs)?;
     let nothing = |name: &str| matches!(name, "o" | "dv" | "dtau");
     let expected = change(&still, |name, _, x| if nothing(name) { 0.0 } else { x })?;
-    let outputs = trial.ask_with(&poisoned)?;
+    same_numbers(trial, &poisoned, &expected, &still_inputs)
+}
+
+/// Fails unless results of some inputs are those numbers; of a tier that computes groups again, unless they lie within
+/// both bounds, of inputs for which these are right.
+fn same_numbers(
+    trial: &Trial<'_>,
+    inputs: &Tensors,
+    expected: &Tensors,
+    bounded: &Tensors,
+) -> Judgement {
+    let outputs = trial.ask_with(inputs)?;
     if trial.tier.gives_the_bits_beside_nan() {
-        return same(&outputs, &expected, Equality::Numbers, everywhere);
+        return same(&outputs, expected, Equality::Numbers, everywhere);
     }
-    let bounds = trial.bounds_of(&case.problem, &still_inputs)?;
-    agree(&outputs, &expected, &bounds, TWICE, everywhere)
+    let bounds = trial.bounds_of(&trial.case.problem, bounded)?;
+    agree(&outputs, expected, &bounds, TWICE, everywhere)
 }
 
 /// Keys (batch, key head, position) that some row sees and none attends to, nor comes near to.
@@ -292,9 +303,5 @@ fn hidden_distance(trial: &Trial<'_>) -> Judgement {
     }
     let scores = Scores { mask: allowed.mask(), ..problem.scores.clone() };
     let expected = trial.ask(&with_scores(&case.problem, scores), &case.inputs)?;
-    let outputs = trial.ask_with(&gone)?;
-    if trial.tier.gives_the_bits_beside_nan() {
-        return same(&outputs, &expected, Equality::Numbers, everywhere);
-    }
-    agree(&outputs, &expected, &trial.bounds_of(&case.problem, &gone)?, TWICE, everywhere)
+    same_numbers(trial, &gone, &expected, &gone)
 }

@@ -60,6 +60,7 @@ impl<T: Field> Rows<T> {
     }
 }
 
+/// The tables of a problem.
 #[derive(Debug, Default)]
 pub(super) struct Tables {
     pub chunks: Rows<Chunk>,
@@ -68,6 +69,7 @@ pub(super) struct Tables {
     /// Sequences of several segments come first.
     pub segments: Rows<Segment>,
     pub runs: Rows<Run>,
+    /// The bytes of all of them.
     bytes: usize,
 }
 

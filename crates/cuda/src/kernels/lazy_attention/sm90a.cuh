@@ -39,7 +39,7 @@ DEV i64 row_at(const HopperLazyArgs& c, const Own& s, int head, int row) {
 DEV int distance_of(const HopperLazyArgs& c, const Own& s, int row, int key) { return row + (c.bottom ? s.keys - s.queries : 0) - key; }
 DEV bool is_near(const HopperLazyArgs& c, int distance, int rows) { return c.bias && distance + rows > 0 && distance - KEYS < c.width; }
 // The bias of such a block, that of query i and key j of it at KEYS - 1 + i - j; 0 where there is none. For a warp.
-// Whether a number of the thread is -inf.
+// True if a number of the thread is -inf.
 template <int ROWS> DEV bool put_bias(float* to, const HopperLazyArgs& c, int head, int distance) {
   bool hides = false;
   if (!is_near(c, distance, ROWS)) return hides;
