@@ -3,6 +3,8 @@
 
 #[path = "lazy/fallback.rs"]
 mod lazy;
+#[path = "gpu/operands.rs"]
+mod operands;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
 use etalon_cuda::{
@@ -11,6 +13,7 @@ use etalon_cuda::{
 use etalon_problem::{Attention, Dtype, Extents, Mask, Mode, Pass, Problem, Role, Sequences, Views, ViewsMut};
 use half::bf16;
 use ndarray::{ArrayD, Dimension, IxDyn};
+use operands::numbers;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -49,15 +52,6 @@ fn problem(batch: usize, queries: usize, sequences: Sequences) -> Problem {
     let mut attention = Attention::new(extents).mask(Mask::causal());
     attention.scores.sequences = sequences;
     attention.into()
-}
-
-/// Small numbers that no rule repeats.
-fn numbers(shape: &[usize], seed: usize) -> ArrayD<bf16> {
-    let mut at = seed;
-    ArrayD::from_shape_simple_fn(IxDyn(shape), || {
-        at = at.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        bf16::from_f32(((at >> 40) % 257) as f32 / 128.0 - 1.0)
-    })
 }
 
 /// Inputs of a backward pass, NaN where `hit` holds, with o and lse of the portable level.

@@ -1,4 +1,4 @@
-//! Instructions of the main loop of a kernel, by nvdisasm.
+//! Instructions of a kernel, by nvdisasm: those of its main loop, and arrivals that split a warp.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -11,13 +11,25 @@ pub fn disassembler(folder: &Path) -> Option<PathBuf> {
     path.is_file().then_some(path)
 }
 
-/// The main loops of the kernels of each of these images, in words, by the kernel's name. All are of one
-/// architecture: what the disassembler does before the first instruction takes as long as some thousand of them.
-pub fn main_loops(
+/// What is learnt from the machine code of a kernel.
+#[derive(Debug, Default)]
+pub struct Code {
+    /// The main loop in words; empty if it has none.
+    pub main_loop: String,
+    /// Arrivals at a barrier behind which the lanes of a warp need not meet again.
+    pub splits: usize,
+}
+
+/// An instruction: whether it has a predicate, its opcode and its operands.
+type Instruction<'a> = (bool, &'a str, &'a str);
+
+/// The code of the kernels of each of these images, by the kernel's name. All are of one architecture: what the
+/// disassembler does before the first instruction takes as long as some thousand of them.
+pub fn codes(
     disassembler: &Path,
     architecture: &str,
     images: &[Vec<u8>],
-) -> Result<Vec<BTreeMap<String, String>>, String> {
+) -> Result<Vec<BTreeMap<String, Code>>, String> {
     let kernels: Option<Vec<_>> = images.iter().map(|image| kernels(image)).collect();
     let kernels = kernels.ok_or("an image is no ELF file")?;
     let all: Vec<u8> = kernels.iter().flatten().flat_map(|(_, code)| *code).copied().collect();
@@ -37,12 +49,13 @@ pub fn main_loops(
         return Err(format!("nvdisasm wrote {} of {expected} instructions", code.len()));
     }
     let mut first = 0;
-    let mut loops = |(name, bytes): (String, &[u8])| {
+    let mut codes = |(name, bytes): (String, &[u8])| {
         let own = first..first + bytes.len() / BYTES;
         first = own.end;
-        Some((name, main_loop(&code[own.clone()], own.start)?))
+        let main_loop = main_loop(&code[own.clone()], own.start).unwrap_or_default();
+        (name, Code { main_loop, splits: splits(&code[own]) })
     };
-    Ok(kernels.into_iter().map(|own| own.into_iter().filter_map(&mut loops).collect()).collect())
+    Ok(kernels.into_iter().map(|own| own.into_iter().map(&mut codes).collect()).collect())
 }
 
 /// The kernels of an image with their machine code: its sections `.text.NAME`.
@@ -71,12 +84,35 @@ fn kernels(image: &[u8]) -> Option<Vec<(String, &[u8])>> {
     Some(kernels)
 }
 
-/// The opcode and the operands of a line, if it is an instruction: behind its place, `/*0a80*/`, and its predicate.
-fn instruction(line: &str) -> Option<(&str, &str)> {
+/// The instruction of a line, if it is one: behind its place, `/*0a80*/`, and its predicate.
+fn instruction(line: &str) -> Option<Instruction<'_>> {
     let (_, rest) = line.trim_start().strip_prefix("/*")?.split_once("*/")?;
     let rest = rest.trim_end_matches(';').trim();
-    let rest = if rest.starts_with('@') { rest.split_once(' ')?.1.trim_start() } else { rest };
-    Some(rest.split_once(' ').unwrap_or((rest, "")))
+    let is_conditional = rest.starts_with('@');
+    let rest = if is_conditional { rest.split_once(' ')?.1.trim_start() } else { rest };
+    let (opcode, operands) = rest.split_once(' ').unwrap_or((rest, ""));
+    Some((is_conditional, opcode, operands))
+}
+
+/// Arrivals that some lanes jump over and that end in a jump to the same place: ptxas makes them of an arrival with a
+/// predicate before a jump, and lets no lane wait at that place. Instructions on uniform registers there run twice.
+fn splits(code: &[Instruction<'_>]) -> usize {
+    let is_split = |code: &&[Instruction<'_>]| {
+        let [(true, "BRA", over), (false, arrival, _), (false, "BRA", to)] = code else { return false };
+        arrival.starts_with("SYNCS.ARRIVE") && over == to
+    };
+    code.windows(3).filter(is_split).count()
+}
+
+#[test]
+fn an_arrival_that_some_lanes_jump_over_splits_a_warp() {
+    let of = |lines: &[&'static str]| splits(&lines.iter().filter_map(|x| instruction(x)).collect::<Vec<_>>());
+    let arrival = "/*0020*/ SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R2+URZ+0x1e918], RZ ;";
+    let jump = "/*0030*/ BRA 0x90 ;";
+    assert_eq!(of(&["/*0010*/ @P0 BRA 0x90 ;", arrival, jump]), 1);
+    assert_eq!(of(&["/*0010*/ BRA 0x90 ;", arrival, jump]), 0, "another path");
+    assert_eq!(of(&["/*0010*/ @P0 BRA 0xa0 ;", arrival, jump]), 0);
+    assert_eq!(of(&["/*0010*/ @!P0 SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R2], RZ ;", "/*0020*/ NOP ;", jump]), 0);
 }
 
 /// Bytes of an instruction.
@@ -96,12 +132,12 @@ fn kind(opcode: &str) -> &str {
 
 /// Of the innermost loops the one with the most products: its instructions by kind. Branches name the number of an
 /// instruction in the file, in which this code begins at `first`.
-fn main_loop(code: &[(&str, &str)], first: usize) -> Option<String> {
+fn main_loop(code: &[Instruction<'_>], first: usize) -> Option<String> {
     let target = |operands: &str| {
         let last = operands.split(',').next_back()?.trim();
         Some(usize::from_str_radix(last.strip_prefix("0x")?, 16).ok()? / BYTES)
     };
-    let backward = |(at, &(opcode, operands)): (usize, &(&str, &str))| {
+    let backward = |(at, &(_, opcode, operands)): (usize, &Instruction<'_>)| {
         let target = (kind(opcode) == "BRA").then(|| target(operands)).flatten()?;
         let begin = target.checked_sub(first)?;
         (begin < at).then_some(begin..at + 1)
@@ -109,7 +145,7 @@ fn main_loop(code: &[(&str, &str)], first: usize) -> Option<String> {
     let loops: Vec<_> = code.iter().enumerate().filter_map(backward).collect();
     let products = |range: &std::ops::Range<usize>| {
         let own = &code[range.clone()];
-        own.iter().filter(|(opcode, _)| PRODUCTS.contains(&kind(opcode))).count()
+        own.iter().filter(|(_, opcode, _)| PRODUCTS.contains(&kind(opcode))).count()
     };
     let within = |inner: &std::ops::Range<usize>, outer: &std::ops::Range<usize>| {
         inner != outer && inner.start >= outer.start && inner.end <= outer.end
@@ -121,7 +157,7 @@ fn main_loop(code: &[(&str, &str)], first: usize) -> Option<String> {
         return None;
     }
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    code[main.clone()].iter().for_each(|(opcode, _)| *counts.entry(kind(opcode)).or_default() += 1);
+    code[main.clone()].iter().for_each(|(_, opcode, _)| *counts.entry(kind(opcode)).or_default() += 1);
     let mut text = format!("loop of {}", main.len());
     for kind in KINDS {
         if let Some(count) = counts.get(kind) {
@@ -146,6 +182,7 @@ fn the_innermost_loop_with_the_most_products_is_the_main_one() {
         ("BRA", "0xa0"),                   // 0x90: forward
         ("EXIT", ""),                      // 0xa0
     ];
+    let code = code.map(|(opcode, operands)| (false, opcode, operands));
     assert_eq!(main_loop(&code, 0).unwrap(), "loop of 4 FFMA 2 LDS 1");
     // Behind the code of another kernel.
     assert_eq!(main_loop(&code[4..], 4).unwrap(), "loop of 4 FFMA 2 LDS 1");
@@ -157,6 +194,6 @@ fn the_innermost_loop_with_the_most_products_is_the_main_one() {
         "        /*0030*/               @P1 EXIT ;",
     ];
     let found: Vec<_> = lines.into_iter().filter_map(instruction).collect();
-    assert_eq!(found, [("BRA", "0x18f0"), ("LDC", "R1, c[0x0][0x28]"), ("EXIT", "")]);
+    assert_eq!(found, [(true, "BRA", "0x18f0"), (false, "LDC", "R1, c[0x0][0x28]"), (true, "EXIT", "")]);
     assert!(kernels(b"\x7fELF").is_none());
 }

@@ -30,7 +30,7 @@ use etalon_cuda::Target;
 use etalon_cuda::kernels::{Compiler, Family, Unit, Variant, declared_bytes, shared_bytes};
 use etalon_problem::Dtype;
 use every::Run;
-use instructions::{disassembler, main_loops};
+use instructions::{codes, disassembler};
 use list::{Excerpt, everything, listed, whole};
 use report::{Compilation, Effort, Kernel, compile, module, print_costs};
 use snapshot::Snapshot;
@@ -157,7 +157,7 @@ fn compile_all(tools: &Tools, mut work: Vec<Excerpt>) -> BTreeMap<String, Vec<Ke
 /// Modules that are disassembled at once: more take more memory and save less time each.
 const TOGETHER: usize = 32;
 
-/// Counts the instructions of main loops, if there is a disassembler.
+/// Counts the instructions of main loops, if there is a disassembler. Fails where an arrival splits a warp.
 fn count(
     tools: &Tools,
     architecture: &str,
@@ -166,10 +166,14 @@ fn count(
     let (mut modules, images): (Vec<_>, Vec<_>) =
         modules.into_iter().map(|(module, kernels, image)| ((module, kernels), image)).unzip();
     if let Some(disassembler) = &tools.disassembler {
-        let loops = main_loops(disassembler, architecture, &images)?;
-        for ((_, kernels), mut loops) in modules.iter_mut().zip(loops) {
+        let codes = codes(disassembler, architecture, &images)?;
+        for ((module, kernels), mut codes) in modules.iter_mut().zip(codes) {
             for kernel in kernels {
-                kernel.main_loop = loops.remove(&kernel.name).unwrap_or_default();
+                let code = codes.remove(&kernel.name).unwrap_or_default();
+                if code.splits > 0 {
+                    return Err(format!("{module} {}: {} arrivals split a warp", kernel.name, code.splits));
+                }
+                kernel.main_loop = code.main_loop;
             }
         }
     }

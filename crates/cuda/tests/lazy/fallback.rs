@@ -1,43 +1,23 @@
 //! Lazy attention where numbers are not finite, on the device: each place that raises a flag is needed.
 
-use super::{agree, numbers, without};
+use super::operands::Operands;
+use super::{agree, without};
 use etalon_cuda::{Level, Options, Precision, Workspace, run_in};
-use etalon_problem::{Extents, LazyAttention, Mask, Pass, Problem, Role, Views, ViewsMut};
-use half::bf16;
+use etalon_problem::{Extents, LazyAttention, Mask, Pass, Problem, Views, ViewsMut};
+use half::{bf16, f16};
 use ndarray::{ArrayD, IxDyn};
 use std::collections::BTreeMap;
+use std::thread;
 
 const INF: f32 = f32::INFINITY;
 
-/// Operands and results, those of 16 bits and the wide ones; and results as one list.
-#[derive(Default)]
-struct Operands {
-    narrow: BTreeMap<&'static str, ArrayD<bf16>>,
-    wide: BTreeMap<&'static str, ArrayD<f32>>,
-}
-
 /// Inputs of which a query of -∞, or a key of ∞, has scores of -∞ alone: the first columns of q are -1, those of k 1.
 fn inputs(problem: &Problem, tau: f32) -> Operands {
-    let mut all = Operands::default();
-    for (seed, x) in problem.operands(Pass::Backward).iter().enumerate() {
-        if !matches!(x.role, Role::Input | Role::Cotangent | Role::OptionalCotangent) {
-            continue;
-        }
-        let mut values = numbers(&x.shape, seed + 1);
-        let first = match x.name {
-            "q" => -1.0,
-            "k" => 1.0,
-            "tau" | "bias" | "dlse" => {
-                let values = values.mapv(|y| if x.name == "tau" { tau } else { y.to_f32() });
-                all.wide.insert(x.name, values);
-                continue;
-            }
-            _ => values[IxDyn(&[0, 0, 0, 0])].to_f32(),
-        };
-        if matches!(x.name, "q" | "k") {
-            values.indexed_iter_mut().filter(|(at, _)| at[3] == 0).for_each(|(_, y)| *y = bf16::from_f32(first));
-        }
-        all.narrow.insert(x.name, values);
+    let mut all = Operands::inputs(problem, Pass::Backward);
+    all.wide.get_mut("tau").unwrap().fill(tau);
+    for (name, first) in [("q", -bf16::ONE), ("k", bf16::ONE)] {
+        let values = all.narrow.get_mut(name).unwrap().indexed_iter_mut();
+        values.filter(|(at, _)| at[3] == 0).for_each(|(_, x)| *x = first);
     }
     all
 }
@@ -47,91 +27,101 @@ fn results(workspace: &Workspace, problem: &Problem, inputs: &Operands, names: &
     let pass = if names[0] == "o" || names[0] == "lse" { Pass::Forward } else { Pass::Backward };
     let precision = if level == Level::Portable { Precision::Strict } else { Precision::Flash };
     let options = Options { level, precision, recompute: true, ..Options::default() };
-    let mut found = Operands::default();
-    for x in problem.operands(pass).iter().filter(|x| names.contains(&x.name)) {
-        if matches!(x.name, "lse" | "dbias" | "dtau") {
-            found.wide.insert(x.name, ArrayD::zeros(x.shape.clone()));
-        } else {
-            found.narrow.insert(x.name, ArrayD::from_elem(x.shape.clone(), bf16::ZERO));
-        }
-    }
-    let given: Vec<_> = problem.operands(pass).iter().map(|x| x.name).collect();
-    let mut views = Views::new();
-    for (name, x) in inputs.narrow.iter().filter(|(name, _)| given.contains(name)) {
-        views = views.with(name, x);
-    }
-    for (name, x) in inputs.wide.iter().filter(|(name, _)| given.contains(name)) {
-        views = views.with(name, x);
-    }
-    let mut places = ViewsMut::new();
-    for (name, x) in &mut found.narrow {
-        places = places.with(name, x);
-    }
-    for (name, x) in &mut found.wide {
-        places = places.with(name, x);
-    }
-    run_in(workspace, problem, pass, &views, &mut places, &options).unwrap();
-    drop(places);
-    found
+    inputs.results(workspace, problem, pass, names, &options)
 }
 
 /// As numbers of 16 bits, which a bound of the tests compares.
-fn rounded(x: &Operands) -> BTreeMap<&'static str, ArrayD<bf16>> {
-    let wide = x.wide.iter().map(|(name, x)| (*name, x.mapv(bf16::from_f32)));
-    wide.chain(x.narrow.iter().map(|(name, x)| (*name, x.clone()))).collect()
+fn rounded(x: Operands) -> BTreeMap<&'static str, ArrayD<bf16>> {
+    x.in_f32().into_iter().map(|(name, x)| (name, x.mapv(bf16::from_f32))).collect()
 }
 
 /// The level, the results, a place that they need, by its number in `lazy_attention/activity.cuh` or
-/// `pairs/tiles.cuh`; what is put where: an operand, its row and a number, in the first column; and τ.
+/// `pairs/tiles.cuh`; what is put where: an operand, its row and a number, in the first column; and τ. Rows from 128 on
+/// see tiles of keys as a whole, of which no pair is hidden by the mask; a τ of 8 makes all pairs active.
 type Case = (Level, &'static [&'static str], i32, &'static [(&'static str, usize, f32)], f32);
 const CASES: &[Case] = &[
-    (Level::Sm90a, &["o"], 20, &[("q", 50, -INF)], 0.5),
+    (Level::Sm90a, &["o"], 20, &[("q", 190, -INF)], 8.0),
     (Level::Sm90a, &["o"], 7, &[("v", 190, f32::NAN)], -0.5),
-    (Level::Sm90a, &["dbias"], 21, &[("q", 50, -INF), ("dlse", 50, f32::NAN)], -0.5),
+    (Level::Sm90a, &["dbias"], 21, &[("q", 130, -INF), ("dlse", 130, f32::NAN)], -0.5),
     (Level::Sm90a, &["o"], 22, &[("bias", 1, -INF)], -0.5),
     (Level::Sm90a, &["o"], 23, &[("k", 1, INF)], -0.5),
     (Level::Sm90a, &["dv"], 23, &[("bias", 1, -INF)], -0.5),
-    (Level::Sm90a, &["dk", "dv"], 1, &[("q", 0, f32::NAN)], -0.5),
-    (Level::Sm90a, &["dq"], 2, &[("k", 190, f32::NAN)], -0.5),
-    (Level::Sm80, &["o"], 20, &[("q", 50, -INF)], 0.5),
+    (Level::Sm90a, &["dv"], 1, &[("q", 0, f32::NAN)], -0.5), // without Δ
+    (Level::Sm80, &["o"], 20, &[("q", 190, -INF)], 8.0),
     (Level::Sm80, &["o"], 7, &[("v", 190, f32::NAN)], -0.5),
-    (Level::Sm80, &["dbias"], 21, &[("q", 50, -INF), ("dlse", 50, f32::NAN)], -0.5),
+    (Level::Sm80, &["dbias"], 21, &[("q", 130, -INF), ("dlse", 130, f32::NAN)], -0.5),
     (Level::Sm80, &["o"], 23, &[("bias", 1, -INF)], -0.5),
     (Level::Sm80, &["dv"], 23, &[("k", 1, INF)], -0.5),
-    (Level::Sm80, &["dk", "dv"], 1, &[("q", 0, f32::NAN)], -0.5),
-    (Level::Sm80, &["dq"], 2, &[("k", 190, f32::NAN)], -0.5),
+    (Level::Sm80, &["dv"], 1, &[("q", 0, f32::NAN)], -0.5), // without Δ
     (Level::Portable, &["dq"], 23, &[("k", 1, INF)], -0.5),
     (Level::Portable, &["dv"], 23, &[("bias", 1, -INF)], -0.5),
 ];
 
+/// What is wrong of a case: results with all flags, and results without its flag that are right.
+fn faults(whole: &Workspace, (level, names, part, struck, tau): Case) -> Vec<String> {
+    let extents = Extents { batch: 1, query_heads: 4, key_heads: 2, queries: 200, keys: 200, dim: 64 };
+    let problem = Problem::from(LazyAttention::new(extents).bias(8).mask(Mask::causal()));
+    let mut inputs = inputs(&problem, tau);
+    for (name, row, x) in struck.iter().copied() {
+        match name {
+            "bias" => inputs.wide.get_mut(name).unwrap()[IxDyn(&[0, row])] = x,
+            "dlse" => inputs.wide.get_mut(name).unwrap()[IxDyn(&[0, 0, row])] = x,
+            _ => inputs.narrow.get_mut(name).unwrap()[IxDyn(&[0, 0, row, 0])] = bf16::from_f32(x),
+        }
+    }
+    if names[0].starts_with('d') {
+        inputs.extend(results(whole, &problem, &inputs, &["lse"], Level::Portable));
+    }
+    let wanted = rounded(results(whole, &problem, &inputs, names, Level::Portable));
+    let is_right = |of: &Workspace| agree(&rounded(results(of, &problem, &inputs, names, level)), &wanted);
+    let mutant = without(part).expect("a device, as for the first");
+    let faults =
+        [(is_right(whole), "with all flags".to_string()), (!is_right(&mutant), format!("without flag {part}"))];
+    let wrong = faults.into_iter().filter(|(holds, _)| !holds);
+    wrong.map(|(_, how)| format!("{level} {names:?} {struck:?} {how}")).collect()
+}
+
+/// Cases side by side: a mutant compiles its kernels anew, which takes most of the time.
 #[test]
 fn each_flag_of_lazy_attention_is_needed() {
     let Some(whole) = without(0) else { return };
-    let extents = Extents { batch: 1, query_heads: 4, key_heads: 2, queries: 200, keys: 200, dim: 64 };
-    let problem = Problem::from(LazyAttention::new(extents).bias(8).mask(Mask::causal()));
-    let mut wrong = Vec::new();
-    for (level, names, part, struck, tau) in CASES.iter().copied() {
-        let mut inputs = inputs(&problem, tau);
-        for (name, row, x) in struck.iter().copied() {
-            match name {
-                "bias" => inputs.wide.get_mut(name).unwrap()[IxDyn(&[0, row])] = x,
-                "dlse" => inputs.wide.get_mut(name).unwrap()[IxDyn(&[0, 0, row])] = x,
-                _ => inputs.narrow.get_mut(name).unwrap()[IxDyn(&[0, 0, row, 0])] = bf16::from_f32(x),
-            }
-        }
-        if names[0].starts_with('d') {
-            let lse = results(&whole, &problem, &inputs, &["lse"], Level::Portable);
-            inputs.wide.extend(lse.wide);
-        }
-        let wanted = rounded(&results(&whole, &problem, &inputs, names, Level::Portable));
-        let of = |workspace: &Workspace| rounded(&results(workspace, &problem, &inputs, names, level));
-        if !agree(&of(&whole), &wanted) {
-            wrong.push(format!("{level} {names:?} {struck:?} with all flags"));
-        }
-        let Some(mutant) = without(part) else { return };
-        if agree(&of(&mutant), &wanted) {
-            wrong.push(format!("{level} {names:?} {struck:?} without the flag {part}"));
-        }
-    }
+    let wrong: Vec<String> = thread::scope(|scope| {
+        let cases: Vec<_> = CASES.iter().map(|case| scope.spawn(|| faults(&whole, *case))).collect();
+        cases.into_iter().flat_map(|case| case.join().unwrap()).collect()
+    });
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The first dq of pairs whose dS of f16 overflow: 64 keys of equal weight, of which the first alone has a g, of 6·10⁶.
+/// What is not finite in operands has the flag of keys or of Δ.
+fn dq_of_overflow(workspace: &Workspace, level: Level) -> f32 {
+    let extents = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 64, keys: 64, dim: 64 };
+    let problem = LazyAttention::new(extents).into();
+    let of = |first: f32, others: f32| {
+        let at_row = move |row| f16::from_f32(if row == 0 { first } else { others });
+        ArrayD::from_shape_fn(IxDyn(&[1, 1, 64, 64]), |at| if at[3] == 0 { at_row(at[2]) } else { f16::ZERO })
+    };
+    let (q, k, v, dout) = (of(0.0, 0.0), of(1.0 / 1024.0, 0.0), of(100.0, 0.0), of(6e4, 6e4));
+    let lse = ArrayD::from_elem(IxDyn(&[1, 1, 64]), 64_f32.ln());
+    let (tau, mut dq) = (ArrayD::from_elem(IxDyn(&[1]), 0.0_f32), q.clone());
+    let inputs = [("q", &q), ("k", &k), ("v", &v), ("dout", &dout)];
+    let inputs = inputs.into_iter().fold(Views::new(), |all, (name, x)| all.with(name, x));
+    let inputs = inputs.with("tau", &tau).with("lse", &lse);
+    let mut results = ViewsMut::new().with("dq", &mut dq);
+    let options = Options { level, precision: Precision::Flash, ..Options::default() };
+    run_in(workspace, &problem, Pass::Backward, &inputs, &mut results, &options).unwrap();
+    drop(results);
+    dq[IxDyn(&[0, 0, 0, 0])].to_f32()
+}
+
+#[test]
+fn a_ds_of_lazy_attention_that_overflows_raises_a_flag() {
+    let (Some(whole), Some(mutant)) = (without(0), without(2)) else { return };
+    // (g - Δ) / 64 · k / √64.
+    let wanted = 6e6 * (1.0 - 1.0 / 64.0) / 64.0 / 1024.0 / 8.0;
+    for level in [Level::Sm90a, Level::Sm80] {
+        let found = dq_of_overflow(&whole, level);
+        assert!((found - wanted).abs() <= wanted / 1024.0, "{level}: {found}, not {wanted}");
+        assert!(!dq_of_overflow(&mutant, level).is_finite(), "{level}");
+    }
 }

@@ -16,14 +16,18 @@ DEV void expect_bytes(u32 b, u32 bytes) {  // counts as one arrival
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(b), "r"(bytes) : "memory");
 }
 DEV void arrive(u32 b) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(b) : "memory"); }
-// One arrival for the warp; __syncwarp orders the other lanes' reads before it. compute-sanitizer's racecheck follows
-// only the arriving thread and reports the others' reads: ARRIVALS 32 lets every lane arrive, for that check.
+// One arrival for the warp; __syncwarp orders the other lanes' reads before it, and behind it the lanes meet again.
+// Without that ptxas may let the other lanes jump over an arrival that stands before a jump, and none waits at the
+// target: both parts of the warp then advance a stage that lies in a uniform register, which deadlocked the ring.
+// compute-sanitizer's racecheck follows only the arriving thread and reports the others' reads: ARRIVALS 32 lets every
+// lane arrive, for that check.
 #ifndef ARRIVALS
 #define ARRIVALS 1
 #endif
 DEV void warp_arrive(u32 b) {
   __syncwarp();
   if (ARRIVALS == 32 || lane_id() == 0) arrive(b);
+  __syncwarp();
 }
 DEV void wait(u32 b, u32 parity) {
   asm volatile(
