@@ -22,7 +22,7 @@ fn extents(dim: usize) -> Extents {
 /// The results of a pass, by name.
 fn names(problem: &Problem, pass: Pass) -> Vec<&'static str> {
     let outputs = problem.operands(pass).into_iter().filter(|x| x.role == Role::Output);
-    // What a mode alone has.
+    // Results of a mode alone are left out.
     outputs.map(|x| x.name).filter(|name| !matches!(*name, "gradient" | "pv_sum")).collect()
 }
 

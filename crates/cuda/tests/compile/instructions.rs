@@ -11,7 +11,7 @@ pub fn disassembler(folder: &Path) -> Option<PathBuf> {
     path.is_file().then_some(path)
 }
 
-/// What is learnt from the machine code of a kernel.
+/// Facts of the machine code of a kernel.
 #[derive(Debug, Default)]
 pub struct Code {
     /// The main loop in words; empty if it has none.

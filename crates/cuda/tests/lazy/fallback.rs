@@ -36,8 +36,8 @@ fn rounded(x: Operands) -> BTreeMap<&'static str, ArrayD<bf16>> {
 }
 
 /// The level, the results, a place that they need, by its number in `lazy_attention/activity.cuh` or
-/// `pairs/tiles.cuh`; what is put where: an operand, its row and a number, in the first column; and τ. Rows from 128 on
-/// see tiles of keys as a whole, of which no pair is hidden by the mask; a τ of 8 makes all pairs active.
+/// `pairs/tiles.cuh`; what is put where: an operand, its row and a number, in the first column; and τ. Rows from 128
+/// on see tiles of keys as a whole, of which no pair is hidden by the mask; a τ of 8 makes all pairs active.
 type Case = (Level, &'static [&'static str], i32, &'static [(&'static str, usize, f32)], f32);
 const CASES: &[Case] = &[
     (Level::Sm90a, &["o"], 20, &[("q", 190, -INF)], 8.0),
@@ -57,7 +57,7 @@ const CASES: &[Case] = &[
     (Level::Portable, &["dv"], 23, &[("bias", 1, -INF)], -0.5),
 ];
 
-/// What is wrong of a case: results with all flags, and results without its flag that are right.
+/// Faults of a case: wrong results with all flags, and right ones without its flag.
 fn faults(whole: &Workspace, (level, names, part, struck, tau): Case) -> Vec<String> {
     let extents = Extents { batch: 1, query_heads: 4, key_heads: 2, queries: 200, keys: 200, dim: 64 };
     let problem = Problem::from(LazyAttention::new(extents).bias(8).mask(Mask::causal()));
@@ -92,8 +92,8 @@ fn each_flag_of_lazy_attention_is_needed() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The first dq of pairs whose dS of f16 overflow: 64 keys of equal weight, of which the first alone has a g, of 6·10⁶.
-/// What is not finite in operands has the flag of keys or of Δ.
+/// The first dq of pairs whose dS of f16 overflow: 64 keys of equal weight, of which the first alone has a g, of
+/// 6·10⁶. What is not finite in operands has the flag of keys or of Δ.
 fn dq_of_overflow(workspace: &Workspace, level: Level) -> f32 {
     let extents = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 64, keys: 64, dim: 64 };
     let problem = LazyAttention::new(extents).into();
