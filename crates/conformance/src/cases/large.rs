@@ -19,6 +19,8 @@ fn budget(algorithm: Algorithm, depth: Depth) -> (f64, f64) {
         // Cases of `kept_tiles` take much of it, and chunks over several tiles.
         Depth::Smoke | Depth::Core if algorithm == Algorithm::Attention => (5.6e7, 2e7),
         Depth::Smoke | Depth::Core if algorithm == Algorithm::LazyAttention => (5e7, 2e7),
+        Depth::Smoke | Depth::Core if algorithm == Algorithm::LinearAttention => (3.47e7, 2e7),
+        Depth::Smoke | Depth::Core if algorithm == Algorithm::LinearCrossEntropy => (4.05e7, 2e7),
         Depth::Smoke | Depth::Core => (4.2e7, 2e7),
         Depth::Full | Depth::Soak => (1.5e9, 1.5e8),
     }

@@ -1,7 +1,7 @@
 //! Numbers that are not finite reach no result that does not depend on them.
 
 use super::flaw::Judgement;
-use super::law::{DEAR, laws, many_ways};
+use super::law::{DEAREST, laws, many_ways};
 use super::tensors::{Equality, map, same};
 use super::trial::Trial;
 use crate::cases::Case;
@@ -15,7 +15,7 @@ laws! {
     /// An infinity or a NaN in a key head of one sequence, or in one token of linear_cross_entropy, changes no
     /// bit of the others.
     Contract beside on Any if |case, _| is_stored(case) && elements(&case.problem).len() > 1,
-        favour many_ways, core DEAR;
+        favour many_ways, core DEAREST;
 }
 
 /// True if kernels store the case's type; at smoke depth the law sees few cases.

@@ -58,6 +58,9 @@ pub(crate) const CASES_PER_LAW: usize = 40;
 /// others, and notice the planted bugs with these.
 pub(crate) const DEAR: usize = 20;
 
+/// The same of such laws that noticed no planted bug before another did.
+pub(crate) const DEAREST: usize = 10;
+
 /// Laws that speak of no formula.
 pub(crate) const EVERY: &[Algorithm] = &Algorithm::ALL;
 

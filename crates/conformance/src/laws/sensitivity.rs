@@ -2,7 +2,7 @@
 
 use super::flaw::{Flaw, Judgement};
 use super::forms::small;
-use super::law::{DEAR, laws};
+use super::law::{DEAREST, laws};
 use super::tensors::{index, map};
 use super::trial::Trial;
 use crate::bounds::Bound;
@@ -11,7 +11,7 @@ use crate::generate::Stream;
 laws! {
     EVERY;
     /// Every output changes with every input that it depends on.
-    Meaning sensitivity on Any if |case, _| case.is_smooth() && small(case), core DEAR;
+    Meaning sensitivity on Any if |case, _| case.is_smooth() && small(case), core DEAREST;
 }
 
 /// Moves every element of one input by an eighth at random, and asks the reference which elements

@@ -172,7 +172,7 @@ impl Grid for Point {
     const LARGE: &'static [&'static str] =
         &["micro_chunks", "spans", "long_spans", "wide_states", "many_states", "long_sequence"];
     const THIN: &'static [&'static str] = &["long_sequence"];
-    const ONCE: &'static [&'static str] = &["spans"];
+    const ONCE: &'static [&'static str] = &["spans", "wide_states"];
 
     const TOGETHER: &'static [&'static [(&'static str, &'static str)]] = &[
         &[("decay", "per_token"), ("gates", "resets"), ("states", "final"), ("shape", "long")],
