@@ -35,7 +35,7 @@ pub struct Arguments {
     /// The level of the simd tier: portable, avx2, avx512, or all that this machine has.
     #[arg(long, value_name = "L", default_value = "all")]
     level: String,
-    /// The number of cases: smoke takes seconds, core under a minute on two cores, soak about an hour.
+    /// The number of cases: smoke takes seconds, core about a minute on two cores, soak about an hour.
     #[arg(long, default_value = "core", value_parser = options::one_of(Depth::ALL))]
     depth: Depth,
     /// Judges one part of the cases alone, such as 2/5; all parts together are the whole run.

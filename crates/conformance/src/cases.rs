@@ -35,7 +35,7 @@ named! {
         /// So few cases that every law looks at two, where it can; a tenth of what core depth costs, to run
         /// beside one's editor.
         Smoke = "smoke",
-        /// Every pair of the grid once, and a few large cases; under a minute on two cores.
+        /// Every pair of the grid once, and a few large cases; about a minute on two cores.
         #[default]
         Core = "core",
         /// Every pair of the grid in every storage type, and every large shape with every value of each

@@ -3,8 +3,10 @@
 
 #[path = "lazy/fallback.rs"]
 mod lazy;
-#[path = "gpu/operands.rs"]
-mod operands;
+#[path = "gpu/numbers.rs"]
+mod numbers;
+#[path = "gpu/tensors.rs"]
+mod tensors;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
 use etalon_cuda::{
@@ -13,7 +15,7 @@ use etalon_cuda::{
 use etalon_problem::{Attention, Dtype, Extents, Mask, Mode, Pass, Problem, Role, Sequences, Views, ViewsMut};
 use half::bf16;
 use ndarray::{ArrayD, Dimension, IxDyn};
-use operands::numbers;
+use numbers::numbers;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -2,14 +2,16 @@
 //! those of the portable level. Without a device a test says that it was skipped.
 
 mod gpu;
-#[path = "gpu/operands.rs"]
-mod operands;
+#[path = "gpu/numbers.rs"]
+mod numbers;
+#[path = "gpu/tensors.rs"]
+mod tensors;
 
 use etalon_cuda::{Level, Options, Workspace};
 use etalon_problem::{
     Attention, AttentionLse, Decay, Extents, LazyAttention, LinearAttention, LinearExtents, Mask, Pass, Problem, Role,
 };
-use operands::Operands;
+use tensors::{Tensor, Tensors, random, results};
 
 /// Sixteen blocks of 64 rows, and a part of one; heads for more tiles than a device has multiprocessors.
 const TOKENS: usize = 1050;
@@ -19,36 +21,47 @@ fn extents(dim: usize) -> Extents {
     Extents { batch: 5, query_heads: HEADS[0], key_heads: HEADS[1], queries: TOKENS, keys: TOKENS, dim }
 }
 
-/// The results of a pass, by name.
-fn names(problem: &Problem, pass: Pass) -> Vec<&'static str> {
-    let outputs = problem.operands(pass).into_iter().filter(|x| x.role == Role::Output);
-    // Results of a mode alone are left out.
-    outputs.map(|x| x.name).filter(|name| !matches!(*name, "gradient" | "pv_sum")).collect()
+/// The numbers of a tensor in f64.
+fn in_f64(x: &Tensor) -> Vec<f64> {
+    match x {
+        Tensor::Bf16(x) => x.iter().map(|x| x.to_f64()).collect(),
+        Tensor::F32(x) => x.iter().map(|x| f64::from(*x)).collect(),
+    }
+}
+
+fn rms(numbers: impl ExactSizeIterator<Item = f64>) -> f64 {
+    let count = numbers.len() as f64;
+    (numbers.map(|x| x * x).sum::<f64>() / count).sqrt()
 }
 
 /// Compares the root mean squares of the results of each level and of their differences from the portable level's.
 /// Factors of 16 bits err by 2⁻⁹ each, and log-decays and cotangents of -1 to 1 leave few of a sum's terms to cancel:
 /// 2⁻⁵ is far above what a right kernel errs, and below what one wrong tile of sixteen does.
-fn check(name: &str, problem: impl Into<Problem>) {
-    let Some(_) = gpu::stream() else { return };
+fn check(problem: impl Into<Problem>) {
+    if gpu::stream().is_none() {
+        return;
+    }
     let (workspace, problem) = (Workspace::new(), problem.into());
-    let mut inputs = Operands::inputs(&problem, Pass::Backward);
-    for (_, decay) in inputs.wide.iter_mut().filter(|(name, _)| matches!(**name, "g" | "g_gamma")) {
-        decay.mapv_inplace(|x| -x.abs() / 8.0);
+    let roles = [Role::Input, Role::Cotangent, Role::OptionalCotangent];
+    let mut inputs = random(&problem, Pass::Backward, &roles);
+    for (name, x) in &mut inputs {
+        if let ("g" | "g_gamma", Tensor::F32(decays)) = (*name, x) {
+            decays.mapv_inplace(|x| -x.abs() / 8.0);
+        }
     }
     let portable = Options { level: Level::Portable, ..Options::default() };
     for pass in [Pass::Forward, Pass::Backward] {
-        let names = names(&problem, pass);
-        let of = |inputs: &Operands, options: &Options| inputs.results(&workspace, &problem, pass, &names, options);
+        // Results of a mode alone are left out.
+        let is_wanted = |name: &str| !matches!(name, "gradient" | "pv_sum");
+        let of = |inputs: &Tensors, options| results(&workspace, &problem, pass, inputs, is_wanted, options).unwrap();
         let wanted = of(&inputs, &portable);
-        let expected = wanted.clone().in_f32();
         for options in gpu::options(&workspace).iter().skip(1).filter(|x| !x.assume_finite) {
-            for (result, found) in of(&inputs, options).in_f32() {
-                let rms = |x: f64| (x / found.len() as f64).sqrt();
-                let square = |x: f32| f64::from(x).powi(2);
-                let error = rms(found.iter().zip(&expected[result]).map(|(x, y)| square(x - y)).sum());
-                let size = rms(expected[result].iter().map(|x| square(*x)).sum());
-                assert!(error <= size / 32.0, "{name} {pass} {result} on {}: {error} of {size}", options.level);
+            for (name, found) in of(&inputs, options) {
+                let (found, expected) = (in_f64(&found), in_f64(&wanted[name]));
+                let error = rms(found.iter().zip(&expected).map(|(x, y)| x - y));
+                let size = rms(expected.iter().copied());
+                let what = format!("{} {pass} {name} on {}", problem.algorithm(), options.level);
+                assert!(error <= size / 32.0, "{what}: {error} of {size}");
             }
         }
         inputs.extend(wanted);
@@ -57,18 +70,18 @@ fn check(name: &str, problem: impl Into<Problem>) {
 
 #[test]
 fn of_attention() {
-    [64, 128].iter().for_each(|&dim| check("attention", Attention::new(extents(dim)).mask(Mask::causal())));
+    [64, 128].iter().for_each(|&dim| check(Attention::new(extents(dim)).mask(Mask::causal())));
 }
 
 #[test]
 fn of_attention_lse() {
-    [64, 128].iter().for_each(|&dim| check("attention_lse", AttentionLse::new(extents(dim)).mask(Mask::causal())));
+    [64, 128].iter().for_each(|&dim| check(AttentionLse::new(extents(dim)).mask(Mask::causal())));
 }
 
 #[test]
 fn of_lazy_attention() {
     for dim in [64, 128] {
-        check("lazy_attention", LazyAttention::new(extents(dim)).bias(300).mask(Mask::causal()));
+        check(LazyAttention::new(extents(dim)).bias(300).mask(Mask::causal()));
     }
 }
 
@@ -76,7 +89,7 @@ fn check_linear_attention(decay: Decay) {
     let [query_heads, key_heads] = HEADS;
     for dim in [64, 128] {
         let extents = LinearExtents { batch: 5, query_heads, key_heads, tokens: TOKENS, dim };
-        check("linear_attention", LinearAttention::new(extents).decay(decay));
+        check(LinearAttention::new(extents).decay(decay));
     }
 }
 

@@ -2,6 +2,8 @@
 //! door. Without a device, or a compiler, a test says that it was skipped.
 
 mod gpu;
+#[path = "gpu/numbers.rs"]
+mod numbers;
 
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
@@ -10,6 +12,7 @@ use etalon_cuda::{DevicePass, DeviceTensor, DeviceTensors, Level, Options, Preci
 use etalon_problem::{Attention, Dtype, Error, Extents, Mask, Mode, Pass, Problem, Role, Sequences, Views, ViewsMut};
 use half::bf16;
 use ndarray::{ArrayD, ArrayViewD, IxDyn};
+use numbers::numbers;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -27,15 +30,6 @@ fn wide_problem(dim: usize, mask: Mask, sequences: Sequences) -> Problem {
     let mut attention = Attention::new(extents).mask(mask);
     attention.scores.sequences = sequences;
     attention.into()
-}
-
-/// Small numbers that no rule repeats.
-fn numbers(shape: &[usize], seed: usize) -> ArrayD<bf16> {
-    let mut at = seed;
-    ArrayD::from_shape_simple_fn(IxDyn(shape), || {
-        at = at.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        bf16::from_f32(((at >> 40) % 257) as f32 / 128.0 - 1.0)
-    })
 }
 
 /// Layout of a tensor of four axes in memory.

@@ -1,42 +1,13 @@
 //! Operands and arrays of a problem, on the host and on the device.
 
+use super::tensors::{Tensor, Tensors, random, results};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
-use etalon_cuda::{DeviceTensor, DeviceTensors, Element, Options, Workspace, run_in};
-use etalon_problem::{Dtype, Error, Mask, Operand, Pass, Problem, Role, Sequences, Stored, Views, ViewsMut};
-use half::bf16;
-use ndarray::{ArrayD, IxDyn};
+use etalon_cuda::{DeviceTensor, DeviceTensors, Element, Options, Workspace};
+use etalon_problem::{Dtype, Error, Mask, Pass, Problem, Role, Sequences, Stored};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// An operand on the host.
-#[derive(Debug, Clone)]
-pub enum Tensor {
-    Bf16(ArrayD<bf16>),
-    F32(ArrayD<f32>),
-}
-
 impl Tensor {
-    /// Small numbers that no rule repeats.
-    pub fn random(operand: &Operand, seed: usize) -> Tensor {
-        let mut at = seed;
-        let x = ArrayD::from_shape_simple_fn(IxDyn(&operand.shape), || {
-            at = at.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            ((at >> 40) % 257) as f32 / 128.0 - 1.0
-        });
-        match Stored::of(operand.precision, Dtype::Bf16) {
-            Stored::Float(Dtype::Bf16) => Tensor::Bf16(x.mapv(bf16::from_f32)),
-            _ => Tensor::F32(x),
-        }
-    }
-
-    /// Contents that no pass leaves.
-    pub fn blank(operand: &Operand) -> Tensor {
-        match Tensor::random(operand, 0) {
-            Tensor::Bf16(x) => Tensor::Bf16(x.mapv(|_| bf16::NAN)),
-            Tensor::F32(x) => Tensor::F32(x.mapv(|_| f32::NAN)),
-        }
-    }
-
     pub fn bytes(&self) -> Vec<u8> {
         match self {
             Tensor::Bf16(x) => x.iter().flat_map(|x| x.to_bits().to_le_bytes()).collect(),
@@ -59,50 +30,15 @@ impl Tensor {
     }
 }
 
-pub type Tensors = BTreeMap<&'static str, Tensor>;
-
-fn views(tensors: &Tensors) -> Views<'_> {
-    tensors.iter().fold(Views::new(), |all, (name, x)| match x {
-        Tensor::Bf16(x) => all.with(name, x),
-        Tensor::F32(x) => all.with(name, x),
-    })
-}
-
-/// The results of a pass by the host's door.
-pub fn by_host(
-    workspace: &Workspace,
-    problem: &Problem,
-    pass: Pass,
-    inputs: &Tensors,
-    options: &Options,
-) -> Result<Tensors, Error> {
-    let outputs = problem.operands(pass).into_iter().filter(|x| x.role == Role::Output);
-    let mut outputs: Tensors = outputs.map(|x| (x.name, Tensor::blank(&x))).collect();
-    let mut places = ViewsMut::new();
-    for (name, x) in &mut outputs {
-        places = match x {
-            Tensor::Bf16(x) => places.with(name, x),
-            Tensor::F32(x) => places.with(name, x),
-        };
-    }
-    run_in(workspace, problem, pass, &views(inputs), &mut places, options)?;
-    drop(places);
-    Ok(outputs)
-}
-
 /// Inputs of a pass: random numbers, and the tensors that the forward pass of the problem saves.
 pub fn inputs(workspace: &Workspace, problem: &Problem, pass: Pass, options: &Options) -> Result<Tensors, Error> {
-    let random = |pass: Pass| -> Tensors {
-        let operands = problem.operands(pass).into_iter().enumerate();
-        let own = operands.filter(|(_, x)| matches!(x.role, Role::Input | Role::Cotangent));
-        own.map(|(seed, x)| (x.name, Tensor::random(&x, seed + 1))).collect()
-    };
+    let random = |pass| random(problem, pass, &[Role::Input, Role::Cotangent]);
     let mut all = random(pass);
     let saved: Vec<_> = problem.operands(pass).into_iter().filter(|x| x.role == Role::Saved).collect();
     if !saved.is_empty() {
         let own = random(Pass::Forward).into_keys().map(|name| (name, all[name].clone()));
         let own = own.collect();
-        let made = by_host(workspace, problem, Pass::Forward, &own, options)?;
+        let made = results(workspace, problem, Pass::Forward, &own, |_| true, options)?;
         all.extend(saved.iter().map(|x| (x.name, made[x.name].clone())));
     }
     Ok(all)
@@ -116,7 +52,7 @@ pub fn computed(
     options: &Options,
 ) -> Result<[Tensors; 2], Error> {
     let inputs = inputs(workspace, problem, pass, options)?;
-    let outputs = by_host(workspace, problem, pass, &inputs, options)?;
+    let outputs = results(workspace, problem, pass, &inputs, |_| true, options)?;
     Ok([inputs, outputs])
 }
 

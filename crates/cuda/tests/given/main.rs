@@ -4,8 +4,12 @@
 mod call;
 #[path = "../gpu/mod.rs"]
 mod gpu;
+#[path = "../gpu/numbers.rs"]
+mod numbers;
+#[path = "../gpu/tensors.rs"]
+mod tensors;
 
-use call::{Call, DeviceArray, Tensor, arrays, computed, inputs, integers};
+use call::{Call, DeviceArray, arrays, computed, inputs, integers};
 use cudarc::driver::{CudaStream, DevicePtr};
 use etalon_cuda::{
     DevicePass, DeviceTensor, DeviceTensors, Element, Level, Options, Precision, Target, Workspace, levels,
@@ -16,6 +20,7 @@ use etalon_problem::{
 };
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
+use tensors::Tensor;
 
 /// A device with its stream, and a workspace.
 fn device() -> Option<(Arc<CudaStream>, &'static Workspace)> {

@@ -1,38 +1,55 @@
 //! Lazy attention where numbers are not finite, on the device: each place that raises a flag is needed.
 
-use super::operands::Operands;
+use super::tensors::{self, Tensor, Tensors};
 use super::{agree, without};
 use etalon_cuda::{Level, Options, Precision, Workspace, run_in};
-use etalon_problem::{Extents, LazyAttention, Mask, Pass, Problem, Views, ViewsMut};
+use etalon_problem::{Extents, LazyAttention, Mask, Pass, Problem, Role, Views, ViewsMut};
 use half::{bf16, f16};
-use ndarray::{ArrayD, IxDyn};
+use ndarray::{ArrayD, Axis, IxDyn};
 use std::collections::BTreeMap;
 use std::thread;
 
 const INF: f32 = f32::INFINITY;
 
+impl Tensor {
+    /// Puts a number there.
+    fn put(&mut self, at: &[usize], x: f32) {
+        match self {
+            Tensor::Bf16(all) => all[IxDyn(at)] = bf16::from_f32(x),
+            Tensor::F32(all) => all[IxDyn(at)] = x,
+        }
+    }
+}
+
 /// Inputs of which a query of -∞, or a key of ∞, has scores of -∞ alone: the first columns of q are -1, those of k 1.
-fn inputs(problem: &Problem, tau: f32) -> Operands {
-    let mut all = Operands::inputs(problem, Pass::Backward);
-    all.wide.get_mut("tau").unwrap().fill(tau);
-    for (name, first) in [("q", -bf16::ONE), ("k", bf16::ONE)] {
-        let values = all.narrow.get_mut(name).unwrap().indexed_iter_mut();
-        values.filter(|(at, _)| at[3] == 0).for_each(|(_, x)| *x = first);
+fn inputs(problem: &Problem, tau: f32) -> Tensors {
+    let mut all = tensors::random(problem, Pass::Backward, &[Role::Input, Role::Cotangent, Role::OptionalCotangent]);
+    for (name, x) in &mut all {
+        match (*name, x) {
+            ("tau", Tensor::F32(x)) => x.fill(tau),
+            ("q", Tensor::Bf16(x)) => x.index_axis_mut(Axis(3), 0).fill(-bf16::ONE),
+            ("k", Tensor::Bf16(x)) => x.index_axis_mut(Axis(3), 0).fill(bf16::ONE),
+            _ => {}
+        }
     }
     all
 }
 
 /// Some results of a pass, as a level computes them.
-fn results(workspace: &Workspace, problem: &Problem, inputs: &Operands, names: &[&str], level: Level) -> Operands {
+fn results(workspace: &Workspace, problem: &Problem, inputs: &Tensors, names: &[&str], level: Level) -> Tensors {
     let pass = if names[0] == "o" || names[0] == "lse" { Pass::Forward } else { Pass::Backward };
     let precision = if level == Level::Portable { Precision::Strict } else { Precision::Flash };
     let options = Options { level, precision, recompute: true, ..Options::default() };
-    inputs.results(workspace, problem, pass, names, &options)
+    tensors::results(workspace, problem, pass, inputs, |name| names.contains(&name), &options).unwrap()
 }
 
 /// As numbers of 16 bits, which a bound of the tests compares.
-fn rounded(x: Operands) -> BTreeMap<&'static str, ArrayD<bf16>> {
-    x.in_f32().into_iter().map(|(name, x)| (name, x.mapv(bf16::from_f32))).collect()
+fn rounded(all: Tensors) -> BTreeMap<&'static str, ArrayD<bf16>> {
+    let of = |x| match x {
+        Tensor::Bf16(x) => x,
+        Tensor::F32(x) => x.mapv(bf16::from_f32),
+    };
+    all.into_iter().map(|(name, x)| (name, of(x))).collect()
 }
 
 /// The level, the results, a place that they need, by its number in `lazy_attention/activity.cuh` or
@@ -63,11 +80,12 @@ fn faults(whole: &Workspace, (level, names, part, struck, tau): Case) -> Vec<Str
     let problem = Problem::from(LazyAttention::new(extents).bias(8).mask(Mask::causal()));
     let mut inputs = inputs(&problem, tau);
     for (name, row, x) in struck.iter().copied() {
-        match name {
-            "bias" => inputs.wide.get_mut(name).unwrap()[IxDyn(&[0, row])] = x,
-            "dlse" => inputs.wide.get_mut(name).unwrap()[IxDyn(&[0, 0, row])] = x,
-            _ => inputs.narrow.get_mut(name).unwrap()[IxDyn(&[0, 0, row, 0])] = bf16::from_f32(x),
-        }
+        let at: &[usize] = match name {
+            "bias" => &[0, row],
+            "dlse" => &[0, 0, row],
+            _ => &[0, 0, row, 0],
+        };
+        inputs.get_mut(name).unwrap().put(at, x);
     }
     if names[0].starts_with('d') {
         inputs.extend(results(whole, &problem, &inputs, &["lse"], Level::Portable));
