@@ -49,6 +49,23 @@ template <bool BY_KEYS> DEV void turns(const SecondArgs& a, Shared& shared, floa
   }
 }
 
+// The second order of each pair of two tiles, with queries or with keys as rows: `each(r, e, pair)`.
+template <bool BY_KEYS, class F> DEV void each_second(const SecondArgs& a, Shared& shared, const Head& head, int row, int key, F each) {
+  float s[R][4] = {}, u[R][4] = {}, dp[R][4] = {}, t[R][4] = {};
+  scores<BY_KEYS>(a, shared, s, u, head, row, key);
+  turns<BY_KEYS>(a, shared, dp, t, head, row, key);
+  UNROLL(n, BY_KEYS ? 4 : R) {
+    const int i = row + (BY_KEYS ? column_of(n) : row_of(n));
+    const Span span = head.span(i);
+    const float lse = lse_of(head, i);
+    const Numbers numbers = i < head.s.queries ? numbers_of(a, head)[i] : Numbers{};
+    UNROLL(m, BY_KEYS ? R : 4) {
+      const int r = BY_KEYS ? m : n, e = BY_KEYS ? n : m, j = key + (BY_KEYS ? row_of(m) : column_of(m));
+      each(r, e, second(a, head, s[r][e], u[r][e], dp[r][e], t[r][e], i, j, span, lse, numbers));
+    }
+  }
+}
+
 // True if o of the forward pass is there in f32.
 DEV bool has_o(const SecondArgs& a) { return STORAGE == 0 && a.c.o.data; }
 
@@ -146,23 +163,12 @@ KERNEL(queries, SecondArgs a, THREADS) {
   float gq[R][CD / 16];
   clear<CD>(gq);
   NO_UNROLL for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
-    float s[R][4] = {}, u[R][4] = {}, dp[R][4] = {}, t[R][4] = {};
-    scores<false>(a, shared, s, u, head, row, key);
-    turns<false>(a, shared, dp, t, head, row, key);
-    UNROLL(r, R) {
-      int i = row + row_of(r);
-      Span span = head.span(i);
-      float lse = lse_of(head, i);
-      Numbers n = i < head.s.queries ? numbers_of(a, head)[i] : Numbers{};
-      UNROLL(e, 4) {
-        Pair pair = second(a, head, s[r][e], u[r][e], dp[r][e], t[r][e], i, key + column_of(e), span, lse, n);
-        s[r][e] = pair.x, u[r][e] = pair.ds;
-      }
-    }
+    float x[R][4], ds[R][4];
+    each_second<false>(a, shared, head, row, key, [&](int r, int e, const Pair& pair) { x[r][e] = pair.x, ds[r][e] = pair.ds; });
     auto add_pairs = [&](float (&sum)[R][CD / 16]) {
       NO_UNROLL for (int term = 0; term < (a.ddk.data ? 2 : 1); term++) {
-        if (term == 0) publish(shared, s);
-        else publish(shared, u);
+        if (term == 0) publish(shared, x);
+        else publish(shared, ds);
         accumulate<CD>(shared, sum, key_rows(term == 0 ? c.k : a.ddk, head, key), c.first_dim, c.dim);
         __syncthreads();
       }
@@ -191,24 +197,14 @@ template <class SLOTS> DEV void keys_of(const SecondArgs& a, const SLOTS& slots)
     Head head(c, s, h);
     NO_UNROLL for (int row = 0; row < s.queries; row += SIDE) {
       if (!may_see(c, s, row, key)) continue;
-      float x[R][4] = {}, u[R][4] = {}, dp[R][4] = {}, t[R][4] = {};
-      float gq[R][CD / 16];
-      scores<true>(a, shared, x, u, head, row, key);
-      turns<true>(a, shared, dp, t, head, row, key);
-      UNROLL(e, 4) {
-        int i = row + column_of(e);
-        Span span = head.span(i);
-        float lse = lse_of(head, i);
-        Numbers n = i < head.s.queries ? numbers_of(a, head)[i] : Numbers{};
-        UNROLL(r, R) {
-          Pair pair = second(a, head, x[r][e], u[r][e], dp[r][e], t[r][e], i, key + row_of(r), span, lse, n);
-          x[r][e] = pair.x, u[r][e] = pair.ds, dp[r][e] = pair.moved, t[r][e] = pair.p;
-        }
-      }
+      float x[R][4], ds[R][4], moved[R][4], p[R][4], gq[R][CD / 16];
+      each_second<true>(a, shared, head, row, key, [&](int r, int e, const Pair& pair) {
+        x[r][e] = pair.x, ds[r][e] = pair.ds, moved[r][e] = pair.moved, p[r][e] = pair.p;
+      });
       if (wants_gv) {
         NO_UNROLL for (int term = 0; term < (a.cot_o.data ? 2 : 1); term++) {
-          if (term == 0) publish(shared, dp);
-          else publish(shared, t);
+          if (term == 0) publish(shared, moved);
+          else publish(shared, p);
           accumulate<CE>(shared, gv, query_rows(term == 0 ? c.dout : a.cot_o, head, row), c.first_value, c.value_dim);
           __syncthreads();
         }
@@ -218,13 +214,13 @@ template <class SLOTS> DEV void keys_of(const SecondArgs& a, const SLOTS& slots)
       NO_UNROLL for (int term = 0; term < 2; term++) {
         if (wants_gk && (term == 0 || a.ddq.data)) {
           if (term == 0) publish(shared, x);
-          else publish(shared, u);
+          else publish(shared, ds);
           accumulate<CD>(shared, gk, query_rows(term == 0 ? c.q : a.ddq, head, row), c.first_dim, c.dim);
           __syncthreads();
         }
         if (FUSED && (term == 0 || a.ddk.data)) {
           if (term == 0) publish_across(shared, x);
-          else publish_across(shared, u);
+          else publish_across(shared, ds);
           accumulate<CD>(shared, gq, key_rows(term == 0 ? c.k : a.ddk, head, key), c.first_dim, c.dim);
           __syncthreads();
         }
@@ -250,17 +246,7 @@ KERNEL(gbias, SecondArgs a, THREADS) {
   const int own = blockIdx.x % c.bias_heads, row = task.row_tile * SIDE, key = task.key_tile * SIDE;
   float sum[R][4] = {};
   each_sharing(c, task, own, [&](const Head& head) {
-    float x[R][4] = {}, u[R][4] = {}, dp[R][4] = {}, t[R][4] = {};
-    scores<false>(a, shared, x, u, head, row, key);
-    turns<false>(a, shared, dp, t, head, row, key);
-    UNROLL(r, R) {
-      int i = row + row_of(r);
-      Span span = head.span(i);
-      float lse = lse_of(head, i);
-      Numbers n = i < head.s.queries ? numbers_of(a, head)[i] : Numbers{};
-      UNROLL(e, 4)
-        sum[r][e] += second(a, head, x[r][e], u[r][e], dp[r][e], t[r][e], i, key + column_of(e), span, lse, n).score;
-    }
+    each_second<false>(a, shared, head, row, key, [&](int r, int e, const Pair& pair) { sum[r][e] += pair.score; });
   });
   store_pairs(c, task, a.gbias, own, sum);
 }

@@ -125,6 +125,24 @@ DEV void add_state(float (&sum)[1][CW / 8][4], u32 y, u32 state) {
   }
 }
 
+DEV void load_state(const LinearArgs& c, u32 to, int chunk, int key_head) {
+  const element* state = c.narrow + state_at(c, chunk, key_head);
+  if (c.turned) load_tile<CW, KW>(to, Rows{state, c.inner, c.outer}, c.inner);
+  else load_tile<KW, CW>(to, Rows{state, c.outer, c.inner}, c.outer);
+}
+// sum = y·S, each row decayed since the beginning of its chunk or until its end; `absent` of rows that see nothing of S.
+DEV void add_decayed_state(const LinearArgs& c, const Gates& gates, float (&sum)[1][CW / 8][4], bool (&absent)[2], u32 y, u32 state, int row, int len) {
+  if (c.turned) products<1, CW, KW>(sum, y, state);
+  else add_state(sum, y, state);
+  UNROLL(r, 2) {
+    const int i = row + row_of<1>(r);
+    const float reach = i < len ? gates.reach(i, c.back) : 0;
+    absent[r] = reach == 0;
+    UNROLL(j, CW / 8)
+      UNROLL(e, 2) sum[0][j][2 * r + e] = reach == 0 ? 0 : sum[0][j][2 * r + e] * (reach * c.state_scale);
+  }
+}
+
 // Each row's numbers times those of `with`, in all four threads of the row; 0 where `absent`.
 DEV void dot_rows(float (&out)[2], const float (&sum)[1][CW / 8][4], const Rows& with, int width, const bool (&absent)[2]) {
   UNROLL(r, 2) {
@@ -147,36 +165,41 @@ DEV void put_dots(const LinearArgs& c, float* to, const Chunk& chunk, int heads,
   }
 }
 
+// Tiles of pairs of 64 rows of a micro-chunk: of each head those that the rows see or are seen by, the diagonal one
+// first.
+struct StripTiles {
+  const LinearArgs& c;
+  const Chunk& chunk;
+  const int key_head, row, rows, count;
+  METHOD StripTiles(const LinearArgs& c, const Chunk& chunk, int key_head, int row)
+      : c(c), chunk(chunk), key_head(key_head), row(row), rows(c.back ? (chunk.len - row + SIDE - 1) / SIDE : row / SIDE + 1),
+        count(c.x.data ? c.back ? group_of(c) * rows : rows : 0) {}
+  METHOD int head_of(int n) const { return c.back ? key_head * group_of(c) + n / rows : key_head; }
+  METHOD int row_of(int n) const { return c.back ? row + n % rows * SIDE : row - n * SIDE; }
+  METHOD void load(int n, u32 to) const {
+    if (n >= count) return;
+    load_tile<SIDE, KW>(to, chunk_rows(c.b, chunk, head_of(n), row_of(n)), c.inner);
+    load_tile<SIDE, CW>(to + Y_BYTES, chunk_rows(c.x, chunk, head_of(n), row_of(n)), c.outer);
+  }
+};
+
 // y; b and x of the first tile; the state, then b and x of every second tile.
 CHECK_SHARED(attend, 2 * Y_BYTES + X_BYTES + STAGE_BYTES);
 KERNEL(attend, LinearArgs c, THREADS, 2) {
   if (idle(c)) return;
   const u32 at_y = shared_begin(), at_first = at_y + Y_BYTES, at_state = at_first + Y_BYTES + X_BYTES;
-  const int heads = c.back ? c.key_heads : c.heads, head = blockIdx.x % heads, group = group_of(c);
-  const int key_head = c.back ? head : head / group;
+  const int heads = c.back ? c.key_heads : c.heads, head = blockIdx.x % heads;
+  const int key_head = c.back ? head : head / group_of(c);
   const Strip strip = c.strips[blockIdx.x / heads];
   const Chunk chunk = c.chunks[strip.chunk];
   const Gates gates(c, c.gates, chunk, key_head);
   const bool blank = c.blank && chunk.ends & (c.back ? 2 : 1);
-  // Tiles of pairs: of each head, those of the chunk that the rows see or are seen by, the diagonal one first.
-  const int rows = c.back ? (chunk.len - strip.row + SIDE - 1) / SIDE : strip.row / SIDE + 1;
-  const int tiles = c.x.data ? c.back ? group * rows : rows : 0;
-  auto head_of = [&](int n) { return c.back ? key_head * group + n / rows : key_head; };
-  auto row_of_tile = [&](int n) { return c.back ? strip.row + n % rows * SIDE : strip.row - n * SIDE; };
-  auto load = [&](int n, u32 to) {
-    if (n >= tiles) return;
-    load_tile<SIDE, KW>(to, chunk_rows(c.b, chunk, head_of(n), row_of_tile(n)), c.inner);
-    load_tile<SIDE, CW>(to + Y_BYTES, chunk_rows(c.x, chunk, head_of(n), row_of_tile(n)), c.outer);
-  };
+  const StripTiles tiles(c, chunk, key_head, strip.row);
   auto stage = [&](int n) { return n % 2 ? at_state : at_first; };
   load_tile<SIDE, KW>(at_y, chunk_rows(c.y, chunk, head, strip.row), c.inner);
-  if (!blank) {
-    const element* state = c.narrow + state_at(c, strip.chunk, key_head);
-    if (c.turned) load_tile<CW, KW>(at_state, Rows{state, c.inner, c.outer}, c.inner);
-    else load_tile<KW, CW>(at_state, Rows{state, c.outer, c.inner}, c.outer);
-  }
+  if (!blank) load_state(c, at_state, strip.chunk, key_head);
   copy_commit();
-  load(0, stage(0)), copy_commit();
+  tiles.load(0, stage(0)), copy_commit();
   copy_wait<1>();
   __syncthreads();
   if (c.mode == CLEANSE) {
@@ -187,27 +210,17 @@ KERNEL(attend, LinearArgs c, THREADS, 2) {
   float sum[1][CW / 8][4], number[2];
   clear<1, CW>(sum);
   bool absent[2] = {true, true};
-  if (!blank) {
-    if (c.turned) products<1, CW, KW>(sum, at_y, at_state);
-    else add_state(sum, at_y, at_state);
-    UNROLL(r, 2) {
-      int i = strip.row + row_of<1>(r);
-      float reach = i < chunk.len ? gates.reach(i, c.back) : 0;
-      absent[r] = reach == 0;
-      UNROLL(j, CW / 8)
-        UNROLL(e, 2) sum[0][j][2 * r + e] = reach == 0 ? 0 : sum[0][j][2 * r + e] * (reach * c.state_scale);
-    }
-  }
+  if (!blank) add_decayed_state(c, gates, sum, absent, at_y, at_state, strip.row, chunk.len);
   const Rows dot = tangent_rows(c.dot, Rows{}, chunk, head, strip.row);
   if (c.state_dots) {
     dot_rows(number, sum, dot, c.outer, absent);
     put_dots(c, c.state_dots, chunk, heads, head, strip.row, number, c.dot_scale);
   }
   const float log = log_of(c, key_head);
-  NO_UNROLL for (int n = 0; n < tiles; n++) {
+  NO_UNROLL for (int n = 0; n < tiles.count; n++) {
     copy_wait<0>();
     __syncthreads();  // tile n is here, and all are done with the other stage
-    load(n + 1, stage(n + 1)), copy_commit();
+    tiles.load(n + 1, stage(n + 1)), copy_commit();
     const u32 b = stage(n), x = b + Y_BYTES;
     if (c.mode == CLEANSE) {
       clear_odd<SIDE, KW>(b), clear_odd<SIDE, CW>(x);
@@ -217,7 +230,7 @@ KERNEL(attend, LinearArgs c, THREADS, 2) {
     {
       float p[1][SIDE / 8][4];
       products<1, SIDE, KW>(p, at_y, b);
-      weigh_all(c, gates, log, p, strip.row, row_of_tile(n), chunk.len, c.back, c.scale);
+      weigh_all(c, gates, log, p, strip.row, tiles.row_of(n), chunk.len, c.back, c.scale);
       pack_all<1, SIDE>(packed, p);
     }
     accumulate<1, SIDE, CW>(sum, packed, x);
@@ -228,11 +241,9 @@ KERNEL(attend, LinearArgs c, THREADS, 2) {
     put_dots(c, c.dots, chunk, heads, head, strip.row, number, 1);
   }
   bool odd = false;
-  UNROLL(j, CW / 8)
-    UNROLL(e, 4) odd |= is_odd(sum[0][j][e]);
+  UNROLL(j, CW / 2) odd |= is_odd(sum[0][j / 4][j % 4]);
   tell(c, odd);
-  const float factor[2] = {c.store_scale, c.store_scale};
-  if (c.out.data) store<1, CW>(c.out, chunk.batch, head, chunk.start + strip.row, chunk.len - strip.row, sum, factor, 0, c.outer);
+  if (c.out.data) store<1, CW>(c.out, chunk.batch, head, chunk.start + strip.row, chunk.len - strip.row, sum, Same{c.store_scale}, 0, c.outer);
 }
 
 // ---- gates ----
