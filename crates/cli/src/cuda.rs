@@ -91,18 +91,18 @@ fn archive(arguments: &Archive) -> Outcome {
     let progress = Progress::new(Duration::from_secs(arguments.progress));
     let done = AtomicUsize::new(0);
     let add = |(variant, architecture): &(Variant, String)| {
-        let is_new = writer.add(variant, architecture)?;
+        let new = writer.add(variant, architecture)?;
         let what = format!("{} for {architecture}", variant.describe());
         progress.report(done.fetch_add(1, Ordering::Relaxed) + 1, work.len(), &what);
-        Ok(usize::from(is_new))
+        Ok(new)
     };
     let compiled: Result<usize, Error> =
         arguments.threads.pool()?.install(|| work.par_iter().map(add).sum());
     progress.finish();
     let (compiled, all) = (compiled?, writer.finish()?);
     say(&format!(
-        "{compiled} of {} modules compiled by NVRTC {}, in {}; {} has {all}",
-        work.len(),
+        "{compiled} of {} kernels compiled by NVRTC {}, in {}; {} has {all}",
+        work.iter().map(|(variant, _)| variant.kernels().len()).sum::<usize>(),
         compiler.version(),
         units::time(start.elapsed().as_secs_f64()),
         folder.display(),

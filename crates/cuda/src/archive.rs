@@ -16,7 +16,7 @@ use std::sync::{Mutex, PoisonError};
 /// The file that makes a folder an archive.
 const INDEX: &str = "archive.txt";
 /// Its first line.
-const TITLE: &str = "etalon archive 1";
+const TITLE: &str = "etalon archive 2";
 
 /// Kernels compiled beforehand.
 #[derive(Debug)]
@@ -25,8 +25,8 @@ pub struct Archive {
     index: Index,
 }
 
-/// `archive.txt`: the title, `nvrtc VERSION`, and a line for each entry with its key, its architecture and
-/// its values.
+/// `archive.txt`: the title, `nvrtc VERSION`, and a line for each entry, which holds one kernel: its key, its
+/// architecture, the kernel's family with its values, and its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Index {
     nvrtc: (i32, i32),
@@ -62,10 +62,10 @@ impl Archive {
         format!("{} with kernels for {architectures}", self.folder.display())
     }
 
-    /// The machine code of a variant for an architecture, or why it is not here.
-    pub(crate) fn find(&self, variant: &Variant, architecture: &str) -> Result<Vec<u8>, String> {
+    /// The machine code of a kernel of a variant for an architecture, or why it is not here.
+    pub(crate) fn find(&self, (variant, kernel): (&Variant, &str), architecture: &str) -> Result<Vec<u8>, String> {
         for architecture in compatible(architecture) {
-            let key = variant.key(&architecture, &text(self.index.nvrtc));
+            let key = variant.key(kernel, &architecture, &text(self.index.nvrtc));
             if self.index.entries.contains_key(&key) {
                 let entry = Cache::shared(&self.folder).read(&key);
                 return entry.ok_or_else(|| format!("entry {key} of {INDEX} is absent or damaged"));
@@ -153,19 +153,24 @@ impl ArchiveWriter {
         Ok(ArchiveWriter { folder, compiler, index: Mutex::new(index) })
     }
 
-    /// Compiles a variant for an architecture, from any thread. Whether it had to be compiled: an entry that
-    /// is there and whole stays.
-    pub fn add(&self, variant: &Variant, architecture: &str) -> Result<bool, Error> {
+    /// Compiles the kernels of a variant for an architecture, from any thread. The number of those that had to be
+    /// compiled: an entry that is there and whole stays.
+    pub fn add(&self, variant: &Variant, architecture: &str) -> Result<usize, Error> {
+        let add = |kernel| Ok(usize::from(self.add_kernel((variant, kernel), architecture)?));
+        variant.kernels().into_iter().map(add).sum()
+    }
+
+    fn add_kernel(&self, (variant, kernel): (&Variant, &str), architecture: &str) -> Result<bool, Error> {
         let (cache, version) = (Cache::shared(&self.folder), self.compiler.version());
-        let key = variant.key(architecture, &version);
+        let key = variant.key(kernel, architecture, &version);
         let is_new = cache.read(&key).is_none();
         if is_new {
-            let compiled = self.compiler.compile(&variant.source(), &variant.options(architecture));
-            let what = format!("compiling kernels for {architecture} ({})", variant.describe());
+            let compiled = self.compiler.compile(&variant.source(&[kernel]), &variant.options(architecture));
+            let what = format!("compiling kernel {kernel} for {architecture} ({})", variant.describe());
             let compiled = compiled.map_err(|reason| Error::Device { what, reason })?;
             cache.write(&key, &compiled.image).map_err(|error| failed(&self.folder, &error))?;
         }
-        let line = format!("{architecture} {}", variant.describe());
+        let line = format!("{architecture} {} {kernel}", variant.describe());
         let mut index = self.index.lock().unwrap_or_else(PoisonError::into_inner);
         index.entries.insert(key, line);
         Ok(is_new)

@@ -1,10 +1,13 @@
 //! Kernels from their source to machine code of one architecture: NVRTC, loaded at run time.
 
 use crate::absent::{Absent, text};
+use crate::gpu;
 use cudarc::nvrtc::{result, sys};
 use std::ffi::{CStr, CString};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::thread;
 
 /// NVRTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,6 +80,7 @@ impl Compiler {
 
     /// Compiles a source; on a failure the compiler's own words.
     pub fn compile(&self, source: &str, options: &[String]) -> Result<Compiled, String> {
+        let _turn = Turn::take();
         let source = CString::new(source).map_err(|_| "a NUL in the source".to_string())?;
         if options.iter().any(|option| option.contains('\0')) {
             return Err("a NUL in an option".to_string());
@@ -104,6 +108,29 @@ impl Compiler {
             return Err(format!("the compiler returned {bytes} bytes that are no machine code"));
         }
         Ok(Compiled { image, log })
+    }
+}
+
+/// A thread's turn to compile. There are as many as cores, whoever asks: a compilation takes a core and 100 MB.
+struct Turn;
+
+static TURNS_TAKEN: Mutex<usize> = Mutex::new(0);
+static TURN_GIVEN_BACK: Condvar = Condvar::new();
+
+impl Turn {
+    fn take() -> Turn {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let taken = gpu::lock(&TURNS_TAKEN);
+        let taken = TURN_GIVEN_BACK.wait_while(taken, |taken| *taken >= cores);
+        *taken.unwrap_or_else(PoisonError::into_inner) += 1;
+        Turn
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *gpu::lock(&TURNS_TAKEN) -= 1;
+        TURN_GIVEN_BACK.notify_one();
     }
 }
 

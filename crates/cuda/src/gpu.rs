@@ -13,8 +13,10 @@ use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute, CUresult};
 use cudarc::driver::{CudaContext, CudaFunction};
 use cudarc::nvrtc::Ptx;
 use etalon_problem::Error;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
 
 /// One device, its context and what was compiled for it.
 #[derive(Debug)]
@@ -25,13 +27,13 @@ pub(crate) struct Device {
     pub ordinal: usize,
     pub uuid: [u8; 16],
     images: Images,
-    modules: Mutex<BTreeMap<Variant, Arc<Slot>>>,
+    kernels: Mutex<BTreeMap<(Variant, &'static str), Arc<Slot>>>,
     /// The fault that ended the context.
     lost: OnceLock<String>,
 }
 
-/// The kernels of a variant by name, once they have been compiled or loaded.
-type Slot = Mutex<Vec<(&'static str, CudaFunction)>>;
+/// A kernel of a variant, once it has been compiled or loaded.
+type Slot = Mutex<Option<CudaFunction>>;
 
 /// A kernel may take as many bytes of shared memory without asking.
 const UNASKED: u32 = 48 << 10;
@@ -66,8 +68,8 @@ impl Device {
         let shared = context.attribute(shared).map_err(failed)?;
         let (multiprocessors, shared_memory) = (count.max(1) as usize, shared.max(0) as u32);
         let target = Target { capability, multiprocessors, shared_memory };
-        let (modules, lost) = (Mutex::default(), OnceLock::new());
-        Ok(Device { context, target, ordinal, uuid, images, modules, lost })
+        let (kernels, lost) = (Mutex::default(), OnceLock::new());
+        Ok(Device { context, target, ordinal, uuid, images, kernels, lost })
     }
 
     /// Makes its context that of the thread.
@@ -75,39 +77,55 @@ impl Device {
         self.context.bind_to_thread().map_err(|error| self.failed("the context", error))
     }
 
-    /// A kernel of a variant, for this device: kept, or loaded now with the others of the variant.
-    pub fn function(&self, variant: &Variant, name: &str) -> Result<CudaFunction, Error> {
-        let slot = lock(&self.modules).entry(variant.clone()).or_default().clone();
-        // A thread that needs the same variant waits for it; others are compiled beside it.
+    /// A kernel of a variant, for this device: kept, or loaded now.
+    pub fn function(&self, variant: &Variant, name: &'static str) -> Result<CudaFunction, Error> {
+        let slot = lock(&self.kernels).entry((variant.clone(), name)).or_default().clone();
+        // A thread that needs the same kernel waits for it; others are compiled beside it.
         let mut slot = lock(&slot);
-        if slot.is_empty() {
-            let own = variant.family.architecture_on(self.target.capability);
-            let own = own.unwrap_or_else(|| architecture(self.target.capability));
-            *slot = self.images.load(variant, &own, |image| self.functions_of(variant, image))?;
+        if let Some(function) = &*slot {
+            return Ok(function.clone());
         }
-        let found = slot.iter().find(|(other, _)| *other == name);
-        let absent =
-            || Error::Device { what: format!("kernel {name}"), reason: "the module does not have it".to_string() };
-        found.map(|(_, function)| function.clone()).ok_or_else(absent)
+        let own = variant.family.architecture_on(self.target.capability);
+        let own = own.unwrap_or_else(|| architecture(self.target.capability));
+        let function = self.images.load((variant, name), &own, |image| self.load(variant, name, image))?;
+        Ok(slot.insert(function).clone())
     }
 
-    fn functions_of(&self, variant: &Variant, image: &[u8]) -> Result<Vec<(&'static str, CudaFunction)>, Error> {
-        let load = || {
-            let module = self.context.load_module(Ptx::from_binary(image.to_vec()))?;
-            let functions = variant.kernels().into_iter().map(|name| {
-                let function = module.load_function(name)?;
-                let bytes = shared_bytes(variant, name);
-                if bytes > UNASKED {
-                    self.context.bind_to_thread()?;
-                    let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-                    function.set_attribute(most, bytes as i32)?;
-                }
-                Ok((name, function))
-            });
-            functions.collect()
+    /// Compiles or loads kernels side by side; the error of the first that fails, in their order.
+    pub fn load_all(&self, kernels: &BTreeSet<(&Variant, &'static str)>) -> Result<(), Error> {
+        let kept = lock(&self.kernels);
+        let absent = kernels.iter().filter(|(variant, name)| !kept.contains_key(&((*variant).clone(), *name)));
+        let absent: Vec<_> = absent.collect();
+        drop(kept);
+        let (next, failed) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+        let load = || loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some((variant, name)) = absent.get(at) else { break };
+            if let Err(error) = self.function(variant, name) {
+                lock(&failed).insert(at, error);
+            }
         };
-        let functions: Result<_, DriverError> = load();
-        functions.map_err(|error| self.failed("loading kernels", error))
+        let threads = thread::available_parallelism().map_or(1, usize::from).min(absent.len());
+        thread::scope(|scope| {
+            (1..threads).for_each(|_| drop(scope.spawn(load)));
+            load();
+        });
+        failed.into_inner().unwrap_or_else(PoisonError::into_inner).into_values().next().map_or(Ok(()), Err)
+    }
+
+    fn load(&self, variant: &Variant, name: &str, image: &[u8]) -> Result<CudaFunction, Error> {
+        let load = || -> Result<_, DriverError> {
+            let module = self.context.load_module(Ptx::from_binary(image.to_vec()))?;
+            let function = module.load_function(name)?;
+            let bytes = shared_bytes(variant, name);
+            if bytes > UNASKED {
+                self.context.bind_to_thread()?;
+                let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                function.set_attribute(most, bytes as i32)?;
+            }
+            Ok(function)
+        };
+        load().map_err(|error| self.failed(&format!("loading kernel {name}"), error))
     }
 
     /// The error of a call of the driver. A fault that ends the context is remembered.

@@ -38,15 +38,15 @@ impl Images {
         }
     }
 
-    /// Kernels as `load` makes them of machine code: of the first place that has code which can be loaded.
+    /// A kernel of a variant as `load` makes it of machine code: of the first place that has code which can be loaded.
     pub fn load<T>(
         &self,
-        variant: &Variant,
+        (variant, kernel): (&Variant, &str),
         architecture: &str,
         load: impl Fn(&[u8]) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let archived = self.archive.as_ref().and_then(|archive| archive.as_ref().ok());
-        let archived = archived.map(|archive| archive.find(variant, architecture));
+        let archived = archived.map(|archive| archive.find((variant, kernel), architecture));
         let refused = match archived {
             None => None,
             Some(Err(reason)) => Some(reason),
@@ -55,13 +55,13 @@ impl Images {
                 done => return done,
             },
         };
-        let what = || format!("kernels for {architecture} ({})", variant.describe());
+        let what = || format!("kernel {kernel} for {architecture} ({})", variant.describe());
         let compiler = match &self.compiler {
             Ok(compiler) => compiler,
             Err(absent) => return Err(self.none(what(), absent, refused)),
         };
         let cache = self.cache.as_ref();
-        let cache = cache.map(|cache| (cache, variant.key(architecture, &compiler.version())));
+        let cache = cache.map(|cache| (cache, variant.key(kernel, architecture, &compiler.version())));
         let cached = cache.as_ref().and_then(|(cache, key)| cache.read(key));
         if let Some(image) = cached {
             match load(&image) {
@@ -70,15 +70,15 @@ impl Images {
             }
         }
         let options = [variant.options(architecture), self.defines.clone()].concat();
-        let compiled = compiler.compile(&variant.source(), &options);
+        let compiled = compiler.compile(&variant.source(&[kernel]), &options);
         let failed = |reason| Error::Device { what: what(), reason };
         let image = compiled.map_err(failed)?.image;
-        let kernels = load(&image)?;
+        let loaded = load(&image)?;
         if let Some((cache, key)) = cache {
             // A full disk costs the next process its time, not this one its result.
             let _ = cache.write(&key, &image);
         }
-        Ok(kernels)
+        Ok(loaded)
     }
 
     /// There is no compiler, and the archive does not have what is wanted, if there is one.

@@ -13,16 +13,19 @@ use crate::variant::Variant;
 use std::fmt::Write;
 
 impl Variant {
-    /// The whole source. Messages of the compiler name the file and its line.
-    pub fn source(&self) -> String {
+    /// The source of these of its kernels. Messages of the compiler name the file and its line.
+    pub fn source(&self, kernels: &[&str]) -> String {
         let (mut source, mut definitions) = (String::new(), Definitions::default());
         for (name, text) in self.family.texts() {
             let _ = writeln!(source, "#line 1 \"{name}\"");
             for (number, line) in text.lines().enumerate() {
                 let struct_name = line.strip_prefix(ARGUMENTS).and_then(|rest| rest.split_once(')'));
                 let Some((of, _)) = struct_name else {
-                    source.push_str(line);
-                    source.push('\n');
+                    let others = kernel_of(line).filter(|(name, _)| !kernels.contains(name));
+                    let _ = match others {
+                        Some((_, declaration)) => writeln!(source, "LEFT_OUT({declaration}"),
+                        None => writeln!(source, "{line}"),
+                    };
                     continue;
                 };
                 let defined = definitions.text.len();
@@ -53,11 +56,17 @@ impl Variant {
         options
     }
 
-    /// The name of its machine code in a cache or an archive: a hash of the source, the options, the
+    /// The name of a kernel's machine code in a cache or an archive: a hash of the source, the options, the
     /// architecture, and the version of the compiler.
-    pub(crate) fn key(&self, architecture: &str, nvrtc: &str) -> String {
-        Cache::key(&[&self.source(), &self.options(architecture).join("\n"), nvrtc])
+    pub(crate) fn key(&self, kernel: &str, architecture: &str, nvrtc: &str) -> String {
+        Cache::key(&[&self.source(&[kernel]), &self.options(architecture).join("\n"), nvrtc])
     }
+}
+
+/// The name of the kernel that begins in a line of a source, and its declaration from there on.
+fn kernel_of(line: &str) -> Option<(&str, &str)> {
+    let declaration = ["KERNEL(", "CLUSTER_KERNEL("].iter().find_map(|beginning| line.strip_prefix(beginning))?;
+    Some((declaration.split(',').next()?, declaration))
 }
 
 /// The beginning of a line in whose place a struct of kernel arguments is defined, whose name follows, in parentheses.

@@ -63,26 +63,6 @@ pub fn module((architecture, variant): &Compilation) -> String {
     format!("{architecture} {}", variant.describe())
 }
 
-/// Beginnings of a kernel in the sources, before its name.
-const BEGINNINGS: [&str; 2] = ["KERNEL(", "CLUSTER_KERNEL("];
-
-/// A kernel that is left out: a template that nobody instantiates.
-const LEFT_OUT: &str = "#define LEFT_OUT(name, args, ...) template <int> __global__ void name(const args)\n";
-
-/// The source of a variant of which these kernels alone are compiled.
-fn source_of(variant: &Variant, kernels: &[&str]) -> String {
-    let own = variant.kernels();
-    let without = |line: &str| {
-        let rest = BEGINNINGS.iter().find_map(|beginning| line.strip_prefix(beginning));
-        let name = rest.and_then(|rest| rest.split(',').next()).unwrap_or_default();
-        match own.contains(&name) && !kernels.contains(&name) {
-            true => format!("LEFT_OUT({}\n", rest.unwrap_or_default()),
-            false => format!("{line}\n"),
-        }
-    };
-    std::iter::once(LEFT_OUT.to_string()).chain(variant.source().lines().map(without)).collect()
-}
-
 /// Compiles these kernels of a module and reads what they take, in the order of their names, with their machine code;
 /// or what is wrong.
 pub fn compile(
@@ -97,7 +77,7 @@ pub fn compile(
         options.push("--no-cache".to_string());
         options.extend((effort == Effort::Least).then(|| "--Ofast-compile=max".to_string()));
     }
-    let compiled = compiler.compile(&source_of(variant, wanted), &options)?;
+    let compiled = compiler.compile(&variant.source(wanted), &options)?;
     // C75xx: products of the tensor cores that the assembler made wait for each other.
     if let Some(line) = compiled.log.lines().find(|line| effort == Effort::Full && line.contains("(C75")) {
         return Err(line.to_string());

@@ -20,7 +20,7 @@ const TEXTS: [(&str, &str); 4] = [
 #[test]
 fn tables_made_on_the_device_are_those_of_the_host() {
     let folder = tempfile::tempdir().unwrap();
-    let kernels = sources::files(&Variant::tables().source(), &KERNELS);
+    let kernels = sources::files(&Variant::tables().source(&Variant::tables().kernels()), &KERNELS);
     let texts = [&TEXTS[..], &[("kernels.inc", &kernels)]].concat();
     let options = ["-O1", "-U_FORTIFY_SOURCE"];
     let Some(program) = sources::compile(folder.path(), &texts, &options) else { return };

@@ -18,10 +18,10 @@ fn an_index_is_read_back_and_a_damaged_line_is_named() {
     assert_eq!(Index::parse(&lines), Ok(index));
     for (found, line) in [
         ("", 1),
-        ("etalon archive 2\nnvrtc 13.0\n", 1),
-        ("etalon archive 1\n", 2),
-        ("etalon archive 1\nnvrtc 13\n", 2),
-        ("etalon archive 1\nnvrtc 13.0\n../../etc/passwd sm_80\n", 3),
+        ("etalon archive 1\nnvrtc 13.0\n", 1),
+        ("etalon archive 2\n", 2),
+        ("etalon archive 2\nnvrtc 13\n", 2),
+        ("etalon archive 2\nnvrtc 13.0\n../../etc/passwd sm_80\n", 3),
         (&lines.replace("0f0f", "0f"), 3),
     ] {
         assert_eq!(Index::parse(found), Err(line), "{found}");

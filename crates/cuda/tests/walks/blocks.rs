@@ -154,7 +154,7 @@ fn kernels() -> String {
     ];
     let is_backward = |x: &Variant| x.family == Family::AttentionSm90aBackward;
     let variant = every_variant().into_iter().find(is_backward).unwrap();
-    without_assembler(&sources::files(&variant.source(), &FILES))
+    without_assembler(&sources::files(&variant.source(&variant.kernels()), &FILES))
 }
 
 /// Compiles the model; `None` where there is no C++ compiler.

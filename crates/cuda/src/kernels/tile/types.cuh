@@ -14,6 +14,9 @@ typedef long long i64;
 #define METHOD __device__ __forceinline__  // of a struct
 // A kernel with its one argument, and the bounds of its launches.
 #define KERNEL(name, args, ...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__) name(const __grid_constant__ args)
+// A kernel that is not compiled: a template that nobody instantiates. A module has one kernel, and the host replaces
+// the word `KERNEL` of the others.
+#define LEFT_OUT(name, args, ...) template <int> __global__ void name(const args)
 // Before a loop: it stays one, is written out, or is written out by so many rounds.
 #define PRAGMA(text) _Pragma(#text)
 #define NO_UNROLL PRAGMA(unroll 1)
