@@ -135,7 +135,7 @@ def attention(bench: Bench, dim: int, causal: bool, backward: bool, dtype: torch
     gradients = like(q, k, v)
     saved = {**inputs, "o": o, "lse": lse, "dout": dout}
     second = ("backward", saved, dict(zip(("dq", "dk", "dv"), gradients)))
-    options = [("flash, finite", FINITE), ("flash", FLASH), ("sm80", SM80)]
+    options = [("flash", FLASH), ("sm80", SM80)]
     if dtype == torch.float32:
         options = F32.items()
     contenders = [bench.etalon(f"etalon {name}", problem, second, results=gradients, **x) for name, x in options]
@@ -162,7 +162,7 @@ def second_order(bench: Bench, dtype: torch.dtype) -> list[Contender]:
         ("double_backward", {**saved, "ddq": ddq, "ddk": ddk, "ddv": ddv},
             dict(zip(("gq", "gk", "gv", "gdout"), results))),
     ]  # fmt: skip
-    precision = {} if dtype == torch.float32 else FINITE
+    precision = {} if dtype == torch.float32 else FLASH
     own = bench.etalon("etalon", heads_problem("attention", shape, **CAUSAL), *calls, results=results, **precision)
     wanted = [x.detach().clone().requires_grad_() for x in (q, k, v, dout)]
 
@@ -238,15 +238,13 @@ def lazy(bench: Bench, backward: bool) -> list[Contender]:
     forward = ("forward", inputs, {"o": o, "lse": lse})
     compiled = torch.compile(lazy_formula)
     if not backward:
-        own = [bench.etalon(f"etalon {name}", problem, forward, results=(o,), **x)
-               for name, x in [("flash, finite", FINITE), ("flash", FLASH)]]  # fmt: skip
+        own = [bench.etalon("etalon flash", problem, forward, results=(o,), **FLASH)]
         return [*own, bench.peer("torch.compile", lambda: lambda: (compiled(*inputs.values()),))]
     bench.etalon("", problem, forward, results=(o,), **FLASH).run()
     gradients = like(*inputs.values())
     places = dict(zip(("dq", "dk", "dv", "dbias", "dtau"), gradients))
     second = ("backward", {**inputs, "lse": lse, "dout": dout}, places)
-    own = [bench.etalon(f"etalon {name}", problem, second, results=gradients, **x)
-           for name, x in [("flash, finite", FINITE), ("flash", FLASH)]]  # fmt: skip
+    own = [bench.etalon("etalon flash", problem, second, results=gradients, **FLASH)]
     wanted = [x.detach().clone().requires_grad_() for x in inputs.values()]
 
     def make():
@@ -295,16 +293,41 @@ def lazy_sparse(bench: Bench, backward: bool) -> list[Contender]:
     for kind, bias in [("dense", torch.zeros(width, device=bench.device)), ("sparse", falling)]:
         bias = bias.expand(16, width).contiguous()
         loaded, multiplied = tile_densities(q, k, bias, tau)
-        for note, options in [("finite", FINITE), ("any number", FLASH)]:
-            o, lse = torch.empty_like(q), torch.empty(shape[:3], device=bench.device)
-            inputs = {"q": q, "k": k, "v": v, "bias": bias, "tau": tau}
-            calls = [("forward", inputs, {"o": o, "lse": lse})]
-            gradients = like(*inputs.values())
-            if backward:
-                places = dict(zip(("dq", "dk", "dv", "dbias", "dtau"), gradients))
-                calls.append(("backward", {**inputs, "lse": lse, "dout": dout}, places))
-            name = f"etalon {kind}, {note}, {loaded:.2f} of the tiles loaded, {multiplied:.2f} multiplied"
-            contenders.append(bench.etalon(name, problem, *calls, results=gradients if backward else (o,), **options))
+        o, lse = torch.empty_like(q), torch.empty(shape[:3], device=bench.device)
+        inputs = {"q": q, "k": k, "v": v, "bias": bias, "tau": tau}
+        calls = [("forward", inputs, {"o": o, "lse": lse})]
+        gradients = like(*inputs.values())
+        if backward:
+            places = dict(zip(("dq", "dk", "dv", "dbias", "dtau"), gradients))
+            calls.append(("backward", {**inputs, "lse": lse, "dout": dout}, places))
+        name = f"etalon {kind}, {loaded:.2f} of the tiles loaded, {multiplied:.2f} multiplied"
+        contenders.append(bench.etalon(name, problem, *calls, results=gradients if backward else (o,), **FLASH))
+    return contenders
+
+
+# non-finite numbers
+
+
+def non_finite(bench: Bench, algorithm: str, backward: bool) -> list[Contender]:
+    """A pass on finite operands, and with a NaN in a query of one head or of every head: groups with one are computed
+    again."""
+    shape = (4, 16, bench.size(4096), 128)
+    q, k, v, dout = (bench.randn(*shape) for _ in range(4))
+    problem = heads_problem(algorithm, shape, **CAUSAL)
+    more = {"tau": torch.full((16,), -1.0, device=bench.device)} if algorithm == "lazy_attention" else {}
+    contenders = []
+    for name, heads in [("no group", 0), ("one group of 64", 1), ("every group", 64)]:
+        struck = q.clone()
+        struck.flatten(0, 1)[:heads, -1, 0] = torch.nan
+        o, lse = torch.empty_like(q), torch.empty(shape[:3], device=bench.device)
+        inputs = {"q": struck, "k": k, "v": v, **more}
+        call, results = ("forward", inputs, {"o": o, "lse": lse}), (o,)
+        if backward:
+            bench.etalon("", problem, call, results=results, **FLASH).run()
+            results = like(q, k, v)
+            saved = {"lse": lse, "dout": dout} | ({} if more else {"o": o})
+            call = ("backward", {**inputs, **saved}, dict(zip(("dq", "dk", "dv"), results)))
+        contenders.append(bench.etalon(f"etalon, a NaN in {name}", problem, call, results=results, **FLASH))
     return contenders
 
 
@@ -431,6 +454,10 @@ ROWS |= {
     "lazy-backward": lambda bench: lazy(bench, True),
     "lazy-sparse-forward": lambda bench: lazy_sparse(bench, False),
     "lazy-sparse-both": lambda bench: lazy_sparse(bench, True),
+    "non-finite-attention-forward": lambda bench: non_finite(bench, "attention", False),
+    "non-finite-attention-backward": lambda bench: non_finite(bench, "attention", True),
+    "non-finite-lazy-forward": lambda bench: non_finite(bench, "lazy_attention", False),
+    "non-finite-lazy-backward": lambda bench: non_finite(bench, "lazy_attention", True),
     "linear-forward": lambda bench: linear(bench, (4, 16, 8192), False),
     "linear-backward": lambda bench: linear(bench, (4, 16, 8192), True),
     "linear-token-forward": lambda bench: linear(bench, (4, 16, 8192), False, by_token=True),
