@@ -154,7 +154,7 @@ fn lacks(variant: &Variant, kernel: &str) -> bool {
     let has = |name: &str| variant.define(name) > 0;
     let columns = [variant.define("CD"), variant.define("CE")];
     match (variant.family, kernel) {
-        (Family::LazyPortable, _) => false,
+        (Family::LazyPortable, "measure" | "dbias" | "dtau") => has("AGAIN"),
         (Family::AttentionSm80, kernel) if columns[0] > 128 => kernel != "forward",
         (_, "dbias" | "gbias") => !has("OPTIONS"),
         (Family::AttentionPortable, "scale") => has("VALUES"),

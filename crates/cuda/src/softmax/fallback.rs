@@ -69,21 +69,24 @@ pub(crate) fn backward(steps: &Steps<'_>) -> Result<(), Error> {
     let (e, prepared) = (&steps.scores().extents, steps.prepared);
     let result = |name| if writes(steps, name) { steps.tensor(name) } else { TensorArgs::default() };
     let [dq, dk, dv] = ["dq", "dk", "dv"].map(result);
-    let blocks = |wanted: bool, tiles: usize, heads: usize| if wanted { tiles * heads } else { 0 };
+    let tiles = |wanted: bool, tiles: usize, heads: usize| if wanted { tiles * heads } else { 0 };
     let args = FallbackArgs {
         c: PairArgs { dq, dk, dv, ..PairArgs::new(steps) },
         key_tasks: steps.table(prepared.tables.by_keys).into(),
-        query_blocks: blocks(dq.is_there(), prepared.counts.by_queries, e.query_heads) as i32,
-        key_blocks: blocks(dk.is_there() || dv.is_there(), prepared.counts.by_keys, e.key_heads) as i32,
+        query_blocks: tiles(dq.is_there(), prepared.counts.by_queries, e.query_heads) as i32,
+        key_blocks: tiles(dk.is_there() || dv.is_there(), prepared.counts.by_keys, e.key_heads) as i32,
     };
     launch(steps, true, args)
 }
 
 fn launch(steps: &Steps<'_>, backward: bool, args: FallbackArgs) -> Result<(), Error> {
     let variant = steps.prepared.spec.shape().fallback(backward);
-    // Some blocks for each multiprocessor, which take turns. Tiles of one head are `heads` apart: where the number of
-    // blocks is odd, all have a part of them.
-    let most = (4 * steps.multiprocessors() - 1) | 1;
-    let blocks = (args.query_blocks + args.key_blocks) as usize;
-    steps.launch((&variant, "fallback"), (blocks.min(most), variant.threads()), &args)
+    let tiles = (args.query_blocks + args.key_blocks) as usize;
+    steps.launch((&variant, "fallback"), (blocks(steps, tiles), variant.threads()), &args)
+}
+
+/// Blocks that take turns at so many tiles: some for each multiprocessor. Tiles of one head are `heads` apart: where
+/// the number of blocks is odd, all have a part of them.
+pub(crate) fn blocks(steps: &Steps<'_>, tiles: usize) -> usize {
+    tiles.min((4 * steps.multiprocessors() - 1) | 1)
 }

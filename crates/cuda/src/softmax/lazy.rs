@@ -4,6 +4,7 @@ use crate::args::{ConstPtr, Declaration, KernelArgs, Ptr, declaration, filled, i
 use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
 use crate::softmax::Steps;
+use crate::softmax::fallback;
 use crate::softmax::hopper_lazy::{HopperPass, Kept, LazyPlan};
 use crate::softmax::pair_args::{Numbers, PairArgs};
 use crate::softmax::portable::{columns, parts};
@@ -61,8 +62,8 @@ kernel_args! {
         active: Ptr<u32>,
         /// `[tasks by keys, heads, reach]`: what each adds to dbias; 0: not wanted.
         windows: Ptr<f32>,
-        /// True in the fallback: of groups that have a flag alone.
-        again: i32,
+        /// In the fallback: tiles of all groups, of which those that have a flag are computed.
+        tiles: i32,
         /// W.
         width: i32,
         /// Distances that occur below it.
@@ -116,6 +117,8 @@ pub(crate) struct Passes<'a> {
     /// The kernels of the level sm90a, where they compute the pass.
     hopper: Option<HopperPass<'a>>,
     args: LazyArgs,
+    /// True of the fallback.
+    again: bool,
 }
 
 impl<'a> Passes<'a> {
@@ -130,7 +133,12 @@ impl<'a> Passes<'a> {
         let windows = if steps.is_there("dbias") { steps.at(memory.windows) } else { 0 };
         let kept = Kept { numbers: args.numbers, windows, reach: args.reach };
         let hopper = plan.map(|plan| HopperPass::new(plan, steps, bias, kept));
-        Passes { steps, memory, hopper, args }
+        Passes { steps, memory, hopper, args, again: false }
+    }
+
+    /// The same by the portable kernels, of groups that have a flag.
+    fn fallback(&self) -> Self {
+        Passes { hopper: None, again: true, ..*self }
     }
 
     fn launch<A: KernelArgs>(&self, name: &'static str, blocks: usize, args: &A) -> Result<(), Error> {
@@ -138,16 +146,26 @@ impl<'a> Passes<'a> {
         self.steps.launch((variant, name), (blocks, variant.threads()), args)
     }
 
-    /// The module of the level sm80, where it computes what these arguments ask for.
-    fn tensor(&self, args: &LazyArgs) -> Option<&Variant> {
-        self.steps.prepared.modules.tensor.as_ref().filter(|_| args.again == 0)
+    /// Adds a launch of a portable kernel that walks tiles. In the fallback few blocks take turns.
+    fn walk_portable(&self, name: &'static str, tiles: usize, args: &LazyArgs) -> Result<(), Error> {
+        if !self.again {
+            return self.launch(name, tiles, args);
+        }
+        let variant = self.steps.prepared.modules.portable.clone().with("AGAIN", 1);
+        let grid = (fallback::blocks(self.steps, tiles), variant.threads());
+        self.steps.launch((&variant, name), grid, &LazyArgs { tiles: tiles as i32, ..*args })
+    }
+
+    /// The module of the level sm80, where it computes the pass.
+    fn tensor(&self) -> Option<&Variant> {
+        self.steps.prepared.modules.tensor.as_ref().filter(|_| !self.again)
     }
 
     /// Adds a launch of a kernel that walks tiles: that of the level sm80 where it computes the pass.
-    fn walk(&self, name: &'static str, blocks: usize, args: LazyArgs) -> Result<(), Error> {
-        match self.tensor(&args) {
-            None => self.launch(name, blocks, &args),
-            Some(variant) => self.steps.launch((variant, name), (blocks, variant.threads()), &args),
+    fn walk(&self, name: &'static str, blocks: usize, args: &LazyArgs) -> Result<(), Error> {
+        match self.tensor() {
+            None => self.walk_portable(name, blocks, args),
+            Some(variant) => self.steps.launch((variant, name), (blocks, variant.threads()), args),
         }
     }
 
@@ -161,21 +179,21 @@ impl<'a> Passes<'a> {
         self.steps.clear_flags();
         match &self.hopper {
             Some(hopper) => hopper.forward()?,
-            None => self.rows(self.args)?,
+            None => self.rows()?,
         }
         let is_portable = self.steps.prepared.choice.level == Level::Portable;
-        if is_portable { Ok(()) } else { self.rows(LazyArgs { again: 1, ..self.args }) }
+        if is_portable { Ok(()) } else { self.fallback().rows() }
     }
 
     /// The forward pass of the levels portable and sm80, or the fallback.
-    fn rows(&self, args: LazyArgs) -> Result<(), Error> {
-        self.walk("scores", self.by_queries(), args)?;
+    fn rows(&self) -> Result<(), Error> {
+        self.walk("scores", self.by_queries(), &self.args)?;
         let pv = self.steps.tensor("pv_sum");
         for (pv, wanted) in [(TensorArgs::default(), self.steps.tensor("o")), (pv, pv)] {
             let columns = self.steps.prepared.value_dim.filter(|_| wanted.is_there()).unwrap_or(0);
-            let at_once = if self.tensor(&args).is_some() { width(columns).min(128) } else { width(columns) };
+            let at_once = if self.tensor().is_some() { width(columns).min(128) } else { width(columns) };
             for first in (0..columns).step_by(at_once) {
-                self.walk("values", self.by_queries(), LazyArgs { pv, ..args.at([0, first]) })?;
+                self.walk("values", self.by_queries(), &LazyArgs { pv, ..self.args.at([0, first]) })?;
             }
         }
         Ok(())
@@ -183,7 +201,7 @@ impl<'a> Passes<'a> {
 
     /// The figures of every row, and the states of every tile of the statistics, at addresses that hold zeros.
     pub fn measure(&self, [figures, states]: [u64; 2], tile: Blocking) -> Result<(), Error> {
-        self.walk("scores", self.by_queries(), self.args)?;
+        self.walk("scores", self.by_queries(), &self.args)?;
         // One that is longer than the arrays holds them all.
         let e = &self.steps.scores().extents;
         let tile_queries = tile.queries.min(e.queries.max(1)) as i32;
@@ -197,9 +215,9 @@ impl<'a> Passes<'a> {
     pub fn backward(&self) -> Result<(), Error> {
         self.steps.clear_flags();
         match &self.hopper {
-            None => self.gradients(self.args)?,
+            None => self.gradients()?,
             Some(hopper) => {
-                if !self.count(self.args)? {
+                if !self.count()? {
                     hopper.scores()?;
                 }
                 if self.steps.is_there("dbias") {
@@ -210,38 +228,38 @@ impl<'a> Passes<'a> {
         }
         // The portable kernels count n by S themselves, unless lse is given.
         if self.steps.prepared.choice.level != Level::Portable || self.steps.prepared.is_given("lse") {
-            self.gradients(LazyArgs { again: 1, ..self.args })?;
+            self.fallback().gradients()?;
         }
         self.sums()
     }
 
     /// Numbers of rows that the forward pass does not save; false if it has not been.
-    fn count(&self, args: LazyArgs) -> Result<bool, Error> {
+    fn count(&self) -> Result<bool, Error> {
         let given = self.steps.prepared.is_given("lse");
         if given {
-            self.launch("counts", self.by_queries(), &args)?;
+            self.walk_portable("counts", self.by_queries(), &self.args)?;
         }
         Ok(given)
     }
 
     /// The same of the backward pass, with the terms of dbias and dtau.
-    fn gradients(&self, args: LazyArgs) -> Result<(), Error> {
-        if !self.count(args)? {
-            self.walk("scores", self.by_queries(), args)?;
+    fn gradients(&self) -> Result<(), Error> {
+        if !self.count()? {
+            self.walk("scores", self.by_queries(), &self.args)?;
         }
         let wants = |name: &str| self.steps.is_there(name);
         if ["dq", "dk", "dbias", "dtau"].into_iter().any(wants) {
             let dims = if wants("dq") { self.steps.scores().extents.dim } else { 0 };
-            if self.tensor(&args).is_some() {
-                self.walk("means", self.by_queries(), args)?;
+            if self.tensor().is_some() {
+                self.walk("means", self.by_queries(), &self.args)?;
             } else if dims == 0 {
-                self.launch("queries", self.by_queries(), &args)?; // Δ and Σ a g alone
+                self.walk_portable("queries", self.by_queries(), &self.args)?; // Δ and Σ a g alone
             }
             for first in parts(dims) {
-                self.walk("queries", self.by_queries(), args.at([first, 0]))?;
+                self.walk("queries", self.by_queries(), &self.args.at([first, 0]))?;
             }
         }
-        self.keys(args)
+        self.keys()
     }
 
     /// dbias and dtau, of what the kernels before left for them.
@@ -260,19 +278,19 @@ impl<'a> Passes<'a> {
     }
 
     /// dk, dv, and what the tiles of keys add to dbias.
-    fn keys(&self, args: LazyArgs) -> Result<(), Error> {
+    fn keys(&self) -> Result<(), Error> {
         let (steps, e) = (self.steps, &self.steps.scores().extents);
         let columns_of = |name: &str, all: usize| if steps.is_there(name) { all } else { 0 };
         let all_values = steps.prepared.value_dim.unwrap_or(0);
         let wanted = [columns_of("dk", e.dim), columns_of("dv", all_values)];
-        let args = LazyArgs { c: args.c.over(steps.table(steps.prepared.tables.by_keys)), ..args };
+        let args = LazyArgs { c: self.args.c.over(steps.table(steps.prepared.tables.by_keys)), ..self.args };
         let blocks = steps.prepared.counts.by_keys * e.key_heads;
         let mut windows = if steps.is_there("dbias") { steps.at(self.memory.windows) } else { 0 };
         let all = [e.dim, all_values];
         // Windows alone are a launch without columns.
         let alone = (wanted == [0, 0] && windows != 0).then_some(all);
         for first in columns(wanted, all).chain(alone) {
-            self.walk("keys", blocks, LazyArgs { windows: windows.into(), ..args.at(first) })?;
+            self.walk("keys", blocks, &LazyArgs { windows: windows.into(), ..args.at(first) })?;
             windows = 0;
         }
         Ok(())

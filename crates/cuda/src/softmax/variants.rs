@@ -118,9 +118,12 @@ impl AttentionShape {
     /// Kernels in fused multiply-adds, of one of their families.
     pub fn portable(self, family: Family) -> Variant {
         let [columns, values] = self.widths();
-        let is_first = matches!(family, Family::AttentionPortable | Family::AttentionFallback);
-        // Wider operands leave a thread too few registers for 8 rows of a tile.
-        let most = if is_first { 128 } else { 64 };
+        // Wider operands, and the sums of two passes in one, leave a thread too few registers for 8 rows of a tile.
+        let most = match family {
+            Family::AttentionPortable => 128,
+            Family::AttentionPortableSecondOrder => 64,
+            _ => 0,
+        };
         let defines = [
             ("R", if columns.max(values) > most { 4 } else { 8 }),
             ("STORAGE", number(self.storage)),
@@ -130,6 +133,13 @@ impl AttentionShape {
             ("CE", values),
         ];
         Variant::new(family, defines)
+    }
+
+    /// The portable kernels of lazy_attention; `again`: those of the fallback.
+    pub fn lazy_portable(self, again: bool) -> Variant {
+        let mut variant = self.portable(Family::LazyPortable);
+        variant.defines.push(("AGAIN", again.into()));
+        variant
     }
 
     /// The kernel that computes groups again, of a backward pass or a forward pass on tensor cores.

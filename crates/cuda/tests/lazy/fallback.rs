@@ -63,13 +63,13 @@ const CASES: &[Case] = &[
     (Level::Sm90a, &["o"], 22, &[("bias", 1, -INF)], -0.5),
     (Level::Sm90a, &["o"], 23, &[("k", 1, INF)], -0.5),
     (Level::Sm90a, &["dv"], 23, &[("bias", 1, -INF)], -0.5),
-    (Level::Sm90a, &["dv"], 1, &[("q", 0, f32::NAN)], -0.5), // without Δ
+    (Level::Sm90a, &["dv"], 1, &[("dout", 0, f32::NAN)], -0.5), // without Δ
     (Level::Sm80, &["o"], 20, &[("q", 190, -INF)], 8.0),
     (Level::Sm80, &["o"], 7, &[("v", 190, f32::NAN)], -0.5),
     (Level::Sm80, &["dbias"], 21, &[("q", 130, -INF), ("dlse", 130, f32::NAN)], -0.5),
     (Level::Sm80, &["o"], 23, &[("bias", 1, -INF)], -0.5),
     (Level::Sm80, &["dv"], 23, &[("k", 1, INF)], -0.5),
-    (Level::Sm80, &["dv"], 1, &[("q", 0, f32::NAN)], -0.5), // without Δ
+    (Level::Sm80, &["dv"], 1, &[("dout", 0, f32::NAN)], -0.5), // without Δ
     (Level::Portable, &["dq"], 23, &[("k", 1, INF)], -0.5),
     (Level::Portable, &["dv"], 23, &[("bias", 1, -INF)], -0.5),
 ];

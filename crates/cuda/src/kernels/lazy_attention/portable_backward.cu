@@ -24,26 +24,23 @@
 // window of its own in scratch memory, 4 bytes for each distance that occurs, query head and tile of keys; the last
 // kernel adds the windows in the order of the tiles. dtau adds one number a row.
 
-KERNEL(counts, LazyArgs a, THREADS) {
-  __shared__ Shared shared;
+DEV void counts_of(const LazyArgs& a, Shared& shared, const QueryTile<LazyHead>& own) {
   const PairArgs& c = a.c;
-  if (is_left_out(a)) return;
-  const QueryTile<LazyHead> own(a, c, blockIdx.x);
   const LazyHead& head = own.head;
   const Sequence& s = head.s;
   const int row = own.row;
-  if (!a.again && may_hide<1>(own)) raise<OF_OPERAND>(c.flags, own.sequence * c.key_heads + head.key_head);
+  if (!AGAIN && may_hide<1>(own)) raise<OF_OPERAND>(c.flags, own.sequence * c.key_heads + head.key_head);
   int n[R] = {};
   Span spans[R];
   UNROLL(r, R) {
     spans[r] = head.span(row + row_of(r));
     if (tx() == 0) n[r] = max(spans[r].end - spans[r].begin, 0);
   }
-  if (a.again || c.allowed) {
+  if (AGAIN || c.allowed) {
     UNROLL(r, R) n[r] = 0;
     NO_UNROLL for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
       float x[R][4] = {}, score;
-      if (a.again) products(shared, x, query_rows(c.q, head, row), key_rows(c.k, head, key), c.dim);
+      if (AGAIN) products(shared, x, query_rows(c.q, head, row), key_rows(c.k, head, key), c.dim);
       UNROLL(r, R)
         UNROLL(e, 4) n[r] += head.score(x[r][e], row + row_of(r), key + column_of(e), spans[r], score);
     }
@@ -54,12 +51,13 @@ KERNEL(counts, LazyArgs a, THREADS) {
     if (tx() == 0 && i < s.queries) head.numbers[i] = counted(a.tau[head.head], head.lse[i] == -INF ? 0 : n[r]);
   }
 }
-
-KERNEL(queries, LazyArgs a, THREADS) {
+KERNEL(counts, LazyArgs a, THREADS) {
   __shared__ Shared shared;
+  each_query_tile(a, [&](const QueryTile<LazyHead>& own) { counts_of(a, shared, own); });
+}
+
+DEV void queries_of(const LazyArgs& a, Shared& shared, const QueryTile<LazyHead>& own) {
   const PairArgs& c = a.c;
-  if (is_left_out(a)) return;
-  const QueryTile<LazyHead> own(a, c, blockIdx.x);
   const LazyHead& head = own.head;
   const Sequence& s = head.s;
   const int row = own.row;
@@ -116,6 +114,10 @@ KERNEL(queries, LazyArgs a, THREADS) {
   }
   if (c.dq.data) store<CD>(c.dq, s.batch, head.head, s.query_start + row, s.queries - row, sparse, Same{c.scale}, c.first_dim, c.dim, false);
 }
+KERNEL(queries, LazyArgs a, THREADS) {
+  __shared__ Shared shared;
+  each_query_tile(a, [&](const QueryTile<LazyHead>& own) { queries_of(a, shared, own); });
+}
 
 // Adds the diagonals of a tile of dS, the factors that were published last, to what a block has of each distance.
 // Diagonal t holds the pairs of query i and key i + 63 - t of the tile.
@@ -128,14 +130,11 @@ DEV void add_diagonals(const Shared& shared, float* window, int reach, int dista
   window[d] += sum;
 }
 
-KERNEL(keys, LazyArgs a, THREADS) {
-  __shared__ Shared shared;
+DEV void keys_of(const LazyArgs& a, Shared& shared, int at, int key_head) {
   const PairArgs& c = a.c;
-  const int at = blockIdx.x / c.key_heads, key_head = blockIdx.x % c.key_heads, group = c.heads / c.key_heads;
-  Task task = c.tasks[at];
-  if (is_left_out(a, task, key_head)) return;
+  const Task task = c.tasks[at];
   const Sequence s = c.sequences[task.first];
-  const int key = task.key_tile * SIDE;
+  const int key = task.key_tile * SIDE, group = c.heads / c.key_heads;
   const bool wants_dk = c.dk.data && c.first_dim < c.dim, wants_dv = c.dv.data && c.first_value < c.value_dim;
   const bool wants_ds = wants_dk || a.windows;
   Rows k = key_rows(c.k, s, key_head, key);
@@ -189,6 +188,10 @@ KERNEL(keys, LazyArgs a, THREADS) {
   }
   if (wants_dk) store<CD>(c.dk, s.batch, key_head, s.key_start + key, s.keys - key, dk, Same{c.scale}, c.first_dim, c.dim, false);
   if (wants_dv) store<CE>(c.dv, s.batch, key_head, s.key_start + key, s.keys - key, dv, Same{1}, c.first_value, c.value_dim, false);
+}
+KERNEL(keys, LazyArgs a, THREADS) {
+  __shared__ Shared shared;
+  each_tile(a, a.c.key_heads, [&](int task, int head) { keys_of(a, shared, task, head); });
 }
 
 // Sparsity of the weights (E37)–(E44).

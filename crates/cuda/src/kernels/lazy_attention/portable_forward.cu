@@ -10,14 +10,25 @@
 // queries. It tells by (E18), with a guard for the roundings of the exponential, which stripes `values` walks.
 //
 // Compile-time: STORAGE; OPTIONS, 0 where there is no bias and no array of flags; CD and CE, the columns of D and E
-// that a block accumulates: 64, 128 or 256; R.
+// that a block accumulates: 64, 128 or 256; R; AGAIN (1: the fallback, which computes groups that have a flag).
 
-KERNEL(scores, LazyArgs a, THREADS) {
-  __shared__ Shared shared;
-  __shared__ u32 words[THREADS / 32];
+// The tile of a block by its task and its head; in the fallback all tiles of groups that have a flag, in turns.
+template <class F> DEV void each_tile(const LazyArgs& a, int heads, F body) {
+  if (!AGAIN) return body(blockIdx.x / heads, blockIdx.x % heads);
+  if (!a.c.flags[0]) return;
+  NO_UNROLL for (int number = blockIdx.x; number < a.tiles; number += gridDim.x) {
+    const int task = number / heads, head = number % heads, key_head = head / (heads / a.c.key_heads);
+    if (!a.c.flags[1 + a.c.tasks[task].first * a.c.key_heads + key_head]) continue;
+    body(task, head);
+    __syncthreads();  // the next tile takes the same shared memory
+  }
+}
+template <class F> DEV void each_query_tile(const LazyArgs& a, F body) {
+  each_tile(a, a.c.heads, [&](int task, int head) { body(QueryTile<LazyHead>(a, a.c, a.c.tasks[task], head)); });
+}
+
+DEV void scores_of(const LazyArgs& a, Shared& shared, u32* words, const QueryTile<LazyHead>& own) {
   const PairArgs& c = a.c;
-  if (is_left_out(a)) return;
-  const QueryTile<LazyHead> own(a, c, blockIdx.x);
   const LazyHead& head = own.head;
   const Sequence& s = head.s;
   const int row = own.row;
@@ -66,12 +77,14 @@ KERNEL(scores, LazyArgs a, THREADS) {
   for (int w = 1; w < THREADS / 32; w++) bits |= words[w];
   head.stripes(row) = bits;
 }
-
-KERNEL(values, LazyArgs a, THREADS) {
+KERNEL(scores, LazyArgs a, THREADS) {
   __shared__ Shared shared;
+  __shared__ u32 words[THREADS / 32];
+  each_query_tile(a, [&](const QueryTile<LazyHead>& own) { scores_of(a, shared, words, own); });
+}
+
+DEV void values_of(const LazyArgs& a, Shared& shared, const QueryTile<LazyHead>& own) {
   const PairArgs& c = a.c;
-  if (is_left_out(a)) return;
-  const QueryTile<LazyHead> own(a, c, blockIdx.x);
   const LazyHead& head = own.head;
   const Sequence& s = head.s;
   const int row = own.row;
@@ -101,4 +114,8 @@ KERNEL(values, LazyArgs a, THREADS) {
     accumulate<CE>(shared, o, key_rows(c.v, head, key), c.first_value, c.value_dim);  // (E6)
   }
   store<CE>(a.pv.data ? a.pv : c.o, s.batch, head.head, s.query_start + row, s.queries - row, o, Same{1}, c.first_value, c.value_dim, a.pv.data);
+}
+KERNEL(values, LazyArgs a, THREADS) {
+  __shared__ Shared shared;
+  each_query_tile(a, [&](const QueryTile<LazyHead>& own) { values_of(a, shared, own); });
 }

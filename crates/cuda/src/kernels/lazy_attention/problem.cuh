@@ -44,13 +44,20 @@ struct LazyHead : Head {
   }
 };
 
-// True of a block of the fallback whose group has no flag.
-DEV bool is_left_out(const LazyArgs& a, const Task& task, int key_head) {
-  return a.again && !(a.c.flags[0] && a.c.flags[1 + task.first * a.c.key_heads + key_head]);
-}
-// True of one that owns a tile of queries.
-DEV bool is_left_out(const LazyArgs& a) {
-  return is_left_out(a, a.c.tasks[blockIdx.x / a.c.heads], blockIdx.x % a.c.heads / (a.c.heads / a.c.key_heads));
+// True if what a thread reads of the rows of a tile is finite.
+DEV bool is_finite(const Rows& rows, int width) {
+  bool finite = true;
+#if WHOLE
+  const int pieces = width / 8;
+  NO_UNROLL for (int n = threadIdx.x; n < min(rows.count, SIDE) * pieces; n += THREADS) {
+    const uint4 x = *(const uint4*)(rows.at + n / pieces * rows.stride + n % pieces * 8);
+    finite &= (::finite(x.x) & ::finite(x.y) & ::finite(x.z) & ::finite(x.w)) == ~0u;
+  }
+#else
+  UNROLL_BY(4) for (int j = threadIdx.x / 32; j < min(rows.count, SIDE); j += THREADS / 32)
+    UNROLL_BY(2) for (int e = threadIdx.x % 32; e < width; e += 32) finite &= fabsf(read(rows.at[j * rows.stride + e])) < INF;
+#endif
+  return finite;
 }
 
 // True if scores of the group may be -inf, so that pairs that the mask shows do not count: in the bias of a block's M
@@ -59,17 +66,13 @@ template <int M> DEV bool may_hide(const QueryTile<LazyHead>& own) {
   const LazyHead& head = own.head;
   const Sequence& s = head.s;
   const PairArgs& c = head.c;
-  const int group = c.heads / c.key_heads, warp = threadIdx.x / 32, lane = threadIdx.x % 32, tiles = (s.queries + SIDE * M - 1) / (SIDE * M);
+  const int group = c.heads / c.key_heads, tiles = (s.queries + SIDE * M - 1) / (SIDE * M);
   bool hides = false;
   if (OPTIONS && head.distances) {
     const int near = own.row + head.shift, end = min(head.a.width, near + SIDE * M);
     for (int d = max(0, near - s.keys + 1) + (int)threadIdx.x; d < end; d += THREADS) hides |= head.distances[d] == -INF;
   }
   const int first = own.row / (SIDE * M) * group + head.head % group;
-  NO_UNROLL for (int key = first * SIDE; key < s.keys; key += tiles * group * SIDE)
-    UNROLL_BY(4) for (int j = key + warp; j < min(key + SIDE, s.keys); j += THREADS / 32) {
-      const element* k = key_rows(c.k, head, j).at;
-      UNROLL_BY(2) for (int e = lane; e < c.dim; e += 32) hides |= !(fabsf(read(k[e])) < INF);
-    }
+  NO_UNROLL for (int key = first * SIDE; key < s.keys; key += tiles * group * SIDE) hides |= !is_finite(key_rows(c.k, head, key), c.dim);
   return hides;
 }
