@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from compare import note, positive
@@ -33,6 +34,10 @@ MOST_IN_A_ROW = 64
 
 # Results that are further apart are not the same computation: the error of bf16 is a hundredth of that.
 FAR = 0.05
+
+# The name of etalon's contenders of an earlier version begins so; a present one may take so much of their time.
+BEFORE = "before: "
+MOST_SLOWER = 1.01
 
 
 # One process.
@@ -105,6 +110,14 @@ def measure(name: str, contenders: list, rounds: int) -> dict:
     }
 
 
+def made_by(row, bench) -> list:
+    """The contenders of a row, on the same inputs in every process and for every library."""
+    import torch
+
+    torch.manual_seed(0)
+    return row(bench)
+
+
 def child(options: argparse.Namespace) -> None:
     """Measures the rows, and writes what there is after each of them."""
     import torch
@@ -112,14 +125,17 @@ def child(options: argparse.Namespace) -> None:
     from etalon_device import Library
     from gpu_rows import ROWS, Bench
 
-    torch.manual_seed(0)
     torch._functorch.config.donated_buffer = False  # a compiled backward pass is run again and again
     bench = Bench(Library(options.library), shrink=options.shrink)
+    before = options.before and Bench(Library(options.before), shrink=options.shrink, without=lambda name: True)
     device = torch.cuda.get_device_properties(0)
     made = {"torch": torch.__version__, "cuda": torch.version.cuda, "device": device.name, "rows": []}
     for name in options.row:
         bench.without = lambda peer, row=name: any(fnmatch.fnmatch(f"{row}/{peer}", x) for x in options.without)
-        contenders = ROWS[name](bench)
+        contenders = made_by(ROWS[name], bench)
+        if before:
+            earlier = [x for x in made_by(ROWS[name], before) if x.name.startswith("etalon")]
+            contenders += [replace(x, name=BEFORE + x.name) for x in earlier]
         made["rows"].append(measure(name, contenders, options.rounds))
         options.json.write_text(json.dumps(made))
         for each in (x for y in contenders for x in y.passes):
@@ -139,6 +155,7 @@ def run_children(options: argparse.Namespace) -> list[dict]:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "figures.json")
             command = [sys.executable, __file__, "--child", "--library", str(options.library), "--json", str(path),
+                       *(["--before", str(options.before)] if options.before else []),
                        "--rounds", str(options.rounds), "--shrink", str(options.shrink), "--row", *options.row,
                        *(["--without", *options.without] if options.without else [])]  # fmt: skip
             if subprocess.run(command).returncode != 0:
@@ -166,9 +183,11 @@ def joined(processes: list[dict]) -> list[dict]:
                 "median_ms": statistics.median(ms for x in own for ms in x["ms"]) if medians else None,
                 "process_medians_ms": medians,
             })  # fmt: skip
-        # Ratios of one round, to the first of etalon's own that is there.
-        own = next((x for x in contenders if x["etalon"] and x["ms"]), None)
+        # Ratios of one round, to the first of etalon's own that is there; of an earlier version, to the present one.
+        first = next((x for x in contenders if x["etalon"] and x["ms"]), None)
+        present = {BEFORE + x["name"]: x for x in contenders if x["ms"]}
         for each in contenders:
+            own = present.get(each["name"], first)
             pairs = zip(each["ms"], own["ms"], strict=True) if own and each["ms"] else []
             ratios = [ms / own_ms for ms, own_ms in pairs]
             each["ratio"] = statistics.median(ratios) if ratios else None
@@ -226,6 +245,18 @@ def table(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def slower(rows: list[dict]) -> list[str]:
+    """Contenders that take more than MOST_SLOWER of the time of the version before, in every process."""
+    found = []
+    for row in rows:
+        medians = {x["name"]: x["process_medians_ms"] for x in row["contenders"]}
+        for name, own in medians.items():
+            ratios = [x / y for x, y in zip(own, medians.get(BEFORE + name, []))]
+            if ratios and min(ratios) > MOST_SLOWER:
+                found.append(f"{row['row']}: {name}, {', '.join(f'{x:.3f}' for x in ratios)}")
+    return found
+
+
 # The command.
 
 
@@ -239,6 +270,7 @@ def parse() -> argparse.Namespace:
     add = parser.add_argument
     add("--library", metavar="PATH", type=Path, default=LIBRARY,
         help="library of `cargo build -p etalon-device` (default: target/release/libetalon_device.so of this repository)")  # fmt: skip
+    add("--before", metavar="PATH", type=Path, help="library of an earlier version, which takes turns with the present one")
     add("--processes", metavar="P", type=positive, default=3, help="processes, one after the other (default: 3)")
     add("--rounds", metavar="R", type=positive, default=20, help="rounds of each row in a process (default: 20)")
     add("--row", metavar="NAME", nargs="+", default=["*"], help="only these rows; * stands for anything")
@@ -260,8 +292,9 @@ def main() -> None:
     if options.child:
         child(options)
         return
-    if not options.library.exists():
-        sys.exit(f"{options.library} is not there: cargo build --release -p etalon-device")
+    for library in filter(None, [options.library, options.before]):
+        if not library.exists():
+            sys.exit(f"{library} is not there: cargo build --release -p etalon-device")
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
     made = report(options, run_children(options))
@@ -274,6 +307,8 @@ def main() -> None:
     ]
     if wrong:
         sys.exit("not the same computation:\n" + "\n".join(wrong))
+    if found := slower(made["rows"]):
+        sys.exit("slower than before, in every process:\n" + "\n".join(found))
 
 
 if __name__ == "__main__":

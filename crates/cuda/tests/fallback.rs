@@ -12,12 +12,15 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
 use etalon_cuda::{
     DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Settings, Workspace, probe, run_in,
 };
-use etalon_problem::{Attention, Dtype, Extents, Mask, Mode, Pass, Problem, Role, Sequences, Views, ViewsMut};
+use etalon_problem::{
+    Attention, Dtype, Extents, LazyAttention, Mask, Mode, Pass, Problem, Role, Sequences, Views, ViewsMut,
+};
 use half::bf16;
-use ndarray::{ArrayD, Dimension, IxDyn};
+use ndarray::{ArrayD, Axis, Dimension, IxDyn};
 use numbers::numbers;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use tensors::Tensor;
 
 type Tensors = BTreeMap<&'static str, ArrayD<bf16>>;
 
@@ -284,82 +287,117 @@ fn rows_of_other_sequences_and_of_none_change_no_bit() {
     }
 }
 
+/// A tensor on the device.
+struct Lying {
+    bytes: CudaSlice<u8>,
+    shape: Vec<usize>,
+    dtype: Dtype,
+}
+
+fn bytes_of(x: &Tensor) -> Vec<u8> {
+    match x {
+        Tensor::Bf16(x) => x.iter().flat_map(|x| x.to_ne_bytes()).collect(),
+        Tensor::F32(x) => x.iter().flat_map(|x| x.to_ne_bytes()).collect(),
+    }
+}
+
+impl Lying {
+    fn put(stream: &Arc<CudaStream>, x: &Tensor) -> Lying {
+        let (shape, dtype) = match x {
+            Tensor::Bf16(x) => (x.shape(), Dtype::Bf16),
+            Tensor::F32(x) => (x.shape(), Dtype::F32),
+        };
+        Lying { bytes: stream.clone_htod(&bytes_of(x)).unwrap(), shape: shape.to_vec(), dtype }
+    }
+}
+
 /// Operands of a pass on the device, its results and its scratch memory.
 struct Held {
     stream: Arc<CudaStream>,
-    inputs: Vec<(&'static str, CudaSlice<u16>, Vec<usize>)>,
-    lse: (CudaSlice<f32>, Vec<usize>),
-    outputs: Vec<(&'static str, CudaSlice<u16>, Vec<usize>)>,
+    inputs: BTreeMap<&'static str, Lying>,
+    outputs: BTreeMap<&'static str, Lying>,
     scratch: Option<CudaSlice<u8>>,
 }
 
-fn words(x: &ArrayD<bf16>) -> Vec<u16> {
-    x.iter().map(|x| x.to_bits()).collect()
-}
-
 impl Held {
-    fn new(stream: Arc<CudaStream>, (inputs, lse): &(Tensors, ArrayD<f32>)) -> Held {
-        let put =
-            |name: &'static str, x: &ArrayD<bf16>| (name, stream.clone_htod(&words(x)).unwrap(), x.shape().to_vec());
-        let values: Vec<f32> = lse.iter().copied().collect();
+    fn new(stream: Arc<CudaStream>, problem: &Problem, inputs: &tensors::Tensors) -> Held {
+        let put = |x: &Tensor| Lying::put(&stream, x);
+        let operands = problem.operands(Pass::Backward);
+        let written = operands.iter().filter(|x| x.role == Role::Output);
         Held {
-            inputs: inputs.iter().map(|(name, x)| put(name, x)).collect(),
-            lse: (stream.clone_htod(&values).unwrap(), lse.shape().to_vec()),
-            outputs: ALL.map(|name| put(name, &inputs[&name[1..]])).into(),
+            inputs: inputs.iter().map(|(name, x)| (*name, put(x))).collect(),
+            outputs: written.map(|x| (x.name, put(&Tensor::blank(x)))).collect(),
             scratch: None,
             stream,
         }
     }
 
     fn tensors(&self) -> [DeviceTensors<'static>; 2] {
-        let of = |list: &[(&'static str, CudaSlice<u16>, Vec<usize>)]| {
-            list.iter().fold(DeviceTensors::new(), |all, (name, x, shape)| {
-                all.with(name, DeviceTensor::of(x, &self.stream, shape, Dtype::Bf16).unwrap())
+        let of = |all: &BTreeMap<&'static str, Lying>| {
+            all.iter().fold(DeviceTensors::new(), |all, (name, x)| {
+                let address = x.bytes.device_ptr(&self.stream).0;
+                all.with(name, DeviceTensor::dense(address, &x.shape, x.dtype))
             })
         };
-        let lse = DeviceTensor::of(&self.lse.0, &self.stream, &self.lse.1, Dtype::F32).unwrap();
-        [of(&self.inputs).with("lse", lse), of(&self.outputs)]
+        [of(&self.inputs), of(&self.outputs)]
     }
 
     /// Copies other inputs to the same memory.
-    fn put(&mut self, (inputs, lse): &(Tensors, ArrayD<f32>)) {
-        for (name, memory, _) in &mut self.inputs {
-            self.stream.memcpy_htod(&words(&inputs[name]), memory).unwrap();
+    fn put(&mut self, inputs: &tensors::Tensors) {
+        for (name, x) in &mut self.inputs {
+            self.stream.memcpy_htod(&bytes_of(&inputs[name]), &mut x.bytes).unwrap();
         }
-        let values: Vec<f32> = lse.iter().copied().collect();
-        self.stream.memcpy_htod(&values, &mut self.lse.0).unwrap();
+    }
+
+    /// The address of the scratch memory, in which at first there may be flags of a call before.
+    fn scratch(&mut self, pass: &DevicePass) -> u64 {
+        let fresh = || self.stream.clone_htod(&vec![0xff_u8; pass.scratch_bytes().max(256)]).unwrap();
+        self.scratch.get_or_insert_with(fresh).device_ptr(&self.stream).0
     }
 
     fn enqueue(&mut self, pass: &DevicePass) {
-        let bytes = pass.scratch_bytes().max(256);
-        // Flags of a call before this one may lie there.
-        let fresh = || self.stream.clone_htod(&vec![0xff_u8; bytes]).unwrap();
-        let scratch = self.scratch.get_or_insert_with(fresh).device_ptr(&self.stream).0;
+        let scratch = self.scratch(pass);
         let [inputs, outputs] = self.tensors();
         // SAFETY: all tensors and the scratch memory live until the stream has been waited for, no two of them
         // overlap, and the stream is of the primary context.
         unsafe { pass.enqueue(self.stream.cu_stream(), &inputs, &outputs, scratch) }.unwrap();
     }
 
-    fn get(&self) -> Vec<u16> {
-        self.outputs.iter().flat_map(|x| self.stream.clone_dtoh(&x.1).unwrap()).collect()
+    fn get(&self) -> Vec<u8> {
+        self.outputs.values().flat_map(|x| self.stream.clone_dtoh(&x.bytes).unwrap()).collect()
     }
+}
+
+/// Inputs of a backward pass, with o and lse of the portable level; and the same with a NaN in the first query of every
+/// head.
+fn clean_and_struck(workspace: &Workspace, problem: &Problem) -> [tensors::Tensors; 2] {
+    let portable = Options { level: Level::Portable, ..Options::default() };
+    let mut clean = tensors::random(problem, Pass::Backward, &[Role::Input, Role::Cotangent, Role::OptionalCotangent]);
+    let saved = |name: &str| name == "lse" || name == "o" && matches!(problem, Problem::Attention(_));
+    clean.extend(tensors::results(workspace, problem, Pass::Forward, &clean, saved, &portable).unwrap());
+    let mut struck = clean.clone();
+    let Some(Tensor::Bf16(q)) = struck.get_mut("q") else { unreachable!("q is of the storage type") };
+    q.index_axis_mut(Axis(2), 0).fill(bf16::NAN);
+    [clean, struck]
 }
 
 #[test]
 fn flags_are_those_of_a_call_on_its_stream() {
-    LEVELS.into_iter().for_each(flags_are_of_a_call);
+    let extents = Extents { batch: 1, query_heads: 4, key_heads: 2, queries: 200, keys: 200, dim: 64 };
+    let attention = Attention::new(extents).mask(Mask::causal());
+    let lazy = LazyAttention::new(extents).mask(Mask::causal());
+    for problem in [attention.into(), lazy.into()] {
+        LEVELS.into_iter().for_each(|level| flags_are_of_a_call(level, &problem));
+    }
 }
 
-fn flags_are_of_a_call(level: Level) {
+fn flags_are_of_a_call(level: Level, problem: &Problem) {
     let Some(workspace) = without(0) else { return };
-    let problem = problem(1, 200, Sequences::Dense);
-    let clean = inputs(&workspace, &problem, |_, _| false);
-    let struck = inputs(&workspace, &problem, |name, at| name == "q" && at[2] == 0);
+    let [clean, struck] = clean_and_struck(&workspace, problem);
     let context = CudaContext::new(0).unwrap();
-    let mut held = [&clean, &struck].map(|inputs| Held::new(context.new_stream().unwrap(), inputs));
+    let mut held = [&clean, &struck].map(|inputs| Held::new(context.new_stream().unwrap(), problem, inputs));
     let [inputs, outputs] = held[0].tensors();
-    let pass = DevicePass::new(&workspace, &problem, Pass::Backward, &inputs, &outputs, &flash(level)).unwrap();
+    let pass = DevicePass::new(&workspace, problem, Pass::Backward, &inputs, &outputs, &flash(level)).unwrap();
     held.iter_mut().for_each(|held| held.enqueue(&pass));
     let [wanted, other] = [0, 1].map(|n| held[n].get());
     assert!(wanted != other, "a NaN reaches some gradients");
@@ -375,4 +413,14 @@ fn flags_are_of_a_call(level: Level) {
     held[1].put(&struck);
     held[1].enqueue(&pass);
     assert!(held[1].get() == other);
+    // The same from a graph.
+    let (scratch, [inputs, outputs]) = (held[1].scratch(&pass), held[1].tensors());
+    // SAFETY: as for `enqueue`; the tensors and the scratch memory live as long as what was recorded.
+    let mut recorded = unsafe { pass.record(&inputs, &outputs, scratch) }.unwrap();
+    for (inputs, results) in [(&clean, &wanted), (&struck, &other), (&clean, &wanted)] {
+        held[1].put(inputs);
+        // SAFETY: as above; the stream is of the primary context.
+        unsafe { recorded.enqueue(held[1].stream.cu_stream()) }.unwrap();
+        assert!(held[1].get() == *results, "{level}: from a graph");
+    }
 }
