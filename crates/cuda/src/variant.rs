@@ -4,7 +4,7 @@ use crate::family::Family;
 use crate::unit::Unit;
 use etalon_problem::Dtype;
 
-/// A source with the values of its compile-time names: one module of kernels.
+/// A source with the values of its compile-time names: some kernels, each of which is compiled by itself.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Variant {
     /// The kernels that are compiled together.
