@@ -117,24 +117,20 @@ impl DqPartials {
         fused: impl Fn(PartialArgs) -> Vec<A>,
         c: PairArgs,
     ) -> Result<(), Error> {
-        let (spec, counts) = (&steps.prepared.spec, &steps.prepared.counts);
-        let e = &spec.extents;
-        let by_rows = 4 * (counts.by_queries * e.query_heads); // blocks of 16 rows
+        let (by_keys, by_rows) = (steps.key_blocks(), 4 * steps.query_blocks()); // the latter of 16 rows
         let Shares { tiles, at_once, .. } = self.shares;
+        let threads = by.variant.threads();
         // A prediction counts all rounds as one.
-        let (working, sums) = (self.shares.working(spec), self.shares.sums());
+        let (working, sums) = (self.shares.working(&steps.prepared.spec), self.shares.sums());
         let mut work = Work { working, ..by.work };
         let mut collected = Work { terms: 0, sums, ..by.work };
         for first in (0..tiles).step_by(at_once) {
             let slots = self.args(steps, first..tiles.min(first + at_once));
             for args in fused(slots) {
-                let grid = (counts.by_keys * e.key_heads, by.variant.threads());
-                steps.launch_work((by.variant, "fused"), grid, &args, work)?;
+                steps.launch_work((by.variant, "fused"), (by_keys, threads), &args, work)?;
                 work = Work { terms: 0, partials: 0.0, ..work };
             }
-            let args = FusedArgs { c, slots };
-            let grid = (by_rows, by.variant.threads());
-            steps.launch_work((by.variant, "collect"), grid, &args, collected)?;
+            steps.launch_work((by.variant, "collect"), (by_rows, threads), &FusedArgs { c, slots }, collected)?;
             collected = Work { partials: 0.0, sums: 0, ..collected };
         }
         Ok(())

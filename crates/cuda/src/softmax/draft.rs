@@ -5,14 +5,14 @@ use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
 use crate::pass::PassPlan;
 use crate::softmax::dq_partials::DqPartials;
-use crate::softmax::hopper::Plan;
+use crate::softmax::hopper::{self, HopperSteps, Plan};
 use crate::softmax::hopper_lazy::LazyPlan;
 use crate::softmax::lazy::{Memory, Passes};
 use crate::softmax::prepared::Prepared;
 use crate::softmax::rows::Rows;
 use crate::softmax::second::{self, Between};
 use crate::softmax::spec::{LAZY_LEVELS, LEVELS};
-use crate::softmax::{Steps, fallback, hopper, hopper_backward, modules, portable};
+use crate::softmax::{Steps, fallback, hopper_backward, modules, portable};
 use crate::step::Step;
 use etalon_problem::{Blocking, DistanceBias, Error, Mode, Pass, Problem};
 
@@ -63,13 +63,13 @@ fn compute(steps: &Steps<'_>, plan: Option<&Plan>, between: Option<&Between>) ->
     steps.fill_results()?;
     if steps.prepared.computes_forward() {
         match plan {
-            Some(plan) => hopper::forward(steps, plan)?,
+            Some(plan) => hopper::forward(HopperSteps { steps, plan })?,
             None => portable::forward(steps)?,
         }
     }
     match (steps.prepared.pass, plan, between) {
         (Pass::Forward, ..) if steps.is_there("gradient") => portable::gradient_of_lse(steps),
-        (Pass::Backward, Some(plan), _) => hopper_backward::backward(steps, plan),
+        (Pass::Backward, Some(plan), _) => hopper_backward::backward(HopperSteps { steps, plan }),
         (Pass::Backward, None, _) => portable::backward(steps),
         (_, _, Some(between)) => second::run(steps, between),
         _ => Ok(()),

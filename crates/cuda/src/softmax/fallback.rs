@@ -57,7 +57,7 @@ pub(crate) fn has_forward(prepared: &Prepared<'_>) -> bool {
 /// o and lse of groups whose flags kernels have raised.
 pub(crate) fn forward(steps: &Steps<'_>) -> Result<(), Error> {
     let (args, prepared) = (PairArgs::new(steps), steps.prepared);
-    let query_blocks = (prepared.counts.by_queries * prepared.scores.extents.query_heads) as i32;
+    let query_blocks = steps.query_blocks() as i32;
     let columns = prepared.value_dim.filter(|_| args.o.is_there()).unwrap_or(1);
     (0..columns).step_by(width(columns)).try_for_each(|first| {
         launch(steps, false, FallbackArgs { c: args.at([0, first]), query_blocks, ..FallbackArgs::default() })
@@ -66,15 +66,14 @@ pub(crate) fn forward(steps: &Steps<'_>) -> Result<(), Error> {
 
 /// dq, dk and dv of groups whose flags kernels have raised.
 pub(crate) fn backward(steps: &Steps<'_>) -> Result<(), Error> {
-    let (e, prepared) = (&steps.scores().extents, steps.prepared);
     let result = |name| if writes(steps, name) { steps.tensor(name) } else { TensorArgs::default() };
     let [dq, dk, dv] = ["dq", "dk", "dv"].map(result);
-    let tiles = |wanted: bool, tiles: usize, heads: usize| if wanted { tiles * heads } else { 0 };
+    let tiles = |wanted: bool, all: usize| if wanted { all as i32 } else { 0 };
     let args = FallbackArgs {
         c: PairArgs { dq, dk, dv, ..PairArgs::new(steps) },
-        key_tasks: steps.table(prepared.tables.by_keys).into(),
-        query_blocks: tiles(dq.is_there(), prepared.counts.by_queries, e.query_heads) as i32,
-        key_blocks: tiles(dk.is_there() || dv.is_there(), prepared.counts.by_keys, e.key_heads) as i32,
+        key_tasks: steps.table(steps.prepared.tables.by_keys).into(),
+        query_blocks: tiles(dq.is_there(), steps.query_blocks()),
+        key_blocks: tiles(dk.is_there() || dv.is_there(), steps.key_blocks()),
     };
     launch(steps, true, args)
 }

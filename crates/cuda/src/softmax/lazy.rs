@@ -1,12 +1,12 @@
 //! The kernels of lazy_attention of the levels portable and sm80: `kernels/lazy_attention/`.
 
-use crate::args::{ConstPtr, Declaration, KernelArgs, Ptr, declaration, filled, int, kernel_args};
+use crate::args::{ConstPtr, Declaration, KernelArgs, Ptr, declarations, filled, int, kernel_args};
 use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
 use crate::softmax::Steps;
 use crate::softmax::fallback;
 use crate::softmax::hopper_lazy::{HopperPass, Kept, LazyPlan};
-use crate::softmax::pair_args::{Numbers, PairArgs};
+use crate::softmax::pair_args::{Numbers, PairArgs, wanted};
 use crate::softmax::portable::{columns, parts};
 use crate::softmax::prepared::Prepared;
 use crate::tensor_args::TensorArgs;
@@ -108,7 +108,7 @@ kernel_args! {
 }
 
 /// Kernel arguments that these sources name.
-pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<LazyArgs>(), declaration::<MeasureArgs>()];
+pub(crate) const ARGUMENTS: &[Declaration] = declarations![LazyArgs, MeasureArgs];
 
 /// The passes of a prepared problem.
 pub(crate) struct Passes<'a> {
@@ -169,9 +169,9 @@ impl<'a> Passes<'a> {
         }
     }
 
-    /// Blocks of a kernel that owns tiles of queries.
-    fn by_queries(&self) -> usize {
-        self.steps.prepared.counts.by_queries * self.steps.scores().extents.query_heads
+    /// Adds a launch of a kernel that owns tiles of queries.
+    fn walk_queries(&self, name: &'static str, args: &LazyArgs) -> Result<(), Error> {
+        self.walk(name, self.steps.query_blocks(), args)
     }
 
     /// lse, and those of o and Σ a P v that have places.
@@ -187,13 +187,13 @@ impl<'a> Passes<'a> {
 
     /// The forward pass of the levels portable and sm80, or the fallback.
     fn rows(&self) -> Result<(), Error> {
-        self.walk("scores", self.by_queries(), &self.args)?;
+        self.walk_queries("scores", &self.args)?;
         let pv = self.steps.tensor("pv_sum");
         for (pv, wanted) in [(TensorArgs::default(), self.steps.tensor("o")), (pv, pv)] {
             let columns = self.steps.prepared.value_dim.filter(|_| wanted.is_there()).unwrap_or(0);
             let at_once = if self.tensor().is_some() { width(columns).min(128) } else { width(columns) };
             for first in (0..columns).step_by(at_once) {
-                self.walk("values", self.by_queries(), &LazyArgs { pv, ..self.args.at([0, first]) })?;
+                self.walk_queries("values", &LazyArgs { pv, ..self.args.at([0, first]) })?;
             }
         }
         Ok(())
@@ -201,14 +201,14 @@ impl<'a> Passes<'a> {
 
     /// The figures of every row, and the states of every tile of the statistics, at addresses that hold zeros.
     pub fn measure(&self, [figures, states]: [u64; 2], tile: Blocking) -> Result<(), Error> {
-        self.walk("scores", self.by_queries(), &self.args)?;
+        self.walk_queries("scores", &self.args)?;
         // One that is longer than the arrays holds them all.
-        let e = &self.steps.scores().extents;
+        let e = self.steps.extents();
         let tile_queries = tile.queries.min(e.queries.max(1)) as i32;
         let tile_keys = tile.keys.min(e.keys.max(1)) as i32;
         let (figures, states) = (figures.into(), states.into());
         let args = MeasureArgs { lazy: self.args, figures, states, tile_queries, tile_keys };
-        self.launch("measure", self.by_queries(), &args)
+        self.launch("measure", self.steps.query_blocks(), &args)
     }
 
     /// The gradients that have places.
@@ -237,7 +237,7 @@ impl<'a> Passes<'a> {
     fn count(&self) -> Result<bool, Error> {
         let given = self.steps.prepared.is_given("lse");
         if given {
-            self.walk_portable("counts", self.by_queries(), &self.args)?;
+            self.walk_portable("counts", self.steps.query_blocks(), &self.args)?;
         }
         Ok(given)
     }
@@ -245,18 +245,18 @@ impl<'a> Passes<'a> {
     /// The same of the backward pass, with the terms of dbias and dtau.
     fn gradients(&self) -> Result<(), Error> {
         if !self.count()? {
-            self.walk("scores", self.by_queries(), &self.args)?;
+            self.walk_queries("scores", &self.args)?;
         }
         let wants = |name: &str| self.steps.is_there(name);
         if ["dq", "dk", "dbias", "dtau"].into_iter().any(wants) {
-            let dims = if wants("dq") { self.steps.scores().extents.dim } else { 0 };
+            let dims = if wants("dq") { self.steps.extents().dim } else { 0 };
             if self.tensor().is_some() {
-                self.walk("means", self.by_queries(), &self.args)?;
+                self.walk_queries("means", &self.args)?;
             } else if dims == 0 {
-                self.walk_portable("queries", self.by_queries(), &self.args)?; // Δ and Σ a g alone
+                self.walk_queries("queries", &self.args)?; // Δ and Σ a g alone
             }
             for first in parts(dims) {
-                self.walk("queries", self.by_queries(), &self.args.at([first, 0]))?;
+                self.walk_queries("queries", &self.args.at([first, 0]))?;
             }
         }
         self.keys()
@@ -268,29 +268,26 @@ impl<'a> Passes<'a> {
         if wants("dbias") {
             let groups = (self.args.width as usize).div_ceil(32);
             let windows = self.steps.at(self.memory.windows);
-            let blocks = groups * self.steps.scores().extents.query_heads;
+            let blocks = groups * self.steps.extents().query_heads;
             self.launch("dbias", blocks, &LazyArgs { windows: windows.into(), ..self.args })?;
         }
         if wants("dtau") {
-            self.launch("dtau", self.steps.scores().extents.query_heads, &self.args)?;
+            self.launch("dtau", self.steps.extents().query_heads, &self.args)?;
         }
         Ok(())
     }
 
     /// dk, dv, and what the tiles of keys add to dbias.
     fn keys(&self) -> Result<(), Error> {
-        let (steps, e) = (self.steps, &self.steps.scores().extents);
-        let columns_of = |name: &str, all: usize| if steps.is_there(name) { all } else { 0 };
-        let all_values = steps.prepared.value_dim.unwrap_or(0);
-        let wanted = [columns_of("dk", e.dim), columns_of("dv", all_values)];
-        let args = LazyArgs { c: self.args.c.over(steps.table(steps.prepared.tables.by_keys)), ..self.args };
-        let blocks = steps.prepared.counts.by_keys * e.key_heads;
+        let (steps, c) = (self.steps, self.args.c);
+        let all = [steps.extents().dim, steps.values()];
+        let wanted = [wanted(c.dk, all[0]), wanted(c.dv, all[1])];
+        let args = LazyArgs { c: c.over(steps.table(steps.prepared.tables.by_keys)), ..self.args };
         let mut windows = if steps.is_there("dbias") { steps.at(self.memory.windows) } else { 0 };
-        let all = [e.dim, all_values];
         // Windows alone are a launch without columns.
         let alone = (wanted == [0, 0] && windows != 0).then_some(all);
         for first in columns(wanted, all).chain(alone) {
-            self.walk("keys", blocks, &LazyArgs { windows: windows.into(), ..args.at(first) })?;
+            self.walk("keys", steps.key_blocks(), &LazyArgs { windows: windows.into(), ..args.at(first) })?;
             windows = 0;
         }
         Ok(())

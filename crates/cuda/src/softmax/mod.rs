@@ -31,7 +31,7 @@ pub(crate) use variants::most_shared;
 pub(crate) use variants::{AttentionShape, CONSUMER, Hopper, Lengths, Results, Visible};
 
 use crate::args::Declaration;
-use etalon_problem::Error;
+use etalon_problem::{Error, Extents, Scores};
 
 /// Kernel arguments that sources name.
 pub(crate) fn arguments() -> Vec<Declaration> {
@@ -50,8 +50,27 @@ pub(crate) fn arguments() -> Vec<Declaration> {
 type Steps<'a> = crate::step::Steps<'a, prepared::Prepared<'a>>;
 
 impl Steps<'_> {
-    fn scores(&self) -> &etalon_problem::Scores {
+    fn scores(&self) -> &Scores {
         self.prepared.scores
+    }
+
+    fn extents(&self) -> &Extents {
+        &self.prepared.scores.extents
+    }
+
+    /// E; 0 of attention_lse.
+    fn values(&self) -> usize {
+        self.prepared.value_dim.unwrap_or(0)
+    }
+
+    /// Blocks of a kernel that owns tiles of queries.
+    fn query_blocks(&self) -> usize {
+        self.prepared.counts.by_queries * self.extents().query_heads
+    }
+
+    /// Blocks of a kernel that owns tiles of keys.
+    fn key_blocks(&self) -> usize {
+        self.prepared.counts.by_keys * self.extents().key_heads
     }
 
     /// Adds fills of all that is computed with 0, and of lse with −∞, where kernels leave elements out.

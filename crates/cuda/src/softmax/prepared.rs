@@ -111,6 +111,17 @@ impl<'a> Prepared<'a> {
             || [e.batch, e.query_heads, e.key_heads, e.queries, e.keys].contains(&0)
     }
 
+    /// True if the kernels of a backward pass on tensor cores of compute capability 9.0 read an operand, if it is one:
+    /// for dv alone neither o nor v, of attention_lse none of values.
+    pub fn reads(&self, name: &str) -> bool {
+        let has_values = self.value_dim.is_some();
+        match name {
+            "dout" => has_values,
+            "o" | "v" => has_values && self.reads_o,
+            _ => true,
+        }
+    }
+
     /// True if o and lse are computed: as results, or since a later pass lacks them.
     pub fn computes_forward(&self) -> bool {
         self.pass == Pass::Forward || !self.is_given("lse") || (self.reads_o && !self.is_given("o"))
