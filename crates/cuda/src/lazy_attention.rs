@@ -59,7 +59,7 @@ fn measure(
     tile: Blocking,
     options: &Options,
 ) -> Result<Found, Error> {
-    let (bias, problem) = (problem.bias, Problem::from(problem.clone()));
+    let problem = Problem::from(problem.clone());
     let table = problem.checked_table(Pass::Forward)?;
     let storage = table.check_call(inputs, &ViewsMut::new(), false)?;
     storage.refuse_f64()?;
@@ -70,7 +70,7 @@ fn measure(
     let bytes = [size_of_val(&found.figures[..]), 4 * found.states.len()];
     let operands = Operands::Host(inputs, Some(&none));
     let call = PassCall::new(state.device.target, (Pass::Forward, storage), &table, operands, options);
-    let (plan, [figures, states]) = draft_stats((&problem, bias), &call, (tile, bytes))?;
+    let (plan, [figures, states]) = draft_stats(&problem, &call, (tile, bytes))?;
     let placed = Placed::of(&state, plan, inputs, None)?;
     placed.run()?;
     placed.download(figures, bytemuck::cast_slice_mut(&mut found.figures))?;

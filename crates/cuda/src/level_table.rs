@@ -18,6 +18,10 @@ pub(crate) struct Rule<S> {
     pub holds: fn(&S) -> bool,
 }
 
+pub(crate) const fn rule<S>(otherwise: &'static str, holds: fn(&S) -> bool) -> Rule<S> {
+    Rule { otherwise, holds }
+}
+
 /// Facts of a pass that rules of every algorithm ask for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Facts {
@@ -58,21 +62,18 @@ impl Deref for LevelSpec {
 
 impl<S: Deref<Target = Facts>> Rule<S> {
     /// Factors of products are rounded to the storage type.
-    pub const FLASH: Rule<S> = Rule { otherwise: Precision::FACTORS, holds: |spec| spec.precision == Precision::Flash };
+    pub const FLASH: Rule<S> = rule(Precision::FACTORS, |spec| spec.precision == Precision::Flash);
     /// The device has the tensor cores of compute capability 9.0.
-    pub const HOPPER: Rule<S> =
-        Rule { otherwise: "the device is not of compute capability 9.0", holds: |spec| spec.target.is_hopper() };
+    pub const HOPPER: Rule<S> = rule("the device is not of compute capability 9.0", |spec| spec.target.is_hopper());
     /// Elements have 16 bits.
-    pub const SIXTEEN_BITS: Rule<S> = Rule {
-        otherwise: "its tensor cores multiply bf16 and f16",
-        holds: |spec| matches!(spec.storage, Dtype::Bf16 | Dtype::F16),
-    };
+    pub const SIXTEEN_BITS: Rule<S> =
+        rule("its tensor cores multiply bf16 and f16", |spec| matches!(spec.storage, Dtype::Bf16 | Dtype::F16));
     /// The pass is not one of the second order, on the level sm80.
     pub const FIRST_ORDER_SM80: Rule<S> =
-        Rule { otherwise: "the second order is not written yet for sm80", holds: |spec| spec.is_first_order() };
+        rule("the second order is not written yet for sm80", |spec| spec.is_first_order());
     /// The same on the level sm90a.
     pub const FIRST_ORDER_SM90A: Rule<S> =
-        Rule { otherwise: "the second order is not written yet for sm90a", holds: |spec| spec.is_first_order() };
+        rule("the second order is not written yet for sm90a", |spec| spec.is_first_order());
 }
 
 impl Facts {

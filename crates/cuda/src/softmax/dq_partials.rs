@@ -83,12 +83,6 @@ pub(crate) struct DqPartials {
     totals: MemoryRange,
 }
 
-/// The launches of a pass by keys that leaves partial sums: the module, and the work of its first kernel in all.
-pub(crate) struct By<'a> {
-    pub variant: &'a Variant,
-    pub work: Work,
-}
-
 impl DqPartials {
     /// Memory for partial sums, where the gradient of q is computed in the pass by keys.
     pub fn new(spec: &Spec, level: Level, layout: &mut Layout) -> Result<Option<DqPartials>, Error> {
@@ -107,30 +101,30 @@ impl DqPartials {
         }))
     }
 
-    /// Adds launches of `fused` for the pass by keys, one for each part of the columns, with arguments that a function
-    /// makes of the memory, and of `collect` for the pass by queries, which adds up what the blocks leave in the place
-    /// of dq.
+    /// Adds launches of `fused` of a module for the pass by keys, of so much work in all: one for each part of the
+    /// columns, with arguments that a function makes of the memory; and of `collect` for the pass by queries, which adds
+    /// up what the blocks leave in the place of dq.
     pub fn run<A: KernelArgs>(
         &self,
         steps: &Steps<'_>,
-        by: &By<'_>,
+        (variant, work): (&Variant, Work),
         fused: impl Fn(PartialArgs) -> Vec<A>,
         c: PairArgs,
     ) -> Result<(), Error> {
         let (by_keys, by_rows) = (steps.key_blocks(), 4 * steps.query_blocks()); // the latter of 16 rows
         let Shares { tiles, at_once, .. } = self.shares;
-        let threads = by.variant.threads();
+        let threads = variant.threads();
         // A prediction counts all rounds as one.
         let (working, sums) = (self.shares.working(&steps.prepared.spec), self.shares.sums());
-        let mut work = Work { working, ..by.work };
-        let mut collected = Work { terms: 0, sums, ..by.work };
+        let mut collected = Work { terms: 0, sums, ..work };
+        let mut work = Work { working, ..work };
         for first in (0..tiles).step_by(at_once) {
             let slots = self.args(steps, first..tiles.min(first + at_once));
             for args in fused(slots) {
-                steps.launch_work((by.variant, "fused"), (by_keys, threads), &args, work)?;
+                steps.launch_work((variant, "fused"), (by_keys, threads), &args, work)?;
                 work = Work { terms: 0, partials: 0.0, ..work };
             }
-            steps.launch_work((by.variant, "collect"), (by_rows, threads), &FusedArgs { c, slots }, collected)?;
+            steps.launch_work((variant, "collect"), (by_rows, threads), &FusedArgs { c, slots }, collected)?;
             collected = Work { partials: 0.0, sums: 0, ..collected };
         }
         Ok(())

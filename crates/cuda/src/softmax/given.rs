@@ -32,25 +32,24 @@ fn arrays(problem: &Problem) -> Vec<Array> {
     let mut add = |name: &str, shape: &[usize], flags| {
         list.push(Array { name: name.to_string(), shape: shape.to_vec(), flags });
     };
-    match &scores.sequences {
-        Sequences::Dense => {}
-        Sequences::Lengths { query, key } => {
-            add("sequences.query", &[query.len()], false);
-            add("sequences.key", &[key.len()], false);
-        }
-        Sequences::Packed { cu_query, cu_key } => {
-            add("sequences.cu_query", &[cu_query.len()], false);
-            add("sequences.cu_key", &[cu_key.len()], false);
-        }
-    }
+    of_sequences(scores).into_iter().flatten().for_each(|(name, own)| add(name, &[own.len()], false));
     scores.mask.clone().visit_mut(&mut |mask| match mask {
-        Mask::Segments { query, key } => {
-            [query, key].into_iter().for_each(|ids| add(&ids.name, &ids.shape, false));
-        }
+        Mask::Segments { query, key } => [query, key].into_iter().for_each(|x| add(&x.name, &x.shape, false)),
         Mask::Array(array) => add(&array.name, &array.shape, true),
         _ => {}
     });
     list
+}
+
+/// Lengths or offsets of sequences by their names; none of a dense batch.
+fn of_sequences(scores: &Scores) -> Option<[(&'static str, &[usize]); 2]> {
+    match &scores.sequences {
+        Sequences::Dense => None,
+        Sequences::Lengths { query, key } => Some([("sequences.query", query), ("sequences.key", key)]),
+        Sequences::Packed { cu_query, cu_key } => {
+            Some([("sequences.cu_query", cu_query), ("sequences.cu_key", cu_key)])
+        }
+    }
 }
 
 /// The operands among some tensors, and the arrays of the problem, which must be dense and of its shape.
@@ -79,12 +78,10 @@ pub(crate) fn split<'t>(
 
 fn check_array(array: &Array, tensor: &DeviceTensor) -> Result<(), Error> {
     let name = array.name.as_str();
+    let is_integer = matches!(tensor.element, Element::I32 | Element::Stored(Stored::Integer));
     let (expected, fits) = match array.flags {
         true => ("bool", tensor.element == Element::Bool),
-        false => {
-            let integers = [Element::I32, Element::Stored(Stored::Integer)];
-            ("i32 or i64", integers.contains(&tensor.element))
-        }
+        false => ("i32 or i64", is_integer),
     };
     if !fits {
         return Err(Error::value(name, expected, tensor.element));
@@ -192,14 +189,9 @@ impl Given {
         layout: &mut Layout,
     ) -> Result<(Given, TableImage), Error> {
         let mut sources = Sources { given, ..Sources::default() };
-        let sequences = match &scores.sequences {
-            Sequences::Dense => None,
-            Sequences::Lengths { query, key } => {
-                Some([sources.numbers("sequences.query", query)?, sources.numbers("sequences.key", key)?])
-            }
-            Sequences::Packed { cu_query, cu_key } => {
-                Some([sources.numbers("sequences.cu_query", cu_query)?, sources.numbers("sequences.cu_key", cu_key)?])
-            }
+        let sequences = match of_sequences(scores) {
+            Some([query, key]) => Some([sources.numbers(query)?, sources.numbers(key)?]),
+            None => None,
         };
         scores.mask.nodes().iter().try_for_each(|node| sources.add(node))?;
         let Sources { layout: mut own, copies, arrays, nodes, .. } = sources;
@@ -298,7 +290,7 @@ impl Sources<'_> {
         Ok(Source::Copy(range, element))
     }
 
-    fn numbers(&mut self, name: &str, own: &[usize]) -> Result<Source, Error> {
+    fn numbers(&mut self, (name, own): (&str, &[usize])) -> Result<Source, Error> {
         // Extents fit 32 bits.
         let own = || bytes(&own.iter().map(|&x| x as i32).collect::<Vec<_>>()).to_vec();
         self.find(name, Element::I32, own)

@@ -274,9 +274,9 @@ pub(crate) fn forward(steps: HopperSteps<'_>) -> Result<(), Error> {
     steps.widen("k")?;
     steps.clear_copy("o");
     steps.clear_flags();
-    let variant = Variant::hopper_forward_of(plan.hopper, has_values, plan.tile);
-    let groups = variant.define("GROUPS");
-    let rows = 64 * groups;
+    let rows = plan.tile.queries;
+    let groups = rows / 64;
+    let variant = Variant::hopper_forward(plan.hopper, has_values).with("GROUPS", groups);
     // Measured: causal masks like more heads beside each other than full ones.
     let l2 = if plan.hopper.visible == Visible::All { 8 << 20 } else { 32 << 20 };
     let mut args = ForwardArgs {

@@ -5,12 +5,14 @@ use crate::memory::{Layout, MemoryRange};
 use crate::softmax::Steps;
 use crate::softmax::hopper::{HopperSteps, Plan};
 use crate::softmax::hopper_args::{Elements, Packed, Shape, SpanTables};
+use crate::softmax::lazy::LazyArgs;
 use crate::softmax::pair_args::Numbers;
 use crate::softmax::prepared::Prepared;
 use crate::tensor_args::strided_args;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
-use etalon_problem::{Align, DistanceBias, Error};
+use etalon_problem::Error;
+use std::convert::identity;
 
 /// Choices of these kernels for a pass, and their memory.
 #[derive(Debug)]
@@ -73,15 +75,6 @@ kernel_args! {
 /// Kernel arguments that `lazy_attention/sm90a.cuh` names.
 pub(crate) const ARGUMENTS: &[Declaration] = declarations![HopperLazyArgs];
 
-/// Addresses that the passes of every level share: of the numbers of the rows, and of the parts of dbias by tiles of
-/// keys (0: none); and the number of distances that occur.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Kept {
-    pub numbers: Ptr<Numbers>,
-    pub windows: u64,
-    pub reach: i32,
-}
-
 impl LazyPlan {
     /// Takes ranges for what the kernels need beside the operands.
     pub fn new(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<LazyPlan, Error> {
@@ -99,33 +92,31 @@ pub(crate) struct HopperPass<'a> {
 }
 
 impl<'a> HopperPass<'a> {
+    /// Of arguments that kernels of every level share, and the address of parts of dbias by tiles of keys (0: none).
     pub fn new(
         LazyPlan { operands: plan, active }: &'a LazyPlan,
         steps: &'a Steps<'a>,
-        bias: Option<DistanceBias>,
-        kept: Kept,
+        shared: &LazyArgs,
+        windows: u64,
     ) -> Self {
         let steps = HopperSteps { steps, plan };
         let address = |name| steps.address(name);
         let rows = |name: &str| steps.wide(name.trim_end_matches("_rows"));
         let args = HopperLazyArgs {
             k: steps.map("k", 128),
-            windows: kept.windows.into(),
-            numbers: kept.numbers,
+            windows: windows.into(),
             active: steps.at(*active).into(),
             flags: steps.group_flags().into(),
             counter: steps.counter(0).into(),
-            width: int(bias.map_or(0, |bias| bias.width)),
-            bottom: bias.is_some_and(|bias| bias.align == Align::BottomRight).into(),
             columns: int(steps.values()),
-            reach: kept.reach,
             // Measured of attention: causal masks like as many heads beside each other.
             shape: steps.shape(steps.query_heads_in(32 << 20)),
             packed: steps.packed(),
             spans: steps.spans(),
             ..filled!(HopperLazyArgs:
                 names(rows) [o_rows dq_rows dk_rows dv_rows]
-                names(address) [lse bias tau dlse]
+                names(address) [lse dlse]
+                fields(shared, identity) [bias tau numbers width reach bottom]
             )
         };
         HopperPass { steps, args }

@@ -5,13 +5,13 @@ use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
 use crate::softmax::Steps;
 use crate::softmax::fallback;
-use crate::softmax::hopper_lazy::{HopperPass, Kept, LazyPlan};
+use crate::softmax::hopper_lazy::{HopperPass, LazyPlan};
 use crate::softmax::pair_args::{Numbers, PairArgs, wanted};
 use crate::softmax::portable::{columns, parts};
 use crate::softmax::prepared::Prepared;
 use crate::tensor_args::TensorArgs;
 use crate::variant::{Variant, width};
-use etalon_problem::{Align, Blocking, DistanceBias, Error};
+use etalon_problem::{Align, Blocking, Error};
 
 /// Memory that its kernels share.
 #[derive(Debug, Clone, Copy)]
@@ -25,10 +25,10 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    pub fn new(prepared: &Prepared<'_>, bias: Option<DistanceBias>, layout: &mut Layout) -> Result<Memory, Error> {
+    pub fn new(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Memory, Error> {
         let (scores, counts) = (prepared.scores, &prepared.counts);
         let heads = scores.extents.query_heads;
-        let windows = if prepared.has("dbias") { reach(prepared, bias) } else { 0 };
+        let windows = if prepared.has("dbias") { reach(prepared) } else { 0 };
         Ok(Memory {
             numbers: layout.range(16 * scores.row_shape().iter().product::<usize>())?,
             active: layout.range(4 * counts.tiles * heads)?,
@@ -38,26 +38,26 @@ impl Memory {
 }
 
 /// W, or as many distances as the extents of the problem have.
-fn reach(prepared: &Prepared<'_>, bias: Option<DistanceBias>) -> usize {
+fn reach(prepared: &Prepared<'_>) -> usize {
     let e = &prepared.scores.extents;
-    bias.map_or(0, |bias| bias.width.min(e.queries.max(e.keys)))
+    prepared.distance_bias.map_or(0, |bias| bias.width.min(e.queries.max(e.keys)))
 }
 
 kernel_args! {
     /// Arguments of lazy_attention.
-    struct LazyArgs as "LazyArgs" {
+    pub(super) struct LazyArgs as "LazyArgs" {
         /// Without bias, softcap and sinks.
         c: PairArgs,
         /// f32: Σ a P v (E47); where there is one, `values` writes it in place of o.
         pv: TensorArgs,
         /// `[heads, width]`; 0: no bias.
-        bias: ConstPtr<f32>,
+        pub bias: ConstPtr<f32>,
         /// `[heads]`.
-        tau: ConstPtr<f32>,
+        pub tau: ConstPtr<f32>,
         /// As bias and tau.
         dbias, dtau: Ptr<f32>,
         /// `[batch, heads, queries]`.
-        numbers: Ptr<Numbers>,
+        pub numbers: Ptr<Numbers>,
         /// Of each tile of queries and head: which stripes of keys may hold an active pair.
         active: Ptr<u32>,
         /// `[tasks by keys, heads, reach]`: what each adds to dbias; 0: not wanted.
@@ -65,23 +65,24 @@ kernel_args! {
         /// In the fallback: tiles of all groups, of which those that have a flag are computed.
         tiles: i32,
         /// W.
-        width: i32,
+        pub width: i32,
         /// Distances that occur below it.
-        reach: i32,
+        pub reach: i32,
         /// True if distances are counted from the last query and key.
-        bottom: i32,
+        pub bottom: i32,
         /// Tasks by keys.
         windowed: i32,
     }
 }
 
 impl LazyArgs {
-    fn new(steps: &Steps<'_>, memory: &Memory, bias: Option<DistanceBias>) -> Self {
+    fn new(steps: &Steps<'_>, memory: &Memory) -> Self {
+        let bias = steps.prepared.distance_bias;
         let (address, range) = (|name| steps.address(name), |range| steps.at(range));
         LazyArgs {
             c: PairArgs::new(steps),
             width: int(bias.map_or(0, |bias| bias.width)),
-            reach: int(reach(steps.prepared, bias)),
+            reach: int(reach(steps.prepared)),
             bottom: bias.is_some_and(|bias| bias.align == Align::BottomRight).into(),
             windowed: int(steps.prepared.counts.by_keys),
             ..filled!(LazyArgs: names(address) [bias tau dbias dtau] fields(memory, range) [numbers active])
@@ -113,7 +114,7 @@ pub(crate) const ARGUMENTS: &[Declaration] = declarations![LazyArgs, MeasureArgs
 /// The passes of a prepared problem.
 pub(crate) struct Passes<'a> {
     steps: &'a Steps<'a>,
-    memory: &'a Memory,
+    windows: MemoryRange,
     /// The kernels of the level sm90a, where they compute the pass.
     hopper: Option<HopperPass<'a>>,
     args: LazyArgs,
@@ -122,18 +123,11 @@ pub(crate) struct Passes<'a> {
 }
 
 impl<'a> Passes<'a> {
-    pub fn new(
-        steps: &'a Steps<'a>,
-        memory: &'a Memory,
-        bias: Option<DistanceBias>,
-        plan: Option<&'a LazyPlan>,
-    ) -> Self {
-        let args = LazyArgs::new(steps, memory, bias);
-        // The memory that all levels share, as the kernels of sm90a see it.
+    pub fn new(steps: &'a Steps<'a>, memory: &Memory, plan: Option<&'a LazyPlan>) -> Self {
+        let args = LazyArgs::new(steps, memory);
         let windows = if steps.is_there("dbias") { steps.at(memory.windows) } else { 0 };
-        let kept = Kept { numbers: args.numbers, windows, reach: args.reach };
-        let hopper = plan.map(|plan| HopperPass::new(plan, steps, bias, kept));
-        Passes { steps, memory, hopper, args, again: false }
+        let hopper = plan.map(|plan| HopperPass::new(plan, steps, &args, windows));
+        Passes { steps, windows: memory.windows, hopper, args, again: false }
     }
 
     /// The same by the portable kernels, of groups that have a flag.
@@ -221,7 +215,7 @@ impl<'a> Passes<'a> {
                     hopper.scores()?;
                 }
                 if self.steps.is_there("dbias") {
-                    self.steps.clear(self.memory.windows);
+                    self.steps.clear(self.windows);
                 }
                 hopper.backward()?;
             }
@@ -267,9 +261,9 @@ impl<'a> Passes<'a> {
         let wants = |name: &str| self.steps.is_there(name);
         if wants("dbias") {
             let groups = (self.args.width as usize).div_ceil(32);
-            let windows = self.steps.at(self.memory.windows);
+            let windows = self.steps.at(self.windows).into();
             let blocks = groups * self.steps.extents().query_heads;
-            self.launch("dbias", blocks, &LazyArgs { windows: windows.into(), ..self.args })?;
+            self.launch("dbias", blocks, &LazyArgs { windows, ..self.args })?;
         }
         if wants("dtau") {
             self.launch("dtau", self.steps.extents().query_heads, &self.args)?;
@@ -283,7 +277,7 @@ impl<'a> Passes<'a> {
         let all = [steps.extents().dim, steps.values()];
         let wanted = [wanted(c.dk, all[0]), wanted(c.dv, all[1])];
         let args = LazyArgs { c: c.over(steps.table(steps.prepared.tables.by_keys)), ..self.args };
-        let mut windows = if steps.is_there("dbias") { steps.at(self.memory.windows) } else { 0 };
+        let mut windows = if steps.is_there("dbias") { steps.at(self.windows) } else { 0 };
         // Windows alone are a launch without columns.
         let alone = (wanted == [0, 0] && windows != 0).then_some(all);
         for first in columns(wanted, all).chain(alone) {

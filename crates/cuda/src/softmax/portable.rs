@@ -1,7 +1,7 @@
 //! The kernels of attention and attention_lse of the levels portable and sm80: `kernels/attention/`.
 
 use crate::softmax::Steps;
-use crate::softmax::dq_partials::{By, DqPartials};
+use crate::softmax::dq_partials::DqPartials;
 use crate::softmax::fallback::{self, writes};
 use crate::softmax::pair_args::{FusedArgs, PairArgs, wanted};
 use crate::step::Work;
@@ -136,9 +136,9 @@ fn fused(steps: &Steps<'_>, dq_partials: &DqPartials, args: &PairArgs) -> Result
     // S and dP in each launch, then what each adds to.
     let terms = firsts.len() * (dim + values) + 2 * dim + values;
     let partials = dim.next_multiple_of(64) as f64 * 4.0 / 64.0;
-    let by = By { variant, work: Work { partials, ..Work::of(variant, terms) } };
+    let work = Work { partials, ..Work::of(variant, terms) };
     let with = |slots| firsts.iter().map(|&at| FusedArgs { c: over.at(at), slots }).collect();
-    dq_partials.run(steps, &by, with, *args)
+    dq_partials.run(steps, (variant, work), with, *args)
 }
 
 /// The gradients of the sinks and of the bias, if they have places, from the δ of every row.

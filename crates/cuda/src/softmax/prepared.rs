@@ -11,7 +11,7 @@ use crate::softmax::given::Given;
 use crate::softmax::modules::Modules;
 use crate::softmax::rows::{Rows, Tables};
 use crate::softmax::spec::Spec;
-use etalon_problem::{Error, Operand, Pass, Problem, Role, Scores, Sequences};
+use etalon_problem::{DistanceBias, Error, Operand, Pass, Problem, Role, Scores, Sequences};
 use std::ops::Deref;
 
 /// A pass of a problem, for any operands of the same shapes and strides.
@@ -23,6 +23,8 @@ pub(crate) struct Prepared<'a> {
     pub value_dim: Option<usize>,
     /// True if the pass reads o, if it has one: for dv alone it does not.
     pub reads_o: bool,
+    /// The bias of lazy_attention.
+    pub distance_bias: Option<DistanceBias>,
     pub counts: Counts,
     pub spec: Spec,
     /// The level that computes the pass, and its modules.
@@ -74,18 +76,18 @@ impl<'a> Prepared<'a> {
         let rows = scores.row_shape().iter().product::<usize>();
         let delta = (is_backward && needs_ds).then(|| layout.named("delta of rows", 4 * rows));
         let flags = [parts.have_whole_rows(&MULTIPLIED), has_both(&parts)];
-        let (of, pass) = ((scores, value_dim), (call.pass, call.storage));
-        let spec = Spec::new(of, pass, counts, flags, call.target, &call.options);
+        let spec = Spec::new((scores, value_dim), call.facts(), counts, flags, &call.options);
         let choice = Choice::of(levels, &spec, call.options.level)?;
-        let modules = match problem {
-            Problem::LazyAttention(lazy) => Modules::lazy(&spec, choice.level, lazy.bias.is_some()),
-            _ => Modules::new(&spec, choice.level),
+        let (modules, distance_bias) = match problem {
+            Problem::LazyAttention(lazy) => (Modules::lazy(&spec, choice.level, lazy.bias.is_some()), lazy.bias),
+            _ => (Modules::new(&spec, choice.level), None),
         };
         Ok(Prepared {
             parts,
             scores,
             value_dim,
             reads_o,
+            distance_bias,
             counts,
             spec,
             choice,

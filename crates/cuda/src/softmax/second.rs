@@ -3,7 +3,6 @@
 use crate::args::{ConstPtr, Declaration, Ptr, declarations, filled, kernel_args};
 use crate::memory::{Layout, MemoryRange};
 use crate::softmax::Steps;
-use crate::softmax::dq_partials::By;
 use crate::softmax::pair_args::{Numbers, PairArgs, PartialArgs, wanted};
 use crate::softmax::portable::{columns, part, parts};
 use crate::softmax::prepared::Prepared;
@@ -154,9 +153,8 @@ pub(crate) fn run(steps: &Steps<'_>, between: &Between) -> Result<(), Error> {
     let by_keys = args.over(steps.table(prepared.tables.by_keys));
     if let Some(partials) = &prepared.partials {
         let work = Work { partials: 4.0, ..Work::of(portable, scores + sums + 4 * dim + 2 * values) };
-        let by = By { variant: portable, work };
         let with = |slots| vec![FusedSecondArgs { a: by_keys, slots }];
-        partials.run(steps, &by, with, PairArgs { dq: args.gq, ..args.c })?;
+        partials.run(steps, (portable, work), with, PairArgs { dq: args.gq, ..args.c })?;
         return pass.sinks_and_bias(&args);
     }
     if args.gq.is_there() {

@@ -5,7 +5,7 @@ use crate::options::Level;
 use crate::shared::shared_bytes;
 use crate::unit::Unit;
 use crate::variant::{Variant, number, width};
-use etalon_problem::{Blocking, Dtype};
+use etalon_problem::Dtype;
 
 /// Choices at compile time of the kernels for compute capability 9.0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -224,11 +224,6 @@ impl Variant {
         let groups = ("GROUPS", if has_three(of) { 3 } else { 2 });
         let defines = [&of.defines()[..], &[groups, ("VALUES", values.into())]].concat();
         Variant { family: Family::AttentionSm90aForward, defines }
-    }
-
-    /// The same with tiles of so many queries: 64 for each warpgroup.
-    pub(crate) fn hopper_forward_of(of: Hopper, values: bool, tile: Blocking) -> Self {
-        Self::hopper_forward(of, values).with("GROUPS", tile.queries / 64)
     }
 
     /// The backward pass on them.
