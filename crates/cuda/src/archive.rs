@@ -4,6 +4,7 @@
 use crate::absent::text;
 use crate::cache::Cache;
 use crate::compiler::Compiler;
+use crate::gpu::lock;
 use crate::variant::Variant;
 use etalon_problem::Error;
 use std::collections::{BTreeMap, BTreeSet};
@@ -58,8 +59,7 @@ impl Archive {
     pub fn describe(&self) -> String {
         let architectures: BTreeSet<_> =
             self.index.entries.values().filter_map(|line| line.split(' ').next()).collect();
-        let architectures = architectures.into_iter().collect::<Vec<_>>().join(", ");
-        format!("{} with kernels for {architectures}", self.folder.display())
+        format!("{} with kernels for {}", self.folder.display(), Vec::from_iter(architectures).join(", "))
     }
 
     /// The machine code of a kernel of a variant for an architecture, or why it is not here.
@@ -103,7 +103,7 @@ impl Index {
     fn parse(content: &str) -> Result<Index, usize> {
         let mut lines = content.lines();
         lines.next().filter(|line| *line == TITLE).ok_or(1usize)?;
-        let version = |line: &str| -> Option<(i32, i32)> {
+        let version = |line: &str| {
             let (major, minor) = line.strip_prefix("nvrtc ")?.split_once('.')?;
             Some((major.parse().ok()?, minor.parse().ok()?))
         };
@@ -165,14 +165,13 @@ impl ArchiveWriter {
         let key = variant.key(kernel, architecture, &version);
         let is_new = cache.read(&key).is_none();
         if is_new {
-            let compiled = self.compiler.compile(&variant.source(&[kernel]), &variant.options(architecture));
             let what = format!("compiling kernel {kernel} for {architecture} ({})", variant.describe());
-            let compiled = compiled.map_err(|reason| Error::Device { what, reason })?;
-            cache.write(&key, &compiled.image).map_err(|error| failed(&self.folder, &error))?;
+            let compiled = self.compiler.compile(&variant.source(&[kernel]), &variant.options(architecture));
+            let image = compiled.map_err(|reason| Error::Device { what, reason })?.image;
+            cache.write(&key, &image).map_err(|error| failed(&self.folder, &error))?;
         }
         let line = format!("{architecture} {} {kernel}", variant.describe());
-        let mut index = self.index.lock().unwrap_or_else(PoisonError::into_inner);
-        index.entries.insert(key, line);
+        lock(&self.index).entries.insert(key, line);
         Ok(is_new)
     }
 

@@ -1,6 +1,6 @@
 //! Kernels from their source to machine code of one architecture: NVRTC, loaded at run time.
 
-use crate::absent::{Absent, text};
+use crate::absent::{self, Absent, text};
 use crate::gpu;
 use cudarc::nvrtc::{result, sys};
 use std::ffi::{CStr, CString};
@@ -85,24 +85,20 @@ impl Compiler {
         if options.iter().any(|option| option.contains('\0')) {
             return Err("a NUL in an option".to_string());
         }
-        let program = result::create_program(&source, Some(c"etalon.cu"));
-        let program = Program(program.map_err(said)?);
+        let program = Program(result::create_program(&source, Some(c"etalon.cu")).map_err(said)?);
         // SAFETY: the program lives until the end of this function, and so do the options.
         let compiled = unsafe { result::compile_program(program.0, options) };
         // SAFETY: as above.
         let log = unsafe { result::get_program_log(program.0) }.unwrap_or_default();
         let log: Vec<u8> = log.into_iter().map(|c| c as u8).collect();
-        let log = CStr::from_bytes_until_nul(&log).unwrap_or_default();
-        let log = log.to_string_lossy().into_owned();
+        let log = CStr::from_bytes_until_nul(&log).unwrap_or_default().to_string_lossy().into_owned();
         compiled.map_err(|error| format!("{}\n{log}", said(error)))?;
         let mut bytes = 0;
         // SAFETY: the program was compiled; the call writes one number.
-        let size = unsafe { sys::nvrtcGetCUBINSize(program.0, &mut bytes) }.result();
-        size.map_err(said)?;
+        unsafe { sys::nvrtcGetCUBINSize(program.0, &mut bytes) }.result().map_err(said)?;
         let mut image = vec![0u8; bytes];
         // SAFETY: the buffer has the size that the compiler has just named.
-        let read = unsafe { sys::nvrtcGetCUBIN(program.0, image.as_mut_ptr().cast()) }.result();
-        read.map_err(said)?;
+        unsafe { sys::nvrtcGetCUBIN(program.0, image.as_mut_ptr().cast()) }.result().map_err(said)?;
         // The driver reads as much as the header of an image announces.
         if !image.starts_with(b"\x7fELF") {
             return Err(format!("the compiler returned {bytes} bytes that are no machine code"));
@@ -154,16 +150,9 @@ const FUNCTIONS: &str = "\
     nvrtcCompileProgram nvrtcCreateProgram nvrtcDestroyProgram nvrtcGetCUBIN nvrtcGetCUBINSize nvrtcGetProgramLog \
     nvrtcGetProgramLogSize";
 
-/// Fails where the library lacks one of these functions: cudarc panics when it calls such a one.
 fn check_functions(names: &str) -> Result<(), Absent> {
     // SAFETY: opens the library, which is there.
-    let library = unsafe { sys::culib() };
-    // SAFETY: the addresses are looked up, and nothing is called.
-    let lacks = |name: &&str| unsafe { library.get::<*const ()>(name.as_bytes()) }.is_err();
-    match names.split(' ').find(lacks) {
-        Some(name) => Err(Absent::Nvrtc(format!("it lacks the function {name}"))),
-        None => Ok(()),
-    }
+    absent::check_functions(unsafe { sys::culib() }, names).map_err(Absent::Nvrtc)
 }
 
 fn is_loadable() -> bool {
@@ -182,7 +171,7 @@ fn preload(folder: &Path) -> bool {
         name.starts_with("libnvrtc") && name.contains(".so.") && !name.contains(".alt.")
     };
     let is_builtin = |path: &Path| path.to_string_lossy().contains("builtins");
-    let mut paths: Vec<PathBuf> = entries.flatten().map(|x| x.path()).filter(is_nvrtc).collect();
+    let mut paths: Vec<_> = entries.flatten().map(|x| x.path()).filter(is_nvrtc).collect();
     paths.sort_by_key(|path| (!is_builtin(path), path.clone()));
     let mut found = false;
     for path in paths {

@@ -9,7 +9,9 @@ use crate::shared::shared_bytes;
 use crate::target::Target;
 use crate::variant::Variant;
 use cudarc::driver::result::DriverError;
-use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute, CUresult};
+use cudarc::driver::sys::CUdevice_attribute::*;
+use cudarc::driver::sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaContext, CudaFunction};
 use cudarc::nvrtc::Ptx;
 use etalon_problem::Error;
@@ -62,14 +64,11 @@ impl Device {
         }
         let images = Images::new(settings, driver.version, &architecture(capability))?;
         let uuid = device::uuid(ordinal).map_err(failed)?;
-        let count = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        let count = context.attribute(count).map_err(failed)?;
-        let shared = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
-        let shared = context.attribute(shared).map_err(failed)?;
+        let count = context.attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).map_err(failed)?;
+        let shared = context.attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN).map_err(failed)?;
         let (multiprocessors, shared_memory) = (count.max(1) as usize, shared.max(0) as u32);
         let target = Target { capability, multiprocessors, shared_memory };
-        let (kernels, lost) = (Mutex::default(), OnceLock::new());
-        Ok(Device { context, target, ordinal, uuid, images, kernels, lost })
+        Ok(Device { context, target, ordinal, uuid, images, kernels: Mutex::default(), lost: OnceLock::new() })
     }
 
     /// Makes its context that of the thread.
@@ -85,18 +84,17 @@ impl Device {
         if let Some(function) = &*slot {
             return Ok(function.clone());
         }
-        let own = variant.family.architecture_on(self.target.capability);
-        let own = own.unwrap_or_else(|| architecture(self.target.capability));
+        let capability = self.target.capability;
+        let own = variant.family.architecture_on(capability).unwrap_or_else(|| architecture(capability));
         let function = self.images.load((variant, name), &own, |image| self.load(variant, name, image))?;
         Ok(slot.insert(function).clone())
     }
 
     /// Compiles or loads kernels side by side; the error of the first that fails, in their order.
     pub fn load_all(&self, kernels: &BTreeSet<(&Variant, &'static str)>) -> Result<(), Error> {
-        let kept = lock(&self.kernels);
-        let absent = kernels.iter().filter(|(variant, name)| !kept.contains_key(&((*variant).clone(), *name)));
-        let absent: Vec<_> = absent.collect();
-        drop(kept);
+        let is_absent =
+            |&&(variant, name): &&(&Variant, _)| !lock(&self.kernels).contains_key(&(variant.clone(), name));
+        let absent: Vec<_> = kernels.iter().filter(is_absent).collect();
         let (next, failed) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
         let load = || loop {
             let at = next.fetch_add(1, Ordering::Relaxed);
@@ -120,8 +118,7 @@ impl Device {
             let bytes = shared_bytes(variant, name);
             if bytes > UNASKED {
                 self.context.bind_to_thread()?;
-                let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-                function.set_attribute(most, bytes as i32)?;
+                function.set_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes as i32)?;
             }
             Ok(function)
         };
@@ -153,24 +150,25 @@ fn architecture((major, minor): (i32, i32)) -> String {
 
 /// Faults after which every call of the context fails, until the process ends.
 pub(crate) fn ends_the_context(code: CUresult) -> bool {
+    use CUresult::*;
     matches!(
         code,
-        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
-            | CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE
-            | CUresult::CUDA_ERROR_CONTAINED
-            | CUresult::CUDA_ERROR_TENSOR_MEMORY_LEAK
-            | CUresult::CUDA_ERROR_EXTERNAL_DEVICE
-            | CUresult::CUDA_ERROR_MPS_CLIENT_TERMINATED
-            | CUresult::CUDA_ERROR_LAUNCH_FAILED
-            | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
-            | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
-            | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
-            | CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE
-            | CUresult::CUDA_ERROR_INVALID_PC
-            | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
-            | CUresult::CUDA_ERROR_ASSERT
-            | CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
-            | CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED
+        CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | CUDA_ERROR_CONTAINED
+            | CUDA_ERROR_TENSOR_MEMORY_LEAK
+            | CUDA_ERROR_EXTERNAL_DEVICE
+            | CUDA_ERROR_MPS_CLIENT_TERMINATED
+            | CUDA_ERROR_LAUNCH_FAILED
+            | CUDA_ERROR_LAUNCH_TIMEOUT
+            | CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | CUDA_ERROR_INVALID_PC
+            | CUDA_ERROR_HARDWARE_STACK_ERROR
+            | CUDA_ERROR_ASSERT
+            | CUDA_ERROR_ECC_UNCORRECTABLE
+            | CUDA_ERROR_CONTEXT_IS_DESTROYED
     )
 }
 

@@ -21,7 +21,7 @@ pub(crate) struct Enqueued {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Queue<'a> {
     pub device: &'a Device,
-    stream: &'a Arc<CudaStream>,
+    pub stream: &'a Arc<CudaStream>,
     enqueued: &'a Enqueued,
 }
 
@@ -29,10 +29,6 @@ impl<'a> Queue<'a> {
     pub fn new(device: &'a Device, stream: &'a Arc<CudaStream>, enqueued: &'a Enqueued) -> Result<Self, Error> {
         device.bind()?;
         Ok(Queue { device, stream, enqueued })
-    }
-
-    pub fn stream(&self) -> &'a Arc<CudaStream> {
-        self.stream
     }
 
     /// Copies bytes from the host to an address that has room for them.
@@ -83,22 +79,11 @@ impl<'a> Queue<'a> {
         // driver copies the argument, without writing, before it returns, and the list of arguments, which has one as
         // the kernel does, lives until then.
         let launched = unsafe {
-            sys::cuLaunchKernel(
-                kernel.cu_function(),
-                blocks,
-                1,
-                1,
-                threads,
-                1,
-                1,
-                shared,
-                self.stream.cu_stream(),
-                arguments.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
+            let (grid, block, stream) = ((blocks, 1, 1), (threads, 1, 1), self.stream.cu_stream());
+            result::launch_kernel(kernel.cu_function(), grid, block, shared, stream, &mut arguments)
         };
         self.enqueued.launches.set(self.enqueued.launches.get() + 1);
-        launched.result().map_err(|error| self.device.failed("launching a kernel", error))
+        launched.map_err(|error| self.device.failed("launching a kernel", error))
     }
 
     /// Waits until everything is done.

@@ -125,13 +125,13 @@ impl<'a> DeviceCall<'a> {
         let (scratch, bytes) = placed.scratch();
         let own = (pass.scratch_bytes() > bytes).then(|| placed.memory(pass.scratch_bytes()));
         let own = own.transpose()?;
-        let stream = placed.queue()?.stream();
+        let stream = placed.queue()?.stream;
         let scratch = own.as_ref().map_or(scratch, |own| own.device_ptr(stream).0);
         Ok(DeviceCall { placed, pass, inputs, outputs, scratch, _own: own })
     }
 
     fn enqueue(&self, queue: &Queue<'_>) -> Result<Enqueued, Error> {
-        let stream = queue.stream().cu_stream();
+        let stream = queue.stream.cu_stream();
         // SAFETY: the stream and the memory are those of the slot, of the context of the device, and stay until
         // the stream has been waited for.
         unsafe { self.pass.enqueue_counted(stream, &self.inputs, &self.outputs, self.scratch) }
@@ -147,7 +147,7 @@ impl<'a> DeviceCall<'a> {
         timing.enqueue_ns = calls_ns(&queue, (pass_ns, commands), || self.enqueue(&queue).map(|_| ()))?;
         // SAFETY: as above.
         let mut recorded = unsafe { self.pass.record(&self.inputs, &self.outputs, self.scratch) }?;
-        let stream = queue.stream().cu_stream();
+        let stream = queue.stream.cu_stream();
         // SAFETY: as above.
         let enqueue = || unsafe { recorded.enqueue(stream) };
         timing.recorded_ns = calls_ns(&queue, (pass_ns, commands), enqueue)?;
@@ -202,7 +202,7 @@ fn round(placed: &Placed, passes: usize) -> Result<f64, Error> {
 pub(crate) fn device_ns(queue: &Queue<'_>, enqueue: impl FnOnce() -> Result<(), Error>) -> Result<f64, Error> {
     check_clock()?;
     let failed = |error| queue.device.failed("the device's clock", error);
-    let event = || queue.stream().record_event(Some(CU_EVENT_DEFAULT)).map_err(failed);
+    let event = || queue.stream.record_event(Some(CU_EVENT_DEFAULT)).map_err(failed);
     let begin = event()?;
     enqueue()?;
     let end = event()?;
