@@ -1,5 +1,5 @@
-//! Kernels that were compiled beforehand, for machines without a compiler: a folder of entries as those of
-//! the cache, and an index that names the compiler which made them.
+//! Kernels compiled beforehand, for machines without a compiler: a folder of entries like the cache's, and an index
+//! that names the compiler.
 
 use crate::absent::text;
 use crate::cache::Cache;
@@ -26,8 +26,7 @@ pub struct Archive {
     index: Index,
 }
 
-/// `archive.txt`: the title, `nvrtc VERSION`, and a line for each entry, which holds one kernel: its key, its
-/// architecture, the kernel's family with its values, and its name.
+/// `archive.txt`: the title, `nvrtc VERSION`, and a line for each kernel: key, architecture, family with values, name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Index {
     nvrtc: (i32, i32),
@@ -55,7 +54,7 @@ impl Archive {
         self.index.nvrtc
     }
 
-    /// The folder, and the architectures of its kernels, in words.
+    /// The folder and the architectures of its kernels.
     pub fn describe(&self) -> String {
         let architectures: BTreeSet<_> =
             self.index.entries.values().filter_map(|line| line.split(' ').next()).collect();
@@ -75,8 +74,8 @@ impl Archive {
     }
 }
 
-/// The architectures whose machine code runs on one: itself, and earlier ones of the same major version.
-/// Code with a letter (`sm_90a`) runs on its own architecture alone.
+/// The architectures whose machine code runs on one: itself, and earlier ones of its major version; with a letter
+/// (`sm_90a`) itself alone.
 fn compatible(architecture: &str) -> Vec<String> {
     let number = architecture.strip_prefix("sm_").and_then(|number| number.parse::<u32>().ok());
     match number {
@@ -99,7 +98,7 @@ impl Index {
         }
     }
 
-    /// Reads the lines, or fails with the number of the first one that is wrong.
+    /// Fails with the number of the first line that is wrong.
     fn parse(content: &str) -> Result<Index, usize> {
         let mut lines = content.lines();
         lines.next().filter(|line| *line == TITLE).ok_or(1usize)?;
@@ -139,8 +138,8 @@ pub struct ArchiveWriter {
 }
 
 impl ArchiveWriter {
-    /// Begins an archive in a folder, or goes on with the one that is there: what it has is not compiled
-    /// again. Fails where that was made by another version of the compiler.
+    /// Begins an archive in a folder, or goes on with the one there, whose kernels are not compiled again. Fails where
+    /// another version of the compiler made that.
     pub fn new(folder: impl Into<PathBuf>, compiler: Compiler) -> Result<ArchiveWriter, Error> {
         let (folder, nvrtc) = (folder.into(), compiler.number());
         let new = Index { nvrtc, entries: BTreeMap::new() };
@@ -153,8 +152,8 @@ impl ArchiveWriter {
         Ok(ArchiveWriter { folder, compiler, index: Mutex::new(index) })
     }
 
-    /// Compiles the kernels of a variant for an architecture, from any thread. The number of those that had to be
-    /// compiled: an entry that is there and whole stays.
+    /// Compiles the kernels of a variant for an architecture, from any thread. Returns how many had to be compiled: an
+    /// entry that is there and whole stays.
     pub fn add(&self, variant: &Variant, architecture: &str) -> Result<usize, Error> {
         let add = |kernel| Ok(usize::from(self.add_kernel((variant, kernel), architecture)?));
         variant.kernels().into_iter().map(add).sum()
@@ -175,7 +174,7 @@ impl ArchiveWriter {
         Ok(is_new)
     }
 
-    /// Writes the index: from now on the folder is an archive. The number of its entries.
+    /// Writes the index, which makes the folder an archive. Returns the number of its entries.
     pub fn finish(self) -> Result<usize, Error> {
         let index = self.index.into_inner().unwrap_or_else(PoisonError::into_inner);
         let path = self.folder.join(INDEX);

@@ -27,13 +27,12 @@ pub struct Compiled {
 /// Folders of installed toolkits, searched if the loader does not find the library by its name.
 const USUAL: [&str; 2] = ["/usr/local/cuda/lib64", "/usr/local/cuda/lib"];
 
-/// Places of the library within a folder that a caller names: the folder itself, a toolkit, or the
-/// site-packages of Python with NVIDIA's wheel.
+/// Places of the library within a caller's folder: the folder itself, a toolkit, or the site-packages of Python with
+/// NVIDIA's wheel.
 const WITHIN: [&str; 5] = ["", "lib", "lib64", "nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"];
 
 impl Compiler {
-    /// NVRTC from this folder, or else from where the loader looks for libraries. A process has one
-    /// NVRTC: the first that was found.
+    /// NVRTC from this folder, or else from the loader's path. A process has one NVRTC: the first that was found.
     pub fn find(folder: Option<&Path>) -> Result<Compiler, Absent> {
         let folders: Vec<PathBuf> = match folder {
             Some(folder) => WITHIN.iter().map(|part| folder.join(part)).collect(),
@@ -43,10 +42,9 @@ impl Compiler {
         // The library that the loader finds by name comes first, unless the caller knows better.
         let preloaded = if folder.is_some() { in_folders() } else { is_loadable() || in_folders() };
         if !preloaded || !is_loadable() {
-            let folders = folders.iter().map(|folder| folder.display().to_string());
             let by_name = folder.is_none().then(|| "the loader's path".to_string());
-            let searched = by_name.into_iter().chain(folders).collect::<Vec<_>>().join(", ");
-            return Err(Absent::NoNvrtc { searched });
+            let folders = folders.iter().map(|folder| folder.display().to_string());
+            return Err(Absent::NoNvrtc { searched: Vec::from_iter(by_name.into_iter().chain(folders)).join(", ") });
         }
         let mut version = (0, 0);
         check_functions("nvrtcVersion")?;
@@ -69,8 +67,8 @@ impl Compiler {
         self.version
     }
 
-    /// Fails if a driver for this version of CUDA cannot load what the compiler makes: machine code of
-    /// one major version runs on every driver for that version and later ones.
+    /// Fails if a driver for this version of CUDA cannot load what the compiler makes: machine code of a major version
+    /// runs on drivers for that version and later ones.
     pub(crate) fn check_driver(&self, driver: (i32, i32)) -> Result<(), Absent> {
         if self.version.0 > driver.0 {
             return Err(Absent::NewNvrtc { nvrtc: self.version(), driver: text(driver) });
@@ -107,7 +105,7 @@ impl Compiler {
     }
 }
 
-/// A thread's turn to compile. There are as many as cores, whoever asks: a compilation takes a core and 100 MB.
+/// A thread's turn to compile, of as many as cores: a compilation takes a core and 100 MB.
 struct Turn;
 
 static TURNS_TAKEN: Mutex<usize> = Mutex::new(0);
@@ -160,8 +158,8 @@ fn is_loadable() -> bool {
     unsafe { sys::is_culib_present() }
 }
 
-/// Opens the libraries of NVRTC in a folder, so that the loader finds them by name from then on. The
-/// built-in functions come first: some wheels do not say where they lie.
+/// Opens the libraries of NVRTC in a folder, which the loader then finds by name. The built-in functions come first:
+/// some wheels do not say where they lie.
 #[cfg(unix)]
 fn preload(folder: &Path) -> bool {
     use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};

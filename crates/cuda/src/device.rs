@@ -6,9 +6,8 @@ use cudarc::driver::{DriverError, result, sys};
 use etalon_problem::Error;
 use std::sync::OnceLock;
 
-/// The number of devices, at least 1, or why there is none to use: no driver, no device, or no NVRTC
-/// where the loader looks for libraries. The answer of the first call holds for the life of the
-/// process.
+/// The number of devices, at least 1, or why there is none to use: no driver, no device, or no NVRTC in the loader's
+/// path. The first answer holds for the life of the process.
 pub fn probe() -> Result<usize, Absent> {
     let driver = driver()?;
     Compiler::find(None)?.check_driver(driver.version)?;
@@ -30,8 +29,7 @@ pub(crate) fn driver() -> Result<Driver, Absent> {
 }
 
 fn ask() -> Result<Driver, Absent> {
-    // SAFETY: opens the library by name and closes over nothing; cudarc panics on any later call
-    // if it is missing, which is why this is asked first.
+    // SAFETY: opens the library by name. cudarc panics on later calls if it is missing: this is asked first.
     if !unsafe { sys::is_culib_present() } {
         return Err(Absent::NoDriver);
     }

@@ -19,9 +19,8 @@ use std::sync::{Arc, Mutex};
 
 /// A pass of a problem, prepared once for operands on a device, and enqueued as often as wanted.
 ///
-/// All that takes time beside the kernels is done here: kernels are compiled and loaded, the tables of
-/// masks and sequences are made and copied to the device. What is enqueued neither waits nor takes
-/// memory, and may be captured in a graph.
+/// What takes time beside the kernels is done here: kernels are compiled and loaded, the tables of masks and sequences
+/// are made and copied to the device. What is enqueued neither waits nor takes memory, and may be captured in a graph.
 ///
 /// Of attention, attention_lse and lazy_attention the lengths or offsets of the sequences and the arrays of the mask
 /// may lie on the device, too. They are given among the inputs, dense, under these names:
@@ -32,10 +31,10 @@ use std::sync::{Arc, Mutex};
 /// | offsets of packed sequences | `sequences.cu_query`, `sequences.cu_key` | i32 or i64 |
 /// | an array of the mask | its own | flags of one byte; ids i32 or i64 |
 ///
-/// The problem's values in their place are not read, but for the number of sequences. The device reads them anew
-/// in every call and makes the tables, in room for the most tiles that there may be. Lengths and offsets beyond the
-/// arrays are cut to these, and an offset below one before it is taken as equal to that. Where the problem has such
-/// arrays and none is given, they are those of the problem, once and for all; so are those of the other algorithms.
+/// Of the problem's own values only the number of sequences is read then. The device reads the arrays anew in every
+/// call and makes the tables, in room for the most tiles that there may be. Lengths and offsets beyond the arrays are
+/// cut to these, and an offset below one before it is taken as equal to that. Arrays that are not given are those of
+/// the problem, once and for all, as of the other algorithms.
 ///
 /// One prepared pass serves calls on any streams at the same time, each with scratch memory of its own.
 #[derive(Debug)]
@@ -48,16 +47,16 @@ pub struct DevicePass {
     outputs: DeviceTensors<'static>,
     /// Arrays of the problem that calls give.
     arrays: Vec<GivenArray>,
-    /// Addresses that the driver has found on the device.
+    /// Addresses found on the device.
     known: Mutex<HashSet<u64>>,
 }
 
-/// As many addresses are remembered, those of some passes over buffers that take turns.
+/// The most addresses that are remembered: those of some passes over buffers that take turns.
 const KNOWN: usize = 256;
 
 impl DevicePass {
-    /// Prepares a pass for tensors of these shapes, types and strides, which may have other addresses when
-    /// it is enqueued. An output without a place is not computed. Waits until the tables are on the device.
+    /// Prepares a pass for tensors of these shapes, types and strides, which may have other addresses later. An output
+    /// without a place is not computed. Waits until the tables are on the device.
     pub fn new<'t>(
         workspace: &Workspace,
         problem: &Problem,
@@ -78,7 +77,7 @@ impl DevicePass {
         Ok(DevicePass { arrays, ..pass })
     }
 
-    /// Of a pass that was prepared for these tensors, which have passed [`Table::check_tensors`].
+    /// Of a plan for these tensors, which have passed [`Table::check_tensors`].
     pub(crate) fn of<'t>(
         state: &Arc<DeviceState>,
         plan: PassPlan<'_>,
@@ -98,10 +97,8 @@ impl DevicePass {
         let own = |tensors: &DeviceTensors<'_>| DeviceTensors {
             list: table.operands.iter().filter_map(|x| Some((x.name, tensors.get(x.name)?.clone()))).collect(),
         };
-        let (inputs, outputs) = (own(inputs), own(outputs));
-        let (arrays, known) = (Vec::new(), Mutex::default());
-        let state = state.clone();
-        Ok(DevicePass { pass, state, tables, tables_at, inputs, outputs, arrays, known })
+        let (inputs, outputs, state) = (own(inputs), own(outputs), state.clone());
+        Ok(DevicePass { pass, state, tables, tables_at, inputs, outputs, arrays: Vec::new(), known: Mutex::default() })
     }
 
     pub(crate) fn device(&self) -> &Device {
@@ -113,24 +110,23 @@ impl DevicePass {
         self.pass.scratch_bytes
     }
 
-    /// The memory that the pass holds on the device for its tables, or for what calls make them of, in bytes.
+    /// The device memory that the pass holds for its tables, or for what calls make them of, in bytes.
     pub fn table_bytes(&self) -> usize {
         self.tables.len()
     }
 
-    /// Enqueues the pass on a stream of the device's primary context: nothing has been computed when this
-    /// returns. `inputs` and `outputs` have the names, shapes, types and strides that the pass was prepared
-    /// for, and `scratch` is the address of [`DevicePass::scratch_bytes`] bytes.
+    /// Enqueues the pass on a stream of the device's primary context: nothing has been computed when this returns.
+    /// `inputs` and `outputs` have the names, shapes, types and strides of [`DevicePass::new`], and `scratch` is the
+    /// address of [`DevicePass::scratch_bytes`] bytes.
     ///
-    /// Fails where a tensor is another, is not in memory of the device, or is less aligned than the one that
-    /// the pass was prepared for; nothing is enqueued then. Where an earlier call found an address on the
-    /// device, the driver is not asked again.
+    /// Fails, and enqueues nothing, where a tensor is another, is not in memory of the device, or is less aligned than
+    /// that of [`DevicePass::new`]. The driver is not asked again about an address that an earlier call found there.
     ///
     /// # Safety
-    /// The stream must be one of the primary context of the device. Until what is enqueued has run, and as
-    /// long as a graph that has captured it may run, this pass, all elements of the tensors and the scratch
-    /// memory must stay; nothing else may write what the pass reads or read what it writes; and the elements
-    /// of a result must not overlap one another, those of another tensor, or the scratch memory.
+    /// The stream must be one of the primary context of the device. Until what is enqueued has run, and as long as a
+    /// graph that has captured it may run, this pass, all elements of the tensors and the scratch memory must stay;
+    /// nothing else may write what the pass reads or read what it writes; and the elements of a result must not overlap
+    /// one another, those of another tensor, or the scratch memory.
     pub unsafe fn enqueue<'t>(
         &self,
         stream: CUstream,
@@ -193,10 +189,9 @@ impl DevicePass {
     ) -> Result<Vec<u64>, Error> {
         let is_array = |name: &str| self.arrays.iter().any(|array| array.name == name);
         let known = |name: &str| self.inputs.get(name).is_some() || is_array(name);
-        if let Some((name, _)) = inputs.list.iter().find(|(name, _)| !known(name)) {
-            return Err(Error::unexpected(name, None));
-        }
-        if let Some((name, _)) = outputs.list.iter().find(|(x, _)| self.outputs.get(x).is_none()) {
+        let other_input = inputs.list.iter().find(|(name, _)| !known(name));
+        let other_output = || outputs.list.iter().find(|(name, _)| self.outputs.get(name).is_none());
+        if let Some((name, _)) = other_input.or_else(other_output) {
             return Err(Error::unexpected(name, None));
         }
         let of_part = |name: &str| {
@@ -237,15 +232,9 @@ impl DevicePass {
 
 /// Fails unless an address is in the memory of a device.
 fn check_pointer(device: &Device, name: &str, address: u64) -> Result<(), Error> {
-    let mut ordinal = -1i32;
+    let (mut ordinal, attribute) = (-1i32, CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
     // SAFETY: the attribute is one number, and the driver looks the address up without reading there.
-    let known = unsafe {
-        sys::cuPointerGetAttribute(
-            (&raw mut ordinal).cast(),
-            CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-            address,
-        )
-    };
+    let known = unsafe { sys::cuPointerGetAttribute((&raw mut ordinal).cast(), attribute, address) };
     let expected = || format!("an address of device {}", device.ordinal);
     match known.result() {
         Ok(()) if ordinal as usize == device.ordinal => Ok(()),

@@ -61,9 +61,9 @@ pub struct DeviceTensor {
 }
 
 impl DeviceTensor {
-    /// The tensor of a shape that begins at an address; strides count elements and may be 0 or negative; of
-    /// floating-point numbers (a [`Dtype`]), of integers ([`Stored::Integer`]), or of another [`Element`].
-    /// Fails where there are not as many strides as axes.
+    /// A tensor that begins at an address, of floating-point numbers (a [`Dtype`]), of integers ([`Stored::Integer`]) or
+    /// of another [`Element`]; strides count elements and may be 0 or negative. Fails where there are not as many
+    /// strides as axes.
     pub fn new(
         address: u64,
         shape: &[usize],
@@ -73,8 +73,7 @@ impl DeviceTensor {
         if shape.len() != strides.len() {
             return Err(Error::value("number of strides", shape.len().to_string(), strides.len()));
         }
-        let (shape, strides, element) = (shape.into(), strides.into(), element.into());
-        Ok(DeviceTensor { address, shape, strides, element })
+        Ok(DeviceTensor { address, shape: shape.into(), strides: strides.into(), element: element.into() })
     }
 
     /// As [`DeviceTensor::new`], of elements that lie one after the other.
@@ -162,7 +161,7 @@ impl<'a> DeviceTensors<'a> {
         self.list.iter().find(|(other, _)| *other == name).map(|(_, tensor)| tensor)
     }
 
-    /// All of them. Fails where one has elements that no operand has.
+    /// All. Fails where one has elements that no operand has.
     pub(crate) fn operands(&self) -> Result<Vec<Listed<'a, '_>>, Error> {
         let each = self.list.iter().map(|(name, x)| match x.element {
             Element::Stored(stored) => Ok((*name, &x.shape[..], stored)),

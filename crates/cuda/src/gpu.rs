@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
-/// One device, its context and what was compiled for it.
+/// A device.
 #[derive(Debug)]
 pub(crate) struct Device {
     pub context: Arc<CudaContext>,
@@ -37,7 +37,7 @@ pub(crate) struct Device {
 /// A kernel of a variant, once it has been compiled or loaded.
 type Slot = Mutex<Option<CudaFunction>>;
 
-/// A kernel may take as many bytes of shared memory without asking.
+/// The bytes of shared memory that a kernel may take without asking.
 const UNASKED: u32 = 48 << 10;
 
 /// The first compute capability that the kernels are written for.
@@ -73,7 +73,7 @@ impl Device {
 
     /// Makes its context that of the thread.
     pub fn bind(&self) -> Result<(), Error> {
-        self.context.bind_to_thread().map_err(|error| self.failed("the context", error))
+        self.check("the context", self.context.bind_to_thread())
     }
 
     /// A kernel of a variant, for this device: kept, or loaded now.
@@ -90,7 +90,7 @@ impl Device {
         Ok(slot.insert(function).clone())
     }
 
-    /// Compiles or loads kernels side by side; the error of the first that fails, in their order.
+    /// Compiles or loads kernels side by side. Fails with the error of the first that fails, in their order.
     pub fn load_all(&self, kernels: &BTreeSet<(&Variant, &'static str)>) -> Result<(), Error> {
         let is_absent =
             |&&(variant, name): &&(&Variant, _)| !lock(&self.kernels).contains_key(&(variant.clone(), name));
@@ -122,7 +122,12 @@ impl Device {
             }
             Ok(function)
         };
-        load().map_err(|error| self.failed(&format!("loading kernel {name}"), error))
+        self.check(&format!("loading kernel {name}"), load())
+    }
+
+    /// The result of a call of the driver, or its error.
+    pub fn check<T>(&self, what: &str, result: Result<T, DriverError>) -> Result<T, Error> {
+        result.map_err(|error| self.failed(what, error))
     }
 
     /// The error of a call of the driver. A fault that ends the context is remembered.
@@ -133,17 +138,15 @@ impl Device {
         failure(self.ordinal, what, error)
     }
 
-    /// Fails where an earlier call has met a fault that ended the context, or one that was noticed only
-    /// when memory or kernels were given back.
+    /// Fails where a fault has ended the context, or was noticed only when memory or kernels were given back.
     pub fn check_alive(&self) -> Result<(), Error> {
         if let Some(fault) = self.lost.get() {
             return Err(Error::ContextLost { device: self.ordinal, fault: fault.clone() });
         }
-        self.context.check_err().map_err(|error| self.failed("giving memory back", error))
+        self.check("giving memory back", self.context.check_err())
     }
 }
 
-/// The architecture of a compute capability, as the compiler names it.
 fn architecture((major, minor): (i32, i32)) -> String {
     format!("sm_{major}{minor}")
 }

@@ -14,8 +14,8 @@ use etalon_problem::lazy_attention::Figure;
 use etalon_problem::{Blocking, Error, LazyAttention, Pass, Problem, Views, ViewsMut};
 use ndarray::Array4;
 
-/// Sparsity of the weights, (E37)–(E46), with tiles of this size. The inputs are those of the forward
-/// pass, by name; v is not read. The level is always the portable one.
+/// Sparsity of the weights, (E37)–(E46), with tiles of this size. The inputs are those of the forward pass, by name; v is
+/// not read. The level is always the portable one.
 pub fn stats(
     workspace: &Workspace,
     problem: &LazyAttention,
@@ -28,9 +28,8 @@ pub fn stats(
     Ok(Stats::of_rows(figures, [count(SEEN), count(FULL)]))
 }
 
-/// Flags of tiles that hold an active pair: `[B, Hq, ⌈N/queries⌉, ⌈M/keys⌉]`, as the kernels decide it.
-/// Tiles lie on the arrays, those of packed sequences across the sequences. The inputs are those of
-/// [`stats`].
+/// Flags of tiles that hold an active pair, as the kernels decide it: `[B, Hq, ⌈N/queries⌉, ⌈M/keys⌉]`. Tiles lie on the
+/// arrays, those of packed sequences across the sequences. The inputs are those of [`stats`].
 pub fn activity(
     workspace: &Workspace,
     problem: &LazyAttention,
@@ -38,8 +37,7 @@ pub fn activity(
     tile: Blocking,
     options: &Options,
 ) -> Result<Array4<bool>, Error> {
-    let found = measure(workspace, problem, inputs, tile, options)?;
-    Ok(found.states.mapv(|state| state >= FULL))
+    Ok(measure(workspace, problem, inputs, tile, options)?.states.mapv(|state| state >= FULL))
 }
 
 /// States of a tile in which a pair is visible, and in which one is active.
@@ -60,12 +58,11 @@ fn measure(
     options: &Options,
 ) -> Result<Found, Error> {
     let problem = Problem::from(problem.clone());
-    let table = problem.checked_table(Pass::Forward)?;
-    let storage = table.check_call(inputs, &ViewsMut::new(), false)?;
+    let (table, none) = (problem.checked_table(Pass::Forward)?, ViewsMut::new());
+    let storage = table.check_call(inputs, &none, false)?;
     storage.refuse_f64()?;
     tile.check()?;
     let state = workspace.device(options.device)?;
-    let none = ViewsMut::new();
     let mut found = room_for(&problem, tile)?;
     let bytes = [size_of_val(&found.figures[..]), 4 * found.states.len()];
     let operands = Operands::Host(inputs, Some(&none));

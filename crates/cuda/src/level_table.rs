@@ -12,7 +12,7 @@ pub(crate) struct LevelRow<S: 'static> {
     pub rules: &'static [Rule<S>],
 }
 
-/// A condition of a level, and the reason of its refusal where the condition does not hold.
+/// A condition of a level, and the reason of its refusal.
 pub(crate) struct Rule<S> {
     pub otherwise: &'static str,
     pub holds: fn(&S) -> bool,
@@ -22,7 +22,7 @@ pub(crate) const fn rule<S>(otherwise: &'static str, holds: fn(&S) -> bool) -> R
     Rule { otherwise, holds }
 }
 
-/// Facts of a pass that rules of every algorithm ask for.
+/// Facts for rules of every algorithm.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Facts {
     pub target: Target,
@@ -68,10 +68,10 @@ impl<S: Deref<Target = Facts>> Rule<S> {
     /// Elements have 16 bits.
     pub const SIXTEEN_BITS: Rule<S> =
         rule("its tensor cores multiply bf16 and f16", |spec| matches!(spec.storage, Dtype::Bf16 | Dtype::F16));
-    /// The pass is not one of the second order, on the level sm80.
+    /// The pass is not one of the second order.
     pub const FIRST_ORDER_SM80: Rule<S> =
         rule("the second order is not written yet for sm80", |spec| spec.is_first_order());
-    /// The same on the level sm90a.
+    /// The same.
     pub const FIRST_ORDER_SM90A: Rule<S> =
         rule("the second order is not written yet for sm90a", |spec| spec.is_first_order());
 }
@@ -89,8 +89,8 @@ impl<S> LevelRow<S> {
     }
 }
 
-/// The row that computes a pass: the first of the table that does for [`Level::Auto`], or that of the level asked for.
-/// Fails with its reason where that one does not.
+/// The row that computes a pass: for [`Level::Auto`] the first that does, else that of the level asked for. Fails with
+/// the reason of the last that does not.
 pub(crate) fn choose<S>(table: &'static [LevelRow<S>], spec: &S, level: Level) -> Result<&'static LevelRow<S>, Error> {
     let is_asked = |row: &&LevelRow<S>| level == Level::Auto || row.level == level.kernels();
     let mut reason = no_kernels(level);

@@ -23,7 +23,7 @@ pub(crate) struct Layout {
     buffers: Vec<(&'static str, usize)>,
 }
 
-/// Every range begins at a multiple of as many bytes: enough for any vector and for the copy engine.
+/// Ranges begin at multiples of as many bytes: enough for any vector and for the copy engine.
 pub(crate) const ALIGNMENT: usize = 256;
 
 impl Layout {
@@ -45,7 +45,7 @@ impl Layout {
         wanted.then(|| self.array(bytes, shape)).transpose()
     }
 
-    /// A range that plans name. Ranges of one name count together.
+    /// A range that plans name; those of one name count together.
     pub fn named(&mut self, name: &'static str, bytes: usize) -> Result<MemoryRange, Error> {
         let before = self.bytes;
         let range = self.range(bytes)?;
@@ -79,7 +79,7 @@ pub(crate) fn beyond_32_bits(what: String) -> Error {
     Error::unsupported(what, "the cuda tier counts in 32 bits")
 }
 
-/// A list in memory of the host, of one value for each element of a shape.
+/// A list on the host of one value for each element of a shape.
 pub(crate) fn filled<T: Clone>(value: T, shape: &[usize], what: &str) -> Result<Vec<T>, Error> {
     let count = shape.iter().fold(1usize, |n, &extent| n.saturating_mul(extent));
     let mut list = reserved(count, what)?;
@@ -87,10 +87,9 @@ pub(crate) fn filled<T: Clone>(value: T, shape: &[usize], what: &str) -> Result<
     Ok(list)
 }
 
-/// An empty list in memory of the host, with room for so many elements.
+/// An empty list on the host with room for so many elements.
 pub(crate) fn reserved<T>(count: usize, what: &str) -> Result<Vec<T>, Error> {
     let mut list = Vec::new();
-    let bytes = count.saturating_mul(size_of::<T>());
-    list.try_reserve_exact(count).map_err(|_| Error::memory(what, bytes))?;
+    list.try_reserve_exact(count).map_err(|_| Error::memory(what, count.saturating_mul(size_of::<T>())))?;
     Ok(list)
 }

@@ -113,7 +113,7 @@ pub(crate) struct PreparedPass {
 }
 
 impl PreparedPass {
-    /// The bytes of its tables, which depend on the problem alone.
+    /// The bytes of its tables.
     pub fn table_bytes(&self) -> usize {
         self.tables.bytes
     }
@@ -124,8 +124,7 @@ impl PreparedPass {
         pieces.try_for_each(|(range, bytes)| queue.upload(range.address(base), bytes))
     }
 
-    /// Enqueues the steps on operands at these addresses, one for each of its parts, and then for each array that the
-    /// caller gives beside them.
+    /// Enqueues the steps on operands at these addresses, of each of its parts and then of each array beside them.
     pub fn enqueue(&self, queue: Queue<'_>, operands: &[u64], (tables, scratch): (u64, u64)) -> Result<(), Error> {
         let bases = Bases { scratch, tables, operands };
         let mut bytes = [0; MOST_ARGUMENTS];
@@ -148,9 +147,8 @@ fn bind(device: &Device, arguments: &Arguments, bases: &Bases<'_>, bytes: &mut [
     bytes.copy_from_slice(&arguments.bytes);
     for &at in &arguments.symbols {
         let place = &mut bytes[at..at + 8];
-        let mut symbol = [0; 8];
-        symbol.copy_from_slice(place);
-        place.copy_from_slice(&bases.resolve(u64::from_ne_bytes(symbol)).to_ne_bytes());
+        let symbol = u64::from_ne_bytes(std::array::from_fn(|i| place[i]));
+        place.copy_from_slice(&bases.resolve(symbol).to_ne_bytes());
     }
     for &(at, map) in &arguments.maps {
         let descriptor = map.at(bases.resolve(map.address)).encode(device)?;

@@ -13,8 +13,7 @@ use etalon_problem::{Dtype, Error};
 use std::time::Instant;
 
 impl Unit {
-    /// The fastest that passes with these options may use, for operands of a storage type. Fails where there is no
-    /// such device.
+    /// The fastest that passes with these options may use in a storage type. Fails where there is no such device.
     pub fn of(workspace: &Workspace, options: &Options, storage: Dtype) -> Result<Unit, Error> {
         let state = workspace.device(options.device)?;
         let narrow = matches!(storage, Dtype::Bf16 | Dtype::F16);
@@ -80,7 +79,7 @@ impl Products<'_> {
     }
 }
 
-/// Does something with products of a unit. Fails where the device does not have the unit.
+/// Fails where the device does not have the unit.
 fn with_products<T>(
     workspace: &Workspace,
     device: DeviceId,
@@ -104,9 +103,9 @@ fn with_products<T>(
     Ok(result)
 }
 
-/// GFLOP/s of a unit on numbers of a storage type, of tensor cores on bf16 where that is f32. It is measured anew with
-/// every call, in some milliseconds; a device that is limited by its power does less over seconds. Fails where the
-/// device does not have the unit.
+/// GFLOP/s of a unit on numbers of a storage type, of tensor cores on bf16 where that is f32, measured anew in some
+/// milliseconds; a device that is limited by its power does less over seconds. Fails where the device does not have the
+/// unit.
 pub fn peak_gflops(
     workspace: &Workspace,
     device: impl Into<DeviceId>,
@@ -121,9 +120,9 @@ pub fn peak_gflops(
     })
 }
 
-/// The host's time to enqueue a kernel of one block that does nothing, while the device is busy, in ns: what the
-/// driver takes, of which the crate's own part is 0.1 to 0.4 µs. A pass of n kernels cannot be enqueued in less than n
-/// times that. Fails where the device does not have the unit, whose kernel it is.
+/// The host's time to enqueue a kernel of one block that does nothing, while the device is busy, in ns; the crate's own
+/// part of it is 0.1 to 0.4 µs. A pass of n kernels cannot be enqueued in less than n times that. Fails where the device
+/// does not have the unit, whose kernel it is.
 pub fn launch_ns(workspace: &Workspace, device: impl Into<DeviceId>, unit: Unit, storage: Dtype) -> Result<f64, Error> {
     let [rounds, launches] = LAUNCHES;
     with_products(workspace, device.into(), (unit, storage), |products| {

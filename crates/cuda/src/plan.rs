@@ -11,8 +11,7 @@ use crate::target::Target;
 use crate::unit::Unit;
 use etalon_problem::{Blocking, Dtype, Error, Mode, Pass, Problem, Table};
 
-/// The steps of a pass, every result being asked for, its operands dense, its sequences and its mask those of the
-/// problem.
+/// The steps of a pass that computes every result, of dense operands, with the sequences and the mask of the problem.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     /// The hypothetical device.
@@ -28,7 +27,7 @@ pub struct Plan {
     /// The tiles that the level has kernels for; the first is taken unless
     /// [`Options::blocking`](crate::Options::blocking) asks for another.
     pub blockings: Vec<Blocking>,
-    /// The kernels, in their order. Those that compute numbers that are not finite count no terms.
+    /// The kernels in their order. Those for numbers that are not finite count no terms.
     pub steps: Vec<Step>,
     /// The parts of the scratch memory that have a name, and their bytes.
     pub buffers: Vec<(&'static str, usize)>,
@@ -44,14 +43,13 @@ pub struct Step {
     pub level: Level,
     /// Its launches.
     pub launches: usize,
-    /// The blocks of a launch, and the threads of a block.
+    /// The blocks of a launch.
     pub blocks: usize,
     /// Threads of a block.
     pub threads: u32,
     /// The shared memory of a block, in bytes.
     pub shared_bytes: u32,
-    /// Multiplications and additions of products for each visible pair of a query and a key, in all launches; and what
-    /// they are computed by.
+    /// Multiplications and additions of products for each visible pair of a query and a key, in all launches.
     pub terms: usize,
     /// The arithmetic that computes them.
     pub unit: Unit,

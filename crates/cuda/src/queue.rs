@@ -16,8 +16,7 @@ pub(crate) struct Enqueued {
     pub fills: Cell<usize>,
 }
 
-/// A stream of a device whose context is that of the thread: it is made current once, and a queue stays on its
-/// thread, since [`Enqueued`] does.
+/// A stream of a device whose context is made current once: a queue stays on its thread, since [`Enqueued`] does.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Queue<'a> {
     pub device: &'a Device,
@@ -39,7 +38,7 @@ impl<'a> Queue<'a> {
         // SAFETY: the callers name memory of this call that has room for so many bytes. Pageable memory is
         // read before the driver returns; where a caller has pinned its own, the pass waits for the stream.
         let copied = unsafe { result::memcpy_htod_async(to, bytes, self.stream.cu_stream()) };
-        copied.map_err(|error| self.device.failed("copying to the device", error))
+        self.device.check("copying to the device", copied)
     }
 
     /// Copies bytes from an address to the host, and waits for them.
@@ -49,7 +48,7 @@ impl<'a> Queue<'a> {
         }
         // SAFETY: the callers name memory of this call that holds so many bytes; the wait is below.
         let copied = unsafe { result::memcpy_dtoh_async(bytes, from, self.stream.cu_stream()) };
-        copied.map_err(|error| self.device.failed("copying from the device", error))?;
+        self.device.check("copying from the device", copied)?;
         self.finish()
     }
 
@@ -58,11 +57,10 @@ impl<'a> Queue<'a> {
         if bytes == 0 {
             return Ok(());
         }
-        let words = bytes.div_ceil(4);
         // SAFETY: the callers name a range of this call: ranges are whole multiples of 256 bytes.
-        let filled = unsafe { sys::cuMemsetD32Async(to, word, words, self.stream.cu_stream()) };
+        let filled = unsafe { sys::cuMemsetD32Async(to, word, bytes.div_ceil(4), self.stream.cu_stream()) };
         self.enqueued.fills.set(self.enqueued.fills.get() + 1);
-        filled.result().map_err(|error| self.device.failed("filling device memory", error))
+        self.device.check("filling device memory", filled.result())
     }
 
     /// Runs a kernel over at least one block, with the bytes of its argument.
@@ -83,12 +81,12 @@ impl<'a> Queue<'a> {
             result::launch_kernel(kernel.cu_function(), grid, block, shared, stream, &mut arguments)
         };
         self.enqueued.launches.set(self.enqueued.launches.get() + 1);
-        launched.map_err(|error| self.device.failed("launching a kernel", error))
+        self.device.check("launching a kernel", launched)
     }
 
     /// Waits until everything is done.
     pub fn finish(&self) -> Result<(), Error> {
-        self.stream.synchronize().map_err(|error| self.device.failed("a kernel", error))
+        self.device.check("a kernel", self.stream.synchronize())
     }
 }
 
@@ -105,7 +103,7 @@ impl StreamSlot {
         StreamSlot { stream, memory: None, enqueued: Enqueued::default() }
     }
 
-    /// The address of memory of so many bytes: that of calls before, if it is enough.
+    /// The address of so many bytes: memory of calls before, if it is enough.
     pub fn reserve(&mut self, device: &Device, bytes: usize) -> Result<u64, Error> {
         if self.memory.as_ref().is_none_or(|memory| memory.len() < bytes) {
             self.memory = None; // what is too small makes room first
@@ -130,9 +128,8 @@ impl StreamSlot {
 pub(crate) fn device_memory(device: &Device, stream: &Arc<CudaStream>, bytes: usize) -> Result<CudaSlice<u8>, Error> {
     // SAFETY: nothing reads a byte of it that was not written: inputs are uploaded whole, results are
     // filled before kernels run, or written whole by these, and kernels write what they read.
-    let memory = unsafe { stream.alloc::<u8>(bytes.max(ALIGNMENT)) };
-    memory.map_err(|error| match error {
-        DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY) => self::memory(bytes),
+    unsafe { stream.alloc::<u8>(bytes.max(ALIGNMENT)) }.map_err(|error| match error {
+        DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY) => memory(bytes),
         error => device.failed("device memory", error),
     })
 }

@@ -3,22 +3,17 @@
 use crate::family::Family;
 use crate::variant::Variant;
 
-/// The shared memory of a block of a kernel that its source does not declare: tiles, as the constants of
-/// the source lay them out, with room to align them. The source asserts that it is these bytes.
+/// The shared memory of a block that the source of a kernel does not declare: tiles, as its constants lay them out, with
+/// room to align them. The source asserts these bytes.
 pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
     let bytes = match variant.family {
-        Family::AttentionSm80
-        | Family::AttentionSm80Fused
-        | Family::AttentionSm80F32
-        | Family::AttentionSm80Wide
-        | Family::AttentionSm80SecondOrder => attention_sm80(variant, kernel),
         Family::LazySm80 => lazy_sm80(variant, kernel),
         Family::LinearSm80 => linear_sm80(variant, kernel),
         Family::AttentionSm90aForward | Family::AttentionSm90aBackward => attention_sm90a(variant, kernel),
         Family::LazySm90aForward | Family::LazySm90aBackward => lazy_sm90a(variant, kernel),
         Family::LinearSm90a => linear_sm90a(variant, kernel),
         Family::CrossEntropySm90a => cross_entropy_sm90a(kernel),
-        _ => 0,
+        _ => attention_sm80(variant, kernel), // 0 of portable families
     };
     bytes as u32
 }
@@ -155,7 +150,7 @@ fn cross_entropy_sm90a(kernel: &str) -> usize {
     }
 }
 
-/// The shared memory of a block of a kernel that its source declares; `None` of kernels of which nobody asks.
+/// The shared memory of a block that the source of a kernel declares; `None` where nobody asks.
 pub fn declared_bytes(variant: &Variant, kernel: &str) -> Option<u32> {
     // `Shared` of `tile/ffma.cuh`; numbers of a chunk that `flow` keeps beside it, and one of each thread.
     const SLABS: u32 = 34_816;

@@ -13,7 +13,7 @@ use crate::variant::Variant;
 use std::fmt::Write;
 
 impl Variant {
-    /// The source of these of its kernels. Messages of the compiler name the file and its line.
+    /// The source of some of its kernels. Messages of the compiler name the file and its line.
     pub fn source(&self, kernels: &[&str]) -> String {
         let (mut source, mut definitions) = (String::new(), Definitions::default());
         for (name, text) in self.family.texts() {
@@ -56,8 +56,7 @@ impl Variant {
         options
     }
 
-    /// The name of a kernel's machine code in a cache or an archive: a hash of the source, the options, the
-    /// architecture, and the version of the compiler.
+    /// The name of a kernel's machine code in a cache or an archive: a hash of all that makes it.
     pub(crate) fn key(&self, kernel: &str, architecture: &str, nvrtc: &str) -> String {
         Cache::key(&[&self.source(&[kernel]), &self.options(architecture).join("\n"), nvrtc])
     }
@@ -69,7 +68,7 @@ fn kernel_of(line: &str) -> Option<(&str, &str)> {
     Some((declaration.split(',').next()?, declaration))
 }
 
-/// The beginning of a line in whose place a struct of kernel arguments is defined, whose name follows, in parentheses.
+/// The beginning of a line in whose place a struct of kernel arguments is defined; its name follows, in parentheses.
 const ARGUMENTS: &str = "KERNEL_ARGS(";
 
 /// Kernel arguments that sources name.

@@ -1,5 +1,4 @@
-//! The steps of a pass: what its algorithm drafts, as plain data, which a plan prints without a device and
-//! [`pass`](crate::pass) loads.
+//! The steps of a pass, as plain data: a plan prints them without a device, and [`pass`](crate::pass) loads them.
 
 use crate::args::{Arguments, ConstPtr, Declaration, KernelArgs, Pointee, Ptr, declarations, kernel_args};
 use crate::memory::MemoryRange;
@@ -85,11 +84,11 @@ pub(crate) enum Region {
     Operand(usize),
 }
 
-/// Bits of the offset in a symbol; those above are one more than the number of its region.
+/// Bits of the offset in a symbol, below the number of its region.
 const OFFSET: u32 = 44;
 
 impl Region {
-    /// The address at which the region begins, as a symbol. Symbols are never 0, which stands for nothing.
+    /// The symbol of its first address: never 0, which stands for nothing.
     pub fn symbol(self) -> u64 {
         let number = match self {
             Region::Scratch => 1,
@@ -115,10 +114,7 @@ impl Bases<'_> {
             1 => self.scratch,
             2 => self.tables,
             // The list of operands is as long as when the symbols were made.
-            number => {
-                let operand = (number as usize).checked_sub(3);
-                operand.and_then(|at| self.operands.get(at)).copied().unwrap_or(0)
-            }
+            number => (number as usize).checked_sub(3).and_then(|at| self.operands.get(at)).copied().unwrap_or(0),
         };
         base + offset
     }
@@ -156,7 +152,7 @@ const ROWS: usize = 8;
 /// The most steps of a pass: of a few KB each.
 const MOST_STEPS: usize = 100_000;
 
-/// The steps of a pass that was prepared as P, while they are drafted. Addresses are symbols.
+/// The steps of a pass that was prepared as P, while they are drafted.
 pub(crate) struct Steps<'a, P> {
     pub prepared: &'a P,
     target: Target,
@@ -206,8 +202,8 @@ impl<'a, P> Steps<'a, P> {
         range.address(Region::Tables.symbol())
     }
 
-    /// Adds a launch of a kernel of a variant, over so many blocks of so many threads; none at all where there is no
-    /// block. Fails where there are [`MOST_STEPS`] already.
+    /// Adds a launch of a kernel of a variant over so many blocks of so many threads, if there is a block. Fails where
+    /// there are [`MOST_STEPS`] already.
     pub fn launch<A: KernelArgs>(
         &self,
         kernel: (&Variant, &'static str),

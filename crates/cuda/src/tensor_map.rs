@@ -1,7 +1,7 @@
 //! Tensors of 16-bit elements as the copy engine of compute capability 9.0 reads and writes them.
 
 use crate::gpu::Device;
-use cudarc::driver::sys;
+use cudarc::driver::sys::*;
 use etalon_problem::{Dtype, Error};
 
 /// A tensor for the copy engine; none unless it was described.
@@ -46,17 +46,24 @@ impl TensorMap {
         strides: [u64; N],
         box_extents: [u32; N],
     ) -> TensorMap {
-        let mut boxed =
-            Boxed { address, storage, axes: N, extents: [1; AXES], strides: [0; AXES], box_extents: [1; AXES] };
-        boxed.extents[..N].copy_from_slice(&extents);
-        boxed.strides[..N].copy_from_slice(&strides);
-        boxed.box_extents[..N].copy_from_slice(&box_extents);
-        TensorMap(Some(boxed))
+        TensorMap(Some(Boxed {
+            address,
+            storage,
+            axes: N,
+            extents: filled_up(extents, 1),
+            strides: filled_up(strides, 0),
+            box_extents: filled_up(box_extents, 1),
+        }))
     }
 
     pub fn boxed(&self) -> Option<Boxed> {
         self.0
     }
+}
+
+/// Numbers of some axes, and `rest` of the others.
+fn filled_up<T: Copy, const N: usize>(own: [T; N], rest: T) -> [T; AXES] {
+    std::array::from_fn(|axis| own.get(axis).copied().unwrap_or(rest))
 }
 
 impl Boxed {
@@ -69,14 +76,14 @@ impl Boxed {
     /// written.
     pub fn encode(&self, device: &Device) -> Result<Descriptor, Error> {
         let element = match self.storage {
-            Dtype::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            _ => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            Dtype::Bf16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            _ => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         };
         let mut descriptor = Descriptor::default();
         // SAFETY: the descriptor has the alignment and the size that the driver asks for; each array holds five
         // numbers, of which the driver reads `axes`, or one less of the strides, and lives until the call returns.
         let encoded = unsafe {
-            sys::cuTensorMapEncodeTiled(
+            cuTensorMapEncodeTiled(
                 (&raw mut descriptor).cast(),
                 element,
                 self.axes as u32,
@@ -85,13 +92,13 @@ impl Boxed {
                 self.strides.as_ptr(),
                 self.box_extents.as_ptr(),
                 [1u32; AXES].as_ptr(),
-                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-                sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+                CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             )
         };
-        encoded.result().map_err(|error| device.failed("describing a tensor", error))?;
+        device.check("describing a tensor", encoded.result())?;
         Ok(descriptor)
     }
 }

@@ -13,19 +13,17 @@ use crate::workspace::Workspace;
 use cudarc::driver::sys;
 use cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
 use cudarc::driver::{CudaSlice, DevicePtr};
-use etalon_problem::{Dtype, Error, Operand, Pass, Problem, Role, Stored, Table, View, Views};
+use etalon_problem::{Dtype, Error, Pass, Problem, Role, Stored, Table, View, Views};
 use std::time::{Duration, Instant};
 
 /// The times of a pass on operands that lie on the device.
 #[derive(Debug, Clone, Default)]
 pub struct Timing {
-    /// Of each round the time of a pass on the device, by its own clock, in ns: that of some passes in a row,
-    /// divided by their number.
+    /// Of each round the time of a pass on the device, by its own clock, in ns: the mean of some in a row.
     pub device_ns: Vec<f64>,
-    /// Of some rounds the time that the host took for a call of [`DevicePass::enqueue`](crate::DevicePass::enqueue),
-    /// in ns, while the device was busy.
+    /// Of some rounds the host's time for a call of [`DevicePass::enqueue`], in ns, while the device was busy.
     pub enqueue_ns: Vec<f64>,
-    /// The same for a call of [`RecordedPass::enqueue`](crate::RecordedPass::enqueue).
+    /// The same for [`RecordedPass::enqueue`](crate::RecordedPass::enqueue).
     pub recorded_ns: Vec<f64>,
     /// The kernels that such a call launches.
     pub launches: usize,
@@ -38,8 +36,7 @@ pub struct Timing {
 /// The fewest rounds; the first, after those that warm the device up, counts.
 const ROUNDS: usize = 3;
 
-/// Passes are enqueued in a row until they take so many ns: the clock's steps and the gap between rounds are below
-/// a hundredth of that.
+/// The ns of passes in a row: the clock's steps and the gap between rounds are below a hundredth of that.
 const ROUND: f64 = 2e6;
 
 /// The most passes in a row: what a stream holds before the host must wait.
@@ -75,9 +72,7 @@ pub fn time(
     while more(timing.device_ns.len()) {
         timing.device_ns.push(round(&placed, passes)?);
     }
-    let call = DeviceCall::new(workspace, problem, pass, &placed, options)?;
-    call.time(first, &mut timing)?;
-    drop(call);
+    DeviceCall::new(workspace, problem, pass, &placed, options)?.time(first, &mut timing)?;
     placed.finish();
     Ok(timing)
 }
@@ -89,7 +84,7 @@ struct DeviceCall<'a> {
     inputs: DeviceTensors<'static>,
     outputs: DeviceTensors<'static>,
     scratch: u64,
-    /// Scratch memory of its own, where it needs more than the other door.
+    /// Its scratch memory, where it needs more than the other door.
     _own: Option<CudaSlice<u8>>,
 }
 
@@ -122,9 +117,8 @@ impl<'a> DeviceCall<'a> {
             }
         }
         let pass = DevicePass::new(workspace, problem, pass, &inputs, &outputs, options)?;
-        let (scratch, bytes) = placed.scratch();
-        let own = (pass.scratch_bytes() > bytes).then(|| placed.memory(pass.scratch_bytes()));
-        let own = own.transpose()?;
+        let (scratch, bytes) = (placed.scratch, placed.scratch_bytes());
+        let own = (pass.scratch_bytes() > bytes).then(|| placed.memory(pass.scratch_bytes())).transpose()?;
         let stream = placed.queue()?.stream;
         let scratch = own.as_ref().map_or(scratch, |own| own.device_ptr(stream).0);
         Ok(DeviceCall { placed, pass, inputs, outputs, scratch, _own: own })
@@ -149,14 +143,12 @@ impl<'a> DeviceCall<'a> {
         let mut recorded = unsafe { self.pass.record(&self.inputs, &self.outputs, self.scratch) }?;
         let stream = queue.stream.cu_stream();
         // SAFETY: as above.
-        let enqueue = || unsafe { recorded.enqueue(stream) };
-        timing.recorded_ns = calls_ns(&queue, (pass_ns, commands), enqueue)?;
+        timing.recorded_ns = calls_ns(&queue, (pass_ns, commands), || unsafe { recorded.enqueue(stream) })?;
         Ok(())
     }
 }
 
-/// The host's time for a call, in ns, of some rounds of calls that enqueue a pass of about so many ns and of so many
-/// commands.
+/// The host's time for a call, in ns, in some rounds; a call enqueues a pass of about so many ns and so many commands.
 fn calls_ns(
     queue: &Queue<'_>,
     (pass_ns, commands): (f64, usize),
@@ -175,20 +167,15 @@ fn calls_ns(
     (0..(rounds as usize).clamp(ROUNDS, CALLS)).map(|_| round()).collect()
 }
 
-/// The results of a pass.
-fn results(table: &Table) -> impl Iterator<Item = &Operand> + Clone {
-    table.operands.iter().filter(|x| x.role == Role::Output)
-}
-
 /// As [`Table::check_call`], with places for all results.
 fn check(table: &Table, inputs: &Views<'_>, recompute: bool) -> Result<Dtype, Error> {
     let given = inputs.iter().map(|(name, x)| (name, x.shape(), x.stored()));
-    let first = table.operands.first().and_then(|x| inputs.get(x.name)).map(View::stored);
-    let storage = match first {
+    let storage = match table.operands.first().and_then(|x| inputs.get(x.name)).map(View::stored) {
         Some(Stored::Float(dtype)) => dtype,
         _ => Dtype::F32,
     };
-    let places = results(table).map(|x| (x.name, &x.shape[..], Stored::of(x.precision, storage)));
+    let results = table.operands.iter().filter(|x| x.role == Role::Output);
+    let places = results.map(|x| (x.name, &x.shape[..], Stored::of(x.precision, storage)));
     table.check_tensors(given, places, recompute)
 }
 
@@ -201,8 +188,8 @@ fn round(placed: &Placed, passes: usize) -> Result<f64, Error> {
 /// The time that the device takes for what is enqueued, in ns. Waits for it.
 pub(crate) fn device_ns(queue: &Queue<'_>, enqueue: impl FnOnce() -> Result<(), Error>) -> Result<f64, Error> {
     check_clock()?;
-    let failed = |error| queue.device.failed("the device's clock", error);
-    let event = || queue.stream.record_event(Some(CU_EVENT_DEFAULT)).map_err(failed);
+    const WHAT: &str = "the device's clock";
+    let event = || queue.device.check(WHAT, queue.stream.record_event(Some(CU_EVENT_DEFAULT)));
     let begin = event()?;
     enqueue()?;
     let end = event()?;
@@ -210,6 +197,6 @@ pub(crate) fn device_ns(queue: &Queue<'_>, enqueue: impl FnOnce() -> Result<(), 
     let mut milliseconds = 0.0;
     // SAFETY: both events have been recorded, and the call writes one number. The driver has the function.
     let elapsed = unsafe { sys::cuEventElapsedTime_v2(&mut milliseconds, begin.cu_event(), end.cu_event()).result() };
-    elapsed.map_err(failed)?;
+    queue.device.check(WHAT, elapsed)?;
     Ok(f64::from(milliseconds) * 1e6)
 }

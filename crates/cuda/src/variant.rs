@@ -35,8 +35,7 @@ impl Variant {
         };
         // Wider results leave a thread too few registers for 8 rows.
         let rows = if width(columns) > most { 4 } else { 8 };
-        let columns = ("CW", width(columns));
-        Self::new(family, [("R", rows), ("STORAGE", number(storage)), columns])
+        Self::new(family, [("R", rows), ("STORAGE", number(storage)), ("CW", width(columns))])
     }
 
     /// linear_cross_entropy of a storage type, of the second order or the first.
@@ -55,20 +54,19 @@ impl Variant {
         Variant { family: Family::CrossEntropySm90a, ..Self::cross_entropy(storage, false) }
     }
 
-    /// The kernels of linear_attention on tensor cores of any device, of factors and results with so many
-    /// columns. `whole`: rows of q, k, v and dout begin and end at multiples of 16 bytes.
+    /// The kernels of linear_attention on tensor cores of any device, of factors and results with so many columns.
+    /// `whole`: rows of q, k, v and dout begin and end at multiples of 16 bytes.
     pub(crate) fn linear_tensor(storage: Dtype, columns: [usize; 2], whole: bool) -> Self {
         let columns = columns.map(width);
-        let flags = [("STORAGE", number(storage)), ("WHOLE", whole.into())];
-        Self::new(Family::LinearSm80, [flags[0], flags[1], ("KW", columns[0]), ("CW", columns[1])])
+        let defines = [("STORAGE", number(storage)), ("WHOLE", whole.into()), ("KW", columns[0]), ("CW", columns[1])];
+        Self::new(Family::LinearSm80, defines)
     }
 
     /// The kernels of linear_attention for compute capability 9.0, of factors with so many columns: at most 128.
     /// `by_token`: with a log-decay for each token.
     pub(crate) fn hopper_linear(storage: Dtype, columns: usize, by_token: bool) -> Self {
-        let columns = ("KW", width(columns));
-        let storage = ("STORAGE", number(storage));
-        Self::new(Family::LinearSm90a, [storage, columns, ("BY_TOKEN", by_token.into())])
+        let defines = [("STORAGE", number(storage)), ("KW", width(columns)), ("BY_TOKEN", by_token.into())];
+        Self::new(Family::LinearSm90a, defines)
     }
 
     /// Copies and fills of elements of 2 or 4 bytes.
@@ -85,12 +83,11 @@ impl Variant {
     pub(crate) fn peak(unit: Unit, storage: Dtype) -> Self {
         let (family, storage) = match (unit, storage) {
             (Unit::Ffma, _) => (Family::PeakFfma, Dtype::F32),
-            // tf32 has half of the rate of bf16, three products of bf16 a third.
-            (Unit::Mma, Dtype::F32) => (Family::PeakMma, Dtype::Bf16),
-            (Unit::Wgmma, Dtype::F32) => (Family::PeakWgmma, Dtype::Bf16),
             (Unit::Mma, storage) => (Family::PeakMma, storage),
             (Unit::Wgmma, storage) => (Family::PeakWgmma, storage),
         };
+        // tf32 has half of the rate of bf16, three products of bf16 a third.
+        let storage = if unit != Unit::Ffma && storage == Dtype::F32 { Dtype::Bf16 } else { storage };
         Self::new(family, [("STORAGE", number(storage)), ("UNIT", unit as usize)])
     }
 
@@ -118,7 +115,7 @@ impl Variant {
 
     /// True if it is compiled for passes whose q and k have so many columns.
     pub fn serves(&self, dim: usize) -> bool {
-        let of = |name: &str| self.defines.iter().find(|x| x.0 == name).map(|x| x.1);
+        let of = |name: &str| self.find(name);
         let least = if self.family == Family::AttentionSm80Wide { 128 } else { 0 };
         match (of("D"), of("CD").or(of("CW")).or(of("KW"))) {
             (Some(most), _) => dim <= most,
@@ -128,9 +125,13 @@ impl Variant {
         }
     }
 
-    /// The value of a name.
+    fn find(&self, name: &str) -> Option<usize> {
+        self.defines.iter().find(|x| x.0 == name).map(|x| x.1)
+    }
+
+    /// The value of a name; 0 without it.
     pub(crate) fn define(&self, name: &str) -> usize {
-        self.defines.iter().find(|x| x.0 == name).map_or(0, |x| x.1)
+        self.find(name).unwrap_or(0)
     }
 
     /// The family and the values, in words.

@@ -16,12 +16,11 @@ pub(crate) struct Counts {
     /// Of the keys of the longest sequence.
     pub longest: usize,
     pub sequences: usize,
-    /// Tiles of queries that kernels may look up: those of `by_queries`, and one behind them where the device makes
-    /// the list.
+    /// Tiles of queries that kernels may look up: those of `by_queries`, and one more where the device makes the list.
     pub tiles: usize,
-    /// The heads, or 1, of the flags of pairs that count, where spans do not tell all.
+    /// The heads, or 1, of the flags of pairs, where spans do not tell all.
     pub flags: Option<usize>,
-    /// True if spans tell all and are no window: then kernels of sm90a read them.
+    /// True if spans tell all and are no window: kernels of sm90a read them.
     pub by_spans: bool,
 }
 
@@ -54,8 +53,8 @@ impl Counts {
         }
     }
 
-    /// The most that there may be, whatever the lengths, the offsets and the arrays of the mask are. One more sequence
-    /// is empty. Fails where they do not fit 32 bits.
+    /// The most that there may be, whatever the lengths, offsets and arrays of the mask are. One more sequence is empty.
+    /// Fails where they do not fit 32 bits.
     pub fn most(scores: &Scores) -> Result<Counts, Error> {
         let e = &scores.extents;
         let count = scores.sequences().len();
@@ -108,7 +107,7 @@ fn has_spans(scores: &Scores, list: &[Sequence]) -> bool {
     list.iter().all(|sequence| scores.mask.row_spans(sequence).is_some())
 }
 
-/// The heads of the flags of pairs, where rows of the mask are no spans, or spans only of some data.
+/// The heads of the flags of pairs, where rows of the mask are no spans, or are only with some data.
 fn flags(scores: &Scores) -> Option<usize> {
     let one = Sequence { batch: 0, query_start: 0, queries: 1, key_start: 0, keys: 1 };
     // Without data, of no mask some rows are spans and others not.

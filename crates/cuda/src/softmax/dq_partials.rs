@@ -11,7 +11,7 @@ use crate::variant::Variant;
 use etalon_problem::{Error, Mode, Pass};
 use std::ops::Range;
 
-/// Shares of partial sums in the memory that they may take.
+/// Shares of partial sums in their memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shares {
     /// The bytes of those of a tile of keys.
@@ -22,9 +22,9 @@ pub(crate) struct Shares {
 }
 
 impl Shares {
-    /// Shares of a pass whose kernels compute the gradient of q in the pass by keys, where that is its mode. `Auto`
-    /// takes that mode where all is in one launch and the tiles of keys that fit the budget keep the device busy; a
-    /// caller that insists gets two at least: those of a tile, and the sums of the tiles before.
+    /// Shares of a pass whose kernels compute the gradient of q in the pass by keys, where that is its mode: for `Auto`
+    /// where all is in one launch and the tiles of keys that fit the budget keep the device busy. A caller that insists
+    /// gets two at least: a tile, and the sums of the tiles before.
     pub fn new(spec: &Spec) -> Option<Shares> {
         let (e, mode, budget) = (&spec.extents, spec.options.mode, spec.options.partials_budget);
         // The second order has such kernels of narrow operands alone, and there the mode is a hint.
@@ -34,9 +34,7 @@ impl Shares {
             Mode::FusedPartials => narrow || spec.pass == Pass::Backward,
             Mode::Separate | Mode::ForwardGradient => false,
         };
-        let insists = mode == Mode::FusedPartials;
-        let rows = spec.rows();
-        let each = rows.checked_mul(4 * e.dim.next_multiple_of(64)).filter(|&each| each > 0)?;
+        let each = spec.rows().checked_mul(4 * e.dim.next_multiple_of(64)).filter(|&each| each > 0)?;
         let tiles = spec.counts.longest;
         if !spec.both || !may || tiles == 0 {
             return None;
@@ -47,9 +45,10 @@ impl Shares {
         // One holds the sums of the tiles before.
         let at_once = (budget / each).saturating_sub(1);
         let shares = Shares { each, tiles, at_once };
-        let busy = at_once > 0 && shares.working(spec) >= 2 * spec.target.multiprocessors;
-        let at_once = if insists { at_once.clamp(1, tiles) } else { at_once };
-        (insists || busy).then_some(Shares { each, tiles, at_once })
+        if mode == Mode::FusedPartials {
+            return Some(Shares { at_once: at_once.clamp(1, tiles), ..shares });
+        }
+        (at_once > 0 && shares.working(spec) >= 2 * spec.target.multiprocessors).then_some(shares)
     }
 
     /// The blocks of a launch that have memory, about.
@@ -84,7 +83,7 @@ pub(crate) struct DqPartials {
 }
 
 impl DqPartials {
-    /// Memory for partial sums, where the gradient of q is computed in the pass by keys.
+    /// None where the gradient of q is not computed in the pass by keys.
     pub fn new(spec: &Spec, level: Level, layout: &mut Layout) -> Result<Option<DqPartials>, Error> {
         let by_keys = match (level, spec.pass) {
             (Level::Portable, Pass::Backward) => true,

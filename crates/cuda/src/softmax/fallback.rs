@@ -1,5 +1,5 @@
 //! Groups, the key heads of sequences, in which a sum of tensor cores is not finite: their flags, and the kernel that
-//! computes their results again, `kernels/attention/fallback.cu`.
+//! computes them again, `kernels/attention/fallback.cu`.
 
 use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
@@ -20,8 +20,8 @@ pub(crate) fn reserve(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Op
     has_flags.then(|| range(prepared, layout)).transpose()
 }
 
-/// Takes a range for words that are 0 at first: counters from which blocks of sm90a claim tiles, one for each of two
-/// kernels; and flags, of all groups together and then of each.
+/// Takes a range for words that are 0 at first: counters from which blocks of sm90a claim tiles, of two kernels; and
+/// flags, of all groups together and then of each.
 pub(crate) fn range(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<MemoryRange, Error> {
     let groups = prepared.counts.sequences * prepared.scores.extents.key_heads;
     layout.named("counters of tiles, and flags of key heads", 4 * (3 + groups))
@@ -84,8 +84,8 @@ fn launch(steps: &Steps<'_>, backward: bool, args: FallbackArgs) -> Result<(), E
     steps.launch((&variant, "fallback"), (blocks(steps, tiles), variant.threads()), &args)
 }
 
-/// Blocks that take turns at so many tiles: some for each multiprocessor. Tiles of one head are `heads` apart: where
-/// the number of blocks is odd, all have a part of them.
+/// Blocks that take turns at so many tiles: some for each multiprocessor, an odd number, so that all have a part of the
+/// tiles of one head, which are `heads` apart.
 pub(crate) fn blocks(steps: &Steps<'_>, tiles: usize) -> usize {
     tiles.min((4 * steps.multiprocessors() - 1) | 1)
 }

@@ -1,5 +1,4 @@
-//! Tables that the device makes in every call, of lengths, offsets and arrays of masks that lie there:
-//! `kernels/pairs/tables.cu`.
+//! Tables that the device makes of lengths, offsets and arrays of masks that lie there: `kernels/pairs/tables.cu`.
 
 use crate::args::{Byte, ConstPtr, Declaration, Ptr, Untyped, bytes_of, declarations, filled, int, kernel_args};
 use crate::device_tensor::{DeviceTensor, DeviceTensors, Element, GivenArray};
@@ -52,7 +51,7 @@ fn of_sequences(scores: &Scores) -> Option<[(&'static str, &[usize]); 2]> {
     }
 }
 
-/// The operands among some tensors, and the arrays of the problem, which must be dense and of its shape.
+/// The operands among some tensors, and arrays of the problem, which must be dense and of its shape.
 pub(crate) fn split<'t>(
     problem: &Problem,
     table: &Table,
@@ -105,8 +104,8 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// A node of the mask: Window and Chunk look at positions, Segments and Flags at arrays; All and Any begin a list
-    /// that End ends.
+    /// A node of the mask: Window and Chunk look at positions, Segments and Flags at arrays; End ends a list that All or
+    /// Any begins.
     struct Node as "Node" {
         kind: i32,
         /// True if the last query is aligned with the last key.
@@ -159,7 +158,7 @@ kernel_args! {
 
 pub(crate) const ARGUMENTS: &[Declaration] = declarations![TableArgs];
 
-/// The place of an array: the number of one that the call gives, or a range of the pass, which has its copy.
+/// The place of an array: the number of one that the call gives, or the range of a copy that the pass keeps.
 #[derive(Debug, Clone, Copy)]
 enum Source {
     Call(usize, Element),
@@ -174,13 +173,13 @@ pub(crate) struct Given {
     arrays: Vec<Source>,
     nodes: usize,
     nodes_at: MemoryRange,
-    /// Scratch memory of the tables, and of the numbers of tiles that one kernel leaves to the next.
+    /// Scratch memory of the tables, and of the numbers of tiles between kernels.
     made: MemoryRange,
     firsts: MemoryRange,
 }
 
 impl Given {
-    /// Of the arrays that calls give: the others are those of the problem, which the pass keeps. Takes ranges for the
+    /// Of the arrays that calls give, the others being those of the problem, which the pass keeps. Takes ranges for the
     /// tables.
     pub fn new(
         scores: &Scores,

@@ -1,7 +1,7 @@
 //! The kernels of attention and attention_lse for the tensor cores of compute capability 9.0, and the forward pass:
 //! `kernels/attention/sm90a_forward.cu`.
 
-use crate::args::{KernelArgs, filled, int};
+use crate::args::{filled, int};
 use crate::memory::{Layout, MemoryRange};
 use crate::parts::Part;
 use crate::softmax::counts::SIDE;
@@ -10,7 +10,6 @@ use crate::softmax::prepared::Prepared;
 use crate::softmax::variants::{Hopper, Lengths, Visible};
 use crate::softmax::window::Window;
 use crate::softmax::{Steps, fallback, modules};
-use crate::step::Work;
 use crate::strided::StridedTensor;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
@@ -51,7 +50,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Takes ranges for what those of lazy_attention need of these: copies of operands.
+    /// The same of lazy_attention: copies of operands alone.
     pub fn lazy(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Plan, Error> {
         // Sequences are those of the arrays, or listed; and any scale will do.
         let hopper = Hopper { options: true, ..prepared.spec.hopper() }.within();
@@ -253,17 +252,6 @@ impl HopperSteps<'_> {
     pub fn query_heads_in(&self, bytes: usize) -> usize {
         let e = self.extents();
         (self.heads_in(bytes) * self.scores().group()).min(e.batch * e.query_heads)
-    }
-
-    /// Adds a launch of a kernel that computes so many terms of each pair.
-    pub fn launch_terms<A: KernelArgs>(
-        &self,
-        kernel: (&Variant, &'static str),
-        grid: (usize, u32),
-        args: &A,
-        terms: usize,
-    ) -> Result<(), Error> {
-        self.launch_work(kernel, grid, args, Work::of(kernel.0, terms))
     }
 }
 

@@ -1,5 +1,5 @@
-//! The backward pass of attention and attention_lse for the tensor cores of compute capability 9.0:
-//! `kernels/attention/sm90a_backward.cuh` says which kernels there are.
+//! The backward pass of attention and attention_lse for the tensor cores of compute capability 9.0, with the kernels of
+//! `kernels/attention/sm90a_backward.cuh`.
 
 use crate::args::filled;
 use crate::softmax::fallback::{self, writes};

@@ -30,7 +30,9 @@ pub(crate) use spec::{LAZY_LEVELS, LEVELS, refuses};
 pub(crate) use variants::most_shared;
 pub(crate) use variants::{AttentionShape, CONSUMER, Hopper, Lengths, Results, Visible};
 
-use crate::args::Declaration;
+use crate::args::{Declaration, KernelArgs};
+use crate::step::Work;
+use crate::variant::Variant;
 use etalon_problem::{Error, Extents, Scores};
 
 /// Kernel arguments that sources name.
@@ -71,6 +73,17 @@ impl Steps<'_> {
     /// Blocks of a kernel that owns tiles of keys.
     fn key_blocks(&self) -> usize {
         self.prepared.counts.by_keys * self.extents().key_heads
+    }
+
+    /// Adds a launch of a kernel that computes so many terms of each pair.
+    fn launch_terms<A: KernelArgs>(
+        &self,
+        kernel: (&Variant, &'static str),
+        grid: (usize, u32),
+        args: &A,
+        terms: usize,
+    ) -> Result<(), Error> {
+        self.launch_work(kernel, grid, args, Work::of(kernel.0, terms))
     }
 
     /// Adds fills of all that is computed with 0, and of lse with −∞, where kernels leave elements out.

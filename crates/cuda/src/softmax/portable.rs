@@ -5,7 +5,7 @@ use crate::softmax::dq_partials::DqPartials;
 use crate::softmax::fallback::{self, writes};
 use crate::softmax::pair_args::{FusedArgs, PairArgs, wanted};
 use crate::step::Work;
-use crate::variant::{Variant, width};
+use crate::variant::width;
 use etalon_problem::Error;
 
 /// The first columns of the launches that together cover so many.
@@ -18,29 +18,17 @@ pub(crate) fn part(columns: usize, first: usize) -> usize {
     columns.saturating_sub(first).min(width(columns))
 }
 
-/// Adds a launch of a kernel of a module.
-fn launch_of(
-    steps: &Steps<'_>,
-    (variant, name): (&Variant, &'static str),
-    blocks: usize,
-    args: &PairArgs,
-    terms: usize,
-) -> Result<(), Error> {
-    let grid = (blocks, variant.threads());
-    steps.launch_work((variant, name), grid, args, Work::of(variant, terms))
-}
-
 /// Adds a launch of a kernel of the portable level.
 fn launch(steps: &Steps<'_>, name: &'static str, blocks: usize, args: &PairArgs, terms: usize) -> Result<(), Error> {
-    let args = PairArgs { blocks: blocks as i32, ..*args };
-    launch_of(steps, (&steps.prepared.modules.portable, name), blocks, &args, terms)
+    let (args, variant) = (PairArgs { blocks: blocks as i32, ..*args }, &steps.prepared.modules.portable);
+    steps.launch_terms((variant, name), (blocks, variant.threads()), &args, terms)
 }
 
 /// Adds a launch of a kernel that walks tiles: that of the level sm80 where it computes the pass.
 fn walk(steps: &Steps<'_>, name: &'static str, blocks: usize, args: &PairArgs, terms: usize) -> Result<(), Error> {
     match steps.prepared.modules.tensor_with(name) {
         None => launch(steps, name, blocks, args, terms),
-        Some(variant) => launch_of(steps, (variant, name), blocks, args, terms),
+        Some(variant) => steps.launch_terms((variant, name), (blocks, variant.threads()), args, terms),
     }
 }
 
@@ -152,7 +140,7 @@ pub(crate) fn sinks_and_bias(steps: &Steps<'_>, args: &PairArgs) -> Result<(), E
         let args = args.over(steps.table(prepared.tables.by_pairs));
         let terms = e.dim + steps.values();
         match &prepared.modules.by_pairs {
-            Some(variant) => launch_of(steps, (variant, "dbias"), blocks, &args, terms)?,
+            Some(variant) => steps.launch_terms((variant, "dbias"), (blocks, variant.threads()), &args, terms)?,
             None => launch(steps, "dbias", blocks, &args, terms)?,
         }
     }

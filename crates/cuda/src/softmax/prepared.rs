@@ -31,9 +31,9 @@ pub(crate) struct Prepared<'a> {
     pub choice: Choice,
     pub modules: Modules,
     pub tables: Tables,
-    /// Arrays of calls that the tables are made of: how, and what the pass keeps for that.
+    /// Tables of arrays that calls give: how they are made, and what the pass keeps for that.
     pub given: Option<(Given, TableImage)>,
-    /// δ of every row, in the backward pass of the first two, if that needs it.
+    /// δ of every row, in a backward pass that needs it.
     pub delta: Option<MemoryRange>,
     /// Counters and flags, as `fallback::reserve` says.
     pub flags: Option<MemoryRange>,
@@ -61,7 +61,7 @@ impl<'a> Prepared<'a> {
         let is_backward = call.pass == Pass::Backward && !matches!(problem, Problem::LazyAttention(_));
         let needs_ds = ["dq", "dk", "dsinks", "dbias"].iter().any(|name| call.held(name, true).is_some());
         let reads_o = !is_backward || needs_ds;
-        // lse is written with o in any case, and what was saved is made again where it is absent and read.
+        // lse is written with o in any case; what was saved is made again where it is absent and read.
         let made = |operand: &Operand| match operand.name {
             "lse" => true,
             "o" => operand.role == Role::Saved && reads_o,
@@ -105,8 +105,7 @@ impl<'a> Prepared<'a> {
         has_gradient(&self.parts)
     }
 
-    /// True if kernels leave elements out: rows of no sequence, which get 0, and −∞ as their lse. In a dense
-    /// batch they write every element.
+    /// True if kernels leave elements out: rows of no sequence, which get 0, and −∞ as their lse.
     pub fn leaves_rows(&self) -> bool {
         let e = &self.scores.extents;
         self.scores.sequences != Sequences::Dense

@@ -1,4 +1,4 @@
-//! Rows that belong together and pairs that count, as kernels read them, and their tables on the device.
+//! Rows that belong together and pairs that count, as tables for kernels.
 
 use crate::memory::{Layout, MemoryRange, beyond_32_bits, filled};
 use crate::pass::TableImage;
@@ -9,11 +9,9 @@ use etalon_problem::{Error, Extents, Scores, Sequence, Sequences};
 /// The tables of a problem. Positions are those of a sequence, unless a comment says otherwise.
 #[derive(Debug, Default)]
 pub(crate) struct Rows {
-    /// Batch element, first query and number of queries in the arrays, first key and number of keys,
-    /// and the first of the sequence's tiles.
+    /// Batch element, first query and number of queries in the arrays, first key and number of keys, first tile.
     pub sequences: Vec<[i32; 6]>,
-    /// For each row of the arrays the range of keys that it may see, in any head; −1 for a row of no
-    /// sequence.
+    /// For each row of the arrays the range of keys that it may see, in any head; −1: a row of no sequence.
     pub spans: Vec<[i32; 2]>,
     /// For each tile of queries of each sequence the range of keys that its rows may see.
     pub tiles: Vec<[i32; 2]>,
@@ -25,8 +23,7 @@ pub(crate) struct Rows {
     pub by_queries: Vec<[i32; 4]>,
     pub by_keys: Vec<[i32; 4]>,
     pub by_pairs: Vec<[i32; 4]>,
-    /// A flag for each pair where the spans do not tell all: `[batch, heads or 1, queries, keys]`, in the order of the
-    /// arrays.
+    /// A flag for each pair of the arrays, where spans do not tell all: `[batch, heads or 1, queries, keys]`.
     pub allowed: Option<Vec<u8>>,
 }
 
@@ -131,8 +128,8 @@ impl Rows {
         spans.copied().reduce(join).unwrap_or([0, 0])
     }
 
-    /// Tiles of pairs. Batch elements that share a bias are walked by one block: none of them is packed,
-    /// so that all begin where the arrays begin.
+    /// Tiles of pairs. Batch elements that share a bias are walked by one block: none is packed, and all begin where the
+    /// arrays begin.
     fn add_pairs(&mut self, scores: &Scores, list: &[Sequence]) {
         let Some(bias) = scores.bias else { return };
         let shared = is_shared(scores, bias);

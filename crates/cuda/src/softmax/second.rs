@@ -106,7 +106,7 @@ struct SecondPass<'a> {
 }
 
 impl SecondPass<'_> {
-    /// A kernel of the portable level, which computes so many terms of each pair, if no other does.
+    /// A portable kernel, which computes so many terms of each pair if no other does.
     fn launch(&self, name: &'static str, blocks: usize, args: &SecondArgs, terms: usize) -> Result<(), Error> {
         let work = Work::of(self.portable, if self.tensor.is_some() { 0 } else { terms });
         self.steps.launch_work((self.portable, name), (blocks, self.portable.threads()), args, work)
@@ -115,8 +115,7 @@ impl SecondPass<'_> {
     /// A kernel of both: blocks of either leave what is not theirs.
     fn both(&self, name: &'static str, blocks: usize, args: &SecondArgs, terms: usize) -> Result<(), Error> {
         if let Some(variant) = self.tensor {
-            let grid = (blocks, variant.threads());
-            self.steps.launch_work((variant, name), grid, args, Work::of(variant, terms))?;
+            self.steps.launch_terms((variant, name), (blocks, variant.threads()), args, terms)?;
         }
         self.launch(name, blocks, args, terms)
     }

@@ -182,7 +182,7 @@ impl AttentionShape {
         self.narrow(Family::AttentionSm80Fused)
     }
 
-    /// The first order of f32, with factors as sums of two numbers in `bf16` or rounded to tf32, of D up to 128.
+    /// The first order of f32, with factors as sums of two bf16 or rounded to tf32, of D up to 128.
     pub fn sm80_f32(self, bf16x3: bool) -> Variant {
         let mut variant = self.narrow(Family::AttentionSm80F32);
         variant.defines.insert(1, ("BF16X3", bf16x3.into()));
@@ -212,8 +212,8 @@ impl AttentionShape {
 }
 
 impl Variant {
-    /// The portable kernels of a storage type, of operands with D and E columns (`None`: no values), with
-    /// softcap, bias and arrays of flags or without.
+    /// The portable kernels of a storage type, of operands with D and E columns (`None`: no values), with softcap, bias and
+    /// arrays of flags or without.
     pub fn portable(storage: Dtype, dim: usize, value_dim: Option<usize>, options: bool) -> Self {
         let shape = AttentionShape { storage, dim, value_dim, options, whole: false };
         shape.portable(Family::AttentionPortable)
