@@ -57,13 +57,13 @@ fn measure(
     tile: Blocking,
     options: &Options,
 ) -> Result<Found, Error> {
-    let problem = Problem::from(problem.clone());
+    let (pair_shape, problem) = (problem.scores.pair_shape(), Problem::from(problem.clone()));
     let (table, none) = (problem.checked_table(Pass::Forward)?, ViewsMut::new());
     let storage = table.check_call(inputs, &none, false)?;
     storage.refuse_f64()?;
     tile.check()?;
     let state = workspace.device(options.device)?;
-    let mut found = room_for(&problem, tile)?;
+    let mut found = room_for(pair_shape, tile)?;
     let bytes = [size_of_val(&found.figures[..]), 4 * found.states.len()];
     let operands = Operands::Host(inputs, Some(&none));
     let call = PassCall::new(state.device.target, (Pass::Forward, storage), &table, operands, options);
@@ -79,11 +79,7 @@ fn measure(
 }
 
 /// Zeros for every row and every tile.
-fn room_for(problem: &Problem, tile: Blocking) -> Result<Found, Error> {
-    let Problem::LazyAttention(problem) = problem else {
-        return Err(Error::value("algorithm", "lazy_attention", problem.algorithm()));
-    };
-    let [batch, heads, queries, keys] = problem.scores.pair_shape();
+fn room_for([batch, heads, queries, keys]: [usize; 4], tile: Blocking) -> Result<Found, Error> {
     let shape = [batch, heads, queries.div_ceil(tile.queries), keys.div_ceil(tile.keys)];
     let figures = filled([0.0; Figure::COUNT], &[batch, heads, queries], "statistics")?;
     let states = Array4::from_shape_vec(shape, filled(0, &shape, "statistics")?);

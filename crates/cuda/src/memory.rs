@@ -79,6 +79,12 @@ pub(crate) fn beyond_32_bits(what: String) -> Error {
     Error::unsupported(what, "the cuda tier counts in 32 bits")
 }
 
+/// Fails where an extent does not fit 32 bits.
+pub(crate) fn check_extents(extents: &[usize]) -> Result<(), Error> {
+    let large = extents.iter().find(|&&extent| extent > i32::MAX as usize);
+    large.map_or(Ok(()), |extent| Err(beyond_32_bits(format!("an extent of {extent}"))))
+}
+
 /// A list on the host of one value for each element of a shape.
 pub(crate) fn filled<T: Clone>(value: T, shape: &[usize], what: &str) -> Result<Vec<T>, Error> {
     let count = shape.iter().fold(1usize, |n, &extent| n.saturating_mul(extent));

@@ -1,7 +1,7 @@
 //! The operands of a pass: which take part, where the caller holds them, where kernels find them.
 
 use crate::call::{OperandLayout, PassCall};
-use crate::memory::{Layout, MemoryRange, beyond_32_bits};
+use crate::memory::{Layout, MemoryRange, check_extents};
 use crate::strided::{StridedTensor, dense, extents};
 use crate::target::Target;
 use etalon_problem::{Dtype, Error, Operand, Pass, Stored};
@@ -112,9 +112,7 @@ fn part(
     let extents = extents(&operand.shape).ok_or_else(|| {
         Error::value(format!("number of axes of `{}`", operand.name), "at most 4", operand.shape.len())
     })?;
-    if let Some(extent) = extents.into_iter().find(|&extent| extent > i32::MAX as usize) {
-        return Err(beyond_32_bits(format!("an extent of {extent}")));
-    }
+    check_extents(&extents)?;
     let mut strides = dense(extents);
     if let Some(own) = laid.as_ref().and_then(|laid| laid.strides.as_ref()) {
         // The axes that a tensor of fewer has are the last, and before them heads and batch elements.

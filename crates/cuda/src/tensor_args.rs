@@ -3,9 +3,8 @@
 use crate::args::{Declaration, Untyped, declarations};
 use crate::strided::StridedTensor;
 
-/// Declares a tensor of batch elements, heads, rows and columns, of which those of a row lie side by side: its first
-/// element, 0 where there is none; and how many elements there are from one batch element, head and row to the next, 0
-/// along axes of batch elements and heads of extent 1.
+/// Declares a tensor of batch elements, heads and rows of columns that lie side by side: its address, 0 where there is
+/// none; and the elements from one batch element, head and row to the next, 0 for one batch element or head.
 macro_rules! strided_args {
     (
         $(#[$doc:meta])*

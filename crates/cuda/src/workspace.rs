@@ -10,11 +10,11 @@ use etalon_problem::Error;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-/// Devices, compiled kernels and device memory, to be kept between calls. A call with a kept
-/// workspace compiles nothing that an earlier one compiled, and finds its memory.
+/// Devices, compiled kernels and device memory, kept between calls: a call compiles nothing that an earlier one compiled,
+/// and finds its memory.
 ///
-/// One workspace serves all devices, passes and problems, from any thread. Each call that runs at the
-/// same time as others has a stream and memory of its own.
+/// One workspace serves all devices, passes and problems, from any thread. Calls at the same time have streams and memory
+/// of their own.
 #[derive(Debug, Default)]
 pub struct Workspace {
     settings: Settings,
@@ -47,7 +47,7 @@ impl Workspace {
 
     /// The compute capability of a device.
     pub fn capability(&self, device: impl Into<DeviceId>) -> Result<(i32, i32), Error> {
-        Ok(self.device(device.into())?.device.target.capability)
+        Ok(self.target(device)?.capability)
     }
 
     /// The facts that decide which kernels a device runs.

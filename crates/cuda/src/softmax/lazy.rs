@@ -130,7 +130,7 @@ impl<'a> Passes<'a> {
         Passes { steps, windows: memory.windows, hopper, args, again: false }
     }
 
-    /// The same by the portable kernels, of groups that have a flag.
+    /// The same by portable kernels, of groups that have a flag.
     fn fallback(&self) -> Self {
         Passes { hopper: None, again: true, ..*self }
     }
@@ -168,6 +168,10 @@ impl<'a> Passes<'a> {
         self.walk(name, self.steps.query_blocks(), args)
     }
 
+    fn is_portable(&self) -> bool {
+        self.steps.prepared.choice.level == Level::Portable
+    }
+
     /// lse, and those of o and Σ a P v that have places.
     pub fn forward(&self) -> Result<(), Error> {
         self.steps.clear_flags();
@@ -175,8 +179,7 @@ impl<'a> Passes<'a> {
             Some(hopper) => hopper.forward()?,
             None => self.rows()?,
         }
-        let is_portable = self.steps.prepared.choice.level == Level::Portable;
-        if is_portable { Ok(()) } else { self.fallback().rows() }
+        if self.is_portable() { Ok(()) } else { self.fallback().rows() }
     }
 
     /// The forward pass of the levels portable and sm80, or the fallback.
@@ -198,10 +201,13 @@ impl<'a> Passes<'a> {
         self.walk_queries("scores", &self.args)?;
         // One that is longer than the arrays holds them all.
         let e = self.steps.extents();
-        let tile_queries = tile.queries.min(e.queries.max(1)) as i32;
-        let tile_keys = tile.keys.min(e.keys.max(1)) as i32;
-        let (figures, states) = (figures.into(), states.into());
-        let args = MeasureArgs { lazy: self.args, figures, states, tile_queries, tile_keys };
+        let args = MeasureArgs {
+            lazy: self.args,
+            figures: figures.into(),
+            states: states.into(),
+            tile_queries: int(tile.queries.min(e.queries.max(1))),
+            tile_keys: int(tile.keys.min(e.keys.max(1))),
+        };
         self.launch("measure", self.steps.query_blocks(), &args)
     }
 
@@ -221,7 +227,7 @@ impl<'a> Passes<'a> {
             }
         }
         // The portable kernels count n by S themselves, unless lse is given.
-        if self.steps.prepared.choice.level != Level::Portable || self.steps.prepared.is_given("lse") {
+        if !self.is_portable() || self.steps.prepared.is_given("lse") {
             self.fallback().gradients()?;
         }
         self.sums()

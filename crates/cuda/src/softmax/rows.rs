@@ -1,6 +1,6 @@
 //! Rows that belong together and pairs that count, as tables for kernels.
 
-use crate::memory::{Layout, MemoryRange, beyond_32_bits, filled};
+use crate::memory::{Layout, MemoryRange, check_extents, filled};
 use crate::pass::TableImage;
 use crate::softmax::counts::{Counts, SIDE, is_shared};
 use bytemuck::NoUninit;
@@ -34,11 +34,7 @@ impl Rows {
     /// Fails where an extent does not fit 32 bits.
     pub fn check_extents(scores: &Scores) -> Result<(), Error> {
         let e = &scores.extents;
-        let extents = [e.batch, e.query_heads, e.queries, e.keys, e.dim];
-        if let Some(extent) = extents.into_iter().find(|&extent| extent > i32::MAX as usize) {
-            return Err(beyond_32_bits(format!("an extent of {extent}")));
-        }
-        Ok(())
+        check_extents(&[e.batch, e.query_heads, e.queries, e.keys, e.dim])
     }
 
     /// The tables of a problem that has passed its check. Fails where an extent does not fit 32 bits.
@@ -132,15 +128,13 @@ impl Rows {
     /// arrays begin.
     fn add_pairs(&mut self, scores: &Scores, list: &[Sequence]) {
         let Some(bias) = scores.bias else { return };
-        let shared = is_shared(scores, bias);
         let tiles = |n: usize| 0..n.div_ceil(SIDE);
         let mut add = |first: usize, many: usize, queries: usize, keys: usize| {
             for row in tiles(queries) {
-                let of_row = tiles(keys).map(|key| [first, many, row, key].map(|x| x as i32));
-                self.by_pairs.extend(of_row);
+                self.by_pairs.extend(tiles(keys).map(|key| [first, many, row, key].map(|x| x as i32)));
             }
         };
-        if shared {
+        if is_shared(scores, bias) {
             let most = |f: fn(&Sequence) -> usize| list.iter().map(f).max().unwrap_or(0);
             add(0, list.len(), most(|s| s.queries), most(|s| s.keys));
         } else {
@@ -173,10 +167,7 @@ impl Tables {
         let mut layout = Layout::default();
         let e = &scores.extents;
         let mut list = |each: &[usize]| layout.array(1, each);
-        let lengths = match scores.sequences {
-            Sequences::Lengths { .. } => e.batch,
-            _ => 0,
-        };
+        let lengths = if matches!(scores.sequences, Sequences::Lengths { .. }) { e.batch } else { 0 };
         // Of masks of which kernels of sm90a read spans.
         let spans = usize::from(counts.by_spans);
         let mut tables = Tables {

@@ -124,8 +124,14 @@ impl AttentionShape {
             Family::AttentionPortableSecondOrder => 64,
             _ => 0,
         };
+        let mut variant = self.variant(family, [columns, values]);
+        variant.defines.insert(0, ("R", if columns.max(values) > most { 4 } else { 8 }));
+        variant
+    }
+
+    /// Kernels with accumulators of so many columns.
+    fn variant(self, family: Family, [columns, values]: [usize; 2]) -> Variant {
         let defines = [
-            ("R", if columns.max(values) > most { 4 } else { 8 }),
             ("STORAGE", number(self.storage)),
             ("OPTIONS", self.options.into()),
             ("VALUES", self.value_dim.is_some().into()),
@@ -152,16 +158,10 @@ impl AttentionShape {
     }
 
     /// Kernels on tensor cores of any device, with accumulators of so many columns.
-    fn on_tensor_cores(self, family: Family, [columns, values]: [usize; 2]) -> Variant {
-        let defines = [
-            ("STORAGE", number(self.storage)),
-            ("OPTIONS", self.options.into()),
-            ("WHOLE", self.whole.into()),
-            ("VALUES", self.value_dim.is_some().into()),
-            ("CD", columns),
-            ("CE", values),
-        ];
-        Variant::new(family, defines)
+    fn on_tensor_cores(self, family: Family, columns: [usize; 2]) -> Variant {
+        let mut variant = self.variant(family, columns);
+        variant.defines.insert(2, ("WHOLE", self.whole.into()));
+        variant
     }
 
     /// The same; wider results take several launches.
@@ -234,11 +234,9 @@ impl Variant {
 
     /// The forward pass of lazy_attention on them, or its backward pass: sequences are those of the arrays, or listed.
     pub(crate) fn hopper_lazy(of: Hopper, backward: bool) -> Self {
-        let families = [Family::LazySm90aForward, Family::LazySm90aBackward];
-        let listed = of.lengths != Lengths::Equal;
-        let lengths = ("LENGTHS", if listed { 2 } else { 0 });
-        let defines = [("STORAGE", number(of.storage)), ("D", of.width), lengths];
-        let mut variant = Variant::new(families[usize::from(backward)], defines);
+        let family = if backward { Family::LazySm90aBackward } else { Family::LazySm90aForward };
+        let lengths = ("LENGTHS", if of.lengths == Lengths::Equal { 0 } else { 2 });
+        let mut variant = Variant::new(family, [("STORAGE", number(of.storage)), ("D", of.width), lengths]);
         if of.visible == Visible::Spans {
             variant.defines.push(("WINDOW", of.visible as usize));
         }
