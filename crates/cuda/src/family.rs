@@ -99,31 +99,31 @@ families! {
     "tangents rows queries keys fused collect gsinks gbias" FFMA_ATTENTION {
         "attention/": "second_order.cuh" "portable_second_order.cu" "partials.cu";
     }
-    /// The first order of attention and attention_lse on tensor cores of any device.
+    /// The first order of attention and attention_lse for sm80.
     AttentionSm80 = "attention/sm80": "forward queries keys values dbias" MMA_ATTENTION {
         "attention/": "sm80_forward.cu" "sm80_backward.cu";
     }
-    /// Their backward pass on them in one pass by keys, with dq partials in memory.
+    /// Their backward pass for sm80 in one pass by keys, with dq partials in memory.
     AttentionSm80Fused = "attention/sm80_fused": "fused collect" MMA_ATTENTION {
         "attention/": "sm80_partials.cuh" "sm80_backward.cu" "sm80_backward_fused.cu" "partials.cu";
     }
-    /// Their backward pass on them, of wider operands.
+    /// Their backward pass for sm80, of wider operands.
     AttentionSm80Wide = "attention/sm80_wide": "queries keys values" MMA_ATTENTION {
         "attention/": "sm80_backward.cu";
     }
-    /// Their first order on them, of f32.
+    /// Their first order for sm80, of f32.
     AttentionSm80F32 = "attention/sm80_f32": "forward queries keys dbias" F32_ATTENTION {
         "attention/": "sm80_forward.cu" "sm80_backward.cu";
     }
-    /// Their second order on them, of bf16.
+    /// Their second order for sm80, of bf16.
     AttentionSm80SecondOrder = "attention/sm80_second_order": "tangents queries keys" MMA {
         "attention/": "second_order.cuh" "sm80_second_order.cu";
     }
-    /// Their forward pass on the tensor cores of compute capability 9.0.
+    /// Their forward pass for sm90a.
     AttentionSm90aForward = "attention/sm90a_forward": "forward" WGMMA_PAIRS {
         "attention/": "sm90a_forward.cu";
     }
-    /// Their backward pass on them.
+    /// Their backward pass for sm90a.
     AttentionSm90aBackward = "attention/sm90a_backward": "delta keys values queries" WGMMA_PAIRS {
         "attention/": "sm90a_backward.cuh" "sm90a_backward.cu"
         "sm90a_backward_keys.cu" "sm90a_backward_queries.cu" "sm90a_backward_weights.cu";
@@ -132,16 +132,16 @@ families! {
     LazyPortable = "lazy_attention/portable": "scores values measure counts queries keys dbias dtau" FFMA {
         "lazy_attention/": "activity.cuh" "problem.cuh" "portable_forward.cu" "portable_backward.cu";
     }
-    /// lazy_attention on tensor cores of any device.
+    /// lazy_attention for sm80.
     LazySm80 = "lazy_attention/sm80": "scores values means queries keys" MMA {
         "lazy_attention/": "activity.cuh" "problem.cuh" "sm80.cuh"; "pairs/": "sm80_walks.cuh";
         "lazy_attention/": "sm80_forward.cu" "sm80_backward.cu";
     }
-    /// The forward pass of lazy_attention on the tensor cores of compute capability 9.0.
+    /// The forward pass of lazy_attention for sm90a.
     LazySm90aForward = "lazy_attention/sm90a_forward": "scores values sums" WGMMA_PAIRS {
         "lazy_attention/": "activity.cuh" "sm90a.cuh" "sm90a_feed.cuh" "sm90a_forward.cu";
     }
-    /// Its backward pass on them.
+    /// Its backward pass for sm90a.
     LazySm90aBackward = "lazy_attention/sm90a_backward": "queries keys" WGMMA_PAIRS {
         "lazy_attention/": "activity.cuh" "sm90a.cuh" "sm90a_feed.cuh"
         "sm90a_backward_queries.cu" "sm90a_backward_keys.cu";
@@ -156,11 +156,11 @@ families! {
     "tangent_sums scan_second attend_second flow_second" FFMA {
         "linear_attention/": "problem.cuh" "flow.cuh" "portable.cuh" "portable_second_order.cu";
     }
-    /// Its first order on tensor cores of any device.
+    /// Its first order for sm80.
     LinearSm80 = "linear_attention/sm80": "sums attend flow" MMA {
         "linear_attention/": "problem.cuh" "flow.cuh" "sm80.cu";
     }
-    /// Its first order on the tensor cores of compute capability 9.0.
+    /// Its first order for sm90a.
     LinearSm90a = "linear_attention/sm90a":
     "attend_plain attend attend_dots attend_back attend_back_dots sums sums_back scan flow" WGMMA {
         "linear_attention/": "sm90a.cuh" "sm90a_parts.cuh" "sm90a_gates.cuh" "sm90a_walk.cu"
@@ -177,7 +177,7 @@ families! {
     CrossEntropyShards = "linear_cross_entropy/shards": "place identities partials combine recall add sum" TYPES {
         "linear_cross_entropy/": "problem.cuh" "shards.cu";
     }
-    /// Its first order on the tensor cores of compute capability 9.0.
+    /// Its first order for sm90a.
     CrossEntropySm90a = "linear_cross_entropy/sm90a":
     "leaves scale gradient hidden hidden_192 head tree gather bias" WGMMA {
         "feed/": "cluster.cuh"; "linear_cross_entropy/": "problem.cuh" "sm90a_products.cu"

@@ -103,7 +103,20 @@ fn kernels(steps: &[step::Step]) -> Vec<Step> {
     let mut list = Vec::<(&step::Kernel, Step)>::new();
     for step in steps {
         let step::Step::Launch { kernel, blocks, work, .. } = step else { continue };
-        let step = of_launch(kernel, *blocks as usize, work);
+        let blocks = *blocks as usize;
+        let step = Step {
+            kernel: kernel.name,
+            level: kernel.variant.level(),
+            launches: 1,
+            blocks,
+            threads: kernel.threads,
+            shared_bytes: kernel.shared_bytes() + declared_bytes(&kernel.variant, kernel.name).unwrap_or(0),
+            terms: work.terms,
+            unit: work.unit,
+            partials: work.partials,
+            sums: work.sums,
+            working: if work.working > 0 { work.working } else { blocks },
+        };
         let same = |(other, own): &&mut (&step::Kernel, Step)| *other == kernel && own.blocks == step.blocks;
         match list.iter_mut().find(same) {
             Some((_, own)) => {
@@ -116,21 +129,4 @@ fn kernels(steps: &[step::Step]) -> Vec<Step> {
         }
     }
     list.into_iter().map(|(_, step)| step).collect()
-}
-
-fn of_launch(kernel: &step::Kernel, blocks: usize, work: &step::Work) -> Step {
-    let declared = declared_bytes(&kernel.variant, kernel.name).unwrap_or(0);
-    Step {
-        kernel: kernel.name,
-        level: kernel.variant.level(),
-        launches: 1,
-        blocks,
-        threads: kernel.threads,
-        shared_bytes: kernel.shared_bytes() + declared,
-        terms: work.terms,
-        unit: work.unit,
-        partials: work.partials,
-        sums: work.sums,
-        working: if work.working > 0 { work.working } else { blocks },
-    }
 }

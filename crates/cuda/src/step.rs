@@ -50,23 +50,18 @@ impl Kernel {
     }
 }
 
-/// Work of a launch, for the prediction of its time.
+/// Work of a launch, for the prediction of its time, as [`plan::Step`](crate::plan::Step) has it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Work {
-    /// Multiplications and additions of products for each visible pair.
     pub terms: usize,
-    /// The arithmetic that computes them.
     pub unit: Unit,
-    /// Bytes of partial sums that are written or read for each visible pair.
     pub partials: f64,
-    /// Bytes of sums that are read and written beside.
     pub sums: usize,
-    /// The blocks that have something to do, about; 0: all.
+    /// 0: all blocks.
     pub working: usize,
 }
 
 impl Work {
-    /// Nothing that a prediction counts.
     pub const NONE: Work = Work { terms: 0, unit: Unit::Ffma, partials: 0.0, sums: 0, working: 0 };
 
     /// So many terms, by a kernel of a variant.
@@ -182,7 +177,7 @@ impl<'a, P> Steps<'a, P> {
         range.address(Region::Scratch.symbol())
     }
 
-    /// The same of a range that may not be there: 0 then.
+    /// The same; 0 of none.
     pub fn range(&self, range: Option<MemoryRange>) -> u64 {
         range.map_or(0, |range| self.at(range))
     }
@@ -257,7 +252,7 @@ impl<'a, P> Steps<'a, P> {
         }
     }
 
-    /// Adds a copy of elements of so many bytes; columns beyond those of the source are 0.
+    /// Adds a copy of elements of so many bytes; columns beyond the source's are 0.
     pub fn copy(&self, bytes: usize, from: StridedTensor, to: StridedTensor) -> Result<(), Error> {
         let (from, to) = if bytes == 8 { (from.halves(), to.halves()) } else { (from, to) };
         let columns = from.extents[3].min(to.extents[3]) as u32;
@@ -280,7 +275,7 @@ impl<'a, P> Steps<'a, P> {
 }
 
 impl<'a, P: Deref<Target = Parts>> Steps<'a, P> {
-    /// The steps of a pass: at first copies of what the caller holds elsewhere than kernels find it.
+    /// Begins with copies of what the caller holds elsewhere than kernels find it.
     pub fn new(prepared: &'a P) -> Result<Self, Error> {
         let steps = Steps::empty(prepared, prepared.target);
         steps.apart(|part| part.given).try_for_each(|(number, part)| {
@@ -289,7 +284,7 @@ impl<'a, P: Deref<Target = Parts>> Steps<'a, P> {
         Ok(steps)
     }
 
-    /// The steps in their order, and at last copies of what kernels wrote elsewhere than the caller wants it.
+    /// The steps, and at last copies of what kernels wrote elsewhere than the caller wants it.
     pub fn finish(self) -> Result<Vec<Step>, Error> {
         self.apart(|part| part.wanted).try_for_each(|(number, part)| {
             self.copy(part.bytes, self.placed(number), part.caller(self.of_caller(number)))
@@ -324,7 +319,7 @@ impl<'a, P: Deref<Target = Parts>> Steps<'a, P> {
         part.range.map_or_else(|| part.caller(self.of_caller(number)), |range| part.place(self.at(range)))
     }
 
-    /// The place of an operand, as kernels find it; nowhere, without elements, if it is not there.
+    /// The place of an operand, as kernels find it; nowhere if it is not there.
     pub fn place(&self, name: &str) -> StridedTensor {
         let found = self.parts().list.iter().position(|part| part.operand.name == name);
         found.map_or(StridedTensor::NOWHERE, |number| self.placed(number))

@@ -54,15 +54,14 @@ impl Variant {
         Variant { family: Family::CrossEntropySm90a, ..Self::cross_entropy(storage, false) }
     }
 
-    /// The kernels of linear_attention on tensor cores of any device, of factors and results with so many columns.
-    /// `whole`: rows of q, k, v and dout begin and end at multiples of 16 bytes.
+    /// The kernels of linear_attention for sm80, of factors and results with so many columns. `whole`: rows of q, k, v and dout begin and end at multiples of 16 bytes.
     pub(crate) fn linear_tensor(storage: Dtype, columns: [usize; 2], whole: bool) -> Self {
         let columns = columns.map(width);
         let defines = [("STORAGE", number(storage)), ("WHOLE", whole.into()), ("KW", columns[0]), ("CW", columns[1])];
         Self::new(Family::LinearSm80, defines)
     }
 
-    /// The kernels of linear_attention for compute capability 9.0, of factors with so many columns: at most 128.
+    /// The kernels of linear_attention for sm90a, of factors with so many columns: at most 128.
     /// `by_token`: with a log-decay for each token.
     pub(crate) fn hopper_linear(storage: Dtype, columns: usize, by_token: bool) -> Self {
         let defines = [("STORAGE", number(storage)), ("KW", width(columns)), ("BY_TOKEN", by_token.into())];
@@ -152,23 +151,24 @@ pub(crate) fn number(storage: Dtype) -> usize {
 
 /// True if the values of a variant leave a kernel of its family out.
 fn lacks(variant: &Variant, kernel: &str) -> bool {
+    use Family::*;
     let has = |name: &str| variant.define(name) > 0;
     let columns = [variant.define("CD"), variant.define("CE")];
     match (variant.family, kernel) {
-        (Family::LazyPortable, "measure" | "dbias" | "dtau") => has("AGAIN"),
-        (Family::AttentionSm80, kernel) if columns[0] > 128 => kernel != "forward",
+        (LazyPortable, "measure" | "dbias" | "dtau") => has("AGAIN"),
+        (AttentionSm80, kernel) if columns[0] > 128 => kernel != "forward",
         (_, "dbias" | "gbias") => !has("OPTIONS"),
-        (Family::AttentionPortable, "scale") => has("VALUES"),
-        (Family::AttentionPortableSecondOrder, "fused" | "collect") => columns != [64, 64],
-        (Family::AttentionSm80 | Family::AttentionSm80Wide, "values") => !has("VALUES"),
+        (AttentionPortable, "scale") => has("VALUES"),
+        (AttentionPortableSecondOrder, "fused" | "collect") => columns != [64, 64],
+        (AttentionSm80 | AttentionSm80Wide, "values") => !has("VALUES"),
         // dk or dv without the other.
-        (Family::AttentionSm90aBackward, "values") => variant.define("RESULTS") != 2,
-        (Family::AttentionSm90aBackward, "queries") => variant.define("RESULTS") == 2,
-        (Family::LinearPortable, "mend_sums" | "mend") => !has("STORAGE"),
-        (Family::CrossEntropyPortable, "motions") => !has("SECOND"),
-        (Family::CrossEntropyPortable, "norms" | "measure" | "certify" | "choose") => has("SECOND"),
-        (Family::LinearSm90a, "attend_plain") => has("BY_TOKEN"),
-        (Family::LinearSm90a, "flow") => !has("BY_TOKEN"),
+        (AttentionSm90aBackward, "values") => variant.define("RESULTS") != 2,
+        (AttentionSm90aBackward, "queries") => variant.define("RESULTS") == 2,
+        (LinearPortable, "mend_sums" | "mend") => !has("STORAGE"),
+        (CrossEntropyPortable, "motions") => !has("SECOND"),
+        (CrossEntropyPortable, "norms" | "measure" | "certify" | "choose") => has("SECOND"),
+        (LinearSm90a, "attend_plain") => has("BY_TOKEN"),
+        (LinearSm90a, "flow") => !has("BY_TOKEN"),
         _ => false,
     }
 }

@@ -9,7 +9,7 @@ pub(crate) const SIDE: usize = 64;
 /// Numbers of tiles of 64 rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Counts {
-    /// Of queries and of keys, of all sequences; and of pairs, for the gradient of a bias.
+    /// Of all sequences; of pairs, for the gradient of a bias.
     pub by_queries: usize,
     pub by_keys: usize,
     pub by_pairs: usize,

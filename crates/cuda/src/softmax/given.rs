@@ -60,13 +60,14 @@ pub(crate) fn split<'t>(
     let arrays = arrays(problem);
     let is_array = |name: &str| find(&table.operands, name).is_none() && arrays.iter().any(|array| array.name == name);
     let (given, list): (Vec<_>, Vec<_>) = inputs.list.iter().cloned().partition(|(name, _)| is_array(name));
-    let is_other = |element| !matches!(element, Element::Stored(_));
-    if let Some((name, _)) = list.iter().find(|(name, x)| is_other(x.element) && find(&table.operands, name).is_none())
-    {
+    let is_other = |(name, x): &&(&str, DeviceTensor)| {
+        !matches!(x.element, Element::Stored(_)) && find(&table.operands, name).is_none()
+    };
+    if let Some((name, _)) = list.iter().find(is_other) {
         return Err(Error::unexpected(name, None));
     }
     for (at, (name, tensor)) in given.iter().enumerate() {
-        if given.iter().take(at).any(|(other, _)| other == name) {
+        if given[..at].iter().any(|(other, _)| other == name) {
             return Err(Error::value(*name, "one tensor", "two"));
         }
         arrays.iter().filter(|x| x.name == *name).try_for_each(|x| check_array(x, tensor))?;
@@ -198,15 +199,15 @@ impl Given {
             let what = format!("a mask of {} arrays, some of them on the device", arrays.len());
             return Err(Error::unsupported(what, format!("kernels take at most {ARRAYS}")));
         }
-        let (nodes, count) = (bytes_of(&nodes), nodes.len());
-        let nodes_at = own.range(nodes.len())?;
+        let list = bytes_of(&nodes);
+        let nodes_at = own.range(list.len())?;
         let mut image = TableImage::new(own.bytes());
-        image.put(nodes_at, nodes);
+        image.put(nodes_at, list);
         copies.into_iter().for_each(|(range, own)| image.put(range, own));
         let given = Given {
             sequences,
             arrays,
-            nodes: count,
+            nodes: nodes.len(),
             nodes_at,
             made: layout.range(tables.bytes)?,
             firsts: layout.range(3 * 4 * counts.sequences)?,

@@ -1,5 +1,4 @@
-//! The kernels of attention and attention_lse for the tensor cores of compute capability 9.0, and the forward pass:
-//! `kernels/attention/sm90a_forward.cu`.
+//! The kernels of attention and attention_lse for sm90a, and the forward pass: `kernels/attention/sm90a_forward.cu`.
 
 use crate::args::{filled, int};
 use crate::memory::{Layout, MemoryRange};

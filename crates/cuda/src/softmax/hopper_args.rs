@@ -1,5 +1,4 @@
-//! The arguments of kernels for compute capability 9.0: the structures of `pairs`, `attention/sm90a_forward.cu` and
-//! `sm90a_backward*`.
+//! The arguments of kernels for sm90a: the structures of `pairs`, `attention/sm90a_forward.cu` and `sm90a_backward*`.
 
 use crate::args::{ConstPtr, Declaration, Half, Pointee, Ptr, declarations, kernel_args, pointees};
 use crate::softmax::pair_args::{Sequence, Span, Task, Tile};

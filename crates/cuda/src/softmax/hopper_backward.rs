@@ -1,5 +1,4 @@
-//! The backward pass of attention and attention_lse for the tensor cores of compute capability 9.0, with the kernels of
-//! `kernels/attention/sm90a_backward.cuh`.
+//! The backward pass of attention and attention_lse for sm90a: `kernels/attention/sm90a_backward.cuh` lists the kernels.
 
 use crate::args::filled;
 use crate::softmax::fallback::{self, writes};

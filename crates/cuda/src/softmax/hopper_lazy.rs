@@ -1,4 +1,4 @@
-//! The kernels of lazy_attention for the tensor cores of compute capability 9.0: `kernels/lazy_attention/sm90a*`.
+//! The kernels of lazy_attention for sm90a: `kernels/lazy_attention/sm90a*`.
 
 use crate::args::{ConstPtr, Declaration, Ptr, declarations, filled, int, kernel_args};
 use crate::memory::{Layout, MemoryRange};
@@ -39,13 +39,10 @@ kernel_args! {
         lse: Ptr<f32>,
         /// 0: none.
         dlse: ConstPtr<f32>,
-        /// `[tasks by keys, heads, reach]`: what each adds to dbias; 0: not wanted.
+        /// As those of [`LazyArgs`].
         windows: Ptr<f32>,
-        /// `[heads, width]`; 0: no bias.
         bias: ConstPtr<f32>,
-        /// `[heads]`.
         tau: ConstPtr<f32>,
-        /// `[batch, heads, queries]`.
         numbers: Ptr<Numbers>,
         /// Stripes of keys that may hold an active pair: forward of every 16 rows of a head, backward of 64.
         active: Ptr<u32>,
@@ -53,13 +50,9 @@ kernel_args! {
         flags: Ptr<u32>,
         /// Of tiles, 0 between launches.
         counter: Ptr<u32>,
-        /// W.
-        width: i32,
-        /// True if distances are counted from the last query and key.
-        bottom: i32,
+        width, bottom: i32,
         /// E.
         columns: i32,
-        /// The distances that occur below W.
         reach: i32,
         /// Of keys.
         tiles: i32,

@@ -112,8 +112,8 @@ impl<'a> Prepared<'a> {
             || [e.batch, e.query_heads, e.key_heads, e.queries, e.keys].contains(&0)
     }
 
-    /// True if the kernels of a backward pass on tensor cores of compute capability 9.0 read an operand, if it is one:
-    /// for dv alone neither o nor v, of attention_lse none of values.
+    /// True if the kernels of a backward pass of sm90a read an operand, if it is one: for dv alone neither o nor v, of
+    /// attention_lse none of values.
     pub fn reads(&self, name: &str) -> bool {
         let has_values = self.value_dim.is_some();
         match name {

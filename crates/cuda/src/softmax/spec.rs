@@ -117,7 +117,7 @@ impl Spec {
         AttentionShape { storage: self.storage, dim: self.extents.dim, value_dim, options, whole }
     }
 
-    /// The kernels for compute capability 9.0.
+    /// The kernels of sm90a.
     pub fn hopper(&self) -> Hopper {
         let (storage, lengths) = (self.storage, self.lengths);
         let width = if self.columns() <= 64 { 64 } else { 128 };

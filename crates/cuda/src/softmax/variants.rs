@@ -7,7 +7,7 @@ use crate::unit::Unit;
 use crate::variant::{Variant, number, width};
 use etalon_problem::Dtype;
 
-/// Choices at compile time of the kernels for compute capability 9.0.
+/// Choices at compile time of kernels for sm90a.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Hopper {
     /// bf16 or f16.
@@ -43,7 +43,7 @@ pub(crate) enum Lengths {
     Listed,
 }
 
-/// Results that kernels of the backward pass for compute capability 9.0 compute.
+/// Results of kernels of the backward pass for sm90a.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Results {
     /// dq and dk of attention_lse, each on its own.
@@ -157,7 +157,7 @@ impl AttentionShape {
         variant
     }
 
-    /// Kernels on tensor cores of any device, with accumulators of so many columns.
+    /// The same for sm80.
     fn on_tensor_cores(self, family: Family, columns: [usize; 2]) -> Variant {
         let mut variant = self.variant(family, columns);
         variant.defines.insert(2, ("WHOLE", self.whole.into()));
@@ -170,7 +170,7 @@ impl AttentionShape {
         self.on_tensor_cores(family, [columns, values.min(128)])
     }
 
-    /// The first order on tensor cores of any device.
+    /// The first order for sm80.
     pub fn sm80(self) -> Variant {
         let mut variant = self.narrow(Family::AttentionSm80);
         variant.defines.push(("TILES", 0));
@@ -203,7 +203,7 @@ impl AttentionShape {
         self.narrow(Family::AttentionSm80SecondOrder)
     }
 
-    /// lazy_attention on tensor cores of any device.
+    /// lazy_attention for sm80.
     pub fn lazy_sm80(self) -> Variant {
         let mut variant = self.narrow(Family::LazySm80);
         variant.defines.retain(|(name, _)| *name != "VALUES");
@@ -219,20 +219,20 @@ impl Variant {
         shape.portable(Family::AttentionPortable)
     }
 
-    /// The forward pass on the tensor cores of compute capability 9.0.
+    /// The forward pass for sm90a.
     pub(crate) fn hopper_forward(of: Hopper, values: bool) -> Self {
         let groups = ("GROUPS", if has_three(of) { 3 } else { 2 });
         let defines = [&of.defines()[..], &[groups, ("VALUES", values.into())]].concat();
         Variant { family: Family::AttentionSm90aForward, defines }
     }
 
-    /// The backward pass on them.
+    /// The backward pass for sm90a.
     pub(crate) fn hopper_backward(of: Hopper, results: Results) -> Self {
         let defines = [&of.defines()[..], &[("RESULTS", results as usize)]].concat();
         Variant { family: Family::AttentionSm90aBackward, defines }
     }
 
-    /// The forward pass of lazy_attention on them, or its backward pass: sequences are those of the arrays, or listed.
+    /// The forward pass of lazy_attention for sm90a, or its backward pass: sequences are those of the arrays, or listed.
     pub(crate) fn hopper_lazy(of: Hopper, backward: bool) -> Self {
         let family = if backward { Family::LazySm90aBackward } else { Family::LazySm90aForward };
         let lengths = ("LENGTHS", if of.lengths == Lengths::Equal { 0 } else { 2 });
@@ -243,7 +243,7 @@ impl Variant {
         variant
     }
 
-    /// The warpgroups of a kernel of lazy_attention on them: 64 queries each.
+    /// The warpgroups of a kernel of lazy_attention for sm90a: 64 queries each.
     pub(crate) fn lazy_groups(&self, kernel: &str) -> usize {
         match kernel {
             "scores" if self.define("D") == 64 => 4,
