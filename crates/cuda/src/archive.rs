@@ -16,7 +16,6 @@ use std::sync::{Mutex, PoisonError};
 
 /// The file that makes a folder an archive.
 const INDEX: &str = "archive.txt";
-/// Its first line.
 const TITLE: &str = "etalon archive 2";
 
 /// Kernels compiled beforehand.
@@ -44,7 +43,6 @@ impl Archive {
         Ok(Archive { folder, index })
     }
 
-    /// True if a folder holds an archive.
     pub(crate) fn is_in(folder: &Path) -> bool {
         folder.join(INDEX).is_file()
     }
@@ -85,7 +83,6 @@ fn compatible(architecture: &str) -> Vec<String> {
 }
 
 impl Index {
-    /// The index in a folder, if there is one.
     fn read(folder: &Path) -> Result<Option<Index>, Error> {
         let path = folder.join(INDEX);
         match fs::read_to_string(&path) {

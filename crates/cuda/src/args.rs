@@ -9,7 +9,6 @@ use std::marker::PhantomData;
 
 /// A type of a field of kernel arguments, laid out as C does.
 pub(crate) trait Field: Copy {
-    /// Bytes.
     const SIZE: usize;
     /// Bytes that its address is a multiple of.
     const ALIGN: usize;
@@ -20,7 +19,6 @@ pub(crate) trait Field: Copy {
     /// Adds the definitions in C that the declaration needs.
     fn define(_definitions: &mut Definitions) {}
 
-    /// Writes its value at an offset.
     fn write(&self, at: usize, to: &mut Arguments);
 }
 
@@ -50,7 +48,6 @@ impl Definitions {
 /// A name of kernel arguments in C, and what adds their definition.
 pub(crate) type Declaration = (&'static str, fn(&mut Definitions));
 
-/// The declaration of a struct of kernel arguments.
 pub(crate) const fn declaration<A: KernelArgs + Pointee>() -> Declaration {
     (A::NAME, <A as Field>::define)
 }
@@ -137,7 +134,6 @@ impl<T: Field, const N: usize> Field for [T; N] {
 
 /// A type of what lies at an address.
 pub(crate) trait Pointee {
-    /// Its name in C.
     const NAME: &'static str;
 
     /// Adds its definition, if the sources of kernels do not have it.
@@ -163,7 +159,6 @@ pointees! {
     Element = "element",
     /// Bytes that the kernel knows the type of.
     Untyped = "void",
-    /// A byte.
     Byte = "u8",
     /// A number of 16 bits, of any type.
     Half = "u16",

@@ -30,7 +30,6 @@ enum Whose {
 const MAGIC: &[u8; 16] = b"etalon kernel 1\n";
 const SUM: usize = 32;
 
-/// The prefix of the names of drafts.
 const DRAFT: &str = ".tmp";
 
 /// The age of a draft whose writer was killed: an entry takes no second.

@@ -6,7 +6,6 @@ use crate::options::{Level, Options};
 use crate::target::Target;
 use etalon_problem::{Dtype, Error, Operand, Pass, Role, Stored, Table, Views, ViewsMut, find};
 
-/// Places of results.
 pub(crate) trait Places {
     fn has(&self, name: &str) -> bool;
 }
@@ -17,7 +16,6 @@ impl Places for ViewsMut<'_> {
     }
 }
 
-/// The operands of a caller.
 #[derive(Clone, Copy)]
 pub(crate) enum Operands<'a, 'v> {
     /// Inputs and results that lie on the device.

@@ -128,7 +128,6 @@ impl Drop for Turn {
     }
 }
 
-/// The name of a code of NVRTC.
 fn said(error: result::NvrtcError) -> String {
     format!("{:?}", error.0)
 }

@@ -14,7 +14,6 @@ pub fn probe() -> Result<usize, Absent> {
     Ok(driver.devices)
 }
 
-/// A driver that can be used.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Driver {
     pub devices: usize,

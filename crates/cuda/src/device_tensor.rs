@@ -117,7 +117,6 @@ impl DeviceTensor {
         (&self.shape, &self.strides, self.element) == (&other.shape, &other.strides, other.element)
     }
 
-    /// True if elements lie one after the other.
     pub(crate) fn is_dense(&self) -> bool {
         self.is_like(&DeviceTensor::dense(0, &self.shape, self.element))
     }
@@ -136,7 +135,6 @@ impl DeviceTensor {
     }
 }
 
-/// Name, shape and type of an operand.
 type Listed<'a, 't> = (&'a str, &'t [usize], Stored);
 
 /// Tensors of a device by name: what a pass reads, or where it writes.

@@ -20,11 +20,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
-/// A device.
 #[derive(Debug)]
 pub(crate) struct Device {
     pub context: Arc<CudaContext>,
-    /// The facts that decide which kernels it runs.
     pub target: Target,
     pub ordinal: usize,
     pub uuid: [u8; 16],
@@ -125,7 +123,6 @@ impl Device {
         self.check(&format!("loading kernel {name}"), load())
     }
 
-    /// The result of a call of the driver, or its error.
     pub fn check<T>(&self, what: &str, result: Result<T, DriverError>) -> Result<T, Error> {
         result.map_err(|error| self.failed(what, error))
     }
@@ -175,7 +172,6 @@ pub(crate) fn ends_the_context(code: CUresult) -> bool {
     )
 }
 
-/// The ordinal of the device with a UUID.
 pub(crate) fn ordinal_of(uuid: [u8; 16]) -> Result<usize, Error> {
     let driver = device::driver().map_err(absent)?;
     let mut known = Vec::new();
@@ -191,7 +187,6 @@ pub(crate) fn ordinal_of(uuid: [u8; 16]) -> Result<usize, Error> {
     Err(Error::value("device", expected, DeviceId::Uuid(uuid)))
 }
 
-/// The error of a call of the driver for a device.
 fn failure(ordinal: usize, what: &str, error: DriverError) -> Error {
     if ends_the_context(error.0) {
         return Error::ContextLost { device: ordinal, fault: format!("{what}: {:?}", error.0) };

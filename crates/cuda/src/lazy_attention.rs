@@ -44,7 +44,6 @@ pub fn activity(
 const SEEN: u32 = 1;
 const FULL: u32 = 2;
 
-/// Results of the kernels.
 struct Found {
     figures: Vec<[f32; Figure::COUNT]>,
     states: Array4<u32>,
@@ -78,7 +77,6 @@ fn measure(
     Ok(found)
 }
 
-/// Zeros for every row and every tile.
 fn room_for([batch, heads, queries, keys]: [usize; 4], tile: Blocking) -> Result<Found, Error> {
     let shape = [batch, heads, queries.div_ceil(tile.queries), keys.div_ceil(tile.keys)];
     let figures = filled([0.0; Figure::COUNT], &[batch, heads, queries], "statistics")?;

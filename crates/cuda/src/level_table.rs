@@ -8,7 +8,6 @@ use std::ops::Deref;
 /// A level of an algorithm, for passes that are described as S.
 pub(crate) struct LevelRow<S: 'static> {
     pub level: Level,
-    /// Conditions for its kernels to compute a pass.
     pub rules: &'static [Rule<S>],
 }
 
@@ -22,7 +21,6 @@ pub(crate) const fn rule<S>(otherwise: &'static str, holds: fn(&S) -> bool) -> R
     Rule { otherwise, holds }
 }
 
-/// Facts for rules of every algorithm.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Facts {
     pub target: Target,
@@ -63,15 +61,11 @@ impl Deref for LevelSpec {
 impl<S: Deref<Target = Facts>> Rule<S> {
     /// Factors of products are rounded to the storage type.
     pub const FLASH: Rule<S> = rule(Precision::FACTORS, |spec| spec.precision == Precision::Flash);
-    /// The device has the tensor cores of compute capability 9.0.
     pub const HOPPER: Rule<S> = rule("the device is not of compute capability 9.0", |spec| spec.target.is_hopper());
-    /// Elements have 16 bits.
     pub const SIXTEEN_BITS: Rule<S> =
         rule("its tensor cores multiply bf16 and f16", |spec| matches!(spec.storage, Dtype::Bf16 | Dtype::F16));
-    /// The pass is not one of the second order.
     pub const FIRST_ORDER_SM80: Rule<S> =
         rule("the second order is not written yet for sm80", |spec| spec.is_first_order());
-    /// The same.
     pub const FIRST_ORDER_SM90A: Rule<S> =
         rule("the second order is not written yet for sm90a", |spec| spec.is_first_order());
 }

@@ -33,7 +33,6 @@ pub fn every_variant() -> Vec<Variant> {
     all
 }
 
-/// linear_cross_entropy on every level.
 fn add_cross_entropy(all: &mut Vec<Variant>) {
     for (storage, second) in each(ALL, FLAGS) {
         all.push(Variant::cross_entropy(storage, second));

@@ -2,7 +2,6 @@
 
 use etalon_problem::Error;
 
-/// Bytes in the memory of a call.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct MemoryRange {
     at: usize,
@@ -10,7 +9,6 @@ pub(crate) struct MemoryRange {
 }
 
 impl MemoryRange {
-    /// Its address in memory that begins there.
     pub fn address(self, base: u64) -> u64 {
         base + self.at as u64
     }
@@ -40,7 +38,6 @@ impl Layout {
         self.range(all.unwrap_or(usize::MAX))
     }
 
-    /// The same if it is wanted.
     pub fn array_if(&mut self, wanted: bool, bytes: usize, shape: &[usize]) -> Result<Option<MemoryRange>, Error> {
         wanted.then(|| self.array(bytes, shape)).transpose()
     }
@@ -58,12 +55,10 @@ impl Layout {
         Ok(range)
     }
 
-    /// The ranges that have names.
     pub fn into_buffers(self) -> Vec<(&'static str, usize)> {
         self.buffers
     }
 
-    /// The bytes of all ranges.
     pub fn bytes(&self) -> usize {
         self.bytes
     }

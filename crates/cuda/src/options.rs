@@ -68,7 +68,6 @@ impl Precision {
     pub(crate) const FACTORS: &'static str =
         "tensor cores take factors in the storage type, which the precision `flash` permits";
 
-    /// True if tensor cores may multiply f32.
     pub(crate) fn narrows_f32(self) -> bool {
         matches!(self, Precision::Tf32 | Precision::Bf16x3)
     }

@@ -18,11 +18,9 @@ pub(crate) struct Parts {
     pub aligned: bool,
 }
 
-/// An operand that takes part in a call.
 #[derive(Debug)]
 pub(crate) struct Part {
     pub operand: Operand,
-    /// The bytes of an element.
     pub bytes: usize,
     /// True if its elements come from the caller; true if they go there.
     pub given: bool,

@@ -27,12 +27,10 @@ pub(crate) struct TableImage {
 }
 
 impl TableImage {
-    /// None so far, in a memory of so many bytes.
     pub fn new(bytes: usize) -> Self {
         TableImage { pieces: Vec::new(), bytes }
     }
 
-    /// Puts a table into its range.
     pub fn put(&mut self, range: MemoryRange, bytes: impl Into<Vec<u8>>) {
         self.pieces.push((range, bytes.into()));
     }
@@ -43,7 +41,6 @@ pub(crate) struct PassPlan<'a> {
     pub parts: Parts,
     /// Makes the tables, which may be large: a pass that is only planned has none.
     pub tables: Box<dyn FnOnce() -> Result<TableImage, Error> + 'a>,
-    /// The scratch memory of a call.
     pub scratch: Layout,
     pub steps: Vec<Step>,
     pub choice: Choice,
@@ -92,17 +89,14 @@ impl PassPlan<'_> {
     }
 }
 
-/// A step with its function.
 #[derive(Debug)]
 enum LoadedStep {
     Launch { function: CudaFunction, blocks: u32, block: (u32, u32), arguments: Arguments },
     Fill { to: u64, bytes: usize, word: u32 },
 }
 
-/// The most bytes of a kernel's arguments.
 const MOST_ARGUMENTS: usize = 4096;
 
-/// A pass whose kernels are loaded.
 #[derive(Debug)]
 pub(crate) struct PreparedPass {
     pub parts: Parts,
@@ -113,7 +107,6 @@ pub(crate) struct PreparedPass {
 }
 
 impl PreparedPass {
-    /// The bytes of its tables.
     pub fn table_bytes(&self) -> usize {
         self.tables.bytes
     }

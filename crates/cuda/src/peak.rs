@@ -27,11 +27,9 @@ impl Unit {
     }
 }
 
-/// Threads of a block.
 const THREADS: u32 = 256;
 
 kernel_args! {
-    /// Arguments of `peak.cu`.
     struct PeakArgs as "Peak" {
         /// A number for each block: written where a sum is one that never occurs, so that sums are computed.
         sink: Ptr<f32>,

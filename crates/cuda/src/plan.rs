@@ -62,7 +62,6 @@ pub struct Step {
 }
 
 impl Plan {
-    /// Of a pass that has passed its checks.
     pub(crate) fn of(
         problem: &Problem,
         call: (Pass, Dtype),

@@ -9,7 +9,6 @@ use etalon_problem::Error;
 use std::cell::Cell;
 use std::sync::Arc;
 
-/// Counts of what was enqueued.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Enqueued {
     pub launches: Cell<usize>,
@@ -84,13 +83,11 @@ impl<'a> Queue<'a> {
         self.device.check("launching a kernel", launched)
     }
 
-    /// Waits until everything is done.
     pub fn finish(&self) -> Result<(), Error> {
         self.device.check("a kernel", self.stream.synchronize())
     }
 }
 
-/// A stream with memory.
 #[derive(Debug)]
 pub(crate) struct StreamSlot {
     pub stream: Arc<CudaStream>,

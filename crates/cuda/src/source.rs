@@ -71,7 +71,6 @@ fn kernel_of(line: &str) -> Option<(&str, &str)> {
 /// The beginning of a line in whose place a struct of kernel arguments is defined; its name follows, in parentheses.
 const ARGUMENTS: &str = "KERNEL_ARGS(";
 
-/// Kernel arguments that sources name.
 fn declared() -> impl Iterator<Item = Declaration> {
     let own = [step::ARGUMENTS, peak::ARGUMENTS, tensor_args::ARGUMENTS];
     let algorithms = [linear_attention::ARGUMENTS, linear_cross_entropy::ARGUMENTS];

@@ -13,7 +13,6 @@ use etalon_problem::Error;
 use std::cell::RefCell;
 use std::ops::Deref;
 
-/// Something that a pass enqueues.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Step {
     /// A kernel over so many blocks.
@@ -70,7 +69,6 @@ impl Work {
     }
 }
 
-/// The memory that a symbolic address lies in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Region {
     Scratch,
@@ -102,7 +100,6 @@ pub(crate) struct Bases<'a> {
 }
 
 impl Bases<'_> {
-    /// The address that a symbol stands for.
     pub fn resolve(&self, symbol: u64) -> u64 {
         let offset = symbol & ((1 << OFFSET) - 1);
         let base = match symbol >> OFFSET {
@@ -152,7 +149,6 @@ pub(crate) struct Steps<'a, P> {
     pub prepared: &'a P,
     target: Target,
     list: RefCell<Vec<Step>>,
-    /// The address of the tables.
     tables: u64,
 }
 
@@ -162,7 +158,6 @@ impl<'a, P> Steps<'a, P> {
         Steps { prepared, target, list: RefCell::default(), tables: Region::Tables.symbol() }
     }
 
-    /// The multiprocessors of the device.
     pub fn multiprocessors(&self) -> usize {
         self.target.multiprocessors
     }
@@ -172,7 +167,6 @@ impl<'a, P> Steps<'a, P> {
         Steps { tables: self.at(range), ..self }
     }
 
-    /// The address of a range in scratch memory.
     pub fn at(&self, range: MemoryRange) -> u64 {
         range.address(Region::Scratch.symbol())
     }
@@ -182,12 +176,10 @@ impl<'a, P> Steps<'a, P> {
         range.map_or(0, |range| self.at(range))
     }
 
-    /// Adds a fill of a range with 0.
     pub fn clear(&self, range: MemoryRange) {
         self.fill(self.at(range), range.bytes, 0);
     }
 
-    /// The address of a table.
     pub fn table(&self, range: MemoryRange) -> u64 {
         range.address(self.tables)
     }
@@ -335,7 +327,6 @@ impl<'a, P: Deref<Target = Parts>> Steps<'a, P> {
         self.place(name).address
     }
 
-    /// True if an operand is there.
     pub fn is_there(&self, name: &str) -> bool {
         self.address(name) != 0
     }

@@ -9,7 +9,6 @@ pub(crate) struct StridedTensor {
     pub strides: [i64; 4],
 }
 
-/// The strides of a dense tensor.
 pub(crate) fn dense(extents: [usize; 4]) -> [i64; 4] {
     let [_, heads, rows, columns] = extents.map(|x| x as i64);
     [heads * rows * columns, rows * columns, columns, 1]
@@ -32,7 +31,6 @@ impl StridedTensor {
     /// Nowhere, without elements.
     pub const NOWHERE: StridedTensor = StridedTensor { address: 0, extents: [0; 4], strides: [0; 4] };
 
-    /// A dense tensor.
     pub fn dense(address: u64, extents: [usize; 4]) -> StridedTensor {
         StridedTensor { address, extents, strides: dense(extents) }
     }

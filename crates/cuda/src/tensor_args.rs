@@ -38,7 +38,6 @@ strided_args! {
 pub(crate) const ARGUMENTS: &[Declaration] = declarations![TensorArgs];
 
 impl TensorArgs {
-    /// A dense tensor.
     pub fn dense(address: u64, extents: [usize; 4]) -> TensorArgs {
         StridedTensor::dense(address, extents).into()
     }

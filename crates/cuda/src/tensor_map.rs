@@ -8,7 +8,6 @@ use etalon_problem::{Dtype, Error};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct TensorMap(Option<Boxed>);
 
-/// The most axes of a tensor.
 const AXES: usize = 5;
 
 /// A tensor of some axes, the fastest first, in boxes.
@@ -67,7 +66,6 @@ fn filled_up<T: Copy, const N: usize>(own: [T; N], rest: T) -> [T; AXES] {
 }
 
 impl Boxed {
-    /// The same at another address.
     pub fn at(self, address: u64) -> Boxed {
         Boxed { address, ..self }
     }

@@ -42,7 +42,6 @@ const ROUND: f64 = 2e6;
 /// The most passes in a row: what a stream holds before the host must wait.
 const ROW: usize = 256;
 
-/// The most rounds that are kept.
 const MOST: usize = 1 << 16;
 
 /// Times a pass that writes all its results, of inputs that are copied to the device once: in at least three rounds, for

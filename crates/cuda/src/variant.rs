@@ -22,7 +22,6 @@ pub(crate) fn width(columns: usize) -> usize {
 }
 
 impl Variant {
-    /// Kernels of a family, with these values.
     pub(crate) fn new<const N: usize>(family: Family, defines: [(&'static str, usize); N]) -> Self {
         Variant { family, defines: defines.into() }
     }
@@ -78,7 +77,6 @@ impl Variant {
         Self::new(Family::Tables, [])
     }
 
-    /// Products on a unit, of numbers of a storage type.
     pub(crate) fn peak(unit: Unit, storage: Dtype) -> Self {
         let (family, storage) = match (unit, storage) {
             (Unit::Ffma, _) => (Family::PeakFfma, Dtype::F32),

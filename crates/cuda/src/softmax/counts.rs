@@ -29,7 +29,6 @@ fn tiles(rows: usize) -> usize {
 }
 
 impl Counts {
-    /// Of the sequences and the mask of a problem.
     pub fn of_scores(scores: &Scores) -> Counts {
         let list = scores.sequences();
         let some = list.iter().any(|s| s.queries > 0);
@@ -116,7 +115,6 @@ fn flags(scores: &Scores) -> Option<usize> {
     (!spans).then_some(if by_head(&scores.mask) { heads } else { heads.min(1) })
 }
 
-/// True if the heads of a mask differ.
 fn by_head(mask: &Mask) -> bool {
     match mask {
         Mask::Array(array) => array.shape.get(1).is_some_and(|&heads| heads > 1),

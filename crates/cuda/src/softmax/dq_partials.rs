@@ -56,7 +56,6 @@ impl Shares {
         self.at_once * (spec.counts.by_keys / self.tiles) * spec.extents.key_heads
     }
 
-    /// Launches of the pass by keys.
     pub fn rounds(self) -> usize {
         self.tiles.div_ceil(self.at_once)
     }

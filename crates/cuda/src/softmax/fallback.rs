@@ -28,7 +28,6 @@ pub(crate) fn range(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Memo
 }
 
 impl Steps<'_> {
-    /// Adds a fill of the counters and flags.
     pub(super) fn clear_flags(&self) {
         self.prepared.flags.into_iter().for_each(|flags| self.clear(flags));
     }

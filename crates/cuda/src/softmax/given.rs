@@ -15,7 +15,6 @@ use etalon_problem::{
     Align, Error, Mask, MaskNode, NamedArray, NodeArrays, Problem, Scores, Sequences, Stored, Table, find,
 };
 
-/// An array of a problem that a caller may give.
 #[derive(Debug, Clone, PartialEq)]
 struct Array {
     name: String,
@@ -121,7 +120,6 @@ kernel_args! {
     }
 }
 
-/// The most arrays of masks among the arguments.
 const ARRAYS: usize = 16;
 
 kernel_args! {
@@ -308,7 +306,6 @@ impl Sources<'_> {
         Ok(self.array(source))
     }
 
-    /// Adds a node of the mask.
     fn add(&mut self, node: &MaskNode<'_>) -> Result<(), Error> {
         // A reach or a length: no sequence has so many rows, and all greater ones do the same.
         let distance = |x: Option<usize>| x.map_or(-1, |x| x.min(i32::MAX as usize) as i64);

@@ -21,7 +21,6 @@ pub(crate) struct Plan {
     /// The columns of every operand: D and E, rounded up to 64 or 128.
     pub width: usize,
     window: Window,
-    /// The choices at compile time.
     pub hopper: Hopper,
     /// Queries and keys of a tile, forward.
     pub tile: Blocking,

@@ -108,7 +108,6 @@ kernel_args! {
     }
 }
 
-/// Kernel arguments that these sources name.
 pub(crate) const ARGUMENTS: &[Declaration] = declarations![LazyArgs, MeasureArgs];
 
 /// The passes of a prepared problem.

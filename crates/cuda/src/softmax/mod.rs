@@ -35,7 +35,6 @@ use crate::step::Work;
 use crate::variant::Variant;
 use etalon_problem::{Error, Extents, Scores};
 
-/// Kernel arguments that sources name.
 pub(crate) fn arguments() -> Vec<Declaration> {
     [
         pair_args::ARGUMENTS,
@@ -48,7 +47,6 @@ pub(crate) fn arguments() -> Vec<Declaration> {
     .concat()
 }
 
-/// The steps of a pass.
 type Steps<'a> = crate::step::Steps<'a, prepared::Prepared<'a>>;
 
 impl Steps<'_> {

@@ -7,7 +7,6 @@ use crate::softmax::variants::{AttentionShape, Hopper, has_three};
 use crate::variant::Variant;
 use etalon_problem::{Blocking, Dtype, Pass};
 
-/// The modules of a level.
 #[derive(Debug)]
 pub(crate) struct Modules {
     pub portable: Variant,
@@ -25,7 +24,6 @@ pub(crate) struct Modules {
 }
 
 impl Modules {
-    /// Of attention and attention_lse, as a level computes them.
     pub fn new(spec: &Spec, level: Level) -> Modules {
         let (shape, sm80) = (spec.shape(), level == Level::Sm80);
         let tensor = tensor_variant(spec);
@@ -77,7 +75,6 @@ fn tile(queries: usize, keys: usize) -> Blocking {
     Blocking { queries, keys }
 }
 
-/// The tiles of a level.
 pub(crate) fn of_level(spec: &Spec, level: Level) -> Vec<Blocking> {
     match level {
         Level::Sm80 => of_tensor(spec),

@@ -103,7 +103,6 @@ impl PairArgs {
         PairArgs { first_dim, first_value, ..self }
     }
 
-    /// Over other tiles.
     pub fn over(self, tasks: u64) -> Self {
         PairArgs { tasks: tasks.into(), ..self }
     }

@@ -145,7 +145,6 @@ fn has_gradient(parts: &Parts) -> bool {
 /// Operands that kernels multiply.
 const MULTIPLIED: [&str; 11] = ["q", "k", "v", "dout", "cot_o", "ddq", "ddk", "ddv", "tq", "tk", "tv"];
 
-/// The scores of a problem, and E where there are values.
 pub(crate) fn scores_of(problem: &Problem) -> Result<(&Scores, Option<usize>), Error> {
     match problem {
         Problem::Attention(problem) => Ok((&problem.scores, Some(problem.value_dim))),

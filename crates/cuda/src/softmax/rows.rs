@@ -27,7 +27,6 @@ pub(crate) struct Rows {
     pub allowed: Option<Vec<u8>>,
 }
 
-/// The purpose of their memory.
 const MASK: &str = "the mask of a pass";
 
 impl Rows {
@@ -162,7 +161,6 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// Of so many tiles.
     pub fn new(counts: &Counts, scores: &Scores) -> Result<Tables, Error> {
         let mut layout = Layout::default();
         let e = &scores.extents;
@@ -187,7 +185,6 @@ impl Tables {
         Ok(tables)
     }
 
-    /// The tables of these rows.
     pub fn image(&self, rows: Rows, scores: &Scores) -> TableImage {
         let mut image = TableImage::new(self.bytes);
         image.put(self.sequences, bytes(&rows.sequences));
@@ -207,7 +204,6 @@ impl Tables {
     }
 }
 
-/// The bytes of a list.
 pub(crate) fn bytes<T: NoUninit>(list: &[T]) -> &[u8] {
     bytemuck::cast_slice(list)
 }

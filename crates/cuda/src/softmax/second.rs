@@ -55,7 +55,6 @@ kernel_args! {
     }
 }
 
-/// Kernel arguments that these sources name.
 pub(crate) const ARGUMENTS: &[Declaration] = declarations![SecondArgs, FusedSecondArgs];
 
 impl SecondArgs {
@@ -86,12 +85,10 @@ impl SecondArgs {
         }
     }
 
-    /// The launch whose accumulators begin at these columns.
     fn at(self, columns: [usize; 2]) -> Self {
         SecondArgs { c: self.c.at(columns), ..self }
     }
 
-    /// Over other tiles.
     fn over(self, tasks: u64) -> Self {
         SecondArgs { c: self.c.over(tasks), ..self }
     }

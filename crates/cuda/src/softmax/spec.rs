@@ -78,12 +78,10 @@ impl Spec {
         Spec::new((&scores, Some(64)), facts, counts, [true; 2], options)
     }
 
-    /// The larger of D and E.
     pub fn columns(&self) -> usize {
         self.extents.dim.max(self.value_dim.unwrap_or(1))
     }
 
-    /// Rows of all heads.
     pub fn rows(&self) -> usize {
         self.extents.batch * self.extents.query_heads * self.extents.queries
     }
@@ -117,7 +115,6 @@ impl Spec {
         AttentionShape { storage: self.storage, dim: self.extents.dim, value_dim, options, whole }
     }
 
-    /// The kernels of sm90a.
     pub fn hopper(&self) -> Hopper {
         let (storage, lengths) = (self.storage, self.lengths);
         let width = if self.columns() <= 64 { 64 } else { 128 };
@@ -213,7 +210,6 @@ pub(crate) static LEVELS: [LevelRow<Spec>; 3] = [
     LevelRow { level: Level::Portable, rules: &[] },
 ];
 
-/// The levels of lazy_attention.
 pub(crate) static LAZY_LEVELS: [LevelRow<Spec>; 3] = [
     LevelRow { level: Level::Sm90a, rules: SM90A },
     LevelRow { level: Level::Sm80, rules: LAZY_SM80 },

@@ -170,7 +170,6 @@ impl AttentionShape {
         self.on_tensor_cores(family, [columns, values.min(128)])
     }
 
-    /// The first order for sm80.
     pub fn sm80(self) -> Variant {
         let mut variant = self.narrow(Family::AttentionSm80);
         variant.defines.push(("TILES", 0));
@@ -203,7 +202,6 @@ impl AttentionShape {
         self.narrow(Family::AttentionSm80SecondOrder)
     }
 
-    /// lazy_attention for sm80.
     pub fn lazy_sm80(self) -> Variant {
         let mut variant = self.narrow(Family::LazySm80);
         variant.defines.retain(|(name, _)| *name != "VALUES");
@@ -226,7 +224,6 @@ impl Variant {
         Variant { family: Family::AttentionSm90aForward, defines }
     }
 
-    /// The backward pass for sm90a.
     pub(crate) fn hopper_backward(of: Hopper, results: Results) -> Self {
         let defines = [&of.defines()[..], &[("RESULTS", results as usize)]].concat();
         Variant { family: Family::AttentionSm90aBackward, defines }
