@@ -57,12 +57,12 @@ const KNOWN: usize = 256;
 impl DevicePass {
     /// Prepares a pass for tensors of these shapes, types and strides, which may have other addresses later. An output
     /// without a place is not computed. Waits until the tables are on the device.
-    pub fn new<'t>(
+    pub fn new(
         workspace: &Workspace,
         problem: &Problem,
         pass: Pass,
-        inputs: &'t DeviceTensors<'t>,
-        outputs: &'t DeviceTensors<'t>,
+        inputs: &DeviceTensors<'_>,
+        outputs: &DeviceTensors<'_>,
         options: &Options,
     ) -> Result<DevicePass, Error> {
         let table = levels::table_of(problem, pass)?;
@@ -78,12 +78,12 @@ impl DevicePass {
     }
 
     /// Of a plan for these tensors, which have passed [`Table::check_tensors`].
-    pub(crate) fn of<'t>(
+    pub(crate) fn of(
         state: &Arc<DeviceState>,
         plan: PassPlan<'_>,
         table: &Table,
-        inputs: &'t DeviceTensors<'t>,
-        outputs: &'t DeviceTensors<'t>,
+        inputs: &DeviceTensors<'_>,
+        outputs: &DeviceTensors<'_>,
     ) -> Result<DevicePass, Error> {
         let pass = plan.load(&state.device)?;
         let slot = state.slot()?;
@@ -127,26 +127,26 @@ impl DevicePass {
     /// graph that has captured it may run, this pass, all elements of the tensors and the scratch memory must stay;
     /// nothing else may write what the pass reads or read what it writes; and the elements of a result must not overlap
     /// one another, those of another tensor, or the scratch memory.
-    pub unsafe fn enqueue<'t>(
+    pub unsafe fn enqueue(
         &self,
         stream: CUstream,
-        inputs: &'t DeviceTensors<'t>,
-        outputs: &'t DeviceTensors<'t>,
+        inputs: &DeviceTensors<'_>,
+        outputs: &DeviceTensors<'_>,
         scratch: u64,
     ) -> Result<(), Error> {
         // SAFETY: the caller's promise.
         unsafe { self.enqueue_counted(stream, inputs, outputs, scratch) }.map(|_| ())
     }
 
-    /// The same, and what was enqueued.
+    /// Returns what was enqueued.
     ///
     /// # Safety
     /// As [`DevicePass::enqueue`].
-    pub(crate) unsafe fn enqueue_counted<'t>(
+    pub(crate) unsafe fn enqueue_counted(
         &self,
         stream: CUstream,
-        inputs: &'t DeviceTensors<'t>,
-        outputs: &'t DeviceTensors<'t>,
+        inputs: &DeviceTensors<'_>,
+        outputs: &DeviceTensors<'_>,
         scratch: u64,
     ) -> Result<Enqueued, Error> {
         let (device, enqueued) = (self.device(), Enqueued::default());
@@ -155,9 +155,9 @@ impl DevicePass {
         let stream = unsafe { device.context.wrap_borrowed_stream(stream) };
         // The driver looks addresses up in the context of the thread, which may have none so far.
         let queue = Queue::new(device, &stream, &enqueued)?;
-        let addresses = self.addresses(device, inputs, outputs)?;
+        let addresses = self.addresses(inputs, outputs)?;
         if self.pass.scratch_bytes > 0 {
-            self.check_address(device, "scratch", scratch)?;
+            self.check_address("scratch", scratch)?;
             if !scratch.is_multiple_of(256) {
                 return Err(Error::value("scratch", "a multiple of 256", scratch));
             }
@@ -167,11 +167,11 @@ impl DevicePass {
     }
 
     /// Fails unless an address is in the memory of the device.
-    fn check_address(&self, device: &Device, name: &str, address: u64) -> Result<(), Error> {
+    fn check_address(&self, name: &str, address: u64) -> Result<(), Error> {
         if lock(&self.known).contains(&address) {
             return Ok(());
         }
-        check_pointer(device, name, address)?;
+        check_pointer(self.device(), name, address)?;
         let mut known = lock(&self.known);
         if known.len() == KNOWN {
             known.clear();
@@ -181,12 +181,7 @@ impl DevicePass {
     }
 
     /// The address of each part of the pass, and then of each array.
-    fn addresses<'t>(
-        &self,
-        device: &Device,
-        inputs: &'t DeviceTensors<'t>,
-        outputs: &'t DeviceTensors<'t>,
-    ) -> Result<Vec<u64>, Error> {
+    fn addresses(&self, inputs: &DeviceTensors<'_>, outputs: &DeviceTensors<'_>) -> Result<Vec<u64>, Error> {
         let is_array = |name: &str| self.arrays.iter().any(|array| array.name == name);
         let known = |name: &str| self.inputs.get(name).is_some() || is_array(name);
         let other_input = inputs.list.iter().find(|(name, _)| !known(name));
@@ -198,21 +193,15 @@ impl DevicePass {
             let given = self.inputs.get(name).map(|own| (own, inputs.get(name)));
             let place = || self.outputs.get(name).map(|own| (own, outputs.get(name)));
             let Some((own, found)) = given.or_else(place) else { return Ok(0) };
-            self.address(device, name, own, found)
+            self.address(name, own, found)
         };
         let parts = self.pass.parts.list.iter().map(|part| of_part(part.operand.name));
-        let array = |x: &GivenArray| self.address(device, &x.name, &x.tensor, inputs.get(&x.name));
+        let array = |x: &GivenArray| self.address(&x.name, &x.tensor, inputs.get(&x.name));
         parts.chain(self.arrays.iter().map(array)).collect()
     }
 
-    /// The address of a tensor. Fails unless it is like the one that the pass was prepared for.
-    fn address(
-        &self,
-        device: &Device,
-        name: &str,
-        own: &DeviceTensor,
-        found: Option<&DeviceTensor>,
-    ) -> Result<u64, Error> {
+    /// The address of a tensor. Fails unless it is like that of [`DevicePass::new`].
+    fn address(&self, name: &str, own: &DeviceTensor, found: Option<&DeviceTensor>) -> Result<u64, Error> {
         let found = found.ok_or_else(|| Error::missing(name, None))?;
         if !own.is_like(found) {
             let text = |x: &DeviceTensor| format!("{:?} in {} with the strides {:?}", x.shape, x.element, x.strides);
@@ -224,7 +213,7 @@ impl DevicePass {
         }
         found.check_whole(name)?;
         if found.elements() > 0 {
-            self.check_address(device, name, found.address)?;
+            self.check_address(name, found.address)?;
         }
         Ok(found.address)
     }

@@ -28,21 +28,20 @@ named! {
 }
 
 named! {
-    /// Rounding that a pass may do between its inputs and its results. Sums are f32 in any case. What a precision
-    /// permits is done where there are such kernels; others are stricter.
+    /// Rounding that a pass may do between its inputs and its results, where there are such kernels: others are stricter,
+    /// as [`Precision::Strict`] for storage types that a precision does not name. Sums are f32 in any case.
     #[derive(Default)]
     Precision, "precision" {
         /// Nothing is stored in less than f32: the profile `f32-strict` for every storage type.
         #[default]
         Strict = "strict",
-        /// P and dS may be rounded to the storage type before they are multiplied: the profiles
-        /// `bf16-flash` and `f16-flash`. For f32 storage the same as [`Precision::Strict`].
+        /// For bf16 and f16 storage, P and dS may be rounded to that before they are multiplied: the profiles
+        /// `bf16-flash` and `f16-flash`.
         Flash = "flash",
-        /// For f32 storage, factors of matrix products may be rounded to tf32, which has 11 bits: the profile
-        /// `f32-tf32`. For others the same as [`Precision::Strict`].
+        /// For f32 storage, factors of matrix products may be rounded to tf32, which has 11 bits: the profile `f32-tf32`.
         Tf32 = "tf32",
         /// For f32 storage, factors of matrix products may be sums of two numbers in bf16, and their product three
-        /// products of these: the profile `f32-bf16x3`. For others the same as [`Precision::Strict`].
+        /// products of these: the profile `f32-bf16x3`.
         Bf16x3 = "bf16x3",
     }
 }

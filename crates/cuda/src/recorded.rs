@@ -33,10 +33,10 @@ impl DevicePass {
     ///
     /// # Safety
     /// As [`DevicePass::enqueue`], for every time that what was recorded is enqueued.
-    pub unsafe fn record<'t>(
+    pub unsafe fn record(
         &self,
-        inputs: &'t DeviceTensors<'t>,
-        outputs: &'t DeviceTensors<'t>,
+        inputs: &DeviceTensors<'_>,
+        outputs: &DeviceTensors<'_>,
         scratch: u64,
     ) -> Result<RecordedPass<'_>, Error> {
         let device = self.device();

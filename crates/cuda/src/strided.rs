@@ -57,7 +57,7 @@ impl StridedTensor {
         self.elements() == 0 || (0..4).all(is_dense)
     }
 
-    /// True if the copy engine walks its rows, heads and batch elements of 16-bit elements.
+    /// True if the copy engine walks its rows, heads and batch elements, of 16-bit elements.
     pub fn has_boxes(&self) -> bool {
         (0..3).all(|axis| {
             let stride = self.strides[axis];

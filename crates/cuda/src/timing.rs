@@ -33,7 +33,7 @@ pub struct Timing {
     pub scratch_bytes: usize,
 }
 
-/// The fewest rounds; the first, after those that warm the device up, counts.
+/// The fewest rounds, after those that warm the device up.
 const ROUNDS: usize = 3;
 
 /// The ns of passes in a row: the clock's steps and the gap between rounds are below a hundredth of that.
@@ -76,7 +76,7 @@ pub fn time(
     Ok(timing)
 }
 
-/// A pass over the operands that were placed, through the door for operands of a device.
+/// A pass over placed operands, through the door for operands of a device.
 struct DeviceCall<'a> {
     placed: &'a Placed,
     pass: DevicePass,
@@ -87,11 +87,11 @@ struct DeviceCall<'a> {
     _own: Option<CudaSlice<u8>>,
 }
 
-/// The most rounds of calls, and the most that the device computes meanwhile, in ns.
+/// The most rounds of calls, and the most ns of the device meanwhile.
 const CALLS: usize = 64;
 const BUSY: f64 = 100e6;
 
-/// The most commands of a round, of those that a stream holds before the host must wait.
+/// The most commands of a round: a stream holds more before the host must wait.
 const COMMANDS: usize = 512;
 
 impl<'a> DeviceCall<'a> {
@@ -178,13 +178,13 @@ fn check(table: &Table, inputs: &Views<'_>, recompute: bool) -> Result<Dtype, Er
     table.check_tensors(given, places, recompute)
 }
 
-/// The time of a pass on the device, in ns, of some in a row.
+/// The device's time for a pass, in ns, of some in a row.
 fn round(placed: &Placed, passes: usize) -> Result<f64, Error> {
     let enqueue = || (0..passes).try_for_each(|_| placed.enqueue());
     Ok(device_ns(&placed.queue()?, enqueue)? / passes as f64)
 }
 
-/// The time that the device takes for what is enqueued, in ns. Waits for it.
+/// The device's time for what is enqueued, in ns. Waits for it.
 pub(crate) fn device_ns(queue: &Queue<'_>, enqueue: impl FnOnce() -> Result<(), Error>) -> Result<f64, Error> {
     check_clock()?;
     const WHAT: &str = "the device's clock";

@@ -239,8 +239,7 @@ impl Given {
             };
             Numbers { data: data.into(), wide: (element.bytes() == 8).into() }
         };
-        let mut arrays = [Numbers::default(); ARRAYS];
-        arrays.iter_mut().zip(&self.arrays).for_each(|(to, source)| *to = numbers(source));
+        let arrays = std::array::from_fn(|at| self.arrays.get(at).map(numbers).unwrap_or_default());
         let [query, key] = self.sequences.as_ref().map_or([Numbers::default(); 2], |own| own.each_ref().map(numbers));
         let table = |range| steps.table(range);
         TableArgs {
@@ -323,11 +322,10 @@ impl Sources<'_> {
                 let flags = || array.data.iter().map(|&x| x.into()).collect();
                 let source = self.find(&array.name, Element::Bool, flags)?;
                 own.query = self.array(source);
-                let [batches, heads, queries, keys] =
-                    [0, 1, 2, 3].map(|axis| array.shape.get(axis).map_or(0, |&x| x as i64));
-                let stride = |extent, own| if extent == 1 { 0 } else { own };
-                own.batch = stride(batches, heads * queries * keys);
-                own.head = stride(heads, queries * keys);
+                let extent = |axis: usize| array.shape.get(axis).map_or(0, |&x| x as i64);
+                let [batches, heads, pairs] = [extent(0), extent(1), extent(2) * extent(3)];
+                own.batch = if batches == 1 { 0 } else { heads * pairs };
+                own.head = if heads == 1 { 0 } else { pairs };
             }
         }
         self.nodes.push(own);

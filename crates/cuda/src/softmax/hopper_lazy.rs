@@ -32,8 +32,7 @@ kernel_args! {
     struct HopperLazyArgs as "HopperLazyArgs" {
         q, k, v, o, dout, dq, dk, dv: TensorMap,
         /// As the maps say.
-        o_rows: Elements,
-        dq_rows, dk_rows, dv_rows: Elements,
+        o_rows, dq_rows, dk_rows, dv_rows: Elements,
         /// Σ a P v (E47).
         pv: FloatRows,
         lse: Ptr<f32>,

@@ -14,7 +14,7 @@ use crate::softmax::spec::Spec;
 use etalon_problem::{DistanceBias, Error, Operand, Pass, Problem, Role, Scores, Sequences};
 use std::ops::Deref;
 
-/// A pass of a problem, for any operands of the same shapes and strides.
+/// For any operands of the same shapes and strides.
 #[derive(Debug)]
 pub(crate) struct Prepared<'a> {
     pub parts: Parts,

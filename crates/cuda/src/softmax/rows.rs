@@ -36,11 +36,10 @@ impl Rows {
         check_extents(&[e.batch, e.query_heads, e.queries, e.keys, e.dim])
     }
 
-    /// The tables of a problem that has passed its check. Fails where an extent does not fit 32 bits.
+    /// Of a problem that has passed its check. Fails where an extent does not fit 32 bits.
     pub fn new(scores: &Scores) -> Result<Rows, Error> {
-        let e = &scores.extents;
         Rows::check_extents(scores)?;
-        let (list, counts) = (scores.sequences(), Counts::of_scores(scores));
+        let (e, list, counts) = (&scores.extents, scores.sequences(), Counts::of_scores(scores));
         let mut rows = Rows { spans: filled([-1; 2], &[e.batch, e.queries], MASK)?, ..Rows::default() };
         rows.add_spans(scores, &list, counts.flags)?;
         for (n, s) in list.iter().enumerate() {
@@ -187,14 +186,10 @@ impl Tables {
 
     pub fn image(&self, rows: Rows, scores: &Scores) -> TableImage {
         let mut image = TableImage::new(self.bytes);
-        image.put(self.sequences, bytes(&rows.sequences));
-        image.put(self.spans, bytes(&rows.spans));
-        image.put(self.tiles, bytes(&rows.tiles));
-        image.put(self.common, bytes(&rows.common));
-        image.put(self.seen_by, bytes(&rows.seen_by));
-        image.put(self.by_queries, bytes(&rows.by_queries));
-        image.put(self.by_keys, bytes(&rows.by_keys));
-        image.put(self.by_pairs, bytes(&rows.by_pairs));
+        macro_rules! put {
+            ($($table:ident)+) => { $(image.put(self.$table, bytes(&rows.$table));)+ };
+        }
+        put!(sequences spans tiles common seen_by by_queries by_keys by_pairs);
         image.put(self.allowed, rows.allowed.unwrap_or_default());
         if self.lengths.bytes > 0 {
             let lengths = scores.sequences().into_iter().map(|s| [s.queries as i32, s.keys as i32]);
