@@ -20,7 +20,7 @@ pub struct Cache {
 enum Whose {
     /// Its owner, if it is made here; else as its maker wants it.
     Owners,
-    /// Its owner alone: only this crate writes to it, and if it was made with another mode, that is changed.
+    /// Its owner alone: another mode that it was made with is changed.
     User,
     /// All, as far as the caller's mask of modes permits.
     All,
@@ -47,7 +47,7 @@ impl Cache {
         Cache { whose: Whose::User, ..Cache::new(folder, limit) }
     }
 
-    /// A folder without a limit that others may read, as far as the caller's mask of modes permits.
+    /// A folder without a limit that others may read.
     pub(crate) fn shared(folder: &Path) -> Self {
         Cache { folder: folder.to_path_buf(), limit: u64::MAX, whose: Whose::All }
     }

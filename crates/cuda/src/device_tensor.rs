@@ -161,11 +161,11 @@ impl<'a> DeviceTensors<'a> {
 
     /// All. Fails where one has elements that no operand has.
     pub(crate) fn operands(&self) -> Result<Vec<Listed<'a, '_>>, Error> {
-        let each = self.list.iter().map(|(name, x)| match x.element {
+        let operands = self.list.iter().map(|(name, x)| match x.element {
             Element::Stored(stored) => Ok((*name, &x.shape[..], stored)),
             other => Err(Error::value(*name, "floating-point numbers or i64", other)),
         });
-        each.collect()
+        operands.collect()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Operands of the host, copied to the device: the door that computes a pass of them, and the one that times it.
+//! Operands of the host, copied to the device: for the doors that compute a pass or time it.
 
 use crate::memory::{Layout, MemoryRange};
 use crate::parts::Part;
@@ -50,8 +50,8 @@ impl Placed {
             }
         }
         pass.upload(&queue, tables.address(base))?;
+        let [tables, scratch] = [tables, scratch].map(|range| range.address(base));
         let addresses = ranges.iter().map(|range| range.address(base)).collect();
-        let (tables, scratch) = (tables.address(base), scratch.address(base));
         Ok(Placed { pass, state: state.clone(), slot, addresses, tables, scratch })
     }
 
@@ -110,7 +110,7 @@ impl Placed {
         self.queue()?.download(range.address(self.scratch), bytes)
     }
 
-    /// Gives the memory back, after success alone: after a failure its work may still be under way.
+    /// Gives the slot back, after success alone.
     pub fn finish(self) {
         self.state.give_back(self.slot);
     }

@@ -11,7 +11,7 @@ use etalon_problem::Error;
 /// The sources of machine code for a driver.
 #[derive(Debug)]
 pub(crate) struct Images {
-    /// The archive that the caller has named; or why its code cannot be used.
+    /// The caller's archive, or why its code cannot be used.
     archive: Option<Result<Archive, String>>,
     cache: Option<Cache>,
     compiler: Result<Compiler, Absent>,
@@ -77,7 +77,7 @@ impl Images {
         Ok(loaded)
     }
 
-    /// There is no compiler, and the archive does not have what is wanted, if there is one.
+    /// The error without a compiler, where no archive has what is wanted.
     fn none(&self, what: String, absent: &Absent, lacks: Option<String>) -> Error {
         let archive = match (&self.archive, lacks) {
             (None, _) => None,
@@ -92,7 +92,7 @@ impl Images {
     }
 }
 
-/// An archive, unless a driver for this version of CUDA cannot load what is in it.
+/// An archive, unless a driver for this version of CUDA cannot load its code.
 fn usable(archive: Archive, driver: (i32, i32)) -> Result<Archive, String> {
     if archive.nvrtc().0 <= driver.0 {
         return Ok(archive);

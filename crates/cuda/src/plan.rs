@@ -70,8 +70,7 @@ impl Plan {
         target: &Target,
     ) -> Result<Plan, Error> {
         let gradient = options.mode == Mode::ForwardGradient && matches!(problem, Problem::AttentionLse(_));
-        let call = PassCall::new(*target, call, table, Operands::All { gradient }, options);
-        let plan = draft(problem, &call)?;
+        let plan = draft(problem, &PassCall::new(*target, call, table, Operands::All { gradient }, options))?;
         let Choice { level, refusals, mode, blockings } = plan.choice;
         Ok(Plan {
             target: *target,

@@ -19,10 +19,8 @@ impl Variant {
         for (name, text) in self.family.texts() {
             let _ = writeln!(source, "#line 1 \"{name}\"");
             for (number, line) in text.lines().enumerate() {
-                let struct_name = line.strip_prefix(ARGUMENTS).and_then(|rest| rest.split_once(')'));
-                let Some((of, _)) = struct_name else {
-                    let others = kernel_of(line).filter(|(name, _)| !kernels.contains(name));
-                    let _ = match others {
+                let Some((of, _)) = line.strip_prefix(ARGUMENTS).and_then(|rest| rest.split_once(')')) else {
+                    let _ = match kernel_of(line).filter(|(name, _)| !kernels.contains(name)) {
                         Some((_, declaration)) => writeln!(source, "LEFT_OUT({declaration}"),
                         None => writeln!(source, "{line}"),
                     };
@@ -47,8 +45,7 @@ impl Variant {
         ];
         options.extend(self.defines.iter().map(|(name, value)| format!("-D{name}={value}")));
         // Sources assert that their layouts have these bytes: `CHECK_SHARED` of `tile/types.cuh`.
-        let shared = self.kernels().into_iter().map(|name| (name, shared_bytes(self, name)));
-        let shared = shared.filter(|(_, bytes)| *bytes > 0);
+        let shared = self.kernels().into_iter().map(|name| (name, shared_bytes(self, name))).filter(|x| x.1 > 0);
         options.extend(shared.map(|(name, bytes)| format!("-DSHARED_{name}={bytes}")));
         if cfg!(feature = "racecheck") {
             options.push("-DARRIVALS=32".to_string()); // of `feed/barriers.cuh`

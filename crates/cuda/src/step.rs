@@ -223,16 +223,14 @@ impl<'a, P> Steps<'a, P> {
             return Ok(());
         }
         if self.list.borrow().len() >= MOST_STEPS {
-            return Err(Error::unsupported(
-                format!("a pass of more than {MOST_STEPS} steps"),
-                "its chunks are small: a larger memory_budget or partials_budget takes fewer",
-            ));
+            let reason = "its chunks are small: a larger memory_budget or partials_budget takes fewer";
+            return Err(Error::unsupported(format!("a pass of more than {MOST_STEPS} steps"), reason));
         }
-        let blocks = u32::try_from(blocks).ok().filter(|&n| n <= i32::MAX as u32);
-        let reason = "a launch has at most 2³¹ − 1 blocks";
-        let blocks = blocks.ok_or_else(|| Error::unsupported("a problem of this size", reason))?;
+        if blocks > i32::MAX as usize {
+            return Err(Error::unsupported("a problem of this size", "a launch has at most 2³¹ − 1 blocks"));
+        }
         let kernel = Kernel { variant: variant.clone(), name, threads, own_shared };
-        let arguments = arguments.arguments();
+        let (blocks, arguments) = (blocks as u32, arguments.arguments());
         self.list.borrow_mut().push(Step::Launch { kernel, blocks, arguments, work });
         Ok(())
     }
@@ -294,12 +292,12 @@ impl<'a, P: Deref<Target = Parts>> Steps<'a, P> {
         self.prepared
     }
 
-    /// The address of an array that the caller gives beside the parts.
+    /// The address of an array beside the parts.
     pub fn beside(&self, number: usize) -> u64 {
         Region::Operand(self.parts().list.len() + number).symbol()
     }
 
-    /// The address at which the caller holds a part; 0 if it does not.
+    /// The caller's address of a part; 0 without one.
     fn of_caller(&self, number: usize) -> u64 {
         let part = &self.parts().list[number];
         if part.given || part.wanted { Region::Operand(number).symbol() } else { 0 }

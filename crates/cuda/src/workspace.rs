@@ -50,7 +50,7 @@ impl Workspace {
         Ok(self.target(device)?.capability)
     }
 
-    /// The facts that decide which kernels a device runs.
+    /// Facts of a device.
     pub fn target(&self, device: impl Into<DeviceId>) -> Result<Target, Error> {
         Ok(self.device(device.into())?.device.target)
     }
@@ -60,7 +60,7 @@ impl Workspace {
         Ok(DeviceId::Uuid(self.device(device.into())?.device.uuid))
     }
 
-    /// Gives the memory of all devices back that no call uses; contexts and kernels stay.
+    /// Gives device memory back that no call uses; contexts and kernels stay.
     pub fn release(&self) {
         lock(&self.devices).values().for_each(|device| lock(&device.slots).clear());
     }

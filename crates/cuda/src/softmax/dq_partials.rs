@@ -99,9 +99,8 @@ impl DqPartials {
         }))
     }
 
-    /// Adds launches of `fused` of a module for the pass by keys, of so much work in all: one for each part of the
-    /// columns, with arguments that a function makes of the memory; and of `collect` for the pass by queries, which adds
-    /// up what the blocks leave in the place of dq.
+    /// Adds launches of `fused` of a module, of so much work in all: one for each part of the columns, with arguments
+    /// that a function makes of the memory; and of `collect`, which adds up what these leave in the place of dq.
     pub fn run<A: KernelArgs>(
         &self,
         steps: &Steps<'_>,

@@ -37,7 +37,7 @@ pub(crate) fn draft<'a>(problem: &'a Problem, call: &PassCall<'_, '_>) -> Result
     planned(prepared, layout, |steps| compute(steps, plan.as_ref(), between.as_ref()))
 }
 
-/// The plan of a pass whose steps find the tables, which the device makes first of arrays that calls give, and compute.
+/// The plan of a pass that computes, once the device has made the tables of arrays that calls give.
 fn planned<'a>(
     prepared: Prepared<'a>,
     scratch: Layout,
@@ -93,8 +93,8 @@ pub(crate) fn draft_lazy<'a>(problem: &'a Problem, call: &PassCall<'_, '_>) -> R
     })
 }
 
-/// The statistics of a problem in place of its forward pass, of tiles of this size, with the ranges where the kernels
-/// leave so many bytes of figures of every row and of states of every tile.
+/// Statistics in place of a forward pass, of tiles of this size, with the ranges of so many bytes for figures of every row
+/// and states of every tile.
 pub(crate) fn draft_stats<'a>(
     problem: &'a Problem,
     call: &PassCall<'_, '_>,

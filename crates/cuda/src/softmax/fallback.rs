@@ -3,14 +3,13 @@
 
 use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
-use crate::softmax::Steps;
 use crate::softmax::pair_args::{FallbackArgs, PairArgs};
 use crate::softmax::prepared::Prepared;
+use crate::softmax::{Steps, portable};
 use crate::tensor_args::TensorArgs;
-use crate::variant::width;
 use etalon_problem::{Dtype, Error, Pass};
 
-/// Takes a range for counters and flags of attention and attention_lse. None where no kernel looks at one.
+/// As [`range`], of attention and attention_lse; none where no kernel looks at it.
 pub(crate) fn reserve(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Option<MemoryRange>, Error> {
     let has_flags = match prepared.pass {
         Pass::Forward => prepared.choice.level == Level::Sm90a || has_forward(prepared),
@@ -43,7 +42,7 @@ impl Steps<'_> {
     }
 }
 
-/// True if kernels write a gradient; not dq where it is a multiple of a `gradient` that is given.
+/// True if kernels write a gradient: not dq where it is a multiple of a given `gradient`.
 pub(crate) fn writes(steps: &Steps<'_>, name: &str) -> bool {
     steps.is_there(name) && !(name == "dq" && steps.prepared.has_gradient())
 }
@@ -58,7 +57,7 @@ pub(crate) fn forward(steps: &Steps<'_>) -> Result<(), Error> {
     let (args, prepared) = (PairArgs::new(steps), steps.prepared);
     let query_blocks = steps.query_blocks() as i32;
     let columns = prepared.value_dim.filter(|_| args.o.is_there()).unwrap_or(1);
-    (0..columns).step_by(width(columns)).try_for_each(|first| {
+    portable::parts(columns).try_for_each(|first| {
         launch(steps, false, FallbackArgs { c: args.at([0, first]), query_blocks, ..FallbackArgs::default() })
     })
 }

@@ -59,8 +59,8 @@ impl Modules {
 /// The kernels of the level sm80 for a backward pass of wide operands, with as many stages as fit the shared memory.
 fn wide_variant(spec: &Spec) -> Option<Variant> {
     let [one, two] = [1, 2].map(|stages| spec.shape().sm80_wide(stages));
-    let fitting = if two.shared() <= spec.shared_memory() { two } else { one };
-    (spec.pass == Pass::Backward && spec.is_wide()).then_some(fitting)
+    let fits = two.shared() <= spec.shared_memory();
+    (spec.pass == Pass::Backward && spec.is_wide()).then_some(if fits { two } else { one })
 }
 
 /// The kernels of the level sm80 for the forward pass, and for the backward pass that is not wide.
