@@ -59,7 +59,7 @@ impl Archive {
         format!("{} with kernels for {}", self.folder.display(), Vec::from_iter(architectures).join(", "))
     }
 
-    /// The machine code of a kernel of a variant for an architecture, or why it is not here.
+    /// The machine code of a kernel for an architecture, or why it is not here.
     pub(crate) fn find(&self, (variant, kernel): (&Variant, &str), architecture: &str) -> Result<Vec<u8>, String> {
         for architecture in compatible(architecture) {
             let key = variant.key(kernel, &architecture, &text(self.index.nvrtc));

@@ -1,4 +1,4 @@
-//! A pass as its caller asks for it, before anything is drafted.
+//! A pass as its caller asks for it.
 
 use crate::device_tensor::{DeviceTensors, GivenArray};
 use crate::level_table::Facts;

@@ -39,7 +39,7 @@ impl Compiler {
             None => USUAL.iter().map(PathBuf::from).collect(),
         };
         let in_folders = || folders.iter().any(|folder| preload(folder));
-        // The library that the loader finds by name comes first, unless the caller knows better.
+        // The loader's library comes first, unless the caller knows better.
         let preloaded = if folder.is_some() { in_folders() } else { is_loadable() || in_folders() };
         if !preloaded || !is_loadable() {
             let by_name = folder.is_none().then(|| "the loader's path".to_string());

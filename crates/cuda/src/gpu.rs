@@ -35,10 +35,10 @@ pub(crate) struct Device {
 /// A kernel of a variant, once it has been compiled or loaded.
 type Slot = Mutex<Option<CudaFunction>>;
 
-/// The bytes of shared memory that a kernel may take without asking.
+/// Bytes of shared memory that kernels take without asking.
 const UNASKED: u32 = 48 << 10;
 
-/// The first compute capability that the kernels are written for.
+/// The first compute capability with kernels.
 const OLDEST: (i32, i32) = (8, 0);
 
 impl Device {
@@ -51,7 +51,7 @@ impl Device {
         let what = || format!("device {ordinal}");
         let failed = |error| failure(ordinal, &what(), error);
         let context = CudaContext::new(ordinal).map_err(failed)?;
-        // Every call has its stream and its memory: there is nothing to order between streams.
+        // Calls have streams and memory of their own, with nothing to order between them.
         // SAFETY: no slice of this context is ever used on another stream than its own.
         unsafe { context.disable_event_tracking() };
         let capability = context.compute_capability().map_err(failed)?;
@@ -74,7 +74,7 @@ impl Device {
         self.check("the context", self.context.bind_to_thread())
     }
 
-    /// A kernel of a variant, for this device: kept, or loaded now.
+    /// A kernel of a variant: kept, or loaded now.
     pub fn function(&self, variant: &Variant, name: &'static str) -> Result<CudaFunction, Error> {
         let slot = lock(&self.kernels).entry((variant.clone(), name)).or_default().clone();
         // A thread that needs the same kernel waits for it; others are compiled beside it.

@@ -40,7 +40,7 @@ pub fn activity(
     Ok(measure(workspace, problem, inputs, tile, options)?.states.mapv(|state| state >= FULL))
 }
 
-/// States of a tile in which a pair is visible, and in which one is active.
+/// States of a tile with a visible pair, and with an active one.
 const SEEN: u32 = 1;
 const FULL: u32 = 2;
 

@@ -29,7 +29,7 @@ pub(crate) struct Facts {
     pub precision: Precision,
 }
 
-/// A pass of linear_attention or linear_cross_entropy, as far as it decides who computes it.
+/// A pass of linear_attention or linear_cross_entropy, for rules of levels.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LevelSpec {
     pub facts: Facts,
@@ -38,7 +38,7 @@ pub(crate) struct LevelSpec {
     pub value_dim: usize,
     /// True if an operand or a result has no element.
     pub empty: bool,
-    /// True if the copy engine takes every operand where kernels find it.
+    /// True if the copy engine takes every operand.
     pub boxes: bool,
 }
 
@@ -107,7 +107,7 @@ pub(crate) fn refuses<S>(table: &'static [LevelRow<S>], spec: &S, level: Level) 
     }
 }
 
-/// The refusal of a level that is not in the table of an algorithm.
+/// The refusal of a level that the table lacks.
 fn no_kernels(level: Level) -> &'static str {
     match level.kernels() {
         Level::Sm80 => "not written yet for sm80",
@@ -122,7 +122,7 @@ pub(crate) fn reasons<S>(table: &'static [LevelRow<S>]) -> Vec<(Level, Vec<&'sta
     table.iter().map(|row| (row.level, of(row))).collect()
 }
 
-/// The levels that do not compute a pass, with their reasons, in the order of the table.
+/// The levels that do not compute a pass, with their reasons.
 pub(crate) fn refusals<S>(table: &'static [LevelRow<S>], spec: &S) -> Vec<(Level, &'static str)> {
     table.iter().filter_map(|row| Some((row.level, row.refusal(spec)?))).collect()
 }

@@ -14,7 +14,7 @@ impl MemoryRange {
     }
 }
 
-/// Ranges of a call, before there is memory for them.
+/// Ranges of a call before there is memory.
 #[derive(Debug, Default)]
 pub(crate) struct Layout {
     bytes: usize,

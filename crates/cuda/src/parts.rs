@@ -9,7 +9,6 @@ use etalon_problem::{Dtype, Error, Operand, Pass, Stored};
 /// The operands of a pass that take part in a call, for any memory that holds them with the same shapes and strides.
 #[derive(Debug)]
 pub(crate) struct Parts {
-    /// The device, as far as it decides which kernels compute the pass.
     pub target: Target,
     pub pass: Pass,
     pub storage: Dtype,
@@ -113,7 +112,7 @@ fn part(
     check_extents(&extents)?;
     let mut strides = dense(extents);
     if let Some(own) = laid.as_ref().and_then(|laid| laid.strides.as_ref()) {
-        // The axes that a tensor of fewer has are the last, and before them heads and batch elements.
+        // Of fewer axes the last are columns, and before them heads and batch elements.
         let axes: &[usize] = match own.len() {
             1 => &[3],
             2 => &[1, 3],
@@ -123,7 +122,7 @@ fn part(
         axes.iter().zip(own).for_each(|(&axis, &stride)| strides[axis] = stride);
     }
     let own = StridedTensor { address: 0, extents, strides };
-    // Rows of numbers are read as they lie, side by side; of four axes those before may lie anywhere.
+    // Rows are read as they lie, side by side; of four axes those before may lie anywhere.
     let taken = if operand.shape.len() == 4 { own.has_whole_rows() } else { own.is_dense() };
     let range = if laid.is_some() && taken {
         None

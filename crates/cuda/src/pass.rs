@@ -78,11 +78,11 @@ impl PassPlan<'_> {
             }
             Step::Fill { to, bytes, word } => Ok(LoadedStep::Fill { to, bytes, word }),
         };
-        let kernel = |step| match step {
-            &Step::Launch { ref kernel, .. } => Some((&kernel.variant, kernel.name)),
+        let kernels = self.steps.iter().filter_map(|step| match step {
+            Step::Launch { kernel, .. } => Some((&kernel.variant, kernel.name)),
             Step::Fill { .. } => None,
-        };
-        device.load_all(&self.steps.iter().filter_map(kernel).collect())?;
+        });
+        device.load_all(&kernels.collect())?;
         let tables = (self.tables)()?;
         let steps = self.steps.into_iter().map(load).collect::<Result<_, _>>()?;
         Ok(PreparedPass { parts: self.parts, tables, scratch_bytes: self.scratch.bytes(), steps })

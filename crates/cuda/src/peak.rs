@@ -42,10 +42,10 @@ pub(crate) const ARGUMENTS: &[Declaration] = declarations![PeakArgs];
 /// Times of which the shortest counts.
 const TIMES: usize = 3;
 
-/// A time is at least so many ns, so that launching is no part of it.
+/// The least ns of a time: launching is no part of it.
 const ENOUGH: f64 = 2e6;
 
-/// Kernels that are launched without work, in rounds of which the median counts.
+/// Rounds, of which the median counts, and launches without work in each.
 const LAUNCHES: [usize; 2] = [33, 100];
 
 /// Products of a unit on a device, and where they leave a number.

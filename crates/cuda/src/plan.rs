@@ -96,7 +96,7 @@ impl Plan {
     }
 }
 
-/// The kernels of these steps, each with all of its launches over as many blocks.
+/// The kernels of these steps, with all launches over as many blocks.
 fn kernels(steps: &[step::Step]) -> Vec<Step> {
     let mut list = Vec::<(&step::Kernel, Step)>::new();
     for step in steps {

@@ -1,4 +1,4 @@
-//! Work that is enqueued on a stream: copies, fills, kernels; and streams with the memory of a call of the host.
+//! Work on a stream: copies, fills, kernels; and streams with the memory of a call of the host.
 
 use crate::gpu::Device;
 use crate::memory::{ALIGNMENT, memory};
@@ -109,7 +109,7 @@ impl StreamSlot {
         Ok(self.memory.as_ref().map_or(0, |memory| memory.device_ptr(&self.stream).0))
     }
 
-    /// Fills its memory with a number, before what is enqueued on its stream from here on.
+    /// Fills its memory with a number, before what is enqueued later.
     pub fn fill(&self, device: &Device, value: f32) -> Result<(), Error> {
         let Some(memory) = &self.memory else { return Ok(()) };
         let (address, bytes) = (memory.device_ptr(&self.stream).0, memory.len() / 4 * 4);

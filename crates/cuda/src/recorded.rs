@@ -24,7 +24,7 @@ pub struct RecordedPass<'p> {
 // rest may be shared.
 unsafe impl Send for RecordedPass<'_> {}
 
-/// The driver's memory for what is enqueued is taken when it is recorded.
+/// The driver takes its memory when a pass is recorded.
 const FLAGS: CUgraphInstantiate_flags = CUgraphInstantiate_flags(0);
 
 impl DevicePass {

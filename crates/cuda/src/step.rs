@@ -162,7 +162,7 @@ impl<'a, P> Steps<'a, P> {
         self.target.multiprocessors
     }
 
-    /// The same steps, with tables that the pass itself makes in its scratch memory.
+    /// The same, with tables that the pass makes in its scratch memory.
     pub fn with_tables(self, range: MemoryRange) -> Self {
         Steps { tables: self.at(range), ..self }
     }
@@ -306,7 +306,7 @@ impl<'a, P: Deref<Target = Parts>> Steps<'a, P> {
     /// The place of a part, as kernels find it.
     fn placed(&self, number: usize) -> StridedTensor {
         let part = &self.parts().list[number];
-        part.range.map_or_else(|| part.caller(self.of_caller(number)), |range| part.place(self.at(range)))
+        part.place(part.range.map_or_else(|| self.of_caller(number), |range| self.at(range)))
     }
 
     /// The place of an operand, as kernels find it; nowhere if it is not there.

@@ -37,7 +37,7 @@ impl Descriptor {
 }
 
 impl TensorMap {
-    /// A tensor at an address: the elements along each axis, the bytes from one to the next, and the box.
+    /// A tensor at an address: elements along each axis, bytes from one to the next, and the box.
     pub fn new<const N: usize>(
         storage: Dtype,
         address: u64,
@@ -70,8 +70,7 @@ impl Boxed {
         Boxed { address, ..self }
     }
 
-    /// Its descriptor, in boxes whose rows of 128 bytes are swizzled. Elements beyond the tensor are read as 0 and not
-    /// written.
+    /// Its descriptor; rows of 128 bytes of boxes are swizzled. Elements beyond the tensor are read as 0, not written.
     pub fn encode(&self, device: &Device) -> Result<Descriptor, Error> {
         let element = match self.storage {
             Dtype::Bf16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,

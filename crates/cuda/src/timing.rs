@@ -62,7 +62,7 @@ pub fn time(
     let call = PassCall::new(state.device.target, (pass, storage), &table, operands, options);
     let placed = Placed::of(&state, draft(problem, &call)?, inputs, None)?;
     let mut timing = Timing { scratch_bytes: placed.scratch_bytes(), ..Timing::default() };
-    // Compiling and loading on the way counts nothing, nor does the first round.
+    // Neither compiling and loading counts nor the first round.
     let first = round(&placed, 1)?;
     let passes = ((ROUND / first.max(1.0)).ceil() as usize).clamp(1, ROW);
     round(&placed, passes)?;

@@ -96,7 +96,7 @@ pub(crate) fn is_shared(scores: &Scores, bias: BiasExtents) -> bool {
     bias.batch == 1 && scores.extents.batch > 1
 }
 
-/// True if the mask is a window of keys that moves with the query.
+/// True if the mask is a moving window of keys.
 fn is_window(scores: &Scores) -> bool {
     window(&scores.mask, scores.extents.queries, scores.extents.keys).is_some()
 }

@@ -164,7 +164,7 @@ enum Source {
     Copy(MemoryRange, Element),
 }
 
-/// Sources of the tables, and the memory in which they are made.
+/// Sources of the tables, and their memory.
 #[derive(Debug)]
 pub(crate) struct Given {
     /// Lengths or offsets; none of a dense batch.
@@ -306,7 +306,7 @@ impl Sources<'_> {
     }
 
     fn add(&mut self, node: &MaskNode<'_>) -> Result<(), Error> {
-        // A reach or a length: no sequence has so many rows, and all greater ones do the same.
+        // A reach or a length: all beyond any sequence do the same.
         let distance = |x: Option<usize>| x.map_or(-1, |x| x.min(i32::MAX as usize) as i64);
         let mut own = Node {
             kind: node.kind as i32,

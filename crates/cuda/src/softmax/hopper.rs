@@ -15,7 +15,7 @@ use crate::variant::Variant;
 use etalon_problem::{Blocking, Dtype, Error, Extents, Pass};
 use std::ops::Deref;
 
-/// Choices of these kernels for a pass, and their memory.
+/// Choices for a pass, and its memory.
 #[derive(Debug)]
 pub(crate) struct Plan {
     /// The columns of every operand: D and E, rounded up to 64 or 128.
@@ -27,7 +27,7 @@ pub(crate) struct Plan {
     /// Rows of lse2 and delta of a head.
     stats: usize,
     storage: Dtype,
-    /// Operands that the copy engine does not take where they lie, and their copies with whole columns.
+    /// Operands that the copy engine does not take, and their copies with whole columns.
     copies: Vec<(&'static str, MemoryRange)>,
     pub lse2: MemoryRange,
     pub delta: MemoryRange,

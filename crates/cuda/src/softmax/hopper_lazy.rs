@@ -14,7 +14,7 @@ use crate::variant::Variant;
 use etalon_problem::Error;
 use std::convert::identity;
 
-/// Choices of these kernels for a pass, and their memory.
+/// Choices for a pass, and its memory.
 #[derive(Debug)]
 pub(crate) struct LazyPlan {
     operands: Plan,
@@ -68,7 +68,6 @@ kernel_args! {
 pub(crate) const ARGUMENTS: &[Declaration] = declarations![HopperLazyArgs];
 
 impl LazyPlan {
-    /// Takes ranges for what the kernels need beside the operands.
     pub fn new(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<LazyPlan, Error> {
         let operands = Plan::lazy(prepared, layout)?;
         let heads = prepared.scores.extents.query_heads;

@@ -20,19 +20,18 @@ pub(crate) struct Memory {
     numbers: MemoryRange,
     /// Stripes of keys that may hold an active pair, of each tile of queries and head.
     active: MemoryRange,
-    /// Parts of dbias by tiles of keys.
-    windows: MemoryRange,
+    /// Parts of dbias by tiles of keys, if that is wanted.
+    windows: Option<MemoryRange>,
 }
 
 impl Memory {
     pub fn new(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Memory, Error> {
         let (scores, counts) = (prepared.scores, &prepared.counts);
         let heads = scores.extents.query_heads;
-        let windows = if prepared.has("dbias") { reach(prepared) } else { 0 };
         Ok(Memory {
             numbers: layout.range(16 * scores.row_shape().iter().product::<usize>())?,
             active: layout.range(4 * counts.tiles * heads)?,
-            windows: layout.array(4, &[counts.by_keys, heads, windows])?,
+            windows: layout.array_if(prepared.has("dbias"), 4, &[counts.by_keys, heads, reach(prepared)])?,
         })
     }
 }
@@ -113,8 +112,8 @@ pub(crate) const ARGUMENTS: &[Declaration] = declarations![LazyArgs, MeasureArgs
 /// The passes of a prepared problem.
 pub(crate) struct Passes<'a> {
     steps: &'a Steps<'a>,
-    windows: MemoryRange,
-    /// The kernels of the level sm90a, where they compute the pass.
+    windows: Option<MemoryRange>,
+    /// Of the level sm90a, where that computes the pass.
     hopper: Option<HopperPass<'a>>,
     args: LazyArgs,
     /// True of the fallback.
@@ -124,8 +123,7 @@ pub(crate) struct Passes<'a> {
 impl<'a> Passes<'a> {
     pub fn new(steps: &'a Steps<'a>, memory: &Memory, plan: Option<&'a LazyPlan>) -> Self {
         let args = LazyArgs::new(steps, memory);
-        let windows = if steps.is_there("dbias") { steps.at(memory.windows) } else { 0 };
-        let hopper = plan.map(|plan| HopperPass::new(plan, steps, &args, windows));
+        let hopper = plan.map(|plan| HopperPass::new(plan, steps, &args, steps.range(memory.windows)));
         Passes { steps, windows: memory.windows, hopper, args, again: false }
     }
 
@@ -195,7 +193,7 @@ impl<'a> Passes<'a> {
         Ok(())
     }
 
-    /// The figures of every row, and the states of every tile of the statistics, at addresses that hold zeros.
+    /// The figures of every row and the states of every tile, at addresses that hold zeros.
     pub fn measure(&self, [figures, states]: [u64; 2], tile: Blocking) -> Result<(), Error> {
         self.walk_queries("scores", &self.args)?;
         // One that is longer than the arrays holds them all.
@@ -219,9 +217,7 @@ impl<'a> Passes<'a> {
                 if !self.count()? {
                     hopper.scores()?;
                 }
-                if self.steps.is_there("dbias") {
-                    self.steps.clear(self.windows);
-                }
+                self.windows.into_iter().for_each(|range| self.steps.clear(range));
                 hopper.backward()?;
             }
         }
@@ -266,7 +262,7 @@ impl<'a> Passes<'a> {
         let wants = |name: &str| self.steps.is_there(name);
         if wants("dbias") {
             let groups = (self.args.width as usize).div_ceil(32);
-            let windows = self.steps.at(self.windows).into();
+            let windows = self.steps.range(self.windows).into();
             let blocks = groups * self.steps.extents().query_heads;
             self.launch("dbias", blocks, &LazyArgs { windows, ..self.args })?;
         }
@@ -282,7 +278,7 @@ impl<'a> Passes<'a> {
         let all = [steps.extents().dim, steps.values()];
         let wanted = [wanted(c.dk, all[0]), wanted(c.dv, all[1])];
         let args = LazyArgs { c: c.over(steps.table(steps.prepared.tables.by_keys)), ..self.args };
-        let mut windows = if steps.is_there("dbias") { steps.at(self.windows) } else { 0 };
+        let mut windows = steps.range(self.windows);
         // Windows alone are a launch without columns.
         let alone = (wanted == [0, 0] && windows != 0).then_some(all);
         for first in columns(wanted, all).chain(alone) {

@@ -10,7 +10,7 @@ use etalon_problem::{Blocking, Dtype, Pass};
 #[derive(Debug)]
 pub(crate) struct Modules {
     pub portable: Variant,
-    /// Modules of the level sm80, whose kernels take the place of portable ones.
+    /// The module of the level sm80, in place of the portable one.
     pub tensor: Option<Variant>,
     /// The module of a backward pass of wide operands.
     pub wide: Option<Variant>,
@@ -63,7 +63,7 @@ fn wide_variant(spec: &Spec) -> Option<Variant> {
     (spec.pass == Pass::Backward && spec.is_wide()).then_some(if fits { two } else { one })
 }
 
-/// The kernels of the level sm80 for the forward pass, and for the backward pass that is not wide.
+/// The same for the forward pass, and for the backward pass that is not wide.
 fn tensor_variant(spec: &Spec) -> Variant {
     match spec.storage {
         Dtype::F32 => spec.shape().sm80_f32(spec.options.precision == Precision::Bf16x3),

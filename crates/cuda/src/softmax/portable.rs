@@ -109,7 +109,7 @@ fn scale(steps: &Steps<'_>, args: &PairArgs) -> Result<(), Error> {
     launch(steps, "scale", row_blocks(steps), &args, 0)
 }
 
-/// The same as a pass on tensor cores computes it.
+/// The same in a pass on tensor cores.
 pub(crate) fn scaled_gradient(steps: &Steps<'_>) -> Result<(), Error> {
     scale(steps, &PairArgs::new(steps))
 }
@@ -165,8 +165,8 @@ fn dk_and_dv(steps: &Steps<'_>, args: &PairArgs) -> Result<(), Error> {
     })
 }
 
-/// The first columns of D and of E of the launches that together cover so many that are wanted, of so many. A part that
-/// is not wanted any more begins beyond the last column.
+/// The first columns of D and of E of the launches that together cover those wanted, of so many. A part that is not
+/// wanted any more begins beyond the last column.
 pub(crate) fn columns(wanted: [usize; 2], [dim, value_dim]: [usize; 2]) -> impl Iterator<Item = [usize; 2]> + use<> {
     let (mut dims, mut values) = (parts(wanted[0]), parts(wanted[1]));
     std::iter::from_fn(move || match (dims.next(), values.next()) {

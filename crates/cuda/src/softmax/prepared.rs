@@ -147,9 +147,9 @@ const MULTIPLIED: [&str; 11] = ["q", "k", "v", "dout", "cot_o", "ddq", "ddk", "d
 
 pub(crate) fn scores_of(problem: &Problem) -> Result<(&Scores, Option<usize>), Error> {
     match problem {
-        Problem::Attention(problem) => Ok((&problem.scores, Some(problem.value_dim))),
-        Problem::AttentionLse(problem) => Ok((&problem.scores, None)),
-        Problem::LazyAttention(problem) => Ok((&problem.scores, Some(problem.value_dim))),
+        Problem::Attention(own) => Ok((&own.scores, Some(own.value_dim))),
+        Problem::AttentionLse(own) => Ok((&own.scores, None)),
+        Problem::LazyAttention(own) => Ok((&own.scores, Some(own.value_dim))),
         other => Err(Error::value("algorithm", "one with scores", other.algorithm())),
     }
 }

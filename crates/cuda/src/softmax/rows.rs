@@ -93,7 +93,7 @@ impl Rows {
         Ok(())
     }
 
-    /// Ranges of a sequence that kernels of sm90a read besides, where spans tell all.
+    /// Ranges that kernels of sm90a read besides, where spans tell all.
     fn add_intervals(&mut self, e: &Extents, number: usize, s: &Sequence) {
         let at = s.batch * e.queries + s.query_start;
         let spans = &self.spans[at..at + s.queries];
@@ -153,7 +153,7 @@ pub(crate) struct Tables {
     pub by_keys: MemoryRange,
     pub by_pairs: MemoryRange,
     pub allowed: MemoryRange,
-    /// Queries and keys of each batch element, where they have lengths of their own.
+    /// Queries and keys of each batch element with lengths of its own.
     pub lengths: MemoryRange,
     /// The bytes of all of them.
     pub bytes: usize,

@@ -11,7 +11,7 @@ use crate::tensor_args::TensorArgs;
 use crate::variant::Variant;
 use etalon_problem::{Error, Pass};
 
-/// Numbers of the second order for every row between its kernels, in f32.
+/// Numbers of every row between kernels of the second order, in f32.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Between {
     /// Σ P (U v + ddv) and o.
@@ -109,7 +109,7 @@ impl SecondPass<'_> {
         self.steps.launch_work((self.portable, name), (blocks, self.portable.threads()), args, work)
     }
 
-    /// A kernel of both: blocks of either leave what is not theirs.
+    /// A kernel of both, whose blocks leave what is not theirs.
     fn both(&self, name: &'static str, blocks: usize, args: &SecondArgs, terms: usize) -> Result<(), Error> {
         if let Some(variant) = self.tensor {
             self.steps.launch_terms((variant, name), (blocks, variant.threads()), args, terms)?;
@@ -139,7 +139,7 @@ pub(crate) fn run(steps: &Steps<'_>, between: &Between) -> Result<(), Error> {
     let pass = SecondPass { steps, portable, tensor };
     let args = SecondArgs::new(steps, between);
     steps.clear_flags();
-    // S and u of three products, dP and T of as many; then what they add to.
+    // S and u of three products, dP and T of three; then what they add to.
     let (scores, sums) = (3 * dim, 3 * values);
     for first in parts(prepared.value_dim.unwrap_or(1)) {
         pass.both("tangents", steps.query_blocks(), &args.at([0, first]), scores + 2 * part(values, first))?;

@@ -109,7 +109,7 @@ impl Spec {
         }
     }
 
-    /// The operands, as far as the kernels of the levels portable and sm80 are compiled for them.
+    /// The operands as the levels portable and sm80 see them.
     pub fn shape(&self) -> AttentionShape {
         let Spec { value_dim, whole, has_options: options, .. } = *self;
         AttentionShape { storage: self.storage, dim: self.extents.dim, value_dim, options, whole }
@@ -127,7 +127,7 @@ impl Spec {
         Hopper { storage, width, visible, lengths, options: self.is_scored }.within()
     }
 
-    /// True if D is at most so many columns, and E in the backward pass, of this pass and these storage types.
+    /// True if D, and E in the backward pass, are at most so many columns, of this pass and these storage types.
     fn has_columns(&self, pass: Pass, most: usize, storage: &[Dtype]) -> bool {
         let values = if pass == Pass::Backward { self.value_dim.unwrap_or(0) } else { 0 };
         let is_meant = self.pass == pass && storage.contains(&self.storage);

@@ -55,7 +55,7 @@ pub(crate) enum Results {
 }
 
 impl Hopper {
-    /// The choices that compute at least what is asked: not every choice is compiled with every other.
+    /// Choices that compute at least these: not every one is compiled with every other.
     pub fn within(self) -> Hopper {
         let lengths = match self.lengths {
             _ if self.visible == Visible::Spans => Lengths::Listed,
@@ -95,7 +95,7 @@ pub(crate) fn most_shared(architecture: &str) -> u32 {
 /// The shared memory of devices of compute capability 8.6, 8.9 and 12.0.
 pub(crate) const CONSUMER: u32 = 101_376;
 
-/// Operands of attention, as far as the kernels of the levels portable and sm80 are compiled for them.
+/// Operands of attention, as far as kernels of the levels portable and sm80 are compiled for them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AttentionShape {
     pub storage: Dtype,
@@ -176,7 +176,7 @@ impl AttentionShape {
         variant
     }
 
-    /// The backward pass in one pass by keys with what these add to dq, of D and E up to 128.
+    /// The backward pass in one pass by keys, with dq partials, of D and E up to 128.
     pub fn sm80_fused(self) -> Variant {
         self.narrow(Family::AttentionSm80Fused)
     }
@@ -229,7 +229,7 @@ impl Variant {
         Variant { family: Family::AttentionSm90aBackward, defines }
     }
 
-    /// The forward pass of lazy_attention for sm90a, or its backward pass: sequences are those of the arrays, or listed.
+    /// A pass of lazy_attention for sm90a: sequences are those of the arrays, or listed.
     pub(crate) fn hopper_lazy(of: Hopper, backward: bool) -> Self {
         let family = if backward { Family::LazySm90aBackward } else { Family::LazySm90aForward };
         let lengths = ("LENGTHS", if of.lengths == Lengths::Equal { 0 } else { 2 });
@@ -264,7 +264,7 @@ impl Variant {
         }
     }
 
-    /// The shared memory of a block of the kernel that takes most of it.
+    /// The most shared memory of a block of its kernels.
     pub(crate) fn shared(&self) -> u32 {
         self.kernels().into_iter().map(|kernel| shared_bytes(self, kernel)).max().unwrap_or(0)
     }

@@ -8,7 +8,7 @@ pub(crate) struct Window {
     pub left: i32,
     pub right: i32,
     pub offset: i32,
-    /// True if the last query is aligned with the last key: then sequences have offsets of their own.
+    /// True if the last query is aligned with the last key: sequences have offsets of their own.
     pub bottom: bool,
 }
 
