@@ -219,7 +219,6 @@ impl DevicePass {
     }
 }
 
-/// Fails unless an address is in the memory of a device.
 fn check_pointer(device: &Device, name: &str, address: u64) -> Result<(), Error> {
     let (mut ordinal, attribute) = (-1i32, CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
     // SAFETY: the attribute is one number, and the driver looks the address up without reading there.

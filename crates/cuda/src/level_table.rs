@@ -43,7 +43,7 @@ pub(crate) struct LevelSpec {
 }
 
 impl LevelSpec {
-    /// The pass that every level computes, if it computes any in this storage type.
+    /// The pass that every level computes, if any in this storage type.
     pub fn permissive((pass, storage): (Pass, Dtype), target: Target) -> LevelSpec {
         let facts = Facts { target, pass, storage, precision: Precision::Flash };
         LevelSpec { facts, dim: 64, value_dim: 64, empty: false, boxes: true }

@@ -76,7 +76,6 @@ pub(crate) fn table_of(problem: &Problem, pass: Pass) -> Result<Table, Error> {
     problem.checked_table(pass)
 }
 
-/// Fails where no level has a kernel.
 fn has_kernels(algorithm: Algorithm, pass: Pass) -> Result<(), Error> {
     match (algorithm, pass) {
         _ if !algorithm.passes().contains(&pass) => Err(algorithm.no_pass(pass)),

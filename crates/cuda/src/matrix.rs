@@ -28,7 +28,7 @@ pub fn every_variant() -> Vec<Variant> {
         add_hopper(&mut all, storage, width);
     }
     all.sort();
-    // Wide values of the level sm80 take several launches of the same kernels, and some of sm90a are within others.
+    // Wide values of sm80 take several launches of the same kernels, and some of sm90a are within others.
     all.dedup();
     all
 }

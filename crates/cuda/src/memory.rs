@@ -64,7 +64,6 @@ impl Layout {
     }
 }
 
-/// There is not so much device memory.
 pub(crate) fn memory(bytes: usize) -> Error {
     Error::memory("device memory of a pass", bytes)
 }
@@ -80,7 +79,7 @@ pub(crate) fn check_extents(extents: &[usize]) -> Result<(), Error> {
     large.map_or(Ok(()), |extent| Err(beyond_32_bits(format!("an extent of {extent}"))))
 }
 
-/// A list on the host of one value for each element of a shape.
+/// A list of one value for each element of a shape.
 pub(crate) fn filled<T: Clone>(value: T, shape: &[usize], what: &str) -> Result<Vec<T>, Error> {
     let count = shape.iter().fold(1usize, |n, &extent| n.saturating_mul(extent));
     let mut list = reserved(count, what)?;
@@ -88,7 +87,7 @@ pub(crate) fn filled<T: Clone>(value: T, shape: &[usize], what: &str) -> Result<
     Ok(list)
 }
 
-/// An empty list on the host with room for so many elements.
+/// An empty list with room for so many elements.
 pub(crate) fn reserved<T>(count: usize, what: &str) -> Result<Vec<T>, Error> {
     let mut list = Vec::new();
     list.try_reserve_exact(count).map_err(|_| Error::memory(what, count.saturating_mul(size_of::<T>())))?;

@@ -1,4 +1,4 @@
-//! A pass whose steps are drafted, and the same with its kernels loaded: what a call enqueues.
+//! A pass whose steps are drafted, and the same with its kernels loaded.
 //!
 //! ```text
 //! Steps        the algorithm pushes launches and fills, at symbolic addresses
@@ -22,7 +22,6 @@ use etalon_problem::{Blocking, Error, Mode};
 #[derive(Debug, Default)]
 pub(crate) struct TableImage {
     pieces: Vec<(MemoryRange, Vec<u8>)>,
-    /// The bytes of all.
     pub bytes: usize,
 }
 
@@ -54,7 +53,7 @@ pub(crate) struct Choice {
     pub refusals: Vec<(Level, &'static str)>,
     /// The form of a backward pass that has several.
     pub mode: Option<Mode>,
-    /// Tiles that the level has kernels for, of passes that have a choice.
+    /// Tiles of the level, of passes that have a choice.
     pub blockings: Vec<Blocking>,
 }
 

@@ -152,7 +152,7 @@ fn cross_entropy_sm90a(kernel: &str) -> usize {
 
 /// The shared memory of a block that the source of a kernel declares; `None` where nobody asks.
 pub fn declared_bytes(variant: &Variant, kernel: &str) -> Option<u32> {
-    // `Shared` of `tile/ffma.cuh`; numbers of a chunk that `flow` keeps beside it, and one of each thread.
+    // `Shared` of `tile/ffma.cuh`; `flow` keeps numbers of a chunk beside it, and one of each thread.
     const SLABS: u32 = 34_816;
     let rows = variant.define("R");
     match (variant.family, kernel) {

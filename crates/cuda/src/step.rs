@@ -144,7 +144,7 @@ const ROWS: usize = 8;
 /// The most steps of a pass: of a few KB each.
 const MOST_STEPS: usize = 100_000;
 
-/// The steps of a pass that was prepared as P, while they are drafted.
+/// The steps of a pass that was prepared as P.
 pub(crate) struct Steps<'a, P> {
     pub prepared: &'a P,
     target: Target,
@@ -250,7 +250,7 @@ impl<'a, P> Steps<'a, P> {
         self.move_to(bytes, to, Move { from, from_strides, columns, ..Move::default() })
     }
 
-    /// Adds a copy to a tensor of elements of so many bytes, or its fill.
+    /// Adds a copy to a tensor of so many bytes an element, or its fill.
     fn move_to(&self, bytes: usize, to: StridedTensor, args: Move) -> Result<(), Error> {
         if to.elements() == 0 {
             return Ok(());
@@ -282,7 +282,7 @@ impl<'a, P: Deref<Target = Parts>> Steps<'a, P> {
         Ok(self.list.into_inner())
     }
 
-    /// The parts that the caller holds elsewhere than kernels find them.
+    /// Parts that the caller holds elsewhere than kernels find them.
     fn apart(&self, which: impl Fn(&Part) -> bool) -> impl Iterator<Item = (usize, &Part)> {
         let parts = self.parts().list.iter().enumerate();
         parts.filter(move |(_, part)| which(part) && !part.is_direct())

@@ -1,8 +1,8 @@
-//! A device, as far as it decides which kernels compute a pass: one that is there, or a hypothetical one.
+//! A device, as far as it decides which kernels compute a pass; it may be hypothetical.
 
 use etalon_problem::Error;
 
-/// Facts that decide which kernels a device runs, and how many blocks of them at a time.
+/// Facts that decide which kernels a device runs, and how many blocks at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Target {
     /// Its compute capability.

@@ -14,7 +14,7 @@ const AXES: usize = 5;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Boxed {
     pub address: u64,
-    /// The type of its elements: bf16 or f16.
+    /// bf16 or f16.
     storage: Dtype,
     axes: usize,
     /// Elements along each axis.

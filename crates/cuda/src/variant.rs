@@ -37,18 +37,18 @@ impl Variant {
         Self::new(family, [("R", rows), ("STORAGE", number(storage)), ("CW", width(columns))])
     }
 
-    /// linear_cross_entropy of a storage type, of the second order or the first.
+    /// linear_cross_entropy, of the second order or the first.
     pub(crate) fn cross_entropy(storage: Dtype, second: bool) -> Self {
         let defines = [("STORAGE", number(storage)), ("SECOND", second.into())];
         Self::new(Family::CrossEntropyPortable, defines)
     }
 
-    /// The kernels that shards of the classes of linear_cross_entropy need besides.
+    /// The kernels that shards of its classes need besides.
     pub(crate) fn cross_entropy_shards(storage: Dtype) -> Self {
         Variant { family: Family::CrossEntropyShards, ..Self::cross_entropy(storage, false) }
     }
 
-    /// The first order of linear_cross_entropy on tensor cores.
+    /// Its first order for sm90a.
     pub(crate) fn hopper_cross_entropy(storage: Dtype) -> Self {
         Variant { family: Family::CrossEntropySm90a, ..Self::cross_entropy(storage, false) }
     }
@@ -99,7 +99,7 @@ impl Variant {
         self.family.entries().filter(|name| !lacks(self, name)).collect()
     }
 
-    /// The threads of a block of kernels of the level sm80; and of portable ones, of which each has R rows of a tile.
+    /// The threads of a block for sm80, and of portable kernels, of which each has R rows of a tile.
     pub(crate) fn threads(&self) -> u32 {
         if self.unit() == Unit::Mma { 128 } else { (64 / self.define("R").max(1) * 16) as u32 }
     }
@@ -110,7 +110,7 @@ impl Variant {
         [Dtype::F32, Dtype::Bf16, Dtype::F16].into_iter().find(of)
     }
 
-    /// True if it is compiled for passes whose q and k have so many columns.
+    /// True if it is compiled for q and k with so many columns.
     pub fn serves(&self, dim: usize) -> bool {
         let of = |name: &str| self.find(name);
         let least = if self.family == Family::AttentionSm80Wide { 128 } else { 0 };

@@ -73,7 +73,6 @@ fn compute(steps: &Steps<'_>, plan: Option<&Plan>, between: Option<&Between>) ->
     }
 }
 
-/// Drafts the steps of a pass, as [`Prepared::new`].
 pub(crate) fn draft_lazy<'a>(problem: &'a Problem, call: &PassCall<'_, '_>) -> Result<PassPlan<'a>, Error> {
     let mut layout = Layout::default();
     let mut prepared = Prepared::new(problem, call, &LAZY_LEVELS, &mut layout)?;

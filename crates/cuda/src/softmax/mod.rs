@@ -84,7 +84,7 @@ impl Steps<'_> {
         self.launch_work(kernel, grid, args, Work::of(kernel.0, terms))
     }
 
-    /// Adds fills of all that is computed with 0, and of lse with −∞, where kernels leave elements out.
+    /// Adds fills of results with 0, and of lse with −∞, where kernels leave elements out.
     fn fill_results(&self) -> Result<(), Error> {
         if !self.prepared.leaves_rows() {
             return Ok(());

@@ -69,7 +69,7 @@ impl Spec {
         }
     }
 
-    /// The pass that every level computes, if it computes any in this storage type.
+    /// The pass that every level computes, if any in this storage type.
     fn permissive((pass, storage): (Pass, Dtype), options: &Options, target: Target) -> Spec {
         let extents = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 64, keys: 64, dim: 64 };
         let scores = Attention::new(extents).scores;
