@@ -61,8 +61,8 @@ pub struct DeviceTensor {
 }
 
 impl DeviceTensor {
-    /// A tensor that begins at an address, of floating-point numbers (a [`Dtype`]), of integers ([`Stored::Integer`]) or
-    /// of another [`Element`]; strides count elements and may be 0 or negative. Fails where there are not as many
+    /// A tensor that begins at an address, of floating-point numbers (a [`Dtype`]), of integers ([`Stored::Integer`])
+    /// or of another [`Element`]; strides count elements and may be 0 or negative. Fails where there are not as many
     /// strides as axes.
     pub fn new(
         address: u64,

@@ -14,8 +14,8 @@ use etalon_problem::lazy_attention::Figure;
 use etalon_problem::{Blocking, Error, LazyAttention, Pass, Problem, Views, ViewsMut};
 use ndarray::Array4;
 
-/// Sparsity of the weights, (E37)–(E46), with tiles of this size. The inputs are those of the forward pass, by name; v is
-/// not read. The level is always the portable one.
+/// Sparsity of the weights, (E37)–(E46), with tiles of this size. The inputs are those of the forward pass, by name; v
+/// is not read. The level is always the portable one.
 pub fn stats(
     workspace: &Workspace,
     problem: &LazyAttention,
@@ -28,8 +28,8 @@ pub fn stats(
     Ok(Stats::of_rows(figures, [count(SEEN), count(FULL)]))
 }
 
-/// Flags of tiles that hold an active pair, as the kernels decide it: `[B, Hq, ⌈N/queries⌉, ⌈M/keys⌉]`. Tiles lie on the
-/// arrays, those of packed sequences across the sequences. The inputs are those of [`stats`].
+/// Flags of tiles that hold an active pair, as the kernels decide it: `[B, Hq, ⌈N/queries⌉, ⌈M/keys⌉]`. Tiles lie on
+/// the arrays, those of packed sequences across the sequences. The inputs are those of [`stats`].
 pub fn activity(
     workspace: &Workspace,
     problem: &LazyAttention,

@@ -1,5 +1,5 @@
-//! The CUDA tier: every algorithm on GPUs. It builds with no CUDA installed, and loads the driver and the compiler (NVRTC)
-//! when it runs. Where one of them is absent or too old, [`run()`] fails with the reason; nothing panics.
+//! The CUDA tier: every algorithm on GPUs. It builds with no CUDA installed, and loads the driver and the compiler
+//! (NVRTC) when it runs. Where one of them is absent or too old, [`run()`] fails with the reason; nothing panics.
 //!
 //! ```
 //! match etalon_cuda::probe() {

@@ -28,8 +28,8 @@ named! {
 }
 
 named! {
-    /// Rounding that a pass may do between its inputs and its results, where there are such kernels: others are stricter,
-    /// as [`Precision::Strict`] for storage types that a precision does not name. Sums are f32 in any case.
+    /// Rounding that a pass may do between its inputs and its results, where there are such kernels: others are
+    /// stricter, as [`Precision::Strict`] for storage types that a precision does not name. Sums are f32 in any case.
     #[derive(Default)]
     Precision, "precision" {
         /// Nothing is stored in less than f32: the profile `f32-strict` for every storage type.
@@ -38,7 +38,8 @@ named! {
         /// For bf16 and f16 storage, P and dS may be rounded to that before they are multiplied: the profiles
         /// `bf16-flash` and `f16-flash`.
         Flash = "flash",
-        /// For f32 storage, factors of matrix products may be rounded to tf32, which has 11 bits: the profile `f32-tf32`.
+        /// For f32 storage, factors of matrix products may be rounded to tf32, which has 11 bits: the profile
+        /// `f32-tf32`.
         Tf32 = "tf32",
         /// For f32 storage, factors of matrix products may be sums of two numbers in bf16, and their product three
         /// products of these: the profile `f32-bf16x3`.
@@ -92,10 +93,10 @@ pub struct Options {
     /// [`Mode::FusedPartials`] insist: a level that lacks the second refuses, and [`Level::Auto`] takes one that has
     /// it. It changes nothing where no gradient beside that of q is asked for.
     pub mode: Mode,
-    /// The most bytes of partial sums of dq that [`Mode::FusedPartials`] may keep: of as many tiles of 64 keys at a time
-    /// as fit, at least of one and of the tiles before. [`Mode::Auto`] takes [`Mode::Separate`] where what fits would not
-    /// keep the device busy. The result does not depend on it. A pass that would launch more than 100,000 kernels is
-    /// refused.
+    /// The most bytes of partial sums of dq that [`Mode::FusedPartials`] may keep: of as many tiles of 64 keys at a
+    /// time as fit, at least of one and of the tiles before. [`Mode::Auto`] takes [`Mode::Separate`] where what fits
+    /// would not keep the device busy. The result does not depend on it. A pass that would launch more than 100,000
+    /// kernels is refused.
     pub partials_budget: usize,
     /// Bytes for logits and sums that a pass of linear_cross_entropy holds at once, beside operands, results, copies of
     /// operands and 100 bytes for each token; at least what a tile of 128 tokens and 256 classes takes. On
@@ -153,8 +154,8 @@ impl Settings {
         Settings { archive, cache, ..Settings::default() }
     }
 
-    /// The folder for the user's own archive: `etalon/cuda` in `XDG_DATA_HOME`, or in `.local/share` of the home folder.
-    /// `None` without a home folder.
+    /// The folder for the user's own archive: `etalon/cuda` in `XDG_DATA_HOME`, or in `.local/share` of the home
+    /// folder. `None` without a home folder.
     pub fn user_archive() -> Option<PathBuf> {
         user_folder("XDG_DATA_HOME", ".local/share")
     }

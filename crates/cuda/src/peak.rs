@@ -119,8 +119,8 @@ pub fn peak_gflops(
 }
 
 /// The host's time to enqueue a kernel of one block that does nothing, while the device is busy, in ns; the crate's own
-/// part of it is 0.1 to 0.4 µs. A pass of n kernels cannot be enqueued in less than n times that. Fails where the device
-/// does not have the unit, whose kernel it is.
+/// part of it is 0.1 to 0.4 µs. A pass of n kernels cannot be enqueued in less than n times that. Fails where the
+/// device does not have the unit, whose kernel it is.
 pub fn launch_ns(workspace: &Workspace, device: impl Into<DeviceId>, unit: Unit, storage: Dtype) -> Result<f64, Error> {
     let [rounds, launches] = LAUNCHES;
     with_products(workspace, device.into(), (unit, storage), |products| {

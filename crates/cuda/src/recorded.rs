@@ -20,8 +20,8 @@ pub struct RecordedPass<'p> {
     graph: CudaGraph,
 }
 
-// SAFETY: the driver lets any thread use a graph, one at a time: what uses it here borrows it exclusively or owns it. The
-// rest may be shared.
+// SAFETY: the driver lets any thread use a graph, one at a time: what uses it here borrows it exclusively or owns it.
+// The rest may be shared.
 unsafe impl Send for RecordedPass<'_> {}
 
 /// The driver takes its memory when a pass is recorded.

@@ -11,11 +11,11 @@ use crate::target::Target;
 use crate::workspace::Workspace;
 use etalon_problem::{Dtype, Error, Pass, Problem, Views, ViewsMut};
 
-/// Computes a pass on a device: reads `inputs` and writes those outputs that have a place in `outputs`, both by name, of
-/// any strides, on the host.
+/// Computes a pass on a device: reads `inputs` and writes those outputs that have a place in `outputs`, both by name,
+/// of any strides, on the host.
 ///
-/// The tensors of a pass, with their shapes and types, are those of [`Problem::operands`]. What a later pass reads of the
-/// forward pass (o and lse of attention) is an input; with [`Options::recompute`] an absent one is computed anew.
+/// The tensors of a pass, with their shapes and types, are those of [`Problem::operands`]. What a later pass reads of
+/// the forward pass (o and lse of attention) is an input; with [`Options::recompute`] an absent one is computed anew.
 ///
 /// On an error nothing has been written, unless a device fails while it hands over its results. Fails with
 /// [`Error::Unsupported`] where there is no driver, device or compiler, and where the tier has no kernel; with

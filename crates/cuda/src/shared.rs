@@ -3,8 +3,8 @@
 use crate::family::Family::*;
 use crate::variant::Variant;
 
-/// The shared memory of a block that the source of a kernel does not declare: tiles, as its constants lay them out, with
-/// room to align them. The source asserts these bytes.
+/// The shared memory of a block that the source of a kernel does not declare: tiles, as its constants lay them out,
+/// with room to align them. The source asserts these bytes.
 pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
     let bytes = match variant.family {
         LazySm80 => lazy_sm80(variant, kernel),

@@ -44,8 +44,8 @@ const ROW: usize = 256;
 
 const MOST: usize = 1 << 16;
 
-/// Times a pass that writes all its results, of inputs that are copied to the device once: in at least three rounds, for
-/// at least `duration`. Fails as [`run_in`](crate::run_in) does.
+/// Times a pass that writes all its results, of inputs that are copied to the device once: in at least three rounds,
+/// for at least `duration`. Fails as [`run_in`](crate::run_in) does.
 pub fn time(
     workspace: &Workspace,
     problem: &Problem,

@@ -53,7 +53,8 @@ impl Variant {
         Variant { family: Family::CrossEntropySm90a, ..Self::cross_entropy(storage, false) }
     }
 
-    /// The kernels of linear_attention for sm80, of factors and results with so many columns. `whole`: rows of q, k, v and dout begin and end at multiples of 16 bytes.
+    /// The kernels of linear_attention for sm80, of factors and results with so many columns. `whole`: rows of q, k, v
+    /// and dout begin and end at multiples of 16 bytes.
     pub(crate) fn linear_tensor(storage: Dtype, columns: [usize; 2], whole: bool) -> Self {
         let columns = columns.map(width);
         let defines = [("STORAGE", number(storage)), ("WHOLE", whole.into()), ("KW", columns[0]), ("CW", columns[1])];

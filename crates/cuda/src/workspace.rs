@@ -10,11 +10,11 @@ use etalon_problem::Error;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-/// Devices, compiled kernels and device memory, kept between calls: a call compiles nothing that an earlier one compiled,
-/// and finds its memory.
+/// Devices, compiled kernels and device memory, kept between calls: a call compiles nothing that an earlier one
+/// compiled, and finds its memory.
 ///
-/// One workspace serves all devices, passes and problems, from any thread. Calls at the same time have streams and memory
-/// of their own.
+/// One workspace serves all devices, passes and problems, from any thread. Calls at the same time have streams and
+/// memory of their own.
 #[derive(Debug, Default)]
 pub struct Workspace {
     settings: Settings,

@@ -52,8 +52,8 @@ impl Counts {
         }
     }
 
-    /// The most that there may be, whatever the lengths, offsets and arrays of the mask are. One more sequence is empty.
-    /// Fails where they do not fit 32 bits.
+    /// The most that there may be, whatever the lengths, offsets and arrays of the mask are. One more sequence is
+    /// empty. Fails where they do not fit 32 bits.
     pub fn most(scores: &Scores) -> Result<Counts, Error> {
         let e = &scores.extents;
         let count = scores.sequences().len();

@@ -92,8 +92,8 @@ pub(crate) fn draft_lazy<'a>(problem: &'a Problem, call: &PassCall<'_, '_>) -> R
     })
 }
 
-/// Statistics in place of a forward pass, of tiles of this size, with the ranges of so many bytes for figures of every row
-/// and states of every tile.
+/// Statistics in place of a forward pass, of tiles of this size, with the ranges of so many bytes for figures of every
+/// row and states of every tile.
 pub(crate) fn draft_stats<'a>(
     problem: &'a Problem,
     call: &PassCall<'_, '_>,

@@ -31,7 +31,6 @@ impl Steps<'_> {
         self.prepared.flags.into_iter().for_each(|flags| self.clear(flags));
     }
 
-    /// The counter of a kernel of sm90a.
     pub(super) fn counter(&self, kernel: u64) -> u64 {
         self.range(self.prepared.flags) + 4 * kernel
     }

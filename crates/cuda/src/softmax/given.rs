@@ -104,8 +104,8 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// A node of the mask: Window and Chunk look at positions, Segments and Flags at arrays; End ends a list that All or
-    /// Any begins.
+    /// A node of the mask: Window and Chunk look at positions, Segments and Flags at arrays; End ends a list that All
+    /// or Any begins.
     struct Node as "Node" {
         kind: i32,
         /// True if the last query is aligned with the last key.

@@ -1,4 +1,5 @@
-//! The backward pass of attention and attention_lse for sm90a: `kernels/attention/sm90a_backward.cuh` lists the kernels.
+//! The backward pass of attention and attention_lse for sm90a: `kernels/attention/sm90a_backward.cuh` lists the
+//! kernels.
 
 use crate::args::filled;
 use crate::softmax::fallback::{self, writes};

@@ -161,7 +161,8 @@ impl<'a> HopperPass<'a> {
         Ok(())
     }
 
-    /// After lse and n: the gradients of q, k and v that have places, Δ and Σ a g of rows, parts of dbias by tiles of keys.
+    /// After lse and n: the gradients of q, k and v that have places, Δ and Σ a g of rows, parts of dbias by tiles of
+    /// keys.
     pub fn backward(&self) -> Result<(), Error> {
         let HopperPass { steps, args } = *self;
         ["q", "k", "v", "dout"].into_iter().try_for_each(|name| steps.widen(name))?;

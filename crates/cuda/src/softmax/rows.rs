@@ -122,8 +122,8 @@ impl Rows {
         spans.copied().reduce(join).unwrap_or([0, 0])
     }
 
-    /// Tiles of pairs. Batch elements that share a bias are walked by one block: none is packed, and all begin where the
-    /// arrays begin.
+    /// Tiles of pairs. Batch elements that share a bias are walked by one block: none is packed, and all begin where
+    /// the arrays begin.
     fn add_pairs(&mut self, scores: &Scores, list: &[Sequence]) {
         let Some(bias) = scores.bias else { return };
         let tiles = |n: usize| 0..n.div_ceil(SIDE);

@@ -1,4 +1,5 @@
-//! A pass of attention, attention_lse or lazy_attention before it has memory or a kernel, and the levels that compute it.
+//! A pass of attention, attention_lse or lazy_attention before it has memory or a kernel, and the levels that compute
+//! it.
 
 use crate::level_table::{self, Facts, LevelRow, Rule, rule};
 use crate::options::{Level, Options, Precision};
@@ -135,7 +136,8 @@ impl Spec {
     }
 }
 
-/// Why the level of the options has no kernel for a pass in a storage type on such a device, whatever the problem, if so.
+/// Why the level of the options has no kernel for a pass in a storage type on such a device, whatever the problem, if
+/// so.
 pub(crate) fn refuses(
     table: &'static [LevelRow<Spec>],
     options: &Options,

@@ -92,8 +92,7 @@ impl Run {
     fn line(&self, compilation: &Compilation, nvrtc: &str) -> String {
         let (architecture, variant) = compilation;
         let mut hash = DefaultHasher::new();
-        (variant.source(&variant.kernels()), variant.options(architecture), nvrtc, self.effort == Effort::Full)
-            .hash(&mut hash);
+        (variant.source(&variant.kernels()), variant.options(architecture), nvrtc, self.effort == Effort::Full).hash(&mut hash);
         format!("{:016x} {}", hash.finish(), module(compilation))
     }
 }
