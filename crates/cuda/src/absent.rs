@@ -1,5 +1,7 @@
 //! Why the CUDA tier is absent.
 
+use libloading::Library;
+
 /// Why the CUDA tier is absent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -53,4 +55,11 @@ pub enum Absent {
 /// A version as people write it.
 pub(crate) fn text((major, minor): (i32, i32)) -> String {
     format!("{major}.{minor}")
+}
+
+/// Fails where a library lacks one of these functions: cudarc panics when it calls such a one.
+pub(crate) fn check_functions(library: &Library, names: &str) -> Result<(), String> {
+    // SAFETY: the addresses are looked up, and nothing is called.
+    let lacks = |name: &&str| unsafe { library.get::<*const ()>(name.as_bytes()) }.is_err();
+    names.split(' ').find(lacks).map_or(Ok(()), |name| Err(format!("it lacks the function {name}")))
 }

@@ -1,9 +1,10 @@
-//! Kernels that were compiled beforehand, for machines without a compiler: a folder of entries as those of
-//! the cache, and an index that names the compiler which made them.
+//! Kernels compiled beforehand, for machines without a compiler: a folder of entries like the cache's, and an index
+//! that names the compiler.
 
 use crate::absent::text;
 use crate::cache::Cache;
 use crate::compiler::Compiler;
+use crate::gpu::lock;
 use crate::variant::Variant;
 use etalon_problem::Error;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +16,6 @@ use std::sync::{Mutex, PoisonError};
 
 /// The file that makes a folder an archive.
 const INDEX: &str = "archive.txt";
-/// Its first line.
 const TITLE: &str = "etalon archive 2";
 
 /// Kernels compiled beforehand.
@@ -25,8 +25,7 @@ pub struct Archive {
     index: Index,
 }
 
-/// `archive.txt`: the title, `nvrtc VERSION`, and a line for each entry, which holds one kernel: its key, its
-/// architecture, the kernel's family with its values, and its name.
+/// `archive.txt`: the title, `nvrtc VERSION`, and a line for each kernel: key, architecture, family with values, name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Index {
     nvrtc: (i32, i32),
@@ -44,7 +43,6 @@ impl Archive {
         Ok(Archive { folder, index })
     }
 
-    /// True if a folder holds an archive.
     pub(crate) fn is_in(folder: &Path) -> bool {
         folder.join(INDEX).is_file()
     }
@@ -54,15 +52,14 @@ impl Archive {
         self.index.nvrtc
     }
 
-    /// The folder, and the architectures of its kernels, in words.
+    /// The folder and the architectures of its kernels.
     pub fn describe(&self) -> String {
         let architectures: BTreeSet<_> =
             self.index.entries.values().filter_map(|line| line.split(' ').next()).collect();
-        let architectures = architectures.into_iter().collect::<Vec<_>>().join(", ");
-        format!("{} with kernels for {architectures}", self.folder.display())
+        format!("{} with kernels for {}", self.folder.display(), Vec::from_iter(architectures).join(", "))
     }
 
-    /// The machine code of a kernel of a variant for an architecture, or why it is not here.
+    /// The machine code of a kernel for an architecture, or why it is not here.
     pub(crate) fn find(&self, (variant, kernel): (&Variant, &str), architecture: &str) -> Result<Vec<u8>, String> {
         for architecture in compatible(architecture) {
             let key = variant.key(kernel, &architecture, &text(self.index.nvrtc));
@@ -75,8 +72,8 @@ impl Archive {
     }
 }
 
-/// The architectures whose machine code runs on one: itself, and earlier ones of the same major version.
-/// Code with a letter (`sm_90a`) runs on its own architecture alone.
+/// The architectures whose machine code runs on one: itself, and earlier ones of its major version; with a letter
+/// (`sm_90a`) itself alone.
 fn compatible(architecture: &str) -> Vec<String> {
     let number = architecture.strip_prefix("sm_").and_then(|number| number.parse::<u32>().ok());
     match number {
@@ -86,7 +83,6 @@ fn compatible(architecture: &str) -> Vec<String> {
 }
 
 impl Index {
-    /// The index in a folder, if there is one.
     fn read(folder: &Path) -> Result<Option<Index>, Error> {
         let path = folder.join(INDEX);
         match fs::read_to_string(&path) {
@@ -99,11 +95,11 @@ impl Index {
         }
     }
 
-    /// Reads the lines, or fails with the number of the first one that is wrong.
+    /// Fails with the number of the first line that is wrong.
     fn parse(content: &str) -> Result<Index, usize> {
         let mut lines = content.lines();
         lines.next().filter(|line| *line == TITLE).ok_or(1usize)?;
-        let version = |line: &str| -> Option<(i32, i32)> {
+        let version = |line: &str| {
             let (major, minor) = line.strip_prefix("nvrtc ")?.split_once('.')?;
             Some((major.parse().ok()?, minor.parse().ok()?))
         };
@@ -139,8 +135,8 @@ pub struct ArchiveWriter {
 }
 
 impl ArchiveWriter {
-    /// Begins an archive in a folder, or goes on with the one that is there: what it has is not compiled
-    /// again. Fails where that was made by another version of the compiler.
+    /// Begins an archive in a folder, or goes on with the one there, whose kernels are not compiled again. Fails where
+    /// another version of the compiler made that.
     pub fn new(folder: impl Into<PathBuf>, compiler: Compiler) -> Result<ArchiveWriter, Error> {
         let (folder, nvrtc) = (folder.into(), compiler.number());
         let new = Index { nvrtc, entries: BTreeMap::new() };
@@ -153,8 +149,8 @@ impl ArchiveWriter {
         Ok(ArchiveWriter { folder, compiler, index: Mutex::new(index) })
     }
 
-    /// Compiles the kernels of a variant for an architecture, from any thread. The number of those that had to be
-    /// compiled: an entry that is there and whole stays.
+    /// Compiles the kernels of a variant for an architecture, from any thread. Returns how many had to be compiled: an
+    /// entry that is there and whole stays.
     pub fn add(&self, variant: &Variant, architecture: &str) -> Result<usize, Error> {
         let add = |kernel| Ok(usize::from(self.add_kernel((variant, kernel), architecture)?));
         variant.kernels().into_iter().map(add).sum()
@@ -165,18 +161,17 @@ impl ArchiveWriter {
         let key = variant.key(kernel, architecture, &version);
         let is_new = cache.read(&key).is_none();
         if is_new {
-            let compiled = self.compiler.compile(&variant.source(&[kernel]), &variant.options(architecture));
             let what = format!("compiling kernel {kernel} for {architecture} ({})", variant.describe());
-            let compiled = compiled.map_err(|reason| Error::Device { what, reason })?;
-            cache.write(&key, &compiled.image).map_err(|error| failed(&self.folder, &error))?;
+            let compiled = self.compiler.compile(&variant.source(&[kernel]), &variant.options(architecture));
+            let image = compiled.map_err(|reason| Error::Device { what, reason })?.image;
+            cache.write(&key, &image).map_err(|error| failed(&self.folder, &error))?;
         }
         let line = format!("{architecture} {} {kernel}", variant.describe());
-        let mut index = self.index.lock().unwrap_or_else(PoisonError::into_inner);
-        index.entries.insert(key, line);
+        lock(&self.index).entries.insert(key, line);
         Ok(is_new)
     }
 
-    /// Writes the index: from now on the folder is an archive. The number of its entries.
+    /// Writes the index, which makes the folder an archive. Returns the number of its entries.
     pub fn finish(self) -> Result<usize, Error> {
         let index = self.index.into_inner().unwrap_or_else(PoisonError::into_inner);
         let path = self.folder.join(INDEX);

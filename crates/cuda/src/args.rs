@@ -1,15 +1,14 @@
 //! Kernel arguments, declared once: [`kernel_args!`] makes of one list of fields a Rust struct, its declaration in
 //! CUDA C, and the bytes of a launch.
 //!
-//! Addresses in them are symbols while a pass is prepared, a region and an offset, and become addresses when it is
-//! enqueued; descriptors of the copy engine are encoded then.
+//! Addresses are symbols, a region and an offset, until a pass is enqueued; descriptors of the copy engine are encoded
+//! then.
 
 use crate::tensor_map::{Boxed, TensorMap};
 use std::marker::PhantomData;
 
 /// A type of a field of kernel arguments, laid out as C does.
 pub(crate) trait Field: Copy {
-    /// Bytes.
     const SIZE: usize;
     /// Bytes that its address is a multiple of.
     const ALIGN: usize;
@@ -20,7 +19,6 @@ pub(crate) trait Field: Copy {
     /// Adds the definitions in C that the declaration needs.
     fn define(_definitions: &mut Definitions) {}
 
-    /// Writes its value at an offset.
     fn write(&self, at: usize, to: &mut Arguments);
 }
 
@@ -32,8 +30,7 @@ pub(crate) struct Definitions {
 }
 
 impl Definitions {
-    /// Adds a struct, unless it is there: its name, its fields as declarations, and its bytes, which the compiler
-    /// checks.
+    /// Adds a struct of these declarations, unless it is there. The compiler checks its bytes.
     pub fn add(&mut self, name: &'static str, fields: &[String], bytes: usize) {
         if !self.names.contains(&name) {
             self.names.push(name);
@@ -51,12 +48,10 @@ impl Definitions {
 /// A name of kernel arguments in C, and what adds their definition.
 pub(crate) type Declaration = (&'static str, fn(&mut Definitions));
 
-/// The declaration of a struct of kernel arguments.
 pub(crate) const fn declaration<A: KernelArgs + Pointee>() -> Declaration {
     (A::NAME, <A as Field>::define)
 }
 
-/// The declarations of some.
 macro_rules! declarations {
     ($($args:ty),+ $(,)?) => { &[$($crate::args::declaration::<$args>()),+] };
 }
@@ -95,7 +90,6 @@ pub(crate) fn bytes_of<T: Field>(list: &[T]) -> Vec<u8> {
     all.bytes
 }
 
-/// Numbers, by their names in C.
 macro_rules! numbers {
     ($($number:ty = $name:literal),* $(,)?) => {$(
         impl Field for $number {
@@ -140,7 +134,6 @@ impl<T: Field, const N: usize> Field for [T; N] {
 
 /// A type of what lies at an address.
 pub(crate) trait Pointee {
-    /// Its name in C.
     const NAME: &'static str;
 
     /// Adds its definition, if the sources of kernels do not have it.
@@ -166,65 +159,60 @@ pointees! {
     Element = "element",
     /// Bytes that the kernel knows the type of.
     Untyped = "void",
-    /// A byte.
     Byte = "u8",
     /// A number of 16 bits, of any type.
     Half = "u16",
 }
 
-/// An address that a kernel writes to; 0 where there is nothing.
+/// An address; 0 where there is nothing.
 #[derive(Debug)]
-pub(crate) struct Ptr<T>(pub u64, PhantomData<T>);
+pub(crate) struct Pointer<T, const READS: bool>(pub u64, PhantomData<T>);
 
-/// An address that a kernel reads from; 0 where there is nothing.
-#[derive(Debug)]
-pub(crate) struct ConstPtr<T>(pub u64, PhantomData<T>);
+/// An address that a kernel writes to.
+pub(crate) type Ptr<T> = Pointer<T, false>;
 
-macro_rules! pointers {
-    ($($pointer:ident = $declaration:literal),*) => {$(
-        impl<T> Clone for $pointer<T> {
-            fn clone(&self) -> Self {
-                *self
-            }
-        }
+/// An address that a kernel reads from.
+pub(crate) type ConstPtr<T> = Pointer<T, true>;
 
-        impl<T> Copy for $pointer<T> {}
-
-        impl<T> Default for $pointer<T> {
-            fn default() -> Self {
-                Self::from(0)
-            }
-        }
-
-        impl<T> From<u64> for $pointer<T> {
-            fn from(address: u64) -> Self {
-                Self(address, PhantomData)
-            }
-        }
-
-        impl<T: Pointee> Field for $pointer<T> {
-            const SIZE: usize = 8;
-            const ALIGN: usize = 8;
-
-            fn declare(name: &str) -> String {
-                format!($declaration, T::NAME, name)
-            }
-
-            fn define(definitions: &mut Definitions) {
-                T::define(definitions);
-            }
-
-            fn write(&self, at: usize, to: &mut Arguments) {
-                to.put(at, &self.0.to_ne_bytes());
-                if self.0 != 0 {
-                    to.symbols.push(at);
-                }
-            }
-        }
-    )*};
+impl<T, const READS: bool> Clone for Pointer<T, READS> {
+    fn clone(&self) -> Self {
+        *self
+    }
 }
 
-pointers! { Ptr = "{}* {}", ConstPtr = "const {}* {}" }
+impl<T, const READS: bool> Copy for Pointer<T, READS> {}
+
+impl<T, const READS: bool> Default for Pointer<T, READS> {
+    fn default() -> Self {
+        Self::from(0)
+    }
+}
+
+impl<T, const READS: bool> From<u64> for Pointer<T, READS> {
+    fn from(address: u64) -> Self {
+        Self(address, PhantomData)
+    }
+}
+
+impl<T: Pointee, const READS: bool> Field for Pointer<T, READS> {
+    const SIZE: usize = 8;
+    const ALIGN: usize = 8;
+
+    fn declare(name: &str) -> String {
+        format!("{}{}* {name}", if READS { "const " } else { "" }, T::NAME)
+    }
+
+    fn define(definitions: &mut Definitions) {
+        T::define(definitions);
+    }
+
+    fn write(&self, at: usize, to: &mut Arguments) {
+        to.put(at, &self.0.to_ne_bytes());
+        if self.0 != 0 {
+            to.symbols.push(at);
+        }
+    }
+}
 
 impl Field for TensorMap {
     const SIZE: usize = 128;
@@ -241,7 +229,7 @@ impl Field for TensorMap {
     }
 }
 
-/// As C lays fields of these bytes and alignments out: the offset of each, the bytes of all, and their alignment.
+/// The layout in C of fields with these bytes and alignments: the offset of each, the bytes of all, their alignment.
 pub(crate) const fn layout<const N: usize>(fields: [(usize, usize); N]) -> ([usize; N], usize, usize) {
     let (mut offsets, mut end, mut largest, mut i) = ([0; N], 0usize, 1, 0);
     while i < N {
@@ -254,8 +242,8 @@ pub(crate) const fn layout<const N: usize>(fields: [(usize, usize); N]) -> ([usi
     (offsets, end.next_multiple_of(largest), largest)
 }
 
-/// Declares kernel arguments, or a part of them: a struct in Rust, and with the same fields one in CUDA C, of the name
-/// behind `as`. Fields of one type may stand side by side.
+/// Declares kernel arguments, or a part of them: a struct in Rust, and one in CUDA C of the name behind `as`. Fields of
+/// one type may stand side by side.
 macro_rules! kernel_args {
     (
         $(#[$doc:meta])*
@@ -314,8 +302,8 @@ macro_rules! kernel_args {
 }
 pub(crate) use kernel_args;
 
-/// Kernel arguments whose fields are filled by their names, and the others with 0. Of each list in brackets a field is
-/// what a function makes of its name (`names`), or of the field of this name of another struct (`fields`).
+/// Kernel arguments with fields filled by their names, and the others with 0: each field of a list is what a function
+/// makes of its name (`names`), or of the field of this name of another struct (`fields`).
 macro_rules! filled {
     (@ $args:ident { $($done:tt)* }) => {{
         #[allow(clippy::needless_update)] // lists may name all fields

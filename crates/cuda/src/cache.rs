@@ -20,7 +20,7 @@ pub struct Cache {
 enum Whose {
     /// Its owner, if it is made here; else as its maker wants it.
     Owners,
-    /// Its owner alone: only this crate writes to it, and if it was made with another mode, that is changed.
+    /// Its owner alone: another mode that it was made with is changed.
     User,
     /// All, as far as the caller's mask of modes permits.
     All,
@@ -30,25 +30,24 @@ enum Whose {
 const MAGIC: &[u8; 16] = b"etalon kernel 1\n";
 const SUM: usize = 32;
 
-/// The prefix of the names of drafts.
 const DRAFT: &str = ".tmp";
 
-/// A draft that nobody has written for so long is that of a writer which was killed: an entry takes no second.
+/// The age of a draft whose writer was killed: an entry takes no second.
 const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Cache {
-    /// The folder, which is made when first needed, readable by nobody else; and the most bytes that it
-    /// may hold: the entries that were written first make room. A folder that is there keeps its mode.
+    /// A folder, made when first needed, readable by nobody else; and the most bytes that it may hold: the oldest
+    /// entries make room. A folder that is there keeps its mode.
     pub fn new(folder: impl Into<PathBuf>, limit: u64) -> Self {
         Cache { folder: folder.into(), limit, whose: Whose::Owners }
     }
 
-    /// The same of the user's own folder, which nobody else may read even if it was there before.
+    /// The same, but nobody else may read the folder even if it was there before.
     pub(crate) fn of_user(folder: impl Into<PathBuf>, limit: u64) -> Self {
         Cache { whose: Whose::User, ..Cache::new(folder, limit) }
     }
 
-    /// A folder without a limit that others may read, as far as the caller's mask of modes permits.
+    /// A folder without a limit that others may read.
     pub(crate) fn shared(folder: &Path) -> Self {
         Cache { folder: folder.to_path_buf(), limit: u64::MAX, whose: Whose::All }
     }
@@ -70,12 +69,11 @@ impl Cache {
     /// The entry of a key, if it is there and whole.
     pub fn read(&self, key: &str) -> Option<Vec<u8>> {
         let bytes = fs::read(self.path(key)).ok()?;
-        let rest = bytes.strip_prefix(MAGIC)?;
-        let (sum, image) = rest.split_at_checked(SUM)?;
+        let (sum, image) = bytes.strip_prefix(MAGIC)?.split_at_checked(SUM)?;
         (sum == Sha256::digest(image).as_slice()).then(|| image.to_vec())
     }
 
-    /// Writes an entry under a name of its own and then renames it: nobody ever reads half of one.
+    /// Writes an entry under another name and renames it: nobody ever reads half of one.
     pub fn write(&self, key: &str, image: &[u8]) -> io::Result<()> {
         make_folder(&self.folder, self.whose)?;
         let mut file = self.draft()?;
@@ -92,15 +90,14 @@ impl Cache {
         builder.prefix(DRAFT);
         #[cfg(unix)]
         if self.whose == Whose::All {
-            let all = std::os::unix::fs::PermissionsExt::from_mode(0o644);
-            builder.permissions(all);
+            builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644));
         }
         builder.tempfile_in(&self.folder)
     }
 
     /// Removes drafts whose writers have ended, and the oldest entries until the rest fit the limit.
     fn make_room(&self) -> io::Result<()> {
-        let mut entries: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
+        let mut entries = Vec::<(SystemTime, u64, PathBuf)>::new();
         let mut drafts = 0;
         for entry in fs::read_dir(&self.folder)?.flatten() {
             let (path, Ok(data)) = (entry.path(), entry.metadata()) else { continue };
@@ -127,7 +124,6 @@ impl Cache {
     }
 }
 
-/// Makes a folder.
 fn make_folder(folder: &Path, whose: Whose) -> io::Result<()> {
     let mut builder = DirBuilder::new();
     builder.recursive(true);

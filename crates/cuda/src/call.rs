@@ -1,4 +1,4 @@
-//! A pass as its caller asks for it, before anything is drafted.
+//! A pass as its caller asks for it.
 
 use crate::device_tensor::{DeviceTensors, GivenArray};
 use crate::level_table::Facts;
@@ -6,7 +6,6 @@ use crate::options::{Level, Options};
 use crate::target::Target;
 use etalon_problem::{Dtype, Error, Operand, Pass, Role, Stored, Table, Views, ViewsMut, find};
 
-/// Places of results.
 pub(crate) trait Places {
     fn has(&self, name: &str) -> bool;
 }
@@ -17,13 +16,12 @@ impl Places for ViewsMut<'_> {
     }
 }
 
-/// The operands of a caller.
 #[derive(Clone, Copy)]
 pub(crate) enum Operands<'a, 'v> {
     /// Inputs and results that lie on the device.
     Device(&'a DeviceTensors<'a>, &'a DeviceTensors<'a>),
-    /// Inputs of the host, and the places of results; without places all results are computed. On the device they are
-    /// dense, and begin where ranges begin.
+    /// Inputs of the host, and the places of results; without places all are computed. On the device they are dense and
+    /// begin where ranges do.
     Host(&'a Views<'v>, Option<&'a dyn Places>),
     /// All that a plan counts, dense; with the gradient that attention_lse may return and take, or without.
     All { gradient: bool },
@@ -43,7 +41,7 @@ pub(crate) struct PassCall<'a, 'v> {
 }
 
 impl<'a, 'v> PassCall<'a, 'v> {
-    /// A pass to which no array of the problem is given on the device.
+    /// Without arrays of the problem on the device.
     pub fn new(
         target: Target,
         (pass, storage): (Pass, Dtype),
@@ -83,22 +81,22 @@ impl<'a, 'v> PassCall<'a, 'v> {
             Operands::All { gradient } => {
                 let is_planned =
                     |x: &&Operand| gradient || !matches!(x.role, Role::OptionalSaved | Role::OptionalOutput);
-                let is_result = |x: &Operand| matches!(x.role, Role::Output | Role::OptionalOutput);
-                operand().filter(is_planned).is_some_and(|x| is_result(x) == result)
+                let planned = operand().filter(is_planned);
+                planned.is_some_and(|x| matches!(x.role, Role::Output | Role::OptionalOutput) == result)
             }
         };
         there.then_some(OperandLayout { strides: None, aligned: true })
     }
 }
 
-/// Layout of an operand of the caller: its strides in elements, none where it is dense; and whether it begins
-/// at a multiple of 16 bytes.
+/// Layout of an operand of the caller: its strides in elements, none where it is dense; and whether it begins at a
+/// multiple of 16 bytes.
 pub(crate) struct OperandLayout {
     pub strides: Option<Vec<i64>>,
     pub aligned: bool,
 }
 
-/// The type of the numbers of a tensor that must be floating-point ones. Fails where the tier does not store it.
+/// The type of floating-point numbers. Fails where the tier does not store it.
 pub(crate) fn storage_of(stored: Stored) -> Result<Dtype, Error> {
     let storage = match stored {
         Stored::Float(dtype) => dtype,

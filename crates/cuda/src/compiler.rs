@@ -1,6 +1,6 @@
 //! Kernels from their source to machine code of one architecture: NVRTC, loaded at run time.
 
-use crate::absent::{Absent, text};
+use crate::absent::{self, Absent, text};
 use crate::gpu;
 use cudarc::nvrtc::{result, sys};
 use std::ffi::{CStr, CString};
@@ -27,26 +27,24 @@ pub struct Compiled {
 /// Folders of installed toolkits, searched if the loader does not find the library by its name.
 const USUAL: [&str; 2] = ["/usr/local/cuda/lib64", "/usr/local/cuda/lib"];
 
-/// Places of the library within a folder that a caller names: the folder itself, a toolkit, or the
-/// site-packages of Python with NVIDIA's wheel.
+/// Places of the library within a caller's folder: the folder itself, a toolkit, or the site-packages of Python with
+/// NVIDIA's wheel.
 const WITHIN: [&str; 5] = ["", "lib", "lib64", "nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"];
 
 impl Compiler {
-    /// NVRTC from this folder, or else from where the loader looks for libraries. A process has one
-    /// NVRTC: the first that was found.
+    /// NVRTC from this folder, or else from the loader's path. A process has one NVRTC: the first that was found.
     pub fn find(folder: Option<&Path>) -> Result<Compiler, Absent> {
         let folders: Vec<PathBuf> = match folder {
             Some(folder) => WITHIN.iter().map(|part| folder.join(part)).collect(),
             None => USUAL.iter().map(PathBuf::from).collect(),
         };
         let in_folders = || folders.iter().any(|folder| preload(folder));
-        // The library that the loader finds by name comes first, unless the caller knows better.
+        // The loader's library comes first, unless the caller knows better.
         let preloaded = if folder.is_some() { in_folders() } else { is_loadable() || in_folders() };
         if !preloaded || !is_loadable() {
-            let folders = folders.iter().map(|folder| folder.display().to_string());
             let by_name = folder.is_none().then(|| "the loader's path".to_string());
-            let searched = by_name.into_iter().chain(folders).collect::<Vec<_>>().join(", ");
-            return Err(Absent::NoNvrtc { searched });
+            let folders = folders.iter().map(|folder| folder.display().to_string());
+            return Err(Absent::NoNvrtc { searched: Vec::from_iter(by_name.into_iter().chain(folders)).join(", ") });
         }
         let mut version = (0, 0);
         check_functions("nvrtcVersion")?;
@@ -69,8 +67,8 @@ impl Compiler {
         self.version
     }
 
-    /// Fails if a driver for this version of CUDA cannot load what the compiler makes: machine code of
-    /// one major version runs on every driver for that version and later ones.
+    /// Fails if a driver for this version of CUDA cannot load what the compiler makes: machine code of a major version
+    /// runs on drivers for that version and later ones.
     pub(crate) fn check_driver(&self, driver: (i32, i32)) -> Result<(), Absent> {
         if self.version.0 > driver.0 {
             return Err(Absent::NewNvrtc { nvrtc: self.version(), driver: text(driver) });
@@ -85,24 +83,20 @@ impl Compiler {
         if options.iter().any(|option| option.contains('\0')) {
             return Err("a NUL in an option".to_string());
         }
-        let program = result::create_program(&source, Some(c"etalon.cu"));
-        let program = Program(program.map_err(said)?);
+        let program = Program(result::create_program(&source, Some(c"etalon.cu")).map_err(said)?);
         // SAFETY: the program lives until the end of this function, and so do the options.
         let compiled = unsafe { result::compile_program(program.0, options) };
         // SAFETY: as above.
         let log = unsafe { result::get_program_log(program.0) }.unwrap_or_default();
         let log: Vec<u8> = log.into_iter().map(|c| c as u8).collect();
-        let log = CStr::from_bytes_until_nul(&log).unwrap_or_default();
-        let log = log.to_string_lossy().into_owned();
+        let log = CStr::from_bytes_until_nul(&log).unwrap_or_default().to_string_lossy().into_owned();
         compiled.map_err(|error| format!("{}\n{log}", said(error)))?;
         let mut bytes = 0;
         // SAFETY: the program was compiled; the call writes one number.
-        let size = unsafe { sys::nvrtcGetCUBINSize(program.0, &mut bytes) }.result();
-        size.map_err(said)?;
+        unsafe { sys::nvrtcGetCUBINSize(program.0, &mut bytes) }.result().map_err(said)?;
         let mut image = vec![0u8; bytes];
         // SAFETY: the buffer has the size that the compiler has just named.
-        let read = unsafe { sys::nvrtcGetCUBIN(program.0, image.as_mut_ptr().cast()) }.result();
-        read.map_err(said)?;
+        unsafe { sys::nvrtcGetCUBIN(program.0, image.as_mut_ptr().cast()) }.result().map_err(said)?;
         // The driver reads as much as the header of an image announces.
         if !image.starts_with(b"\x7fELF") {
             return Err(format!("the compiler returned {bytes} bytes that are no machine code"));
@@ -111,7 +105,7 @@ impl Compiler {
     }
 }
 
-/// A thread's turn to compile. There are as many as cores, whoever asks: a compilation takes a core and 100 MB.
+/// A thread's turn to compile, of as many as cores: a compilation takes a core and 100 MB.
 struct Turn;
 
 static TURNS_TAKEN: Mutex<usize> = Mutex::new(0);
@@ -134,7 +128,6 @@ impl Drop for Turn {
     }
 }
 
-/// The name of a code of NVRTC.
 fn said(error: result::NvrtcError) -> String {
     format!("{:?}", error.0)
 }
@@ -154,16 +147,9 @@ const FUNCTIONS: &str = "\
     nvrtcCompileProgram nvrtcCreateProgram nvrtcDestroyProgram nvrtcGetCUBIN nvrtcGetCUBINSize nvrtcGetProgramLog \
     nvrtcGetProgramLogSize";
 
-/// Fails where the library lacks one of these functions: cudarc panics when it calls such a one.
 fn check_functions(names: &str) -> Result<(), Absent> {
     // SAFETY: opens the library, which is there.
-    let library = unsafe { sys::culib() };
-    // SAFETY: the addresses are looked up, and nothing is called.
-    let lacks = |name: &&str| unsafe { library.get::<*const ()>(name.as_bytes()) }.is_err();
-    match names.split(' ').find(lacks) {
-        Some(name) => Err(Absent::Nvrtc(format!("it lacks the function {name}"))),
-        None => Ok(()),
-    }
+    absent::check_functions(unsafe { sys::culib() }, names).map_err(Absent::Nvrtc)
 }
 
 fn is_loadable() -> bool {
@@ -171,8 +157,8 @@ fn is_loadable() -> bool {
     unsafe { sys::is_culib_present() }
 }
 
-/// Opens the libraries of NVRTC in a folder, so that the loader finds them by name from then on. The
-/// built-in functions come first: some wheels do not say where they lie.
+/// Opens the libraries of NVRTC in a folder, which the loader then finds by name. The built-in functions come first:
+/// some wheels do not say where they lie.
 #[cfg(unix)]
 fn preload(folder: &Path) -> bool {
     use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
@@ -182,7 +168,7 @@ fn preload(folder: &Path) -> bool {
         name.starts_with("libnvrtc") && name.contains(".so.") && !name.contains(".alt.")
     };
     let is_builtin = |path: &Path| path.to_string_lossy().contains("builtins");
-    let mut paths: Vec<PathBuf> = entries.flatten().map(|x| x.path()).filter(is_nvrtc).collect();
+    let mut paths: Vec<_> = entries.flatten().map(|x| x.path()).filter(is_nvrtc).collect();
     paths.sort_by_key(|path| (!is_builtin(path), path.clone()));
     let mut found = false;
     for path in paths {

@@ -1,21 +1,19 @@
 //! Is there a driver, a device, a compiler? Asked in this order, without a panic.
 
-use crate::absent::{Absent, text};
+use crate::absent::{self, Absent, text};
 use crate::compiler::Compiler;
-use cudarc::driver::{result, sys};
+use cudarc::driver::{DriverError, result, sys};
 use etalon_problem::Error;
 use std::sync::OnceLock;
 
-/// The number of devices, at least 1, or why there is none to use: no driver, no device, or no NVRTC
-/// where the loader looks for libraries. The answer of the first call holds for the life of the
-/// process.
+/// The number of devices, at least 1, or why there is none to use: no driver, no device, or no NVRTC in the loader's
+/// path. The first answer holds for the life of the process.
 pub fn probe() -> Result<usize, Absent> {
     let driver = driver()?;
     Compiler::find(None)?.check_driver(driver.version)?;
     Ok(driver.devices)
 }
 
-/// A driver that can be used.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Driver {
     pub devices: usize,
@@ -30,20 +28,16 @@ pub(crate) fn driver() -> Result<Driver, Absent> {
 }
 
 fn ask() -> Result<Driver, Absent> {
-    // SAFETY: opens the library by name and closes over nothing; cudarc panics on any later call
-    // if it is missing, which is why this is asked first.
+    // SAFETY: opens the library by name. cudarc panics on later calls if it is missing: this is asked first.
     if !unsafe { sys::is_culib_present() } {
         return Err(Absent::NoDriver);
     }
     check_functions(FIRST)?;
-    let devices = result::init().and_then(|()| result::device::get_count());
-    let devices = match devices {
+    let devices = match result::init().and_then(|()| result::device::get_count()) {
         Ok(count) if count > 0 => count as usize,
-        Ok(_) | Err(result::DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => {
-            return Err(Absent::NoDevice);
-        }
+        Ok(_) | Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => return Err(Absent::NoDevice),
         // The bare code: its text would come from the driver that has just failed.
-        Err(result::DriverError(code)) => return Err(Absent::Driver(format!("{code:?}"))),
+        Err(DriverError(code)) => return Err(Absent::Driver(format!("{code:?}"))),
     };
     let version = driver_version()?;
     if version.0 < 12 {
@@ -54,7 +48,7 @@ fn ask() -> Result<Driver, Absent> {
 }
 
 /// The UUID of a device below the number of devices.
-pub(crate) fn uuid(ordinal: usize) -> Result<[u8; 16], result::DriverError> {
+pub(crate) fn uuid(ordinal: usize) -> Result<[u8; 16], DriverError> {
     let device = result::device::get(ordinal as i32)?;
     Ok(result::device::get_uuid(device)?.bytes.map(|byte| byte as u8))
 }
@@ -76,27 +70,19 @@ const CLOCK: &str = "cuEventCreate cuEventDestroy_v2 cuEventElapsedTime_v2 cuEve
 
 /// Fails where the driver, which is there, cannot time a device.
 pub(crate) fn check_clock() -> Result<(), Error> {
-    let refused = |absent: Absent| Error::unsupported("the device's clock", absent.to_string());
-    check_functions(CLOCK).map_err(refused)
+    check_functions(CLOCK).map_err(|absent| Error::unsupported("the device's clock", absent.to_string()))
 }
 
-/// Fails where the driver lacks one of these functions: cudarc panics when it calls such a one.
 fn check_functions(names: &str) -> Result<(), Absent> {
     // SAFETY: opens the library, which is there.
-    let library = unsafe { sys::culib() };
-    // SAFETY: the addresses are looked up, and nothing is called.
-    let lacks = |name: &&str| unsafe { library.get::<*const ()>(name.as_bytes()) }.is_err();
-    match names.split(' ').find(lacks) {
-        Some(name) => Err(Absent::Driver(format!("it lacks the function {name}"))),
-        None => Ok(()),
-    }
+    absent::check_functions(unsafe { sys::culib() }, names).map_err(Absent::Driver)
 }
 
 fn driver_version() -> Result<(i32, i32), Absent> {
     let mut version = 0;
     // SAFETY: the library is there, and the call writes one number.
     let result = unsafe { sys::cuDriverGetVersion(&mut version) }.result();
-    result.map_err(|result::DriverError(code)| Absent::Driver(format!("{code:?}")))?;
+    result.map_err(|DriverError(code)| Absent::Driver(format!("{code:?}")))?;
     Ok((version / 1000, version % 1000 / 10))
 }
 

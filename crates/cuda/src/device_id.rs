@@ -43,13 +43,8 @@ impl fmt::Display for DeviceId {
             DeviceId::Ordinal(ordinal) => return ordinal.fmt(f),
             DeviceId::Uuid(bytes) => bytes,
         };
-        let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-        let mut rest = digits.as_str();
-        let groups = GROUPS.map(|length| {
-            let (group, others) = rest.split_at(length);
-            rest = others;
-            group
-        });
+        let mut digits = bytes.iter().map(|byte| format!("{byte:02x}"));
+        let groups = GROUPS.map(|length| digits.by_ref().take(length / 2).collect::<String>());
         f.pad(&format!("GPU-{}", groups.join("-")))
     }
 }

@@ -19,9 +19,8 @@ use std::sync::{Arc, Mutex};
 
 /// A pass of a problem, prepared once for operands on a device, and enqueued as often as wanted.
 ///
-/// All that takes time beside the kernels is done here: kernels are compiled and loaded, the tables of
-/// masks and sequences are made and copied to the device. What is enqueued neither waits nor takes
-/// memory, and may be captured in a graph.
+/// What takes time beside the kernels is done here: kernels are compiled and loaded, the tables of masks and sequences
+/// are made and copied to the device. What is enqueued neither waits nor takes memory, and may be captured in a graph.
 ///
 /// Of attention, attention_lse and lazy_attention the lengths or offsets of the sequences and the arrays of the mask
 /// may lie on the device, too. They are given among the inputs, dense, under these names:
@@ -32,10 +31,10 @@ use std::sync::{Arc, Mutex};
 /// | offsets of packed sequences | `sequences.cu_query`, `sequences.cu_key` | i32 or i64 |
 /// | an array of the mask | its own | flags of one byte; ids i32 or i64 |
 ///
-/// The problem's values in their place are not read, but for the number of sequences. The device reads them anew
-/// in every call and makes the tables, in room for the most tiles that there may be. Lengths and offsets beyond the
-/// arrays are cut to these, and an offset below one before it is taken as equal to that. Where the problem has such
-/// arrays and none is given, they are those of the problem, once and for all; so are those of the other algorithms.
+/// Of the problem's own values only the number of sequences is read then. The device reads the arrays anew in every
+/// call and makes the tables, in room for the most tiles that there may be. Lengths and offsets beyond the arrays are
+/// cut to these, and an offset below one before it is taken as equal to that. Arrays that are not given are those of
+/// the problem, once and for all, as of the other algorithms.
 ///
 /// One prepared pass serves calls on any streams at the same time, each with scratch memory of its own.
 #[derive(Debug)]
@@ -48,22 +47,22 @@ pub struct DevicePass {
     outputs: DeviceTensors<'static>,
     /// Arrays of the problem that calls give.
     arrays: Vec<GivenArray>,
-    /// Addresses that the driver has found on the device.
+    /// Addresses found on the device.
     known: Mutex<HashSet<u64>>,
 }
 
-/// As many addresses are remembered, those of some passes over buffers that take turns.
+/// The most addresses that are remembered: those of some passes over buffers that take turns.
 const KNOWN: usize = 256;
 
 impl DevicePass {
-    /// Prepares a pass for tensors of these shapes, types and strides, which may have other addresses when
-    /// it is enqueued. An output without a place is not computed. Waits until the tables are on the device.
-    pub fn new<'t>(
+    /// Prepares a pass for tensors of these shapes, types and strides, which may have other addresses later. An output
+    /// without a place is not computed. Waits until the tables are on the device.
+    pub fn new(
         workspace: &Workspace,
         problem: &Problem,
         pass: Pass,
-        inputs: &'t DeviceTensors<'t>,
-        outputs: &'t DeviceTensors<'t>,
+        inputs: &DeviceTensors<'_>,
+        outputs: &DeviceTensors<'_>,
         options: &Options,
     ) -> Result<DevicePass, Error> {
         let table = levels::table_of(problem, pass)?;
@@ -78,13 +77,13 @@ impl DevicePass {
         Ok(DevicePass { arrays, ..pass })
     }
 
-    /// Of a pass that was prepared for these tensors, which have passed [`Table::check_tensors`].
-    pub(crate) fn of<'t>(
+    /// Of a plan for these tensors, which have passed [`Table::check_tensors`].
+    pub(crate) fn of(
         state: &Arc<DeviceState>,
         plan: PassPlan<'_>,
         table: &Table,
-        inputs: &'t DeviceTensors<'t>,
-        outputs: &'t DeviceTensors<'t>,
+        inputs: &DeviceTensors<'_>,
+        outputs: &DeviceTensors<'_>,
     ) -> Result<DevicePass, Error> {
         let pass = plan.load(&state.device)?;
         let slot = state.slot()?;
@@ -98,10 +97,8 @@ impl DevicePass {
         let own = |tensors: &DeviceTensors<'_>| DeviceTensors {
             list: table.operands.iter().filter_map(|x| Some((x.name, tensors.get(x.name)?.clone()))).collect(),
         };
-        let (inputs, outputs) = (own(inputs), own(outputs));
-        let (arrays, known) = (Vec::new(), Mutex::default());
-        let state = state.clone();
-        Ok(DevicePass { pass, state, tables, tables_at, inputs, outputs, arrays, known })
+        let (inputs, outputs, state) = (own(inputs), own(outputs), state.clone());
+        Ok(DevicePass { pass, state, tables, tables_at, inputs, outputs, arrays: Vec::new(), known: Mutex::default() })
     }
 
     pub(crate) fn device(&self) -> &Device {
@@ -113,44 +110,43 @@ impl DevicePass {
         self.pass.scratch_bytes
     }
 
-    /// The memory that the pass holds on the device for its tables, or for what calls make them of, in bytes.
+    /// The device memory that the pass holds for its tables, or for what calls make them of, in bytes.
     pub fn table_bytes(&self) -> usize {
         self.tables.len()
     }
 
-    /// Enqueues the pass on a stream of the device's primary context: nothing has been computed when this
-    /// returns. `inputs` and `outputs` have the names, shapes, types and strides that the pass was prepared
-    /// for, and `scratch` is the address of [`DevicePass::scratch_bytes`] bytes.
+    /// Enqueues the pass on a stream of the device's primary context: nothing has been computed when this returns.
+    /// `inputs` and `outputs` have the names, shapes, types and strides of [`DevicePass::new`], and `scratch` is the
+    /// address of [`DevicePass::scratch_bytes`] bytes.
     ///
-    /// Fails where a tensor is another, is not in memory of the device, or is less aligned than the one that
-    /// the pass was prepared for; nothing is enqueued then. Where an earlier call found an address on the
-    /// device, the driver is not asked again.
+    /// Fails, and enqueues nothing, where a tensor is another, is not in memory of the device, or is less aligned than
+    /// that of [`DevicePass::new`]. The driver is not asked again about an address that an earlier call found there.
     ///
     /// # Safety
-    /// The stream must be one of the primary context of the device. Until what is enqueued has run, and as
-    /// long as a graph that has captured it may run, this pass, all elements of the tensors and the scratch
-    /// memory must stay; nothing else may write what the pass reads or read what it writes; and the elements
-    /// of a result must not overlap one another, those of another tensor, or the scratch memory.
-    pub unsafe fn enqueue<'t>(
+    /// The stream must be one of the primary context of the device. Until what is enqueued has run, and as long as a
+    /// graph that has captured it may run, this pass, all elements of the tensors and the scratch memory must stay;
+    /// nothing else may write what the pass reads or read what it writes; and the elements of a result must not overlap
+    /// one another, those of another tensor, or the scratch memory.
+    pub unsafe fn enqueue(
         &self,
         stream: CUstream,
-        inputs: &'t DeviceTensors<'t>,
-        outputs: &'t DeviceTensors<'t>,
+        inputs: &DeviceTensors<'_>,
+        outputs: &DeviceTensors<'_>,
         scratch: u64,
     ) -> Result<(), Error> {
         // SAFETY: the caller's promise.
         unsafe { self.enqueue_counted(stream, inputs, outputs, scratch) }.map(|_| ())
     }
 
-    /// The same, and what was enqueued.
+    /// Returns what was enqueued.
     ///
     /// # Safety
     /// As [`DevicePass::enqueue`].
-    pub(crate) unsafe fn enqueue_counted<'t>(
+    pub(crate) unsafe fn enqueue_counted(
         &self,
         stream: CUstream,
-        inputs: &'t DeviceTensors<'t>,
-        outputs: &'t DeviceTensors<'t>,
+        inputs: &DeviceTensors<'_>,
+        outputs: &DeviceTensors<'_>,
         scratch: u64,
     ) -> Result<Enqueued, Error> {
         let (device, enqueued) = (self.device(), Enqueued::default());
@@ -159,9 +155,9 @@ impl DevicePass {
         let stream = unsafe { device.context.wrap_borrowed_stream(stream) };
         // The driver looks addresses up in the context of the thread, which may have none so far.
         let queue = Queue::new(device, &stream, &enqueued)?;
-        let addresses = self.addresses(device, inputs, outputs)?;
+        let addresses = self.addresses(inputs, outputs)?;
         if self.pass.scratch_bytes > 0 {
-            self.check_address(device, "scratch", scratch)?;
+            self.check_address("scratch", scratch)?;
             if !scratch.is_multiple_of(256) {
                 return Err(Error::value("scratch", "a multiple of 256", scratch));
             }
@@ -171,11 +167,11 @@ impl DevicePass {
     }
 
     /// Fails unless an address is in the memory of the device.
-    fn check_address(&self, device: &Device, name: &str, address: u64) -> Result<(), Error> {
+    fn check_address(&self, name: &str, address: u64) -> Result<(), Error> {
         if lock(&self.known).contains(&address) {
             return Ok(());
         }
-        check_pointer(device, name, address)?;
+        check_pointer(self.device(), name, address)?;
         let mut known = lock(&self.known);
         if known.len() == KNOWN {
             known.clear();
@@ -185,39 +181,27 @@ impl DevicePass {
     }
 
     /// The address of each part of the pass, and then of each array.
-    fn addresses<'t>(
-        &self,
-        device: &Device,
-        inputs: &'t DeviceTensors<'t>,
-        outputs: &'t DeviceTensors<'t>,
-    ) -> Result<Vec<u64>, Error> {
+    fn addresses(&self, inputs: &DeviceTensors<'_>, outputs: &DeviceTensors<'_>) -> Result<Vec<u64>, Error> {
         let is_array = |name: &str| self.arrays.iter().any(|array| array.name == name);
         let known = |name: &str| self.inputs.get(name).is_some() || is_array(name);
-        if let Some((name, _)) = inputs.list.iter().find(|(name, _)| !known(name)) {
-            return Err(Error::unexpected(name, None));
-        }
-        if let Some((name, _)) = outputs.list.iter().find(|(x, _)| self.outputs.get(x).is_none()) {
+        let other_input = inputs.list.iter().find(|(name, _)| !known(name));
+        let other_output = || outputs.list.iter().find(|(name, _)| self.outputs.get(name).is_none());
+        if let Some((name, _)) = other_input.or_else(other_output) {
             return Err(Error::unexpected(name, None));
         }
         let of_part = |name: &str| {
             let given = self.inputs.get(name).map(|own| (own, inputs.get(name)));
             let place = || self.outputs.get(name).map(|own| (own, outputs.get(name)));
             let Some((own, found)) = given.or_else(place) else { return Ok(0) };
-            self.address(device, name, own, found)
+            self.address(name, own, found)
         };
         let parts = self.pass.parts.list.iter().map(|part| of_part(part.operand.name));
-        let array = |x: &GivenArray| self.address(device, &x.name, &x.tensor, inputs.get(&x.name));
+        let array = |x: &GivenArray| self.address(&x.name, &x.tensor, inputs.get(&x.name));
         parts.chain(self.arrays.iter().map(array)).collect()
     }
 
-    /// The address of a tensor. Fails unless it is like the one that the pass was prepared for.
-    fn address(
-        &self,
-        device: &Device,
-        name: &str,
-        own: &DeviceTensor,
-        found: Option<&DeviceTensor>,
-    ) -> Result<u64, Error> {
+    /// The address of a tensor. Fails unless it is like that of [`DevicePass::new`].
+    fn address(&self, name: &str, own: &DeviceTensor, found: Option<&DeviceTensor>) -> Result<u64, Error> {
         let found = found.ok_or_else(|| Error::missing(name, None))?;
         if !own.is_like(found) {
             let text = |x: &DeviceTensor| format!("{:?} in {} with the strides {:?}", x.shape, x.element, x.strides);
@@ -229,23 +213,16 @@ impl DevicePass {
         }
         found.check_whole(name)?;
         if found.elements() > 0 {
-            self.check_address(device, name, found.address)?;
+            self.check_address(name, found.address)?;
         }
         Ok(found.address)
     }
 }
 
-/// Fails unless an address is in the memory of a device.
 fn check_pointer(device: &Device, name: &str, address: u64) -> Result<(), Error> {
-    let mut ordinal = -1i32;
+    let (mut ordinal, attribute) = (-1i32, CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
     // SAFETY: the attribute is one number, and the driver looks the address up without reading there.
-    let known = unsafe {
-        sys::cuPointerGetAttribute(
-            (&raw mut ordinal).cast(),
-            CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-            address,
-        )
-    };
+    let known = unsafe { sys::cuPointerGetAttribute((&raw mut ordinal).cast(), attribute, address) };
     let expected = || format!("an address of device {}", device.ordinal);
     match known.result() {
         Ok(()) if ordinal as usize == device.ordinal => Ok(()),

@@ -61,9 +61,9 @@ pub struct DeviceTensor {
 }
 
 impl DeviceTensor {
-    /// The tensor of a shape that begins at an address; strides count elements and may be 0 or negative; of
-    /// floating-point numbers (a [`Dtype`]), of integers ([`Stored::Integer`]), or of another [`Element`].
-    /// Fails where there are not as many strides as axes.
+    /// A tensor that begins at an address, of floating-point numbers (a [`Dtype`]), of integers ([`Stored::Integer`])
+    /// or of another [`Element`]; strides count elements and may be 0 or negative. Fails where there are not as many
+    /// strides as axes.
     pub fn new(
         address: u64,
         shape: &[usize],
@@ -73,8 +73,7 @@ impl DeviceTensor {
         if shape.len() != strides.len() {
             return Err(Error::value("number of strides", shape.len().to_string(), strides.len()));
         }
-        let (shape, strides, element) = (shape.into(), strides.into(), element.into());
-        Ok(DeviceTensor { address, shape, strides, element })
+        Ok(DeviceTensor { address, shape: shape.into(), strides: strides.into(), element: element.into() })
     }
 
     /// As [`DeviceTensor::new`], of elements that lie one after the other.
@@ -118,7 +117,6 @@ impl DeviceTensor {
         (&self.shape, &self.strides, self.element) == (&other.shape, &other.strides, other.element)
     }
 
-    /// True if elements lie one after the other.
     pub(crate) fn is_dense(&self) -> bool {
         self.is_like(&DeviceTensor::dense(0, &self.shape, self.element))
     }
@@ -137,7 +135,6 @@ impl DeviceTensor {
     }
 }
 
-/// Name, shape and type of an operand.
 type Listed<'a, 't> = (&'a str, &'t [usize], Stored);
 
 /// Tensors of a device by name: what a pass reads, or where it writes.
@@ -162,13 +159,13 @@ impl<'a> DeviceTensors<'a> {
         self.list.iter().find(|(other, _)| *other == name).map(|(_, tensor)| tensor)
     }
 
-    /// All of them. Fails where one has elements that no operand has.
+    /// All. Fails where one has elements that no operand has.
     pub(crate) fn operands(&self) -> Result<Vec<Listed<'a, '_>>, Error> {
-        let each = self.list.iter().map(|(name, x)| match x.element {
+        let operands = self.list.iter().map(|(name, x)| match x.element {
             Element::Stored(stored) => Ok((*name, &x.shape[..], stored)),
             other => Err(Error::value(*name, "floating-point numbers or i64", other)),
         });
-        each.collect()
+        operands.collect()
     }
 }
 

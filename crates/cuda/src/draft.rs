@@ -12,7 +12,7 @@ pub(crate) fn draft<'a>(problem: &'a Problem, call: &PassCall<'_, '_>) -> Result
     match problem {
         Problem::LinearAttention(problem) => linear_attention::draft(problem, call),
         Problem::LinearCrossEntropy(problem) => linear_cross_entropy::draft(problem, call),
-        Problem::LazyAttention(lazy) => softmax::draft_lazy((problem, lazy.bias), call),
+        Problem::LazyAttention(_) => softmax::draft_lazy(problem, call),
         _ => softmax::draft(problem, call),
     }
 }

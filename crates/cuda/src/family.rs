@@ -6,8 +6,8 @@ use std::fmt;
 /// A file of `kernels`, and its text.
 type Text = (&'static str, &'static str);
 
-/// Texts that come before those of a family, and the arithmetic that they multiply by.
-type Prelude = (Unit, &'static [Text]);
+/// Texts that come before those of a family, in parts, and the arithmetic that they multiply by.
+type Prelude = (Unit, &'static [&'static [Text]]);
 
 /// Files of folders of `kernels`, each with its text.
 macro_rules! texts {
@@ -16,36 +16,40 @@ macro_rules! texts {
     };
 }
 
-macro_rules! prelude {
-    ($unit:ident: $($texts:tt)+) => { (Unit::$unit, texts! { $($texts)+ }) };
-}
-
-// Preludes: of every kernel; in fused multiply-adds; on the tensor cores of any device, of 16-bit operands and of f32;
-// on those of compute capability 9.0, and there of pairs of queries and keys.
-const NONE: Prelude = (Unit::Ffma, &[]);
-const TYPES: Prelude = prelude! { Ffma: "tile/": "types.cuh"; };
-const TYPES_MMA: Prelude = (Unit::Mma, TYPES.1);
-const TYPES_WGMMA: Prelude = (Unit::Wgmma, TYPES.1);
-const FFMA: Prelude = prelude! { Ffma:
-    "tile/": "types.cuh"; "pairs/": "tiles.cuh" "problem.cuh"; "feed/": "cp_async.cuh"; "tile/": "ffma.cuh";
+/// Of every kernel.
+const BASE: &[Text] = texts! { "tile/": "types.cuh"; };
+/// In fused multiply-adds, and there of attention.
+const BY_FFMA: &[Text] = texts! {
+    "pairs/": "tiles.cuh" "problem.cuh"; "feed/": "cp_async.cuh"; "tile/": "ffma.cuh";
     "pairs/": "walks.cuh"; "feed/": "slabs.cuh"; "multiply/": "ffma.cuh";
 };
-const MMA: Prelude = prelude! { Mma:
-    "tile/": "types.cuh"; "pairs/": "tiles.cuh" "problem.cuh"; "tile/": "swizzle.cuh" "fragment.cuh";
-    "pairs/": "walks.cuh"; "feed/": "cp_async.cuh" "load_tile.cuh"; "multiply/": "mma_sync.cuh" "pair_by_pair.cuh";
+const ATTENTION: &[Text] = texts! { "attention/": "partials.cuh" "portable_partials.cuh"; };
+/// On the tensor cores of any device, of 16-bit operands or f32, and there of attention.
+const BY_MMA: &[Text] = texts! {
+    "pairs/": "tiles.cuh" "problem.cuh"; "tile/": "swizzle.cuh" "fragment.cuh";
+    "pairs/": "walks.cuh"; "feed/": "cp_async.cuh" "load_tile.cuh";
 };
-const MMA_F32: Prelude = prelude! { Mma:
-    "tile/": "types.cuh"; "pairs/": "tiles.cuh" "problem.cuh"; "tile/": "swizzle.cuh" "fragment.cuh";
-    "pairs/": "walks.cuh"; "feed/": "cp_async.cuh" "load_tile.cuh"; "multiply/": "mma_sync_f32.cuh";
-};
-const WGMMA: Prelude = prelude! { Wgmma:
-    "tile/": "types.cuh" "swizzle.cuh"; "feed/": "roles.cuh" "barriers.cuh" "ring.cuh" "copy_engine.cuh";
+const NARROW: &[Text] = texts! { "multiply/": "mma_sync.cuh" "pair_by_pair.cuh"; };
+const WIDE: &[Text] = texts! { "multiply/": "mma_sync_f32.cuh"; };
+const SM80: &[Text] = texts! { "attention/": "partials.cuh" "sm80.cuh"; "pairs/": "sm80_walks.cuh"; };
+/// On those of compute capability 9.0, and there of pairs of queries and keys.
+const BY_WGMMA: &[Text] = texts! {
+    "tile/": "swizzle.cuh"; "feed/": "roles.cuh" "barriers.cuh" "ring.cuh" "copy_engine.cuh";
     "multiply/": "wgmma.cuh"; "tile/": "accumulator.cuh";
 };
-const WGMMA_PAIRS: Prelude = prelude! { Wgmma:
-    "tile/": "types.cuh" "swizzle.cuh"; "feed/": "roles.cuh" "barriers.cuh" "ring.cuh" "copy_engine.cuh";
-    "multiply/": "wgmma.cuh"; "tile/": "accumulator.cuh"; "pairs/": "tiles.cuh" "work.cuh" "spans.cuh" "sm90a.cuh";
-};
+const PAIRS: &[Text] = texts! { "pairs/": "tiles.cuh" "work.cuh" "spans.cuh" "sm90a.cuh"; };
+
+const NONE: Prelude = (Unit::Ffma, &[]);
+const TYPES: Prelude = (Unit::Ffma, &[BASE]);
+const TYPES_MMA: Prelude = (Unit::Mma, &[BASE]);
+const TYPES_WGMMA: Prelude = (Unit::Wgmma, &[BASE]);
+const FFMA: Prelude = (Unit::Ffma, &[BASE, BY_FFMA]);
+const FFMA_ATTENTION: Prelude = (Unit::Ffma, &[BASE, BY_FFMA, ATTENTION]);
+const MMA: Prelude = (Unit::Mma, &[BASE, BY_MMA, NARROW]);
+const MMA_ATTENTION: Prelude = (Unit::Mma, &[BASE, BY_MMA, NARROW, SM80]);
+const F32_ATTENTION: Prelude = (Unit::Mma, &[BASE, BY_MMA, WIDE, SM80]);
+const WGMMA: Prelude = (Unit::Wgmma, &[BASE, BY_WGMMA]);
+const WGMMA_PAIRS: Prelude = (Unit::Wgmma, &[BASE, BY_WGMMA, PAIRS]);
 
 /// Facts of a family: its name, its kernels, and the texts that make its source.
 struct Parts {
@@ -55,7 +59,7 @@ struct Parts {
     texts: &'static [Text],
 }
 
-/// Families, each with its name, its kernels, the prelude and the texts behind it.
+/// Families, each with its name, kernels, prelude and texts.
 macro_rules! families {
     ($($(#[$doc:meta])* $family:ident = $name:literal: $kernels:literal $prelude:ident $texts:tt)+) => {
         /// Kernels that are compiled together, named like their files.
@@ -81,69 +85,63 @@ macro_rules! families {
 
 families! {
     /// attention and attention_lse in fused multiply-adds.
-    AttentionPortable = "attention/portable": "forward delta queries scale keys fused collect dsinks dbias" FFMA {
-        "attention/": "partials.cuh" "portable_partials.cuh" "portable_forward.cuh" "portable_forward.cu"
-        "portable_backward.cuh" "portable_backward.cu" "partials.cu";
+    AttentionPortable = "attention/portable":
+    "forward delta queries scale keys fused collect dsinks dbias" FFMA_ATTENTION {
+        "attention/": "portable_forward.cuh" "portable_forward.cu" "portable_backward.cuh" "portable_backward.cu"
+        "partials.cu";
     }
     /// The same in groups in which results of tensor cores are not finite.
-    AttentionFallback = "attention/fallback": "fallback" FFMA {
-        "attention/": "partials.cuh" "portable_partials.cuh" "portable_forward.cuh" "portable_backward.cuh" "fallback.cu";
+    AttentionFallback = "attention/fallback": "fallback" FFMA_ATTENTION {
+        "attention/": "portable_forward.cuh" "portable_backward.cuh" "fallback.cu";
     }
     /// Their second order in fused multiply-adds.
     AttentionPortableSecondOrder = "attention/portable_second_order":
-    "tangents rows queries keys fused collect gsinks gbias" FFMA {
-        "attention/": "partials.cuh" "portable_partials.cuh" "second_order.cuh"
-        "portable_second_order.cu" "partials.cu";
+    "tangents rows queries keys fused collect gsinks gbias" FFMA_ATTENTION {
+        "attention/": "second_order.cuh" "portable_second_order.cu" "partials.cu";
     }
-    /// The first order of attention and attention_lse on tensor cores of any device.
-    AttentionSm80 = "attention/sm80": "forward queries keys values dbias" MMA {
-        "attention/": "partials.cuh" "sm80.cuh"; "pairs/": "sm80_walks.cuh";
+    /// The first order of attention and attention_lse for sm80.
+    AttentionSm80 = "attention/sm80": "forward queries keys values dbias" MMA_ATTENTION {
         "attention/": "sm80_forward.cu" "sm80_backward.cu";
     }
-    /// Their backward pass on them in one pass by keys, with dq partials in memory.
-    AttentionSm80Fused = "attention/sm80_fused": "fused collect" MMA {
-        "attention/": "partials.cuh" "sm80.cuh"; "pairs/": "sm80_walks.cuh";
+    /// Their backward pass for sm80 in one pass by keys, with dq partials in memory.
+    AttentionSm80Fused = "attention/sm80_fused": "fused collect" MMA_ATTENTION {
         "attention/": "sm80_partials.cuh" "sm80_backward.cu" "sm80_backward_fused.cu" "partials.cu";
     }
-    /// Their backward pass on them, of wider operands.
-    AttentionSm80Wide = "attention/sm80_wide": "queries keys values" MMA {
-        "attention/": "partials.cuh" "sm80.cuh"; "pairs/": "sm80_walks.cuh";
+    /// Their backward pass for sm80, of wider operands.
+    AttentionSm80Wide = "attention/sm80_wide": "queries keys values" MMA_ATTENTION {
         "attention/": "sm80_backward.cu";
     }
-    /// Their first order on them, of f32.
-    AttentionSm80F32 = "attention/sm80_f32": "forward queries keys dbias" MMA_F32 {
-        "attention/": "partials.cuh" "sm80.cuh"; "pairs/": "sm80_walks.cuh";
+    /// Their first order for sm80, of f32.
+    AttentionSm80F32 = "attention/sm80_f32": "forward queries keys dbias" F32_ATTENTION {
         "attention/": "sm80_forward.cu" "sm80_backward.cu";
     }
-    /// Their second order on them, of bf16.
+    /// Their second order for sm80, of bf16.
     AttentionSm80SecondOrder = "attention/sm80_second_order": "tangents queries keys" MMA {
         "attention/": "second_order.cuh" "sm80_second_order.cu";
     }
-    /// Their forward pass on the tensor cores of compute capability 9.0.
+    /// Their forward pass for sm90a.
     AttentionSm90aForward = "attention/sm90a_forward": "forward" WGMMA_PAIRS {
         "attention/": "sm90a_forward.cu";
     }
-    /// Their backward pass on them.
+    /// Their backward pass for sm90a.
     AttentionSm90aBackward = "attention/sm90a_backward": "delta keys values queries" WGMMA_PAIRS {
         "attention/": "sm90a_backward.cuh" "sm90a_backward.cu"
         "sm90a_backward_keys.cu" "sm90a_backward_queries.cu" "sm90a_backward_weights.cu";
     }
     /// lazy_attention in fused multiply-adds.
     LazyPortable = "lazy_attention/portable": "scores values measure counts queries keys dbias dtau" FFMA {
-        "lazy_attention/": "activity.cuh" "problem.cuh" "portable_forward.cu"
-        "portable_backward.cu";
+        "lazy_attention/": "activity.cuh" "problem.cuh" "portable_forward.cu" "portable_backward.cu";
     }
-    /// lazy_attention on tensor cores of any device.
+    /// lazy_attention for sm80.
     LazySm80 = "lazy_attention/sm80": "scores values means queries keys" MMA {
         "lazy_attention/": "activity.cuh" "problem.cuh" "sm80.cuh"; "pairs/": "sm80_walks.cuh";
         "lazy_attention/": "sm80_forward.cu" "sm80_backward.cu";
     }
-    /// The forward pass of lazy_attention on the tensor cores of compute capability 9.0.
+    /// The forward pass of lazy_attention for sm90a.
     LazySm90aForward = "lazy_attention/sm90a_forward": "scores values sums" WGMMA_PAIRS {
-        "lazy_attention/": "activity.cuh" "sm90a.cuh" "sm90a_feed.cuh"
-        "sm90a_forward.cu";
+        "lazy_attention/": "activity.cuh" "sm90a.cuh" "sm90a_feed.cuh" "sm90a_forward.cu";
     }
-    /// Its backward pass on them.
+    /// Its backward pass for sm90a.
     LazySm90aBackward = "lazy_attention/sm90a_backward": "queries keys" WGMMA_PAIRS {
         "lazy_attention/": "activity.cuh" "sm90a.cuh" "sm90a_feed.cuh"
         "sm90a_backward_queries.cu" "sm90a_backward_keys.cu";
@@ -158,11 +156,11 @@ families! {
     "tangent_sums scan_second attend_second flow_second" FFMA {
         "linear_attention/": "problem.cuh" "flow.cuh" "portable.cuh" "portable_second_order.cu";
     }
-    /// Its first order on tensor cores of any device.
+    /// Its first order for sm80.
     LinearSm80 = "linear_attention/sm80": "sums attend flow" MMA {
         "linear_attention/": "problem.cuh" "flow.cuh" "sm80.cu";
     }
-    /// Its first order on the tensor cores of compute capability 9.0.
+    /// Its first order for sm90a.
     LinearSm90a = "linear_attention/sm90a":
     "attend_plain attend attend_dots attend_back attend_back_dots sums sums_back scan flow" WGMMA {
         "linear_attention/": "sm90a.cuh" "sm90a_parts.cuh" "sm90a_gates.cuh" "sm90a_walk.cu"
@@ -179,7 +177,7 @@ families! {
     CrossEntropyShards = "linear_cross_entropy/shards": "place identities partials combine recall add sum" TYPES {
         "linear_cross_entropy/": "problem.cuh" "shards.cu";
     }
-    /// Its first order on the tensor cores of compute capability 9.0.
+    /// Its first order for sm90a.
     CrossEntropySm90a = "linear_cross_entropy/sm90a":
     "leaves scale gradient hidden hidden_192 head tree gather bias" WGMMA {
         "feed/": "cluster.cuh"; "linear_cross_entropy/": "problem.cuh" "sm90a_products.cu"
@@ -204,7 +202,7 @@ impl Family {
     /// The texts that make its source, in order.
     pub(crate) fn texts(self) -> Vec<Text> {
         let Parts { prelude, texts, .. } = self.parts();
-        [prelude.1, texts].concat()
+        [&prelude.1.concat(), texts].concat()
     }
 
     /// The architecture that it is compiled for on devices of a compute capability; `None` if it does not run there.

@@ -9,7 +9,9 @@ use crate::shared::shared_bytes;
 use crate::target::Target;
 use crate::variant::Variant;
 use cudarc::driver::result::DriverError;
-use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute, CUresult};
+use cudarc::driver::sys::CUdevice_attribute::*;
+use cudarc::driver::sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaContext, CudaFunction};
 use cudarc::nvrtc::Ptx;
 use etalon_problem::Error;
@@ -18,11 +20,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
-/// One device, its context and what was compiled for it.
 #[derive(Debug)]
 pub(crate) struct Device {
     pub context: Arc<CudaContext>,
-    /// The facts that decide which kernels it runs.
     pub target: Target,
     pub ordinal: usize,
     pub uuid: [u8; 16],
@@ -35,10 +35,10 @@ pub(crate) struct Device {
 /// A kernel of a variant, once it has been compiled or loaded.
 type Slot = Mutex<Option<CudaFunction>>;
 
-/// A kernel may take as many bytes of shared memory without asking.
+/// Bytes of shared memory that kernels take without asking.
 const UNASKED: u32 = 48 << 10;
 
-/// The first compute capability that the kernels are written for.
+/// The first compute capability with kernels.
 const OLDEST: (i32, i32) = (8, 0);
 
 impl Device {
@@ -51,7 +51,7 @@ impl Device {
         let what = || format!("device {ordinal}");
         let failed = |error| failure(ordinal, &what(), error);
         let context = CudaContext::new(ordinal).map_err(failed)?;
-        // Every call has its stream and its memory: there is nothing to order between streams.
+        // Calls have streams and memory of their own, with nothing to order between them.
         // SAFETY: no slice of this context is ever used on another stream than its own.
         unsafe { context.disable_event_tracking() };
         let capability = context.compute_capability().map_err(failed)?;
@@ -62,22 +62,19 @@ impl Device {
         }
         let images = Images::new(settings, driver.version, &architecture(capability))?;
         let uuid = device::uuid(ordinal).map_err(failed)?;
-        let count = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        let count = context.attribute(count).map_err(failed)?;
-        let shared = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
-        let shared = context.attribute(shared).map_err(failed)?;
+        let count = context.attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).map_err(failed)?;
+        let shared = context.attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN).map_err(failed)?;
         let (multiprocessors, shared_memory) = (count.max(1) as usize, shared.max(0) as u32);
         let target = Target { capability, multiprocessors, shared_memory };
-        let (kernels, lost) = (Mutex::default(), OnceLock::new());
-        Ok(Device { context, target, ordinal, uuid, images, kernels, lost })
+        Ok(Device { context, target, ordinal, uuid, images, kernels: Mutex::default(), lost: OnceLock::new() })
     }
 
     /// Makes its context that of the thread.
     pub fn bind(&self) -> Result<(), Error> {
-        self.context.bind_to_thread().map_err(|error| self.failed("the context", error))
+        self.check("the context", self.context.bind_to_thread())
     }
 
-    /// A kernel of a variant, for this device: kept, or loaded now.
+    /// A kernel of a variant: kept, or loaded now.
     pub fn function(&self, variant: &Variant, name: &'static str) -> Result<CudaFunction, Error> {
         let slot = lock(&self.kernels).entry((variant.clone(), name)).or_default().clone();
         // A thread that needs the same kernel waits for it; others are compiled beside it.
@@ -85,18 +82,17 @@ impl Device {
         if let Some(function) = &*slot {
             return Ok(function.clone());
         }
-        let own = variant.family.architecture_on(self.target.capability);
-        let own = own.unwrap_or_else(|| architecture(self.target.capability));
+        let capability = self.target.capability;
+        let own = variant.family.architecture_on(capability).unwrap_or_else(|| architecture(capability));
         let function = self.images.load((variant, name), &own, |image| self.load(variant, name, image))?;
         Ok(slot.insert(function).clone())
     }
 
-    /// Compiles or loads kernels side by side; the error of the first that fails, in their order.
+    /// Compiles or loads kernels side by side. Fails with the error of the first that fails, in their order.
     pub fn load_all(&self, kernels: &BTreeSet<(&Variant, &'static str)>) -> Result<(), Error> {
-        let kept = lock(&self.kernels);
-        let absent = kernels.iter().filter(|(variant, name)| !kept.contains_key(&((*variant).clone(), *name)));
-        let absent: Vec<_> = absent.collect();
-        drop(kept);
+        let is_absent =
+            |&&(variant, name): &&(&Variant, _)| !lock(&self.kernels).contains_key(&(variant.clone(), name));
+        let absent: Vec<_> = kernels.iter().filter(is_absent).collect();
         let (next, failed) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
         let load = || loop {
             let at = next.fetch_add(1, Ordering::Relaxed);
@@ -120,12 +116,15 @@ impl Device {
             let bytes = shared_bytes(variant, name);
             if bytes > UNASKED {
                 self.context.bind_to_thread()?;
-                let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-                function.set_attribute(most, bytes as i32)?;
+                function.set_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes as i32)?;
             }
             Ok(function)
         };
-        load().map_err(|error| self.failed(&format!("loading kernel {name}"), error))
+        self.check(&format!("loading kernel {name}"), load())
+    }
+
+    pub fn check<T>(&self, what: &str, result: Result<T, DriverError>) -> Result<T, Error> {
+        result.map_err(|error| self.failed(what, error))
     }
 
     /// The error of a call of the driver. A fault that ends the context is remembered.
@@ -136,45 +135,43 @@ impl Device {
         failure(self.ordinal, what, error)
     }
 
-    /// Fails where an earlier call has met a fault that ended the context, or one that was noticed only
-    /// when memory or kernels were given back.
+    /// Fails where a fault has ended the context, or was noticed only when memory or kernels were given back.
     pub fn check_alive(&self) -> Result<(), Error> {
         if let Some(fault) = self.lost.get() {
             return Err(Error::ContextLost { device: self.ordinal, fault: fault.clone() });
         }
-        self.context.check_err().map_err(|error| self.failed("giving memory back", error))
+        self.check("giving memory back", self.context.check_err())
     }
 }
 
-/// The architecture of a compute capability, as the compiler names it.
 fn architecture((major, minor): (i32, i32)) -> String {
     format!("sm_{major}{minor}")
 }
 
 /// Faults after which every call of the context fails, until the process ends.
 pub(crate) fn ends_the_context(code: CUresult) -> bool {
+    use CUresult::*;
     matches!(
         code,
-        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
-            | CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE
-            | CUresult::CUDA_ERROR_CONTAINED
-            | CUresult::CUDA_ERROR_TENSOR_MEMORY_LEAK
-            | CUresult::CUDA_ERROR_EXTERNAL_DEVICE
-            | CUresult::CUDA_ERROR_MPS_CLIENT_TERMINATED
-            | CUresult::CUDA_ERROR_LAUNCH_FAILED
-            | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
-            | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
-            | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
-            | CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE
-            | CUresult::CUDA_ERROR_INVALID_PC
-            | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
-            | CUresult::CUDA_ERROR_ASSERT
-            | CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
-            | CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED
+        CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | CUDA_ERROR_CONTAINED
+            | CUDA_ERROR_TENSOR_MEMORY_LEAK
+            | CUDA_ERROR_EXTERNAL_DEVICE
+            | CUDA_ERROR_MPS_CLIENT_TERMINATED
+            | CUDA_ERROR_LAUNCH_FAILED
+            | CUDA_ERROR_LAUNCH_TIMEOUT
+            | CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | CUDA_ERROR_INVALID_PC
+            | CUDA_ERROR_HARDWARE_STACK_ERROR
+            | CUDA_ERROR_ASSERT
+            | CUDA_ERROR_ECC_UNCORRECTABLE
+            | CUDA_ERROR_CONTEXT_IS_DESTROYED
     )
 }
 
-/// The ordinal of the device with a UUID.
 pub(crate) fn ordinal_of(uuid: [u8; 16]) -> Result<usize, Error> {
     let driver = device::driver().map_err(absent)?;
     let mut known = Vec::new();
@@ -190,7 +187,6 @@ pub(crate) fn ordinal_of(uuid: [u8; 16]) -> Result<usize, Error> {
     Err(Error::value("device", expected, DeviceId::Uuid(uuid)))
 }
 
-/// The error of a call of the driver for a device.
 fn failure(ordinal: usize, what: &str, error: DriverError) -> Error {
     if ends_the_context(error.0) {
         return Error::ContextLost { device: ordinal, fault: format!("{what}: {:?}", error.0) };

@@ -1,4 +1,4 @@
-//! Operands of the host, copied to the device: the door that computes a pass of them, and the one that times it.
+//! Operands of the host, copied to the device: for the doors that compute a pass or time it.
 
 use crate::memory::{Layout, MemoryRange};
 use crate::parts::Part;
@@ -18,11 +18,12 @@ pub(crate) struct Placed {
     /// The addresses of the caller's operands, one for each part.
     addresses: Vec<u64>,
     tables: u64,
-    scratch: u64,
+    /// The address of the scratch memory.
+    pub scratch: u64,
 }
 
 impl Placed {
-    /// Copies the inputs and the tables of a pass to the device: of one that was drafted for operands of the host.
+    /// Copies the inputs and the tables of a pass that was drafted for operands of the host to the device.
     pub fn of(
         state: &Arc<DeviceState>,
         plan: PassPlan<'_>,
@@ -34,11 +35,8 @@ impl Placed {
         let mut layout = Layout::default();
         let tables = layout.range(pass.table_bytes())?;
         let scratch = layout.range(pass.scratch_bytes)?;
-        let own = |part: &Part| part.bytes * part.operand.len();
-        let ranges: Vec<MemoryRange> = parts
-            .iter()
-            .map(|part| layout.range(if part.is_direct() { own(part) } else { 0 }))
-            .collect::<Result<_, _>>()?;
+        let own = |part: &Part| if part.is_direct() { part.bytes * part.operand.len() } else { 0 };
+        let ranges: Vec<_> = parts.iter().map(|part| layout.range(own(part))).collect::<Result<_, _>>()?;
         let mut slot = state.slot()?;
         let base = slot.reserve(&state.device, layout.bytes())?;
         let queue = slot.queue(&state.device)?;
@@ -52,8 +50,8 @@ impl Placed {
             }
         }
         pass.upload(&queue, tables.address(base))?;
+        let [tables, scratch] = [tables, scratch].map(|range| range.address(base));
         let addresses = ranges.iter().map(|range| range.address(base)).collect();
-        let (tables, scratch) = (tables.address(base), scratch.address(base));
         Ok(Placed { pass, state: state.clone(), slot, addresses, tables, scratch })
     }
 
@@ -63,11 +61,6 @@ impl Placed {
 
     pub fn scratch_bytes(&self) -> usize {
         self.pass.scratch_bytes
-    }
-
-    /// The address of the scratch memory, and its bytes.
-    pub fn scratch(&self) -> (u64, usize) {
-        (self.scratch, self.scratch_bytes())
     }
 
     /// Memory beside that of the slot.
@@ -88,7 +81,7 @@ impl Placed {
         self.pass.enqueue(self.queue()?, &self.addresses, (self.tables, self.scratch))
     }
 
-    /// Computes the pass.
+    /// Computes the pass, and waits for it.
     pub fn run(&self) -> Result<(), Error> {
         self.enqueue()?;
         self.queue()?.finish()
@@ -104,11 +97,9 @@ impl Placed {
 
     /// Copies the results to their places, once they have been computed.
     pub fn read(&self, outputs: &mut ViewsMut<'_>) -> Result<(), Error> {
-        let parts = self.pass.parts.list.iter().zip(&self.addresses);
-        for (part, &address) in parts.filter(|(part, _)| part.wanted) {
+        for (part, address) in self.parts().filter(|(part, _)| part.wanted) {
             if let Some(place) = outputs.take(part.operand.name) {
-                let read = |bytes: &mut [u8]| self.queue()?.download(address, bytes);
-                write_bytes(part.operand.name, place, read)?;
+                write_bytes(part.operand.name, place, |bytes| self.queue()?.download(address, bytes))?;
             }
         }
         Ok(())
@@ -119,7 +110,7 @@ impl Placed {
         self.queue()?.download(range.address(self.scratch), bytes)
     }
 
-    /// Gives the memory back, after success alone: after a failure its work may still be under way.
+    /// Gives the slot back, after success alone.
     pub fn finish(self) {
         self.state.give_back(self.slot);
     }

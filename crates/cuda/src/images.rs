@@ -11,7 +11,7 @@ use etalon_problem::Error;
 /// The sources of machine code for a driver.
 #[derive(Debug)]
 pub(crate) struct Images {
-    /// The archive that the caller has named; or why its code cannot be used.
+    /// The caller's archive, or why its code cannot be used.
     archive: Option<Result<Archive, String>>,
     cache: Option<Cache>,
     compiler: Result<Compiler, Absent>,
@@ -20,13 +20,12 @@ pub(crate) struct Images {
 }
 
 impl Images {
-    /// Fails where the archive that the caller names is none, and where neither it nor a compiler can be
-    /// used with a driver for this version of CUDA: then a device of an architecture has no kernels.
+    /// Fails where the archive that the caller names is none, and where neither it nor a compiler can be used with a
+    /// driver for this version of CUDA.
     pub fn new(settings: &Settings, driver: (i32, i32), architecture: &str) -> Result<Images, Error> {
         let is_plain = settings.defines.is_empty();
         let archive = settings.archive.as_ref().filter(|_| is_plain);
-        let archive = archive.map(Archive::open).transpose()?;
-        let archive = archive.map(|archive| usable(archive, driver));
+        let archive = archive.map(Archive::open).transpose()?.map(|archive| usable(archive, driver));
         let compiler = Compiler::find(settings.nvrtc.as_deref())
             .and_then(|compiler| compiler.check_driver(driver).map(|()| compiler));
         let cache = settings.cache.clone().filter(|_| is_plain);
@@ -38,16 +37,15 @@ impl Images {
         }
     }
 
-    /// A kernel of a variant as `load` makes it of machine code: of the first place that has code which can be loaded.
+    /// A kernel of a variant, loaded from the first place that has code which can be loaded.
     pub fn load<T>(
         &self,
         (variant, kernel): (&Variant, &str),
         architecture: &str,
         load: impl Fn(&[u8]) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let archived = self.archive.as_ref().and_then(|archive| archive.as_ref().ok());
-        let archived = archived.map(|archive| archive.find((variant, kernel), architecture));
-        let refused = match archived {
+        let archive = self.archive.as_ref().and_then(|archive| archive.as_ref().ok());
+        let refused = match archive.map(|archive| archive.find((variant, kernel), architecture)) {
             None => None,
             Some(Err(reason)) => Some(reason),
             Some(Ok(image)) => match load(&image) {
@@ -60,10 +58,9 @@ impl Images {
             Ok(compiler) => compiler,
             Err(absent) => return Err(self.none(what(), absent, refused)),
         };
-        let cache = self.cache.as_ref();
-        let cache = cache.map(|cache| (cache, variant.key(kernel, architecture, &compiler.version())));
-        let cached = cache.as_ref().and_then(|(cache, key)| cache.read(key));
-        if let Some(image) = cached {
+        let key = |cache| (cache, variant.key(kernel, architecture, &compiler.version()));
+        let cache = self.cache.as_ref().map(key);
+        if let Some(image) = cache.as_ref().and_then(|(cache, key)| cache.read(key)) {
             match load(&image) {
                 Err(Error::Device { .. }) => {}
                 done => return done,
@@ -71,8 +68,7 @@ impl Images {
         }
         let options = [variant.options(architecture), self.defines.clone()].concat();
         let compiled = compiler.compile(&variant.source(&[kernel]), &options);
-        let failed = |reason| Error::Device { what: what(), reason };
-        let image = compiled.map_err(failed)?.image;
+        let image = compiled.map_err(|reason| Error::Device { what: what(), reason })?.image;
         let loaded = load(&image)?;
         if let Some((cache, key)) = cache {
             // A full disk costs the next process its time, not this one its result.
@@ -81,22 +77,22 @@ impl Images {
         Ok(loaded)
     }
 
-    /// There is no compiler, and the archive does not have what is wanted, if there is one.
+    /// The error without a compiler, where no archive has what is wanted.
     fn none(&self, what: String, absent: &Absent, lacks: Option<String>) -> Error {
         let archive = match (&self.archive, lacks) {
             (None, _) => None,
             (Some(Err(reason)), _) => Some(reason.clone()),
             (Some(Ok(archive)), lacks) => {
-                let lacks = lacks.map(|lacks| format!(" ({lacks})")).unwrap_or_default();
+                let lacks = lacks.map_or_else(String::new, |lacks| format!(" ({lacks})"));
                 Some(format!("an archive {}{lacks}", archive.describe()))
             }
         };
-        let archive = archive.map(|archive| format!("; {archive}")).unwrap_or_default();
+        let archive = archive.map_or_else(String::new, |archive| format!("; {archive}"));
         Error::Unsupported { what, reason: format!("{absent}{archive}") }
     }
 }
 
-/// An archive, unless a driver for this version of CUDA cannot load what is in it.
+/// An archive, unless a driver for this version of CUDA cannot load its code.
 fn usable(archive: Archive, driver: (i32, i32)) -> Result<Archive, String> {
     if archive.nvrtc().0 <= driver.0 {
         return Ok(archive);

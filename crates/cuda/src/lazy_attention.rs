@@ -14,8 +14,8 @@ use etalon_problem::lazy_attention::Figure;
 use etalon_problem::{Blocking, Error, LazyAttention, Pass, Problem, Views, ViewsMut};
 use ndarray::Array4;
 
-/// Sparsity of the weights, (E37)–(E46), with tiles of this size. The inputs are those of the forward
-/// pass, by name; v is not read. The level is always the portable one.
+/// Sparsity of the weights, (E37)–(E46), with tiles of this size. The inputs are those of the forward pass, by name; v
+/// is not read. The level is always the portable one.
 pub fn stats(
     workspace: &Workspace,
     problem: &LazyAttention,
@@ -28,9 +28,8 @@ pub fn stats(
     Ok(Stats::of_rows(figures, [count(SEEN), count(FULL)]))
 }
 
-/// Flags of tiles that hold an active pair: `[B, Hq, ⌈N/queries⌉, ⌈M/keys⌉]`, as the kernels decide it.
-/// Tiles lie on the arrays, those of packed sequences across the sequences. The inputs are those of
-/// [`stats`].
+/// Flags of tiles that hold an active pair, as the kernels decide it: `[B, Hq, ⌈N/queries⌉, ⌈M/keys⌉]`. Tiles lie on
+/// the arrays, those of packed sequences across the sequences. The inputs are those of [`stats`].
 pub fn activity(
     workspace: &Workspace,
     problem: &LazyAttention,
@@ -38,15 +37,13 @@ pub fn activity(
     tile: Blocking,
     options: &Options,
 ) -> Result<Array4<bool>, Error> {
-    let found = measure(workspace, problem, inputs, tile, options)?;
-    Ok(found.states.mapv(|state| state >= FULL))
+    Ok(measure(workspace, problem, inputs, tile, options)?.states.mapv(|state| state >= FULL))
 }
 
-/// States of a tile in which a pair is visible, and in which one is active.
+/// States of a tile with a visible pair, and with an active one.
 const SEEN: u32 = 1;
 const FULL: u32 = 2;
 
-/// Results of the kernels.
 struct Found {
     figures: Vec<[f32; Figure::COUNT]>,
     states: Array4<u32>,
@@ -59,18 +56,17 @@ fn measure(
     tile: Blocking,
     options: &Options,
 ) -> Result<Found, Error> {
-    let (bias, problem) = (problem.bias, Problem::from(problem.clone()));
-    let table = problem.checked_table(Pass::Forward)?;
-    let storage = table.check_call(inputs, &ViewsMut::new(), false)?;
+    let (pair_shape, problem) = (problem.scores.pair_shape(), Problem::from(problem.clone()));
+    let (table, none) = (problem.checked_table(Pass::Forward)?, ViewsMut::new());
+    let storage = table.check_call(inputs, &none, false)?;
     storage.refuse_f64()?;
     tile.check()?;
     let state = workspace.device(options.device)?;
-    let none = ViewsMut::new();
-    let mut found = room_for(&problem, tile)?;
+    let mut found = room_for(pair_shape, tile)?;
     let bytes = [size_of_val(&found.figures[..]), 4 * found.states.len()];
     let operands = Operands::Host(inputs, Some(&none));
     let call = PassCall::new(state.device.target, (Pass::Forward, storage), &table, operands, options);
-    let (plan, [figures, states]) = draft_stats((&problem, bias), &call, (tile, bytes))?;
+    let (plan, [figures, states]) = draft_stats(&problem, &call, (tile, bytes))?;
     let placed = Placed::of(&state, plan, inputs, None)?;
     placed.run()?;
     placed.download(figures, bytemuck::cast_slice_mut(&mut found.figures))?;
@@ -81,12 +77,7 @@ fn measure(
     Ok(found)
 }
 
-/// Zeros for every row and every tile.
-fn room_for(problem: &Problem, tile: Blocking) -> Result<Found, Error> {
-    let Problem::LazyAttention(problem) = problem else {
-        return Err(Error::value("algorithm", "lazy_attention", problem.algorithm()));
-    };
-    let [batch, heads, queries, keys] = problem.scores.pair_shape();
+fn room_for([batch, heads, queries, keys]: [usize; 4], tile: Blocking) -> Result<Found, Error> {
     let shape = [batch, heads, queries.div_ceil(tile.queries), keys.div_ceil(tile.keys)];
     let figures = filled([0.0; Figure::COUNT], &[batch, heads, queries], "statistics")?;
     let states = Array4::from_shape_vec(shape, filled(0, &shape, "statistics")?);

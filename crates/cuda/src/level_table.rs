@@ -8,17 +8,19 @@ use std::ops::Deref;
 /// A level of an algorithm, for passes that are described as S.
 pub(crate) struct LevelRow<S: 'static> {
     pub level: Level,
-    /// Conditions for its kernels to compute a pass.
     pub rules: &'static [Rule<S>],
 }
 
-/// A condition of a level, and the reason of its refusal where the condition does not hold.
+/// A condition of a level, and the reason of its refusal.
 pub(crate) struct Rule<S> {
     pub otherwise: &'static str,
     pub holds: fn(&S) -> bool,
 }
 
-/// Facts of a pass that rules of every algorithm ask for.
+pub(crate) const fn rule<S>(otherwise: &'static str, holds: fn(&S) -> bool) -> Rule<S> {
+    Rule { otherwise, holds }
+}
+
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Facts {
     pub target: Target,
@@ -27,7 +29,7 @@ pub(crate) struct Facts {
     pub precision: Precision,
 }
 
-/// A pass of linear_attention or linear_cross_entropy, as far as it decides who computes it.
+/// A pass of linear_attention or linear_cross_entropy, for rules of levels.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LevelSpec {
     pub facts: Facts,
@@ -36,12 +38,12 @@ pub(crate) struct LevelSpec {
     pub value_dim: usize,
     /// True if an operand or a result has no element.
     pub empty: bool,
-    /// True if the copy engine takes every operand where kernels find it.
+    /// True if the copy engine takes every operand.
     pub boxes: bool,
 }
 
 impl LevelSpec {
-    /// The pass that every level computes, if it computes any in this storage type.
+    /// The pass that every level computes, if any in this storage type.
     pub fn permissive((pass, storage): (Pass, Dtype), target: Target) -> LevelSpec {
         let facts = Facts { target, pass, storage, precision: Precision::Flash };
         LevelSpec { facts, dim: 64, value_dim: 64, empty: false, boxes: true }
@@ -58,21 +60,14 @@ impl Deref for LevelSpec {
 
 impl<S: Deref<Target = Facts>> Rule<S> {
     /// Factors of products are rounded to the storage type.
-    pub const FLASH: Rule<S> = Rule { otherwise: Precision::FACTORS, holds: |spec| spec.precision == Precision::Flash };
-    /// The device has the tensor cores of compute capability 9.0.
-    pub const HOPPER: Rule<S> =
-        Rule { otherwise: "the device is not of compute capability 9.0", holds: |spec| spec.target.is_hopper() };
-    /// Elements have 16 bits.
-    pub const SIXTEEN_BITS: Rule<S> = Rule {
-        otherwise: "its tensor cores multiply bf16 and f16",
-        holds: |spec| matches!(spec.storage, Dtype::Bf16 | Dtype::F16),
-    };
-    /// The pass is not one of the second order, on the level sm80.
+    pub const FLASH: Rule<S> = rule(Precision::FACTORS, |spec| spec.precision == Precision::Flash);
+    pub const HOPPER: Rule<S> = rule("the device is not of compute capability 9.0", |spec| spec.target.is_hopper());
+    pub const SIXTEEN_BITS: Rule<S> =
+        rule("its tensor cores multiply bf16 and f16", |spec| matches!(spec.storage, Dtype::Bf16 | Dtype::F16));
     pub const FIRST_ORDER_SM80: Rule<S> =
-        Rule { otherwise: "the second order is not written yet for sm80", holds: |spec| spec.is_first_order() };
-    /// The same on the level sm90a.
+        rule("the second order is not written yet for sm80", |spec| spec.is_first_order());
     pub const FIRST_ORDER_SM90A: Rule<S> =
-        Rule { otherwise: "the second order is not written yet for sm90a", holds: |spec| spec.is_first_order() };
+        rule("the second order is not written yet for sm90a", |spec| spec.is_first_order());
 }
 
 impl Facts {
@@ -88,8 +83,8 @@ impl<S> LevelRow<S> {
     }
 }
 
-/// The row that computes a pass: the first of the table that does for [`Level::Auto`], or that of the level asked for.
-/// Fails with its reason where that one does not.
+/// The row that computes a pass: for [`Level::Auto`] the first that does, else that of the level asked for. Fails with
+/// the reason of the last that does not.
 pub(crate) fn choose<S>(table: &'static [LevelRow<S>], spec: &S, level: Level) -> Result<&'static LevelRow<S>, Error> {
     let is_asked = |row: &&LevelRow<S>| level == Level::Auto || row.level == level.kernels();
     let mut reason = no_kernels(level);
@@ -112,7 +107,7 @@ pub(crate) fn refuses<S>(table: &'static [LevelRow<S>], spec: &S, level: Level) 
     }
 }
 
-/// The refusal of a level that is not in the table of an algorithm.
+/// The refusal of a level that the table lacks.
 fn no_kernels(level: Level) -> &'static str {
     match level.kernels() {
         Level::Sm80 => "not written yet for sm80",
@@ -127,7 +122,7 @@ pub(crate) fn reasons<S>(table: &'static [LevelRow<S>]) -> Vec<(Level, Vec<&'sta
     table.iter().map(|row| (row.level, of(row))).collect()
 }
 
-/// The levels that do not compute a pass, with their reasons, in the order of the table.
+/// The levels that do not compute a pass, with their reasons.
 pub(crate) fn refusals<S>(table: &'static [LevelRow<S>], spec: &S) -> Vec<(Level, &'static str)> {
     table.iter().filter_map(|row| Some((row.level, row.refusal(spec)?))).collect()
 }

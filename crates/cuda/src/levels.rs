@@ -22,8 +22,8 @@ use crate::softmax;
 use crate::target::Target;
 use etalon_problem::{Algorithm, Dtype, Error, Pass, Problem, Table};
 
-/// Fails where a device like `target` has no kernel for a pass in a storage type with the level and the precision of
-/// the options, whatever the problem: with the reason that the table has.
+/// Fails with the table's reason where a device like `target` has no kernel for a pass in a storage type with the level
+/// and the precision of the options, whatever the problem.
 pub fn offers(
     options: &Options,
     algorithm: Algorithm,
@@ -76,7 +76,6 @@ pub(crate) fn table_of(problem: &Problem, pass: Pass) -> Result<Table, Error> {
     problem.checked_table(pass)
 }
 
-/// Fails where no level has a kernel.
 fn has_kernels(algorithm: Algorithm, pass: Pass) -> Result<(), Error> {
     match (algorithm, pass) {
         _ if !algorithm.passes().contains(&pass) => Err(algorithm.no_pass(pass)),

@@ -1,6 +1,5 @@
-//! The CUDA tier: every algorithm on GPUs. It builds everywhere,
-//! with no CUDA installed, and loads the driver and the compiler (NVRTC) when it runs. Where one of
-//! them is absent or too old, [`run()`] fails with the reason; nothing panics.
+//! The CUDA tier: every algorithm on GPUs. It builds with no CUDA installed, and loads the driver and the compiler
+//! (NVRTC) when it runs. Where one of them is absent or too old, [`run()`] fails with the reason; nothing panics.
 //!
 //! ```
 //! match etalon_cuda::probe() {
@@ -72,21 +71,5 @@ pub use timing::{Timing, time};
 pub use workspace::Workspace;
 
 #[cfg(test)]
-mod tests {
-    /// A reader takes in as many names at one glance; what few programs need lies in a module.
-    const MOST: usize = 25;
-
-    #[test]
-    fn the_root_has_few_names() {
-        let source = include_str!("lib.rs").replace('\n', " ");
-        let public = source.split(';').filter_map(|item| item.trim_start().strip_prefix("pub "));
-        let names: Vec<&str> = public
-            .flat_map(|item| match item.split_once('{') {
-                Some((_, list)) => list.trim_end_matches('}').split(',').map(str::trim).collect(),
-                None => item.rsplit([' ', ':']).take(1).collect::<Vec<_>>(),
-            })
-            .collect();
-        assert!(names.contains(&"DevicePass") && names.contains(&"levels"), "{names:?}");
-        assert!(names.len() <= MOST, "{} names: {names:?}", names.len());
-    }
-}
+#[path = "../tests/units/lib.rs"]
+mod tests;

@@ -7,30 +7,34 @@ use crate::variant::{Variant, WIDTHS};
 use etalon_problem::Dtype::{self, Bf16, F16, F32};
 
 const FLAGS: [bool; 2] = [false, true];
+const ALL: [Dtype; 3] = [F32, Bf16, F16];
+
+/// Every value of a list with every one of another.
+fn each<A: Copy, B: Copy, const N: usize, const M: usize>(a: [A; N], b: [B; M]) -> impl Iterator<Item = (A, B)> {
+    a.into_iter().flat_map(move |x| b.map(|y| (x, y)))
+}
 
 /// Every variant that a pass may ask for.
 pub fn every_variant() -> Vec<Variant> {
     let mut all = vec![Variant::moves(2), Variant::moves(4), Variant::tables()];
     all.push(Variant::peak(Unit::Ffma, F32));
-    let tensor_cores = [Unit::Mma, Unit::Wgmma].into_iter();
-    all.extend(tensor_cores.flat_map(|unit| [Bf16, F16].map(|x| Variant::peak(unit, x))));
+    all.extend(each([Unit::Mma, Unit::Wgmma], [Bf16, F16]).map(|(unit, storage)| Variant::peak(unit, storage)));
     add_cross_entropy(&mut all);
-    for (storage, options) in [F32, Bf16, F16].into_iter().flat_map(|x| FLAGS.map(|y| (x, y))) {
+    for (storage, options) in each(ALL, FLAGS) {
         add_attention(&mut all, storage, options);
     }
     add_linear(&mut all);
-    for (storage, width) in [Bf16, F16].into_iter().flat_map(|x| [64, 128].map(|y| (x, y))) {
+    for (storage, width) in each([Bf16, F16], [64, 128]) {
         add_hopper(&mut all, storage, width);
     }
     all.sort();
-    // Wide values of the level sm80 take several launches of the same kernels, and some of sm90a are within others.
+    // Wide values of sm80 take several launches of the same kernels, and some of sm90a are within others.
     all.dedup();
     all
 }
 
-/// linear_cross_entropy on every level.
 fn add_cross_entropy(all: &mut Vec<Variant>) {
-    for (storage, second) in [F32, Bf16, F16].into_iter().flat_map(|x| FLAGS.map(|y| (x, y))) {
+    for (storage, second) in each(ALL, FLAGS) {
         all.push(Variant::cross_entropy(storage, second));
         if !second {
             all.push(Variant::cross_entropy_shards(storage));
@@ -44,7 +48,7 @@ fn add_cross_entropy(all: &mut Vec<Variant>) {
 /// attention, attention_lse and lazy_attention of a storage type on the levels portable and sm80.
 fn add_attention(all: &mut Vec<Variant>, storage: Dtype, options: bool) {
     let values = [None, Some(WIDTHS[0]), Some(WIDTHS[1]), Some(WIDTHS[2])];
-    for (dim, value_dim) in WIDTHS.into_iter().flat_map(|x| values.map(|y| (x, y))) {
+    for (dim, value_dim) in each(WIDTHS, values) {
         let shapes = FLAGS.map(|whole| AttentionShape { storage, dim, value_dim, options, whole });
         let is_narrow = dim.max(value_dim.unwrap_or(1)) <= 128;
         all.push(shapes[0].portable(Family::AttentionPortable));
@@ -55,13 +59,9 @@ fn add_attention(all: &mut Vec<Variant>, storage: Dtype, options: bool) {
         let lazy = FLAGS.map(|again| shapes[0].lazy_portable(again));
         all.extend(lazy.into_iter().filter(|_| value_dim.is_some()));
         match (storage, is_narrow) {
-            (F32, true) => {
-                all.extend(shapes.iter().flat_map(|shape| FLAGS.map(|x| shape.sm80_f32(x))));
-            }
+            (F32, true) => all.extend(each(shapes, FLAGS).map(|(shape, bf16x3)| shape.sm80_f32(bf16x3))),
             (F32, false) => {}
-            (_, true) => {
-                all.extend(shapes.map(AttentionShape::sm80_fused));
-            }
+            (_, true) => all.extend(shapes.map(AttentionShape::sm80_fused)),
             (_, false) => all.extend(shapes.iter().flat_map(|shape| wide(*shape))),
         }
         if storage != F32 {
@@ -79,7 +79,7 @@ fn add_attention(all: &mut Vec<Variant>, storage: Dtype, options: bool) {
 
 /// linear_attention on the levels portable and sm80.
 fn add_linear(all: &mut Vec<Variant>) {
-    for (storage, width) in [F32, Bf16, F16].into_iter().flat_map(|x| WIDTHS.map(|y| (x, y))) {
+    for (storage, width) in each(ALL, WIDTHS) {
         all.extend(FLAGS.map(|second| Variant::linear(storage, width, second)));
         for other in [64, 128] {
             let tensor = |whole| Variant::linear_tensor(storage, [width, other], whole);
@@ -91,8 +91,7 @@ fn add_linear(all: &mut Vec<Variant>) {
 /// linear_attention, lazy_attention, attention and attention_lse on the level sm90a, of operands with so many columns.
 fn add_hopper(all: &mut Vec<Variant>, storage: Dtype, width: usize) {
     all.extend(FLAGS.map(|by_token| Variant::hopper_linear(storage, width, by_token)));
-    let visible = [Visible::All, Visible::Window, Visible::Spans];
-    for (visible, options) in visible.into_iter().flat_map(|x| FLAGS.map(|y| (x, y))) {
+    for (visible, options) in each([Visible::All, Visible::Window, Visible::Spans], FLAGS) {
         for lengths in [Lengths::Equal, Lengths::Own, Lengths::Listed] {
             let of = Hopper { storage, width, visible, lengths, options }.within();
             all.extend(FLAGS.map(|backward| Variant::hopper_lazy(of, backward)));

@@ -2,7 +2,6 @@
 
 use etalon_problem::Error;
 
-/// Bytes in the memory of a call.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct MemoryRange {
     at: usize,
@@ -10,20 +9,19 @@ pub(crate) struct MemoryRange {
 }
 
 impl MemoryRange {
-    /// Its address in memory that begins there.
     pub fn address(self, base: u64) -> u64 {
         base + self.at as u64
     }
 }
 
-/// Ranges of a call, before there is memory for them.
+/// Ranges of a call before there is memory.
 #[derive(Debug, Default)]
 pub(crate) struct Layout {
     bytes: usize,
     buffers: Vec<(&'static str, usize)>,
 }
 
-/// Every range begins at a multiple of as many bytes: enough for any vector and for the copy engine.
+/// Ranges begin at multiples of as many bytes: enough for any vector and for the copy engine.
 pub(crate) const ALIGNMENT: usize = 256;
 
 impl Layout {
@@ -40,12 +38,11 @@ impl Layout {
         self.range(all.unwrap_or(usize::MAX))
     }
 
-    /// The same if it is wanted.
     pub fn array_if(&mut self, wanted: bool, bytes: usize, shape: &[usize]) -> Result<Option<MemoryRange>, Error> {
         wanted.then(|| self.array(bytes, shape)).transpose()
     }
 
-    /// A range that plans name. Ranges of one name count together.
+    /// A range that plans name; those of one name count together.
     pub fn named(&mut self, name: &'static str, bytes: usize) -> Result<MemoryRange, Error> {
         let before = self.bytes;
         let range = self.range(bytes)?;
@@ -58,18 +55,15 @@ impl Layout {
         Ok(range)
     }
 
-    /// The ranges that have names.
     pub fn into_buffers(self) -> Vec<(&'static str, usize)> {
         self.buffers
     }
 
-    /// The bytes of all ranges.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 }
 
-/// There is not so much device memory.
 pub(crate) fn memory(bytes: usize) -> Error {
     Error::memory("device memory of a pass", bytes)
 }
@@ -79,7 +73,13 @@ pub(crate) fn beyond_32_bits(what: String) -> Error {
     Error::unsupported(what, "the cuda tier counts in 32 bits")
 }
 
-/// A list in memory of the host, of one value for each element of a shape.
+/// Fails where an extent does not fit 32 bits.
+pub(crate) fn check_extents(extents: &[usize]) -> Result<(), Error> {
+    let large = extents.iter().find(|&&extent| extent > i32::MAX as usize);
+    large.map_or(Ok(()), |extent| Err(beyond_32_bits(format!("an extent of {extent}"))))
+}
+
+/// A list of one value for each element of a shape.
 pub(crate) fn filled<T: Clone>(value: T, shape: &[usize], what: &str) -> Result<Vec<T>, Error> {
     let count = shape.iter().fold(1usize, |n, &extent| n.saturating_mul(extent));
     let mut list = reserved(count, what)?;
@@ -87,10 +87,9 @@ pub(crate) fn filled<T: Clone>(value: T, shape: &[usize], what: &str) -> Result<
     Ok(list)
 }
 
-/// An empty list in memory of the host, with room for so many elements.
+/// An empty list with room for so many elements.
 pub(crate) fn reserved<T>(count: usize, what: &str) -> Result<Vec<T>, Error> {
     let mut list = Vec::new();
-    let bytes = count.saturating_mul(size_of::<T>());
-    list.try_reserve_exact(count).map_err(|_| Error::memory(what, bytes))?;
+    list.try_reserve_exact(count).map_err(|_| Error::memory(what, count.saturating_mul(size_of::<T>())))?;
     Ok(list)
 }

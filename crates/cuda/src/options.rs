@@ -28,28 +28,27 @@ named! {
 }
 
 named! {
-    /// Rounding that a pass may do between its inputs and its results. Sums are f32 in any case. What a precision
-    /// permits is done where there are such kernels; others are stricter.
+    /// Rounding that a pass may do between its inputs and its results, where there are such kernels: others are
+    /// stricter, as [`Precision::Strict`] for storage types that a precision does not name. Sums are f32 in any case.
     #[derive(Default)]
     Precision, "precision" {
         /// Nothing is stored in less than f32: the profile `f32-strict` for every storage type.
         #[default]
         Strict = "strict",
-        /// P and dS may be rounded to the storage type before they are multiplied: the profiles
-        /// `bf16-flash` and `f16-flash`. For f32 storage the same as [`Precision::Strict`].
+        /// For bf16 and f16 storage, P and dS may be rounded to that before they are multiplied: the profiles
+        /// `bf16-flash` and `f16-flash`.
         Flash = "flash",
         /// For f32 storage, factors of matrix products may be rounded to tf32, which has 11 bits: the profile
-        /// `f32-tf32`. For others the same as [`Precision::Strict`].
+        /// `f32-tf32`.
         Tf32 = "tf32",
         /// For f32 storage, factors of matrix products may be sums of two numbers in bf16, and their product three
-        /// products of these: the profile `f32-bf16x3`. For others the same as [`Precision::Strict`].
+        /// products of these: the profile `f32-bf16x3`.
         Bf16x3 = "bf16x3",
     }
 }
 
 impl Level {
-    /// The level whose kernels it takes: `sm80-99k` those of `sm80` with less shared memory, `sm90a-segments` those of
-    /// `sm90a`.
+    /// The level whose kernels it takes.
     pub(crate) fn kernels(self) -> Level {
         match self {
             Level::Sm80Narrow => Level::Sm80,
@@ -69,7 +68,6 @@ impl Precision {
     pub(crate) const FACTORS: &'static str =
         "tensor cores take factors in the storage type, which the precision `flash` permits";
 
-    /// True if tensor cores may multiply f32.
     pub(crate) fn narrows_f32(self) -> bool {
         matches!(self, Precision::Tf32 | Precision::Bf16x3)
     }
@@ -84,9 +82,9 @@ pub struct Options {
     pub level: Level,
     /// Rounding on the way.
     pub precision: Precision,
-    /// The caller's promise that all operands are finite numbers. Without it the kernels of linear_attention on tensor
-    /// cores compute results again that are not finite. Other algorithms do not ask. With it a number that is not
-    /// finite may reach results that the definition keeps it from.
+    /// The caller's promise that all operands are finite: one that is not may then reach results that the definition
+    /// keeps it from. Without it the kernels of linear_attention on tensor cores compute results again that are not
+    /// finite. Other algorithms do not ask.
     pub assume_finite: bool,
     /// Queries and keys of a tile, of attention and attention_lse: rounded up to one that the level has kernels for
     /// ([`plan`](crate::plan) lists them); `None`: what was measured to be best. Other algorithms have one way.
@@ -95,15 +93,15 @@ pub struct Options {
     /// [`Mode::FusedPartials`] insist: a level that lacks the second refuses, and [`Level::Auto`] takes one that has
     /// it. It changes nothing where no gradient beside that of q is asked for.
     pub mode: Mode,
-    /// The most bytes of partial sums of dq that [`Mode::FusedPartials`] may keep: those of as many tiles of 64 keys
-    /// at a time as fit, at least those of one and the sums of the tiles before. [`Mode::Auto`] takes
-    /// [`Mode::Separate`] where what fits would not keep the device busy. The result does not depend on it. A pass
-    /// whose parts are so small that it would launch more than 100,000 kernels is refused.
+    /// The most bytes of partial sums of dq that [`Mode::FusedPartials`] may keep: of as many tiles of 64 keys at a
+    /// time as fit, at least of one and of the tiles before. [`Mode::Auto`] takes [`Mode::Separate`] where what fits
+    /// would not keep the device busy. The result does not depend on it. A pass that would launch more than 100,000
+    /// kernels is refused.
     pub partials_budget: usize,
-    /// Bytes for logits and sums that a pass of linear_cross_entropy holds at once, beside operands, results,
-    /// copies of operands and 100 bytes for each token; at least what a tile of 128 tokens and 256 classes takes. On
-    /// [`Level::Sm90a`] sums of dh take up to three times 4TD bytes of it. A pass whose chunks are so small that it
-    /// would launch more than 100,000 kernels is refused.
+    /// Bytes for logits and sums that a pass of linear_cross_entropy holds at once, beside operands, results, copies of
+    /// operands and 100 bytes for each token; at least what a tile of 128 tokens and 256 classes takes. On
+    /// [`Level::Sm90a`] sums of dh take up to three times 4TD bytes of it. A pass that would launch more than 100,000
+    /// kernels is refused.
     pub memory_budget: usize,
     /// True: [`run`](crate::run()) computes the forward pass again where a later pass lacks what it
     /// saved; otherwise that is an error.
@@ -126,21 +124,19 @@ impl Default for Options {
     }
 }
 
-/// Facts of the machine for a [`Workspace`](crate::Workspace): kernels are looked for in the
-/// archive, then in the cache, then compiled. The default has neither of the first, and finds NVRTC by the
-/// loader's own path.
+/// Facts of the machine for a [`Workspace`](crate::Workspace): kernels are looked for in the archive, then in the
+/// cache, then compiled. The default has neither of the first, and finds NVRTC by the loader's own path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// The folder of an archive ([`ArchiveWriter`](crate::kernels::ArchiveWriter)): a machine that has what it needs
-    /// there needs no NVRTC.
+    /// The folder of an archive ([`ArchiveWriter`](crate::kernels::ArchiveWriter)), which may make NVRTC needless.
     pub archive: Option<PathBuf>,
     /// Compiled kernels, kept between processes.
     pub cache: Option<Cache>,
     /// The folder with NVRTC: the library's own, that of a toolkit, or the site-packages with the wheel
     /// `nvidia-cuda-nvrtc`.
     pub nvrtc: Option<PathBuf>,
-    /// Compile-time names of kernels beside their own, such as `DROP=1`, for tests that a part of a kernel is needed:
-    /// with any, all kernels are compiled, and none is kept.
+    /// More compile-time names of kernels, such as `DROP=1`, for tests that a part of a kernel is needed: with any, all
+    /// kernels are compiled and none is kept.
     #[doc(hidden)]
     pub defines: Vec<String>,
 }
@@ -149,9 +145,8 @@ impl Settings {
     /// The most bytes that [`Settings::user`] keeps: some hundred kernels.
     const LIMIT: u64 = 64 << 20;
 
-    /// The settings of a program that a user runs: kernels are kept in the user's folder for caches
-    /// (`XDG_CACHE_HOME`, or `.cache` in the home folder), at most 64 MiB of them; the archive is the one in
-    /// [`Settings::user_archive`], if there is one.
+    /// The settings of a program that a user runs: at most 64 MiB of kernels are kept in the user's folder for caches
+    /// (`XDG_CACHE_HOME`, or `.cache` in the home folder); the archive is [`Settings::user_archive`], if there is one.
     pub fn user() -> Self {
         let folder = user_folder("XDG_CACHE_HOME", ".cache");
         let cache = folder.map(|folder| Cache::of_user(folder, Settings::LIMIT));
@@ -159,8 +154,8 @@ impl Settings {
         Settings { archive, cache, ..Settings::default() }
     }
 
-    /// The folder of the user's own archive (`etalon/cuda` in `XDG_DATA_HOME`, or in `.local/share` of the
-    /// home folder), whether there is one or not. `None` without a home folder.
+    /// The folder for the user's own archive: `etalon/cuda` in `XDG_DATA_HOME`, or in `.local/share` of the home
+    /// folder. `None` without a home folder.
     pub fn user_archive() -> Option<PathBuf> {
         user_folder("XDG_DATA_HOME", ".local/share")
     }

@@ -1,16 +1,14 @@
 //! The operands of a pass: which take part, where the caller holds them, where kernels find them.
 
 use crate::call::{OperandLayout, PassCall};
-use crate::memory::{Layout, MemoryRange, beyond_32_bits};
+use crate::memory::{Layout, MemoryRange, check_extents};
 use crate::strided::{StridedTensor, dense, extents};
 use crate::target::Target;
 use etalon_problem::{Dtype, Error, Operand, Pass, Stored};
 
-/// The operands of a pass that take part in a call, for any memory that holds them with the same shapes and
-/// strides.
+/// The operands of a pass that take part in a call, for any memory that holds them with the same shapes and strides.
 #[derive(Debug)]
 pub(crate) struct Parts {
-    /// The device, as far as it decides which kernels compute the pass.
     pub target: Target,
     pub pass: Pass,
     pub storage: Dtype,
@@ -19,18 +17,16 @@ pub(crate) struct Parts {
     pub aligned: bool,
 }
 
-/// An operand that takes part in a call.
 #[derive(Debug)]
 pub(crate) struct Part {
     pub operand: Operand,
-    /// The bytes of an element.
     pub bytes: usize,
     /// True if its elements come from the caller; true if they go there.
     pub given: bool,
     pub wanted: bool,
     extents: [usize; 4],
     strides: [i64; 4],
-    /// The range in which kernels find it, dense: it has strides that they do not take, or is made on the way.
+    /// The range in which kernels find it, dense, where they do not take its strides or it is made on the way.
     pub range: Option<MemoryRange>,
 }
 
@@ -55,13 +51,12 @@ impl Part {
 }
 
 impl Parts {
-    /// The parts of a pass: operands that the caller holds, and those that are `made` on the way whether the caller
-    /// holds them or not.
+    /// Operands that the caller holds, and those that are `made` on the way whether the caller holds them or not.
     pub fn new(call: &PassCall<'_, '_>, made: impl Fn(&Operand) -> bool, layout: &mut Layout) -> Result<Parts, Error> {
         let PassCall { target, pass, storage, table, .. } = *call;
         let (mut list, mut aligned) = (Vec::new(), true);
         for operand in &table.operands {
-            let (read, written) = (call.held(operand.name, false), call.held(operand.name, true));
+            let [read, written] = [false, true].map(|result| call.held(operand.name, result));
             let (given, wanted) = (read.is_some(), written.is_some());
             if !(given || wanted || made(operand)) {
                 continue;
@@ -88,23 +83,18 @@ impl Parts {
 
     /// True if kernels find these operands at multiples of 16 bytes.
     pub fn begin_aligned(&self, names: &[&str]) -> bool {
-        let aligned = |name: &&str| self.part(name).is_none_or(|part| !part.is_direct());
-        self.aligned || names.iter().all(aligned)
+        self.aligned || names.iter().filter_map(|name| self.part(name)).all(|part| !part.is_direct())
     }
 
     /// True if kernels find rows of these operands, of two bytes an element, that begin and end at multiples of
     /// 16 bytes.
     pub fn have_whole_rows(&self, names: &[&str]) -> bool {
-        let whole = |name: &&str| {
-            self.part(name).is_none_or(|part| {
-                let place = part.place(0);
-                let strides = place.extents.iter().zip(place.strides).take(3);
-                (self.aligned || !part.is_direct())
-                    && place.extents[3] % 8 == 0
-                    && strides.filter(|(extent, _)| **extent > 1).all(|(_, stride)| stride % 8 == 0)
-            })
+        let is_whole = |part: &Part| {
+            let StridedTensor { extents, strides, .. } = part.place(0);
+            let walked = (0..3).filter(|&axis| extents[axis] > 1);
+            extents[3] % 8 == 0 && walked.map(|axis| strides[axis]).all(|stride| stride % 8 == 0)
         };
-        names.iter().all(whole)
+        self.begin_aligned(names) && names.iter().filter_map(|name| self.part(name)).all(is_whole)
     }
 }
 
@@ -119,12 +109,10 @@ fn part(
     let extents = extents(&operand.shape).ok_or_else(|| {
         Error::value(format!("number of axes of `{}`", operand.name), "at most 4", operand.shape.len())
     })?;
-    if let Some(extent) = extents.into_iter().find(|&extent| extent > i32::MAX as usize) {
-        return Err(beyond_32_bits(format!("an extent of {extent}")));
-    }
+    check_extents(&extents)?;
     let mut strides = dense(extents);
     if let Some(own) = laid.as_ref().and_then(|laid| laid.strides.as_ref()) {
-        // The axes that a tensor of fewer has are the last, and before them heads and batch elements.
+        // Of fewer axes the last are columns, and before them heads and batch elements.
         let axes: &[usize] = match own.len() {
             1 => &[3],
             2 => &[1, 3],
@@ -134,15 +122,14 @@ fn part(
         axes.iter().zip(own).for_each(|(&axis, &stride)| strides[axis] = stride);
     }
     let own = StridedTensor { address: 0, extents, strides };
-    // Rows of numbers are read as they lie, side by side; of four axes those before may lie anywhere.
+    // Rows are read as they lie, side by side; of four axes those before may lie anywhere.
     let taken = if operand.shape.len() == 4 { own.has_whole_rows() } else { own.is_dense() };
-    let range = match laid.is_some() && taken {
-        true => None,
-        false => {
-            let all = operand.shape.iter().try_fold(bytes, |n, &extent| n.checked_mul(extent));
-            let all = all.ok_or_else(|| Error::memory(operand.name, usize::MAX))?;
-            Some(layout.named("operands with strides that kernels do not take", all)?)
-        }
+    let range = if laid.is_some() && taken {
+        None
+    } else {
+        let all = operand.shape.iter().try_fold(bytes, |n, &extent| n.checked_mul(extent));
+        let all = all.ok_or_else(|| Error::memory(operand.name, usize::MAX))?;
+        Some(layout.named("operands with strides that kernels do not take", all)?)
     };
     Ok(Part { operand: operand.clone(), bytes, given, wanted, extents, strides, range })
 }

@@ -1,4 +1,4 @@
-//! A pass whose steps are drafted, and the same with its kernels loaded: what a call enqueues.
+//! A pass whose steps are drafted, and the same with its kernels loaded.
 //!
 //! ```text
 //! Steps        the algorithm pushes launches and fills, at symbolic addresses
@@ -22,17 +22,14 @@ use etalon_problem::{Blocking, Error, Mode};
 #[derive(Debug, Default)]
 pub(crate) struct TableImage {
     pieces: Vec<(MemoryRange, Vec<u8>)>,
-    /// The bytes of all.
     pub bytes: usize,
 }
 
 impl TableImage {
-    /// None so far, in a memory of so many bytes.
     pub fn new(bytes: usize) -> Self {
         TableImage { pieces: Vec::new(), bytes }
     }
 
-    /// Puts a table into its range.
     pub fn put(&mut self, range: MemoryRange, bytes: impl Into<Vec<u8>>) {
         self.pieces.push((range, bytes.into()));
     }
@@ -43,7 +40,6 @@ pub(crate) struct PassPlan<'a> {
     pub parts: Parts,
     /// Makes the tables, which may be large: a pass that is only planned has none.
     pub tables: Box<dyn FnOnce() -> Result<TableImage, Error> + 'a>,
-    /// The scratch memory of a call.
     pub scratch: Layout,
     pub steps: Vec<Step>,
     pub choice: Choice,
@@ -57,7 +53,7 @@ pub(crate) struct Choice {
     pub refusals: Vec<(Level, &'static str)>,
     /// The form of a backward pass that has several.
     pub mode: Option<Mode>,
-    /// Tiles that the level has kernels for, of passes that have a choice.
+    /// Tiles of the level, of passes that have a choice.
     pub blockings: Vec<Blocking>,
 }
 
@@ -92,17 +88,14 @@ impl PassPlan<'_> {
     }
 }
 
-/// A step with its function.
 #[derive(Debug)]
 enum LoadedStep {
     Launch { function: CudaFunction, blocks: u32, block: (u32, u32), arguments: Arguments },
     Fill { to: u64, bytes: usize, word: u32 },
 }
 
-/// The most bytes of a kernel's arguments.
 const MOST_ARGUMENTS: usize = 4096;
 
-/// A pass whose kernels are loaded.
 #[derive(Debug)]
 pub(crate) struct PreparedPass {
     pub parts: Parts,
@@ -113,7 +106,6 @@ pub(crate) struct PreparedPass {
 }
 
 impl PreparedPass {
-    /// The bytes of its tables, which depend on the problem alone.
     pub fn table_bytes(&self) -> usize {
         self.tables.bytes
     }
@@ -124,8 +116,7 @@ impl PreparedPass {
         pieces.try_for_each(|(range, bytes)| queue.upload(range.address(base), bytes))
     }
 
-    /// Enqueues the steps on operands at these addresses, one for each of its parts, and then for each array that the
-    /// caller gives beside them.
+    /// Enqueues the steps on operands at these addresses, of each of its parts and then of each array beside them.
     pub fn enqueue(&self, queue: Queue<'_>, operands: &[u64], (tables, scratch): (u64, u64)) -> Result<(), Error> {
         let bases = Bases { scratch, tables, operands };
         let mut bytes = [0; MOST_ARGUMENTS];
@@ -148,9 +139,8 @@ fn bind(device: &Device, arguments: &Arguments, bases: &Bases<'_>, bytes: &mut [
     bytes.copy_from_slice(&arguments.bytes);
     for &at in &arguments.symbols {
         let place = &mut bytes[at..at + 8];
-        let mut symbol = [0; 8];
-        symbol.copy_from_slice(place);
-        place.copy_from_slice(&bases.resolve(u64::from_ne_bytes(symbol)).to_ne_bytes());
+        let symbol = u64::from_ne_bytes(std::array::from_fn(|i| place[i]));
+        place.copy_from_slice(&bases.resolve(symbol).to_ne_bytes());
     }
     for &(at, map) in &arguments.maps {
         let descriptor = map.at(bases.resolve(map.address)).encode(device)?;

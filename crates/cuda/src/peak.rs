@@ -13,8 +13,7 @@ use etalon_problem::{Dtype, Error};
 use std::time::Instant;
 
 impl Unit {
-    /// The fastest that passes with these options may use, for operands of a storage type. Fails where there is no
-    /// such device.
+    /// The fastest that passes with these options may use in a storage type. Fails where there is no such device.
     pub fn of(workspace: &Workspace, options: &Options, storage: Dtype) -> Result<Unit, Error> {
         let state = workspace.device(options.device)?;
         let narrow = matches!(storage, Dtype::Bf16 | Dtype::F16);
@@ -28,11 +27,9 @@ impl Unit {
     }
 }
 
-/// Threads of a block.
 const THREADS: u32 = 256;
 
 kernel_args! {
-    /// Arguments of `peak.cu`.
     struct PeakArgs as "Peak" {
         /// A number for each block: written where a sum is one that never occurs, so that sums are computed.
         sink: Ptr<f32>,
@@ -45,10 +42,10 @@ pub(crate) const ARGUMENTS: &[Declaration] = declarations![PeakArgs];
 /// Times of which the shortest counts.
 const TIMES: usize = 3;
 
-/// A time is at least so many ns, so that launching is no part of it.
+/// The least ns of a time: launching is no part of it.
 const ENOUGH: f64 = 2e6;
 
-/// Kernels that are launched without work, in rounds of which the median counts.
+/// Rounds, of which the median counts, and launches without work in each.
 const LAUNCHES: [usize; 2] = [33, 100];
 
 /// Products of a unit on a device, and where they leave a number.
@@ -80,7 +77,7 @@ impl Products<'_> {
     }
 }
 
-/// Does something with products of a unit. Fails where the device does not have the unit.
+/// Fails where the device does not have the unit.
 fn with_products<T>(
     workspace: &Workspace,
     device: DeviceId,
@@ -104,9 +101,9 @@ fn with_products<T>(
     Ok(result)
 }
 
-/// GFLOP/s of a unit on numbers of a storage type, of tensor cores on bf16 where that is f32. It is measured anew with
-/// every call, in some milliseconds; a device that is limited by its power does less over seconds. Fails where the
-/// device does not have the unit.
+/// GFLOP/s of a unit on numbers of a storage type, of tensor cores on bf16 where that is f32, measured anew in some
+/// milliseconds; a device that is limited by its power does less over seconds. Fails where the device does not have the
+/// unit.
 pub fn peak_gflops(
     workspace: &Workspace,
     device: impl Into<DeviceId>,
@@ -121,9 +118,9 @@ pub fn peak_gflops(
     })
 }
 
-/// The host's time to enqueue a kernel of one block that does nothing, while the device is busy, in ns: what the
-/// driver takes, of which the crate's own part is 0.1 to 0.4 µs. A pass of n kernels cannot be enqueued in less than n
-/// times that. Fails where the device does not have the unit, whose kernel it is.
+/// The host's time to enqueue a kernel of one block that does nothing, while the device is busy, in ns; the crate's own
+/// part of it is 0.1 to 0.4 µs. A pass of n kernels cannot be enqueued in less than n times that. Fails where the
+/// device does not have the unit, whose kernel it is.
 pub fn launch_ns(workspace: &Workspace, device: impl Into<DeviceId>, unit: Unit, storage: Dtype) -> Result<f64, Error> {
     let [rounds, launches] = LAUNCHES;
     with_products(workspace, device.into(), (unit, storage), |products| {

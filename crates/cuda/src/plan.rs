@@ -11,8 +11,7 @@ use crate::target::Target;
 use crate::unit::Unit;
 use etalon_problem::{Blocking, Dtype, Error, Mode, Pass, Problem, Table};
 
-/// The steps of a pass, every result being asked for, its operands dense, its sequences and its mask those of the
-/// problem.
+/// The steps of a pass that computes every result, of dense operands, with the sequences and the mask of the problem.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     /// The hypothetical device.
@@ -28,7 +27,7 @@ pub struct Plan {
     /// The tiles that the level has kernels for; the first is taken unless
     /// [`Options::blocking`](crate::Options::blocking) asks for another.
     pub blockings: Vec<Blocking>,
-    /// The kernels, in their order. Those that compute numbers that are not finite count no terms.
+    /// The kernels in their order. Those for numbers that are not finite count no terms.
     pub steps: Vec<Step>,
     /// The parts of the scratch memory that have a name, and their bytes.
     pub buffers: Vec<(&'static str, usize)>,
@@ -44,14 +43,13 @@ pub struct Step {
     pub level: Level,
     /// Its launches.
     pub launches: usize,
-    /// The blocks of a launch, and the threads of a block.
+    /// The blocks of a launch.
     pub blocks: usize,
     /// Threads of a block.
     pub threads: u32,
     /// The shared memory of a block, in bytes.
     pub shared_bytes: u32,
-    /// Multiplications and additions of products for each visible pair of a query and a key, in all launches; and what
-    /// they are computed by.
+    /// Multiplications and additions of products for each visible pair of a query and a key, in all launches.
     pub terms: usize,
     /// The arithmetic that computes them.
     pub unit: Unit,
@@ -64,7 +62,6 @@ pub struct Step {
 }
 
 impl Plan {
-    /// Of a pass that has passed its checks.
     pub(crate) fn of(
         problem: &Problem,
         call: (Pass, Dtype),
@@ -73,8 +70,7 @@ impl Plan {
         target: &Target,
     ) -> Result<Plan, Error> {
         let gradient = options.mode == Mode::ForwardGradient && matches!(problem, Problem::AttentionLse(_));
-        let call = PassCall::new(*target, call, table, Operands::All { gradient }, options);
-        let plan = draft(problem, &call)?;
+        let plan = draft(problem, &PassCall::new(*target, call, table, Operands::All { gradient }, options))?;
         let Choice { level, refusals, mode, blockings } = plan.choice;
         Ok(Plan {
             target: *target,
@@ -100,12 +96,25 @@ impl Plan {
     }
 }
 
-/// The kernels of these steps, each with all of its launches over as many blocks.
+/// The kernels of these steps, with all launches over as many blocks.
 fn kernels(steps: &[step::Step]) -> Vec<Step> {
     let mut list = Vec::<(&step::Kernel, Step)>::new();
     for step in steps {
         let step::Step::Launch { kernel, blocks, work, .. } = step else { continue };
-        let step = of_launch(kernel, *blocks as usize, work);
+        let blocks = *blocks as usize;
+        let step = Step {
+            kernel: kernel.name,
+            level: kernel.variant.level(),
+            launches: 1,
+            blocks,
+            threads: kernel.threads,
+            shared_bytes: kernel.shared_bytes() + declared_bytes(&kernel.variant, kernel.name).unwrap_or(0),
+            terms: work.terms,
+            unit: work.unit,
+            partials: work.partials,
+            sums: work.sums,
+            working: if work.working > 0 { work.working } else { blocks },
+        };
         let same = |(other, own): &&mut (&step::Kernel, Step)| *other == kernel && own.blocks == step.blocks;
         match list.iter_mut().find(same) {
             Some((_, own)) => {
@@ -118,21 +127,4 @@ fn kernels(steps: &[step::Step]) -> Vec<Step> {
         }
     }
     list.into_iter().map(|(_, step)| step).collect()
-}
-
-fn of_launch(kernel: &step::Kernel, blocks: usize, work: &step::Work) -> Step {
-    let declared = declared_bytes(&kernel.variant, kernel.name).unwrap_or(0);
-    Step {
-        kernel: kernel.name,
-        level: kernel.variant.level(),
-        launches: 1,
-        blocks,
-        threads: kernel.threads,
-        shared_bytes: kernel.shared_bytes() + declared,
-        terms: work.terms,
-        unit: work.unit,
-        partials: work.partials,
-        sums: work.sums,
-        working: if work.working > 0 { work.working } else { blocks },
-    }
 }

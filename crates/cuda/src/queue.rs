@@ -1,4 +1,4 @@
-//! Work that is enqueued on a stream: copies, fills, kernels; and streams with the memory of a call of the host.
+//! Work on a stream: copies, fills, kernels; and streams with the memory of a call of the host.
 
 use crate::gpu::Device;
 use crate::memory::{ALIGNMENT, memory};
@@ -9,19 +9,17 @@ use etalon_problem::Error;
 use std::cell::Cell;
 use std::sync::Arc;
 
-/// Counts of what was enqueued.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Enqueued {
     pub launches: Cell<usize>,
     pub fills: Cell<usize>,
 }
 
-/// A stream of a device whose context is that of the thread: it is made current once, and a queue stays on its
-/// thread, since [`Enqueued`] does.
+/// A stream of a device whose context is made current once: a queue stays on its thread, since [`Enqueued`] does.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Queue<'a> {
     pub device: &'a Device,
-    stream: &'a Arc<CudaStream>,
+    pub stream: &'a Arc<CudaStream>,
     enqueued: &'a Enqueued,
 }
 
@@ -29,10 +27,6 @@ impl<'a> Queue<'a> {
     pub fn new(device: &'a Device, stream: &'a Arc<CudaStream>, enqueued: &'a Enqueued) -> Result<Self, Error> {
         device.bind()?;
         Ok(Queue { device, stream, enqueued })
-    }
-
-    pub fn stream(&self) -> &'a Arc<CudaStream> {
-        self.stream
     }
 
     /// Copies bytes from the host to an address that has room for them.
@@ -43,7 +37,7 @@ impl<'a> Queue<'a> {
         // SAFETY: the callers name memory of this call that has room for so many bytes. Pageable memory is
         // read before the driver returns; where a caller has pinned its own, the pass waits for the stream.
         let copied = unsafe { result::memcpy_htod_async(to, bytes, self.stream.cu_stream()) };
-        copied.map_err(|error| self.device.failed("copying to the device", error))
+        self.device.check("copying to the device", copied)
     }
 
     /// Copies bytes from an address to the host, and waits for them.
@@ -53,7 +47,7 @@ impl<'a> Queue<'a> {
         }
         // SAFETY: the callers name memory of this call that holds so many bytes; the wait is below.
         let copied = unsafe { result::memcpy_dtoh_async(bytes, from, self.stream.cu_stream()) };
-        copied.map_err(|error| self.device.failed("copying from the device", error))?;
+        self.device.check("copying from the device", copied)?;
         self.finish()
     }
 
@@ -62,11 +56,10 @@ impl<'a> Queue<'a> {
         if bytes == 0 {
             return Ok(());
         }
-        let words = bytes.div_ceil(4);
         // SAFETY: the callers name a range of this call: ranges are whole multiples of 256 bytes.
-        let filled = unsafe { sys::cuMemsetD32Async(to, word, words, self.stream.cu_stream()) };
+        let filled = unsafe { sys::cuMemsetD32Async(to, word, bytes.div_ceil(4), self.stream.cu_stream()) };
         self.enqueued.fills.set(self.enqueued.fills.get() + 1);
-        filled.result().map_err(|error| self.device.failed("filling device memory", error))
+        self.device.check("filling device memory", filled.result())
     }
 
     /// Runs a kernel over at least one block, with the bytes of its argument.
@@ -83,31 +76,18 @@ impl<'a> Queue<'a> {
         // driver copies the argument, without writing, before it returns, and the list of arguments, which has one as
         // the kernel does, lives until then.
         let launched = unsafe {
-            sys::cuLaunchKernel(
-                kernel.cu_function(),
-                blocks,
-                1,
-                1,
-                threads,
-                1,
-                1,
-                shared,
-                self.stream.cu_stream(),
-                arguments.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
+            let (grid, block, stream) = ((blocks, 1, 1), (threads, 1, 1), self.stream.cu_stream());
+            result::launch_kernel(kernel.cu_function(), grid, block, shared, stream, &mut arguments)
         };
         self.enqueued.launches.set(self.enqueued.launches.get() + 1);
-        launched.result().map_err(|error| self.device.failed("launching a kernel", error))
+        self.device.check("launching a kernel", launched)
     }
 
-    /// Waits until everything is done.
     pub fn finish(&self) -> Result<(), Error> {
-        self.stream.synchronize().map_err(|error| self.device.failed("a kernel", error))
+        self.device.check("a kernel", self.stream.synchronize())
     }
 }
 
-/// A stream with memory.
 #[derive(Debug)]
 pub(crate) struct StreamSlot {
     pub stream: Arc<CudaStream>,
@@ -120,7 +100,7 @@ impl StreamSlot {
         StreamSlot { stream, memory: None, enqueued: Enqueued::default() }
     }
 
-    /// The address of memory of so many bytes: that of calls before, if it is enough.
+    /// The address of so many bytes: memory of calls before, if it is enough.
     pub fn reserve(&mut self, device: &Device, bytes: usize) -> Result<u64, Error> {
         if self.memory.as_ref().is_none_or(|memory| memory.len() < bytes) {
             self.memory = None; // what is too small makes room first
@@ -129,7 +109,7 @@ impl StreamSlot {
         Ok(self.memory.as_ref().map_or(0, |memory| memory.device_ptr(&self.stream).0))
     }
 
-    /// Fills its memory with a number, before what is enqueued on its stream from here on.
+    /// Fills its memory with a number, before what is enqueued later.
     pub fn fill(&self, device: &Device, value: f32) -> Result<(), Error> {
         let Some(memory) = &self.memory else { return Ok(()) };
         let (address, bytes) = (memory.device_ptr(&self.stream).0, memory.len() / 4 * 4);
@@ -145,9 +125,8 @@ impl StreamSlot {
 pub(crate) fn device_memory(device: &Device, stream: &Arc<CudaStream>, bytes: usize) -> Result<CudaSlice<u8>, Error> {
     // SAFETY: nothing reads a byte of it that was not written: inputs are uploaded whole, results are
     // filled before kernels run, or written whole by these, and kernels write what they read.
-    let memory = unsafe { stream.alloc::<u8>(bytes.max(ALIGNMENT)) };
-    memory.map_err(|error| match error {
-        DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY) => self::memory(bytes),
+    unsafe { stream.alloc::<u8>(bytes.max(ALIGNMENT)) }.map_err(|error| match error {
+        DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY) => memory(bytes),
         error => device.failed("device memory", error),
     })
 }

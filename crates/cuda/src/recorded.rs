@@ -13,19 +13,18 @@ use std::sync::Arc;
 /// A prepared pass whose tensors and scratch memory lie where they lay when it was recorded. What it enqueues is
 /// what [`DevicePass::enqueue`] does, with the same bits.
 ///
-/// The driver runs what was enqueued so one after the other, also on several streams, since it has one scratch
-/// memory. It holds what the driver needs to launch it, a little memory of the host and of the device, until it is
-/// dropped.
+/// What is enqueued so runs one after the other, also on several streams, since it has one scratch memory. Until it is
+/// dropped, it holds a little memory of the host and of the device.
 pub struct RecordedPass<'p> {
     pass: &'p DevicePass,
     graph: CudaGraph,
 }
 
-// SAFETY: the driver lets a graph be used by any thread, as long as it is one at a time: what uses it here borrows it
-// exclusively or owns it. The rest of it may be shared.
+// SAFETY: the driver lets any thread use a graph, one at a time: what uses it here borrows it exclusively or owns it.
+// The rest may be shared.
 unsafe impl Send for RecordedPass<'_> {}
 
-/// The driver's memory for what is enqueued is taken when it is recorded.
+/// The driver takes its memory when a pass is recorded.
 const FLAGS: CUgraphInstantiate_flags = CUgraphInstantiate_flags(0);
 
 impl DevicePass {
@@ -34,16 +33,16 @@ impl DevicePass {
     ///
     /// # Safety
     /// As [`DevicePass::enqueue`], for every time that what was recorded is enqueued.
-    pub unsafe fn record<'t>(
+    pub unsafe fn record(
         &self,
-        inputs: &'t DeviceTensors<'t>,
-        outputs: &'t DeviceTensors<'t>,
+        inputs: &DeviceTensors<'_>,
+        outputs: &DeviceTensors<'_>,
         scratch: u64,
     ) -> Result<RecordedPass<'_>, Error> {
         let device = self.device();
         device.check_alive()?;
         device.bind()?;
-        let stream = device.context.new_stream().map_err(|error| failed(device, error))?;
+        let stream = device.check(WHAT, device.context.new_stream())?;
         let graph = captured(device, &stream, || {
             // SAFETY: the caller's promise; the stream is of the context, and runs nothing while it is captured.
             unsafe { self.enqueue(stream.cu_stream(), inputs, outputs, scratch) }
@@ -52,7 +51,7 @@ impl DevicePass {
     }
 }
 
-/// Captures work that is enqueued on a stream meanwhile as a graph. The capture ends, whatever fails.
+/// Captures what is enqueued on a stream as a graph. The capture ends, whatever fails.
 fn captured(
     device: &Device,
     stream: &Arc<CudaStream>,
@@ -60,19 +59,15 @@ fn captured(
 ) -> Result<CudaGraph, Error> {
     // Calls of other threads meanwhile are of no account.
     let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-    stream.begin_capture(mode).map_err(|error| failed(device, error))?;
+    device.check(WHAT, stream.begin_capture(mode))?;
     let enqueued = enqueue();
     let graph = stream.end_capture(FLAGS);
     enqueued?;
     let none = || Error::Device { what: WHAT.to_string(), reason: "there is no graph".to_string() };
-    graph.map_err(|error| failed(device, error))?.ok_or_else(none)
+    device.check(WHAT, graph)?.ok_or_else(none)
 }
 
 const WHAT: &str = "recording a pass";
-
-fn failed(device: &Device, error: cudarc::driver::DriverError) -> Error {
-    device.failed(WHAT, error)
-}
 
 impl RecordedPass<'_> {
     /// Enqueues the pass on a stream of the device's primary context: nothing has been computed when this returns.
@@ -85,7 +80,7 @@ impl RecordedPass<'_> {
         device.bind()?;
         // SAFETY: the graph lives, nobody else uses it now, and the stream is of its context by the caller's promise.
         let launched = unsafe { graph::launch(self.graph.cu_graph_exec(), stream) };
-        launched.map_err(|error| device.failed("launching a recorded pass", error))
+        device.check("launching a recorded pass", launched)
     }
 }
 

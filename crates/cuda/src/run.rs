@@ -11,18 +11,16 @@ use crate::target::Target;
 use crate::workspace::Workspace;
 use etalon_problem::{Dtype, Error, Pass, Problem, Views, ViewsMut};
 
-/// Computes a pass on a device: reads `inputs` and writes those outputs that have a place in `outputs`,
-/// both by name, of any strides, in the memory of the host.
+/// Computes a pass on a device: reads `inputs` and writes those outputs that have a place in `outputs`, both by name,
+/// of any strides, on the host.
 ///
-/// The tensors of a pass, with their shapes and types, are those of [`Problem::operands`]. What a later
-/// pass reads again of the forward pass (o and lse of attention) is an input; with
-/// [`Options::recompute`] an absent one is computed anew.
+/// The tensors of a pass, with their shapes and types, are those of [`Problem::operands`]. What a later pass reads of
+/// the forward pass (o and lse of attention) is an input; with [`Options::recompute`] an absent one is computed anew.
 ///
-/// On an error nothing has been written, unless a device fails while it hands over its results. Fails
-/// with [`Error::Unsupported`] where there is no driver, device or compiler, and where the tier has no
-/// kernel; with [`Error::Device`] where a device fails, and with [`Error::ContextLost`] from the fault on
-/// that ends its context. Compiles the kernels on every call: a caller
-/// with more than one keeps a [`Workspace`] and uses [`run_in`].
+/// On an error nothing has been written, unless a device fails while it hands over its results. Fails with
+/// [`Error::Unsupported`] where there is no driver, device or compiler, and where the tier has no kernel; with
+/// [`Error::Device`] where a device fails, and with [`Error::ContextLost`] from the fault on that ends its context.
+/// Compiles the kernels on every call: a caller with more than one uses [`run_in`].
 ///
 /// ```
 /// use etalon_cuda::{Options, run};
@@ -77,8 +75,8 @@ pub fn run_in(
     Placed::of(&state, draft(problem, &call)?, inputs, Some(outputs))?.compute(outputs)
 }
 
-/// The steps of a pass on a device like `target`, which may be hypothetical: those that a prepared pass enqueues.
-/// Fails as [`run`](crate::run()) does where it cannot be computed.
+/// The steps that a prepared pass enqueues on a device like `target`, which may be hypothetical. Fails as
+/// [`run`](crate::run()) does.
 ///
 /// ```
 /// use etalon_cuda::{Level, Options, Precision, Target, plan};

@@ -1,24 +1,19 @@
 //! The shared memory of a block, by the layouts of the sources.
 
-use crate::family::Family;
+use crate::family::Family::*;
 use crate::variant::Variant;
 
-/// The shared memory of a block of a kernel that its source does not declare: tiles, as the constants of
-/// the source lay them out, with room to align them. The source asserts that it is these bytes.
+/// The shared memory of a block that the source of a kernel does not declare: tiles, as its constants lay them out,
+/// with room to align them. The source asserts these bytes.
 pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
     let bytes = match variant.family {
-        Family::AttentionSm80
-        | Family::AttentionSm80Fused
-        | Family::AttentionSm80F32
-        | Family::AttentionSm80Wide
-        | Family::AttentionSm80SecondOrder => attention_sm80(variant, kernel),
-        Family::LazySm80 => lazy_sm80(variant, kernel),
-        Family::LinearSm80 => linear_sm80(variant, kernel),
-        Family::AttentionSm90aForward | Family::AttentionSm90aBackward => attention_sm90a(variant, kernel),
-        Family::LazySm90aForward | Family::LazySm90aBackward => lazy_sm90a(variant, kernel),
-        Family::LinearSm90a => linear_sm90a(variant, kernel),
-        Family::CrossEntropySm90a => cross_entropy_sm90a(kernel),
-        _ => 0,
+        LazySm80 => lazy_sm80(variant, kernel),
+        LinearSm80 => linear_sm80(variant, kernel),
+        AttentionSm90aForward | AttentionSm90aBackward => attention_sm90a(variant, kernel),
+        LazySm90aForward | LazySm90aBackward => lazy_sm90a(variant, kernel),
+        LinearSm90a => linear_sm90a(variant, kernel),
+        CrossEntropySm90a => cross_entropy_sm90a(kernel),
+        _ => attention_sm80(variant, kernel), // 0 of portable families
     };
     bytes as u32
 }
@@ -29,7 +24,7 @@ fn attention_sm80(variant: &Variant, kernel: &str) -> usize {
     let tiles = variant.define("TILES");
     match (variant.family, kernel) {
         // q; k and v in two stages.
-        (Family::AttentionSm80, "forward") => {
+        (AttentionSm80, "forward") => {
             let (rows, keys) = match tiles {
                 _ if cd > 128 => (64, 32),
                 1 => (128, 32),
@@ -39,29 +34,29 @@ fn attention_sm80(variant: &Variant, kernel: &str) -> usize {
             2 * rows * cd + 4 * keys * (cd + ce)
         }
         // The block's own tile, and two stages of those that it walks with two numbers a row.
-        (Family::AttentionSm80, "values") => {
+        (AttentionSm80, "values") => {
             let walked = if (cd, ce) == (64, 64) { 64 } else { 32 };
             2 * 128 * cd + 2 * (2 * walked * (cd + ce) + 8 * walked)
         }
         // q, k, dout and v.
-        (Family::AttentionSm80, "dbias") => 4 * 64 * (cd + ce),
+        (AttentionSm80, "dbias") => 4 * 64 * (cd + ce),
         // The block's own tile, and two stages of those that it walks: 64 rows of 64 or 32.
-        (Family::AttentionSm80, _) if tiles == 1 => 4 * 64 * (cd + ce) + 16 * 32,
-        (Family::AttentionSm80, _) => 6 * 64 * (cd + ce) + 16 * 64,
+        (AttentionSm80, _) if tiles == 1 => 4 * 64 * (cd + ce) + 16 * 32,
+        (AttentionSm80, _) => 6 * 64 * (cd + ce) + 16 * 64,
         // As `keys`, with dS of a tile where no dout has room for it.
-        (Family::AttentionSm80Fused, "fused") => 6 * 64 * (cd + ce) + 16 * 64 + (1 - has_values.min(1)) * 2 * 64 * 64,
+        (AttentionSm80Fused, "fused") => 6 * 64 * (cd + ce) + 16 * 64 + (1 - has_values.min(1)) * 2 * 64 * 64,
         // q; k and v, or two stages of k.
-        (Family::AttentionSm80F32, "forward") => 4 * 128 * cd + 4 * 32 * if has_values > 0 { cd + ce } else { 2 * cd },
+        (AttentionSm80F32, "forward") => 4 * 128 * cd + 4 * 32 * if has_values > 0 { cd + ce } else { 2 * cd },
         // q and k, then dout and v in their place.
-        (Family::AttentionSm80F32, "dbias") => 2 * 4 * 64 * cd.max(ce),
+        (AttentionSm80F32, "dbias") => 2 * 4 * 64 * cd.max(ce),
         // The block's own tile, and those that it walks with two numbers a row.
-        (Family::AttentionSm80F32, _) => {
+        (AttentionSm80F32, _) => {
             let stages = if cd + ce > 192 { 1 } else { 2 };
             4 * 64 * (cd + ce) + stages * (4 * 32 * (cd + ce) + 8 * 32)
         }
-        (Family::AttentionSm80Wide, _) => 2 * 64 * (cd + ce) + variant.define("STAGES") * (2 * 32 * (cd + ce) + 8 * 32),
+        (AttentionSm80Wide, _) => 2 * 64 * (cd + ce) + variant.define("STAGES") * (2 * 32 * (cd + ce) + 8 * 32),
         // The block's own tile, and those that it walks: an operand and its tangent.
-        (Family::AttentionSm80SecondOrder, "tangents" | "queries" | "keys") => 4 * (64 + 32) * (cd + ce),
+        (AttentionSm80SecondOrder, "tangents" | "queries" | "keys") => 4 * (64 + 32) * (cd + ce),
         _ => 0,
     }
 }
@@ -155,25 +150,25 @@ fn cross_entropy_sm90a(kernel: &str) -> usize {
     }
 }
 
-/// The shared memory of a block of a kernel that its source declares; `None` of kernels of which nobody asks.
+/// The shared memory of a block that the source of a kernel declares; `None` where nobody asks.
 pub fn declared_bytes(variant: &Variant, kernel: &str) -> Option<u32> {
-    // `Shared` of `tile/ffma.cuh`; numbers of a chunk that `flow` keeps beside it, and one of each thread.
+    // `Shared` of `tile/ffma.cuh`; `flow` keeps numbers of a chunk beside it, and one of each thread.
     const SLABS: u32 = 34_816;
     let rows = variant.define("R");
     match (variant.family, kernel) {
-        (Family::AttentionPortable, "delta" | "scale") => Some(0),
-        (Family::AttentionPortableSecondOrder, "rows") => Some(0),
-        (Family::AttentionPortable | Family::AttentionPortableSecondOrder, kernel) => match kernel {
+        (AttentionPortable, "delta" | "scale") => Some(0),
+        (AttentionPortableSecondOrder, "rows") => Some(0),
+        (AttentionPortable | AttentionPortableSecondOrder, kernel) => match kernel {
             "collect" => Some(0),
             "dsinks" | "gsinks" => Some(if rows == 8 { 512 } else { 1024 }),
             _ => Some(SLABS),
         },
-        (Family::AttentionFallback, _) => Some(SLABS),
-        (Family::LinearPortable, "attend" | "sums") => Some(SLABS),
-        (Family::LinearPortable, "flow") => Some(SLABS + if rows == 8 { 2576 } else { 3088 }),
-        (Family::LinearSm80, "flow") => Some(2688),
-        (Family::LinearSm80, "attend" | "sums") => Some(0),
-        (Family::AttentionSm80Fused, _) => Some(0),
+        (AttentionFallback, _) => Some(SLABS),
+        (LinearPortable, "attend" | "sums") => Some(SLABS),
+        (LinearPortable, "flow") => Some(SLABS + if rows == 8 { 2576 } else { 3088 }),
+        (LinearSm80, "flow") => Some(2688),
+        (LinearSm80, "attend" | "sums") => Some(0),
+        (AttentionSm80Fused, _) => Some(0),
         _ => None,
     }
 }

@@ -13,16 +13,14 @@ use crate::variant::Variant;
 use std::fmt::Write;
 
 impl Variant {
-    /// The source of these of its kernels. Messages of the compiler name the file and its line.
+    /// The source of some of its kernels. Messages of the compiler name the file and its line.
     pub fn source(&self, kernels: &[&str]) -> String {
         let (mut source, mut definitions) = (String::new(), Definitions::default());
         for (name, text) in self.family.texts() {
             let _ = writeln!(source, "#line 1 \"{name}\"");
             for (number, line) in text.lines().enumerate() {
-                let struct_name = line.strip_prefix(ARGUMENTS).and_then(|rest| rest.split_once(')'));
-                let Some((of, _)) = struct_name else {
-                    let others = kernel_of(line).filter(|(name, _)| !kernels.contains(name));
-                    let _ = match others {
+                let Some((of, _)) = line.strip_prefix(ARGUMENTS).and_then(|rest| rest.split_once(')')) else {
+                    let _ = match kernel_of(line).filter(|(name, _)| !kernels.contains(name)) {
                         Some((_, declaration)) => writeln!(source, "LEFT_OUT({declaration}"),
                         None => writeln!(source, "{line}"),
                     };
@@ -47,8 +45,7 @@ impl Variant {
         ];
         options.extend(self.defines.iter().map(|(name, value)| format!("-D{name}={value}")));
         // Sources assert that their layouts have these bytes: `CHECK_SHARED` of `tile/types.cuh`.
-        let shared = self.kernels().into_iter().map(|name| (name, shared_bytes(self, name)));
-        let shared = shared.filter(|(_, bytes)| *bytes > 0);
+        let shared = self.kernels().into_iter().map(|name| (name, shared_bytes(self, name))).filter(|x| x.1 > 0);
         options.extend(shared.map(|(name, bytes)| format!("-DSHARED_{name}={bytes}")));
         if cfg!(feature = "racecheck") {
             options.push("-DARRIVALS=32".to_string()); // of `feed/barriers.cuh`
@@ -56,8 +53,7 @@ impl Variant {
         options
     }
 
-    /// The name of a kernel's machine code in a cache or an archive: a hash of the source, the options, the
-    /// architecture, and the version of the compiler.
+    /// The name of a kernel's machine code in a cache or an archive: a hash of all that makes it.
     pub(crate) fn key(&self, kernel: &str, architecture: &str, nvrtc: &str) -> String {
         Cache::key(&[&self.source(&[kernel]), &self.options(architecture).join("\n"), nvrtc])
     }
@@ -69,10 +65,9 @@ fn kernel_of(line: &str) -> Option<(&str, &str)> {
     Some((declaration.split(',').next()?, declaration))
 }
 
-/// The beginning of a line in whose place a struct of kernel arguments is defined, whose name follows, in parentheses.
+/// The beginning of a line in whose place a struct of kernel arguments is defined; its name follows, in parentheses.
 const ARGUMENTS: &str = "KERNEL_ARGS(";
 
-/// Kernel arguments that sources name.
 fn declared() -> impl Iterator<Item = Declaration> {
     let own = [step::ARGUMENTS, peak::ARGUMENTS, tensor_args::ARGUMENTS];
     let algorithms = [linear_attention::ARGUMENTS, linear_cross_entropy::ARGUMENTS];

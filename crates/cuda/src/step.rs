@@ -1,5 +1,4 @@
-//! The steps of a pass: what its algorithm drafts, as plain data, which a plan prints without a device and
-//! [`pass`](crate::pass) loads.
+//! The steps of a pass, as plain data: a plan prints them without a device, and [`pass`](crate::pass) loads them.
 
 use crate::args::{Arguments, ConstPtr, Declaration, KernelArgs, Pointee, Ptr, declarations, kernel_args};
 use crate::memory::MemoryRange;
@@ -14,7 +13,6 @@ use etalon_problem::Error;
 use std::cell::RefCell;
 use std::ops::Deref;
 
-/// Something that a pass enqueues.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Step {
     /// A kernel over so many blocks.
@@ -51,23 +49,18 @@ impl Kernel {
     }
 }
 
-/// Work of a launch, for the prediction of its time.
+/// Work of a launch, for the prediction of its time, as [`plan::Step`](crate::plan::Step) has it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Work {
-    /// Multiplications and additions of products for each visible pair.
     pub terms: usize,
-    /// The arithmetic that computes them.
     pub unit: Unit,
-    /// Bytes of partial sums that are written or read for each visible pair.
     pub partials: f64,
-    /// Bytes of sums that are read and written beside.
     pub sums: usize,
-    /// The blocks that have something to do, about; 0: all.
+    /// 0: all blocks.
     pub working: usize,
 }
 
 impl Work {
-    /// Nothing that a prediction counts.
     pub const NONE: Work = Work { terms: 0, unit: Unit::Ffma, partials: 0.0, sums: 0, working: 0 };
 
     /// So many terms, by a kernel of a variant.
@@ -76,7 +69,6 @@ impl Work {
     }
 }
 
-/// The memory that a symbolic address lies in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Region {
     Scratch,
@@ -85,11 +77,11 @@ pub(crate) enum Region {
     Operand(usize),
 }
 
-/// Bits of the offset in a symbol; those above are one more than the number of its region.
+/// Bits of the offset in a symbol, below the number of its region.
 const OFFSET: u32 = 44;
 
 impl Region {
-    /// The address at which the region begins, as a symbol. Symbols are never 0, which stands for nothing.
+    /// The symbol of its first address: never 0, which stands for nothing.
     pub fn symbol(self) -> u64 {
         let number = match self {
             Region::Scratch => 1,
@@ -108,17 +100,13 @@ pub(crate) struct Bases<'a> {
 }
 
 impl Bases<'_> {
-    /// The address that a symbol stands for.
     pub fn resolve(&self, symbol: u64) -> u64 {
         let offset = symbol & ((1 << OFFSET) - 1);
         let base = match symbol >> OFFSET {
             1 => self.scratch,
             2 => self.tables,
             // The list of operands is as long as when the symbols were made.
-            number => {
-                let operand = (number as usize).checked_sub(3);
-                operand.and_then(|at| self.operands.get(at)).copied().unwrap_or(0)
-            }
+            number => (number as usize).checked_sub(3).and_then(|at| self.operands.get(at)).copied().unwrap_or(0),
         };
         base + offset
     }
@@ -156,12 +144,11 @@ const ROWS: usize = 8;
 /// The most steps of a pass: of a few KB each.
 const MOST_STEPS: usize = 100_000;
 
-/// The steps of a pass that was prepared as P, while they are drafted. Addresses are symbols.
+/// The steps of a pass that was prepared as P.
 pub(crate) struct Steps<'a, P> {
     pub prepared: &'a P,
     target: Target,
     list: RefCell<Vec<Step>>,
-    /// The address of the tables.
     tables: u64,
 }
 
@@ -171,32 +158,28 @@ impl<'a, P> Steps<'a, P> {
         Steps { prepared, target, list: RefCell::default(), tables: Region::Tables.symbol() }
     }
 
-    /// The multiprocessors of the device.
     pub fn multiprocessors(&self) -> usize {
         self.target.multiprocessors
     }
 
-    /// The same steps, with tables that the pass itself makes in its scratch memory.
+    /// The same, with tables that the pass makes in its scratch memory.
     pub fn with_tables(self, range: MemoryRange) -> Self {
         Steps { tables: self.at(range), ..self }
     }
 
-    /// The address of a range in scratch memory.
     pub fn at(&self, range: MemoryRange) -> u64 {
         range.address(Region::Scratch.symbol())
     }
 
-    /// The same of a range that may not be there: 0 then.
+    /// The same; 0 of none.
     pub fn range(&self, range: Option<MemoryRange>) -> u64 {
         range.map_or(0, |range| self.at(range))
     }
 
-    /// Adds a fill of a range with 0.
     pub fn clear(&self, range: MemoryRange) {
         self.fill(self.at(range), range.bytes, 0);
     }
 
-    /// The address of a table.
     pub fn table(&self, range: MemoryRange) -> u64 {
         range.address(self.tables)
     }
@@ -206,8 +189,8 @@ impl<'a, P> Steps<'a, P> {
         range.address(Region::Tables.symbol())
     }
 
-    /// Adds a launch of a kernel of a variant, over so many blocks of so many threads; none at all where there is no
-    /// block. Fails where there are [`MOST_STEPS`] already.
+    /// Adds a launch of a kernel of a variant over so many blocks of so many threads, if there is a block. Fails where
+    /// there are [`MOST_STEPS`] already.
     pub fn launch<A: KernelArgs>(
         &self,
         kernel: (&Variant, &'static str),
@@ -240,16 +223,14 @@ impl<'a, P> Steps<'a, P> {
             return Ok(());
         }
         if self.list.borrow().len() >= MOST_STEPS {
-            return Err(Error::unsupported(
-                format!("a pass of more than {MOST_STEPS} steps"),
-                "its chunks are small: a larger memory_budget or partials_budget takes fewer",
-            ));
+            let reason = "its chunks are small: a larger memory_budget or partials_budget takes fewer";
+            return Err(Error::unsupported(format!("a pass of more than {MOST_STEPS} steps"), reason));
         }
-        let blocks = u32::try_from(blocks).ok().filter(|&n| n <= i32::MAX as u32);
-        let reason = "a launch has at most 2³¹ − 1 blocks";
-        let blocks = blocks.ok_or_else(|| Error::unsupported("a problem of this size", reason))?;
+        if blocks > i32::MAX as usize {
+            return Err(Error::unsupported("a problem of this size", "a launch has at most 2³¹ − 1 blocks"));
+        }
         let kernel = Kernel { variant: variant.clone(), name, threads, own_shared };
-        let arguments = arguments.arguments();
+        let (blocks, arguments) = (blocks as u32, arguments.arguments());
         self.list.borrow_mut().push(Step::Launch { kernel, blocks, arguments, work });
         Ok(())
     }
@@ -261,7 +242,7 @@ impl<'a, P> Steps<'a, P> {
         }
     }
 
-    /// Adds a copy of elements of so many bytes; columns beyond those of the source are 0.
+    /// Adds a copy of elements of so many bytes; columns beyond the source's are 0.
     pub fn copy(&self, bytes: usize, from: StridedTensor, to: StridedTensor) -> Result<(), Error> {
         let (from, to) = if bytes == 8 { (from.halves(), to.halves()) } else { (from, to) };
         let columns = from.extents[3].min(to.extents[3]) as u32;
@@ -269,7 +250,7 @@ impl<'a, P> Steps<'a, P> {
         self.move_to(bytes, to, Move { from, from_strides, columns, ..Move::default() })
     }
 
-    /// Adds a copy to a tensor of elements of so many bytes, or its fill.
+    /// Adds a copy to a tensor of so many bytes an element, or its fill.
     fn move_to(&self, bytes: usize, to: StridedTensor, args: Move) -> Result<(), Error> {
         if to.elements() == 0 {
             return Ok(());
@@ -284,7 +265,7 @@ impl<'a, P> Steps<'a, P> {
 }
 
 impl<'a, P: Deref<Target = Parts>> Steps<'a, P> {
-    /// The steps of a pass: at first copies of what the caller holds elsewhere than kernels find it.
+    /// Begins with copies of what the caller holds elsewhere than kernels find it.
     pub fn new(prepared: &'a P) -> Result<Self, Error> {
         let steps = Steps::empty(prepared, prepared.target);
         steps.apart(|part| part.given).try_for_each(|(number, part)| {
@@ -293,7 +274,7 @@ impl<'a, P: Deref<Target = Parts>> Steps<'a, P> {
         Ok(steps)
     }
 
-    /// The steps in their order, and at last copies of what kernels wrote elsewhere than the caller wants it.
+    /// The steps, and at last copies of what kernels wrote elsewhere than the caller wants it.
     pub fn finish(self) -> Result<Vec<Step>, Error> {
         self.apart(|part| part.wanted).try_for_each(|(number, part)| {
             self.copy(part.bytes, self.placed(number), part.caller(self.of_caller(number)))
@@ -301,7 +282,7 @@ impl<'a, P: Deref<Target = Parts>> Steps<'a, P> {
         Ok(self.list.into_inner())
     }
 
-    /// The parts that the caller holds elsewhere than kernels find them.
+    /// Parts that the caller holds elsewhere than kernels find them.
     fn apart(&self, which: impl Fn(&Part) -> bool) -> impl Iterator<Item = (usize, &Part)> {
         let parts = self.parts().list.iter().enumerate();
         parts.filter(move |(_, part)| which(part) && !part.is_direct())
@@ -311,12 +292,12 @@ impl<'a, P: Deref<Target = Parts>> Steps<'a, P> {
         self.prepared
     }
 
-    /// The address of an array that the caller gives beside the parts.
+    /// The address of an array beside the parts.
     pub fn beside(&self, number: usize) -> u64 {
         Region::Operand(self.parts().list.len() + number).symbol()
     }
 
-    /// The address at which the caller holds a part; 0 if it does not.
+    /// The caller's address of a part; 0 without one.
     fn of_caller(&self, number: usize) -> u64 {
         let part = &self.parts().list[number];
         if part.given || part.wanted { Region::Operand(number).symbol() } else { 0 }
@@ -325,10 +306,10 @@ impl<'a, P: Deref<Target = Parts>> Steps<'a, P> {
     /// The place of a part, as kernels find it.
     fn placed(&self, number: usize) -> StridedTensor {
         let part = &self.parts().list[number];
-        part.range.map_or_else(|| part.caller(self.of_caller(number)), |range| part.place(self.at(range)))
+        part.place(part.range.map_or_else(|| self.of_caller(number), |range| self.at(range)))
     }
 
-    /// The place of an operand, as kernels find it; nowhere, without elements, if it is not there.
+    /// The place of an operand, as kernels find it; nowhere if it is not there.
     pub fn place(&self, name: &str) -> StridedTensor {
         let found = self.parts().list.iter().position(|part| part.operand.name == name);
         found.map_or(StridedTensor::NOWHERE, |number| self.placed(number))
@@ -344,7 +325,6 @@ impl<'a, P: Deref<Target = Parts>> Steps<'a, P> {
         self.place(name).address
     }
 
-    /// True if an operand is there.
     pub fn is_there(&self, name: &str) -> bool {
         self.address(name) != 0
     }

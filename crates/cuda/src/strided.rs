@@ -9,14 +9,13 @@ pub(crate) struct StridedTensor {
     pub strides: [i64; 4],
 }
 
-/// The strides of a dense tensor.
 pub(crate) fn dense(extents: [usize; 4]) -> [i64; 4] {
     let [_, heads, rows, columns] = extents.map(|x| x as i64);
     [heads * rows * columns, rows * columns, columns, 1]
 }
 
-/// Extents of a shape of up to four axes: of four as they are, of fewer the last one is that of the
-/// columns, and those before are heads and batch elements.
+/// Extents of a shape of up to four axes: of fewer than four the last are columns, and those before heads and batch
+/// elements.
 pub(crate) fn extents(shape: &[usize]) -> Option<[usize; 4]> {
     Some(match *shape {
         [] => [1; 4],
@@ -32,7 +31,6 @@ impl StridedTensor {
     /// Nowhere, without elements.
     pub const NOWHERE: StridedTensor = StridedTensor { address: 0, extents: [0; 4], strides: [0; 4] };
 
-    /// A dense tensor.
     pub fn dense(address: u64, extents: [usize; 4]) -> StridedTensor {
         StridedTensor { address, extents, strides: dense(extents) }
     }
@@ -49,18 +47,17 @@ impl StridedTensor {
     /// A tensor of numbers of 8 bytes, of at most three axes, as one of their halves.
     pub fn halves(self) -> StridedTensor {
         let ([batch, heads, _, columns], [b, h, _, c]) = (self.extents, self.strides);
-        let strides = [2 * b, 2 * h, 2 * c, 1];
-        StridedTensor { address: self.address, extents: [batch, heads, columns, 2], strides }
+        StridedTensor { extents: [batch, heads, columns, 2], strides: [2 * b, 2 * h, 2 * c, 1], ..self }
     }
 
     /// True if elements lie one after the other, in the order of the shape.
     pub fn is_dense(&self) -> bool {
         let wanted = dense(self.extents);
-        let axes = self.extents.iter().zip(self.strides.iter().zip(wanted));
-        self.elements() == 0 || axes.into_iter().all(|(&n, (&own, wanted))| n == 1 || own == wanted)
+        let is_dense = |axis: usize| self.extents[axis] == 1 || self.strides[axis] == wanted[axis];
+        self.elements() == 0 || (0..4).all(is_dense)
     }
 
-    /// True if the copy engine walks its rows, heads and batch elements of 16-bit elements.
+    /// True if the copy engine walks its rows, heads and batch elements, of 16-bit elements.
     pub fn has_boxes(&self) -> bool {
         (0..3).all(|axis| {
             let stride = self.strides[axis];

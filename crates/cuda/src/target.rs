@@ -1,8 +1,8 @@
-//! A device, as far as it decides which kernels compute a pass: one that is there, or a hypothetical one.
+//! A device, as far as it decides which kernels compute a pass; it may be hypothetical.
 
 use etalon_problem::Error;
 
-/// Facts that decide which kernels a device runs, and how many blocks of them at a time.
+/// Facts that decide which kernels a device runs, and how many blocks at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Target {
     /// Its compute capability.
@@ -26,8 +26,7 @@ const KNOWN: [((i32, i32), usize, u32); 7] = [
 ];
 
 impl Target {
-    /// A device of an architecture, such as `sm_90`: the largest that many have. Fails for one that nothing is known
-    /// of.
+    /// A device of an architecture, such as `sm_90`: the largest that many have. Fails for an unknown one.
     pub fn of(architecture: &str) -> Result<Target, Error> {
         let digits = architecture.strip_prefix("sm_").map(|name| name.trim_end_matches('a'));
         let number = digits.and_then(|digits| digits.parse::<i32>().ok());

@@ -3,9 +3,8 @@
 use crate::args::{Declaration, Untyped, declarations};
 use crate::strided::StridedTensor;
 
-/// Declares a tensor of batch elements, heads, rows and columns, of which those of a row lie side by side: its first
-/// element, 0 where there is none; and how many elements there are from one batch element, head and row to the next, 0
-/// along axes of batch elements and heads of extent 1.
+/// Declares a tensor of batch elements, heads and rows of columns that lie side by side: its address, 0 where there is
+/// none; and the elements from one batch element, head and row to the next, 0 for one batch element or head.
 macro_rules! strided_args {
     (
         $(#[$doc:meta])*
@@ -39,7 +38,6 @@ strided_args! {
 pub(crate) const ARGUMENTS: &[Declaration] = declarations![TensorArgs];
 
 impl TensorArgs {
-    /// A dense tensor.
     pub fn dense(address: u64, extents: [usize; 4]) -> TensorArgs {
         StridedTensor::dense(address, extents).into()
     }

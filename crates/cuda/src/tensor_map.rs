@@ -1,21 +1,20 @@
 //! Tensors of 16-bit elements as the copy engine of compute capability 9.0 reads and writes them.
 
 use crate::gpu::Device;
-use cudarc::driver::sys;
+use cudarc::driver::sys::*;
 use etalon_problem::{Dtype, Error};
 
 /// A tensor for the copy engine; none unless it was described.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct TensorMap(Option<Boxed>);
 
-/// The most axes of a tensor.
 const AXES: usize = 5;
 
 /// A tensor of some axes, the fastest first, in boxes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Boxed {
     pub address: u64,
-    /// The type of its elements: bf16 or f16.
+    /// bf16 or f16.
     storage: Dtype,
     axes: usize,
     /// Elements along each axis.
@@ -38,7 +37,7 @@ impl Descriptor {
 }
 
 impl TensorMap {
-    /// A tensor at an address: the elements along each axis, the bytes from one to the next, and the box.
+    /// A tensor at an address: elements along each axis, bytes from one to the next, and the box.
     pub fn new<const N: usize>(
         storage: Dtype,
         address: u64,
@@ -46,12 +45,14 @@ impl TensorMap {
         strides: [u64; N],
         box_extents: [u32; N],
     ) -> TensorMap {
-        let mut boxed =
-            Boxed { address, storage, axes: N, extents: [1; AXES], strides: [0; AXES], box_extents: [1; AXES] };
-        boxed.extents[..N].copy_from_slice(&extents);
-        boxed.strides[..N].copy_from_slice(&strides);
-        boxed.box_extents[..N].copy_from_slice(&box_extents);
-        TensorMap(Some(boxed))
+        TensorMap(Some(Boxed {
+            address,
+            storage,
+            axes: N,
+            extents: filled_up(extents, 1),
+            strides: filled_up(strides, 0),
+            box_extents: filled_up(box_extents, 1),
+        }))
     }
 
     pub fn boxed(&self) -> Option<Boxed> {
@@ -59,24 +60,27 @@ impl TensorMap {
     }
 }
 
+/// Numbers of some axes, and `rest` of the others.
+fn filled_up<T: Copy, const N: usize>(own: [T; N], rest: T) -> [T; AXES] {
+    std::array::from_fn(|axis| own.get(axis).copied().unwrap_or(rest))
+}
+
 impl Boxed {
-    /// The same at another address.
     pub fn at(self, address: u64) -> Boxed {
         Boxed { address, ..self }
     }
 
-    /// Its descriptor, in boxes whose rows of 128 bytes are swizzled. Elements beyond the tensor are read as 0 and not
-    /// written.
+    /// Its descriptor; rows of 128 bytes of boxes are swizzled. Elements beyond the tensor are read as 0, not written.
     pub fn encode(&self, device: &Device) -> Result<Descriptor, Error> {
         let element = match self.storage {
-            Dtype::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            _ => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            Dtype::Bf16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            _ => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         };
         let mut descriptor = Descriptor::default();
         // SAFETY: the descriptor has the alignment and the size that the driver asks for; each array holds five
         // numbers, of which the driver reads `axes`, or one less of the strides, and lives until the call returns.
         let encoded = unsafe {
-            sys::cuTensorMapEncodeTiled(
+            cuTensorMapEncodeTiled(
                 (&raw mut descriptor).cast(),
                 element,
                 self.axes as u32,
@@ -85,13 +89,13 @@ impl Boxed {
                 self.strides.as_ptr(),
                 self.box_extents.as_ptr(),
                 [1u32; AXES].as_ptr(),
-                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-                sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+                CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             )
         };
-        encoded.result().map_err(|error| device.failed("describing a tensor", error))?;
+        device.check("describing a tensor", encoded.result())?;
         Ok(descriptor)
     }
 }

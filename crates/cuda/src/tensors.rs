@@ -5,7 +5,7 @@ use bytemuck::Pod;
 use etalon_problem::{Error, View, ViewMut};
 use ndarray::{ArrayViewD, ArrayViewMutD};
 
-/// Calls `f` with the bytes of a tensor in row-major order; a copy of it where its strides are others.
+/// Calls `f` with the bytes of a tensor in row-major order; with a copy where its strides are others.
 pub(crate) fn with_bytes(name: &str, view: &View<'_>, f: impl FnOnce(&[u8]) -> Result<(), Error>) -> Result<(), Error> {
     match view {
         View::F32(x) => packed(name, x, f),

@@ -13,19 +13,17 @@ use crate::workspace::Workspace;
 use cudarc::driver::sys;
 use cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
 use cudarc::driver::{CudaSlice, DevicePtr};
-use etalon_problem::{Dtype, Error, Operand, Pass, Problem, Role, Stored, Table, View, Views};
+use etalon_problem::{Dtype, Error, Pass, Problem, Role, Stored, Table, View, Views};
 use std::time::{Duration, Instant};
 
 /// The times of a pass on operands that lie on the device.
 #[derive(Debug, Clone, Default)]
 pub struct Timing {
-    /// Of each round the time of a pass on the device, by its own clock, in ns: that of some passes in a row,
-    /// divided by their number.
+    /// Of each round the time of a pass on the device, by its own clock, in ns: the mean of some in a row.
     pub device_ns: Vec<f64>,
-    /// Of some rounds the time that the host took for a call of [`DevicePass::enqueue`](crate::DevicePass::enqueue),
-    /// in ns, while the device was busy.
+    /// Of some rounds the host's time for a call of [`DevicePass::enqueue`], in ns, while the device was busy.
     pub enqueue_ns: Vec<f64>,
-    /// The same for a call of [`RecordedPass::enqueue`](crate::RecordedPass::enqueue).
+    /// The same for [`RecordedPass::enqueue`](crate::RecordedPass::enqueue).
     pub recorded_ns: Vec<f64>,
     /// The kernels that such a call launches.
     pub launches: usize,
@@ -35,21 +33,19 @@ pub struct Timing {
     pub scratch_bytes: usize,
 }
 
-/// The fewest rounds; the first, after those that warm the device up, counts.
+/// The fewest rounds, after those that warm the device up.
 const ROUNDS: usize = 3;
 
-/// Passes are enqueued in a row until they take so many ns: the clock's steps and the gap between rounds are below
-/// a hundredth of that.
+/// The ns of passes in a row: the clock's steps and the gap between rounds are below a hundredth of that.
 const ROUND: f64 = 2e6;
 
 /// The most passes in a row: what a stream holds before the host must wait.
 const ROW: usize = 256;
 
-/// The most rounds that are kept.
 const MOST: usize = 1 << 16;
 
-/// Times a pass that writes all its results, with inputs that are copied to the device once: in rounds for at least
-/// `duration`, three at least. Fails as [`run_in`](crate::run_in) does.
+/// Times a pass that writes all its results, of inputs that are copied to the device once: in at least three rounds,
+/// for at least `duration`. Fails as [`run_in`](crate::run_in) does.
 pub fn time(
     workspace: &Workspace,
     problem: &Problem,
@@ -66,7 +62,7 @@ pub fn time(
     let call = PassCall::new(state.device.target, (pass, storage), &table, operands, options);
     let placed = Placed::of(&state, draft(problem, &call)?, inputs, None)?;
     let mut timing = Timing { scratch_bytes: placed.scratch_bytes(), ..Timing::default() };
-    // Compiling and loading on the way counts nothing, nor does the first round.
+    // Neither compiling and loading counts nor the first round.
     let first = round(&placed, 1)?;
     let passes = ((ROUND / first.max(1.0)).ceil() as usize).clamp(1, ROW);
     round(&placed, passes)?;
@@ -75,29 +71,27 @@ pub fn time(
     while more(timing.device_ns.len()) {
         timing.device_ns.push(round(&placed, passes)?);
     }
-    let call = DeviceCall::new(workspace, problem, pass, &placed, options)?;
-    call.time(first, &mut timing)?;
-    drop(call);
+    DeviceCall::new(workspace, problem, pass, &placed, options)?.time(first, &mut timing)?;
     placed.finish();
     Ok(timing)
 }
 
-/// A pass over the operands that were placed, through the door for operands of a device.
+/// A pass over placed operands, through the door for operands of a device.
 struct DeviceCall<'a> {
     placed: &'a Placed,
     pass: DevicePass,
     inputs: DeviceTensors<'static>,
     outputs: DeviceTensors<'static>,
     scratch: u64,
-    /// Scratch memory of its own, where it needs more than the other door.
+    /// Its scratch memory, where it needs more than the other door.
     _own: Option<CudaSlice<u8>>,
 }
 
-/// The most rounds of calls, and the most that the device computes meanwhile, in ns.
+/// The most rounds of calls, and the most ns of the device meanwhile.
 const CALLS: usize = 64;
 const BUSY: f64 = 100e6;
 
-/// The most commands of a round, of those that a stream holds before the host must wait.
+/// The most commands of a round: a stream holds more before the host must wait.
 const COMMANDS: usize = 512;
 
 impl<'a> DeviceCall<'a> {
@@ -122,16 +116,15 @@ impl<'a> DeviceCall<'a> {
             }
         }
         let pass = DevicePass::new(workspace, problem, pass, &inputs, &outputs, options)?;
-        let (scratch, bytes) = placed.scratch();
-        let own = (pass.scratch_bytes() > bytes).then(|| placed.memory(pass.scratch_bytes()));
-        let own = own.transpose()?;
-        let stream = placed.queue()?.stream();
+        let (scratch, bytes) = (placed.scratch, placed.scratch_bytes());
+        let own = (pass.scratch_bytes() > bytes).then(|| placed.memory(pass.scratch_bytes())).transpose()?;
+        let stream = placed.queue()?.stream;
         let scratch = own.as_ref().map_or(scratch, |own| own.device_ptr(stream).0);
         Ok(DeviceCall { placed, pass, inputs, outputs, scratch, _own: own })
     }
 
     fn enqueue(&self, queue: &Queue<'_>) -> Result<Enqueued, Error> {
-        let stream = queue.stream().cu_stream();
+        let stream = queue.stream.cu_stream();
         // SAFETY: the stream and the memory are those of the slot, of the context of the device, and stay until
         // the stream has been waited for.
         unsafe { self.pass.enqueue_counted(stream, &self.inputs, &self.outputs, self.scratch) }
@@ -147,16 +140,14 @@ impl<'a> DeviceCall<'a> {
         timing.enqueue_ns = calls_ns(&queue, (pass_ns, commands), || self.enqueue(&queue).map(|_| ()))?;
         // SAFETY: as above.
         let mut recorded = unsafe { self.pass.record(&self.inputs, &self.outputs, self.scratch) }?;
-        let stream = queue.stream().cu_stream();
+        let stream = queue.stream.cu_stream();
         // SAFETY: as above.
-        let enqueue = || unsafe { recorded.enqueue(stream) };
-        timing.recorded_ns = calls_ns(&queue, (pass_ns, commands), enqueue)?;
+        timing.recorded_ns = calls_ns(&queue, (pass_ns, commands), || unsafe { recorded.enqueue(stream) })?;
         Ok(())
     }
 }
 
-/// The host's time for a call, in ns, of some rounds of calls that enqueue a pass of about so many ns and of so many
-/// commands.
+/// The host's time for a call, in ns, in some rounds; a call enqueues a pass of about so many ns and so many commands.
 fn calls_ns(
     queue: &Queue<'_>,
     (pass_ns, commands): (f64, usize),
@@ -175,34 +166,29 @@ fn calls_ns(
     (0..(rounds as usize).clamp(ROUNDS, CALLS)).map(|_| round()).collect()
 }
 
-/// The results of a pass.
-fn results(table: &Table) -> impl Iterator<Item = &Operand> + Clone {
-    table.operands.iter().filter(|x| x.role == Role::Output)
-}
-
 /// As [`Table::check_call`], with places for all results.
 fn check(table: &Table, inputs: &Views<'_>, recompute: bool) -> Result<Dtype, Error> {
     let given = inputs.iter().map(|(name, x)| (name, x.shape(), x.stored()));
-    let first = table.operands.first().and_then(|x| inputs.get(x.name)).map(View::stored);
-    let storage = match first {
+    let storage = match table.operands.first().and_then(|x| inputs.get(x.name)).map(View::stored) {
         Some(Stored::Float(dtype)) => dtype,
         _ => Dtype::F32,
     };
-    let places = results(table).map(|x| (x.name, &x.shape[..], Stored::of(x.precision, storage)));
+    let results = table.operands.iter().filter(|x| x.role == Role::Output);
+    let places = results.map(|x| (x.name, &x.shape[..], Stored::of(x.precision, storage)));
     table.check_tensors(given, places, recompute)
 }
 
-/// The time of a pass on the device, in ns, of some in a row.
+/// The device's time for a pass, in ns, of some in a row.
 fn round(placed: &Placed, passes: usize) -> Result<f64, Error> {
     let enqueue = || (0..passes).try_for_each(|_| placed.enqueue());
     Ok(device_ns(&placed.queue()?, enqueue)? / passes as f64)
 }
 
-/// The time that the device takes for what is enqueued, in ns. Waits for it.
+/// The device's time for what is enqueued, in ns. Waits for it.
 pub(crate) fn device_ns(queue: &Queue<'_>, enqueue: impl FnOnce() -> Result<(), Error>) -> Result<f64, Error> {
     check_clock()?;
-    let failed = |error| queue.device.failed("the device's clock", error);
-    let event = || queue.stream().record_event(Some(CU_EVENT_DEFAULT)).map_err(failed);
+    const WHAT: &str = "the device's clock";
+    let event = || queue.device.check(WHAT, queue.stream.record_event(Some(CU_EVENT_DEFAULT)));
     let begin = event()?;
     enqueue()?;
     let end = event()?;
@@ -210,6 +196,6 @@ pub(crate) fn device_ns(queue: &Queue<'_>, enqueue: impl FnOnce() -> Result<(), 
     let mut milliseconds = 0.0;
     // SAFETY: both events have been recorded, and the call writes one number. The driver has the function.
     let elapsed = unsafe { sys::cuEventElapsedTime_v2(&mut milliseconds, begin.cu_event(), end.cu_event()).result() };
-    elapsed.map_err(failed)?;
+    queue.device.check(WHAT, elapsed)?;
     Ok(f64::from(milliseconds) * 1e6)
 }

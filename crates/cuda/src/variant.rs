@@ -22,7 +22,6 @@ pub(crate) fn width(columns: usize) -> usize {
 }
 
 impl Variant {
-    /// Kernels of a family, with these values.
     pub(crate) fn new<const N: usize>(family: Family, defines: [(&'static str, usize); N]) -> Self {
         Variant { family, defines: defines.into() }
     }
@@ -35,40 +34,38 @@ impl Variant {
         };
         // Wider results leave a thread too few registers for 8 rows.
         let rows = if width(columns) > most { 4 } else { 8 };
-        let columns = ("CW", width(columns));
-        Self::new(family, [("R", rows), ("STORAGE", number(storage)), columns])
+        Self::new(family, [("R", rows), ("STORAGE", number(storage)), ("CW", width(columns))])
     }
 
-    /// linear_cross_entropy of a storage type, of the second order or the first.
+    /// linear_cross_entropy, of the second order or the first.
     pub(crate) fn cross_entropy(storage: Dtype, second: bool) -> Self {
         let defines = [("STORAGE", number(storage)), ("SECOND", second.into())];
         Self::new(Family::CrossEntropyPortable, defines)
     }
 
-    /// The kernels that shards of the classes of linear_cross_entropy need besides.
+    /// The kernels that shards of its classes need besides.
     pub(crate) fn cross_entropy_shards(storage: Dtype) -> Self {
         Variant { family: Family::CrossEntropyShards, ..Self::cross_entropy(storage, false) }
     }
 
-    /// The first order of linear_cross_entropy on tensor cores.
+    /// Its first order for sm90a.
     pub(crate) fn hopper_cross_entropy(storage: Dtype) -> Self {
         Variant { family: Family::CrossEntropySm90a, ..Self::cross_entropy(storage, false) }
     }
 
-    /// The kernels of linear_attention on tensor cores of any device, of factors and results with so many
-    /// columns. `whole`: rows of q, k, v and dout begin and end at multiples of 16 bytes.
+    /// The kernels of linear_attention for sm80, of factors and results with so many columns. `whole`: rows of q, k, v
+    /// and dout begin and end at multiples of 16 bytes.
     pub(crate) fn linear_tensor(storage: Dtype, columns: [usize; 2], whole: bool) -> Self {
         let columns = columns.map(width);
-        let flags = [("STORAGE", number(storage)), ("WHOLE", whole.into())];
-        Self::new(Family::LinearSm80, [flags[0], flags[1], ("KW", columns[0]), ("CW", columns[1])])
+        let defines = [("STORAGE", number(storage)), ("WHOLE", whole.into()), ("KW", columns[0]), ("CW", columns[1])];
+        Self::new(Family::LinearSm80, defines)
     }
 
-    /// The kernels of linear_attention for compute capability 9.0, of factors with so many columns: at most 128.
+    /// The kernels of linear_attention for sm90a, of factors with so many columns: at most 128.
     /// `by_token`: with a log-decay for each token.
     pub(crate) fn hopper_linear(storage: Dtype, columns: usize, by_token: bool) -> Self {
-        let columns = ("KW", width(columns));
-        let storage = ("STORAGE", number(storage));
-        Self::new(Family::LinearSm90a, [storage, columns, ("BY_TOKEN", by_token.into())])
+        let defines = [("STORAGE", number(storage)), ("KW", width(columns)), ("BY_TOKEN", by_token.into())];
+        Self::new(Family::LinearSm90a, defines)
     }
 
     /// Copies and fills of elements of 2 or 4 bytes.
@@ -81,16 +78,14 @@ impl Variant {
         Self::new(Family::Tables, [])
     }
 
-    /// Products on a unit, of numbers of a storage type.
     pub(crate) fn peak(unit: Unit, storage: Dtype) -> Self {
         let (family, storage) = match (unit, storage) {
             (Unit::Ffma, _) => (Family::PeakFfma, Dtype::F32),
-            // tf32 has half of the rate of bf16, three products of bf16 a third.
-            (Unit::Mma, Dtype::F32) => (Family::PeakMma, Dtype::Bf16),
-            (Unit::Wgmma, Dtype::F32) => (Family::PeakWgmma, Dtype::Bf16),
             (Unit::Mma, storage) => (Family::PeakMma, storage),
             (Unit::Wgmma, storage) => (Family::PeakWgmma, storage),
         };
+        // tf32 has half of the rate of bf16, three products of bf16 a third.
+        let storage = if unit != Unit::Ffma && storage == Dtype::F32 { Dtype::Bf16 } else { storage };
         Self::new(family, [("STORAGE", number(storage)), ("UNIT", unit as usize)])
     }
 
@@ -105,7 +100,7 @@ impl Variant {
         self.family.entries().filter(|name| !lacks(self, name)).collect()
     }
 
-    /// The threads of a block of kernels of the level sm80; and of portable ones, of which each has R rows of a tile.
+    /// The threads of a block for sm80, and of portable kernels, of which each has R rows of a tile.
     pub(crate) fn threads(&self) -> u32 {
         if self.unit() == Unit::Mma { 128 } else { (64 / self.define("R").max(1) * 16) as u32 }
     }
@@ -116,9 +111,9 @@ impl Variant {
         [Dtype::F32, Dtype::Bf16, Dtype::F16].into_iter().find(of)
     }
 
-    /// True if it is compiled for passes whose q and k have so many columns.
+    /// True if it is compiled for q and k with so many columns.
     pub fn serves(&self, dim: usize) -> bool {
-        let of = |name: &str| self.defines.iter().find(|x| x.0 == name).map(|x| x.1);
+        let of = |name: &str| self.find(name);
         let least = if self.family == Family::AttentionSm80Wide { 128 } else { 0 };
         match (of("D"), of("CD").or(of("CW")).or(of("KW"))) {
             (Some(most), _) => dim <= most,
@@ -128,9 +123,13 @@ impl Variant {
         }
     }
 
-    /// The value of a name.
+    fn find(&self, name: &str) -> Option<usize> {
+        self.defines.iter().find(|x| x.0 == name).map(|x| x.1)
+    }
+
+    /// The value of a name; 0 without it.
     pub(crate) fn define(&self, name: &str) -> usize {
-        self.defines.iter().find(|x| x.0 == name).map_or(0, |x| x.1)
+        self.find(name).unwrap_or(0)
     }
 
     /// The family and the values, in words.
@@ -151,23 +150,24 @@ pub(crate) fn number(storage: Dtype) -> usize {
 
 /// True if the values of a variant leave a kernel of its family out.
 fn lacks(variant: &Variant, kernel: &str) -> bool {
+    use Family::*;
     let has = |name: &str| variant.define(name) > 0;
     let columns = [variant.define("CD"), variant.define("CE")];
     match (variant.family, kernel) {
-        (Family::LazyPortable, "measure" | "dbias" | "dtau") => has("AGAIN"),
-        (Family::AttentionSm80, kernel) if columns[0] > 128 => kernel != "forward",
+        (LazyPortable, "measure" | "dbias" | "dtau") => has("AGAIN"),
+        (AttentionSm80, kernel) if columns[0] > 128 => kernel != "forward",
         (_, "dbias" | "gbias") => !has("OPTIONS"),
-        (Family::AttentionPortable, "scale") => has("VALUES"),
-        (Family::AttentionPortableSecondOrder, "fused" | "collect") => columns != [64, 64],
-        (Family::AttentionSm80 | Family::AttentionSm80Wide, "values") => !has("VALUES"),
+        (AttentionPortable, "scale") => has("VALUES"),
+        (AttentionPortableSecondOrder, "fused" | "collect") => columns != [64, 64],
+        (AttentionSm80 | AttentionSm80Wide, "values") => !has("VALUES"),
         // dk or dv without the other.
-        (Family::AttentionSm90aBackward, "values") => variant.define("RESULTS") != 2,
-        (Family::AttentionSm90aBackward, "queries") => variant.define("RESULTS") == 2,
-        (Family::LinearPortable, "mend_sums" | "mend") => !has("STORAGE"),
-        (Family::CrossEntropyPortable, "motions") => !has("SECOND"),
-        (Family::CrossEntropyPortable, "norms" | "measure" | "certify" | "choose") => has("SECOND"),
-        (Family::LinearSm90a, "attend_plain") => has("BY_TOKEN"),
-        (Family::LinearSm90a, "flow") => !has("BY_TOKEN"),
+        (AttentionSm90aBackward, "values") => variant.define("RESULTS") != 2,
+        (AttentionSm90aBackward, "queries") => variant.define("RESULTS") == 2,
+        (LinearPortable, "mend_sums" | "mend") => !has("STORAGE"),
+        (CrossEntropyPortable, "motions") => !has("SECOND"),
+        (CrossEntropyPortable, "norms" | "measure" | "certify" | "choose") => has("SECOND"),
+        (LinearSm90a, "attend_plain") => has("BY_TOKEN"),
+        (LinearSm90a, "flow") => !has("BY_TOKEN"),
         _ => false,
     }
 }

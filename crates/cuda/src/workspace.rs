@@ -10,11 +10,11 @@ use etalon_problem::Error;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-/// Devices, compiled kernels and device memory, to be kept between calls. A call with a kept
-/// workspace compiles nothing that an earlier one compiled, and finds its memory.
+/// Devices, compiled kernels and device memory, kept between calls: a call compiles nothing that an earlier one
+/// compiled, and finds its memory.
 ///
-/// One workspace serves all devices, passes and problems, from any thread. Each call that runs at the
-/// same time as others has a stream and memory of its own.
+/// One workspace serves all devices, passes and problems, from any thread. Calls at the same time have streams and
+/// memory of their own.
 #[derive(Debug, Default)]
 pub struct Workspace {
     settings: Settings,
@@ -32,8 +32,8 @@ impl Workspace {
         Workspace { settings, devices: Mutex::default() }
     }
 
-    /// Fails where a device cannot be used, with the reason: the driver, the device, an archive or a compiler, and
-    /// that the kernels run on its architecture. Compiles nothing.
+    /// Fails where a device cannot be used, with the reason: driver, device, architecture, or archive and compiler.
+    /// Compiles nothing.
     pub fn check(&self, device: impl Into<DeviceId>) -> Result<(), Error> {
         self.device(device.into()).map(|_| ())
     }
@@ -41,16 +41,16 @@ impl Workspace {
     /// The name and the compute capability of a device, such as `NVIDIA H200 (9.0)`.
     pub fn describe(&self, device: impl Into<DeviceId>) -> Result<String, Error> {
         let device = &self.device(device.into())?.device;
-        let name = device.context.name().map_err(|error| device.failed("the device", error))?;
+        let name = device.check("the device", device.context.name())?;
         Ok(format!("{name} ({})", text(device.target.capability)))
     }
 
     /// The compute capability of a device.
     pub fn capability(&self, device: impl Into<DeviceId>) -> Result<(i32, i32), Error> {
-        Ok(self.device(device.into())?.device.target.capability)
+        Ok(self.target(device)?.capability)
     }
 
-    /// The facts that decide which kernels a device runs.
+    /// Facts of a device.
     pub fn target(&self, device: impl Into<DeviceId>) -> Result<Target, Error> {
         Ok(self.device(device.into())?.device.target)
     }
@@ -60,16 +60,15 @@ impl Workspace {
         Ok(DeviceId::Uuid(self.device(device.into())?.device.uuid))
     }
 
-    /// Gives the memory of all devices back that no call uses; contexts and kernels stay.
+    /// Gives device memory back that no call uses; contexts and kernels stay.
     pub fn release(&self) {
         lock(&self.devices).values().for_each(|device| lock(&device.slots).clear());
     }
 
     /// Sets every number of f32 in device memory that is kept, and that no call uses, to `value`, before whatever
-    /// runs there next: of what calls have computed nothing is left, and no result depends on it. The suite fills
-    /// workspaces with NaN.
+    /// runs there next: no result depends on what calls have left. The suite fills workspaces with NaN.
     pub fn fill(&self, value: f32) -> Result<(), Error> {
-        let devices: Vec<Arc<DeviceState>> = lock(&self.devices).values().cloned().collect();
+        let devices: Vec<_> = lock(&self.devices).values().cloned().collect();
         for state in devices {
             for slot in lock(&state.slots).iter() {
                 slot.fill(&state.device, value)?;
@@ -108,14 +107,12 @@ pub(crate) struct DeviceState {
 }
 
 impl DeviceState {
-    /// A stream with memory. It goes back when the call has succeeded; after a failure its work may
-    /// still be under way, and it is dropped.
+    /// A stream with memory, which goes back after success alone: after a failure its work may still be under way.
     pub fn slot(&self) -> Result<StreamSlot, Error> {
         if let Some(slot) = lock(&self.slots).pop() {
             return Ok(slot);
         }
-        let stream = self.device.context.new_stream();
-        Ok(StreamSlot::new(stream.map_err(|error| self.device.failed("a stream", error))?))
+        self.device.check("a stream", self.device.context.new_stream()).map(StreamSlot::new)
     }
 
     pub fn give_back(&self, slot: StreamSlot) {

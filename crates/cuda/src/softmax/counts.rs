@@ -9,19 +9,18 @@ pub(crate) const SIDE: usize = 64;
 /// Numbers of tiles of 64 rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Counts {
-    /// Of queries and of keys, of all sequences; and of pairs, for the gradient of a bias.
+    /// Of all sequences; of pairs, for the gradient of a bias.
     pub by_queries: usize,
     pub by_keys: usize,
     pub by_pairs: usize,
     /// Of the keys of the longest sequence.
     pub longest: usize,
     pub sequences: usize,
-    /// Tiles of queries that kernels may look up: those of `by_queries`, and one behind them where the device makes
-    /// the list.
+    /// Tiles of queries that kernels may look up: those of `by_queries`, and one more where the device makes the list.
     pub tiles: usize,
-    /// The heads, or 1, of the flags of pairs that count, where spans do not tell all.
+    /// The heads, or 1, of the flags of pairs, where spans do not tell all.
     pub flags: Option<usize>,
-    /// True if spans tell all and are no window: then kernels of sm90a read them.
+    /// True if spans tell all and are no window: kernels of sm90a read them.
     pub by_spans: bool,
 }
 
@@ -30,7 +29,6 @@ fn tiles(rows: usize) -> usize {
 }
 
 impl Counts {
-    /// Of the sequences and the mask of a problem.
     pub fn of_scores(scores: &Scores) -> Counts {
         let list = scores.sequences();
         let some = list.iter().any(|s| s.queries > 0);
@@ -54,8 +52,8 @@ impl Counts {
         }
     }
 
-    /// The most that there may be, whatever the lengths, the offsets and the arrays of the mask are. One more sequence
-    /// is empty. Fails where they do not fit 32 bits.
+    /// The most that there may be, whatever the lengths, offsets and arrays of the mask are. One more sequence is
+    /// empty. Fails where they do not fit 32 bits.
     pub fn most(scores: &Scores) -> Result<Counts, Error> {
         let e = &scores.extents;
         let count = scores.sequences().len();
@@ -98,7 +96,7 @@ pub(crate) fn is_shared(scores: &Scores, bias: BiasExtents) -> bool {
     bias.batch == 1 && scores.extents.batch > 1
 }
 
-/// True if the mask is a window of keys that moves with the query.
+/// True if the mask is a moving window of keys.
 fn is_window(scores: &Scores) -> bool {
     window(&scores.mask, scores.extents.queries, scores.extents.keys).is_some()
 }
@@ -108,7 +106,7 @@ fn has_spans(scores: &Scores, list: &[Sequence]) -> bool {
     list.iter().all(|sequence| scores.mask.row_spans(sequence).is_some())
 }
 
-/// The heads of the flags of pairs, where rows of the mask are no spans, or spans only of some data.
+/// The heads of the flags of pairs, where rows of the mask are no spans, or are only with some data.
 fn flags(scores: &Scores) -> Option<usize> {
     let one = Sequence { batch: 0, query_start: 0, queries: 1, key_start: 0, keys: 1 };
     // Without data, of no mask some rows are spans and others not.
@@ -117,7 +115,6 @@ fn flags(scores: &Scores) -> Option<usize> {
     (!spans).then_some(if by_head(&scores.mask) { heads } else { heads.min(1) })
 }
 
-/// True if the heads of a mask differ.
 fn by_head(mask: &Mask) -> bool {
     match mask {
         Mask::Array(array) => array.shape.get(1).is_some_and(|&heads| heads > 1),

@@ -11,7 +11,7 @@ use crate::variant::Variant;
 use etalon_problem::{Error, Mode, Pass};
 use std::ops::Range;
 
-/// Shares of partial sums in the memory that they may take.
+/// Shares of partial sums in their memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shares {
     /// The bytes of those of a tile of keys.
@@ -22,9 +22,9 @@ pub(crate) struct Shares {
 }
 
 impl Shares {
-    /// Shares of a pass whose kernels compute the gradient of q in the pass by keys, where that is its mode. `Auto`
-    /// takes that mode where all is in one launch and the tiles of keys that fit the budget keep the device busy; a
-    /// caller that insists gets two at least: those of a tile, and the sums of the tiles before.
+    /// Shares of a pass whose kernels compute the gradient of q in the pass by keys, where that is its mode: for `Auto`
+    /// where all is in one launch and the tiles of keys that fit the budget keep the device busy. A caller that insists
+    /// gets two at least: a tile, and the sums of the tiles before.
     pub fn new(spec: &Spec) -> Option<Shares> {
         let (e, mode, budget) = (&spec.extents, spec.options.mode, spec.options.partials_budget);
         // The second order has such kernels of narrow operands alone, and there the mode is a hint.
@@ -34,9 +34,7 @@ impl Shares {
             Mode::FusedPartials => narrow || spec.pass == Pass::Backward,
             Mode::Separate | Mode::ForwardGradient => false,
         };
-        let insists = mode == Mode::FusedPartials;
-        let rows = spec.rows();
-        let each = rows.checked_mul(4 * e.dim.next_multiple_of(64)).filter(|&each| each > 0)?;
+        let each = spec.rows().checked_mul(4 * e.dim.next_multiple_of(64)).filter(|&each| each > 0)?;
         let tiles = spec.counts.longest;
         if !spec.both || !may || tiles == 0 {
             return None;
@@ -47,9 +45,10 @@ impl Shares {
         // One holds the sums of the tiles before.
         let at_once = (budget / each).saturating_sub(1);
         let shares = Shares { each, tiles, at_once };
-        let busy = at_once > 0 && shares.working(spec) >= 2 * spec.target.multiprocessors;
-        let at_once = if insists { at_once.clamp(1, tiles) } else { at_once };
-        (insists || busy).then_some(Shares { each, tiles, at_once })
+        if mode == Mode::FusedPartials {
+            return Some(Shares { at_once: at_once.clamp(1, tiles), ..shares });
+        }
+        (at_once > 0 && shares.working(spec) >= 2 * spec.target.multiprocessors).then_some(shares)
     }
 
     /// The blocks of a launch that have memory, about.
@@ -57,7 +56,6 @@ impl Shares {
         self.at_once * (spec.counts.by_keys / self.tiles) * spec.extents.key_heads
     }
 
-    /// Launches of the pass by keys.
     pub fn rounds(self) -> usize {
         self.tiles.div_ceil(self.at_once)
     }
@@ -83,14 +81,8 @@ pub(crate) struct DqPartials {
     totals: MemoryRange,
 }
 
-/// The launches of a pass by keys that leaves partial sums: the module, and the work of its first kernel in all.
-pub(crate) struct By<'a> {
-    pub variant: &'a Variant,
-    pub work: Work,
-}
-
 impl DqPartials {
-    /// Memory for partial sums, where the gradient of q is computed in the pass by keys.
+    /// None where the gradient of q is not computed in the pass by keys.
     pub fn new(spec: &Spec, level: Level, layout: &mut Layout) -> Result<Option<DqPartials>, Error> {
         let by_keys = match (level, spec.pass) {
             (Level::Portable, Pass::Backward) => true,
@@ -107,34 +99,29 @@ impl DqPartials {
         }))
     }
 
-    /// Adds launches of `fused` for the pass by keys, one for each part of the columns, with arguments that a function
-    /// makes of the memory, and of `collect` for the pass by queries, which adds up what the blocks leave in the place
-    /// of dq.
+    /// Adds launches of `fused` of a module, of so much work in all: one for each part of the columns, with arguments
+    /// that a function makes of the memory; and of `collect`, which adds up what these leave in the place of dq.
     pub fn run<A: KernelArgs>(
         &self,
         steps: &Steps<'_>,
-        by: &By<'_>,
+        (variant, work): (&Variant, Work),
         fused: impl Fn(PartialArgs) -> Vec<A>,
         c: PairArgs,
     ) -> Result<(), Error> {
-        let (spec, counts) = (&steps.prepared.spec, &steps.prepared.counts);
-        let e = &spec.extents;
-        let by_rows = 4 * (counts.by_queries * e.query_heads); // blocks of 16 rows
+        let (by_keys, by_rows) = (steps.key_blocks(), 4 * steps.query_blocks()); // the latter of 16 rows
         let Shares { tiles, at_once, .. } = self.shares;
+        let threads = variant.threads();
         // A prediction counts all rounds as one.
-        let (working, sums) = (self.shares.working(spec), self.shares.sums());
-        let mut work = Work { working, ..by.work };
-        let mut collected = Work { terms: 0, sums, ..by.work };
+        let (working, sums) = (self.shares.working(&steps.prepared.spec), self.shares.sums());
+        let mut collected = Work { terms: 0, sums, ..work };
+        let mut work = Work { working, ..work };
         for first in (0..tiles).step_by(at_once) {
             let slots = self.args(steps, first..tiles.min(first + at_once));
             for args in fused(slots) {
-                let grid = (counts.by_keys * e.key_heads, by.variant.threads());
-                steps.launch_work((by.variant, "fused"), grid, &args, work)?;
+                steps.launch_work((variant, "fused"), (by_keys, threads), &args, work)?;
                 work = Work { terms: 0, partials: 0.0, ..work };
             }
-            let args = FusedArgs { c, slots };
-            let grid = (by_rows, by.variant.threads());
-            steps.launch_work((by.variant, "collect"), grid, &args, collected)?;
+            steps.launch_work((variant, "collect"), (by_rows, threads), &FusedArgs { c, slots }, collected)?;
             collected = Work { partials: 0.0, sums: 0, ..collected };
         }
         Ok(())

@@ -1,16 +1,15 @@
 //! Groups, the key heads of sequences, in which a sum of tensor cores is not finite: their flags, and the kernel that
-//! computes their results again, `kernels/attention/fallback.cu`.
+//! computes them again, `kernels/attention/fallback.cu`.
 
 use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
-use crate::softmax::Steps;
 use crate::softmax::pair_args::{FallbackArgs, PairArgs};
 use crate::softmax::prepared::Prepared;
+use crate::softmax::{Steps, portable};
 use crate::tensor_args::TensorArgs;
-use crate::variant::width;
 use etalon_problem::{Dtype, Error, Pass};
 
-/// Takes a range for counters and flags of attention and attention_lse. None where no kernel looks at one.
+/// As [`range`], of attention and attention_lse; none where no kernel looks at it.
 pub(crate) fn reserve(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Option<MemoryRange>, Error> {
     let has_flags = match prepared.pass {
         Pass::Forward => prepared.choice.level == Level::Sm90a || has_forward(prepared),
@@ -20,20 +19,18 @@ pub(crate) fn reserve(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Op
     has_flags.then(|| range(prepared, layout)).transpose()
 }
 
-/// Takes a range for words that are 0 at first: counters from which blocks of sm90a claim tiles, one for each of two
-/// kernels; and flags, of all groups together and then of each.
+/// Takes a range for words that are 0 at first: counters from which blocks of sm90a claim tiles, of two kernels; and
+/// flags, of all groups together and then of each.
 pub(crate) fn range(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<MemoryRange, Error> {
     let groups = prepared.counts.sequences * prepared.scores.extents.key_heads;
     layout.named("counters of tiles, and flags of key heads", 4 * (3 + groups))
 }
 
 impl Steps<'_> {
-    /// Adds a fill of the counters and flags.
     pub(super) fn clear_flags(&self) {
         self.prepared.flags.into_iter().for_each(|flags| self.clear(flags));
     }
 
-    /// The counter of a kernel of sm90a.
     pub(super) fn counter(&self, kernel: u64) -> u64 {
         self.range(self.prepared.flags) + 4 * kernel
     }
@@ -44,7 +41,7 @@ impl Steps<'_> {
     }
 }
 
-/// True if kernels write a gradient; not dq where it is a multiple of a `gradient` that is given.
+/// True if kernels write a gradient: not dq where it is a multiple of a given `gradient`.
 pub(crate) fn writes(steps: &Steps<'_>, name: &str) -> bool {
     steps.is_there(name) && !(name == "dq" && steps.prepared.has_gradient())
 }
@@ -57,24 +54,23 @@ pub(crate) fn has_forward(prepared: &Prepared<'_>) -> bool {
 /// o and lse of groups whose flags kernels have raised.
 pub(crate) fn forward(steps: &Steps<'_>) -> Result<(), Error> {
     let (args, prepared) = (PairArgs::new(steps), steps.prepared);
-    let query_blocks = (prepared.counts.by_queries * prepared.scores.extents.query_heads) as i32;
+    let query_blocks = steps.query_blocks() as i32;
     let columns = prepared.value_dim.filter(|_| args.o.is_there()).unwrap_or(1);
-    (0..columns).step_by(width(columns)).try_for_each(|first| {
+    portable::parts(columns).try_for_each(|first| {
         launch(steps, false, FallbackArgs { c: args.at([0, first]), query_blocks, ..FallbackArgs::default() })
     })
 }
 
 /// dq, dk and dv of groups whose flags kernels have raised.
 pub(crate) fn backward(steps: &Steps<'_>) -> Result<(), Error> {
-    let (e, prepared) = (&steps.scores().extents, steps.prepared);
     let result = |name| if writes(steps, name) { steps.tensor(name) } else { TensorArgs::default() };
     let [dq, dk, dv] = ["dq", "dk", "dv"].map(result);
-    let tiles = |wanted: bool, tiles: usize, heads: usize| if wanted { tiles * heads } else { 0 };
+    let tiles = |wanted: bool, all: usize| if wanted { all as i32 } else { 0 };
     let args = FallbackArgs {
         c: PairArgs { dq, dk, dv, ..PairArgs::new(steps) },
-        key_tasks: steps.table(prepared.tables.by_keys).into(),
-        query_blocks: tiles(dq.is_there(), prepared.counts.by_queries, e.query_heads) as i32,
-        key_blocks: tiles(dk.is_there() || dv.is_there(), prepared.counts.by_keys, e.key_heads) as i32,
+        key_tasks: steps.table(steps.prepared.tables.by_keys).into(),
+        query_blocks: tiles(dq.is_there(), steps.query_blocks()),
+        key_blocks: tiles(dk.is_there() || dv.is_there(), steps.key_blocks()),
     };
     launch(steps, true, args)
 }
@@ -85,8 +81,8 @@ fn launch(steps: &Steps<'_>, backward: bool, args: FallbackArgs) -> Result<(), E
     steps.launch((&variant, "fallback"), (blocks(steps, tiles), variant.threads()), &args)
 }
 
-/// Blocks that take turns at so many tiles: some for each multiprocessor. Tiles of one head are `heads` apart: where
-/// the number of blocks is odd, all have a part of them.
+/// Blocks that take turns at so many tiles: some for each multiprocessor, an odd number, so that all have a part of the
+/// tiles of one head, which are `heads` apart.
 pub(crate) fn blocks(steps: &Steps<'_>, tiles: usize) -> usize {
     tiles.min((4 * steps.multiprocessors() - 1) | 1)
 }

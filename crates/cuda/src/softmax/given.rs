@@ -1,5 +1,4 @@
-//! Tables that the device makes in every call, of lengths, offsets and arrays of masks that lie there:
-//! `kernels/pairs/tables.cu`.
+//! Tables that the device makes of lengths, offsets and arrays of masks that lie there: `kernels/pairs/tables.cu`.
 
 use crate::args::{Byte, ConstPtr, Declaration, Ptr, Untyped, bytes_of, declarations, filled, int, kernel_args};
 use crate::device_tensor::{DeviceTensor, DeviceTensors, Element, GivenArray};
@@ -16,7 +15,6 @@ use etalon_problem::{
     Align, Error, Mask, MaskNode, NamedArray, NodeArrays, Problem, Scores, Sequences, Stored, Table, find,
 };
 
-/// An array of a problem that a caller may give.
 #[derive(Debug, Clone, PartialEq)]
 struct Array {
     name: String,
@@ -32,28 +30,27 @@ fn arrays(problem: &Problem) -> Vec<Array> {
     let mut add = |name: &str, shape: &[usize], flags| {
         list.push(Array { name: name.to_string(), shape: shape.to_vec(), flags });
     };
-    match &scores.sequences {
-        Sequences::Dense => {}
-        Sequences::Lengths { query, key } => {
-            add("sequences.query", &[query.len()], false);
-            add("sequences.key", &[key.len()], false);
-        }
-        Sequences::Packed { cu_query, cu_key } => {
-            add("sequences.cu_query", &[cu_query.len()], false);
-            add("sequences.cu_key", &[cu_key.len()], false);
-        }
-    }
+    of_sequences(scores).into_iter().flatten().for_each(|(name, own)| add(name, &[own.len()], false));
     scores.mask.clone().visit_mut(&mut |mask| match mask {
-        Mask::Segments { query, key } => {
-            [query, key].into_iter().for_each(|ids| add(&ids.name, &ids.shape, false));
-        }
+        Mask::Segments { query, key } => [query, key].into_iter().for_each(|x| add(&x.name, &x.shape, false)),
         Mask::Array(array) => add(&array.name, &array.shape, true),
         _ => {}
     });
     list
 }
 
-/// The operands among some tensors, and the arrays of the problem, which must be dense and of its shape.
+/// Lengths or offsets of sequences by their names; none of a dense batch.
+fn of_sequences(scores: &Scores) -> Option<[(&'static str, &[usize]); 2]> {
+    match &scores.sequences {
+        Sequences::Dense => None,
+        Sequences::Lengths { query, key } => Some([("sequences.query", query), ("sequences.key", key)]),
+        Sequences::Packed { cu_query, cu_key } => {
+            Some([("sequences.cu_query", cu_query), ("sequences.cu_key", cu_key)])
+        }
+    }
+}
+
+/// The operands among some tensors, and arrays of the problem, which must be dense and of its shape.
 pub(crate) fn split<'t>(
     problem: &Problem,
     table: &Table,
@@ -62,13 +59,14 @@ pub(crate) fn split<'t>(
     let arrays = arrays(problem);
     let is_array = |name: &str| find(&table.operands, name).is_none() && arrays.iter().any(|array| array.name == name);
     let (given, list): (Vec<_>, Vec<_>) = inputs.list.iter().cloned().partition(|(name, _)| is_array(name));
-    let is_other = |element| !matches!(element, Element::Stored(_));
-    if let Some((name, _)) = list.iter().find(|(name, x)| is_other(x.element) && find(&table.operands, name).is_none())
-    {
+    let is_other = |(name, x): &&(&str, DeviceTensor)| {
+        !matches!(x.element, Element::Stored(_)) && find(&table.operands, name).is_none()
+    };
+    if let Some((name, _)) = list.iter().find(is_other) {
         return Err(Error::unexpected(name, None));
     }
     for (at, (name, tensor)) in given.iter().enumerate() {
-        if given.iter().take(at).any(|(other, _)| other == name) {
+        if given[..at].iter().any(|(other, _)| other == name) {
             return Err(Error::value(*name, "one tensor", "two"));
         }
         arrays.iter().filter(|x| x.name == *name).try_for_each(|x| check_array(x, tensor))?;
@@ -79,12 +77,10 @@ pub(crate) fn split<'t>(
 
 fn check_array(array: &Array, tensor: &DeviceTensor) -> Result<(), Error> {
     let name = array.name.as_str();
+    let is_integer = matches!(tensor.element, Element::I32 | Element::Stored(Stored::Integer));
     let (expected, fits) = match array.flags {
         true => ("bool", tensor.element == Element::Bool),
-        false => {
-            let integers = [Element::I32, Element::Stored(Stored::Integer)];
-            ("i32 or i64", integers.contains(&tensor.element))
-        }
+        false => ("i32 or i64", is_integer),
     };
     if !fits {
         return Err(Error::value(name, expected, tensor.element));
@@ -108,8 +104,8 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// A node of the mask: Window and Chunk look at positions, Segments and Flags at arrays; All and Any begin a list
-    /// that End ends.
+    /// A node of the mask: Window and Chunk look at positions, Segments and Flags at arrays; End ends a list that All
+    /// or Any begins.
     struct Node as "Node" {
         kind: i32,
         /// True if the last query is aligned with the last key.
@@ -124,7 +120,6 @@ kernel_args! {
     }
 }
 
-/// The most arrays of masks among the arguments.
 const ARRAYS: usize = 16;
 
 kernel_args! {
@@ -162,14 +157,14 @@ kernel_args! {
 
 pub(crate) const ARGUMENTS: &[Declaration] = declarations![TableArgs];
 
-/// The place of an array: the number of one that the call gives, or a range of the pass, which has its copy.
+/// The place of an array: the number of one that the call gives, or the range of a copy that the pass keeps.
 #[derive(Debug, Clone, Copy)]
 enum Source {
     Call(usize, Element),
     Copy(MemoryRange, Element),
 }
 
-/// Sources of the tables, and the memory in which they are made.
+/// Sources of the tables, and their memory.
 #[derive(Debug)]
 pub(crate) struct Given {
     /// Lengths or offsets; none of a dense batch.
@@ -177,13 +172,13 @@ pub(crate) struct Given {
     arrays: Vec<Source>,
     nodes: usize,
     nodes_at: MemoryRange,
-    /// Scratch memory of the tables, and of the numbers of tiles that one kernel leaves to the next.
+    /// Scratch memory of the tables, and of the numbers of tiles between kernels.
     made: MemoryRange,
     firsts: MemoryRange,
 }
 
 impl Given {
-    /// Of the arrays that calls give: the others are those of the problem, which the pass keeps. Takes ranges for the
+    /// Of the arrays that calls give, the others being those of the problem, which the pass keeps. Takes ranges for the
     /// tables.
     pub fn new(
         scores: &Scores,
@@ -192,14 +187,9 @@ impl Given {
         layout: &mut Layout,
     ) -> Result<(Given, TableImage), Error> {
         let mut sources = Sources { given, ..Sources::default() };
-        let sequences = match &scores.sequences {
-            Sequences::Dense => None,
-            Sequences::Lengths { query, key } => {
-                Some([sources.numbers("sequences.query", query)?, sources.numbers("sequences.key", key)?])
-            }
-            Sequences::Packed { cu_query, cu_key } => {
-                Some([sources.numbers("sequences.cu_query", cu_query)?, sources.numbers("sequences.cu_key", cu_key)?])
-            }
+        let sequences = match of_sequences(scores) {
+            Some([query, key]) => Some([sources.numbers(query)?, sources.numbers(key)?]),
+            None => None,
         };
         scores.mask.nodes().iter().try_for_each(|node| sources.add(node))?;
         let Sources { layout: mut own, copies, arrays, nodes, .. } = sources;
@@ -207,15 +197,15 @@ impl Given {
             let what = format!("a mask of {} arrays, some of them on the device", arrays.len());
             return Err(Error::unsupported(what, format!("kernels take at most {ARRAYS}")));
         }
-        let (nodes, count) = (bytes_of(&nodes), nodes.len());
-        let nodes_at = own.range(nodes.len())?;
+        let list = bytes_of(&nodes);
+        let nodes_at = own.range(list.len())?;
         let mut image = TableImage::new(own.bytes());
-        image.put(nodes_at, nodes);
+        image.put(nodes_at, list);
         copies.into_iter().for_each(|(range, own)| image.put(range, own));
         let given = Given {
             sequences,
             arrays,
-            nodes: count,
+            nodes: nodes.len(),
             nodes_at,
             made: layout.range(tables.bytes)?,
             firsts: layout.range(3 * 4 * counts.sequences)?,
@@ -249,8 +239,7 @@ impl Given {
             };
             Numbers { data: data.into(), wide: (element.bytes() == 8).into() }
         };
-        let mut arrays = [Numbers::default(); ARRAYS];
-        arrays.iter_mut().zip(&self.arrays).for_each(|(to, source)| *to = numbers(source));
+        let arrays = std::array::from_fn(|at| self.arrays.get(at).map(numbers).unwrap_or_default());
         let [query, key] = self.sequences.as_ref().map_or([Numbers::default(); 2], |own| own.each_ref().map(numbers));
         let table = |range| steps.table(range);
         TableArgs {
@@ -298,7 +287,7 @@ impl Sources<'_> {
         Ok(Source::Copy(range, element))
     }
 
-    fn numbers(&mut self, name: &str, own: &[usize]) -> Result<Source, Error> {
+    fn numbers(&mut self, (name, own): (&str, &[usize])) -> Result<Source, Error> {
         // Extents fit 32 bits.
         let own = || bytes(&own.iter().map(|&x| x as i32).collect::<Vec<_>>()).to_vec();
         self.find(name, Element::I32, own)
@@ -316,9 +305,8 @@ impl Sources<'_> {
         Ok(self.array(source))
     }
 
-    /// Adds a node of the mask.
     fn add(&mut self, node: &MaskNode<'_>) -> Result<(), Error> {
-        // A reach or a length: no sequence has so many rows, and all greater ones do the same.
+        // A reach or a length: all beyond any sequence do the same.
         let distance = |x: Option<usize>| x.map_or(-1, |x| x.min(i32::MAX as usize) as i64);
         let mut own = Node {
             kind: node.kind as i32,
@@ -334,11 +322,10 @@ impl Sources<'_> {
                 let flags = || array.data.iter().map(|&x| x.into()).collect();
                 let source = self.find(&array.name, Element::Bool, flags)?;
                 own.query = self.array(source);
-                let [batches, heads, queries, keys] =
-                    [0, 1, 2, 3].map(|axis| array.shape.get(axis).map_or(0, |&x| x as i64));
-                let stride = |extent, own| if extent == 1 { 0 } else { own };
-                own.batch = stride(batches, heads * queries * keys);
-                own.head = stride(heads, queries * keys);
+                let extent = |axis: usize| array.shape.get(axis).map_or(0, |&x| x as i64);
+                let [batches, heads, pairs] = [extent(0), extent(1), extent(2) * extent(3)];
+                own.batch = if batches == 1 { 0 } else { heads * pairs };
+                own.head = if heads == 1 { 0 } else { pairs };
             }
         }
         self.nodes.push(own);

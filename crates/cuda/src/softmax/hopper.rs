@@ -1,36 +1,34 @@
-//! The kernels of attention and attention_lse for the tensor cores of compute capability 9.0, and the forward pass:
-//! `kernels/attention/sm90a_forward.cu`.
+//! The kernels of attention and attention_lse for sm90a, and the forward pass: `kernels/attention/sm90a_forward.cu`.
 
-use crate::args::{KernelArgs, filled, int};
+use crate::args::{filled, int};
 use crate::memory::{Layout, MemoryRange};
 use crate::parts::Part;
 use crate::softmax::counts::SIDE;
 use crate::softmax::hopper_args::{ForwardArgs, Packed, ScoreOptions, Shape, SpanTables, tensor_map};
 use crate::softmax::prepared::Prepared;
-use crate::softmax::spec::Spec;
 use crate::softmax::variants::{Hopper, Lengths, Visible};
 use crate::softmax::window::Window;
 use crate::softmax::{Steps, fallback, modules};
-use crate::step::Work;
 use crate::strided::StridedTensor;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
 use etalon_problem::{Blocking, Dtype, Error, Extents, Pass};
+use std::ops::Deref;
 
-/// Choices of these kernels for a pass, and their memory.
+/// Choices for a pass, and its memory.
 #[derive(Debug)]
 pub(crate) struct Plan {
     /// The columns of every operand: D and E, rounded up to 64 or 128.
     pub width: usize,
     window: Window,
-    /// The choices at compile time.
     pub hopper: Hopper,
     /// Queries and keys of a tile, forward.
     pub tile: Blocking,
     /// Rows of lse2 and delta of a head.
     stats: usize,
     storage: Dtype,
-    wide: Vec<Wide>,
+    /// Operands that the copy engine does not take, and their copies with whole columns.
+    copies: Vec<(&'static str, MemoryRange)>,
     pub lse2: MemoryRange,
     pub delta: MemoryRange,
 }
@@ -38,94 +36,41 @@ pub(crate) struct Plan {
 /// The name of copies in plans.
 const COPIES: &str = "operands and results in whole columns";
 
-/// An operand, as the tensor cores find it.
-#[derive(Debug)]
-struct Wide {
-    name: &'static str,
-    /// A copy with whole columns; without it the copy engine takes the operand where it lies.
-    copy: Option<MemoryRange>,
-}
-
 impl Plan {
     /// Takes ranges for what the kernels of attention need beside the operands.
     pub fn new(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Plan, Error> {
-        let (spec, backward) = (&prepared.spec, prepared.pass == Pass::Backward);
-        let mut plan = Plan::of(spec, spec.hopper());
-        plan.reserve_operands(prepared, layout)?;
-        if backward {
-            let numbers = plan.stat_rows(&spec.extents);
-            let mut numbers = || layout.named("lse and delta of rows", 4 * numbers);
+        let mut plan = Plan::of(prepared, prepared.spec.hopper(), layout)?;
+        if prepared.pass == Pass::Backward {
+            let bytes = 4 * plan.stat_rows(&prepared.spec.extents);
+            let mut numbers = || layout.named("lse and delta of rows", bytes);
             (plan.lse2, plan.delta) = (numbers()?, numbers()?);
         }
         Ok(plan)
     }
 
-    /// Takes ranges for what those of lazy_attention need of these: copies of operands.
+    /// The same of lazy_attention: copies of operands alone.
     pub fn lazy(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Plan, Error> {
         // Sequences are those of the arrays, or listed; and any scale will do.
         let hopper = Hopper { options: true, ..prepared.spec.hopper() }.within();
-        let mut plan = Plan::of(&prepared.spec, hopper);
-        plan.reserve_operands(prepared, layout)?;
-        Ok(plan)
+        Plan::of(prepared, hopper, layout)
     }
 
-    fn of(spec: &Spec, hopper: Hopper) -> Plan {
-        let none = MemoryRange::default();
-        Plan {
+    fn of(prepared: &Prepared<'_>, hopper: Hopper, layout: &mut Layout) -> Result<Plan, Error> {
+        let spec = &prepared.spec;
+        Ok(Plan {
             width: hopper.width,
             window: spec.window.unwrap_or(Window::ALL),
             hopper,
             tile: modules::chosen(&modules::of_hopper(spec, hopper), spec.options.blocking),
             stats: match spec.hopper().lengths {
                 Lengths::Listed => SIDE * (spec.counts.by_queries + 1),
-                _ => padded(spec.extents.queries),
+                _ => spec.extents.queries.next_multiple_of(128),
             },
             storage: spec.storage,
-            wide: Vec::new(),
-            lse2: none,
-            delta: none,
-        }
-    }
-
-    /// Takes ranges for copies of operands.
-    fn reserve_operands(&mut self, prepared: &Prepared<'_>, layout: &mut Layout) -> Result<(), Error> {
-        let e = &prepared.scores.extents;
-        let backward = prepared.pass == Pass::Backward;
-        for name in ["q", "k", "v", "o", "dout", "dq", "dk", "dv"] {
-            let part = prepared.part(name);
-            // o and lse are computed together.
-            let beside = name == "o" && prepared.value_dim.is_some() && prepared.computes_forward();
-            let used = match name {
-                "dq" => !prepared.has_gradient(),
-                _ => !backward || prepared.computes_forward() || self.reads(prepared, name),
-            };
-            if part.is_none() && !beside || !used {
-                continue;
-            }
-            let (heads, rows) = rows_of(e, name);
-            let lies = |part: &Part| self.takes(part.place(0), prepared.aligned || !part.is_direct());
-            let direct = part.is_some_and(lies);
-            let bytes = 2 * e.batch * heads * rows * self.width;
-            let copy = if direct { None } else { Some(layout.named(COPIES, bytes)?) };
-            self.wide.push(Wide { name, copy });
-        }
-        Ok(())
-    }
-
-    /// True if the kernels of a backward pass read an operand, if it is one: for dv alone neither o nor v, of
-    /// attention_lse none of values.
-    pub fn reads(&self, prepared: &Prepared<'_>, name: &str) -> bool {
-        let values = prepared.value_dim.is_some();
-        match name {
-            "dout" => values,
-            "o" | "v" => values && prepared.reads_o,
-            _ => true,
-        }
-    }
-
-    /// True if the copy engine takes a tensor where it lies.
-    fn takes(&self, place: StridedTensor, aligned: bool) -> bool {
-        aligned && place.extents[3] == self.width && place.has_whole_rows() && place.has_boxes()
+            copies: copies(prepared, hopper.width, layout)?,
+            lse2: MemoryRange::default(),
+            delta: MemoryRange::default(),
+        })
     }
 
     /// Numbers of lse2, and of delta.
@@ -134,180 +79,215 @@ impl Plan {
         batch * e.query_heads * self.stats
     }
 
-    fn find(&self, name: &str) -> Option<&Wide> {
-        self.wide.iter().find(|wide| wide.name == name)
+    /// The copy of an operand, if it has one.
+    fn copy(&self, name: &str) -> Option<MemoryRange> {
+        self.copies.iter().find(|copy| copy.0 == name).map(|copy| copy.1)
     }
+}
 
-    /// A dense range of whole columns for an operand.
-    fn in_range(&self, steps: &Steps<'_>, name: &str, range: MemoryRange) -> StridedTensor {
-        let e = &steps.scores().extents;
-        let (heads, rows) = rows_of(e, name);
-        StridedTensor::dense(steps.at(range), [e.batch, heads, rows, self.width])
-    }
-
-    /// The place in which the tensor cores find an operand.
-    pub(super) fn place(&self, steps: &Steps<'_>, name: &str) -> StridedTensor {
-        match self.find(name).and_then(|wide| wide.copy) {
-            Some(range) => self.in_range(steps, name, range),
-            None => steps.place(name),
+/// Takes ranges for copies of operands with so many columns.
+fn copies(
+    prepared: &Prepared<'_>,
+    width: usize,
+    layout: &mut Layout,
+) -> Result<Vec<(&'static str, MemoryRange)>, Error> {
+    let e = &prepared.scores.extents;
+    let computes_forward = prepared.computes_forward();
+    let mut copies = Vec::new();
+    for name in ["q", "k", "v", "o", "dout", "dq", "dk", "dv"] {
+        let part = prepared.part(name);
+        // o and lse are computed together.
+        let beside = name == "o" && prepared.value_dim.is_some() && computes_forward;
+        let used = match name {
+            "dq" => !prepared.has_gradient(),
+            _ => prepared.pass != Pass::Backward || computes_forward || prepared.reads(name),
+        };
+        let lies = |part: &Part| {
+            let (place, aligned) = (part.place(0), prepared.aligned || !part.is_direct());
+            aligned && place.extents[3] == width && place.has_whole_rows() && place.has_boxes()
+        };
+        if (part.is_some() || beside) && used && !part.is_some_and(lies) {
+            let (heads, rows) = rows_of(e, name);
+            copies.push((name, layout.named(COPIES, 2 * e.batch * heads * rows * width)?));
         }
+    }
+    Ok(copies)
+}
+
+/// Heads and rows of an operand.
+fn rows_of(e: &Extents, name: &str) -> (usize, usize) {
+    match name {
+        "k" | "v" | "dk" | "dv" => (e.key_heads, e.keys),
+        _ => (e.query_heads, e.queries),
+    }
+}
+
+/// The steps of a pass with its plan.
+#[derive(Clone, Copy)]
+pub(super) struct HopperSteps<'a> {
+    pub steps: &'a Steps<'a>,
+    pub plan: &'a Plan,
+}
+
+impl<'a> Deref for HopperSteps<'a> {
+    type Target = Steps<'a>;
+
+    fn deref(&self) -> &Steps<'a> {
+        self.steps
+    }
+}
+
+impl HopperSteps<'_> {
+    /// The place in which the tensor cores find an operand.
+    pub fn wide(&self, name: &str) -> StridedTensor {
+        let Some(range) = self.plan.copy(name) else { return self.place(name) };
+        let e = self.extents();
+        let (heads, rows) = rows_of(e, name);
+        StridedTensor::dense(self.at(range), [e.batch, heads, rows, self.plan.width])
+    }
+
+    /// The same for the copy engine, in boxes of so many rows.
+    pub fn map(&self, name: &str, rows: usize) -> TensorMap {
+        tensor_map(self.plan.storage, self.wide(name), rows as u32, false)
+    }
+
+    /// The same in boxes of 64 rows and 64 columns.
+    pub fn panel_map(&self, name: &str) -> TensorMap {
+        tensor_map(self.plan.storage, self.wide(name), 64, true)
+    }
+
+    fn is_listed(&self) -> bool {
+        self.plan.hopper.lengths == Lengths::Listed
     }
 
     /// Puts 0 into the copy of a result in which kernels leave rows of no sequence out.
-    pub(super) fn clear(&self, steps: &Steps<'_>, name: &str) {
-        let leaves = self.hopper.lengths == Lengths::Listed && steps.prepared.leaves_rows();
-        if let Some(range) = self.find(name).and_then(|wide| wide.copy).filter(|_| leaves) {
-            steps.clear(range);
+    pub fn clear_copy(&self, name: &str) {
+        let leaves = self.is_listed() && self.prepared.leaves_rows();
+        if let Some(range) = self.plan.copy(name).filter(|_| leaves) {
+            self.clear(range);
         }
     }
 
     /// Copies an operand to its wide copy, if it has one. The columns beyond are 0.
-    pub(super) fn widen(&self, steps: &Steps<'_>, name: &str) -> Result<(), Error> {
-        let (from, to) = (steps.place(name), self.place(steps, name));
-        if from == to {
-            return Ok(());
-        }
-        steps.copy(2, from, to)
+    pub fn widen(&self, name: &str) -> Result<(), Error> {
+        let (from, to) = (self.place(name), self.wide(name));
+        if from == to { Ok(()) } else { self.copy(2, from, to) }
     }
 
     /// Copies a wide copy, if there is one, to its operand.
-    pub(super) fn narrow(&self, steps: &Steps<'_>, name: &str) -> Result<(), Error> {
-        let (from, to) = (self.place(steps, name), steps.place(name));
-        if from == to || to.address == 0 {
-            return Ok(());
+    pub fn narrow(&self, name: &str) -> Result<(), Error> {
+        let (from, to) = (self.wide(name), self.place(name));
+        if from == to || to.address == 0 { Ok(()) } else { self.copy(2, from, to) }
+    }
+
+    /// Tiles of so many queries of all heads; of 64 where sequences are listed.
+    pub fn query_tiles(&self, rows: usize) -> usize {
+        let e = self.extents();
+        if self.is_listed() { self.query_blocks() } else { e.queries.div_ceil(rows) * e.query_heads * e.batch }
+    }
+
+    /// The same of keys.
+    pub fn key_tiles(&self, rows: usize) -> usize {
+        let e = self.extents();
+        if self.is_listed() { self.key_blocks() } else { e.keys.div_ceil(rows) * e.key_heads * e.batch }
+    }
+
+    /// The grid of a kernel that claims so many tiles, for so many warpgroups beside the one that feeds them.
+    pub fn grid(&self, tiles: usize, groups: usize) -> (usize, u32) {
+        (tiles.min(self.multiprocessors()), 128 * (groups as u32 + 1))
+    }
+
+    pub fn shape(&self, heads_per_group: usize) -> Shape {
+        let e = self.extents();
+        Shape {
+            heads: int(e.query_heads),
+            scale: self.scores().scale() as f32,
+            heads_per_group: int(heads_per_group),
+            padded: int(self.plan.stats),
+            lengths: self.table(self.prepared.tables.lengths).into(),
+            ..filled!(Shape:
+                fields(e, int) [batch key_heads queries keys]
+                fields(self.plan.window, i32::from) [left right offset bottom]
+            )
         }
-        steps.copy(2, from, to)
     }
-}
 
-/// True if the rows of an operand are those of k.
-fn by_keys(name: &str) -> bool {
-    matches!(name, "k" | "v" | "dk" | "dv")
-}
-
-/// Heads and rows of an operand.
-pub(crate) fn rows_of(e: &Extents, name: &str) -> (usize, usize) {
-    if by_keys(name) { (e.key_heads, e.keys) } else { (e.query_heads, e.queries) }
-}
-
-/// Queries rounded up to whole tiles.
-pub(crate) fn padded(queries: usize) -> usize {
-    queries.next_multiple_of(128)
-}
-
-/// A tensor of whole columns for the copy engine.
-pub(super) fn map_of(plan: &Plan, place: StridedTensor, rows: u32) -> TensorMap {
-    tensor_map(plan.storage, place, rows, false)
-}
-
-/// The same in boxes of 64 rows and 64 columns.
-pub(super) fn panel_map_of(plan: &Plan, place: StridedTensor) -> TensorMap {
-    tensor_map(plan.storage, place, 64, true)
-}
-
-pub(super) fn shape(steps: &Steps<'_>, plan: &Plan, heads_per_group: usize) -> Shape {
-    let e = &steps.scores().extents;
-    Shape {
-        heads: int(e.query_heads),
-        scale: steps.scores().scale() as f32,
-        heads_per_group: int(heads_per_group),
-        padded: int(plan.stats),
-        lengths: steps.table(steps.prepared.tables.lengths).into(),
-        ..filled!(Shape:
-            fields(e, int) [batch key_heads queries keys]
-            fields(plan.window, i32::from) [left right offset bottom]
-        )
-    }
-}
-
-/// The tables of packed sequences.
-pub(super) fn packed(steps: &Steps<'_>, plan: &Plan) -> Packed {
-    let (counts, tables) = (&steps.prepared.counts, &steps.prepared.tables);
-    let table = |range| steps.table(range);
-    match plan.hopper.lengths {
-        Lengths::Listed => Packed {
+    /// The tables of packed sequences.
+    pub fn packed(&self) -> Packed {
+        if !self.is_listed() {
+            return Packed::default();
+        }
+        let (counts, tables) = (&self.prepared.counts, &self.prepared.tables);
+        let table = |range| self.table(range);
+        Packed {
             tasks: int(counts.by_queries),
             key_tasks: int(counts.by_keys),
             ..filled!(Packed: fields(tables, table) [sequences by_queries by_keys])
-        },
-        _ => Packed::default(),
+        }
     }
-}
 
-/// The tables of a mask that is no window.
-pub(super) fn spans(steps: &Steps<'_>, plan: &Plan) -> SpanTables {
-    let (tables, table) = (&steps.prepared.tables, |range| steps.table(range));
-    match plan.hopper.visible {
-        Visible::Spans => filled!(SpanTables: fields(tables, table) [spans tiles common seen_by]),
-        _ => SpanTables::default(),
+    /// The tables of a mask that is no window.
+    pub fn spans(&self) -> SpanTables {
+        let (tables, table) = (&self.prepared.tables, |range| self.table(range));
+        match self.plan.hopper.visible {
+            Visible::Spans => filled!(SpanTables: fields(tables, table) [spans tiles common seen_by]),
+            _ => SpanTables::default(),
+        }
     }
-}
 
-/// The bias, the unit and the softcap of scores.
-pub(super) fn options(steps: &Steps<'_>) -> ScoreOptions {
-    let scale = steps.scores().scale() as f32;
-    let cap = steps.scores().softcap.unwrap_or(0.0) as f32;
-    ScoreOptions::new(steps.place("bias"), scale, cap)
-}
+    /// The bias, the unit and the softcap of scores.
+    pub fn options(&self) -> ScoreOptions {
+        let cap = self.scores().softcap.unwrap_or(0.0) as f32;
+        ScoreOptions::new(self.place("bias"), self.scores().scale() as f32, cap)
+    }
 
-/// The key heads whose k and v share so many bytes of the L2 cache.
-pub(super) fn heads_in(bytes: usize, steps: &Steps<'_>, plan: &Plan) -> usize {
-    (bytes / (4 * steps.scores().extents.keys * plan.width)).max(1)
-}
+    /// The key heads whose k and v share so many bytes of the L2 cache.
+    pub fn heads_in(&self, bytes: usize) -> usize {
+        (bytes / (4 * self.extents().keys * self.plan.width)).max(1)
+    }
 
-/// Adds a launch of a kernel that computes so many terms of each pair.
-pub(super) fn launch<A: KernelArgs>(
-    steps: &Steps<'_>,
-    kernel: (&Variant, &'static str),
-    grid: (usize, u32),
-    args: &A,
-    terms: usize,
-) -> Result<(), Error> {
-    steps.launch_work(kernel, grid, args, Work::of(kernel.0, terms))
+    /// The same of query heads, at most those of all batch elements.
+    pub fn query_heads_in(&self, bytes: usize) -> usize {
+        let e = self.extents();
+        (self.heads_in(bytes) * self.scores().group()).min(e.batch * e.query_heads)
+    }
 }
 
 /// o and lse.
-pub(crate) fn forward(steps: &Steps<'_>, plan: &Plan) -> Result<(), Error> {
-    let (e, values) = (&steps.scores().extents, steps.prepared.value_dim);
-    plan.widen(steps, "q")?;
-    plan.widen(steps, "k")?;
-    plan.clear(steps, "o");
+pub(crate) fn forward(steps: HopperSteps<'_>) -> Result<(), Error> {
+    let (plan, has_values) = (steps.plan, steps.prepared.value_dim.is_some());
+    steps.widen("q")?;
+    steps.widen("k")?;
+    steps.clear_copy("o");
     steps.clear_flags();
-    let variant = Variant::hopper_forward_of(plan.hopper, values.is_some(), plan.tile);
-    let groups = variant.define("GROUPS");
-    let rows = 64 * groups;
+    let rows = plan.tile.queries;
+    let groups = rows / 64;
+    let variant = Variant::hopper_forward(plan.hopper, has_values).with("GROUPS", groups);
     // Measured: causal masks like more heads beside each other than full ones.
     let l2 = if plan.hopper.visible == Visible::All { 8 << 20 } else { 32 << 20 };
-    let together = heads_in(l2, steps, plan) * steps.scores().group();
-    let map = |name: &str, rows: u32| map_of(plan, plan.place(steps, name), rows);
     let mut args = ForwardArgs {
-        q: map("q", rows as u32),
-        k: map("k", 128),
+        q: steps.map("q", rows),
+        k: steps.map("k", 128),
         lse: steps.address("lse").into(),
         sinks: steps.address("sinks").into(),
         counter: steps.counter(0).into(),
         flags: steps.group_flags().into(),
-        shape: shape(steps, plan, together.min(e.batch * e.query_heads)),
-        packed: packed(steps, plan),
-        options: options(steps),
-        o_rows: plan.place(steps, "o").into(),
-        spans: spans(steps, plan),
+        shape: steps.shape(steps.query_heads_in(l2)),
+        packed: steps.packed(),
+        options: steps.options(),
+        o_rows: steps.wide("o").into(),
+        spans: steps.spans(),
         ..ForwardArgs::default()
     };
-    if values.is_some() {
-        plan.widen(steps, "v")?;
-        args.v = map("v", 128);
-        args.o = map("o", 64);
+    if has_values {
+        steps.widen("v")?;
+        (args.v, args.o) = (steps.map("v", 128), steps.map("o", 64));
     }
-    let tiles = match plan.hopper.lengths {
-        Lengths::Listed => steps.prepared.counts.by_queries * e.query_heads,
-        _ => e.queries.div_ceil(rows) * e.query_heads * e.batch,
-    };
-    let grid = (tiles.min(steps.multiprocessors()), 128 * (groups as u32 + 1));
-    launch(steps, (&variant, "forward"), grid, &args, e.dim + values.unwrap_or(0))?;
-    if values.is_some() {
-        plan.narrow(steps, "o")?;
-        fallback::forward(steps)?;
+    let grid = steps.grid(steps.query_tiles(rows), groups);
+    steps.launch_terms((&variant, "forward"), grid, &args, steps.extents().dim + steps.values())?;
+    if has_values {
+        steps.narrow("o")?;
+        fallback::forward(&steps)?;
     }
     Ok(())
 }

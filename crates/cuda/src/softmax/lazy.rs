@@ -1,17 +1,17 @@
 //! The kernels of lazy_attention of the levels portable and sm80: `kernels/lazy_attention/`.
 
-use crate::args::{ConstPtr, Declaration, KernelArgs, Ptr, declaration, filled, int, kernel_args};
+use crate::args::{ConstPtr, Declaration, KernelArgs, Ptr, declarations, filled, int, kernel_args};
 use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
 use crate::softmax::Steps;
 use crate::softmax::fallback;
-use crate::softmax::hopper_lazy::{HopperPass, Kept, LazyPlan};
-use crate::softmax::pair_args::{Numbers, PairArgs};
+use crate::softmax::hopper_lazy::{HopperPass, LazyPlan};
+use crate::softmax::pair_args::{Numbers, PairArgs, wanted};
 use crate::softmax::portable::{columns, parts};
 use crate::softmax::prepared::Prepared;
 use crate::tensor_args::TensorArgs;
 use crate::variant::{Variant, width};
-use etalon_problem::{Align, Blocking, DistanceBias, Error};
+use etalon_problem::{Align, Blocking, Error};
 
 /// Memory that its kernels share.
 #[derive(Debug, Clone, Copy)]
@@ -20,44 +20,43 @@ pub(crate) struct Memory {
     numbers: MemoryRange,
     /// Stripes of keys that may hold an active pair, of each tile of queries and head.
     active: MemoryRange,
-    /// Parts of dbias by tiles of keys.
-    windows: MemoryRange,
+    /// Parts of dbias by tiles of keys, if that is wanted.
+    windows: Option<MemoryRange>,
 }
 
 impl Memory {
-    pub fn new(prepared: &Prepared<'_>, bias: Option<DistanceBias>, layout: &mut Layout) -> Result<Memory, Error> {
+    pub fn new(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Memory, Error> {
         let (scores, counts) = (prepared.scores, &prepared.counts);
         let heads = scores.extents.query_heads;
-        let windows = if prepared.has("dbias") { reach(prepared, bias) } else { 0 };
         Ok(Memory {
             numbers: layout.range(16 * scores.row_shape().iter().product::<usize>())?,
             active: layout.range(4 * counts.tiles * heads)?,
-            windows: layout.array(4, &[counts.by_keys, heads, windows])?,
+            windows: layout.array_if(prepared.has("dbias"), 4, &[counts.by_keys, heads, reach(prepared)])?,
         })
     }
 }
 
 /// W, or as many distances as the extents of the problem have.
-fn reach(prepared: &Prepared<'_>, bias: Option<DistanceBias>) -> usize {
+fn reach(prepared: &Prepared<'_>) -> usize {
     let e = &prepared.scores.extents;
-    bias.map_or(0, |bias| bias.width.min(e.queries.max(e.keys)))
+    prepared.distance_bias.map_or(0, |bias| bias.width.min(e.queries.max(e.keys)))
 }
 
 kernel_args! {
     /// Arguments of lazy_attention.
-    struct LazyArgs as "LazyArgs" {
+    pub(super) struct LazyArgs as "LazyArgs" {
         /// Without bias, softcap and sinks.
         c: PairArgs,
         /// f32: Σ a P v (E47); where there is one, `values` writes it in place of o.
         pv: TensorArgs,
         /// `[heads, width]`; 0: no bias.
-        bias: ConstPtr<f32>,
+        pub bias: ConstPtr<f32>,
         /// `[heads]`.
-        tau: ConstPtr<f32>,
+        pub tau: ConstPtr<f32>,
         /// As bias and tau.
         dbias, dtau: Ptr<f32>,
         /// `[batch, heads, queries]`.
-        numbers: Ptr<Numbers>,
+        pub numbers: Ptr<Numbers>,
         /// Of each tile of queries and head: which stripes of keys may hold an active pair.
         active: Ptr<u32>,
         /// `[tasks by keys, heads, reach]`: what each adds to dbias; 0: not wanted.
@@ -65,23 +64,24 @@ kernel_args! {
         /// In the fallback: tiles of all groups, of which those that have a flag are computed.
         tiles: i32,
         /// W.
-        width: i32,
+        pub width: i32,
         /// Distances that occur below it.
-        reach: i32,
+        pub reach: i32,
         /// True if distances are counted from the last query and key.
-        bottom: i32,
+        pub bottom: i32,
         /// Tasks by keys.
         windowed: i32,
     }
 }
 
 impl LazyArgs {
-    fn new(steps: &Steps<'_>, memory: &Memory, bias: Option<DistanceBias>) -> Self {
+    fn new(steps: &Steps<'_>, memory: &Memory) -> Self {
+        let bias = steps.prepared.distance_bias;
         let (address, range) = (|name| steps.address(name), |range| steps.at(range));
         LazyArgs {
             c: PairArgs::new(steps),
             width: int(bias.map_or(0, |bias| bias.width)),
-            reach: int(reach(steps.prepared, bias)),
+            reach: int(reach(steps.prepared)),
             bottom: bias.is_some_and(|bias| bias.align == Align::BottomRight).into(),
             windowed: int(steps.prepared.counts.by_keys),
             ..filled!(LazyArgs: names(address) [bias tau dbias dtau] fields(memory, range) [numbers active])
@@ -107,14 +107,13 @@ kernel_args! {
     }
 }
 
-/// Kernel arguments that these sources name.
-pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<LazyArgs>(), declaration::<MeasureArgs>()];
+pub(crate) const ARGUMENTS: &[Declaration] = declarations![LazyArgs, MeasureArgs];
 
 /// The passes of a prepared problem.
 pub(crate) struct Passes<'a> {
     steps: &'a Steps<'a>,
-    memory: &'a Memory,
-    /// The kernels of the level sm90a, where they compute the pass.
+    windows: Option<MemoryRange>,
+    /// Of the level sm90a, where that computes the pass.
     hopper: Option<HopperPass<'a>>,
     args: LazyArgs,
     /// True of the fallback.
@@ -122,21 +121,13 @@ pub(crate) struct Passes<'a> {
 }
 
 impl<'a> Passes<'a> {
-    pub fn new(
-        steps: &'a Steps<'a>,
-        memory: &'a Memory,
-        bias: Option<DistanceBias>,
-        plan: Option<&'a LazyPlan>,
-    ) -> Self {
-        let args = LazyArgs::new(steps, memory, bias);
-        // The memory that all levels share, as the kernels of sm90a see it.
-        let windows = if steps.is_there("dbias") { steps.at(memory.windows) } else { 0 };
-        let kept = Kept { numbers: args.numbers, windows, reach: args.reach };
-        let hopper = plan.map(|plan| HopperPass::new(plan, steps, bias, kept));
-        Passes { steps, memory, hopper, args, again: false }
+    pub fn new(steps: &'a Steps<'a>, memory: &Memory, plan: Option<&'a LazyPlan>) -> Self {
+        let args = LazyArgs::new(steps, memory);
+        let hopper = plan.map(|plan| HopperPass::new(plan, steps, &args, steps.range(memory.windows)));
+        Passes { steps, windows: memory.windows, hopper, args, again: false }
     }
 
-    /// The same by the portable kernels, of groups that have a flag.
+    /// The same by portable kernels, of groups that have a flag.
     fn fallback(&self) -> Self {
         Passes { hopper: None, again: true, ..*self }
     }
@@ -169,9 +160,13 @@ impl<'a> Passes<'a> {
         }
     }
 
-    /// Blocks of a kernel that owns tiles of queries.
-    fn by_queries(&self) -> usize {
-        self.steps.prepared.counts.by_queries * self.steps.scores().extents.query_heads
+    /// Adds a launch of a kernel that owns tiles of queries.
+    fn walk_queries(&self, name: &'static str, args: &LazyArgs) -> Result<(), Error> {
+        self.walk(name, self.steps.query_blocks(), args)
+    }
+
+    fn is_portable(&self) -> bool {
+        self.steps.prepared.choice.level == Level::Portable
     }
 
     /// lse, and those of o and Σ a P v that have places.
@@ -181,34 +176,36 @@ impl<'a> Passes<'a> {
             Some(hopper) => hopper.forward()?,
             None => self.rows()?,
         }
-        let is_portable = self.steps.prepared.choice.level == Level::Portable;
-        if is_portable { Ok(()) } else { self.fallback().rows() }
+        if self.is_portable() { Ok(()) } else { self.fallback().rows() }
     }
 
     /// The forward pass of the levels portable and sm80, or the fallback.
     fn rows(&self) -> Result<(), Error> {
-        self.walk("scores", self.by_queries(), &self.args)?;
+        self.walk_queries("scores", &self.args)?;
         let pv = self.steps.tensor("pv_sum");
         for (pv, wanted) in [(TensorArgs::default(), self.steps.tensor("o")), (pv, pv)] {
             let columns = self.steps.prepared.value_dim.filter(|_| wanted.is_there()).unwrap_or(0);
             let at_once = if self.tensor().is_some() { width(columns).min(128) } else { width(columns) };
             for first in (0..columns).step_by(at_once) {
-                self.walk("values", self.by_queries(), &LazyArgs { pv, ..self.args.at([0, first]) })?;
+                self.walk_queries("values", &LazyArgs { pv, ..self.args.at([0, first]) })?;
             }
         }
         Ok(())
     }
 
-    /// The figures of every row, and the states of every tile of the statistics, at addresses that hold zeros.
+    /// The figures of every row and the states of every tile, at addresses that hold zeros.
     pub fn measure(&self, [figures, states]: [u64; 2], tile: Blocking) -> Result<(), Error> {
-        self.walk("scores", self.by_queries(), &self.args)?;
+        self.walk_queries("scores", &self.args)?;
         // One that is longer than the arrays holds them all.
-        let e = &self.steps.scores().extents;
-        let tile_queries = tile.queries.min(e.queries.max(1)) as i32;
-        let tile_keys = tile.keys.min(e.keys.max(1)) as i32;
-        let (figures, states) = (figures.into(), states.into());
-        let args = MeasureArgs { lazy: self.args, figures, states, tile_queries, tile_keys };
-        self.launch("measure", self.by_queries(), &args)
+        let e = self.steps.extents();
+        let args = MeasureArgs {
+            lazy: self.args,
+            figures: figures.into(),
+            states: states.into(),
+            tile_queries: int(tile.queries.min(e.queries.max(1))),
+            tile_keys: int(tile.keys.min(e.keys.max(1))),
+        };
+        self.launch("measure", self.steps.query_blocks(), &args)
     }
 
     /// The gradients that have places.
@@ -220,14 +217,12 @@ impl<'a> Passes<'a> {
                 if !self.count()? {
                     hopper.scores()?;
                 }
-                if self.steps.is_there("dbias") {
-                    self.steps.clear(self.memory.windows);
-                }
+                self.windows.into_iter().for_each(|range| self.steps.clear(range));
                 hopper.backward()?;
             }
         }
         // The portable kernels count n by S themselves, unless lse is given.
-        if self.steps.prepared.choice.level != Level::Portable || self.steps.prepared.is_given("lse") {
+        if !self.is_portable() || self.steps.prepared.is_given("lse") {
             self.fallback().gradients()?;
         }
         self.sums()
@@ -237,7 +232,7 @@ impl<'a> Passes<'a> {
     fn count(&self) -> Result<bool, Error> {
         let given = self.steps.prepared.is_given("lse");
         if given {
-            self.walk_portable("counts", self.by_queries(), &self.args)?;
+            self.walk_portable("counts", self.steps.query_blocks(), &self.args)?;
         }
         Ok(given)
     }
@@ -245,18 +240,18 @@ impl<'a> Passes<'a> {
     /// The same of the backward pass, with the terms of dbias and dtau.
     fn gradients(&self) -> Result<(), Error> {
         if !self.count()? {
-            self.walk("scores", self.by_queries(), &self.args)?;
+            self.walk_queries("scores", &self.args)?;
         }
         let wants = |name: &str| self.steps.is_there(name);
         if ["dq", "dk", "dbias", "dtau"].into_iter().any(wants) {
-            let dims = if wants("dq") { self.steps.scores().extents.dim } else { 0 };
+            let dims = if wants("dq") { self.steps.extents().dim } else { 0 };
             if self.tensor().is_some() {
-                self.walk("means", self.by_queries(), &self.args)?;
+                self.walk_queries("means", &self.args)?;
             } else if dims == 0 {
-                self.walk_portable("queries", self.by_queries(), &self.args)?; // Δ and Σ a g alone
+                self.walk_queries("queries", &self.args)?; // Δ and Σ a g alone
             }
             for first in parts(dims) {
-                self.walk("queries", self.by_queries(), &self.args.at([first, 0]))?;
+                self.walk_queries("queries", &self.args.at([first, 0]))?;
             }
         }
         self.keys()
@@ -267,30 +262,27 @@ impl<'a> Passes<'a> {
         let wants = |name: &str| self.steps.is_there(name);
         if wants("dbias") {
             let groups = (self.args.width as usize).div_ceil(32);
-            let windows = self.steps.at(self.memory.windows);
-            let blocks = groups * self.steps.scores().extents.query_heads;
-            self.launch("dbias", blocks, &LazyArgs { windows: windows.into(), ..self.args })?;
+            let windows = self.steps.range(self.windows).into();
+            let blocks = groups * self.steps.extents().query_heads;
+            self.launch("dbias", blocks, &LazyArgs { windows, ..self.args })?;
         }
         if wants("dtau") {
-            self.launch("dtau", self.steps.scores().extents.query_heads, &self.args)?;
+            self.launch("dtau", self.steps.extents().query_heads, &self.args)?;
         }
         Ok(())
     }
 
     /// dk, dv, and what the tiles of keys add to dbias.
     fn keys(&self) -> Result<(), Error> {
-        let (steps, e) = (self.steps, &self.steps.scores().extents);
-        let columns_of = |name: &str, all: usize| if steps.is_there(name) { all } else { 0 };
-        let all_values = steps.prepared.value_dim.unwrap_or(0);
-        let wanted = [columns_of("dk", e.dim), columns_of("dv", all_values)];
-        let args = LazyArgs { c: self.args.c.over(steps.table(steps.prepared.tables.by_keys)), ..self.args };
-        let blocks = steps.prepared.counts.by_keys * e.key_heads;
-        let mut windows = if steps.is_there("dbias") { steps.at(self.memory.windows) } else { 0 };
-        let all = [e.dim, all_values];
+        let (steps, c) = (self.steps, self.args.c);
+        let all = [steps.extents().dim, steps.values()];
+        let wanted = [wanted(c.dk, all[0]), wanted(c.dv, all[1])];
+        let args = LazyArgs { c: c.over(steps.table(steps.prepared.tables.by_keys)), ..self.args };
+        let mut windows = steps.range(self.windows);
         // Windows alone are a launch without columns.
         let alone = (wanted == [0, 0] && windows != 0).then_some(all);
         for first in columns(wanted, all).chain(alone) {
-            self.walk("keys", blocks, &LazyArgs { windows: windows.into(), ..args.at(first) })?;
+            self.walk("keys", steps.key_blocks(), &LazyArgs { windows: windows.into(), ..args.at(first) })?;
             windows = 0;
         }
         Ok(())

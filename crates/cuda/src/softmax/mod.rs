@@ -30,10 +30,11 @@ pub(crate) use spec::{LAZY_LEVELS, LEVELS, refuses};
 pub(crate) use variants::most_shared;
 pub(crate) use variants::{AttentionShape, CONSUMER, Hopper, Lengths, Results, Visible};
 
-use crate::args::Declaration;
-use etalon_problem::Error;
+use crate::args::{Declaration, KernelArgs};
+use crate::step::Work;
+use crate::variant::Variant;
+use etalon_problem::{Error, Extents, Scores};
 
-/// Kernel arguments that sources name.
 pub(crate) fn arguments() -> Vec<Declaration> {
     [
         pair_args::ARGUMENTS,
@@ -46,15 +47,44 @@ pub(crate) fn arguments() -> Vec<Declaration> {
     .concat()
 }
 
-/// The steps of a pass.
 type Steps<'a> = crate::step::Steps<'a, prepared::Prepared<'a>>;
 
 impl Steps<'_> {
-    fn scores(&self) -> &etalon_problem::Scores {
+    fn scores(&self) -> &Scores {
         self.prepared.scores
     }
 
-    /// Adds fills of all that is computed with 0, and of lse with −∞, where kernels leave elements out.
+    fn extents(&self) -> &Extents {
+        &self.prepared.scores.extents
+    }
+
+    /// E; 0 of attention_lse.
+    fn values(&self) -> usize {
+        self.prepared.value_dim.unwrap_or(0)
+    }
+
+    /// Blocks of a kernel that owns tiles of queries.
+    fn query_blocks(&self) -> usize {
+        self.prepared.counts.by_queries * self.extents().query_heads
+    }
+
+    /// Blocks of a kernel that owns tiles of keys.
+    fn key_blocks(&self) -> usize {
+        self.prepared.counts.by_keys * self.extents().key_heads
+    }
+
+    /// Adds a launch of a kernel that computes so many terms of each pair.
+    fn launch_terms<A: KernelArgs>(
+        &self,
+        kernel: (&Variant, &'static str),
+        grid: (usize, u32),
+        args: &A,
+        terms: usize,
+    ) -> Result<(), Error> {
+        self.launch_work(kernel, grid, args, Work::of(kernel.0, terms))
+    }
+
+    /// Adds fills of results with 0, and of lse with −∞, where kernels leave elements out.
     fn fill_results(&self) -> Result<(), Error> {
         if !self.prepared.leaves_rows() {
             return Ok(());

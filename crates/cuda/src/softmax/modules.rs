@@ -7,11 +7,10 @@ use crate::softmax::variants::{AttentionShape, Hopper, has_three};
 use crate::variant::Variant;
 use etalon_problem::{Blocking, Dtype, Pass};
 
-/// The modules of a level.
 #[derive(Debug)]
 pub(crate) struct Modules {
     pub portable: Variant,
-    /// Modules of the level sm80, whose kernels take the place of portable ones.
+    /// The module of the level sm80, in place of the portable one.
     pub tensor: Option<Variant>,
     /// The module of a backward pass of wide operands.
     pub wide: Option<Variant>,
@@ -20,12 +19,11 @@ pub(crate) struct Modules {
     /// The module of the gradient of the bias.
     pub by_pairs: Option<Variant>,
     pub second: Variant,
-    /// The second order on tensor cores, which takes the place of the portable one where all is finite.
+    /// The second order on tensor cores, where all is finite.
     pub tensor_second: Option<Variant>,
 }
 
 impl Modules {
-    /// Of attention and attention_lse, as a level computes them.
     pub fn new(spec: &Spec, level: Level) -> Modules {
         let (shape, sm80) = (spec.shape(), level == Level::Sm80);
         let tensor = tensor_variant(spec);
@@ -58,17 +56,14 @@ impl Modules {
     }
 }
 
-/// The kernels of the level sm80 for a backward pass of wide operands: their tiles have as many stages as fit the
-/// shared memory.
+/// The kernels of the level sm80 for a backward pass of wide operands, with as many stages as fit the shared memory.
 fn wide_variant(spec: &Spec) -> Option<Variant> {
-    if spec.pass != Pass::Backward || !spec.is_wide() {
-        return None;
-    }
-    let two = spec.shape().sm80_wide(2);
-    Some(if two.shared() <= spec.shared_memory() { two } else { spec.shape().sm80_wide(1) })
+    let [one, two] = [1, 2].map(|stages| spec.shape().sm80_wide(stages));
+    let fits = two.shared() <= spec.shared_memory();
+    (spec.pass == Pass::Backward && spec.is_wide()).then_some(if fits { two } else { one })
 }
 
-/// The kernels of the level sm80 for the forward pass, and for the backward pass that is not wide.
+/// The same for the forward pass, and for the backward pass that is not wide.
 fn tensor_variant(spec: &Spec) -> Variant {
     match spec.storage {
         Dtype::F32 => spec.shape().sm80_f32(spec.options.precision == Precision::Bf16x3),
@@ -80,7 +75,6 @@ fn tile(queries: usize, keys: usize) -> Blocking {
     Blocking { queries, keys }
 }
 
-/// The tiles of a level.
 pub(crate) fn of_level(spec: &Spec, level: Level) -> Vec<Blocking> {
     match level {
         Level::Sm80 => of_tensor(spec),
@@ -92,12 +86,10 @@ pub(crate) fn of_level(spec: &Spec, level: Level) -> Vec<Blocking> {
 
 /// Tiles of the level sm80: the first is taken unless another is asked for. Forward, a block has all queries of a tile
 /// and walks the keys; backward it has 64 queries or keys, and walks 64 or 32 of the others.
-pub(crate) fn of_tensor(spec: &Spec) -> Vec<Blocking> {
+fn of_tensor(spec: &Spec) -> Vec<Blocking> {
     let narrow = spec.storage != Dtype::F32;
     match spec.pass {
-        Pass::Forward if narrow && spec.extents.dim <= 128 => {
-            vec![tile(128, 64), tile(128, 32), tile(64, 64)]
-        }
+        Pass::Forward if narrow && spec.extents.dim <= 128 => vec![tile(128, 64), tile(128, 32), tile(64, 64)],
         Pass::Forward if narrow => vec![tile(64, 32)],
         Pass::Forward => vec![tile(128, 32)],
         _ if spec.insists() => vec![tile(64, 64)],
@@ -107,7 +99,7 @@ pub(crate) fn of_tensor(spec: &Spec) -> Vec<Blocking> {
 }
 
 /// The number by which sources know a tile of the level sm80: TILES of `attention/sm80.cuh`.
-pub(crate) fn number(spec: &Spec) -> usize {
+fn number(spec: &Spec) -> usize {
     let list = of_tensor(spec);
     match chosen(&list, spec.options.blocking) {
         _ if list.len() == 1 => 0,
@@ -125,8 +117,8 @@ pub(crate) fn of_hopper(spec: &Spec, variant: Hopper) -> Vec<Blocking> {
     }
 }
 
-/// The tile of a list that a hint means: the smallest that holds as many queries and keys, or else the largest;
-/// without a hint the first.
+/// The tile of a list that a hint means: the smallest that holds as many queries and keys, else the largest; without a
+/// hint the first.
 pub(crate) fn chosen(list: &[Blocking], hint: Option<Blocking>) -> Blocking {
     let first = list.first().copied().unwrap_or(tile(64, 64));
     let Some(hint) = hint else { return first };

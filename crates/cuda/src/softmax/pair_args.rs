@@ -1,6 +1,6 @@
 //! The arguments of kernels that walk pairs of queries and keys: `pairs/problem.cuh`, `attention/partials.cuh`.
 
-use crate::args::{Byte, ConstPtr, Declaration, Pointee, Ptr, declaration, filled, int, kernel_args, pointees};
+use crate::args::{Byte, ConstPtr, Declaration, Pointee, Ptr, declarations, filled, int, kernel_args, pointees};
 use crate::softmax::Steps;
 use crate::tensor_args::TensorArgs;
 
@@ -89,8 +89,7 @@ kernel_args! {
 }
 
 /// Kernel arguments that `pairs/problem.cuh`, `attention/partials.cuh` and `attention/fallback.cu` name.
-pub(crate) const ARGUMENTS: &[Declaration] =
-    &[declaration::<PairArgs>(), declaration::<FusedArgs>(), declaration::<FallbackArgs>()];
+pub(crate) const ARGUMENTS: &[Declaration] = declarations![PairArgs, FusedArgs, FallbackArgs];
 
 /// The columns of a tensor, if it is there.
 pub(crate) fn wanted(tensor: TensorArgs, columns: usize) -> usize {
@@ -104,7 +103,6 @@ impl PairArgs {
         PairArgs { first_dim, first_value, ..self }
     }
 
-    /// Over other tiles.
     pub fn over(self, tasks: u64) -> Self {
         PairArgs { tasks: tasks.into(), ..self }
     }
@@ -127,7 +125,7 @@ impl PairArgs {
             allowed_head: if heads > 1 { pairs } else { 0 },
             tasks: table(tables.by_queries).into(),
             heads: int(e.query_heads),
-            value_dim: int(prepared.value_dim.unwrap_or(0)),
+            value_dim: int(steps.values()),
             bias_heads: scores.bias.map_or(0, |bias| int(bias.heads)),
             scale: scores.scale() as f32,
             cap: scores.softcap.unwrap_or(0.0) as f32,

@@ -1,11 +1,11 @@
 //! The kernels of attention and attention_lse of the levels portable and sm80: `kernels/attention/`.
 
 use crate::softmax::Steps;
-use crate::softmax::dq_partials::{By, DqPartials};
+use crate::softmax::dq_partials::DqPartials;
 use crate::softmax::fallback::{self, writes};
 use crate::softmax::pair_args::{FusedArgs, PairArgs, wanted};
 use crate::step::Work;
-use crate::variant::{Variant, width};
+use crate::variant::width;
 use etalon_problem::Error;
 
 /// The first columns of the launches that together cover so many.
@@ -18,38 +18,25 @@ pub(crate) fn part(columns: usize, first: usize) -> usize {
     columns.saturating_sub(first).min(width(columns))
 }
 
-/// Adds a launch of a kernel of a module.
-fn launch_of(
-    steps: &Steps<'_>,
-    (variant, name): (&Variant, &'static str),
-    blocks: usize,
-    args: &PairArgs,
-    terms: usize,
-) -> Result<(), Error> {
-    let grid = (blocks, variant.threads());
-    steps.launch_work((variant, name), grid, args, Work::of(variant, terms))
-}
-
 /// Adds a launch of a kernel of the portable level.
 fn launch(steps: &Steps<'_>, name: &'static str, blocks: usize, args: &PairArgs, terms: usize) -> Result<(), Error> {
-    let args = PairArgs { blocks: blocks as i32, ..*args };
-    launch_of(steps, (&steps.prepared.modules.portable, name), blocks, &args, terms)
+    let (args, variant) = (PairArgs { blocks: blocks as i32, ..*args }, &steps.prepared.modules.portable);
+    steps.launch_terms((variant, name), (blocks, variant.threads()), &args, terms)
 }
 
 /// Adds a launch of a kernel that walks tiles: that of the level sm80 where it computes the pass.
 fn walk(steps: &Steps<'_>, name: &'static str, blocks: usize, args: &PairArgs, terms: usize) -> Result<(), Error> {
     match steps.prepared.modules.tensor_with(name) {
         None => launch(steps, name, blocks, args, terms),
-        Some(variant) => launch_of(steps, (variant, name), blocks, args, terms),
+        Some(variant) => steps.launch_terms((variant, name), (blocks, variant.threads()), args, terms),
     }
 }
 
 /// o, if it has a place, and lse.
 pub(crate) fn forward(steps: &Steps<'_>) -> Result<(), Error> {
-    let (e, prepared) = (&steps.scores().extents, steps.prepared);
+    let prepared = steps.prepared;
     let args = PairArgs::new(steps);
-    let blocks = prepared.counts.by_queries * e.query_heads;
-    let values = wanted(args.o, prepared.value_dim.unwrap_or(0));
+    let values = wanted(args.o, steps.values());
     let columns = prepared.value_dim.filter(|_| args.o.is_there()).unwrap_or(1);
     let most = if prepared.modules.tensor.is_none() { usize::MAX } else { 128 };
     let at_once = width(columns).min(most);
@@ -58,8 +45,8 @@ pub(crate) fn forward(steps: &Steps<'_>) -> Result<(), Error> {
         steps.clear_flags();
     }
     for first in (0..columns).step_by(at_once) {
-        let terms = e.dim + values.saturating_sub(first).min(at_once);
-        walk(steps, "forward", blocks, &args.at([0, first]), terms)?;
+        let terms = steps.extents().dim + values.saturating_sub(first).min(at_once);
+        walk(steps, "forward", steps.query_blocks(), &args.at([0, first]), terms)?;
     }
     if has_fallback { fallback::forward(steps) } else { Ok(()) }
 }
@@ -67,21 +54,19 @@ pub(crate) fn forward(steps: &Steps<'_>) -> Result<(), Error> {
 /// ∂lse/∂q of attention_lse, from the lse that the forward pass has just written: dq of a dlse of 1.
 pub(crate) fn gradient_of_lse(steps: &Steps<'_>) -> Result<(), Error> {
     let dq = steps.tensor("gradient");
-    let args = PairArgs { dq, delta: 0.into(), wide: 1, ..PairArgs::new(steps) };
-    each_dq(steps, &args, |blocks, args, terms| launch(steps, "queries", blocks, &args, terms))
+    dq_by(launch, steps, &PairArgs { dq, delta: 0.into(), wide: 1, ..PairArgs::new(steps) })
 }
 
-/// Calls `launch` with the number of blocks of the gradient of q, the arguments for each part of it, and what it
-/// computes.
-fn each_dq(
-    steps: &Steps<'_>,
-    args: &PairArgs,
-    launch: impl Fn(usize, PairArgs, usize) -> Result<(), Error>,
-) -> Result<(), Error> {
-    let e = &steps.scores().extents;
-    let blocks = steps.prepared.counts.by_queries * e.query_heads;
-    let pairs = e.dim + steps.prepared.value_dim.unwrap_or(0);
-    parts(e.dim).try_for_each(|first| launch(blocks, args.at([first, 0]), pairs + part(e.dim, first)))
+/// Adds a launch of a kernel over so many blocks that computes so many terms of each pair.
+type Launch = fn(&Steps<'_>, &'static str, usize, &PairArgs, usize) -> Result<(), Error>;
+
+/// Adds the launches of the gradient of q, one for each part of its columns.
+fn dq_by(launch: Launch, steps: &Steps<'_>, args: &PairArgs) -> Result<(), Error> {
+    let dim = steps.extents().dim;
+    parts(dim).try_for_each(|first| {
+        let terms = dim + steps.values() + part(dim, first);
+        launch(steps, "queries", steps.query_blocks(), &args.at([first, 0]), terms)
+    })
 }
 
 /// The gradients that have places.
@@ -91,14 +76,17 @@ pub(crate) fn backward(steps: &Steps<'_>) -> Result<(), Error> {
     if has_fallback {
         steps.clear_flags();
     }
-    delta(steps, &args)?;
+    // δ of every row, if something needs it.
+    if args.delta.0 != 0 {
+        launch(steps, "delta", row_blocks(steps), &args, 0)?;
+    }
     match &steps.prepared.partials {
         Some(partials) => fused(steps, partials, &args)?,
         None => {
             if args.dq.is_there() && steps.prepared.has_gradient() {
                 scale(steps, &args)?;
             } else if args.dq.is_there() {
-                each_dq(steps, &args, |blocks, args, terms| walk(steps, "queries", blocks, &args, terms))?;
+                dq_by(walk, steps, &args)?;
             }
             dk_and_dv(steps, &args)?;
         }
@@ -110,25 +98,18 @@ pub(crate) fn backward(steps: &Steps<'_>) -> Result<(), Error> {
 }
 
 /// Blocks of kernels that have a row for each warp.
-fn by_rows(steps: &Steps<'_>) -> usize {
-    let prepared = steps.prepared;
-    let warps = prepared.modules.portable.threads() / 32;
-    prepared.spec.rows().div_ceil(warps as usize)
-}
-
-/// δ of every row, if something needs it.
-fn delta(steps: &Steps<'_>, args: &PairArgs) -> Result<(), Error> {
-    let needed = args.delta.0 != 0;
-    if needed { launch(steps, "delta", by_rows(steps), args, 0) } else { Ok(()) }
+fn row_blocks(steps: &Steps<'_>) -> usize {
+    let warps = steps.prepared.modules.portable.threads() / 32;
+    steps.prepared.spec.rows().div_ceil(warps as usize)
 }
 
 /// dq of attention_lse from the `gradient` that is given.
 fn scale(steps: &Steps<'_>, args: &PairArgs) -> Result<(), Error> {
     let args = PairArgs { q: steps.tensor("gradient"), ..*args };
-    launch(steps, "scale", by_rows(steps), &args, 0)
+    launch(steps, "scale", row_blocks(steps), &args, 0)
 }
 
-/// The same as a pass on tensor cores computes it.
+/// The same in a pass on tensor cores.
 pub(crate) fn scaled_gradient(steps: &Steps<'_>) -> Result<(), Error> {
     scale(steps, &PairArgs::new(steps))
 }
@@ -136,30 +117,30 @@ pub(crate) fn scaled_gradient(steps: &Steps<'_>) -> Result<(), Error> {
 /// dq beside dk and dv, from partial sums.
 fn fused(steps: &Steps<'_>, dq_partials: &DqPartials, args: &PairArgs) -> Result<(), Error> {
     let prepared = steps.prepared;
-    let (e, values) = (&steps.scores().extents, prepared.value_dim.unwrap_or(0));
+    let (dim, values) = (steps.extents().dim, steps.values());
     let over = args.over(steps.table(prepared.tables.by_keys));
-    let firsts: Vec<[usize; 2]> = by_keys(steps, args, e.dim).collect();
+    let firsts: Vec<_> = columns([dim, wanted(args.dv, values)], [dim, values]).collect();
     let variant = prepared.modules.fused.as_ref().unwrap_or(&prepared.modules.portable);
     // S and dP in each launch, then what each adds to.
-    let terms = firsts.len() * (e.dim + values) + 2 * e.dim + values;
-    let partials = e.dim.next_multiple_of(64) as f64 * 4.0 / 64.0;
-    let by = By { variant, work: Work { partials, ..Work::of(variant, terms) } };
+    let terms = firsts.len() * (dim + values) + 2 * dim + values;
+    let partials = dim.next_multiple_of(64) as f64 * 4.0 / 64.0;
+    let work = Work { partials, ..Work::of(variant, terms) };
     let with = |slots| firsts.iter().map(|&at| FusedArgs { c: over.at(at), slots }).collect();
-    dq_partials.run(steps, &by, with, *args)
+    dq_partials.run(steps, (variant, work), with, *args)
 }
 
 /// The gradients of the sinks and of the bias, if they have places, from the δ of every row.
 pub(crate) fn sinks_and_bias(steps: &Steps<'_>, args: &PairArgs) -> Result<(), Error> {
-    let (e, prepared) = (&steps.scores().extents, steps.prepared);
+    let (e, prepared) = (steps.extents(), steps.prepared);
     if args.dsinks.0 != 0 {
         launch(steps, "dsinks", e.query_heads, args, 0)?;
     }
     if args.dbias.is_there() {
         let blocks = prepared.counts.by_pairs * args.bias_heads as usize;
         let args = args.over(steps.table(prepared.tables.by_pairs));
-        let terms = e.dim + prepared.value_dim.unwrap_or(0);
+        let terms = e.dim + steps.values();
         match &prepared.modules.by_pairs {
-            Some(variant) => launch_of(steps, (variant, "dbias"), blocks, &args, terms)?,
+            Some(variant) => steps.launch_terms((variant, "dbias"), (blocks, variant.threads()), &args, terms)?,
             None => launch(steps, "dbias", blocks, &args, terms)?,
         }
     }
@@ -167,34 +148,25 @@ pub(crate) fn sinks_and_bias(steps: &Steps<'_>, args: &PairArgs) -> Result<(), E
 }
 
 fn dk_and_dv(steps: &Steps<'_>, args: &PairArgs) -> Result<(), Error> {
-    let (e, prepared) = (&steps.scores().extents, steps.prepared);
-    let all_values = prepared.value_dim.unwrap_or(0);
-    let (dims, values) = (wanted(args.dk, e.dim), wanted(args.dv, all_values));
-    let blocks = prepared.counts.by_keys * e.key_heads;
-    let over = args.over(steps.table(prepared.tables.by_keys));
-    let wide = prepared.modules.wide.is_some() || dims == 0;
-    if wide && prepared.modules.tensor_with("values").is_some() {
+    let modules = &steps.prepared.modules;
+    let all = [steps.extents().dim, steps.values()];
+    let [dims, values] = [wanted(args.dk, all[0]), wanted(args.dv, all[1])];
+    let over = args.over(steps.table(steps.prepared.tables.by_keys));
+    let walk = |name, args: &PairArgs, terms| walk(steps, name, steps.key_blocks(), args, terms);
+    if (modules.wide.is_some() || dims == 0) && modules.tensor_with("values").is_some() {
         // Of wide operands each has its own kernel, and dv where dk is not asked for.
         if dims > 0 {
-            walk(steps, "keys", blocks, &over, 2 * e.dim + all_values)?;
+            walk("keys", &over, 2 * all[0] + all[1])?;
         }
-        let terms = e.dim + values;
-        return if values > 0 { walk(steps, "values", blocks, &over, terms) } else { Ok(()) };
+        return if values > 0 { walk("values", &over, all[0] + values) } else { Ok(()) };
     }
-    by_keys(steps, args, dims).try_for_each(|[dim, value]| {
-        let terms = e.dim + all_values + part(dims, dim) + part(values, value);
-        walk(steps, "keys", blocks, &over.at([dim, value]), terms)
+    columns([dims, values], all).try_for_each(|[dim, value]| {
+        walk("keys", &over.at([dim, value]), all[0] + all[1] + part(dims, dim) + part(values, value))
     })
 }
 
-/// The first columns of D and of E of the launches that together cover so many of D, and those of dv. A part that is
-/// not wanted any more begins beyond the last column.
-fn by_keys(steps: &Steps<'_>, args: &PairArgs, dims: usize) -> impl Iterator<Item = [usize; 2]> + use<> {
-    let (dim, value_dim) = (steps.scores().extents.dim, steps.prepared.value_dim.unwrap_or(0));
-    columns([dims, wanted(args.dv, value_dim)], [dim, value_dim])
-}
-
-/// The same of so many columns that are wanted, of so many.
+/// The first columns of D and of E of the launches that together cover those wanted, of so many. A part that is not
+/// wanted any more begins beyond the last column.
 pub(crate) fn columns(wanted: [usize; 2], [dim, value_dim]: [usize; 2]) -> impl Iterator<Item = [usize; 2]> + use<> {
     let (mut dims, mut values) = (parts(wanted[0]), parts(wanted[1]));
     std::iter::from_fn(move || match (dims.next(), values.next()) {

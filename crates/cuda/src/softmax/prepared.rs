@@ -11,10 +11,10 @@ use crate::softmax::given::Given;
 use crate::softmax::modules::Modules;
 use crate::softmax::rows::{Rows, Tables};
 use crate::softmax::spec::Spec;
-use etalon_problem::{Error, Operand, Pass, Problem, Role, Scores, Sequences};
+use etalon_problem::{DistanceBias, Error, Operand, Pass, Problem, Role, Scores, Sequences};
 use std::ops::Deref;
 
-/// A pass of a problem, for any operands of the same shapes and strides.
+/// For any operands of the same shapes and strides.
 #[derive(Debug)]
 pub(crate) struct Prepared<'a> {
     pub parts: Parts,
@@ -23,15 +23,17 @@ pub(crate) struct Prepared<'a> {
     pub value_dim: Option<usize>,
     /// True if the pass reads o, if it has one: for dv alone it does not.
     pub reads_o: bool,
+    /// The bias of lazy_attention.
+    pub distance_bias: Option<DistanceBias>,
     pub counts: Counts,
     pub spec: Spec,
     /// The level that computes the pass, and its modules.
     pub choice: Choice,
     pub modules: Modules,
     pub tables: Tables,
-    /// Arrays of calls that the tables are made of: how, and what the pass keeps for that.
+    /// Tables of arrays that calls give: how they are made, and what the pass keeps for that.
     pub given: Option<(Given, TableImage)>,
-    /// δ of every row, in the backward pass of the first two, if that needs it.
+    /// δ of every row, in a backward pass that needs it.
     pub delta: Option<MemoryRange>,
     /// Counters and flags, as `fallback::reserve` says.
     pub flags: Option<MemoryRange>,
@@ -59,7 +61,7 @@ impl<'a> Prepared<'a> {
         let is_backward = call.pass == Pass::Backward && !matches!(problem, Problem::LazyAttention(_));
         let needs_ds = ["dq", "dk", "dsinks", "dbias"].iter().any(|name| call.held(name, true).is_some());
         let reads_o = !is_backward || needs_ds;
-        // lse is written with o in any case, and what was saved is made again where it is absent and read.
+        // lse is written with o in any case; what was saved is made again where it is absent and read.
         let made = |operand: &Operand| match operand.name {
             "lse" => true,
             "o" => operand.role == Role::Saved && reads_o,
@@ -74,18 +76,18 @@ impl<'a> Prepared<'a> {
         let rows = scores.row_shape().iter().product::<usize>();
         let delta = (is_backward && needs_ds).then(|| layout.named("delta of rows", 4 * rows));
         let flags = [parts.have_whole_rows(&MULTIPLIED), has_both(&parts)];
-        let (of, pass) = ((scores, value_dim), (call.pass, call.storage));
-        let spec = Spec::new(of, pass, counts, flags, call.target, &call.options);
+        let spec = Spec::new((scores, value_dim), call.facts(), counts, flags, &call.options);
         let choice = Choice::of(levels, &spec, call.options.level)?;
-        let modules = match problem {
-            Problem::LazyAttention(lazy) => Modules::lazy(&spec, choice.level, lazy.bias.is_some()),
-            _ => Modules::new(&spec, choice.level),
+        let (modules, distance_bias) = match problem {
+            Problem::LazyAttention(lazy) => (Modules::lazy(&spec, choice.level, lazy.bias.is_some()), lazy.bias),
+            _ => (Modules::new(&spec, choice.level), None),
         };
         Ok(Prepared {
             parts,
             scores,
             value_dim,
             reads_o,
+            distance_bias,
             counts,
             spec,
             choice,
@@ -103,12 +105,22 @@ impl<'a> Prepared<'a> {
         has_gradient(&self.parts)
     }
 
-    /// True if kernels leave elements out: rows of no sequence, which get 0, and −∞ as their lse. In a dense
-    /// batch they write every element.
+    /// True if kernels leave elements out: rows of no sequence, which get 0, and −∞ as their lse.
     pub fn leaves_rows(&self) -> bool {
         let e = &self.scores.extents;
         self.scores.sequences != Sequences::Dense
             || [e.batch, e.query_heads, e.key_heads, e.queries, e.keys].contains(&0)
+    }
+
+    /// True if the kernels of a backward pass of sm90a read an operand, if it is one: for dv alone neither o nor v, of
+    /// attention_lse none of values.
+    pub fn reads(&self, name: &str) -> bool {
+        let has_values = self.value_dim.is_some();
+        match name {
+            "dout" => has_values,
+            "o" | "v" => has_values && self.reads_o,
+            _ => true,
+        }
     }
 
     /// True if o and lse are computed: as results, or since a later pass lacks them.
@@ -133,12 +145,11 @@ fn has_gradient(parts: &Parts) -> bool {
 /// Operands that kernels multiply.
 const MULTIPLIED: [&str; 11] = ["q", "k", "v", "dout", "cot_o", "ddq", "ddk", "ddv", "tq", "tk", "tv"];
 
-/// The scores of a problem, and E where there are values.
 pub(crate) fn scores_of(problem: &Problem) -> Result<(&Scores, Option<usize>), Error> {
     match problem {
-        Problem::Attention(problem) => Ok((&problem.scores, Some(problem.value_dim))),
-        Problem::AttentionLse(problem) => Ok((&problem.scores, None)),
-        Problem::LazyAttention(problem) => Ok((&problem.scores, Some(problem.value_dim))),
+        Problem::Attention(own) => Ok((&own.scores, Some(own.value_dim))),
+        Problem::AttentionLse(own) => Ok((&own.scores, None)),
+        Problem::LazyAttention(own) => Ok((&own.scores, Some(own.value_dim))),
         other => Err(Error::value("algorithm", "one with scores", other.algorithm())),
     }
 }

@@ -1,6 +1,6 @@
-//! Rows that belong together and pairs that count, as kernels read them, and their tables on the device.
+//! Rows that belong together and pairs that count, as tables for kernels.
 
-use crate::memory::{Layout, MemoryRange, beyond_32_bits, filled};
+use crate::memory::{Layout, MemoryRange, check_extents, filled};
 use crate::pass::TableImage;
 use crate::softmax::counts::{Counts, SIDE, is_shared};
 use bytemuck::NoUninit;
@@ -9,11 +9,9 @@ use etalon_problem::{Error, Extents, Scores, Sequence, Sequences};
 /// The tables of a problem. Positions are those of a sequence, unless a comment says otherwise.
 #[derive(Debug, Default)]
 pub(crate) struct Rows {
-    /// Batch element, first query and number of queries in the arrays, first key and number of keys,
-    /// and the first of the sequence's tiles.
+    /// Batch element, first query and number of queries in the arrays, first key and number of keys, first tile.
     pub sequences: Vec<[i32; 6]>,
-    /// For each row of the arrays the range of keys that it may see, in any head; −1 for a row of no
-    /// sequence.
+    /// For each row of the arrays the range of keys that it may see, in any head; −1: a row of no sequence.
     pub spans: Vec<[i32; 2]>,
     /// For each tile of queries of each sequence the range of keys that its rows may see.
     pub tiles: Vec<[i32; 2]>,
@@ -25,30 +23,23 @@ pub(crate) struct Rows {
     pub by_queries: Vec<[i32; 4]>,
     pub by_keys: Vec<[i32; 4]>,
     pub by_pairs: Vec<[i32; 4]>,
-    /// A flag for each pair where the spans do not tell all: `[batch, heads or 1, queries, keys]`, in the order of the
-    /// arrays.
+    /// A flag for each pair of the arrays, where spans do not tell all: `[batch, heads or 1, queries, keys]`.
     pub allowed: Option<Vec<u8>>,
 }
 
-/// The purpose of their memory.
 const MASK: &str = "the mask of a pass";
 
 impl Rows {
     /// Fails where an extent does not fit 32 bits.
     pub fn check_extents(scores: &Scores) -> Result<(), Error> {
         let e = &scores.extents;
-        let extents = [e.batch, e.query_heads, e.queries, e.keys, e.dim];
-        if let Some(extent) = extents.into_iter().find(|&extent| extent > i32::MAX as usize) {
-            return Err(beyond_32_bits(format!("an extent of {extent}")));
-        }
-        Ok(())
+        check_extents(&[e.batch, e.query_heads, e.queries, e.keys, e.dim])
     }
 
-    /// The tables of a problem that has passed its check. Fails where an extent does not fit 32 bits.
+    /// Of a problem that has passed its check. Fails where an extent does not fit 32 bits.
     pub fn new(scores: &Scores) -> Result<Rows, Error> {
-        let e = &scores.extents;
         Rows::check_extents(scores)?;
-        let (list, counts) = (scores.sequences(), Counts::of_scores(scores));
+        let (e, list, counts) = (&scores.extents, scores.sequences(), Counts::of_scores(scores));
         let mut rows = Rows { spans: filled([-1; 2], &[e.batch, e.queries], MASK)?, ..Rows::default() };
         rows.add_spans(scores, &list, counts.flags)?;
         for (n, s) in list.iter().enumerate() {
@@ -102,7 +93,7 @@ impl Rows {
         Ok(())
     }
 
-    /// Ranges of a sequence that kernels of sm90a read besides, where spans tell all.
+    /// Ranges that kernels of sm90a read besides, where spans tell all.
     fn add_intervals(&mut self, e: &Extents, number: usize, s: &Sequence) {
         let at = s.batch * e.queries + s.query_start;
         let spans = &self.spans[at..at + s.queries];
@@ -131,19 +122,17 @@ impl Rows {
         spans.copied().reduce(join).unwrap_or([0, 0])
     }
 
-    /// Tiles of pairs. Batch elements that share a bias are walked by one block: none of them is packed,
-    /// so that all begin where the arrays begin.
+    /// Tiles of pairs. Batch elements that share a bias are walked by one block: none is packed, and all begin where
+    /// the arrays begin.
     fn add_pairs(&mut self, scores: &Scores, list: &[Sequence]) {
         let Some(bias) = scores.bias else { return };
-        let shared = is_shared(scores, bias);
         let tiles = |n: usize| 0..n.div_ceil(SIDE);
         let mut add = |first: usize, many: usize, queries: usize, keys: usize| {
             for row in tiles(queries) {
-                let of_row = tiles(keys).map(|key| [first, many, row, key].map(|x| x as i32));
-                self.by_pairs.extend(of_row);
+                self.by_pairs.extend(tiles(keys).map(|key| [first, many, row, key].map(|x| x as i32)));
             }
         };
-        if shared {
+        if is_shared(scores, bias) {
             let most = |f: fn(&Sequence) -> usize| list.iter().map(f).max().unwrap_or(0);
             add(0, list.len(), most(|s| s.queries), most(|s| s.keys));
         } else {
@@ -164,22 +153,18 @@ pub(crate) struct Tables {
     pub by_keys: MemoryRange,
     pub by_pairs: MemoryRange,
     pub allowed: MemoryRange,
-    /// Queries and keys of each batch element, where they have lengths of their own.
+    /// Queries and keys of each batch element with lengths of its own.
     pub lengths: MemoryRange,
     /// The bytes of all of them.
     pub bytes: usize,
 }
 
 impl Tables {
-    /// Of so many tiles.
     pub fn new(counts: &Counts, scores: &Scores) -> Result<Tables, Error> {
         let mut layout = Layout::default();
         let e = &scores.extents;
         let mut list = |each: &[usize]| layout.array(1, each);
-        let lengths = match scores.sequences {
-            Sequences::Lengths { .. } => e.batch,
-            _ => 0,
-        };
+        let lengths = if matches!(scores.sequences, Sequences::Lengths { .. }) { e.batch } else { 0 };
         // Of masks of which kernels of sm90a read spans.
         let spans = usize::from(counts.by_spans);
         let mut tables = Tables {
@@ -199,17 +184,12 @@ impl Tables {
         Ok(tables)
     }
 
-    /// The tables of these rows.
     pub fn image(&self, rows: Rows, scores: &Scores) -> TableImage {
         let mut image = TableImage::new(self.bytes);
-        image.put(self.sequences, bytes(&rows.sequences));
-        image.put(self.spans, bytes(&rows.spans));
-        image.put(self.tiles, bytes(&rows.tiles));
-        image.put(self.common, bytes(&rows.common));
-        image.put(self.seen_by, bytes(&rows.seen_by));
-        image.put(self.by_queries, bytes(&rows.by_queries));
-        image.put(self.by_keys, bytes(&rows.by_keys));
-        image.put(self.by_pairs, bytes(&rows.by_pairs));
+        macro_rules! put {
+            ($($table:ident)+) => { $(image.put(self.$table, bytes(&rows.$table));)+ };
+        }
+        put!(sequences spans tiles common seen_by by_queries by_keys by_pairs);
         image.put(self.allowed, rows.allowed.unwrap_or_default());
         if self.lengths.bytes > 0 {
             let lengths = scores.sequences().into_iter().map(|s| [s.queries as i32, s.keys as i32]);
@@ -219,7 +199,6 @@ impl Tables {
     }
 }
 
-/// The bytes of a list.
 pub(crate) fn bytes<T: NoUninit>(list: &[T]) -> &[u8] {
     bytemuck::cast_slice(list)
 }

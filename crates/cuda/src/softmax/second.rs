@@ -1,9 +1,8 @@
 //! The second order: `kernels/attention/{portable,sm80}_second_order.cu`.
 
-use crate::args::{ConstPtr, Declaration, Ptr, declaration, filled, kernel_args};
+use crate::args::{ConstPtr, Declaration, Ptr, declarations, filled, kernel_args};
 use crate::memory::{Layout, MemoryRange};
 use crate::softmax::Steps;
-use crate::softmax::dq_partials::By;
 use crate::softmax::pair_args::{Numbers, PairArgs, PartialArgs, wanted};
 use crate::softmax::portable::{columns, part, parts};
 use crate::softmax::prepared::Prepared;
@@ -12,7 +11,7 @@ use crate::tensor_args::TensorArgs;
 use crate::variant::Variant;
 use etalon_problem::{Error, Pass};
 
-/// Numbers of the second order for every row between its kernels, in f32.
+/// Numbers of every row between kernels of the second order, in f32.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Between {
     /// Σ P (U v + ddv) and o.
@@ -56,8 +55,7 @@ kernel_args! {
     }
 }
 
-/// Kernel arguments that these sources name.
-pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<SecondArgs>(), declaration::<FusedSecondArgs>()];
+pub(crate) const ARGUMENTS: &[Declaration] = declarations![SecondArgs, FusedSecondArgs];
 
 impl SecondArgs {
     /// Of double_backward, or of jvp: there the tangents stand for the cotangents of the gradients.
@@ -67,8 +65,8 @@ impl SecondArgs {
             _ => second,
         };
         let rows = |range: MemoryRange| {
-            let (e, width) = (&steps.scores().extents, steps.prepared.value_dim.unwrap_or(0));
-            TensorArgs::dense(steps.at(range), [e.batch, e.query_heads, e.queries, width])
+            let e = steps.extents();
+            TensorArgs::dense(steps.at(range), [e.batch, e.query_heads, e.queries, steps.values()])
         };
         let (tensor, address) = (|name| steps.tensor(name), |name| steps.address(name));
         SecondArgs {
@@ -87,12 +85,10 @@ impl SecondArgs {
         }
     }
 
-    /// The launch whose accumulators begin at these columns.
     fn at(self, columns: [usize; 2]) -> Self {
         SecondArgs { c: self.c.at(columns), ..self }
     }
 
-    /// Over other tiles.
     fn over(self, tasks: u64) -> Self {
         SecondArgs { c: self.c.over(tasks), ..self }
     }
@@ -107,32 +103,30 @@ struct SecondPass<'a> {
 }
 
 impl SecondPass<'_> {
-    /// A kernel of the portable level, which computes so many terms of each pair, if no other does.
+    /// A portable kernel, which computes so many terms of each pair if no other does.
     fn launch(&self, name: &'static str, blocks: usize, args: &SecondArgs, terms: usize) -> Result<(), Error> {
         let work = Work::of(self.portable, if self.tensor.is_some() { 0 } else { terms });
         self.steps.launch_work((self.portable, name), (blocks, self.portable.threads()), args, work)
     }
 
-    /// A kernel of both: blocks of either leave what is not theirs.
+    /// A kernel of both, whose blocks leave what is not theirs.
     fn both(&self, name: &'static str, blocks: usize, args: &SecondArgs, terms: usize) -> Result<(), Error> {
         if let Some(variant) = self.tensor {
-            let grid = (blocks, variant.threads());
-            self.steps.launch_work((variant, name), grid, args, Work::of(variant, terms))?;
+            self.steps.launch_terms((variant, name), (blocks, variant.threads()), args, terms)?;
         }
         self.launch(name, blocks, args, terms)
     }
 
     /// The gradients of the sinks and of the bias, if they have places.
     fn sinks_and_bias(&self, args: &SecondArgs) -> Result<(), Error> {
-        let (steps, e) = (self.steps, &self.steps.scores().extents);
+        let (steps, e) = (self.steps, self.steps.extents());
         if args.gsinks.0 != 0 {
             self.launch("gsinks", e.query_heads, args, 0)?;
         }
         if args.gbias.is_there() {
             let heads = steps.scores().bias.map_or(0, |bias| bias.heads);
             let by_pairs = args.over(steps.table(steps.prepared.tables.by_pairs));
-            let terms = e.dim + steps.prepared.value_dim.unwrap_or(0);
-            self.launch("gbias", steps.prepared.counts.by_pairs * heads, &by_pairs, terms)?;
+            self.launch("gbias", steps.prepared.counts.by_pairs * heads, &by_pairs, e.dim + steps.values())?;
         }
         Ok(())
     }
@@ -140,41 +134,35 @@ impl SecondPass<'_> {
 
 /// The outputs of double_backward or jvp that have places.
 pub(crate) fn run(steps: &Steps<'_>, between: &Between) -> Result<(), Error> {
-    let (e, prepared) = (&steps.scores().extents, steps.prepared);
-    let (counts, values) = (&prepared.counts, prepared.value_dim.unwrap_or(0));
+    let (prepared, dim, values) = (steps.prepared, steps.extents().dim, steps.values());
     let (portable, tensor) = (&prepared.modules.second, prepared.modules.tensor_second.as_ref());
     let pass = SecondPass { steps, portable, tensor };
     let args = SecondArgs::new(steps, between);
     steps.clear_flags();
-    let by_queries = counts.by_queries * e.query_heads;
-    // S and u of three products, dP and T of as many; then what they add to.
-    let (scores, sums) = (3 * e.dim, 3 * values);
+    // S and u of three products, dP and T of three; then what they add to.
+    let (scores, sums) = (3 * dim, 3 * values);
     for first in parts(prepared.value_dim.unwrap_or(1)) {
-        let terms = scores + 2 * part(values, first);
-        pass.both("tangents", by_queries, &args.at([0, first]), terms)?;
+        pass.both("tangents", steps.query_blocks(), &args.at([0, first]), scores + 2 * part(values, first))?;
     }
     let warps = portable.threads() as usize / 32;
     pass.launch("rows", prepared.spec.rows().div_ceil(warps), &args, 0)?;
     let by_keys = args.over(steps.table(prepared.tables.by_keys));
     if let Some(partials) = &prepared.partials {
-        let terms = scores + sums + 4 * e.dim + 2 * values;
-        let work = Work { partials: 4.0, ..Work::of(portable, terms) };
-        let by = By { variant: portable, work };
+        let work = Work { partials: 4.0, ..Work::of(portable, scores + sums + 4 * dim + 2 * values) };
         let with = |slots| vec![FusedSecondArgs { a: by_keys, slots }];
-        partials.run(steps, &by, with, PairArgs { dq: args.gq, ..args.c })?;
+        partials.run(steps, (portable, work), with, PairArgs { dq: args.gq, ..args.c })?;
         return pass.sinks_and_bias(&args);
     }
     if args.gq.is_there() {
-        for first in parts(e.dim) {
-            let terms = scores + sums + 2 * part(e.dim, first);
-            pass.both("queries", by_queries, &args.at([first, 0]), terms)?;
+        for first in parts(dim) {
+            let terms = scores + sums + 2 * part(dim, first);
+            pass.both("queries", steps.query_blocks(), &args.at([first, 0]), terms)?;
         }
     }
-    let blocks = counts.by_keys * e.key_heads;
-    let wanted = [wanted(args.gk, e.dim), wanted(args.gv, values)];
-    for [dim, value] in columns(wanted, [e.dim, values]) {
-        let terms = scores + sums + 2 * part(wanted[0], dim) + 2 * part(wanted[1], value);
-        pass.both("keys", blocks, &by_keys.at([dim, value]), terms)?;
+    let wanted = [wanted(args.gk, dim), wanted(args.gv, values)];
+    for at in columns(wanted, [dim, values]) {
+        let terms = scores + sums + 2 * part(wanted[0], at[0]) + 2 * part(wanted[1], at[1]);
+        pass.both("keys", steps.key_blocks(), &by_keys.at(at), terms)?;
     }
     pass.sinks_and_bias(&args)
 }

@@ -1,7 +1,7 @@
-//! A pass of attention, attention_lse or lazy_attention before there is memory or a kernel for it, and the levels that
-//! compute it.
+//! A pass of attention, attention_lse or lazy_attention before it has memory or a kernel, and the levels that compute
+//! it.
 
-use crate::level_table::{self, Facts, LevelRow, Rule};
+use crate::level_table::{self, Facts, LevelRow, Rule, rule};
 use crate::options::{Level, Options, Precision};
 use crate::softmax::counts::Counts;
 use crate::softmax::variants::{AttentionShape, CONSUMER, Hopper, Lengths, Visible};
@@ -44,16 +44,15 @@ impl Spec {
     /// Of these scores; `whole` and `both` as the fields.
     pub fn new(
         (scores, value_dim): (&Scores, Option<usize>),
-        (pass, storage): (Pass, Dtype),
+        facts: Facts,
         counts: Counts,
         [whole, both]: [bool; 2],
-        target: Target,
         options: &Options,
     ) -> Spec {
         let e = &scores.extents;
         let is_scored = scores.softcap.is_some() || scores.bias.is_some();
         Spec {
-            facts: Facts { target, pass, storage, precision: options.precision },
+            facts,
             extents: *e,
             value_dim,
             counts,
@@ -71,20 +70,19 @@ impl Spec {
         }
     }
 
-    /// The pass that every level computes, if it computes any in this storage type.
-    fn permissive(call: (Pass, Dtype), options: &Options, target: Target) -> Spec {
+    /// The pass that every level computes, if any in this storage type.
+    fn permissive((pass, storage): (Pass, Dtype), options: &Options, target: Target) -> Spec {
         let extents = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 64, keys: 64, dim: 64 };
         let scores = Attention::new(extents).scores;
         let counts = Counts::of_scores(&scores);
-        Spec::new((&scores, Some(64)), call, counts, [true; 2], target, options)
+        let facts = Facts { target, pass, storage, precision: options.precision };
+        Spec::new((&scores, Some(64)), facts, counts, [true; 2], options)
     }
 
-    /// The larger of D and E.
     pub fn columns(&self) -> usize {
         self.extents.dim.max(self.value_dim.unwrap_or(1))
     }
 
-    /// Rows of all heads.
     pub fn rows(&self) -> usize {
         self.extents.batch * self.extents.query_heads * self.extents.queries
     }
@@ -112,13 +110,12 @@ impl Spec {
         }
     }
 
-    /// The operands, as far as the kernels of the levels portable and sm80 are compiled for them.
+    /// The operands as the levels portable and sm80 see them.
     pub fn shape(&self) -> AttentionShape {
         let Spec { value_dim, whole, has_options: options, .. } = *self;
         AttentionShape { storage: self.storage, dim: self.extents.dim, value_dim, options, whole }
     }
 
-    /// The kernels for compute capability 9.0.
     pub fn hopper(&self) -> Hopper {
         let (storage, lengths) = (self.storage, self.lengths);
         let width = if self.columns() <= 64 { 64 } else { 128 };
@@ -131,7 +128,7 @@ impl Spec {
         Hopper { storage, width, visible, lengths, options: self.is_scored }.within()
     }
 
-    /// True if D is at most so many columns, and E in the backward pass, of this pass and these storage types.
+    /// True if D, and E in the backward pass, are at most so many columns, of this pass and these storage types.
     fn has_columns(&self, pass: Pass, most: usize, storage: &[Dtype]) -> bool {
         let values = if pass == Pass::Backward { self.value_dim.unwrap_or(0) } else { 0 };
         let is_meant = self.pass == pass && storage.contains(&self.storage);
@@ -139,8 +136,8 @@ impl Spec {
     }
 }
 
-/// The reason why the level of the options has no kernel for a pass in a storage type on such a device, whatever the
-/// problem, if so.
+/// Why the level of the options has no kernel for a pass in a storage type on such a device, whatever the problem, if
+/// so.
 pub(crate) fn refuses(
     table: &'static [LevelRow<Spec>],
     options: &Options,
@@ -158,58 +155,43 @@ const SM90A: &[Rule<Spec>] = &[
     Rule::HOPPER,
     Rule::SIXTEEN_BITS,
     Rule::FIRST_ORDER_SM90A,
-    Rule { otherwise: "the backward pass of sm90a has one mode, `separate`", holds: |spec| !spec.insists() },
-    Rule { otherwise: "dim and value_dim must be at most 128 for sm90a", holds: |spec| spec.columns() <= 128 },
-    Rule {
-        otherwise: "there are no queries or no keys, and nothing for sm90a to compute",
-        holds: |spec| {
-            let e = &spec.extents;
-            let (rows, tiles) = (spec.rows().min(e.keys), &spec.counts);
-            rows.min(tiles.by_queries).min(tiles.by_keys) > 0
-        },
-    },
-    Rule {
-        otherwise: "sequences must have at most 2²⁸ rows for sm90a",
-        holds: |spec| spec.extents.queries.max(spec.extents.keys) <= LONGEST,
-    },
-    Rule {
-        otherwise: "masks must show each query one range of keys, known before the call (no ids or flags \
+    rule("the backward pass of sm90a has one mode, `separate`", |spec| !spec.insists()),
+    rule("dim and value_dim must be at most 128 for sm90a", |spec| spec.columns() <= 128),
+    rule("there are no queries or no keys, and nothing for sm90a to compute", |spec| {
+        let e = &spec.extents;
+        let (rows, tiles) = (spec.rows().min(e.keys), &spec.counts);
+        rows.min(tiles.by_queries).min(tiles.by_keys) > 0
+    }),
+    rule("sequences must have at most 2²⁸ rows for sm90a", |spec| {
+        spec.extents.queries.max(spec.extents.keys) <= LONGEST
+    }),
+    rule(
+        "masks must show each query one range of keys, known before the call (no ids or flags \
                     on the device), for sm90a",
-        holds: |spec| spec.counts.flags.is_none(),
-    },
+        |spec| spec.counts.flags.is_none(),
+    ),
 ];
 
 /// The rules of the level sm80, of attention and attention_lse.
 const SM80: &[Rule<Spec>] = &[
-    Rule {
-        otherwise: "tensor cores multiply f32 with the precisions `tf32` and `bf16x3`",
-        holds: |spec| spec.storage != Dtype::F32 || spec.precision.narrows_f32(),
-    },
-    Rule {
-        otherwise: Precision::FACTORS,
-        holds: |spec| spec.storage == Dtype::F32 || spec.precision == Precision::Flash,
-    },
-    Rule {
-        otherwise: "dim must be at most 128 for f32 on sm80",
-        holds: |spec| spec.has_columns(Pass::Forward, 128, &[Dtype::F32]),
-    },
-    Rule {
-        otherwise: "dim and value_dim must be at most 128 for the backward pass of f32 on sm80",
-        holds: |spec| spec.has_columns(Pass::Backward, 128, &[Dtype::F32]),
-    },
-    Rule { otherwise: "dim must be at most 256 for sm80", holds: |spec| spec.has_columns(Pass::Forward, 256, &ALL) },
-    Rule {
-        otherwise: "dim and value_dim must be at most 256 for the backward pass of sm80",
-        holds: |spec| spec.has_columns(Pass::Backward, 256, &ALL),
-    },
-    Rule {
-        otherwise: "the mode `fused` is not written for f32 on sm80, which computes it in two sweeps",
-        holds: |spec| !(spec.insists() && spec.storage == Dtype::F32),
-    },
-    Rule {
-        otherwise: "dim and value_dim must be at most 128 for the mode `fused` of sm80",
-        holds: |spec| !(spec.insists() && spec.is_wide()),
-    },
+    rule("tensor cores multiply f32 with the precisions `tf32` and `bf16x3`", |spec| {
+        spec.storage != Dtype::F32 || spec.precision.narrows_f32()
+    }),
+    rule(Precision::FACTORS, |spec| spec.storage == Dtype::F32 || spec.precision == Precision::Flash),
+    rule("dim must be at most 128 for f32 on sm80", |spec| spec.has_columns(Pass::Forward, 128, &[Dtype::F32])),
+    rule("dim and value_dim must be at most 128 for the backward pass of f32 on sm80", |spec| {
+        spec.has_columns(Pass::Backward, 128, &[Dtype::F32])
+    }),
+    rule("dim must be at most 256 for sm80", |spec| spec.has_columns(Pass::Forward, 256, &ALL)),
+    rule("dim and value_dim must be at most 256 for the backward pass of sm80", |spec| {
+        spec.has_columns(Pass::Backward, 256, &ALL)
+    }),
+    rule("the mode `fused` is not written for f32 on sm80, which computes it in two sweeps", |spec| {
+        !(spec.insists() && spec.storage == Dtype::F32)
+    }),
+    rule("dim and value_dim must be at most 128 for the mode `fused` of sm80", |spec| {
+        !(spec.insists() && spec.is_wide())
+    }),
     Rule::FIRST_ORDER_SM80,
 ];
 
@@ -217,11 +199,10 @@ const SM80: &[Rule<Spec>] = &[
 const LAZY_SM80: &[Rule<Spec>] = &[
     Rule::FLASH,
     Rule::SIXTEEN_BITS,
-    Rule { otherwise: "dim must be at most 128 for sm80", holds: |spec| spec.extents.dim <= 128 },
-    Rule {
-        otherwise: "value_dim must be at most 128 for the backward pass of sm80",
-        holds: |spec| spec.has_columns(Pass::Backward, 128, &ALL),
-    },
+    rule("dim must be at most 128 for sm80", |spec| spec.extents.dim <= 128),
+    rule("value_dim must be at most 128 for the backward pass of sm80", |spec| {
+        spec.has_columns(Pass::Backward, 128, &ALL)
+    }),
 ];
 
 /// The levels of attention and attention_lse, the fastest first.
@@ -231,7 +212,6 @@ pub(crate) static LEVELS: [LevelRow<Spec>; 3] = [
     LevelRow { level: Level::Portable, rules: &[] },
 ];
 
-/// The levels of lazy_attention.
 pub(crate) static LAZY_LEVELS: [LevelRow<Spec>; 3] = [
     LevelRow { level: Level::Sm90a, rules: SM90A },
     LevelRow { level: Level::Sm80, rules: LAZY_SM80 },

@@ -5,9 +5,9 @@ use crate::options::Level;
 use crate::shared::shared_bytes;
 use crate::unit::Unit;
 use crate::variant::{Variant, number, width};
-use etalon_problem::{Blocking, Dtype};
+use etalon_problem::Dtype;
 
-/// Choices at compile time of the kernels for compute capability 9.0.
+/// Choices at compile time of kernels for sm90a.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Hopper {
     /// bf16 or f16.
@@ -43,7 +43,7 @@ pub(crate) enum Lengths {
     Listed,
 }
 
-/// Results that kernels of the backward pass for compute capability 9.0 compute.
+/// Results of kernels of the backward pass for sm90a.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Results {
     /// dq and dk of attention_lse, each on its own.
@@ -55,7 +55,7 @@ pub(crate) enum Results {
 }
 
 impl Hopper {
-    /// The choices that compute at least what is asked: not every choice is compiled with every other.
+    /// Choices that compute at least these: not every one is compiled with every other.
     pub fn within(self) -> Hopper {
         let lengths = match self.lengths {
             _ if self.visible == Visible::Spans => Lengths::Listed,
@@ -95,7 +95,7 @@ pub(crate) fn most_shared(architecture: &str) -> u32 {
 /// The shared memory of devices of compute capability 8.6, 8.9 and 12.0.
 pub(crate) const CONSUMER: u32 = 101_376;
 
-/// Operands of attention, as far as the kernels of the levels portable and sm80 are compiled for them.
+/// Operands of attention, as far as kernels of the levels portable and sm80 are compiled for them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AttentionShape {
     pub storage: Dtype,
@@ -124,8 +124,14 @@ impl AttentionShape {
             Family::AttentionPortableSecondOrder => 64,
             _ => 0,
         };
+        let mut variant = self.variant(family, [columns, values]);
+        variant.defines.insert(0, ("R", if columns.max(values) > most { 4 } else { 8 }));
+        variant
+    }
+
+    /// Kernels with accumulators of so many columns.
+    fn variant(self, family: Family, [columns, values]: [usize; 2]) -> Variant {
         let defines = [
-            ("R", if columns.max(values) > most { 4 } else { 8 }),
             ("STORAGE", number(self.storage)),
             ("OPTIONS", self.options.into()),
             ("VALUES", self.value_dim.is_some().into()),
@@ -151,17 +157,11 @@ impl AttentionShape {
         variant
     }
 
-    /// Kernels on tensor cores of any device, with accumulators of so many columns.
-    fn on_tensor_cores(self, family: Family, [columns, values]: [usize; 2]) -> Variant {
-        let defines = [
-            ("STORAGE", number(self.storage)),
-            ("OPTIONS", self.options.into()),
-            ("WHOLE", self.whole.into()),
-            ("VALUES", self.value_dim.is_some().into()),
-            ("CD", columns),
-            ("CE", values),
-        ];
-        Variant::new(family, defines)
+    /// The same for sm80.
+    fn on_tensor_cores(self, family: Family, columns: [usize; 2]) -> Variant {
+        let mut variant = self.variant(family, columns);
+        variant.defines.insert(2, ("WHOLE", self.whole.into()));
+        variant
     }
 
     /// The same; wider results take several launches.
@@ -170,19 +170,18 @@ impl AttentionShape {
         self.on_tensor_cores(family, [columns, values.min(128)])
     }
 
-    /// The first order on tensor cores of any device.
     pub fn sm80(self) -> Variant {
         let mut variant = self.narrow(Family::AttentionSm80);
         variant.defines.push(("TILES", 0));
         variant
     }
 
-    /// The backward pass in one pass by keys with what these add to dq, of D and E up to 128.
+    /// The backward pass in one pass by keys, with dq partials, of D and E up to 128.
     pub fn sm80_fused(self) -> Variant {
         self.narrow(Family::AttentionSm80Fused)
     }
 
-    /// The first order of f32, with factors as sums of two numbers in `bf16` or rounded to tf32, of D up to 128.
+    /// The first order of f32, with factors as sums of two bf16 or rounded to tf32, of D up to 128.
     pub fn sm80_f32(self, bf16x3: bool) -> Variant {
         let mut variant = self.narrow(Family::AttentionSm80F32);
         variant.defines.insert(1, ("BF16X3", bf16x3.into()));
@@ -203,7 +202,6 @@ impl AttentionShape {
         self.narrow(Family::AttentionSm80SecondOrder)
     }
 
-    /// lazy_attention on tensor cores of any device.
     pub fn lazy_sm80(self) -> Variant {
         let mut variant = self.narrow(Family::LazySm80);
         variant.defines.retain(|(name, _)| *name != "VALUES");
@@ -212,45 +210,37 @@ impl AttentionShape {
 }
 
 impl Variant {
-    /// The portable kernels of a storage type, of operands with D and E columns (`None`: no values), with
-    /// softcap, bias and arrays of flags or without.
+    /// The portable kernels of a storage type, of operands with D and E columns (`None`: no values), with softcap, bias
+    /// and arrays of flags or without.
     pub fn portable(storage: Dtype, dim: usize, value_dim: Option<usize>, options: bool) -> Self {
         let shape = AttentionShape { storage, dim, value_dim, options, whole: false };
         shape.portable(Family::AttentionPortable)
     }
 
-    /// The forward pass on the tensor cores of compute capability 9.0.
+    /// The forward pass for sm90a.
     pub(crate) fn hopper_forward(of: Hopper, values: bool) -> Self {
         let groups = ("GROUPS", if has_three(of) { 3 } else { 2 });
         let defines = [&of.defines()[..], &[groups, ("VALUES", values.into())]].concat();
         Variant { family: Family::AttentionSm90aForward, defines }
     }
 
-    /// The same with tiles of so many queries: 64 for each warpgroup.
-    pub(crate) fn hopper_forward_of(of: Hopper, values: bool, tile: Blocking) -> Self {
-        Self::hopper_forward(of, values).with("GROUPS", tile.queries / 64)
-    }
-
-    /// The backward pass on them.
     pub(crate) fn hopper_backward(of: Hopper, results: Results) -> Self {
         let defines = [&of.defines()[..], &[("RESULTS", results as usize)]].concat();
         Variant { family: Family::AttentionSm90aBackward, defines }
     }
 
-    /// The forward pass of lazy_attention on them, or its backward pass: sequences are those of the arrays, or listed.
+    /// A pass of lazy_attention for sm90a: sequences are those of the arrays, or listed.
     pub(crate) fn hopper_lazy(of: Hopper, backward: bool) -> Self {
-        let families = [Family::LazySm90aForward, Family::LazySm90aBackward];
-        let listed = of.lengths != Lengths::Equal;
-        let lengths = ("LENGTHS", if listed { 2 } else { 0 });
-        let defines = [("STORAGE", number(of.storage)), ("D", of.width), lengths];
-        let mut variant = Variant::new(families[usize::from(backward)], defines);
+        let family = if backward { Family::LazySm90aBackward } else { Family::LazySm90aForward };
+        let lengths = ("LENGTHS", if of.lengths == Lengths::Equal { 0 } else { 2 });
+        let mut variant = Variant::new(family, [("STORAGE", number(of.storage)), ("D", of.width), lengths]);
         if of.visible == Visible::Spans {
             variant.defines.push(("WINDOW", of.visible as usize));
         }
         variant
     }
 
-    /// The warpgroups of a kernel of lazy_attention on them: 64 queries each.
+    /// The warpgroups of a kernel of lazy_attention for sm90a: 64 queries each.
     pub(crate) fn lazy_groups(&self, kernel: &str) -> usize {
         match kernel {
             "scores" if self.define("D") == 64 => 4,
@@ -274,7 +264,7 @@ impl Variant {
         }
     }
 
-    /// The shared memory of a block of the kernel that takes most of it.
+    /// The most shared memory of a block of its kernels.
     pub(crate) fn shared(&self) -> u32 {
         self.kernels().into_iter().map(|kernel| shared_bytes(self, kernel)).max().unwrap_or(0)
     }

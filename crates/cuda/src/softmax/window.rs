@@ -8,7 +8,7 @@ pub(crate) struct Window {
     pub left: i32,
     pub right: i32,
     pub offset: i32,
-    /// True if the last query is aligned with the last key: then sequences have offsets of their own.
+    /// True if the last query is aligned with the last key: sequences have offsets of their own.
     pub bottom: bool,
 }
 
@@ -17,14 +17,14 @@ impl Window {
     pub const ALL: Window = Window { left: OPEN, right: OPEN, offset: 0, bottom: false };
 }
 
-/// A reach beyond every key. Sums with extents below it stay within 32 bits.
+/// A reach beyond every key; sums with extents below it fit 32 bits.
 pub(crate) const OPEN: i32 = 1 << 30;
 
-/// The longest sequences: reaches and offsets of them stay within 32 bits.
+/// The longest sequences: their reaches and offsets fit 32 bits.
 pub(crate) const LONGEST: usize = 1 << 28;
 
-/// The window of a mask over sequences of at most these lengths, if it is one. Ends that reach every key are
-/// open: equal masks have equal windows.
+/// The window of a mask over sequences of at most these lengths, if it is one. Ends that reach every key are open:
+/// equal masks have equal windows.
 pub(crate) fn window(mask: &Mask, queries: usize, keys: usize) -> Option<Window> {
     let offset = |align: &Align| match align {
         Align::TopLeft => 0,
@@ -43,10 +43,8 @@ pub(crate) fn window(mask: &Mask, queries: usize, keys: usize) -> Option<Window>
     };
     let left = within(left, queries as i64 - 1 + offset);
     let right = within(right, keys as i64 - 1 - offset);
-    if left == OPEN && right == OPEN {
-        return Some(Window::ALL);
-    }
-    Some(Window { left, right, offset: offset as i32, bottom })
+    let own = Window { left, right, offset: offset as i32, bottom };
+    Some(if left == OPEN && right == OPEN { Window::ALL } else { own })
 }
 
 #[cfg(test)]
