@@ -1,11 +1,9 @@
 //! The arguments of the kernels of linear_attention.
 
-use super::prepared::Steps;
 use super::tables::{Chunk, Line, Run, Segment, Strip};
-use crate::args::{ConstPtr, Declaration, Element, Ptr, declarations, filled, int, kernel_args};
+use crate::args::{ConstPtr, Declaration, Element, Ptr, declarations, kernel_args};
 use crate::tensor_args::TensorArgs;
 use crate::tensor_map::TensorMap;
-use std::convert::identity;
 
 kernel_args! {
     /// The arguments of the kernels of `linear_attention/`. Every gradient is o of another problem:
@@ -110,37 +108,3 @@ kernel_args! {
 }
 
 pub(crate) const ARGUMENTS: &[Declaration] = declarations![LinearArgs, WalkArgs];
-
-impl LinearArgs {
-    /// The arguments that all kernels of a pass share.
-    pub fn new(steps: &Steps<'_>) -> LinearArgs {
-        let prepared = steps.prepared;
-        let (e, memory) = (&prepared.problem.extents, &prepared.memory);
-        let (tables, tensor) = (&prepared.tables, |name| steps.tensor(name));
-        LinearArgs {
-            q1: tensor("ddq"),
-            k1: tensor("ddk"),
-            v1: tensor("ddv"),
-            dout1: tensor("cot_o"),
-            // One of each pair is 0.
-            logs: steps.address("g").max(steps.address("g_gamma")).into(),
-            log_tangents: steps.address("ddg").max(steps.address("ddg_gamma")).into(),
-            by_head: i32::from(prepared.has("g_gamma")),
-            ddscale: steps.address("ddscale").into(),
-            chunks: steps.table(tables.chunks.range).into(),
-            strips: steps.table(tables.strips.range).into(),
-            lines: steps.table(tables.lines.range).into(),
-            heads: int(e.query_heads),
-            value_dim: int(prepared.problem.value_dim),
-            scale: prepared.problem.scale as f32,
-            state_scale: 1.0,
-            store_scale: 1.0,
-            dot_scale: 1.0,
-            ..filled!(LinearArgs:
-                names(tensor) [q k v dout]
-                fields(memory, identity) [gates slopes found]
-                fields(e, int) [batch key_heads tokens dim]
-            )
-        }
-    }
-}

@@ -77,7 +77,7 @@ pub(super) fn reserve(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Wa
 pub(super) fn takes_all(parts: &Parts) -> bool {
     let names = ["q", "k", "v", "o", "dout", "dq", "dk", "dv"];
     let mut places = names.iter().filter_map(|name| parts.part(name)).map(|part| part.place(0));
-    let takes = |place: StridedTensor| place.extents[3] % 8 == 0 && place.elements() > 0 && place.has_boxes();
+    let takes = |place: StridedTensor| place.extents[3].is_multiple_of(8) && place.elements() > 0 && place.has_boxes();
     parts.have_whole_rows(&names) && places.all(takes)
 }
 

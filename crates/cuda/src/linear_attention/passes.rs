@@ -4,10 +4,12 @@
 use super::args::LinearArgs;
 use super::prepared::Steps;
 use super::{CHUNK, SIDE};
+use crate::args::{filled, int};
 use crate::options::Level;
 use crate::tensor_args::TensorArgs;
 use crate::variant::{Variant, width};
 use etalon_problem::{Error, Pass};
+use std::convert::identity;
 
 /// The kernels that compute, and what they do with numbers that are not finite: `linear_attention/problem.cuh`.
 #[derive(Clone, Copy)]
@@ -32,6 +34,40 @@ impl Kernels {
     fn args(self, args: &LinearArgs) -> LinearArgs {
         let narrow = if self.tensor { args.narrow } else { 0.into() };
         LinearArgs { mode: self.mode, narrow, ..*args }
+    }
+}
+
+impl LinearArgs {
+    /// The arguments that all kernels of a pass share.
+    pub fn new(steps: &Steps<'_>) -> LinearArgs {
+        let prepared = steps.prepared;
+        let (e, memory) = (&prepared.problem.extents, &prepared.memory);
+        let (tables, tensor) = (&prepared.tables, |name| steps.tensor(name));
+        LinearArgs {
+            q1: tensor("ddq"),
+            k1: tensor("ddk"),
+            v1: tensor("ddv"),
+            dout1: tensor("cot_o"),
+            // One of each pair is 0.
+            logs: steps.address("g").max(steps.address("g_gamma")).into(),
+            log_tangents: steps.address("ddg").max(steps.address("ddg_gamma")).into(),
+            by_head: i32::from(prepared.has("g_gamma")),
+            ddscale: steps.address("ddscale").into(),
+            chunks: steps.table(tables.chunks.range).into(),
+            strips: steps.table(tables.strips.range).into(),
+            lines: steps.table(tables.lines.range).into(),
+            heads: int(e.query_heads),
+            value_dim: int(prepared.problem.value_dim),
+            scale: prepared.problem.scale as f32,
+            state_scale: 1.0,
+            store_scale: 1.0,
+            dot_scale: 1.0,
+            ..filled!(LinearArgs:
+                names(tensor) [q k v dout]
+                fields(memory, identity) [gates slopes found]
+                fields(e, int) [batch key_heads tokens dim]
+            )
+        }
     }
 }
 

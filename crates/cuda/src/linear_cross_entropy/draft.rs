@@ -1,8 +1,7 @@
 //! The steps of a pass of linear_cross_entropy.
 
-use super::filter::Filtering;
-use super::prepared::Prepared;
-use super::run::{Steps, run};
+use super::prepared::{Filtering, Prepared, Steps};
+use super::run::run;
 use crate::call::PassCall;
 use crate::memory::MemoryRange;
 use crate::pass::PassPlan;

@@ -2,27 +2,11 @@
 
 use super::args::{CrossEntropyArgs, FilterArgs};
 use super::plan::{SIDE, TILE};
-use super::prepared::Prepared;
-use super::run::{Run, Steps};
+use super::prepared::{Filtering, Prepared, Steps};
+use super::run::Run;
 use crate::args::filled;
-use crate::memory::MemoryRange;
 use etalon_problem::Error;
 use etalon_problem::linear_cross_entropy::Filter;
-
-/// A filter, and where it keeps what it finds.
-#[derive(Clone, Copy)]
-pub(crate) struct Filtering {
-    filter: Filter,
-    of_tokens: MemoryRange,
-    of_classes: MemoryRange,
-    by_token: MemoryRange,
-    by_class: MemoryRange,
-    /// A byte for each band of tokens and tile of classes: 1 where it is left out.
-    pub left_out: MemoryRange,
-    /// B of (C37) and C of (C38).
-    pub dh: MemoryRange,
-    pub dw: MemoryRange,
-}
 
 impl Filtering {
     /// Lays its memory out. Fails where [`Filter::check`] does.

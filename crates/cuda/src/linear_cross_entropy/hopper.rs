@@ -3,7 +3,7 @@
 
 use super::args::{CrossEntropyArgs, NODE, ProductArgs};
 use super::plan::{Plan, TILE};
-use super::run::Steps;
+use super::prepared::Steps;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
 use etalon_problem::Error;

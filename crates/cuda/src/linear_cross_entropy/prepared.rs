@@ -1,7 +1,6 @@
 //! A pass of linear_cross_entropy: its operands, its memory, its kernels.
 
 use super::args::{COMMON, CrossEntropyArgs, PULL, TOKEN};
-use super::filter::Filtering;
 use super::levels::LEVELS;
 use super::plan::{PassSpec, Plan, Walked};
 use super::tokens::counted;
@@ -11,7 +10,8 @@ use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
 use crate::parts::Parts;
 use crate::pass::{Choice, PassPlan, TableImage};
-use crate::step::{Region, Step};
+use crate::step::{self, Region, Step};
+use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass};
 use std::ops::Deref;
 
@@ -34,6 +34,23 @@ pub(crate) struct Prepared<'a> {
     pub filter: Option<Filtering>,
     pub scratch: Layout,
     pub choice: Choice,
+}
+
+pub(super) type Steps<'a> = step::Steps<'a, Prepared<'a>>;
+
+/// A filter, and where it keeps what it finds.
+#[derive(Clone, Copy)]
+pub(crate) struct Filtering {
+    pub filter: Filter,
+    pub of_tokens: MemoryRange,
+    pub of_classes: MemoryRange,
+    pub by_token: MemoryRange,
+    pub by_class: MemoryRange,
+    /// A byte for each band of tokens and tile of classes: 1 where it is left out.
+    pub left_out: MemoryRange,
+    /// B of (C37) and C of (C38).
+    pub dh: MemoryRange,
+    pub dw: MemoryRange,
 }
 
 /// The addresses of the memory of a plan.

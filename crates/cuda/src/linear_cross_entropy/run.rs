@@ -8,16 +8,13 @@
 use super::args::{Cotangents, CrossEntropyArgs, Outputs, behind};
 use super::hopper::{GROUP, Products};
 use super::plan::{SIDE, TILE};
-use super::prepared::Prepared;
+use super::prepared::{Prepared, Steps};
 use crate::args::{KernelArgs, filled, int};
 use crate::parts::Part;
-use crate::step;
 use crate::variant::Variant;
 use etalon_problem::{Error, LinearCrossEntropy, LseSquareWeight, NothingLeft, Reduction};
 use std::convert::identity;
 use std::ops::Range;
-
-pub(super) type Steps<'a> = step::Steps<'a, Prepared<'a>>;
 
 /// The steps of a pass, and the arguments of its kernels.
 pub(super) struct Run<'a> {

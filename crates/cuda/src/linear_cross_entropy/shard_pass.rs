@@ -3,8 +3,8 @@
 
 use super::args::{CrossEntropyArgs, NODE, Outputs, ShardArgs, behind};
 use super::plan::Walked;
-use super::prepared::Prepared;
-use super::run::{Run, Steps, clear};
+use super::prepared::{Prepared, Steps};
+use super::run::{Run, clear};
 use crate::call::PassCall;
 use crate::memory::{MemoryRange, memory};
 use crate::options::Level;
