@@ -1,8 +1,7 @@
 //! The arguments of the kernels of linear_attention.
 
-use super::prepared::Steps;
 use super::tables::{Chunk, Line, Run, Segment, Strip};
-use crate::args::{ConstPtr, Declaration, Element, Ptr, declarations, filled, int, kernel_args};
+use crate::args::{ConstPtr, Declaration, Element, Ptr, declarations, kernel_args};
 use crate::tensor_args::TensorArgs;
 use crate::tensor_map::TensorMap;
 
@@ -109,45 +108,3 @@ kernel_args! {
 }
 
 pub(crate) const ARGUMENTS: &[Declaration] = declarations![LinearArgs, WalkArgs];
-
-impl LinearArgs {
-    /// The arguments that all kernels of a pass share.
-    pub fn new(steps: &Steps<'_>) -> LinearArgs {
-        let prepared = steps.prepared;
-        let (e, ranges) = (&prepared.problem.extents, &prepared.ranges);
-        let first = |names: [&str; 2]| {
-            let found = names.map(|name| steps.address(name));
-            if found[0] != 0 { found[0] } else { found[1] }
-        };
-        let (tables, tensor, range) = (&prepared.tables, |name| steps.tensor(name), |range| steps.range(range));
-        LinearArgs {
-            q1: tensor("ddq"),
-            k1: tensor("ddk"),
-            v1: tensor("ddv"),
-            dout1: tensor("cot_o"),
-            logs: first(["g", "g_gamma"]).into(),
-            log_tangents: first(["ddg", "ddg_gamma"]).into(),
-            by_head: i32::from(prepared.has("g_gamma")),
-            ddscale: steps.address("ddscale").into(),
-            chunks: steps.table(tables.chunks.range).into(),
-            strips: steps.table(tables.strips.range).into(),
-            lines: steps.table(tables.lines.range).into(),
-            heads: int(e.query_heads),
-            value_dim: int(prepared.problem.value_dim),
-            scale: prepared.problem.scale as f32,
-            state_scale: 1.0,
-            store_scale: 1.0,
-            dot_scale: 1.0,
-            ..filled!(LinearArgs:
-                names(tensor) [q k v dout]
-                fields(ranges, range) [gates slopes found]
-                fields(e, int) [batch key_heads tokens dim]
-            )
-        }
-    }
-
-    /// The arguments of the launch whose accumulators begin at a column.
-    pub fn at(self, first: usize) -> LinearArgs {
-        LinearArgs { first: first as i32, ..self }
-    }
-}

@@ -1,62 +1,78 @@
 //! The levels portable and sm80, and the second order:
 //! `kernels/linear_attention/{portable,totals,sm80,portable_second_order}.cu`.
 
-use super::SIDE;
 use super::args::LinearArgs;
-use super::prepared::{Needs, Steps};
+use super::prepared::Steps;
+use super::{CHUNK, SIDE};
+use crate::args::{filled, int};
 use crate::options::Level;
 use crate::tensor_args::TensorArgs;
 use crate::variant::{Variant, width};
 use etalon_problem::{Error, Pass};
+use std::convert::identity;
 
-/// The level that computes, and what its kernels do with numbers that are not finite: `linear_attention/problem.cuh`.
-#[derive(Debug, Clone, Copy)]
-struct LevelChoice {
-    level: Level,
+/// The kernels that compute, and what they do with numbers that are not finite: `linear_attention/problem.cuh`.
+#[derive(Clone, Copy)]
+struct Kernels {
+    /// Those of tensor cores.
+    tensor: bool,
     mode: i32,
 }
 
-const CLEANSE: i32 = 1;
-const MERGE: i32 = 2;
-const AFRESH: i32 = 3;
-
-/// The portable kernels alone.
-const PORTABLE: LevelChoice = LevelChoice { level: Level::Portable, mode: 0 };
+const PORTABLE: Kernels = Kernels { tensor: false, mode: 0 };
+const TENSOR: Kernels = Kernels { tensor: true, mode: 0 };
+const CLEANSE: Kernels = Kernels { tensor: true, mode: 1 };
 
 /// The portable kernels after those of tensor cores, which leave nothing to them but results.
-const FALLBACK: LevelChoice = LevelChoice { level: Level::Portable, mode: MERGE };
+const MERGE: Kernels = Kernels { tensor: false, mode: 2 };
 
-impl LevelChoice {
-    fn is_tensor(self) -> bool {
-        self.level == Level::Sm80
-    }
+/// The mode of `flow` after kernels that leave no gradient of every gate to merge with.
+const AFRESH: i32 = 3;
 
-    /// The arguments of its kernels.
+impl Kernels {
+    /// Their arguments.
     fn args(self, args: &LinearArgs) -> LinearArgs {
-        let narrow = if self.is_tensor() { args.narrow } else { 0.into() };
+        let narrow = if self.tensor { args.narrow } else { 0.into() };
         LinearArgs { mode: self.mode, narrow, ..*args }
     }
 }
 
-/// Calls `compute` with each of the choices that together compute a pass.
-fn each_choice(steps: &Steps<'_>, compute: impl Fn(LevelChoice) -> Result<(), Error>) -> Result<(), Error> {
-    let prepared = steps.prepared;
-    if prepared.level == Level::Portable {
-        return compute(PORTABLE);
+impl LinearArgs {
+    /// The arguments that all kernels of a pass share.
+    pub fn new(steps: &Steps<'_>) -> LinearArgs {
+        let prepared = steps.prepared;
+        let (e, memory) = (&prepared.problem.extents, &prepared.memory);
+        let (tables, tensor) = (&prepared.tables, |name| steps.tensor(name));
+        LinearArgs {
+            q1: tensor("ddq"),
+            k1: tensor("ddk"),
+            v1: tensor("ddv"),
+            dout1: tensor("cot_o"),
+            // One of each pair is 0.
+            logs: steps.address("g").max(steps.address("g_gamma")).into(),
+            log_tangents: steps.address("ddg").max(steps.address("ddg_gamma")).into(),
+            by_head: i32::from(prepared.has("g_gamma")),
+            ddscale: steps.address("ddscale").into(),
+            chunks: steps.table(tables.chunks.range).into(),
+            strips: steps.table(tables.strips.range).into(),
+            lines: steps.table(tables.lines.range).into(),
+            heads: int(e.query_heads),
+            value_dim: int(prepared.problem.value_dim),
+            scale: prepared.problem.scale as f32,
+            state_scale: 1.0,
+            store_scale: 1.0,
+            dot_scale: 1.0,
+            ..filled!(LinearArgs:
+                names(tensor) [q k v dout]
+                fields(memory, identity) [gates slopes found]
+                fields(e, int) [batch key_heads tokens dim]
+            )
+        }
     }
-    if let Some(found) = prepared.ranges.found {
-        steps.clear(found);
-    }
-    compute(LevelChoice { level: Level::Sm80, mode: 0 })?;
-    if prepared.watches {
-        compute(LevelChoice { level: Level::Sm80, mode: CLEANSE })?;
-        compute(FALLBACK)?;
-    }
-    Ok(())
 }
 
 /// A gradient, as o of another problem: docs/linear_attention.md, Closure.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq)]
 pub(super) enum Target {
     O,
     Q,
@@ -64,49 +80,34 @@ pub(super) enum Target {
     V,
 }
 
-/// Width of accumulators: that of D, or that of E.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Columns {
-    Dim,
-    Value,
-}
-
-impl Columns {
-    fn of(self, args: &LinearArgs) -> usize {
-        match self {
-            Columns::Dim => args.dim as usize,
-            Columns::Value => args.value_dim as usize,
-        }
-    }
-
-    fn other(self) -> Columns {
-        match self {
-            Columns::Dim => Columns::Value,
-            Columns::Value => Columns::Dim,
-        }
-    }
-}
-
 impl Target {
-    /// The arguments of `attend` that computes it, into nothing so far.
-    pub fn args(self, steps: &Steps<'_>) -> LinearArgs {
-        let (c, prepared) = (LinearArgs::new(steps), steps.prepared);
-        let ranges = &prepared.ranges;
-        let (dim, value_dim) = (c.dim, c.value_dim);
-        let back = matches!(self, Target::K | Target::V);
-        let [states, states1, narrow] = match back {
-            false => [ranges.before, ranges.before_tangent, ranges.before_narrow],
-            true => [ranges.behind, ranges.behind_tangent, ranges.behind_narrow],
-        };
-        let begins = if back { "dfinal_state" } else { "initial_state" };
-        let turned = matches!(self, Target::Q | Target::K);
-        let [q, k, v, dout] = [(c.q, c.q1), (c.k, c.k1), (c.v, c.v1), (c.dout, c.dout1)];
-        let [(y, y1), (b, b1), (x, x1)] = match self {
+    /// True if rows see later tokens, and the state behind them.
+    pub fn is_back(self) -> bool {
+        matches!(self, Target::K | Target::V)
+    }
+
+    /// The operands that are q, k and v of the other problem, each with its tangent.
+    pub fn operands(self) -> [(&'static str, &'static str); 3] {
+        let [q, k, v, dout] = [("q", "ddq"), ("k", "ddk"), ("v", "ddv"), ("dout", "cot_o")];
+        match self {
             Target::O => [q, k, v],
             Target::Q => [dout, v, k],
             Target::K => [v, dout, q],
             Target::V => [k, q, dout],
+        }
+    }
+
+    /// The arguments of `attend` that computes it, into nothing so far.
+    pub fn args(self, steps: &Steps<'_>) -> LinearArgs {
+        let (c, memory, back) = (LinearArgs::new(steps), &steps.prepared.memory, self.is_back());
+        let (states, states1, narrow) = match back {
+            false => (memory.states, memory.states1, memory.narrow),
+            true => (memory.other, memory.other1, memory.other_narrow.0.into()),
         };
+        let [(y, y1), (b, b1), (x, x1)] =
+            self.operands().map(|(name, tangent)| (steps.tensor(name), steps.tensor(tangent)));
+        let turned = matches!(self, Target::Q | Target::K);
+        let (inner, outer) = if turned { (c.value_dim, c.dim) } else { (c.dim, c.value_dim) };
         LinearArgs {
             y,
             y1,
@@ -114,35 +115,35 @@ impl Target {
             b1,
             x,
             x1,
-            states: steps.range(states).into(),
-            states1: steps.range(states1).into(),
-            narrow: steps.range(narrow).into(),
-            inner: if turned { value_dim } else { dim },
-            outer: if turned { dim } else { value_dim },
+            states,
+            states1,
+            narrow,
+            inner,
+            outer,
             back: i32::from(back),
             turned: i32::from(turned),
-            blank: i32::from(!prepared.has(begins)),
+            blank: i32::from(!steps.prepared.has(begin_of(back))),
             ..c
         }
     }
-
-    fn columns(self) -> Columns {
-        if matches!(self, Target::Q | Target::K) { Columns::Dim } else { Columns::Value }
-    }
 }
 
-/// Launches a portable kernel, of accumulators with so many columns; with the threads of its module unless others are
+/// The state that sequences begin with, or `back` that behind their ends.
+pub(super) fn begin_of(back: bool) -> &'static str {
+    if back { "dfinal_state" } else { "initial_state" }
+}
+
+/// Launches a portable kernel for accumulators with so many columns, with the threads of its module unless others are
 /// given.
 pub(super) fn launch(
     steps: &Steps<'_>,
-    (name, columns): (&'static str, Columns),
+    (name, columns): (&'static str, i32),
     (blocks, threads): (usize, Option<u32>),
     args: &LinearArgs,
 ) -> Result<(), Error> {
-    let (storage, columns) = (steps.prepared.storage, columns.of(args));
-    let second = Variant::linear(storage, columns, true);
-    let is_second = second.kernels().contains(&name);
-    let variant = if is_second { second } else { Variant::linear(storage, columns, false) };
+    let of = |second| Variant::linear(steps.prepared.storage, columns as usize, second);
+    let second = of(true);
+    let variant = if second.kernels().contains(&name) { second } else { of(false) };
     let threads = threads.unwrap_or_else(|| variant.threads());
     // More blocks than a launch can have are refused when it is pushed.
     let args = LinearArgs { blocks: i32::try_from(blocks).unwrap_or(i32::MAX), ..*args };
@@ -165,47 +166,45 @@ fn waits(name: &'static str, mode: i32) -> (&'static str, bool) {
     }
 }
 
-/// Launches a portable kernel once for each part of its columns.
-fn launch_wide(
-    steps: &Steps<'_>,
-    kernel: (&'static str, Columns),
-    blocks: usize,
-    args: &LinearArgs,
-) -> Result<(), Error> {
-    let all = kernel.1.of(args);
-    let mut parts = (0..all).step_by(width(all));
-    parts.try_for_each(|first| launch(steps, kernel, (blocks, None), &args.at(first)))
+/// Launches a portable kernel once for each part of the columns of x and out.
+fn launch_wide(steps: &Steps<'_>, name: &'static str, blocks: usize, args: &LinearArgs) -> Result<(), Error> {
+    let all = args.outer as usize;
+    (0..all).step_by(width(all)).try_for_each(|first| {
+        let args = LinearArgs { first: first as i32, ..*args };
+        launch(steps, (name, args.outer), (blocks, None), &args)
+    })
 }
 
-/// Launches a kernel of the level sm80.
+/// Launches a kernel of the level sm80, of factors and results with so many columns.
 fn launch_tensor(
     steps: &Steps<'_>,
-    (name, columns): (&'static str, Columns),
+    (name, columns): (&'static str, [i32; 2]),
     blocks: usize,
     args: &LinearArgs,
 ) -> Result<(), Error> {
     let prepared = steps.prepared;
     let whole = prepared.have_whole_rows(&["q", "k", "v", "dout"]);
-    let both = [columns.other().of(args), columns.of(args)];
-    let variant = Variant::linear_tensor(prepared.storage, both, whole);
+    let variant = Variant::linear_tensor(prepared.storage, columns.map(|x| x as usize), whole);
     steps.launch((&variant, name), (blocks, variant.threads()), args)
 }
 
-fn attend_second(steps: &Steps<'_>, target: Target, args: &LinearArgs) -> Result<(), Error> {
-    launch_wide(steps, ("attend_second", target.columns()), by_strip(steps, args), args)
+fn attend_second(steps: &Steps<'_>, args: &LinearArgs) -> Result<(), Error> {
+    launch_wide(steps, "attend_second", by_strip(steps, args), args)
 }
 
-fn attend(steps: &Steps<'_>, choice: LevelChoice, target: Target, args: &LinearArgs) -> Result<(), Error> {
-    let (kernel, blocks) = (("attend", target.columns()), by_strip(steps, args));
-    let args = choice.args(args);
-    match choice.is_tensor() {
-        true => launch_tensor(steps, kernel, blocks, &args),
-        false => launch_wide(steps, kernel, blocks, &args),
+fn attend(steps: &Steps<'_>, kernels: Kernels, args: &LinearArgs) -> Result<(), Error> {
+    let (args, blocks) = (kernels.args(args), by_strip(steps, args));
+    match kernels.tensor {
+        true => launch_tensor(steps, ("attend", [args.inner, args.outer]), blocks, &args),
+        false => launch_wide(steps, "attend", blocks, &args),
     }
 }
 
-/// A block for each micro-chunk of the heads whose rows are computed.
+/// A block for each micro-chunk of the heads whose rows are computed; none where these have no result.
 fn by_strip(steps: &Steps<'_>, args: &LinearArgs) -> usize {
+    if !args.out.is_there() && args.dots.0 == 0 && args.state_dots.0 == 0 {
+        return 0;
+    }
     let heads = if args.back != 0 { args.key_heads } else { args.heads };
     steps.prepared.tables.strips.rows.len() * heads as usize
 }
@@ -220,118 +219,101 @@ fn fill_gates(steps: &Steps<'_>, args: &LinearArgs) -> Result<(), Error> {
     if args.gates.0 == 0 && args.slopes.0 == 0 {
         return Ok(());
     }
-    let work = (by_chunk(steps, 1), Some(super::CHUNK as u32));
-    launch(steps, ("fill_gates", Columns::Dim), work, args)
+    launch(steps, ("fill_gates", args.dim), (by_chunk(steps, 1), Some(CHUNK as u32)), args)
 }
 
-/// The arguments of `sums` for S before every chunk, or D behind it.
-fn states(steps: &Steps<'_>, back: bool) -> LinearArgs {
+/// S before every chunk, or D behind it, from the state of one end to that of the other, which is left at `end`; in the
+/// second order with its tangent.
+fn sum_states(steps: &Steps<'_>, kernels: Kernels, back: bool, end: &str) -> Result<(), Error> {
+    let (prepared, is_second) = (steps.prepared, steps.prepared.pass == Pass::DoubleBackward);
     let c = if back { Target::V } else { Target::O }.args(steps);
-    match back {
+    let tangents = if back { ["cot_final_state", "ginitial_state"] } else { ["ddinitial_state", "gdfinal_state"] };
+    let [begin, end, begin1, end1] = [begin_of(back), end, tangents[0], tangents[1]].map(|name| steps.tensor(name));
+    let c = LinearArgs { begin, end, begin1, end1, ..kernels.args(&c) };
+    let args = match back {
         false => LinearArgs { y: c.k, y1: c.k1, x: c.v, x1: c.v1, scale: 1.0, ..c },
         true => LinearArgs { y: c.q, y1: c.q1, x: c.dout, x1: c.dout1, ..c },
-    }
-}
-
-/// Blocks of `scan`, a thread for each element of every state.
-fn by_element(steps: &Steps<'_>) -> usize {
-    let (problem, lines) = (&steps.prepared.problem, &steps.prepared.tables.lines);
-    let pieces = (problem.extents.dim * problem.value_dim).div_ceil(256);
-    lines.rows.len() * problem.extents.key_heads * pieces
-}
-
-/// S before every chunk, or D behind it, from the state of one end to that of the other.
-fn sum_states(steps: &Steps<'_>, choice: LevelChoice, back: bool, ends: [&str; 2]) -> Result<(), Error> {
-    let [begin, end] = ends.map(|name| steps.tensor(name));
-    let args = choice.args(&LinearArgs { begin, end, ..states(steps, back) });
-    let sums = ("sums", Columns::Value);
-    if choice.is_tensor() {
-        launch_tensor(steps, sums, by_chunk(steps, 1), &args)?;
+    };
+    // A thread for each element of every state.
+    let elements = prepared.problem.extents.dim * prepared.problem.value_dim;
+    let states = prepared.tables.lines.rows.len() * prepared.problem.extents.key_heads;
+    let grid = (states * elements.div_ceil(256), Some(256));
+    if kernels.tensor {
+        launch_tensor(steps, ("sums", [args.inner, args.outer]), by_chunk(steps, 1), &args)?;
     } else {
-        let pieces = steps.prepared.problem.extents.dim.div_ceil(SIDE);
-        launch_wide(steps, sums, by_chunk(steps, pieces), &args)?;
+        let pieces = prepared.problem.extents.dim.div_ceil(SIDE);
+        launch_wide(steps, "sums", by_chunk(steps, pieces), &args)?;
+        if is_second {
+            launch_wide(steps, "tangent_sums", by_chunk(steps, pieces), &args)?;
+        }
     }
-    launch(steps, ("scan", Columns::Dim), (by_element(steps), Some(256)), &args)
+    launch(steps, (if is_second { "scan_second" } else { "scan" }, args.dim), grid, &args)
 }
-
-/// Results of a pass, by the kernels of a choice.
-type Results = fn(&Steps<'_>, LevelChoice) -> Result<(), Error>;
 
 /// The results of a pass that have places; where kernels of sm90a have computed them, those that are not finite, if
 /// somebody looks for these.
 pub(super) fn compute(steps: &Steps<'_>) -> Result<(), Error> {
     let prepared = steps.prepared;
-    let results: Results = match prepared.pass {
+    let results = match prepared.pass {
         Pass::Forward => attend_states,
         Pass::Backward => gradients,
         Pass::Step => return step(steps),
         _ => return double_backward(steps),
     };
-    let args = LinearArgs::new(steps);
-    match prepared.level {
-        Level::Sm90a if !prepared.watches => Ok(()),
-        Level::Sm90a => {
-            fill_gates(steps, &FALLBACK.args(&args))?;
-            results(steps, FALLBACK)
-        }
-        _ => {
-            fill_gates(steps, &args)?;
-            each_choice(steps, |choice| results(steps, choice))
-        }
+    let rounds: &[Kernels] = match (prepared.level, prepared.watches) {
+        (Level::Sm90a, false) => return Ok(()),
+        (Level::Sm90a, true) => &[MERGE],
+        (Level::Sm80, true) => &[TENSOR, CLEANSE, MERGE],
+        (Level::Sm80, false) => &[TENSOR],
+        _ => &[PORTABLE],
+    };
+    fill_gates(steps, &rounds[0].args(&LinearArgs::new(steps)))?;
+    if prepared.level != Level::Sm90a {
+        clear_found(steps);
+    }
+    rounds.iter().try_for_each(|&kernels| results(steps, kernels))
+}
+
+/// Clears the flag of numbers that are not finite.
+pub(super) fn clear_found(steps: &Steps<'_>) {
+    let found = steps.prepared.memory.found.0;
+    if found != 0 {
+        steps.fill(found, 4, 0);
     }
 }
 
 /// o and the final states.
-fn attend_states(steps: &Steps<'_>, choice: LevelChoice) -> Result<(), Error> {
-    sum_states(steps, choice, false, ["initial_state", "final_state"])?;
+fn attend_states(steps: &Steps<'_>, kernels: Kernels) -> Result<(), Error> {
+    sum_states(steps, kernels, false, "final_state")?;
     let args = Target::O.args(steps);
-    let args = LinearArgs { out: steps.tensor("o"), store_scale: args.scale, scale: 1.0, ..args };
-    if args.out.is_there() { attend(steps, choice, Target::O, &args) } else { Ok(()) }
+    attend(steps, kernels, &LinearArgs { out: steps.tensor("o"), store_scale: args.scale, scale: 1.0, ..args })
 }
 
-fn gradients(steps: &Steps<'_>, choice: LevelChoice) -> Result<(), Error> {
-    let needs = steps.prepared.needs();
+fn gradients(steps: &Steps<'_>, kernels: Kernels) -> Result<(), Error> {
+    let needs = &steps.prepared.needs;
     if needs.before {
-        sum_states(steps, choice, false, ["initial_state", ""])?;
-        by_queries(steps, choice, &needs)?;
+        sum_states(steps, kernels, false, "")?;
+        // dq, x and the parts of dσ.
+        let args = rows(steps, Target::Q, "dq");
+        let (dots, scale) = (steps.prepared.memory.dots, args.scale);
+        let args = LinearArgs { dots, store_scale: scale, dot_scale: scale, scale: 1.0, ..args };
+        attend(steps, kernels, &pairs_if(args.out.is_there() || needs.scale, args))?;
     }
     if needs.behind {
-        sum_states(steps, choice, true, ["dfinal_state", "dinitial_state"])?;
+        sum_states(steps, kernels, true, "dinitial_state")?;
     }
-    by_keys(steps, choice, &needs)?;
-    totals(steps, choice, &needs, ["dg", "dg_gamma", "dscale"])
+    // dk, y and dv.
+    let args = rows(steps, Target::K, "dk");
+    attend(steps, kernels, &pairs_if(args.out.is_there(), args))?;
+    attend(steps, kernels, &LinearArgs { out: steps.tensor("dv"), ..Target::V.args(steps) })?;
+    totals(steps, kernels, ["dg", "dg_gamma", "dscale"])
 }
 
-/// dq, x and the parts of dσ.
-fn by_queries(steps: &Steps<'_>, choice: LevelChoice, needs: &Needs) -> Result<(), Error> {
-    let (args, ranges) = (Target::Q.args(steps), &steps.prepared.ranges);
-    let args = LinearArgs {
-        out: steps.tensor("dq"),
-        dot: args.q,
-        state_dots: steps.range(ranges.x).into(),
-        dots: steps.range(ranges.by_scale).into(),
-        store_scale: args.scale,
-        dot_scale: args.scale,
-        scale: 1.0,
-        ..args
-    };
-    let args = pairs_if(args.out.is_there() || needs.scale, args);
-    attend(steps, choice, Target::Q, &args)
-}
-
-/// dk, dv and y.
-fn by_keys(steps: &Steps<'_>, choice: LevelChoice, needs: &Needs) -> Result<(), Error> {
-    let (out, state_dots) = (steps.tensor("dk"), steps.range(steps.prepared.ranges.y).into());
-    if out.is_there() || needs.gates {
-        let args = Target::K.args(steps);
-        let args = pairs_if(out.is_there(), LinearArgs { out, dot: args.k, state_dots, ..args });
-        attend(steps, choice, Target::K, &args)?;
-    }
-    let out = steps.tensor("dv");
-    if !out.is_there() {
-        return Ok(());
-    }
-    attend(steps, choice, Target::V, &LinearArgs { out, ..Target::V.args(steps) })
+/// The arguments of `attend` for a gradient of q, with x; or for one of k, with y.
+fn rows(steps: &Steps<'_>, target: Target, out: &str) -> LinearArgs {
+    let (args, memory) = (target.args(steps), &steps.prepared.memory);
+    let (dot, dots) = if target == Target::Q { (args.q, memory.x_dots) } else { (args.k, memory.y_dots) };
+    LinearArgs { out: steps.tensor(out), dot, state_dots: dots.0.into(), ..args }
 }
 
 /// Arguments without pairs unless they are wanted.
@@ -340,47 +322,30 @@ fn pairs_if(wanted: bool, args: LinearArgs) -> LinearArgs {
 }
 
 /// The gradients of the log-decays and of the scale, from what other kernels left.
-fn totals(
-    steps: &Steps<'_>,
-    choice: LevelChoice,
-    needs: &Needs,
-    [by_token, by_head, scale]: [&str; 3],
-) -> Result<(), Error> {
-    let (prepared, ranges) = (steps.prepared, &steps.prepared.ranges);
-    let (args, behind) = (Target::Q.args(steps), Target::K.args(steps));
-    let args = LinearArgs {
-        other: behind.states,
-        other1: behind.states1,
-        x_dots: steps.range(ranges.x).into(),
-        y_dots: steps.range(ranges.y).into(),
-        other_narrow: behind.narrow.0.into(),
-        ..choice.args(&args)
-    };
+fn totals(steps: &Steps<'_>, kernels: Kernels, [by_token, by_head, scale]: [&str; 3]) -> Result<(), Error> {
+    let (prepared, needs) = (steps.prepared, &steps.prepared.needs);
+    let LinearArgs { other, other1, x_dots, y_dots, other_narrow, dots, dg, .. } = prepared.memory;
+    let args = kernels.args(&Target::Q.args(steps));
+    let args = LinearArgs { other, other1, x_dots, y_dots, other_narrow, ..args };
     if needs.gates {
-        let summed = prepared.wants(&[by_head]);
-        let dg = if summed { steps.range(ranges.by_gate) } else { steps.address(by_token) };
-        let total = steps.address(by_head).into();
-        let args = LinearArgs { dg: dg.into(), numbers: dg.into(), total, ..args };
-        // The kernels of sm90a leave no gradient of every gate to merge with.
+        let summed = prepared.wants(by_head);
+        let dg = if summed { dg } else { steps.address(by_token).into() };
+        let args = LinearArgs { dg, numbers: dg.0.into(), total: steps.address(by_head).into(), ..args };
         let afresh = summed && prepared.level == Level::Sm90a;
         let flow = LinearArgs { mode: if afresh { AFRESH } else { args.mode }, ..args };
         let blocks = by_chunk(steps, 1);
-        if choice.is_tensor() {
-            launch_tensor(steps, ("flow", Columns::Value), blocks, &flow)?;
-        } else {
-            let second = prepared.pass == Pass::DoubleBackward;
-            let name = if second { "flow_second" } else { "flow" };
-            launch(steps, (name, Columns::Dim), (blocks, None), &flow)?;
+        match (kernels.tensor, prepared.pass) {
+            (true, _) => launch_tensor(steps, ("flow", [args.dim, args.value_dim]), blocks, &flow)?,
+            (_, Pass::DoubleBackward) => launch(steps, ("flow_second", args.dim), (blocks, None), &flow)?,
+            _ => launch(steps, ("flow", args.dim), (blocks, None), &flow)?,
         }
         if summed {
-            let blocks = prepared.problem.extents.key_heads;
-            launch(steps, ("sum_heads", Columns::Dim), (blocks, Some(256)), &args)?;
+            launch(steps, ("sum_heads", args.dim), (prepared.problem.extents.key_heads, Some(256)), &args)?;
         }
     }
     if needs.scale {
-        let numbers = steps.range(ranges.by_scale).into();
-        let args = LinearArgs { numbers, total: steps.address(scale).into(), ..args };
-        launch(steps, ("sum_all", Columns::Dim), (1, Some(256)), &args)?;
+        let args = LinearArgs { numbers: dots.0.into(), total: steps.address(scale).into(), ..args };
+        launch(steps, ("sum_all", args.dim), (1, Some(256)), &args)?;
     }
     Ok(())
 }
@@ -388,96 +353,54 @@ fn totals(
 /// The new states, and o if it has a place.
 fn step(steps: &Steps<'_>) -> Result<(), Error> {
     let problem = &steps.prepared.problem;
-    let end = steps.tensor("final_state");
-    let given = steps.tensor("initial_state");
+    let (given, end) = (steps.tensor("initial_state"), steps.tensor("final_state"));
     let begin = if given.is_there() { given } else { end };
     let args = LinearArgs { begin, end, out: steps.tensor("o"), ..LinearArgs::new(steps) };
     let states = problem.extents.batch * problem.extents.key_heads;
-    let blocks = states * problem.value_dim.div_ceil(32);
-    launch(steps, ("step", Columns::Dim), (blocks, Some(256)), &args)
-}
-
-/// S before every chunk, or D behind it, with its tangent. Of the ends: where both begin, and where the
-/// tangent ends.
-fn sum_states_second(steps: &Steps<'_>, back: bool, [begin, begin1, end1]: [&str; 3]) -> Result<(), Error> {
-    let [begin, begin1, end1] = [begin, begin1, end1].map(|name| steps.tensor(name));
-    let args = LinearArgs { begin, begin1, end1, ..states(steps, back) };
-    let blocks = by_chunk(steps, steps.prepared.problem.extents.dim.div_ceil(SIDE));
-    launch_wide(steps, ("sums", Columns::Value), blocks, &args)?;
-    launch_wide(steps, ("tangent_sums", Columns::Value), blocks, &args)?;
-    let work = (by_element(steps), Some(256));
-    launch(steps, ("scan_second", Columns::Dim), work, &args)
+    launch(steps, ("step", args.dim), (states * problem.value_dim.div_ceil(32), Some(256)), &args)
 }
 
 /// The outputs of double_backward that have places.
 fn double_backward(steps: &Steps<'_>) -> Result<(), Error> {
-    let needs = steps.prepared.needs();
+    let needs = &steps.prepared.needs;
     fill_gates(steps, &LinearArgs::new(steps))?;
     if needs.before {
-        sum_states_second(steps, false, ["initial_state", "ddinitial_state", "gdfinal_state"])?;
+        sum_states(steps, PORTABLE, false, "")?;
     }
     if needs.behind {
-        sum_states_second(steps, true, ["dfinal_state", "cot_final_state", "ginitial_state"])?;
+        sum_states(steps, PORTABLE, true, "")?;
     }
-    second_by_queries(steps, needs.gates)?;
-    second_by_keys(steps, needs.gates)?;
+    let args = Target::O.args(steps);
+    attend_second(steps, &LinearArgs { out: steps.tensor("gdout"), state_scale: args.scale, ..args })?;
+    by_rows_second(steps, Target::Q, "gq")?;
+    by_rows_second(steps, Target::K, "gk")?;
+    attend_second(steps, &LinearArgs { out: steps.tensor("gv"), ..Target::V.args(steps) })?;
     if needs.scale {
         of_scale(steps)?;
     }
-    totals(steps, PORTABLE, &needs, ["gg", "gg_gamma", "gscale"])
+    totals(steps, PORTABLE, ["gg", "gg_gamma", "gscale"])
 }
 
-/// gdout and gq, and the tangent of x: of q·(u Sᵀ), in which q and the rest have one each.
-fn second_by_queries(steps: &Steps<'_>, gates: bool) -> Result<(), Error> {
-    let out = steps.tensor("gdout");
-    if out.is_there() {
-        let args = Target::O.args(steps);
-        let args = LinearArgs { out, state_scale: args.scale, ..args };
-        attend_second(steps, Target::O, &args)?;
+/// gq, and the tangent of x: of q·(u Sᵀ), in which q and the rest have one each; or gk, and that of y: of k·(v Dᵀ).
+fn by_rows_second(steps: &Steps<'_>, target: Target, out: &str) -> Result<(), Error> {
+    let args = rows(steps, target, out);
+    let (dot, scale) = if target == Target::Q { (args.q1, args.scale) } else { (args.k1, 1.0) };
+    attend_second(steps, &pairs_if(args.out.is_there(), LinearArgs { state_scale: scale, ..args }))?;
+    if !dot.is_there() {
+        return Ok(());
     }
-    let (out, args) = (steps.tensor("gq"), Target::Q.args(steps));
-    let state_dots = steps.range(steps.prepared.ranges.x).into();
-    if out.is_there() || gates {
-        let args = LinearArgs { out, dot: args.q, state_dots, state_scale: args.scale, ..args };
-        let args = pairs_if(out.is_there(), args);
-        attend_second(steps, Target::Q, &args)?;
-    }
-    if gates && args.q1.is_there() {
-        let args = LinearArgs { dot: args.q1, state_dots, dot_scale: args.scale, add: 1, ..args };
-        attend(steps, PORTABLE, Target::Q, &pairs_if(false, args))?;
-    }
-    Ok(())
-}
-
-/// gk and gv, and the tangent of y: of k·(v Dᵀ).
-fn second_by_keys(steps: &Steps<'_>, gates: bool) -> Result<(), Error> {
-    let (out, args) = (steps.tensor("gk"), Target::K.args(steps));
-    let state_dots = steps.range(steps.prepared.ranges.y).into();
-    if out.is_there() || gates {
-        let args = pairs_if(out.is_there(), LinearArgs { out, dot: args.k, state_dots, ..args });
-        attend_second(steps, Target::K, &args)?;
-    }
-    if gates && args.k1.is_there() {
-        let args = LinearArgs { dot: args.k1, state_dots, add: 1, ..args };
-        attend(steps, PORTABLE, Target::K, &pairs_if(false, args))?;
-    }
-    let out = steps.tensor("gv");
-    if out.is_there() {
-        let args = LinearArgs { out, ..Target::V.args(steps) };
-        attend_second(steps, Target::V, &args)?;
-    }
-    Ok(())
+    let args = LinearArgs { out: TensorArgs::default(), dot, dot_scale: scale, add: 1, ..args };
+    attend(steps, PORTABLE, &pairs_if(false, args))
 }
 
 /// The parts of gσ (R19): of each token q·ṫ + ddq·t, where t is dq / σ and ṫ its tangent.
 fn of_scale(steps: &Steps<'_>) -> Result<(), Error> {
     let args = Target::Q.args(steps);
-    let dots = steps.range(steps.prepared.ranges.by_scale).into();
-    let one = LinearArgs { dots, scale: 1.0, ddscale: 0.into(), out: TensorArgs::default(), ..args };
-    attend_second(steps, Target::Q, &LinearArgs { dot: args.q, ..one })?;
-    if !args.q1.is_there() {
-        return Ok(());
+    let dots = steps.prepared.memory.dots;
+    let args = LinearArgs { dot: args.q, dots, scale: 1.0, ddscale: 0.into(), ..args };
+    attend_second(steps, &args)?;
+    if args.q1.is_there() {
+        attend(steps, PORTABLE, &LinearArgs { dot: args.q1, add: 1, ..args })?;
     }
-    let args = LinearArgs { dot: args.q1, add: 1, ..one };
-    attend(steps, PORTABLE, Target::Q, &args)
+    Ok(())
 }

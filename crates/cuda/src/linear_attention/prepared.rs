@@ -1,15 +1,15 @@
 //! A pass of linear_attention while its steps are drafted: its operands, its tables, its memory.
 
+use super::args::{LinearArgs, WalkArgs};
 use super::tables::Tables;
-use crate::memory::{Layout, MemoryRange};
+use crate::memory::Layout;
 use crate::options::Level;
 use crate::parts::Parts;
-use crate::step;
-use etalon_problem::{Decay, Error, LinearAttention, Pass, TokenSequences};
+use crate::step::{self, Region};
+use etalon_problem::{Decay, Error, LinearAttention, Pass};
 use std::ops::Deref;
 
 /// A pass of a problem, laid out in memory.
-#[derive(Debug)]
 pub(super) struct Prepared<'a> {
     pub parts: Parts,
     pub problem: &'a LinearAttention,
@@ -17,50 +17,15 @@ pub(super) struct Prepared<'a> {
     pub level: Level,
     /// True if somebody looks for numbers that are not finite.
     pub watches: bool,
-    pub ranges: Ranges,
-    pub walks: WalkRanges,
+    pub needs: Needs,
+    /// The addresses of scratch memory: S before every chunk (`states`) and D behind it (`other`), the parts of the
+    /// gradient of σ (`dots`), the gradient of every gate (`dg`).
+    pub memory: LinearArgs,
+    /// The same for the kernels of sm90a.
+    pub walks: WalkArgs,
 }
 
-/// The steps of a pass.
 pub(super) type Steps<'a> = step::Steps<'a, Prepared<'a>>;
-
-/// Scratch memory in which kernels leave numbers to one another.
-#[derive(Debug, Default)]
-pub(super) struct Ranges {
-    /// Sums of log-decays and of their tangents within each chunk.
-    pub gates: Option<MemoryRange>,
-    pub slopes: Option<MemoryRange>,
-    /// S before every chunk, D behind it, and their tangents.
-    pub before: Option<MemoryRange>,
-    pub behind: Option<MemoryRange>,
-    pub before_tangent: Option<MemoryRange>,
-    pub behind_tangent: Option<MemoryRange>,
-    /// S and D as tensor cores read them, and whether a number is not finite.
-    pub before_narrow: Option<MemoryRange>,
-    pub behind_narrow: Option<MemoryRange>,
-    pub found: Option<MemoryRange>,
-    /// x and y of (R27), the parts of the gradient of σ, and the gradient of every gate.
-    pub x: Option<MemoryRange>,
-    pub y: Option<MemoryRange>,
-    pub by_scale: Option<MemoryRange>,
-    pub by_gate: Option<MemoryRange>,
-}
-
-/// Scratch memory of the kernels of sm90a.
-#[derive(Debug, Default)]
-pub(super) struct WalkRanges {
-    /// The states that segments of long sequences begin with.
-    pub between: Option<MemoryRange>,
-    /// S before every chunk, rounded; the parts of dg_gamma; those of dσ.
-    pub states: Option<MemoryRange>,
-    pub gammas: Option<MemoryRange>,
-    pub scales: Option<MemoryRange>,
-    /// With a log-decay for each token: the decays of whole segments; x, y and <S, D> of dg.
-    pub decays: Option<MemoryRange>,
-    pub x_dots: Option<MemoryRange>,
-    pub y_dots: Option<MemoryRange>,
-    pub z_dots: Option<MemoryRange>,
-}
 
 /// Intermediate results that a pass needs.
 pub(super) struct Needs {
@@ -68,6 +33,17 @@ pub(super) struct Needs {
     pub behind: bool,
     pub gates: bool,
     pub scale: bool,
+}
+
+impl Needs {
+    pub fn of(parts: &Parts) -> Needs {
+        let wants = |names: &[&str]| parts.list.iter().any(|x| x.wanted && names.contains(&x.operand.name));
+        let gates = wants(&["dg", "dg_gamma", "gg", "gg_gamma"]);
+        let scale = wants(&["dscale", "gscale"]);
+        let before = wants(&["o", "final_state", "dq", "gq", "gdout", "gdfinal_state"]);
+        let behind = wants(&["dk", "dv", "dinitial_state", "gk", "gv", "ginitial_state"]);
+        Needs { before: gates || scale || before, behind: gates || behind, gates, scale }
+    }
 }
 
 impl Deref for Prepared<'_> {
@@ -79,58 +55,52 @@ impl Deref for Prepared<'_> {
 }
 
 impl Prepared<'_> {
-    /// True if any of these is a result.
-    pub fn wants(&self, names: &[&str]) -> bool {
-        names.iter().any(|name| self.part(name).is_some_and(|part| part.wanted))
-    }
-
-    pub fn needs(&self) -> Needs {
-        let gates = self.wants(&["dg", "dg_gamma", "gg", "gg_gamma"]);
-        let scale = self.wants(&["dscale", "gscale"]);
-        let before = ["o", "final_state", "dq", "gq", "gdout", "gdfinal_state"];
-        let behind = ["dk", "dv", "dinitial_state", "gk", "gv", "ginitial_state"];
-        Needs { before: gates || scale || self.wants(&before), behind: gates || self.wants(&behind), gates, scale }
-    }
-
-    /// True if tokens belong to no sequence: results there are 0.
-    pub fn has_padding(&self) -> bool {
-        self.problem.sequences != TokenSequences::Dense
+    /// True if it is a result.
+    pub fn wants(&self, name: &str) -> bool {
+        self.part(name).is_some_and(|part| part.wanted)
     }
 
     /// Takes ranges for the kernels of the levels portable and sm80.
-    pub fn reserve(&self, layout: &mut Layout) -> Result<Ranges, Error> {
+    pub fn reserve(&self, layout: &mut Layout) -> Result<LinearArgs, Error> {
         if self.pass == Pass::Step {
-            return Ok(Ranges::default());
+            return Ok(LinearArgs::default());
         }
-        let (e, needs) = (&self.problem.extents, self.needs());
+        let (e, needs) = (&self.problem.extents, &self.needs);
         let second = self.pass == Pass::DoubleBackward;
         let tokens = [e.batch, e.key_heads, e.tokens];
         let of_queries = [e.batch, e.query_heads, e.tokens];
+        let planes = [e.batch, e.key_heads, e.tokens, PLANES];
         let states = [self.tables.chunks.rows.len(), e.key_heads, e.dim, self.problem.value_dim];
-        let planes = [tokens[0], tokens[1], tokens[2], PLANES];
+        // Elements of two bytes.
+        let halves = [states[0], states[1], (states[2] * states[3]).div_ceil(2)];
         // The kernels of sm90a keep states in registers.
         let tables = self.level != Level::Sm90a || self.watches;
         let bends = self.has("ddg") || self.has("ddg_gamma");
         let narrow = self.level == Level::Sm80;
-        // Elements of two bytes.
-        let halves = [states[0], states[1], (states[2] * states[3]).div_ceil(2)];
-        let mut range = |wanted, shape: &[usize]| layout.array_if(wanted, 4, shape);
-        Ok(Ranges {
-            gates: range(tables && self.problem.decay != Decay::None, &planes)?,
-            slopes: range(second && bends, &planes)?,
-            before: range(tables && needs.before, &states)?,
-            behind: range(tables && needs.behind, &states)?,
-            before_tangent: range(second && needs.before, &states)?,
-            behind_tangent: range(second && needs.behind, &states)?,
-            before_narrow: range(narrow && needs.before, &halves)?,
-            behind_narrow: range(narrow && needs.behind, &halves)?,
-            found: range(self.level != Level::Portable && self.watches, &[1])?,
-            x: range(tables && needs.gates, &of_queries)?,
-            y: range(tables && needs.gates, &tokens)?,
-            by_scale: range(tables && needs.scale, &of_queries)?,
-            by_gate: range(tables && self.wants(&["dg_gamma", "gg_gamma"]), &tokens)?,
+        let mut range = |wanted, shape: &[usize]| range_if(layout, wanted, shape);
+        Ok(LinearArgs {
+            gates: range(tables && self.problem.decay != Decay::None, &planes)?.into(),
+            slopes: range(second && bends, &planes)?.into(),
+            states: range(tables && needs.before, &states)?.into(),
+            other: range(tables && needs.behind, &states)?.into(),
+            states1: range(second && needs.before, &states)?.into(),
+            other1: range(second && needs.behind, &states)?.into(),
+            narrow: range(narrow && needs.before, &halves)?.into(),
+            other_narrow: range(narrow && needs.behind, &halves)?.into(),
+            found: range(self.level != Level::Portable && self.watches, &[1])?.into(),
+            x_dots: range(tables && needs.gates, &of_queries)?.into(),
+            y_dots: range(tables && needs.gates, &tokens)?.into(),
+            dots: range(tables && needs.scale, &of_queries)?.into(),
+            dg: range(tables && (self.wants("dg_gamma") || self.wants("gg_gamma")), &tokens)?.into(),
+            ..LinearArgs::default()
         })
     }
+}
+
+/// The address of scratch memory for numbers of four bytes; 0 where they are not wanted.
+pub(super) fn range_if(layout: &mut Layout, wanted: bool, shape: &[usize]) -> Result<u64, Error> {
+    let range = layout.array_if(wanted, 4, shape)?;
+    Ok(range.map_or(0, |range| range.address(Region::Scratch.symbol())))
 }
 
 /// Planes of the tables of the gates: `Gates` of `linear_attention/problem.cuh`.

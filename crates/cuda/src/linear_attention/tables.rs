@@ -47,21 +47,20 @@ kernel_args! {
 }
 
 /// A table, and its range.
-#[derive(Debug, Default)]
 pub(super) struct Rows<T> {
     pub rows: Vec<T>,
     pub range: MemoryRange,
 }
 
 impl<T: Field> Rows<T> {
-    fn new(rows: Vec<T>, layout: &mut Layout) -> Result<Rows<T>, Error> {
+    fn new(rows: Vec<T>, layout: &mut Layout, image: &mut TableImage) -> Result<Rows<T>, Error> {
         let range = layout.range(rows.len() * T::SIZE)?;
+        image.put(range, bytes_of(&rows));
+        image.bytes = layout.bytes();
         Ok(Rows { rows, range })
     }
 }
 
-/// The tables of a problem.
-#[derive(Debug, Default)]
 pub(super) struct Tables {
     pub chunks: Rows<Chunk>,
     pub strips: Rows<Strip>,
@@ -69,14 +68,13 @@ pub(super) struct Tables {
     /// Sequences of several segments come first.
     pub segments: Rows<Segment>,
     pub runs: Rows<Run>,
-    /// The bytes of all of them.
-    bytes: usize,
+    /// The bytes of all of them, where kernels find them.
+    pub image: TableImage,
 }
 
 impl Tables {
     /// The tables of a problem that has passed its check, with segments of as many tokens as `cut` says of a
-    /// sequence's.
-    /// Fails where there are too many chunks.
+    /// sequence's. Fails where there are too many chunks.
     pub fn new(problem: &LinearAttention, cut: impl Fn(usize) -> usize) -> Result<Tables, Error> {
         let (mut chunks, mut strips, mut lines) = (Vec::new(), Vec::new(), Vec::new());
         let (mut segments, mut runs, mut whole) = (Vec::new(), Vec::new(), Vec::new());
@@ -108,27 +106,15 @@ impl Tables {
             runs.push(Run { first, segments, sequence });
         }
         segments.append(&mut whole);
-        let mut layout = Layout::default();
+        let (mut layout, mut image) = (Layout::default(), TableImage::default());
         Ok(Tables {
-            chunks: Rows::new(chunks, &mut layout)?,
-            strips: Rows::new(strips, &mut layout)?,
-            lines: Rows::new(lines, &mut layout)?,
-            segments: Rows::new(segments, &mut layout)?,
-            runs: Rows::new(runs, &mut layout)?,
-            bytes: layout.bytes(),
+            chunks: Rows::new(chunks, &mut layout, &mut image)?,
+            strips: Rows::new(strips, &mut layout, &mut image)?,
+            lines: Rows::new(lines, &mut layout, &mut image)?,
+            segments: Rows::new(segments, &mut layout, &mut image)?,
+            runs: Rows::new(runs, &mut layout, &mut image)?,
+            image,
         })
-    }
-
-    /// The bytes of the tables, where kernels find them.
-    pub fn image(&self) -> TableImage {
-        let Tables { chunks, strips, lines, segments, runs, bytes } = self;
-        let mut image = TableImage::new(*bytes);
-        image.put(chunks.range, bytes_of(&chunks.rows));
-        image.put(strips.range, bytes_of(&strips.rows));
-        image.put(lines.range, bytes_of(&lines.rows));
-        image.put(segments.range, bytes_of(&segments.rows));
-        image.put(runs.range, bytes_of(&runs.rows));
-        image
     }
 }
 

@@ -38,22 +38,6 @@ kernel_args! {
     }
 }
 
-impl Cotangents {
-    /// At the addresses of four operands.
-    pub fn new(names: [&str; 4], address: impl Fn(&str) -> u64) -> Cotangents {
-        let [loss, lse, logprob, entropy] = names.map(|name| address(name).into());
-        Cotangents { loss, lse, logprob, entropy }
-    }
-}
-
-impl Outputs {
-    /// At the addresses of four operands.
-    pub fn new(names: [&str; 4], address: impl Fn(&str) -> u64) -> Outputs {
-        let [loss, lse, logprob, entropy] = names.map(|name| address(name).into());
-        Outputs { loss, lse, logprob, entropy }
-    }
-}
-
 kernel_args! {
     /// A problem, its memory, and a chunk of its tokens and classes.
     pub(crate) struct CrossEntropyArgs as "CrossEntropyArgs" {

@@ -1,14 +1,13 @@
 //! The steps of a pass of linear_cross_entropy.
 
-use super::prepared::Prepared;
-use super::run::{Steps, run};
+use super::prepared::{Filtering, Prepared, Steps};
+use super::run::run;
 use crate::call::PassCall;
 use crate::memory::MemoryRange;
 use crate::pass::PassPlan;
 use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Error, LinearCrossEntropy};
 
-/// Drafts the steps of a pass, as [`Prepared::new`].
 pub(crate) fn draft(problem: &LinearCrossEntropy, call: &PassCall<'_, '_>) -> Result<PassPlan<'static>, Error> {
     plan(Prepared::new((problem, None), call)?)
 }
@@ -18,9 +17,10 @@ pub(crate) fn draft_filtered(
     (problem, filter): (&LinearCrossEntropy, Filter),
     call: &PassCall<'_, '_>,
 ) -> Result<(PassPlan<'static>, [MemoryRange; 3]), Error> {
-    let prepared = Prepared::new((problem, None), call)?.filtered(filter)?;
-    let ranges = prepared.filter.map(|x| [x.left_out, x.dh, x.dw]).unwrap_or_default();
-    Ok((plan(prepared)?, ranges))
+    let mut prepared = Prepared::new((problem, None), call)?;
+    let filter = Filtering::new(filter, &mut prepared)?;
+    prepared.filter = Some(filter);
+    Ok((plan(prepared)?, [filter.left_out, filter.dh, filter.dw]))
 }
 
 fn plan(prepared: Prepared<'_>) -> Result<PassPlan<'static>, Error> {

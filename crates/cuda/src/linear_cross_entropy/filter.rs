@@ -1,53 +1,33 @@
 //! Tiles that a filter leaves out of dh and dw: `kernels/linear_cross_entropy/filter.cu`.
 
 use super::args::{CrossEntropyArgs, FilterArgs};
-use super::plan::{Plan, SIDE, TILE};
+use super::plan::{SIDE, TILE};
+use super::prepared::{Filtering, Prepared, Steps};
+use super::run::Run;
 use crate::args::filled;
-use crate::memory::{Layout, MemoryRange};
-use crate::step::Steps;
-use crate::variant::Variant;
+use etalon_problem::Error;
 use etalon_problem::linear_cross_entropy::Filter;
-use etalon_problem::{Error, LinearCrossEntropy};
-
-/// A filter, and where it keeps what it finds.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Filtering {
-    filter: Filter,
-    of_tokens: MemoryRange,
-    of_classes: MemoryRange,
-    by_token: MemoryRange,
-    by_class: MemoryRange,
-    /// A byte for each band of tokens and tile of classes: 1 where it is left out.
-    pub left_out: MemoryRange,
-    /// B of (C37) and C of (C38).
-    pub dh: MemoryRange,
-    pub dw: MemoryRange,
-}
 
 impl Filtering {
     /// Lays its memory out. Fails where [`Filter::check`] does.
-    pub fn new(
-        filter: Filter,
-        problem: &LinearCrossEntropy,
-        plan: &Plan,
-        layout: &mut Layout,
-    ) -> Result<Filtering, Error> {
+    pub fn new(filter: Filter, prepared: &mut Prepared<'_>) -> Result<Self, Error> {
         filter.check()?;
+        let Prepared { problem, plan, scratch, .. } = prepared;
         let (bands, tiles) = (problem.tokens.div_ceil(SIDE), problem.vocab.div_ceil(TILE));
-        let mut range = |x: usize, y: usize, bytes: usize| layout.array(bytes, &[x, y]);
+        let mut range = |bytes, shape: &[usize]| scratch.array(bytes, shape);
         Ok(Filtering {
             filter,
-            of_tokens: range(problem.tokens, 1, 4)?,
-            of_classes: range(tiles, 1, 4)?,
-            by_token: range(plan.rows, plan.columns / TILE, 4)?,
-            by_class: range(plan.rows / SIDE, plan.columns, 4)?,
-            left_out: range(bands, tiles, 1)?,
-            dh: range(problem.tokens, 1, 4)?,
-            dw: range(problem.vocab, 1, 4)?,
+            of_tokens: range(4, &[problem.tokens])?,
+            of_classes: range(4, &[tiles])?,
+            by_token: range(4, &[plan.rows, plan.columns / TILE])?,
+            by_class: range(4, &[plan.rows / SIDE, plan.columns])?,
+            left_out: range(1, &[bands, tiles])?,
+            dh: range(4, &[problem.tokens])?,
+            dw: range(4, &[problem.vocab])?,
         })
     }
 
-    fn arguments<P>(&self, steps: &Steps<'_, P>, args: &CrossEntropyArgs) -> FilterArgs {
+    fn arguments(&self, steps: &Steps<'_>, args: &CrossEntropyArgs) -> FilterArgs {
         let at = |range| steps.at(range);
         let (eps, most_dh, most_dw) = match self.filter {
             Filter::Below { eps } => (above(eps), f32::MAX, f32::MAX),
@@ -63,24 +43,24 @@ impl Filtering {
     }
 
     /// Before the first chunk: nothing is left out. Norms of the tokens that count and of the classes.
-    pub fn begin<P>(&self, steps: &Steps<'_, P>, kernels: &Variant, args: &CrossEntropyArgs) -> Result<(), Error> {
-        [self.left_out, self.dh, self.dw].into_iter().for_each(|range| steps.clear(range));
-        let blocks = (args.all as usize).div_ceil(8) + (args.vocab as usize).div_ceil(TILE);
-        steps.launch((kernels, "norms"), (blocks, 256), &self.arguments(steps, args))
+    pub fn begin(&self, run: &Run<'_>) -> Result<(), Error> {
+        [self.left_out, self.dh, self.dw].into_iter().for_each(|range| run.steps.clear(range));
+        let blocks = (run.args.all as usize).div_ceil(8) + (run.args.vocab as usize).div_ceil(TILE);
+        run.launch("norms", (blocks, 256), &self.arguments(run.steps, &run.args))
     }
 
     /// The tiles of a chunk that are left out, from its gradients of logits (C36).
-    pub fn choose<P>(&self, steps: &Steps<'_, P>, kernels: &Variant, args: &CrossEntropyArgs) -> Result<(), Error> {
-        let own = self.arguments(steps, args);
+    pub fn choose(&self, run: &Run<'_>, args: &CrossEntropyArgs) -> Result<(), Error> {
+        let own = self.arguments(run.steps, args);
         let (count, classes) = (args.count as usize, args.classes as usize);
         let (bands, tiles) = (count.div_ceil(SIDE), classes.div_ceil(TILE));
-        steps.launch((kernels, "measure"), (bands * tiles, 256), &own)?;
+        run.launch("measure", (bands * tiles, 256), &own)?;
         match self.filter {
-            Filter::Below { .. } => steps.launch((kernels, "certify"), ((count + classes).div_ceil(256), 256), &own),
+            Filter::Below { .. } => run.launch("certify", ((count + classes).div_ceil(256), 256), &own),
             Filter::Within { .. } => (0..(bands + tiles).saturating_sub(1)).try_for_each(|at| {
                 let args = FilterArgs { diagonal: at as i32, ..own };
                 let first = (at + 1).saturating_sub(tiles);
-                steps.launch((kernels, "choose"), (bands.min(at + 1) - first, 256), &args)
+                run.launch("choose", (bands.min(at + 1) - first, 256), &args)
             }),
         }
     }

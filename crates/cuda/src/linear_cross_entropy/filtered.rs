@@ -43,37 +43,23 @@ pub fn filtered_backward(
     let table = Problem::from(problem.clone()).checked_table(Pass::Backward)?;
     let storage = table.check_call(inputs, outputs, options.recompute)?;
     storage.refuse_f64()?;
-    let mut found = room_for(problem)?;
+    let LinearCrossEntropy { tokens, vocab, .. } = *problem;
+    let what = "a certificate";
+    let mut left_out = filled(0u8, &[tokens.div_ceil(SIDE), vocab.div_ceil(TILE)], what)?;
+    let (mut dh, mut dw) = (filled(0f32, &[tokens], what)?, filled(0f32, &[vocab], what)?);
     let bands = counted(problem, inputs)?.div_ceil(SIDE);
     let state = workspace.device(options.device)?;
     let operands = Operands::Host(inputs, Some(outputs));
     let call = PassCall::new(state.device.target, (Pass::Backward, storage), &table, operands, options);
-    let (plan, [left_out, dh, dw]) = draft_filtered((problem, filter), &call.on(Level::Portable))?;
+    let (plan, [of_tiles, of_tokens, of_classes]) = draft_filtered((problem, filter), &call.on(Level::Portable))?;
     let placed = Placed::of(&state, plan, inputs, Some(outputs))?;
     placed.run()?;
-    placed.download(left_out, &mut found.left_out)?;
-    for (range, to) in [(dh, &mut found.dh), (dw, &mut found.dw)] {
-        placed.download(range, bytemuck::cast_slice_mut(to))?;
-    }
+    placed.download(of_tiles, &mut left_out)?;
+    placed.download(of_tokens, bytemuck::cast_slice_mut(&mut dh))?;
+    placed.download(of_classes, bytemuck::cast_slice_mut(&mut dw))?;
     placed.read(outputs)?;
     placed.finish();
-    let all = bands * problem.vocab.div_ceil(TILE);
-    let left_out = found.left_out.iter().filter(|&&x| x != 0).count();
-    let (dh, dw) = (Array1::from_vec(found.dh), Array1::from_vec(found.dw));
-    Ok(Certificate { dh, dw, tiles: (all - left_out, all) })
-}
-
-/// Arrays that are copied from the device.
-struct Found {
-    left_out: Vec<u8>,
-    dh: Vec<f32>,
-    dw: Vec<f32>,
-}
-
-fn room_for(problem: &LinearCrossEntropy) -> Result<Found, Error> {
-    let what = "a certificate";
-    let tiles = [problem.tokens.div_ceil(SIDE), problem.vocab.div_ceil(TILE)];
-    let left_out = filled(0, &tiles, what)?;
-    let (dh, dw) = (filled(0.0, &[problem.tokens], what)?, filled(0.0, &[problem.vocab], what)?);
-    Ok(Found { left_out, dh, dw })
+    let all = bands * vocab.div_ceil(TILE);
+    let left_out = left_out.iter().filter(|&&x| x != 0).count();
+    Ok(Certificate { dh: dh.into(), dw: dw.into(), tiles: (all - left_out, all) })
 }

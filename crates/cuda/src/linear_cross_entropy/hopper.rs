@@ -3,17 +3,10 @@
 
 use super::args::{CrossEntropyArgs, NODE, ProductArgs};
 use super::plan::{Plan, TILE};
-use crate::memory::{Layout, MemoryRange};
-use crate::step::Steps;
+use super::prepared::Steps;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
-use etalon_problem::{Dtype, Error};
-
-/// Bytes of a leaf of the tree: m and l, or `Node` of `linear_cross_entropy/problem.cuh`.
-fn leaf(args: &CrossEntropyArgs) -> usize {
-    let short = args.entropy == 0 && args.smoothing == 0.0 && args.argmax.0 == 0;
-    if short { 8 } else { NODE[0] }
-}
+use etalon_problem::Error;
 
 /// Tiles of a node of the tree that waits for others.
 pub(crate) const GROUP: usize = 32;
@@ -25,41 +18,25 @@ const THREADS: u32 = 384;
 const TREE_TOKENS: usize = 32;
 const TREE_THREADS: u32 = 512;
 
-/// The kernels of a pass, and where they find h.
-#[derive(Debug)]
-pub(crate) struct Hopper {
-    variant: Variant,
-    storage: Dtype,
-    /// A copy of the rows of h of a chunk of tokens; without it they lie side by side in h.
-    pub packed: Option<MemoryRange>,
-    /// Of f16, the factor of da of each chunk of tokens: numbers of f32.
-    pub scales: Option<MemoryRange>,
+/// The products of a chunk.
+pub(super) struct Products<'a> {
+    steps: &'a Steps<'a>,
+    args: &'a CrossEntropyArgs,
 }
 
-/// The address of the rows of h of a chunk if all tokens count.
-fn in_place(args: &CrossEntropyArgs) -> u64 {
-    args.h.0 + 2 * args.first_token as u64 * args.dim as u64
-}
-
-impl Hopper {
-    /// With scratch memory for so many tokens of so many elements.
-    pub fn new(
-        storage: Dtype,
-        (tokens, dim, _): (usize, usize, usize),
-        plan: &Plan,
-        ignores: bool,
-        layout: &mut Layout,
-    ) -> Result<Hopper, Error> {
-        let packed = layout.array_if(ignores, 2, &[plan.rows, dim])?;
-        let scales = &[tokens.div_ceil(plan.rows)];
-        let scales = layout.array_if(storage == Dtype::F16, 4, scales)?;
-        let variant = Variant::hopper_cross_entropy(storage);
-        Ok(Hopper { variant, storage, packed, scales })
+impl<'a> Products<'a> {
+    /// None where other kernels multiply.
+    pub fn of(steps: &'a Steps<'a>, args: &'a CrossEntropyArgs) -> Option<Self> {
+        steps.prepared.spec.tensor.then_some(Products { steps, args })
     }
 
-    /// Classes whose leaves a plane of so many bytes holds: whole groups, or all of them.
-    pub fn leaf_columns(args: &CrossEntropyArgs, plane: usize) -> usize {
-        let (leaf, rows, vocab) = (leaf(args), args.rows.max(1) as usize, args.vocab as usize);
+    /// Classes whose leaves of the tree a plane holds: whole groups, or all of them.
+    pub fn leaf_columns(&self) -> usize {
+        let (args, plane) = (self.args, self.steps.prepared.plan.plane);
+        // A leaf is m and l, or `Node` of `linear_cross_entropy/problem.cuh`.
+        let short = args.entropy == 0 && args.smoothing == 0.0 && args.argmax.0 == 0;
+        let leaf = if short { 8 } else { NODE[0] };
+        let (rows, vocab) = (args.rows.max(1) as usize, args.vocab as usize);
         let groups = plane / rows / (leaf * GROUP);
         if plane / rows / leaf >= vocab.div_ceil(TILE) {
             return vocab;
@@ -67,140 +44,123 @@ impl Hopper {
         groups.max(1).saturating_mul(GROUP * TILE).min(vocab)
     }
 
-    /// A matrix with so many rows and columns, and elements from row to row, in boxes of 64 columns and `height` rows.
-    fn map(&self, address: u64, [rows, columns, stride]: [i32; 3], height: u32) -> TensorMap {
-        let [rows, columns, stride] = [rows, columns, stride].map(|x| x as u64);
-        let (extents, strides) = ([columns, rows], [2 * stride, 0]);
-        TensorMap::new(self.storage, address, extents, strides, [64, height])
+    /// The address of the rows of h of the chunk if all tokens count.
+    fn in_place(&self) -> u64 {
+        self.args.h.0 + 2 * self.args.first_token as u64 * self.args.dim as u64
     }
 
-    /// da of a chunk, in boxes of 64 classes and so many tokens.
-    fn gradients(&self, args: &CrossEntropyArgs, height: u32) -> TensorMap {
-        self.map(args.z.0, [args.count, args.columns, args.columns], height)
+    /// The address of the factor of da of the chunk; 0 without one.
+    fn scale(&self) -> u64 {
+        let chunk = (self.args.first_token / self.args.rows) as u64;
+        self.steps.prepared.scales.map_or(0, |range| self.steps.at(range) + 4 * chunk)
     }
 
-    /// h of a chunk, and h in place, in boxes of so many tokens.
-    fn rows(&self, args: &CrossEntropyArgs, h: u64, height: u32) -> [TensorMap; 2] {
-        let shape = [args.count, args.dim, args.dim];
-        [h, in_place(args)].map(|address| self.map(address, shape, height))
+    /// A dense matrix with so many rows and columns, in boxes of 64 columns and `height` rows.
+    fn map(&self, address: u64, [rows, columns]: [i32; 2], height: u32) -> TensorMap {
+        let [rows, columns] = [rows, columns].map(|x| x as u64);
+        TensorMap::new(self.steps.prepared.storage, address, [columns, rows], [2 * columns, 0], [64, height])
     }
 
-    /// w of a chunk, in boxes of so many classes.
-    fn classes(&self, args: &CrossEntropyArgs, height: u32) -> TensorMap {
-        let w = args.w.0 + 2 * args.first_class as u64 * args.dim as u64;
-        self.map(w, [args.classes, args.dim, args.dim], height)
+    /// da, in boxes of 64 classes and so many tokens.
+    fn gradients(&self, height: u32) -> TensorMap {
+        self.map(self.args.z.0, [self.args.count, self.args.columns], height)
     }
 
-    fn launch<P>(
-        &self,
-        steps: &Steps<'_, P>,
-        name: &'static str,
-        grid: (usize, u32),
-        args: &ProductArgs,
-    ) -> Result<(), Error> {
-        steps.launch((&self.variant, name), grid, args)
+    /// h, where its rows lie side by side, and h in place, in boxes of so many tokens.
+    fn rows(&self, height: u32) -> [TensorMap; 2] {
+        let h = self.steps.prepared.packed.map_or(self.in_place(), |range| self.steps.at(range));
+        [h, self.in_place()].map(|address| self.map(address, [self.args.count, self.args.dim], height))
+    }
+
+    /// The rows of w, or of its gradient, in boxes of so many classes.
+    fn classes(&self, matrix: u64, height: u32) -> TensorMap {
+        let CrossEntropyArgs { first_class, classes, dim, .. } = *self.args;
+        self.map(matrix + 2 * first_class as u64 * dim as u64, [classes, dim], height)
+    }
+
+    fn arguments(&self) -> ProductArgs {
+        ProductArgs { c: *self.args, ..ProductArgs::default() }
+    }
+
+    /// The same with the factor of da.
+    fn scaled(&self) -> ProductArgs {
+        ProductArgs { scale: self.scale().into(), ..self.arguments() }
+    }
+
+    fn launch(&self, name: &'static str, grid: (usize, u32), args: &ProductArgs) -> Result<(), Error> {
+        let variant = Variant::hopper_cross_entropy(self.steps.prepared.storage);
+        self.steps.launch((&variant, name), grid, args)
     }
 
     /// Launches a product of so many rows and columns, over tiles of 128 rows and `wide` columns, in clusters of two
     /// blocks.
-    fn product<P>(
-        &self,
-        steps: &Steps<'_, P>,
-        (name, wide): (&'static str, usize),
-        shape: [i32; 2],
-        product: &ProductArgs,
-    ) -> Result<(), Error> {
+    fn product(&self, name: &'static str, wide: usize, shape: [i32; 2], args: &ProductArgs) -> Result<(), Error> {
         let [rows, columns] = shape.map(|x| x as usize);
         let all = 2 * rows.div_ceil(256) * columns.div_ceil(wide);
-        let blocks = all.min(steps.multiprocessors() / 2 * 2);
-        self.launch(steps, name, (blocks, THREADS), product)
+        let blocks = all.min(self.steps.multiprocessors() / 2 * 2);
+        self.launch(name, (blocks, THREADS), args)
     }
 
-    /// The address at which the rows of h of a chunk lie side by side; copies them there if some tokens may be
-    /// ignored.
-    pub fn gather<P>(&self, steps: &Steps<'_, P>, args: &CrossEntropyArgs, packed: Option<u64>) -> Result<u64, Error> {
-        let Some(to) = packed else {
-            return Ok(in_place(args));
-        };
-        let product = ProductArgs { c: *args, from: args.h, to: to.into(), ..ProductArgs::default() };
-        let pieces = args.count as usize * (args.dim / 8) as usize;
+    /// Copies the rows of h side by side if some tokens may be ignored.
+    pub fn gather(&self) -> Result<(), Error> {
+        let Some(to) = self.steps.prepared.packed else { return Ok(()) };
+        let pieces = self.args.count as usize * (self.args.dim / 8) as usize;
         // As many as run side by side: where all tokens count there is nothing for them to do.
-        let blocks = pieces.div_ceil(256).min(8 * steps.multiprocessors());
-        self.launch(steps, "gather", (blocks, 256), &product)?;
-        Ok(to)
+        let blocks = pieces.div_ceil(256).min(8 * self.steps.multiprocessors());
+        let (from, to) = (self.args.h, self.steps.at(to).into());
+        self.launch("gather", (blocks, 256), &ProductArgs { from, to, ..self.arguments() })
     }
 
-    /// h, in boxes of so many rows, and the rows of w of a chunk, as the logits take them.
-    fn logits(&self, args: &CrossEntropyArgs, (h, height): (u64, u32)) -> ProductArgs {
-        let [a, in_place] = self.rows(args, h, height);
-        let b = self.classes(args, 128);
-        ProductArgs { a, b, in_place, c: *args, ..ProductArgs::default() }
+    /// With h, in boxes of so many rows, and the rows of w, as the logits take them.
+    fn logits(&self, args: ProductArgs, height: u32) -> ProductArgs {
+        let [a, in_place] = self.rows(height);
+        ProductArgs { a, b: self.classes(self.args.w.0, 128), in_place, ..args }
     }
 
     /// (C33), (C34): the leaves of a chunk, put into the tree.
-    pub fn totals<P>(&self, steps: &Steps<'_, P>, args: &CrossEntropyArgs, h: u64) -> Result<(), Error> {
-        let product = ProductArgs { leaves: args.z.0.into(), ..self.logits(args, (h, 64)) };
-        self.product(steps, ("leaves", TILE), [args.count, args.classes], &product)?;
-        let blocks = (args.count as usize).div_ceil(TREE_TOKENS);
-        self.launch(steps, "tree", (blocks, TREE_THREADS), &product)
+    pub fn totals(&self, args: &CrossEntropyArgs) -> Result<(), Error> {
+        let chunk = Products { args, ..*self };
+        let leaves = args.z.0.into();
+        let product = chunk.logits(ProductArgs { leaves, ..chunk.arguments() }, 64);
+        self.product("leaves", TILE, [args.count, args.classes], &product)?;
+        self.launch("tree", ((args.count as usize).div_ceil(TREE_TOKENS), TREE_THREADS), &product)
     }
 
-    /// The factor of (C16) of a chunk of tokens before it is stored, from their pulls.
-    pub fn scale<P>(&self, steps: &Steps<'_, P>, args: &CrossEntropyArgs, scale: u64) -> Result<(), Error> {
-        let product = ProductArgs { c: *args, scale: scale.into(), ..ProductArgs::default() };
-        self.launch(steps, "scale", (1, 1024), &product)
+    /// The factor of (C16) of a chunk of tokens before it is stored, from their pulls, if there is one.
+    pub fn find_scale(&self) -> Result<(), Error> {
+        if self.scale() == 0 { Ok(()) } else { self.launch("scale", (1, 1024), &self.scaled()) }
     }
 
-    /// (C16) of a chunk, in the storage type.
-    pub fn gradient<P>(
-        &self,
-        steps: &Steps<'_, P>,
-        args: &CrossEntropyArgs,
-        [h, scale]: [u64; 2],
-    ) -> Result<(), Error> {
-        let out = self.gradients(args, 64);
-        let product = ProductArgs { out, scale: scale.into(), ..self.logits(args, (h, 128)) };
-        self.product(steps, ("gradient", TILE), [args.count, args.classes], &product)
+    /// (C16), in the storage type.
+    pub fn gradient(&self) -> Result<(), Error> {
+        let product = self.logits(ProductArgs { out: self.gradients(64), ..self.scaled() }, 128);
+        self.product("gradient", TILE, [self.args.count, self.args.classes], &product)
     }
 
-    /// (C17), in tiles of so many columns, and blocks of so many classes.
-    pub fn hidden<P>(
-        &self,
-        steps: &Steps<'_, P>,
-        args: &CrossEntropyArgs,
-        scale: u64,
-        (wide, block): (usize, usize),
-    ) -> Result<(), Error> {
-        let product = ProductArgs {
-            a: self.gradients(args, 128),
-            b: self.classes(args, 64),
-            c: *args,
-            scale: scale.into(),
-            block: block as u32,
-            ..ProductArgs::default()
-        };
+    /// (C17), in blocks of classes.
+    pub fn hidden(&self) -> Result<(), Error> {
+        let Plan { rows, block, .. } = self.steps.prepared.plan;
+        let wide = self.steps.prepared.spec.columns_of_hidden(rows);
+        let (a, b) = (self.gradients(128), self.classes(self.args.w.0, 64));
+        let product = ProductArgs { a, b, block: block as u32, ..self.scaled() };
         let name = if wide == TILE { "hidden" } else { "hidden_192" };
-        self.product(steps, (name, wide), [args.count, args.dim], &product)
+        self.product(name, wide, [self.args.count, self.args.dim], &product)
     }
 
     /// (C18)
-    pub fn head<P>(&self, steps: &Steps<'_, P>, args: &CrossEntropyArgs, [h, scale]: [u64; 2]) -> Result<(), Error> {
-        let [b, in_place] = self.rows(args, h, 64);
-        let dw = args.dw.0 + 2 * args.first_class as u64 * args.dim as u64;
-        let out = match args.wide {
-            0 => self.map(dw, [args.classes, args.dim, args.dim], 64),
+    pub fn head(&self) -> Result<(), Error> {
+        let [b, in_place] = self.rows(64);
+        let out = match self.args.wide {
+            0 => self.classes(self.args.dw.0, 64),
             _ => TensorMap::default(), // threads write f32
         };
-        let a = self.gradients(args, 64);
-        let scale = scale.into();
-        let product = ProductArgs { a, b, in_place, out, c: *args, scale, ..ProductArgs::default() };
-        self.product(steps, ("head", TILE), [args.classes, args.dim], &product)
+        let product = ProductArgs { a: self.gradients(64), b, in_place, out, ..self.scaled() };
+        self.product("head", TILE, [self.args.classes, self.args.dim], &product)
     }
 
     /// (C19)
-    pub fn bias<P>(&self, steps: &Steps<'_, P>, args: &CrossEntropyArgs, scale: u64) -> Result<(), Error> {
-        let (from, scale) = (args.z.0.into(), scale.into());
-        let product = ProductArgs { c: *args, from, scale, ..ProductArgs::default() };
-        self.launch(steps, "bias", ((args.classes as usize).div_ceil(32), 256), &product)
+    pub fn bias(&self) -> Result<(), Error> {
+        let product = ProductArgs { from: self.args.z.0.into(), ..self.scaled() };
+        self.launch("bias", ((self.args.classes as usize).div_ceil(32), 256), &product)
     }
 }

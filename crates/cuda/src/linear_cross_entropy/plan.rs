@@ -28,7 +28,7 @@ fn sums(classes: usize, block: usize) -> usize {
 }
 
 /// The classes of a shard, as a pass walks them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub(crate) struct Walked {
     /// All of them, and the most that are walked at a time.
     pub classes: usize,
@@ -38,7 +38,7 @@ pub(crate) struct Walked {
 }
 
 /// A pass, as far as it decides the size of chunks.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub(crate) struct PassSpec {
     pub dh: bool,
     pub dw: bool,
@@ -46,6 +46,11 @@ pub(crate) struct PassSpec {
     /// Gradients are stored in f32, where they may be summed.
     pub wide: bool,
     pub second: bool,
+    pub tokens: usize,
+    pub dim: usize,
+    pub vocab: usize,
+    /// Bytes that chunks may take.
+    pub budget: usize,
     /// Tensor cores multiply: gradients of logits are stored in 16 bits, and sums of dh beside the tree.
     pub tensor: bool,
     /// Tiles of 256 rows that the device computes at a time on them.
@@ -57,29 +62,26 @@ impl PassSpec {
         self.dh || self.dw || self.dbias
     }
 
-    pub fn head(self) -> bool {
-        self.dw || self.dbias
-    }
-
     /// The time of so many tiles, of so many columns and of so many steps.
     fn rounds(self, tiles: usize, columns: usize, steps: usize) -> u128 {
         tiles.div_ceil(self.side_by_side.max(1)) as u128 * columns as u128 * steps as u128
     }
 
     /// Columns of the tiles of dh on tensor cores: 192 where the last tiles to be computed are then more.
-    pub fn columns_of_hidden(self, rows: usize, dim: usize) -> usize {
-        let time = |columns| self.rounds(rows.div_ceil(TILE) * dim.div_ceil(columns), columns, 1);
+    pub fn columns_of_hidden(self, rows: usize) -> usize {
+        let time = |columns| self.rounds(rows.div_ceil(TILE) * self.dim.div_ceil(columns), columns, 1);
         if time(192) < time(TILE) { 192 } else { TILE }
     }
 
     /// So many classes or up to half of them, so that the last tiles of a chunk leave little of the device idle.
-    fn whole_rounds(self, rows: usize, dim: usize, columns: usize) -> usize {
-        let (pairs, across) = (rows.div_ceil(TILE), dim.div_ceil(TILE));
+    fn whole_rounds(self, rows: usize, columns: usize) -> usize {
+        let (pairs, across, wide) = (rows.div_ceil(TILE), self.dim.div_ceil(TILE), self.columns_of_hidden(rows));
         let time = |tiles: usize| {
-            let wide = self.columns_of_hidden(rows, dim);
-            let hidden = self.rounds(pairs * dim.div_ceil(wide), wide, tiles * TILE);
+            let hidden = self.rounds(pairs * self.dim.div_ceil(wide), wide, tiles * TILE);
             let head = self.rounds(tiles * across, TILE, rows);
-            self.rounds(pairs * tiles, TILE, dim) + if self.dh { hidden } else { 0 } + if self.dw { head } else { 0 }
+            self.rounds(pairs * tiles, TILE, self.dim)
+                + if self.dh { hidden } else { 0 }
+                + if self.dw { head } else { 0 }
         };
         let most = columns / TILE;
         let faster = |x: usize, y: usize| time(x) * (y as u128) < time(y) * (x as u128);
@@ -89,7 +91,7 @@ impl PassSpec {
 }
 
 /// The chunks of a pass, and their memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Plan {
     /// Tokens of a chunk, a multiple of [`SIDE`].
     pub rows: usize,
@@ -111,17 +113,15 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// For so many tokens. Chunks are as large as the budget permits, at least one tile.
-    pub fn new((tokens, dim, vocab): (usize, usize, usize), spec: PassSpec, budget: usize) -> Result<Plan, Error> {
+    /// Of all classes. Chunks are as large as the budget permits, at least one tile.
+    pub fn new(spec: PassSpec) -> Result<Plan, Error> {
         let up = |x: usize, to: usize| x.max(1).checked_next_multiple_of(to).ok_or_else(|| memory(usize::MAX));
-        let (all_rows, all_columns) = (up(tokens, SIDE)?, up(vocab, TILE)?);
+        let (all_columns, block) = (up(spec.vocab, TILE)?, block(spec.vocab));
         let narrow = spec.tensor && spec.dw && !spec.wide;
         let wide = all_columns.min(if narrow { LEAST_WIDE } else { WIDE });
-        let (block, classes) = (block(vocab), all_columns);
-        let mut rows = all_rows;
+        let mut rows = up(spec.tokens, SIDE)?;
         loop {
-            let plan = Plan::of(rows, (classes, block), (all_rows, dim, vocab), spec, budget);
-            match plan {
+            match Plan::of(rows, (all_columns, block), spec) {
                 Some(plan) if plan.columns >= wide || rows == SIDE => return Ok(plan),
                 None if rows == SIDE => return Err(memory(usize::MAX)),
                 _ => rows = up(rows / 2, SIDE)?,
@@ -131,68 +131,55 @@ impl Plan {
 
     /// The same rows, over some classes at a time of a shard: what is summed over tokens has the bits of the pass over
     /// all classes.
-    pub fn of_shard(
-        (tokens, dim, vocab): (usize, usize, usize),
-        spec: PassSpec,
-        budget: usize,
-        walked: Walked,
-    ) -> Result<Plan, Error> {
-        let whole = Plan::new((tokens, dim, vocab), spec, budget)?;
-        let up = |x: usize, to: usize| x.max(1).checked_next_multiple_of(to);
+    pub fn of_shard(spec: PassSpec, walked: Walked) -> Result<Plan, Error> {
+        let whole = Plan::new(spec)?;
         let Walked { classes, widest, nodes } = walked;
-        let plan = up(tokens, SIDE).zip(up(widest, TILE)).and_then(|(all_rows, columns)| {
+        let plan = widest.max(1).checked_next_multiple_of(TILE).and_then(|columns| {
             let block = if nodes { whole.block } else { columns.next_power_of_two() };
-            Plan::of(whole.rows, (columns, block), (all_rows, dim, classes), spec, budget)
+            Plan::of(whole.rows, (columns, block), PassSpec { vocab: classes, ..spec })
         });
         // Its logits are computed for the totals in one pass, and for gradients in another.
         plan.map(|plan| Plan { keeps: false, ..plan }).ok_or_else(|| memory(usize::MAX))
     }
 
     /// With so many rows, and as many columns as the budget leaves; none where numbers overflow.
-    fn of(
-        rows: usize,
-        (all_columns, block): (usize, usize),
-        (all_rows, dim, vocab): (usize, usize, usize),
-        spec: PassSpec,
-        budget: usize,
-    ) -> Option<Plan> {
+    fn of(rows: usize, (all_columns, block): (usize, usize), spec: PassSpec) -> Option<Plan> {
+        let PassSpec { dim, vocab, tensor, .. } = spec;
+        let product = |factors: &[usize]| factors.iter().try_fold(1usize, |n, &x| n.checked_mul(x));
         let levels = (usize::BITS - vocab.div_ceil(TILE).leading_zeros()) as usize;
-        let several = rows < all_rows;
+        let several = rows < spec.tokens;
         let apart = several && spec.dw && !spec.wide;
-        let nodes = levels.checked_mul(rows)?.checked_mul(NODE[usize::from(spec.second)])?;
+        let nodes = product(&[levels, rows, NODE[usize::from(spec.second)]])?;
         let hidden = match spec.dh {
-            true if spec.tensor => {
+            true if tensor => {
                 // As the threads hold them, in whole tiles.
-                let wide = dim.checked_next_multiple_of(spec.columns_of_hidden(rows, dim))?;
-                let matrix = wide.checked_mul(4 * rows.checked_next_multiple_of(TILE)?)?;
-                matrix.checked_mul(sums(all_columns, block))?
+                let wide = dim.checked_next_multiple_of(spec.columns_of_hidden(rows))?;
+                product(&[4, rows.checked_next_multiple_of(TILE)?, wide, sums(all_columns, block)])?
             }
-            true => levels.checked_mul(4 * rows)?.checked_mul(dim.checked_next_multiple_of(SIDE)?)?,
+            true => product(&[4, levels, rows, dim.checked_next_multiple_of(SIDE)?])?,
             false => 0,
         };
         let head_bias = if several && spec.dbias && !spec.wide { 4 * vocab } else { 0 };
         let fixed = nodes.checked_add(hidden)?.checked_add(head_bias)?;
         // A column of logits, of their motions, and a row of dw where that is summed apart.
-        let element = if spec.tensor { 2 } else { 4 };
-        let planes = 1 + usize::from(spec.second);
-        let column = (element * planes).checked_mul(rows)?;
-        let column = column.checked_add(if apart { 4 * dim } else { 0 })?;
-        let columns = budget.saturating_sub(fixed) / column / TILE * TILE;
+        let element = if tensor { 2 } else { 4 };
+        let row = if apart { 4 * dim } else { 0 };
+        let column = product(&[element, 1 + usize::from(spec.second), rows])?.checked_add(row)?;
         // A plane also holds the leaves of a group of tiles.
-        let least = if spec.tensor { 2 * TILE } else { TILE };
+        let least = if tensor { 2 * TILE } else { TILE };
+        let columns = spec.budget.saturating_sub(fixed) / column / TILE * TILE;
         let columns = columns.clamp(least.min(all_columns), all_columns);
-        let columns =
-            if spec.tensor && columns < all_columns { spec.whole_rounds(rows, dim, columns) } else { columns };
+        let columns = if tensor && columns < all_columns { spec.whole_rounds(rows, columns) } else { columns };
         Some(Plan {
             rows,
             columns,
             block,
-            keeps: columns == all_columns && !spec.tensor,
+            keeps: columns == all_columns && !tensor,
             apart,
-            plane: columns.checked_mul(element * rows)?,
+            plane: product(&[columns, element, rows])?,
             nodes,
             hidden,
-            head: if apart { columns.checked_mul(4 * dim)? } else { 0 },
+            head: product(&[columns, row])?,
             head_bias,
         })
     }

@@ -1,8 +1,6 @@
 //! A pass of linear_cross_entropy: its operands, its memory, its kernels.
 
-use super::args::{COMMON, PULL, TOKEN};
-use super::filter::Filtering;
-use super::hopper::Hopper;
+use super::args::{COMMON, CrossEntropyArgs, PULL, TOKEN};
 use super::levels::LEVELS;
 use super::plan::{PassSpec, Plan, Walked};
 use super::tokens::counted;
@@ -12,14 +10,12 @@ use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
 use crate::parts::Parts;
 use crate::pass::{Choice, PassPlan, TableImage};
-use crate::step::Step;
-use crate::variant::Variant;
+use crate::step::{self, Region, Step};
 use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass};
 use std::ops::Deref;
 
 /// A pass whose memory is laid out.
-#[derive(Debug)]
 pub(crate) struct Prepared<'a> {
     pub parts: Parts,
     pub problem: &'a LinearCrossEntropy,
@@ -29,51 +25,52 @@ pub(crate) struct Prepared<'a> {
     pub whole_words: bool,
     pub spec: PassSpec,
     pub plan: Plan,
-    pub ranges: Ranges,
-    /// The portable kernels.
-    pub kernels: Variant,
-    /// The kernels of the level sm90a, which take the place of those that multiply.
-    pub hopper: Option<Hopper>,
-    /// The filter of dh and dw.
+    /// The addresses of scratch memory that kernels share.
+    pub memory: CrossEntropyArgs,
+    /// On tensor cores, a copy of the rows of h of a chunk of tokens; without it they lie side by side in h.
+    pub packed: Option<MemoryRange>,
+    /// On tensor cores, of f16, the factor of da of each chunk of tokens: numbers of f32.
+    pub scales: Option<MemoryRange>,
     pub filter: Option<Filtering>,
-    /// The scratch memory so far.
     pub scratch: Layout,
     pub choice: Choice,
 }
 
-/// Ranges of scratch memory.
-#[derive(Debug)]
-pub(crate) struct Ranges {
-    pub tokens: MemoryRange,
-    pub common: MemoryRange,
-    pub z: MemoryRange,
-    pub motion: MemoryRange,
-    pub picked: MemoryRange,
-    pub nodes: MemoryRange,
-    pub pulls: MemoryRange,
-    pub terms: MemoryRange,
-    pub hidden: MemoryRange,
-    pub head: MemoryRange,
-    pub head_bias: MemoryRange,
+pub(super) type Steps<'a> = step::Steps<'a, Prepared<'a>>;
+
+/// A filter, and where it keeps what it finds.
+#[derive(Clone, Copy)]
+pub(crate) struct Filtering {
+    pub filter: Filter,
+    pub of_tokens: MemoryRange,
+    pub of_classes: MemoryRange,
+    pub by_token: MemoryRange,
+    pub by_class: MemoryRange,
+    /// A byte for each band of tokens and tile of classes: 1 where it is left out.
+    pub left_out: MemoryRange,
+    /// B of (C37) and C of (C38).
+    pub dh: MemoryRange,
+    pub dw: MemoryRange,
 }
 
-impl Ranges {
-    fn new(plan: &Plan, spec: PassSpec, tokens: usize, layout: &mut Layout) -> Result<Ranges, Error> {
-        let pulls = if spec.gradients() { PULL[usize::from(spec.second)] } else { 0 };
-        Ok(Ranges {
-            tokens: layout.range(TOKEN * tokens)?,
-            common: layout.range(COMMON)?,
-            z: layout.range(plan.plane)?,
-            motion: layout.range(if spec.second { plan.plane } else { 0 })?,
-            picked: layout.range(8 * tokens)?,
-            nodes: layout.range(plan.nodes)?,
-            pulls: layout.range(pulls * tokens)?,
-            terms: layout.range(16 * tokens)?,
-            hidden: layout.range(plan.hidden)?,
-            head: layout.range(plan.head)?,
-            head_bias: layout.range(plan.head_bias)?,
-        })
-    }
+/// The addresses of the memory of a plan.
+fn memory(plan: &Plan, spec: PassSpec, layout: &mut Layout) -> Result<CrossEntropyArgs, Error> {
+    let PassSpec { tokens, second, .. } = spec;
+    let mut range = |bytes| Ok(layout.range(bytes)?.address(Region::Scratch.symbol()));
+    Ok(CrossEntropyArgs {
+        tokens: range(TOKEN * tokens)?.into(),
+        common: range(COMMON)?.into(),
+        z: range(plan.plane)?.into(),
+        motion: range(if second { plan.plane } else { 0 })?.into(),
+        picked: range(8 * tokens)?.into(),
+        nodes: range(plan.nodes)?.into(),
+        pulls: if spec.gradients() { range(PULL[usize::from(second)] * tokens)? } else { 0 }.into(),
+        terms: range(16 * tokens)?.into(),
+        hidden: range(plan.hidden)?.into(),
+        head: range(plan.head)?.into(),
+        head_bias: range(plan.head_bias)?.into(),
+        ..CrossEntropyArgs::default()
+    })
 }
 
 impl<'a> Prepared<'a> {
@@ -92,23 +89,27 @@ impl<'a> Prepared<'a> {
         let level = LevelSpec { facts: call.facts(), dim: problem.dim, value_dim: 0, empty: false, boxes };
         let choice = Choice::of(&LEVELS, &level, options.level)?;
         let tensor = choice.level == Level::Sm90a;
-        let spec = spec_of(&parts, problem, tensor);
-        let sizes = (problem.tokens, problem.dim, problem.vocab);
-        let plan = match shard {
-            Some(walked) => Plan::of_shard(sizes, spec, options.memory_budget, walked)?,
-            None => Plan::new(sizes, spec, options.memory_budget)?,
-        };
-        let ranges = Ranges::new(&plan, spec, problem.tokens, &mut layout)?;
-        let hopper = tensor.then(|| Hopper::new(storage, sizes, &plan, ignores, &mut layout));
+        let LinearCrossEntropy { tokens, dim, vocab, .. } = *problem;
+        let second = call.pass == Pass::DoubleBackward;
+        let gradients = if second { ["gh", "gw", "gbias"] } else { ["dh", "dw", "dbias"] };
+        let [dh, dw, dbias] = gradients.map(|name| parts.has(name));
+        let wide = problem.wide_gradients || storage == Dtype::F32;
+        let (budget, side_by_side) = (options.memory_budget, call.target.multiprocessors / 2);
+        let spec = PassSpec { dh, dw, dbias, wide, second, tokens, dim, vocab, budget, tensor, side_by_side };
+        let plan = shard.map_or_else(|| Plan::new(spec), |walked| Plan::of_shard(spec, walked))?;
+        let memory = memory(&plan, spec, &mut layout)?;
+        let packed = layout.array_if(tensor && ignores, 2, &[plan.rows, dim])?;
+        let scales = tensor && storage == Dtype::F16;
+        let scales = layout.array_if(scales, 4, &[tokens.div_ceil(plan.rows)])?;
         Ok(Prepared {
             problem,
             ignores,
             whole_words: inputs.is_some(),
             spec,
             plan,
-            ranges,
-            kernels: Variant::cross_entropy(storage, spec.second),
-            hopper: hopper.transpose()?,
+            memory,
+            packed,
+            scales,
             filter: None,
             scratch: layout,
             choice,
@@ -116,13 +117,6 @@ impl<'a> Prepared<'a> {
         })
     }
 
-    /// The same with a filter, of kernels without tensor cores.
-    pub fn filtered(mut self, filter: Filter) -> Result<Self, Error> {
-        let filter = Filtering::new(filter, self.problem, &self.plan, &mut self.scratch)?;
-        Ok(Prepared { filter: Some(filter), ..self })
-    }
-
-    /// The plan of the pass, of drafted steps.
     pub fn plan(self, steps: Vec<Step>) -> PassPlan<'static> {
         let Prepared { parts, scratch, choice, .. } = self;
         PassPlan { parts, tables: Box::new(|| Ok(TableImage::default())), scratch, steps, choice }
@@ -135,13 +129,4 @@ impl Deref for Prepared<'_> {
     fn deref(&self) -> &Parts {
         &self.parts
     }
-}
-
-fn spec_of(parts: &Parts, problem: &LinearCrossEntropy, tensor: bool) -> PassSpec {
-    let second = parts.pass == Pass::DoubleBackward;
-    let gradients = if second { ["gh", "gw", "gbias"] } else { ["dh", "dw", "dbias"] };
-    let [dh, dw, dbias] = gradients.map(|name| parts.has(name));
-    let wide = problem.wide_gradients || parts.storage == Dtype::F32;
-    let side_by_side = parts.target.multiprocessors / 2;
-    PassSpec { dh, dw, dbias, wide, second, tensor, side_by_side }
 }

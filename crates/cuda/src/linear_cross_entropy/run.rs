@@ -6,16 +6,15 @@
 //! its own in which classes go outside.
 
 use super::args::{Cotangents, CrossEntropyArgs, Outputs, behind};
-use super::hopper::{GROUP, Hopper};
+use super::hopper::{GROUP, Products};
 use super::plan::{SIDE, TILE};
-use super::prepared::Prepared;
+use super::prepared::{Prepared, Steps};
 use crate::args::{KernelArgs, filled, int};
 use crate::parts::Part;
-use crate::step;
+use crate::variant::Variant;
 use etalon_problem::{Error, LinearCrossEntropy, LseSquareWeight, NothingLeft, Reduction};
+use std::convert::identity;
 use std::ops::Range;
-
-pub(super) type Steps<'a> = step::Steps<'a, Prepared<'a>>;
 
 /// The steps of a pass, and the arguments of its kernels.
 pub(super) struct Run<'a> {
@@ -27,19 +26,18 @@ pub(super) struct Run<'a> {
     pub head_bias: u64,
 }
 
-/// Adds the steps of a pass.
 pub(crate) fn run(steps: &Steps<'_>) -> Result<(), Error> {
     clear(steps)?;
     let run = Run::new(steps);
-    run.launch("tokens", 1, 1024, &run.args)?;
+    run.launch("tokens", (1, 1024), &run.args)?;
     if let Some(filter) = &steps.prepared.filter {
-        filter.begin(steps, &steps.prepared.kernels, &run.args)?;
+        filter.begin(&run)?;
     }
     run.by_tokens()?;
     if steps.prepared.plan.apart {
         run.by_classes()?;
     }
-    run.launch("loss", 1, 256, &run.args)
+    run.launch("loss", (1, 256), &run.args)
 }
 
 /// Fills what kernels leave out: what ignored tokens have of each result, and all gradients where there is no
@@ -68,13 +66,14 @@ pub(super) fn clear(steps: &Steps<'_>) -> Result<(), Error> {
 
 /// The arguments of kernels that see all tokens and classes.
 fn arguments(steps: &Steps<'_>) -> CrossEntropyArgs {
-    let Prepared { parts, problem, filter, spec, plan, ranges, hopper, .. } = steps.prepared;
-    let (at, range) = (|name: &str| steps.address(name), |range| steps.at(range));
+    let Prepared { parts, problem, filter, spec, plan, memory, .. } = steps.prepared;
+    let at = |name: &str| steps.address(name);
     let pass = |forward, second| at(if spec.second { second } else { forward }).into();
-    let first = Cotangents::new(["dloss", "dlse", "dlogprob", "dentropy"], at);
-    let second = Cotangents::new(["cot_loss", "cot_lse", "cot_logprob", "cot_entropy"], at);
-    let outputs = Outputs::new(["loss", "lse", "logprob", "entropy"], at);
-    let motions = Outputs::new(["gdloss", "gdlse", "gdlogprob", "gdentropy"], at);
+    let named = |prefix: &'static str| move |name: &str| steps.address(&format!("{prefix}{name}"));
+    let first = filled!(Cotangents: names(named("d")) [loss lse logprob entropy]);
+    let second = filled!(Cotangents: names(named("cot_")) [loss lse logprob entropy]);
+    let outputs = filled!(Outputs: names(at) [loss lse logprob entropy]);
+    let motions = filled!(Outputs: names(named("gd")) [loss lse logprob entropy]);
     let entropies = [first.entropy.0, second.entropy.0, outputs.entropy.0, motions.entropy.0];
     let args = CrossEntropyArgs {
         first,
@@ -84,24 +83,24 @@ fn arguments(steps: &Steps<'_>) -> CrossEntropyArgs {
         dh: pass("dh", "gh"),
         dw: pass("dw", "gw"),
         dbias: pass("dbias", "gbias"),
-        pulls: if spec.gradients() { steps.at(ranges.pulls) } else { 0 }.into(),
         left_out: filter.map_or(0, |filter| steps.at(filter.left_out)).into(),
         rows: int(plan.rows),
         columns: int(plan.columns),
-        leaf: if hopper.is_some() { GROUP * TILE } else { TILE } as i32,
+        leaf: if spec.tensor { GROUP * TILE } else { TILE } as i32,
         entropy: i32::from(entropies.iter().any(|&entropy| entropy != 0)),
         whole: i32::from(problem.dim % 4 == 0 && parts.begin_aligned(&["h", "w", "ddh", "ddw"])),
         wide: i32::from(spec.wide),
         ..filled!(CrossEntropyArgs:
             names(at) [h w bias ddh ddw ddbias class_weights argmax n_valid normaliser targets token_weights]
-            fields(ranges, range) [tokens common z motion picked nodes terms hidden]
+            fields(memory, identity) [tokens common z motion picked nodes pulls terms hidden]
         )
     };
-    linked(settings(args, problem), problem)
+    settings(args, problem)
 }
 
-/// With the extents of a problem, and the numbers of its loss.
+/// With the extents of a problem, its link, (C2) and (C11), and the numbers of its loss.
 fn settings(args: CrossEntropyArgs, problem: &LinearCrossEntropy) -> CrossEntropyArgs {
+    let LinearCrossEntropy { logit_scale, temperature, softcap, .. } = *problem;
     CrossEntropyArgs {
         ignore_index: problem.ignore_index,
         divisor: match problem.reduction {
@@ -110,6 +109,9 @@ fn settings(args: CrossEntropyArgs, problem: &LinearCrossEntropy) -> CrossEntrop
         },
         square: problem.lse_square_scale,
         smoothing: problem.label_smoothing,
+        factor: softcap.map_or(logit_scale / temperature, |cap| logit_scale / cap) as f32,
+        ratio: softcap.map_or(0.0, |cap| (cap / temperature) as f32),
+        slope: (logit_scale / temperature) as f32,
         dim: problem.dim as i32,
         vocab: problem.vocab as i32,
         all: problem.tokens as i32,
@@ -121,39 +123,28 @@ fn settings(args: CrossEntropyArgs, problem: &LinearCrossEntropy) -> CrossEntrop
     }
 }
 
-/// With the link of a problem, (C2) and (C11).
-fn linked(args: CrossEntropyArgs, problem: &LinearCrossEntropy) -> CrossEntropyArgs {
-    let LinearCrossEntropy { logit_scale, temperature, softcap, .. } = *problem;
-    let factor = softcap.map_or(logit_scale / temperature, |cap| logit_scale / cap);
-    CrossEntropyArgs {
-        factor: factor as f32,
-        ratio: softcap.map_or(0.0, |cap| (cap / temperature) as f32),
-        slope: (logit_scale / temperature) as f32,
-        ..args
-    }
-}
-
 /// The parts of so many elements, each as long as the first.
 fn chunks(all: usize, each: usize) -> impl Iterator<Item = Range<usize>> {
     (0..all).step_by(each).map(move |first| first..all.min(first + each))
 }
 
+/// Blocks of a product: the tiles of so many rows and columns.
+fn tiles(rows: i32, columns: i32) -> usize {
+    (rows as usize).div_ceil(SIDE) * (columns as usize).div_ceil(SIDE)
+}
+
 impl<'a> Run<'a> {
     /// Over all classes of the problem.
     pub fn new(steps: &'a Steps<'a>) -> Self {
-        let Prepared { spec, ranges, .. } = steps.prepared;
-        let head_bias = steps.at(ranges.head_bias);
-        Run { steps, args: arguments(steps), wide_hidden: spec.wide, head_bias }
+        let Prepared { spec, memory, .. } = steps.prepared;
+        Run { steps, args: arguments(steps), wide_hidden: spec.wide, head_bias: memory.head_bias.0 }
     }
 
-    pub fn launch<A: KernelArgs>(
-        &self,
-        name: &'static str,
-        blocks: usize,
-        threads: u32,
-        args: &A,
-    ) -> Result<(), Error> {
-        self.steps.launch((&self.steps.prepared.kernels, name), (blocks, threads), args)
+    /// Launches a portable kernel.
+    pub fn launch<A: KernelArgs>(&self, name: &'static str, grid: (usize, u32), args: &A) -> Result<(), Error> {
+        let Prepared { parts, spec, .. } = self.steps.prepared;
+        let variant = Variant::cross_entropy(parts.storage, spec.second);
+        self.steps.launch((&variant, name), grid, args)
     }
 
     pub fn tokens(&self) -> impl Iterator<Item = Range<usize>> {
@@ -164,7 +155,6 @@ impl<'a> Run<'a> {
         chunks(self.args.vocab as usize, self.steps.prepared.plan.columns)
     }
 
-    /// The arguments of kernels of a chunk.
     pub fn chunk(&self, tokens: &Range<usize>, classes: &Range<usize>) -> CrossEntropyArgs {
         CrossEntropyArgs {
             first_token: tokens.start as i32,
@@ -175,171 +165,147 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The address at which tensor cores find the rows of h of a chunk of tokens.
-    pub fn rows(&self, tokens: &Range<usize>) -> Result<u64, Error> {
-        let Some(hopper) = &self.steps.prepared.hopper else { return Ok(0) };
-        let packed = hopper.packed.map(|range| self.steps.at(range));
-        hopper.gather(self.steps, &self.chunk(tokens, &(0..0)), packed)
+    /// A chunk of tokens, with no classes.
+    pub fn of_tokens(&self, tokens: &Range<usize>) -> CrossEntropyArgs {
+        self.chunk(tokens, &(0..0))
+    }
+
+    /// Lays the rows of h of a chunk of tokens where tensor cores find them.
+    pub fn gather(&self, tokens: &Range<usize>) -> Result<(), Error> {
+        Products::of(self.steps, &self.of_tokens(tokens)).map_or(Ok(()), |products| products.gather())
     }
 
     /// Totals, outputs and what tokens pull with, dh, and dw and dbias unless they are summed apart.
     fn by_tokens(&self) -> Result<(), Error> {
         for tokens in self.tokens() {
-            let h = self.rows(&tokens)?;
-            self.totals(&tokens, h)?;
-            let all = self.chunk(&tokens, &(0..0));
-            self.launch("finish", tokens.len().div_ceil(128), 128, &all)?;
+            self.gather(&tokens)?;
+            self.totals(&tokens)?;
+            let all = self.of_tokens(&tokens);
+            self.launch("finish", (tokens.len().div_ceil(128), 128), &all)?;
             self.scale(&all)?;
-            self.pull(&tokens, h)?;
+            self.pull(&tokens)?;
         }
         Ok(())
     }
 
     /// The gradients of a chunk of tokens, from what these pull with.
-    pub fn pull(&self, tokens: &Range<usize>, h: u64) -> Result<(), Error> {
-        let Prepared { spec, plan, filter, kernels, .. } = self.steps.prepared;
-        let head = spec.head() && !plan.apart;
+    pub fn pull(&self, tokens: &Range<usize>) -> Result<(), Error> {
+        let Prepared { spec, plan, filter, .. } = self.steps.prepared;
+        let head = (spec.dw || spec.dbias) && !plan.apart;
         if !(spec.dh || head || filter.is_some()) {
             return Ok(());
         }
         for classes in self.classes() {
             let args = self.chunk(tokens, &classes);
-            self.gradients(&args, h, plan.keeps)?;
+            self.gradients(&args, plan.keeps)?;
             if let Some(filter) = filter {
-                filter.choose(self.steps, kernels, &args)?;
+                filter.choose(self, &args)?;
             }
             if spec.dh {
-                self.hidden(&args, &classes)?;
+                self.hidden(&args)?;
             }
             if head {
-                self.head(&args, h, tokens, &classes)?;
+                self.head(&args)?;
             }
         }
         Ok(())
     }
 
-    /// The address of the factor of da of a chunk of tokens; 0 without one.
-    fn scale_of(&self, args: &CrossEntropyArgs) -> u64 {
-        let range = self.steps.prepared.hopper.as_ref().and_then(|hopper| hopper.scales);
-        range.map_or(0, |range| self.steps.at(range) + 4 * (args.first_token / args.rows) as u64)
-    }
-
-    /// Finds it.
+    /// Finds the factor of da of a chunk of tokens, if it has one.
     pub fn scale(&self, args: &CrossEntropyArgs) -> Result<(), Error> {
-        match (self.scale_of(args), &self.steps.prepared.hopper) {
-            (0, _) | (_, None) => Ok(()),
-            _ if !self.steps.prepared.spec.gradients() => Ok(()),
-            (scale, Some(hopper)) => hopper.scale(self.steps, args, scale),
-        }
+        let products = Products::of(self.steps, args).filter(|_| self.steps.prepared.spec.gradients());
+        products.map_or(Ok(()), |products| products.find_scale())
     }
 
     /// dw and dbias, whose sums wait beside them for the next chunk of tokens.
     pub fn by_classes(&self) -> Result<(), Error> {
         for classes in self.classes() {
             for tokens in self.tokens() {
-                let (args, h) = (self.chunk(&tokens, &classes), self.rows(&tokens)?);
-                self.gradients(&args, h, false)?;
-                self.head(&args, h, &tokens, &classes)?;
+                self.gather(&tokens)?;
+                let args = self.chunk(&tokens, &classes);
+                self.gradients(&args, false)?;
+                self.head(&args)?;
             }
         }
         Ok(())
     }
 
     /// (C33), (C34) of all classes.
-    pub fn totals(&self, tokens: &Range<usize>, h: u64) -> Result<(), Error> {
-        let Prepared { plan, hopper, .. } = self.steps.prepared;
-        let Some(hopper) = hopper else {
-            for classes in self.classes() {
-                let args = self.chunk(tokens, &classes);
-                self.logits(&args)?;
-                self.launch("totals", tokens.len(), 256, &args)?;
-            }
-            return Ok(());
-        };
-        let vocab = self.args.vocab as usize;
-        let each = Hopper::leaf_columns(&self.args, plan.plane);
-        chunks(vocab, each).try_for_each(|classes| hopper.totals(self.steps, &self.chunk(tokens, &classes), h))
+    pub fn totals(&self, tokens: &Range<usize>) -> Result<(), Error> {
+        if let Some(products) = Products::of(self.steps, &self.args) {
+            let mut parts = chunks(self.args.vocab as usize, products.leaf_columns());
+            return parts.try_for_each(|classes| products.totals(&self.chunk(tokens, &classes)));
+        }
+        for classes in self.classes() {
+            let args = self.chunk(tokens, &classes);
+            self.logits(&args)?;
+            self.launch("totals", (tokens.len(), 256), &args)?;
+        }
+        Ok(())
     }
 
     /// (C1), (C2), and in the second order (C21).
     fn logits(&self, args: &CrossEntropyArgs) -> Result<(), Error> {
-        let tiles = |x: i32| (x as usize).div_ceil(SIDE);
-        let blocks = tiles(args.count) * tiles(args.classes);
-        self.launch("logits", blocks, 256, args)?;
+        let blocks = tiles(args.count, args.classes);
+        self.launch("logits", (blocks, 256), args)?;
         if self.steps.prepared.spec.second {
-            self.launch("motions", blocks, 256, args)?;
+            self.launch("motions", (blocks, 256), args)?;
         }
         Ok(())
     }
 
     /// (C16), and in the second order (C27); of logits that are `kept`, or computed now.
-    fn gradients(&self, args: &CrossEntropyArgs, h: u64, kept: bool) -> Result<(), Error> {
-        if let Some(hopper) = &self.steps.prepared.hopper {
-            return hopper.gradient(self.steps, args, [h, self.scale_of(args)]);
+    fn gradients(&self, args: &CrossEntropyArgs, kept: bool) -> Result<(), Error> {
+        if let Some(products) = Products::of(self.steps, args) {
+            return products.gradient();
         }
         if !kept {
             self.logits(args)?;
         }
         let parts = (args.columns as usize).div_ceil(1024);
-        self.launch("gradients", args.count as usize * parts, 256, args)
+        self.launch("gradients", (args.count as usize * parts, 256), args)
     }
 
     /// (C17) or (C28).
-    fn hidden(&self, args: &CrossEntropyArgs, classes: &Range<usize>) -> Result<(), Error> {
-        let tiles = |x: i32| (x as usize).div_ceil(SIDE);
-        let begins = i32::from(classes.start == 0);
-        let ends = i32::from(classes.end == args.vocab as usize);
+    fn hidden(&self, args: &CrossEntropyArgs) -> Result<(), Error> {
+        let begins = i32::from(args.first_class == 0);
+        let ends = i32::from(args.first_class + args.classes == args.vocab);
         let args = CrossEntropyArgs { begins, ends, wide: i32::from(self.wide_hidden), ..*args };
-        match &self.steps.prepared.hopper {
-            Some(hopper) => {
-                let Prepared { spec, plan, .. } = self.steps.prepared;
-                let wide = spec.columns_of_hidden(plan.rows, args.dim as usize);
-                hopper.hidden(self.steps, &args, self.scale_of(&args), (wide, plan.block))
-            }
-            None => self.launch("hidden", tiles(args.count) * tiles(args.dim), 256, &args),
+        match Products::of(self.steps, &args) {
+            Some(products) => products.hidden(),
+            None => self.launch("hidden", (tiles(args.count, args.dim), 256), &args),
         }
     }
 
     /// (C18) and (C19), or (C29) and (C30).
-    fn head(
-        &self,
-        args: &CrossEntropyArgs,
-        h: u64,
-        tokens: &Range<usize>,
-        classes: &Range<usize>,
-    ) -> Result<(), Error> {
-        let Prepared { spec, plan, ranges, hopper, .. } = self.steps.prepared;
-        let tiles = |x: i32| (x as usize).div_ceil(SIDE);
-        let first = 4 * classes.start;
+    fn head(&self, args: &CrossEntropyArgs) -> Result<(), Error> {
+        let Prepared { spec, plan, memory, .. } = self.steps.prepared;
+        let first = 4 * args.first_class as usize;
         // In f32 the sums wait in place.
         let head = match plan.apart {
-            true => self.steps.at(ranges.head),
-            false => behind(args.dw.0, first * args.dim as usize),
+            true => memory.head,
+            false => behind(args.dw.0, first * args.dim as usize).into(),
         };
         let bias = if spec.wide { args.dbias.0 } else { self.head_bias };
         let args = CrossEntropyArgs {
-            head: head.into(),
+            head,
             head_bias: behind(bias, first).into(),
-            begins: i32::from(tokens.start == 0),
-            ends: i32::from(tokens.end == args.all as usize),
+            begins: i32::from(args.first_token == 0),
+            ends: i32::from(args.first_token + args.count == args.all),
             ..*args
         };
+        let products = Products::of(self.steps, &args);
         if spec.dw {
-            match hopper {
-                Some(hopper) => hopper.head(self.steps, &args, [h, self.scale_of(&args)])?,
-                None => {
-                    let blocks = tiles(args.classes) * tiles(args.dim);
-                    self.launch("head", blocks, 256, &args)?;
-                }
+            match &products {
+                Some(products) => products.head()?,
+                None => self.launch("head", (tiles(args.classes, args.dim), 256), &args)?,
             }
         }
-        if spec.dbias {
-            match hopper {
-                Some(hopper) => hopper.bias(self.steps, &args, self.scale_of(&args))?,
-                None => self.launch("bias", (args.classes as usize).div_ceil(32), 256, &args)?,
-            }
+        match products {
+            _ if !spec.dbias => Ok(()),
+            Some(products) => products.bias(),
+            None => self.launch("bias", ((args.classes as usize).div_ceil(32), 256), &args),
         }
-        Ok(())
     }
 }
 

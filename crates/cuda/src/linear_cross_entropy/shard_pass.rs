@@ -3,46 +3,33 @@
 
 use super::args::{CrossEntropyArgs, NODE, Outputs, ShardArgs, behind};
 use super::plan::Walked;
-use super::prepared::Prepared;
-use super::run::{Run, Steps, clear};
+use super::prepared::{Prepared, Steps};
+use super::run::{Run, clear};
 use crate::call::PassCall;
 use crate::memory::{MemoryRange, memory};
 use crate::options::Level;
 use crate::pass::PassPlan;
 use crate::variant::Variant;
-use etalon_problem::linear_cross_entropy::shard::{Partial, nodes};
+use etalon_problem::linear_cross_entropy::shard::{Dh, Partial, nodes};
 use etalon_problem::{Error, LinearCrossEntropy, Pass};
 use std::ops::Range;
 
 /// A pass of a shard.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Step {
     /// (C33) of its nodes: `partials`.
     Forward,
     /// The outputs, from the totals of all shards.
     Output,
     /// dw and dbias of its classes, and what these add to dh: one sum, or those of its nodes.
-    Backward { summed: bool },
+    Backward(Dh),
 }
 
 impl Step {
     /// The pass of the problem that it is a part of.
     pub fn pass(self) -> Pass {
-        if let Step::Backward { .. } = self { Pass::Backward } else { Pass::Forward }
+        if let Step::Backward(_) = self { Pass::Backward } else { Pass::Forward }
     }
-}
-
-/// The spans of a shard that are walked one after the other, and their memory.
-struct Shard {
-    step: Step,
-    classes: Range<usize>,
-    /// The classes that are walked by themselves: the nodes of the shard, or all at once.
-    spans: Vec<Range<usize>>,
-    kernels: Variant,
-    /// The totals of tokens that count, where `finish` finds them.
-    totals: MemoryRange,
-    /// dh of a node, before it is added to that of the nodes before it.
-    part: Option<MemoryRange>,
 }
 
 /// Drafts the steps of a pass of a shard, as [`Prepared::new`], of a table whose tensors are those of a shard.
@@ -66,96 +53,89 @@ pub(crate) fn draft_shard(
     let nodes_matter = match step {
         Step::Forward => true,
         Step::Output => false,
-        Step::Backward { summed } => prepared.spec.dh && !(summed && prepared.hopper.is_some()),
+        Step::Backward(dh) => prepared.spec.dh && !(dh == Dh::Sum && prepared.spec.tensor),
     };
     if !nodes_matter && widest < all {
         prepared = of(all, false)?;
     }
     let whole = std::iter::once(classes.clone()).filter(|x| !x.is_empty());
-    let spans = if nodes_matter { own } else { whole.collect() };
-    let shard = Shard::new(step, (classes, spans), nodes_matter, &mut prepared)?;
+    let spans: Vec<_> = if nodes_matter { own } else { whole.collect() };
+    let layout = &mut prepared.scratch;
+    let totals = layout.range(if step == Step::Forward { 0 } else { NODE[0] * problem.tokens })?;
+    let adds = step == Step::Backward(Dh::Sum) && nodes_matter && spans.len() > 1;
+    let part = layout.array_if(adds, 4, &[problem.tokens, problem.dim])?;
     let steps = Steps::new(&prepared)?;
     clear(&steps)?;
-    Walk { own: &shard, steps: &steps, all: Run::new(&steps) }.run()?;
+    let walk = Walk { step, problem, classes, spans, totals, part, all: Run::new(&steps) };
+    match step {
+        Step::Forward => walk.forward()?,
+        Step::Output => {
+            walk.finish()?;
+            walk.all.launch("loss", (1, 256), &walk.all.args)?;
+        }
+        Step::Backward(_) => walk.backward()?,
+    }
     let steps = steps.finish()?;
     Ok(prepared.plan(steps))
 }
 
-impl Shard {
-    /// With scratch memory behind that of the pass.
-    fn new(
-        step: Step,
-        (classes, spans): (Range<usize>, Vec<Range<usize>>),
-        nodes_matter: bool,
-        prepared: &mut Prepared<'_>,
-    ) -> Result<Shard, Error> {
-        let problem = prepared.problem;
-        let layout = &mut prepared.scratch;
-        let recalls = if step == Step::Forward { 0 } else { NODE[0] * problem.tokens };
-        let totals = layout.range(recalls)?;
-        let adds = step == Step::Backward { summed: true } && nodes_matter && spans.len() > 1;
-        let part = layout.array_if(adds, 4, &[problem.tokens, problem.dim])?;
-        let kernels = Variant::cross_entropy_shards(prepared.parts.storage);
-        Ok(Shard { step, classes, spans, kernels, totals, part })
-    }
-}
-
-/// The steps of a pass of a shard.
+/// The spans of a shard that are walked one after the other, and their memory.
 struct Walk<'a> {
-    own: &'a Shard,
-    steps: &'a Steps<'a>,
+    step: Step,
+    problem: &'a LinearCrossEntropy,
+    classes: Range<usize>,
+    /// The classes that are walked by themselves: the nodes of the shard, or all at once.
+    spans: Vec<Range<usize>>,
+    /// The totals of tokens that count, where `finish` finds them.
+    totals: MemoryRange,
+    /// dh of a node, before it is added to that of the nodes before it.
+    part: Option<MemoryRange>,
     /// The pass as that of all classes.
     all: Run<'a>,
 }
 
 impl Walk<'_> {
-    fn problem(&self) -> &LinearCrossEntropy {
-        self.steps.prepared.problem
-    }
-
-    fn run(&self) -> Result<(), Error> {
-        match self.own.step {
-            Step::Forward => self.forward(),
-            Step::Output => {
-                self.finish()?;
-                self.all.launch("loss", 1, 256, &self.all.args)
-            }
-            Step::Backward { .. } => self.backward(),
-        }
-    }
-
     fn arguments(&self, args: &CrossEntropyArgs) -> ShardArgs {
-        let LinearCrossEntropy { vocab, outputs, .. } = *self.problem();
+        let LinearCrossEntropy { vocab, outputs, .. } = *self.problem;
         ShardArgs {
             c: *args,
             vocab: vocab as i32,
-            nodes: self.own.spans.len() as i32,
+            nodes: self.spans.len() as i32,
             argmax: i32::from(outputs.argmax),
             ..ShardArgs::default()
         }
     }
 
-    fn launch(&self, name: &'static str, blocks: usize, threads: u32, args: &ShardArgs) -> Result<(), Error> {
-        self.steps.launch((&self.own.kernels, name), (blocks, threads), args)
+    fn launch(&self, name: &'static str, grid: (usize, u32), args: &ShardArgs) -> Result<(), Error> {
+        let variant = Variant::cross_entropy_shards(self.all.steps.prepared.storage);
+        self.all.steps.launch((&variant, name), grid, args)
     }
 
-    /// The pass over one span, as if its classes were all.
-    fn of(&self, number: usize, span: &Range<usize>) -> Run<'_> {
-        let Prepared { parts, spec, .. } = self.steps.prepared;
-        let (args, dim) = (self.all.args, self.problem().dim);
-        let before = span.start - self.own.classes.start;
+    /// The pass over one span, as if its classes were all, of tokens whose targets become classes of it.
+    fn over(&self, tokens: &Range<usize>, number: usize, span: &Range<usize>) -> Result<Run<'_>, Error> {
+        let args = self.arguments(&self.all.of_tokens(tokens));
+        let args = ShardArgs { first: span.start as i32, ..args };
+        self.launch("place", (tokens.len().div_ceil(128), 128), &args)?;
+        let Prepared { parts, spec, .. } = self.all.steps.prepared;
+        let LinearCrossEntropy { dim, outputs, .. } = *self.problem;
+        let args = self.all.args;
+        let dh = match (self.step, self.part) {
+            (_, Some(part)) if number > 0 => self.all.steps.at(part),
+            (Step::Backward(Dh::Nodes), _) => behind(args.dh.0, 4 * number * self.problem.tokens * dim),
+            _ => args.dh.0,
+        };
+        let before = span.start - self.classes.start;
         let stored = parts.storage.bytes();
         let gradient = if spec.wide { 4 } else { stored };
-        let outputs = self.problem().outputs;
-        let forward = self.own.step == Step::Forward;
+        let forward = self.step == Step::Forward;
         // Kernels of the totals look whether there is an address, and write nothing there.
-        let argmax = if forward && outputs.argmax { self.steps.address("partials") } else { 0 };
+        let argmax = if forward && outputs.argmax { self.all.steps.address("partials") } else { 0 };
         let args = CrossEntropyArgs {
             vocab: span.len() as i32,
             w: behind(args.w.0, stored * before * dim).into(),
             bias: behind(args.bias.0, stored * before).into(),
             class_weights: behind(args.class_weights.0, 4 * span.start).into(),
-            dh: self.dh(number).into(),
+            dh: dh.into(),
             dw: behind(args.dw.0, gradient * before * dim).into(),
             dbias: behind(args.dbias.0, gradient * before).into(),
             // Whoever combines partials asks for outputs; here no kernel writes any.
@@ -165,44 +145,24 @@ impl Walk<'_> {
             ..args
         };
         let head_bias = self.all.head_bias + 4 * before as u64;
-        Run { steps: self.steps, args, wide_hidden: true, head_bias }
-    }
-
-    /// The address of dh of a span.
-    fn dh(&self, number: usize) -> u64 {
-        let dh = self.all.args.dh.0;
-        let LinearCrossEntropy { tokens, dim, .. } = *self.problem();
-        match (self.own.step, self.own.part) {
-            (_, Some(part)) if number > 0 => self.steps.at(part),
-            (Step::Backward { summed: false }, _) => behind(dh, 4 * number * tokens * dim),
-            _ => dh,
-        }
-    }
-
-    /// Makes the targets of some tokens classes of a span.
-    fn place(&self, tokens: &Range<usize>, span: &Range<usize>) -> Result<(), Error> {
-        let args = self.arguments(&self.all.chunk(tokens, &(0..0)));
-        let args = ShardArgs { first: span.start as i32, ..args };
-        self.launch("place", tokens.len().div_ceil(128), 128, &args)
+        Ok(Run { steps: self.all.steps, args, wide_hidden: true, head_bias })
     }
 
     fn forward(&self) -> Result<(), Error> {
-        let out = self.steps.address("partials");
-        let (spans, tokens) = (&self.own.spans, self.problem().tokens);
+        let out = self.all.steps.address("partials");
         let args = ShardArgs { partials: out.into(), ..self.arguments(&self.all.args) };
-        let all = spans.len().checked_mul(tokens).ok_or_else(|| memory(usize::MAX))?;
-        self.launch("identities", all.div_ceil(128), 128, &args)?;
-        self.all.launch("tokens", 1, 1024, &self.all.args)?;
+        let all = self.spans.len().checked_mul(self.problem.tokens).ok_or_else(|| memory(usize::MAX))?;
+        self.launch("identities", (all.div_ceil(128), 128), &args)?;
+        self.all.launch("tokens", (1, 1024), &self.all.args)?;
         for tokens in self.all.tokens() {
-            let h = self.all.rows(&tokens)?;
-            for (number, span) in spans.iter().enumerate() {
-                self.place(&tokens, span)?;
-                let run = self.of(number, span);
-                run.totals(&tokens, h)?;
-                let args = self.arguments(&run.chunk(&tokens, &(0..0)));
-                let partials = behind(out, Partial::BYTES * number * self.problem().tokens).into();
+            self.all.gather(&tokens)?;
+            for (number, span) in self.spans.iter().enumerate() {
+                let run = self.over(&tokens, number, span)?;
+                run.totals(&tokens)?;
+                let args = self.arguments(&run.of_tokens(&tokens));
+                let partials = behind(out, Partial::BYTES * number * self.problem.tokens).into();
                 let args = ShardArgs { partials, first: span.start as i32, ..args };
-                self.launch("partials", tokens.len().div_ceil(128), 128, &args)?;
+                self.launch("partials", (tokens.len().div_ceil(128), 128), &args)?;
             }
         }
         Ok(())
@@ -210,56 +170,51 @@ impl Walk<'_> {
 
     /// Outputs of all tokens, and what they pull with, from the totals.
     fn finish(&self) -> Result<(), Error> {
-        let LinearCrossEntropy { tokens, vocab, .. } = *self.problem();
-        self.all.launch("tokens", 1, 1024, &self.all.args)?;
+        let LinearCrossEntropy { tokens, vocab, .. } = *self.problem;
+        self.all.launch("tokens", (1, 1024), &self.all.args)?;
         // The totals are one node of the tree, and lie side by side.
         let all = CrossEntropyArgs {
-            nodes: self.steps.at(self.own.totals).into(),
+            nodes: self.all.steps.at(self.totals).into(),
             leaf: vocab as i32,
             rows: tokens as i32,
-            ..self.all.chunk(&(0..tokens), &(0..0))
+            ..self.all.of_tokens(&(0..tokens))
         };
-        let totals = self.steps.address("totals").into();
+        let totals = self.all.steps.address("totals").into();
         let args = ShardArgs { partials: totals, ..self.arguments(&all) };
-        self.launch("recall", tokens.div_ceil(128), 128, &args)?;
-        self.all.launch("finish", tokens.div_ceil(128), 128, &all)
+        self.launch("recall", (tokens.div_ceil(128), 128), &args)?;
+        self.all.launch("finish", (tokens.div_ceil(128), 128), &all)
     }
 
     fn backward(&self) -> Result<(), Error> {
-        let Prepared { parts, spec, plan, .. } = self.steps.prepared;
-        if self.own.spans.is_empty() {
+        let Prepared { parts, spec, plan, .. } = self.all.steps.prepared;
+        if self.spans.is_empty() {
             if let Some(part) = parts.part("dh").filter(|part| part.wanted) {
                 let bytes = part.bytes * part.operand.len();
-                self.steps.fill(self.steps.address("dh"), bytes, 0);
+                self.all.steps.fill(self.all.steps.address("dh"), bytes, 0);
             }
             return Ok(());
         }
         self.finish()?;
         for tokens in self.all.tokens() {
-            let h = self.all.rows(&tokens)?;
-            self.all.scale(&self.all.chunk(&tokens, &(0..0)))?;
-            for (number, span) in self.own.spans.iter().enumerate() {
-                self.place(&tokens, span)?;
-                let run = self.of(number, span);
-                run.pull(&tokens, h)?;
-                if self.own.part.is_some() && number > 0 {
-                    self.add(&run.chunk(&tokens, &(0..0)))?;
+            self.all.gather(&tokens)?;
+            self.all.scale(&self.all.of_tokens(&tokens))?;
+            for (number, span) in self.spans.iter().enumerate() {
+                let run = self.over(&tokens, number, span)?;
+                run.pull(&tokens)?;
+                if self.part.is_some() && number > 0 {
+                    // dh of a node is added to that of the nodes before it.
+                    let (args, sums) = (run.of_tokens(&tokens), self.all.args.dh.0.into());
+                    let blocks = tokens.len() * self.problem.dim.div_ceil(1024);
+                    let args = ShardArgs { sums, part: args.dh.0.into(), ..self.arguments(&args) };
+                    self.launch("add", (blocks, 256), &args)?;
                 }
             }
         }
         if plan.apart && spec.gradients() {
-            for (number, span) in self.own.spans.iter().enumerate() {
-                self.place(&(0..self.problem().tokens), span)?;
-                self.of(number, span).by_classes()?;
+            for (number, span) in self.spans.iter().enumerate() {
+                self.over(&(0..self.problem.tokens), number, span)?.by_classes()?;
             }
         }
         Ok(())
-    }
-
-    /// Adds dh of a node to that of the nodes before it.
-    fn add(&self, args: &CrossEntropyArgs) -> Result<(), Error> {
-        let (sums, part) = (self.all.args.dh.0.into(), args.dh.0.into());
-        let blocks = args.count as usize * (args.dim as usize).div_ceil(1024);
-        self.launch("add", blocks, 256, &ShardArgs { sums, part, ..self.arguments(args) })
     }
 }

@@ -30,40 +30,30 @@ pub(crate) fn draft_sums(
     tables.put(range, bytes);
     let own = &parts;
     let steps = Steps::new(&own)?;
-    let at = steps.table(range).into();
-    let args = FoldArgs { merges: at, parts: classes.len() as i32, ..arguments(&steps, problem) };
-    fold(&steps, &args, depth(&merges).max(1))?;
-    let steps = steps.finish()?;
-    let (mode, refusals, blockings) = (None, Vec::new(), Vec::new());
-    let choice = Choice { level: Level::Portable, refusals, mode, blockings };
-    let tables = Box::new(move || Ok(tables));
-    Ok(PassPlan { parts, tables, scratch: layout, steps, choice })
-}
-
-/// The arguments that do not depend on the tree.
-fn arguments(steps: &Steps<'_, &Parts>, problem: &LinearCrossEntropy) -> FoldArgs {
-    let parts = steps.prepared;
-    let of = |name: &str| parts.part(name).map_or(0, |part| part.operand.len());
-    let count = if parts.has("dh") { of("dh") } else { of("totals") / Partial::WORDS };
+    let length = |name: &str| parts.part(name).map_or(0, |part| part.operand.len());
+    let (name, count, [threads, each, bytes]) = match parts.has("dh") {
+        true => ("sum", length("dh"), [64, 4, 16]),
+        false => ("combine", length("totals") / Partial::WORDS, [32, 1, NODE[0]]),
+    };
     let address = |name| steps.address(name);
-    FoldArgs {
+    let args = FoldArgs {
         sums: address("parts").into(),
+        merges: steps.table(range).into(),
         count: count as i64,
+        parts: classes.len() as i32,
         whole: i32::from(count.is_multiple_of(4) && parts.begin_aligned(&["parts"])),
         wide: i32::from(parts.part("dh").is_some_and(|part| part.bytes == 4)),
         entropy: i32::from(problem.outputs.entropy),
         smoothing: i32::from(problem.label_smoothing > 0.0),
         argmax: i32::from(problem.outputs.argmax),
         ..filled!(FoldArgs: names(address) [partials totals dh])
-    }
-}
-
-/// Adds the kernel, of which each thread keeps so many nodes or vectors in shared memory.
-fn fold(steps: &Steps<'_, &Parts>, args: &FoldArgs, depth: usize) -> Result<(), Error> {
-    let is_dh = steps.prepared.has("dh");
-    let (name, threads, each, bytes) = if is_dh { ("sum", 64, 4, 16) } else { ("combine", 32, 1, NODE[0]) };
-    let blocks = (args.count as usize).div_ceil(each * threads);
-    let grid = (blocks, threads as u32, (threads * bytes * depth) as u32);
-    let variant = Variant::cross_entropy_shards(steps.prepared.storage);
-    steps.push((&variant, name), grid, args, Work::NONE)
+    };
+    // Each thread keeps a branch of the tree, nodes or vectors, in shared memory.
+    let shared = threads * bytes * depth(&merges).max(1);
+    let grid = (count.div_ceil(each * threads), threads as u32, shared as u32);
+    steps.push((&Variant::cross_entropy_shards(parts.storage), name), grid, &args, Work::NONE)?;
+    let steps = steps.finish()?;
+    let (mode, refusals, blockings) = (None, Vec::new(), Vec::new());
+    let choice = Choice { level: Level::Portable, refusals, mode, blockings };
+    Ok(PassPlan { parts, tables: Box::new(move || Ok(tables)), scratch: layout, steps, choice })
 }

@@ -9,8 +9,8 @@ pub(crate) fn counted(problem: &LinearCrossEntropy, inputs: &Views<'_>) -> Resul
     let Some(View::I64(targets)) = inputs.get("targets") else {
         return Err(Error::missing("targets", None));
     };
-    let weights = numbers(inputs, "token_weights");
-    let class_weights = numbers(inputs, "class_weights");
+    let numbers = |name| if let Some(View::F32(numbers)) = inputs.get(name) { Some(numbers) } else { None };
+    let (weights, class_weights) = (numbers("token_weights"), numbers("class_weights"));
     let weight = |all: Option<&ArrayViewD<'_, f32>>, at: usize| all.map_or(1.0, |all| f64::from(all[[at]]));
     let (mut counted, mut sum) = (0, 0.0);
     for (index, &target) in targets.iter().enumerate() {
@@ -22,13 +22,6 @@ pub(crate) fn counted(problem: &LinearCrossEntropy, inputs: &Views<'_>) -> Resul
     }
     problem.normalisers(counted, std::iter::once(sum))?;
     Ok(counted)
-}
-
-fn numbers<'v>(inputs: &'v Views<'_>, name: &str) -> Option<&'v ArrayViewD<'v, f32>> {
-    match inputs.get(name) {
-        Some(View::F32(numbers)) => Some(numbers),
-        _ => None,
-    }
 }
 
 #[cfg(test)]

@@ -1,87 +1,84 @@
 //! Passes of shards on operands that lie on a device.
 
-use super::super::shard_pass::{Step, draft_shard};
+use super::super::shard_pass::Step;
 use super::super::sums::draft_sums;
 use super::check_vocab;
-use super::table;
+use super::table::{self, draft_step};
 use crate::call::{Operands, PassCall, storage_of};
 use crate::device_pass::DevicePass;
 use crate::device_tensor::{DeviceTensors, check as check_tensors};
 use crate::levels;
 use crate::options::Options;
+use crate::pass::PassPlan;
 use crate::workspace::Workspace;
 use etalon_problem::linear_cross_entropy::shard::{Dh, Shard, check_shards};
 use etalon_problem::{Algorithm, Dtype, Error, LinearCrossEntropy, Pass, Stored, Table};
 use std::ops::Range;
 
-/// The tensors of a call: what it reads, and where it writes.
-type Tensors<'t> = (&'t DeviceTensors<'t>, &'t DeviceTensors<'t>);
-
 /// Prepares the forward pass of a shard: reads the inputs of the forward pass, `w` and `bias` of the shard's classes,
 /// and writes `partials`, f32 `[nodes][T][10]`, for each of [`Shard::nodes`]. See [`DevicePass::new`].
-pub fn prepare_forward<'t>(
+pub fn prepare_forward(
     workspace: &Workspace,
     shard: &Shard<'_>,
-    inputs: &'t DeviceTensors<'t>,
-    outputs: &'t DeviceTensors<'t>,
+    inputs: &DeviceTensors<'_>,
+    outputs: &DeviceTensors<'_>,
     options: &Options,
 ) -> Result<DevicePass, Error> {
-    prepare(workspace, shard, Step::Forward, (inputs, outputs), options)
+    of_step(workspace, shard, Step::Forward, (inputs, outputs), options)
 }
 
 /// Prepares what makes `totals`, f32 `[T][10]`, of the `partials` of all shards, `[nodes of all][T][10]`, those of
 /// each shard behind those of the shard before. Fails unless these are all classes, each once. Two owners of a target,
 /// and partials of other classes, show as NaN in what follows from the totals.
-pub fn prepare_combine<'t>(
+pub fn prepare_combine(
     workspace: &Workspace,
     problem: &LinearCrossEntropy,
     shards: &[Range<usize>],
-    inputs: &'t DeviceTensors<'t>,
-    outputs: &'t DeviceTensors<'t>,
+    inputs: &DeviceTensors<'_>,
+    outputs: &DeviceTensors<'_>,
     options: &Options,
 ) -> Result<DevicePass, Error> {
     let nodes = parts(problem, shards, Dh::Nodes)?;
     let table = table::of_combine(problem, nodes.len());
     check_tensors(&table, inputs, outputs, false)?;
-    sums(workspace, problem, (&nodes, Dtype::F32), &table, (inputs, outputs), options)
+    prepare(workspace, (&table, Dtype::F32), (inputs, outputs), options, |call| draft_sums(problem, &nodes, call))
 }
 
 /// Prepares what makes outputs of the forward pass of `totals`, `[T][10]`: on every device the same. Of the inputs of
 /// [`prepare_forward`] it reads `targets` and weights; the others may be absent.
-pub fn prepare_output<'t>(
+pub fn prepare_output(
     workspace: &Workspace,
     shard: &Shard<'_>,
-    inputs: &'t DeviceTensors<'t>,
-    outputs: &'t DeviceTensors<'t>,
+    inputs: &DeviceTensors<'_>,
+    outputs: &DeviceTensors<'_>,
     options: &Options,
 ) -> Result<DevicePass, Error> {
-    prepare(workspace, shard, Step::Output, (inputs, outputs), options)
+    of_step(workspace, shard, Step::Output, (inputs, outputs), options)
 }
 
 /// Prepares the backward pass of a shard: reads the inputs of the backward pass, `w` and `bias` of the shard's
 /// classes, and `totals`, `[T][10]`; writes `dw` and `dbias` of the shard's classes, and what these add to `dh`, f32
 /// `[1][T][D]` or `[nodes][T][D]`, whatever the type of the inputs.
-pub fn prepare_backward<'t>(
+pub fn prepare_backward(
     workspace: &Workspace,
     shard: &Shard<'_>,
-    inputs: &'t DeviceTensors<'t>,
-    outputs: &'t DeviceTensors<'t>,
+    inputs: &DeviceTensors<'_>,
+    outputs: &DeviceTensors<'_>,
     dh: Dh,
     options: &Options,
 ) -> Result<DevicePass, Error> {
-    let step = Step::Backward { summed: dh == Dh::Sum };
-    prepare(workspace, shard, step, (inputs, outputs), options)
+    of_step(workspace, shard, Step::Backward(dh), (inputs, outputs), options)
 }
 
 /// Prepares what adds up the parts of dh that all shards have returned: reads `parts`, f32 `[parts][tokens][D]`, those
 /// of each shard behind those of the shard before, and writes `dh`, `[tokens][D]`, of any type. Of [`Dh::Sum`] a
 /// shard without classes has no part. The tokens may be some of the problem's: devices may share the sum out.
-pub fn prepare_combine_dh<'t>(
+pub fn prepare_combine_dh(
     workspace: &Workspace,
     problem: &LinearCrossEntropy,
     (shards, dh): (&[Range<usize>], Dh),
-    inputs: &'t DeviceTensors<'t>,
-    outputs: &'t DeviceTensors<'t>,
+    inputs: &DeviceTensors<'_>,
+    outputs: &DeviceTensors<'_>,
     options: &Options,
 ) -> Result<DevicePass, Error> {
     let parts = parts(problem, shards, dh)?;
@@ -94,7 +91,7 @@ pub fn prepare_combine_dh<'t>(
     // The type of dh is the caller's: it is checked as if it were that of the parts.
     let same = |&(name, shape, _)| (name, shape, Stored::Float(Dtype::F32));
     table.check_tensors(reads.iter().copied(), writes.iter().map(same), false)?;
-    sums(workspace, problem, (&parts, storage), &table, (inputs, outputs), options)
+    prepare(workspace, (&table, storage), (inputs, outputs), options, |call| draft_sums(problem, &parts, call))
 }
 
 /// The classes of what all shards return.
@@ -105,38 +102,31 @@ fn parts(problem: &LinearCrossEntropy, shards: &[Range<usize>], dh: Dh) -> Resul
     Ok(shards.iter().map(of).collect::<Result<Vec<_>, Error>>()?.concat())
 }
 
-fn prepare(
+fn of_step(
     workspace: &Workspace,
     shard: &Shard<'_>,
     step: Step,
-    (inputs, outputs): Tensors<'_>,
+    (inputs, outputs): (&DeviceTensors<'_>, &DeviceTensors<'_>),
     options: &Options,
 ) -> Result<DevicePass, Error> {
     check_vocab(shard.problem())?;
     let table = table::of_step(shard, step);
     let storage = check_tensors(&table, inputs, outputs, false)?;
     check(step, storage, options)?;
-    let state = workspace.device(options.device)?;
-    let used = table::used(table.clone(), step);
-    let operands = Operands::Device(inputs, outputs);
-    let call = PassCall::new(state.device.target, (step.pass(), storage), &used, operands, options);
-    let plan = draft_shard((shard.problem(), shard.classes()), step, &call)?;
-    DevicePass::of(&state, plan, &table, inputs, outputs)
+    prepare(workspace, (&table, storage), (inputs, outputs), options, |call| draft_step(shard, step, call))
 }
 
-fn sums(
+fn prepare(
     workspace: &Workspace,
-    problem: &LinearCrossEntropy,
-    (classes, storage): (&[Range<usize>], Dtype),
-    table: &Table,
-    (inputs, outputs): Tensors<'_>,
+    (table, storage): (&Table, Dtype),
+    (inputs, outputs): (&DeviceTensors<'_>, &DeviceTensors<'_>),
     options: &Options,
+    draft: impl Fn(&PassCall<'_, '_>) -> Result<PassPlan<'static>, Error>,
 ) -> Result<DevicePass, Error> {
     let state = workspace.device(options.device)?;
     let operands = Operands::Device(inputs, outputs);
     let call = PassCall::new(state.device.target, (Pass::Forward, storage), table, operands, options);
-    let plan = draft_sums(problem, classes, &call)?;
-    DevicePass::of(&state, plan, table, inputs, outputs)
+    DevicePass::of(&state, draft(&call)?, table, inputs, outputs)
 }
 
 /// Fails where the level has no kernel for a step.

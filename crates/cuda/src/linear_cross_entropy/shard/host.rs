@@ -1,18 +1,19 @@
 //! Passes of shards on operands of the host.
 
-use super::super::shard_pass::{Step, draft_shard};
+use super::super::shard_pass::Step;
 use super::super::sums::draft_sums;
 use super::check_vocab;
 use super::device::check;
-use super::table;
+use super::table::{self, draft_step};
 use crate::call::{Operands, PassCall, storage_of};
 use crate::host::Placed;
 use crate::memory::{filled, reserved};
 use crate::options::Options;
+use crate::pass::PassPlan;
 use crate::workspace::Workspace;
 use etalon_problem::linear_cross_entropy::shard::{Dh, Partial, Shard, check_partials, check_parts, check_shards};
 use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Table, View, ViewMut, Views, ViewsMut};
-use ndarray::{Array1, Array2, Array3, ArrayView1, ArrayView2, ArrayView3, ArrayViewMut1, Axis};
+use ndarray::{Array, Array1, Array2, Array3, ArrayView1, ArrayView2, ArrayView3, Dimension, IntoDimension};
 use std::ops::Range;
 
 /// Sums of the classes of a shard for every token: `[nodes][T]`, for each of [`Shard::nodes`]; to ignored tokens
@@ -25,11 +26,11 @@ pub fn forward_shard(
     options: &Options,
 ) -> Result<Array2<Partial>, Error> {
     let shape = [shard.nodes().count(), shard.problem().tokens];
-    let mut words = words_for(shape)?;
+    let mut words: Array3<f32> = words_of([shape[0], shape[1], Partial::WORDS], [])?;
     let mut places = ViewsMut::new().with("partials", &mut words);
-    run(workspace, shard, Step::Forward, inputs, &mut places, options)?;
+    of_step(workspace, (shard, Step::Forward), (inputs, None), &mut places, options)?;
     drop(places);
-    shaped(shape, partials_of(&words)?)
+    shaped("partials", shape, partials_of(&words)?)
 }
 
 /// The totals of all tokens `[T]`, from what all shards returned, `[nodes][T]` each, in the order of their classes.
@@ -48,16 +49,15 @@ pub fn combine(
     let nodes = check_parts(problem, shapes, &[tokens])?;
     let partials: Vec<_> = shards.iter().flat_map(|(_, rows)| rows.outer_iter()).collect();
     check_partials(&nodes, tokens, |node, token| partials[node][token])?;
-    let mut words = words_for([nodes.len(), tokens])?;
-    let all = partials.iter().flatten();
-    words.rows_mut().into_iter().zip(all).for_each(|(row, partial)| write(row, *partial));
-    let mut totals = words_for([1, tokens])?.index_axis_move(Axis(0), 0);
+    let words: Array3<f32> = words_of([nodes.len(), tokens, Partial::WORDS], partials.iter().flatten())?;
+    let mut totals: Array2<f32> = words_of([tokens, Partial::WORDS], [])?;
     let inputs = Views::new().with("partials", &words);
     let mut places = ViewsMut::new().with("totals", &mut totals);
     let table = table::of_combine(problem, nodes.len());
-    sums(workspace, problem, (&nodes, Dtype::F32), &table, (&inputs, &mut places), options)?;
+    let draft = |call: &PassCall<'_, '_>| draft_sums(problem, &nodes, call);
+    compute(workspace, (&table, Dtype::F32), (&inputs, &mut places), options, draft)?;
     drop(places);
-    Ok(Array1::from_vec(partials_of(&totals.insert_axis(Axis(0)))?))
+    Ok(partials_of(&totals)?.into())
 }
 
 /// Writes those outputs of the forward pass that have a place in `outputs`, from the totals `[T]` of all classes: on
@@ -71,9 +71,7 @@ pub fn output(
     outputs: &mut ViewsMut<'_>,
     options: &Options,
 ) -> Result<(), Error> {
-    let words = checked(shard.problem(), inputs, totals)?;
-    let inputs = with_totals(inputs, &words);
-    run(workspace, shard, Step::Output, &inputs, outputs, options)
+    of_step(workspace, (shard, Step::Output), (inputs, Some(totals)), outputs, options)
 }
 
 /// Writes those gradients of a shard that have a place in `outputs`, from the totals `[T]` of all classes: `dw` and
@@ -88,10 +86,7 @@ pub fn backward_shard(
     dh: Dh,
     options: &Options,
 ) -> Result<(), Error> {
-    let words = checked(shard.problem(), inputs, totals)?;
-    let inputs = with_totals(inputs, &words);
-    let step = Step::Backward { summed: dh == Dh::Sum };
-    run(workspace, shard, step, &inputs, outputs, options)
+    of_step(workspace, (shard, Step::Backward(dh)), (inputs, Some(totals)), outputs, options)
 }
 
 /// Writes the gradient of h `[T][D]`, from what all shards returned of it, in the order of their classes: of each the
@@ -109,56 +104,47 @@ pub fn combine_dh(
     Error::expect_shape("dh", &problem.h_shape(), dh.shape())?;
     let storage = storage_of(dh.stored())?;
     let [tokens, dim] = problem.h_shape();
-    let of = |x: &ArrayView3<'_, f32>| Dh::of(x.len_of(Axis(0)));
-    let shapes = shards.iter().map(|(classes, dh)| (classes, of(dh), dh.shape()));
+    let shapes = shards.iter().map(|(classes, dh)| (classes, Dh::of(dh.shape()[0]), dh.shape()));
     let classes = check_parts(problem, shapes, &[tokens, dim])?;
-    let with_classes = shards.iter().filter(|(classes, _)| !classes.is_empty());
-    let matrices = with_classes.flat_map(|(_, dh)| dh.outer_iter());
+    let matrices = shards.iter().filter(|(classes, _)| !classes.is_empty()).flat_map(|(_, dh)| dh.outer_iter());
     let mut list = filled(0.0, &[classes.len(), tokens, dim], "parts of dh")?;
     list.iter_mut().zip(matrices.flatten()).for_each(|(to, &x)| *to = x);
-    let shape = (classes.len(), tokens, dim);
-    let parts = Array3::from_shape_vec(shape, list);
-    let parts = parts.map_err(|error| Error::value("parts", "an addressable array", error))?;
+    let parts = shaped("parts", [classes.len(), tokens, dim], list)?;
     let inputs = Views::new().with("parts", &parts);
-    let mut places = ViewsMut::new().with("dh", dh);
+    let places = &mut ViewsMut::new().with("dh", dh);
     let table = table::of_combine_dh(problem, [classes.len(), tokens]);
-    sums(workspace, problem, (&classes, storage), &table, (&inputs, &mut places), options)
+    compute(workspace, (&table, storage), (&inputs, places), options, |call| draft_sums(problem, &classes, call))
 }
 
-/// Computes a step.
-fn run(
+/// Computes a step, from totals if it takes them.
+fn of_step(
     workspace: &Workspace,
-    shard: &Shard<'_>,
-    step: Step,
-    inputs: &Views<'_>,
+    (shard, step): (&Shard<'_>, Step),
+    (inputs, totals): (&Views<'_>, Option<ArrayView1<'_, Partial>>),
     outputs: &mut ViewsMut<'_>,
     options: &Options,
 ) -> Result<(), Error> {
+    let words = totals.map(|totals| checked(shard.problem(), inputs, totals)).transpose()?;
+    let mut all = words.iter().fold(Views::new(), |all, words| all.with("totals", words));
+    inputs.iter().for_each(|(name, view)| all.push(name, view.view()));
     check_vocab(shard.problem())?;
     let table = table::of_step(shard, step);
-    let storage = table.check_call(inputs, outputs, false)?;
+    let storage = table.check_call(&all, outputs, false)?;
     check(step, storage, options)?;
-    let state = workspace.device(options.device)?;
-    let (used, operands) = (table::used(table, step), Operands::Host(inputs, Some(outputs)));
-    let call = PassCall::new(state.device.target, (step.pass(), storage), &used, operands, options);
-    let plan = draft_shard((shard.problem(), shard.classes()), step, &call)?;
-    Placed::of(&state, plan, inputs, Some(outputs))?.compute(outputs)
+    compute(workspace, (&table, storage), (&all, outputs), options, |call| draft_step(shard, step, call))
 }
 
-/// Puts together what all shards returned.
-fn sums(
+fn compute(
     workspace: &Workspace,
-    problem: &LinearCrossEntropy,
-    (classes, storage): (&[Range<usize>], Dtype),
-    table: &Table,
+    (table, storage): (&Table, Dtype),
     (inputs, outputs): (&Views<'_>, &mut ViewsMut<'_>),
     options: &Options,
+    draft: impl Fn(&PassCall<'_, '_>) -> Result<PassPlan<'static>, Error>,
 ) -> Result<(), Error> {
     let state = workspace.device(options.device)?;
     let operands = Operands::Host(inputs, Some(outputs));
     let call = PassCall::new(state.device.target, (Pass::Forward, storage), table, operands, options);
-    let plan = draft_sums(problem, classes, &call)?;
-    Placed::of(&state, plan, inputs, Some(outputs))?.compute(outputs)
+    Placed::of(&state, draft(&call)?, inputs, Some(outputs))?.compute(outputs)
 }
 
 /// The totals as they lie on a device. Fails where that of a token that counts is not of all classes, or has no
@@ -174,38 +160,31 @@ fn checked(
         return Err(Error::missing("targets", None));
     };
     Error::expect_shape("targets", &[tokens], targets.shape())?;
-    let mut words = words_for([1, tokens])?.index_axis_move(Axis(0), 0);
-    for ((i, total), (&target, words)) in totals.iter().enumerate().zip(targets.iter().zip(words.rows_mut())) {
+    for ((i, total), &target) in totals.iter().enumerate().zip(targets) {
         if target != ignore_index {
             problem.class_of(i, target)?;
             total.check_total(problem, i, target)?;
         }
-        write(words, *total);
     }
-    Ok(words)
+    words_of([tokens, Partial::WORDS], totals)
 }
 
-/// The inputs, and the totals.
-fn with_totals<'v>(inputs: &'v Views<'_>, totals: &'v Array2<f32>) -> Views<'v> {
-    let mut all = Views::new().with("totals", totals);
-    inputs.iter().for_each(|(name, view)| all.push(name, view.view()));
-    all
-}
-
-/// Writes a partial as it lies on a device.
-fn write(mut row: ArrayViewMut1<'_, f32>, partial: Partial) {
-    row.iter_mut().zip(partial.words()).for_each(|(to, word)| *to = f32::from_bits(word));
-}
-
-/// MemoryRange for partials as they lie on a device.
-fn words_for([nodes, tokens]: [usize; 2]) -> Result<Array3<f32>, Error> {
-    let list = filled(0.0, &[nodes, tokens, Partial::WORDS], "partials")?;
-    let array = Array3::from_shape_vec((nodes, tokens, Partial::WORDS), list);
-    array.map_err(|error| Error::value("partials", "an addressable array", error))
+/// Memory for partials as they lie on a device: at first these, in their order.
+fn words_of<'p, const N: usize, D: Dimension>(
+    shape: [usize; N],
+    partials: impl IntoIterator<Item = &'p Partial>,
+) -> Result<Array<f32, D>, Error>
+where
+    [usize; N]: IntoDimension<Dim = D>,
+{
+    let mut list = filled(0.0, &shape, "partials")?;
+    let words = partials.into_iter().flat_map(|partial| partial.words());
+    list.iter_mut().zip(words).for_each(|(to, word)| *to = f32::from_bits(word));
+    shaped("partials", shape, list)
 }
 
 /// The partials of these words, in their order.
-fn partials_of(words: &Array3<f32>) -> Result<Vec<Partial>, Error> {
+fn partials_of(words: &Array<f32, impl Dimension>) -> Result<Vec<Partial>, Error> {
     let mut list = reserved(words.len() / Partial::WORDS, "partials")?;
     for row in words.rows() {
         list.push(Partial::from_words(std::array::from_fn(|at| row[at].to_bits()))?);
@@ -213,7 +192,10 @@ fn partials_of(words: &Array3<f32>) -> Result<Vec<Partial>, Error> {
     Ok(list)
 }
 
-fn shaped(shape: [usize; 2], partials: Vec<Partial>) -> Result<Array2<Partial>, Error> {
-    let array = Array2::from_shape_vec((shape[0], shape[1]), partials);
-    array.map_err(|error| Error::value("partials", "an addressable array", error))
+/// A list as an array.
+fn shaped<T, const N: usize, D: Dimension>(name: &str, shape: [usize; N], list: Vec<T>) -> Result<Array<T, D>, Error>
+where
+    [usize; N]: IntoDimension<Dim = D>,
+{
+    Array::from_shape_vec(shape, list).map_err(|error| Error::value(name, "an addressable array", error))
 }

@@ -2,8 +2,19 @@
 
 use super::*;
 
-const ALL: PassSpec =
-    PassSpec { dh: true, dw: true, dbias: true, wide: false, second: false, tensor: false, side_by_side: 0 };
+const ALL: PassSpec = PassSpec {
+    dh: true,
+    dw: true,
+    dbias: true,
+    wide: false,
+    second: false,
+    tokens: 8192,
+    dim: 2304,
+    vocab: 256_000,
+    budget: 512 << 20,
+    tensor: false,
+    side_by_side: 66,
+};
 
 fn bytes(plan: &Plan, planes: usize) -> usize {
     planes * plan.plane + plan.nodes + plan.hidden + plan.head + plan.head_bias
@@ -11,7 +22,7 @@ fn bytes(plan: &Plan, planes: usize) -> usize {
 
 #[test]
 fn a_small_problem_is_one_chunk() {
-    let plan = Plan::new((5, 7, 300), ALL, 64 << 20).unwrap();
+    let plan = Plan::new(PassSpec { tokens: 5, dim: 7, vocab: 300, ..ALL }).unwrap();
     assert_eq!((plan.rows, plan.columns), (128, 512));
     assert!(plan.keeps && !plan.apart && plan.head == 0);
 }
@@ -19,8 +30,8 @@ fn a_small_problem_is_one_chunk() {
 #[test]
 fn chunks_stay_within_the_budget() {
     for (budget, second, wide) in [(64, false, false), (64, true, false), (256, false, true), (1024, true, true)] {
-        let (spec, budget) = (PassSpec { second, wide, ..ALL }, budget << 20);
-        let plan = Plan::new((8192, 2304, 256_000), spec, budget).unwrap();
+        let budget = budget << 20;
+        let plan = Plan::new(PassSpec { second, wide, budget, ..ALL }).unwrap();
         assert!(bytes(&plan, 1 + usize::from(second)) <= budget, "{plan:?}");
         assert!(plan.columns >= WIDE, "{plan:?}");
         assert_eq!(plan.apart, !wide);
@@ -30,22 +41,21 @@ fn chunks_stay_within_the_budget() {
 #[test]
 fn chunks_on_tensor_cores_end_with_a_whole_round_of_tiles() {
     // 66 tiles of classes are 32 rounds of 32 × 66 tiles, and 9 of 66 × 9.
-    let spec = PassSpec { tensor: true, side_by_side: 66, dbias: false, ..ALL };
-    let plan = Plan::new((8192, 2304, 256_000), spec, 512 << 20).unwrap();
+    let spec = PassSpec { tensor: true, dbias: false, ..ALL };
+    let plan = Plan::new(spec).unwrap();
     assert_eq!((plan.rows, plan.columns), (8192, 66 * TILE));
-    assert_eq!(spec.columns_of_hidden(8192, 2304), 192);
-    assert_eq!(spec.columns_of_hidden(8192, 4096), TILE);
+    assert_eq!(spec.columns_of_hidden(8192), 192);
+    assert_eq!(PassSpec { dim: 4096, ..spec }.columns_of_hidden(8192), TILE);
 }
 
 #[test]
 fn a_shard_has_the_rows_of_the_whole() {
-    let sizes = (8192, 2304, 256_000);
     for (tensor, budget) in [(true, 512), (true, 32), (false, 64)] {
-        let (spec, budget) = (PassSpec { tensor, side_by_side: 66, ..ALL }, budget << 20);
-        let whole = Plan::new(sizes, spec, budget).unwrap();
+        let spec = PassSpec { tensor, budget: budget << 20, ..ALL };
+        let whole = Plan::new(spec).unwrap();
         for classes in [0, 1, 1000, 128_000] {
             let walked = Walked { classes, widest: classes, nodes: true };
-            let plan = Plan::of_shard(sizes, spec, budget, walked).unwrap();
+            let plan = Plan::of_shard(spec, walked).unwrap();
             assert_eq!((plan.rows, plan.apart, plan.keeps), (whole.rows, whole.apart, false));
             assert!(plan.columns <= classes.max(1).next_multiple_of(TILE));
         }
@@ -62,7 +72,7 @@ fn sums_of_dh_wait_for_others_of_a_tree_of_four_blocks() {
 
 #[test]
 fn the_smallest_chunk_is_a_tile() {
-    let plan = Plan::new((1000, 64, 10_000), ALL, 0).unwrap();
+    let plan = Plan::new(PassSpec { tokens: 1000, dim: 64, vocab: 10_000, budget: 0, ..ALL }).unwrap();
     assert_eq!((plan.rows, plan.columns), (SIDE, TILE));
     assert!(plan.apart && !plan.keeps);
 }
