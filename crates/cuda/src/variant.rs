@@ -153,12 +153,14 @@ fn lacks(variant: &Variant, kernel: &str) -> bool {
     use Family::*;
     let has = |name: &str| variant.define(name) > 0;
     let columns = [variant.define("CD"), variant.define("CE")];
+    let (narrow, has_eight) = (columns == [64, 64], variant.define("R") == 8);
     match (variant.family, kernel) {
         (LazyPortable, "measure" | "dbias" | "dtau") => has("AGAIN"),
         (AttentionSm80, kernel) if columns[0] > 128 => kernel != "forward",
+        (AttentionPortableSecondOrder, _) if narrow && has_eight != (kernel == "tangents") => true,
         (_, "dbias" | "gbias") => !has("OPTIONS"),
         (AttentionPortable, "scale") => has("VALUES"),
-        (AttentionPortableSecondOrder, "fused" | "collect") => columns != [64, 64],
+        (AttentionPortableSecondOrder, "fused" | "collect") => !narrow,
         (AttentionSm80 | AttentionSm80Wide, "values") => !has("VALUES"),
         // dk or dv without the other.
         (AttentionSm90aBackward, "values") => variant.define("RESULTS") != 2,

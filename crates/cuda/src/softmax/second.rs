@@ -105,8 +105,9 @@ struct SecondPass<'a> {
 impl SecondPass<'_> {
     /// A portable kernel, which computes so many terms of each pair if no other does.
     fn launch(&self, name: &'static str, blocks: usize, args: &SecondArgs, terms: usize) -> Result<(), Error> {
-        let work = Work::of(self.portable, if self.tensor.is_some() { 0 } else { terms });
-        self.steps.launch_work((self.portable, name), (blocks, self.portable.threads()), args, work)
+        let variant = if name == "tangents" { &self.steps.prepared.modules.tangents } else { self.portable };
+        let work = Work::of(variant, if self.tensor.is_some() { 0 } else { terms });
+        self.steps.launch_work((variant, name), (blocks, variant.threads()), args, work)
     }
 
     /// A kernel of both, whose blocks leave what is not theirs.

@@ -118,15 +118,18 @@ impl AttentionShape {
     /// Kernels in fused multiply-adds, of one of their families.
     pub fn portable(self, family: Family) -> Variant {
         let [columns, values] = self.widths();
-        // Wider operands, and the sums of two passes in one, leave a thread too few registers for 8 rows of a tile.
-        let most = match family {
-            Family::AttentionPortable => 128,
-            Family::AttentionPortableSecondOrder => 64,
-            _ => 0,
-        };
+        // Wider operands, and more sums than those of a first order, leave a thread too few registers for 8 rows of a
+        // tile.
+        let is_light = family == Family::AttentionPortable && columns.max(values) <= 128;
         let mut variant = self.variant(family, [columns, values]);
-        variant.defines.insert(0, ("R", if columns.max(values) > most { 4 } else { 8 }));
+        variant.defines.insert(0, ("R", if is_light { 8 } else { 4 }));
         variant
+    }
+
+    /// The portable kernel `tangents`, of which narrow operands leave a thread registers for 8 rows.
+    pub fn tangents(self) -> Variant {
+        let variant = self.portable(Family::AttentionPortableSecondOrder);
+        if self.widths() == [64, 64] { variant.with("R", 8) } else { variant }
     }
 
     /// Kernels with accumulators of so many columns.
