@@ -1,5 +1,5 @@
-// Results of a pass on tensor cores in groups that have a flag: o and lse, or dq, dk and dv, in the bits of the portable
-// kernels. A block walks tiles of queries, then of keys, of all groups.
+// Results of a pass on tensor cores in groups that have a flag: o and lse, or dq, dk and dv, in the bits of the
+// portable kernels. A block walks tiles of queries, then of keys, of all groups.
 //
 // Compile-time: BACKWARD (0: o and lse); others as portable_forward.cu.
 KERNEL_ARGS(FallbackArgs)

@@ -1,4 +1,5 @@
-// The backward pass of attention and attention_lse in fused multiply-adds. Tiles, compile-time: as portable_forward.cu.
+// The backward pass of attention and attention_lse in fused multiply-adds. Tiles, compile-time: as
+// portable_forward.cu.
 //
 //   delta     one number a row  (B1)
 //   queries   a block owns 64 queries and walks the keys: S, dP, dS, dq += ds·k  (B2)–(B5)

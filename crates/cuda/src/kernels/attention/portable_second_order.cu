@@ -12,9 +12,9 @@
 // In forward mode the tangents stand for ddq, ddk, ddv, ddsinks and ddbias, and the first two kernels are all.
 //
 // `fused` is `queries` and `keys` in one. Between the sweeps 16 bytes and 2·E numbers a row are kept in f32. What is
-// read of shared memory for S serves the products of ddq and ddk with k and q, too, and what is read for dP those of T.
-// The number of instructions is the limit: six products of tiles in a row do not fit the instruction cache, so that two
-// terms of a sum share a loop.
+// read of shared memory for S serves the products of ddq and ddk with k and q, too, and what is read for dP those of
+// T. The number of instructions is the limit: six products of tiles in a row do not fit the instruction cache, so that
+// two terms of a sum share a loop.
 #define FUSES (CD == 64 && CE == 64)
 
 // The product s = q·k of (F1) and that of its motion, u = ddq·k + q·ddk, with queries or with keys as rows.

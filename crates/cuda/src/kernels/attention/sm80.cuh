@@ -1,6 +1,6 @@
-// attention and attention_lse on the tensor cores of any GPU from sm_80 on, with every option: the blocks and tables of
-// the portable level. P and dS of 16-bit operands are rounded to the storage type before they are multiplied, those of
-// f32 as in `multiply/mma_sync_f32.cuh`. Their scores.
+// attention and attention_lse on the tensor cores of any GPU from sm_80 on, with every option: the blocks and tables
+// of the portable level. P and dS of 16-bit operands are rounded to the storage type before they are multiplied, those
+// of f32 as in `multiply/mma_sync_f32.cuh`. Their scores.
 //
 // A block has four warps. Copies are `cp.async` in two stages; rows that begin and end at multiples of 16 bytes are
 // copied in pieces, others element by element (WHOLE). All tiles but those of wide operands fit 99 KiB of shared
@@ -9,9 +9,9 @@
 // Scores are kept over softmax_scale. A finite bias that overflows f32 when it is divided by the scale counts as the
 // largest number: o is right, and lse is that number times the scale.
 //
-// Compile-time: STORAGE, OPTIONS, VALUES: as portable_forward.cu; WHOLE; CD and CE, the columns of a row of q and of v;
-// TILES, of 16-bit operands with CD up to 128: 0, forward 128 queries by 64 keys and backward 64 by 64; 1, walked tiles
-// of 32 rows; 2, forward 64 queries by 64 keys.
+// Compile-time: STORAGE, OPTIONS, VALUES: as portable_forward.cu; WHOLE; CD and CE, the columns of a row of q and of
+// v; TILES, of 16-bit operands with CD up to 128: 0, forward 128 queries by 64 keys and backward 64 by 64; 1, walked
+// tiles of 32 rows; 2, forward 64 queries by 64 keys.
 #ifndef TILES
 #define TILES 0
 #endif

@@ -6,16 +6,17 @@
 //             `keys` has dk. 128 keys, tiles of 32 queries (64 where D and E are at most 64)
 //   dbias     a block owns a tile of 64 × 64 pairs and walks what shares its bias  (B9)
 //
-// S and dP are computed by queries and by keys: seven products. Where D or E is above 128, walked tiles have two stages
-// where the device gives a block the shared memory (128 KiB where both are above 128), else one. f32: two stages, one
-// where D + E is above 192.
+// S and dP are computed by queries and by keys: seven products. Where D or E is above 128, walked tiles have two
+// stages where the device gives a block the shared memory (128 KiB where both are above 128), else one. f32: two
+// stages, one where D + E is above 192.
 //
-// Numbers that are not finite: pairs/tiles.cuh. Of f32 a product of a query and a key raises a flag, too: a factor that
-// overflows when it is rounded or split makes a product infinite that is not. `collect` looks at dq of partial sums. A
-// pair adds to dbias where it is visible alone; its products of f32 that are not finite are computed again (`mend`).
+// Numbers that are not finite: pairs/tiles.cuh. Of f32 a product of a query and a key raises a flag, too: a factor
+// that overflows when it is rounded or split makes a product infinite that is not. `collect` looks at dq of partial
+// sums. A pair adds to dbias where it is visible alone; its products of f32 that are not finite are computed again
+// (`mend`).
 //
-// Compile-time: as `sm80.cuh`. CD and CE are 64 or 128; with STAGES, the stages of walked tiles, one of them is 256 and
-// none 64. Walked tiles have 32 rows then, and of f32. FUSES: `sm80_backward_fused.cu` in place of these kernels.
+// Compile-time: as `sm80.cuh`. CD and CE are 64 or 128; with STAGES, the stages of walked tiles, one of them is 256
+// and none 64. Walked tiles have 32 rows then, and of f32. FUSES: `sm80_backward_fused.cu` in place of these kernels.
 #if WIDE || CD <= 128
 constexpr u32 BLOCK_BYTES = TILE_BYTES + STAGES * 8 * WALK;  // with two numbers of each row
 

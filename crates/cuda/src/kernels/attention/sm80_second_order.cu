@@ -8,9 +8,9 @@
 // gsinks and the numbers of rows.
 //
 // Numbers that are not finite raise flags as in pairs/tiles.cuh, which also says why factors of 0 and rows behind a
-// sequence are safe. Each kernel is followed by that of portable_second_order.cu, which computes groups with a flag and
-// exits elsewhere; kernels behind leave these groups to it, too. A factor that is not finite stays so in the first of
-// its pieces. u and S are sums and products of visible pairs alone, as there.
+// sequence are safe. Each kernel is followed by that of portable_second_order.cu, which computes groups with a flag
+// and exits elsewhere; kernels behind leave these groups to it, too. A factor that is not finite stays so in the first
+// of its pieces. u and S are sums and products of visible pairs alone, as there.
 //
 // Compile-time: STORAGE 1; OPTIONS, WHOLE, VALUES; CD and CE, the columns of a row of q and of v: 64 or 128.
 constexpr int WALK = 32;  // rows of a tile that a block walks

@@ -30,8 +30,8 @@ template <bool MASKED> DEV float pull(float p, float g, float offset, float delt
 }
 
 // ---- numbers that are not finite ----
-// Flags are raised as in pairs/tiles.cuh; the portable kernels then compute all results of the group again, before dbias
-// and dτ are summed. Finite results are right, since what is not finite cannot leave them, but for n:
+// Flags are raised as in pairs/tiles.cuh; the portable kernels then compute all results of the group again, before
+// dbias and dτ are summed. Finite results are right, since what is not finite cannot leave them, but for n:
 //   * A visible S that is NaN or +∞ makes lse NaN: maxima keep NaN, and ∞ - ∞ is one. One of -∞ takes its pair away,
 //     which lse and P do not show. n is counted from the mask, and then is wrong: kernels that count it raise the flag
 //     of a bias of -∞ and of keys that are not finite, which they look for once, and the fallback counts by S. A q

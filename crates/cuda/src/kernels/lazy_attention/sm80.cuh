@@ -1,5 +1,5 @@
-// lazy_attention of 16-bit operands on the tensor cores of any GPU from sm_80 on: the blocks of the portable level, with
-// e, P and dS rounded to the storage type before they are multiplied. `counts`, `dbias` and `dtau` are portable.
+// lazy_attention of 16-bit operands on the tensor cores of any GPU from sm_80 on: the blocks of the portable level,
+// with e, P and dS rounded to the storage type before they are multiplied. `counts`, `dbias` and `dtau` are portable.
 //
 //   scores    a block owns 128 queries of one head and walks the keys: lse, n, stripes  (E1)–(E3), (E18)
 //   values    a block owns 128 queries of one head and walks their stripes: o += e·v; or Σ a P v  (E4)–(E6), (E47)

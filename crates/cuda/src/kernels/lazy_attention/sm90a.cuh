@@ -35,8 +35,8 @@ DEV i64 row_at(const HopperLazyArgs& c, const Own& s, int head, int row) {
 // The distance of the first query of some rows and the first key of a block; whether some pair has a bias.
 DEV int distance_of(const HopperLazyArgs& c, const Own& s, int row, int key) { return row + (c.bottom ? s.keys - s.queries : 0) - key; }
 DEV bool is_near(const HopperLazyArgs& c, int distance, int rows) { return c.bias && distance + rows > 0 && distance - KEYS < c.width; }
-// Puts the bias of query i and key j of such a block at KEYS - 1 + i - j, 0 where there is none, by a warp. True if one
-// of the thread is -inf.
+// Puts the bias of query i and key j of such a block at KEYS - 1 + i - j, 0 where there is none, by a warp. True if
+// one of the thread is -inf.
 template <int ROWS> DEV bool put_bias(float* to, const HopperLazyArgs& c, int head, int distance) {
   bool hides = false;
   if (!is_near(c, distance, ROWS)) return hides;

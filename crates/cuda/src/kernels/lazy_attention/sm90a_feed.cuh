@@ -55,11 +55,11 @@ template <int GROUPS, Pass PASS> struct Feed {
     divide_roles<FEEDS, MULTIPLIES>(feed, consume);
   }
 
-  // Nobody waits for ever: producer and consumers go through the same blocks in the same order, and at each block every
-  // warp arrives once at K_EMPTY, and at V_EMPTY where v is loaded, also for a block that it leaves out, after it has
-  // seen the block full: an arrival never counts for another phase. v of a block is left after the scores of the next at
-  // the latest, which wait for k alone, and k of a block is loaded before v of it: two stages are enough. q is left when
-  // its last block is.
+  // Nobody waits for ever: producer and consumers go through the same blocks in the same order, and at each block
+  // every warp arrives once at K_EMPTY, and at V_EMPTY where v is loaded, also for a block that it leaves out, after
+  // it has seen the block full: an arrival never counts for another phase. v of a block is left after the scores of
+  // the next at the latest, which wait for k alone, and k of a block is loaded before v of it: two stages are enough.
+  // q is left when its last block is.
   METHOD void produce(const HopperLazyArgs& c) const {
     const int tiles = tiles_of<GROUPS>(c.shape, c.packed);
     Tiles queries = {base, 1};

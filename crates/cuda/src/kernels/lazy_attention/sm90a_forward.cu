@@ -12,8 +12,8 @@
 // `scores` takes the products of a block in two halves of 64 keys, of rows of q that wait in registers: a lane has at
 // most 112 registers with D and E up to 64, so that four warpgroups share a multiprocessor, else three. The largest
 // scores, of all keys, wait in shared memory until lse is known. Each lane has a base of its own for each of its rows,
-// one of its scores, which it raises when a score exceeds it by more than 8 ln 2; lanes meet at the end of the tile, so
-// that no exponential waits for another lane.
+// one of its scores, which it raises when a score exceeds it by more than 8 ln 2; lanes meet at the end of the tile,
+// so that no exponential waits for another lane.
 
 // ---- lse, n and stripes ----
 constexpr int SCORE_GROUPS = D == 64 ? 4 : 3;  // what fits the registers
@@ -22,9 +22,9 @@ CHECK_SHARED(scores, ScoreFeed::BYTES);
 
 constexpr int HALF = KEYS / 2;  // keys whose scores a warpgroup holds at a time
 constexpr float LAG = 8 / LOG2E;  // the most that a score may exceed its base by: weights are at most 2^8
-// Half a block whose scores all lie so far below the limit adds nothing to a thread's sum of a row. The base is a score
-// of this row, so that each of these weights is below e^-17 < 2^-24 of the row's sum, and leaving it out errs by less
-// than adding it may (docs/lazy_attention.md).
+// Half a block whose scores all lie so far below the limit adds nothing to a thread's sum of a row. The base is a
+// score of this row, so that each of these weights is below e^-17 < 2^-24 of the row's sum, and leaving it out errs by
+// less than adding it may (docs/lazy_attention.md).
 constexpr float FAINT = LAG + 17;
 
 struct Sums {  // of the two rows of a thread, and its keys
@@ -37,8 +37,8 @@ struct Sums {  // of the two rows of a thread, and its keys
     base[r] = next, log2[r] = -__fmul_rn(base_of(next), LOG2E), limit[r] = next + LAG;
   }
 };
-// Takes the scores of half a block: the largest of them, and the sums of weights, which are not computed where they add
-// nothing for any row of the warp. A row of which a key is hidden (`some`: one of the warp) subtracts before it
+// Takes the scores of half a block: the largest of them, and the sums of weights, which are not computed where they
+// add nothing for any row of the warp. A row of which a key is hidden (`some`: one of the warp) subtracts before it
 // multiplies: a lone key has the weight 1.
 DEV void take(const float (&s)[HALF / 2], Sums& rows, bool some, const bool (&cut)[2]) {
   float top[2];

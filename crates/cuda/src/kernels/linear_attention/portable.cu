@@ -1,6 +1,6 @@
 // linear_attention on any GPU from sm_80 on, in f32 arithmetic whatever the storage. Each result has one writer and
-// sums in a fixed order; chunks begin where their sequence begins, so that bits depend on one sequence and one key head
-// alone.
+// sums in a fixed order; chunks begin where their sequence begins, so that bits depend on one sequence and one key
+// head alone.
 //
 //   fill_gates  sums of log-decays within a chunk  (R20)
 //   sums        of each chunk by itself: Σ_j ω_j k_jᵀ v_j, or σ Σ_i α_i q_iᵀ dout_i over a group  (R22), (R28)

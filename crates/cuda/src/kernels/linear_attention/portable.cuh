@@ -62,8 +62,8 @@ DEV void show_flow(float* to, const Pairs& w) {
 }
 
 // ---- states: products over the tokens of a chunk ----
-// Factors of tokens t .. t + 63 and 64 columns from `first` on, those of a token in a row. Factors of a token that does
-// not reach the state add nothing.
+// Factors of tokens t .. t + 63 and 64 columns from `first` on, those of a token in a row. Factors of a token that
+// does not reach the state add nothing.
 template <class F> DEV void publish_tokens(Shared& shared, int t, int len, int first, int width, const F& factor) {
   UNROLL(i, SIDE * SIDE / 4 / THREADS) {
     int at = thread() + i * THREADS, token = at / 16, column = at % 16 * 4;

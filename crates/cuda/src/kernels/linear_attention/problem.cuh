@@ -10,12 +10,12 @@ constexpr int CHUNK = 128, MICRO = 64, LEVELS = 7;
 // P_ij (y_i·b_j). x1, y1, b1, states1 are tangents, of the second order alone. Fields: linear_attention/args.rs.
 KERNEL_ARGS(LinearArgs)
 
-// Numbers that are not finite, where tensor cores compute a pass: 0·inf is NaN, in a state as in a pair. The kernels say
-// whether a result is not finite (mode 0). Then they compute all results again, with 0 for such operands (CLEANSE), and
-// the portable kernels write theirs over those that are not finite, or where their own are not (MERGE): what no NaN
-// reaches keeps its bits, and what overflows in f16 alone is right. AFRESH: what is written is no result, and nobody
-// has written it yet. All of it is always enqueued and exits where nothing was found; `Options.assume_finite` leaves it
-// out.
+// Numbers that are not finite, where tensor cores compute a pass: 0·inf is NaN, in a state as in a pair. The kernels
+// say whether a result is not finite (mode 0). Then they compute all results again, with 0 for such operands
+// (CLEANSE), and the portable kernels write theirs over those that are not finite, or where their own are not (MERGE):
+// what no NaN reaches keeps its bits, and what overflows in f16 alone is right. AFRESH: what is written is no result,
+// and nobody has written it yet. All of it is always enqueued and exits where nothing was found;
+// `Options.assume_finite` leaves it out.
 enum { CLEANSE = 1, MERGE = 2, AFRESH = 3 };
 DEV bool idle(const LinearArgs& c) { return c.mode && !*c.found; }
 DEV bool writes(const LinearArgs& c, float x, const float& old) { return c.mode != MERGE || !is_finite(x) || !is_finite(old); }
@@ -48,8 +48,8 @@ DEV Rows tangent_rows(const Tensor& x, const Rows& otherwise, const Chunk& chunk
 // Sums of the log-decays (to base 2), or of their tangents, of one key head in one chunk. Level n has, for each token
 // t, the sum from the begin of its block of 2ⁿ tokens to t where the block is an odd one, and from behind t to its end
 // where it is even. The log-decay between j and i is the sum of two of them, of the level at which their blocks meet.
-// Nothing is subtracted: a decay is as exact behind a gate of −10³⁰ as elsewhere. Plane 7 has α, of tangents a; plane 8
-// has ω, of tangents b.
+// Nothing is subtracted: a decay is as exact behind a gate of −10³⁰ as elsewhere. Plane 7 has α, of tangents a; plane
+// 8 has ω, of tangents b.
 struct Gates {
   const float* at;
   i64 plane;

@@ -93,8 +93,8 @@ template <int W, int LENGTH, bool GUARDED> DEV void multiply(Shared& shared, Sum
     }
 }
 
-// sum += p·x over 64 rows of x, its columns from `first` on. A hidden factor adds nothing, whatever x holds: that takes
-// a branch for each factor only where x holds a number that is not finite.
+// sum += p·x over 64 rows of x, its columns from `first` on. A hidden factor adds nothing, whatever x holds: that
+// takes a branch for each factor only where x holds a number that is not finite.
 template <int W, class T> DEV void accumulate(Shared& shared, Sums<W>& sum, const RowsOf<T>& x, int first, int width) {
   constexpr int LENGTH = SIDE * SIDE / W, PIECES = SIDE * SIDE / 4 / THREADS;
   const bool whole = ::whole(x, width) && first % 4 == 0;

@@ -2,15 +2,16 @@
 
 // wgmma matrix descriptors of such panels (address, leading and stride offsets in units of 16 bytes; 1<<62: 128-byte
 // swizzle). Groups of 8 rows are 1024 bytes apart.
-//   K-major, the reduction runs along the 64 columns: the leading offset is unused. A step of 16 of the reduction is 32
-//   bytes within a panel, then the next panel.
+//   K-major, the reduction runs along the 64 columns: the leading offset is unused. A step of 16 of the reduction is
+//   32 bytes within a panel, then the next panel.
 //   MN-major, it runs along the rows: the leading offset is that of the next 64 columns (one panel). A step is 2048
 //   bytes.
 DEV u64 mn_major(u32 address, u32 panel_bytes) {
   return (u64)((address & 0x3ffff) >> 4) | (u64)(panel_bytes >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
 }
 DEV u64 k_major(u32 address) { return mn_major(address, 16); }
-// Accumulators: tile/accumulator.cuh. Packed in pairs, d[8k .. 8k+7] are the four registers of an A operand for step k.
+// Accumulators: tile/accumulator.cuh. Packed in pairs, d[8k .. 8k+7] are the four registers of an A operand for step
+// k.
 DEV void mma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEV void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int PENDING> DEV void mma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }

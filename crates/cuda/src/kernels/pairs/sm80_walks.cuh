@@ -31,8 +31,8 @@ struct Body {
   template <class... ANY> METHOD void after_keys(ANY&&...) const {}
 };
 
-// True if products of queries and keys raise flags, too: factors of f32 overflow when they are rounded or split, before
-// their sums do, and the weight of −∞, or a softcap, would hide it.
+// True if products of queries and keys raise flags, too: factors of f32 overflow when they are rounded or split,
+// before their sums do, and the weight of −∞, or a softcap, would hide it.
 constexpr bool ZEROS = STORAGE == 0;
 // Raises the flag of a group unless all sums are finite, and the products (`add_zeros`).
 template <int PLACE, class... SUMS>
@@ -180,8 +180,8 @@ template <bool SUMS, class OWN, class BODY> DEV void walk_keys(const PairArgs& c
 }
 
 // ---- from keys over queries: dk, dv ----
-// A block that owns 64·M keys of a key head: its tiles of W queries, and its operands in shared memory. It has dk if DK,
-// and dv if DV.
+// A block that owns 64·M keys of a key head: its tiles of W queries, and its operands in shared memory. It has dk if
+// DK, and dv if DV.
 template <int M, int W, bool DK, bool DV> struct KeyBlock : KeyTile {
   static constexpr int OWN = SIDE * M;
   static constexpr u32 OWN_K = M * D_BYTES, OWN_V = DK ? M * E_BYTES : 0, Q_STAGE = W * CD * BYTES;

@@ -33,8 +33,8 @@ DEV int end_key(int row, const Own& s) { return min(s.keys, row + s.offset + s.r
 DEV Reach reach_of(const Own& s, int first, int last) {
   return {first_key(first, s), end_key(last, s), first_key(last, s), end_key(first, s)};
 }
-// Blocks of keys or queries from `begin` to before `end`, which see some of a tile; from `open` to before `closed` they
-// see all, and the others need a mask.
+// Blocks of keys or queries from `begin` to before `end`, which see some of a tile; from `open` to before `closed`
+// they see all, and the others need a mask.
 struct Range { int begin, open, closed, end; };
 // Blocks of keys of a block of 64·M queries. BRANCH: whether a branch or a selection handles one that sees no key: the
 // order of instructions in the loops of `forward` is better after the first, in those of `queries` after the second.

@@ -1,5 +1,5 @@
-// The tables of a call whose lengths, offsets or masks' arrays lie on the device: as rows.rs makes them on the host, but
-// there and in every call.
+// The tables of a call whose lengths, offsets or masks' arrays lie on the device: as rows.rs makes them on the host,
+// but there and in every call.
 //
 //   sequences   one block: the sequences, and which tiles are theirs
 //   rows        a block has a tile of 64 queries: its place in the lists, the keys that its rows see, and the flags

@@ -1,6 +1,6 @@
-// Products of tiles of 64 × 64 in f32 fused multiply-adds. Compile-time: R, the rows of a tile that a thread has: 8, or
-// 4 where registers hold no more. Thread (y, x) = (t / 16, t % 16) has rows R·y .. R·y + R - 1 and columns 4x .. 4x + 3
-// of a product, and of an accumulator W columns wide every 64th group of 4.
+// Products of tiles of 64 × 64 in f32 fused multiply-adds. Compile-time: R, the rows of a tile that a thread has: 8,
+// or 4 where registers hold no more. Thread (y, x) = (t / 16, t % 16) has rows R·y .. R·y + R - 1 and columns 4x .. 4x
+// + 3 of a product, and of an accumulator W columns wide every 64th group of 4.
 //
 // Operands lie in shared memory row by row, in slabs of DEPTH columns: one is copied while the other is multiplied.
 constexpr int SIDE = 64, DEPTH = 16, THREADS = SIDE / R * 16;
