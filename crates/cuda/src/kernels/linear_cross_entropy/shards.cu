@@ -21,7 +21,6 @@ struct Partial {
 };
 constexpr u32 NO_CLASS = ~0u;
 DEV Partial identity() { return {-INF, 0, 0, 0, 0, 0, 0, 0, NO_CLASS, -INF}; }
-#define NAN_F __int_as_float(0x7fffffff)
 
 KERNEL_ARGS(ShardArgs)
 KERNEL_ARGS(FoldArgs)

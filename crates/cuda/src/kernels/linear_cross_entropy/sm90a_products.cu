@@ -406,6 +406,5 @@ DEV void write_gradients(const ProductArgs& x, float (&z)[TILE / 2], const Rows&
   store_tile(&x.out, z, at, to, group);
 }
 
-// A consumer's warpgroup, and the first of a thread's two rows in a tile.
-DEV int own_group() { return threadIdx.x / 128 - 1; }
+// The first of a thread's two rows in a tile.
 DEV int row_in_tile() { return 64 * own_group() + own_row(); }
