@@ -1,8 +1,7 @@
-// Results of a pass on tensor cores in groups in which one is not finite: o and lse, or dq, dk and dv, of the key
-// heads of sequences that have a flag, pair by pair as the portable kernels compute them, in their bits. A block walks
-// tiles of queries, then of keys, of all groups; where there is no flag it exits at once.
+// Results of a pass on tensor cores in groups that have a flag: o and lse, or dq, dk and dv, in the bits of the
+// portable kernels. A block walks tiles of queries, then of keys, of all groups.
 //
-// Compile-time: BACKWARD (0: o and lse); other names are those of portable_forward.cu.
+// Compile-time: BACKWARD (0: o and lse); others as portable_forward.cu.
 KERNEL_ARGS(FallbackArgs)
 
 KERNEL(fallback, FallbackArgs a, THREADS) {

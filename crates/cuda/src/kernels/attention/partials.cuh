@@ -1,6 +1,6 @@
 // dq partials (slots) of the pass by keys: a block leaves what its 64 keys add to a tile of queries in a slot of its
-// own, in f32, and `collect` adds the slots of a row in the order of the keys. Slots hold some tiles of keys at a
-// time, in the memory that the host has for them; whatever that is, the sums are the same.
+// own, in f32, and `collect` adds the slots of a row in the order of the keys. Slots hold as many tiles of keys at a
+// time as the host has memory for; the sums do not depend on that.
 
 // The number of the block, those of the last rows first: under a causal mask they walk the most tiles.
 DEV int last_first() { return gridDim.x - 1 - blockIdx.x; }

@@ -1,17 +1,18 @@
-// The backward pass of attention and attention_lse in fused multiply-adds: tiles are those of `portable_forward.cu`.
+// The backward pass of attention and attention_lse in fused multiply-adds. Tiles, compile-time: as
+// portable_forward.cu.
 //
-//   delta     one number a row                                                                  (B1)
-//   queries   a block owns 64 queries and walks the keys: S, dP, dS, dq += ds·k                 (B2)–(B5)
-//   scale     a warp owns a row: dq of attention_lse from what its forward pass saved           (L2)
-//   keys      a block owns 64 keys of one key head and walks the queries of its heads: dk, dv   (B6), (B7)
-//   fused     as `keys`, with what its keys add to dq, which `collect` adds up                  (B2)–(B7)
-//   dsinks    a block owns one head                                                             (B8)
-//   dbias     a block owns a tile of 64 × 64 pairs and walks what shares its bias               (B9)
+//   delta     one number a row  (B1)
+//   queries   a block owns 64 queries and walks the keys: S, dP, dS, dq += ds·k  (B2)–(B5)
+//   scale     a warp owns a row: dq of attention_lse from what its forward pass saved  (L2)
+//   keys      a block owns 64 keys of one key head and walks the queries of its heads: dk, dv  (B6), (B7)
+//   fused     as `keys`, with what its keys add to dq, which `collect` adds up  (B2)–(B7)
+//   dsinks    a block owns one head  (B8)
+//   dbias     a block owns a tile of 64 × 64 pairs and walks what shares its bias  (B9)
 //
 // The loops over blocks of `queries` and `keys` have one turn: without them more registers are spilt.
 //
 // `fused` takes five products a pair in place of seven. It computes 64 columns of dq at a time, beside the
-// accumulators of dk and dv. `queries` adds dq tile by tile of keys, as `collect` does: both modes have the same bits.
+// accumulators of dk and dv.
 #define FUSES 1
 
 // A row that saw nothing has o = 0 whatever its operands are; dout is not read there.
@@ -81,9 +82,10 @@ KERNEL(dbias, PairArgs c, THREADS) {
   __shared__ Shared shared;
   const Task task = c.tasks[blockIdx.x / c.bias_heads];
   const int own = blockIdx.x % c.bias_heads, row = task.row_tile * SIDE, key = task.key_tile * SIDE;
-  float sum[R][4] = {};
+  Pairs sum = {};
   each_sharing(c, task, own, [&](const Head& head) {
-    float x[R][4], dp[R][4] = {}, p, ds;
+    Pairs x, dp = {};
+    float p, ds;
     products(shared, x, query_rows(c.q, head, row), key_rows(c.k, head, key), c.dim);
     if (VALUES) products(shared, dp, query_rows(c.dout, head, row), key_rows(c.v, head, key), c.value_dim);
     UNROLL(r, R) {

@@ -1,9 +1,8 @@
-// dq of a tile of queries, dk and dv of a tile of keys, in f32 fused multiply-adds: bodies that `portable_backward.cu`
-// and `fallback.cu` share. Compile-time names are those of portable_forward.cu.
+// dq of a tile of queries, dk and dv of a tile of keys, for `portable_backward.cu`, which explains them, and
+// `fallback.cu`.
 
 // A pair's P (F4) and ds (B4), both hidden if it is not visible; returns dS (B3), 0 if it is not visible.
-DEV float pair(const Head& head, float product, float dp, int i, int j, Span span, float lse, float delta, float& p,
-               float& ds) {
+DEV float pair(const Head& head, float product, float dp, int i, int j, Span span, float lse, float delta, float& p, float& ds) {
   float score, slope;
   p = ds = HIDE;
   if (!head.score(product, i, j, span, score, slope)) return 0;
@@ -13,14 +12,13 @@ DEV float pair(const Head& head, float product, float dp, int i, int j, Span spa
   return x;
 }
 
-// dq of a tile of queries of a head.
 DEV void queries_of(const PairArgs& c, Shared& shared, Task task, int number) {
   const QueryTile<Head> own(c, c, task, number);
   const Head& head = own.head;
-  const Sequence& s = head.s;
   const int row = own.row;
   Rows q = query_rows(c.q, head, row);
-  float dq[R][CD / 16], lse[R], delta[R];
+  Sums<CD> dq;
+  float lse[R], delta[R];
   Span spans[R];
   clear<CD>(dq);
   UNROLL(r, R) {
@@ -28,7 +26,8 @@ DEV void queries_of(const PairArgs& c, Shared& shared, Task task, int number) {
     spans[r] = head.span(i), lse[r] = lse_of(head, i), delta[r] = delta_of(head, i);
   }
   NO_UNROLL for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
-    float x[R][4], dp[R][4] = {}, p;
+    Pairs x, dp = {};
+    float p;
     Rows k = key_rows(c.k, head, key);
     products(shared, x, q, k, c.dim);
     if (VALUES) products(shared, dp, query_rows(c.dout, head, row), key_rows(c.v, head, key), c.value_dim);
@@ -36,33 +35,31 @@ DEV void queries_of(const PairArgs& c, Shared& shared, Task task, int number) {
       UNROLL(e, 4)
         pair(head, x[r][e], dp[r][e], row + row_of(r), key + column_of(e), spans[r], lse[r], delta[r], p, x[r][e]);
     publish(shared, x);
-    add_tile<CD, true>(dq, [&](float (&sum)[R][CD / 16]) { accumulate<CD>(shared, sum, k, c.first_dim, c.dim); });
+    add_tile<CD, true>(dq, [&](Sums<CD>& sum) { accumulate<CD>(shared, sum, k, c.first_dim, c.dim); });
   }
-  store<CD>(c.dq, s.batch, head.head, s.query_start + row, s.queries - row, dq, Same{c.scale}, c.first_dim, c.dim,
-            c.wide);
+  store_queries<CD>(c.dq, head, row, dq, Same{c.scale}, c.first_dim, c.dim, c.wide);
 }
 
-// dk and dv of a tile of keys of a key head; with SLOTS also what these keys add to the gradient of q.
-template <class SLOTS>
-DEV void keys_of(const PairArgs& c, Shared& shared, Task task, int key_head, const SLOTS& slots) {
+// With SLOTS also what the keys add to the gradient of q.
+template <class SLOTS> DEV void keys_of(const PairArgs& c, Shared& shared, Task task, int key_head, const SLOTS& slots) {
   constexpr bool FUSED = FUSED_BY<SLOTS>;
   if (lacks(slots, task.key_tile)) return;
   const Sequence s = c.sequences[task.first];
   const int group = c.heads / c.key_heads, key = task.key_tile * SIDE;
   const bool wants_dk = c.dk.data && c.first_dim < c.dim, wants_dq = FUSED && (NARROW || c.first_dim < c.dim);
   Rows k = key_rows(c.k, s, key_head, key);
-  float dk[R][CD / 16];
+  Sums<CD> dk;
   clear<CD>(dk);
   const bool wants_dv = VALUES && c.dv.data && c.first_value < c.value_dim;
   Rows v = key_rows(c.v, s, key_head, key);
-  float dv[R][CE / 16];
+  Sums<CE> dv;
   clear<CE>(dv);
   NO_UNROLL for (int h = key_head * group; h < (key_head + 1) * group; h++) {
     Head head(c, s, h);
     NO_UNROLL for (int row = 0; row < s.queries; row += SIDE) {
       if (!may_see(c, s, row, key)) continue;
       Rows q = query_rows(c.q, head, row);
-      float x[R][4], dp[R][4] = {}, ds[R][4];
+      Pairs x, dp = {}, ds;
       products(shared, x, k, q, c.dim);
       Rows dout = query_rows(c.dout, head, row);
       if (VALUES && (wants_dq || wants_dk)) products(shared, dp, v, dout, c.value_dim);
@@ -85,7 +82,7 @@ DEV void keys_of(const PairArgs& c, Shared& shared, Task task, int key_head, con
         if (wants_dk) __syncthreads();
         publish_across(shared, ds);
         NO_UNROLL for (int first = c.first_dim; first < (NARROW ? 1 : min(c.first_dim + CD, c.dim)); first += 64) {
-          float dq[R][4];
+          Pairs dq;
           clear<64>(dq);
           accumulate<64>(shared, dq, k, first, c.dim);
           if constexpr (FUSED) leave(c, slots, s, h, row, task.key_tile, first, dq);
@@ -95,6 +92,6 @@ DEV void keys_of(const PairArgs& c, Shared& shared, Task task, int key_head, con
     }
   }
   const int first = s.key_start + key, count = s.keys - key;
-  if (wants_dk) store<CD>(c.dk, s.batch, key_head, first, count, dk, Same{c.scale}, c.first_dim, c.dim, false);
-  if (wants_dv) store<CE>(c.dv, s.batch, key_head, first, count, dv, Same{1}, c.first_value, c.value_dim, false);
+  if (wants_dk) store<CD>(c.dk, s.batch, key_head, first, count, dk, Same{c.scale}, c.first_dim, c.dim);
+  if (wants_dv) store<CE>(c.dv, s.batch, key_head, first, count, dv, Same{1}, c.first_value, c.value_dim);
 }

@@ -1,12 +1,11 @@
-// o and lse of a tile of queries, in f32 fused multiply-adds: the body that `portable_forward.cu` and `fallback.cu`
-// share. Compile-time names are those of portable_forward.cu.
+// o and lse of a tile of queries, for `portable_forward.cu`, which explains it, and `fallback.cu`.
 DEV void outputs_of(const PairArgs& c, Shared& shared, Task task, int number) {
   const QueryTile<Head> own(c, c, task, number);
   const Head& head = own.head;
-  const Sequence& s = head.s;
   const int row = own.row;
   Rows q = query_rows(c.q, head, row);
-  float o[R][CE / 16], m[R], l[R];
+  Sums<CE> o;
+  float m[R], l[R];
   bool seen[R] = {};
   Span spans[R];
   clear<CE>(o);
@@ -17,7 +16,8 @@ DEV void outputs_of(const PairArgs& c, Shared& shared, Task task, int number) {
     l[r] = sink != -INF && tx() == 0 ? sink - sink + 1 : 0;  // e^{sink - sink}: NaN of a sink that is not finite
   }
   NO_UNROLL for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
-    float p[R][4], a[R];
+    Pairs p;
+    float a[R];
     products(shared, p, q, key_rows(c.k, head, key), c.dim);
     UNROLL(r, R) {
       float top = -INF, sum = 0;
@@ -50,10 +50,10 @@ DEV void outputs_of(const PairArgs& c, Shared& shared, Task task, int number) {
   UNROLL(r, R) {
     l[r] = row_sum(l[r]);
     int i = row + row_of(r);
-    if (tx() == 0 && i < s.queries && c.first_value == 0)
+    if (tx() == 0 && i < head.s.queries && c.first_value == 0)
       ((float*)head.lse)[i] = seen[r] ? m[r] + logf(l[r]) : sink;  // whatever it is
   }
   float over[R];
   UNROLL(r, R) over[r] = seen[r] ? 1 / l[r] : 0;
-  if (VALUES && c.o.data) store<CE>(c.o, s.batch, head.head, s.query_start + row, s.queries - row, o, over, c.first_value, c.value_dim, false);
+  if (VALUES && c.o.data) store_queries<CE>(c.o, head, row, o, over, c.first_value, c.value_dim);
 }

@@ -1,25 +1,24 @@
-// The second order of attention and attention_lse on any GPU from sm_80 on, as the portable level computes the first.
+// The second order of attention and attention_lse on the level portable. Compile-time: as `portable_forward.cu`.
 //
-//   tangents  a block owns 64 queries and walks the keys: Σ P U, Σ P (U v + ddv), Σ P v         (D1), (D2), (D4), (D5)
-//   rows      a warp owns a row: delta, u, z, gdout                                        (B1), (D4)–(D6), (J1), (J2)
-//   queries   a block owns 64 queries and walks the keys: gq                                           (D7)–(D10)
-//   keys      a block owns 64 keys of one key head and walks the queries of its heads: gk, gv          (D11), (D12)
-//   fused     as `keys`, with what its keys add to gq, which `collect` adds up                         (D7)–(D12)
-//   gsinks    a block owns one head                                                                    (D14)
-//   gbias     a block owns a tile of 64 × 64 pairs and walks what shares its bias                      (D15)
+//   tangents  a block owns 64 queries and walks the keys: Σ P U, Σ P (U v + ddv), Σ P v  (D1), (D2), (D4), (D5)
+//   rows      a warp owns a row: delta, u, z, gdout  (B1), (D4)–(D6), (J1), (J2)
+//   queries   a block owns 64 queries and walks the keys: gq  (D7)–(D10)
+//   keys      a block owns 64 keys of one key head and walks the queries of its heads: gk, gv  (D11), (D12)
+//   fused     as `keys`, with what its keys add to gq, which `collect` adds up  (D7)–(D12)
+//   gsinks    a block owns one head  (D14)
+//   gbias     a block owns a tile of 64 × 64 pairs and walks what shares its bias  (D15)
 //
 // o that is not stored in f32 is computed again: delta, z and u·o would multiply the rounding of a narrower one.
 // In forward mode the tangents stand for ddq, ddk, ddv, ddsinks and ddbias, and the first two kernels are all.
 //
-// Three sweeps: by queries for u, gdout and z, by queries for gq, by keys for gk and gv; `fused` is the last two in
-// one. Between them 16 bytes and 2·E numbers a row are kept in f32. What is read of shared memory for S serves the
-// products of ddq and ddk with k and q, too, and what is read for dP those of T. The number of instructions is the
-// limit: six products of tiles in a row do not fit the instruction cache, so that two terms of a sum share a loop.
-//
-// Compile-time: as `portable_forward.cu`.
-// The product s = q·k of (F1) and that of its motion, u = ddq·k + q·ddk, with queries or with keys as rows.
+// `fused` is `queries` and `keys` in one. Between the sweeps 16 bytes and 2·E numbers a row are kept in f32. What is
+// read of shared memory for S serves the products of ddq and ddk with k and q, too, and what is read for dP those of
+// T. The number of instructions is the limit: six products of tiles in a row do not fit the instruction cache, so that
+// two terms of a sum share a loop.
 #define FUSES (CD == 64 && CE == 64)
-template <bool BY_KEYS> DEV void scores(const SecondArgs& a, Shared& shared, float (&s)[R][4], float (&u)[R][4], const Head& head, int row, int key) {
+
+// The product s = q·k of (F1) and that of its motion, u = ddq·k + q·ddk, with queries or with keys as rows.
+template <bool BY_KEYS> DEV void scores(const SecondArgs& a, Shared& shared, Pairs& s, Pairs& u, const Head& head, int row, int key) {
   Rows q = query_rows(a.c.q, head, row), k = key_rows(a.c.k, head, key);
   Rows ddq = query_rows(a.ddq, head, row), ddk = key_rows(a.ddk, head, key);
   if (a.ddq.data && a.ddk.data) {
@@ -32,7 +31,7 @@ template <bool BY_KEYS> DEV void scores(const SecondArgs& a, Shared& shared, flo
   if (a.ddk.data) add_products(shared, u, BY_KEYS ? ddk : q, BY_KEYS ? q : ddk, a.c.dim);
 }
 // dP of (B2) and T of (D3).
-template <bool BY_KEYS> DEV void turns(const SecondArgs& a, Shared& shared, float (&dp)[R][4], float (&t)[R][4], const Head& head, int row, int key) {
+template <bool BY_KEYS> DEV void turns(const SecondArgs& a, Shared& shared, Pairs& dp, Pairs& t, const Head& head, int row, int key) {
   if (!VALUES) return;
   Rows dout = query_rows(a.c.dout, head, row), v = key_rows(a.c.v, head, key);
   Rows cot_o = query_rows(a.cot_o, head, row), ddv = key_rows(a.ddv, head, key);
@@ -51,7 +50,7 @@ template <bool BY_KEYS> DEV void turns(const SecondArgs& a, Shared& shared, floa
 
 // The second order of each pair of two tiles, with queries or with keys as rows: `each(r, e, pair)`.
 template <bool BY_KEYS, class F> DEV void each_second(const SecondArgs& a, Shared& shared, const Head& head, int row, int key, F each) {
-  float s[R][4] = {}, u[R][4] = {}, dp[R][4] = {}, t[R][4] = {};
+  Pairs s = {}, u = {}, dp = {}, t = {};
   scores<BY_KEYS>(a, shared, s, u, head, row, key);
   turns<BY_KEYS>(a, shared, dp, t, head, row, key);
   UNROLL(n, BY_KEYS ? 4 : R) {
@@ -79,11 +78,11 @@ KERNEL(tangents, SecondArgs a, THREADS) {
   float u[R] = {}, lse[R];
   bool seen[R] = {};
   Span spans[R];
-  float sum[R][CE / 16], o[R][CE / 16];
+  Sums<CE> sum, o;
   clear<CE>(sum), clear<CE>(o);
   UNROLL(r, R) spans[r] = head.span(row + row_of(r)), lse[r] = lse_of(head, row + row_of(r));
   NO_UNROLL for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
-    float p[R][4] = {}, moved[R][4] = {};
+    Pairs p = {}, moved = {};
     scores<false>(a, shared, p, moved, head, row, key);
     UNROLL(r, R)
       UNROLL(e, 4) {
@@ -120,9 +119,8 @@ KERNEL(tangents, SecondArgs a, THREADS) {
     numbers_of(a, head)[i] = {0, u[r], 0, (float)some};
   }
   if (!VALUES) return;
-  int count = head.s.queries - row;
-  store<CE>(a.sum, head.s.batch, head.head, head.s.query_start + row, count, sum, Same{1}, c.first_value, c.value_dim, true);
-  if (!has_o(a)) store<CE>(a.o32, head.s.batch, head.head, head.s.query_start + row, count, o, Same{1}, c.first_value, c.value_dim, true);
+  store_queries<CE>(a.sum, head, row, sum, Same{1}, c.first_value, c.value_dim, true);
+  if (!has_o(a)) store_queries<CE>(a.o32, head, row, o, Same{1}, c.first_value, c.value_dim, true);
 }
 
 KERNEL(rows, SecondArgs a, THREADS) {
@@ -160,12 +158,12 @@ KERNEL(queries, SecondArgs a, THREADS) {
   const Head& head = own.head;
   if (is_finite(a, own.sequence, head.key_head)) return;
   const int row = own.row;
-  float gq[R][CD / 16];
+  Sums<CD> gq;
   clear<CD>(gq);
   NO_UNROLL for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
-    float x[R][4], ds[R][4];
+    Pairs x, ds;
     each_second<false>(a, shared, head, row, key, [&](int r, int e, const Pair& pair) { x[r][e] = pair.x, ds[r][e] = pair.ds; });
-    auto add_pairs = [&](float (&sum)[R][CD / 16]) {
+    auto add_pairs = [&](Sums<CD>& sum) {
       NO_UNROLL for (int term = 0; term < (a.ddk.data ? 2 : 1); term++) {
         if (term == 0) publish(shared, x);
         else publish(shared, ds);
@@ -175,7 +173,7 @@ KERNEL(queries, SecondArgs a, THREADS) {
     };
     add_tile<CD, NARROW>(gq, add_pairs);
   }
-  store<CD>(a.gq, head.s.batch, head.head, head.s.query_start + row, head.s.queries - row, gq, Same{c.scale}, c.first_dim, c.dim, false);
+  store_queries<CD>(a.gq, head, row, gq, Same{c.scale}, c.first_dim, c.dim);
 }
 
 // With SLOTS also what these keys add to gq.
@@ -187,17 +185,16 @@ template <class SLOTS> DEV void keys_of(const SecondArgs& a, const SLOTS& slots)
   const Sequence s = c.sequences[task.first];
   const int key_head = blockIdx.x % c.key_heads, group = c.heads / c.key_heads, key = task.key_tile * SIDE;
   if (is_finite(a, task.first, key_head) || lacks(slots, task.key_tile)) return;
-  const bool wants_gk = a.gk.data && c.first_dim < c.dim;
-  float gk[R][CD / 16];
-  clear<CD>(gk);
-  const bool wants_gv = VALUES && a.gv.data && c.first_value < c.value_dim;
-  float gv[R][CE / 16];
-  clear<CE>(gv);
+  const bool wants_gk = a.gk.data && c.first_dim < c.dim, wants_gv = VALUES && a.gv.data && c.first_value < c.value_dim;
+  Sums<CD> gk;
+  Sums<CE> gv;
+  clear<CD>(gk), clear<CE>(gv);
   NO_UNROLL for (int h = key_head * group; h < (key_head + 1) * group; h++) {
     Head head(c, s, h);
     NO_UNROLL for (int row = 0; row < s.queries; row += SIDE) {
       if (!may_see(c, s, row, key)) continue;
-      float x[R][4], ds[R][4], moved[R][4], p[R][4], gq[R][CD / 16];
+      Pairs x, ds, moved, p;
+      Sums<CD> gq;
       each_second<true>(a, shared, head, row, key, [&](int r, int e, const Pair& pair) {
         x[r][e] = pair.x, ds[r][e] = pair.ds, moved[r][e] = pair.moved, p[r][e] = pair.p;
       });
@@ -210,7 +207,6 @@ template <class SLOTS> DEV void keys_of(const SecondArgs& a, const SLOTS& slots)
         }
       }
       if (FUSED) clear<CD>(gq);
-      // Both terms by the same instructions: twice as many would not fit the cache of instructions.
       NO_UNROLL for (int term = 0; term < 2; term++) {
         if (wants_gk && (term == 0 || a.ddq.data)) {
           if (term == 0) publish(shared, x);
@@ -228,8 +224,8 @@ template <class SLOTS> DEV void keys_of(const SecondArgs& a, const SLOTS& slots)
       if constexpr (FUSED) leave(c, slots, s, h, row, task.key_tile, 0, gq);
     }
   }
-  if (wants_gk) store<CD>(a.gk, s.batch, key_head, s.key_start + key, s.keys - key, gk, Same{c.scale}, c.first_dim, c.dim, false);
-  if (wants_gv) store<CE>(a.gv, s.batch, key_head, s.key_start + key, s.keys - key, gv, Same{1}, c.first_value, c.value_dim, false);
+  if (wants_gk) store_keys<CD>(a.gk, s, key_head, key, gk, Same{c.scale}, c.first_dim, c.dim);
+  if (wants_gv) store_keys<CE>(a.gv, s, key_head, key, gv, Same{1}, c.first_value, c.value_dim);
 }
 KERNEL(keys, SecondArgs a, THREADS) { keys_of(a, NoSlots()); }
 
@@ -244,7 +240,7 @@ KERNEL(gbias, SecondArgs a, THREADS) {
   const PairArgs& c = a.c;
   Task task = c.tasks[blockIdx.x / c.bias_heads];
   const int own = blockIdx.x % c.bias_heads, row = task.row_tile * SIDE, key = task.key_tile * SIDE;
-  float sum[R][4] = {};
+  Pairs sum = {};
   each_sharing(c, task, own, [&](const Head& head) {
     each_second<false>(a, shared, head, row, key, [&](int r, int e, const Pair& pair) { sum[r][e] += pair.score; });
   });

@@ -1,8 +1,6 @@
 // The second order of attention and attention_lse: kernel arguments, and the numbers of a pair.
 struct Numbers { float delta, u, z, seen; };  // of a row; seen is 0 where it sees nothing
-
 KERNEL_ARGS(SecondArgs)
-
 DEV Numbers* numbers_of(const SecondArgs& a, const Head& head) {
   return a.numbers + ((i64)head.s.batch * a.c.heads + head.head) * a.c.queries + head.s.query_start;
 }

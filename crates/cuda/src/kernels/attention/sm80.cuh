@@ -1,21 +1,17 @@
-// attention and attention_lse on the tensor cores of any GPU from sm_80 on, with every option: the blocks of the
-// portable level. P and dS of 16-bit operands are rounded to the storage type before they are multiplied, those of f32
-// as all that `multiply/mma_sync_f32.cuh` multiplies. Their scores.
+// attention and attention_lse on the tensor cores of any GPU from sm_80 on, with every option: the blocks and tables
+// of the portable level. P and dS of 16-bit operands are rounded to the storage type before they are multiplied, those
+// of f32 as in `multiply/mma_sync_f32.cuh`. Their scores.
 //
-// A block has four warps and takes the tables, spans and flags of the portable kernels. Copies are `cp.async` in two
-// stages; rows that begin and end at multiples of 16 bytes are copied in pieces, others element by element (WHOLE).
-// All tiles but those of wide operands fit 99 KiB of shared memory, hence every device.
-//
-// Sums that are not finite raise flags, and `fallback` computes their groups again: the heads of `sm80_forward.cu` and
-// `sm80_backward.cu`.
+// A block has four warps. Copies are `cp.async` in two stages; rows that begin and end at multiples of 16 bytes are
+// copied in pieces, others element by element (WHOLE). All tiles but those of wide operands fit 99 KiB of shared
+// memory, hence every device.
 //
 // Scores are kept over softmax_scale. A finite bias that overflows f32 when it is divided by the scale counts as the
 // largest number: o is right, and lse is that number times the scale.
 //
-// Compile-time: STORAGE (0|1|2); OPTIONS, 0 where there is no softcap, no bias and no array of flags; WHOLE, see
-// `load_tile`; VALUES, 0 for attention_lse; CD and CE, the columns of a row of q and of v; TILES, of 16-bit operands
-// with CD up to 128: 0, forward 128 queries by 64 keys and backward 64 by 64; 1, walked tiles of 32 rows; 2, forward
-// 64 queries by 64 keys.
+// Compile-time: STORAGE, OPTIONS, VALUES: as portable_forward.cu; WHOLE; CD and CE, the columns of a row of q and of
+// v; TILES, of 16-bit operands with CD up to 128: 0, forward 128 queries by 64 keys and backward 64 by 64; 1, walked
+// tiles of 32 rows; 2, forward 64 queries by 64 keys.
 #ifndef TILES
 #define TILES 0
 #endif
@@ -29,15 +25,15 @@ constexpr int M = CD > 128 || TILES == 2 ? 1 : 2, KEYS = CD > 128 || STORAGE == 
 constexpr int BYTES = sizeof(element), WALK = WIDE || STORAGE == 0 || TILES == 1 ? 32 : SIDE;
 constexpr float LN2 = 0.6931471805599453f, LARGEST = 3.402823466e38f;
 
-// A score is kept over a unit, the scale where that is above 0 and of usual size: then without options it is the
-// product of query and key.
+// The unit of scores, the scale where that is above 0 and of usual size: then without options a score is the product
+// of query and key.
 struct Unit { float scale, over, log2; };  // of products; 1/unit; unit·log2 e
 DEV Unit unit_of(const PairArgs& c) {
   if (c.scale > 1e-18f && c.scale < 1e18f) return {1, 1 / c.scale, c.scale * LOG2E};
   return {c.scale, 1, LOG2E};
 }
 
-// A query whose pairs follow each other: the places of its flags and of its bias are computed once.
+// A query: the places of its flags and of its bias are computed once.
 struct QueryRow {
 #if OPTIONS
   const element* bias;

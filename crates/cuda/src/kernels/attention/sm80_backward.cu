@@ -1,39 +1,26 @@
 // The backward pass on the tensor cores of any GPU from sm_80 on.
 //
-//   queries   a block owns 64 queries and walks the keys: S, dP, dS, dq += ds·k                              (B2)–(B5)
-//   keys      a block owns 64 keys of one key head and walks the queries of its heads: dk, dv               (B6), (B7)
-//   values    the same for dv alone: where dk is not asked for, and where the columns of both leave no registers:
-//             then `keys` has dk. 128 keys, tiles of 32 queries (64 where D and E are at most 64): half the reads of
-//             shared memory
-//   dbias     a block owns a tile of 64 × 64 pairs and walks what shares its bias                            (B9)
+//   queries   a block owns 64 queries and walks the keys: S, dP, dS, dq += ds·k  (B2)–(B5)
+//   keys      a block owns 64 keys of one key head and walks the queries of its heads: dk, dv  (B6), (B7)
+//   values    the same for dv alone, where dk is not asked for, and where the columns of both leave no registers: then
+//             `keys` has dk. 128 keys, tiles of 32 queries (64 where D and E are at most 64)
+//   dbias     a block owns a tile of 64 × 64 pairs and walks what shares its bias  (B9)
 //
-// S and dP are computed by queries and by keys: seven products. Where D or E is above 128, the accumulators of dk and
-// dv together have more columns than there are registers. Walked tiles then have two stages where the device gives a
-// block the shared memory (128 KiB where both are above 128), else one. f32: two stages, one where D + E is above 192.
+// S and dP are computed by queries and by keys: seven products. Where D or E is above 128, walked tiles have two
+// stages where the device gives a block the shared memory (128 KiB where both are above 128), else one. f32: two
+// stages, one where D + E is above 192.
 //
-// Numbers that are not finite. A sum in f32 that is not finite, before it is scaled and rounded, raises the flag of
-// its group, the key head of one sequence; of f32 a product of a query and a key does, too. `fallback` then computes
-// dq, dk and dv of the group again. It is always enqueued and exits where there is no flag, so that the host need not
-// wait. Finite sums are right, since what is not finite cannot leave them:
-//   * P and ds of a hidden pair are 0, and each meets its operand in a product: 0 · NaN and 0 · ∞ are NaN. Rows behind
-//     a sequence are loaded as 0.
-//   * exp2 hides S = −∞ alone, whose weight is 0 by definition, and tanh an infinite product, whose score is the
-//     softcap by definition; ∞ and NaN stay, and ∞ · 0 is NaN. Of f32 a factor that overflows when it is rounded or
-//     split makes a product infinite that is not: hence its flag.
-//   * lse = +∞ makes P = 0 of every finite S, as the definition does, and NaN of every other. An lse or δ that is NaN
-//     makes P or ds NaN; an infinite δ makes ds infinite or NaN. There is no maximum.
-//   * Packing turns what exceeds the type into ∞, which the next product keeps. `collect` looks at dq of partial sums.
-// dsinks and dbias are sums over groups. They read operands, lse and δ, no result of these kernels; a pair adds to
-// dbias where it is visible alone, and of f32 its products are computed again where they are not finite (`mend`).
+// Numbers that are not finite: pairs/tiles.cuh. Of f32 a product of a query and a key raises a flag, too: a factor
+// that overflows when it is rounded or split makes a product infinite that is not. `collect` looks at dq of partial
+// sums. A pair adds to dbias where it is visible alone; its products of f32 that are not finite are computed again
+// (`mend`).
 //
-// Compile-time: as `sm80.cuh`. CD and CE are 64 or 128. With STAGES, one of them is 256 and none 64: tiles that are
-// walked have 32 rows in so many stages, 2 where a block may have the shared memory. Those of f32 have 32 rows, too.
-// FUSES: in place of these kernels that of `sm80_backward_fused.cu`.
+// Compile-time: as `sm80.cuh`. CD and CE are 64 or 128; with STAGES, the stages of walked tiles, one of them is 256
+// and none 64. Walked tiles have 32 rows then, and of f32. FUSES: `sm80_backward_fused.cu` in place of these kernels.
 #if WIDE || CD <= 128
 constexpr u32 BLOCK_BYTES = TILE_BYTES + STAGES * 8 * WALK;  // with two numbers of each row
 
-// From a product of a query and a key, and their dP: P (F4) and ds (B4), both 0 if the pair is not visible. lse2 is in
-// powers of 2.
+// P (F4) and ds (B4) from a product of a query and a key, and their dP; 0 if the pair is hidden. lse2: to base 2.
 template <bool CUT> DEV void weigh(const Head& head, const Unit& unit, float& x, float& dp, int i, int j, Span span, float lse2, float delta) {
   float slope;
   bool visible = score<CUT>(head, unit, x, slope, i, j, span);
@@ -54,7 +41,6 @@ struct SoftmaxPairs : Body {
 };
 
 #if !FUSES
-// Pairs of queries that walk keys.
 struct SoftmaxQueries : SoftmaxPairs {
   float lse[2], delta[2];
   METHOD SoftmaxQueries(const PairArgs& c, const Head& head, int row) : SoftmaxPairs(c) {
@@ -62,7 +48,7 @@ struct SoftmaxQueries : SoftmaxPairs {
   }
   template <bool MASKED, class F> METHOD Use pairs(const SoftmaxBlock& own, Pairs<1, WALK>& x, Pairs<1, WALK>& ds, int key, int, F) const {
     each(x, ds, [&](float& p, float& dp, int r, int column) {
-      const int j = key + column + 2 * (lane_id() % 4);
+      const int j = key + column + own_column();
       weigh<MASKED>(own.head, unit, p, dp, own.row + row_of<1>(r), j, own.spans[r], lse[r], delta[r]);
     });
     return {true};
@@ -76,7 +62,7 @@ KERNEL(queries, PairArgs c, THREADS, WIDE ? 1 : 2) {
 }
 #endif
 
-// Pairs of 64·M keys that walk W queries. A stage has lse in powers of 2, and delta, of its queries.
+// 64·M keys that walk W queries. A stage has lse2 and delta of its queries.
 template <int M, int W> struct SoftmaxKeys : SoftmaxPairs {
   static constexpr int NUMBERS = 2 * W;
   using SoftmaxPairs::SoftmaxPairs;
@@ -88,7 +74,7 @@ template <int M, int W> struct SoftmaxKeys : SoftmaxPairs {
   template <bool MASKED, class F>
   METHOD Use pairs(const Head& head, Pairs<M, W>& x, Pairs<M, W>& ds, int row, int key, const float* numbers, F) const {
     UNROLL(j, W / 8) {
-      const int column = 8 * j + 2 * (lane_id() % 4);
+      const int column = 8 * j + own_column();
       const float2 lse2 = *(const float2*)&numbers[column], delta = *(const float2*)&numbers[W + column];
       UNROLL(e, 2) {
         const Span span = MASKED ? head.span(row + column + e) : Span{0, 0};
@@ -101,7 +87,6 @@ template <int M, int W> struct SoftmaxKeys : SoftmaxPairs {
   }
 };
 
-// dk and dv, or one of them, of 64·M keys.
 template <int M, int W, bool DK, bool DV> DEV void of_keys(const PairArgs& c) {
   const KeyBlock<M, W, DK, DV> own(c);
   if (own.task.key_tile % M) return;  // of the block of a tile before
@@ -110,18 +95,14 @@ template <int M, int W, bool DK, bool DV> DEV void of_keys(const PairArgs& c) {
 }
 #if !FUSES
 CHECK_SHARED(keys, BLOCK_BYTES);
-KERNEL(keys, PairArgs c, THREADS, WIDE ? 1 : 2) {
-  of_keys<1, WALK, true, !WIDE>(c);
-}
+KERNEL(keys, PairArgs c, THREADS, WIDE ? 1 : 2) { of_keys<1, WALK, true, !WIDE>(c); }
 #endif
 #if VALUES && !FUSES && (WIDE || STORAGE != 0)
 // Without accumulators of dk there are registers for twice as many keys, which halves what is read of shared memory,
 // and, of 64 columns, for 64 queries at a time, which halves the barriers.
 constexpr int WALK_VALUES = !WIDE && CD == 64 && CE == 64 ? 64 : 32;
 CHECK_SHARED(values, WIDE ? BLOCK_BYTES : 2 * D_BYTES + STAGES * WALK_VALUES * ((CD + CE) * BYTES + 8));
-KERNEL(values, PairArgs c, THREADS, WIDE ? 1 : 2) {
-  of_keys<WIDE ? 1 : 2, WALK_VALUES, false, true>(c);
-}
+KERNEL(values, PairArgs c, THREADS, WIDE ? 1 : 2) { of_keys<WIDE ? 1 : 2, WALK_VALUES, false, true>(c); }
 #endif
 
 #if OPTIONS && !WIDE && !FUSES
@@ -133,7 +114,7 @@ KERNEL(dbias, PairArgs c, THREADS, 2) {
   Task task = c.tasks[blockIdx.x / c.bias_heads];
   const int own = blockIdx.x % c.bias_heads, row = task.row_tile * SIDE, key = task.key_tile * SIDE;
   const Unit unit = unit_of(c);
-  float sum[1][SIDE / 8][4];
+  Pairs<1, SIDE> sum;
   clear<1, SIDE>(sum);
   each_sharing(c, task, own, [&](const Head& head) {
     __syncthreads();  // all are done with the tiles before
@@ -145,7 +126,7 @@ KERNEL(dbias, PairArgs c, THREADS, 2) {
     if (VALUES && !IN_TURN) load_values();
     copy_commit(), copy_wait<0>();
     __syncthreads();
-    float x[1][SIDE / 8][4], dp[1][SIDE / 8][4];
+    Pairs<1, SIDE> x, dp;
     products<1, SIDE, CD>(x, at_q, at_k);
 #if STORAGE == 0
     mend<1, SIDE, CD>(x, at_q, at_k);
@@ -167,7 +148,7 @@ KERNEL(dbias, PairArgs c, THREADS, 2) {
       const float lse2 = lse2_of(head, i), delta = delta_of(head, i);
       each_in_row(x, r, [&](float y, int column) {  // dS (B3); a hidden pair adds nothing
         float slope, &all = sum[0][column / 8][2 * r + column % 2];
-        const bool visible = score<true>(head, unit, y, slope, i, key + column + 2 * (lane_id() % 4), span);
+        const bool visible = score<true>(head, unit, y, slope, i, key + column + own_column(), span);
         if (visible) all += __fmul_rn(exp2_fast(fmaf(y, unit.log2, -lse2)), __fsub_rn(dp[0][column / 8][2 * r + column % 2], delta));
       });
     }

@@ -1,4 +1,4 @@
-// The pass by keys of sm80 with what its keys add to dq, which `collect` adds up.                    (B2)–(B7)
+// The pass by keys of sm80 with what its keys add to dq, which `collect` adds up.  (B2)–(B7)
 //
 // Compile-time: as `sm80_backward.cu`, of 16-bit operands, CD and CE 64 or 128.
 struct FusedKeys : SoftmaxKeys<1, WALK> {

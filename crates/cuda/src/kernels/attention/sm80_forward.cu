@@ -1,17 +1,10 @@
 // The forward pass on the tensor cores of any GPU from sm_80 on: a block owns 64·M queries of one head and walks the
-// keys, last to first: S, P, o += P·v, lse                                                          (F1)–(F5), (L1)
+// keys, last to first: S, P, o += P·v, lse  (F1)–(F5), (L1)
 //
 // Usual tiles: 128 queries by 64 keys; 64 by 32 where D is above 128, and walked tiles of 32 rows of f32.
 //
-// Numbers that are not finite raise flags as in `sm80_backward.cu`, in sums of o before they are scaled and rounded,
-// and of f32 in products of queries and keys; `fallback` then computes o and lse of these groups again. Finite sums of
-// o are right, and so is their lse:
-//   * P of a hidden pair is 0, and meets v in a product.
-//   * The maximum hides a NaN, and P of NaN, and of S = +∞ = m, is NaN. It reaches o, and lse, which is NaN by
-//     definition then: of attention_lse nothing but products of f32 needs a flag.
-//   * exp2 hides S = −∞ alone, of weight 0 by definition, also where a row sees no other; a sum of no weights is 0 and
-//     its lse −∞. An old sum times 0 keeps NaN and ∞.
-//   * A sink joins behind the sums, and what is not finite of it is so by definition.
+// Numbers that are not finite: pairs/tiles.cuh. Of f32 products of queries and keys raise flags, too: of attention_lse
+// nothing else does.
 //
 // Compile-time: as `sm80.cuh`. CD is 64, 128 or, of 16-bit operands, 256, CE 64 or 128: the columns that a launch
 // accumulates.
@@ -21,11 +14,11 @@ struct Softmax : Body {
   static constexpr bool LAST_FIRST = true, APART = true;
   static constexpr u32 BESIDE = 0;
   const Unit unit;
-  float m[2 * M], l[2 * M], a[2 * M];  // the maximum and the sum of a row, and by what they scale the sums before
+  float m[2 * M], l[2 * M], a[2 * M];  // of a row: its maximum, its sum, and the factor of the sums before
   METHOD Softmax(const PairArgs& c) : unit(unit_of(c)) {
     UNROLL(r, 2 * M) m[r] = -INF, l[r] = 0;
   }
-  METHOD void scale(float (&o)[M][CE / 8][4]) const { mul_rows(o, a); }
+  METHOD void scale(Sums<M, CE>& o) const { mul_rows(o, a); }
   template <bool MASKED, class OWN> METHOD Use pairs(const OWN& own, Pairs<M, KEYS>& p, int key, int) const {
     const Unit unit = this->unit;
     UNROLL(r, 2 * M) {
@@ -33,7 +26,7 @@ struct Softmax : Body {
       const Span span = own.span(r);
       each_in_row(p, r, [&](float& x, int column) {
         float slope;
-        const bool visible = score<MASKED>(own.head, unit, x, slope, i, key + column + 2 * (lane_id() % 4), span);
+        const bool visible = score<MASKED>(own.head, unit, x, slope, i, key + column + own_column(), span);
         if (MASKED && !visible) x = -INF;
       });
     }
@@ -68,7 +61,8 @@ KERNEL(forward, PairArgs c, THREADS, CD > 128 ? 1 : 2) {
   if (is_owned_before<M>(c, place)) return;
   const QueryBlock<Head, M, KEYS> walked(c, c, place);
   Softmax body(c);
-  float o[M][CE / 8][4], over[2 * M];
+  Sums<M, CE> o;
+  float over[2 * M];
   walk_values<VALUES>(c, walked, body, o);
   // Anew, since the walk has no registers left for what follows.
   const QueryTile<Head> own(c, c, c.tasks[place.task], place.head);
@@ -81,5 +75,5 @@ KERNEL(forward, PairArgs c, THREADS, CD > 128 ? 1 : 2) {
     const float lse = body.finish(r, sink, over[r]);
     if (lane_id() % 4 == 0 && i < s.queries && c.first_value == 0) to[i] = lse;
   }
-  if (VALUES && c.o.data) store<M, CE>(c.o, s.batch, head.head, s.query_start + own.row, s.queries - own.row, o, over, c.first_value, c.value_dim);
+  if (VALUES && c.o.data) store_queries<M, CE>(c.o, head, own.row, o, over, c.first_value, c.value_dim);
 }

@@ -1,12 +1,9 @@
-// dq partials (slots) that the pass by keys of sm80 leaves: 64 keys, tiles of 64 queries, operands of 16 bits. dS of a
-// tile goes through shared memory, where its columns become rows: a warp multiplies 16 queries with all keys of the
-// block.
-//
-// dS lies in registers with a row for each key. Its tile takes the place of dout in shared memory and is read back
-// transposed (`ldmatrix.trans`); k is multiplied 64 columns at a time.
+// dq partials (slots) that the pass by keys of sm80 leaves: 64 keys, tiles of 64 queries, operands of 16 bits. dS lies
+// in registers with a row for each key. It goes through shared memory, in the place of dout, and is read back
+// transposed (`ldmatrix.trans`): a warp multiplies 16 queries with all keys of the block.
 #define FUSES 1
 
-// Writes dS of the rows of a warp, keys, to a tile with a row for each key.
+// Writes dS of the keys of a warp to a tile.
 template <int N> DEV void put(u32 tile, const Factors<1, N>& ds) {
   UNROLL(j, N / 8)
     UNROLL(r, 2)
@@ -24,7 +21,7 @@ DEV void leave(const PairArgs& c, const Slots& slots, const Head& head, int row,
   }
   float* to = slots.at + (key_tile - slots.first) * slot_size(c) + slot_row(c, head.s, head.head, row);
   NO_UNROLL for (int panel = 0; panel < CD / 64; panel++) {
-    float dq[1][8][4];
+    Sums<1, 64> dq;
     clear<1, 64>(dq);
     accumulate<1, SIDE, 64>(dq, ds, k + panel * SIDE * 128);
     UNROLL(r, 2) {

@@ -1,19 +1,16 @@
-// The second order of attention and attention_lse of bf16 operands on the tensor cores of any GPU from sm_80 on,
-// within f32: products of operands are exact, and factors that are f32 are multiplied in three pieces of bf16, whose
-// sum they are.
+// The second order of attention and attention_lse of bf16 operands on the tensor cores of any GPU from sm_80 on.
 //
-//   tangents, queries, keys: as in portable_second_order.cu                                     (D1)–(D5), (D7)–(D12)
+//   tangents, queries, keys: as in portable_second_order.cu  (D1)–(D5), (D7)–(D12)
 //
 // A product of two bf16 is exact in f32. The factors of sums – P, Ṗ, x and ds – are f32 and are cut into three pieces
-// of bf16, 24 bits together, multiplied one after another: the suite judges the results by `f32-strict`. f16 has fewer
-// exponents than its factors need, and f32 more bits than three pieces: both stay with portable_second_order.cu, as do
-// gbias, gsinks and the numbers of rows.
+// of bf16, 24 bits together, whose sum they are: the suite judges the results by `f32-strict`. f16 has fewer exponents
+// than its factors need, and f32 more bits than three pieces: both stay with portable_second_order.cu, as do gbias,
+// gsinks and the numbers of rows.
 //
-// Numbers that are not finite. A sum of a product that is not finite raises the flag of its group, the key head of one
-// sequence. Each kernel is followed by that of portable_second_order.cu, which computes groups with a flag and exits
-// elsewhere; kernels behind leave these groups to it, too. Finite sums are right: factors of a hidden pair are 0, and
-// 0 · NaN and 0 · ∞ are NaN; a factor that is not finite stays so in the first of its pieces. u and S are sums and
-// products of visible pairs alone, as there, and rows behind a sequence are loaded as 0.
+// Numbers that are not finite raise flags as in pairs/tiles.cuh, which also says why factors of 0 and rows behind a
+// sequence are safe. Each kernel is followed by that of portable_second_order.cu, which computes groups with a flag
+// and exits elsewhere; kernels behind leave these groups to it, too. A factor that is not finite stays so in the first
+// of its pieces. u and S are sums and products of visible pairs alone, as there.
 //
 // Compile-time: STORAGE 1; OPTIONS, WHOLE, VALUES; CD and CE, the columns of a row of q and of v: 64 or 128.
 constexpr int WALK = 32;  // rows of a tile that a block walks
@@ -43,9 +40,9 @@ template <int W> DEV void add_products(Tile32& sum, u32 a, u32 b) {
   each(sum, x, [](float& y, float x, int, int) { y += x; });
 }
 // sum += p·x, p in pieces: each is what bf16 keeps of the rest.
-template <int W> DEV void accumulate_all(float (&sum)[1][W / 8][4], Tile32& p, u32 x) {
+template <int W> DEV void accumulate_all(Sums<1, W>& sum, Tile32& p, u32 x) {
   UNROLL(piece, 3) {
-    u32 packed[1][WALK / 8][2];
+    Factors<1, WALK> packed;
     pack_all<1, WALK>(packed, p);
     accumulate<1, WALK, W>(sum, packed, x);
     if (piece == 2) break;
@@ -53,21 +50,23 @@ template <int W> DEV void accumulate_all(float (&sum)[1][W / 8][4], Tile32& p, u
       u32 two = packed[0][i / 2][i % 2];
       float (&rest)[4] = p[0][i / 2];
       float low = __uint_as_float(two << 16), high = __uint_as_float(two & 0xffff0000);
-      rest[2 * (i % 2)] = fabsf(low) < INF ? rest[2 * (i % 2)] - low : 0;
-      rest[2 * (i % 2) + 1] = fabsf(high) < INF ? rest[2 * (i % 2) + 1] - high : 0;
+      rest[2 * (i % 2)] = is_finite(low) ? rest[2 * (i % 2)] - low : 0;
+      rest[2 * (i % 2) + 1] = is_finite(high) ? rest[2 * (i % 2) + 1] - high : 0;
     }
   }
 }
 // As `accumulate_all` of a factor that is needed again.
-template <int W> DEV void accumulate_copy(float (&sum)[1][W / 8][4], const Tile32& p, u32 x) {
+template <int W> DEV void accumulate_copy(Sums<1, W>& sum, const Tile32& p, u32 x) {
   Tile32 copy;
   UNROLL(i, WALK / 2) copy[0][i / 4][i % 4] = p[0][i / 4][i % 4];
   accumulate_all<W>(sum, copy, x);
 }
 
-// The places of the tiles of four operands, of queries or of keys: q, ddq, dout and cot_o, or k, ddk, v and ddv.
+// The tiles of four operands, of queries or of keys: q, ddq, dout and cot_o, or k, ddk, v and ddv.
 struct Tiles { u32 x, moved, value, moved_value; };
 DEV Tiles tiles_at(u32 at, u32 d, u32 e) { return {at, at + d, at + 2 * d, at + 2 * d + e}; }
+DEV Tiles own_tiles() { return tiles_at(shared_begin(), D_OWN, E_OWN); }
+DEV Tiles walk_tiles() { return tiles_at(shared_begin() + AT_WALK, D_WALK, E_WALK); }
 template <int N> DEV void load_queries(const Tiles& to, const SecondArgs& a, const Head& head, int row, bool values) {
   load<N, CD>(to.x, a.c.q, query_rows(a.c.q, head, row), a.c.dim);
   load<N, CD>(to.moved, a.ddq, query_rows(a.ddq, head, row), a.c.dim);
@@ -87,15 +86,14 @@ DEV void arrived() {
   __syncthreads();
 }
 
-// The product s = q·k of (F1), and that of its motion, u = ddq·k + q·ddk: of what is owned with what is walked, of
-// which the tangents are there or not.
+// The product s = q·k of (F1), and that of its motion, u = ddq·k + q·ddk, of owned and walked tiles.
 DEV void scores(Tile32& s, Tile32& u, const Tiles& own, const Tiles& walk, bool own_moves, bool walk_moves) {
   products<1, WALK, CD>(s, own.x, walk.x);
   clear<1, WALK>(u);
   if (own_moves) add_products<CD>(u, own.moved, walk.x);
   if (walk_moves) add_products<CD>(u, own.x, walk.moved);
 }
-// dP of (B2) and T of (D3), from `out`, the tiles of dout and cot_o, and `of`, those of v and ddv.
+// dP of (B2) and T of (D3).
 template <bool BY_KEYS> DEV void turns(const SecondArgs& a, Tile32& dp, Tile32& t, const Tiles& own, const Tiles& walk) {
   clear<1, WALK>(dp), clear<1, WALK>(t);
   if (!VALUES) return;
@@ -104,7 +102,7 @@ template <bool BY_KEYS> DEV void turns(const SecondArgs& a, Tile32& dp, Tile32& 
   if (a.ddv.data) add_products<CE>(t, BY_KEYS ? own.moved_value : own.value, BY_KEYS ? walk.value : walk.moved_value);
 }
 KERNEL(tangents, SecondArgs a, THREADS) {
-  const Tiles own = tiles_at(shared_begin(), D_OWN, E_OWN), walk = tiles_at(shared_begin() + AT_WALK, D_WALK, E_WALK);
+  const Tiles own = own_tiles(), walk = walk_tiles();
   const PairArgs& c = a.c;
   const QueryTile<Head> block(c, c, blockIdx.x);
   const Head& head = block.head;
@@ -113,7 +111,7 @@ KERNEL(tangents, SecondArgs a, THREADS) {
   float moves[2] = {}, lse[2];
   bool seen[2] = {};
   Span spans[2];
-  float sum[1][CE / 8][4], o[1][CE / 8][4];
+  Sums<1, CE> sum, o;
   clear<1, CE>(sum), clear<1, CE>(o);
   UNROLL(r, 2) spans[r] = head.span(row + row_of<1>(r)), lse[r] = lse_of(head, row + row_of<1>(r));
   load_queries<SIDE>(own, a, head, row, false);
@@ -123,7 +121,7 @@ KERNEL(tangents, SecondArgs a, THREADS) {
     Tile32 p, moved;
     scores(p, moved, own, walk, a.ddq.data, a.ddk.data);
     UNROLL(n, WALK / 2) {
-      const int r = n / 2 % 2, i = row + row_of<1>(r), j = key + n / 4 * 8 + 2 * (lane_id() % 4) + n % 2;
+      const int r = n / 2 % 2, i = row + row_of<1>(r), j = key + n / 4 * 8 + own_column() + n % 2;
       float &x = p[0][n / 4][n % 4], &y = moved[0][n / 4][n % 4], score, slope;
       if (head.score(x, i, j, spans[r], score, slope)) {
         x = shown(weight(score, lse[r]));
@@ -154,13 +152,14 @@ KERNEL(tangents, SecondArgs a, THREADS) {
 }
 
 KERNEL(queries, SecondArgs a, THREADS) {
-  const Tiles own = tiles_at(shared_begin(), D_OWN, E_OWN), walk = tiles_at(shared_begin() + AT_WALK, D_WALK, E_WALK);
+  const Tiles own = own_tiles(), walk = walk_tiles();
   const PairArgs& c = a.c;
   const QueryTile<Head> block(c, c, blockIdx.x);
   const Head& head = block.head;
   if (!is_finite(a, block.sequence, head.key_head)) return;
   const int row = block.row;
-  float gq[1][CD / 8][4], lse[2];
+  Sums<1, CD> gq;
+  float lse[2];
   Span spans[2];
   Numbers numbers[2];
   clear<1, CD>(gq);
@@ -176,7 +175,7 @@ KERNEL(queries, SecondArgs a, THREADS) {
     scores(s, u, own, walk, a.ddq.data, a.ddk.data);
     turns<false>(a, dp, t, own, walk);
     UNROLL(n, WALK / 2) {
-      const int r = n / 2 % 2, j = key + n / 4 * 8 + 2 * (lane_id() % 4) + n % 2;
+      const int r = n / 2 % 2, j = key + n / 4 * 8 + own_column() + n % 2;
       float &x = s[0][n / 4][n % 4], &y = u[0][n / 4][n % 4];
       Pair pair = second(a, head, x, y, dp[0][n / 4][n % 4], t[0][n / 4][n % 4], row + row_of<1>(r), j, spans[r], lse[r], numbers[r]);
       x = shown(pair.x), y = shown(pair.ds);
@@ -186,20 +185,19 @@ KERNEL(queries, SecondArgs a, THREADS) {
     __syncthreads();
   }
   raise_unless_finite<OF_QUERIES>(c, block.sequence, head.key_head, gq);
-  store<1, CD>(a.gq, head.s.batch, head.head, head.s.query_start + row, head.s.queries - row, gq, Same{c.scale}, 0, c.dim);
+  store_queries<1, CD>(a.gq, head, row, gq, Same{c.scale}, 0, c.dim);
 }
 
 KERNEL(keys, SecondArgs a, THREADS) {
-  const Tiles own = tiles_at(shared_begin(), D_OWN, E_OWN), walk = tiles_at(shared_begin() + AT_WALK, D_WALK, E_WALK);
+  const Tiles own = own_tiles(), walk = walk_tiles();
   const PairArgs& c = a.c;
   Task task = c.tasks[blockIdx.x / c.key_heads];
   const Sequence s = c.sequences[task.first];
   const int key_head = blockIdx.x % c.key_heads, group = c.heads / c.key_heads, key = task.key_tile * SIDE;
   if (!is_finite(a, task.first, key_head)) return;
-  float gk[1][CD / 8][4];
-  clear<1, CD>(gk);
-  float gv[1][CE / 8][4];
-  clear<1, CE>(gv);
+  Sums<1, CD> gk;
+  Sums<1, CE> gv;
+  clear<1, CD>(gk), clear<1, CE>(gv);
   load_keys<SIDE>(own, a, Head(c, s, key_head * group), key);
   NO_UNROLL for (int h = key_head * group; h < (key_head + 1) * group; h++) {
     Head head(c, s, h);
@@ -211,7 +209,7 @@ KERNEL(keys, SecondArgs a, THREADS) {
       scores(x, u, own, walk, a.ddk.data, a.ddq.data);
       turns<true>(a, dp, t, own, walk);
       UNROLL(n, WALK / 2) {
-        const int column = n / 4 * 8 + 2 * (lane_id() % 4) + n % 2, i = row + column;
+        const int column = n / 4 * 8 + own_column() + n % 2, i = row + column;
         const int j = key + row_of<1>(n / 2 % 2);
         const Numbers numbers = i < s.queries ? numbers_of(a, head)[i] : Numbers{};
         float &y = x[0][n / 4][n % 4], &z = u[0][n / 4][n % 4], &v = dp[0][n / 4][n % 4], &w = t[0][n / 4][n % 4];
@@ -226,6 +224,6 @@ KERNEL(keys, SecondArgs a, THREADS) {
     }
   }
   raise_unless_finite<OF_KEYS>(c, task.first, key_head, gk, gv);
-  if (a.gk.data) store<1, CD>(a.gk, s.batch, key_head, s.key_start + key, s.keys - key, gk, Same{c.scale}, 0, c.dim);
-  if (VALUES && a.gv.data) store<1, CE>(a.gv, s.batch, key_head, s.key_start + key, s.keys - key, gv, Same{1}, 0, c.value_dim);
+  if (a.gk.data) store_keys<1, CD>(a.gk, s, key_head, key, gk, Same{c.scale}, 0, c.dim);
+  if (VALUES && a.gv.data) store_keys<1, CE>(a.gv, s, key_head, key, gv, Same{1}, 0, c.value_dim);
 }

@@ -15,20 +15,8 @@
 // There are as many blocks as multiprocessors, and they claim tiles from a counter. While two warpgroups multiply, one
 // thread loads what they read next, of the next tile too, and another writes the results of the tile before.
 //
-// Numbers that are not finite. A forbidden pair has P = dS = 0, which adds nothing only to finite numbers; a sum in
-// f32 that is not finite, before it is scaled and rounded, raises the flag of its group, the key head of one sequence.
-// `fallback` then computes all results of that group again; it is always enqueued and exits where there is no flag, so
-// that the host need not wait. Finite sums are right, since what is not finite cannot leave them:
-//   * P and dS of a hidden pair are selected or are 0 · x, and each then meets its operand in a product: 0 · NaN and
-//     0 · ∞ are NaN. P alone is selected; dS = P · (dP − delta) keeps a NaN of dP and of delta.
-//   * exp2 hides S = −∞ alone, whose weight is 0 by definition; ∞ and NaN stay, and ∞ · 0 is NaN. There is no maximum.
-//   * lse2 = +∞ (padding, a row that saw nothing, an lse of +∞) makes P = 0 of every finite S, as the definition does,
-//     and NaN of every other. An lse or delta that is NaN makes P or dS NaN; an infinite delta makes dS ∞ or NaN.
-//   * Packing turns what exceeds the type into ∞, which the next product keeps.
-//   * Rows behind a sequence that a box of the copy engine holds (those of the next sequence, or padding within the
-//     arrays) are 0 before a product sums over them (`zero_rows`), and no flag looks at their own results. A group has
-//     the bits that it has alone.
-// dsinks and dbias are sums over groups: they read operands, lse and delta, no result of these kernels.
+// Numbers that are not finite: pairs/tiles.cuh. P alone is selected; dS = P · (dP − delta) keeps a NaN of dP and of
+// delta. lse2 = +∞ also stands for padding and a row that saw nothing.
 //
 // A gradient that is not asked for is not computed and, where all results are finite, changes no bit of the others. dk
 // without dv is `keys` without the product of dv: three products. dv without dk and both gradients of attention_lse

@@ -3,17 +3,12 @@
 //
 //   producer (one thread of warpgroup 0):  per work tile: load q; per key block, last to first: load k, load v
 //   consumer (warpgroups 1..):             64 query rows each; per key block n, last to first:
-//        issue  S' = q·k_nᵀ                 (wgmma, shared × shared)                                   (F1)
-//        issue  o += P·v_{n+1}              (wgmma, registers × shared: P of the block before)         (F5)
-//        wait S';  m, P' = exp2((S' − m)·c), l;  wait o;  o *= exp2((m_old − m)·c);  P = P'            (F3), (F4)
-// The products of one warpgroup run under the exponentials of the other (they take turns at the tensor cores),
-// and the previous block's P·v runs under the exponentials of its own warpgroup.
-//
-// A work tile is (query block, query head, batch element); blocks claim tiles from a counter, heaviest query blocks
-// first within a group of heads whose k and v fit the L2. No tile depends on another: results do not depend on
-// the claims.
-//
-// Masks are windows, or show each query a range of keys, which tables tell (spans.cuh).
+//        issue  S' = q·k_nᵀ                 (wgmma, shared × shared)  (F1)
+//        issue  o += P·v_{n+1}              (wgmma, registers × shared: P of the block before)  (F5)
+//        wait S';  m, P' = exp2((S' − m)·c), l;  wait o;  o *= exp2((m_old − m)·c);  P = P'  (F3), (F4)
+// The products of one warpgroup run under the exponentials of the other (they take turns at the tensor cores), and the
+// previous block's P·v runs under the exponentials of its own warpgroup. Blocks claim work tiles from a counter
+// (`work_of`); results do not depend on the claims. Masks: spans.cuh.
 //
 // Columns are padded to 64 or 128. Softcap, bias, and a scale that is not above 0 are computed on the accumulators of
 // S, in variants of their own; a bias is read where it lies, two elements at a time where these begin at multiples of
@@ -25,16 +20,7 @@
 // one operation. That depends on the row alone: bits are the same in tiles of 128 and 192 rows, and for a mask as for
 // a bias of −∞.
 //
-// Numbers that are not finite. A sum of o in f32 that is not finite, before it is divided and rounded, raises the flag
-// of its group, the key head of one sequence; `fallback` then computes o and lse of the group again. It is always
-// enqueued and exits where there is no flag. Finite sums of o are right, and so is their lse:
-//   * P of a hidden pair is 0, and meets v in a product: 0 · NaN and 0 · ∞ are NaN. Rows of v behind a sequence are 0
-//     before the product (`zero_rows`), and no flag looks at rows of queries behind it: a group has the bits that it
-//     has alone.
-//   * The maximum hides a NaN, and P of NaN, and of S = +∞ = m, is NaN. It reaches o, and lse, which is NaN by
-//     definition then: attention_lse needs no flag.
-//   * exp2 hides S = −∞ alone, of weight 0 by definition, and tanh an infinite product, whose score is the softcap by
-//     definition. An old sum times 0 keeps NaN and ∞. A sink joins behind the sums.
+// Numbers that are not finite: pairs/tiles.cuh.
 //
 // Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair; 2: spans), GROUPS (consumer warpgroups: 2 or 3,
 // which fit the registers where D = 64), VALUES (0: attention_lse), LENGTHS (1: batch elements have extents of their
@@ -66,12 +52,12 @@ struct WarpgroupTile {
   const BiasRows& bias;
   float c;
 };
-// Hides what a row does not see, and says in `cut` of which rows it hides something in this block.
+// Hides what a row does not see; `cut`: the rows of which it hides something in this block.
 template <bool MASK> DEV void mask(float (&s)[KEYS / 2], bool (&cut)[2], int key, const Seen& seen) {
   cut[0] = cut[1] = false;
   if constexpr (MASK) {
     UNROLL(r, 2) {
-      const int from = key + 2 * (lane_id() & 3);
+      const int from = key + own_column();
       cut[r] = seen.end(r) < key + KEYS || seen.begin(r) > key;
       hide_outside(s, r, WINDOW ? seen.begin(r) - from : 0, seen.end(r) - from);
     }
@@ -86,7 +72,7 @@ template <bool MASK> DEV void extend(float (&s)[KEYS / 2], bool (&hides)[2], int
     UNROLL(i, KEYS / 2) s[i] = __fmul_rn(o.unit.scale, s[i]);
   }
   if (!x.of[0]) return;
-  const int keys = own.keys - key - 2 * (lane_id() & 3);
+  const int keys = own.keys - key - own_column();
   const bool pairs = has_pairs(o.bias, x.of[0]);
   UNROLL(r, 2) {
     UNROLL(j, KEYS / 8) {
@@ -97,9 +83,8 @@ template <bool MASK> DEV void extend(float (&s)[KEYS / 2], bool (&hides)[2], int
     hides[r] = __any_sync(0xfu << (lane_id() & 28), hides[r]);
   }
 }
-// New maxima; s becomes P (unnormalised); returns in a[] what o and the old sums must be multiplied by. The maximum of
-// a row that is cut is subtracted first: a lone key has P = 1. What is cut is the row's own: its bits depend on no
-// other.
+// New maxima; s becomes P (unnormalised), `a` the factors of o and the old sums. The maximum of a row that is cut is
+// subtracted first: a lone key has P = 1.
 template <bool MASK> DEV bool soften(float (&s)[KEYS / 2], Maxima& rows, float (&a)[2], float c, const bool (&cut)[2]) {
   float top[2];
   bool grown = false;
@@ -129,7 +114,6 @@ template <bool MASK> DEV bool soften(float (&s)[KEYS / 2], Maxima& rows, float (
   }
   return grown;
 }
-// All of that: scores, mask, weights.
 template <bool MASK> DEV bool weigh(float (&s)[KEYS / 2], Maxima& rows, float (&a)[2], int key, const WarpgroupTile& t) {
   bool cut[2];
   bool hides[2] = {};
@@ -181,10 +165,9 @@ struct Places {
   METHOD u32 k_tile() const { return base + AT_K + k.stage() * KV_BYTES; }
   METHOD u32 v_tile() const { return base + AT_V + v.stage() * KV_BYTES; }
 };
-// The blocks of keys of a tile, which are some: o, not yet normalised, and what rows add up. The products of block n
-// and the weights of the one before it run side by side.
+// The blocks of keys of a tile, which has some: o, not yet normalised, and the maxima and sums of rows.
 DEV void walk(float (&o)[D / 2], Maxima& rows, Places& at, const Tiles& queries, const WarpgroupTile& t) {
-  const int group = threadIdx.x / 128 - 1;
+  const int group = own_group();
   const u32 q = at.base + group * 64 * 128;
   const Range& blocks = t.blocks;
   u32 p[KEYS / 4];
@@ -235,7 +218,7 @@ DEV void walk(float (&o)[D / 2], Maxima& rows, Places& at, const Tiles& queries,
   mma_wait<0>(), pin(o);
   at.v.release(), at.v.advance();
 }
-// lse of the rows, and what o is divided by, in `over`. A sink joins here: it weighs, and has no value.
+// lse of the rows, and the factors of o in `over`. A sink joins here: it weighs, and has no value.
 DEV void end_rows(const ForwardArgs& call, const Work& w, const Own& own, int row, float unit, const Maxima& rows, float (&over)[2]) {
   float sink = call.sinks ? call.sinks[w.head] : -INF;
   UNROLL(r, 2) {
@@ -253,7 +236,7 @@ DEV void end_rows(const ForwardArgs& call, const Work& w, const Own& own, int ro
 }
 
 DEV void consume(u32 base, const ForwardArgs& call) {
-  const int group = threadIdx.x / 128 - 1;
+  const int group = own_group();
   const float unit = OPTIONS ? call.options.unit.natural : call.shape.scale;  // of products
   Places at(base);
   if (group == GROUPS - 1) named_arrive(1, 256);  // group 0 begins

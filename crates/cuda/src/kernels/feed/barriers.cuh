@@ -1,7 +1,4 @@
 // Barriers in shared memory (mbarrier), from sm_90 on; addresses are u32, in the shared window.
-//
-// With the feature `racecheck` every lane of a warp arrives at a barrier (ARRIVALS 32), because racecheck follows only
-// the lane that does.
 
 // A barrier flips its phase when its arrivals and its expected bytes are all in. wait(b, parity) returns once the
 // phase of that parity is complete: a consumer starts with parity 0, the producer of an empty ring with parity 1.
@@ -19,8 +16,8 @@ DEV void arrive(u32 b) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];"
 // One arrival for the warp; __syncwarp orders the other lanes' reads before it, and behind it the lanes meet again.
 // Without that ptxas may let the other lanes jump over an arrival that stands before a jump, and none waits at the
 // target: both parts of the warp then advance a stage that lies in a uniform register, which deadlocked the ring.
-// compute-sanitizer's racecheck follows only the arriving thread and reports the others' reads: ARRIVALS 32 lets every
-// lane arrive, for that check.
+// compute-sanitizer's racecheck follows only the arriving thread and reports the others' reads: with the feature
+// `racecheck` every lane arrives (ARRIVALS 32).
 #ifndef ARRIVALS
 #define ARRIVALS 1
 #endif

@@ -1,7 +1,6 @@
 // Operands of products of matrices on their way through registers into shared memory.
 
-// Rows of an operand along which the reduction runs. A thread copies 8 numbers of row `t % 128`; `row` is 0 where
-// there is none.
+// Rows of an operand along which the reduction runs. A thread copies 8 numbers of row `t % 128`; `row` 0: none.
 template <class T> struct Along {
   const T* row;
   int width;
@@ -15,8 +14,8 @@ template <class T> struct Along {
   }
 };
 
-// Rows of an operand of which the reduction takes one after the other: `rows(k)` is row k from the tile's first column
-// on, `columns` are those that there are from there.
+// Rows of an operand that the reduction takes one by one: `rows(k)` is row k from the tile's first column on, from
+// which there are `columns`.
 template <class T, class F> struct Across {
   F rows;
   int count, columns;

@@ -1,9 +1,9 @@
 // Rings of stages in shared memory, which one side fills and the other reads in the same order. A stage has two
 // barriers: full, what it holds is there; empty, all have read it.
 //
-// COUNT stages, whose barriers lie from the offset AT on: all full ones, then all empty ones. PARTS: a stage has so
-// many pairs of barriers, for parts that are filled and read apart. SLIM: a place takes one register, not two, and an
-// instruction more where it is used; COUNT is a power of 2.
+// COUNT stages, whose barriers lie from the offset AT on: all full ones, then all empty ones. PARTS of a stage are
+// filled and read apart, each with its pair of barriers. SLIM: a place takes one register, not two, and an instruction
+// more where it is used; COUNT is a power of 2.
 template <int COUNT, u32 AT, int PARTS = 1, bool SLIM = false> struct Ring {
   static constexpr u32 END = AT + 16 * COUNT * PARTS;
   u32 base, at, parity;

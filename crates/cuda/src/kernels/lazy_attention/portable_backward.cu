@@ -1,35 +1,29 @@
-// The backward pass and the statistics of lazy_attention in fused multiply-adds: tiles are those of
-// `portable_forward.cu`.
+// The backward pass and the statistics of lazy_attention in fused multiply-adds. Tiles: as portable_forward.cu.
 //
-//   measure   a block owns 64 queries of one head: statistics                                          (E37)–(E44)
+//   measure   a block owns 64 queries of one head: statistics  (E37)–(E44)
 //   counts    a block owns 64 queries of one head: n
-//   queries   a block owns 64 queries and walks the keys: P, g, Δ, Σ a P g k, Σ P k, of them dq      (E7), (E8), (E17)
+//   queries   a block owns 64 queries and walks the keys: P, g, Δ, Σ a P g k, Σ P k, of them dq  (E7), (E8), (E17)
 //   keys      a block owns 64 keys of one key head and walks the queries of its heads: dS, dk, dv, and
-//             what its diagonals add to dbias                                                      (E9), (E11)–(E13)
-//   dbias     a block owns 32 distances of one head                                                              (E13)
-//   dtau      a block owns one head                                                                              (E14)
+//             what its diagonals add to dbias  (E9), (E11)–(E13)
+//   dbias     a block owns 32 distances of one head  (E13)
+//   dtau      a block owns one head  (E14)
 //
-// A tile without an active pair adds nothing to o, Δ, dv and dτ: neither g nor these products are computed,
-// and no bit depends on that. To dq, dk and dbias it adds -P (Δ - dlse): it is left out only where every such factor
-// is 0.
+// A tile without an active pair adds nothing to o, Δ, dv and dτ: neither g nor these products are computed, and no bit
+// depends on that. To dq, dk and dbias it adds -P (Δ - dlse): it is left out only where every such factor is 0.
 //
 // Statistics are those of docs/lazy_attention.md; n is counted from the spans, from the flags, or in the fallback by a
-// walk over S.
-//
-// `queries` needs no Δ beforehand: it sums P g k and P k apart, with Δ and Σ a g beside them, and joins them at the
-// end (E17). g is computed where a tile holds an active pair; a tile adds to dq, dk and dbias unless every factor in
-// it is 0.
+// walk over S. `queries` needs no Δ beforehand: it sums P g k and P k apart, with Δ and Σ a g beside them, and joins
+// them at the end (E17).
 //
 // dbias has no atomic additions: a block with 64 keys sums each diagonal of a tile of dS in f32 and adds the sums to a
 // window of its own in scratch memory, 4 bytes for each distance that occurs, query head and tile of keys; the last
 // kernel adds the windows in the order of the tiles. dtau adds one number a row.
 
-DEV void counts_of(const LazyArgs& a, Shared& shared, const QueryTile<LazyHead>& own) {
+DEV void counts_of(const LazyArgs& a, Shared& shared, const LazyTile& own) {
   const PairArgs& c = a.c;
   const LazyHead& head = own.head;
-  const Sequence& s = head.s;
   const int row = own.row;
-  if (!AGAIN && may_hide<1>(own)) raise<OF_OPERAND>(c.flags, own.sequence * c.key_heads + head.key_head);
+  if (!AGAIN && may_hide<1>(own)) raise<OF_OPERAND>(c.flags, own.group());
   int n[R] = {};
   Span spans[R];
   UNROLL(r, R) {
@@ -39,7 +33,8 @@ DEV void counts_of(const LazyArgs& a, Shared& shared, const QueryTile<LazyHead>&
   if (AGAIN || c.allowed) {
     UNROLL(r, R) n[r] = 0;
     NO_UNROLL for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
-      float x[R][4] = {}, score;
+      Pairs x = {};
+      float score;
       if (AGAIN) products(shared, x, query_rows(c.q, head, row), key_rows(c.k, head, key), c.dim);
       UNROLL(r, R)
         UNROLL(e, 4) n[r] += head.score(x[r][e], row + row_of(r), key + column_of(e), spans[r], score);
@@ -48,21 +43,21 @@ DEV void counts_of(const LazyArgs& a, Shared& shared, const QueryTile<LazyHead>&
   UNROLL(r, R) {
     n[r] = row_sum(n[r]);
     const int i = row + row_of(r);
-    if (tx() == 0 && i < s.queries) head.numbers[i] = counted(a.tau[head.head], head.lse[i] == -INF ? 0 : n[r]);
+    if (tx() == 0 && i < head.s.queries) head.numbers[i] = counted(a.tau[head.head], head.lse[i] == -INF ? 0 : n[r]);
   }
 }
 KERNEL(counts, LazyArgs a, THREADS) {
   __shared__ Shared shared;
-  each_query_tile(a, [&](const QueryTile<LazyHead>& own) { counts_of(a, shared, own); });
+  each_query_tile(a, [&](const LazyTile& own) { counts_of(a, shared, own); });
 }
 
-DEV void queries_of(const LazyArgs& a, Shared& shared, const QueryTile<LazyHead>& own) {
+DEV void queries_of(const LazyArgs& a, Shared& shared, const LazyTile& own) {
   const PairArgs& c = a.c;
   const LazyHead& head = own.head;
-  const Sequence& s = head.s;
   const int row = own.row;
   Rows q = query_rows(c.q, head, row), dout = query_rows(c.dout, head, row);
-  float sparse[R][CD / 16], dense[R][CD / 16], lse[R], offset[R], delta[R] = {}, sum[R] = {};
+  Sums<CD> sparse, dense;
+  float lse[R], offset[R], delta[R] = {}, sum[R] = {};
   Span spans[R];
   clear<CD>(sparse), clear<CD>(dense);
   UNROLL(r, R) {
@@ -70,7 +65,7 @@ DEV void queries_of(const LazyArgs& a, Shared& shared, const QueryTile<LazyHead>
     spans[r] = head.span(i), lse[r] = head.lse_at(i), offset[r] = head.number(i).offset;
   }
   NO_UNROLL for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
-    float x[R][4], g[R][4];
+    Pairs x, g;
     bool weighs = false, any = false;
     Rows k = key_rows(c.k, head, key);
     products(shared, x, q, k, c.dim);
@@ -88,7 +83,7 @@ DEV void queries_of(const LazyArgs& a, Shared& shared, const QueryTile<LazyHead>
         else g[r][e] = HIDE;
         // The sum over the row is multiplied by a finite number.
         const float dlse = head.dlse(row + row_of(r));
-        if (!hidden(p) && !(fabsf(dlse) < INF)) x[r][e] = shown(__fmul_rn(p, dlse));
+        if (!hidden(p) && !is_finite(dlse)) x[r][e] = shown(__fmul_rn(p, dlse));
       }
     if (!c.dq.data) continue;
     if (__syncthreads_or(weighs)) {
@@ -105,22 +100,22 @@ DEV void queries_of(const LazyArgs& a, Shared& shared, const QueryTile<LazyHead>
     const int i = row + row_of(r);
     const float dlse = head.dlse(i);
     // A Δ that is not finite means that some dS is NaN.
-    const float factor = !(fabsf(delta[r]) < INF) ? delta[r] - delta[r] : fabsf(dlse) < INF ? dlse - delta[r] : 1;
+    const float factor = !is_finite(delta[r]) ? delta[r] - delta[r] : is_finite(dlse) ? dlse - delta[r] : 1;
     UNROLL(e, CD / 16) sparse[r][e] = fmaf(factor, dense[r][e], sparse[r][e]);  // (E17)
-    if (tx() == 0 && i < s.queries && c.first_dim == 0) {
+    if (tx() == 0 && i < head.s.queries && c.first_dim == 0) {
       Numbers& numbers = head.numbers[i];
       numbers.delta = delta[r] - dlse, numbers.sum = __fmul_rn(numbers.share, sum[r]);
     }
   }
-  if (c.dq.data) store<CD>(c.dq, s.batch, head.head, s.query_start + row, s.queries - row, sparse, Same{c.scale}, c.first_dim, c.dim, false);
+  if (c.dq.data) store_queries<CD>(c.dq, head, row, sparse, Same{c.scale}, c.first_dim, c.dim);
 }
 KERNEL(queries, LazyArgs a, THREADS) {
   __shared__ Shared shared;
-  each_query_tile(a, [&](const QueryTile<LazyHead>& own) { queries_of(a, shared, own); });
+  each_query_tile(a, [&](const LazyTile& own) { queries_of(a, shared, own); });
 }
 
-// Adds the diagonals of a tile of dS, the factors that were published last, to what a block has of each distance.
-// Diagonal t holds the pairs of query i and key i + 63 - t of the tile.
+// Adds the diagonals of a tile of dS, the factors that were published last, to a block's sums of distances. Diagonal t
+// holds the pairs of query i and key i + 63 - t of the tile.
 DEV void add_diagonals(const Shared& shared, float* window, int reach, int distance) {
   const int t = threadIdx.x, off = t - (SIDE - 1), d = distance + off;
   if (t >= 2 * SIDE - 1 || d < 0 || d >= reach) return;
@@ -137,9 +132,9 @@ DEV void keys_of(const LazyArgs& a, Shared& shared, int at, int key_head) {
   const int key = task.key_tile * SIDE, group = c.heads / c.key_heads;
   const bool wants_dk = c.dk.data && c.first_dim < c.dim, wants_dv = c.dv.data && c.first_value < c.value_dim;
   const bool wants_ds = wants_dk || a.windows;
-  Rows k = key_rows(c.k, s, key_head, key);
-  Rows v = key_rows(c.v, s, key_head, key);
-  float dk[R][CD / 16], dv[R][CE / 16];
+  Rows k = key_rows(c.k, s, key_head, key), v = key_rows(c.v, s, key_head, key);
+  Sums<CD> dk;
+  Sums<CE> dv;
   clear<CD>(dk), clear<CE>(dv);
   if (a.windows)
     for (i64 d = threadIdx.x; d < (i64)group * a.reach; d += THREADS) a.windows[((i64)at * c.heads + key_head * group) * a.reach + d] = 0;
@@ -148,7 +143,7 @@ DEV void keys_of(const LazyArgs& a, Shared& shared, int at, int key_head) {
     NO_UNROLL for (int row = 0; row < s.queries; row += SIDE) {
       if (!may_see(c, s, row, key)) continue;
       Rows q = query_rows(c.q, head, row), dout = query_rows(c.dout, head, row);
-      float x[R][4], ds[R][4];
+      Pairs x, ds;
       bool any = false, pulls = false;
       products(shared, x, k, q, c.dim);
       UNROLL(e, 4) {
@@ -167,7 +162,7 @@ DEV void keys_of(const LazyArgs& a, Shared& shared, int at, int key_head) {
           const float p = x[r][e];
           const bool active = any && !hidden(p) && is_active(p, numbers.offset);
           const float g = active ? ds[r][e] : 0;
-          x[r][e] = active ? raised(p, numbers.offset) : HIDE;                                  // (E5)
+          x[r][e] = active ? raised(p, numbers.offset) : HIDE;  // (E5)
           ds[r][e] = hidden(p) ? HIDE : shown(__fmul_rn(p, __fsub_rn(g, numbers.delta)));  // (E9)
           pulls |= ds[r][e] != 0;
         }
@@ -186,8 +181,8 @@ DEV void keys_of(const LazyArgs& a, Shared& shared, int at, int key_head) {
       if (wants_dk) accumulate<CD>(shared, dk, q, c.first_dim, c.dim);  // (E11)
     }
   }
-  if (wants_dk) store<CD>(c.dk, s.batch, key_head, s.key_start + key, s.keys - key, dk, Same{c.scale}, c.first_dim, c.dim, false);
-  if (wants_dv) store<CE>(c.dv, s.batch, key_head, s.key_start + key, s.keys - key, dv, Same{1}, c.first_value, c.value_dim, false);
+  if (wants_dk) store_keys<CD>(c.dk, s, key_head, key, dk, Same{c.scale}, c.first_dim, c.dim);
+  if (wants_dv) store_keys<CE>(c.dv, s, key_head, key, dv, Same{1}, c.first_value, c.value_dim);
 }
 KERNEL(keys, LazyArgs a, THREADS) {
   __shared__ Shared shared;
@@ -201,7 +196,7 @@ constexpr int FIGURES = 6;
 KERNEL(measure, MeasureArgs of, THREADS) {
   __shared__ Shared shared;
   const PairArgs& c = of.lazy.c;
-  const QueryTile<LazyHead> own(of.lazy, c, blockIdx.x);
+  const LazyTile own(of.lazy, c, blockIdx.x);
   const LazyHead& head = own.head;
   const Sequence& s = head.s;
   const int row = own.row;
@@ -209,7 +204,7 @@ KERNEL(measure, MeasureArgs of, THREADS) {
   const i64 columns = (c.keys + of.tile_keys - 1) / of.tile_keys, rows = (c.queries + of.tile_queries - 1) / of.tile_queries;
   u32* states = of.states + ((i64)s.batch * c.heads + head.head) * rows * columns;
   NO_UNROLL for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
-    float x[R][4];
+    Pairs x;
     products(shared, x, query_rows(c.q, head, row), key_rows(c.k, head, key), c.dim);
     NO_UNROLL for (int r = 0; r < R; r++) {
       const int i = row + row_of(r);
@@ -238,7 +233,7 @@ KERNEL(measure, MeasureArgs of, THREADS) {
   }
 }
 
-// dbias (E13): what the tiles of keys have summed, in their order. A warp has 32 distances and every n-th task.
+// dbias (E13): the sums of the tiles of keys, in their order. A warp has 32 distances and every n-th task.
 KERNEL(dbias, LazyArgs a, THREADS) {
   __shared__ float sums[THREADS / 32][32];
   const int groups = (a.width + 31) / 32, head = blockIdx.x / groups, lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -1,16 +1,15 @@
-// lazy_attention on any GPU from sm_80 on, in f32 arithmetic whatever the storage. Each gradient has one writer and
-// sums in a fixed order, so that bits depend on one sequence and one key head alone; dbias and dτ are sums over all
-// sequences, in order.
+// lazy_attention on any GPU from sm_80 on, in f32 arithmetic whatever the storage. Bits depend on one sequence and one
+// key head alone, as in attention/portable_forward.cu; dbias and dτ are sums over all sequences, in order.
 //
 //   scores    a block owns 64 queries of one head and walks the keys: lse, n, and the largest score of each row in
-//             each stripe, which tells the stripes that may hold an active pair                       (E1)–(E3), (E18)
-//   values    a block owns 64 queries of one head and walks those stripes: e, o += e·v; or Σ a P v    (E4)–(E6), (E47)
+//             each stripe, which tells the stripes that may hold an active pair  (E1)–(E3), (E18)
+//   values    a block owns 64 queries of one head and walks those stripes: e, o += e·v; or Σ a P v  (E4)–(E6), (E47)
 //
 // A stripe is a tile of 64 keys up to 2048 keys, and a multiple of that beyond: at most 32 stripes, one word for 64
 // queries. It tells by (E18), with a guard for the roundings of the exponential, which stripes `values` walks.
 //
-// Compile-time: STORAGE; OPTIONS, 0 where there is no bias and no array of flags; CD and CE, the columns of D and E
-// that a block accumulates: 64, 128 or 256; R; AGAIN (1: the fallback, which computes groups that have a flag).
+// Compile-time: as attention/portable_forward.cu, without VALUES; AGAIN (1: the fallback, of groups that have a flag).
+using LazyTile = QueryTile<LazyHead>;
 
 // The tile of a block by its task and its head; in the fallback all tiles of groups that have a flag, in turns.
 template <class F> DEV void each_tile(const LazyArgs& a, int heads, F body) {
@@ -24,13 +23,12 @@ template <class F> DEV void each_tile(const LazyArgs& a, int heads, F body) {
   }
 }
 template <class F> DEV void each_query_tile(const LazyArgs& a, F body) {
-  each_tile(a, a.c.heads, [&](int task, int head) { body(QueryTile<LazyHead>(a, a.c, a.c.tasks[task], head)); });
+  each_tile(a, a.c.heads, [&](int task, int head) { body(LazyTile(a, a.c, a.c.tasks[task], head)); });
 }
 
-DEV void scores_of(const LazyArgs& a, Shared& shared, u32* words, const QueryTile<LazyHead>& own) {
+DEV void scores_of(const LazyArgs& a, Shared& shared, u32* words, const LazyTile& own) {
   const PairArgs& c = a.c;
   const LazyHead& head = own.head;
-  const Sequence& s = head.s;
   const int row = own.row;
   Rows q = query_rows(c.q, head, row);
   float m[R], l[R] = {}, tops[R][2];  // the largest scores of the stripes tx and tx + 16
@@ -38,9 +36,9 @@ DEV void scores_of(const LazyArgs& a, Shared& shared, u32* words, const QueryTil
   Span spans[R];
   UNROLL(r, R) spans[r] = head.span(row + row_of(r)), m[r] = tops[r][0] = tops[r][1] = -INF;
   NO_UNROLL for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
-    float x[R][4];
+    Pairs x;
     products(shared, x, q, key_rows(c.k, head, key), c.dim);
-    const int stripe = stripe_of(s, key) - tx();
+    const int stripe = stripe_of(head.s, key) - tx();
     UNROLL(r, R) {
       float top = -INF;
       UNROLL(e, 4) {
@@ -66,7 +64,7 @@ DEV void scores_of(const LazyArgs& a, Shared& shared, u32* words, const QueryTil
     const int i = row + row_of(r);
     const float lse = n[r] ? m[r] + logf(l[r]) : -INF;  // (E3)
     const Numbers numbers = counted(a.tau[head.head], n[r]);
-    if (tx() == 0 && i < s.queries) ((float*)head.lse)[i] = lse, head.numbers[i] = numbers;
+    if (tx() == 0 && i < head.s.queries) ((float*)head.lse)[i] = lse, head.numbers[i] = numbers;
     UNROLL(half, 2)
       if (may_be_active(tops[r][half], lse, numbers.offset)) bits |= 1u << (16 * half + tx());
   }
@@ -80,17 +78,17 @@ DEV void scores_of(const LazyArgs& a, Shared& shared, u32* words, const QueryTil
 KERNEL(scores, LazyArgs a, THREADS) {
   __shared__ Shared shared;
   __shared__ u32 words[THREADS / 32];
-  each_query_tile(a, [&](const QueryTile<LazyHead>& own) { scores_of(a, shared, words, own); });
+  each_query_tile(a, [&](const LazyTile& own) { scores_of(a, shared, words, own); });
 }
 
-DEV void values_of(const LazyArgs& a, Shared& shared, const QueryTile<LazyHead>& own) {
+DEV void values_of(const LazyArgs& a, Shared& shared, const LazyTile& own) {
   const PairArgs& c = a.c;
   const LazyHead& head = own.head;
-  const Sequence& s = head.s;
   const int row = own.row;
   Rows q = query_rows(c.q, head, row);
   const u32 stripes = head.stripes(row);
-  float o[R][CE / 16], lse[R], offset[R];
+  Sums<CE> o;
+  float lse[R], offset[R];
   Span spans[R];
   clear<CE>(o);
   UNROLL(r, R) {
@@ -98,8 +96,8 @@ DEV void values_of(const LazyArgs& a, Shared& shared, const QueryTile<LazyHead>&
     spans[r] = head.span(i), lse[r] = head.lse_at(i), offset[r] = head.number(i).offset;
   }
   NO_UNROLL for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
-    if (!(stripes >> stripe_of(s, key) & 1)) continue;
-    float x[R][4];
+    if (!(stripes >> stripe_of(head.s, key) & 1)) continue;
+    Pairs x;
     bool any = false;
     products(shared, x, q, key_rows(c.k, head, key), c.dim);
     UNROLL(r, R)
@@ -113,9 +111,9 @@ DEV void values_of(const LazyArgs& a, Shared& shared, const QueryTile<LazyHead>&
     publish(shared, x);
     accumulate<CE>(shared, o, key_rows(c.v, head, key), c.first_value, c.value_dim);  // (E6)
   }
-  store<CE>(a.pv.data ? a.pv : c.o, s.batch, head.head, s.query_start + row, s.queries - row, o, Same{1}, c.first_value, c.value_dim, a.pv.data);
+  store_queries<CE>(a.pv.data ? a.pv : c.o, head, row, o, Same{1}, c.first_value, c.value_dim, (bool)a.pv.data);
 }
 KERNEL(values, LazyArgs a, THREADS) {
   __shared__ Shared shared;
-  each_query_tile(a, [&](const QueryTile<LazyHead>& own) { values_of(a, shared, own); });
+  each_query_tile(a, [&](const LazyTile& own) { values_of(a, shared, own); });
 }

@@ -1,6 +1,4 @@
-// Numbers with which a row and a pair of lazy attention take part. Equations: docs/lazy_attention.md.
-
-// ---- the problem ----
+// Scores of lazy attention, on the levels portable and sm80. Equations: docs/lazy_attention.md.
 KERNEL_ARGS(LazyArgs)
 
 // Tiles of keys in stripes of as many tiles each.
@@ -26,8 +24,7 @@ struct LazyHead : Head {
   METHOD float dlse(int i) const { return c.dlse && i < s.queries ? c.dlse[lse - c.lse + i] : 0; }
   METHOD u32& stripes(int row) const { return a.active[(i64)(s.first_tile + row / SIDE) * c.heads + head]; }
 
-  // From the product of a query and a key: S (E1), (E2), and whether the pair is visible. Roundings are written out,
-  // as in `Head::score`.
+  // From the product of a query and a key: S (E1), (E2), and whether the pair is visible. Roundings: as `Head::score`.
   METHOD bool score(float product, int i, int j, Span span, float& score) const {
     if (j < span.begin || j >= span.end) return false;
     float x = __fmul_rn(c.scale, product);
@@ -44,7 +41,7 @@ struct LazyHead : Head {
   }
 };
 
-// True if what a thread reads of the rows of a tile is finite.
+// True if the elements that a thread reads of the rows of a tile are finite.
 DEV bool is_finite(const Rows& rows, int width) {
   bool finite = true;
 #if WHOLE
@@ -60,8 +57,8 @@ DEV bool is_finite(const Rows& rows, int width) {
   return finite;
 }
 
-// True if scores of the group may be -inf, so that pairs that the mask shows do not count: in the bias of a block's M
-// tiles of queries, or in the keys of which it reads a part; blocks of a group read all.
+// True if scores of the group may be -inf, so that pairs that the mask shows do not count: by the bias of a block's M
+// tiles of queries, or by its part of the keys; blocks of a group read all.
 template <int M> DEV bool may_hide(const QueryTile<LazyHead>& own) {
   const LazyHead& head = own.head;
   const Sequence& s = head.s;

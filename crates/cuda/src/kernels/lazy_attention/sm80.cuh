@@ -1,19 +1,18 @@
 // lazy_attention of 16-bit operands on the tensor cores of any GPU from sm_80 on: the blocks of the portable level,
-// with e, P and dS rounded to the storage type before they are multiplied. `counts`, `dbias` and `dtau` are those of
-// the portable level, and so is the fallback (activity.cuh).
+// with e, P and dS rounded to the storage type before they are multiplied. `counts`, `dbias` and `dtau` are portable.
 //
-//   scores    a block owns 128 queries of one head and walks the keys: lse, n, stripes               (E1)–(E3), (E18)
-//   values    a block owns 128 queries of one head and walks their stripes: o += e·v; or Σ a P v     (E4)–(E6), (E47)
-//   means     a block owns 64 queries and walks the keys: P, g, Δ, Σ a g                             (E7), (E8)
-//   queries   a block owns 64 queries and walks the keys: P, g, dS, dq += dS·k                       (E9), (E10)
+//   scores    a block owns 128 queries of one head and walks the keys: lse, n, stripes  (E1)–(E3), (E18)
+//   values    a block owns 128 queries of one head and walks their stripes: o += e·v; or Σ a P v  (E4)–(E6), (E47)
+//   means     a block owns 64 queries and walks the keys: P, g, Δ, Σ a g  (E7), (E8)
+//   queries   a block owns 64 queries and walks the keys: P, g, dS, dq += dS·k  (E9), (E10)
 //   keys      a block owns 64 keys of one key head and walks the queries of its heads: dS, dk, dv,
-//             and what its diagonals add to dbias                                              (E9), (E11)–(E13)
+//             and what its diagonals add to dbias  (E9), (E11)–(E13)
 //
 // dS is rounded whole: in two parts, as the portable level sums it (E17), the roundings of a P g and of P Δ would not
 // cancel. A warp leaves a product out where no pair of its rows needs it: factors of 0 hide what is not finite, too.
 //
 // Compile-time: STORAGE (1|2); OPTIONS, 0 where there is no bias and no array of flags; WHOLE, see `load_tile`; CD and
-// CE, the columns of a row of q and of an accumulator of o: 64 or 128.
+// CE, the columns of a row of q and of o: 64 or 128.
 #define STAGES 2
 #define VALUES 1
 constexpr int M = 2, KEYS = SIDE, BYTES = 2, WALK = SIDE;
@@ -41,8 +40,8 @@ DEV bool is_visible(const LazyHead& head, int i, int j, Span span) {
 }
 // S (E1), (E2) of a tile of 64·M queries from `row` and 64 keys from `key`; MASKED: -inf where a pair is not visible.
 template <bool MASKED, int M>
-DEV void score_tile(float (&s)[M][SIDE / 8][4], const LazyHead& head, int row, int key, const Span (&spans)[2 * M], const float* bias) {
-  const int column = 2 * (lane_id() % 4);
+DEV void score_tile(Pairs<M, SIDE>& s, const LazyHead& head, int row, int key, const Span (&spans)[2 * M], const float* bias) {
+  const int column = own_column();
   UNROLL(i, M * SIDE / 2) s[i / (SIDE / 2)][i / 4 % (SIDE / 8)][i % 4] = __fmul_rn(head.c.scale, s[i / (SIDE / 2)][i / 4 % (SIDE / 8)][i % 4]);
   if (is_near<64 * M>(head, row, key)) {  // pairs on a diagonal of the thread's groups of 8 share their bias
     float near[2 * M + 7][2];

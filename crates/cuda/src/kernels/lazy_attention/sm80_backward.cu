@@ -1,5 +1,4 @@
 // The backward sweeps of sm80.cuh: `means`, `queries` and `keys`.
-
 constexpr int NEAR = 2 * SIDE, NUMBERS = 3 * SIDE;  // the bias of a tile, and τ/n, Δ - dlse and lse of its rows
 CHECK_SHARED(means, TILE_BYTES + 8 * NEAR);
 CHECK_SHARED(queries, TILE_BYTES + 8 * NEAR);
@@ -7,7 +6,6 @@ CHECK_SHARED(keys, TILE_BYTES + 8 * (NEAR + NUMBERS));
 typedef QueryBlock<LazyHead, 1, SIDE> LazyBlock;
 typedef Pairs<1, SIDE> LazyPairs;
 
-// Pairs of queries that walk keys.
 struct LazyQueries : LazyBody {
   float base[2], offset[2];
   METHOD LazyQueries(const LazyArgs& a, const LazyHead& head, int row) : LazyBody(a) {
@@ -48,7 +46,7 @@ KERNEL(means, LazyArgs a, THREADS, CD + CE > 128 ? 2 : 3) {
     if (lane_id() % 4 || i >= own.head.s.queries) continue;
     Numbers& numbers = own.head.numbers[i];
     numbers.delta = delta - own.head.dlse(i), numbers.sum = __fmul_rn(numbers.share, sum);
-    if (!(fabsf(numbers.delta) < INF)) raise<OF_DELTA>(a.c.flags, own.sequence * a.c.key_heads + own.head.key_head);
+    if (!is_finite(numbers.delta)) raise<OF_DELTA>(a.c.flags, own.group());
   }
 }
 
@@ -70,10 +68,9 @@ KERNEL(queries, LazyArgs a, THREADS, CD + CE > 128 ? 1 : 2) {
   walk_keys<true>(a.c, own, body);  // (E10)
 }
 
-// The place of a key and two queries in a tile of dS in f32, which replaces the tiles of q and dout that it came from.
+// The place of a key and two queries in a tile of dS in f32, which takes the place of q and dout.
 DEV float2* pair_at(float* ds, int j, int i) { return (float2*)(ds + j * SIDE + (i ^ j % 8 * 8)); }
-// Adds the diagonals of such a tile to what a block has of each distance. Diagonal t holds the pairs of query i and
-// key i + 63 - t.
+// As `add_diagonals` of portable_backward.cu.
 DEV void add_diagonals(float* ds, float* window, int reach, int distance) {
   const int off = (int)threadIdx.x - (SIDE - 1), d = distance + off;
   if (off >= SIDE || d < 0 || d >= reach) return;
@@ -84,8 +81,8 @@ DEV void add_diagonals(float* ds, float* window, int reach, int distance) {
 }
 
 // As `score_tile`, of 64 keys in rows and 64 queries in columns.
-template <bool MASKED> DEV void score_turned(float (&s)[1][SIDE / 8][4], const LazyHead& head, int row, int key, const float* bias) {
-  const int column = 2 * (lane_id() % 4);
+template <bool MASKED> DEV void score_turned(LazyPairs& s, const LazyHead& head, int row, int key, const float* bias) {
+  const int column = own_column();
   UNROLL(i, SIDE / 2) s[0][i / 4][i % 4] = __fmul_rn(head.c.scale, s[0][i / 4][i % 4]);
   if (is_near<SIDE>(head, row, key)) {
     float near[9][2];
@@ -102,7 +99,7 @@ template <bool MASKED> DEV void score_turned(float (&s)[1][SIDE / 8][4], const L
   }
 }
 
-// Pairs of keys that walk queries. A stage has the bias of its tile, and τ/n, Δ - dlse and lse of its queries.
+// A stage has the bias of its tile, and τ/n, Δ - dlse and lse of its queries.
 struct LazyKeys : LazyBody {
   static constexpr int NUMBERS = NEAR + ::NUMBERS;
   using LazyBody::LazyBody;
@@ -124,7 +121,7 @@ struct LazyKeys : LazyBody {
   }
   template <bool MASKED, class F>
   METHOD Use pairs(const LazyHead& head, LazyPairs& x, LazyPairs& ds, int row, int key, const float* near, F gradients) const {
-    const float* numbers = near + NEAR + 2 * (lane_id() % 4);
+    const float* numbers = near + NEAR + own_column();
     float most = 0;
     bool pulls = false;
     score_turned<MASKED>(x, head, row, key, near);

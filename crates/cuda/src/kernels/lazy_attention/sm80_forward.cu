@@ -1,5 +1,4 @@
 // The forward sweeps of sm80.cuh: `scores` and `values`.
-
 constexpr int BIAS = SIDE * M + SIDE;  // of a tile
 CHECK_SHARED(scores, Q_BYTES + 2 * (K_BYTES + 4 * BIAS));
 CHECK_SHARED(values, Q_BYTES + 2 * (K_BYTES + V_BYTES + 4 * BIAS));
@@ -57,7 +56,7 @@ struct Scores : LazyForward {
   // Writes lse and the numbers of rows; the stripes of a tile in which a pair may be active.
   METHOD u32 finish(const LazyRows& own) {
     const LazyHead& head = own.head;
-    const int row = own.row, group = own.sequence * head.c.key_heads + head.key_head;
+    const int row = own.row, group = own.group();
     u32 bits = 0;
     if (may_hide<M>(own)) raise<OF_OPERAND>(head.c.flags, group);
     UNROLL(r, 2 * M) {
@@ -66,7 +65,7 @@ struct Scores : LazyForward {
       const float sum = quad_sum(l[r]), lse = seen[r] ? m[r] + logf(sum) : -INF;  // (E3)
       const Numbers numbers = counted(a.tau[head.head], seen[r]);
       if (lane_id() % 4 == 0 && i < head.s.queries) ((float*)head.lse)[i] = lse, head.numbers[i] = numbers;
-      if (i < head.s.queries && seen[r] && !(fabsf(lse) < INF)) raise<OF_LSE>(head.c.flags, group);
+      if (i < head.s.queries && seen[r] && !is_finite(lse)) raise<OF_LSE>(head.c.flags, group);
       UNROLL(t, STRIPES / 4)
         if (may_be_active(tops[r][t], lse, numbers.offset)) bits |= 1u << (4 * t + lane_id() % 4);
     }
@@ -79,7 +78,7 @@ KERNEL(scores, LazyArgs a, THREADS, 2) {
   if (is_owned_before<M>(a.c, place)) return;
   const LazyRows own(a, a.c, place);
   Scores body(a, own);
-  float none[M][CE / 8][4];
+  Sums<M, CE> none;
   walk_values<false>(a.c, own, body, none);
   const u32 bits = body.finish(own);
   if (lane_id() == 0) words[warp_id()] = bits;
@@ -120,7 +119,7 @@ KERNEL(values, LazyArgs a, THREADS, 2) {
   if (is_owned_before<M>(c, place)) return;
   const LazyRows own(a, c, place);
   Values body(a, own.head, own.row);
-  float o[M][CE / 8][4];
+  Sums<M, CE> o;
   walk_values<true>(c, own, body, o);  // (E6)
   const Sequence& s = own.head.s;
   const int first = s.query_start + own.row, count = s.queries - own.row;

@@ -1,10 +1,8 @@
-// Shared by the kernels of lazy_attention for sm_90a: work tiles, scores with the bias by distance (E1), (E2), and
-// which pairs a row sees. Every kernel takes the same bits of S, lse and τ/n, and so decides alike.
+// Work tiles of lazy_attention for sm_90a, and scores with the bias by distance (E1), (E2).
 //
 // The bias is the same along the diagonals of an accumulator: a thread reads 34 numbers for 64 pairs. Stripes have 128
-// keys up to 4096, and a multiple of that beyond. A warpgroup has 64 rows, and masks and leaves out blocks for itself:
-// one word for each warpgroup of a tile says which stripes its queries may attend to. Producer and consumers read it:
-// a block is loaded where one of them needs it, and a warpgroup multiplies where it needs it itself.
+// keys up to 4096, and a multiple of that beyond. A warpgroup has 64 rows, and masks and leaves out blocks for itself,
+// by a word of the stripes that its queries may attend to: the producer loads what one of them needs.
 //
 // Compile-time: STORAGE (1|2), D (64|128): D and E, rounded up; LENGTHS (2: sequences are listed; 0: all are those of
 // the arrays); WINDOW (2: spans; without it: a window).
@@ -22,7 +20,6 @@ template <bool BY_KEYS> DEV int heads_together(const HopperLazyArgs& c) {
   const int heads = c.shape.heads_per_group;
   return BY_KEYS ? max(1, heads / (c.shape.heads / c.shape.key_heads)) : heads;
 }
-// Extents of a sequence; its tiles follow those of the sequences before.
 template <bool WARP> DEV Own sequence_of(const HopperLazyArgs& c, int number) {
   Own s = of_batch<WARP>(c.shape, c.packed, number);
   if (!PACKED) s.tile = number * ((c.shape.queries + SIDE - 1) / SIDE);
@@ -35,11 +32,11 @@ DEV i64 row_at(const HopperLazyArgs& c, const Own& s, int head, int row) {
 }
 
 // ---- scores ----
-// The distance of the first query of some rows and the first key of a block; whether some pair of them has a bias.
+// The distance of the first query of some rows and the first key of a block; whether some pair has a bias.
 DEV int distance_of(const HopperLazyArgs& c, const Own& s, int row, int key) { return row + (c.bottom ? s.keys - s.queries : 0) - key; }
 DEV bool is_near(const HopperLazyArgs& c, int distance, int rows) { return c.bias && distance + rows > 0 && distance - KEYS < c.width; }
-// The bias of such a block, that of query i and key j of it at KEYS - 1 + i - j; 0 where there is none. For a warp.
-// True if a number of the thread is -inf.
+// Puts the bias of query i and key j of such a block at KEYS - 1 + i - j, 0 where there is none, by a warp. True if
+// one of the thread is -inf.
 template <int ROWS> DEV bool put_bias(float* to, const HopperLazyArgs& c, int head, int distance) {
   bool hides = false;
   if (!is_near(c, distance, ROWS)) return hides;
@@ -69,7 +66,7 @@ template <int SIGN, int R> DEV void score(float (&s)[R], float scale, bool near,
 // Puts -inf where a row does not see a key.
 template <int R> DEV void hide(float (&s)[R], const Span (&seen)[2], int key) {
   UNROLL(r, 2) {
-    const int from = key + 2 * (lane_id() & 3);
+    const int from = key + own_column();
     hide_outside(s, r, seen[r].begin - from, seen[r].end - from);
   }
 }

@@ -2,12 +2,11 @@
 namespace keys_pass {
 constexpr int ROWS = 64, STAGES = 3, NEAR = ROWS + KEYS;
 constexpr u32 Q_BYTES = ROWS * D * 2, NUMBERS = ROWS * sizeof(Numbers);
-// k and v, whose places dk and dv take; in stages q and dout of 64 queries, their numbers and their bias; sums of
-// diagonals.
+// k and v, whose places dk and dv take; in stages q and dout of 64 queries, their numbers and bias; sums of diagonals.
 constexpr u32 AT_V = KV_BYTES, AT_Q = 2 * KV_BYTES, AT_DO = AT_Q + STAGES * Q_BYTES, AT_NUMBERS = AT_DO + STAGES * Q_BYTES;
 constexpr u32 AT_BIAS = AT_NUMBERS + STAGES * NUMBERS, AT_PARTS = AT_BIAS + STAGES * NEAR * 4;
-// Of each warpgroup: sums of the diagonals of its threads' groups of 8, twice; and of those that the next tile goes on
-// with, twice.
+// Twice, of each warpgroup: sums of the diagonals of its threads' groups of 8; and of those that the next tile goes on
+// with.
 constexpr int WIDTH = 72, PARTS = 32 * WIDTH, CARRIED = 64;
 using Blocks = Ring<STAGES, AT_PARTS + 2 * 2 * (PARTS + CARRIED) * 4>;
 using TileRing = Ring<1, Blocks::END>;  // of k and v
@@ -48,8 +47,7 @@ struct Pass {
     tiles.wait_empty();
     if (lane_id() == 0) store_word(tiles.word(), -1), arrive(tiles.full());
   }
-  // A block of queries of a head, with its numbers and its bias; a word says whether it is active, and whether it
-  // needs a mask.
+  // A block of queries of a head, with its numbers and its bias; a word: whether it is active, and needs a mask.
   METHOD void load_block(Blocks& blocks, const Work& w, const Own& s, int h, int i, int stripe) {
     const u32 stage = blocks.stage(), full = blocks.full();
     blocks.wait_empty();
@@ -70,7 +68,7 @@ struct Pass {
 };
 
 // Sums of the diagonals of dS of 64 keys, in rows, and 64 queries: diagonal t holds the pairs of key j and query j + t
-// - 63. A thread adds up those of its groups of 8 by 8; then thread t adds up what threads have of diagonal t.
+// - 63. A thread adds up those of its groups of 8 by 8; then thread t adds up the threads' sums of diagonal t.
 DEV float diagonal(const float (&ds)[ROWS / 2], float* parts, int barrier) {
   const int warp = threadIdx.x / 32 % 4, lane = lane_id(), t = threadIdx.x % 128;
   float* own = parts + (warp * 8 + lane / 4) * WIDTH + 2 * (lane & 3);
@@ -104,7 +102,7 @@ struct Consumer {
   bool goes_on;
 
   METHOD Consumer(const Pass& p)
-      : pass(p), c(p.c), group(threadIdx.x / 128 - 1), base(p.base), k(p.base + group * 64 * 128), blocks(p.base, 0) {}
+      : pass(p), c(p.c), group(own_group()), base(p.base), k(p.base + group * 64 * 128), blocks(p.base, 0) {}
   METHOD float* parts() const { return pass.numbers + AT_PARTS / 4 + (2 * group + (tiles & 1)) * PARTS; }
   METHOD float* carried(u32 tile) const { return pass.numbers + AT_PARTS / 4 + 4 * PARTS + (2 * group + (tile & 1)) * CARRIED; }
   METHOD int first_key() const { return w.block * KEYS + group * 64; }
@@ -116,14 +114,13 @@ struct Consumer {
         if (!(shown >> e & 1)) x[e] = -INF;
       return;
     }
-    const int from = i * ROWS + 2 * (lane_id() & 3);
+    const int from = i * ROWS + own_column();
     UNROLL(r, 2) {
       // The queries that see this key.
       const int seen = key + 8 * r - s.offset, first = seen - s.right - from, end = key + 8 * r < s.keys ? min(seen + s.left + 1, s.queries) - from : 0;
       hide_outside(x, r, first, end);
     }
   }
-  // Adds what diagonals of dS have for dbias.
   METHOD void add_diagonals(const float (&ds)[ROWS / 2], int distance) {
     if (!(window && distance + ROWS > 0 && distance - 64 < c.reach)) return;
     const int t = threadIdx.x % 128, d = distance + t - 63;
@@ -143,7 +140,7 @@ struct Consumer {
 
   template <bool MASKED, bool ACTIVE> METHOD void step(float (&dk)[D / 2], float (&dv)[D / 2], int i) {
     const u32 stage = blocks.stage(), q = base + AT_Q + stage * Q_BYTES, dout = base + AT_DO + stage * Q_BYTES;
-    const int column = 2 * (lane_id() & 3);
+    const int column = own_column();
     const Numbers* rows = (const Numbers*)(pass.numbers + AT_NUMBERS / 4) + stage * ROWS + column;
     float x[ROWS / 2], ds[ROWS / 2];
     u32 p[ROWS / 4];

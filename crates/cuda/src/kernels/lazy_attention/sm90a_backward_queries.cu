@@ -1,12 +1,10 @@
-// lazy_attention backward for sm_90a in passes with one writer for each gradient: deterministic without atomics. P and
-// dS are rounded to the storage type before they are multiplied; sums are f32.
+// lazy_attention backward for sm_90a, deterministic without atomics. P and dS are rounded to the storage type before
+// they are multiplied; sums are f32.
 //
 //   queries   a tile is 128 queries of one head and walks the keys twice: P, g, Δ, Σ a g, and which stripes of keys
-//             hold an active pair; then P, g, dS, dq += dS·k                                                (E7)–(E10)
+//             hold an active pair; then P, g, dS, dq += dS·k  (E7)–(E10)
 //   keys      a tile is 128 keys of one key head and walks the queries of its heads: dS, dk, dv, and what its
-//             diagonals add to dbias                                                                 (E9), (E11)–(E13)
-//
-// A tile without an active pair takes no g and adds nothing to dv: a warpgroup leaves these products out.
+//             diagonals add to dbias  (E9), (E11)–(E13)
 //
 // The first walk of `queries` keeps a bit for each stripe with an active pair of 64 queries: where it is not set,
 // neither kernel computes g, and dv gets nothing. `keys` adds each diagonal of a tile of dS first within a thread,
@@ -17,7 +15,7 @@
 DEV void settle(float (&d)[D / 2], float scale) {
   UNROLL(i, D / 2) d[i] = fmaf(d[i], scale, 0.0f);
 }
-// A result of a warpgroup: its sums, its tensor, and the place of its tile of 128 rows that is copied; `wanted`.
+// A result of a warpgroup: its sums, its tensor, and the tile of 128 rows from which it is copied.
 struct Result {
   const float (&sums)[D / 2];
   const Elements& rows;
@@ -31,10 +29,10 @@ struct Result {
     if (wanted) store5(map, place + panel * 128 * 128, row, head, s.batch, panel);
   }
 };
-// Writes results of 64 rows, those of a sequence from `first` on, which begins at `start` and has `count`. `row`: a
-// thread's first.
+// Writes results of 64 rows, from `first` on, of a sequence that begins at `start` and has `count`. `row`: a thread's
+// first.
 template <class... R> DEV void put_results(const Own& s, int head, int start, int first, int row, int count, R... results) {
-  const int group = threadIdx.x / 128 - 1;
+  const int group = own_group();
   if (PACKED && first + 64 > count) {  // rows of the next sequence lie in the box
     (results.store(s, head, start, row, count), ...);
     return;
@@ -53,14 +51,14 @@ constexpr int GROUPS = 2, ROWS = 64 * GROUPS;
 using Feed = ::Feed<GROUPS, QUERIES>;
 CHECK_SHARED(queries, Feed::BYTES);
 
-// Outside the walk, which lives as long as its kernel: inside, they are spilt where dq is computed.
+// Not a part of the walk, which lives as long as its kernel: there it is spilt where dq is computed.
 struct Tile : QueryTile {
   float delta[2], sum[2];
 };
 struct Walk : QueryWalk<Feed> {
   u32 q, dout;  // of a tile
 
-  METHOD Walk(const Feed& f, const HopperLazyArgs& call) : QueryWalk(f, call, f.base, threadIdx.x / 128 - 1) {}
+  METHOD Walk(const Feed& f, const HopperLazyArgs& call) : QueryWalk(f, call, f.base, own_group()) {}
   METHOD u32 k() const { return base + Feed::AT_K + blocks.stage() * KV_BYTES; }
   METHOD u32 v() const { return base + Feed::AT_V + blocks.stage() * KV_BYTES; }
   METHOD void leave(int part) const { blocks.release(blocks.stage(), part); }
@@ -111,7 +109,7 @@ struct Walk : QueryWalk<Feed> {
     }
     return active;
   }
-  // Numbers of the rows for `keys`, and the stripes.
+  // Numbers of the rows, and the stripes, for `keys`.
   METHOD void write_numbers(Tile& t, u32 active) {
     UNROLL(r, 2) {
       t.delta[r] = quad_sum(t.delta[r]), t.sum[r] = quad_sum(t.sum[r]);
@@ -119,7 +117,7 @@ struct Walk : QueryWalk<Feed> {
       if (i >= t.s.queries) continue;
       const i64 at = row_at(c, t.s, t.w.head, i);
       if (c.dlse) t.delta[r] -= c.dlse[at];
-      if (!(fabsf(t.delta[r]) < INF)) raise<OF_DELTA>(c, t.w.batch, t.w.head);
+      if (!is_finite(t.delta[r])) raise<OF_DELTA>(c, t.w.batch, t.w.head);
       // From here on 1/n is not wanted, and lse is.
       const float share = c.numbers[at].share;
       __syncwarp(0xfu << (lane_id() & 28));
@@ -145,7 +143,8 @@ struct Walk : QueryWalk<Feed> {
     leave(Feed::V);
     UNROLL(i, KEYS / 4) {
       const int r = i % 2;
-      ds[i] = pack(pull<MASKED>(x[2 * i], ACTIVE ? g[2 * i] : 0, t.offset[r], t.delta[r]), pull<MASKED>(x[2 * i + 1], ACTIVE ? g[2 * i + 1] : 0, t.offset[r], t.delta[r]));
+      auto pulled = [&](int k) { return pull<MASKED>(x[k], ACTIVE ? g[k] : 0, t.offset[r], t.delta[r]); };
+      ds[i] = pack(pulled(2 * i), pulled(2 * i + 1));
     }
     if (PACKED && MASKED && n * KEYS + KEYS > t.s.keys) zero_rows<KEYS>(t.s.keys - n * KEYS, 1 + group, k());
     pin(dq), issue_registers<KEYS, D>(dq, ds, k()), mma_wait<0>(), pin(dq);  // (E10)

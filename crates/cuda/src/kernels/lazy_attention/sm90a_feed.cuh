@@ -1,12 +1,9 @@
-// Feed of the kernels of sm_90a that own queries of lazy_attention: a producer warp feeds the copy engine,
-// and copies the bias of a block, by distance, beside its keys.
-//
-// A block is 128 keys and the bias of their distances, four blocks ahead with D and E up to 64, else two.
+// Feed of the kernels of sm_90a that own queries of lazy_attention: a producer warp feeds the copy engine, and copies
+// the bias of a block, by distance, beside its keys.
 enum Pass { SCORES, VALUES, QUERIES };
 template <int GROUPS, Pass PASS> struct Feed {
   static constexpr int ROWS = 64 * GROUPS, NEAR = ROWS + KEYS;
-  // Blocks of keys in flight, and tiles of queries: as many as fit.
-  static constexpr int STAGES = D == 64 ? 4 : 2, TILES = D == 64 ? 2 : 1;
+  static constexpr int STAGES = D == 64 ? 4 : 2, TILES = D == 64 ? 2 : 1;  // of keys and of queries: as many as fit
   // q, in `queries` with dout.
   static constexpr u32 Q_BYTES = ROWS * D * 2, TILE_BYTES = PASS == QUERIES ? 2 * Q_BYTES : Q_BYTES;
   static constexpr u32 AT_K = TILES * TILE_BYTES, AT_V = AT_K + STAGES * KV_BYTES, AT_OUT = AT_V + (PASS != SCORES) * STAGES * KV_BYTES;
@@ -14,9 +11,9 @@ template <int GROUPS, Pass PASS> struct Feed {
   static constexpr u32 AT_BIAS = AT_OUT + (PASS == SCORES ? ROWS * STRIPES * 4 : PASS == VALUES ? Q_BYTES : 0), TILE = AT_BIAS + STAGES * NEAR * 4;
   using Tiles = WorkTiles<GROUPS, false, Ring<TILES, TILE + 16 * TILES>, TILE, 16>;
   using Blocks = Ring<STAGES, Tiles::END, 2>;
-  static constexpr int K = 0, V = 1;                   // its parts
+  static constexpr int K = 0, V = 1;  // its parts
   using Values = Ring<STAGES, Tiles::END + 16 * STAGES>;  // the second one alone
-  static constexpr u32 BYTES = 1024 + Blocks::END;     // the base is aligned to 1024 by hand
+  static constexpr u32 BYTES = 1024 + Blocks::END;  // the base is aligned to 1024 by hand
   u32 base;
   float* numbers;  // the same address
 
@@ -47,10 +44,10 @@ template <int GROUPS, Pass PASS> struct Feed {
     return n;
   }
 
-  // The walks of `queries` over the keys.
+  // Walks of `queries` over the keys.
   static METHOD int sweeps(const HopperLazyArgs& c) { return c.means + c.wants_dq; }
 
-  // The roles of a kernel: one warp feeds, `consume` multiplies.
+  // One warp feeds, `consume` multiplies.
   template <int FEEDS, int MULTIPLIES, class F> METHOD void run(const HopperLazyArgs& c, F consume) const {
     auto feed = [&] {
       if (threadIdx.x < 32) produce(c);
@@ -58,11 +55,11 @@ template <int GROUPS, Pass PASS> struct Feed {
     divide_roles<FEEDS, MULTIPLIES>(feed, consume);
   }
 
-  // Nobody waits for ever: the producer and every warp of a consumer go through the same blocks in the same order, and
-  // at each block every warp arrives once at K_EMPTY, and at V_EMPTY where v is loaded, also for a block that it
-  // leaves out, after it has seen the block full: an arrival never counts for another phase. v of a block is left
-  // after the scores of the next at the latest, which wait for k alone, and k of a block is loaded before v of it: two
-  // stages are enough. q is left when its last block is.
+  // Nobody waits for ever: producer and consumers go through the same blocks in the same order, and at each block
+  // every warp arrives once at K_EMPTY, and at V_EMPTY where v is loaded, also for a block that it leaves out, after
+  // it has seen the block full: an arrival never counts for another phase. v of a block is left after the scores of
+  // the next at the latest, which wait for k alone, and k of a block is loaded before v of it: two stages are enough.
+  // q is left when its last block is.
   METHOD void produce(const HopperLazyArgs& c) const {
     const int tiles = tiles_of<GROUPS>(c.shape, c.packed);
     Tiles queries = {base, 1};
@@ -119,11 +116,11 @@ template <int GROUPS, Pass PASS> struct Feed {
 struct Rows {
   int row;       // the first of this thread's two
   Span seen[2];  // the keys that they see
-  Reach all;     // the keys that some row of the warpgroup sees, and those that all see
-  Span before;   // those that some of the 64 rows before sees; all keys, where it is not the first head of its group
+  Reach all;     // of the warpgroup
+  Span before;   // the keys that some of the 64 rows before sees; all keys, where it is not the first head of its group
   METHOD Rows() {}
   METHOD Rows(const HopperLazyArgs& c, const Work& w, const Own& s, int rows) {
-    const int group = __shfl_sync(~0u, threadIdx.x / 128 - 1, 0), first = w.block * rows + group * 64, last = min(first + 63, s.queries - 1);
+    const int group = __shfl_sync(~0u, own_group(), 0), first = w.block * rows + group * 64, last = min(first + 63, s.queries - 1);
     row = first + own_row();
     const Seen own(c.spans, c.shape, s, row);
     all = SPANS ? reach_of<1>(c.spans, s, first / 64) : reach_of(s, first, last);
@@ -135,14 +132,13 @@ struct Rows {
       before = {some.begin, some.end};
     }
   }
-  // Of a block of keys: whether some row of the warpgroup sees some of it, whether all see all, and this for the rows
-  // of a warp.
+  // True if some row of the warpgroup sees some of a block of keys; if all see all.
   METHOD bool sees(int key, int keys = KEYS) const { return key < all.end && key + keys > all.begin; }
   METHOD bool sees_all(int key, int keys = KEYS) const { return key >= all.from && key + keys <= all.to; }
-  // True if the rows are the first that see some of it.
+  // True if no rows before see some of it.
   METHOD bool sees_first(int key) const { return sees(key) && !(key < before.end && key + KEYS > before.begin); }
+  // True if a row of the warp, or a row of this thread, does not see all of it.
   METHOD bool is_cut(int key) const { return __any_sync(~0u, cuts(0, key, KEYS) || cuts(1, key, KEYS)); }
-  // True if one of this thread's rows does not see them all.
   METHOD bool cuts(int r, int key, int keys) const { return seen[r].begin > key || seen[r].end < key + keys; }
 };
 
@@ -154,7 +150,7 @@ struct QueryTile {
   Rows own;
   float lse[2], offset[2];
 };
-// The first of a thread's two rows among those of its tile: consumers' warps follow the four of the producer's group.
+// The first of a thread's two rows in its tile: consumers' warps follow the four of the producer's group.
 DEV int row_in_tile() { return (threadIdx.x / 32 - 4) * 16 + lane_id() / 4; }
 // A consumer of such a feed: its places in the rings.
 template <class FEED> struct QueryWalk {
@@ -166,7 +162,7 @@ template <class FEED> struct QueryWalk {
   typename FEED::Blocks blocks;
 
   METHOD QueryWalk(const FEED& f, const HopperLazyArgs& call, u32 base, int group)
-      : feed(f), c(call), base(base), group(group), near(KEYS - 1 + row_in_tile() - 2 * (lane_id() & 3)), tiles(base, 0), blocks(base, 0) {}
+      : feed(f), c(call), base(base), group(group), near(KEYS - 1 + row_in_tile() - own_column()), tiles(base, 0), blocks(base, 0) {}
   METHOD int first_row(const QueryTile& t) const { return t.w.block * FEED::ROWS + group * 64; }
   METHOD void find_rows(QueryTile& t) const {
     t.range = key_blocks<FEED::ROWS / 64, KEYS>(c.spans, t.s, t.w.block), t.own = Rows(c, t.w, t.s, FEED::ROWS);

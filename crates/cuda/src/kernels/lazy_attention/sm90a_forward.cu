@@ -1,50 +1,45 @@
 // lazy_attention forward for sm_90a, of 16-bit operands in f32 sums, with e rounded to the storage type before it is
 // multiplied.
 //
-//   scores    a tile is 64·GROUPS queries of one head and walks the keys: lse, n, and the largest score of each row in
-//             each stripe of keys: the stripes that may hold an active pair of 16 rows           (E1)–(E3), (E18)
-//   values    a tile is 64·GROUPS queries of one head and walks the blocks of keys in which one of them may attend to
-//             a key: S again, e, o += e·v                                                                    (E4)–(E6)
-//   sums      the same with P in place of e: Σ a P v, in f32                                           (E47)
+//   scores    a tile is 64·GROUPS queries of one head and walks the keys: lse, n, and by the largest score of each row
+//             in each stripe of keys the stripes that may hold an active pair of 16 rows  (E1)–(E3), (E18)
+//   values    a tile is 64·GROUPS queries of one head and walks the blocks of keys to which one of them may attend: S
+//             again, e, o += e·v  (E4)–(E6)
+//   sums      the same with P in place of e: Σ a P v, in f32  (E47)
 //
 // A warpgroup has 64 rows; while one waits for its products the others take exponentials.
 //
 // `scores` takes the products of a block in two halves of 64 keys, of rows of q that wait in registers: a lane has at
 // most 112 registers with D and E up to 64, so that four warpgroups share a multiprocessor, else three. The largest
-// scores wait in shared memory until lse is known. Each lane has a base of its own for each of its rows, one of its
-// scores, which it raises when a score exceeds it by more than 8 ln 2; lanes meet at the end of the tile, so that no
-// exponential waits for another lane. Where all scores of a lane in half a block lie 17 below the base, nothing is
-// added for the row: each of these weights is below a rounding of the sum (docs/lazy_attention.md). Where that holds
-// for all rows of a warp, no weight is computed, which changes no bit. The largest scores, hence the active pairs, are
-// those of all keys.
+// scores, of all keys, wait in shared memory until lse is known. Each lane has a base of its own for each of its rows,
+// one of its scores, which it raises when a score exceeds it by more than 8 ln 2; lanes meet at the end of the tile,
+// so that no exponential waits for another lane.
 
 // ---- lse, n and stripes ----
 constexpr int SCORE_GROUPS = D == 64 ? 4 : 3;  // what fits the registers
 using ScoreFeed = Feed<SCORE_GROUPS, SCORES>;
 CHECK_SHARED(scores, ScoreFeed::BYTES);
 
-constexpr int HALF = KEYS / 2;        // keys whose scores a warpgroup holds at a time
-constexpr float LAG = 8 / LOG2E;      // how far a score may exceed what is subtracted: weights are at most 2^8
-// Half a block whose scores all lie so far below the limit adds nothing to a thread's sum of a row. What was
-// subtracted so far is a score of this row, so that each of these weights is below e^-17 < 2^-24 of the row's sum, and
-// leaving it out errs by less than adding it may.
+constexpr int HALF = KEYS / 2;  // keys whose scores a warpgroup holds at a time
+constexpr float LAG = 8 / LOG2E;  // the most that a score may exceed its base by: weights are at most 2^8
+// Half a block whose scores all lie so far below the limit adds nothing to a thread's sum of a row. The base is a
+// score of this row, so that each of these weights is below e^-17 < 2^-24 of the row's sum, and leaving it out errs by
+// less than adding it may (docs/lazy_attention.md).
 constexpr float FAINT = LAG + 17;
 
-// Of the two rows of a thread and the keys whose scores it holds. Lanes meet when a tile is done.
-struct Sums {
+struct Sums {  // of the two rows of a thread, and its keys
   float base[2] = {-INF, -INF}, log2[2] = {0, 0};  // what is subtracted of scores, and -base·log2 e: 0 for -inf
-  float limit[2] = {-INF, -INF};                   // a score above it raises the base
-  float l[2] = {0, 0}, top[2];                     // the weights; the largest score of the stripe
+  float limit[2] = {-INF, -INF};  // a score above it raises the base
+  float l[2] = {0, 0}, top[2];  // the weights; the largest score of the stripe
   METHOD void raise(int r, float top) {
     const float next = max_nan(base[r], top);
     l[r] = __fmul_rn(l[r], weight(base[r], base_of(next)));
     base[r] = next, log2[r] = -__fmul_rn(base_of(next), LOG2E), limit[r] = next + LAG;
   }
 };
-// Takes the scores of half a block: the largest of them, and the sums of weights. Where they add nothing for any row
-// of the warp weights are not computed, which changes no bit.
-// A row from which it hides a key (`some`: one of the warp) subtracts before it multiplies: a lone key has the weight
-// 1.
+// Takes the scores of half a block: the largest of them, and the sums of weights, which are not computed where they
+// add nothing for any row of the warp. A row of which a key is hidden (`some`: one of the warp) subtracts before it
+// multiplies: a lone key has the weight 1.
 DEV void take(const float (&s)[HALF / 2], Sums& rows, bool some, const bool (&cut)[2]) {
   float top[2];
   bool faint[2];
@@ -83,7 +78,7 @@ DEV void settle_rows(const HopperLazyArgs& c, const Own& s, const Work& w, const
     if (lane % 4 || own.row + 8 * r >= s.queries) continue;
     const i64 at = row_at(c, s, w.head, own.row + 8 * r);
     c.lse[at] = lse[r], c.numbers[at] = numbers;
-    if (seen && !(fabsf(lse[r]) < INF)) raise<OF_LSE>(c, w.batch, w.head);
+    if (seen && !is_finite(lse[r])) raise<OF_LSE>(c, w.batch, w.head);
   }
   u32 bits = 0;
   NO_UNROLL for (int i = stripe + lane % 4; i <= highest; i += 4)  // (E18)
@@ -103,7 +98,7 @@ DEV void load_queries(u32 (&q)[D / 4], u32 tile, int row) {
     UNROLL(e, 4) q[4 * i + e] = x[e];
   }
 }
-// Products with half a block of keys, from the lower word of its descriptor.
+// Products with half a block of keys, by the lower word of its descriptor.
 DEV void issue_half(float (&s)[HALF / 2], const u32 (&q)[D / 4], u32 k) {
   const u64 upper = k_major(0) >> 32 << 32;
   UNROLL(i, D / 16) Mma<HALF>::rs<K_MAJOR>(s, q + 4 * i, upper | (k + ((i / 4) * PANEL + (i % 4) * 32) / 16), i > 0);
@@ -116,7 +111,7 @@ struct ScoreWalk : QueryWalk<ScoreFeed>, QueryTile {
   int near_after, near_before;  // a half of a block whose first key lies between them has a bias
 
   METHOD ScoreWalk(const ScoreFeed& f, const HopperLazyArgs& call)
-      : QueryWalk(f, call, opaque(f.base), __shfl_sync(~0u, threadIdx.x / 128 - 1, 0)), tops(f.tops() + row_in_tile()),
+      : QueryWalk(f, call, opaque(f.base), __shfl_sync(~0u, own_group(), 0)), tops(f.tops() + row_in_tile()),
         k_first(opaque((u32)k_major(base + ScoreFeed::AT_K))) {}
   // Leaves out blocks of which no row of the warpgroup sees a key.
   METHOD void pass(int& n, int begin) {
@@ -204,7 +199,7 @@ template <bool MASKED, bool PV> DEV void activate(float (&s)[KEYS / 2], const fl
 // Σ a P v of this thread's rows.
 DEV void store_wide(const HopperLazyArgs& c, const Own& s, const Work& w, int row, float (&o)[D / 2]) {
   UNROLL(r, 2) {
-    const int first = 2 * (lane_id() & 3), count = row + 8 * r < s.queries ? c.columns - first : 0;
+    const int first = own_column(), count = row + 8 * r < s.queries ? c.columns - first : 0;
     float* to = c.pv.data + s.batch * c.pv.batch + w.head * c.pv.head + (s.query_start + row + 8 * r) * c.pv.row + first;
     each_in_row(o, r, [&](float x, int column) { if (column < count) to[column] = x; });
   }
@@ -215,7 +210,7 @@ template <bool PV> struct ValueWalk : QueryWalk<ValueFeed>, QueryTile {
   ValueFeed::Values v_ring;
   bool flies;  // whether the product of the block before is on its way
 
-  METHOD ValueWalk(const ValueFeed& f, const HopperLazyArgs& call) : QueryWalk(f, call, f.base, threadIdx.x / 128 - 1), v_ring(f.base, 0) {}
+  METHOD ValueWalk(const ValueFeed& f, const HopperLazyArgs& call) : QueryWalk(f, call, f.base, own_group()), v_ring(f.base, 0) {}
   METHOD void leave_k() { blocks.release(), blocks.advance(); }
   METHOD void leave_v() { v_ring.release(), v_ring.advance(); }
   METHOD void land() {

@@ -2,13 +2,12 @@
 //
 //   dg_t = Σ_{j < t ≤ i} w_ij + Σ_{i ≥ t} x_i + Σ_{j < t} y_j + z
 //
-// Nothing cancels that need not: sums of rows from the last one on, of columns from the first.
+// Nothing cancels that need not: sums of rows run from the last one on, of columns from the first.
 
 // w of two micro-chunks in shared memory: 64 rows, PITCH numbers apart.
 constexpr int PITCH = 65;
 
-// A block owns a chunk of a key head. `pairs` puts w of two micro-chunks into `w`, for all threads to see; `states` is
-// z.
+// A block owns a chunk of a key head. `pairs` puts w of two micro-chunks into `w`, for all threads; `states` is z.
 template <class P, class Z> DEV void flow_of_chunk(const LinearArgs& c, float* w, const P& pairs, const Z& states, int block) {
   __shared__ float within[CHUNK], rows[MICRO], columns[MICRO], behind[CHUNK], before[CHUNK], whole;
   const int number = block / c.key_heads, key_head = block % c.key_heads, t = threadIdx.x, group = group_of(c);
@@ -62,7 +61,7 @@ template <class P, class Z> DEV void flow_of_chunk(const LinearArgs& c, float* w
   next += sum, sum = 0;
   for (int j = 0; j < t; j++) sum += before[j];
   sum = within[t] + next + sum + whole;
-  tell(c, is_odd(sum));
+  tell(c, !is_finite(sum));
   float& to = c.dg[((i64)chunk.batch * c.key_heads + key_head) * c.tokens + chunk.start + t];
   if (writes(c, sum, to)) to = sum;
 }

@@ -1,21 +1,20 @@
-// linear_attention on any GPU from sm_80 on, in f32 arithmetic whatever the storage: the first order, and what the
-// second shares with it. Each result has one writer and sums in a fixed order; chunks begin where their sequence
-// begins, so that bits depend on one sequence and one key head alone.
+// linear_attention on any GPU from sm_80 on, in f32 arithmetic whatever the storage. Each result has one writer and
+// sums in a fixed order; chunks begin where their sequence begins, so that bits depend on one sequence and one key
+// head alone.
 //
-//   fill_gates  sums of log-decays within a chunk                                                    (R20)
-//   sums        of each chunk by itself: Σ_j ω_j k_jᵀ v_j, or σ Σ_i α_i q_iᵀ dout_i over a group      (R22), (R28)
-//   scan        from chunk to chunk: the sums become the states before them, or those behind          (R22), (R28)
-//   attend      o, dq, dk or dv of a micro-chunk, with x_i or y_j of (R27)                          (R21), (R24)–(R26)
-//   mend_sums, mend   sums and attend behind kernels on tensor cores, which rarely leave them anything
-//   flow        dg of a chunk                                                                         (R27)
+//   fill_gates  sums of log-decays within a chunk  (R20)
+//   sums        of each chunk by itself: Σ_j ω_j k_jᵀ v_j, or σ Σ_i α_i q_iᵀ dout_i over a group  (R22), (R28)
+//   scan        from chunk to chunk: the sums become the states before them, or those behind  (R22), (R28)
+//   attend      o, dq, dk or dv of a micro-chunk, with x_i or y_j of (R27)  (R21), (R24)–(R26)
+//   mend_sums, mend   sums and attend behind kernels on tensor cores, which rarely leave them anything (problem.cuh)
+//   flow        dg of a chunk  (R27)
 //   sum_all, sum_heads   dσ (R9) and dg_gamma from numbers of tokens
-//   step        one token                                                                             (R1), (R2)
+//   step        one token  (R1), (R2)
 //
 // Every gradient is o of another problem (docs/linear_attention.md, Closure): `attend` computes o, dq, dk and dv. Each
-// kernel is one launch over all chunks of all sequences: `sums` owns 64 rows of a state, `scan` 256 elements. Only
-// `scan` goes along a sequence, and it adds one number to another: one long sequence of one head occupies the device.
-// States are kept for all chunks in f32, 4·D·E/128 bytes a token and key head: S, and backward D. None is computed
-// again; scores of a pair of micro-chunks are computed where they are needed and forgotten.
+// kernel is one launch over all chunks of all sequences. Only `scan` goes along a sequence, and it adds one number to
+// another: one long sequence of one head occupies the device. States are kept for all chunks in f32, 4·D·E/128 bytes a
+// token and key head: S, and backward D; none is computed again.
 //
 // A decay of 0 leaves out what it multiplies: the pair has the weight −0, as in attention, and a state that
 // does not reach a token is not added. dg sums (R27) over the pairs of a chunk without a difference; dg_gamma and dσ
@@ -60,7 +59,7 @@ DEV void sums_of(const LinearArgs& c, Shared& shared, u32 block) {
   const Chunk chunk = c.chunks[number];
   const Gates gates(c, c.gates, chunk, key_head);
   const int many = c.back ? group_of(c) : 1;
-  float sum[R][CW / 16];
+  Sums<CW> sum;
   clear<CW>(sum);
   NO_UNROLL for (int h = key_head * many; h < (key_head + 1) * many; h++)
     NO_UNROLL for (int t = 0; t < chunk.len; t += SIDE)
@@ -101,12 +100,12 @@ DEV void scan_of(const LinearArgs& c, int block) {
 }
 
 // Adds y·S.
-DEV void read_state(const LinearArgs& c, Shared& shared, float (&sum)[R][CW / 16], const Rows& y, const float* state) {
+DEV void read_state(const LinearArgs& c, Shared& shared, Sums<CW>& sum, const Rows& y, const float* state) {
   if (c.turned) {
     UNROLL(i, CW / 64) {
       int column = c.first + 64 * i;
       if (column >= c.outer) break;
-      float part[R][4];
+      Pairs part;
       products(shared, part, y, RowsOf<float>{state + (i64)column * c.inner, c.inner, c.outer - column}, c.inner);
       UNROLL(r, R)
         UNROLL(e, 4) sum[r][4 * i + e] = part[r][e];
@@ -124,7 +123,8 @@ DEV void attend_of(const LinearArgs& c, Shared& shared, u32 block) {
   const Gates gates(c, c.gates, chunk, key_head);
   const Rows y = chunk_rows(c.y, chunk, head, strip.row);
   const bool blank = c.blank && chunk.ends & (c.back ? 2 : 1);
-  float sum[R][CW / 16], number[R];
+  Sums<CW> sum;
+  float number[R];
   clear<CW>(sum);
   if (!blank) {
     read_state(c, shared, sum, y, c.states + state_at(c, strip.chunk, key_head));
@@ -145,7 +145,7 @@ DEV void attend_of(const LinearArgs& c, Shared& shared, u32 block) {
   NO_UNROLL for (int n = 0; n < many; n++)
     NO_UNROLL for (int row = begin; row < end; row += SIDE) {
       const int h = c.back ? key_head * group + n : key_head;
-      float p[R][4];
+      Pairs p;
       products(shared, p, y, chunk_rows(c.b, chunk, h, row), c.inner);
       UNROLL(r, R)
         UNROLL(e, 4) {
@@ -169,9 +169,9 @@ DEV void attend_of(const LinearArgs& c, Shared& shared, u32 block) {
 // w_ij of the pairs of two micro-chunks, summed over the query heads of a group.
 DEV void flow_of_pairs(const LinearArgs& c, Shared& shared, const Chunk& chunk, const Gates& gates, int key_head, int row, int key) {
   const int group = group_of(c);
-  float w[R][4] = {};
+  Pairs w = {};
   NO_UNROLL for (int h = key_head * group; h < (key_head + 1) * group; h++) {
-    float a[R][4], b[R][4];
+    Pairs a, b;
     products(shared, a, chunk_rows(c.q, chunk, h, row), chunk_rows(c.k, chunk, key_head, key), c.dim);
     products(shared, b, chunk_rows(c.dout, chunk, h, row), chunk_rows(c.v, chunk, key_head, key), c.value_dim);
     UNROLL(r, R)
@@ -212,8 +212,7 @@ KERNEL(attend, LinearArgs c, THREADS, R == 8 ? 3 : 1) {
   attend_of(c, shared, blockIdx.x);
 }
 
-// The same behind kernels on tensor cores, where there is mostly nothing to do. These and what follows take few
-// blocks.
+// The same behind kernels on tensor cores.
 #if STORAGE
 KERNEL(mend_sums, LinearArgs c, THREADS) {
   if (idle(c)) return;

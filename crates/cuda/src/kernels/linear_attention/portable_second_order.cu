@@ -3,12 +3,12 @@
 //
 //   A_ij = P_ij σ s,   Ȧ_ij = P_ij ((σ β_ij + ddσ) s + σ s')
 //
-//   tangent_sums    of each chunk by itself                                      (R30), (R31)
-//   scan_second     from chunk to chunk, the states with their tangents          (R30), (R31)
-//   attend_second   gdout, gq, gk or gv of a micro-chunk                         (R32)–(R35)
+//   tangent_sums    of each chunk by itself  (R30), (R31)
+//   scan_second     from chunk to chunk, the states with their tangents  (R30), (R31)
+//   attend_second   gdout, gq, gk or gv of a micro-chunk  (R32)–(R35)
 //   flow_second     gg of a chunk
 //
-// Compile-time: R; STORAGE; CW, the columns that a block accumulates: 64, 128 or 256.
+// Compile-time: as portable.cu.
 
 // As `sums`, of the tangent: y1 and x1 are the tangents of the factors.
 KERNEL(tangent_sums, LinearArgs c, THREADS) {
@@ -20,7 +20,7 @@ KERNEL(tangent_sums, LinearArgs c, THREADS) {
   const int many = c.back ? group_of(c) : 1;
   const float ddscale = c.back ? ddscale_of(c) : 0;
   const bool bends = slopes.at || ddscale != 0;
-  float sum[R][CW / 16];
+  Sums<CW> sum;
   clear<CW>(sum);
   NO_UNROLL for (int h = key_head * many; h < (key_head + 1) * many; h++)
     NO_UNROLL for (int t = 0; t < chunk.len; t += SIDE) {
@@ -73,8 +73,7 @@ KERNEL(scan_second, LinearArgs c, 256) {
 }
 
 // The tangent of what y contributes through a state, without its reach: a y·S + y1·S + y·S1, with σ and ddσ.
-DEV void read_states(const LinearArgs& c, Shared& shared, float (&sum)[R][CW / 16], const Rows& y, const Rows& y1, const float (&bend)[R],
-                     bool bends, i64 at) {
+DEV void read_states(const LinearArgs& c, Shared& shared, Sums<CW>& sum, const Rows& y, const Rows& y1, const float (&bend)[R], bool bends, i64 at) {
   const float *state = c.states + at, *state1 = c.states1 + at;
   if (c.turned) {
     UNROLL(i, CW / 64) {
@@ -82,7 +81,7 @@ DEV void read_states(const LinearArgs& c, Shared& shared, float (&sum)[R][CW / 1
       if (column >= c.outer) break;
       i64 from = (i64)column * c.inner;
       RowsOf<float> s{state + from, c.inner, c.outer - column}, s1{state1 + from, c.inner, c.outer - column};
-      float value[R][4] = {}, moved[R][4] = {};
+      Pairs value = {}, moved = {};
       add_products_moved<true, true>(shared, value, moved, y, y1, s, s1, c.inner);
       UNROLL(r, R)
         UNROLL(e, 4) {
@@ -92,18 +91,13 @@ DEV void read_states(const LinearArgs& c, Shared& shared, float (&sum)[R][CW / 1
     }
     return;
   }
-  if (bends) {
-    add_state(c, shared, sum, y, state, 1);
-    UNROLL(r, R)
-      UNROLL(e, CW / 16) sum[r][e] *= bend[r];
-  }
+  if (bends) add_state(c, shared, sum, y, state, 1), mul_rows(sum, bend);
   if (c.y1.data) add_state(c, shared, sum, y1, state, c.state_scale);
   add_state(c, shared, sum, y, state1, c.state_scale);
 }
 
 // The weights of a tile of pairs: those of x, and in `side` those of x1.
-DEV void weigh(const LinearArgs& c, float (&p)[R][4], float (&side)[R][4], const Gates& gates, const Gates& slopes, float ddscale, int own,
-               int other, int len) {
+DEV void weigh(const LinearArgs& c, Pairs& p, Pairs& side, const Gates& gates, const Gates& slopes, float ddscale, int own, int other, int len) {
   UNROLL(r, R)
     UNROLL(e, 4) {
       int m = own + R * ty() + r, n = other + 4 * tx() + e;
@@ -125,7 +119,8 @@ KERNEL(attend_second, LinearArgs c, THREADS) {
   const Gates gates(c, c.gates, chunk, key_head), slopes(c, c.slopes, chunk, key_head);
   const Rows y = chunk_rows(c.y, chunk, head, strip.row), y1 = tangent_rows(c.y1, y, chunk, head, strip.row);
   const float ddscale = ddscale_of(c);
-  float sum[R][CW / 16], number[R], bend[R], reach[R];
+  Sums<CW> sum;
+  float number[R], bend[R], reach[R];
   clear<CW>(sum);
   UNROLL(r, R) {
     int i = strip.row + R * ty() + r;
@@ -149,7 +144,7 @@ KERNEL(attend_second, LinearArgs c, THREADS) {
     NO_UNROLL for (int row = begin; row < end; row += SIDE) {
       const int h = c.back ? key_head * group + n : key_head;
       const Rows b = chunk_rows(c.b, chunk, h, row), b1 = tangent_rows(c.b1, b, chunk, h, row);
-      float p[R][4] = {}, side[R][4] = {};
+      Pairs p = {}, side = {};
       add_products_moved<true, true>(shared, p, side, y, y1, b, b1, c.inner);
       weigh(c, p, side, gates, slopes, ddscale, strip.row, row, chunk.len);
       publish(shared, p);
@@ -164,8 +159,7 @@ KERNEL(attend_second, LinearArgs c, THREADS) {
     dot_rows<CW>(number, sum, chunk_rows(c.dot, chunk, head, strip.row), c.first, c.outer);
     put_dots(c, c.dots, chunk, heads, head, strip.row, number, 1);
   }
-  if (c.out.data)
-    store<CW>(c.out, chunk.batch, head, chunk.start + strip.row, chunk.len - strip.row, sum, Same{1}, c.first, c.outer, false);
+  if (c.out.data) store<CW>(c.out, chunk.batch, head, chunk.start + strip.row, chunk.len - strip.row, sum, Same{1}, c.first, c.outer);
 }
 
 // The tangents of w: P_ij (Ȧ_ij / P_ij (u_i·v_j) + σ q_i·k_j (u̇_i·v_j + u_i·v̇_j)).
@@ -173,13 +167,13 @@ DEV void tangents_of_pairs(const LinearArgs& c, Shared& shared, const Chunk& chu
   const int group = group_of(c);
   const Gates slopes(c, c.slopes, chunk, key_head);
   const float ddscale = ddscale_of(c);
-  float w[R][4] = {};
+  Pairs w = {};
   const Rows k = chunk_rows(c.k, chunk, key_head, key), k1 = tangent_rows(c.k1, k, chunk, key_head, key);
   const Rows v = chunk_rows(c.v, chunk, key_head, key), v1 = tangent_rows(c.v1, v, chunk, key_head, key);
   NO_UNROLL for (int h = key_head * group; h < (key_head + 1) * group; h++) {
     const Rows q = chunk_rows(c.q, chunk, h, row), q1 = tangent_rows(c.q1, q, chunk, h, row);
     const Rows u = chunk_rows(c.dout, chunk, h, row), u1 = tangent_rows(c.dout1, u, chunk, h, row);
-    float s[R][4] = {}, s1[R][4] = {}, x[R][4] = {}, x1[R][4] = {};
+    Pairs s = {}, s1 = {}, x = {}, x1 = {};
     add_products_moved<true, true>(shared, s, s1, q, q1, k, k1, c.dim);
     add_products_moved<true, true>(shared, x, x1, u, u1, v, v1, c.value_dim);
     UNROLL(r, R)

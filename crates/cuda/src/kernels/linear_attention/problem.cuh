@@ -1,35 +1,29 @@
-// linear_attention: the problem as the host describes it, decays within a chunk, and what the kernels of both orders
-// share.
+// linear_attention: the problem as the host describes it, and decays within a chunk, for the kernels of both orders.
 //
 // A sequence is cut into chunks of 128 tokens, a chunk into two micro-chunks of 64, a tile each. Pairs of tokens of
 // one chunk are computed tile by tile and forgotten; what is before or behind a chunk comes through a state. Places i,
 // j and t count from the begin of a chunk.
 //
-// A log-decay between two tokens of a chunk is the sum of two numbers of a table: level n has for each token the sum
-// from the begin of its block of 2ⁿ tokens, or to its end; at the level where the blocks of both meet, one ends where
-// the other begins. Nothing is subtracted: a decay is as exact behind a gate of −10³⁰ as elsewhere.
-
-// ---- the problem ----
 constexpr int CHUNK = 128, MICRO = 64, LEVELS = 7;
 
 // Every gradient is o of another problem (the closure of R4–R6): out_i = Σ_j w_ij x_j + reach_i y_i·state, with w_ij =
 // P_ij (y_i·b_j). x1, y1, b1, states1 are tangents, of the second order alone. Fields: linear_attention/args.rs.
 KERNEL_ARGS(LinearArgs)
 
-// Numbers that are not finite, where tensor cores compute a pass: 0·inf is NaN, so that pairs that see nothing of them
-// would show them. The kernels say whether a result is not finite (mode 0). Where one was, they compute all results
-// again, with 0 for such operands (CLEANSE), and the portable kernels write their results over those that are not
-// finite, or where their own are not (MERGE): f16 overflows where f32 does not. AFRESH: what they write is no result,
-// and nobody has written it yet.
+// Numbers that are not finite, where tensor cores compute a pass: 0·inf is NaN, in a state as in a pair. The kernels
+// say whether a result is not finite (mode 0). Then they compute all results again, with 0 for such operands
+// (CLEANSE), and the portable kernels write theirs over those that are not finite, or where their own are not (MERGE):
+// what no NaN reaches keeps its bits, and what overflows in f16 alone is right. AFRESH: what is written is no result,
+// and nobody has written it yet. All of it is always enqueued and exits where nothing was found;
+// `Options.assume_finite` leaves it out.
 enum { CLEANSE = 1, MERGE = 2, AFRESH = 3 };
 DEV bool idle(const LinearArgs& c) { return c.mode && !*c.found; }
-DEV bool is_odd(float x) { return !(fabsf(x) < INF); }
-DEV bool writes(const LinearArgs& c, float x, const float& old) { return c.mode != MERGE || is_odd(x) || is_odd(old); }
+DEV bool writes(const LinearArgs& c, float x, const float& old) { return c.mode != MERGE || !is_finite(x) || !is_finite(old); }
 DEV void tell(const LinearArgs& c, bool odd) {
   if (odd && c.found && !c.mode) *c.found = 1;
 }
 
-// Does the work of so many blocks: a launch that may have nothing to do has fewer.
+// Does the work of all blocks: a launch that mostly has nothing to do has at most 256.
 template <class F> DEV void each_block(const LinearArgs& c, const F& compute) {
   NO_UNROLL for (int block = blockIdx.x; block < c.blocks; block += gridDim.x) {
     compute(block);
@@ -49,11 +43,13 @@ DEV Rows tangent_rows(const Tensor& x, const Rows& otherwise, const Chunk& chunk
   return x.data ? chunk_rows(x, chunk, head, row) : Rows{otherwise.at, otherwise.stride, 0};
 }
 
+
 // ---- decays (R20) ----
 // Sums of the log-decays (to base 2), or of their tangents, of one key head in one chunk. Level n has, for each token
-// t, the sum from the begin of its block of 2^n tokens to t where the block is an odd one, and from behind t to its
-// end where it is even. What lies between j and i is the sum of two of them: of the level at which their blocks meet.
-// So nothing is ever subtracted. Plane 7 has α, of tangents a; plane 8 has ω, of tangents b.
+// t, the sum from the begin of its block of 2ⁿ tokens to t where the block is an odd one, and from behind t to its end
+// where it is even. The log-decay between j and i is the sum of two of them, of the level at which their blocks meet.
+// Nothing is subtracted: a decay is as exact behind a gate of −10³⁰ as elsewhere. Plane 7 has α, of tangents a; plane
+// 8 has ω, of tangents b.
 struct Gates {
   const float* at;
   i64 plane;

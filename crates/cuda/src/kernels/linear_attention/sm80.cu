@@ -2,19 +2,13 @@
 // portable.cu, with P_ij (y_i·b_j), weighted rows and the states rounded to the storage type before they are
 // multiplied.
 //
-//   sums     a block owns the state of a chunk and a key head                       (R22), (R28)
-//   attend   a block owns a micro-chunk of a head: o, dq, dk or dv                  (R21), (R24)–(R26)
-//   flow     a block owns a chunk of a key head: dg                                 (R27)
+//   sums     a block owns the state of a chunk and a key head  (R22), (R28)
+//   attend   a block owns a micro-chunk of a head: o, dq, dk or dv  (R21), (R24)–(R26)
+//   flow     a block owns a chunk of a key head: dg  (R27)
 //
 // Each product is rounded twice on its way (N23): weights (R23), rows that are weighted before they are added to a
 // state, and S and D where they are read. `scan` writes S and D in the storage type; sums, `scan` itself and dg stay
-// in f32.
-//
-// 0 times a non-finite number is NaN, in a state as in a pair. So these kernels say whether a result is not finite.
-// Then they compute all again with 0 in place of non-finite operands, and the portable kernels write theirs where
-// those are not finite, or where their own are not: what no NaN reaches keeps its bits, and what overflows in f16
-// alone is right. All of it is enqueued in any case and exits immediately where nothing was found;
-// `Options.assume_finite` leaves it out.
+// in f32. Numbers that are not finite: problem.cuh.
 //
 // Compile-time: STORAGE (1|2); WHOLE, see `load_tile`; KW and CW, the columns of y and b, and of x and out: 64 or 128.
 // For `sums` and `flow` they are those of D and E.
@@ -32,7 +26,7 @@ KERNEL(sums, LinearArgs c, THREADS) {
   const Chunk chunk = c.chunks[number];
   const Gates gates(c, c.gates, chunk, key_head);
   const int many = c.back ? group_of(c) : 1;
-  float sum[M][CW / 8][4];
+  Sums<M, CW> sum;
   clear<M, CW>(sum);
   NO_UNROLL for (int h = key_head * many; h < (key_head + 1) * many; h++) {
     __syncthreads();
@@ -76,26 +70,26 @@ KERNEL(sums, LinearArgs c, THREADS) {
         int d = row_of<M>(r), column = 8 * j + 2 * (lane % 4) + e;
         float x = c.scale * sum[r / 2][j][2 * (r & 1) + e];
         if (d >= c.dim || column >= c.value_dim) continue;
-        to[(i64)d * c.value_dim + column] = x, odd |= is_odd(x);
+        to[(i64)d * c.value_dim + column] = x, odd |= !is_finite(x);
       }
   tell(c, odd);
 }
 
 // ---- results ----
 // P_ij (y_i·b_j) of two micro-chunks from products, 0 where a pair is not seen. DIAGONAL: of the same one.
-template <bool DIAGONAL, class D> DEV void weigh(float (&p)[1][SIDE / 8][4], int own, int other, int len, bool back, float scale, const D& decay) {
+template <bool DIAGONAL, class D> DEV void weigh(Pairs<1, SIDE>& p, int own, int other, int len, bool back, float scale, const D& decay) {
   UNROLL(r, 2)
     UNROLL(j, SIDE / 8)
       UNROLL(e, 2) {
         float& x = p[0][j][2 * r + e];
-        int m = own + row_of<1>(r), n = other + 8 * j + 2 * (lane_id() % 4) + e;
+        int m = own + row_of<1>(r), n = other + 8 * j + own_column() + e;
         int i = back ? n : m, j1 = back ? m : n;
         float weight = (!DIAGONAL || j1 <= i) && i < len ? decay(j1, i) : 0;
         x = weight == 0 ? 0 : scale * (weight * x);  // (R23)
       }
 }
 // With the decays of a problem: none, a power for each head, sums of tokens.
-DEV void weigh_all(const LinearArgs& c, const Gates& gates, float log, float (&p)[1][SIDE / 8][4], int own, int other, int len, bool back, float scale) {
+DEV void weigh_all(const LinearArgs& c, const Gates& gates, float log, Pairs<1, SIDE>& p, int own, int other, int len, bool back, float scale) {
   auto one = [](int, int) { return 1.0f; };
   auto power = [&](int j, int i) { return i == j ? 1 : exp2_fast(log * (i - j)); };
   auto table = [&](int j, int i) { return gates.decay(j, i); };
@@ -112,7 +106,7 @@ DEV void weigh_all(const LinearArgs& c, const Gates& gates, float log, float (&p
 DEV float log_of(const LinearArgs& c, int key_head) { return c.gates && c.by_head ? c.logs[key_head] * LOG2E : 0; }
 
 // sum += y·S: y a tile of 64 rows, S one of KW rows.
-DEV void add_state(float (&sum)[1][CW / 8][4], u32 y, u32 state) {
+DEV void add_state(Sums<1, CW>& sum, u32 y, u32 state) {
   const int lane = lane_id();
   UNROLL(i, KW / 16) {
     u32 a[4];
@@ -130,8 +124,8 @@ DEV void load_state(const LinearArgs& c, u32 to, int chunk, int key_head) {
   if (c.turned) load_tile<CW, KW>(to, Rows{state, c.inner, c.outer}, c.inner);
   else load_tile<KW, CW>(to, Rows{state, c.outer, c.inner}, c.outer);
 }
-// sum = y·S, each row decayed since the beginning of its chunk or until its end; `absent` of rows that see nothing of S.
-DEV void add_decayed_state(const LinearArgs& c, const Gates& gates, float (&sum)[1][CW / 8][4], bool (&absent)[2], u32 y, u32 state, int row, int len) {
+// sum = y·S, each row decayed from the begin of its chunk or to its end; `absent`: the row sees nothing of S.
+DEV void add_decayed_state(const LinearArgs& c, const Gates& gates, Sums<1, CW>& sum, bool (&absent)[2], u32 y, u32 state, int row, int len) {
   if (c.turned) products<1, CW, KW>(sum, y, state);
   else add_state(sum, y, state);
   UNROLL(r, 2) {
@@ -144,14 +138,14 @@ DEV void add_decayed_state(const LinearArgs& c, const Gates& gates, float (&sum)
 }
 
 // Each row's numbers times those of `with`, in all four threads of the row; 0 where `absent`.
-DEV void dot_rows(float (&out)[2], const float (&sum)[1][CW / 8][4], const Rows& with, int width, const bool (&absent)[2]) {
+DEV void dot_rows(float (&out)[2], const Sums<1, CW>& sum, const Rows& with, int width, const bool (&absent)[2]) {
   UNROLL(r, 2) {
     int row = row_of<1>(r);
     float all = 0;
     if (row < with.count)
       UNROLL(j, CW / 8)
         UNROLL(e, 2) {
-          int column = 8 * j + 2 * (lane_id() % 4) + e;
+          int column = 8 * j + own_column() + e;
           if (column < width) all = fmaf(sum[0][j][2 * r + e], read(with.at[row * with.stride + column]), all);
         }
     all = quad_sum(all);
@@ -165,8 +159,7 @@ DEV void put_dots(const LinearArgs& c, float* to, const Chunk& chunk, int heads,
   }
 }
 
-// Tiles of pairs of 64 rows of a micro-chunk: of each head those that the rows see or are seen by, the diagonal one
-// first.
+// Tiles of pairs of a micro-chunk: of each head those that it sees or is seen by, the diagonal one first.
 struct StripTiles {
   const LinearArgs& c;
   const Chunk& chunk;
@@ -207,7 +200,8 @@ KERNEL(attend, LinearArgs c, THREADS, 2) {
     if (!blank) c.turned ? clear_odd<CW, KW>(at_state) : clear_odd<KW, CW>(at_state);
     __syncthreads();
   }
-  float sum[1][CW / 8][4], number[2];
+  Sums<1, CW> sum;
+  float number[2];
   clear<1, CW>(sum);
   bool absent[2] = {true, true};
   if (!blank) add_decayed_state(c, gates, sum, absent, at_y, at_state, strip.row, chunk.len);
@@ -226,9 +220,9 @@ KERNEL(attend, LinearArgs c, THREADS, 2) {
       clear_odd<SIDE, KW>(b), clear_odd<SIDE, CW>(x);
       __syncthreads();
     }
-    u32 packed[1][SIDE / 8][2];
+    Factors<1, SIDE> packed;
     {
-      float p[1][SIDE / 8][4];
+      Pairs<1, SIDE> p;
       products<1, SIDE, KW>(p, at_y, b);
       weigh_all(c, gates, log, p, strip.row, tiles.row_of(n), chunk.len, c.back, c.scale);
       pack_all<1, SIDE>(packed, p);
@@ -241,7 +235,7 @@ KERNEL(attend, LinearArgs c, THREADS, 2) {
     put_dots(c, c.dots, chunk, heads, head, strip.row, number, 1);
   }
   bool odd = false;
-  UNROLL(j, CW / 2) odd |= is_odd(sum[0][j / 4][j % 4]);
+  UNROLL(j, CW / 2) odd |= !is_finite(sum[0][j / 4][j % 4]);
   tell(c, odd);
   if (c.out.data) store<1, CW>(c.out, chunk.batch, head, chunk.start + strip.row, chunk.len - strip.row, sum, Same{c.store_scale}, 0, c.outer);
 }
@@ -256,7 +250,7 @@ KERNEL(flow, LinearArgs c, THREADS) {
   auto pairs = [&](const LinearArgs& c, const Chunk& chunk, const Gates& gates, int key_head, int row, int key) {
     const int group = group_of(c);
     const float log = log_of(c, key_head);
-    float sum[1][SIDE / 8][4];
+    Pairs<1, SIDE> sum;
     clear<1, SIDE>(sum);
     NO_UNROLL for (int h = key_head * group; h < (key_head + 1) * group; h++) {
       __syncthreads();
@@ -269,7 +263,7 @@ KERNEL(flow, LinearArgs c, THREADS) {
         clear_odd<SIDE, KW>(at_q), clear_odd<SIDE, KW>(at_k), clear_odd<SIDE, CW>(at_dout), clear_odd<SIDE, CW>(at_v);
         __syncthreads();
       }
-      float a[1][SIDE / 8][4], b[1][SIDE / 8][4];
+      Pairs<1, SIDE> a, b;
       products<1, SIDE, KW>(a, at_q, at_k);
       products<1, SIDE, CW>(b, at_dout, at_v);
       weigh_all(c, gates, log, a, row, key, chunk.len, false, c.scale);
@@ -277,9 +271,7 @@ KERNEL(flow, LinearArgs c, THREADS) {
         UNROLL(e, 4)
           if (a[0][j][e] != 0) sum[0][j][e] = fmaf(a[0][j][e], b[0][j][e], sum[0][j][e]);
     }
-    UNROLL(r, 2)
-      UNROLL(j, SIDE / 8)
-        UNROLL(e, 2) w[PITCH * row_of<1>(r) + 8 * j + 2 * (lane_id() % 4) + e] = sum[0][j][2 * r + e];
+    each(sum, [&](float x, int r, int column) { w[PITCH * row_of<1>(r) + column + own_column()] = x; });
     __syncthreads();
   };
   auto states = [](const LinearArgs& c, const Chunk& chunk, const Gates& gates, int number, int key_head) {
@@ -289,7 +281,7 @@ KERNEL(flow, LinearArgs c, THREADS) {
     if (decay != 0)
       for (int i = threadIdx.x; i < c.dim * c.value_dim; i += THREADS) {
         float s = read(c.narrow[at + i]), d = read(c.other_narrow[at + i]);
-        if (c.mode != CLEANSE || !(is_odd(s) || is_odd(d))) sum = fmaf(s, d, sum);
+        if (c.mode != CLEANSE || !(!is_finite(s) || !is_finite(d))) sum = fmaf(s, d, sum);
       }
     return decay == 0 ? 0.0f : decay * block_sum<THREADS>(sum);
   };

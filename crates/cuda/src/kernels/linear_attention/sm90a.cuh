@@ -20,8 +20,6 @@ using Weighted = Ring<1, EMPTY_X + 8 * STAGES>;
 constexpr u32 SHOWN = Weighted::END, WALK_BYTES = SHOWN + 16;
 constexpr u32 AT_ZEROS = BY_TOKEN ? AT_OUT : AT_DECAYS, AT_TABLES = AT_OUT + 1024;  // zeros: eight rows of a state that is none
 
-DEV bool is_odd(float x) { return !(fabsf(x) < INF); }
-
 // ---- bulk tensor copies ----
 // Four axes: (column, row, head, batch). What lies beyond the tensor is read as 0 and not written.
 DEV void load4(u32 to, const TensorMap* m, u32 b, int column, int row, int head, int batch) {

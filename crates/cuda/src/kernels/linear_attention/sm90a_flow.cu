@@ -1,7 +1,7 @@
 // The gradient of the log-decays of tokens on compute capability 9.0, behind the walks for dq and dk, which leave x, y
 // and z:
 //
-//   flow   dg_t = Σ_{j < t ≤ i} w_ij + Σ_{i ≥ t} x_i + Σ_{j < t} y_j + z    (R27)
+//   flow   dg_t = Σ_{j < t ≤ i} w_ij + Σ_{i ≥ t} x_i + Σ_{j < t} y_j + z  (R27)
 //
 // A block takes chunks of key heads in turns. Two warpgroups have 64 rows each of w_ij = σ P_ij (q_i·k_j)(dout_i·v_j),
 // summed over the query heads of the group; of a third one, a thread feeds the copy engine and three warps fill the
@@ -216,7 +216,7 @@ template <int GROUP> DEV void sum_flow(const WalkArgs& c, u32 base) {
     if (GROUP == 1) continue;
     const float dg = flow_of_pairs(base, token) + flow_of_ends(base, ends, all, token);
     if (token < chunk.len) {
-      if (is_odd(dg) && c.found) *c.found = 1;
+      if (!is_finite(dg) && c.found) *c.found = 1;
       c.dg[((i64)chunk.batch * c.key_heads + item % c.key_heads) * c.tokens + chunk.start + token] = dg;
     }
     __syncwarp();

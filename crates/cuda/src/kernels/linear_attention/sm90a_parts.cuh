@@ -69,7 +69,7 @@ template <bool BACK> DEV void begin_state(const WalkArgs& c, const Path& p, cons
   UNROLL(i, COLUMNS / 2) {
     int row = t.state_row + 8 * (i / 2 % 2), column = p.half * COLUMNS + t.column + i / 4 * 8 + i % 2;
     h[i] = from.data && row < c.inner && column < c.outer ? from.data[state_at(c, from, row, column)] : 0;
-    if (cleanse && is_odd(h[i])) h[i] = 0;
+    if (cleanse && !is_finite(h[i])) h[i] = 0;
   }
 }
 DEV bool end_state(const WalkArgs& c, const Path& p, const Thread& t, const State& to, const float (&h)[COLUMNS / 2]) {
@@ -77,7 +77,7 @@ DEV bool end_state(const WalkArgs& c, const Path& p, const Thread& t, const Stat
   UNROLL(i, COLUMNS / 2) {
     int row = t.state_row + 8 * (i / 2 % 2), column = p.half * COLUMNS + t.column + i / 4 * 8 + i % 2;
     if (row >= c.inner || column >= c.outer) continue;
-    to.data[state_at(c, to, row, column)] = h[i], odd |= is_odd(h[i]);
+    to.data[state_at(c, to, row, column)] = h[i], odd |= !is_finite(h[i]);
   }
   return odd;
 }
@@ -185,7 +185,7 @@ template <bool BACK> DEV bool end_dots(const WalkArgs& c, const Path& p, u32 bas
   if (!BACK) by_scale = sum_of_block(base + AT_DECAYS, by_scale);
   if (!BY_TOKEN && threadIdx.x == 128 && c.gammas) c.gammas[part] = gamma;
   if (threadIdx.x == 128 && !BACK && c.scales) c.scales[blockIdx.x] = by_scale;
-  return is_odd(gamma) || is_odd(by_scale);
+  return !is_finite(gamma) || !is_finite(by_scale);
 }
 
 // ---- products ----

@@ -2,8 +2,8 @@
 // summed first, from 0; then the states go from one segment to the next, in f32; then all segments are walked at once.
 // How a sequence is cut depends on its number of tokens alone, so that bits do.
 //
-//   sums        of each segment by itself: Σ_j ω_j k_jᵀ v_j                 (R22)
-//   sums_back   σ Σ_i α_i q_iᵀ dout_i, over a group                      (R28)
+//   sums        of each segment by itself: Σ_j ω_j k_jᵀ v_j  (R22)
+//   sums_back   σ Σ_i α_i q_iᵀ dout_i, over a group  (R28)
 //   scan        from segment to segment: the sums become the states that walks begin with
 //
 // A sequence of up to 8192 tokens is one segment; a longer one has segments of the 64th part of its tokens, rounded up

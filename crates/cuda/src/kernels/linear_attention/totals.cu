@@ -20,7 +20,7 @@ KERNEL(sum_heads, LinearArgs c, 256) {
   if (threadIdx.x == 0 && writes(c, (float)sum, c.total[head])) c.total[head] = (float)sum;
 }
 
-// A block owns 32 columns of a state; a warp has every eighth row. `begin` and `end` may be the same.
+// A block owns 32 columns of a state; a warp has every eighth row. `begin` may be `end`.
 KERNEL(step, LinearArgs c, 256) {
   constexpr int MEMBERS = 4, WARPS = 8;
   __shared__ float sums[WARPS][MEMBERS][32];

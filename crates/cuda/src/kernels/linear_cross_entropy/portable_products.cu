@@ -2,10 +2,10 @@
 // chunks:
 //
 //   logits, motions   z = link(h w^T + bias), and how they move: [tokens][classes] of the chunk  (C1), (C2), (C21)
-//   totals, finish    the tree over tiles of 256 classes, then outputs and pulls of tokens                (C33), (C34)
-//   gradients         da in place of z; in the second order x, and da in place of the motions             (C16), (C27)
+//   totals, finish    the tree over tiles of 256 classes, then outputs and pulls of tokens  (C33), (C34)
+//   gradients         da in place of z; in the second order x, and da in place of the motions  (C16), (C27)
 //   hidden            dh: 128 tokens x 128 elements a block, tile by tile of classes, along the tree  (C17), (C28)
-//   head, bias        dw and dbias: 128 classes x 128 elements a block, token by token                    (C18), (C29)
+//   head, bias        dw and dbias: 128 classes x 128 elements a block, token by token  (C18), (C29)
 //
 // `tokens` (tokens.cu) lists what counts and finds Z and n. Logits of a chunk are f32, and in the second
 // order so are their motions; da takes their place. `Options.memory_budget` bounds logits, nodes of the tree and sums

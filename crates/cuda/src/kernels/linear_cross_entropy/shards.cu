@@ -2,10 +2,10 @@
 // each as if its classes were all: what is different is here.
 //
 //   place               targets as classes of a node
-//   identities, partials   what a node adds to every token                                              (C33)
-//   combine             the totals of all shards, along the tree                                        (C34)
+//   identities, partials   what a node adds to every token  (C33)
+//   combine             the totals of all shards, along the tree  (C34)
 //   recall              totals where `finish` finds those of one device
-//   add, sum            dh: of the nodes of a shard in their order, of all shards along the tree        (C17)
+//   add, sum            dh: of the nodes of a shard in their order, of all shards along the tree  (C17)
 //
 // w, bias, class weights, dw and dbias begin at the node. `combine` folds the partials of all shards by a list that
 // the host makes of the cuts, which says how often the top of a stack is put together; `sum` has a list of the same
@@ -21,7 +21,6 @@ struct Partial {
 };
 constexpr u32 NO_CLASS = ~0u;
 DEV Partial identity() { return {-INF, 0, 0, 0, 0, 0, 0, 0, NO_CLASS, -INF}; }
-#define NAN_F __int_as_float(0x7fffffff)
 
 KERNEL_ARGS(ShardArgs)
 KERNEL_ARGS(FoldArgs)

@@ -2,10 +2,10 @@
 //
 // One loop serves four kernels. A block computes tiles of 128 x 256, or 128 x 192, of a product; its rows are
 //
-//   leaves    tokens, its columns classes: of h w^T only the nodes of the tree leave the chip   (C1), (C2), (C33)
-//   gradient  the same; da goes to memory in the storage type, for a chunk of classes           (C15), (C16)
-//   hidden    tokens, its columns elements: da w                                                (C17)
-//   head      classes, its columns elements: da^T h                                             (C18)
+//   leaves    tokens, its columns classes: of h w^T only the nodes of the tree leave the chip  (C1), (C2), (C33)
+//   gradient  the same; da goes to memory in the storage type, for a chunk of classes  (C15), (C16)
+//   hidden    tokens, its columns elements: da w  (C17)
+//   head      classes, its columns elements: da^T h  (C18)
 //
 //   cluster of two blocks: two tiles of rows, the same columns; each block loads its own panel of a and half of the
 //     panel of b, which it sends to both: 32 instead of 48 KiB of reads from the L2 a block and step of 64
@@ -406,6 +406,5 @@ DEV void write_gradients(const ProductArgs& x, float (&z)[TILE / 2], const Rows&
   store_tile(&x.out, z, at, to, group);
 }
 
-// A consumer's warpgroup, and the first of a thread's two rows in a tile.
-DEV int own_group() { return threadIdx.x / 128 - 1; }
+// The first of a thread's two rows in a tile.
 DEV int row_in_tile() { return 64 * own_group() + own_row(); }

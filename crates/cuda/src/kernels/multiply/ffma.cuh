@@ -10,11 +10,11 @@ template <int N> DEV void fetch(float (&to)[N], const float* from) {
 
 // product += a·bᵀ, and moved += a1·bᵀ (if A1) + a·b1ᵀ (if B1), over `width` columns: what is read of shared memory
 // serves several products. A product has the same bits with A1 and B1 as without. UNROLLED: groups of four columns of
-// a slab at a time. B_FIRST: a·b1ᵀ is added first: with a and b exchanged the sum has the same bits.
-// ROLLED: the first copy by the instructions of the others.
+// a slab at a time. B_FIRST: a·b1ᵀ is added first: with a and b exchanged the sum has the same bits. ROLLED: the first
+// copy is by the instructions of the others.
 template <bool A1, bool B1, int UNROLLED = 1, bool B_FIRST = false, bool ROLLED = false, class T, class U>
-DEV void add_products_moved(Shared& shared, float (&product)[R][4], float (&moved)[R][4], const RowsOf<T>& a, const RowsOf<T>& a1,
-                            const RowsOf<U>& b, const RowsOf<U>& b1, int width) {
+DEV void add_products_moved(Shared& shared, Pairs& product, Pairs& moved, const RowsOf<T>& a, const RowsOf<T>& a1, const RowsOf<U>& b,
+                            const RowsOf<U>& b1, int width) {
   auto copy = [&](int stage, int first) {
     auto& slabs = shared.slabs[stage];
     copy_slab(slabs[0], a, first, width), copy_slab(slabs[1], b, first, width);
@@ -56,16 +56,14 @@ DEV void add_products_moved(Shared& shared, float (&product)[R][4], float (&move
 
 // product += a·bᵀ.
 template <int UNROLLED = 1, class T, class U>
-DEV void add_products(Shared& shared, float (&product)[R][4], const RowsOf<T>& a, const RowsOf<U>& b, int width) {
-  float none[R][4];
+DEV void add_products(Shared& shared, Pairs& product, const RowsOf<T>& a, const RowsOf<U>& b, int width) {
+  Pairs none;
   add_products_moved<false, false, UNROLLED>(shared, product, none, a, a, b, b, width);
 }
 
 // product = a·bᵀ, of slabs as a whole: with one product at a time the registers suffice.
-template <class T, class U>
-DEV void products(Shared& shared, float (&product)[R][4], const RowsOf<T>& a, const RowsOf<U>& b, int width) {
-  UNROLL(r, R)
-    UNROLL(c, 4) product[r][c] = 0;
+template <class T, class U> DEV void products(Shared& shared, Pairs& product, const RowsOf<T>& a, const RowsOf<U>& b, int width) {
+  clear<64>(product);
   add_products<DEPTH / 4>(shared, product, a, b, width);
 }
 
@@ -73,15 +71,14 @@ DEV void products(Shared& shared, float (&product)[R][4], const RowsOf<T>& a, co
 DEV int factors(int t) { return SIDE * t + t / 4 * 4; }
 
 // Writes the factors of a following `accumulate`: those of the reduction's index 4x + c in row 4x + c.
-DEV void publish(Shared& shared, const float (&p)[R][4]) {
+DEV void publish(Shared& shared, const Pairs& p) {
   UNROLL(c, 4)
     UNROLL_ALL for (int r = 0; r < R; r += 4)
       *(float4*)&shared.p[factors(4 * tx()) + SIDE * c + R * ty() + r] = make_float4(p[r][c], p[r + 1][c], p[r + 2][c], p[r + 3][c]);
 }
 
-// sum += p·x over LENGTH rows of x, whose factors begin at row `from`. GUARDED: a hidden factor adds nothing, whatever
-// x holds.
-template <int W, int LENGTH, bool GUARDED> DEV void multiply(Shared& shared, float (&sum)[R][W / 16], int from) {
+// sum += p·x over LENGTH rows of x, with factors from row `from` on. GUARDED: a hidden factor adds nothing at all.
+template <int W, int LENGTH, bool GUARDED> DEV void multiply(Shared& shared, Sums<W>& sum, int from) {
   UNROLL_BY(2) for (int t = 0; t < LENGTH; t += 4)
     UNROLL(k, 4) {
       float p[R];
@@ -96,10 +93,9 @@ template <int W, int LENGTH, bool GUARDED> DEV void multiply(Shared& shared, flo
     }
 }
 
-// sum += p·x over 64 rows of x, its columns from `first` on. A hidden factor adds nothing, whatever x holds: only
-// where x holds a number that is not finite does that take a branch for each factor.
-template <int W, class T>
-DEV void accumulate(Shared& shared, float (&sum)[R][W / 16], const RowsOf<T>& x, int first, int width) {
+// sum += p·x over 64 rows of x, its columns from `first` on. A hidden factor adds nothing, whatever x holds: that
+// takes a branch for each factor only where x holds a number that is not finite.
+template <int W, class T> DEV void accumulate(Shared& shared, Sums<W>& sum, const RowsOf<T>& x, int first, int width) {
   constexpr int LENGTH = SIDE * SIDE / W, PIECES = SIDE * SIDE / 4 / THREADS;
   const bool whole = ::whole(x, width) && first % 4 == 0;
   NO_UNROLL for (int from = 0; from < SIDE; from += LENGTH) {
@@ -114,7 +110,7 @@ DEV void accumulate(Shared& shared, float (&sum)[R][W / 16], const RowsOf<T>& x,
     UNROLL(i, PIECES) {
       float y[4];
       fetch(y, &shared.x[t + 4 * i * THREADS]);
-      UNROLL(e, 4) odd |= !(fabsf(y[e]) < INF);
+      UNROLL(e, 4) odd |= !is_finite(y[e]);
     }
     if (__syncthreads_or(odd)) multiply<W, LENGTH, true>(shared, sum, from);
     else multiply<W, LENGTH, false>(shared, sum, from);

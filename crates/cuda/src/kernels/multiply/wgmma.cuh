@@ -1,19 +1,17 @@
 // Products of tiles by the tensor cores of compute capability 9.0: wgmma over swizzled panels in shared memory.
 
 // wgmma matrix descriptors of such panels (address, leading and stride offsets in units of 16 bytes; 1<<62: 128-byte
-// swizzle). K-major, the reduction runs along the 64 columns: groups of 8 rows are 1024 bytes apart; the leading
-// offset is unused.
-//   step of 16 along the reduction: +32 bytes within a panel, then the next panel.
-// MN-major, the reduction runs along the rows: the leading offset is that of the next 64 columns (one panel), and 8
-// rows
-//   of the reduction are 1024 bytes apart. Step of 16 along the reduction: +2048 bytes.
-DEV u64 k_major(u32 address) { return (u64)((address & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62; }
+// swizzle). Groups of 8 rows are 1024 bytes apart.
+//   K-major, the reduction runs along the 64 columns: the leading offset is unused. A step of 16 of the reduction is
+//   32 bytes within a panel, then the next panel.
+//   MN-major, it runs along the rows: the leading offset is that of the next 64 columns (one panel). A step is 2048
+//   bytes.
 DEV u64 mn_major(u32 address, u32 panel_bytes) {
   return (u64)((address & 0x3ffff) >> 4) | (u64)(panel_bytes >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
 }
-// Accumulator of thread (warp w of its warpgroup, lane l): d[4j+0,1] = row 16w + l/4, columns 8j + 2(l%4) + 0,1;
-// d[4j+2,3] = the same columns of row + 8. Packed in pairs, d[8k .. 8k+7] are the four registers of an A operand for
-// step k.
+DEV u64 k_major(u32 address) { return mn_major(address, 16); }
+// Accumulators: tile/accumulator.cuh. Packed in pairs, d[8k .. 8k+7] are the four registers of an A operand for step
+// k.
 DEV void mma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEV void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int PENDING> DEV void mma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
@@ -24,8 +22,8 @@ template <int R> DEV void pin(float (&d)[R]) {
 template <int R> DEV void pin(u32 (&a)[R]) {
   UNROLL(i, R) asm volatile("" : "+r"(a[i])::"memory");
 }
-// Instructions behind it are issued after x is known. The assembler orders a wait only against the products that it
-// waits for and would hoist it above the arithmetic meant to run under them; a branch never taken holds it back.
+// Instructions behind it are issued after x is known. The assembler orders a wait against the products that it waits
+// for alone, and would hoist it above the arithmetic that shall run under them; a branch never taken holds it back.
 DEV void order_after(float x) { asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0fFF800000;\n@p trap;\n}" ::"f"(x) : "memory"); }
 template <int N> struct Mma;  // D(64×N) (+)= A(64×16) · B(16×N)
 enum Major { K_MAJOR = 0, MN_MAJOR = 1 };
@@ -39,19 +37,19 @@ enum Major { K_MAJOR = 0, MN_MAJOR = 1 };
 #define ACC64(d) ACC32(d), ACC8(d, 32), ACC8(d, 40), ACC8(d, 48), ACC8(d, 56)
 #define ACC96(d) ACC64(d), ACC8(d, 64), ACC8(d, 72), ACC8(d, 80), ACC8(d, 88)
 #define ACC128(d) ACC64(d), ACC8(d, 64), ACC8(d, 72), ACC8(d, 80), ACC8(d, 88), ACC8(d, 96), ACC8(d, 104), ACC8(d, 112), ACC8(d, 120)
-#define MMA(N, R, i0, i1, i2, i3, i4, i5, i6)                                                                        \
-  template <> struct Mma<N> {                                                                                       \
-    template <int A, int B> DEV void ss(float (&d)[R], u64 a, u64 b, int add) {                                     \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N            \
-                   "k16.f32." TYPE "." TYPE " {" LIST##R "}, %" #i0 ", %" #i1 ", p, 1, 1, %" #i3 ", %" #i4 ";\n}"      \
-                   : ACC##R(d) : "l"(a), "l"(b), "r"(add), "n"(A), "n"(B));                                           \
-    }                                                                                                               \
-    template <int B> DEV void rs(float (&d)[R], const u32* a, u64 b, int add) {                                     \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N            \
-                   "k16.f32." TYPE "." TYPE " {" LIST##R "}, {%" #i0 ",%" #i1 ",%" #i2 ",%" #i3 "}, %" #i4             \
-                   ", p, 1, 1, %" #i6 ";\n}"                                                                        \
-                   : ACC##R(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(B));               \
-    }                                                                                                               \
+#define MMA(N, R, i0, i1, i2, i3, i4, i5, i6) \
+  template <> struct Mma<N> { \
+    template <int A, int B> DEV void ss(float (&d)[R], u64 a, u64 b, int add) { \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N \
+                   "k16.f32." TYPE "." TYPE " {" LIST##R "}, %" #i0 ", %" #i1 ", p, 1, 1, %" #i3 ", %" #i4 ";\n}" \
+                   : ACC##R(d) : "l"(a), "l"(b), "r"(add), "n"(A), "n"(B)); \
+    } \
+    template <int B> DEV void rs(float (&d)[R], const u32* a, u64 b, int add) { \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N \
+                   "k16.f32." TYPE "." TYPE " {" LIST##R "}, {%" #i0 ",%" #i1 ",%" #i2 ",%" #i3 "}, %" #i4 \
+                   ", p, 1, 1, %" #i6 ";\n}" \
+                   : ACC##R(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(B)); \
+    } \
   };
 MMA(64, 32, 32, 33, 34, 35, 36, 37, 38)
 MMA(128, 64, 64, 65, 66, 67, 68, 69, 70)
@@ -69,7 +67,7 @@ template <int N, int W> DEV void multiply_registers(float (&d)[W / 2], const u32
   UNROLL(i, N / 16)
     Mma<W>::template rs<MN_MAJOR>(d, a + 4 * i, mn_major(b + i * 2048, N * 128), i > 0 ? 1 : add);
 }
-// The same as groups that are committed: none of the registers may be read or written until they have been waited for.
+// The same as committed groups: until these have been waited for, none of the registers may be read or written.
 template <int N, int W, int A_ROWS, int B_ROWS> DEV void issue_shared(float (&d)[N / 2], u32 a, u32 b) {
   pin(d), mma_begin();
   multiply_shared<N, W, A_ROWS, B_ROWS>(d, a, b), mma_commit();

@@ -1,11 +1,8 @@
-// The problem as the host describes it to the portable kernels, and which pairs of a tile are visible.
+// The problem as the host describes it to the levels portable and sm80, and which pairs of a tile are visible.
 //
 // The host gives a range of keys for each row and for each tile. Masks whose rows are no ranges (segments, arrays,
 // `or`) come with a flag for each pair besides: B·N·M bytes, times Hq if the masks of the heads differ.
-
-// ---- the problem ----
 KERNEL_ARGS(Tensor)
-
 KERNEL_ARGS(PairArgs)
 
 // The order of blocks: all heads of a tile, where the mask is causal that with most keys first.

@@ -1,6 +1,6 @@
-// Walks of passes on the level sm80, of attention and of lazy attention. A walk owns the tiles of operands in shared
-// memory, which of them it visits, which hide a pair, the products, numbers that are not finite, and the results of a
-// backward pass. BODY says what a pair of a query and a key means:
+// Walks of passes on the level sm80, of attention and of lazy attention. A walk has the tiles of operands in shared
+// memory, visits them, finds those that hide a pair, multiplies, raises flags, and writes the results of a backward
+// pass. BODY says what a pair of a query and a key means:
 //
 //   load    copies what else it takes of a tile into the stage
 //   pairs   makes the factors of a tile from its products; MASKED: 0 where a pair is hidden. It calls `gradients` for
@@ -14,8 +14,8 @@ constexpr u32 D_BYTES = SIDE * CD * BYTES, E_BYTES = VALUES ? SIDE * CE * BYTES 
 constexpr u32 D_STAGE = WALK * CD * BYTES, E_STAGE = VALUES ? WALK * CE * BYTES : 0;
 constexpr u32 TILE_BYTES = D_BYTES + E_BYTES + STAGES * (D_STAGE + E_STAGE);  // owned and walked
 
-// Use of a tile: whether a factor of q or k, and of dout, may not be 0, of the pairs of a warp. Of factors of q those
-// of the thread, where BODY is not EAGER: `walk_queries` asks its warp behind the product for dv.
+// Use of a tile: whether a factor of q or k, and of dout, may not be 0 in a warp; of q in a thread where BODY is not
+// EAGER: `walk_queries` asks its warp behind the product for dv.
 struct Use { bool adds, adds_values; };
 // Defaults of a body. CUT: whether every tile may hide a pair; `cut`: whether a head may.
 struct Body {
@@ -31,10 +31,10 @@ struct Body {
   template <class... ANY> METHOD void after_keys(ANY&&...) const {}
 };
 
-// True if the products of queries and keys raise flags, too: those of f32 overflow as factors before their sums do,
-// and the weight of −∞, or a softcap, would hide it.
+// True if products of queries and keys raise flags, too: factors of f32 overflow when they are rounded or split,
+// before their sums do, and the weight of −∞, or a softcap, would hide it.
 constexpr bool ZEROS = STORAGE == 0;
-// Raises the flag of a group unless all sums are finite, and the products of which zeros were taken.
+// Raises the flag of a group unless all sums are finite, and the products (`add_zeros`).
 template <int PLACE, class... SUMS>
 DEV void raise_unless_finite(const PairArgs& c, int group, const float (&products)[2], const SUMS&... sums) {
   float zero[2] = {0, 0};
@@ -66,8 +66,7 @@ template <class HEAD, int T, int N> struct QueryBlock : QueryTile<HEAD> {
 
 // The factors of v of a tile of keys; whether one may not be 0.
 template <class OWN, class BODY>
-DEV bool weigh_tile(const OWN& own, BODY& body, Factors<M, KEYS>& packed, float (&zero)[2], u32 q, u32 k, int key,
-                    int stage) {
+DEV bool weigh_tile(const OWN& own, BODY& body, Factors<M, KEYS>& packed, float (&zero)[2], u32 q, u32 k, int key, int stage) {
   Use use;
   Pairs<M, KEYS> p;
   products<M, KEYS, CD>(p, q, k);
@@ -79,10 +78,10 @@ DEV bool weigh_tile(const OWN& own, BODY& body, Factors<M, KEYS>& packed, float 
   return use.adds;
 }
 
-// Σ p·v of the queries of a block; SUMS: whether there is one. BODY::LAST_FIRST: keys are walked from the last on.
-// BODY::APART: k and v are loaded one after the other; those of f32 in one stage, which every device has room for: v
-// while S is computed, the next k while v is multiplied. BODY::BESIDE: bytes between them.
-template <bool SUMS, class OWN, class BODY> DEV void walk_values(const PairArgs& c, const OWN& own, BODY& body, float (&o)[M][CE / 8][4]) {
+// Σ p·v of the queries of a block, if SUMS. Of BODY: LAST_FIRST: keys are walked from the last on. APART: k and v are
+// loaded one after the other; of f32 in one stage, which every device has room for: v while S is computed, the next k
+// while v is multiplied. BESIDE: bytes between them.
+template <bool SUMS, class OWN, class BODY> DEV void walk_values(const PairArgs& c, const OWN& own, BODY& body, Sums<M, CE>& o) {
   constexpr bool APART = BODY::APART;
   constexpr int FEEDS = APART && STORAGE == 0 && SUMS ? 1 : 2;
   const u32 at_q = shared_begin(), at_k = at_q + Q_BYTES, at_v = at_k + FEEDS * K_BYTES + BODY::BESIDE;
@@ -129,10 +128,10 @@ template <bool SUMS, class OWN, class BODY> DEV void walk_values(const PairArgs&
       copy_commit();
     }
   }
-  raise_unless_finite<OF_OUTPUTS>(c, own.sequence * c.key_heads + own.head.key_head, zero, o);
+  raise_unless_finite<OF_OUTPUTS>(c, own.group(), zero, o);
 }
 
-// dq of 64 queries; SUMS: whether there is one.
+// dq of 64 queries, if SUMS.
 template <bool SUMS, class OWN, class BODY> DEV void walk_keys(const PairArgs& c, const OWN& own, BODY& body) {
   const u32 at_q = shared_begin(), at_dout = at_q + D_BYTES, at_k = at_dout + E_BYTES, at_v = at_k + STAGES * D_STAGE;
   const auto& head = own.head;
@@ -147,7 +146,8 @@ template <bool SUMS, class OWN, class BODY> DEV void walk_keys(const PairArgs& c
     if (VALUES) load_tile<SIDE, CE>(at_dout, query_rows(c.dout, head, row), c.value_dim);
     load(own.first, 0);
   }
-  float dq[1][CD / 8][4], zero[2] = {0, 0};
+  Sums<1, CD> dq;
+  float zero[2] = {0, 0};
   clear<1, CD>(dq);
   int stage = 0;
   NO_UNROLL for (int n = own.first; n < own.end; n++, stage ^= STAGES - 1) {
@@ -164,11 +164,8 @@ template <bool SUMS, class OWN, class BODY> DEV void walk_keys(const PairArgs& c
     if (ZEROS) add_zeros(zero, x);
     if (BODY::EAGER) gradients(true);
     Use use;
-    if (BODY::CUT || own.is_cut(n * WALK, body.cut(head))) {
-      use = body.template pairs<true>(own, x, ds, n * WALK, stage, gradients);
-    } else {
-      use = body.template pairs<false>(own, x, ds, n * WALK, stage, gradients);
-    }
+    if (BODY::CUT || own.is_cut(n * WALK, body.cut(head))) use = body.template pairs<true>(own, x, ds, n * WALK, stage, gradients);
+    else use = body.template pairs<false>(own, x, ds, n * WALK, stage, gradients);
     if (SUMS && use.adds) {
       Factors<1, WALK> packed;
       pack_all<1, WALK>(packed, ds);
@@ -177,14 +174,14 @@ template <bool SUMS, class OWN, class BODY> DEV void walk_keys(const PairArgs& c
     if (STAGES == 1 && n + 1 < own.end) __syncthreads(), load(n + 1, 0);
   }
   if constexpr (SUMS) {
-    raise_unless_finite<OF_QUERIES>(c, own.sequence * c.key_heads + head.key_head, zero, dq);
-    store<1, CD>(c.dq, head.s.batch, head.head, head.s.query_start + row, head.s.queries - row, dq, Same{c.scale}, 0, c.dim);
+    raise_unless_finite<OF_QUERIES>(c, own.group(), zero, dq);
+    store_queries<1, CD>(c.dq, head, row, dq, Same{c.scale}, 0, c.dim);
   }
 }
 
 // ---- from keys over queries: dk, dv ----
-// A block that owns 64·M keys of a key head: its tiles of W queries, and its operands in shared memory. DK and DV:
-// those of dk and dv that it has.
+// A block that owns 64·M keys of a key head: its tiles of W queries, and its operands in shared memory. It has dk if
+// DK, and dv if DV.
 template <int M, int W, bool DK, bool DV> struct KeyBlock : KeyTile {
   static constexpr int OWN = SIDE * M;
   static constexpr u32 OWN_K = M * D_BYTES, OWN_V = DK ? M * E_BYTES : 0, Q_STAGE = W * CD * BYTES;
@@ -213,9 +210,6 @@ template <int M, int W, bool DK, bool DV> struct KeyBlock : KeyTile {
     }
     return __any_sync(~0u, cut);
   }
-  template <int COLUMNS> METHOD void store_sum(const Tensor& to, const float (&sum)[M][COLUMNS / 8][4], float scale, int width) const {
-    store<M, COLUMNS>(to, s.batch, key_head, s.key_start + key, s.keys - key, sum, Same{scale}, 0, width);
-  }
 };
 
 // dk and dv: neither M nor W changes a bit. BODY::NUMBERS: the numbers of a stage.
@@ -230,7 +224,9 @@ DEV void walk_queries(const PairArgs& c, const KeyBlock<M, W, DK, DV>& own, BODY
     body.load(head, own.row_of_tile(n), own.key, own.numbers + stage * BODY::NUMBERS);
   };
   body.begin(own, own.k);
-  float dk[M][CD / 8][4], dv[M][CE / 8][4], zero[2] = {0, 0};  // of what is not asked for nothing is left
+  Sums<M, CD> dk;
+  Sums<M, CE> dv;  // one that is not asked for leaves no instruction
+  float zero[2] = {0, 0};
   clear<M, CD>(dk), clear<M, CE>(dv);
   int n = next(0), stage = 0;
   if (n < own.count) load(n, 0);
@@ -254,11 +250,8 @@ DEV void walk_queries(const PairArgs& c, const KeyBlock<M, W, DK, DV>& own, BODY
     if (ZEROS) add_zeros(zero, x);
     if (BODY::EAGER) gradients(BODY::FUSED || wants_dk);
     Use use;
-    if (BODY::CUT || own.is_cut(head, row, body.cut(head))) {
-      use = body.template pairs<true>(head, x, ds, row, own.key, numbers, gradients);
-    } else {
-      use = body.template pairs<false>(head, x, ds, row, own.key, numbers, gradients);
-    }
+    if (BODY::CUT || own.is_cut(head, row, body.cut(head))) use = body.template pairs<true>(head, x, ds, row, own.key, numbers, gradients);
+    else use = body.template pairs<false>(head, x, ds, row, own.key, numbers, gradients);
     Factors<M, W> packed;
     if (BODY::EAGER || wants_dv && use.adds_values) pack_all<M, W>(packed, x);
     if (wants_dv && use.adds_values) accumulate<M, W, CE>(dv, packed, dout);
@@ -270,6 +263,6 @@ DEV void walk_queries(const PairArgs& c, const KeyBlock<M, W, DK, DV>& own, BODY
     if (STAGES == 1 && following < own.count) __syncthreads(), load(following, 0), copy_commit();
   }
   raise_unless_finite<OF_KEYS>(c, own.task.first * c.key_heads + own.key_head, zero, dk, dv);
-  if (wants_dk) own.template store_sum<CD>(c.dk, dk, c.scale, c.dim);
-  if (wants_dv) own.template store_sum<CE>(c.dv, dv, 1, c.value_dim);
+  if (wants_dk) store_keys<M, CD>(c.dk, own.s, own.key_head, own.key, dk, Same{c.scale}, 0, c.dim);
+  if (wants_dv) store_keys<M, CE>(c.dv, own.s, own.key_head, own.key, dv, Same{1}, 0, c.value_dim);
 }

@@ -1,7 +1,7 @@
 // The blocks of keys, and of queries, that a tile walks on sm_90a, and the pairs of a block that count.
 //
-// WINDOW 0: every pair. 1: query i sees the keys i + offset - left .. i + offset + right, of which no table is read.
-// 2 (SPANS): each query sees a range of keys, any, from the tables that rows.rs makes, or tables.cu on the device:
+// WINDOW 0: every pair. 1: query i sees the keys i + offset - left .. i + offset + right. 2 (SPANS): each query sees
+// any range of keys, by the tables that rows.rs makes, or tables.cu on the device:
 //
 //   spans     of each row the keys that it sees
 //   tiles     of each tile of 64 queries the keys between the first and the last that some row sees
@@ -9,12 +9,12 @@
 //   seen_by   of each tile of 64 keys the tiles of queries between the first and the last that may see some of it
 //
 // Blocks that hide no pair need no mask. A tile of queries walks all blocks between the first and the last that it
-// sees. A tile of keys leaves out blocks of queries between these that see nothing of it: what loads them says of each
-// which it is, and whether it needs a mask.
+// sees. A tile of keys leaves out blocks of queries that see nothing of it: the producer says of each other one which
+// it is, and whether it needs a mask.
 KERNEL_ARGS(SpanTables)
 
 // ---- keys of queries ----
-// Of M tiles of 64 queries the keys that some row sees, and those that all rows see.
+// The keys that some row of M tiles of 64 queries sees, and those that all rows see.
 struct Reach { int begin, end, from, to; };
 template <int M> DEV Reach reach_of(const SpanTables& t, const Own& s, int block) {
   Reach all = {1 << 30, 0, 0, 1 << 30};
@@ -27,13 +27,13 @@ template <int M> DEV Reach reach_of(const SpanTables& t, const Own& s, int block
   }
   return all;
 }
-// The keys that a row sees, where the mask is a window; what some and all of the rows `first` to `last` see.
+// The keys that a row sees by a window, and those of the rows `first` to `last`.
 DEV int first_key(int row, const Own& s) { return max(0, row + s.offset - s.left); }
 DEV int end_key(int row, const Own& s) { return min(s.keys, row + s.offset + s.right + 1); }
 DEV Reach reach_of(const Own& s, int first, int last) {
   return {first_key(first, s), end_key(last, s), first_key(last, s), end_key(first, s)};
 }
-// Blocks of keys or queries: those from `begin` to before `end` see some of a tile; from `open` to before `closed`
+// Blocks of keys or queries from `begin` to before `end`, which see some of a tile; from `open` to before `closed`
 // they see all, and the others need a mask.
 struct Range { int begin, open, closed, end; };
 // Blocks of keys of a block of 64·M queries. BRANCH: whether a branch or a selection handles one that sees no key: the
@@ -52,7 +52,7 @@ template <int M, int KEYS, bool BRANCH = true> DEV Range key_blocks(const SpanTa
   r.open = min(r.closed, max(r.begin, ((SPANS ? all.from : max(0, last - s.left)) + KEYS - 1) / KEYS));
   return r;
 }
-// The keys that a row sees; none beyond the sequence. `all`: the extents of the arrays.
+// The keys that any row sees; none beyond the sequence. `all`: the extents of the arrays.
 DEV Span span_of(const SpanTables& t, const Shape& all, const Own& s, int row) {
   if (!SPANS) return {first_key(row, s), row < s.queries ? end_key(row, s) : 0};
   return row < s.queries ? t.spans[(i64)s.batch * all.queries + s.query_start + row] : Span{0, 0};
@@ -69,16 +69,14 @@ struct Seen {
   const Own& s;
   int row;
   METHOD Seen(const SpanTables&, const Shape&, const Own& own, int first) : s(own), row(first) {}
-  METHOD int begin(int r) const { return WINDOW ? max(0, row + 8 * r + s.offset - s.left) : 0; }
-  METHOD int end(int r) const {
-    return WINDOW ? min(s.keys, row + 8 * r + s.offset + s.right + 1) : s.keys;
-  }
+  METHOD int begin(int r) const { return WINDOW ? first_key(row + 8 * r, s) : 0; }
+  METHOD int end(int r) const { return WINDOW ? end_key(row + 8 * r, s) : s.keys; }
 #endif
 };
 
 // ---- queries of keys ----
-// Blocks of 64·M queries of a block of 128 keys, whose first tile is a task of the list by keys; with SPANS those
-// between the first and the last that see some of it: the producer says which of them need a mask.
+// Blocks of 64·M queries of a block of 128 keys, whose first tile is a task of the list by keys; with SPANS all
+// between the first and the last that see some of it.
 template <int M> DEV Range query_blocks(const SpanTables& t, const Own& s, int block, int task) {
   constexpr int ROWS = 64 * M;
   if (SPANS) {
@@ -98,8 +96,7 @@ template <int M> DEV Range query_blocks(const SpanTables& t, const Own& s, int b
   r.closed = min(r.end, max(r.open, r.closed));
   return r;
 }
-// A block of queries that a block of keys walks: its number, and whether it needs a mask; SKIPPED: none of it sees
-// any.
+// A block of queries that a block of keys walks: its number, and whether it needs a mask; SKIPPED: it sees nothing.
 constexpr u32 CUT = 1u << 31, SKIPPED = ~0u;
 template <int M> DEV u32 visit_of(const SpanTables& t, const Own& s, int block, int queries) {
   const Reach all = reach_of<M>(t, s, queries);

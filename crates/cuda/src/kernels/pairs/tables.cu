@@ -1,5 +1,5 @@
-// The tables of a call whose lengths, offsets or masks' arrays lie on the device: there, in every call, what rows.rs
-// makes of those of the host.
+// The tables of a call whose lengths, offsets or masks' arrays lie on the device: as rows.rs makes them on the host,
+// but there and in every call.
 //
 //   sequences   one block: the sequences, and which tiles are theirs
 //   rows        a block has a tile of 64 queries: its place in the lists, the keys that its rows see, and the flags
@@ -8,9 +8,9 @@
 //               its rows see, and a tile of keys, the tiles of queries that may see some of it
 //
 // Whatever the numbers are, no row is read or written beyond the arrays: lengths and offsets are cut to them, and an
-// offset below one before it is taken as equal to that. Lists have room for the most tiles that there may be. Those
-// that are none belong to a sequence without rows behind the others, and are odd ones, which kernels of sm_90a leave
-// to the tile before.
+// offset below one before it counts as equal to that. Lists have room for the most tiles that there may be; tiles that
+// do not exist belong to a sequence without rows behind the others, and are odd ones, which kernels of sm_90a leave to
+// the tile before.
 
 enum Kind { WINDOW, CHUNK, SEGMENTS, FLAGS, ALL, ANY, END };  // of a node of the mask
 KERNEL_ARGS(TableArgs)
@@ -27,7 +27,7 @@ DEV Extent extent(const TableArgs& a, const GivenArray& x, int all, int s, int& 
   before = max(before, cut(number(x, s), all));
   return {before, max(before, cut(number(x, s + 1), all)) - before};
 }
-// The sum of what the threads before this one have, or the largest.
+// The sum, or the largest, of the numbers of the threads before this one.
 DEV i64 before(i64 own, bool largest) {
   __shared__ i64 room[SCAN];
   auto join = [&](i64 x, i64 y) { return largest ? max(x, y) : x + y; };
@@ -100,8 +100,7 @@ DEV Span span_of(const TableArgs& a, const Sequence& s, int i) {
   }
   return all;
 }
-// Of AT_ONCE keys of a sequence, 32 from each to the next: their loads overlap.
-typedef bool Some[AT_ONCE];
+typedef bool Some[AT_ONCE];  // of keys of a sequence, each 32 behind the last: their loads overlap
 template <class F> DEV void each(Some& own, int first, int keys, const F& holds) {
   UNROLL(e, AT_ONCE) own[e] = first + 32 * e < keys && holds(first + 32 * e);
 }
@@ -119,7 +118,7 @@ DEV void holds(const TableArgs& a, const Node& x, const Sequence& s, int head, i
     each(own, first, s.keys, [&](int j) { return flags[j] != 0; });
   }
 }
-// The keys that a query sees. Bit 0 of `all` is what the innermost list has come to, bit 0 of `any` whether one is
+// The keys that a query sees. Bit 0 of `all` is the result of the innermost list so far, bit 0 of `any` whether one is
 // enough: lists are at most 33 deep.
 DEV void allows(const TableArgs& a, const Sequence& s, int head, int i, int first, Some& own) {
   u64 all[AT_ONCE], any = 0;

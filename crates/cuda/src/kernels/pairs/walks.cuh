@@ -1,18 +1,24 @@
-// Walks over tiles of pairs, of the kernels that take tables of tiles: from a tile of queries over the keys, from one
-// of keys over the queries, and over all that share a bias.
+// Walks over tiles of pairs by tables of tiles: from a tile of queries over the keys, from one of keys over the
+// queries, and over all that share a bias.
 DEV Rows query_rows(const Tensor& x, const Head& head, int row) {
   return rows_of(x, head.s.batch, head.head, head.s.query_start + row, head.s.query_start + head.s.queries);
 }
 DEV Rows key_rows(const Tensor& x, const Head& head, int key) {
   return rows_of(x, head.s.batch, head.key_head, head.s.key_start + key, head.s.key_start + head.s.keys);
 }
-// Keys of a key head without its queries.
 DEV Rows key_rows(const Tensor& x, const Sequence& s, int key_head, int key) {
   return rows_of(x, s.batch, key_head, s.key_start + key, s.key_start + s.keys);
 }
 
-// A tile of queries of a head, and the keys that some row of it sees. ARGS: those of the kernel, of which HEAD is
-// made.
+// Writes sums to the rows of a tile of queries of a head, or of keys, by `store`.
+template <int... SHAPE, class... REST> DEV void store_queries(const Tensor& x, const Head& head, int row, const REST&... rest) {
+  store<SHAPE...>(x, head.s.batch, head.head, head.s.query_start + row, head.s.queries - row, rest...);
+}
+template <int... SHAPE, class... REST> DEV void store_keys(const Tensor& x, const Sequence& s, int key_head, int key, const REST&... rest) {
+  store<SHAPE...>(x, s.batch, key_head, s.key_start + key, s.keys - key, rest...);
+}
+
+// A tile of queries of a head, and the keys that some row of it sees. HEAD is made of ARGS, those of the kernel.
 template <class HEAD> struct QueryTile {
   HEAD head;
   int sequence, row;
@@ -23,18 +29,19 @@ template <class HEAD> struct QueryTile {
   // The tile of a block, of those of all heads.
   template <class ARGS, class N>
   METHOD QueryTile(const ARGS& a, const PairArgs& c, N block) : QueryTile(a, c, c.tasks[block / c.heads], block % c.heads) {}
+  METHOD int group() const { return sequence * head.c.key_heads + head.key_head; }
   template <int KEYS = SIDE> METHOD int first_key() const { return seen.begin / KEYS * KEYS; }
 };
-// True of a tile of queries that the block of the tile before owns, of blocks of M tiles. Such a block ends before it
-// reads anything else: half of those of M = 2 do.
+// True of a tile of queries that the block before owns, of blocks of M tiles: this block, half of all where M is 2,
+// ends before it reads anything else.
 template <int M> DEV bool is_owned_before(const PairArgs& c, Place own) { return c.tasks[own.task].row_tile % M; }
-// True if some row of the tile that holds a row of a sequence may see some of a tile of keys.
+// True if some row of the tile of queries of `row` may see some of a tile of keys.
 DEV bool may_see(const PairArgs& c, const Sequence& s, int row, int key) {
   const Tile tile = c.tiles[s.first_tile + row / SIDE];
   return tile.end > key && tile.begin < key + SIDE;
 }
 
-// A tile of keys of a key head, which walks the queries of its heads.
+// A tile of keys of a key head.
 struct KeyTile {
   Task task;
   Sequence s;
@@ -43,7 +50,7 @@ struct KeyTile {
       : task(c.tasks[own.task]), s(c.sequences[task.first]), number(own.task), key_head(own.head), group(c.heads / c.key_heads), key(task.key_tile * SIDE) {}
 };
 
-// The next of `count` tiles of ROWS queries, of several heads one after the other, that may see some of OWN keys.
+// The next of `count` tiles of ROWS queries, head after head, that may see some of OWN keys.
 template <int ROWS, int OWN> DEV int next_seen(const PairArgs& c, const Sequence& s, int n, int count, int key) {
   const int tiles = (s.queries + ROWS - 1) / ROWS;
   for (; n < count; n++) {
@@ -53,7 +60,7 @@ template <int ROWS, int OWN> DEV int next_seen(const PairArgs& c, const Sequence
   return n;
 }
 
-// Calls f(head) for each head of the sequences of a task that shares the bias of its tile of pairs, and may see some.
+// Calls f(head) for each head that shares the bias of a tile of pairs, and may see some.
 template <class F> DEV void each_sharing(const PairArgs& c, const Task& task, int bias_head, F f) {
   const int row = task.row_tile * SIDE, key = task.key_tile * SIDE;
   NO_UNROLL for (int n = task.first; n < task.first + task.sequences; n++) {
@@ -64,7 +71,7 @@ template <class F> DEV void each_sharing(const PairArgs& c, const Task& task, in
   }
 }
 
-// A row of the arrays, of all heads and batch elements: one for each warp of a launch.
+// A row of the arrays, of all heads and batch elements, for each warp.
 struct ArrayRow {
   i64 at;
   int query, head, batch;

@@ -5,10 +5,10 @@
 constexpr bool PACKED = LENGTHS == 2, SPANS = WINDOW == 2;
 KERNEL_ARGS(Shape)
 KERNEL_ARGS(Packed)
-// A number that is the same in all lanes of a WARP: no product may stand on a path that the compiler thinks divergent.
+// The same number in all lanes of a WARP: no product may stand on a path that the compiler thinks divergent.
 template <bool WARP> DEV int uniform(int x) { return WARP ? __shfl_sync(~0u, x, 0) : x; }
 
-// The extents of a sequence, and where it begins. `tile`: the first of its tiles of 64 queries.
+// A sequence: its extents, and its begin. `tile`: the first of its tiles of 64 queries.
 struct Own : Shape {
   int batch, query_start, key_start, tile;
 };
@@ -35,8 +35,8 @@ struct Work { int block, head, batch, task; };
 template <int M> DEV int tiles_of(const Shape& s, const Packed& packed) {
   return (PACKED ? packed.tasks : (s.queries + 64 * M - 1) / (64 * M) * s.batch) * s.heads;
 }
-// Work tile t of those of 64·M queries or keys: within groups of so many heads, whose k and v fit the L2, those that
-// see most first, which are the last queries and the first keys.
+// Work tile t of those of 64·M queries or keys: within groups of so many heads, whose k and v fit the L2, the last
+// queries and the first keys, which see most, come first.
 template <int M, bool BY_KEYS, bool WARP> DEV Work work_of(int t, const Shape& s, const Packed& packed, int heads_per_group) {
   const int heads = BY_KEYS ? s.key_heads : s.heads;
   if (PACKED) {
@@ -49,19 +49,19 @@ template <int M, bool BY_KEYS, bool WARP> DEV Work work_of(int t, const Shape& s
   const int width = min(heads_per_group, s.batch * heads - first), b = r / width, h = first + r - b * width;
   return {WINDOW && !BY_KEYS ? blocks - 1 - b : b, h % heads, h / heads};
 }
-// Claims a tile from a counter, which the last claim of a launch resets. The first tile of a block has its number.
+// Claims the next tile from a counter, which the last claim resets. The first tile of a block has its number.
 DEV int claim_tile(u32* counter, int tiles) {
   const int claimed = atomicAdd(counter, 1u);
   if (claimed == tiles - 1) *counter = 0;
   return claimed + gridDim.x;
 }
 
-// Defaults that kernels may overload for their arguments: heads of a group, and the sequence of a number.
+// Defaults, which kernels may overload: heads of a group, and the sequence of a number.
 template <bool BY_KEYS, class ARGS> DEV int heads_together(const ARGS& c) { return c.shape.heads_per_group; }
 template <bool WARP, class ARGS> DEV Own sequence_of(const ARGS& c, int number) { return of_batch<WARP>(c.shape, c.packed, number); }
-// Tiles of work on their way from a producer, which claims them, to its consumers: blocks of 64·M queries, or keys. A
-// word beside each stage of a ring, APART bytes from that of the stage before, holds the number of its tile, -1 behind
-// the last one. ARGS: those of the kernel, which say how heads are grouped and what a sequence is.
+// Tiles of work, of 64·M queries or keys, on their way from a producer, which claims them, to its consumers. A word
+// beside each stage of a ring, APART bytes from that of the stage before, holds the number of its tile, -1 behind the
+// last one. ARGS: those of the kernel.
 template <int M, bool BY_KEYS, class RING, u32 WORD, u32 APART = 4> struct WorkTiles : RING {
   METHOD WorkTiles(u32 base, u32 parity) : RING(base, parity) {}
   METHOD u32 word() const { return this->base + WORD + APART * this->stage(); }

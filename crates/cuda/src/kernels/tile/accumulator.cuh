@@ -1,23 +1,26 @@
 // Accumulators of `wgmma`: 64 rows of a warpgroup. Number 4 j + 2 r + e of a thread lies in row r of its two, which
 // are 8 apart, and in column 8 j + 2 (lane % 4) + e.
 DEV int row_of_number(int i) { return i / 2 % 2; }
-// The first of a thread's two rows among the 64.
+// The first of a thread's two rows among the 64, and its first column.
 DEV int own_row() { return threadIdx.x / 32 % 4 * 16 + lane_id() / 4; }
+DEV u32 own_column() { return 2 * (lane_id() & 3); }
+// The number of a warpgroup among those that multiply, behind the one that feeds.
+DEV int own_group() { return threadIdx.x / 128 - 1; }
 
-// Calls f(number, its row of the two, its column but for the thread's 2 (lane % 4)) for each number, column by column.
+// Calls f(number, its row of the two, its column behind the thread's first) for each number, column by column.
 template <int N, class F> DEV void each_number(float (&x)[N], F f) {
   UNROLL(c, N / 2)
     UNROLL(r, 2) f(x[4 * (c / 2) + 2 * r + c % 2], r, 8 * (c / 2) + c % 2);
 }
-// Calls f(number, its column but for the same) for each number of a row.
+// Calls f(number, its column behind the first) for each number of a row.
 template <int N, class F> DEV void each_in_row(float (&x)[N], int r, F f) {
   UNROLL(c, N / 2) f(x[4 * (c / 2) + 2 * r + c % 2], 8 * (c / 2) + c % 2);
 }
-// Puts -inf in the columns of a row before `begin` and from `end` on; both but for the same.
+// Puts -inf in the columns of a row before `begin` and from `end` on, both behind the first.
 template <int N> DEV void hide_outside(float (&x)[N], int r, int begin, int end) {
   each_in_row(x, r, [&](float& y, int column) { if (column < begin || column >= end) y = -INF; });
 }
-// The largest number of a row, of those of the thread, by `max`.
+// The largest number of a row of the thread, by `max`.
 template <int N, class F> DEV float row_max(const float (&x)[N], int r, F max) {
   float even = x[2 * r], odd = x[2 * r + 1];
   UNROLL_ALL for (int j = 1; j < N / 4; j++) even = max(even, x[4 * j + 2 * r]), odd = max(odd, x[4 * j + 2 * r + 1]);
@@ -55,7 +58,7 @@ template <int ROWS, int N> DEV void put_rows(u32 tile, const float (&x)[N], floa
     store_blocks(tile + piece / 8 * (ROWS * 128) + swizzled(row, piece % 8), y[0], y[1], y[2], y[3]);
   }
 }
-// Puts rows into a tile of the warpgroup, from which `store` copies them when all are there. Nobody reads the tile.
+// Puts rows into a tile of the warpgroup that nobody reads, from which `store` copies them.
 template <int ROWS, int N, class F> DEV void store_by_copy(u32 tile, const float (&x)[N], int barrier, F store) {
   if (threadIdx.x % 128 == 0) store_wait_read();
   named_sync(barrier, 128);

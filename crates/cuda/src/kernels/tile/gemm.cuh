@@ -3,9 +3,7 @@
 // whatever the tile.
 //
 // Operands pass through registers into shared memory, 16 of the reduction at a time: one stage is filled while the
-// other is multiplied. There they lie [reduction][row], and so serve a thread in vectors.
-//
-// A thread has 8 × 8 sums.
+// other is multiplied. There they lie [reduction][row], and so serve a thread in vectors. A thread has 8 × 8 sums.
 constexpr int SIDE = 128, DEPTH = 16, THREADS = 256;
 struct Shared {
   float a[2][DEPTH][SIDE], b[2][DEPTH][SIDE];
@@ -29,8 +27,7 @@ DEV void read_four(float* to, const element* from) {
 }
 #endif
 
-// Four numbers that lie side by side, of which `there` can be read; the others are 0. `whole`: they may be read as a
-// vector.
+// Four numbers side by side, of which `there` can be read, and others are 0. `whole`: they may be read as a vector.
 template <class T> DEV void four(float* to, const T* from, int there, bool whole) {
   if (whole && there >= 4) return read_four(to, from);
   UNROLL(i, 4) to[i] = i < there ? read(from[i]) : 0;
@@ -41,7 +38,7 @@ DEV void clear(float (&sum)[8][8]) {
     UNROLL(c, 8) sum[r][c] = 0;
 }
 
-// The place of sums of a tile that the same thread alone reads again: vectors of all threads side by side.
+// The place of sums that the same thread alone reads again: vectors of all threads side by side.
 DEV float4* place(float* tile, int vector) { return (float4*)tile + vector * THREADS + threadIdx.x; }
 DEV void keep(float* tile, const float (&sum)[8][8]) {
   UNROLL(i, 16) {

@@ -1,5 +1,4 @@
-// Shared by every kernel: element types and exponentials. NVRTC compiles this text as it stands; no header is
-// included.
+// Element types and exponentials, of every kernel. NVRTC compiles this text as it stands, without headers.
 //
 // Exponentials are `ex2.approx` of the difference times log2 e: 2 ulp and three roundings of the argument, within the
 // 4 + 4|x| roundoffs of the profiles (docs/numerics.md).
@@ -14,8 +13,8 @@ typedef long long i64;
 #define METHOD __device__ __forceinline__  // of a struct
 // A kernel with its one argument, and the bounds of its launches.
 #define KERNEL(name, args, ...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__) name(const __grid_constant__ args)
-// A kernel that is not compiled: a template that nobody instantiates. A module has one kernel, and the host replaces
-// the word `KERNEL` of the others.
+// A kernel that is not compiled: a template that nobody instantiates. The host writes it in place of `KERNEL` of all
+// kernels of a module but one.
 #define LEFT_OUT(name, args, ...) template <int> __global__ void name(const args)
 // Before a loop: it stays one, is written out, or is written out by so many rounds.
 #define PRAGMA(text) _Pragma(#text)
@@ -25,9 +24,9 @@ typedef long long i64;
 // A loop that is written out: i = 0, 1 … count - 1.
 #define UNROLL(i, count) UNROLL_ALL for (int i = 0; i < (count); i++)
 #define INF __int_as_float(0x7f800000)
+#define NAN_F __int_as_float(0x7fffffff)
 constexpr float LOG2E = 1.4426950408889634f;
-// Asserts that the dynamic shared memory of a kernel, as its source lays it out, is that of its launches
-// (`shared_bytes`).
+// Asserts that a kernel lays out the dynamic shared memory of its launches (`shared_bytes`).
 #define CHECK_SHARED(kernel, bytes) static_assert((bytes) == SHARED_##kernel, "the shared memory of " #kernel)
 
 // ---- elements ----
@@ -69,16 +68,14 @@ DEV float weight(float x, float m) { return exp2_fast(__fmul_rn(__fsub_rn(x, m),
 // The weight of a sink: 1 in a row that sees nothing else, also where both are infinite.
 DEV float weight_of_sink(float sink, float lse) { return sink == lse ? 1 : weight(sink, lse); }
 // 1 - 2/(e^{2|x|} + 1) with the sign of x: 5 roundoffs of 1 at most, and 0 at 0.
-DEV float tanh_fast(float x) {
-  return copysignf(1 - __fdividef(2, exp2_fast(fabsf(x) * (2 * LOG2E)) + 1), x);
-}
+DEV float tanh_fast(float x) { return copysignf(1 - __fdividef(2, exp2_fast(fabsf(x) * (2 * LOG2E)) + 1), x); }
+DEV bool is_finite(float x) { return fabsf(x) < INF; }
 // The larger; NaN if either is.
 DEV float max_nan(float x, float y) { float z; asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y)); return z; }
 
 // The sum over LANES lanes that follow each other, in all of them.
 template <int LANES = 32, class T> DEV T lane_sum(T x) {
-#pragma unroll
-  for (int n = LANES / 2; n; n /= 2) x += __shfl_xor_sync(~0u, x, n);
+  UNROLL_ALL for (int n = LANES / 2; n; n /= 2) x += __shfl_xor_sync(~0u, x, n);
   return x;
 }
 // The sum of a number of each of so many threads of a block, in a fixed order. Once in a kernel.
@@ -102,11 +99,8 @@ template <class F> DEV int last_where(int count, const F& holds) {
   }
   return first;
 }
-// The same number, of which the compiler knows nothing: it neither computes from it beforehand nor computes it again.
-template <class T> DEV T opaque(T x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
+// The same number, of which the compiler knows nothing: it is neither used beforehand nor computed again.
+template <class T> DEV T opaque(T x) { asm volatile("" : "+r"(x)); return x; }
 // A condition that the compiler knows, as an argument.
 template <bool B> struct Is { static constexpr bool value = B; };
 // A factor of all rows alike.
