@@ -82,31 +82,33 @@ impl Device {
         if let Some(function) = &*slot {
             return Ok(function.clone());
         }
-        let capability = self.target.capability;
-        let own = variant.family.architecture_on(capability).unwrap_or_else(|| architecture(capability));
-        let function = self.images.load((variant, name), &own, |image| self.load(variant, name, image))?;
+        let architecture = self.architecture_of(variant);
+        let function = self.images.load((variant, name), &architecture, |image| self.load(variant, name, image))?;
         Ok(slot.insert(function).clone())
     }
 
-    /// Compiles or loads kernels side by side. Fails with the error of the first that fails, in their order.
-    pub fn load_all(&self, kernels: &BTreeSet<(&Variant, &'static str)>) -> Result<(), Error> {
+    /// Compiles side by side what `function` would compile one by one.
+    pub fn compile_ahead(&self, kernels: &BTreeSet<(&Variant, &'static str)>) {
         let is_absent =
             |&&(variant, name): &&(&Variant, _)| !lock(&self.kernels).contains_key(&(variant.clone(), name));
         let absent: Vec<_> = kernels.iter().filter(is_absent).collect();
-        let (next, failed) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
-        let load = || loop {
-            let at = next.fetch_add(1, Ordering::Relaxed);
-            let Some((variant, name)) = absent.get(at) else { break };
-            if let Err(error) = self.function(variant, name) {
-                lock(&failed).insert(at, error);
+        let threads = thread::available_parallelism().map_or(1, usize::from).min(absent.len());
+        if threads < 2 {
+            return;
+        }
+        let next = AtomicUsize::new(0);
+        let compile = || {
+            while let Some((variant, name)) = absent.get(next.fetch_add(1, Ordering::Relaxed)) {
+                self.images.compile_ahead((variant, name), &self.architecture_of(variant));
             }
         };
-        let threads = thread::available_parallelism().map_or(1, usize::from).min(absent.len());
-        thread::scope(|scope| {
-            (1..threads).for_each(|_| drop(scope.spawn(load)));
-            load();
-        });
-        failed.into_inner().unwrap_or_else(PoisonError::into_inner).into_values().next().map_or(Ok(()), Err)
+        thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(compile))));
+    }
+
+    /// The architecture that a variant is compiled for.
+    fn architecture_of(&self, variant: &Variant) -> String {
+        let own = variant.family.architecture_on(self.target.capability);
+        own.unwrap_or_else(|| architecture(self.target.capability))
     }
 
     fn load(&self, variant: &Variant, name: &str, image: &[u8]) -> Result<CudaFunction, Error> {

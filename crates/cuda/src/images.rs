@@ -4,9 +4,12 @@ use crate::absent::{Absent, text};
 use crate::archive::Archive;
 use crate::cache::Cache;
 use crate::compiler::Compiler;
+use crate::gpu::lock;
 use crate::options::Settings;
 use crate::variant::Variant;
 use etalon_problem::Error;
+use std::collections::BTreeMap;
+use std::sync::Mutex;
 
 /// The sources of machine code for a driver.
 #[derive(Debug)]
@@ -17,6 +20,8 @@ pub(crate) struct Images {
     compiler: Result<Compiler, Absent>,
     /// Options of the compiler beside those of variants.
     defines: Vec<String>,
+    /// Kernels that were compiled ahead of their load, by their keys.
+    ahead: Mutex<BTreeMap<String, Result<Vec<u8>, String>>>,
 }
 
 impl Images {
@@ -30,7 +35,7 @@ impl Images {
             .and_then(|compiler| compiler.check_driver(driver).map(|()| compiler));
         let cache = settings.cache.clone().filter(|_| is_plain);
         let defines = settings.defines.iter().map(|define| format!("-D{define}")).collect();
-        let images = Images { archive, cache, compiler, defines };
+        let images = Images { archive, cache, compiler, defines, ahead: Mutex::default() };
         match (&images.archive, &images.compiler) {
             (Some(Ok(_)), _) | (_, Ok(_)) => Ok(images),
             (_, Err(absent)) => Err(images.none(format!("the tier cuda on {architecture}"), absent, None)),
@@ -58,23 +63,44 @@ impl Images {
             Ok(compiler) => compiler,
             Err(absent) => return Err(self.none(what(), absent, refused)),
         };
-        let key = |cache| (cache, variant.key(kernel, architecture, &compiler.version()));
-        let cache = self.cache.as_ref().map(key);
-        if let Some(image) = cache.as_ref().and_then(|(cache, key)| cache.read(key)) {
+        let key = variant.key(kernel, architecture, &compiler.version());
+        if let Some(image) = self.cache.as_ref().and_then(|cache| cache.read(&key)) {
             match load(&image) {
                 Err(Error::Device { .. }) => {}
                 done => return done,
             }
         }
-        let options = [variant.options(architecture), self.defines.clone()].concat();
-        let compiled = compiler.compile(&variant.source(&[kernel]), &options);
-        let image = compiled.map_err(|reason| Error::Device { what: what(), reason })?.image;
+        let ahead = lock(&self.ahead).remove(&key);
+        let image = ahead.unwrap_or_else(|| self.compile(compiler, (variant, kernel), architecture));
+        let image = image.map_err(|reason| Error::Device { what: what(), reason })?;
         let loaded = load(&image)?;
-        if let Some((cache, key)) = cache {
+        if let Some(cache) = &self.cache {
             // A full disk costs the next process its time, not this one its result.
             let _ = cache.write(&key, &image);
         }
         Ok(loaded)
+    }
+
+    /// Compiles a kernel, from any thread, unless it is archived or cached: `load` will find it, or why that failed.
+    pub fn compile_ahead(&self, (variant, kernel): (&Variant, &str), architecture: &str) {
+        let (archive, Ok(compiler)) = (&self.archive, &self.compiler) else { return };
+        let key = variant.key(kernel, architecture, &compiler.version());
+        let is_archived = |archive: &Archive| archive.find((variant, kernel), architecture).is_ok();
+        if archive.iter().flatten().any(is_archived) || self.cache.iter().any(|cache| cache.read(&key).is_some()) {
+            return;
+        }
+        let compiled = self.compile(compiler, (variant, kernel), architecture);
+        lock(&self.ahead).insert(key, compiled);
+    }
+
+    fn compile(
+        &self,
+        compiler: &Compiler,
+        (variant, kernel): (&Variant, &str),
+        architecture: &str,
+    ) -> Result<Vec<u8>, String> {
+        let options = [variant.options(architecture), self.defines.clone()].concat();
+        compiler.compile(&variant.source(&[kernel]), &options).map(|compiled| compiled.image)
     }
 
     /// The error without a compiler, where no archive has what is wanted.

@@ -81,7 +81,7 @@ impl PassPlan<'_> {
             Step::Launch { kernel, .. } => Some((&kernel.variant, kernel.name)),
             Step::Fill { .. } => None,
         });
-        device.load_all(&kernels.collect())?;
+        device.compile_ahead(&kernels.collect());
         let tables = (self.tables)()?;
         let steps = self.steps.into_iter().map(load).collect::<Result<_, _>>()?;
         Ok(PreparedPass { parts: self.parts, tables, scratch_bytes: self.scratch.bytes(), steps })
