@@ -4,7 +4,7 @@
 use crate::absent::text;
 use crate::cache::Cache;
 use crate::compiler::Compiler;
-use crate::gpu::lock;
+use crate::lock::lock;
 use crate::variant::Variant;
 use etalon_problem::Error;
 use std::collections::{BTreeMap, BTreeSet};

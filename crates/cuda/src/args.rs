@@ -242,8 +242,8 @@ pub(crate) const fn layout<const N: usize>(fields: [(usize, usize); N]) -> ([usi
     (offsets, end.next_multiple_of(largest), largest)
 }
 
-/// Declares kernel arguments, or a part of them: a struct in Rust, and one in CUDA C of the name behind `as`. Fields of
-/// one type may stand side by side.
+/// Declares kernel arguments, or a part of them: a struct in Rust, and one in CUDA C of the name behind `as`. Fields
+/// of one type may stand side by side.
 macro_rules! kernel_args {
     (
         $(#[$doc:meta])*

@@ -20,8 +20,8 @@ impl Places for ViewsMut<'_> {
 pub(crate) enum Operands<'a, 'v> {
     /// Inputs and results that lie on the device.
     Device(&'a DeviceTensors<'a>, &'a DeviceTensors<'a>),
-    /// Inputs of the host, and the places of results; without places all are computed. On the device they are dense and
-    /// begin where ranges do.
+    /// Inputs of the host, and the places of results; without places all are computed. On the device they are dense
+    /// and begin where ranges do.
     Host(&'a Views<'v>, Option<&'a dyn Places>),
     /// All that a plan counts, dense; with the gradient that attention_lse may return and take, or without.
     All { gradient: bool },

@@ -1,7 +1,7 @@
 //! Kernels from their source to machine code of one architecture: NVRTC, loaded at run time.
 
 use crate::absent::{self, Absent, text};
-use crate::gpu;
+use crate::lock::lock;
 use cudarc::nvrtc::{result, sys};
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -114,7 +114,7 @@ static TURN_GIVEN_BACK: Condvar = Condvar::new();
 impl Turn {
     fn take() -> Turn {
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        let taken = gpu::lock(&TURNS_TAKEN);
+        let taken = lock(&TURNS_TAKEN);
         let taken = TURN_GIVEN_BACK.wait_while(taken, |taken| *taken >= cores);
         *taken.unwrap_or_else(PoisonError::into_inner) += 1;
         Turn
@@ -123,7 +123,7 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        *gpu::lock(&TURNS_TAKEN) -= 1;
+        *lock(&TURNS_TAKEN) -= 1;
         TURN_GIVEN_BACK.notify_one();
     }
 }

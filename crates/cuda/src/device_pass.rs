@@ -3,8 +3,9 @@
 use crate::call::{Operands, PassCall};
 use crate::device_tensor::{self, DeviceTensor, DeviceTensors, GivenArray};
 use crate::draft::draft;
-use crate::gpu::{Device, lock};
+use crate::gpu::Device;
 use crate::levels;
+use crate::lock::lock;
 use crate::options::Options;
 use crate::pass::{PassPlan, PreparedPass};
 use crate::queue::{Enqueued, Queue, device_memory};
@@ -19,8 +20,9 @@ use std::sync::{Arc, Mutex};
 
 /// A pass of a problem, prepared once for operands on a device, and enqueued as often as wanted.
 ///
-/// What takes time beside the kernels is done here: kernels are compiled and loaded, the tables of masks and sequences
-/// are made and copied to the device. What is enqueued neither waits nor takes memory, and may be captured in a graph.
+/// Preparation does all that takes time beside the kernels: kernels are compiled and loaded, the tables of masks and
+/// sequences are made and copied to the device. What is enqueued neither waits nor takes memory, and may be captured in a
+/// graph.
 ///
 /// Of attention, attention_lse and lazy_attention the lengths or offsets of the sequences and the arrays of the mask
 /// may lie on the device, too. They are given among the inputs, dense, under these names:
@@ -125,8 +127,8 @@ impl DevicePass {
     /// # Safety
     /// The stream must be one of the primary context of the device. Until what is enqueued has run, and as long as a
     /// graph that has captured it may run, this pass, all elements of the tensors and the scratch memory must stay;
-    /// nothing else may write what the pass reads or read what it writes; and the elements of a result must not overlap
-    /// one another, those of another tensor, or the scratch memory.
+    /// nothing else may write what the pass reads or read what it writes; and the elements of a result must not
+    /// overlap one another, those of another tensor, or the scratch memory.
     pub unsafe fn enqueue(
         &self,
         stream: CUstream,

@@ -4,6 +4,7 @@ use crate::absent::{Absent, text};
 use crate::device;
 use crate::device_id::DeviceId;
 use crate::images::Images;
+use crate::lock::lock;
 use crate::options::Settings;
 use crate::shared::shared_bytes;
 use crate::target::Target;
@@ -17,7 +18,7 @@ use cudarc::nvrtc::Ptx;
 use etalon_problem::Error;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 
 #[derive(Debug)]
@@ -198,8 +199,4 @@ fn failure(ordinal: usize, what: &str, error: DriverError) -> Error {
 
 fn absent(absent: Absent) -> Error {
     Error::unsupported("the tier cuda", absent.to_string())
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,12 +4,14 @@ use crate::absent::{Absent, text};
 use crate::archive::Archive;
 use crate::cache::Cache;
 use crate::compiler::Compiler;
-use crate::gpu::lock;
+use crate::lock::lock;
 use crate::options::Settings;
 use crate::variant::Variant;
 use etalon_problem::Error;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
+
+type Ahead = BTreeMap<(Variant, String), Result<Vec<u8>, String>>;
 
 /// The sources of machine code for a driver.
 #[derive(Debug)]
@@ -20,8 +22,8 @@ pub(crate) struct Images {
     compiler: Result<Compiler, Absent>,
     /// Options of the compiler beside those of variants.
     defines: Vec<String>,
-    /// Kernels that were compiled ahead of their load, by their keys.
-    ahead: Mutex<BTreeMap<String, Result<Vec<u8>, String>>>,
+    /// Kernels of variants that were compiled ahead of their load.
+    ahead: Mutex<Ahead>,
 }
 
 impl Images {
@@ -63,18 +65,19 @@ impl Images {
             Ok(compiler) => compiler,
             Err(absent) => return Err(self.none(what(), absent, refused)),
         };
-        let key = variant.key(kernel, architecture, &compiler.version());
-        if let Some(image) = self.cache.as_ref().and_then(|cache| cache.read(&key)) {
+        let key = |cache| (cache, variant.key(kernel, architecture, &compiler.version()));
+        let cache = self.cache.as_ref().map(key);
+        if let Some(image) = cache.as_ref().and_then(|(cache, key)| cache.read(key)) {
             match load(&image) {
                 Err(Error::Device { .. }) => {}
                 done => return done,
             }
         }
-        let ahead = lock(&self.ahead).remove(&key);
+        let ahead = lock(&self.ahead).remove(&(variant.clone(), kernel.to_string()));
         let image = ahead.unwrap_or_else(|| self.compile(compiler, (variant, kernel), architecture));
         let image = image.map_err(|reason| Error::Device { what: what(), reason })?;
         let loaded = load(&image)?;
-        if let Some(cache) = &self.cache {
+        if let Some((cache, key)) = cache {
             // A full disk costs the next process its time, not this one its result.
             let _ = cache.write(&key, &image);
         }
@@ -84,13 +87,14 @@ impl Images {
     /// Compiles a kernel, from any thread, unless it is archived or cached: `load` will find it, or why that failed.
     pub fn compile_ahead(&self, (variant, kernel): (&Variant, &str), architecture: &str) {
         let (archive, Ok(compiler)) = (&self.archive, &self.compiler) else { return };
-        let key = variant.key(kernel, architecture, &compiler.version());
         let is_archived = |archive: &Archive| archive.find((variant, kernel), architecture).is_ok();
-        if archive.iter().flatten().any(is_archived) || self.cache.iter().any(|cache| cache.read(&key).is_some()) {
+        let key = || variant.key(kernel, architecture, &compiler.version());
+        let is_cached = |cache: &Cache| cache.read(&key()).is_some();
+        if archive.iter().flatten().any(is_archived) || self.cache.iter().any(is_cached) {
             return;
         }
         let compiled = self.compile(compiler, (variant, kernel), architecture);
-        lock(&self.ahead).insert(key, compiled);
+        lock(&self.ahead).insert((variant.clone(), kernel.to_string()), compiled);
     }
 
     fn compile(

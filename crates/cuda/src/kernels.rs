@@ -1,4 +1,5 @@
-//! Kernels, for programs that compile, count or measure them: a [`Variant`] of a [`Family`] is a source of kernels, each
+//! Kernels, for programs that compile, count or measure them: a [`Variant`] of a [`Family`] is a source of kernels,
+//each
 //! of which a [`Compiler`] compiles and an [`ArchiveWriter`] keeps; a [`Step`] of a [`Plan`](crate::Plan) is a kernel
 //! over its blocks, in the arithmetic of a [`Unit`].
 

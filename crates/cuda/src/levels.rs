@@ -22,8 +22,8 @@ use crate::softmax;
 use crate::target::Target;
 use etalon_problem::{Algorithm, Dtype, Error, Pass, Problem, Table};
 
-/// Fails with the table's reason where a device like `target` has no kernel for a pass in a storage type with the level
-/// and the precision of the options, whatever the problem.
+/// Fails with the table's reason where a device like `target` has no kernel for a pass in a storage type with the
+/// level and the precision of the options, whatever the problem.
 pub fn offers(
     options: &Options,
     algorithm: Algorithm,

@@ -32,6 +32,7 @@ mod level_table;
 pub mod levels;
 mod linear_attention;
 pub mod linear_cross_entropy;
+mod lock;
 mod matrix;
 mod memory;
 mod options;

@@ -98,8 +98,8 @@ pub struct Options {
     /// would not keep the device busy. The result does not depend on it. A pass that would launch more than 100,000
     /// kernels is refused.
     pub partials_budget: usize,
-    /// Bytes for logits and sums that a pass of linear_cross_entropy holds at once, beside operands, results, copies of
-    /// operands and 100 bytes for each token; at least what a tile of 128 tokens and 256 classes takes. On
+    /// Bytes for logits and sums that a pass of linear_cross_entropy holds at once, beside operands, results, copies
+    /// of operands and 100 bytes for each token; at least what a tile of 128 tokens and 256 classes takes. On
     /// [`Level::Sm90a`] sums of dh take up to three times 4TD bytes of it. A pass that would launch more than 100,000
     /// kernels is refused.
     pub memory_budget: usize,
@@ -135,8 +135,8 @@ pub struct Settings {
     /// The folder with NVRTC: the library's own, that of a toolkit, or the site-packages with the wheel
     /// `nvidia-cuda-nvrtc`.
     pub nvrtc: Option<PathBuf>,
-    /// More compile-time names of kernels, such as `DROP=1`, for tests that a part of a kernel is needed: with any, all
-    /// kernels are compiled and none is kept.
+    /// More compile-time names of kernels, such as `DROP=1`, for tests that a part of a kernel is needed: with any,
+    /// all kernels are compiled and none is kept.
     #[doc(hidden)]
     pub defines: Vec<String>,
 }

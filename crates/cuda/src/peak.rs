@@ -102,8 +102,8 @@ fn with_products<T>(
 }
 
 /// GFLOP/s of a unit on numbers of a storage type, of tensor cores on bf16 where that is f32, measured anew in some
-/// milliseconds; a device that is limited by its power does less over seconds. Fails where the device does not have the
-/// unit.
+/// milliseconds; a device that is limited by its power does less over seconds. Fails where the device does not have
+/// the unit.
 pub fn peak_gflops(
     workspace: &Workspace,
     device: impl Into<DeviceId>,
@@ -118,8 +118,8 @@ pub fn peak_gflops(
     })
 }
 
-/// The host's time to enqueue a kernel of one block that does nothing, while the device is busy, in ns; the crate's own
-/// part of it is 0.1 to 0.4 µs. A pass of n kernels cannot be enqueued in less than n times that. Fails where the
+/// The host's time to enqueue a kernel of one block that does nothing, while the device is busy, in ns; the crate's
+/// own part of it is 0.1 to 0.4 µs. A pass of n kernels cannot be enqueued in less than n times that. Fails where the
 /// device does not have the unit, whose kernel it is.
 pub fn launch_ns(workspace: &Workspace, device: impl Into<DeviceId>, unit: Unit, storage: Dtype) -> Result<f64, Error> {
     let [rounds, launches] = LAUNCHES;

@@ -13,8 +13,8 @@ use std::sync::Arc;
 /// A prepared pass whose tensors and scratch memory lie where they lay when it was recorded. What it enqueues is
 /// what [`DevicePass::enqueue`] does, with the same bits.
 ///
-/// What is enqueued so runs one after the other, also on several streams, since it has one scratch memory. Until it is
-/// dropped, it holds a little memory of the host and of the device.
+/// The driver runs what is enqueued so one after the other, also on several streams, since it has one scratch memory.
+/// Until it is dropped, it holds a little memory of the host and of the device.
 pub struct RecordedPass<'p> {
     pass: &'p DevicePass,
     graph: CudaGraph,

@@ -20,10 +20,9 @@ impl Variant {
             let _ = writeln!(source, "#line 1 \"{name}\"");
             for (number, line) in text.lines().enumerate() {
                 let Some((of, _)) = line.strip_prefix(ARGUMENTS).and_then(|rest| rest.split_once(')')) else {
-                    let _ = match kernel_of(line).filter(|(name, _)| !kernels.contains(name)) {
-                        Some((_, declaration)) => writeln!(source, "LEFT_OUT({declaration}"),
-                        None => writeln!(source, "{line}"),
-                    };
+                    let other = kernel_of(line).filter(|(name, _)| !kernels.contains(name));
+                    let (beginning, line) = other.map_or(("", line), |(_, declaration)| ("LEFT_OUT(", declaration));
+                    [beginning, line, "\n"].into_iter().for_each(|part| source.push_str(part));
                     continue;
                 };
                 let defined = definitions.text.len();

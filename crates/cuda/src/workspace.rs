@@ -2,7 +2,8 @@
 
 use crate::absent::text;
 use crate::device_id::DeviceId;
-use crate::gpu::{Device, lock, ordinal_of};
+use crate::gpu::{Device, ordinal_of};
+use crate::lock::lock;
 use crate::options::Settings;
 use crate::queue::StreamSlot;
 use crate::target::Target;

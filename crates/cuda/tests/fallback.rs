@@ -368,8 +368,8 @@ impl Held {
     }
 }
 
-/// Inputs of a backward pass, with o and lse of the portable level; and the same with a NaN in the first query of every
-/// head.
+/// Inputs of a backward pass, with o and lse of the portable level; and the same with a NaN in the first query of
+/// every head.
 fn clean_and_struck(workspace: &Workspace, problem: &Problem) -> [tensors::Tensors; 2] {
     let portable = Options { level: Level::Portable, ..Options::default() };
     let mut clean = tensors::random(problem, Pass::Backward, &[Role::Input, Role::Cotangent, Role::OptionalCotangent]);

@@ -11,7 +11,7 @@ use crate::variant::{Variant, width};
 use etalon_problem::{Error, Pass};
 use std::convert::identity;
 
-/// The kernels that compute, and what they do with numbers that are not finite: `linear_attention/problem.cuh`.
+/// The level of kernels, and their mode for numbers that are not finite: `linear_attention/problem.cuh`.
 #[derive(Clone, Copy)]
 struct Kernels {
     /// Those of tensor cores.
@@ -222,8 +222,8 @@ fn fill_gates(steps: &Steps<'_>, args: &LinearArgs) -> Result<(), Error> {
     launch(steps, ("fill_gates", args.dim), (by_chunk(steps, 1), Some(CHUNK as u32)), args)
 }
 
-/// S before every chunk, or D behind it, from the state of one end to that of the other, which is left at `end`; in the
-/// second order with its tangent.
+/// S before every chunk, or D behind it, from the state of one end to that of the other, which is left at `end`; in
+/// the second order with its tangent.
 fn sum_states(steps: &Steps<'_>, kernels: Kernels, back: bool, end: &str) -> Result<(), Error> {
     let (prepared, is_second) = (steps.prepared, steps.prepared.pass == Pass::DoubleBackward);
     let c = if back { Target::V } else { Target::O }.args(steps);

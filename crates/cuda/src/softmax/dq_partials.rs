@@ -22,9 +22,9 @@ pub(crate) struct Shares {
 }
 
 impl Shares {
-    /// Shares of a pass whose kernels compute the gradient of q in the pass by keys, where that is its mode: for `Auto`
-    /// where all is in one launch and the tiles of keys that fit the budget keep the device busy. A caller that insists
-    /// gets two at least: a tile, and the sums of the tiles before.
+    /// Shares of a pass whose kernels compute the gradient of q in the pass by keys, where that is its mode: for
+    /// `Auto` where all is in one launch and the tiles of keys that fit the budget keep the device busy. A caller that
+    /// insists gets two at least: a tile, and the sums of the tiles before.
     pub fn new(spec: &Spec) -> Option<Shares> {
         let (e, mode, budget) = (&spec.extents, spec.options.mode, spec.options.partials_budget);
         // The second order has such kernels of narrow operands alone, and there the mode is a hint.

@@ -3,10 +3,11 @@
 
 use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
+use crate::softmax::Steps;
 use crate::softmax::pair_args::{FallbackArgs, PairArgs};
 use crate::softmax::prepared::Prepared;
-use crate::softmax::{Steps, portable};
 use crate::tensor_args::TensorArgs;
+use crate::variant::width;
 use etalon_problem::{Dtype, Error, Pass};
 
 /// As [`range`], of attention and attention_lse; none where no kernel looks at it.
@@ -56,7 +57,7 @@ pub(crate) fn forward(steps: &Steps<'_>) -> Result<(), Error> {
     let (args, prepared) = (PairArgs::new(steps), steps.prepared);
     let query_blocks = steps.query_blocks() as i32;
     let columns = prepared.value_dim.filter(|_| args.o.is_there()).unwrap_or(1);
-    portable::parts(columns).try_for_each(|first| {
+    (0..columns).step_by(width(columns)).try_for_each(|first| {
         launch(steps, false, FallbackArgs { c: args.at([0, first]), query_blocks, ..FallbackArgs::default() })
     })
 }
@@ -81,8 +82,8 @@ fn launch(steps: &Steps<'_>, backward: bool, args: FallbackArgs) -> Result<(), E
     steps.launch((&variant, "fallback"), (blocks(steps, tiles), variant.threads()), &args)
 }
 
-/// Blocks that take turns at so many tiles: some for each multiprocessor, an odd number, so that all have a part of the
-/// tiles of one head, which are `heads` apart.
+/// Blocks that take turns at so many tiles: some for each multiprocessor, an odd number, so that all have a part of
+/// the tiles of one head, which are `heads` apart.
 pub(crate) fn blocks(steps: &Steps<'_>, tiles: usize) -> usize {
     tiles.min((4 * steps.multiprocessors() - 1) | 1)
 }

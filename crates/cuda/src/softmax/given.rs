@@ -178,8 +178,8 @@ pub(crate) struct Given {
 }
 
 impl Given {
-    /// Of the arrays that calls give, the others being those of the problem, which the pass keeps. Takes ranges for the
-    /// tables.
+    /// Of the arrays that calls give, the others being those of the problem, which the pass keeps. Takes ranges for
+    /// the tables.
     pub fn new(
         scores: &Scores,
         given: &[GivenArray],

@@ -5,7 +5,7 @@ use crate::memory::{Layout, MemoryRange};
 use crate::softmax::Steps;
 use crate::softmax::hopper::{HopperSteps, Plan};
 use crate::softmax::hopper_args::{Elements, Packed, Shape, SpanTables};
-use crate::softmax::lazy::LazyArgs;
+use crate::softmax::lazy_args::LazyArgs;
 use crate::softmax::pair_args::Numbers;
 use crate::softmax::prepared::Prepared;
 use crate::tensor_args::strided_args;

@@ -1,113 +1,17 @@
-//! The kernels of lazy_attention of the levels portable and sm80: `kernels/lazy_attention/`.
+//! The steps of lazy_attention on the levels portable and sm80: `kernels/lazy_attention/`.
 
-use crate::args::{ConstPtr, Declaration, KernelArgs, Ptr, declarations, filled, int, kernel_args};
-use crate::memory::{Layout, MemoryRange};
+use crate::args::{KernelArgs, int};
+use crate::memory::MemoryRange;
 use crate::options::Level;
 use crate::softmax::Steps;
 use crate::softmax::fallback;
 use crate::softmax::hopper_lazy::{HopperPass, LazyPlan};
-use crate::softmax::pair_args::{Numbers, PairArgs, wanted};
+use crate::softmax::lazy_args::{LazyArgs, MeasureArgs, Memory};
+use crate::softmax::pair_args::wanted;
 use crate::softmax::portable::{columns, parts};
-use crate::softmax::prepared::Prepared;
 use crate::tensor_args::TensorArgs;
 use crate::variant::{Variant, width};
-use etalon_problem::{Align, Blocking, Error};
-
-/// Memory that its kernels share.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Memory {
-    /// τ/n, 1/n, Δ − dlse and (1/n) Σ a g of every row.
-    numbers: MemoryRange,
-    /// Stripes of keys that may hold an active pair, of each tile of queries and head.
-    active: MemoryRange,
-    /// Parts of dbias by tiles of keys, if that is wanted.
-    windows: Option<MemoryRange>,
-}
-
-impl Memory {
-    pub fn new(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Memory, Error> {
-        let (scores, counts) = (prepared.scores, &prepared.counts);
-        let heads = scores.extents.query_heads;
-        Ok(Memory {
-            numbers: layout.range(16 * scores.row_shape().iter().product::<usize>())?,
-            active: layout.range(4 * counts.tiles * heads)?,
-            windows: layout.array_if(prepared.has("dbias"), 4, &[counts.by_keys, heads, reach(prepared)])?,
-        })
-    }
-}
-
-/// W, or as many distances as the extents of the problem have.
-fn reach(prepared: &Prepared<'_>) -> usize {
-    let e = &prepared.scores.extents;
-    prepared.distance_bias.map_or(0, |bias| bias.width.min(e.queries.max(e.keys)))
-}
-
-kernel_args! {
-    /// Arguments of lazy_attention.
-    pub(super) struct LazyArgs as "LazyArgs" {
-        /// Without bias, softcap and sinks.
-        c: PairArgs,
-        /// f32: Σ a P v (E47); where there is one, `values` writes it in place of o.
-        pv: TensorArgs,
-        /// `[heads, width]`; 0: no bias.
-        pub bias: ConstPtr<f32>,
-        /// `[heads]`.
-        pub tau: ConstPtr<f32>,
-        /// As bias and tau.
-        dbias, dtau: Ptr<f32>,
-        /// `[batch, heads, queries]`.
-        pub numbers: Ptr<Numbers>,
-        /// Of each tile of queries and head: which stripes of keys may hold an active pair.
-        active: Ptr<u32>,
-        /// `[tasks by keys, heads, reach]`: what each adds to dbias; 0: not wanted.
-        windows: Ptr<f32>,
-        /// In the fallback: tiles of all groups, of which those that have a flag are computed.
-        tiles: i32,
-        /// W.
-        pub width: i32,
-        /// Distances that occur below it.
-        pub reach: i32,
-        /// True if distances are counted from the last query and key.
-        pub bottom: i32,
-        /// Tasks by keys.
-        windowed: i32,
-    }
-}
-
-impl LazyArgs {
-    fn new(steps: &Steps<'_>, memory: &Memory) -> Self {
-        let bias = steps.prepared.distance_bias;
-        let (address, range) = (|name| steps.address(name), |range| steps.at(range));
-        LazyArgs {
-            c: PairArgs::new(steps),
-            width: int(bias.map_or(0, |bias| bias.width)),
-            reach: int(reach(steps.prepared)),
-            bottom: bias.is_some_and(|bias| bias.align == Align::BottomRight).into(),
-            windowed: int(steps.prepared.counts.by_keys),
-            ..filled!(LazyArgs: names(address) [bias tau dbias dtau] fields(memory, range) [numbers active])
-        }
-    }
-
-    /// The launch whose accumulators begin at these columns.
-    fn at(self, columns: [usize; 2]) -> Self {
-        LazyArgs { c: self.c.at(columns), ..self }
-    }
-}
-
-kernel_args! {
-    /// Arguments of `measure` of `lazy_attention/portable_backward.cu`.
-    struct MeasureArgs as "MeasureArgs" {
-        lazy: LazyArgs,
-        /// Of every row, in the order of `Figure`: 0 at first.
-        figures: Ptr<f32>,
-        /// `[batch, heads, tiles, tiles]`: whether a pair of a tile is visible (1), or active (2); 0 at first.
-        states: Ptr<u32>,
-        /// Of these tiles, which lie on the arrays.
-        tile_queries, tile_keys: i32,
-    }
-}
-
-pub(crate) const ARGUMENTS: &[Declaration] = declarations![LazyArgs, MeasureArgs];
+use etalon_problem::{Blocking, Error};
 
 /// The passes of a prepared problem.
 pub(crate) struct Passes<'a> {

@@ -10,6 +10,7 @@ mod hopper_args;
 mod hopper_backward;
 mod hopper_lazy;
 mod lazy;
+mod lazy_args;
 mod modules;
 mod pair_args;
 mod portable;
@@ -39,7 +40,7 @@ pub(crate) fn arguments() -> Vec<Declaration> {
     [
         pair_args::ARGUMENTS,
         second::ARGUMENTS,
-        lazy::ARGUMENTS,
+        lazy_args::ARGUMENTS,
         hopper_args::ARGUMENTS,
         hopper_lazy::ARGUMENTS,
         given::ARGUMENTS,

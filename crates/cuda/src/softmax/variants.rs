@@ -213,8 +213,8 @@ impl AttentionShape {
 }
 
 impl Variant {
-    /// The portable kernels of a storage type, of operands with D and E columns (`None`: no values), with softcap, bias
-    /// and arrays of flags or without.
+    /// The portable kernels of a storage type, of operands with D and E columns (`None`: no values), with softcap,
+    /// bias and arrays of flags or without.
     pub fn portable(storage: Dtype, dim: usize, value_dim: Option<usize>, options: bool) -> Self {
         let shape = AttentionShape { storage, dim, value_dim, options, whole: false };
         shape.portable(Family::AttentionPortable)

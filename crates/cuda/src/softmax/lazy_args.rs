@@ -1,0 +1,106 @@
+//! The arguments and the memory of the kernels of lazy_attention of the levels portable and sm80:
+//! `kernels/lazy_attention/`.
+
+use crate::args::{ConstPtr, Declaration, Ptr, declarations, filled, int, kernel_args};
+use crate::memory::{Layout, MemoryRange};
+use crate::softmax::Steps;
+use crate::softmax::pair_args::{Numbers, PairArgs};
+use crate::softmax::prepared::Prepared;
+use crate::tensor_args::TensorArgs;
+use etalon_problem::{Align, Error};
+
+/// Memory that its kernels share.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Memory {
+    /// τ/n, 1/n, Δ − dlse and (1/n) Σ a g of every row.
+    pub numbers: MemoryRange,
+    /// Stripes of keys that may hold an active pair, of each tile of queries and head.
+    pub active: MemoryRange,
+    /// Parts of dbias by tiles of keys, if that is wanted.
+    pub windows: Option<MemoryRange>,
+}
+
+impl Memory {
+    pub fn new(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Memory, Error> {
+        let (scores, counts) = (prepared.scores, &prepared.counts);
+        let heads = scores.extents.query_heads;
+        Ok(Memory {
+            numbers: layout.range(16 * scores.row_shape().iter().product::<usize>())?,
+            active: layout.range(4 * counts.tiles * heads)?,
+            windows: layout.array_if(prepared.has("dbias"), 4, &[counts.by_keys, heads, reach(prepared)])?,
+        })
+    }
+}
+
+/// W, or as many distances as the extents of the problem have.
+fn reach(prepared: &Prepared<'_>) -> usize {
+    let e = &prepared.scores.extents;
+    prepared.distance_bias.map_or(0, |bias| bias.width.min(e.queries.max(e.keys)))
+}
+
+kernel_args! {
+    /// Arguments of lazy_attention.
+    pub(super) struct LazyArgs as "LazyArgs" {
+        /// Without bias, softcap and sinks.
+        pub c: PairArgs,
+        /// f32: Σ a P v (E47); where there is one, `values` writes it in place of o.
+        pub pv: TensorArgs,
+        /// `[heads, width]`; 0: no bias.
+        pub bias: ConstPtr<f32>,
+        /// `[heads]`.
+        pub tau: ConstPtr<f32>,
+        /// As bias and tau.
+        pub dbias, dtau: Ptr<f32>,
+        /// `[batch, heads, queries]`.
+        pub numbers: Ptr<Numbers>,
+        /// Of each tile of queries and head: which stripes of keys may hold an active pair.
+        pub active: Ptr<u32>,
+        /// `[tasks by keys, heads, reach]`: what each adds to dbias; 0: not wanted.
+        pub windows: Ptr<f32>,
+        /// In the fallback: tiles of all groups, of which those that have a flag are computed.
+        pub tiles: i32,
+        /// W.
+        pub width: i32,
+        /// Distances that occur below it.
+        pub reach: i32,
+        /// True if distances are counted from the last query and key.
+        pub bottom: i32,
+        /// Tasks by keys.
+        pub windowed: i32,
+    }
+}
+
+impl LazyArgs {
+    pub fn new(steps: &Steps<'_>, memory: &Memory) -> Self {
+        let bias = steps.prepared.distance_bias;
+        let (address, range) = (|name| steps.address(name), |range| steps.at(range));
+        LazyArgs {
+            c: PairArgs::new(steps),
+            width: int(bias.map_or(0, |bias| bias.width)),
+            reach: int(reach(steps.prepared)),
+            bottom: bias.is_some_and(|bias| bias.align == Align::BottomRight).into(),
+            windowed: int(steps.prepared.counts.by_keys),
+            ..filled!(LazyArgs: names(address) [bias tau dbias dtau] fields(memory, range) [numbers active])
+        }
+    }
+
+    /// The launch whose accumulators begin at these columns.
+    pub fn at(self, columns: [usize; 2]) -> Self {
+        LazyArgs { c: self.c.at(columns), ..self }
+    }
+}
+
+kernel_args! {
+    /// Arguments of `measure` of `lazy_attention/portable_backward.cu`.
+    pub(super) struct MeasureArgs as "MeasureArgs" {
+        pub lazy: LazyArgs,
+        /// Of every row, in the order of `Figure`: 0 at first.
+        pub figures: Ptr<f32>,
+        /// `[batch, heads, tiles, tiles]`: whether a pair of a tile is visible (1), or active (2); 0 at first.
+        pub states: Ptr<u32>,
+        /// Of these tiles, which lie on the arrays.
+        pub tile_queries, tile_keys: i32,
+    }
+}
+
+pub(crate) const ARGUMENTS: &[Declaration] = declarations![LazyArgs, MeasureArgs];
