@@ -20,9 +20,8 @@ use std::sync::{Arc, Mutex};
 
 /// A pass of a problem, prepared once for operands on a device, and enqueued as often as wanted.
 ///
-/// Preparation does all that takes time beside the kernels: kernels are compiled and loaded, the tables of masks and
-/// sequences are made and copied to the device. What is enqueued neither waits nor takes memory, and may be captured in a
-/// graph.
+/// Preparation takes the time: kernels are compiled and loaded, the tables of masks and sequences are made and copied
+/// to the device. What is enqueued neither waits nor takes memory, and may be captured in a graph.
 ///
 /// Of attention, attention_lse and lazy_attention the lengths or offsets of the sequences and the arrays of the mask
 /// may lie on the device, too. They are given among the inputs, dense, under these names:

@@ -11,10 +11,10 @@ use crate::variant::{Variant, width};
 use etalon_problem::{Error, Pass};
 use std::convert::identity;
 
-/// The level of kernels, and their mode for numbers that are not finite: `linear_attention/problem.cuh`.
+/// Kernels by their level and their mode for non-finite numbers: `linear_attention/problem.cuh`.
 #[derive(Clone, Copy)]
 struct Kernels {
-    /// Those of tensor cores.
+    /// True of kernels of tensor cores.
     tensor: bool,
     mode: i32,
 }
