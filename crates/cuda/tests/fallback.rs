@@ -1,6 +1,8 @@
 //! Passes of tensor cores where numbers are not finite: groups with a flag are computed again, and all others
 //! have the bits that they have alone. Without a device of compute capability 9.0 a test says that it was skipped.
 
+#[path = "gpu/arrays.rs"]
+mod arrays;
 #[path = "lazy/fallback.rs"]
 mod lazy;
 #[path = "gpu/numbers.rs"]
@@ -8,13 +10,10 @@ mod numbers;
 #[path = "gpu/tensors.rs"]
 mod tensors;
 
+use arrays::DeviceArray;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
-use etalon_cuda::{
-    DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Settings, Workspace, probe, run_in,
-};
-use etalon_problem::{
-    Attention, Dtype, Extents, LazyAttention, Mask, Mode, Pass, Problem, Role, Sequences, Views, ViewsMut,
-};
+use etalon_cuda::{DevicePass, DeviceTensors, Level, Options, Precision, Settings, Workspace, probe, run_in};
+use etalon_problem::{Attention, Extents, LazyAttention, Mask, Mode, Pass, Problem, Role, Sequences, Views, ViewsMut};
 use half::bf16;
 use ndarray::{ArrayD, Axis, Dimension, IxDyn};
 use numbers::numbers;
@@ -287,41 +286,17 @@ fn rows_of_other_sequences_and_of_none_change_no_bit() {
     }
 }
 
-/// A tensor on the device.
-struct Lying {
-    bytes: CudaSlice<u8>,
-    shape: Vec<usize>,
-    dtype: Dtype,
-}
-
-fn bytes_of(x: &Tensor) -> Vec<u8> {
-    match x {
-        Tensor::Bf16(x) => x.iter().flat_map(|x| x.to_ne_bytes()).collect(),
-        Tensor::F32(x) => x.iter().flat_map(|x| x.to_ne_bytes()).collect(),
-    }
-}
-
-impl Lying {
-    fn put(stream: &Arc<CudaStream>, x: &Tensor) -> Lying {
-        let (shape, dtype) = match x {
-            Tensor::Bf16(x) => (x.shape(), Dtype::Bf16),
-            Tensor::F32(x) => (x.shape(), Dtype::F32),
-        };
-        Lying { bytes: stream.clone_htod(&bytes_of(x)).unwrap(), shape: shape.to_vec(), dtype }
-    }
-}
-
 /// Operands of a pass on the device, its results and its scratch memory.
 struct Held {
     stream: Arc<CudaStream>,
-    inputs: BTreeMap<&'static str, Lying>,
-    outputs: BTreeMap<&'static str, Lying>,
+    inputs: BTreeMap<&'static str, DeviceArray>,
+    outputs: BTreeMap<&'static str, DeviceArray>,
     scratch: Option<CudaSlice<u8>>,
 }
 
 impl Held {
     fn new(stream: Arc<CudaStream>, problem: &Problem, inputs: &tensors::Tensors) -> Held {
-        let put = |x: &Tensor| Lying::put(&stream, x);
+        let put = |x: &Tensor| DeviceArray::new(&stream, &x.bytes(), x.shape(), x.element());
         let operands = problem.operands(Pass::Backward);
         let written = operands.iter().filter(|x| x.role == Role::Output);
         Held {
@@ -333,11 +308,8 @@ impl Held {
     }
 
     fn tensors(&self) -> [DeviceTensors<'static>; 2] {
-        let of = |all: &BTreeMap<&'static str, Lying>| {
-            all.iter().fold(DeviceTensors::new(), |all, (name, x)| {
-                let address = x.bytes.device_ptr(&self.stream).0;
-                all.with(name, DeviceTensor::dense(address, &x.shape, x.dtype))
-            })
+        let of = |all: &BTreeMap<&'static str, DeviceArray>| {
+            all.iter().fold(DeviceTensors::new(), |all, (name, x)| all.with(name, x.tensor(&self.stream)))
         };
         [of(&self.inputs), of(&self.outputs)]
     }
@@ -345,7 +317,7 @@ impl Held {
     /// Copies other inputs to the same memory.
     fn put(&mut self, inputs: &tensors::Tensors) {
         for (name, x) in &mut self.inputs {
-            self.stream.memcpy_htod(&bytes_of(&inputs[name]), &mut x.bytes).unwrap();
+            x.put(&self.stream, &inputs[name].bytes());
         }
     }
 
@@ -364,7 +336,7 @@ impl Held {
     }
 
     fn get(&self) -> Vec<u8> {
-        self.outputs.values().flat_map(|x| self.stream.clone_dtoh(&x.bytes).unwrap()).collect()
+        self.outputs.values().flat_map(|x| x.get(&self.stream)).collect()
     }
 }
 
@@ -372,9 +344,7 @@ impl Held {
 /// every head.
 fn clean_and_struck(workspace: &Workspace, problem: &Problem) -> [tensors::Tensors; 2] {
     let portable = Options { level: Level::Portable, ..Options::default() };
-    let mut clean = tensors::random(problem, Pass::Backward, &[Role::Input, Role::Cotangent, Role::OptionalCotangent]);
-    let saved = |name: &str| name == "lse" || name == "o" && matches!(problem, Problem::Attention(_));
-    clean.extend(tensors::results(workspace, problem, Pass::Forward, &clean, saved, &portable).unwrap());
+    let clean = arrays::inputs(workspace, problem, Pass::Backward, &portable).unwrap();
     let mut struck = clean.clone();
     let Some(Tensor::Bf16(q)) = struck.get_mut("q") else { unreachable!("q is of the storage type") };
     q.index_axis_mut(Axis(2), 0).fill(bf16::NAN);

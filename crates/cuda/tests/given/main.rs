@@ -1,6 +1,8 @@
 //! Lengths, offsets and arrays of masks that lie on a device: one prepared pass gives, whatever they hold, the bits of
 //! the problem that has them. Without a device, or a compiler, a test says that it was skipped.
 
+#[path = "../gpu/arrays.rs"]
+mod arrays;
 mod call;
 #[path = "../gpu/mod.rs"]
 mod gpu;
@@ -9,7 +11,8 @@ mod numbers;
 #[path = "../gpu/tensors.rs"]
 mod tensors;
 
-use call::{Call, DeviceArray, arrays, computed, inputs, integers};
+use arrays::{DeviceArray, inputs};
+use call::{Call, arrays, computed, integers};
 use cudarc::driver::{CudaStream, DevicePtr};
 use etalon_cuda::{
     DevicePass, DeviceTensor, DeviceTensors, Element, Level, Options, Precision, Target, Workspace, levels,
