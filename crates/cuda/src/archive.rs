@@ -59,16 +59,17 @@ impl Archive {
         format!("{} with kernels for {}", self.folder.display(), Vec::from_iter(architectures).join(", "))
     }
 
+    /// The key of a kernel for an architecture, if it is among those of the index.
+    pub(crate) fn entry(&self, (variant, kernel): (&Variant, &str), architecture: &str) -> Option<String> {
+        let key = |architecture: String| variant.key(kernel, &architecture, &text(self.index.nvrtc));
+        compatible(architecture).into_iter().map(key).find(|key| self.index.entries.contains_key(key))
+    }
+
     /// The machine code of a kernel for an architecture, or why it is not here.
-    pub(crate) fn find(&self, (variant, kernel): (&Variant, &str), architecture: &str) -> Result<Vec<u8>, String> {
-        for architecture in compatible(architecture) {
-            let key = variant.key(kernel, &architecture, &text(self.index.nvrtc));
-            if self.index.entries.contains_key(&key) {
-                let entry = Cache::shared(&self.folder).read(&key);
-                return entry.ok_or_else(|| format!("entry {key} of {INDEX} is absent or damaged"));
-            }
-        }
-        Err("these are not among them".to_string())
+    pub(crate) fn find(&self, kernel: (&Variant, &str), architecture: &str) -> Result<Vec<u8>, String> {
+        let key = self.entry(kernel, architecture).ok_or("these are not among them")?;
+        let entry = Cache::shared(&self.folder).read(&key);
+        entry.ok_or_else(|| format!("entry {key} of {INDEX} is absent or damaged"))
     }
 }
 

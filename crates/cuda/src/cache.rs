@@ -66,6 +66,11 @@ impl Cache {
         self.folder.join(format!("{key}.kernel"))
     }
 
+    /// True if there is an entry, whole or damaged.
+    pub(crate) fn has(&self, key: &str) -> bool {
+        self.path(key).is_file()
+    }
+
     /// The entry of a key, if it is there and whole.
     pub fn read(&self, key: &str) -> Option<Vec<u8>> {
         let bytes = fs::read(self.path(key)).ok()?;

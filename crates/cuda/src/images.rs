@@ -11,7 +11,7 @@ use etalon_problem::Error;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-type Ahead = BTreeMap<(Variant, String), Result<Vec<u8>, String>>;
+type Ahead = BTreeMap<(Variant, &'static str), Result<Vec<u8>, String>>;
 
 /// The sources of machine code for a driver.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ impl Images {
     /// A kernel of a variant, loaded from the first place that has code which can be loaded.
     pub fn load<T>(
         &self,
-        (variant, kernel): (&Variant, &str),
+        (variant, kernel): (&Variant, &'static str),
         architecture: &str,
         load: impl Fn(&[u8]) -> Result<T, Error>,
     ) -> Result<T, Error> {
@@ -73,7 +73,7 @@ impl Images {
                 done => return done,
             }
         }
-        let ahead = lock(&self.ahead).remove(&(variant.clone(), kernel.to_string()));
+        let ahead = lock(&self.ahead).remove(&(variant.clone(), kernel));
         let image = ahead.unwrap_or_else(|| self.compile(compiler, (variant, kernel), architecture));
         let image = image.map_err(|reason| Error::Device { what: what(), reason })?;
         let loaded = load(&image)?;
@@ -84,17 +84,17 @@ impl Images {
         Ok(loaded)
     }
 
-    /// Compiles a kernel, from any thread, unless it is archived or cached: `load` will find it, or why that failed.
-    pub fn compile_ahead(&self, (variant, kernel): (&Variant, &str), architecture: &str) {
+    /// Compiles a kernel, from any thread, unless it is archived or cached: `load` will find it, or why that failed. An
+    /// entry is read there alone, which compiles what is damaged.
+    pub fn compile_ahead(&self, (variant, kernel): (&Variant, &'static str), architecture: &str) {
         let (archive, Ok(compiler)) = (&self.archive, &self.compiler) else { return };
-        let is_archived = |archive: &Archive| archive.find((variant, kernel), architecture).is_ok();
-        let key = || variant.key(kernel, architecture, &compiler.version());
-        let is_cached = |cache: &Cache| cache.read(&key()).is_some();
+        let is_archived = |archive: &Archive| archive.entry((variant, kernel), architecture).is_some();
+        let is_cached = |cache: &Cache| cache.has(&variant.key(kernel, architecture, &compiler.version()));
         if archive.iter().flatten().any(is_archived) || self.cache.iter().any(is_cached) {
             return;
         }
         let compiled = self.compile(compiler, (variant, kernel), architecture);
-        lock(&self.ahead).insert((variant.clone(), kernel.to_string()), compiled);
+        lock(&self.ahead).insert((variant.clone(), kernel), compiled);
     }
 
     fn compile(
