@@ -84,8 +84,8 @@ impl Images {
         Ok(loaded)
     }
 
-    /// Compiles a kernel, from any thread, unless it is archived or cached: `load` will find it, or why that failed. An
-    /// entry is read there alone, which compiles what is damaged.
+    /// Compiles a kernel, from any thread, unless it is archived or cached: `load` will find it, or why that failed.
+    /// Entries are read by `load` alone, which compiles what is damaged.
     pub fn compile_ahead(&self, (variant, kernel): (&Variant, &'static str), architecture: &str) {
         let (archive, Ok(compiler)) = (&self.archive, &self.compiler) else { return };
         let is_archived = |archive: &Archive| archive.entry((variant, kernel), architecture).is_some();
