@@ -124,7 +124,8 @@ pub fn run(options: &SuiteOptions<'_>, progress: &(dyn Fn(usize, usize, &str) + 
         None => plan(options),
     };
     let done = AtomicUsize::new(0);
-    let judged = items.par_iter().map(|item| {
+    // Threads take cases one by one: no one knows ahead which of them compile kernels.
+    let judged = items.par_iter().with_max_len(1).map(|item| {
         let judged = judge(item, options);
         let done = done.fetch_add(1, Ordering::Relaxed) + 1;
         progress(done, items.len(), &item.spec.to_string());

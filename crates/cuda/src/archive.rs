@@ -178,10 +178,11 @@ impl ArchiveWriter {
         let path = self.folder.join(INDEX);
         let write = || {
             fs::create_dir_all(&self.folder)?;
-            let mut file = Cache::shared(&self.folder).draft()?;
+            let cache = Cache::shared(&self.folder);
+            let mut file = cache.draft()?;
             file.write_all(index.lines().as_bytes())?;
             file.persist(&path)?;
-            Ok(())
+            cache.make_room()
         };
         write().map_err(|error: io::Error| failed(&path, &error))?;
         Ok(index.entries.len())

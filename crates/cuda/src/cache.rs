@@ -86,7 +86,8 @@ impl Cache {
         file.write_all(&Sha256::digest(image))?;
         file.write_all(image)?;
         file.persist(self.path(key))?;
-        self.make_room()
+        // Room is made by who has a limit; who writes many entries without one tidies up at the end.
+        if self.limit < u64::MAX { self.make_room() } else { Ok(()) }
     }
 
     /// A file of the folder, under a name of its own.
@@ -101,7 +102,7 @@ impl Cache {
     }
 
     /// Removes drafts whose writers have ended, and the oldest entries until the rest fit the limit.
-    fn make_room(&self) -> io::Result<()> {
+    pub(crate) fn make_room(&self) -> io::Result<()> {
         let mut entries = Vec::<(SystemTime, u64, PathBuf)>::new();
         let mut drafts = 0;
         for entry in fs::read_dir(&self.folder)?.flatten() {

@@ -6,7 +6,7 @@ use cudarc::nvrtc::{result, sys};
 use std::ffi::{CStr, CString};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::thread;
 
 /// NVRTC.
@@ -108,14 +108,19 @@ impl Compiler {
 /// A thread's turn to compile, of as many as cores: a compilation takes a core and 100 MB.
 struct Turn;
 
+/// The cores that this process may use, looked up once: that reads files.
+pub(crate) fn cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| thread::available_parallelism().map_or(1, usize::from))
+}
+
 static TURNS_TAKEN: Mutex<usize> = Mutex::new(0);
 static TURN_GIVEN_BACK: Condvar = Condvar::new();
 
 impl Turn {
     fn take() -> Turn {
-        let cores = thread::available_parallelism().map_or(1, usize::from);
-        let taken = lock(&TURNS_TAKEN);
-        let taken = TURN_GIVEN_BACK.wait_while(taken, |taken| *taken >= cores);
+        let cores = cores();
+        let taken = TURN_GIVEN_BACK.wait_while(lock(&TURNS_TAKEN), |taken| *taken >= cores);
         *taken.unwrap_or_else(PoisonError::into_inner) += 1;
         Turn
     }

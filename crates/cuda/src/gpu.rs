@@ -1,6 +1,7 @@
 //! A device: its context, what was compiled for it, the fault that ended it.
 
 use crate::absent::{Absent, text};
+use crate::compiler::cores;
 use crate::device;
 use crate::device_id::DeviceId;
 use crate::images::Images;
@@ -93,7 +94,7 @@ impl Device {
         let is_absent =
             |&&(variant, name): &&(&Variant, _)| !lock(&self.kernels).contains_key(&(variant.clone(), name));
         let absent: Vec<_> = kernels.iter().filter(is_absent).collect();
-        let threads = thread::available_parallelism().map_or(1, usize::from).min(absent.len());
+        let threads = cores().min(absent.len());
         if threads < 2 {
             return;
         }

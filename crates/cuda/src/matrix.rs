@@ -56,8 +56,8 @@ fn add_attention(all: &mut Vec<Variant>, storage: Dtype, options: bool) {
         let has_forward = value_dim.is_some() && (dim <= 128 || storage != F32) || storage == F32 && is_narrow;
         let fallbacks = [(false, has_forward), (true, is_narrow || storage != F32)].into_iter().filter(|x| x.1);
         all.extend(fallbacks.map(|(backward, _)| shapes[0].fallback(backward)));
-        let lazy = FLAGS.map(|again| shapes[0].lazy_portable(again));
-        all.extend(lazy.into_iter().filter(|_| value_dim.is_some()));
+        let lazy = shapes[0].lazy_portable();
+        all.extend([lazy.again(), lazy].into_iter().filter(|_| value_dim.is_some()));
         match (storage, is_narrow) {
             (F32, true) => all.extend(each(shapes, FLAGS).map(|(shape, bf16x3)| shape.sm80_f32(bf16x3))),
             (F32, false) => {}

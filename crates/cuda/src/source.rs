@@ -18,18 +18,23 @@ impl Variant {
         let (mut source, mut definitions) = (String::new(), Definitions::default());
         for (name, text) in self.family.texts() {
             let _ = writeln!(source, "#line 1 \"{name}\"");
-            for (number, line) in text.lines().enumerate() {
-                let Some((of, _)) = line.strip_prefix(ARGUMENTS).and_then(|rest| rest.split_once(')')) else {
-                    let other = kernel_of(line).filter(|(name, _)| !kernels.contains(name));
-                    let (beginning, line) = other.map_or(("", line), |(_, declaration)| ("LEFT_OUT(", declaration));
-                    [beginning, line, "\n"].into_iter().for_each(|part| source.push_str(part));
-                    continue;
-                };
-                let defined = definitions.text.len();
-                define(of, &mut definitions);
-                let text = &definitions.text[defined..];
-                let _ = write!(source, "#line 1 \"arguments\"\n{text}#line {} \"{name}\"\n", number + 2);
+            let mut copied = 0;
+            for (begin, line) in marked_lines(text) {
+                if let Some((of, _)) = line.strip_prefix(ARGUMENTS).and_then(|rest| rest.split_once(')')) {
+                    source.push_str(&text[copied..begin]);
+                    copied = (begin + line.len() + 1).min(text.len());
+                    let defined = definitions.text.len();
+                    define(of, &mut definitions);
+                    let number = text[..copied].matches('\n').count() + 1;
+                    let text = &definitions.text[defined..];
+                    let _ = write!(source, "#line 1 \"arguments\"\n{text}#line {number} \"{name}\"\n");
+                } else if let Some((_, declaration)) = kernel_of(line).filter(|(name, _)| !kernels.contains(name)) {
+                    source.push_str(&text[copied..begin]);
+                    source.push_str("LEFT_OUT(");
+                    copied = begin + line.len() - declaration.len();
+                }
             }
+            source.push_str(&text[copied..]);
         }
         source
     }
@@ -56,6 +61,16 @@ impl Variant {
     pub(crate) fn key(&self, kernel: &str, architecture: &str, nvrtc: &str) -> String {
         Cache::key(&[&self.source(&[kernel]), &self.options(architecture).join("\n"), nvrtc])
     }
+}
+
+/// The lines of a text that may declare a kernel or name kernel arguments, with where they begin. Texts are long, and
+/// few lines are marked: they are searched for.
+fn marked_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    text.match_indices("KERNEL").filter_map(move |(at, _)| {
+        let begin = text[..at].strip_suffix("CLUSTER_").map_or(at, str::len);
+        let opens_line = begin == 0 || text[..begin].ends_with('\n');
+        opens_line.then(|| (begin, text[begin..].lines().next().unwrap_or_default()))
+    })
 }
 
 /// The name of the kernel that begins in a line of a source, and its declaration from there on.

@@ -46,7 +46,7 @@ impl<'a> Passes<'a> {
         if !self.again {
             return self.launch(name, tiles, args);
         }
-        let variant = self.steps.prepared.modules.portable.clone().with("AGAIN", 1);
+        let variant = self.steps.prepared.modules.portable.again();
         let grid = (fallback::blocks(self.steps, tiles), variant.threads());
         self.steps.launch((&variant, name), grid, &LazyArgs { tiles: tiles as i32, ..*args })
     }

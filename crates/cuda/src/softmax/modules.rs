@@ -46,7 +46,7 @@ impl Modules {
         let value_dim = spec.value_dim.or(Some(1));
         let options = has_bias || spec.counts.flags.is_some();
         let shape = AttentionShape { value_dim, options, ..spec.shape() };
-        let portable = shape.lazy_portable(false);
+        let portable = shape.lazy_portable();
         let tensor = (level == Level::Sm80).then(|| shape.lazy_sm80());
         Modules { portable, tensor, ..Modules::new(spec, Level::Portable) }
     }

@@ -144,17 +144,18 @@ impl AttentionShape {
         Variant::new(family, defines)
     }
 
-    /// The portable kernels of lazy_attention; `again`: those of the fallback.
-    pub fn lazy_portable(self, again: bool) -> Variant {
+    /// The portable kernels of lazy_attention.
+    pub fn lazy_portable(self) -> Variant {
         let mut variant = self.portable(Family::LazyPortable);
-        variant.defines.push(("AGAIN", again.into()));
+        variant.defines.push(("AGAIN", 0));
         variant
     }
 
-    /// The kernel that computes groups again, of a backward pass or a forward pass on tensor cores.
+    /// The kernel that computes groups again, of a backward pass or a forward pass on tensor cores. It is seldom run:
+    /// one serves problems with options and without.
     pub fn fallback(self, backward: bool) -> Variant {
         // Forward, columns of q have no accumulators.
-        let shape = if backward { self } else { AttentionShape { dim: 1, ..self } };
+        let shape = AttentionShape { dim: if backward { self.dim } else { 1 }, options: true, ..self };
         let mut variant = shape.portable(Family::AttentionFallback);
         variant.defines.push(("BACKWARD", backward.into()));
         variant
@@ -213,6 +214,11 @@ impl AttentionShape {
 }
 
 impl Variant {
+    /// Of portable kernels of lazy_attention those of the fallback, for problems with options and without.
+    pub(crate) fn again(&self) -> Self {
+        self.clone().with("AGAIN", 1).with("OPTIONS", 1)
+    }
+
     /// The portable kernels of a storage type, of operands with D and E columns (`None`: no values), with softcap,
     /// bias and arrays of flags or without.
     pub fn portable(storage: Dtype, dim: usize, value_dim: Option<usize>, options: bool) -> Self {
