@@ -91,17 +91,17 @@ impl Device {
 
     /// Compiles side by side what `function` would compile one by one.
     pub fn compile_ahead(&self, kernels: &BTreeSet<(&Variant, &'static str)>) {
-        let is_absent =
-            |&&(variant, name): &&(&Variant, _)| !lock(&self.kernels).contains_key(&(variant.clone(), name));
-        let absent: Vec<_> = kernels.iter().filter(is_absent).collect();
+        // From when its load begins.
+        let is_loaded = |&(variant, name): &(&Variant, _)| lock(&self.kernels).contains_key(&(variant.clone(), name));
+        let absent: Vec<_> = kernels.iter().filter(|kernel| !is_loaded(kernel)).collect();
         let threads = cores().min(absent.len());
         if threads < 2 {
             return;
         }
         let next = AtomicUsize::new(0);
         let compile = || {
-            while let Some((variant, name)) = absent.get(next.fetch_add(1, Ordering::Relaxed)) {
-                self.images.compile_ahead((variant, name), &self.architecture_of(variant));
+            while let Some(kernel) = absent.get(next.fetch_add(1, Ordering::Relaxed)) {
+                self.images.compile_ahead(**kernel, &self.architecture_of(kernel.0), || is_loaded(kernel));
             }
         };
         thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(compile))));

@@ -9,9 +9,11 @@ use crate::options::Settings;
 use crate::variant::Variant;
 use etalon_problem::Error;
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::collections::btree_map::Entry;
+use std::sync::{Arc, Mutex, OnceLock};
 
-type Ahead = BTreeMap<(Variant, &'static str), Result<Vec<u8>, String>>;
+/// Kernels that are compiled ahead, or will be soon.
+type Ahead = BTreeMap<(Variant, &'static str), Arc<OnceLock<Result<Vec<u8>, String>>>>;
 
 /// The sources of machine code for a driver.
 #[derive(Debug)]
@@ -73,28 +75,39 @@ impl Images {
                 done => return done,
             }
         }
-        let ahead = lock(&self.ahead).remove(&(variant.clone(), kernel));
-        let image = ahead.unwrap_or_else(|| self.compile(compiler, (variant, kernel), architecture));
-        let image = image.map_err(|reason| Error::Device { what: what(), reason })?;
-        let loaded = load(&image)?;
+        // Another thread may be compiling it: then this one waits.
+        let named = (variant.clone(), kernel);
+        let image = lock(&self.ahead).entry(named.clone()).or_default().clone();
+        let image = image.get_or_init(|| self.compile(compiler, (variant, kernel), architecture));
+        lock(&self.ahead).remove(&named);
+        let image = image.as_ref().map_err(|reason| Error::Device { what: what(), reason: reason.clone() })?;
+        let loaded = load(image)?;
         if let Some((cache, key)) = cache {
             // A full disk costs the next process its time, not this one its result.
-            let _ = cache.write(&key, &image);
+            let _ = cache.write(&key, image);
         }
         Ok(loaded)
     }
 
-    /// Compiles a kernel, from any thread, unless it is archived or cached: `load` will find it, or why that failed.
-    /// Entries are read by `load` alone, which compiles what is damaged.
-    pub fn compile_ahead(&self, (variant, kernel): (&Variant, &'static str), architecture: &str) {
+    /// Compiles a kernel, from any thread, unless it is archived, cached, loaded or compiled by another: `load` will
+    /// find it, or why that failed. Entries are read by `load` alone, which compiles what is damaged.
+    pub fn compile_ahead(
+        &self,
+        (variant, kernel): (&Variant, &'static str),
+        architecture: &str,
+        is_loaded: impl Fn() -> bool,
+    ) {
         let (archive, Ok(compiler)) = (&self.archive, &self.compiler) else { return };
         let is_archived = |archive: &Archive| archive.entry((variant, kernel), architecture).is_some();
         let is_cached = |cache: &Cache| cache.has(&variant.key(kernel, architecture, &compiler.version()));
         if archive.iter().flatten().any(is_archived) || self.cache.iter().any(is_cached) {
             return;
         }
-        let compiled = self.compile(compiler, (variant, kernel), architecture);
-        lock(&self.ahead).insert((variant.clone(), kernel), compiled);
+        let own = match lock(&self.ahead).entry((variant.clone(), kernel)) {
+            Entry::Vacant(entry) if !is_loaded() => entry.insert(Arc::default()).clone(),
+            _ => return,
+        };
+        own.get_or_init(|| self.compile(compiler, (variant, kernel), architecture));
     }
 
     fn compile(

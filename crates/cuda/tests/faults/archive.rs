@@ -5,10 +5,11 @@ use crate::fake::{Case, Fake, Part, alone, each};
 use crate::refusal;
 use crate::session::{OnDevice, host_pass, session};
 use etalon_cuda::kernels::{ArchiveWriter, Compiler, Variant, every_variant};
-use etalon_cuda::{Cache, Options, Settings, Workspace};
+use etalon_cuda::{Cache, Level, Options, Precision, Settings, Workspace};
 use etalon_problem::{Dtype, Error, Pass};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 /// CUDA_ERROR_INVALID_IMAGE.
 const INVALID_IMAGE: i32 = 200;
@@ -156,6 +157,26 @@ fn an_archive_is_looked_up_first_and_the_compiler_last() {
         let newer = ArchiveWriter::new(&archive, Compiler::find(None).unwrap());
         let found = refusal(newer.map(|_| ()));
         assert!(found.contains("12.0") && found.contains("13.0"), "{found}");
+    });
+}
+
+#[test]
+fn threads_compile_a_kernel_once() {
+    alone("archive::threads_compile_a_kernel_once", |fake| {
+        let compiled = |threads: usize| {
+            fake.fail(Part::Nvrtc, "nvrtcCompileProgram", 0, 0);
+            let workspace = Workspace::with(Settings { cache: None, ..Settings::default() });
+            let options = Options { level: Level::Sm80, precision: Precision::Flash, ..Options::default() };
+            let pass = || host_pass(&workspace, Pass::Backward, Dtype::Bf16, &options).unwrap();
+            thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(pass))));
+            fake.calls(Part::Nvrtc)
+        };
+        let one = compiled(1);
+        assert!(one > 1, "{one}");
+        // Some orders of threads.
+        for _ in 0..20 {
+            assert_eq!(compiled(4), one);
+        }
     });
 }
 

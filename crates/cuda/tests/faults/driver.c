@@ -2,6 +2,7 @@
 // It exports what the crate calls and no more.
 
 #include "control.h"
+#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 
@@ -58,8 +59,13 @@ static int ends(int code) {
         if (codes[i] == code) return 1;
     return 0;
 }
+// Threads call one after the other: a call has its turn until it returns.
+static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
+static int take_turn(void) { return pthread_mutex_lock(&turn); }
+static void end_turn(int *taken) { (void)taken, pthread_mutex_unlock(&turn); }
 // Of a function that works without a context.
 #define ANYWHERE                                  \
+    __attribute__((cleanup(end_turn))) int taken = take_turn(); \
     do {                                          \
         int code = entered(__func__);             \
         if (ends(code)) lost = code;              \
@@ -67,8 +73,8 @@ static int ends(int code) {
     } while (0)
 // Of one that needs a context which is alive.
 #define IN_CONTEXT                                \
+    ANYWHERE;                                     \
     do {                                          \
-        ANYWHERE;                                 \
         if (lost) return lost;                    \
         if (!current) return INVALID_CONTEXT;     \
     } while (0)
