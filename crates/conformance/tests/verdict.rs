@@ -214,6 +214,20 @@ fn correct_kernels_are_not_undecided() {
     }
 }
 
+/// At full depth `class_order` failed every tier in this case.
+#[test]
+fn equal_logits_have_another_argmax_in_another_order() {
+    let law = find("class_order").expect("the law");
+    let spec: Spec =
+        "linear_cross_entropy/f16/small/plain/plain/sum/some/all/dyadic/1".parse().expect("a case");
+    for style in CONTROLS {
+        let tier = Host::sound(style);
+        let exact = Exact::new(spec.build(), tier.profile(spec.dtype));
+        let judged = (law.check)(&Trial::new(&tier, &exact, Pass::Forward));
+        assert!(judged.is_ok(), "{}: {judged:?}", tier.name());
+    }
+}
+
 /// Cases of other seeds in which correct kernels were wrong or in doubt: an argmax of equal logits, overflow, a sink
 /// of ∞ in rows that see nothing, lost subnormal numbers, last tiles, an entropy to base 2, weights of lazy attention
 /// that jump.

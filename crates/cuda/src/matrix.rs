@@ -52,7 +52,7 @@ fn add_attention(all: &mut Vec<Variant>, storage: Dtype, options: bool) {
         let shapes = FLAGS.map(|whole| AttentionShape { storage, dim, value_dim, options, whole });
         let is_narrow = dim.max(value_dim.unwrap_or(1)) <= 128;
         all.push(shapes[0].portable(Family::AttentionPortable));
-        all.extend([shapes[0].portable(Family::AttentionPortableSecondOrder), shapes[0].tangents()]);
+        all.extend([shapes[0].portable(Family::AttentionPortableSecondOrder), shapes[0].light_second()]);
         let has_forward = value_dim.is_some() && (dim <= 128 || storage != F32) || storage == F32 && is_narrow;
         let fallbacks = [(false, has_forward), (true, is_narrow || storage != F32)].into_iter().filter(|x| x.1);
         all.extend(fallbacks.map(|(backward, _)| shapes[0].fallback(backward)));

@@ -148,6 +148,9 @@ pub(crate) fn number(storage: Dtype) -> usize {
     }
 }
 
+/// Kernels of `AttentionShape::light_second`.
+const LIGHT: [&str; 3] = ["tangents", "fused", "collect"];
+
 /// True if the values of a variant leave a kernel of its family out.
 fn lacks(variant: &Variant, kernel: &str) -> bool {
     use Family::*;
@@ -157,7 +160,7 @@ fn lacks(variant: &Variant, kernel: &str) -> bool {
     match (variant.family, kernel) {
         (LazyPortable, "measure" | "dbias" | "dtau") => has("AGAIN"),
         (AttentionSm80, kernel) if columns[0] > 128 => kernel != "forward",
-        (AttentionPortableSecondOrder, _) if narrow && has_eight != (kernel == "tangents") => true,
+        (AttentionPortableSecondOrder, _) if narrow && has_eight != LIGHT.contains(&kernel) => true,
         (_, "dbias" | "gbias") => !has("OPTIONS"),
         (AttentionPortable, "scale") => has("VALUES"),
         (AttentionPortableSecondOrder, "fused" | "collect") => !narrow,

@@ -160,7 +160,34 @@ fn class_order(trial: &Trial<'_>) -> Judgement {
     let mut other = problem.clone();
     other.ignore_index = turned(problem.ignore_index as f64) as i64;
     let outputs = reversed(&trial.ask(&other.into(), &reversed(trial.inputs())?)?)?;
-    agree(&outputs, trial.clean()?, trial.bounds()?, TWICE, everywhere)
+    let tied = tied(trial, &outputs)?;
+    let counts = |name: &str, at: &[usize]| name != "argmax" || !tied.contains(&at[0]);
+    agree(&outputs, trial.clean()?, trial.bounds()?, TWICE, counts)
+}
+
+/// Tokens whose argmax is another one than before, with exactly the same logit: of equal logits the first class is the
+/// argmax, and which is the first depends on the order.
+fn tied(trial: &Trial<'_>, outputs: &Tensors) -> Result<Vec<usize>, Flaw> {
+    let given = |name| input(trial.inputs(), name);
+    let (Some(h), Some(w), true) = (given("h")?, given("w")?, outputs.contains_key("argmax"))
+    else {
+        return Ok(Vec::new());
+    };
+    let bias = given("bias")?;
+    let logit = |token: usize, class: f64| {
+        let row = |x: &ArrayD<f64>, i: usize| x.index_axis(ndarray::Axis(0), i).to_owned();
+        let product = (row(&h, token) * row(&w, class as usize)).sum();
+        product + bias.as_ref().map_or(0.0, |bias| bias[[class as usize]])
+    };
+    let is_class = |y: f64| (0.0..w.shape()[0] as f64).contains(&y);
+    let (before, now) = (result(trial.clean()?, "argmax")?, result(outputs, "argmax")?);
+    let pairs = before
+        .iter()
+        .zip(&now)
+        .enumerate()
+        .filter(|(_, (a, b))| a != b && is_class(**a) && is_class(**b));
+    let tied = pairs.filter(|&(token, (&a, &b))| logit(token, a) == logit(token, b));
+    Ok(tied.map(|(token, _)| token).collect())
 }
 
 fn token_order(trial: &Trial<'_>) -> Judgement {

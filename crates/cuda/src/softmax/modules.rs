@@ -19,7 +19,7 @@ pub(crate) struct Modules {
     /// The module of the gradient of the bias.
     pub by_pairs: Option<Variant>,
     pub second: Variant,
-    pub tangents: Variant,
+    pub light_second: Variant,
     /// The second order on tensor cores, where all is finite.
     pub tensor_second: Option<Variant>,
 }
@@ -36,7 +36,7 @@ impl Modules {
             wide: wide_variant(spec).filter(|_| sm80),
             fused: sm80.then(|| shape.sm80_fused()),
             second: shape.portable(Family::AttentionPortableSecondOrder),
-            tangents: shape.tangents(),
+            light_second: shape.light_second(),
             tensor_second: spec.has_tensor_second().then(|| shape.sm80_second_order()),
         }
     }

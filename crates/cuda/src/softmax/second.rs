@@ -97,37 +97,44 @@ impl SecondArgs {
 /// The kernels of a pass, by their modules.
 struct SecondPass<'a> {
     steps: &'a Steps<'a>,
-    portable: &'a Variant,
     /// The variant on tensor cores, which computes what is finite.
     tensor: Option<&'a Variant>,
 }
 
+/// A kernel of a variant.
+type Kernel<'a> = (&'a Variant, &'static str);
+
 impl SecondPass<'_> {
     /// A portable kernel, which computes so many terms of each pair if no other does.
-    fn launch(&self, name: &'static str, blocks: usize, args: &SecondArgs, terms: usize) -> Result<(), Error> {
-        let variant = if name == "tangents" { &self.steps.prepared.modules.tangents } else { self.portable };
-        let work = Work::of(variant, if self.tensor.is_some() { 0 } else { terms });
-        self.steps.launch_work((variant, name), (blocks, variant.threads()), args, work)
+    fn launch(&self, kernel: Kernel<'_>, blocks: usize, args: &SecondArgs, terms: usize) -> Result<(), Error> {
+        let work = Work::of(kernel.0, if self.tensor.is_some() { 0 } else { terms });
+        self.steps.launch_work(kernel, (blocks, kernel.0.threads()), args, work)
     }
 
-    /// A kernel of both, whose blocks leave what is not theirs.
-    fn both(&self, name: &'static str, blocks: usize, args: &SecondArgs, terms: usize) -> Result<(), Error> {
+    /// A portable kernel and that of its name on tensor cores, whose blocks leave what is not theirs.
+    fn both(&self, kernel: Kernel<'_>, blocks: usize, args: &SecondArgs, terms: usize) -> Result<(), Error> {
         if let Some(variant) = self.tensor {
-            self.steps.launch_terms((variant, name), (blocks, variant.threads()), args, terms)?;
+            self.steps.launch_terms((variant, kernel.1), (blocks, variant.threads()), args, terms)?;
         }
-        self.launch(name, blocks, args, terms)
+        self.launch(kernel, blocks, args, terms)
     }
 
     /// The gradients of the sinks and of the bias, if they have places.
     fn sinks_and_bias(&self, args: &SecondArgs) -> Result<(), Error> {
         let (steps, e) = (self.steps, self.steps.extents());
+        let portable = &steps.prepared.modules.second;
         if args.gsinks.0 != 0 {
-            self.launch("gsinks", e.query_heads, args, 0)?;
+            self.launch((portable, "gsinks"), e.query_heads, args, 0)?;
         }
         if args.gbias.is_there() {
             let heads = steps.scores().bias.map_or(0, |bias| bias.heads);
             let by_pairs = args.over(steps.table(steps.prepared.tables.by_pairs));
-            self.launch("gbias", steps.prepared.counts.by_pairs * heads, &by_pairs, e.dim + steps.values())?;
+            self.launch(
+                (portable, "gbias"),
+                steps.prepared.counts.by_pairs * heads,
+                &by_pairs,
+                e.dim + steps.values(),
+            )?;
         }
         Ok(())
     }
@@ -136,34 +143,34 @@ impl SecondPass<'_> {
 /// The outputs of double_backward or jvp that have places.
 pub(crate) fn run(steps: &Steps<'_>, between: &Between) -> Result<(), Error> {
     let (prepared, dim, values) = (steps.prepared, steps.extents().dim, steps.values());
-    let (portable, tensor) = (&prepared.modules.second, prepared.modules.tensor_second.as_ref());
-    let pass = SecondPass { steps, portable, tensor };
+    let (portable, light) = (&prepared.modules.second, &prepared.modules.light_second);
+    let pass = SecondPass { steps, tensor: prepared.modules.tensor_second.as_ref() };
     let args = SecondArgs::new(steps, between);
     steps.clear_flags();
     // S and u of three products, dP and T of three; then what they add to.
     let (scores, sums) = (3 * dim, 3 * values);
     for first in parts(prepared.value_dim.unwrap_or(1)) {
-        pass.both("tangents", steps.query_blocks(), &args.at([0, first]), scores + 2 * part(values, first))?;
+        pass.both((light, "tangents"), steps.query_blocks(), &args.at([0, first]), scores + 2 * part(values, first))?;
     }
     let warps = portable.threads() as usize / 32;
-    pass.launch("rows", prepared.spec.rows().div_ceil(warps), &args, 0)?;
+    pass.launch((portable, "rows"), prepared.spec.rows().div_ceil(warps), &args, 0)?;
     let by_keys = args.over(steps.table(prepared.tables.by_keys));
     if let Some(partials) = &prepared.partials {
-        let work = Work { partials: 4.0, ..Work::of(portable, scores + sums + 4 * dim + 2 * values) };
+        let work = Work { partials: 4.0, ..Work::of(light, scores + sums + 4 * dim + 2 * values) };
         let with = |slots| vec![FusedSecondArgs { a: by_keys, slots }];
-        partials.run(steps, (portable, work), with, PairArgs { dq: args.gq, ..args.c })?;
+        partials.run(steps, (light, work), with, PairArgs { dq: args.gq, ..args.c })?;
         return pass.sinks_and_bias(&args);
     }
     if args.gq.is_there() {
         for first in parts(dim) {
             let terms = scores + sums + 2 * part(dim, first);
-            pass.both("queries", steps.query_blocks(), &args.at([first, 0]), terms)?;
+            pass.both((portable, "queries"), steps.query_blocks(), &args.at([first, 0]), terms)?;
         }
     }
     let wanted = [wanted(args.gk, dim), wanted(args.gv, values)];
     for at in columns(wanted, [dim, values]) {
         let terms = scores + sums + 2 * part(wanted[0], at[0]) + 2 * part(wanted[1], at[1]);
-        pass.both("keys", steps.key_blocks(), &by_keys.at(at), terms)?;
+        pass.both((portable, "keys"), steps.key_blocks(), &by_keys.at(at), terms)?;
     }
     pass.sinks_and_bias(&args)
 }

@@ -126,8 +126,9 @@ impl AttentionShape {
         variant
     }
 
-    /// The portable kernel `tangents`, of which narrow operands leave a thread registers for 8 rows.
-    pub fn tangents(self) -> Variant {
+    /// Portable kernels of the second order to which narrow operands leave registers for 8 rows a thread: `tangents`, and
+    /// the pass by keys that leaves partial sums.
+    pub fn light_second(self) -> Variant {
         let variant = self.portable(Family::AttentionPortableSecondOrder);
         if self.widths() == [64, 64] { variant.with("R", 8) } else { variant }
     }
