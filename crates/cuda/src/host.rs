@@ -1,14 +1,34 @@
 //! Operands of the host, copied to the device: for the doors that compute a pass or time it.
 
+use crate::call::{Operands, PassCall};
 use crate::memory::{Layout, MemoryRange};
+use crate::options::Options;
 use crate::parts::Part;
 use crate::pass::{PassPlan, PreparedPass};
 use crate::queue::{Queue, StreamSlot, device_memory};
 use crate::tensors::{with_bytes, write_bytes};
-use crate::workspace::DeviceState;
+use crate::workspace::{DeviceState, Workspace};
 use cudarc::driver::CudaSlice;
-use etalon_problem::{Dtype, Error, View, ViewMut, Views, ViewsMut};
+use etalon_problem::{Dtype, Error, Pass, Table, View, ViewMut, Views, ViewsMut};
 use std::sync::Arc;
+
+/// Computes a pass whose call has passed [`Table::check_call`], and copies the results to their places.
+pub(crate) fn compute<'a>(
+    workspace: &Workspace,
+    (pass, storage, table): (Pass, Dtype, &Table),
+    (inputs, outputs): (&Views<'_>, &mut ViewsMut<'_>),
+    options: &Options,
+    draft: impl FnOnce(&PassCall<'_, '_>) -> Result<PassPlan<'a>, Error>,
+) -> Result<(), Error> {
+    let state = workspace.device(options.device)?;
+    let operands = Operands::Host(inputs, Some(outputs));
+    let call = PassCall::new(state.device.target, (pass, storage), table, operands, options);
+    let placed = Placed::of(&state, draft(&call)?, inputs, Some(outputs))?;
+    placed.run()?;
+    placed.read(outputs)?;
+    placed.finish();
+    Ok(())
+}
 
 /// A pass whose inputs lie in the memory of a slot.
 pub(crate) struct Placed {
@@ -85,14 +105,6 @@ impl Placed {
     pub fn run(&self) -> Result<(), Error> {
         self.enqueue()?;
         self.queue()?.finish()
-    }
-
-    /// Computes the pass, and copies the results to their places.
-    pub fn compute(self, outputs: &mut ViewsMut<'_>) -> Result<(), Error> {
-        self.run()?;
-        self.read(outputs)?;
-        self.finish();
-        Ok(())
     }
 
     /// Copies the results to their places, once they have been computed.
