@@ -89,6 +89,18 @@ impl Variant {
         Self::new(family, [("STORAGE", number(storage)), ("UNIT", unit as usize)])
     }
 
+    /// The same with one more name, at a place among the others.
+    pub(crate) fn insert(mut self, at: usize, name: &'static str, value: usize) -> Self {
+        self.defines.insert(at, (name, value));
+        self
+    }
+
+    /// The same with one more name, at the end.
+    pub(crate) fn push(mut self, name: &'static str, value: usize) -> Self {
+        self.defines.push((name, value));
+        self
+    }
+
     /// The same with another value of a name that it has.
     pub(crate) fn with(mut self, name: &str, value: usize) -> Self {
         self.defines.iter_mut().filter(|x| x.0 == name).for_each(|x| x.1 = value);
