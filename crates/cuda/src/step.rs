@@ -16,13 +16,7 @@ use std::ops::Deref;
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Step {
     /// A kernel over so many blocks.
-    Launch {
-        kernel: Kernel,
-        blocks: u32,
-        arguments: Arguments,
-        /// Its work, for predictions.
-        work: Work,
-    },
+    Launch { kernel: Kernel, blocks: u32, arguments: Arguments, work: Work },
     /// A 32-bit word everywhere, up to the next whole word.
     Fill {
         /// The symbol where it begins.

@@ -147,14 +147,13 @@ impl WalkArgs {
 
 /// Walks every sequence for a result, and the state where its walk ends; `dots`: adds to dg_gamma and dσ.
 fn walk(steps: &Steps<'_>, target: Target, [out, end]: [&str; 2], dots: bool) -> Result<(), Error> {
-    let args = WalkArgs::new(steps, target);
     let own = if target == Target::Q { "q" } else { "k" };
     let args = WalkArgs {
         out: boxes(steps, out, CHUNK / 2),
         dots: if dots { boxes(steps, own, CHUNK) } else { TensorMap::default() },
         rows: steps.tensor(out),
         end: steps.tensor(end),
-        ..args
+        ..WalkArgs::new(steps, target)
     };
     let back = target.is_back();
     let name = match (back, dots) {
@@ -177,9 +176,10 @@ fn sum_segments(steps: &Steps<'_>, back: bool) -> Result<(), Error> {
         return Ok(());
     }
     let (target, name) = if back { (Target::V, "sums_back") } else { (Target::O, "sums") };
-    let args = WalkArgs::new(steps, target);
-    // S is that of key heads.
-    let args = WalkArgs { heads: if back { args.heads } else { args.key_heads }, ..args };
+    let mut args = WalkArgs::new(steps, target);
+    if !back {
+        args.heads = args.key_heads; // S is that of key heads
+    }
     let blocks = cut * key_heads * (args.outer as usize).div_ceil(COLUMNS);
     launch(steps, name, (blocks, THREADS), &args)?;
     let elements = prepared.problem.extents.dim * prepared.problem.value_dim;

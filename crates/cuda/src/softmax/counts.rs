@@ -1,6 +1,6 @@
 //! Numbers of tiles that a problem has, and that it may have.
 
-use crate::softmax::window::window;
+use super::window::window;
 use etalon_problem::{BiasExtents, Error, Mask, Scores, Sequence, Sequences};
 
 /// The rows and columns of a tile of the portable kernels.

@@ -1,11 +1,11 @@
 //! The gradient of q in the pass by keys: `kernels/attention/partials.cuh`.
 
+use super::Steps;
+use super::pair_args::{FusedArgs, PairArgs, PartialArgs};
+use super::spec::Spec;
 use crate::args::KernelArgs;
 use crate::memory::{Layout, MemoryRange, memory};
 use crate::options::Level;
-use crate::softmax::Steps;
-use crate::softmax::pair_args::{FusedArgs, PairArgs, PartialArgs};
-use crate::softmax::spec::Spec;
 use crate::step::Work;
 use crate::variant::Variant;
 use etalon_problem::{Error, Mode, Pass};

@@ -1,19 +1,19 @@
 //! The steps of a pass of attention, attention_lse or lazy_attention, and of the statistics of the last.
 
+use super::dq_partials::DqPartials;
+use super::hopper::{self, HopperSteps, Plan};
+use super::hopper_lazy::LazyPlan;
+use super::lazy::Passes;
+use super::lazy_args::Memory;
+use super::prepared::Prepared;
+use super::rows::Rows;
+use super::second::{self, Between};
+use super::spec::{LAZY_LEVELS, LEVELS};
+use super::{Steps, fallback, hopper_backward, modules, portable};
 use crate::call::PassCall;
 use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
 use crate::pass::PassPlan;
-use crate::softmax::dq_partials::DqPartials;
-use crate::softmax::hopper::{self, HopperSteps, Plan};
-use crate::softmax::hopper_lazy::LazyPlan;
-use crate::softmax::lazy::Passes;
-use crate::softmax::lazy_args::Memory;
-use crate::softmax::prepared::Prepared;
-use crate::softmax::rows::Rows;
-use crate::softmax::second::{self, Between};
-use crate::softmax::spec::{LAZY_LEVELS, LEVELS};
-use crate::softmax::{Steps, fallback, hopper_backward, modules, portable};
 use etalon_problem::{Blocking, Error, Mode, Pass, Problem};
 
 /// Drafts the steps of a pass, as [`Prepared::new`].

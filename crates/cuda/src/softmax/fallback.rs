@@ -1,11 +1,11 @@
 //! Groups, the key heads of sequences, in which a sum of tensor cores is not finite: their flags, and the kernel that
 //! computes them again, `kernels/attention/fallback.cu`.
 
+use super::Steps;
+use super::pair_args::{FallbackArgs, PairArgs};
+use super::prepared::Prepared;
 use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
-use crate::softmax::Steps;
-use crate::softmax::pair_args::{FallbackArgs, PairArgs};
-use crate::softmax::prepared::Prepared;
 use crate::tensor_args::TensorArgs;
 use crate::variant::width;
 use etalon_problem::{Dtype, Error, Pass};

@@ -1,15 +1,15 @@
 //! Tables that the device makes of lengths, offsets and arrays of masks that lie there: `kernels/pairs/tables.cu`.
 
+use super::Steps;
+use super::counts::{Counts, is_shared};
+use super::hopper_args::Int2;
+use super::pair_args::{Sequence, Span, Task, Tile};
+use super::rows::{Tables, bytes};
 use crate::args::{Byte, ConstPtr, Declaration, Ptr, Untyped, bytes_of, declarations, filled, int, kernel_args};
 use crate::device_tensor::{DeviceTensor, DeviceTensors, Element, GivenArray};
 use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
 use crate::pass::TableImage;
-use crate::softmax::Steps;
-use crate::softmax::counts::{Counts, is_shared};
-use crate::softmax::hopper_args::Int2;
-use crate::softmax::pair_args::{Sequence, Span, Task, Tile};
-use crate::softmax::rows::{Tables, bytes};
 use crate::variant::Variant;
 use etalon_problem::{
     Align, Error, Mask, MaskNode, NamedArray, NodeArrays, Problem, Scores, Sequences, Stored, Table, find,

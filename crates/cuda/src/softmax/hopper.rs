@@ -1,14 +1,14 @@
 //! The kernels of attention and attention_lse for sm90a, and the forward pass: `kernels/attention/sm90a_forward.cu`.
 
+use super::counts::SIDE;
+use super::hopper_args::{ForwardArgs, Packed, ScoreOptions, Shape, SpanTables, tensor_map};
+use super::prepared::Prepared;
+use super::variants::{Hopper, Lengths, Visible};
+use super::window::Window;
+use super::{Steps, fallback, modules};
 use crate::args::{filled, int};
 use crate::memory::{Layout, MemoryRange};
 use crate::parts::Part;
-use crate::softmax::counts::SIDE;
-use crate::softmax::hopper_args::{ForwardArgs, Packed, ScoreOptions, Shape, SpanTables, tensor_map};
-use crate::softmax::prepared::Prepared;
-use crate::softmax::variants::{Hopper, Lengths, Visible};
-use crate::softmax::window::Window;
-use crate::softmax::{Steps, fallback, modules};
 use crate::strided::StridedTensor;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;

@@ -1,7 +1,7 @@
 //! The arguments of kernels for sm90a: the structures of `pairs`, `attention/sm90a_forward.cu` and `sm90a_backward*`.
 
+use super::pair_args::{Sequence, Span, Task, Tile};
 use crate::args::{ConstPtr, Declaration, Half, Pointee, Ptr, declarations, kernel_args, pointees};
-use crate::softmax::pair_args::{Sequence, Span, Task, Tile};
 use crate::strided::StridedTensor;
 use crate::tensor_args::strided_args;
 use crate::tensor_map::TensorMap;
@@ -146,10 +146,8 @@ kernel_args! {
         /// 0: none.
         pub dlse, sinks: ConstPtr<f32>,
         pub o, dout_rows: Pieces,
-        /// Of all groups together, and then of each: a result is not finite.
-        pub flags: Ptr<u32>,
-        /// Of tiles.
-        pub counter: Ptr<u32>,
+        /// As those of [`ForwardArgs`].
+        pub flags, counter: Ptr<u32>,
         /// Of keys or of queries.
         pub tiles: i32,
         pub shape: Shape,

@@ -1,13 +1,13 @@
 //! The kernels of lazy_attention for sm90a: `kernels/lazy_attention/sm90a*`.
 
+use super::Steps;
+use super::hopper::{HopperSteps, Plan};
+use super::hopper_args::{Elements, Packed, Shape, SpanTables};
+use super::lazy_args::LazyArgs;
+use super::pair_args::Numbers;
+use super::prepared::Prepared;
 use crate::args::{ConstPtr, Declaration, Ptr, declarations, filled, int, kernel_args};
 use crate::memory::{Layout, MemoryRange};
-use crate::softmax::Steps;
-use crate::softmax::hopper::{HopperSteps, Plan};
-use crate::softmax::hopper_args::{Elements, Packed, Shape, SpanTables};
-use crate::softmax::lazy_args::LazyArgs;
-use crate::softmax::pair_args::Numbers;
-use crate::softmax::prepared::Prepared;
 use crate::tensor_args::strided_args;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
@@ -40,8 +40,7 @@ kernel_args! {
         dlse: ConstPtr<f32>,
         /// As those of [`LazyArgs`].
         windows: Ptr<f32>,
-        bias: ConstPtr<f32>,
-        tau: ConstPtr<f32>,
+        bias, tau: ConstPtr<f32>,
         numbers: Ptr<Numbers>,
         /// Stripes of keys that may hold an active pair: forward of every 16 rows of a head, backward of 64.
         active: Ptr<u32>,

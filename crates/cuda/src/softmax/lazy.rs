@@ -1,14 +1,14 @@
 //! The steps of lazy_attention on the levels portable and sm80: `kernels/lazy_attention/`.
 
+use super::Steps;
+use super::fallback;
+use super::hopper_lazy::{HopperPass, LazyPlan};
+use super::lazy_args::{LazyArgs, MeasureArgs, Memory};
+use super::pair_args::wanted;
+use super::portable::{columns, parts};
 use crate::args::{KernelArgs, int};
 use crate::memory::MemoryRange;
 use crate::options::Level;
-use crate::softmax::Steps;
-use crate::softmax::fallback;
-use crate::softmax::hopper_lazy::{HopperPass, LazyPlan};
-use crate::softmax::lazy_args::{LazyArgs, MeasureArgs, Memory};
-use crate::softmax::pair_args::wanted;
-use crate::softmax::portable::{columns, parts};
 use crate::tensor_args::TensorArgs;
 use crate::variant::{Variant, width};
 use etalon_problem::{Blocking, Error};

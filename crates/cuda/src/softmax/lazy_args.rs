@@ -1,11 +1,11 @@
 //! The arguments and the memory of the kernels of lazy_attention of the levels portable and sm80:
 //! `kernels/lazy_attention/`.
 
+use super::Steps;
+use super::pair_args::{Numbers, PairArgs};
+use super::prepared::Prepared;
 use crate::args::{ConstPtr, Declaration, Ptr, declarations, filled, int, kernel_args};
 use crate::memory::{Layout, MemoryRange};
-use crate::softmax::Steps;
-use crate::softmax::pair_args::{Numbers, PairArgs};
-use crate::softmax::prepared::Prepared;
 use crate::tensor_args::TensorArgs;
 use etalon_problem::{Align, Error};
 

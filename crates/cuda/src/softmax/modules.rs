@@ -1,9 +1,9 @@
 //! The modules of kernels that compute a pass, and the sizes of tiles that there are kernels for: queries by keys.
 
+use super::spec::Spec;
+use super::variants::{AttentionShape, Hopper, has_three};
 use crate::family::Family;
 use crate::options::{Level, Precision};
-use crate::softmax::spec::Spec;
-use crate::softmax::variants::{AttentionShape, Hopper, has_three};
 use crate::variant::Variant;
 use etalon_problem::{Blocking, Dtype, Pass};
 

@@ -1,7 +1,7 @@
 //! The arguments of kernels that walk pairs of queries and keys: `pairs/problem.cuh`, `attention/partials.cuh`.
 
+use super::Steps;
 use crate::args::{Byte, ConstPtr, Declaration, Pointee, Ptr, declarations, filled, int, kernel_args, pointees};
-use crate::softmax::Steps;
 use crate::tensor_args::TensorArgs;
 
 pointees! {

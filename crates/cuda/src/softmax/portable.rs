@@ -1,9 +1,9 @@
 //! The kernels of attention and attention_lse of the levels portable and sm80: `kernels/attention/`.
 
-use crate::softmax::Steps;
-use crate::softmax::dq_partials::DqPartials;
-use crate::softmax::fallback::{self, writes};
-use crate::softmax::pair_args::{FusedArgs, PairArgs, wanted};
+use super::Steps;
+use super::dq_partials::DqPartials;
+use super::fallback::{self, writes};
+use super::pair_args::{FusedArgs, PairArgs, wanted};
 use crate::step::Work;
 use crate::variant::width;
 use etalon_problem::Error;

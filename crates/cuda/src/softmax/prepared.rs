@@ -1,16 +1,16 @@
 //! A pass of attention, attention_lse or lazy_attention: where its operands lie, its tables, its modules.
 
+use super::counts::Counts;
+use super::dq_partials::DqPartials;
+use super::given::Given;
+use super::modules::Modules;
+use super::rows::{Rows, Tables};
+use super::spec::Spec;
 use crate::call::PassCall;
 use crate::level_table::LevelRow;
 use crate::memory::{Layout, MemoryRange};
 use crate::parts::Parts;
 use crate::pass::{Choice, TableImage};
-use crate::softmax::counts::Counts;
-use crate::softmax::dq_partials::DqPartials;
-use crate::softmax::given::Given;
-use crate::softmax::modules::Modules;
-use crate::softmax::rows::{Rows, Tables};
-use crate::softmax::spec::Spec;
 use etalon_problem::{DistanceBias, Error, Operand, Pass, Problem, Role, Scores, Sequences};
 use std::ops::Deref;
 

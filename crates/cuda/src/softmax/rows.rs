@@ -1,8 +1,8 @@
 //! Rows that belong together and pairs that count, as tables for kernels.
 
+use super::counts::{Counts, SIDE, is_shared};
 use crate::memory::{Layout, MemoryRange, check_extents, filled};
 use crate::pass::TableImage;
-use crate::softmax::counts::{Counts, SIDE, is_shared};
 use bytemuck::NoUninit;
 use etalon_problem::{Error, Extents, Scores, Sequence, Sequences};
 

@@ -1,11 +1,11 @@
 //! The second order: `kernels/attention/{portable,sm80}_second_order.cu`.
 
+use super::Steps;
+use super::pair_args::{Numbers, PairArgs, PartialArgs, wanted};
+use super::portable::{columns, part, parts};
+use super::prepared::Prepared;
 use crate::args::{ConstPtr, Declaration, Ptr, declarations, filled, kernel_args};
 use crate::memory::{Layout, MemoryRange};
-use crate::softmax::Steps;
-use crate::softmax::pair_args::{Numbers, PairArgs, PartialArgs, wanted};
-use crate::softmax::portable::{columns, part, parts};
-use crate::softmax::prepared::Prepared;
 use crate::step::Work;
 use crate::tensor_args::TensorArgs;
 use crate::variant::Variant;

@@ -1,11 +1,11 @@
 //! A pass of attention, attention_lse or lazy_attention before it has memory or a kernel, and the levels that compute
 //! it.
 
+use super::counts::Counts;
+use super::variants::{AttentionShape, CONSUMER, Hopper, Lengths, Visible};
+use super::window::{LONGEST, Window, window};
 use crate::level_table::{self, Facts, LevelRow, Rule, rule};
 use crate::options::{Level, Options, Precision};
-use crate::softmax::counts::Counts;
-use crate::softmax::variants::{AttentionShape, CONSUMER, Hopper, Lengths, Visible};
-use crate::softmax::window::{LONGEST, Window, window};
 use crate::target::Target;
 use etalon_problem::{Attention, Dtype, Extents, Mode, Pass, Scores, Sequences};
 use std::ops::Deref;
