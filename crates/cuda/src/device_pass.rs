@@ -76,7 +76,7 @@ impl DevicePass {
         Ok(DevicePass { arrays, ..pass })
     }
 
-    /// Of tensors that have passed [`Table::check_tensors`].
+    /// Prepares a pass for tensors that have passed [`Table::check_tensors`].
     pub(crate) fn of<'a>(
         workspace: &Workspace,
         (pass, storage, table): (Pass, Dtype, &Table),

@@ -35,10 +35,9 @@ pub(crate) struct Placed {
     pass: PreparedPass,
     state: Arc<DeviceState>,
     slot: StreamSlot,
-    /// The addresses of the caller's operands, one for each part.
+    /// The caller's operands, one for each part.
     addresses: Vec<u64>,
     tables: u64,
-    /// The address of the scratch memory.
     pub scratch: u64,
 }
 
@@ -88,7 +87,6 @@ impl Placed {
         device_memory(&self.state.device, &self.slot.stream, bytes)
     }
 
-    /// The parts of the pass, and where they lie.
     pub fn parts(&self) -> impl Iterator<Item = (&Part, u64)> {
         self.pass.parts.list.iter().zip(self.addresses.iter().copied())
     }
@@ -101,7 +99,6 @@ impl Placed {
         self.pass.enqueue(self.queue()?, &self.addresses, (self.tables, self.scratch))
     }
 
-    /// Computes the pass, and waits for it.
     pub fn run(&self) -> Result<(), Error> {
         self.enqueue()?;
         self.queue()?.finish()
@@ -117,7 +114,7 @@ impl Placed {
         Ok(())
     }
 
-    /// Copies a range of the scratch memory to the host, once it has been computed.
+    /// Copies a range of the scratch memory, once it has been computed.
     pub fn download(&self, range: MemoryRange, bytes: &mut [u8]) -> Result<(), Error> {
         self.queue()?.download(range.address(self.scratch), bytes)
     }

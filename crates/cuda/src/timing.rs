@@ -129,7 +129,6 @@ impl<'a> DeviceCall<'a> {
         unsafe { self.pass.enqueue_counted(stream, &self.inputs, &self.outputs, self.scratch) }
     }
 
-    /// Times it. A pass takes the device about so many ns.
     fn time(&self, pass_ns: f64, timing: &mut Timing) -> Result<(), Error> {
         let queue = self.placed.queue()?;
         let enqueued = self.enqueue(&queue)?;

@@ -16,7 +16,6 @@ use crate::options::Level;
 use crate::pass::PassPlan;
 use etalon_problem::{Blocking, Error, Mode, Pass, Problem};
 
-/// Drafts the steps of a pass, as [`Prepared::new`].
 pub(crate) fn draft<'a>(problem: &'a Problem, call: &PassCall<'_, '_>) -> Result<PassPlan<'a>, Error> {
     let mut layout = Layout::default();
     let mut prepared = Prepared::new(problem, call, &LEVELS, &mut layout)?;
@@ -38,7 +37,7 @@ pub(crate) fn draft<'a>(problem: &'a Problem, call: &PassCall<'_, '_>) -> Result
     planned(prepared, layout, |steps| compute(steps, plan.as_ref(), between.as_ref()))
 }
 
-/// The plan of a pass that computes, once the device has made the tables of arrays that calls give.
+/// The plan of what `compute` adds, behind the tables that the device makes.
 fn planned<'a>(
     prepared: Prepared<'a>,
     scratch: Layout,
@@ -93,8 +92,7 @@ pub(crate) fn draft_lazy<'a>(problem: &'a Problem, call: &PassCall<'_, '_>) -> R
     })
 }
 
-/// Statistics in place of a forward pass, of tiles of this size, with the ranges of so many bytes for figures of every
-/// row and states of every tile.
+/// Statistics in place of a forward pass, with ranges of so many bytes for figures of rows and states of tiles.
 pub(crate) fn draft_stats<'a>(
     problem: &'a Problem,
     call: &PassCall<'_, '_>,

@@ -10,7 +10,7 @@ use crate::tensor_args::TensorArgs;
 use crate::variant::width;
 use etalon_problem::{Dtype, Error, Pass};
 
-/// As [`range`], of attention and attention_lse; none where no kernel looks at it.
+/// As [`range`]; none where no kernel looks at it.
 pub(crate) fn reserve(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Option<MemoryRange>, Error> {
     let has_flags = match prepared.pass {
         Pass::Forward => prepared.choice.level == Level::Sm90a || has_forward(prepared),

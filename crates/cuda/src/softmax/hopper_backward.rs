@@ -63,7 +63,6 @@ fn delta(steps: HopperSteps<'_>, args: &BackwardArgs) -> Result<(), Error> {
     steps.launch_terms((&module, "delta"), grid, args, 0)
 }
 
-/// The arguments that all kernels read.
 fn arguments(steps: HopperSteps<'_>) -> BackwardArgs {
     let e = steps.extents();
     let read = |name| if steps.prepared.reads(name) { steps.wide(name) } else { StridedTensor::NOWHERE };
@@ -83,14 +82,12 @@ fn arguments(steps: HopperSteps<'_>) -> BackwardArgs {
     }
 }
 
-/// A backward pass on its way.
 struct BackwardPass<'a> {
     steps: HopperSteps<'a>,
     args: BackwardArgs,
 }
 
 impl BackwardPass<'_> {
-    /// One of the kernels that claim tiles.
     fn claim(
         &self,
         kernel: (&Variant, &'static str),

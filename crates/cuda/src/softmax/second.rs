@@ -34,7 +34,6 @@ impl Between {
 }
 
 kernel_args! {
-    /// Arguments of the second order.
     struct SecondArgs as "SecondArgs" {
         c: PairArgs,
         ddq, ddk, ddv, ddbias, cot_o, gq, gk, gv, gbias, gdout: TensorArgs,
@@ -94,7 +93,6 @@ impl SecondArgs {
     }
 }
 
-/// The kernels of a pass, by their modules.
 struct SecondPass<'a> {
     steps: &'a Steps<'a>,
     portable: &'a Variant,
@@ -118,7 +116,6 @@ impl SecondPass<'_> {
         self.launch(name, blocks, args, terms)
     }
 
-    /// The gradients of the sinks and of the bias, if they have places.
     fn sinks_and_bias(&self, args: &SecondArgs) -> Result<(), Error> {
         let (steps, e) = (self.steps, self.steps.extents());
         if args.gsinks.0 != 0 {

@@ -32,7 +32,6 @@ pub(crate) enum Visible {
     Spans,
 }
 
-/// The lengths of sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Lengths {
     /// The lengths of the arrays.
@@ -95,7 +94,7 @@ pub(crate) fn most_shared(architecture: &str) -> u32 {
 /// The shared memory of devices of compute capability 8.6, 8.9 and 12.0.
 pub(crate) const CONSUMER: u32 = 101_376;
 
-/// Operands of attention, as far as kernels of the levels portable and sm80 are compiled for them.
+/// Operands as far as kernels of the levels portable and sm80 are compiled for them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AttentionShape {
     pub storage: Dtype,
@@ -115,7 +114,7 @@ impl AttentionShape {
         [self.dim, self.value_dim.unwrap_or(1)].map(width)
     }
 
-    /// Kernels in fused multiply-adds, of one of their families.
+    /// Kernels in fused multiply-adds.
     pub fn portable(self, family: Family) -> Variant {
         let [columns, values] = self.widths();
         // Wider operands, and more sums than those of a first order, leave a thread too few registers for 8 rows of a
@@ -142,13 +141,11 @@ impl AttentionShape {
         Variant::new(family, defines)
     }
 
-    /// The portable kernels of lazy_attention.
     pub fn lazy_portable(self) -> Variant {
         self.portable(Family::LazyPortable).push("AGAIN", 0)
     }
 
-    /// The kernel that computes groups again, of a backward pass or a forward pass on tensor cores. It is seldom run:
-    /// one serves problems with options and without.
+    /// The kernel that computes groups again. It is seldom run: one serves problems with options and without.
     pub fn fallback(self, backward: bool) -> Variant {
         // Forward, columns of q have no accumulators.
         let shape = AttentionShape { dim: if backward { self.dim } else { 1 }, options: true, ..self };
@@ -212,7 +209,6 @@ impl Variant {
         shape.portable(Family::AttentionPortable)
     }
 
-    /// The forward pass for sm90a.
     pub(crate) fn hopper_forward(of: Hopper, values: bool) -> Self {
         let groups = ("GROUPS", if has_three(of) { 3 } else { 2 });
         let defines = [&of.defines()[..], &[groups, ("VALUES", values.into())]].concat();
@@ -242,12 +238,10 @@ impl Variant {
         }
     }
 
-    /// The arithmetic that computes its products.
     pub(crate) fn unit(&self) -> Unit {
         self.family.unit()
     }
 
-    /// The level whose kernels are these.
     pub(crate) fn level(&self) -> Level {
         match self.unit() {
             Unit::Ffma => Level::Portable,

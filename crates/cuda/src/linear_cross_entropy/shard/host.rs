@@ -180,7 +180,6 @@ fn partials_of(words: &Array<f32, impl Dimension>) -> Result<Vec<Partial>, Error
     Ok(list)
 }
 
-/// A list as an array.
 fn shaped<T, const N: usize, D: Dimension>(name: &str, shape: [usize; N], list: Vec<T>) -> Result<Array<T, D>, Error>
 where
     [usize; N]: IntoDimension<Dim = D>,
