@@ -14,11 +14,9 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// The file that makes a folder an archive.
 const INDEX: &str = "archive.txt";
 const TITLE: &str = "etalon archive 2";
 
-/// Kernels compiled beforehand.
 #[derive(Debug)]
 pub struct Archive {
     folder: PathBuf,
@@ -47,7 +45,6 @@ impl Archive {
         folder.join(INDEX).is_file()
     }
 
-    /// The version of the compiler that made it.
     pub(crate) fn nvrtc(&self) -> (i32, i32) {
         self.index.nvrtc
     }
@@ -59,7 +56,6 @@ impl Archive {
         format!("{} with kernels for {}", self.folder.display(), Vec::from_iter(architectures).join(", "))
     }
 
-    /// The key of a kernel for an architecture, if it is among those of the index.
     pub(crate) fn entry(&self, (variant, kernel): (&Variant, &str), architecture: &str) -> Option<String> {
         let key = |architecture: String| variant.key(kernel, &architecture, &text(self.index.nvrtc));
         compatible(architecture).into_iter().map(key).find(|key| self.index.entries.contains_key(key))

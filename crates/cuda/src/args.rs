@@ -30,7 +30,7 @@ pub(crate) struct Definitions {
 }
 
 impl Definitions {
-    /// Adds a struct of these declarations, unless it is there. The compiler checks its bytes.
+    /// Adds a struct, unless it is there. The compiler checks its bytes.
     pub fn add(&mut self, name: &'static str, fields: &[String], bytes: usize) {
         if !self.names.contains(&name) {
             self.names.push(name);
@@ -57,7 +57,6 @@ macro_rules! declarations {
 }
 pub(crate) use declarations;
 
-/// The arguments of a kernel: a struct of fields.
 pub(crate) trait KernelArgs: Field {
     /// The bytes of a launch.
     fn arguments(&self) -> Arguments {
@@ -168,10 +167,7 @@ pointees! {
 #[derive(Debug)]
 pub(crate) struct Pointer<T, const READS: bool>(pub u64, PhantomData<T>);
 
-/// An address that a kernel writes to.
 pub(crate) type Ptr<T> = Pointer<T, false>;
-
-/// An address that a kernel reads from.
 pub(crate) type ConstPtr<T> = Pointer<T, true>;
 
 impl<T, const READS: bool> Clone for Pointer<T, READS> {
@@ -242,8 +238,7 @@ pub(crate) const fn layout<const N: usize>(fields: [(usize, usize); N]) -> ([usi
     (offsets, end.next_multiple_of(largest), largest)
 }
 
-/// Declares kernel arguments, or a part of them: a struct in Rust, and one in CUDA C of the name behind `as`. Fields
-/// of one type may stand side by side.
+/// Declares kernel arguments, or a part of them: a struct in Rust, and one in CUDA C of the name behind `as`.
 macro_rules! kernel_args {
     (
         $(#[$doc:meta])*
@@ -302,8 +297,8 @@ macro_rules! kernel_args {
 }
 pub(crate) use kernel_args;
 
-/// Kernel arguments with fields filled by their names, and the others with 0: each field of a list is what a function
-/// makes of its name (`names`), or of the field of this name of another struct (`fields`).
+/// Kernel arguments, 0 but for lists of fields: each is what a function makes of its name (`names`), or of the field
+/// of this name of another struct (`fields`).
 macro_rules! filled {
     (@ $args:ident { $($done:tt)* }) => {{
         #[allow(clippy::needless_update)] // lists may name all fields

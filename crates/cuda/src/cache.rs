@@ -42,7 +42,7 @@ impl Cache {
         Cache { folder: folder.into(), limit, whose: Whose::Owners }
     }
 
-    /// The same, but nobody else may read the folder even if it was there before.
+    /// The same; nobody else may read the folder even if it was there before.
     pub(crate) fn of_user(folder: impl Into<PathBuf>, limit: u64) -> Self {
         Cache { whose: Whose::User, ..Cache::new(folder, limit) }
     }
@@ -90,7 +90,6 @@ impl Cache {
         if self.limit < u64::MAX { self.make_room() } else { Ok(()) }
     }
 
-    /// A file of the folder, under a name of its own.
     pub(crate) fn draft(&self) -> io::Result<NamedTempFile> {
         let mut builder = tempfile::Builder::new();
         builder.prefix(DRAFT);

@@ -41,7 +41,6 @@ pub(crate) struct PassCall<'a, 'v> {
 }
 
 impl<'a, 'v> PassCall<'a, 'v> {
-    /// Without arrays of the problem on the device.
     pub fn new(
         target: Target,
         (pass, storage): (Pass, Dtype),
@@ -52,12 +51,10 @@ impl<'a, 'v> PassCall<'a, 'v> {
         PassCall { target, pass, storage, table, operands, arrays: &[], options: *options }
     }
 
-    /// The same by kernels of a level.
     pub fn on(self, level: Level) -> Self {
         PassCall { options: Options { level, ..self.options }, ..self }
     }
 
-    /// The facts that rules of levels ask for.
     pub fn facts(&self) -> Facts {
         Facts { target: self.target, pass: self.pass, storage: self.storage, precision: self.options.precision }
     }
@@ -67,7 +64,7 @@ impl<'a, 'v> PassCall<'a, 'v> {
         if let Operands::Host(inputs, _) = self.operands { Some(inputs) } else { None }
     }
 
-    /// Layout of the caller's operand of a name, if there is one: as an input, or (`result`) as a result.
+    /// Layout of the caller's operand, if there is one: as an input, or (`result`) as a result.
     pub fn held(&self, name: &str, result: bool) -> Option<OperandLayout> {
         let operand = || find(&self.table.operands, name);
         let there = match self.operands {
@@ -89,10 +86,10 @@ impl<'a, 'v> PassCall<'a, 'v> {
     }
 }
 
-/// Layout of an operand of the caller: its strides in elements, none where it is dense; and whether it begins at a
-/// multiple of 16 bytes.
 pub(crate) struct OperandLayout {
+    /// In elements; none where it is dense.
     pub strides: Option<Vec<i64>>,
+    /// True if it begins at a multiple of 16 bytes.
     pub aligned: bool,
 }
 

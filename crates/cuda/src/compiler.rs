@@ -24,7 +24,7 @@ pub struct Compiled {
     pub log: String,
 }
 
-/// Folders of installed toolkits, searched if the loader does not find the library by its name.
+/// Folders of toolkits, searched if the loader does not find the library.
 const USUAL: [&str; 2] = ["/usr/local/cuda/lib64", "/usr/local/cuda/lib"];
 
 /// Places of the library within a caller's folder: the folder itself, a toolkit, or the site-packages of Python with
@@ -67,8 +67,8 @@ impl Compiler {
         self.version
     }
 
-    /// Fails if a driver for this version of CUDA cannot load what the compiler makes: machine code of a major version
-    /// runs on drivers for that version and later ones.
+    /// Fails if a driver for this version of CUDA cannot load the code: it runs on drivers for the compiler's major
+    /// version and later ones.
     pub(crate) fn check_driver(&self, driver: (i32, i32)) -> Result<(), Absent> {
         if self.version.0 > driver.0 {
             return Err(Absent::NewNvrtc { nvrtc: self.version(), driver: text(driver) });
@@ -137,7 +137,6 @@ fn said(error: result::NvrtcError) -> String {
     format!("{:?}", error.0)
 }
 
-/// A program of NVRTC, destroyed when it is dropped.
 struct Program(sys::nvrtcProgram);
 
 impl Drop for Program {

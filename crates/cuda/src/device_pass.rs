@@ -14,7 +14,7 @@ use crate::workspace::{DeviceState, Workspace};
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUpointer_attribute, CUresult, CUstream};
 use cudarc::driver::{CudaSlice, DevicePtr};
-use etalon_problem::{Error, Pass, Problem, Table};
+use etalon_problem::{Dtype, Error, Pass, Problem, Table};
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
@@ -70,23 +70,24 @@ impl DevicePass {
         let (inputs, arrays) = given::split(problem, &table, inputs)?;
         let storage = device_tensor::check(&table, &inputs, outputs, options.recompute)?;
         levels::check(options, problem.algorithm(), pass, storage)?;
-        let state = workspace.device(options.device)?;
-        let operands = Operands::Device(&inputs, outputs);
-        let call = PassCall::new(state.device.target, (pass, storage), &table, operands, options);
-        let plan = draft(problem, &PassCall { arrays: &arrays, ..call })?;
-        let pass = DevicePass::of(&state, plan, &table, &inputs, outputs)?;
+        let call = (pass, storage, &table);
+        let draft = |call: &PassCall<'_, '_>| draft(problem, &PassCall { arrays: &arrays, ..*call });
+        let pass = DevicePass::of(workspace, call, (&inputs, outputs), options, draft)?;
         Ok(DevicePass { arrays, ..pass })
     }
 
-    /// Of a plan for these tensors, which have passed [`Table::check_tensors`].
-    pub(crate) fn of(
-        state: &Arc<DeviceState>,
-        plan: PassPlan<'_>,
-        table: &Table,
-        inputs: &DeviceTensors<'_>,
-        outputs: &DeviceTensors<'_>,
+    /// Prepares a pass for tensors that have passed [`Table::check_tensors`].
+    pub(crate) fn of<'a>(
+        workspace: &Workspace,
+        (pass, storage, table): (Pass, Dtype, &Table),
+        (inputs, outputs): (&DeviceTensors<'_>, &DeviceTensors<'_>),
+        options: &Options,
+        draft: impl FnOnce(&PassCall<'_, '_>) -> Result<PassPlan<'a>, Error>,
     ) -> Result<DevicePass, Error> {
-        let pass = plan.load(&state.device)?;
+        let state = workspace.device(options.device)?;
+        let operands = Operands::Device(inputs, outputs);
+        let call = PassCall::new(state.device.target, (pass, storage), table, operands, options);
+        let pass = draft(&call)?.load(&state.device)?;
         let slot = state.slot()?;
         let queue = slot.queue(&state.device)?;
         let tables = device_memory(&state.device, &slot.stream, pass.table_bytes())?;
@@ -98,7 +99,7 @@ impl DevicePass {
         let own = |tensors: &DeviceTensors<'_>| DeviceTensors {
             list: table.operands.iter().filter_map(|x| Some((x.name, tensors.get(x.name)?.clone()))).collect(),
         };
-        let (inputs, outputs, state) = (own(inputs), own(outputs), state.clone());
+        let (inputs, outputs) = (own(inputs), own(outputs));
         Ok(DevicePass { pass, state, tables, tables_at, inputs, outputs, arrays: Vec::new(), known: Mutex::default() })
     }
 

@@ -1,10 +1,8 @@
 //! Drafts the steps of a pass of any algorithm.
 
 use crate::call::PassCall;
-use crate::linear_attention;
-use crate::linear_cross_entropy;
 use crate::pass::PassPlan;
-use crate::softmax;
+use crate::{linear_attention, linear_cross_entropy, softmax};
 use etalon_problem::{Error, Problem};
 
 pub(crate) fn draft<'a>(problem: &'a Problem, call: &PassCall<'_, '_>) -> Result<PassPlan<'a>, Error> {

@@ -3,10 +3,9 @@
 use crate::unit::Unit;
 use std::fmt;
 
-/// A file of `kernels`, and its text.
 type Text = (&'static str, &'static str);
 
-/// Texts that come before those of a family, in parts, and the arithmetic that they multiply by.
+/// Texts before those of a family, and the arithmetic that they multiply by.
 type Prelude = (Unit, &'static [&'static [Text]]);
 
 /// Files of folders of `kernels`, each with its text.
@@ -51,7 +50,6 @@ const F32_ATTENTION: Prelude = (Unit::Mma, &[BASE, BY_MMA, WIDE, SM80]);
 const WGMMA: Prelude = (Unit::Wgmma, &[BASE, BY_WGMMA]);
 const WGMMA_PAIRS: Prelude = (Unit::Wgmma, &[BASE, BY_WGMMA, PAIRS]);
 
-/// Facts of a family: its name, its kernels, and the texts that make its source.
 struct Parts {
     name: &'static str,
     kernels: &'static str,
@@ -59,7 +57,6 @@ struct Parts {
     texts: &'static [Text],
 }
 
-/// Families, each with its name, kernels, prelude and texts.
 macro_rules! families {
     ($($(#[$doc:meta])* $family:ident = $name:literal: $kernels:literal $prelude:ident $texts:tt)+) => {
         /// Kernels that are compiled together, named like their files.

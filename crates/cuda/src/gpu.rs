@@ -12,8 +12,7 @@ use crate::target::Target;
 use crate::variant::Variant;
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::CUdevice_attribute::*;
-use cudarc::driver::sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-use cudarc::driver::sys::CUresult;
+use cudarc::driver::sys::{CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CUresult};
 use cudarc::driver::{CudaContext, CudaFunction};
 use cudarc::nvrtc::Ptx;
 use etalon_problem::Error;
@@ -71,12 +70,11 @@ impl Device {
         Ok(Device { context, target, ordinal, uuid, images, kernels: Mutex::default(), lost: OnceLock::new() })
     }
 
-    /// Makes its context that of the thread.
     pub fn bind(&self) -> Result<(), Error> {
         self.check("the context", self.context.bind_to_thread())
     }
 
-    /// A kernel of a variant: kept, or loaded now.
+    /// A kernel, kept or loaded now.
     pub fn function(&self, variant: &Variant, name: &'static str) -> Result<CudaFunction, Error> {
         let slot = lock(&self.kernels).entry((variant.clone(), name)).or_default().clone();
         // A thread that needs the same kernel waits for it; others are compiled beside it.
@@ -107,7 +105,6 @@ impl Device {
         thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(compile))));
     }
 
-    /// The architecture that a variant is compiled for.
     fn architecture_of(&self, variant: &Variant) -> String {
         let own = variant.family.architecture_on(self.target.capability);
         own.unwrap_or_else(|| architecture(self.target.capability))

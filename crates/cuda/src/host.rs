@@ -1,24 +1,43 @@
 //! Operands of the host, copied to the device: for the doors that compute a pass or time it.
 
+use crate::call::{Operands, PassCall};
 use crate::memory::{Layout, MemoryRange};
+use crate::options::Options;
 use crate::parts::Part;
 use crate::pass::{PassPlan, PreparedPass};
 use crate::queue::{Queue, StreamSlot, device_memory};
 use crate::tensors::{with_bytes, write_bytes};
-use crate::workspace::DeviceState;
+use crate::workspace::{DeviceState, Workspace};
 use cudarc::driver::CudaSlice;
-use etalon_problem::{Dtype, Error, View, ViewMut, Views, ViewsMut};
+use etalon_problem::{Dtype, Error, Pass, Table, View, ViewMut, Views, ViewsMut};
 use std::sync::Arc;
+
+/// Computes a pass whose call has passed [`Table::check_call`], and copies the results to their places.
+pub(crate) fn compute<'a>(
+    workspace: &Workspace,
+    (pass, storage, table): (Pass, Dtype, &Table),
+    (inputs, outputs): (&Views<'_>, &mut ViewsMut<'_>),
+    options: &Options,
+    draft: impl FnOnce(&PassCall<'_, '_>) -> Result<PassPlan<'a>, Error>,
+) -> Result<(), Error> {
+    let state = workspace.device(options.device)?;
+    let operands = Operands::Host(inputs, Some(outputs));
+    let call = PassCall::new(state.device.target, (pass, storage), table, operands, options);
+    let placed = Placed::of(&state, draft(&call)?, inputs, Some(outputs))?;
+    placed.run()?;
+    placed.read(outputs)?;
+    placed.finish();
+    Ok(())
+}
 
 /// A pass whose inputs lie in the memory of a slot.
 pub(crate) struct Placed {
     pass: PreparedPass,
     state: Arc<DeviceState>,
     slot: StreamSlot,
-    /// The addresses of the caller's operands, one for each part.
+    /// The caller's operands, one for each part.
     addresses: Vec<u64>,
     tables: u64,
-    /// The address of the scratch memory.
     pub scratch: u64,
 }
 
@@ -68,7 +87,6 @@ impl Placed {
         device_memory(&self.state.device, &self.slot.stream, bytes)
     }
 
-    /// The parts of the pass, and where they lie.
     pub fn parts(&self) -> impl Iterator<Item = (&Part, u64)> {
         self.pass.parts.list.iter().zip(self.addresses.iter().copied())
     }
@@ -81,18 +99,9 @@ impl Placed {
         self.pass.enqueue(self.queue()?, &self.addresses, (self.tables, self.scratch))
     }
 
-    /// Computes the pass, and waits for it.
     pub fn run(&self) -> Result<(), Error> {
         self.enqueue()?;
         self.queue()?.finish()
-    }
-
-    /// Computes the pass, and copies the results to their places.
-    pub fn compute(self, outputs: &mut ViewsMut<'_>) -> Result<(), Error> {
-        self.run()?;
-        self.read(outputs)?;
-        self.finish();
-        Ok(())
     }
 
     /// Copies the results to their places, once they have been computed.
@@ -105,7 +114,7 @@ impl Placed {
         Ok(())
     }
 
-    /// Copies a range of the scratch memory to the host, once it has been computed.
+    /// Copies a range of the scratch memory, once it has been computed.
     pub fn download(&self, range: MemoryRange, bytes: &mut [u8]) -> Result<(), Error> {
         self.queue()?.download(range.address(self.scratch), bytes)
     }

@@ -15,7 +15,6 @@ use std::sync::{Arc, Mutex, OnceLock};
 /// Kernels that are compiled ahead, or will be soon.
 type Ahead = BTreeMap<(Variant, &'static str), Arc<OnceLock<Result<Vec<u8>, String>>>>;
 
-/// The sources of machine code for a driver.
 #[derive(Debug)]
 pub(crate) struct Images {
     /// The caller's archive, or why its code cannot be used.
@@ -24,13 +23,11 @@ pub(crate) struct Images {
     compiler: Result<Compiler, Absent>,
     /// Options of the compiler beside those of variants.
     defines: Vec<String>,
-    /// Kernels of variants that were compiled ahead of their load.
     ahead: Mutex<Ahead>,
 }
 
 impl Images {
-    /// Fails where the archive that the caller names is none, and where neither it nor a compiler can be used with a
-    /// driver for this version of CUDA.
+    /// Fails where the caller's archive is none, and where neither it nor a compiler can be used with this driver.
     pub fn new(settings: &Settings, driver: (i32, i32), architecture: &str) -> Result<Images, Error> {
         let is_plain = settings.defines.is_empty();
         let archive = settings.archive.as_ref().filter(|_| is_plain);

@@ -1,7 +1,6 @@
 //! Kernels, for programs that compile, count or measure them: a [`Variant`] of a [`Family`] is a source of kernels,
-//each
-//! of which a [`Compiler`] compiles and an [`ArchiveWriter`] keeps; a [`Step`] of a [`Plan`](crate::Plan) is a kernel
-//! over its blocks, in the arithmetic of a [`Unit`].
+//! each of which a [`Compiler`] compiles and an [`ArchiveWriter`] keeps; a [`Step`] of a [`Plan`](crate::Plan) is a
+//! kernel over its blocks, in the arithmetic of a [`Unit`].
 
 pub use crate::archive::ArchiveWriter;
 pub use crate::compiler::{Compiled, Compiler};

@@ -11,7 +11,6 @@ pub(crate) struct LevelRow<S: 'static> {
     pub rules: &'static [Rule<S>],
 }
 
-/// A condition of a level, and the reason of its refusal.
 pub(crate) struct Rule<S> {
     pub otherwise: &'static str,
     pub holds: fn(&S) -> bool,
@@ -77,7 +76,7 @@ impl Facts {
 }
 
 impl<S> LevelRow<S> {
-    /// Why the level does not compute a pass, if so: the first rule that does not hold.
+    /// The reason of the first rule that does not hold, if there is one.
     pub fn refusal(&self, spec: &S) -> Option<&'static str> {
         self.rules.iter().find(|rule| !(rule.holds)(spec)).map(|rule| rule.otherwise)
     }
@@ -97,7 +96,7 @@ pub(crate) fn choose<S>(table: &'static [LevelRow<S>], spec: &S, level: Level) -
     Err(level.refusal(reason))
 }
 
-/// Why the level asked for does not compute a pass, if so.
+/// Why the level asked for does not compute a pass; never for [`Level::Auto`].
 pub(crate) fn refuses<S>(table: &'static [LevelRow<S>], spec: &S, level: Level) -> Option<&'static str> {
     let row = table.iter().find(|row| row.level == level.kernels());
     match (level, row) {
@@ -107,7 +106,6 @@ pub(crate) fn refuses<S>(table: &'static [LevelRow<S>], spec: &S, level: Level) 
     }
 }
 
-/// The refusal of a level that the table lacks.
 fn no_kernels(level: Level) -> &'static str {
     match level.kernels() {
         Level::Sm80 => "not written yet for sm80",
@@ -116,13 +114,11 @@ fn no_kernels(level: Level) -> &'static str {
     }
 }
 
-/// Every reason of each level, in the order of the table.
 pub(crate) fn reasons<S>(table: &'static [LevelRow<S>]) -> Vec<(Level, Vec<&'static str>)> {
     let of = |row: &LevelRow<S>| row.rules.iter().map(|rule| rule.otherwise).collect();
     table.iter().map(|row| (row.level, of(row))).collect()
 }
 
-/// The levels that do not compute a pass, with their reasons.
 pub(crate) fn refusals<S>(table: &'static [LevelRow<S>], spec: &S) -> Vec<(Level, &'static str)> {
     table.iter().filter_map(|row| Some((row.level, row.refusal(spec)?))).collect()
 }

@@ -15,11 +15,9 @@
 //! ```
 
 use crate::level_table::{self, LevelSpec};
-use crate::linear_attention;
-use crate::linear_cross_entropy;
 use crate::options::{Level, Options, Precision};
-use crate::softmax;
 use crate::target::Target;
+use crate::{linear_attention, linear_cross_entropy, softmax};
 use etalon_problem::{Algorithm, Dtype, Error, Pass, Problem, Table};
 
 /// Fails with the table's reason where a device like `target` has no kernel for a pass in a storage type with the

@@ -45,7 +45,7 @@ fn add_cross_entropy(all: &mut Vec<Variant>) {
     }
 }
 
-/// attention, attention_lse and lazy_attention of a storage type on the levels portable and sm80.
+/// attention, attention_lse and lazy_attention on the levels portable and sm80.
 fn add_attention(all: &mut Vec<Variant>, storage: Dtype, options: bool) {
     let values = [None, Some(WIDTHS[0]), Some(WIDTHS[1]), Some(WIDTHS[2])];
     for (dim, value_dim) in each(WIDTHS, values) {
@@ -88,7 +88,7 @@ fn add_linear(all: &mut Vec<Variant>) {
     }
 }
 
-/// linear_attention, lazy_attention, attention and attention_lse on the level sm90a, of operands with so many columns.
+/// The level sm90a of all but linear_cross_entropy.
 fn add_hopper(all: &mut Vec<Variant>, storage: Dtype, width: usize) {
     all.extend(FLAGS.map(|by_token| Variant::hopper_linear(storage, width, by_token)));
     for (visible, options) in each([Visible::All, Visible::Window, Visible::Spans], FLAGS) {

@@ -68,12 +68,10 @@ pub(crate) fn memory(bytes: usize) -> Error {
     Error::memory("device memory of a pass", bytes)
 }
 
-/// Numbers of this are too large.
 pub(crate) fn beyond_32_bits(what: String) -> Error {
     Error::unsupported(what, "the cuda tier counts in 32 bits")
 }
 
-/// Fails where an extent does not fit 32 bits.
 pub(crate) fn check_extents(extents: &[usize]) -> Result<(), Error> {
     let large = extents.iter().find(|&&extent| extent > i32::MAX as usize);
     large.map_or(Ok(()), |extent| Err(beyond_32_bits(format!("an extent of {extent}"))))
@@ -87,7 +85,6 @@ pub(crate) fn filled<T: Clone>(value: T, shape: &[usize], what: &str) -> Result<
     Ok(list)
 }
 
-/// An empty list with room for so many elements.
 pub(crate) fn reserved<T>(count: usize, what: &str) -> Result<Vec<T>, Error> {
     let mut list = Vec::new();
     list.try_reserve_exact(count).map_err(|_| Error::memory(what, count.saturating_mul(size_of::<T>())))?;

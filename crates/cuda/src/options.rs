@@ -57,7 +57,6 @@ impl Level {
         }
     }
 
-    /// The error of a level that cannot compute a pass.
     pub(crate) fn refusal(self, reason: &str) -> Error {
         Error::unsupported(format!("level {self}"), reason)
     }

@@ -6,7 +6,7 @@ use crate::strided::{StridedTensor, dense, extents};
 use crate::target::Target;
 use etalon_problem::{Dtype, Error, Operand, Pass, Stored};
 
-/// The operands of a pass that take part in a call, for any memory that holds them with the same shapes and strides.
+/// Operands for any memory that holds them with the same shapes and strides.
 #[derive(Debug)]
 pub(crate) struct Parts {
     pub target: Target,
@@ -86,8 +86,7 @@ impl Parts {
         self.aligned || names.iter().filter_map(|name| self.part(name)).all(|part| !part.is_direct())
     }
 
-    /// True if kernels find rows of these operands, of two bytes an element, that begin and end at multiples of
-    /// 16 bytes.
+    /// True if rows of these operands, of two bytes an element, begin and end at multiples of 16 bytes.
     pub fn have_whole_rows(&self, names: &[&str]) -> bool {
         let is_whole = |part: &Part| {
             let StridedTensor { extents, strides, .. } = part.place(0);

@@ -18,7 +18,7 @@ use crate::step::{Bases, Step};
 use cudarc::driver::CudaFunction;
 use etalon_problem::{Blocking, Error, Mode};
 
-/// The tables of a pass: bytes that depend on the problem alone, and where they lie.
+/// Tables: bytes that depend on the problem alone, and where they lie.
 #[derive(Debug, Default)]
 pub(crate) struct TableImage {
     pieces: Vec<(MemoryRange, Vec<u8>)>,
@@ -35,7 +35,6 @@ impl TableImage {
     }
 }
 
-/// A pass before its kernels are loaded, for a device or a hypothetical one.
 pub(crate) struct PassPlan<'a> {
     pub parts: Parts,
     /// Makes the tables, which may be large: a pass that is only planned has none.
@@ -45,7 +44,6 @@ pub(crate) struct PassPlan<'a> {
     pub choice: Choice,
 }
 
-/// The level of a pass, and what else was chosen.
 #[derive(Debug)]
 pub(crate) struct Choice {
     pub level: Level,
@@ -58,7 +56,6 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
-    /// Of a table of levels, for a pass that its rules see so.
     pub fn of<S>(table: &'static [LevelRow<S>], spec: &S, level: Level) -> Result<Choice, Error> {
         let level = level_table::choose(table, spec, level)?.level;
         let refusals = level_table::refusals(table, spec);
@@ -67,7 +64,6 @@ impl Choice {
 }
 
 impl PassPlan<'_> {
-    /// Makes the tables, and compiles or loads the kernels of the steps.
     pub fn load(self, device: &Device) -> Result<PreparedPass, Error> {
         let load = |step| match step {
             Step::Launch { kernel, blocks, arguments, .. } => {

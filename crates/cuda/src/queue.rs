@@ -29,7 +29,6 @@ impl<'a> Queue<'a> {
         Ok(Queue { device, stream, enqueued })
     }
 
-    /// Copies bytes from the host to an address that has room for them.
     pub fn upload(&self, to: u64, bytes: &[u8]) -> Result<(), Error> {
         if bytes.is_empty() {
             return Ok(());
@@ -40,7 +39,7 @@ impl<'a> Queue<'a> {
         self.device.check("copying to the device", copied)
     }
 
-    /// Copies bytes from an address to the host, and waits for them.
+    /// Copies bytes to the host, and waits for them.
     pub fn download(&self, from: u64, bytes: &mut [u8]) -> Result<(), Error> {
         if bytes.is_empty() {
             return Ok(());
@@ -51,7 +50,6 @@ impl<'a> Queue<'a> {
         self.finish()
     }
 
-    /// Fills memory with a 32-bit word, up to the next whole word.
     pub fn fill(&self, to: u64, bytes: usize, word: u32) -> Result<(), Error> {
         if bytes == 0 {
             return Ok(());

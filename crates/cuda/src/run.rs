@@ -1,8 +1,7 @@
 //! The door of the tier: every pass of every algorithm, by name.
 
-use crate::call::{Operands, PassCall};
 use crate::draft::draft;
-use crate::host::Placed;
+use crate::host::compute;
 use crate::levels;
 use crate::linear_attention::check_log_decays;
 use crate::options::Options;
@@ -69,10 +68,8 @@ pub fn run_in(
     if let Problem::LinearAttention(problem) = problem {
         check_log_decays(problem, pass, inputs)?;
     }
-    let state = workspace.device(options.device)?;
-    let operands = Operands::Host(inputs, Some(outputs));
-    let call = PassCall::new(state.device.target, (pass, storage), &table, operands, options);
-    Placed::of(&state, draft(problem, &call)?, inputs, Some(outputs))?.compute(outputs)
+    let call = (pass, storage, &table);
+    compute(workspace, call, (inputs, outputs), options, |call| draft(problem, call))
 }
 
 /// The steps that a prepared pass enqueues on a device like `target`, which may be hypothetical. Fails as

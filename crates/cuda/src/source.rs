@@ -2,14 +2,9 @@
 
 use crate::args::{Declaration, Definitions};
 use crate::cache::Cache;
-use crate::linear_attention;
-use crate::linear_cross_entropy;
-use crate::peak;
 use crate::shared::shared_bytes;
-use crate::softmax;
-use crate::step;
-use crate::tensor_args;
 use crate::variant::Variant;
+use crate::{linear_attention, linear_cross_entropy, peak, softmax, step, tensor_args};
 use std::fmt::Write;
 
 impl Variant {

@@ -16,13 +16,7 @@ use std::ops::Deref;
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Step {
     /// A kernel over so many blocks.
-    Launch {
-        kernel: Kernel,
-        blocks: u32,
-        arguments: Arguments,
-        /// Its work, for predictions.
-        work: Work,
-    },
+    Launch { kernel: Kernel, blocks: u32, arguments: Arguments, work: Work },
     /// A 32-bit word everywhere, up to the next whole word.
     Fill {
         /// The symbol where it begins.
@@ -43,13 +37,13 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// The shared memory of a block that the source does not declare, in bytes.
+    /// All that the source does not declare.
     pub fn shared_bytes(&self) -> u32 {
         self.own_shared + shared_bytes(&self.variant, self.name)
     }
 }
 
-/// Work of a launch, for the prediction of its time, as [`plan::Step`](crate::plan::Step) has it.
+/// Work of a launch, for predictions, as [`plan::Step`](crate::plan::Step) has it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Work {
     pub terms: usize,
@@ -144,7 +138,6 @@ const ROWS: usize = 8;
 /// The most steps of a pass: of a few KB each.
 const MOST_STEPS: usize = 100_000;
 
-/// The steps of a pass that was prepared as P.
 pub(crate) struct Steps<'a, P> {
     pub prepared: &'a P,
     target: Target,
@@ -153,7 +146,6 @@ pub(crate) struct Steps<'a, P> {
 }
 
 impl<'a, P> Steps<'a, P> {
-    /// None so far, for a device like this.
     fn empty(prepared: &'a P, target: Target) -> Self {
         Steps { prepared, target, list: RefCell::default(), tables: Region::Tables.symbol() }
     }
@@ -171,7 +163,6 @@ impl<'a, P> Steps<'a, P> {
         range.address(Region::Scratch.symbol())
     }
 
-    /// The same; 0 of none.
     pub fn range(&self, range: Option<MemoryRange>) -> u64 {
         range.map_or(0, |range| self.at(range))
     }
@@ -189,8 +180,8 @@ impl<'a, P> Steps<'a, P> {
         range.address(Region::Tables.symbol())
     }
 
-    /// Adds a launch of a kernel of a variant over so many blocks of so many threads, if there is a block. Fails where
-    /// there are [`MOST_STEPS`] already.
+    /// Adds a launch over so many blocks of so many threads, if there is a block. Fails where there are [`MOST_STEPS`]
+    /// already.
     pub fn launch<A: KernelArgs>(
         &self,
         kernel: (&Variant, &'static str),
@@ -235,7 +226,7 @@ impl<'a, P> Steps<'a, P> {
         Ok(())
     }
 
-    /// Adds a fill with a 32-bit word, up to the next whole word.
+    /// Adds a fill, if there is a byte.
     pub fn fill(&self, to: u64, bytes: usize, word: u32) {
         if bytes > 0 {
             self.list.borrow_mut().push(Step::Fill { to, bytes, word });
@@ -297,13 +288,11 @@ impl<'a, P: Deref<Target = Parts>> Steps<'a, P> {
         Region::Operand(self.parts().list.len() + number).symbol()
     }
 
-    /// The caller's address of a part; 0 without one.
     fn of_caller(&self, number: usize) -> u64 {
         let part = &self.parts().list[number];
         if part.given || part.wanted { Region::Operand(number).symbol() } else { 0 }
     }
 
-    /// The place of a part, as kernels find it.
     fn placed(&self, number: usize) -> StridedTensor {
         let part = &self.parts().list[number];
         part.place(part.range.map_or_else(|| self.of_caller(number), |range| self.at(range)))
@@ -315,7 +304,6 @@ impl<'a, P: Deref<Target = Parts>> Steps<'a, P> {
         found.map_or(StridedTensor::NOWHERE, |number| self.placed(number))
     }
 
-    /// The same as an argument of kernels.
     pub fn tensor(&self, name: &str) -> TensorArgs {
         self.place(name).into()
     }
@@ -329,7 +317,6 @@ impl<'a, P: Deref<Target = Parts>> Steps<'a, P> {
         self.address(name) != 0
     }
 
-    /// Adds a fill of a part with elements of this pattern.
     pub fn fill_part(&self, part: &Part, pattern: u32) -> Result<(), Error> {
         let to = self.place(part.operand.name);
         let size = part.bytes * to.elements();

@@ -1,6 +1,6 @@
 //! Tensors of up to four axes with strides.
 
-/// A tensor of up to four axes on a device: batch, head, row, column.
+/// Axes are batch, head, row, column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StridedTensor {
     pub address: u64,
@@ -28,7 +28,6 @@ pub(crate) fn extents(shape: &[usize]) -> Option<[usize; 4]> {
 }
 
 impl StridedTensor {
-    /// Nowhere, without elements.
     pub const NOWHERE: StridedTensor = StridedTensor { address: 0, extents: [0; 4], strides: [0; 4] };
 
     pub fn dense(address: u64, extents: [usize; 4]) -> StridedTensor {

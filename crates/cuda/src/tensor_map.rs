@@ -37,7 +37,6 @@ impl Descriptor {
 }
 
 impl TensorMap {
-    /// A tensor at an address: elements along each axis, bytes from one to the next, and the box.
     pub fn new<const N: usize>(
         storage: Dtype,
         address: u64,

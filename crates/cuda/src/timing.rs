@@ -10,8 +10,7 @@ use crate::levels;
 use crate::options::Options;
 use crate::queue::{Enqueued, Queue};
 use crate::workspace::Workspace;
-use cudarc::driver::sys;
-use cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
+use cudarc::driver::sys::{self, CUevent_flags::CU_EVENT_DEFAULT};
 use cudarc::driver::{CudaSlice, DevicePtr};
 use etalon_problem::{Dtype, Error, Pass, Problem, Role, Stored, Table, View, Views};
 use std::time::{Duration, Instant};
@@ -130,7 +129,6 @@ impl<'a> DeviceCall<'a> {
         unsafe { self.pass.enqueue_counted(stream, &self.inputs, &self.outputs, self.scratch) }
     }
 
-    /// Times it. A pass takes the device about so many ns.
     fn time(&self, pass_ns: f64, timing: &mut Timing) -> Result<(), Error> {
         let queue = self.placed.queue()?;
         let enqueued = self.enqueue(&queue)?;

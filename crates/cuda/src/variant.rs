@@ -26,7 +26,7 @@ impl Variant {
         Variant { family, defines: defines.into() }
     }
 
-    /// The kernels of linear_attention, or of its second order, for results with so many columns.
+    /// The kernels of linear_attention for results with so many columns.
     pub(crate) fn linear(storage: Dtype, columns: usize, second: bool) -> Self {
         let (family, most) = match second {
             true => (Family::LinearPortableSecondOrder, 0),
@@ -37,18 +37,15 @@ impl Variant {
         Self::new(family, [("R", rows), ("STORAGE", number(storage)), ("CW", width(columns))])
     }
 
-    /// linear_cross_entropy, of the second order or the first.
     pub(crate) fn cross_entropy(storage: Dtype, second: bool) -> Self {
         let defines = [("STORAGE", number(storage)), ("SECOND", second.into())];
         Self::new(Family::CrossEntropyPortable, defines)
     }
 
-    /// The kernels that shards of its classes need besides.
     pub(crate) fn cross_entropy_shards(storage: Dtype) -> Self {
         Variant { family: Family::CrossEntropyShards, ..Self::cross_entropy(storage, false) }
     }
 
-    /// Its first order for sm90a.
     pub(crate) fn hopper_cross_entropy(storage: Dtype) -> Self {
         Variant { family: Family::CrossEntropySm90a, ..Self::cross_entropy(storage, false) }
     }
@@ -87,6 +84,18 @@ impl Variant {
         // tf32 has half of the rate of bf16, three products of bf16 a third.
         let storage = if unit != Unit::Ffma && storage == Dtype::F32 { Dtype::Bf16 } else { storage };
         Self::new(family, [("STORAGE", number(storage)), ("UNIT", unit as usize)])
+    }
+
+    /// The same with one more name, at a place among the others.
+    pub(crate) fn insert(mut self, at: usize, name: &'static str, value: usize) -> Self {
+        self.defines.insert(at, (name, value));
+        self
+    }
+
+    /// The same with one more name, at the end.
+    pub(crate) fn push(mut self, name: &'static str, value: usize) -> Self {
+        self.defines.push((name, value));
+        self
     }
 
     /// The same with another value of a name that it has.

@@ -6,8 +6,7 @@ use crate::tensor_args::TensorArgs;
 use crate::tensor_map::TensorMap;
 
 kernel_args! {
-    /// The arguments of the kernels of `linear_attention/`. Every gradient is o of another problem:
-    /// out_i = Σ_j w_ij x_j + reach_i y_i·state. Of operands that are not there the address is 0.
+    /// Every gradient is o of another problem: out_i = Σ_j w_ij x_j + reach_i y_i·state.
     pub(super) struct LinearArgs as "LinearArgs" {
         pub y, y1, b, b1, x, x1, out: TensorArgs,
         /// Operands that dg is made of; of a step q, k and v.
@@ -16,7 +15,7 @@ kernel_args! {
         pub dot: TensorArgs,
         /// States [sequence, head, row] that a sweep begins with, and where it ends.
         pub begin, begin1, end, end1: TensorArgs,
-        /// [batch, heads, tokens]; 0: not wanted.
+        /// [batch, heads, tokens]
         pub state_dots, dots: Ptr<f32>,
         /// [chunk, key head, D, E]: before a chunk, or behind it; the same behind a chunk.
         pub states, states1, other, other1: Ptr<f32>,
@@ -25,11 +24,11 @@ kernel_args! {
         /// As `states`, rounded: read by tensor cores.
         pub narrow: Ptr<Element>,
         pub other_narrow: ConstPtr<Element>,
-        /// Not 0 if a number is not finite; no address: nobody asks.
+        /// Not 0 if a number is not finite.
         pub found: Ptr<u32>,
-        /// Log-decays of heads or tokens, and their tangents; 0: none.
+        /// Log-decays of heads or tokens, and their tangents.
         pub logs, log_tangents: ConstPtr<f32>,
-        /// Tables of `fill_gates`: a plane for each level, then two more; 0: none.
+        /// Tables of `fill_gates`: a plane for each level, then two more.
         pub gates, slopes: Ptr<f32>,
         pub dg, total: Ptr<f32>,
         /// Numbers that `sum_all` and `sum_heads` sum.
@@ -61,8 +60,7 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// The arguments of the kernels of `linear_attention/sm90a_*.cu`; results are those of [`LinearArgs`]. Tensors for
-    /// the copy engine are in boxes of 64 columns and 128 rows, of `out` 64.
+    /// Arguments of `sm90a_*.cu`; results as of [`LinearArgs`]. Boxes have 64 columns and 128 rows, of `out` 64.
     pub(super) struct WalkArgs as "WalkArgs" {
         pub y, b, x, out, dots: TensorMap,
         /// out by its elements; without an address where out is not wanted.
@@ -73,7 +71,7 @@ kernel_args! {
         pub begin, end: TensorArgs,
         /// [segment, key head, row of D]: the states that other segments begin with.
         pub between: TensorArgs,
-        /// The log-decay of each key head, or [batch, key head, token]; 0: none.
+        /// The log-decay of each key head, or [batch, key head, token].
         pub logs: ConstPtr<f32>,
         /// S before each chunk, as threads hold it: read by `attend_back_dots`.
         pub states: Ptr<u32>,
@@ -81,18 +79,18 @@ kernel_args! {
         pub gammas, scales: Ptr<f32>,
         /// [segment, key head]: with log-decays of tokens, the decay of a whole segment.
         pub decays: Ptr<f32>,
-        /// x and y of (R27) with log-decays of tokens: [batch, head, token, half] of a block's own; 0: not wanted.
+        /// x and y of (R27) with log-decays of tokens: [batch, head, token, half] of a block's own.
         pub x_dots, y_dots: Ptr<f32>,
         /// <S, D> of each chunk: [chunk, key head, half, warp].
         pub z_dots: Ptr<f32>,
         pub dg: Ptr<f32>,
-        /// Set where a number is not finite; 0: nobody asks.
+        /// As that of [`LinearArgs`].
         pub found: Ptr<u32>,
         pub chunks: ConstPtr<Chunk>,
         pub segments: ConstPtr<Segment>,
         pub runs: ConstPtr<Run>,
         pub heads, key_heads, tokens: i32,
-        /// Columns of y and b, and of x and out: the rows and the columns of the state.
+        /// As those of [`LinearArgs`]: the rows and the columns of the state.
         pub inner, outer: i32,
         /// Chunks of key heads, for `flow`.
         pub items: i32,

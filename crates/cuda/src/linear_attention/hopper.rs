@@ -28,9 +28,8 @@ const KEPT: usize = 256 * COLUMNS / 4;
 /// Elements of a state that a block of `scan` takes from segment to segment.
 const SCANNED: usize = 128;
 
-/// Tokens of a segment of a sequence of so many: a block walks it for each head. Up to 8192 tokens are not cut; longer
-/// sequences have 64 segments of at least 2048 tokens, or more of 8192. It depends on nothing else, since bits depend
-/// on it.
+/// Tokens of a segment of a sequence of so many: up to 8192 are not cut; longer sequences have 64 segments of at least
+/// 2048, or more of 8192. It depends on nothing else, since bits depend on it.
 fn segment(tokens: usize) -> usize {
     let of_many = tokens.div_ceil(64).checked_next_power_of_two().map_or(8192, |n| n.clamp(2048, 8192));
     if tokens <= 8192 { tokens } else { of_many }
@@ -106,7 +105,6 @@ fn cut_segments(prepared: &Prepared<'_>) -> usize {
     prepared.tables.runs.rows.iter().map(|run| run.segments as usize).sum()
 }
 
-/// The parts of dσ.
 fn scale_parts(prepared: &Prepared<'_>) -> usize {
     let e = &prepared.problem.extents;
     segments(prepared) * e.query_heads * e.dim.div_ceil(COLUMNS)
@@ -120,7 +118,7 @@ fn launch(steps: &Steps<'_>, name: &'static str, grid: (usize, u32), args: &Walk
 }
 
 impl WalkArgs {
-    /// The arguments of a walk for a result, without places for it so far.
+    /// Arguments of a walk for a result, without places so far.
     fn new(steps: &Steps<'_>, target: Target) -> WalkArgs {
         let (prepared, args, memory) = (steps.prepared, target.args(steps), &steps.prepared.walks);
         let [y, b, x] = target.operands().map(|(name, _)| boxes(steps, name, CHUNK));
@@ -145,16 +143,15 @@ impl WalkArgs {
     }
 }
 
-/// Walks every sequence for a result, and the state where its walk ends; `dots`: adds to dg_gamma and dσ.
+/// A result, and the state where its walk ends; `dots`: adds to dg_gamma and dσ.
 fn walk(steps: &Steps<'_>, target: Target, [out, end]: [&str; 2], dots: bool) -> Result<(), Error> {
-    let args = WalkArgs::new(steps, target);
     let own = if target == Target::Q { "q" } else { "k" };
     let args = WalkArgs {
         out: boxes(steps, out, CHUNK / 2),
         dots: if dots { boxes(steps, own, CHUNK) } else { TensorMap::default() },
         rows: steps.tensor(out),
         end: steps.tensor(end),
-        ..args
+        ..WalkArgs::new(steps, target)
     };
     let back = target.is_back();
     let name = match (back, dots) {
@@ -177,9 +174,10 @@ fn sum_segments(steps: &Steps<'_>, back: bool) -> Result<(), Error> {
         return Ok(());
     }
     let (target, name) = if back { (Target::V, "sums_back") } else { (Target::O, "sums") };
-    let args = WalkArgs::new(steps, target);
-    // S is that of key heads.
-    let args = WalkArgs { heads: if back { args.heads } else { args.key_heads }, ..args };
+    let mut args = WalkArgs::new(steps, target);
+    if !back {
+        args.heads = args.key_heads; // S is that of key heads
+    }
     let blocks = cut * key_heads * (args.outer as usize).div_ceil(COLUMNS);
     launch(steps, name, (blocks, THREADS), &args)?;
     let elements = prepared.problem.extents.dim * prepared.problem.value_dim;

@@ -14,7 +14,6 @@ use std::convert::identity;
 /// Kernels by their level and their mode for non-finite numbers: `linear_attention/problem.cuh`.
 #[derive(Clone, Copy)]
 struct Kernels {
-    /// True of kernels of tensor cores.
     tensor: bool,
     mode: i32,
 }
@@ -30,7 +29,6 @@ const MERGE: Kernels = Kernels { tensor: false, mode: 2 };
 const AFRESH: i32 = 3;
 
 impl Kernels {
-    /// Their arguments.
     fn args(self, args: &LinearArgs) -> LinearArgs {
         let narrow = if self.tensor { args.narrow } else { 0.into() };
         LinearArgs { mode: self.mode, narrow, ..*args }
@@ -38,7 +36,6 @@ impl Kernels {
 }
 
 impl LinearArgs {
-    /// The arguments that all kernels of a pass share.
     pub fn new(steps: &Steps<'_>) -> LinearArgs {
         let prepared = steps.prepared;
         let (e, memory) = (&prepared.problem.extents, &prepared.memory);
@@ -133,8 +130,7 @@ pub(super) fn begin_of(back: bool) -> &'static str {
     if back { "dfinal_state" } else { "initial_state" }
 }
 
-/// Launches a portable kernel for accumulators with so many columns, with the threads of its module unless others are
-/// given.
+/// Launches a portable kernel for so many columns, with the threads of its module unless others are given.
 pub(super) fn launch(
     steps: &Steps<'_>,
     (name, columns): (&'static str, i32),
@@ -155,8 +151,7 @@ pub(super) fn launch(
 /// Blocks of a launch that may have nothing to do: enough for any device, and few that say so.
 const IDLE: usize = 256;
 
-/// The kernel to launch, and whether it may find nothing to do and has the work of many blocks done by few:
-/// `each_block`.
+/// The kernel to launch, and whether it may find nothing to do: few blocks then do the work of many (`each_block`).
 fn waits(name: &'static str, mode: i32) -> (&'static str, bool) {
     match name {
         _ if mode == 0 => (name, false),
@@ -166,7 +161,6 @@ fn waits(name: &'static str, mode: i32) -> (&'static str, bool) {
     }
 }
 
-/// Launches a portable kernel once for each part of the columns of x and out.
 fn launch_wide(steps: &Steps<'_>, name: &'static str, blocks: usize, args: &LinearArgs) -> Result<(), Error> {
     let all = args.outer as usize;
     (0..all).step_by(width(all)).try_for_each(|first| {
@@ -175,7 +169,7 @@ fn launch_wide(steps: &Steps<'_>, name: &'static str, blocks: usize, args: &Line
     })
 }
 
-/// Launches a kernel of the level sm80, of factors and results with so many columns.
+/// Launches a kernel of sm80, of factors and results with so many columns.
 fn launch_tensor(
     steps: &Steps<'_>,
     (name, columns): (&'static str, [i32; 2]),
@@ -250,8 +244,7 @@ fn sum_states(steps: &Steps<'_>, kernels: Kernels, back: bool, end: &str) -> Res
     launch(steps, (if is_second { "scan_second" } else { "scan" }, args.dim), grid, &args)
 }
 
-/// The results of a pass that have places; where kernels of sm90a have computed them, those that are not finite, if
-/// somebody looks for these.
+/// The results that have places; after kernels of sm90a those that are not finite, if somebody looks for these.
 pub(super) fn compute(steps: &Steps<'_>) -> Result<(), Error> {
     let prepared = steps.prepared;
     let results = match prepared.pass {
@@ -274,7 +267,6 @@ pub(super) fn compute(steps: &Steps<'_>) -> Result<(), Error> {
     rounds.iter().try_for_each(|&kernels| results(steps, kernels))
 }
 
-/// Clears the flag of numbers that are not finite.
 pub(super) fn clear_found(steps: &Steps<'_>) {
     let found = steps.prepared.memory.found.0;
     if found != 0 {

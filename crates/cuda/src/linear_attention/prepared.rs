@@ -9,7 +9,6 @@ use crate::step::{self, Region};
 use etalon_problem::{Decay, Error, LinearAttention, Pass};
 use std::ops::Deref;
 
-/// A pass of a problem, laid out in memory.
 pub(super) struct Prepared<'a> {
     pub parts: Parts,
     pub problem: &'a LinearAttention,
@@ -27,7 +26,6 @@ pub(super) struct Prepared<'a> {
 
 pub(super) type Steps<'a> = step::Steps<'a, Prepared<'a>>;
 
-/// Intermediate results that a pass needs.
 pub(super) struct Needs {
     pub before: bool,
     pub behind: bool,
@@ -55,12 +53,10 @@ impl Deref for Prepared<'_> {
 }
 
 impl Prepared<'_> {
-    /// True if it is a result.
     pub fn wants(&self, name: &str) -> bool {
         self.part(name).is_some_and(|part| part.wanted)
     }
 
-    /// Takes ranges for the kernels of the levels portable and sm80.
     pub fn reserve(&self, layout: &mut Layout) -> Result<LinearArgs, Error> {
         if self.pass == Pass::Step {
             return Ok(LinearArgs::default());

@@ -46,7 +46,6 @@ kernel_args! {
     }
 }
 
-/// A table, and its range.
 pub(super) struct Rows<T> {
     pub rows: Vec<T>,
     pub range: MemoryRange,
@@ -68,13 +67,11 @@ pub(super) struct Tables {
     /// Sequences of several segments come first.
     pub segments: Rows<Segment>,
     pub runs: Rows<Run>,
-    /// The bytes of all of them, where kernels find them.
     pub image: TableImage,
 }
 
 impl Tables {
-    /// The tables of a problem that has passed its check, with segments of as many tokens as `cut` says of a
-    /// sequence's. Fails where there are too many chunks.
+    /// Segments have as many tokens as `cut` says of a sequence's. Fails where there are too many chunks.
     pub fn new(problem: &LinearAttention, cut: impl Fn(usize) -> usize) -> Result<Tables, Error> {
         let (mut chunks, mut strips, mut lines) = (Vec::new(), Vec::new(), Vec::new());
         let (mut segments, mut runs, mut whole) = (Vec::new(), Vec::new(), Vec::new());

@@ -32,7 +32,7 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// Outputs of tokens; 0: not wanted.
+    /// Outputs of tokens.
     pub(crate) struct Outputs as "Outputs" {
         pub loss, lse, logprob, entropy: Ptr<f32>,
     }
@@ -42,7 +42,6 @@ kernel_args! {
     /// A problem, its memory, and a chunk of its tokens and classes.
     pub(crate) struct CrossEntropyArgs as "CrossEntropyArgs" {
         pub h, w: ConstPtr<Element>,
-        /// 0 where there is none.
         pub bias, ddh, ddw, ddbias: ConstPtr<Element>,
         /// 0: all are 1.
         pub class_weights: ConstPtr<f32>,
@@ -70,7 +69,7 @@ kernel_args! {
         pub terms: Ptr<f64>,
         /// Sums of dh that wait in the tree.
         pub hidden: Ptr<f32>,
-        /// `[bands of 128 tokens][tiles of classes]`: those of a filter; 0: none.
+        /// `[bands of 128 tokens][tiles of classes]`, of a filter.
         pub left_out: ConstPtr<Byte>,
         /// `[classes][D]` of the chunk: sums over the tokens before; the same of the biases.
         pub head, head_bias: Ptr<f32>,

@@ -9,7 +9,7 @@ use etalon_problem::Error;
 use etalon_problem::linear_cross_entropy::Filter;
 
 impl Filtering {
-    /// Lays its memory out. Fails where [`Filter::check`] does.
+    /// Fails where [`Filter::check`] does.
     pub fn new(filter: Filter, prepared: &mut Prepared<'_>) -> Result<Self, Error> {
         filter.check()?;
         let Prepared { problem, plan, scratch, .. } = prepared;

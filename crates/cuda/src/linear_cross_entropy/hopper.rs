@@ -18,7 +18,6 @@ const THREADS: u32 = 384;
 const TREE_TOKENS: usize = 32;
 const TREE_THREADS: u32 = 512;
 
-/// The products of a chunk.
 pub(super) struct Products<'a> {
     steps: &'a Steps<'a>,
     args: &'a CrossEntropyArgs,
@@ -44,18 +43,17 @@ impl<'a> Products<'a> {
         groups.max(1).saturating_mul(GROUP * TILE).min(vocab)
     }
 
-    /// The address of the rows of h of the chunk if all tokens count.
+    /// The rows of h of the chunk, if all tokens count.
     fn in_place(&self) -> u64 {
         self.args.h.0 + 2 * self.args.first_token as u64 * self.args.dim as u64
     }
 
-    /// The address of the factor of da of the chunk; 0 without one.
     fn scale(&self) -> u64 {
         let chunk = (self.args.first_token / self.args.rows) as u64;
         self.steps.prepared.scales.map_or(0, |range| self.steps.at(range) + 4 * chunk)
     }
 
-    /// A dense matrix with so many rows and columns, in boxes of 64 columns and `height` rows.
+    /// A dense matrix, in boxes of 64 columns and `height` rows.
     fn map(&self, address: u64, [rows, columns]: [i32; 2], height: u32) -> TensorMap {
         let [rows, columns] = [rows, columns].map(|x| x as u64);
         TensorMap::new(self.steps.prepared.storage, address, [columns, rows], [2 * columns, 0], [64, height])
@@ -82,7 +80,6 @@ impl<'a> Products<'a> {
         ProductArgs { c: *self.args, ..ProductArgs::default() }
     }
 
-    /// The same with the factor of da.
     fn scaled(&self) -> ProductArgs {
         ProductArgs { scale: self.scale().into(), ..self.arguments() }
     }
@@ -92,8 +89,7 @@ impl<'a> Products<'a> {
         self.steps.launch((&variant, name), grid, args)
     }
 
-    /// Launches a product of so many rows and columns, over tiles of 128 rows and `wide` columns, in clusters of two
-    /// blocks.
+    /// Launches a product, over tiles of 128 rows and `wide` columns, in clusters of two blocks.
     fn product(&self, name: &'static str, wide: usize, shape: [i32; 2], args: &ProductArgs) -> Result<(), Error> {
         let [rows, columns] = shape.map(|x| x as usize);
         let all = 2 * rows.div_ceil(256) * columns.div_ceil(wide);

@@ -1,6 +1,6 @@
 //! The levels of linear_cross_entropy.
 
-use crate::level_table::{LevelRow, LevelSpec, Rule};
+use crate::level_table::{LevelRow, LevelSpec, Rule, rule};
 use crate::options::Level;
 
 /// Fastest first.
@@ -12,11 +12,8 @@ pub(crate) static LEVELS: [LevelRow<LevelSpec>; 2] = [
             Rule::HOPPER,
             Rule::SIXTEEN_BITS,
             Rule::FIRST_ORDER_SM90A,
-            Rule { otherwise: "dim must be a multiple of 8 for sm90a", holds: |spec| spec.dim.is_multiple_of(8) },
-            Rule {
-                otherwise: "h, w, dh and dw must begin at multiples of 16 bytes for sm90a",
-                holds: |spec| spec.boxes,
-            },
+            rule("dim must be a multiple of 8 for sm90a", |spec| spec.dim.is_multiple_of(8)),
+            rule("h, w, dh and dw must begin at multiples of 16 bytes for sm90a", |spec| spec.boxes),
         ],
     },
     LevelRow { level: Level::Portable, rules: &[] },

@@ -4,7 +4,7 @@ use super::args::NODE;
 use crate::memory::memory;
 use etalon_problem::Error;
 
-/// Tokens, classes and elements of a tile of a product: `SIDE` of `tile/gemm.cuh`.
+/// Rows and columns of a tile of a product: `SIDE` of `tile/gemm.cuh`.
 pub(crate) const SIDE: usize = 128;
 
 /// Classes of a leaf of the tree: `TILE` of `linear_cross_entropy/problem.cuh`.
@@ -37,7 +37,6 @@ pub(crate) struct Walked {
     pub nodes: bool,
 }
 
-/// A pass, as far as it decides the size of chunks.
 #[derive(Clone, Copy)]
 pub(crate) struct PassSpec {
     pub dh: bool,
@@ -90,14 +89,13 @@ impl PassSpec {
     }
 }
 
-/// The chunks of a pass, and their memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Plan {
     /// Tokens of a chunk, a multiple of [`SIDE`].
     pub rows: usize,
     /// Classes of a chunk, a multiple of [`TILE`].
     pub columns: usize,
-    /// Classes that dh is summed over one after the other on tensor cores.
+    /// As [`block`].
     pub block: usize,
     /// A chunk has all classes: its logits then serve its gradients, too.
     pub keeps: bool,

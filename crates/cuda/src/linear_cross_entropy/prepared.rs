@@ -15,7 +15,6 @@ use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass};
 use std::ops::Deref;
 
-/// A pass whose memory is laid out.
 pub(crate) struct Prepared<'a> {
     pub parts: Parts,
     pub problem: &'a LinearCrossEntropy,
@@ -29,7 +28,7 @@ pub(crate) struct Prepared<'a> {
     pub memory: CrossEntropyArgs,
     /// On tensor cores, a copy of the rows of h of a chunk of tokens; without it they lie side by side in h.
     pub packed: Option<MemoryRange>,
-    /// On tensor cores, of f16, the factor of da of each chunk of tokens: numbers of f32.
+    /// On tensor cores, of f16, the factor of da of each chunk of tokens: f32.
     pub scales: Option<MemoryRange>,
     pub filter: Option<Filtering>,
     pub scratch: Layout,
@@ -53,7 +52,6 @@ pub(crate) struct Filtering {
     pub dw: MemoryRange,
 }
 
-/// The addresses of the memory of a plan.
 fn memory(plan: &Plan, spec: PassSpec, layout: &mut Layout) -> Result<CrossEntropyArgs, Error> {
     let PassSpec { tokens, second, .. } = spec;
     let mut range = |bytes| Ok(layout.range(bytes)?.address(Region::Scratch.symbol()));
@@ -74,8 +72,7 @@ fn memory(plan: &Plan, spec: PassSpec, layout: &mut Layout) -> Result<CrossEntro
 }
 
 impl<'a> Prepared<'a> {
-    /// Lays the memory of a pass out. Targets and weights in memory of the host are looked at here. `shard`: the
-    /// classes that are walked of the shard that the table is of.
+    /// Targets and weights of the host are looked at here. `shard`: the classes that are walked of the table's shard.
     pub fn new(
         (problem, shard): (&'a LinearCrossEntropy, Option<Walked>),
         call: &PassCall<'_, '_>,

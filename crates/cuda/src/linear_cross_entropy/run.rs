@@ -16,7 +16,6 @@ use etalon_problem::{Error, LinearCrossEntropy, LseSquareWeight, NothingLeft, Re
 use std::convert::identity;
 use std::ops::Range;
 
-/// The steps of a pass, and the arguments of its kernels.
 pub(super) struct Run<'a> {
     pub steps: &'a Steps<'a>,
     pub args: CrossEntropyArgs,
@@ -40,8 +39,7 @@ pub(crate) fn run(steps: &Steps<'_>) -> Result<(), Error> {
     run.launch("loss", (1, 256), &run.args)
 }
 
-/// Fills what kernels leave out: what ignored tokens have of each result, and all gradients where there is no
-/// token.
+/// Fills what kernels leave out: results of ignored tokens, and all gradients where there is no token.
 pub(super) fn clear(steps: &Steps<'_>) -> Result<(), Error> {
     let Prepared { parts, ignores, problem, whole_words, .. } = steps.prepared;
     let leaves = |part: &Part| match part.operand.name {
@@ -98,7 +96,7 @@ fn arguments(steps: &Steps<'_>) -> CrossEntropyArgs {
     settings(args, problem)
 }
 
-/// With the extents of a problem, its link, (C2) and (C11), and the numbers of its loss.
+/// The extents, the link, (C2) and (C11), and the numbers of the loss.
 fn settings(args: CrossEntropyArgs, problem: &LinearCrossEntropy) -> CrossEntropyArgs {
     let LinearCrossEntropy { logit_scale, temperature, softcap, .. } = *problem;
     CrossEntropyArgs {
@@ -123,7 +121,7 @@ fn settings(args: CrossEntropyArgs, problem: &LinearCrossEntropy) -> CrossEntrop
     }
 }
 
-/// The parts of so many elements, each as long as the first.
+/// Parts of `each` elements, of so many.
 fn chunks(all: usize, each: usize) -> impl Iterator<Item = Range<usize>> {
     (0..all).step_by(each).map(move |first| first..all.min(first + each))
 }
@@ -134,13 +132,11 @@ fn tiles(rows: i32, columns: i32) -> usize {
 }
 
 impl<'a> Run<'a> {
-    /// Over all classes of the problem.
     pub fn new(steps: &'a Steps<'a>) -> Self {
         let Prepared { spec, memory, .. } = steps.prepared;
         Run { steps, args: arguments(steps), wide_hidden: spec.wide, head_bias: memory.head_bias.0 }
     }
 
-    /// Launches a portable kernel.
     pub fn launch<A: KernelArgs>(&self, name: &'static str, grid: (usize, u32), args: &A) -> Result<(), Error> {
         let Prepared { parts, spec, .. } = self.steps.prepared;
         let variant = Variant::cross_entropy(parts.storage, spec.second);
@@ -165,12 +161,10 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// A chunk of tokens, with no classes.
     pub fn of_tokens(&self, tokens: &Range<usize>) -> CrossEntropyArgs {
         self.chunk(tokens, &(0..0))
     }
 
-    /// Lays the rows of h of a chunk of tokens where tensor cores find them.
     pub fn gather(&self, tokens: &Range<usize>) -> Result<(), Error> {
         Products::of(self.steps, &self.of_tokens(tokens)).map_or(Ok(()), |products| products.gather())
     }
@@ -211,7 +205,6 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Finds the factor of da of a chunk of tokens, if it has one.
     pub fn scale(&self, args: &CrossEntropyArgs) -> Result<(), Error> {
         let products = Products::of(self.steps, args).filter(|_| self.steps.prepared.spec.gradients());
         products.map_or(Ok(()), |products| products.find_scale())

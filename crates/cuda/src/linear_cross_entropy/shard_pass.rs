@@ -32,7 +32,7 @@ impl Step {
     }
 }
 
-/// Drafts the steps of a pass of a shard, as [`Prepared::new`], of a table whose tensors are those of a shard.
+/// As [`Prepared::new`], of a table whose tensors are those of a shard.
 pub(crate) fn draft_shard(
     (problem, classes): (&LinearCrossEntropy, Range<usize>),
     step: Step,
@@ -79,7 +79,6 @@ pub(crate) fn draft_shard(
     Ok(prepared.plan(steps))
 }
 
-/// The spans of a shard that are walked one after the other, and their memory.
 struct Walk<'a> {
     step: Step,
     problem: &'a LinearCrossEntropy,

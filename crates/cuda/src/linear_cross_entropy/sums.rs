@@ -14,8 +14,7 @@ use etalon_problem::linear_cross_entropy::shard::{Partial, depth, merges};
 use etalon_problem::{Error, LinearCrossEntropy};
 use std::ops::Range;
 
-/// Prepares the totals of partials, or dh of its parts. Parts hold these classes: `partials` and `totals` of a table,
-/// or `parts` and `dh`.
+/// `totals` of a table from `partials`, or `dh` from `parts`, which hold these classes.
 pub(crate) fn draft_sums(
     problem: &LinearCrossEntropy,
     classes: &[Range<usize>],

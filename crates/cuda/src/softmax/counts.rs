@@ -1,6 +1,6 @@
 //! Numbers of tiles that a problem has, and that it may have.
 
-use crate::softmax::window::window;
+use super::window::window;
 use etalon_problem::{BiasExtents, Error, Mask, Scores, Sequence, Sequences};
 
 /// The rows and columns of a tile of the portable kernels.
@@ -96,12 +96,10 @@ pub(crate) fn is_shared(scores: &Scores, bias: BiasExtents) -> bool {
     bias.batch == 1 && scores.extents.batch > 1
 }
 
-/// True if the mask is a moving window of keys.
 fn is_window(scores: &Scores) -> bool {
     window(&scores.mask, scores.extents.queries, scores.extents.keys).is_some()
 }
 
-/// True if each query of these sequences sees one range of keys.
 fn has_spans(scores: &Scores, list: &[Sequence]) -> bool {
     list.iter().all(|sequence| scores.mask.row_spans(sequence).is_some())
 }

@@ -1,11 +1,11 @@
 //! The gradient of q in the pass by keys: `kernels/attention/partials.cuh`.
 
+use super::Steps;
+use super::pair_args::{FusedArgs, PairArgs, PartialArgs};
+use super::spec::Spec;
 use crate::args::KernelArgs;
 use crate::memory::{Layout, MemoryRange, memory};
 use crate::options::Level;
-use crate::softmax::Steps;
-use crate::softmax::pair_args::{FusedArgs, PairArgs, PartialArgs};
-use crate::softmax::spec::Spec;
 use crate::step::Work;
 use crate::variant::Variant;
 use etalon_problem::{Error, Mode, Pass};
@@ -22,9 +22,9 @@ pub(crate) struct Shares {
 }
 
 impl Shares {
-    /// Shares of a pass whose kernels compute the gradient of q in the pass by keys, where that is its mode: for
-    /// `Auto` where all is in one launch and the tiles of keys that fit the budget keep the device busy. A caller that
-    /// insists gets two at least: a tile, and the sums of the tiles before.
+    /// Shares where the mode of the pass has them: for `Auto` where all is in one launch and the tiles of keys that
+    /// fit the budget keep the device busy. A caller that insists gets two at least: a tile, and the sums of those
+    /// before.
     pub fn new(spec: &Spec) -> Option<Shares> {
         let (e, mode, budget) = (&spec.extents, spec.options.mode, spec.options.partials_budget);
         // The second order has such kernels of narrow operands alone, and there the mode is a hint.
@@ -72,7 +72,7 @@ impl Shares {
     }
 }
 
-/// Parts of the gradient of q by tiles of keys, in memory that holds some tiles at a time.
+/// Parts by tiles of keys, some of which have memory at a time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DqPartials {
     shares: Shares,
@@ -82,7 +82,6 @@ pub(crate) struct DqPartials {
 }
 
 impl DqPartials {
-    /// None where the gradient of q is not computed in the pass by keys.
     pub fn new(spec: &Spec, level: Level, layout: &mut Layout) -> Result<Option<DqPartials>, Error> {
         let by_keys = match (level, spec.pass) {
             (Level::Portable, Pass::Backward) => true,
@@ -99,8 +98,8 @@ impl DqPartials {
         }))
     }
 
-    /// Adds launches of `fused` of a module, of so much work in all: one for each part of the columns, with arguments
-    /// that a function makes of the memory; and of `collect`, which adds up what these leave in the place of dq.
+    /// Adds launches of `fused` of a module, of so much work in all, with arguments that a function makes of the
+    /// memory; and of `collect`, which adds up what these leave in the place of dq.
     pub fn run<A: KernelArgs>(
         &self,
         steps: &Steps<'_>,

@@ -1,22 +1,21 @@
 //! The steps of a pass of attention, attention_lse or lazy_attention, and of the statistics of the last.
 
+use super::dq_partials::DqPartials;
+use super::hopper::{self, HopperSteps, Plan};
+use super::hopper_lazy::LazyPlan;
+use super::lazy::Passes;
+use super::lazy_args::Memory;
+use super::prepared::Prepared;
+use super::rows::Rows;
+use super::second::{self, Between};
+use super::spec::{LAZY_LEVELS, LEVELS};
+use super::{Steps, fallback, hopper_backward, modules, portable};
 use crate::call::PassCall;
 use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
 use crate::pass::PassPlan;
-use crate::softmax::dq_partials::DqPartials;
-use crate::softmax::hopper::{self, HopperSteps, Plan};
-use crate::softmax::hopper_lazy::LazyPlan;
-use crate::softmax::lazy::Passes;
-use crate::softmax::lazy_args::Memory;
-use crate::softmax::prepared::Prepared;
-use crate::softmax::rows::Rows;
-use crate::softmax::second::{self, Between};
-use crate::softmax::spec::{LAZY_LEVELS, LEVELS};
-use crate::softmax::{Steps, fallback, hopper_backward, modules, portable};
 use etalon_problem::{Blocking, Error, Mode, Pass, Problem};
 
-/// Drafts the steps of a pass, as [`Prepared::new`].
 pub(crate) fn draft<'a>(problem: &'a Problem, call: &PassCall<'_, '_>) -> Result<PassPlan<'a>, Error> {
     let mut layout = Layout::default();
     let mut prepared = Prepared::new(problem, call, &LEVELS, &mut layout)?;
@@ -38,7 +37,7 @@ pub(crate) fn draft<'a>(problem: &'a Problem, call: &PassCall<'_, '_>) -> Result
     planned(prepared, layout, |steps| compute(steps, plan.as_ref(), between.as_ref()))
 }
 
-/// The plan of a pass that computes, once the device has made the tables of arrays that calls give.
+/// The plan of what `compute` adds, behind the tables that the device makes.
 fn planned<'a>(
     prepared: Prepared<'a>,
     scratch: Layout,
@@ -93,8 +92,7 @@ pub(crate) fn draft_lazy<'a>(problem: &'a Problem, call: &PassCall<'_, '_>) -> R
     })
 }
 
-/// Statistics in place of a forward pass, of tiles of this size, with the ranges of so many bytes for figures of every
-/// row and states of every tile.
+/// Statistics in place of a forward pass, with ranges of so many bytes for figures of rows and states of tiles.
 pub(crate) fn draft_stats<'a>(
     problem: &'a Problem,
     call: &PassCall<'_, '_>,

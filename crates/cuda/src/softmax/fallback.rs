@@ -1,16 +1,16 @@
 //! Groups, the key heads of sequences, in which a sum of tensor cores is not finite: their flags, and the kernel that
 //! computes them again, `kernels/attention/fallback.cu`.
 
+use super::Steps;
+use super::pair_args::{FallbackArgs, PairArgs};
+use super::prepared::Prepared;
 use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
-use crate::softmax::Steps;
-use crate::softmax::pair_args::{FallbackArgs, PairArgs};
-use crate::softmax::prepared::Prepared;
 use crate::tensor_args::TensorArgs;
 use crate::variant::width;
 use etalon_problem::{Dtype, Error, Pass};
 
-/// As [`range`], of attention and attention_lse; none where no kernel looks at it.
+/// As [`range`]; none where no kernel looks at it.
 pub(crate) fn reserve(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Option<MemoryRange>, Error> {
     let has_flags = match prepared.pass {
         Pass::Forward => prepared.choice.level == Level::Sm90a || has_forward(prepared),

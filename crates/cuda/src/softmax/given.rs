@@ -1,15 +1,15 @@
 //! Tables that the device makes of lengths, offsets and arrays of masks that lie there: `kernels/pairs/tables.cu`.
 
+use super::Steps;
+use super::counts::{Counts, is_shared};
+use super::hopper_args::Int2;
+use super::pair_args::{Sequence, Span, Task, Tile};
+use super::rows::{Tables, bytes};
 use crate::args::{Byte, ConstPtr, Declaration, Ptr, Untyped, bytes_of, declarations, filled, int, kernel_args};
 use crate::device_tensor::{DeviceTensor, DeviceTensors, Element, GivenArray};
 use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
 use crate::pass::TableImage;
-use crate::softmax::Steps;
-use crate::softmax::counts::{Counts, is_shared};
-use crate::softmax::hopper_args::Int2;
-use crate::softmax::pair_args::{Sequence, Span, Task, Tile};
-use crate::softmax::rows::{Tables, bytes};
 use crate::variant::Variant;
 use etalon_problem::{
     Align, Error, Mask, MaskNode, NamedArray, NodeArrays, Problem, Scores, Sequences, Stored, Table, find,
@@ -96,7 +96,6 @@ fn check_array(array: &Array, tensor: &DeviceTensor) -> Result<(), Error> {
 kernel_args! {
     /// Integers, or flags of 8 bits.
     struct Numbers as "GivenArray" {
-        /// 0 where there are none.
         data: ConstPtr<Untyped>,
         /// True if integers have 64 bits, not 32.
         wide: i64,
@@ -123,9 +122,8 @@ kernel_args! {
 const ARRAYS: usize = 16;
 
 kernel_args! {
-    /// The arguments of `pairs/tables.cu`.
     struct TableArgs as "TableArgs" {
-        /// Lengths of each batch element, or offsets of packed sequences; nowhere: all have all rows.
+        /// Lengths or offsets; nowhere: all have all rows.
         query, key: Numbers,
         arrays: [Numbers; ARRAYS],
         nodes: ConstPtr<Node>,
@@ -140,7 +138,7 @@ kernel_args! {
         by_queries, by_keys, by_pairs: Ptr<Task>,
         /// `[batch, heads, queries, keys]`.
         allowed: Ptr<Byte>,
-        /// Queries and keys of each batch element; 0: nobody reads them.
+        /// Queries and keys of each batch element.
         lengths: Ptr<Int2>,
         batch, queries, keys, count, packed: i32,
         /// Of flags; 0: spans tell all.
@@ -157,29 +155,26 @@ kernel_args! {
 
 pub(crate) const ARGUMENTS: &[Declaration] = declarations![TableArgs];
 
-/// The place of an array: the number of one that the call gives, or the range of a copy that the pass keeps.
+/// An array that the call gives, or the range of a copy that the pass keeps.
 #[derive(Debug, Clone, Copy)]
 enum Source {
     Call(usize, Element),
     Copy(MemoryRange, Element),
 }
 
-/// Sources of the tables, and their memory.
 #[derive(Debug)]
 pub(crate) struct Given {
-    /// Lengths or offsets; none of a dense batch.
     sequences: Option<[Source; 2]>,
     arrays: Vec<Source>,
     nodes: usize,
     nodes_at: MemoryRange,
-    /// Scratch memory of the tables, and of the numbers of tiles between kernels.
+    /// Tables in scratch memory, and numbers of tiles between kernels.
     made: MemoryRange,
     firsts: MemoryRange,
 }
 
 impl Given {
-    /// Of the arrays that calls give, the others being those of the problem, which the pass keeps. Takes ranges for
-    /// the tables.
+    /// Takes the arrays that calls give; the pass keeps the others.
     pub fn new(
         scores: &Scores,
         given: &[GivenArray],
@@ -213,7 +208,7 @@ impl Given {
         Ok((given, image))
     }
 
-    /// Adds the kernels that make the tables, for steps that find them in scratch memory.
+    /// Adds the kernels that make the tables.
     pub fn make<'a>(&self, steps: Steps<'a>) -> Result<Steps<'a>, Error> {
         let steps = steps.with_tables(self.made);
         let (counts, tables) = (&steps.prepared.counts, &steps.prepared.tables);
@@ -265,7 +260,6 @@ impl Given {
     }
 }
 
-/// Arrays and nodes that a walk over a problem finds.
 #[derive(Default)]
 struct Sources<'a> {
     given: &'a [GivenArray],

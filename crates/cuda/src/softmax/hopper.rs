@@ -1,21 +1,20 @@
 //! The kernels of attention and attention_lse for sm90a, and the forward pass: `kernels/attention/sm90a_forward.cu`.
 
+use super::counts::SIDE;
+use super::hopper_args::{ForwardArgs, Packed, ScoreOptions, Shape, SpanTables, tensor_map};
+use super::prepared::Prepared;
+use super::variants::{Hopper, Lengths, Visible};
+use super::window::Window;
+use super::{Steps, fallback, modules};
 use crate::args::{filled, int};
 use crate::memory::{Layout, MemoryRange};
 use crate::parts::Part;
-use crate::softmax::counts::SIDE;
-use crate::softmax::hopper_args::{ForwardArgs, Packed, ScoreOptions, Shape, SpanTables, tensor_map};
-use crate::softmax::prepared::Prepared;
-use crate::softmax::variants::{Hopper, Lengths, Visible};
-use crate::softmax::window::Window;
-use crate::softmax::{Steps, fallback, modules};
 use crate::strided::StridedTensor;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
 use etalon_problem::{Blocking, Dtype, Error, Extents, Pass};
 use std::ops::Deref;
 
-/// Choices for a pass, and its memory.
 #[derive(Debug)]
 pub(crate) struct Plan {
     /// The columns of every operand: D and E, rounded up to 64 or 128.
@@ -27,17 +26,15 @@ pub(crate) struct Plan {
     /// Rows of lse2 and delta of a head.
     stats: usize,
     storage: Dtype,
-    /// Operands that the copy engine does not take, and their copies with whole columns.
+    /// Copies of operands that the copy engine does not take.
     copies: Vec<(&'static str, MemoryRange)>,
     pub lse2: MemoryRange,
     pub delta: MemoryRange,
 }
 
-/// The name of copies in plans.
 const COPIES: &str = "operands and results in whole columns";
 
 impl Plan {
-    /// Takes ranges for what the kernels of attention need beside the operands.
     pub fn new(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Plan, Error> {
         let mut plan = Plan::of(prepared, prepared.spec.hopper(), layout)?;
         if prepared.pass == Pass::Backward {
@@ -79,13 +76,11 @@ impl Plan {
         batch * e.query_heads * self.stats
     }
 
-    /// The copy of an operand, if it has one.
     fn copy(&self, name: &str) -> Option<MemoryRange> {
         self.copies.iter().find(|copy| copy.0 == name).map(|copy| copy.1)
     }
 }
 
-/// Takes ranges for copies of operands with so many columns.
 fn copies(
     prepared: &Prepared<'_>,
     width: usize,
@@ -114,7 +109,6 @@ fn copies(
     Ok(copies)
 }
 
-/// Heads and rows of an operand.
 fn rows_of(e: &Extents, name: &str) -> (usize, usize) {
     match name {
         "k" | "v" | "dk" | "dv" => (e.key_heads, e.keys),
@@ -122,7 +116,6 @@ fn rows_of(e: &Extents, name: &str) -> (usize, usize) {
     }
 }
 
-/// The steps of a pass with its plan.
 #[derive(Clone, Copy)]
 pub(super) struct HopperSteps<'a> {
     pub steps: &'a Steps<'a>,
@@ -160,7 +153,7 @@ impl HopperSteps<'_> {
         self.plan.hopper.lengths == Lengths::Listed
     }
 
-    /// Puts 0 into the copy of a result in which kernels leave rows of no sequence out.
+    /// Clears the copy of a result in which kernels leave rows of no sequence out.
     pub fn clear_copy(&self, name: &str) {
         let leaves = self.is_listed() && self.prepared.leaves_rows();
         if let Some(range) = self.plan.copy(name).filter(|_| leaves) {
@@ -168,13 +161,13 @@ impl HopperSteps<'_> {
         }
     }
 
-    /// Copies an operand to its wide copy, if it has one. The columns beyond are 0.
+    /// Fills the copy of an operand, if it has one. The columns beyond are 0.
     pub fn widen(&self, name: &str) -> Result<(), Error> {
         let (from, to) = (self.place(name), self.wide(name));
         if from == to { Ok(()) } else { self.copy(2, from, to) }
     }
 
-    /// Copies a wide copy, if there is one, to its operand.
+    /// Copies it back to its operand.
     pub fn narrow(&self, name: &str) -> Result<(), Error> {
         let (from, to) = (self.wide(name), self.place(name));
         if from == to || to.address == 0 { Ok(()) } else { self.copy(2, from, to) }
@@ -192,7 +185,7 @@ impl HopperSteps<'_> {
         if self.is_listed() { self.key_blocks() } else { e.keys.div_ceil(rows) * e.key_heads * e.batch }
     }
 
-    /// The grid of a kernel that claims so many tiles, for so many warpgroups beside the one that feeds them.
+    /// The grid of a kernel that claims tiles, with so many warpgroups beside the one that feeds them.
     pub fn grid(&self, tiles: usize, groups: usize) -> (usize, u32) {
         (tiles.min(self.multiprocessors()), 128 * (groups as u32 + 1))
     }
@@ -212,7 +205,6 @@ impl HopperSteps<'_> {
         }
     }
 
-    /// The tables of packed sequences.
     pub fn packed(&self) -> Packed {
         if !self.is_listed() {
             return Packed::default();
@@ -226,7 +218,6 @@ impl HopperSteps<'_> {
         }
     }
 
-    /// The tables of a mask that is no window.
     pub fn spans(&self) -> SpanTables {
         let (tables, table) = (&self.prepared.tables, |range| self.table(range));
         match self.plan.hopper.visible {
@@ -235,7 +226,6 @@ impl HopperSteps<'_> {
         }
     }
 
-    /// The bias, the unit and the softcap of scores.
     pub fn options(&self) -> ScoreOptions {
         let cap = self.scores().softcap.unwrap_or(0.0) as f32;
         ScoreOptions::new(self.place("bias"), self.scores().scale() as f32, cap)

@@ -1,7 +1,7 @@
 //! The arguments of kernels for sm90a: the structures of `pairs`, `attention/sm90a_forward.cu` and `sm90a_backward*`.
 
+use super::pair_args::{Sequence, Span, Task, Tile};
 use crate::args::{ConstPtr, Declaration, Half, Pointee, Ptr, declarations, kernel_args, pointees};
-use crate::softmax::pair_args::{Sequence, Span, Task, Tile};
 use crate::strided::StridedTensor;
 use crate::tensor_args::strided_args;
 use crate::tensor_map::TensorMap;
@@ -21,7 +21,6 @@ pub(crate) fn tensor_map(storage: Dtype, place: StridedTensor, rows: u32, narrow
 }
 
 pointees! {
-    /// Two integers.
     Int2 = "int2",
     /// 16 bytes.
     Piece = "uint4",
@@ -117,14 +116,12 @@ impl From<StridedTensor> for Pieces {
 }
 
 kernel_args! {
-    /// The arguments of `forward`.
     pub(crate) struct ForwardArgs as "ForwardArgs" {
         pub q, k, v, o: TensorMap,
         pub lse: Ptr<f32>,
-        /// 0: none.
         pub sinks: ConstPtr<f32>,
         pub counter: Ptr<u32>,
-        /// Of all groups together, and then of each: a sum is not finite.
+        /// As those of [`PairArgs`](super::pair_args::PairArgs).
         pub flags: Ptr<u32>,
         pub shape: Shape,
         pub packed: Packed,
@@ -140,16 +137,13 @@ kernel_args! {
     pub(crate) struct BackwardArgs as "BackwardArgs" {
         pub q, k, v, dout, dq, dk, dv: TensorMap,
         pub lse2, delta: Ptr<f32>,
-        /// The same for each row of the arrays, `[batch, heads, queries]`; 0: nobody reads them.
+        /// The same for each row of the arrays, `[batch, heads, queries]`.
         pub delta_rows: Ptr<f32>,
         pub lse: ConstPtr<f32>,
-        /// 0: none.
         pub dlse, sinks: ConstPtr<f32>,
         pub o, dout_rows: Pieces,
-        /// Of all groups together, and then of each: a result is not finite.
-        pub flags: Ptr<u32>,
-        /// Of tiles.
-        pub counter: Ptr<u32>,
+        /// As those of [`ForwardArgs`].
+        pub flags, counter: Ptr<u32>,
         /// Of keys or of queries.
         pub tiles: i32,
         pub shape: Shape,

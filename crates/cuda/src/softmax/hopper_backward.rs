@@ -1,13 +1,13 @@
 //! The backward pass of attention and attention_lse for sm90a: `kernels/attention/sm90a_backward.cuh` lists the
 //! kernels.
 
+use super::fallback::{self, writes};
+use super::hopper::HopperSteps;
+use super::hopper_args::BackwardArgs;
+use super::pair_args::PairArgs;
+use super::portable;
+use super::variants::Results;
 use crate::args::filled;
-use crate::softmax::fallback::{self, writes};
-use crate::softmax::hopper::HopperSteps;
-use crate::softmax::hopper_args::BackwardArgs;
-use crate::softmax::pair_args::PairArgs;
-use crate::softmax::portable;
-use crate::softmax::variants::Results;
 use crate::strided::StridedTensor;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
@@ -63,7 +63,6 @@ fn delta(steps: HopperSteps<'_>, args: &BackwardArgs) -> Result<(), Error> {
     steps.launch_terms((&module, "delta"), grid, args, 0)
 }
 
-/// The arguments that all kernels read.
 fn arguments(steps: HopperSteps<'_>) -> BackwardArgs {
     let e = steps.extents();
     let read = |name| if steps.prepared.reads(name) { steps.wide(name) } else { StridedTensor::NOWHERE };
@@ -83,14 +82,12 @@ fn arguments(steps: HopperSteps<'_>) -> BackwardArgs {
     }
 }
 
-/// A backward pass on its way.
 struct BackwardPass<'a> {
     steps: HopperSteps<'a>,
     args: BackwardArgs,
 }
 
 impl BackwardPass<'_> {
-    /// One of the kernels that claim tiles.
     fn claim(
         &self,
         kernel: (&Variant, &'static str),

@@ -1,24 +1,23 @@
 //! The kernels of lazy_attention for sm90a: `kernels/lazy_attention/sm90a*`.
 
+use super::Steps;
+use super::hopper::{HopperSteps, Plan};
+use super::hopper_args::{Elements, Packed, Shape, SpanTables};
+use super::lazy_args::LazyArgs;
+use super::pair_args::Numbers;
+use super::prepared::Prepared;
 use crate::args::{ConstPtr, Declaration, Ptr, declarations, filled, int, kernel_args};
 use crate::memory::{Layout, MemoryRange};
-use crate::softmax::Steps;
-use crate::softmax::hopper::{HopperSteps, Plan};
-use crate::softmax::hopper_args::{Elements, Packed, Shape, SpanTables};
-use crate::softmax::lazy_args::LazyArgs;
-use crate::softmax::pair_args::Numbers;
-use crate::softmax::prepared::Prepared;
 use crate::tensor_args::strided_args;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
 use etalon_problem::Error;
 use std::convert::identity;
 
-/// Choices for a pass, and its memory.
 #[derive(Debug)]
 pub(crate) struct LazyPlan {
     operands: Plan,
-    /// Stripes of keys that may hold an active pair, of every 16 rows of a tile of queries and head.
+    /// As `active` of the arguments.
     active: MemoryRange,
 }
 
@@ -28,7 +27,6 @@ strided_args! {
 }
 
 kernel_args! {
-    /// The arguments of all of them.
     struct HopperLazyArgs as "HopperLazyArgs" {
         q, k, v, o, dout, dq, dk, dv: TensorMap,
         /// As the maps say.
@@ -36,16 +34,13 @@ kernel_args! {
         /// Σ a P v (E47).
         pv: FloatRows,
         lse: Ptr<f32>,
-        /// 0: none.
         dlse: ConstPtr<f32>,
         /// As those of [`LazyArgs`].
         windows: Ptr<f32>,
-        bias: ConstPtr<f32>,
-        tau: ConstPtr<f32>,
+        bias, tau: ConstPtr<f32>,
         numbers: Ptr<Numbers>,
         /// Stripes of keys that may hold an active pair: forward of every 16 rows of a head, backward of 64.
         active: Ptr<u32>,
-        /// Of all groups together, and then of each: a result is not finite.
         flags: Ptr<u32>,
         /// Of tiles, 0 between launches.
         counter: Ptr<u32>,
@@ -64,7 +59,6 @@ kernel_args! {
     }
 }
 
-/// Kernel arguments that `lazy_attention/sm90a.cuh` names.
 pub(crate) const ARGUMENTS: &[Declaration] = declarations![HopperLazyArgs];
 
 impl LazyPlan {
@@ -75,15 +69,12 @@ impl LazyPlan {
     }
 }
 
-/// The launches of these kernels.
 pub(crate) struct HopperPass<'a> {
     steps: HopperSteps<'a>,
-    /// The arguments that every kernel has.
     args: HopperLazyArgs,
 }
 
 impl<'a> HopperPass<'a> {
-    /// Of arguments that kernels of every level share, and the address of parts of dbias by tiles of keys (0: none).
     pub fn new(
         LazyPlan { operands: plan, active }: &'a LazyPlan,
         steps: &'a Steps<'a>,
@@ -113,7 +104,6 @@ impl<'a> HopperPass<'a> {
         HopperPass { steps, args }
     }
 
-    /// One of the kernels, which claim tiles.
     fn launch(&self, name: &'static str, args: HopperLazyArgs) -> Result<(), Error> {
         let steps = self.steps;
         let backward = ["queries", "keys"].contains(&name);

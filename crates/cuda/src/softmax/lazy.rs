@@ -1,19 +1,18 @@
 //! The steps of lazy_attention on the levels portable and sm80: `kernels/lazy_attention/`.
 
+use super::Steps;
+use super::fallback;
+use super::hopper_lazy::{HopperPass, LazyPlan};
+use super::lazy_args::{LazyArgs, MeasureArgs, Memory};
+use super::pair_args::wanted;
+use super::portable::{columns, parts};
 use crate::args::{KernelArgs, int};
 use crate::memory::MemoryRange;
 use crate::options::Level;
-use crate::softmax::Steps;
-use crate::softmax::fallback;
-use crate::softmax::hopper_lazy::{HopperPass, LazyPlan};
-use crate::softmax::lazy_args::{LazyArgs, MeasureArgs, Memory};
-use crate::softmax::pair_args::wanted;
-use crate::softmax::portable::{columns, parts};
 use crate::tensor_args::TensorArgs;
 use crate::variant::{Variant, width};
 use etalon_problem::{Blocking, Error};
 
-/// The passes of a prepared problem.
 pub(crate) struct Passes<'a> {
     steps: &'a Steps<'a>,
     windows: Option<MemoryRange>,
@@ -41,7 +40,7 @@ impl<'a> Passes<'a> {
         self.steps.launch((variant, name), (blocks, variant.threads()), args)
     }
 
-    /// Adds a launch of a portable kernel that walks tiles. In the fallback few blocks take turns.
+    /// Adds a launch; in the fallback few blocks take turns at the tiles.
     fn walk_portable(&self, name: &'static str, tiles: usize, args: &LazyArgs) -> Result<(), Error> {
         if !self.again {
             return self.launch(name, tiles, args);
@@ -56,7 +55,7 @@ impl<'a> Passes<'a> {
         self.steps.prepared.modules.tensor.as_ref().filter(|_| !self.again)
     }
 
-    /// Adds a launch of a kernel that walks tiles: that of the level sm80 where it computes the pass.
+    /// Adds a launch, of the level sm80 where it computes the pass.
     fn walk(&self, name: &'static str, blocks: usize, args: &LazyArgs) -> Result<(), Error> {
         match self.tensor() {
             None => self.walk_portable(name, blocks, args),
@@ -64,7 +63,6 @@ impl<'a> Passes<'a> {
         }
     }
 
-    /// Adds a launch of a kernel that owns tiles of queries.
     fn walk_queries(&self, name: &'static str, args: &LazyArgs) -> Result<(), Error> {
         self.walk(name, self.steps.query_blocks(), args)
     }

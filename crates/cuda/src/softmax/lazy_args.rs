@@ -1,22 +1,19 @@
 //! The arguments and the memory of the kernels of lazy_attention of the levels portable and sm80:
 //! `kernels/lazy_attention/`.
 
+use super::Steps;
+use super::pair_args::{Numbers, PairArgs};
+use super::prepared::Prepared;
 use crate::args::{ConstPtr, Declaration, Ptr, declarations, filled, int, kernel_args};
 use crate::memory::{Layout, MemoryRange};
-use crate::softmax::Steps;
-use crate::softmax::pair_args::{Numbers, PairArgs};
-use crate::softmax::prepared::Prepared;
 use crate::tensor_args::TensorArgs;
 use etalon_problem::{Align, Error};
 
-/// Memory that its kernels share.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Memory {
     /// τ/n, 1/n, Δ − dlse and (1/n) Σ a g of every row.
     pub numbers: MemoryRange,
-    /// Stripes of keys that may hold an active pair, of each tile of queries and head.
     pub active: MemoryRange,
-    /// Parts of dbias by tiles of keys, if that is wanted.
     pub windows: Option<MemoryRange>,
 }
 
@@ -39,13 +36,12 @@ fn reach(prepared: &Prepared<'_>) -> usize {
 }
 
 kernel_args! {
-    /// Arguments of lazy_attention.
     pub(super) struct LazyArgs as "LazyArgs" {
         /// Without bias, softcap and sinks.
         pub c: PairArgs,
         /// f32: Σ a P v (E47); where there is one, `values` writes it in place of o.
         pub pv: TensorArgs,
-        /// `[heads, width]`; 0: no bias.
+        /// `[heads, width]`.
         pub bias: ConstPtr<f32>,
         /// `[heads]`.
         pub tau: ConstPtr<f32>,
@@ -53,11 +49,11 @@ kernel_args! {
         pub dbias, dtau: Ptr<f32>,
         /// `[batch, heads, queries]`.
         pub numbers: Ptr<Numbers>,
-        /// Of each tile of queries and head: which stripes of keys may hold an active pair.
+        /// Of each tile of queries and head: stripes of keys that may hold an active pair.
         pub active: Ptr<u32>,
-        /// `[tasks by keys, heads, reach]`: what each adds to dbias; 0: not wanted.
+        /// `[tasks by keys, heads, reach]`: what each adds to dbias.
         pub windows: Ptr<f32>,
-        /// In the fallback: tiles of all groups, of which those that have a flag are computed.
+        /// In the fallback: tiles of all groups.
         pub tiles: i32,
         /// W.
         pub width: i32,

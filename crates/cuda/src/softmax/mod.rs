@@ -64,17 +64,16 @@ impl Steps<'_> {
         self.prepared.value_dim.unwrap_or(0)
     }
 
-    /// Blocks of a kernel that owns tiles of queries.
+    /// Blocks of a kernel that owns tiles of queries; below, of keys.
     fn query_blocks(&self) -> usize {
         self.prepared.counts.by_queries * self.extents().query_heads
     }
 
-    /// Blocks of a kernel that owns tiles of keys.
     fn key_blocks(&self) -> usize {
         self.prepared.counts.by_keys * self.extents().key_heads
     }
 
-    /// Adds a launch of a kernel that computes so many terms of each pair.
+    /// Adds a launch that computes so many terms of each pair.
     fn launch_terms<A: KernelArgs>(
         &self,
         kernel: (&Variant, &'static str),

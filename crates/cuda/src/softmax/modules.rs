@@ -1,22 +1,22 @@
 //! The modules of kernels that compute a pass, and the sizes of tiles that there are kernels for: queries by keys.
 
+use super::spec::Spec;
+use super::variants::{AttentionShape, Hopper, has_three};
 use crate::family::Family;
 use crate::options::{Level, Precision};
-use crate::softmax::spec::Spec;
-use crate::softmax::variants::{AttentionShape, Hopper, has_three};
 use crate::variant::Variant;
 use etalon_problem::{Blocking, Dtype, Pass};
 
 #[derive(Debug)]
 pub(crate) struct Modules {
     pub portable: Variant,
-    /// The module of the level sm80, in place of the portable one.
+    /// Kernels of the level sm80, in place of the portable one.
     pub tensor: Option<Variant>,
-    /// The module of a backward pass of wide operands.
+    /// Kernels of a backward pass of wide operands.
     pub wide: Option<Variant>,
-    /// The module of the pass by keys with what these add to dq.
+    /// Kernels of the pass by keys with what these add to dq.
     pub fused: Option<Variant>,
-    /// The module of the gradient of the bias.
+    /// Kernels of the gradient of the bias.
     pub by_pairs: Option<Variant>,
     pub second: Variant,
     pub light_second: Variant,
@@ -41,7 +41,6 @@ impl Modules {
         }
     }
 
-    /// Of lazy_attention, with a bias by distance or without.
     pub fn lazy(spec: &Spec, level: Level, has_bias: bool) -> Modules {
         let value_dim = spec.value_dim.or(Some(1));
         let options = has_bias || spec.counts.flags.is_some();
@@ -58,14 +57,14 @@ impl Modules {
     }
 }
 
-/// The kernels of the level sm80 for a backward pass of wide operands, with as many stages as fit the shared memory.
+/// The module, with as many stages as fit the shared memory.
 fn wide_variant(spec: &Spec) -> Option<Variant> {
     let [one, two] = [1, 2].map(|stages| spec.shape().sm80_wide(stages));
     let fits = two.shared() <= spec.shared_memory();
     (spec.pass == Pass::Backward && spec.is_wide()).then_some(if fits { two } else { one })
 }
 
-/// The same for the forward pass, and for the backward pass that is not wide.
+/// The module of the forward pass, and of a backward pass that is not wide.
 fn tensor_variant(spec: &Spec) -> Variant {
     match spec.storage {
         Dtype::F32 => spec.shape().sm80_f32(spec.options.precision == Precision::Bf16x3),
@@ -86,8 +85,8 @@ pub(crate) fn of_level(spec: &Spec, level: Level) -> Vec<Blocking> {
     }
 }
 
-/// Tiles of the level sm80: the first is taken unless another is asked for. Forward, a block has all queries of a tile
-/// and walks the keys; backward it has 64 queries or keys, and walks 64 or 32 of the others.
+/// Tiles of the level sm80. Forward, a block has all queries of a tile and walks the keys; backward it has 64 queries
+/// or keys, and walks 64 or 32 of the others.
 fn of_tensor(spec: &Spec) -> Vec<Blocking> {
     let narrow = spec.storage != Dtype::F32;
     match spec.pass {

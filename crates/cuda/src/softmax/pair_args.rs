@@ -1,7 +1,7 @@
 //! The arguments of kernels that walk pairs of queries and keys: `pairs/problem.cuh`, `attention/partials.cuh`.
 
+use super::Steps;
 use crate::args::{Byte, ConstPtr, Declaration, Pointee, Ptr, declarations, filled, int, kernel_args, pointees};
-use crate::softmax::Steps;
 use crate::tensor_args::TensorArgs;
 
 pointees! {
@@ -38,7 +38,7 @@ kernel_args! {
         /// Of each sequence from its `first_tile` on.
         pub tiles: ConstPtr<Tile>,
         pub tasks: ConstPtr<Task>,
-        /// Of all groups together, and then of the key heads of each sequence: a sum is not finite. 0: nobody asks.
+        /// Of all groups together, and then of the key heads of each sequence: a sum or a result is not finite.
         pub flags: Ptr<u32>,
         pub batch, heads, key_heads, queries, keys, dim, value_dim, bias_heads: i32,
         /// The first columns of this launch's accumulators.
@@ -67,7 +67,6 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// The arguments of kernels that leave partial sums, or add them up.
     pub(crate) struct FusedArgs as "FusedArgs" {
         pub c: PairArgs,
         pub slots: PartialArgs,
@@ -75,7 +74,6 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// The arguments of `fallback`.
     pub(crate) struct FallbackArgs as "FallbackArgs" {
         /// With tiles of queries.
         pub c: PairArgs,
@@ -88,10 +86,8 @@ kernel_args! {
     }
 }
 
-/// Kernel arguments that `pairs/problem.cuh`, `attention/partials.cuh` and `attention/fallback.cu` name.
 pub(crate) const ARGUMENTS: &[Declaration] = declarations![PairArgs, FusedArgs, FallbackArgs];
 
-/// The columns of a tensor, if it is there.
 pub(crate) fn wanted(tensor: TensorArgs, columns: usize) -> usize {
     if tensor.is_there() { columns } else { 0 }
 }

@@ -1,9 +1,9 @@
 //! The kernels of attention and attention_lse of the levels portable and sm80: `kernels/attention/`.
 
-use crate::softmax::Steps;
-use crate::softmax::dq_partials::DqPartials;
-use crate::softmax::fallback::{self, writes};
-use crate::softmax::pair_args::{FusedArgs, PairArgs, wanted};
+use super::Steps;
+use super::dq_partials::DqPartials;
+use super::fallback::{self, writes};
+use super::pair_args::{FusedArgs, PairArgs, wanted};
 use crate::step::Work;
 use crate::variant::width;
 use etalon_problem::Error;
@@ -18,13 +18,12 @@ pub(crate) fn part(columns: usize, first: usize) -> usize {
     columns.saturating_sub(first).min(width(columns))
 }
 
-/// Adds a launch of a kernel of the portable level.
 fn launch(steps: &Steps<'_>, name: &'static str, blocks: usize, args: &PairArgs, terms: usize) -> Result<(), Error> {
     let (args, variant) = (PairArgs { blocks: blocks as i32, ..*args }, &steps.prepared.modules.portable);
     steps.launch_terms((variant, name), (blocks, variant.threads()), &args, terms)
 }
 
-/// Adds a launch of a kernel that walks tiles: that of the level sm80 where it computes the pass.
+/// Adds a launch, of the level sm80 where it computes the pass.
 fn walk(steps: &Steps<'_>, name: &'static str, blocks: usize, args: &PairArgs, terms: usize) -> Result<(), Error> {
     match steps.prepared.modules.tensor_with(name) {
         None => launch(steps, name, blocks, args, terms),
@@ -60,7 +59,6 @@ pub(crate) fn gradient_of_lse(steps: &Steps<'_>) -> Result<(), Error> {
 /// Adds a launch of a kernel over so many blocks that computes so many terms of each pair.
 type Launch = fn(&Steps<'_>, &'static str, usize, &PairArgs, usize) -> Result<(), Error>;
 
-/// Adds the launches of the gradient of q, one for each part of its columns.
 fn dq_by(launch: Launch, steps: &Steps<'_>, args: &PairArgs) -> Result<(), Error> {
     let dim = steps.extents().dim;
     parts(dim).try_for_each(|first| {
@@ -165,8 +163,8 @@ fn dk_and_dv(steps: &Steps<'_>, args: &PairArgs) -> Result<(), Error> {
     })
 }
 
-/// The first columns of D and of E of the launches that together cover those wanted, of so many. A part that is not
-/// wanted any more begins beyond the last column.
+/// The first columns of D and of E of the launches that cover those wanted. A part that is not wanted any more begins
+/// beyond the last column.
 pub(crate) fn columns(wanted: [usize; 2], [dim, value_dim]: [usize; 2]) -> impl Iterator<Item = [usize; 2]> + use<> {
     let (mut dims, mut values) = (parts(wanted[0]), parts(wanted[1]));
     std::iter::from_fn(move || match (dims.next(), values.next()) {

@@ -1,20 +1,19 @@
 //! A pass of attention, attention_lse or lazy_attention: where its operands lie, its tables, its modules.
 
+use super::counts::Counts;
+use super::dq_partials::DqPartials;
+use super::given::Given;
+use super::modules::Modules;
+use super::rows::{Rows, Tables};
+use super::spec::Spec;
 use crate::call::PassCall;
 use crate::level_table::LevelRow;
 use crate::memory::{Layout, MemoryRange};
 use crate::parts::Parts;
 use crate::pass::{Choice, TableImage};
-use crate::softmax::counts::Counts;
-use crate::softmax::dq_partials::DqPartials;
-use crate::softmax::given::Given;
-use crate::softmax::modules::Modules;
-use crate::softmax::rows::{Rows, Tables};
-use crate::softmax::spec::Spec;
 use etalon_problem::{DistanceBias, Error, Operand, Pass, Problem, Role, Scores, Sequences};
 use std::ops::Deref;
 
-/// For any operands of the same shapes and strides.
 #[derive(Debug)]
 pub(crate) struct Prepared<'a> {
     pub parts: Parts,
@@ -23,21 +22,19 @@ pub(crate) struct Prepared<'a> {
     pub value_dim: Option<usize>,
     /// True if the pass reads o, if it has one: for dv alone it does not.
     pub reads_o: bool,
-    /// The bias of lazy_attention.
     pub distance_bias: Option<DistanceBias>,
     pub counts: Counts,
     pub spec: Spec,
-    /// The level that computes the pass, and its modules.
     pub choice: Choice,
     pub modules: Modules,
     pub tables: Tables,
-    /// Tables of arrays that calls give: how they are made, and what the pass keeps for that.
+    /// Tables of arrays that calls give, and what the pass keeps for them.
     pub given: Option<(Given, TableImage)>,
     /// δ of every row, in a backward pass that needs it.
     pub delta: Option<MemoryRange>,
-    /// Counters and flags, as `fallback::reserve` says.
+    /// As `fallback::reserve` says.
     pub flags: Option<MemoryRange>,
-    /// Partial sums of the gradient of q, if it is computed in the pass by keys.
+    /// Partial sums, where the gradient of q is computed in the pass by keys.
     pub partials: Option<DqPartials>,
 }
 
@@ -50,7 +47,7 @@ impl Deref for Prepared<'_> {
 }
 
 impl<'a> Prepared<'a> {
-    /// Lays the memory of a pass out. Fails where the level that is asked for cannot compute the pass.
+    /// Fails where the level that is asked for cannot compute the pass.
     pub fn new(
         problem: &'a Problem,
         call: &PassCall<'_, '_>,
@@ -112,8 +109,7 @@ impl<'a> Prepared<'a> {
             || [e.batch, e.query_heads, e.key_heads, e.queries, e.keys].contains(&0)
     }
 
-    /// True if the kernels of a backward pass of sm90a read an operand, if it is one: for dv alone neither o nor v, of
-    /// attention_lse none of values.
+    /// True if the backward pass of sm90a reads an operand: for dv alone neither o nor v, of attention_lse no values.
     pub fn reads(&self, name: &str) -> bool {
         let has_values = self.value_dim.is_some();
         match name {
@@ -129,7 +125,6 @@ impl<'a> Prepared<'a> {
     }
 }
 
-/// True if the gradient of q is wanted beside another that is computed by keys.
 fn has_both(parts: &Parts) -> bool {
     let (own, others) = match parts.pass {
         Pass::DoubleBackward => ("gq", ["gk", "gv"]),
@@ -142,7 +137,6 @@ fn has_gradient(parts: &Parts) -> bool {
     parts.pass == Pass::Backward && parts.part("gradient").is_some_and(|part| part.given)
 }
 
-/// Operands that kernels multiply.
 const MULTIPLIED: [&str; 11] = ["q", "k", "v", "dout", "cot_o", "ddq", "ddk", "ddv", "tq", "tk", "tv"];
 
 pub(crate) fn scores_of(problem: &Problem) -> Result<(&Scores, Option<usize>), Error> {

@@ -1,8 +1,8 @@
 //! Rows that belong together and pairs that count, as tables for kernels.
 
+use super::counts::{Counts, SIDE, is_shared};
 use crate::memory::{Layout, MemoryRange, check_extents, filled};
 use crate::pass::TableImage;
-use crate::softmax::counts::{Counts, SIDE, is_shared};
 use bytemuck::NoUninit;
 use etalon_problem::{Error, Extents, Scores, Sequence, Sequences};
 
@@ -36,7 +36,7 @@ impl Rows {
         check_extents(&[e.batch, e.query_heads, e.queries, e.keys, e.dim])
     }
 
-    /// Of a problem that has passed its check. Fails where an extent does not fit 32 bits.
+    /// Of a problem that has passed its check.
     pub fn new(scores: &Scores) -> Result<Rows, Error> {
         Rows::check_extents(scores)?;
         let (e, list, counts) = (&scores.extents, scores.sequences(), Counts::of_scores(scores));
@@ -93,7 +93,6 @@ impl Rows {
         Ok(())
     }
 
-    /// Ranges that kernels of sm90a read besides, where spans tell all.
     fn add_intervals(&mut self, e: &Extents, number: usize, s: &Sequence) {
         let at = s.batch * e.queries + s.query_start;
         let spans = &self.spans[at..at + s.queries];
@@ -113,7 +112,6 @@ impl Rows {
         self.seen_by.extend(seen_by);
     }
 
-    /// The keys that the rows of a tile may see.
     fn tile(&self, scores: &Scores, s: &Sequence, tile: usize) -> [i32; 2] {
         let at = s.batch * scores.extents.queries + s.query_start;
         let rows = tile * SIDE..s.queries.min((tile + 1) * SIDE);
@@ -141,7 +139,6 @@ impl Rows {
     }
 }
 
-/// Memory of the tables of the rows.
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
     pub sequences: MemoryRange,
@@ -155,7 +152,6 @@ pub(crate) struct Tables {
     pub allowed: MemoryRange,
     /// Queries and keys of each batch element with lengths of its own.
     pub lengths: MemoryRange,
-    /// The bytes of all of them.
     pub bytes: usize,
 }
 

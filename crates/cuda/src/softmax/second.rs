@@ -1,11 +1,11 @@
 //! The second order: `kernels/attention/{portable,sm80}_second_order.cu`.
 
+use super::Steps;
+use super::pair_args::{Numbers, PairArgs, PartialArgs, wanted};
+use super::portable::{columns, part, parts};
+use super::prepared::Prepared;
 use crate::args::{ConstPtr, Declaration, Ptr, declarations, filled, kernel_args};
 use crate::memory::{Layout, MemoryRange};
-use crate::softmax::Steps;
-use crate::softmax::pair_args::{Numbers, PairArgs, PartialArgs, wanted};
-use crate::softmax::portable::{columns, part, parts};
-use crate::softmax::prepared::Prepared;
 use crate::step::Work;
 use crate::tensor_args::TensorArgs;
 use crate::variant::Variant;
@@ -34,7 +34,6 @@ impl Between {
 }
 
 kernel_args! {
-    /// Arguments of the second order.
     struct SecondArgs as "SecondArgs" {
         c: PairArgs,
         ddq, ddk, ddv, ddbias, cot_o, gq, gk, gv, gbias, gdout: TensorArgs,
@@ -94,7 +93,6 @@ impl SecondArgs {
     }
 }
 
-/// The kernels of a pass, by their modules.
 struct SecondPass<'a> {
     steps: &'a Steps<'a>,
     /// The variant on tensor cores, which computes what is finite.
@@ -119,7 +117,6 @@ impl SecondPass<'_> {
         self.launch(kernel, blocks, args, terms)
     }
 
-    /// The gradients of the sinks and of the bias, if they have places.
     fn sinks_and_bias(&self, args: &SecondArgs) -> Result<(), Error> {
         let (steps, e) = (self.steps, self.steps.extents());
         let portable = &steps.prepared.modules.second;

@@ -1,16 +1,15 @@
 //! A pass of attention, attention_lse or lazy_attention before it has memory or a kernel, and the levels that compute
 //! it.
 
+use super::counts::Counts;
+use super::variants::{AttentionShape, CONSUMER, Hopper, Lengths, Visible};
+use super::window::{LONGEST, Window, window};
 use crate::level_table::{self, Facts, LevelRow, Rule, rule};
 use crate::options::{Level, Options, Precision};
-use crate::softmax::counts::Counts;
-use crate::softmax::variants::{AttentionShape, CONSUMER, Hopper, Lengths, Visible};
-use crate::softmax::window::{LONGEST, Window, window};
 use crate::target::Target;
 use etalon_problem::{Attention, Dtype, Extents, Mode, Pass, Scores, Sequences};
 use std::ops::Deref;
 
-/// Facts that decide how a pass is computed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Spec {
     facts: Facts,
@@ -41,7 +40,6 @@ impl Deref for Spec {
 }
 
 impl Spec {
-    /// Of these scores; `whole` and `both` as the fields.
     pub fn new(
         (scores, value_dim): (&Scores, Option<usize>),
         facts: Facts,
@@ -110,7 +108,6 @@ impl Spec {
         }
     }
 
-    /// The operands as the levels portable and sm80 see them.
     pub fn shape(&self) -> AttentionShape {
         let Spec { value_dim, whole, has_options: options, .. } = *self;
         AttentionShape { storage: self.storage, dim: self.extents.dim, value_dim, options, whole }
@@ -136,8 +133,7 @@ impl Spec {
     }
 }
 
-/// Why the level of the options has no kernel for a pass in a storage type on such a device, whatever the problem, if
-/// so.
+/// As [`level_table::refuses`], whatever the problem.
 pub(crate) fn refuses(
     table: &'static [LevelRow<Spec>],
     options: &Options,
@@ -149,7 +145,6 @@ pub(crate) fn refuses(
 
 const ALL: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
 
-/// The rules of the level sm90a, of all three algorithms.
 const SM90A: &[Rule<Spec>] = &[
     Rule::FLASH,
     Rule::HOPPER,
@@ -172,7 +167,6 @@ const SM90A: &[Rule<Spec>] = &[
     ),
 ];
 
-/// The rules of the level sm80, of attention and attention_lse.
 const SM80: &[Rule<Spec>] = &[
     rule("tensor cores multiply f32 with the precisions `tf32` and `bf16x3`", |spec| {
         spec.storage != Dtype::F32 || spec.precision.narrows_f32()
@@ -195,7 +189,6 @@ const SM80: &[Rule<Spec>] = &[
     Rule::FIRST_ORDER_SM80,
 ];
 
-/// The rules of the level sm80, of lazy_attention.
 const LAZY_SM80: &[Rule<Spec>] = &[
     Rule::FLASH,
     Rule::SIXTEEN_BITS,

@@ -32,7 +32,6 @@ pub(crate) enum Visible {
     Spans,
 }
 
-/// The lengths of sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Lengths {
     /// The lengths of the arrays.
@@ -95,7 +94,7 @@ pub(crate) fn most_shared(architecture: &str) -> u32 {
 /// The shared memory of devices of compute capability 8.6, 8.9 and 12.0.
 pub(crate) const CONSUMER: u32 = 101_376;
 
-/// Operands of attention, as far as kernels of the levels portable and sm80 are compiled for them.
+/// Operands as far as kernels of the levels portable and sm80 are compiled for them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AttentionShape {
     pub storage: Dtype,
@@ -115,15 +114,13 @@ impl AttentionShape {
         [self.dim, self.value_dim.unwrap_or(1)].map(width)
     }
 
-    /// Kernels in fused multiply-adds, of one of their families.
+    /// Kernels in fused multiply-adds.
     pub fn portable(self, family: Family) -> Variant {
         let [columns, values] = self.widths();
         // Wider operands, and more sums than those of a first order, leave a thread too few registers for 8 rows of a
         // tile.
         let is_light = family == Family::AttentionPortable && columns.max(values) <= 128;
-        let mut variant = self.variant(family, [columns, values]);
-        variant.defines.insert(0, ("R", if is_light { 8 } else { 4 }));
-        variant
+        self.variant(family, [columns, values]).insert(0, "R", if is_light { 8 } else { 4 })
     }
 
     /// Portable kernels of the second order to which narrow operands leave registers for 8 rows a thread: `tangents`, and
@@ -145,28 +142,20 @@ impl AttentionShape {
         Variant::new(family, defines)
     }
 
-    /// The portable kernels of lazy_attention.
     pub fn lazy_portable(self) -> Variant {
-        let mut variant = self.portable(Family::LazyPortable);
-        variant.defines.push(("AGAIN", 0));
-        variant
+        self.portable(Family::LazyPortable).push("AGAIN", 0)
     }
 
-    /// The kernel that computes groups again, of a backward pass or a forward pass on tensor cores. It is seldom run:
-    /// one serves problems with options and without.
+    /// The kernel that computes groups again. It is seldom run: one serves problems with options and without.
     pub fn fallback(self, backward: bool) -> Variant {
         // Forward, columns of q have no accumulators.
         let shape = AttentionShape { dim: if backward { self.dim } else { 1 }, options: true, ..self };
-        let mut variant = shape.portable(Family::AttentionFallback);
-        variant.defines.push(("BACKWARD", backward.into()));
-        variant
+        shape.portable(Family::AttentionFallback).push("BACKWARD", backward.into())
     }
 
     /// The same for sm80.
     fn on_tensor_cores(self, family: Family, columns: [usize; 2]) -> Variant {
-        let mut variant = self.variant(family, columns);
-        variant.defines.insert(2, ("WHOLE", self.whole.into()));
-        variant
+        self.variant(family, columns).insert(2, "WHOLE", self.whole.into())
     }
 
     /// The same; wider results take several launches.
@@ -176,9 +165,7 @@ impl AttentionShape {
     }
 
     pub fn sm80(self) -> Variant {
-        let mut variant = self.narrow(Family::AttentionSm80);
-        variant.defines.push(("TILES", 0));
-        variant
+        self.narrow(Family::AttentionSm80).push("TILES", 0)
     }
 
     /// The backward pass in one pass by keys, with dq partials, of D and E up to 128.
@@ -188,18 +175,14 @@ impl AttentionShape {
 
     /// The first order of f32, with factors as sums of two bf16 or rounded to tf32, of D up to 128.
     pub fn sm80_f32(self, bf16x3: bool) -> Variant {
-        let mut variant = self.narrow(Family::AttentionSm80F32);
-        variant.defines.insert(1, ("BF16X3", bf16x3.into()));
-        variant
+        self.narrow(Family::AttentionSm80F32).insert(1, "BF16X3", bf16x3.into())
     }
 
     /// The backward pass where D or E is above 128, with walked tiles in 1 or 2 stages.
     pub fn sm80_wide(self, stages: usize) -> Variant {
         let values = self.value_dim.map_or(64, |columns| width(columns).max(128));
         let widths = [width(self.dim).max(128), values];
-        let mut variant = self.on_tensor_cores(Family::AttentionSm80Wide, widths);
-        variant.defines.push(("STAGES", stages));
-        variant
+        self.on_tensor_cores(Family::AttentionSm80Wide, widths).push("STAGES", stages)
     }
 
     /// The second order of bf16, of D and E up to 128.
@@ -227,7 +210,6 @@ impl Variant {
         shape.portable(Family::AttentionPortable)
     }
 
-    /// The forward pass for sm90a.
     pub(crate) fn hopper_forward(of: Hopper, values: bool) -> Self {
         let groups = ("GROUPS", if has_three(of) { 3 } else { 2 });
         let defines = [&of.defines()[..], &[groups, ("VALUES", values.into())]].concat();
@@ -243,11 +225,8 @@ impl Variant {
     pub(crate) fn hopper_lazy(of: Hopper, backward: bool) -> Self {
         let family = if backward { Family::LazySm90aBackward } else { Family::LazySm90aForward };
         let lengths = ("LENGTHS", if of.lengths == Lengths::Equal { 0 } else { 2 });
-        let mut variant = Variant::new(family, [("STORAGE", number(of.storage)), ("D", of.width), lengths]);
-        if of.visible == Visible::Spans {
-            variant.defines.push(("WINDOW", of.visible as usize));
-        }
-        variant
+        let variant = Variant::new(family, [("STORAGE", number(of.storage)), ("D", of.width), lengths]);
+        if of.visible == Visible::Spans { variant.push("WINDOW", of.visible as usize) } else { variant }
     }
 
     /// The warpgroups of a kernel of lazy_attention for sm90a: 64 queries each.
@@ -260,12 +239,10 @@ impl Variant {
         }
     }
 
-    /// The arithmetic that computes its products.
     pub(crate) fn unit(&self) -> Unit {
         self.family.unit()
     }
 
-    /// The level whose kernels are these.
     pub(crate) fn level(&self) -> Level {
         match self.unit() {
             Unit::Ffma => Level::Portable,

@@ -13,7 +13,6 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Every key.
     pub const ALL: Window = Window { left: OPEN, right: OPEN, offset: 0, bottom: false };
 }
 
@@ -23,8 +22,8 @@ pub(crate) const OPEN: i32 = 1 << 30;
 /// The longest sequences: their reaches and offsets fit 32 bits.
 pub(crate) const LONGEST: usize = 1 << 28;
 
-/// The window of a mask over sequences of at most these lengths, if it is one. Ends that reach every key are open:
-/// equal masks have equal windows.
+/// The window of a mask over sequences of at most these lengths. Ends that reach every key are open: equal masks have
+/// equal windows.
 pub(crate) fn window(mask: &Mask, queries: usize, keys: usize) -> Option<Window> {
     let offset = |align: &Align| match align {
         Align::TopLeft => 0,

@@ -4,15 +4,14 @@ use super::super::shard_pass::Step;
 use super::super::sums::draft_sums;
 use super::check_vocab;
 use super::table::{self, draft_step};
-use crate::call::{Operands, PassCall, storage_of};
+use crate::call::storage_of;
 use crate::device_pass::DevicePass;
 use crate::device_tensor::{DeviceTensors, check as check_tensors};
 use crate::levels;
 use crate::options::Options;
-use crate::pass::PassPlan;
 use crate::workspace::Workspace;
 use etalon_problem::linear_cross_entropy::shard::{Dh, Shard, check_shards};
-use etalon_problem::{Algorithm, Dtype, Error, LinearCrossEntropy, Pass, Stored, Table};
+use etalon_problem::{Algorithm, Dtype, Error, LinearCrossEntropy, Pass, Stored};
 use std::ops::Range;
 
 /// Prepares the forward pass of a shard: reads the inputs of the forward pass, `w` and `bias` of the shard's classes,
@@ -41,7 +40,8 @@ pub fn prepare_combine(
     let nodes = parts(problem, shards, Dh::Nodes)?;
     let table = table::of_combine(problem, nodes.len());
     check_tensors(&table, inputs, outputs, false)?;
-    prepare(workspace, (&table, Dtype::F32), (inputs, outputs), options, |call| draft_sums(problem, &nodes, call))
+    let call = (Pass::Forward, Dtype::F32, &table);
+    DevicePass::of(workspace, call, (inputs, outputs), options, |call| draft_sums(problem, &nodes, call))
 }
 
 /// Prepares what makes outputs of the forward pass of `totals`, `[T][10]`: on every device the same. Of the inputs of
@@ -91,7 +91,8 @@ pub fn prepare_combine_dh(
     // The type of dh is the caller's: it is checked as if it were that of the parts.
     let same = |&(name, shape, _)| (name, shape, Stored::Float(Dtype::F32));
     table.check_tensors(reads.iter().copied(), writes.iter().map(same), false)?;
-    prepare(workspace, (&table, storage), (inputs, outputs), options, |call| draft_sums(problem, &parts, call))
+    let call = (Pass::Forward, storage, &table);
+    DevicePass::of(workspace, call, (inputs, outputs), options, |call| draft_sums(problem, &parts, call))
 }
 
 /// The classes of what all shards return.
@@ -113,20 +114,8 @@ fn of_step(
     let table = table::of_step(shard, step);
     let storage = check_tensors(&table, inputs, outputs, false)?;
     check(step, storage, options)?;
-    prepare(workspace, (&table, storage), (inputs, outputs), options, |call| draft_step(shard, step, call))
-}
-
-fn prepare(
-    workspace: &Workspace,
-    (table, storage): (&Table, Dtype),
-    (inputs, outputs): (&DeviceTensors<'_>, &DeviceTensors<'_>),
-    options: &Options,
-    draft: impl Fn(&PassCall<'_, '_>) -> Result<PassPlan<'static>, Error>,
-) -> Result<DevicePass, Error> {
-    let state = workspace.device(options.device)?;
-    let operands = Operands::Device(inputs, outputs);
-    let call = PassCall::new(state.device.target, (Pass::Forward, storage), table, operands, options);
-    DevicePass::of(&state, draft(&call)?, table, inputs, outputs)
+    let call = (Pass::Forward, storage, &table);
+    DevicePass::of(workspace, call, (inputs, outputs), options, |call| draft_step(shard, step, call))
 }
 
 /// Fails where the level has no kernel for a step.

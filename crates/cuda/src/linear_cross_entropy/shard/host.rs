@@ -5,14 +5,13 @@ use super::super::sums::draft_sums;
 use super::check_vocab;
 use super::device::check;
 use super::table::{self, draft_step};
-use crate::call::{Operands, PassCall, storage_of};
-use crate::host::Placed;
+use crate::call::{PassCall, storage_of};
+use crate::host::compute;
 use crate::memory::{filled, reserved};
 use crate::options::Options;
-use crate::pass::PassPlan;
 use crate::workspace::Workspace;
 use etalon_problem::linear_cross_entropy::shard::{Dh, Partial, Shard, check_partials, check_parts, check_shards};
-use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Table, View, ViewMut, Views, ViewsMut};
+use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, View, ViewMut, Views, ViewsMut};
 use ndarray::{Array, Array1, Array2, Array3, ArrayView1, ArrayView2, ArrayView3, Dimension, IntoDimension};
 use std::ops::Range;
 
@@ -55,7 +54,7 @@ pub fn combine(
     let mut places = ViewsMut::new().with("totals", &mut totals);
     let table = table::of_combine(problem, nodes.len());
     let draft = |call: &PassCall<'_, '_>| draft_sums(problem, &nodes, call);
-    compute(workspace, (&table, Dtype::F32), (&inputs, &mut places), options, draft)?;
+    compute(workspace, (Pass::Forward, Dtype::F32, &table), (&inputs, &mut places), options, draft)?;
     drop(places);
     Ok(partials_of(&totals)?.into())
 }
@@ -113,7 +112,8 @@ pub fn combine_dh(
     let inputs = Views::new().with("parts", &parts);
     let places = &mut ViewsMut::new().with("dh", dh);
     let table = table::of_combine_dh(problem, [classes.len(), tokens]);
-    compute(workspace, (&table, storage), (&inputs, places), options, |call| draft_sums(problem, &classes, call))
+    let call = (Pass::Forward, storage, &table);
+    compute(workspace, call, (&inputs, places), options, |call| draft_sums(problem, &classes, call))
 }
 
 /// Computes a step, from totals if it takes them.
@@ -131,20 +131,8 @@ fn of_step(
     let table = table::of_step(shard, step);
     let storage = table.check_call(&all, outputs, false)?;
     check(step, storage, options)?;
-    compute(workspace, (&table, storage), (&all, outputs), options, |call| draft_step(shard, step, call))
-}
-
-fn compute(
-    workspace: &Workspace,
-    (table, storage): (&Table, Dtype),
-    (inputs, outputs): (&Views<'_>, &mut ViewsMut<'_>),
-    options: &Options,
-    draft: impl Fn(&PassCall<'_, '_>) -> Result<PassPlan<'static>, Error>,
-) -> Result<(), Error> {
-    let state = workspace.device(options.device)?;
-    let operands = Operands::Host(inputs, Some(outputs));
-    let call = PassCall::new(state.device.target, (Pass::Forward, storage), table, operands, options);
-    Placed::of(&state, draft(&call)?, inputs, Some(outputs))?.compute(outputs)
+    let call = (Pass::Forward, storage, &table);
+    compute(workspace, call, (&all, outputs), options, |call| draft_step(shard, step, call))
 }
 
 /// The totals as they lie on a device. Fails where that of a token that counts is not of all classes, or has no
@@ -192,7 +180,6 @@ fn partials_of(words: &Array<f32, impl Dimension>) -> Result<Vec<Partial>, Error
     Ok(list)
 }
 
-/// A list as an array.
 fn shaped<T, const N: usize, D: Dimension>(name: &str, shape: [usize; N], list: Vec<T>) -> Result<Array<T, D>, Error>
 where
     [usize; N]: IntoDimension<Dim = D>,

@@ -6,7 +6,6 @@ use crate::pass::PassPlan;
 use etalon_problem::linear_cross_entropy::shard::{Partial, Shard};
 use etalon_problem::{Error, LinearCrossEntropy, Operand, Pass, Precision, Role, Table};
 
-/// Drafts a step of a shard for a call with its table.
 pub(super) fn draft_step(shard: &Shard<'_>, step: Step, call: &PassCall<'_, '_>) -> Result<PassPlan<'static>, Error> {
     let mut used = call.table.clone();
     used.operands.retain(|operand| is_read(step, operand.name));
@@ -25,7 +24,6 @@ fn tensor(name: &'static str, shape: impl Into<Vec<usize>>, role: Role) -> Opera
     Operand { name, primal: name, axes, shape, role, precision: Precision::Wide, option, becomes }
 }
 
-/// The tensors of a step of a shard.
 pub(super) fn of_step(shard: &Shard<'_>, step: Step) -> Table {
     let (problem, words) = (shard.problem(), Partial::WORDS);
     let mut table = shard.table(step.pass());
@@ -51,14 +49,14 @@ pub(super) fn of_step(shard: &Shard<'_>, step: Step) -> Table {
     table
 }
 
-/// The tensors of [`combine`](super::combine), of so many nodes.
+/// The tensors of [`combine`](super::combine).
 pub(super) fn of_combine(problem: &LinearCrossEntropy, nodes: usize) -> Table {
     let partials = tensor("partials", [nodes, problem.tokens, Partial::WORDS], Role::Input);
     let totals = tensor("totals", [problem.tokens, Partial::WORDS], Role::Output);
     of_sums(problem, [partials, totals])
 }
 
-/// The tensors of [`combine_dh`](super::combine_dh), of so many parts and tokens.
+/// The tensors of [`combine_dh`](super::combine_dh).
 pub(super) fn of_combine_dh(problem: &LinearCrossEntropy, [parts, tokens]: [usize; 2]) -> Table {
     let parts = tensor("parts", [parts, tokens, problem.dim], Role::Input);
     let dh = tensor("dh", [tokens, problem.dim], Role::Output);
