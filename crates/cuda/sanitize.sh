@@ -46,6 +46,8 @@ cases=(
     lazy_attention/f16/window/dims/lengths/reach_whole/mixed/generic/dlse/default_scale/0
     lazy_attention/f32/array/groups/packed/reach_beyond/mixed/ties/dlse/default_scale/0
     linear_attention/bf16/per_head/usual/both/micro_chunks/dense/one/generic/0
+    linear_attention/bf16/per_head/usual/both/long/dense/one/generic/0
+    linear_attention/bf16/per_token/strong/both/long/packed/root/range/0
     linear_attention/bf16/per_token/strong/both/micro_chunks/dense/one/generic/0
     linear_attention/f16/per_token/resets/both/spans/packed/root/range/0
     linear_attention/f32/none/strong/final/micro_chunks/lengths/negative/generic/0
@@ -57,7 +59,7 @@ list=$(IFS=,; echo "${cases[*]}")
 # Kernels of their own: what is left out of a gradient, and how much that is.
 filtered=linear_cross_entropy/f32/big/bias/smoothing/sum/some/all/generic/0
 # Level sm90a-segments computes nothing but these: several segments of either kind of decay.
-segments=linear_attention/bf16/per_head/usual/both/micro_chunks/dense/one/generic/0,linear_attention/f16/none/strong/final/micro_chunks/lengths/negative/generic/0
+segments=linear_attention/bf16/per_head/usual/both/long/dense/one/generic/0,linear_attention/f16/none/strong/final/long/lengths/negative/generic/0
 
 # Kernels that a tool reports without cause. initcheck does not follow writes of the copy engine to memory: `move`,
 # which spreads such results, `bias`, which sums da, and copies to the host read them. Elements that `totals` and

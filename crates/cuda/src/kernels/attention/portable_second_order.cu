@@ -48,11 +48,16 @@ template <bool BY_KEYS> DEV void turns(const SecondArgs& a, Shared& shared, Pair
   }
 }
 
-// The second order of each pair of two tiles, with queries or with keys as rows: `each(r, e, pair)`.
-template <bool BY_KEYS, class F> DEV void each_second(const SecondArgs& a, Shared& shared, const Head& head, int row, int key, F each) {
-  Pairs s = {}, u = {}, dp = {}, t = {};
-  scores<BY_KEYS>(a, shared, s, u, head, row, key);
-  turns<BY_KEYS>(a, shared, dp, t, head, row, key);
+// Of each pair of two tiles S, u, dP and T, in whose registers come x, dS, the moved weight and P.
+struct Seconds {
+  Pairs x = {}, ds = {}, moved = {}, p = {};
+};
+
+// The second order of each pair of two tiles, with queries or with keys as rows: `each(r, e, pair)`, which may leave
+// its numbers in `of`. Elsewhere they would take registers of their own.
+template <bool BY_KEYS, class F> DEV void each_second(const SecondArgs& a, Shared& shared, const Head& head, int row, int key, Seconds& of, F each) {
+  scores<BY_KEYS>(a, shared, of.x, of.ds, head, row, key);
+  turns<BY_KEYS>(a, shared, of.moved, of.p, head, row, key);
   UNROLL(n, BY_KEYS ? 4 : R) {
     const int i = row + (BY_KEYS ? column_of(n) : row_of(n));
     const Span span = head.span(i);
@@ -60,7 +65,7 @@ template <bool BY_KEYS, class F> DEV void each_second(const SecondArgs& a, Share
     const Numbers numbers = i < head.s.queries ? numbers_of(a, head)[i] : Numbers{};
     UNROLL(m, BY_KEYS ? R : 4) {
       const int r = BY_KEYS ? m : n, e = BY_KEYS ? n : m, j = key + (BY_KEYS ? row_of(m) : column_of(m));
-      each(r, e, second(a, head, s[r][e], u[r][e], dp[r][e], t[r][e], i, j, span, lse, numbers));
+      each(r, e, second(a, head, of.x[r][e], of.ds[r][e], of.moved[r][e], of.p[r][e], i, j, span, lse, numbers));
     }
   }
 }
@@ -161,12 +166,14 @@ KERNEL(queries, SecondArgs a, THREADS) {
   Sums<CD> gq;
   clear<CD>(gq);
   NO_UNROLL for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
-    Pairs x, ds;
-    each_second<false>(a, shared, head, row, key, [&](int r, int e, const Pair& pair) { x[r][e] = pair.x, ds[r][e] = pair.ds; });
+    Seconds of;
+    each_second<false>(a, shared, head, row, key, of, [&](int r, int e, const Pair& pair) {
+      of.x[r][e] = pair.x, of.ds[r][e] = pair.ds;
+    });
     auto add_pairs = [&](Sums<CD>& sum) {
       NO_UNROLL for (int term = 0; term < (a.ddk.data ? 2 : 1); term++) {
-        if (term == 0) publish(shared, x);
-        else publish(shared, ds);
+        if (term == 0) publish(shared, of.x);
+        else publish(shared, of.ds);
         accumulate<CD>(shared, sum, key_rows(term == 0 ? c.k : a.ddk, head, key), c.first_dim, c.dim);
         __syncthreads();
       }
@@ -193,15 +200,15 @@ template <class SLOTS> DEV void keys_of(const SecondArgs& a, const SLOTS& slots)
     Head head(c, s, h);
     NO_UNROLL for (int row = 0; row < s.queries; row += SIDE) {
       if (!may_see(c, s, row, key)) continue;
-      Pairs x, ds, moved, p;
+      Seconds of;
       Sums<CD> gq;
-      each_second<true>(a, shared, head, row, key, [&](int r, int e, const Pair& pair) {
-        x[r][e] = pair.x, ds[r][e] = pair.ds, moved[r][e] = pair.moved, p[r][e] = pair.p;
+      each_second<true>(a, shared, head, row, key, of, [&](int r, int e, const Pair& pair) {
+        of.x[r][e] = pair.x, of.ds[r][e] = pair.ds, of.moved[r][e] = pair.moved, of.p[r][e] = pair.p;
       });
       if (wants_gv) {
         NO_UNROLL for (int term = 0; term < (a.cot_o.data ? 2 : 1); term++) {
-          if (term == 0) publish(shared, moved);
-          else publish(shared, p);
+          if (term == 0) publish(shared, of.moved);
+          else publish(shared, of.p);
           accumulate<CE>(shared, gv, query_rows(term == 0 ? c.dout : a.cot_o, head, row), c.first_value, c.value_dim);
           __syncthreads();
         }
@@ -209,14 +216,14 @@ template <class SLOTS> DEV void keys_of(const SecondArgs& a, const SLOTS& slots)
       if (FUSED) clear<CD>(gq);
       NO_UNROLL for (int term = 0; term < 2; term++) {
         if (wants_gk && (term == 0 || a.ddq.data)) {
-          if (term == 0) publish(shared, x);
-          else publish(shared, ds);
+          if (term == 0) publish(shared, of.x);
+          else publish(shared, of.ds);
           accumulate<CD>(shared, gk, query_rows(term == 0 ? c.q : a.ddq, head, row), c.first_dim, c.dim);
           __syncthreads();
         }
         if (FUSED && (term == 0 || a.ddk.data)) {
-          if (term == 0) publish_across(shared, x);
-          else publish_across(shared, ds);
+          if (term == 0) publish_across(shared, of.x);
+          else publish_across(shared, of.ds);
           accumulate<CD>(shared, gq, key_rows(term == 0 ? c.k : a.ddk, head, key), c.first_dim, c.dim);
           __syncthreads();
         }
@@ -242,7 +249,8 @@ KERNEL(gbias, SecondArgs a, THREADS) {
   const int own = blockIdx.x % c.bias_heads, row = task.row_tile * SIDE, key = task.key_tile * SIDE;
   Pairs sum = {};
   each_sharing(c, task, own, [&](const Head& head) {
-    each_second<false>(a, shared, head, row, key, [&](int r, int e, const Pair& pair) { sum[r][e] += pair.score; });
+    Seconds of;
+    each_second<false>(a, shared, head, row, key, of, [&](int r, int e, const Pair& pair) { sum[r][e] += pair.score; });
   });
   store_pairs(c, task, a.gbias, own, sum);
 }
