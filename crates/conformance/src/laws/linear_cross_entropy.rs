@@ -180,12 +180,10 @@ fn tied(trial: &Trial<'_>, outputs: &Tensors) -> Result<Vec<usize>, Flaw> {
         product + bias.as_ref().map_or(0.0, |bias| bias[[class as usize]])
     };
     let is_class = |y: f64| (0.0..w.shape()[0] as f64).contains(&y);
-    let (before, now) = (result(trial.clean()?, "argmax")?, result(outputs, "argmax")?);
-    let pairs = before
-        .iter()
-        .zip(&now)
-        .enumerate()
-        .filter(|(_, (a, b))| a != b && is_class(**a) && is_class(**b));
+    let argmax = |all: &Tensors| all["argmax"].numbers("argmax");
+    let (before, now) = (argmax(trial.clean()?)?, argmax(outputs)?);
+    let differs = |&(_, (a, b)): &(usize, (&f64, &f64))| a != b && is_class(*a) && is_class(*b);
+    let pairs = before.iter().zip(&now).enumerate().filter(differs);
     let tied = pairs.filter(|&(token, (&a, &b))| logit(token, a) == logit(token, b));
     Ok(tied.map(|(token, _)| token).collect())
 }
