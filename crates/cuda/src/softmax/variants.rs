@@ -123,8 +123,8 @@ impl AttentionShape {
         self.variant(family, [columns, values]).insert(0, "R", if is_light { 8 } else { 4 })
     }
 
-    /// Portable kernels of the second order to which narrow operands leave registers for 8 rows a thread: `tangents`, and
-    /// the pass by keys that leaves partial sums.
+    /// Portable kernels of the second order to which narrow operands leave registers for 8 rows a thread: `tangents`,
+    /// and the pass by keys that leaves partial sums.
     pub fn light_second(self) -> Variant {
         let variant = self.portable(Family::AttentionPortableSecondOrder);
         if self.widths() == [64, 64] { variant.with("R", 8) } else { variant }
