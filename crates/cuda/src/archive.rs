@@ -175,10 +175,11 @@ impl ArchiveWriter {
         let write = || {
             fs::create_dir_all(&self.folder)?;
             let cache = Cache::shared(&self.folder);
+            cache.make_room()?;
             let mut file = cache.draft()?;
             file.write_all(index.lines().as_bytes())?;
             file.persist(&path)?;
-            cache.make_room()
+            Ok(())
         };
         write().map_err(|error: io::Error| failed(&path, &error))?;
         Ok(index.entries.len())

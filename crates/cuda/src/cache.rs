@@ -86,7 +86,7 @@ impl Cache {
         file.write_all(&Sha256::digest(image))?;
         file.write_all(image)?;
         file.persist(self.path(key))?;
-        // Room is made by who has a limit; who writes many entries without one tidies up at the end.
+        // An archive has no limit: its writer looks through the folder once, when it finishes.
         if self.limit < u64::MAX { self.make_room() } else { Ok(()) }
     }
 
