@@ -6,8 +6,6 @@
 
 mod asked;
 mod given;
-#[cfg(test)]
-mod tests;
 
 pub use asked::{Asked, about, probes};
 pub use given::{Given, MOST_PAIRS};

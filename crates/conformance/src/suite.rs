@@ -487,29 +487,40 @@ fn judge_as(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::laws::Judgement;
+    use crate::laws::law::{DEAREST, laws};
+
+    fn holds(_: &Trial<'_>) -> Judgement {
+        Ok(None)
+    }
+
+    laws! {
+        EVERY;
+        /// The gate.
+        Gate bound = holds on Any;
+        /// A law of few looks.
+        Probe probe = holds on Any, looks 8;
+        /// A law that asks a tier several times.
+        Meaning dear = holds on Any, core DEAREST;
+        /// A law about a choice of the caller.
+        Contract ways = holds on Any asks Partials;
+    }
 
     #[test]
     fn a_law_of_few_looks_has_them_at_every_depth_and_a_dear_one_at_core_depth() {
-        let laws = laws::all();
-        let number = |name| laws.iter().position(|law: &Law| law.name == name).unwrap();
-        let [gate, probe, dear] = [EVERY_CASE, "exp_probe", "blocking"].map(number);
-        let most = laws[probe].looks.unwrap();
         let applies = |law| Applies { pass: Pass::Forward, law, favoured: false };
-        for (depth, of_dear) in [(Depth::Core, laws[dear].at_core), (Depth::Full, 50)] {
-            let chosen = choose(depth, &laws, vec![[gate, probe, dear].map(applies).to_vec(); 50]);
+        for (depth, of_dear) in [(Depth::Core, DEAREST), (Depth::Full, 50)] {
+            let chosen = choose(depth, LAWS, vec![[0, 1, 2].map(applies).to_vec(); 50]);
             let looks = |law| chosen.iter().flatten().filter(|(_, of)| *of == law).count();
-            assert_eq!([gate, probe, dear].map(looks), [50, most, of_dear], "{depth}");
+            assert_eq!([0, 1, 2].map(looks), [50, 8, of_dear], "{depth}");
         }
     }
 
     #[test]
     fn a_dear_problem_is_for_the_ways_through_a_kernel() {
-        let laws = laws::all();
-        let law = |name| laws.iter().find(|law: &&Law| law.name == name).unwrap();
-        let [gate, ways, formula] = [EVERY_CASE, "budgets", "statistics"].map(law);
         let affordable = |cost| {
-            let laws = [gate, ways, formula];
-            Pass::ALL.map(|pass| laws.map(|law| is_affordable(law, pass, cost)))
+            let laws = ["bound", "ways", "dear"].map(|name| LAWS.iter().find(|x| x.name == name));
+            Pass::ALL.map(|pass| laws.map(|law| law.is_some_and(|x| is_affordable(x, pass, cost))))
         };
         assert_eq!(affordable(SECOND_ORDER).as_flattened(), [true; 3 * Pass::ALL.len()]);
         let second = Pass::ALL.iter().position(|&pass| pass == Pass::DoubleBackward).unwrap();

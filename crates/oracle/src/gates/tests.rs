@@ -1,8 +1,11 @@
 use super::*;
+use crate::profile::Profile;
 use crate::tensor::{Data, Stored, Tensor};
-use etalon_problem::Dtype;
+use etalon_problem::{Attention, Dtype, Extents, Pass, Problem};
+use half::bf16;
 use ndarray::ArrayD;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 fn shaped(shape: &[usize], value: &[f64], bound: &[f64]) -> Bounds {
     let array = |list: &[f64]| ArrayD::from_shape_vec(shape, list.to_vec()).unwrap();
@@ -128,4 +131,42 @@ fn a_row_that_cancels_is_measured_against_the_whole() {
         informative(&shaped(&[4, 2], &value, &[1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, last, last]))
     };
     assert!(judge(0.08).is_ok() && judge(0.09).is_err());
+}
+
+/// The rows in doubt of an output of one column in bf16 whose bounds are wider than its results, beside simulated
+/// kernels that err by `errors` in every row.
+fn in_doubt(value: &[f64], got: &[f64], errors: &[f64]) -> usize {
+    let shape = [1, 1, value.len(), 1];
+    let exact = shaped(&shape, value, &vec![10.0; value.len()]);
+    let list = got.iter().map(|&x| bf16::from_f64(x)).collect();
+    let tensor = Tensor { shape: shape.to_vec(), data: Data::Bf16(list) };
+    let outputs = BTreeMap::from([("o".to_string(), tensor)]);
+    let extents =
+        Extents { batch: 1, query_heads: 1, key_heads: 1, queries: value.len(), keys: 1, dim: 1 };
+    let problem: Problem = Attention::new(extents).into();
+    let simulate = |_| -> Result<_, Error> {
+        let errors = ArrayD::from_shape_vec(&shape[..], errors.to_vec()).unwrap();
+        Ok(Arc::new(BTreeMap::from([("o".to_string(), errors)])))
+    };
+    let profile = Profile::flash(Dtype::Bf16);
+    let operands = problem.operands(Pass::Forward);
+    let found = uninformative(&operands, &profile, &exact, &outputs, simulate).unwrap();
+    found.iter().map(|x| x.undecided).sum()
+}
+
+/// bf16 has 13.1875 and 13.25 (8 bits): all simulated kernels store the first, which is right to four digits.
+#[test]
+fn a_neighbour_of_the_number_that_simulated_kernels_store_is_not_in_doubt() {
+    let exact = 13.188994;
+    assert_eq!(in_doubt(&[exact], &[13.25], &[13.1875 - exact]), 0);
+    let far = 20.0;
+    assert_eq!(in_doubt(&[exact], &[far], &[13.1875 - exact]), 1, "a half more is");
+}
+
+/// Their squares are subnormal or 0 in f64.
+#[test]
+fn results_too_small_to_be_squared_are_not_in_doubt() {
+    for tiny in [1e-157, 1e-200, 1e-300] {
+        assert_eq!(in_doubt(&[tiny; 8], &[0.0; 8], &[-tiny; 8]), 0, "{tiny:e}");
+    }
 }

@@ -165,7 +165,7 @@ struct Rows<'a> {
     rows: Vec<usize>,
     /// Of each of them the sum of the squares of errors of its uninformative elements, of what is judged.
     own: Vec<f64>,
-    /// The same of the rounding that is granted to any kernel.
+    /// The same of the rounding of sums and of stored results that is granted to any kernel.
     least: Vec<f64>,
     /// The same of the simulated kernels, all together.
     simulated: Vec<f64>,
@@ -194,8 +194,12 @@ impl<'a> Rows<'a> {
         let rows: Vec<usize> = rows.collect();
         let error = |(got, exact): (&f64, &f64)| saturated(*got, bound.largest) - exact;
         let own: Vec<f64> = got.iter().zip(&bound.value).map(error).collect();
-        let least: Vec<f64> =
-            scales.iter().map(|scale| unit * scale + stored.underflow()).collect();
+        // Exact results close to a number of the storage type are stored as that by all simulated kernels, and as its
+        // neighbour by the next one.
+        let granted = |(scale, value): (&f64, &f64)| {
+            unit * scale + stored.unit_roundoff() * value.abs() + stored.underflow()
+        };
+        let least: Vec<f64> = scales.iter().zip(&bound.value).map(granted).collect();
         let simulated = vec![0.0; rows.len()];
         let directions = bound.value.iter().copied().collect();
         let (share, shares) = (0.0, 0.0);
@@ -221,7 +225,8 @@ impl<'a> Rows<'a> {
     fn divide_directions(&mut self, scales: &[f64]) {
         let (squares, rows) = (self.squares(scales), self.rows.len() as f64);
         for (&row, square) in self.rows.iter().zip(squares) {
-            let by = if square > 0.0 { 1.0 / (square * rows) } else { 0.0 };
+            // Of results below √f64::MIN_POSITIVE no share is known.
+            let by = if square.is_normal() { 1.0 / (square * rows) } else { 0.0 };
             self.directions[self.layout.range(row)].iter_mut().for_each(|x| *x *= by);
         }
     }

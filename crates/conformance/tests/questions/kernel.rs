@@ -1,8 +1,8 @@
 //! A kernel of attention as somebody might write it: f32 sums, P and dS rounded to the storage type, sound or with a
 //! bug.
 
-use super::super::Question;
-use crate::tensor::{Stored, Tensor, Tensors};
+use etalon_conformance::questions::Question;
+use etalon_conformance::tensor::{Stored, Tensor, Tensors};
 use etalon_problem::{Dtype, Operand, Pass, Problem, Role, Scores};
 use ndarray::{ArrayD, IxDyn};
 

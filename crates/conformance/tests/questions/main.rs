@@ -4,13 +4,16 @@
 mod factors;
 mod kernel;
 
-use super::*;
-use crate::capabilities::Kernel;
-use crate::tier::Hints;
-use crate::tiers::{Reference, ask};
+use etalon_conformance::capabilities::{Capabilities, Kernel};
+use etalon_conformance::profile::Profile;
+use etalon_conformance::questions::{Answers, Asked, Given, Question, about};
+use etalon_conformance::report::Verdict;
+use etalon_conformance::tensor::{Tensor, Tensors};
+use etalon_conformance::tier::{Hints, Request};
+use etalon_conformance::tiers::{Reference, ask};
 use etalon_problem::{
-    Attention, Extents, LinearAttention, LinearCrossEntropy, LinearExtents, NamedArray,
-    TokenOutputs,
+    Algorithm, Attention, Dtype, Extents, LinearAttention, LinearCrossEntropy, LinearExtents, Mask,
+    NamedArray, Pass, Problem, TokenOutputs,
 };
 use kernel::{Bug, WRONG, answer};
 
