@@ -1,6 +1,6 @@
 //! `etalon check`: a verdict on the results of somebody's kernel.
 
-use crate::eval::{LoadedProblem, Question};
+use crate::eval::{self, LoadedProblem, Question};
 use crate::options;
 use crate::outcome::{Failure, Outcome, say};
 use crate::page::{Block, html, markdown, quoted, terminal};
@@ -87,7 +87,93 @@ struct Found {
     /// Assumptions, omissions and ignored tensors.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     notes: Vec<String>,
-    command: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    command: Option<String>,
+}
+
+/// A judgement that a program asks for, in the words of `etalon check`.
+#[derive(Debug, Clone)]
+pub struct Judgement {
+    /// The verdict.
+    pub status: Status,
+    /// The report, with the verdict in its first line.
+    pub text: String,
+    /// The report in JSON, as `--report json=PATH` writes it.
+    pub json: String,
+}
+
+/// Why there is no judgement.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Refused {
+    /// The question cannot be judged.
+    #[error(transparent)]
+    Question(#[from] Error),
+    /// A profile or an output is unknown, or there is not enough memory: one line.
+    #[error("{0}")]
+    Other(String),
+}
+
+impl From<Failure> for Refused {
+    fn from(Failure(line): Failure) -> Self {
+        Refused::Other(line)
+    }
+}
+
+/// Judges results that a program holds as `etalon check` does, on the threads of the current pool: `profile` is what
+/// `--profile` takes, and `generic` says whether the inputs are random, if the caller knows.
+pub fn judge(
+    problem: &Problem,
+    pass: Pass,
+    inputs: Tensors,
+    got: &Tensors,
+    only: &[String],
+    (profile, generic): (&str, Option<bool>),
+) -> Result<Judgement, Refused> {
+    let (mut inputs, dtype) = eval::inputs(problem, pass, inputs)?;
+    let mut notes: Vec<String> = eval::unit_loss(problem, pass, &mut inputs)?.into_iter().collect();
+    known_outputs(problem, pass, only)?;
+    check_results(problem, pass, got, only)?;
+    let outputs = problem.operands(pass);
+    let outputs: Vec<&Operand> = outputs.iter().filter(|x| x.role == Role::Output).collect();
+    notes.extend(own_types(&outputs, dtype, got));
+    let claim = options::claim(profile)?;
+    let hints = Hints::default();
+    let request = Request { problem, pass, dtype, inputs: &inputs, hints };
+    let check = judged(&request, got, only, claim, generic, &|_, _, _| {})?;
+    if !check.passed {
+        notes.extend(held_wider(problem, pass, dtype, &inputs));
+    }
+    let auto = claim.of(dtype).is_none();
+    let found = Found { check, allow_undecided: 0.0, auto, notes, command: None };
+    let text = format!("{}\n\n{}", found.verdict(), terminal(&found.blocks()));
+    let json = serde_json::to_string(&found).map_err(Failure::from)?;
+    Ok(Judgement { status: found.status(), text, json })
+}
+
+/// The check of a claim, or of the strictest profile that holds, if there is memory for it.
+fn judged(
+    request: &Request<'_>,
+    got: &Tensors,
+    only: &[String],
+    claim: options::Claim,
+    generic: Option<bool>,
+    progress: &(dyn Fn(usize, usize, &str) + Sync),
+) -> Result<Check, Refused> {
+    let &Request { problem, pass, dtype, .. } = request;
+    needs::afford_check(problem, pass, dtype)?;
+    let profile = match claim.of(dtype) {
+        None => strictest(request, got, only)?,
+        claimed => claimed,
+    };
+    // If none holds, what the usual one says is of most use.
+    let profile = profile.unwrap_or_else(|| Profile::flash(dtype));
+    needs::afford_stores(problem, &profile)?;
+    let check = check_with_progress(request, &profile, got, only, progress)?;
+    let check = match generic {
+        None => check,
+        Some(generic) => check.on_inputs(generic),
+    };
+    Ok(if claim.of(dtype).is_none() { check.as_strictest() } else { check })
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
@@ -107,34 +193,24 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let hints = Hints::default();
     let request = Request { problem: &problem, pass: *pass, dtype, inputs: &inputs, hints };
     let pool = arguments.threads.pool()?;
-    let judged = |got: &Tensors| -> Result<Check, Failure> {
-        needs::afford_check(&problem, *pass, dtype)?;
-        let profile = match claim.of(dtype) {
-            None => strictest(&request, got, &only)?,
-            claimed => claimed,
-        };
-        // If none holds, what the usual one says is of most use.
-        let profile = profile.unwrap_or_else(|| Profile::flash(dtype));
-        needs::afford_stores(&problem, &profile)?;
+    let generic = match (arguments.generic, arguments.structured) {
+        (false, false) => None,
+        (generic, _) => Some(generic),
+    };
+    let check = pool.install(|| {
         let progress = Progress::on_terminal(INTERVAL);
-        let check = check_with_progress(&request, &profile, got, &only, &|done, all, what| {
+        let check = judged(&request, &got, &only, claim, generic, &|done, all, what| {
             progress.report(done, all, what);
         });
         progress.finish();
-        Ok(check?)
-    };
-    let check = pool.install(|| judged(&got))?;
-    let check = match (arguments.generic, arguments.structured) {
-        (false, false) => check,
-        (generic, _) => check.on_inputs(generic),
-    };
+        check
+    })?;
     let command = command(arguments, &check.profile);
     let (auto, allow_undecided) = (claim.of(dtype).is_none(), arguments.allow_undecided);
-    let check = if auto { check.as_strictest() } else { check };
     if !check.passed && question.dtype.is_none() {
         notes.extend(held_wider(&problem, *pass, dtype, &inputs));
     }
-    let found = Found { check, allow_undecided, auto, notes, command };
+    let found = Found { check, allow_undecided, auto, notes, command: Some(command) };
     for (write, draft) in drafts {
         output::finish(draft, write(&found)?.as_bytes())?;
     }
@@ -360,9 +436,9 @@ impl Found {
         }
         blocks.extend(self.what_would_decide().map(Block::Text));
         blocks.extend(self.explained());
-        if self.status() != Status::Passed {
+        if let (true, Some(command)) = (self.status() != Status::Passed, &self.command) {
             blocks.push(Block::Text("To see it again:".to_string()));
-            blocks.push(Block::Command(self.command.clone()));
+            blocks.push(Block::Command(command.clone()));
         }
         blocks
     }

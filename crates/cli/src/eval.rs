@@ -162,7 +162,11 @@ fn holds(problem: &Problem, pass: Pass, dtype: Dtype, inputs: &Tensors) -> Resul
 
 /// Of a loss without a cotangent: adds 1, which `loss.backward()` takes, where the loss is a mean, and says so.
 /// Fails where it is another sum, or one for each token.
-fn unit_loss(problem: &Problem, pass: Pass, inputs: &mut Tensors) -> Result<Option<String>, Error> {
+pub fn unit_loss(
+    problem: &Problem,
+    pass: Pass,
+    inputs: &mut Tensors,
+) -> Result<Option<String>, Error> {
     let Problem::LinearCrossEntropy(loss) = problem else { return Ok(None) };
     let table = problem.table(pass);
     let has = table.operands.iter().any(|operand| operand.name == "dloss");
@@ -180,7 +184,11 @@ fn unit_loss(problem: &Problem, pass: Pass, inputs: &mut Tensors) -> Result<Opti
 }
 
 /// The operands of a pass and what the forward pass has stored of them, checked, with the type of the first.
-fn inputs(problem: &Problem, pass: Pass, mut tensors: Tensors) -> Result<(Tensors, Dtype), Error> {
+pub fn inputs(
+    problem: &Problem,
+    pass: Pass,
+    mut tensors: Tensors,
+) -> Result<(Tensors, Dtype), Error> {
     reject_unknown_tensors(problem, pass, &tensors)?;
     let (table, forward) = (problem.checked_table(pass)?, problem.operands(Pass::Forward));
     let given = |name: &str| find(&table.operands, name).filter(|x| x.role.is_given());

@@ -36,6 +36,8 @@ pub mod units;
 mod verify;
 mod zoo;
 
+pub use check::{Judgement, Refused, judge};
+
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use etalon_conformance::report::Status;
 use etalon_problem::shortened;
@@ -43,6 +45,7 @@ use outcome::{Failure, Outcome, written};
 use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 /// Measures kernels that train transformers against an exact reference.
 #[derive(Debug, Parser)]
@@ -79,15 +82,31 @@ enum Command {
     Serve,
 }
 
+/// The command line that starts this command in another process, without its arguments, where it is not that of a
+/// program of its own.
+static PROGRAM: OnceLock<Vec<OsString>> = OnceLock::new();
+
 /// Parses the arguments and runs the command.
 pub fn main() -> ExitCode {
+    ExitCode::from(answered(std::env::args_os()))
+}
+
+/// Runs a command line in a program with another purpose, and returns its exit status. `program` starts this command
+/// in another process, where arguments follow it.
+pub fn status(program: Vec<OsString>, arguments: Vec<OsString>) -> u8 {
+    // A process has one program.
+    let _ = PROGRAM.set(program);
+    answered(arguments)
+}
+
+fn answered(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let limit = output::fail_at_the_size_limit().map_err(|error| error.to_string());
-    match limit.and_then(|()| answer(std::env::args_os())) {
-        Ok(status) => ExitCode::from(status.exit_status()),
+    match limit.and_then(|()| answer(arguments)) {
+        Ok(status) => status.exit_status(),
         Err(line) => {
             // If nobody reads stderr, the exit status still tells.
             let _ = writeln!(std::io::stderr(), "error: {line}");
-            ExitCode::from(2)
+            2
         }
     }
 }

@@ -1,5 +1,6 @@
 //! `etalon verify`: every law on every tier present.
 
+use crate::PROGRAM;
 use crate::junit::junit;
 use crate::machine::{COMMIT, cpu};
 use crate::markdown::markdown;
@@ -149,8 +150,12 @@ fn isolated(tiers: Vec<Box<dyn Tier>>) -> Result<Vec<Box<dyn Tier>>, Failure> {
     if !tiers.iter().any(|tier| options::is_named(&tier.name(), "cuda")) {
         return Ok(tiers);
     }
-    let own = std::env::current_exe().map_err(|error| Failure(format!("this program: {error}")))?;
-    let command = vec![own.into_os_string(), "serve".into()];
+    let own = || match PROGRAM.get() {
+        Some(program) => Ok(program.clone()),
+        None => std::env::current_exe().map(|own| vec![own.into_os_string()]),
+    };
+    let mut command = own().map_err(|error| Failure(format!("this program: {error}")))?;
+    command.push("serve".into());
     let server = Arc::new(Server::new(command));
     let isolate = |tier: Box<dyn Tier>| -> Box<dyn Tier> {
         match options::is_named(&tier.name(), "cuda") {

@@ -1,6 +1,6 @@
 //! The pages of `docs/` that are about no single algorithm.
 //!
-//! * Start here: [`guide`] checks a kernel of your own, [`notation`] defines symbols and words.
+//! * Start here: [`guide`] checks a kernel of your own, also from [`python`], [`notation`] defines symbols and words.
 //! * The equations, numbered as in the comments of the code, with the tensors of each algorithm:
 //!   [`attention`](crate::attention), [`attention_lse`](crate::attention_lse),
 //!   [`linear_attention`](crate::linear_attention), [`lazy_attention`](crate::lazy_attention),
@@ -24,6 +24,7 @@ macro_rules! page {
 }
 
 page!(guide, "docs/guide.md", "Check your own kernel; all commands and options.");
+page!(python, "docs/python.md", "The module `etalon` of Python: judge, oracle and passes.");
 page!(notation, "docs/notation.md", "Symbols, tensors, shapes, conventions and words.");
 page!(numerics, "docs/numerics.md", "The error bounds, derived from the arithmetic of a kernel.");
 page!(suite, "docs/suite.md", "The cases of the suite, and the planted bugs that they notice.");

@@ -50,7 +50,9 @@ fn faults(text: &str, script: bool) -> Vec<usize> {
 #[test]
 fn comments_open_with_a_noun_or_a_verb() {
     let (root, mut found, mut files) = (root(), Vec::new(), 0);
-    for path in ["crates", "benches"].into_iter().flat_map(|folder| below(&root.join(folder))) {
+    for path in
+        ["crates", "benches", "python"].into_iter().flat_map(|folder| below(&root.join(folder)))
+    {
         let name = path.strip_prefix(&root).unwrap().display().to_string();
         if !SOURCES.iter().any(|ending| name.ends_with(ending)) {
             continue;

@@ -1,0 +1,113 @@
+//! Threads and memory of passes.
+//!
+//! Rayon's own pool is never used: threads do not survive a fork, and nobody could replace it in the child. The module
+//! keeps one [`Engine`] instead, which a forked child leaves behind for a new one ([`after_fork`]). A small pass runs
+//! on the thread that calls, as its only worker: to wake a thread takes longer.
+
+use arc_swap::ArcSwapOption;
+use etalon_simd::Workspace;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
+use std::num::NonZero;
+use std::sync::Arc;
+use std::thread::available_parallelism;
+
+/// The threads of all passes, and the memory that they keep between calls.
+pub struct Engine {
+    pool: ThreadPool,
+    pub workspace: Workspace,
+}
+
+static ENGINE: ArcSwapOption<Engine> = ArcSwapOption::const_empty();
+
+/// A pass of so few multiplications takes a thread about as long as waking another one does, some ten microseconds.
+const SMALL: f64 = (1 << 18) as f64;
+
+thread_local! {
+    /// A pool whose only worker is this thread. None on a thread that is a worker of another pool.
+    static OWN: Option<ThreadPool> = ThreadPoolBuilder::new().num_threads(1).use_current_thread().build().ok();
+}
+
+impl Engine {
+    fn new(threads: usize) -> Result<Arc<Self>, ThreadPoolBuildError> {
+        let named =
+            ThreadPoolBuilder::new().num_threads(threads).thread_name(|at| format!("etalon-{at}"));
+        Ok(Arc::new(Engine { pool: named.build()?, workspace: Workspace::new() }))
+    }
+
+    /// The engine of this process.
+    pub fn get() -> PyResult<Arc<Self>> {
+        if let Some(engine) = &*ENGINE.load() {
+            return Ok(engine.clone());
+        }
+        let engine = Engine::new(usual_threads()?).map_err(no_threads)?;
+        ENGINE.store(Some(engine.clone()));
+        Ok(engine)
+    }
+
+    /// Runs `work` of about so many multiplications without the interpreter's lock.
+    pub fn run<T: Send>(
+        &self,
+        py: Python<'_>,
+        multiplications: f64,
+        work: impl Send + FnOnce() -> T,
+    ) -> T {
+        py.detach(|| {
+            if multiplications > SMALL {
+                return self.pool.install(work);
+            }
+            OWN.with(|own| own.as_ref().unwrap_or(&self.pool).install(work))
+        })
+    }
+}
+
+/// ETALON_NUM_THREADS, or the cores that this process may use: its affinity and the quota of its cgroup count.
+fn usual_threads() -> PyResult<usize> {
+    const NAME: &str = "ETALON_NUM_THREADS";
+    match std::env::var(NAME) {
+        Ok(text) => match text.parse() {
+            Ok(threads) => Ok(NonZero::get(threads)),
+            Err(_) => Err(PyValueError::new_err(format!(
+                "{NAME} must be a number from 1 on, found {text:?}"
+            ))),
+        },
+        Err(_) => Ok(available_parallelism().map_or(1, NonZero::get)),
+    }
+}
+
+fn no_threads(error: ThreadPoolBuildError) -> PyErr {
+    PyRuntimeError::new_err(format!("threads cannot be started: {error}"))
+}
+
+/// Sets the number of threads of all later calls, from any thread. Results do not depend on it.
+#[pyfunction]
+pub fn set_num_threads(threads: usize) -> PyResult<()> {
+    if threads == 0 {
+        return Err(PyValueError::new_err("`threads` must be at least 1, found 0"));
+    }
+    ENGINE.store(Some(Engine::new(threads).map_err(no_threads)?));
+    Ok(())
+}
+
+/// The number of threads of a pass that is not small.
+#[pyfunction]
+pub fn get_num_threads() -> PyResult<usize> {
+    Ok(Engine::get()?.pool.current_num_threads())
+}
+
+/// Gives the memory back that is kept for later calls; returns its bytes.
+#[pyfunction]
+pub fn release_memory() -> usize {
+    let Some(engine) = ENGINE.load_full() else { return 0 };
+    let bytes = engine.workspace.bytes();
+    engine.workspace.release();
+    bytes
+}
+
+/// Leaves the engine behind in a child process that was forked: its threads exist in the parent alone, and one of them
+/// may have held a lock. The next call makes a new one, with the usual number of threads.
+#[pyfunction]
+pub fn after_fork() {
+    std::mem::forget(ENGINE.swap(None));
+}

@@ -1,0 +1,28 @@
+//! The module `etalon._etalon`, on which the Python package `etalon` stands: problems, passes by name over tensors
+//! of any framework, and the judge.
+//!
+//! Tensors are borrowed (`tensor.rs`) and never copied, but for whole numbers of 32 bits and flags. Passes run without
+//! the interpreter's lock, on threads of the module's own (`engine.rs`).
+
+mod command;
+mod engine;
+mod error;
+mod judge;
+mod overlap;
+mod problem;
+mod tensor;
+
+use pyo3::prelude::*;
+
+/// Compiled parts of `etalon`.
+#[pymodule]
+mod _etalon {
+    #[pymodule_export]
+    use super::command::command;
+    #[pymodule_export]
+    use super::engine::{after_fork, get_num_threads, release_memory, set_num_threads};
+    #[pymodule_export]
+    use super::judge::check;
+    #[pymodule_export]
+    use super::problem::Problem;
+}

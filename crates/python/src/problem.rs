@@ -1,0 +1,264 @@
+//! Problems, and passes of them.
+
+use crate::engine::Engine;
+use crate::error::exception;
+use crate::tensor::Borrowed;
+use etalon_conformance::tensor::Tensors;
+use etalon_conformance::vectors;
+use etalon_problem::{
+    self as problem, Axis, Error, Operand, Pass, Precision, Role, View, Views, ViewsMut,
+};
+use etalon_simd::{Level, Options};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString};
+use smallvec::SmallVec;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::Path;
+
+/// A problem, what a kernel computes: an algorithm, its extents and options, and its mask.
+#[pyclass(frozen, module = "etalon", name = "Problem")]
+pub struct Problem {
+    pub inner: problem::Problem,
+    /// Multiplications of its forward pass, about.
+    pub multiplications: f64,
+    text: String,
+    hash: u64,
+}
+
+/// A tensor of a pass: its name, role and shape, and whose type it has.
+type Told = (&'static str, &'static str, Vec<usize>, &'static str);
+
+#[pymethods]
+impl Problem {
+    /// Reads a problem in JSON. Arrays that its mask and its sequences name are those of `arrays`.
+    #[new]
+    #[pyo3(signature = (text, arrays = None))]
+    fn new(text: &str, arrays: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
+        let arrays = arrays.map_or(Ok(Tensors::new()), copied)?;
+        let [own, of_arrays] = ["problem", "arrays"].map(Path::new);
+        let inner = vectors::parse_problem(own, text, of_arrays, &arrays);
+        let inner =
+            inner.map_err(|error| PyValueError::new_err(without_file(&error.to_string())))?;
+        let text = serde_json::to_string(&inner);
+        let text = text.map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let mut hasher = DefaultHasher::new();
+        text.hash(&mut hasher);
+        Ok(Problem { multiplications: multiplications(&inner), hash: hasher.finish(), inner, text })
+    }
+
+    /// The problem in JSON, without the elements of its arrays.
+    fn json(&self) -> &str {
+        &self.text
+    }
+
+    /// The name of the algorithm.
+    #[getter]
+    fn algorithm(&self) -> &'static str {
+        self.inner.algorithm().name()
+    }
+
+    /// The names of the passes.
+    #[getter]
+    fn passes(&self) -> Vec<&'static str> {
+        self.inner.algorithm().passes().iter().map(|pass| pass.name()).collect()
+    }
+
+    /// The extent of an axis by its symbol: "N", "Hq".
+    fn extent(&self, axis: &str) -> PyResult<usize> {
+        let passes = self.inner.algorithm().passes().iter();
+        let operands = passes.flat_map(|&pass| self.inner.operands(pass));
+        let axes = operands.flat_map(|operand| operand.axes.into_iter().zip(operand.shape));
+        let mut found = axes.filter(|(other, _)| other.symbol() == axis);
+        let (_, extent) = found.next().ok_or_else(|| {
+            let algorithm = self.algorithm();
+            exception(Error::value("axis", format!("an axis of {algorithm}, such as \"D\""), axis))
+        })?;
+        Ok(extent)
+    }
+
+    /// The tensors of a pass, in their order: of each its name, role, shape, and whose type it has.
+    #[pyo3(signature = (pass_ = "forward"))]
+    fn operands(&self, pass_: &str) -> PyResult<Vec<Told>> {
+        let table =
+            self.inner.checked_table(pass_.parse().map_err(exception)?).map_err(exception)?;
+        let told = |Operand { name, role, shape, precision, .. }: Operand| {
+            (name, word(role), shape, type_word(precision))
+        };
+        Ok(table.operands.into_iter().map(told).collect())
+    }
+
+    /// Of each tensor of the forward pass its name, whether it is an input, and the names of its gradient, of the
+    /// cotangent of that, of the gradient of second order and of its tangent, if it has them.
+    fn families(&self) -> Vec<(&'static str, bool, Option<[&'static str; 4]>)> {
+        self.inner.families().iter().map(|x| (x.name, x.input, x.companions)).collect()
+    }
+
+    /// Runs a pass: reads `inputs` and writes `outputs`, both by name. Results without a place are not computed.
+    #[pyo3(signature = (pass_, inputs, outputs, *, tier = "auto", recompute = false, memory_budget = None))]
+    #[allow(clippy::too_many_arguments, reason = "keywords in Python")]
+    fn run(
+        &self,
+        py: Python<'_>,
+        pass_: &str,
+        inputs: &Bound<'_, PyDict>,
+        outputs: &Bound<'_, PyDict>,
+        tier: &str,
+        recompute: bool,
+        memory_budget: Option<usize>,
+    ) -> PyResult<()> {
+        let pass: Pass = pass_.parse().map_err(exception)?;
+        let inputs = borrowed(inputs, Borrowed::input)?;
+        let mut outputs = borrowed(outputs, Borrowed::output)?;
+        check_memory(&inputs, &outputs)?;
+        let (mut views, mut places) = (Views::new(), ViewsMut::new());
+        for tensor in &inputs {
+            views.push(&tensor.name, tensor.view()?);
+        }
+        for tensor in &mut outputs {
+            let (name, place) = tensor.place_of_result()?;
+            places.push(name, place);
+        }
+        let tier = Tier::of(tier, &views)?;
+        let mut options = Options { recompute, ..Options::default() };
+        options.memory_budget = memory_budget.unwrap_or(options.memory_budget);
+        let engine = Engine::get()?;
+        let ran = engine.run(py, self.multiplications, || match tier {
+            Tier::Reference => etalon_reference::run(&self.inner, pass, &views, &mut places),
+            Tier::Simd(level) => {
+                let options = Options { level, ..options };
+                etalon_simd::run_in(
+                    &engine.workspace,
+                    &self.inner,
+                    pass,
+                    &views,
+                    &mut places,
+                    &options,
+                )
+            }
+        });
+        ran.map_err(exception)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Problem({:?})", self.text)
+    }
+
+    fn __eq__(&self, other: &Self) -> bool {
+        self.inner == other.inner
+    }
+
+    fn __hash__(&self) -> u64 {
+        self.hash
+    }
+
+    /// Pickled and copied by its text; one with arrays is not.
+    fn __getnewargs__(&self) -> (&str,) {
+        (&self.text,)
+    }
+}
+
+/// The tier that computes a pass.
+#[derive(Clone, Copy)]
+enum Tier {
+    Reference,
+    Simd(Level),
+}
+
+impl Tier {
+    /// Reads the name of a tier: "auto" is the reference for tensors of f64, and else the best instruction set.
+    fn of(name: &str, inputs: &Views<'_>) -> PyResult<Tier> {
+        let is_wide = || inputs.iter().next().is_some_and(|(_, view)| matches!(view, View::F64(_)));
+        match name {
+            "auto" if is_wide() => Ok(Tier::Reference),
+            "auto" | "simd" => Ok(Tier::Simd(Level::best())),
+            "reference" => Ok(Tier::Reference),
+            _ => match name.strip_prefix("simd/").and_then(Level::by_name) {
+                Some(level) => Ok(Tier::Simd(level)),
+                None => {
+                    let levels = Level::available().iter().map(|level| format!(", simd/{level}"));
+                    let names =
+                        format!("one of auto, reference, simd{}", levels.collect::<String>());
+                    Err(exception(Error::value("tier", names, name)))
+                }
+            },
+        }
+    }
+}
+
+/// Multiplications of the forward pass of a problem, about.
+fn multiplications(problem: &problem::Problem) -> f64 {
+    let product =
+        |axes: &[Axis]| axes.iter().map(|&axis| problem.extent(axis) as f64).product::<f64>();
+    match problem {
+        problem::Problem::LinearCrossEntropy(_) => {
+            product(&[Axis::Targets, Axis::Dim, Axis::Classes])
+        }
+        problem::Problem::LinearAttention(_) => {
+            product(&[Axis::Batch, Axis::QueryHeads, Axis::Tokens, Axis::Dim, Axis::ValueDim])
+        }
+        _ => product(&[Axis::Batch, Axis::QueryHeads, Axis::Queries, Axis::Keys, Axis::Dim]),
+    }
+}
+
+/// The tensors of a dictionary, without those that are None.
+pub fn borrowed<'py>(
+    tensors: &Bound<'py, PyDict>,
+    borrow: fn(&str, &Bound<'py, PyAny>) -> PyResult<Borrowed<'py>>,
+) -> PyResult<SmallVec<[Borrowed<'py>; 8]>> {
+    let given = tensors.iter().filter(|(_, tensor)| !tensor.is_none());
+    given
+        .map(|(name, tensor)| borrow(name.cast::<PyString>()?.to_cow()?.as_ref(), &tensor))
+        .collect()
+}
+
+/// Copies of the tensors of a dictionary.
+pub fn copied(tensors: &Bound<'_, PyDict>) -> PyResult<Tensors> {
+    let tensors = borrowed(tensors, Borrowed::input)?;
+    Ok(tensors.iter().map(|tensor| (tensor.name.clone(), tensor.copied())).collect())
+}
+
+/// Fails where a result would be written over another tensor of the call.
+fn check_memory(inputs: &[Borrowed<'_>], outputs: &[Borrowed<'_>]) -> PyResult<()> {
+    let places: SmallVec<[_; 20]> =
+        outputs.iter().chain(inputs).map(|tensor| (&tensor.name, tensor.place())).collect();
+    for (at, (name, place)) in places.iter().enumerate().take(outputs.len()) {
+        let Some(place) = place else { continue };
+        let shared = places[at + 1..]
+            .iter()
+            .find(|(_, other)| other.as_ref().is_some_and(|other| place.shares(other)));
+        if let Some((other, _)) = shared {
+            return Err(PyValueError::new_err(format!(
+                "`{name}` is written and must share no memory with `{other}`"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn word(role: Role) -> &'static str {
+    match role {
+        Role::Input => "input",
+        Role::Saved => "saved",
+        Role::OptionalSaved => "optional_saved",
+        Role::Cotangent => "cotangent",
+        Role::OptionalCotangent => "optional_cotangent",
+        Role::Output => "output",
+        Role::OptionalOutput => "optional_output",
+    }
+}
+
+fn type_word(precision: Precision) -> &'static str {
+    match precision {
+        Precision::Storage => "storage",
+        Precision::Wide => "wide",
+        Precision::Integer => "integer",
+    }
+}
+
+/// An error about a problem that comes from no file, without the file and its only line.
+fn without_file(text: &str) -> String {
+    text.replace("problem: not a valid problem file: ", "")
+        .replace("line 1: ", "")
+        .replace("problem: ", "")
+}

@@ -1,0 +1,109 @@
+"""The judge: whether a kernel's results are those of its arithmetic."""
+
+from . import _etalon, _passes
+
+
+class IncorrectError(AssertionError):
+    """Results are wrong. The message is the report, with the verdict in its first line."""
+
+
+class UndecidedError(AssertionError):
+    """Nothing shows that results are wrong, nor that they are right."""
+
+
+class Check:
+    """A verdict on results.
+
+    `status` is "passed", "undecided" or "failed"; a check is true where it passed. `str(check)` is the report with the
+    verdict in its first line, and `details` the same as a dictionary, as `etalon check --report json=PATH` writes it.
+    """
+
+    def __init__(self, status, text, details):
+        self.status, self._text, self._details = status, text, details
+
+    def __bool__(self):
+        return self.status == "passed"
+
+    def __str__(self):
+        return self._text
+
+    def __repr__(self):
+        return f"<Check {self._text.partition(chr(10))[0]}>"
+
+    @property
+    def details(self):
+        """The report as a dictionary."""
+        import json
+
+        return json.loads(self._details)
+
+    def require(self):
+        """Raises IncorrectError or UndecidedError unless it passed."""
+        if self.status == "failed":
+            raise IncorrectError(self._text)
+        if self.status != "passed":
+            raise UndecidedError(self._text)
+        return self
+
+
+def check(problem, inputs, outputs, pass_="forward", *, profile="usual", only=(), generic=None):
+    """Judges the outputs of a pass on these inputs, element by element, against the exact result and its proven bound.
+
+    `outputs` holds results by name, each in the type in which the kernel stores it. `profile` is the arithmetic that the
+    kernel claims: a name that `etalon list` has, a JSON file, "usual" for that which goes with the type of the first
+    input, or "auto" for the strictest that holds. `only` names the outputs to be judged; `generic` says whether the
+    inputs are random, where that is not to be guessed. Raises TypeError or ValueError for tensors that are not those of
+    the pass.
+    """
+    given = _etalon.check(problem, pass_, inputs, outputs, profile=profile, only=list(only), generic=generic)
+    return Check(*given)
+
+
+def random_inputs(problem, pass_="forward", *, dtype="float32", seed=0):
+    """Random inputs of a pass, by name: normal numbers of variance 1, with scores of a deviation of about 1. What a later
+    pass reads of the forward pass (o, lse) is computed by the reference and stored in the type of the pass."""
+    import numpy
+
+    draw = numpy.random.default_rng(seed)
+    wide = "float64" if dtype == "float64" else "float32"
+    types = {name: _passes.numpy_type(name) for name in (dtype, wide)}
+    found, saved = {}, []
+    for name, role, shape, precision in problem.operands(pass_):
+        if role in ("saved", "optional_saved"):
+            saved.append((name, precision))
+        if role not in ("input", "cotangent", "optional_cotangent"):
+            continue
+        if precision == "integer":
+            found[name] = draw.integers(0, problem.extent("V"), shape)
+            continue
+        x = draw.standard_normal(shape)
+        x = -numpy.abs(x) / 8 if name in ("g", "g_gamma") else x
+        x = numpy.abs(x) if name in ("class_weights", "token_weights") else x
+        found[name] = x.astype(types[dtype if precision == "storage" else wide])
+    if saved:
+        names = {name for name, role, *_ in problem.operands("forward") if role == "output"}
+        forward = {name: role for name, role, *_ in problem.operands("forward")}
+        given = {name: x for name, x in found.items() if forward.get(name) == "input"}
+        exact = _passes.reference(problem, "forward", given)
+        for name, precision in saved:
+            if name in names:
+                found[name] = exact[name].astype(types[dtype if precision == "storage" else wide])
+    return found
+
+
+def assert_correct(fn, problem, pass_="forward", *, dtype="float32", seed=0, inputs=None, profile="usual", only=()):
+    """Calls `fn` with the inputs of a pass by name, random ones unless given, and judges what it returns: a dictionary
+    by name, a tuple in the order of the outputs, or a single result. Returns the Check; raises IncorrectError, whose
+    message is the report with the verdict in its first line, or UndecidedError.
+    """
+    if inputs is None:
+        inputs = random_inputs(problem, pass_, dtype=dtype, seed=seed)
+    results = fn(**inputs)
+    if not isinstance(results, dict):
+        results = results if isinstance(results, (tuple, list)) else (results,)
+        names = list(only) or [name for name, role, *_ in problem.operands(pass_) if role == "output"]
+        only = names[: len(results)]
+        if len(results) > len(names):
+            raise ValueError(f"the function returned {len(results)} results, but {pass_} has {', '.join(names)}")
+        results = dict(zip(names, results))
+    return check(problem, inputs, results, pass_, profile=profile, only=only).require()

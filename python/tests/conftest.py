@@ -1,0 +1,24 @@
+import numpy as np
+import pytest
+
+try:
+    import ml_dtypes
+
+    BF16 = np.dtype(ml_dtypes.bfloat16)
+except ImportError:
+    BF16 = None
+
+TYPES = ["float64", "float32", "float16", "bfloat16"]
+
+
+@pytest.fixture(params=TYPES)
+def dtype(request):
+    if request.param == "bfloat16" and BF16 is None:
+        pytest.skip("ml_dtypes is not installed")
+    return BF16 if request.param == "bfloat16" else np.dtype(request.param)
+
+
+@pytest.fixture
+def draw():
+    source = np.random.default_rng(0)
+    return lambda *shape, dtype=np.float32: source.standard_normal(shape).astype(dtype)
