@@ -4,7 +4,6 @@ import functools
 
 from . import _problems
 
-
 FLOATS = {"float64", "float32", "float16", "bfloat16"}
 
 

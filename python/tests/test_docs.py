@@ -1,5 +1,6 @@
 """Every snippet of the pages runs."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -16,7 +17,12 @@ def snippets(page):
 @pytest.mark.parametrize("page", PAGES)
 def test_snippets_run_in_their_order(page, capsys):
     assert snippets(page), "no snippet"
-    names = {}
+    names, left_out = {}, []
     for text in snippets(page):
+        if "import torch" in text and importlib.util.find_spec("torch") is None:
+            left_out.append(text)
+            continue
         exec(compile(text, page, "exec"), names)
     assert "PASSED: " in capsys.readouterr().out
+    if left_out:
+        pytest.skip(f"PyTorch is not installed, which {len(left_out)} snippets need; the others ran")

@@ -1,0 +1,97 @@
+"""etalon's attention in the place of PyTorch's."""
+
+import contextlib
+import warnings
+
+import torch
+from torch.nn import functional
+
+STORAGE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+WARNED = set()
+
+
+class Unsupported(NotImplementedError):
+    """A call that goes to PyTorch, or raises where that is wanted."""
+
+
+def refuse(reason, strict):
+    """Raises, or warns once and leaves the call to PyTorch."""
+    if strict:
+        raise Unsupported(f"etalon's attention does not take this call: {reason}")
+    if reason not in WARNED:
+        WARNED.add(reason)
+        warnings.warn(f"attention is left to PyTorch: {reason}", stacklevel=3)
+
+
+def unsupported(q, k, v, mask, dropout):
+    """The reason for which a call of attention is not for etalon, if there is one."""
+    if dropout > 0:
+        return "it has dropout"
+    given = [q, k, v] + ([] if mask is None else [mask])
+    if any(x.device.type != "cpu" for x in given):
+        return "tensors are not on the CPU"
+    if q.dtype not in STORAGE or k.dtype != q.dtype or v.dtype != q.dtype:
+        return f"q, k and v are of {q.dtype}, {k.dtype} and {v.dtype}"
+    if any(x.dim() not in (3, 4) or x.dim() != q.dim() for x in (q, k, v)) or any(x.is_nested for x in given):
+        return "tensors are not of three or four axes"
+    if k.shape[:-1] != v.shape[:-1] or q.shape[0] != k.shape[0] or q.shape[-1] != k.shape[-1]:
+        return "shapes of q, k and v are to be broadcast"
+    return None
+
+
+def spread(mask, q, k):
+    """A mask of PyTorch, bool or additive, with the axes [B or 1, Hq or 1, N, M]."""
+    while mask.dim() < 4:
+        mask = mask.unsqueeze(0)
+    return mask.expand(*mask.shape[:2], q.shape[2], k.shape[2])
+
+
+def scaled_dot_product_attention(strict, own, q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    from . import torch as etalon_torch
+
+    def left_to_pytorch():
+        return own(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+    if torch.is_autocast_enabled("cpu") and q.device.type == "cpu":
+        narrow = torch.get_autocast_dtype("cpu")
+        q, k, v = (x.to(narrow) if x.dtype == torch.float32 else x for x in (q, k, v))
+    reason = unsupported(q, k, v, attn_mask, dropout_p)
+    if reason is None and q.dim() == 4 and q.shape[1] != k.shape[1] and not enable_gqa:
+        reason = "q has other heads than k, without enable_gqa"
+    if reason is None and attn_mask is not None and is_causal:
+        reason = "attn_mask and is_causal exclude each other"
+    if reason is not None:
+        refuse(reason, strict)
+        return left_to_pytorch()
+    is_flat = q.dim() == 3
+    if is_flat:
+        q, k, v = (x.unsqueeze(1) for x in (q, k, v))
+    options = {"scale": scale}
+    if attn_mask is not None:
+        mask = spread(attn_mask.unsqueeze(1) if is_flat and attn_mask.dim() == 3 else attn_mask, q, k)
+        options |= {"mask": mask} if mask.dtype == torch.bool else {"bias": mask.to(q.dtype)}
+    elif is_causal:
+        options["mask"] = {"causal": {"align": "top_left"}}
+    o = etalon_torch.attention(q, k, v, **options)
+    return o.squeeze(1) if is_flat else o
+
+
+@contextlib.contextmanager
+def replace_sdpa(*, strict=False):
+    """Within this context `torch.nn.functional.scaled_dot_product_attention` is etalon's, of the whole process.
+
+    A call that etalon does not take (dropout, tensors of a GPU) goes to PyTorch with one warning, or raises
+    NotImplementedError where `strict` is set.
+    """
+    own = functional.scaled_dot_product_attention
+
+    def replaced(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+        return scaled_dot_product_attention(
+            strict, own, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+        )
+
+    functional.scaled_dot_product_attention = replaced
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = own

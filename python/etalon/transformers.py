@@ -1,0 +1,52 @@
+"""etalon's attention in models of the package transformers.
+
+    import etalon.transformers
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="etalon")
+
+The import registers the implementation. It takes causal, padded and sliding masks, grouped heads, caches, soft caps and
+sinks, with gradients. Dropout, tensors of a GPU and biases by position go to PyTorch with one warning, or raise after
+`etalon.transformers.register(strict=True)`.
+"""
+
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.modeling_utils import AttentionInterface
+
+from . import torch as etalon_torch
+from ._sdpa import refuse, spread, unsupported
+
+__all__ = ["register"]
+
+
+def register(*, strict=False):
+    """Makes `attn_implementation="etalon"` known, in place of an earlier registration."""
+
+    def forward(module, query, key, value, attention_mask, dropout=0.0, scaling=None, is_causal=None, **more):
+        reason = unsupported(query, key, value, attention_mask, dropout)
+        if more.get("position_bias") is not None:
+            reason = reason or "it has a bias by position"
+        if more.get("output_attentions"):
+            reason = reason or "weights are to be returned"
+        if reason is not None:
+            refuse(reason, strict)
+            return sdpa_attention_forward(
+                module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **more
+            )
+        options = {"scale": scaling, "softcap": more.get("softcap"), "sinks": more.get("s_aux")}
+        if options["sinks"] is not None:
+            options["sinks"] = options["sinks"].to(etalon_torch.wide(query))
+        is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        if attention_mask is not None:
+            mask = spread(attention_mask, query, key)
+            options |= {"mask": mask} if mask.dtype is etalon_torch.torch.bool else {"bias": mask.to(query.dtype)}
+        elif is_causal and query.shape[2] > 1:
+            # As of PyTorch's kernel, which the mask was left out for.
+            options["mask"] = {"causal": {"align": "top_left"}}
+        o = etalon_torch.attention(query, key, value, **options)
+        return o.transpose(1, 2).contiguous(), None
+
+    AttentionInterface.register("etalon", forward)
+    AttentionMaskInterface.register("etalon", sdpa_mask)
+
+
+register()
