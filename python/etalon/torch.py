@@ -9,6 +9,8 @@ may be differentiated again (`create_graph=True`), outside of `torch.compile`, w
 there is not raises: the third order, and forward mode of all but attention and attention_lse.
 """
 
+import functools
+
 import torch
 from torch import Tensor
 from torch.autograd import Function
@@ -184,6 +186,29 @@ def bits(flags):
     return sum(1 << at for at, flag in enumerate(flags) if flag)
 
 
+def first_order(algorithm, ctx, needs, cotangents, compute):
+    """Gradients of the inputs, None where there is no need: `compute` has the backward pass."""
+    tensors = ctx.saved_tensors
+    filled = [
+        tensors[0].new_zeros(shape, dtype=dtype) if dy is None and y in algorithm.needed else dy
+        for y, dy, (shape, dtype) in zip(algorithm.outputs, cotangents, ctx.shapes)
+    ]
+    smooth = [x not in algorithm.fixed for x in algorithm.inputs]
+    wanted = bits(need for need, is_smooth in zip(needs, smooth) if is_smooth)
+    found = iter(together(compute(tensors, filled, wanted)))
+    gradients = [next(found) if is_smooth else None for is_smooth in smooth]
+    return [dx if need else None for dx, need in zip(gradients, needs)]
+
+
+def second_order(algorithm, ctx, needs, seconds, compute):
+    """Gradients of what the backward pass reads: `compute` has the double backward pass."""
+    tensors = ctx.saved_tensors
+    seconds = [dd if ctx.wanted >> at & 1 else None for at, dd in enumerate(seconds)]
+    found = dict(zip(algorithm.second_gradients, together(compute(tensors, seconds))))
+    gradients = [found.get("g" + name) for name in algorithm.given]
+    return [g if x is not None and need else None for g, x, need in zip(gradients, tensors, needs)]
+
+
 class Forward(Function):
     """The forward pass of an algorithm."""
 
@@ -203,18 +228,8 @@ class Forward(Function):
 
     @staticmethod
     def backward(ctx, *cotangents):
-        algorithm = ctx.algorithm
-        tensors = ctx.saved_tensors
-        first = tensors[0]
-        filled = [
-            first.new_zeros(shape, dtype=dtype) if dy is None and y in algorithm.needed else dy
-            for y, dy, (shape, dtype) in zip(algorithm.outputs, cotangents, ctx.shapes)
-        ]
-        smooth = [x not in algorithm.fixed for x in algorithm.inputs]
-        needs = [need for need, is_smooth in zip(ctx.needs_input_grad[2:], smooth) if is_smooth]
-        found = iter(Backward.apply(algorithm, ctx.options, bits(needs), *tensors, *filled))
-        gradients = [next(found) if is_smooth else None for is_smooth in smooth]
-        return (None, None, *(dx if need else None for dx, need in zip(gradients, ctx.needs_input_grad[2:])))
+        compute = lambda tensors, filled, wanted: Backward.apply(ctx.algorithm, ctx.options, wanted, *tensors, *filled)
+        return (None, None, *first_order(ctx.algorithm, ctx, ctx.needs_input_grad[2:], cotangents, compute))
 
     @staticmethod
     def jvp(ctx, *tangents):
@@ -245,13 +260,8 @@ class Backward(Function):
 
     @staticmethod
     def backward(ctx, *seconds):
-        algorithm, tensors = ctx.algorithm, ctx.saved_tensors
-        seconds = [dd if ctx.wanted >> at & 1 else None for at, dd in enumerate(seconds)]
-        found = Second.apply(algorithm, ctx.options, *tensors, *seconds)
-        found = dict(zip(algorithm.second_gradients, found))
-        gradients = [found.get("g" + name) for name in algorithm.given]
-        there = [g if x is not None and need else None for g, x, need in zip(gradients, tensors, ctx.needs_input_grad[3:])]
-        return (None, None, None, *there)
+        compute = lambda tensors, seconds: Second.apply(ctx.algorithm, ctx.options, *tensors, *seconds)
+        return (None, None, None, *second_order(ctx.algorithm, ctx, ctx.needs_input_grad[3:], seconds, compute))
 
     @staticmethod
     def jvp(ctx, *_):
@@ -368,16 +378,13 @@ def encoded(names, values):
     return _problems.text_of({name: value for name, value in zip(names, values) if value is not None})
 
 
+@functools.lru_cache(maxsize=512)
 def decoded(options):
-    """The options of a text. They are known again by it: nothing is read twice."""
-    if options not in DECODED:
-        import json
+    """The options of a text."""
+    import json
 
-        DECODED[options] = json.loads(options)
-    return DECODED[options]
+    return json.loads(options)
 
-
-DECODED = {}
 
 ATTENTION = Algorithm(
     "attention",
@@ -433,28 +440,19 @@ LOSS = Algorithm(
 
 
 def _setup(algorithm):
-    """The autograd formulas of the operators themselves, for `torch.compile`."""
+    """The operators with autograd formulas of their own, for `torch.compile`."""
 
     def setup_forward(ctx, inputs, output):
-        *tensors, options = inputs
+        *tensors, ctx.options = inputs
         output = together(output)
         kept = [y for name, y in zip(algorithm.outputs, output) if name in algorithm.saved]
-        ctx.options = options
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *kept)
-        ctx.like = [(y.shape, y.dtype) for y in output]
+        ctx.shapes = [(y.shape, y.dtype) for y in output]
 
     def backward(ctx, *cotangents):
-        tensors = ctx.saved_tensors
-        filled = [
-            tensors[0].new_zeros(shape, dtype=dtype) if dy is None and y in algorithm.needed else dy
-            for y, dy, (shape, dtype) in zip(algorithm.outputs, cotangents, ctx.like)
-        ]
-        smooth = [x not in algorithm.fixed for x in algorithm.inputs]
-        needs = [need for need, is_smooth in zip(ctx.needs_input_grad, smooth) if is_smooth]
-        found = iter(together(algorithm.ops["backward"](*tensors, *filled, bits(needs), ctx.options)))
-        gradients = [next(found) if is_smooth else None for is_smooth in smooth]
-        return (*(dx if need else None for dx, need in zip(gradients, ctx.needs_input_grad)), None)
+        compute = lambda tensors, filled, wanted: algorithm.ops["backward"](*tensors, *filled, wanted, ctx.options)
+        return (*first_order(algorithm, ctx, ctx.needs_input_grad[:-1], cotangents, compute), None)
 
     def setup_backward(ctx, inputs, output):
         *tensors, ctx.wanted, ctx.options = inputs
@@ -462,13 +460,8 @@ def _setup(algorithm):
         ctx.save_for_backward(*tensors)
 
     def double_backward(ctx, *seconds):
-        tensors = ctx.saved_tensors
-        seconds = [dd if ctx.wanted >> at & 1 else None for at, dd in enumerate(seconds)]
-        found = together(algorithm.ops["double_backward"](*tensors, *seconds, ctx.options))
-        found = dict(zip(algorithm.second_gradients, found))
-        gradients = [found.get("g" + name) for name in algorithm.given]
-        there = [g if x is not None and need else None for g, x, need in zip(gradients, tensors, ctx.needs_input_grad)]
-        return (*there, None, None)
+        compute = lambda tensors, seconds: algorithm.ops["double_backward"](*tensors, *seconds, ctx.options)
+        return (*second_order(algorithm, ctx, ctx.needs_input_grad[:-2], seconds, compute), None, None)
 
     def no_third(ctx, *_):
         raise NotImplementedError(f"a derivative of third order of {algorithm.name} is not implemented")
