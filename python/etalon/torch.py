@@ -331,7 +331,8 @@ def _of_scores(name):
     def problem(tensors, options):
         keywords = dict(decoded(options))
         given = {x: tensors.get(x) for x in ("bias", "sinks", "mask")}
-        given["mask"] = keywords.pop("tree", given["mask"])
+        tree = keywords.pop("tree", None)
+        given["mask"] = given["mask"] if tree is None else decoded(tree)
         return _problems.of_scores(name, tensors["q"], tensors["k"], tensors.get("v"), **given, **keywords)
 
     return problem
@@ -372,10 +373,21 @@ def _of_classes(tensors, options):
     return _problems.of_linear_cross_entropy(tensors["h"], tensors["w"], **given, **decoded(options))
 
 
+@functools.lru_cache(maxsize=512)
+def _encoded(names, values):
+    return _problems.text_of({name: value for name, value in zip(names, values) if value is not None})
+
+
 @torch.compiler.assume_constant_result
 def encoded(names, values):
     """Options as the text that an operator takes."""
-    return _problems.text_of({name: value for name, value in zip(names, values) if value is not None})
+    return _encoded(names, values)
+
+
+@torch.compiler.assume_constant_result
+def encoded_tree(mask):
+    """A mask of a problem file as text."""
+    return _problems.text_of(mask)
 
 
 @functools.lru_cache(maxsize=512)
@@ -566,8 +578,8 @@ class Loss(Function):
 
 
 def _score_options(causal, window, mask, scale, softcap=None):
-    tree = None if mask is None or isinstance(mask, Tensor) else mask
-    ends = None if window is None else list(window)
+    tree = None if mask is None or isinstance(mask, Tensor) else encoded_tree(mask)
+    ends = None if window is None else tuple(window)
     names = ("causal", "window", "tree", "scale", "softcap")
     return encoded(names, (bool(causal) or None, ends, tree, scale, softcap)), mask if tree is None else None
 

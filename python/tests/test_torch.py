@@ -123,6 +123,14 @@ def test_a_compiled_function_has_the_same_gradients(name):
         torch.autograd.grad(sum((g**2).sum() for g in first), inputs)
 
 
+def test_a_mask_of_a_problem_file_is_compiled():
+    mask = {"chunked_causal": {"chunk": 2}}
+    torch._dynamo.reset()
+    function = torch.compile(lambda q: E.attention(q, q, q, mask=mask), fullgraph=True, backend="aot_eager")
+    q = draw(1, 2, 6, 8, dtype=torch.float32)
+    torch.testing.assert_close(function(q), E.attention(q, q, q, mask=mask))
+
+
 def test_lengths_that_change_are_compiled_once():
     function = torch.compile(lambda q, k, v: E.attention(q, k, v, causal=True), fullgraph=True, backend="aot_eager", dynamic=True)
     torch._dynamo.reset()
