@@ -49,19 +49,19 @@ class Check:
 def check(problem, inputs, outputs, pass_="forward", *, profile="usual", only=(), generic=None):
     """Judges the outputs of a pass on these inputs, element by element, against the exact result and its proven bound.
 
-    `outputs` holds results by name, each in the type in which the kernel stores it. `profile` is the arithmetic that the
-    kernel claims: a name that `etalon list` has, a JSON file, "usual" for that which goes with the type of the first
-    input, or "auto" for the strictest that holds. `only` names the outputs to be judged; `generic` says whether the
-    inputs are random, where that is not to be guessed. Raises TypeError or ValueError for tensors that are not those of
-    the pass.
+    `outputs` holds results by name, each in the type in which the kernel stores it. `profile` is the arithmetic that
+    the kernel claims: a name that `etalon list` has, a JSON file, "usual" for that which goes with the type of the
+    first input, or "auto" for the strictest that holds. `only` names the outputs to be judged; `generic` says whether
+    the inputs are random, where that is not to be guessed. Raises TypeError or ValueError for tensors that are not
+    those of the pass.
     """
     given = _etalon.check(problem, pass_, inputs, outputs, profile=profile, only=list(only), generic=generic)
     return Check(*given)
 
 
 def random_inputs(problem, pass_="forward", *, dtype="float32", seed=0):
-    """Random inputs of a pass, by name: normal numbers of variance 1, with scores of a deviation of about 1. What a later
-    pass reads of the forward pass (o, lse) is computed by the reference and stored in the type of the pass."""
+    """Random inputs of a pass, by name: normal numbers of variance 1, with scores of a deviation of about 1. What a
+    later pass reads of the forward pass (o, lse) is computed by the reference and stored in the type of the pass."""
     import numpy
 
     draw = numpy.random.default_rng(seed)

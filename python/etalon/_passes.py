@@ -64,14 +64,14 @@ def storage_of(problem, pass_, inputs):
 def run(problem, pass_, inputs, *, out=None, names=None, tier="auto", recompute=False, memory_budget=None):
     """Computes a pass: a dictionary of its outputs, or of those of `names`.
 
-    `inputs` holds tensors by name; those that are None count as absent. `problem.operands(pass_)` lists the names with
-    roles, shapes and types. `out` may hold arrays to be written, of any strides; no others are computed then. `tier` is
-    "auto" (the reference for float64, else the fastest), "reference", "simd", or one instruction set such as
-    "simd/avx2". `recompute` computes what the forward pass returned (o, lse) again where a later pass lacks it;
+    `inputs` holds tensors by name; those that are None count as absent. `problem.operands(pass_)` lists the names
+    with roles, shapes and types. `out` may hold arrays to be written, of any strides; no others are computed then.
+    `tier` is "auto" (the reference for float64, else the fastest), "reference", "simd", or one instruction set such
+    as "simd/avx2". `recompute` computes what the forward pass returned (o, lse) again where a later pass lacks it;
     `memory_budget` bounds the bytes that linear cross-entropy takes.
 
-    Raises TypeError for a tensor that is missing, unknown or of another type, ValueError for one of another shape, each
-    with its name, and NotImplementedError where the tier has no such pass. On an error nothing has been written.
+    Raises TypeError for a tensor that is missing, unknown or of another type, ValueError for one of another shape,
+    each with its name, and NotImplementedError where the tier has no such pass. On an error nothing has been written.
     """
     if out is None:
         out = places(problem, pass_, storage_of(problem, pass_, inputs), names)
@@ -103,13 +103,13 @@ def _forward(problem, inputs, names, out):
 
 
 def attention(q, k, v, *, causal=False, sinks=None, bias=None, return_lse=False, out=None, **options):
-    """Softmax attention: o [B, Hq, N, E], and with `return_lse` lse [B, Hq, N], the natural logarithm of Σ exp(scores).
+    """Softmax attention: o [B, Hq, N, E], and with `return_lse` lse [B, Hq, N], the logarithm of Σ exp(scores).
 
-    q [B, Hq, N, D], k [B, Hk, M, D], v [B, Hk, M, E]; query head h reads key head h // (Hq // Hk). `causal` shows query
-    i the keys up to i + M − N. Further keywords: `window` (left, right), both inclusive, None for open; `mask`, an array
-    of bool, [B or 1, Hq or 1, N, M], True for what is seen, or a mask of a problem file; `scale`, 1/√D if absent;
-    `softcap` c, for c tanh(s/c); `sinks` [Hq], logits without a value; `bias` [B or 1, Hq or 1, N, M]; `sequences`, as
-    in a problem file; `out`, a dictionary of arrays to be written. Equations: docs/attention.md.
+    q [B, Hq, N, D], k [B, Hk, M, D], v [B, Hk, M, E]; query head h reads key head h // (Hq // Hk). `causal` shows
+    query i the keys up to i + M − N. Further keywords: `window` (left, right), both inclusive, None for open; `mask`,
+    an array of bool, [B or 1, Hq or 1, N, M], True for what is seen, or a mask of a problem file; `scale`, 1/√D if
+    absent; `softcap` c, for c tanh(s/c); `sinks` [Hq], logits without a value; `bias` [B or 1, Hq or 1, N, M];
+    `sequences`, as in a problem file; `out`, a dictionary of arrays to be written. Equations: docs/attention.md.
     """
     problem = _problems.of_scores("attention", q, k, v, causal=causal, sinks=sinks, bias=bias, **options)
     inputs = dict(q=q, k=k, v=v, sinks=sinks, bias=bias)
@@ -132,7 +132,9 @@ def lazy_attention(q, k, v, tau, *, bias=None, causal=True, return_lse=False, ou
     return _forward(problem, inputs, ("o", "lse") if return_lse else ("o",), out)
 
 
-def linear_attention(q, k, v, *, g_gamma=None, g=None, initial_state=None, return_final_state=False, out=None, **options):
+def linear_attention(
+    q, k, v, *, g_gamma=None, g=None, initial_state=None, return_final_state=False, out=None, **options
+):
     """Linear ("lightning") attention: o [B, Hq, N, E], and with `return_final_state` the states [S, Hk, D, E].
 
     Logarithms of decays: `g_gamma` of each head, or `g` of each token. `initial_state` [S, Hk, D, E] of S sequences.
@@ -147,12 +149,10 @@ def linear_attention(q, k, v, *, g_gamma=None, g=None, initial_state=None, retur
 def linear_cross_entropy(h, w, targets, *, bias=None, class_weights=None, token_weights=None, out=None, **options):
     """The cross-entropy of logits h wᵀ + bias, which are never stored as a whole: the loss.
 
-    h [T, D], w [V, D], targets [T] (int64 or int32). Options: `reduction` ("mean", "sum", "none"), `ignore_index` (−100),
-    `label_smoothing`, `lse_square_scale`, `softcap`, `temperature`, `logit_scale`. Equations:
+    h [T, D], w [V, D], targets [T] (int64 or int32). Options: `reduction` ("mean", "sum", "none"), `ignore_index`
+    (−100), `label_smoothing`, `lse_square_scale`, `softcap`, `temperature`, `logit_scale`. Equations:
     docs/linear_cross_entropy.md.
     """
     given = dict(bias=bias, class_weights=class_weights, token_weights=token_weights)
     problem = _problems.of_linear_cross_entropy(h, w, **given, **options)
     return _forward(problem, dict(h=h, w=w, targets=targets, **given), ("loss",), out)
-
-

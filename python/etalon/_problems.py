@@ -15,8 +15,8 @@ OTHERS = {
     "dropout_p": "nothing: there is no dropout",
     "softmax_scale": "scale",
     "sm_scale": "scale",
-    "window_size": "window=(left, right), both inclusive and None where open; the one number of flash-linear-attention "
-    "counts the query's own key: window=(number - 1, 0)",
+    "window_size": "window=(left, right), both inclusive and None where open; the one number of "
+    "flash-linear-attention counts the query's own key: window=(number - 1, 0)",
     "logits_soft_cap": "softcap",
     "logit_softcapping": "softcap",
     "final_logit_softcapping": "softcap",
@@ -47,8 +47,8 @@ def problem(algorithm, /, *, arrays=None, **keys):
 
     ``problem("attention", batch=1, query_heads=8, key_heads=2, queries=256, keys=256, dim=64, mask={"causal": {}})``
     and ``problem("attention", q=q, k=k, v=v, causal=True)`` are equal for tensors of such shapes. `arrays` are the
-    arrays that the mask or the sequences name. Raises ValueError where a key or a value is unknown or does not fit, and
-    names it.
+    arrays that the mask or the sequences name. Raises ValueError where a key or a value is unknown or does not fit,
+    and names it.
     """
     of_tensors = {"attention": "qkv", "attention_lse": "qk", "lazy_attention": "qkv", "linear_attention": "qkv"}
     tensors = of_tensors.get(algorithm, ("h", "w") if algorithm == "linear_cross_entropy" else ())
@@ -179,7 +179,7 @@ def of_linear_attention(
 
 
 def of_linear_cross_entropy(h, w, *, arrays=None, **options):
-    """The problem of tensors and keywords of linear cross-entropy. Tensors may stand for the options that they need."""
+    """The problem of tensors and keywords of linear cross-entropy. A tensor stands for the option that it needs."""
     (t, d), v = rows(h, "h", "TD"), rows(w, "w", "VD")[0]
     flags = {name: True for name in ("bias", "class_weights", "token_weights") if options.pop(name, None) is not None}
     strange = [name for name in options if name in OTHERS]

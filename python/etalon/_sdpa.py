@@ -46,7 +46,9 @@ def spread(mask, q, k):
     return mask.expand(*mask.shape[:2], q.shape[2], k.shape[2])
 
 
-def scaled_dot_product_attention(strict, own, q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+def scaled_dot_product_attention(
+    strict, own, q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+):
     from . import torch as etalon_torch
 
     def left_to_pytorch():

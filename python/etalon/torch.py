@@ -53,8 +53,8 @@ class Algorithm:
     """An algorithm: its tensors, and how the problem and the shapes of results follow from them.
 
     `inputs` are the names of the tensors of its forward pass, with "?" those that may be absent; `fixed` those without
-    derivatives. An output is read again by later passes if it is in `saved`; its cotangent may be absent unless it is in
-    `needed`. `problem(tensors, options)` is the problem; `results(tensors, options)` are empty outputs.
+    derivatives. An output is read again by later passes if it is in `saved`; its cotangent may be absent unless it is
+    in `needed`. `problem(tensors, options)` is the problem; `results(tensors, options)` are empty outputs.
     """
 
     def __init__(self, name, inputs, outputs, saved, needed, problem, results, fixed=(), is_forward_mode=False):
@@ -136,7 +136,9 @@ class Algorithm:
     def _empty_backward(self, *arguments):
         *tensors, wanted, _ = arguments
         given = self._named(self.given, tensors)
-        return tuple(given[self.inputs[0]].new_empty(0) if x is None else x for x in self._gradients(given, wanted).values())
+        return tuple(
+            given[self.inputs[0]].new_empty(0) if x is None else x for x in self._gradients(given, wanted).values()
+        )
 
     def _seconds(self, given):
         empty = {"g" + x: None if given.get(x) is None else like(given[x], given[x].shape) for x in self.smooth}
@@ -494,8 +496,8 @@ for _algorithm in (ATTENTION, LSE, LAZY, LINEAR, LOSS):
 # backward pass have four.
 _BOTH = "linear_cross_entropy_forward_backward"
 LIBRARY.define(
-    f"{_BOTH}(Tensor h, Tensor w, Tensor targets, Tensor? bias, Tensor? class_weights, Tensor? token_weights, int wanted, "
-    "str options) -> (Tensor, Tensor, Tensor, Tensor)"
+    f"{_BOTH}(Tensor h, Tensor w, Tensor targets, Tensor? bias, Tensor? class_weights, Tensor? token_weights, "
+    "int wanted, str options) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 
 
@@ -584,7 +586,9 @@ def _score_options(causal, window, mask, scale, softcap=None):
     return encoded(names, (bool(causal) or None, ends, tree, scale, softcap)), mask if tree is None else None
 
 
-def attention(q, k, v, *, causal=False, window=None, mask=None, scale=None, softcap=None, sinks=None, bias=None, return_lse=False):
+def attention(
+    q, k, v, *, causal=False, window=None, mask=None, scale=None, softcap=None, sinks=None, bias=None, return_lse=False
+):
     """Softmax attention: o [B, Hq, N, E], and with `return_lse` lse [B, Hq, N], both differentiable.
 
     Tensors and keywords are those of `etalon.attention`; `mask` is a tensor of bool, [B or 1, Hq or 1, N, M].
@@ -634,7 +638,15 @@ def linear_cross_entropy(
     Where a gradient is needed it is computed with the loss, unless `reduction` is "none". Weights of classes and of
     tokens have no gradients: it raises where one is asked for.
     """
-    names = ("reduction", "ignore_index", "label_smoothing", "lse_square_scale", "softcap", "temperature", "logit_scale")
+    names = (
+        "reduction",
+        "ignore_index",
+        "label_smoothing",
+        "lse_square_scale",
+        "softcap",
+        "temperature",
+        "logit_scale",
+    )
     values = (reduction, ignore_index, label_smoothing, lse_square_scale, softcap, temperature, logit_scale)
     for name, x in (("class_weights", class_weights), ("token_weights", token_weights)):
         if x is not None and x.requires_grad:

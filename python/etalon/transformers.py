@@ -3,9 +3,9 @@
     import etalon.transformers
     model = AutoModelForCausalLM.from_config(config, attn_implementation="etalon")
 
-The import registers the implementation. It takes causal, padded and sliding masks, grouped heads, caches, soft caps and
-sinks, with gradients. Dropout, tensors of a GPU and biases by position go to PyTorch with one warning, or raise after
-`etalon.transformers.register(strict=True)`.
+The import registers the implementation. It takes causal, padded and sliding masks, grouped heads, caches, soft caps
+and sinks, with gradients. Dropout, tensors of a GPU and biases by position go to PyTorch with one warning, or raise
+after `etalon.transformers.register(strict=True)`.
 """
 
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -30,7 +30,15 @@ def register(*, strict=False):
         if reason is not None:
             refuse(reason, strict)
             return sdpa_attention_forward(
-                module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **more
+                module,
+                query,
+                key,
+                value,
+                attention_mask,
+                dropout=dropout,
+                scaling=scaling,
+                is_causal=is_causal,
+                **more,
             )
         options = {"scale": scaling, "softcap": more.get("softcap"), "sinks": more.get("s_aux")}
         if options["sinks"] is not None:

@@ -3,8 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-
 
 def run(*arguments):
     return subprocess.run([sys.executable, "-m", "etalon", *arguments], capture_output=True, text=True)

@@ -117,7 +117,8 @@ def test_models_of_transformers(name, monkeypatch):
         for x, z in zip(*found):
             torch.testing.assert_close(x, z, rtol=2e-4, atol=2e-5)
     tokens = [
-        model.generate(ids, attention_mask=padding, max_new_tokens=9, do_sample=False, use_cache=True) for model in models
+        model.generate(ids, attention_mask=padding, max_new_tokens=9, do_sample=False, use_cache=True)
+        for model in models
     ]
     assert torch.equal(*tokens), "decoding with a cache"
     # Two passes and one for each new token, of two layers.

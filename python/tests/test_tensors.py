@@ -80,7 +80,11 @@ def test_what_cannot_be_borrowed_is_named(draw):
     given = dict(q=q, k=q, v=q)
     read_only = np.zeros_like(q)
     read_only.flags.writeable = False
-    for out, text in [(read_only, "`o` must be writable"), ([1.0], "`o` must be an array or a tensor"), (q.astype(">f4"), "byte order")]:
+    for out, text in [
+        (read_only, "`o` must be writable"),
+        ([1.0], "`o` must be an array or a tensor"),
+        (q.astype(">f4"), "byte order"),
+    ]:
         with pytest.raises((TypeError, ValueError), match=text):
             etalon.run(PROBLEM, "forward", given, out=dict(o=out))
     bytes_ = np.zeros(q.nbytes + 1, np.uint8)

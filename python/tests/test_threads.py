@@ -128,16 +128,20 @@ def exit_status(child, seconds=60):
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity")
 def test_the_usual_number_of_threads_is_what_the_process_may_use():
-    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); import etalon; print(etalon.get_num_threads())"
-    assert answer(code, {}) == "1"
+    one = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
+    assert answer(one + "import etalon; print(etalon.get_num_threads())", {}) == "1"
     assert answer("import etalon; print(etalon.get_num_threads())", {"ETALON_NUM_THREADS": "5"}) == "5"
     text = "try: import etalon; etalon.get_num_threads()\nexcept ValueError as error: print(error)"
-    assert answer(text, {"ETALON_NUM_THREADS": "many"}) == 'ETALON_NUM_THREADS must be a number from 1 on, found "many"'
+    assert (
+        answer(text, {"ETALON_NUM_THREADS": "many"}) == 'ETALON_NUM_THREADS must be a number from 1 on, found "many"'
+    )
 
 
 def answer(code, variables):
     environment = os.environ | variables
-    return subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def test_memory_is_given_back():

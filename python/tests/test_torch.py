@@ -1,6 +1,5 @@
 """PyTorch's operators: results and derivatives against finite differences and PyTorch's own, and what must raise."""
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -28,7 +27,9 @@ def tensors(name, dtype=torch.float64):
     return {
         "attention": (lambda *x: E.attention(*x, causal=True, return_lse=True), (q, k, v)),
         "attention_options": (
-            lambda q, k, v, sinks, bias: E.attention(q, k, v, window=(2, 1), scale=0.7, softcap=2.0, sinks=sinks, bias=bias),
+            lambda q, k, v, sinks, bias: E.attention(
+                q, k, v, window=(2, 1), scale=0.7, softcap=2.0, sinks=sinks, bias=bias
+            ),
             (q, k, v, sinks, bias),
         ),
         "attention_lse": (lambda q, k: E.attention_lse(q, k, causal=True), (q, k)),
@@ -101,7 +102,9 @@ def test_operators_pass_opcheck(name):
     forward = ops.get("forward_backward", ops["forward"])
     assert {op for op, _ in calls} >= {forward, ops["backward"], ops["double_backward"]}
     for op, arguments in calls:
-        leaves = [x.detach().requires_grad_(x.is_floating_point()) if isinstance(x, torch.Tensor) else x for x in arguments]
+        leaves = [
+            x.detach().requires_grad_(x.is_floating_point()) if isinstance(x, torch.Tensor) else x for x in arguments
+        ]
         torch.library.opcheck(op, leaves, test_utils=("test_schema", "test_faketensor", "test_autograd_registration"))
 
 
@@ -132,7 +135,9 @@ def test_a_mask_of_a_problem_file_is_compiled():
 
 
 def test_lengths_that_change_are_compiled_once():
-    function = torch.compile(lambda q, k, v: E.attention(q, k, v, causal=True), fullgraph=True, backend="aot_eager", dynamic=True)
+    function = torch.compile(
+        lambda q, k, v: E.attention(q, k, v, causal=True), fullgraph=True, backend="aot_eager", dynamic=True
+    )
     torch._dynamo.reset()
     for n in (4, 5, 6, 7):
         q = draw(1, 2, n, 8, dtype=torch.float32)
@@ -225,15 +230,17 @@ def test_attention_is_that_of_pytorch_in_every_layout():
 
 
 def test_the_loss_is_that_of_pytorch():
-    h, w, targets = draw(6, 4, dtype=torch.float32), draw(9, 4, dtype=torch.float32), torch.tensor([0, 3, 8, -100, 2, 2])
+    h, w, targets = (
+        draw(6, 4, dtype=torch.float32),
+        draw(9, 4, dtype=torch.float32),
+        torch.tensor([0, 3, 8, -100, 2, 2]),
+    )
     for reduction in ("mean", "sum", "none"):
         own = E.linear_cross_entropy(h, w, targets, reduction=reduction)
         other = F.cross_entropy(h @ w.T, targets, reduction=reduction)
         torch.testing.assert_close(own, other)
         for factor in (1, 3):
-            found, expected = (
-                torch.autograd.grad(factor * x.sum(), (h, w), retain_graph=True) for x in (own, other)
-            )
+            found, expected = (torch.autograd.grad(factor * x.sum(), (h, w), retain_graph=True) for x in (own, other))
             torch.testing.assert_close(found, expected)
 
 
