@@ -28,11 +28,6 @@ impl Place {
         (!has_none).then_some(Place { start, axes })
     }
 
-    /// Bytes from its first to its last byte, less one.
-    fn reach(&self) -> usize {
-        reach(&self.axes)
-    }
-
     /// True if each of its elements certainly has bytes of its own: every stride is beyond what smaller ones reach.
     pub fn is_disjoint(&self) -> bool {
         (0..self.axes.len()).all(|at| self.axes[at].0 > reach(&self.axes[at + 1..]))
@@ -42,21 +37,22 @@ impl Place {
     pub fn shares(&self, other: &Place) -> bool {
         let (low, high) = if self.start <= other.start { (self, other) } else { (other, self) };
         let apart = high.start - low.start;
-        if apart > low.reach() {
+        if apart > reach(&low.axes) {
             return false;
         }
         // low.start + Σ s x = high.start + Σ t y; with y = n − 1 − y' all terms are positive.
-        let mut axes = [low.axes.clone(), high.axes.clone()].concat();
+        let mut axes: Vec<_> = low.axes.iter().chain(&high.axes).copied().collect();
         axes.sort_unstable_by_key(|&(stride, _)| std::cmp::Reverse(stride));
         axes.dedup_by(|next, kept| {
             let same = next.0 == kept.0;
             kept.1 += if same { next.1 - 1 } else { 0 };
             same
         });
-        is_sum(&axes, apart + high.reach(), &mut 0)
+        is_sum(&axes, apart + reach(&high.axes), &mut 0)
     }
 }
 
+/// Bytes from the first to the last byte, less one.
 fn reach(axes: &[(usize, usize)]) -> usize {
     axes.iter()
         .map(|&(stride, extent)| stride.saturating_mul(extent - 1))

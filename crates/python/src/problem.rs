@@ -37,9 +37,7 @@ impl Problem {
     fn new(text: &str, arrays: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
         let arrays = arrays.map_or(Ok(Tensors::new()), copied)?;
         let [own, of_arrays] = ["problem", "arrays"].map(Path::new);
-        let inner = vectors::parse_problem(own, text, of_arrays, &arrays);
-        let inner =
-            inner.map_err(|error| PyValueError::new_err(without_file(&error.to_string())))?;
+        let inner = vectors::parse_problem(own, text, of_arrays, &arrays).map_err(without_file)?;
         let text = serde_json::to_string(&inner);
         let text = text.map_err(|error| PyValueError::new_err(error.to_string()))?;
         let mut hasher = DefaultHasher::new();
@@ -220,14 +218,12 @@ pub fn copied(tensors: &Bound<'_, PyDict>) -> PyResult<Tensors> {
 
 /// Fails where a result would be written over another tensor of the call.
 fn check_memory(inputs: &[Borrowed<'_>], outputs: &[Borrowed<'_>]) -> PyResult<()> {
-    let places: SmallVec<[_; 20]> =
-        outputs.iter().chain(inputs).map(|tensor| (&tensor.name, tensor.place())).collect();
-    for (at, (name, place)) in places.iter().enumerate().take(outputs.len()) {
-        let Some(place) = place else { continue };
-        let shared = places[at + 1..]
-            .iter()
-            .find(|(_, other)| other.as_ref().is_some_and(|other| place.shares(other)));
-        if let Some((other, _)) = shared {
+    for (at, output) in outputs.iter().enumerate() {
+        let Some(place) = &output.place else { continue };
+        let shares =
+            |other: &&Borrowed<'_>| other.place.as_ref().is_some_and(|other| place.shares(other));
+        if let Some(other) = outputs[at + 1..].iter().chain(inputs).find(shares) {
+            let (name, other) = (&output.name, &other.name);
             return Err(PyValueError::new_err(format!(
                 "`{name}` is written and must share no memory with `{other}`"
             )));
@@ -256,9 +252,14 @@ fn type_word(precision: Precision) -> &'static str {
     }
 }
 
-/// An error about a problem that comes from no file, without the file and its only line.
-fn without_file(text: &str) -> String {
-    text.replace("problem: not a valid problem file: ", "")
-        .replace("line 1: ", "")
-        .replace("problem: ", "")
+/// The exception for a problem that comes from no file: without the file, and its only line.
+fn without_file(error: vectors::Error) -> PyErr {
+    match error {
+        vectors::Error::Content { source, .. } => exception(source),
+        vectors::Error::Format { reason, .. } => {
+            let reason = reason.trim_start_matches("not a valid problem file: ");
+            PyValueError::new_err(reason.trim_start_matches("line 1: ").to_string())
+        }
+        error => PyValueError::new_err(error.to_string()),
+    }
 }

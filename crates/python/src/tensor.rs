@@ -10,7 +10,7 @@ use etalon_problem::{View, ViewMut};
 use half::{bf16, f16};
 use ndarray::{ArrayD, ArrayViewD, ArrayViewMutD, Axis, IxDyn, ShapeBuilder};
 use pyo3::buffer::PyUntypedBuffer;
-use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCapsule, PyType};
@@ -44,10 +44,12 @@ struct Exchange {
     _allocator: usize,
     _managed_from: usize,
     _managed_to: usize,
-    /// Describes a tensor without owning it; 0 where that has not failed.
-    borrow: Option<unsafe extern "C" fn(*mut c_void, *mut DlTensor) -> c_int>,
+    borrow: Option<Describe>,
     _stream: usize,
 }
+
+/// Describes a tensor without owning it; 0 where that has not failed.
+type Describe = unsafe extern "C" fn(*mut c_void, *mut DlTensor) -> c_int;
 
 /// Devices whose memory this process reads: the host, and the host's memory that a GPU knows.
 const HOST: [i32; 2] = [1, 3];
@@ -87,10 +89,13 @@ type Extents<T> = SmallVec<[T; 6]>;
 pub struct Borrowed<'py> {
     pub name: String,
     kind: Kind,
-    at: *mut u8,
+    /// The element with the lowest address: axes of negative strides end there.
+    lowest: *mut u8,
     shape: Extents<usize>,
     /// In elements.
     strides: Extents<isize>,
+    /// Its bytes in memory, unless it has no elements.
+    pub place: Option<Place>,
     /// Its elements, where they are whole numbers of 32 bits: passes read those of 64.
     widened: Option<ArrayD<i64>>,
     _owner: Owner<'py>,
@@ -111,7 +116,7 @@ impl<'py> Borrowed<'py> {
     /// Borrows a tensor to be written, each of whose elements has memory of its own.
     pub fn output(name: &str, object: &Bound<'py, PyAny>) -> PyResult<Self> {
         let tensor = borrow(name, object, true)?;
-        match tensor.place() {
+        match &tensor.place {
             Some(place) if !place.is_disjoint() => {
                 let (shape, strides) = (&tensor.shape, &tensor.strides);
                 Err(PyValueError::new_err(format!(
@@ -121,23 +126,6 @@ impl<'py> Borrowed<'py> {
             }
             _ => Ok(tensor),
         }
-    }
-
-    /// Its bytes in memory, unless it has no elements.
-    pub fn place(&self) -> Option<Place> {
-        let bytes = self.kind.bytes();
-        let axes = self.shape.iter().zip(&self.strides);
-        let axes = axes.map(|(&extent, &stride)| (stride.unsigned_abs() * bytes, extent));
-        Place::new(self.lowest().addr(), bytes, axes)
-    }
-
-    /// The element with the lowest address: axes of negative strides end there.
-    fn lowest(&self) -> *mut u8 {
-        let axes = self.shape.iter().zip(&self.strides);
-        let down = axes
-            .filter(|(_, stride)| **stride < 0)
-            .map(|(&extent, &stride)| stride.saturating_mul(extent.saturating_sub(1) as isize));
-        self.at.wrapping_offset(down.sum::<isize>() * self.kind.bytes() as isize)
     }
 
     fn order(&self) -> ndarray::StrideShape<IxDyn> {
@@ -152,8 +140,7 @@ impl<'py> Borrowed<'py> {
 
     /// The start of the elements as `ndarray` wants it, never null.
     fn start<T>(&self) -> *mut T {
-        let at = self.lowest().cast();
-        if self.at.is_null() { std::ptr::dangling_mut() } else { at }
+        if self.lowest.is_null() { std::ptr::dangling_mut() } else { self.lowest.cast() }
     }
 
     /// # Safety
@@ -254,28 +241,35 @@ fn borrow<'py>(
     is_written: bool,
 ) -> PyResult<Borrowed<'py>> {
     let found = match exchange(object)? {
-        Some(api) => by_exchange(name, object, api)?,
+        Some(describe) => by_exchange(name, object, describe)?,
         None => match PyUntypedBuffer::get(object) {
-            Ok(buffer) => by_buffer(name, buffer, is_written, None)?,
+            Ok(buffer) => by_buffer(name, buffer, is_written, false)?,
             Err(error) => by_bits_or_dlpack(name, object, is_written, error)?,
         },
     };
     let Described { kind, at, shape, strides, owner } = found;
-    if !at.addr().is_multiple_of(kind.bytes()) {
-        let bytes = kind.bytes();
+    let bytes = kind.bytes();
+    if !at.addr().is_multiple_of(bytes) {
         return Err(PyValueError::new_err(format!(
             "`{name}` must lie at a multiple of {bytes} bytes, found address {:#x}",
             at.addr()
         )));
     }
+    let axes = || shape.iter().copied().zip(strides.iter().copied());
+    let down = axes().filter(|(_, stride)| *stride < 0);
+    let down =
+        down.map(|(extent, stride)| stride.saturating_mul(extent.saturating_sub(1) as isize));
+    let lowest = at.wrapping_offset(down.sum::<isize>() * bytes as isize);
+    let in_bytes = axes().map(|(extent, stride)| (stride.unsigned_abs() * bytes, extent));
+    let place = Place::new(lowest.addr(), bytes, in_bytes);
     let name = name.to_string();
-    Ok(Borrowed { name, kind, at, shape, strides, widened: None, _owner: owner })
+    Ok(Borrowed { name, kind, lowest, shape, strides, place, widened: None, _owner: owner })
 }
 
 /// The exchange API of an object's type, if it has one.
-fn exchange(object: &Bound<'_, PyAny>) -> PyResult<Option<&'static Exchange>> {
+fn exchange(object: &Bound<'_, PyAny>) -> PyResult<Option<Describe>> {
     /// The first types that were met. Each is kept, so that no other type is ever found at its address.
-    static KNOWN: Mutex<Vec<(Py<PyType>, Option<&'static Exchange>)>> = Mutex::new(Vec::new());
+    static KNOWN: Mutex<Vec<(Py<PyType>, Option<Describe>)>> = Mutex::new(Vec::new());
     const MOST: usize = 64;
     let kind = object.get_type();
     {
@@ -292,27 +286,24 @@ fn exchange(object: &Bound<'_, PyAny>) -> PyResult<Option<&'static Exchange>> {
     Ok(api)
 }
 
-fn exchange_of(kind: &Bound<'_, PyType>) -> PyResult<Option<&'static Exchange>> {
+fn exchange_of(kind: &Bound<'_, PyType>) -> PyResult<Option<Describe>> {
     let name = pyo3::intern!(kind.py(), "__dlpack_c_exchange_api__");
     let capsule = kind.getattr_opt(name)?.and_then(|capsule| capsule.cast_into::<PyCapsule>().ok());
     let pointer = capsule.and_then(|x| x.pointer_checked(Some(c"dlpack_exchange_api")).ok());
     // SAFETY: DLPack says that a capsule of this name holds an API that lives as long as the process, and that every
     // version begins with its number.
     let api: Option<&'static Exchange> = pointer.map(|pointer| unsafe { pointer.cast().as_ref() });
-    Ok(api.filter(|api| api.major == 1 && api.borrow.is_some()))
+    Ok(api.filter(|api| api.major == 1).and_then(|api| api.borrow))
 }
 
 fn by_exchange<'py>(
     name: &str,
     object: &Bound<'py, PyAny>,
-    api: &Exchange,
+    describe: Describe,
 ) -> PyResult<Described<'py>> {
     let mut tensor = MaybeUninit::<DlTensor>::uninit();
-    let Some(borrow) = api.borrow else {
-        return Err(PyBufferError::new_err("no exchange of tensors"));
-    };
     // SAFETY: the object is of the type whose API this is, and the interpreter's lock is held.
-    let failed = unsafe { borrow(object.as_ptr().cast(), tensor.as_mut_ptr()) } != 0;
+    let failed = unsafe { describe(object.as_ptr().cast(), tensor.as_mut_ptr()) } != 0;
     if failed {
         return Err(PyErr::fetch(object.py()));
     }
@@ -386,7 +377,7 @@ fn by_buffer<'py>(
     name: &str,
     buffer: PyUntypedBuffer,
     is_written: bool,
-    bits_of: Option<Kind>,
+    is_bf16: bool,
 ) -> PyResult<Described<'py>> {
     if is_written && buffer.readonly() {
         return Err(PyValueError::new_err(format!(
@@ -406,7 +397,7 @@ fn by_buffer<'py>(
         ("l" | "q" | "i", 8) => Kind::I64,
         ("l" | "i", 4) => Kind::I32,
         ("?", 1) => Kind::Bool,
-        ("H", 2) if bits_of.is_some() => bits_of.unwrap_or(Kind::Bf16),
+        ("H", 2) if is_bf16 => Kind::Bf16,
         _ => return Err(wrong_type(name, &format!("a buffer of format {format:?}"))),
     };
     let bytes = kind.bytes() as isize;
@@ -473,14 +464,14 @@ fn by_bits<'py>(
         false => array.clone(),
     };
     let dtype = array.getattr(pyo3::intern!(py, "dtype"))?.getattr(pyo3::intern!(py, "name"))?;
-    let bits = dtype.eq("bfloat16")?.then_some(Kind::Bf16);
-    if bits.is_some() {
+    let is_bf16 = dtype.eq("bfloat16")?;
+    if is_bf16 {
         elements =
             elements.call_method1(pyo3::intern!(py, "view"), (pyo3::intern!(py, "uint16"),))?;
     }
     let buffer =
         PyUntypedBuffer::get(&elements).map_err(|_| wrong_type(name, &format!("{dtype}")))?;
-    let mut found = by_buffer(name, buffer, is_written, bits)?;
+    let mut found = by_buffer(name, buffer, is_written, is_bf16)?;
     if is_single {
         (found.shape, found.strides) = (Extents::new(), Extents::new());
     }
