@@ -1,13 +1,4 @@
-"""Passes as PyTorch operators, with gradients of first and second order.
-
-    import etalon.torch
-    o = etalon.torch.attention(q, k, v, causal=True)
-
-float32, bfloat16 and float16 go to the SIMD kernels, float64 to the exact reference. Every pass is an operator
-(`torch.ops.etalon.attention`, `…_backward`, `…_double_backward`, `…_jvp`) that `torch.compile` takes whole. Gradients
-may be differentiated again (`create_graph=True`), outside of `torch.compile`, which refuses that. A derivative that
-there is not raises: the third order, and forward mode of all but attention and attention_lse.
-"""
+"""PyTorch operators of every algorithm, from one table, and their derivatives."""
 
 import functools
 
@@ -15,25 +6,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from . import _problems, set_num_threads
-from ._sdpa import replace_sdpa
-
-__all__ = [
-    "attention",
-    "attention_lse",
-    "lazy_attention",
-    "linear_attention",
-    "linear_cross_entropy",
-    "replace_sdpa",
-    "use_threads_of_torch",
-]
+from . import _problems
 
 LIBRARY = torch.library.Library("etalon", "DEF")
-
-
-def use_threads_of_torch():
-    """Gives etalon as many threads as PyTorch has: one works while the other waits."""
-    set_num_threads(torch.get_num_threads())
 
 
 def like(x, shape):
@@ -64,119 +39,90 @@ class Algorithm:
         self.saved, self.needed, self.fixed, self.is_forward_mode = saved, needed, fixed, is_forward_mode
         self.smooth = [x for x in self.inputs if x not in fixed]
         self.cotangents = [{"o": "dout", "final_state": "dfinal_state"}.get(y, "d" + y) for y in outputs]
-        self.gradients = ["d" + x for x in self.smooth]
-        self.seconds = ["dd" + x for x in self.smooth]
-        self.second_gradients = ["g" + x for x in self.smooth] + ["g" + dy for dy in self.cotangents]
-        self.given = self.inputs + list(saved) + self.cotangents
+        self.second_gradients = ["g" + x for x in self.smooth + self.cotangents]
+        given = self.inputs + list(saved) + self.cotangents
+        # The tensors that each operator reads, in their order.
+        self.reads = {
+            "forward": self.inputs,
+            "forward_backward": self.inputs,
+            "backward": given,
+            "double_backward": given + ["dd" + x for x in self.smooth],
+            "jvp": self.inputs + list(saved) + ["t" + x for x in self.smooth],
+        }
         self.ops = {}
 
-    def define(self):
-        """Defines its operators with their kernels and fake kernels."""
-
-        def tensors(names, optional):
-            return ", ".join(f"Tensor{'?' if may else ''} {name}" for name, may in zip(names, optional))
-
-        inputs = tensors(self.inputs, self.optional)
-        late = [y not in self.needed for y in self.outputs]
-        given = ", ".join([inputs, *(f"Tensor {y}" for y in self.saved), tensors(self.cotangents, late)])
-        seconds = tensors(self.seconds, [True] * len(self.seconds))
-        tangents = tensors(["t" + x for x in self.smooth], [True] * len(self.smooth))
-        several = lambda count: "(" + ", ".join(["Tensor"] * count) + ")" if count > 1 else "Tensor"
-        self._define("forward", self.name, inputs, several(len(self.outputs)))
-        self._define("backward", f"{self.name}_backward", f"{given}, int wanted", several(len(self.gradients)))
-        second = several(len(self.second_gradients))
-        self._define("double_backward", f"{self.name}_double_backward", f"{given}, {seconds}", second)
-        if self.is_forward_mode:
-            kept = ", ".join([inputs, *(f"Tensor {y}" for y in self.saved), tangents])
-            self._define("jvp", f"{self.name}_jvp", kept, several(len(self.outputs)))
-
-    def _define(self, pass_, name, arguments, results):
-        LIBRARY.define(f"{name}({arguments}, str options) -> {results}")
-        kernel, fake = getattr(self, f"_{pass_}"), getattr(self, f"_empty_{pass_}")
-        LIBRARY.impl(name, lambda *x: alone(kernel(*x)), "CPU")
+    def define(self, pass_):
+        """Defines the operator of a pass with its kernel and its fake kernel, and returns its name."""
+        name = self.name if pass_ == "forward" else f"{self.name}_{pass_}"
+        always = {*self.saved, *(x for x, may in zip(self.inputs, self.optional) if not may)}
+        always |= {dy for y, dy in zip(self.outputs, self.cotangents) if y in self.needed}
+        arguments = [f"Tensor{'' if x in always else '?'} {x}" for x in self.reads[pass_]]
+        arguments += ["int wanted"] * (pass_ in WANTED) + ["str options"]
+        count = {
+            "forward": len(self.outputs),
+            "forward_backward": len(self.outputs) + len(self.smooth),
+            "backward": len(self.smooth),
+            "double_backward": len(self.second_gradients),
+            "jvp": len(self.outputs),
+        }[pass_]
+        results = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
+        LIBRARY.define(f"{name}({', '.join(arguments)}) -> {results}")
+        LIBRARY.impl(name, lambda *x: self._run(pass_, x), "CPU")
         LIBRARY.impl(name, self._on_a_device, "CUDA")
-        torch.library.register_fake(f"etalon::{name}", lambda *x: alone(fake(*x)), lib=LIBRARY)
+        fake = lambda *x: complete(*self._asked(pass_, x)[::2])
+        torch.library.register_fake(f"etalon::{name}", fake, lib=LIBRARY)
         self.ops[pass_] = getattr(torch.ops.etalon, name).default
+        return f"etalon::{name}"
 
     def _on_a_device(self, *_):
         raise NotImplementedError(f"etalon.torch.{self.name} takes tensors of the CPU so far, found tensors of CUDA")
 
-    def _named(self, names, tensors):
-        return {name: x for name, x in zip(names, tensors) if x is not None}
-
-    def _run(self, pass_, inputs, options, outputs):
-        """Computes outputs that are wanted; an unwanted or absent one is a tensor without elements."""
-        operands = {name: x for name, x in inputs.items() if name != "mask"}
-        self.problem(inputs, options).run(pass_, operands, {name: x for name, x in outputs.items() if x is not None})
-        first = inputs[self.inputs[0]]
-        return tuple(first.new_empty(0) if x is None else x for x in outputs.values())
-
-    def _forward(self, *arguments):
+    def _asked(self, pass_, arguments):
+        """The inputs of an operator by name, its options, and empty outputs, None for those absent or not wanted."""
         *tensors, options = arguments
-        inputs = self._named(self.inputs, tensors)
-        return self._run("forward", inputs, options, dict(zip(self.outputs, self.results(inputs, options))))
-
-    def _empty_forward(self, *arguments):
-        *tensors, options = arguments
-        return tuple(self.results(self._named(self.inputs, tensors), options))
-
-    def _gradients(self, inputs, wanted):
-        """Empty gradients of the inputs, None for those that are absent or not wanted."""
+        wanted = tensors.pop() if pass_ in WANTED else 0
+        inputs = {name: x for name, x in zip(self.reads[pass_], tensors) if x is not None}
         empty = {}
-        for at, x in enumerate(self.smooth):
-            is_there = inputs.get(x) is not None and wanted >> at & 1
-            empty["d" + x] = like(inputs[x], inputs[x].shape) if is_there else None
-        return empty
+        if pass_ in ("forward", "forward_backward"):
+            empty = dict(zip(self.outputs, self.results(inputs, options)))
+        if pass_ in WANTED:
+            empty |= {"d" + x: alike(inputs, x) if wanted >> at & 1 else None for at, x in enumerate(self.smooth)}
+        if pass_ == "double_backward":
+            empty = {"g" + x: alike(inputs, x) for x in self.smooth + self.cotangents}
+        if pass_ == "jvp":
+            empty = {"t" + y: torch.empty_like(inputs[y]) for y in self.outputs}
+        return inputs, options, empty
 
-    def _backward(self, *arguments):
-        *tensors, wanted, options = arguments
-        given = self._named(self.given, tensors)
-        return self._run("backward", given, options, self._gradients(given, wanted))
-
-    def _empty_backward(self, *arguments):
-        *tensors, wanted, _ = arguments
-        given = self._named(self.given, tensors)
-        return tuple(
-            given[self.inputs[0]].new_empty(0) if x is None else x for x in self._gradients(given, wanted).values()
-        )
-
-    def _seconds(self, given):
-        empty = {"g" + x: None if given.get(x) is None else like(given[x], given[x].shape) for x in self.smooth}
-        for dy in self.cotangents:
-            empty["g" + dy] = None if given.get(dy) is None else like(given[dy], given[dy].shape)
-        return empty
-
-    def _double_backward(self, *arguments):
-        *tensors, options = arguments
-        given = self._named(self.given + self.seconds, tensors)
-        return self._run("double_backward", given, options, self._seconds(given))
-
-    def _empty_double_backward(self, *arguments):
-        *tensors, _ = arguments
-        given = self._named(self.given + self.seconds, tensors)
-        return tuple(given[self.inputs[0]].new_empty(0) if x is None else x for x in self._seconds(given).values())
-
-    def _jvp(self, *arguments):
-        *tensors, options = arguments
-        given = self._named(self.inputs + list(self.saved) + ["t" + x for x in self.smooth], tensors)
-        tangents = {"t" + y: torch.empty_like(given[y]) for y in self.outputs}
-        return self._run("jvp", given, options, tangents)
-
-    def _empty_jvp(self, *arguments):
-        *tensors, _ = arguments
-        given = self._named(self.inputs + list(self.saved), tensors)
-        return tuple(torch.empty_like(given[y]) for y in self.outputs)
+    def _run(self, pass_, arguments):
+        inputs, options, outputs = self._asked(pass_, arguments)
+        operands = {name: x for name, x in inputs.items() if name != "mask"}
+        if pass_ == "forward_backward":
+            operands["dloss"] = torch.ones((), dtype=wide(inputs["h"]))
+        problem = self.problem(inputs, options)
+        problem.run(pass_, operands, {name: x for name, x in outputs.items() if x is not None})
+        return complete(inputs, outputs)
 
     def apply(self, options, *tensors):
         """The forward pass, differentiable."""
         if torch.compiler.is_compiling():
-            found = self.ops["forward"](*tensors, options)
-            return found if isinstance(found, tuple) else (found,)
+            return together(self.ops["forward"](*tensors, options))
         return Forward.apply(self, options, *tensors)
 
 
-def alone(results):
-    """The one result, where an operator has one."""
+# Passes that are told which gradients are wanted, by bits.
+WANTED = ("backward", "forward_backward")
+
+
+def alike(tensors, name):
+    """An empty tensor like one of these, if it is there."""
+    x = tensors.get(name)
+    return None if x is None else like(x, x.shape)
+
+
+def complete(inputs, outputs):
+    """The outputs of an operator: what is absent or not wanted is a tensor without elements."""
+    first = next(iter(inputs.values()))
+    results = tuple(first.new_empty(0) if x is None else x for x in outputs.values())
     return results[0] if len(results) == 1 else results
 
 
@@ -188,30 +134,56 @@ def bits(flags):
     return sum(1 << at for at, flag in enumerate(flags) if flag)
 
 
-def first_order(algorithm, ctx, needs, cotangents, compute):
+def by_inputs(algorithm, gradients, needs):
+    """Gradients of the smooth inputs in the places of all inputs, None where there is no need."""
+    found = dict(zip(algorithm.smooth, gradients))
+    return [found.get(x) if need else None for x, need in zip(algorithm.inputs, needs)]
+
+
+def keep(ctx, algorithm, options, tensors, output):
+    """Keeps what the later passes read, and returns it."""
+    ctx.algorithm, ctx.options = algorithm, options
+    ctx.shapes = [(y.shape, y.dtype) for y in output]
+    ctx.set_materialize_grads(False)
+    kept = (*tensors, *(y for name, y in zip(algorithm.outputs, output) if name in algorithm.saved))
+    ctx.save_for_backward(*kept)
+    return kept
+
+
+def first_order(ctx, needs, cotangents, compute):
     """Gradients of the inputs, None where there is no need: `compute` has the backward pass."""
-    tensors = ctx.saved_tensors
+    algorithm, tensors = ctx.algorithm, ctx.saved_tensors
     filled = [
         tensors[0].new_zeros(shape, dtype=dtype) if dy is None and y in algorithm.needed else dy
         for y, dy, (shape, dtype) in zip(algorithm.outputs, cotangents, ctx.shapes)
     ]
-    smooth = [x not in algorithm.fixed for x in algorithm.inputs]
-    wanted = bits(need for need, is_smooth in zip(needs, smooth) if is_smooth)
-    found = iter(together(compute(tensors, filled, wanted)))
-    gradients = [next(found) if is_smooth else None for is_smooth in smooth]
-    return [dx if need else None for dx, need in zip(gradients, needs)]
+    wanted = bits(need for x, need in zip(algorithm.inputs, needs) if x in algorithm.smooth)
+    return by_inputs(algorithm, together(compute(tensors, filled, wanted)), needs)
 
 
-def second_order(algorithm, ctx, needs, seconds, compute):
+def second_order(ctx, needs, seconds, compute):
     """Gradients of what the backward pass reads: `compute` has the double backward pass."""
-    tensors = ctx.saved_tensors
+    algorithm, tensors = ctx.algorithm, ctx.saved_tensors
     seconds = [dd if ctx.wanted >> at & 1 else None for at, dd in enumerate(seconds)]
     found = dict(zip(algorithm.second_gradients, together(compute(tensors, seconds))))
-    gradients = [found.get("g" + name) for name in algorithm.given]
+    gradients = [found.get("g" + name) for name in algorithm.reads["backward"]]
     return [g if x is not None and need else None for g, x, need in zip(gradients, tensors, needs)]
 
 
-class Forward(Function):
+class Mapped(Function):
+    """A pass that `vmap` calls once for each entry."""
+
+    @classmethod
+    def vmap(cls, info, in_dims, *arguments):
+        entries = []
+        for at in range(info.batch_size):
+            pairs = zip(arguments, in_dims)
+            entries.append(cls.apply(*(x if dim is None or x is None else x.select(dim, at) for x, dim in pairs)))
+        results = tuple(torch.stack(entry) for entry in zip(*entries))
+        return results, (0,) * len(results)
+
+
+class Forward(Mapped):
     """The forward pass of an algorithm."""
 
     @staticmethod
@@ -221,17 +193,12 @@ class Forward(Function):
     @staticmethod
     def setup_context(ctx, inputs, output):
         algorithm, options, *tensors = inputs
-        kept = [y for name, y in zip(algorithm.outputs, output) if name in algorithm.saved]
-        ctx.algorithm, ctx.options = algorithm, options
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, *kept)
-        ctx.save_for_forward(*tensors, *kept)
-        ctx.shapes = [(y.shape, y.dtype) for y in output]
+        ctx.save_for_forward(*keep(ctx, algorithm, options, tensors, output))
 
     @staticmethod
     def backward(ctx, *cotangents):
         compute = lambda tensors, filled, wanted: Backward.apply(ctx.algorithm, ctx.options, wanted, *tensors, *filled)
-        return (None, None, *first_order(ctx.algorithm, ctx, ctx.needs_input_grad[2:], cotangents, compute))
+        return (None, None, *first_order(ctx, ctx.needs_input_grad[2:], cotangents, compute))
 
     @staticmethod
     def jvp(ctx, *tangents):
@@ -241,13 +208,8 @@ class Forward(Function):
         smooth = [t for x, t in zip(algorithm.inputs, tangents[2:]) if x not in algorithm.fixed]
         return Jvp.apply(algorithm, ctx.options, *ctx.saved_tensors, *smooth)
 
-    @staticmethod
-    def vmap(info, in_dims, algorithm, options, *tensors):
-        apply = lambda *x: Forward.apply(algorithm, options, *x)
-        return mapped(algorithm, info.batch_size, in_dims[2:], tensors, apply)
 
-
-class Backward(Function):
+class Backward(Mapped):
     """The gradients of an algorithm: of an input that is absent, or not wanted, a tensor without elements."""
 
     @staticmethod
@@ -263,20 +225,19 @@ class Backward(Function):
     @staticmethod
     def backward(ctx, *seconds):
         compute = lambda tensors, seconds: Second.apply(ctx.algorithm, ctx.options, *tensors, *seconds)
-        return (None, None, None, *second_order(ctx.algorithm, ctx, ctx.needs_input_grad[3:], seconds, compute))
+        return (None, None, None, *second_order(ctx, ctx.needs_input_grad[3:], seconds, compute))
 
     @staticmethod
     def jvp(ctx, *_):
         raise NotImplementedError(f"forward mode of the gradients of {ctx.algorithm.name} is not implemented")
 
-    @staticmethod
-    def vmap(info, in_dims, algorithm, options, wanted, *tensors):
-        apply = lambda *x: Backward.apply(algorithm, options, wanted, *x)
-        return mapped(algorithm, info.batch_size, in_dims[3:], tensors, apply)
 
+class Last(Mapped):
+    """A pass without derivatives: its name, and what its derivative would be."""
 
-class Last(Function):
-    """A pass without derivatives."""
+    @classmethod
+    def forward(cls, algorithm, options, *tensors):
+        return together(algorithm.ops[cls.pass_](*tensors, options))
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -284,7 +245,7 @@ class Last(Function):
 
     @classmethod
     def backward(cls, ctx, *_):
-        raise NotImplementedError(f"{cls.what.format(ctx.algorithm.name)} is not implemented")
+        raise NotImplementedError(f"a derivative of {cls.derivative} of {ctx.algorithm.name} is not implemented")
 
     jvp = backward
 
@@ -292,41 +253,13 @@ class Last(Function):
 class Second(Last):
     """The gradients of the gradients."""
 
-    what = "a derivative of third order of {}"
-
-    @staticmethod
-    def forward(algorithm, options, *tensors):
-        return together(algorithm.ops["double_backward"](*tensors, options))
-
-    @staticmethod
-    def vmap(info, in_dims, algorithm, options, *tensors):
-        apply = lambda *x: Second.apply(algorithm, options, *x)
-        return mapped(algorithm, info.batch_size, in_dims[2:], tensors, apply)
+    pass_, derivative = "double_backward", "third order"
 
 
 class Jvp(Last):
     """The tangents of the outputs."""
 
-    what = "a derivative of the forward mode of {}"
-
-    @staticmethod
-    def forward(algorithm, options, *tensors):
-        return together(algorithm.ops["jvp"](*tensors, options))
-
-    @staticmethod
-    def vmap(info, in_dims, algorithm, options, *tensors):
-        apply = lambda *x: Jvp.apply(algorithm, options, *x)
-        return mapped(algorithm, info.batch_size, in_dims[2:], tensors, apply)
-
-
-def mapped(algorithm, size, dims, tensors, apply):
-    """One call for each entry of the axis that is mapped."""
-    entries = []
-    for at in range(size):
-        chosen = [x if dim is None or x is None else x.select(dim, at) for x, dim in zip(tensors, dims)]
-        entries.append(apply(*chosen))
-    results = tuple(torch.stack(list(entry)) for entry in zip(*entries))
-    return results, (0,) * len(results)
+    pass_, derivative = "jvp", "the forward mode"
 
 
 def _of_scores(name):
@@ -454,72 +387,37 @@ LOSS = Algorithm(
 
 
 def _setup(algorithm):
-    """The operators with autograd formulas of their own, for `torch.compile`."""
+    """Defines the operators of an algorithm with autograd formulas of their own, for `torch.compile`."""
 
     def setup_forward(ctx, inputs, output):
-        *tensors, ctx.options = inputs
-        output = together(output)
-        kept = [y for name, y in zip(algorithm.outputs, output) if name in algorithm.saved]
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, *kept)
-        ctx.shapes = [(y.shape, y.dtype) for y in output]
+        *tensors, options = inputs
+        keep(ctx, algorithm, options, tensors, together(output))
 
     def backward(ctx, *cotangents):
         compute = lambda tensors, filled, wanted: algorithm.ops["backward"](*tensors, *filled, wanted, ctx.options)
-        return (*first_order(algorithm, ctx, ctx.needs_input_grad[:-1], cotangents, compute), None)
+        return (*first_order(ctx, ctx.needs_input_grad[:-1], cotangents, compute), None)
 
     def setup_backward(ctx, inputs, output):
-        *tensors, ctx.wanted, ctx.options = inputs
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors)
+        *tensors, wanted, options = inputs
+        Backward.setup_context(ctx, (algorithm, options, wanted, *tensors), output)
 
     def double_backward(ctx, *seconds):
         compute = lambda tensors, seconds: algorithm.ops["double_backward"](*tensors, *seconds, ctx.options)
-        return (*second_order(algorithm, ctx, ctx.needs_input_grad[:-2], seconds, compute), None, None)
+        return (*second_order(ctx, ctx.needs_input_grad[:-2], seconds, compute), None, None)
 
     def no_third(ctx, *_):
         raise NotImplementedError(f"a derivative of third order of {algorithm.name} is not implemented")
 
-    algorithm.define()
-    name = f"etalon::{algorithm.name}"
-    torch.library.register_autograd(name, backward, setup_context=setup_forward, lib=LIBRARY)
-    torch.library.register_autograd(f"{name}_backward", double_backward, setup_context=setup_backward, lib=LIBRARY)
-    torch.library.register_autograd(f"{name}_double_backward", no_third, lib=LIBRARY)
+    differentiable = torch.library.register_autograd
+    differentiable(algorithm.define("forward"), backward, setup_context=setup_forward, lib=LIBRARY)
+    differentiable(algorithm.define("backward"), double_backward, setup_context=setup_backward, lib=LIBRARY)
+    differentiable(algorithm.define("double_backward"), no_third, lib=LIBRARY)
     if algorithm.is_forward_mode:
-        torch.library.register_autograd(f"{name}_jvp", no_third, lib=LIBRARY)
+        differentiable(algorithm.define("jvp"), no_third, lib=LIBRARY)
 
 
 for _algorithm in (ATTENTION, LSE, LAZY, LINEAR, LOSS):
     _setup(_algorithm)
-
-# The loss with its gradients for a cotangent of 1: three products of the size of the logits, where a forward and a
-# backward pass have four.
-_BOTH = "linear_cross_entropy_forward_backward"
-LIBRARY.define(
-    f"{_BOTH}(Tensor h, Tensor w, Tensor targets, Tensor? bias, Tensor? class_weights, Tensor? token_weights, "
-    "int wanted, str options) -> (Tensor, Tensor, Tensor, Tensor)"
-)
-
-
-def _both(*arguments):
-    *tensors, wanted, options = arguments
-    inputs = LOSS._named(LOSS.inputs, tensors)
-    places = {"loss": LOSS.results(inputs, options)[0], **LOSS._gradients(inputs, wanted)}
-    one = torch.ones((), dtype=wide(inputs["h"]))
-    return LOSS._run("forward_backward", inputs | {"dloss": one}, options, places)
-
-
-def _empty_both(*arguments):
-    *tensors, wanted, options = arguments
-    inputs = LOSS._named(LOSS.inputs, tensors)
-    gradients = LOSS._gradients(inputs, wanted).values()
-    return (*LOSS.results(inputs, options), *(inputs["h"].new_empty(0) if x is None else x for x in gradients))
-
-
-LIBRARY.impl(_BOTH, _both, "CPU")
-LIBRARY.impl(_BOTH, LOSS._on_a_device, "CUDA")
-torch.library.register_fake(f"etalon::{_BOTH}", _empty_both, lib=LIBRARY)
-LOSS.ops["forward_backward"] = getattr(torch.ops.etalon, _BOTH).default
 
 
 def _times(gradients, dloss):
@@ -528,23 +426,9 @@ def _times(gradients, dloss):
     return [x if is_one or x.numel() == 0 else (x * dloss).to(x.dtype) for x in gradients]
 
 
-def _setup_both(ctx, inputs, output):
-    *tensors, ctx.wanted, ctx.options = inputs
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors, *output[1:])
-
-
-def _backward_both(ctx, dloss, *_):
-    dh, dw, dbias = _times(ctx.saved_tensors[6:], dloss)
-    found = [dh, dw, None, dbias, None, None]
-    return (*(dx if need else None for dx, need in zip(found, ctx.needs_input_grad)), None, None)
-
-
-torch.library.register_autograd(f"etalon::{_BOTH}", _backward_both, setup_context=_setup_both, lib=LIBRARY)
-
-
-class Loss(Function):
-    """The loss, whose gradients are computed with it. They are differentiated by the passes one after the other."""
+class Loss(Mapped):
+    """The loss with its gradients for a cotangent of 1: three products of the size of the logits, where a forward and
+    a backward pass have four. These gradients are differentiated by the passes one after the other."""
 
     @staticmethod
     def forward(options, wanted, *tensors):
@@ -552,31 +436,45 @@ class Loss(Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.options, ctx.wanted, *tensors = inputs
         ctx.mark_non_differentiable(*output[1:])
+        Loss.keep(ctx, inputs, output)
+
+    @staticmethod
+    def keep(ctx, inputs, output):
+        ctx.options, ctx.wanted, *tensors = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *output[1:])
 
     @staticmethod
     def backward(ctx, dloss, *_):
-        tensors, gradients = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
+        count = len(LOSS.inputs)
+        tensors, gradients = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
         if dloss is None:
-            return (None,) * 8
+            return (None,) * (2 + count)
         if torch.is_grad_enabled():
             gradients = Backward.apply(LOSS, ctx.options, ctx.wanted, *tensors, dloss)
         else:
             gradients = _times(gradients, dloss)
-        found = [gradients[0], gradients[1], None, gradients[2], None, None]
-        return (None, None, *(dx if need else None for dx, need in zip(found, ctx.needs_input_grad[2:])))
+        return (None, None, *by_inputs(LOSS, gradients, ctx.needs_input_grad[2:]))
 
     @staticmethod
     def jvp(ctx, *_):
         raise NotImplementedError("forward mode of linear_cross_entropy is not implemented")
 
-    @staticmethod
-    def vmap(info, in_dims, options, wanted, *tensors):
-        apply = lambda *x: Loss.apply(options, wanted, *x)
-        return mapped(LOSS, info.batch_size, in_dims[2:], tensors, apply)
+
+def _setup_both(ctx, inputs, output):
+    *tensors, wanted, options = inputs
+    Loss.keep(ctx, (options, wanted, *tensors), output)
+
+
+def _backward_both(ctx, dloss, *_):
+    gradients = _times(ctx.saved_tensors[len(LOSS.inputs) :], dloss)
+    return (*by_inputs(LOSS, gradients, ctx.needs_input_grad[:-2]), None, None)
+
+
+torch.library.register_autograd(
+    LOSS.define("forward_backward"), _backward_both, setup_context=_setup_both, lib=LIBRARY
+)
 
 
 def _score_options(causal, window, mask, scale, softcap=None):
@@ -635,8 +533,8 @@ def linear_cross_entropy(
 ):
     """The cross-entropy of logits h wᵀ + bias, which are never stored as a whole: the loss.
 
-    Where a gradient is needed it is computed with the loss, unless `reduction` is "none". Weights of classes and of
-    tokens have no gradients: it raises where one is asked for.
+    Where a gradient is needed it is computed with the loss, unless `reduction` is "none" or the type is float16.
+    Weights of classes and of tokens have no gradients: it raises where one is asked for.
     """
     names = (
         "reduction",
@@ -653,7 +551,9 @@ def linear_cross_entropy(
             raise NotImplementedError(f"a gradient by `{name}` is not implemented: hand in {name}.detach()")
     options, tensors = encoded(names, values), (h, w, targets, bias, class_weights, token_weights)
     needs = [x is not None and x.requires_grad for x in (h, w, bias)]
-    if reduction == "none" or not (torch.is_grad_enabled() and any(needs)):
+    # Gradients for a cotangent of 1 may underflow in float16, before the scale of a loss reaches them.
+    is_alone = reduction == "none" or h.dtype == torch.float16
+    if is_alone or not (torch.is_grad_enabled() and any(needs)):
         return LOSS.apply(options, *tensors)[0]
     if torch.compiler.is_compiling():
         return LOSS.ops["forward_backward"](*tensors, bits(needs), options)[0]

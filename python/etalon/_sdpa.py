@@ -1,10 +1,13 @@
 """etalon's attention in the place of PyTorch's."""
 
 import contextlib
+import functools
 import warnings
 
 import torch
 from torch.nn import functional
+
+from . import _operators
 
 STORAGE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 WARNED = set()
@@ -39,21 +42,23 @@ def unsupported(q, k, v, mask, dropout):
     return None
 
 
-def spread(mask, q, k):
-    """A mask of PyTorch, bool or additive, with the axes [B or 1, Hq or 1, N, M]."""
+# The diagonal of PyTorch's is_causal.
+TOP_LEFT = {"causal": {"align": "top_left"}}
+
+
+def masked(mask, q, k):
+    """The option for a mask of PyTorch, bool or additive, of axes that broadcast to [B, Hq, N, M]."""
     while mask.dim() < 4:
         mask = mask.unsqueeze(0)
-    return mask.expand(*mask.shape[:2], q.shape[2], k.shape[2])
+    mask = mask.expand(*mask.shape[:2], q.shape[2], k.shape[2])
+    return {"mask": mask} if mask.dtype == torch.bool else {"bias": mask.to(q.dtype)}
 
 
 def scaled_dot_product_attention(
-    strict, own, q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+    own, strict, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
 ):
-    from . import torch as etalon_torch
-
-    def left_to_pytorch():
-        return own(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-
+    """etalon's attention with the arguments of PyTorch's, which is `own`."""
+    q, k, v = query, key, value
     if torch.is_autocast_enabled("cpu") and q.device.type == "cpu":
         narrow = torch.get_autocast_dtype("cpu")
         q, k, v = (x.to(narrow) if x.dtype == torch.float32 else x for x in (q, k, v))
@@ -64,17 +69,16 @@ def scaled_dot_product_attention(
         reason = "attn_mask and is_causal exclude each other"
     if reason is not None:
         refuse(reason, strict)
-        return left_to_pytorch()
+        return own(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     is_flat = q.dim() == 3
     if is_flat:
         q, k, v = (x.unsqueeze(1) for x in (q, k, v))
-    options = {"scale": scale}
+    options = {}
     if attn_mask is not None:
-        mask = spread(attn_mask.unsqueeze(1) if is_flat and attn_mask.dim() == 3 else attn_mask, q, k)
-        options |= {"mask": mask} if mask.dtype == torch.bool else {"bias": mask.to(q.dtype)}
+        options = masked(attn_mask.unsqueeze(1) if is_flat and attn_mask.dim() == 3 else attn_mask, q, k)
     elif is_causal:
-        options["mask"] = {"causal": {"align": "top_left"}}
-    o = etalon_torch.attention(q, k, v, **options)
+        options = {"mask": TOP_LEFT}
+    o = _operators.attention(q, k, v, scale=scale, **options)
     return o.squeeze(1) if is_flat else o
 
 
@@ -86,13 +90,7 @@ def replace_sdpa(*, strict=False):
     NotImplementedError where `strict` is set.
     """
     own = functional.scaled_dot_product_attention
-
-    def replaced(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-        return scaled_dot_product_attention(
-            strict, own, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
-        )
-
-    functional.scaled_dot_product_attention = replaced
+    functional.scaled_dot_product_attention = functools.partial(scaled_dot_product_attention, own, strict)
     try:
         yield
     finally:

@@ -12,8 +12,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
-from . import torch as etalon_torch
-from ._sdpa import refuse, spread, unsupported
+from . import _operators
+from ._sdpa import TOP_LEFT, masked, refuse, unsupported
 
 __all__ = ["register"]
 
@@ -42,15 +42,14 @@ def register(*, strict=False):
             )
         options = {"scale": scaling, "softcap": more.get("softcap"), "sinks": more.get("s_aux")}
         if options["sinks"] is not None:
-            options["sinks"] = options["sinks"].to(etalon_torch.wide(query))
+            options["sinks"] = options["sinks"].to(_operators.wide(query))
         is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         if attention_mask is not None:
-            mask = spread(attention_mask, query, key)
-            options |= {"mask": mask} if mask.dtype is etalon_torch.torch.bool else {"bias": mask.to(query.dtype)}
+            options |= masked(attention_mask, query, key)
         elif is_causal and query.shape[2] > 1:
             # As of PyTorch's kernel, which the mask was left out for.
-            options["mask"] = {"causal": {"align": "top_left"}}
-        o = etalon_torch.attention(query, key, value, **options)
+            options["mask"] = TOP_LEFT
+        o = _operators.attention(query, key, value, **options)
         return o.transpose(1, 2).contiguous(), None
 
     AttentionInterface.register("etalon", forward)

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import etalon.torch as E  # noqa: E402
-from etalon import _sdpa  # noqa: E402
+from etalon import _operators, _sdpa  # noqa: E402
 
 F = torch.nn.functional
 
@@ -91,8 +91,8 @@ def test_models_of_transformers(name, monkeypatch):
     transformers = pytest.importorskip("transformers")
     import etalon.transformers
 
-    calls, own = [], E.attention
-    monkeypatch.setattr(E, "attention", lambda *x, **options: calls.append(options) or own(*x, **options))
+    calls, own = [], _operators.attention
+    monkeypatch.setattr(_operators, "attention", lambda *x, **options: calls.append(options) or own(*x, **options))
 
     etalon.transformers.register(strict=True)
     models = []

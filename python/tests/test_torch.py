@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import etalon  # noqa: E402
 import etalon.torch as E  # noqa: E402
+from etalon import _operators as O  # noqa: E402
 
 F = torch.nn.functional
 
@@ -80,7 +81,7 @@ def test_kernels_have_the_gradients_of_the_reference(name, dtype):
 @pytest.mark.parametrize("name", NAMES)
 def test_operators_pass_opcheck(name):
     function, inputs = tensors(name, torch.float32)
-    algorithm = {x.name: x for x in (E.ATTENTION, E.LSE, E.LAZY, E.LINEAR, E.LOSS)}[name.removesuffix("_options")]
+    algorithm = {x.name: x for x in (O.ATTENTION, O.LSE, O.LAZY, O.LINEAR, O.LOSS)}[name.removesuffix("_options")]
     calls = []
 
     def spy(op):
@@ -242,6 +243,15 @@ def test_the_loss_is_that_of_pytorch():
         for factor in (1, 3):
             found, expected = (torch.autograd.grad(factor * x.sum(), (h, w), retain_graph=True) for x in (own, other))
             torch.testing.assert_close(found, expected)
+
+
+def test_a_scaled_loss_keeps_small_gradients_in_f16():
+    h, w, targets = 1e-5 * draw(64, 4), draw(9, 4), torch.arange(64) % 9
+    exact = torch.autograd.grad(2.0**14 * F.cross_entropy(h @ w.T, targets), (h, w))
+    h, w = (x.detach().half().requires_grad_() for x in (h, w))
+    found = torch.autograd.grad(2.0**14 * E.linear_cross_entropy(h, w, targets), (h, w))
+    for x, z in zip(found, exact):
+        assert (x.double() - z).norm() < 1e-2 * z.norm()
 
 
 def test_errors_name_the_tensor():
