@@ -18,7 +18,8 @@ import os as _os
 
 from . import _etalon
 from ._etalon import Problem, get_num_threads, release_memory, set_num_threads
-from ._judge import Check, IncorrectError, UndecidedError, assert_correct, check, random_inputs
+from ._conform import conform
+from ._judge import Bound, Check, IncorrectError, UndecidedError, assert_correct, bounds, check, random_inputs
 from ._passes import (
     attention,
     attention_lse,
@@ -31,6 +32,7 @@ from ._passes import (
 from ._problems import problem
 
 __all__ = [
+    "Bound",
     "Check",
     "IncorrectError",
     "Problem",
@@ -38,7 +40,9 @@ __all__ = [
     "assert_correct",
     "attention",
     "attention_lse",
+    "bounds",
     "check",
+    "conform",
     "get_num_threads",
     "lazy_attention",
     "linear_attention",

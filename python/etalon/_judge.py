@@ -1,6 +1,11 @@
 """The judge: whether a kernel's results are those of its arithmetic."""
 
-from . import _etalon, _passes
+import typing
+
+from . import _etalon, _passes, _problems
+
+# Storage types as problem files and reports have them.
+SHORT = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
 class IncorrectError(AssertionError):
@@ -55,7 +60,9 @@ def check(problem, inputs, outputs, pass_="forward", *, profile="usual", only=()
     the inputs are random, where that is not to be guessed. Raises TypeError or ValueError for tensors that are not
     those of the pass.
     """
-    given = _etalon.check(problem, pass_, inputs, outputs, profile=profile, only=list(only), generic=generic)
+    given = _etalon.check(
+        _problems.made(problem), pass_, inputs, outputs, profile=profile, only=list(only), generic=generic
+    )
     return Check(*given)
 
 
@@ -64,6 +71,7 @@ def random_inputs(problem, pass_="forward", *, dtype="float32", seed=0):
     later pass reads of the forward pass (o, lse) is computed by the reference and stored in the type of the pass."""
     import numpy
 
+    problem = _problems.made(problem)
     draw = numpy.random.default_rng(seed)
     wide = "float64" if dtype == "float64" else "float32"
     types = {name: _passes.numpy_type(name) for name in (dtype, wide)}
@@ -91,19 +99,46 @@ def random_inputs(problem, pass_="forward", *, dtype="float32", seed=0):
     return found
 
 
+def _by_name(problem, pass_, results, only=()):
+    """Results by name, of a function that returns a dictionary, a tuple in the order of the outputs, or one result."""
+    if isinstance(results, dict):
+        return results
+    results = results if isinstance(results, (tuple, list)) else (results,)
+    names = list(only) or [name for name, role, *_ in problem.operands(pass_) if role == "output"]
+    if len(results) > len(names):
+        raise ValueError(f"the function returned {len(results)} results, but {pass_} has {', '.join(names)}")
+    return dict(zip(names, results))
+
+
 def assert_correct(fn, problem, pass_="forward", *, dtype="float32", seed=0, inputs=None, profile="usual", only=()):
     """Calls `fn` with the inputs of a pass by name, random ones unless given, and judges what it returns: a dictionary
     by name, a tuple in the order of the outputs, or a single result. Returns the Check; raises IncorrectError, whose
     message is the report with the verdict in its first line, or UndecidedError.
     """
+    problem = _problems.made(problem)
     if inputs is None:
         inputs = random_inputs(problem, pass_, dtype=dtype, seed=seed)
     results = fn(**inputs)
+    found = _by_name(problem, pass_, results, only)
     if not isinstance(results, dict):
-        results = results if isinstance(results, (tuple, list)) else (results,)
-        names = list(only) or [name for name, role, *_ in problem.operands(pass_) if role == "output"]
-        only = names[: len(results)]
-        if len(results) > len(names):
-            raise ValueError(f"the function returned {len(results)} results, but {pass_} has {', '.join(names)}")
-        results = dict(zip(names, results))
-    return check(problem, inputs, results, pass_, profile=profile, only=only).require()
+        only = list(found)
+    return check(problem, inputs, found, pass_, profile=profile, only=only).require()
+
+
+class Bound(typing.NamedTuple):
+    """The exact values of an output, and how far from each a right result of the profile may lie; infinity where the
+    profile requires nothing."""
+
+    value: typing.Any
+    bound: typing.Any
+
+
+def bounds(problem, inputs, pass_="forward", *, profile="usual", stored=None):
+    """The exact results of a pass and their proven bounds: of each output by name a Bound, two arrays of float64.
+
+    `profile` is the arithmetic of a kernel, as in `check`; `stored` names outputs that the kernel stores in another
+    type than goes with the first input, as in {"dq": "float32"}. Equations: docs/numerics.md.
+    """
+    own = [(name, SHORT.get(dtype, dtype)) for name, dtype in (stored or {}).items()]
+    found = _etalon.bounds(_problems.made(problem), pass_, inputs, profile=profile, stored=own)
+    return {name: Bound(*pair) for name, pair in found.items()}

@@ -26,6 +26,13 @@ def numpy_type(name):
     return numpy.dtype(ml_dtypes.bfloat16)
 
 
+def array(name, shape, data):
+    """An array of NumPy of the type of that name over bytes in row-major order."""
+    import numpy
+
+    return numpy.frombuffer(data, numpy_type(name)).reshape(shape)
+
+
 @functools.lru_cache(maxsize=512)
 def _outputs(problem, pass_, storage, names):
     """Names, shapes and types of the outputs of a pass, of all that are not optional or of `names`."""
@@ -73,6 +80,7 @@ def run(problem, pass_, inputs, *, out=None, names=None, tier="auto", recompute=
     Raises TypeError for a tensor that is missing, unknown or of another type, ValueError for one of another shape,
     each with its name, and NotImplementedError where the tier has no such pass. On an error nothing has been written.
     """
+    problem = _problems.made(problem)
     if out is None:
         out = places(problem, pass_, storage_of(problem, pass_, inputs), names)
     elif names is not None:

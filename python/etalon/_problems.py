@@ -58,6 +58,11 @@ def problem(algorithm, /, *, arrays=None, **keys):
     return Problem(text_of({"algorithm": algorithm, **keys}), arrays)
 
 
+def made(problem):
+    """The problem itself, or that of a description of `etalon.problems`."""
+    return problem if type(problem) is Problem else problem.problem()
+
+
 def text_of(keys):
     """A problem in JSON."""
     import json  # it takes longer to import than everything else here

@@ -2,7 +2,7 @@
 
 use crate::eval::{self, LoadedProblem, Question};
 use crate::options;
-use crate::outcome::{Failure, Outcome, say};
+use crate::outcome::{Failure, Outcome, Refused, say};
 use crate::page::{Block, html, markdown, quoted, terminal};
 use crate::progress::Progress;
 use crate::units::{counted, digits, margin};
@@ -100,23 +100,6 @@ pub struct Judgement {
     pub text: String,
     /// The report in JSON, as `--report json=PATH` writes it.
     pub json: String,
-}
-
-/// Why there is no judgement.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum Refused {
-    /// The question cannot be judged.
-    #[error(transparent)]
-    Question(#[from] Error),
-    /// A profile or an output is unknown, or there is not enough memory: one line.
-    #[error("{0}")]
-    Other(String),
-}
-
-impl From<Failure> for Refused {
-    fn from(Failure(line): Failure) -> Self {
-        Refused::Other(line)
-    }
 }
 
 /// Judges results that a program holds as `etalon check` does, on the threads of the current pool: `profile` is what

@@ -2,10 +2,10 @@
 
 use crate::advice;
 use crate::options::{self, one_of};
-use crate::outcome::{Failure, Outcome, say};
+use crate::outcome::{Failure, Outcome, Refused, say};
 use crate::table::page;
 use crate::{memory, needs, output};
-use etalon_conformance::bounds;
+use etalon_conformance::bounds::{self, Bound};
 use etalon_conformance::profile::Profile;
 use etalon_conformance::report::Status;
 use etalon_conformance::tensor::{Stored, Tensor, Tensors, usual};
@@ -17,6 +17,7 @@ use etalon_problem::{
     Algorithm, Blocking, Dtype, Error, Operand, Pass, Precision, Problem, Reduction, Role, find,
 };
 use ndarray::ArrayD;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 const TENSORS: &str = "\
@@ -81,7 +82,7 @@ fn own_type(text: &str) -> Result<(String, Dtype), Error> {
 pub fn run(arguments: &Arguments) -> Outcome {
     let LoadedProblem { problem, inputs, dtype, notes } = arguments.question.read()?;
     let pass = arguments.question.pass;
-    let types = types(arguments, &problem, dtype, &inputs)?;
+    let types = types((pass, &arguments.stored), &problem, dtype, &inputs)?;
     let profile = profile(arguments, dtype)?;
     let draft = Draft::new(&arguments.out)?;
     let hints = Hints { blocking: arguments.blocking, ..Hints::default() };
@@ -216,17 +217,39 @@ pub fn inputs(
     Ok((tensors, dtype))
 }
 
+/// The exact results of a pass by name, in f64, and the bounds of their elements for a kernel of a profile
+/// ([`options::claim`]), on the threads of the current pool. Results in `stored` have types of their own.
+pub fn bounds(
+    problem: &Problem,
+    pass: Pass,
+    given: Tensors,
+    profile: &str,
+    stored: &[(String, Dtype)],
+) -> Result<BTreeMap<String, (Tensor, Tensor)>, Refused> {
+    let (mut inputs, dtype) = inputs(problem, pass, given)?;
+    unit_loss(problem, pass, &mut inputs)?;
+    let types = types((pass, stored), problem, dtype, &inputs)?;
+    let claimed = options::claim(profile)?.of(dtype);
+    let profile = claimed.ok_or_else(|| {
+        Error::value("profile", "a claim: usual, a name or a file; auto needs results", "auto")
+    })?;
+    needs::afford_evaluation(problem, pass, dtype, "reference", true)?;
+    let outputs = bounds::bounds(problem, pass, &types, &profile, &inputs)?.outputs;
+    let pair = |x: &Bound| (Tensor::store(&x.value, x.stored), Tensor::round(&x.bound, Dtype::F64));
+    Ok(outputs.iter().map(|(name, bound)| (name.clone(), pair(bound))).collect())
+}
+
 /// The types whose bounds are asked for.
 fn types(
-    arguments: &Arguments,
+    (pass, stored): (Pass, &[(String, Dtype)]),
     problem: &Problem,
     dtype: Dtype,
     inputs: &Tensors,
 ) -> Result<Types, Error> {
-    let operands = problem.operands(arguments.question.pass);
+    let operands = problem.operands(pass);
     let outputs = || operands.iter().filter(|x| x.role == Role::Output);
     let mut types = Types::reading(problem, dtype, inputs);
-    for (name, own) in &arguments.stored {
+    for (name, own) in stored {
         if !outputs().any(|x| x.name == name && x.precision != Precision::Integer) {
             let reason = format!(
                 "the pass returns no such floating-point numbers{}",

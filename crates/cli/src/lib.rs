@@ -7,6 +7,7 @@
 mod advice;
 mod bench;
 mod check;
+mod conform;
 mod cuda;
 mod device_plans;
 mod device_rates;
@@ -36,7 +37,10 @@ pub mod units;
 mod verify;
 mod zoo;
 
-pub use check::{Judgement, Refused, judge};
+pub use check::{Judgement, judge};
+pub use conform::{Wanted, cases, conform};
+pub use eval::bounds;
+pub use outcome::Refused;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use etalon_conformance::report::Status;

@@ -3,6 +3,7 @@
 use anstream::AutoStream;
 use anstyle::{AnsiColor, Style};
 use etalon_conformance::report::Status;
+use etalon_problem::Error;
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
 
@@ -13,6 +14,23 @@ pub struct Failure(pub String);
 impl<E: fmt::Display> From<E> for Failure {
     fn from(error: E) -> Self {
         Failure(error.to_string())
+    }
+}
+
+/// Why there is no judgement.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Refused {
+    /// The question cannot be judged.
+    #[error(transparent)]
+    Question(#[from] Error),
+    /// A profile or an output is unknown, or there is not enough memory: one line.
+    #[error("{0}")]
+    Other(String),
+}
+
+impl From<Failure> for Refused {
+    fn from(Failure(line): Failure) -> Self {
+        Refused::Other(line)
     }
 }
 

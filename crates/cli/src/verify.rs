@@ -167,12 +167,18 @@ fn isolated(tiers: Vec<Box<dyn Tier>>) -> Result<Vec<Box<dyn Tier>>, Failure> {
 }
 
 fn print(arguments: &Arguments, report: &Report) -> Result<(), Failure> {
-    let mut lines = match (report.checks(), arguments.case.is_empty()) {
-        (1.., _) => vec![table(report), CELL.to_string()],
-        (0, true) if !arguments.law.is_empty() => {
-            vec!["Nothing was checked: --law judges the cases that --case names.".to_string()]
-        }
-        (0, _) => vec!["Nothing was checked.".to_string()],
+    let by_law = arguments.case.is_empty() && !arguments.law.is_empty();
+    say(&match report.checks() == 0 && by_law {
+        true => "Nothing was checked: --law judges the cases that --case names.".to_string(),
+        false => text(report),
+    })
+}
+
+/// A run in words: the table, what is wrong or undecided, and what was not checked.
+pub(crate) fn text(report: &Report) -> String {
+    let mut lines = match report.checks() {
+        0 => vec!["Nothing was checked.".to_string()],
+        _ => vec![table(report), CELL.to_string()],
     };
     lines.extend(report.negative().chain(report.undecided()).take(SHOWN).map(|record| {
         let reason = record.verdict.reason().unwrap_or_default();
@@ -190,7 +196,7 @@ fn print(arguments: &Arguments, report: &Report) -> Result<(), Failure> {
     lines.extend(summary::not_checked(report).iter().map(|line| format!("not checked: {line}")));
     let absent = summary::absent(&report.absent).into_iter();
     lines.extend(absent.map(|(tiers, reason)| format!("absent: {tiers}: {reason}")));
-    say(&lines.join("\n"))
+    lines.join("\n")
 }
 
 /// The table of a run, with the algorithms as titles.

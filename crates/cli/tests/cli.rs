@@ -13,6 +13,8 @@ mod bench;
 mod check;
 #[path = "cli/columns.rs"]
 mod columns;
+#[path = "cli/conform.rs"]
+mod conform;
 #[path = "cli/cuda.rs"]
 mod cuda;
 #[path = "cli/eval.rs"]

@@ -6,9 +6,11 @@
 
 mod facts;
 mod file;
+mod fit;
 #[cfg(test)]
 mod tests;
 
+use crate::tensor::Tensors;
 use etalon_problem::{Algorithm, Align, Dtype, Error as ProblemError, Pass, Problem, Role, named};
 use facts::Facts;
 use schemars::JsonSchema;
@@ -17,9 +19,13 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
-use facts::options_of;
 pub use facts::with_every_tensor;
-pub use file::read_capabilities;
+pub(crate) use facts::{options_of, tensors_of};
+pub use file::{parse_capabilities, read_capabilities};
+pub(crate) use fit::Fit;
+
+/// The cotangent of a loss: without it there is no gradient, and it is 1 where nobody gives another.
+pub(crate) const LOSS: &str = "dloss";
 
 /// The problems that the kernels of somebody take.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -182,15 +188,28 @@ impl Capabilities {
         self.kernel(problem, pass, dtype).map(drop)
     }
 
+    /// Fails unless a pass of a problem is taken with these inputs: an optional cotangent is handed to a kernel that
+    /// reads it alone. A loss has a cotangent always.
+    pub fn answers(
+        &self,
+        problem: &Problem,
+        pass: Pass,
+        dtype: Dtype,
+        inputs: &Tensors,
+    ) -> Result<(), String> {
+        let kernel = self.kernel(problem, pass, dtype)?;
+        kernel.reads(problem, pass, &|name| inputs.contains_key(name), &[])
+    }
+
     /// The first kernel that takes a pass of a problem in a storage type; else what is not taken.
     pub fn kernel(&self, problem: &Problem, pass: Pass, dtype: Dtype) -> Result<&Kernel, String> {
         let facts = Facts::of(problem)?;
         let mut reasons: Vec<String> = Vec::new();
         for kernel in self.kernels.iter().filter(|x| x.algorithm == problem.algorithm()) {
-            match kernel.takes(&facts, problem, pass, dtype) {
-                Ok(()) => return Ok(kernel),
-                Err(reason) if reasons.contains(&reason) => {}
-                Err(reason) => reasons.push(reason),
+            match kernel.against(&facts, problem, pass, dtype).into_iter().next() {
+                None => return Ok(kernel),
+                Some(reason) if reasons.contains(&reason) => {}
+                Some(reason) => reasons.push(reason),
             }
         }
         if reasons.is_empty() {
@@ -228,6 +247,23 @@ impl Kernel {
         }
     }
 
+    /// Fails where a pass is given an optional cotangent that the kernel does not read, and that is none of `others`.
+    pub(crate) fn reads(
+        &self,
+        problem: &Problem,
+        pass: Pass,
+        given: &dyn Fn(&str) -> bool,
+        others: &[String],
+    ) -> Result<(), String> {
+        let reads = |name: &str| self.cotangents.iter().chain(others).any(|x| x == name);
+        let operands = problem.operands(pass).into_iter();
+        let mut optional = operands.filter(|x| x.role == Role::OptionalCotangent);
+        match optional.find(|x| given(x.name) && x.name != LOSS && !reads(x.name)) {
+            Some(operand) => Err(format!("it does not read {}", operand.name)),
+            None => Ok(()),
+        }
+    }
+
     fn check(&self, at: usize) -> Result<(), ProblemError> {
         let key = |key: &str| format!("kernels[{at}].{key}");
         let algorithm = self.algorithm;
@@ -253,7 +289,7 @@ impl Kernel {
             ("cotangents", &self.cotangents, Role::OptionalCotangent),
             ("omits", &self.omits, Role::Output),
         ] {
-            let known = facts::tensors_of(algorithm, role);
+            let known = tensors_of(algorithm, role);
             if let Some(name) = names.iter().find(|name| !known.contains(&name.as_str())) {
                 let expected = format!("of {}", known.join(", "));
                 return Err(ProblemError::value(key(what), expected, name));
@@ -262,51 +298,56 @@ impl Kernel {
         Ok(())
     }
 
-    /// Fails unless it takes a problem of its algorithm.
-    fn takes(
-        &self,
-        facts: &Facts,
-        problem: &Problem,
-        pass: Pass,
-        dtype: Dtype,
-    ) -> Result<(), String> {
-        listed("pass", self.passes.as_deref(), &pass)?;
-        listed("dtype", self.dtypes.as_deref(), &dtype)?;
+    /// True if it has a pass.
+    pub(crate) fn has_pass(&self, pass: Pass) -> bool {
+        self.passes.as_ref().is_none_or(|passes| passes.contains(&pass))
+    }
+
+    /// True if it has a storage type.
+    pub(crate) fn stores(&self, dtype: Dtype) -> bool {
+        self.dtypes.as_ref().is_none_or(|dtypes| dtypes.contains(&dtype))
+    }
+
+    /// Why it does not take a pass of a problem of its algorithm: nothing if it does.
+    pub(crate) fn reasons(&self, problem: &Problem, pass: Pass, dtype: Dtype) -> Vec<String> {
+        let facts = Facts::of(problem).map_err(|reason| vec![reason]);
+        facts.map_or_else(|reason| reason, |facts| self.against(&facts, problem, pass, dtype))
+    }
+
+    fn against(&self, facts: &Facts, problem: &Problem, pass: Pass, dtype: Dtype) -> Vec<String> {
+        let mut reasons = Vec::new();
+        let mut add = |result: Result<(), String>| reasons.extend(result.err());
+        add(listed("pass", self.passes.as_deref(), &pass));
+        add(listed("dtype", self.dtypes.as_deref(), &dtype));
         for (number, limit) in &self.limits {
             for &x in facts.numbers(*number) {
-                limit.takes(x).map_err(|taken| format!("{number} = {x}: it takes {taken}"))?;
+                let taken = limit.takes(x);
+                add(taken.map_err(|taken| format!("{number} = {x}: it takes {taken}")));
             }
         }
-        for numbers in &self.equal {
-            let values = |&name: &Number| facts.numbers(name).iter().map(move |x| (name, x));
-            let mut all = numbers.iter().flat_map(values);
-            let Some((first, x)) = all.next() else { continue };
-            if let Some((other, y)) = all.find(|(_, y)| *y != x) {
-                return Err(format!("{first} = {x}, {other} = {y}: it takes equal ones"));
-            }
-        }
+        self.equal.iter().for_each(|numbers| add(equal(facts, numbers)));
         for kind in &facts.masks {
-            listed("mask", self.masks.as_deref(), kind)?;
+            add(listed("mask", self.masks.as_deref(), kind));
         }
         for align in &facts.aligns {
             let names = self.align.iter().flatten().map(|align| facts::align_name(*align));
             if self.align.as_ref().is_some_and(|taken| !taken.contains(align)) {
-                return Err(refused("align", facts::align_name(*align), names));
+                add(Err(refused("align", facts::align_name(*align), names)));
             }
         }
-        listed("sequences", self.sequences.as_deref(), &facts.sequences)?;
-        self.takes_options(facts)?;
+        add(listed("sequences", self.sequences.as_deref(), &facts.sequences));
+        self.against_options(facts, &mut add);
         let mut outputs = problem.operands(pass).into_iter().filter(|x| x.role == Role::Output);
         if !outputs.any(|x| !self.omits.iter().any(|name| name == x.name)) {
-            return Err(format!("{pass}: it omits every result of the pass"));
+            add(Err(format!("{pass}: it omits every result of the pass")));
         }
-        Ok(())
+        reasons
     }
 
-    fn takes_options(&self, facts: &Facts) -> Result<(), String> {
-        let Some(taken) = &self.options else { return Ok(()) };
-        if let Some((name, value)) = facts.options.iter().find(|x| !taken.contains_key(x.0)) {
-            return Err(format!("{name} = {value}: it does not take the option"));
+    fn against_options(&self, facts: &Facts, add: &mut impl FnMut(Result<(), String>)) {
+        let Some(taken) = &self.options else { return };
+        for (name, value) in facts.options.iter().filter(|x| !taken.contains_key(x.0)) {
+            add(Err(format!("{name} = {value}: it does not take the option")));
         }
         for (name, Values { one_of }) in taken {
             let value = facts.options.get(name).unwrap_or(&Value::Null);
@@ -316,10 +357,20 @@ impl Kernel {
                     .iter()
                     .map(|x| if x.is_null() { "absent".into() } else { x.to_string() });
                 let value = if value.is_null() { "absent".to_string() } else { value.to_string() };
-                return Err(refused(name, value, values));
+                add(Err(refused(name, value, values)));
             }
         }
-        Ok(())
+    }
+}
+
+/// Fails unless numbers are equal.
+fn equal(facts: &Facts, numbers: &[Number]) -> Result<(), String> {
+    let values = |&name: &Number| facts.numbers(name).iter().map(move |x| (name, x));
+    let mut all = numbers.iter().flat_map(values);
+    let Some((first, x)) = all.next() else { return Ok(()) };
+    match all.find(|(_, y)| *y != x) {
+        Some((other, y)) => Err(format!("{first} = {x}, {other} = {y}: it takes equal ones")),
+        None => Ok(()),
     }
 }
 

@@ -7,6 +7,7 @@
 //! from the point's name and the seed by the streams of [`crate::generate`].
 
 pub(crate) mod axes;
+mod choices;
 mod covering;
 mod large;
 
@@ -15,10 +16,12 @@ pub(crate) use axes::SHAPE;
 pub use crate::roster::{Point, attention, linear_attention};
 pub(crate) use large::cost;
 
+use crate::capabilities::{Capabilities, Fit, Kernel, LOSS};
 use crate::generate::Stream;
 use crate::roster::each;
 use crate::tensor::{Stored, Tensor, Tensors};
 use axes::Grid;
+pub(crate) use choices::Choices;
 use etalon_problem::{
     Algorithm, Axis, Blocking, Dtype, Error, Operand, Pass, Precision, Problem, Role, named,
 };
@@ -147,7 +150,28 @@ impl Spec {
 
     /// The problem of this point.
     pub fn problem(&self) -> Problem {
-        each!(&self.point, point => point.problem(self.algorithm, self.draw_seed()))
+        self.fitted(&|_| {})
+    }
+
+    /// The problem of this point with extents that fit a declared kernel, the first that takes the problem then.
+    pub(crate) fn problem_for(&self, capabilities: &Capabilities) -> Problem {
+        let own = capabilities.kernels.iter().filter(|kernel| kernel.algorithm == self.algorithm);
+        let takes = |problem: &Problem| {
+            let mut passes = self.algorithm.passes().iter();
+            passes.any(|&pass| capabilities.takes(problem, pass, self.dtype).is_ok())
+        };
+        let mut fitted = own.map(|kernel| self.problem_to_fit(kernel));
+        fitted.find(takes).unwrap_or_else(|| self.problem())
+    }
+
+    /// The problem of this point with extents that fit a kernel, unless the rest of the point does not go with them.
+    pub(crate) fn problem_to_fit(&self, kernel: &Kernel) -> Problem {
+        let fitted = self.fitted(&|numbers| kernel.fit(numbers));
+        if fitted.check().is_ok() { fitted } else { self.problem() }
+    }
+
+    fn fitted(&self, fit: Fit<'_>) -> Problem {
+        each!(&self.point, point => point.problem(self.algorithm, self.draw_seed(), fit))
     }
 
     /// One tensor of a pass, as the family has it.
@@ -165,7 +189,7 @@ impl Spec {
 
     /// True if an operand that may be absent is there: in the second order, and of tangents, one in four
     /// is not, whatever the point.
-    fn given(&self, operand: &Operand, pass: Pass) -> bool {
+    pub(crate) fn given(&self, operand: &Operand, pass: Pass) -> bool {
         let absent = operand.role == Role::OptionalCotangent
             && matches!(pass, Pass::DoubleBackward | Pass::Jvp)
             && Stream::new(self.draw_seed(), operand.name).below(usize::MAX, 4) == 0;
@@ -195,7 +219,16 @@ impl Spec {
 
     /// The case of this point: its problem, and the inputs of the forward and backward pass.
     pub fn build(&self) -> Case {
-        let problem = self.problem();
+        self.with_inputs(self.problem())
+    }
+
+    /// The same with extents that fit a declared kernel. The name stays: it makes the case again for the same
+    /// capabilities.
+    pub fn build_for(&self, capabilities: &Capabilities) -> Case {
+        self.with_inputs(self.problem_for(capabilities))
+    }
+
+    fn with_inputs(&self, problem: Problem) -> Case {
         let inputs = self.tensors(&problem, Pass::Backward);
         Case {
             name: self.to_string(),
@@ -233,9 +266,6 @@ pub struct Case {
     /// Set of a problem that somebody brought.
     given: bool,
 }
-
-/// The cotangent of a loss: without it there is no gradient, and it is 1 where nobody gives another.
-pub(crate) const LOSS: &str = "dloss";
 
 impl Case {
     /// A problem that somebody brings, which has passed its check. Probes alone look at it: they choose the
@@ -370,16 +400,30 @@ pub fn storage(algorithm: Algorithm) -> &'static [Dtype] {
 
 /// The points of a run, before the suite leaves out those that no law looks at.
 pub fn specs(algorithm: Algorithm, depth: Depth, seed: u64) -> impl Iterator<Item = Spec> + use<> {
-    (0..depth.seeds()).flat_map(move |round| {
-        let seed = seed.wrapping_add(round);
-        let points = covering::points(algorithm, seed).into_iter().flat_map(move |spec| {
-            Point::storage(algorithm)
-                .iter()
-                .filter(move |&&dtype| depth.has_all_types() || dtype == spec.dtype)
-                .map(move |&dtype| Spec { dtype, ..spec })
+    specs_for(algorithm, depth, seed, None)
+}
+
+/// The same of values that declared capabilities take, as far as these go together.
+pub(crate) fn specs_for(
+    algorithm: Algorithm,
+    depth: Depth,
+    seed: u64,
+    capabilities: Option<&Capabilities>,
+) -> impl Iterator<Item = Spec> + use<> {
+    let choices = match capabilities {
+        Some(capabilities) => Choices::within(algorithm, capabilities),
+        None => Choices::all(algorithm),
+    };
+    let of_seed = |seed| {
+        let points = covering::points(&choices, seed).into_iter().flat_map(|spec| {
+            let types = choices.storage.iter().copied();
+            let types = types.filter(move |&dtype| depth.has_all_types() || dtype == spec.dtype);
+            types.map(move |dtype| Spec { dtype, ..spec })
         });
-        points.chain(large::points(algorithm, depth, seed))
-    })
+        points.chain(large::points(&choices, depth, seed)).collect::<Vec<_>>()
+    };
+    let rounds = (0..depth.seeds()).map(|round| of_seed(seed.wrapping_add(round)));
+    rounds.collect::<Vec<_>>().into_iter().flatten()
 }
 
 #[cfg(test)]

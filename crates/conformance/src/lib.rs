@@ -6,6 +6,7 @@
 
 pub use etalon_oracle::{bounds, gates, generate, profile, stochastic, tensor, types, typical};
 
+pub mod candidate;
 pub mod capabilities;
 pub mod cases;
 pub mod check;

@@ -15,9 +15,10 @@ use crate::cases::{Case, Spec};
 use crate::laws::{self, Exact, Judgement, Law, Trial};
 use crate::profile::Profile;
 use crate::report::Verdict;
-use crate::tensor::{Data, Tensor, Tensors};
+use crate::tensor::Tensors;
 use crate::tier::{Refusal, Request, Tier};
-use etalon_problem::{Algorithm, Dtype, Error, Mask, Pass, Problem};
+use crate::vectors;
+use etalon_problem::{Algorithm, Dtype, Error, Pass, Problem};
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -56,25 +57,13 @@ impl Question {
     /// The inputs with the arrays that the mask names. Fails where two tensors of one name differ: a file holds one.
     pub fn tensors(&self) -> Result<Tensors, Error> {
         let mut tensors = self.inputs.clone();
-        let Some(scores) = self.problem.scores() else { return Ok(tensors) };
-        let mut result = Ok(());
-        let mut add = |name: &str, shape: &[usize], data: Data| {
-            let own = Tensor { shape: shape.to_vec(), data };
-            if tensors.get(name).is_some_and(|other| *other != own) {
-                result = Err(Error::value(name, "one tensor of that name", "two that differ"));
+        for (name, own) in vectors::arrays(&self.problem)? {
+            if tensors.get(&name).is_some_and(|other| *other != own) {
+                return Err(Error::value(name, "one tensor of that name", "two that differ"));
             }
-            tensors.insert(name.to_string(), own);
-        };
-        scores.mask.clone().visit_mut(&mut |mask| match mask {
-            Mask::Segments { query, key } => {
-                for ids in [query, key] {
-                    add(&ids.name, &ids.shape, Data::I64(ids.data.to_vec()));
-                }
-            }
-            Mask::Array(flags) => add(&flags.name, &flags.shape, Data::Bool(flags.data.to_vec())),
-            _ => {}
-        });
-        result.map(|()| tensors)
+            tensors.insert(name, own);
+        }
+        Ok(tensors)
     }
 }
 
@@ -191,7 +180,7 @@ impl Probe {
         let algorithm = case.problem.algorithm();
         let omits = capabilities.map_or(Vec::new(), |x| x.omitted(algorithm, pass));
         let dtype = case.dtype;
-        let exact = Exact::new(case, profile(dtype));
+        let exact = Exact::new(case, profile(dtype)).without(omits.clone());
         let replay = Replay { files, omits, asked: AtomicUsize::new(0), notes: Mutex::default() };
         let judgement = (law.check)(&Trial::new(&replay, &exact, pass));
         let asked = replay.asked.into_inner();

@@ -1,6 +1,7 @@
 //! A run: tiers against laws, case by case.
 
-use crate::cases::{Case, Depth, Spec, cost, specs};
+use crate::capabilities::Capabilities;
+use crate::cases::{Case, Depth, Spec, cost, specs_for};
 use crate::conventions;
 use crate::laws::{self, Exact, Flaw, Kind, Law, Trial};
 use crate::profile::Profile;
@@ -39,6 +40,8 @@ pub struct SuiteOptions<'a> {
     pub profile: Option<Profile>,
     /// The share of the checks that may be undecided in a run that passes.
     pub allow_undecided: f64,
+    /// Declared capabilities, if any: cases have extents that fit, and no others are asked.
+    pub capabilities: Option<&'a Capabilities>,
 }
 
 impl<'a> SuiteOptions<'a> {
@@ -55,7 +58,30 @@ impl<'a> SuiteOptions<'a> {
             part: None,
             profile: None,
             allow_undecided: 0.0,
+            capabilities: None,
         }
+    }
+
+    /// The case of a point.
+    fn case(&self, spec: &Spec) -> Case {
+        self.capabilities.map_or_else(|| spec.build(), |declared| spec.build_for(declared))
+    }
+
+    /// A case with its exact results and bounds, of the outputs that the kernels return.
+    fn exact(&self, spec: &Spec, profile: Profile) -> Exact {
+        let of = spec.algorithm;
+        let omits = self.capabilities.map_or(Vec::new(), |declared| {
+            Pass::ALL.into_iter().flat_map(|pass| declared.omitted(of, pass)).collect()
+        });
+        Exact::new(self.case(spec), profile).without(omits)
+    }
+
+    /// True if the kernels take a pass of a case.
+    fn takes(&self, case: &Case, pass: Pass) -> bool {
+        let inputs = case.inputs_of(pass);
+        self.capabilities.is_none_or(|declared| {
+            declared.answers(&case.problem, pass, case.dtype, inputs).is_ok()
+        })
     }
 
     fn has(&self, law: &Law) -> bool {
@@ -116,6 +142,11 @@ struct Item {
     laws: Vec<(Pass, Law)>,
 }
 
+/// The cases of a run, in its order.
+pub fn cases(options: &SuiteOptions<'_>) -> Vec<Spec> {
+    plan(options).into_iter().map(|item| item.spec).collect()
+}
+
 /// Runs tiers against laws, on the threads of the current pool. `progress` is called, from any thread,
 /// for every case that is done: with its number, the number of all, and its name.
 pub fn run(options: &SuiteOptions<'_>, progress: &(dyn Fn(usize, usize, &str) + Sync)) -> Report {
@@ -134,8 +165,9 @@ pub fn run(options: &SuiteOptions<'_>, progress: &(dyn Fn(usize, usize, &str) + 
     let (judged, outputs): (Vec<_>, Vec<_>) = judged.unzip();
     let mut records = not_offered(options);
     records.extend(judged.into_iter().flatten());
-    // A few cases cannot tell whether a value of an axis is informative.
-    if options.depth != Depth::Smoke && options.cases.is_empty() && options.part.is_none() {
+    // A few cases cannot tell whether a value of an axis is informative, nor can those that capabilities leave.
+    let whole = options.cases.is_empty() && options.part.is_none();
+    if options.depth != Depth::Smoke && whole && options.capabilities.is_none() {
         records.extend(vacuity::uninformative(&outputs.concat()));
     }
     let simplest = simplest(options, &records);
@@ -155,12 +187,12 @@ fn simplest(options: &SuiteOptions<'_>, records: &[Record]) -> Vec<Simplest> {
         let tier = options.tiers.iter().find(|tier| tier.name() == record.tier)?;
         let law = laws.iter().find(|law| law.name == record.check)?;
         let fails = |spec: &Spec| {
-            let case = spec.build();
-            if !law.concerns(&case, record.pass) {
+            let case = options.case(spec);
+            if !law.concerns(&case, record.pass) || !options.takes(&case, record.pass) {
                 return None;
             }
             let profile = options.claimed(*tier, case.dtype);
-            let exact = Exact::new(case, profile);
+            let exact = options.exact(spec, profile);
             match (law.check)(&Trial::new(*tier, &exact, record.pass)) {
                 Err(Flaw::Fail(text)) => Some(text),
                 _ => None,
@@ -190,8 +222,11 @@ fn algorithms(options: &SuiteOptions<'_>) -> impl Iterator<Item = Algorithm> {
 }
 
 /// Passes and choices that a tier declares that it lacks and that a law is about: one record for each, so that no
-/// report hides it.
+/// report hides it. Of a kernel with declared capabilities its author knows.
 fn not_offered(options: &SuiteOptions<'_>) -> Vec<Record> {
+    if options.capabilities.is_some() {
+        return Vec::new();
+    }
     let laws: Vec<Law> = laws::all().into_iter().filter(|law| options.has(law)).collect();
     let mut records = Vec::new();
     for algorithm in algorithms(options) {
@@ -236,11 +271,12 @@ fn plan(options: &SuiteOptions<'_>) -> Vec<Item> {
         let own = || options.cases.iter().filter(|spec| spec.algorithm == algorithm).copied();
         let specs: Vec<Spec> = match named {
             true => own().collect(),
-            false => specs(algorithm, depth, options.seed).collect(),
+            false => specs_for(algorithm, depth, options.seed, options.capabilities).collect(),
         };
         let applies = |spec: &Spec| {
-            let case = spec.build();
+            let case = options.case(spec);
             let mut all = applicable(&laws, &case);
+            all.retain(|of| options.takes(&case, of.pass));
             if depth <= Depth::Core {
                 let work = cost(&case.problem);
                 all.retain(|of| is_affordable(&laws[of.law], of.pass, work));
@@ -396,9 +432,8 @@ pub fn first_failures(
         if left.is_empty() {
             break;
         }
-        let case = item.spec.build();
         // Copies of one tier claim alike.
-        let exact = Exact::new(case, options.claimed(*left[0].1, item.spec.dtype));
+        let exact = options.exact(&item.spec, options.claimed(*left[0].1, item.spec.dtype));
         for (failure, tier) in left {
             *failure = first_failure(&item, *tier, &exact);
             failure.iter().for_each(|failure| report(&tier.name(), failure));
@@ -433,7 +468,8 @@ fn judge(item: &Item, options: &SuiteOptions<'_>) -> (Vec<Record>, Vec<OutputSha
     let (mut records, mut seen) = (Vec::new(), Vec::new());
     for profile in profiles {
         let tiers = options.tiers.iter().copied().filter(|tier| claimed(*tier) == profile);
-        let (of, outputs) = judge_as(item, profile, &tiers.collect::<Vec<_>>());
+        let exact = options.exact(&item.spec, profile);
+        let (of, outputs) = judge_as(item, &exact, &tiers.collect::<Vec<_>>());
         records.extend(of);
         // A profile that is wider than the strict one says nothing about the cases.
         if profile.is_within(&strict) {
@@ -446,17 +482,16 @@ fn judge(item: &Item, options: &SuiteOptions<'_>) -> (Vec<Record>, Vec<OutputSha
 /// The records of tiers that claim one profile: they share the exact results and their bounds.
 fn judge_as(
     item: &Item,
-    profile: Profile,
+    exact: &Exact,
     tiers: &[&dyn Tier],
 ) -> (Vec<Record>, Vec<OutputSharpness>) {
-    let exact = Exact::new(item.spec.build(), profile);
     let case = exact.case();
     let mut records = Vec::new();
     for pass in Pass::ALL {
         let offered =
             |tier: &&&dyn Tier| tier.offers(case.spec.algorithm, pass, case.dtype).is_ok();
         for tier in tiers.iter().filter(offered) {
-            let trial = Trial::new(*tier, &exact, pass);
+            let trial = Trial::new(*tier, exact, pass);
             let finding = OnceLock::new();
             let asked = |(of, law): &&(Pass, Law)| *of == pass && law.not_asked(*tier).is_none();
             for (_, law) in item.laws.iter().filter(asked) {
@@ -480,7 +515,7 @@ fn judge_as(
             }
         }
     }
-    let seen = sharpness_of(&exact, |pass| records.iter().any(|record| record.pass == pass));
+    let seen = sharpness_of(exact, |pass| records.iter().any(|record| record.pass == pass));
     (records, seen)
 }
 

@@ -46,6 +46,10 @@ impl Engine {
         Ok(engine)
     }
 
+    pub fn threads(&self) -> usize {
+        self.pool.current_num_threads()
+    }
+
     /// Runs `work` of about so many multiplications without the interpreter's lock.
     pub fn run<T: Send>(
         &self,
@@ -93,7 +97,7 @@ pub fn set_num_threads(threads: usize) -> PyResult<()> {
 /// The number of threads of a pass that is not small.
 #[pyfunction]
 pub fn get_num_threads() -> PyResult<usize> {
-    Ok(Engine::get()?.pool.current_num_threads())
+    Ok(Engine::get()?.threads())
 }
 
 /// Gives the memory back that is kept for later calls; returns its bytes.

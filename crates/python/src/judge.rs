@@ -3,7 +3,9 @@
 use crate::engine::Engine;
 use crate::error::exception;
 use crate::problem::{Problem, copied};
+use crate::tensor::array;
 use etalon_cli::{Judgement, Refused, judge};
+use etalon_problem::{Dtype, Error};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -23,15 +25,51 @@ pub fn check(
     profile: &str,
     only: Vec<String>,
     generic: Option<bool>,
-) -> PyResult<(&'static str, String, String)> {
+) -> PyResult<Told> {
     let pass = pass_.parse().map_err(exception)?;
     let (inputs, outputs) = (copied(inputs)?, copied(outputs)?);
     let judged = Engine::get()?.run(py, f64::INFINITY, || {
         judge(&problem.inner, pass, inputs, &outputs, &only, (profile, generic))
     });
-    let Judgement { status, text, json } = judged.map_err(|refused| match refused {
+    judged.map(told).map_err(refusal)
+}
+
+/// The exact results of a pass in f64, by name, each with the bound of every element for a kernel of a profile, which
+/// stores some results in other types than usual.
+#[pyfunction]
+#[pyo3(signature = (problem, pass_, inputs, *, profile, stored))]
+pub fn bounds<'py>(
+    py: Python<'py>,
+    problem: &Problem,
+    pass_: &str,
+    inputs: &Bound<'py, PyDict>,
+    profile: &str,
+    stored: Vec<(String, String)>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let pass = pass_.parse().map_err(exception)?;
+    let inputs = copied(inputs)?;
+    let own = stored.into_iter().map(|(name, dtype)| Ok((name, dtype.parse()?)));
+    let own: Vec<(String, Dtype)> = own.collect::<Result<_, Error>>().map_err(exception)?;
+    let found = Engine::get()?
+        .run(py, f64::INFINITY, || etalon_cli::bounds(&problem.inner, pass, inputs, profile, &own));
+    let results = PyDict::new(py);
+    for (name, (value, bound)) in found.map_err(refusal)? {
+        results.set_item(name, (array(py, &value)?, array(py, &bound)?))?;
+    }
+    Ok(results)
+}
+
+/// A judgement: the status, and the report as text and in JSON.
+pub type Told = (&'static str, String, String);
+
+pub fn told(Judgement { status, text, json }: Judgement) -> Told {
+    (status.name(), text, json)
+}
+
+/// The exception where there is no judgement.
+pub fn refusal(refused: Refused) -> PyErr {
+    match refused {
         Refused::Question(error) => exception(error),
         Refused::Other(line) => PyValueError::new_err(line),
-    })?;
-    Ok((status.name(), text, json))
+    }
 }

@@ -5,6 +5,7 @@
 //! the interpreter's lock, on threads of the module's own (`engine.rs`).
 
 mod command;
+mod conform;
 mod engine;
 mod error;
 mod judge;
@@ -20,9 +21,11 @@ mod _etalon {
     #[pymodule_export]
     use super::command::command;
     #[pymodule_export]
+    use super::conform::{cases, conform};
+    #[pymodule_export]
     use super::engine::{after_fork, get_num_threads, release_memory, set_num_threads};
     #[pymodule_export]
-    use super::judge::check;
+    use super::judge::{bounds, check};
     #[pymodule_export]
     use super::problem::Problem;
 }

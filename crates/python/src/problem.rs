@@ -2,7 +2,7 @@
 
 use crate::engine::Engine;
 use crate::error::exception;
-use crate::tensor::Borrowed;
+use crate::tensor::{self, Borrowed};
 use etalon_conformance::tensor::Tensors;
 use etalon_conformance::vectors;
 use etalon_problem::{
@@ -38,11 +38,7 @@ impl Problem {
         let arrays = arrays.map_or(Ok(Tensors::new()), copied)?;
         let [own, of_arrays] = ["problem", "arrays"].map(Path::new);
         let inner = vectors::parse_problem(own, text, of_arrays, &arrays).map_err(without_file)?;
-        let text = serde_json::to_string(&inner);
-        let text = text.map_err(|error| PyValueError::new_err(error.to_string()))?;
-        let mut hasher = DefaultHasher::new();
-        text.hash(&mut hasher);
-        Ok(Problem { multiplications: multiplications(&inner), hash: hasher.finish(), inner, text })
+        Problem::of(inner)
     }
 
     /// The problem in JSON, without the elements of its arrays.
@@ -54,6 +50,22 @@ impl Problem {
     #[getter]
     fn algorithm(&self) -> &'static str {
         self.inner.algorithm().name()
+    }
+
+    /// The keys of its file, without the elements of its arrays.
+    #[getter]
+    fn options<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        py.import("json")?.call_method1("loads", (&self.text,))
+    }
+
+    /// The arrays that its mask and its sequences name, by name.
+    #[getter]
+    fn arrays<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let arrays = PyDict::new(py);
+        for (name, tensor) in vectors::arrays(&self.inner).map_err(exception)? {
+            arrays.set_item(name, tensor::array(py, &tensor)?)?;
+        }
+        Ok(arrays)
     }
 
     /// The names of the passes.
@@ -153,6 +165,17 @@ impl Problem {
     /// Pickled and copied by its text; one with arrays is not.
     fn __getnewargs__(&self) -> (&str,) {
         (&self.text,)
+    }
+}
+
+impl Problem {
+    /// One that has passed its check.
+    pub fn of(inner: problem::Problem) -> PyResult<Self> {
+        let text = serde_json::to_string(&inner);
+        let text = text.map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let mut hasher = DefaultHasher::new();
+        text.hash(&mut hasher);
+        Ok(Problem { multiplications: multiplications(&inner), hash: hasher.finish(), inner, text })
     }
 }
 

@@ -13,7 +13,7 @@ use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyCapsule, PyType};
+use pyo3::types::{PyByteArray, PyCapsule, PyTuple, PyType};
 use smallvec::SmallVec;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
@@ -224,6 +224,24 @@ impl<'py> Borrowed<'py> {
             self.name
         ))
     }
+}
+
+/// An array of NumPy with the elements of a tensor.
+pub fn array<'py>(py: Python<'py>, tensor: &Tensor) -> PyResult<Bound<'py, PyAny>> {
+    fn bytes<T: Copy, const N: usize>(list: &[T], of: fn(T) -> [u8; N]) -> Vec<u8> {
+        list.iter().flat_map(|&x| of(x)).collect()
+    }
+    let (kind, bytes) = match &tensor.data {
+        Data::F64(list) => ("float64", bytes(list, f64::to_ne_bytes)),
+        Data::F32(list) => ("float32", bytes(list, f32::to_ne_bytes)),
+        Data::Bf16(list) => ("bfloat16", bytes(list, |x| x.to_bits().to_ne_bytes())),
+        Data::F16(list) => ("float16", bytes(list, |x| x.to_bits().to_ne_bytes())),
+        Data::I64(list) => ("int64", bytes(list, i64::to_ne_bytes)),
+        Data::Bool(list) => ("bool", bytes(list, |x| [x.into()])),
+    };
+    let shape = PyTuple::new(py, &tensor.shape)?;
+    let bytes = PyByteArray::new(py, &bytes);
+    py.import("etalon._passes")?.call_method1("array", (kind, shape, bytes))
 }
 
 /// A tensor as its producer describes it; strides in elements.

@@ -149,7 +149,7 @@ pub fn with_every_tensor() -> Vec<Problem> {
 }
 
 /// The names of the tensors that have a part in any pass of an algorithm.
-pub(super) fn tensors_of(algorithm: Algorithm, role: Role) -> Vec<&'static str> {
+pub(crate) fn tensors_of(algorithm: Algorithm, role: Role) -> Vec<&'static str> {
     let own = with_every_tensor().into_iter().filter(|problem| problem.algorithm() == algorithm);
     let passes =
         |problem: Problem| algorithm.passes().iter().flat_map(move |&x| problem.operands(x));

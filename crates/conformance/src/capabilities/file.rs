@@ -8,10 +8,14 @@ use std::path::Path;
 
 /// Reads a capabilities file. Errors name the key and the line.
 pub fn read_capabilities(path: &Path) -> Result<Capabilities, Error> {
-    let text = vectors::read_text(path)?;
-    let wrong = |error| Error::meaning(path, &text, error);
-    objects_by_key(&vectors::parse_json(path, WHAT, &text)?).map_err(wrong)?;
-    let capabilities: Capabilities = vectors::parse_json(path, WHAT, &text)?;
+    parse_capabilities(path, &vectors::read_text(path)?)
+}
+
+/// Reads capabilities from the text of a file, or from another text, which errors call by this path.
+pub fn parse_capabilities(path: &Path, text: &str) -> Result<Capabilities, Error> {
+    let wrong = |error| Error::meaning(path, text, error);
+    objects_by_key(&vectors::parse_json(path, WHAT, text)?).map_err(wrong)?;
+    let capabilities: Capabilities = vectors::parse_json(path, WHAT, text)?;
     capabilities.check().map_err(wrong)?;
     Ok(capabilities)
 }

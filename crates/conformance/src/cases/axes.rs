@@ -1,5 +1,6 @@
 //! Axes of a grid: lists of named values, of which a point of the grid takes one each.
 
+use crate::capabilities::Fit;
 use etalon_problem::{Algorithm, Blocking, Dtype, Operand, Problem};
 use ndarray::ArrayD;
 
@@ -108,8 +109,8 @@ pub(crate) trait Grid {
     /// Takes from the axes the values that an algorithm of the grid does not have.
     fn restrict(_: Algorithm, _: &mut [Names]) {}
 
-    /// The problem of this point.
-    fn problem(&self, algorithm: Algorithm, seed: u64) -> Problem;
+    /// The problem of this point. Its extents are drawn, then made to fit a kernel.
+    fn problem(&self, algorithm: Algorithm, seed: u64, fit: Fit<'_>) -> Problem;
 
     /// The elements of an operand, before they are rounded to its type.
     fn values(&self, problem: &Problem, operand: &Operand, dtype: Dtype, seed: u64) -> ArrayD<f64>;

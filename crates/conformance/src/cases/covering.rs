@@ -1,10 +1,10 @@
 //! Points of the grid such that every pair of values of two axes occurs.
 
 use super::large::is_large;
-use super::{Point, Spec};
+use super::{Choices, Point, Spec};
 use crate::cases::axes::{Names, SHAPE, STORAGE};
 use crate::generate::Stream;
-use etalon_problem::Algorithm;
+use etalon_problem::Dtype;
 use std::collections::BTreeSet;
 
 /// Two axes with one value of each.
@@ -13,19 +13,22 @@ type Pair = (usize, usize, usize, usize);
 /// Greedy: each point takes an uncovered pair, then on every other axis the value that covers most
 /// further pairs; the seed decides between equals. The storage type is the first axis. Shapes of large
 /// extents are left to [`super::large`].
-pub(super) fn points(algorithm: Algorithm, seed: u64) -> Vec<Spec> {
-    let (storage, mut axes) = (Point::storage(algorithm), Point::axes(algorithm));
-    for (_, names) in axes.iter_mut().filter(|(axis, _)| *axis == SHAPE) {
-        names.retain(|name| !Point::large(algorithm).contains(name));
-    }
+pub(super) fn points(choices: &Choices<'_>, seed: u64) -> Vec<Spec> {
+    let Choices { algorithm, storage, axes, .. } = choices;
+    let algorithm = *algorithm;
+    let of_shapes = |(axis, names): &Names| {
+        let small = |name: &&&str| *axis != SHAPE || !Point::large(algorithm).contains(*name);
+        (*axis, names.iter().filter(small).copied().collect())
+    };
+    let axes: Vec<Names> = axes.iter().map(of_shapes).collect();
     let mut sizes = vec![storage.len()];
     sizes.extend(axes.iter().map(|(_, names)| names.len()));
     let mut points = cover(&sizes, seed);
     let stream = Stream::new(seed, "together");
     let together = Point::together(algorithm).iter().filter(|values| !is_large(algorithm, values));
     for (number, values) in together.enumerate() {
-        let wanted: Vec<(usize, usize)> =
-            values.iter().filter_map(|value| place(algorithm, &axes, *value)).collect();
+        let wanted = values.iter().map(|value| place(storage, &axes, *value));
+        let Some(wanted) = wanted.collect::<Option<Vec<_>>>() else { continue };
         let has = |point: &Vec<usize>| wanted.iter().all(|&(axis, at)| point[axis] == at);
         if !points.iter().any(has) {
             let draw = |(axis, &size): (usize, &usize)| stream.below(64 * number + axis, size);
@@ -45,13 +48,8 @@ pub(super) fn points(algorithm: Algorithm, seed: u64) -> Vec<Spec> {
 
 /// Position of a value of an axis: the number of the axis, of which the storage type is the first, and that of the
 /// value.
-fn place(
-    algorithm: Algorithm,
-    axes: &[Names],
-    (axis, value): (&str, &str),
-) -> Option<(usize, usize)> {
+fn place(storage: &[Dtype], axes: &[Names], (axis, value): (&str, &str)) -> Option<(usize, usize)> {
     if axis == STORAGE {
-        let storage = Point::storage(algorithm);
         return Some((0, storage.iter().position(|dtype| dtype.name() == value)?));
     }
     let (number, (_, names)) = axes.iter().enumerate().find(|(_, (name, _))| *name == axis)?;
@@ -106,6 +104,7 @@ fn gain(uncovered: &BTreeSet<Pair>, point: &[Option<usize>], axis: usize, value:
 mod tests {
     use super::*;
     use crate::cases::{Depth, specs};
+    use etalon_problem::Algorithm;
 
     #[test]
     fn every_pair_occurs() {
@@ -126,7 +125,7 @@ mod tests {
         for algorithm in Algorithm::ALL {
             for values in Point::together(algorithm) {
                 let axes = Point::axes(algorithm);
-                let place = |value| place(algorithm, &axes, value);
+                let place = |value| place(Point::storage(algorithm), &axes, value);
                 assert!(values.iter().all(|value| place(*value).is_some()), "{values:?}");
                 let has = |spec: &Spec| {
                     let name = spec.to_string();
@@ -144,7 +143,7 @@ mod tests {
     #[test]
     fn a_core_run_is_small() {
         // The two widest axes alone need 12 · 13 points; twice that would miss the minute.
-        let points = points(Algorithm::Attention, 0);
+        let points = points(&Choices::all(Algorithm::Attention), 0);
         assert!((156..312).contains(&points.len()), "{}", points.len());
     }
 }

@@ -8,7 +8,7 @@
 //! must have together: what only they show is tried at every depth.
 
 use super::axes::{SHAPE, STORAGE};
-use super::{Depth, Point, Spec};
+use super::{Choices, Depth, Point, Spec};
 use crate::generate::Stream;
 use etalon_problem::{Algorithm, Dtype, Problem, Scores};
 
@@ -67,12 +67,13 @@ const WEIGHT: f64 = 30.0;
 const TOGETHER: &str = "large together";
 
 /// The large cases of a run.
-pub(super) fn points(algorithm: Algorithm, depth: Depth, seed: u64) -> Vec<Spec> {
+pub(super) fn points(choices: &Choices<'_>, depth: Depth, seed: u64) -> Vec<Spec> {
+    let algorithm = choices.algorithm;
     let (mut left, most) = budget(algorithm, depth);
     let once = if depth <= Depth::Core { Point::once(algorithm) } else { &[] };
     let mut points: Vec<Spec> = Vec::new();
-    for (is_together, spec) in candidates(algorithm, seed) {
-        let cost = cost(&spec.problem());
+    for (is_together, spec) in candidates(choices, seed) {
+        let cost = cost(&choices.problem(&spec));
         let again = once.contains(&spec.shape())
             && !is_together
             && points.iter().any(|point| point.shape() == spec.shape());
@@ -92,23 +93,34 @@ pub(super) fn is_large(algorithm: Algorithm, values: &[(&str, &str)]) -> bool {
 /// Points that have the values that a large shape must have together, then round by round a point of
 /// each large shape. On every other axis, the storage type among them, the value moves on by one with
 /// each round. True of the first kind.
-fn candidates(algorithm: Algorithm, seed: u64) -> impl Iterator<Item = (bool, Spec)> {
-    let axes = Point::axes(algorithm);
+fn candidates(choices: &Choices<'_>, seed: u64) -> impl Iterator<Item = (bool, Spec)> {
+    let (algorithm, axes) = (choices.algorithm, choices.axes.clone());
     // No tile of any size is of f64: that is what the reference itself is tested with.
-    let storage: Vec<Dtype> =
-        Point::storage(algorithm).iter().copied().filter(|&dtype| dtype != Dtype::F64).collect();
-    let shapes = Point::large(algorithm);
+    let storage = choices.storage.iter().copied().filter(|&dtype| dtype != Dtype::F64);
+    let storage: Vec<Dtype> = storage.collect();
+    let has = |(axis, value): &(&str, &str)| {
+        let dtype = || storage.iter().any(|dtype| dtype.name() == *value);
+        if *axis == STORAGE { dtype() } else { choices.values(axis).contains(value) }
+    };
+    let shapes: Vec<&str> = match storage.is_empty() {
+        true => Vec::new(),
+        false => {
+            Point::large(algorithm).iter().copied().filter(|shape| has(&(SHAPE, shape))).collect()
+        }
+    };
     let rounds = axes.iter().filter(|(axis, _)| *axis != SHAPE).map(|(_, names)| names.len()).max();
-    let together = Point::together(algorithm).iter().filter(move |x| is_large(algorithm, x));
+    let together = Point::together(algorithm).iter();
+    let together = together.filter(|x| is_large(algorithm, x) && x.iter().all(has));
     let together = together.enumerate().map(|(at, values)| (TOGETHER, at, 0, values.to_vec()));
+    let together: Vec<_> = together.collect();
     // First those that a run can afford.
-    let mut shapes: Vec<(usize, &str)> = shapes.iter().copied().enumerate().collect();
+    let mut shapes: Vec<(usize, &str)> = shapes.into_iter().enumerate().collect();
     shapes.sort_by_key(|(_, shape)| !Point::thin(algorithm).contains(shape));
     let turns = (0..rounds.unwrap_or(0)).flat_map(move |round| {
         let of_shape = move |(at, shape)| ("large", at, round, vec![(SHAPE, shape)]);
         shapes.clone().into_iter().map(of_shape)
     });
-    together.chain(turns).filter_map(move |(name, at, round, given)| {
+    together.into_iter().chain(turns).filter_map(move |(name, at, round, given)| {
         let stream = Stream::new(seed, name);
         let value = |axis: usize, len: usize| {
             let first = stream.below(64 * at + axis, len);
@@ -136,7 +148,7 @@ mod tests {
     #[test]
     fn every_large_shape_is_at_every_depth() {
         for algorithm in Algorithm::ALL {
-            let specs = |depth| points(algorithm, depth, 5);
+            let specs = |depth| points(&Choices::all(algorithm), depth, 5);
             let (core, full) = (specs(Depth::Core), specs(Depth::Full));
             for shape in Point::large(algorithm) {
                 let has = |specs: &[Spec]| {
@@ -154,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_shape_meets_every_mask() {
-        let specs = points(Algorithm::Attention, Depth::Full, 1);
+        let specs = points(&Choices::all(Algorithm::Attention), Depth::Full, 1);
         let masks: BTreeSet<&str> = specs
             .iter()
             .filter_map(|spec| match &spec.point {

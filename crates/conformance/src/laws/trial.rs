@@ -59,6 +59,8 @@ pub struct Exact {
     typical: ByPass<Typical>,
     simulated: BTreeMap<Pass, Simulated>,
     others: Mutex<Vec<Other>>,
+    /// Outputs that are not judged.
+    omits: Vec<String>,
 }
 
 /// The exact results of a problem that a law makes of a case: each tier is asked the same.
@@ -74,7 +76,13 @@ impl Exact {
     pub fn new(case: Case, profile: Profile) -> Self {
         let simulated = Pass::ALL.into_iter().map(|pass| (pass, Simulated::default())).collect();
         let others = Mutex::new(Vec::new());
-        Exact { case, profile, bounds: by_pass(), typical: by_pass(), simulated, others }
+        let omits = Vec::new();
+        Exact { case, profile, bounds: by_pass(), typical: by_pass(), simulated, others, omits }
+    }
+
+    /// The same for kernels that do not return some outputs.
+    pub fn without(self, omits: Vec<String>) -> Self {
+        Exact { omits, ..self }
     }
 
     /// The case.
@@ -101,7 +109,9 @@ impl Exact {
     }
 
     fn of(&self, problem: &Problem, pass: Pass, inputs: &Tensors) -> Result<Bounds, Flaw> {
-        Ok(bounds::bounds(problem, pass, self.case.dtype, &self.profile, inputs)?)
+        let mut bounds = bounds::bounds(problem, pass, self.case.dtype, &self.profile, inputs)?;
+        bounds.outputs.retain(|name, _| !self.omits.contains(name));
+        Ok(bounds)
     }
 
     /// As [`Exact::of`], kept for the next tier. What is large is not kept.

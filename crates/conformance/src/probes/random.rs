@@ -9,7 +9,8 @@
 
 use super::inputs::fill_beside;
 use crate::bounds::Bound;
-use crate::cases::{LOSS, cost};
+use crate::capabilities::LOSS;
+use crate::cases::cost;
 use crate::gates::{self, Measure, Part, Statistic};
 use crate::generate::Stream;
 use crate::laws::flaw::{Flaw, Judgement, worst};

@@ -2,13 +2,13 @@
 
 use super::{Given, Probe, Question};
 use crate::capabilities::Capabilities;
-use crate::cases::{Case, Depth, LOSS, Spec, specs};
+use crate::cases::{Case, Depth, Spec, specs};
 use crate::laws::{self, Exact, Flaw, Law, Trial};
 use crate::profile::Profile;
 use crate::tensor::Tensors;
 use crate::tier::{Refusal, Request, Tier};
 use crate::tiers::{Reference, Simd};
-use etalon_problem::{Algorithm, Dtype, Error, Pass, Problem, Role};
+use etalon_problem::{Algorithm, Dtype, Error, Pass, Problem};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -185,17 +185,13 @@ impl Recorder<'_> {
         let &Request { problem, pass, dtype, inputs, .. } = request;
         match (self.capabilities, self.given) {
             (Some(capabilities), _) => {
-                let kernel = capabilities.kernel(problem, pass, dtype)?;
                 let own = self.given.map_or(&[][..], |given| &given.cotangents);
-                let reads = |name: &str| kernel.cotangents.iter().chain(own).any(|x| x == name);
-                let operands = problem.operands(pass).into_iter();
-                let mut optional = operands.filter(|x| x.role == Role::OptionalCotangent);
-                match optional
-                    .find(|x| inputs.contains_key(x.name) && x.name != LOSS && !reads(x.name))
-                {
-                    Some(operand) => Err(format!("it does not read {}", operand.name)),
-                    None => Ok(()),
-                }
+                capabilities.kernel(problem, pass, dtype)?.reads(
+                    problem,
+                    pass,
+                    &|name| inputs.contains_key(name),
+                    own,
+                )
             }
             (None, Some(given)) => unchanged(&given.problem, problem),
             (None, None) => Ok(()),

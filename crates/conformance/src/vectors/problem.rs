@@ -1,10 +1,10 @@
 //! Problems in files.
 
 use super::{Error, json, read_text};
-use crate::tensor::{Data, Tensors};
+use crate::tensor::{Data, Tensor, Tensors};
 use etalon_problem::{
     Algorithm, Attention, AttentionLse, Error as ProblemError, LazyAttention, LinearAttention,
-    LinearCrossEntropy, NamedArray, Problem,
+    LinearCrossEntropy, Mask, NamedArray, Problem,
 };
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, IntoDeserializer, MapAccess, Visitor};
@@ -55,6 +55,30 @@ pub fn parse_problem(
         _ => Error::meaning(path, text, error),
     })?;
     Ok(problem)
+}
+
+/// The arrays that the mask of a problem names, by name. Fails where two of one name differ: a file holds one.
+pub fn arrays(problem: &Problem) -> Result<Tensors, ProblemError> {
+    let mut arrays = Tensors::new();
+    let Some(scores) = problem.scores() else { return Ok(arrays) };
+    let mut result = Ok(());
+    let mut add = |name: &str, shape: &[usize], data: Data| {
+        let own = Tensor { shape: shape.to_vec(), data };
+        if arrays.get(name).is_some_and(|other| *other != own) {
+            result = Err(ProblemError::value(name, "one tensor of that name", "two that differ"));
+        }
+        arrays.insert(name.to_string(), own);
+    };
+    scores.mask.clone().visit_mut(&mut |mask| match mask {
+        Mask::Segments { query, key } => {
+            for ids in [query, key] {
+                add(&ids.name, &ids.shape, Data::I64(ids.data.to_vec()));
+            }
+        }
+        Mask::Array(flags) => add(&flags.name, &flags.shape, Data::Bool(flags.data.to_vec())),
+        _ => {}
+    });
+    result.map(|()| arrays)
 }
 
 /// The problem of a text, by its algorithm; what is wrong with it otherwise, with key and line.

@@ -1,6 +1,7 @@
 //! The grid of attention and attention_lse.
 
 use super::factors::{Flags, add_bias, array, chunk, cuts, lengths, reach, segments, window};
+use crate::capabilities::{Fit, Number};
 use crate::cases::axes::{Grid, Names, grid};
 use crate::generate::Stream;
 use crate::shapes::ShapeClass;
@@ -171,8 +172,8 @@ impl Grid for Point {
         }
     }
 
-    fn problem(&self, algorithm: Algorithm, seed: u64) -> Problem {
-        let (mut scores, value_dim) = scores(self.mask, self.shape, self.sequences, seed);
+    fn problem(&self, algorithm: Algorithm, seed: u64, fit: Fit<'_>) -> Problem {
+        let (mut scores, value_dim) = scores(self.mask, self.shape, self.sequences, seed, fit);
         self.options.set(&mut scores, &Stream::new(seed, "options"));
         if self.family == Family::Holes && scores.bias.is_none() {
             add_bias(&mut scores, |e| [e.batch, e.query_heads]);
@@ -217,8 +218,19 @@ pub(crate) fn scores(
     shape: ShapeClass,
     sequences: SequenceKind,
     seed: u64,
+    fit: Fit<'_>,
 ) -> (Scores, usize) {
-    let (mut extents, value_dim) = shape.draw(seed);
+    let (mut extents, mut value_dim) = shape.draw(seed);
+    let e = &mut extents;
+    fit(&mut [
+        (Number::Batch, &mut e.batch),
+        (Number::QueryHeads, &mut e.query_heads),
+        (Number::KeyHeads, &mut e.key_heads),
+        (Number::Queries, &mut e.queries),
+        (Number::Keys, &mut e.keys),
+        (Number::Dim, &mut e.dim),
+        (Number::ValueDim, &mut value_dim),
+    ]);
     if sequences == SequenceKind::Packed {
         extents.batch = 1;
     }

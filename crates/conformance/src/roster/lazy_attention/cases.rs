@@ -1,5 +1,6 @@
 //! The grid of lazy_attention.
 
+use crate::capabilities::Fit;
 use crate::cases::axes::{Grid, grid};
 use crate::generate::Stream;
 use crate::roster::attention::{DlseKind, Family, MaskKind, SequenceKind, has_many_pairs, scores};
@@ -109,8 +110,8 @@ impl Grid for Point {
         ],
     ];
 
-    fn problem(&self, _: Algorithm, seed: u64) -> Problem {
-        let (mut scores, value_dim) = scores(self.mask, self.shape, self.sequences, seed);
+    fn problem(&self, _: Algorithm, seed: u64, fit: Fit<'_>) -> Problem {
+        let (mut scores, value_dim) = scores(self.mask, self.shape, self.sequences, seed, fit);
         scores.softmax_scale = self.scale.draw(&Stream::new(seed, "scale"));
         let short = Stream::new(seed, "reach").pick(0, &[2, 3, 7, 16, 31]);
         let bias = self.reach.draw(&scores.extents, short);

@@ -1,5 +1,6 @@
 //! The grid of linear_attention.
 
+use crate::capabilities::{Fit, Number};
 use crate::cases::axes::{Grid, grid};
 use crate::generate::Stream;
 use crate::roster::attention::{SequenceKind, cuts, lengths, zero_half};
@@ -200,8 +201,17 @@ impl Grid for Point {
         ],
     ];
 
-    fn problem(&self, _: Algorithm, seed: u64) -> Problem {
-        let (mut extents, value_dim) = shape(self.shape, seed);
+    fn problem(&self, _: Algorithm, seed: u64, fit: Fit<'_>) -> Problem {
+        let (mut extents, mut value_dim) = shape(self.shape, seed);
+        let e = &mut extents;
+        fit(&mut [
+            (Number::Batch, &mut e.batch),
+            (Number::QueryHeads, &mut e.query_heads),
+            (Number::KeyHeads, &mut e.key_heads),
+            (Number::Tokens, &mut e.tokens),
+            (Number::Dim, &mut e.dim),
+            (Number::ValueDim, &mut value_dim),
+        ]);
         if self.sequences == SequenceKind::Packed {
             extents.batch = 1;
         }

@@ -1,5 +1,6 @@
 //! The grid of linear_cross_entropy.
 
+use crate::capabilities::{Fit, Number};
 use crate::cases::axes::{Grid, grid};
 use crate::generate::Stream;
 use etalon_problem::{
@@ -162,9 +163,14 @@ impl Grid for Point {
         ],
     ];
 
-    fn problem(&self, _: Algorithm, seed: u64) -> Problem {
+    fn problem(&self, _: Algorithm, seed: u64, fit: Fit<'_>) -> Problem {
         let stream = Stream::new(seed, "problem");
-        let [tokens, dim, vocab] = self.shape.draw(&stream);
+        let [mut tokens, mut dim, mut vocab] = self.shape.draw(&stream);
+        fit(&mut [
+            (Number::Tokens, &mut tokens),
+            (Number::Dim, &mut dim),
+            (Number::Vocab, &mut vocab),
+        ]);
         let mut problem = LinearCrossEntropy::new(tokens, dim, vocab);
         self.link(&mut problem, &stream);
         self.loss_options(&mut problem, &stream);

@@ -1,0 +1,108 @@
+//! The suite on kernels that a program brings.
+
+use etalon_cli::{Refused, Wanted, conform};
+use etalon_conformance::cases::Depth;
+use etalon_conformance::report::Status;
+use etalon_conformance::tensor::{Data, Tensors};
+use etalon_conformance::tier::{Refusal, Request, Tier};
+use etalon_conformance::tiers::Reference;
+use etalon_problem::{Algorithm, Pass, Role};
+use std::sync::Mutex;
+
+/// A kernel as they are: few head dimensions, causal, no options, without lse.
+const NARROW: &str = r#"{"kernels": [{
+    "algorithm": "attention", "passes": ["forward", "backward"], "dtypes": ["f32"],
+    "limits": {"dim": {"one_of": [16, 32]}, "queries": {"multiple_of": 8, "at_least": 8}},
+    "equal": [["queries", "keys"], ["dim", "value_dim"]],
+    "masks": ["causal"], "sequences": ["dense"], "options": {}, "omits": ["lse"]}]}"#;
+
+fn wanted(capabilities: &str) -> Wanted {
+    Wanted {
+        algorithm: Algorithm::Attention,
+        capabilities: capabilities.to_string(),
+        depth: Depth::Smoke,
+        seed: 0,
+        profile: "usual".to_string(),
+        cases: Vec::new(),
+        laws: Vec::new(),
+    }
+}
+
+/// The exact results, rounded, of what the kernel was given and what it returns.
+fn exact(request: &Request<'_>) -> Result<Tensors, Refusal> {
+    let saved = |name: &str| {
+        let operands = request.problem.operands(request.pass);
+        operands.iter().any(|x| x.name == name && x.role == Role::Saved)
+    };
+    let mut inputs = request.inputs.clone();
+    inputs.retain(|name, _| !saved(name));
+    let mut outputs = Reference.run(&Request { inputs: &inputs, ..*request })?;
+    outputs.remove("lse");
+    Ok(outputs)
+}
+
+#[test]
+fn a_narrow_kernel_is_asked_what_it_takes() {
+    let asked = Mutex::new(Vec::new());
+    let answer = |request: &Request<'_>| {
+        let extents = request.problem.scores().expect("scores").extents;
+        asked.lock().expect("no panic").push((request.pass, extents));
+        if request.pass == Pass::Backward {
+            assert!(request.inputs.contains_key("o") && request.inputs.contains_key("lse"));
+        }
+        exact(request)
+    };
+    let judged = conform(&wanted(NARROW), &answer).expect("a judgement");
+    assert_eq!(judged.status, Status::Passed, "{}", judged.text);
+    let asked = asked.into_inner().expect("no panic");
+    for (_, e) in &asked {
+        assert!([16, 32].contains(&e.dim) && e.queries % 8 == 0 && e.queries == e.keys, "{e:?}");
+    }
+    let passes = |wanted| asked.iter().filter(|(pass, _)| *pass == wanted).count();
+    assert!(passes(Pass::Forward) > 10 && passes(Pass::Backward) > 10);
+}
+
+#[test]
+fn a_wrong_kernel_fails_with_the_simplest_case() {
+    let answer = |request: &Request<'_>| {
+        let mut outputs = exact(request)?;
+        for x in outputs.values_mut() {
+            if let Data::F32(x) = &mut x.data {
+                x.iter_mut().for_each(|x| *x *= 1.01);
+            }
+        }
+        Ok(outputs)
+    };
+    let judged = conform(&wanted(NARROW), &answer).expect("a judgement");
+    assert_eq!(judged.status, Status::Failed);
+    assert!(judged.text.starts_with("FAILED: "), "{}", judged.text);
+    assert!(
+        judged.text.contains("simplest case for bound of forward on kernel"),
+        "{}",
+        judged.text
+    );
+}
+
+#[test]
+fn a_run_without_a_check_is_no_verdict() {
+    let none = NARROW.replace(r#""masks": ["causal"]"#, r#""masks": []"#);
+    let refused = conform(&wanted(&none), &exact).expect_err("nothing is taken");
+    assert!(refused.to_string().starts_with("nothing was checked"), "{refused}");
+    let declines = |_: &Request<'_>| Err(Refusal::Unsupported("not today".to_string()));
+    let refused = conform(&wanted(NARROW), &declines).expect_err("it declines all");
+    assert!(refused.to_string().contains("not today"), "{refused}");
+}
+
+#[test]
+fn what_does_not_fit_is_named() {
+    let errors = [
+        (Wanted { profile: "auto".to_string(), ..wanted(NARROW) }, "`profile`"),
+        (Wanted { laws: vec!["bounds".to_string()], ..wanted(NARROW) }, "did you mean \"bound\"?"),
+        (Wanted { cases: vec!["x/y".to_string()], ..wanted(NARROW) }, "`case`"),
+        (wanted(r#"{"kernels": [{"algorithm": "attention", "mask": []}]}"#), "`mask`"),
+    ];
+    for (wanted, part) in errors {
+        let refused: Refused = conform(&wanted, &exact).expect_err(part);
+        assert!(refused.to_string().contains(part), "{refused}");
+    }
+}

@@ -1,0 +1,60 @@
+"""The suite on a kernel: its cases, laws and probes, within what the kernel takes."""
+
+import os
+
+from . import _etalon
+from ._judge import SHORT, Check, _by_name
+
+
+def conform(
+    kernels, algorithm, *, capabilities=None, dtypes=None, depth="smoke", seed=0, profile="usual", cases=(), laws=()
+):
+    """Runs the suite on a kernel: the gate on every case, probes with known answers, and laws, such as what a masked
+    key must not change. A failure is shrunk to the simplest case that shows it.
+
+    `kernels` is a function, the forward pass, or a dictionary of functions by the name of their pass. Each is called
+    on this thread as ``fn(problem, **inputs)`` and returns as for `assert_correct`; `problem.options` and
+    `problem.arrays` say what is asked. NotImplementedError declines a problem; another exception is a failure.
+
+    `capabilities` says what the kernel takes, so that nothing else is asked: the keys of one kernel of a capabilities
+    file, ``{"limits": {"dim": {"one_of": [64, 128]}}, "masks": ["causal"], "omits": ["lse"]}``, a list of such, or the
+    name of a file. Extents of cases are made to fit. `dtypes` are the storage types, of which "float32" is taken if
+    neither says more. `depth` is "smoke" (seconds), "core" or "full"; `cases` and `laws` name what is run alone.
+
+    Returns the Check; raises IncorrectError, whose message is the report, UndecidedError where something could not be
+    judged, and ValueError where nothing was checked.
+    """
+    if callable(kernels):
+        kernels = {"forward": kernels}
+
+    def call(problem, pass_, inputs):
+        return _by_name(problem, pass_, kernels[pass_](problem, **inputs))
+
+    text = capabilities_text(algorithm, list(kernels), capabilities, dtypes)
+    options = dict(depth=depth, seed=seed, profile=profile, cases=list(cases), laws=list(laws))
+    return Check(*_etalon.conform(call, algorithm, text, **options)).require()
+
+
+def cases(algorithm, *, passes=("forward",), capabilities=None, dtypes=None, depth="smoke", seed=0):
+    """The names of the cases that `conform` runs."""
+    text = capabilities_text(algorithm, list(passes), capabilities, dtypes)
+    return _etalon.cases(algorithm, text, depth, seed)
+
+
+def capabilities_text(algorithm, passes, capabilities, dtypes):
+    """A capabilities file of what is declared, limited to these passes and types."""
+    import json
+
+    if isinstance(capabilities, (str, os.PathLike)):
+        with open(capabilities, encoding="utf-8") as file:
+            if dtypes is None:
+                return file.read()
+            capabilities = json.load(file)["kernels"]
+    if capabilities is None or isinstance(capabilities, dict):
+        capabilities = [capabilities or {}]
+    listed = [SHORT.get(dtype, dtype) for dtype in dtypes or ("float32",)]
+    default = {"algorithm": algorithm, "passes": passes, "dtypes": listed}
+    kernels = [default | kernel for kernel in capabilities]
+    if dtypes is not None:
+        kernels = [kernel | {"dtypes": listed} for kernel in kernels]
+    return json.dumps({"kernels": kernels})
