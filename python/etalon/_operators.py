@@ -1,12 +1,10 @@
 """PyTorch operators of every algorithm, from one table, and their derivatives."""
 
-import functools
-
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from . import _problems
+from . import _algorithms, _problems
 
 LIBRARY = torch.library.Library("etalon", "DEF")
 
@@ -24,32 +22,12 @@ def wide(x):
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-class Algorithm:
-    """An algorithm: its tensors, and how the problem and the shapes of results follow from them.
+class Operators(_algorithms.Algorithm):
+    """The operators of an algorithm, by pass in `ops`. `results(tensors, options)` are empty outputs."""
 
-    `inputs` are the names of the tensors of its forward pass, with "?" those that may be absent; `fixed` those without
-    derivatives. An output is read again by later passes if it is in `saved`; its cotangent may be absent unless it is
-    in `needed`. `problem(tensors, options)` is the problem; `results(tensors, options)` are empty outputs.
-    """
-
-    def __init__(self, name, inputs, outputs, saved, needed, problem, results, fixed=(), is_forward_mode=False):
-        self.name, self.problem, self.results, self.outputs = name, problem, results, outputs
-        self.inputs = [x.rstrip("?") for x in inputs]
-        self.optional = [x.endswith("?") for x in inputs]
-        self.saved, self.needed, self.fixed, self.is_forward_mode = saved, needed, fixed, is_forward_mode
-        self.smooth = [x for x in self.inputs if x not in fixed]
-        self.cotangents = [{"o": "dout", "final_state": "dfinal_state"}.get(y, "d" + y) for y in outputs]
-        self.second_gradients = ["g" + x for x in self.smooth + self.cotangents]
-        given = self.inputs + list(saved) + self.cotangents
-        # The tensors that each operator reads, in their order.
-        self.reads = {
-            "forward": self.inputs,
-            "forward_backward": self.inputs,
-            "backward": given,
-            "double_backward": given + ["dd" + x for x in self.smooth],
-            "jvp": self.inputs + list(saved) + ["t" + x for x in self.smooth],
-        }
-        self.ops = {}
+    def __init__(self, name, results):
+        super().__init__(name)
+        self.results, self.ops = results, {}
 
     def define(self, pass_):
         """Defines the operator of a pass with its kernel and its fake kernel, and returns its name."""
@@ -262,17 +240,6 @@ class Jvp(Last):
     pass_, derivative = "jvp", "the forward mode"
 
 
-def _of_scores(name):
-    def problem(tensors, options):
-        keywords = dict(decoded(options))
-        given = {x: tensors.get(x) for x in ("bias", "sinks", "mask")}
-        tree = keywords.pop("tree", None)
-        given["mask"] = given["mask"] if tree is None else decoded(tree)
-        return _problems.of_scores(name, tensors["q"], tensors["k"], tensors.get("v"), **given, **keywords)
-
-    return problem
-
-
 def _rows(tensors, _):
     q, v = tensors["q"], tensors["v"]
     return [like(q, (*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=wide(q))]
@@ -290,33 +257,16 @@ def _states(tensors, options):
     return [o, state]
 
 
-def _of_tokens(tensors, options):
-    given = {name: tensors.get(name) for name in ("g_gamma", "g", "initial_state")}
-    return _problems.of_linear_attention(
-        tensors["q"], tensors["k"], tensors["v"], return_final_state=True, **given, **decoded(options)
-    )
-
-
 def _loss(tensors, options):
     h = tensors["h"]
-    tokens = decoded(options).get("reduction") == "none"
+    tokens = _algorithms.decoded(options).get("reduction") == "none"
     return [h.new_empty(h.shape[:1] if tokens else (), dtype=wide(h))]
-
-
-def _of_classes(tensors, options):
-    given = {name: tensors.get(name) for name in ("bias", "class_weights", "token_weights")}
-    return _problems.of_linear_cross_entropy(tensors["h"], tensors["w"], **given, **decoded(options))
-
-
-@functools.lru_cache(maxsize=512)
-def _encoded(names, values):
-    return _problems.text_of({name: value for name, value in zip(names, values) if value is not None})
 
 
 @torch.compiler.assume_constant_result
 def encoded(names, values):
     """Options as the text that an operator takes."""
-    return _encoded(names, values)
+    return _algorithms.encoded(names, values)
 
 
 @torch.compiler.assume_constant_result
@@ -325,65 +275,11 @@ def encoded_tree(mask):
     return _problems.text_of(mask)
 
 
-@functools.lru_cache(maxsize=512)
-def decoded(options):
-    """The options of a text."""
-    import json
-
-    return json.loads(options)
-
-
-ATTENTION = Algorithm(
-    "attention",
-    ["q", "k", "v", "sinks?", "bias?", "mask?"],
-    ["o", "lse"],
-    ["o", "lse"],
-    ["o"],
-    _of_scores("attention"),
-    _rows,
-    fixed=("mask",),
-    is_forward_mode=True,
-)
-LSE = Algorithm(
-    "attention_lse",
-    ["q", "k", "sinks?", "bias?", "mask?"],
-    ["lse"],
-    ["lse"],
-    ["lse"],
-    _of_scores("attention_lse"),
-    _row_sums,
-    fixed=("mask",),
-    is_forward_mode=True,
-)
-LAZY = Algorithm(
-    "lazy_attention",
-    ["q", "k", "v", "tau", "bias?", "mask?"],
-    ["o", "lse"],
-    ["lse"],
-    ["o"],
-    _of_scores("lazy_attention"),
-    _rows,
-    fixed=("mask",),
-)
-LINEAR = Algorithm(
-    "linear_attention",
-    ["q", "k", "v", "g_gamma?", "g?", "initial_state?"],
-    ["o", "final_state"],
-    [],
-    ["o", "final_state"],
-    _of_tokens,
-    _states,
-)
-LOSS = Algorithm(
-    "linear_cross_entropy",
-    ["h", "w", "targets", "bias?", "class_weights?", "token_weights?"],
-    ["loss"],
-    [],
-    ["loss"],
-    _of_classes,
-    _loss,
-    fixed=("targets", "class_weights", "token_weights"),
-)
+ATTENTION = Operators("attention", _rows)
+LSE = Operators("attention_lse", _row_sums)
+LAZY = Operators("lazy_attention", _rows)
+LINEAR = Operators("linear_attention", _states)
+LOSS = Operators("linear_cross_entropy", _loss)
 
 
 def _setup(algorithm):
