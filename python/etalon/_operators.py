@@ -1,5 +1,7 @@
 """PyTorch operators of every algorithm, from one table, and their derivatives."""
 
+import functools
+
 import torch
 from torch import Tensor
 from torch.autograd import Function
@@ -11,6 +13,8 @@ LIBRARY = torch.library.Library("etalon", "DEF")
 
 def like(x, shape):
     """An empty tensor whose heads and rows lie as those of `x` do: no reshape behind it copies."""
+    if x.shape == shape:
+        return torch.empty_like(x)
     if len(shape) == 4 and x.dim() == 4 and x.stride(1) < x.stride(2):
         b, h, n, d = shape
         return x.new_empty((b, n, h, d)).transpose(1, 2)
@@ -84,7 +88,39 @@ class Operators(_algorithms.Algorithm):
         """The forward pass, differentiable."""
         if torch.compiler.is_compiling():
             return together(self.ops["forward"](*tensors, options))
-        return Forward.apply(self, options, *tensors)
+        if is_plain(tensors) and not is_differentiated(tensors):
+            return together(self._run("forward", (*tensors, options)))
+        return applied(Forward, self, options, *tensors)
+
+    def call(self, pass_, *arguments):
+        """The results of a pass, by its operator where somebody may look at the call, else by its kernel: the way
+        through PyTorch's dispatcher takes longer than a small pass."""
+        run = self._run if is_plain(arguments) else lambda pass_, arguments: self.ops[pass_](*arguments)
+        return together(run(pass_, arguments))
+
+
+PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def is_plain(arguments):
+    """True if all tensors are those of the CPU, and no mode, no transformation and no subclass sees calls."""
+    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
+        return False
+    for x in arguments:
+        if isinstance(x, Tensor) and not (x.__class__ in PLAIN and x.is_cpu):
+            return False
+    return True
+
+
+def is_differentiated(tensors):
+    """True if a derivative of results may be asked for: backwards, or in forward mode."""
+    if torch.autograd.forward_ad._current_level >= 0:
+        return True
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if x is not None and x.requires_grad:
+                return True
+    return False
 
 
 # Passes that are told which gradients are wanted, by bits.
@@ -94,13 +130,15 @@ WANTED = ("backward", "forward_backward")
 def alike(tensors, name):
     """An empty tensor like one of these, if it is there."""
     x = tensors.get(name)
-    return None if x is None else like(x, x.shape)
+    return None if x is None else torch.empty_like(x)
 
 
 def complete(inputs, outputs):
     """The outputs of an operator: what is absent or not wanted is a tensor without elements."""
-    first = next(iter(inputs.values()))
-    results = tuple(first.new_empty(0) if x is None else x for x in outputs.values())
+    results = tuple(outputs.values())
+    if any(x is None for x in results):
+        first = next(iter(inputs.values()))
+        results = tuple(first.new_empty(0) if x is None else x for x in results)
     return results[0] if len(results) == 1 else results
 
 
@@ -161,12 +199,37 @@ class Mapped(Function):
         return results, (0,) * len(results)
 
 
+@functools.cache
+def in_one_step(function):
+    """The same function with a `forward` that sets its context up: PyTorch takes 25 µs to bind the arguments of the
+    other form, which `torch.func` needs."""
+
+    class InOneStep(function):
+        @staticmethod
+        def forward(ctx, *arguments):
+            output = function.forward(*arguments)
+            function.setup_context(ctx, arguments, output)
+            return output
+
+        setup_context = staticmethod(Function.setup_context)
+
+    InOneStep.__name__ = InOneStep.__qualname__ = function.__name__
+    return InOneStep
+
+
+def applied(function, *arguments):
+    """Results of a function that PyTorch differentiates."""
+    if not torch._C._are_functorch_transforms_active():
+        function = in_one_step(function)
+    return function.apply(*arguments)
+
+
 class Forward(Mapped):
     """The forward pass of an algorithm."""
 
     @staticmethod
     def forward(algorithm, options, *tensors):
-        return together(algorithm.ops["forward"](*tensors, options))
+        return algorithm.call("forward", *tensors, options)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -175,7 +238,12 @@ class Forward(Mapped):
 
     @staticmethod
     def backward(ctx, *cotangents):
-        compute = lambda tensors, filled, wanted: Backward.apply(ctx.algorithm, ctx.options, wanted, *tensors, *filled)
+        def compute(tensors, filled, wanted):
+            given = (*tensors, *filled)
+            if is_plain(given) and not is_differentiated(given):
+                return ctx.algorithm._run("backward", (*given, wanted, ctx.options))
+            return applied(Backward, ctx.algorithm, ctx.options, wanted, *given)
+
         return (None, None, *first_order(ctx, ctx.needs_input_grad[2:], cotangents, compute))
 
     @staticmethod
@@ -192,7 +260,7 @@ class Backward(Mapped):
 
     @staticmethod
     def forward(algorithm, options, wanted, *tensors):
-        return together(algorithm.ops["backward"](*tensors, wanted, options))
+        return algorithm.call("backward", *tensors, wanted, options)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -215,7 +283,7 @@ class Last(Mapped):
 
     @classmethod
     def forward(cls, algorithm, options, *tensors):
-        return together(algorithm.ops[cls.pass_](*tensors, options))
+        return algorithm.call(cls.pass_, *tensors, options)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -328,7 +396,7 @@ class Loss(Mapped):
 
     @staticmethod
     def forward(options, wanted, *tensors):
-        return LOSS.ops["forward_backward"](*tensors, wanted, options)
+        return LOSS.call("forward_backward", *tensors, wanted, options)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -453,4 +521,4 @@ def linear_cross_entropy(
         return LOSS.apply(options, *tensors)[0]
     if torch.compiler.is_compiling():
         return LOSS.ops["forward_backward"](*tensors, bits(needs), options)[0]
-    return Loss.apply(options, bits(needs), *tensors)[0]
+    return applied(Loss, options, bits(needs), *tensors)[0]

@@ -79,7 +79,8 @@ def test_kernels_have_the_gradients_of_the_reference(name, dtype):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_operators_pass_opcheck(name):
+def test_operators_pass_opcheck(name, monkeypatch):
+    monkeypatch.setattr(O, "is_plain", lambda _: False)
     function, inputs = tensors(name, torch.float32)
     algorithm = {x.name: x for x in (O.ATTENTION, O.LSE, O.LAZY, O.LINEAR, O.LOSS)}[name.removesuffix("_options")]
     calls = []
@@ -107,6 +108,29 @@ def test_operators_pass_opcheck(name):
             x.detach().requires_grad_(x.is_floating_point()) if isinstance(x, torch.Tensor) else x for x in arguments
         ]
         torch.library.opcheck(op, leaves, test_utils=("test_schema", "test_faketensor", "test_autograd_registration"))
+
+
+def test_a_mode_sees_the_operators():
+    """A call that nobody looks at skips PyTorch's dispatcher; one under a mode does not, nor does one of a subclass."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Seeing(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    function, inputs = tensors("attention", torch.float32)
+    with Seeing():
+        y = function(*inputs)[0]
+        torch.autograd.grad(y.sum(), inputs)
+    assert {O.ATTENTION.ops["forward"], O.ATTENTION.ops["backward"]} <= set(seen)
+    plain = [torch.randn(1, 2, 5, 8) for _ in range(3)]
+    with FakeTensorMode() as mode:
+        fake = [mode.from_tensor(x) for x in plain]
+        assert etalon.torch.attention(*fake).shape == plain[0].shape
 
 
 @pytest.mark.parametrize("name", NAMES)
