@@ -17,13 +17,13 @@ class Unsupported(NotImplementedError):
     """A call that goes to PyTorch, or raises where that is wanted."""
 
 
-def refuse(reason, strict):
+def refuse(reason, strict, what="attention"):
     """Raises, or warns once and leaves the call to PyTorch."""
     if strict:
-        raise Unsupported(f"etalon's attention does not take this call: {reason}")
-    if reason not in WARNED:
-        WARNED.add(reason)
-        warnings.warn(f"attention is left to PyTorch: {reason}", stacklevel=3)
+        raise Unsupported(f"etalon's {what} does not take this call: {reason}")
+    if (what, reason) not in WARNED:
+        WARNED.add((what, reason))
+        warnings.warn(f"{what} is left to PyTorch: {reason}", stacklevel=3)
 
 
 def unsupported(q, k, v, mask, dropout):

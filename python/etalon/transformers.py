@@ -3,9 +3,12 @@
     import etalon.transformers
     model = AutoModelForCausalLM.from_config(config, attn_implementation="etalon")
 
+    etalon.transformers.fuse_loss(model)
+
 The import registers the implementation. It takes causal, padded and sliding masks, grouped heads, caches, soft caps
 and sinks, with gradients. Dropout, tensors of a GPU and biases by position go to PyTorch with one warning, or raise
-after `etalon.transformers.register(strict=True)`.
+after `etalon.transformers.register(strict=True)`. `fuse_loss` computes the loss of a causal language model without its
+logits.
 """
 
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -13,9 +16,21 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
 from . import _operators
+from ._causal_loss import FusedLoss
 from ._sdpa import TOP_LEFT, masked, refuse, unsupported
 
-__all__ = ["register"]
+__all__ = ["fuse_loss", "register"]
+
+
+def fuse_loss(model, *, strict=False):
+    """Computes the loss of a causal language model from its hidden states, while it trains and is given labels: logits
+    are never stored, and the output has none. Soft caps and scales of logits and losses of routers are taken over; a
+    model that changes its logits otherwise raises NotImplementedError.
+
+    Returns a handle whose `remove()` undoes it. Calls that it does not take (another loss, a head that is no Linear,
+    `logits_to_keep`, tensors of a GPU) go to the model with one warning, or raise where `strict` is set.
+    """
+    return FusedLoss(model, strict)
 
 
 def register(*, strict=False):

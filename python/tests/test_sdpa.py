@@ -2,6 +2,8 @@
 
 import warnings
 
+import functools
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -123,3 +125,80 @@ def test_models_of_transformers(name, monkeypatch):
     assert torch.equal(*tokens), "decoding with a cache"
     # Two passes and one for each new token, of two layers.
     assert len(calls) == 2 * (2 + 9)
+
+
+LOSSES = {
+    "Llama": {"tie_word_embeddings": True},
+    "Gemma2": {"final_logit_softcapping": 0.5},
+    "Cohere": {"logit_scale": 0.25},
+    "Granite": {"logits_scaling": 3.0},
+    "Mixtral": {"num_local_experts": 2, "num_experts_per_tok": 1, "output_router_logits": True},
+}
+
+
+def small_model(name, **more):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    options = {**SMALL, **more}
+    if name == "Cohere":
+        options.pop("head_dim")
+    return getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**options)).float()
+
+
+def labelled():
+    ids = torch.randint(1, 64, (2, 17), generator=torch.Generator().manual_seed(1))
+    labels = ids.clone()
+    labels[0, :6] = -100
+    return ids, labels
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("more", [{}, {"num_items_in_batch": 40}], ids=["mean", "sum"])
+def test_a_fused_loss_is_that_of_the_model(name, more):
+    model = small_model(name, **LOSSES[name]).train()
+    import etalon.transformers
+
+    ids, labels = labelled()
+    found = []
+    for fused in (False, True):
+        handle = etalon.transformers.fuse_loss(model, strict=True) if fused else None
+        model.zero_grad()
+        output = model(input_ids=ids, labels=labels, **more)
+        assert (output.logits is None) == fused
+        output.loss.backward()
+        found.append([output.loss.detach(), *(x.grad.clone() for x in model.parameters() if x.grad is not None)])
+    for x, z in zip(*found, strict=True):
+        torch.testing.assert_close(x, z, rtol=1e-4, atol=1e-6)
+    assert model(ids).logits.shape == (2, 17, 64), "without labels"
+    assert model.eval()(ids, labels=labels).logits is not None, "an evaluation"
+    handle.remove()
+    assert model.train()(ids, labels=labels).logits is not None
+
+
+def test_a_fused_loss_refuses_what_it_does_not_know(monkeypatch):
+    model = small_model("Llama").train()
+    import etalon.transformers
+
+    ids, labels = labelled()
+    own = type(model).forward
+
+    @functools.wraps(own)
+    def squared(self, *arguments, **keywords):
+        output = own(self, *arguments, **keywords)
+        output.logits = output.logits**2
+        return output
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(model), "forward", squared)
+        handle = etalon.transformers.fuse_loss(model)
+        with pytest.raises(NotImplementedError, match="LlamaForCausalLM changes its logits"):
+            model(input_ids=ids, labels=labels)
+        handle.remove()
+    etalon.transformers.fuse_loss(model, strict=True)
+    with pytest.raises(NotImplementedError, match="some logits are to be kept"):
+        model(input_ids=ids, labels=labels, logits_to_keep=3)
+    with pytest.raises(TypeError, match="`model` must take labels"):
+        etalon.transformers.fuse_loss(model.model)
+    model.loss_function = lambda logits, labels, vocab_size: logits.sum()
+    with pytest.raises(NotImplementedError, match="the loss of the model"):
+        model(input_ids=ids, labels=labels)
