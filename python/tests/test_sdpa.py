@@ -1,8 +1,7 @@
 """etalon in the place of PyTorch's attention, and in models of transformers."""
 
-import warnings
-
 import functools
+import warnings
 
 import pytest
 

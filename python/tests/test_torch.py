@@ -111,7 +111,7 @@ def test_operators_pass_opcheck(name, monkeypatch):
 
 
 def test_a_mode_sees_the_operators():
-    """A call that nobody looks at skips PyTorch's dispatcher; one under a mode does not, nor does one of a subclass."""
+    """A call that nobody looks at skips PyTorch's dispatcher; one under a mode or of a subclass does not."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils._python_dispatch import TorchDispatchMode
 
