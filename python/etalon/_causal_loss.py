@@ -17,6 +17,8 @@ class FusedLoss:
 
     def __init__(self, model, strict):
         self.model, self.strict, self.own = model, strict, model.forward
+        # True once it was seen what the model makes of logits.
+        self.known = False
         self.signature = inspect.signature(self.own)
         if "labels" not in self.signature.parameters:
             raise TypeError(f"`model` must take labels, found a {type(model).__name__}, whose forward pass does not")
@@ -55,8 +57,8 @@ class FusedLoss:
             return "the loss of the model is not that of causal language models"
         if type(self.head) is not torch.nn.Linear:
             return f"its head is a {type(self.head).__name__}, not a Linear"
-        if not self.head.weight.is_cpu:
-            return "its tensors are not on the CPU"
+        if self.head.weight.device.type not in ("cpu", "cuda"):
+            return "its tensors are not on the CPU, nor on a GPU"
         if isinstance(keep := given.get("logits_to_keep", 0), torch.Tensor) or keep:
             return "some logits are to be kept"
         if more.get("return_dict") is False or self.model.config.return_dict is False:
@@ -69,7 +71,7 @@ class FusedLoss:
 
         def head(hidden):
             read.append(hidden)
-            return torch.tensor(PROBE, dtype=torch.float32).expand(*hidden.shape[:-1], len(PROBE))
+            return hidden.new_tensor(PROBE, dtype=torch.float32).expand(*hidden.shape[:-1], len(PROBE))
 
         self.head.forward = head
         try:
@@ -78,10 +80,11 @@ class FusedLoss:
             del self.head.forward
         probe = torch.tensor(PROBE) * (self.scale or 1.0)
         expected = probe if self.softcap is None else self.softcap * torch.tanh(probe / self.softcap)
-        if len(read) != 1 or not torch.allclose(output.logits.float(), expected.expand_as(output.logits)):
+        if not self.known and (len(read) != 1 or not torch.allclose(output.logits.float().cpu(), expected)):
             raise NotImplementedError(
                 f"{type(self.model).__name__} changes its logits in a way that the fused loss does not know"
             )
+        self.known = True
         return output, read[0]
 
     def loss(self, hidden, labels, num_items_in_batch=None, ignore_index=-100, shift_labels=None):
@@ -89,8 +92,8 @@ class FusedLoss:
         if shift_labels is None:
             shift_labels = torch.nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
         weight, bias = self.head.weight, self.head.bias
-        if torch.is_autocast_enabled("cpu"):
-            weight, hidden = (x.to(torch.get_autocast_dtype("cpu")) for x in (weight, hidden))
+        if torch.is_autocast_enabled(weight.device.type):
+            weight, hidden = (x.to(torch.get_autocast_dtype(weight.device.type)) for x in (weight, hidden))
         loss = _operators.linear_cross_entropy(
             hidden.reshape(-1, hidden.shape[-1]),
             weight,

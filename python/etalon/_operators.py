@@ -49,15 +49,12 @@ class Operators(_algorithms.Algorithm):
         }[pass_]
         results = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
         LIBRARY.define(f"{name}({', '.join(arguments)}) -> {results}")
-        LIBRARY.impl(name, lambda *x: self._run(pass_, x), "CPU")
-        LIBRARY.impl(name, self._on_a_device, "CUDA")
+        for device in ("CPU", "CUDA"):
+            LIBRARY.impl(name, lambda *x: self._run(pass_, x), device)
         fake = lambda *x: complete(*self._asked(pass_, x)[::2])
         torch.library.register_fake(f"etalon::{name}", fake, lib=LIBRARY)
         self.ops[pass_] = getattr(torch.ops.etalon, name).default
         return f"etalon::{name}"
-
-    def _on_a_device(self, *_):
-        raise NotImplementedError(f"etalon.torch.{self.name} takes tensors of the CPU so far, found tensors of CUDA")
 
     def _asked(self, pass_, arguments):
         """The inputs of an operator by name, its options, and empty outputs, None for those absent or not wanted."""
@@ -77,12 +74,20 @@ class Operators(_algorithms.Algorithm):
 
     def _run(self, pass_, arguments):
         inputs, options, outputs = self._asked(pass_, arguments)
-        operands = {name: x for name, x in inputs.items() if name != "mask"}
+        operands, places = dict(inputs), {name: x for name, x in outputs.items() if x is not None}
+        mask = operands.pop("mask", None)
         if pass_ == "forward_backward":
-            operands["dloss"] = torch.ones((), dtype=wide(inputs["h"]))
-        problem = self.problem(inputs, options)
-        problem.run(pass_, operands, {name: x for name, x in outputs.items() if x is not None})
-        return complete(inputs, outputs)
+            operands["dloss"] = inputs["h"].new_ones((), dtype=wide(inputs["h"]))
+        if next(iter(inputs.values())).is_cpu:
+            self.problem(inputs, options).run(pass_, operands, places)
+            return complete(inputs, outputs)
+        from . import _device
+
+        if mask is not None:
+            # The device reads its elements: the problem has those of a mask of this shape.
+            inputs["mask"], operands["mask"] = torch.ones(mask.shape, dtype=torch.bool), mask.contiguous()
+        _device.run(self.problem(inputs, options), pass_, operands, places)
+        return complete(operands, outputs)
 
     def apply(self, options, *tensors):
         """The forward pass, differentiable."""
@@ -103,11 +108,11 @@ PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def is_plain(arguments):
-    """True if all tensors are those of the CPU, and no mode, no transformation and no subclass sees calls."""
+    """True if all tensors are plain ones in memory, and no mode, no transformation and no subclass sees calls."""
     if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
         return False
     for x in arguments:
-        if isinstance(x, Tensor) and not (x.__class__ in PLAIN and x.is_cpu):
+        if isinstance(x, Tensor) and not (x.__class__ in PLAIN and (x.is_cpu or x.is_cuda)):
             return False
     return True
 
@@ -386,7 +391,8 @@ for _algorithm in (ATTENTION, LSE, LAZY, LINEAR, LOSS):
 
 def _times(gradients, dloss):
     """Gradients times the cotangent of the loss, by dh, dw and dbias."""
-    is_one = not torch.compiler.is_compiling() and bool(dloss == 1)
+    # To look at a number of a GPU would be to wait for it.
+    is_one = not torch.compiler.is_compiling() and dloss.is_cpu and bool(dloss == 1)
     return [x if is_one or x.numel() == 0 else (x * dloss).to(x.dtype) for x in gradients]
 
 

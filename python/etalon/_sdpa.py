@@ -31,8 +31,10 @@ def unsupported(q, k, v, mask, dropout):
     if dropout > 0:
         return "it has dropout"
     given = [q, k, v] + ([] if mask is None else [mask])
-    if any(x.device.type != "cpu" for x in given):
-        return "tensors are not on the CPU"
+    if any(x.device.type not in ("cpu", "cuda") or x.device != q.device for x in given):
+        return "tensors are not on the CPU, nor on one GPU"
+    if q.is_cuda and q.dtype == torch.float64:
+        return "float64 has no kernel on a GPU"
     if q.dtype not in STORAGE or k.dtype != q.dtype or v.dtype != q.dtype:
         return f"q, k and v are of {q.dtype}, {k.dtype} and {v.dtype}"
     if any(x.dim() not in (3, 4) or x.dim() != q.dim() for x in (q, k, v)) or any(x.is_nested for x in given):

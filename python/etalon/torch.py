@@ -3,10 +3,12 @@
     import etalon.torch
     o = etalon.torch.attention(q, k, v, causal=True)
 
-float32, bfloat16 and float16 go to the SIMD kernels, float64 to the exact reference. Every pass is an operator
+float32, bfloat16 and float16 go to the SIMD kernels, float64 to the exact reference, tensors of a GPU to the CUDA tier
+on the current stream. Every pass is an operator
 (`torch.ops.etalon.attention`, `…_backward`, `…_double_backward`, `…_jvp`) that `torch.compile` takes whole. Gradients
 may be differentiated again (`create_graph=True`), outside of `torch.compile`, which refuses that. A derivative that
-there is not raises: the third order, and forward mode of all but attention and attention_lse.
+there is not raises: the third order, forward mode of all but attention and attention_lse, and on a GPU the second
+order of lazy attention.
 """
 
 import torch

@@ -6,7 +6,7 @@
     etalon.transformers.fuse_loss(model)
 
 The import registers the implementation. It takes causal, padded and sliding masks, grouped heads, caches, soft caps
-and sinks, with gradients. Dropout, tensors of a GPU and biases by position go to PyTorch with one warning, or raise
+and sinks, with gradients. Dropout and biases by position go to PyTorch with one warning, or raise
 after `etalon.transformers.register(strict=True)`. `fuse_loss` computes the loss of a causal language model without its
 logits.
 """
@@ -28,7 +28,7 @@ def fuse_loss(model, *, strict=False):
     model that changes its logits otherwise raises NotImplementedError.
 
     Returns a handle whose `remove()` undoes it. Calls that it does not take (another loss, a head that is no Linear,
-    `logits_to_keep`, tensors of a GPU) go to the model with one warning, or raise where `strict` is set.
+    `logits_to_keep`) go to the model with one warning, or raise where `strict` is set.
     """
     return FusedLoss(model, strict)
 

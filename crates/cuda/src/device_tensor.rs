@@ -155,6 +155,13 @@ impl<'a> DeviceTensors<'a> {
         self
     }
 
+    /// The same tensors elsewhere: at these addresses, in their order. `None` where there are not as many.
+    pub fn at(&self, addresses: &[u64]) -> Option<DeviceTensors<'a>> {
+        let moved = |((name, x), &address): (&(&'a str, DeviceTensor), &u64)| (*name, x.clone().at(address));
+        (self.list.len() == addresses.len())
+            .then(|| DeviceTensors { list: self.list.iter().zip(addresses).map(moved).collect() })
+    }
+
     pub(crate) fn get(&self, name: &str) -> Option<&DeviceTensor> {
         self.list.iter().find(|(other, _)| *other == name).map(|(_, tensor)| tensor)
     }

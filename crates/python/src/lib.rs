@@ -6,6 +6,7 @@
 
 mod command;
 mod conform;
+mod device;
 mod engine;
 mod error;
 mod judge;
@@ -22,6 +23,8 @@ mod _etalon {
     use super::command::command;
     #[pymodule_export]
     use super::conform::{cases, conform};
+    #[pymodule_export]
+    use super::device::DevicePass;
     #[pymodule_export]
     use super::engine::{after_fork, get_num_threads, release_memory, set_num_threads};
     #[pymodule_export]

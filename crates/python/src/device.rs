@@ -1,0 +1,122 @@
+//! Passes on tensors of a GPU, which Python describes by address, shape, strides and type: those of PyTorch.
+
+use crate::error::exception;
+use crate::problem::Problem;
+use etalon_cuda::{DeviceId, DeviceTensor, DeviceTensors, Element, Options, Settings, Workspace};
+use etalon_problem::{Dtype, Error, Operand, Pass, Stored, find};
+use pyo3::prelude::*;
+use std::sync::LazyLock;
+
+/// A tensor on a device: its name, address, shape, strides in elements, and type.
+type Described = (String, u64, Vec<usize>, Vec<i64>, String);
+
+/// Devices and compiled kernels, for all passes: the one state of the module beside its engine.
+static WORKSPACE: LazyLock<Workspace> = LazyLock::new(|| Workspace::with(Settings::user()));
+
+/// A pass that is prepared for tensors of a device, to be enqueued for any of their shapes, strides and types.
+#[pyclass(frozen, module = "etalon._etalon")]
+pub struct DevicePass {
+    pass: etalon_cuda::DevicePass,
+    inputs: DeviceTensors<'static>,
+    outputs: DeviceTensors<'static>,
+}
+
+#[pymethods]
+impl DevicePass {
+    /// Compiles and loads the kernels, and copies tables to the device, which takes seconds for kernels that no cache
+    /// has. Must not be called while a stream is captured.
+    #[new]
+    #[pyo3(signature = (problem, pass_, inputs, outputs, *, device, recompute = false))]
+    fn new(
+        py: Python<'_>,
+        problem: &Problem,
+        pass_: &str,
+        inputs: Vec<Described>,
+        outputs: Vec<Described>,
+        device: usize,
+        recompute: bool,
+    ) -> PyResult<Self> {
+        let pass: Pass = pass_.parse().map_err(exception)?;
+        let operands = problem.inner.checked_table(pass).map_err(exception)?.operands;
+        let arrays = problem.inner.arrays();
+        let arrays: Vec<&str> = arrays.iter().map(|(name, _)| name.as_str()).collect();
+        let inputs = named(&inputs, &operands, &arrays).map_err(exception)?;
+        let outputs = named(&outputs, &operands, &[]).map_err(exception)?;
+        let device = DeviceId::Ordinal(device);
+        let options = Options { device, recompute, ..Options::default() };
+        let problem = &problem.inner;
+        let prepared = py.detach(|| {
+            etalon_cuda::DevicePass::new(&WORKSPACE, problem, pass, &inputs, &outputs, &options)
+        });
+        Ok(DevicePass { pass: prepared.map_err(exception)?, inputs, outputs })
+    }
+
+    /// The scratch memory of a call, in bytes.
+    #[getter]
+    fn scratch_bytes(&self) -> usize {
+        self.pass.scratch_bytes()
+    }
+
+    /// Enqueues the pass on a stream. The inputs and outputs have the shapes, strides and types of those that it was
+    /// prepared for, and these addresses, in the same order; `scratch` is the address of `scratch_bytes` bytes.
+    ///
+    /// The caller (`python/etalon/_device.py`) holds the tensors and the pass until what is enqueued has run, or
+    /// leaves their memory to an allocator that gives it to later work of the same stream alone.
+    fn enqueue(
+        &self,
+        stream: usize,
+        inputs: Vec<u64>,
+        outputs: Vec<u64>,
+        scratch: u64,
+    ) -> PyResult<()> {
+        let inputs = moved("inputs", &self.inputs, &inputs).map_err(exception)?;
+        let outputs = moved("outputs", &self.outputs, &outputs).map_err(exception)?;
+        // SAFETY: the stream is PyTorch's, of the device's primary context. The caller's promise above is that nothing
+        // of the tensors, the pass and the scratch memory goes before the work has run; results are new tensors of
+        // PyTorch, whose elements lie nowhere else.
+        let enqueued = unsafe { self.pass.enqueue(stream as *mut _, &inputs, &outputs, scratch) };
+        enqueued.map_err(exception)
+    }
+}
+
+/// Tensors under the names of the table and of the arrays of the mask.
+fn named(
+    tensors: &[Described],
+    operands: &[Operand],
+    arrays: &[&str],
+) -> Result<DeviceTensors<'static>, Error> {
+    tensors.iter().try_fold(DeviceTensors::new(), |all, (name, address, shape, strides, dtype)| {
+        let known = find(operands, name).map(|operand| operand.name);
+        // The mask of PyTorch's operators has one name.
+        let own = known.or_else(|| (arrays == ["mask"] && name == "mask").then_some("mask"));
+        let own = own.ok_or_else(|| Error::unexpected(name, None))?;
+        let element = match dtype.as_str() {
+            "int64" => Element::Stored(Stored::Integer),
+            "int32" => Element::I32,
+            "bool" => Element::Bool,
+            "float64" => Dtype::F64.into(),
+            "float32" => Dtype::F32.into(),
+            "bfloat16" => Dtype::Bf16.into(),
+            "float16" => Dtype::F16.into(),
+            other => {
+                return Err(Error::Dtype {
+                    operand: name.clone(),
+                    expected: "float32, bfloat16, float16, int64 or bool".to_string(),
+                    found: other.to_string(),
+                });
+            }
+        };
+        Ok(all.with(own, DeviceTensor::new(*address, shape, strides, element)?))
+    })
+}
+
+/// The same tensors elsewhere.
+fn moved(
+    what: &str,
+    tensors: &DeviceTensors<'static>,
+    addresses: &[u64],
+) -> Result<DeviceTensors<'static>, Error> {
+    tensors.at(addresses).ok_or_else(|| {
+        Error::value(what, "as many addresses as the pass has tensors", addresses.len())
+    })
+}

@@ -1,0 +1,70 @@
+"""Passes of PyTorch's operators on a GPU: on the current stream, with scratch memory of PyTorch's allocator."""
+
+import collections
+import threading
+
+import torch
+
+from ._etalon import DevicePass
+
+# Prepared passes, the one used last at the end. Each holds some kilobytes to megabytes of tables on its device.
+PASSES = collections.OrderedDict()
+MOST = 256
+# Passes that a graph has captured: it may run at any time, so that they stay.
+CAPTURED = {}
+LOCK = threading.Lock()
+
+
+def run(problem, pass_, inputs, outputs):
+    """Enqueues a pass; tensors are those of one device, by name. On an error nothing is enqueued."""
+    first = next(iter(inputs.values()))
+    if first.dtype == torch.float64:
+        raise NotImplementedError(f"{problem.algorithm} {pass_} of float64 has no kernel on a GPU")
+    for name, x in inputs.items():
+        if x.device != first.device:
+            raise ValueError(f"`{name}` must lie on {first.device} as the first tensor does, found {x.device}")
+        if x.dtype == torch.int32 and name != "mask":
+            inputs = inputs | {name: x.long()}
+    device = first.device.index
+    with torch.cuda.device(device):
+        captured = torch.cuda.is_current_stream_capturing()
+        prepared = _prepared(problem, pass_, inputs, outputs, device, captured)
+        scratch = torch.empty(prepared.scratch_bytes, dtype=torch.uint8, device=first.device)
+        stream = torch.cuda.current_stream(device).cuda_stream
+        prepared.enqueue(stream, _addresses(inputs), _addresses(outputs), scratch.data_ptr())
+
+
+def _addresses(tensors):
+    return [x.data_ptr() for x in tensors.values()]
+
+
+def _prepared(problem, pass_, inputs, outputs, device, captured):
+    """The pass for tensors like these. Kernels are compiled where no cache has them."""
+    described = [[_described(name, x) for name, x in tensors.items()] for tensors in (inputs, outputs)]
+    # The copy engine begins at multiples of 16 bytes.
+    like = [(name, *rest, address % 16) for tensors in described for name, address, *rest in tensors]
+    key = (problem.json(), pass_, *like, device)
+    with LOCK:
+        found = PASSES.get(key) or CAPTURED.get(key)
+        if found is None:
+            if captured:
+                raise RuntimeError(
+                    f"{problem.algorithm} {pass_} must run once with tensors of these shapes before a graph captures "
+                    "it: its kernels and tables are not on the device yet"
+                )
+            found = DevicePass(problem, pass_, *described, device=device)
+            if len(PASSES) >= MOST:
+                (*_, oldest), dropped = PASSES.popitem(last=False)
+                # Work that it has enqueued may not have run.
+                torch.cuda.synchronize(oldest)
+                del dropped
+            PASSES[key] = found
+        elif captured:
+            CAPTURED[key] = found
+        elif key in PASSES:
+            PASSES.move_to_end(key)
+    return found
+
+
+def _described(name, x):
+    return name, x.data_ptr(), tuple(x.shape), x.stride(), str(x.dtype).removeprefix("torch.")
