@@ -1,4 +1,4 @@
-//! Time that the oracle takes for a usual size: `cargo run --release --example oracle_speed`.
+//! Time that the oracle takes for a usual size: `cargo bench -p etalon-reference --bench oracle_speed`.
 
 use etalon_problem::{Attention, Extents, Mask};
 use etalon_reference::attention::{Cotangents, Inputs, backward, forward};

@@ -1,5 +1,5 @@
 //! Time that the oracle takes for a usual size:
-//! `cargo run --release -p etalon-reference --example linear_cross_entropy_speed`.
+//! `cargo bench -p etalon-reference --bench linear_cross_entropy_speed`.
 
 use etalon_problem::LinearCrossEntropy;
 use etalon_reference::linear_cross_entropy::{Cotangents, Inputs, Wanted, backward, forward};

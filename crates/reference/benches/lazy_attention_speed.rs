@@ -1,5 +1,5 @@
 //! Time that the oracle of lazy attention takes for a usual size:
-//! `cargo run --release --example lazy_attention_speed`.
+//! `cargo bench -p etalon-reference --bench lazy_attention_speed`.
 
 use etalon_problem::{Blocking, Extents, LazyAttention};
 use etalon_reference::lazy_attention::{Cotangents, Inputs, backward, forward, stats};

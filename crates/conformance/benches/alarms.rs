@@ -4,7 +4,7 @@
 //! another sixteenth with the next one; large cases are left out.
 //!
 //! ```sh
-//! cargo run --release -p etalon-conformance --example alarms -- 1000
+//! cargo bench -p etalon-conformance --bench alarms -- 1000
 //! ```
 
 use etalon_conformance::cases::{Depth, Spec, specs};
@@ -26,7 +26,9 @@ mod question;
 const STRIDE: u64 = 16;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    // cargo adds the flag of its own benches.
+    let arguments = std::env::args().skip(1).filter(|x| x != "--bench");
+    let arguments: Vec<String> = arguments.collect();
     let first = arguments.first().map_or("1000", String::as_str);
     let names = if first.contains('/') { &arguments[..] } else { &[] };
     let named: Vec<Spec> = names.iter().map(|name| name.parse()).collect::<Result<_, _>>()?;

@@ -3,7 +3,7 @@
 //! are names of laws: those alone.
 //!
 //! ```sh
-//! cargo run --release -p etalon-conformance --example costs
+//! cargo bench -p etalon-conformance --bench costs
 //! ```
 
 use etalon_conformance::cases::Spec;
@@ -22,7 +22,9 @@ const MOST: usize = 80;
 fn main() -> Result<(), Box<dyn Error>> {
     let (tiers, _) = tiers::present();
     let tiers: Vec<&dyn Tier> = tiers.iter().map(|tier| &**tier).collect();
-    let laws: Vec<String> = std::env::args().skip(1).collect();
+    // cargo adds the flag of its own benches.
+    let laws = std::env::args().skip(1).filter(|x| x != "--bench");
+    let laws: Vec<String> = laws.collect();
     let options = SuiteOptions { laws, ..SuiteOptions::own(tiers) };
     let pool = ThreadPoolBuilder::new().num_threads(1).build()?;
     let report = pool.install(|| run(&options, &|_, _, _| {}));

@@ -1,5 +1,5 @@
 //! Time that the oracle takes for a usual size:
-//! `cargo run --release -p etalon-reference --example linear_attention_speed`.
+//! `cargo bench -p etalon-reference --bench linear_attention_speed`.
 
 use etalon_problem::{Decay, LinearAttention, LinearExtents, slopes};
 use etalon_reference::linear_attention::{
