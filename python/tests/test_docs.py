@@ -2,6 +2,8 @@
 
 import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,3 +28,13 @@ def test_snippets_run_in_their_order(page, capsys):
     assert "PASSED: " in capsys.readouterr().out
     if left_out:
         pytest.skip(f"PyTorch is not installed, which {len(left_out)} snippets need; the others ran")
+
+
+def test_the_picture_is_that_of_the_report():
+    """Numbers may differ in a digit where a library computes an exponential otherwise."""
+    script = [sys.executable, ROOT / "docs/assets/verdict.py"]
+    made = subprocess.run(script, capture_output=True, text=True, check=True, encoding="utf-8").stdout
+    without_numbers = lambda text: re.sub(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?|─+| +", " ", text)
+    drawn = (ROOT / "docs/assets/verdict.svg").read_text(encoding="utf-8")
+    assert without_numbers(drawn) == without_numbers(made)
+    assert "mask-one-more" in drawn
