@@ -48,12 +48,19 @@ def decoded(options):
     return json.loads(options)
 
 
+def tree_of(options, key):
+    """A part of a problem file among the options of a text: a mask or sequences."""
+    part = decoded(options).get(key)
+    return None if part is None else decoded(part)
+
+
 def _of_scores(name):
     def problem(tensors, options):
         keywords = dict(decoded(options))
         given = {x: tensors.get(x) for x in ("bias", "sinks", "mask")}
-        tree = keywords.pop("tree", None)
-        given["mask"] = given["mask"] if tree is None else decoded(tree)
+        given["mask"] = given["mask"] if keywords.pop("tree", None) is None else tree_of(options, "tree")
+        if "sequences" in keywords:
+            keywords["sequences"] = tree_of(options, "sequences")
         return _problems.of_scores(name, tensors["q"], tensors["k"], tensors.get("v"), **given, **keywords)
 
     return problem
@@ -61,9 +68,8 @@ def _of_scores(name):
 
 def _of_tokens(tensors, options):
     given = {name: tensors.get(name) for name in ("g_gamma", "g", "initial_state")}
-    return _problems.of_linear_attention(
-        tensors["q"], tensors["k"], tensors["v"], return_final_state=True, **given, **decoded(options)
-    )
+    given |= decoded(options) | {"sequences": tree_of(options, "sequences")}
+    return _problems.of_linear_attention(tensors["q"], tensors["k"], tensors["v"], return_final_state=True, **given)
 
 
 def _of_classes(tensors, options):

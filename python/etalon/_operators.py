@@ -326,7 +326,9 @@ def _row_sums(tensors, _):
 def _states(tensors, options):
     q, k, v = (tensors[name] for name in "qkv")
     o = like(q, (*q.shape[:3], v.shape[3]))
-    state = q.new_empty((q.shape[0], k.shape[1], k.shape[3], v.shape[3]), dtype=wide(q))
+    packed = (_algorithms.tree_of(options, "sequences") or {}).get("packed")
+    count = q.shape[0] if packed is None else len(packed["cu_tokens"]) - 1
+    state = q.new_empty((count, k.shape[1], k.shape[3], v.shape[3]), dtype=wide(q))
     return [o, state]
 
 
@@ -343,9 +345,9 @@ def encoded(names, values):
 
 
 @torch.compiler.assume_constant_result
-def encoded_tree(mask):
-    """A mask of a problem file as text."""
-    return _problems.text_of(mask)
+def encoded_tree(part):
+    """A mask or sequences of a problem file as text."""
+    return None if part is None else _problems.text_of(_problems.sequences_of(part))
 
 
 ATTENTION = Operators("attention", _rows)
@@ -447,41 +449,63 @@ torch.library.register_autograd(
 )
 
 
-def _score_options(causal, window, mask, scale, softcap=None):
+def _score_options(causal, window, mask, scale, sequences, softcap=None):
     tree = None if mask is None or isinstance(mask, Tensor) else encoded_tree(mask)
-    ends = None if window is None else tuple(window)
-    names = ("causal", "window", "tree", "scale", "softcap")
-    return encoded(names, (bool(causal) or None, ends, tree, scale, softcap)), mask if tree is None else None
+    ends, rows = None if window is None else tuple(window), encoded_tree(sequences)
+    names = ("causal", "window", "tree", "scale", "sequences", "softcap")
+    return encoded(names, (bool(causal) or None, ends, tree, scale, rows, softcap)), mask if tree is None else None
 
 
 def attention(
-    q, k, v, *, causal=False, window=None, mask=None, scale=None, softcap=None, sinks=None, bias=None, return_lse=False
+    q,
+    k,
+    v,
+    *,
+    causal=False,
+    window=None,
+    mask=None,
+    scale=None,
+    softcap=None,
+    sinks=None,
+    bias=None,
+    sequences=None,
+    return_lse=False,
 ):
     """Softmax attention: o [B, Hq, N, E], and with `return_lse` lse [B, Hq, N], both differentiable.
 
-    Tensors and keywords are those of `etalon.attention`; `mask` is a tensor of bool, [B or 1, Hq or 1, N, M].
+    Tensors and keywords are those of `etalon.attention`; `mask` is a tensor of bool, [B or 1, Hq or 1, N, M]. Lengths
+    and offsets of `sequences` are lists or tensors: {"packed": {"cu_query": OFFSETS, "cu_key": OFFSETS}}. Those of a
+    GPU are waited for, and each list of them is prepared anew.
     """
-    options, mask = _score_options(causal, window, mask, scale, softcap)
+    options, mask = _score_options(causal, window, mask, scale, sequences, softcap)
     o, lse = ATTENTION.apply(options, q, k, v, sinks, bias, mask)
     return (o, lse) if return_lse else o
 
 
-def attention_lse(q, k, *, causal=False, window=None, mask=None, scale=None, softcap=None, sinks=None, bias=None):
+def attention_lse(
+    q, k, *, causal=False, window=None, mask=None, scale=None, softcap=None, sinks=None, bias=None, sequences=None
+):
     """The log-sum-exp of attention's scores, lse [B, Hq, N]."""
-    options, mask = _score_options(causal, window, mask, scale, softcap)
+    options, mask = _score_options(causal, window, mask, scale, sequences, softcap)
     return LSE.apply(options, q, k, sinks, bias, mask)[0]
 
 
-def lazy_attention(q, k, v, tau, *, causal=True, window=None, mask=None, scale=None, bias=None, return_lse=False):
+def lazy_attention(
+    q, k, v, tau, *, causal=True, window=None, mask=None, scale=None, bias=None, sequences=None, return_lse=False
+):
     """Lazy attention with Elastic-Softmax: o [B, Hq, N, E]; tau [Hq], bias [Hq, W] of distances."""
-    options, mask = _score_options(causal, window, mask, scale)
+    options, mask = _score_options(causal, window, mask, scale, sequences)
     o, lse = LAZY.apply(options, q, k, v, tau, bias, mask)
     return (o, lse) if return_lse else o
 
 
-def linear_attention(q, k, v, *, g_gamma=None, g=None, initial_state=None, scale=None, return_final_state=False):
-    """Linear ("lightning") attention: o [B, Hq, N, E], and with `return_final_state` the states [B, Hk, D, E]."""
-    o, state = LINEAR.apply(encoded(("scale",), (scale,)), q, k, v, g_gamma, g, initial_state)
+def linear_attention(
+    q, k, v, *, g_gamma=None, g=None, initial_state=None, scale=None, sequences=None, return_final_state=False
+):
+    """Linear ("lightning") attention: o [B, Hq, N, E], and with `return_final_state` the states [S, Hk, D, E] of S
+    sequences."""
+    options = encoded(("scale", "sequences"), (scale, encoded_tree(sequences)))
+    o, state = LINEAR.apply(options, q, k, v, g_gamma, g, initial_state)
     return (o, state) if return_final_state else o
 
 

@@ -23,9 +23,9 @@ OTHERS = {
     "learnable_sink": "sinks",
     "sink_bias": "sinks",
     "alibi_slopes": "bias=ARRAY of [batch or 1, query heads or 1, queries, keys]",
-    "cu_seqlens_q": 'sequences={"packed": {"query": OFFSETS, "key": OFFSETS}} with a batch of 1',
-    "cu_seqlens_k": 'sequences={"packed": {"query": OFFSETS, "key": OFFSETS}} with a batch of 1',
-    "cu_seqlens": 'sequences={"packed": OFFSETS} with a batch of 1',
+    "cu_seqlens_q": 'sequences={"packed": {"cu_query": OFFSETS, "cu_key": OFFSETS}} with a batch of 1',
+    "cu_seqlens_k": 'sequences={"packed": {"cu_query": OFFSETS, "cu_key": OFFSETS}} with a batch of 1',
+    "cu_seqlens": 'sequences={"packed": {"cu_tokens": OFFSETS}} with a batch of 1',
     "return_attn_probs": "return_lse",
     "return_softmax_lse": "return_lse",
     "output_final_state": "return_final_state",
@@ -61,6 +61,17 @@ def problem(algorithm, /, *, arrays=None, **keys):
 def made(problem):
     """The problem itself, or that of a description of `etalon.problems`."""
     return problem if type(problem) is Problem else problem.problem()
+
+
+def sequences_of(given):
+    """Sequences as in a problem file, of which lengths and offsets may be arrays or tensors."""
+    if not isinstance(given, dict):
+        return given
+    lists = lambda x: x.tolist() if hasattr(x, "tolist") else x
+    return {
+        kind: {name: lists(x) for name, x in parts.items()} if isinstance(parts, dict) else parts
+        for kind, parts in given.items()
+    }
 
 
 def text_of(keys):
@@ -146,7 +157,7 @@ def of_scores(
     if hasattr(mask, "shape"):
         keys["mask"], arrays["mask"] = {"array": "mask"}, mask
     if sequences is not None:
-        keys["sequences"] = sequences
+        keys["sequences"] = sequences_of(sequences)
     return _made(keys, arrays)
 
 
@@ -177,7 +188,7 @@ def of_linear_attention(
         keys["decay"] = "per_head" if g is None else "per_token"
     keys |= {"initial_state": True} if initial_state is not None and initial_state is not False else {}
     keys |= {"final_state": True} if return_final_state else {}
-    for name, value in (("scale", scale), ("sequences", sequences)):
+    for name, value in (("scale", scale), ("sequences", sequences_of(sequences))):
         if value is not None:
             keys[name] = value
     return _made(keys, arrays)

@@ -135,3 +135,15 @@ def test_nothing_is_written_where_a_call_fails(draw):
     with pytest.raises(TypeError):
         etalon.run(problem, "forward", inputs | dict(sinks=inputs["sinks"].astype(np.float16)), out=dict(o=o))
     assert (o == 7).all()
+
+
+def test_advice_on_packed_sequences_is_right():
+    offsets = np.array([0, 2, 5])
+    x = np.random.default_rng(0).standard_normal((1, 1, 5, 4)).astype(np.float32)
+    for function, keyword in ((etalon.attention, "cu_seqlens_q"), (etalon.linear_attention, "cu_seqlens")):
+        with pytest.raises(TypeError) as error:
+            function(x, x, x, **{keyword: offsets})
+        text = str(error.value).partition("sequences=")[2].partition(" with")[0].replace("OFFSETS", "offsets")
+        packed = eval(text, {"offsets": offsets})
+        whole = function(x, x, x, sequences=packed)
+        np.testing.assert_allclose(whole[:, :, 2:], function(*[x[:, :, 2:]] * 3), rtol=1e-5, atol=1e-6)

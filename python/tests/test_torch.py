@@ -293,3 +293,44 @@ def test_threads_are_those_of_pytorch():
     E.use_threads_of_torch()
     assert etalon.get_num_threads() == torch.get_num_threads()
     etalon.set_num_threads(threads)
+
+
+OFFSETS = [0, 3, 3, 10, 12]
+
+
+@pytest.mark.parametrize("name", ["attention", "attention_lse", "lazy_attention", "linear_attention"])
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_packed_sequences_are_calls_of_their_own(name, as_tensor):
+    q, k, v = (torch.randn(1, 2, 12, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    more = {"tau": torch.zeros(2, dtype=torch.float64)} if name == "lazy_attention" else {}
+    given = [q, k] if name == "attention_lse" else [q, k, v]
+    offsets = torch.tensor(OFFSETS, dtype=torch.int32) if as_tensor else OFFSETS
+    linear = name == "linear_attention"
+    packed = {"cu_tokens": offsets} if linear else {"cu_query": offsets, "cu_key": offsets}
+    options = {"return_final_state": True} if linear else {} if name == "lazy_attention" else {"causal": True}
+    function = getattr(E, name)
+    found = function(*given, **more, **options, sequences={"packed": packed})
+    state, y = (found[1], found[0]) if linear else (None, found)
+    parts = []
+    for at, (start, end) in enumerate(zip(OFFSETS, OFFSETS[1:])):
+        if end == start:
+            continue
+        part = function(*(x[:, :, start:end] for x in given), **more, **options)
+        if linear:
+            torch.testing.assert_close(state[at], part[1][0])
+            part = part[0]
+        parts.append(part)
+    whole = torch.cat(parts, dim=2)
+    torch.testing.assert_close(y, whole)
+    weights = torch.randn_like(y)
+    for x, z in zip(
+        torch.autograd.grad((y * weights).sum(), given), torch.autograd.grad((whole * weights).sum(), given)
+    ):
+        torch.testing.assert_close(x, z)
+
+
+def test_lengths_of_sequences_are_padding():
+    q, k, v = (torch.randn(2, 2, 6, 8) for _ in range(3))
+    o = E.attention(q, k, v, sequences={"lengths": {"query": [6, 2], "key": torch.tensor([6, 3])}})
+    assert (o[1, :, 2:] == 0).all()
+    torch.testing.assert_close(o[1:, :, :2], E.attention(q[1:, :, :2], k[1:, :, :3], v[1:, :, :3]))
