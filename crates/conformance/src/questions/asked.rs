@@ -143,7 +143,7 @@ fn questions(
     let (algorithm, dtype) = (case.problem.algorithm(), case.dtype);
     let omits = capabilities.map_or(Vec::new(), |x| x.omitted(algorithm, pass));
     let kernel = kernel(algorithm, pass, dtype, given.is_some());
-    let exact = Exact::new(case, Profile::strict(dtype));
+    let exact = Exact::new(case, Profile::strict(dtype)).without(omits.clone());
     let heard = Mutex::new(Vec::new());
     let recorder = Recorder { kernel, capabilities, given, omits, heard };
     let judgement = (law.check)(&Trial::new(&recorder, &exact, pass));
