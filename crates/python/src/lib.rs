@@ -12,6 +12,7 @@ mod error;
 mod judge;
 mod overlap;
 mod problem;
+mod shard;
 mod tensor;
 
 use pyo3::prelude::*;
@@ -31,4 +32,6 @@ mod _etalon {
     use super::judge::{bounds, check};
     #[pymodule_export]
     use super::problem::Problem;
+    #[pymodule_export]
+    use super::shard::{count_nodes, run_shard};
 }

@@ -240,7 +240,7 @@ pub fn copied(tensors: &Bound<'_, PyDict>) -> PyResult<Tensors> {
 }
 
 /// Fails where a result would be written over another tensor of the call.
-fn check_memory(inputs: &[Borrowed<'_>], outputs: &[Borrowed<'_>]) -> PyResult<()> {
+pub fn check_memory(inputs: &[Borrowed<'_>], outputs: &[Borrowed<'_>]) -> PyResult<()> {
     for (at, output) in outputs.iter().enumerate() {
         let Some(place) = &output.place else { continue };
         let shares =

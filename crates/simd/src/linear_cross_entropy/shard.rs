@@ -5,8 +5,8 @@
 //! [tree](super#shards-of-classes) that they hold. [`combine`] makes the totals of those of all ranks, and
 //! [`output`] the outputs of the totals. With the totals [`backward_shard`] returns the rank's rows of dw
 //! and dbias, and its part of dh in f32; [`combine_dh`] adds up the parts and rounds the sum. The caller
-//! moves partials and parts between ranks: [`Partial::to_bytes`] and arrays of f32. An example of the crate,
-//! `shards`, has a process for each rank.
+//! moves partials and parts between ranks: [`Partial::to_bytes`] and arrays of f32, or plain tensors of one
+//! size on every rank ([`by_name`]). An example of the crate, `shards`, has a process for each rank.
 //!
 //! With shards that begin at multiples of [`TILE`], everything has the bits of the unsharded passes, at the
 //! same [`Level`](crate::Level): dh too, if shards are nodes or return sums of nodes ([`Dh::Nodes`]). With
@@ -48,6 +48,7 @@
 //! # Ok::<(), etalon_problem::Error>(())
 //! ```
 
+pub mod by_name;
 mod combine;
 mod partial;
 mod passes;
@@ -133,15 +134,18 @@ pub fn forward_shard<T: Element>(
     let workspace = Workspace::new();
     // Errors of the operands are reported before memory is asked for.
     check(&workspace, shard, Pass::Forward, &views(inputs), &ViewsMut::new())?;
-    let shape = (shard.nodes().count(), shard.problem().tokens);
-    let len = shape.0.saturating_mul(shape.1);
-    let mut partials = reserved(len, "partials")?;
-    partials.resize(len, Partial::identity());
-    let shaped = Array2::from_shape_vec(shape, partials);
-    let mut partials =
-        shaped.map_err(|error| Error::value("partials", "an addressable array", error))?;
+    let mut partials = identities(shard.nodes().count(), shard.problem().tokens)?;
     forward_shard_into(&workspace, shard, inputs, partials.view_mut(), options)?;
     Ok(partials)
+}
+
+/// Memory for the partials of so many nodes, [`Partial::identity`] at first.
+fn identities(nodes: usize, tokens: usize) -> Result<Array2<Partial>, Error> {
+    let len = nodes.saturating_mul(tokens);
+    let mut partials = reserved(len, "partials")?;
+    partials.resize(len, Partial::identity());
+    let shaped = Array2::from_shape_vec((nodes, tokens), partials);
+    shaped.map_err(|error| Error::value("partials", "an addressable array", error))
 }
 
 /// As [`forward_shard`], into an array of the caller, with memory of a workspace; on an error nothing has

@@ -1,6 +1,7 @@
 //! Shards of the classes of linear cross-entropy: for cuts at multiples of a tile the bits of the unsharded
 //! passes, whatever the type, the budget and the threads.
 
+mod by_name;
 mod errors;
 mod partials;
 pub mod tensors;
