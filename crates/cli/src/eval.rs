@@ -218,7 +218,7 @@ pub fn inputs(
 }
 
 /// The exact results of a pass by name, in f64, and the bounds of their elements for a kernel of a profile
-/// ([`options::claim`]), on the threads of the current pool. Results in `stored` have types of their own.
+/// (a name, "usual", or a JSON file), on the threads of the current pool. Results in `stored` have types of their own.
 pub fn bounds(
     problem: &Problem,
     pass: Pass,
