@@ -9,6 +9,7 @@ use etalon_simd::Workspace;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
+use std::fmt;
 use std::num::NonZero;
 use std::sync::Arc;
 use std::thread::available_parallelism;
@@ -24,6 +25,8 @@ static ENGINE: ArcSwapOption<Engine> = ArcSwapOption::const_empty();
 /// A pass of so few multiplications takes a thread about as long as waking another one does, some ten microseconds.
 const SMALL: f64 = (1 << 18) as f64;
 
+const VARIABLE: &str = "ETALON_NUM_THREADS";
+
 thread_local! {
     /// A pool whose only worker is this thread. None on a thread that is a worker of another pool.
     static OWN: Option<ThreadPool> = ThreadPoolBuilder::new().num_threads(1).use_current_thread().build().ok();
@@ -36,12 +39,12 @@ impl Engine {
         Ok(Arc::new(Engine { pool: named.build()?, workspace: Workspace::new() }))
     }
 
-    /// The engine of this process.
-    pub fn get() -> PyResult<Arc<Self>> {
+    /// The engine of this process. Nothing here touches the interpreter: XLA calls from threads of its own.
+    pub fn get() -> Result<Arc<Self>, NoEngine> {
         if let Some(engine) = &*ENGINE.load() {
             return Ok(engine.clone());
         }
-        let engine = Engine::new(usual_threads()?).map_err(no_threads)?;
+        let engine = Engine::new(usual_threads()?).map_err(NoEngine::Threads)?;
         ENGINE.store(Some(engine.clone()));
         Ok(engine)
     }
@@ -57,31 +60,56 @@ impl Engine {
         multiplications: f64,
         work: impl Send + FnOnce() -> T,
     ) -> T {
-        py.detach(|| {
-            if multiplications > SMALL {
-                return self.pool.install(work);
+        py.detach(|| self.compute(multiplications, work))
+    }
+
+    /// Runs `work` of about so many multiplications on a thread that does not hold the interpreter's lock.
+    pub fn compute<T: Send>(&self, multiplications: f64, work: impl Send + FnOnce() -> T) -> T {
+        if !is_small(multiplications) {
+            return self.pool.install(work);
+        }
+        OWN.with(|own| own.as_ref().unwrap_or(&self.pool).install(work))
+    }
+}
+
+/// True of a pass that is done on the thread that calls.
+pub fn is_small(multiplications: f64) -> bool {
+    multiplications <= SMALL
+}
+
+/// The reason why there is no engine.
+pub enum NoEngine {
+    /// The value of ETALON_NUM_THREADS.
+    Number(String),
+    Threads(ThreadPoolBuildError),
+}
+
+impl fmt::Display for NoEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NoEngine::Number(text) => {
+                write!(f, "{VARIABLE} must be a number from 1 on, found {text:?}")
             }
-            OWN.with(|own| own.as_ref().unwrap_or(&self.pool).install(work))
-        })
+            NoEngine::Threads(error) => write!(f, "threads cannot be started: {error}"),
+        }
+    }
+}
+
+impl From<NoEngine> for PyErr {
+    fn from(error: NoEngine) -> Self {
+        match error {
+            NoEngine::Number(_) => PyValueError::new_err(error.to_string()),
+            NoEngine::Threads(_) => PyRuntimeError::new_err(error.to_string()),
+        }
     }
 }
 
 /// ETALON_NUM_THREADS, or the cores that this process may use: its affinity and the quota of its cgroup count.
-fn usual_threads() -> PyResult<usize> {
-    const NAME: &str = "ETALON_NUM_THREADS";
-    match std::env::var(NAME) {
-        Ok(text) => match text.parse() {
-            Ok(threads) => Ok(NonZero::get(threads)),
-            Err(_) => Err(PyValueError::new_err(format!(
-                "{NAME} must be a number from 1 on, found {text:?}"
-            ))),
-        },
+fn usual_threads() -> Result<usize, NoEngine> {
+    match std::env::var(VARIABLE) {
+        Ok(text) => text.parse().map(NonZero::get).map_err(|_| NoEngine::Number(text)),
         Err(_) => Ok(available_parallelism().map_or(1, NonZero::get)),
     }
-}
-
-fn no_threads(error: ThreadPoolBuildError) -> PyErr {
-    PyRuntimeError::new_err(format!("threads cannot be started: {error}"))
 }
 
 /// Sets the number of threads of all later calls, from any thread. Results do not depend on it.
@@ -90,7 +118,7 @@ pub fn set_num_threads(threads: usize) -> PyResult<()> {
     if threads == 0 {
         return Err(PyValueError::new_err("`threads` must be at least 1, found 0"));
     }
-    ENGINE.store(Some(Engine::new(threads).map_err(no_threads)?));
+    ENGINE.store(Some(Engine::new(threads).map_err(NoEngine::Threads)?));
     Ok(())
 }
 

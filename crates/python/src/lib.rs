@@ -2,18 +2,20 @@
 //! of any framework, and the judge.
 //!
 //! Tensors are borrowed (`tensor.rs`) and never copied, but for whole numbers of 32 bits and flags. Passes run without
-//! the interpreter's lock, on threads of the module's own (`engine.rs`).
+//! the interpreter's lock, on threads of the module's own (`engine.rs`). XLA calls them without Python (`ffi.rs`).
 
 mod command;
 mod conform;
 mod device;
 mod engine;
 mod error;
+mod ffi;
 mod judge;
 mod overlap;
 mod problem;
 mod shard;
 mod tensor;
+mod xla;
 
 use pyo3::prelude::*;
 
@@ -28,6 +30,8 @@ mod _etalon {
     use super::device::DevicePass;
     #[pymodule_export]
     use super::engine::{after_fork, get_num_threads, release_memory, set_num_threads};
+    #[pymodule_export]
+    use super::ffi::xla_handlers;
     #[pymodule_export]
     use super::judge::{bounds, check};
     #[pymodule_export]

@@ -133,19 +133,8 @@ impl Problem {
         let mut options = Options { recompute, ..Options::default() };
         options.memory_budget = memory_budget.unwrap_or(options.memory_budget);
         let engine = Engine::get()?;
-        let ran = engine.run(py, self.multiplications, || match tier {
-            Tier::Reference => etalon_reference::run(&self.inner, pass, &views, &mut places),
-            Tier::Simd(level) => {
-                let options = Options { level, ..options };
-                etalon_simd::run_in(
-                    &engine.workspace,
-                    &self.inner,
-                    pass,
-                    &views,
-                    &mut places,
-                    &options,
-                )
-            }
+        let ran = engine.run(py, self.multiplications, || {
+            tier.run(&engine, &self.inner, pass, &views, &mut places, options)
         });
         ran.map_err(exception)
     }
@@ -181,18 +170,44 @@ impl Problem {
 
 /// The tier that computes a pass.
 #[derive(Clone, Copy)]
-enum Tier {
+pub enum Tier {
     Reference,
     Simd(Level),
 }
 
 impl Tier {
-    /// Reads the name of a tier: "auto" is the reference for tensors of f64, and else the best instruction set.
+    /// The reference for tensors of f64, and else the best instruction set.
+    pub fn usual(inputs: &Views<'_>) -> Tier {
+        match inputs.iter().next() {
+            Some((_, View::F64(_))) => Tier::Reference,
+            _ => Tier::Simd(Level::best()),
+        }
+    }
+
+    /// Runs a pass on the threads of the caller, which are those of the engine.
+    pub fn run(
+        self,
+        engine: &Engine,
+        problem: &problem::Problem,
+        pass: Pass,
+        inputs: &Views<'_>,
+        outputs: &mut ViewsMut<'_>,
+        options: Options,
+    ) -> Result<(), Error> {
+        match self {
+            Tier::Reference => etalon_reference::run(problem, pass, inputs, outputs),
+            Tier::Simd(level) => {
+                let options = Options { level, ..options };
+                etalon_simd::run_in(&engine.workspace, problem, pass, inputs, outputs, &options)
+            }
+        }
+    }
+
+    /// Reads the name of a tier: "auto" is [`Tier::usual`].
     fn of(name: &str, inputs: &Views<'_>) -> PyResult<Tier> {
-        let is_wide = || inputs.iter().next().is_some_and(|(_, view)| matches!(view, View::F64(_)));
         match name {
-            "auto" if is_wide() => Ok(Tier::Reference),
-            "auto" | "simd" => Ok(Tier::Simd(Level::best())),
+            "auto" => Ok(Tier::usual(inputs)),
+            "simd" => Ok(Tier::Simd(Level::best())),
             "reference" => Ok(Tier::Reference),
             _ => match name.strip_prefix("simd/").and_then(Level::by_name) {
                 Some(level) => Ok(Tier::Simd(level)),
@@ -208,7 +223,7 @@ impl Tier {
 }
 
 /// Multiplications of the forward pass of a problem, about.
-fn multiplications(problem: &problem::Problem) -> f64 {
+pub fn multiplications(problem: &problem::Problem) -> f64 {
     let product =
         |axes: &[Axis]| axes.iter().map(|&axis| problem.extent(axis) as f64).product::<f64>();
     match problem {
