@@ -269,48 +269,74 @@ def _encoded(**options):
     return _algorithms.encoded(names, tuple(_number(name, options[name]) for name in names))
 
 
-def _of_scores(name, tensors, causal, window, scale, softcap=None):
+def _part(part):
+    """A mask or sequences of a problem file as text."""
+    return None if part is None else _problems.text_of(_problems.sequences_of(part))
+
+
+def _of_scores(name, tensors, causal, window, scale, sequences, softcap=None):
     """The outputs of an algorithm of scores."""
     mask, tree = tensors["mask"], None
     if mask is not None and not hasattr(mask, "shape"):
-        tensors["mask"], tree = None, _problems.text_of(mask)
+        tensors["mask"], tree = None, _part(mask)
     ends = None if window is None else tuple(None if end is None else int(end) for end in window)
-    options = _encoded(causal=bool(causal) or None, window=ends, tree=tree, scale=scale, softcap=softcap)
+    given = dict(window=ends, tree=tree, scale=scale, sequences=_part(sequences), softcap=softcap)
+    options = _encoded(causal=bool(causal) or None, **given)
     return _forward(*_called(name, options, tensors))
 
 
 def attention(
-    q, k, v, *, causal=False, window=None, mask=None, scale=None, softcap=None, sinks=None, bias=None, return_lse=False
+    q,
+    k,
+    v,
+    *,
+    causal=False,
+    window=None,
+    mask=None,
+    scale=None,
+    softcap=None,
+    sinks=None,
+    bias=None,
+    sequences=None,
+    return_lse=False,
 ):
     """Softmax attention: o [B, Hq, N, E], and with `return_lse` lse [B, Hq, N], both differentiable.
 
     Tensors and keywords are those of `etalon.attention`; `mask` is an array of bool, [B or 1, Hq or 1, N, M], or a
-    mask of a problem file. Numbers and masks of a file are parts of the problem: no arrays that JAX traces.
+    mask of a problem file; `sequences` has lists or arrays: {"packed": {"cu_query": OFFSETS, "cu_key": OFFSETS}}.
+    Numbers, masks of a file and sequences are parts of the problem: no arrays that JAX traces.
 
     Raises TypeError, ValueError and NotImplementedError as `etalon.attention` does, when JAX traces the call.
     """
     tensors = dict(q=q, k=k, v=v, sinks=sinks, bias=bias, mask=mask)
-    found = _of_scores("attention", tensors, causal, window, scale, softcap)
+    found = _of_scores("attention", tensors, causal, window, scale, sequences, softcap)
     return (found["o"], found["lse"]) if return_lse else found["o"]
 
 
-def attention_lse(q, k, *, causal=False, window=None, mask=None, scale=None, softcap=None, sinks=None, bias=None):
+def attention_lse(
+    q, k, *, causal=False, window=None, mask=None, scale=None, softcap=None, sinks=None, bias=None, sequences=None
+):
     """The log-sum-exp of attention's scores, lse [B, Hq, N]. Keywords and errors are those of `attention`."""
     tensors = dict(q=q, k=k, sinks=sinks, bias=bias, mask=mask)
-    return _of_scores("attention_lse", tensors, causal, window, scale, softcap)["lse"]
+    return _of_scores("attention_lse", tensors, causal, window, scale, sequences, softcap)["lse"]
 
 
-def lazy_attention(q, k, v, tau, *, causal=True, window=None, mask=None, scale=None, bias=None, return_lse=False):
+def lazy_attention(
+    q, k, v, tau, *, causal=True, window=None, mask=None, scale=None, bias=None, sequences=None, return_lse=False
+):
     """Lazy attention with Elastic-Softmax: o [B, Hq, N, E]; tau [Hq], bias [Hq, W] of distances."""
     tensors = dict(q=q, k=k, v=v, tau=tau, bias=bias, mask=mask)
-    found = _of_scores("lazy_attention", tensors, causal, window, scale)
+    found = _of_scores("lazy_attention", tensors, causal, window, scale, sequences)
     return (found["o"], found["lse"]) if return_lse else found["o"]
 
 
-def linear_attention(q, k, v, *, g_gamma=None, g=None, initial_state=None, scale=None, return_final_state=False):
-    """Linear ("lightning") attention: o [B, Hq, N, E], and with `return_final_state` the states [B, Hk, D, E]."""
+def linear_attention(
+    q, k, v, *, g_gamma=None, g=None, initial_state=None, scale=None, sequences=None, return_final_state=False
+):
+    """Linear ("lightning") attention: o [B, Hq, N, E], and with `return_final_state` the states [S, Hk, D, E] of S
+    sequences."""
     tensors = dict(q=q, k=k, v=v, g_gamma=g_gamma, g=g, initial_state=initial_state)
-    found = _forward(*_called("linear_attention", _encoded(scale=scale), tensors))
+    found = _forward(*_called("linear_attention", _encoded(scale=scale, sequences=_part(sequences)), tensors))
     return (found["o"], found["final_state"]) if return_final_state else found["o"]
 
 

@@ -211,6 +211,22 @@ def test_a_mask_is_an_array_that_jax_traces_and_maps():
     np.testing.assert_allclose(jax.grad(lambda x: (call(x, masks[0])[0] ** 2).sum())(q), bias, rtol=1e-4, atol=1e-5)
 
 
+def test_packed_sequences_are_those_of_their_own():
+    q, k, v, offsets = draw(1, 2, 9, 8), draw(1, 2, 9, 8), draw(1, 2, 9, 8), np.array([0, 4, 9])
+    both = {"packed": {"cu_query": offsets, "cu_key": offsets}}
+    for call, sequences in [
+        (functools.partial(E.attention, causal=True), both),
+        (E.linear_attention, {"packed": {"cu_tokens": offsets}}),
+    ]:
+        packed = functools.partial(call, sequences=sequences)
+        alone = lambda *x: jnp.concatenate([call(*(y[:, :, a:b] for y in x)) for a, b in [(0, 4), (4, 9)]], 2)
+        np.testing.assert_allclose(packed(q, k, v), alone(q, k, v), rtol=1e-5, atol=1e-6)
+        for x, z in zip(*(jax.grad(scalar(f), (0, 1, 2))(q, k, v) for f in (packed, alone))):
+            np.testing.assert_allclose(x, z, rtol=1e-4, atol=1e-5)
+    with pytest.raises(jax.errors.ConcretizationTypeError):
+        jax.jit(lambda x: E.linear_attention(q, k, v, sequences={"packed": {"cu_tokens": x}}))(offsets)
+
+
 def test_attention_and_the_loss_are_those_of_jax():
     q, k, v = draw(2, 4, 33, 16), draw(2, 2, 33, 16), draw(2, 2, 33, 16)
 
