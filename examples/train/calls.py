@@ -1,8 +1,8 @@
 """Times calls alone: a mixer or the loss, forward and backward, by PyTorch and by etalon in turns.
 
-    python calls.py                       # every call in float32, and those of attention and the loss in bfloat16
-    python calls.py --avx2                # the same with both restricted to AVX2
-    python calls.py --only linear,lazy    # those whose names begin so
+python calls.py                       # every call in float32, and those of attention and the loss in bfloat16
+python calls.py --avx2                # the same with both restricted to AVX2
+python calls.py --only linear,lazy    # those whose names begin so
 """
 
 import argparse

@@ -8,7 +8,6 @@ Through attention that takes `torch.func.jvp`; PyTorch's flash attention has non
 """
 
 import argparse
-import json
 import sys
 
 import torch

@@ -1,5 +1,6 @@
 """Memory of this process, medians, and lines of JSON."""
 
+import ctypes
 import json
 import os
 import platform
@@ -7,6 +8,9 @@ import statistics
 import subprocess
 import sys
 import time
+
+# A parameter of glibc's mallopt.
+M_MMAP_THRESHOLD = -3
 
 
 def resident(key="VmRSS"):
@@ -25,6 +29,16 @@ def reset_peak():
             refs.write("5")
     except OSError as error:
         raise SystemExit(f"the peak of memory cannot be started anew: {error}") from None
+
+
+def fix_mmap_threshold(size):
+    """Has the allocator of glibc hand out blocks of `size` bytes and more as mappings of their own, for good.
+
+    It otherwise raises this bound to 32 MB as such blocks are freed, and activations then leave holes in the heap.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None or not mallopt(M_MMAP_THRESHOLD, size):
+        raise SystemExit("--mmap-threshold needs the allocator of glibc")
 
 
 def machine():

@@ -1,6 +1,6 @@
 """Draws losses of train.py and test_time_training.py as SVG: against steps, and against seconds.
 
-    python plot.py train.jsonl --out docs/assets/training      # …_steps.svg and …_seconds.svg
+python plot.py train.jsonl --out docs/assets/training      # …_steps.svg and …_seconds.svg
 """
 
 import argparse

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
+CACHE = ROOT / "target" / "train"
 # A piece is a word, a number or a run of signs with the blank before it, or blanks; merges stay within pieces.
 PIECES = re.compile(rb" ?[A-Za-z_]+| ?[0-9]{1,3}| ?[^\sA-Za-z_0-9]+|\s+?(?= ?\S)|\s+")
 
@@ -118,8 +119,8 @@ def encode(text, vocab):
     return np.fromiter((token for piece in pieces for token in found[piece]), np.int32, total), spelled
 
 
-def load(paths, vocab, most=24_000_000, cache=ROOT / "target" / "train"):
-    """The tokens of the text at `paths`, or of the sources of crates, int32 [tokens]; kept in a file for the next time."""
+def load(paths, vocab, cache=CACHE, most=24_000_000):
+    """The tokens of the text at `paths`, or of the sources of crates, int32 [tokens]; a file keeps them."""
     begun = time.perf_counter()
     text = b"\n".join(texts(paths or sources(), most))
     if len(text) < 10_000:

@@ -39,7 +39,9 @@ def arguments(given=None):
     p.add_argument("--threads", type=int, default=None, help="of PyTorch and etalon; as many as PyTorch takes")
     p.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
     p.add_argument("--text", nargs="+", default=[], metavar="PATH", help="files or folders; the crates of Cargo.lock")
+    p.add_argument("--cache", default=tokenizer.CACHE, metavar="FOLDER", help="tokens of texts, for the next time")
     p.add_argument("--log", default=None, help="the file for lines of JSON")
+    p.add_argument("--mmap-threshold", type=int, default=None, metavar="BYTES", help="fixes that bound of glibc")
     p.add_argument("--memory", action="store_true", help="peak memory in place of speed")
     p.add_argument("--profile", action="store_true", help="operators of each contender's last step")
     p.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
@@ -94,7 +96,9 @@ def batches(ids, a):
     """Batches of whole windows of the text, [batch, tokens + 1], none twice before all were there."""
     count = (len(ids) - 1) // a.tokens
     if count < a.batch:
-        raise SystemExit(f"too little text: {len(ids)} tokens are {count} windows of {a.tokens}, a batch has {a.batch}")
+        raise SystemExit(
+            f"too little text: {len(ids)} tokens are {count} windows of {a.tokens}, a batch has {a.batch}"
+        )
     source, left = np.random.default_rng(a.seed), []
     while True:
         while len(left) < a.batch:
@@ -161,10 +165,20 @@ def peak(a, config, ids):
     return {"contender": c.name} | {key: round(x) for key, x in found.items()}
 
 
+def profile(contender, batch, a):
+    """A table of the operators of one step, by their own time."""
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=kinds, profile_memory=True) as found:
+        contender.step(*batch, rate(a.steps, a))
+    return found.key_averages().table(sort_by="self_cpu_time_total", row_limit=16, max_name_column_width=60)
+
+
 def main():
     a = arguments()
     if a.threads:
         torch.set_num_threads(a.threads)
+    if a.mmap_threshold:
+        measure.fix_mmap_threshold(a.mmap_threshold)
     etalon.torch.use_threads_of_torch()
     names = [field.name for field in dataclasses.fields(Config)]
     config = Config(**{name: getattr(a, name) for name in names})
@@ -173,14 +187,17 @@ def main():
         for name in a.contenders:
             print(json.dumps(measure.alone(__file__, [*rest, "--alone", "--contenders", name])), flush=True)
         return
-    ids, text = tokenizer.load(a.text, a.vocab, 200_000 if a.quick else 24_000_000)
+    ids, text = tokenizer.load(a.text, a.vocab, a.cache, 200_000 if a.quick else 24_000_000)
     if a.alone:
         print(json.dumps(peak(a, config, ids)))
         return
     with measure.Log(a.log) as say:
-        say({"text": text, "tokens": len(ids), "arguments": vars(a)})
-        for row in summary(race(a, config, ids, say), a):
+        say({"text": text, "tokens": len(ids), "arguments": {key: str(x) for key, x in vars(a).items()}})
+        contenders = race(a, config, ids, say)
+        for row in summary(contenders, a):
             say(row)
+        for name in contenders if a.profile else ():
+            print(f"{name}\n{profile(contenders[name], next(batches(ids, a)), a)}")
 
 
 if __name__ == "__main__":
