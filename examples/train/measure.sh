@@ -32,7 +32,7 @@ more() {
     train softmax_mapped --steps 5 --mmap-threshold 1048576
     train softmax_batch2 --steps 5 --batch 2 --contenders eager,chunked,etalon
     memory softmax_batch2_memory --batch 2 --contenders eager,chunked,etalon
-    train softmax_bf16 --steps 5 --bf16 --contenders eager,compile,etalon,etalon+compile
+    train softmax_bf16 --steps 5 --bf16 --contenders eager,compile,etalon,etalon+compile,etalon-mixer
     train linear --steps 5 --mixer linear
     train lazy --steps 3 --mixer lazy
     "$python" "$here/calls.py" --compile | tee "$out/calls.txt"

@@ -115,6 +115,7 @@ CONTENDERS = {
     "chunked": ("torch", "chunked", False),
     "etalon": ("etalon", "etalon", False),
     "etalon+compile": ("etalon", "etalon", True),
+    "etalon-mixer": ("etalon", "torch", False),
 }
 
 

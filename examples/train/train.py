@@ -30,7 +30,7 @@ def arguments(given=None):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for field in dataclasses.fields(Config):
         p.add_argument(f"--{field.name.replace('_', '-')}", type=field.type, default=field.default)
-    p.add_argument("--contenders", default=None, help="names with commas between them; all that there are")
+    p.add_argument("--contenders", default=None, help="names with commas between them; all but etalon-mixer")
     p.add_argument("--batch", type=int, default=1, help="sequences of a step")
     p.add_argument("--steps", type=int, default=20)
     p.add_argument("--lr", type=float, default=1e-3, help="the highest rate; a cosine to a tenth of it follows")
@@ -50,7 +50,8 @@ def arguments(given=None):
         p.set_defaults(**QUICK)
     a = p.parse_args(given)
     known = [name for name in CONTENDERS if available(name) and (name != "chunked" or a.mixer == "softmax")]
-    a.contenders = known if a.contenders is None else a.contenders.split(",")
+    usual = [name for name in known if name != "etalon-mixer"]
+    a.contenders = usual if a.contenders is None else a.contenders.split(",")
     for name in set(a.contenders) - set(known):
         p.error(f"--contenders: {name} is not one of {', '.join(known)} with --mixer {a.mixer} and this PyTorch")
     return a

@@ -1,6 +1,7 @@
 """Scripts of examples/train run on small models: losses fall, contenders agree, and pictures are XML."""
 
 import json
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 torch = pytest.importorskip("torch")
-import etalon  # noqa: E402
+import etalon.torch  # noqa: E402
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "train"
 MODULES = ("measure", "model", "operators", "tokenizer")
@@ -154,3 +155,16 @@ def test_a_machine_without_text_is_told_so(tokenizer, monkeypatch, tmp_path):
     (tmp_path / "short").write_text("a" * 20_000)
     with pytest.raises(SystemExit, match="too little text for 512 tokens"):
         tokenizer.load([tmp_path / "short"], 512, tmp_path)
+
+
+def test_the_snippet_of_the_page_is_the_same_as_pytorch(scripts):
+    (text,) = re.findall(r"^```python\n(.*?)^```$", (FOLDER / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    source = torch.Generator().manual_seed(0)
+    names = {x: torch.randn(1, 2, 9, 4, generator=source) for x in "qkv"}
+    names |= {x: torch.randn(n, 6, generator=source) for x, n in (("h", 9), ("w", 11))}
+    names |= {"targets": torch.arange(9), "etalon": etalon}
+    exec(compile(text, "README.md", "exec"), names)
+    F = torch.nn.functional
+    q, k, v, h, w, targets = (names[x] for x in ("q", "k", "v", "h", "w", "targets"))
+    torch.testing.assert_close(names["o"], F.scaled_dot_product_attention(q, k, v, is_causal=True))
+    torch.testing.assert_close(names["loss"], F.cross_entropy(F.linear(h, w), targets))

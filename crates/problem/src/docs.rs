@@ -6,7 +6,7 @@
 //!   [`linear_attention`](crate::linear_attention), [`lazy_attention`](crate::lazy_attention),
 //!   [`linear_cross_entropy`](crate::linear_cross_entropy).
 //! * [`numerics`]: the error bounds. [`suite`]: the cases of the suite, and what they notice. [`errata`]:
-//!   known mistakes in these algorithms. [`conventions`]: in what libraries differ.
+//!   known mistakes in these algorithms. [`conventions`]: in what libraries differ. [`training`]: an example.
 //! * [`simd`]: how the CPU kernels work. [`gpu`]: the CUDA kernels. [`benchmarks`] and
 //!   [`gpu_results`]: how fast they are. [`gpu_tuning`]: what made CUDA kernels faster, and what did not.
 //!   [`peers`]: how to compare them with PyTorch and ggml.
@@ -25,6 +25,7 @@ macro_rules! page {
 
 page!(guide, "docs/guide.md", "Check your own kernel; all commands and options.");
 page!(python, "docs/python.md", "The module `etalon` of Python: judge, oracle and passes.");
+page!(training, "docs/training.md", "Train with etalon's PyTorch operators: an example, measured.");
 page!(notation, "docs/notation.md", "Symbols, tensors, shapes, conventions and words.");
 page!(numerics, "docs/numerics.md", "The error bounds, derived from the arithmetic of a kernel.");
 page!(suite, "docs/suite.md", "The cases of the suite, and the planted bugs that they notice.");
