@@ -65,19 +65,20 @@ def text(tmp_path_factory):
     return file
 
 
-@pytest.mark.parametrize("mixer", ["softmax", "linear", "lazy"])
-def test_contenders_learn_the_same(run, mixer, text, tmp_path):
+# Roundings of gradients move a loss by 1e-6 in the first steps, and steps of Adam amplify what is near 0: measured within
+# 2e-5 after all of them. Lazy attention decides pairs within a rounding of its threshold either way, which gradients
+# show: 1.4e-4.
+@pytest.mark.parametrize(("mixer", "tolerance"), [("softmax", 1e-4), ("linear", 1e-4), ("lazy", 1e-3)])
+def test_contenders_learn_the_same(run, mixer, tolerance, text, tmp_path):
     log = tmp_path / "log.jsonl"
     names = "eager,chunked,etalon" if mixer == "softmax" else "eager,etalon"
     options = ["--mixer", mixer, "--contenders", names, "--text", text, "--cache", tmp_path, "--log", log]
     rows = run("train.py", "--quick", *options)
     found = losses(log)
     assert set(found) == set(names.split(","))
-    # Roundings of gradients move a loss by 1e-6 in the first steps, and steps of Adam amplify what is near 0: measured
-    # within 2e-5 after all of them.
     for values in found.values():
         assert_falls(values)
-        assert values == pytest.approx(found["eager"], abs=1e-3)
+        assert values == pytest.approx(found["eager"], abs=tolerance)
     assert all(row["tokens_per_second"] > 0 for row in rows if "tokens_per_second" in row)
     run("plot.py", log, "--out", tmp_path / "loss")
     for key in ("steps", "seconds"):
@@ -94,7 +95,7 @@ def test_an_inner_loop_learns_as_through_the_math_path_of_pytorch(run, tmp_path)
     found = losses(log)
     assert_falls(found["etalon"])
     # As above: 30 steps of Adam on equal gradients of second order.
-    assert found["etalon"] == pytest.approx(found["math"], abs=1e-3)
+    assert found["etalon"] == pytest.approx(found["math"], abs=1e-4)
     after = [row for row in rows if "error_after" in row]
     assert len(after) == 2 and all(row["error_after"] < row["error_before"] for row in after)
 
