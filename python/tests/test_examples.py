@@ -65,9 +65,9 @@ def text(tmp_path_factory):
     return file
 
 
-# Roundings of gradients move a loss by 1e-6 in the first steps, and steps of Adam amplify what is near 0: measured within
-# 2e-5 after all of them. Lazy attention decides pairs within a rounding of its threshold either way, which gradients
-# show: 1.4e-4.
+# Roundings of gradients move a loss by 1e-6 in the first steps, and steps of Adam amplify what is near 0: measured
+# within 2e-5 after all of them. Lazy attention decides pairs within a rounding of its threshold either way, which
+# gradients show: 1.4e-4.
 @pytest.mark.parametrize(("mixer", "tolerance"), [("softmax", 1e-4), ("linear", 1e-4), ("lazy", 1e-3)])
 def test_contenders_learn_the_same(run, mixer, tolerance, text, tmp_path):
     log = tmp_path / "log.jsonl"
