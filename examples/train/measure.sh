@@ -36,7 +36,9 @@ more() {
     train linear --steps 5 --mixer linear
     train lazy --steps 3 --mixer lazy
     "$python" "$here/calls.py" --compile | tee "$out/calls.txt"
-    "$python" "$here/calls.py" --avx2 --only softmax,loss | tee "$out/calls_avx2.txt"
+    "$python" "$here/calls.py" --avx2 --only softmax | tee "$out/calls_avx2.txt"
+    # Minutes a call with all tokens: without instructions for bfloat16 PyTorch multiplies element by element.
+    "$python" "$here/calls.py" --avx2 --only loss --tokens 256 --rounds 3 | tee -a "$out/calls_avx2.txt"
     "$python" "$here/test_time_training.py" --steps 9 | tee "$out/ttt.txt"
     "$python" "$here/test_time_training.py" --memory | tee "$out/ttt_memory.txt"
     "$python" "$here/jvp.py" --points 2048 --batch 1 --steps 1 | tee "$out/jvp.txt"
