@@ -107,7 +107,7 @@ def arguments():
     p.add_argument("--heads", type=int, default=4)
     p.add_argument("--inner", type=int, default=1, help="inner steps")
     p.add_argument("--steps", type=int, default=100, help="outer steps")
-    p.add_argument("--lr", type=float, default=3e-3)
+    p.add_argument("--lr", type=float, default=1e-2)
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--contenders", default="etalon,math")
     p.add_argument("--log", default=None)
