@@ -48,7 +48,7 @@ curves() {
     local page=$here/../../docs/assets
     train curve --steps 400
     "$python" "$here/plot.py" "$out/curve.jsonl" --out "$page/training" --title "Loss of a decoder"
-    "$python" "$here/test_time_training.py" --steps 300 --log "$out/ttt.jsonl" | tee "$out/ttt_curve.txt"
+    "$python" "$here/test_time_training.py" --width 64 --heads 1 --steps 400 --log "$out/ttt.jsonl" | tee "$out/ttt_curve.txt"
     "$python" "$here/plot.py" "$out/ttt.jsonl" --out "$page/inner_loop" --title "Error after an inner step"
 }
 
