@@ -1,0 +1,309 @@
+// dq, dk and dv in one pass by keys: five products in place of the seven of `keys` and `queries`.
+//
+//   fused    as `keys`, and of each block of queries dq' = dS·k of the keys of the tile: added to sums in f32
+//   collect  dq from its sums
+//
+// The sums of a block of queries have one order, that of the tiles of keys, whoever computes them and when: a number in
+// memory says whose turn it is. Tiles are claimed in that order, each head's one after the other, and all from the
+// counter, so that a block waits for blocks alone that run already: the smallest claim that is not done waits for
+// nobody. Each tile walks the queries from the last to the first. The first tile writes its part, and the others add
+// theirs by the copy engine; the last one sets the number to 0 again.
+//
+// RESULTS 1, LENGTHS 0 and WINDOW 0 or 1 alone.
+namespace fused_pass {
+constexpr int KEYS = OWN, ROWS = 64 * 128 / D;  // dq' of a block is 32 KiB
+constexpr int FUSED_STAGES = 2;                 // query blocks in flight
+constexpr u32 KV_BYTES = KEYS * D * 2, Q_BYTES = ROWS * D * 2, DS_BYTES = KEYS * ROWS * 2, DQ_BYTES = ROWS * D * 4;
+// k and v, whose places dk and dv take; q and dout of query blocks, in stages; dS of this block of queries and of the
+// one before; dq' of the one before; numbers of rows.
+constexpr u32 AT_V = KV_BYTES, AT_Q = 2 * KV_BYTES, AT_DO = AT_Q + FUSED_STAGES * Q_BYTES, AT_DS = AT_DO + FUSED_STAGES * Q_BYTES;
+constexpr u32 AT_DQ = AT_DS + 2 * DS_BYTES, AT_STATS = AT_DQ + DQ_BYTES, STATS_BYTES = 2 * ROWS * 4;
+using TileRing = Ring<1, AT_STATS + FUSED_STAGES * STATS_BYTES>;  // of k and v
+constexpr u32 OUT_FULL = TileRing::END, DS_FULL = OUT_FULL + 8, DQ_FULL = DS_FULL + 8, DQ_EMPTY = DQ_FULL + 8;
+using Blocks = Ring<FUSED_STAGES, DQ_EMPTY + 8, 1, true>;  // of q, dout, lse2 and delta
+using Tiles = WorkTiles<2, true, TileRing, Blocks::END>;
+CHECK_SHARED(fused, 1024 + Blocks::END + 8);  // 1024 to align all
+
+// Claims the next tile, the first one too: a block's number says nothing of when it runs.
+DEV int claim_in_order(const BackwardArgs& call) {
+  const u32 claimed = atomicAdd(call.counter, 1u);
+  if (claimed == call.tiles + gridDim.x - 1) *call.counter = 0;
+  return claimed;
+}
+// The blocks of queries that a tile walks; a tile beyond the last key needs masks, lest 0 · ∞ reach dq.
+DEV Range walked(const BackwardArgs& call, const Work& w, const Own& s) {
+  Range range = query_blocks<ROWS / 64>(call.spans, s, w.block, w.task);
+  if (w.block * KEYS + KEYS > s.keys) range.open = range.closed = range.end;
+  return range;
+}
+DEV void load_keys(const Tiles& tiles, const BackwardArgs& call, const Work& w, const Own& s, int t) {
+  const u32 loaded = tiles.announce(t), k = tiles.base;
+  expect_bytes(loaded, 2 * KV_BYTES);
+  load5(k, &call.k, loaded, w.block * KEYS, w.head, s.batch);
+  load5(k + AT_V, &call.v, loaded, w.block * KEYS, w.head, s.batch);
+}
+DEV void load_queries(const Blocks& blocks, const BackwardArgs& call, const Own& s, int h, int row) {
+  const u32 stage = blocks.stage(), full = blocks.fill(2 * Q_BYTES + STATS_BYTES), stats = blocks.base + AT_STATS + stage * STATS_BYTES;
+  load5(blocks.base + AT_Q + stage * Q_BYTES, &call.q, full, row, h, s.batch);
+  load5(blocks.base + AT_DO + stage * Q_BYTES, &call.dout, full, row, h, s.batch);
+  const i64 at = stat_row(s, opaque(h)) + row;
+  load_bytes(stats, call.lse2 + at, ROWS * 4, full);
+  load_bytes(stats + ROWS * 4, call.delta + at, ROWS * 4, full);
+}
+DEV void produce(u32 base, const BackwardArgs& call) {
+  Tiles tiles = {base, 1};
+  Blocks blocks = {base, 1};
+  NO_UNROLL for (int t; (t = claim_in_order(call)) < call.tiles;) {
+    const Work w = Tiles::work<false>(t, call);
+    const Own s = sequence_of<false>(call, w.batch);
+    const Range range = walked(call, w, s);
+    const int each = s.heads / s.key_heads;
+    // The first queries before the keys, whose place is taken until the results of the tile before have left.
+    int before = 1;
+    NO_UNROLL for (int h = w.head * each; h < (w.head + 1) * each; h++)
+      NO_UNROLL for (int i = range.end - 1; i >= range.begin; i--) {
+        load_queries(blocks, call, s, h, i * ROWS);
+        blocks.advance();
+        if (before-- == 0) load_keys(tiles, call, w, s, t);
+      }
+    if (before >= 0) load_keys(tiles, call, w, s, t);
+    tiles.advance();
+  }
+  tiles.finish();
+}
+DEV void store(u32 base, const BackwardArgs& call) {
+  store_tiles<true, OUT_FULL>(Tiles(base, 0), call, [&](const Work& w, const Own& s, u32) {
+    store5(&call.dk, base, w.block * KEYS, w.head, s.batch);
+    store5(&call.dv, base + AT_V, w.block * KEYS, w.head, s.batch);
+  });
+}
+
+// ---- turns ----
+DEV u32 load_turn(const u32* at) { u32 x; asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(at) : "memory"); return x; }
+DEV void store_turn(u32* at, u32 x) { asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(x) : "memory"); }
+DEV void all_proxies_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
+// Contiguous floats of shared memory: to memory, or added to what lies there.
+DEV void store_floats(float* to, u32 from, u32 bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+DEV void add_floats(float* to, u32 from, u32 bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+// Adds dq' of each block of queries to its sum, when it is the tile's turn.
+DEV void add(u32 base, const BackwardArgs& call) {
+  u32 parity = 0;
+  Work w;
+  Own s;
+  NO_UNROLL for (Tiles tiles(base, 0); tiles.take<false>(call, w, s); tiles.advance()) {
+    arrive(tiles.empty());
+    const Range range = walked(call, w, s);
+    const int each = s.heads / s.key_heads, blocks = (s.queries + ROWS - 1) / ROWS;
+    NO_UNROLL for (int h = w.head * each; h < (w.head + 1) * each; h++)
+      NO_UNROLL for (int i = range.end - 1; i >= range.begin; i--) {
+        const Range keys = key_blocks<ROWS / 64, KEYS>(call.spans, s, i);
+        const i64 block = (i64)(s.batch * s.heads + h) * blocks + i;
+        const u32 turn = w.block - keys.begin;
+        u32* at = call.turns + block;
+        float* sums = call.dq_sums + block * (ROWS * D);
+        wait(base + DQ_FULL, parity);
+        if (turn) {
+          while (load_turn(at) != turn) {}
+          all_proxies_fence();
+          add_floats(sums, base + AT_DQ, DQ_BYTES);
+        } else {
+          store_floats(sums, base + AT_DQ, DQ_BYTES);
+        }
+        store_commit(), store_wait_read();
+        arrive(base + DQ_EMPTY);
+        store_wait();
+        store_turn(at, w.block == keys.end - 1 ? 0 : turn + 1);
+        parity ^= 1;
+      }
+  }
+}
+
+// ---- products ----
+// Sums that a product begins anew: until then they take no registers.
+template <int N> DEV void begin(float (&x)[N]) {
+  UNROLL(i, N) asm volatile("" : "=f"(x[i])::"memory");
+}
+// dq' of a block of queries: a warpgroup's 64 of its rows, or of its columns where it has 64 rows alone.
+DEV void issue_dq(float (&dq)[32], u32 ds, u32 k) {
+  const u32 own = own_group() * KEYS * 128;
+  const u32 a = ROWS == 128 ? ds + own : ds, b = D == 128 ? k + own : k;
+  begin(dq), mma_begin();
+  UNROLL(i, KEYS / 16) Mma<64>::ss<MN_MAJOR, MN_MAJOR>(dq, mn_major(a + i * 2048, KEYS * 128), mn_major(b + i * 2048, KEYS * 128), i > 0);
+  mma_commit();
+}
+DEV void store_vector(u32 at, float a, float b, float c, float d) {
+  asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(at), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+}
+// dq' to the place from which `add` takes it, as threads have it: four numbers of each thread side by side.
+DEV void put_dq(const float (&dq)[32], u32 base, u32 parity) {
+  wait(base + DQ_EMPTY, parity);
+  const u32 to = base + AT_DQ + opaque(threadIdx.x - 128) * 16;
+  UNROLL(j, 8) store_vector(to + j * 4096, dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
+  proxy_fence();
+  warp_arrive(base + DQ_FULL);
+}
+// dSᵀ of the warpgroup, packed, to rows of keys and columns of queries.
+DEV void put_ds(const u32 (&ds)[ROWS / 4], u32 to) {
+  const u32 thread = opaque(threadIdx.x - 128), row = thread / 32 * 16 + thread % 16;
+  UNROLL(j, ROWS / 16) {
+    const int piece = 2 * j + thread / 16 % 2;
+    store_blocks(to + piece / 8 * (KEYS * 128) + swizzled(row, piece % 8), ds[4 * j], ds[4 * j + 1], ds[4 * j + 2], ds[4 * j + 3]);
+  }
+  proxy_fence();
+}
+// P in place of products, 0 of hidden pairs, and packed. `key`: the thread's first; `query`: its first, of the block.
+template <bool MASKED> DEV void weigh(float (&p)[ROWS / 2], u32 (&pp)[ROWS / 4], const Own& s, float c, int key, int query, u32 stats) {
+  UNROLL(j, ROWS / 8) {
+    const float2 l = load_pair(stats + 32 * j);
+    UNROLL(r, 2) {
+      const int seen = key + 8 * r - s.offset - query;  // the query on the diagonal
+      const int first = key + 8 * r >= s.keys ? 1 << 30 : WINDOW ? seen - s.right : 0, last = WINDOW ? seen + s.left : 1 << 30;
+      UNROLL(e, 2) {
+        float& y = p[4 * j + 2 * r + e];
+        y = exp2_fast(fmaf(y, c, -(e ? l.y : l.x)));
+        if (MASKED && (8 * j + e < first || 8 * j + e > last)) y = 0;
+      }
+      pp[2 * j + r] = pack(p[4 * j + 2 * r], p[4 * j + 2 * r + 1]);
+    }
+  }
+}
+// Half of dv += Pᵀ·dout: so much of the first half of the queries, or of the second.
+template <int HALF> DEV void issue_dv(float (&dv)[D / 2], u32 (&pp)[ROWS / 4], u32 dout) {
+  pin(pp), mma_begin();
+  UNROLL(i, ROWS / 32) {
+    constexpr int from = HALF * (ROWS / 32);
+    Mma<D>::rs<MN_MAJOR>(dv, pp + 4 * (from + i), mn_major(dout + (from + i) * 2048, ROWS * 128), 1);
+  }
+  mma_commit();
+}
+
+// Walks the queries of a tile.
+DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, const BackwardArgs& call, const Work& w, const Own& s, int row) {
+  const u32 column = 2 * (lane_id() & 3);
+  const float c = s.scale * LOG2E;
+  u32 pp[ROWS / 4], dsp[ROWS / 4];
+  bool any = false;
+  auto step = [&](int i, auto masked) {
+    float p[ROWS / 2], ds[ROWS / 2], dq[32];
+    const u32 base = opaque(blocks.base), k = base + own_group() * 64 * 128;  // not computed beforehand: that spills
+    const u32 stage = blocks.stage(), q = base + AT_Q + stage * Q_BYTES, dout = base + AT_DO + stage * Q_BYTES;
+    const u32 stats = base + AT_STATS + stage * STATS_BYTES + 4 * column, odd = blocks.at & 1;
+    blocks.wait_full();
+    begin(p);
+    issue_shared<ROWS, D, KEYS, ROWS>(p, k, q);
+    mma_wait<1>(), pin(dsp), pin(pp);  // dk and dv of the block before: their operands' registers are free
+    if (any) blocks.release(stage ^ 1);
+    // dq' of the block before. Of a first block it is computed of what lies there, and left.
+    if (any) wait(base + DS_FULL, odd ^ 1);
+    issue_dq(dq, base + AT_DS + (odd ^ 1) * DS_BYTES, base);
+    mma_wait<1>(), pin(p);
+    weigh<decltype(masked)::value>(p, pp, s, c, row, i * ROWS + column, stats);
+    issue_dv<0>(dv, pp, dout);
+    mma_wait<1>(), pin(dq);
+    if (any) put_dq(dq, base, odd);
+    begin(ds);
+    issue_shared<ROWS, D, KEYS, ROWS>(ds, k + AT_V, dout);
+    issue_dv<1>(dv, pp, dout);
+    mma_wait<1>(), pin(ds);
+    UNROLL(j, ROWS / 8) {
+      const float2 x = load_pair(stats + ROWS * 4 + 32 * j);
+      UNROLL(r, 2) dsp[2 * j + r] = pack(p[4 * j + 2 * r] * (ds[4 * j + 2 * r] - x.x), p[4 * j + 2 * r + 1] * (ds[4 * j + 2 * r + 1] - x.y));
+    }
+    put_ds(dsp, base + AT_DS + odd * DS_BYTES);
+    warp_arrive(base + DS_FULL);
+    issue_registers<ROWS, D>(dk, dsp, q);
+    mma_wait<0>(), pin(dk), pin(dv);
+    any = true;
+    blocks.advance();
+  };
+  const Range range = walked(call, w, s);
+  NO_UNROLL for (int h = 0; h < s.heads / s.key_heads; h++) {
+    int i = range.end - 1;
+    NO_UNROLL for (; i >= range.closed; i--) step(i, Is<true>());
+    NO_UNROLL for (; i >= range.open; i--) step(i, Is<false>());
+    NO_UNROLL for (; i >= range.begin; i--) step(i, Is<true>());
+  }
+  const u32 base = opaque(blocks.base);
+  float dq[32];
+  mma_wait<0>(), pin(dk), pin(dv);
+  const u32 odd = blocks.at & 1;
+  if (any) wait(base + DS_FULL, odd ^ 1);
+  issue_dq(dq, base + AT_DS + (odd ^ 1) * DS_BYTES, base);
+  mma_wait<0>(), pin(dq);
+  if (any) put_dq(dq, base, odd), blocks.release(odd ^ 1);
+}
+DEV void consume(u32 base, const BackwardArgs& call) {
+  Blocks blocks = {base, 0};
+  Work w;
+  Own s;
+  NO_UNROLL for (Tiles tiles = {base, 0}; tiles.take<true>(call, w, s); tiles.advance()) {
+    const u32 own = base + own_group() * 64 * 128;
+    const int row = w.block * KEYS + own_group() * 64 + own_row();
+    float dk[D / 2], dv[D / 2];
+    clear(dk), clear(dv);
+    walk(dk, dv, blocks, call, w, s, row);
+    auto ready = [&] { named_sync(1, 256); };  // k is no longer read
+    put_results<OF_KEYS, true>(call, w, s, row, ready, Result{dk, s.scale, call.dk_rows, own}, Result{dv, 1, call.dv_rows, own + AT_V});
+    warp_arrive(base + OUT_FULL);
+  }
+}
+}
+KERNEL(fused, BackwardArgs call, 384, 1) {
+  using namespace fused_pass;
+  const u32 base = shared_panels();
+  make_barriers([&] {
+    prefetch(&call.q), prefetch(&call.k), prefetch(&call.v), prefetch(&call.dout), prefetch(&call.dk), prefetch(&call.dv);
+    Tiles::init(base, 1, 2), Blocks::init(base, 1, 8 * ARRIVALS);
+    barrier_init(base + OUT_FULL, 8 * ARRIVALS), barrier_init(base + DS_FULL, 8 * ARRIVALS);
+    barrier_init(base + DQ_FULL, 8 * ARRIVALS), barrier_init(base + DQ_EMPTY, 1);
+  });
+  auto feed = [&] {
+    if (threadIdx.x == 0) produce(base, call);
+    if (threadIdx.x == 32) store(base, call);
+    if (threadIdx.x == 64) add(base, call);
+  };
+  divide_roles<40, 232>(feed, [&] { consume(base, call); });
+}
+
+// Gives lane q of four the words number q of all four, in the order of lanes.
+DEV void turn_quads(u32 (&x)[4]) {
+  UNROLL(b, 2) {
+    const bool high = lane_id() >> b & 1;
+    const int one = b ? 2 : 1, other = b ? 1 : 2;  // words that are exchanged: 0 and `one`, and those after `other`
+    const u32 first = __shfl_xor_sync(~0u, high ? x[0] : x[one], 1 << b), second = __shfl_xor_sync(~0u, high ? x[other] : x[3], 1 << b);
+    if (high) x[0] = first, x[other] = second;
+    else x[one] = first, x[3] = second;
+  }
+}
+KERNEL(collect, BackwardArgs c, 256) {
+  using namespace fused_pass;
+  const Shape& shape = c.shape;
+  const int blocks = (shape.queries + ROWS - 1) / ROWS, i = blockIdx.x % blocks, head = blockIdx.x / blocks;
+  const Own s = sequence_of<false>(c, head / shape.heads);
+  const Range keys = key_blocks<ROWS / 64, KEYS>(c.spans, s, i);
+  const int half = threadIdx.x / 128, row = i * ROWS + own_row() + (ROWS == 128 ? half * 64 : 0), h = head % shape.heads;
+  const float4* from = (const float4*)(c.dq_sums + (i64)blockIdx.x * (ROWS * D)) + threadIdx.x;
+  float4 x[8];
+  bool finite[2] = {true, true};
+  UNROLL(j, 8) {
+    x[j] = keys.begin < keys.end ? from[j * 256] : float4{0, 0, 0, 0};
+    finite[0] &= is_finite(x[j].x) && is_finite(x[j].y), finite[1] &= is_finite(x[j].z) && is_finite(x[j].w);
+  }
+  UNROLL(r, 2) {
+    if (row + 8 * r < s.queries && !finite[r]) raise<OF_QUERIES>(c.flags, s.batch * s.key_heads + h / (s.heads / s.key_heads));
+    UNROLL(g, 2) {
+      u32 y[4];
+      UNROLL(j, 4) {
+        const float4 z = x[4 * g + j];
+        y[j] = r ? pack(z.z * s.scale, z.w * s.scale) : pack(z.x * s.scale, z.y * s.scale);
+      }
+      turn_quads(y);
+      const int column = (ROWS == 128 ? 0 : half * 64) + 32 * g + 8 * (lane_id() & 3);
+      if (row + 8 * r < s.queries) *(uint4*)(row_of(c.dq_rows, s.batch, h, row + 8 * r) + column) = uint4{y[0], y[1], y[2], y[3]};
+    }
+  }
+}
