@@ -12,15 +12,15 @@
 // RESULTS 1, LENGTHS 0 and WINDOW 0 or 1 alone.
 namespace fused_pass {
 constexpr int KEYS = OWN, ROWS = 64 * 128 / D;  // dq' of a block is 32 KiB
-constexpr int FUSED_STAGES = 2;                 // query blocks in flight
+constexpr int FUSED_STAGES = 3;                 // query blocks in flight
 constexpr u32 KV_BYTES = KEYS * D * 2, Q_BYTES = ROWS * D * 2, DS_BYTES = KEYS * ROWS * 2, DQ_BYTES = ROWS * D * 4;
 // k and v, whose places dk and dv take; q and dout of query blocks, in stages; dS of this block of queries and of the
 // one before; dq' of the one before; numbers of rows.
 constexpr u32 AT_V = KV_BYTES, AT_Q = 2 * KV_BYTES, AT_DO = AT_Q + FUSED_STAGES * Q_BYTES, AT_DS = AT_DO + FUSED_STAGES * Q_BYTES;
 constexpr u32 AT_DQ = AT_DS + 2 * DS_BYTES, AT_STATS = AT_DQ + DQ_BYTES, STATS_BYTES = 2 * ROWS * 4;
 using TileRing = Ring<1, AT_STATS + FUSED_STAGES * STATS_BYTES>;  // of k and v
-constexpr u32 OUT_FULL = TileRing::END, DS_FULL = OUT_FULL + 8, DQ_FULL = DS_FULL + 8, DQ_EMPTY = DQ_FULL + 8;
-using Blocks = Ring<FUSED_STAGES, DQ_EMPTY + 8, 1, true>;  // of q, dout, lse2 and delta
+constexpr u32 OUT_FULL = TileRing::END, DS_FULL = OUT_FULL + 8, DQ_FULL = DS_FULL + 8, DQ_EMPTY = DQ_FULL + 16;
+using Blocks = Ring<FUSED_STAGES, DQ_EMPTY + 8>;  // of q, dout, lse2 and delta
 using Tiles = WorkTiles<2, true, TileRing, Blocks::END>;
 CHECK_SHARED(fused, 1024 + Blocks::END + 8);  // 1024 to align all
 
@@ -89,9 +89,10 @@ DEV void store_floats(float* to, u32 from, u32 bytes) {
 DEV void add_floats(float* to, u32 from, u32 bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
-// Adds dq' of each block of queries to its sum, when it is the tile's turn.
-DEV void add(u32 base, const BackwardArgs& call) {
-  u32 parity = 0;
+// Adds dq' of every other block of queries to its sum, when it is the tile's turn: the first thread those of even
+// number in the order of the walk, the second the others.
+DEV void add(u32 base, const BackwardArgs& call, u32 odd) {
+  u32 n = 0, parity = 0;  // blocks before
   Work w;
   Own s;
   NO_UNROLL for (Tiles tiles(base, 0); tiles.take<false>(call, w, s); tiles.advance()) {
@@ -100,19 +101,19 @@ DEV void add(u32 base, const BackwardArgs& call) {
     const int each = s.heads / s.key_heads, blocks = (s.queries + ROWS - 1) / ROWS;
     NO_UNROLL for (int h = w.head * each; h < (w.head + 1) * each; h++)
       NO_UNROLL for (int i = range.end - 1; i >= range.begin; i--) {
+        if ((n++ & 1) != odd) continue;
         const Range keys = key_blocks<ROWS / 64, KEYS>(call.spans, s, i);
         const i64 block = (i64)(s.batch * s.heads + h) * blocks + i;
         const u32 turn = w.block - keys.begin;
         u32* at = call.turns + block;
         float* sums = call.dq_sums + block * (ROWS * D);
-        wait(base + DQ_FULL, parity);
         if (turn) {
           while (load_turn(at) != turn) {}
           all_proxies_fence();
-          add_floats(sums, base + AT_DQ, DQ_BYTES);
-        } else {
-          store_floats(sums, base + AT_DQ, DQ_BYTES);
         }
+        wait(base + DQ_FULL + 8 * odd, parity);
+        if (turn) add_floats(sums, base + AT_DQ, DQ_BYTES);
+        else store_floats(sums, base + AT_DQ, DQ_BYTES);
         store_commit(), store_wait_read();
         arrive(base + DQ_EMPTY);
         store_wait();
@@ -135,6 +136,13 @@ DEV void issue_dq(float (&dq)[32], u32 ds, u32 k) {
   UNROLL(i, KEYS / 16) Mma<64>::ss<MN_MAJOR, MN_MAJOR>(dq, mn_major(a + i * 2048, KEYS * 128), mn_major(b + i * 2048, KEYS * 128), i > 0);
   mma_commit();
 }
+// dk += dS·q, or dk = dS·q: both from shared memory, so that no register waits for the product.
+DEV void issue_dk(float (&dk)[D / 2], u32 ds, u32 q, int add) {
+  mma_begin();
+  UNROLL(i, ROWS / 16)
+    Mma<D>::ss<K_MAJOR, MN_MAJOR>(dk, k_major(ds + i / 4 * KEYS * 128 + own_group() * 64 * 128 + i % 4 * 32), mn_major(q + i * 2048, ROWS * 128), i > 0 ? 1 : add);
+  mma_commit();
+}
 DEV void store_vector(u32 at, float a, float b, float c, float d) {
   asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(at), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
@@ -144,7 +152,7 @@ DEV void put_dq(const float (&dq)[32], u32 base, u32 parity) {
   const u32 to = base + AT_DQ + opaque(threadIdx.x - 128) * 16;
   UNROLL(j, 8) store_vector(to + j * 4096, dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
   proxy_fence();
-  warp_arrive(base + DQ_FULL);
+  warp_arrive(base + DQ_FULL + 8 * (parity ^ 1));
 }
 // dSᵀ of the warpgroup, packed, to rows of keys and columns of queries.
 DEV void put_ds(const u32 (&ds)[ROWS / 4], u32 to) {
@@ -181,30 +189,35 @@ template <int HALF> DEV void issue_dv(float (&dv)[D / 2], u32 (&pp)[ROWS / 4], u
   mma_commit();
 }
 
-// Walks the queries of a tile.
-DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, const BackwardArgs& call, const Work& w, const Own& s, int row) {
+// Walks the queries of a tile; `n`: the blocks of queries that were walked before. The products of dS of a block run
+// under the exponentials of the next one.
+DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, u32& n, const BackwardArgs& call, const Work& w, const Own& s, int row) {
   const u32 column = 2 * (lane_id() & 3);
   const float c = s.scale * LOG2E;
-  u32 pp[ROWS / 4], dsp[ROWS / 4];
-  bool any = false;
+  u32 pp[ROWS / 4];
+  int done = 0;
+  // dq' and dk of the block before. Of a first block they are computed of what lies there, and left.
+  auto behind = [&](float (&dq)[32], u32 base) {
+    const u32 ds = base + AT_DS + (~n & 1) * DS_BYTES;
+    if (done) wait(base + DS_FULL, ~n & 1);
+    issue_dq(dq, ds, base);
+    issue_dk(dk, ds, base + AT_Q + blocks.before() * Q_BYTES, done > 1);
+  };
   auto step = [&](int i, auto masked) {
     float p[ROWS / 2], ds[ROWS / 2], dq[32];
+    u32 dsp[ROWS / 4];
     const u32 base = opaque(blocks.base), k = base + own_group() * 64 * 128;  // not computed beforehand: that spills
-    const u32 stage = blocks.stage(), q = base + AT_Q + stage * Q_BYTES, dout = base + AT_DO + stage * Q_BYTES;
-    const u32 stats = base + AT_STATS + stage * STATS_BYTES + 4 * column, odd = blocks.at & 1;
+    const u32 stage = blocks.stage(), dout = base + AT_DO + stage * Q_BYTES, stats = base + AT_STATS + stage * STATS_BYTES + 4 * column;
     blocks.wait_full();
     begin(p);
-    issue_shared<ROWS, D, KEYS, ROWS>(p, k, q);
-    mma_wait<1>(), pin(dsp), pin(pp);  // dk and dv of the block before: their operands' registers are free
-    if (any) blocks.release(stage ^ 1);
-    // dq' of the block before. Of a first block it is computed of what lies there, and left.
-    if (any) wait(base + DS_FULL, odd ^ 1);
-    issue_dq(dq, base + AT_DS + (odd ^ 1) * DS_BYTES, base);
-    mma_wait<1>(), pin(p);
+    issue_shared<ROWS, D, KEYS, ROWS>(p, k, base + AT_Q + stage * Q_BYTES);
+    mma_wait<1>(), pin(pp);  // dv of the block before
+    behind(dq, base);
+    mma_wait<2>(), pin(p);
     weigh<decltype(masked)::value>(p, pp, s, c, row, i * ROWS + column, stats);
     issue_dv<0>(dv, pp, dout);
     mma_wait<1>(), pin(dq);
-    if (any) put_dq(dq, base, odd);
+    if (done) blocks.release(blocks.before()), put_dq(dq, base, n & 1);
     begin(ds);
     issue_shared<ROWS, D, KEYS, ROWS>(ds, k + AT_V, dout);
     issue_dv<1>(dv, pp, dout);
@@ -213,11 +226,9 @@ DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, const Back
       const float2 x = load_pair(stats + ROWS * 4 + 32 * j);
       UNROLL(r, 2) dsp[2 * j + r] = pack(p[4 * j + 2 * r] * (ds[4 * j + 2 * r] - x.x), p[4 * j + 2 * r + 1] * (ds[4 * j + 2 * r + 1] - x.y));
     }
-    put_ds(dsp, base + AT_DS + odd * DS_BYTES);
+    put_ds(dsp, base + AT_DS + (n & 1) * DS_BYTES);
     warp_arrive(base + DS_FULL);
-    issue_registers<ROWS, D>(dk, dsp, q);
-    mma_wait<0>(), pin(dk), pin(dv);
-    any = true;
+    done++, n++;
     blocks.advance();
   };
   const Range range = walked(call, w, s);
@@ -227,25 +238,25 @@ DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, const Back
     NO_UNROLL for (; i >= range.open; i--) step(i, Is<false>());
     NO_UNROLL for (; i >= range.begin; i--) step(i, Is<true>());
   }
-  const u32 base = opaque(blocks.base);
   float dq[32];
-  mma_wait<0>(), pin(dk), pin(dv);
-  const u32 odd = blocks.at & 1;
-  if (any) wait(base + DS_FULL, odd ^ 1);
-  issue_dq(dq, base + AT_DS + (odd ^ 1) * DS_BYTES, base);
-  mma_wait<0>(), pin(dq);
-  if (any) put_dq(dq, base, odd), blocks.release(odd ^ 1);
+  const u32 base = opaque(blocks.base);
+  mma_wait<0>(), pin(dv);
+  behind(dq, base);
+  mma_wait<0>(), pin(dq), pin(dk);
+  if (done) put_dq(dq, base, n & 1), blocks.release(blocks.before());
+  else clear(dk);
 }
 DEV void consume(u32 base, const BackwardArgs& call) {
   Blocks blocks = {base, 0};
   Work w;
   Own s;
+  u32 n = 0;
   NO_UNROLL for (Tiles tiles = {base, 0}; tiles.take<true>(call, w, s); tiles.advance()) {
     const u32 own = base + own_group() * 64 * 128;
     const int row = w.block * KEYS + own_group() * 64 + own_row();
     float dk[D / 2], dv[D / 2];
     clear(dk), clear(dv);
-    walk(dk, dv, blocks, call, w, s, row);
+    walk(dk, dv, blocks, n, call, w, s, row);
     auto ready = [&] { named_sync(1, 256); };  // k is no longer read
     put_results<OF_KEYS, true>(call, w, s, row, ready, Result{dk, s.scale, call.dk_rows, own}, Result{dv, 1, call.dv_rows, own + AT_V});
     warp_arrive(base + OUT_FULL);
@@ -257,16 +268,16 @@ KERNEL(fused, BackwardArgs call, 384, 1) {
   const u32 base = shared_panels();
   make_barriers([&] {
     prefetch(&call.q), prefetch(&call.k), prefetch(&call.v), prefetch(&call.dout), prefetch(&call.dk), prefetch(&call.dv);
-    Tiles::init(base, 1, 2), Blocks::init(base, 1, 8 * ARRIVALS);
+    Tiles::init(base, 1, 3), Blocks::init(base, 1, 8 * ARRIVALS);
     barrier_init(base + OUT_FULL, 8 * ARRIVALS), barrier_init(base + DS_FULL, 8 * ARRIVALS);
-    barrier_init(base + DQ_FULL, 8 * ARRIVALS), barrier_init(base + DQ_EMPTY, 1);
+    barrier_init(base + DQ_FULL, 8 * ARRIVALS), barrier_init(base + DQ_FULL + 8, 8 * ARRIVALS), barrier_init(base + DQ_EMPTY, 1);
   });
   auto feed = [&] {
     if (threadIdx.x == 0) produce(base, call);
     if (threadIdx.x == 32) store(base, call);
-    if (threadIdx.x == 64) add(base, call);
+    if (threadIdx.x == 64 || threadIdx.x == 96) add(base, call, threadIdx.x / 32 & 1);
   };
-  divide_roles<40, 232>(feed, [&] { consume(base, call); });
+  divide_roles<24, 240>(feed, [&] { consume(base, call); });
 }
 
 // Gives lane q of four the words number q of all four, in the order of lanes.
