@@ -121,9 +121,11 @@ families! {
         "attention/": "sm90a_forward.cu";
     }
     /// Their backward pass for sm90a.
-    AttentionSm90aBackward = "attention/sm90a_backward": "delta keys values queries" WGMMA_PAIRS {
+    AttentionSm90aBackward = "attention/sm90a_backward":
+    "delta keys values queries fused collect" WGMMA_PAIRS {
         "attention/": "sm90a_backward.cuh" "sm90a_backward.cu"
-        "sm90a_backward_keys.cu" "sm90a_backward_queries.cu" "sm90a_backward_weights.cu";
+        "sm90a_backward_keys.cu" "sm90a_backward_queries.cu" "sm90a_backward_weights.cu"
+        "sm90a_backward_fused.cu";
     }
     /// lazy_attention in fused multiply-adds.
     LazyPortable = "lazy_attention/portable": "scores values measure counts queries keys dbias dtau" FFMA {

@@ -101,6 +101,8 @@ fn attention_sm90a(variant: &Variant, kernel: &str) -> usize {
         "values" => 1024 + 6 * rows(128) + 2 * (1024 + 32) + 56 + visits,
         // k and v of two tiles; q, dout and their numbers in three stages; barriers.
         "keys" => 1024 + 4 * rows(128) + 3 * (2 * rows(64) + 512) + 104 + visits,
+        // k and v; q, dout and their numbers in three stages; dS of two query blocks and dq of one; barriers.
+        "fused" => 1024 + 2 * rows(128) + 3 * (2 * rows(64) + 512) + 2 * (2 * 128 * 64) + 2 * rows(64) + 136,
         // q, dout, dq; k and v in two stages; barriers.
         "queries" => 1024 + 7 * rows(128) + 104,
         _ => 0,

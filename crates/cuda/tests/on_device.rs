@@ -231,7 +231,7 @@ fn modes_and_budgets_give_the_bits_that_are_promised() {
             let inputs = inputs.with("lse", &lse);
             let mut outputs = ViewsMut::new().with("dq", &mut dq).with("dk", &mut dk);
             let refused = run_in(&workspace, &problem, Pass::Backward, &inputs, &mut outputs, &options);
-            assert!(refused.unwrap_err().to_string().contains("one mode"));
+            assert!(refused.unwrap_err().to_string().contains("the mode `fused` of sm90a"));
         }
     }
 }

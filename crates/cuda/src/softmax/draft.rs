@@ -30,6 +30,7 @@ pub(crate) fn draft<'a>(problem: &'a Problem, call: &PassCall<'_, '_>) -> Result
     let mode = match prepared.partials {
         _ if call.options.mode == Mode::ForwardGradient && prepared.value_dim.is_none() => Mode::ForwardGradient,
         Some(_) => Mode::FusedPartials,
+        None if plan.as_ref().is_some_and(|plan| plan.dq_sums.is_some()) => Mode::FusedPartials,
         None => Mode::Separate,
     };
     prepared.choice.mode = (prepared.pass == Pass::Backward).then_some(mode);

@@ -20,11 +20,16 @@ pub(crate) fn reserve(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Op
     has_flags.then(|| range(prepared, layout)).transpose()
 }
 
-/// Takes a range for words that are 0 at first: counters from which blocks of sm90a claim tiles, of two kernels; and
-/// flags, of all groups together and then of each.
+/// Takes a range for words that are 0 at first: counters from which blocks of sm90a claim tiles, of two kernels; flags,
+/// of all groups together and then of each; and numbers that say whose turn it is to add to sums of dq.
 pub(crate) fn range(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<MemoryRange, Error> {
-    let groups = prepared.counts.sequences * prepared.scores.extents.key_heads;
-    layout.named("counters of tiles, and flags of key heads", 4 * (3 + groups))
+    let is_fused = prepared.choice.level == Level::Sm90a && prepared.spec.insists();
+    let turns = if is_fused { prepared.spec.sums_of_rows() } else { 0 };
+    layout.named("counters of tiles, and flags of key heads", 4 * (3 + groups(prepared) + turns))
+}
+
+fn groups(prepared: &Prepared<'_>) -> usize {
+    prepared.counts.sequences * prepared.scores.extents.key_heads
 }
 
 impl Steps<'_> {
@@ -39,6 +44,11 @@ impl Steps<'_> {
     /// The flag of all groups, and behind it that of each; 0 if nobody raises them.
     pub(super) fn group_flags(&self) -> u64 {
         self.prepared.flags.map_or(0, |_| self.counter(2))
+    }
+
+    /// The numbers behind these that say whose turn it is.
+    pub(super) fn turns(&self) -> u64 {
+        self.counter(3 + groups(self.prepared) as u64)
     }
 }
 

@@ -30,6 +30,8 @@ pub(crate) struct Plan {
     copies: Vec<(&'static str, MemoryRange)>,
     pub lse2: MemoryRange,
     pub delta: MemoryRange,
+    /// Sums of dq, where the pass by keys adds to them.
+    pub dq_sums: Option<MemoryRange>,
 }
 
 const COPIES: &str = "operands and results in whole columns";
@@ -41,6 +43,10 @@ impl Plan {
             let bytes = 4 * plan.stat_rows(&prepared.spec.extents);
             let mut numbers = || layout.named("lse and delta of rows", bytes);
             (plan.lse2, plan.delta) = (numbers()?, numbers()?);
+            if prepared.spec.insists() {
+                let bytes = prepared.spec.sums_of_rows().saturating_mul(4 * 64 * plan.width);
+                plan.dq_sums = Some(layout.named("sums of dq", bytes)?);
+            }
         }
         Ok(plan)
     }
@@ -67,6 +73,7 @@ impl Plan {
             copies: copies(prepared, hopper.width, layout)?,
             lse2: MemoryRange::default(),
             delta: MemoryRange::default(),
+            dq_sums: None,
         })
     }
 

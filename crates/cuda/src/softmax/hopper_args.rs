@@ -152,6 +152,9 @@ kernel_args! {
         /// As the maps say, for rows that end within a box.
         pub dq_rows, dk_rows, dv_rows: Elements,
         pub spans: SpanTables,
+        /// Of `fused`: sums of dq, of 64 queries after the other, and of each of these whose turn it is.
+        pub dq_sums: Ptr<f32>,
+        pub turns: Ptr<u32>,
     }
 }
 

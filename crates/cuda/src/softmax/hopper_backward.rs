@@ -8,6 +8,7 @@ use super::pair_args::PairArgs;
 use super::portable;
 use super::variants::Results;
 use crate::args::filled;
+use crate::memory::MemoryRange;
 use crate::strided::StridedTensor;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
@@ -101,24 +102,38 @@ impl BackwardPass<'_> {
         self.steps.launch_terms(kernel, self.steps.grid(tiles, 2), &args, terms)
     }
 
-    /// dk, dv and dq, those that are wanted.
-    fn gradients(&self) -> Result<(), Error> {
+    /// Operands, those of queries in boxes of so many rows.
+    fn operands(&self, rows: usize) -> BackwardArgs {
         let steps = self.steps;
-        let (dim, values) = (steps.extents().dim, steps.values());
-        let [dq, dk, dv] = WRITTEN.map(|name| writes(&steps, name));
         let read = |name: &str, rows: usize| match steps.prepared.reads(name) {
             true => steps.map(name, rows),
             false => TensorMap::default(),
         };
-        // Operands, those of queries in boxes of so many rows.
-        let operands = |rows: usize| BackwardArgs {
-            q: steps.map("q", rows),
-            k: steps.map("k", 128),
-            v: read("v", 128),
-            dout: read("dout", rows),
-            ..self.args
-        };
-        let result = |name: &str| (steps.map(name, 128), steps.wide(name).into());
+        let (q, k) = (steps.map("q", rows), steps.map("k", 128));
+        BackwardArgs { q, k, v: read("v", 128), dout: read("dout", rows), ..self.args }
+    }
+
+    /// The same with places of dk and dv, if they are wanted.
+    fn by_keys(&self, rows: usize) -> BackwardArgs {
+        let steps = self.steps;
+        let mut args = self.operands(rows);
+        if writes(&steps, "dk") {
+            (args.dk, args.dk_rows) = (steps.map("dk", 128), steps.wide("dk").into());
+        }
+        if writes(&steps, "dv") {
+            (args.dv, args.dv_rows) = (steps.map("dv", 128), steps.wide("dv").into());
+        }
+        args
+    }
+
+    /// dk, dv and dq, those that are wanted.
+    fn gradients(&self) -> Result<(), Error> {
+        let steps = self.steps;
+        if let Some(sums) = steps.plan.dq_sums {
+            return self.fused(sums);
+        }
+        let (dim, values) = (steps.extents().dim, steps.values());
+        let [dq, dk, dv] = WRITTEN.map(|name| writes(&steps, name));
         if dk || dv {
             let lse = steps.prepared.value_dim.is_none();
             let module = module(steps, dk && (dv || lse));
@@ -128,21 +143,31 @@ impl BackwardPass<'_> {
                 (true, true) => ("keys", 128, 2 * dim),
                 (false, _) => ("values", 128, dim + values),
             };
-            let mut args = operands(rows);
-            if dk {
-                (args.dk, args.dk_rows) = result("dk");
-            }
-            if dv {
-                (args.dv, args.dv_rows) = result("dv");
-            }
-            self.claim((&module, name), 0, steps.key_tiles(128), args, terms)?;
+            self.claim((&module, name), 0, steps.key_tiles(128), self.by_keys(rows), terms)?;
         }
         if dq {
-            let (dq, dq_rows) = result("dq");
-            let args = BackwardArgs { dq, dq_rows, ..operands(128) };
+            let (dq, dq_rows) = (steps.map("dq", 128), steps.wide("dq").into());
+            let args = BackwardArgs { dq, dq_rows, ..self.operands(128) };
             let module = module(steps, true);
             self.claim((&module, "queries"), 1, steps.query_tiles(128), args, 2 * dim + values)?;
         }
         Ok(())
+    }
+
+    /// All of them in one pass by keys, with the sums of dq.
+    fn fused(&self, sums: MemoryRange) -> Result<(), Error> {
+        let steps = self.steps;
+        let e = steps.extents();
+        let args = BackwardArgs {
+            dq_rows: steps.wide("dq").into(),
+            dq_sums: steps.at(sums).into(),
+            turns: steps.turns().into(),
+            // Measured: with more heads beside each other fewer tiles of one wait for their turns at the begin.
+            shape: steps.shape(steps.heads_in(64 << 20).min(e.batch * e.key_heads)),
+            ..self.by_keys(64)
+        };
+        let module = module(steps, true);
+        self.claim((&module, "fused"), 0, steps.key_tiles(128), args, 3 * e.dim + 2 * steps.values())?;
+        steps.launch_terms((&module, "collect"), (steps.prepared.spec.sums_of_rows(), 256), &args, 0)
     }
 }

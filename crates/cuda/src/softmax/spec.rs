@@ -70,11 +70,11 @@ impl Spec {
 
     /// The pass that every level computes, if any in this storage type.
     fn permissive((pass, storage): (Pass, Dtype), options: &Options, target: Target) -> Spec {
-        let extents = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 64, keys: 64, dim: 64 };
+        let extents = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 64, keys: 64, dim: 128 };
         let scores = Attention::new(extents).scores;
         let counts = Counts::of_scores(&scores);
         let facts = Facts { target, pass, storage, precision: options.precision };
-        Spec::new((&scores, Some(64)), facts, counts, [true; 2], options)
+        Spec::new((&scores, Some(128)), facts, counts, [true; 2], options)
     }
 
     pub fn columns(&self) -> usize {
@@ -98,6 +98,19 @@ impl Spec {
     /// True if there is a choice of one sweep or two, and a mode insists on one.
     pub fn insists(&self) -> bool {
         self.pass == Pass::Backward && self.both && self.options.mode == Mode::FusedPartials
+    }
+
+    /// True if sm90a computes dq in the pass by keys as well, where the mode insists on it.
+    pub fn has_fused_sm90a(&self) -> bool {
+        let of = self.hopper();
+        let is_plain = of.lengths == Lengths::Equal && !of.options && of.visible != Visible::Spans;
+        is_plain && of.width == 128 && self.value_dim.is_some()
+    }
+
+    /// The blocks of 64 queries of which that pass has sums.
+    pub fn sums_of_rows(&self) -> usize {
+        let e = &self.extents;
+        e.batch * e.query_heads * e.queries.div_ceil(64)
     }
 
     /// The shared memory that a block of the level sm80 may have, in bytes.
@@ -145,27 +158,41 @@ pub(crate) fn refuses(
 
 const ALL: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
 
-const SM90A: &[Rule<Spec>] = &[
-    Rule::FLASH,
-    Rule::HOPPER,
-    Rule::SIXTEEN_BITS,
-    Rule::FIRST_ORDER_SM90A,
-    rule("the backward pass of sm90a has one mode, `separate`", |spec| !spec.insists()),
-    rule("dim and value_dim must be at most 128 for sm90a", |spec| spec.columns() <= 128),
-    rule("there are no queries or no keys, and nothing for sm90a to compute", |spec| {
-        let e = &spec.extents;
-        let (rows, tiles) = (spec.rows().min(e.keys), &spec.counts);
-        rows.min(tiles.by_queries).min(tiles.by_keys) > 0
-    }),
-    rule("sequences must have at most 2²⁸ rows for sm90a", |spec| {
-        spec.extents.queries.max(spec.extents.keys) <= LONGEST
-    }),
-    rule(
-        "masks must show each query one range of keys, known before the call (no ids or flags \
+/// The rules of sm90a, with one on modes.
+macro_rules! sm90a {
+    ($modes:expr) => {
+        &[
+            Rule::FLASH,
+            Rule::HOPPER,
+            Rule::SIXTEEN_BITS,
+            Rule::FIRST_ORDER_SM90A,
+            $modes,
+            rule("dim and value_dim must be at most 128 for sm90a", |spec| spec.columns() <= 128),
+            rule("there are no queries or no keys, and nothing for sm90a to compute", |spec| {
+                let e = &spec.extents;
+                let (rows, tiles) = (spec.rows().min(e.keys), &spec.counts);
+                rows.min(tiles.by_queries).min(tiles.by_keys) > 0
+            }),
+            rule("sequences must have at most 2²⁸ rows for sm90a", |spec| {
+                spec.extents.queries.max(spec.extents.keys) <= LONGEST
+            }),
+            rule(
+                "masks must show each query one range of keys, known before the call (no ids or flags \
                     on the device), for sm90a",
-        |spec| spec.counts.flags.is_none(),
-    ),
-];
+                |spec| spec.counts.flags.is_none(),
+            ),
+        ]
+    };
+}
+
+const SM90A: &[Rule<Spec>] = sm90a!(rule(
+    "the mode `fused` of sm90a needs dim or value_dim above 64, equal lengths and a full or causal mask or a window, \
+     without softcap or bias, and a scale above 0",
+    |spec| !spec.insists() || spec.has_fused_sm90a()
+));
+
+const LAZY_SM90A: &[Rule<Spec>] =
+    sm90a!(rule("the backward pass of sm90a has one mode, `separate`", |spec| !spec.insists()));
 
 const SM80: &[Rule<Spec>] = &[
     rule("tensor cores multiply f32 with the precisions `tf32` and `bf16x3`", |spec| {
@@ -206,7 +233,7 @@ pub(crate) static LEVELS: [LevelRow<Spec>; 3] = [
 ];
 
 pub(crate) static LAZY_LEVELS: [LevelRow<Spec>; 3] = [
-    LevelRow { level: Level::Sm90a, rules: SM90A },
+    LevelRow { level: Level::Sm90a, rules: LAZY_SM90A },
     LevelRow { level: Level::Sm80, rules: LAZY_SM80 },
     LevelRow { level: Level::Portable, rules: &[] },
 ];

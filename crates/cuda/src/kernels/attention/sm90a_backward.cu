@@ -1,12 +1,14 @@
 // ---- delta ----
+// Most numbers of rows fit 32 bits, in which a division takes a tenth of the time.
+DEV i64 quotient(i64 x, int y) { return x >> 32 ? x / y : (u32)x / (u32)y; }
 KERNEL(delta, BackwardArgs c, 256) {
   const Shape& s = c.shape;
   i64 t = blockIdx.x * 256ll + threadIdx.x, row = t / (D / 8);
   int piece = t % (D / 8);
   if (row >= stat_rows(s)) return;
-  i64 head = row / s.padded;
-  i64 batch = PACKED ? 0 : head / s.heads, h = head - batch * s.heads;
-  int i = row % s.padded, end = s.queries;
+  i64 head = quotient(row, s.padded);
+  i64 batch = PACKED ? 0 : quotient(head, s.heads), h = head - batch * s.heads;
+  int i = row - head * s.padded, end = s.queries;
   if (PACKED) {  // tiles of the sequences follow each other
     Task task = c.packed.by_queries[min(i / 64, c.packed.tasks - 1)];
     Sequence own = c.packed.sequences[task.first];

@@ -9,11 +9,21 @@
 //             one tile.                                                                                     (B6), (B7)
 //   queries   a tile is 128 queries and walks the key blocks: S, dP, dS, dq += dS·k                               (B5)
 //   values    dv where dk is not asked for: Sᵀ, Pᵀ, dv += Pᵀ·dout                                                 (B6)
+//   fused     dq, dk and dv by keys: as `keys`, and of each block of queries dq' = dS·k of the tile's keys, which is
+//             added to sums in f32: 5 products, in place of `keys` and `queries`                      (B5), (B6), (B7)
+//   collect   dq from these sums
 //   fallback  all results of groups that have a flag, by the code of the portable kernels (fallback.cu)
 // Of attention_lse dS is P ⊙ dlse (L2), and delta = -dlse: `keys` and `queries` have the loop of `values`.
 //
 // There are as many blocks as multiprocessors, and they claim tiles from a counter. While two warpgroups multiply, one
 // thread loads what they read next, of the next tile too, and another writes the results of the tile before.
+//
+// The sums of dq of a block of queries have one order, that of the tiles of keys, whoever computes them and when: a
+// number in memory says whose turn it is. The first tile writes its part, the others add theirs by the copy engine, and
+// the last one sets the number to 0 again. `fused` claims all tiles from the counter, each head's in their order, and
+// waits for earlier claims alone, whose blocks run: the smallest claim that is not done waits for nobody. Tiles walk the
+// queries from the last to the first, of all query heads those of one block after the other: a tile waits at its first
+// block for the one that began with it, and behind it no more, since it sees no more queries.
 //
 // Numbers that are not finite: pairs/tiles.cuh. P alone is selected; dS = P · (dP − delta) keeps a NaN of dP and of
 // delta. lse2 = +∞ also stands for padding and a row that saw nothing.
@@ -21,7 +31,7 @@
 // A gradient that is not asked for is not computed and, where all results are finite, changes no bit of the others. dk
 // without dv is `keys` without the product of dv: three products. dv without dk and both gradients of attention_lse
 // take two (sm90a_backward_weights.cu). These kernels are modules of their own. dv alone reads neither v nor o and has
-// no δ.
+// no δ. Where the mode asks for `fused`, it computes all three; sums in another order have other bits.
 //
 // Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair; 2: spans), LENGTHS (1: batch elements have extents
 // of their own; 2: sequences are listed), OPTIONS (0: no softcap, no bias, a scale above 0), RESULTS (0: `keys` for dk

@@ -1,28 +1,19 @@
-// dq, dk and dv in one pass by keys: five products in place of the seven of `keys` and `queries`.
-//
-//   fused    as `keys`, and of each block of queries dq' = dS·k of the keys of the tile: added to sums in f32
-//   collect  dq from its sums
-//
-// The sums of a block of queries have one order, that of the tiles of keys, whoever computes them and when: a number in
-// memory says whose turn it is. Tiles are claimed in that order, each head's one after the other, and all from the
-// counter, so that a block waits for blocks alone that run already: the smallest claim that is not done waits for
-// nobody. Each tile walks the queries from the last to the first. The first tile writes its part, and the others add
-// theirs by the copy engine; the last one sets the number to 0 again.
-//
-// RESULTS 1, LENGTHS 0 and WINDOW 0 or 1 alone.
+// ---- dq, dk and dv in one pass by keys ----
+#if RESULTS == 1 && WINDOW < 2 && LENGTHS == 0 && OPTIONS == 0 && D == 128
 namespace fused_pass {
-constexpr int KEYS = OWN, ROWS = 64 * 128 / D;  // dq' of a block is 32 KiB
-constexpr int FUSED_STAGES = 3;                 // query blocks in flight
+constexpr int KEYS = OWN, ROWS = 64, COLUMNS = D / 2;  // of dq' of a warpgroup, which has all rows
 constexpr u32 KV_BYTES = KEYS * D * 2, Q_BYTES = ROWS * D * 2, DS_BYTES = KEYS * ROWS * 2, DQ_BYTES = ROWS * D * 4;
-// k and v, whose places dk and dv take; q and dout of query blocks, in stages; dS of this block of queries and of the
-// one before; dq' of the one before; numbers of rows.
-constexpr u32 AT_V = KV_BYTES, AT_Q = 2 * KV_BYTES, AT_DO = AT_Q + FUSED_STAGES * Q_BYTES, AT_DS = AT_DO + FUSED_STAGES * Q_BYTES;
+// k and v; q and dout of query blocks, in stages; dS of this block of queries and of the one before, whose place dk
+// takes; dq' of the one before, whose place dv takes; numbers of rows.
+constexpr u32 AT_V = KV_BYTES, AT_Q = AT_V + KV_BYTES, AT_DO = AT_Q + STAGES * Q_BYTES, AT_DS = AT_DO + STAGES * Q_BYTES;
 constexpr u32 AT_DQ = AT_DS + 2 * DS_BYTES, AT_STATS = AT_DQ + DQ_BYTES, STATS_BYTES = 2 * ROWS * 4;
-using TileRing = Ring<1, AT_STATS + FUSED_STAGES * STATS_BYTES>;  // of k and v
-constexpr u32 OUT_FULL = TileRing::END, DS_FULL = OUT_FULL + 8, DQ_FULL = DS_FULL + 8, DQ_EMPTY = DQ_FULL + 16;
-using Blocks = Ring<FUSED_STAGES, DQ_EMPTY + 8>;  // of q, dout, lse2 and delta
-using Tiles = WorkTiles<2, true, TileRing, Blocks::END>;
-CHECK_SHARED(fused, 1024 + Blocks::END + 8);  // 1024 to align all
+using TileRing = Ring<1, AT_STATS + STAGES * STATS_BYTES, 1, true>;  // of k
+using Values = Ring<1, TileRing::END, 1, true>;                      // of v
+using Blocks = Ring<STAGES, Values::END>;                            // of q, dout, lse2 and delta
+// Barriers of dk and dv, of dS, and of dq', of which there are two: each other block has its own.
+constexpr u32 OUT_FULL = Blocks::END, OUT_EMPTY = OUT_FULL + 8, DS_FULL = OUT_EMPTY + 8, DQ_FULL = DS_FULL + 8, DQ_EMPTY = DQ_FULL + 16;
+using Tiles = WorkTiles<2, true, TileRing, DQ_EMPTY + 8>;
+CHECK_SHARED(fused, 1024 + DQ_EMPTY + 16);  // 1024 to align all
 
 // Claims the next tile, the first one too: a block's number says nothing of when it runs.
 DEV int claim_in_order(const BackwardArgs& call) {
@@ -36,12 +27,6 @@ DEV Range walked(const BackwardArgs& call, const Work& w, const Own& s) {
   if (w.block * KEYS + KEYS > s.keys) range.open = range.closed = range.end;
   return range;
 }
-DEV void load_keys(const Tiles& tiles, const BackwardArgs& call, const Work& w, const Own& s, int t) {
-  const u32 loaded = tiles.announce(t), k = tiles.base;
-  expect_bytes(loaded, 2 * KV_BYTES);
-  load5(k, &call.k, loaded, w.block * KEYS, w.head, s.batch);
-  load5(k + AT_V, &call.v, loaded, w.block * KEYS, w.head, s.batch);
-}
 DEV void load_queries(const Blocks& blocks, const BackwardArgs& call, const Own& s, int h, int row) {
   const u32 stage = blocks.stage(), full = blocks.fill(2 * Q_BYTES + STATS_BYTES), stats = blocks.base + AT_STATS + stage * STATS_BYTES;
   load5(blocks.base + AT_Q + stage * Q_BYTES, &call.q, full, row, h, s.batch);
@@ -52,30 +37,45 @@ DEV void load_queries(const Blocks& blocks, const BackwardArgs& call, const Own&
 }
 DEV void produce(u32 base, const BackwardArgs& call) {
   Tiles tiles = {base, 1};
+  Values values = {base, 1};
   Blocks blocks = {base, 1};
   NO_UNROLL for (int t; (t = claim_in_order(call)) < call.tiles;) {
     const Work w = Tiles::work<false>(t, call);
     const Own s = sequence_of<false>(call, w.batch);
     const Range range = walked(call, w, s);
     const int each = s.heads / s.key_heads;
-    // The first queries before the keys, whose place is taken until the results of the tile before have left.
-    int before = 1;
-    NO_UNROLL for (int h = w.head * each; h < (w.head + 1) * each; h++)
-      NO_UNROLL for (int i = range.end - 1; i >= range.begin; i--) {
+    auto load = [&] {
+      load5(base + AT_V, &call.v, values.fill(KV_BYTES), w.block * KEYS, w.head, s.batch);
+      const u32 loaded = tiles.announce(t);
+      expect_bytes(loaded, KV_BYTES);
+      load5(base, &call.k, loaded, w.block * KEYS, w.head, s.batch);
+    };
+    // Two blocks of queries come first: k and v of the tile before are read until its end.
+    int ahead = 2;
+    NO_UNROLL for (int i = range.end - 1; i >= range.begin; i--)
+      NO_UNROLL for (int h = w.head * each; h < (w.head + 1) * each; h++) {
         load_queries(blocks, call, s, h, i * ROWS);
         blocks.advance();
-        if (before-- == 0) load_keys(tiles, call, w, s, t);
+        if (--ahead == 0) load();
       }
-    if (before >= 0) load_keys(tiles, call, w, s, t);
-    tiles.advance();
+    if (ahead > 0) load();
+    tiles.advance(), values.advance();
   }
   tiles.finish();
 }
 DEV void store(u32 base, const BackwardArgs& call) {
-  store_tiles<true, OUT_FULL>(Tiles(base, 0), call, [&](const Work& w, const Own& s, u32) {
-    store5(&call.dk, base, w.block * KEYS, w.head, s.batch);
-    store5(&call.dv, base + AT_V, w.block * KEYS, w.head, s.batch);
-  });
+  u32 parity = 0;
+  Work w;
+  Own s;
+  NO_UNROLL for (Tiles tiles(base, 0); tiles.take<false>(call, w, s); tiles.advance(), parity ^= 1) {
+    arrive(tiles.empty());
+    wait(base + OUT_FULL, parity);
+    if (call.dk_rows.data) store5(&call.dk, base + AT_DS, w.block * KEYS, w.head, s.batch);
+    if (call.dv_rows.data) store5(&call.dv, base + AT_DQ, w.block * KEYS, w.head, s.batch);
+    store_commit(), store_wait_read();
+    arrive(base + OUT_EMPTY);
+  }
+  store_wait();
 }
 
 // ---- turns ----
@@ -99,14 +99,14 @@ DEV void add(u32 base, const BackwardArgs& call, u32 odd) {
     arrive(tiles.empty());
     const Range range = walked(call, w, s);
     const int each = s.heads / s.key_heads, blocks = (s.queries + ROWS - 1) / ROWS;
-    NO_UNROLL for (int h = w.head * each; h < (w.head + 1) * each; h++)
-      NO_UNROLL for (int i = range.end - 1; i >= range.begin; i--) {
+    NO_UNROLL for (int i = range.end - 1; i >= range.begin; i--)
+      NO_UNROLL for (int h = w.head * each; h < (w.head + 1) * each; h++) {
         if ((n++ & 1) != odd) continue;
-        const Range keys = key_blocks<ROWS / 64, KEYS>(call.spans, s, i);
-        const i64 block = (i64)(s.batch * s.heads + h) * blocks + i;
-        const u32 turn = w.block - keys.begin;
+        const int block = (s.batch * s.heads + h) * blocks + i, last = min(i * ROWS + ROWS, s.queries) - 1;
+        const u32 turn = w.block - (WINDOW ? first_key(i * ROWS, s) / KEYS : 0);
+        const int end = WINDOW ? end_key(last, s) : s.keys;
         u32* at = call.turns + block;
-        float* sums = call.dq_sums + block * (ROWS * D);
+        float* sums = call.dq_sums + (i64)block * (ROWS * D);
         if (turn) {
           while (load_turn(at) != turn) {}
           all_proxies_fence();
@@ -117,7 +117,7 @@ DEV void add(u32 base, const BackwardArgs& call, u32 odd) {
         store_commit(), store_wait_read();
         arrive(base + DQ_EMPTY);
         store_wait();
-        store_turn(at, w.block == keys.end - 1 ? 0 : turn + 1);
+        store_turn(at, w.block == (end - 1) / KEYS ? 0 : turn + 1);
         parity ^= 1;
       }
   }
@@ -128,29 +128,29 @@ DEV void add(u32 base, const BackwardArgs& call, u32 odd) {
 template <int N> DEV void begin(float (&x)[N]) {
   UNROLL(i, N) asm volatile("" : "=f"(x[i])::"memory");
 }
-// dq' of a block of queries: a warpgroup's 64 of its rows, or of its columns where it has 64 rows alone.
-DEV void issue_dq(float (&dq)[32], u32 ds, u32 k) {
-  const u32 own = own_group() * KEYS * 128;
-  const u32 a = ROWS == 128 ? ds + own : ds, b = D == 128 ? k + own : k;
+// dq' of a block of queries, those columns of a warpgroup.
+DEV void issue_dq(float (&dq)[COLUMNS / 2], u32 ds, u32 k) {
+  const u32 own = k + own_group() * (KEYS * 128);
   begin(dq), mma_begin();
-  UNROLL(i, KEYS / 16) Mma<64>::ss<MN_MAJOR, MN_MAJOR>(dq, mn_major(a + i * 2048, KEYS * 128), mn_major(b + i * 2048, KEYS * 128), i > 0);
+  UNROLL(i, KEYS / 16)
+    Mma<COLUMNS>::template ss<MN_MAJOR, MN_MAJOR>(dq, mn_major(ds + i * 2048, KEYS * 128), mn_major(own + i * 2048, KEYS * 128), i > 0);
   mma_commit();
 }
 // dk += dS·q, or dk = dS·q: both from shared memory, so that no register waits for the product.
 DEV void issue_dk(float (&dk)[D / 2], u32 ds, u32 q, int add) {
   mma_begin();
   UNROLL(i, ROWS / 16)
-    Mma<D>::ss<K_MAJOR, MN_MAJOR>(dk, k_major(ds + i / 4 * KEYS * 128 + own_group() * 64 * 128 + i % 4 * 32), mn_major(q + i * 2048, ROWS * 128), i > 0 ? 1 : add);
+    Mma<D>::ss<K_MAJOR, MN_MAJOR>(dk, k_major(ds + own_group() * 64 * 128 + i * 32), mn_major(q + i * 2048, ROWS * 128), i > 0 ? 1 : add);
   mma_commit();
 }
 DEV void store_vector(u32 at, float a, float b, float c, float d) {
   asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(at), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
 // dq' to the place from which `add` takes it, as threads have it: four numbers of each thread side by side.
-DEV void put_dq(const float (&dq)[32], u32 base, u32 parity) {
+DEV void put_dq(const float (&dq)[COLUMNS / 2], u32 base, u32 parity) {
   wait(base + DQ_EMPTY, parity);
   const u32 to = base + AT_DQ + opaque(threadIdx.x - 128) * 16;
-  UNROLL(j, 8) store_vector(to + j * 4096, dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
+  UNROLL(j, COLUMNS / 8) store_vector(to + j * 4096, dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
   proxy_fence();
   warp_arrive(base + DQ_FULL + 8 * (parity ^ 1));
 }
@@ -159,7 +159,7 @@ DEV void put_ds(const u32 (&ds)[ROWS / 4], u32 to) {
   const u32 thread = opaque(threadIdx.x - 128), row = thread / 32 * 16 + thread % 16;
   UNROLL(j, ROWS / 16) {
     const int piece = 2 * j + thread / 16 % 2;
-    store_blocks(to + piece / 8 * (KEYS * 128) + swizzled(row, piece % 8), ds[4 * j], ds[4 * j + 1], ds[4 * j + 2], ds[4 * j + 3]);
+    store_blocks(to + swizzled(row, piece), ds[4 * j], ds[4 * j + 1], ds[4 * j + 2], ds[4 * j + 3]);
   }
   proxy_fence();
 }
@@ -179,86 +179,83 @@ template <bool MASKED> DEV void weigh(float (&p)[ROWS / 2], u32 (&pp)[ROWS / 4],
     }
   }
 }
-// Half of dv += Pᵀ·dout: so much of the first half of the queries, or of the second.
-template <int HALF> DEV void issue_dv(float (&dv)[D / 2], u32 (&pp)[ROWS / 4], u32 dout) {
-  pin(pp), mma_begin();
-  UNROLL(i, ROWS / 32) {
-    constexpr int from = HALF * (ROWS / 32);
-    Mma<D>::rs<MN_MAJOR>(dv, pp + 4 * (from + i), mn_major(dout + (from + i) * 2048, ROWS * 128), 1);
-  }
-  mma_commit();
-}
-
 // Walks the queries of a tile; `n`: the blocks of queries that were walked before. The products of dS of a block run
 // under the exponentials of the next one.
-DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, u32& n, const BackwardArgs& call, const Work& w, const Own& s, int row) {
+DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, const Values& values, u32& n, const BackwardArgs& call, const Work& w, const Own& s, u32 keys, int row) {
   const u32 column = 2 * (lane_id() & 3);
   const float c = s.scale * LOG2E;
   u32 pp[ROWS / 4];
   int done = 0;
   // dq' and dk of the block before. Of a first block they are computed of what lies there, and left.
-  auto behind = [&](float (&dq)[32], u32 base) {
+  auto behind = [&](float (&dq)[COLUMNS / 2], u32 base) {
     const u32 ds = base + AT_DS + (~n & 1) * DS_BYTES;
     if (done) wait(base + DS_FULL, ~n & 1);
-    issue_dq(dq, ds, base);
+    issue_dq(dq, ds, opaque(keys));
     issue_dk(dk, ds, base + AT_Q + blocks.before() * Q_BYTES, done > 1);
   };
   auto step = [&](int i, auto masked) {
-    float p[ROWS / 2], ds[ROWS / 2], dq[32];
+    float p[ROWS / 2], ds[ROWS / 2], dq[COLUMNS / 2];
     u32 dsp[ROWS / 4];
-    const u32 base = opaque(blocks.base), k = base + own_group() * 64 * 128;  // not computed beforehand: that spills
+    const u32 base = opaque(blocks.base), own = own_group() * 64 * 128;  // not computed beforehand: that spills
     const u32 stage = blocks.stage(), dout = base + AT_DO + stage * Q_BYTES, stats = base + AT_STATS + stage * STATS_BYTES + 4 * column;
     blocks.wait_full();
     begin(p);
-    issue_shared<ROWS, D, KEYS, ROWS>(p, k, base + AT_Q + stage * Q_BYTES);
-    mma_wait<1>(), pin(pp);  // dv of the block before
+    issue_shared<ROWS, D, KEYS, ROWS>(p, opaque(keys) + own, base + AT_Q + stage * Q_BYTES);
     behind(dq, base);
     mma_wait<2>(), pin(p);
     weigh<decltype(masked)::value>(p, pp, s, c, row, i * ROWS + column, stats);
-    issue_dv<0>(dv, pp, dout);
+    issue_registers<ROWS, D>(dv, pp, dout);
     mma_wait<1>(), pin(dq);
     if (done) blocks.release(blocks.before()), put_dq(dq, base, n & 1);
+    values.wait_full();
     begin(ds);
-    issue_shared<ROWS, D, KEYS, ROWS>(ds, k + AT_V, dout);
-    issue_dv<1>(dv, pp, dout);
-    mma_wait<1>(), pin(ds);
+    issue_shared<ROWS, D, KEYS, ROWS>(ds, base + AT_V + own, dout);
+    mma_wait<0>(), pin(ds);
     UNROLL(j, ROWS / 8) {
       const float2 x = load_pair(stats + ROWS * 4 + 32 * j);
       UNROLL(r, 2) dsp[2 * j + r] = pack(p[4 * j + 2 * r] * (ds[4 * j + 2 * r] - x.x), p[4 * j + 2 * r + 1] * (ds[4 * j + 2 * r + 1] - x.y));
     }
+    wait(base + OUT_EMPTY, values.phase() ^ 1);
     put_ds(dsp, base + AT_DS + (n & 1) * DS_BYTES);
     warp_arrive(base + DS_FULL);
     done++, n++;
     blocks.advance();
   };
   const Range range = walked(call, w, s);
-  NO_UNROLL for (int h = 0; h < s.heads / s.key_heads; h++) {
-    int i = range.end - 1;
-    NO_UNROLL for (; i >= range.closed; i--) step(i, Is<true>());
-    NO_UNROLL for (; i >= range.open; i--) step(i, Is<false>());
-    NO_UNROLL for (; i >= range.begin; i--) step(i, Is<true>());
-  }
-  float dq[32];
+  const int each = s.heads / s.key_heads;
+  auto steps = [&](int from, int end, auto masked) {
+    NO_UNROLL for (int i = end - 1; i >= from; i--)
+      NO_UNROLL for (int h = 0; h < each; h++) step(i, masked);
+  };
+  steps(range.closed, range.end, Is<true>()), steps(range.open, range.closed, Is<false>()), steps(range.begin, range.open, Is<true>());
+  float dq[COLUMNS / 2];
   const u32 base = opaque(blocks.base);
   mma_wait<0>(), pin(dv);
+  values.wait_full(), values.release();
   behind(dq, base);
   mma_wait<0>(), pin(dq), pin(dk);
   if (done) put_dq(dq, base, n & 1), blocks.release(blocks.before());
   else clear(dk);
 }
 DEV void consume(u32 base, const BackwardArgs& call) {
+  Values values = {base, 0};
   Blocks blocks = {base, 0};
   Work w;
   Own s;
   u32 n = 0;
   NO_UNROLL for (Tiles tiles = {base, 0}; tiles.take<true>(call, w, s); tiles.advance()) {
-    const u32 own = base + own_group() * 64 * 128;
+    values.at = tiles.at;
+    const u32 own = own_group() * 64 * 128;
     const int row = w.block * KEYS + own_group() * 64 + own_row();
     float dk[D / 2], dv[D / 2];
     clear(dk), clear(dv);
-    walk(dk, dv, blocks, n, call, w, s, row);
-    auto ready = [&] { named_sync(1, 256); };  // k is no longer read
-    put_results<OF_KEYS, true>(call, w, s, row, ready, Result{dk, s.scale, call.dk_rows, own}, Result{dv, 1, call.dv_rows, own + AT_V});
+    walk(dk, dv, blocks, values, n, call, w, s, base + tiles.stage() * KV_BYTES, row);
+    tiles.release();
+    auto ready = [&] {
+      named_sync(1, 256);  // dS is no longer read
+      wait(base + OUT_EMPTY, values.phase() ^ 1), wait(base + DQ_EMPTY, ~n & 1);
+    };
+    put_results<OF_KEYS, true>(call, w, s, row, ready, Result{dk, s.scale, call.dk_rows, base + AT_DS + own}, Result{dv, 1, call.dv_rows, base + AT_DQ + own});
     warp_arrive(base + OUT_FULL);
   }
 }
@@ -267,9 +264,9 @@ KERNEL(fused, BackwardArgs call, 384, 1) {
   using namespace fused_pass;
   const u32 base = shared_panels();
   make_barriers([&] {
-    prefetch(&call.q), prefetch(&call.k), prefetch(&call.v), prefetch(&call.dout), prefetch(&call.dk), prefetch(&call.dv);
-    Tiles::init(base, 1, 3), Blocks::init(base, 1, 8 * ARRIVALS);
-    barrier_init(base + OUT_FULL, 8 * ARRIVALS), barrier_init(base + DS_FULL, 8 * ARRIVALS);
+    prefetch(&call.q), prefetch(&call.k), prefetch(&call.v), prefetch(&call.dout);
+    Tiles::init(base, 1, 8 * ARRIVALS + 3), Values::init(base, 1, 8 * ARRIVALS), Blocks::init(base, 1, 8 * ARRIVALS);
+    barrier_init(base + OUT_FULL, 8 * ARRIVALS), barrier_init(base + OUT_EMPTY, 1), barrier_init(base + DS_FULL, 8 * ARRIVALS);
     barrier_init(base + DQ_FULL, 8 * ARRIVALS), barrier_init(base + DQ_FULL + 8, 8 * ARRIVALS), barrier_init(base + DQ_EMPTY, 1);
   });
   auto feed = [&] {
@@ -290,31 +287,35 @@ DEV void turn_quads(u32 (&x)[4]) {
     else x[one] = first, x[3] = second;
   }
 }
+// dq of 64 rows from their sums.
 KERNEL(collect, BackwardArgs c, 256) {
   using namespace fused_pass;
   const Shape& shape = c.shape;
   const int blocks = (shape.queries + ROWS - 1) / ROWS, i = blockIdx.x % blocks, head = blockIdx.x / blocks;
   const Own s = sequence_of<false>(c, head / shape.heads);
   const Range keys = key_blocks<ROWS / 64, KEYS>(c.spans, s, i);
-  const int half = threadIdx.x / 128, row = i * ROWS + own_row() + (ROWS == 128 ? half * 64 : 0), h = head % shape.heads;
+  const int row = i * ROWS + own_row(), h = head % shape.heads;
   const float4* from = (const float4*)(c.dq_sums + (i64)blockIdx.x * (ROWS * D)) + threadIdx.x;
-  float4 x[8];
+  constexpr int VECTORS = COLUMNS / 8;
+  float4 x[VECTORS];
   bool finite[2] = {true, true};
-  UNROLL(j, 8) {
-    x[j] = keys.begin < keys.end ? from[j * 256] : float4{0, 0, 0, 0};
+  UNROLL(j, VECTORS) {
+    x[j] = keys.begin < keys.end ? from[j * 256] : float4{0, 0, 0, 0};  // rows that see nothing have no sums
     finite[0] &= is_finite(x[j].x) && is_finite(x[j].y), finite[1] &= is_finite(x[j].z) && is_finite(x[j].w);
   }
   UNROLL(r, 2) {
-    if (row + 8 * r < s.queries && !finite[r]) raise<OF_QUERIES>(c.flags, s.batch * s.key_heads + h / (s.heads / s.key_heads));
-    UNROLL(g, 2) {
+    const bool there = row + 8 * r < s.queries;
+    if (there && !finite[r]) raise<OF_QUERIES>(c.flags, s.batch * s.key_heads + h / (s.heads / s.key_heads));
+    UNROLL(g, VECTORS / 4) {
       u32 y[4];
       UNROLL(j, 4) {
         const float4 z = x[4 * g + j];
         y[j] = r ? pack(z.z * s.scale, z.w * s.scale) : pack(z.x * s.scale, z.y * s.scale);
       }
       turn_quads(y);
-      const int column = (ROWS == 128 ? 0 : half * 64) + 32 * g + 8 * (lane_id() & 3);
-      if (row + 8 * r < s.queries) *(uint4*)(row_of(c.dq_rows, s.batch, h, row + 8 * r) + column) = uint4{y[0], y[1], y[2], y[3]};
+      const int column = threadIdx.x / 128 * COLUMNS + 32 * g + 8 * (lane_id() & 3);
+      if (there) *(uint4*)(row_of(c.dq_rows, s.batch, h, row + 8 * r) + column) = uint4{y[0], y[1], y[2], y[3]};
     }
   }
 }
+#endif
