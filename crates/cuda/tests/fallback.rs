@@ -13,7 +13,9 @@ mod tensors;
 use arrays::DeviceArray;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
 use etalon_cuda::{DevicePass, DeviceTensors, Level, Options, Precision, Settings, Workspace, probe, run_in};
-use etalon_problem::{Attention, Extents, LazyAttention, Mask, Mode, Pass, Problem, Role, Sequences, Views, ViewsMut};
+use etalon_problem::{
+    Align, Attention, Extents, LazyAttention, Mask, Mode, Pass, Problem, Role, Sequences, Views, ViewsMut,
+};
 use half::bf16;
 use ndarray::{ArrayD, Axis, Dimension, IxDyn};
 use numbers::numbers;
@@ -136,6 +138,30 @@ const CASES: [Case; 8] = [
     // stands for the others.
     (Level::Sm80, Mode::FusedPartials, &ALL, NONE, "k", 190),
 ];
+
+/// The pass of five products: gradients of the portable level, with a NaN in a row of keys that not every query sees, and
+/// the same bits again.
+#[test]
+fn five_products_give_gradients_in_one_order() {
+    let Some(whole) = without(0) else { return };
+    let bits = |all: &Tensors| all.values().flatten().map(|x| x.to_bits()).collect::<Vec<_>>();
+    let windows = Mask::Window { left: Some(200), right: Some(40), align: Align::BottomRight };
+    for (mask, queries) in [(Mask::causal(), 333), (Mask::causal(), 700), (Mask::Full, 333), (windows, 333)] {
+        let extents = Extents { batch: 2, query_heads: 4, key_heads: 2, queries, keys: 517, dim: 128 };
+        let problem: Problem = Attention::new(extents).mask(mask.clone()).into();
+        let portable = Options { level: Level::Portable, ..Options::default() };
+        let fused = Options { mode: Mode::FusedPartials, ..flash(Level::Sm90a) };
+        for row in [517, 300] {
+            let inputs = inputs(&whole, &problem, |name, at| name == "k" && at[..3] == [0, 1, row]);
+            let wanted = gradients(&whole, &problem, &inputs, &ALL, &portable);
+            let found = gradients(&whole, &problem, &inputs, &ALL, &fused);
+            assert!(agree(&found, &wanted), "{mask:?} {queries} queries, NaN in key {row}");
+            for _ in 0..5 {
+                assert_eq!(bits(&gradients(&whole, &problem, &inputs, &ALL, &fused)), bits(&found), "{mask:?}");
+            }
+        }
+    }
+}
 
 #[test]
 fn each_flag_is_needed() {
