@@ -60,7 +60,7 @@ fn a_pass_of_a_device_is_explained() {
         "The cuda tier on compute capability 9.0 (132 multiprocessors, 227 KiB for a block)",
         "Tiles of forward sm90a: 128x128",
         "  not sm80: the second order is not written yet for sm80",
-        "partial sums of dq: ",
+        "  sums of dq: 128 MiB",
     ] {
         assert!(text.contains(part), "{part} is not in\n{text}");
     }
@@ -79,7 +79,7 @@ fn a_pass_of_a_device_is_explained() {
     assert!(text.contains("nothing was measured on such a device"), "{text}");
     let text = explain(&["--dtype", "bf16", "--cuda-level", "sm90a"]);
     assert!(row(&text, &["backward", "separate", "sm90a"]).contains("chosen"), "{text}");
-    assert!(text.contains("  sums of dq: "), "{text}");
+    assert!(text.contains("  sums of dq: 128 MiB"), "{text}");
     let line = refusal(&etalon(&["explain", "--problem", &path, "--arch", "sm_75"]));
     assert!(line.contains("sm_90"), "{line}");
 }

@@ -179,6 +179,12 @@ template <bool MASKED> DEV void weigh(float (&p)[ROWS / 2], u32 (&pp)[ROWS / 4],
     }
   }
 }
+// dv += Pᵀ·dout of some of the four times 16 queries of a block.
+template <int FROM, int COUNT> DEV void issue_dv(float (&dv)[D / 2], u32 (&pp)[ROWS / 4], u32 dout) {
+  pin(pp), mma_begin();
+  UNROLL(i, COUNT) Mma<D>::rs<MN_MAJOR>(dv, pp + 4 * (FROM + i), mn_major(dout + (FROM + i) * 2048, ROWS * 128), 1);
+  mma_commit();
+}
 // Walks the queries of a tile; `n`: the blocks of queries that were walked before. The products of dS of a block run
 // under the exponentials of the next one.
 DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, const Values& values, u32& n, const BackwardArgs& call, const Work& w, const Own& s, u32 keys, int row) {
@@ -201,16 +207,18 @@ DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, const Valu
     blocks.wait_full();
     begin(p);
     issue_shared<ROWS, D, KEYS, ROWS>(p, opaque(keys) + own, base + AT_Q + stage * Q_BYTES);
+    mma_wait<1>(), pin(pp);  // dv of the block before
     behind(dq, base);
     mma_wait<2>(), pin(p);
     weigh<decltype(masked)::value>(p, pp, s, c, row, i * ROWS + column, stats);
-    issue_registers<ROWS, D>(dv, pp, dout);
+    issue_dv<0, 3>(dv, pp, dout);
     mma_wait<1>(), pin(dq);
     if (done) blocks.release(blocks.before()), put_dq(dq, base, n & 1);
     values.wait_full();
     begin(ds);
     issue_shared<ROWS, D, KEYS, ROWS>(ds, base + AT_V + own, dout);
-    mma_wait<0>(), pin(ds);
+    issue_dv<3, 1>(dv, pp, dout);  // runs under what follows
+    mma_wait<1>(), pin(ds);
     UNROLL(j, ROWS / 8) {
       const float2 x = load_pair(stats + ROWS * 4 + 32 * j);
       UNROLL(r, 2) dsp[2 * j + r] = pack(p[4 * j + 2 * r] * (ds[4 * j + 2 * r] - x.x), p[4 * j + 2 * r + 1] * (ds[4 * j + 2 * r + 1] - x.y));
