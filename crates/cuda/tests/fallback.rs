@@ -139,7 +139,7 @@ const CASES: [Case; 8] = [
     (Level::Sm80, Mode::FusedPartials, &ALL, NONE, "k", 190),
 ];
 
-/// The pass of five products: gradients of the portable level, with a NaN in a row of keys that not every query sees, and
+/// Five products give the gradients of the portable level, with a NaN in a row of keys that not every query sees, and
 /// the same bits again.
 #[test]
 fn five_products_give_gradients_in_one_order() {

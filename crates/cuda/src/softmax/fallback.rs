@@ -20,7 +20,7 @@ pub(crate) fn reserve(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Op
     has_flags.then(|| range(prepared, layout)).transpose()
 }
 
-/// Takes a range for words that are 0 at first: counters from which blocks of sm90a claim tiles, of two kernels; flags,
+/// Range of words that are 0 at first: counters from which blocks of sm90a claim tiles, of two kernels; flags,
 /// of all groups together and then of each; and numbers that say whose turn it is to add to sums of dq.
 pub(crate) fn range(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<MemoryRange, Error> {
     let is_fused = prepared.choice.level == Level::Sm90a && prepared.spec.insists();

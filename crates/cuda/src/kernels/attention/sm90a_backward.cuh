@@ -19,11 +19,11 @@
 // thread loads what they read next, of the next tile too, and another writes the results of the tile before.
 //
 // The sums of dq of a block of queries have one order, that of the tiles of keys, whoever computes them and when: a
-// number in memory says whose turn it is. The first tile writes its part, the others add theirs by the copy engine, and
-// the last one sets the number to 0 again. `fused` claims all tiles from the counter, each head's in their order, and
-// waits for earlier claims alone, whose blocks run: the smallest claim that is not done waits for nobody. Tiles walk the
-// queries from the last to the first, of all query heads those of one block after the other: a tile waits at its first
-// block for the one that began with it, and behind it no more, since it sees no more queries.
+// number in memory says whose turn it is. The first tile writes its part, the others add theirs by the copy engine,
+// and the last one sets the number to 0 again. `fused` claims all tiles from the counter, each head's in their order,
+// and waits for earlier claims alone, whose blocks run: the smallest claim that is not done waits for nobody. Tiles
+// walk the queries from the last to the first, of all query heads those of one block after the other: a tile waits at
+// its first block for the one that began with it, and behind it no more, since it sees no more queries.
 //
 // Numbers that are not finite: pairs/tiles.cuh. P alone is selected; dS = P · (dP − delta) keeps a NaN of dP and of
 // delta. lse2 = +∞ also stands for padding and a row that saw nothing.
