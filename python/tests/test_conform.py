@@ -1,6 +1,7 @@
 """The suite on kernels in Python, bounds, descriptions of problems, and the plugin for pytest."""
 
 import dataclasses
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -13,6 +14,10 @@ import etalon
 from etalon import problems
 
 pytest_plugins = ["pytester"]
+
+# Where etalon is installed, pytest finds the plugin by itself.
+INSTALLED = any(point.value == "etalon_pytest" for point in importlib.metadata.entry_points(group="pytest11"))
+WITH_PLUGIN = () if INSTALLED else ("-p", "etalon_pytest")
 
 CAUSAL = {
     "limits": {"dim": {"one_of": [32, 64]}, "queries": {"at_least": 1}, "query_heads": {"at_least": 1}},
@@ -190,7 +195,7 @@ PLUGIN = """
 
 def test_the_plugin_has_a_test_for_each_case(pytester):
     pytester.makepyfile(PLUGIN)
-    result = pytester.runpytest_subprocess("-p", "etalon_pytest", "--junitxml=junit.xml", "--strict-markers")
+    result = pytester.runpytest_subprocess(*WITH_PLUGIN, "--junitxml=junit.xml", "--strict-markers")
     outcomes = result.parseoutcomes()
     assert outcomes["failed"] == 1 and outcomes["passed"] >= 4
     result.stdout.fnmatch_lines(["*FAILED: * checks, * negative*", f"* checks passed in {outcomes['passed']} cases"])
@@ -203,10 +208,10 @@ def test_the_plugin_imports_nothing_before_it_is_used(pytester):
     pytester.makepyfile(
         "import sys\ndef test_it():\n    assert 'etalon' not in sys.modules and 'numpy' not in sys.modules"
     )
-    assert pytester.runpytest_subprocess("-p", "etalon_pytest").parseoutcomes() == {"passed": 1}
+    assert pytester.runpytest_subprocess(*WITH_PLUGIN).parseoutcomes() == {"passed": 1}
 
 
 def test_the_plugin_says_what_it_lacks(pytester):
     pytester.makepyfile("def test_it(etalon_case):\n    pass")
-    result = pytester.runpytest_subprocess("-p", "etalon_pytest")
+    result = pytester.runpytest_subprocess(*WITH_PLUGIN)
     result.stdout.fnmatch_lines(['*`etalon_case` needs the marker etalon("ALGORITHM")*'])
