@@ -15,7 +15,7 @@ from etalon import problems
 
 pytest_plugins = ["pytester"]
 
-# Where etalon is installed, pytest finds the plugin by itself.
+# pytest finds the plugin of an installed etalon by itself.
 INSTALLED = any(point.value == "etalon_pytest" for point in importlib.metadata.entry_points(group="pytest11"))
 WITH_PLUGIN = () if INSTALLED else ("-p", "etalon_pytest")
 
