@@ -78,9 +78,8 @@ impl<'a> SuiteOptions<'a> {
 
     /// True if the kernels take a pass of a case.
     fn takes(&self, case: &Case, pass: Pass) -> bool {
-        let inputs = case.inputs_of(pass);
         self.capabilities.is_none_or(|declared| {
-            declared.answers(&case.problem, pass, case.dtype, inputs).is_ok()
+            declared.answers(&case.problem, pass, case.dtype, case.inputs_of(pass)).is_ok()
         })
     }
 
@@ -276,7 +275,9 @@ fn plan(options: &SuiteOptions<'_>) -> Vec<Item> {
         let applies = |spec: &Spec| {
             let case = options.case(spec);
             let mut all = applicable(&laws, &case);
-            all.retain(|of| options.takes(&case, of.pass));
+            let passes = Pass::ALL.into_iter().filter(|pass| all.iter().any(|of| of.pass == *pass));
+            let taken: Vec<Pass> = passes.filter(|pass| options.takes(&case, *pass)).collect();
+            all.retain(|of| taken.contains(&of.pass));
             if depth <= Depth::Core {
                 let work = cost(&case.problem);
                 all.retain(|of| is_affordable(&laws[of.law], of.pass, work));
