@@ -28,10 +28,12 @@ def run(problem, pass_, inputs, outputs):
     device = first.device.index
     with torch.cuda.device(device):
         captured = torch.cuda.is_current_stream_capturing()
-        prepared = _prepared(problem, pass_, inputs, outputs, device, captured)
-        scratch = torch.empty(prepared.scratch_bytes, dtype=torch.uint8, device=first.device)
         stream = torch.cuda.current_stream(device).cuda_stream
-        prepared.enqueue(stream, _addresses(inputs), _addresses(outputs), scratch.data_ptr())
+        # No other thread drops the pass before it is enqueued: whoever drops one waits for what the device has.
+        with LOCK:
+            prepared = _prepared(problem, pass_, inputs, outputs, device, captured)
+            scratch = torch.empty(prepared.scratch_bytes, dtype=torch.uint8, device=first.device)
+            prepared.enqueue(stream, _addresses(inputs), _addresses(outputs), scratch.data_ptr())
 
 
 def _addresses(tensors):
@@ -39,30 +41,29 @@ def _addresses(tensors):
 
 
 def _prepared(problem, pass_, inputs, outputs, device, captured):
-    """The pass for tensors like these. Kernels are compiled where no cache has them."""
+    """The pass for tensors like these, under the lock. Kernels are compiled where no cache has them."""
     described = [[_described(name, x) for name, x in tensors.items()] for tensors in (inputs, outputs)]
     # The copy engine begins at multiples of 16 bytes.
     like = [(name, *rest, address % 16) for tensors in described for name, address, *rest in tensors]
     key = (problem.json(), pass_, *like, device)
-    with LOCK:
-        found = PASSES.get(key) or CAPTURED.get(key)
-        if found is None:
-            if captured:
-                raise RuntimeError(
-                    f"{problem.algorithm} {pass_} must run once with tensors of these shapes before a graph captures "
-                    "it: its kernels and tables are not on the device yet"
-                )
-            found = DevicePass(problem, pass_, *described, device=device)
-            if len(PASSES) >= MOST:
-                (*_, oldest), dropped = PASSES.popitem(last=False)
-                # Work that it has enqueued may not have run.
-                torch.cuda.synchronize(oldest)
-                del dropped
-            PASSES[key] = found
-        elif captured:
-            CAPTURED[key] = found
-        elif key in PASSES:
-            PASSES.move_to_end(key)
+    found = PASSES.get(key) or CAPTURED.get(key)
+    if found is None:
+        if captured:
+            raise RuntimeError(
+                f"{problem.algorithm} {pass_} must run once with tensors of these shapes before a graph captures "
+                "it: its kernels and tables are not on the device yet"
+            )
+        found = DevicePass(problem, pass_, *described, device=device)
+        if len(PASSES) >= MOST:
+            (*_, oldest), dropped = PASSES.popitem(last=False)
+            # Work that it has enqueued may not have run.
+            torch.cuda.synchronize(oldest)
+            del dropped
+        PASSES[key] = found
+    elif captured:
+        CAPTURED[key] = found
+    elif key in PASSES:
+        PASSES.move_to_end(key)
     return found
 
 

@@ -28,6 +28,20 @@ class Problem:
     def __eq__(self, other: object) -> bool: ...
     def __hash__(self) -> int: ...
 
+class DevicePass:
+    def __new__(
+        cls,
+        problem: Problem,
+        pass_: str,
+        inputs: Sequence[tuple[str, int, Sequence[int], Sequence[int], str]],
+        outputs: Sequence[tuple[str, int, Sequence[int], Sequence[int], str]],
+        *,
+        device: int,
+    ) -> DevicePass: ...
+    @property
+    def scratch_bytes(self) -> int: ...
+    def enqueue(self, stream: int, inputs: Sequence[int], outputs: Sequence[int], scratch: int) -> None: ...
+
 def check(
     problem: Problem,
     pass_: str,

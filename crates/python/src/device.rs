@@ -26,7 +26,7 @@ impl DevicePass {
     /// Compiles and loads the kernels, and copies tables to the device, which takes seconds for kernels that no cache
     /// has. Must not be called while a stream is captured.
     #[new]
-    #[pyo3(signature = (problem, pass_, inputs, outputs, *, device, recompute = false))]
+    #[pyo3(signature = (problem, pass_, inputs, outputs, *, device))]
     fn new(
         py: Python<'_>,
         problem: &Problem,
@@ -34,7 +34,6 @@ impl DevicePass {
         inputs: Vec<Described>,
         outputs: Vec<Described>,
         device: usize,
-        recompute: bool,
     ) -> PyResult<Self> {
         let pass: Pass = pass_.parse().map_err(exception)?;
         let operands = problem.inner.checked_table(pass).map_err(exception)?.operands;
@@ -43,7 +42,7 @@ impl DevicePass {
         let inputs = named(&inputs, &operands, &arrays).map_err(exception)?;
         let outputs = named(&outputs, &operands, &[]).map_err(exception)?;
         let device = DeviceId::Ordinal(device);
-        let options = Options { device, recompute, ..Options::default() };
+        let options = Options { device, ..Options::default() };
         let problem = &problem.inner;
         let prepared = py.detach(|| {
             etalon_cuda::DevicePass::new(&WORKSPACE, problem, pass, &inputs, &outputs, &options)
