@@ -5,6 +5,18 @@ import functools
 from . import _problems
 
 
+# Options of linear cross-entropy that operators take.
+OPTIONS_OF_LOSS = (
+    "reduction",
+    "ignore_index",
+    "label_smoothing",
+    "lse_square_scale",
+    "softcap",
+    "temperature",
+    "logit_scale",
+)
+
+
 class Algorithm:
     """An algorithm: its tensors, and how its problem follows from them.
 
@@ -46,6 +58,11 @@ def decoded(options):
     import json
 
     return json.loads(options)
+
+
+def encoded_part(part):
+    """A mask or sequences of a problem file as text."""
+    return None if part is None else _problems.text_of(_problems.sequences_of(part))
 
 
 def tree_of(options, key):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from . import _algorithms, _problems
+from . import _algorithms
 
 LIBRARY = torch.library.Library("etalon", "DEF")
 
@@ -345,9 +345,9 @@ def encoded(names, values):
 
 
 @torch.compiler.assume_constant_result
-def encoded_tree(part):
+def encoded_part(part):
     """A mask or sequences of a problem file as text."""
-    return None if part is None else _problems.text_of(_problems.sequences_of(part))
+    return _algorithms.encoded_part(part)
 
 
 ATTENTION = Operators("attention", _rows)
@@ -450,8 +450,8 @@ torch.library.register_autograd(
 
 
 def _score_options(causal, window, mask, scale, sequences, softcap=None):
-    tree = None if mask is None or isinstance(mask, Tensor) else encoded_tree(mask)
-    ends, rows = None if window is None else tuple(window), encoded_tree(sequences)
+    tree = None if mask is None or isinstance(mask, Tensor) else encoded_part(mask)
+    ends, rows = None if window is None else tuple(window), encoded_part(sequences)
     names = ("causal", "window", "tree", "scale", "sequences", "softcap")
     return encoded(names, (bool(causal) or None, ends, tree, scale, rows, softcap)), mask if tree is None else None
 
@@ -504,9 +504,16 @@ def linear_attention(
 ):
     """Linear ("lightning") attention: o [B, Hq, N, E], and with `return_final_state` the states [S, Hk, D, E] of S
     sequences."""
-    options = encoded(("scale", "sequences"), (scale, encoded_tree(sequences)))
+    options = encoded(("scale", "sequences"), (scale, encoded_part(sequences)))
     o, state = LINEAR.apply(options, q, k, v, g_gamma, g, initial_state)
     return (o, state) if return_final_state else o
+
+
+def refuse_gradients(**tensors):
+    """Fails where a gradient is asked for that there is not."""
+    for name, x in tensors.items():
+        if x is not None and x.requires_grad:
+            raise NotImplementedError(f"a gradient by `{name}` is not implemented: hand in {name}.detach()")
 
 
 def linear_cross_entropy(
@@ -530,20 +537,12 @@ def linear_cross_entropy(
     Where a gradient is needed it is computed with the loss, unless `reduction` is "none" or the type is float16.
     Weights of classes and of tokens have no gradients: it raises where one is asked for.
     """
-    names = (
-        "reduction",
-        "ignore_index",
-        "label_smoothing",
-        "lse_square_scale",
-        "softcap",
-        "temperature",
-        "logit_scale",
-    )
     values = (reduction, ignore_index, label_smoothing, lse_square_scale, softcap, temperature, logit_scale)
-    for name, x in (("class_weights", class_weights), ("token_weights", token_weights)):
-        if x is not None and x.requires_grad:
-            raise NotImplementedError(f"a gradient by `{name}` is not implemented: hand in {name}.detach()")
-    options, tensors = encoded(names, values), (h, w, targets, bias, class_weights, token_weights)
+    refuse_gradients(class_weights=class_weights, token_weights=token_weights)
+    options, tensors = (
+        encoded(_algorithms.OPTIONS_OF_LOSS, values),
+        (h, w, targets, bias, class_weights, token_weights),
+    )
     needs = [x is not None and x.requires_grad for x in (h, w, bias)]
     # Gradients for a cotangent of 1 may underflow in float16, before the scale of a loss reaches them.
     is_alone = reduction == "none" or h.dtype == torch.float16

@@ -126,13 +126,6 @@ def check_tensor(function, name, x, shape, dtypes):
         raise TypeError(f"`{name}` must hold {expected}, found {str(x.dtype).removeprefix('torch.')}")
 
 
-def refuse_gradients(**tensors):
-    """Fails where a gradient is asked for that there is not."""
-    for name, x in tensors.items():
-        if x is not None and x.requires_grad:
-            raise NotImplementedError(f"a gradient by `{name}` is not implemented: hand in {name}.detach()")
-
-
 def is_differentiated(*tensors):
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 

@@ -5,8 +5,9 @@ import itertools
 import torch
 
 from . import _problems
-from ._algorithms import decoded, encoded
+from ._algorithms import OPTIONS_OF_LOSS, decoded, encoded
 from ._etalon import count_nodes, run_shard
+from ._operators import refuse_gradients
 from ._ranks import (
     KINDS,
     Forward,
@@ -15,21 +16,10 @@ from ._ranks import (
     checksum,
     checksum_of_text,
     is_differentiated,
-    refuse_gradients,
 )
 
 # Classes of a tile, at whose multiples shards have the bits of the whole, and the numbers of a partial.
 TILE, WORDS = 256, 10
-
-OPTIONS = (
-    "reduction",
-    "ignore_index",
-    "label_smoothing",
-    "lse_square_scale",
-    "softcap",
-    "temperature",
-    "logit_scale",
-)
 
 
 def shard_of_classes(vocab, ranks, rank):
@@ -141,7 +131,7 @@ def check(function, h, w, bias, targets, class_weights, token_weights):
 
 def _facts(function, tensors, values, dh_by_nodes):
     """The classes of this rank, what must be the same on all, and the options."""
-    options = encoded(OPTIONS, values)
+    options = encoded(OPTIONS_OF_LOSS, values)
     check(function, *tensors)
     h, w, bias, targets, class_weights, token_weights = tensors
     same = {

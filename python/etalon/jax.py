@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from . import _algorithms, _etalon, _problems
+from . import _algorithms, _etalon
 
 __all__ = ["attention", "attention_lse", "lazy_attention", "linear_attention", "linear_cross_entropy"]
 
@@ -269,18 +269,13 @@ def _encoded(**options):
     return _algorithms.encoded(names, tuple(_number(name, options[name]) for name in names))
 
 
-def _part(part):
-    """A mask or sequences of a problem file as text."""
-    return None if part is None else _problems.text_of(_problems.sequences_of(part))
-
-
 def _of_scores(name, tensors, causal, window, scale, sequences, softcap=None):
     """The outputs of an algorithm of scores."""
     mask, tree = tensors["mask"], None
     if mask is not None and not hasattr(mask, "shape"):
-        tensors["mask"], tree = None, _part(mask)
+        tensors["mask"], tree = None, _algorithms.encoded_part(mask)
     ends = None if window is None else tuple(None if end is None else int(end) for end in window)
-    given = dict(window=ends, tree=tree, scale=scale, sequences=_part(sequences), softcap=softcap)
+    given = dict(window=ends, tree=tree, scale=scale, sequences=_algorithms.encoded_part(sequences), softcap=softcap)
     options = _encoded(causal=bool(causal) or None, **given)
     return _forward(*_called(name, options, tensors))
 
@@ -336,7 +331,9 @@ def linear_attention(
     """Linear ("lightning") attention: o [B, Hq, N, E], and with `return_final_state` the states [S, Hk, D, E] of S
     sequences."""
     tensors = dict(q=q, k=k, v=v, g_gamma=g_gamma, g=g, initial_state=initial_state)
-    found = _forward(*_called("linear_attention", _encoded(scale=scale, sequences=_part(sequences)), tensors))
+    found = _forward(
+        *_called("linear_attention", _encoded(scale=scale, sequences=_algorithms.encoded_part(sequences)), tensors)
+    )
     return (found["o"], found["final_state"]) if return_final_state else found["o"]
 
 
@@ -362,15 +359,8 @@ def linear_cross_entropy(
     which gradients could underflow before the scale of a loss reaches them. Weights of classes and of tokens have no
     gradients: it raises where one is asked for.
     """
-    options = _encoded(
-        reduction=reduction,
-        ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
-        lse_square_scale=lse_square_scale,
-        softcap=softcap,
-        temperature=temperature,
-        logit_scale=logit_scale,
-    )
+    values = (reduction, ignore_index, label_smoothing, lse_square_scale, softcap, temperature, logit_scale)
+    options = _encoded(**dict(zip(_algorithms.OPTIONS_OF_LOSS, values)))
     given = dict(bias=bias, class_weights=class_weights, token_weights=token_weights)
     call, tensors = _called("linear_cross_entropy", options, dict(h=h, w=w, targets=targets, **given))
     if reduction == "none" or tensors["h"].dtype == jnp.float16:

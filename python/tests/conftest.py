@@ -1,3 +1,5 @@
+import threading
+
 import numpy as np
 import pytest
 
@@ -16,6 +18,21 @@ def dtype(request):
     if request.param == "bfloat16" and BF16 is None:
         pytest.skip("ml_dtypes is not installed")
     return BF16 if request.param == "bfloat16" else np.dtype(request.param)
+
+
+@pytest.fixture
+def on_threads():
+    """Runs a function on eight threads at once, of which none may hang."""
+
+    def run(work):
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive(), "a call hangs"
+
+    return run
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import ctypes
 import functools
-import threading
 
 import numpy as np
 import pytest
@@ -287,7 +286,7 @@ def test_a_donated_array_and_one_given_twice_are_read_first():
     assert given.is_deleted()
 
 
-def test_calls_come_from_many_threads():
+def test_calls_come_from_many_threads(on_threads):
     q = draw(1, 2, 64, 16)
     call = jax.jit(jax.value_and_grad(lambda x: (E.attention(x, x, x) ** 2).sum()))
     (value, grad), wrong = call(q), []
@@ -298,12 +297,7 @@ def test_calls_come_from_many_threads():
             if y != value or not np.array_equal(dq, grad):
                 wrong.append(y)
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "a call hangs"
+    on_threads(work)
     assert not wrong
 
 

@@ -38,7 +38,7 @@ def test_bits_do_not_depend_on_the_number_of_threads():
         etalon.set_num_threads(0)
 
 
-def test_passes_may_be_called_from_many_threads_at_once():
+def test_passes_may_be_called_from_many_threads_at_once(on_threads):
     expected = {problem: o(problem) for problem in INPUTS}
     wrong = []
 
@@ -48,12 +48,7 @@ def test_passes_may_be_called_from_many_threads_at_once():
                 if not np.array_equal(o(problem), bits):
                     wrong.append(problem)
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "a call hangs"
+    on_threads(work)
     assert not wrong
 
 

@@ -56,14 +56,7 @@ impl Question {
 
     /// The inputs with the arrays that the mask names. Fails where two tensors of one name differ: a file holds one.
     pub fn tensors(&self) -> Result<Tensors, Error> {
-        let mut tensors = self.inputs.clone();
-        for (name, own) in vectors::arrays(&self.problem)? {
-            if tensors.get(&name).is_some_and(|other| *other != own) {
-                return Err(Error::value(name, "one tensor of that name", "two that differ"));
-            }
-            tensors.insert(name, own);
-        }
-        Ok(tensors)
+        vectors::with_arrays(&self.problem, self.inputs.clone())
     }
 }
 

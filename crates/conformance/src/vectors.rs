@@ -6,7 +6,7 @@ mod problem;
 mod read;
 
 pub use draft::{Draft, Unfinished};
-pub use problem::{arrays, parse_problem, read_problem, sequence_tensors};
+pub use problem::{parse_problem, read_problem, sequence_tensors, with_arrays};
 
 use crate::tensor::{Data, Tensor, Tensors};
 use etalon_problem::{Error as ProblemError, shortened};

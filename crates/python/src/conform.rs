@@ -8,10 +8,9 @@ use crate::error::exception;
 use crate::judge::{Told, refusal, told};
 use crate::problem::{Problem, copied};
 use etalon_cli::Wanted;
-use etalon_conformance::cases::Depth;
 use etalon_conformance::tensor::Tensors;
 use etalon_conformance::tier::{Refusal, Request};
-use etalon_problem::{Error, Pass};
+use etalon_problem::Pass;
 use pyo3::exceptions::{PyException, PyNotImplementedError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -35,16 +34,11 @@ pub fn cases(
     depth: &str,
     seed: u64,
 ) -> PyResult<Vec<String>> {
-    let (algorithm, depth) = (algorithm.parse().map_err(exception)?, depth_of(depth)?);
+    let algorithm = algorithm.parse().map_err(exception)?;
+    let depth = depth.parse().map_err(exception)?;
     let (profile, cases, laws) = ("usual".to_string(), Vec::new(), Vec::new());
     let wanted = Wanted { algorithm, capabilities, depth, seed, profile, cases, laws };
     etalon_cli::cases(&wanted).map_err(refusal)
-}
-
-fn depth_of(name: &str) -> PyResult<Depth> {
-    let names = || Depth::ALL.map(Depth::name).join(", ");
-    let found = Depth::ALL.into_iter().find(|depth| depth.name() == name);
-    found.ok_or_else(|| exception(Error::value("depth", format!("one of {}", names()), name)))
 }
 
 /// Runs the suite on `call`, which gets a problem, the name of a pass and its inputs by name and returns results by
@@ -64,7 +58,7 @@ pub fn conform(
     laws: Vec<String>,
 ) -> PyResult<Told> {
     let algorithm = algorithm.parse().map_err(exception)?;
-    let depth = depth_of(depth)?;
+    let depth = depth.parse().map_err(exception)?;
     let wanted = Wanted { algorithm, capabilities, depth, seed, profile, cases, laws };
     let pool = ThreadPoolBuilder::new().num_threads(Engine::get()?.threads()).build();
     let pool = pool.map_err(|error| PyRuntimeError::new_err(error.to_string()))?;

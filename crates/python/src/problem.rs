@@ -62,7 +62,8 @@ impl Problem {
     #[getter]
     fn arrays<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let arrays = PyDict::new(py);
-        for (name, tensor) in vectors::arrays(&self.inner).map_err(exception)? {
+        let own = vectors::with_arrays(&self.inner, Tensors::new()).map_err(exception)?;
+        for (name, tensor) in own {
             arrays.set_item(name, tensor::array(py, &tensor)?)?;
         }
         Ok(arrays)
@@ -121,14 +122,7 @@ impl Problem {
         let inputs = borrowed(inputs, Borrowed::input)?;
         let mut outputs = borrowed(outputs, Borrowed::output)?;
         check_memory(&inputs, &outputs)?;
-        let (mut views, mut places) = (Views::new(), ViewsMut::new());
-        for tensor in &inputs {
-            views.push(&tensor.name, tensor.view()?);
-        }
-        for tensor in &mut outputs {
-            let (name, place) = tensor.place_of_result()?;
-            places.push(name, place);
-        }
+        let (views, mut places) = (views(&inputs)?, places(&mut outputs)?);
         let tier = Tier::of(tier, &views)?;
         let mut options = Options { recompute, ..Options::default() };
         options.memory_budget = memory_budget.unwrap_or(options.memory_budget);
@@ -246,6 +240,23 @@ pub fn borrowed<'py>(
     given
         .map(|(name, tensor)| borrow(name.cast::<PyString>()?.to_cow()?.as_ref(), &tensor))
         .collect()
+}
+
+/// Views of borrowed tensors by name.
+pub fn views<'a>(tensors: &'a [Borrowed<'_>]) -> PyResult<Views<'a>> {
+    tensors.iter().try_fold(Views::new(), |mut views, tensor| {
+        views.push(&tensor.name, tensor.view()?);
+        Ok(views)
+    })
+}
+
+/// Places of results in borrowed tensors by name.
+pub fn places<'a>(tensors: &'a mut [Borrowed<'_>]) -> PyResult<ViewsMut<'a>> {
+    tensors.iter_mut().try_fold(ViewsMut::new(), |mut places, tensor| {
+        let (name, place) = tensor.place_of_result()?;
+        places.push(name, place);
+        Ok(places)
+    })
 }
 
 /// Copies of the tensors of a dictionary.

@@ -2,7 +2,7 @@
 
 use crate::engine::Engine;
 use crate::error::exception;
-use crate::problem::{Problem, borrowed, check_memory};
+use crate::problem::{Problem, borrowed, check_memory, places, views};
 use crate::tensor::Borrowed;
 use etalon_problem::linear_cross_entropy::shard::Shard;
 use etalon_problem::{Error, LinearCrossEntropy, Views, ViewsMut};
@@ -64,14 +64,7 @@ pub fn run_shard(
     let inputs = borrowed(inputs, Borrowed::input)?;
     let mut outputs = borrowed(outputs, Borrowed::output)?;
     check_memory(&inputs, &outputs)?;
-    let (mut views, mut places) = (Views::new(), ViewsMut::new());
-    for tensor in &inputs {
-        views.push(&tensor.name, tensor.view()?);
-    }
-    for tensor in &mut outputs {
-        let (name, place) = tensor.place_of_result()?;
-        places.push(name, place);
-    }
+    let (views, mut places) = (views(&inputs)?, places(&mut outputs)?);
     let mut options = Options::default();
     options.memory_budget = memory_budget.unwrap_or(options.memory_budget);
     let engine = Engine::get()?;

@@ -57,17 +57,16 @@ pub fn parse_problem(
     Ok(problem)
 }
 
-/// The arrays that the mask of a problem names, by name. Fails where two of one name differ: a file holds one.
-pub fn arrays(problem: &Problem) -> Result<Tensors, ProblemError> {
-    let mut arrays = Tensors::new();
-    let Some(scores) = problem.scores() else { return Ok(arrays) };
+/// Tensors with the arrays that the mask of a problem names. Fails where two of one name differ: a file holds one.
+pub fn with_arrays(problem: &Problem, mut tensors: Tensors) -> Result<Tensors, ProblemError> {
+    let Some(scores) = problem.scores() else { return Ok(tensors) };
     let mut result = Ok(());
     let mut add = |name: &str, shape: &[usize], data: Data| {
         let own = Tensor { shape: shape.to_vec(), data };
-        if arrays.get(name).is_some_and(|other| *other != own) {
+        if tensors.get(name).is_some_and(|other| *other != own) {
             result = Err(ProblemError::value(name, "one tensor of that name", "two that differ"));
         }
-        arrays.insert(name.to_string(), own);
+        tensors.insert(name.to_string(), own);
     };
     scores.mask.clone().visit_mut(&mut |mask| match mask {
         Mask::Segments { query, key } => {
@@ -78,7 +77,7 @@ pub fn arrays(problem: &Problem) -> Result<Tensors, ProblemError> {
         Mask::Array(flags) => add(&flags.name, &flags.shape, Data::Bool(flags.data.to_vec())),
         _ => {}
     });
-    result.map(|()| arrays)
+    result.map(|()| tensors)
 }
 
 /// The problem of a text, by its algorithm; what is wrong with it otherwise, with key and line.

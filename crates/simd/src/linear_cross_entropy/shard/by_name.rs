@@ -23,7 +23,7 @@ use etalon_problem::linear_cross_entropy::shard::{check_shards, nodes};
 use etalon_problem::{
     Error, LinearCrossEntropy, Operand, Pass, Precision, Role, Table, Views, ViewsMut,
 };
-use ndarray::{Array1, Array2, ArrayView, Axis, Dimension, Ix2, Ix3, Ix4, s};
+use ndarray::{Array1, Array2, ArrayView, ArrayViewMut1, Axis, Dimension, Ix2, Ix3, Ix4, s};
 use std::ops::Range;
 
 /// Writes what the classes of a shard add to every token, as [`forward_shard`](super::forward_shard) returns it:
@@ -47,10 +47,13 @@ pub fn forward(
     passes::forward(workspace, shard, inputs, partials.view_mut(), options)?;
     let of_nodes = partials.iter().copied();
     let all = of_nodes.chain(std::iter::repeat(Partial::identity()));
-    words.rows_mut().into_iter().zip(all).for_each(|(mut row, partial)| {
-        row.iter_mut().zip(partial.words()).for_each(|(to, word)| *to = f32::from_bits(word));
-    });
+    words.rows_mut().into_iter().zip(all).for_each(put);
     Ok(())
+}
+
+/// Writes the words of a partial to a row.
+fn put((mut row, partial): (ArrayViewMut1<'_, f32>, Partial)) {
+    row.iter_mut().zip(partial.words()).for_each(|(to, word)| *to = f32::from_bits(word));
 }
 
 /// Writes the `totals` of all tokens from the `partials` of all shards, in the order of their classes, along the tree:
@@ -80,9 +83,7 @@ pub fn combine(
     }
     let views: Vec<_> = lists.iter().map(|(classes, x)| (classes.clone(), x.view())).collect();
     let totals = combine_partials(problem, &views)?;
-    words.rows_mut().into_iter().zip(totals).for_each(|(mut row, total)| {
-        row.iter_mut().zip(total.words()).for_each(|(to, word)| *to = f32::from_bits(word));
-    });
+    words.rows_mut().into_iter().zip(totals).for_each(put);
     Ok(())
 }
 
