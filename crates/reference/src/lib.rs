@@ -42,7 +42,7 @@ mod scores;
 mod second_order;
 mod tensor;
 
-pub use named::{Named, NamedViews, Shapes, Tensors};
+pub use named::{Named, NamedViews, Shapes, Tensors, convert};
 pub use run::run;
 
 use etalon_problem::{Error, Pass, Problem};
@@ -76,10 +76,7 @@ pub fn evaluate<T: Real>(
     pass: Pass,
     x: &Tensors<T>,
 ) -> Result<Tensors<T>, Error> {
-    let table = problem.checked_table(pass)?;
-    let given: Vec<_> = x.iter().map(|(name, x)| (name.as_str(), Some(x.shape()))).collect();
-    table.check_all(&given)?;
-    let x = &ByName::new(problem, x);
+    let x = &ByName::checked(problem, pass, x)?;
     match problem {
         Problem::Attention(own) => four_passes!(attention, problem, own, pass, x),
         Problem::AttentionLse(own) => four_passes!(attention_lse, problem, own, pass, x),
@@ -113,9 +110,8 @@ pub fn evaluate_in(
         pass: Pass,
         x: &Tensors<f64>,
     ) -> Result<Tensors<f64>, Error> {
-        let x = x.iter().map(|(name, x)| (name.clone(), x.mapv(T::from_f64))).collect();
-        let outputs = evaluate::<T>(problem, pass, &x)?;
-        Ok(outputs.into_iter().map(|(name, x)| (name, x.mapv(T::to_f64))).collect())
+        let outputs = evaluate::<T>(problem, pass, &convert(x, T::from_f64))?;
+        Ok(convert(&outputs, T::to_f64))
     }
     match arithmetic {
         Arithmetic::F32 => through::<f32>(problem, pass, x),

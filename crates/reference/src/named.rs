@@ -16,6 +16,16 @@ pub type NamedViews<'a, T> = Vec<(&'a str, ArrayViewD<'a, T>)>;
 /// The fields of a struct of operands with their shapes, if they are there.
 pub type Shapes = Vec<(&'static str, Option<Vec<usize>>)>;
 
+/// Every number through `f`. Tensors are inserted one by one: a map that is collected sorts its entries first, and
+/// that sort would be compiled for every type of number.
+pub fn convert<T: Copy, U>(tensors: &Tensors<T>, f: fn(T) -> U) -> Tensors<U> {
+    let mut converted = Tensors::new();
+    for (name, x) in tensors {
+        converted.insert(name.clone(), x.mapv(f));
+    }
+    converted
+}
+
 /// Fails unless operands with these shapes are all that a pass needs, and none that it does not have.
 pub(crate) fn check(table: &Table, given: &[Shapes]) -> Result<(), Error> {
     let given: Vec<_> = given.iter().flatten().map(|(name, x)| (*name, x.as_deref())).collect();
@@ -82,14 +92,24 @@ pub(crate) struct ByName<'a, T> {
 }
 
 impl<'a, T: Real> ByName<'a, T> {
+    /// The operands of a pass. Fails unless the problem is sound and the tensors are all that the pass needs, each in
+    /// its shape, and no other.
+    pub fn checked(problem: &Problem, pass: Pass, tensors: &'a Tensors<T>) -> Result<Self, Error> {
+        let shapes = tensors.iter().map(|(name, x)| (name.as_str(), Some(x.shape())));
+        problem.checked_table(pass)?.check_all(&shapes.collect::<Vec<_>>())?;
+        Ok(ByName::new(problem, tensors))
+    }
+
     /// Of these tensors, those that hold whole numbers are the problem's.
     pub fn new(problem: &Problem, tensors: &'a Tensors<T>) -> Self {
-        let inputs = problem.operands(Pass::Forward).into_iter();
-        let integers = inputs.filter(|x| x.precision == Precision::Integer).filter_map(|x| {
-            let whole = tensors.get(x.name)?.mapv(|number| number.to_f64() as i64);
-            Some((x.name.to_string(), whole))
-        });
-        ByName { tensors, integers: integers.collect() }
+        let mut integers = Tensors::new();
+        for operand in problem.operands(Pass::Forward) {
+            if let (Precision::Integer, Some(x)) = (operand.precision, tensors.get(operand.name)) {
+                let whole = x.mapv(|number| number.to_f64() as i64);
+                integers.insert(operand.name.to_string(), whole);
+            }
+        }
+        ByName { tensors, integers }
     }
 
     /// The operands of a struct.

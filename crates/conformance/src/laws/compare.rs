@@ -90,7 +90,7 @@ pub(crate) fn exchange(
     strict: Strict,
     problem: &Problem,
     inputs: &[(&str, f64)],
-    factor: impl Fn(&str) -> f64,
+    factor: &dyn Fn(&str) -> f64,
     what: &str,
 ) -> Judgement {
     let of_input = |name: &str| inputs.iter().find(|x| x.0 == name).map_or(1.0, |x| x.1);

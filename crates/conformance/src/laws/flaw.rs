@@ -61,6 +61,10 @@ impl Flaw {
 
 /// Several judgements as one, with the largest margin; of flaws the gravest, the first of equals.
 pub(crate) fn worst(judgements: impl IntoIterator<Item = Judgement>) -> Judgement {
+    worst_of(&mut judgements.into_iter())
+}
+
+fn worst_of(judgements: &mut dyn Iterator<Item = Judgement>) -> Judgement {
     let (mut margin, mut worst) = (None::<f64>, None::<Flaw>);
     let gravity = |flaw: &Flaw| flaw.clone().verdict().status();
     for judgement in judgements {

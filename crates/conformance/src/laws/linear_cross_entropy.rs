@@ -224,7 +224,7 @@ fn h_and_w_exchange(trial: &Trial<'_>, strict: Strict) -> Judgement {
         _ => 1.0,
     };
     let inputs = [("h", 2.0), ("w", 0.5)];
-    exchange(trial, strict, &trial.case.problem, &inputs, factor, "2 h, w/2")
+    exchange(trial, strict, &trial.case.problem, &inputs, &factor, "2 h, w/2")
 }
 
 /// The last class against none, without a cap, which makes −∞ finite, and without smoothing, which

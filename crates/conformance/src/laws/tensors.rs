@@ -56,10 +56,17 @@ pub(crate) fn map(
     tensor: &Tensor,
     mut f: impl FnMut(&[usize], f64) -> f64,
 ) -> Result<Tensor, Error> {
-    let mut values = tensor.numbers("a tensor of the suite")?;
-    change_each(&mut values, |at, x| *x = f(at, *x));
-    Ok(Tensor::store(&values, tensor.stored().unwrap_or(Stored::Float(Dtype::F64))))
+    fn mapped(tensor: &Tensor, f: &mut OfElement<'_>) -> Result<Tensor, Error> {
+        let mut values = tensor.numbers("a tensor of the suite")?;
+        change_each(&mut values, |at, x| *x = f(at, *x));
+        Ok(Tensor::store(&values, tensor.stored().unwrap_or(Stored::Float(Dtype::F64))))
+    }
+    mapped(tensor, &mut f)
 }
+
+/// A number for an element, by its index. Called through a pointer, so that what calls it is compiled once and not
+/// for every closure.
+type OfElement<'a> = dyn FnMut(&[usize], f64) -> f64 + 'a;
 
 /// Calls `f` with the index of every element and the element, in row-major order: iterators over indices of
 /// any number of axes take ten times as long.
@@ -94,10 +101,14 @@ pub(crate) fn change(
     tensors: &Tensors,
     mut f: impl FnMut(&str, &[usize], f64) -> f64,
 ) -> Result<Tensors, Error> {
-    let changed = |(name, tensor): (&String, &Tensor)| {
-        Ok((name.clone(), map(tensor, |at, x| f(name, at, x))?))
-    };
-    tensors.iter().map(changed).collect()
+    fn changed(
+        tensors: &Tensors,
+        f: &mut dyn FnMut(&str, &[usize], f64) -> f64,
+    ) -> Result<Tensors, Error> {
+        let each = tensors.iter();
+        each.map(|(name, x)| Ok((name.clone(), map(x, |at, x| f(name, at, x))?))).collect()
+    }
+    changed(tensors, &mut f)
 }
 
 /// The tensors with NaN where `hit(name, index)` holds.
@@ -123,7 +134,7 @@ fn difference(
     got: &Tensor,
     expected: &Tensor,
     equality: Equality,
-    mut where_: impl FnMut(&[usize]) -> bool,
+    where_: &dyn Fn(&[usize]) -> bool,
 ) -> Option<String> {
     if got.shape != expected.shape {
         return Some(format!("{name}: shape {:?}, expected {:?}", got.shape, expected.shape));
@@ -166,10 +177,12 @@ pub(crate) fn same(
     equality: Equality,
     counts: impl Fn(&str, &[usize]) -> bool,
 ) -> Judgement {
-    let differences = both(got, expected).map(|(name, got, expected)| {
-        difference(name, got, expected, equality, |at| counts(name, at))
-    });
-    differences.flatten().next().map_or(Ok(None), |text| Err(Flaw::Fail(text)))
+    for (name, got, expected) in both(got, expected) {
+        if let Some(text) = difference(name, got, expected, equality, &|at| counts(name, at)) {
+            return Err(Flaw::Fail(text));
+        }
+    }
+    Ok(None)
 }
 
 /// Fails at the first element of a result of which `wrong(index, element)` says what is wrong with it,
@@ -179,11 +192,19 @@ pub(crate) fn each_element(
     values: &ArrayD<f64>,
     mut wrong: impl FnMut(&[usize], f64) -> Option<String>,
 ) -> Judgement {
-    let mut elements = values.indexed_iter();
-    let found = elements.find_map(|(at, &x)| {
-        wrong(at.slice(), x).map(|wrong| format!("{name}{:?} = {x:e}{wrong}", at.slice()))
-    });
-    found.map_or(Ok(None), |text| Err(Flaw::Fail(text)))
+    fn judged(
+        name: &str,
+        values: &ArrayD<f64>,
+        wrong: &mut dyn FnMut(&[usize], f64) -> Option<String>,
+    ) -> Judgement {
+        for (at, &x) in values.indexed_iter() {
+            if let Some(wrong) = wrong(at.slice(), x) {
+                return Err(Flaw::Fail(format!("{name}{:?} = {x:e}{wrong}", at.slice())));
+            }
+        }
+        Ok(None)
+    }
+    judged(name, values, &mut wrong)
 }
 
 /// True if x is more than the limit; NaN is more than anything.
@@ -221,9 +242,9 @@ mod tests {
     fn a_difference_names_its_element() {
         let x = Tensor::round(&arr2(&[[1., 0.], [f64::NAN, 6.]]).into_dyn(), Dtype::F32);
         let y = Tensor::round(&arr2(&[[1., -0.], [f64::NAN, 7.]]).into_dyn(), Dtype::F32);
-        let found = |equality| difference("x", &x, &y, equality, |_| true).unwrap();
+        let found = |equality| difference("x", &x, &y, equality, &|_| true).unwrap();
         assert!(found(Equality::Bits).starts_with("x[0, 1]"));
         assert!(found(Equality::Numbers).starts_with("x[1, 1]"));
-        assert!(difference("x", &x, &y, Equality::Numbers, |i| i[0] == 0).is_none());
+        assert!(difference("x", &x, &y, Equality::Numbers, &|i| i[0] == 0).is_none());
     }
 }

@@ -58,10 +58,10 @@ fn homogeneity(trial: &Trial<'_>, strict: Strict) -> Judgement {
     let problem = &trial.case.problem;
     if trial.pass == Pass::Forward {
         let factor = |name: &str| if name == "o" { 2.0 } else { 1.0 };
-        return exchange(trial, strict, problem, &[("v", 2.0)], factor, "2 v");
+        return exchange(trial, strict, problem, &[("v", 2.0)], &factor, "2 v");
     }
     let inputs = [("dout", 2.0), ("dlse", 2.0)];
-    exchange(trial, strict, problem, &inputs, |_| 2.0, "2 dout, 2 dlse")
+    exchange(trial, strict, problem, &inputs, &|_| 2.0, "2 dout, 2 dlse")
 }
 
 fn scale_exchange(trial: &Trial<'_>, strict: Strict) -> Judgement {
@@ -69,20 +69,20 @@ fn scale_exchange(trial: &Trial<'_>, strict: Strict) -> Judgement {
     let halved = Scores { softmax_scale: Some(0.5 * scores.scale()), ..scores.clone() };
     let problem = with_scores(&trial.case.problem, halved);
     let factor = |name: &str| if name == "dq" { 0.5 } else { 1.0 };
-    exchange(trial, strict, &problem, &[("q", 2.0)], factor, "2 q, σ/2")
+    exchange(trial, strict, &problem, &[("q", 2.0)], &factor, "2 q, σ/2")
 }
 
 fn signs(trial: &Trial<'_>, strict: Strict) -> Judgement {
     let problem = &trial.case.problem;
     let sign = |name: &str| if matches!(name, "dq" | "dk") { -1.0 } else { 1.0 };
     let inputs = [("q", -1.0), ("k", -1.0)];
-    let of_scores = exchange(trial, strict, problem, &inputs, sign, "−q, −k");
+    let of_scores = exchange(trial, strict, problem, &inputs, &sign, "−q, −k");
     if !trial.case.inputs.contains_key("v") {
         return of_scores;
     }
     let sign = |name: &str| if matches!(name, "o" | "dv") { -1.0 } else { 1.0 };
     let inputs = [("v", -1.0), ("dout", -1.0)];
-    worst([of_scores, exchange(trial, strict, problem, &inputs, sign, "−v, −dout")])
+    worst([of_scores, exchange(trial, strict, problem, &inputs, &sign, "−v, −dout")])
 }
 
 fn key_order(trial: &Trial<'_>) -> Judgement {

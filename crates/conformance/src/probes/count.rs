@@ -17,7 +17,7 @@ pub(super) fn count_probe(trial: &Trial<'_>) -> Judgement {
     let case = trial.case;
     let (problem, scores) = skeleton(case)?;
     let columns = value_columns(&problem);
-    let inputs = fill_beside(case, &problem, Pass::Forward, beside, |x, at| match x.name {
+    let inputs = fill_beside(case, &problem, Pass::Forward, &beside, &|x, at| match x.name {
         "q" => 0.0,
         // Not 0: a query read from the wrong place would then go unnoticed.
         "k" => 1.0 + (at[2] % 5) as f64,

@@ -90,7 +90,7 @@ fn inputs(trial: &Trial<'_>, way: Way) -> Result<(Problem, f64, Tensors, Visible
     let (batch, heads, queries, _) = visible.pairs.dim();
     let fill = |element: &dyn Fn(&Operand, &[usize]) -> f64| match way.paired {
         true => fill(case, &problem, Pass::Backward, element),
-        false => fill_beside(case, &problem, Pass::Backward, beside, element),
+        false => fill_beside(case, &problem, Pass::Backward, &beside, element),
     };
     // The exact rows follow from sinks and bias.
     let equal = Equal::of(&fill(&|_, _| 0.0))?;

@@ -28,16 +28,19 @@ pub(super) fn fill(
     element: impl Fn(&Operand, &[usize]) -> f64,
 ) -> Tensors {
     let idle = |x: &Operand, _: &[usize]| if x.name == "sinks" { f64::NEG_INFINITY } else { 0.0 };
-    fill_beside(case, problem, pass, idle, element)
+    fill_beside(case, problem, pass, &idle, &element)
 }
+
+/// An element of an operand, by its index.
+type OfOperand<'a> = dyn Fn(&Operand, &[usize]) -> f64 + 'a;
 
 /// The same with sinks and an additive bias of their own.
 pub(super) fn fill_beside(
     case: &Case,
     problem: &Problem,
     pass: Pass,
-    beside: impl Fn(&Operand, &[usize]) -> f64,
-    element: impl Fn(&Operand, &[usize]) -> f64,
+    beside: &OfOperand<'_>,
+    element: &OfOperand<'_>,
 ) -> Tensors {
     let is_beside = |x: &Operand| x.name == "sinks" || x.name == "bias" && x.has(Axis::Keys);
     let operands = problem.operands(pass).into_iter().filter(|x| is_given(case, x));

@@ -72,7 +72,7 @@ pub(super) fn random_probe(trial: &Trial<'_>) -> Judgement {
 fn one_way(trial: &Trial<'_>, signs: Signs, shows: &mut BTreeMap<String, bool>) -> Judgement {
     let (problem, seed) = (&trial.case.problem, trial.case.spec.seed);
     let element = |x: &Operand, at: &[usize]| element(problem, seed, signs, x, at);
-    let inputs = fill_beside(trial.case, problem, trial.pass, element, element);
+    let inputs = fill_beside(trial.case, problem, trial.pass, &element, &element);
     let outputs = trial.ask(problem, &inputs)?;
     let exact = trial.bounds_of(problem, &inputs)?;
     let margin = judged(gates::g1(&exact, &outputs))?;

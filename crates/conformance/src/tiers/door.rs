@@ -135,7 +135,7 @@ fn hash_of(x: Tensor) -> u64 {
 pub fn saved(request: &Request<'_>, run: Run<'_>) -> Result<Tensors, Error> {
     let &Request { problem, pass, dtype, inputs, hints } = request;
     let (with_optional, recompute) = (hints.mode == Mode::ForwardGradient, hints.recompute);
-    let mut saved = unwritten(&problem.operands(pass), dtype, |x| match x.role {
+    let mut saved = unwritten(&problem.operands(pass), dtype, &|x| match x.role {
         Role::Saved => !recompute,
         Role::OptionalSaved => with_optional,
         _ => false,
@@ -152,7 +152,7 @@ pub fn saved(request: &Request<'_>, run: Run<'_>) -> Result<Tensors, Error> {
 }
 
 /// Places for some operands, which nobody has written.
-fn unwritten(operands: &[Operand], dtype: Dtype, which: impl Fn(&Operand) -> bool) -> Tensors {
+fn unwritten(operands: &[Operand], dtype: Dtype, which: &dyn Fn(&Operand) -> bool) -> Tensors {
     let place = |x: &Operand| {
         (x.name.to_string(), Tensor::unwritten(&x.shape, Stored::of(x.precision, dtype)))
     };

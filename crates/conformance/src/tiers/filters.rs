@@ -8,7 +8,7 @@ use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Problem};
 use etalon_reference::linear_cross_entropy::shard as plain_shard;
 use etalon_reference::linear_cross_entropy::{Cotangents, Gradients, Inputs, filter as plain};
 use etalon_reference::scalar::{Quad, Real};
-use etalon_reference::{Arithmetic, Named};
+use etalon_reference::{Arithmetic, Named, convert};
 use etalon_simd::linear_cross_entropy::shard::TILE;
 use etalon_simd::linear_cross_entropy::{GradientsMut, filter};
 use etalon_simd::{Element, Options, Workspace};
@@ -102,8 +102,7 @@ fn reference_of<T: Real>(
     x: &Values,
     filter: Filter,
 ) -> Result<(Values, Filtered), Error> {
-    let whole = x.iter().map(|(name, x)| (name.clone(), x.mapv(|x| x as i64))).collect();
-    let x = x.iter().map(|(name, x)| (name.clone(), x.mapv(T::from_f64))).collect();
+    let (x, whole) = (convert(x, T::from_f64), convert(x, |x| x as i64));
     let inputs = Inputs::from_named(&x, &whole)?;
     let cotangents = Cotangents::from_named(&x, &whole)?;
     let (gradients, bounds) = plain::backward(problem, &inputs, &cotangents, filter)?;

@@ -12,7 +12,7 @@ use etalon_reference::linear_cross_entropy::shard as plain;
 use etalon_reference::linear_cross_entropy::shard::TILE;
 use etalon_reference::linear_cross_entropy::{Cotangents, Gradients, Inputs, Wanted};
 use etalon_reference::scalar::{Quad, Real};
-use etalon_reference::{Arithmetic, Named};
+use etalon_reference::{Arithmetic, Named, convert};
 use etalon_simd::linear_cross_entropy::OutputMut;
 use etalon_simd::linear_cross_entropy::shard::{self, Combine};
 use etalon_simd::{Element, Options, Workspace};
@@ -363,8 +363,7 @@ fn reference_of<T: Real>(
     x: &Values,
     shards: &[Range<usize>],
 ) -> Result<Values, Error> {
-    let whole = x.iter().map(|(name, x)| (name.clone(), x.mapv(|x| x as i64))).collect();
-    let x = x.iter().map(|(name, x)| (name.clone(), x.mapv(T::from_f64))).collect();
+    let (x, whole) = (convert(x, T::from_f64), convert(x, |x| x as i64));
     let inputs = Inputs::from_named(&x, &whole)?;
     let parts = shards.iter().map(|classes| part(&inputs, classes)).collect::<Vec<_>>();
     let ranks = shards.iter().zip(&parts);

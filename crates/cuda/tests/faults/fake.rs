@@ -3,8 +3,9 @@
 
 use libloading::Library;
 use std::ffi::{CStr, CString, c_char, c_int, c_long};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
+use std::sync::OnceLock;
 use std::{env, fs};
 
 const DRIVER: &str = include_str!("driver.c");
@@ -34,10 +35,6 @@ impl Part {
     /// The first name under which cudarc looks for it.
     fn library(self) -> &'static str {
         if self == Part::Driver { "libcuda.so" } else { "libnvrtc.so" }
-    }
-
-    fn copy(self, from: &Path, to: &Path) -> std::io::Result<u64> {
-        fs::copy(from.join(self.library()), to.join(self.library()))
     }
 
     /// The functions that the library exports beside those that control it.
@@ -144,21 +141,32 @@ impl Fake {
     }
 }
 
-/// Builds a library. `lacks`: the function that it does not have.
-fn build(folder: &Path, part: Part, lacks: &str) {
-    let (source, library) = (part.source(), part.library());
-    let name = format!("{library}.c");
-    fs::write(folder.join("control.h"), include_str!("control.h")).unwrap();
-    fs::write(folder.join(&name), source).unwrap();
-    let mut command = Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into()));
-    command.args(["-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]);
-    command.arg(format!("-Wl,-soname,{library}"));
-    if !lacks.is_empty() {
-        command.arg(format!("-D{lacks}=lacks_{lacks}"));
-    }
-    let built = command.arg("-o").arg(folder.join(library)).arg(folder.join(&name)).output();
-    let built = built.expect("a C compiler, which Rust's own linker needs, too");
-    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+/// The bytes of a library, which is built once for all tests of this program.
+fn built(part: Part) -> &'static [u8] {
+    static LIBRARIES: [OnceLock<Vec<u8>>; 2] = [const { OnceLock::new() }; 2];
+    LIBRARIES[part as usize].get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let [source, library] = ["fake.c", "fake.so"].map(|name| folder.path().join(name));
+        fs::write(folder.path().join("control.h"), include_str!("control.h")).unwrap();
+        fs::write(&source, part.source()).unwrap();
+        let mut command = Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into()));
+        command.args(["-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]);
+        command.arg(format!("-Wl,-soname,{}", part.library()));
+        let done = command.arg("-o").arg(&library).arg(&source).output();
+        let done = done.expect("a C compiler, which Rust's own linker needs, too");
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        fs::read(library).unwrap()
+    })
+}
+
+/// The library without a function: the loader finds another name in its table.
+fn without(library: &[u8], function: &str) -> Vec<u8> {
+    let (mut bytes, name) = (library.to_vec(), format!("\0{function}\0"));
+    let places = bytes.windows(name.len()).enumerate().filter(|(_, x)| *x == name.as_bytes());
+    let places: Vec<_> = places.map(|(at, _)| at).collect();
+    assert!(!places.is_empty(), "there is no {function}");
+    places.into_iter().for_each(|at| bytes[at + 1] = b'_');
+    bytes
 }
 
 /// One of the processes of a test, with the machine that it finds.
@@ -194,16 +202,16 @@ pub fn each(test: &str, cases: &[Case], body: impl FnOnce(&Fake, &str)) {
         let shared = env::var_os(SHARED).unwrap().into();
         return body(&Fake::open(folder.into(), shared), &env::var(CASE).unwrap());
     }
-    let (shared, whole) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    Part::ALL.iter().for_each(|&part| build(whole.path(), part, ""));
+    let shared = tempfile::tempdir().unwrap();
     for case in cases {
         let folder = tempfile::tempdir().unwrap();
         let parts = Part::ALL.iter().filter(|&&part| case.nvrtc || part == Part::Driver);
         for &part in parts {
-            match case.lacks == Some(part) {
-                true => build(folder.path(), part, case.name),
-                false => _ = part.copy(whole.path(), folder.path()).unwrap(),
-            }
+            let library = match case.lacks == Some(part) {
+                true => without(built(part), case.name),
+                false => built(part).to_vec(),
+            };
+            fs::write(folder.path().join(part.library()), library).unwrap();
         }
         let child = Command::new(env::current_exe().unwrap())
             .args([test, "--exact", "--nocapture", "--include-ignored"])

@@ -3,7 +3,7 @@
 use super::model::Model;
 use crate::tensor::Values;
 use etalon_problem::{Error, Operand, Pass, Problem, Role};
-use etalon_reference::evaluate;
+use etalon_reference::Tensors;
 use etalon_reference::scalar::Real;
 use std::collections::BTreeMap;
 
@@ -31,16 +31,20 @@ impl<'a> Inputs<'a> {
     }
 
     /// The errors that the reference itself finds, over numbers that know theirs: `number` makes one of
-    /// an element of an operand, `error` reads that of a result. Both get the name of the tensor.
+    /// an element of an operand, `error` reads that of a result. Both get the name of the tensor. The reference is
+    /// [`evaluate`](etalon_reference::evaluate), or that of one algorithm.
     pub fn evaluated<T: Real>(
         &self,
         problem: &Problem,
         number: impl Fn(&str, f64) -> T,
+        reference: impl Fn(&Tensors<T>) -> Result<Tensors<T>, Error>,
         error: impl Fn(&str, &T) -> f64,
     ) -> Result<Errors, Error> {
-        let operands = self.operands.iter();
-        let operands = operands.map(|(name, x)| (name.clone(), x.mapv(|x| number(name, x))));
-        let outputs = evaluate(problem, self.pass, &operands.collect())?;
+        let mut operands = Tensors::new();
+        for (name, x) in self.operands {
+            operands.insert(name.clone(), x.mapv(|x| number(name, x)));
+        }
+        let outputs = reference(&operands)?;
         let errors = |operand: &Operand| {
             let results = outputs.get(operand.name)?.iter();
             Some((operand.name, results.map(|x| error(operand.name, x)).collect()))

@@ -5,8 +5,8 @@ use super::inputs::{Errors, Inputs};
 use super::model::{BEYOND, Model, UNCERTAIN_DIVISOR, weight_error};
 use crate::profile::Profile;
 use etalon_problem::{Dtype, Error, Problem};
-use etalon_reference::operators;
 use etalon_reference::scalar::Real;
+use etalon_reference::{evaluate, operators};
 
 /// The errors of the outputs of such a pass.
 pub(super) fn errors(problem: &Problem, inputs: &Inputs<'_>) -> Result<Errors, Error> {
@@ -27,7 +27,8 @@ pub(super) fn errors(problem: &Problem, inputs: &Inputs<'_>) -> Result<Errors, E
     }
     let single = model.profile.accumulator != Dtype::F64;
     let exact = |_: &str, x: f64| Uncertain { single, ..Uncertain::from_f64(x) };
-    inputs.evaluated(problem, exact, |_, x| x.error(model))
+    let reference = |x: &_| evaluate(problem, inputs.pass, x);
+    inputs.evaluated(problem, exact, reference, |_, x| x.error(model))
 }
 
 /// A value, and how far off a kernel may be that computes it by the same formula with sums in any

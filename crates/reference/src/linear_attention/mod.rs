@@ -47,11 +47,22 @@ pub use etalon_problem::linear_attention::{
 pub use forward::forward;
 pub use step::step;
 
-use crate::named::{Named, Shapes, check, zeros};
+use crate::named::{ByName, Named, Shapes, Tensors, check, zeros};
 use crate::scalar::Real;
+use crate::second_order::FirstOrder;
 use etalon_problem::tensors::Results;
 use etalon_problem::{Error, LinearAttention, Pass};
 use ndarray::ArrayView1;
+
+/// The outputs of a pass by name: [`crate::evaluate`] of this algorithm alone, for those who bring a type of number of
+/// their own and need not compile the others for it.
+pub fn evaluate<T: Real>(
+    problem: &LinearAttention,
+    pass: Pass,
+    x: &Tensors<T>,
+) -> Result<Tensors<T>, Error> {
+    FirstOrder::evaluate(problem, pass, &ByName::checked(&problem.clone().into(), pass, x)?)
+}
 
 /// The results of a pass, which hold 0 until they are written. Fails unless the problem is sound, its
 /// inputs and the further operands of the pass fit it, and no log-decay of a head is positive or NaN.

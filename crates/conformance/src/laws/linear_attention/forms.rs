@@ -38,7 +38,7 @@ pub(super) fn doubling(trial: &Trial<'_>, strict: Strict) -> Judgement {
         _ => &[(&[("dout", 2.0), ("dfinal_state", 2.0)], "2 dout, 2 dH_n")],
     };
     let problem = &trial.case.problem;
-    worst(all.iter().map(|(inputs, what)| exchange(trial, strict, problem, inputs, |_| 2.0, what)))
+    worst(all.iter().map(|(inputs, what)| exchange(trial, strict, problem, inputs, &|_| 2.0, what)))
 }
 
 pub(super) fn scale_and_queries(trial: &Trial<'_>, strict: Strict) -> Judgement {
@@ -49,7 +49,7 @@ pub(super) fn scale_and_queries(trial: &Trial<'_>, strict: Strict) -> Judgement 
         "dscale" => 2.0,
         _ => 1.0,
     };
-    exchange(trial, strict, &problem, &[("q", 2.0)], factor, "σ/2, 2 q")
+    exchange(trial, strict, &problem, &[("q", 2.0)], &factor, "σ/2, 2 q")
 }
 
 /// Compares an output with the sum of parts of another problem.

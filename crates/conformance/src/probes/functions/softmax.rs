@@ -103,18 +103,13 @@ pub(super) fn weights_of_sinks(
         let mut scores = scores(points.len(), 1, FACTORS);
         scores.sinks = true;
         let problem = problem(trial.case, scores, 1);
-        let inputs = fill_beside(
-            trial.case,
-            &problem,
-            Pass::Forward,
-            |_, _| 0.0,
-            |x, at| match x.name {
+        let inputs =
+            fill_beside(trial.case, &problem, Pass::Forward, &|_, _| 0.0, &|x, at| match x.name {
                 "q" => factor(points[at[2]], at[3]),
                 "k" => sign,
                 "v" => 1.0,
                 _ => 0.0,
-            },
-        );
+            });
         let outputs = trial.ask(&problem, &inputs)?;
         let lse = result(&outputs, "lse")?;
         let o = outputs.get("o").map(|o| o.to_f64("o")).transpose()?;

@@ -1,7 +1,7 @@
 //! Operands and results by name, so that one law serves both algorithms.
 
 pub use crate::common::tensors::{Random, Sum, Tensors, convert, dual};
-use crate::common::tensors::{assert_near, need, typed};
+use crate::common::tensors::{assert_near, need, present, typed};
 use etalon_problem::{Error, Operand, Pass, Problem};
 use etalon_reference::scalar::Real;
 use etalon_reference::{attention, attention_lse};
@@ -122,7 +122,7 @@ fn run_attention<T: Real>(
         }
         Pass::Step | Pass::ForwardBackward => unreachable!("attention has no {pass}"),
     };
-    Ok(results.into_iter().flatten().collect())
+    Ok(present(results))
 }
 
 fn run_attention_lse<T: Real>(
@@ -177,7 +177,7 @@ fn run_attention_lse<T: Real>(
         }
         Pass::Step | Pass::ForwardBackward => unreachable!("attention_lse has no {pass}"),
     };
-    Ok(results.into_iter().flatten().collect())
+    Ok(present(results))
 }
 
 /// Fails unless the tensors agree up to `tolerance` of the largest element of `expected`; −∞ and

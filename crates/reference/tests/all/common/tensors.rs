@@ -41,19 +41,28 @@ impl Random {
 
 /// `point + ε·direction`, where what has no direction stands still.
 pub fn dual(point: &Tensors<f64>, direction: &Tensors<f64>) -> Tensors<Dual<f64>> {
-    let moved = |(name, x): (&String, &ArrayD<f64>)| {
-        let mut dual = x.mapv(Dual::constant);
+    let mut moved = convert(point, Dual::constant);
+    for (name, x) in &mut moved {
         if let Some(direction) = direction.get(name) {
-            dual.zip_mut_with(direction, |x, &tangent| x.tangent = tangent);
+            x.zip_mut_with(direction, |x, &tangent| x.tangent = tangent);
         }
-        (name.clone(), dual)
-    };
-    point.iter().map(moved).collect()
+    }
+    moved
 }
 
 /// Every element through `f`.
 pub fn convert<T: Clone, U>(tensors: &Tensors<T>, f: impl Fn(T) -> U) -> Tensors<U> {
-    tensors.iter().map(|(name, x)| (name.clone(), x.mapv(&f))).collect()
+    present(tensors.iter().map(|(name, x)| Some((name.clone(), x.mapv(&f)))))
+}
+
+/// Tensors of a list that are there. They are inserted one by one: a map that is collected sorts its entries first,
+/// and that sort would be compiled for every list and every type of number.
+pub fn present<T>(list: impl IntoIterator<Item = Option<(String, ArrayD<T>)>>) -> Tensors<T> {
+    let mut tensors = Tensors::new();
+    for (name, x) in list.into_iter().flatten() {
+        tensors.insert(name, x);
+    }
+    tensors
 }
 
 /// An operand that may be absent.

@@ -1,7 +1,7 @@
 //! Operands and results by name.
 
 pub use crate::common::tensors::{Random, Sum, Tensors, convert, dual};
-use crate::common::tensors::{assert_near, need, typed};
+use crate::common::tensors::{assert_near, need, present, typed};
 use etalon_problem::{Error, LazyAttention, Operand, Pass, Scalar};
 use etalon_reference::lazy_attention::{self, Cotangents, Gradients, Inputs, SecondCotangents};
 use etalon_reference::scalar::Real;
@@ -63,7 +63,7 @@ fn named<T, D: Dimension>(name: &str, array: Array<T, D>) -> Option<(String, Arr
 }
 
 fn collect<T, const N: usize>(results: [Option<(String, ArrayD<T>)>; N]) -> Tensors<T> {
-    results.into_iter().flatten().collect()
+    present(results)
 }
 
 /// The results of a backward pass by their names.

@@ -1,7 +1,7 @@
 //! Operands and results by name.
 
 pub use crate::common::tensors::{Random, Sum, Tensors, convert, dual};
-use crate::common::tensors::{need, typed};
+use crate::common::tensors::{need, present, typed};
 use etalon_problem::{Error, LinearAttention, Pass, Scalar};
 use etalon_reference::linear_attention::{
     Cotangents, Gradients, Inputs, Output, SecondCotangents, SecondGradients, StepInputs, backward,
@@ -46,7 +46,7 @@ fn named<T, D: Dimension>(
 }
 
 fn outputs<T: Scalar<Wide = T>>(y: Output<T>) -> Tensors<T> {
-    [named("o", y.o), named("final_state", y.final_state)].into_iter().flatten().collect()
+    present([named("o", y.o), named("final_state", y.final_state)])
 }
 
 fn gradients<T: Scalar<Wide = T>>(y: Gradients<T>) -> Tensors<T> {
@@ -59,7 +59,7 @@ fn gradients<T: Scalar<Wide = T>>(y: Gradients<T>) -> Tensors<T> {
         named("dinitial_state", y.dinitial_state),
         named("dscale", arr0(y.dscale)),
     ];
-    list.into_iter().flatten().collect()
+    present(list)
 }
 
 fn second_gradients<T: Scalar<Wide = T>>(y: SecondGradients<T>) -> Tensors<T> {
@@ -74,7 +74,7 @@ fn second_gradients<T: Scalar<Wide = T>>(y: SecondGradients<T>) -> Tensors<T> {
         named("gdout", y.gdout),
         named("gdfinal_state", y.gdfinal_state),
     ];
-    list.into_iter().flatten().collect()
+    present(list)
 }
 
 /// Runs a pass.
@@ -111,7 +111,7 @@ pub fn run<T: Real>(
             };
             let y = step(problem, &inputs)?;
             let list = [named("o", y.o), named("final_state", y.final_state)];
-            Ok(list.into_iter().flatten().collect())
+            Ok(present(list))
         }
         Pass::Jvp | Pass::ForwardBackward => panic!("linear attention has no such pass"),
     }
