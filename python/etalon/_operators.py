@@ -32,6 +32,7 @@ class Operators(_algorithms.Algorithm):
     def __init__(self, name, results):
         super().__init__(name)
         self.results, self.ops = results, {}
+        self.places = [self.inputs.index(x) for x in self.smooth]
 
     def define(self, pass_):
         """Defines the operator of a pass with its kernel and its fake kernel, and returns its name."""
@@ -93,9 +94,11 @@ class Operators(_algorithms.Algorithm):
         """The forward pass, differentiable."""
         if torch.compiler.is_compiling():
             return together(self.ops["forward"](*tensors, options))
-        if is_plain(tensors) and not is_differentiated(tensors):
-            return together(self._run("forward", (*tensors, options)))
-        return applied(Forward, self, options, *tensors)
+        if not is_plain(tensors):
+            return applied(Forward, self, options, *tensors)
+        if is_differentiated(tensors):
+            return in_one_step(PlainForward).apply(self, options, *tensors)
+        return together(self._run("forward", (*tensors, options)))
 
     def call(self, pass_, *arguments):
         """The results of a pass, by its operator where somebody may look at the call, else by its kernel: the way
@@ -112,7 +115,7 @@ def is_plain(arguments):
     if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
         return False
     for x in arguments:
-        if isinstance(x, Tensor) and not (x.__class__ in PLAIN and (x.is_cpu or x.is_cuda)):
+        if x is not None and isinstance(x, Tensor) and not (x.__class__ in PLAIN and (x.is_cpu or x.is_cuda)):
             return False
     return True
 
@@ -140,11 +143,10 @@ def alike(tensors, name):
 
 def complete(inputs, outputs):
     """The outputs of an operator: what is absent or not wanted is a tensor without elements."""
-    results = tuple(outputs.values())
-    if any(x is None for x in results):
-        first = next(iter(inputs.values()))
-        results = tuple(first.new_empty(0) if x is None else x for x in results)
-    return results[0] if len(results) == 1 else results
+    results = []
+    for x in outputs.values():
+        results.append(next(iter(inputs.values())).new_empty(0) if x is None else x)
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 def together(results):
@@ -157,8 +159,11 @@ def bits(flags):
 
 def by_inputs(algorithm, gradients, needs):
     """Gradients of the smooth inputs in the places of all inputs, None where there is no need."""
-    found = dict(zip(algorithm.smooth, gradients))
-    return [found.get(x) if need else None for x, need in zip(algorithm.inputs, needs)]
+    found = [None] * len(algorithm.inputs)
+    for place, gradient in zip(algorithm.places, gradients):
+        if needs[place]:
+            found[place] = gradient
+    return found
 
 
 def keep(ctx, algorithm, options, tensors, output):
@@ -178,7 +183,7 @@ def first_order(ctx, needs, cotangents, compute):
         tensors[0].new_zeros(shape, dtype=dtype) if dy is None and y in algorithm.needed else dy
         for y, dy, (shape, dtype) in zip(algorithm.outputs, cotangents, ctx.shapes)
     ]
-    wanted = bits(need for x, need in zip(algorithm.inputs, needs) if x in algorithm.smooth)
+    wanted = bits([needs[place] for place in algorithm.places])
     return by_inputs(algorithm, together(compute(tensors, filled, wanted)), needs)
 
 
@@ -239,7 +244,9 @@ class Forward(Mapped):
     @staticmethod
     def setup_context(ctx, inputs, output):
         algorithm, options, *tensors = inputs
-        ctx.save_for_forward(*keep(ctx, algorithm, options, tensors, output))
+        kept = keep(ctx, algorithm, options, tensors, output)
+        if torch.autograd.forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+            ctx.save_for_forward(*kept)
 
     @staticmethod
     def backward(ctx, *cotangents):
@@ -258,6 +265,14 @@ class Forward(Mapped):
             raise NotImplementedError(f"forward mode of {algorithm.name} is not implemented")
         smooth = [t for x, t in zip(algorithm.inputs, tangents[2:]) if x not in algorithm.fixed]
         return Jvp.apply(algorithm, ctx.options, *ctx.saved_tensors, *smooth)
+
+
+class PlainForward(Forward):
+    """The same of tensors that nobody else looks at."""
+
+    @staticmethod
+    def forward(algorithm, options, *tensors):
+        return together(algorithm._run("forward", (*tensors, options)))
 
 
 class Backward(Mapped):
