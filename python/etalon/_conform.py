@@ -1,14 +1,30 @@
 """The suite on a kernel: its cases, laws and probes, within what the kernel takes."""
 
+from __future__ import annotations
+
 import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
 
 from . import _etalon
 from ._judge import SHORT, Check, _by_name
 
+# The name of a capabilities file, or one of its kernels, or several.
+Capabilities: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | Iterable[Mapping[str, Any]] | None"
+
 
 def conform(
-    kernels, algorithm, *, capabilities=None, dtypes=None, depth="smoke", seed=0, profile="usual", cases=(), laws=()
-):
+    kernels: Callable[..., Any] | Mapping[str, Callable[..., Any]],
+    algorithm: str,
+    *,
+    capabilities: Capabilities = None,
+    dtypes: Iterable[str] | None = None,
+    depth: str = "smoke",
+    seed: int = 0,
+    profile: str = "usual",
+    cases: Iterable[str] = (),
+    laws: Iterable[str] = (),
+) -> Check:
     """Runs the suite on a kernel: the gate on every case, probes with known answers, and laws, such as what a masked
     key must not change. A failure is shrunk to the simplest case that shows it.
 
@@ -31,11 +47,20 @@ def conform(
         return _by_name(problem, pass_, kernels[pass_](problem, **inputs))
 
     text = capabilities_text(algorithm, list(kernels), capabilities, dtypes)
-    options = dict(depth=depth, seed=seed, profile=profile, cases=list(cases), laws=list(laws))
-    return Check(*_etalon.conform(call, algorithm, text, **options)).require()
+    names, others = list(cases), list(laws)
+    found = _etalon.conform(call, algorithm, text, depth=depth, seed=seed, profile=profile, cases=names, laws=others)
+    return Check(*found).require()
 
 
-def cases(algorithm, *, passes=("forward",), capabilities=None, dtypes=None, depth="smoke", seed=0):
+def cases(
+    algorithm: str,
+    *,
+    passes: Iterable[str] = ("forward",),
+    capabilities: Capabilities = None,
+    dtypes: Iterable[str] | None = None,
+    depth: str = "smoke",
+    seed: int = 0,
+) -> list[str]:
     """The names of the cases that `conform` runs."""
     text = capabilities_text(algorithm, list(passes), capabilities, dtypes)
     return _etalon.cases(algorithm, text, depth, seed)

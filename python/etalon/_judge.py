@@ -1,8 +1,18 @@
 """The judge: whether a kernel's results are those of its arithmetic."""
 
+from __future__ import annotations
+
 import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from . import _etalon, _passes, _problems
+from ._etalon import Problem
+
+if TYPE_CHECKING:
+    import numpy
+
+    from .problems import Description
 
 # Storage types as problem files and reports have them.
 SHORT = {"float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
@@ -23,26 +33,26 @@ class Check:
     verdict in its first line, and `details` the same as a dictionary, as `etalon check --report json=PATH` writes it.
     """
 
-    def __init__(self, status, text, details):
+    def __init__(self, status: str, text: str, details: str) -> None:
         self.status, self._text, self._details = status, text, details
 
-    def __bool__(self):
+    def __bool__(self) -> bool:
         return self.status == "passed"
 
-    def __str__(self):
+    def __str__(self) -> str:
         return self._text
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<Check {self._text.partition(chr(10))[0]}>"
 
     @property
-    def details(self):
+    def details(self) -> dict[str, Any]:
         """The report as a dictionary."""
         import json
 
         return json.loads(self._details)
 
-    def require(self):
+    def require(self) -> Check:
         """Raises IncorrectError or UndecidedError unless it passed."""
         if self.status == "failed":
             raise IncorrectError(self._text)
@@ -51,7 +61,16 @@ class Check:
         return self
 
 
-def check(problem, inputs, outputs, pass_="forward", *, profile="usual", only=(), generic=None):
+def check(
+    problem: Problem | Description,
+    inputs: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    pass_: str = "forward",
+    *,
+    profile: str = "usual",
+    only: Iterable[str] = (),
+    generic: bool | None = None,
+) -> Check:
     """Judges the outputs of a pass on these inputs, element by element, against the exact result and its proven bound.
 
     `outputs` holds results by name, each in the type in which the kernel stores it. `profile` is the arithmetic that
@@ -66,33 +85,35 @@ def check(problem, inputs, outputs, pass_="forward", *, profile="usual", only=()
     return Check(*given)
 
 
-def random_inputs(problem, pass_="forward", *, dtype="float32", seed=0):
+def random_inputs(
+    problem: Problem | Description, pass_: str = "forward", *, dtype: str = "float32", seed: int = 0
+) -> dict[str, numpy.ndarray]:
     """Random inputs of a pass, by name: normal numbers of variance 1, with scores of a deviation of about 1. What a
     later pass reads of the forward pass (o, lse) is computed by the reference and stored in the type of the pass."""
     import numpy
 
-    problem = _problems.made(problem)
+    own = _problems.made(problem)
     draw = numpy.random.default_rng(seed)
     wide = "float64" if dtype == "float64" else "float32"
     types = {name: _passes.numpy_type(name) for name in (dtype, wide)}
     found, saved = {}, []
-    for name, role, shape, precision in problem.operands(pass_):
+    for name, role, shape, precision in own.operands(pass_):
         if role in ("saved", "optional_saved"):
             saved.append((name, precision))
         if role not in ("input", "cotangent", "optional_cotangent"):
             continue
         if precision == "integer":
-            found[name] = draw.integers(0, problem.extent("V"), shape)
+            found[name] = draw.integers(0, own.extent("V"), shape)
             continue
         x = draw.standard_normal(shape)
         x = -numpy.abs(x) / 8 if name in ("g", "g_gamma") else x
         x = numpy.abs(x) if name in ("class_weights", "token_weights") else x
         found[name] = x.astype(types[dtype if precision == "storage" else wide])
     if saved:
-        names = {name for name, role, *_ in problem.operands("forward") if role == "output"}
-        forward = {name: role for name, role, *_ in problem.operands("forward")}
+        names = {name for name, role, *_ in own.operands("forward") if role == "output"}
+        forward = {name: role for name, role, *_ in own.operands("forward")}
         given = {name: x for name, x in found.items() if forward.get(name) == "input"}
-        exact = _passes.reference(problem, "forward", given)
+        exact = _passes.reference(own, "forward", given)
         for name, precision in saved:
             if name in names:
                 found[name] = exact[name].astype(types[dtype if precision == "storage" else wide])
@@ -110,7 +131,17 @@ def _by_name(problem, pass_, results, only=()):
     return dict(zip(names, results))
 
 
-def assert_correct(fn, problem, pass_="forward", *, dtype="float32", seed=0, inputs=None, profile="usual", only=()):
+def assert_correct(
+    fn: Callable[..., Any],
+    problem: Problem | Description,
+    pass_: str = "forward",
+    *,
+    dtype: str = "float32",
+    seed: int = 0,
+    inputs: Mapping[str, Any] | None = None,
+    profile: str = "usual",
+    only: Iterable[str] = (),
+) -> Check:
     """Calls `fn` with the inputs of a pass by name, random ones unless given, and judges what it returns: a dictionary
     by name, a tuple in the order of the outputs, or a single result. Returns the Check; raises IncorrectError, whose
     message is the report with the verdict in its first line, or UndecidedError.
@@ -129,11 +160,18 @@ class Bound(typing.NamedTuple):
     """The exact values of an output, and how far from each a right result of the profile may lie; infinity where the
     profile requires nothing."""
 
-    value: typing.Any
-    bound: typing.Any
+    value: numpy.ndarray
+    bound: numpy.ndarray
 
 
-def bounds(problem, inputs, pass_="forward", *, profile="usual", stored=None):
+def bounds(
+    problem: Problem | Description,
+    inputs: Mapping[str, Any],
+    pass_: str = "forward",
+    *,
+    profile: str = "usual",
+    stored: Mapping[str, str] | None = None,
+) -> dict[str, Bound]:
     """The exact results of a pass and their proven bounds: of each output by name a Bound, two arrays of float64.
 
     `profile` is the arithmetic of a kernel, as in `check`; `stored` names outputs that the kernel stores in another

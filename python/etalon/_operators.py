@@ -1,6 +1,10 @@
 """PyTorch operators of every algorithm, from one table, and their derivatives."""
 
+from __future__ import annotations
+
 import functools
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -464,6 +468,10 @@ torch.library.register_autograd(
 )
 
 
+# Keys that a query sees to its left and right, both inclusive; None is open.
+Window = tuple[int | None, int | None] | None
+
+
 def _score_options(causal, window, mask, scale, sequences, softcap=None):
     tree = None if mask is None or isinstance(mask, Tensor) else encoded_part(mask)
     ends, rows = None if window is None else tuple(window), encoded_part(sequences)
@@ -472,20 +480,20 @@ def _score_options(causal, window, mask, scale, sequences, softcap=None):
 
 
 def attention(
-    q,
-    k,
-    v,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     *,
-    causal=False,
-    window=None,
-    mask=None,
-    scale=None,
-    softcap=None,
-    sinks=None,
-    bias=None,
-    sequences=None,
-    return_lse=False,
-):
+    causal: bool = False,
+    window: Window = None,
+    mask: Tensor | Mapping[str, Any] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    bias: Tensor | None = None,
+    sequences: Mapping[str, Any] | None = None,
+    return_lse: bool = False,
+) -> Any:
     """Softmax attention: o [B, Hq, N, E], and with `return_lse` lse [B, Hq, N], both differentiable.
 
     Tensors and keywords are those of `etalon.attention`; `mask` is a tensor of bool, [B or 1, Hq or 1, N, M]. Lengths
@@ -498,16 +506,37 @@ def attention(
 
 
 def attention_lse(
-    q, k, *, causal=False, window=None, mask=None, scale=None, softcap=None, sinks=None, bias=None, sequences=None
-):
+    q: Tensor,
+    k: Tensor,
+    *,
+    causal: bool = False,
+    window: Window = None,
+    mask: Tensor | Mapping[str, Any] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    bias: Tensor | None = None,
+    sequences: Mapping[str, Any] | None = None,
+) -> Tensor:
     """The log-sum-exp of attention's scores, lse [B, Hq, N]."""
     options, mask = _score_options(causal, window, mask, scale, sequences, softcap)
     return LSE.apply(options, q, k, sinks, bias, mask)[0]
 
 
 def lazy_attention(
-    q, k, v, tau, *, causal=True, window=None, mask=None, scale=None, bias=None, sequences=None, return_lse=False
-):
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tau: Tensor,
+    *,
+    causal: bool = True,
+    window: Window = None,
+    mask: Tensor | Mapping[str, Any] | None = None,
+    scale: float | None = None,
+    bias: Tensor | None = None,
+    sequences: Mapping[str, Any] | None = None,
+    return_lse: bool = False,
+) -> Any:
     """Lazy attention with Elastic-Softmax: o [B, Hq, N, E]; tau [Hq], bias [Hq, W] of distances."""
     options, mask = _score_options(causal, window, mask, scale, sequences)
     o, lse = LAZY.apply(options, q, k, v, tau, bias, mask)
@@ -515,8 +544,17 @@ def lazy_attention(
 
 
 def linear_attention(
-    q, k, v, *, g_gamma=None, g=None, initial_state=None, scale=None, sequences=None, return_final_state=False
-):
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    g_gamma: Tensor | None = None,
+    g: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    scale: float | None = None,
+    sequences: Mapping[str, Any] | None = None,
+    return_final_state: bool = False,
+) -> Any:
     """Linear ("lightning") attention: o [B, Hq, N, E], and with `return_final_state` the states [S, Hk, D, E] of S
     sequences."""
     options = encoded(("scale", "sequences"), (scale, encoded_part(sequences)))
@@ -532,21 +570,21 @@ def refuse_gradients(**tensors):
 
 
 def linear_cross_entropy(
-    h,
-    w,
-    targets,
+    h: Tensor,
+    w: Tensor,
+    targets: Tensor,
     *,
-    bias=None,
-    class_weights=None,
-    token_weights=None,
-    reduction=None,
-    ignore_index=None,
-    label_smoothing=None,
-    lse_square_scale=None,
-    softcap=None,
-    temperature=None,
-    logit_scale=None,
-):
+    bias: Tensor | None = None,
+    class_weights: Tensor | None = None,
+    token_weights: Tensor | None = None,
+    reduction: str | None = None,
+    ignore_index: int | None = None,
+    label_smoothing: float | None = None,
+    lse_square_scale: float | None = None,
+    softcap: float | None = None,
+    temperature: float | None = None,
+    logit_scale: float | None = None,
+) -> Tensor:
     """The cross-entropy of logits h wᵀ + bias, which are never stored as a whole: the loss.
 
     Where a gradient is needed it is computed with the loss, unless `reduction` is "none" or the type is float16.

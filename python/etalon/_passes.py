@@ -1,8 +1,21 @@
 """Passes over arrays."""
 
+from __future__ import annotations
+
 import functools
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from . import _problems
+from ._etalon import Problem
+
+if TYPE_CHECKING:
+    import numpy
+
+    from .problems import Description
+
+# An array of NumPy, or a tensor of any framework.
+Array = Any
 
 FLOATS = {"float64", "float32", "float16", "bfloat16"}
 
@@ -20,7 +33,7 @@ def numpy_type(name):
     if name != "bfloat16":
         return numpy.dtype(name)
     try:
-        import ml_dtypes
+        import ml_dtypes  # type: ignore[import-not-found]
     except ImportError:
         raise TypeError("arrays of bfloat16 need the package ml_dtypes: pip install ml_dtypes") from None
     return numpy.dtype(ml_dtypes.bfloat16)
@@ -68,7 +81,17 @@ def storage_of(problem, pass_, inputs):
     return name if name in FLOATS else "float32"
 
 
-def run(problem, pass_, inputs, *, out=None, names=None, tier="auto", recompute=False, memory_budget=None):
+def run(
+    problem: Problem | Description,
+    pass_: str,
+    inputs: Mapping[str, Any],
+    *,
+    out: dict[str, Any] | None = None,
+    names: Iterable[str] | None = None,
+    tier: str = "auto",
+    recompute: bool = False,
+    memory_budget: int | None = None,
+) -> dict[str, Any]:
     """Computes a pass: a dictionary of its outputs, or of those of `names`.
 
     `inputs` holds tensors by name; those that are None count as absent. `problem.operands(pass_)` lists the names
@@ -80,16 +103,18 @@ def run(problem, pass_, inputs, *, out=None, names=None, tier="auto", recompute=
     Raises TypeError for a tensor that is missing, unknown or of another type, ValueError for one of another shape,
     each with its name, and NotImplementedError where the tier has no such pass. On an error nothing has been written.
     """
-    problem = _problems.made(problem)
+    made = _problems.made(problem)
     if out is None:
-        out = places(problem, pass_, storage_of(problem, pass_, inputs), names)
+        out = places(made, pass_, storage_of(made, pass_, inputs), names)
     elif names is not None:
         raise TypeError("`out` and `names` exclude each other")
-    problem.run(pass_, inputs, out, tier=tier, recompute=recompute, memory_budget=memory_budget)
+    made.run(pass_, inputs, out, tier=tier, recompute=recompute, memory_budget=memory_budget)
     return out
 
 
-def reference(problem, pass_, inputs, *, names=None):
+def reference(
+    problem: Problem | Description, pass_: str, inputs: Mapping[str, Any], *, names: Iterable[str] | None = None
+) -> dict[str, numpy.ndarray]:
     """The exact outputs of a pass, in float64: `inputs` of any type are read as they are, and nothing is rounded."""
     import numpy
 
@@ -110,7 +135,18 @@ def _forward(problem, inputs, names, out):
     return got[names[0]] if len(names) == 1 else tuple(got[name] for name in names)
 
 
-def attention(q, k, v, *, causal=False, sinks=None, bias=None, return_lse=False, out=None, **options):
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    sinks: Array | None = None,
+    bias: Array | None = None,
+    return_lse: bool = False,
+    out: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
     """Softmax attention: o [B, Hq, N, E], and with `return_lse` lse [B, Hq, N], the logarithm of Σ exp(scores).
 
     q [B, Hq, N, D], k [B, Hk, M, D], v [B, Hk, M, E]; query head h reads key head h // (Hq // Hk). `causal` shows
@@ -124,13 +160,33 @@ def attention(q, k, v, *, causal=False, sinks=None, bias=None, return_lse=False,
     return _forward(problem, inputs, ("o", "lse") if return_lse else ("o",), out)
 
 
-def attention_lse(q, k, *, causal=False, sinks=None, bias=None, out=None, **options):
+def attention_lse(
+    q: Array,
+    k: Array,
+    *,
+    causal: bool = False,
+    sinks: Array | None = None,
+    bias: Array | None = None,
+    out: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
     """The log-sum-exp of attention's scores: lse [B, Hq, N]. Keywords are those of `attention`."""
     problem = _problems.of_scores("attention_lse", q, k, None, causal=causal, sinks=sinks, bias=bias, **options)
     return _forward(problem, dict(q=q, k=k, sinks=sinks, bias=bias), ("lse",), out)
 
 
-def lazy_attention(q, k, v, tau, *, bias=None, causal=True, return_lse=False, out=None, **options):
+def lazy_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    tau: Array,
+    *,
+    bias: Array | None = None,
+    causal: bool = True,
+    return_lse: bool = False,
+    out: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
     """Lazy attention with Elastic-Softmax: weights max(P + τ/n, 0) of a softmax P over n keys; o [B, Hq, N, E].
 
     tau [Hq]; `bias` [Hq, W], of distances from 0 to W − 1. Equations: docs/lazy_attention.md.
@@ -141,8 +197,17 @@ def lazy_attention(q, k, v, tau, *, bias=None, causal=True, return_lse=False, ou
 
 
 def linear_attention(
-    q, k, v, *, g_gamma=None, g=None, initial_state=None, return_final_state=False, out=None, **options
-):
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    g_gamma: Array | None = None,
+    g: Array | None = None,
+    initial_state: Array | None = None,
+    return_final_state: bool = False,
+    out: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
     """Linear ("lightning") attention: o [B, Hq, N, E], and with `return_final_state` the states [S, Hk, D, E].
 
     Logarithms of decays: `g_gamma` of each head, or `g` of each token. `initial_state` [S, Hk, D, E] of S sequences.
@@ -154,7 +219,17 @@ def linear_attention(
     return _forward(problem, inputs, ("o", "final_state") if return_final_state else ("o",), out)
 
 
-def linear_cross_entropy(h, w, targets, *, bias=None, class_weights=None, token_weights=None, out=None, **options):
+def linear_cross_entropy(
+    h: Array,
+    w: Array,
+    targets: Array,
+    *,
+    bias: Array | None = None,
+    class_weights: Array | None = None,
+    token_weights: Array | None = None,
+    out: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
     """The cross-entropy of logits h wᵀ + bias, which are never stored as a whole: the loss.
 
     h [T, D], w [V, D], targets [T] (int64 or int32). Options: `reduction` ("mean", "sum", "none"), `ignore_index`

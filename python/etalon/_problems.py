@@ -1,6 +1,10 @@
 """Problems: from keywords, or from the shapes of tensors."""
 
+from __future__ import annotations
+
 import functools
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ._etalon import Problem
 
@@ -42,7 +46,7 @@ def unknown(function, names):
     return TypeError(f"{function}() has no `{name}`")
 
 
-def problem(algorithm, /, *, arrays=None, **keys):
+def problem(algorithm: str, /, *, arrays: Mapping[str, Any] | None = None, **keys: Any) -> Problem:
     """A problem, by the keys of a problem file, or by its tensors and the keywords of the function of its name.
 
     ``problem("attention", batch=1, query_heads=8, key_heads=2, queries=256, keys=256, dim=64, mask={"causal": {}})``
@@ -58,7 +62,7 @@ def problem(algorithm, /, *, arrays=None, **keys):
     return Problem(text_of({"algorithm": algorithm, **keys}), arrays)
 
 
-def made(problem):
+def made(problem: Any) -> Problem:
     """The problem itself, or that of a description of `etalon.problems`."""
     return problem if type(problem) is Problem else problem.problem()
 
@@ -205,7 +209,7 @@ def of_linear_cross_entropy(h, w, *, arrays=None, **options):
     return _made(dict(algorithm="linear_cross_entropy", tokens=t, dim=d, vocab=v, **flags, **options), arrays)
 
 
-BY_TENSORS = {
+BY_TENSORS: dict[str, Callable[..., Problem]] = {
     "attention": functools.partial(of_scores, "attention"),
     "attention_lse": lambda q, k, **options: of_scores("attention_lse", q, k, None, **options),
     "lazy_attention": functools.partial(of_scores, "lazy_attention"),

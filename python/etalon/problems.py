@@ -5,22 +5,27 @@ The keys are those of a problem file; extents are numbers of rows, heads and col
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from . import _problems
+from ._etalon import Problem
 
 
-class _Description:
-    def problem(self):
+class Description:
+    """What the problems of all algorithms share."""
+
+    _algorithm: ClassVar[str]
+
+    def problem(self) -> Problem:
         """The problem. Raises ValueError where a key does not fit, and names it."""
-        keys = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        keys = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
         arrays = keys.pop("arrays")
         keys = {name: value for name, value in keys.items() if value is not None and value is not False}
         return _problems.problem(self._algorithm, arrays=arrays, **keys)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Scores(_Description):
+class _Scores(Description):
     batch: int
     query_heads: int
     key_heads: int
@@ -37,7 +42,7 @@ class _Scores(_Description):
 class AttentionLse(_Scores):
     """The log-sum-exp of attention's scores. Equations: docs/attention_lse.md."""
 
-    _algorithm = "attention_lse"
+    _algorithm: ClassVar[str] = "attention_lse"
     softcap: float | None = None
     sinks: bool = False
     bias: Mapping[str, int] | None = None
@@ -47,7 +52,7 @@ class AttentionLse(_Scores):
 class Attention(AttentionLse):
     """Softmax attention. Equations: docs/attention.md."""
 
-    _algorithm = "attention"
+    _algorithm: ClassVar[str] = "attention"
     value_dim: int | None = None
 
 
@@ -55,16 +60,16 @@ class Attention(AttentionLse):
 class LazyAttention(_Scores):
     """Lazy attention with Elastic-Softmax. Equations: docs/lazy_attention.md."""
 
-    _algorithm = "lazy_attention"
+    _algorithm: ClassVar[str] = "lazy_attention"
     value_dim: int | None = None
     bias: Mapping[str, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LinearAttention(_Description):
+class LinearAttention(Description):
     """Linear attention with decays. Equations: docs/linear_attention.md."""
 
-    _algorithm = "linear_attention"
+    _algorithm: ClassVar[str] = "linear_attention"
     batch: int
     query_heads: int
     key_heads: int
@@ -80,10 +85,10 @@ class LinearAttention(_Description):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LinearCrossEntropy(_Description):
+class LinearCrossEntropy(Description):
     """The cross-entropy of logits h wᵀ. Equations: docs/linear_cross_entropy.md."""
 
-    _algorithm = "linear_cross_entropy"
+    _algorithm: ClassVar[str] = "linear_cross_entropy"
     tokens: int
     dim: int
     vocab: int

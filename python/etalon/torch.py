@@ -28,6 +28,6 @@ __all__ = [
 ]
 
 
-def use_threads_of_torch():
+def use_threads_of_torch() -> None:
     """Gives etalon as many threads as PyTorch has: one works while the other waits."""
     set_num_threads(torch.get_num_threads())
