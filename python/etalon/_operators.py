@@ -412,8 +412,8 @@ for _algorithm in (ATTENTION, LSE, LAZY, LINEAR, LOSS):
 
 def _times(gradients, dloss):
     """Gradients times the cotangent of the loss, by dh, dw and dbias."""
-    # To look at a number of a GPU would be to wait for it.
-    is_one = not torch.compiler.is_compiling() and dloss.is_cpu and bool(dloss == 1)
+    # To look at a number of a GPU would be to wait for it; one that is traced has none.
+    is_one = not torch.compiler.is_compiling() and dloss.is_cpu and is_plain((dloss,)) and bool(dloss == 1)
     return [x if is_one or x.numel() == 0 else (x * dloss).to(x.dtype) for x in gradients]
 
 
