@@ -1,10 +1,14 @@
 """A small model in shares: every rank has a chunk of the tokens and a shard of the classes.
 
     torchrun --nproc-per-node 4 examples/distributed/train.py
+    torchrun --nproc-per-node 2 examples/distributed/train.py cuda      # a rank for each GPU, through NCCL
 
 Attention runs over chunks (`sequence_parallel_attention`), the loss over shards (`vocab_parallel_cross_entropy`). The
 losses are those of one process up to rounding, whatever the number of ranks.
 """
+
+import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -30,7 +34,7 @@ class Together(torch.autograd.Function):
         return gradient.chunk(ctx.count)[ctx.rank], None
 
 
-def train(steps=20, group=None):
+def train(steps=20, group=None, device="cpu"):
     """Learns which token follows which; returns the loss of each step."""
     rank, count = dist.get_rank(group), dist.get_world_size(group)
     if TOKENS % count:
@@ -39,9 +43,10 @@ def train(steps=20, group=None):
     embedding, qkv = torch.randn(VOCAB, DIM), 0.2 * torch.randn(3 * DIM, DIM)
     start, end = parallel.shard_of_classes(VOCAB, count, rank)
     head = (0.2 * torch.randn(VOCAB, DIM))[start:end].clone()
-    shared, own = [embedding.requires_grad_(), qkv.requires_grad_()], head.requires_grad_()
+    embedding, qkv, own = (x.to(device).requires_grad_() for x in (embedding, qkv, head))
+    shared = [embedding, qkv]
     optimiser = torch.optim.Adam([*shared, own], lr=0.02)
-    text = (7 ** torch.arange(16)).remainder(2039).repeat(1 + TOKENS // 16)[: TOKENS + 1]
+    text = (7 ** torch.arange(16)).remainder(2039).repeat(1 + TOKENS // 16)[: TOKENS + 1].to(device)
     tokens, targets = text[:-1].chunk(count)[rank], text[1:]
     losses = []
     for _ in range(steps):
@@ -60,8 +65,12 @@ def train(steps=20, group=None):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    found = train()
+    kind = sys.argv[1] if len(sys.argv) > 1 else "cpu"
+    device = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    found = train(device=device)
     if dist.get_rank() == 0:
         print("\n".join(f"step {step:2}: loss {loss:.4f}" for step, loss in enumerate(found)))
     dist.destroy_process_group()

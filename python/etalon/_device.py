@@ -15,8 +15,12 @@ CAPTURED = {}
 LOCK = threading.Lock()
 
 
-def run(problem, pass_, inputs, outputs):
-    """Enqueues a pass; tensors are those of one device, by name. On an error nothing is enqueued."""
+def run(problem, pass_, inputs, outputs, shards=None):
+    """Enqueues a pass; tensors are those of one device, by name. On an error nothing is enqueued.
+
+    With `shards`, ranges of classes, `pass_` is a step of a loss in shards: those of `run_shard`, of which partials
+    and parts of dh of all shards lie one behind the other, those of nodes alone.
+    """
     first = next(iter(inputs.values()))
     if first.dtype == torch.float64:
         raise NotImplementedError(f"{problem.algorithm} {pass_} of float64 has no kernel on a GPU")
@@ -31,7 +35,7 @@ def run(problem, pass_, inputs, outputs):
         stream = torch.cuda.current_stream(device).cuda_stream
         # No other thread drops the pass before it is enqueued: whoever drops one waits for what the device has.
         with LOCK:
-            prepared = _prepared(problem, pass_, inputs, outputs, device, captured)
+            prepared = _prepared(problem, pass_, inputs, outputs, device, captured, shards)
             scratch = torch.empty(prepared.scratch_bytes, dtype=torch.uint8, device=first.device)
             prepared.enqueue(stream, _addresses(inputs), _addresses(outputs), scratch.data_ptr())
 
@@ -40,12 +44,12 @@ def _addresses(tensors):
     return [x.data_ptr() for x in tensors.values()]
 
 
-def _prepared(problem, pass_, inputs, outputs, device, captured):
+def _prepared(problem, pass_, inputs, outputs, device, captured, shards):
     """The pass for tensors like these, under the lock. Kernels are compiled where no cache has them."""
     described = [[_described(name, x) for name, x in tensors.items()] for tensors in (inputs, outputs)]
     # The copy engine begins at multiples of 16 bytes.
     like = [(name, *rest, address % 16) for tensors in described for name, address, *rest in tensors]
-    key = (problem.json(), pass_, *like, device)
+    key = (problem.json(), pass_, *like, device, None if shards is None else tuple(shards))
     found = PASSES.get(key) or CAPTURED.get(key)
     if found is None:
         if captured:
@@ -53,9 +57,12 @@ def _prepared(problem, pass_, inputs, outputs, device, captured):
                 f"{problem.algorithm} {pass_} must run once with tensors of these shapes before a graph captures "
                 "it: its kernels and tables are not on the device yet"
             )
-        found = DevicePass(problem, pass_, *described, device=device)
+        if shards is None:
+            found = DevicePass(problem, pass_, *described, device=device)
+        else:
+            found = DevicePass.of_shards(problem, pass_, shards, *described, device=device)
         if len(PASSES) >= MOST:
-            (*_, oldest), dropped = PASSES.popitem(last=False)
+            (*_, oldest, _), dropped = PASSES.popitem(last=False)
             # Work that it has enqueued may not have run.
             torch.cuda.synchronize(oldest)
             del dropped

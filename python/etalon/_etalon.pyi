@@ -38,6 +38,16 @@ class DevicePass:
         *,
         device: int,
     ) -> DevicePass: ...
+    @staticmethod
+    def of_shards(
+        problem: Problem,
+        step: str,
+        classes: Sequence[tuple[int, int]],
+        inputs: Sequence[tuple[str, int, Sequence[int], Sequence[int], str]],
+        outputs: Sequence[tuple[str, int, Sequence[int], Sequence[int], str]],
+        *,
+        device: int,
+    ) -> DevicePass: ...
     @property
     def scratch_bytes(self) -> int: ...
     def enqueue(self, stream: int, inputs: Sequence[int], outputs: Sequence[int], scratch: int) -> None: ...

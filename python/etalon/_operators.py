@@ -83,15 +83,9 @@ class Operators(_algorithms.Algorithm):
         mask = operands.pop("mask", None)
         if pass_ == "forward_backward":
             operands["dloss"] = inputs["h"].new_ones((), dtype=wide(inputs["h"]))
-        if next(iter(inputs.values())).is_cpu:
-            self.problem(inputs, options).run(pass_, operands, places)
-            return complete(inputs, outputs)
-        from . import _device
-
-        if mask is not None:
-            # The device reads its elements: the problem has those of a mask of this shape.
-            inputs["mask"], operands["mask"] = torch.ones(mask.shape, dtype=torch.bool), mask.contiguous()
-        _device.run(self.problem(inputs, options), pass_, operands, places)
+        if mask is not None and not next(iter(inputs.values())).is_cpu:
+            inputs["mask"], operands["mask"] = mask_like(mask), mask.contiguous()
+        compute(self.problem(inputs, options), pass_, operands, places)
         return complete(operands, outputs)
 
     def apply(self, options, *tensors):
@@ -109,6 +103,21 @@ class Operators(_algorithms.Algorithm):
         through PyTorch's dispatcher takes longer than a small pass."""
         run = self._run if is_plain(arguments) else lambda pass_, arguments: self.ops[pass_](*arguments)
         return together(run(pass_, arguments))
+
+
+def compute(problem, pass_, inputs, outputs):
+    """Runs a pass on the device of its tensors: on that of the CPU, or on the current stream of a GPU."""
+    if next(iter(inputs.values())).is_cpu:
+        problem.run(pass_, inputs, outputs)
+        return
+    from . import _device
+
+    _device.run(problem, pass_, inputs, outputs)
+
+
+def mask_like(mask):
+    """The mask of the problem of a pass whose `mask` lies on a GPU, which reads its elements in every call."""
+    return torch.ones(mask.shape, dtype=torch.bool)
 
 
 PLAIN = (Tensor, torch.nn.Parameter)

@@ -23,10 +23,20 @@ class Ranks:
         if not dist.is_available() or not dist.is_initialized():
             raise RuntimeError(f"{function} needs a process group: torch.distributed.init_process_group makes one")
         self.function, self.group = function, group
-        self.device = x.device if isinstance(x, torch.Tensor) else "cpu"
+        self.device = x.device if isinstance(x, torch.Tensor) else torch.device("cpu")
         self.count, self.own = dist.get_world_size(group), dist.get_rank(group)
         if self.own < 0:
             raise ValueError("`group` must have this process as a member, found one of other processes")
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise NotImplementedError(f"etalon.distributed.{function} waits for the GPU: no graph captures it")
+        self.backends = backends_of(group)
+
+    @property
+    def meeting(self):
+        """The device of numbers that ranks compare: one for which the group has a backend, wherever tensors are."""
+        if "cpu" in self.backends:
+            return torch.device("cpu")
+        return self.device if self.device.type in self.backends else torch.device(next(iter(self.backends)))
 
     def agree(self, facts):
         """Calls `facts` on every rank: returns what it returned, and the numbers of all ranks.
@@ -37,10 +47,11 @@ class Ranks:
         error, own, same, result = None, {}, {}, None
         try:
             own, same, result = facts()
+            same["whether tensors are on a GPU"] = self.device.type == "cuda"
         except Exception as found:
             error = found
         row = [error is not None, *own.values(), *same.values()]
-        row = torch.tensor(row + [0] * (WIDTH - len(row)), dtype=torch.int64, device=self.device)
+        row = torch.tensor(row + [0] * (WIDTH - len(row)), dtype=torch.int64, device=self.meeting)
         table = self.gather(row).tolist()
         if error is not None:
             raise error
@@ -76,21 +87,21 @@ class Ranks:
         """
         if self.count == 1:
             return lambda: tensors
-        sent = torch.cat([bytes_of(x) for x in tensors])
+        # A byte more: every rank sends and receives something, which NCCL wants of the first call of a group.
+        sent = torch.cat([*(bytes_of(x) for x in tensors), tensors[0].new_zeros(1, dtype=torch.uint8)])
         empty = [x.new_empty(shape) for x, shape in zip(tensors, shapes)]
         sizes = [x.numel() * x.element_size() for x in empty]
-        received, waiting = sent.new_empty(sum(sizes)), []
+        received, waiting = sent.new_empty(sum(sizes) + 1), []
         for operation, buffer, step in ((dist.isend, sent, 1), (dist.irecv, received, -1)):
-            if buffer.numel():
-                peer = (self.own + step) % self.count
-                peer = peer if self.group is None else dist.get_global_rank(self.group, peer)
-                waiting.append(dist.P2POp(operation, buffer, peer, group=self.group, tag=tag))
-        requests = dist.batch_isend_irecv(waiting) if waiting else []
+            peer = (self.own + step) % self.count
+            peer = peer if self.group is None else dist.get_global_rank(self.group, peer)
+            waiting.append(dist.P2POp(operation, buffer, peer, group=self.group, tag=tag))
+        requests = dist.batch_isend_irecv(waiting)
 
         def wait():
             for request in requests:
                 request.wait()
-            return [x.view(y.dtype).view(y.shape) for x, y in zip(received.split(sizes), empty)]
+            return [x.view(y.dtype).view(y.shape) for x, y in zip(received[:-1].split(sizes), empty)]
 
         return wait
 
@@ -100,9 +111,14 @@ def bytes_of(x):
     return x.reshape(-1).view(torch.uint8)
 
 
+def backends_of(group):
+    """The names of the backends of a group by the kind of device: {"cpu": "gloo", "cuda": "nccl"}."""
+    return dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
+
+
 def checksum(x):
     """A number that differs for tensors of other elements, as far as 32 bits tell; −1 for None."""
-    return -1 if x is None else zlib.crc32(bytes_of(x.detach().contiguous()).numpy(), x.dim())
+    return -1 if x is None else zlib.crc32(bytes_of(x.detach().cpu().contiguous()).numpy(), x.dim())
 
 
 def checksum_of_text(text):
@@ -110,20 +126,34 @@ def checksum_of_text(text):
     return zlib.crc32(text.encode())
 
 
-def check_tensor(function, name, x, shape, dtypes):
-    """Fails unless a tensor of the CPU has this shape, None for any extent, and one of these types."""
+def check_tensor(ranks, name, x, shape, dtypes):
+    """Fails unless a tensor on the device of the call has this shape, None for any extent, and one of these types."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"`{name}` must be a tensor, found {type(x).__name__}")
-    if x.device.type != "cpu":
-        raise NotImplementedError(
-            f"etalon.distributed.{function} takes tensors of the CPU so far: `{name}` is on {x.device}"
-        )
+    if x.device != ranks.device:
+        raise ValueError(f"`{name}` must be on {ranks.device} as the first tensor is, found {x.device}")
+    check_device(ranks, name, x.device)
     if x.dim() != len(shape) or any(n is not None and n != m for n, m in zip(shape, x.shape)):
         expected = ", ".join("any" if n is None else str(n) for n in shape)
         raise ValueError(f"`{name}` must have shape [{expected}], found {list(x.shape)}")
     if x.dtype not in dtypes:
         expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise TypeError(f"`{name}` must hold {expected}, found {str(x.dtype).removeprefix('torch.')}")
+
+
+def check_device(ranks, name, device):
+    """Fails unless passes run on a device, and the group sends what lies there."""
+    if device.type not in ("cpu", "cuda"):
+        raise NotImplementedError(
+            f"etalon.distributed.{ranks.function} takes tensors of CPUs and of CUDA: `{name}` is on {device}"
+        )
+    found = ranks.backends.get(device.type)
+    if found is None or (device.type == "cuda" and found != "nccl"):
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        raise ValueError(
+            f"`group` must have the backend {backend} for `{name}`, which is on {device}, found {found}: "
+            'init_process_group("cpu:gloo,cuda:nccl") has one for each'
+        )
 
 
 def is_differentiated(*tensors):

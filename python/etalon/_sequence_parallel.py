@@ -5,16 +5,16 @@ import itertools
 import torch
 
 from . import _problems
-from ._operators import like, wide
+from ._operators import compute, like, mask_like, wide
 from ._ranks import KINDS, Forward, Ranks, check_tensor, checksum, checksum_of_text, is_differentiated
 
 
-def _check_rows(function, q, k, v, dtypes):
+def _check_rows(ranks, q, k, v, dtypes):
     """Fails unless q, k and v are chunks of one sequence."""
-    check_tensor(function, "q", q, (None,) * 4, dtypes)
+    check_tensor(ranks, "q", q, (None,) * 4, dtypes)
     b, heads, n, d = q.shape
-    check_tensor(function, "k", k, (b, None, n, d), (q.dtype,))
-    check_tensor(function, "v", v, (b, k.shape[1], n, None), (q.dtype,))
+    check_tensor(ranks, "k", k, (b, None, n, d), (q.dtype,))
+    check_tensor(ranks, "v", v, (b, k.shape[1], n, None), (q.dtype,))
     if not k.shape[1] or heads % k.shape[1]:
         raise ValueError(f"`q` must have a multiple of the {k.shape[1]} heads of `k`, found {heads}")
 
@@ -38,7 +38,7 @@ class States:
 
     def decays(self, q, k, g_gamma, g):
         """The share of a state that is left behind the tokens of this rank: [B, Hk], float64."""
-        logs = torch.zeros((q.shape[0], k.shape[1]), dtype=torch.float64)
+        logs = q.new_zeros((q.shape[0], k.shape[1]), dtype=torch.float64)
         if g_gamma is not None:
             logs = logs + q.shape[2] * g_gamma.double()
         if g is not None:
@@ -48,39 +48,39 @@ class States:
     def forward(self, q, k, v, g_gamma, g, initial_state):
         problem = self.problem(q, k, v, g_gamma, g)
         own = named(q=q, k=k, v=v, g_gamma=g_gamma, g=g)
-        first = torch.zeros((q.shape[0], k.shape[1], k.shape[3], v.shape[3]), dtype=wide(q))
+        first = q.new_zeros((q.shape[0], k.shape[1], k.shape[3], v.shape[3]), dtype=wide(q))
         before = first if initial_state is None else initial_state
         state = torch.empty_like(first)
-        problem.run("forward", {**own, "initial_state": before}, {"final_state": state})
+        compute(problem, "forward", {**own, "initial_state": before}, {"final_state": state})
         decays = self.ranks.gather(self.decays(q, k, g_gamma, g))
         states = self.ranks.gather(state)
         if self.ranks.own:
             before = handed_on(states, decays, range(self.ranks.own))
         o = like(q, (*q.shape[:3], v.shape[3]))
-        problem.run("forward", {**own, "initial_state": before}, {"o": o, "final_state": state})
+        compute(problem, "forward", {**own, "initial_state": before}, {"o": o, "final_state": state})
         return (o, state), (before, decays)
 
     def backward(self, needs, *tensors):
         q, k, v, g_gamma, g, initial_state, before, decays, dout, dstate = tensors
         problem = self.problem(q, k, v, g_gamma, g)
         own = named(q=q, k=k, v=v, g_gamma=g_gamma, g=g, initial_state=before)
-        own["dout"] = torch.zeros((*q.shape[:3], v.shape[3]), dtype=q.dtype) if dout is None else dout
+        own["dout"] = q.new_zeros((*q.shape[:3], v.shape[3])) if dout is None else dout
         dstate = torch.zeros_like(before) if dstate is None else dstate
         dbefore = torch.empty_like(before)
-        problem.run("backward", {**own, "dfinal_state": dstate}, {"dinitial_state": dbefore})
+        compute(problem, "backward", {**own, "dfinal_state": dstate}, {"dinitial_state": dbefore})
         states = self.ranks.gather(dbefore)
         later = range(self.ranks.count - 1, self.ranks.own, -1)
         if later:
             dstate = (dstate.double() + handed_on(states, decays, later).double()).to(dstate.dtype)
         names = ("dq", "dk", "dv", "dg_gamma", "dg", "dinitial_state")
         wanted = {name: like(x, x.shape) for name, x, need in zip(names, tensors, needs) if need and x is not None}
-        problem.run("backward", {**own, "dfinal_state": dstate}, wanted)
+        compute(problem, "backward", {**own, "dfinal_state": dstate}, wanted)
         return tuple(wanted.get(name) for name in names)
 
 
 def handed_on(states, decays, order):
     """The sum of the states that some ranks add, one behind the other, each time what decays leave of it."""
-    total = torch.zeros(states.shape[1:], dtype=torch.float64)
+    total = states.new_zeros(states.shape[1:], dtype=torch.float64)
     for rank in order:
         total = total * decays[rank][..., None, None] + states[rank]
     return total.to(states.dtype)
@@ -92,18 +92,18 @@ def named(**tensors):
 
 
 def _facts_of_states(ranks, q, k, v, g_gamma, g, initial_state, scale):
-    function = ranks.function
-    _check_rows(function, q, k, v, KINDS)
+    # Of float64 there are no kernels on a GPU.
+    _check_rows(ranks, q, k, v, KINDS if ranks.device.type == "cpu" else KINDS[:3])
     b, heads, n, d = q.shape
     hk, sums = k.shape[1], (wide(q),)
     if g_gamma is not None and g is not None:
         raise TypeError("`g_gamma` (a decay of each head) and `g` (of each token) exclude each other")
     if g_gamma is not None:
-        check_tensor(function, "g_gamma", g_gamma, (hk,), sums)
+        check_tensor(ranks, "g_gamma", g_gamma, (hk,), sums)
     if g is not None:
-        check_tensor(function, "g", g, (b, hk, n), sums)
+        check_tensor(ranks, "g", g, (b, hk, n), sums)
     if initial_state is not None:
-        check_tensor(function, "initial_state", initial_state, (b, hk, d, v.shape[3]), sums)
+        check_tensor(ranks, "initial_state", initial_state, (b, hk, d, v.shape[3]), sums)
         if ranks.own:
             raise ValueError(f"`initial_state` must be None but on the first rank, found one on rank {ranks.own}")
     for name, x in (("g_gamma", g_gamma), ("g", g)):
@@ -153,13 +153,16 @@ class Blocks:
         self.starts = list(itertools.accumulate(lengths, initial=0))
 
     def problem(self, q, k, v, source, sinks):
-        """The problem of the rank's queries and the keys of a rank, or None where all keys are hidden."""
-        mask = mask_of(self.starts[self.ranks.own] - self.starts[source], q.shape[2], k.shape[2], self.window)
-        if mask == "hidden":
-            return None
-        return _problems.of_scores(
-            "attention", q, k, v, mask=mask, scale=self.scale, softcap=self.softcap, sinks=sinks
-        )
+        """The problem of the rank's queries and the keys of a rank, None where all keys are hidden, and a mask whose
+        elements a GPU reads."""
+        shift = self.starts[self.ranks.own] - self.starts[source]
+        mask, elements = mask_of(shift, q.shape[2], k.shape[2], self.window, q.device), None
+        if isinstance(mask, str):
+            return None, None
+        if isinstance(mask, torch.Tensor) and not mask.is_cpu:
+            mask, elements = mask_like(mask), mask
+        given = dict(mask=mask, scale=self.scale, softcap=self.softcap, sinks=sinks)
+        return _problems.of_scores("attention", q, k, v, **given), elements
 
     def sources(self, tensors):
         """Rank after rank, from this one back, whose blocks come by: its number and its tensors.
@@ -183,18 +186,18 @@ class Blocks:
         q, k, v, sinks = tensors
         for source, (keys, values) in self.sources((k.contiguous(), v.contiguous())):
             own = sinks if source == self.ranks.own else None
-            problem = self.problem(q, keys, values, source, own)
-            yield source, problem, named(k=keys.float(), v=values.float(), sinks=own)
+            problem, mask = self.problem(q, keys, values, source, own)
+            yield source, problem, named(k=computed(keys), v=computed(values), sinks=own, mask=mask)
 
     def forward(self, *tensors):
         q, v = tensors[0], tensors[2]
-        o = torch.zeros((*q.shape[:3], v.shape[3]), dtype=torch.float32)
-        lse = torch.full(q.shape[:3], -torch.inf, dtype=torch.float32)
-        part, part_lse, queries = torch.empty_like(o), torch.empty_like(lse), q.float()
+        o = q.new_zeros((*q.shape[:3], v.shape[3]), dtype=torch.float32)
+        lse, queries = q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32), computed(q)
+        part, part_lse = torch.empty_like(o, dtype=queries.dtype), torch.empty_like(lse)
         for _, problem, inputs in self.parts(tensors):
             if problem is not None:
-                problem.run("forward", {"q": queries, **inputs}, {"o": part, "lse": part_lse})
-                merge(o, lse, part, part_lse)
+                compute(problem, "forward", {"q": queries, **inputs}, {"o": part, "lse": part_lse})
+                merge(o, lse, part.float(), part_lse)
         result = like(q, o.shape).copy_(o)
         return (result, lse), (result, lse)
 
@@ -202,14 +205,15 @@ class Blocks:
         *tensors, o, lse, dout, dlse = tensors
         q, k, v, sinks = tensors
         dout = torch.zeros_like(o) if dout is None else dout
-        rows = named(q=q.float(), o=o.float(), lse=lse, dout=dout.float(), dlse=dlse)
-        dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32) for x in (q, k, v))
+        rows = named(q=computed(q), o=computed(o), lse=lse, dout=computed(dout), dlse=dlse)
+        dq, dk, dv = (x.new_zeros(x.shape, dtype=torch.float32) for x in (q, k, v))
         dsinks = None if sinks is None else torch.zeros_like(sinks)
         for source, problem, inputs in self.parts(tensors):
             if problem is not None:
-                parts = {"dq": torch.empty_like(dq), "dk": torch.empty_like(dk), "dv": torch.empty_like(dv)}
+                sums = dict(dq=dq, dk=dk, dv=dv)
+                parts = {name: torch.empty_like(x, dtype=rows["q"].dtype) for name, x in sums.items()}
                 parts |= {"dsinks": dsinks} if "sinks" in inputs else {}
-                problem.run("backward", rows | inputs, parts)
+                compute(problem, "backward", rows | inputs, parts)
                 for total, name in ((dq, "dq"), (dk, "dk"), (dv, "dv")):
                     total += parts[name]
             # The sums go on with their keys, to come home from the rank behind this one.
@@ -220,7 +224,12 @@ class Blocks:
         return tuple(like(x, x.shape).copy_(dx) if need else None for need, dx, x in found)
 
 
-def mask_of(shift, queries, keys, window):
+def computed(x):
+    """x in the type that its block is computed in: that of the kernels of a GPU is its own, that of a CPU float32."""
+    return x if x.is_cuda else x.float()
+
+
+def mask_of(shift, queries, keys, window, device):
     """The mask of a block: query i sees keys from i + shift − left to i + shift + right, of those of the block.
 
     "hidden" where no query sees a key, None where all see all.
@@ -238,8 +247,8 @@ def mask_of(shift, queries, keys, window):
     if min(ends.values()) >= 0:
         return {"window": {**ends, "align": "top_left"}}
     # A window that begins or ends beside the block.
-    distance = torch.arange(keys) - torch.arange(queries)[:, None] - shift
-    seen = torch.ones((queries, keys), dtype=torch.bool)
+    distance = torch.arange(keys, device=device) - torch.arange(queries, device=device)[:, None] - shift
+    seen = torch.ones((queries, keys), dtype=torch.bool, device=device)
     seen &= distance >= -left if low else True
     seen &= distance <= right if high else True
     return seen[None, None]
@@ -268,9 +277,9 @@ def _window(causal, window):
 
 def _facts_of_blocks(ranks, q, k, v, sinks, causal, window, options):
     # Of float64 the reference has the gradients, which takes no lse of keys elsewhere.
-    _check_rows(ranks.function, q, k, v, KINDS[:3])
+    _check_rows(ranks, q, k, v, KINDS[:3])
     if sinks is not None:
-        check_tensor(ranks.function, "sinks", sinks, (q.shape[1],), (wide(q),))
+        check_tensor(ranks, "sinks", sinks, (q.shape[1],), (wide(q),))
     window = _window(causal, window)
     same = _same_rows(q, k, v) | {
         "`sinks`": checksum(sinks),
@@ -292,8 +301,9 @@ def sequence_parallel_attention(
 
     Keys and values go round from rank to rank while each computes o and lse of its queries on those that it has, and
     merges them. Backward they go round again with their gradients. A rank holds two blocks of keys and values, and
-    sums in float32. Blocks that a mask hides are sent, but not computed: with `causal` the last rank has as many as
-    there are ranks, the first has one.
+    sums in float32; what a GPU computes of a block is rounded to the type of q before it is added. Blocks that a mask
+    hides are sent, but not computed: with `causal` the last rank has as many as there are ranks, the first has one.
+    A window that begins or ends beside a block is a mask of N times N bytes there.
 
     Gradients are those of the sum of what all ranks differentiate: that of `sinks` has the rank's queries alone, and
     wants to be added up over ranks, as gradients of parameters are. Results agree with those of one process up to

@@ -46,15 +46,26 @@ class Loss:
 
     def run(self, step, inputs, outputs):
         shards = self.shards if step.startswith("combine") else [self.own]
-        run_shard(self.problem, step, shards, inputs, outputs)
+        if self.ranks.device.type == "cpu":
+            run_shard(self.problem, step, shards, inputs, outputs)
+            return
+        from . import _device
+
+        _device.run(self.problem, step, inputs, outputs, shards)
+
+    def empty(self, *shape):
+        return torch.empty(shape, dtype=torch.float32, device=self.ranks.device)
 
     def forward(self, *tensors):
         h, inputs = tensors[0], named(tensors)
-        partials = torch.empty((max(self.nodes), len(h), WORDS), dtype=torch.float32)
-        self.run("forward", inputs, {"partials": partials})
-        totals = torch.empty((len(h), WORDS), dtype=torch.float32)
-        self.run("combine", {"partials": self.ranks.gather(partials)}, {"totals": totals})
-        loss = torch.empty(self.shape_of_loss, dtype=torch.float32)
+        partials, own = self.empty(max(self.nodes), len(h), WORDS), self.nodes[self.ranks.own]
+        partials[own:] = 0
+        # A CPU writes, and reads, what is behind the partials of the nodes, too: there is nothing to add.
+        is_cpu = partials.is_cpu
+        self.run("forward", inputs, {"partials": partials if is_cpu else partials[:own]})
+        all_, totals = self.ranks.gather(partials), self.empty(len(h), WORDS)
+        self.run("combine", {"partials": all_ if is_cpu else in_a_row(all_, self.nodes)}, {"totals": totals})
+        loss = self.empty(*self.shape_of_loss)
         self.run("output", {**inputs, "totals": totals}, {"loss": loss})
         return loss, (totals,)
 
@@ -93,7 +104,7 @@ class Loss:
         """
         count = self.nodes[self.ranks.own] if self.sums_nodes else 1
         tokens = -(-len(h) // self.ranks.count) * self.ranks.count
-        parts = torch.empty((max(self.nodes) if self.sums_nodes else 1, tokens, h.shape[1]), dtype=torch.float32)
+        parts = self.empty(max(self.nodes) if self.sums_nodes else 1, tokens, h.shape[1])
         parts[count:] = 0
         parts[:, len(h) :] = 0
         return parts, parts[:count, : len(h)]
@@ -104,9 +115,16 @@ class Loss:
         share = tokens // self.ranks.count
         by_rank = parts.view(matrices, self.ranks.count, share, dim).transpose(0, 1)
         received = self.ranks.exchange(by_rank.contiguous())
+        if not received.is_cpu:
+            received = in_a_row(received, self.nodes if self.sums_nodes else [min(1, n) for n in self.nodes])
         rows = h.new_empty((share, dim))
         self.run("combine_dh", {"parts": received}, {"dh": rows})
         return self.ranks.gather(rows).view(tokens, dim)[: len(h)]
+
+
+def in_a_row(parts, counts):
+    """The first so many matrices of every rank, one behind the other."""
+    return torch.cat([own[:count] for own, count in zip(parts, counts)])
 
 
 def named(tensors):
@@ -115,24 +133,36 @@ def named(tensors):
     return {name: x for name, x in zip(names, tensors) if x is not None}
 
 
-def check(function, h, w, bias, targets, class_weights, token_weights):
+def check(ranks, h, w, bias, targets, class_weights, token_weights):
     """Fails unless the tensors of this rank fit together, apart from the number of all classes."""
-    check_tensor(function, "h", h, (None, None), KINDS[:3])
-    check_tensor(function, "w_shard", w, (None, h.shape[1]), (h.dtype,))
-    check_tensor(function, "targets", targets, (len(h),), (torch.int64, torch.int32))
+    check_tensor(ranks, "h", h, (None, None), KINDS[:3])
+    check_tensor(ranks, "w_shard", w, (None, h.shape[1]), (h.dtype,))
+    check_tensor(ranks, "targets", targets, (len(h),), (torch.int64, torch.int32))
     if bias is not None:
-        check_tensor(function, "bias_shard", bias, (len(w),), (h.dtype,))
+        check_tensor(ranks, "bias_shard", bias, (len(w),), (h.dtype,))
     if class_weights is not None:
-        check_tensor(function, "class_weights", class_weights, (None,), (torch.float32,))
+        check_tensor(ranks, "class_weights", class_weights, (None,), (torch.float32,))
     if token_weights is not None:
-        check_tensor(function, "token_weights", token_weights, (len(h),), (torch.float32,))
+        check_tensor(ranks, "token_weights", token_weights, (len(h),), (torch.float32,))
     refuse_gradients(class_weights=class_weights, token_weights=token_weights)
 
 
-def _facts(function, tensors, values, dh_by_nodes):
+def check_classes(problem, targets):
+    """Fails at a target that is no class: on a GPU, whose kernels make it NaN. The steps on a CPU look themselves."""
+    if targets.is_cpu:
+        return
+    vocab, ignored = problem.extent("V"), problem.options.get("ignore_index", -100)
+    wrong = (targets != ignored) & ((targets < 0) | (targets >= vocab))
+    if wrong.any():
+        at = int(wrong.int().argmax())
+        expected = f"a class below {vocab} or the ignored {ignored}"
+        raise ValueError(f"`targets[{at}]` must be {expected}, found {int(targets[at])}")
+
+
+def _facts(ranks, tensors, values, dh_by_nodes):
     """The classes of this rank, what must be the same on all, and the options."""
     options = encoded(OPTIONS_OF_LOSS, values)
-    check(function, *tensors)
+    check(ranks, *tensors)
     h, w, bias, targets, class_weights, token_weights = tensors
     same = {
         "the number of tokens": len(h),
@@ -176,9 +206,10 @@ def vocab_parallel_cross_entropy(
     gathered from chunks of tokens takes its chunk of dh.
 
     With shards that begin at multiples of 256 (`shard_of_classes`) the loss, dw and dbias have the bits of one
-    process, at the same instruction set. So has dh where shards are nodes of the tree over tiles, and everywhere with
-    `dh_by_nodes`: ranks then send a matrix of float32 for each of their nodes in place of one. Other cuts agree up to
-    rounding. All bits are the same from run to run, and on all ranks.
+    process, at the same instruction set or on GPUs of one kind. So has dh where shards are nodes of the tree over
+    tiles, and everywhere with `dh_by_nodes`: ranks then send a matrix of float32 for each of their nodes in place of
+    one; on tensor cores where shards begin at quarters of the tree. Other cuts agree up to rounding. All bits are the
+    same from run to run, on all ranks, and as those of the same shards in one process.
 
     Raises on all ranks where one finds its arguments wrong (TypeError, ValueError), or where what must be the same is
     not; h and the elements of w are not compared. A second derivative and float64 are not there.
@@ -187,9 +218,10 @@ def vocab_parallel_cross_entropy(
     ranks = Ranks("vocab_parallel_cross_entropy", group, h)
     tensors = (h, w_shard, bias_shard, targets, class_weights, token_weights)
     values = (reduction, ignore_index, label_smoothing, lse_square_scale, softcap, temperature, logit_scale)
-    options, numbers = ranks.agree(lambda: _facts(ranks.function, tensors, values, dh_by_nodes))
+    options, numbers = ranks.agree(lambda: _facts(ranks, tensors, values, dh_by_nodes))
     classes = [x["classes"] for x in numbers]
     flags = {name: True for name in ("bias", "class_weights", "token_weights") if name in named(tensors)}
     keys = dict(algorithm="linear_cross_entropy", tokens=len(h), dim=h.shape[1], vocab=sum(classes), **flags)
     problem = _problems.known(_problems.text_of(keys | decoded(options)))
+    check_classes(problem, targets)
     return Forward.apply(Loss(ranks, classes, problem, dh_by_nodes), *tensors)

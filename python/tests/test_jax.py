@@ -414,3 +414,13 @@ def test_other_platforms_are_refused():
     jax.ffi.register_ffi_target("etalon_elsewhere", refuse, platform="cpu", api_version=1)
     with pytest.raises(jax.errors.JaxRuntimeError, match="etalon.jax takes arrays of the CPU so far"):
         jax.block_until_ready(jax.ffi.ffi_call("etalon_elsewhere", jax.ShapeDtypeStruct((1,), jnp.float32))())
+
+
+def test_arrays_of_a_gpu_are_refused():
+    try:
+        gpu = jax.devices("gpu")[0]
+    except RuntimeError:
+        pytest.skip("there is no GPU")
+    x = jax.device_put(jnp.ones((1, 2, 4, 8)), gpu)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"move them with jax.device_put"):
+        jax.block_until_ready(etalon.jax.attention(x, x, x))

@@ -2,9 +2,15 @@
 
 use crate::error::exception;
 use crate::problem::Problem;
+use crate::shard::Step;
+use etalon_cuda::linear_cross_entropy::shard::{
+    prepare_backward, prepare_combine, prepare_combine_dh, prepare_forward, prepare_output,
+};
 use etalon_cuda::{DeviceId, DeviceTensor, DeviceTensors, Element, Options, Settings, Workspace};
-use etalon_problem::{Dtype, Error, Operand, Pass, Stored, find};
+use etalon_problem::linear_cross_entropy::shard::{Dh, Shard};
+use etalon_problem::{Dtype, Error, LinearCrossEntropy, Operand, Pass, Stored};
 use pyo3::prelude::*;
+use std::ops::Range;
 use std::sync::LazyLock;
 
 /// A tensor on a device: its name, address, shape, strides in elements, and type.
@@ -39,14 +45,42 @@ impl DevicePass {
         let operands = problem.inner.checked_table(pass).map_err(exception)?.operands;
         let arrays = problem.inner.arrays();
         let arrays: Vec<&str> = arrays.iter().map(|(name, _)| name.as_str()).collect();
-        let inputs = named(&inputs, &operands, &arrays).map_err(exception)?;
-        let outputs = named(&outputs, &operands, &[]).map_err(exception)?;
+        let mut names = names_of(&operands);
+        let outputs = named(&outputs, &names).map_err(exception)?;
+        // The mask of PyTorch's operators has one name.
+        names.extend((arrays == ["mask"]).then_some("mask"));
+        let inputs = named(&inputs, &names).map_err(exception)?;
         let device = DeviceId::Ordinal(device);
         let options = Options { device, ..Options::default() };
         let problem = &problem.inner;
         let prepared = py.detach(|| {
             etalon_cuda::DevicePass::new(&WORKSPACE, problem, pass, &inputs, &outputs, &options)
         });
+        Ok(DevicePass { pass: prepared.map_err(exception)?, inputs, outputs })
+    }
+
+    /// The same of a step of a loss in shards: `classes` are those of the own shard, or of all in their order, as of
+    /// `run_shard`. Partials, and parts of dh, of all shards lie one behind the other, without further ones.
+    #[staticmethod]
+    #[pyo3(signature = (problem, step, classes, inputs, outputs, *, device))]
+    fn of_shards(
+        py: Python<'_>,
+        problem: &Problem,
+        step: &str,
+        classes: Vec<(usize, usize)>,
+        inputs: Vec<Described>,
+        outputs: Vec<Described>,
+        device: usize,
+    ) -> PyResult<Self> {
+        let of: &LinearCrossEntropy = (&problem.inner).try_into().map_err(exception)?;
+        let step = Step::of(step).map_err(exception)?;
+        let shards: Vec<_> = classes.into_iter().map(|(start, end)| start..end).collect();
+        let (names, matrices) = (names_of_shards(of), matrices(step, &inputs, &outputs));
+        let inputs = named(&inputs, &names).map_err(exception)?;
+        let outputs = named(&outputs, &names).map_err(exception)?;
+        let options = Options { device: DeviceId::Ordinal(device), ..Options::default() };
+        let tensors = (&inputs, &outputs);
+        let prepared = py.detach(|| prepare(of, (step, &shards, matrices), tensors, &options));
         Ok(DevicePass { pass: prepared.map_err(exception)?, inputs, outputs })
     }
 
@@ -78,17 +112,61 @@ impl DevicePass {
     }
 }
 
-/// Tensors under the names of the table and of the arrays of the mask.
-fn named(
-    tensors: &[Described],
-    operands: &[Operand],
-    arrays: &[&str],
-) -> Result<DeviceTensors<'static>, Error> {
+/// Prepares a step of a loss in shards.
+fn prepare(
+    problem: &LinearCrossEntropy,
+    (step, shards, matrices): (Step, &[Range<usize>], usize),
+    (inputs, outputs): (&DeviceTensors<'_>, &DeviceTensors<'_>),
+    options: &Options,
+) -> Result<etalon_cuda::DevicePass, Error> {
+    let own = || match shards {
+        [classes] => Shard::new(problem, classes.clone()),
+        _ => Err(Error::value("classes", "one range, that of the own shard", shards.len())),
+    };
+    match step {
+        Step::Forward => prepare_forward(&WORKSPACE, &own()?, inputs, outputs, options),
+        Step::Combine => prepare_combine(&WORKSPACE, problem, shards, inputs, outputs, options),
+        Step::Output => prepare_output(&WORKSPACE, &own()?, inputs, outputs, options),
+        Step::Backward => {
+            prepare_backward(&WORKSPACE, &own()?, inputs, outputs, Dh::of(matrices), options)
+        }
+        Step::CombineDh => {
+            // Where both forms have as many parts, these are the same.
+            let filled = shards.iter().filter(|classes| !classes.is_empty()).count();
+            let form = if matrices == filled { Dh::Sum } else { Dh::Nodes };
+            prepare_combine_dh(&WORKSPACE, problem, (shards, form), inputs, outputs, options)
+        }
+    }
+}
+
+/// The matrices of dh that a step writes or reads: one where there is no place.
+fn matrices(step: Step, inputs: &[Described], outputs: &[Described]) -> usize {
+    let (tensors, own) = match step {
+        Step::CombineDh => (inputs, "parts"),
+        _ => (outputs, "dh"),
+    };
+    let found = tensors.iter().find(|(name, ..)| name == own);
+    found.and_then(|(_, _, shape, ..)| shape.first().copied()).unwrap_or(1)
+}
+
+fn names_of(operands: &[Operand]) -> Vec<&'static str> {
+    operands.iter().map(|operand| operand.name).collect()
+}
+
+/// The names of the tensors of all steps of a loss in shards.
+fn names_of_shards(problem: &LinearCrossEntropy) -> Vec<&'static str> {
+    let tables = [Pass::Forward, Pass::Backward].map(|pass| problem.table(pass).operands);
+    let names = tables.iter().flat_map(|operands| names_of(operands));
+    names.chain(["partials", "totals", "parts"]).collect()
+}
+
+/// Tensors under names that live as long as the program.
+fn named(tensors: &[Described], names: &[&'static str]) -> Result<DeviceTensors<'static>, Error> {
     tensors.iter().try_fold(DeviceTensors::new(), |all, (name, address, shape, strides, dtype)| {
-        let known = find(operands, name).map(|operand| operand.name);
-        // The mask of PyTorch's operators has one name.
-        let own = known.or_else(|| (arrays == ["mask"] && name == "mask").then_some("mask"));
-        let own = own.ok_or_else(|| Error::unexpected(name, None))?;
+        let own = *names
+            .iter()
+            .find(|known| *known == name)
+            .ok_or_else(|| Error::unexpected(name, None))?;
         let element = match dtype.as_str() {
             "int64" => Element::Stored(Stored::Integer),
             "int32" => Element::I32,

@@ -14,7 +14,7 @@ use std::ops::Range;
 
 /// A step of a pass over shards.
 #[derive(Clone, Copy)]
-enum Step {
+pub enum Step {
     Forward,
     Combine,
     Output,
@@ -23,7 +23,7 @@ enum Step {
 }
 
 impl Step {
-    fn of(name: &str) -> Result<Self, Error> {
+    pub fn of(name: &str) -> Result<Self, Error> {
         Ok(match name {
             "forward" => Step::Forward,
             "combine" => Step::Combine,
