@@ -1,7 +1,8 @@
-"""Passes over GPUs through NCCL against the same in one process. As a script, with a folder and perhaps names of
-checks: a rank for each of two GPUs, which run the checks and write what they found.
+"""Passes over ranks on GPUs. In one process, on one GPU, ranks are threads that hand tensors over: their results are
+judged, and compared with those of the whole. Those of two GPUs through NCCL must have the same bits.
 
-In one process ranks are threads that hand tensors over: the passes are the same, and so must be their bits.
+As a script, with a folder and perhaps names of checks: a rank for each of two GPUs, which run the checks and write
+what they found.
 """
 
 import datetime
@@ -21,8 +22,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
-if torch.cuda.device_count() < 2 or not dist.is_nccl_available():
-    pytest.skip("there are no two GPUs with NCCL", allow_module_level=True)
+if not torch.cuda.is_available():
+    pytest.skip("there is no GPU", allow_module_level=True)
 import etalon  # noqa: E402
 import etalon.distributed as D  # noqa: E402
 from etalon import _device  # noqa: E402
@@ -108,7 +109,7 @@ class Classes:
     """A loss of all classes and in two shards with this border, with every tensor that it may have."""
 
     def __init__(self, border, dtype, tokens=133, dim=64, vocab=2125, **options):
-        self.borders, self.options, self.rank = (0, border, vocab), options, dist.get_rank()
+        self.borders, self.options = (0, border, vocab), options
         self.h, self.w = draw(tokens, dim, dtype=dtype), 0.3 * draw(vocab, dim, dtype=dtype)
         self.bias, self.class_weights, self.token_weights = draw(vocab, dtype=dtype), draw(vocab).abs(), draw(tokens)
         self.token_weights = self.token_weights.abs()
@@ -118,223 +119,247 @@ class Classes:
         given = dict(bias=self.bias, class_weights=self.class_weights, token_weights=self.token_weights)
         self.problem = etalon.problem("linear_cross_entropy", h=self.h, w=self.w, **given, **options)
         self.inputs = dict(h=self.h, w=self.w, targets=self.targets, **given)
-        self.own = slice(*self.borders[self.rank : self.rank + 2])
+
+    def own(self, x, rank):
+        return x[slice(*self.borders[rank : rank + 2])]
 
     def whole(self):
-        """One pass over all classes, and the rank's rows of it."""
+        """One pass over all classes."""
         loss, dh, dw, dbias = (torch.empty_like(x) for x in (self.dloss, self.h, self.w, self.bias))
         _device.run(self.problem, "forward", self.inputs, dict(loss=loss))
         gradients = dict(dh=dh, dw=dw, dbias=dbias)
         _device.run(self.problem, "backward", self.inputs | {"dloss": self.dloss}, gradients)
-        return dict(loss=loss, dh=dh, dw=dw[self.own], dbias=dbias[self.own])
+        return dict(loss=loss, dh=dh, dw=dw, dbias=dbias)
 
-    def alone(self, by_nodes):
-        """Both shards in this process, and the rank's rows of them."""
+    def alone(self, by_nodes=False):
+        """The results of both shards in this process."""
 
         def work(thread):
-            start, end = self.borders[thread.own : thread.own + 2]
             call = Loss(thread, [y - x for x, y in zip(self.borders, self.borders[1:])], self.problem, by_nodes)
-            tensors = (self.h, self.w[start:end], self.bias[start:end], self.targets)
+            tensors = (self.h, self.own(self.w, thread.own), self.own(self.bias, thread.own), self.targets)
             tensors += (self.class_weights, self.token_weights)
             loss, kept = call.forward(*tensors)
-            return (loss, *call.backward((True,) * 3 + (False,) * 3, *tensors, *kept, self.dloss)[:3])
+            gradients = call.backward((True,) * 3 + (False,) * 3, *tensors, *kept, self.dloss)
+            return dict(zip(("loss", "dh", "dw", "dbias"), (loss, *gradients)))
 
-        return dict(zip(("loss", "dh", "dw", "dbias"), in_one_process(work)[self.rank]))
+        return in_one_process(work)
 
-    def sharded(self, group=None, **keywords):
-        leaves = [x.clone().requires_grad_() for x in (self.h, self.w[self.own], self.bias[self.own])]
+    def on_a_rank(self, **keywords):
+        """Those of this rank of the group."""
+        rank = dist.get_rank()
+        leaves = [x.clone().requires_grad_() for x in (self.h, self.own(self.w, rank), self.own(self.bias, rank))]
         h, w, bias = leaves
         given = dict(class_weights=self.class_weights, token_weights=self.token_weights, **self.options, **keywords)
-        loss = D.vocab_parallel_cross_entropy(h, w, self.targets, group=group, bias_shard=bias, **given)
+        loss = D.vocab_parallel_cross_entropy(h, w, self.targets, bias_shard=bias, **given)
         gradients = torch.autograd.grad(loss, leaves, self.dloss)
         return dict(zip(("loss", "dh", "dw", "dbias"), (loss.detach(), *gradients)))
 
 
-# The tree over nine tiles of 256 classes has quarters of this many.
+# The tree over nine tiles of 256 classes has quarters of this many, at which tensor cores begin a sum of dh.
 QUARTER = 1024
+# Losses, and whether ranks send the sum of every node.
+NODES = [
+    (2 * QUARTER, torch.float32, False, dict(softcap=3.0, lse_square_scale=0.01)),
+    (QUARTER, torch.bfloat16, False, dict(reduction="none", label_smoothing=0.1)),
+    (2 * QUARTER, torch.float16, False, dict(reduction="sum", logit_scale=1.3)),
+    (768, torch.float32, True, dict(softcap=3.0, lse_square_scale=0.01)),
+]
+TILES = [
+    (768, torch.bfloat16, False, dict(reduction="none", label_smoothing=0.1)),
+    (0, torch.bfloat16, False, dict(reduction="none", label_smoothing=0.1)),
+    (2125, torch.bfloat16, False, dict(reduction="none", label_smoothing=0.1)),
+]
+ANYWHERE = [(700, dtype, False, dict(label_smoothing=0.1, reduction="none")) for dtype in TYPES[:2]]
 
 
-def compared(loss, by_nodes=False, is_whole=True):
-    """Fails unless a loss of both GPUs has the bits of its shards in one process, and those of all classes at once."""
-    found, alone = loss.sharded(dh_by_nodes=by_nodes), loss.alone(by_nodes)
-    for name, x in alone.items():
-        same(found[name], x, f"{name} of {loss.borders} in {loss.h.dtype}")
-    whole = loss.whole() if is_whole else {}
-    for name, x in whole.items():
-        if name == "dh" and loss.borders[1] % QUARTER:
-            close(found[name], x, name, units=8)
-        else:
-            same(found[name], x, f"{name} of all classes in {loss.h.dtype}")
-    return found
+@pytest.mark.parametrize(("border", "dtype", "by_nodes", "options"), NODES + TILES)
+def test_shards_in_one_process_have_the_bits_of_the_whole(border, dtype, by_nodes, options):
+    loss = Classes(border, dtype, **options)
+    whole = loss.whole()
+    for rank, found in enumerate(loss.alone(by_nodes)):
+        for name, x in found.items():
+            expected = whole[name] if name in ("loss", "dh") else loss.own(whole[name], rank)
+            if name == "dh" and (border, dtype, by_nodes, options) in TILES:
+                close(x, expected, name, units=8)
+            else:
+                same(x, expected, name)
+
+
+@pytest.mark.parametrize(("border", "dtype", "by_nodes", "options"), ANYWHERE)
+def test_other_cuts_in_one_process_lie_within_the_bounds(border, dtype, by_nodes, options):
+    loss = Classes(border, dtype, **options)
+    found, other = loss.alone(by_nodes)
+    for name in ("loss", "dh"):
+        same(found[name], other[name], name)
+    found |= {name: torch.cat([found[name], other[name]]) for name in ("dw", "dbias")}
+    inputs = {name: x.cpu() for name, x in (loss.inputs | {"dloss": loss.dloss}).items()}
+    found = {name: x.cpu() for name, x in found.items()}
+    assert etalon.check(loss.problem, inputs, found, "forward_backward", only=tuple(found)).require()
 
 
 @check
-def a_loss_has_the_bits_of_its_shards_in_one_process():
-    compared(Classes(QUARTER, torch.float32, softcap=3.0, lse_square_scale=0.01))
-    compared(Classes(QUARTER, torch.bfloat16, reduction="none", label_smoothing=0.1))
-    compared(Classes(2 * QUARTER, torch.float16, reduction="sum", logit_scale=1.3))
-
-
-@check
-def shards_of_several_nodes_and_without_classes_have_them_too():
-    loss = Classes(768, torch.float32, softcap=3.0, lse_square_scale=0.01, tokens=10)
-    same(compared(loss, by_nodes=True)["dh"], loss.whole()["dh"], "dh by nodes")
-    compared(Classes(768, torch.bfloat16, tokens=64))
-    for border in (0, 2125):
-        compared(Classes(border, torch.bfloat16, reduction="none", label_smoothing=0.1))
-
-
-@check
-def other_cuts_lie_within_the_bounds():
-    for dtype in TYPES[:2]:
-        loss = Classes(700, dtype, label_smoothing=0.1, reduction="none")
-        found = compared(loss, is_whole=False)
-        for name in ("dw", "dbias"):
-            found[name] = cpu.together(None, found[name], (700, 1425), 0)
-        inputs = {name: x.cpu() for name, x in (loss.inputs | {"dloss": loss.dloss}).items()}
-        found = {name: x.cpu() for name, x in found.items()}
-        report = etalon.check(loss.problem, inputs, found, "forward_backward", only=tuple(found))
-        assert report, str(report)
+def a_loss_in_shards_has_the_bits_of_one_process():
+    for border, dtype, by_nodes, options in NODES + TILES + ANYWHERE:
+        loss = Classes(border, dtype, **options)
+        found, alone = loss.on_a_rank(dh_by_nodes=by_nodes), loss.alone(by_nodes)[dist.get_rank()]
+        for name, x in alone.items():
+            same(found[name], x, f"{name} of {loss.borders} in {dtype}")
 
 
 class Sequence:
     """Tensors of a sequence, of which rank after rank has so many tokens."""
 
     def __init__(self, lengths, dtype):
-        self.lengths, self.rank, n = lengths, dist.get_rank(), sum(lengths)
+        self.lengths, n = lengths, sum(lengths)
         tensors = [draw(2, heads, n, 64, dtype=dtype, seed=seed) for seed, heads in enumerate((4, 2, 2, 4))]
         self.q, self.k, self.v, self.dout = tensors
 
-    def own(self, x, rank=None):
-        rank = self.rank if rank is None else rank
+    def own(self, x, rank):
         return x.narrow(2, sum(self.lengths[:rank]), self.lengths[rank])
 
-    def whole(self, x):
-        return cpu.together(None, x, self.lengths, 2).cpu()
+
+def joined(results, own):
+    """Results of both ranks side by side on the CPU, and the sum of those that every rank has its share of, `own`."""
+    both = {name: [found[name].cpu() for found in results] for name in results[0] if results[0][name] is not None}
+    return {name: sum(pair) if name in own else torch.cat(pair, 2) for name, pair in both.items()}
+
+
+def judged(problem, inputs, outputs, cotangents, gradients):
+    """Fails unless results lie within their bounds."""
+    assert etalon.check(problem, inputs, outputs).require()
+    inputs = inputs | {name: x for name, x in outputs.items() if name in ("o", "lse")} | cotangents
+    inputs = {name: x for name, x in inputs.items() if name in {x for x, *_ in problem.operands("backward")}}
+    assert etalon.check(problem, inputs, gradients, "backward", only=tuple(gradients)).require()
 
 
 MASKS = [dict(causal=True), dict(), dict(window=(90, 20)), dict(window=(40, 0), softcap=3.0, scale=0.2)]
+BLOCKS = [(x, torch.bfloat16, (150, 106)) for x in MASKS] + [(MASKS[0], torch.float32, (70, 58))]
+BLOCKS += [(MASKS[3], torch.float32, (70, 58)), (MASKS[0], torch.float16, (130, 0))]
 
 
-def attention(x, options, sinks, dlse):
-    """o, lse and gradients by name, of the rank's queries on both GPUs."""
-    leaves = dict(q=x.own(x.q), k=x.own(x.k), v=x.own(x.v)) | ({} if sinks is None else {"sinks": sinks})
-    leaves = {name: y.clone().requires_grad_() for name, y in leaves.items()}
-    o, lse = D.sequence_parallel_attention(**leaves, **options, return_lse=True)
-    gradients = torch.autograd.grad((o, lse), list(leaves.values()), (x.own(x.dout), x.own(dlse)))
-    names = ("o", "lse", *("d" + name for name in leaves))
-    return dict(zip(names, (o.detach(), lse.detach(), *gradients)))
+class Attention(Sequence):
+    """Attention of chunks, with sinks where there is a soft cap."""
+
+    def __init__(self, options, dtype, lengths):
+        super().__init__(lengths, dtype)
+        self.options, self.dlse = options, draw(2, 4, sum(lengths))
+        self.sinks = draw(4) if "softcap" in options else None
+
+    def alone(self):
+        options = dict(self.options)
+        ends = (None, 0) if options.pop("causal", False) else options.pop("window", (None, None))
+
+        def work(thread):
+            call = Blocks(thread, self.lengths, ends, options.get("scale"), options.get("softcap"))
+            tensors = (*(self.own(x, thread.own) for x in (self.q, self.k, self.v)), self.sinks)
+            (o, lse), kept = call.forward(*tensors)
+            cotangents = self.own(self.dout, thread.own), self.own(self.dlse, thread.own)
+            gradients = call.backward((True, True, True, self.sinks is not None), *tensors, *kept, *cotangents)
+            return dict(zip(("o", "lse", "dq", "dk", "dv", "dsinks"), (o, lse, *gradients)))
+
+        return in_one_process(work)
+
+    def on_a_rank(self):
+        rank = dist.get_rank()
+        leaves = {name: self.own(x, rank) for name, x in (("q", self.q), ("k", self.k), ("v", self.v))}
+        leaves |= {} if self.sinks is None else {"sinks": self.sinks}
+        leaves = {name: y.clone().requires_grad_() for name, y in leaves.items()}
+        o, lse = D.sequence_parallel_attention(**leaves, **self.options, return_lse=True)
+        cotangents = self.own(self.dout, rank), self.own(self.dlse, rank)
+        gradients = torch.autograd.grad((o, lse), list(leaves.values()), cotangents)
+        names = ("o", "lse", *("d" + name for name in leaves))
+        return dict(zip(names, (o.detach(), lse.detach(), *gradients)))
 
 
-def attention_alone(x, options, sinks, dlse):
-    options = dict(options)
-    ends = (None, 0) if options.pop("causal", False) else options.pop("window", (None, None))
-
-    def work(thread):
-        call = Blocks(thread, x.lengths, ends, options.get("scale"), options.get("softcap"))
-        tensors = (*(x.own(y, thread.own) for y in (x.q, x.k, x.v)), sinks)
-        (o, lse), kept = call.forward(*tensors)
-        cotangents = x.own(x.dout, thread.own), x.own(dlse, thread.own)
-        return (o, lse, *call.backward((True, True, True, sinks is not None), *tensors, *kept, *cotangents))
-
-    return dict(zip(("o", "lse", "dq", "dk", "dv", "dsinks"), in_one_process(work)[x.rank]))
+@pytest.mark.parametrize(("options", "dtype", "lengths"), BLOCKS)
+def test_chunks_of_attention_in_one_process_lie_within_the_bounds(options, dtype, lengths):
+    x = Attention(options, dtype, lengths)
+    found = joined(x.alone(), own=("dsinks",))
+    inputs = dict(q=x.q.cpu(), k=x.k.cpu(), v=x.v.cpu()) | ({} if x.sinks is None else {"sinks": x.sinks.cpu()})
+    problem = etalon.problem("attention", **inputs, **options)
+    outputs = {name: found.pop(name) for name in ("o", "lse")}
+    judged(problem, inputs, outputs, {"dout": x.dout.cpu(), "dlse": x.dlse.cpu()}, found)
 
 
 @check
-def attention_of_chunks_has_the_bits_of_one_process_and_lies_within_the_bounds():
-    cases = [(x, torch.bfloat16, (150, 106)) for x in MASKS] + [(MASKS[0], torch.float32, (70, 58))]
-    cases += [(MASKS[3], torch.float32, (70, 58)), (MASKS[0], torch.float16, (130, 0))]
-    for options, dtype, lengths in cases:
-        x = Sequence(lengths, dtype)
-        sinks, dlse = (draw(4) if "softcap" in options else None), draw(2, 4, sum(lengths))
-        found = attention(x, options, sinks, dlse)
-        for name, y in attention_alone(x, options, sinks, dlse).items():
+def attention_of_chunks_has_the_bits_of_one_process():
+    for options, dtype, lengths in BLOCKS:
+        x = Attention(options, dtype, lengths)
+        found = x.on_a_rank()
+        for name, y in x.alone()[dist.get_rank()].items():
             if y is not None:
                 same(found[name], y, f"{name} of {options} in {dtype}")
-        if sinks is not None:
-            dist.all_reduce(found["dsinks"])
-        found = {name: y.cpu() if name == "dsinks" else x.whole(y) for name, y in found.items()}
-        inputs = dict(q=x.q.cpu(), k=x.k.cpu(), v=x.v.cpu(), sinks=None if sinks is None else sinks.cpu())
-        problem = etalon.problem("attention", **inputs, **options)
-        outputs = {name: found.pop(name) for name in ("o", "lse")}
-        report = etalon.check(problem, inputs, outputs)
-        assert report, f"{options} in {dtype}: {report}"
-        inputs |= outputs | {"dout": x.dout.cpu(), "dlse": dlse.cpu()}
-        report = etalon.check(problem, inputs, found, "backward")
-        assert report, f"{options} in {dtype}: {report}"
 
 
-def linear(x, given, options):
-    """o, the state and gradients by name, of the rank's tokens on both GPUs: the last state counts, too."""
-    leaves = dict(q=x.own(x.q), k=x.own(x.k), v=x.own(x.v))
-    leaves |= {name: x.own(y) if name == "g" else y for name, y in given.items() if y is not None}
-    if x.rank:
-        leaves.pop("initial_state", None)
-    leaves = {name: y.clone().requires_grad_() for name, y in leaves.items()}
-    o, state = D.sequence_parallel_linear_attention(**leaves, **options, return_final_state=True)
-    ys, cotangents = [o], [x.own(x.dout)]
-    if x.rank == WORLD - 1:
-        ys, cotangents = [o, state], [cotangents[0], draw(*state.shape)]
-    gradients = torch.autograd.grad(ys, list(leaves.values()), cotangents)
-    names = ("o", "state", *("d" + name for name in leaves))
-    return dict(zip(names, (o.detach(), state.detach(), *gradients)))
+DECAYS = ["per_token", "per_head"]
+CHUNKS = [(torch.float32, (70, 58)), (torch.bfloat16, (150, 106)), (torch.float16, (130, 0))]
 
 
-def linear_alone(x, given, options):
-    def work(thread):
-        call = States(thread, options.get("scale"))
-        own = [x.own(y, thread.own) for y in (x.q, x.k, x.v)]
-        g, state = given.get("g"), None if thread.own else given.get("initial_state")
-        tensors = (*own, given.get("g_gamma"), None if g is None else x.own(g, thread.own), state)
-        (o, last), kept = call.forward(*tensors)
-        dlast = draw(*last.shape) if thread.own == WORLD - 1 else None
-        needs = [y is not None for y in tensors]
-        return (o, last, *call.backward(needs, *tensors, *kept, x.own(x.dout, thread.own), dlast))
+class Linear(Sequence):
+    """Linear attention of chunks, from a state with decays of each token, and from zero with one of each head."""
 
-    names = ("o", "state", "dq", "dk", "dv", "dg_gamma", "dg", "dinitial_state")
-    return dict(zip(names, in_one_process(work)[x.rank]))
+    def __init__(self, decays, dtype, lengths):
+        super().__init__(lengths, dtype)
+        g = -0.1 * draw(2, 2, sum(lengths)).abs()
+        given = dict(g=g, initial_state=draw(2, 2, 64, 64, seed=5))
+        self.given = given if decays == "per_token" else dict(g_gamma=-0.1 * draw(2).abs())
+        self.dstate = draw(2, 2, 64, 64)
+
+    def tensors(self, rank):
+        """Those of a rank by name."""
+        found = {name: self.own(x, rank) for name, x in (("q", self.q), ("k", self.k), ("v", self.v))}
+        found |= {name: self.own(x, rank) if name == "g" else x for name, x in self.given.items()}
+        return {name: x for name, x in found.items() if name != "initial_state" or not rank}
+
+    def alone(self):
+        def work(thread):
+            call, own = States(thread, 0.1), self.tensors(thread.own)
+            tensors = [own.get(name) for name in ("q", "k", "v", "g_gamma", "g", "initial_state")]
+            (o, state), kept = call.forward(*tensors)
+            cotangents = self.own(self.dout, thread.own), self.dstate if thread.own == WORLD - 1 else None
+            gradients = call.backward([x is not None for x in tensors], *tensors, *kept, *cotangents)
+            names = ("o", "state", "dq", "dk", "dv", "dg_gamma", "dg", "dinitial_state")
+            return dict(zip(names, (o, state, *gradients)))
+
+        return in_one_process(work)
+
+    def on_a_rank(self):
+        rank = dist.get_rank()
+        leaves = {name: y.clone().requires_grad_() for name, y in self.tensors(rank).items()}
+        o, state = D.sequence_parallel_linear_attention(**leaves, scale=0.1, return_final_state=True)
+        ys, cotangents = [o], [self.own(self.dout, rank)]
+        if rank == WORLD - 1:
+            ys, cotangents = [o, state], [*cotangents, self.dstate]
+        gradients = torch.autograd.grad(ys, list(leaves.values()), cotangents)
+        names = ("o", "state", *("d" + name for name in leaves))
+        return dict(zip(names, (o.detach(), state.detach(), *gradients)))
+
+
+@pytest.mark.parametrize("decays", DECAYS)
+@pytest.mark.parametrize(("dtype", "lengths"), CHUNKS)
+def test_chunks_of_linear_attention_in_one_process_lie_within_the_bounds(decays, dtype, lengths):
+    x = Linear(decays, dtype, lengths)
+    first, last = x.alone()
+    outputs, dstate = {"final_state": last.pop("state").cpu()}, first.pop("dinitial_state")
+    found = joined(
+        [{name: y for name, y in part.items() if name in last} for part in (first, last)], own=("dg_gamma",)
+    )
+    outputs["o"] = found.pop("o")
+    found |= {} if dstate is None else {"dinitial_state": dstate.cpu()}
+    inputs = {name: y.cpu() for name, y in dict(q=x.q, k=x.k, v=x.v, **x.given).items()}
+    problem = etalon.problem("linear_attention", **inputs, return_final_state=True, scale=0.1)
+    judged(problem, inputs, outputs, {"dout": x.dout.cpu(), "dfinal_state": x.dstate.cpu()}, found)
 
 
 @check
-def linear_attention_of_chunks_has_the_bits_of_one_process_and_is_that_of_the_whole():
-    for dtype, lengths in ((torch.float32, (70, 58)), (torch.bfloat16, (150, 106)), (torch.float16, (130, 0))):
-        x, n = Sequence(lengths, dtype), sum(lengths)
-        decays = -0.1 * draw(2, 2, n).abs()
-        state = draw(2, 2, 64, 64)
-        for given, options in (
-            (dict(g=decays, initial_state=state), dict(scale=0.1)),
-            (dict(g_gamma=-0.1 * draw(2).abs()), dict(scale=0.1)),
-        ):
-            found = linear(x, given, options)
-            for name, y in linear_alone(x, given, options).items():
+def linear_attention_of_chunks_has_the_bits_of_one_process():
+    for dtype, lengths in CHUNKS:
+        for decays in DECAYS:
+            x = Linear(decays, dtype, lengths)
+            found = x.on_a_rank()
+            for name, y in x.alone()[dist.get_rank()].items():
                 if y is not None:
-                    same(found[name], y, f"{name} of {sorted(given)} in {dtype}")
-            judge_linear(x, given, options, found)
-
-
-def judge_linear(x, given, options, found):
-    """Fails unless chunks are within the bounds of the whole."""
-    if "dg_gamma" in found:
-        dist.all_reduce(found["dg_gamma"])
-    state = found.pop("state")
-    dstate = found.pop("dinitial_state", torch.zeros_like(state))
-    dist.broadcast(state, WORLD - 1)
-    dist.broadcast(dstate, 0)
-    shared = {"dg_gamma"}
-    found = {
-        name: y.cpu() if name in shared else x.whole(y[..., None])[..., 0] if name == "dg" else x.whole(y)
-        for name, y in found.items()
-    }
-    inputs = {name: y.cpu() for name, y in dict(q=x.q, k=x.k, v=x.v, **given).items()}
-    problem = etalon.problem("linear_attention", **inputs, return_final_state=True, **options)
-    outputs = {"o": found.pop("o"), "final_state": state.cpu()}
-    report = etalon.check(problem, inputs, outputs)
-    assert report, f"{sorted(given)} in {x.q.dtype}: {report}"
-    if "initial_state" in given:
-        found["dinitial_state"] = dstate.cpu()
-    inputs |= {"dout": x.dout.cpu(), "dfinal_state": draw(*state.shape).cpu()}
-    report = etalon.check(problem, inputs, found, "backward", only=tuple(found))
-    assert report, f"{sorted(given)} in {x.q.dtype}: {report}"
+                    same(found[name], y, f"{name} with decays {decays} in {dtype}")
 
 
 @check
@@ -404,7 +429,7 @@ def a_call_waits_for_its_stream_and_bits_do_not_change_from_run_to_run():
     x = Sequence((150, 106), torch.bfloat16)
 
     def run():
-        q, k, v = (x.own(y).clone().requires_grad_() for y in (x.q, x.k, x.v))
+        q, k, v = (x.own(y, dist.get_rank()).clone().requires_grad_() for y in (x.q, x.k, x.v))
         torch.cuda._sleep(20_000_000)
         late = [y * 2 / 2 for y in (q, k, v)]
         o = D.sequence_parallel_attention(*late, causal=True)
@@ -488,6 +513,7 @@ def reports():
         return found, ran.stderr[-3000:]
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2 or not dist.is_nccl_available(), reason="needs two GPUs and NCCL")
 @pytest.mark.parametrize("name", CHECKS)
 def test_on_two_gpus(name, reports):
     found, output = reports
