@@ -82,7 +82,7 @@ class Thread:
 
 
 def in_one_process(work):
-    """What `work` returns for every rank, each a thread with the same stream."""
+    """The results of `work` for every rank, each a thread with the same stream."""
     places, barrier, device = [None] * WORLD, threading.Barrier(WORLD, timeout=60), torch.cuda.current_device()
     found = [None] * WORLD
 
@@ -145,7 +145,7 @@ class Classes:
         return in_one_process(work)
 
     def on_a_rank(self, **keywords):
-        """Those of this rank of the group."""
+        """The results of this rank of the group."""
         rank = dist.get_rank()
         leaves = [x.clone().requires_grad_() for x in (self.h, self.own(self.w, rank), self.own(self.bias, rank))]
         h, w, bias = leaves
@@ -306,7 +306,7 @@ class Linear(Sequence):
         self.dstate = draw(2, 2, 64, 64)
 
     def tensors(self, rank):
-        """Those of a rank by name."""
+        """Tensors of a rank by name."""
         found = {name: self.own(x, rank) for name, x in (("q", self.q), ("k", self.k), ("v", self.v))}
         found |= {name: self.own(x, rank) if name == "g" else x for name, x in self.given.items()}
         return {name: x for name, x in found.items() if name != "initial_state" or not rank}

@@ -131,7 +131,7 @@ fn prepare(
             prepare_backward(&WORKSPACE, &own()?, inputs, outputs, Dh::of(matrices), options)
         }
         Step::CombineDh => {
-            // Where both forms have as many parts, these are the same.
+            // Forms of as many parts have the same parts.
             let filled = shards.iter().filter(|classes| !classes.is_empty()).count();
             let form = if matrices == filled { Dh::Sum } else { Dh::Nodes };
             prepare_combine_dh(&WORKSPACE, problem, (shards, form), inputs, outputs, options)
