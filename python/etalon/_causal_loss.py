@@ -6,6 +6,7 @@ import torch
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from . import _operators
+from ._etalon import DevicePass
 from ._sdpa import refuse
 
 # Stand-ins for logits: what a model makes of them tells how it changes logits.
@@ -59,6 +60,8 @@ class FusedLoss:
             return f"its head is a {type(self.head).__name__}, not a Linear"
         if self.head.weight.device.type not in ("cpu", "cuda"):
             return "its tensors are not on the CPU, nor on a GPU"
+        if self.head.weight.is_cuda and DevicePass.absent:
+            return DevicePass.absent
         if isinstance(keep := given.get("logits_to_keep", 0), torch.Tensor) or keep:
             return "some logits are to be kept"
         if more.get("return_dict") is False or self.model.config.return_dict is False:

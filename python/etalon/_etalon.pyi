@@ -29,6 +29,7 @@ class Problem:
     def __hash__(self) -> int: ...
 
 class DevicePass:
+    absent: str | None
     def __new__(
         cls,
         problem: Problem,

@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from . import _operators
+from ._etalon import DevicePass
 
 STORAGE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 WARNED = set()
@@ -33,6 +34,8 @@ def unsupported(q, k, v, mask, dropout):
     given = [q, k, v] + ([] if mask is None else [mask])
     if any(x.device.type not in ("cpu", "cuda") or x.device != q.device for x in given):
         return "tensors are not on the CPU, nor on one GPU"
+    if q.is_cuda and DevicePass.absent:
+        return DevicePass.absent
     if q.is_cuda and q.dtype == torch.float64:
         return "float64 has no kernel on a GPU"
     if q.dtype not in STORAGE or k.dtype != q.dtype or v.dtype != q.dtype:

@@ -1,11 +1,10 @@
 //! `etalon bench`: how fast the simd or the cuda tier is, against the peak measured in the same run.
 
 mod arguments;
-mod gpu;
 mod masks;
 mod passes;
-mod summary;
-mod tune;
+pub mod summary;
+pub mod tune;
 
 pub use arguments::Arguments;
 

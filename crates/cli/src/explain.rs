@@ -5,7 +5,7 @@ use crate::options::{self, SIMD_DTYPES, one_of};
 use crate::outcome::{Failure, Outcome, say};
 use crate::plans::plans;
 use crate::units::{counted, digits};
-use crate::{device_plans, memory, needs, sparsity};
+use crate::{cuda, memory, needs, sparsity};
 use etalon_conformance::cases::{Case, Spec};
 use etalon_conformance::laws;
 use etalon_conformance::report::Status;
@@ -36,7 +36,7 @@ pub struct Arguments {
     #[command(flatten)]
     threads: options::Threads,
     #[command(flatten)]
-    device: device_plans::Arguments,
+    device: cuda::plans::Arguments,
     /// Tile sizes, as in 96x128: queries and keys.
     #[arg(long, value_name = "QxK", value_parser = options::blocking)]
     blocking: Option<Blocking>,
@@ -78,8 +78,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
     };
     let pool = arguments.threads.pool()?;
     let seen = seen.and_then(Result::ok);
-    let of_device = arguments.device.options(options.blocking, options.partials_budget);
-    let on_device = device_plans::plans(&problem, dtype, &arguments.device, &of_device, seen)?;
+    let tiles = (options.blocking, options.partials_budget);
+    let on_device = cuda::plans::plans(&problem, dtype, &arguments.device, tiles, seen)?;
     let plans = pool.install(|| plans(&problem, dtype, &options, seen))?;
     let sparsity = pool.install(|| sparsity::report(&problem, &tensors, &options))?;
     say(&format!("{}{plans}{on_device}{sparsity}", text.trim_end()))?;

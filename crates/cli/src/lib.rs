@@ -8,13 +8,12 @@ mod advice;
 mod bench;
 mod check;
 mod conform;
+// This file alone asks whether this build has the cuda tier.
+#[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]
 mod cuda;
-mod device_plans;
-mod device_rates;
 mod eval;
 mod explain;
 pub mod junit;
-mod levels;
 mod list;
 mod machine;
 pub mod markdown;
@@ -76,7 +75,7 @@ enum Command {
     /// Measures time, GFLOP/s and the share of the peak.
     Bench(Box<bench::Arguments>),
     /// Prepares machines with a GPU: an archive of compiled kernels.
-    Cuda(cuda::Arguments),
+    Cuda(cuda::archive::Arguments),
     /// Lists algorithms, passes, tensors, tiers, profiles and laws.
     List(list::Arguments),
     /// Describes a case or a problem, and how the simd tier would compute it.
@@ -143,7 +142,7 @@ fn run(cli: Cli) -> Outcome {
         Some(Command::Zoo(arguments)) => zoo::run(&arguments),
         Some(Command::Power(arguments)) => power::run(&arguments),
         Some(Command::Bench(arguments)) => bench::run(&arguments),
-        Some(Command::Cuda(arguments)) => cuda::run(&arguments),
+        Some(Command::Cuda(arguments)) => cuda::archive::run(&arguments),
         Some(Command::List(arguments)) => list::run(&arguments),
         Some(Command::Explain(arguments)) => explain::run(&arguments),
         Some(Command::Serve) => serve::run(),

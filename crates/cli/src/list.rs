@@ -1,6 +1,6 @@
 //! `etalon list`: what there is.
 
-use crate::levels;
+use crate::cuda::levels;
 use crate::outcome::{Outcome, say};
 use crate::summary;
 use crate::table::{Table, page};
@@ -34,7 +34,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         say(&serde_json::to_string_pretty(&schema)?)?;
         return Ok(Status::Passed);
     }
-    let text = if arguments.levels { levels::page() } else { everything() };
+    let text = if arguments.levels { levels::page()? } else { everything() };
     say(text.trim_end())?;
     Ok(Status::Passed)
 }

@@ -21,6 +21,16 @@ fn tiers() -> Vec<Box<dyn Tier>> {
     tiers
 }
 
+/// A build without the tier names them all.
+#[test]
+fn the_levels_of_cuda_have_their_names() {
+    let (present, absent) = tiers::present();
+    let names = present.iter().map(|tier| tier.name()).chain(absent.into_iter().map(|x| x.tier));
+    let found: BTreeSet<_> = names.filter(|name| name.starts_with("cuda")).collect();
+    let listed = tiers::CUDA_LEVELS.map(|level| format!("cuda/{level}"));
+    assert_eq!(found, BTreeSet::from(listed));
+}
+
 #[test]
 fn every_pass_is_offered_or_says_why_not() {
     for tier in tiers() {

@@ -84,6 +84,12 @@ impl DevicePass {
         Ok(DevicePass { pass: prepared.map_err(exception)?, inputs, outputs })
     }
 
+    /// Why this build has no CUDA tier: it has one.
+    #[classattr]
+    fn absent() -> Option<&'static str> {
+        None
+    }
+
     /// The scratch memory of a call, in bytes.
     #[getter]
     fn scratch_bytes(&self) -> usize {

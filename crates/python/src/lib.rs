@@ -6,6 +6,8 @@
 
 mod command;
 mod conform;
+// This file alone asks whether this build has the CUDA tier.
+#[cfg_attr(not(feature = "cuda"), path = "no_device.rs")]
 mod device;
 mod engine;
 mod error;

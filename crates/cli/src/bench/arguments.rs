@@ -1,8 +1,8 @@
 //! The arguments of `etalon bench`.
 
 use super::masks::named;
+use crate::cuda::gpu;
 use crate::options::{self, SIMD_DTYPES, one_of};
-use etalon_cuda::{DeviceId, Precision};
 use etalon_problem::{Algorithm, Blocking, Decay, Dtype, Error, Pass, named};
 use etalon_simd::Mode;
 use std::path::PathBuf;
@@ -30,15 +30,8 @@ pub struct Arguments {
     /// The level of the tier; the best of this machine, or of cuda the best for each pass, if absent.
     #[arg(long, value_name = "L")]
     pub level: Option<String>,
-    /// Permitted rounding within a pass of cuda; strict with the level portable and flash with others if absent.
-    #[arg(long, value_name = "P", value_parser = one_of(Precision::ALL))]
-    pub precision: Option<Precision>,
-    /// Tells cuda that all operands are finite numbers: it need not look for others.
-    #[arg(long)]
-    pub assume_finite: bool,
-    /// The device of cuda: its ordinal or its UUID.
-    #[arg(long, value_name = "ID", default_value = "0", value_parser = str::parse::<DeviceId>)]
-    pub device: DeviceId,
+    #[command(flatten)]
+    pub gpu: gpu::Arguments,
     /// The storage type.
     #[arg(long, default_value = "f32", value_parser = one_of(SIMD_DTYPES))]
     pub dtype: Dtype,

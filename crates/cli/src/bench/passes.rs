@@ -2,9 +2,9 @@
 //! workspace that is kept.
 
 use super::arguments::{Arguments, Tier};
-use super::gpu::Gpu;
-use super::summary::{Bandwidth, Figure, Figures, OnDevice};
+use super::summary::{Bandwidth, Figure, Figures};
 use super::tune;
+use crate::cuda::gpu::Gpu;
 use crate::machine::{COMMIT, cpu};
 use crate::needs;
 use crate::noise::Times;
@@ -41,9 +41,12 @@ impl<'a> Bench<'a> {
     /// Fails where the tier or the level that was asked for is not there.
     pub fn new(arguments: &'a Arguments) -> Result<Bench<'a>, Failure> {
         let &Arguments { tier, blocking, budget, memory, .. } = arguments;
+        let hints =
+            Hints { blocking, partials_budget: budget, memory_budget: memory, ..Hints::default() };
+        let gpu = || Gpu::new(&arguments.gpu, arguments.level.as_deref(), arguments.dtype, hints);
         let (level, gpu) = match tier {
             Tier::Simd => (simd_level(arguments)?, None),
-            Tier::Cuda => (Level::best(), Some(Gpu::new(arguments)?)),
+            Tier::Cuda => (Level::best(), Some(gpu()?)),
         };
         let usual = Options::default();
         let memory_budget = memory.unwrap_or(usual.memory_budget);
@@ -191,8 +194,8 @@ impl<'a> Bench<'a> {
         let &Arguments { dtype, seconds, tune, .. } = self.arguments;
         let (operands, options) = (problem.operands(pass), Options { mode, ..self.options });
         let flops = match (&self.gpu, problem) {
-            (Some(_), Problem::LinearAttention(linear)) => {
-                linear_flops(linear, pass, etalon_cuda::kernels::LINEAR_CHUNK)
+            (Some(gpu), Problem::LinearAttention(linear)) => {
+                linear_flops(linear, pass, gpu.linear_chunk())
             }
             _ => flops(problem, pass, &options)?,
         };
@@ -208,19 +211,12 @@ impl<'a> Bench<'a> {
         })?);
         let blank = self.blank(problem, mask, (pass, mode), flops);
         if let Some(gpu) = &self.gpu {
-            let timed = gpu.time(problem, (pass, mode), &views(&inputs)?, seconds)?;
-            let on_device = OnDevice {
-                enqueue_ns: timed.enqueue_ns,
-                recorded_ns: timed.recorded_ns,
-                launches: timed.launches,
-                fills: timed.fills,
-                scratch_bytes: timed.scratch_bytes,
-            };
+            let (times, on_device) = gpu.time(problem, (pass, mode), &views(&inputs)?, seconds)?;
             let search = || gpu.tune(problem, pass, &views(&inputs)?, seconds);
             // It is the same in every mode.
             let first = self.arguments.mode.first() == Some(&mode) || pass != Pass::Backward;
             let tried = if tune && first { search()? } else { Vec::new() };
-            return Ok(Figure { on_device: Some(on_device), tried, ..blank.with(timed.times) });
+            return Ok(Figure { on_device: Some(on_device), tried, ..blank.with(times) });
         }
         // A step works in place, so its states have values before the first.
         let mut outputs = made(&operands, dtype, |x| x.role == Role::Output);

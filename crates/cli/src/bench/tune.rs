@@ -2,7 +2,7 @@
 
 use crate::table::Table;
 use crate::units::{bytes, time};
-use etalon_problem::{Blocking, Error, Mode, Pass};
+use etalon_problem::{Blocking, Error, Pass};
 use etalon_simd::Options;
 use serde::Serialize;
 use std::fmt;
@@ -99,55 +99,20 @@ fn once(options: &Options, run: &mut Run<'_>) -> Result<Duration, Error> {
 }
 
 /// A way of the cuda tier to compute a pass, timed beside the others.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct Tried {
-    /// `None`: it is refused.
-    #[serde(skip)]
-    pub options: Option<etalon_cuda::Options>,
-    mode: &'static str,
-    level: Option<&'static str>,
-    blocking: Option<Blocking>,
+    pub mode: &'static str,
+    pub level: Option<&'static str>,
+    pub blocking: Option<Blocking>,
     /// True for the default of the tier.
-    usual: bool,
-    refusal: Option<String>,
+    pub usual: bool,
+    pub refusal: Option<String>,
     /// Of each turn the median.
-    times_ns: Vec<u64>,
-    scratch_bytes: usize,
+    pub times_ns: Vec<u64>,
+    pub scratch_bytes: usize,
 }
 
 impl Tried {
-    pub fn new(options: etalon_cuda::Options, level: etalon_cuda::Level, usual: bool) -> Tried {
-        let (mode, blocking) = (options.mode.name(), options.blocking);
-        Tried {
-            options: Some(options),
-            mode,
-            level: Some(level.name()),
-            blocking,
-            usual,
-            refusal: None,
-            times_ns: Vec::new(),
-            scratch_bytes: 0,
-        }
-    }
-
-    pub fn refused(mode: Mode, reason: String) -> Tried {
-        Tried {
-            options: None,
-            mode: mode.name(),
-            level: None,
-            blocking: None,
-            usual: false,
-            refusal: Some(reason),
-            times_ns: Vec::new(),
-            scratch_bytes: 0,
-        }
-    }
-
-    pub fn add(&mut self, median_ns: u64, scratch_bytes: usize) {
-        self.times_ns.push(median_ns);
-        self.scratch_bytes = scratch_bytes;
-    }
-
     pub fn median_ns(&self) -> u64 {
         let mut times = self.times_ns.clone();
         times.sort_unstable();

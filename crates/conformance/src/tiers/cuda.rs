@@ -1,7 +1,9 @@
 //! The cuda tier: one [`Tier`] per level.
 
+mod shards;
+
 use super::reference::has;
-use super::{door, filters, shards};
+use super::{door, filters};
 use crate::profile::Profile;
 use crate::report::Absent;
 use crate::tensor::Tensors;
@@ -23,6 +25,12 @@ pub struct Cuda {
 
 /// The devices and what was compiled for them.
 static WORKSPACE: LazyLock<Workspace> = LazyLock::new(|| Workspace::with(Settings::user()));
+
+/// The levels of this machine, and those that it lacks.
+pub(super) fn present() -> (Vec<Box<dyn Tier>>, Vec<Absent>) {
+    let (levels, absent) = Cuda::levels();
+    (levels.into_iter().map(|level| Box::new(level) as Box<dyn Tier>).collect(), absent)
+}
 
 impl Cuda {
     /// A level, whether this machine has it or not.
@@ -157,8 +165,8 @@ impl Tier for Cuda {
 
     fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {
         let options = self.options(request.hints);
-        if let Some((problem, classes)) = shards::of(request) {
-            return Ok(shards::cuda(request, problem, &classes, &WORKSPACE, &options)?);
+        if let Some((problem, classes)) = super::shards::of(request) {
+            return Ok(shards::run(request, problem, &classes, &WORKSPACE, &options)?);
         }
         door::outputs(request, &|problem, pass, inputs, outputs| {
             etalon_cuda::run_in(&WORKSPACE, problem, pass, inputs, outputs, &options)

@@ -1,13 +1,9 @@
 //! Linear_cross_entropy with its classes in shards, in the tiers that have them.
 
 use super::typed::{StoredNumber, numbers, operands, stored};
-use crate::tensor::{Stored, Tensor, Tensors, Values, views_mut};
+use crate::tensor::{Tensors, Values};
 use crate::tier::{Cuts, Request};
-use etalon_cuda::linear_cross_entropy::shard as device;
-use etalon_problem::tensors::Operands;
-use etalon_problem::{
-    Dtype, Error, LinearCrossEntropy, Operand, Pass, Problem, Role, Scalar, Views, ViewsMut,
-};
+use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Problem, Scalar};
 use etalon_reference::linear_cross_entropy::shard as plain;
 use etalon_reference::linear_cross_entropy::shard::TILE;
 use etalon_reference::linear_cross_entropy::{Cotangents, Gradients, Inputs, Wanted};
@@ -64,7 +60,10 @@ impl Cuts {
 }
 
 /// The inputs of a shard.
-fn part<'a, T: Scalar>(inputs: &'a Inputs<'_, T>, classes: &Range<usize>) -> Inputs<'a, T> {
+pub(super) fn part<'a, T: Scalar>(
+    inputs: &'a Inputs<'_, T>,
+    classes: &Range<usize>,
+) -> Inputs<'a, T> {
     Inputs {
         h: inputs.h.view(),
         w: inputs.w.slice(s![classes.clone(), ..]),
@@ -76,17 +75,19 @@ fn part<'a, T: Scalar>(inputs: &'a Inputs<'_, T>, classes: &Range<usize>) -> Inp
 }
 
 /// The parts of dh that a shard of a request returns: of each of its nodes, or their sum.
-fn by_nodes(request: &Request<'_>) -> bool {
+pub(super) fn by_nodes(request: &Request<'_>) -> bool {
     request.hints.shards == Some(Cuts::Several)
 }
 
 /// Numbers that show where they are not written.
-fn unwritten<T: Element, D: Dimension>(shape: impl ShapeBuilder<Dim = D>) -> Array<T, D> {
+pub(super) fn unwritten<T: Element, D: Dimension>(
+    shape: impl ShapeBuilder<Dim = D>,
+) -> Array<T, D> {
     Array::from_elem(shape, T::from_f32(f32::NAN))
 }
 
 /// Fails unless what no classes add to dh is 0.
-fn check_empty(classes: &Range<usize>, dh: &Array3<f32>) -> Result<(), Error> {
+pub(super) fn check_empty(classes: &Range<usize>, dh: &Array3<f32>) -> Result<(), Error> {
     match dh.iter().find(|x| classes.is_empty() && **x != 0.0) {
         Some(x) => Err(Error::value("dh of a shard without classes", "0", x)),
         None => Ok(()),
@@ -94,7 +95,7 @@ fn check_empty(classes: &Range<usize>, dh: &Array3<f32>) -> Result<(), Error> {
 }
 
 /// Fails unless no class adds anything to ignored tokens.
-fn check_ignored<P: PartialEq + Debug>(
+pub(super) fn check_ignored<P: PartialEq + Debug>(
     problem: &LinearCrossEntropy,
     targets: &ArrayView1<'_, i64>,
     totals: ArrayView1<'_, P>,
@@ -222,101 +223,6 @@ fn simd_output<T: StoredNumber>(
     };
     shard::output_into(workspace, rank, part, totals, places)?;
     Ok(stored::<T>(out))
-}
-
-/// Results of the cuda tier.
-pub(super) fn cuda(
-    request: &Request<'_>,
-    problem: &LinearCrossEntropy,
-    shards: &[Range<usize>],
-    workspace: &etalon_cuda::Workspace,
-    options: &etalon_cuda::Options,
-) -> Result<Tensors, Error> {
-    let call = (workspace, options);
-    match (request.dtype, problem.wide_gradients) {
-        (Dtype::F32, _) => cuda_of::<f32, f32>(request, problem, shards, call),
-        (Dtype::Bf16, true) => cuda_of::<bf16, f32>(request, problem, shards, call),
-        (Dtype::Bf16, false) => cuda_of::<bf16, bf16>(request, problem, shards, call),
-        (Dtype::F16, true) => cuda_of::<f16, f32>(request, problem, shards, call),
-        (Dtype::F16, false) => cuda_of::<f16, f16>(request, problem, shards, call),
-        (Dtype::F64, _) => Err(Error::value("dtype", "f32, bf16 or f16", request.dtype)),
-    }
-}
-
-/// The same of operands of `T` and gradients of `G`.
-fn cuda_of<T: StoredNumber, G: Element>(
-    request: &Request<'_>,
-    problem: &LinearCrossEntropy,
-    shards: &[Range<usize>],
-    (workspace, options): (&etalon_cuda::Workspace, &etalon_cuda::Options),
-) -> Result<Tensors, Error> {
-    let inputs: Inputs<'_, T> = operands(request.inputs)?;
-    let ranks = shards.iter().map(|classes| device::Shard::new(problem, classes.clone()));
-    let ranks = ranks.collect::<Result<Vec<_>, _>>()?;
-    let parts = shards.iter().map(|classes| part(&inputs, classes)).collect::<Vec<_>>();
-    let mut partials = Vec::new();
-    for (rank, part) in ranks.iter().zip(&parts) {
-        let own = device::forward_shard(workspace, rank, &by_name(part, Views::new()), options)?;
-        partials.push((rank.classes(), own));
-    }
-    let partials: Vec<_> = partials.iter().map(|(at, x)| (at.clone(), x.view())).collect();
-    let totals = device::combine(workspace, problem, &partials, options)?;
-    let totals = totals.view();
-    check_ignored(problem, &inputs.targets, totals, device::Partial::identity())?;
-    if request.pass == Pass::Forward {
-        let of = |x: &Operand| {
-            let stored = Stored::of(x.precision, request.dtype);
-            (x.name.to_string(), Tensor::unwritten(&x.shape, stored))
-        };
-        let operands = request.problem.operands(Pass::Forward);
-        let mut outputs: Tensors =
-            operands.iter().filter(|x| x.role == Role::Output).map(of).collect();
-        let (last, part) = (&ranks[ranks.len() - 1], &parts[parts.len() - 1]);
-        let (inputs, mut places) = (by_name(part, Views::new()), views_mut(&mut outputs)?);
-        device::output(workspace, last, &inputs, totals, &mut places, options)?;
-        drop(places);
-        return Ok(outputs);
-    }
-    let cotangents: Cotangents<'_, T> = operands(request.inputs)?;
-    let mut dh: Array2<G> = unwritten(problem.h_shape());
-    let mut dw: Array2<G> = unwritten(problem.w_shape());
-    let mut dbias: Option<Array1<G>> = problem.bias.then(|| unwritten(problem.vocab));
-    let kind = if by_nodes(request) { device::Dh::Nodes } else { device::Dh::Sum };
-    let mut sums = Vec::new();
-    for (rank, part) in ranks.iter().zip(&parts) {
-        let inputs = by_name(&cotangents, by_name(part, Views::new()));
-        let (classes, [tokens, dim]) = (rank.classes(), problem.h_shape());
-        let parts = if by_nodes(request) { rank.nodes().count() } else { 1 };
-        let mut own: Array3<f32> = unwritten((parts, tokens, dim));
-        let mut places = ViewsMut::new().with("dh", &mut own);
-        let rows = dw.slice_mut(s![classes.clone(), ..]).into_dyn();
-        places = places.with_some("dw", Scalar::view_mut(rows));
-        if let Some(dbias) = &mut dbias {
-            let own = Scalar::view_mut(dbias.slice_mut(s![classes.clone()]).into_dyn());
-            places = places.with_some("dbias", own);
-        }
-        device::backward_shard(workspace, rank, &inputs, totals, &mut places, kind, options)?;
-        drop(places);
-        check_empty(&classes, &own)?;
-        sums.push((classes, own));
-    }
-    let sums: Vec<_> = sums.iter().map(|(classes, x)| (classes.clone(), x.view())).collect();
-    if let Some(place) = Scalar::view_mut(dh.view_mut().into_dyn()) {
-        device::combine_dh(workspace, problem, &sums, place, options)?;
-    }
-    Ok(stored(Gradients { dh: Some(dh), dw: Some(dw), dbias }))
-}
-
-/// Some views, and those of a struct.
-fn by_name<'s, T: StoredNumber>(
-    operands: &'s impl Operands<'s, T>,
-    mut views: Views<'s>,
-) -> Views<'s> {
-    operands.each(&mut |name, x| {
-        let view = x.and_then(|x| x.into_view());
-        view.into_iter().for_each(|view| views.push(name, view));
-    });
-    views
 }
 
 /// Results of the reference in some arithmetic, by name.

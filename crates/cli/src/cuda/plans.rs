@@ -1,6 +1,6 @@
 //! Plans of the cuda tier for a problem: levels, kernels, modes, time and memory, with a device or without.
 
-use crate::device_rates::Rates;
+use super::rates::Rates;
 use crate::options::one_of;
 use crate::outcome::Failure;
 use crate::plans::MODES;
@@ -25,7 +25,7 @@ pub struct Arguments {
 
 impl Arguments {
     /// The options of the cuda tier.
-    pub fn options(&self, blocking: Option<Blocking>, partials_budget: usize) -> Options {
+    fn options(&self, blocking: Option<Blocking>, partials_budget: usize) -> Options {
         let &Arguments { cuda_level: level, precision, .. } = self;
         Options { level, precision, blocking, partials_budget, ..Options::default() }
     }
@@ -40,19 +40,20 @@ struct Row {
     plan: Result<Plan, String>,
 }
 
-/// A section on each pass and mode. Without the number of visible pairs there are no times.
+/// A section on each pass and mode, with tile sizes and the bytes of partial sums. Without the number of visible pairs
+/// there are no times.
 pub fn plans(
     problem: &Problem,
     dtype: Dtype,
     arguments: &Arguments,
-    options: &Options,
+    (blocking, partials_budget): (Option<Blocking>, usize),
     pairs: Option<u64>,
 ) -> Result<String, Failure> {
     if dtype == Dtype::F64 {
         return Ok(String::new());
     }
-    let target = &arguments.arch;
-    let of = |pass, mode| plan(problem, pass, dtype, &Options { mode, ..*options }, target);
+    let (target, options) = (&arguments.arch, arguments.options(blocking, partials_budget));
+    let of = |pass, mode| plan(problem, pass, dtype, &Options { mode, ..options }, target);
     let mut rows = Vec::new();
     for (pass, mode) in forms(problem) {
         let usual = of(pass, Mode::Auto).ok();
@@ -72,7 +73,7 @@ pub fn plans(
         seconds.map_or("–".to_string(), time)
     };
     let beside = if matches!(problem, Problem::LinearAttention(_)) { SEED } else { "" };
-    Ok(heading(target, arguments, options)
+    Ok(heading(target, arguments, &options)
         + &modes(&rows, about)
         + &choices(&rows)
         + &kernels(&rows)

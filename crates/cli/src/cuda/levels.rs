@@ -1,5 +1,6 @@
 //! The levels of the cuda tier, as `docs/gpu.md` has them: passes, and every reason to refuse one.
 
+use crate::outcome::Failure;
 use crate::table::fold;
 use etalon_cuda::{Level, Options, Precision, Target, levels};
 use etalon_problem::{Algorithm, Dtype, Pass};
@@ -21,7 +22,7 @@ impl Group {
 }
 
 /// A list in Markdown: each level with the reasons that all of its algorithms have, and these with their own.
-pub fn page() -> String {
+pub fn page() -> Result<String, Failure> {
     let mut text = String::new();
     for level in [Level::Sm90a, Level::Sm80, Level::Portable] {
         let mut groups = groups(level);
@@ -42,7 +43,7 @@ pub fn page() -> String {
             text += &item("  * ", &sentence(group.head(), &group.reasons.join("; ")));
         }
     }
-    text
+    Ok(text)
 }
 
 fn groups(level: Level) -> Vec<Group> {
