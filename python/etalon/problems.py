@@ -12,7 +12,7 @@ from ._etalon import Problem
 
 
 class Description:
-    """What the problems of all algorithms share."""
+    """The common base of the problems of all algorithms."""
 
     _algorithm: ClassVar[str]
 
