@@ -62,7 +62,7 @@ def decoded(options):
 
 def encoded_part(part):
     """A mask or sequences of a problem file as text."""
-    return None if part is None else _problems.text_of(_problems.sequences_of(part))
+    return None if part is None else _problems.text_of(_problems.listed(part))
 
 
 def tree_of(options, key):

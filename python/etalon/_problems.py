@@ -67,15 +67,38 @@ def made(problem: Any) -> Problem:
     return problem if type(problem) is Problem else problem.problem()
 
 
-def sequences_of(given):
-    """Sequences as in a problem file, of which lengths and offsets may be arrays or tensors."""
-    if not isinstance(given, dict):
-        return given
-    lists = lambda x: x.tolist() if hasattr(x, "tolist") else x
-    return {
-        kind: {name: lists(x) for name, x in parts.items()} if isinstance(parts, dict) else parts
-        for kind, parts in given.items()
-    }
+def listed(part):
+    """Sequences or a mask as in a problem file, of which lengths, offsets and ids may be arrays or tensors: lists."""
+    if isinstance(part, dict):
+        return {name: listed(x) for name, x in part.items()}
+    if isinstance(part, (list, tuple)):
+        return [listed(x) for x in part]
+    return part.tolist() if hasattr(part, "tolist") else part
+
+
+def with_names(mask, arrays):
+    """A mask of which arrays have names: those that stand in it, as lists or arrays, are added to `arrays`."""
+    if not isinstance(mask, dict):
+        return mask
+
+    def name(x, dtype):
+        if isinstance(x, str):
+            return x
+        import numpy
+
+        own = f"mask array {len(arrays)}"
+        arrays[own] = numpy.asarray(x, dtype) if isinstance(x, list) else x
+        return own
+
+    named = dict(mask)
+    for kind in ("and", "or"):
+        if isinstance(mask.get(kind), (list, tuple)):
+            named[kind] = [with_names(x, arrays) for x in mask[kind]]
+    if isinstance(mask.get("segments"), dict):
+        named["segments"] = {side: name(x, "int64") for side, x in mask["segments"].items()}
+    if "array" in mask:
+        named["array"] = name(mask["array"], "bool")
+    return named
 
 
 def text_of(keys):
@@ -156,12 +179,12 @@ def of_scores(
     if mask is None and sequences is None:
         return own
     keys, arrays = dict(keys), dict(arrays or {})
-    if mask is not None:
-        keys["mask"] = mask
     if hasattr(mask, "shape"):
         keys["mask"], arrays["mask"] = {"array": "mask"}, mask
+    elif mask is not None:
+        keys["mask"] = with_names(mask, arrays)
     if sequences is not None:
-        keys["sequences"] = sequences_of(sequences)
+        keys["sequences"] = listed(sequences)
     return _made(keys, arrays)
 
 
@@ -192,7 +215,7 @@ def of_linear_attention(
         keys["decay"] = "per_head" if g is None else "per_token"
     keys |= {"initial_state": True} if initial_state is not None and initial_state is not False else {}
     keys |= {"final_state": True} if return_final_state else {}
-    for name, value in (("scale", scale), ("sequences", sequences_of(sequences))):
+    for name, value in (("scale", scale), ("sequences", listed(sequences))):
         if value is not None:
             keys[name] = value
     return _made(keys, arrays)

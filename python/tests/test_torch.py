@@ -340,3 +340,42 @@ def test_lengths_of_sequences_are_padding():
     o = E.attention(q, k, v, sequences={"lengths": {"query": [6, 2], "key": torch.tensor([6, 3])}})
     assert (o[1, :, 2:] == 0).all()
     torch.testing.assert_close(o[1:, :, :2], E.attention(q[1:, :, :2], k[1:, :, :3], v[1:, :, :3]))
+
+
+def test_ids_of_segments_stand_in_a_mask():
+    ids = torch.tensor([[0, 0, 0, 1, 1, -1, 2, 2], [3, 3, 4, 4, 4, 4, 4, -1]])
+    function, (q, k, v) = tensors("attention", torch.float32)
+    q, k, v = (torch.randn(2, 2, 8, 4, requires_grad=True) for _ in "qkv")
+    dense = (ids[:, :, None] == ids[:, None, :]) & (ids >= 0)[:, :, None] & torch.ones(8, 8, dtype=torch.bool).tril()
+    tree = {"and": [{"causal": {}}, {"segments": {"query": ids, "key": ids}}]}
+    found, expected = [], []
+    for mask, list_ in ((tree, found), (dense[:, None], expected)):
+        o, lse = E.attention(q, k, v, mask=mask, return_lse=True)
+        seen = lse.isfinite()
+        list_.extend([o, lse[seen], *torch.autograd.grad(o.square().sum() + lse[seen].sum(), (q, k, v))])
+    for x, y in zip(found, expected):
+        torch.testing.assert_close(x, y)
+    arrays = [x.detach().numpy() for x in (q, k, v)]
+    tree = {"and": [{"causal": {}}, {"segments": {"query": ids.numpy(), "key": ids.tolist()}}]}
+    torch.testing.assert_close(torch.from_numpy(etalon.attention(*arrays, mask=tree)), found[0].detach())
+    with pytest.raises(ValueError, match="mask array 0"):
+        E.attention(q, k, v, mask={"segments": {"query": ids[:1], "key": ids}})
+
+
+def test_a_prepared_pass_of_a_gpu_is_that_of_its_ids(monkeypatch):
+    from etalon import _device
+
+    made = []
+
+    class Prepared:
+        def __init__(self, problem, *_, device):
+            made.append(problem)
+
+    monkeypatch.setattr(_device, "DevicePass", Prepared)
+    monkeypatch.setattr(_device, "PASSES", _device.PASSES.copy())
+    x = torch.zeros(1, 1, 4, 8)
+    for ids in ([0, 0, 1, 1], [0, 1, 1, 1], [0, 0, 1, 1]):
+        mask = {"segments": {"query": [ids], "key": [ids]}}
+        problem = etalon.problem("attention", q=x, k=x, v=x, mask=mask)
+        _device._prepared(problem, "forward", {"q": x, "k": x, "v": x}, {"o": x}, 0, False, None)
+    assert len(made) == 2 and made[0] != made[1]
