@@ -68,7 +68,7 @@ fn a_pass_of_a_device_is_explained() {
         let found = text.lines().find(|line| words.iter().all(|word| line.contains(word)));
         found.unwrap_or_else(|| panic!("{words:?} are not in\n{text}")).to_string()
     };
-    assert!(row(&text, &["backward", "separate", "sm90a"]).contains("chosen"), "{text}");
+    assert!(row(&text, &["backward", "fused", "sm90a"]).contains("chosen"), "{text}");
     assert!(!text.contains(" NaN "), "{text}");
     // Slots for all 128 tiles of 64 keys fit: 32 heads · 8192 queries · 128 columns · 4 bytes each.
     let text = explain(&["--arch", "sm_86", "--budget", "18000000000"]);
@@ -78,7 +78,7 @@ fn a_pass_of_a_device_is_explained() {
     assert!(text.contains("  partial sums of dq: 16.0 GiB"), "{text}");
     assert!(text.contains("nothing was measured on such a device"), "{text}");
     let text = explain(&["--dtype", "bf16", "--cuda-level", "sm90a"]);
-    assert!(row(&text, &["backward", "separate", "sm90a"]).contains("chosen"), "{text}");
+    assert!(row(&text, &["backward", "fused", "sm90a"]).contains("chosen"), "{text}");
     assert!(text.contains("  sums of dq: 128 MiB"), "{text}");
     let line = refusal(&etalon(&["explain", "--problem", &path, "--arch", "sm_75"]));
     assert!(line.contains("sm_90"), "{line}");

@@ -17,14 +17,19 @@ pub(crate) fn reserve(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Op
         Pass::Backward => prepared.choice.level != Level::Portable,
         _ => prepared.spec.has_tensor_second(),
     };
-    has_flags.then(|| range(prepared, layout)).transpose()
+    let is_fused = prepared.choice.level == Level::Sm90a && prepared.spec.fuses_sm90a();
+    let turns = if is_fused { prepared.spec.sums_of_rows() } else { 0 };
+    has_flags.then(|| words(prepared, turns, layout)).transpose()
 }
 
 /// Range of words that are 0 at first: counters from which blocks of sm90a claim tiles, of two kernels; flags,
-/// of all groups together and then of each; and numbers that say whose turn it is to add to sums of dq.
+/// of all groups together and then of each.
 pub(crate) fn range(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<MemoryRange, Error> {
-    let is_fused = prepared.choice.level == Level::Sm90a && prepared.spec.insists();
-    let turns = if is_fused { prepared.spec.sums_of_rows() } else { 0 };
+    words(prepared, 0, layout)
+}
+
+/// The same, and so many numbers that say whose turn it is to add to sums of dq.
+fn words(prepared: &Prepared<'_>, turns: usize, layout: &mut Layout) -> Result<MemoryRange, Error> {
     layout.named("counters of tiles, and flags of key heads", 4 * (3 + groups(prepared) + turns))
 }
 

@@ -43,7 +43,7 @@ impl Plan {
             let bytes = 4 * plan.stat_rows(&prepared.spec.extents);
             let mut numbers = || layout.named("lse and delta of rows", bytes);
             (plan.lse2, plan.delta) = (numbers()?, numbers()?);
-            if prepared.spec.insists() {
+            if prepared.spec.fuses_sm90a() {
                 let bytes = prepared.spec.sums_of_rows().saturating_mul(4 * 64 * plan.width);
                 plan.dq_sums = Some(layout.named("sums of dq", bytes)?);
             }

@@ -158,12 +158,15 @@ impl BackwardPass<'_> {
     fn fused(&self, sums: MemoryRange) -> Result<(), Error> {
         let steps = self.steps;
         let e = steps.extents();
+        // Measured: of fewer key heads beside each other more tiles wait for their turns at the begin, of more the
+        // sums of dq leave the L2 cache between two parts.
+        let (device, group) = (steps.multiprocessors(), e.query_heads / e.key_heads);
+        let together = (device / 2 / group).min(device / 4).max(4);
         let args = BackwardArgs {
             dq_rows: steps.wide("dq").into(),
             dq_sums: steps.at(sums).into(),
             turns: steps.turns().into(),
-            // Measured: with more heads beside each other fewer tiles of one wait for their turns at the begin.
-            shape: steps.shape(steps.heads_in(64 << 20).min(e.batch * e.key_heads)),
+            shape: steps.shape(together.min(e.batch * e.key_heads)),
             ..self.by_keys(64)
         };
         let module = module(steps, true);

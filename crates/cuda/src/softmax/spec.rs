@@ -100,7 +100,31 @@ impl Spec {
         self.pass == Pass::Backward && self.both && self.options.mode == Mode::FusedPartials
     }
 
-    /// True if sm90a computes dq in the pass by keys as well, where the mode insists on it.
+    /// True if sm90a computes dq in the pass by keys as well, where the mode insists on it or it is faster: bits are
+    /// the same.
+    pub fn fuses_sm90a(&self) -> bool {
+        let may = self.pass == Pass::Backward && self.both && self.has_fused_sm90a();
+        may && match self.options.mode {
+            Mode::FusedPartials => true,
+            Mode::Auto => self.gains_by_turns(),
+            Mode::Separate | Mode::ForwardGradient => false,
+        }
+    }
+
+    /// True where it was faster on an H200. The pass gains nothing where tiles of keys walk few queries, since it
+    /// begins and ends a tile while nothing multiplies; where all tiles of a head begin together and walk the same
+    /// queries, and so wait for each other; and where only tiles of queries, of groups of heads, would keep the
+    /// device busy.
+    fn gains_by_turns(&self) -> bool {
+        let e = &self.extents;
+        let pairs = self.window.map_or(0, |window| window.pairs(e.queries, e.keys));
+        let [queries, keys] = [e.queries, e.keys].map(|n| n as u128);
+        let [tiles, device] = [e.batch * e.key_heads * e.keys.div_ceil(128), self.target.multiprocessors];
+        let is_apart = 5 * pairs <= 3 * queries * keys && (e.query_heads == e.key_heads || 4 * tiles >= 3 * device);
+        pairs >= 640 * keys && (is_apart || 2 * tiles >= 3 * device)
+    }
+
+    /// True if it has a kernel for that.
     pub fn has_fused_sm90a(&self) -> bool {
         let of = self.hopper();
         let is_plain = of.lengths == Lengths::Equal && !of.options && of.visible != Visible::Spans;

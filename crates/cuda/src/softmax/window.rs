@@ -14,6 +14,16 @@ pub(crate) struct Window {
 
 impl Window {
     pub const ALL: Window = Window { left: OPEN, right: OPEN, offset: 0, bottom: false };
+
+    /// The pairs that it shows of so many queries and keys.
+    pub fn pairs(self, queries: usize, keys: usize) -> u128 {
+        let [n, m] = [queries, keys].map(|n| n as i128);
+        // Keys up to i, all at the end, of i = 1, 2, …
+        let sum = |i: i128| if i <= m { i.max(0) * (i.max(0) + 1) / 2 } else { m * (m + 1) / 2 + (i - m) * m };
+        let up_to = |reach: i128| sum(n + reach) - sum(reach);
+        let [left, right, offset] = [self.left, self.right, self.offset].map(i128::from);
+        (up_to(offset + right) - up_to(offset - left - 1)) as u128
+    }
 }
 
 /// A reach beyond every key; sums with extents below it fit 32 bits.

@@ -18,12 +18,16 @@
 // There are as many blocks as multiprocessors, and they claim tiles from a counter. While two warpgroups multiply, one
 // thread loads what they read next, of the next tile too, and another writes the results of the tile before.
 //
-// The sums of dq of a block of queries have one order, that of the tiles of keys, whoever computes them and when: a
+// In `fused` the parts of a sum of dq join it in the order of the tiles of keys, whoever computes them and when: a
 // number in memory says whose turn it is. The first tile writes its part, the others add theirs by the copy engine,
 // and the last one sets the number to 0 again. `fused` claims all tiles from the counter, each head's in their order,
 // and waits for earlier claims alone, whose blocks run: the smallest claim that is not done waits for nobody. Tiles
-// walk the queries from the last to the first, of all query heads those of one block after the other: a tile waits at
-// its first block for the one that began with it, and behind it no more, since it sees no more queries.
+// walk the queries from the last to the first (Descent): a tile waits at its first block for the one that began with
+// it, and then no more, since it sees no more queries.
+//
+// With the masks and options that `fused` has (TURNS) the others have its bits, for lengths of every form: `keys` and
+// `values` walk as it does, and `queries` computes the part of each tile of keys as a product of its own. So whoever
+// asks for one gradient has the bits of all three, and sequences those that they have alone.
 //
 // Numbers that are not finite: pairs/tiles.cuh. P alone is selected; dS = P · (dP − delta) keeps a NaN of dP and of
 // delta. lse2 = +∞ also stands for padding and a row that saw nothing.
@@ -31,13 +35,15 @@
 // A gradient that is not asked for is not computed and, where all results are finite, changes no bit of the others. dk
 // without dv is `keys` without the product of dv: three products. dv without dk and both gradients of attention_lse
 // take two (sm90a_backward_weights.cu). These kernels are modules of their own. dv alone reads neither v nor o and has
-// no δ. Where the mode asks for `fused`, it computes all three; sums in another order have other bits.
+// no δ.
 //
 // Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair; 2: spans), LENGTHS (1: batch elements have extents
 // of their own; 2: sequences are listed), OPTIONS (0: no softcap, no bias, a scale above 0), RESULTS (0: `keys` for dk
 // and `queries` for dq, of attention_lse; 1: `keys` for dk and dv, `queries` for dq; 2: `keys` for dk alone, `values`
 // for dv alone).
 constexpr bool LSE = RESULTS == 0;
+// True if dq is a sum of parts by tiles of keys, and these walk the queries downwards.
+constexpr bool TURNS = RESULTS != 0 && WINDOW < 2 && OPTIONS == 0 && D == 128;
 constexpr int STAGES = 3;  // query blocks in flight in keys
 constexpr int OWN = 128;   // rows of a tile
 KERNEL_ARGS(BackwardArgs)
@@ -163,12 +169,40 @@ DEV void put_results(const BackwardArgs& c, const Work& w, const Own& s, int row
     proxy_fence();
   }
 }
+// The order in which a tile of keys walks the blocks of 64·M queries of its `each` query heads, where sums of dq have
+// turns: from the last to the first, of all heads those of 128 queries after the other, whatever M.
+template <int M> struct Descent {
+  int block, head;
+  METHOD void next(const Range& range, int each) {
+    if (M == 1 && block % 2 && block > range.begin) {
+      block--;
+      return;
+    }
+    const bool last = ++head == each;
+    if (last) head = 0;
+    if (M == 2) block -= last;
+    else block = last ? block / 2 * 2 - 1 : min(block | 1, range.end - 1);
+  }
+};
+// Blocks that need no mask, such that both of 128 queries have one or none.
+DEV Range by_pairs(Range range) {
+  range.open = min(range.end, (range.open + 1) / 2 * 2);
+  if (WINDOW) range.closed = max(range.begin, range.closed / 2 * 2);
+  return range;
+}
 // Calls load(head, row, stage, barrier) for each block of ROWS rows that a tile walks, once its stage is empty; with
 // SPANS a word of a stage says which block of queries it is, and whether it needs a mask.
 template <int ROWS, bool BY_KEYS, u32 VISIT, class BLOCKS, class F>
 DEV void feed_blocks(BLOCKS& blocks, const BackwardArgs& call, const Work& w, const Own& s, const Range& range, F load) {
   const int each = s.heads / s.key_heads;
-  NO_UNROLL for (int h = BY_KEYS ? w.head * each : w.head / each; h < (BY_KEYS ? (w.head + 1) * each : w.head / each + 1); h++)
+  if (TURNS && BY_KEYS) {
+    NO_UNROLL for (Descent<ROWS / 64> at = {range.end - 1, 0}; at.block >= range.begin; at.next(range, each)) {
+      const u32 stage = blocks.stage(), full = blocks.full();
+      blocks.wait_empty();
+      load(w.head * each + at.head, at.block * ROWS, stage, full);
+      blocks.advance();
+    }
+  } else NO_UNROLL for (int h = BY_KEYS ? w.head * each : w.head / each; h < (BY_KEYS ? (w.head + 1) * each : w.head / each + 1); h++)
     NO_UNROLL for (int row = range.begin * ROWS; row < range.end * ROWS; row += ROWS) {
       const u32 visit = SPANS && BY_KEYS ? visit_of<ROWS / 64>(call.spans, s, w.block, row / ROWS) : 0;
       if (visit == SKIPPED) continue;

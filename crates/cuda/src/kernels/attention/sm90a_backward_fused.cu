@@ -52,12 +52,11 @@ DEV void produce(u32 base, const BackwardArgs& call) {
     };
     // Two blocks of queries come first: k and v of the tile before are read until its end.
     int ahead = 2;
-    NO_UNROLL for (int i = range.end - 1; i >= range.begin; i--)
-      NO_UNROLL for (int h = w.head * each; h < (w.head + 1) * each; h++) {
-        load_queries(blocks, call, s, h, i * ROWS);
-        blocks.advance();
-        if (--ahead == 0) load();
-      }
+    NO_UNROLL for (Descent<1> at = {range.end - 1, 0}; at.block >= range.begin; at.next(range, each)) {
+      load_queries(blocks, call, s, w.head * each + at.head, at.block * ROWS);
+      blocks.advance();
+      if (--ahead == 0) load();
+    }
     if (ahead > 0) load();
     tiles.advance(), values.advance();
   }
@@ -99,27 +98,26 @@ DEV void add(u32 base, const BackwardArgs& call, u32 odd) {
     arrive(tiles.empty());
     const Range range = walked(call, w, s);
     const int each = s.heads / s.key_heads, blocks = (s.queries + ROWS - 1) / ROWS;
-    NO_UNROLL for (int i = range.end - 1; i >= range.begin; i--)
-      NO_UNROLL for (int h = w.head * each; h < (w.head + 1) * each; h++) {
-        if ((n++ & 1) != odd) continue;
-        const int block = (s.batch * s.heads + h) * blocks + i, last = min(i * ROWS + ROWS, s.queries) - 1;
-        const u32 turn = w.block - (WINDOW ? first_key(i * ROWS, s) / KEYS : 0);
-        const int end = WINDOW ? end_key(last, s) : s.keys;
-        u32* at = call.turns + block;
-        float* sums = call.dq_sums + (i64)block * (ROWS * D);
-        if (turn) {
-          while (load_turn(at) != turn) {}
-          all_proxies_fence();
-        }
-        wait(base + DQ_FULL + 8 * odd, parity);
-        if (turn) add_floats(sums, base + AT_DQ, DQ_BYTES);
-        else store_floats(sums, base + AT_DQ, DQ_BYTES);
-        store_commit(), store_wait_read();
-        arrive(base + DQ_EMPTY);
-        store_wait();
-        store_turn(at, w.block == (end - 1) / KEYS ? 0 : turn + 1);
-        parity ^= 1;
+    NO_UNROLL for (Descent<1> to = {range.end - 1, 0}; to.block >= range.begin; to.next(range, each)) {
+      if ((n++ & 1) != odd) continue;
+      const int first = to.block * ROWS, block = (s.batch * s.heads + w.head * each + to.head) * blocks + to.block;
+      const u32 turn = w.block - (WINDOW ? first_key(first, s) / KEYS : 0);
+      const int end = WINDOW ? end_key(min(first + ROWS, s.queries) - 1, s) : s.keys;
+      u32* at = call.turns + block;
+      float* sums = call.dq_sums + (i64)block * (ROWS * D);
+      if (turn) {
+        while (load_turn(at) != turn) {}
+        all_proxies_fence();
       }
+      wait(base + DQ_FULL + 8 * odd, parity);
+      if (turn) add_floats(sums, base + AT_DQ, DQ_BYTES);
+      else store_floats(sums, base + AT_DQ, DQ_BYTES);
+      store_commit(), store_wait_read();
+      arrive(base + DQ_EMPTY);
+      store_wait();
+      store_turn(at, w.block == (end - 1) / KEYS ? 0 : turn + 1);
+      parity ^= 1;
+    }
   }
 }
 
@@ -230,12 +228,12 @@ DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, const Valu
     blocks.advance();
   };
   const Range range = walked(call, w, s);
+  const Range pairs = by_pairs(range);
   const int each = s.heads / s.key_heads;
-  auto steps = [&](int from, int end, auto masked) {
-    NO_UNROLL for (int i = end - 1; i >= from; i--)
-      NO_UNROLL for (int h = 0; h < each; h++) step(i, masked);
-  };
-  steps(range.closed, range.end, Is<true>()), steps(range.open, range.closed, Is<false>()), steps(range.begin, range.open, Is<true>());
+  Descent<1> at = {range.end - 1, 0};
+  NO_UNROLL for (; at.block >= pairs.closed; at.next(range, each)) step(at.block, Is<true>());
+  NO_UNROLL for (; at.block >= pairs.open; at.next(range, each)) step(at.block, Is<false>());
+  NO_UNROLL for (; at.block >= range.begin; at.next(range, each)) step(at.block, Is<true>());
   float dq[COLUMNS / 2];
   const u32 base = opaque(blocks.base);
   mma_wait<0>(), pin(dv);

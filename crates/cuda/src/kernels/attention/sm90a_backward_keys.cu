@@ -85,6 +85,17 @@ DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, const Back
     blocks.advance();
   };
   const Range range = query_blocks<ROWS / 64>(call.spans, s, w.block, w.task);
+#if WINDOW < 2
+  if (TURNS) {
+    const Range pairs = by_pairs(range);
+    Descent<1> at = {range.end - 1, 0};
+#if WINDOW
+    NO_UNROLL for (; at.block >= pairs.closed; at.next(range, each)) step(at.head, at.block, Is<true>());
+#endif
+    NO_UNROLL for (; at.block >= pairs.open; at.next(range, each)) step(at.head, at.block, Is<false>());
+    NO_UNROLL for (; at.block >= range.begin; at.next(range, each)) step(at.head, at.block, Is<true>());
+  } else
+#endif
   NO_UNROLL for (int h = 0; h < each; h++) {
     int i = range.begin;
 #if WINDOW == 2

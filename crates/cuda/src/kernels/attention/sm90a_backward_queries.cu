@@ -24,7 +24,8 @@ DEV void produce(u32 base, const BackwardArgs& call) {
     load5(base, &call.q, full, s.query_start + w.block * ROWS, w.head, s.batch);
     load5(base + AT_DO, &call.dout, full, s.query_start + w.block * ROWS, w.head, s.batch);
     const int kh = w.head / (s.heads / s.key_heads);
-    NO_UNROLL for (int n = range.end - 1; n >= range.begin; n--) {
+    NO_UNROLL for (int i = range.begin; i < range.end; i++) {
+      const int n = TURNS ? i : range.begin + range.end - 1 - i;
       const u32 at = base + AT_K + blocks.stage() * KV_BYTES, to_v = at + AT_V - AT_K;
       load5(at, &call.k, blocks.fill(KV_BYTES, K), s.key_start + n * KEYS, kh, s.batch);
       load5(to_v, &call.v, blocks.fill(KV_BYTES, V), s.key_start + n * KEYS, kh, s.batch);
@@ -42,15 +43,15 @@ DEV void store(u32 base, const BackwardArgs& call) {
 // Puts P S' in place of the products of a thread's two rows, the first of which is `row`, and the keys of block n; 0
 // if a pair is hidden. A function of numbers alone: of a struct of them, or with the bounds of Seen, that are at least
 // 0 where the mask is a window, the loop gets up to 32 more moves between uniform registers.
-template <bool MASKED>
-DEV void weigh(float (&p)[KEYS / 2], const BackwardArgs& call, const Own& s, const Seen& seen, const BiasRows& bias, const float (&lse2)[2], float c, int row, int n) {
+template <bool MASKED, int N>
+DEV void weigh(float (&p)[N], const BackwardArgs& call, const Own& s, const Seen& seen, const BiasRows& bias, const float (&lse2)[2], float c, int row, int n) {
   const bool pairs = has_pairs(call.options.bias, bias.of[0]);
   const int from = n * KEYS + 2 * (lane_id() & 3);
   UNROLL(r, 2) {
     int stop = s.keys - from, start = 0;
     if (SPANS) stop = seen.end(r) - from, start = seen.begin(r) - from;
     else if (WINDOW) stop = min(stop, row + 8 * r + s.offset + s.right + 1 - from), start = row + 8 * r + s.offset - s.left - from;
-    UNROLL(j, KEYS / 8) {
+    UNROLL(j, N / 4) {
       const int count = MASKED ? s.keys - from - 8 * j : 2;
       const float2 b = OPTIONS && bias.of[r] ? load_bias(bias.of[r] + n * KEYS + 8 * j, pairs, count) : float2{0, 0};
       UNROLL(e, 2) {
@@ -63,6 +64,69 @@ DEV void weigh(float (&p)[KEYS / 2], const BackwardArgs& call, const Own& s, con
     }
   }
 }
+#if WINDOW < 2 && OPTIONS == 0 && D == 128  // TURNS
+// dq as `fused` adds it: each block of keys has a part of its own, a product that begins anew, which joins the sum of
+// those before. The registers hold one part beside the sum, so no product of the next block runs under it; those of
+// the other warpgroup do. Where q lies is uniform, which the shuffle tells the compiler: 3 % of the instructions.
+DEV void consume(u32 base, const BackwardArgs& call) {
+  const int group = own_group();
+  const u32 q = __shfl_sync(~0u, base + group * 64 * 128, 0), dout = q + AT_DO;
+  Blocks blocks = {base, 0};
+  Work w;
+  Own s;
+  NO_UNROLL for (Tiles tiles = {base, 0}; tiles.take<true>(call, w, s); tiles.advance()) {
+    const int row = w.block * ROWS + group * 64 + own_row();
+    const float c = s.scale * LOG2E;
+    const Seen seen(call.spans, call.shape, s, row);
+    const size_t at = stat_row(s, w.head) + row;
+    const float lse2[2] = {call.lse2[at], call.lse2[at + 8]}, delta[2] = {call.delta[at], call.delta[at + 8]};
+    const BiasRows bias(call.options, s, w.head, row);
+    const Range range = key_blocks<2, KEYS, false>(call.spans, s, w.block);
+    float sum[D / 2];
+    int n = range.begin;
+    UNROLL(i, D / 2) sum[i] = -0.0f;  // 0 would hide the sign of another
+    auto step = [&](auto masked, auto halved) {
+      constexpr int SEEN = decltype(halved)::value ? KEYS / 2 : KEYS;
+      float part[D / 2], p[SEEN / 2], ds[SEEN / 2];
+      u32 dsp[SEEN / 4];
+      const u32 k = base + AT_K + blocks.stage() * KV_BYTES, v = base + AT_V + blocks.stage() * KV_BYTES;
+      blocks.wait_full(K);
+      const bool is_cut = LENGTHS && decltype(masked)::value && s.keys - n * KEYS < KEYS;  // rows behind the sequence
+      if (is_cut) zero_rows<KEYS>(s.keys - n * KEYS, 1 + group, k);
+      issue_shared<SEEN, D, ROWS, KEYS>(p, q, k);
+      blocks.wait_full(V);
+      if (is_cut) zero_rows<KEYS>(s.keys - n * KEYS, 1 + group, v);
+      issue_shared<SEEN, D, ROWS, KEYS>(ds, dout, v);
+      mma_wait<1>(), pin(p);
+      weigh<decltype(masked)::value>(p, call, s, seen, bias, lse2, c, row, n);
+      mma_wait<0>(), pin(ds);
+      blocks.release(blocks.stage(), V);
+      if (n == range.end - 1) tiles.release();  // q and dout are no longer read
+      UNROLL(i, SEEN / 4) dsp[i] = pack(p[2 * i] * (ds[2 * i] - delta[i % 2]), p[2 * i + 1] * (ds[2 * i + 1] - delta[i % 2]));
+      pin(dsp), mma_begin();
+      UNROLL(i, SEEN / 16) Mma<D>::rs<MN_MAJOR>(part, dsp + 4 * i, mn_major(k + i * 2048, KEYS * 128), i > 0);
+      mma_commit();
+      mma_wait<0>(), pin(part);
+      blocks.release(blocks.stage(), K);
+      UNROLL(i, D / 2) sum[i] += part[i];
+      blocks.advance();
+    };
+    NO_UNROLL for (; n < range.open; n++) step(Is<true>(), Is<false>());
+    NO_UNROLL for (; n < range.closed; n++) step(Is<false>(), Is<false>());
+    // The last key that a row of the warpgroup sees: on the diagonal the first one sees half of a block.
+    const int last = w.block * ROWS + (__shfl_sync(~0u, group, 0) + 1) * 64 - 1 + s.offset + s.right;
+    NO_UNROLL for (; n < range.end; n++) {
+      if (WINDOW && last < n * KEYS + KEYS / 2) step(Is<true>(), Is<true>());
+      else step(Is<true>(), Is<false>());
+    }
+    if (range.begin == range.end) clear(sum), warp_arrive(tiles.empty());
+    auto ready = [&] { wait(base + OUT_EMPTY, tiles.phase() ^ 1); };
+    const Result result = {sum, s.scale, call.dq_rows, base + AT_DQ + group * 64 * 128};
+    put_results<OF_QUERIES, false>(call, w, s, row, ready, result);
+    warp_arrive(base + OUT_FULL);
+  }
+}
+#else
 DEV void consume(u32 base, const BackwardArgs& call) {
   const int group = threadIdx.x / 128 - 1;
   const u32 q = base + group * 64 * 128, dout = q + AT_DO;
@@ -116,6 +180,7 @@ DEV void consume(u32 base, const BackwardArgs& call) {
     warp_arrive(base + OUT_FULL);
   }
 }
+#endif
 }
 KERNEL(queries, BackwardArgs call, 384, 1) {
   using namespace queries_pass;

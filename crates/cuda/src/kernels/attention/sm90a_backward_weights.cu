@@ -61,6 +61,15 @@ template <bool KEYS> DEV void store(u32 base, const BackwardArgs& call) {
   });
 }
 
+// out += weights·x, a tile of 128 rows; where tiles descend, the last 64 of these come first.
+DEV void issue_weights(float (&out)[D / 2], u32 (&weights)[OWN / 4], u32 x) {
+  pin(weights), mma_begin();
+  UNROLL(n, OWN / 16) {
+    const int i = TURNS ? (n + OWN / 32) % (OWN / 16) : n;
+    Mma<D>::rs<MN_MAJOR>(out, weights + 4 * i, mn_major(x + i * 2048, OWN * 128), 1);
+  }
+  mma_commit();
+}
 // Walks the blocks of a tile, of whose rows a warpgroup has those at `own`; `row`: a thread's first.
 //
 // The warpgroups take turns at the tensor cores, so that the products of one run under the exponentials of the other.
@@ -98,12 +107,18 @@ template <bool KEYS> DEV void walk(float (&out)[D / 2], Blocks& blocks, const Ba
     if (!LSE) blocks.wait_full(X);
     if (!LSE && is_cut) zero_rows<OWN>(end, 1 + group, base + AT_X + stage * BYTES);
     my_turn();
-    issue_registers<OWN, D>(out, weights, base + AT_X + stage * BYTES);
+    issue_weights(out, weights, base + AT_X + stage * BYTES);
     before = stage, any = true;
     blocks.advance();
   };
   const Range range = range_of<KEYS>(call, w, s);
-  NO_UNROLL for (int h = KEYS ? w.head * each : w.head, heads = KEYS ? each : 1; heads; h++, heads--) {
+  if (TURNS) {
+    NO_UNROLL for (Descent<2> at = {range.end - 1, 0}; at.block >= range.begin; at.next(range, each)) {
+      if (at.block >= range.open && at.block < range.closed) step(at.head, at.block, Is<false>());
+      else step(at.head, at.block, Is<true>());
+    }
+  }
+  else NO_UNROLL for (int h = KEYS ? w.head * each : w.head, heads = KEYS ? each : 1; heads; h++, heads--) {
     NO_UNROLL for (int n = range.begin; n < range.end; n++) {
       bool sees_all = n >= range.open && n < range.closed;
       if (SPANS && KEYS) {
@@ -127,7 +142,8 @@ template <bool KEYS> DEV void consume(u32 base, const BackwardArgs& call) {
   Work w;
   Own s;
   NO_UNROLL for (Tiles<KEYS> tiles = {base, 0}; tiles.template take<true>(call, w, s); tiles.advance()) {
-    const u32 own = base + tiles.stage() * BYTES + group * 64 * 128;
+    u32 own = base + tiles.stage() * BYTES + group * 64 * 128;
+    if (D == 128 || !WINDOW) own = __shfl_sync(~0u, own, 0);  // uniform: fewer instructions, but with D = 64 more time
     const int row = w.block * OWN + group * 64 + own_row();
     float out[D / 2];
     clear(out);

@@ -23,11 +23,14 @@ fn a_window_is_its_mask() {
         let sequence = Sequence { batch: 0, query_start: 0, queries, key_start: 0, keys };
         for mask in Mask::intervals(0..8) {
             let Some(w) = window(&mask, queries, keys) else { continue };
+            let mut pairs = 0;
             for (i, j) in (0..queries).flat_map(|i| (0..keys).map(move |j| (i, j))) {
                 let distance = j as i32 - i as i32 - w.offset;
                 let seen = -w.left <= distance && distance <= w.right;
                 assert_eq!(seen, mask.allows(&sequence, 0, i, j), "{mask:?} {i} {j}");
+                pairs += u128::from(seen);
             }
+            assert_eq!(w.pairs(queries, keys), pairs, "{mask:?}");
         }
     }
 }
