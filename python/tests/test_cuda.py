@@ -84,6 +84,16 @@ def test_a_mask_and_strides_as_models_have_them():
     assert not torch.equal(o, other), "the elements of the mask are those of the call"
 
 
+def test_ids_of_segments_of_each_call_count():
+    q, k, v = (torch.randn(1, 2, 160, 64, device="cuda", dtype=torch.bfloat16) for _ in "qkv")
+    for cut in (70, 100, 70):
+        ids = (torch.arange(160, device="cuda") >= cut).long()[None]
+        mask = {"and": [{"causal": {}}, {"segments": {"query": ids, "key": ids}}]}
+        parts = [[x[:, :, rows] for x in (q, k, v)] for rows in (slice(cut), slice(cut, None))]
+        expected = torch.cat([E.attention(*part, causal=True) for part in parts], 2)
+        torch.testing.assert_close(E.attention(q, k, v, mask=mask), expected)
+
+
 @pytest.mark.parametrize("name", ["attention", "attention_lse", "linear_attention", "linear_cross_entropy"])
 def test_the_second_order_is_that_of_the_cpu(name):
     problem = etalon.problem(name, **CASES[name])
