@@ -152,7 +152,11 @@ pub fn saved(request: &Request<'_>, run: Run<'_>) -> Result<Tensors, Error> {
 }
 
 /// Places for some operands, which nobody has written.
-fn unwritten(operands: &[Operand], dtype: Dtype, which: &dyn Fn(&Operand) -> bool) -> Tensors {
+pub(super) fn unwritten(
+    operands: &[Operand],
+    dtype: Dtype,
+    which: &dyn Fn(&Operand) -> bool,
+) -> Tensors {
     let place = |x: &Operand| {
         (x.name.to_string(), Tensor::unwritten(&x.shape, Stored::of(x.precision, dtype)))
     };

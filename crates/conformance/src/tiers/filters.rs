@@ -1,6 +1,6 @@
 //! The filtered backward pass of linear_cross_entropy, in the tiers that have it.
 
-use super::typed::{StoredNumber, numbers, operands, stored};
+use super::typed::{StoredNumber, numbers, of_types, operands, stored};
 use crate::tensor::{Tensors, Values};
 use crate::tier::{Filtered, Request};
 use etalon_problem::linear_cross_entropy::Filter;
@@ -12,7 +12,6 @@ use etalon_reference::{Arithmetic, Named, convert};
 use etalon_simd::linear_cross_entropy::shard::TILE;
 use etalon_simd::linear_cross_entropy::{GradientsMut, filter};
 use etalon_simd::{Element, Options, Workspace};
-use half::{bf16, f16};
 use ndarray::{Array1, Array2};
 
 /// The problem of a request that can be filtered.
@@ -31,14 +30,7 @@ pub(super) fn simd(
     options: &Options,
 ) -> Result<Filtered, Error> {
     let inputs = request.inputs;
-    match (request.dtype, problem.wide_gradients) {
-        (Dtype::F32, _) => simd_of::<f32, f32>(problem, inputs, filter, options),
-        (Dtype::Bf16, true) => simd_of::<bf16, f32>(problem, inputs, filter, options),
-        (Dtype::Bf16, false) => simd_of::<bf16, bf16>(problem, inputs, filter, options),
-        (Dtype::F16, true) => simd_of::<f16, f32>(problem, inputs, filter, options),
-        (Dtype::F16, false) => simd_of::<f16, f16>(problem, inputs, filter, options),
-        (Dtype::F64, _) => Err(Error::value("dtype", "f32, bf16 or f16", request.dtype)),
-    }
+    of_types!(request, problem => simd_of(problem, inputs, filter, options))
 }
 
 /// The same of operands of `T` and gradients of `G`.

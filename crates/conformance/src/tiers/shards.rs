@@ -1,6 +1,6 @@
 //! Linear_cross_entropy with its classes in shards, in the tiers that have them.
 
-use super::typed::{StoredNumber, numbers, operands, stored};
+use super::typed::{StoredNumber, numbers, of_types, operands, stored};
 use crate::tensor::{Tensors, Values};
 use crate::tier::{Cuts, Request};
 use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Problem, Scalar};
@@ -12,7 +12,6 @@ use etalon_reference::{Arithmetic, Named, convert};
 use etalon_simd::linear_cross_entropy::OutputMut;
 use etalon_simd::linear_cross_entropy::shard::{self, Combine};
 use etalon_simd::{Element, Options, Workspace};
-use half::{bf16, f16};
 use ndarray::{
     Array, Array1, Array2, Array3, ArrayView1, ArrayView2, Axis, Dimension, ShapeBuilder,
     concatenate, s,
@@ -138,14 +137,7 @@ pub(super) fn simd(
     options: &Options,
 ) -> Result<Tensors, Error> {
     let call = (workspace, options);
-    match (request.dtype, problem.wide_gradients) {
-        (Dtype::F32, _) => simd_of::<f32, f32>(request, problem, shards, call),
-        (Dtype::Bf16, true) => simd_of::<bf16, f32>(request, problem, shards, call),
-        (Dtype::Bf16, false) => simd_of::<bf16, bf16>(request, problem, shards, call),
-        (Dtype::F16, true) => simd_of::<f16, f32>(request, problem, shards, call),
-        (Dtype::F16, false) => simd_of::<f16, f16>(request, problem, shards, call),
-        (Dtype::F64, _) => Err(Error::value("dtype", "f32, bf16 or f16", request.dtype)),
-    }
+    of_types!(request, problem => simd_of(request, problem, shards, call))
 }
 
 /// The same of operands of `T` and gradients of `G`. Every place holds NaN, or what else no result is.

@@ -24,6 +24,21 @@ macro_rules! stored_number {
 }
 stored_number!(f32: F32, bf16: Bf16, f16: F16);
 
+/// The result of a function of `T`, the storage type of a request, and `G`, the type of its gradients.
+macro_rules! of_types {
+    ($request:expr, $problem:expr => $function:ident($($argument:expr),*)) => {
+        match ($request.dtype, $problem.wide_gradients) {
+            (Dtype::F32, _) => $function::<f32, f32>($($argument),*),
+            (Dtype::Bf16, true) => $function::<half::bf16, f32>($($argument),*),
+            (Dtype::Bf16, false) => $function::<half::bf16, half::bf16>($($argument),*),
+            (Dtype::F16, true) => $function::<half::f16, f32>($($argument),*),
+            (Dtype::F16, false) => $function::<half::f16, half::f16>($($argument),*),
+            (Dtype::F64, _) => Err(Error::value("dtype", "f32, bf16 or f16", $request.dtype)),
+        }
+    };
+}
+pub(super) use of_types;
+
 /// The tensors of a struct.
 pub(super) fn operands<'a, T: StoredNumber, S: Operands<'a, T>>(
     tensors: &'a Tensors,

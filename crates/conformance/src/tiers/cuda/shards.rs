@@ -1,18 +1,16 @@
 //! Linear_cross_entropy with its classes in shards, on the cuda tier.
 
-use crate::tensor::{Stored, Tensor, Tensors, views_mut};
+use crate::tensor::{Tensors, views_mut};
 use crate::tier::Request;
+use crate::tiers::door;
 use crate::tiers::shards::{by_nodes, check_empty, check_ignored, part, unwritten};
-use crate::tiers::typed::{StoredNumber, operands, stored};
+use crate::tiers::typed::{StoredNumber, of_types, operands, stored};
 use etalon_cuda::linear_cross_entropy::shard as device;
 use etalon_cuda::{Options, Workspace};
 use etalon_problem::tensors::Operands;
-use etalon_problem::{
-    Dtype, Error, LinearCrossEntropy, Operand, Pass, Role, Scalar, Views, ViewsMut,
-};
+use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Role, Scalar, Views, ViewsMut};
 use etalon_reference::linear_cross_entropy::{Cotangents, Gradients, Inputs};
 use etalon_simd::Element;
-use half::{bf16, f16};
 use ndarray::{Array1, Array2, Array3, s};
 use std::ops::Range;
 
@@ -25,14 +23,7 @@ pub(super) fn run(
     options: &Options,
 ) -> Result<Tensors, Error> {
     let call = (workspace, options);
-    match (request.dtype, problem.wide_gradients) {
-        (Dtype::F32, _) => run_of::<f32, f32>(request, problem, shards, call),
-        (Dtype::Bf16, true) => run_of::<bf16, f32>(request, problem, shards, call),
-        (Dtype::Bf16, false) => run_of::<bf16, bf16>(request, problem, shards, call),
-        (Dtype::F16, true) => run_of::<f16, f32>(request, problem, shards, call),
-        (Dtype::F16, false) => run_of::<f16, f16>(request, problem, shards, call),
-        (Dtype::F64, _) => Err(Error::value("dtype", "f32, bf16 or f16", request.dtype)),
-    }
+    of_types!(request, problem => run_of(request, problem, shards, call))
 }
 
 /// The same of operands of `T` and gradients of `G`.
@@ -56,13 +47,8 @@ fn run_of<T: StoredNumber, G: Element>(
     let totals = totals.view();
     check_ignored(problem, &inputs.targets, totals, device::Partial::identity())?;
     if request.pass == Pass::Forward {
-        let of = |x: &Operand| {
-            let stored = Stored::of(x.precision, request.dtype);
-            (x.name.to_string(), Tensor::unwritten(&x.shape, stored))
-        };
         let operands = request.problem.operands(Pass::Forward);
-        let mut outputs: Tensors =
-            operands.iter().filter(|x| x.role == Role::Output).map(of).collect();
+        let mut outputs = door::unwritten(&operands, request.dtype, &|x| x.role == Role::Output);
         let (last, part) = (&ranks[ranks.len() - 1], &parts[parts.len() - 1]);
         let (inputs, mut places) = (by_name(part, Views::new()), views_mut(&mut outputs)?);
         device::output(workspace, last, &inputs, totals, &mut places, options)?;
