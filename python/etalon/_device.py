@@ -49,8 +49,10 @@ def _prepared(problem, pass_, inputs, outputs, device, captured, shards):
     described = [[_described(name, x) for name, x in tensors.items()] for tensors in (inputs, outputs)]
     # The copy engine begins at multiples of 16 bytes.
     like = [(name, *rest, address % 16) for tensors in described for name, address, *rest in tensors]
-    # Equal problems have equal arrays, ids of segments among them, which the pass has in its tables.
-    key = (problem, pass_, *like, device, None if shards is None else tuple(shards))
+    # Equal problems have equal arrays, ids of segments among them, which the pass has in its tables; not those of a
+    # mask that is an operand, which are not compared.
+    own = problem.json() if "mask" in inputs else problem
+    key = (own, pass_, *like, device, None if shards is None else tuple(shards))
     found = PASSES.get(key) or CAPTURED.get(key)
     if found is None:
         if captured:
