@@ -37,6 +37,7 @@ def test_every_level_is_absent_with_the_reason():
         ["bench", "--tier", "cuda"],
         ["bench", "--precision", "flash"],
         ["bench", "--device", "0"],
+        ["bench", "--assume-finite"],
         ["explain", "--arch", "sm_90", "attention/f32/causal/plain/tiny/dense/generic/dlse/0"],
         ["list", "--levels"],
         ["cuda", "archive", "--arch", "sm_90", "--out", "nowhere"],

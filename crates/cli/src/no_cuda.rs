@@ -79,8 +79,8 @@ pub mod gpu {
     pub struct Arguments {
         #[arg(hide = true, long = "precision", value_parser = refuse)]
         _precision: Option<Infallible>,
-        #[arg(hide = true, long = "assume-finite")]
-        _assume_finite: bool,
+        #[arg(hide = true, long = "assume-finite", num_args = 0, default_missing_value = "", value_parser = refuse)]
+        _assume_finite: Option<Infallible>,
         #[arg(hide = true, long = "device", value_parser = refuse)]
         _device: Option<Infallible>,
     }
