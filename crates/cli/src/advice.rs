@@ -10,8 +10,14 @@ use std::path::Path;
 /// Least similarity of two names, of which one is a slip of the other, between 0 and 1.
 const ALIKE: f64 = 0.8;
 
+/// Bytes of the longest text that may be a slip: a comparison with a name takes time by its length times the name's.
+const LONGEST_SLIP: usize = 100;
+
 /// The question whether one of the names was meant, if one is like what was found; else nothing.
 pub fn did_you_mean<'a>(found: &str, names: impl IntoIterator<Item = &'a str>) -> String {
+    if found.len() > LONGEST_SLIP {
+        return String::new();
+    }
     let alike = |name: &str| strsim::jaro_winkler(&found.to_lowercase(), &name.to_lowercase());
     let rated = names.into_iter().map(|name| (alike(name), name));
     let nearest = rated.filter(|(alike, _)| *alike >= ALIKE).max_by(|x, y| x.0.total_cmp(&y.0));
