@@ -14,6 +14,7 @@ order of lazy attention.
 import torch
 
 from . import set_num_threads
+from ._etalon import find_openmp
 from ._operators import attention, attention_lse, lazy_attention, linear_attention, linear_cross_entropy
 from ._sdpa import replace_sdpa
 
@@ -26,6 +27,9 @@ __all__ = [
     "replace_sdpa",
     "use_threads_of_torch",
 ]
+
+# PyTorch's operators leave threads spinning, and a pass lets them sleep.
+find_openmp()
 
 
 def use_threads_of_torch() -> None:

@@ -1,4 +1,6 @@
+import os
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -33,6 +35,23 @@ def on_threads():
             assert not thread.is_alive(), "a call hangs"
 
     return run
+
+
+@pytest.fixture
+def exit_status():
+    """The exit status of a child process, which is killed where it hangs."""
+
+    def wait(child, seconds=60):
+        for _ in range(100 * seconds):
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.01)
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        pytest.fail("the child hangs")
+
+    return wait
 
 
 @pytest.fixture

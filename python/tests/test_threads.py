@@ -77,7 +77,7 @@ def test_the_lock_of_the_interpreter_is_released():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_a_forked_child_computes():
+def test_a_forked_child_computes(exit_status):
     expected = {problem: o(problem) for problem in INPUTS}
     for _ in range(3):
         child = os.fork()
@@ -89,7 +89,7 @@ def test_a_forked_child_computes():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_a_fork_beside_running_passes_is_safe():
+def test_a_fork_beside_running_passes_is_safe(exit_status):
     stop = threading.Event()
 
     def work():
@@ -109,16 +109,26 @@ def test_a_fork_beside_running_passes_is_safe():
         thread.join()
 
 
-def exit_status(child, seconds=60):
-    """The exit status of a child, which is killed where it hangs."""
-    for _ in range(100 * seconds):
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    os.kill(child, 9)
-    os.waitpid(child, 0)
-    pytest.fail("the child hangs")
+@pytest.mark.skipif(sys.platform != "linux", reason="only on Linux OpenMP is looked for")
+def test_threads_of_openmp_sleep_and_a_forked_child_does_without(on_threads, exit_status):
+    torch = pytest.importorskip("torch")
+    import etalon.torch
+
+    assert etalon._etalon.find_openmp()
+    # Above the size from which on they are sent to sleep.
+    q = torch.from_numpy(np.random.default_rng(0).standard_normal((1, 4, 512, 64), dtype=np.float32))
+
+    def o():
+        q.clone().add_(1)
+        return etalon.torch.attention(q, q, q).numpy()
+
+    expected, found = o(), []
+    on_threads(lambda: found.append(np.array_equal(o(), expected)))
+    assert found == [True] * 8
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if np.array_equal(etalon.attention(q, q, q), expected) else 1)
+    assert exit_status(child) == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity")

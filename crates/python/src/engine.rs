@@ -4,6 +4,7 @@
 //! keeps one [`Engine`] instead, which a forked child leaves behind for a new one ([`after_fork`]). A small pass runs
 //! on the thread that calls, as its only worker: to wake a thread takes longer.
 
+use crate::openmp;
 use arc_swap::ArcSwapOption;
 use etalon_simd::Workspace;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -24,6 +25,10 @@ static ENGINE: ArcSwapOption<Engine> = ArcSwapOption::const_empty();
 
 /// A pass of so few multiplications takes a thread about as long as waking another one does, some ten microseconds.
 const SMALL: f64 = (1 << 18) as f64;
+
+/// Before a pass of more multiplications, half a millisecond of two cores, threads of OpenMP are sent to sleep: that
+/// takes some twenty microseconds, and they would spin for some milliseconds.
+const LONG: f64 = (1 << 25) as f64;
 
 const VARIABLE: &str = "ETALON_NUM_THREADS";
 
@@ -65,6 +70,9 @@ impl Engine {
 
     /// Runs `work` of about so many multiplications on a thread that does not hold the interpreter's lock.
     pub fn compute<T: Send>(&self, multiplications: f64, work: impl Send + FnOnce() -> T) -> T {
+        if multiplications > LONG {
+            return openmp::parked(|| self.pool.install(work));
+        }
         if !is_small(multiplications) {
             return self.pool.install(work);
         }
@@ -137,9 +145,16 @@ pub fn release_memory() -> usize {
     bytes
 }
 
+/// Looks for the OpenMP runtime whose threads a long pass shall find asleep; true if there is one.
+#[pyfunction]
+pub fn find_openmp() -> bool {
+    openmp::find()
+}
+
 /// Leaves the engine behind in a child process that was forked: its threads exist in the parent alone, and one of them
 /// may have held a lock. The next call makes a new one, with the usual number of threads.
 #[pyfunction]
 pub fn after_fork() {
+    openmp::forget();
     std::mem::forget(ENGINE.swap(None));
 }

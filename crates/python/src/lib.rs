@@ -13,6 +13,7 @@ mod engine;
 mod error;
 mod ffi;
 mod judge;
+mod openmp;
 mod overlap;
 mod problem;
 mod shard;
@@ -31,7 +32,9 @@ mod _etalon {
     #[pymodule_export]
     use super::device::DevicePass;
     #[pymodule_export]
-    use super::engine::{after_fork, get_num_threads, release_memory, set_num_threads};
+    use super::engine::{
+        after_fork, find_openmp, get_num_threads, release_memory, set_num_threads,
+    };
     #[pymodule_export]
     use super::ffi::xla_handlers;
     #[pymodule_export]
