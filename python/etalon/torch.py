@@ -28,7 +28,7 @@ __all__ = [
     "use_threads_of_torch",
 ]
 
-# PyTorch's operators leave threads spinning, and a pass lets them sleep.
+# PyTorch's operators leave threads spinning, which end before a long pass.
 find_openmp()
 
 

@@ -110,25 +110,36 @@ def test_a_fork_beside_running_passes_is_safe(exit_status):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only on Linux OpenMP is looked for")
-def test_threads_of_openmp_sleep_and_a_forked_child_does_without(on_threads, exit_status):
+def test_threads_of_openmp_end_before_a_long_pass(on_threads, exit_status):
     torch = pytest.importorskip("torch")
     import etalon.torch
 
     assert etalon._etalon.find_openmp()
-    # Above the size from which on they are sent to sleep.
-    q = torch.from_numpy(np.random.default_rng(0).standard_normal((1, 4, 512, 64), dtype=np.float32))
+    q = torch.from_numpy(np.random.default_rng(0).standard_normal((1, 4, 1024, 64), dtype=np.float32))
+    etalon.set_num_threads(2)
+    expected = etalon.torch.attention(q, q, q).numpy()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        (torch.ones(1 << 20) + 1).sum()
+        before = len(os.listdir("/proc/self/task"))
+        etalon.torch.attention(q, q, q)
+        assert len(os.listdir("/proc/self/task")) == before - 3
+        found = []
 
-    def o():
+        def work():
+            q.clone().add_(1)
+            found.append(np.array_equal(etalon.torch.attention(q, q, q).numpy(), expected))
+
+        on_threads(work)
+        assert found == [True] * 8
         q.clone().add_(1)
-        return etalon.torch.attention(q, q, q).numpy()
-
-    expected, found = o(), []
-    on_threads(lambda: found.append(np.array_equal(o(), expected)))
-    assert found == [True] * 8
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if np.array_equal(etalon.attention(q, q, q), expected) else 1)
-    assert exit_status(child) == 0
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if np.array_equal(etalon.attention(q, q, q), expected) else 1)
+        assert exit_status(child) == 0
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity")

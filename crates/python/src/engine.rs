@@ -26,9 +26,9 @@ static ENGINE: ArcSwapOption<Engine> = ArcSwapOption::const_empty();
 /// A pass of so few multiplications takes a thread about as long as waking another one does, some ten microseconds.
 const SMALL: f64 = (1 << 18) as f64;
 
-/// Before a pass of more multiplications, half a millisecond of two cores, threads of OpenMP are sent to sleep: that
-/// takes some twenty microseconds, and they would spin for some milliseconds.
-const LONG: f64 = (1 << 25) as f64;
+/// Threads of OpenMP end before a pass of more multiplications on each thread, a fifth of a millisecond: to start one
+/// takes some ten microseconds.
+const LONG: f64 = (1 << 22) as f64;
 
 const VARIABLE: &str = "ETALON_NUM_THREADS";
 
@@ -70,8 +70,8 @@ impl Engine {
 
     /// Runs `work` of about so many multiplications on a thread that does not hold the interpreter's lock.
     pub fn compute<T: Send>(&self, multiplications: f64, work: impl Send + FnOnce() -> T) -> T {
-        if multiplications > LONG {
-            return openmp::parked(|| self.pool.install(work));
+        if multiplications > LONG * self.threads() as f64 {
+            openmp::pause();
         }
         if !is_small(multiplications) {
             return self.pool.install(work);
@@ -145,7 +145,7 @@ pub fn release_memory() -> usize {
     bytes
 }
 
-/// Looks for the OpenMP runtime whose threads a long pass shall find asleep; true if there is one.
+/// Looks for the OpenMP runtime whose threads shall end before a long pass; true if there is one.
 #[pyfunction]
 pub fn find_openmp() -> bool {
     openmp::find()
