@@ -133,6 +133,13 @@ impl Tensor<'_, Ix2> {
         })
     }
 
+    /// Asks for all cache lines.
+    pub fn ask(&self) {
+        let [rows, cols] = [self.shape()[0], self.shape()[1]];
+        let mut lines = self.lines(0..rows, 0..cols);
+        lines.ask_more(lines.beyond(1, 0));
+    }
+
     /// Reads the columns `cols` of some rows in f32, into rows that begin `stride` apart.
     pub fn read_rows(
         &self,

@@ -95,6 +95,8 @@ impl Forward<'_> {
         scratch.decays.prepare(level, &gates, chunk.tokens.clone());
         scratch.k.read(chunk.rows(k, chunk.head));
         scratch.v.read(chunk.rows(v, chunk.head));
+        chunk.ask_next(k, chunk.head, false);
+        chunk.ask_next(v, chunk.head, false);
         level.run(Pack { len: chunk.tokens.len(), output, scratch });
     }
 
@@ -156,6 +158,7 @@ impl Forward<'_> {
         let Schedule { problem, shape, options, .. } = self.schedule;
         let head = chunk.head * problem.group() + member;
         scratch.q.read(chunk.rows(&self.operands.q, head));
+        chunk.ask_next(&self.operands.q, head, false);
         // Before the first token of a sequence that begins with 0 there is nothing to read.
         let blank = chunk.tokens.start == 0 && self.operands.initial[0].is_none();
         options.level.run(Outputs { len: chunk.tokens.len(), blank, shape, scratch });

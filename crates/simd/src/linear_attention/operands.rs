@@ -5,6 +5,7 @@ use super::schedule::Place;
 use super::state::Carry;
 use crate::element::{Tensor, TensorMut};
 use ndarray::{ArrayView4, ArrayViewMut1, ArrayViewMut4, Ix2, Ix4};
+use std::ops::Range;
 
 /// The inputs and cotangents of a pass; each with its tangent, of which the first order has none.
 #[derive(Debug, Clone, Copy)]
@@ -51,6 +52,18 @@ impl Place<'_> {
         let start = self.sequence.start;
         let tokens = start + self.tokens.start..start + self.tokens.end;
         operand.map(|x| x.map(|x| x.rows(self.sequence.batch, head, tokens.clone())))
+    }
+
+    /// Asks for the rows that come next, of as many tokens behind these or, backwards, before them.
+    pub fn ask_next(&self, operand: &[Option<Tensor<'_, Ix4>>; 2], head: usize, backwards: bool) {
+        let Range { start, end } = self.tokens;
+        let next = match backwards {
+            true => start.saturating_sub(end - start)..start,
+            false => end..self.sequence.tokens.min(2 * end - start),
+        };
+        for rows in self.part(next).rows(operand, head).into_iter().flatten() {
+            rows.ask();
+        }
     }
 }
 

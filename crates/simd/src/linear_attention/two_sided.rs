@@ -214,6 +214,8 @@ impl<'a> TwoSidedSweep<'a> {
         self.read_decays(chunk, to);
         to.k.read(chunk.rows(&self.operands.k, chunk.head));
         to.v.read(chunk.rows(&self.operands.v, chunk.head));
+        chunk.ask_next(&self.operands.k, chunk.head, gradients);
+        chunk.ask_next(&self.operands.v, chunk.head, gradients);
         let len = chunk.tokens.len();
         self.schedule.options.level.run(PackKeys { len, gradients, scratch: to });
     }
@@ -225,6 +227,8 @@ impl<'a> TwoSidedSweep<'a> {
         let (head, len) = (chunk.head * problem.group() + member, chunk.tokens.len());
         to.q.read(chunk.rows(&self.operands.q, head));
         to.dout.read(chunk.rows(&self.operands.dout, head));
+        chunk.ask_next(&self.operands.q, head, true);
+        chunk.ask_next(&self.operands.dout, head, true);
         if order == 2 {
             // Q̇ = σ ddq + ddσ q
             let ([q, tangent], ddscale) = (&mut to.q.rows, self.operands.ddscale);
