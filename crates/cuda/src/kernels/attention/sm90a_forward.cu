@@ -1,6 +1,7 @@
 // attention and attention_lse forward for sm_90a: o and lse of 16-bit operands in f32 sums, with P in the storage
 // type.
 //
+//   scheduler (a warp of warpgroup 0):     per work tile: claim it, find its sequence and key blocks, tell the others
 //   producer (one thread of warpgroup 0):  per work tile: load q; per key block, last to first: load k, load v
 //   consumer (warpgroups 1..):             64 query rows each; per key block n, last to first:
 //        issue  S' = q·k_nᵀ                 (wgmma, shared × shared)  (F1)
@@ -9,6 +10,9 @@
 // The products of one warpgroup run under the exponentials of the other (they take turns at the tensor cores), and the
 // previous block's P·v runs under the exponentials of its own warpgroup. Blocks claim work tiles from a counter
 // (`work_of`); results do not depend on the claims. Masks: spans.cuh.
+//
+// The exponentials wait for no maximum: whether one grows by more than SLACK is asked first (`may_grow`), and most
+// blocks raise none.
 //
 // Columns are padded to 64 or 128. Softcap, bias, and a scale that is not above 0 are computed on the accumulators of
 // S, in variants of their own; a bias is read where it lies, two elements at a time where these begin at multiples of
@@ -33,49 +37,89 @@ constexpr u32 Q_BYTES = ROWS * D * 2, KV_BYTES = KEYS * D * 2;
 constexpr u32 STAGING = 64 * D * 2;  // of each warpgroup: o on its way out
 constexpr u32 AT_K = Q_BYTES, AT_V = AT_K + STAGES * KV_BYTES, AT_O = AT_V + STAGES * KV_BYTES, AT_BARRIERS = AT_O + GROUPS * STAGING;
 using QRing = Ring<1, AT_BARRIERS>;
-using KRing = Ring<STAGES, QRing::END>;
-using VRing = Ring<STAGES, KRing::END>;
-using Tiles = WorkTiles<GROUPS, false, QRing, VRing::END>;
+using KRing = Ring<STAGES, QRing::END, 1, true>;
+using VRing = Ring<STAGES, KRing::END, 1, true>;
+using TicketRing = Ring<1, VRing::END>;
+constexpr u32 AT_TICKET = TicketRing::END;
+static_assert(AT_TICKET % 16 == 0 && AT_TICKET + 48 <= AT_BARRIERS + 256, "a ticket");
+constexpr int TAKEN = 15;  // the barrier of warps at which a ticket has been taken
+// Whether a warpgroup leaves out blocks, and half a block, behind the keys that its rows see. Two warpgroups with
+// values do not: a tile ends with a block, and another begin of the loop costs as much as half a block. With LENGTHS,
+// three have no registers for it.
+constexpr bool SKIPS = WINDOW == 1 && !OPTIONS && (!VALUES || (GROUPS == 3 && !LENGTHS));
+// Whether steps without a mask come in pairs, which pack P sooner. If their number is odd, the first has a mask that
+// hides nothing: too much for the few steps of a causal mask.
+constexpr bool BY_TWO = !WINDOW && D == 128 && VALUES && !OPTIONS;
 CHECK_SHARED(forward, 1024 + AT_BARRIERS + 256);  // the base is aligned to 1024 by hand
 
 KERNEL_ARGS(ForwardArgs)
-struct Maxima {  // of the two rows of this thread, and the sums of their weights
-  float m[2] = {-INF, -INF}, l[2] = {0, 0};
+// A work tile as one thread tells it to the others: divisions, and loads that depend on loads, are not waited for by
+// who multiplies or loads.
+struct Ticket {
+  Work w;
+  Own own;
+  Range blocks;
+
+  // False: there are no more tiles.
+  template <bool WARP> METHOD bool read(u32 base, const Shape& shape) {
+    const uint4 x = load_piece(base + AT_TICKET), y = load_piece(base + AT_TICKET + 16);
+    w = {uniform<WARP>(x.x), uniform<WARP>(x.y), uniform<WARP>(x.z), 0};
+    blocks = {uniform<WARP>(y.x), uniform<WARP>(y.y), uniform<WARP>(y.z), uniform<WARP>(y.w)};
+    own = {shape, w.batch, 0, 0, 0};
+    if (LENGTHS) {
+      const uint4 z = load_piece(base + AT_TICKET + 32);
+      own.batch = uniform<WARP>(x.w), own.query_start = uniform<WARP>(z.x), own.queries = uniform<WARP>(z.y);
+      own.key_start = uniform<WARP>(z.z), own.keys = uniform<WARP>(z.w);
+      own.offset = shape.bottom ? own.keys - own.queries : 0;
+    }
+    return w.block >= 0;
+  }
+  METHOD void write(u32 base) const {
+    store_piece(base + AT_TICKET, w.block, w.head, w.batch, own.batch);
+    store_piece(base + AT_TICKET + 16, blocks.begin, blocks.open, blocks.closed, blocks.end);
+    if (LENGTHS) store_piece(base + AT_TICKET + 32, own.query_start, own.queries, own.key_start, own.keys);
+  }
+};
+// The maxima of the two rows of this thread, and the sums of their weights. `start`: of exponents, −m·c or 0.
+struct Maxima {
+  float m[2] = {-INF, -INF}, l[2] = {0, 0}, start[2] = {0, 0};
 };
 
-// A tile of work, as a warpgroup walks it. `c`: the scale of products, to base 2.
+// A tile of work, as a warpgroup walks it. `c`: the scale of products, to base 2; `over`: 1/c.
 struct WarpgroupTile {
   const ForwardArgs& call;
   const Own& own;
   const Range& blocks;
   const Seen& seen;
   const BiasRows& bias;
-  float c;
+  float c, over;
+  int end;    // of the blocks that the rows of the warpgroup see,
+  bool half;  // of the last of which they see the first half at most
 };
 // Hides what a row does not see; `cut`: the rows of which it hides something in this block.
-template <bool MASK> DEV void mask(float (&s)[KEYS / 2], bool (&cut)[2], int key, const Seen& seen) {
+template <bool MASK, int N> DEV void mask(float (&s)[N], bool (&cut)[2], int key, const Seen& seen) {
   cut[0] = cut[1] = false;
   if constexpr (MASK) {
     UNROLL(r, 2) {
       const int from = key + own_column();
       cut[r] = seen.end(r) < key + KEYS || seen.begin(r) > key;
-      hide_outside(s, r, WINDOW ? seen.begin(r) - from : 0, seen.end(r) - from);
+      keep_bits(s, r, bits_between<N / 2>(WINDOW ? seen.begin(r) - from : 0, seen.end(r) - from));
     }
   }
 }
 // S over the unit (F2), from products; of which rows the bias hides something.
-template <bool MASK> DEV void extend(float (&s)[KEYS / 2], bool (&hides)[2], int key, const Own& own, const ScoreOptions& o, const BiasRows& x) {
+template <bool MASK, int N> DEV void extend(float (&s)[N], bool (&hides)[2], int key, const Own& own, const ScoreOptions& o, const BiasRows& x) {
   hides[0] = hides[1] = false;
   if (o.cap != 0) {
-    UNROLL(i, KEYS / 2) s[i] = __fmul_rn(o.cap, tanh_of(s[i], o));
+    UNROLL(i, N) s[i] = __fmul_rn(o.cap, tanh_of(s[i], o));
   } else if (o.unit.scale != 1) {
-    UNROLL(i, KEYS / 2) s[i] = __fmul_rn(o.unit.scale, s[i]);
+    UNROLL(i, N) s[i] = __fmul_rn(o.unit.scale, s[i]);
   }
   if (!x.of[0]) return;
   const int keys = own.keys - key - own_column();
   const bool pairs = has_pairs(o.bias, x.of[0]);
   UNROLL(r, 2) {
-    UNROLL(j, KEYS / 8) {
+    UNROLL(j, N / 4) {
       float2 b = load_bias(x.of[r] + key + 8 * j, pairs, MASK ? keys - 8 * j : 2);
       add_bias(s[4 * j + 2 * r], b.x, o.unit), add_bias(s[4 * j + 2 * r + 1], b.y, o.unit);
       hides[r] |= s[4 * j + 2 * r] == -INF || s[4 * j + 2 * r + 1] == -INF;
@@ -83,49 +127,93 @@ template <bool MASK> DEV void extend(float (&s)[KEYS / 2], bool (&hides)[2], int
     hides[r] = __any_sync(0xfu << (lane_id() & 28), hides[r]);
   }
 }
-// New maxima; s becomes P (unnormalised), `a` the factors of o and the old sums. The maximum of a row that is cut is
-// subtracted first: a lone key has P = 1.
-template <bool MASK> DEV bool soften(float (&s)[KEYS / 2], Maxima& rows, float (&a)[2], float c, const bool (&cut)[2]) {
+// Whether the maximum of a row of the warp may have grown by more than SLACK. Asked of bits as integers: an instruction
+// takes three of them. The largest is that of the largest number, if this is above 0, and those of NaN exceed all
+// limits but where their sign is set; a row that has such a NaN keeps its maximum, and has NaN in its sum.
+template <int N> DEV bool may_grow(const float (&s)[N], const Maxima& rows, float over) {
+  bool may[2];
+  UNROLL(r, 2) {
+    const float limit = fmaf(SLACK - 1, over, rows.m[r]);  // 1: of roundings
+    may[r] = !(limit > 0) | (row_max_bits(s, r) >= __float_as_int(limit));
+  }
+  return __any_sync(~0u, may[0] | may[1]);
+}
+// Maxima that have grown by more than SLACK, and `a`, the factors of o and the old sums; whether there is one.
+template <int N> DEV bool raise_maxima(const float (&s)[N], Maxima& rows, float (&a)[2], const WarpgroupTile& t) {
   float top[2];
   bool grown = false;
   UNROLL(r, 2) {
     top[r] = fmaxf(rows.m[r], quad_max(row_max(s, r, [](float x, float y) { return fmaxf(x, y); })));
-    grown |= (top[r] - rows.m[r]) * c > SLACK;  // -inf − -inf is NaN: not grown
+    grown |= (top[r] - rows.m[r]) * t.c > SLACK;  // -inf − -inf is NaN: not grown
   }
-  grown = __any_sync(~0u, grown);
-  a[0] = a[1] = 1;
-  if (grown) {
-    UNROLL(r, 2) {
-      if (!((top[r] - rows.m[r]) * c > SLACK)) continue;  // each row for itself
-      float from = top[r] == -INF ? 0 : top[r];           // a row that has seen nothing
-      a[r] = exp2_fast((rows.m[r] - from) * c);
-      rows.m[r] = top[r];
-      rows.l[r] *= a[r];
-    }
-  }
+  if (!__any_sync(~0u, grown)) return false;
   UNROLL(r, 2) {
-    float from = rows.m[r] == -INF ? 0 : rows.m[r], sum[2] = {0, 0};
-    float first = MASK && cut[r] ? from : 0, then = MASK && cut[r] ? 0 : -from * c;
+    if (!((top[r] - rows.m[r]) * t.c > SLACK)) continue;  // each row for itself
+    float from = top[r] == -INF ? 0 : top[r];             // a row that has seen nothing
+    a[r] = exp2_fast((rows.m[r] - from) * t.c);
+    rows.m[r] = top[r], rows.start[r] = -from * t.c;
+    rows.l[r] *= a[r];
+  }
+  return true;
+}
+// Where the exponents of a row start; OPTIONS leave no registers to keep it.
+DEV float start_of(const Maxima& rows, int r, float c) {
+  if (OPTIONS) return rows.m[r] == -INF ? 0 : -rows.m[r] * c;
+  return rows.start[r];
+}
+// New maxima; s becomes P (unnormalised), `a` the factors of o and the old sums. The maximum of a row that is cut is
+// subtracted first: a lone key has P = 1.
+template <bool MASK, int N> DEV bool soften(float (&s)[N], Maxima& rows, float (&a)[2], const WarpgroupTile& t, const bool (&cut)[2]) {
+  a[0] = a[1] = 1;
+  bool grown = false;
+  // OPTIONS leave no registers to ask first.
+  if (OPTIONS || __builtin_expect(may_grow(s, rows, t.over), false)) grown = raise_maxima(s, rows, a, t);
+  UNROLL(r, 2) {
+    float sum[2] = {0, 0};
+    float first = MASK && cut[r] && rows.m[r] != -INF ? rows.m[r] : 0, then = MASK && cut[r] ? 0 : start_of(rows, r, t.c);
     each_in_row(s, r, [&](float& x, int column) {
-      x = exp2_fast(fmaf(MASK ? __fsub_rn(x, first) : x, c, then));
+      x = exp2_fast(fmaf(MASK ? __fsub_rn(x, first) : x, t.c, then));
       sum[column % 2] += x;
     });
     rows.l[r] += sum[0] + sum[1];
   }
   return grown;
 }
-template <bool MASK> DEV bool weigh(float (&s)[KEYS / 2], Maxima& rows, float (&a)[2], int key, const WarpgroupTile& t) {
+template <bool MASK, int N> DEV bool weigh(float (&s)[N], Maxima& rows, float (&a)[2], int key, const WarpgroupTile& t) {
   bool cut[2];
   bool hides[2] = {};
   if (OPTIONS) extend<MASK>(s, hides, key, t.own, t.call.options, t.bias);
   mask<MASK>(s, cut, key, t.seen);
   cut[0] |= hides[0], cut[1] |= hides[1];
-  return soften<MASK || OPTIONS>(s, rows, a, t.c, cut);
+  return soften<MASK || OPTIONS>(s, rows, a, t, cut);
+}
+// By a warp, which sleeps at a barrier: who asks a barrier in shared memory again and again takes slots from others.
+DEV void schedule(u32 base, const ForwardArgs& c) {
+  const int tiles = tiles_of<GROUPS>(c.shape, c.packed);
+  TicketRing tickets = {base, 1};
+  auto tell = [&](const Ticket& x) {
+    tickets.wait_empty();
+    if (lane_id() == 0) x.write(base), arrive(tickets.full());
+    tickets.advance();
+  };
+  NO_UNROLL for (int t = blockIdx.x; t < tiles;) {
+    Ticket x;
+    x.w = work_of<GROUPS, false, true>(t, c.shape, c.packed, c.shape.heads_per_group);
+    if (x.w.block >= 0) {
+      x.own = of_batch<true>(c.shape, c.packed, x.w.batch);
+      x.blocks = key_blocks<GROUPS, KEYS>(c.spans, x.own, x.w.block);
+      tell(x);
+      named_sync(TAKEN, 32 + 128 * GROUPS);  // claims no tile before the one told has begun
+    }
+    if (lane_id() == 0) t = claim_tile(c.counter, tiles);
+    t = uniform<true>(t);
+  }
+  tell({{-1}});
 }
 DEV void produce(u32 base, const ForwardArgs& c) {
   const Shape& shape = c.shape;
-  const int tiles = tiles_of<GROUPS>(shape, c.packed);
-  Tiles queries = {base, 1};
+  TicketRing tickets = {base, 0};
+  QRing queries = {base, 1};
   KRing k_ring = {base, 1};
   VRing v_ring = {base, 1};
   auto load_k = [&](int row, int h, int b) {
@@ -134,89 +222,131 @@ DEV void produce(u32 base, const ForwardArgs& c) {
   auto load_v = [&](int row, int h, int b) {
     if (VALUES) load5(base + AT_V + v_ring.stage() * KV_BYTES, &c.v, v_ring.fill(KV_BYTES), row, h, b), v_ring.advance();
   };
-  NO_UNROLL for (int t = blockIdx.x, next; t < tiles; t = next) {
-    next = claim_tile(c.counter, tiles);  // early: its latency hides under the tile's loads
-    const Work w = Tiles::work<false>(t, c);
-    if (w.block < 0) continue;
-    const Own own = sequence_of<false>(c, w.batch);
-    const Range blocks = key_blocks<GROUPS, KEYS>(c.spans, own, w.block);
+  NO_UNROLL for (Ticket x;;) {
+    tickets.wait_full();
+    const bool more = x.read<false>(base, shape);
+    arrive(tickets.empty()), tickets.advance();
+    if (!more) break;
+    const Own& own = x.own;
+    const Work& w = x.w;
+    const Range& blocks = x.blocks;
     int n = blocks.end, kh = w.head / (shape.heads / shape.key_heads);
-    const u32 full = queries.announce(t);
-    queries.advance();
-    if (n == blocks.begin) {
-      arrive(full);
-      continue;
-    }
-    expect_bytes(full, Q_BYTES);
-    load5(base, &c.q, full, own.query_start + w.block * ROWS, w.head, own.batch);
+    if (n == blocks.begin) continue;
+    load5(base, &c.q, queries.fill(Q_BYTES), own.query_start + w.block * ROWS, w.head, own.batch), queries.advance();
     load_k(own.key_start + --n * KEYS, kh, own.batch);
     NO_UNROLL for (; n > blocks.begin; n--) load_k(own.key_start + (n - 1) * KEYS, kh, own.batch), load_v(own.key_start + n * KEYS, kh, own.batch);
     load_v(own.key_start + n * KEYS, kh, own.batch);
   }
-  queries.finish();
 }
 
-// A consumer's place in the rings.
+// A consumer's place in the rings. That of v follows from that of k, since both have as many stages and blocks. Behind
+// the branch of `order_after` it could not advance in uniform registers.
 struct Places {
   u32 base;
   KRing k;
-  VRing v;
-  METHOD Places(u32 base) : base(base), k(base, 0), v(base, 0) {}
+  METHOD Places(u32 base) : base(base), k(base, 0) {}
   METHOD u32 k_tile() const { return base + AT_K + k.stage() * KV_BYTES; }
-  METHOD u32 v_tile() const { return base + AT_V + v.stage() * KV_BYTES; }
+  // The place of v of the block so many behind that of k.
+  METHOD VRing v(u32 behind) const {
+    VRing ring(base, 0);
+    ring.at = k.at - behind;
+    return ring;
+  }
 };
+DEV u32 v_tile(const VRing& v) { return v.base + AT_V + v.stage() * KV_BYTES; }
 // The blocks of keys of a tile, which has some: o, not yet normalised, and the maxima and sums of rows.
-DEV void walk(float (&o)[D / 2], Maxima& rows, Places& at, const Tiles& queries, const WarpgroupTile& t) {
-  const int group = own_group();
-  const u32 q = at.base + group * 64 * 128;
+DEV void walk(float (&o)[D / 2], Maxima& rows, Places& at, const QRing& queries, const WarpgroupTile& t) {
+  const int group = uniform<true>(own_group());
+  const u64 q = k_major(at.base + group * 64 * 128);
   const Range& blocks = t.blocks;
   u32 p[KEYS / 4];
   float a[2], s[KEYS / 2];
   int n = blocks.end - 1, add = 0;
+  auto take_turn = [&] { named_sync(1 + group, 256); };  // at the tensor cores
+  auto give_turn = [&] { named_arrive(1 + (group + 1) % GROUPS, 256); };
+  // Blocks that the rows of the warpgroup do not see.
+  if (SKIPS) {
+    NO_UNROLL for (; n >= t.end; n--) {
+      at.k.wait_full(), at.k.release(), at.k.advance();
+      if (VALUES) at.v(1).wait_full(), at.v(1).release();
+      if (n > blocks.begin) take_turn(), give_turn();  // of a step, which the first block is not
+    }
+    if (n < blocks.begin) return clear(o), queries.release();
+  }
+  const bool lone = n == blocks.begin;
   // Rows of v behind the sequence, which the last block may hold.
   const int behind = t.own.keys - n * KEYS;
-  at.k.wait_full();
-  issue_shared<KEYS, D, ROWS, KEYS>(s, q, at.k_tile());
-  mma_wait<0>(), pin(s);
-  at.k.release(), at.k.advance();
-  weigh<true>(s, rows, a, n * KEYS, t);
-  pack_all(s, p);
-  if (VALUES && LENGTHS && behind < KEYS) at.v.wait_full(), zero_rows<KEYS>(behind, 1 + GROUPS + group, at.v_tile());
-  auto step = [&](auto masked) {
+  queries.wait_full(), at.k.wait_full();
+  auto begin = [&](auto& s) {
+    constexpr int N = 2 * sizeof(s) / sizeof(s[0]);
+    pin(s), mma_begin();
+    multiply_shared<N, D, ROWS, KEYS>(s, q, k_major(at.k_tile()));
+    mma_commit();
+    mma_wait<0>(), pin(s);
+    at.k.release();
+    weigh<true>(s, rows, a, n * KEYS, t);
+    UNROLL(i, KEYS / 4) p[i] = i < N / 4 ? pack(s[2 * i % (N / 2)], s[2 * i % (N / 2) + 1]) : 0;
+  };
+  if (SKIPS && t.half) {
+    float half[KEYS / 4];
+    begin(half);
+  } else {
+    begin(s);
+  }
+  at.k.advance();
+  if (VALUES && LENGTHS && behind < KEYS) at.v(1).wait_full(), zero_rows<KEYS>(behind, 1 + GROUPS + group, v_tile(at.v(1)));
+  // From factors `p`, which the product reads, to those of the next one. `ahead`: these are packed under it, into
+  // registers of their own.
+  auto step = [&](auto masked, auto ahead, u32 (&p)[KEYS / 4], u32 (&to)[KEYS / 4]) {
     at.k.wait_full();
-    named_sync(1 + group, 256);  // its turn at the tensor cores
+    take_turn();
     pin(s), pin(o), pin(p), mma_begin();
-    multiply_shared<KEYS, D, ROWS, KEYS>(s, q, at.k_tile());
+    multiply_shared<KEYS, D, ROWS, KEYS>(s, q, k_major(at.k_tile()));
     mma_commit();
     if (VALUES) {
-      at.v.wait_full();
+      at.v(1).wait_full();
       mma_begin();
-      multiply_registers<KEYS, D>(o, p, at.v_tile(), add);
+      multiply_registers<KEYS, D>(o, p, mn_major(v_tile(at.v(1)), KEYS * 128), add);
       mma_commit();
     }
-    named_arrive(1 + (group + 1) % GROUPS, 256);
+    give_turn();
     mma_wait<VALUES>(), pin(s);
     at.k.release(), at.k.advance();
+    if (PACKED && n == blocks.begin) queries.release();  // early: the next tile is there before this one ends
     bool grown = weigh<decltype(masked)::value>(s, rows, a, n * KEYS, t);
     if (!VALUES) return;
+    if (decltype(ahead)::value) pack_all(s, to);
     order_after(rows.l[0] + rows.l[1]);  // or the assembler moves the wait above the exponentials
     mma_wait<0>(), pin(o);
-    at.v.release(), at.v.advance();
+    at.v(2).release();
     if (grown) mul_rows(o, a);
-    pack_all(s, p);
+    if (!decltype(ahead)::value) pack_all(s, to);
     add = 1;
   };
-  NO_UNROLL for (n--; n >= max(blocks.closed, blocks.begin); n--) step(Is<true>());
-  NO_UNROLL for (; n >= blocks.open; n--) step(Is<false>());
+  auto masked_step = [&] { step(Is<true>(), Is<false>(), p, p); };
+  auto is_masked = [&] { return n >= max(blocks.closed, blocks.begin); };
+  if (BY_TWO) {
+    u32 other[KEYS / 4];
+    NO_UNROLL for (n--; is_masked() || (n >= blocks.open && (n - blocks.open) % 2 == 0); n--) masked_step();
+    NO_UNROLL for (; n >= blocks.open; n--) {
+      step(Is<false>(), Is<true>(), p, other);
+      n--, step(Is<false>(), Is<true>(), other, p);
+    }
+  } else {
+    NO_UNROLL for (n--; is_masked(); n--) masked_step();
+    NO_UNROLL for (; n >= blocks.open; n--) step(Is<false>(), Is<false>(), p, p);
+  }
 #if WINDOW
-  NO_UNROLL for (; n >= blocks.begin; n--) step(Is<true>());
+  NO_UNROLL for (; n >= blocks.begin; n--) masked_step();
 #endif
-  queries.release();
+  if (!PACKED || lone) queries.release();
   if (!VALUES) return;
-  at.v.wait_full();
-  pin(o), issue_registers<KEYS, D>(o, p, at.v_tile(), add);
+  at.v(1).wait_full();
+  pin(o), pin(p), mma_begin();
+  multiply_registers<KEYS, D>(o, p, mn_major(v_tile(at.v(1)), KEYS * 128), add);
+  mma_commit();
   mma_wait<0>(), pin(o);
-  at.v.release(), at.v.advance();
+  at.v(1).release();
 }
 // lse of the rows, and the factors of o in `over`. A sink joins here: it weighs, and has no value.
 DEV void end_rows(const ForwardArgs& call, const Work& w, const Own& own, int row, float unit, const Maxima& rows, float (&over)[2]) {
@@ -235,22 +365,37 @@ DEV void end_rows(const ForwardArgs& call, const Work& w, const Own& own, int ro
   }
 }
 
+// The same number in registers of lanes: an FFMA with a uniform register takes twice as long.
+DEV float in_lanes(float x) { return __shfl_sync(~0u, x, lane_id()); }
+
 DEV void consume(u32 base, const ForwardArgs& call) {
-  const int group = own_group();
+  const int group = uniform<true>(own_group());
   const float unit = OPTIONS ? call.options.unit.natural : call.shape.scale;  // of products
+  const float c = in_lanes(unit * LOG2E);
   Places at(base);
   if (group == GROUPS - 1) named_arrive(1, 256);  // group 0 begins
-  Work w;
-  Own own;
-  for (Tiles queries = {base, 0}; queries.take<true>(call, w, own); queries.advance()) {
-    const Range blocks = key_blocks<GROUPS, KEYS>(call.spans, own, w.block);
+  TicketRing tickets = {base, 0};
+  QRing queries = {base, 0};
+  for (Ticket x;;) {
+    tickets.wait_full();
+    const bool more = x.read<true>(base, call.shape);
+    tickets.release(), tickets.advance();
+    if (!more) break;
+    named_arrive(TAKEN, 32 + 128 * GROUPS);
+    const Work& w = x.w;
+    const Own& own = x.own;
+    const Range& blocks = x.blocks;
     const int first = w.block * ROWS + group * 64, row = first + own_row();
     const Seen seen(call.spans, call.shape, own, row);
     const BiasRows bias(call.options, own, w.head, row);
     Maxima rows;
     float o[D / 2], over[2];
-    if (blocks.end > blocks.begin) walk(o, rows, at, queries, {call, own, blocks, seen, bias, unit * LOG2E});
-    else clear(o), queries.release();
+    // The keys that a window shows to its rows.
+    const int keys = !SKIPS || first >= own.queries ? 0 : max(0, end_key(min(first + 64, own.queries) - 1, own));
+    const int end = SKIPS ? max(blocks.begin, min(blocks.end, (keys + KEYS - 1) / KEYS)) : blocks.end;
+    const WarpgroupTile tile = {call, own, blocks, seen, bias, c, 1 / c, end, keys <= end * KEYS - KEYS / 2};
+    if (blocks.end > blocks.begin) walk(o, rows, at, queries, tile), queries.advance();
+    else clear(o);
     end_rows(call, w, own, row, unit, rows, over);
     if (!VALUES) continue;
     if (!is_finite(o, row, own.queries)) {
@@ -269,11 +414,12 @@ KERNEL(forward, ForwardArgs c, 128 * (GROUPS + 1), 1) {
   make_barriers([&] {
     prefetch(&c.q), prefetch(&c.k);
     if (VALUES) prefetch(&c.v), prefetch(&c.o);
-    QRing::init(base, 1, 4 * GROUPS * ARRIVALS);
+    TicketRing::init(base, 1, 4 * GROUPS * ARRIVALS + 1), QRing::init(base, 1, 4 * GROUPS * ARRIVALS);
     KRing::init(base, 1, 4 * GROUPS * ARRIVALS), VRing::init(base, 1, 4 * GROUPS * ARRIVALS);
   });
   auto feed = [&] {
     if (threadIdx.x == 0) produce(base, c);
+    if (threadIdx.x / 32 == 1) schedule(base, c);
   };
   divide_roles<GROUPS == 2 ? 40 : 32, GROUPS == 2 ? 232 : 160>(feed, [&] { consume(base, c); });
 }

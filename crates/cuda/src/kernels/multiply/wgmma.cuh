@@ -62,10 +62,20 @@ template <int N, int W, int A_ROWS, int B_ROWS> DEV void multiply_shared(float (
     Mma<N>::template ss<K_MAJOR, K_MAJOR>(d, k_major(a + i / 4 * A_ROWS * 128 + i % 4 * 32),
                                           k_major(b + i / 4 * B_ROWS * 128 + i % 4 * 32), i > 0);
 }
+// The same from descriptors of the tiles' begins. Those of steps follow by an addition, since tiles end below 2^18.
+template <int N, int W, int A_ROWS, int B_ROWS> DEV void multiply_shared(float (&d)[N / 2], u64 a, u64 b) {
+  UNROLL(i, W / 16)
+    Mma<N>::template ss<K_MAJOR, K_MAJOR>(d, a + (i / 4 * A_ROWS * 128 + i % 4 * 32) / 16,
+                                          b + (i / 4 * B_ROWS * 128 + i % 4 * 32) / 16, i > 0);
+}
 // d += a·b, or d = a·b where `add` is 0: factors of a thread, and a tile of N rows, W columns wide.
 template <int N, int W> DEV void multiply_registers(float (&d)[W / 2], const u32 (&a)[N / 4], u32 b, int add = 1) {
   UNROLL(i, N / 16)
     Mma<W>::template rs<MN_MAJOR>(d, a + 4 * i, mn_major(b + i * 2048, N * 128), i > 0 ? 1 : add);
+}
+template <int N, int W> DEV void multiply_registers(float (&d)[W / 2], const u32 (&a)[N / 4], u64 b, int add = 1) {
+  UNROLL(i, N / 16)
+    Mma<W>::template rs<MN_MAJOR>(d, a + 4 * i, b + i * 2048 / 16, i > 0 ? 1 : add);
 }
 // The same as committed groups: until these have been waited for, none of the registers may be read or written.
 template <int N, int W, int A_ROWS, int B_ROWS> DEV void issue_shared(float (&d)[N / 2], u32 a, u32 b) {

@@ -37,7 +37,7 @@ DEV Reach reach_of(const Own& s, int first, int last) {
 // they see all, and the others need a mask.
 struct Range { int begin, open, closed, end; };
 // Blocks of keys of a block of 64·M queries. BRANCH: whether a branch or a selection handles one that sees no key: the
-// order of instructions in the loops of `forward` is better after the first, in those of `queries` after the second.
+// order of instructions in the loops of `queries` is better after the second.
 template <int M, int KEYS, bool BRANCH = true> DEV Range key_blocks(const SpanTables& t, const Own& s, int block) {
   constexpr int ROWS = 64 * M;
   if (!WINDOW) return {0, 0, s.keys / KEYS, (s.keys + KEYS - 1) / KEYS};

@@ -20,11 +20,33 @@ template <int N, class F> DEV void each_in_row(float (&x)[N], int r, F f) {
 template <int N> DEV void hide_outside(float (&x)[N], int r, int begin, int end) {
   each_in_row(x, r, [&](float& y, int column) { if (column < begin || column >= end) y = -INF; });
 }
+// A bit for each of the first N numbers of a row of the thread whose column lies from `begin` to before `end`.
+DEV u32 low_bits(int count) {
+  u32 others;
+  asm("shl.b32 %0, %1, %2;" : "=r"(others) : "r"(~0u), "r"(count));  // 0 of 32
+  return ~others;
+}
+template <int N> DEV int columns_before(int end) { return min(max(end, 0) / 8 * 2 + min(max(end, 0) % 8, 2), N); }
+template <int N> DEV u32 bits_between(int begin, int end) {
+  static_assert(N <= 32, "a word");
+  return low_bits(columns_before<N>(end)) & ~low_bits(columns_before<N>(begin));
+}
+// Puts -inf where a row of the thread has no bit, which takes fewer instructions than comparisons of columns.
+template <int N> DEV void keep_bits(float (&x)[N], int r, u32 bits) {
+  UNROLL(i, N / 2)
+    if (!(bits >> i & 1)) x[4 * (i / 2) + 2 * r + i % 2] = -INF;
+}
 // The largest number of a row of the thread, by `max`.
 template <int N, class F> DEV float row_max(const float (&x)[N], int r, F max) {
   float even = x[2 * r], odd = x[2 * r + 1];
   UNROLL_ALL for (int j = 1; j < N / 4; j++) even = max(even, x[4 * j + 2 * r]), odd = max(odd, x[4 * j + 2 * r + 1]);
   return max(even, odd);
+}
+// The largest bits of a row of the thread, as integers.
+template <int N> DEV int row_max_bits(const float (&x)[N], int r) {
+  int bits[2] = {-1, -1};  // every other column, two of which an instruction takes
+  UNROLL(j, N / 4) bits[j % 2] = max(max(bits[j % 2], __float_as_int(x[4 * j + 2 * r])), __float_as_int(x[4 * j + 2 * r + 1]));
+  return max(bits[0], bits[1]);
 }
 template <int N> DEV void clear(float (&x)[N]) {
   UNROLL(i, N) x[i] = 0;

@@ -26,6 +26,7 @@ DEV void load_blocks_transposed(u32 address, u32 (&x)[4]) {  // the thread holds
 DEV uint4 load_piece(u32 address) {
   uint4 x; asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(address) : "memory"); return x;
 }
+DEV void store_piece(u32 address, u32 a, u32 b, u32 c, u32 d) { asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory"); }
 DEV float2 load_pair(u32 address) {
   float2 x; asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory"); return x;
 }
