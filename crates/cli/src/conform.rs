@@ -77,7 +77,8 @@ fn candidate<'a>(
         }
     };
     let name = "kernel".to_string();
-    Ok(Candidate { name, algorithm: wanted.algorithm, capabilities, profile, answer })
+    let (algorithm, slow, lost) = (wanted.algorithm, false, None);
+    Ok(Candidate { name, algorithm, capabilities, profile, answer, slow, lost })
 }
 
 fn suite_of<'a>(

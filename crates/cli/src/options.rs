@@ -96,9 +96,9 @@ pub struct Run {
     /// Algorithms; all if absent.
     #[arg(long, value_name = "A,…", value_delimiter = ',', value_parser = one_of(Algorithm::ALL))]
     algorithm: Vec<Algorithm>,
-    /// The seed of the inputs, decimal or 0x….
-    #[arg(long, default_value = "0", value_parser = seed)]
-    pub seed: u64,
+    /// The seed of the inputs, decimal or 0x…; 0 if absent, and with --candidate one that nobody knows.
+    #[arg(long, value_parser = seed)]
+    pub seed: Option<u64>,
     #[command(flatten)]
     threads: Threads,
     /// Seconds between lines of progress on stderr, where it is no terminal.
@@ -111,6 +111,11 @@ impl Run {
     pub fn algorithms(&self) -> Vec<Algorithm> {
         let wanted = |of: &Algorithm| self.algorithm.is_empty() || self.algorithm.contains(of);
         Algorithm::ALL.into_iter().filter(wanted).collect()
+    }
+
+    /// The seed of the inputs.
+    pub fn seed(&self) -> u64 {
+        self.seed.unwrap_or(0)
     }
 
     /// Does work that tells of its progress.

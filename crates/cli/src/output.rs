@@ -1,11 +1,12 @@
 //! The files that a command writes: whole or not at all, also where a signal ends the command.
 
 use crate::outcome::Failure;
+use etalon_conformance::live::Program;
 use etalon_conformance::vectors::Draft;
 use etalon_problem::shortened;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::{fs, io};
 use tempfile::{Builder, TempDir};
 
@@ -14,6 +15,15 @@ const SHOWN: usize = 300;
 
 /// The file or folder that is being written, under its temporary name.
 static UNFINISHED: Mutex<Option<PathBuf>> = Mutex::new(None);
+
+/// The program that is judged, which a signal ends, too.
+static CANDIDATE: Mutex<Weak<Program>> = Mutex::new(Weak::new());
+
+/// Lets the signals that end this command end a program with all that it started.
+pub fn end_with(program: &Arc<Program>) -> Result<(), Failure> {
+    *CANDIDATE.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(program);
+    watch().map_err(|error| Failure(format!("signals cannot be waited for: {error}")))
+}
 
 fn unfinished() -> MutexGuard<'static, Option<PathBuf>> {
     UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
@@ -62,6 +72,8 @@ fn watch() -> io::Result<()> {
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM])?;
     let wait = move || {
         for signal in &mut signals {
+            let candidate = CANDIDATE.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
+            candidate.iter().for_each(|program| program.stop());
             // Held to the end, so that no other file is begun.
             let mut unfinished = unfinished();
             if let Some(path) = unfinished.take() {

@@ -35,7 +35,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let found = arguments.run.watch(|progress| -> Result<Vec<Power>, Error> {
         let mut found = Vec::new();
         for (done, &(of, pass, profile)) in all.iter().enumerate() {
-            found.extend(power(of, pass, profile, arguments.run.seed)?);
+            found.extend(power(of, pass, profile, arguments.run.seed())?);
             progress(done + 1, all.len(), &format!("{of} {pass} {profile}"));
         }
         Ok(found)

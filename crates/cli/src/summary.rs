@@ -143,8 +143,13 @@ pub fn headline(report: &Report) -> String {
         true => format!(" ({} % allowed)", digits(100.0 * allow_undecided)),
         false => String::new(),
     };
+    let known = match report.known.len() {
+        0 => String::new(),
+        count => format!(", {count} known to fail"),
+    };
     format!(
-        "{status}: {}, {negative} negative, {undecided} undecided{allowed}, {lacking} not offered, seed {seed}{part}",
+        "{status}: {}, {negative} negative{known}, {undecided} undecided{allowed}, {lacking} not offered, \
+         seed {seed}{part}",
         counted(checks, "check")
     )
 }

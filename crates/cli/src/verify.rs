@@ -2,6 +2,7 @@
 
 use crate::PROGRAM;
 use crate::junit::junit;
+use crate::live;
 use crate::machine::{COMMIT, cpu};
 use crate::markdown::markdown;
 use crate::options;
@@ -61,6 +62,8 @@ pub struct Arguments {
     /// Writes a report: junit=PATH, json=PATH or md=PATH. May be given several times.
     #[arg(long, value_name = "KIND=PATH", value_parser = report_file)]
     report: Vec<(Writer, PathBuf)>,
+    #[command(flatten)]
+    live: live::Arguments,
 }
 
 /// Writes a report in one of the forms.
@@ -84,13 +87,50 @@ fn report_file(text: &str) -> Result<(Writer, PathBuf), Error> {
 
 pub fn run(arguments: &Arguments) -> Outcome {
     let (start, date) = (Instant::now(), Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true));
-    let (tiers, absent) = choose(arguments)?;
     // A path that cannot be written to shows now, not after the run.
     let drafts = arguments.report.iter().map(|(write, path)| Ok((write, Draft::new(path)?)));
     let drafts = drafts.collect::<Result<Vec<_>, Failure>>()?;
+    let (mut report, finding) = match arguments.live.is_wanted() {
+        true => of_program(arguments)?,
+        false => (of_tiers(arguments)?, None),
+    };
+    report.about = About { date: Some(date), cpu: cpu(), commit: COMMIT, ..report.about };
+    for (write, draft) in drafts {
+        output::finish(draft, write(&report)?.as_bytes())?;
+    }
+    if let Some(finding) = finding.as_ref().filter(|_| arguments.live.in_json()) {
+        say(&finding.json()?)?;
+        return Ok(report.status());
+    }
+    print(arguments, &report)?;
+    for line in finding.iter().flat_map(live::Finding::lines) {
+        say(&line)?;
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    say(&format!("{}, {}", summary::headline(&report), units::time(seconds)))?;
+    Ok(report.status())
+}
+
+/// The run of a program that somebody brings.
+fn of_program(arguments: &Arguments) -> Result<(Report, Option<live::Finding>), Failure> {
+    let asked = live::Asked {
+        run: &arguments.run,
+        depth: arguments.depth,
+        part: arguments.part,
+        cases: &arguments.case,
+        laws: &arguments.law,
+        allow_undecided: arguments.allow_undecided,
+    };
+    let live::Judged { report, finding } = live::judge(&arguments.live, &asked)?;
+    Ok((report, Some(finding)))
+}
+
+/// The run of etalon's own tiers.
+fn of_tiers(arguments: &Arguments) -> Result<Report, Failure> {
+    let (tiers, absent) = choose(arguments)?;
     let mut options = SuiteOptions::own(tiers.iter().map(AsRef::as_ref).collect());
     options.depth = arguments.depth;
-    options.seed = arguments.run.seed;
+    options.seed = arguments.run.seed();
     options.algorithms = arguments.run.algorithms();
     options.laws = arguments.law.clone();
     options.part = arguments.part;
@@ -101,14 +141,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     }
     let mut report = arguments.run.watch(|progress| suite::run(&options, progress))?;
     report.absent.extend(absent);
-    report.about = About { date: Some(date), cpu: cpu(), commit: COMMIT, ..report.about };
-    for (write, draft) in drafts {
-        output::finish(draft, write(&report)?.as_bytes())?;
-    }
-    print(arguments, &report)?;
-    let seconds = start.elapsed().as_secs_f64();
-    say(&format!("{}, {}", summary::headline(&report), units::time(seconds)))?;
-    Ok(report.status())
+    Ok(report)
 }
 
 /// Tiers that are to be judged, and those that are not there.

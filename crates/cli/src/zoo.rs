@@ -25,7 +25,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Outcome {
     let start = Instant::now();
     let (algorithms, mutants, controls) = choose(arguments)?;
-    let (run, seed) = (&arguments.run, arguments.run.seed);
+    let (run, seed) = (&arguments.run, arguments.run.seed());
     let matrix =
         run.watch(|progress| kill_matrix(seed, &algorithms, &mutants, &controls, progress))?;
     say(&matrix_table(&matrix))?;

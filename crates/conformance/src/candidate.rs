@@ -22,6 +22,10 @@ pub struct Candidate<'a> {
     pub profile: Option<Profile>,
     /// Computes the answers, from any thread.
     pub answer: Answer<'a>,
+    /// True if walks over whole functions are to be thinned.
+    pub slow: bool,
+    /// Why it can answer nothing any more, if so.
+    pub lost: Option<&'a (dyn Fn() -> Option<String> + Sync)>,
 }
 
 impl Candidate<'_> {
@@ -80,6 +84,14 @@ impl Tier for Candidate<'_> {
 
     fn returns(&self, output: &str) -> bool {
         !self.kernels().any(|kernel| kernel.omits.iter().any(|name| name == output))
+    }
+
+    fn is_slow(&self) -> bool {
+        self.slow
+    }
+
+    fn lost(&self) -> Option<String> {
+        self.lost.and_then(|lost| lost())
     }
 
     /// Nobody promises that: results that a NaN does not reach must lie within the bound.

@@ -24,6 +24,8 @@ struct File<'a> {
     records: &'a [Record],
     simplest: &'a [Simplest],
     absent: &'a [Absent],
+    #[serde(skip_serializing_if = "<[Record]>::is_empty")]
+    known: &'a [Record],
 }
 
 /// A run as JSON: everything, for programs. `docs/guide.md` lists the keys.
@@ -40,5 +42,6 @@ pub fn json(report: &Report) -> Result<String, serde_json::Error> {
         records: &report.records,
         simplest: &report.simplest,
         absent: &report.absent,
+        known: &report.known,
     })
 }

@@ -42,6 +42,19 @@ pub struct SuiteOptions<'a> {
     pub allow_undecided: f64,
     /// Declared capabilities, if any: cases have extents that fit, and no others are asked.
     pub capabilities: Option<&'a Capabilities>,
+    /// Names of laws of other kinds that the tiers promise, too.
+    pub promises: Vec<&'static str>,
+    /// What is kept of each case, so that a run that was cut can go on.
+    pub journal: Option<&'a dyn Journal>,
+}
+
+/// The records of the cases that are done, kept outside of a run.
+pub trait Journal: Sync {
+    /// The records of a case that an earlier run has done.
+    fn known(&self, case: &str) -> Option<Vec<Record>>;
+
+    /// Keeps the records of a case.
+    fn keep(&self, case: &str, records: &[Record]);
 }
 
 impl<'a> SuiteOptions<'a> {
@@ -59,6 +72,8 @@ impl<'a> SuiteOptions<'a> {
             profile: None,
             allow_undecided: 0.0,
             capabilities: None,
+            promises: Vec::new(),
+            journal: None,
         }
     }
 
@@ -85,7 +100,7 @@ impl<'a> SuiteOptions<'a> {
 
     fn has(&self, law: &Law) -> bool {
         let named = self.laws.is_empty() || self.laws.iter().any(|name| name == law.name);
-        named && self.kinds.contains(&law.kind)
+        named && (self.kinds.contains(&law.kind) || self.promises.contains(&law.name))
     }
 
     /// The profile by which a tier is judged, with operands of this storage type.
@@ -156,7 +171,7 @@ pub fn run(options: &SuiteOptions<'_>, progress: &(dyn Fn(usize, usize, &str) + 
     let done = AtomicUsize::new(0);
     // Threads take cases one by one: no one knows ahead which of them compile kernels.
     let judged = items.par_iter().with_max_len(1).map(|item| {
-        let judged = judge(item, options);
+        let judged = judge_once(item, options);
         let done = done.fetch_add(1, Ordering::Relaxed) + 1;
         progress(done, items.len(), &item.spec.to_string());
         judged
@@ -170,7 +185,7 @@ pub fn run(options: &SuiteOptions<'_>, progress: &(dyn Fn(usize, usize, &str) + 
         records.extend(vacuity::uninformative(&outputs.concat()));
     }
     let simplest = simplest(options, &records);
-    Report { about: about(options), records, simplest, absent: Vec::new() }
+    Report { about: about(options), records, simplest, ..Report::default() }
 }
 
 /// For so many failures a run looks for the simplest case, each of another tier, pass or law.
@@ -183,7 +198,11 @@ fn simplest(options: &SuiteOptions<'_>, records: &[Record]) -> Vec<Simplest> {
     let of_another_kind = failed
         .filter(|record| seen.insert((&record.tier, record.algorithm, record.pass, &record.check)));
     let shrunk = of_another_kind.take(SHRUNK).filter_map(|record| {
-        let tier = options.tiers.iter().find(|tier| tier.name() == record.tier)?;
+        let Record { algorithm, pass, dtype, .. } = *record;
+        let offers = |tier: &&&dyn Tier| {
+            tier.name() == record.tier && tier.offers(algorithm, pass, dtype).is_ok()
+        };
+        let tier = options.tiers.iter().find(offers)?;
         let law = laws.iter().find(|law| law.name == record.check)?;
         let fails = |spec: &Spec| {
             let case = options.case(spec);
@@ -456,6 +475,21 @@ fn first_failure(item: &Item, tier: &dyn Tier, exact: &Exact) -> Option<Failure>
     })
 }
 
+/// As [`judge`], of a case that the journal may know.
+fn judge_once(item: &Item, options: &SuiteOptions<'_>) -> (Vec<Record>, Vec<OutputSharpness>) {
+    let Some(journal) = options.journal else { return judge(item, options) };
+    let case = item.spec.to_string();
+    if let Some(records) = journal.known(&case) {
+        return (records, Vec::new());
+    }
+    let (records, seen) = judge(item, options);
+    // What was not asked of a tier that was lost is asked when a run goes on.
+    if options.tiers.iter().all(|tier| tier.lost().is_none()) {
+        journal.keep(&case, &records);
+    }
+    (records, seen)
+}
+
 /// The records of a case, and what its bounds show.
 fn judge(item: &Item, options: &SuiteOptions<'_>) -> (Vec<Record>, Vec<OutputSharpness>) {
     let strict = Profile::strict(item.spec.dtype);
@@ -497,7 +531,11 @@ fn judge_as(
             let asked = |(of, law): &&(Pass, Law)| *of == pass && law.not_asked(*tier).is_none();
             for (_, law) in item.laws.iter().filter(asked) {
                 let start = Instant::now();
-                let (verdict, margin) = match (law.check)(&trial) {
+                let judged = match tier.lost() {
+                    Some(reason) => Err(Flaw::NotAsked(reason)),
+                    None => (law.check)(&trial),
+                };
+                let (verdict, margin) = match judged {
                     Ok(margin) => (Verdict::Pass, margin),
                     Err(Flaw::Fail(text)) => (conventions::broken(&trial, &finding, text), None),
                     Err(flaw) => (flaw.verdict(), None),

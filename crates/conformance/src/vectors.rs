@@ -136,18 +136,43 @@ fn tensors_of(
 
 fn parse(view: &TensorView<'_>) -> Option<Data> {
     let bytes = view.data();
-    Some(match view.dtype() {
-        Stored::F64 => Data::F64(elements(bytes, f64::from_le_bytes)),
-        Stored::F32 => Data::F32(elements(bytes, f32::from_le_bytes)),
-        Stored::BF16 => Data::Bf16(elements(bytes, bf16::from_le_bytes)),
-        Stored::F16 => Data::F16(elements(bytes, f16::from_le_bytes)),
-        Stored::I64 => Data::I64(elements(bytes, i64::from_le_bytes)),
-        Stored::I32 => Data::I64(elements(bytes, |x| i64::from(i32::from_le_bytes(x)))),
-        Stored::BOOL | Stored::U8 if bytes.iter().all(|&byte| byte <= 1) => {
+    match view.dtype() {
+        Stored::F64 => data_of("f64", bytes),
+        Stored::F32 => data_of("f32", bytes),
+        Stored::BF16 => data_of("bf16", bytes),
+        Stored::F16 => data_of("f16", bytes),
+        Stored::I64 => data_of("i64", bytes),
+        Stored::I32 => Some(Data::I64(elements(bytes, |x| i64::from(i32::from_le_bytes(x))))),
+        Stored::BOOL | Stored::U8 => data_of("bool", bytes),
+        _ => None,
+    }
+}
+
+/// The elements of a type in little-endian bytes; nothing where the type is unknown, or flags are not 0 or 1.
+pub(crate) fn data_of(dtype: &str, bytes: &[u8]) -> Option<Data> {
+    Some(match dtype {
+        "f64" => Data::F64(elements(bytes, f64::from_le_bytes)),
+        "f32" => Data::F32(elements(bytes, f32::from_le_bytes)),
+        "bf16" => Data::Bf16(elements(bytes, bf16::from_le_bytes)),
+        "f16" => Data::F16(elements(bytes, f16::from_le_bytes)),
+        "i64" => Data::I64(elements(bytes, i64::from_le_bytes)),
+        "bool" if bytes.iter().all(|&byte| byte <= 1) => {
             Data::Bool(bytes.iter().map(|&byte| byte == 1).collect())
         }
         _ => return None,
     })
+}
+
+/// The elements as little-endian bytes.
+pub(crate) fn bytes_of(data: &Data) -> Vec<u8> {
+    match data {
+        Data::F64(x) => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        Data::F32(x) => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        Data::Bf16(x) => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        Data::F16(x) => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        Data::I64(x) => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        Data::Bool(x) => x.iter().map(|&x| u8::from(x)).collect(),
+    }
 }
 
 fn elements<const N: usize, T>(bytes: &[u8], read: impl Fn([u8; N]) -> T) -> Vec<T> {
@@ -186,14 +211,7 @@ impl View for InFile<'_> {
     }
 
     fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Owned(match &self.0.data {
-            Data::F64(x) => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            Data::F32(x) => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            Data::Bf16(x) => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            Data::F16(x) => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            Data::I64(x) => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            Data::Bool(x) => x.iter().map(|&x| u8::from(x)).collect(),
-        })
+        Cow::Owned(bytes_of(&self.0.data))
     }
 
     fn data_len(&self) -> usize {

@@ -2,9 +2,9 @@
 
 pub use etalon_oracle::gates::{Status, Verdict};
 
-use etalon_problem::{Algorithm, Dtype, Pass};
-use serde::Serialize;
+use etalon_problem::{Algorithm, Dtype, Error, Pass};
 use serde::ser::{SerializeMap, Serializer};
+use serde::{Deserialize, Serialize};
 use std::fmt::Display;
 use std::time::Duration;
 
@@ -37,6 +37,52 @@ pub struct Record {
     pub elapsed: Duration,
 }
 
+/// A record as it is kept in a file.
+#[derive(Deserialize)]
+struct Kept {
+    tier: String,
+    algorithm: String,
+    pass: String,
+    dtype: String,
+    check: String,
+    case: String,
+    verdict: String,
+    #[serde(default)]
+    reason: String,
+    margin: Option<f64>,
+    microseconds: u64,
+}
+
+impl Record {
+    /// Reads a record that was written as JSON.
+    pub fn from_json(value: serde_json::Value) -> Result<Record, String> {
+        let kept: Kept = serde_json::from_value(value).map_err(|error| error.to_string())?;
+        let Kept { tier, check, case, reason, margin, .. } = kept;
+        let all = [
+            Verdict::Pass,
+            Verdict::Fail(reason.clone()),
+            Verdict::Convention(reason.clone()),
+            Verdict::Undecided(reason.clone()),
+            Verdict::NotAsked(reason.clone()),
+            Verdict::Unsupported(reason.clone()),
+            Verdict::Vacuous(reason),
+        ];
+        let verdict = all.into_iter().find(|verdict| verdict.name() == kept.verdict);
+        let said = |error: Error| error.to_string();
+        Ok(Record {
+            tier,
+            algorithm: kept.algorithm.parse().map_err(said)?,
+            pass: kept.pass.parse().map_err(said)?,
+            dtype: kept.dtype.parse().map_err(said)?,
+            check,
+            case,
+            verdict: verdict.ok_or_else(|| format!("no verdict {:?}", kept.verdict))?,
+            margin,
+            elapsed: Duration::from_micros(kept.microseconds),
+        })
+    }
+}
+
 /// As the text that it prints.
 pub(crate) fn in_words<S: Serializer>(x: &impl Display, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(x)
@@ -64,7 +110,7 @@ pub struct Absent {
     pub reason: String,
 }
 
-/// Place, time and settings of a run. The first three are the caller's to fill in.
+/// Place, time and settings of a run. The first four are the caller's to fill in.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct About {
     /// When it began, as RFC 3339 writes it.
@@ -76,6 +122,9 @@ pub struct About {
     /// The commit from which the caller was built.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub commit: Option<&'static str>,
+    /// The command line of the program that was judged, if it was one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub candidate: Option<String>,
     /// Threads.
     pub threads: usize,
     /// The amount of checking: smoke, core, full or soak.
@@ -115,6 +164,8 @@ pub struct Report {
     pub simplest: Vec<Simplest>,
     /// Tiers that are not there.
     pub absent: Vec<Absent>,
+    /// Failures that were known before the run: no longer among the records.
+    pub known: Vec<Record>,
 }
 
 impl Report {
@@ -145,5 +196,32 @@ impl Report {
     /// The number of checks that were made: neither what a tier does not offer, nor what it was not asked.
     pub fn checks(&self) -> usize {
         self.records.iter().filter(|record| record.verdict.is_check()).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_read_as_it_was_written() {
+        let reason = || "so".to_string();
+        for verdict in [Verdict::Pass, Verdict::Convention(reason()), Verdict::NotAsked(reason())] {
+            let record = Record {
+                tier: "mine".to_string(),
+                algorithm: Algorithm::LazyAttention,
+                pass: Pass::DoubleBackward,
+                dtype: Dtype::Bf16,
+                check: "bound".to_string(),
+                case: "a/b".to_string(),
+                margin: (verdict == Verdict::Pass).then_some(0.1),
+                verdict,
+                elapsed: Duration::from_micros(7),
+            };
+            let json = serde_json::to_value(&record).unwrap();
+            let again = Record::from_json(json.clone()).unwrap();
+            assert_eq!(serde_json::to_value(&again).unwrap(), json);
+        }
+        assert!(Record::from_json(serde_json::json!({})).is_err());
     }
 }

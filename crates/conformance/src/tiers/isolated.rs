@@ -11,14 +11,14 @@ pub use serve::serve;
 use crate::profile::Profile;
 use crate::tensor::Tensors;
 use crate::tier::{Choice, Filtered, Refusal, Request, Tier};
+use crate::wire::{Frame, Most};
 use answer::{Answer, read_answer};
 use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Algorithm, Dtype, Pass};
-use message::Message;
 use question::{CallKind, question};
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -155,9 +155,9 @@ impl Server {
         };
         let (sender, receiver) = channel();
         let id = running.expect(sender);
-        let message = question(id, tier, requests, kind).map_err(fault)?;
+        let frame = question(id, tier, requests, kind).and_then(|frame| frame.to_bytes());
         // The process has ended where nobody reads, and the reader below says so.
-        let _ = running.write(&message);
+        let _ = running.write(&frame.map_err(fault)?);
         Ok(receiver.recv().unwrap_or_else(|_| Answer::Lost(running.end())))
     }
 }
@@ -195,8 +195,8 @@ impl Running {
         let waiting = Arc::new(Mutex::new(Waiting::default()));
         let theirs = waiting.clone();
         thread::spawn(move || {
-            while let Ok(Some(message)) = Message::read(&mut answers) {
-                let Ok((id, answer)) = read_answer(&message) else { break };
+            while let Ok(Some(frame)) = Frame::read(&mut answers, Most::ANY) {
+                let Ok((id, answer)) = read_answer(frame) else { break };
                 let mut waiting = lock(&theirs);
                 waiting.ended |= matches!(answer, Answer::Lost(_));
                 if let Some(sender) = waiting.senders.remove(&id) {
@@ -225,8 +225,10 @@ impl Running {
         id
     }
 
-    fn write(&self, message: &Message) -> io::Result<()> {
-        message.write(&mut *lock(&self.requests))
+    fn write(&self, frame: &[u8]) -> io::Result<()> {
+        let mut requests = lock(&self.requests);
+        requests.write_all(frame)?;
+        requests.flush()
     }
 
     /// The end of the process, which has closed its answers.

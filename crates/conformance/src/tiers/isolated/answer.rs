@@ -1,11 +1,10 @@
 //! Answers as messages.
 
-use super::message::{Message, WIRE, by_number, numbered, said};
+use super::message::{ANSWER, by_number, numbered, said};
 use crate::tensor::{Data, Tensor, Tensors};
 use crate::tier::{Filtered, Refusal};
-use crate::vectors::{from_bytes, to_bytes};
+use crate::wire::Frame;
 use serde::{Deserialize, Serialize};
-use std::path::Path;
 
 /// The answer to a request.
 #[derive(Debug, PartialEq)]
@@ -44,33 +43,24 @@ enum Outcome {
     Lost,
 }
 
-/// An answer as a message.
-pub fn answer(id: u64, answer: &Answer) -> Result<Message, String> {
+/// An answer as a frame.
+pub fn answer(id: u64, answer: &Answer) -> Result<Frame, String> {
+    let none = Tensors::new;
     let (outcome, reason, tensors) = match answer {
-        Answer::Outputs(tensors) => {
-            let tensors = to_bytes(Path::new(WIRE), tensors).map_err(said)?;
-            (Outcome::Outputs, String::new(), tensors)
-        }
-        Answer::InTurn(None) => (Outcome::Unkept, String::new(), Vec::new()),
-        Answer::InTurn(Some(lists)) => {
-            let tensors = numbered(lists.clone());
-            let tensors = to_bytes(Path::new(WIRE), &tensors).map_err(said)?;
-            (Outcome::InTurn, String::new(), tensors)
-        }
-        Answer::Filtered(None) => (Outcome::Unfiltered, String::new(), Vec::new()),
-        Answer::Filtered(Some(found)) => {
-            let tensors = to_bytes(Path::new(WIRE), &attach(found)).map_err(said)?;
-            (Outcome::Filtered, String::new(), tensors)
-        }
+        Answer::Outputs(tensors) => (Outcome::Outputs, String::new(), tensors.clone()),
+        Answer::InTurn(None) => (Outcome::Unkept, String::new(), none()),
+        Answer::InTurn(Some(lists)) => (Outcome::InTurn, String::new(), numbered(lists.clone())),
+        Answer::Filtered(None) => (Outcome::Unfiltered, String::new(), none()),
+        Answer::Filtered(Some(found)) => (Outcome::Filtered, String::new(), attach(found)),
         Answer::Refused(Refusal::Unsupported(reason)) => {
-            (Outcome::Unsupported, reason.clone(), Vec::new())
+            (Outcome::Unsupported, reason.clone(), none())
         }
-        Answer::Refused(Refusal::Fault(reason)) => (Outcome::Fault, reason.clone(), Vec::new()),
-        Answer::Lost(reason) => (Outcome::Lost, reason.clone(), Vec::new()),
+        Answer::Refused(Refusal::Fault(reason)) => (Outcome::Fault, reason.clone(), none()),
+        Answer::Lost(reason) => (Outcome::Lost, reason.clone(), none()),
     };
     let count = if let Answer::InTurn(Some(lists)) = answer { lists.len() } else { 0 };
-    let header = serde_json::to_vec(&Answered { id, outcome, reason, count }).map_err(said)?;
-    Ok(Message { header, tensors })
+    let json = serde_json::to_vec(&Answered { id, outcome, reason, count }).map_err(said)?;
+    Ok(Frame { kind: ANSWER, id, json, tensors, ..Frame::default() })
 }
 
 /// Prefixes of the names of a certificate's parts, so that none is that of an output.
@@ -105,22 +95,15 @@ fn certified(mut outputs: Tensors) -> Result<Filtered, String> {
 }
 
 /// Reads an answer, with the number of its request.
-pub fn read_answer(message: &Message) -> Result<(u64, Answer), String> {
-    let header = serde_json::from_slice(&message.header).map_err(said)?;
+pub fn read_answer(frame: Frame) -> Result<(u64, Answer), String> {
+    let header = serde_json::from_slice(&frame.json).map_err(said)?;
     let Answered { id, outcome, reason, count } = header;
+    let tensors = frame.tensors;
     let answer = match outcome {
-        Outcome::Outputs => {
-            Answer::Outputs(from_bytes(Path::new(WIRE), &message.tensors).map_err(said)?)
-        }
-        Outcome::InTurn => {
-            let tensors = from_bytes(Path::new(WIRE), &message.tensors).map_err(said)?;
-            Answer::InTurn(Some(by_number(tensors, count)?))
-        }
+        Outcome::Outputs => Answer::Outputs(tensors),
+        Outcome::InTurn => Answer::InTurn(Some(by_number(tensors, count)?)),
         Outcome::Unkept => Answer::InTurn(None),
-        Outcome::Filtered => {
-            let tensors = from_bytes(Path::new(WIRE), &message.tensors).map_err(said)?;
-            Answer::Filtered(Some(certified(tensors)?))
-        }
+        Outcome::Filtered => Answer::Filtered(Some(certified(tensors)?)),
         Outcome::Unfiltered => Answer::Filtered(None),
         Outcome::Unsupported => Answer::Refused(Refusal::Unsupported(reason)),
         Outcome::Fault => Answer::Refused(Refusal::Fault(reason)),
@@ -157,7 +140,7 @@ mod tests {
             Answer::Lost("c".to_string()),
         ];
         for (id, expected) in (1..).zip(answers) {
-            let found = read_answer(&answer(id, &expected).unwrap()).unwrap();
+            let found = read_answer(answer(id, &expected).unwrap()).unwrap();
             assert_eq!(found, (id, expected));
         }
     }

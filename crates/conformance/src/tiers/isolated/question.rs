@@ -1,16 +1,14 @@
 //! Requests as messages.
 
-use super::message::{Message, WIRE, by_number, numbered, said};
-use crate::tensor::{Data, Tensor, Tensors};
+use super::message::{QUESTION, WIRE, by_number, numbered, said};
+use crate::tensor::Tensors;
 use crate::tier::{Cuts, Hints, Layout, Request, Wrong};
-use crate::vectors::{from_bytes, parse_problem, to_bytes};
+use crate::vectors::parse_problem;
+use crate::wire::{ARRAY, Frame, detach};
 use etalon_problem::linear_cross_entropy::Filter;
-use etalon_problem::{Blocking, Dtype, Mask, Mode, Pass, Problem};
+use etalon_problem::{Blocking, Dtype, Mode, Pass, Problem};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
-
-/// Prefix of the names of a mask's arrays, so that none is that of an operand.
-const ARRAY: &str = "mask/";
 
 /// The way in which a tier is asked.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -86,13 +84,13 @@ impl Call {
     }
 }
 
-/// Requests to a tier as a message.
+/// Requests to a tier as a frame.
 pub fn question(
     id: u64,
     tier: &str,
     requests: &[Request<'_>],
     kind: CallKind,
-) -> Result<Message, String> {
+) -> Result<Frame, String> {
     let (calls, tensors): (Vec<_>, Vec<_>) =
         requests.iter().map(called).collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
     let header = Header {
@@ -106,8 +104,8 @@ pub fn question(
             CallKind::Filtered(Filter::Within { dh, dw }) => vec![dh.to_bits(), dw.to_bits()],
         },
     };
-    let (header, tensors) = (serde_json::to_vec(&header).map_err(said)?, numbered(tensors));
-    Ok(Message { header, tensors: to_bytes(Path::new(WIRE), &tensors).map_err(said)? })
+    let (json, tensors) = (serde_json::to_vec(&header).map_err(said)?, numbered(tensors));
+    Ok(Frame { kind: QUESTION, id, json, tensors, ..Frame::default() })
 }
 
 /// A request, with its tensors.
@@ -137,33 +135,10 @@ fn called(request: &Request<'_>) -> Result<(Called, Tensors), String> {
     Ok((called, tensors))
 }
 
-/// Puts the arrays of a problem's mask among tensors, by names that no others have.
-fn detach(problem: &mut Problem, tensors: &mut Tensors) {
-    let Some(scores) = problem.scores_mut() else { return };
-    let mut count = 0;
-    let mut rename = |name: &mut String, shape: &[usize], data: Data| {
-        *name = format!("{ARRAY}{count}");
-        count += 1;
-        tensors.insert(name.clone(), Tensor { shape: shape.to_vec(), data });
-    };
-    scores.mask.visit_mut(&mut |mask| match mask {
-        Mask::Segments { query, key } => {
-            for ids in [query, key] {
-                rename(&mut ids.name, &ids.shape, Data::I64(ids.data.to_vec()));
-            }
-        }
-        Mask::Array(flags) => {
-            rename(&mut flags.name, &flags.shape, Data::Bool(flags.data.to_vec()));
-        }
-        _ => {}
-    });
-}
-
 /// Reads requests.
-pub fn read_question(message: &Message) -> Result<Question, String> {
-    let header: Header = serde_json::from_slice(&message.header).map_err(said)?;
-    let tensors = from_bytes(Path::new(WIRE), &message.tensors).map_err(said)?;
-    let lists = by_number(tensors, header.calls.len())?;
+pub fn read_question(frame: Frame) -> Result<Question, String> {
+    let header: Header = serde_json::from_slice(&frame.json).map_err(said)?;
+    let lists = by_number(frame.tensors, header.calls.len())?;
     let calls = header.calls.into_iter().zip(lists).map(|(called, inputs)| called.read(inputs));
     Ok(Question {
         id: header.id,
@@ -211,7 +186,9 @@ impl Called {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use etalon_problem::{Attention, Extents, NamedArray};
+    use crate::tensor::{Data, Tensor};
+    use crate::wire::Most;
+    use etalon_problem::{Attention, Extents, Mask, NamedArray};
 
     /// Two arrays of one name, hints of every kind, NaN: all come back.
     #[test]
@@ -256,20 +233,20 @@ mod tests {
             (&[request], CallKind::Alone),
             (&[request, other], CallKind::InTurn),
         ] {
-            bytes.clear();
-            let message = question(7, "simd/x", requests, kind).unwrap();
-            message.write(&mut bytes).unwrap();
+            let frame = question(7, "simd/x", requests, kind).unwrap();
+            bytes = frame.to_bytes().unwrap();
             let stream = &mut &bytes[..];
-            let read = read_question(&Message::read(stream).unwrap().unwrap()).unwrap();
-            assert!(Message::read(stream).unwrap().is_none());
+            let read = Frame::read(stream, Most::ANY).unwrap().unwrap();
+            let read = read_question(read).unwrap();
+            assert!(Frame::read(stream, Most::ANY).unwrap().is_none());
             assert_eq!((read.id, read.tier.as_str(), read.kind), (7, "simd/x", kind));
             let again: Vec<_> = read.calls.iter().map(Call::request).collect();
             let again = question(7, "simd/x", &again, kind).unwrap();
-            assert_eq!((again.header, again.tensors), (message.header, message.tensors));
+            assert_eq!(again.to_bytes().unwrap(), bytes);
         }
         for end in 1..bytes.len() {
-            assert!(Message::read(&mut &bytes[..end]).is_err(), "{end}");
+            assert!(Frame::read(&mut &bytes[..end], Most::ANY).is_err(), "{end}");
         }
-        assert!(read_question(&Message::default()).is_err());
+        assert!(read_question(Frame::default()).is_err());
     }
 }

@@ -1,10 +1,10 @@
 //! The process that answers: it asks the tiers of this machine.
 
 use super::answer::{Answer, answer};
-use super::message::Message;
 use super::question::{Call, CallKind, read_question};
 use crate::tier::{Refusal, Request, Tier};
 use crate::tiers::{ask, ask_filtered, ask_in_turn};
+use crate::wire::{Frame, Most};
 use std::io::{self, Read, Write};
 use std::sync::Mutex;
 
@@ -18,10 +18,10 @@ pub fn serve(
     let (answers, failed) = (Mutex::new(answers), Mutex::new(None));
     let lost = || failed.lock().is_ok_and(|failed| failed.is_some());
     rayon::in_place_scope(|scope| {
-        while let Some(message) = Message::read(&mut requests)? {
+        while let Some(frame) = Frame::read(&mut requests, Most::ANY)? {
             let (answers, failed) = (&answers, &failed);
             scope.spawn(move |_| {
-                let ended = reply(tiers, &message, answers);
+                let ended = reply(tiers, frame, answers);
                 if let (Err(error), Ok(mut failed)) = (ended, failed.lock()) {
                     failed.get_or_insert(error);
                 }
@@ -36,12 +36,8 @@ pub fn serve(
 }
 
 /// Answers one request. Fails where nobody reads, or the tier is lost.
-fn reply(
-    tiers: &[Box<dyn Tier>],
-    message: &Message,
-    answers: &Mutex<impl Write>,
-) -> io::Result<()> {
-    let question = read_question(message).map_err(io::Error::other)?;
+fn reply(tiers: &[Box<dyn Tier>], frame: Frame, answers: &Mutex<impl Write>) -> io::Result<()> {
+    let question = read_question(frame).map_err(io::Error::other)?;
     let tier = tiers.iter().find(|tier| tier.name() == question.tier);
     let answered = match tier {
         None => {
@@ -58,9 +54,11 @@ fn reply(
             }
         }
     };
-    let message = answer(question.id, &answered).map_err(io::Error::other)?;
+    let frame = answer(question.id, &answered).map_err(io::Error::other)?;
+    let bytes = frame.to_bytes().map_err(io::Error::other)?;
     let mut answers = answers.lock().map_err(|_| io::Error::other("a writer panicked"))?;
-    message.write(&mut *answers)?;
+    answers.write_all(&bytes)?;
+    answers.flush()?;
     match answered {
         Answer::Lost(reason) => Err(io::Error::other(reason)),
         _ => Ok(()),
@@ -117,14 +115,14 @@ mod tests {
         Tensor { shape: shape.to_vec(), data: Data::F32(vec![x; shape.iter().product()]) }
     }
 
-    fn asked(id: u64, tier: &str, pass: Pass, dim: usize) -> Message {
+    fn asked(id: u64, tier: &str, pass: Pass, dim: usize) -> Vec<u8> {
         let extents = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 1, keys: 1, dim };
         let problem: Problem = AttentionLse::new(extents).into();
         let inputs = ["q", "k"].map(|name| (name.to_string(), numbers(&[1, 1, 1, dim], 1.0)));
         let inputs = &inputs.into();
         let (dtype, hints) = (Dtype::F32, Hints::default());
         let request = Request { problem: &problem, pass, dtype, inputs, hints };
-        question(id, tier, &[request], CallKind::Alone).unwrap()
+        question(id, tier, &[request], CallKind::Alone).unwrap().to_bytes().unwrap()
     }
 
     #[test]
@@ -132,7 +130,7 @@ mod tests {
         let tiers: [Box<dyn Tier>; 1] = [Box::new(Mortal(AtomicBool::new(false)))];
         let mut requests = Vec::new();
         let mut ask = |id, tier, pass, dim| {
-            asked(id, tier, pass, dim).write(&mut requests).unwrap();
+            requests.extend(asked(id, tier, pass, dim));
         };
         ask(1, "mortal", Pass::Forward, 2);
         ask(2, "mortal", Pass::Backward, 2);
@@ -141,8 +139,8 @@ mod tests {
         serve(&tiers, &requests[..], &mut answers).unwrap();
         let mut read: Vec<(u64, Answer)> = Vec::new();
         let stream = &mut &answers[..];
-        while let Some(message) = Message::read(stream).unwrap() {
-            read.push(read_answer(&message).unwrap());
+        while let Some(frame) = Frame::read(stream, Most::ANY).unwrap() {
+            read.push(read_answer(frame).unwrap());
         }
         read.sort_by_key(|(id, _)| *id);
         let outputs = [("lse".to_string(), numbers(&[1, 1, 1], 5.0))].into();
@@ -150,11 +148,10 @@ mod tests {
         let unsupported = Refusal::Unsupported("forward alone".to_string());
         assert_eq!(read[1], (2, Answer::Refused(unsupported)));
         assert!(matches!(read[2], (3, Answer::Refused(Refusal::Fault(_)))), "{read:?}");
-        let (mut requests, mut answers) = (Vec::new(), Vec::new());
-        asked(4, "mortal", Pass::Forward, 13).write(&mut requests).unwrap();
+        let (requests, mut answers) = (asked(4, "mortal", Pass::Forward, 13), Vec::new());
         assert_eq!(serve(&tiers, &requests[..], &mut answers).unwrap_err().to_string(), "dead");
-        let message = Message::read(&mut &answers[..]).unwrap().unwrap();
-        assert_eq!(read_answer(&message).unwrap(), (4, Answer::Lost("dead".to_string())));
+        let frame = Frame::read(&mut &answers[..], Most::ANY).unwrap().unwrap();
+        assert_eq!(read_answer(frame).unwrap(), (4, Answer::Lost("dead".to_string())));
         assert!(serve(&tiers, &requests[..9], Vec::new()).is_err(), "a message that was cut");
     }
 }

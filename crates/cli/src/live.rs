@@ -1,0 +1,339 @@
+//! The suite on a program that somebody brings (`verify --candidate`).
+
+mod finding;
+mod words;
+
+use crate::journal::{Journal, Run};
+use crate::outcome::Failure;
+use crate::page::quoted;
+use crate::{known, options, output};
+use etalon_conformance::candidate::{Answer, Candidate};
+use etalon_conformance::capabilities::{Capabilities, Kernel, parse_capabilities};
+use etalon_conformance::cases::{Depth, Spec};
+use etalon_conformance::generate::fnv;
+use etalon_conformance::laws::Kind;
+use etalon_conformance::live::{Hello, Limits, Program, REFUSES};
+use etalon_conformance::profile::Profile;
+use etalon_conformance::report::{Report, Verdict};
+use etalon_conformance::suite::{self, Part, SuiteOptions};
+use etalon_conformance::tier::{Request, Tier};
+use etalon_conformance::vectors::read_text;
+use etalon_problem::{Algorithm, Error, shortened};
+pub use finding::Finding;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::{Write, stderr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// Judges a program in place of etalon's own tiers: the command line that starts it. It answers on its standard
+    /// streams, as docs/protocol.md says.
+    #[arg(long, value_name = "COMMAND", conflicts_with_all = ["tier", "level", "in_process"])]
+    candidate: Option<String>,
+    /// What the program takes; if absent, what it says itself.
+    #[arg(long, value_name = "FILE.json", requires = "candidate")]
+    capabilities: Option<PathBuf>,
+    /// The arithmetic that the program claims: a profile of `etalon list` or a file; usual if absent.
+    #[arg(long, value_name = "NAME|FILE.json", requires = "candidate")]
+    profile: Option<String>,
+    /// The program claims the same bits in every call, and is asked.
+    #[arg(long, requires = "candidate")]
+    deterministic: bool,
+    /// Seconds in which the program must answer a request; 20 if absent.
+    #[arg(long, value_name = "SECONDS", requires = "candidate", value_parser = seconds)]
+    limit: Option<Duration>,
+    /// How often the program is started again after it ended, or was ended; 10 if absent.
+    #[arg(long, value_name = "N", requires = "candidate")]
+    restarts: Option<usize>,
+    /// Failures that are known, PASS LAW CASE on a line: they do not fail the run, and one that passes does.
+    #[arg(long, value_name = "FILE", requires = "candidate")]
+    known: Option<PathBuf>,
+    /// Keeps what is done in a file, and goes on where the run in it stopped.
+    #[arg(long = "continue", value_name = "FILE", requires = "candidate")]
+    journal: Option<PathBuf>,
+    /// Prints one verdict in JSON in place of the table: status, worst place, suspects, next case, replay.
+    #[arg(long, requires = "candidate")]
+    json: bool,
+}
+
+/// What of a run is asked with other tiers, too.
+pub struct Asked<'a> {
+    pub run: &'a options::Run,
+    pub depth: Depth,
+    pub part: Option<Part>,
+    pub cases: &'a [Spec],
+    pub laws: &'a [String],
+    pub allow_undecided: f64,
+}
+
+/// A run that is over.
+pub struct Judged {
+    pub report: Report,
+    pub finding: Finding,
+}
+
+/// Seconds above 0, to a day.
+fn seconds(text: &str) -> Result<Duration, Error> {
+    const DAY: f64 = 86400.0;
+    let seconds = text.parse::<f64>().ok().filter(|seconds| *seconds > 0.0 && *seconds <= DAY);
+    let seconds = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    seconds.ok_or_else(|| Error::value("limit", "seconds above 0, at most 86400", text))
+}
+
+/// Seconds for an answer, and at least for a start, which may load libraries.
+const CALL: Duration = Duration::from_secs(20);
+const START: Duration = Duration::from_secs(60);
+
+/// Starts again, if nobody says how many.
+const RESTARTS: usize = 10;
+
+/// Bytes of the program's stderr that are handed on.
+const SAID: usize = 64 << 10;
+
+/// Cases of the beginning that are judged again at the end, with other elements.
+const AGAIN: usize = 6;
+
+impl Arguments {
+    /// True if a program is to be judged.
+    pub fn is_wanted(&self) -> bool {
+        self.candidate.is_some()
+    }
+
+    /// True if the verdict is printed in JSON.
+    pub fn in_json(&self) -> bool {
+        self.json
+    }
+
+    fn limits(&self) -> Limits {
+        let call = self.limit.unwrap_or(CALL);
+        let restarts = self.restarts.unwrap_or(RESTARTS).min(usize::MAX / 4);
+        Limits { call, start: call.max(START), restarts }
+    }
+
+    fn command(&self) -> &str {
+        self.candidate.as_deref().unwrap_or_default()
+    }
+
+    fn profile(&self) -> Result<Option<Profile>, Failure> {
+        match options::claim(self.profile.as_deref().unwrap_or("usual"))? {
+            options::Claim::Usual => Ok(None),
+            options::Claim::Profile(profile) => Ok(Some(profile)),
+            options::Claim::Auto => {
+                Err(Error::value("profile", "a claim: usual, a name or a file", "auto").into())
+            }
+        }
+    }
+
+    /// The command that asks one case by one law again, for a shell.
+    fn replay(&self, case: &str, law: &str) -> String {
+        let quote = |text: &str| quoted(Path::new(text));
+        let mut line = format!("etalon verify --candidate {}", quote(self.command()));
+        if let Some(path) = &self.capabilities {
+            line += &format!(" --capabilities {}", quoted(path));
+        }
+        if let Some(profile) = &self.profile {
+            line += &format!(" --profile {}", quote(profile));
+        }
+        if let Some(limit) = self.limit {
+            line += &format!(" --limit {}", limit.as_secs_f64());
+        }
+        line += if self.deterministic { " --deterministic" } else { "" };
+        line + &format!(" --case {case} --law {law}")
+    }
+}
+
+/// Judges the program within its capabilities.
+pub fn judge(arguments: &Arguments, asked: &Asked<'_>) -> Result<Judged, Failure> {
+    let profile = arguments.profile()?;
+    let list = arguments.known.as_deref().map(|path| Ok::<_, Failure>((known::read(path)?, path)));
+    let list = list.transpose()?;
+    let (program, hello) = start(arguments)?;
+    let (text, capabilities) = capabilities(arguments, &hello)?;
+    let answer = |request: &Request<'_>| program.answer(request);
+    let lost = || program.lost();
+    let slow = asked.depth == Depth::Smoke;
+    let candidates = candidates(&hello.name, &capabilities, (profile, slow), (&answer, &lost));
+    let seed = seed(arguments, asked.run)?;
+    let run = Run {
+        etalon: env!("CARGO_PKG_VERSION").to_string(),
+        candidate: arguments.command().to_string(),
+        capabilities: format!("{:x}", fnv(&text)),
+        choices: format!("{:x}", fnv(&choices(arguments, asked, profile))),
+        seed,
+    };
+    let journal = arguments.journal.as_deref().map(|path| Journal::open(path, &run)).transpose()?;
+    let mut algorithms = asked.run.algorithms();
+    algorithms.retain(|of| capabilities.kernels.iter().any(|kernel| kernel.algorithm == *of));
+    if !asked.cases.is_empty() {
+        algorithms.retain(|of| asked.cases.iter().any(|spec| spec.algorithm == *of));
+    }
+    let options = SuiteOptions {
+        algorithms,
+        depth: asked.depth,
+        seed,
+        kinds: vec![Kind::Gate, Kind::Probe, Kind::Meaning],
+        cases: asked.cases.to_vec(),
+        laws: asked.laws.to_vec(),
+        part: asked.part,
+        profile,
+        allow_undecided: asked.allow_undecided,
+        capabilities: Some(&capabilities),
+        promises: if arguments.deterministic { vec!["determinism"] } else { Vec::new() },
+        journal: journal.as_ref().map(|journal| journal as &dyn suite::Journal),
+        ..SuiteOptions::own(candidates.iter().map(|candidate| candidate as &dyn Tier).collect())
+    };
+    let mut report = asked.run.watch(|progress| {
+        let mut report = suite::run(&options, progress);
+        again(&options, &mut report);
+        report
+    })?;
+    journal.as_ref().map_or(Ok(()), Journal::check)?;
+    report.records.iter_mut().for_each(|record| refused(&mut record.verdict));
+    report.about.candidate = Some(arguments.command().to_string());
+    report.about.profile = profile.map_or("usual", |profile| profile.name);
+    let mut notes = list.map_or(Vec::new(), |(list, path)| known::take(&mut report, &list, path));
+    if let Some(journal) = journal.filter(|journal| journal.count() > 0) {
+        notes.push(format!("{} of the cases were judged by an earlier run", journal.count()));
+    }
+    if program.ends() > 0 {
+        notes.push(format!("its process ended, or was ended, {} times", program.ends()));
+    }
+    let replay = |case: &str, law: &str| arguments.replay(case, law);
+    let finding = asked.run.watch(|_| {
+        Finding::of(&report, &candidates, &capabilities, &replay, (hello.name.clone(), notes))
+    })?;
+    Ok(Judged { report, finding })
+}
+
+/// Starts the program, and guards this process from it.
+fn start(arguments: &Arguments) -> Result<(Arc<Program>, Hello), Failure> {
+    let command = words::words(arguments.command())?;
+    close();
+    let program = Arc::new(Program::new(command, arguments.limits(), said()));
+    output::end_with(&program)?;
+    let hello = program.start().map_err(|fault| {
+        Failure(format!("the candidate {}: it {fault}", shortened(arguments.command(), SHOWN)))
+    })?;
+    Ok((program, hello))
+}
+
+/// The most characters of a command line in an error.
+const SHOWN: usize = 300;
+
+/// Closes the memory of this process, which holds exact results, to others of the same user.
+fn close() {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+        // Where the system does not, the page says that a candidate is trusted with what its user may read.
+        let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    }
+}
+
+/// Hands on what the program writes to stderr, up to a limit.
+fn said() -> Box<dyn Fn(&[u8]) + Send + Sync> {
+    let left = AtomicUsize::new(SAID);
+    Box::new(move |bytes| {
+        let take = |left: usize| Some(left.saturating_sub(bytes.len()));
+        let before = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).unwrap_or(0);
+        let shown = &bytes[..bytes.len().min(before)];
+        // If nobody reads stderr, the verdict still tells.
+        let mut out = stderr().lock();
+        let _ = out.write_all(shown);
+        if before > 0 && shown.len() < bytes.len() {
+            let _ = writeln!(out, "\n(no more of the candidate's stderr is shown)");
+        }
+    })
+}
+
+/// Capabilities, with their text.
+fn capabilities(arguments: &Arguments, hello: &Hello) -> Result<(String, Capabilities), Failure> {
+    let (text, path) = match (&arguments.capabilities, &hello.capabilities) {
+        (Some(path), _) => (read_text(path)?, path.as_path()),
+        (None, Some(text)) => (text.clone(), Path::new("the candidate's hello")),
+        (None, None) => {
+            return Err(Failure(
+                "the candidate declares no capabilities in its hello: name a file by --capabilities"
+                    .to_string(),
+            ));
+        }
+    };
+    let capabilities = parse_capabilities(path, &text)?;
+    Ok((text, capabilities))
+}
+
+/// How a program is asked, and why it no longer can be.
+type Door<'a> = (Answer<'a>, &'a (dyn Fn() -> Option<String> + Sync));
+
+/// The program as a tier of each algorithm that it takes.
+fn candidates<'a>(
+    name: &str,
+    capabilities: &'a Capabilities,
+    (profile, slow): (Option<Profile>, bool),
+    (answer, lost): Door<'a>,
+) -> Vec<Candidate<'a>> {
+    let has =
+        |of: &Algorithm| capabilities.kernels.iter().any(|kernel: &Kernel| kernel.algorithm == *of);
+    let own = Algorithm::ALL.into_iter().filter(has);
+    let candidate = |algorithm| {
+        let name = name.to_string();
+        Candidate { name, algorithm, capabilities, profile, answer, slow, lost: Some(lost) }
+    };
+    own.map(candidate).collect()
+}
+
+/// The seed that was given, or that of the run which goes on; else one that no program can know.
+fn seed(arguments: &Arguments, run: &options::Run) -> Result<u64, Failure> {
+    let begun = arguments.journal.as_deref().map_or(Ok(None), Journal::seed)?;
+    let random = || RandomState::new().build_hasher().finish();
+    Ok(run.seed.or(begun).unwrap_or_else(random))
+}
+
+/// What else decides the records of a run.
+fn choices(arguments: &Arguments, asked: &Asked<'_>, profile: Option<Profile>) -> String {
+    let Asked { depth, part, cases, laws, .. } = asked;
+    let part = part.map(|part| part.to_string());
+    let cases: Vec<String> = cases.iter().map(Spec::to_string).collect();
+    format!("{depth} {part:?} {cases:?} {laws:?} {profile:?} {}", arguments.deterministic)
+}
+
+/// Judges cases of the beginning again, with other elements: a program may be right for some calls only.
+fn again(options: &SuiteOptions<'_>, report: &mut Report) {
+    if !options.cases.is_empty() || report.checks() == 0 {
+        return;
+    }
+    let mut cases: Vec<Spec> = Vec::new();
+    for record in &report.records {
+        let Ok(spec) = record.case.parse::<Spec>() else { continue };
+        let other = Spec { seed: !options.seed, ..spec };
+        if !spec.is_large() && !cases.contains(&other) && cases.len() < AGAIN {
+            cases.push(other);
+        }
+    }
+    let options = SuiteOptions {
+        tiers: options.tiers.clone(),
+        algorithms: options.algorithms.clone(),
+        kinds: vec![Kind::Gate],
+        laws: vec!["bound".to_string()],
+        promises: Vec::new(),
+        cases,
+        part: None,
+        journal: None,
+        ..*options
+    };
+    let more = suite::run(&options, &|_, _, _| {});
+    report.records.extend(more.records);
+    report.simplest.extend(more.simplest);
+}
+
+/// A request that is refused though the capabilities take it: not judged, so that no program passes by refusing.
+fn refused(verdict: &mut Verdict) {
+    if let Verdict::Unsupported(reason) = verdict
+        && reason.starts_with(REFUSES)
+    {
+        *verdict = Verdict::Undecided(reason.clone());
+    }
+}
