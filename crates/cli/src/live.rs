@@ -12,7 +12,7 @@ use etalon_conformance::capabilities::{Capabilities, Kernel, parse_capabilities}
 use etalon_conformance::cases::{Depth, Spec};
 use etalon_conformance::generate::fnv;
 use etalon_conformance::laws::Kind;
-use etalon_conformance::live::{Hello, Limits, Program, REFUSES};
+use etalon_conformance::live::{Hello, Limits, Program, REFUSES, Said};
 use etalon_conformance::profile::Profile;
 use etalon_conformance::report::{Report, Verdict};
 use etalon_conformance::suite::{self, Part, SuiteOptions};
@@ -24,7 +24,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{Write, stderr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 #[derive(Debug, clap::Args)]
@@ -191,7 +191,7 @@ pub fn judge(arguments: &Arguments, asked: &Asked<'_>) -> Result<Judged, Failure
         report
     })?;
     journal.as_ref().map_or(Ok(()), Journal::check)?;
-    report.records.iter_mut().for_each(|record| refused(&mut record.verdict));
+    report.records.iter_mut().for_each(|record| of_program(&mut record.verdict));
     report.about.candidate = Some(arguments.command().to_string());
     report.about.profile = profile.map_or("usual", |profile| profile.name);
     let mut notes = list.map_or(Vec::new(), |(list, path)| known::take(&mut report, &list, path));
@@ -234,8 +234,8 @@ fn close() {
 }
 
 /// Hands on what the program writes to stderr, up to a limit.
-fn said() -> Box<dyn Fn(&[u8]) + Send + Sync> {
-    let left = AtomicUsize::new(SAID);
+fn said() -> Box<Said> {
+    let (left, told) = (AtomicUsize::new(SAID), AtomicBool::new(false));
     Box::new(move |bytes| {
         let take = |left: usize| Some(left.saturating_sub(bytes.len()));
         let before = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).unwrap_or(0);
@@ -243,7 +243,7 @@ fn said() -> Box<dyn Fn(&[u8]) + Send + Sync> {
         // If nobody reads stderr, the verdict still tells.
         let mut out = stderr().lock();
         let _ = out.write_all(shown);
-        if before > 0 && shown.len() < bytes.len() {
+        if shown.len() < bytes.len() && !told.swap(true, Ordering::Relaxed) {
             let _ = writeln!(out, "\n(no more of the candidate's stderr is shown)");
         }
     })
@@ -329,11 +329,16 @@ fn again(options: &SuiteOptions<'_>, report: &mut Report) {
     report.simplest.extend(more.simplest);
 }
 
-/// A request that is refused though the capabilities take it: not judged, so that no program passes by refusing.
-fn refused(verdict: &mut Verdict) {
-    if let Verdict::Unsupported(reason) = verdict
-        && reason.starts_with(REFUSES)
-    {
-        *verdict = Verdict::Undecided(reason.clone());
-    }
+/// The verdict on the program. What it refuses though its capabilities take it is not judged, so that none passes by
+/// refusing; a case that could notice nothing, as a random seed may draw one, is no fault of the program.
+fn of_program(verdict: &mut Verdict) {
+    *verdict = match verdict {
+        Verdict::Unsupported(reason) if reason.starts_with(REFUSES) => {
+            Verdict::Undecided(reason.clone())
+        }
+        Verdict::Vacuous(reason) => {
+            Verdict::NotAsked(format!("a case that judges nothing was drawn: {reason}"))
+        }
+        _ => return,
+    };
 }

@@ -183,6 +183,7 @@ fn record(verdict: Verdict, margin: Option<f64>) -> Record {
 
 fn report(verdicts: &[(Verdict, Option<f64>)]) -> Report {
     let about = About {
+        candidate: None,
         date: Some("2024-02-29T23:59:59Z".to_string()),
         cpu: Some("an abacus".to_string()),
         commit: None,

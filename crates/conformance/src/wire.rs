@@ -421,7 +421,7 @@ mod tests {
             (row + 60, 3, "has role 3, expected 0 or 1"),
             (row + 64, 3, "has 16 bytes, expected 24 of i64 [3]"),
             (row + 72, 1, "has 1 axes and extents of others"),
-            (row + 113, 9, "ends at byte 2320 of 320"),
+            (row + 113, 9, "ends at byte 2320 of 256"),
         ] {
             let mut other = bytes.clone();
             other[at] = byte;

@@ -1,6 +1,7 @@
 //! The pages of `docs/` that are about no single algorithm.
 //!
-//! * Start here: [`guide`] checks a kernel of your own, also from [`python`], [`notation`] defines symbols and words.
+//! * Start here: [`guide`] checks a kernel of your own, also from [`python`] or as a program ([`protocol`], [`agents`]);
+//!   [`notation`] defines symbols and words.
 //! * The equations, numbered as in the comments of the code, with the tensors of each algorithm:
 //!   [`attention`](crate::attention), [`attention_lse`](crate::attention_lse),
 //!   [`linear_attention`](crate::linear_attention), [`lazy_attention`](crate::lazy_attention),
@@ -25,6 +26,8 @@ macro_rules! page {
 
 page!(guide, "docs/guide.md", "Check your own kernel; all commands and options.");
 page!(python, "docs/python.md", "The module `etalon` of Python: judge, oracle and passes.");
+page!(protocol, "docs/protocol.md", "The protocol by which a program is asked.");
+page!(agents, "docs/agents.md", "Mend a kernel by the verdicts on it.");
 page!(training, "docs/training.md", "Train with etalon's PyTorch operators: an example, measured.");
 page!(notation, "docs/notation.md", "Symbols, tensors, shapes, conventions and words.");
 page!(numerics, "docs/numerics.md", "The error bounds, derived from the arithmetic of a kernel.");
