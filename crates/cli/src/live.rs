@@ -33,7 +33,7 @@ pub struct Arguments {
     /// streams, as docs/protocol.md says.
     #[arg(long, value_name = "COMMAND", conflicts_with_all = ["tier", "level", "in_process"])]
     candidate: Option<String>,
-    /// What the program takes; if absent, what it says itself.
+    /// The program's capabilities; if absent, those of its hello.
     #[arg(long, value_name = "FILE.json", requires = "candidate")]
     capabilities: Option<PathBuf>,
     /// The arithmetic that the program claims: a profile of `etalon list` or a file; usual if absent.
@@ -45,7 +45,7 @@ pub struct Arguments {
     /// Seconds in which the program must answer a request; 20 if absent.
     #[arg(long, value_name = "SECONDS", requires = "candidate", value_parser = seconds)]
     limit: Option<Duration>,
-    /// How often the program is started again after it ended, or was ended; 10 if absent.
+    /// New starts of the program after it ended, or was ended; 10 if absent.
     #[arg(long, value_name = "N", requires = "candidate")]
     restarts: Option<usize>,
     /// Failures that are known, PASS LAW CASE on a line: they do not fail the run, and one that passes does.
@@ -59,7 +59,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// What of a run is asked with other tiers, too.
+/// Options of a run that etalon's own tiers share.
 pub struct Asked<'a> {
     pub run: &'a options::Run,
     pub depth: Depth,
@@ -228,7 +228,7 @@ fn close() {
     #[cfg(target_os = "linux")]
     {
         use rustix::process::{DumpableBehavior, set_dumpable_behavior};
-        // Where the system does not, the page says that a candidate is trusted with what its user may read.
+        // If it fails, the page still says what a candidate may read.
         let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
     }
 }
@@ -265,7 +265,7 @@ fn capabilities(arguments: &Arguments, hello: &Hello) -> Result<(String, Capabil
     Ok((text, capabilities))
 }
 
-/// How a program is asked, and why it no longer can be.
+/// The door to a program, and why it is closed, if so.
 type Door<'a> = (Answer<'a>, &'a (dyn Fn() -> Option<String> + Sync));
 
 /// The program as a tier of each algorithm that it takes.
@@ -292,7 +292,7 @@ fn seed(arguments: &Arguments, run: &options::Run) -> Result<u64, Failure> {
     Ok(run.seed.or(begun).unwrap_or_else(random))
 }
 
-/// What else decides the records of a run.
+/// Other choices that decide the records of a run.
 fn choices(arguments: &Arguments, asked: &Asked<'_>, profile: Option<Profile>) -> String {
     let Asked { depth, part, cases, laws, .. } = asked;
     let part = part.map(|part| part.to_string());

@@ -30,18 +30,18 @@ pub const UNSUPPORTED: u32 = 4;
 /// A request in which the program failed, and how.
 pub const ERROR: u32 = 5;
 
-/// What a program is allowed.
+/// Limits of a program.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// The time for an answer.
     pub call: Duration,
     /// The time from the start of a process to its hello.
     pub start: Duration,
-    /// How often it is started again in a run; as often once more to find the simplest case of a failure.
+    /// New starts in a run; as many more are for finding the simplest case of a failure.
     pub restarts: usize,
 }
 
-/// What a program says first.
+/// The first words of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
     /// Its name in reports.
@@ -123,7 +123,7 @@ impl Program {
         (ends > self.limits.restarts).then(|| too_often(ends))
     }
 
-    /// How many of its processes ended, or were ended.
+    /// The number of its processes that ended, or were ended.
     pub fn ends(&self) -> usize {
         self.ends.load(Ordering::Relaxed)
     }
@@ -203,7 +203,7 @@ fn framed(id: u64, request: &Request<'_>) -> (Frame, Most) {
     (frame, Most { tensors: TENSORS, text: TEXT, data: data as u64 })
 }
 
-/// What an answer says; a fault where it is no answer to the request of that number.
+/// Reads an answer; a fault where it is none to the request of that number.
 fn understood(id: u64, answer: Frame) -> Result<Result<Tensors, Refusal>, String> {
     let Frame { kind, id: found, tensors, wanted, text, .. } = answer;
     if found != id {

@@ -44,7 +44,7 @@ pub struct SuiteOptions<'a> {
     pub capabilities: Option<&'a Capabilities>,
     /// Names of laws of other kinds that the tiers promise, too.
     pub promises: Vec<&'static str>,
-    /// What is kept of each case, so that a run that was cut can go on.
+    /// Keeps the records of each case, so that a run that was cut can go on.
     pub journal: Option<&'a dyn Journal>,
 }
 
@@ -483,7 +483,7 @@ fn judge_once(item: &Item, options: &SuiteOptions<'_>) -> (Vec<Record>, Vec<Outp
         return (records, Vec::new());
     }
     let (records, seen) = judge(item, options);
-    // What was not asked of a tier that was lost is asked when a run goes on.
+    // A case that a lost tier was not asked is judged when the run goes on.
     if options.tiers.iter().all(|tier| tier.lost().is_none()) {
         journal.keep(&case, &records);
     }

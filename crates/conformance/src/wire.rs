@@ -1,5 +1,5 @@
-//! Frames between two processes: a header and a table of tensors of fixed layout, so that a reader needs no library for
-//! JSON or safetensors. `docs/protocol.md` is their description.
+//! Frames between two processes: a header and a table of tensors of fixed layout, so that a reader needs no library
+//! for JSON or safetensors. `docs/protocol.md` is their description.
 
 use crate::tensor::{Data, Tensor, Tensors};
 use crate::vectors::{bytes_of, data_of};
@@ -39,7 +39,7 @@ pub struct Wanted {
 /// A frame.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Frame {
-    /// What it is: of the live judge one of those in `docs/protocol.md`.
+    /// The kind: of the live judge one of those in `docs/protocol.md`.
     pub kind: u32,
     /// The number of the request that it is, or answers.
     pub id: u64,
@@ -210,7 +210,7 @@ fn row(
     Ok(row)
 }
 
-/// What a row says.
+/// A row that was read.
 enum Row {
     Given(String, Tensor),
     Wanted(Wanted),

@@ -1,7 +1,7 @@
 //! The pages of `docs/` that are about no single algorithm.
 //!
-//! * Start here: [`guide`] checks a kernel of your own, also from [`python`] or as a program ([`protocol`], [`agents`]);
-//!   [`notation`] defines symbols and words.
+//! * Start here: [`guide`] checks a kernel of your own, also from [`python`] or as a program ([`protocol`],
+//!   [`agents`]); [`notation`] defines symbols and words.
 //! * The equations, numbered as in the comments of the code, with the tensors of each algorithm:
 //!   [`attention`](crate::attention), [`attention_lse`](crate::attention_lse),
 //!   [`linear_attention`](crate::linear_attention), [`lazy_attention`](crate::lazy_attention),

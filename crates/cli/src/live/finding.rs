@@ -1,4 +1,4 @@
-//! What a run found, for somebody who mends the program: the worst place, what it looks like, the next case to try.
+//! Findings of a run, for somebody who mends the program: the worst place, its likeliest cause, the next case to try.
 
 use crate::needs;
 use crate::units;
@@ -59,7 +59,7 @@ struct First {
     /// The element that is most off, where outputs of the case are.
     #[serde(skip_serializing_if = "Option::is_none")]
     worst: Option<Worst>,
-    /// What it looks like, the likeliest first.
+    /// Causes that have this look, the likeliest first.
     suspects: Vec<String>,
     replay: String,
 }
@@ -203,7 +203,7 @@ fn first(
     })
 }
 
-/// What `etalon check` says of the outputs for a case, if the program answers and something is off.
+/// The check of the outputs for a case, if the program answers and something is off.
 fn looked_at(
     candidate: &Candidate<'_>,
     capabilities: &Capabilities,

@@ -3,7 +3,7 @@
 use crate::outcome::Failure;
 use std::ffi::OsString;
 
-/// The words of a command line: `'…'` and `"…"` keep blanks. No shell reads it, so that no variable stands for another.
+/// The words of a command line: `'…'` and `"…"` keep blanks. No shell reads it, so that `$` is a character as others.
 pub fn words(line: &str) -> Result<Vec<OsString>, Failure> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None::<char>);
     for c in line.chars() {

@@ -9,7 +9,7 @@ use std::process::Command;
 pub const TESTS: &[Test] =
     &[("every_cheat_is_found", every_cheat_is_found), ("the_page_lists_the_cheats", the_page)];
 
-/// How a run on a cheat ends.
+/// The end of a run on a cheat.
 #[derive(Clone, Copy, PartialEq)]
 enum End {
     /// It fails, and a check of this name, or with these words in its symptom, is among the failures.

@@ -15,14 +15,14 @@ use std::process::{Command, exit, id};
 use std::thread::sleep;
 use std::time::Duration;
 
-/// What they take: little, so that a run is short.
+/// Their capabilities: few, so that a run is short.
 pub const TAKES: &str = r#"{"kernels": [{
     "algorithm": "attention", "passes": ["forward", "backward"], "dtypes": ["f32"],
     "limits": {"dim": {"at_most": 8}, "value_dim": {"at_most": 8}, "queries": {"at_most": 24},
         "keys": {"at_most": 24}, "batch": {"one_of": [1]}, "key_heads": {"at_most": 2}},
     "masks": ["full", "causal"], "sequences": ["dense"], "options": {}}]}"#;
 
-/// What a program remembers of former requests.
+/// Memory of former requests.
 #[derive(Default)]
 struct Before {
     asked: usize,
@@ -68,7 +68,7 @@ fn hello(mode: &str, id: u64) {
 }
 
 fn send(bytes: &[u8]) {
-    // Where nobody reads, stdin ends next.
+    // Stdin ends next if nobody reads.
     let _ = stdout().write_all(bytes).and_then(|()| stdout().flush());
 }
 

@@ -60,7 +60,7 @@ fn fault(program: &Program) -> String {
     }
 }
 
-/// What a program does instead of answering, what is said of it, and whether its process is ended.
+/// Modes that do not answer, the words for each, and whether its process is ended.
 const FAULTS: [(&str, &str, bool); 16] = [
     ("hangs", "did not answer within 2 s", true),
     ("half-and-hangs", "did not answer within 2 s", true),

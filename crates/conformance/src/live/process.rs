@@ -45,7 +45,7 @@ impl Held {
     }
 }
 
-/// How often, 2 ms apart, the status of a process is asked for before it is killed.
+/// Times, 2 ms apart, that the status of a process is asked for before it is killed.
 const GRACE: usize = 25;
 
 /// Kills a child with its group: what it started outside of it is out of reach.
@@ -62,7 +62,7 @@ fn kill(child: &mut Child) {
 /// A process that is asked.
 pub struct Process {
     held: Arc<Mutex<Held>>,
-    /// What it is to read, and how much of an answer is read.
+    /// Frames that it is to read, and the most that is read of an answer.
     frames: Sender<Vec<u8>>,
     asked: Sender<Most>,
     answers: Receiver<io::Result<Option<Frame>>>,
@@ -115,7 +115,7 @@ impl Process {
 
     /// The next frame after one that it gets. Fails with what it did instead; then the process must be ended.
     pub fn ask(&mut self, frame: Vec<u8>, most: Most, limit: Duration) -> Result<Frame, String> {
-        // Where nobody writes or reads any more, no answer comes, and why is said there.
+        // A thread that has ended says why in the answers.
         let _ = self.frames.send(frame);
         let _ = self.asked.send(most);
         match self.answers.recv_timeout(limit) {
@@ -183,7 +183,7 @@ fn listen(mut errors: impl Read, said: &Said, tail: &Mutex<Vec<u8>>, closed: &Se
 /// The most characters that a report repeats of what a program says.
 const LINE: usize = 600;
 
-/// What a program says, on one line.
+/// Words of a program, on one line.
 pub fn words(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");

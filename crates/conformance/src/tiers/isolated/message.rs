@@ -1,5 +1,5 @@
-//! Messages between a suite and a process that answers its requests: frames ([`crate::wire`]) with a header as JSON. The
-//! tensors of several requests have the number of each before their names.
+//! Messages between a suite and a process that answers its requests: frames ([`crate::wire`]) with a header as JSON.
+//! The tensors of several requests have the number of each before their names.
 
 use crate::tensor::Tensors;
 
