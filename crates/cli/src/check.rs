@@ -1,5 +1,7 @@
 //! `etalon check`: a verdict on the results of somebody's kernel.
 
+pub mod vectors;
+
 use crate::eval::{self, LoadedProblem, Question};
 use crate::options;
 use crate::outcome::{Failure, Outcome, Refused, say};
@@ -13,7 +15,7 @@ use etalon_conformance::report::Status;
 use etalon_conformance::tensor::{Stored, Tensor, Tensors};
 use etalon_conformance::tier::{Hints, Request};
 use etalon_conformance::tiers::{check_results, no_output};
-use etalon_conformance::vectors::{self, Draft};
+use etalon_conformance::vectors::{self as files, Draft};
 use etalon_problem::{Dtype, Error, Operand, Pass, Precision, Problem, Role, shortened};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -226,7 +228,7 @@ fn brought(arguments: &Arguments, problem: &Problem, dtype: Dtype) -> Result<Bro
     let operands = problem.operands(question.pass);
     let outputs: Vec<&Operand> = operands.iter().filter(|x| x.role == Role::Output).collect();
     let known = |name: &str| !arguments.allow_extra || outputs.iter().any(|x| x.name == name);
-    let (mut got, extra) = vectors::read_known(&arguments.got, memory::available(), known)?;
+    let (mut got, extra) = files::read_known(&arguments.got, memory::available(), known)?;
     let (mut only, mut notes) = (only.clone(), Vec::new());
     if !extra.is_empty() {
         let names = extra.iter().map(|name| shortened(name, NAME)).collect::<Vec<_>>();
@@ -306,7 +308,7 @@ fn on_outputs(
         _ => String::new(),
     };
     let axes = |name: &str| outputs.iter().find(|x| x.0 == name).map(|(_, axes)| axes.clone());
-    let Failure(line) = advice::on_tensors(&vectors::Error::content(path, error), axes);
+    let Failure(line) = advice::on_tensors(&files::Error::content(path, error), axes);
     Failure(line + &advice)
 }
 

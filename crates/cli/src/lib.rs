@@ -13,6 +13,7 @@ mod conform;
 mod cuda;
 mod eval;
 mod explain;
+mod export;
 mod journal;
 pub mod junit;
 mod known;
@@ -69,6 +70,11 @@ enum Command {
     Eval(eval::Arguments),
     /// Judges the results of your own kernel.
     Check(check::Arguments),
+    /// Judges the results of your own kernel on test vectors: `etalon check DIR OUTPUTS`.
+    #[command(name = check::vectors::COMMAND, hide = true)]
+    CheckVectors(check::vectors::Arguments),
+    /// Writes test vectors: problems, inputs, exact results and bounds as files.
+    Export(export::Arguments),
     /// Writes inputs on which the right results are known, and judges the results put beside them.
     Probe(probe::Arguments),
     /// Shows which known bugs the laws find: the kill matrix.
@@ -120,6 +126,7 @@ fn answered(arguments: impl IntoIterator<Item = OsString>) -> u8 {
 /// Runs a command line, the name of the program first: how its verdict ends, or the one line that says why
 /// there is none.
 pub fn answer(arguments: impl IntoIterator<Item = OsString>) -> Result<Status, String> {
+    let arguments = check::vectors::named(arguments.into_iter().collect());
     let outcome = match Cli::command().try_get_matches_from(arguments) {
         Ok(matches) => Cli::from_arg_matches(&matches).map_err(Failure::from).and_then(run),
         Err(error) if error.use_stderr() => Err(Failure::from(error)),
@@ -130,7 +137,7 @@ pub fn answer(arguments: impl IntoIterator<Item = OsString>) -> Result<Status, S
 
 /// Reads a command line as [`answer`] does, and runs nothing.
 pub fn check(arguments: impl IntoIterator<Item = OsString>) -> Result<(), String> {
-    match Cli::try_parse_from(arguments) {
+    match Cli::try_parse_from(check::vectors::named(arguments.into_iter().collect())) {
         Err(error) if error.use_stderr() => Err(one_line(&error.to_string())),
         _ => Ok(()),
     }
@@ -141,6 +148,8 @@ fn run(cli: Cli) -> Outcome {
         Some(Command::Verify(arguments)) => verify::run(&arguments),
         Some(Command::Eval(arguments)) => eval::run(&arguments),
         Some(Command::Check(arguments)) => check::run(&arguments),
+        Some(Command::CheckVectors(arguments)) => check::vectors::run(&arguments),
+        Some(Command::Export(arguments)) => export::run(&arguments),
         Some(Command::Probe(arguments)) => probe::run(&arguments),
         Some(Command::Zoo(arguments)) => zoo::run(&arguments),
         Some(Command::Power(arguments)) => power::run(&arguments),

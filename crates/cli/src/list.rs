@@ -11,14 +11,15 @@ use etalon_conformance::profile::Profile;
 use etalon_conformance::report::Status;
 use etalon_conformance::tier::Tier;
 use etalon_conformance::tiers;
+use etalon_conformance::vector_set::Manifest;
 use etalon_problem::{Algorithm, Dtype, Operand, Pass, Precision, Problem, Role};
 use std::collections::BTreeSet;
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Prints the JSON Schema of a problem file, or of a capabilities file, instead.
+    /// Prints the JSON Schema of a problem file, of a capabilities file, or of the manifest of test vectors, instead.
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "problem",
-        value_parser = ["problem", "capabilities"])]
+        value_parser = ["problem", "capabilities", "vectors"])]
     schema: Option<String>,
     /// Prints which level of the cuda tier computes what, and why others do not, as Markdown, instead.
     #[arg(long, conflicts_with = "schema")]
@@ -29,6 +30,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     if let Some(file) = &arguments.schema {
         let schema = match file.as_str() {
             "capabilities" => schemars::schema_for!(Capabilities),
+            "vectors" => schemars::schema_for!(Manifest),
             _ => schemars::schema_for!(Problem),
         };
         say(&serde_json::to_string_pretty(&schema)?)?;

@@ -29,6 +29,8 @@ mod probe;
 mod serve;
 #[path = "cli/types.rs"]
 mod types;
+#[path = "cli/vectors.rs"]
+mod vectors;
 #[path = "cli/verify.rs"]
 mod verify;
 #[path = "cli/words.rs"]
@@ -235,6 +237,7 @@ fn the_published_schemas_are_current() {
     for (file, arguments) in [
         ("problem", &["list", "--schema"][..]),
         ("capabilities", &["list", "--schema", "capabilities"]),
+        ("vectors", &["list", "--schema", "vectors"]),
     ] {
         let printed = String::from_utf8(etalon(arguments).stdout).unwrap();
         let path = format!("../../docs/schema/{file}.schema.json");

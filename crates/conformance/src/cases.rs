@@ -115,7 +115,7 @@ impl Spec {
     }
 
     /// Its value on every axis, as in `mask=causal`.
-    pub(crate) fn values(&self) -> Vec<String> {
+    pub fn values(&self) -> Vec<String> {
         let names = each!(&self.point, point => point.names());
         let axes = Point::axes(self.algorithm).into_iter();
         axes.zip(names).map(|((axis, _), name)| format!("{axis}={name}")).collect()
@@ -129,8 +129,13 @@ impl Spec {
     }
 
     /// The axes of its algorithm, with the values of each.
-    pub(crate) fn choices(&self) -> Vec<(&'static str, Vec<&'static str>)> {
+    pub fn choices(&self) -> Vec<(&'static str, Vec<&'static str>)> {
         Point::axes(self.algorithm)
+    }
+
+    /// True if a shape of its algorithm is one whose extents are large.
+    pub fn is_large_shape(&self, name: &str) -> bool {
+        Point::large(self.algorithm).contains(&name)
     }
 
     /// The same with other values on some axes.
@@ -141,6 +146,31 @@ impl Spec {
         };
         let names: Vec<&str> = self.choices().into_iter().zip(own).map(value).collect();
         Some(Spec { point: Point::parse(self.algorithm, &names).ok()?, ..*self })
+    }
+
+    /// The point with these values on some axes and the first on all others. Its draws follow from `name` alone, and
+    /// not from the names of all axes.
+    pub(crate) fn drawn_by(
+        name: &str,
+        (algorithm, dtype): (Algorithm, Dtype),
+        values: &[(&str, &str)],
+    ) -> Result<Spec, Error> {
+        let axes = Point::axes(algorithm);
+        for (axis, value) in values {
+            let known = axes.iter().find(|(name, _)| name == axis);
+            let (_, names) = known.ok_or_else(|| {
+                let names: Vec<&str> = axes.iter().map(|(name, _)| *name).collect();
+                Error::value("axis", format!("one of {}", names.join(", ")), axis)
+            })?;
+            if !names.contains(value) {
+                return Err(Error::value(*axis, format!("one of {}", names.join(", ")), value));
+            }
+        }
+        let own = |axis: &str| values.iter().find(|(name, _)| *name == axis).map(|x| x.1);
+        let names: Vec<&str> =
+            axes.iter().map(|(axis, names)| own(axis).unwrap_or(names[0])).collect();
+        let spec = Spec { algorithm, dtype, point: Point::parse(algorithm, &names)?, seed: 0 };
+        Ok(Spec { seed: crate::generate::fnv(name) ^ spec.draw_seed(), ..spec })
     }
 
     /// A seed of its own: the discrete draws differ between points, but not between storage types.

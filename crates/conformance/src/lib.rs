@@ -25,6 +25,7 @@ pub mod suite;
 pub mod tier;
 pub mod tiers;
 mod vacuity;
+pub mod vector_set;
 pub mod vectors;
 mod wire;
 pub mod zoo;

@@ -136,6 +136,12 @@ impl Probe {
         Ok((law, self.pass.parse()?))
     }
 
+    /// Its questions, on a case of the suite; or why there are none.
+    pub fn questions(&self) -> Result<Vec<Question>, String> {
+        let (law, case, pass) = self.parse(&[], None).map_err(|error| error.to_string())?;
+        asked::questions(&law, case, pass, (None, None))
+    }
+
     /// The law, the case and the pass; of the problems that somebody brought the case is one by name.
     fn parse(
         &self,

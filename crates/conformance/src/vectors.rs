@@ -7,6 +7,7 @@ mod read;
 
 pub use draft::{Draft, Unfinished};
 pub use problem::{parse_problem, read_problem, sequence_tensors, with_arrays};
+pub(crate) use read::at_most;
 
 use crate::tensor::{Data, Tensor, Tensors};
 use etalon_problem::{Error as ProblemError, shortened};
@@ -221,7 +222,7 @@ impl View for InFile<'_> {
 
 /// The text of a problem file, without the mark that some editors put before it.
 pub fn read_text(path: &Path) -> Result<String, Error> {
-    let bytes = read::at_most(path, read::PROBLEM)?;
+    let bytes = at_most(path, read::PROBLEM)?;
     let wide = matches!(bytes.get(..2), Some([0xff, 0xfe] | [0xfe, 0xff]));
     let text = String::from_utf8(bytes).map_err(|_| match wide {
         true => Error::format(path, "no JSON text: it is UTF-16; save it as UTF-8"),

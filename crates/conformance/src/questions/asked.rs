@@ -134,7 +134,7 @@ pub fn about(
 }
 
 /// The questions of a probe to a kernel that answers rightly; or the reason why there are none.
-fn questions(
+pub(super) fn questions(
     law: &Law,
     case: Case,
     pass: Pass,
