@@ -22,7 +22,10 @@ use std::time::Duration;
 
 const TENSORS: &str = "\
 IN holds what `eval` takes, GOT the outputs of your kernel under the names of the formulas: o and lse of \
-attention forward, dq, dk and dv of backward. `etalon list` has them with shapes and types.";
+attention forward, dq, dk and dv of backward. `etalon list` has them with shapes and types.
+
+`etalon check DIR OUTPUTS` judges a folder of outputs against the test vectors that `etalon export DIR` has written; \
+`etalon check DIR OUTPUTS --help` has its options.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = TENSORS)]

@@ -261,6 +261,10 @@ fn folders_that_are_none_are_refused() {
     assert!(line.ends_with("full/manifest.json: cannot be read: there is no such file"), "{line}");
     let help = etalon(&["check", outputs, dir, "--help"]).stdout;
     assert!(String::from_utf8(help).unwrap().contains("etalon check [OPTIONS] DIR OUTPUTS"));
+    let help = etalon(&["check", "--help"]).stdout;
+    assert!(
+        String::from_utf8(help).unwrap().contains("`etalon check DIR OUTPUTS` judges a folder")
+    );
     // An algorithm stays one, and a misspelt one is told its names.
     let line = refusal(&etalon(&["check", "attentoin", "forward"]));
     assert!(line.contains("[possible values: attention"), "{line}");
