@@ -4,6 +4,7 @@ A row makes its inputs and returns contenders. Etalon's stand first, then the pe
 compared with. Another computation – products alone, copies – has no results.
 """
 
+import importlib.metadata
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -107,6 +108,23 @@ def sdpa(backend: SDPBackend, causal: bool) -> Callable:
     return call
 
 
+FLASH_ATTENTION_4 = "4.0.0b36"
+
+
+def flash_attention_4(causal: bool, deterministic: bool = False) -> Callable:
+    """Of the package flash-attn-4, whose tensors have heads behind tokens."""
+    found = importlib.metadata.version("flash-attn-4")
+    if found != FLASH_ATTENTION_4:
+        raise RuntimeError(f"flash-attn-4 {found} is there, and {FLASH_ATTENTION_4} is compared")
+    from flash_attn.cute import flash_attn_func
+
+    def call(*tensors):
+        results = flash_attn_func(*(x.transpose(1, 2) for x in tensors), causal=causal, deterministic=deterministic)
+        return (results[0] if isinstance(results, tuple) else results).transpose(1, 2)
+
+    return call
+
+
 def attention(bench: Bench, dim: int, causal: bool, backward: bool, dtype: torch.dtype = torch.bfloat16) -> list[Contender]:
     shape = (4, 16, bench.size(4096), dim)
     q, k, v, dout = (bench.randn(*shape, dtype=dtype) for _ in range(4))
@@ -118,7 +136,10 @@ def attention(bench: Bench, dim: int, causal: bool, backward: bool, dtype: torch
         "PyTorch flash": lambda: sdpa(SDPBackend.FLASH_ATTENTION, causal),
         "PyTorch cuDNN": lambda: sdpa(SDPBackend.CUDNN_ATTENTION, causal),
         "PyTorch flex": lambda: flex(bench, shape[2], causal),
+        "FlashAttention-4": lambda: flash_attention_4(causal),
     }
+    if backward:
+        calls["FlashAttention-4 deterministic"] = lambda: flash_attention_4(causal, deterministic=True)
     if dtype == torch.float32:
         calls = {"PyTorch efficient": lambda: sdpa(SDPBackend.EFFICIENT_ATTENTION, causal)}
     if not backward:
