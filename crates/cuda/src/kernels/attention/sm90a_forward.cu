@@ -43,11 +43,11 @@ using TicketRing = Ring<1, VRing::END>;
 constexpr u32 AT_TICKET = TicketRing::END;
 static_assert(AT_TICKET % 16 == 0 && AT_TICKET + 48 <= AT_BARRIERS + 256, "a ticket");
 constexpr int TAKEN = 15;  // the barrier of warps at which a ticket has been taken
-// Whether a warpgroup leaves out blocks, and half a block, behind the keys that its rows see. Two warpgroups with
+// True if a warpgroup leaves out blocks, and half a block, behind the keys that its rows see. Two warpgroups with
 // values do not: a tile ends with a block, and another begin of the loop costs as much as half a block. With LENGTHS,
 // three have no registers for it.
 constexpr bool SKIPS = WINDOW == 1 && !OPTIONS && (!VALUES || (GROUPS == 3 && !LENGTHS));
-// Whether steps without a mask come in pairs, which pack P sooner. If their number is odd, the first has a mask that
+// True if steps without a mask come in pairs, which pack P sooner. If their number is odd, the first has a mask that
 // hides nothing: too much for the few steps of a causal mask.
 constexpr bool BY_TWO = !WINDOW && D == 128 && VALUES && !OPTIONS;
 CHECK_SHARED(forward, 1024 + AT_BARRIERS + 256);  // the base is aligned to 1024 by hand
@@ -127,7 +127,7 @@ template <bool MASK, int N> DEV void extend(float (&s)[N], bool (&hides)[2], int
     hides[r] = __any_sync(0xfu << (lane_id() & 28), hides[r]);
   }
 }
-// Whether the maximum of a row of the warp may have grown by more than SLACK. Asked of bits as integers: an instruction
+// True if the maximum of a row of the warp may have grown by more than SLACK. Bits are asked as integers: an instruction
 // takes three of them. The largest is that of the largest number, if this is above 0, and those of NaN exceed all
 // limits but where their sign is set; a row that has such a NaN keeps its maximum, and has NaN in its sum.
 template <int N> DEV bool may_grow(const float (&s)[N], const Maxima& rows, float over) {
@@ -156,7 +156,7 @@ template <int N> DEV bool raise_maxima(const float (&s)[N], Maxima& rows, float 
   }
   return true;
 }
-// Where the exponents of a row start; OPTIONS leave no registers to keep it.
+// The start of the exponents of a row; OPTIONS leave no registers to keep it.
 DEV float start_of(const Maxima& rows, int r, float c) {
   if (OPTIONS) return rows.m[r] == -INF ? 0 : -rows.m[r] * c;
   return rows.start[r];
