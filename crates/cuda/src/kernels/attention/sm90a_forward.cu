@@ -127,8 +127,8 @@ template <bool MASK, int N> DEV void extend(float (&s)[N], bool (&hides)[2], int
     hides[r] = __any_sync(0xfu << (lane_id() & 28), hides[r]);
   }
 }
-// True if the maximum of a row of the warp may have grown by more than SLACK. Bits are asked as integers: an instruction
-// takes three of them. The largest is that of the largest number, if this is above 0, and those of NaN exceed all
+// True if the maximum of a row of the warp may have grown by more than SLACK. Bits are asked as integers, of which an
+// instruction takes three. The largest is that of the largest number, if this is above 0, and those of NaN exceed all
 // limits but where their sign is set; a row that has such a NaN keeps its maximum, and has NaN in its sum.
 template <int N> DEV bool may_grow(const float (&s)[N], const Maxima& rows, float over) {
   bool may[2];
