@@ -42,10 +42,14 @@ impl Known {
 
 /// True if a text is as a pattern has it.
 fn matches(pattern: &str, text: &str) -> bool {
-    let Some((first, rest)) = pattern.split_once('*') else { return pattern == text };
-    let Some(text) = text.strip_prefix(first) else { return false };
-    let places = text.char_indices().map(|(at, _)| at).chain([text.len()]);
-    places.into_iter().any(|at| matches(rest, &text[at..]))
+    let mut parts = pattern.split('*');
+    let Some(mut rest) = text.strip_prefix(parts.next().unwrap_or_default()) else { return false };
+    let Some(last) = parts.next_back() else { return rest.is_empty() };
+    for part in parts {
+        let Some(at) = rest.find(part) else { return false };
+        rest = &rest[at + part.len()..];
+    }
+    rest.ends_with(last)
 }
 
 /// Takes known failures from the records. A line all of whose records hold becomes a failure; one that names no record

@@ -36,6 +36,9 @@ fn main() {
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
 
+/// Options of runs that are the same each time: cases, and their order.
+const SAME: [&str; 4] = ["--seed", "0", "--threads", "1"];
+
 /// The command line of a program of this test.
 fn program(mode: &str, more: &str) -> String {
     let own = env::current_exe().expect("this program");

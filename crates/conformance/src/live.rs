@@ -97,7 +97,8 @@ impl Program {
         let mut turn = lock(&self.turn);
         let ends = self.ends.load(Ordering::Relaxed);
         if ends > 2 * self.limits.restarts {
-            return Err(Refusal::Fault(format!("was not asked: {}", too_often(ends))));
+            // No failure: a simpler case that was not asked shows nothing.
+            return Err(Refusal::Unsupported(format!("was not asked: {}", too_often(ends))));
         }
         if turn.process.is_none() {
             self.hello(&mut turn).map_err(Refusal::Fault)?;
