@@ -5,17 +5,18 @@ pub mod vectors;
 use crate::eval::{self, LoadedProblem, Question};
 use crate::options;
 use crate::outcome::{Failure, Outcome, Refused, say};
+use crate::output::{self, Writer};
 use crate::page::{Block, html, markdown, quoted, terminal};
 use crate::progress::Progress;
 use crate::units::{counted, digits, margin};
-use crate::{advice, memory, needs, output};
+use crate::{advice, memory, needs};
 use etalon_conformance::check::{Check, Explanation, Kind, Output, check_with_progress, strictest};
 use etalon_conformance::profile::Profile;
 use etalon_conformance::report::Status;
 use etalon_conformance::tensor::{Stored, Tensor, Tensors};
 use etalon_conformance::tier::{Hints, Request};
 use etalon_conformance::tiers::{check_results, no_output};
-use etalon_conformance::vectors::{self as files, Draft};
+use etalon_conformance::vectors as files;
 use etalon_problem::{Dtype, Error, Operand, Pass, Precision, Problem, Role, shortened};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -59,7 +60,7 @@ pub struct Arguments {
     allow_undecided: f64,
     /// Writes a report: json=PATH, md=PATH or html=PATH. May be given several times.
     #[arg(long, value_name = "KIND=PATH", value_parser = report_file)]
-    report: Vec<(Writer, PathBuf)>,
+    report: Vec<(Writer<Found>, PathBuf)>,
     #[command(flatten)]
     threads: options::Threads,
 }
@@ -67,12 +68,9 @@ pub struct Arguments {
 /// Interval between lines of progress.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// Writes a report in one of the forms.
-type Writer = fn(&Found) -> Result<String, Failure>;
-
 /// Reads KIND=PATH.
-fn report_file(text: &str) -> Result<(Writer, PathBuf), Error> {
-    const FORMS: [(&str, Writer); 3] = [
+fn report_file(text: &str) -> Result<(Writer<Found>, PathBuf), Error> {
+    const FORMS: [(&str, Writer<Found>); 3] = [
         ("json", |found| Ok(serde_json::to_string_pretty(found)?)),
         ("md", |found| Ok(markdown(&found.title(), &found.blocks()))),
         ("html", |found| Ok(html(&found.title(), &found.blocks()))),
@@ -175,8 +173,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         let outputs = problem.operands(*pass).into_iter().filter(|x| x.role == Role::Output);
         on_outputs(&arguments.got, error, &outputs.map(|x| (x.name, x.axes)).collect::<Vec<_>>())
     })?;
-    let drafts = arguments.report.iter().map(|(write, path)| Ok((write, Draft::new(path)?)));
-    let drafts = drafts.collect::<Result<Vec<_>, Failure>>()?;
+    let drafts = output::begin(&arguments.report)?;
     let claim = options::claim(&arguments.profile)?;
     let hints = Hints::default();
     let request = Request { problem: &problem, pass: *pass, dtype, inputs: &inputs, hints };
@@ -199,9 +196,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         notes.extend(held_wider(&problem, *pass, dtype, &inputs));
     }
     let found = Found { check, allow_undecided, auto, notes, command: Some(command) };
-    for (write, draft) in drafts {
-        output::finish(draft, write(&found)?.as_bytes())?;
-    }
+    output::finish_all(drafts, &found)?;
     say(&format!("{}\n{}", terminal(&found.blocks()), found.verdict()))?;
     Ok(found.status())
 }

@@ -7,7 +7,7 @@ use crate::machine::{COMMIT, cpu};
 use crate::markdown::markdown;
 use crate::options;
 use crate::outcome::{Failure, Outcome, say};
-use crate::output;
+use crate::output::{self, Writer};
 use crate::summary::{self, CELL};
 use crate::table::Table;
 use crate::units;
@@ -19,7 +19,6 @@ use etalon_conformance::report::{About, Absent, Record, Report, Simplest, json};
 use etalon_conformance::suite::{self, Part, SuiteOptions};
 use etalon_conformance::tier::Tier;
 use etalon_conformance::tiers::{self, Isolated, Server};
-use etalon_conformance::vectors::Draft;
 use etalon_problem::Error;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -61,13 +60,10 @@ pub struct Arguments {
     in_process: bool,
     /// Writes a report: junit=PATH, json=PATH or md=PATH. May be given several times.
     #[arg(long, value_name = "KIND=PATH", value_parser = report_file)]
-    report: Vec<(Writer, PathBuf)>,
+    report: Vec<(Writer<Report>, PathBuf)>,
     #[command(flatten)]
     live: live::Arguments,
 }
-
-/// Writes a report in one of the forms.
-type Writer = fn(&Report) -> Result<String, Failure>;
 
 /// The names of all laws; some laws share one.
 fn laws() -> PossibleValuesParser {
@@ -75,9 +71,9 @@ fn laws() -> PossibleValuesParser {
     PossibleValuesParser::new(names)
 }
 
-/// Reads KIND=PATH.
-fn report_file(text: &str) -> Result<(Writer, PathBuf), Error> {
-    const FORMS: [(&str, Writer); 3] = [
+/// Reads KIND=PATH of a report of the suite.
+pub fn report_file(text: &str) -> Result<(Writer<Report>, PathBuf), Error> {
+    const FORMS: [(&str, Writer<Report>); 3] = [
         ("junit", |report| Ok(junit(report)?)),
         ("json", |report| Ok(json(report)?)),
         ("md", |report| Ok(markdown(report))),
@@ -87,17 +83,13 @@ fn report_file(text: &str) -> Result<(Writer, PathBuf), Error> {
 
 pub fn run(arguments: &Arguments) -> Outcome {
     let (start, date) = (Instant::now(), Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true));
-    // A path that cannot be written to shows now, not after the run.
-    let drafts = arguments.report.iter().map(|(write, path)| Ok((write, Draft::new(path)?)));
-    let drafts = drafts.collect::<Result<Vec<_>, Failure>>()?;
+    let drafts = output::begin(&arguments.report)?;
     let (mut report, finding) = match arguments.live.is_wanted() {
         true => of_program(arguments)?,
         false => (of_tiers(arguments)?, None),
     };
     report.about = About { date: Some(date), cpu: cpu(), commit: COMMIT, ..report.about };
-    for (write, draft) in drafts {
-        output::finish(draft, write(&report)?.as_bytes())?;
-    }
+    output::finish_all(drafts, &report)?;
     if let Some(finding) = finding.as_ref().filter(|_| arguments.live.in_json()) {
         say(&finding.json()?)?;
         return Ok(report.status());

@@ -27,6 +27,9 @@ mod hostile;
 mod probe;
 #[path = "cli/serve.rs"]
 mod serve;
+#[cfg(unix)]
+#[path = "cli/tiny.rs"]
+mod tiny;
 #[path = "cli/types.rs"]
 mod types;
 #[path = "cli/vectors.rs"]

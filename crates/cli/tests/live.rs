@@ -11,6 +11,8 @@ mod examples;
 mod protocol;
 #[path = "live/run.rs"]
 mod run;
+#[path = "cli/tiny.rs"]
+mod tiny;
 
 use libtest_mimic::{Arguments, Trial};
 use std::env;

@@ -1,28 +1,27 @@
 //! `etalon check DIR OUTPUTS`: a verdict on a folder of outputs, against test vectors.
 
 use super::explanation;
-use crate::junit::junit;
 use crate::machine::{COMMIT, cpu};
-use crate::markdown::markdown;
 use crate::options::{self, Claim};
 use crate::outcome::{Failure, Outcome, say};
+use crate::output::{self, Writer};
 use crate::progress::Progress;
 use crate::units::{counted, digits};
-use crate::{memory, output, verify};
+use crate::{memory, verify};
 use chrono::{SecondsFormat, Utc};
 use etalon_conformance::bounds::{Bounds, bounds};
 use etalon_conformance::check::check;
 use etalon_conformance::gates::{g1, g2, generic};
 use etalon_conformance::profile::Profile;
 use etalon_conformance::questions::{Answers, Probe, Question};
-use etalon_conformance::report::{About, Record, Report, Status, Verdict, json};
+use etalon_conformance::report::{About, Record, Report, Status, Verdict};
 use etalon_conformance::tensor::{Stored, Tensor, Tensors};
 use etalon_conformance::tier::{Hints, Request};
 use etalon_conformance::tiers::check_results;
 use etalon_conformance::types::Types;
 use etalon_conformance::typical::{Kernels, Typical};
 use etalon_conformance::vector_set::{Entry, Id, Loaded, Set, Validity};
-use etalon_conformance::vectors::{self as files, Draft};
+use etalon_conformance::vectors as files;
 use etalon_problem::{Algorithm, Dtype, Error, Operand, Pass, Role, shortened};
 use rayon::prelude::*;
 use std::collections::BTreeSet;
@@ -64,23 +63,10 @@ pub struct Arguments {
     #[arg(long, value_name = "SHARE", default_value = "0", value_parser = options::share)]
     allow_undecided: f64,
     /// Writes a report: junit=PATH, json=PATH or md=PATH. May be given several times.
-    #[arg(long, value_name = "KIND=PATH", value_parser = report_file)]
-    report: Vec<(Writer, PathBuf)>,
+    #[arg(long, value_name = "KIND=PATH", value_parser = verify::report_file)]
+    report: Vec<(Writer<Report>, PathBuf)>,
     #[command(flatten)]
     threads: options::Threads,
-}
-
-/// Writes a report in one of the forms.
-type Writer = fn(&Report) -> Result<String, Failure>;
-
-/// Reads KIND=PATH.
-fn report_file(text: &str) -> Result<(Writer, PathBuf), Error> {
-    const FORMS: [(&str, Writer); 3] = [
-        ("junit", |report| Ok(junit(report)?)),
-        ("json", |report| Ok(json(report)?)),
-        ("md", |report| Ok(markdown(report))),
-    ];
-    options::report_file(text, &FORMS)
 }
 
 /// A command line in which two folders after `check` have the name of their own command.
@@ -126,8 +112,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     }
     let folder = Outputs { root: &arguments.outputs, allow_missing: arguments.allow_missing };
     folder.check_names(&set)?;
-    let drafts = arguments.report.iter().map(|(write, path)| Ok((write, Draft::new(path)?)));
-    let drafts = drafts.collect::<Result<Vec<_>, Failure>>()?;
+    let drafts = output::begin(&arguments.report)?;
     let pool = arguments.threads.pool()?;
     let bench = Bench { set: &set, folder, claim, explained: AtomicUsize::new(0) };
     let records = pool.install(|| {
@@ -150,9 +135,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         ..About::default()
     };
     let report = Report { about, records, ..Report::default() };
-    for (write, draft) in drafts {
-        output::finish(draft, write(&report)?.as_bytes())?;
-    }
+    output::finish_all(drafts, &report)?;
     say(&format!("{}\n{}", verify::text(&report), verdict(&report, &set, arguments)))?;
     Ok(report.status())
 }

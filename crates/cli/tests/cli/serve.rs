@@ -1,10 +1,11 @@
 //! Tiers in a process of their own.
 #![cfg(unix)]
 
-use etalon_conformance::tensor::{Data, Tensor, Tensors};
+use crate::tiny::problem;
+use etalon_conformance::tensor::Tensors;
 use etalon_conformance::tier::{Hints, Refusal, Request, Tier};
 use etalon_conformance::tiers::{Isolated, Server, Simd};
-use etalon_problem::{Attention, Dtype, Extents, Pass, Problem};
+use etalon_problem::{Dtype, Pass};
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::thread;
@@ -14,19 +15,6 @@ fn isolated(script: &str) -> Isolated {
     let command = ["sh", "-c", script].map(OsString::from).to_vec();
     let (levels, _) = Simd::levels();
     Isolated::new(Box::new(levels[0]), Arc::new(Server::new(command)))
-}
-
-fn problem() -> (Problem, Tensors) {
-    let extents = Extents { batch: 1, query_heads: 2, key_heads: 1, queries: 3, keys: 4, dim: 2 };
-    let problem: Problem = Attention::new(extents).into();
-    let tensor = |name: &str, shape: [usize; 4]| {
-        let numbers = (0..shape.iter().product()).map(|x: usize| 0.5 + x as f32);
-        let data = Data::F32(numbers.collect());
-        (name.to_string(), Tensor { shape: shape.to_vec(), data })
-    };
-    let keys = [1, 1, 4, 2];
-    let inputs = [tensor("q", [1, 2, 3, 2]), tensor("k", keys), tensor("v", keys)];
-    (problem, inputs.into())
 }
 
 fn ask(tier: &dyn Tier) -> Result<Tensors, Refusal> {

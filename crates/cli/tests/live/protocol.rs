@@ -1,10 +1,11 @@
 //! Each failure of the protocol: what is said of it, that nothing hangs, and that no process is left.
 
 use crate::Test;
+use crate::tiny::problem;
 use etalon_conformance::live::{Limits, Program};
-use etalon_conformance::tensor::{Data, Tensor, Tensors};
+use etalon_conformance::tensor::Tensors;
 use etalon_conformance::tier::{Hints, Refusal, Request};
-use etalon_problem::{Attention, Dtype, Extents, Pass, Problem};
+use etalon_problem::{Dtype, Pass};
 use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
@@ -43,15 +44,7 @@ fn started(mode: &str, path: &str) -> Program {
 }
 
 fn ask(program: &Program) -> Result<Tensors, Refusal> {
-    let extents = Extents { batch: 1, query_heads: 2, key_heads: 1, queries: 3, keys: 4, dim: 2 };
-    let problem: Problem = Attention::new(extents).into();
-    let tensor = |name: &str, shape: [usize; 4]| {
-        let numbers = (0..shape.iter().product()).map(|x: usize| 0.5 + x as f32);
-        let data = Data::F32(numbers.collect());
-        (name.to_string(), Tensor { shape: shape.to_vec(), data })
-    };
-    let keys = [1, 1, 4, 2];
-    let inputs = [tensor("q", [1, 2, 3, 2]), tensor("k", keys), tensor("v", keys)].into();
+    let (problem, inputs) = problem();
     let (problem, inputs, hints) = (&problem, &inputs, Hints::default());
     program.answer(&Request { problem, pass: Pass::Forward, dtype: Dtype::F32, inputs, hints })
 }
