@@ -26,6 +26,8 @@ pub trait Isa: Copy + Send + Sync + 'static {
     type F32: Lanes<Isa = Self>;
     /// The block of registers in which a tile of a product is summed.
     type Tile: Tile<Self>;
+    /// One of fewer rows, for results that have few: its last block of rows is less often filled up.
+    type Short: Tile<Self>;
 }
 
 /// One register of f32.

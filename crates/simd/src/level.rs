@@ -59,14 +59,12 @@ impl Level {
 
     /// Rows and columns of its register block.
     pub(crate) fn block(self) -> (usize, usize) {
-        struct Block;
-        impl Kernel<(usize, usize)> for Block {
-            #[inline(always)]
-            fn run<I: Isa>(self, _: I) -> (usize, usize) {
-                (I::Tile::ROWS, I::Tile::COLS)
-            }
-        }
-        self.run(Block)
+        self.run(Blocks)[0]
+    }
+
+    /// Rows and columns of its short register block.
+    pub(crate) fn short_block(self) -> (usize, usize) {
+        self.run(Blocks)[1]
     }
 
     /// Runs a kernel with this instruction set. Called inside each task, never around a parallel
@@ -80,6 +78,16 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             Token::Avx512(isa) => isa.enter(kernel),
         }
+    }
+}
+
+/// Rows and columns of the register blocks of an instruction set.
+struct Blocks;
+
+impl Kernel<[(usize, usize); 2]> for Blocks {
+    #[inline(always)]
+    fn run<I: Isa>(self, _: I) -> [(usize, usize); 2] {
+        [(I::Tile::ROWS, I::Tile::COLS), (I::Short::ROWS, I::Short::COLS)]
     }
 }
 

@@ -31,13 +31,13 @@ impl<'a> Along<'a> {
 }
 
 impl Sum<'_> {
-    /// += A · B, with A one register block of rows [`crate::tile::STRIDE`] apart.
+    /// += A · B, with A one register block `T` of rows [`crate::tile::STRIDE`] apart.
     #[inline(always)]
-    pub fn add_rows<I: Isa>(self, isa: I, a: &[f32], b: Along<'_>) {
-        let cols = I::Tile::COLS;
+    pub fn add_rows<I: Isa, T: Tile<I>>(self, isa: I, a: &[f32], b: Along<'_>) {
+        let cols = T::COLS;
         for number in 0..self.stride / cols {
             let acc = &mut self.acc[number * cols..];
-            let mut tile = I::Tile::load(isa, acc, self.stride);
+            let mut tile = T::load(isa, acc, self.stride);
             tile.add_rows(isa, a, b.panel(number, cols), b.depth);
             tile.store(acc, self.stride);
         }
@@ -46,11 +46,11 @@ impl Sum<'_> {
     /// += Aᵀ · B, with A the first columns, one register block of them, of rows
     /// [`crate::tile::STRIDE`] apart.
     #[inline(always)]
-    pub fn add_columns<I: Isa>(self, isa: I, a: &[f32], b: Along<'_>) {
-        let cols = I::Tile::COLS;
+    pub fn add_columns<I: Isa, T: Tile<I>>(self, isa: I, a: &[f32], b: Along<'_>) {
+        let cols = T::COLS;
         for number in 0..self.stride / cols {
             let acc = &mut self.acc[number * cols..];
-            let mut tile = I::Tile::load(isa, acc, self.stride);
+            let mut tile = T::load(isa, acc, self.stride);
             tile.add_columns(isa, a, b.panel(number, cols), b.depth);
             tile.store(acc, self.stride);
         }
@@ -60,14 +60,14 @@ impl Sum<'_> {
     /// add nothing at all: 0 · NaN would be NaN. Slow, and only for operands that are not finite;
     /// for those that are, bit for bit what the other products give.
     #[inline(always)]
-    pub fn add_visible<I: Isa>(
+    pub fn add_visible<I: Isa, T: Tile<I>>(
         self,
         isa: I,
         rows: usize,
         b: Along<'_>,
         a: impl Fn(usize, usize) -> Option<f32>,
     ) {
-        let cols = I::Tile::COLS;
+        let cols = T::COLS;
         for r in 0..rows {
             let acc = &mut self.acc[r * self.stride..][..self.stride];
             for k in 0..b.depth {

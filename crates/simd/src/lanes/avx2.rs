@@ -10,7 +10,7 @@ x86_level! {
     token Avx2: "avx2,fma" if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
     register F32x8: 8 lanes in __m256, flushes: false;
     // 12 sums, a row of 2 registers and a factor: 15 of 16.
-    tile Registers<F32x8, 6, 2>;
+    tile Registers<F32x8, 6, 2>, short Registers<F32x8, 6, 2>;
     memory { splat: _mm256_set1_ps, load: _mm256_loadu_ps, store: _mm256_storeu_ps }
     operators {
         Add::add: _mm256_add_ps,

@@ -20,6 +20,7 @@ impl Isa for Portable {
     type F32 = F32s;
     // 4 × 8 sums take 8 of the 16 registers of SSE2; a row and its factor take 3 more.
     type Tile = Registers<F32s, 4, 1>;
+    type Short = Self::Tile;
 }
 
 macro_rules! operator {

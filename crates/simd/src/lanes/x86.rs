@@ -8,7 +8,7 @@ macro_rules! x86_level {
     (
         token $isa:ident: $features:literal if $detected:expr;
         register $register:ident: $lanes:literal lanes in $raw:ty, flushes: $flushes:literal;
-        tile $tile:ty;
+        tile $tile:ty, short $short:ty;
         memory { splat: $splat:ident, load: $load:ident, store: $store:ident }
         operators { $($trait:ident::$method:ident: $operator:ident),* }
         registers { $(fn $name:ident($a:ident $(, $b:ident)*) $body:block)* }
@@ -26,6 +26,7 @@ macro_rules! x86_level {
         impl Isa for $isa {
             type F32 = $register;
             type Tile = $tile;
+            type Short = $short;
         }
 
         impl $isa {

@@ -23,7 +23,7 @@ pub struct Cut {
 }
 
 /// The chunk and micro-chunk that were measured to be best.
-const DEFAULT: Blocking = Blocking { queries: 96, keys: 48 };
+const DEFAULT: Blocking = Blocking { queries: 64, keys: 64 };
 
 impl Cut {
     /// Chunks of `blocking.queries` tokens and micro-chunks of `blocking.keys`, clamped to the tokens.
@@ -34,7 +34,7 @@ impl Cut {
     ) -> Result<Self, Error> {
         let blocking = options.blocking.unwrap_or(DEFAULT);
         blocking.check()?;
-        let (rows, cols) = options.level.block();
+        let (rows, cols) = options.level.short_block();
         let longest = sequences.iter().map(|s| s.tokens).max().unwrap_or(0);
         let chunk = blocking.queries.min(MAX_KEYS).min(longest.max(1));
         let micro = blocking.keys.min(chunk).next_multiple_of(rows).min(chunk);

@@ -227,7 +227,7 @@ impl Decays<'_> {
     pub fn rows<I: Isa>(&mut self, isa: I, first: usize, cols: Range<usize>, p: &mut [f32]) {
         let width = cols.len().next_multiple_of(I::F32::N);
         if self.constant.is_some() {
-            for r in 0..I::Tile::ROWS {
+            for r in 0..I::Short::ROWS {
                 // The power 0 belongs to column i.
                 let from = self.powers.len() / 2 - 1 + cols.start - (first + r);
                 let p = &mut p[r * STRIDE + cols.start..][..width];
@@ -238,7 +238,7 @@ impl Decays<'_> {
         if first == cols.start {
             self.sums.between.fill(f32::NEG_INFINITY);
         }
-        for r in 0..I::Tile::ROWS {
+        for r in 0..I::Short::ROWS {
             let sums = self.sums.pass(isa, first + r, &cols).chunks_exact(I::F32::N);
             let p = p[r * STRIDE + cols.start..][..width].chunks_exact_mut(I::F32::N);
             for (p, sum) in p.zip(sums) {
@@ -291,7 +291,7 @@ impl<'m> LogTangents<'m> {
         if first == cols.start {
             self.sums.between.fill(f32::NEG_INFINITY);
         }
-        for r in 0..I::Tile::ROWS {
+        for r in 0..I::Short::ROWS {
             let sums = self.sums.pass(isa, first + r, &cols);
             to[r * STRIDE + cols.start..][..sums.len()].copy_from_slice(sums);
         }

@@ -252,11 +252,11 @@ impl Kernel for Outputs<'_, '_> {
         let Outputs { len, blank, shape, scratch } = self;
         let Scratch { decays, q, k, v, strip, p, o, stride, state, .. } = scratch;
         let (q, keys, values, finite) = (&q.rows[0], &k.across[0], &v.along[0], v.finite);
-        let (height, width) = (I::Tile::ROWS, I::Tile::COLS);
+        let (height, width) = (I::Short::ROWS, I::Short::COLS);
         for first in (0..len).step_by(height) {
             let depth = len.min(first + height);
             for column in (0..depth).step_by(width) {
-                let mut tile = I::Tile::zero(isa);
+                let mut tile = I::Short::zero(isa);
                 q.add_rows(isa, &mut tile, first, keys.from(column / width));
                 tile.store(&mut strip[column..], STRIDE);
             }
@@ -265,7 +265,7 @@ impl Kernel for Outputs<'_, '_> {
             }
             apply_decays(isa, decays.none, first, depth, strip, p);
             for number in 0..*stride / width {
-                let mut tile = I::Tile::zero(isa);
+                let mut tile = I::Short::zero(isa);
                 if !blank {
                     q.add_rows(isa, &mut tile, first, &state[number * shape.panel()..]);
                     if !decays.none {
@@ -280,7 +280,7 @@ impl Kernel for Outputs<'_, '_> {
             if !finite {
                 let sum = Sum { acc: &mut o[first * *stride..], stride: *stride };
                 let values = Along { packed: values, start: 0, depth };
-                sum.add_visible(
+                sum.add_visible::<I, I::Short>(
                     isa,
                     height,
                     values,
@@ -306,7 +306,7 @@ fn apply_decays<I: Isa>(
     strip: &mut [f32],
     p: &[f32],
 ) {
-    for r in 0..I::Tile::ROWS {
+    for r in 0..I::Short::ROWS {
         let row = &mut strip[r * STRIDE..];
         if none {
             let after = (first + r + 1).min(depth);

@@ -186,7 +186,7 @@ impl Chunk<'_, '_> {
     #[inline(always)]
     fn pair<I: Isa>(&mut self, isa: I, queries: Range<usize>, keys: Range<usize>) {
         let diagonal = queries.start == keys.start;
-        let height = I::Tile::ROWS;
+        let height = I::Short::ROWS;
         for first in queries.clone().step_by(height) {
             let at = (first - queries.start) * STRIDE;
             let last = if diagonal { keys.end.min(first + height) } else { keys.end };
@@ -230,7 +230,7 @@ impl Chunk<'_, '_> {
     fn apply_decays<I: Isa>(&mut self, isa: I, first: usize, at: usize, keys: Range<usize>) {
         let scratch = &mut *self.scratch;
         let width = keys.len().next_multiple_of(I::F32::N);
-        for r in 0..I::Tile::ROWS {
+        for r in 0..I::Short::ROWS {
             let here = at + r * STRIDE + keys.start;
             if !scratch.decays.none {
                 match scratch.second {
@@ -256,7 +256,7 @@ impl Chunk<'_, '_> {
         let Wanted { q: gq, dq: value, dout: outputs, .. } = self.wanted;
         let Scratch { decays, p, a, b, k, v, strides, dq: [dq, tangent], gdout, second, .. } =
             &mut *self.scratch;
-        let (none, rows) = (decays.none, I::Tile::ROWS);
+        let (none, rows) = (decays.none, I::Short::ROWS);
         let block = Block { of_keys: false, first, rows, range, top, none, p };
         if value {
             block.grow(isa, dq, strides[0], k.finite, &[(b[0], &k.along[0])]);
@@ -279,7 +279,7 @@ impl Chunk<'_, '_> {
             return;
         }
         let Scratch { decays, p, a, b, q, dout, dk, dv, strides, second, .. } = &mut *self.scratch;
-        let (none, rows) = (decays.none, I::Tile::ROWS.min(self.len - first));
+        let (none, rows) = (decays.none, I::Short::ROWS.min(self.len - first));
         let block = Block { of_keys: true, first, rows, range, top, none, p };
         // In the first order Q and dO have no tangents, and what they would be multiplied with is left
         // out.
@@ -308,16 +308,16 @@ fn multiply<I: Isa>(
     at: usize,
 ) {
     let ([rows, tangent], [packed, packed_tangent]) = (&rows.rows, &packed.across);
-    let cols = I::Tile::COLS;
+    let cols = I::Short::COLS;
     for column in (keys.start / cols * cols..keys.end).step_by(cols) {
         let panel = packed.from(column / cols);
-        let mut tile = I::Tile::zero(isa);
+        let mut tile = I::Short::zero(isa);
         rows.add_rows(isa, &mut tile, first, panel);
         tile.store(&mut to[at + column..], STRIDE);
         if to_tangent.is_empty() {
             continue;
         }
-        let mut tile = I::Tile::zero(isa);
+        let mut tile = I::Short::zero(isa);
         tangent.add_rows(isa, &mut tile, first, panel);
         if !packed_tangent.panels.is_empty() {
             rows.add_rows(isa, &mut tile, first, packed_tangent.from(column / cols));
@@ -407,9 +407,9 @@ impl Block<'_> {
             let along = Along { packed, start: self.range.start, depth: self.range.len() };
             let block = self.at(self.pair(0, 0));
             match (finite, self.of_keys) {
-                (true, false) => sum.add_rows(isa, &weights[block..], along),
-                (true, true) => sum.add_columns(isa, &weights[block..], along),
-                (false, _) => sum.add_visible(
+                (true, false) => sum.add_rows::<I, I::Short>(isa, &weights[block..], along),
+                (true, true) => sum.add_columns::<I, I::Short>(isa, &weights[block..], along),
+                (false, _) => sum.add_visible::<I, I::Short>(
                     isa,
                     self.rows,
                     along,

@@ -134,7 +134,7 @@ impl Rows<'_> {
     /// each row times its weight.
     #[inline(always)]
     pub fn along<I: Isa>(&self, isa: I, len: usize, weights: Option<&[f32]>, to: &mut Packed<'_>) {
-        let width = I::Tile::COLS;
+        let width = I::Short::COLS;
         for group in 0..self.dim.div_ceil(width) {
             let start = group * width;
             let panel = &mut to.panels[group * to.panel..];
@@ -166,7 +166,7 @@ impl Rows<'_> {
         log_tangent: Option<&[f32]>,
         to: &mut Packed<'_>,
     ) {
-        let (width, zero) = (I::Tile::COLS, I::F32::splat(isa, 0.0));
+        let (width, zero) = (I::Short::COLS, I::F32::splat(isa, 0.0));
         for group in 0..value.dim.div_ceil(width) {
             let cols = group * width..(group + 1) * width;
             let panel = &mut to.panels[group * to.panel..];
@@ -196,7 +196,7 @@ impl Rows<'_> {
     /// The first `len` rows across: groups of as many rows, transposed, `[capacity/cols][dim][cols]`.
     #[inline(always)]
     pub fn across<I: Isa>(&self, _: I, len: usize, to: &mut Packed<'_>) {
-        let width = I::Tile::COLS;
+        let width = I::Short::COLS;
         for group in 0..len.div_ceil(width) {
             let panel = &mut to.panels[group * to.panel..];
             for (cols, at) in self.slabs() {
@@ -208,10 +208,10 @@ impl Rows<'_> {
 
     /// tile += rows `first`… · B, with B a panel along of `dim` rows.
     #[inline(always)]
-    pub fn add_rows<I: Isa>(&self, isa: I, tile: &mut I::Tile, first: usize, b: &[f32]) {
+    pub fn add_rows<I: Isa>(&self, isa: I, tile: &mut I::Short, first: usize, b: &[f32]) {
         for (cols, at) in self.slabs() {
             let a = &self.elements[at + first * STRIDE..];
-            tile.add_rows(isa, a, &b[cols.start * I::Tile::COLS..], cols.len());
+            tile.add_rows(isa, a, &b[cols.start * I::Short::COLS..], cols.len());
         }
     }
 
@@ -220,13 +220,13 @@ impl Rows<'_> {
     pub fn add_columns<I: Isa>(
         &self,
         isa: I,
-        tile: &mut I::Tile,
+        tile: &mut I::Short,
         col: usize,
         rows: Range<usize>,
         b: &[f32],
     ) {
         let at = col / SLAB * self.capacity * STRIDE + rows.start * STRIDE + col % SLAB;
-        let b = &b[rows.start * I::Tile::COLS..];
+        let b = &b[rows.start * I::Short::COLS..];
         tile.add_columns(isa, &self.elements[at..], b, rows.len());
     }
 }

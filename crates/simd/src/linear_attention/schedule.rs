@@ -29,8 +29,8 @@ const SWEEP: f64 = 1.3;
 
 /// The chunks that a thread must have before it works: to get its memory, page by page, takes it as long
 /// as one or two. Those of a forward pass are done three times as fast.
-const LEAST: usize = 4;
-const LEAST_FORWARD: usize = 8;
+const LEAST: usize = 6;
+const LEAST_FORWARD: usize = 12;
 
 /// The problem of a pass, cut for threads. A *slot* is a sequence and a key head: s·Hk + h.
 #[derive(Debug, Clone, Copy)]

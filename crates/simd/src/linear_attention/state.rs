@@ -75,7 +75,7 @@ impl Shape {
     /// `to`, of the shape `transposed`, becomes the matrices of a state, transposed.
     #[inline(always)]
     pub fn turn<I: Isa>(&self, _: I, from: &[f32], to: &mut [f32], transposed: Shape) {
-        let cols = I::Tile::COLS;
+        let cols = I::Short::COLS;
         let matrices = from.chunks_exact(self.len()).zip(to.chunks_exact_mut(transposed.len()));
         for (from, to) in matrices {
             for (e, panel) in from.chunks_exact(self.panel()).enumerate() {
@@ -103,14 +103,14 @@ impl Kernel for Advance<'_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let Advance { shape, state, decay, left, right, tokens } = self;
-        let (height, width) = (I::Tile::ROWS, I::Tile::COLS);
+        let (height, width) = (I::Short::ROWS, I::Short::COLS);
         let factors = [decay; MAX_ROWS];
         for (number, panel) in state.chunks_exact_mut(shape.panel()).enumerate() {
             for d in (0..shape.dim).step_by(height) {
                 let block = &mut panel[d * width..];
-                let mut tile = I::Tile::zero(isa);
+                let mut tile = I::Short::zero(isa);
                 if decay != 0.0 {
-                    tile = I::Tile::load(isa, block, width);
+                    tile = I::Short::load(isa, block, width);
                     if decay != 1.0 {
                         tile = tile.scale_rows(isa, &factors);
                     }
@@ -149,10 +149,10 @@ impl Reading<'_> {
     ) {
         let Reading { len, rows, states, shape, weights, log_tangents } = self;
         let (state, state_tangent) = states.split_at(shape.len());
-        for first in (0..*len).step_by(I::Tile::ROWS) {
+        for first in (0..*len).step_by(I::Short::ROWS) {
             for (number, panel) in state.chunks_exact(shape.panel()).enumerate() {
-                let at = first * stride + number * I::Tile::COLS;
-                let mut tile = I::Tile::zero(isa);
+                let at = first * stride + number * I::Short::COLS;
+                let mut tile = I::Short::zero(isa);
                 if log_tangents.is_some() || value.is_some() {
                     rows[0].add_rows(isa, &mut tile, first, panel);
                 }
@@ -162,7 +162,7 @@ impl Reading<'_> {
                 let Some(tangent) = &mut tangent else { continue };
                 tile = match log_tangents {
                     Some(log_tangents) => tile.scale_rows(isa, &log_tangents[first..]),
-                    None => I::Tile::zero(isa),
+                    None => I::Short::zero(isa),
                 };
                 rows[1].add_rows(isa, &mut tile, first, panel);
                 rows[0].add_rows(isa, &mut tile, first, &state_tangent[number * shape.panel()..]);
@@ -175,7 +175,7 @@ impl Reading<'_> {
 /// <G, H>, of what two states hold beside what only fills register blocks.
 #[inline(always)]
 pub fn inner<I: Isa>(isa: I, shape: Shape, g: &[f32], h: &[f32]) -> f32 {
-    let cols = I::Tile::COLS;
+    let cols = I::Short::COLS;
     let mut sum = I::F32::splat(isa, 0.0);
     let mut rest = 0.0;
     for (number, (g, h)) in

@@ -150,7 +150,7 @@ impl Rows<'_> {
         let depth = strip.end.min(cols.len()) - start;
         let keys = Along { packed: keys, start: cols.start + start, depth };
         if self.has_nonfinite {
-            sum.add_visible(
+            sum.add_visible::<I, I::Tile>(
                 isa,
                 I::Tile::ROWS,
                 keys,
@@ -161,7 +161,7 @@ impl Rows<'_> {
                 },
             );
         } else {
-            sum.add_rows(isa, &self.weights[start..], keys);
+            sum.add_rows::<I, I::Tile>(isa, &self.weights[start..], keys);
         }
     }
 }
@@ -233,7 +233,7 @@ impl<'a> Columns<'a> {
             let sum = Sum { acc: &mut acc[key * stride..], stride };
             if self.has_nonfinite {
                 let keys = I::Tile::ROWS.min(self.cols.end - key);
-                sum.add_visible(
+                sum.add_visible::<I, I::Tile>(
                     isa,
                     keys,
                     rows_here,
@@ -244,7 +244,7 @@ impl<'a> Columns<'a> {
                     },
                 );
             } else {
-                sum.add_columns(isa, &weights[top * STRIDE + key..], rows_here);
+                sum.add_columns::<I, I::Tile>(isa, &weights[top * STRIDE + key..], rows_here);
             }
         }
     }
