@@ -125,7 +125,7 @@ families! {
     "delta keys values queries fused collect" WGMMA_PAIRS {
         "attention/": "sm90a_backward.cuh" "sm90a_backward.cu"
         "sm90a_backward_keys.cu" "sm90a_backward_queries.cu" "sm90a_backward_weights.cu"
-        "sm90a_backward_fused.cu";
+        "sm90a_backward_fused.cu" "sm90a_backward_fused_128.cu" "sm90a_backward_fused_64.cu";
     }
     /// lazy_attention in fused multiply-adds.
     LazyPortable = "lazy_attention/portable": "scores values measure counts queries keys dbias dtau" FFMA {

@@ -178,8 +178,7 @@ fn lacks(variant: &Variant, kernel: &str) -> bool {
         (AttentionSm90aBackward, "values") => variant.define("RESULTS") != 2,
         (AttentionSm90aBackward, "queries") => variant.define("RESULTS") == 2,
         (AttentionSm90aBackward, "fused" | "collect") => {
-            let is_whole = variant.define("D") == 128 && variant.define("RESULTS") == 1;
-            !is_whole || variant.define("WINDOW") == 2 || has("LENGTHS") || has("OPTIONS")
+            variant.define("RESULTS") != 1 || variant.define("WINDOW") == 2 || has("LENGTHS") || has("OPTIONS")
         }
         (LinearPortable, "mend_sums" | "mend") => !has("STORAGE"),
         (CrossEntropyPortable, "motions") => !has("SECOND"),

@@ -152,6 +152,9 @@ fn masks() -> [(Mask, usize); 4] {
     [(Mask::causal(), 333), (Mask::causal(), 700), (Mask::Full, 333), (windows, 333)]
 }
 
+/// The columns for which there are kernels of five products.
+const DIMS: [usize; 2] = [64, 128];
+
 fn five(mode: Mode) -> Options {
     Options { mode, ..flash(Level::Sm90a) }
 }
@@ -161,15 +164,15 @@ fn five(mode: Mode) -> Options {
 #[test]
 fn five_products_give_the_bits_of_seven() {
     let Some(whole) = without(0) else { return };
-    for (mask, queries) in masks() {
-        let extents = Extents { batch: 2, query_heads: 4, key_heads: 2, queries, keys: 517, dim: 128 };
+    for ((mask, queries), dim) in masks().into_iter().flat_map(|x| DIMS.map(|dim| (x.clone(), dim))) {
+        let extents = Extents { batch: 2, query_heads: 4, key_heads: 2, queries, keys: 517, dim };
         let problem: Problem = Attention::new(extents).mask(mask.clone()).into();
         let portable = Options { level: Level::Portable, ..Options::default() };
         for row in [517, 300] {
             let inputs = inputs(&whole, &problem, |name, at| name == "k" && at[..3] == [0, 1, row]);
             let wanted = gradients(&whole, &problem, &inputs, &ALL, &portable);
             let found = gradients(&whole, &problem, &inputs, &ALL, &five(Mode::FusedPartials));
-            assert!(agree(&found, &wanted), "{mask:?} {queries} queries, NaN in key {row}");
+            assert!(agree(&found, &wanted), "{mask:?} {queries} × {dim}, NaN in key {row}");
         }
         for small in [1.0, 1e-36, 3e-38] {
             let mut inputs = inputs(&whole, &problem, |_, _| false);
@@ -180,7 +183,7 @@ fn five_products_give_the_bits_of_seven() {
                     assert_eq!(
                         words(&found),
                         words(&wanted[name]),
-                        "{mask:?} {queries} {small} {mode:?} {names:?}: {name}"
+                        "{mask:?} {queries} × {dim} {small} {mode:?} {names:?}: {name}"
                     );
                 }
             }
@@ -193,8 +196,8 @@ fn five_products_give_the_bits_of_seven() {
 fn packed_sequences_have_the_bits_of_five_products() {
     let Some(whole) = without(0) else { return };
     let (cu_query, cu_key) = (vec![0, 333, 334, 1034], vec![0, 517, 700, 1217]);
-    let extents = Extents { batch: 1, query_heads: 4, key_heads: 2, queries: 1034, keys: 1217, dim: 128 };
-    for (mask, _) in masks() {
+    for ((mask, _), dim) in masks().into_iter().flat_map(|x| DIMS.map(|dim| (x.clone(), dim))) {
+        let extents = Extents { batch: 1, query_heads: 4, key_heads: 2, queries: 1034, keys: 1217, dim };
         let mut packed = Attention::new(extents).mask(mask.clone());
         packed.scores.sequences = Sequences::Packed { cu_query: cu_query.clone(), cu_key: cu_key.clone() };
         let packed: Problem = packed.into();
@@ -212,7 +215,7 @@ fn packed_sequences_have_the_bits_of_five_products() {
             let alone: Problem = Attention::new(extents).mask(mask.clone()).into();
             let wanted = gradients(&whole, &alone, &(own, lse), &ALL, &five(Mode::FusedPartials));
             for (name, found) in together.iter().flatten() {
-                assert_eq!(words(&rows(name, found)), words(&wanted[name]), "{mask:?} sequence {i}: {name}");
+                assert_eq!(words(&rows(name, found)), words(&wanted[name]), "{mask:?} × {dim} sequence {i}: {name}");
             }
         }
     }

@@ -99,7 +99,9 @@ impl BackwardPass<'_> {
     ) -> Result<(), Error> {
         let counter = self.steps.counter(counter).into();
         let args = BackwardArgs { tiles: tiles as i32, counter, ..args };
-        self.steps.launch_terms(kernel, self.steps.grid(tiles, 2), &args, terms)
+        // `fused` of narrow operands has a third warpgroup, for dq.
+        let groups = if kernel.1 == "fused" && self.steps.plan.width == 64 { 3 } else { 2 };
+        self.steps.launch_terms(kernel, self.steps.grid(tiles, groups), &args, terms)
     }
 
     /// Operands, those of queries in boxes of so many rows.

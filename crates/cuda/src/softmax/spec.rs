@@ -114,21 +114,26 @@ impl Spec {
     /// True where it was faster on an H200. The pass gains nothing where tiles of keys walk few queries, since it
     /// begins and ends a tile while nothing multiplies; where all tiles of a head begin together and walk the same
     /// queries, and so wait for each other; and where only tiles of queries, of groups of heads, would keep the
-    /// device busy.
+    /// device busy. With 64 columns a tile ends sooner beside what it gains.
     fn gains_by_turns(&self) -> bool {
         let e = &self.extents;
         let pairs = self.window.map_or(0, |window| window.pairs(e.queries, e.keys));
         let [queries, keys] = [e.queries, e.keys].map(|n| n as u128);
         let [tiles, device] = [e.batch * e.key_heads * e.keys.div_ceil(128), self.target.multiprocessors];
         let is_apart = 5 * pairs <= 3 * queries * keys && (e.query_heads == e.key_heads || 4 * tiles >= 3 * device);
-        pairs >= 640 * keys && (is_apart || 2 * tiles >= 3 * device)
+        let least = match self.hopper().width {
+            64 if tiles >= 8 * device => 120,
+            64 => 240,
+            _ => 640,
+        };
+        pairs >= least * keys && (is_apart || 2 * tiles >= 3 * device)
     }
 
     /// True if it has a kernel for that.
     pub fn has_fused_sm90a(&self) -> bool {
         let of = self.hopper();
         let is_plain = of.lengths == Lengths::Equal && !of.options && of.visible != Visible::Spans;
-        is_plain && of.width == 128 && self.value_dim.is_some()
+        is_plain && self.value_dim.is_some()
     }
 
     /// The blocks of 64 queries of which that pass has sums.
@@ -210,8 +215,8 @@ macro_rules! sm90a {
 }
 
 const SM90A: &[Rule<Spec>] = sm90a!(rule(
-    "the mode `fused` of sm90a needs dim or value_dim above 64, equal lengths and a full or causal mask or a window, \
-     without softcap or bias, and a scale above 0",
+    "the mode `fused` of sm90a needs equal lengths and a full or causal mask or a window, without softcap or bias, \
+     and a scale above 0",
     |spec| !spec.insists() || spec.has_fused_sm90a()
 ));
 

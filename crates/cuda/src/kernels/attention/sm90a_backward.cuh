@@ -25,9 +25,10 @@
 // walk the queries from the last to the first (Descent): a tile waits at its first block for the one that began with
 // it, and then no more, since it sees no more queries.
 //
-// With the masks and options that `fused` has (TURNS) the others have its bits, for lengths of every form: `keys` and
-// `values` walk as it does, and `queries` computes the part of each tile of keys as a product of its own. So whoever
-// asks for one gradient has the bits of all three, and sequences those that they have alone.
+// With the masks and options that `fused` has, and with D = 64 with all (TURNS), the others have its bits, for lengths
+// of every form: `keys` and `values` walk as it does, and `queries` computes the part of each tile of keys as a product
+// of its own. So whoever asks for one gradient has the bits of all three, and sequences those that they have alone.
+// With D = 64 a table of spans, or a bias of −∞, gives the numbers of the mask that says the same.
 //
 // Numbers that are not finite: pairs/tiles.cuh. P alone is selected; dS = P · (dP − delta) keeps a NaN of dP and of
 // delta. lse2 = +∞ also stands for padding and a row that saw nothing.
@@ -43,7 +44,7 @@
 // for dv alone).
 constexpr bool LSE = RESULTS == 0;
 // True if dq is a sum of parts by tiles of keys, and these walk the queries downwards.
-constexpr bool TURNS = RESULTS != 0 && WINDOW < 2 && OPTIONS == 0 && D == 128;
+constexpr bool TURNS = RESULTS != 0 && (D == 64 || (WINDOW < 2 && OPTIONS == 0));
 constexpr int STAGES = 3;  // query blocks in flight in keys
 constexpr int OWN = 128;   // rows of a tile
 KERNEL_ARGS(BackwardArgs)
@@ -197,8 +198,11 @@ DEV void feed_blocks(BLOCKS& blocks, const BackwardArgs& call, const Work& w, co
   const int each = s.heads / s.key_heads;
   if (TURNS && BY_KEYS) {
     NO_UNROLL for (Descent<ROWS / 64> at = {range.end - 1, 0}; at.block >= range.begin; at.next(range, each)) {
+      const u32 visit = SPANS ? visit_of<ROWS / 64>(call.spans, s, w.block, at.block) : 0;
+      if (visit == SKIPPED && SPANS) continue;
       const u32 stage = blocks.stage(), full = blocks.full();
       blocks.wait_empty();
+      if (SPANS) store_word(blocks.base + VISIT + 4 * stage, visit);
       load(w.head * each + at.head, at.block * ROWS, stage, full);
       blocks.advance();
     }

@@ -85,7 +85,17 @@ DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, const Back
     blocks.advance();
   };
   const Range range = query_blocks<ROWS / 64>(call.spans, s, w.block, w.task);
-#if WINDOW < 2
+#if WINDOW == 2
+  if (TURNS) {
+    NO_UNROLL for (Descent<1> at = {range.end - 1, 0}; at.block >= range.begin; at.next(range, each)) {
+      blocks.wait_full();
+      const u32 visit = uniform<true>(load_word(base + VISIT + 4 * blocks.stage()));
+      NO_UNROLL while (at.block != number_of(visit)) at.next(range, each);  // blocks that are left out
+      cut = visit & CUT;
+      step(at.head, at.block, Is<true>());
+    }
+  } else
+#else
   if (TURNS) {
     const Range pairs = by_pairs(range);
     Descent<1> at = {range.end - 1, 0};
@@ -123,7 +133,8 @@ DEV void consume(u32 base, const BackwardArgs& call) {
   Work w;
   Own s;
   NO_UNROLL for (Tiles tiles = {base, 0}; tiles.take<true>(call, w, s); tiles.advance()) {
-    const u32 own = base + tiles.stage() * PAIR + group * 64 * 128;
+    u32 own = base + tiles.stage() * PAIR + group * 64 * 128;
+    if (D == 64 && TURNS) own = __shfl_sync(~0u, own, 0);  // uniform: fewer instructions
     const int row = w.block * KEYS + group * 64 + own_row();
     float dk[D / 2], dv[D / 2];
     clear(dk), clear(dv);

@@ -64,10 +64,12 @@ DEV void weigh(float (&p)[N], const BackwardArgs& call, const Own& s, const Seen
     }
   }
 }
-#if WINDOW < 2 && OPTIONS == 0 && D == 128  // TURNS
+#if D == 64 || (WINDOW < 2 && OPTIONS == 0)  // TURNS
 // dq as `fused` adds it: each block of keys has a part of its own, a product that begins anew, which joins the sum of
-// those before. The registers hold one part beside the sum, so no product of the next block runs under it; those of
-// the other warpgroup do. Where q lies is uniform, which the shuffle tells the compiler: 3 % of the instructions.
+// those before. With D = 128 the registers hold one part beside the sum, so no product of the next block runs under it;
+// those of the other warpgroup do. With D = 64 and a full mask it joins the sum a block later (LATER). Where q lies is
+// uniform, which the shuffle tells the compiler: 3 % of the instructions.
+constexpr bool LATER = D == 64 && !WINDOW;
 DEV void consume(u32 base, const BackwardArgs& call) {
   const int group = own_group();
   const u32 q = __shfl_sync(~0u, base + group * 64 * 128, 0), dout = q + AT_DO;
@@ -76,15 +78,17 @@ DEV void consume(u32 base, const BackwardArgs& call) {
   Own s;
   NO_UNROLL for (Tiles tiles = {base, 0}; tiles.take<true>(call, w, s); tiles.advance()) {
     const int row = w.block * ROWS + group * 64 + own_row();
-    const float c = s.scale * LOG2E;
+    const float c = (OPTIONS ? call.options.unit.natural : s.scale) * LOG2E;
     const Seen seen(call.spans, call.shape, s, row);
     const size_t at = stat_row(s, w.head) + row;
     const float lse2[2] = {call.lse2[at], call.lse2[at + 8]}, delta[2] = {call.delta[at], call.delta[at + 8]};
     const BiasRows bias(call.options, s, w.head, row);
     const Range range = key_blocks<2, KEYS, false>(call.spans, s, w.block);
-    float sum[D / 2];
+    float sum[D / 2], later[D / 2];
+    u32 factors[KEYS / 4], before = 0;
+    bool any = false;
     int n = range.begin;
-    UNROLL(i, D / 2) sum[i] = -0.0f;  // 0 would hide the sign of another
+    UNROLL(i, D / 2) sum[i] = later[i] = -0.0f;  // 0 would hide the sign of another
     auto step = [&](auto masked, auto halved) {
       constexpr int SEEN = decltype(halved)::value ? KEYS / 2 : KEYS;
       float part[D / 2], p[SEEN / 2], ds[SEEN / 2];
@@ -94,21 +98,38 @@ DEV void consume(u32 base, const BackwardArgs& call) {
       const bool is_cut = LENGTHS && decltype(masked)::value && s.keys - n * KEYS < KEYS;  // rows behind the sequence
       if (is_cut) zero_rows<KEYS>(s.keys - n * KEYS, 1 + group, k);
       issue_shared<SEEN, D, ROWS, KEYS>(p, q, k);
+      if (LATER) {
+        mma_wait<0>(), pin(later), pin(factors);
+        if (any) blocks.release(before, K);
+      }
       blocks.wait_full(V);
       if (is_cut) zero_rows<KEYS>(s.keys - n * KEYS, 1 + group, v);
       issue_shared<SEEN, D, ROWS, KEYS>(ds, dout, v);
-      mma_wait<1>(), pin(p);
+      if (LATER) {
+        UNROLL(i, D / 2) sum[i] += later[i];
+      } else {
+        mma_wait<1>();
+      }
+      pin(p);
       weigh<decltype(masked)::value>(p, call, s, seen, bias, lse2, c, row, n);
       mma_wait<0>(), pin(ds);
       blocks.release(blocks.stage(), V);
       if (n == range.end - 1) tiles.release();  // q and dout are no longer read
-      UNROLL(i, SEEN / 4) dsp[i] = pack(p[2 * i] * (ds[2 * i] - delta[i % 2]), p[2 * i + 1] * (ds[2 * i + 1] - delta[i % 2]));
-      pin(dsp), mma_begin();
-      UNROLL(i, SEEN / 16) Mma<D>::rs<MN_MAJOR>(part, dsp + 4 * i, mn_major(k + i * 2048, KEYS * 128), i > 0);
-      mma_commit();
-      mma_wait<0>(), pin(part);
-      blocks.release(blocks.stage(), K);
-      UNROLL(i, D / 2) sum[i] += part[i];
+      UNROLL(i, SEEN / 4) (LATER ? factors[i] : dsp[i]) = pack(p[2 * i] * (ds[2 * i] - delta[i % 2]), p[2 * i + 1] * (ds[2 * i + 1] - delta[i % 2]));
+      auto multiply = [&](float(&x)[D / 2], auto& by) {
+        pin(by), mma_begin();
+        UNROLL(i, SEEN / 16) Mma<D>::rs<MN_MAJOR>(x, by + 4 * i, mn_major(k + i * 2048, KEYS * 128), i > 0);
+        mma_commit();
+      };
+      if (LATER) {
+        multiply(later, factors);
+        any = true, before = blocks.stage();
+      } else {
+        multiply(part, dsp);
+        mma_wait<0>(), pin(part);
+        blocks.release(blocks.stage(), K);
+        UNROLL(i, D / 2) sum[i] += part[i];
+      }
       blocks.advance();
     };
     NO_UNROLL for (; n < range.open; n++) step(Is<true>(), Is<false>());
@@ -116,8 +137,13 @@ DEV void consume(u32 base, const BackwardArgs& call) {
     // The last key that a row of the warpgroup sees: on the diagonal the first one sees half of a block.
     const int last = w.block * ROWS + (__shfl_sync(~0u, group, 0) + 1) * 64 - 1 + s.offset + s.right;
     NO_UNROLL for (; n < range.end; n++) {
-      if (WINDOW && last < n * KEYS + KEYS / 2) step(Is<true>(), Is<true>());
+      if (WINDOW == 1 && !LATER && last < n * KEYS + KEYS / 2) step(Is<true>(), Is<true>());
       else step(Is<true>(), Is<false>());
+    }
+    if (LATER) {
+      mma_wait<0>(), pin(later), pin(factors);
+      UNROLL(i, D / 2) sum[i] += later[i];
+      if (any) blocks.release(before, K);
     }
     if (range.begin == range.end) clear(sum), warp_arrive(tiles.empty());
     auto ready = [&] { wait(base + OUT_EMPTY, tiles.phase() ^ 1); };

@@ -114,8 +114,19 @@ template <bool KEYS> DEV void walk(float (&out)[D / 2], Blocks& blocks, const Ba
   const Range range = range_of<KEYS>(call, w, s);
   if (TURNS) {
     NO_UNROLL for (Descent<2> at = {range.end - 1, 0}; at.block >= range.begin; at.next(range, each)) {
-      if (at.block >= range.open && at.block < range.closed) step(at.head, at.block, Is<false>());
-      else step(at.head, at.block, Is<true>());
+      if (SPANS) {
+        blocks.wait_full(Y);
+        const u32 visit = uniform<true>(load_word(base + VISIT + 4 * blocks.stage()));
+        NO_UNROLL while (at.block != number_of(visit)) at.next(range, each);  // blocks that are left out
+        cut = visit & CUT;
+        // With options a mask is little beside the rest, and a second loop twice the time to compile.
+        if (!OPTIONS && !cut) step(w.head * each + at.head, at.block, Is<false>());
+        else step(w.head * each + at.head, at.block, Is<true>());
+        continue;
+      }
+      const bool all = D == 64 && !WINDOW && !PACKED;  // no second loop, which takes time
+      if (!OPTIONS && (all || (at.block >= range.open && at.block < range.closed))) step(w.head * each + at.head, at.block, Is<false>());
+      else step(w.head * each + at.head, at.block, Is<true>());
     }
   }
   else NO_UNROLL for (int h = KEYS ? w.head * each : w.head, heads = KEYS ? each : 1; heads; h++, heads--) {
