@@ -101,7 +101,7 @@ fn attention_sm90a(variant: &Variant, kernel: &str) -> usize {
         "values" => 1024 + 6 * rows(128) + 2 * (1024 + 32) + 56 + visits,
         // k and v of two tiles; q, dout and their numbers in three stages; barriers.
         "keys" => 1024 + 4 * rows(128) + 3 * (2 * rows(64) + 512) + 104 + visits,
-        // k and v of two tiles; q, dout and their numbers in four stages; dS of two query blocks, dq of three; barriers.
+        // k and v of two tiles; q, dout and their numbers in four stages; dS of two blocks, dq of three; barriers.
         "fused" if width == 64 => {
             1024 + 4 * rows(128) + 4 * (2 * rows(64) + 512) + 2 * (2 * 128 * 64) + 3 * 2 * rows(64) + 200
         }

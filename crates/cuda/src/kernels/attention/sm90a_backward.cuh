@@ -25,10 +25,10 @@
 // walk the queries from the last to the first (Descent): a tile waits at its first block for the one that began with
 // it, and then no more, since it sees no more queries.
 //
-// With the masks and options that `fused` has, and with D = 64 with all (TURNS), the others have its bits, for lengths
-// of every form: `keys` and `values` walk as it does, and `queries` computes the part of each tile of keys as a product
-// of its own. So whoever asks for one gradient has the bits of all three, and sequences those that they have alone.
-// With D = 64 a table of spans, or a bias of −∞, gives the numbers of the mask that says the same.
+// With the masks and options that `fused` has, and with D = 64 with all (TURNS), the others have its bits, for
+// lengths of every form: `keys` and `values` walk as it does, and `queries` computes the part of each tile of keys as
+// a product of its own. So whoever asks for one gradient has the bits of all three, and sequences those that they
+// have alone. With D = 64 a table of spans, or a bias of −∞, gives the numbers of the mask that says the same.
 //
 // Numbers that are not finite: pairs/tiles.cuh. P alone is selected; dS = P · (dP − delta) keeps a NaN of dP and of
 // delta. lse2 = +∞ also stands for padding and a row that saw nothing.

@@ -1,6 +1,6 @@
 // ---- dq, dk and dv in one pass by keys ----
-// With D = 128 (sm90a_backward_fused_128.cu) two warpgroups compute all five products, each dq' of half of the columns.
-// With D = 64 (sm90a_backward_fused_64.cu) a third one computes dq', since there is room for its registers.
+// With D = 128 (sm90a_backward_fused_128.cu) two warpgroups compute all five products, each dq' of half of the
+// columns. With D = 64 (sm90a_backward_fused_64.cu) a third one computes dq', since there is room for its registers.
 #define FUSES (RESULTS == 1 && WINDOW < 2 && LENGTHS == 0 && OPTIONS == 0)
 #if FUSES
 namespace fused_pass {
@@ -20,8 +20,8 @@ constexpr u32 OUT_FULL = Blocks::END, OUT_EMPTY = OUT_FULL + 8, DS_FULL = OUT_EM
 using Tiles = WorkTiles<2, true, TileRing, DQ_EMPTY + 8>;
 CHECK_SHARED(fused, 1024 + DQ_EMPTY + 16);  // 1024 to align all
 #else
-// k and v of two tiles: dv and dk of a tile take their places. q and dout of query blocks, in stages; dS of two of them;
-// dq' of as many as there are threads that add it; numbers of rows.
+// k and v of two tiles: dv and dk of a tile take their places. q and dout of query blocks, in stages; dS of two of
+// them; dq' of as many as there are threads that add it; numbers of rows.
 constexpr int STAGES = 4;
 constexpr u32 AT_V = KV_BYTES, PAIR = 2 * KV_BYTES, AT_Q = 2 * PAIR, AT_DO = AT_Q + STAGES * Q_BYTES, AT_DS = AT_DO + STAGES * Q_BYTES;
 constexpr u32 AT_DQ = AT_DS + 2 * DS_BYTES, AT_STATS = AT_DQ + DQ_PLACES * DQ_BYTES, STATS_BYTES = 2 * ROWS * 4;

@@ -1,11 +1,12 @@
 // ---- dq, dk and dv in one pass by keys, 64 columns ----
-// Two warpgroups have 64 keys of a tile each, and compute all but dq'. While they weigh a block, dP of it and dk of the
-// one before are computed. A third warpgroup multiplies dS of both by k, and hands dq' to the threads that add it.
+// Two warpgroups have 64 keys of a tile each, and compute all but dq'. While they weigh a block, dP of it and dk of
+// the one before are computed. A third warpgroup multiplies dS of both by k, and hands dq' to the threads that add
+// it.
 #if FUSES && D == 64
 namespace fused_pass {
 constexpr int DQ_GROUP = 1;  // the warpgroup that computes dq'; those of keys follow
 
-// Where a tile's results lie; `any`: there is a tile whose results are not stored.
+// Place of a tile's results; `any`: there is a tile whose results are not stored.
 struct Results {
   int block, head, batch;
   u32 stage, phase;
@@ -210,7 +211,7 @@ KERNEL(fused, BackwardArgs call, 512, 1) {
   const u32 base = __shfl_sync(~0u, shared_panels(), 0);
   make_barriers([&] {
     prefetch(&call.q), prefetch(&call.k), prefetch(&call.v), prefetch(&call.dout);
-    // Who stores a tile's results, who adds its dq', and the warps that compute it.
+    // Arrivals: the thread that stores a tile's results, those that add its dq', the warps that compute it.
     Tiles::init(base, 1, 1 + ADDERS + 4 * ARRIVALS);
     Blocks::init(base, 1, 8 * ARRIVALS), Weighted::init(base, 8 * ARRIVALS, 4 * ARRIVALS);
     for (int i = 0; i < 2; i++) barrier_init(base + OUT_FULL + 8 * i, 8 * ARRIVALS);
