@@ -108,6 +108,23 @@ template <int N> DEV void begin(float (&x)[N]) {
 DEV void store_vector(u32 at, float a, float b, float c, float d) {
   asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(at), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
+// P in place of products, 0 of hidden pairs, and packed. `key`: the thread's first; `query`: its first, of the block.
+// `lse2(j)`: those of the queries 8j behind.
+template <bool MASKED, class F> DEV void weigh(float (&p)[ROWS / 2], u32 (&pp)[ROWS / 4], const Own& s, float c, int key, int query, const F& lse2) {
+  UNROLL(j, ROWS / 8) {
+    const float2 l = lse2(j);
+    UNROLL(r, 2) {
+      const int seen = key + 8 * r - s.offset - query;  // the query on the diagonal
+      const int first = key + 8 * r >= s.keys ? 1 << 30 : WINDOW ? seen - s.right : 0, last = WINDOW ? seen + s.left : 1 << 30;
+      UNROLL(e, 2) {
+        float& y = p[4 * j + 2 * r + e];
+        y = exp2_fast(fmaf(y, c, -(e ? l.y : l.x)));
+        if (MASKED && (8 * j + e < first || 8 * j + e > last)) y = 0;
+      }
+      pp[2 * j + r] = pack(p[4 * j + 2 * r], p[4 * j + 2 * r + 1]);
+    }
+  }
+}
 // dSᵀ of the warpgroup, packed, to rows of keys and columns of queries.
 DEV void put_ds(const u32 (&ds)[ROWS / 4], u32 to) {
   const u32 thread = opaque(threadIdx.x - (D == 128 ? 128 : 256)), row = thread / 32 * 16 + thread % 16;

@@ -67,22 +67,6 @@ DEV void put_dq(const float (&dq)[COLUMNS / 2], u32 base, u32 parity) {
   proxy_fence();
   warp_arrive(base + DQ_FULL + 8 * (parity ^ 1));
 }
-// P in place of products, 0 of hidden pairs, and packed. `key`: the thread's first; `query`: its first, of the block.
-template <bool MASKED> DEV void weigh(float (&p)[ROWS / 2], u32 (&pp)[ROWS / 4], const Own& s, float c, int key, int query, u32 stats) {
-  UNROLL(j, ROWS / 8) {
-    const float2 l = load_pair(stats + 32 * j);
-    UNROLL(r, 2) {
-      const int seen = key + 8 * r - s.offset - query;  // the query on the diagonal
-      const int first = key + 8 * r >= s.keys ? 1 << 30 : WINDOW ? seen - s.right : 0, last = WINDOW ? seen + s.left : 1 << 30;
-      UNROLL(e, 2) {
-        float& y = p[4 * j + 2 * r + e];
-        y = exp2_fast(fmaf(y, c, -(e ? l.y : l.x)));
-        if (MASKED && (8 * j + e < first || 8 * j + e > last)) y = 0;
-      }
-      pp[2 * j + r] = pack(p[4 * j + 2 * r], p[4 * j + 2 * r + 1]);
-    }
-  }
-}
 // dv += Pᵀ·dout of some of the four times 16 queries of a block.
 template <int FROM, int COUNT> DEV void issue_dv(float (&dv)[D / 2], u32 (&pp)[ROWS / 4], u32 dout) {
   pin(pp), mma_begin();
@@ -114,7 +98,7 @@ DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, const Valu
     mma_wait<1>(), pin(pp);  // dv of the block before
     behind(dq, base);
     mma_wait<2>(), pin(p);
-    weigh<decltype(masked)::value>(p, pp, s, c, row, i * ROWS + column, stats);
+    weigh<decltype(masked)::value>(p, pp, s, c, row, i * ROWS + column, [&](int j) { return load_pair(stats + 32 * j); });
     issue_dv<0, 3>(dv, pp, dout);
     mma_wait<1>(), pin(dq);
     if (done) blocks.release(blocks.before()), put_dq(dq, base, n & 1);

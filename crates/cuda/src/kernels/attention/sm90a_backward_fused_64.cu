@@ -73,20 +73,6 @@ DEV void issue_weights(float (&x)[D / 2], u32 (&a)[ROWS / 4], u32 b) {
 }
 typedef float2 Stats[ROWS / 8];  // lse2 or delta of a thread's columns
 DEV void load_stats(Stats& x, u32 at) { UNROLL(j, ROWS / 8) x[j] = load_pair(at + 32 * j); }
-// P in place of products, 0 of hidden pairs, and packed. `key`: the thread's first; `query`: its first, of the block.
-template <bool MASKED> DEV void weigh(float (&p)[ROWS / 2], u32 (&pp)[ROWS / 4], const Own& s, float c, int key, int query, const Stats& lse2) {
-  UNROLL(j, ROWS / 8)
-    UNROLL(r, 2) {
-      const int seen = key + 8 * r - s.offset - query;  // the query on the diagonal
-      const int first = key + 8 * r >= s.keys ? 1 << 30 : WINDOW ? seen - s.right : 0, last = WINDOW ? seen + s.left : 1 << 30;
-      UNROLL(e, 2) {
-        float& y = p[4 * j + 2 * r + e];
-        y = exp2_fast(fmaf(y, c, -(e ? lse2[j].y : lse2[j].x)));
-        if (MASKED && (8 * j + e < first || 8 * j + e > last)) y = 0;
-      }
-      pp[2 * j + r] = pack(p[4 * j + 2 * r], p[4 * j + 2 * r + 1]);
-    }
-}
 DEV void differ(const float (&p)[ROWS / 2], const float (&dp)[ROWS / 2], u32 (&ds)[ROWS / 4], const Stats& delta) {
   UNROLL(j, ROWS / 8)
     UNROLL(r, 2) ds[2 * j + r] = pack(p[4 * j + 2 * r] * (dp[4 * j + 2 * r] - delta[j].x), p[4 * j + 2 * r + 1] * (dp[4 * j + 2 * r + 1] - delta[j].y));
@@ -115,12 +101,13 @@ DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, Weighted& 
     ahead.at = n;
     ahead.wait_full();
   };
+  auto lse2_of = [&](int j) { return lse2[j]; };
   blocks.wait_full();
   load_stats(lse2, stats(blocks.at));
   issue_pairs(p, own_k, place(blocks.at, at_q));
   issue_pairs(ds, own_v, place(blocks.at, at_dout));
   mma_wait<1>(), pin(p);
-  weigh<true>(p, pp, s, c, row, at.block * ROWS + column, lse2);
+  weigh<true>(p, pp, s, c, row, at.block * ROWS + column, lse2_of);
   load_stats(delta, stats(blocks.at) + ROWS * 4);
   weighted.wait_empty();
   if (left > 1) wait_ahead(blocks.at + 1);
@@ -138,7 +125,7 @@ DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, Weighted& 
     issue_pairs(ds, own_v, place(n + 1, at_dout));
     if (--left > 1) wait_ahead(n + 2);
     mma_wait<1>(), pin(p), pin(pp), pin(dsp);
-    weigh<decltype(masked)::value>(p, pp, s, c, row, at.block * ROWS + column, lse2);
+    weigh<decltype(masked)::value>(p, pp, s, c, row, at.block * ROWS + column, lse2_of);
     weighted.advance();
     load_stats(delta, stats(n + 1) + ROWS * 4);
     weighted.wait_empty();

@@ -114,18 +114,16 @@ template <bool KEYS> DEV void walk(float (&out)[D / 2], Blocks& blocks, const Ba
   const Range range = range_of<KEYS>(call, w, s);
   if (TURNS) {
     NO_UNROLL for (Descent<2> at = {range.end - 1, 0}; at.block >= range.begin; at.next(range, each)) {
+      // With a full mask no block hides a pair, so there is no second loop, which takes time.
+      bool sees_all = (D == 64 && !WINDOW && !PACKED) || (at.block >= range.open && at.block < range.closed);
       if (SPANS) {
         blocks.wait_full(Y);
         const u32 visit = uniform<true>(load_word(base + VISIT + 4 * blocks.stage()));
         NO_UNROLL while (at.block != number_of(visit)) at.next(range, each);  // blocks that are left out
-        cut = visit & CUT;
-        // With options a mask is little beside the rest, and a second loop twice the time to compile.
-        if (!OPTIONS && !cut) step(w.head * each + at.head, at.block, Is<false>());
-        else step(w.head * each + at.head, at.block, Is<true>());
-        continue;
+        cut = visit & CUT, sees_all = !cut;
       }
-      const bool all = D == 64 && !WINDOW && !PACKED;  // no second loop, which takes time
-      if (!OPTIONS && (all || (at.block >= range.open && at.block < range.closed))) step(w.head * each + at.head, at.block, Is<false>());
+      // With options a mask is little beside the rest, and a second loop twice the time to compile.
+      if (!OPTIONS && sees_all) step(w.head * each + at.head, at.block, Is<false>());
       else step(w.head * each + at.head, at.block, Is<true>());
     }
   }
