@@ -129,7 +129,7 @@ axis! {
         /// Large: wide heads and odd ones, over two tiles of keys.
         WideHeads = "wide_heads" => {
             (e.dim, *value_dim) =
-                stream.pick(2, &[(256, 147), (23, 256), (192, 200), (47, 160), (256, 256)]);
+                stream.pick(2, &[(256, 147), (23, 256), (192, 128), (47, 160), (256, 256)]);
             (e.query_heads, e.key_heads) = (1, 1);
             e.queries = stream.pick(3, &[33, 47]);
             // Ten or eleven keys beyond a tile of 192: scores that climb by half a unit per key grow

@@ -127,6 +127,10 @@ families! {
         "sm90a_backward_keys.cu" "sm90a_backward_queries.cu" "sm90a_backward_weights.cu"
         "sm90a_backward_fused.cu" "sm90a_backward_fused_128.cu" "sm90a_backward_fused_64.cu";
     }
+    /// The same of attention with D or E above 128.
+    AttentionSm90aWide = "attention/sm90a_backward_wide": "delta keys values queries" WGMMA_PAIRS {
+        "attention/": "sm90a_backward.cuh" "sm90a_backward.cu" "sm90a_backward_wide.cu";
+    }
     /// lazy_attention in fused multiply-adds.
     LazyPortable = "lazy_attention/portable": "scores values measure counts queries keys dbias dtau" FFMA {
         "lazy_attention/": "activity.cuh" "problem.cuh" "portable_forward.cu" "portable_backward.cu";

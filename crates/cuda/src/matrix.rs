@@ -27,6 +27,9 @@ pub fn every_variant() -> Vec<Variant> {
     for (storage, width) in each([Bf16, F16], [64, 128]) {
         add_hopper(&mut all, storage, width);
     }
+    for columns in [[192, 128], [256, 256]] {
+        add_wide_hopper(&mut all, columns);
+    }
     all.sort();
     // Wide values of sm80 take several launches of the same kernels, and some of sm90a are within others.
     all.dedup();
@@ -91,17 +94,31 @@ fn add_linear(all: &mut Vec<Variant>) {
 /// The level sm90a of all but linear_cross_entropy.
 fn add_hopper(all: &mut Vec<Variant>, storage: Dtype, width: usize) {
     all.extend(FLAGS.map(|by_token| Variant::hopper_linear(storage, width, by_token)));
-    for (visible, options) in each([Visible::All, Visible::Window, Visible::Spans], FLAGS) {
-        for lengths in [Lengths::Equal, Lengths::Own, Lengths::Listed] {
-            let of = Hopper { storage, width, visible, lengths, options }.within();
-            all.extend(FLAGS.map(|backward| Variant::hopper_lazy(of, backward)));
-            all.extend(FLAGS.map(|values| Variant::hopper_forward(of, values)));
-            let two = |values| Variant::hopper_forward(of, values).with("GROUPS", 2);
-            all.extend(FLAGS.map(two));
-            let results = [Results::Lse, Results::All, Results::Alone];
-            all.extend(results.map(|results| Variant::hopper_backward(of, results)));
-        }
+    for of in every_hopper(storage, [width; 2]) {
+        all.extend(FLAGS.map(|backward| Variant::hopper_lazy(of, backward)));
+        all.extend(FLAGS.map(|values| Variant::hopper_forward(of, values)));
+        let two = |values| Variant::hopper_forward(of, values).with("GROUPS", 2);
+        all.extend(FLAGS.map(two));
+        let results = [Results::Lse, Results::All, Results::Alone];
+        all.extend(results.map(|results| Variant::hopper_backward(of, results)));
     }
+}
+
+/// attention with D or E above 128 on the level sm90a.
+fn add_wide_hopper(all: &mut Vec<Variant>, columns: [usize; 2]) {
+    let is_plain = |of: &Hopper| !of.options && of.visible != Visible::Spans;
+    for of in every_hopper(Bf16, columns).filter(is_plain) {
+        all.extend([Variant::hopper_forward(of, true), Variant::hopper_backward(of, Results::All)]);
+    }
+}
+
+/// Masks, lengths and options of kernels of attention for sm90a with so many columns of q and v.
+fn every_hopper(storage: Dtype, [width, values]: [usize; 2]) -> impl Iterator<Item = Hopper> {
+    let lengths = [Lengths::Equal, Lengths::Own, Lengths::Listed];
+    let masks = each([Visible::All, Visible::Window, Visible::Spans], lengths);
+    masks.flat_map(move |(visible, lengths)| {
+        FLAGS.map(|options| Hopper { storage, width, values, visible, lengths, options }.within())
+    })
 }
 
 /// The backward pass of wide operands on tensor cores, with two stages and, where not every device has the

@@ -10,6 +10,7 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
         LazySm80 => lazy_sm80(variant, kernel),
         LinearSm80 => linear_sm80(variant, kernel),
         AttentionSm90aForward | AttentionSm90aBackward => attention_sm90a(variant, kernel),
+        AttentionSm90aWide => attention_sm90a_wide(variant, kernel),
         LazySm90aForward | LazySm90aBackward => lazy_sm90a(variant, kernel),
         LinearSm90a => linear_sm90a(variant, kernel),
         CrossEntropySm90a => cross_entropy_sm90a(kernel),
@@ -90,6 +91,12 @@ fn linear_sm80(variant: &Variant, kernel: &str) -> usize {
 
 fn attention_sm90a(variant: &Variant, kernel: &str) -> usize {
     let (width, groups) = (variant.define("D"), variant.define("GROUPS"));
+    if kernel == "forward" && width > 128 {
+        // q; k and v in two stages; barriers.
+        let values = variant.define("VALUES") * variant.find("E").unwrap_or(width);
+        let keys = if values > 128 { 80 } else { 128 };
+        return 1024 + 2 * 64 * groups * width + 4 * keys * (width + values) + 256;
+    }
     let rows = |rows: usize| 2 * rows * width; // bytes of so many rows
     // Of spans, what the walk by keys does with the block of each stage.
     let visits = if variant.define("WINDOW") == 2 { 16 } else { 0 };
@@ -111,6 +118,28 @@ fn attention_sm90a(variant: &Variant, kernel: &str) -> usize {
         "queries" => 1024 + 7 * rows(128) + 104,
         _ => 0,
     }
+}
+
+/// The backward pass where D or E is above 128.
+fn attention_sm90a_wide(variant: &Variant, kernel: &str) -> usize {
+    let dim = variant.define("D");
+    let values = variant.find("E").unwrap_or(dim);
+    let visits = if variant.define("WINDOW") == 2 { 16 } else { 0 };
+    // Stages of 64 rows of one operand, and of the other.
+    let [y, x] = match kernel {
+        _ if values == 128 => [3, 3],
+        "values" => [2, 2],
+        _ => [2, 1],
+    };
+    let walked = y * 2 * 64 * dim + x * 2 * 64 * values;
+    let (own, numbers) = match kernel {
+        "keys" => (dim + values, y * 512 + visits),
+        "values" => (dim, y * 256 + visits),
+        "queries" => (dim + values, 0),
+        _ => return 0,
+    };
+    // 128 rows of the tile; numbers of queries and barriers.
+    1024 + 2 * 128 * own + walked + numbers + 16 * (1 + y + x) + 8
 }
 
 fn lazy_sm90a(variant: &Variant, kernel: &str) -> usize {

@@ -132,7 +132,8 @@ impl Variant {
         }
     }
 
-    fn find(&self, name: &str) -> Option<usize> {
+    /// The value of a name, if it has that.
+    pub(crate) fn find(&self, name: &str) -> Option<usize> {
         self.defines.iter().find(|x| x.0 == name).map(|x| x.1)
     }
 

@@ -53,9 +53,18 @@ fn flash(level: Level) -> Options {
 
 /// Two blocks of queries and of 200 keys, which end within a block.
 fn problem(batch: usize, queries: usize, sequences: Sequences) -> Problem {
+    problem_of(COLUMNS[0], batch, queries, sequences)
+}
+
+/// D and E: narrow, and of both kinds of wide kernels of sm90a.
+const COLUMNS: [[usize; 2]; 3] = [[64, 64], [192, 128], [256, 256]];
+
+/// The same with so many columns.
+fn problem_of([dim, value_dim]: [usize; 2], batch: usize, queries: usize, sequences: Sequences) -> Problem {
     let keys = 200;
-    let extents = Extents { batch, query_heads: 4, key_heads: 2, queries, keys, dim: 64 };
+    let extents = Extents { batch, query_heads: 4, key_heads: 2, queries, keys, dim };
     let mut attention = Attention::new(extents).mask(Mask::causal());
+    attention.value_dim = value_dim;
     attention.scores.sequences = sequences;
     attention.into()
 }
@@ -224,21 +233,26 @@ fn packed_sequences_have_the_bits_of_five_products() {
 #[test]
 fn each_flag_is_needed() {
     let Some(whole) = without(0) else { return };
-    let problem = problem(1, 190, Sequences::Dense);
     let portable = Options { level: Level::Portable, ..Options::default() };
     let mut wrong = Vec::new();
-    for (level, mode, names, part, struck, row) in CASES {
+    for (columns, (level, mode, names, part, struck, row)) in COLUMNS.into_iter().flat_map(|x| CASES.map(|y| (x, y))) {
+        // Of wide operands there is no fused pass, and on sm90a each gradient has a kernel and a flag of its own.
+        let is_together = mode == Mode::FusedPartials || (level == Level::Sm90a && names.len() > 1);
+        if columns != COLUMNS[0] && is_together {
+            continue;
+        }
+        let problem = problem_of(columns, 1, 190, Sequences::Dense);
         let options = Options { mode, ..flash(level) };
         let inputs = inputs(&whole, &problem, |name, at| name == struck && at[1..3] == [0, row]);
         let wanted = gradients(&whole, &problem, &inputs, names, &portable);
         let found = gradients(&whole, &problem, &inputs, names, &options);
         if !agree(&found, &wanted) {
-            wrong.push(format!("{level} {mode:?} {names:?} with all flags"));
+            wrong.push(format!("{level} {mode:?} {names:?} {columns:?} with all flags"));
         }
         let Some(mutant) = without(part) else { return };
         let found = gradients(&mutant, &problem, &inputs, names, &options);
         if agree(&found, &wanted) {
-            wrong.push(format!("{level} {mode:?} {names:?} without the flag {part}"));
+            wrong.push(format!("{level} {mode:?} {names:?} {columns:?} without the flag {part}"));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -247,16 +261,16 @@ fn each_flag_is_needed() {
 #[test]
 fn the_flag_of_outputs_is_needed() {
     let (Some(whole), Some(mutant)) = (without(0), without(7)) else { return };
-    let problem = problem(1, 190, Sequences::Dense);
-    // A value that no query sees, beside some that are seen.
-    let (inputs, _) = inputs(&whole, &problem, |name, at| name == "v" && at[1..3] == [0, 190]);
-    for level in LEVELS {
+    for (columns, level) in COLUMNS.into_iter().flat_map(|x| LEVELS.map(|y| (x, y))) {
+        let problem = problem_of(columns, 1, 190, Sequences::Dense);
+        // A value that no query sees, beside some that are seen.
+        let (inputs, _) = inputs(&whole, &problem, |name, at| name == "v" && at[1..3] == [0, 190]);
         let is_right = |workspace: &Workspace| {
             let (o, _) = outputs(workspace, &problem, &inputs, &flash(level));
             agree(&Tensors::from([("o", o)]), &Tensors::from([("o", inputs["o"].clone())]))
         };
-        assert!(is_right(&whole), "{level}");
-        assert!(!is_right(&mutant), "{level}");
+        assert!(is_right(&whole), "{level} {columns:?}");
+        assert!(!is_right(&mutant), "{level} {columns:?}");
     }
 }
 
@@ -352,8 +366,11 @@ fn rows_of_other_sequences_and_of_none_change_no_bit() {
     let packed = Sequences::Packed { cu_query: cu.clone(), cu_key: cu };
     let padded = Sequences::Lengths { query: vec![90, 130], key: vec![90, 130] };
     let cases = [(1, packed, vec![90]), (2, padded, vec![90, 130])];
-    for (level, (batch, sequences, lengths)) in LEVELS.into_iter().flat_map(|level| cases.clone().map(|x| (level, x))) {
-        let problem = problem(batch, 200, sequences);
+    let cases = COLUMNS.into_iter().flat_map(|columns| cases.clone().map(|x| (columns, x)));
+    for (level, (columns, (batch, sequences, lengths))) in
+        LEVELS.into_iter().flat_map(|level| cases.clone().map(move |x| (level, x)))
+    {
+        let problem = problem_of(columns, batch, 200, sequences);
         let clean = inputs(&whole, &problem, |_, _| false);
         let struck = inputs(&whole, &problem, |_, at| at[2] == lengths[at[0]]);
         for names in [&ALL[..], &["dv"], &["o"]] {
@@ -362,10 +379,10 @@ fn rows_of_other_sequences_and_of_none_change_no_bit() {
                 _ => bits(&gradients(workspace, &problem, inputs, names, &flash(level)), &lengths),
             };
             let wanted = of(&whole, &clean);
-            assert!(of(&whole, &struck) == wanted, "{level} {names:?}, {lengths:?}");
+            assert!(of(&whole, &struck) == wanted, "{level} {columns:?} {names:?}, {lengths:?}");
             // Rows behind a sequence are loaded as 0 on sm80.
             let Some(mutant) = without(4).filter(|_| level == Level::Sm90a) else { continue };
-            assert!(of(&mutant, &struck) != wanted, "{names:?}, {lengths:?}: rows are not cleared");
+            assert!(of(&mutant, &struck) != wanted, "{columns:?} {names:?}, {lengths:?}: rows are not cleared");
         }
     }
 }

@@ -74,6 +74,15 @@ fn of_attention() {
 }
 
 #[test]
+fn of_wide_attention() {
+    for (dim, value_dim, mask) in [(192, 128, Mask::Full), (256, 256, Mask::causal())] {
+        let mut attention = Attention::new(extents(dim)).mask(mask);
+        attention.value_dim = value_dim;
+        check(attention);
+    }
+}
+
+#[test]
 fn of_attention_lse() {
     [64, 128].iter().for_each(|&dim| check(AttentionLse::new(extents(dim)).mask(Mask::causal())));
 }

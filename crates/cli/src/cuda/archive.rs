@@ -154,6 +154,7 @@ impl Archive {
             | Family::PeakMma => self.level.is_empty() || self.level.contains(&Level::Sm80),
             Family::AttentionSm90aForward
             | Family::AttentionSm90aBackward
+            | Family::AttentionSm90aWide
             | Family::LazySm90aForward
             | Family::LazySm90aBackward
             | Family::CrossEntropySm90a

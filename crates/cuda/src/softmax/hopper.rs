@@ -17,8 +17,6 @@ use std::ops::Deref;
 
 #[derive(Debug)]
 pub(crate) struct Plan {
-    /// The columns of every operand: D and E, rounded up to 64 or 128.
-    pub width: usize,
     window: Window,
     pub hopper: Hopper,
     /// Queries and keys of a tile, forward.
@@ -44,7 +42,7 @@ impl Plan {
             let mut numbers = || layout.named("lse and delta of rows", bytes);
             (plan.lse2, plan.delta) = (numbers()?, numbers()?);
             if prepared.spec.fuses_sm90a() {
-                let bytes = prepared.spec.sums_of_rows().saturating_mul(4 * 64 * plan.width);
+                let bytes = prepared.spec.sums_of_rows().saturating_mul(4 * 64 * plan.hopper.width);
                 plan.dq_sums = Some(layout.named("sums of dq", bytes)?);
             }
         }
@@ -61,7 +59,6 @@ impl Plan {
     fn of(prepared: &Prepared<'_>, hopper: Hopper, layout: &mut Layout) -> Result<Plan, Error> {
         let spec = &prepared.spec;
         Ok(Plan {
-            width: hopper.width,
             window: spec.window.unwrap_or(Window::ALL),
             hopper,
             tile: modules::chosen(&modules::of_hopper(spec, hopper), spec.options.blocking),
@@ -70,7 +67,7 @@ impl Plan {
                 _ => spec.extents.queries.next_multiple_of(128),
             },
             storage: spec.storage,
-            copies: copies(prepared, hopper.width, layout)?,
+            copies: copies(prepared, hopper, layout)?,
             lse2: MemoryRange::default(),
             delta: MemoryRange::default(),
             dq_sums: None,
@@ -90,14 +87,14 @@ impl Plan {
 
 fn copies(
     prepared: &Prepared<'_>,
-    width: usize,
+    hopper: Hopper,
     layout: &mut Layout,
 ) -> Result<Vec<(&'static str, MemoryRange)>, Error> {
     let e = &prepared.scores.extents;
     let computes_forward = prepared.computes_forward();
     let mut copies = Vec::new();
     for name in ["q", "k", "v", "o", "dout", "dq", "dk", "dv"] {
-        let part = prepared.part(name);
+        let (part, columns) = (prepared.part(name), hopper.columns(name));
         // o and lse are computed together.
         let beside = name == "o" && prepared.value_dim.is_some() && computes_forward;
         let used = match name {
@@ -106,11 +103,11 @@ fn copies(
         };
         let lies = |part: &Part| {
             let (place, aligned) = (part.place(0), prepared.aligned || !part.is_direct());
-            aligned && place.extents[3] == width && place.has_whole_rows() && place.has_boxes()
+            aligned && place.extents[3] == columns && place.has_whole_rows() && place.has_boxes()
         };
         if (part.is_some() || beside) && used && !part.is_some_and(lies) {
             let (heads, rows) = rows_of(e, name);
-            copies.push((name, layout.named(COPIES, 2 * e.batch * heads * rows * width)?));
+            copies.push((name, layout.named(COPIES, 2 * e.batch * heads * rows * columns)?));
         }
     }
     Ok(copies)
@@ -143,7 +140,7 @@ impl HopperSteps<'_> {
         let Some(range) = self.plan.copy(name) else { return self.place(name) };
         let e = self.extents();
         let (heads, rows) = rows_of(e, name);
-        StridedTensor::dense(self.at(range), [e.batch, heads, rows, self.plan.width])
+        StridedTensor::dense(self.at(range), [e.batch, heads, rows, self.plan.hopper.columns(name)])
     }
 
     /// The same for the copy engine, in boxes of so many rows.
@@ -240,7 +237,8 @@ impl HopperSteps<'_> {
 
     /// The key heads whose k and v share so many bytes of the L2 cache.
     pub fn heads_in(&self, bytes: usize) -> usize {
-        (bytes / (4 * self.extents().keys * self.plan.width)).max(1)
+        let of = self.plan.hopper;
+        (bytes / (2 * self.extents().keys * (of.width + of.values))).max(1)
     }
 
     /// The same of query heads, at most those of all batch elements.
@@ -259,12 +257,13 @@ pub(crate) fn forward(steps: HopperSteps<'_>) -> Result<(), Error> {
     steps.clear_flags();
     let rows = plan.tile.queries;
     let groups = rows / 64;
+    let keys = plan.hopper.block_keys(has_values);
     let variant = Variant::hopper_forward(plan.hopper, has_values).with("GROUPS", groups);
     // Measured: causal masks like more heads beside each other than full ones.
     let l2 = if plan.hopper.visible == Visible::All { 8 << 20 } else { 32 << 20 };
     let mut args = ForwardArgs {
         q: steps.map("q", rows),
-        k: steps.map("k", 128),
+        k: steps.map("k", keys),
         lse: steps.address("lse").into(),
         sinks: steps.address("sinks").into(),
         counter: steps.counter(0).into(),
@@ -278,7 +277,7 @@ pub(crate) fn forward(steps: HopperSteps<'_>) -> Result<(), Error> {
     };
     if has_values {
         steps.widen("v")?;
-        (args.v, args.o) = (steps.map("v", 128), steps.map("o", 64));
+        (args.v, args.o) = (steps.map("v", keys), steps.map("o", 64));
     }
     let grid = steps.grid(steps.query_tiles(rows), groups);
     steps.launch_terms((&variant, "forward"), grid, &args, steps.extents().dim + steps.values())?;

@@ -7,7 +7,7 @@ use crate::tensor_args::strided_args;
 use crate::tensor_map::TensorMap;
 use etalon_problem::Dtype;
 
-/// A tensor of 64 or 128 whole columns for the copy engine, in boxes of so many rows and of 64 columns or all.
+/// A tensor of 64 to 256 whole columns for the copy engine, in boxes of so many rows and of 64 columns or all.
 pub(crate) fn tensor_map(storage: Dtype, place: StridedTensor, rows: u32, narrow: bool) -> TensorMap {
     let [batch, heads, length, width] = place.extents.map(|x| x as u64);
     let [of_rows, of_heads, of_batch] = place.box_strides();

@@ -3,7 +3,7 @@
 
 use super::fallback::{self, writes};
 use super::hopper::HopperSteps;
-use super::hopper_args::BackwardArgs;
+use super::hopper_args::{BackwardArgs, Elements};
 use super::pair_args::PairArgs;
 use super::portable;
 use super::variants::Results;
@@ -57,7 +57,7 @@ fn delta(steps: HopperSteps<'_>, args: &BackwardArgs) -> Result<(), Error> {
         steps.widen(name)?;
     }
     steps.clear_flags();
-    let grid = ((steps.plan.stat_rows(steps.extents()) * steps.plan.width / 8).div_ceil(256), 256);
+    let grid = ((steps.plan.stat_rows(steps.extents()) * steps.plan.hopper.values / 8).div_ceil(256), 256);
     // Some gradients are computed together, of attention_lse all; else dk or dv is without the other.
     let [dq, dk, dv] = WRITTEN.map(|name| writes(&steps, name));
     let module = module(steps, dq || dk == dv || steps.prepared.value_dim.is_none());
@@ -100,25 +100,25 @@ impl BackwardPass<'_> {
         let counter = self.steps.counter(counter).into();
         let args = BackwardArgs { tiles: tiles as i32, counter, ..args };
         // `fused` of narrow operands has a third warpgroup, for dq.
-        let groups = if kernel.1 == "fused" && self.steps.plan.width == 64 { 3 } else { 2 };
+        let groups = if kernel.1 == "fused" && self.steps.plan.hopper.width == 64 { 3 } else { 2 };
         self.steps.launch_terms(kernel, self.steps.grid(tiles, groups), &args, terms)
     }
 
-    /// Operands, those of queries in boxes of so many rows.
-    fn operands(&self, rows: usize) -> BackwardArgs {
+    /// Operands, those of queries and of keys in boxes of so many rows.
+    fn operands(&self, [rows, keys]: [usize; 2]) -> BackwardArgs {
         let steps = self.steps;
         let read = |name: &str, rows: usize| match steps.prepared.reads(name) {
             true => steps.map(name, rows),
             false => TensorMap::default(),
         };
-        let (q, k) = (steps.map("q", rows), steps.map("k", 128));
-        BackwardArgs { q, k, v: read("v", 128), dout: read("dout", rows), ..self.args }
+        let (q, k) = (steps.map("q", rows), steps.map("k", keys));
+        BackwardArgs { q, k, v: read("v", keys), dout: read("dout", rows), ..self.args }
     }
 
     /// The same with places of dk and dv, if they are wanted.
     fn by_keys(&self, rows: usize) -> BackwardArgs {
         let steps = self.steps;
-        let mut args = self.operands(rows);
+        let mut args = self.operands([rows, 128]);
         if writes(&steps, "dk") {
             (args.dk, args.dk_rows) = (steps.map("dk", 128), steps.wide("dk").into());
         }
@@ -133,6 +133,9 @@ impl BackwardPass<'_> {
         let steps = self.steps;
         if let Some(sums) = steps.plan.dq_sums {
             return self.fused(sums);
+        }
+        if steps.plan.hopper.is_wide() {
+            return self.wide();
         }
         let (dim, values) = (steps.extents().dim, steps.values());
         let [dq, dk, dv] = WRITTEN.map(|name| writes(&steps, name));
@@ -149,9 +152,30 @@ impl BackwardPass<'_> {
         }
         if dq {
             let (dq, dq_rows) = (steps.map("dq", 128), steps.wide("dq").into());
-            let args = BackwardArgs { dq, dq_rows, ..self.operands(128) };
+            let args = BackwardArgs { dq, dq_rows, ..self.operands([128; 2]) };
             let module = module(steps, true);
             self.claim((&module, "queries"), 1, steps.query_tiles(128), args, 2 * dim + values)?;
+        }
+        Ok(())
+    }
+
+    /// The same where D or E is above 128: each by a kernel of its own.
+    fn wide(&self) -> Result<(), Error> {
+        let steps = self.steps;
+        let (dim, values, module) = (steps.extents().dim, steps.values(), module(steps, true));
+        let rows = |name| if writes(&steps, name) { steps.wide(name).into() } else { Elements::default() };
+        for (name, kernel, terms) in
+            [("dk", "keys", 2 * dim + values), ("dv", "values", dim + values), ("dq", "queries", 2 * dim + values)]
+        {
+            let (boxes, tiles, counter) = match name {
+                "dq" => ([128, 64], steps.query_tiles(128), 1),
+                _ => ([64, 128], steps.key_tiles(128), 0), // which the kernel before leaves at 0
+            };
+            if writes(&steps, name) {
+                let (dq_rows, dk_rows, dv_rows) = (rows("dq"), rows("dk"), rows("dv"));
+                let args = BackwardArgs { dq_rows, dk_rows, dv_rows, ..self.operands(boxes) };
+                self.claim((&module, kernel), counter, tiles, args, terms)?;
+            }
         }
         Ok(())
     }

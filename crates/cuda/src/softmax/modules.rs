@@ -114,6 +114,7 @@ fn number(spec: &Spec) -> usize {
 pub(crate) fn of_hopper(spec: &Spec, variant: Hopper) -> Vec<Blocking> {
     match spec.pass {
         Pass::Forward if has_three(variant) => vec![tile(192, 128), tile(128, 128)],
+        Pass::Forward => vec![tile(128, variant.block_keys(spec.value_dim.is_some()))],
         _ => vec![tile(128, 128)],
     }
 }

@@ -133,7 +133,7 @@ impl Spec {
     pub fn has_fused_sm90a(&self) -> bool {
         let of = self.hopper();
         let is_plain = of.lengths == Lengths::Equal && !of.options && of.visible != Visible::Spans;
-        is_plain && self.value_dim.is_some()
+        is_plain && !of.is_wide() && self.value_dim.is_some()
     }
 
     /// The blocks of 64 queries of which that pass has sums.
@@ -157,14 +157,22 @@ impl Spec {
 
     pub fn hopper(&self) -> Hopper {
         let (storage, lengths) = (self.storage, self.lengths);
-        let width = if self.columns() <= 64 { 64 } else { 128 };
+        let [width, values] = self.hopper_columns();
         let visible = match self.window {
             Some(Window::ALL) => Visible::All,
             Some(_) => Visible::Window,
             None => Visible::Spans,
         };
         // Maxima are those of scores: a scale that turns their order is an option.
-        Hopper { storage, width, visible, lengths, options: self.is_scored }.within()
+        Hopper { storage, width, values, visible, lengths, options: self.is_scored }.within()
+    }
+
+    /// The columns of q and of v that kernels of sm90a are compiled for, the fewest that hold D and E.
+    fn hopper_columns(&self) -> [usize; 2] {
+        let (dim, values) = (self.extents.dim, self.value_dim.unwrap_or(1));
+        let list = [[64, 64], [128, 128], [192, 128]];
+        let holds = |x: &[usize; 2]| dim <= x[0] && values <= x[1];
+        list.into_iter().find(holds).unwrap_or([256, 256])
     }
 
     /// True if D, and E in the backward pass, are at most so many columns, of this pass and these storage types.
@@ -187,16 +195,16 @@ pub(crate) fn refuses(
 
 const ALL: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
 
-/// The rules of sm90a, with one on modes.
+/// The rules of sm90a, with one on modes and those on columns.
 macro_rules! sm90a {
-    ($modes:expr) => {
+    ($modes:expr, $($columns:expr),+) => {
         &[
             Rule::FLASH,
             Rule::HOPPER,
             Rule::SIXTEEN_BITS,
             Rule::FIRST_ORDER_SM90A,
             $modes,
-            rule("dim and value_dim must be at most 128 for sm90a", |spec| spec.columns() <= 128),
+            $($columns),+,
             rule("there are no queries or no keys, and nothing for sm90a to compute", |spec| {
                 let e = &spec.extents;
                 let (rows, tiles) = (spec.rows().min(e.keys), &spec.counts);
@@ -214,14 +222,27 @@ macro_rules! sm90a {
     };
 }
 
-const SM90A: &[Rule<Spec>] = sm90a!(rule(
-    "the mode `fused` of sm90a needs equal lengths and a full or causal mask or a window, without softcap or bias, \
-     and a scale above 0",
-    |spec| !spec.insists() || spec.has_fused_sm90a()
-));
+const SM90A: &[Rule<Spec>] = sm90a!(
+    rule(
+        "the mode `fused` of sm90a needs dim and value_dim up to 128, equal lengths and a full or causal mask or a \
+         window, without softcap or bias, and a scale above 0",
+        |spec| !spec.insists() || spec.has_fused_sm90a()
+    ),
+    rule("dim and value_dim must be at most 256 for sm90a", |spec| spec.columns() <= 256),
+    rule(
+        "with dim or value_dim above 128 sm90a computes attention of bf16, under a full or causal mask or a window, \
+         without softcap or bias, and with a scale above 0",
+        |spec| {
+            let is_plain = spec.hopper().visible != Visible::Spans && !spec.is_scored;
+            !spec.is_wide() || (spec.value_dim.is_some() && spec.storage == Dtype::Bf16 && is_plain)
+        }
+    )
+);
 
-const LAZY_SM90A: &[Rule<Spec>] =
-    sm90a!(rule("the backward pass of sm90a has one mode, `separate`", |spec| !spec.insists()));
+const LAZY_SM90A: &[Rule<Spec>] = sm90a!(
+    rule("the backward pass of sm90a has one mode, `separate`", |spec| !spec.insists()),
+    rule("dim and value_dim must be at most 128 for sm90a", |spec| spec.columns() <= 128)
+);
 
 const SM80: &[Rule<Spec>] = &[
     rule("tensor cores multiply f32 with the precisions `tf32` and `bf16x3`", |spec| {

@@ -12,8 +12,10 @@ use etalon_problem::Dtype;
 pub(crate) struct Hopper {
     /// bf16 or f16.
     pub storage: Dtype,
-    /// Columns of every operand: 64 or 128.
+    /// Columns of q and k: 64, 128, 192 or 256.
     pub width: usize,
+    /// Columns of v and o: as many, but 128 beside 192.
+    pub values: usize,
     /// The pairs that the mask shows.
     pub visible: Visible,
     pub lengths: Lengths,
@@ -64,6 +66,24 @@ impl Hopper {
         let hides = self.options || lengths == Lengths::Listed;
         let visible = if hides { self.visible.max(Visible::Window) } else { self.visible };
         Hopper { visible, lengths, ..self }
+    }
+
+    /// The columns of an operand or a result.
+    pub fn columns(self, name: &str) -> usize {
+        match name {
+            "v" | "o" | "dout" | "dv" => self.values,
+            _ => self.width,
+        }
+    }
+
+    /// True if D or E is above 128.
+    pub fn is_wide(self) -> bool {
+        self.width > 128
+    }
+
+    /// The keys of a block of the forward pass: as many as leave the registers room for the sums of o.
+    pub fn block_keys(self, has_values: bool) -> usize {
+        if has_values && self.values > 128 { 80 } else { 128 }
     }
 
     fn defines(self) -> [(&'static str, usize); 5] {
@@ -213,10 +233,20 @@ impl Variant {
     pub(crate) fn hopper_forward(of: Hopper, values: bool) -> Self {
         let groups = ("GROUPS", if has_three(of) { 3 } else { 2 });
         let defines = [&of.defines()[..], &[groups, ("VALUES", values.into())]].concat();
-        Variant { family: Family::AttentionSm90aForward, defines }
+        let variant = Variant { family: Family::AttentionSm90aForward, defines };
+        if values { variant.with_values(of) } else { variant }
     }
 
+    /// The same with E, where v has other columns than q.
+    fn with_values(self, of: Hopper) -> Self {
+        if of.values == of.width { self } else { self.insert(2, "E", of.values) }
+    }
+
+    /// Of wide operands each gradient has a kernel of its own, whatever is computed beside it.
     pub(crate) fn hopper_backward(of: Hopper, results: Results) -> Self {
+        if of.is_wide() {
+            return Variant::new(Family::AttentionSm90aWide, of.defines()).with_values(of);
+        }
         let defines = [&of.defines()[..], &[("RESULTS", results as usize)]].concat();
         Variant { family: Family::AttentionSm90aBackward, defines }
     }

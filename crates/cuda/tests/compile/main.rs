@@ -218,11 +218,12 @@ fn may_spill((architecture, variant): &Compilation) -> bool {
             "sm_80" => is("CD", "128") && is("OPTIONS", "1") && is("WHOLE", "0"),
             _ => false,
         },
-        // Three warpgroups.
-        Family::AttentionSm90aForward => is("D", "64") && is("LENGTHS", "1") && is("VALUES", "1"),
+        // Three warpgroups; accumulators of 256 columns, beside which numbers of a tile are kept in memory.
+        Family::AttentionSm90aForward => is("VALUES", "1") && (is("D", "256") || (is("D", "64") && is("LENGTHS", "1"))),
         Family::LazySm90aForward => is("D", "64"),
         // A few numbers that are wanted behind the loop; of the thread that loads, which has 24 registers.
-        Family::LinearSm90a | Family::AttentionSm90aBackward | Family::LazySm90aBackward => true,
+        Family::LinearSm90a | Family::LazySm90aBackward => true,
+        Family::AttentionSm90aBackward | Family::AttentionSm90aWide => true,
         // Accumulators of 256 columns, and of two gradients beside four products.
         Family::AttentionSm80Wide | Family::AttentionSm80SecondOrder => true,
         Family::AttentionSm80F32 => is("CE", "128"),

@@ -149,11 +149,22 @@ impl Grid for Point {
         ],
         // Wide sums are rescaled: every row sees all keys, of which the last are far above the others.
         &[
+            ("storage", "bf16"),
             ("mask", "full"),
             ("options", "plain"),
             ("shape", "wide_heads"),
             ("sequences", "dense"),
             ("family", "ascending"),
+        ],
+        // Wide heads of a type that tensor cores multiply, with all that their kernels take.
+        &[
+            ("storage", "bf16"),
+            ("mask", "causal"),
+            ("options", "sinks"),
+            ("shape", "wide_heads"),
+            ("sequences", "packed"),
+            ("family", "generic"),
+            ("dlse", "dlse"),
         ],
         // The gradient of the sinks is summed over several waves.
         &[

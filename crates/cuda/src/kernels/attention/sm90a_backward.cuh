@@ -38,13 +38,21 @@
 // take two (sm90a_backward_weights.cu). These kernels are modules of their own. dv alone reads neither v nor o and has
 // no δ.
 //
-// Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair; 2: spans), LENGTHS (1: batch elements have extents
-// of their own; 2: sequences are listed), OPTIONS (0: no softcap, no bias, a scale above 0), RESULTS (0: `keys` for dk
-// and `queries` for dq, of attention_lse; 1: `keys` for dk and dv, `queries` for dq; 2: `keys` for dk alone, `values`
-// for dv alone).
+// With D or E above 128 each gradient has a kernel of its own, in 8 products: sm90a_backward_wide.cu.
+//
+// Compile-time: STORAGE (1|2), D (64|128; wide 192|256), E (128 beside D = 192; else absent, D), WINDOW (0: every
+// pair; 2: spans), LENGTHS (1: batch elements have extents of their own; 2: sequences are listed), OPTIONS (0: no
+// softcap, no bias, a scale above 0), RESULTS (0: `keys` for dk and `queries` for dq, of attention_lse; 1: `keys` for
+// dk and dv, `queries` for dq; 2: `keys` for dk alone, `values` for dv alone; absent from wide kernels).
+#ifndef RESULTS
+#define RESULTS 1
+#endif
+#ifndef E
+#define E D
+#endif
 constexpr bool LSE = RESULTS == 0;
 // True if dq is a sum of parts by tiles of keys, and these walk the queries downwards.
-constexpr bool TURNS = RESULTS != 0 && (D == 64 || (WINDOW < 2 && OPTIONS == 0));
+constexpr bool TURNS = RESULTS != 0 && D <= 128 && (D == 64 || (WINDOW < 2 && OPTIONS == 0));
 constexpr int STAGES = 3;  // query blocks in flight in keys
 constexpr int OWN = 128;   // rows of a tile
 KERNEL_ARGS(BackwardArgs)

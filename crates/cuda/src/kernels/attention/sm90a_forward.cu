@@ -14,11 +14,14 @@
 // The exponentials wait for no maximum: whether one grows by more than SLACK is asked first (`may_grow`), and most
 // blocks raise none.
 //
-// Columns are padded to 64 or 128. Softcap, bias, and a scale that is not above 0 are computed on the accumulators of
-// S, in variants of their own; a bias is read where it lies, two elements at a time where these begin at multiples of
-// 4 bytes. Packed sequences, and padded ones with options, are found in a table of tiles. The copy engine reads whole
-// boxes, hence rows of the next sequence, which the mask hides; where a box ends beyond its sequence, threads write
-// the rows one by one.
+// Columns are padded to 64 or 128; where D or E is above 128, to 192 of q and k beside 128 of v, or to 256 of all.
+// There threads write o from their registers. Blocks beside 256 columns of v have 80 keys, and leave no register of a
+// thread's 240 free in the loops: numbers of the tile are kept in memory.
+//
+// Softcap, bias, and a scale that is not above 0 are computed on the accumulators of S, in variants of their own; a
+// bias is read where it lies, two elements at a time where these begin at multiples of 4 bytes. Packed sequences, and
+// padded ones with options, are found in a table of tiles. The copy engine reads whole boxes, hence rows of the next
+// sequence, which the mask hides; where a box ends beyond its sequence, threads write the rows one by one.
 //
 // A row subtracts its maximum before it multiplies by the scale where the block hides some key from it, and else in
 // one operation. That depends on the row alone: bits are the same in tiles of 128 and 192 rows, and for a mask as for
@@ -26,16 +29,21 @@
 //
 // Numbers that are not finite: pairs/tiles.cuh.
 //
-// Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair; 2: spans), GROUPS (consumer warpgroups: 2 or 3,
-// which fit the registers where D = 64), VALUES (0: attention_lse), LENGTHS (1: batch elements have extents of their
-// own; 2: sequences are listed), OPTIONS (0: no softcap, no bias, a scale above 0).
-constexpr int KEYS = 128, STAGES = 2;
+// Compile-time: STORAGE (1|2), D (64|128|192|256), E (128 beside D = 192; else absent, D), WINDOW (0: every pair; 2:
+// spans), GROUPS (consumer warpgroups: 2 or 3, which fit the registers where D = 64), VALUES (0: attention_lse),
+// LENGTHS (1: batch elements have extents of their own; 2: sequences are listed), OPTIONS (0: no softcap, no bias, a
+// scale above 0).
+#ifndef E
+#define E D
+#endif
+constexpr bool WIDE = D > 128, WIDE_VALUES = VALUES && E > 128;
+constexpr int KEYS = WIDE_VALUES ? 80 : 128, STAGES = 2;
 constexpr int SLACK = 8;  // o is rescaled when the maximum of a row has grown by more than 2^SLACK
 
 constexpr int ROWS = 64 * GROUPS;
-constexpr u32 Q_BYTES = ROWS * D * 2, KV_BYTES = KEYS * D * 2;
-constexpr u32 STAGING = 64 * D * 2;  // of each warpgroup: o on its way out
-constexpr u32 AT_K = Q_BYTES, AT_V = AT_K + STAGES * KV_BYTES, AT_O = AT_V + STAGES * KV_BYTES, AT_BARRIERS = AT_O + GROUPS * STAGING;
+constexpr u32 Q_BYTES = ROWS * D * 2, K_BYTES = KEYS * D * 2, V_BYTES = VALUES || !WIDE ? KEYS * E * 2 : 0;
+constexpr u32 STAGING = WIDE ? 0 : 64 * D * 2;  // of each warpgroup: o on its way out, where it fits beside the rest
+constexpr u32 AT_K = Q_BYTES, AT_V = AT_K + STAGES * K_BYTES, AT_O = AT_V + STAGES * V_BYTES, AT_BARRIERS = AT_O + GROUPS * STAGING;
 using QRing = Ring<1, AT_BARRIERS>;
 using KRing = Ring<STAGES, QRing::END, 1, true>;
 using VRing = Ring<STAGES, KRing::END, 1, true>;
@@ -47,9 +55,10 @@ constexpr int TAKEN = 15;  // the barrier of warps at which a ticket has been ta
 // values do not: a tile ends with a block, and another begin of the loop costs as much as half a block. With LENGTHS,
 // three have no registers for it.
 constexpr bool SKIPS = WINDOW == 1 && !OPTIONS && (!VALUES || (GROUPS == 3 && !LENGTHS));
+constexpr bool HALVES = SKIPS && KEYS == 128;
 // True if steps without a mask come in pairs, which pack P sooner. If their number is odd, the first has a mask that
 // hides nothing: too much for the few steps of a causal mask.
-constexpr bool BY_TWO = !WINDOW && D == 128 && VALUES && !OPTIONS;
+constexpr bool BY_TWO = !WINDOW && VALUES && E == 128 && !OPTIONS;
 CHECK_SHARED(forward, 1024 + AT_BARRIERS + 256);  // the base is aligned to 1024 by hand
 
 KERNEL_ARGS(ForwardArgs)
@@ -217,10 +226,10 @@ DEV void produce(u32 base, const ForwardArgs& c) {
   KRing k_ring = {base, 1};
   VRing v_ring = {base, 1};
   auto load_k = [&](int row, int h, int b) {
-    load5(base + AT_K + k_ring.stage() * KV_BYTES, &c.k, k_ring.fill(KV_BYTES), row, h, b), k_ring.advance();
+    load5(base + AT_K + k_ring.stage() * K_BYTES, &c.k, k_ring.fill(K_BYTES), row, h, b), k_ring.advance();
   };
   auto load_v = [&](int row, int h, int b) {
-    if (VALUES) load5(base + AT_V + v_ring.stage() * KV_BYTES, &c.v, v_ring.fill(KV_BYTES), row, h, b), v_ring.advance();
+    if (VALUES) load5(base + AT_V + v_ring.stage() * V_BYTES, &c.v, v_ring.fill(V_BYTES), row, h, b), v_ring.advance();
   };
   NO_UNROLL for (Ticket x;;) {
     tickets.wait_full();
@@ -245,7 +254,7 @@ struct Places {
   u32 base;
   KRing k;
   METHOD Places(u32 base) : base(base), k(base, 0) {}
-  METHOD u32 k_tile() const { return base + AT_K + k.stage() * KV_BYTES; }
+  METHOD u32 k_tile() const { return base + AT_K + k.stage() * K_BYTES; }
   // The place of v of the block so many behind that of k.
   METHOD VRing v(u32 behind) const {
     VRing ring(base, 0);
@@ -253,9 +262,9 @@ struct Places {
     return ring;
   }
 };
-DEV u32 v_tile(const VRing& v) { return v.base + AT_V + v.stage() * KV_BYTES; }
+DEV u32 v_tile(const VRing& v) { return v.base + AT_V + v.stage() * V_BYTES; }
 // The blocks of keys of a tile, which has some: o, not yet normalised, and the maxima and sums of rows.
-DEV void walk(float (&o)[D / 2], Maxima& rows, Places& at, const QRing& queries, const WarpgroupTile& t) {
+DEV void walk(float (&o)[E / 2], Maxima& rows, Places& at, const QRing& queries, const WarpgroupTile& t) {
   const int group = uniform<true>(own_group());
   const u64 q = k_major(at.base + group * 64 * 128);
   const Range& blocks = t.blocks;
@@ -287,14 +296,14 @@ DEV void walk(float (&o)[D / 2], Maxima& rows, Places& at, const QRing& queries,
     weigh<true>(s, rows, a, n * KEYS, t);
     UNROLL(i, KEYS / 4) p[i] = i < N / 4 ? pack(s[2 * i % (N / 2)], s[2 * i % (N / 2) + 1]) : 0;
   };
-  if (SKIPS && t.half) {
-    float half[KEYS / 4];
+  if (HALVES && t.half) {
+    float half[KEYS / (HALVES ? 4 : 2)];
     begin(half);
   } else {
     begin(s);
   }
   at.k.advance();
-  if (VALUES && LENGTHS && behind < KEYS) at.v(1).wait_full(), zero_rows<KEYS>(behind, 1 + GROUPS + group, v_tile(at.v(1)));
+  if (VALUES && LENGTHS && behind < KEYS) at.v(1).wait_full(), zero_rows<KEYS, E>(behind, 1 + GROUPS + group, v_tile(at.v(1)));
   // From factors `p`, which the product reads, to those of the next one. `ahead`: these are packed under it, into
   // registers of their own.
   auto step = [&](auto masked, auto ahead, u32 (&p)[KEYS / 4], u32 (&to)[KEYS / 4]) {
@@ -306,7 +315,7 @@ DEV void walk(float (&o)[D / 2], Maxima& rows, Places& at, const QRing& queries,
     if (VALUES) {
       at.v(1).wait_full();
       mma_begin();
-      multiply_registers<KEYS, D>(o, p, mn_major(v_tile(at.v(1)), KEYS * 128), add);
+      multiply_registers<KEYS, E>(o, p, mn_major(v_tile(at.v(1)), KEYS * 128), add);
       mma_commit();
     }
     give_turn();
@@ -343,7 +352,7 @@ DEV void walk(float (&o)[D / 2], Maxima& rows, Places& at, const QRing& queries,
   if (!VALUES) return;
   at.v(1).wait_full();
   pin(o), pin(p), mma_begin();
-  multiply_registers<KEYS, D>(o, p, mn_major(v_tile(at.v(1)), KEYS * 128), add);
+  multiply_registers<KEYS, E>(o, p, mn_major(v_tile(at.v(1)), KEYS * 128), add);
   mma_commit();
   mma_wait<0>(), pin(o);
   at.v(1).release();
@@ -389,7 +398,7 @@ DEV void consume(u32 base, const ForwardArgs& call) {
     const Seen seen(call.spans, call.shape, own, row);
     const BiasRows bias(call.options, own, w.head, row);
     Maxima rows;
-    float o[D / 2], over[2];
+    float o[E / 2], over[2];
     // The keys that a window shows to its rows.
     const int keys = !SKIPS || first >= own.queries ? 0 : max(0, end_key(min(first + 64, own.queries) - 1, own));
     const int end = SKIPS ? max(blocks.begin, min(blocks.end, (keys + KEYS - 1) / KEYS)) : blocks.end;
@@ -404,6 +413,11 @@ DEV void consume(u32 base, const ForwardArgs& call) {
     }
     mul_rows(o, over);
     if (LENGTHS == 1) clear_rows(o, row, own.queries);  // what q holds beyond a sequence is not to be seen
+    if (WIDE) {
+      const int end = LENGTHS == 1 ? call.shape.queries : own.queries;
+      store_row_pieces(call.o_rows, own.batch, w.head, own.query_start, row, end, o);
+      continue;
+    }
     store_output(&call.o, call.o_rows, w, own, first, base + AT_O + group * STAGING, 1 + GROUPS + group, o);
   }
   if (threadIdx.x % 128 == 0) store_wait();
@@ -413,7 +427,8 @@ KERNEL(forward, ForwardArgs c, 128 * (GROUPS + 1), 1) {
   const u32 base = shared_panels();
   make_barriers([&] {
     prefetch(&c.q), prefetch(&c.k);
-    if (VALUES) prefetch(&c.v), prefetch(&c.o);
+    if (VALUES) prefetch(&c.v);
+    if (VALUES && !WIDE) prefetch(&c.o);
     TicketRing::init(base, 1, 4 * GROUPS * ARRIVALS + 1), QRing::init(base, 1, 4 * GROUPS * ARRIVALS);
     KRing::init(base, 1, 4 * GROUPS * ARRIVALS), VRing::init(base, 1, 4 * GROUPS * ARRIVALS);
   });
@@ -421,5 +436,6 @@ KERNEL(forward, ForwardArgs c, 128 * (GROUPS + 1), 1) {
     if (threadIdx.x == 0) produce(base, c);
     if (threadIdx.x / 32 == 1) schedule(base, c);
   };
-  divide_roles<GROUPS == 2 ? 40 : 32, GROUPS == 2 ? 232 : 160>(feed, [&] { consume(base, c); });
+  constexpr int FEEDS = WIDE_VALUES ? 24 : GROUPS == 2 ? 40 : 32;
+  divide_roles<FEEDS, WIDE_VALUES ? 240 : GROUPS == 2 ? 232 : 160>(feed, [&] { consume(base, c); });
 }

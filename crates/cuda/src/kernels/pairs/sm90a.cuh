@@ -9,17 +9,36 @@ DEV u16* row_of(const Elements& x, int batch, int head, int row) {
 // True if two columns lie at a multiple of 4 bytes in every row, if they do in this one.
 DEV bool has_pairs(const Elements& x, const u16* row) { return ((u64)row | (u64)(2 * x.row_stride)) % 4 == 0; }
 // The rows of a thread's accumulators within their sequence, those of a tensor of whole columns.
-DEV void store_rows(const Elements& to, int batch, int head, int start, int row, int rows, const float (&x)[D / 2],
-                    float scale = 1) {
+template <int N> DEV void store_rows(const Elements& to, int batch, int head, int start, int row, int rows, const float (&x)[N], float scale = 1) {
   UNROLL(r, 2) {
     if (row + 8 * r >= rows) continue;
     u32* at = (u32*)(row_of(to, batch, head, start + row + 8 * r) + 2 * (lane_id() & 3));
-    UNROLL(j, D / 8) at[4 * j] = pack(x[4 * j + 2 * r] * scale, x[4 * j + 2 * r + 1] * scale);
+    UNROLL(j, N / 4) at[4 * j] = pack(x[4 * j + 2 * r] * scale, x[4 * j + 2 * r + 1] * scale);
+  }
+}
+// The same in pieces of 16 bytes, which the four lanes of a row gather for each other.
+template <int N> DEV void store_row_pieces(const Elements& to, int batch, int head, int start, int row, int rows, const float (&x)[N]) {
+  const bool odd = lane_id() & 1, upper = lane_id() & 2;
+  // Lanes that differ in bit `mask` exchange a pair: one keeps `low` and gets that of the other in place of `high`.
+  auto exchange = [](u32& low, u32& high, int mask, bool second) {
+    const u32 other = __shfl_xor_sync(~0u, second ? low : high, mask);
+    if (second) low = other;
+    else high = other;
+  };
+  UNROLL(r, 2) {
+    u16* at = row_of(to, batch, head, start + row + 8 * r) + 8 * (lane_id() & 3);
+    UNROLL(j, N / 16) {
+      u32 y[4];
+      UNROLL(i, 4) y[i] = pack(x[16 * j + 4 * i + 2 * r], x[16 * j + 4 * i + 2 * r + 1]);
+      exchange(y[0], y[1], 1, odd), exchange(y[2], y[3], 1, odd);
+      exchange(y[0], y[2], 2, upper), exchange(y[1], y[3], 2, upper);
+      if (row + 8 * r < rows) *(uint4*)(at + 32 * j) = {y[0], y[1], y[2], y[3]};
+    }
   }
 }
 // The 64 rows of a warpgroup, those of its sequence from `first` on: by way of a place in shared memory, or by threads
 // where rows of the next sequence lie in the box.
-DEV void store_output(const TensorMap* to, const Elements& rows, const Work& w, const Own& s, int first, u32 place, int barrier, const float (&o)[D / 2]) {
+template <int N> DEV void store_output(const TensorMap* to, const Elements& rows, const Work& w, const Own& s, int first, u32 place, int barrier, const float (&o)[N]) {
   if (PACKED && first + 64 > s.queries) return store_rows(rows, s.batch, w.head, s.query_start, first + own_row(), s.queries, o);
   store_by_copy<64>(place, o, barrier, [&] { store5(to, place, s.query_start + first, w.head, s.batch); });
 }
@@ -27,9 +46,9 @@ DEV void store_zeros(u32 at) { asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1,
 // Clears the rows from `first` on of tiles of ROWS rows that warpgroups multiply by. Each warpgroup clears all of
 // them, since they do not wait for each other: one may write zeros where another reads them, which changes nothing.
 // The copy engine wrote the rows, and the tensor cores read them: through another proxy than these stores.
-template <int ROWS, class... TILES> DEV void zero_rows(int first, int barrier, TILES... tiles) {
+template <int ROWS, int COLUMNS = D, class... TILES> DEV void zero_rows(int first, int barrier, TILES... tiles) {
   if (DROP == OF_ROWS) return;
-  constexpr int PIECES = D / 8;  // of 16 bytes in a row, all of which are cleared, however they are swizzled
+  constexpr int PIECES = COLUMNS / 8;  // of 16 bytes in a row, all of which are cleared, however they are swizzled
   const int piece = threadIdx.x % PIECES;
   NO_UNROLL for (int row = first + threadIdx.x % 128 / PIECES; row < ROWS; row += 128 / PIECES)
     (store_zeros(tiles + piece / 8 * (ROWS * 128) + row * 128 + piece % 8 * 16), ...);
