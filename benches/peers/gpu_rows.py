@@ -7,7 +7,7 @@ compared with. Another computation – products alone, copies – has no results
 import importlib.metadata
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -90,6 +90,47 @@ def heads_problem(algorithm: str, shape: tuple[int, int, int, int], **options) -
 CAUSAL = {"mask": {"causal": {}}}
 
 
+@dataclass(frozen=True)
+class Softmax:
+    """The problem of a row of attention."""
+
+    heads: tuple[int, int] = (4, 16)  # batch elements, and query heads of each
+    tokens: int = 4096
+    dim: int = 128
+    value_dim: int | None = None  # as `dim`
+    key_heads: int | None = None  # as many as query heads
+    causal: bool = True
+    window: int | None = None  # the keys that a query sees, its own the last
+    softcap: float = 0.0
+    sinks: bool = False
+    sequences: int = 1  # of equal length, packed in each batch element
+
+    def is_plain(self) -> bool:
+        return self.window is None and not self.softcap and not self.sinks and self.sequences == 1
+
+    def extents(self) -> tuple[int, int, int, int, int]:
+        """Query heads, key heads, tokens, D and E."""
+        heads = self.heads[1]
+        return heads, self.key_heads or heads, self.tokens, self.dim, self.value_dim or self.dim
+
+    def ends(self) -> list[int]:
+        return list(range(0, self.tokens + 1, self.tokens // self.sequences))
+
+    def problem(self) -> dict:
+        heads, key_heads, tokens, dim, value_dim = self.extents()
+        problem = heads_problem("attention", (self.heads[0], heads, tokens, dim))
+        problem |= {"key_heads": key_heads, "value_dim": value_dim, **(CAUSAL if self.causal else {})}
+        if self.window is not None:
+            problem["mask"] = {"window": {"left": self.window - 1, "right": 0}}
+        if self.softcap:
+            problem["softcap"] = self.softcap
+        if self.sinks:
+            problem["sinks"] = True
+        if self.sequences > 1:
+            problem["sequences"] = {"packed": {"cu_query": self.ends(), "cu_key": self.ends()}}
+        return problem
+
+
 def flex(bench: Bench, length: int, causal: bool) -> Callable:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -97,13 +138,13 @@ def flex(bench: Bench, length: int, causal: bool) -> Callable:
     if causal:
         mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, length, length, device=bench.device)
     compiled = torch.compile(flex_attention)
-    return lambda q, k, v: compiled(q, k, v, block_mask=mask)
+    return lambda q, k, v: compiled(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
 
 
 def sdpa(backend: SDPBackend, causal: bool) -> Callable:
     def call(q, k, v):
         with sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
 
     return call
 
@@ -111,62 +152,83 @@ def sdpa(backend: SDPBackend, causal: bool) -> Callable:
 FLASH_ATTENTION_4 = "4.0.0b36"
 
 
-def flash_attention_4(causal: bool, deterministic: bool = False) -> Callable:
+def flash_attention_4(bench: Bench, of: Softmax, deterministic: bool = False) -> Callable:
     """Of the package flash-attn-4, whose tensors have heads behind tokens."""
     found = importlib.metadata.version("flash-attn-4")
     if found != FLASH_ATTENTION_4:
         raise RuntimeError(f"flash-attn-4 {found} is there, and {FLASH_ATTENTION_4} is compared")
-    from flash_attn.cute import flash_attn_func
+    from flash_attn.cute import flash_attn_func, flash_attn_varlen_func
 
-    def call(*tensors):
-        results = flash_attn_func(*(x.transpose(1, 2) for x in tensors), causal=causal, deterministic=deterministic)
-        return (results[0] if isinstance(results, tuple) else results).transpose(1, 2)
+    options = {"causal": of.causal, "softcap": of.softcap, "deterministic": deterministic}
+    if of.window is not None:
+        options |= {"causal": False, "window_size": (of.window - 1, 0)}
+    if of.sequences > 1:
+        ends = torch.tensor(of.ends(), device=bench.device, dtype=torch.int32)
+        longest = of.tokens // of.sequences
+        options |= {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "max_seqlen_q": longest, "max_seqlen_k": longest}
+
+    def call(q, k, v, *sinks):
+        tensors = [x.transpose(1, 2) for x in (q, k, v)]
+        if of.sequences > 1:
+            results = flash_attn_varlen_func(*(x[0] for x in tensors), **options)
+        else:
+            results = flash_attn_func(*tensors, learnable_sink=sinks[0] if sinks else None, **options)
+        o = results[0] if isinstance(results, tuple) else results
+        return (o[None] if of.sequences > 1 else o).transpose(1, 2)
 
     return call
 
 
-def attention(bench: Bench, dim: int, causal: bool, backward: bool, dtype: torch.dtype = torch.bfloat16) -> list[Contender]:
-    shape = (4, 16, bench.size(4096), dim)
-    q, k, v, dout = (bench.randn(*shape, dtype=dtype) for _ in range(4))
-    problem = heads_problem("attention", shape, **(CAUSAL if causal else {}))
-    o, lse = torch.empty_like(q), torch.empty(shape[:3], device=bench.device)
-    inputs = {"q": q, "k": k, "v": v}
-    forward = ("forward", inputs, {"o": o, "lse": lse})
-    calls = {
-        "PyTorch flash": lambda: sdpa(SDPBackend.FLASH_ATTENTION, causal),
-        "PyTorch cuDNN": lambda: sdpa(SDPBackend.CUDNN_ATTENTION, causal),
-        "PyTorch flex": lambda: flex(bench, shape[2], causal),
-        "FlashAttention-4": lambda: flash_attention_4(causal),
-    }
-    if backward:
-        calls["FlashAttention-4 deterministic"] = lambda: flash_attention_4(causal, deterministic=True)
+def peers_of_attention(bench: Bench, of: Softmax, backward: bool, dtype: torch.dtype) -> dict[str, Callable]:
+    """By the name of each peer, a function that makes its call."""
     if dtype == torch.float32:
-        calls = {"PyTorch efficient": lambda: sdpa(SDPBackend.EFFICIENT_ATTENTION, causal)}
+        return {"PyTorch efficient": lambda: sdpa(SDPBackend.EFFICIENT_ATTENTION, of.causal)}
+    calls = {}
+    if of.is_plain():
+        calls = {
+            "PyTorch flash": lambda: sdpa(SDPBackend.FLASH_ATTENTION, of.causal),
+            "PyTorch cuDNN": lambda: sdpa(SDPBackend.CUDNN_ATTENTION, of.causal),
+            "PyTorch flex": lambda: flex(bench, of.tokens, of.causal),
+        }
+    calls["FlashAttention-4"] = lambda: flash_attention_4(bench, of)
+    if backward:
+        calls["FlashAttention-4 deterministic"] = lambda: flash_attention_4(bench, of, deterministic=True)
+    return calls
+
+
+def attention(bench: Bench, of: Softmax, backward: bool, dtype: torch.dtype = torch.bfloat16) -> list[Contender]:
+    of = replace(of, tokens=bench.size(of.tokens))
+    (batch, heads), (_, key_heads, tokens, dim, value_dim) = of.heads, of.extents()
+    shapes = {"q": (heads, dim), "k": (key_heads, dim), "v": (key_heads, value_dim), "dout": (heads, value_dim)}
+    inputs = {name: bench.randn(batch, h, tokens, d, dtype=dtype) for name, (h, d) in shapes.items()}
+    dout = inputs.pop("dout")
+    if of.sinks:
+        inputs["sinks"] = bench.randn(heads, dtype=torch.float32)
+    o, lse = torch.empty_like(dout), torch.empty(batch, heads, tokens, device=bench.device)
+    forward = ("forward", inputs, {"o": o, "lse": lse})
+    calls = peers_of_attention(bench, of, backward, dtype).items()
+    options = F32 if dtype == torch.float32 else {"flash": FLASH, "sm80": SM80}
     if not backward:
-        contenders = [bench.etalon(f"etalon {name}", problem, forward, results=(o,), **options)
-                      for name, options in (F32.items() if dtype == torch.float32 else [("flash", FLASH), ("sm80", SM80)])]  # fmt: skip
+        own = [bench.etalon(f"etalon {name}", of.problem(), forward, results=(o,), **x) for name, x in options.items()]
 
         def peer_forward(make):
             call = make()
-            return lambda: (call(q, k, v),)
+            return lambda: (call(*inputs.values()),)
 
-        return contenders + [bench.peer(name, lambda make=make: peer_forward(make)) for name, make in calls.items()]
-    first = bench.etalon("", problem, forward, results=(o,), **FLASH)  # of f32 the same as strict
+        return own + [bench.peer(name, lambda make=make: peer_forward(make)) for name, make in calls]
+    first = bench.etalon("", of.problem(), forward, results=(o,), **FLASH)  # of f32 the same as strict
     first.run()
-    gradients = like(q, k, v)
+    gradients = like(*inputs.values())
     saved = {**inputs, "o": o, "lse": lse, "dout": dout}
-    second = ("backward", saved, dict(zip(("dq", "dk", "dv"), gradients)))
-    options = [("flash", FLASH), ("sm80", SM80)]
-    if dtype == torch.float32:
-        options = F32.items()
-    contenders = [bench.etalon(f"etalon {name}", problem, second, results=gradients, **x) for name, x in options]
-    wanted = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+    second = ("backward", saved, dict(zip((f"d{name}" for name in inputs), gradients)))
+    own = [bench.etalon(f"etalon {name}", of.problem(), second, results=gradients, **x) for name, x in options.items()]
+    wanted = [x.detach().clone().requires_grad_() for x in inputs.values()]
 
     def peer_backward(make):
         out = make()(*wanted)
         return lambda: torch.autograd.grad(out, wanted, dout, retain_graph=True)
 
-    return contenders + [bench.peer(name, lambda make=make: peer_backward(make)) for name, make in calls.items()]
+    return own + [bench.peer(name, lambda make=make: peer_backward(make)) for name, make in calls]
 
 
 def second_order(bench: Bench, dtype: torch.dtype) -> list[Contender]:
@@ -459,13 +521,27 @@ def linear(bench: Bench, sizes: tuple[int, int, int], backward: bool, by_token: 
 
 Row = Callable[[Bench], list[Contender]]
 
+ATTENTION = {
+    "128-causal": Softmax(),
+    "64-causal": Softmax(dim=64),
+    "128-full": Softmax(causal=False),
+    "16384": Softmax(heads=(1, 16), tokens=16384),
+    "grouped": Softmax(heads=(4, 32), key_heads=4),
+    "packed": Softmax(heads=(1, 16), tokens=16384, sequences=16),
+    "256-causal": Softmax(heads=(4, 8), dim=256),
+    "256-full": Softmax(heads=(4, 8), dim=256, causal=False),
+    "192-causal": Softmax(dim=192, value_dim=128),
+    "softcap": Softmax(softcap=30.0),
+    "sinks": Softmax(dim=64, window=128, sinks=True),
+    "window": Softmax(heads=(2, 16), tokens=8192, window=256),
+}
+
 ROWS: dict[str, Row] = {}
-for _dim, _causal in [(128, True), (64, True), (128, False)]:
+for _name, _of in ATTENTION.items():
     for _pass in ["forward", "backward"]:
-        _mask = "causal" if _causal else "full"
-        ROWS[f"attention-{_pass}-{_dim}-{_mask}"] = lambda bench, x=(_dim, _causal, _pass == "backward"): attention(bench, *x)
+        ROWS[f"attention-{_pass}-{_name}"] = lambda bench, x=(_of, _pass == "backward"): attention(bench, *x)
 for _pass in ["forward", "backward"]:
-    ROWS[f"attention-{_pass}-f32"] = lambda bench, x=(128, True, _pass == "backward"): attention(bench, *x, torch.float32)
+    ROWS[f"attention-{_pass}-f32"] = lambda bench, x=(Softmax(), _pass == "backward"): attention(bench, *x, torch.float32)
 ROWS |= {
     "second-order-f32": lambda bench: second_order(bench, torch.float32),
     "second-order-bf16": lambda bench: second_order(bench, torch.bfloat16),
