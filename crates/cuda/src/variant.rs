@@ -179,7 +179,7 @@ fn lacks(variant: &Variant, kernel: &str) -> bool {
         (AttentionSm90aBackward, "values") => variant.define("RESULTS") != 2,
         (AttentionSm90aBackward, "queries") => variant.define("RESULTS") == 2,
         (AttentionSm90aBackward, "fused" | "collect") => {
-            variant.define("RESULTS") != 1 || variant.define("WINDOW") == 2 || has("LENGTHS") || has("OPTIONS")
+            variant.define("RESULTS") != 1 || variant.define("WINDOW") == 2 || has("LENGTHS")
         }
         (LinearPortable, "mend_sums" | "mend") => !has("STORAGE"),
         (CrossEntropyPortable, "motions") => !has("SECOND"),

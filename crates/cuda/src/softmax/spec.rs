@@ -24,6 +24,8 @@ pub(crate) struct Spec {
     pub has_options: bool,
     /// True if it has a softcap, a bias, or a scale that turns the order of scores.
     pub is_scored: bool,
+    /// True if it has a softcap and no bias.
+    pub is_capped: bool,
     /// True if rows of what kernels multiply begin and end at multiples of 16 bytes.
     pub whole: bool,
     /// True if the gradient of q is wanted beside another that is computed by keys.
@@ -62,6 +64,7 @@ impl Spec {
             window: window(&scores.mask, e.queries, e.keys),
             has_options: is_scored || counts.flags.is_some(),
             is_scored: is_scored || scores.scale() as f32 <= 0.0,
+            is_capped: scores.softcap.is_some() && scores.bias.is_none(),
             whole,
             both,
             options: *options,
@@ -132,7 +135,8 @@ impl Spec {
     /// True if it has a kernel for that.
     pub fn has_fused_sm90a(&self) -> bool {
         let of = self.hopper();
-        let is_plain = of.lengths == Lengths::Equal && !of.options && of.visible != Visible::Spans;
+        let takes_scores = !of.options || self.is_capped;
+        let is_plain = of.lengths == Lengths::Equal && takes_scores && of.visible != Visible::Spans;
         is_plain && !of.is_wide() && self.value_dim.is_some()
     }
 
@@ -224,8 +228,8 @@ macro_rules! sm90a {
 
 const SM90A: &[Rule<Spec>] = sm90a!(
     rule(
-        "the mode `fused` of sm90a needs dim and value_dim up to 128, equal lengths and a full or causal mask or a \
-         window, without softcap or bias, and a scale above 0",
+        "the mode `fused` of sm90a needs dim and value_dim up to 128, equal lengths, a full or causal mask or a window, \
+         no bias, and a softcap or a scale above 0",
         |spec| !spec.insists() || spec.has_fused_sm90a()
     ),
     rule("dim and value_dim must be at most 256 for sm90a", |spec| spec.columns() <= 256),

@@ -25,7 +25,7 @@
 // walk the queries from the last to the first (Descent): a tile waits at its first block for the one that began with
 // it, and then no more, since it sees no more queries.
 //
-// With the masks and options that `fused` has, and with D = 64 with all (TURNS), the others have its bits, for
+// With the masks that `fused` has, and with D = 64 with all (TURNS), the others have its bits, for every option and
 // lengths of every form: `keys` and `values` walk as it does, and `queries` computes the part of each tile of keys as
 // a product of its own. So whoever asks for one gradient has the bits of all three, and sequences those that they
 // have alone. With D = 64 a table of spans, or a bias of −∞, gives the numbers of the mask that says the same.
@@ -52,7 +52,7 @@
 #endif
 constexpr bool LSE = RESULTS == 0;
 // True if dq is a sum of parts by tiles of keys, and these walk the queries downwards.
-constexpr bool TURNS = RESULTS != 0 && D <= 128 && (D == 64 || (WINDOW < 2 && OPTIONS == 0));
+constexpr bool TURNS = RESULTS != 0 && D <= 128 && (D == 64 || WINDOW < 2);
 constexpr int STAGES = 3;  // query blocks in flight in keys
 constexpr int OWN = 128;   // rows of a tile
 KERNEL_ARGS(BackwardArgs)
@@ -66,12 +66,16 @@ template <bool BY_KEYS> DEV int heads_together(const BackwardArgs& c) {
 template <bool BY_KEYS> DEV bool is_cut(const Work& w, const Own& s) {
   return PACKED && w.block * OWN + OWN > (BY_KEYS ? s.keys : s.queries);
 }
-// From a product S over the unit (F2) and its slope S' (B4).
+// From a product S over the unit (F2) and its slope S' (B4), with a softcap.
+DEV void bend(float& x, float& slope, const ScoreOptions& o) {
+  const float t = tanh_of(x, o);
+  x = __fmul_rn(o.cap, t), slope = fmaf(-t, t, 1.0f);
+}
+// The same with any options.
 DEV void extend(float& x, float& slope, const ScoreOptions& o, float bias) {
   slope = 1;
   if (o.cap != 0) {
-    float t = tanh_of(x, o);
-    x = __fmul_rn(o.cap, t), slope = fmaf(-t, t, 1.0f);
+    bend(x, slope, o);
   } else if (o.unit.scale != 1) {
     x = __fmul_rn(o.unit.scale, x);
   }

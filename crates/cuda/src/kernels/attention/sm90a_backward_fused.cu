@@ -1,7 +1,7 @@
 // ---- dq, dk and dv in one pass by keys ----
 // With D = 128 (sm90a_backward_fused_128.cu) two warpgroups compute all five products, each dq' of half of the
 // columns. With D = 64 (sm90a_backward_fused_64.cu) a third one computes dq', since there is room for its registers.
-#define FUSES (RESULTS == 1 && WINDOW < 2 && LENGTHS == 0 && OPTIONS == 0)
+#define FUSES (RESULTS == 1 && WINDOW < 2 && LENGTHS == 0)
 #if FUSES
 namespace fused_pass {
 constexpr int KEYS = OWN, ROWS = 64, COLUMNS = D / 2;
@@ -108,20 +108,29 @@ template <int N> DEV void begin(float (&x)[N]) {
 DEV void store_vector(u32 at, float a, float b, float c, float d) {
   asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(at), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
-// P in place of products, 0 of hidden pairs, and packed. `key`: the thread's first; `query`: its first, of the block.
-// `lse2(j)`: those of the queries 8j behind.
-template <bool MASKED, class F> DEV void weigh(float (&p)[ROWS / 2], u32 (&pp)[ROWS / 4], const Own& s, float c, int key, int query, const F& lse2) {
+// The factor of a score in an exponent of 2.
+DEV float exponent_unit(const BackwardArgs& call, const Own& s) { return (OPTIONS ? call.options.unit.natural : s.scale) * LOG2E; }
+// P S' in place of products, 0 of hidden pairs, and P packed. OPTIONS are a softcap alone. `key`: the thread's first;
+// `query`: its first, of the block. `lse2(j)`: those of the queries 8j behind.
+template <bool MASKED, class F>
+DEV void weigh(float (&p)[ROWS / 2], u32 (&pp)[ROWS / 4], const BackwardArgs& call, const Own& s, float c, int key, int query, const F& lse2) {
   UNROLL(j, ROWS / 8) {
     const float2 l = lse2(j);
     UNROLL(r, 2) {
       const int seen = key + 8 * r - s.offset - query;  // the query on the diagonal
       const int first = key + 8 * r >= s.keys ? 1 << 30 : WINDOW ? seen - s.right : 0, last = WINDOW ? seen + s.left : 1 << 30;
+      float slope[2];
       UNROLL(e, 2) {
         float& y = p[4 * j + 2 * r + e];
+        if (OPTIONS) bend(y, slope[e], call.options);
         y = exp2_fast(fmaf(y, c, -(e ? l.y : l.x)));
         if (MASKED && (8 * j + e < first || 8 * j + e > last)) y = 0;
       }
       pp[2 * j + r] = pack(p[4 * j + 2 * r], p[4 * j + 2 * r + 1]);
+      UNROLL(e, OPTIONS ? 2 : 0) {
+        p[4 * j + 2 * r + e] *= slope[e];
+        asm volatile("" : "+f"(p[4 * j + 2 * r + e]));  // in this order: of all pairs at once, numbers spill
+      }
     }
   }
 }

@@ -77,7 +77,7 @@ template <int FROM, int COUNT> DEV void issue_dv(float (&dv)[D / 2], u32 (&pp)[R
 // under the exponentials of the next one.
 DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, const Values& values, u32& n, const BackwardArgs& call, const Work& w, const Own& s, u32 keys, int row) {
   const u32 column = 2 * (lane_id() & 3);
-  const float c = s.scale * LOG2E;
+  const float c = exponent_unit(call, s);
   u32 pp[ROWS / 4];
   int done = 0;
   // dq' and dk of the block before. Of a first block they are computed of what lies there, and left.
@@ -98,7 +98,7 @@ DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, const Valu
     mma_wait<1>(), pin(pp);  // dv of the block before
     behind(dq, base);
     mma_wait<2>(), pin(p);
-    weigh<decltype(masked)::value>(p, pp, s, c, row, i * ROWS + column, [&](int j) { return load_pair(stats + 32 * j); });
+    weigh<decltype(masked)::value>(p, pp, call, s, c, row, i * ROWS + column, [&](int j) { return load_pair(stats + 32 * j); });
     issue_dv<0, 3>(dv, pp, dout);
     mma_wait<1>(), pin(dq);
     if (done) blocks.release(blocks.before()), put_dq(dq, base, n & 1);

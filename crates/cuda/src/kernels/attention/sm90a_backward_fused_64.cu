@@ -83,7 +83,7 @@ DEV void differ(const float (&p)[ROWS / 2], const float (&dp)[ROWS / 2], u32 (&d
 // (C7514) where a wait leaves other products.
 DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, Weighted& weighted, const BackwardArgs& call, const Work& w, const Own& s, u32 k, u32 group, int row) {
   const u32 base = blocks.base, column = 2 * (lane_id() & 3), own = group * 64 * 128;
-  const float c = s.scale * LOG2E;
+  const float c = exponent_unit(call, s);
   const Range range = walked(call, w, s);
   const Range pairs = by_pairs(range);
   const int each = s.heads / s.key_heads;
@@ -107,7 +107,7 @@ DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, Weighted& 
   issue_pairs(p, own_k, place(blocks.at, at_q));
   issue_pairs(ds, own_v, place(blocks.at, at_dout));
   mma_wait<1>(), pin(p);
-  weigh<true>(p, pp, s, c, row, at.block * ROWS + column, lse2_of);
+  weigh<true>(p, pp, call, s, c, row, at.block * ROWS + column, lse2_of);
   load_stats(delta, stats(blocks.at) + ROWS * 4);
   weighted.wait_empty();
   if (left > 1) wait_ahead(blocks.at + 1);
@@ -125,7 +125,7 @@ DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, Weighted& 
     issue_pairs(ds, own_v, place(n + 1, at_dout));
     if (--left > 1) wait_ahead(n + 2);
     mma_wait<1>(), pin(p), pin(pp), pin(dsp);
-    weigh<decltype(masked)::value>(p, pp, s, c, row, at.block * ROWS + column, lse2_of);
+    weigh<decltype(masked)::value>(p, pp, call, s, c, row, at.block * ROWS + column, lse2_of);
     weighted.advance();
     load_stats(delta, stats(n + 1) + ROWS * 4);
     weighted.wait_empty();

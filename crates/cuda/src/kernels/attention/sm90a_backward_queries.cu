@@ -64,7 +64,7 @@ DEV void weigh(float (&p)[N], const BackwardArgs& call, const Own& s, const Seen
     }
   }
 }
-#if D == 64 || (WINDOW < 2 && OPTIONS == 0)  // TURNS
+#if D == 64 || WINDOW < 2  // TURNS
 // dq as `fused` adds it: each block of keys has a part of its own, a product that begins anew, which joins the sum of
 // those before. With D = 128 the registers hold one part beside the sum, so no product of the next block runs under
 // it; those of the other warpgroup do. With D = 64 and a full mask it joins the sum a block later (LATER). Where q

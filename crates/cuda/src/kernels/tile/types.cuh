@@ -67,8 +67,10 @@ DEV float exp2_fast(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(
 DEV float weight(float x, float m) { return exp2_fast(__fmul_rn(__fsub_rn(x, m), LOG2E)); }
 // The weight of a sink: 1 in a row that sees nothing else, also where both are infinite.
 DEV float weight_of_sink(float sink, float lse) { return sink == lse ? 1 : weight(sink, lse); }
+// 1/x: 1 ulp, 0 at infinities.
+DEV float reciprocal_fast(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 // 1 - 2/(e^{2|x|} + 1) with the sign of x: 5 roundoffs of 1 at most, and 0 at 0.
-DEV float tanh_fast(float x) { return copysignf(1 - __fdividef(2, exp2_fast(fabsf(x) * (2 * LOG2E)) + 1), x); }
+DEV float tanh_fast(float x) { return copysignf(fmaf(-2, reciprocal_fast(exp2_fast(fabsf(x) * (2 * LOG2E)) + 1), 1), x); }
 DEV bool is_finite(float x) { return fabsf(x) < INF; }
 // The larger; NaN if either is.
 DEV float max_nan(float x, float y) { float z; asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y)); return z; }
