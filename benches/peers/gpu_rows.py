@@ -170,7 +170,7 @@ def flash_attention_4(bench: Bench, of: Softmax, deterministic: bool = False) ->
     def call(q, k, v, *sinks):
         tensors = [x.transpose(1, 2) for x in (q, k, v)]
         if of.sequences > 1:
-            results = flash_attn_varlen_func(*(x[0] for x in tensors), **options)
+            results = flash_attn_varlen_func(*(x.squeeze(0) for x in tensors), **options)
         else:
             results = flash_attn_func(*tensors, learnable_sink=sinks[0] if sinks else None, **options)
         o = results[0] if isinstance(results, tuple) else results

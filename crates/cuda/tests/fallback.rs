@@ -198,11 +198,7 @@ fn five_products_give_the_bits_of_seven() {
             let wanted = gradients(&whole, &problem, &inputs, &ALL, &five(Mode::FusedPartials));
             for (mode, names) in [Mode::FusedPartials, Mode::Separate].into_iter().flat_map(|x| SOME.map(|y| (x, y))) {
                 for (name, found) in gradients(&whole, &problem, &inputs, names, &five(mode)) {
-                    assert_eq!(
-                        words(&found),
-                        words(&wanted[name]),
-                        "{problem:?} {small} {mode:?} {names:?}: {name}"
-                    );
+                    assert_eq!(words(&found), words(&wanted[name]), "{problem:?} {small} {mode:?} {names:?}: {name}");
                 }
             }
         }
@@ -394,6 +390,30 @@ fn rows_of_other_sequences_and_of_none_change_no_bit() {
             let Some(mutant) = without(4).filter(|_| level == Level::Sm90a) else { continue };
             assert!(of(&mutant, &struck) != wanted, "{columns:?} {names:?}, {lengths:?}: rows are not cleared");
         }
+    }
+}
+
+/// Packed sequences that are all rows: results are not filled beforehand, and no row is left out, also of those that
+/// see nothing. The same with a sequence of no rows behind them, for which results are filled.
+#[test]
+fn packed_sequences_of_all_rows_are_written_whole() {
+    let Some(workspace) = without(0) else { return };
+    let levels = [Level::Sm90a, Level::Sm80, Level::Portable];
+    for (level, columns) in levels.into_iter().flat_map(|level| COLUMNS.map(|x| (level, x))) {
+        let options = if level == Level::Portable { Options { level, ..Options::default() } } else { flash(level) };
+        let found = [0, 1].map(|empty| {
+            let cu = |inner| [vec![0, inner], vec![200; 1 + empty]].concat();
+            let packed = Sequences::Packed { cu_query: cu(90), cu_key: cu(40) };
+            let problem = problem_of(columns, 1, 200, packed);
+            let inputs = inputs(&workspace, &problem, |_, _| false);
+            workspace.fill(f32::NAN).unwrap();
+            let (o, lse) = outputs(&workspace, &problem, &inputs.0, &options);
+            workspace.fill(f32::NAN).unwrap();
+            let gradients = gradients(&workspace, &problem, &inputs, &ALL, &options);
+            let lse: Vec<u32> = lse.iter().map(|x| x.to_bits()).collect();
+            (words(&o), lse, gradients.values().map(words).collect::<Vec<_>>())
+        });
+        assert!(found[0] == found[1], "{level} {columns:?}");
     }
 }
 

@@ -34,7 +34,7 @@ pub(crate) use variants::{AttentionShape, CONSUMER, Hopper, Lengths, Results, Vi
 use crate::args::{Declaration, KernelArgs};
 use crate::step::Work;
 use crate::variant::Variant;
-use etalon_problem::{Error, Extents, Scores};
+use etalon_problem::{Error, Extents, Scores, Sequences};
 
 pub(crate) fn arguments() -> Vec<Declaration> {
     [
@@ -84,12 +84,12 @@ impl Steps<'_> {
         self.launch_work(kernel, grid, args, Work::of(kernel.0, terms))
     }
 
-    /// Adds fills of results with 0, and of lse with −∞, where kernels leave elements out.
+    /// Adds fills of results with 0, and of lse with −∞, where kernels leave elements out: also pairs of two sequences.
     fn fill_results(&self) -> Result<(), Error> {
-        if !self.prepared.leaves_rows() {
-            return Ok(());
-        }
-        for part in self.prepared.list.iter().filter(|part| !part.given) {
+        let (leaves_rows, sequences) = (self.prepared.leaves_rows(), &self.prepared.scores.sequences);
+        let leaves_pairs = matches!(sequences, Sequences::Packed { .. });
+        let is_left = |name| leaves_rows || (leaves_pairs && ["dbias", "gbias"].contains(&name));
+        for part in self.prepared.list.iter().filter(|part| !part.given && is_left(part.operand.name)) {
             let nothing = if part.operand.name == "lse" { f32::NEG_INFINITY } else { 0.0 };
             self.fill_part(part, nothing.to_bits())?;
         }

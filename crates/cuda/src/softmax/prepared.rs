@@ -11,7 +11,7 @@ use crate::level_table::LevelRow;
 use crate::memory::{Layout, MemoryRange};
 use crate::parts::Parts;
 use crate::pass::{Choice, TableImage};
-use etalon_problem::{DistanceBias, Error, Operand, Pass, Problem, Role, Scores, Sequences};
+use etalon_problem::{DistanceBias, Error, Operand, Pass, Problem, Role, Scores, Sequence, Sequences};
 use std::ops::Deref;
 
 #[derive(Debug)]
@@ -102,11 +102,18 @@ impl<'a> Prepared<'a> {
         has_gradient(&self.parts)
     }
 
-    /// True if kernels leave elements out: rows of no sequence, which get 0, and −∞ as their lse.
+    /// True if kernels leave elements out: rows of no sequence, and of one without queries or keys, which get 0, and −∞
+    /// as their lse.
     pub fn leaves_rows(&self) -> bool {
         let e = &self.scores.extents;
-        self.scores.sequences != Sequences::Dense
-            || [e.batch, e.query_heads, e.key_heads, e.queries, e.keys].contains(&0)
+        if self.scores.sequences == Sequences::Dense {
+            return [e.batch, e.query_heads, e.key_heads, e.queries, e.keys].contains(&0);
+        }
+        let sequences = self.scores.sequences();
+        let own = |rows: fn(&Sequence) -> usize| sequences.iter().map(rows).sum::<usize>();
+        let is_whole = own(|s| s.queries) == e.batch * e.queries && own(|s| s.keys) == e.batch * e.keys;
+        // Only a call knows sequences whose offsets lie on the device.
+        self.given.is_some() || !is_whole || sequences.iter().any(|s| s.queries == 0 || s.keys == 0)
     }
 
     /// True if the backward pass of sm90a reads an operand: for dv alone neither o nor v, of attention_lse no values.

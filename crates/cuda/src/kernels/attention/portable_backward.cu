@@ -102,11 +102,9 @@ KERNEL(dbias, PairArgs c, THREADS) {
 KERNEL(dsinks, PairArgs c, THREADS) {
   const int h = blockIdx.x;
   float sink = c.sinks[h], sum = 0;
-  for (i64 n = threadIdx.x; n < (i64)c.batch * c.queries; n += THREADS) {
-    if (c.spans[n].begin < 0) continue;
-    i64 at = (n / c.queries * c.heads + h) * c.queries + n % c.queries;
-    if (sink != -INF) sum = fmaf(weight_of_sink(sink, c.lse[at]), c.delta[at], sum);
-  }
+  auto load = [&](i64 at) { return float2{c.lse[at], c.delta[at]}; };
+  auto add = [&](const float2& x) { sum = fmaf(weight_of_sink(sink, x.x), x.y, sum); };
+  if (sink != -INF) each_row_of_head<THREADS>(c, h, load, add);
   sum = block_sum<THREADS>(sum);
   if (threadIdx.x == 0) c.dsinks[h] = -sum;
 }

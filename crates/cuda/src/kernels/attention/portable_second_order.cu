@@ -260,12 +260,10 @@ KERNEL(gsinks, SecondArgs a, THREADS) {
   const PairArgs& c = a.c;
   const int h = blockIdx.x;
   float sum = 0, dds = a.ddsinks ? a.ddsinks[h] : 0;
-  for (i64 n = threadIdx.x; n < (i64)c.batch * c.queries; n += THREADS) {
-    if (c.spans[n].begin < 0) continue;
-    i64 at = (n / c.queries * c.heads + h) * c.queries + n % c.queries;
-    Numbers x = a.numbers[at];
-    if (c.sinks[h] != -INF) sum = fmaf(weight_of_sink(a, h, c.lse[at]), fmaf(dds - x.u, x.delta, x.z), sum);
-  }
+  struct Row { Numbers of; float lse; };
+  auto load = [&](i64 at) { return Row{a.numbers[at], c.lse[at]}; };
+  auto add = [&](const Row& x) { sum = fmaf(weight_of_sink(a, h, x.lse), fmaf(dds - x.of.u, x.of.delta, x.of.z), sum); };
+  if (c.sinks[h] != -INF) each_row_of_head<THREADS>(c, h, load, add);
   sum = block_sum<THREADS>(sum);
   if (threadIdx.x == 0) a.gsinks[h] = -sum;
 }

@@ -1,10 +1,20 @@
 // Sums over the tokens of linear_attention, in f64 and in a fixed order; and one token of a step.
 
+// Adds a thread's numbers, each 256th. Loads of 16 are in flight together.
+DEV void add_numbers(double& sum, const float* numbers, i64 count) {
+  constexpr int AHEAD = 16;
+  NO_UNROLL for (i64 first = threadIdx.x; first < count; first += 256 * AHEAD) {
+    float x[AHEAD];
+    UNROLL(j, AHEAD) x[j] = first + 256 * j < count ? numbers[first + 256 * j] : -0.0f;  // which changes no sum
+    UNROLL(j, AHEAD) sum += x[j];
+  }
+}
+
 // Of every head of queries, dσ (R9).
 KERNEL(sum_all, LinearArgs c, 256) {
   if (idle(c)) return;
   double sum = 0;
-  for (i64 i = threadIdx.x; i < (i64)c.batch * c.heads * c.tokens; i += 256) sum += c.numbers[i];
+  add_numbers(sum, c.numbers, (i64)c.batch * c.heads * c.tokens);
   sum = block_sum<256>(sum);
   if (threadIdx.x == 0 && writes(c, (float)sum, *c.total)) *c.total = (float)sum;
 }
@@ -14,8 +24,8 @@ KERNEL(sum_heads, LinearArgs c, 256) {
   if (idle(c)) return;
   const int head = blockIdx.x;
   double sum = 0;
-  for (i64 i = threadIdx.x; i < (i64)c.batch * c.tokens; i += 256)
-    sum += c.numbers[(i / c.tokens * c.key_heads + head) * c.tokens + i % c.tokens];
+  for (int batch = 0; batch < c.batch; batch++)
+    add_numbers(sum, c.numbers + ((i64)batch * c.key_heads + head) * c.tokens, c.tokens);
   sum = block_sum<256>(sum);
   if (threadIdx.x == 0 && writes(c, (float)sum, c.total[head])) c.total[head] = (float)sum;
 }

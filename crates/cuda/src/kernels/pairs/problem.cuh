@@ -18,6 +18,23 @@ template <int M> DEV Tile seen_tile(const PairArgs& c, const Sequence& s, const 
   return M == 2 && (task.row_tile + 1) * 64 < s.queries ? both(tile, c.tiles[s.first_tile + task.row_tile + 1]) : tile;
 }
 
+// Calls add(load(at)) for rows of a head that see something, of all batch elements in their order: a thread has each
+// STEP-th. `at`: the place of a row in arrays of rows. Loads of 16 rows are in flight together.
+template <int STEP, class L, class A> DEV void each_row_of_head(const PairArgs& c, int head, const L& load, const A& add) {
+  constexpr int AHEAD = 16;
+  for (int batch = 0; batch < c.batch; batch++) {
+    const i64 at = ((i64)batch * c.heads + head) * c.queries;
+    const Span* spans = c.spans + (i64)batch * c.queries;
+    NO_UNROLL for (i64 first = threadIdx.x; first < c.queries; first += AHEAD * STEP) {
+      decltype(load(at)) x[AHEAD];
+      bool sees[AHEAD];
+      UNROLL(j, AHEAD) sees[j] = first + j * STEP < c.queries && spans[first + j * STEP].begin >= 0;
+      UNROLL(j, AHEAD) if (sees[j]) x[j] = load(at + first + j * STEP);
+      UNROLL(j, AHEAD) if (sees[j]) add(x[j]);
+    }
+  }
+}
+
 // Rows of a tensor: `count` of them, the others read as 0.
 template <class T> struct RowsOf {
   const T* at;
