@@ -84,7 +84,8 @@ impl Steps<'_> {
         self.launch_work(kernel, grid, args, Work::of(kernel.0, terms))
     }
 
-    /// Adds fills of results with 0, and of lse with −∞, where kernels leave elements out: also pairs of two sequences.
+    /// Adds fills of results with 0, and of lse with −∞, where kernels leave elements out: pairs of two sequences,
+    /// too.
     fn fill_results(&self) -> Result<(), Error> {
         let (leaves_rows, sequences) = (self.prepared.leaves_rows(), &self.prepared.scores.sequences);
         let leaves_pairs = matches!(sequences, Sequences::Packed { .. });

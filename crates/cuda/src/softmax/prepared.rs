@@ -102,8 +102,8 @@ impl<'a> Prepared<'a> {
         has_gradient(&self.parts)
     }
 
-    /// True if kernels leave elements out: rows of no sequence, and of one without queries or keys, which get 0, and −∞
-    /// as their lse.
+    /// True if kernels leave elements out: rows of no sequence, and of one without queries or keys, which get
+    /// 0, and −∞ as their lse.
     pub fn leaves_rows(&self) -> bool {
         let e = &self.scores.extents;
         if self.scores.sequences == Sequences::Dense {
