@@ -3,23 +3,24 @@
 pub mod vectors;
 
 use crate::eval::{self, LoadedProblem, Question};
+use crate::form::Reports;
+use crate::found::Found;
+use crate::machine::about;
 use crate::options;
 use crate::outcome::{Failure, Outcome, Refused, say};
-use crate::output::{self, Writer};
-use crate::page::{Block, html, markdown, quoted, terminal};
+use crate::page::{quoted, terminal};
 use crate::progress::Progress;
-use crate::units::{counted, digits, margin};
 use crate::{advice, memory, needs};
-use etalon_conformance::check::{Check, Explanation, Kind, Output, check_with_progress, strictest};
+use etalon_conformance::check::{Check, check_with_progress, strictest};
 use etalon_conformance::profile::Profile;
-use etalon_conformance::report::Status;
+use etalon_conformance::report::{About, Status};
 use etalon_conformance::tensor::{Stored, Tensor, Tensors};
 use etalon_conformance::tier::{Hints, Request};
 use etalon_conformance::tiers::{check_results, no_output};
 use etalon_conformance::vectors as files;
 use etalon_problem::{Dtype, Error, Operand, Pass, Precision, Problem, Role, shortened};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const TENSORS: &str = "\
 IN holds what `eval` takes, GOT the outputs of your kernel under the names of the formulas: o and lse of \
@@ -58,41 +59,14 @@ pub struct Arguments {
     /// Passes though this share of the elements, from 0 to 1, is undecided.
     #[arg(long, value_name = "SHARE", default_value = "0", value_parser = options::share)]
     allow_undecided: f64,
-    /// Writes a report: json=PATH, md=PATH or html=PATH. May be given several times.
-    #[arg(long, value_name = "KIND=PATH", value_parser = report_file)]
-    report: Vec<(Writer<Found>, PathBuf)>,
+    #[command(flatten)]
+    reports: Reports,
     #[command(flatten)]
     threads: options::Threads,
 }
 
 /// Interval between lines of progress.
 const INTERVAL: Duration = Duration::from_secs(10);
-
-/// Reads KIND=PATH.
-fn report_file(text: &str) -> Result<(Writer<Found>, PathBuf), Error> {
-    const FORMS: [(&str, Writer<Found>); 3] = [
-        ("json", |found| Ok(serde_json::to_string_pretty(found)?)),
-        ("md", |found| Ok(markdown(&found.title(), &found.blocks()))),
-        ("html", |found| Ok(html(&found.title(), &found.blocks()))),
-    ];
-    options::report_file(text, &FORMS)
-}
-
-/// A check, and the command that makes it again.
-#[derive(serde::Serialize)]
-struct Found {
-    #[serde(flatten)]
-    check: Check,
-    /// The share of the elements that may be undecided in results that pass.
-    allow_undecided: f64,
-    /// True if the profile is the strictest that holds, and no claim.
-    auto: bool,
-    /// Assumptions, omissions and ignored tensors.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    notes: Vec<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    command: Option<String>,
-}
 
 /// A judgement that a program asks for, in the words of `etalon check`.
 #[derive(Debug, Clone)]
@@ -163,6 +137,7 @@ fn judged(
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
+    let (start, about) = (Instant::now(), about());
     let question = &arguments.question;
     let pass = &question.pass;
     let LoadedProblem { problem, inputs, dtype, mut notes } = question.read()?;
@@ -173,7 +148,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         let outputs = problem.operands(*pass).into_iter().filter(|x| x.role == Role::Output);
         on_outputs(&arguments.got, error, &outputs.map(|x| (x.name, x.axes)).collect::<Vec<_>>())
     })?;
-    let drafts = output::begin(&arguments.report)?;
+    let drafts = arguments.reports.begin()?;
     let claim = options::claim(&arguments.profile)?;
     let hints = Hints::default();
     let request = Request { problem: &problem, pass: *pass, dtype, inputs: &inputs, hints };
@@ -196,9 +171,12 @@ pub fn run(arguments: &Arguments) -> Outcome {
         notes.extend(held_wider(&problem, *pass, dtype, &inputs));
     }
     let found = Found { check, allow_undecided, auto, notes, command: Some(command) };
-    output::finish_all(drafts, &found)?;
+    let case = question.problem.display().to_string();
+    let about = About { threads: pool.current_num_threads(), ..about };
+    let report = found.report("etalon check", (about, "outputs", &case), start.elapsed());
+    let written = drafts.finish(&report, &|| serde_json::to_string_pretty(&found));
     say(&format!("{}\n{}", terminal(&found.blocks()), found.verdict()))?;
-    Ok(found.status())
+    written.map(|()| found.status())
 }
 
 /// Fails where `--only` names what is no output of the pass.
@@ -341,181 +319,4 @@ fn command(arguments: &Arguments, profile: &Profile) -> String {
         line += &format!(" --allow-undecided {allow_undecided}");
     }
     line
-}
-
-impl Found {
-    /// The status of the check, where undecided elements are not allowed.
-    fn status(&self) -> Status {
-        match self.check.status {
-            Status::Undecided if self.check.undecided() <= self.allow_undecided => Status::Passed,
-            status => status,
-        }
-    }
-
-    fn title(&self) -> String {
-        format!("etalon check: {}", self.verdict())
-    }
-
-    fn verdict(&self) -> String {
-        let Check { algorithm, pass, dtype, profile, outputs, .. } = &self.check;
-        let (status, of) = (self.status(), format!("{algorithm} {pass} in {dtype}"));
-        let count = |so: fn(&Output) -> bool| outputs.iter().filter(|output| so(output)).count();
-        let all = counted(outputs.len(), "output");
-        let off = count(|output| output.off > 0);
-        let doubtful = count(|output| output.undecided > 0);
-        let bounds = format!("the bounds of {profile}");
-        let text = match (off, self.check.status) {
-            (0, Status::Passed) if self.auto => {
-                format!("{profile} is the strictest profile that holds for {of}")
-            }
-            (0, Status::Passed) => format!("{all} of {of} within {bounds}"),
-            (0, _) if status == Status::Passed => format!(
-                "{} % undecided ({} % allowed), all else within {bounds}",
-                digits(100.0 * self.check.undecided()),
-                digits(100.0 * self.allow_undecided)
-            ),
-            (0, _) if self.check.too_wide && doubtful == 0 => {
-                format!(
-                    "{profile} is the strictest profile that may hold for {of}, and too wide to judge it"
-                )
-            }
-            (0, _) if doubtful == 0 => format!("errors of {of} are conspicuous, within {bounds}"),
-            (0, _) => format!("{bounds} cannot judge {doubtful} of {all} of {of}"),
-            (_, _) if self.auto => {
-                format!("no profile holds for {of}; this is what {profile} says")
-            }
-            _ => format!("{off} of {all} of {of} beyond {bounds}"),
-        };
-        format!("{status}: {text}")
-    }
-
-    /// All but the verdict; little of it where all is well.
-    fn blocks(&self) -> Vec<Block> {
-        let check = &self.check;
-        let mut blocks = vec![Block::Rows(rows(check))];
-        blocks.extend(self.notes.iter().cloned().map(Block::Text));
-        for output in check.outputs.iter().filter(|output| output.off > 0) {
-            blocks.push(Block::Title(format!("{}: {}", output.name, worst(output))));
-            blocks.push(Block::Items(output.places.clone()));
-        }
-        let within = || check.outputs.iter().filter(|output| output.off == 0);
-        let doubts: Vec<String> = within().filter_map(|output| output.doubt.clone()).collect();
-        let sharp: Vec<String> = within().filter_map(right_though_uninformative).collect();
-        if !sharp.is_empty() {
-            blocks.push(Block::Title(
-                "What the bounds judge only with simulated kernels:".to_string(),
-            ));
-            blocks.push(Block::Items(sharp));
-        }
-        if !doubts.is_empty() {
-            blocks.push(Block::Title("What the bounds cannot judge:".to_string()));
-            blocks.push(Block::Items(doubts));
-        }
-        let conspicuous: Vec<String> =
-            check.outputs.iter().flat_map(|output| output.conspicuous.clone()).collect();
-        if !conspicuous.is_empty() {
-            blocks.push(Block::Title("Conspicuous errors (gate G2):".to_string()));
-            blocks.push(Block::Items(conspicuous));
-        }
-        blocks.extend(self.what_would_decide().map(Block::Text));
-        blocks.extend(self.explained());
-        if let (true, Some(command)) = (self.status() != Status::Passed, &self.command) {
-            blocks.push(Block::Text("To see it again:".to_string()));
-            blocks.push(Block::Command(command.clone()));
-        }
-        blocks
-    }
-
-    /// The next step where nothing is off, but something could be wrong.
-    fn what_would_decide(&self) -> Option<String> {
-        let check = &self.check;
-        let off = check.outputs.iter().any(|output| output.off > 0);
-        if off || check.status == Status::Passed {
-            return None;
-        }
-        if !check.conspicuous && check.outputs.iter().all(|output| output.undecided == 0) {
-            return Some(DECIDES.to_string());
-        }
-        let inputs = match &check.structured {
-            _ if check.generic => {
-                let text = "The inputs are random: a correct kernel does not err so.";
-                return Some(format!("{text} If they are not, say --structured."));
-            }
-            Some(reason) => {
-                format!("The inputs are not random ({reason}), so that this may be no error.")
-            }
-            None => "The inputs count as structured, so that this may be no error.".to_string(),
-        };
-        Some(format!("{inputs} {DECIDES}"))
-    }
-
-    fn explained(&self) -> Vec<Block> {
-        let check = &self.check;
-        let mut blocks = Vec::new();
-        if !check.explanations.is_empty() {
-            blocks.push(Block::Title("What explains it:".to_string()));
-            blocks.push(Block::Items(check.explanations.iter().map(explanation).collect()));
-        }
-        blocks.extend(check.next.clone().map(Block::Text));
-        if !check.parts.is_empty() {
-            let parts = check.parts.join("; ");
-            let text =
-                format!("The problem is large: explanations were tried on parts of it, {parts}.");
-            blocks.push(Block::Text(text));
-        }
-        blocks.extend(check.not_tried.clone().map(Block::Text));
-        blocks
-    }
-}
-
-const DECIDES: &str = "What would decide: random inputs with a mean of 0 and scores of a deviation of about 1, a \
-    narrower --profile, or `etalon probe`, whose right answers are known exactly.";
-
-/// The table of the outputs, its header first.
-fn rows(check: &Check) -> Vec<Vec<String>> {
-    let header = ["output", "off", "of", "worst margin", "rms error", "slope"].map(String::from);
-    let row = |output: &Output| {
-        let slope = output.slope.map_or("–".to_string(), |slope| format!("{:+.1e}", slope.value));
-        let (margin, error) = (margin(output.margin), digits(output.error));
-        let name = output.name.to_string();
-        vec![name, output.off.to_string(), output.elements.to_string(), margin, error, slope]
-    };
-    [header.to_vec()].into_iter().chain(check.outputs.iter().map(row)).collect()
-}
-
-/// The elements that count as right though they are uninformative, in a sentence.
-fn right_though_uninformative(output: &Output) -> Option<String> {
-    let &Output { name, uninformative, elements, undecided, .. } = output;
-    (uninformative > 0 && undecided == 0).then(|| {
-        let (have, their, they) =
-            if uninformative == 1 { ("has a bound", "its row", "it errs") } else { ("have bounds", "their rows", "they err") };
-        format!(
-            "{uninformative} of {elements} elements of {name} {have} wider than half of the scale of {their}, or none; \
-             {they} no more than simulated correct kernels"
-        )
-    })
-}
-
-fn worst(output: &Output) -> String {
-    let Output { axes, shape, .. } = output;
-    let Some(worst) = &output.worst else { return format!("has no elements, {shape:?}") };
-    format!(
-        "worst at {:?} of [{}]: got {:.6e}, exact {:.6e} ± {:.1e}",
-        worst.index,
-        axes.join(", "),
-        worst.got,
-        worst.exact,
-        worst.bound
-    )
-}
-
-fn explanation(explanation: &Explanation) -> String {
-    let Explanation { kind, id, text, left, part, .. } = explanation;
-    let name = match kind {
-        Kind::Pattern | Kind::Convention | Kind::Reading => String::new(),
-        Kind::Mutant => format!("{id}, "),
-    };
-    let left = left.map(|left| format!(" (leaves {} % of the difference)", digits(100.0 * left)));
-    let part = part.as_ref().map_or(String::new(), |part| format!("; {part}"));
-    format!("{name}{text}{}{part}", left.unwrap_or_default())
 }

@@ -1,13 +1,18 @@
 //! `etalon eval`: one pass on the user's own tensors.
 
 use crate::advice;
+use crate::form::Reports;
+use crate::found::Found;
+use crate::machine::about;
 use crate::options::{self, one_of};
 use crate::outcome::{Failure, Outcome, Refused, say};
+use crate::page::quoted;
 use crate::table::page;
 use crate::{memory, needs, output};
 use etalon_conformance::bounds::{self, Bound};
+use etalon_conformance::check::check;
 use etalon_conformance::profile::Profile;
-use etalon_conformance::report::Status;
+use etalon_conformance::report::{About, Status};
 use etalon_conformance::tensor::{Stored, Tensor, Tensors, usual};
 use etalon_conformance::tier::{Hints, Request};
 use etalon_conformance::tiers::{self, Refusal};
@@ -18,7 +23,8 @@ use etalon_problem::{
 };
 use ndarray::ArrayD;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 const TENSORS: &str = "\
 The tensors of IN and OUT carry the names of the formulas (q, k, v, dout, …): `etalon list` has them \
@@ -69,6 +75,8 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME=T,…", value_delimiter = ',', value_parser = own_type, requires = "profile")]
     stored: Vec<(String, Dtype)>,
     #[command(flatten)]
+    reports: Reports,
+    #[command(flatten)]
     threads: options::Threads,
 }
 
@@ -80,20 +88,67 @@ fn own_type(text: &str) -> Result<(String, Dtype), Error> {
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
+    let (start, about) = (Instant::now(), about());
     let LoadedProblem { problem, inputs, dtype, notes } = arguments.question.read()?;
     let pass = arguments.question.pass;
     let types = types((pass, &arguments.stored), &problem, dtype, &inputs)?;
     let profile = profile(arguments, dtype)?;
+    if profile.is_none() && arguments.reports.are_wanted() {
+        return Err(Failure("--report judges by bounds: say --profile, too".to_string()));
+    }
     let draft = Draft::new(&arguments.out)?;
+    let drafts = arguments.reports.begin_beside(&[&draft])?;
     let hints = Hints { blocking: arguments.blocking, ..Hints::default() };
     let tier = &arguments.tier;
     needs::afford_evaluation(&problem, pass, dtype, tier, profile.is_some())?;
+    let reported = profile.filter(|_| arguments.reports.are_wanted());
+    if reported.is_some() {
+        needs::afford_check(&problem, pass, dtype)?;
+    }
     let request = Request { problem: &problem, pass, dtype, inputs: &inputs, hints };
-    let outputs =
-        arguments.threads.pool()?.install(|| evaluate(&request, &types, tier, profile))?;
+    let pool = arguments.threads.pool()?;
+    let outputs = pool.install(|| evaluate(&request, &types, tier, profile))?;
     output::finish(draft, &vectors::to_bytes(&arguments.out, &outputs)?)?;
     notes.iter().try_for_each(|note| say(&page(note)))?;
-    Ok(Status::Passed)
+    let Some(profile) = reported else { return Ok(Status::Passed) };
+    let outputs: Tensors = outputs.into_iter().filter(|(name, _)| !name.ends_with(BOUND)).collect();
+    let only: Vec<String> = outputs.keys().cloned().collect();
+    let check = pool.install(|| check(&request, &profile, &outputs, &only))?;
+    let (auto, allow_undecided, command) = (false, 0.0, Some(command(arguments)));
+    let found = Found { check, allow_undecided, auto, notes, command };
+    let about = About { threads: pool.current_num_threads(), ..about };
+    let case = arguments.question.problem.display().to_string();
+    let report = found.report("etalon eval", (about, tier, &case), start.elapsed());
+    let written = drafts.finish(&report, &|| serde_json::to_string_pretty(&found));
+    say(&found.verdict())?;
+    written.map(|()| found.status())
+}
+
+/// The end of the names of bounds.
+const BOUND: &str = ".bound";
+
+/// The command that evaluates the same again, for a shell.
+fn command(arguments: &Arguments) -> String {
+    let Arguments { question, out, tier, profile, blocking, stored, .. } = arguments;
+    let Question { algorithm, pass, problem, input, dtype } = question;
+    let [problem, input, out] = [problem, input, out].map(|path| quoted(path));
+    let mut line = format!(
+        "etalon eval {algorithm} {pass} --problem {problem} --in {input} --out {out} --tier {tier}"
+    );
+    if let Some(profile) = profile {
+        line += &format!(" --profile {}", quoted(Path::new(profile)));
+    }
+    if let Some(dtype) = dtype {
+        line += &format!(" --dtype {dtype}");
+    }
+    if let Some(blocking) = blocking {
+        line += &format!(" --blocking {}x{}", blocking.queries, blocking.keys);
+    }
+    if !stored.is_empty() {
+        let stored = stored.iter().map(|(name, dtype)| format!("{name}={dtype}"));
+        line += &format!(" --stored {}", stored.collect::<Vec<_>>().join(","));
+    }
+    line
 }
 
 /// A problem, the operands of a pass of it, checked, and their storage type.
@@ -290,7 +345,7 @@ fn evaluate(
         tier => outputs(request, tier)?,
     };
     for (name, bound) in bounds {
-        outputs.insert(format!("{name}.bound"), Tensor::round(&bound.bound, Dtype::F64));
+        outputs.insert(format!("{name}{BOUND}"), Tensor::round(&bound.bound, Dtype::F64));
     }
     Ok(outputs)
 }

@@ -5,15 +5,20 @@
 //! line on stderr says why, and no output file is left behind.
 
 mod advice;
+pub mod annotations;
 mod bench;
 mod check;
 mod conform;
 // This file alone asks whether this build has the cuda tier.
 #[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]
 mod cuda;
+mod diagnosis;
 mod eval;
 mod explain;
 mod export;
+mod form;
+mod found;
+pub mod html;
 mod journal;
 pub mod junit;
 mod known;
@@ -27,11 +32,13 @@ pub mod noise;
 mod options;
 mod outcome;
 mod output;
-mod page;
+pub mod page;
 mod plans;
 mod power;
 mod probe;
 pub mod progress;
+pub mod report;
+mod room;
 mod serve;
 mod sparsity;
 pub mod summary;

@@ -3,9 +3,11 @@
 mod finding;
 mod words;
 
+use crate::diagnosis::studies;
 use crate::journal::{Journal, Run};
 use crate::outcome::Failure;
 use crate::page::quoted;
+use crate::report::Study;
 use crate::{known, options, output};
 use etalon_conformance::candidate::{Answer, Candidate};
 use etalon_conformance::capabilities::{Capabilities, Kernel, parse_capabilities};
@@ -14,7 +16,7 @@ use etalon_conformance::generate::fnv;
 use etalon_conformance::laws::Kind;
 use etalon_conformance::live::{Hello, Limits, Program, REFUSES, Said};
 use etalon_conformance::profile::Profile;
-use etalon_conformance::report::{Report, Verdict};
+use etalon_conformance::report::{Record, Report, Verdict};
 use etalon_conformance::suite::{self, Part, SuiteOptions};
 use etalon_conformance::tier::{Request, Tier};
 use etalon_conformance::vectors::read_text;
@@ -67,12 +69,16 @@ pub struct Asked<'a> {
     pub cases: &'a [Spec],
     pub laws: &'a [String],
     pub allow_undecided: f64,
+    /// True if failures are shown in detail.
+    pub details: bool,
 }
 
 /// A run that is over.
 pub struct Judged {
     pub report: Report,
     pub finding: Finding,
+    /// Failures in detail.
+    pub studies: Vec<Study>,
 }
 
 /// Seconds above 0, to a day.
@@ -128,7 +134,18 @@ impl Arguments {
     }
 
     /// The command that asks one case by one law again, for a shell.
-    fn replay(&self, case: &str, law: &str) -> String {
+    pub fn replay(&self, case: &str, law: &str) -> String {
+        format!("{} --case {case} --law {law}", self.again())
+    }
+
+    /// The command that repeats a whole run.
+    pub fn repeat(&self, depth: Depth, seed: u64) -> String {
+        let known = self.known.as_deref().map(|path| format!(" --known {}", quoted(path)));
+        format!("{}{} --depth {depth} --seed {seed}", self.again(), known.unwrap_or_default())
+    }
+
+    /// The command with the options that decide what is asked of the program.
+    fn again(&self) -> String {
         let quote = |text: &str| quoted(Path::new(text));
         let mut line = format!("etalon verify --candidate {}", quote(self.command()));
         if let Some(path) = &self.capabilities {
@@ -140,8 +157,7 @@ impl Arguments {
         if let Some(limit) = self.limit {
             line += &format!(" --limit {}", limit.as_secs_f64());
         }
-        line += if self.deterministic { " --deterministic" } else { "" };
-        line + &format!(" --case {case} --law {law}")
+        line + if self.deterministic { " --deterministic" } else { "" }
     }
 }
 
@@ -195,17 +211,25 @@ pub fn judge(arguments: &Arguments, asked: &Asked<'_>) -> Result<Judged, Failure
     report.about.candidate = Some(arguments.command().to_string());
     report.about.profile = profile.map_or("usual", |profile| profile.name);
     let mut notes = list.map_or(Vec::new(), |(list, path)| known::take(&mut report, &list, path));
-    if let Some(journal) = journal.filter(|journal| journal.count() > 0) {
+    if let Some(journal) = journal.as_ref().filter(|journal| journal.count() > 0) {
         notes.push(format!("{} of the cases were judged by an earlier run", journal.count()));
     }
     if program.ends() > 0 {
         notes.push(format!("its process ended, or was ended, {} times", program.ends()));
     }
     let replay = |case: &str, law: &str| arguments.replay(case, law);
-    let finding = asked.run.watch(|_| {
-        Finding::of(&report, &candidates, &capabilities, &replay, (hello.name.clone(), notes))
+    let (finding, studies) = asked.run.watch(|_| {
+        let name = hello.name.clone();
+        let finding = Finding::of(&report, &candidates, &capabilities, &replay, (name, notes));
+        let build = |spec: &Spec| spec.build_for(&capabilities);
+        let again = |record: &Record| replay(&record.case, &record.check);
+        let studies = match asked.details {
+            true => studies(&report, &options.tiers, &build, &again),
+            false => Vec::new(),
+        };
+        (finding, studies)
     })?;
-    Ok(Judged { report, finding })
+    Ok(Judged { report, finding, studies })
 }
 
 /// Starts the program, and guards this process from it.

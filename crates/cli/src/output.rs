@@ -43,19 +43,6 @@ pub fn finish(draft: Draft, content: &[u8]) -> Result<(), Failure> {
     Ok(finished?)
 }
 
-/// Writes a report of that type in one of its forms.
-pub type Writer<R> = fn(&R) -> Result<String, Failure>;
-
-/// Begins the files of reports: a path that cannot be written to shows now, not after the run.
-pub fn begin<R>(reports: &[(Writer<R>, PathBuf)]) -> Result<Vec<(Writer<R>, Draft)>, Failure> {
-    reports.iter().map(|(write, path)| Ok((*write, Draft::new(path)?))).collect()
-}
-
-/// Writes a report to all its files.
-pub fn finish_all<R>(drafts: Vec<(Writer<R>, Draft)>, report: &R) -> Result<(), Failure> {
-    drafts.into_iter().try_for_each(|(write, draft)| finish(draft, write(report)?.as_bytes()))
-}
-
 /// Makes writing beyond the limit of file sizes (`ulimit -f`) an error instead of a signal that ends the
 /// command.
 pub fn fail_at_the_size_limit() -> io::Result<()> {

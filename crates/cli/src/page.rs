@@ -1,7 +1,8 @@
-//! A report as a list of blocks, which a terminal, Markdown and HTML show alike.
+//! Prose, tables and pictures as a list of blocks, which a terminal, Markdown and HTML show.
 
-use crate::markdown::{escape, line};
 use crate::table::{PAGE, Table, columns, fold, page};
+use etalon_conformance::check::{Picture, Spread};
+use etalon_conformance::report::Status;
 use etalon_problem::shortened;
 use std::path::Path;
 
@@ -29,30 +30,50 @@ pub enum Block {
     Items(Vec<String>),
     /// A table, its header first.
     Rows(Vec<Vec<String>>),
+    /// A table of verdicts, its header first: cells with a status bear it, others are names.
+    Matrix(Vec<Vec<(Option<Status>, String)>>),
     /// A line for a shell.
     Command(String),
+    /// Lines as they stand in a file, or for a shell.
+    Code(Vec<String>),
+    /// Margins of the output of this name. Lists of places say as much on a terminal.
+    Pictures(&'static str, Vec<Picture>),
+    /// Margins counted, with the words of the first columns.
+    Spreads(Vec<String>, Vec<Counted>),
+    /// Blocks under a line that opens them.
+    Folded(String, Vec<Block>),
+}
+
+/// Margins of something, counted.
+#[derive(Debug, Clone)]
+pub struct Counted {
+    /// Its names, for each column one.
+    pub names: Vec<String>,
+    /// The margins.
+    pub spread: Spread,
+    /// The largest of them.
+    pub worst: f64,
 }
 
 /// The columns before an item of a list: an indent, and its mark.
 const MARK: usize = 4;
 
-/// For a terminal.
+/// For a terminal: prose, lists, tables and commands.
 pub fn terminal(blocks: &[Block]) -> String {
     let block = |block: &Block| match block {
         Block::Title(text) | Block::Text(text) => page(text),
         Block::Items(items) => {
             items.iter().map(|item| indented(item)).collect::<Vec<_>>().join("\n")
         }
-        Block::Rows(rows) => {
-            let mut rows = rows.iter();
-            let mut table = Table::new(rows.next().into_iter().flatten());
-            rows.for_each(|row| table.add_row(row));
-            table.to_string()
-        }
+        Block::Rows(rows) => Table::of(rows.clone()).to_string(),
         // It is to be copied: no line of it may break.
         Block::Command(line) => format!("  {line}"),
+        // Files alone have these.
+        Block::Matrix(_) | Block::Code(_) | Block::Folded(..) => String::new(),
+        Block::Pictures(..) | Block::Spreads(..) => String::new(),
     };
-    blocks.iter().map(block).collect::<Vec<_>>().join("\n")
+    let texts = blocks.iter().map(block).filter(|text| !text.is_empty());
+    texts.collect::<Vec<_>>().join("\n")
 }
 
 fn indented(item: &str) -> String {
@@ -63,68 +84,4 @@ fn indented(item: &str) -> String {
         .map(|(at, line)| if at == 0 { format!("  - {line}") } else { format!("    {line}") })
         .collect::<Vec<_>>()
         .join("\n")
-}
-
-/// For a pull request.
-pub fn markdown(title: &str, blocks: &[Block]) -> String {
-    let mut text = format!("# {}\n", escape(title));
-    for block in blocks {
-        text += "\n";
-        match block {
-            Block::Title(title) => text += &format!("## {}\n", escape(title)),
-            Block::Text(paragraph) => text += &format!("{}\n", escape(paragraph)),
-            Block::Items(items) => {
-                items.iter().for_each(|item| text += &format!("- {}\n", escape(item)));
-            }
-            Block::Rows(rows) => {
-                for (index, row) in rows.iter().enumerate() {
-                    text += &line(row);
-                    if index == 0 {
-                        text += &line(&vec!["---".to_string(); row.len()]);
-                    }
-                }
-            }
-            Block::Command(line) => text += &format!("```sh\n{line}\n```\n"),
-        }
-    }
-    text
-}
-
-const STYLE: &str = "body { font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em } \
-    td, th { padding: 0.2em 1em 0.2em 0; text-align: left } pre { background: #eee; padding: 0.5em }";
-
-/// A page of its own, without scripts and without anything from elsewhere.
-pub fn html(title: &str, blocks: &[Block]) -> String {
-    let mut text = format!(
-        "<!DOCTYPE html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<title>{title}</title>\n\
-         <style>{STYLE}</style>\n<h1>{title}</h1>\n",
-        title = entities(title)
-    );
-    for block in blocks {
-        text += &match block {
-            Block::Title(title) => format!("<h2>{}</h2>\n", entities(title)),
-            Block::Text(paragraph) => format!("<p>{}</p>\n", entities(paragraph)),
-            Block::Items(items) => {
-                let items: String =
-                    items.iter().map(|item| format!("<li>{}</li>\n", entities(item))).collect();
-                format!("<ul>\n{items}</ul>\n")
-            }
-            Block::Rows(rows) => {
-                let rows = rows.iter().enumerate().map(|(at, row)| {
-                    let tag = if at == 0 { "th" } else { "td" };
-                    let cells: String =
-                        row.iter().map(|x| format!("<{tag}>{}</{tag}>", entities(x))).collect();
-                    format!("<tr>{cells}</tr>\n")
-                });
-                format!("<table>\n{}</table>\n", rows.collect::<String>())
-            }
-            Block::Command(line) => format!("<pre>{}</pre>\n", entities(line)),
-        };
-    }
-    text + "</html>\n"
-}
-
-/// No character of a text is markup.
-fn entities(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

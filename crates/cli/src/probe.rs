@@ -4,6 +4,7 @@ mod folder;
 mod judge;
 mod write;
 
+use crate::form::Reports;
 use crate::options::{self, one_of};
 use crate::outcome::{Failure, Outcome};
 use etalon_conformance::capabilities::{Capabilities, read_capabilities};
@@ -60,9 +61,14 @@ pub struct Arguments {
     #[arg(long, value_name = "SHARE", default_value = "0", conflicts_with = "out",
         value_parser = options::share)]
     allow_undecided: f64,
+    #[command(flatten)]
+    reports: Reports,
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
+    if arguments.check.is_none() && arguments.reports.are_wanted() {
+        return Err(Failure("--report tells of answers: it goes with --check".to_string()));
+    }
     match (&arguments.out, &arguments.check) {
         (Some(folder), _) => write::write(arguments, folder),
         (None, Some(folder)) => judge::judge(arguments, folder),

@@ -14,6 +14,15 @@ type Place<'a> = (Algorithm, Pass, &'a str);
 /// The table of a run: one row for each algorithm, pass and tier, one column for each storage
 /// type, and the header before them.
 pub fn rows(report: &Report) -> Vec<Vec<String>> {
+    let words = |row: Vec<Cell>| row.into_iter().map(|(_, text)| text).collect();
+    matrix(report).into_iter().map(words).collect()
+}
+
+/// A cell of the table: its verdict, unless it is a name or empty.
+pub type Cell = (Option<Status>, String);
+
+/// The same table with the verdict of each cell.
+pub fn matrix(report: &Report) -> Vec<Vec<Cell>> {
     let mut groups: BTreeMap<Place<'_>, BTreeMap<Dtype, Vec<&Record>>> = BTreeMap::new();
     let made = |record: &&Record| record.verdict.is_check();
     for record in report.records.iter().filter(made) {
@@ -21,28 +30,32 @@ pub fn rows(report: &Report) -> Vec<Vec<String>> {
         row.entry(record.dtype).or_default().push(record);
     }
     let dtypes: BTreeSet<Dtype> = groups.values().flat_map(BTreeMap::keys).copied().collect();
+    let name = |text: String| (None, text);
     let header = ["algorithm", "pass", "tier"].into_iter().map(String::from);
-    let mut rows = vec![header.chain(dtypes.iter().map(Dtype::to_string)).collect()];
+    let header = header.chain(dtypes.iter().map(Dtype::to_string));
+    let mut rows = vec![header.map(name).collect()];
     for ((algorithm, pass, tier), row) in groups {
         let names = [algorithm.to_string(), pass.to_string(), tier.to_string()].into_iter();
-        let cells = dtypes.iter().map(|dtype| row.get(dtype).map_or("–".into(), |x| cell(x)));
-        rows.push(names.chain(cells).collect());
+        let cells =
+            dtypes.iter().map(|dtype| row.get(dtype).map_or(name("–".into()), |x| cell(x)));
+        rows.push(names.map(name).chain(cells).collect());
     }
     rows
 }
 
 /// In a few characters: the worst margin and the number of checks, or what is wrong.
-fn cell(records: &[&Record]) -> String {
+fn cell(records: &[&Record]) -> Cell {
     let checks = records.len();
     let count = |name| records.iter().filter(|record| record.verdict.name() == name).count();
     let margin = records.iter().filter_map(|record| record.margin).max_by(f64::total_cmp);
     let worst =
         ["fail", "convention", "vacuous", "undecided"].into_iter().map(|name| (name, count(name)));
-    match worst.into_iter().find(|(_, count)| *count > 0) {
+    let text = match worst.into_iter().find(|(_, count)| *count > 0) {
         None => format!("{} ({checks})", margin.map_or("–".to_string(), units::margin)),
         Some(("convention", count)) => format!("{count} of {checks} ANOTHER CONVENTION"),
         Some((name, count)) => format!("{count} of {checks} {}", name.to_uppercase()),
-    }
+    };
+    (records.iter().map(|record| record.verdict.status()).max(), text)
 }
 
 /// Omitted checks with their reason: a line for each.

@@ -47,6 +47,14 @@ impl Table {
         Table { header, rows: Vec::new(), titles: Vec::new() }
     }
 
+    /// A table of rows, of which the first is the header.
+    pub fn of(rows: impl IntoIterator<Item = Vec<String>>) -> Self {
+        let mut rows = rows.into_iter();
+        let mut table = Table::new(rows.next().unwrap_or_default());
+        rows.for_each(|row| table.add_row(row));
+        table
+    }
+
     /// Adds a row with a cell for each column.
     pub fn add_row(&mut self, cells: impl IntoIterator<Item = impl ToString>) {
         let mut cells: Vec<String> = cells.into_iter().map(|cell| cell.to_string()).collect();
@@ -103,7 +111,7 @@ impl Table {
         let of_numbers = |at: &usize| {
             let mut cells = self.column(*at).filter(|cell| !matches!(*cell, "" | "–")).peekable();
             cells.peek().is_some()
-                && cells.all(|cell| cell.starts_with(|c: char| c.is_ascii_digit()))
+                && cells.all(|cell| cell == "inf" || cell.starts_with(|c: char| c.is_ascii_digit()))
         };
         let widths = self.widths(columns);
         if widths.iter().map(|width| width + GAP).sum::<usize>() > columns + GAP {

@@ -1,17 +1,16 @@
 //! `etalon verify`: every law on every tier present.
 
 use crate::PROGRAM;
-use crate::junit::junit;
+use crate::diagnosis::studies;
+use crate::form::Reports;
 use crate::live;
-use crate::machine::{COMMIT, cpu};
-use crate::markdown::markdown;
+use crate::machine::about;
 use crate::options;
 use crate::outcome::{Failure, Outcome, say};
-use crate::output::{self, Writer};
+use crate::report::{self, Study};
 use crate::summary::{self, CELL};
 use crate::table::Table;
 use crate::units;
-use chrono::{SecondsFormat, Utc};
 use clap::builder::PossibleValuesParser;
 use etalon_conformance::cases::{Depth, Spec};
 use etalon_conformance::laws;
@@ -19,9 +18,7 @@ use etalon_conformance::report::{About, Absent, Record, Report, Simplest, json};
 use etalon_conformance::suite::{self, Part, SuiteOptions};
 use etalon_conformance::tier::Tier;
 use etalon_conformance::tiers::{self, Isolated, Server};
-use etalon_problem::Error;
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -58,9 +55,8 @@ pub struct Arguments {
     /// context of a device is one negative verdict.
     #[arg(long)]
     in_process: bool,
-    /// Writes a report: junit=PATH, json=PATH or md=PATH. May be given several times.
-    #[arg(long, value_name = "KIND=PATH", value_parser = report_file)]
-    report: Vec<(Writer<Report>, PathBuf)>,
+    #[command(flatten)]
+    reports: Reports,
     #[command(flatten)]
     live: live::Arguments,
 }
@@ -71,40 +67,61 @@ fn laws() -> PossibleValuesParser {
     PossibleValuesParser::new(names)
 }
 
-/// Reads KIND=PATH of a report of the suite.
-pub fn report_file(text: &str) -> Result<(Writer<Report>, PathBuf), Error> {
-    const FORMS: [(&str, Writer<Report>); 3] = [
-        ("junit", |report| Ok(junit(report)?)),
-        ("json", |report| Ok(json(report)?)),
-        ("md", |report| Ok(markdown(report))),
-    ];
-    options::report_file(text, &FORMS)
-}
-
 pub fn run(arguments: &Arguments) -> Outcome {
-    let (start, date) = (Instant::now(), Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true));
-    let drafts = output::begin(&arguments.report)?;
-    let (mut report, finding) = match arguments.live.is_wanted() {
+    let (start, about) = (Instant::now(), about());
+    let drafts = arguments.reports.begin()?;
+    let (mut run, finding, studies) = match arguments.live.is_wanted() {
         true => of_program(arguments)?,
-        false => (of_tiers(arguments)?, None),
+        false => of_tiers(arguments)?,
     };
-    report.about = About { date: Some(date), cpu: cpu(), commit: COMMIT, ..report.about };
-    output::finish_all(drafts, &report)?;
+    let About { date, cpu, commit, .. } = about;
+    run.about = About { date, cpu, commit, ..run.about };
+    let (status, verdict) = (run.status(), summary::headline(&run));
+    let seed = run.about.seed;
+    let report = report::Report {
+        command: "etalon verify",
+        status,
+        verdict: verdict.clone(),
+        run,
+        studies,
+        tables: Vec::new(),
+        notes: finding.as_ref().map_or(Vec::new(), |finding| finding.notes().to_vec()),
+        replay: Box::new(move |record| replay(arguments, seed, record)),
+    };
+    let written = drafts.finish(&report, &|| json(&report.run));
     if let Some(finding) = finding.as_ref().filter(|_| arguments.live.in_json()) {
         say(&finding.json()?)?;
-        return Ok(report.status());
+        return written.map(|()| status);
     }
-    print(arguments, &report)?;
+    print(arguments, &report.run)?;
     for line in finding.iter().flat_map(live::Finding::lines) {
         say(&line)?;
     }
     let seconds = start.elapsed().as_secs_f64();
-    say(&format!("{}, {}", summary::headline(&report), units::time(seconds)))?;
-    Ok(report.status())
+    say(&format!("{verdict}, {}", units::time(seconds)))?;
+    written.map(|()| status)
+}
+
+/// A run that is over, and its failures in detail.
+type Judged = (Report, Option<live::Finding>, Vec<Study>);
+
+/// The command that makes a check again: of one case, or where it is about many, of the whole run.
+fn replay(arguments: &Arguments, seed: u64, record: &Record) -> String {
+    let Record { tier, check, case, algorithm, .. } = record;
+    let Arguments { live, depth, .. } = arguments;
+    match (case.parse::<Spec>(), live.is_wanted()) {
+        (Ok(_), true) => live.replay(case, check),
+        (Ok(_), false) => format!("etalon verify --tier {tier} --case {case} --law {check}"),
+        (Err(_), true) => live.repeat(*depth, seed),
+        (Err(_), false) => {
+            let of = format!("--tier {tier} --algorithm {algorithm}");
+            format!("etalon verify {of} --depth {depth} --seed {seed}")
+        }
+    }
 }
 
 /// The run of a program that somebody brings.
-fn of_program(arguments: &Arguments) -> Result<(Report, Option<live::Finding>), Failure> {
+fn of_program(arguments: &Arguments) -> Result<Judged, Failure> {
     let asked = live::Asked {
         run: &arguments.run,
         depth: arguments.depth,
@@ -112,13 +129,14 @@ fn of_program(arguments: &Arguments) -> Result<(Report, Option<live::Finding>), 
         cases: &arguments.case,
         laws: &arguments.law,
         allow_undecided: arguments.allow_undecided,
+        details: arguments.reports.show_details(),
     };
-    let live::Judged { report, finding } = live::judge(&arguments.live, &asked)?;
-    Ok((report, Some(finding)))
+    let live::Judged { report, finding, studies } = live::judge(&arguments.live, &asked)?;
+    Ok((report, Some(finding), studies))
 }
 
 /// The run of etalon's own tiers.
-fn of_tiers(arguments: &Arguments) -> Result<Report, Failure> {
+fn of_tiers(arguments: &Arguments) -> Result<Judged, Failure> {
     let (tiers, absent) = choose(arguments)?;
     let mut options = SuiteOptions::own(tiers.iter().map(AsRef::as_ref).collect());
     options.depth = arguments.depth;
@@ -131,9 +149,18 @@ fn of_tiers(arguments: &Arguments) -> Result<Report, Failure> {
         options.cases = arguments.case.clone();
         options.algorithms.retain(|of| arguments.case.iter().any(|spec| spec.algorithm == *of));
     }
-    let mut report = arguments.run.watch(|progress| suite::run(&options, progress))?;
-    report.absent.extend(absent);
-    Ok(report)
+    let details = arguments.reports.show_details();
+    let (mut run, studies) = arguments.run.watch(|progress| {
+        let run = suite::run(&options, progress);
+        let replay = |record: &Record| replay(arguments, arguments.run.seed(), record);
+        let studies = match details {
+            true => studies(&run, &options.tiers, &|spec| spec.build(), &replay),
+            false => Vec::new(),
+        };
+        (run, studies)
+    })?;
+    run.absent.extend(absent);
+    Ok((run, None, studies))
 }
 
 /// Tiers that are to be judged, and those that are not there.

@@ -25,6 +25,8 @@ mod explain;
 mod hostile;
 #[path = "cli/probe.rs"]
 mod probe;
+#[path = "cli/reports.rs"]
+mod reports;
 #[path = "cli/serve.rs"]
 mod serve;
 #[cfg(unix)]
@@ -131,7 +133,10 @@ fn verify_refuses_before_it_runs() {
     let report = format!("junit={}", absent.display());
     for (arguments, part) in [
         (["--report", report.as_str()], "absent/report.xml: cannot be written: "),
-        (["--report", "xml=report.xml"], "`report` must be junit=PATH, json=PATH or md=PATH"),
+        (
+            ["--report", "xml=report.xml"],
+            "`report` must be html=PATH, md=PATH, junit=PATH, json=PATH or annotations=PATH",
+        ),
         (
             ["--depth", "deep"],
             "'deep' for '--depth <DEPTH>' [possible values: smoke, core, full, soak]",
@@ -230,7 +235,7 @@ fn verify_passes_and_reports() {
     );
     let tests = xml.matches("<testcase ").count();
     assert!((20..400).contains(&tests), "{tests}: a test for each pass and law");
-    assert!(fs::read_to_string(path("md")).unwrap().starts_with("# etalon: passed\n"));
+    assert!(fs::read_to_string(path("md")).unwrap().starts_with("# etalon verify: PASSED: "));
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3, "three reports and nothing else");
 }
 

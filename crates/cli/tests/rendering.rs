@@ -11,6 +11,11 @@ use etalon_conformance::report::{About, Absent, Record, Report, Status, Verdict,
 use etalon_problem::{Algorithm, Dtype, Pass};
 use std::time::Duration;
 
+#[path = "rendering/report.rs"]
+mod told;
+
+use told::told;
+
 #[test]
 fn numbers_have_three_or_four_digits() {
     for (number, text) in [
@@ -247,10 +252,12 @@ fn an_allowed_share_of_undecided_checks_passes() {
         line.starts_with("PASSED: 4 checks, 0 negative, 1 undecided (25.0 % allowed), "),
         "{line}"
     );
-    assert!(
-        markdown(&report).contains("## Undecided\n\n- `simd/portable` bound `a|b`: no bound\n")
-    );
-    let xml = junit(&report).unwrap();
+    let told = told(report);
+    let text = markdown(&told);
+    let part = "## Undecided by cause\n\n<details><summary>attention forward, bound: 1 × on simd/portable (f32)\
+        </summary>\n\nFirst in a\\|b:\n\nno bound\n";
+    assert!(text.contains(part), "{text}");
+    let xml = junit(&told).unwrap();
     assert!(xml.contains(r#"skipped="0" failures="0" errors="1""#), "{xml}");
 }
 
@@ -266,7 +273,7 @@ fn cells_count_what_was_checked() {
     assert_eq!(only(&other), "1 of 2 ANOTHER CONVENTION");
     let negative: Vec<_> = other.negative().map(|record| record.verdict.reason()).collect();
     assert_eq!(negative, [Some("slopes")]);
-    assert!(junit(&other).unwrap().contains(r#"type="convention""#));
+    assert!(junit(&told(other.clone())).unwrap().contains(r#"type="convention""#));
     assert!(json(&other).unwrap().contains(r#""verdict": "convention""#));
 }
 
@@ -311,7 +318,7 @@ fn each_reason_not_to_check_is_one_line() {
 
 #[test]
 fn junit_has_a_test_for_each_law_and_names_its_cases() {
-    let xml = junit(&bad()).unwrap();
+    let xml = junit(&told(bad())).unwrap();
     for part in [
         r#"tests="1" skipped="0" failures="1" errors="0""#,
         r#"<testsuite name="simd/portable attention""#,
@@ -324,12 +331,13 @@ fn junit_has_a_test_for_each_law_and_names_its_cases() {
         assert!(xml.contains(part), "{part} is not in\n{xml}");
     }
     // The suite is at fault, not the tier.
-    let vacuous = junit(&report(&[(Verdict::Vacuous("tells nothing".to_string()), None)])).unwrap();
+    let vacuous = told(report(&[(Verdict::Vacuous("tells nothing".to_string()), None)]));
+    let vacuous = junit(&vacuous).unwrap();
     assert!(vacuous.contains(r#"failures="0" errors="1""#), "{vacuous}");
     let lacking = (Verdict::Unsupported("no such thing".to_string()), None);
-    let skipped = junit(&report(std::slice::from_ref(&lacking))).unwrap();
+    let skipped = junit(&told(report(std::slice::from_ref(&lacking)))).unwrap();
     assert!(skipped.contains(r#"<skipped message="no such thing""#), "{skipped}");
-    let passed = junit(&report(&[lacking, (Verdict::Pass, None)])).unwrap();
+    let passed = junit(&told(report(&[lacking, (Verdict::Pass, None)]))).unwrap();
     assert!(passed.contains(r#"skipped="0" failures="0" errors="0""#), "{passed}");
 }
 
@@ -364,9 +372,9 @@ fn json_holds_everything() {
 
 #[test]
 fn markdown_cannot_be_broken_by_a_message() {
-    let text = markdown(&bad());
-    assert!(text.starts_with("# etalon: failed\n\nFAILED: 4 checks, 2 negative, "), "{text}");
+    let text = markdown(&told(bad()));
+    assert!(text.starts_with("# etalon verify: FAILED: 4 checks, 2 negative, "), "{text}");
     assert!(text.contains("| attention | forward | simd/portable | 1 of 4 FAIL |\n"), "{text}");
-    assert!(text.contains("- `simd/portable` bound `a|b`: o is &lt;wrong>\n"), "{text}");
+    assert!(text.contains("First in a\\|b:\n\no is &lt;wrong>\n"), "{text}");
     assert!(text.contains("## Absent\n\n- cuda: no driver\n"), "{text}");
 }

@@ -13,11 +13,13 @@ mod explain;
 mod judge;
 mod others;
 mod patterns;
+mod picture;
 mod places;
 mod sample;
 mod status;
 
 pub use budget::explains;
+pub use picture::{CELLS, Cell, Picture, Side, Spread};
 pub use status::strictest;
 
 use crate::bounds::{Bounds, bounds};
@@ -141,6 +143,12 @@ pub struct Output {
     pub conspicuous: Vec<String>,
     /// Places of the elements that are off: sentences.
     pub places: Vec<String>,
+    /// The margins of its elements, counted.
+    #[serde(skip)]
+    pub spread: Spread,
+    /// Its margins as pictures: rows × columns, rows × heads.
+    #[serde(skip)]
+    pub pictures: Vec<Picture>,
 }
 
 /// An element of an output.
@@ -351,5 +359,7 @@ fn describe(
         slope: whole.map(|x| Share { value: x.value, limit: x.limit }),
         conspicuous: own().filter(|x| x.margin() > 1.0).map(Statistic::to_string).collect(),
         places: places::sentences(problem, output),
+        spread: picture::spread(output),
+        pictures: picture::pictures(output),
     }
 }

@@ -1,20 +1,21 @@
 //! `etalon check DIR OUTPUTS`: a verdict on a folder of outputs, against test vectors.
 
-use super::explanation;
-use crate::machine::{COMMIT, cpu};
+use crate::diagnosis::{Failed, explanation};
+use crate::form::Reports;
+use crate::machine::about;
 use crate::options::{self, Claim};
 use crate::outcome::{Failure, Outcome, say};
-use crate::output::{self, Writer};
+use crate::page::quoted;
 use crate::progress::Progress;
+use crate::report::{Report, Study};
 use crate::units::{counted, digits};
 use crate::{memory, verify};
-use chrono::{SecondsFormat, Utc};
 use etalon_conformance::bounds::{Bounds, bounds};
-use etalon_conformance::check::check;
+use etalon_conformance::check::{Check, check};
 use etalon_conformance::gates::{g1, g2, generic};
 use etalon_conformance::profile::Profile;
 use etalon_conformance::questions::{Answers, Probe, Question};
-use etalon_conformance::report::{About, Record, Report, Status, Verdict};
+use etalon_conformance::report::{About, Record, Report as Run, Status, Verdict, json};
 use etalon_conformance::tensor::{Stored, Tensor, Tensors};
 use etalon_conformance::tier::{Hints, Request};
 use etalon_conformance::tiers::check_results;
@@ -22,7 +23,7 @@ use etalon_conformance::types::Types;
 use etalon_conformance::typical::{Kernels, Typical};
 use etalon_conformance::vector_set::{Entry, Id, Loaded, Set, Validity};
 use etalon_conformance::vectors as files;
-use etalon_problem::{Algorithm, Dtype, Error, Operand, Pass, Role, shortened};
+use etalon_problem::{Algorithm, Dtype, Error, Operand, Pass, Problem, Role, shortened};
 use rayon::prelude::*;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -62,9 +63,8 @@ pub struct Arguments {
     /// Passes though this share of the checks, from 0 to 1, is undecided.
     #[arg(long, value_name = "SHARE", default_value = "0", value_parser = options::share)]
     allow_undecided: f64,
-    /// Writes a report: junit=PATH, json=PATH or md=PATH. May be given several times.
-    #[arg(long, value_name = "KIND=PATH", value_parser = verify::report_file)]
-    report: Vec<(Writer<Report>, PathBuf)>,
+    #[command(flatten)]
+    reports: Reports,
     #[command(flatten)]
     threads: options::Threads,
 }
@@ -101,8 +101,11 @@ const INTERVAL: Duration = Duration::from_secs(10);
 /// As many failures are explained: candidates are tried for each.
 const EXPLAINED: usize = 5;
 
+/// The check of a vector by its bounds.
+const BOUND: &str = "bound";
+
 pub fn run(arguments: &Arguments) -> Outcome {
-    let date = Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true);
+    let about = about();
     let set = Set::read(&arguments.dir)?;
     let claim = arguments.profile.as_deref().map(options::claim).transpose()?;
     if matches!(claim, Some(Claim::Auto)) {
@@ -112,36 +115,75 @@ pub fn run(arguments: &Arguments) -> Outcome {
     }
     let folder = Outputs { root: &arguments.outputs, allow_missing: arguments.allow_missing };
     folder.check_names(&set)?;
-    let drafts = output::begin(&arguments.report)?;
+    let drafts = arguments.reports.begin()?;
     let pool = arguments.threads.pool()?;
-    let bench = Bench { set: &set, folder, claim, explained: AtomicUsize::new(0) };
-    let records = pool.install(|| {
+    let bench = Bench { set: &set, folder, claim };
+    let (records, looks) = pool.install(|| {
         let progress = Progress::on_terminal(INTERVAL);
         let records = bench.records(&|done, all, what| progress.report(done, all, what));
+        let judged = records.and_then(|mut records| {
+            let looks = bench.look(&mut records)?;
+            Ok((records, looks))
+        });
         progress.finish();
-        records
+        judged
     })?;
-    let about = About {
-        date: Some(date),
-        cpu: cpu(),
-        commit: COMMIT,
-        threads: pool.current_num_threads(),
-        depth: "vectors",
-        profile: match claim {
-            Some(Claim::Profile(profile)) => profile.name,
-            _ => "usual",
-        },
-        allow_undecided: arguments.allow_undecided,
-        ..About::default()
+    let profile = match claim {
+        Some(Claim::Profile(profile)) => profile.name,
+        _ => "usual",
     };
-    let report = Report { about, records, ..Report::default() };
-    output::finish_all(drafts, &report)?;
-    say(&format!("{}\n{}", verify::text(&report), verdict(&report, &set, arguments)))?;
-    Ok(report.status())
+    let (threads, allow_undecided) = (pool.current_num_threads(), arguments.allow_undecided);
+    let about = About { threads, depth: "vectors", profile, allow_undecided, ..about };
+    let run = Run { about, records, ..Run::default() };
+    let (status, verdict, again) = (run.status(), verdict(&run, &set, arguments), again(arguments));
+    let report = Report {
+        command: "etalon check",
+        status,
+        verdict: verdict.clone(),
+        studies: looks.iter().map(|look| look.study(&run, again.clone())).collect(),
+        run,
+        tables: Vec::new(),
+        notes: Vec::new(),
+        replay: Box::new(move |_| again.clone()),
+    };
+    let written = drafts.finish(&report, &|| json(&report.run));
+    say(&format!("{}\n{verdict}", verify::text(&report.run)))?;
+    written.map(|()| status)
+}
+
+/// The command that judges the folder again, for a shell.
+fn again(arguments: &Arguments) -> String {
+    let Arguments { dir, outputs, profile, allow_missing, allow_undecided, .. } = arguments;
+    let mut line = format!("etalon check {} {}", quoted(dir), quoted(outputs));
+    if let Some(profile) = profile {
+        line += &format!(" --profile {}", quoted(Path::new(profile)));
+    }
+    line += if *allow_missing { " --allow-missing" } else { "" };
+    if *allow_undecided > 0.0 {
+        line += &format!(" --allow-undecided {allow_undecided}");
+    }
+    line
+}
+
+/// A failure that was looked at.
+struct Look {
+    /// The number of its record.
+    record: usize,
+    problem: Problem,
+    check: Check,
+}
+
+impl Look {
+    fn study(&self, run: &Run, replay: String) -> Study {
+        let of = &run.records[self.record];
+        let symptom = of.verdict.reason().unwrap_or_default();
+        let (problem, check) = (Some(&self.problem), Some(&self.check));
+        Failed { of, case: &of.case, symptom, problem, check, replay }.study()
+    }
 }
 
 /// The verdict in one line.
-fn verdict(report: &Report, set: &Set, arguments: &Arguments) -> String {
+fn verdict(report: &Run, set: &Set, arguments: &Arguments) -> String {
     let (status, checks) = (report.status(), counted(report.checks(), "check"));
     let (negative, undecided) = (report.negative().count(), report.undecided().count());
     let vectors = counted(set.manifest.vectors.len(), "vector");
@@ -243,7 +285,6 @@ struct Bench<'a> {
     folder: Outputs<'a>,
     /// Another profile than that of the vectors.
     claim: Option<Claim>,
-    explained: AtomicUsize,
 }
 
 /// A function that is called for every vector that is done.
@@ -260,7 +301,7 @@ impl Bench<'_> {
                 Validity::Invalid => self.invalid(entry),
             };
             progress(done.fetch_add(1, Ordering::Relaxed) + 1, entries.len(), &entry.id);
-            let check = if entry.result == Validity::Valid { "bound" } else { "refusal" };
+            let check = if entry.result == Validity::Valid { BOUND } else { "refusal" };
             judged.map(|(verdict, margin)| record(entry, check, verdict, margin, start.elapsed()))
         });
         let mut records = judged.collect::<Result<Vec<_>, Failure>>()?;
@@ -330,27 +371,35 @@ impl Bench<'_> {
             Verdict::Fail(text) => text,
             other => return Ok((other, Some(found.margin))),
         };
-        Ok((Verdict::Fail(self.explained(loaded, profile, got, text)?), Some(found.margin)))
+        Ok((Verdict::Fail(text), Some(found.margin)))
     }
 
-    /// A failure with what explains it best, of the first few.
-    fn explained(
-        &self,
-        loaded: &Loaded,
-        profile: &Profile,
-        got: &Tensors,
-        text: String,
-    ) -> Result<String, Error> {
-        if self.explained.fetch_add(1, Ordering::Relaxed) >= EXPLAINED {
-            return Ok(text);
-        }
-        let Question { problem, pass, dtype, inputs } = &loaded.question;
-        let hints = Hints::default();
-        let request = Request { problem, pass: *pass, dtype: *dtype, inputs, hints };
+    /// Looks at the first few failures of bounds, and adds to each what explains it best.
+    fn look(&self, records: &mut [Record]) -> Result<Vec<Look>, Failure> {
+        let is_off = |(_, record): &(usize, &mut Record)| {
+            record.check == BOUND && record.margin.is_some() && record.verdict.is_negative()
+        };
+        let failed = records.iter_mut().enumerate().filter(is_off).take(EXPLAINED);
+        failed.map(|(at, record)| self.look_at(at, record)).collect()
+    }
+
+    fn look_at(&self, at: usize, record: &mut Record) -> Result<Look, Failure> {
+        let entries = &self.set.manifest.vectors;
+        let entry = entries.iter().find(|entry| entry.id == record.case);
+        let entry = entry.ok_or_else(|| Failure(format!("no vector {}", record.case)))?;
+        let loaded = self.set.load(entry, memory::available())?;
+        let path = self.folder.root.join(format!("{}.safetensors", entry.id));
+        let got = self.folder.read(&path, &loaded.question)?;
+        let Question { problem, pass, dtype, inputs } = loaded.question;
+        let (problem, hints) = (&problem, Hints::default());
+        let request = Request { problem, pass, dtype, inputs: &inputs, hints };
         let only: Vec<String> = got.keys().cloned().collect();
-        let found = check(&request, profile, got, &only)?;
-        let best = found.explanations.first().map(explanation);
-        Ok(best.map_or(text.clone(), |best| format!("{text}; what explains it: {best}")))
+        let check = check(&request, &self.profile(entry)?, &got, &only)?;
+        if let (Some(best), Verdict::Fail(text)) = (check.explanations.first(), &mut record.verdict)
+        {
+            *text += &format!("; what explains it: {}", explanation(best));
+        }
+        Ok(Look { record: at, problem: problem.clone(), check })
     }
 
     fn invalid(&self, entry: &Entry) -> Result<(Verdict, Option<f64>), Failure> {

@@ -1,17 +1,14 @@
 //! Findings of a run, for somebody who mends the program: the worst place, its likeliest cause, the next case to try.
 
-use crate::needs;
+use crate::diagnosis::looked_at;
 use crate::units;
 use etalon_conformance::candidate::Candidate;
 use etalon_conformance::capabilities::Capabilities;
 use etalon_conformance::cases::Spec;
-use etalon_conformance::check::{Check, Element, check};
-use etalon_conformance::profile::Profile;
+use etalon_conformance::check::{Check, Element};
 use etalon_conformance::report::{Record, Report};
-use etalon_conformance::tensor::Tensors;
-use etalon_conformance::tier::{Hints, Request};
-use etalon_conformance::tiers::ask;
-use etalon_problem::{Pass, Problem};
+use etalon_conformance::tier::Tier;
+use etalon_problem::Problem;
 use serde::Serialize;
 
 /// The version of the form: it grows when a key changes its meaning or goes.
@@ -118,6 +115,11 @@ impl Finding {
         }
     }
 
+    /// Notes beside the failures.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
     /// As JSON, for programs.
     pub fn json(&self) -> Result<String, serde_json::Error> {
         serde_json::to_string_pretty(self)
@@ -183,10 +185,12 @@ fn first(
     let spec: Spec = case.parse().ok()?;
     let problem = spec.build_for(capabilities).problem;
     let (pass, law) = (record.pass, record.check.clone());
-    let found = candidates
-        .iter()
-        .find(|candidate| candidate.algorithm == spec.algorithm)
-        .and_then(|candidate| looked_at(candidate, capabilities, &spec, pass));
+    let found = candidates.iter().find(|candidate| candidate.algorithm == spec.algorithm).and_then(
+        |candidate| {
+            let case = spec.build_for(capabilities);
+            looked_at(candidate, &case, pass, &candidate.profile(case.dtype))
+        },
+    );
     let suspects = found.iter().flat_map(|check| &check.explanations);
     let suspects = suspects.map(|explanation| explanation.text.clone()).collect();
     Some(First {
@@ -201,28 +205,6 @@ fn first(
         problem,
         symptom,
     })
-}
-
-/// The check of the outputs for a case, if the program answers and something is off.
-fn looked_at(
-    candidate: &Candidate<'_>,
-    capabilities: &Capabilities,
-    spec: &Spec,
-    pass: Pass,
-) -> Option<Check> {
-    let case = spec.build_for(capabilities);
-    let (problem, dtype) = (&case.problem, case.dtype);
-    needs::afford_check(problem, pass, dtype).ok()?;
-    let given = problem.operands(pass).into_iter().filter(|x| x.role.is_given());
-    let all = case.inputs_of(pass);
-    let inputs = given.filter_map(|x| Some((x.name.to_string(), all.get(x.name)?.clone())));
-    let inputs: Tensors = inputs.collect();
-    let request = Request { problem, pass, dtype, inputs: &inputs, hints: Hints::default() };
-    let outputs = ask(candidate, &request).ok()?;
-    let only: Vec<String> = outputs.keys().cloned().collect();
-    let profile = candidate.profile.unwrap_or_else(|| Profile::flash(dtype));
-    let found = check(&request, &profile, &outputs, &only).ok()?;
-    (!found.passed).then_some(found)
 }
 
 /// The output whose element is most off.

@@ -2,17 +2,25 @@
 
 use super::Arguments;
 use super::folder::{Entry, Folders, INDEX, Index, SCHEMA, is_plain, read_given};
-use crate::options;
+use crate::diagnosis::Failed;
+use crate::machine::about;
+use crate::options::{self, Claim};
 use crate::outcome::{Failure, Outcome, say};
+use crate::page::quoted;
+use crate::report::{Report, Study};
 use crate::table::{Table, page};
 use crate::units::{counted, digits};
+use etalon_conformance::cases::Spec;
+use etalon_conformance::check::{Check, check};
 use etalon_conformance::profile::Profile;
-use etalon_conformance::questions::Probe;
-use etalon_conformance::report::{Status, Verdict};
+use etalon_conformance::questions::{Answers, Given, Probe, Question};
+use etalon_conformance::report::{About, Record, Report as Run, Status, Verdict, json};
+use etalon_conformance::tier::{Hints, Request};
 use etalon_conformance::vectors;
-use etalon_problem::{Error, shortened};
+use etalon_problem::{Error, Problem, shortened};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// The most characters of a name that an index lists.
 const NAME: usize = 100;
@@ -22,9 +30,15 @@ struct Judged<'a> {
     probe: &'a Probe,
     folders: &'a [String],
     verdict: Verdict,
+    elapsed: Duration,
 }
 
+/// As many failures are looked at where a report is wanted.
+const STUDIED: usize = 6;
+
 pub fn judge(arguments: &Arguments, folder: &Path) -> Outcome {
+    let about = about();
+    let drafts = arguments.reports.begin()?;
     let path = folder.join(INDEX);
     let wrong = |reason: String| Failure(format!("{}: {reason}", path.display()));
     let index: Index = vectors::parse_json(&path, "list of probes", &vectors::read_text(&path)?)?;
@@ -41,6 +55,7 @@ pub fn judge(arguments: &Arguments, folder: &Path) -> Outcome {
     let claim = options::claim(&arguments.profile)?;
     let (mut judged, mut answered) = (Vec::new(), false);
     for Entry { probe, folders } in &index.probes {
+        let start = Instant::now();
         if let Some(name) = folders.iter().find(|name| !is_plain(name)) {
             return Err(wrong(Error::value("folders", "names of folders", name).to_string()));
         }
@@ -51,7 +66,7 @@ pub fn judge(arguments: &Arguments, folder: &Path) -> Outcome {
             let name = folders.first().map_or("", String::as_str);
             wrong(format!("{}: {reason}", shortened(name, NAME)))
         })?;
-        judged.push(Judged { probe, folders, verdict });
+        judged.push(Judged { probe, folders, verdict, elapsed: start.elapsed() });
     }
     if !answered {
         let reason = "no folder holds outputs.safetensors: run your kernel on each first";
@@ -59,7 +74,7 @@ pub fn judge(arguments: &Arguments, folder: &Path) -> Outcome {
     }
     let unasked: Vec<&Probe> = index.not_asked.iter().map(|x| &x.probe).collect();
     say(&table(&judged, &unasked))?;
-    for Judged { probe, folders, verdict } in &judged {
+    for Judged { probe, folders, verdict, .. } in &judged {
         if let (true, Some(text)) = (*verdict != Verdict::Pass, verdict.reason()) {
             let folders = folders.join(", ");
             let (law, word) = (&probe.law, verdict.name());
@@ -67,8 +82,98 @@ pub fn judge(arguments: &Arguments, folder: &Path) -> Outcome {
         }
     }
     let (status, line) = headline(&judged, unasked.len(), arguments.allow_undecided);
+    let about = About { allow_undecided: arguments.allow_undecided, depth: "probes", ..about };
+    let records: Vec<Record> =
+        judged.iter().map(|x| x.record(&given)).collect::<Result<_, Error>>()?;
+    let (run, again) = (Run { about, records, ..Run::default() }, again(arguments, folder));
+    let studies = match arguments.reports.show_details() {
+        true => studies(&run, &judged, (folder, claim), &again),
+        false => Vec::new(),
+    };
+    let report = Report {
+        command: "etalon probe",
+        status,
+        verdict: line.clone(),
+        run,
+        studies,
+        tables: Vec::new(),
+        notes: Vec::new(),
+        replay: Box::new(move |_| again.clone()),
+    };
+    let written = drafts.finish(&report, &|| json(&report.run));
     say(&line)?;
-    Ok(status)
+    written.map(|()| status)
+}
+
+/// The command that judges the folder again, for a shell.
+fn again(arguments: &Arguments, folder: &Path) -> String {
+    let Arguments { capabilities, profile, allow_undecided, .. } = arguments;
+    let mut line = format!("etalon probe --check {}", quoted(folder));
+    if let Some(path) = capabilities {
+        line += &format!(" --capabilities {}", quoted(path));
+    }
+    if profile != "usual" {
+        line += &format!(" --profile {}", quoted(Path::new(profile)));
+    }
+    if *allow_undecided > 0.0 {
+        line += &format!(" --allow-undecided {allow_undecided}");
+    }
+    line
+}
+
+impl Judged<'_> {
+    /// The probe as a record, with its folders as the case.
+    fn record(&self, given: &[Given]) -> Result<Record, Error> {
+        let Judged { probe, folders, verdict, elapsed } = self;
+        let (algorithm, dtype) = match given.iter().find(|given| given.name == probe.case) {
+            Some(given) => (given.problem.algorithm(), given.dtype),
+            None => {
+                let spec: Spec = probe.case.parse()?;
+                (spec.algorithm, spec.dtype)
+            }
+        };
+        Ok(Record {
+            tier: "answers".to_string(),
+            algorithm,
+            pass: probe.pass.parse()?,
+            dtype,
+            check: probe.law.clone(),
+            case: folders.join(", "),
+            verdict: verdict.clone(),
+            margin: None,
+            elapsed: *elapsed,
+        })
+    }
+}
+
+/// The first failures, each with the check of the first of its answers in which something is off.
+fn studies(
+    run: &Run,
+    judged: &[Judged<'_>],
+    (root, claim): (&Path, Claim),
+    again: &str,
+) -> Vec<Study> {
+    let failed = run.records.iter().zip(judged).filter(|(record, _)| record.verdict.is_negative());
+    let study = |(of, judged): (&Record, &Judged<'_>)| {
+        let files = Folders { root, names: judged.folders };
+        let found = (0..judged.folders.len()).find_map(|number| looked_at(&files, number, claim));
+        let (case, symptom) = (of.case.as_str(), of.verdict.reason().unwrap_or_default());
+        let (problem, check) = found.as_ref().map(|(problem, check)| (problem, check)).unzip();
+        Failed { of, case, symptom, problem, check, replay: again.to_string() }.study()
+    };
+    failed.take(STUDIED).map(study).collect()
+}
+
+/// The check of an answer, if something is off in it.
+fn looked_at(files: &Folders<'_>, number: usize, claim: Claim) -> Option<(Problem, Check)> {
+    let Question { problem, pass, dtype, inputs } = files.question(number).ok()?;
+    let outputs = files.answer(number).ok()??;
+    let request =
+        Request { problem: &problem, pass, dtype, inputs: &inputs, hints: Hints::default() };
+    let profile = claim.of(dtype).unwrap_or_else(|| Profile::flash(dtype));
+    let only: Vec<String> = outputs.keys().cloned().collect();
+    let found = check(&request, &profile, &outputs, &only).ok()?;
+    (!found.passed).then_some((problem, found))
 }
 
 /// The verdict in one line. What is undecided passes up to an allowed share of the probes that were asked.

@@ -88,8 +88,13 @@ fn what_is_conspicuous_fails_where_inputs_are_random() {
     change(&bench, |got| scale(got, "dv", 1.005));
     // The bounds of bf16 are wider than half a percent.
     let wide = ["--profile", "bf16-flash"];
-    let (text, status) = said(&check(&bench, "backward", &wide));
+    let page = bench.path("r.html");
+    let report = format!("html={}", page.display());
+    let more = [&wide[..], &["--report", &report]].concat();
+    let (text, status) = said(&check(&bench, "backward", &more));
     assert_eq!(status, Some(1), "{text}");
+    let page = fs::read_to_string(page).unwrap();
+    assert!(page.contains("dv: error ÷ bound"), "pictures, though no element is off: {page}");
     assert!(text.contains("results are") && text.contains("The inputs are random"), "{text}");
     assert!(
         text.lines().last().unwrap().starts_with("FAILED: errors of attention backward"),
@@ -125,6 +130,7 @@ fn what_is_conspicuous_stands_in_every_form() {
     let (text, status) = said(&check(&bench, "backward", &more));
     assert_eq!(status, Some(1), "{text}");
     let [json, md, html] = paths.each_ref().map(|(_, path)| fs::read_to_string(path).unwrap());
+    let md = md.replace("\\[", "[");
     let report: serde_json::Value = serde_json::from_str(&json).unwrap();
     let outputs = report["outputs"].as_array().unwrap().iter();
     let sentences: Vec<&str> = outputs
@@ -195,7 +201,10 @@ fn what_is_no_output_of_the_pass_is_refused() {
     let line = refused(&|_| {}, &["--only", "ls"]);
     assert!(line.ends_with("has no such output; did you mean \"lse\"?"), "{line}");
     let line = refused(&|_| {}, &["--report", "pdf=x"]);
-    assert!(line.contains("json=PATH, md=PATH or html=PATH"), "{line}");
+    assert!(
+        line.contains("html=PATH, md=PATH, junit=PATH, json=PATH or annotations=PATH"),
+        "{line}"
+    );
 }
 
 #[test]

@@ -137,7 +137,7 @@ fn seconds_are_a_number_that_ends() {
 
 /// Runs the command in a shell that has set a limit.
 #[cfg(target_os = "linux")]
-fn limited(limit: &str, arguments: &[&str]) -> Output {
+pub fn limited(limit: &str, arguments: &[&str]) -> Output {
     let script = format!("ulimit {limit}; exec \"$0\" \"$@\"");
     let mut command = Command::new("sh");
     command.args(["-c", &script, env!("CARGO_BIN_EXE_etalon")]).args(arguments);

@@ -43,7 +43,12 @@ fn answer(folder: &Path) -> Tensors {
 }
 
 fn judged(probes: &Path) -> (String, Option<i32>) {
-    let output = etalon(&["probe", "--check", probes.to_str().unwrap()]);
+    let page = probes.parent().unwrap().join("report.html");
+    let report = format!("html={}", page.display());
+    let output = etalon(&["probe", "--check", probes.to_str().unwrap(), "--report", &report]);
+    let page = fs::read_to_string(page).unwrap();
+    let failed = output.status.code() == Some(1);
+    assert_eq!(page.contains("<h2>Failures in detail</h2>") && page.contains("<svg"), failed);
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
     (text, output.status.code())

@@ -122,7 +122,7 @@ fn outputs_of_the_simd_tier_pass() {
     let has = |check: &str| records.iter().any(|x| x["check"] == check && x["verdict"] == "pass");
     assert!(["bound", "refusal", "edge_probe", "count_probe", "dyadic_probe"].into_iter().all(has));
     assert!(read("junit").contains("<testcase name=\"backward bound\""));
-    assert!(read("md").starts_with("# etalon: passed\n"));
+    assert!(read("md").starts_with("# etalon check: PASSED: "));
 }
 
 #[test]

@@ -80,8 +80,25 @@ fn again(line: &str) -> Output {
 }
 
 fn a_wrong_program_fails_with_a_replay() {
-    let output = verify("scaled", &["--json"]);
+    let folder = tempdir().unwrap();
+    let page = folder.path().join("report.html");
+    let report = format!("html={}", page.display());
+    let output = verify("scaled", &["--json", "--report", &report]);
     assert_eq!(status(&output), 1);
+    let page = fs::read_to_string(page).unwrap();
+    let detail = page.split("<h2>Failures by cause").next().unwrap();
+    assert!(detail.contains("<svg") && detail.contains("error ÷ bound") && detail.contains("1.01"));
+    // Every failing case has a replay; the first and the last of them run here.
+    let plain = page.replace("&quot;", "\"").replace("&amp;", "&");
+    let replays: Vec<&str> = plain
+        .lines()
+        .filter_map(|line| line.split("<pre>").last())
+        .filter(|x| x.starts_with("etalon "))
+        .collect();
+    assert!(replays.len() > 4, "{replays:?}");
+    for line in [replays[0], replays[replays.len() - 1]] {
+        assert_eq!(status(&again(line.trim_end_matches("</pre>"))), 1, "{line}");
+    }
     let found = json(&output);
     let first = &found["first"];
     assert_eq!((&found["status"], &first["law"]), (&"failed".into(), &"bound".into()));

@@ -8,7 +8,7 @@ use super::candidate::joined;
 use etalon_problem::{Axis, Problem};
 
 /// Sizes of the tiles in which kernels process rows and keys.
-const TILES: [usize; 4] = [16, 32, 64, 128];
+pub(super) const TILES: [usize; 4] = [16, 32, 64, 128];
 
 /// Of a class of entries that is affected as a whole, this share may seem right by chance.
 const BY_CHANCE: f64 = 0.1;
@@ -204,7 +204,7 @@ fn class(hit: &[bool]) -> Option<String> {
 }
 
 /// True if kernels cut an axis into tiles.
-fn is_cut_into_tiles(axis: Axis) -> bool {
+pub(super) fn is_cut_into_tiles(axis: Axis) -> bool {
     use Axis::{Classes, Dim, Keys, Queries, Targets, Tokens, ValueDim};
     matches!(axis, Queries | Keys | Tokens | Targets | Classes | Dim | ValueDim)
 }

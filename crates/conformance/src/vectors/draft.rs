@@ -45,6 +45,14 @@ impl Draft {
         Ok(draft)
     }
 
+    /// True if both would become one file, whatever their paths.
+    pub fn is_same_file(&self, other: &Draft) -> bool {
+        let place = |draft: &Draft| {
+            Some((draft.folder().canonicalize().ok()?, draft.target.file_name()?.to_os_string()))
+        };
+        place(self).is_some_and(|own| place(other) == Some(own))
+    }
+
     /// Begins the file.
     pub fn begin(self) -> Result<Unfinished, Error> {
         let file = self.temporary()?;
