@@ -1,6 +1,7 @@
 //! The forms of reports, and their files.
 
 use crate::annotations::annotations;
+use crate::badge::badge;
 use crate::html::html;
 use crate::junit::junit;
 use crate::markdown::markdown;
@@ -25,25 +26,29 @@ pub enum Form {
     Json,
     /// For the output of a step of GitHub's actions.
     Annotations,
+    /// For shields.io.
+    Badge,
 }
 
 /// The most characters of a path in an error.
 const SHOWN: usize = 300;
 
 impl Form {
-    const ALL: [(&'static str, Form); 5] = [
+    const ALL: [(&'static str, Form); 6] = [
         ("html", Form::Html),
         ("md", Form::Markdown),
         ("junit", Form::Junit),
         ("json", Form::Json),
         ("annotations", Form::Annotations),
+        ("badge", Form::Badge),
     ];
 }
 
 /// The reports of a command.
 #[derive(Debug, clap::Args)]
 pub struct Reports {
-    /// Writes a report: html=PATH, md=PATH, junit=PATH, json=PATH or annotations=PATH. May be given several times.
+    /// Writes a report: html=PATH, md=PATH, junit=PATH, json=PATH, annotations=PATH or badge=PATH. May be
+    /// given several times.
     #[arg(long = "report", value_name = "KIND=PATH", value_parser = file)]
     files: Vec<(Form, PathBuf)>,
 }
@@ -113,6 +118,7 @@ impl Drafts {
                 Form::Junit => junit(report)?,
                 Form::Json => json()?,
                 Form::Annotations => annotations(report),
+                Form::Badge => badge(report)?,
             };
             output::finish(draft, text.as_bytes())
         })

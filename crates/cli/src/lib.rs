@@ -6,6 +6,7 @@
 
 mod advice;
 pub mod annotations;
+pub mod badge;
 mod bench;
 mod check;
 mod conform;

@@ -7,6 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use tempfile::{TempDir, tempdir};
 
+// Its scripts are for a shell, and its stand-ins for Linux on x86-64.
+#[cfg(target_os = "linux")]
+#[path = "cli/action.rs"]
+mod action;
 #[path = "cli/bench.rs"]
 mod bench;
 #[path = "cli/check.rs"]
@@ -135,7 +139,7 @@ fn verify_refuses_before_it_runs() {
         (["--report", report.as_str()], "absent/report.xml: cannot be written: "),
         (
             ["--report", "xml=report.xml"],
-            "`report` must be html=PATH, md=PATH, junit=PATH, json=PATH or annotations=PATH",
+            "`report` must be html=PATH, md=PATH, junit=PATH, json=PATH, annotations=PATH or badge=PATH",
         ),
         (
             ["--depth", "deep"],

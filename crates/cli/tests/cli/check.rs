@@ -202,7 +202,7 @@ fn what_is_no_output_of_the_pass_is_refused() {
     assert!(line.ends_with("has no such output; did you mean \"lse\"?"), "{line}");
     let line = refused(&|_| {}, &["--report", "pdf=x"]);
     assert!(
-        line.contains("html=PATH, md=PATH, junit=PATH, json=PATH or annotations=PATH"),
+        line.contains("html=PATH, md=PATH, junit=PATH, json=PATH, annotations=PATH or badge=PATH"),
         "{line}"
     );
 }

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use tempfile::tempdir;
 
-const FORMS: [&str; 5] = ["html", "md", "junit", "json", "annotations"];
+const FORMS: [&str; 6] = ["html", "md", "junit", "json", "annotations", "badge"];
 
 /// Arguments that ask for every form.
 fn all(folder: &Path) -> Vec<String> {

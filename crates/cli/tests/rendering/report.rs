@@ -1,6 +1,7 @@
 //! Reports of any run: their sizes, what they escape, that they are well-formed, and the same each time.
 
 use etalon_cli::annotations::annotations;
+use etalon_cli::badge::badge;
 use etalon_cli::html::{self, html};
 use etalon_cli::junit::junit;
 use etalon_cli::markdown::{self, markdown};
@@ -271,6 +272,31 @@ fn a_symptom_is_told_without_its_numbers() {
     assert_eq!(of(&[text, &text.replace("inf", "3")]), [1, 1]);
     assert_eq!(of(&[text, &text.replace("one-hot", "onehot")]), [1, 1]);
     assert_eq!(of(&["é…±", "é…", "é…±"]), [2, 1]);
+}
+
+#[test]
+fn a_badge_has_version_profile_and_worst_margin() {
+    let shown = |verdicts: &[(Verdict, Option<f64>)]| {
+        let records = verdicts.iter().map(|(verdict, margin)| Record {
+            margin: *margin,
+            ..record(String::new(), verdict.clone())
+        });
+        let about = About { profile: "bf16-flash", ..About::default() };
+        let run = report::Report { about, records: records.collect(), ..report::Report::default() };
+        let badge: serde_json::Value = serde_json::from_str(&badge(&told(run)).unwrap()).unwrap();
+        assert_eq!((&badge["schemaVersion"], badge.as_object().unwrap().len()), (&1.into(), 4));
+        assert_eq!(badge["label"], concat!("etalon ", env!("CARGO_PKG_VERSION")));
+        ["message", "color"].map(|key| badge[key].as_str().unwrap().to_string())
+    };
+    let own = |message: &str, color: &str| [message.to_string(), color.to_string()];
+    let (pass, open) = (Verdict::Pass, Verdict::Undecided("wide".to_string()));
+    let passed = [(pass.clone(), Some(0.25)), (pass.clone(), None), (pass.clone(), Some(0.5))];
+    assert_eq!(shown(&passed), own("bf16-flash, worst margin 0.500", "brightgreen"));
+    assert_eq!(shown(&[(pass.clone(), None)]), own("passed", "brightgreen"));
+    let undecided = [(open.clone(), Some(0.5)), (pass, Some(0.1))];
+    assert_eq!(shown(&undecided), own("undecided: 1 of 2 checks", "yellow"));
+    let failed = [(open, None), (Verdict::Fail("off".to_string()), Some(7.0))];
+    assert_eq!(shown(&failed), own("failed: 1 of 2 checks", "red"));
 }
 
 #[test]
