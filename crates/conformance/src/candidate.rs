@@ -5,7 +5,7 @@ use crate::profile::Profile;
 use crate::tensor::Tensors;
 use crate::tier::{Refusal, Request, Tier};
 use crate::tiers::{Reference, ask};
-use etalon_problem::{Algorithm, Dtype, Pass, Role};
+use etalon_problem::{Algorithm, Dtype, Pass, Problem, Role};
 
 /// The answer of a kernel to a request: every output of the pass that it returns, by name.
 pub type Answer<'a> = &'a (dyn Fn(&Request<'_>) -> Result<Tensors, Refusal> + Sync);
@@ -72,6 +72,10 @@ impl Tier for Candidate<'_> {
             true => Ok(()),
             false => Err(format!("its capabilities lack {algorithm} {pass} in {dtype}")),
         }
+    }
+
+    fn takes(&self, problem: &Problem, pass: Pass, dtype: Dtype) -> bool {
+        self.capabilities.takes(problem, pass, dtype).is_ok()
     }
 
     fn is_meant_for(&self, algorithm: Algorithm, pass: Pass) -> bool {

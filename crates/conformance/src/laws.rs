@@ -9,6 +9,7 @@
 //! * [`Kind::Contract`]: what etalon's own tiers promise beyond that: bitwise reproducibility.
 
 mod beside;
+mod chunks;
 pub(crate) mod compare;
 mod determinism;
 mod ends;
@@ -50,6 +51,7 @@ pub fn all() -> Vec<Law> {
         beside::LAWS,
         visibility::LAWS,
         forms::LAWS,
+        chunks::LAWS,
         values::LAWS,
         identities::LAWS,
         second_order::LAWS,

@@ -177,6 +177,11 @@ pub trait Tier: Sync {
     /// Offers a pass in a storage type, or gives the reason why it is not offered.
     fn offers(&self, algorithm: Algorithm, pass: Pass, dtype: Dtype) -> Result<(), String>;
 
+    /// True if it takes a problem of a pass that it offers: a law that has a choice asks what is taken.
+    fn takes(&self, _: &Problem, _: Pass, _: Dtype) -> bool {
+        true
+    }
+
     /// True if anybody would look for a pass here. Where not, reports do not list its absence.
     fn is_meant_for(&self, _: Algorithm, _: Pass) -> bool {
         true

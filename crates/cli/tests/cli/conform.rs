@@ -1,11 +1,12 @@
 //! The suite on kernels that a program brings.
 
 use etalon_cli::{Refused, Wanted, conform};
-use etalon_conformance::cases::Depth;
+use etalon_conformance::cases::{Depth, Spec};
 use etalon_conformance::report::Status;
 use etalon_conformance::tensor::{Data, Tensors};
 use etalon_conformance::tier::{Refusal, Request, Tier};
 use etalon_conformance::tiers::Reference;
+use etalon_conformance::zoo::{CONTROLS, Host, mutant};
 use etalon_problem::{Algorithm, Pass, Role};
 use std::sync::Mutex;
 
@@ -58,6 +59,13 @@ fn a_narrow_kernel_is_asked_what_it_takes() {
     for (_, e) in &asked {
         assert!([16, 32].contains(&e.dim) && e.queries % 8 == 0 && e.queries == e.keys, "{e:?}");
     }
+    // It takes no more keys than queries: of chunks a prefix is asked.
+    let report: serde_json::Value = serde_json::from_str(&judged.json).expect("JSON");
+    let judged_by = |law: &str| {
+        let records = report["records"].as_array().expect("records").iter();
+        records.filter(|x| x["check"] == law && x["verdict"] == "pass").count()
+    };
+    assert!(judged_by("chunks_of_queries") > 0, "{}", judged.json);
     let passes = |wanted| asked.iter().filter(|(pass, _)| *pass == wanted).count();
     assert!(passes(Pass::Forward) > 10 && passes(Pass::Backward) > 10);
 }
@@ -81,6 +89,51 @@ fn a_wrong_kernel_fails_with_the_simplest_case() {
         "{}",
         judged.text
     );
+}
+
+/// Bugs of the zoo that show in parts of a case, not in the case itself.
+#[test]
+fn a_kernel_that_contradicts_itself_fails() {
+    let judged = |host: &Host, case: &str, law: &str| {
+        let algorithm = case.parse::<Spec>().expect("a case").algorithm;
+        let capabilities = format!(r#"{{"kernels": [{{"algorithm": "{algorithm}"}}]}}"#);
+        let (cases, laws) = (vec![case.to_string()], vec![law.to_string()]);
+        let wanted = Wanted { algorithm, cases, laws, ..wanted(&capabilities) };
+        conform(&wanted, &|request| host.run(request)).expect("a judgement")
+    };
+    for (bug, law, case) in [
+        (
+            "one-query-uncapped",
+            "chunks_of_queries",
+            "attention/f32/segments/everything/dims/dense/descending/dlse/0",
+        ),
+        (
+            "bias-capped-without-sinks",
+            "chunks_of_keys",
+            "attention/f32/window_right/everything/value_wide/dense/large/dlse/0",
+        ),
+        (
+            "one-token-without-bias",
+            "chunks_of_tokens",
+            "linear_cross_entropy/f32/ragged/bias/smoothing/sum/class/others/raised/0",
+        ),
+        (
+            "final-state-transposed",
+            "two_halves",
+            "linear_attention/f32/none/weak/no_dfinal/lattice/dense/root/generic/0",
+        ),
+        ("packed-leak", "sequences_alone", "attention/f32/full/plain/square/packed/generic/dlse/0"),
+    ] {
+        let right = judged(&Host::sound(CONTROLS[0]), case, law);
+        assert_eq!(right.status, Status::Passed, "{}", right.text);
+        let wrong = judged(&Host::mutant(mutant(bug).expect("a bug")), case, law);
+        assert_eq!(wrong.status, Status::Failed, "{bug}");
+        let said = ["FAILED kernel", law, " = ", ", expected ", " within "];
+        assert!(said.iter().all(|words| wrong.text.contains(words)), "{}", wrong.text);
+        let bound = judged(&Host::mutant(mutant(bug).expect("a bug")), case, "bound");
+        let alone = bug.starts_with("one-") || bug.starts_with("bias-");
+        assert_eq!(bound.status == Status::Passed, alone, "{bug}: {}", bound.text);
+    }
 }
 
 #[test]

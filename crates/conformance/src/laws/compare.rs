@@ -3,7 +3,7 @@
 use super::flaw::{Flaw, Judgement, worst};
 use super::tensors::{Equality, both, change, change_each, exceeds, index, map, same};
 use super::trial::Trial;
-use crate::bounds::Bounds;
+use crate::bounds::{Bound, Bounds};
 use crate::tensor::Tensors;
 use etalon_problem::{Dtype, Problem};
 use ndarray::ArrayD;
@@ -33,6 +33,17 @@ impl Strict {
             Strict::Bound => agree(outputs, trial.clean()?, trial.bounds()?, TWICE, counts),
         }
     }
+}
+
+/// The bound of a result in comparisons of two: nothing is required where it is not finite, or may overflow its type.
+pub(crate) fn allowance(exact: &Bound) -> ArrayD<f64> {
+    let mut limit = exact.bound.clone();
+    limit.zip_mut_with(&exact.value, |limit, value| {
+        if !value.is_finite() || value.abs() + *limit > exact.largest {
+            *limit = f64::INFINITY;
+        }
+    });
+    limit
 }
 
 /// Fails unless |got − expected| ≤ its limit everywhere; returns the largest share of a limit.

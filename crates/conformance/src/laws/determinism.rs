@@ -1,12 +1,13 @@
 //! Promises of etalon about bits: they depend on nothing but the one sequence and key head.
 
-use super::flaw::Judgement;
+use super::compare::{Strict, TWICE, allowance, close};
+use super::flaw::{Judgement, worst};
 use super::law::{DEAR, laws, many_ways, scores_are};
 use super::part::Part;
 use super::tensors::{Equality, everywhere, same};
 use super::trial::Trial;
 use crate::tier::Hints;
-use etalon_problem::{Axis, Mode, Sequences};
+use etalon_problem::{Axis, Mode, Problem, Sequences};
 
 laws! {
     SCORES;
@@ -51,19 +52,45 @@ fn partials(trial: &Trial<'_>) -> Judgement {
 }
 
 /// Runs a part alone and compares it with its place in the whole: outputs that it cuts along one of
-/// `axes`; the others are sums over more than the part.
-pub(super) fn same_alone(trial: &Trial<'_>, part: &Part, axes: &[Axis], what: &str) -> Judgement {
+/// `axes`; the others are sums over more than the part. No bound of the part is larger than that of the whole.
+pub(super) fn same_alone(
+    trial: &Trial<'_>,
+    strict: Strict,
+    part: &Part,
+    axes: &[Axis],
+    what: &str,
+) -> Judgement {
+    let own = part.problem(&trial.case.problem);
+    same_as(trial, strict, (part, &own), axes, what)
+}
+
+/// The same of a part whose problem says in another way what is visible.
+pub(super) fn same_as(
+    trial: &Trial<'_>,
+    strict: Strict,
+    (part, own): (&Part, &Problem),
+    axes: &[Axis],
+    what: &str,
+) -> Judgement {
     let (problem, inputs) = (&trial.case.problem, &trial.case.inputs);
-    let mut alone = trial.ask(&part.problem(problem), &part.tensors(problem, inputs))?;
+    let mut alone = trial.ask(own, &part.tensors(problem, inputs))?;
     alone.retain(|name, _| part.cuts_along(problem, name, axes));
     let places = part.tensors(problem, trial.clean()?);
-    same(&places, &alone, Equality::Bits, everywhere).map_err(|flaw| flaw.of(what))
+    let judged = match strict {
+        Strict::Bits => same(&places, &alone, Equality::Bits, everywhere),
+        Strict::Bound => worst(alone.iter().map(|(name, alone)| {
+            let limit =
+                part.array(problem, name, &allowance(&trial.bounds()?.outputs[name])) * TWICE;
+            close(name, &places[name].numbers(name)?, &alone.numbers(name)?, &limit)
+        })),
+    };
+    judged.map_err(|flaw| flaw.of(what))
 }
 
 fn batch_invariance(trial: &Trial<'_>) -> Judgement {
     for b in 0..trial.case.scores()?.extents.batch {
         let part = Part::of(Axis::Batch, [b]);
-        same_alone(trial, &part, &[Axis::Batch], &format!("batch element {b}"))?;
+        same_alone(trial, Strict::Bits, &part, &[Axis::Batch], &format!("batch element {b}"))?;
     }
     Ok(None)
 }
@@ -73,17 +100,20 @@ fn head_invariance(trial: &Trial<'_>) -> Judgement {
     for h in 0..scores.extents.key_heads {
         let part = Part::key_head(h, scores.group());
         let heads = [Axis::QueryHeads, Axis::KeyHeads];
-        same_alone(trial, &part, &heads, &format!("key head {h}"))?;
+        same_alone(trial, Strict::Bits, &part, &heads, &format!("key head {h}"))?;
     }
     Ok(None)
 }
 
 fn sequence_invariance(trial: &Trial<'_>) -> Judgement {
     for (i, s) in trial.case.scores()?.sequences().into_iter().enumerate() {
-        let part = Part::of(Axis::Batch, [s.batch])
-            .and(Axis::Queries, s.query_start..s.query_start + s.queries)
-            .and(Axis::Keys, s.key_start..s.key_start + s.keys);
-        same_alone(trial, &part, &[Axis::Batch], &format!("sequence {i}"))?;
+        same_alone(
+            trial,
+            Strict::Bits,
+            &Part::sequence(&s),
+            &[Axis::Batch],
+            &format!("sequence {i}"),
+        )?;
     }
     Ok(None)
 }

@@ -87,6 +87,14 @@ pub(crate) const SOFTMAX: &[Algorithm] = &[
 pub(crate) const VALUES: &[Algorithm] =
     &[Algorithm::Attention, Algorithm::LazyAttention, Algorithm::LinearAttention];
 
+/// Laws of sequences, into which rows divide.
+pub(crate) const SEQUENCES: &[Algorithm] = &[
+    Algorithm::Attention,
+    Algorithm::AttentionLse,
+    Algorithm::LazyAttention,
+    Algorithm::LinearAttention,
+];
+
 /// Laws of linear_attention.
 pub(crate) const LINEAR_ATTENTION: &[Algorithm] = &[Algorithm::LinearAttention];
 

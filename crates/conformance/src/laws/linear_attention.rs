@@ -59,9 +59,10 @@ laws! {
     Meaning shared_states if |case, _| linear(case).is_ok_and(|x| x.group() > 1);
     /// The first tokens, then the others from their final state, give the whole run.
     Meaning two_halves if |case, _| dense_tokens(case).is_some_and(|tokens| tokens > 1);
-    /// Steps, each from the previous state, give the forward pass.
+    /// Steps, each from the state before it, from the beginning or from the final state of the first tokens, give
+    /// the forward pass.
     Meaning token_by_token on Forward
-        if |case, _| dense_tokens(case).is_some_and(|tokens| (1..=33).contains(&tokens));
+        if |case, _| dense_tokens(case).is_some_and(|tokens| tokens > 0);
     /// A sequence without tokens returns its state, and its gradient, unchanged.
     Meaning empty_sequences if |case, pass| {
         linear(case).is_ok_and(|x| {
@@ -126,12 +127,11 @@ fn alone(trial: &Trial<'_>) -> Judgement {
     for i in 0..PARTS.min(sequences.len() * heads) {
         let at = stream.below(i, sequences.len() * heads);
         let (s, h) = (&sequences[at / heads], at % heads);
-        let part = Part::key_head(h, problem.group())
-            .and(Axis::Batch, [s.batch])
-            .and(Axis::Tokens, s.start..s.start + s.tokens)
-            .and(Axis::Sequences, [s.index]);
+        let part = Part::token_sequence(s)
+            .and(Axis::KeyHeads, [h])
+            .and(Axis::QueryHeads, h * problem.group()..(h + 1) * problem.group());
         let which = format!("sequence {}, key head {h}", s.index);
-        same_alone(trial, &part, &[Axis::Tokens, Axis::Sequences], &which)?;
+        same_alone(trial, Strict::Bits, &part, &[Axis::Tokens, Axis::Sequences], &which)?;
     }
     Ok(None)
 }

@@ -3,8 +3,10 @@
 
 use super::tensors::{entries, take};
 use crate::tensor::{Tensor, Tensors};
-use etalon_problem::{Axis, Mask, NamedArray, Problem, Scores, Sequences, TokenSequences};
-use ndarray::ArrayD;
+use etalon_problem::{
+    Axis, Mask, NamedArray, Problem, Scores, Sequence, Sequences, TokenSequence, TokenSequences,
+};
+use ndarray::{ArrayD, ArrayViewMutD};
 
 /// Some entries of some axes; the other axes are whole.
 #[derive(Debug, Clone, Default)]
@@ -25,6 +27,20 @@ impl Part {
     pub fn and(mut self, axis: Axis, entries: impl IntoIterator<Item = usize>) -> Self {
         self.0.push((axis, entries.into_iter().collect()));
         self
+    }
+
+    /// The rows of a sequence.
+    pub fn sequence(s: &Sequence) -> Self {
+        Part::of(Axis::Batch, [s.batch])
+            .and(Axis::Queries, s.query_start..s.query_start + s.queries)
+            .and(Axis::Keys, s.key_start..s.key_start + s.keys)
+    }
+
+    /// The tokens of a sequence, and its states.
+    pub fn token_sequence(s: &TokenSequence) -> Self {
+        Part::of(Axis::Batch, [s.batch])
+            .and(Axis::Tokens, s.start..s.start + s.tokens)
+            .and(Axis::Sequences, [s.index])
     }
 
     fn entries(&self, axis: Axis) -> Option<&[usize]> {
@@ -72,6 +88,23 @@ impl Part {
         cuts.fold(array.clone(), |part, cut| part.select(ndarray::Axis(cut.at), cut.entries))
     }
 
+    /// The place of the part in an array that belongs to a tensor of the problem. Entries lie side by side.
+    pub fn place<'a>(
+        &self,
+        problem: &Problem,
+        name: &str,
+        array: &'a mut ArrayD<f64>,
+    ) -> ArrayViewMutD<'a, f64> {
+        let cuts = self.cuts_of(problem, name);
+        array.slice_each_axis_mut(|axis| {
+            let cut = cuts.iter().find(|cut| cut.at == axis.axis.index());
+            cut.map_or((..).into(), |Cut { entries, .. }| {
+                let first = entries.first().map_or(0, |&first| first);
+                (first..first + entries.len()).into()
+            })
+        })
+    }
+
     /// The part of an array that a mask holds.
     fn mask_array<T: Copy>(
         &self,
@@ -100,6 +133,8 @@ impl Part {
             if self.entries(Axis::Tokens).is_some() {
                 part.sequences = TokenSequences::Dense;
             }
+        } else if let Problem::LinearCrossEntropy(part) = &mut part {
+            part.tokens = count(Axis::Targets);
         }
         part
     }

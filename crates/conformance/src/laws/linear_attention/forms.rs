@@ -5,11 +5,12 @@ use crate::bounds::Bounds;
 use crate::cases::linear_attention::Family;
 use crate::cases::{Case, Point};
 use crate::generate::Stream;
+use crate::laws::chunks::places;
 use crate::laws::compare::{Strict, TWICE, agree, close, exchange, sum_groups};
 use crate::laws::flaw::{Flaw, Judgement, worst};
 use crate::laws::forms::copies_of_key_heads;
 use crate::laws::part::Part;
-use crate::laws::tensors::{change, everywhere};
+use crate::laws::tensors::{change, everywhere, result, returned};
 use crate::laws::trial::Trial;
 use crate::tensor::{Stored, Tensor, Tensors};
 use etalon_problem::{Axis, Decay, Dtype, LinearAttention, Pass, Precision, Problem};
@@ -126,23 +127,28 @@ fn with_states(problem: &LinearAttention, tokens: usize, initial: bool) -> Probl
     part.into()
 }
 
-/// Both halves err by at most the bound of the whole, whose terms meet more roundings, and the state
-/// between them is stored once: three bounds.
+/// Bounds of the whole, (N114): its own, that of the second half, whose terms meet fewer roundings, and that of the
+/// state between them, of which the second half is a linear function.
 const HALVES: f64 = 3.0;
 
 pub(super) fn two_halves(trial: &Trial<'_>) -> Judgement {
     let (case, problem) = (trial.case, linear(trial.case)?);
     let n = problem.extents.tokens;
-    let t = 1 + Stream::new(case.spec.seed, "two_halves").below(0, n - 1);
+    let halves = |t| {
+        let first = with_states(problem, t, problem.initial_state);
+        (t, first, with_states(problem, n - t, true))
+    };
+    let takes = |half: &Problem| trial.tier.takes(half, trial.pass, case.dtype);
+    let mut all = places(trial, n).map(halves);
+    let found = all.find(|(_, first, last)| takes(first) && takes(last));
+    let (t, first, last) = found.unwrap_or_else(|| halves(n - 1));
     let [mut early, mut late] =
         [0..t, t..n].map(|half| Part::of(Axis::Tokens, half).tensors(&case.problem, &case.inputs));
-    let first = with_states(problem, t, problem.initial_state);
-    let last = with_states(problem, n - t, true);
     let mut before = trial.ask_pass(&first, Pass::Forward, &early)?;
-    late.insert("initial_state".to_string(), before["final_state"].clone());
+    late.insert("initial_state".to_string(), returned(&before, "final_state")?.clone());
     let after = trial.ask(&last, &late)?;
     if trial.pass == Pass::Backward {
-        early.insert("dfinal_state".to_string(), after["dinitial_state"].clone());
+        early.insert("dfinal_state".to_string(), returned(&after, "dinitial_state")?.clone());
         before = trial.ask(&first, &early)?;
     }
     let whole = trial.clean()?.keys().map(|name| {
@@ -158,7 +164,8 @@ pub(super) fn two_halves(trial: &Trial<'_>) -> Judgement {
         Ok((name.clone(), Tensor::round(&whole, Dtype::F64)))
     });
     let outputs = whole.collect::<Result<Tensors, Flaw>>()?;
-    agree(&outputs, trial.clean()?, trial.bounds()?, HALVES, everywhere)
+    let judged = agree(&outputs, trial.clean()?, trial.bounds()?, HALVES, everywhere);
+    judged.map_err(|flaw| flaw.of(&format!("tokens {t}..{n} from the state before")))
 }
 
 /// Stretches of tokens, end to end.
@@ -167,13 +174,27 @@ fn join(stretches: &[ArrayD<f64>]) -> Result<ArrayD<f64>, Flaw> {
     ndarray::concatenate(ndarray::Axis(2), &views).map_err(|error| Flaw::Fail(error.to_string()))
 }
 
+/// The most steps of a case.
+const STEPS: usize = 33;
+
+/// The first tokens at once, none of them in half of the cases, and the others step by step.
 pub(super) fn token_by_token(trial: &Trial<'_>) -> Judgement {
     let (case, problem) = (trial.case, linear(trial.case)?);
+    let (n, stream) = (problem.extents.tokens, Stream::new(case.spec.seed, &case.name));
+    let fewest = n.saturating_sub(STEPS);
+    let first = if stream.below(0, 2) == 0 { fewest } else { fewest + stream.below(1, n - fewest) };
+    let tokens = |range| Part::of(Axis::Tokens, range).tensors(&case.problem, &case.inputs);
     let zeros = || wide(trial, &ArrayD::zeros(problem.state_shape().to_vec()));
     let mut state = case.inputs.get("initial_state").cloned().unwrap_or_else(zeros);
     let mut rows = Vec::new();
-    for t in 0..problem.extents.tokens {
-        let mut inputs = Part::of(Axis::Tokens, [t]).tensors(&case.problem, &case.inputs);
+    if first > 0 {
+        let prefill = with_states(problem, first, problem.initial_state);
+        let outputs = trial.ask_pass(&prefill, Pass::Forward, &tokens(0..first))?;
+        rows.push(result(&outputs, "o")?);
+        state = returned(&outputs, "final_state")?.clone();
+    }
+    for t in first..n {
+        let mut inputs = tokens(t..t + 1);
         for (name, tensor) in &mut inputs {
             let operand = case.problem.operand(name);
             if let Some(axis) = operand.and_then(|operand| operand.position(Axis::Tokens)) {
@@ -181,14 +202,13 @@ pub(super) fn token_by_token(trial: &Trial<'_>) -> Judgement {
             }
         }
         inputs.insert("initial_state".to_string(), state);
-        let mut outputs = trial.ask_pass(&case.problem, Pass::Step, &inputs)?;
-        let missing = || Flaw::Fail("a step returns o and final_state".to_string());
-        let o = outputs.remove("o").ok_or_else(missing)?.to_f64("o")?;
-        rows.push(o.insert_axis(ndarray::Axis(2)));
-        state = outputs.remove("final_state").ok_or_else(missing)?;
+        let outputs = trial.ask_pass(&case.problem, Pass::Step, &inputs)?;
+        rows.push(result(&outputs, "o")?.insert_axis(ndarray::Axis(2)));
+        state = returned(&outputs, "final_state")?.clone();
     }
     let o = Tensor::round(&join(&rows)?, Dtype::F64);
     let outputs = Tensors::from([("o".to_string(), o), ("final_state".to_string(), state)]);
     // The states between are stored once more each: fewer roundings than the bound counts.
-    agree(&outputs, trial.clean()?, trial.bounds()?, HALVES, everywhere)
+    let judged = agree(&outputs, trial.clean()?, trial.bounds()?, HALVES, everywhere);
+    judged.map_err(|flaw| flaw.of(&format!("tokens {first}..{n} by steps")))
 }

@@ -66,6 +66,10 @@ mutants! {
     NO_SOFTCAP_DERIVATIVE = "no-softcap-derivative", "bound", "Dao-AILab/flash-attention@14f3627d";
     /// The softcap is applied after the bias: a key with bias −∞ comes back with weight e^−c.
     SOFTCAP_AFTER_BIAS = "softcap-after-bias", "bound", "onnx/onnx#7867";
+    /// The variant with a scale, a softcap and a bias, but without sinks, caps both.
+    BIAS_CAPPED_WITHOUT_SINKS = "bias-capped-without-sinks", "chunks_of_keys", "";
+    /// The path of one query caps no scores under a causal mask or segments.
+    "one-query-uncapped", "chunks_of_queries", "", Request(cap_of_several_queries);
     /// The softcap is ignored.
     "softcap-ignored", "bound", "sgl-project/sgl-kernel-xpu#491",
         Request(|job| scores(job, |scores| scores.softcap = None));
@@ -165,6 +169,15 @@ fn scale_by(width: usize, job: &mut Job) {
             x.softmax_scale.get_or_insert(1.0 / (width as f64).sqrt());
         });
     }
+}
+
+fn cap_of_several_queries(job: &mut Job) {
+    scores(job, |scores| match scores.mask {
+        Mask::Causal { .. } | Mask::Segments { .. } if scores.extents.queries == 1 => {
+            scores.softcap = None;
+        }
+        _ => {}
+    });
 }
 
 fn of_next_head(x: &mut Rows) {

@@ -107,7 +107,10 @@ impl<'a> Heads<'a> {
                     let bent = (s / cap).tanh() * off;
                     let slope =
                         if job.is(bugs::NO_SOFTCAP_DERIVATIVE) { 1.0 } else { 1.0 - bent * bent };
-                    match job.is(bugs::SOFTCAP_AFTER_BIAS) {
+                    let without = job.is(bugs::BIAS_CAPPED_WITHOUT_SINKS)
+                        && self.scores.softmax_scale.is_some()
+                        && !self.scores.sinks;
+                    match job.is(bugs::SOFTCAP_AFTER_BIAS) || without {
                         true => (cap * ((s + bias) / cap).tanh(), slope),
                         false => (cap * bent + bias, slope),
                     }

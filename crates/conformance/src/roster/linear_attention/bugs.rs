@@ -46,6 +46,8 @@ mutants! {
     STATE_OF_PREVIOUS_SEQUENCE = "state-of-previous-sequence", "alone", "";
     /// Only the last slice of the final state is written.
     "last-slice-of-state", "bound", "vllm-project/vllm@7e1c150", Output("final_state", last_slice);
+    /// A square final state is written transposed.
+    "final-state-transposed", "two_halves", "", Output("final_state", transposed);
     /// Padding tokens are multiplied by 0 and added to the state.
     PADDING_TIMES_ZERO = "padding-times-zero", "padded_tokens", "vllm-project/vllm-ascend#10276";
     /// A reset multiplies the state by 0.
@@ -86,6 +88,12 @@ fn scale_by_width(job: &mut Job) {
 fn last_slice(x: &mut Rows) {
     let sliced = x.shape[2] > 32;
     x.clear(|[_, _, d, _]| sliced && d < 32);
+}
+
+fn transposed(x: &mut Rows) {
+    if x.shape[2] == x.shape[3] {
+        x.take(|[s, h, d, e]| [s, h, e, d]);
+    }
 }
 
 fn without_gdout(results: &mut Results, _: Results) {

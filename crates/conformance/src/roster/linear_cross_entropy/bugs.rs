@@ -40,6 +40,8 @@ mutants! {
     TARGET_ROUNDED = "target-rounded", "bound", "linkedin/Liger-Kernel#1329";
     /// Gradients of logits below 2⁻¹² are dropped, though nobody asked for it.
     SMALL_TILES_DROPPED = "small-tiles-dropped", "class_sums", "apple/ml-cross-entropy#14";
+    /// The path of one token and several classes adds no bias.
+    "one-token-without-bias", "chunks_of_tokens", "", Request(bias_of_several_tokens);
     /// dw is summed in bf16.
     DW_IN_BF16 = "dw-in-bf16", "bound", "linkedin/Liger-Kernel#512";
     /// Smoothing divides by the classes of a tile, not of all.
@@ -76,6 +78,12 @@ fn problem(job: &mut Job, change: impl FnOnce(&mut LinearCrossEntropy)) {
 fn without_lse_square(job: &mut Job) {
     if job.pass == Pass::Backward {
         problem(job, |problem| problem.lse_square_scale = 0.0);
+    }
+}
+
+fn bias_of_several_tokens(job: &mut Job) {
+    if matches!(&job.problem, Problem::LinearCrossEntropy(x) if x.tokens == 1 && x.vocab > 1) {
+        job.inputs.get_mut("bias").into_iter().for_each(|x| x.clear(|_| true));
     }
 }
 
