@@ -136,6 +136,27 @@ fn a_kernel_that_contradicts_itself_fails() {
     }
 }
 
+/// Laws that go on from a state are not asked of a kernel that returns none.
+#[test]
+fn a_kernel_without_a_final_state_is_judged_by_the_rest() {
+    let algorithm = Algorithm::LinearAttention;
+    let wanted = Wanted {
+        algorithm,
+        cases: vec![
+            "linear_attention/f32/none/weak/no_dfinal/lattice/dense/root/generic/0".to_string(),
+        ],
+        laws: ["bound", "two_halves", "token_by_token"].map(String::from).to_vec(),
+        ..wanted(r#"{"kernels": [{"algorithm": "linear_attention", "omits": ["final_state"]}]}"#)
+    };
+    let answer = |request: &Request<'_>| {
+        let mut outputs = exact(request)?;
+        outputs.remove("final_state");
+        Ok(outputs)
+    };
+    let judged = conform(&wanted, &answer).expect("a judgement");
+    assert_eq!(judged.status, Status::Passed, "{}", judged.text);
+}
+
 #[test]
 fn a_run_without_a_check_is_no_verdict() {
     let none = NARROW.replace(r#""masks": ["causal"]"#, r#""masks": []"#);
