@@ -156,4 +156,6 @@ pub(crate) fn halve<const N: usize>(mut x: [f32; N], f: impl Fn(f32, f32) -> f32
 }
 
 #[cfg(test)]
+mod emulation;
+#[cfg(test)]
 mod tests;

@@ -1,0 +1,77 @@
+//! Sums of products of pairs of bf16, to the bit as instructions of x86-64 make them.
+//!
+//! Recordings of CPUs prove it on every machine, and the instructions themselves where there are some. Neither
+//! reads or changes MXCSR: sums are rounded to the nearest even, subnormal operands and results are zeros
+//! of their sign. Of several NaN the manuals do not say which a result has, and of the order of sums in
+//! `tdpbf16ps` they say two things.
+
+/// One lane of `vdpbf16ps`, on the bits of an f32 and of two pairs, whose even elements are in the low halves:
+/// first the product of the odd elements is added, then that of the even ones, each rounded once.
+pub fn vdpbf16ps(sum: u32, a: u32, b: u32) -> u32 {
+    let odd = fused(a & ODD, b & ODD, sum);
+    fused(a << 16, b << 16, odd)
+}
+
+/// One element of `tdpbf16ps`, from a row of pairs of A and a column of pairs of B: the products of even
+/// elements and those of odd ones have a sum each, from zero on; at last both are added to each other, and that to
+/// the element.
+fn tdpbf16ps(sum: u32, a: &[u32], b: &[u32]) -> u32 {
+    let (mut even, mut odd) = (0, 0);
+    for (&a, &b) in a.iter().zip(b) {
+        even = fused(a << 16, b << 16, even);
+        odd = fused(a & ODD, b & ODD, odd);
+    }
+    added(sum, added(even, odd))
+}
+
+/// The odd element of a pair, as an f32.
+const ODD: u32 = 0xffff_0000;
+
+/// The result of an invalid operation.
+const DEFAULT_NAN: u32 = 0xffc0_0000;
+
+/// The bit that makes a NaN quiet.
+const QUIET: u32 = 0x0040_0000;
+
+/// a + b: the first if it is NaN.
+fn added(a: u32, b: u32) -> u32 {
+    fused(a, 1.0f32.to_bits(), b)
+}
+
+/// a·b + c, rounded once; of several NaN the first.
+fn fused(a: u32, b: u32, c: u32) -> u32 {
+    if let Some(nan) = [a, b, c].into_iter().find(|&x| f32::from_bits(x).is_nan()) {
+        return nan | QUIET;
+    }
+    let [a, b, c] = [a, b, c].map(flushed);
+    // Beside a product or sum that is larger nothing subnormal is left.
+    let small = f32::from_bits((127 - 64) << 23);
+    let sum = match (a * b).abs() < small && c.abs() < small {
+        true => fused_small(a, b, c),
+        false => a.mul_add(b, c),
+    };
+    if sum.is_nan() { DEFAULT_NAN } else { sum.to_bits() }
+}
+
+/// The same of a sum that may be subnormal. One is not that is so only before it is rounded to as many digits as
+/// a normal number has: 64 binades up it shows.
+fn fused_small(a: f32, b: f32, c: f32) -> f32 {
+    let up = f32::from_bits((127 + 64) << 23);
+    let (less, more) = if a.abs() < b.abs() { (a, b) } else { (b, a) };
+    let sum = (less * up).mul_add(more, c * up);
+    match sum.abs() < f32::MIN_POSITIVE * up {
+        true => 0.0f32.copysign(sum),
+        false => sum / up,
+    }
+}
+
+/// Zero of its sign for a subnormal number.
+fn flushed(x: u32) -> f32 {
+    let x = f32::from_bits(x);
+    if x.is_subnormal() { 0.0f32.copysign(x) } else { x }
+}
+
+mod cases;
+#[cfg(target_arch = "x86_64")]
+mod hardware;
+mod tests;

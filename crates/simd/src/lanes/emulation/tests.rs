@@ -1,0 +1,157 @@
+//! The emulation against recordings, and against the instructions of this machine.
+
+use super::cases::{Case, parse};
+use super::*;
+
+fn one_pair(case: &Case) -> u32 {
+    vdpbf16ps(case.sum, case.a[0], case.b[0])
+}
+
+fn any_pairs(case: &Case) -> u32 {
+    tdpbf16ps(case.sum, &case.a, &case.b)
+}
+
+/// Fails at the first result that the emulation does not have.
+fn check(name: &str, emulated: fn(&Case) -> u32, results: impl IntoIterator<Item = (Case, u32)>) {
+    for (case, expected) in results {
+        let got = emulated(&case);
+        assert_eq!(got, expected, "{name} {case:08x?}: {got:08x}, not {expected:08x}");
+    }
+}
+
+#[test]
+fn vdpbf16ps_is_as_recorded() {
+    let recorded = parse(include_str!("vdpbf16ps.txt"));
+    assert!(recorded.len() > 500, "{} cases", recorded.len());
+    check("vdpbf16ps", one_pair, recorded);
+}
+
+#[test]
+fn tdpbf16ps_is_as_recorded() {
+    let recorded = parse(include_str!("tdpbf16ps.txt"));
+    assert!(recorded.len() > 800, "{} cases", recorded.len());
+    assert!(recorded.iter().any(|(case, _)| case.a.len() == 16));
+    check("tdpbf16ps", any_pairs, recorded);
+}
+
+/// More cases than are recorded, and MXCSR, on machines that have the instructions.
+#[cfg(target_arch = "x86_64")]
+mod machine {
+    use super::super::cases::{Bits, KINDS, line, of_one_pair, of_several_pairs, random};
+    use super::super::hardware::{self, DEFAULT, LANES, Words};
+    use super::*;
+    use std::fs;
+    use std::path::Path;
+
+    /// An instruction on cases of the same number of pairs, with this MXCSR, and MXCSR afterwards.
+    type Instruction = fn(&[Case], u32) -> Option<(Vec<u32>, u32)>;
+
+    /// `vdpbf16ps`, whose lanes take 16 cases at a time.
+    fn vdpbf16ps(cases: &[Case], mxcsr: u32) -> Option<(Vec<u32>, u32)> {
+        let (mut results, mut after) = (vec![], mxcsr);
+        for cases in cases.chunks(LANES) {
+            let lanes = |word: fn(&Case) -> u32| {
+                let mut lanes = [0; LANES];
+                lanes.iter_mut().zip(cases).for_each(|(lane, case)| *lane = word(case));
+                lanes
+            };
+            let [sum, a, b] = [lanes(|x| x.sum), lanes(|x| x.a[0]), lanes(|x| x.b[0])];
+            let (sums, flags) = hardware::vdpbf16ps(&sum, &a, &b, mxcsr)?;
+            results.extend_from_slice(&sums[..cases.len()]);
+            after |= flags;
+        }
+        Some((results, after))
+    }
+
+    /// `tdpbf16ps`, whose tiles take 16 cases at a time, along their diagonal.
+    fn tdpbf16ps(cases: &[Case], mxcsr: u32) -> Option<(Vec<u32>, u32)> {
+        let (mut results, mut after) = (vec![], mxcsr);
+        for cases in cases.chunks(LANES) {
+            let [mut sum, mut a, mut b]: [Words; 3] = [[[0x3f9d_c07b; LANES]; LANES]; 3];
+            let depth = cases[0].a.len();
+            for (i, case) in cases.iter().enumerate() {
+                sum[i][i] = case.sum;
+                a[i][..depth].copy_from_slice(&case.a);
+                (0..depth).for_each(|k| b[k][i] = case.b[k]);
+            }
+            let shape = (cases.len(), cases.len(), depth);
+            let (sums, flags) = hardware::tdpbf16ps(&sum, &a, &b, shape, mxcsr)?;
+            results.extend((0..cases.len()).map(|i| sums[i][i]));
+            after |= flags;
+        }
+        Some((results, after))
+    }
+
+    /// The line of a file that says what its others hold.
+    const FORM: &str = "# sum, pairs of a, pairs of b, result: bits in hexadecimal, the odd element of a pair first\n";
+
+    /// Random cases of every kind. Says so where the instruction is absent.
+    fn agrees(name: &str, instruction: Instruction, emulated: fn(&Case) -> u32, depths: &[usize]) {
+        let mut bits = Bits(3);
+        for (&depth, kind) in depths.iter().flat_map(|depth| KINDS.map(|kind| (depth, kind))) {
+            let cases: Vec<Case> =
+                (0..8192 / depth).map(|_| random(&mut bits, kind, depth)).collect();
+            let Some((results, _)) = instruction(&cases, DEFAULT) else {
+                return println!("skipped: no {name}");
+            };
+            check(name, emulated, cases.into_iter().zip(results));
+        }
+    }
+
+    /// Rounding to −∞, to +∞ and to zero, subnormal operands as zeros, and small results as zeros.
+    const MODES: [u32; 5] = [0x2000, 0x4000, 0x6000, 0x0040, 0x8000];
+
+    /// The recorded cases with every MXCSR: the same results, and no flag of an exception.
+    fn ignores_mxcsr(instruction: Instruction, cases: &[Case]) {
+        let Some(usual) = instruction(cases, DEFAULT) else { return };
+        assert_eq!(usual.1, DEFAULT, "a flag of an exception");
+        for mode in MODES {
+            let (results, after) = instruction(cases, DEFAULT | mode).expect("it is there");
+            assert_eq!((results, after), (usual.0.clone(), DEFAULT | mode), "MXCSR {mode:#x}");
+        }
+    }
+
+    #[test]
+    fn vdpbf16ps_is_as_emulated() {
+        agrees("vdpbf16ps", vdpbf16ps, one_pair, &[1]);
+        ignores_mxcsr(vdpbf16ps, &of_one_pair());
+    }
+
+    #[test]
+    fn tdpbf16ps_is_as_emulated() {
+        agrees("tdpbf16ps", tdpbf16ps, any_pairs, &[1, 2, 3, 16]);
+        ignores_mxcsr(tdpbf16ps, &of_one_pair());
+    }
+
+    /// Writes what this machine does into `ETALON_RECORD`, a folder: a file for each instruction that it has.
+    #[test]
+    #[ignore = "it records this machine"]
+    fn record() {
+        let folder = std::env::var_os("ETALON_RECORD").expect("ETALON_RECORD, a folder");
+        let cpu = raw_cpuid::CpuId::new().get_processor_brand_string();
+        let cpu = cpu.as_ref().map_or("a CPU without a name", |name| name.as_str());
+        let several = of_several_pairs();
+        let pairs = [
+            ("vdpbf16ps", vdpbf16ps as Instruction, &several[..0]),
+            ("tdpbf16ps", tdpbf16ps, &several),
+        ];
+        for (name, instruction, more) in pairs {
+            let mut text = format!("# {name} of {cpu}\n{FORM}");
+            let cases = [of_one_pair(), more.to_vec()].concat();
+            for cases in cases.chunk_by(|x, y| x.a.len() == y.a.len()) {
+                let Some((results, _)) = instruction(cases, DEFAULT) else {
+                    println!("no {name}");
+                    text.clear();
+                    break;
+                };
+                for (case, result) in cases.iter().zip(results) {
+                    text += &(line(case, result) + "\n");
+                }
+            }
+            if !text.is_empty() {
+                fs::write(Path::new(&folder).join(format!("{name}.txt")), text)
+                    .expect("a folder to write to");
+            }
+        }
+    }
+}
