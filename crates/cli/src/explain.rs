@@ -31,7 +31,7 @@ pub struct Arguments {
     #[arg(long, default_value = "f32", conflicts_with = "case", value_parser = one_of(SIMD_DTYPES))]
     dtype: Dtype,
     /// The level of the simd tier; the best of this machine if absent.
-    #[arg(long, value_name = "L", value_parser = one_of(Level::available().iter().copied()))]
+    #[arg(long, value_name = "L", value_parser = one_of(Level::all()))]
     level: Option<Level>,
     #[command(flatten)]
     threads: options::Threads,
@@ -70,11 +70,10 @@ pub fn run(arguments: &Arguments) -> Outcome {
         text += &explain(case)?;
     }
     let options = Options {
-        level: arguments.level.unwrap_or_else(Level::best),
         blocking: arguments.blocking.or(case.and_then(|case| case.blocking())),
         partials_budget: arguments.budget,
         memory_budget: arguments.memory,
-        ..Options::default()
+        ..Options::of_level(arguments.level.unwrap_or_else(|| Level::best().in_f32()))
     };
     let pool = arguments.threads.pool()?;
     let seen = seen.and_then(Result::ok);

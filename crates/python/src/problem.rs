@@ -174,7 +174,7 @@ impl Tier {
     pub fn usual(inputs: &Views<'_>) -> Tier {
         match inputs.iter().next() {
             Some((_, View::F64(_))) => Tier::Reference,
-            _ => Tier::Simd(Level::best()),
+            _ => Tier::Simd(Level::best().in_f32()),
         }
     }
 
@@ -191,7 +191,8 @@ impl Tier {
         match self {
             Tier::Reference => etalon_reference::run(problem, pass, inputs, outputs),
             Tier::Simd(level) => {
-                let options = Options { level, ..options };
+                let Options { precision, .. } = Options::of_level(level);
+                let options = Options { level, precision, ..options };
                 etalon_simd::run_in(&engine.workspace, problem, pass, inputs, outputs, &options)
             }
         }
@@ -201,12 +202,12 @@ impl Tier {
     fn of(name: &str, inputs: &Views<'_>) -> PyResult<Tier> {
         match name {
             "auto" => Ok(Tier::usual(inputs)),
-            "simd" => Ok(Tier::Simd(Level::best())),
+            "simd" => Ok(Tier::Simd(Level::best().in_f32())),
             "reference" => Ok(Tier::Reference),
             _ => match name.strip_prefix("simd/").and_then(Level::by_name) {
                 Some(level) => Ok(Tier::Simd(level)),
                 None => {
-                    let levels = Level::available().iter().map(|level| format!(", simd/{level}"));
+                    let levels = Level::all().map(|level| format!(", simd/{level}"));
                     let names =
                         format!("one of auto, reference, simd{}", levels.collect::<String>());
                     Err(exception(Error::value("tier", names, name)))

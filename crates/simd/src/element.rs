@@ -162,6 +162,14 @@ impl Tensor<'_, Ix2> {
         })
     }
 
+    /// The elements, if they are of bf16.
+    pub fn bf16(&self) -> Option<View<'_, bf16, Ix2>> {
+        match self {
+            Tensor::Bf16(x) => Some(x.view()),
+            _ => None,
+        }
+    }
+
     /// Adds the columns `cols` of row `i` to `sum`.
     pub fn add_row(&self, i: usize, cols: Range<usize>, sum: &mut [f32]) {
         fn add<T: Element>(row: ArrayView1<'_, T>, sum: &mut [f32]) {

@@ -11,6 +11,9 @@
 pub mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub mod avx512;
+#[cfg(target_arch = "x86_64")]
+pub mod avx512bf16;
+pub mod pairs;
 pub mod portable;
 pub mod prefetch;
 pub mod product;
@@ -156,6 +159,6 @@ pub(crate) fn halve<const N: usize>(mut x: [f32; N], f: impl Fn(f32, f32) -> f32
 }
 
 #[cfg(test)]
-mod emulation;
+pub mod emulation;
 #[cfg(test)]
 mod tests;

@@ -1,11 +1,12 @@
 //! Instruction sets, chosen when the program runs.
 
+use crate::lanes::pairs::PairKernel;
 use crate::lanes::{Isa, Kernel, Tile, portable};
 use std::fmt;
 use std::sync::LazyLock;
 
 #[cfg(target_arch = "x86_64")]
-use crate::lanes::{avx2, avx512};
+use crate::lanes::{avx2, avx512, avx512bf16};
 
 /// An instruction set that this CPU has: the only source of the tokens that prove so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,10 +19,14 @@ enum Token {
     Avx2(avx2::Avx2),
     #[cfg(target_arch = "x86_64")]
     Avx512(avx512::Avx512),
+    #[cfg(target_arch = "x86_64")]
+    Avx512Bf16(avx512::Avx512, avx512bf16::Avx512Bf16),
+    #[cfg(test)]
+    Emulated(portable::Portable, crate::lanes::emulation::Emulated),
 }
 
 impl Level {
-    /// The levels of this CPU, narrowest first; `portable` is always there.
+    /// The levels of this CPU that differ in f32, narrowest first; `portable` is always there.
     pub fn available() -> &'static [Level] {
         static ALL: LazyLock<Vec<Level>> = LazyLock::new(|| {
             #[allow(unused_mut)] // elsewhere than on x86-64 there is one level
@@ -36,17 +41,63 @@ impl Level {
         &ALL
     }
 
-    /// The widest level of this CPU.
+    /// The level of this CPU that multiplies pairs of bf16, if it has one: `avx512bf16`. It is `avx512`
+    /// but for passes that [`Precision::Flash`](crate::Precision::Flash) lets round to bf16.
+    pub fn of_pairs() -> Option<Level> {
+        #[cfg(target_arch = "x86_64")]
+        if let (Some(isa), Some(pairs)) =
+            (avx512::Avx512::detect(), avx512bf16::Avx512Bf16::detect())
+        {
+            return Some(Level(Token::Avx512Bf16(isa, pairs)));
+        }
+        None
+    }
+
+    /// The fastest level of this CPU: the widest, with pairs where these are faster than f32.
     pub fn best() -> Level {
-        *Level::available().last().expect("`portable` is always there")
+        static BEST: LazyLock<Level> = LazyLock::new(|| {
+            #[cfg(target_arch = "x86_64")]
+            if let Some(level) = Level::of_pairs().filter(|_| avx512bf16::Avx512Bf16::is_fast()) {
+                return level;
+            }
+            *Level::available().last().expect("`portable` is always there")
+        });
+        *BEST
     }
 
     /// The level of that name, if this CPU has it.
     pub fn by_name(name: &str) -> Option<Level> {
-        Level::available().iter().copied().find(|level| level.name() == name)
+        Level::all().find(|level| level.name() == name)
     }
 
-    /// Its name: `portable`, `avx2` or `avx512`.
+    /// The level of f32 that it is but for pairs.
+    pub fn in_f32(self) -> Level {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Token::Avx512Bf16(isa, _) => Level(Token::Avx512(isa)),
+            #[cfg(test)]
+            Token::Emulated(isa, _) => Level(Token::Portable(isa)),
+            _ => self,
+        }
+    }
+
+    /// Every level of this CPU: those of [`Level::available`], and [`Level::of_pairs`].
+    pub fn all() -> impl Iterator<Item = Level> {
+        Level::available().iter().copied().chain(Level::of_pairs())
+    }
+
+    /// True if it multiplies pairs of bf16.
+    pub fn has_pairs(self) -> bool {
+        self.in_f32() != self
+    }
+
+    /// A level of pairs on every machine, by the rules of `vdpbf16ps`.
+    #[cfg(test)]
+    pub(crate) fn emulated() -> Level {
+        Level(Token::Emulated(portable::Portable, crate::lanes::emulation::Emulated))
+    }
+
+    /// Its name: `portable`, `avx2`, `avx512` or `avx512bf16`.
     pub fn name(self) -> &'static str {
         match self.0 {
             Token::Portable(_) => "portable",
@@ -54,6 +105,10 @@ impl Level {
             Token::Avx2(_) => "avx2",
             #[cfg(target_arch = "x86_64")]
             Token::Avx512(_) => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Token::Avx512Bf16(..) => "avx512bf16",
+            #[cfg(test)]
+            Token::Emulated(..) => "emulated",
         }
     }
 
@@ -76,7 +131,21 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             Token::Avx2(isa) => isa.enter(kernel),
             #[cfg(target_arch = "x86_64")]
-            Token::Avx512(isa) => isa.enter(kernel),
+            Token::Avx512(isa) | Token::Avx512Bf16(isa, _) => isa.enter(kernel),
+            #[cfg(test)]
+            Token::Emulated(isa, _) => kernel.run(isa),
+        }
+    }
+
+    /// Runs a kernel of pairs; `None` if the level multiplies none.
+    #[inline]
+    pub(crate) fn run_pairs<T>(self, kernel: impl PairKernel<T>) -> Option<T> {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Token::Avx512Bf16(_, pairs) => Some(pairs.enter(kernel)),
+            #[cfg(test)]
+            Token::Emulated(_, pairs) => Some(kernel.run(pairs)),
+            _ => None,
         }
     }
 }

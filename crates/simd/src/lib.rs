@@ -67,7 +67,7 @@ mod workspace;
 pub use element::{Element, Tensor, TensorMut};
 pub use etalon_problem::Mode;
 pub use level::Level;
-pub use options::Options;
+pub use options::{Options, Precision};
 pub use plan::{Buffer, Plan, Strategy};
 pub use run::{run, run_in};
 pub use workspace::Workspace;

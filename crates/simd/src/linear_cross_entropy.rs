@@ -68,6 +68,9 @@ mod tokens;
 mod totals;
 mod tree;
 
+#[cfg(test)]
+mod tests;
+
 pub use etalon_problem::linear_cross_entropy::{
     Cotangents, Gradients, GradientsMut, Inputs, Output, OutputMut, SecondCotangents,
     SecondGradients, SecondGradientsMut,

@@ -1,16 +1,33 @@
 //! Options that may change a result's speed and rounding, but not its meaning.
 
 use crate::Level;
-use etalon_problem::{Blocking, Mode};
+use etalon_problem::{Blocking, Dtype, Mode, named};
 
 /// Half of an L2 cache of today.
 const KEPT_STATES: usize = 1 << 20;
+
+named! {
+    /// Rounding that a pass may do between its inputs and its results, where there are such kernels: others are
+    /// stricter. Sums are f32 in any case.
+    #[derive(Default)]
+    Precision, "precision" {
+        /// Nothing is stored in less than f32: the profile `f32-simd`.
+        #[default]
+        Strict = "strict",
+        /// Of bf16 storage, dS may be rounded to bf16 before it is multiplied: the profile `bf16-flash`. With the
+        /// level `avx512bf16` linear_cross_entropy does so, but for the second order and with a filter; subnormal
+        /// elements are read as 0 there.
+        Flash = "flash",
+    }
+}
 
 /// Options of the simd tier. Threads are those of rayon's current pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// The instruction set.
     pub level: Level,
+    /// Rounding within a pass.
+    pub precision: Precision,
     /// Queries and keys in a tile, or tokens of a chunk, at most 256, and of a micro-chunk in linear
     /// attention; `None`: what was measured to be best.
     pub blocking: Option<Blocking>,
@@ -38,6 +55,7 @@ impl Default for Options {
     fn default() -> Self {
         Options {
             level: Level::best(),
+            precision: Precision::default(),
             blocking: None,
             mode: Mode::Auto,
             partials_budget: 256 << 20,
@@ -45,5 +63,18 @@ impl Default for Options {
             kept_states: KEPT_STATES,
             recompute: false,
         }
+    }
+}
+
+impl Options {
+    /// For a level that a user names: one of pairs is named for what it rounds.
+    pub fn of_level(level: Level) -> Self {
+        let precision = if level.has_pairs() { Precision::Flash } else { Precision::Strict };
+        Options { level, precision, ..Options::default() }
+    }
+
+    /// True if operands of this type may be multiplied as pairs, and the level does so.
+    pub(crate) fn pairs(&self, dtype: Dtype) -> bool {
+        dtype == Dtype::Bf16 && self.precision == Precision::Flash && self.level.has_pairs()
     }
 }

@@ -77,12 +77,17 @@ fn no_lane_operation_is_out_of_line() {
 #[test]
 fn every_level_has_its_fused_loop() {
     let Some(assembly) = assembly() else { return };
-    for (level, register) in [("avx2", "%ymm"), ("avx512", "%zmm")] {
+    let levels = [
+        ("avx2", "vfmadd", "%ymm"),
+        ("avx512", "vfmadd", "%zmm"),
+        ("avx512bf16", "vdpbf16ps", "%zmm"),
+    ];
+    for (level, instruction, register) in levels {
         let fused = assembly
             .lines()
-            .filter(|line| line.contains("vfmadd") && line.contains(register))
+            .filter(|line| line.contains(instruction) && line.contains(register))
             .count();
         // A register block alone has 12 (AVX2) or 24 (AVX-512) of them, in each of three layouts.
-        assert!(fused >= 36, "{level}: {fused} fused multiply-adds");
+        assert!(fused >= 36, "{level}: {fused} of {instruction}");
     }
 }

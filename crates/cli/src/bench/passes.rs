@@ -51,7 +51,8 @@ impl<'a> Bench<'a> {
         let usual = Options::default();
         let memory_budget = memory.unwrap_or(usual.memory_budget);
         let partials_budget = budget.unwrap_or(usual.partials_budget);
-        let options = Options { level, blocking, partials_budget, memory_budget, ..usual };
+        let named = Options::of_level(level);
+        let options = Options { blocking, partials_budget, memory_budget, ..named };
         Ok(Bench { arguments, options, gpu, figures: Vec::new(), peak: 0.0 })
     }
 
@@ -273,8 +274,8 @@ impl<'a> Bench<'a> {
 
 /// The level of the simd tier that was asked for.
 fn simd_level(arguments: &Arguments) -> Result<Level, Error> {
-    let Some(name) = &arguments.level else { return Ok(Level::best()) };
-    let known = || Level::available().iter().map(|level| level.name()).collect::<Vec<_>>();
+    let Some(name) = &arguments.level else { return Ok(Level::best().in_f32()) };
+    let known = || Level::all().map(Level::name).collect::<Vec<_>>();
     let expected = || format!("one of {} on this machine", known().join(", "));
     Level::by_name(name).ok_or_else(|| Error::value("level", expected(), name))
 }

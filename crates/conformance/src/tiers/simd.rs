@@ -15,41 +15,43 @@ use std::panic::resume_unwind;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::thread;
 
-/// One level of the simd tier.
+/// One level of the simd tier: in f32, or with operands of bf16 that are multiplied as pairs.
 #[derive(Debug, Clone, Copy)]
 pub struct Simd {
     level: Level,
 }
 
-/// Every level, narrowest first.
+/// Every level of f32, narrowest first.
 const LEVELS: [&str; 3] = ["portable", "avx2", "avx512"];
 
 impl Simd {
-    /// A level that this machine has.
+    /// A level that this machine has, in f32.
     pub fn new(level: Level) -> Self {
-        Simd { level }
+        Simd { level: level.in_f32() }
+    }
+
+    /// The level that multiplies pairs of bf16, if this machine has it.
+    pub fn of_pairs() -> Result<Simd, Absent> {
+        Level::of_pairs().map(|level| Simd { level }).ok_or_else(|| absent("avx512bf16"))
     }
 
     /// The levels of this machine, and those that it lacks.
     pub fn levels() -> (Vec<Simd>, Vec<Absent>) {
-        let absent = LEVELS.into_iter().filter(|name| Level::by_name(name).is_none());
-        let absent = absent.map(|name| Absent {
-            tier: format!("simd/{name}"),
-            reason: format!("this CPU has no {name}"),
-        });
-        (Level::available().iter().copied().map(Simd::new).collect(), absent.collect())
+        let lacking = LEVELS.into_iter().filter(|name| Level::by_name(name).is_none());
+        let levels = Level::available().iter().copied().map(Simd::new);
+        (levels.collect(), lacking.map(absent).collect())
     }
 
     fn options(&self, request: &Request<'_>) -> Options {
-        let usual = Options::default();
+        let usual = Options::of_level(self.level);
         Options {
-            level: self.level,
             blocking: request.hints.blocking,
             mode: request.hints.mode,
             partials_budget: request.hints.partials_budget.unwrap_or(usual.partials_budget),
             memory_budget: request.hints.memory_budget.unwrap_or(usual.memory_budget),
             kept_states: request.hints.kept_states.unwrap_or(usual.kept_states),
             recompute: request.hints.recompute,
+            ..usual
         }
     }
 }
@@ -81,22 +83,32 @@ impl Tier for Simd {
 
     fn offers(&self, algorithm: Algorithm, pass: Pass, dtype: Dtype) -> Result<(), String> {
         has(algorithm, pass)?;
+        let first_order = pass != Pass::DoubleBackward;
         match dtype {
             Dtype::F64 => Err("simd stores f32, bf16 or f16".to_string()),
-            _ => Ok(()),
+            _ if !self.level.has_pairs() => Ok(()),
+            Dtype::Bf16 if algorithm == Algorithm::LinearCrossEntropy && first_order => Ok(()),
+            _ => Err(format!("computed as with {}", self.level.in_f32())),
         }
     }
 
-    fn keeps_subnormals(&self) -> bool {
-        true
+    fn is_meant_for(&self, algorithm: Algorithm, _: Pass) -> bool {
+        !self.level.has_pairs() || algorithm == Algorithm::LinearCrossEntropy
     }
 
-    fn has(&self, _: Choice) -> bool {
-        true
+    fn keeps_subnormals(&self) -> bool {
+        !self.level.has_pairs()
+    }
+
+    fn has(&self, choice: Choice) -> bool {
+        !self.level.has_pairs() || choice != Choice::Filter
     }
 
     fn profile(&self, dtype: Dtype) -> Profile {
-        Profile::simd(dtype)
+        match self.level.has_pairs() {
+            true => Profile::flash(dtype),
+            false => Profile::simd(dtype),
+        }
     }
 
     fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {
@@ -113,9 +125,15 @@ impl Tier for Simd {
     }
 
     fn filtered(&self, request: &Request<'_>, filter: Filter) -> Result<Option<Filtered>, Refusal> {
-        let Some(problem) = filters::of(request) else { return Ok(None) };
+        let in_f32 = !self.level.has_pairs();
+        let Some(problem) = filters::of(request).filter(|_| in_f32) else { return Ok(None) };
         Ok(Some(filters::simd(request, problem, filter, &self.options(request))?))
     }
+}
+
+/// A level that this machine lacks.
+fn absent(name: &str) -> Absent {
+    Absent { tier: format!("simd/{name}"), reason: format!("this CPU has no {name}") }
 }
 
 /// A pool of that many threads; each size is started once.

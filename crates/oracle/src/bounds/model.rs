@@ -62,6 +62,8 @@ pub(super) struct Model {
     /// η_p and η_ds: the absolute errors of a stored P and dS that underflow.
     pub eta_p: f64,
     pub eta_ds: f64,
+    /// Operands below this may be read as 0: those that are subnormal in bf16, where dS is of bf16.
+    least: f64,
     /// u_g and η_g: the same of the gradient of one head of a group.
     pub u_g: f64,
     pub eta_g: f64,
@@ -132,6 +134,7 @@ impl Model {
             u_ds,
             eta_p,
             eta_ds,
+            least: if profile.ds_store == Dtype::Bf16 { f32::MIN_POSITIVE.into() } else { 0.0 },
             u_g,
             eta_g,
             score: kept(profile.score_store),
@@ -198,6 +201,11 @@ impl Model {
     /// through so many roundings more.
     pub fn gamma_by_parts(&self, terms: usize, more: usize) -> f64 {
         self.gamma(terms + self.profile.rescales(terms) + more)
+    }
+
+    /// The size of an operand that may be read as 0, else 0.
+    pub fn unread(&self, x: f64) -> f64 {
+        if x.abs() < self.least { x.abs() } else { 0.0 }
     }
 
     /// Reach of an error in a decision: as far as (N4) lets it reach in an output.

@@ -105,6 +105,24 @@ fn both(problem: &LinearCrossEntropy, profile: &str, inputs: &Tensors) -> [Bound
     [of(Pass::Forward), of(Pass::Backward)]
 }
 
+/// CPUs that multiply bf16 read 2⁻¹³⁰ as 0, which times 2¹⁰⁰ is 2⁻³⁰; nobody else does.
+#[test]
+fn subnormal_operands_may_be_lost_in_bf16() {
+    let problem = entropies(ALL, 1, 2);
+    let (least, large) = (0.5f64.powi(130), 2f64.powi(100));
+    // The logits are 2⁻³⁰ and 0; dh is −½ and ½ of the elements of w, dw of those of h.
+    let inputs = cross_entropy(&problem, &[large], &[least, 0.0]);
+    let [flushed, kept] = ["bf16-flash", "f32-strict"].map(|name| both(&problem, name, &inputs));
+    let lse = |of: &[Bounds; 2]| of[0].outputs["logprob"].bound.iter().copied().next().unwrap();
+    assert!(lse(&flushed) > lse(&kept) + 0.5f64.powi(32), "{} {}", lse(&flushed), lse(&kept));
+    let dh = |of: &[Bounds; 2]| of[1].outputs["dh"].bound.iter().copied().next().unwrap();
+    assert!(dh(&flushed) >= 0.5 * least + dh(&kept), "{} {}", dh(&flushed), dh(&kept));
+    let inputs = cross_entropy(&problem, &[least], &[large, 0.0]);
+    let dw =
+        |name| both(&problem, name, &inputs)[1].outputs["dw"].bound.iter().copied().next().unwrap();
+    assert!(dw("bf16-flash") >= 0.5 * least + dw("f32-strict"));
+}
+
 /// Vocabularies of 152k and 262k classes.
 #[test]
 fn large_vocabularies_are_judged() {

@@ -5,9 +5,14 @@
 //! of their sign. Of several NaN the manuals do not say which a result has, and of the order of sums in
 //! `tdpbf16ps` they say two things.
 
+use super::pairs::Pairs;
+use super::portable::{F32s, Portable};
+use super::product::Multiply;
+use super::{Isa, Lanes};
+
 /// One lane of `vdpbf16ps`, on the bits of an f32 and of two pairs, whose even elements are in the low halves:
 /// first the product of the odd elements is added, then that of the even ones, each rounded once.
-pub fn vdpbf16ps(sum: u32, a: u32, b: u32) -> u32 {
+fn vdpbf16ps(sum: u32, a: u32, b: u32) -> u32 {
     let odd = fused(a & ODD, b & ODD, sum);
     fused(a << 16, b << 16, odd)
 }
@@ -69,6 +74,34 @@ fn fused_small(a: f32, b: f32, c: f32) -> f32 {
 fn flushed(x: u32) -> f32 {
     let x = f32::from_bits(x);
     if x.is_subnormal() { 0.0f32.copysign(x) } else { x }
+}
+
+/// A token of pairs on every machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Emulated;
+
+impl Multiply<Portable> for Emulated {
+    #[inline(always)]
+    fn add(self, a: F32s, b: F32s, sum: F32s) -> F32s {
+        let [mut x, mut y, mut sums] = [[0.0; F32s::N]; 3];
+        a.store(&mut x);
+        b.store(&mut y);
+        sum.store(&mut sums);
+        for ((sum, x), y) in sums.iter_mut().zip(x).zip(y) {
+            *sum = f32::from_bits(vdpbf16ps(sum.to_bits(), x.to_bits(), y.to_bits()));
+        }
+        F32s::load(Portable, &sums)
+    }
+}
+
+impl Pairs for Emulated {
+    type Isa = Portable;
+    type Block = <Portable as Isa>::Tile;
+
+    #[inline(always)]
+    fn isa(self) -> Portable {
+        Portable
+    }
 }
 
 mod cases;

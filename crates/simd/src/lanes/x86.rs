@@ -21,7 +21,7 @@ macro_rules! x86_level {
         #[doc = concat!("One register. A value exists only where there is ", $features, ".")]
         #[derive(Clone, Copy)]
         #[repr(transparent)]
-        pub struct $register($raw);
+        pub struct $register(pub(super) $raw);
 
         impl Isa for $isa {
             type F32 = $register;

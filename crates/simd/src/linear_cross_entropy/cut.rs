@@ -40,6 +40,8 @@ pub struct SweepSpec {
     pub ddw: bool,
     /// True if tiles may be left out of dh and dw.
     pub filter: bool,
+    /// True if operands are multiplied as pairs of bf16.
+    pub pairs: bool,
 }
 
 impl SweepSpec {
@@ -242,8 +244,10 @@ impl Cut {
         let classes =
             if self.classes_outside { self.span.saturating_mul(TILE) } else { self.vocab };
         Shared {
-            across: parts.group("h across").room(self.chunk.saturating_mul(self.dim)),
-            along: parts.group("h along").room(when(dw, self.chunk.saturating_mul(dim))),
+            across: parts.group("h across").room(self.chunk.saturating_mul(self.words())),
+            along: parts
+                .group("h along")
+                .room(when(dw, (self.chunk / self.each()).saturating_mul(dim))),
             ddh_across: parts
                 .group("ddh across")
                 .room(when(ddh, self.chunk.saturating_mul(self.dim))),
@@ -264,6 +268,16 @@ impl Cut {
             dbias: parts.group("sums of dbias").room(when(dbias, self.vocab)),
             measures: parts.group("sums of the filter").room(when(filter, measures)),
         }
+    }
+
+    /// Elements of a word.
+    pub fn each(&self) -> usize {
+        if self.spec.pairs { 2 } else { 1 }
+    }
+
+    /// Words of a row of h or w.
+    pub fn words(&self) -> usize {
+        self.dim.div_ceil(self.each())
     }
 
     /// Elements of the partials of a node and a range of tokens, and of their motions.

@@ -8,7 +8,7 @@ use super::logits::SLICE;
 use super::operands::Gradients;
 use super::pack;
 use super::partial::Partial;
-use super::products::{Bands, BiasRows, HeadRows, HiddenLeaf};
+use super::products::{BandPairs, Bands, BiasRows, HeadRows, HiddenLeaf, PairBiasRows};
 use super::second::gradient::{LogitGradientMotions, SECOND_PULLS, SecondPulls};
 use super::second::motion::Motion;
 use super::sums::Sums;
@@ -124,6 +124,10 @@ impl Sweep<'_, '_> {
                         entropy: kept.entropy,
                         smoothing: self.wanted.s,
                     });
+                    if cut.spec.pairs {
+                        let (classes, tokens) = (classes.len(), tokens.len());
+                        cut.level.run_pairs(BandPairs { band: z, classes, tokens });
+                    }
                 }
             },
         );
@@ -175,7 +179,12 @@ impl Sweep<'_, '_> {
             if let Some(sums) = dbias {
                 for (number, tokens) in kept.tokens.chunks(BAND).enumerate() {
                     let band = bands.from(number, rows.start);
-                    cut.level.run(BiasRows { band, sums, tokens: tokens.len() });
+                    match cut.spec.pairs {
+                        true => {
+                            cut.level.run_pairs(PairBiasRows { band, sums }).unwrap_or_default()
+                        }
+                        false => cut.level.run(BiasRows { band, sums, tokens: tokens.len() }),
+                    }
                 }
             }
             if let Some(dw) = dw {
@@ -199,6 +208,7 @@ impl Sweep<'_, '_> {
     ) {
         let (cut, all) = (self.cut, 0..kept.tokens.len().div_ceil(BAND));
         let runs = || runs(kept.chosen, all.clone(), bands.tile);
+        let rows_along = cut.chunk / cut.each();
         if !fresh && runs().next().is_none() {
             return;
         }
@@ -214,19 +224,23 @@ impl Sweep<'_, '_> {
             let at = dw.as_ptr().wrapping_add(next.start);
             let then = Lines::new(at, (rows.len(), next.len()), stride);
             for run in runs() {
-                cut.level.run(HeadRows {
+                let product = HeadRows {
                     bands,
                     first: rows.start,
                     classes: rows.len(),
                     tokens: run.start * BAND..kept.tokens.len().min(run.end * BAND),
-                    h: &along[elements.start * cut.chunk..],
-                    motion: motion.map(|(da, ddh)| (da, &ddh[elements.start * cut.chunk..])),
-                    panel: cut.chunk * cut.cols,
+                    h: &along[elements.start * rows_along..],
+                    motion: motion.map(|(da, ddh)| (da, &ddh[elements.start * rows_along..])),
+                    panel: rows_along * cut.cols,
                     elements: elements.len(),
                     sums,
                     fresh,
                     then,
-                });
+                };
+                match cut.spec.pairs {
+                    true => cut.level.run_pairs(product).unwrap_or_default(),
+                    false => cut.level.run(product),
+                }
                 fresh = false;
             }
             if fresh {
@@ -301,11 +315,16 @@ impl Sweep<'_, '_> {
                     return;
                 }
                 for (number, (da, w)) in pairs.into_iter().flatten().enumerate() {
-                    pack::slice(w, &classes, elements.clone(), cut.rows, rows);
+                    match w.bf16().filter(|_| cut.spec.pairs) {
+                        Some(w) => pack::class_pairs(w, &classes, &elements, rows),
+                        None => {
+                            pack::slice(w, &classes, elements.clone(), (cut.rows, false), rows);
+                        }
+                    }
                     let then = w.lines(next.clone(), elements.clone());
                     for run in runs() {
                         let first = run.start * BAND - block.start;
-                        cut.level.run(HiddenLeaf {
+                        let leaf = HiddenLeaf {
                             da: &da[place + first * cut.padded..],
                             padded: cut.padded,
                             classes: classes.len(),
@@ -316,7 +335,11 @@ impl Sweep<'_, '_> {
                             stride: cut.block,
                             fresh: number == 0,
                             then,
-                        });
+                        };
+                        match cut.spec.pairs {
+                            true => cut.level.run_pairs(leaf).unwrap_or_default(),
+                            false => cut.level.run(leaf),
+                        }
                     }
                 }
             });
@@ -418,7 +441,7 @@ mod tests {
         let (cut, operands) = (sweep.cut, sweep.operands);
         let factors = Factors { store, motion: &[] };
         let mut along = vec![0.0; cut.chunk * cut.dim.next_multiple_of(cut.cols)];
-        pack::along(operands.h, kept.tokens, (cut.chunk, cut.cols), 1, &mut along);
+        pack::along(operands.h, kept.tokens, (cut.chunk, cut.cols), (false, 1), &mut along);
         let mut scratch = vec![f32::NAN; cut.scratch()];
         // Sums already in place are kept where nothing is fresh.
         let mut dw = Array2::from_elem((cut.vocab, cut.dim), 1.0);

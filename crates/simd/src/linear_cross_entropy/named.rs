@@ -77,6 +77,7 @@ pub fn run_filtered(
         ddh: operands.ddh.is_some(),
         ddw: operands.ddw.is_some(),
         filter: filter.is_some(),
+        pairs: operands.pairs(options) && second.is_none() && filter.is_none(),
     };
     let lists = workspace.lists(lists_bytes(problem, spec), "the tokens that count")?;
     let tokens = Tokens::new(problem, &operands, &lists)?;
@@ -265,15 +266,15 @@ impl Call<'_, '_> {
     }
 
     fn pack(&self, cut: &Cut, tokens: &[Token], shared: &mut cut::Shared<'_>) {
-        pack::across(self.operands.h, tokens, cut.cols, cut.threads, shared.across);
-        let shape = (cut.chunk, cut.cols);
+        let (shape, how) = ((cut.chunk, cut.cols), (cut.spec.pairs, cut.threads));
+        pack::across(self.operands.h, tokens, cut.cols, how, shared.across);
         if cut.spec.dw {
-            pack::along(self.operands.h, tokens, shape, cut.threads, shared.along);
+            pack::along(self.operands.h, tokens, shape, how, shared.along);
         }
         let Some(ddh) = self.operands.ddh else { return };
-        pack::across(ddh, tokens, cut.cols, cut.threads, shared.ddh_across);
+        pack::across(ddh, tokens, cut.cols, how, shared.ddh_across);
         if cut.spec.dw {
-            pack::along(ddh, tokens, shape, cut.threads, shared.ddh_along);
+            pack::along(ddh, tokens, shape, how, shared.ddh_along);
         }
     }
 

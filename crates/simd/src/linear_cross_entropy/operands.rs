@@ -1,5 +1,6 @@
 //! Operands and results of the passes, without the element types.
 
+use crate::Options;
 use crate::element::{Tensor, TensorMut};
 use crate::named::{Inputs, float_place, integer_place, place};
 use etalon_problem::{Error, Pass, ViewsMut};
@@ -29,6 +30,11 @@ impl<'a> Operands<'a> {
             class_weights: self.class_weights.map(|all| all.slice_move(s![classes])),
             ..*self
         }
+    }
+
+    /// True if h and w may be multiplied as pairs of bf16.
+    pub fn pairs(&self, options: &Options) -> bool {
+        options.pairs(self.h.dtype()) && options.pairs(self.w.dtype())
     }
 
     pub fn new(x: Inputs<'a, '_>) -> Result<Self, Error> {

@@ -30,8 +30,9 @@ pub fn of<T: Element>(
 ) -> Result<Plan, Error> {
     let known = Known::of(&Workspace::new(), &problem.clone().into(), pass)?;
     let dw_apart = T::DTYPE != Dtype::F32 && !problem.wide_gradients;
+    let pairs = options.pairs(T::DTYPE);
     let spec = match pass {
-        Pass::Forward => SweepSpec::default(),
+        Pass::Forward => SweepSpec { pairs, ..SweepSpec::default() },
         Pass::Backward | Pass::ForwardBackward => SweepSpec {
             totals: false,
             dh: true,
@@ -39,6 +40,7 @@ pub fn of<T: Element>(
             dbias: problem.bias,
             dw_apart,
             filter,
+            pairs: pairs && !filter,
             ..SweepSpec::default()
         },
         Pass::DoubleBackward => SweepSpec {
@@ -51,6 +53,7 @@ pub fn of<T: Element>(
             ddh: true,
             ddw: true,
             filter: false,
+            pairs: false,
         },
         _ => {
             let expected = "one of linear_cross_entropy in the simd tier";

@@ -65,7 +65,7 @@ impl Sweep<'_, '_> {
         let motions = in_turn(kept(&mut *shared.motion, gradients && cut.spec.second));
         let nodes = cut.spec.totals.then(|| shared.nodes.chunks_mut(cut.node_len()));
         let nodes = in_turn(nodes);
-        let each = cut.range * cut.dim;
+        let each = cut.range * cut.words();
         let (across, ddh_across) = (&*shared.across, &*shared.ddh_across);
         let ranges = tokens.chunks(cut.range).zip(across.chunks(each)).enumerate();
         let places = ranges.flat_map(|(range, (tokens, across))| {
@@ -160,22 +160,29 @@ impl Sweep<'_, '_> {
         [classes, next]: [&Range<usize>; 2],
         (w, z, motion): (&mut [f32], &mut [f32], &mut [f32]),
     ) {
-        let Cut { level, rows, dim, padded, spec, .. } = *self.cut;
+        let Cut { level, rows, padded, spec, .. } = *self.cut;
+        let (words, each, rows) = (self.cut.words(), self.cut.each(), (rows, spec.pairs));
         let add = |w: &[f32], h, elements: Range<usize>, z: &mut [f32], (fresh, then)| {
             let classes = classes.len();
-            level.run(Products { w, h, dim, elements, classes, padded, tokens, z, fresh, then });
+            let sums =
+                Products { w, h, dim: words, elements, classes, padded, tokens, z, fresh, then };
+            match spec.pairs {
+                true => level.run_pairs(sums).unwrap_or_default(),
+                false => level.run(sums),
+            }
         };
         if spec.second && !spec.ddh && self.operands.ddw.is_none() {
             motion.fill(0.0);
         }
-        for elements in tiles(0..dim, SLICE) {
+        for elements in tiles(0..words, SLICE) {
             let fresh = elements.start == 0;
             pack::slice(self.operands.w, classes, elements.clone(), rows, w);
-            let then = match elements.end < dim {
-                true => (classes, elements.end..dim.min(elements.end + SLICE)),
-                false => (next, 0..dim.min(SLICE)),
+            let then = match elements.end < words {
+                true => (classes, elements.end..words.min(elements.end + SLICE)),
+                false => (next, 0..words.min(SLICE)),
             };
-            let then = self.operands.w.lines(then.0.clone(), then.1);
+            let columns = then.1.start * each..self.cut.dim.min(then.1.end * each);
+            let then = self.operands.w.lines(then.0.clone(), columns);
             add(w, across, elements.clone(), z, (fresh, then));
             if spec.ddh {
                 add(w, ddh_across, elements.clone(), motion, (fresh, Lines::NONE));

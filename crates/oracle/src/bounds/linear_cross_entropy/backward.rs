@@ -35,8 +35,10 @@ pub(super) fn errors(operands: &Operands<'_>) -> Errors {
             let to_h = term.error + spread(over_classes, term.parts + term.error);
             let to_w = term.error + spread(over_tokens, term.size + term.error);
             for c in 0..dim {
-                dh[i * dim + c] += to_h * operands.w[v * dim + c].abs() + model.eta; // (N74)
-                dw[v * dim + c] += to_w * operands.h[i * dim + c].abs() + model.eta; // (N75)
+                let (h, w) = (operands.h[i * dim + c], operands.w[v * dim + c]);
+                let unread = [h, w].map(|x| spread(model.unread(x), term.size));
+                dh[i * dim + c] += to_h * w.abs() + unread[1] + model.eta; // (N74)
+                dw[v * dim + c] += to_w * h.abs() + unread[0] + model.eta; // (N75)
             }
             dbias[v] += to_w;
         }

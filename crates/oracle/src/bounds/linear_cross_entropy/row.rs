@@ -97,6 +97,8 @@ fn logit(operands: &Operands<'_>, i: usize, v: usize) -> Logit {
     let a = dot + bias;
     let mut a_error = spread(model.gamma(dim + 2), absolute + bias.abs()); // (N60)
     a_error += floor(absolute, dim as f64 * model.eta);
+    let of_unread = |(&h, &w): (&f64, &f64)| model.unread(h) * w.abs() + h.abs() * model.unread(w);
+    a_error += h.iter().zip(w).map(of_unread).sum::<f64>();
     let (scale, theta) = (problem.logit_scale, problem.temperature);
     let ratio = (scale / theta).abs();
     if a.is_infinite() && dot.is_finite() {

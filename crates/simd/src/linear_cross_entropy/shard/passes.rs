@@ -42,7 +42,8 @@ pub fn forward(
     let mut rows = of_tokens(totals_of, &mut []);
     let cut = |node: &Range<usize>| {
         let threads = rayon::current_num_threads();
-        let (problem, spec) = (of_node(problem, node), SweepSpec::default());
+        let spec = SweepSpec { pairs: operands.pairs(options), ..SweepSpec::default() };
+        let problem = of_node(problem, node);
         let cut = totals(&problem, options.level, spec, threads, options.memory_budget);
         Cut { first: node.start, ..cut }
     };
@@ -108,6 +109,7 @@ pub fn backward(
         dw: places.head.dw.is_some(),
         dbias: places.head.dbias.is_some(),
         dw_apart: is_apart(&mut places.head),
+        pairs: operands.pairs(options),
         ..SweepSpec::default()
     };
     if !spec.gradients() {
