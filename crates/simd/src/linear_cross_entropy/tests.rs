@@ -1,136 +1,28 @@
-//! Passes over pairs of bf16, on every machine by the rules of the instruction, and with it where it is there.
+//! Products of pairs of bf16, on every machine by the rules of the instruction, and with it where it is there.
 
 use super::cut::TILE;
 use super::logits::Products;
 use super::pack;
 use super::tokens::Token;
-use super::{Cotangents, GradientsMut, Inputs, backward_into, forward};
 use crate::lanes::prefetch::Lines;
 use crate::tile::{BAND, STRIDE};
-use crate::{Level, Options, Precision, Tensor, Workspace};
-use etalon_problem::LinearCrossEntropy;
+use crate::{Level, Tensor};
 use half::bf16;
-use ndarray::{Array1, Array2, ArrayD, ArrayView2, ShapeBuilder, arr0};
+use ndarray::Array2;
 
-/// Levels of pairs.
-fn levels() -> impl Iterator<Item = Level> {
-    [Level::emulated()].into_iter().chain(Level::of_pairs())
-}
-
-fn flash(level: Level) -> Options {
-    Options { level, precision: Precision::Flash, ..Options::default() }
-}
-
-/// Odd numbers of tokens that count, of elements and of classes, in several bands and tiles.
+/// Odd numbers of tokens, of elements and of classes, in several bands and tiles.
 struct Operands {
-    problem: LinearCrossEntropy,
     h: Array2<bf16>,
     w: Array2<bf16>,
-    targets: Array1<i64>,
-    dloss: ArrayD<f32>,
 }
 
 impl Operands {
     fn new() -> Self {
-        let wave = |x: usize, y: usize| ((17 * x + 5 * y) as f32 * 0.37).sin();
-        let target = |i: usize| if i == 7 { -100 } else { (i * 389 % 301) as i64 };
+        let wave = |x: usize, y: usize| bf16::from_f32(((17 * x + 5 * y) as f32 * 0.37).sin());
         Operands {
-            problem: LinearCrossEntropy {
-                wide_gradients: true,
-                ..LinearCrossEntropy::new(198, 71, 301)
-            },
-            h: Array2::from_shape_fn((198, 71), |(i, c)| bf16::from_f32(wave(i, c))),
-            w: Array2::from_shape_fn((301, 71), |(v, c)| bf16::from_f32(wave(c, v * v))),
-            targets: (0..198).map(target).collect(),
-            dloss: arr0(100.0).into_dyn(),
+            h: Array2::from_shape_fn((198, 71), |(i, c)| wave(i, c)),
+            w: Array2::from_shape_fn((301, 71), |(v, c)| wave(c, v * v)),
         }
-    }
-
-    fn inputs<'a>(&'a self, h: ArrayView2<'a, bf16>, w: ArrayView2<'a, bf16>) -> Inputs<'a, bf16> {
-        Inputs::new(h, w, self.targets.view())
-    }
-    /// dh and dw in f32.
-    fn gradients(
-        &self,
-        h: ArrayView2<'_, bf16>,
-        w: ArrayView2<'_, bf16>,
-        options: &Options,
-    ) -> [Array2<f32>; 2] {
-        let mut all = [self.h.dim(), self.w.dim()].map(Array2::zeros);
-        let [dh, dw] = all.each_mut().map(|x| Some(x.view_mut()));
-        let places = GradientsMut { dh, dw, ..GradientsMut::default() };
-        let cotangents = Cotangents::default().dloss(self.dloss.view());
-        let (workspace, inputs) = (Workspace::new(), self.inputs(h, w));
-        backward_into(&workspace, &self.problem, &inputs, &cotangents, places, options).unwrap();
-        all
-    }
-
-    /// da of every token and class, in f64.
-    fn exact(&self) -> Array2<f64> {
-        let [h, w] = [&self.h, &self.w].map(|x| x.mapv(f64::from));
-        let counted = self.targets.iter().filter(|&&y| y >= 0).count() as f64;
-        let mut da = h.dot(&w.t());
-        for (mut row, &y) in da.outer_iter_mut().zip(&self.targets) {
-            let sum: f64 = row.iter().map(|z| z.exp()).sum();
-            row.mapv_inplace(|z| z.exp() / sum);
-            match usize::try_from(y) {
-                Ok(y) => row[y] -= 1.0,
-                Err(_) => row.fill(0.0),
-            }
-        }
-        da * (self.dloss.sum() as f64 / counted)
-    }
-}
-
-/// Twice what the rounding of da may do leaves room for sums in f32; strict gradients are closer by far.
-#[test]
-fn gradients_are_those_of_rounded_gradients_of_logits() {
-    let x = Operands::new();
-    let da = x.exact();
-    let [h, w] = [&x.h, &x.w].map(|x| x.mapv(f64::from));
-    let exact = [da.dot(&w), da.t().dot(&h)];
-    let sizes =
-        [da.mapv(f64::abs).dot(&w.mapv(f64::abs)), da.t().mapv(f64::abs).dot(&h.mapv(f64::abs))];
-    let worst = |options: &Options| {
-        let got = x.gradients(x.h.view(), x.w.view(), options);
-        let of = |(got, (exact, size)): (Array2<f32>, (&Array2<f64>, &Array2<f64>))| {
-            let errors = got.iter().zip(exact).map(|(&got, exact)| (f64::from(got) - exact).abs());
-            errors
-                .zip(size)
-                .map(|(error, size)| if *size > 0.0 { error / size } else { error })
-                .fold(0.0, f64::max)
-        };
-        let [dh, dw] = got;
-        [of((dh, (&exact[0], &sizes[0]))), of((dw, (&exact[1], &sizes[1])))]
-    };
-    for level in levels() {
-        for worst in worst(&flash(level)) {
-            assert!((1.0 / 8192.0..1.0 / 256.0).contains(&worst), "{level}: {worst:e}");
-        }
-        for worst in worst(&Options { level, ..Options::default() }) {
-            assert!(worst < 1e-5, "{level}, strict: {worst:e}");
-        }
-    }
-}
-
-/// Loss and gradients have the same bits with the least budget, and of operands whose elements lie apart.
-#[test]
-fn no_bit_depends_on_budget_or_strides() {
-    let x = Operands::new();
-    let columns = |x: &Array2<bf16>| {
-        let mut y = Array2::from_elem(x.dim().f(), bf16::ZERO);
-        y.assign(x);
-        y
-    };
-    let (h, w) = (columns(&x.h), columns(&x.w));
-    for level in levels() {
-        let (usual, least) = (flash(level), Options { memory_budget: 0, ..flash(level) });
-        let gradients = x.gradients(x.h.view(), x.w.view(), &usual);
-        assert_eq!(gradients, x.gradients(h.view(), w.view(), &usual), "{level}: strides");
-        assert_eq!(gradients, x.gradients(x.h.view(), x.w.view(), &least), "{level}: budget");
-        let loss = |h, w, options| forward(&x.problem, &x.inputs(h, w), options).unwrap().loss;
-        let usual_loss = loss(x.h.view(), x.w.view(), &usual);
-        assert_eq!(usual_loss, loss(h.view(), w.view(), &least), "{level}: loss");
     }
 }
 

@@ -9,6 +9,7 @@ mod filter;
 mod lazy;
 mod linear;
 mod modes;
+mod pairs;
 mod shards;
 mod strides;
 mod waves;
