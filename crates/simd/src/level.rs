@@ -1,6 +1,6 @@
 //! Instruction sets, chosen when the program runs.
 
-use crate::lanes::pairs::PairKernel;
+use crate::lanes::pairs::{PairKernel, Pairs};
 use crate::lanes::{Isa, Kernel, Tile, portable};
 use std::fmt;
 use std::sync::LazyLock;
@@ -20,9 +20,9 @@ enum Token {
     #[cfg(target_arch = "x86_64")]
     Avx512(avx512::Avx512),
     #[cfg(target_arch = "x86_64")]
-    Avx512Bf16(avx512::Avx512, avx512bf16::Avx512Bf16),
+    Avx512Bf16(avx512bf16::Avx512Bf16),
     #[cfg(test)]
-    Emulated(portable::Portable, crate::lanes::emulation::Emulated),
+    Emulated(crate::lanes::emulation::Emulated),
 }
 
 impl Level {
@@ -45,10 +45,8 @@ impl Level {
     /// but for passes that [`Precision::Flash`](crate::Precision::Flash) lets round to bf16.
     pub fn of_pairs() -> Option<Level> {
         #[cfg(target_arch = "x86_64")]
-        if let (Some(isa), Some(pairs)) =
-            (avx512::Avx512::detect(), avx512bf16::Avx512Bf16::detect())
-        {
-            return Some(Level(Token::Avx512Bf16(isa, pairs)));
+        if let Some(pairs) = avx512bf16::Avx512Bf16::detect() {
+            return Some(Level(Token::Avx512Bf16(pairs)));
         }
         None
     }
@@ -74,9 +72,9 @@ impl Level {
     pub fn in_f32(self) -> Level {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Token::Avx512Bf16(isa, _) => Level(Token::Avx512(isa)),
+            Token::Avx512Bf16(pairs) => Level(Token::Avx512(pairs.isa())),
             #[cfg(test)]
-            Token::Emulated(isa, _) => Level(Token::Portable(isa)),
+            Token::Emulated(pairs) => Level(Token::Portable(pairs.isa())),
             _ => self,
         }
     }
@@ -94,7 +92,7 @@ impl Level {
     /// A level of pairs on every machine, by the rules of `vdpbf16ps`.
     #[cfg(test)]
     pub(crate) fn emulated() -> Level {
-        Level(Token::Emulated(portable::Portable, crate::lanes::emulation::Emulated))
+        Level(Token::Emulated(crate::lanes::emulation::Emulated))
     }
 
     /// Its name: `portable`, `avx2`, `avx512` or `avx512bf16`.
@@ -131,9 +129,11 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             Token::Avx2(isa) => isa.enter(kernel),
             #[cfg(target_arch = "x86_64")]
-            Token::Avx512(isa) | Token::Avx512Bf16(isa, _) => isa.enter(kernel),
+            Token::Avx512(isa) => isa.enter(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Token::Avx512Bf16(pairs) => pairs.isa().enter(kernel),
             #[cfg(test)]
-            Token::Emulated(isa, _) => kernel.run(isa),
+            Token::Emulated(pairs) => kernel.run(pairs.isa()),
         }
     }
 
@@ -142,9 +142,9 @@ impl Level {
     pub(crate) fn run_pairs<T>(self, kernel: impl PairKernel<T>) -> Option<T> {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Token::Avx512Bf16(_, pairs) => Some(pairs.enter(kernel)),
+            Token::Avx512Bf16(pairs) => Some(pairs.enter(kernel)),
             #[cfg(test)]
-            Token::Emulated(_, pairs) => Some(kernel.run(pairs)),
+            Token::Emulated(pairs) => Some(kernel.run(pairs)),
             _ => None,
         }
     }

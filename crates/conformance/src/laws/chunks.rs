@@ -8,7 +8,7 @@ use super::flaw::{Flaw, Judgement, worst};
 use super::forms::small;
 use super::law::{DEAR, DEAREST, laws, many_ways, scores_are};
 use super::part::Part;
-use super::tensors::{change_each, result};
+use super::tensors::{change_each, result, returned};
 use super::trial::Trial;
 use super::visible::Visible;
 use crate::bounds::Bounds;
@@ -215,7 +215,7 @@ fn add_up(trial: &Trial<'_>, chunks: &[Chunk]) -> Judgement {
     for chunk in chunks {
         let (outputs, bounds) = asked(trial, chunk)?;
         for (name, (sum, limit)) in &mut sums {
-            let value = outputs[*name].numbers(name)?;
+            let value = returned(&outputs, name)?.numbers(name)?;
             let own = allowance(&bounds.outputs[*name]) + value.mapv(here);
             let mut place = chunk.part.place(whole, name, sum);
             place += &value;

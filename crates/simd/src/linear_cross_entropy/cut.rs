@@ -5,6 +5,8 @@ pub use etalon_problem::linear_cross_entropy::shard::TILE;
 use super::logits::SLICE;
 use super::sums::Sums;
 use super::tree::{Node, Stack};
+use crate::lanes::Kernel;
+use crate::lanes::pairs::PairKernel;
 use crate::tile::{BAND, STRIDE};
 use crate::workspace::Parts;
 use crate::{Buffer, Level};
@@ -273,6 +275,14 @@ impl Cut {
     /// Elements of a word.
     pub fn each(&self) -> usize {
         if self.spec.pairs { 2 } else { 1 }
+    }
+
+    /// Runs products, over pairs where operands are multiplied so.
+    pub fn multiply(&self, products: impl Kernel + PairKernel) {
+        match self.spec.pairs {
+            true => self.level.run_pairs(products).unwrap_or_default(),
+            false => self.level.run(products),
+        }
     }
 
     /// Words of a row of h or w.

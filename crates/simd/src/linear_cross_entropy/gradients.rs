@@ -224,7 +224,7 @@ impl Sweep<'_, '_> {
             let at = dw.as_ptr().wrapping_add(next.start);
             let then = Lines::new(at, (rows.len(), next.len()), stride);
             for run in runs() {
-                let product = HeadRows {
+                cut.multiply(HeadRows {
                     bands,
                     first: rows.start,
                     classes: rows.len(),
@@ -236,11 +236,7 @@ impl Sweep<'_, '_> {
                     sums,
                     fresh,
                     then,
-                };
-                match cut.spec.pairs {
-                    true => cut.level.run_pairs(product).unwrap_or_default(),
-                    false => cut.level.run(product),
-                }
+                });
                 fresh = false;
             }
             if fresh {
@@ -324,7 +320,7 @@ impl Sweep<'_, '_> {
                     let then = w.lines(next.clone(), elements.clone());
                     for run in runs() {
                         let first = run.start * BAND - block.start;
-                        let leaf = HiddenLeaf {
+                        cut.multiply(HiddenLeaf {
                             da: &da[place + first * cut.padded..],
                             padded: cut.padded,
                             classes: classes.len(),
@@ -335,11 +331,7 @@ impl Sweep<'_, '_> {
                             stride: cut.block,
                             fresh: number == 0,
                             then,
-                        };
-                        match cut.spec.pairs {
-                            true => cut.level.run_pairs(leaf).unwrap_or_default(),
-                            false => cut.level.run(leaf),
-                        }
+                        });
                     }
                 }
             });

@@ -160,16 +160,14 @@ impl Sweep<'_, '_> {
         [classes, next]: [&Range<usize>; 2],
         (w, z, motion): (&mut [f32], &mut [f32], &mut [f32]),
     ) {
-        let Cut { level, rows, padded, spec, .. } = *self.cut;
+        let Cut { rows, padded, spec, .. } = *self.cut;
         let (words, each, rows) = (self.cut.words(), self.cut.each(), (rows, spec.pairs));
         let add = |w: &[f32], h, elements: Range<usize>, z: &mut [f32], (fresh, then)| {
             let classes = classes.len();
-            let sums =
-                Products { w, h, dim: words, elements, classes, padded, tokens, z, fresh, then };
-            match spec.pairs {
-                true => level.run_pairs(sums).unwrap_or_default(),
-                false => level.run(sums),
-            }
+            let dim = words;
+            let products =
+                Products { w, h, dim, elements, classes, padded, tokens, z, fresh, then };
+            self.cut.multiply(products);
         };
         if spec.second && !spec.ddh && self.operands.ddw.is_none() {
             motion.fill(0.0);

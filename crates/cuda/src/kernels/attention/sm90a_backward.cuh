@@ -66,6 +66,8 @@ template <bool BY_KEYS> DEV int heads_together(const BackwardArgs& c) {
 template <bool BY_KEYS> DEV bool is_cut(const Work& w, const Own& s) {
   return PACKED && w.block * OWN + OWN > (BY_KEYS ? s.keys : s.queries);
 }
+// The factor of a score in an exponent of 2.
+DEV float exponent_unit(const BackwardArgs& call, const Own& s) { return (OPTIONS ? call.options.unit.natural : s.scale) * LOG2E; }
 // From a product S over the unit (F2) and its slope S' (B4), with a softcap.
 DEV void bend(float& x, float& slope, const ScoreOptions& o) {
   const float t = tanh_of(x, o);
@@ -94,7 +96,7 @@ template <> struct PairRows<false> {
   float c, lse2[2], delta[2];
   METHOD PairRows(const BackwardArgs& call, const Work& w, const Own& s, int row)
       : call(call), s(s), seen(call.spans, call.shape, s, row), bias(call.options, s, w.head, row) {
-    c = (OPTIONS ? call.options.unit.natural : s.scale) * LOG2E;
+    c = exponent_unit(call, s);
     const i64 at = stat_row(s, w.head) + row;
     UNROLL(r, 2) lse2[r] = call.lse2[at + 8 * r], delta[r] = call.delta[at + 8 * r];
   }
@@ -124,7 +126,7 @@ template <> struct PairRows<true> {
   int row;
   float c;
   METHOD PairRows(const BackwardArgs& call, const Work&, const Own& s, int row) : call(call), s(s), row(row) {
-    c = (OPTIONS ? call.options.unit.natural : s.scale) * LOG2E;
+    c = exponent_unit(call, s);
   }
   // The bias of a pair, 0 where it is none.
   METHOD float bias(int head, int query, int key) const {

@@ -108,8 +108,6 @@ template <int N> DEV void begin(float (&x)[N]) {
 DEV void store_vector(u32 at, float a, float b, float c, float d) {
   asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(at), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
-// The factor of a score in an exponent of 2.
-DEV float exponent_unit(const BackwardArgs& call, const Own& s) { return (OPTIONS ? call.options.unit.natural : s.scale) * LOG2E; }
 // P S' in place of products, 0 of hidden pairs, and P packed. OPTIONS are a softcap alone. `key`: the thread's first;
 // `query`: its first, of the block. `lse2(j)`: those of the queries 8j behind.
 template <bool MASKED, class F>

@@ -78,7 +78,7 @@ DEV void consume(u32 base, const BackwardArgs& call) {
   Own s;
   NO_UNROLL for (Tiles tiles = {base, 0}; tiles.take<true>(call, w, s); tiles.advance()) {
     const int row = w.block * ROWS + group * 64 + own_row();
-    const float c = (OPTIONS ? call.options.unit.natural : s.scale) * LOG2E;
+    const float c = exponent_unit(call, s);
     const Seen seen(call.spans, call.shape, s, row);
     const size_t at = stat_row(s, w.head) + row;
     const float lse2[2] = {call.lse2[at], call.lse2[at + 8]}, delta[2] = {call.delta[at], call.delta[at + 8]};
@@ -162,7 +162,7 @@ DEV void consume(u32 base, const BackwardArgs& call) {
   Own s;
   NO_UNROLL for (Tiles tiles = {base, 0}; tiles.take<true>(call, w, s); tiles.advance()) {
     const int row = w.block * ROWS + group * 64 + own_row();
-    const float c = (OPTIONS ? call.options.unit.natural : s.scale) * LOG2E;
+    const float c = exponent_unit(call, s);
     const Seen seen(call.spans, call.shape, s, row);
     const size_t at = stat_row(s, w.head) + row;
     const float lse2[2] = {call.lse2[at], call.lse2[at + 8]}, delta[2] = {call.delta[at], call.delta[at + 8]};
