@@ -283,7 +283,11 @@ fn devices_without_end_are_refused() {
         let problem = bench.path("p.json");
         let problem = problem.to_str().unwrap();
         let line = refusal(&etalon(&["explain", "--problem", problem, "--in", device]));
-        assert!(line.starts_with(&format!("{device}: no valid safetensors file")), "{line}");
+        // Random bytes may begin as files of another kind do: one time in 256 with a brace, as JSON.
+        let other = format!("{device}: no safetensors file: it is ");
+        let is_other = device == "/dev/urandom" && line.starts_with(&other);
+        let expected = format!("{device}: no valid safetensors file");
+        assert!(is_other || line.starts_with(&expected), "{line}");
         let line = refusal(&etalon(&["explain", "--problem", device, "--in", input]));
         assert!(line.starts_with(&format!("{device}: ")), "{line}");
     }
