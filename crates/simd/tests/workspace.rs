@@ -402,12 +402,12 @@ fn a_pass_allocates_what_its_plan_says() {
         let pool = start(threads);
         pool.install(|| {
             let what = format!("{threads} threads,");
-            let problem = Attention::new(extents(2, 301)).mask(Mask::causal());
+            let problem = Attention::new(extents(1, 301)).mask(Mask::causal());
             check(&what, attention(&problem));
             check(&format!("{what} bias"), attention(&problem.bias(1, 1)));
-            let problem = AttentionLse::new(extents(2, 301));
+            let problem = AttentionLse::new(extents(1, 301));
             check(&format!("{what} lse"), attention_lse(&problem));
-            let problem = LazyAttention::new(extents(2, 301));
+            let problem = LazyAttention::new(extents(1, 301));
             check(&format!("{what} lazy"), lazy_attention(&problem));
             let problem = LazyAttention::new(extents(1, 701)).bias(200);
             check(&format!("{what} lazy, bias"), lazy_attention(&problem));
@@ -437,12 +437,12 @@ fn a_pass_allocates_what_its_plan_says() {
         let pool = start(threads);
         pool.install(|| {
             // Six heads are left to a thread each; of one head, many spans are worked on at once.
-            for (heads, tokens) in [(6, 3000), (1, 10_000)] {
+            for (heads, tokens) in [(6, 1500), (1, 5000)] {
                 let what = format!("{threads} threads, {heads} heads, linear attention");
                 check(&what, linear_attention(&linear(heads, tokens), &Options::default()));
             }
             // Lists of many heads that share a state; long rows.
-            for problem in [of(1, 12, 3000, 8), of(1, 1, 200, 2000)] {
+            for problem in [of(1, 12, 1500, 8), of(1, 1, 100, 2000)] {
                 let what = format!("{threads} threads, {:?}", problem.extents);
                 check(&what, linear_attention(&problem, &Options::default()));
             }

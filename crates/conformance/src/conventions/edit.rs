@@ -1,7 +1,8 @@
 //! Changes of a tensor that are applied as its elements are read, so that a part of a large tensor can be
 //! read without the whole.
 
-use ndarray::{ArrayD, Axis, Dimension, IxDyn, Slice};
+use crate::laws::tensors::from_indices;
+use ndarray::{ArrayD, Axis, IxDyn, Slice};
 use std::sync::Arc;
 
 /// A change of a tensor.
@@ -81,8 +82,8 @@ pub(crate) fn gather(
     }
     let shape: Vec<usize> = picks.iter().map(Vec::len).collect();
     let mut own = vec![0; shape.len()];
-    Some(ArrayD::from_shape_fn(IxDyn(&shape), |at| {
-        own.iter_mut().zip(at.slice()).zip(picks).for_each(|((own, &at), picks)| *own = picks[at]);
+    Some(from_indices(&shape, |at| {
+        own.iter_mut().zip(at).zip(picks).for_each(|((own, &at), picks)| *own = picks[at]);
         read(x, &edits, &mut own)
     }))
 }

@@ -85,6 +85,13 @@ pub(crate) fn change_each(values: &mut ArrayD<f64>, mut f: impl FnMut(&[usize], 
     }
 }
 
+/// An array of `f(index)`, quick as [`change_each`].
+pub(crate) fn from_indices(shape: &[usize], mut f: impl FnMut(&[usize]) -> f64) -> ArrayD<f64> {
+    let mut values = ArrayD::zeros(shape);
+    change_each(&mut values, |at, x| *x = f(at));
+    values
+}
+
 /// The index of an element, by its number in row-major order.
 pub(crate) fn index(shape: &[usize], number: usize) -> Vec<usize> {
     let mut left = number;

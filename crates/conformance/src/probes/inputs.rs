@@ -2,9 +2,9 @@
 
 use crate::cases::Case;
 use crate::laws::part::with_scores;
+use crate::laws::tensors::from_indices;
 use crate::tensor::{Stored, Tensor, Tensors};
 use etalon_problem::{Axis, Error, Operand, Pass, Problem, Role, Scores};
-use ndarray::{ArrayD, Dimension, IxDyn};
 
 /// The problem of a probe about scores: the structure of a drawn case, with a scale of 1/8 and no option that
 /// bends the scores. A problem that somebody brings stands as it is, since nobody knows whether the kernel takes
@@ -46,9 +46,9 @@ pub(super) fn fill_beside(
     let operands = problem.operands(pass).into_iter().filter(|x| is_given(case, x));
     let tensor = |operand: Operand| {
         let apart = is_beside(&operand);
-        let values = ArrayD::from_shape_fn(IxDyn(&operand.shape), |index| match apart {
-            true => beside(&operand, index.slice()),
-            false => element(&operand, index.slice()),
+        let values = from_indices(&operand.shape, |index| match apart {
+            true => beside(&operand, index),
+            false => element(&operand, index),
         });
         let stored = Stored::of(operand.precision, case.dtype);
         (operand.name.to_string(), Tensor::store(&values, stored))

@@ -164,7 +164,7 @@ impl<T: Element> Storage<T> {
 
     /// Every axis of equal entries has stride 0; rows that are windows of one list overlap.
     fn shared(shape: &[usize], data: &[T]) -> Self {
-        let mut array = ArrayD::from_shape_fn(IxDyn(shape), |_| T::GAP);
+        let mut array = ArrayD::from_elem(shape, T::GAP);
         array.iter_mut().zip(data).for_each(|(to, &x)| *to = x);
         let mut is_one = vec![false; shape.len()];
         for axis in (0..shape.len()).filter(|&axis| shape[axis] > 1) {

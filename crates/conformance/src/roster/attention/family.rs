@@ -2,8 +2,9 @@
 
 use super::cases::Family;
 use crate::generate::Stream;
+use crate::laws::tensors::from_indices;
 use etalon_problem::{Dtype, Operand, Scores};
-use ndarray::{ArrayD, IxDyn};
+use ndarray::ArrayD;
 
 impl Family {
     /// The elements of an operand, before they are rounded to its type.
@@ -16,7 +17,7 @@ impl Family {
     ) -> ArrayD<f64> {
         let (stream, coins) = (Stream::new(seed, operand.name), Stream::new(seed, "coin"));
         let mut at = 0;
-        ArrayD::from_shape_fn(IxDyn(&operand.shape), |index| {
+        from_indices(&operand.shape, |index| {
             let (x, coin) = (stream.normal(at), coins.uniform(at + 1));
             at += 1;
             let element = Element { scores, shape: &operand.shape, dtype, x, coin };

@@ -3,13 +3,14 @@
 use crate::capabilities::{Fit, Number};
 use crate::cases::axes::{Grid, grid};
 use crate::generate::Stream;
+use crate::laws::tensors::from_indices;
 use crate::roster::attention::{SequenceKind, cuts, lengths, zero_half};
 use crate::shapes::{HEADS, LATTICE};
 use etalon_problem::{
     Algorithm, Blocking, Decay, Dtype, LinearAttention, LinearExtents, Operand, Problem,
     TokenSequences,
 };
-use ndarray::{ArrayD, IxDyn};
+use ndarray::ArrayD;
 
 grid! {
     /// Axes of a case of linear_attention, beside its storage type and seed.
@@ -225,12 +226,12 @@ impl Grid for Point {
         let gates = matches!(operand.name, "g" | "g_gamma");
         let coins = Stream::new(seed, if gates { "gate coins" } else { "coins" });
         let (stream, mut at) = (Stream::new(seed, operand.name), 0);
-        ArrayD::from_shape_fn(IxDyn(&operand.shape), |index| {
+        from_indices(&operand.shape, |index| {
             at += 1;
             if gates {
                 return self.gates.log_decay(stream.uniform(at), coins.below(at, 5));
             }
-            let column = ndarray::Dimension::slice(&index).last().copied().unwrap_or(0);
+            let column = index.last().copied().unwrap_or(0);
             let (x, coin) = (stream.normal(at), coins.uniform(at));
             self.family.element(x, coin, channel(column), dtype.min_positive())
         })

@@ -3,6 +3,7 @@
 use crate::capabilities::{Fit, Number};
 use crate::cases::axes::{Grid, grid};
 use crate::generate::Stream;
+use crate::laws::tensors::from_indices;
 use etalon_problem::{
     Algorithm, Dtype, LinearCrossEntropy, LseSquareWeight, NothingLeft, Operand, Problem,
     Reduction, TokenOutputs,
@@ -191,9 +192,7 @@ impl Grid for Point {
             return ArrayD::zeros(IxDyn(&operand.shape));
         };
         let elements = Elements { point: self, problem, seed };
-        ArrayD::from_shape_fn(IxDyn(&operand.shape), |index| {
-            elements.at(operand.name, ndarray::Dimension::slice(&index))
-        })
+        from_indices(&operand.shape, |index| elements.at(operand.name, index))
     }
 
     fn given(&self, operand: &Operand) -> bool {
