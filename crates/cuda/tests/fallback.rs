@@ -14,7 +14,7 @@ use arrays::DeviceArray;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
 use etalon_cuda::{DevicePass, DeviceTensors, Level, Options, Precision, Settings, Workspace, probe, run_in};
 use etalon_problem::{
-    Align, Attention, Extents, LazyAttention, Mask, Mode, Pass, Problem, Role, Sequences, Views, ViewsMut,
+    Align, Attention, Extents, LazyAttention, Mask, Mode, NamedArray, Pass, Problem, Role, Sequences, Views, ViewsMut,
 };
 use half::bf16;
 use ndarray::{ArrayD, Axis, Dimension, IxDyn};
@@ -201,6 +201,28 @@ fn five_products_give_the_bits_of_seven() {
                     assert_eq!(words(&found), words(&wanted[name]), "{problem:?} {small} {mode:?} {names:?}: {name}");
                 }
             }
+        }
+    }
+}
+
+/// A mask that is a table of ranges of keys has the bits of the mask of five products that it says again: with all
+/// rows in one segment.
+#[test]
+fn tables_of_spans_have_the_bits_of_five_products() {
+    let Some(whole) = without(0) else { return };
+    for form in fused_attention(2) {
+        let e = form.scores.extents;
+        let ids = |name, rows| NamedArray::new(name, &[e.batch, rows], vec![0; e.batch * rows]);
+        let segment = Mask::Segments { query: ids("query_ids", e.queries), key: ids("key_ids", e.keys) };
+        let mut table = form.clone();
+        table.scores.mask = Mask::And(vec![form.scores.mask.clone(), segment]);
+        let (form, table): (Problem, Problem) = (form.into(), table.into());
+        let inputs = inputs(&whole, &form, |_, _| false);
+        let wanted = gradients(&whole, &form, &inputs, &ALL, &five(Mode::FusedPartials));
+        for (name, found) in
+            SOME.iter().flat_map(|names| gradients(&whole, &table, &inputs, names, &flash(Level::Sm90a)))
+        {
+            assert_eq!(words(&found), words(&wanted[name]), "{table:?}: {name}");
         }
     }
 }

@@ -25,10 +25,10 @@
 // walk the queries from the last to the first (Descent): a tile waits at its first block for the one that began with
 // it, and then no more, since it sees no more queries.
 //
-// With the masks that `fused` has, and with D = 64 with all (TURNS), the others have its bits, for every option and
-// lengths of every form: `keys` and `values` walk as it does, and `queries` computes the part of each tile of keys as
-// a product of its own. So whoever asks for one gradient has the bits of all three, and sequences those that they
-// have alone. With D = 64 a table of spans, or a bias of −∞, gives the numbers of the mask that says the same.
+// The others have its bits, for every mask and option and lengths of every form (TURNS): `keys` and `values` walk as
+// it does, and `queries` computes the part of each tile of keys as a product of its own. So whoever asks for one
+// gradient has the bits of all three, and sequences those that they have alone. A table of spans, or a bias of −∞,
+// gives the numbers of the mask that says the same.
 //
 // Numbers that are not finite: pairs/tiles.cuh. P alone is selected; dS = P · (dP − delta) keeps a NaN of dP and of
 // delta. lse2 = +∞ also stands for padding and a row that saw nothing.
@@ -52,7 +52,7 @@
 #endif
 constexpr bool LSE = RESULTS == 0;
 // True if dq is a sum of parts by tiles of keys, and these walk the queries downwards.
-constexpr bool TURNS = RESULTS != 0 && D <= 128 && (D == 64 || WINDOW < 2);
+constexpr bool TURNS = RESULTS != 0 && D <= 128;
 constexpr int STAGES = 3;  // query blocks in flight in keys
 constexpr int OWN = 128;   // rows of a tile
 KERNEL_ARGS(BackwardArgs)

@@ -85,44 +85,23 @@ DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, const Back
     blocks.advance();
   };
   const Range range = query_blocks<ROWS / 64>(call.spans, s, w.block, w.task);
+  Descent<1> at = {range.end - 1, 0};
 #if WINDOW == 2
-  if (TURNS) {
-    NO_UNROLL for (Descent<1> at = {range.end - 1, 0}; at.block >= range.begin; at.next(range, each)) {
-      blocks.wait_full();
-      const u32 visit = uniform<true>(load_word(base + VISIT + 4 * blocks.stage()));
-      NO_UNROLL while (at.block != number_of(visit)) at.next(range, each);  // blocks that are left out
-      cut = visit & CUT;
-      step(at.head, at.block, Is<true>());
-    }
-  } else
-#else
-  if (TURNS) {
-    const Range pairs = by_pairs(range);
-    Descent<1> at = {range.end - 1, 0};
-#if WINDOW
-    NO_UNROLL for (; at.block >= pairs.closed; at.next(range, each)) step(at.head, at.block, Is<true>());
-#endif
-    NO_UNROLL for (; at.block >= pairs.open; at.next(range, each)) step(at.head, at.block, Is<false>());
-    NO_UNROLL for (; at.block >= range.begin; at.next(range, each)) step(at.head, at.block, Is<true>());
-  } else
-#endif
-  NO_UNROLL for (int h = 0; h < each; h++) {
-    int i = range.begin;
-#if WINDOW == 2
-    NO_UNROLL for (; i < range.end; i++) {
-      blocks.wait_full();
-      const u32 visit = uniform<true>(load_word(base + VISIT + 4 * blocks.stage()));
-      i = number_of(visit), cut = visit & CUT;
-      step(h, i, Is<true>());
-    }
-#else
-    NO_UNROLL for (; i < range.open; i++) step(h, i, Is<true>());
-    NO_UNROLL for (; i < range.closed; i++) step(h, i, Is<false>());
-#if WINDOW
-    NO_UNROLL for (; i < range.end; i++) step(h, i, Is<true>());
-#endif
-#endif
+  NO_UNROLL for (; at.block >= range.begin; at.next(range, each)) {
+    blocks.wait_full();
+    const u32 visit = uniform<true>(load_word(base + VISIT + 4 * blocks.stage()));
+    NO_UNROLL while (at.block != number_of(visit)) at.next(range, each);  // blocks that are left out
+    cut = visit & CUT;
+    step(at.head, at.block, Is<true>());
   }
+#else
+  const Range pairs = by_pairs(range);
+#if WINDOW
+  NO_UNROLL for (; at.block >= pairs.closed; at.next(range, each)) step(at.head, at.block, Is<true>());
+#endif
+  NO_UNROLL for (; at.block >= pairs.open; at.next(range, each)) step(at.head, at.block, Is<false>());
+  NO_UNROLL for (; at.block >= range.begin; at.next(range, each)) step(at.head, at.block, Is<true>());
+#endif
   mma_wait<0>(), pin(dk);
   if (DV) pin(dv);
   if (any) blocks.release(blocks.before());
@@ -134,7 +113,7 @@ DEV void consume(u32 base, const BackwardArgs& call) {
   Own s;
   NO_UNROLL for (Tiles tiles = {base, 0}; tiles.take<true>(call, w, s); tiles.advance()) {
     u32 own = base + tiles.stage() * PAIR + group * 64 * 128;
-    if (D == 64 && TURNS) own = __shfl_sync(~0u, own, 0);  // uniform: fewer instructions
+    if (D == 64) own = __shfl_sync(~0u, own, 0);  // uniform: fewer instructions
     const int row = w.block * KEYS + group * 64 + own_row();
     float dk[D / 2], dv[D / 2];
     clear(dk), clear(dv);

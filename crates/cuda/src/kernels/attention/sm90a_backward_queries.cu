@@ -24,8 +24,7 @@ DEV void produce(u32 base, const BackwardArgs& call) {
     load5(base, &call.q, full, s.query_start + w.block * ROWS, w.head, s.batch);
     load5(base + AT_DO, &call.dout, full, s.query_start + w.block * ROWS, w.head, s.batch);
     const int kh = w.head / (s.heads / s.key_heads);
-    NO_UNROLL for (int i = range.begin; i < range.end; i++) {
-      const int n = TURNS ? i : range.begin + range.end - 1 - i;
+    NO_UNROLL for (int n = range.begin; n < range.end; n++) {
       const u32 at = base + AT_K + blocks.stage() * KV_BYTES, to_v = at + AT_V - AT_K;
       load5(at, &call.k, blocks.fill(KV_BYTES, K), s.key_start + n * KEYS, kh, s.batch);
       load5(to_v, &call.v, blocks.fill(KV_BYTES, V), s.key_start + n * KEYS, kh, s.batch);
@@ -64,7 +63,6 @@ DEV void weigh(float (&p)[N], const BackwardArgs& call, const Own& s, const Seen
     }
   }
 }
-#if D == 64 || WINDOW < 2  // TURNS
 // dq as `fused` adds it: each block of keys has a part of its own, a product that begins anew, which joins the sum of
 // those before. With D = 128 the registers hold one part beside the sum, so no product of the next block runs under
 // it; those of the other warpgroup do. With D = 64 and a full mask it joins the sum a block later (LATER). Where q
@@ -152,61 +150,6 @@ DEV void consume(u32 base, const BackwardArgs& call) {
     warp_arrive(base + OUT_FULL);
   }
 }
-#else
-DEV void consume(u32 base, const BackwardArgs& call) {
-  const int group = threadIdx.x / 128 - 1;
-  const u32 q = base + group * 64 * 128, dout = q + AT_DO;
-  u32 before = 0;
-  Blocks blocks = {base, 0};
-  Work w;
-  Own s;
-  NO_UNROLL for (Tiles tiles = {base, 0}; tiles.take<true>(call, w, s); tiles.advance()) {
-    const int row = w.block * ROWS + group * 64 + own_row();
-    const float c = exponent_unit(call, s);
-    const Seen seen(call.spans, call.shape, s, row);
-    const size_t at = stat_row(s, w.head) + row;
-    const float lse2[2] = {call.lse2[at], call.lse2[at + 8]}, delta[2] = {call.delta[at], call.delta[at + 8]};
-    const BiasRows bias(call.options, s, w.head, row);
-    const Range range = key_blocks<2, KEYS, false>(call.spans, s, w.block);
-    float dq[D / 2], p[KEYS / 2], ds[KEYS / 2];
-    u32 dsp[KEYS / 4];
-    int n = range.end - 1, add = 0;
-    auto step = [&](auto masked) {
-      const u32 k = base + AT_K + blocks.stage() * KV_BYTES, v = base + AT_V + blocks.stage() * KV_BYTES;
-      blocks.wait_full(K);
-      const bool is_cut = LENGTHS && decltype(masked)::value && s.keys - n * KEYS < KEYS;  // rows behind the sequence
-      if (is_cut) zero_rows<KEYS>(s.keys - n * KEYS, 1 + group, k);
-      issue_shared<KEYS, D, ROWS, KEYS>(p, q, k);
-      mma_wait<1>(), pin(dsp);  // dq of the block before: its operand's registers are free
-      if (add) blocks.release(before, K);
-      blocks.wait_full(V);
-      if (is_cut) zero_rows<KEYS>(s.keys - n * KEYS, 1 + group, v);
-      issue_shared<KEYS, D, ROWS, KEYS>(ds, dout, v);
-      mma_wait<1>(), pin(p);
-      weigh<decltype(masked)::value>(p, call, s, seen, bias, lse2, c, row, n);
-      mma_wait<0>(), pin(ds);
-      blocks.release(blocks.stage(), V);
-      if (n == range.begin) tiles.release();  // q and dout are no longer read
-      UNROLL(i, KEYS / 4) dsp[i] = pack(p[2 * i] * (ds[2 * i] - delta[i % 2]), p[2 * i + 1] * (ds[2 * i + 1] - delta[i % 2]));
-      issue_registers<KEYS, D>(dq, dsp, k, add);
-      add = 1, before = blocks.stage();
-      blocks.advance();
-    };
-    NO_UNROLL for (; n >= range.closed; n--) step(Is<true>());
-    NO_UNROLL for (; n >= range.open; n--) step(Is<false>());
-#if WINDOW
-    NO_UNROLL for (; n >= range.begin; n--) step(Is<true>());
-#endif
-    mma_wait<0>(), pin(dq);
-    warp_arrive(add ? blocks.empty_of(before, K) : tiles.empty());  // what was read last
-    if (!add) clear(dq);
-    auto ready = [&] { wait(base + OUT_EMPTY, tiles.phase() ^ 1); };
-    const Result result = {dq, s.scale, call.dq_rows, base + AT_DQ + group * 64 * 128};
-    put_results<OF_QUERIES, false>(call, w, s, row, ready, result);
-    warp_arrive(base + OUT_FULL);
-  }
-}
-#endif
 }
 KERNEL(queries, BackwardArgs call, 384, 1) {
   using namespace queries_pass;
