@@ -31,9 +31,8 @@ DEV void queries_of(const PairArgs& c, Shared& shared, Task task, int number) {
     Rows k = key_rows(c.k, head, key);
     products(shared, x, q, k, c.dim);
     if (VALUES) products(shared, dp, query_rows(c.dout, head, row), key_rows(c.v, head, key), c.value_dim);
-    UNROLL(r, R)
-      UNROLL(e, 4)
-        pair(head, x[r][e], dp[r][e], row + row_of(r), key + column_of(e), spans[r], lse[r], delta[r], p, x[r][e]);
+    UNROLL2(r, R, e, 4)
+      pair(head, x[r][e], dp[r][e], row + row_of(r), key + column_of(e), spans[r], lse[r], delta[r], p, x[r][e]);
     publish(shared, x);
     add_tile<CD, true>(dq, [&](Sums<CD>& sum) { accumulate<CD>(shared, sum, k, c.first_dim, c.dim); });
   }

@@ -89,18 +89,17 @@ KERNEL(tangents, SecondArgs a, THREADS) {
   NO_UNROLL for (int key = own.first_key(); key < own.seen.end; key += SIDE) {
     Pairs p = {}, moved = {};
     scores<false>(a, shared, p, moved, head, row, key);
-    UNROLL(r, R)
-      UNROLL(e, 4) {
-        int i = row + row_of(r), j = key + column_of(e);
-        float score, slope;
-        if (head.score(p[r][e], i, j, spans[r], score, slope)) {
-          p[r][e] = shown(weight(score, lse[r]));
-          moved[r][e] = shown(__fmul_rn(p[r][e], slide(a, head, moved[r][e], slope, i, j)));
-          u[r] += moved[r][e], seen[r] = true;
-        } else {
-          p[r][e] = moved[r][e] = HIDE;
-        }
+    UNROLL2(r, R, e, 4) {
+      int i = row + row_of(r), j = key + column_of(e);
+      float score, slope;
+      if (head.score(p[r][e], i, j, spans[r], score, slope)) {
+        p[r][e] = shown(weight(score, lse[r]));
+        moved[r][e] = shown(__fmul_rn(p[r][e], slide(a, head, moved[r][e], slope, i, j)));
+        u[r] += moved[r][e], seen[r] = true;
+      } else {
+        p[r][e] = moved[r][e] = HIDE;
       }
+    }
     if (!VALUES) continue;
     Rows v = key_rows(c.v, head, key);
     NO_UNROLL for (int term = 0; term < (a.ddv.data ? 2 : 1); term++) {

@@ -5,9 +5,8 @@
 
 // Writes dS of the keys of a warp to a tile.
 template <int N> DEV void put(u32 tile, const Factors<1, N>& ds) {
-  UNROLL(j, N / 8)
-    UNROLL(r, 2)
-      store_word(place<SIDE>(tile, row_of<1>(r), j) + 4 * (lane_id() % 4), ds[0][j][r]);
+  UNROLL2(j, N / 8, r, 2)
+    store_word(place<SIDE>(tile, row_of<1>(r), j) + 4 * (lane_id() % 4), ds[0][j][r]);
 }
 
 // Multiplies dS with k, 64 columns at a time, and writes what this tile of keys adds to the queries from `row` on.

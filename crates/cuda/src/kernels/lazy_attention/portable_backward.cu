@@ -36,8 +36,7 @@ DEV void counts_of(const LazyArgs& a, Shared& shared, const LazyTile& own) {
       Pairs x = {};
       float score;
       if (AGAIN) products(shared, x, query_rows(c.q, head, row), key_rows(c.k, head, key), c.dim);
-      UNROLL(r, R)
-        UNROLL(e, 4) n[r] += head.score(x[r][e], row + row_of(r), key + column_of(e), spans[r], score);
+      UNROLL2(r, R, e, 4) n[r] += head.score(x[r][e], row + row_of(r), key + column_of(e), spans[r], score);
     }
   }
   UNROLL(r, R) {
@@ -69,22 +68,20 @@ DEV void queries_of(const LazyArgs& a, Shared& shared, const LazyTile& own) {
     bool weighs = false, any = false;
     Rows k = key_rows(c.k, head, key);
     products(shared, x, q, k, c.dim);
-    UNROLL(r, R)
-      UNROLL(e, 4) {
-        x[r][e] = head.weight_of(x[r][e], row + row_of(r), key + column_of(e), spans[r], lse[r]);
-        weighs |= x[r][e] != 0, any |= !hidden(x[r][e]) && is_active(x[r][e], offset[r]);
-      }
+    UNROLL2(r, R, e, 4) {
+      x[r][e] = head.weight_of(x[r][e], row + row_of(r), key + column_of(e), spans[r], lse[r]);
+      weighs |= x[r][e] != 0, any |= !hidden(x[r][e]) && is_active(x[r][e], offset[r]);
+    }
     if (any = __syncthreads_or(any)) products(shared, g, dout, key_rows(c.v, head, key), c.value_dim);  // (E7)
-    UNROLL(r, R)
-      UNROLL(e, 4) {
-        const float p = x[r][e];
-        const bool active = any && !hidden(p) && is_active(p, offset[r]);
-        if (active) sum[r] += g[r][e], g[r][e] = shown(__fmul_rn(p, g[r][e])), delta[r] += g[r][e];  // (E8)
-        else g[r][e] = HIDE;
-        // The sum over the row is multiplied by a finite number.
-        const float dlse = head.dlse(row + row_of(r));
-        if (!hidden(p) && !is_finite(dlse)) x[r][e] = shown(__fmul_rn(p, dlse));
-      }
+    UNROLL2(r, R, e, 4) {
+      const float p = x[r][e];
+      const bool active = any && !hidden(p) && is_active(p, offset[r]);
+      if (active) sum[r] += g[r][e], g[r][e] = shown(__fmul_rn(p, g[r][e])), delta[r] += g[r][e];  // (E8)
+      else g[r][e] = HIDE;
+      // The sum over the row is multiplied by a finite number.
+      const float dlse = head.dlse(row + row_of(r));
+      if (!hidden(p) && !is_finite(dlse)) x[r][e] = shown(__fmul_rn(p, dlse));
+    }
     if (!c.dq.data) continue;
     if (__syncthreads_or(weighs)) {
       publish(shared, x);

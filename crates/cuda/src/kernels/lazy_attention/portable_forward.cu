@@ -100,13 +100,12 @@ DEV void values_of(const LazyArgs& a, Shared& shared, const LazyTile& own) {
     Pairs x;
     bool any = false;
     products(shared, x, q, key_rows(c.k, head, key), c.dim);
-    UNROLL(r, R)
-      UNROLL(e, 4) {
-        float p = head.weight_of(x[r][e], row + row_of(r), key + column_of(e), spans[r], lse[r]);
-        bool active = !hidden(p) && is_active(p, offset[r]);
-        x[r][e] = !active ? HIDE : a.pv.data ? shown(p) : raised(p, offset[r]);  // (E5)
-        any |= active;
-      }
+    UNROLL2(r, R, e, 4) {
+      float p = head.weight_of(x[r][e], row + row_of(r), key + column_of(e), spans[r], lse[r]);
+      bool active = !hidden(p) && is_active(p, offset[r]);
+      x[r][e] = !active ? HIDE : a.pv.data ? shown(p) : raised(p, offset[r]);  // (E5)
+      any |= active;
+    }
     if (!__syncthreads_or(any)) continue;
     publish(shared, x);
     accumulate<CE>(shared, o, key_rows(c.v, head, key), c.first_value, c.value_dim);  // (E6)

@@ -45,8 +45,7 @@ DEV void score_tile(Pairs<M, SIDE>& s, const LazyHead& head, int row, int key, c
   UNROLL(i, M * SIDE / 2) s[i / (SIDE / 2)][i / 4 % (SIDE / 8)][i % 4] = __fmul_rn(head.c.scale, s[i / (SIDE / 2)][i / 4 % (SIDE / 8)][i % 4]);
   if (is_near<64 * M>(head, row, key)) {  // pairs on a diagonal of the thread's groups of 8 share their bias
     float near[2 * M + 7][2];
-    UNROLL(d, 2 * M + 7)
-      UNROLL(e, 2) near[d][e] = bias[SIDE - 1 + row_of<M>(0) - column + 8 * (d - 7) - e];
+    UNROLL2(d, 2 * M + 7, e, 2) near[d][e] = bias[SIDE - 1 + row_of<M>(0) - column + 8 * (d - 7) - e];
     UNROLL(i, M * SIDE / 2) {
       const int r = i / (SIDE / 2) * 2 + i / 2 % 2, j = i / 4 % (SIDE / 8);
       float& x = s[r / 2][j][i % 4];

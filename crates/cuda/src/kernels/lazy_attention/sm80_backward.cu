@@ -86,8 +86,7 @@ template <bool MASKED> DEV void score_turned(LazyPairs& s, const LazyHead& head,
   UNROLL(i, SIDE / 2) s[0][i / 4][i % 4] = __fmul_rn(head.c.scale, s[0][i / 4][i % 4]);
   if (is_near<SIDE>(head, row, key)) {
     float near[9][2];
-    UNROLL(d, 9)
-      UNROLL(e, 2) near[d][e] = bias[SIDE - 1 + column - row_of<1>(0) + 8 * (d - 1) + e];
+    UNROLL2(d, 9, e, 2) near[d][e] = bias[SIDE - 1 + column - row_of<1>(0) + 8 * (d - 1) + e];
     UNROLL(i, SIDE / 2) s[0][i / 4][i % 4] = __fadd_rn(s[0][i / 4][i % 4], near[i / 4 - i / 2 % 2 + 1][i % 2]);
   }
   if (!MASKED) return;

@@ -107,8 +107,7 @@ DEV void read_state(const LinearArgs& c, Shared& shared, Sums<CW>& sum, const Ro
       if (column >= c.outer) break;
       Pairs part;
       products(shared, part, y, RowsOf<float>{state + (i64)column * c.inner, c.inner, c.outer - column}, c.inner);
-      UNROLL(r, R)
-        UNROLL(e, 4) sum[r][4 * i + e] = part[r][e];
+      UNROLL2(r, R, e, 4) sum[r][4 * i + e] = part[r][e];
     }
     return;
   }
@@ -147,13 +146,12 @@ DEV void attend_of(const LinearArgs& c, Shared& shared, u32 block) {
       const int h = c.back ? key_head * group + n : key_head;
       Pairs p;
       products(shared, p, y, chunk_rows(c.b, chunk, h, row), c.inner);
-      UNROLL(r, R)
-        UNROLL(e, 4) {
-          int own = strip.row + R * ty() + r, other = row + 4 * tx() + e;
-          int i = c.back ? other : own, j = c.back ? own : other;
-          float decay = j <= i && i < chunk.len ? gates.decay(j, i) : 0;
-          p[r][e] = decay == 0 ? HIDE : shown(c.scale * (decay * p[r][e]));  // (R23)
-        }
+      UNROLL2(r, R, e, 4) {
+        int own = strip.row + R * ty() + r, other = row + 4 * tx() + e;
+        int i = c.back ? other : own, j = c.back ? own : other;
+        float decay = j <= i && i < chunk.len ? gates.decay(j, i) : 0;
+        p[r][e] = decay == 0 ? HIDE : shown(c.scale * (decay * p[r][e]));  // (R23)
+      }
       publish(shared, p);
       accumulate<CW>(shared, sum, chunk_rows(c.x, chunk, h, row), c.first, c.outer);
       __syncthreads();
@@ -174,12 +172,11 @@ DEV void flow_of_pairs(const LinearArgs& c, Shared& shared, const Chunk& chunk, 
     Pairs a, b;
     products(shared, a, chunk_rows(c.q, chunk, h, row), chunk_rows(c.k, chunk, key_head, key), c.dim);
     products(shared, b, chunk_rows(c.dout, chunk, h, row), chunk_rows(c.v, chunk, key_head, key), c.value_dim);
-    UNROLL(r, R)
-      UNROLL(e, 4) {
-        int i = row + R * ty() + r, j = key + 4 * tx() + e;
-        float decay = j <= i && i < chunk.len ? gates.decay(j, i) : 0;
-        if (decay != 0) w[r][e] = fmaf(c.scale * (decay * a[r][e]), b[r][e], w[r][e]);
-      }
+    UNROLL2(r, R, e, 4) {
+      int i = row + R * ty() + r, j = key + 4 * tx() + e;
+      float decay = j <= i && i < chunk.len ? gates.decay(j, i) : 0;
+      if (decay != 0) w[r][e] = fmaf(c.scale * (decay * a[r][e]), b[r][e], w[r][e]);
+    }
   }
   show_flow(shared.p, w);
 }

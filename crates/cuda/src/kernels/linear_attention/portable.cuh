@@ -43,21 +43,19 @@ DEV void put_dots(const LinearArgs& c, float* to, const Chunk& chunk, int heads,
 template <int W>
 DEV void put(const LinearArgs& c, const Tensor& x, int batch, int head, int row, int count, const Sums<W>& sum, float factor, int first, int width) {
   if (c.mode != MERGE) return store<W>(x, batch, head, row, count, sum, Same{factor}, first, width);
-  UNROLL(r, R)
-    UNROLL(i, W / 16) {
-      int column = first + 64 * (i / 4) + 4 * tx() + i % 4;
-      if (R * ty() + r >= count || column >= width) continue;
-      element& to = ((element*)x.data)[batch * x.batch + head * x.head + (row + R * ty() + r) * x.row + column];
-      float value = factor * sum[r][i];
-      if (!is_finite(value) || !is_finite(read(to))) to = rounded(value);
-    }
+  UNROLL2(r, R, i, W / 16) {
+    int column = first + 64 * (i / 4) + 4 * tx() + i % 4;
+    if (R * ty() + r >= count || column >= width) continue;
+    element& to = ((element*)x.data)[batch * x.batch + head * x.head + (row + R * ty() + r) * x.row + column];
+    float value = factor * sum[r][i];
+    if (!is_finite(value) || !is_finite(read(to))) to = rounded(value);
+  }
 }
 
 // Puts w of two micro-chunks where all threads see it.
 DEV void show_flow(float* to, const Pairs& w) {
   __syncthreads();
-  UNROLL(r, R)
-    UNROLL(e, 4) to[PITCH * (R * ty() + r) + 4 * tx() + e] = w[r][e];
+  UNROLL2(r, R, e, 4) to[PITCH * (R * ty() + r) + 4 * tx() + e] = w[r][e];
   __syncthreads();
 }
 
@@ -74,11 +72,10 @@ template <class F> DEV void publish_tokens(Shared& shared, int t, int len, int f
 }
 
 template <class T> DEV void store_state(float* to, const LinearArgs& c, int row, const T& sum) {
-  UNROLL(r, R)
-    UNROLL(i, CW / 16) {
-      int d = row + R * ty() + r, e = c.first + 64 * (i / 4) + 4 * tx() + i % 4;
-      if (d < c.dim && e < c.value_dim) to[(i64)d * c.value_dim + e] = sum[r][i];
-    }
+  UNROLL2(r, R, i, CW / 16) {
+    int d = row + R * ty() + r, e = c.first + 64 * (i / 4) + 4 * tx() + i % 4;
+    if (d < c.dim && e < c.value_dim) to[(i64)d * c.value_dim + e] = sum[r][i];
+  }
 }
 
 // sum += (ω σ y)ᵀ·x over 64 tokens from `t` of a chunk: 64 rows of the state from `row` on.

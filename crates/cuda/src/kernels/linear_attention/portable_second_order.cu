@@ -83,11 +83,10 @@ DEV void read_states(const LinearArgs& c, Shared& shared, Sums<CW>& sum, const R
       RowsOf<float> s{state + from, c.inner, c.outer - column}, s1{state1 + from, c.inner, c.outer - column};
       Pairs value = {}, moved = {};
       add_products_moved<true, true>(shared, value, moved, y, y1, s, s1, c.inner);
-      UNROLL(r, R)
-        UNROLL(e, 4) {
-          float x = c.state_scale * moved[r][e];
-          sum[r][4 * i + e] = bends ? fmaf(bend[r], value[r][e], x) : x;
-        }
+      UNROLL2(r, R, e, 4) {
+        float x = c.state_scale * moved[r][e];
+        sum[r][4 * i + e] = bends ? fmaf(bend[r], value[r][e], x) : x;
+      }
     }
     return;
   }
@@ -98,16 +97,15 @@ DEV void read_states(const LinearArgs& c, Shared& shared, Sums<CW>& sum, const R
 
 // The weights of a tile of pairs: those of x, and in `side` those of x1.
 DEV void weigh(const LinearArgs& c, Pairs& p, Pairs& side, const Gates& gates, const Gates& slopes, float ddscale, int own, int other, int len) {
-  UNROLL(r, R)
-    UNROLL(e, 4) {
-      int m = own + R * ty() + r, n = other + 4 * tx() + e;
-      int i = c.back ? n : m, j = c.back ? m : n;
-      float decay = j <= i && i < len ? gates.decay(j, i) : 0, s = p[r][e], tangent = c.scale * side[r][e];
-      p[r][e] = side[r][e] = HIDE;
-      if (decay == 0) continue;
-      if (slopes.at || ddscale != 0) tangent = fmaf(fmaf(c.scale, slopes.tangent(j, i), ddscale), s, tangent);
-      p[r][e] = shown(decay * tangent), side[r][e] = shown(c.scale * (decay * s));  // (R29)
-    }
+  UNROLL2(r, R, e, 4) {
+    int m = own + R * ty() + r, n = other + 4 * tx() + e;
+    int i = c.back ? n : m, j = c.back ? m : n;
+    float decay = j <= i && i < len ? gates.decay(j, i) : 0, s = p[r][e], tangent = c.scale * side[r][e];
+    p[r][e] = side[r][e] = HIDE;
+    if (decay == 0) continue;
+    if (slopes.at || ddscale != 0) tangent = fmaf(fmaf(c.scale, slopes.tangent(j, i), ddscale), s, tangent);
+    p[r][e] = shown(decay * tangent), side[r][e] = shown(c.scale * (decay * s));  // (R29)
+  }
 }
 
 KERNEL(attend_second, LinearArgs c, THREADS) {
@@ -130,8 +128,7 @@ KERNEL(attend_second, LinearArgs c, THREADS) {
   }
   const bool bends = slopes.at || (!c.back && ddscale != 0);
   read_states(c, shared, sum, y, y1, bend, bends, state_at(c, strip.chunk, key_head));
-  UNROLL(r, R)
-    UNROLL(e, CW / 16) sum[r][e] = reach[r] == 0 ? 0 : sum[r][e] * reach[r];
+  UNROLL2(r, R, e, CW / 16) sum[r][e] = reach[r] == 0 ? 0 : sum[r][e] * reach[r];
   if (c.state_dots) {
     dot_rows<CW>(number, sum, chunk_rows(c.dot, chunk, head, strip.row), c.first, c.outer);
     UNROLL(r, R)
@@ -176,14 +173,13 @@ DEV void tangents_of_pairs(const LinearArgs& c, Shared& shared, const Chunk& chu
     Pairs s = {}, s1 = {}, x = {}, x1 = {};
     add_products_moved<true, true>(shared, s, s1, q, q1, k, k1, c.dim);
     add_products_moved<true, true>(shared, x, x1, u, u1, v, v1, c.value_dim);
-    UNROLL(r, R)
-      UNROLL(e, 4) {
-        int i = row + R * ty() + r, j = key + 4 * tx() + e;
-        float decay = j <= i && i < chunk.len ? gates.decay(j, i) : 0, tangent = c.scale * s1[r][e];
-        if (decay == 0) continue;
-        if (slopes.at || ddscale != 0) tangent = fmaf(fmaf(c.scale, slopes.tangent(j, i), ddscale), s[r][e], tangent);
-        w[r][e] += decay * fmaf(tangent, x[r][e], c.scale * s[r][e] * x1[r][e]);
-      }
+    UNROLL2(r, R, e, 4) {
+      int i = row + R * ty() + r, j = key + 4 * tx() + e;
+      float decay = j <= i && i < chunk.len ? gates.decay(j, i) : 0, tangent = c.scale * s1[r][e];
+      if (decay == 0) continue;
+      if (slopes.at || ddscale != 0) tangent = fmaf(fmaf(c.scale, slopes.tangent(j, i), ddscale), s[r][e], tangent);
+      w[r][e] += decay * fmaf(tangent, x[r][e], c.scale * s[r][e] * x1[r][e]);
+    }
   }
   show_flow(shared.p, w);
 }

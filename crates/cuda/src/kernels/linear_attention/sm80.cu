@@ -48,11 +48,10 @@ KERNEL(sums, LinearArgs c, THREADS) {
         UNROLL(half, 2) {
           const int t = 16 * i + 8 * half + 2 * (lane % 4);
           float even = t < chunk.len ? gates.reach(t, !c.back) : 0, odd = t + 1 < chunk.len ? gates.reach(t + 1, !c.back) : 0;
-          UNROLL(m, M)
-            UNROLL(r, 2) {
-              u32& x = a[m][2 * half + r];
-              x = pack(even == 0 ? 0 : even * read((element)x), odd == 0 ? 0 : odd * read((element)(x >> 16)));
-            }
+          UNROLL2(m, M, r, 2) {
+            u32& x = a[m][2 * half + r];
+            x = pack(even == 0 ? 0 : even * read((element)x), odd == 0 ? 0 : odd * read((element)(x >> 16)));
+          }
         }
       }
       UNROLL(j, CW / 16) {
@@ -64,29 +63,27 @@ KERNEL(sums, LinearArgs c, THREADS) {
   }
   float* to = c.states + state_at(c, number, key_head);
   bool odd = false;
-  UNROLL(r, 2 * M)
-    UNROLL(j, CW / 8)
-      UNROLL(e, 2) {
-        int d = row_of<M>(r), column = 8 * j + 2 * (lane % 4) + e;
-        float x = c.scale * sum[r / 2][j][2 * (r & 1) + e];
-        if (d >= c.dim || column >= c.value_dim) continue;
-        to[(i64)d * c.value_dim + column] = x, odd |= !is_finite(x);
-      }
+  UNROLL2(r, 2 * M, j, CW / 8)
+    UNROLL(e, 2) {
+      int d = row_of<M>(r), column = 8 * j + 2 * (lane % 4) + e;
+      float x = c.scale * sum[r / 2][j][2 * (r & 1) + e];
+      if (d >= c.dim || column >= c.value_dim) continue;
+      to[(i64)d * c.value_dim + column] = x, odd |= !is_finite(x);
+    }
   tell(c, odd);
 }
 
 // ---- results ----
 // P_ij (y_i·b_j) of two micro-chunks from products, 0 where a pair is not seen. DIAGONAL: of the same one.
 template <bool DIAGONAL, class D> DEV void weigh(Pairs<1, SIDE>& p, int own, int other, int len, bool back, float scale, const D& decay) {
-  UNROLL(r, 2)
-    UNROLL(j, SIDE / 8)
-      UNROLL(e, 2) {
-        float& x = p[0][j][2 * r + e];
-        int m = own + row_of<1>(r), n = other + 8 * j + own_column() + e;
-        int i = back ? n : m, j1 = back ? m : n;
-        float weight = (!DIAGONAL || j1 <= i) && i < len ? decay(j1, i) : 0;
-        x = weight == 0 ? 0 : scale * (weight * x);  // (R23)
-      }
+  UNROLL2(r, 2, j, SIDE / 8)
+    UNROLL(e, 2) {
+      float& x = p[0][j][2 * r + e];
+      int m = own + row_of<1>(r), n = other + 8 * j + own_column() + e;
+      int i = back ? n : m, j1 = back ? m : n;
+      float weight = (!DIAGONAL || j1 <= i) && i < len ? decay(j1, i) : 0;
+      x = weight == 0 ? 0 : scale * (weight * x);  // (R23)
+    }
 }
 // With the decays of a problem: none, a power for each head, sums of tokens.
 DEV void weigh_all(const LinearArgs& c, const Gates& gates, float log, Pairs<1, SIDE>& p, int own, int other, int len, bool back, float scale) {
@@ -132,8 +129,7 @@ DEV void add_decayed_state(const LinearArgs& c, const Gates& gates, Sums<1, CW>&
     const int i = row + row_of<1>(r);
     const float reach = i < len ? gates.reach(i, c.back) : 0;
     absent[r] = reach == 0;
-    UNROLL(j, CW / 8)
-      UNROLL(e, 2) sum[0][j][2 * r + e] = reach == 0 ? 0 : sum[0][j][2 * r + e] * (reach * c.state_scale);
+    UNROLL2(j, CW / 8, e, 2) sum[0][j][2 * r + e] = reach == 0 ? 0 : sum[0][j][2 * r + e] * (reach * c.state_scale);
   }
 }
 
@@ -143,11 +139,10 @@ DEV void dot_rows(float (&out)[2], const Sums<1, CW>& sum, const Rows& with, int
     int row = row_of<1>(r);
     float all = 0;
     if (row < with.count)
-      UNROLL(j, CW / 8)
-        UNROLL(e, 2) {
-          int column = 8 * j + own_column() + e;
-          if (column < width) all = fmaf(sum[0][j][2 * r + e], read(with.at[row * with.stride + column]), all);
-        }
+      UNROLL2(j, CW / 8, e, 2) {
+        int column = 8 * j + own_column() + e;
+        if (column < width) all = fmaf(sum[0][j][2 * r + e], read(with.at[row * with.stride + column]), all);
+      }
     all = quad_sum(all);
     out[r] = absent[r] ? 0 : all;
   }
@@ -267,9 +262,8 @@ KERNEL(flow, LinearArgs c, THREADS) {
       products<1, SIDE, KW>(a, at_q, at_k);
       products<1, SIDE, CW>(b, at_dout, at_v);
       weigh_all(c, gates, log, a, row, key, chunk.len, false, c.scale);
-      UNROLL(j, SIDE / 8)
-        UNROLL(e, 4)
-          if (a[0][j][e] != 0) sum[0][j][e] = fmaf(a[0][j][e], b[0][j][e], sum[0][j][e]);
+      UNROLL2(j, SIDE / 8, e, 4)
+        if (a[0][j][e] != 0) sum[0][j][e] = fmaf(a[0][j][e], b[0][j][e], sum[0][j][e]);
     }
     each(sum, [&](float x, int r, int column) { w[PITCH * row_of<1>(r) + column + own_column()] = x; });
     __syncthreads();

@@ -77,14 +77,12 @@ DEV u32 times(u32 x, float weight) {
 // ---- rows of a thread's accumulators ----
 // Two rows, 8 apart, of a tensor: `count` of 16 bits are there from the first on, and `columns`.
 DEV void load_rows(u32 (&to)[COLUMNS / 4], const Tensor& x, i64 at, int count, int columns) {
-  UNROLL(j, COLUMNS / 8)
-    UNROLL(r, 2) to[2 * j + r] = 8 * r < count && 8 * j < columns ? *(const u32*)((const u16*)x.data + at + 8 * r * x.row + 8 * j) : 0;
+  UNROLL2(j, COLUMNS / 8, r, 2) to[2 * j + r] = 8 * r < count && 8 * j < columns ? *(const u32*)((const u16*)x.data + at + 8 * r * x.row + 8 * j) : 0;
 }
 DEV void store_rows(const Tensor& x, i64 at, int count, int columns, const float (&o)[COLUMNS / 2], float scale) {
-  UNROLL(j, COLUMNS / 8)
-    UNROLL(r, 2)
-      if (8 * r < count && 8 * j < columns)
-        *(u32*)((u16*)x.data + at + 8 * r * x.row + 8 * j) = pack(fmaf(o[4 * j + 2 * r], scale, 0.0f), fmaf(o[4 * j + 2 * r + 1], scale, 0.0f));
+  UNROLL2(j, COLUMNS / 8, r, 2)
+    if (8 * r < count && 8 * j < columns)
+      *(u32*)((u16*)x.data + at + 8 * r * x.row + 8 * j) = pack(fmaf(o[4 * j + 2 * r], scale, 0.0f), fmaf(o[4 * j + 2 * r + 1], scale, 0.0f));
 }
 // Of a quad's four words in each lane, those of word q of all four in lane q.
 DEV void turn_quad(u32 (&x)[4]) {

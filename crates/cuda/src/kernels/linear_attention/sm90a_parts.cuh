@@ -122,11 +122,10 @@ DEV void weigh_pairs(u32 (&to)[WORDS], const float (&p)[2 * WORDS], u32 decays, 
 }
 // The same without decays.
 template <int WORDS> DEV void mask_pairs(u32 (&to)[WORDS], const float (&p)[2 * WORDS], int distance, float scale) {
-  UNROLL(j, WORDS / 2)
-    UNROLL(r, 2) {
-      float x = scale * p[4 * j + 2 * r], y = scale * p[4 * j + 2 * r + 1];
-      to[2 * j + r] = pack(distance + 8 * r - 8 * j >= 0 ? x : 0, distance + 8 * r - 8 * j - 1 >= 0 ? y : 0);
-    }
+  UNROLL2(j, WORDS / 2, r, 2) {
+    float x = scale * p[4 * j + 2 * r], y = scale * p[4 * j + 2 * r + 1];
+    to[2 * j + r] = pack(distance + 8 * r - 8 * j >= 0 ? x : 0, distance + 8 * r - 8 * j - 1 >= 0 ? y : 0);
+  }
 }
 // Rows of out: by the copy engine where all of the chunk's are there, from a tile of the warpgroup. BY_TOKEN there is
 // no such tile.

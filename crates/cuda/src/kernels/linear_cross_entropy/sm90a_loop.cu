@@ -3,11 +3,10 @@
 // ---- gradients of operands ----
 // dw. Calls f(element, accumulator) for each pair of columns of a thread that the classes of the chunk have.
 template <class F> DEV void each_pair(const CrossEntropyArgs& c, const Corner& at, int row, F f) {
-  UNROLL(r, 2)
-    UNROLL(j, TILE / 8) {
-      const int column = at.column + column_of(j, 0);
-      if (row + 8 * r < c.classes && column < c.dim) f((i64)(row + 8 * r) * c.dim + column, 4 * j + 2 * r);
-    }
+  UNROLL2(r, 2, j, TILE / 8) {
+    const int column = at.column + column_of(j, 0);
+    if (row + 8 * r < c.classes && column < c.dim) f((i64)(row + 8 * r) * c.dim + column, 4 * j + 2 * r);
+  }
 }
 // The sums over the chunks of tokens before.
 DEV void read_head(const CrossEntropyArgs& c, float (&z)[TILE / 2], const Corner& at, int row, float scale) {

@@ -174,8 +174,7 @@ DEV int column_of(int j, int e) { return 8 * j + 2 * (threadIdx.x & 3) + e; }
 // Calls f(i, class) for each accumulator of a row in the chunk's columns from `first` on; i counts from the row's
 // first.
 template <class F> DEV void each_class(int first, F f) {
-  UNROLL(j, TILE / 8)
-    UNROLL(e, 2) f(4 * j + e, first + column_of(j, e));
+  UNROLL2(j, TILE / 8, e, 2) f(4 * j + e, first + column_of(j, e));
 }
 DEV bool any_target(int target, int first) { return __any_sync(~0u, (u32)(target - first) < TILE); }
 

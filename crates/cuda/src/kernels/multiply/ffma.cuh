@@ -41,13 +41,12 @@ DEV void add_products_moved(Shared& shared, Pairs& product, Pairs& moved, const 
         float u[4], u1[4];
         fetch(u, &slabs[0][y + place(r, d)]);
         if (A1) fetch(u1, &slabs[2][y + place(r, d)]);
-        UNROLL(i, 4)
-          UNROLL(c, 4) {
-            product[r][c] = fmaf(u[i], w[c][i], product[r][c]);
-            if (B1 && B_FIRST) moved[r][c] = fmaf(u[i], w1[c][i], moved[r][c]);
-            if (A1) moved[r][c] = fmaf(u1[i], w[c][i], moved[r][c]);
-            if (B1 && !B_FIRST) moved[r][c] = fmaf(u[i], w1[c][i], moved[r][c]);
-          }
+        UNROLL2(i, 4, c, 4) {
+          product[r][c] = fmaf(u[i], w[c][i], product[r][c]);
+          if (B1 && B_FIRST) moved[r][c] = fmaf(u[i], w1[c][i], moved[r][c]);
+          if (A1) moved[r][c] = fmaf(u1[i], w[c][i], moved[r][c]);
+          if (B1 && !B_FIRST) moved[r][c] = fmaf(u[i], w1[c][i], moved[r][c]);
+        }
       }
     }
     __syncthreads();
@@ -86,9 +85,8 @@ template <int W, int LENGTH, bool GUARDED> DEV void multiply(Shared& shared, Sum
       UNROLL(c, W / 64) {
         float y[4];
         fetch(y, &shared.x[(t + k) * W + 64 * c + 4 * tx()]);
-        UNROLL(r, R)
-          UNROLL(e, 4)
-            if (!GUARDED || !hidden(p[r])) sum[r][4 * c + e] = fmaf(p[r], y[e], sum[r][4 * c + e]);
+        UNROLL2(r, R, e, 4)
+          if (!GUARDED || !hidden(p[r])) sum[r][4 * c + e] = fmaf(p[r], y[e], sum[r][4 * c + e]);
       }
     }
 }

@@ -15,8 +15,7 @@ template <class A, class B> DEV void multiply(Shared& shared, float (&sum)[8][8]
         read_four(u + 4 * half, &shared.a[stage][k][spread(ty(), 4 * half)]);
         read_four(v + 4 * half, &shared.b[stage][k][spread(tx(), 4 * half)]);
       }
-      UNROLL(r, 8)
-        UNROLL(c, 8) sum[r][c] = fmaf(u[r], v[c], sum[r][c]);
+      UNROLL2(r, 8, c, 8) sum[r][c] = fmaf(u[r], v[c], sum[r][c]);
     }
     if (more) a.put(shared.a[stage ^ 1], x), b.put(shared.b[stage ^ 1], y);
     __syncthreads();

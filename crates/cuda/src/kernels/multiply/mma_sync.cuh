@@ -30,8 +30,7 @@ template <int M, int K, int W> DEV void accumulate(Sums<M, W>& sum, const Factor
   const u32 rows = x + (lane / 8 % 2 * 8 + lane % 8) * 128, swizzle = (lane / 16 ^ lane % 8) << 4;
   UNROLL(i, K / 16) {
     u32 a[M][4];
-    UNROLL(m, M)
-      UNROLL(e, 4) a[m][e] = p[m][2 * i + e / 2][e % 2];
+    UNROLL2(m, M, e, 4) a[m][e] = p[m][2 * i + e / 2][e % 2];
     UNROLL(j, W / 16) {
       u32 y[4];
       load_blocks_transposed(rows + j / 4 * K * 128 + i * 2048 + (2 * j % 8 << 4 ^ swizzle), y);

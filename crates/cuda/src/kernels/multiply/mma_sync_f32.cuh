@@ -103,9 +103,8 @@ template <int M, int N, int W> DEV void products(Pairs<M, N>& product, u32 a, u3
       }
       y[2 * j] = right(z[0]), y[2 * j + 1] = right(z[1]);
     }
-    UNROLL(t, TERMS)
-      UNROLL(j, N / 8)
-        UNROLL(m, M) multiply(product[m][j], x[m].x[LEFT[t]], y[j].x[RIGHT[t]][0], y[j].x[RIGHT[t]][1]);
+    UNROLL2(t, TERMS, j, N / 8)
+      UNROLL(m, M) multiply(product[m][j], x[m].x[LEFT[t]], y[j].x[RIGHT[t]][0], y[j].x[RIGHT[t]][1]);
   }
 }
 
@@ -134,9 +133,8 @@ template <int M, int K, int W> DEV void accumulate(Sums<M, W>& sum, const Factor
         UNROLL(e, 4) z[e / 2][e % 2] = load_float(from[e % 2] + panel * K * 128 + (16 * i + 8 * (e / 2)) * 128 + (2 * j << 4 ^ swizzle[e % 2]));
         y[j] = right(z);
       }
-      UNROLL(t, TERMS)
-        UNROLL(j, 4)
-          UNROLL(m, M) multiply(sum[m][4 * panel + j], a[m].x[LEFT[t]], y[j].x[RIGHT[t]][0], y[j].x[RIGHT[t]][1]);
+      UNROLL2(t, TERMS, j, 4)
+        UNROLL(m, M) multiply(sum[m][4 * panel + j], a[m].x[LEFT[t]], y[j].x[RIGHT[t]][0], y[j].x[RIGHT[t]][1]);
     }
   }
 }

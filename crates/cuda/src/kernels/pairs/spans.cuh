@@ -112,12 +112,11 @@ DEV int number_of(u32 visit) { return visit & ~CUT; }
 DEV u32 visible(const SpanTables& t, const Shape& all, const Own& s, int query, int key) {
   const Span* spans = t.spans + (i64)s.batch * all.queries + s.query_start;
   u32 bits = 0;
-  UNROLL(j, 8)
-    UNROLL(e, 2) {
-      const int i = query + 8 * j + e;
-      const Span span = i < s.queries ? spans[i] : Span{0, 0};
-      UNROLL(r, 2)
-        if (span.begin <= key + 8 * r && key + 8 * r < span.end) bits |= 1u << (4 * j + 2 * r + e);
-    }
+  UNROLL2(j, 8, e, 2) {
+    const int i = query + 8 * j + e;
+    const Span span = i < s.queries ? spans[i] : Span{0, 0};
+    UNROLL(r, 2)
+      if (span.begin <= key + 8 * r && key + 8 * r < span.end) bits |= 1u << (4 * j + 2 * r + e);
+  }
   return bits;
 }

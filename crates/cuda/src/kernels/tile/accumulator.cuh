@@ -9,8 +9,7 @@ DEV int own_group() { return threadIdx.x / 128 - 1; }
 
 // Calls f(number, its row of the two, its column behind the thread's first) for each number, column by column.
 template <int N, class F> DEV void each_number(float (&x)[N], F f) {
-  UNROLL(c, N / 2)
-    UNROLL(r, 2) f(x[4 * (c / 2) + 2 * r + c % 2], r, 8 * (c / 2) + c % 2);
+  UNROLL2(c, N / 2, r, 2) f(x[4 * (c / 2) + 2 * r + c % 2], r, 8 * (c / 2) + c % 2);
 }
 // Calls f(number, its column behind the first) for each number of a row.
 template <int N, class F> DEV void each_in_row(float (&x)[N], int r, F f) {

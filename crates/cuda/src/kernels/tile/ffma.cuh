@@ -29,12 +29,10 @@ DEV int row_of(int r) { return R * ty() + r; }
 DEV int column_of(int e) { return 4 * tx() + e; }
 // Calls f(number, r, e) for each number of a thread, row by row.
 template <int N, class T, class F> DEV void each(T (&x)[R][N], F f) {
-  UNROLL(r, R)
-    UNROLL(e, N) f(x[r][e], r, e);
+  UNROLL2(r, R, e, N) f(x[r][e], r, e);
 }
 template <int N> DEV void mul_rows(float (&x)[R][N], const float (&factor)[R]) {
-  UNROLL(r, R)
-    UNROLL(e, N) x[r][e] *= factor[r];
+  UNROLL2(r, R, e, N) x[r][e] *= factor[r];
 }
 template <int W> DEV void clear(Sums<W>& sum) { each(sum, [](float& x, int, int) { x = 0; }); }
 // The sum, and the largest, over the 16 threads that share rows; NaN if one is.

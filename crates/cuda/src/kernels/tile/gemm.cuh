@@ -34,8 +34,7 @@ template <class T> DEV void four(float* to, const T* from, int there, bool whole
 }
 
 DEV void clear(float (&sum)[8][8]) {
-  UNROLL(r, 8)
-    UNROLL(c, 8) sum[r][c] = 0;
+  UNROLL2(r, 8, c, 8) sum[r][c] = 0;
 }
 
 // The place of sums that the same thread alone reads again: vectors of all threads side by side.

@@ -23,6 +23,8 @@ typedef long long i64;
 #define UNROLL_BY(rounds) PRAGMA(unroll rounds)
 // A loop that is written out: i = 0, 1 … count - 1.
 #define UNROLL(i, count) UNROLL_ALL for (int i = 0; i < (count); i++)
+// Two such loops, one within the other.
+#define UNROLL2(i, rows, j, columns) UNROLL(i, rows) UNROLL(j, columns)
 #define INF __int_as_float(0x7f800000)
 #define NAN_F __int_as_float(0x7fffffff)
 constexpr float LOG2E = 1.4426950408889634f;
