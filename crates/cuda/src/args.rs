@@ -48,23 +48,12 @@ impl Definitions {
 /// A name of kernel arguments in C, and what adds their definition.
 pub(crate) type Declaration = (&'static str, fn(&mut Definitions));
 
-pub(crate) const fn declaration<A: KernelArgs + Pointee>() -> Declaration {
-    (A::NAME, <A as Field>::define)
-}
-
 macro_rules! declarations {
-    ($($args:ty),+ $(,)?) => { &[$($crate::args::declaration::<$args>()),+] };
+    ($($args:ty),+ $(,)?) => {
+        &[$((<$args as $crate::args::Pointee>::NAME, <$args as $crate::args::Field>::define)),+]
+    };
 }
 pub(crate) use declarations;
-
-pub(crate) trait KernelArgs: Field {
-    /// The bytes of a launch.
-    fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments { bytes: vec![0; Self::SIZE], ..Arguments::default() };
-        self.write(0, &mut arguments);
-        arguments
-    }
-}
 
 /// The bytes of a kernel's arguments, and where in them symbols stand.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -77,16 +66,16 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
+    /// The bytes of structs, one behind the other: of a launch, or of a list.
+    pub fn of<T: Field>(list: &[T]) -> Arguments {
+        let mut all = Arguments { bytes: vec![0; list.len() * T::SIZE], ..Arguments::default() };
+        list.iter().enumerate().for_each(|(n, x)| x.write(n * T::SIZE, &mut all));
+        all
+    }
+
     fn put(&mut self, at: usize, bytes: &[u8]) {
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
     }
-}
-
-/// The bytes of a list of structs that hold no address.
-pub(crate) fn bytes_of<T: Field>(list: &[T]) -> Vec<u8> {
-    let mut all = Arguments { bytes: vec![0; list.len() * T::SIZE], ..Arguments::default() };
-    list.iter().enumerate().for_each(|(n, x)| x.write(n * T::SIZE, &mut all));
-    all.bytes
 }
 
 macro_rules! numbers {
@@ -132,7 +121,7 @@ impl<T: Field, const N: usize> Field for [T; N] {
 }
 
 /// A type of what lies at an address.
-pub(crate) trait Pointee {
+pub(crate) trait Pointee: Copy {
     const NAME: &'static str;
 
     /// Adds its definition, if the sources of kernels do not have it.
@@ -143,7 +132,7 @@ pub(crate) trait Pointee {
 macro_rules! pointees {
     ($($(#[$doc:meta])* $pointee:ident = $name:literal),* $(,)?) => {$(
         $(#[$doc])*
-        #[derive(Debug, Clone, Copy)]
+        #[derive(Debug, Clone, Copy, Default)]
         pub(crate) struct $pointee;
 
         impl Pointee for $pointee {
@@ -164,25 +153,11 @@ pointees! {
 }
 
 /// An address; 0 where there is nothing.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Pointer<T, const READS: bool>(pub u64, PhantomData<T>);
 
 pub(crate) type Ptr<T> = Pointer<T, false>;
 pub(crate) type ConstPtr<T> = Pointer<T, true>;
-
-impl<T, const READS: bool> Clone for Pointer<T, READS> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T, const READS: bool> Copy for Pointer<T, READS> {}
-
-impl<T, const READS: bool> Default for Pointer<T, READS> {
-    fn default() -> Self {
-        Self::from(0)
-    }
-}
 
 impl<T, const READS: bool> From<u64> for Pointer<T, READS> {
     fn from(address: u64) -> Self {
@@ -238,7 +213,7 @@ pub(crate) const fn layout<const N: usize>(fields: [(usize, usize); N]) -> ([usi
     (offsets, end.next_multiple_of(largest), largest)
 }
 
-/// Declares kernel arguments, or a part of them: a struct in Rust, and one in CUDA C of the name behind `as`.
+/// Declares kernel arguments, or parts of them: structs in Rust, and in CUDA C with the names behind `as`.
 macro_rules! kernel_args {
     (
         $(#[$doc:meta])*
@@ -291,8 +266,9 @@ macro_rules! kernel_args {
                 <$args as $crate::args::Field>::define(definitions);
             }
         }
-
-        impl $crate::args::KernelArgs for $args {}
+    };
+    ($($(#[$doc:meta])* $access:vis struct $args:ident as $name:literal $fields:tt)+) => {
+        $($crate::args::kernel_args! { $(#[$doc])* $access struct $args as $name $fields })+
     };
 }
 pub(crate) use kernel_args;

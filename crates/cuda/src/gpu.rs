@@ -9,7 +9,7 @@ use crate::lock::lock;
 use crate::options::Settings;
 use crate::shared::shared_bytes;
 use crate::target::Target;
-use crate::variant::Variant;
+use crate::variant::{KernelOf, Variant};
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::CUdevice_attribute::*;
 use cudarc::driver::sys::{CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CUresult};
@@ -88,9 +88,9 @@ impl Device {
     }
 
     /// Compiles side by side what `function` would compile one by one.
-    pub fn compile_ahead(&self, kernels: &BTreeSet<(&Variant, &'static str)>) {
+    pub fn compile_ahead(&self, kernels: &BTreeSet<KernelOf<'_>>) {
         // From when its load begins.
-        let is_loaded = |&(variant, name): &(&Variant, _)| lock(&self.kernels).contains_key(&(variant.clone(), name));
+        let is_loaded = |&(variant, name): &KernelOf<'_>| lock(&self.kernels).contains_key(&(variant.clone(), name));
         let absent: Vec<_> = kernels.iter().filter(|kernel| !is_loaded(kernel)).collect();
         let threads = cores().min(absent.len());
         if threads < 2 {

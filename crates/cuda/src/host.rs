@@ -1,6 +1,6 @@
 //! Operands of the host, copied to the device: for the doors that compute a pass or time it.
 
-use crate::call::{Operands, PassCall};
+use crate::call::{Operands, PassCall, Places};
 use crate::memory::{Layout, MemoryRange};
 use crate::options::Options;
 use crate::parts::Part;
@@ -15,15 +15,12 @@ use std::sync::Arc;
 /// Computes a pass whose call has passed [`Table::check_call`], and copies the results to their places.
 pub(crate) fn compute<'a>(
     workspace: &Workspace,
-    (pass, storage, table): (Pass, Dtype, &Table),
+    call: (Pass, Dtype, &Table),
     (inputs, outputs): (&Views<'_>, &mut ViewsMut<'_>),
     options: &Options,
     draft: impl FnOnce(&PassCall<'_, '_>) -> Result<PassPlan<'a>, Error>,
 ) -> Result<(), Error> {
-    let state = workspace.device(options.device)?;
-    let operands = Operands::Host(inputs, Some(outputs));
-    let call = PassCall::new(state.device.target, (pass, storage), table, operands, options);
-    let placed = Placed::of(&state, draft(&call)?, inputs, Some(outputs))?;
+    let (placed, ()) = Placed::new(workspace, call, (inputs, Some(outputs)), options, |call| Ok((draft(call)?, ())))?;
     placed.run()?;
     placed.read(outputs)?;
     placed.finish();
@@ -42,13 +39,19 @@ pub(crate) struct Placed {
 }
 
 impl Placed {
-    /// Copies the inputs and the tables of a pass that was drafted for operands of the host to the device.
-    pub fn of(
-        state: &Arc<DeviceState>,
-        plan: PassPlan<'_>,
-        inputs: &Views<'_>,
-        places: Option<&ViewsMut<'_>>,
-    ) -> Result<Placed, Error> {
+    /// Drafts a pass for operands of the host, and copies its inputs and tables to the device. Without places all
+    /// results are computed. Returns what is drafted beside.
+    pub fn new<'a, T>(
+        workspace: &Workspace,
+        (pass, storage, table): (Pass, Dtype, &Table),
+        (inputs, places): (&Views<'_>, Option<&ViewsMut<'_>>),
+        options: &Options,
+        draft: impl FnOnce(&PassCall<'_, '_>) -> Result<(PassPlan<'a>, T), Error>,
+    ) -> Result<(Placed, T), Error> {
+        let state = workspace.device(options.device)?;
+        let operands = Operands::Host(inputs, places.map(|places| places as &dyn Places));
+        let call = PassCall::new(state.device.target, (pass, storage), table, operands, options);
+        let (plan, beside) = draft(&call)?;
         let pass = plan.load(&state.device)?;
         let parts = &pass.parts.list;
         let mut layout = Layout::default();
@@ -71,7 +74,7 @@ impl Placed {
         pass.upload(&queue, tables.address(base))?;
         let [tables, scratch] = [tables, scratch].map(|range| range.address(base));
         let addresses = ranges.iter().map(|range| range.address(base)).collect();
-        Ok(Placed { pass, state: state.clone(), slot, addresses, tables, scratch })
+        Ok((Placed { pass, state, slot, addresses, tables, scratch }, beside))
     }
 
     pub fn queue(&self) -> Result<Queue<'_>, Error> {

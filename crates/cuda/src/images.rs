@@ -6,7 +6,7 @@ use crate::cache::Cache;
 use crate::compiler::Compiler;
 use crate::lock::lock;
 use crate::options::Settings;
-use crate::variant::Variant;
+use crate::variant::{KernelOf, Variant};
 use etalon_problem::Error;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -46,7 +46,7 @@ impl Images {
     /// A kernel of a variant, loaded from the first place that has code which can be loaded.
     pub fn load<T>(
         &self,
-        (variant, kernel): (&Variant, &'static str),
+        (variant, kernel): KernelOf<'_>,
         architecture: &str,
         load: impl Fn(&[u8]) -> Result<T, Error>,
     ) -> Result<T, Error> {
@@ -88,12 +88,7 @@ impl Images {
 
     /// Compiles a kernel, from any thread, unless it is archived, cached, loaded or compiled by another: `load` will
     /// find it, or why that failed. Entries are read by `load` alone, which compiles what is damaged.
-    pub fn compile_ahead(
-        &self,
-        (variant, kernel): (&Variant, &'static str),
-        architecture: &str,
-        is_loaded: impl Fn() -> bool,
-    ) {
+    pub fn compile_ahead(&self, (variant, kernel): KernelOf<'_>, architecture: &str, is_loaded: impl Fn() -> bool) {
         let (archive, Ok(compiler)) = (&self.archive, &self.compiler) else { return };
         let is_archived = |archive: &Archive| archive.entry((variant, kernel), architecture).is_some();
         let is_cached = |cache: &Cache| cache.has(&variant.key(kernel, architecture, &compiler.version()));
@@ -107,14 +102,9 @@ impl Images {
         own.get_or_init(|| self.compile(compiler, (variant, kernel), architecture));
     }
 
-    fn compile(
-        &self,
-        compiler: &Compiler,
-        (variant, kernel): (&Variant, &str),
-        architecture: &str,
-    ) -> Result<Vec<u8>, String> {
+    fn compile(&self, by: &Compiler, (variant, kernel): KernelOf<'_>, architecture: &str) -> Result<Vec<u8>, String> {
         let options = [variant.options(architecture), self.defines.clone()].concat();
-        compiler.compile(&variant.source(&[kernel]), &options).map(|compiled| compiled.image)
+        by.compile(&variant.source(&[kernel]), &options).map(|compiled| compiled.image)
     }
 
     /// The error without a compiler, where no archive has what is wanted.

@@ -4,7 +4,7 @@
 
 pub use etalon_problem::lazy_attention::{SpeedUp, Stats};
 
-use crate::call::{Operands, PassCall};
+use crate::call::PassCall;
 use crate::host::Placed;
 use crate::memory::filled;
 use crate::options::Options;
@@ -61,13 +61,14 @@ fn measure(
     let storage = table.check_call(inputs, &none, false)?;
     storage.refuse_f64()?;
     tile.check()?;
-    let state = workspace.device(options.device)?;
-    let mut found = room_for(pair_shape, tile)?;
-    let bytes = [size_of_val(&found.figures[..]), 4 * found.states.len()];
-    let operands = Operands::Host(inputs, Some(&none));
-    let call = PassCall::new(state.device.target, (Pass::Forward, storage), &table, operands, options);
-    let (plan, [figures, states]) = draft_stats(&problem, &call, (tile, bytes))?;
-    let placed = Placed::of(&state, plan, inputs, None)?;
+    let draft = |call: &PassCall<'_, '_>| {
+        let found = room_for(pair_shape, tile)?;
+        let bytes = [size_of_val(&found.figures[..]), 4 * found.states.len()];
+        let (plan, ranges) = draft_stats(&problem, call, (tile, bytes))?;
+        Ok((plan, (found, ranges)))
+    };
+    let call = (Pass::Forward, storage, &table);
+    let (placed, (mut found, [figures, states])) = Placed::new(workspace, call, (inputs, Some(&none)), options, draft)?;
     placed.run()?;
     placed.download(figures, bytemuck::cast_slice_mut(&mut found.figures))?;
     if let Some(to) = found.states.as_slice_mut() {

@@ -1,6 +1,6 @@
 //! All variants.
 
-use crate::family::Family;
+use crate::family::Family::{self, CrossEntropyPortable, CrossEntropyShards, CrossEntropySm90a};
 use crate::softmax::{AttentionShape, CONSUMER, Hopper, Lengths, Results, Visible};
 use crate::unit::Unit;
 use crate::variant::{Variant, WIDTHS};
@@ -37,15 +37,9 @@ pub fn every_variant() -> Vec<Variant> {
 }
 
 fn add_cross_entropy(all: &mut Vec<Variant>) {
-    for (storage, second) in each(ALL, FLAGS) {
-        all.push(Variant::cross_entropy(storage, second));
-        if !second {
-            all.push(Variant::cross_entropy_shards(storage));
-        }
-        if storage != F32 && !second {
-            all.push(Variant::hopper_cross_entropy(storage));
-        }
-    }
+    all.extend(each(ALL, FLAGS).map(|(storage, second)| Variant::cross_entropy(CrossEntropyPortable, storage, second)));
+    all.extend(ALL.map(|storage| Variant::cross_entropy(CrossEntropyShards, storage, false)));
+    all.extend([Bf16, F16].map(|storage| Variant::cross_entropy(CrossEntropySm90a, storage, false)));
 }
 
 /// attention, attention_lse and lazy_attention on the levels portable and sm80.

@@ -1,6 +1,6 @@
 //! Peak of the arithmetic of a device: `kernels/peak.cu`.
 
-use crate::args::{Declaration, KernelArgs, Ptr, declarations, kernel_args};
+use crate::args::{Arguments, Declaration, Ptr, declarations, kernel_args};
 use crate::device_id::DeviceId;
 use crate::options::{Level, Options, Precision};
 use crate::queue::{Queue, device_memory};
@@ -58,7 +58,7 @@ struct Products<'a> {
 
 impl Products<'_> {
     fn enqueue(&self, blocks: usize, rounds: i32) -> Result<(), Error> {
-        let arguments = PeakArgs { sink: self.sink.into(), rounds }.arguments();
+        let arguments = Arguments::of(&[PeakArgs { sink: self.sink.into(), rounds }]);
         self.queue.launch(&self.kernel, blocks as u32, (THREADS, 0), &arguments.bytes)
     }
 

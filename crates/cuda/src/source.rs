@@ -77,10 +77,10 @@ fn kernel_of(line: &str) -> Option<(&str, &str)> {
 /// The beginning of a line in whose place a struct of kernel arguments is defined; its name follows, in parentheses.
 const ARGUMENTS: &str = "KERNEL_ARGS(";
 
-fn declared() -> impl Iterator<Item = Declaration> {
+fn declared() -> impl Iterator<Item = &'static Declaration> {
     let own = [step::ARGUMENTS, peak::ARGUMENTS, tensor_args::ARGUMENTS];
-    let algorithms = [linear_attention::ARGUMENTS, linear_cross_entropy::ARGUMENTS];
-    own.into_iter().chain(algorithms).flatten().copied().chain(softmax::arguments())
+    let algorithms = [softmax::ARGUMENTS, linear_attention::ARGUMENTS, linear_cross_entropy::ARGUMENTS];
+    own.into_iter().chain(algorithms).flatten()
 }
 
 /// Adds the definition of kernel arguments, and of what they need.

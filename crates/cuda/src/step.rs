@@ -1,6 +1,6 @@
 //! The steps of a pass, as plain data: a plan prints them without a device, and [`pass`](crate::pass) loads them.
 
-use crate::args::{Arguments, ConstPtr, Declaration, KernelArgs, Pointee, Ptr, declarations, kernel_args};
+use crate::args::{Arguments, ConstPtr, Declaration, Field, Pointee, Ptr, declarations, kernel_args, pointees};
 use crate::memory::MemoryRange;
 use crate::parts::{Part, Parts};
 use crate::shared::shared_bytes;
@@ -8,7 +8,7 @@ use crate::strided::StridedTensor;
 use crate::target::Target;
 use crate::tensor_args::TensorArgs;
 use crate::unit::Unit;
-use crate::variant::Variant;
+use crate::variant::{KernelOf, Variant};
 use etalon_problem::Error;
 use std::cell::RefCell;
 use std::ops::Deref;
@@ -106,12 +106,9 @@ impl Bases<'_> {
     }
 }
 
-/// An element of `move.cu`: a number of two or four bytes.
-#[derive(Debug, Clone, Copy)]
-struct Word;
-
-impl Pointee for Word {
-    const NAME: &'static str = "word";
+pointees! {
+    /// An element of `move.cu`: a number of two or four bytes.
+    Word = "word",
 }
 
 kernel_args! {
@@ -134,6 +131,9 @@ pub(crate) const ARGUMENTS: &[Declaration] = declarations![Move];
 
 /// Rows of a block.
 const ROWS: usize = 8;
+
+/// Blocks of a launch, and the threads of each.
+pub(crate) type Grid = (usize, u32);
 
 /// The most steps of a pass: of a few KB each.
 const MOST_STEPS: usize = 100_000;
@@ -182,32 +182,22 @@ impl<'a, P> Steps<'a, P> {
 
     /// Adds a launch over so many blocks of so many threads, if there is a block. Fails where there are [`MOST_STEPS`]
     /// already.
-    pub fn launch<A: KernelArgs>(
-        &self,
-        kernel: (&Variant, &'static str),
-        grid: (usize, u32),
-        arguments: &A,
-    ) -> Result<(), Error> {
-        self.launch_work(kernel, grid, arguments, Work::NONE)
+    pub fn launch(&self, of: KernelOf<'_>, grid: Grid, args: &impl Field) -> Result<(), Error> {
+        self.launch_work(of, grid, args, Work::NONE)
     }
 
     /// The same, with what it computes.
-    pub fn launch_work<A: KernelArgs>(
-        &self,
-        kernel: (&Variant, &'static str),
-        grid: (usize, u32),
-        arguments: &A,
-        work: Work,
-    ) -> Result<(), Error> {
-        self.push(kernel, (grid.0, grid.1, 0), arguments, work)
+    pub fn launch_work(&self, of: KernelOf<'_>, grid: Grid, args: &impl Field, work: Work) -> Result<(), Error> {
+        self.push(of, grid, 0, args, work)
     }
 
     /// The same, with so many bytes of shared memory besides.
-    pub fn push<A: KernelArgs>(
+    pub fn push(
         &self,
-        (variant, name): (&Variant, &'static str),
-        (blocks, threads, own_shared): (usize, u32, u32),
-        arguments: &A,
+        (variant, name): KernelOf<'_>,
+        (blocks, threads): Grid,
+        own_shared: u32,
+        args: &impl Field,
         work: Work,
     ) -> Result<(), Error> {
         if blocks == 0 {
@@ -221,7 +211,7 @@ impl<'a, P> Steps<'a, P> {
             return Err(Error::unsupported("a problem of this size", "a launch has at most 2³¹ − 1 blocks"));
         }
         let kernel = Kernel { variant: variant.clone(), name, threads, own_shared };
-        let (blocks, arguments) = (blocks as u32, arguments.arguments());
+        let (blocks, arguments) = (blocks as u32, Arguments::of(std::slice::from_ref(args)));
         self.list.borrow_mut().push(Step::Launch { kernel, blocks, arguments, work });
         Ok(())
     }

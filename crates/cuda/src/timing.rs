@@ -1,6 +1,6 @@
 //! Times of a pass on a device.
 
-use crate::call::{Operands, PassCall};
+use crate::call::PassCall;
 use crate::device::check_clock;
 use crate::device_pass::DevicePass;
 use crate::device_tensor::{DeviceTensor, DeviceTensors};
@@ -56,10 +56,8 @@ pub fn time(
     let table = levels::table_of(problem, pass)?;
     let storage = check(&table, inputs, options.recompute)?;
     levels::check(options, problem.algorithm(), pass, storage)?;
-    let state = workspace.device(options.device)?;
-    let operands = Operands::Host(inputs, None);
-    let call = PassCall::new(state.device.target, (pass, storage), &table, operands, options);
-    let placed = Placed::of(&state, draft(problem, &call)?, inputs, None)?;
+    let draft = |call: &PassCall<'_, '_>| Ok((draft(problem, call)?, ()));
+    let (placed, ()) = Placed::new(workspace, (pass, storage, &table), (inputs, None), options, draft)?;
     let mut timing = Timing { scratch_bytes: placed.scratch_bytes(), ..Timing::default() };
     // Neither compiling and loading counts nor the first round.
     let first = round(&placed, 1)?;

@@ -13,6 +13,9 @@ pub struct Variant {
     pub defines: Vec<(&'static str, usize)>,
 }
 
+/// A kernel of a variant.
+pub(crate) type KernelOf<'a> = (&'a Variant, &'static str);
+
 /// The widths of accumulators. Wider operands take several launches.
 pub(crate) const WIDTHS: [usize; 3] = [64, 128, 256];
 
@@ -37,17 +40,9 @@ impl Variant {
         Self::new(family, [("R", rows), ("STORAGE", number(storage)), ("CW", width(columns))])
     }
 
-    pub(crate) fn cross_entropy(storage: Dtype, second: bool) -> Self {
-        let defines = [("STORAGE", number(storage)), ("SECOND", second.into())];
-        Self::new(Family::CrossEntropyPortable, defines)
-    }
-
-    pub(crate) fn cross_entropy_shards(storage: Dtype) -> Self {
-        Variant { family: Family::CrossEntropyShards, ..Self::cross_entropy(storage, false) }
-    }
-
-    pub(crate) fn hopper_cross_entropy(storage: Dtype) -> Self {
-        Variant { family: Family::CrossEntropySm90a, ..Self::cross_entropy(storage, false) }
+    /// Kernels of a family of linear_cross_entropy; in the second order those of the portable one alone.
+    pub(crate) fn cross_entropy(family: Family, storage: Dtype, second: bool) -> Self {
+        Self::new(family, [("STORAGE", number(storage)), ("SECOND", second.into())])
     }
 
     /// The kernels of linear_attention for sm80, of factors and results with so many columns. `whole`: rows of q, k, v

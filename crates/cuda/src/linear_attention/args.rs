@@ -57,9 +57,7 @@ kernel_args! {
         /// σ, of pairs; factors of products with the state, of what is stored, and of `state_dots`.
         pub scale, state_scale, store_scale, dot_scale: f32,
     }
-}
 
-kernel_args! {
     /// Arguments of `sm90a_*.cu`; results as of [`LinearArgs`]. Boxes have 64 columns and 128 rows, of `out` 64.
     pub(super) struct WalkArgs as "WalkArgs" {
         pub y, b, x, out, dots: TensorMap,

@@ -1,7 +1,7 @@
 //! Cuts of sequences into chunks, as kernels read them.
 
 use super::{CHUNK, SIDE};
-use crate::args::{Field, bytes_of, kernel_args};
+use crate::args::{Arguments, Field, kernel_args};
 use crate::memory::{Layout, MemoryRange};
 use crate::pass::TableImage;
 use etalon_problem::{Error, LinearAttention};
@@ -16,30 +16,22 @@ kernel_args! {
         /// Bits: the first (1) and the last (2) of its sequence.
         pub ends: i32,
     }
-}
 
-kernel_args! {
     /// A micro-chunk: the chunk, and the first row in it.
     pub(super) struct Strip as "Strip" {
         pub chunk, row: i32,
     }
-}
 
-kernel_args! {
     /// A sequence: the first chunk, and how many.
     pub(super) struct Line as "Line" {
         pub first, chunks: i32,
     }
-}
 
-kernel_args! {
     /// Chunks that a block of sm90a walks: the first, how many, and their sequence.
     pub(super) struct Segment as "Segment" {
         pub first, chunks, sequence: i32,
     }
-}
 
-kernel_args! {
     /// A sequence of several segments: the first, how many, and the sequence.
     pub(super) struct Run as "Run" {
         pub first, segments, sequence: i32,
@@ -54,7 +46,7 @@ pub(super) struct Rows<T> {
 impl<T: Field> Rows<T> {
     fn new(rows: Vec<T>, layout: &mut Layout, image: &mut TableImage) -> Result<Rows<T>, Error> {
         let range = layout.range(rows.len() * T::SIZE)?;
-        image.put(range, bytes_of(&rows));
+        image.put(range, Arguments::of(&rows).bytes);
         image.bytes = layout.bytes();
         Ok(Rows { rows, range })
     }

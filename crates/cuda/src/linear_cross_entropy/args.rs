@@ -29,16 +29,12 @@ kernel_args! {
     pub(crate) struct Cotangents as "Cotangents" {
         pub loss, lse, logprob, entropy: ConstPtr<f32>,
     }
-}
 
-kernel_args! {
     /// Outputs of tokens.
     pub(crate) struct Outputs as "Outputs" {
         pub loss, lse, logprob, entropy: Ptr<f32>,
     }
-}
 
-kernel_args! {
     /// A problem, its memory, and a chunk of its tokens and classes.
     pub(crate) struct CrossEntropyArgs as "CrossEntropyArgs" {
         pub h, w: ConstPtr<Element>,
@@ -95,9 +91,7 @@ kernel_args! {
         /// 1: the chunk is the first, or the last, that adds to its sums.
         pub begins, ends: i32,
     }
-}
 
-kernel_args! {
     /// A product of `linear_cross_entropy/sm90a_products.cu`: of the chunk, h and w; da and w; da and h.
     pub(crate) struct ProductArgs as "ProductArgs" {
         pub a, b: TensorMap,
@@ -117,9 +111,7 @@ kernel_args! {
         /// Classes that dh is summed over one after the other; a power of two.
         pub block: u32,
     }
-}
 
-kernel_args! {
     /// A filter of dh and dw.
     pub(crate) struct FilterArgs as "FilterArgs" {
         pub c: CrossEntropyArgs,
@@ -134,9 +126,7 @@ kernel_args! {
         /// Of `choose`.
         pub diagonal: i32,
     }
-}
 
-kernel_args! {
     /// A node of a shard.
     pub(crate) struct ShardArgs as "ShardArgs" {
         /// Of a node its classes are all; of `recall` and `add` they are those of the problem.
@@ -153,9 +143,7 @@ kernel_args! {
         /// 1: it is wanted.
         pub argmax: i32,
     }
-}
 
-kernel_args! {
     /// The sums of all parts, along the tree: part k is pushed, and then put together with the `merges[k]` before it.
     pub(crate) struct FoldArgs as "FoldArgs" {
         /// `[parts][count]`

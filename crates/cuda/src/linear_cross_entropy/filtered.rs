@@ -1,9 +1,9 @@
 //! The backward pass with a filter, over operands of the host.
 
-use super::draft::draft_filtered;
 use super::plan::{SIDE, TILE};
+use super::run::draft_filtered;
 use super::tokens::counted;
-use crate::call::{Operands, PassCall};
+use crate::call::PassCall;
 use crate::host::Placed;
 use crate::memory::filled;
 use crate::options::{Level, Options};
@@ -48,11 +48,10 @@ pub fn filtered_backward(
     let mut left_out = filled(0u8, &[tokens.div_ceil(SIDE), vocab.div_ceil(TILE)], what)?;
     let (mut dh, mut dw) = (filled(0f32, &[tokens], what)?, filled(0f32, &[vocab], what)?);
     let bands = counted(problem, inputs)?.div_ceil(SIDE);
-    let state = workspace.device(options.device)?;
-    let operands = Operands::Host(inputs, Some(outputs));
-    let call = PassCall::new(state.device.target, (Pass::Backward, storage), &table, operands, options);
-    let (plan, [of_tiles, of_tokens, of_classes]) = draft_filtered((problem, filter), &call.on(Level::Portable))?;
-    let placed = Placed::of(&state, plan, inputs, Some(outputs))?;
+    let draft = |call: &PassCall<'_, '_>| draft_filtered((problem, filter), &call.on(Level::Portable));
+    let call = (Pass::Backward, storage, &table);
+    let (placed, ranges) = Placed::new(workspace, call, (inputs, Some(outputs)), options, draft)?;
+    let [of_tiles, of_tokens, of_classes] = ranges;
     placed.run()?;
     placed.download(of_tiles, &mut left_out)?;
     placed.download(of_tokens, bytemuck::cast_slice_mut(&mut dh))?;

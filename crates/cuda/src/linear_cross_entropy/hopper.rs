@@ -4,6 +4,7 @@
 use super::args::{CrossEntropyArgs, NODE, ProductArgs};
 use super::plan::{Plan, TILE};
 use super::prepared::Steps;
+use crate::family::Family;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
 use etalon_problem::Error;
@@ -85,7 +86,7 @@ impl<'a> Products<'a> {
     }
 
     fn launch(&self, name: &'static str, grid: (usize, u32), args: &ProductArgs) -> Result<(), Error> {
-        let variant = Variant::hopper_cross_entropy(self.steps.prepared.storage);
+        let variant = Variant::cross_entropy(Family::CrossEntropySm90a, self.steps.prepared.storage, false);
         self.steps.launch((&variant, name), grid, args)
     }
 

@@ -3,7 +3,6 @@
 #![cfg_attr(doc, doc = include_str!("../../../../docs/assets/links.md"))]
 
 mod args;
-mod draft;
 mod filter;
 mod filtered;
 mod hopper;
@@ -17,10 +16,10 @@ mod sums;
 mod tokens;
 
 pub(crate) use args::ARGUMENTS;
-pub(crate) use draft::draft;
 pub use etalon_problem::linear_cross_entropy::Filter;
 pub use filtered::{Certificate, filtered_backward};
 pub(crate) use levels::LEVELS;
+pub(crate) use run::draft;
 
 /// Classes of a tile of a filter, which begins at a multiple of as many.
 pub const TILE: usize = plan::TILE;

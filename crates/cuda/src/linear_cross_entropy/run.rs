@@ -8,10 +8,15 @@
 use super::args::{Cotangents, CrossEntropyArgs, Outputs, behind};
 use super::hopper::{GROUP, Products};
 use super::plan::{SIDE, TILE};
-use super::prepared::{Prepared, Steps};
-use crate::args::{KernelArgs, filled, int};
+use super::prepared::{Filtering, Prepared, Steps};
+use crate::args::{Field, filled, int};
+use crate::call::PassCall;
+use crate::family::Family;
+use crate::memory::MemoryRange;
 use crate::parts::Part;
+use crate::pass::PassPlan;
 use crate::variant::Variant;
+use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Error, LinearCrossEntropy, LseSquareWeight, NothingLeft, Reduction};
 use std::convert::identity;
 use std::ops::Range;
@@ -25,18 +30,36 @@ pub(super) struct Run<'a> {
     pub head_bias: u64,
 }
 
-pub(crate) fn run(steps: &Steps<'_>) -> Result<(), Error> {
-    clear(steps)?;
-    let run = Run::new(steps);
+pub(crate) fn draft(problem: &LinearCrossEntropy, call: &PassCall<'_, '_>) -> Result<PassPlan<'static>, Error> {
+    plan(Prepared::new((problem, None), call)?)
+}
+
+/// The same with a filter; the ranges of its results in scratch memory: the tiles that are left out, B and C.
+pub(crate) fn draft_filtered(
+    (problem, filter): (&LinearCrossEntropy, Filter),
+    call: &PassCall<'_, '_>,
+) -> Result<(PassPlan<'static>, [MemoryRange; 3]), Error> {
+    let mut prepared = Prepared::new((problem, None), call)?;
+    let filter = Filtering::new(filter, &mut prepared)?;
+    prepared.filter = Some(filter);
+    Ok((plan(prepared)?, [filter.left_out, filter.dh, filter.dw]))
+}
+
+fn plan(prepared: Prepared<'_>) -> Result<PassPlan<'static>, Error> {
+    let steps = Steps::new(&prepared)?;
+    clear(&steps)?;
+    let run = Run::new(&steps);
     run.launch("tokens", (1, 1024), &run.args)?;
-    if let Some(filter) = &steps.prepared.filter {
+    if let Some(filter) = &prepared.filter {
         filter.begin(&run)?;
     }
     run.by_tokens()?;
-    if steps.prepared.plan.apart {
+    if prepared.plan.apart {
         run.by_classes()?;
     }
-    run.launch("loss", (1, 256), &run.args)
+    run.launch("loss", (1, 256), &run.args)?;
+    let steps = steps.finish()?;
+    Ok(prepared.plan(steps))
 }
 
 /// Fills what kernels leave out: results of ignored tokens, and all gradients where there is no token.
@@ -137,9 +160,9 @@ impl<'a> Run<'a> {
         Run { steps, args: arguments(steps), wide_hidden: spec.wide, head_bias: memory.head_bias.0 }
     }
 
-    pub fn launch<A: KernelArgs>(&self, name: &'static str, grid: (usize, u32), args: &A) -> Result<(), Error> {
+    pub fn launch(&self, name: &'static str, grid: (usize, u32), args: &impl Field) -> Result<(), Error> {
         let Prepared { parts, spec, .. } = self.steps.prepared;
-        let variant = Variant::cross_entropy(parts.storage, spec.second);
+        let variant = Variant::cross_entropy(Family::CrossEntropyPortable, parts.storage, spec.second);
         self.steps.launch((&variant, name), grid, args)
     }
 

@@ -6,6 +6,7 @@ use super::plan::Walked;
 use super::prepared::{Prepared, Steps};
 use super::run::{Run, clear};
 use crate::call::PassCall;
+use crate::family::Family;
 use crate::memory::{MemoryRange, memory};
 use crate::options::Level;
 use crate::pass::PassPlan;
@@ -106,7 +107,7 @@ impl Walk<'_> {
     }
 
     fn launch(&self, name: &'static str, grid: (usize, u32), args: &ShardArgs) -> Result<(), Error> {
-        let variant = Variant::cross_entropy_shards(self.all.steps.prepared.storage);
+        let variant = Variant::cross_entropy(Family::CrossEntropyShards, self.all.steps.prepared.storage, false);
         self.all.steps.launch((&variant, name), grid, args)
     }
 

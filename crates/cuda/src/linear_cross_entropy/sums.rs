@@ -4,6 +4,7 @@
 use super::args::{FoldArgs, NODE};
 use crate::args::filled;
 use crate::call::PassCall;
+use crate::family::Family;
 use crate::memory::Layout;
 use crate::options::Level;
 use crate::parts::Parts;
@@ -49,8 +50,9 @@ pub(crate) fn draft_sums(
     };
     // Each thread keeps a branch of the tree, nodes or vectors, in shared memory.
     let shared = threads * bytes * depth(&merges).max(1);
-    let grid = (count.div_ceil(each * threads), threads as u32, shared as u32);
-    steps.push((&Variant::cross_entropy_shards(parts.storage), name), grid, &args, Work::NONE)?;
+    let grid = (count.div_ceil(each * threads), threads as u32);
+    let variant = Variant::cross_entropy(Family::CrossEntropyShards, parts.storage, false);
+    steps.push((&variant, name), grid, shared as u32, &args, Work::NONE)?;
     let steps = steps.finish()?;
     let (mode, refusals, blockings) = (None, Vec::new(), Vec::new());
     let choice = Choice { level: Level::Portable, refusals, mode, blockings };

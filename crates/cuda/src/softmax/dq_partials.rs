@@ -3,7 +3,7 @@
 use super::Steps;
 use super::pair_args::{FusedArgs, PairArgs, PartialArgs};
 use super::spec::Spec;
-use crate::args::KernelArgs;
+use crate::args::Field;
 use crate::memory::{Layout, MemoryRange, memory};
 use crate::options::Level;
 use crate::step::Work;
@@ -100,7 +100,7 @@ impl DqPartials {
 
     /// Adds launches of `fused` of a module, of so much work in all, with arguments that a function makes of the
     /// memory; and of `collect`, which adds up what these leave in the place of dq.
-    pub fn run<A: KernelArgs>(
+    pub fn run<A: Field>(
         &self,
         steps: &Steps<'_>,
         (variant, work): (&Variant, Work),

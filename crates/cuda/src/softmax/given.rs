@@ -5,7 +5,7 @@ use super::counts::{Counts, is_shared};
 use super::hopper_args::Int2;
 use super::pair_args::{Sequence, Span, Task, Tile};
 use super::rows::{Tables, bytes};
-use crate::args::{Byte, ConstPtr, Declaration, Ptr, Untyped, bytes_of, declarations, filled, int, kernel_args};
+use crate::args::{Arguments, Byte, ConstPtr, Ptr, Untyped, filled, int, kernel_args};
 use crate::device_tensor::{DeviceTensor, DeviceTensors, Element, GivenArray};
 use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
@@ -100,9 +100,7 @@ kernel_args! {
         /// True if integers have 64 bits, not 32.
         wide: i64,
     }
-}
 
-kernel_args! {
     /// A node of the mask: Window and Chunk look at positions, Segments and Flags at arrays; End ends a list that All
     /// or Any begins.
     struct Node as "Node" {
@@ -122,7 +120,7 @@ kernel_args! {
 const ARRAYS: usize = 16;
 
 kernel_args! {
-    struct TableArgs as "TableArgs" {
+    pub(super) struct TableArgs as "TableArgs" {
         /// Lengths or offsets; nowhere: all have all rows.
         query, key: Numbers,
         arrays: [Numbers; ARRAYS],
@@ -152,8 +150,6 @@ kernel_args! {
         common, seen_by: Ptr<Tile>,
     }
 }
-
-pub(crate) const ARGUMENTS: &[Declaration] = declarations![TableArgs];
 
 /// An array that the call gives, or the range of a copy that the pass keeps.
 #[derive(Debug, Clone, Copy)]
@@ -192,7 +188,7 @@ impl Given {
             let what = format!("a mask of {} arrays, some of them on the device", arrays.len());
             return Err(Error::unsupported(what, format!("kernels take at most {ARRAYS}")));
         }
-        let list = bytes_of(&nodes);
+        let list = Arguments::of(&nodes).bytes;
         let nodes_at = own.range(list.len())?;
         let mut image = TableImage::new(own.bytes());
         image.put(nodes_at, list);

@@ -1,7 +1,7 @@
 //! The arguments of kernels for sm90a: the structures of `pairs`, `attention/sm90a_forward.cu` and `sm90a_backward*`.
 
 use super::pair_args::{Sequence, Span, Task, Tile};
-use crate::args::{ConstPtr, Declaration, Half, Pointee, Ptr, declarations, kernel_args, pointees};
+use crate::args::{ConstPtr, Half, Pointee, Ptr, kernel_args, pointees};
 use crate::strided::StridedTensor;
 use crate::tensor_args::strided_args;
 use crate::tensor_map::TensorMap;
@@ -41,18 +41,14 @@ kernel_args! {
         /// Queries and keys of each batch element; with LENGTHS 1 alone.
         pub lengths: ConstPtr<Int2>,
     }
-}
 
-kernel_args! {
     /// Sequences in a list: packed ones, and those of batch elements; with LENGTHS 2 alone.
     pub(crate) struct Packed as "Packed" {
         pub sequences: ConstPtr<Sequence>,
         pub by_queries, by_keys: ConstPtr<Task>,
         pub tasks, key_tasks: i32,
     }
-}
 
-kernel_args! {
     /// A mask that shows each query a range of keys; with WINDOW 2 alone. Ranges are those of positions in sequences.
     pub(crate) struct SpanTables as "SpanTables" {
         /// Of each row, `[batch, queries]`, the keys that it sees.
@@ -75,9 +71,7 @@ kernel_args! {
         /// A factor of products, 1/unit, and the unit.
         scale, over, natural: f32,
     }
-}
 
-kernel_args! {
     /// The bias, the unit and the softcap of scores.
     pub(crate) struct ScoreOptions as "ScoreOptions" {
         /// `[batch, head, query, key]`.
@@ -130,9 +124,7 @@ kernel_args! {
         pub o_rows: Elements,
         pub spans: SpanTables,
     }
-}
 
-kernel_args! {
     /// The arguments of `delta`, `keys`, `queries` and `values`.
     pub(crate) struct BackwardArgs as "BackwardArgs" {
         pub q, k, v, dout, dq, dk, dv: TensorMap,
@@ -157,6 +149,3 @@ kernel_args! {
         pub turns: Ptr<u32>,
     }
 }
-
-pub(crate) const ARGUMENTS: &[Declaration] =
-    declarations![Shape, Packed, SpanTables, Elements, ScoreOptions, ForwardArgs, BackwardArgs];

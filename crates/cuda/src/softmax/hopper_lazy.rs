@@ -6,7 +6,7 @@ use super::hopper_args::{Elements, Packed, Shape, SpanTables};
 use super::lazy_args::LazyArgs;
 use super::pair_args::Numbers;
 use super::prepared::Prepared;
-use crate::args::{ConstPtr, Declaration, Ptr, declarations, filled, int, kernel_args};
+use crate::args::{ConstPtr, Ptr, filled, int, kernel_args};
 use crate::memory::{Layout, MemoryRange};
 use crate::tensor_args::strided_args;
 use crate::tensor_map::TensorMap;
@@ -27,7 +27,7 @@ strided_args! {
 }
 
 kernel_args! {
-    struct HopperLazyArgs as "HopperLazyArgs" {
+    pub(super) struct HopperLazyArgs as "HopperLazyArgs" {
         q, k, v, o, dout, dq, dk, dv: TensorMap,
         /// As the maps say.
         o_rows, dq_rows, dk_rows, dv_rows: Elements,
@@ -58,8 +58,6 @@ kernel_args! {
         spans: SpanTables,
     }
 }
-
-pub(crate) const ARGUMENTS: &[Declaration] = declarations![HopperLazyArgs];
 
 impl LazyPlan {
     pub fn new(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<LazyPlan, Error> {

@@ -6,7 +6,7 @@ use super::hopper_lazy::{HopperPass, LazyPlan};
 use super::lazy_args::{LazyArgs, MeasureArgs, Memory};
 use super::pair_args::wanted;
 use super::portable::{columns, parts};
-use crate::args::{KernelArgs, int};
+use crate::args::{Field, int};
 use crate::memory::MemoryRange;
 use crate::options::Level;
 use crate::tensor_args::TensorArgs;
@@ -35,7 +35,7 @@ impl<'a> Passes<'a> {
         Passes { hopper: None, again: true, ..*self }
     }
 
-    fn launch<A: KernelArgs>(&self, name: &'static str, blocks: usize, args: &A) -> Result<(), Error> {
+    fn launch(&self, name: &'static str, blocks: usize, args: &impl Field) -> Result<(), Error> {
         let variant = &self.steps.prepared.modules.portable;
         self.steps.launch((variant, name), (blocks, variant.threads()), args)
     }

@@ -4,7 +4,7 @@
 use super::Steps;
 use super::pair_args::{Numbers, PairArgs};
 use super::prepared::Prepared;
-use crate::args::{ConstPtr, Declaration, Ptr, declarations, filled, int, kernel_args};
+use crate::args::{ConstPtr, Ptr, filled, int, kernel_args};
 use crate::memory::{Layout, MemoryRange};
 use crate::tensor_args::TensorArgs;
 use etalon_problem::{Align, Error};
@@ -98,5 +98,3 @@ kernel_args! {
         pub tile_queries, tile_keys: i32,
     }
 }
-
-pub(crate) const ARGUMENTS: &[Declaration] = declarations![LazyArgs, MeasureArgs];

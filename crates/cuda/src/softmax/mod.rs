@@ -31,22 +31,21 @@ pub(crate) use spec::{LAZY_LEVELS, LEVELS, refuses};
 pub(crate) use variants::most_shared;
 pub(crate) use variants::{AttentionShape, CONSUMER, Hopper, Lengths, Results, Visible};
 
-use crate::args::{Declaration, KernelArgs};
-use crate::step::Work;
-use crate::variant::Variant;
+use crate::args::{Declaration, Field, declarations};
+use crate::step::{Grid, Work};
+use crate::variant::KernelOf;
 use etalon_problem::{Error, Extents, Scores, Sequences};
+use given::TableArgs;
+use hopper_args::{BackwardArgs, Elements, ForwardArgs, Packed, ScoreOptions, Shape, SpanTables};
+use hopper_lazy::HopperLazyArgs;
+use lazy_args::{LazyArgs, MeasureArgs};
+use pair_args::{FallbackArgs, FusedArgs, PairArgs};
+use second::{FusedSecondArgs, SecondArgs};
 
-pub(crate) fn arguments() -> Vec<Declaration> {
-    [
-        pair_args::ARGUMENTS,
-        second::ARGUMENTS,
-        lazy_args::ARGUMENTS,
-        hopper_args::ARGUMENTS,
-        hopper_lazy::ARGUMENTS,
-        given::ARGUMENTS,
-    ]
-    .concat()
-}
+pub(crate) const ARGUMENTS: &[Declaration] = declarations! {
+    PairArgs, FusedArgs, FallbackArgs, SecondArgs, FusedSecondArgs, LazyArgs, MeasureArgs, TableArgs,
+    Shape, Packed, SpanTables, Elements, ScoreOptions, ForwardArgs, BackwardArgs, HopperLazyArgs
+};
 
 type Steps<'a> = crate::step::Steps<'a, prepared::Prepared<'a>>;
 
@@ -74,14 +73,8 @@ impl Steps<'_> {
     }
 
     /// Adds a launch that computes so many terms of each pair.
-    fn launch_terms<A: KernelArgs>(
-        &self,
-        kernel: (&Variant, &'static str),
-        grid: (usize, u32),
-        args: &A,
-        terms: usize,
-    ) -> Result<(), Error> {
-        self.launch_work(kernel, grid, args, Work::of(kernel.0, terms))
+    fn launch_terms(&self, of: KernelOf<'_>, grid: Grid, args: &impl Field, terms: usize) -> Result<(), Error> {
+        self.launch_work(of, grid, args, Work::of(of.0, terms))
     }
 
     /// Adds fills of results with 0, and of lse with −∞, where kernels leave elements out: pairs of two sequences,

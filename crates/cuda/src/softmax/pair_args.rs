@@ -1,7 +1,7 @@
 //! The arguments of kernels that walk pairs of queries and keys: `pairs/problem.cuh`, `attention/partials.cuh`.
 
 use super::Steps;
-use crate::args::{Byte, ConstPtr, Declaration, Pointee, Ptr, declarations, filled, int, kernel_args, pointees};
+use crate::args::{Byte, ConstPtr, Pointee, Ptr, filled, int, kernel_args, pointees};
 use crate::tensor_args::TensorArgs;
 
 pointees! {
@@ -51,9 +51,7 @@ kernel_args! {
         /// Blocks of `queries` and `keys`.
         pub blocks: i32,
     }
-}
 
-kernel_args! {
     /// Parts of the gradient of q by tiles of keys.
     pub(crate) struct PartialArgs as "Slots" {
         /// `[key tiles, batch, heads, queries, columns]`: the tiles of keys first .. end.
@@ -64,16 +62,12 @@ kernel_args! {
         /// True if there are no tiles behind.
         pub last: i32,
     }
-}
 
-kernel_args! {
     pub(crate) struct FusedArgs as "FusedArgs" {
         pub c: PairArgs,
         pub slots: PartialArgs,
     }
-}
 
-kernel_args! {
     pub(crate) struct FallbackArgs as "FallbackArgs" {
         /// With tiles of queries.
         pub c: PairArgs,
@@ -85,8 +79,6 @@ kernel_args! {
         pub key_blocks: i32,
     }
 }
-
-pub(crate) const ARGUMENTS: &[Declaration] = declarations![PairArgs, FusedArgs, FallbackArgs];
 
 pub(crate) fn wanted(tensor: TensorArgs, columns: usize) -> usize {
     if tensor.is_there() { columns } else { 0 }

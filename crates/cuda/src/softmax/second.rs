@@ -4,11 +4,11 @@ use super::Steps;
 use super::pair_args::{Numbers, PairArgs, PartialArgs, wanted};
 use super::portable::{columns, part, parts};
 use super::prepared::Prepared;
-use crate::args::{ConstPtr, Declaration, Ptr, declarations, filled, kernel_args};
+use crate::args::{ConstPtr, Ptr, filled, kernel_args};
 use crate::memory::{Layout, MemoryRange};
 use crate::step::Work;
 use crate::tensor_args::TensorArgs;
-use crate::variant::Variant;
+use crate::variant::{KernelOf, Variant};
 use etalon_problem::{Error, Pass};
 
 /// Numbers of every row between kernels of the second order, in f32.
@@ -34,7 +34,7 @@ impl Between {
 }
 
 kernel_args! {
-    struct SecondArgs as "SecondArgs" {
+    pub(super) struct SecondArgs as "SecondArgs" {
         c: PairArgs,
         ddq, ddk, ddv, ddbias, cot_o, gq, gk, gv, gbias, gdout: TensorArgs,
         /// f32: Σ P (U v + ddv) and o.
@@ -44,17 +44,13 @@ kernel_args! {
         /// `[batch, heads, queries]`.
         numbers: Ptr<Numbers>,
     }
-}
 
-kernel_args! {
     /// Arguments of the pass by keys that leaves partial sums.
-    struct FusedSecondArgs as "FusedSecondArgs" {
+    pub(super) struct FusedSecondArgs as "FusedSecondArgs" {
         a: SecondArgs,
         slots: PartialArgs,
     }
 }
-
-pub(crate) const ARGUMENTS: &[Declaration] = declarations![SecondArgs, FusedSecondArgs];
 
 impl SecondArgs {
     /// Of double_backward, or of jvp: there the tangents stand for the cotangents of the gradients.
@@ -99,18 +95,15 @@ struct SecondPass<'a> {
     tensor: Option<&'a Variant>,
 }
 
-/// A kernel of a variant.
-type Kernel<'a> = (&'a Variant, &'static str);
-
 impl SecondPass<'_> {
     /// A portable kernel, which computes so many terms of each pair if no other does.
-    fn launch(&self, kernel: Kernel<'_>, blocks: usize, args: &SecondArgs, terms: usize) -> Result<(), Error> {
+    fn launch(&self, kernel: KernelOf<'_>, blocks: usize, args: &SecondArgs, terms: usize) -> Result<(), Error> {
         let work = Work::of(kernel.0, if self.tensor.is_some() { 0 } else { terms });
         self.steps.launch_work(kernel, (blocks, kernel.0.threads()), args, work)
     }
 
     /// A portable kernel and that of its name on tensor cores, whose blocks leave what is not theirs.
-    fn both(&self, kernel: Kernel<'_>, blocks: usize, args: &SecondArgs, terms: usize) -> Result<(), Error> {
+    fn both(&self, kernel: KernelOf<'_>, blocks: usize, args: &SecondArgs, terms: usize) -> Result<(), Error> {
         if let Some(variant) = self.tensor {
             self.steps.launch_terms((variant, kernel.1), (blocks, variant.threads()), args, terms)?;
         }

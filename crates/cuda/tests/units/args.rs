@@ -47,7 +47,7 @@ fn a_struct_is_defined_once_and_behind_its_parts() {
 fn values_stand_at_their_offsets_and_addresses_are_listed() {
     let part = |first, at: u64| Part { first, at: at.into() };
     let whole = Whole { parts: [part(3, 0), part(4, 7)], out: 9.into(), ..Whole::default() };
-    let Arguments { bytes, symbols, maps } = whole.arguments();
+    let Arguments { bytes, symbols, maps } = Arguments::of(&[whole]);
     assert_eq!(bytes.len(), 256);
     assert_eq!([bytes[136], bytes[152], bytes[160], bytes[184]], [3, 4, 7, 9]);
     // The address of the first part is 0: nothing is there.
