@@ -50,6 +50,20 @@ impl Part {
     }
 }
 
+/// Declares that a pass of an algorithm, which has `parts`, is read as these.
+macro_rules! has_parts {
+    ($prepared:ty) => {
+        impl std::ops::Deref for $prepared {
+            type Target = $crate::parts::Parts;
+
+            fn deref(&self) -> &$crate::parts::Parts {
+                &self.parts
+            }
+        }
+    };
+}
+pub(crate) use has_parts;
+
 impl Parts {
     /// Operands that the caller holds, and those that are `made` on the way whether the caller holds them or not.
     pub fn new(call: &PassCall<'_, '_>, made: impl Fn(&Operand) -> bool, layout: &mut Layout) -> Result<Parts, Error> {

@@ -4,10 +4,9 @@ use super::args::{LinearArgs, WalkArgs};
 use super::tables::Tables;
 use crate::memory::Layout;
 use crate::options::Level;
-use crate::parts::Parts;
+use crate::parts::{Parts, has_parts};
 use crate::step::{self, Region};
 use etalon_problem::{Decay, Error, LinearAttention, Pass};
-use std::ops::Deref;
 
 pub(super) struct Prepared<'a> {
     pub parts: Parts,
@@ -44,13 +43,7 @@ impl Needs {
     }
 }
 
-impl Deref for Prepared<'_> {
-    type Target = Parts;
-
-    fn deref(&self) -> &Parts {
-        &self.parts
-    }
-}
+has_parts!(Prepared<'_>);
 
 impl Prepared<'_> {
     pub fn wants(&self, name: &str) -> bool {

@@ -8,12 +8,11 @@ use crate::call::PassCall;
 use crate::level_table::LevelSpec;
 use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
-use crate::parts::Parts;
+use crate::parts::{Parts, has_parts};
 use crate::pass::{Choice, PassPlan, TableImage};
 use crate::step::{self, Region, Step};
 use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass};
-use std::ops::Deref;
 
 pub(crate) struct Prepared<'a> {
     pub parts: Parts,
@@ -120,10 +119,4 @@ impl<'a> Prepared<'a> {
     }
 }
 
-impl Deref for Prepared<'_> {
-    type Target = Parts;
-
-    fn deref(&self) -> &Parts {
-        &self.parts
-    }
-}
+has_parts!(Prepared<'_>);

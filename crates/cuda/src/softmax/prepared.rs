@@ -9,10 +9,9 @@ use super::spec::Spec;
 use crate::call::PassCall;
 use crate::level_table::LevelRow;
 use crate::memory::{Layout, MemoryRange};
-use crate::parts::Parts;
+use crate::parts::{Parts, has_parts};
 use crate::pass::{Choice, TableImage};
 use etalon_problem::{DistanceBias, Error, Operand, Pass, Problem, Role, Scores, Sequence, Sequences};
-use std::ops::Deref;
 
 #[derive(Debug)]
 pub(crate) struct Prepared<'a> {
@@ -38,13 +37,7 @@ pub(crate) struct Prepared<'a> {
     pub partials: Option<DqPartials>,
 }
 
-impl Deref for Prepared<'_> {
-    type Target = Parts;
-
-    fn deref(&self) -> &Parts {
-        &self.parts
-    }
-}
+has_parts!(Prepared<'_>);
 
 impl<'a> Prepared<'a> {
     /// Fails where the level that is asked for cannot compute the pass.

@@ -37,20 +37,17 @@ typedef float element;
 DEV float read(element x) { return x; }
 DEV element rounded(float x) { return x; }
 #elif STORAGE == 1
+#define TYPE "bf16"
 typedef u16 element;
 DEV float read(element x) { return __uint_as_float((u32)x << 16); }
 DEV element rounded(float x) { element y; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x)); return y; }
 #else
+#define TYPE "f16"
 typedef u16 element;
 DEV float read(element x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x)); return y; }
 DEV element rounded(float x) { element y; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x)); return y; }
 #endif
 #if STORAGE != 0
-#if STORAGE == 1
-#define TYPE "bf16"
-#else
-#define TYPE "f16"
-#endif
 DEV float read(float x) { return x; }
 DEV u32 pack(float low, float high) { u32 r; asm("cvt.rn." TYPE "x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
 DEV float2 unpack(u32 x) {
