@@ -295,7 +295,3 @@ pub(crate) use filled;
 pub(crate) fn int(extent: usize) -> i32 {
     extent as i32
 }
-
-#[cfg(test)]
-#[path = "../tests/units/args.rs"]
-mod tests;

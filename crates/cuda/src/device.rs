@@ -85,7 +85,3 @@ fn driver_version() -> Result<(i32, i32), Absent> {
     result.map_err(|DriverError(code)| Absent::Driver(format!("{code:?}")))?;
     Ok((version / 1000, version % 1000 / 10))
 }
-
-#[cfg(test)]
-#[path = "../tests/units/device.rs"]
-mod tests;

@@ -72,7 +72,3 @@ fn uuid(text: &str) -> Option<[u8; 16]> {
     let bytes: Vec<u8> = digits.chunks(2).map(|pair| (16 * pair[0] + pair[1]) as u8).collect();
     bytes.try_into().ok()
 }
-
-#[cfg(test)]
-#[path = "../tests/units/device_id.rs"]
-mod tests;

@@ -66,7 +66,3 @@ fn stored(name: &str, found: impl ToString) -> Error {
     let expected = "f32, bf16 or f16, which are what cuda stores".to_string();
     Error::Dtype { operand: name.to_string(), expected, found: found.to_string() }
 }
-
-#[cfg(test)]
-#[path = "../tests/units/tensors.rs"]
-mod tests;

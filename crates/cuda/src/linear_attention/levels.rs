@@ -34,7 +34,3 @@ pub(crate) static LEVELS: [LevelRow<LevelSpec>; 3] = [
     },
     LevelRow { level: Level::Portable, rules: &[] },
 ];
-
-#[cfg(test)]
-#[path = "../../tests/units/linear_attention/levels.rs"]
-mod tests;

@@ -30,7 +30,3 @@ fn check(name: &str, list: &ArrayViewD<'_, f32>, counts: impl Fn(&[usize]) -> bo
         None => Ok(()),
     }
 }
-
-#[cfg(test)]
-#[path = "../../tests/units/linear_attention/log_decays.rs"]
-mod tests;

@@ -18,7 +18,3 @@ pub(crate) static LEVELS: [LevelRow<LevelSpec>; 2] = [
     },
     LevelRow { level: Level::Portable, rules: &[] },
 ];
-
-#[cfg(test)]
-#[path = "../../tests/units/linear_cross_entropy/levels.rs"]
-mod tests;

@@ -1,6 +1,7 @@
 //! Unit tests of `src/args.rs`.
 
-use super::*;
+use crate::args::{Arguments, ConstPtr, Definitions, Element, Field, Ptr, kernel_args};
+use crate::tensor_map::TensorMap;
 
 kernel_args! {
     /// A part.

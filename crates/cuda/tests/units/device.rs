@@ -1,6 +1,6 @@
 //! Unit tests of `src/device.rs`.
 
-use super::*;
+use crate::probe;
 
 #[test]
 fn asking_twice_gives_one_answer_and_no_panic() {

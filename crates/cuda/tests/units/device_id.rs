@@ -1,6 +1,6 @@
 //! Unit tests of `src/device_id.rs`.
 
-use super::*;
+use crate::DeviceId;
 
 #[test]
 fn a_uuid_is_read_as_it_is_written_and_nothing_else_is() {

@@ -1,4 +1,16 @@
-//! Unit tests of `src/lib.rs`.
+//! Unit tests of `src/lib.rs`, and of files of which the whole crate sees what is tested.
+
+mod args;
+mod device;
+mod device_id;
+mod linear_attention {
+    mod levels;
+    mod log_decays;
+}
+mod linear_cross_entropy {
+    mod levels;
+}
+mod tensors;
 
 /// A reader takes in as many names at one glance; what few programs need lies in a module.
 const MOST: usize = 25;

@@ -1,11 +1,12 @@
 //! Unit tests of `src/linear_attention/levels.rs`.
 
-use super::*;
-use crate::level_table::refusals;
+use crate::level_table::{LevelSpec, refusals};
+use crate::linear_attention::LEVELS;
+use crate::options::Level;
 use crate::shared::{declared_bytes, shared_bytes};
 use crate::target::Target;
 use crate::variant::Variant;
-use etalon_problem::Dtype;
+use etalon_problem::{Dtype, Pass};
 
 #[test]
 fn the_first_rule_that_fails_is_the_reason() {

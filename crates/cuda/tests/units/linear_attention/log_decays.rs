@@ -1,7 +1,7 @@
 //! Unit tests of `src/linear_attention/log_decays.rs`.
 
-use super::*;
-use etalon_problem::{Decay, LinearExtents, TokenSequences};
+use crate::linear_attention::check_log_decays;
+use etalon_problem::{Decay, LinearAttention, LinearExtents, Pass, TokenSequences, Views};
 use ndarray::Array3;
 
 #[test]

@@ -1,8 +1,8 @@
 //! Unit tests of `src/linear_cross_entropy/levels.rs`.
 
-use super::*;
-use crate::level_table::Facts;
-use crate::options::Precision;
+use crate::level_table::{Facts, LevelSpec};
+use crate::linear_cross_entropy::LEVELS;
+use crate::options::{Level, Precision};
 use crate::pass::Choice;
 use crate::target::Target;
 use etalon_problem::{Dtype, Pass};
