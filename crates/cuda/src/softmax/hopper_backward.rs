@@ -57,7 +57,9 @@ fn delta(steps: HopperSteps<'_>, args: &BackwardArgs) -> Result<(), Error> {
         steps.widen(name)?;
     }
     steps.clear_flags();
-    let grid = ((steps.plan.stat_rows(steps.extents()) * steps.plan.hopper.values / 8).div_ceil(256), 256);
+    // Of attention_lse there is no o: a thread has a row.
+    let threads = if steps.prepared.value_dim.is_some() { steps.plan.hopper.values / 8 } else { 1 };
+    let grid = ((steps.plan.stat_rows(steps.extents()) * threads).div_ceil(256), 256);
     // Some gradients are computed together, of attention_lse all; else dk or dv is without the other.
     let [dq, dk, dv] = WRITTEN.map(|name| writes(&steps, name));
     let module = module(steps, dq || dk == dv || steps.prepared.value_dim.is_none());

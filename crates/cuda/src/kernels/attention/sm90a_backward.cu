@@ -3,8 +3,9 @@
 DEV i64 quotient(i64 x, int y) { return x >> 32 ? x / y : (u32)x / (u32)y; }
 KERNEL(delta, BackwardArgs c, 256) {
   const Shape& s = c.shape;
-  i64 t = blockIdx.x * 256ll + threadIdx.x, row = t / (E / 8);
-  int piece = t % (E / 8);
+  constexpr int PIECES = LSE ? 1 : E / 8;  // of 16 bytes in a row of o and dout, which a thread each reads
+  i64 t = blockIdx.x * 256ll + threadIdx.x, row = t / PIECES;
+  int piece = t % PIECES;
   if (row >= stat_rows(s)) return;
   i64 head = quotient(row, s.padded);
   i64 batch = PACKED ? 0 : quotient(head, s.heads), h = head - batch * s.heads;
@@ -24,7 +25,8 @@ KERNEL(delta, BackwardArgs c, 256) {
     sum = (dot(a.x, b.x) + dot(a.y, b.y)) + (dot(a.z, b.z) + dot(a.w, b.w));
     any = ((a.x | a.y | a.z | a.w) & 0x7fff7fff) != 0;
   }
-  UNROLL_ALL for (int n = E / 16; n; n /= 2) sum += __shfl_xor_sync(~0u, sum, n), any |= __shfl_xor_sync(~0u, any, n);
+  UNROLL_ALL for (int n = PIECES / 2; n; n /= 2)
+    sum += __shfl_xor_sync(~0u, sum, n), any |= __shfl_xor_sync(~0u, any, n);
   if (piece == 0) {
     const bool there = i < (LENGTHS == 1 ? s.lengths[batch].x : end);
     const i64 at = (batch * s.heads + h) * s.queries + i;

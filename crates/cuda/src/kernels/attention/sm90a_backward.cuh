@@ -118,7 +118,19 @@ template <> struct PairRows<false> {
     }
   }
 };
-// Rows of keys; columns are queries, whose lse2 and delta lie at `stats`. done(j, S') of each 8 columns. `shown`: with
+// lse2 and delta of a thread's columns, of N numbers: their place, or it with lse2 loaded beforehand.
+template <int N> struct Kept {
+  u32 at;
+  float2 lse2[N / 4];
+  METHOD explicit Kept(u32 at) : at(at) {
+    UNROLL(j, N / 4) lse2[j] = load_pair(at + 32 * j);
+  }
+};
+DEV u32 place_of(u32 stats) { return stats; }
+DEV float2 lse2_of(u32 stats, int j) { return load_pair(stats + 32 * j); }
+template <int N> DEV u32 place_of(const Kept<N>& stats) { return stats.at; }
+template <int N> DEV float2 lse2_of(const Kept<N>& stats, int j) { return stats.lse2[j]; }
+// Rows of keys; columns are queries, whose lse2 and delta are `stats`. done(j, S') of each 8 columns. `shown`: with
 // SPANS bits of pairs, of 64 columns each.
 template <> struct PairRows<true> {
   const BackwardArgs& call;
@@ -134,13 +146,14 @@ template <> struct PairRows<true> {
     const bool there = all.data && query < s.queries && key < s.keys;
     return there ? read(row_of(all, s.batch, head, s.query_start + query)[s.key_start + key]) : 0;
   }
-  template <bool MASKED, int N, class F> METHOD void weigh(float (&p)[N], int head, int query, u32 stats, const u32 (&shown)[N / 32], F done) const {
+  template <bool MASKED, int N, class T, class F>
+  METHOD void weigh(float (&p)[N], int head, int query, const T& stats, const u32 (&shown)[N / 32], F done) const {
     const int column = query + 2 * (lane_id() & 3);
     // The query on the diagonal. Not less `column`: that, and pairs that are seen in place of hidden ones, give the
     // loops with masks another order of instructions.
     const int seen = MASKED ? opaque(row) - s.offset - query - 2 * (lane_id() & 3) : 0;
     UNROLL(j, N / 4) {
-      const float2 l = load_pair(stats + 32 * j), x = LSE ? load_pair(stats + 8 * N + 32 * j) : float2{0, 0};
+      const float2 l = lse2_of(stats, j), x = LSE ? load_pair(place_of(stats) + 8 * N + 32 * j) : float2{0, 0};
       float slope[4] = {1, 1, 1, 1};
       UNROLL(r, 2) {
         int first = seen + 8 * r - s.right, last = seen + 8 * r + s.left;  // of the queries that see this key
