@@ -1,5 +1,6 @@
 //! `etalon check`: a verdict on the results of somebody's kernel.
 
+mod trace;
 pub mod vectors;
 
 use crate::eval::{self, LoadedProblem, Question};
@@ -35,8 +36,16 @@ pub struct Arguments {
     #[command(flatten)]
     question: Question,
     /// The outputs that it returned.
-    #[arg(long, value_name = "GOT.safetensors")]
-    got: PathBuf,
+    #[arg(long, value_name = "GOT.safetensors", required_unless_present = "trace")]
+    got: Option<PathBuf>,
+    /// In their place what it held after each tile, as `etalon trace` writes it: names the first tile and step that
+    /// is off.
+    #[arg(
+        long,
+        value_name = "TRACE.safetensors",
+        conflicts_with_all = ["got", "only", "allow_missing", "allow_extra", "generic", "structured"]
+    )]
+    trace: Option<PathBuf>,
     /// The arithmetic of the kernel: a profile of `etalon list` or declared in a file; usual: the one that
     /// goes with the type of q; auto: the strictest that holds.
     #[arg(long, value_name = "NAME|FILE.json", default_value = "usual")]
@@ -137,16 +146,24 @@ fn judged(
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
+    match (&arguments.trace, &arguments.got) {
+        (Some(trace), _) => trace::run(arguments, trace),
+        (None, Some(got)) => of_outputs(arguments, got),
+        (None, None) => Err(Failure("--got or --trace is needed".to_string())), // clap asks for one
+    }
+}
+
+fn of_outputs(arguments: &Arguments, path: &Path) -> Outcome {
     let (start, about) = (Instant::now(), about());
     let question = &arguments.question;
     let pass = &question.pass;
     let LoadedProblem { problem, inputs, dtype, mut notes } = question.read()?;
     known_outputs(&problem, *pass, &arguments.only)?;
-    let Brought { got, only, notes: more } = brought(arguments, &problem, dtype)?;
+    let Brought { got, only, notes: more } = brought(arguments, path, &problem, dtype)?;
     notes.extend(more);
     check_results(&problem, *pass, &got, &only).map_err(|error| {
         let outputs = problem.operands(*pass).into_iter().filter(|x| x.role == Role::Output);
-        on_outputs(&arguments.got, error, &outputs.map(|x| (x.name, x.axes)).collect::<Vec<_>>())
+        on_outputs(path, error, &outputs.map(|x| (x.name, x.axes)).collect::<Vec<_>>())
     })?;
     let drafts = arguments.reports.begin()?;
     let claim = options::claim(&arguments.profile)?;
@@ -165,7 +182,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         progress.finish();
         check
     })?;
-    let command = command(arguments, &check.profile);
+    let command = command(arguments, path, &check.profile);
     let (auto, allow_undecided) = (claim.of(dtype).is_none(), arguments.allow_undecided);
     if !check.passed && question.dtype.is_none() {
         notes.extend(held_wider(&problem, *pass, dtype, &inputs));
@@ -199,12 +216,17 @@ struct Brought {
 }
 
 /// Tensors of GOT that the arguments ask for, each in the type in which it is stored.
-fn brought(arguments: &Arguments, problem: &Problem, dtype: Dtype) -> Result<Brought, Failure> {
+fn brought(
+    arguments: &Arguments,
+    path: &Path,
+    problem: &Problem,
+    dtype: Dtype,
+) -> Result<Brought, Failure> {
     let Arguments { question, only, .. } = arguments;
     let operands = problem.operands(question.pass);
     let outputs: Vec<&Operand> = operands.iter().filter(|x| x.role == Role::Output).collect();
     let known = |name: &str| !arguments.allow_extra || outputs.iter().any(|x| x.name == name);
-    let (mut got, extra) = files::read_known(&arguments.got, memory::available(), known)?;
+    let (mut got, extra) = files::read_known(path, memory::available(), known)?;
     let (mut only, mut notes) = (only.clone(), Vec::new());
     if !extra.is_empty() {
         let names = extra.iter().map(|name| shortened(name, NAME)).collect::<Vec<_>>();
@@ -215,7 +237,7 @@ fn brought(arguments: &Arguments, problem: &Problem, dtype: Dtype) -> Result<Bro
         let (there, missing): (Vec<&Operand>, Vec<&Operand>) =
             outputs.iter().filter(wanted).partition(|x| got.contains_key(x.name));
         if there.is_empty() {
-            let path = arguments.got.display();
+            let path = path.display();
             return Err(Failure(format!("{path}: it holds no result of {}", question.pass)));
         }
         if !missing.is_empty() {
@@ -289,15 +311,15 @@ fn on_outputs(
 }
 
 /// The command that makes a check again, for a shell.
-fn command(arguments: &Arguments, profile: &Profile) -> String {
+fn command(arguments: &Arguments, got: &Path, profile: &Profile) -> String {
     // A declared one has no name: its file stands for it.
     let profile = match Profile::by_name(profile.name) {
         Ok(profile) => profile.to_string(),
         Err(_) => quoted(Path::new(&arguments.profile)),
     };
-    let Arguments { question, got, only, generic, structured, allow_undecided, .. } = arguments;
+    let Arguments { question, only, generic, structured, allow_undecided, .. } = arguments;
     let Question { algorithm, pass, problem, input, dtype } = question;
-    let [problem, input, got] = [problem, input, got].map(|path| quoted(path));
+    let [problem, input, got] = [problem.as_path(), input, got].map(quoted);
     let mut line = format!(
         "etalon check {algorithm} {pass} --problem {problem} --in {input} --got {got} --profile {profile}"
     );

@@ -105,9 +105,13 @@ impl Found {
 
     pub fn verdict(&self) -> String {
         let Check { algorithm, pass, dtype, profile, outputs, .. } = &self.check;
-        let (status, of) = (self.status(), format!("{algorithm} {pass} in {dtype}"));
+        let (thing, of) = match &self.check.trace {
+            Some(_) => ("tensor", format!("the trace of {algorithm} {pass} in {dtype}")),
+            None => ("output", format!("{algorithm} {pass} in {dtype}")),
+        };
+        let status = self.status();
         let count = |so: fn(&Output) -> bool| outputs.iter().filter(|output| so(output)).count();
-        let all = counted(outputs.len(), "output");
+        let all = counted(outputs.len(), thing);
         let off = count(|output| output.off > 0);
         let doubtful = count(|output| output.undecided > 0);
         let bounds = format!("the bounds of {profile}");
@@ -141,6 +145,8 @@ impl Found {
         let check = &self.check;
         let mut blocks = vec![diagnosis::table(check)];
         blocks.extend(self.notes.iter().cloned().map(Block::Text));
+        let first = check.trace.as_ref().and_then(|trace| trace.first.as_ref());
+        blocks.extend(first.map(|first| Block::Text(format!("First off: {}", first.text))));
         blocks.extend(diagnosis::places(check));
         let within = || check.outputs.iter().filter(|output| output.off == 0);
         let doubts: Vec<String> = within().filter_map(|output| output.doubt.clone()).collect();

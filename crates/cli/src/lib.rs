@@ -44,6 +44,7 @@ mod serve;
 mod sparsity;
 pub mod summary;
 pub mod table;
+mod trace;
 pub mod units;
 mod verify;
 mod zoo;
@@ -76,6 +77,8 @@ enum Command {
     Verify(verify::Arguments),
     /// Evaluates one pass on your own tensors.
     Eval(eval::Arguments),
+    /// Writes what a kernel holds after each tile of a stated walk.
+    Trace(trace::Arguments),
     /// Judges the results of your own kernel.
     Check(check::Arguments),
     /// Judges the results of your own kernel on test vectors: `etalon check DIR OUTPUTS`.
@@ -155,6 +158,7 @@ fn run(cli: Cli) -> Outcome {
     match cli.command {
         Some(Command::Verify(arguments)) => verify::run(&arguments),
         Some(Command::Eval(arguments)) => eval::run(&arguments),
+        Some(Command::Trace(arguments)) => trace::run(&arguments),
         Some(Command::Check(arguments)) => check::run(&arguments),
         Some(Command::CheckVectors(arguments)) => check::vectors::run(&arguments),
         Some(Command::Export(arguments)) => export::run(&arguments),

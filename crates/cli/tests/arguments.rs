@@ -21,11 +21,15 @@ fn config() -> ProptestConfig {
 }
 
 /// Words of all commands, their options and values that are easily wrong.
-const WORDS: [&str; 75] = [
+const WORDS: [&str; 79] = [
     "verify",
     "check",
     "probe",
     "eval",
+    "trace",
+    "--trace",
+    "--tile",
+    "--chunk",
     "zoo",
     "bench",
     "list",

@@ -36,6 +36,8 @@ mod serve;
 #[cfg(unix)]
 #[path = "cli/tiny.rs"]
 mod tiny;
+#[path = "cli/trace.rs"]
+mod trace;
 #[path = "cli/types.rs"]
 mod types;
 #[path = "cli/vectors.rs"]

@@ -17,10 +17,12 @@ mod picture;
 mod places;
 mod sample;
 mod status;
+mod trace;
 
 pub use budget::explains;
 pub use picture::{CELLS, Cell, Picture, Side, Spread};
 pub use status::strictest;
+pub use trace::{First, Part, Steps, check_trace};
 
 use crate::bounds::{Bounds, bounds};
 use crate::gates::{Measure, Statistic, Status, Uninformative, g2, generic};
@@ -91,6 +93,9 @@ pub struct Check {
     pub next: Option<String>,
     /// Products that the check took, about.
     pub products: Products,
+    /// Of the intermediate results of a kernel: its walk, and the first step that is off.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trace: Option<Steps>,
 }
 
 /// Products that something took, about.
@@ -285,6 +290,7 @@ pub fn check_with_progress(
         not_tried,
         next,
         products: Products { judged, explained },
+        trace: None,
     };
     let generic = check.generic;
     Ok(check.on_inputs(generic))

@@ -5,6 +5,7 @@
 //! questions, [`laws`] judge the answers, [`suite`] runs them, and the [`zoo`] judges the laws.
 
 pub use etalon_oracle::{bounds, gates, generate, profile, stochastic, tensor, types, typical};
+pub use etalon_reference::trace as traces;
 
 pub mod candidate;
 pub mod capabilities;

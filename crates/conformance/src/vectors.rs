@@ -10,7 +10,7 @@ pub use problem::{parse_problem, read_problem, sequence_tensors, with_arrays};
 pub(crate) use read::at_most;
 
 use crate::tensor::{Data, Tensor, Tensors};
-use etalon_problem::{Error as ProblemError, shortened};
+use etalon_problem::{Error as ProblemError, Walk, shortened};
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype as Stored, TensorView};
 use safetensors::{SafeTensors, View};
@@ -184,6 +184,28 @@ fn elements<const N: usize, T>(bytes: &[u8], read: impl Fn([u8; N]) -> T) -> Vec
 pub fn to_bytes(path: &Path, tensors: &Tensors) -> Result<Vec<u8>, Error> {
     let tensors = tensors.iter().map(|(name, tensor)| (name, InFile(tensor)));
     safetensors::serialize(tensors, None).map_err(|error| Error::write(path, error))
+}
+
+/// The key of the metadata of a trace: its value is the walk in JSON.
+pub const TRACE: &str = "trace";
+
+/// Reads the tensors of a trace, as [`read_tensors`] does, and the walk that the metadata of the file states.
+pub fn read_trace(path: &Path, memory: u64) -> Result<(Tensors, Walk), Error> {
+    let bytes = read::whole(path, memory)?;
+    let tensors = from_bytes(path, &bytes)?;
+    let header = SafeTensors::read_metadata(&bytes).map_err(|error| read::invalid(path, error))?;
+    let walk = header.1.metadata().as_ref().and_then(|all| all.get(TRACE));
+    let missing = r#"its metadata has no `trace`, such as {"tile": {"queries": 64, "keys": 128}} or {"chunk": 64}"#;
+    let walk = walk.ok_or_else(|| Error::format(path, missing))?;
+    Ok((tensors, parse_json(path, "`trace` in its metadata", walk)?))
+}
+
+/// The tensors of a trace with their walk as the bytes of a safetensors file; `path` is only named in errors.
+pub fn trace_to_bytes(path: &Path, tensors: &Tensors, walk: &Walk) -> Result<Vec<u8>, Error> {
+    let walk = serde_json::to_string(walk).map_err(|error| Error::write(path, error))?;
+    let tensors = tensors.iter().map(|(name, tensor)| (name, InFile(tensor)));
+    let metadata = Some([(TRACE.to_string(), walk)].into());
+    safetensors::serialize(tensors, metadata).map_err(|error| Error::write(path, error))
 }
 
 /// Writes a safetensors file: the whole of it, or nothing.

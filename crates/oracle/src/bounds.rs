@@ -16,6 +16,7 @@ mod model;
 mod reach;
 mod scores;
 mod sum;
+pub mod trace;
 mod uncertain;
 
 pub use crate::tensor::{Values, values};

@@ -9,7 +9,7 @@
 //! * [`Mask`], [`Sequences`]: which query sees which key; [`TokenSequences`]: which tokens share a state;
 //! * [`Operand`], [`Table`]: the tensors of a pass with their axes, types and parts; [`Views`],
 //!   [`ViewsMut`]: such tensors, borrowed, by name;
-//! * [`Dtype`], [`Blocking`], [`Error`];
+//! * [`Dtype`], [`Blocking`], [`Error`]; [`Walk`]: intermediate results of a kernel, tile by tile;
 //! * [`docs`]: the notation and the equations, numbered as the comments of every kernel number them.
 //!
 //! ```
@@ -52,6 +52,7 @@ mod structs;
 pub mod tensors;
 mod tokens;
 mod view;
+mod walk;
 
 pub use alternatives::{Alternative, Setting, SettingKind};
 pub use attention::Attention;
@@ -71,6 +72,7 @@ pub use sequences::{Sequence, Sequences};
 pub use tensors::Scalar;
 pub use tokens::{TokenSequence, TokenSequences};
 pub use view::{Stored, View, ViewMut, Views, ViewsMut};
+pub use walk::{Order, SinkPlace, Walk};
 
 use operand::Row;
 

@@ -37,6 +37,8 @@ pub enum Axis {
     Targets,
     /// V: classes.
     Classes,
+    /// C: tiles of keys or of queries, or chunks of tokens, of a trace.
+    Tiles,
 }
 
 /// The symbol of an axis in `docs/notation.md`, as a literal.
@@ -55,6 +57,7 @@ macro_rules! symbol {
     (Sequences) => { "S" };
     (Targets) => { "T" };
     (Classes) => { "V" };
+    (Tiles) => { "C" };
     ($self:ident: $($axis:ident)*) => {
         match $self { $(Axis::$axis => crate::operand::symbol!($axis),)* }
     };
@@ -82,7 +85,7 @@ impl Axis {
     /// Its symbol in `docs/notation.md`.
     pub fn symbol(self) -> &'static str {
         symbol!(self: Batch BatchOr1 QueryHeads QueryHeadsOr1 KeyHeads Queries Keys Tokens Dim
-            ValueDim Distances Sequences Targets Classes)
+            ValueDim Distances Sequences Targets Classes Tiles)
     }
 }
 

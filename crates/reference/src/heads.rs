@@ -23,7 +23,8 @@ pub(crate) struct Query<'a> {
 }
 
 impl<'a> Query<'a> {
-    fn new(problem: &Scores, sequence: &'a Sequence, head: usize, i: usize) -> Self {
+    /// Query `i` of a head of a sequence.
+    pub fn new(problem: &Scores, sequence: &'a Sequence, head: usize, i: usize) -> Self {
         let &Sequence { batch, query_start, key_start, .. } = sequence;
         let e = &problem.extents;
         let row = (batch * e.query_heads + head) * e.queries + query_start + i;

@@ -41,6 +41,8 @@ pub mod scalar;
 mod scores;
 mod second_order;
 mod tensor;
+pub mod trace;
+mod traced;
 
 pub use named::{Named, NamedViews, Shapes, Tensors, convert};
 pub use run::run;

@@ -57,6 +57,9 @@ pub(crate) struct Row<'a, T> {
     pub pi: Option<T>,
 }
 
+/// Keys, each with its s and S.
+pub(crate) type Visible<T> = (Vec<usize>, Vec<T>, Vec<T>);
+
 impl<T: Real> Row<'_, T> {
     /// The visible j, each with its P_ij.
     pub fn weights(&self) -> impl Iterator<Item = (usize, T)> {
@@ -97,16 +100,33 @@ impl<'a, T: Real> ScoreOperands<'a, T> {
 
     /// The row of a query.
     pub fn row<'q>(&self, query: &Query<'q>) -> Row<'q, T> {
-        let (keys, s, mut p) = match &self.bias {
+        self.weighed(query, self.visible(query), self.sink(query))
+    }
+
+    /// The visible keys of a query, ascending, with s and S.
+    pub fn visible(&self, query: &Query<'_>) -> Visible<T> {
+        match &self.bias {
             Bias::ByPair(bias) => self.visible_scores(query, bias_row(bias, query)),
             Bias::ByDistance(reach, bias) => self.visible_scores(query, |j| {
                 let distance = reach.distance(query.sequence, query.i, j);
                 distance.map_or(T::ZERO, |d| bias[[query.head, d]])
             }),
-        };
-        // A sink of −∞ weighs nothing: as if there were none.
+        }
+    }
+
+    /// The sink of a query's head. One of −∞ weighs nothing: as if there were none.
+    pub fn sink(&self, query: &Query<'_>) -> Option<T> {
         let sink = self.sinks.map(|sinks| sinks[query.head]);
-        let sink = sink.filter(|sink| sink.to_f64() != f64::NEG_INFINITY);
+        sink.filter(|sink| sink.to_f64() != f64::NEG_INFINITY)
+    }
+
+    /// The row of a query that sees these keys, and this sink beside them.
+    pub fn weighed<'q>(
+        &self,
+        query: &Query<'q>,
+        (keys, s, mut p): Visible<T>,
+        sink: Option<T>,
+    ) -> Row<'q, T> {
         // The maximum is subtracted as a constant: it cancels, so that it needs no derivative.
         let logits = p.iter().chain(&sink).map(|logit| logit.to_f64());
         let max =
@@ -135,12 +155,7 @@ impl<'a, T: Real> ScoreOperands<'a, T> {
         }
     }
 
-    /// The visible keys of a query, with s and S.
-    fn visible_scores(
-        &self,
-        query: &Query<'_>,
-        bias: impl Fn(usize) -> T,
-    ) -> (Vec<usize>, Vec<T>, Vec<T>) {
+    fn visible_scores(&self, query: &Query<'_>, bias: impl Fn(usize) -> T) -> Visible<T> {
         let most = query.sequence.keys;
         let (mut keys, mut s) = (Vec::with_capacity(most), Vec::with_capacity(most));
         let mut scores = Vec::with_capacity(most);

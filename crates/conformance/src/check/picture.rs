@@ -171,8 +171,8 @@ pub(super) fn pictures(output: &Judged<'_>) -> Vec<Picture> {
 
 /// True for an axis of which every entry is a matrix of its own.
 fn is_outer(axis: Axis) -> bool {
-    use Axis::{Batch, BatchOr1, KeyHeads, QueryHeads, QueryHeadsOr1, Sequences};
-    matches!(axis, Batch | BatchOr1 | QueryHeads | QueryHeadsOr1 | KeyHeads | Sequences)
+    use Axis::{Batch, BatchOr1, KeyHeads, QueryHeads, QueryHeadsOr1, Sequences, Tiles};
+    matches!(axis, Batch | BatchOr1 | QueryHeads | QueryHeadsOr1 | KeyHeads | Sequences | Tiles)
 }
 
 /// The picture over two lists of axes, of which the entries of each are numbered in row-major order.

@@ -222,6 +222,7 @@ fn plural(axis: Axis) -> &'static str {
         Axis::Distances => "distances",
         Axis::Sequences => "sequences",
         Axis::Classes => "classes",
+        Axis::Tiles => "tiles",
     }
 }
 

@@ -33,7 +33,7 @@ fn neighbours(own: &Original<'_>, operand: &Operand) -> Vec<Reading> {
             Axis::Queries | Axis::Keys | Axis::Tokens | Axis::Targets => "row",
             Axis::Distances => "distance",
             Axis::Classes => "class",
-            Axis::Dim | Axis::ValueDim => continue,
+            Axis::Dim | Axis::ValueDim | Axis::Tiles => continue,
         };
         if extent < 2 {
             continue;

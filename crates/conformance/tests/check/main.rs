@@ -5,6 +5,7 @@ mod bench;
 mod derived;
 mod noise;
 mod public;
+mod traces;
 mod truth;
 
 use bench::{Bench, EXTENTS, attention, explained, linear, place};

@@ -12,7 +12,9 @@ use etalon_problem::{Pass, Scores};
 pub(super) fn errors(scores: &Scores, inputs: &Inputs<'_>) -> Errors {
     let operands = Operands::new(scores, None, inputs);
     if inputs.pass == Pass::Forward {
-        return heads::forward(&operands, output);
+        return heads::forward(&operands, |row, errors| {
+            output(row, row.place.row(operands.o), errors)
+        });
     }
     let e = &scores.extents;
     let copies = operands.bias.map_or(0, |bias| bias.copies(e));
@@ -20,11 +22,11 @@ pub(super) fn errors(scores: &Scores, inputs: &Inputs<'_>) -> Errors {
     found.into_errors(inputs.model, ("dsinks", |_| e.batch * e.queries + 2), |_| copies)
 }
 
-/// (N8): adds the errors of one row of o. Returns how far the row moves when its last visible key is
+/// (N8): adds the errors of one row `o`. Returns how far the row moves when its last visible key is
 /// forgotten, in bounds: the power of the bound against a mask that is wrong by one.
-fn output(row: &Row<'_>, errors: &mut [f64]) -> f64 {
+pub(super) fn output(row: &Row<'_>, o: &[f64], errors: &mut [f64]) -> f64 {
     let (place, operands) = (row.place, row.place.operands);
-    let (model, o) = (operands.model, place.row(operands.o));
+    let model = operands.model;
     let Some(last) = row.pairs.last() else {
         return f64::NAN; // nothing to sum: o = 0 exactly
     };
@@ -102,7 +104,7 @@ fn terms(row: &Row<'_>) -> RowTerms {
 }
 
 /// δ of a row, and the products dout·v of its visible pairs.
-struct Delta<'a> {
+pub(super) struct Delta<'a> {
     operands: &'a Operands<'a>,
     value: f64,
     error: f64,
@@ -114,7 +116,7 @@ struct Delta<'a> {
 
 impl<'a> Delta<'a> {
     /// (N11), (N12) and (N85).
-    fn new(row: &Row<'a>) -> Self {
+    pub fn new(row: &Row<'a>) -> Self {
         let (place, operands) = (row.place, row.place.operands);
         let (model, dlse, dp) = (operands.model, place.dlse(), Vec::new());
         let mut delta = Delta { operands, value: -dlse, error: 0.0, dp, dot_gamma: 0.0 };
@@ -162,7 +164,7 @@ impl<'a> Delta<'a> {
 
     /// dS (N13), and ds as it enters the products with q and k (N14), where the weight errs by so
     /// much.
-    fn products(&self, pair: &Pair, index: usize, weight: f64) -> (Sum, Sum) {
+    pub fn products(&self, pair: &Pair, index: usize, weight: f64) -> (Sum, Sum) {
         let (operands, model, p) = (self.operands, self.operands.model, pair.p);
         let (dp, size) = self.dp.get(index).copied().unwrap_or((0.0, 0.0));
         let difference = (dp - self.value).abs();

@@ -11,6 +11,24 @@ use ndarray::ArrayD;
 
 /// The errors of its outputs.
 pub(super) fn errors(problem: &LinearAttention, inputs: &Inputs<'_>) -> Result<Errors, Error> {
+    measured(problem, inputs, |problem, number, error| {
+        // Of this algorithm alone: the others are never compiled for these numbers.
+        let reference = |x: &_| linear_attention::evaluate(problem, inputs.pass, x);
+        inputs.evaluated(&problem.clone().into(), number, reference, error)
+    })
+}
+
+/// The errors that `evaluate` finds of a problem whose scale is not negative: it is given the number of an element of
+/// an operand, and the error of a result, both by the name of the tensor.
+pub(super) fn measured<R>(
+    problem: &LinearAttention,
+    inputs: &Inputs<'_>,
+    evaluate: impl FnOnce(
+        &LinearAttention,
+        &dyn Fn(&str, f64) -> Dual<f64>,
+        &dyn Fn(&str, &Dual<f64>) -> f64,
+    ) -> Result<R, Error>,
+) -> Result<R, Error> {
     let &Inputs { pass, model, operands, .. } = inputs;
     let longest = problem.list_sequences().iter().map(|s| s.tokens).max().unwrap_or(0);
     let tokens = if pass == Pass::Step { 1 } else { longest };
@@ -54,9 +72,7 @@ pub(super) fn errors(problem: &LinearAttention, inputs: &Inputs<'_>) -> Result<E
         _ => Dual::constant(x.abs()),
     };
     let positive = problem.clone().scale(problem.scale.abs());
-    // Of this algorithm alone: the others are never compiled for these numbers.
-    let reference = |x: &_| linear_attention::evaluate(&positive, pass, x);
-    inputs.evaluated(&positive.clone().into(), absolute, reference, error)
+    evaluate(&positive, &absolute, &error)
 }
 
 /// The roundings beyond (N22) of outputs that sum over more: over whole states, all tokens or all heads.

@@ -33,6 +33,25 @@ impl<'a> Place<'a> {
         x.row(self.sequence.batch, self.head / self.operands.scores.group(), key)
     }
 
+    /// Its visible pairs, whose weights are open.
+    pub fn pairs(&self) -> Vec<Pair> {
+        let Place { operands, sequence, head, i } = *self;
+        let allows = |j: &usize| operands.scores.mask.allows(sequence, head, i, *j);
+        let pairs = (0..sequence.keys).filter(allows);
+        let pairs = pairs.map(|j| operands.pair(*self, sequence.key_start + j));
+        pairs.filter(|pair| pair.score != f64::NEG_INFINITY).collect()
+    }
+
+    /// The lse of its row, as the reference gives it.
+    pub fn lse(&self) -> f64 {
+        self.row(self.operands.lse)[0]
+    }
+
+    /// The logit of its sink, if there is one.
+    pub fn sink(&self) -> Option<f64> {
+        self.operands.sinks.data.get(self.head).copied()
+    }
+
     /// The cotangent of its lse.
     pub fn dlse(&self) -> f64 {
         self.row(self.operands.dlse).first().copied().unwrap_or(0.0)
@@ -295,13 +314,12 @@ fn alone_with_all(pairs: &[Pair], sink: f64) -> bool {
 impl<'a> Row<'a> {
     /// The visible pairs of a query, their weights, and what follows from all of them together.
     pub fn new(place: Place<'a>) -> Self {
-        let Place { operands, sequence, head, i } = place;
-        let (model, lse) = (operands.model, place.row(operands.lse)[0]);
-        let allows = |j: &usize| operands.scores.mask.allows(sequence, head, i, *j);
-        let pairs = (0..sequence.keys).filter(allows);
-        let pairs = pairs.map(|j| operands.pair(place, sequence.key_start + j));
-        let mut pairs: Vec<Pair> = pairs.filter(|pair| pair.score != f64::NEG_INFINITY).collect();
-        let sink = operands.sinks.data.get(head).copied();
+        Row::of(place, place.pairs(), place.sink(), place.lse())
+    }
+
+    /// The same of some of the pairs, and perhaps a sink, of which the reference gives this lse.
+    pub fn of(place: Place<'a>, mut pairs: Vec<Pair>, sink: Option<f64>, lse: f64) -> Self {
+        let model = place.operands.model;
         let terms = pairs.len() + usize::from(sink.is_some());
         let sink = sink.unwrap_or(f64::NEG_INFINITY);
         let max = pairs.iter().map(|pair| pair.score).fold(sink, f64::max);

@@ -30,6 +30,7 @@ pub(crate) mod backward;
 pub(crate) mod double_backward;
 pub(crate) mod forward;
 pub(crate) mod jvp;
+pub(crate) mod trace;
 
 pub use etalon_problem::attention::{
     Cotangents, Gradients, Inputs, Output, OutputTangents, SecondCotangents, SecondGradients,

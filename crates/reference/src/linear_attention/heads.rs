@@ -60,7 +60,8 @@ impl<'a, T: Real> Operands<'a, T> {
 pub(super) struct Head<'a, T: Real> {
     operands: &'a Operands<'a, T>,
     sequence: &'a TokenSequence,
-    key_head: usize,
+    /// The number of the key head.
+    pub key_head: usize,
     /// σ
     pub scale: T,
     /// n: the number of tokens.
@@ -82,6 +83,11 @@ impl<'a, T: Real> Head<'a, T> {
             }
         }
         Ok(head)
+    }
+
+    /// The number of the sequence.
+    pub fn index(&self) -> usize {
+        self.sequence.index
     }
 
     /// The row of token `t` in everything that lies as k does.

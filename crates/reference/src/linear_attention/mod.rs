@@ -37,6 +37,7 @@ mod forward;
 mod heads;
 mod state;
 mod step;
+mod trace;
 
 pub use backward::backward;
 pub use double_backward::double_backward;
@@ -46,6 +47,7 @@ pub use etalon_problem::linear_attention::{
 };
 pub use forward::forward;
 pub use step::step;
+pub use trace::trace;
 
 use crate::named::{ByName, Named, Shapes, Tensors, check, zeros};
 use crate::scalar::Real;

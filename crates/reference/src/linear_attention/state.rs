@@ -38,6 +38,11 @@ impl<T: Real> State<T> {
         }
     }
 
+    /// Its elements in row-major order.
+    pub fn elements(&self) -> &[T] {
+        &self.elements
+    }
+
     fn rows(&self) -> impl Iterator<Item = &[T]> {
         self.elements.chunks_exact(self.width)
     }

@@ -14,4 +14,5 @@ mod scalars;
 mod second_order;
 mod semantics;
 mod tensors;
+mod traces;
 mod visible;

@@ -4,3 +4,4 @@ pub mod bounded;
 pub mod fixtures;
 pub mod precision;
 pub mod tensors;
+pub mod traces;

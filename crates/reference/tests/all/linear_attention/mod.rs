@@ -12,3 +12,4 @@ mod naive;
 mod precision;
 mod semantics;
 mod tensors;
+mod traces;

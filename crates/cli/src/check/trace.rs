@@ -1,0 +1,77 @@
+//! `etalon check … --trace FILE`: a verdict on what a kernel held after each tile.
+
+use super::{Arguments, INTERVAL};
+use crate::eval::{LoadedProblem, Question};
+use crate::found::Found;
+use crate::machine::about;
+use crate::options;
+use crate::outcome::{Failure, Outcome, say};
+use crate::page::{quoted, terminal};
+use crate::progress::Progress;
+use crate::{memory, needs};
+use etalon_conformance::check::check_trace;
+use etalon_conformance::profile::Profile;
+use etalon_conformance::report::About;
+use etalon_conformance::tier::{Hints, Request};
+use etalon_conformance::vectors as files;
+use std::path::Path;
+use std::time::Instant;
+
+pub fn run(arguments: &Arguments, path: &Path) -> Outcome {
+    let (start, about, question) = (Instant::now(), about(), &arguments.question);
+    let LoadedProblem { problem, inputs, dtype, notes } = question.read()?;
+    let (dump, walk) = files::read_trace(path, memory::available())?;
+    let claimed = options::claim(&arguments.profile)?.of(dtype);
+    let profile = claimed.ok_or_else(|| {
+        Failure("--profile auto judges results, no trace: name a profile, or say usual".to_string())
+    })?;
+    let numbers: u128 = dump.values().map(|x| x.len() as u128).sum();
+    let own = needs::evaluation(&problem, question.pass, dtype, "reference", true);
+    memory::afford("a check of the trace", own + 100 * numbers)?;
+    let drafts = arguments.reports.begin()?;
+    let request = Request {
+        problem: &problem,
+        pass: question.pass,
+        dtype,
+        inputs: &inputs,
+        hints: Hints::default(),
+    };
+    let pool = arguments.threads.pool()?;
+    let check = pool.install(|| {
+        let progress = Progress::on_terminal(INTERVAL);
+        progress.report(0, 1, "exact steps and bounds");
+        let check = check_trace(&request, &profile, &walk, &dump);
+        progress.finish();
+        check
+    });
+    let check = check.map_err(|error| Failure::from(files::Error::content(path, error)))?;
+    let command = Some(command(arguments, path, &profile));
+    let found =
+        Found { check, allow_undecided: arguments.allow_undecided, auto: false, notes, command };
+    let case = question.problem.display().to_string();
+    let about = About { threads: pool.current_num_threads(), ..about };
+    let report = found.report("etalon check --trace", (about, "trace", &case), start.elapsed());
+    let written = drafts.finish(&report, &|| serde_json::to_string_pretty(&found));
+    say(&format!("{}\n{}", terminal(&found.blocks()), found.verdict()))?;
+    written.map(|()| found.status())
+}
+
+/// The command that makes the check again, for a shell.
+fn command(arguments: &Arguments, path: &Path, profile: &Profile) -> String {
+    let profile = match Profile::by_name(profile.name) {
+        Ok(profile) => profile.to_string(),
+        Err(_) => quoted(Path::new(&arguments.profile)),
+    };
+    let Question { algorithm, pass, problem, input, dtype } = &arguments.question;
+    let [problem, input, trace] = [problem.as_path(), input, path].map(quoted);
+    let mut line = format!(
+        "etalon check {algorithm} {pass} --problem {problem} --in {input} --trace {trace} --profile {profile}"
+    );
+    if let Some(dtype) = dtype {
+        line += &format!(" --dtype {dtype}");
+    }
+    if arguments.allow_undecided > 0.0 {
+        line += &format!(" --allow-undecided {}", arguments.allow_undecided);
+    }
+    line
+}
