@@ -10,7 +10,7 @@
 //!   known mistakes in these algorithms. [`conventions`]: in what libraries differ. [`training`]: an example.
 //! * [`simd`]: how the CPU kernels work. [`gpu`]: the CUDA kernels. [`benchmarks`] and
 //!   [`gpu_results`]: how fast they are. [`gpu_tuning`]: what made CUDA kernels faster, and what did not.
-//!   [`peers`]: how to compare them with PyTorch and ggml.
+//!   [`peers`]: how to compare them with PyTorch and ggml. [`findings`]: kernels of other libraries, judged.
 
 // Pages are read by rustdoc alone, in all crates: a change of one would otherwise build the whole workspace again.
 macro_rules! page {
@@ -39,4 +39,5 @@ page!(gpu_tuning, "docs/gpu_tuning.md", "Attempts to make CUDA kernels faster, a
 page!(benchmarks, "docs/benchmarks.md", "Measured speed of the SIMD kernels.");
 page!(peers, "benches/peers/README.md", "Comparison with PyTorch and ggml.");
 page!(conventions, "docs/conventions.md", "Conventions in which libraries differ, by name.");
+page!(findings, "docs/findings.md", "Kernels of other libraries, judged by the suite.");
 page!(errata, "docs/errata.md", "Known mistakes in these algorithms.");
