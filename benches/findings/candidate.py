@@ -28,7 +28,7 @@ def parsed():
 
 
 def capabilities(contender, options):
-    """Those of the contender, with the types and passes that are asked for."""
+    """Capabilities of the contender, with the types and passes that are asked for."""
     kernels = [dict(kernel) for kernel in contender.kernels(options.device)]
     for key, chosen in (("dtypes", options.dtypes), ("passes", options.passes)):
         if chosen:

@@ -20,7 +20,7 @@ import textwrap
 from pathlib import Path
 
 from contenders import CONTENDERS
-from recording import Damaged, holding, read
+from recording import LADDERS, Damaged, holding, read, runs_of
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -112,6 +112,9 @@ class Findings:
             return "refused" if counts["undecided"] else "nothing asked"
         others = "".join(f" {note}" for note in notes)
         refused = f", {counts['undecided']} refused" if counts["undecided"] else ""
+        ladder, runs = LADDERS[algorithm][dtype], runs_of(recording, dtype, of_pass)
+        if any(stricter not in runs for stricter in ladder[: ladder.index(profile)]):
+            profile += " or stricter"
         return f"{profile}{others} ({judged - counts['failed']}/{judged}{refused})"
 
     def note(self, recording: dict, run: dict, failure: dict) -> str:

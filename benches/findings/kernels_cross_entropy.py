@@ -37,7 +37,7 @@ def torch_loss(chunked):
 
 
 def liger_loss(accumulated):
-    """LigerFusedLinearCrossEntropyLoss; dw summed in f32 where accumulated, else in the type of w, as is the default."""
+    """LigerFusedLinearCrossEntropyLoss; dw summed in f32 if accumulated, else in the type of w, the default."""
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
     def loss(problem, x):

@@ -5,8 +5,9 @@
     python benches/findings/record.py --merge FOLDER                                  # recordings of another machine
     python benches/findings/record.py --faults --device cpu                           # runs the reproductions
 
-It needs Python and the command; contenders run in processes of their own, with --python, which has the libraries. A run
-that is recorded is not repeated, unless versions changed or --again is given. What --seconds cuts goes on next time.
+It needs Python and the command; contenders run in processes of their own, with --python, which has the libraries.
+A run that is recorded is not repeated, unless versions changed or --again is given. What --seconds cuts goes on next
+time.
 """
 
 import argparse

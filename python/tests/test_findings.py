@@ -132,6 +132,7 @@ def room(tmp_path):
     (tmp_path / "words/judgements.json").write_text(json.dumps([judgement]))
     shrunk = {"case": "b/0", "problem": {"algorithm": "attention"}, "symptom": "o[0] = NaN, expected 1e0"}
     runs = [run("f32-strict", [value("a"), nan("b")]), run("f32-tf32", [nan("b") | {"shrunk": shrunk}])]
+    runs.append(run("f32-bf16x3", [value("a"), nan("b")]))
     runs.append(run("bf16-eager", dtype="bf16"))
     recording.write(tmp_path / "results/sdpa-math-cpu.json", recorded(*runs))
     recording.write(tmp_path / "results/liger-cpu.json", recorded(name="liger", absent="it has | none"))
@@ -148,7 +149,7 @@ def made(room, *parts):
 
 def test_the_parts_of_a_page(room):
     text = made(room, "verdicts", "contenders", "absent", "promises", "faults", "conventions")
-    assert "| `sdpa-math` | cpu | forward | f32-tf32 [C1](#c1) (8/9) | bf16-eager (9/9) |  |" in text
+    assert "| `sdpa-math` | cpu | forward | f32-tf32 [C1](#c1) (8/9) | bf16-eager or stricter (9/9) |  |" in text
     assert "| `liger` | cpu | it has \\| none |" in text
     assert "`sdpa-math`" in next(line for line in text.splitlines() if line.endswith("| cuda | not run yet |"))
     assert "> It is exact." in text and "> — its page" in text
@@ -202,7 +203,7 @@ def test_a_folder_is_merged(room, tmp_path):
         subprocess.run(command, check=True, capture_output=True, timeout=60)
         names = sorted(path.name for path in target.iterdir())
         assert names == ["liger-cpu.json", "sdpa-math-cpu.json"]
-        assert len(recording.read(target / "sdpa-math-cpu.json")["runs"]) == 3
+        assert len(recording.read(target / "sdpa-math-cpu.json")["runs"]) == 4
 
 
 def test_the_page_is_that_of_its_recordings():
@@ -218,7 +219,8 @@ def test_a_contender_is_asked_and_a_part_goes_on(tmp_path):
     program.write_text(
         f"import sys\nsys.path.insert(0, {str(SCRIPTS)!r})\nfrom frames import Refused, serve\n"
         "def kernel(request, given):\n    raise Refused('on principle')\n"
-        "serve('nobody', {'kernels': [{'algorithm': 'attention_lse', 'dtypes': ['f32'], 'passes': ['forward']}]}, lambda: kernel)\n"
+        "takes = {'algorithm': 'attention_lse', 'dtypes': ['f32'], 'passes': ['forward']}\n"
+        "serve('nobody', {'kernels': [takes]}, lambda: kernel)\n"
     )
     report = tmp_path / "report.json"
     command = [sys.executable, "-m", "etalon", "verify", "--depth", "smoke", "--report", f"json={report}"]
