@@ -124,7 +124,10 @@ class Runner:
         kept.unlink(missing_ok=True)
         if not report.exists():
             raise RuntimeError(f"{name} {dtype} {profile}: {(done.stderr or done.stdout).strip()[-400:]}")
-        return recorded(json.loads(report.read_text()), dtype, profile, passes, depth, self.options.seed)
+        found = json.loads(report.read_text())
+        if late := too_slow(found):
+            raise RuntimeError(f"{name} {dtype} {profile}: {late} answers came too late: a busy machine, or a hang")
+        return recorded(found, dtype, profile, passes, depth, self.options.seed)
 
     def shrink(self, name: str, run: dict, recording: dict) -> None:
         """The simplest case of each pass, law and kind that fails, unless another type of the contender has it."""
@@ -194,6 +197,12 @@ def kind_of(reason: str) -> str:
         if re.search(words, reason):
             return kind
     return "value"
+
+
+def too_slow(report: dict) -> int:
+    """The number of answers that came too late. That may be a busy machine, and is nothing to record of a library."""
+    reasons = [record.get("reason", "") for record in report["records"]]
+    return sum("did not answer within" in reason for reason in reasons)
 
 
 def recorded(report: dict, dtype: str, profile: str, passes: list[str], depth: str, seed: int) -> dict:

@@ -112,6 +112,9 @@ def test_a_report_becomes_a_run():
     ]
     assert made["unanswered"] == {"undecided: refused: D = #": 1}
     assert made.keys() == recording.RUN_KEYS
+    assert record.too_slow(report) == 0
+    report["records"].append(of("bound", "d", "fail", reason="did not answer within 20 s"))
+    assert record.too_slow(report) == 1
 
 
 @pytest.fixture
