@@ -70,6 +70,20 @@ fn a_narrow_kernel_is_asked_what_it_takes() {
     assert!(passes(Pass::Forward) > 10 && passes(Pass::Backward) > 10);
 }
 
+/// A kernel with windows that returns no lse: laws that narrow a mask judge o alone.
+#[test]
+fn a_kernel_with_windows_may_omit_lse() {
+    let capabilities = r#"{"kernels": [{"algorithm": "attention", "passes": ["forward"],
+        "dtypes": ["f32"], "omits": ["lse"]}]}"#;
+    let cases = vec!["attention/f32/window/plain/square/dense/generic/no_dlse/0".to_string()];
+    let judged = conform(&Wanted { cases, ..wanted(capabilities) }, &exact).expect("a judgement");
+    assert_eq!(judged.status, Status::Passed, "{}", judged.text);
+    let report: serde_json::Value = serde_json::from_str(&judged.json).expect("JSON");
+    let mut records = report["records"].as_array().expect("records").iter();
+    let passed = records.any(|x| x["check"] == "one_key" && x["verdict"] == "pass");
+    assert!(passed, "{}", judged.json);
+}
+
 #[test]
 fn a_wrong_kernel_fails_with_the_simplest_case() {
     let answer = |request: &Request<'_>| {

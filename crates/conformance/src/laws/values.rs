@@ -1,7 +1,7 @@
 //! Changes of the values that change the result in a known way.
 
 use super::compare::{Strict, TWICE, agree, close, exchange};
-use super::flaw::{Judgement, worst};
+use super::flaw::{Flaw, Judgement, worst};
 use super::identities::has_v;
 use super::law::{laws, scores_are};
 use super::part::{Part, with_scores};
@@ -114,14 +114,23 @@ fn one_key(trial: &Trial<'_>) -> Judgement {
     let problem = with_scores(problem, narrow);
     let outputs = trial.ask(&problem, inputs)?;
     let bounds = trial.bounds_of(&problem, inputs)?.outputs;
-    let lse = &bounds["lse"];
-    let margin = close("lse", &result(&outputs, "lse")?, &lse.value, &lse.bound);
-    let (Some(o), Some(v)) = (outputs.get("o"), inputs.get("v")) else { return margin };
-    let (o, v) = (o.to_f64("o")?, v.to_f64("v")?);
-    let value = |at: IxDyn| seen_values(&visible, &v, at.slice()).next().unwrap_or(0.0);
-    let expected = ArrayD::from_shape_fn(o.raw_dim(), value);
-    // The weight is 1, or e^ε over e^ε.
-    worst([margin, close("o", &o, &expected, &bounds["o"].bound)])
+    let of_lse = bounds
+        .get("lse")
+        .map(|Bound { value, bound, .. }| close("lse", &result(&outputs, "lse")?, value, bound));
+    let of_o = match (outputs.get("o"), bounds.get("o"), inputs.get("v")) {
+        (Some(o), Some(bound), Some(v)) => {
+            let (o, v) = (o.to_f64("o")?, v.to_f64("v")?);
+            let value = |at: IxDyn| seen_values(&visible, &v, at.slice()).next().unwrap_or(0.0);
+            let expected = ArrayD::from_shape_fn(o.raw_dim(), value);
+            // The weight is 1, or e^ε over e^ε.
+            Some(close("o", &o, &expected, &bound.bound))
+        }
+        _ => None,
+    };
+    if of_lse.is_none() && of_o.is_none() {
+        return Err(Flaw::NotAsked("the kernel returns neither `o` nor `lse`".to_string()));
+    }
+    worst(of_lse.into_iter().chain(of_o))
 }
 
 fn hull(trial: &Trial<'_>) -> Judgement {
