@@ -160,7 +160,7 @@ class Findings:
             names = ", ".join(f"`{n}`" for n, c in CONTENDERS.items() if self.promises[c.promise] is each)
             parts.append(wrapped(f"**{each['library']}** ({names}):"))
             for quote in each["quotes"]:
-                parts.append(quoted(quote["text"]) + "\n>\n" + wrapped(f"— {quote['source']}", "> "))
+                parts.append(quoted(quote["text"]) + "\n>\n" + wrapped(f"— {linked(quote['source'])}", "> "))
             if each.get("remark"):
                 parts.append(wrapped(each["remark"]))
         return "\n\n".join(parts)
@@ -244,6 +244,11 @@ def wrapped(text: str, first: str = "", others: str | None = None) -> str:
     others = first if others is None else others
     indents = {"initial_indent": first, "subsequent_indent": others}
     return "\n".join(textwrap.wrap(text, COLUMNS, break_long_words=False, break_on_hyphens=False, **indents))
+
+
+def linked(text: str) -> str:
+    """Addresses as links, which rustdoc wants in brackets."""
+    return re.sub(r"https?://[^\s,]+", r"<\g<0>>", text)
 
 
 def quoted(text: str) -> str:
