@@ -6,7 +6,7 @@ use crate::cache::Cache;
 use crate::compiler::Compiler;
 use crate::lock::lock;
 use crate::variant::Variant;
-use etalon_problem::Error;
+use etalon_problem::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
@@ -32,7 +32,7 @@ struct Index {
 
 impl Archive {
     /// The archive in a folder. Fails where [`ArchiveWriter`] has not written one there.
-    pub fn open(folder: impl Into<PathBuf>) -> Result<Archive, Error> {
+    pub fn open(folder: impl Into<PathBuf>) -> Result<Archive> {
         let folder = folder.into();
         let index = Index::read(&folder)?.ok_or_else(|| {
             let reason = format!("{}, which has no {INDEX}", folder.display());
@@ -80,7 +80,7 @@ fn compatible(architecture: &str) -> Vec<String> {
 }
 
 impl Index {
-    fn read(folder: &Path) -> Result<Option<Index>, Error> {
+    fn read(folder: &Path) -> Result<Option<Index>> {
         let path = folder.join(INDEX);
         match fs::read_to_string(&path) {
             Ok(content) => Index::parse(&content).map(Some).map_err(|line| {
@@ -134,7 +134,7 @@ pub struct ArchiveWriter {
 impl ArchiveWriter {
     /// Begins an archive in a folder, or goes on with the one there, whose kernels are not compiled again. Fails where
     /// another version of the compiler made that.
-    pub fn new(folder: impl Into<PathBuf>, compiler: Compiler) -> Result<ArchiveWriter, Error> {
+    pub fn new(folder: impl Into<PathBuf>, compiler: Compiler) -> Result<ArchiveWriter> {
         let (folder, nvrtc) = (folder.into(), compiler.number());
         let new = Index { nvrtc, entries: BTreeMap::new() };
         let index = Index::read(&folder)?.unwrap_or(new);
@@ -148,12 +148,12 @@ impl ArchiveWriter {
 
     /// Compiles the kernels of a variant for an architecture, from any thread. Returns how many had to be compiled: an
     /// entry that is there and whole stays.
-    pub fn add(&self, variant: &Variant, architecture: &str) -> Result<usize, Error> {
+    pub fn add(&self, variant: &Variant, architecture: &str) -> Result<usize> {
         let add = |kernel| Ok(usize::from(self.add_kernel((variant, kernel), architecture)?));
         variant.kernels().into_iter().map(add).sum()
     }
 
-    fn add_kernel(&self, (variant, kernel): (&Variant, &str), architecture: &str) -> Result<bool, Error> {
+    fn add_kernel(&self, (variant, kernel): (&Variant, &str), architecture: &str) -> Result<bool> {
         let (cache, version) = (Cache::shared(&self.folder), self.compiler.version());
         let key = variant.key(kernel, architecture, &version);
         let is_new = cache.read(&key).is_none();
@@ -169,7 +169,7 @@ impl ArchiveWriter {
     }
 
     /// Writes the index, which makes the folder an archive. Returns the number of its entries.
-    pub fn finish(self) -> Result<usize, Error> {
+    pub fn finish(self) -> Result<usize> {
         let index = self.index.into_inner().unwrap_or_else(PoisonError::into_inner);
         let path = self.folder.join(INDEX);
         let write = || {

@@ -4,7 +4,7 @@ use crate::device_tensor::{DeviceTensors, GivenArray};
 use crate::level_table::Facts;
 use crate::options::{Level, Options};
 use crate::target::Target;
-use etalon_problem::{Dtype, Error, Operand, Pass, Role, Stored, Table, Views, ViewsMut, find};
+use etalon_problem::{Dtype, Operand, Pass, Result, Role, Stored, Table, Views, ViewsMut, find};
 
 pub(crate) trait Places {
     fn has(&self, name: &str) -> bool;
@@ -94,7 +94,7 @@ pub(crate) struct OperandLayout {
 }
 
 /// The type of floating-point numbers. Fails where the tier does not store it.
-pub(crate) fn storage_of(stored: Stored) -> Result<Dtype, Error> {
+pub(crate) fn storage_of(stored: Stored) -> Result<Dtype> {
     let storage = match stored {
         Stored::Float(dtype) => dtype,
         Stored::Integer => Dtype::F64, // refused, too

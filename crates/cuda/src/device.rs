@@ -3,7 +3,7 @@
 use crate::absent::{self, Absent, text};
 use crate::compiler::Compiler;
 use cudarc::driver::{DriverError, result, sys};
-use etalon_problem::Error;
+use etalon_problem::{Error, Result};
 use std::sync::OnceLock;
 
 /// The number of devices, at least 1, or why there is none to use: no driver, no device, or no NVRTC in the loader's
@@ -69,7 +69,7 @@ const LATER: &str = "\
 const CLOCK: &str = "cuEventCreate cuEventDestroy_v2 cuEventElapsedTime_v2 cuEventRecord";
 
 /// Fails where the driver, which is there, cannot time a device.
-pub(crate) fn check_clock() -> Result<(), Error> {
+pub(crate) fn check_clock() -> Result<()> {
     check_functions(CLOCK).map_err(|absent| Error::unsupported("the device's clock", absent.to_string()))
 }
 

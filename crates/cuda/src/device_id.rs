@@ -1,6 +1,6 @@
 //! Names of a device: its ordinal or its UUID.
 
-use etalon_problem::Error;
+use etalon_problem::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
 
@@ -52,7 +52,7 @@ impl fmt::Display for DeviceId {
 impl FromStr for DeviceId {
     type Err = Error;
 
-    fn from_str(text: &str) -> Result<Self, Error> {
+    fn from_str(text: &str) -> Result<Self> {
         if let Ok(ordinal) = text.parse() {
             return Ok(DeviceId::Ordinal(ordinal));
         }

@@ -14,7 +14,7 @@ use crate::workspace::{DeviceState, Workspace};
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUpointer_attribute, CUresult, CUstream};
 use cudarc::driver::{CudaSlice, DevicePtr};
-use etalon_problem::{Dtype, Error, Pass, Problem, Table};
+use etalon_problem::{Dtype, Error, Pass, Problem, Result, Table};
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
@@ -65,7 +65,7 @@ impl DevicePass {
         inputs: &DeviceTensors<'_>,
         outputs: &DeviceTensors<'_>,
         options: &Options,
-    ) -> Result<DevicePass, Error> {
+    ) -> Result<DevicePass> {
         let table = levels::table_of(problem, pass)?;
         let (inputs, arrays) = given::split(problem, &table, inputs)?;
         let storage = device_tensor::check(&table, &inputs, outputs, options.recompute)?;
@@ -82,8 +82,8 @@ impl DevicePass {
         (pass, storage, table): (Pass, Dtype, &Table),
         (inputs, outputs): (&DeviceTensors<'_>, &DeviceTensors<'_>),
         options: &Options,
-        draft: impl FnOnce(&PassCall<'_, '_>) -> Result<PassPlan<'a>, Error>,
-    ) -> Result<DevicePass, Error> {
+        draft: impl FnOnce(&PassCall<'_, '_>) -> Result<PassPlan<'a>>,
+    ) -> Result<DevicePass> {
         let state = workspace.device(options.device)?;
         let operands = Operands::Device(inputs, outputs);
         let call = PassCall::new(state.device.target, (pass, storage), table, operands, options);
@@ -135,7 +135,7 @@ impl DevicePass {
         inputs: &DeviceTensors<'_>,
         outputs: &DeviceTensors<'_>,
         scratch: u64,
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.enqueue_counted(stream, inputs, outputs, scratch) }.map(|_| ())
     }
@@ -150,7 +150,7 @@ impl DevicePass {
         inputs: &DeviceTensors<'_>,
         outputs: &DeviceTensors<'_>,
         scratch: u64,
-    ) -> Result<Enqueued, Error> {
+    ) -> Result<Enqueued> {
         let (device, enqueued) = (self.device(), Enqueued::default());
         device.check_alive()?;
         // SAFETY: the caller's promise.
@@ -169,7 +169,7 @@ impl DevicePass {
     }
 
     /// Fails unless an address is in the memory of the device.
-    fn check_address(&self, name: &str, address: u64) -> Result<(), Error> {
+    fn check_address(&self, name: &str, address: u64) -> Result<()> {
         if lock(&self.known).contains(&address) {
             return Ok(());
         }
@@ -183,7 +183,7 @@ impl DevicePass {
     }
 
     /// The address of each part of the pass, and then of each array.
-    fn addresses(&self, inputs: &DeviceTensors<'_>, outputs: &DeviceTensors<'_>) -> Result<Vec<u64>, Error> {
+    fn addresses(&self, inputs: &DeviceTensors<'_>, outputs: &DeviceTensors<'_>) -> Result<Vec<u64>> {
         let is_array = |name: &str| self.arrays.iter().any(|array| array.name == name);
         let known = |name: &str| self.inputs.get(name).is_some() || is_array(name);
         let other_input = inputs.list.iter().find(|(name, _)| !known(name));
@@ -203,7 +203,7 @@ impl DevicePass {
     }
 
     /// The address of a tensor. Fails unless it is like that of [`DevicePass::new`].
-    fn address(&self, name: &str, own: &DeviceTensor, found: Option<&DeviceTensor>) -> Result<u64, Error> {
+    fn address(&self, name: &str, own: &DeviceTensor, found: Option<&DeviceTensor>) -> Result<u64> {
         let found = found.ok_or_else(|| Error::missing(name, None))?;
         if !own.is_like(found) {
             let text = |x: &DeviceTensor| format!("{:?} in {} with the strides {:?}", x.shape, x.element, x.strides);
@@ -221,7 +221,7 @@ impl DevicePass {
     }
 }
 
-fn check_pointer(device: &Device, name: &str, address: u64) -> Result<(), Error> {
+fn check_pointer(device: &Device, name: &str, address: u64) -> Result<()> {
     let (mut ordinal, attribute) = (-1i32, CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
     // SAFETY: the attribute is one number, and the driver looks the address up without reading there.
     let known = unsafe { sys::cuPointerGetAttribute((&raw mut ordinal).cast(), attribute, address) };

@@ -2,7 +2,7 @@
 
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
-use etalon_problem::{Dtype, Error, Stored, Table};
+use etalon_problem::{Dtype, Error, Result, Stored, Table};
 use smallvec::SmallVec;
 use std::fmt;
 
@@ -64,12 +64,7 @@ impl DeviceTensor {
     /// A tensor that begins at an address, of floating-point numbers (a [`Dtype`]), of integers ([`Stored::Integer`])
     /// or of another [`Element`]; strides count elements and may be 0 or negative. Fails where there are not as many
     /// strides as axes.
-    pub fn new(
-        address: u64,
-        shape: &[usize],
-        strides: &[i64],
-        element: impl Into<Element>,
-    ) -> Result<DeviceTensor, Error> {
+    pub fn new(address: u64, shape: &[usize], strides: &[i64], element: impl Into<Element>) -> Result<DeviceTensor> {
         if shape.len() != strides.len() {
             return Err(Error::value("number of strides", shape.len().to_string(), strides.len()));
         }
@@ -91,7 +86,7 @@ impl DeviceTensor {
         stream: &CudaStream,
         shape: &[usize],
         element: impl Into<Element>,
-    ) -> Result<DeviceTensor, Error> {
+    ) -> Result<DeviceTensor> {
         let element = element.into();
         let wanted = shape.iter().try_fold(element.bytes(), |n, &extent| n.checked_mul(extent));
         let found = slice.len() * size_of::<T>();
@@ -122,7 +117,7 @@ impl DeviceTensor {
     }
 
     /// Fails unless its address is a multiple of what an element takes.
-    pub(crate) fn check_whole(&self, name: &str) -> Result<(), Error> {
+    pub(crate) fn check_whole(&self, name: &str) -> Result<()> {
         let bytes = self.element.bytes() as u64;
         if !self.address.is_multiple_of(bytes) {
             return Err(Error::value(name, format!("an address that is a multiple of {bytes}"), self.address));
@@ -167,7 +162,7 @@ impl<'a> DeviceTensors<'a> {
     }
 
     /// All. Fails where one has elements that no operand has.
-    pub(crate) fn operands(&self) -> Result<Vec<Listed<'a, '_>>, Error> {
+    pub(crate) fn operands(&self) -> Result<Vec<Listed<'a, '_>>> {
         let operands = self.list.iter().map(|(name, x)| match x.element {
             Element::Stored(stored) => Ok((*name, &x.shape[..], stored)),
             other => Err(Error::value(*name, "floating-point numbers or i64", other)),
@@ -189,7 +184,7 @@ pub(crate) fn check(
     inputs: &DeviceTensors<'_>,
     outputs: &DeviceTensors<'_>,
     recompute: bool,
-) -> Result<Dtype, Error> {
+) -> Result<Dtype> {
     let (reads, writes) = (inputs.operands()?, outputs.operands()?);
     table.check_tensors(reads.into_iter(), writes.into_iter(), recompute)
 }

@@ -15,7 +15,7 @@ use cudarc::driver::sys::CUdevice_attribute::*;
 use cudarc::driver::sys::{CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CUresult};
 use cudarc::driver::{CudaContext, CudaFunction};
 use cudarc::nvrtc::Ptx;
-use etalon_problem::Error;
+use etalon_problem::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -43,7 +43,7 @@ const UNASKED: u32 = 48 << 10;
 const OLDEST: (i32, i32) = (8, 0);
 
 impl Device {
-    pub fn open(ordinal: usize, settings: &Settings) -> Result<Device, Error> {
+    pub fn open(ordinal: usize, settings: &Settings) -> Result<Device> {
         let driver = device::driver().map_err(absent)?;
         if ordinal >= driver.devices {
             let expected = format!("below the number of devices ({})", driver.devices);
@@ -70,12 +70,12 @@ impl Device {
         Ok(Device { context, target, ordinal, uuid, images, kernels: Mutex::default(), lost: OnceLock::new() })
     }
 
-    pub fn bind(&self) -> Result<(), Error> {
+    pub fn bind(&self) -> Result<()> {
         self.check("the context", self.context.bind_to_thread())
     }
 
     /// A kernel, kept or loaded now.
-    pub fn function(&self, variant: &Variant, name: &'static str) -> Result<CudaFunction, Error> {
+    pub fn function(&self, variant: &Variant, name: &'static str) -> Result<CudaFunction> {
         let slot = lock(&self.kernels).entry((variant.clone(), name)).or_default().clone();
         // A thread that needs the same kernel waits for it; others are compiled beside it.
         let mut slot = lock(&slot);
@@ -110,7 +110,7 @@ impl Device {
         own.unwrap_or_else(|| architecture(self.target.capability))
     }
 
-    fn load(&self, variant: &Variant, name: &str, image: &[u8]) -> Result<CudaFunction, Error> {
+    fn load(&self, variant: &Variant, name: &str, image: &[u8]) -> Result<CudaFunction> {
         let load = || -> Result<_, DriverError> {
             let module = self.context.load_module(Ptx::from_binary(image.to_vec()))?;
             let function = module.load_function(name)?;
@@ -124,7 +124,7 @@ impl Device {
         self.check(&format!("loading kernel {name}"), load())
     }
 
-    pub fn check<T>(&self, what: &str, result: Result<T, DriverError>) -> Result<T, Error> {
+    pub fn check<T>(&self, what: &str, result: Result<T, DriverError>) -> Result<T> {
         result.map_err(|error| self.failed(what, error))
     }
 
@@ -137,7 +137,7 @@ impl Device {
     }
 
     /// Fails where a fault has ended the context, or was noticed only when memory or kernels were given back.
-    pub fn check_alive(&self) -> Result<(), Error> {
+    pub fn check_alive(&self) -> Result<()> {
         if let Some(fault) = self.lost.get() {
             return Err(Error::ContextLost { device: self.ordinal, fault: fault.clone() });
         }
@@ -173,7 +173,7 @@ pub(crate) fn ends_the_context(code: CUresult) -> bool {
     )
 }
 
-pub(crate) fn ordinal_of(uuid: [u8; 16]) -> Result<usize, Error> {
+pub(crate) fn ordinal_of(uuid: [u8; 16]) -> Result<usize> {
     let driver = device::driver().map_err(absent)?;
     let mut known = Vec::new();
     for ordinal in 0..driver.devices {

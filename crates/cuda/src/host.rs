@@ -9,7 +9,7 @@ use crate::queue::{Queue, StreamSlot, device_memory};
 use crate::tensors::{with_bytes, write_bytes};
 use crate::workspace::{DeviceState, Workspace};
 use cudarc::driver::CudaSlice;
-use etalon_problem::{Dtype, Error, Pass, Table, View, ViewMut, Views, ViewsMut};
+use etalon_problem::{Dtype, Pass, Result, Table, View, ViewMut, Views, ViewsMut};
 use std::sync::Arc;
 
 /// Computes a pass whose call has passed [`Table::check_call`], and copies the results to their places.
@@ -18,8 +18,8 @@ pub(crate) fn compute<'a>(
     call: (Pass, Dtype, &Table),
     (inputs, outputs): (&Views<'_>, &mut ViewsMut<'_>),
     options: &Options,
-    draft: impl FnOnce(&PassCall<'_, '_>) -> Result<PassPlan<'a>, Error>,
-) -> Result<(), Error> {
+    draft: impl FnOnce(&PassCall<'_, '_>) -> Result<PassPlan<'a>>,
+) -> Result<()> {
     let (placed, ()) = Placed::new(workspace, call, (inputs, Some(outputs)), options, |call| Ok((draft(call)?, ())))?;
     placed.run()?;
     placed.read(outputs)?;
@@ -46,8 +46,8 @@ impl Placed {
         (pass, storage, table): (Pass, Dtype, &Table),
         (inputs, places): (&Views<'_>, Option<&ViewsMut<'_>>),
         options: &Options,
-        draft: impl FnOnce(&PassCall<'_, '_>) -> Result<(PassPlan<'a>, T), Error>,
-    ) -> Result<(Placed, T), Error> {
+        draft: impl FnOnce(&PassCall<'_, '_>) -> Result<(PassPlan<'a>, T)>,
+    ) -> Result<(Placed, T)> {
         let state = workspace.device(options.device)?;
         let operands = Operands::Host(inputs, places.map(|places| places as &dyn Places));
         let call = PassCall::new(state.device.target, (pass, storage), table, operands, options);
@@ -77,7 +77,7 @@ impl Placed {
         Ok((Placed { pass, state, slot, addresses, tables, scratch }, beside))
     }
 
-    pub fn queue(&self) -> Result<Queue<'_>, Error> {
+    pub fn queue(&self) -> Result<Queue<'_>> {
         self.slot.queue(&self.state.device)
     }
 
@@ -86,7 +86,7 @@ impl Placed {
     }
 
     /// Memory beside that of the slot.
-    pub fn memory(&self, bytes: usize) -> Result<CudaSlice<u8>, Error> {
+    pub fn memory(&self, bytes: usize) -> Result<CudaSlice<u8>> {
         device_memory(&self.state.device, &self.slot.stream, bytes)
     }
 
@@ -98,17 +98,17 @@ impl Placed {
         self.pass.parts.storage
     }
 
-    pub fn enqueue(&self) -> Result<(), Error> {
+    pub fn enqueue(&self) -> Result<()> {
         self.pass.enqueue(self.queue()?, &self.addresses, (self.tables, self.scratch))
     }
 
-    pub fn run(&self) -> Result<(), Error> {
+    pub fn run(&self) -> Result<()> {
         self.enqueue()?;
         self.queue()?.finish()
     }
 
     /// Copies the results to their places, once they have been computed.
-    pub fn read(&self, outputs: &mut ViewsMut<'_>) -> Result<(), Error> {
+    pub fn read(&self, outputs: &mut ViewsMut<'_>) -> Result<()> {
         for (part, address) in self.parts().filter(|(part, _)| part.wanted) {
             if let Some(place) = outputs.take(part.operand.name) {
                 write_bytes(part.operand.name, place, |bytes| self.queue()?.download(address, bytes))?;
@@ -118,7 +118,7 @@ impl Placed {
     }
 
     /// Copies a range of the scratch memory, once it has been computed.
-    pub fn download(&self, range: MemoryRange, bytes: &mut [u8]) -> Result<(), Error> {
+    pub fn download(&self, range: MemoryRange, bytes: &mut [u8]) -> Result<()> {
         self.queue()?.download(range.address(self.scratch), bytes)
     }
 

@@ -7,7 +7,7 @@ use crate::compiler::Compiler;
 use crate::lock::lock;
 use crate::options::Settings;
 use crate::variant::{KernelOf, Variant};
-use etalon_problem::Error;
+use etalon_problem::{Error, Result};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -28,7 +28,7 @@ pub(crate) struct Images {
 
 impl Images {
     /// Fails where the caller's archive is none, and where neither it nor a compiler can be used with this driver.
-    pub fn new(settings: &Settings, driver: (i32, i32), architecture: &str) -> Result<Images, Error> {
+    pub fn new(settings: &Settings, driver: (i32, i32), architecture: &str) -> Result<Images> {
         let is_plain = settings.defines.is_empty();
         let archive = settings.archive.as_ref().filter(|_| is_plain);
         let archive = archive.map(Archive::open).transpose()?.map(|archive| usable(archive, driver));
@@ -48,8 +48,8 @@ impl Images {
         &self,
         (variant, kernel): KernelOf<'_>,
         architecture: &str,
-        load: impl Fn(&[u8]) -> Result<T, Error>,
-    ) -> Result<T, Error> {
+        load: impl Fn(&[u8]) -> Result<T>,
+    ) -> Result<T> {
         let archive = self.archive.as_ref().and_then(|archive| archive.as_ref().ok());
         let refused = match archive.map(|archive| archive.find((variant, kernel), architecture)) {
             None => None,

@@ -11,7 +11,7 @@ use crate::options::Options;
 use crate::softmax::draft_stats;
 use crate::workspace::Workspace;
 use etalon_problem::lazy_attention::Figure;
-use etalon_problem::{Blocking, Error, LazyAttention, Pass, Problem, Views, ViewsMut};
+use etalon_problem::{Blocking, Error, LazyAttention, Pass, Problem, Result, Views, ViewsMut};
 use ndarray::Array4;
 
 /// Sparsity of the weights, (E37)–(E46), with tiles of this size. The inputs are those of the forward pass, by name; v
@@ -22,7 +22,7 @@ pub fn stats(
     inputs: &Views<'_>,
     tile: Blocking,
     options: &Options,
-) -> Result<Stats, Error> {
+) -> Result<Stats> {
     let Found { figures, states } = measure(workspace, problem, inputs, tile, options)?;
     let count = |least: u32| states.iter().filter(|&&state| state >= least).count();
     Ok(Stats::of_rows(figures, [count(SEEN), count(FULL)]))
@@ -36,7 +36,7 @@ pub fn activity(
     inputs: &Views<'_>,
     tile: Blocking,
     options: &Options,
-) -> Result<Array4<bool>, Error> {
+) -> Result<Array4<bool>> {
     Ok(measure(workspace, problem, inputs, tile, options)?.states.mapv(|state| state >= FULL))
 }
 
@@ -55,7 +55,7 @@ fn measure(
     inputs: &Views<'_>,
     tile: Blocking,
     options: &Options,
-) -> Result<Found, Error> {
+) -> Result<Found> {
     let (pair_shape, problem) = (problem.scores.pair_shape(), Problem::from(problem.clone()));
     let (table, none) = (problem.checked_table(Pass::Forward)?, ViewsMut::new());
     let storage = table.check_call(inputs, &none, false)?;
@@ -78,7 +78,7 @@ fn measure(
     Ok(found)
 }
 
-fn room_for([batch, heads, queries, keys]: [usize; 4], tile: Blocking) -> Result<Found, Error> {
+fn room_for([batch, heads, queries, keys]: [usize; 4], tile: Blocking) -> Result<Found> {
     let shape = [batch, heads, queries.div_ceil(tile.queries), keys.div_ceil(tile.keys)];
     let figures = filled([0.0; Figure::COUNT], &[batch, heads, queries], "statistics")?;
     let states = Array4::from_shape_vec(shape, filled(0, &shape, "statistics")?);

@@ -2,7 +2,7 @@
 
 use crate::options::{Level, Precision};
 use crate::target::Target;
-use etalon_problem::{Dtype, Error, Pass};
+use etalon_problem::{Dtype, Pass, Result};
 use std::ops::Deref;
 
 /// A level of an algorithm, for passes that are described as S.
@@ -84,7 +84,7 @@ impl<S> LevelRow<S> {
 
 /// The row that computes a pass: for [`Level::Auto`] the first that does, else that of the level asked for. Fails with
 /// the reason of the last that does not.
-pub(crate) fn choose<S>(table: &'static [LevelRow<S>], spec: &S, level: Level) -> Result<&'static LevelRow<S>, Error> {
+pub(crate) fn choose<S>(table: &'static [LevelRow<S>], spec: &S, level: Level) -> Result<&'static LevelRow<S>> {
     let is_asked = |row: &&LevelRow<S>| level == Level::Auto || row.level == level.kernels();
     let mut reason = no_kernels(level);
     for row in table.iter().filter(is_asked) {

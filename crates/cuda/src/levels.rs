@@ -18,17 +18,11 @@ use crate::level_table::{self, LevelSpec};
 use crate::options::{Level, Options, Precision};
 use crate::target::Target;
 use crate::{linear_attention, linear_cross_entropy, softmax};
-use etalon_problem::{Algorithm, Dtype, Error, Pass, Problem, Table};
+use etalon_problem::{Algorithm, Dtype, Error, Pass, Problem, Result, Table};
 
 /// Fails with the table's reason where a device like `target` has no kernel for a pass in a storage type with the
 /// level and the precision of the options, whatever the problem.
-pub fn offers(
-    options: &Options,
-    algorithm: Algorithm,
-    pass: Pass,
-    storage: Dtype,
-    target: &Target,
-) -> Result<(), Error> {
+pub fn offers(options: &Options, algorithm: Algorithm, pass: Pass, storage: Dtype, target: &Target) -> Result<()> {
     has_kernels(algorithm, pass)?;
     let what = || format!("{algorithm} {pass} in {storage}");
     let refuse = |reason: &str| Err(Error::unsupported(what(), reason));
@@ -63,18 +57,18 @@ pub fn reasons(algorithm: Algorithm) -> Vec<(Level, Vec<&'static str>)> {
 }
 
 /// As [`offers`], before a device is asked: on one that has every level.
-pub(crate) fn check(options: &Options, algorithm: Algorithm, pass: Pass, storage: Dtype) -> Result<(), Error> {
+pub(crate) fn check(options: &Options, algorithm: Algorithm, pass: Pass, storage: Dtype) -> Result<()> {
     storage.refuse_f64()?;
     offers(options, algorithm, pass, storage, &Target::default())
 }
 
 /// The table of a pass of a problem that has passed its check. Fails where no level has a kernel.
-pub(crate) fn table_of(problem: &Problem, pass: Pass) -> Result<Table, Error> {
+pub(crate) fn table_of(problem: &Problem, pass: Pass) -> Result<Table> {
     has_kernels(problem.algorithm(), pass)?;
     problem.checked_table(pass)
 }
 
-fn has_kernels(algorithm: Algorithm, pass: Pass) -> Result<(), Error> {
+fn has_kernels(algorithm: Algorithm, pass: Pass) -> Result<()> {
     match (algorithm, pass) {
         _ if !algorithm.passes().contains(&pass) => Err(algorithm.no_pass(pass)),
         (Algorithm::LazyAttention, pass) if !matches!(pass, Pass::Forward | Pass::Backward) => {

@@ -1,6 +1,6 @@
 //! Ranges of the memory of a call.
 
-use etalon_problem::Error;
+use etalon_problem::{Error, Result};
 
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct MemoryRange {
@@ -25,7 +25,7 @@ pub(crate) struct Layout {
 pub(crate) const ALIGNMENT: usize = 256;
 
 impl Layout {
-    pub fn range(&mut self, bytes: usize) -> Result<MemoryRange, Error> {
+    pub fn range(&mut self, bytes: usize) -> Result<MemoryRange> {
         let at = self.bytes;
         let end = bytes.checked_next_multiple_of(ALIGNMENT).and_then(|all| at.checked_add(all));
         self.bytes = end.ok_or_else(|| memory(usize::MAX))?;
@@ -33,17 +33,17 @@ impl Layout {
     }
 
     /// A range for an array of elements of so many bytes.
-    pub fn array(&mut self, bytes: usize, shape: &[usize]) -> Result<MemoryRange, Error> {
+    pub fn array(&mut self, bytes: usize, shape: &[usize]) -> Result<MemoryRange> {
         let all = shape.iter().try_fold(bytes, |n, &extent| n.checked_mul(extent));
         self.range(all.unwrap_or(usize::MAX))
     }
 
-    pub fn array_if(&mut self, wanted: bool, bytes: usize, shape: &[usize]) -> Result<Option<MemoryRange>, Error> {
+    pub fn array_if(&mut self, wanted: bool, bytes: usize, shape: &[usize]) -> Result<Option<MemoryRange>> {
         wanted.then(|| self.array(bytes, shape)).transpose()
     }
 
     /// A range that plans name; those of one name count together.
-    pub fn named(&mut self, name: &'static str, bytes: usize) -> Result<MemoryRange, Error> {
+    pub fn named(&mut self, name: &'static str, bytes: usize) -> Result<MemoryRange> {
         let before = self.bytes;
         let range = self.range(bytes)?;
         let bytes = self.bytes - before;
@@ -72,20 +72,20 @@ pub(crate) fn beyond_32_bits(what: String) -> Error {
     Error::unsupported(what, "the cuda tier counts in 32 bits")
 }
 
-pub(crate) fn check_extents(extents: &[usize]) -> Result<(), Error> {
+pub(crate) fn check_extents(extents: &[usize]) -> Result<()> {
     let large = extents.iter().find(|&&extent| extent > i32::MAX as usize);
     large.map_or(Ok(()), |extent| Err(beyond_32_bits(format!("an extent of {extent}"))))
 }
 
 /// A list of one value for each element of a shape.
-pub(crate) fn filled<T: Clone>(value: T, shape: &[usize], what: &str) -> Result<Vec<T>, Error> {
+pub(crate) fn filled<T: Clone>(value: T, shape: &[usize], what: &str) -> Result<Vec<T>> {
     let count = shape.iter().fold(1usize, |n, &extent| n.saturating_mul(extent));
     let mut list = reserved(count, what)?;
     list.resize(count, value);
     Ok(list)
 }
 
-pub(crate) fn reserved<T>(count: usize, what: &str) -> Result<Vec<T>, Error> {
+pub(crate) fn reserved<T>(count: usize, what: &str) -> Result<Vec<T>> {
     let mut list = Vec::new();
     list.try_reserve_exact(count).map_err(|_| Error::memory(what, count.saturating_mul(size_of::<T>())))?;
     Ok(list)

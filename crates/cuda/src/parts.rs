@@ -4,7 +4,7 @@ use crate::call::{OperandLayout, PassCall};
 use crate::memory::{Layout, MemoryRange, check_extents};
 use crate::strided::{StridedTensor, dense, extents};
 use crate::target::Target;
-use etalon_problem::{Dtype, Error, Operand, Pass, Stored};
+use etalon_problem::{Dtype, Error, Operand, Pass, Result, Stored};
 
 /// Operands for any memory that holds them with the same shapes and strides.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ pub(crate) use has_parts;
 
 impl Parts {
     /// Operands that the caller holds, and those that are `made` on the way whether the caller holds them or not.
-    pub fn new(call: &PassCall<'_, '_>, made: impl Fn(&Operand) -> bool, layout: &mut Layout) -> Result<Parts, Error> {
+    pub fn new(call: &PassCall<'_, '_>, made: impl Fn(&Operand) -> bool, layout: &mut Layout) -> Result<Parts> {
         let PassCall { target, pass, storage, table, .. } = *call;
         let (mut list, mut aligned) = (Vec::new(), true);
         for operand in &table.operands {
@@ -117,7 +117,7 @@ fn part(
     (given, wanted): (bool, bool),
     laid: Option<OperandLayout>,
     layout: &mut Layout,
-) -> Result<Part, Error> {
+) -> Result<Part> {
     let bytes = Stored::of(operand.precision, storage).bytes();
     let extents = extents(&operand.shape).ok_or_else(|| {
         Error::value(format!("number of axes of `{}`", operand.name), "at most 4", operand.shape.len())

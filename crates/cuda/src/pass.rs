@@ -16,7 +16,7 @@ use crate::parts::Parts;
 use crate::queue::Queue;
 use crate::step::{Bases, Step};
 use cudarc::driver::CudaFunction;
-use etalon_problem::{Blocking, Error, Mode};
+use etalon_problem::{Blocking, Mode, Result};
 
 /// Tables: bytes that depend on the problem alone, and where they lie.
 #[derive(Debug, Default)]
@@ -38,7 +38,7 @@ impl TableImage {
 pub(crate) struct PassPlan<'a> {
     pub parts: Parts,
     /// Makes the tables, which may be large: a pass that is only planned has none.
-    pub tables: Box<dyn FnOnce() -> Result<TableImage, Error> + 'a>,
+    pub tables: Box<dyn FnOnce() -> Result<TableImage> + 'a>,
     pub scratch: Layout,
     pub steps: Vec<Step>,
     pub choice: Choice,
@@ -56,7 +56,7 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
-    pub fn of<S>(table: &'static [LevelRow<S>], spec: &S, level: Level) -> Result<Choice, Error> {
+    pub fn of<S>(table: &'static [LevelRow<S>], spec: &S, level: Level) -> Result<Choice> {
         let level = level_table::choose(table, spec, level)?.level;
         let refusals = level_table::refusals(table, spec);
         Ok(Choice { level, refusals, mode: None, blockings: Vec::new() })
@@ -64,7 +64,7 @@ impl Choice {
 }
 
 impl PassPlan<'_> {
-    pub fn load(self, device: &Device) -> Result<PreparedPass, Error> {
+    pub fn load(self, device: &Device) -> Result<PreparedPass> {
         let load = |step| match step {
             Step::Launch { kernel, blocks, arguments, .. } => {
                 let block = (kernel.threads, kernel.shared_bytes());
@@ -107,13 +107,13 @@ impl PreparedPass {
     }
 
     /// Copies the tables to memory that begins there.
-    pub fn upload(&self, queue: &Queue<'_>, base: u64) -> Result<(), Error> {
+    pub fn upload(&self, queue: &Queue<'_>, base: u64) -> Result<()> {
         let mut pieces = self.tables.pieces.iter();
         pieces.try_for_each(|(range, bytes)| queue.upload(range.address(base), bytes))
     }
 
     /// Enqueues the steps on operands at these addresses, of each of its parts and then of each array beside them.
-    pub fn enqueue(&self, queue: Queue<'_>, operands: &[u64], (tables, scratch): (u64, u64)) -> Result<(), Error> {
+    pub fn enqueue(&self, queue: Queue<'_>, operands: &[u64], (tables, scratch): (u64, u64)) -> Result<()> {
         let bases = Bases { scratch, tables, operands };
         let mut bytes = [0; MOST_ARGUMENTS];
         for step in &self.steps {
@@ -131,7 +131,7 @@ impl PreparedPass {
 }
 
 /// The bytes of a launch at the addresses of a call.
-fn bind(device: &Device, arguments: &Arguments, bases: &Bases<'_>, bytes: &mut [u8]) -> Result<(), Error> {
+fn bind(device: &Device, arguments: &Arguments, bases: &Bases<'_>, bytes: &mut [u8]) -> Result<()> {
     bytes.copy_from_slice(&arguments.bytes);
     for &at in &arguments.symbols {
         let place = &mut bytes[at..at + 8];

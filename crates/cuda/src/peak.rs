@@ -9,12 +9,12 @@ use crate::unit::Unit;
 use crate::variant::Variant;
 use crate::workspace::Workspace;
 use cudarc::driver::{CudaFunction, DevicePtr};
-use etalon_problem::{Dtype, Error};
+use etalon_problem::{Dtype, Error, Result};
 use std::time::Instant;
 
 impl Unit {
     /// The fastest that passes with these options may use in a storage type. Fails where there is no such device.
-    pub fn of(workspace: &Workspace, options: &Options, storage: Dtype) -> Result<Unit, Error> {
+    pub fn of(workspace: &Workspace, options: &Options, storage: Dtype) -> Result<Unit> {
         let state = workspace.device(options.device)?;
         let narrow = matches!(storage, Dtype::Bf16 | Dtype::F16);
         Ok(match (options.precision, options.level) {
@@ -57,18 +57,18 @@ struct Products<'a> {
 }
 
 impl Products<'_> {
-    fn enqueue(&self, blocks: usize, rounds: i32) -> Result<(), Error> {
+    fn enqueue(&self, blocks: usize, rounds: i32) -> Result<()> {
         let arguments = Arguments::of(&[PeakArgs { sink: self.sink.into(), rounds }]);
         self.queue.launch(&self.kernel, blocks as u32, (THREADS, 0), &arguments.bytes)
     }
 
     /// The time of so many rounds, in ns.
-    fn time(&self, rounds: i32) -> Result<f64, Error> {
+    fn time(&self, rounds: i32) -> Result<f64> {
         device_ns(&self.queue, || self.enqueue(self.blocks, rounds))
     }
 
     /// Rounds that take [`ENOUGH`].
-    fn enough(&self) -> Result<i32, Error> {
+    fn enough(&self) -> Result<i32> {
         let mut rounds = 1 << 10;
         while self.time(rounds)? < ENOUGH && rounds < 1 << 24 {
             rounds *= 2;
@@ -82,8 +82,8 @@ fn with_products<T>(
     workspace: &Workspace,
     device: DeviceId,
     (unit, storage): (Unit, Dtype),
-    body: impl FnOnce(&Products<'_>) -> Result<T, Error>,
-) -> Result<T, Error> {
+    body: impl FnOnce(&Products<'_>) -> Result<T>,
+) -> Result<T> {
     let state = workspace.device(device)?;
     let device = &state.device;
     if unit == Unit::Wgmma && !device.target.is_hopper() {
@@ -104,12 +104,7 @@ fn with_products<T>(
 /// GFLOP/s of a unit on numbers of a storage type, of tensor cores on bf16 where that is f32, measured anew in some
 /// milliseconds; a device that is limited by its power does less over seconds. Fails where the device does not have
 /// the unit.
-pub fn peak_gflops(
-    workspace: &Workspace,
-    device: impl Into<DeviceId>,
-    unit: Unit,
-    storage: Dtype,
-) -> Result<f64, Error> {
+pub fn peak_gflops(workspace: &Workspace, device: impl Into<DeviceId>, unit: Unit, storage: Dtype) -> Result<f64> {
     with_products(workspace, device.into(), (unit, storage), |products| {
         let rounds = products.enough()?;
         let best = (0..TIMES).try_fold(f64::INFINITY, |best, _| Ok::<f64, Error>(best.min(products.time(rounds)?)))?;
@@ -121,7 +116,7 @@ pub fn peak_gflops(
 /// The host's time to enqueue a kernel of one block that does nothing, while the device is busy, in ns; the crate's
 /// own part of it is 0.1 to 0.4 µs. A pass of n kernels cannot be enqueued in less than n times that. Fails where the
 /// device does not have the unit, whose kernel it is.
-pub fn launch_ns(workspace: &Workspace, device: impl Into<DeviceId>, unit: Unit, storage: Dtype) -> Result<f64, Error> {
+pub fn launch_ns(workspace: &Workspace, device: impl Into<DeviceId>, unit: Unit, storage: Dtype) -> Result<f64> {
     let [rounds, launches] = LAUNCHES;
     with_products(workspace, device.into(), (unit, storage), |products| {
         let busy = products.enough()?;

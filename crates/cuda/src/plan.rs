@@ -9,7 +9,7 @@ use crate::softmax::chosen;
 use crate::step;
 use crate::target::Target;
 use crate::unit::Unit;
-use etalon_problem::{Blocking, Dtype, Error, Mode, Pass, Problem, Table};
+use etalon_problem::{Blocking, Dtype, Mode, Pass, Problem, Result, Table};
 
 /// The steps of a pass that computes every result, of dense operands, with the sequences and the mask of the problem.
 #[derive(Debug, Clone, PartialEq)]
@@ -68,7 +68,7 @@ impl Plan {
         table: &Table,
         options: &Options,
         target: &Target,
-    ) -> Result<Plan, Error> {
+    ) -> Result<Plan> {
         let gradient = options.mode == Mode::ForwardGradient && matches!(problem, Problem::AttentionLse(_));
         let plan = draft(problem, &PassCall::new(*target, call, table, Operands::All { gradient }, options))?;
         let Choice { level, refusals, mode, blockings } = plan.choice;

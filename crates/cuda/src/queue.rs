@@ -5,7 +5,7 @@ use crate::memory::{ALIGNMENT, memory};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaFunction, CudaSlice, CudaStream, DevicePtr};
-use etalon_problem::Error;
+use etalon_problem::Result;
 use std::cell::Cell;
 use std::sync::Arc;
 
@@ -24,12 +24,12 @@ pub(crate) struct Queue<'a> {
 }
 
 impl<'a> Queue<'a> {
-    pub fn new(device: &'a Device, stream: &'a Arc<CudaStream>, enqueued: &'a Enqueued) -> Result<Self, Error> {
+    pub fn new(device: &'a Device, stream: &'a Arc<CudaStream>, enqueued: &'a Enqueued) -> Result<Self> {
         device.bind()?;
         Ok(Queue { device, stream, enqueued })
     }
 
-    pub fn upload(&self, to: u64, bytes: &[u8]) -> Result<(), Error> {
+    pub fn upload(&self, to: u64, bytes: &[u8]) -> Result<()> {
         if bytes.is_empty() {
             return Ok(());
         }
@@ -40,7 +40,7 @@ impl<'a> Queue<'a> {
     }
 
     /// Copies bytes to the host, and waits for them.
-    pub fn download(&self, from: u64, bytes: &mut [u8]) -> Result<(), Error> {
+    pub fn download(&self, from: u64, bytes: &mut [u8]) -> Result<()> {
         if bytes.is_empty() {
             return Ok(());
         }
@@ -50,7 +50,7 @@ impl<'a> Queue<'a> {
         self.finish()
     }
 
-    pub fn fill(&self, to: u64, bytes: usize, word: u32) -> Result<(), Error> {
+    pub fn fill(&self, to: u64, bytes: usize, word: u32) -> Result<()> {
         if bytes == 0 {
             return Ok(());
         }
@@ -67,7 +67,7 @@ impl<'a> Queue<'a> {
         blocks: u32,
         (threads, shared): (u32, u32),
         argument: &[u8],
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         let mut arguments = [argument.as_ptr().cast_mut().cast()];
         // SAFETY: the callers are the passes of this crate: the bytes are those that `kernel_args!` declares to the
         // kernel, which checks their number, and each address in them is that of memory in which the kernel stays. The
@@ -81,7 +81,7 @@ impl<'a> Queue<'a> {
         self.device.check("launching a kernel", launched)
     }
 
-    pub fn finish(&self) -> Result<(), Error> {
+    pub fn finish(&self) -> Result<()> {
         self.device.check("a kernel", self.stream.synchronize())
     }
 }
@@ -99,7 +99,7 @@ impl StreamSlot {
     }
 
     /// The address of so many bytes: memory of calls before, if it is enough.
-    pub fn reserve(&mut self, device: &Device, bytes: usize) -> Result<u64, Error> {
+    pub fn reserve(&mut self, device: &Device, bytes: usize) -> Result<u64> {
         if self.memory.as_ref().is_none_or(|memory| memory.len() < bytes) {
             self.memory = None; // what is too small makes room first
             self.memory = Some(device_memory(device, &self.stream, bytes)?);
@@ -108,19 +108,19 @@ impl StreamSlot {
     }
 
     /// Fills its memory with a number, before what is enqueued later.
-    pub fn fill(&self, device: &Device, value: f32) -> Result<(), Error> {
+    pub fn fill(&self, device: &Device, value: f32) -> Result<()> {
         let Some(memory) = &self.memory else { return Ok(()) };
         let (address, bytes) = (memory.device_ptr(&self.stream).0, memory.len() / 4 * 4);
         self.queue(device)?.fill(address, bytes, value.to_bits())
     }
 
-    pub fn queue<'a>(&'a self, device: &'a Device) -> Result<Queue<'a>, Error> {
+    pub fn queue<'a>(&'a self, device: &'a Device) -> Result<Queue<'a>> {
         Queue::new(device, &self.stream, &self.enqueued)
     }
 }
 
 /// Memory of a device in which nothing is written.
-pub(crate) fn device_memory(device: &Device, stream: &Arc<CudaStream>, bytes: usize) -> Result<CudaSlice<u8>, Error> {
+pub(crate) fn device_memory(device: &Device, stream: &Arc<CudaStream>, bytes: usize) -> Result<CudaSlice<u8>> {
     // SAFETY: nothing reads a byte of it that was not written: inputs are uploaded whole, results are
     // filled before kernels run, or written whole by these, and kernels write what they read.
     unsafe { stream.alloc::<u8>(bytes.max(ALIGNMENT)) }.map_err(|error| match error {

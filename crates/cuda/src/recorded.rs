@@ -6,7 +6,7 @@ use crate::gpu::Device;
 use cudarc::driver::result::graph;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstream, CUstreamCaptureMode};
 use cudarc::driver::{CudaGraph, CudaStream};
-use etalon_problem::Error;
+use etalon_problem::{Error, Result};
 use std::fmt;
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ impl DevicePass {
         inputs: &DeviceTensors<'_>,
         outputs: &DeviceTensors<'_>,
         scratch: u64,
-    ) -> Result<RecordedPass<'_>, Error> {
+    ) -> Result<RecordedPass<'_>> {
         let device = self.device();
         device.check_alive()?;
         device.bind()?;
@@ -52,11 +52,7 @@ impl DevicePass {
 }
 
 /// Captures what is enqueued on a stream as a graph. The capture ends, whatever fails.
-fn captured(
-    device: &Device,
-    stream: &Arc<CudaStream>,
-    enqueue: impl FnOnce() -> Result<(), Error>,
-) -> Result<CudaGraph, Error> {
+fn captured(device: &Device, stream: &Arc<CudaStream>, enqueue: impl FnOnce() -> Result<()>) -> Result<CudaGraph> {
     // Calls of other threads meanwhile are of no account.
     let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     device.check(WHAT, stream.begin_capture(mode))?;
@@ -74,7 +70,7 @@ impl RecordedPass<'_> {
     ///
     /// # Safety
     /// As [`DevicePass::enqueue`], with the tensors and the scratch memory that were recorded.
-    pub unsafe fn enqueue(&mut self, stream: CUstream) -> Result<(), Error> {
+    pub unsafe fn enqueue(&mut self, stream: CUstream) -> Result<()> {
         let device = self.pass.device();
         device.check_alive()?;
         device.bind()?;

@@ -8,7 +8,7 @@ use crate::options::Options;
 use crate::plan::Plan;
 use crate::target::Target;
 use crate::workspace::Workspace;
-use etalon_problem::{Dtype, Error, Pass, Problem, Views, ViewsMut};
+use etalon_problem::{Dtype, Pass, Problem, Result, Views, ViewsMut};
 
 /// Computes a pass on a device: reads `inputs` and writes those outputs that have a place in `outputs`, both by name,
 /// of any strides, on the host.
@@ -23,7 +23,7 @@ use etalon_problem::{Dtype, Error, Pass, Problem, Views, ViewsMut};
 ///
 /// ```
 /// use etalon_cuda::{Options, run};
-/// use etalon_problem::{AttentionLse, Error, Extents, Pass, Problem, Views, ViewsMut};
+/// use etalon_problem::{AttentionLse, Error, Result, Extents, Pass, Problem, Views, ViewsMut};
 /// use ndarray::{Array3, Array4};
 ///
 /// let extents = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 2, keys: 4, dim: 8 };
@@ -49,7 +49,7 @@ pub fn run(
     inputs: &Views<'_>,
     outputs: &mut ViewsMut<'_>,
     options: &Options,
-) -> Result<(), Error> {
+) -> Result<()> {
     run_in(&Workspace::new(), problem, pass, inputs, outputs, options)
 }
 
@@ -61,7 +61,7 @@ pub fn run_in(
     inputs: &Views<'_>,
     outputs: &mut ViewsMut<'_>,
     options: &Options,
-) -> Result<(), Error> {
+) -> Result<()> {
     let table = levels::table_of(problem, pass)?;
     let storage = table.check_call(inputs, outputs, options.recompute)?;
     levels::check(options, problem.algorithm(), pass, storage)?;
@@ -95,7 +95,7 @@ pub fn run_in(
 /// assert!(plan.workspace_bytes() < 16 << 20);
 /// # Ok::<(), etalon_problem::Error>(())
 /// ```
-pub fn plan(problem: &Problem, pass: Pass, storage: Dtype, options: &Options, target: &Target) -> Result<Plan, Error> {
+pub fn plan(problem: &Problem, pass: Pass, storage: Dtype, options: &Options, target: &Target) -> Result<Plan> {
     let table = problem.checked_table(pass)?;
     levels::check(options, problem.algorithm(), pass, storage)?;
     Plan::of(problem, (pass, storage), &table, options, target)

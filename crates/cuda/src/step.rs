@@ -9,7 +9,7 @@ use crate::target::Target;
 use crate::tensor_args::TensorArgs;
 use crate::unit::Unit;
 use crate::variant::{KernelOf, Variant};
-use etalon_problem::Error;
+use etalon_problem::{Error, Result};
 use std::cell::RefCell;
 use std::ops::Deref;
 
@@ -182,12 +182,12 @@ impl<'a, P> Steps<'a, P> {
 
     /// Adds a launch over so many blocks of so many threads, if there is a block. Fails where there are [`MOST_STEPS`]
     /// already.
-    pub fn launch(&self, of: KernelOf<'_>, grid: Grid, args: &impl Field) -> Result<(), Error> {
+    pub fn launch(&self, of: KernelOf<'_>, grid: Grid, args: &impl Field) -> Result<()> {
         self.launch_work(of, grid, args, Work::NONE)
     }
 
     /// The same, with what it computes.
-    pub fn launch_work(&self, of: KernelOf<'_>, grid: Grid, args: &impl Field, work: Work) -> Result<(), Error> {
+    pub fn launch_work(&self, of: KernelOf<'_>, grid: Grid, args: &impl Field, work: Work) -> Result<()> {
         self.push(of, grid, 0, args, work)
     }
 
@@ -199,7 +199,7 @@ impl<'a, P> Steps<'a, P> {
         own_shared: u32,
         args: &impl Field,
         work: Work,
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         if blocks == 0 {
             return Ok(());
         }
@@ -224,7 +224,7 @@ impl<'a, P> Steps<'a, P> {
     }
 
     /// Adds a copy of elements of so many bytes; columns beyond the source's are 0.
-    pub fn copy(&self, bytes: usize, from: StridedTensor, to: StridedTensor) -> Result<(), Error> {
+    pub fn copy(&self, bytes: usize, from: StridedTensor, to: StridedTensor) -> Result<()> {
         let (from, to) = if bytes == 8 { (from.halves(), to.halves()) } else { (from, to) };
         let columns = from.extents[3].min(to.extents[3]) as u32;
         let (from, from_strides) = (from.address.into(), from.strides);
@@ -232,7 +232,7 @@ impl<'a, P> Steps<'a, P> {
     }
 
     /// Adds a copy to a tensor of so many bytes an element, or its fill.
-    fn move_to(&self, bytes: usize, to: StridedTensor, args: Move) -> Result<(), Error> {
+    fn move_to(&self, bytes: usize, to: StridedTensor, args: Move) -> Result<()> {
         if to.elements() == 0 {
             return Ok(());
         }
@@ -247,7 +247,7 @@ impl<'a, P> Steps<'a, P> {
 
 impl<'a, P: Deref<Target = Parts>> Steps<'a, P> {
     /// Begins with copies of what the caller holds elsewhere than kernels find it.
-    pub fn new(prepared: &'a P) -> Result<Self, Error> {
+    pub fn new(prepared: &'a P) -> Result<Self> {
         let steps = Steps::empty(prepared, prepared.target);
         steps.apart(|part| part.given).try_for_each(|(number, part)| {
             steps.copy(part.bytes, part.caller(steps.of_caller(number)), steps.placed(number))
@@ -256,7 +256,7 @@ impl<'a, P: Deref<Target = Parts>> Steps<'a, P> {
     }
 
     /// The steps, and at last copies of what kernels wrote elsewhere than the caller wants it.
-    pub fn finish(self) -> Result<Vec<Step>, Error> {
+    pub fn finish(self) -> Result<Vec<Step>> {
         self.apart(|part| part.wanted).try_for_each(|(number, part)| {
             self.copy(part.bytes, self.placed(number), part.caller(self.of_caller(number)))
         })?;
@@ -307,7 +307,7 @@ impl<'a, P: Deref<Target = Parts>> Steps<'a, P> {
         self.address(name) != 0
     }
 
-    pub fn fill_part(&self, part: &Part, pattern: u32) -> Result<(), Error> {
+    pub fn fill_part(&self, part: &Part, pattern: u32) -> Result<()> {
         let to = self.place(part.operand.name);
         let size = part.bytes * to.elements();
         let aligned = self.parts().aligned || !part.is_direct();

@@ -1,6 +1,6 @@
 //! A device, as far as it decides which kernels compute a pass; it may be hypothetical.
 
-use etalon_problem::Error;
+use etalon_problem::{Error, Result};
 
 /// Facts that decide which kernels a device runs, and how many blocks at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +27,7 @@ const KNOWN: [((i32, i32), usize, u32); 7] = [
 
 impl Target {
     /// A device of an architecture, such as `sm_90`: the largest that many have. Fails for an unknown one.
-    pub fn of(architecture: &str) -> Result<Target, Error> {
+    pub fn of(architecture: &str) -> Result<Target> {
         let digits = architecture.strip_prefix("sm_").map(|name| name.trim_end_matches('a'));
         let number = digits.and_then(|digits| digits.parse::<i32>().ok());
         let known = KNOWN.into_iter().find(|((major, minor), ..)| number == Some(10 * major + minor));

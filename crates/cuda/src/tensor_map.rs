@@ -2,7 +2,7 @@
 
 use crate::gpu::Device;
 use cudarc::driver::sys::*;
-use etalon_problem::{Dtype, Error};
+use etalon_problem::{Dtype, Result};
 
 /// A tensor for the copy engine; none unless it was described.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -70,7 +70,7 @@ impl Boxed {
     }
 
     /// Its descriptor; rows of 128 bytes of boxes are swizzled. Elements beyond the tensor are read as 0, not written.
-    pub fn encode(&self, device: &Device) -> Result<Descriptor, Error> {
+    pub fn encode(&self, device: &Device) -> Result<Descriptor> {
         let element = match self.storage {
             Dtype::Bf16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
             _ => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,

@@ -2,11 +2,11 @@
 
 use crate::memory::{filled, reserved};
 use bytemuck::Pod;
-use etalon_problem::{Error, View, ViewMut};
+use etalon_problem::{Error, Result, View, ViewMut};
 use ndarray::{ArrayViewD, ArrayViewMutD};
 
 /// Calls `f` with the bytes of a tensor in row-major order; with a copy where its strides are others.
-pub(crate) fn with_bytes(name: &str, view: &View<'_>, f: impl FnOnce(&[u8]) -> Result<(), Error>) -> Result<(), Error> {
+pub(crate) fn with_bytes(name: &str, view: &View<'_>, f: impl FnOnce(&[u8]) -> Result<()>) -> Result<()> {
     match view {
         View::F32(x) => packed(name, x, f),
         View::Bf16(x) => packed(name, x, f),
@@ -16,11 +16,7 @@ pub(crate) fn with_bytes(name: &str, view: &View<'_>, f: impl FnOnce(&[u8]) -> R
     }
 }
 
-fn packed<T: Pod>(
-    name: &str,
-    view: &ArrayViewD<'_, T>,
-    f: impl FnOnce(&[u8]) -> Result<(), Error>,
-) -> Result<(), Error> {
+fn packed<T: Pod>(name: &str, view: &ArrayViewD<'_, T>, f: impl FnOnce(&[u8]) -> Result<()>) -> Result<()> {
     if let Some(slice) = view.as_slice() {
         return f(bytemuck::cast_slice(slice));
     }
@@ -30,11 +26,7 @@ fn packed<T: Pod>(
 }
 
 /// Writes the bytes that `f` writes, in row-major order, to the place of a result.
-pub(crate) fn write_bytes(
-    name: &str,
-    place: ViewMut<'_>,
-    f: impl FnOnce(&mut [u8]) -> Result<(), Error>,
-) -> Result<(), Error> {
+pub(crate) fn write_bytes(name: &str, place: ViewMut<'_>, f: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
     match place {
         ViewMut::F32(x) => unpacked(name, x, f),
         ViewMut::Bf16(x) => unpacked(name, x, f),
@@ -47,8 +39,8 @@ pub(crate) fn write_bytes(
 fn unpacked<T: Pod>(
     name: &str,
     mut place: ArrayViewMutD<'_, T>,
-    f: impl FnOnce(&mut [u8]) -> Result<(), Error>,
-) -> Result<(), Error> {
+    f: impl FnOnce(&mut [u8]) -> Result<()>,
+) -> Result<()> {
     if let Some(slice) = place.as_slice_mut() {
         return f(bytemuck::cast_slice_mut(slice));
     }

@@ -12,7 +12,7 @@ use crate::queue::{Enqueued, Queue};
 use crate::workspace::Workspace;
 use cudarc::driver::sys::{self, CUevent_flags::CU_EVENT_DEFAULT};
 use cudarc::driver::{CudaSlice, DevicePtr};
-use etalon_problem::{Dtype, Error, Pass, Problem, Role, Stored, Table, View, Views};
+use etalon_problem::{Dtype, Pass, Problem, Result, Role, Stored, Table, View, Views};
 use std::time::{Duration, Instant};
 
 /// The times of a pass on operands that lie on the device.
@@ -52,7 +52,7 @@ pub fn time(
     inputs: &Views<'_>,
     options: &Options,
     duration: Duration,
-) -> Result<Timing, Error> {
+) -> Result<Timing> {
     let table = levels::table_of(problem, pass)?;
     let storage = check(&table, inputs, options.recompute)?;
     levels::check(options, problem.algorithm(), pass, storage)?;
@@ -98,7 +98,7 @@ impl<'a> DeviceCall<'a> {
         pass: Pass,
         placed: &'a Placed,
         options: &Options,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self> {
         let (mut inputs, mut outputs) = (DeviceTensors::new(), DeviceTensors::new());
         for (part, address) in placed.parts() {
             let stored = Stored::of(part.operand.precision, placed.storage());
@@ -120,14 +120,14 @@ impl<'a> DeviceCall<'a> {
         Ok(DeviceCall { placed, pass, inputs, outputs, scratch, _own: own })
     }
 
-    fn enqueue(&self, queue: &Queue<'_>) -> Result<Enqueued, Error> {
+    fn enqueue(&self, queue: &Queue<'_>) -> Result<Enqueued> {
         let stream = queue.stream.cu_stream();
         // SAFETY: the stream and the memory are those of the slot, of the context of the device, and stay until
         // the stream has been waited for.
         unsafe { self.pass.enqueue_counted(stream, &self.inputs, &self.outputs, self.scratch) }
     }
 
-    fn time(&self, pass_ns: f64, timing: &mut Timing) -> Result<(), Error> {
+    fn time(&self, pass_ns: f64, timing: &mut Timing) -> Result<()> {
         let queue = self.placed.queue()?;
         let enqueued = self.enqueue(&queue)?;
         queue.finish()?;
@@ -147,8 +147,8 @@ impl<'a> DeviceCall<'a> {
 fn calls_ns(
     queue: &Queue<'_>,
     (pass_ns, commands): (f64, usize),
-    mut call: impl FnMut() -> Result<(), Error>,
-) -> Result<Vec<f64>, Error> {
+    mut call: impl FnMut() -> Result<()>,
+) -> Result<Vec<f64>> {
     let calls = (COMMANDS / commands.max(1)).clamp(2, 16) - 1;
     let rounds = BUSY / (pass_ns.max(1.0) * (calls + 1) as f64);
     let mut round = || {
@@ -163,7 +163,7 @@ fn calls_ns(
 }
 
 /// As [`Table::check_call`], with places for all results.
-fn check(table: &Table, inputs: &Views<'_>, recompute: bool) -> Result<Dtype, Error> {
+fn check(table: &Table, inputs: &Views<'_>, recompute: bool) -> Result<Dtype> {
     let given = inputs.iter().map(|(name, x)| (name, x.shape(), x.stored()));
     let storage = match table.operands.first().and_then(|x| inputs.get(x.name)).map(View::stored) {
         Some(Stored::Float(dtype)) => dtype,
@@ -175,13 +175,13 @@ fn check(table: &Table, inputs: &Views<'_>, recompute: bool) -> Result<Dtype, Er
 }
 
 /// The device's time for a pass, in ns, of some in a row.
-fn round(placed: &Placed, passes: usize) -> Result<f64, Error> {
+fn round(placed: &Placed, passes: usize) -> Result<f64> {
     let enqueue = || (0..passes).try_for_each(|_| placed.enqueue());
     Ok(device_ns(&placed.queue()?, enqueue)? / passes as f64)
 }
 
 /// The device's time for what is enqueued, in ns. Waits for it.
-pub(crate) fn device_ns(queue: &Queue<'_>, enqueue: impl FnOnce() -> Result<(), Error>) -> Result<f64, Error> {
+pub(crate) fn device_ns(queue: &Queue<'_>, enqueue: impl FnOnce() -> Result<()>) -> Result<f64> {
     check_clock()?;
     const WHAT: &str = "the device's clock";
     let event = || queue.device.check(WHAT, queue.stream.record_event(Some(CU_EVENT_DEFAULT)));

@@ -7,7 +7,7 @@ use crate::lock::lock;
 use crate::options::Settings;
 use crate::queue::StreamSlot;
 use crate::target::Target;
-use etalon_problem::Error;
+use etalon_problem::Result;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
@@ -35,29 +35,29 @@ impl Workspace {
 
     /// Fails where a device cannot be used, with the reason: driver, device, architecture, or archive and compiler.
     /// Compiles nothing.
-    pub fn check(&self, device: impl Into<DeviceId>) -> Result<(), Error> {
+    pub fn check(&self, device: impl Into<DeviceId>) -> Result<()> {
         self.device(device.into()).map(|_| ())
     }
 
     /// The name and the compute capability of a device, such as `NVIDIA H200 (9.0)`.
-    pub fn describe(&self, device: impl Into<DeviceId>) -> Result<String, Error> {
+    pub fn describe(&self, device: impl Into<DeviceId>) -> Result<String> {
         let device = &self.device(device.into())?.device;
         let name = device.check("the device", device.context.name())?;
         Ok(format!("{name} ({})", text(device.target.capability)))
     }
 
     /// The compute capability of a device.
-    pub fn capability(&self, device: impl Into<DeviceId>) -> Result<(i32, i32), Error> {
+    pub fn capability(&self, device: impl Into<DeviceId>) -> Result<(i32, i32)> {
         Ok(self.target(device)?.capability)
     }
 
     /// Facts of a device.
-    pub fn target(&self, device: impl Into<DeviceId>) -> Result<Target, Error> {
+    pub fn target(&self, device: impl Into<DeviceId>) -> Result<Target> {
         Ok(self.device(device.into())?.device.target)
     }
 
     /// The UUID of a device.
-    pub fn uuid(&self, device: impl Into<DeviceId>) -> Result<DeviceId, Error> {
+    pub fn uuid(&self, device: impl Into<DeviceId>) -> Result<DeviceId> {
         Ok(DeviceId::Uuid(self.device(device.into())?.device.uuid))
     }
 
@@ -68,7 +68,7 @@ impl Workspace {
 
     /// Sets every number of f32 in device memory that is kept, and that no call uses, to `value`, before whatever
     /// runs there next: no result depends on what calls have left. The suite fills workspaces with NaN.
-    pub fn fill(&self, value: f32) -> Result<(), Error> {
+    pub fn fill(&self, value: f32) -> Result<()> {
         let devices: Vec<_> = lock(&self.devices).values().cloned().collect();
         for state in devices {
             for slot in lock(&state.slots).iter() {
@@ -78,7 +78,7 @@ impl Workspace {
         Ok(())
     }
 
-    pub(crate) fn device(&self, device: DeviceId) -> Result<Arc<DeviceState>, Error> {
+    pub(crate) fn device(&self, device: DeviceId) -> Result<Arc<DeviceState>> {
         let mut devices = lock(&self.devices);
         let ordinal = match device {
             DeviceId::Ordinal(ordinal) => ordinal,
@@ -109,7 +109,7 @@ pub(crate) struct DeviceState {
 
 impl DeviceState {
     /// A stream with memory, which goes back after success alone: after a failure its work may still be under way.
-    pub fn slot(&self) -> Result<StreamSlot, Error> {
+    pub fn slot(&self) -> Result<StreamSlot> {
         if let Some(slot) = lock(&self.slots).pop() {
             return Ok(slot);
         }

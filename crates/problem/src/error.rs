@@ -2,6 +2,9 @@
 
 use std::fmt::Write;
 
+/// A result whose error is [`Error`] unless another is named.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
 /// Reasons for which a problem or its operands cannot be used. Each names the operand or option, what was
 /// expected and what was found.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

@@ -59,7 +59,7 @@ pub use attention::Attention;
 pub use attention_lse::AttentionLse;
 pub use blocking::{Blocking, Mode};
 pub use dtype::Dtype;
-pub use error::{Error, shortened};
+pub use error::{Error, Result, shortened};
 pub use lazy_attention::{DistanceBias, LazyAttention, dtheta, tau_from_theta};
 pub use linear_attention::{Decay, LinearAttention, LinearExtents};
 pub use linear_cross_entropy::{

@@ -4,6 +4,7 @@ use super::answer::Judged;
 use super::{Check, Element, Output, Products, SCHEMA, picture};
 use crate::bounds::trace::{TraceBound, bounds};
 use crate::gates::{Status, margins};
+use crate::laws::tensors::index;
 use crate::profile::Profile;
 use crate::tensor::Tensors;
 use crate::tier::Request;
@@ -266,7 +267,9 @@ impl Finder<'_> {
         let mut first: Option<(Place, f64, usize)> = None;
         for (at, &margin) in judged.margins.iter().enumerate().filter(|(_, margin)| **margin > 1.0)
         {
-            let Some(Block { order, .. }) = self.block(&self.index(at)) else { continue };
+            let Some(Block { order, .. }) = self.block(&index(&self.operand.shape, at)) else {
+                continue;
+            };
             let is_first =
                 first.is_none_or(|(own, worst, _)| order < own || order == own && margin > worst);
             if is_first {
@@ -293,14 +296,6 @@ impl Finder<'_> {
             text,
             order,
         })
-    }
-
-    fn index(&self, mut at: usize) -> Vec<usize> {
-        let mut index = vec![0; self.operand.shape.len()];
-        for (own, &extent) in index.iter_mut().zip(&self.operand.shape).rev() {
-            (*own, at) = (at % extent, at / extent);
-        }
-        index
     }
 
     fn block(&self, index: &[usize]) -> Option<Block> {

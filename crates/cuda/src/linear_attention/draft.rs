@@ -11,9 +11,9 @@ use crate::memory::{Layout, beyond_32_bits};
 use crate::options::Level;
 use crate::parts::Parts;
 use crate::pass::{Choice, PassPlan};
-use etalon_problem::{Error, LinearAttention, Pass, TokenSequences};
+use etalon_problem::{LinearAttention, Pass, Result, TokenSequences};
 
-pub(crate) fn draft(problem: &LinearAttention, call: &PassCall<'_, '_>) -> Result<PassPlan<'static>, Error> {
+pub(crate) fn draft(problem: &LinearAttention, call: &PassCall<'_, '_>) -> Result<PassPlan<'static>> {
     let (e, value_dim) = (&problem.extents, problem.value_dim);
     if e.dim.checked_mul(value_dim).is_none_or(|elements| elements > i32::MAX as usize) {
         return Err(beyond_32_bits(format!("a state of {} × {value_dim}", e.dim)));
@@ -58,7 +58,7 @@ pub(crate) fn draft(problem: &LinearAttention, call: &PassCall<'_, '_>) -> Resul
     Ok(PassPlan { parts, tables: Box::new(move || Ok(image)), scratch: layout, steps, choice })
 }
 
-fn parts(call: &PassCall<'_, '_>, layout: &mut Layout) -> Result<Parts, Error> {
+fn parts(call: &PassCall<'_, '_>, layout: &mut Layout) -> Result<Parts> {
     // A step reads its new state again.
     let is_step = call.pass == Pass::Step;
     let mut parts = Parts::new(call, |operand| is_step && operand.name == "final_state", layout)?;

@@ -12,7 +12,7 @@ use crate::strided::StridedTensor;
 use crate::tensor_args::TensorArgs;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
-use etalon_problem::{Decay, Error, Pass};
+use etalon_problem::{Decay, Pass, Result};
 use std::convert::identity;
 
 /// Threads of a block, and the columns of a result that it owns.
@@ -46,7 +46,7 @@ pub(super) fn cut(level: Level) -> fn(usize) -> usize {
 }
 
 /// Takes ranges for the kernels: the addresses of scratch memory in their arguments.
-pub(super) fn reserve(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<WalkArgs, Error> {
+pub(super) fn reserve(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<WalkArgs> {
     if prepared.level != Level::Sm90a {
         return Ok(WalkArgs::default());
     }
@@ -110,7 +110,7 @@ fn scale_parts(prepared: &Prepared<'_>) -> usize {
     segments(prepared) * e.query_heads * e.dim.div_ceil(COLUMNS)
 }
 
-fn launch(steps: &Steps<'_>, name: &'static str, grid: (usize, u32), args: &WalkArgs) -> Result<(), Error> {
+fn launch(steps: &Steps<'_>, name: &'static str, grid: (usize, u32), args: &WalkArgs) -> Result<()> {
     // `flow` takes q and k beside v and dout.
     let columns = if name == "flow" { args.inner.max(args.outer) } else { args.inner };
     let variant = Variant::hopper_linear(steps.prepared.storage, columns as usize, by_token(steps.prepared));
@@ -144,7 +144,7 @@ impl WalkArgs {
 }
 
 /// A result, and the state where its walk ends; `dots`: adds to dg_gamma and dσ.
-fn walk(steps: &Steps<'_>, target: Target, [out, end]: [&str; 2], dots: bool) -> Result<(), Error> {
+fn walk(steps: &Steps<'_>, target: Target, [out, end]: [&str; 2], dots: bool) -> Result<()> {
     let own = if target == Target::Q { "q" } else { "k" };
     let args = WalkArgs {
         out: boxes(steps, out, CHUNK / 2),
@@ -167,7 +167,7 @@ fn walk(steps: &Steps<'_>, target: Target, [out, end]: [&str; 2], dots: bool) ->
 }
 
 /// The states with which segments of long sequences begin: S before them, or D behind.
-fn sum_segments(steps: &Steps<'_>, back: bool) -> Result<(), Error> {
+fn sum_segments(steps: &Steps<'_>, back: bool) -> Result<()> {
     let (prepared, key_heads) = (steps.prepared, steps.prepared.problem.extents.key_heads);
     let (cut, runs) = (cut_segments(prepared), prepared.tables.runs.rows.len());
     if cut == 0 {
@@ -186,7 +186,7 @@ fn sum_segments(steps: &Steps<'_>, back: bool) -> Result<(), Error> {
 }
 
 /// The results of a pass that have places. Each block walks once more where its results are not finite, and says so.
-pub(super) fn compute(steps: &Steps<'_>) -> Result<(), Error> {
+pub(super) fn compute(steps: &Steps<'_>) -> Result<()> {
     let prepared = steps.prepared;
     clear_found(steps);
     if prepared.pass == Pass::Forward {
@@ -215,7 +215,7 @@ pub(super) fn compute(steps: &Steps<'_>) -> Result<(), Error> {
 
 /// dg, from what the walks for dq and dk leave: a multiprocessor has a block, which takes chunks of key heads in
 /// turns.
-fn flow(steps: &Steps<'_>) -> Result<(), Error> {
+fn flow(steps: &Steps<'_>) -> Result<()> {
     let prepared = steps.prepared;
     if prepared.walks.x_dots.0 == 0 {
         return Ok(());
@@ -238,7 +238,7 @@ fn flow(steps: &Steps<'_>) -> Result<(), Error> {
 }
 
 /// dg_gamma and dσ, the sums of their parts.
-fn totals(steps: &Steps<'_>) -> Result<(), Error> {
+fn totals(steps: &Steps<'_>) -> Result<()> {
     let prepared = steps.prepared;
     let sum = |name: &str, numbers: Ptr<f32>, kernel, heads: usize, tokens: i32| {
         if numbers.0 == 0 {

@@ -1,10 +1,10 @@
 //! Log-decays in the memory of the host: at most 0.
 
-use etalon_problem::{Error, LinearAttention, Pass, View, Views};
+use etalon_problem::{Error, LinearAttention, Pass, Result, View, Views};
 use ndarray::{ArrayViewD, Dimension};
 
 /// Fails if a log-decay of a head, or of a token that belongs to a sequence, is positive or NaN.
-pub(crate) fn check_log_decays(problem: &LinearAttention, pass: Pass, inputs: &Views<'_>) -> Result<(), Error> {
+pub(crate) fn check_log_decays(problem: &LinearAttention, pass: Pass, inputs: &Views<'_>) -> Result<()> {
     if let Some(View::F32(list)) = inputs.get("g_gamma") {
         check("g_gamma", list, |_| true)?;
     }
@@ -21,7 +21,7 @@ pub(crate) fn check_log_decays(problem: &LinearAttention, pass: Pass, inputs: &V
     check("g", g, belongs)
 }
 
-fn check(name: &str, list: &ArrayViewD<'_, f32>, counts: impl Fn(&[usize]) -> bool) -> Result<(), Error> {
+fn check(name: &str, list: &ArrayViewD<'_, f32>, counts: impl Fn(&[usize]) -> bool) -> Result<()> {
     // Of most lists nothing is above 0; only then is asked where.
     let bad = |g: f32| g > 0.0 || g.is_nan();
     let mut found = list.indexed_iter().filter(|(_, g)| bad(**g));

@@ -8,7 +8,7 @@ use crate::args::{filled, int};
 use crate::options::Level;
 use crate::tensor_args::TensorArgs;
 use crate::variant::{Variant, width};
-use etalon_problem::{Error, Pass};
+use etalon_problem::{Pass, Result};
 use std::convert::identity;
 
 /// Kernels by their level and their mode for non-finite numbers: `linear_attention/problem.cuh`.
@@ -136,7 +136,7 @@ pub(super) fn launch(
     (name, columns): (&'static str, i32),
     (blocks, threads): (usize, Option<u32>),
     args: &LinearArgs,
-) -> Result<(), Error> {
+) -> Result<()> {
     let of = |second| Variant::linear(steps.prepared.storage, columns as usize, second);
     let second = of(true);
     let variant = if second.kernels().contains(&name) { second } else { of(false) };
@@ -161,7 +161,7 @@ fn waits(name: &'static str, mode: i32) -> (&'static str, bool) {
     }
 }
 
-fn launch_wide(steps: &Steps<'_>, name: &'static str, blocks: usize, args: &LinearArgs) -> Result<(), Error> {
+fn launch_wide(steps: &Steps<'_>, name: &'static str, blocks: usize, args: &LinearArgs) -> Result<()> {
     let all = args.outer as usize;
     (0..all).step_by(width(all)).try_for_each(|first| {
         let args = LinearArgs { first: first as i32, ..*args };
@@ -175,18 +175,18 @@ fn launch_tensor(
     (name, columns): (&'static str, [i32; 2]),
     blocks: usize,
     args: &LinearArgs,
-) -> Result<(), Error> {
+) -> Result<()> {
     let prepared = steps.prepared;
     let whole = prepared.have_whole_rows(&["q", "k", "v", "dout"]);
     let variant = Variant::linear_tensor(prepared.storage, columns.map(|x| x as usize), whole);
     steps.launch((&variant, name), (blocks, variant.threads()), args)
 }
 
-fn attend_second(steps: &Steps<'_>, args: &LinearArgs) -> Result<(), Error> {
+fn attend_second(steps: &Steps<'_>, args: &LinearArgs) -> Result<()> {
     launch_wide(steps, "attend_second", by_strip(steps, args), args)
 }
 
-fn attend(steps: &Steps<'_>, kernels: Kernels, args: &LinearArgs) -> Result<(), Error> {
+fn attend(steps: &Steps<'_>, kernels: Kernels, args: &LinearArgs) -> Result<()> {
     let (args, blocks) = (kernels.args(args), by_strip(steps, args));
     match kernels.tensor {
         true => launch_tensor(steps, ("attend", [args.inner, args.outer]), blocks, &args),
@@ -209,7 +209,7 @@ pub(super) fn by_chunk(steps: &Steps<'_>, pieces: usize) -> usize {
 }
 
 /// The sums of log-decays within the chunks.
-fn fill_gates(steps: &Steps<'_>, args: &LinearArgs) -> Result<(), Error> {
+fn fill_gates(steps: &Steps<'_>, args: &LinearArgs) -> Result<()> {
     if args.gates.0 == 0 && args.slopes.0 == 0 {
         return Ok(());
     }
@@ -218,7 +218,7 @@ fn fill_gates(steps: &Steps<'_>, args: &LinearArgs) -> Result<(), Error> {
 
 /// S before every chunk, or D behind it, from the state of one end to that of the other, which is left at `end`; in
 /// the second order with its tangent.
-fn sum_states(steps: &Steps<'_>, kernels: Kernels, back: bool, end: &str) -> Result<(), Error> {
+fn sum_states(steps: &Steps<'_>, kernels: Kernels, back: bool, end: &str) -> Result<()> {
     let (prepared, is_second) = (steps.prepared, steps.prepared.pass == Pass::DoubleBackward);
     let c = if back { Target::V } else { Target::O }.args(steps);
     let tangents = if back { ["cot_final_state", "ginitial_state"] } else { ["ddinitial_state", "gdfinal_state"] };
@@ -245,7 +245,7 @@ fn sum_states(steps: &Steps<'_>, kernels: Kernels, back: bool, end: &str) -> Res
 }
 
 /// The results that have places; after kernels of sm90a those that are not finite, if somebody looks for these.
-pub(super) fn compute(steps: &Steps<'_>) -> Result<(), Error> {
+pub(super) fn compute(steps: &Steps<'_>) -> Result<()> {
     let prepared = steps.prepared;
     let results = match prepared.pass {
         Pass::Forward => attend_states,
@@ -275,13 +275,13 @@ pub(super) fn clear_found(steps: &Steps<'_>) {
 }
 
 /// o and the final states.
-fn attend_states(steps: &Steps<'_>, kernels: Kernels) -> Result<(), Error> {
+fn attend_states(steps: &Steps<'_>, kernels: Kernels) -> Result<()> {
     sum_states(steps, kernels, false, "final_state")?;
     let args = Target::O.args(steps);
     attend(steps, kernels, &LinearArgs { out: steps.tensor("o"), store_scale: args.scale, scale: 1.0, ..args })
 }
 
-fn gradients(steps: &Steps<'_>, kernels: Kernels) -> Result<(), Error> {
+fn gradients(steps: &Steps<'_>, kernels: Kernels) -> Result<()> {
     let needs = &steps.prepared.needs;
     if needs.before {
         sum_states(steps, kernels, false, "")?;
@@ -314,7 +314,7 @@ fn pairs_if(wanted: bool, args: LinearArgs) -> LinearArgs {
 }
 
 /// The gradients of the log-decays and of the scale, from what other kernels left.
-fn totals(steps: &Steps<'_>, kernels: Kernels, [by_token, by_head, scale]: [&str; 3]) -> Result<(), Error> {
+fn totals(steps: &Steps<'_>, kernels: Kernels, [by_token, by_head, scale]: [&str; 3]) -> Result<()> {
     let (prepared, needs) = (steps.prepared, &steps.prepared.needs);
     let LinearArgs { other, other1, x_dots, y_dots, other_narrow, dots, dg, .. } = prepared.memory;
     let args = kernels.args(&Target::Q.args(steps));
@@ -343,7 +343,7 @@ fn totals(steps: &Steps<'_>, kernels: Kernels, [by_token, by_head, scale]: [&str
 }
 
 /// The new states, and o if it has a place.
-fn step(steps: &Steps<'_>) -> Result<(), Error> {
+fn step(steps: &Steps<'_>) -> Result<()> {
     let problem = &steps.prepared.problem;
     let (given, end) = (steps.tensor("initial_state"), steps.tensor("final_state"));
     let begin = if given.is_there() { given } else { end };
@@ -353,7 +353,7 @@ fn step(steps: &Steps<'_>) -> Result<(), Error> {
 }
 
 /// The outputs of double_backward that have places.
-fn double_backward(steps: &Steps<'_>) -> Result<(), Error> {
+fn double_backward(steps: &Steps<'_>) -> Result<()> {
     let needs = &steps.prepared.needs;
     fill_gates(steps, &LinearArgs::new(steps))?;
     if needs.before {
@@ -374,7 +374,7 @@ fn double_backward(steps: &Steps<'_>) -> Result<(), Error> {
 }
 
 /// gq, and the tangent of x: of q·(u Sᵀ), in which q and the rest have one each; or gk, and that of y: of k·(v Dᵀ).
-fn by_rows_second(steps: &Steps<'_>, target: Target, out: &str) -> Result<(), Error> {
+fn by_rows_second(steps: &Steps<'_>, target: Target, out: &str) -> Result<()> {
     let args = rows(steps, target, out);
     let (dot, scale) = if target == Target::Q { (args.q1, args.scale) } else { (args.k1, 1.0) };
     attend_second(steps, &pairs_if(args.out.is_there(), LinearArgs { state_scale: scale, ..args }))?;
@@ -386,7 +386,7 @@ fn by_rows_second(steps: &Steps<'_>, target: Target, out: &str) -> Result<(), Er
 }
 
 /// The parts of gσ (R19): of each token q·ṫ + ddq·t, where t is dq / σ and ṫ its tangent.
-fn of_scale(steps: &Steps<'_>) -> Result<(), Error> {
+fn of_scale(steps: &Steps<'_>) -> Result<()> {
     let args = Target::Q.args(steps);
     let dots = steps.prepared.memory.dots;
     let args = LinearArgs { dot: args.q, dots, scale: 1.0, ddscale: 0.into(), ..args };

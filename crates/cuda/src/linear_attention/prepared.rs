@@ -6,7 +6,7 @@ use crate::memory::Layout;
 use crate::options::Level;
 use crate::parts::{Parts, has_parts};
 use crate::step::{self, Region};
-use etalon_problem::{Decay, Error, LinearAttention, Pass};
+use etalon_problem::{Decay, LinearAttention, Pass, Result};
 
 pub(super) struct Prepared<'a> {
     pub parts: Parts,
@@ -50,7 +50,7 @@ impl Prepared<'_> {
         self.part(name).is_some_and(|part| part.wanted)
     }
 
-    pub fn reserve(&self, layout: &mut Layout) -> Result<LinearArgs, Error> {
+    pub fn reserve(&self, layout: &mut Layout) -> Result<LinearArgs> {
         if self.pass == Pass::Step {
             return Ok(LinearArgs::default());
         }
@@ -87,7 +87,7 @@ impl Prepared<'_> {
 }
 
 /// The address of scratch memory for numbers of four bytes; 0 where they are not wanted.
-pub(super) fn range_if(layout: &mut Layout, wanted: bool, shape: &[usize]) -> Result<u64, Error> {
+pub(super) fn range_if(layout: &mut Layout, wanted: bool, shape: &[usize]) -> Result<u64> {
     let range = layout.array_if(wanted, 4, shape)?;
     Ok(range.map_or(0, |range| range.address(Region::Scratch.symbol())))
 }

@@ -4,7 +4,7 @@ use super::{CHUNK, SIDE};
 use crate::args::{Arguments, Field, kernel_args};
 use crate::memory::{Layout, MemoryRange};
 use crate::pass::TableImage;
-use etalon_problem::{Error, LinearAttention};
+use etalon_problem::{LinearAttention, Result};
 
 kernel_args! {
     /// At most 128 tokens of a sequence.
@@ -44,7 +44,7 @@ pub(super) struct Rows<T> {
 }
 
 impl<T: Field> Rows<T> {
-    fn new(rows: Vec<T>, layout: &mut Layout, image: &mut TableImage) -> Result<Rows<T>, Error> {
+    fn new(rows: Vec<T>, layout: &mut Layout, image: &mut TableImage) -> Result<Rows<T>> {
         let range = layout.range(rows.len() * T::SIZE)?;
         image.put(range, Arguments::of(&rows).bytes);
         image.bytes = layout.bytes();
@@ -64,7 +64,7 @@ pub(super) struct Tables {
 
 impl Tables {
     /// Segments have as many tokens as `cut` says of a sequence's. Fails where there are too many chunks.
-    pub fn new(problem: &LinearAttention, cut: impl Fn(usize) -> usize) -> Result<Tables, Error> {
+    pub fn new(problem: &LinearAttention, cut: impl Fn(usize) -> usize) -> Result<Tables> {
         let (mut chunks, mut strips, mut lines) = (Vec::new(), Vec::new(), Vec::new());
         let (mut segments, mut runs, mut whole) = (Vec::new(), Vec::new(), Vec::new());
         for (number, s) in problem.list_sequences().into_iter().enumerate() {

@@ -5,12 +5,12 @@ use super::plan::{SIDE, TILE};
 use super::prepared::{Filtering, Prepared, Steps};
 use super::run::Run;
 use crate::args::filled;
-use etalon_problem::Error;
+use etalon_problem::Result;
 use etalon_problem::linear_cross_entropy::Filter;
 
 impl Filtering {
     /// Fails where [`Filter::check`] does.
-    pub fn new(filter: Filter, prepared: &mut Prepared<'_>) -> Result<Self, Error> {
+    pub fn new(filter: Filter, prepared: &mut Prepared<'_>) -> Result<Self> {
         filter.check()?;
         let Prepared { problem, plan, scratch, .. } = prepared;
         let (bands, tiles) = (problem.tokens.div_ceil(SIDE), problem.vocab.div_ceil(TILE));
@@ -43,14 +43,14 @@ impl Filtering {
     }
 
     /// Before the first chunk: nothing is left out. Norms of the tokens that count and of the classes.
-    pub fn begin(&self, run: &Run<'_>) -> Result<(), Error> {
+    pub fn begin(&self, run: &Run<'_>) -> Result<()> {
         [self.left_out, self.dh, self.dw].into_iter().for_each(|range| run.steps.clear(range));
         let blocks = (run.args.all as usize).div_ceil(8) + (run.args.vocab as usize).div_ceil(TILE);
         run.launch("norms", (blocks, 256), &self.arguments(run.steps, &run.args))
     }
 
     /// The tiles of a chunk that are left out, from its gradients of logits (C36).
-    pub fn choose(&self, run: &Run<'_>, args: &CrossEntropyArgs) -> Result<(), Error> {
+    pub fn choose(&self, run: &Run<'_>, args: &CrossEntropyArgs) -> Result<()> {
         let own = self.arguments(run.steps, args);
         let (count, classes) = (args.count as usize, args.classes as usize);
         let (bands, tiles) = (count.div_ceil(SIDE), classes.div_ceil(TILE));

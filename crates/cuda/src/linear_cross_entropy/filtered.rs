@@ -9,7 +9,7 @@ use crate::memory::filled;
 use crate::options::{Level, Options};
 use crate::workspace::Workspace;
 use etalon_problem::linear_cross_entropy::Filter;
-use etalon_problem::{Error, LinearCrossEntropy, Pass, Problem, Views, ViewsMut};
+use etalon_problem::{LinearCrossEntropy, Pass, Problem, Result, Views, ViewsMut};
 use ndarray::Array1;
 
 /// Certificate of a filter, as that of the simd tier: bounds of the distance of exact sums over the tiles that
@@ -35,7 +35,7 @@ pub fn filtered_backward(
     outputs: &mut ViewsMut<'_>,
     filter: Filter,
     options: &Options,
-) -> Result<Certificate, Error> {
+) -> Result<Certificate> {
     filter.check()?;
     if !matches!(options.level, Level::Auto | Level::Portable) {
         return Err(options.level.refusal("the gradient filter is written for portable alone"));

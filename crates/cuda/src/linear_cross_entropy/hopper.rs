@@ -7,7 +7,7 @@ use super::prepared::Steps;
 use crate::family::Family;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
-use etalon_problem::Error;
+use etalon_problem::Result;
 
 /// Tiles of a node of the tree that waits for others.
 pub(crate) const GROUP: usize = 32;
@@ -85,13 +85,13 @@ impl<'a> Products<'a> {
         ProductArgs { scale: self.scale().into(), ..self.arguments() }
     }
 
-    fn launch(&self, name: &'static str, grid: (usize, u32), args: &ProductArgs) -> Result<(), Error> {
+    fn launch(&self, name: &'static str, grid: (usize, u32), args: &ProductArgs) -> Result<()> {
         let variant = Variant::cross_entropy(Family::CrossEntropySm90a, self.steps.prepared.storage, false);
         self.steps.launch((&variant, name), grid, args)
     }
 
     /// Launches a product, over tiles of 128 rows and `wide` columns, in clusters of two blocks.
-    fn product(&self, name: &'static str, wide: usize, shape: [i32; 2], args: &ProductArgs) -> Result<(), Error> {
+    fn product(&self, name: &'static str, wide: usize, shape: [i32; 2], args: &ProductArgs) -> Result<()> {
         let [rows, columns] = shape.map(|x| x as usize);
         let all = 2 * rows.div_ceil(256) * columns.div_ceil(wide);
         let blocks = all.min(self.steps.multiprocessors() / 2 * 2);
@@ -99,7 +99,7 @@ impl<'a> Products<'a> {
     }
 
     /// Copies the rows of h side by side if some tokens may be ignored.
-    pub fn gather(&self) -> Result<(), Error> {
+    pub fn gather(&self) -> Result<()> {
         let Some(to) = self.steps.prepared.packed else { return Ok(()) };
         let pieces = self.args.count as usize * (self.args.dim / 8) as usize;
         // As many as run side by side: where all tokens count there is nothing for them to do.
@@ -115,7 +115,7 @@ impl<'a> Products<'a> {
     }
 
     /// (C33), (C34): the leaves of a chunk, put into the tree.
-    pub fn totals(&self, args: &CrossEntropyArgs) -> Result<(), Error> {
+    pub fn totals(&self, args: &CrossEntropyArgs) -> Result<()> {
         let chunk = Products { args, ..*self };
         let leaves = args.z.0.into();
         let product = chunk.logits(ProductArgs { leaves, ..chunk.arguments() }, 64);
@@ -124,18 +124,18 @@ impl<'a> Products<'a> {
     }
 
     /// The factor of (C16) of a chunk of tokens before it is stored, from their pulls, if there is one.
-    pub fn find_scale(&self) -> Result<(), Error> {
+    pub fn find_scale(&self) -> Result<()> {
         if self.scale() == 0 { Ok(()) } else { self.launch("scale", (1, 1024), &self.scaled()) }
     }
 
     /// (C16), in the storage type.
-    pub fn gradient(&self) -> Result<(), Error> {
+    pub fn gradient(&self) -> Result<()> {
         let product = self.logits(ProductArgs { out: self.gradients(64), ..self.scaled() }, 128);
         self.product("gradient", TILE, [self.args.count, self.args.classes], &product)
     }
 
     /// (C17), in blocks of classes.
-    pub fn hidden(&self) -> Result<(), Error> {
+    pub fn hidden(&self) -> Result<()> {
         let Plan { rows, block, .. } = self.steps.prepared.plan;
         let wide = self.steps.prepared.spec.columns_of_hidden(rows);
         let (a, b) = (self.gradients(128), self.classes(self.args.w.0, 64));
@@ -145,7 +145,7 @@ impl<'a> Products<'a> {
     }
 
     /// (C18)
-    pub fn head(&self) -> Result<(), Error> {
+    pub fn head(&self) -> Result<()> {
         let [b, in_place] = self.rows(64);
         let out = match self.args.wide {
             0 => self.classes(self.args.dw.0, 64),
@@ -156,7 +156,7 @@ impl<'a> Products<'a> {
     }
 
     /// (C19)
-    pub fn bias(&self) -> Result<(), Error> {
+    pub fn bias(&self) -> Result<()> {
         let product = ProductArgs { from: self.args.z.0.into(), ..self.scaled() };
         self.launch("bias", ((self.args.classes as usize).div_ceil(32), 256), &product)
     }

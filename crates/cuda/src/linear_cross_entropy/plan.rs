@@ -2,7 +2,7 @@
 
 use super::args::NODE;
 use crate::memory::memory;
-use etalon_problem::Error;
+use etalon_problem::Result;
 
 /// Rows and columns of a tile of a product: `SIDE` of `tile/gemm.cuh`.
 pub(crate) const SIDE: usize = 128;
@@ -112,7 +112,7 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// Of all classes. Chunks are as large as the budget permits, at least one tile.
-    pub fn new(spec: PassSpec) -> Result<Plan, Error> {
+    pub fn new(spec: PassSpec) -> Result<Plan> {
         let up = |x: usize, to: usize| x.max(1).checked_next_multiple_of(to).ok_or_else(|| memory(usize::MAX));
         let (all_columns, block) = (up(spec.vocab, TILE)?, block(spec.vocab));
         let narrow = spec.tensor && spec.dw && !spec.wide;
@@ -129,7 +129,7 @@ impl Plan {
 
     /// The same rows, over some classes at a time of a shard: what is summed over tokens has the bits of the pass over
     /// all classes.
-    pub fn of_shard(spec: PassSpec, walked: Walked) -> Result<Plan, Error> {
+    pub fn of_shard(spec: PassSpec, walked: Walked) -> Result<Plan> {
         let whole = Plan::new(spec)?;
         let Walked { classes, widest, nodes } = walked;
         let plan = widest.max(1).checked_next_multiple_of(TILE).and_then(|columns| {

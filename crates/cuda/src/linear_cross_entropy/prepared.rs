@@ -12,7 +12,7 @@ use crate::parts::{Parts, has_parts};
 use crate::pass::{Choice, PassPlan, TableImage};
 use crate::step::{self, Region, Step};
 use etalon_problem::linear_cross_entropy::Filter;
-use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass};
+use etalon_problem::{Dtype, LinearCrossEntropy, Pass, Result};
 
 pub(crate) struct Prepared<'a> {
     pub parts: Parts,
@@ -51,7 +51,7 @@ pub(crate) struct Filtering {
     pub dw: MemoryRange,
 }
 
-fn memory(plan: &Plan, spec: PassSpec, layout: &mut Layout) -> Result<CrossEntropyArgs, Error> {
+fn memory(plan: &Plan, spec: PassSpec, layout: &mut Layout) -> Result<CrossEntropyArgs> {
     let PassSpec { tokens, second, .. } = spec;
     let mut range = |bytes| Ok(layout.range(bytes)?.address(Region::Scratch.symbol()));
     Ok(CrossEntropyArgs {
@@ -75,7 +75,7 @@ impl<'a> Prepared<'a> {
     pub fn new(
         (problem, shard): (&'a LinearCrossEntropy, Option<Walked>),
         call: &PassCall<'_, '_>,
-    ) -> Result<Prepared<'a>, Error> {
+    ) -> Result<Prepared<'a>> {
         let (PassCall { storage, options, .. }, inputs) = (*call, call.inputs());
         let counted = inputs.map(|inputs| counted(problem, inputs)).transpose()?;
         let ignores = counted.is_none_or(|counted| counted < problem.tokens);

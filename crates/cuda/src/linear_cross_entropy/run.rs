@@ -17,7 +17,7 @@ use crate::parts::Part;
 use crate::pass::PassPlan;
 use crate::variant::Variant;
 use etalon_problem::linear_cross_entropy::Filter;
-use etalon_problem::{Error, LinearCrossEntropy, LseSquareWeight, NothingLeft, Reduction};
+use etalon_problem::{LinearCrossEntropy, LseSquareWeight, NothingLeft, Reduction, Result};
 use std::convert::identity;
 use std::ops::Range;
 
@@ -30,7 +30,7 @@ pub(super) struct Run<'a> {
     pub head_bias: u64,
 }
 
-pub(crate) fn draft(problem: &LinearCrossEntropy, call: &PassCall<'_, '_>) -> Result<PassPlan<'static>, Error> {
+pub(crate) fn draft(problem: &LinearCrossEntropy, call: &PassCall<'_, '_>) -> Result<PassPlan<'static>> {
     plan(Prepared::new((problem, None), call)?)
 }
 
@@ -38,14 +38,14 @@ pub(crate) fn draft(problem: &LinearCrossEntropy, call: &PassCall<'_, '_>) -> Re
 pub(crate) fn draft_filtered(
     (problem, filter): (&LinearCrossEntropy, Filter),
     call: &PassCall<'_, '_>,
-) -> Result<(PassPlan<'static>, [MemoryRange; 3]), Error> {
+) -> Result<(PassPlan<'static>, [MemoryRange; 3])> {
     let mut prepared = Prepared::new((problem, None), call)?;
     let filter = Filtering::new(filter, &mut prepared)?;
     prepared.filter = Some(filter);
     Ok((plan(prepared)?, [filter.left_out, filter.dh, filter.dw]))
 }
 
-fn plan(prepared: Prepared<'_>) -> Result<PassPlan<'static>, Error> {
+fn plan(prepared: Prepared<'_>) -> Result<PassPlan<'static>> {
     let steps = Steps::new(&prepared)?;
     clear(&steps)?;
     let run = Run::new(&steps);
@@ -63,7 +63,7 @@ fn plan(prepared: Prepared<'_>) -> Result<PassPlan<'static>, Error> {
 }
 
 /// Fills what kernels leave out: results of ignored tokens, and all gradients where there is no token.
-pub(super) fn clear(steps: &Steps<'_>) -> Result<(), Error> {
+pub(super) fn clear(steps: &Steps<'_>) -> Result<()> {
     let Prepared { parts, ignores, problem, whole_words, .. } = steps.prepared;
     let leaves = |part: &Part| match part.operand.name {
         "dw" | "dbias" | "gw" | "gbias" => problem.tokens == 0,
@@ -160,7 +160,7 @@ impl<'a> Run<'a> {
         Run { steps, args: arguments(steps), wide_hidden: spec.wide, head_bias: memory.head_bias.0 }
     }
 
-    pub fn launch(&self, name: &'static str, grid: (usize, u32), args: &impl Field) -> Result<(), Error> {
+    pub fn launch(&self, name: &'static str, grid: (usize, u32), args: &impl Field) -> Result<()> {
         let Prepared { parts, spec, .. } = self.steps.prepared;
         let variant = Variant::cross_entropy(Family::CrossEntropyPortable, parts.storage, spec.second);
         self.steps.launch((&variant, name), grid, args)
@@ -188,12 +188,12 @@ impl<'a> Run<'a> {
         self.chunk(tokens, &(0..0))
     }
 
-    pub fn gather(&self, tokens: &Range<usize>) -> Result<(), Error> {
+    pub fn gather(&self, tokens: &Range<usize>) -> Result<()> {
         Products::of(self.steps, &self.of_tokens(tokens)).map_or(Ok(()), |products| products.gather())
     }
 
     /// Totals, outputs and what tokens pull with, dh, and dw and dbias unless they are summed apart.
-    fn by_tokens(&self) -> Result<(), Error> {
+    fn by_tokens(&self) -> Result<()> {
         for tokens in self.tokens() {
             self.gather(&tokens)?;
             self.totals(&tokens)?;
@@ -206,7 +206,7 @@ impl<'a> Run<'a> {
     }
 
     /// The gradients of a chunk of tokens, from what these pull with.
-    pub fn pull(&self, tokens: &Range<usize>) -> Result<(), Error> {
+    pub fn pull(&self, tokens: &Range<usize>) -> Result<()> {
         let Prepared { spec, plan, filter, .. } = self.steps.prepared;
         let head = (spec.dw || spec.dbias) && !plan.apart;
         if !(spec.dh || head || filter.is_some()) {
@@ -228,13 +228,13 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    pub fn scale(&self, args: &CrossEntropyArgs) -> Result<(), Error> {
+    pub fn scale(&self, args: &CrossEntropyArgs) -> Result<()> {
         let products = Products::of(self.steps, args).filter(|_| self.steps.prepared.spec.gradients());
         products.map_or(Ok(()), |products| products.find_scale())
     }
 
     /// dw and dbias, whose sums wait beside them for the next chunk of tokens.
-    pub fn by_classes(&self) -> Result<(), Error> {
+    pub fn by_classes(&self) -> Result<()> {
         for classes in self.classes() {
             for tokens in self.tokens() {
                 self.gather(&tokens)?;
@@ -247,7 +247,7 @@ impl<'a> Run<'a> {
     }
 
     /// (C33), (C34) of all classes.
-    pub fn totals(&self, tokens: &Range<usize>) -> Result<(), Error> {
+    pub fn totals(&self, tokens: &Range<usize>) -> Result<()> {
         if let Some(products) = Products::of(self.steps, &self.args) {
             let mut parts = chunks(self.args.vocab as usize, products.leaf_columns());
             return parts.try_for_each(|classes| products.totals(&self.chunk(tokens, &classes)));
@@ -261,7 +261,7 @@ impl<'a> Run<'a> {
     }
 
     /// (C1), (C2), and in the second order (C21).
-    fn logits(&self, args: &CrossEntropyArgs) -> Result<(), Error> {
+    fn logits(&self, args: &CrossEntropyArgs) -> Result<()> {
         let blocks = tiles(args.count, args.classes);
         self.launch("logits", (blocks, 256), args)?;
         if self.steps.prepared.spec.second {
@@ -271,7 +271,7 @@ impl<'a> Run<'a> {
     }
 
     /// (C16), and in the second order (C27); of logits that are `kept`, or computed now.
-    fn gradients(&self, args: &CrossEntropyArgs, kept: bool) -> Result<(), Error> {
+    fn gradients(&self, args: &CrossEntropyArgs, kept: bool) -> Result<()> {
         if let Some(products) = Products::of(self.steps, args) {
             return products.gradient();
         }
@@ -283,7 +283,7 @@ impl<'a> Run<'a> {
     }
 
     /// (C17) or (C28).
-    fn hidden(&self, args: &CrossEntropyArgs) -> Result<(), Error> {
+    fn hidden(&self, args: &CrossEntropyArgs) -> Result<()> {
         let begins = i32::from(args.first_class == 0);
         let ends = i32::from(args.first_class + args.classes == args.vocab);
         let args = CrossEntropyArgs { begins, ends, wide: i32::from(self.wide_hidden), ..*args };
@@ -294,7 +294,7 @@ impl<'a> Run<'a> {
     }
 
     /// (C18) and (C19), or (C29) and (C30).
-    fn head(&self, args: &CrossEntropyArgs) -> Result<(), Error> {
+    fn head(&self, args: &CrossEntropyArgs) -> Result<()> {
         let Prepared { spec, plan, memory, .. } = self.steps.prepared;
         let first = 4 * args.first_class as usize;
         // In f32 the sums wait in place.

@@ -19,10 +19,10 @@
 //! ```
 //! use etalon_cuda::linear_cross_entropy::shard::{Shard, combine, forward_shard, output};
 //! use etalon_cuda::{Options, Workspace};
-//! use etalon_problem::{Error, LinearCrossEntropy, Views, ViewsMut};
+//! use etalon_problem::{Result, LinearCrossEntropy, Views, ViewsMut};
 //! use ndarray::{Array2, arr0, array, s};
 //!
-//! fn loss() -> Result<f32, Error> {
+//! fn loss() -> Result<f32> {
 //!     let problem = LinearCrossEntropy::new(2, 1, 600); // tokens, elements, classes
 //!     let (h, targets) = (array![[1f32], [2.0]], array![2i64, 599]);
 //!     let w = Array2::<f32>::zeros((600, 1));
@@ -62,13 +62,13 @@ pub use etalon_problem::linear_cross_entropy::shard::{Dh, Partial, Shard, TILE};
 pub use host::{backward_shard, combine, combine_dh, forward_shard, output};
 
 use crate::memory::beyond_32_bits;
-use etalon_problem::{Error, LinearCrossEntropy};
+use etalon_problem::{LinearCrossEntropy, Result};
 
 // The tiles of a filter are those of the tree.
 const _: () = assert!(TILE == super::TILE);
 
 /// Fails unless the classes of a problem can be counted.
-fn check_vocab(problem: &LinearCrossEntropy) -> Result<(), Error> {
+fn check_vocab(problem: &LinearCrossEntropy) -> Result<()> {
     if problem.vocab > i32::MAX as usize {
         return Err(beyond_32_bits(format!("a vocabulary of {}", problem.vocab)));
     }

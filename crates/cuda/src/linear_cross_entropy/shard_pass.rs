@@ -12,7 +12,7 @@ use crate::options::Level;
 use crate::pass::PassPlan;
 use crate::variant::Variant;
 use etalon_problem::linear_cross_entropy::shard::{Dh, Partial, nodes};
-use etalon_problem::{Error, LinearCrossEntropy, Pass};
+use etalon_problem::{LinearCrossEntropy, Pass, Result};
 use std::ops::Range;
 
 /// A pass of a shard.
@@ -38,7 +38,7 @@ pub(crate) fn draft_shard(
     (problem, classes): (&LinearCrossEntropy, Range<usize>),
     step: Step,
     call: &PassCall<'_, '_>,
-) -> Result<PassPlan<'static>, Error> {
+) -> Result<PassPlan<'static>> {
     let call = if step == Step::Output { call.on(Level::Portable) } else { *call };
     let own: Vec<_> = nodes(problem.vocab, classes.clone()).collect();
     let widest = own.iter().map(|node| node.len()).max().unwrap_or(0);
@@ -106,13 +106,13 @@ impl Walk<'_> {
         }
     }
 
-    fn launch(&self, name: &'static str, grid: (usize, u32), args: &ShardArgs) -> Result<(), Error> {
+    fn launch(&self, name: &'static str, grid: (usize, u32), args: &ShardArgs) -> Result<()> {
         let variant = Variant::cross_entropy(Family::CrossEntropyShards, self.all.steps.prepared.storage, false);
         self.all.steps.launch((&variant, name), grid, args)
     }
 
     /// The pass over one span, as if its classes were all, of tokens whose targets become classes of it.
-    fn over(&self, tokens: &Range<usize>, number: usize, span: &Range<usize>) -> Result<Run<'_>, Error> {
+    fn over(&self, tokens: &Range<usize>, number: usize, span: &Range<usize>) -> Result<Run<'_>> {
         let args = self.arguments(&self.all.of_tokens(tokens));
         let args = ShardArgs { first: span.start as i32, ..args };
         self.launch("place", (tokens.len().div_ceil(128), 128), &args)?;
@@ -148,7 +148,7 @@ impl Walk<'_> {
         Ok(Run { steps: self.all.steps, args, wide_hidden: true, head_bias })
     }
 
-    fn forward(&self) -> Result<(), Error> {
+    fn forward(&self) -> Result<()> {
         let out = self.all.steps.address("partials");
         let args = ShardArgs { partials: out.into(), ..self.arguments(&self.all.args) };
         let all = self.spans.len().checked_mul(self.problem.tokens).ok_or_else(|| memory(usize::MAX))?;
@@ -169,7 +169,7 @@ impl Walk<'_> {
     }
 
     /// Outputs of all tokens, and what they pull with, from the totals.
-    fn finish(&self) -> Result<(), Error> {
+    fn finish(&self) -> Result<()> {
         let LinearCrossEntropy { tokens, vocab, .. } = *self.problem;
         self.all.launch("tokens", (1, 1024), &self.all.args)?;
         // The totals are one node of the tree, and lie side by side.
@@ -185,7 +185,7 @@ impl Walk<'_> {
         self.all.launch("finish", (tokens.div_ceil(128), 128), &all)
     }
 
-    fn backward(&self) -> Result<(), Error> {
+    fn backward(&self) -> Result<()> {
         let Prepared { parts, spec, plan, .. } = self.all.steps.prepared;
         if self.spans.is_empty() {
             if let Some(part) = parts.part("dh").filter(|part| part.wanted) {

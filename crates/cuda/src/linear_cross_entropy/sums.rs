@@ -12,7 +12,7 @@ use crate::pass::{Choice, PassPlan, TableImage};
 use crate::step::{Steps, Work};
 use crate::variant::Variant;
 use etalon_problem::linear_cross_entropy::shard::{Partial, depth, merges};
-use etalon_problem::{Error, LinearCrossEntropy};
+use etalon_problem::{LinearCrossEntropy, Result};
 use std::ops::Range;
 
 /// `totals` of a table from `partials`, or `dh` from `parts`, which hold these classes.
@@ -20,7 +20,7 @@ pub(crate) fn draft_sums(
     problem: &LinearCrossEntropy,
     classes: &[Range<usize>],
     call: &PassCall<'_, '_>,
-) -> Result<PassPlan<'static>, Error> {
+) -> Result<PassPlan<'static>> {
     let mut layout = Layout::default();
     let parts = Parts::new(call, |_| false, &mut layout)?;
     let merges = merges(classes);

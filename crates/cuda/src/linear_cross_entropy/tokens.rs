@@ -1,11 +1,11 @@
 //! Checks that a device cannot make: targets that are no classes, in the memory of the host.
 
-use etalon_problem::{Error, LinearCrossEntropy, View, Views};
+use etalon_problem::{Error, LinearCrossEntropy, Result, View, Views};
 use ndarray::ArrayViewD;
 
 /// The number of tokens that count. Fails at a target that is no class, and where nothing is left to average if the
 /// problem wants that.
-pub(crate) fn counted(problem: &LinearCrossEntropy, inputs: &Views<'_>) -> Result<usize, Error> {
+pub(crate) fn counted(problem: &LinearCrossEntropy, inputs: &Views<'_>) -> Result<usize> {
     let Some(View::I64(targets)) = inputs.get("targets") else {
         return Err(Error::missing("targets", None));
     };

@@ -1,7 +1,7 @@
 //! Numbers of tiles that a problem has, and that it may have.
 
 use super::window::window;
-use etalon_problem::{BiasExtents, Error, Mask, Scores, Sequence, Sequences};
+use etalon_problem::{BiasExtents, Error, Mask, Result, Scores, Sequence, Sequences};
 
 /// The rows and columns of a tile of the portable kernels.
 pub(crate) const SIDE: usize = 64;
@@ -54,7 +54,7 @@ impl Counts {
 
     /// The most that there may be, whatever the lengths, offsets and arrays of the mask are. One more sequence is
     /// empty. Fails where they do not fit 32 bits.
-    pub fn most(scores: &Scores) -> Result<Counts, Error> {
+    pub fn most(scores: &Scores) -> Result<Counts> {
         let e = &scores.extents;
         let count = scores.sequences().len();
         // Of n rows in s sequences ⌈nᵢ / 64⌉ are at most (n + 63 s) / 64, and of n and m rows Σ ⌈nᵢ / 64⌉ ⌈mᵢ / 64⌉

@@ -8,7 +8,7 @@ use crate::memory::{Layout, MemoryRange, memory};
 use crate::options::Level;
 use crate::step::Work;
 use crate::variant::Variant;
-use etalon_problem::{Error, Mode, Pass};
+use etalon_problem::{Mode, Pass, Result};
 use std::ops::Range;
 
 /// Shares of partial sums in their memory.
@@ -82,7 +82,7 @@ pub(crate) struct DqPartials {
 }
 
 impl DqPartials {
-    pub fn new(spec: &Spec, level: Level, layout: &mut Layout) -> Result<Option<DqPartials>, Error> {
+    pub fn new(spec: &Spec, level: Level, layout: &mut Layout) -> Result<Option<DqPartials>> {
         let by_keys = match (level, spec.pass) {
             (Level::Portable, Pass::Backward) => true,
             (Level::Portable, Pass::DoubleBackward) => !spec.has_tensor_second(),
@@ -106,7 +106,7 @@ impl DqPartials {
         (variant, work): (&Variant, Work),
         fused: impl Fn(PartialArgs) -> Vec<A>,
         c: PairArgs,
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         let (by_keys, by_rows) = (steps.key_blocks(), 4 * steps.query_blocks()); // the latter of 16 rows
         let Shares { tiles, at_once, .. } = self.shares;
         let threads = variant.threads();

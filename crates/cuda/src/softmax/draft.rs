@@ -14,9 +14,9 @@ use crate::call::PassCall;
 use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
 use crate::pass::PassPlan;
-use etalon_problem::{Blocking, Error, Mode, Pass, Problem};
+use etalon_problem::{Blocking, Mode, Pass, Problem, Result};
 
-pub(crate) fn draft<'a>(problem: &'a Problem, call: &PassCall<'_, '_>) -> Result<PassPlan<'a>, Error> {
+pub(crate) fn draft<'a>(problem: &'a Problem, call: &PassCall<'_, '_>) -> Result<PassPlan<'a>> {
     let mut layout = Layout::default();
     let mut prepared = Prepared::new(problem, call, &LEVELS, &mut layout)?;
     let level = prepared.choice.level;
@@ -42,8 +42,8 @@ pub(crate) fn draft<'a>(problem: &'a Problem, call: &PassCall<'_, '_>) -> Result
 fn planned<'a>(
     prepared: Prepared<'a>,
     scratch: Layout,
-    compute: impl FnOnce(&Steps<'_>) -> Result<(), Error>,
-) -> Result<PassPlan<'a>, Error> {
+    compute: impl FnOnce(&Steps<'_>) -> Result<()>,
+) -> Result<PassPlan<'a>> {
     let steps = Steps::new(&prepared)?;
     let steps = match &prepared.given {
         Some((given, _)) => given.make(steps)?,
@@ -59,7 +59,7 @@ fn planned<'a>(
     Ok(PassPlan { parts, tables: Box::new(tables), scratch, steps, choice })
 }
 
-fn compute(steps: &Steps<'_>, plan: Option<&Plan>, between: Option<&Between>) -> Result<(), Error> {
+fn compute(steps: &Steps<'_>, plan: Option<&Plan>, between: Option<&Between>) -> Result<()> {
     steps.fill_results()?;
     let hopper = plan.map(|plan| HopperSteps { steps, plan });
     if steps.prepared.computes_forward() {
@@ -74,7 +74,7 @@ fn compute(steps: &Steps<'_>, plan: Option<&Plan>, between: Option<&Between>) ->
     }
 }
 
-pub(crate) fn draft_lazy<'a>(problem: &'a Problem, call: &PassCall<'_, '_>) -> Result<PassPlan<'a>, Error> {
+pub(crate) fn draft_lazy<'a>(problem: &'a Problem, call: &PassCall<'_, '_>) -> Result<PassPlan<'a>> {
     let mut layout = Layout::default();
     let mut prepared = Prepared::new(problem, call, &LAZY_LEVELS, &mut layout)?;
     let level = prepared.choice.level;
@@ -98,7 +98,7 @@ pub(crate) fn draft_stats<'a>(
     problem: &'a Problem,
     call: &PassCall<'_, '_>,
     (tile, [figures, states]): (Blocking, [usize; 2]),
-) -> Result<(PassPlan<'a>, [MemoryRange; 2]), Error> {
+) -> Result<(PassPlan<'a>, [MemoryRange; 2])> {
     let mut layout = Layout::default();
     let prepared = Prepared::new(problem, &call.on(Level::Portable), &LAZY_LEVELS, &mut layout)?;
     let memory = Memory::new(&prepared, &mut layout)?;

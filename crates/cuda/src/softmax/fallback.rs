@@ -8,10 +8,10 @@ use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
 use crate::tensor_args::TensorArgs;
 use crate::variant::width;
-use etalon_problem::{Dtype, Error, Pass};
+use etalon_problem::{Dtype, Pass, Result};
 
 /// As [`range`]; none where no kernel looks at it.
-pub(crate) fn reserve(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Option<MemoryRange>, Error> {
+pub(crate) fn reserve(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Option<MemoryRange>> {
     let has_flags = match prepared.pass {
         Pass::Forward => prepared.choice.level == Level::Sm90a || has_forward(prepared),
         Pass::Backward => prepared.choice.level != Level::Portable,
@@ -24,12 +24,12 @@ pub(crate) fn reserve(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Op
 
 /// Range of words that are 0 at first: counters from which blocks of sm90a claim tiles, of two kernels; flags,
 /// of all groups together and then of each.
-pub(crate) fn range(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<MemoryRange, Error> {
+pub(crate) fn range(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<MemoryRange> {
     words(prepared, 0, layout)
 }
 
 /// The same, and so many numbers that say whose turn it is to add to sums of dq.
-fn words(prepared: &Prepared<'_>, turns: usize, layout: &mut Layout) -> Result<MemoryRange, Error> {
+fn words(prepared: &Prepared<'_>, turns: usize, layout: &mut Layout) -> Result<MemoryRange> {
     layout.named("counters of tiles, and flags of key heads", 4 * (3 + groups(prepared) + turns))
 }
 
@@ -68,7 +68,7 @@ pub(crate) fn has_forward(prepared: &Prepared<'_>) -> bool {
 }
 
 /// o and lse of groups whose flags kernels have raised.
-pub(crate) fn forward(steps: &Steps<'_>) -> Result<(), Error> {
+pub(crate) fn forward(steps: &Steps<'_>) -> Result<()> {
     let (args, prepared) = (PairArgs::new(steps), steps.prepared);
     let query_blocks = steps.query_blocks() as i32;
     let columns = prepared.value_dim.filter(|_| args.o.is_there()).unwrap_or(1);
@@ -78,7 +78,7 @@ pub(crate) fn forward(steps: &Steps<'_>) -> Result<(), Error> {
 }
 
 /// dq, dk and dv of groups whose flags kernels have raised.
-pub(crate) fn backward(steps: &Steps<'_>) -> Result<(), Error> {
+pub(crate) fn backward(steps: &Steps<'_>) -> Result<()> {
     let result = |name| if writes(steps, name) { steps.tensor(name) } else { TensorArgs::default() };
     let [dq, dk, dv] = ["dq", "dk", "dv"].map(result);
     let tiles = |wanted: bool, all: usize| if wanted { all as i32 } else { 0 };
@@ -91,7 +91,7 @@ pub(crate) fn backward(steps: &Steps<'_>) -> Result<(), Error> {
     launch(steps, true, args)
 }
 
-fn launch(steps: &Steps<'_>, backward: bool, args: FallbackArgs) -> Result<(), Error> {
+fn launch(steps: &Steps<'_>, backward: bool, args: FallbackArgs) -> Result<()> {
     let variant = steps.prepared.spec.shape().fallback(backward);
     let tiles = (args.query_blocks + args.key_blocks) as usize;
     steps.launch((&variant, "fallback"), (blocks(steps, tiles), variant.threads()), &args)

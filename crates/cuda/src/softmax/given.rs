@@ -12,7 +12,7 @@ use crate::options::Level;
 use crate::pass::TableImage;
 use crate::variant::Variant;
 use etalon_problem::{
-    Align, Error, Mask, MaskNode, NamedArray, NodeArrays, Problem, Scores, Sequences, Stored, Table, find,
+    Align, Error, Mask, MaskNode, NamedArray, NodeArrays, Problem, Result, Scores, Sequences, Stored, Table, find,
 };
 
 #[derive(Debug, Clone, PartialEq)]
@@ -55,7 +55,7 @@ pub(crate) fn split<'t>(
     problem: &Problem,
     table: &Table,
     inputs: &DeviceTensors<'t>,
-) -> Result<(DeviceTensors<'t>, Vec<GivenArray>), Error> {
+) -> Result<(DeviceTensors<'t>, Vec<GivenArray>)> {
     let arrays = arrays(problem);
     let is_array = |name: &str| find(&table.operands, name).is_none() && arrays.iter().any(|array| array.name == name);
     let (given, list): (Vec<_>, Vec<_>) = inputs.list.iter().cloned().partition(|(name, _)| is_array(name));
@@ -75,7 +75,7 @@ pub(crate) fn split<'t>(
     Ok((DeviceTensors { list }, given.collect()))
 }
 
-fn check_array(array: &Array, tensor: &DeviceTensor) -> Result<(), Error> {
+fn check_array(array: &Array, tensor: &DeviceTensor) -> Result<()> {
     let name = array.name.as_str();
     let is_integer = matches!(tensor.element, Element::I32 | Element::Stored(Stored::Integer));
     let (expected, fits) = match array.flags {
@@ -176,7 +176,7 @@ impl Given {
         given: &[GivenArray],
         (counts, tables): (&Counts, &Tables),
         layout: &mut Layout,
-    ) -> Result<(Given, TableImage), Error> {
+    ) -> Result<(Given, TableImage)> {
         let mut sources = Sources { given, ..Sources::default() };
         let sequences = match of_sequences(scores) {
             Some([query, key]) => Some([sources.numbers(query)?, sources.numbers(key)?]),
@@ -205,7 +205,7 @@ impl Given {
     }
 
     /// Adds the kernels that make the tables.
-    pub fn make<'a>(&self, steps: Steps<'a>) -> Result<Steps<'a>, Error> {
+    pub fn make<'a>(&self, steps: Steps<'a>) -> Result<Steps<'a>> {
         let steps = steps.with_tables(self.made);
         let (counts, tables) = (&steps.prepared.counts, &steps.prepared.tables);
         steps.fill(steps.table(tables.spans), tables.spans.bytes, u32::MAX);
@@ -267,7 +267,7 @@ struct Sources<'a> {
 
 impl Sources<'_> {
     /// The array of this name, or a copy of the problem's.
-    fn find(&mut self, name: &str, element: Element, own: impl FnOnce() -> Vec<u8>) -> Result<Source, Error> {
+    fn find(&mut self, name: &str, element: Element, own: impl FnOnce() -> Vec<u8>) -> Result<Source> {
         if let Some(number) = self.given.iter().position(|given| given.name == name) {
             return Ok(Source::Call(number, self.given[number].tensor.element));
         }
@@ -277,7 +277,7 @@ impl Sources<'_> {
         Ok(Source::Copy(range, element))
     }
 
-    fn numbers(&mut self, (name, own): (&str, &[usize])) -> Result<Source, Error> {
+    fn numbers(&mut self, (name, own): (&str, &[usize])) -> Result<Source> {
         // Extents fit 32 bits.
         let own = || bytes(&own.iter().map(|&x| x as i32).collect::<Vec<_>>()).to_vec();
         self.find(name, Element::I32, own)
@@ -289,13 +289,13 @@ impl Sources<'_> {
         self.arrays.len() as i32 - 1
     }
 
-    fn ids(&mut self, array: &NamedArray<i64>) -> Result<i32, Error> {
+    fn ids(&mut self, array: &NamedArray<i64>) -> Result<i32> {
         let integers = Element::Stored(Stored::Integer);
         let source = self.find(&array.name, integers, || bytes(&array.data).to_vec())?;
         Ok(self.array(source))
     }
 
-    fn add(&mut self, node: &MaskNode<'_>) -> Result<(), Error> {
+    fn add(&mut self, node: &MaskNode<'_>) -> Result<()> {
         // A reach or a length: all beyond any sequence do the same.
         let distance = |x: Option<usize>| x.map_or(-1, |x| x.min(i32::MAX as usize) as i64);
         let mut own = Node {

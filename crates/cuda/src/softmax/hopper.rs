@@ -12,7 +12,7 @@ use crate::parts::Part;
 use crate::strided::StridedTensor;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
-use etalon_problem::{Blocking, Dtype, Error, Extents, Pass};
+use etalon_problem::{Blocking, Dtype, Extents, Pass, Result};
 use std::ops::Deref;
 
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub(crate) struct Plan {
 const COPIES: &str = "operands and results in whole columns";
 
 impl Plan {
-    pub fn new(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Plan, Error> {
+    pub fn new(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Plan> {
         let mut plan = Plan::of(prepared, prepared.spec.hopper(), layout)?;
         if prepared.pass == Pass::Backward {
             let bytes = 4 * plan.stat_rows(&prepared.spec.extents);
@@ -50,13 +50,13 @@ impl Plan {
     }
 
     /// The same of lazy_attention: copies of operands alone.
-    pub fn lazy(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Plan, Error> {
+    pub fn lazy(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Plan> {
         // Sequences are those of the arrays, or listed; and any scale will do.
         let hopper = Hopper { options: true, ..prepared.spec.hopper() }.within();
         Plan::of(prepared, hopper, layout)
     }
 
-    fn of(prepared: &Prepared<'_>, hopper: Hopper, layout: &mut Layout) -> Result<Plan, Error> {
+    fn of(prepared: &Prepared<'_>, hopper: Hopper, layout: &mut Layout) -> Result<Plan> {
         let spec = &prepared.spec;
         Ok(Plan {
             window: spec.window.unwrap_or(Window::ALL),
@@ -85,11 +85,7 @@ impl Plan {
     }
 }
 
-fn copies(
-    prepared: &Prepared<'_>,
-    hopper: Hopper,
-    layout: &mut Layout,
-) -> Result<Vec<(&'static str, MemoryRange)>, Error> {
+fn copies(prepared: &Prepared<'_>, hopper: Hopper, layout: &mut Layout) -> Result<Vec<(&'static str, MemoryRange)>> {
     let e = &prepared.scores.extents;
     let computes_forward = prepared.computes_forward();
     let mut copies = Vec::new();
@@ -166,13 +162,13 @@ impl HopperSteps<'_> {
     }
 
     /// Fills the copy of an operand, if it has one. The columns beyond are 0.
-    pub fn widen(&self, name: &str) -> Result<(), Error> {
+    pub fn widen(&self, name: &str) -> Result<()> {
         let (from, to) = (self.place(name), self.wide(name));
         if from == to { Ok(()) } else { self.copy(2, from, to) }
     }
 
     /// Copies it back to its operand.
-    pub fn narrow(&self, name: &str) -> Result<(), Error> {
+    pub fn narrow(&self, name: &str) -> Result<()> {
         let (from, to) = (self.wide(name), self.place(name));
         if from == to || to.address == 0 { Ok(()) } else { self.copy(2, from, to) }
     }
@@ -249,7 +245,7 @@ impl HopperSteps<'_> {
 }
 
 /// o and lse.
-pub(crate) fn forward(steps: HopperSteps<'_>) -> Result<(), Error> {
+pub(crate) fn forward(steps: HopperSteps<'_>) -> Result<()> {
     let (plan, has_values) = (steps.plan, steps.prepared.value_dim.is_some());
     steps.widen("q")?;
     steps.widen("k")?;

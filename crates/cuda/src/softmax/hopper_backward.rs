@@ -12,10 +12,10 @@ use crate::memory::MemoryRange;
 use crate::strided::StridedTensor;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
-use etalon_problem::Error;
+use etalon_problem::Result;
 
 /// The gradients that have places.
-pub(crate) fn backward(steps: HopperSteps<'_>) -> Result<(), Error> {
+pub(crate) fn backward(steps: HopperSteps<'_>) -> Result<()> {
     if steps.prepared.has_gradient() && steps.is_there("dq") {
         portable::scaled_gradient(&steps)?;
     }
@@ -52,7 +52,7 @@ fn module(steps: HopperSteps<'_>, together: bool) -> Variant {
 }
 
 /// lse and δ of rows as kernels read them, and flags that nobody has raised.
-fn delta(steps: HopperSteps<'_>, args: &BackwardArgs) -> Result<(), Error> {
+fn delta(steps: HopperSteps<'_>, args: &BackwardArgs) -> Result<()> {
     for name in ["o", "dout"].into_iter().filter(|name| steps.prepared.reads(name)) {
         steps.widen(name)?;
     }
@@ -98,7 +98,7 @@ impl BackwardPass<'_> {
         tiles: usize,
         args: BackwardArgs,
         terms: usize,
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         let counter = self.steps.counter(counter).into();
         let args = BackwardArgs { tiles: tiles as i32, counter, ..args };
         // `fused` of narrow operands has a third warpgroup, for dq.
@@ -131,7 +131,7 @@ impl BackwardPass<'_> {
     }
 
     /// dk, dv and dq, those that are wanted.
-    fn gradients(&self) -> Result<(), Error> {
+    fn gradients(&self) -> Result<()> {
         let steps = self.steps;
         if let Some(sums) = steps.plan.dq_sums {
             return self.fused(sums);
@@ -162,7 +162,7 @@ impl BackwardPass<'_> {
     }
 
     /// The same where D or E is above 128: each by a kernel of its own.
-    fn wide(&self) -> Result<(), Error> {
+    fn wide(&self) -> Result<()> {
         let steps = self.steps;
         let (dim, values, module) = (steps.extents().dim, steps.values(), module(steps, true));
         let rows = |name| if writes(&steps, name) { steps.wide(name).into() } else { Elements::default() };
@@ -183,7 +183,7 @@ impl BackwardPass<'_> {
     }
 
     /// All of them in one pass by keys, with the sums of dq.
-    fn fused(&self, sums: MemoryRange) -> Result<(), Error> {
+    fn fused(&self, sums: MemoryRange) -> Result<()> {
         let steps = self.steps;
         let e = steps.extents();
         // Measured: of fewer key heads beside each other more tiles wait for their turns at the begin, of more the

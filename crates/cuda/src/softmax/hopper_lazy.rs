@@ -11,7 +11,7 @@ use crate::memory::{Layout, MemoryRange};
 use crate::tensor_args::strided_args;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
-use etalon_problem::Error;
+use etalon_problem::Result;
 use std::convert::identity;
 
 #[derive(Debug)]
@@ -60,7 +60,7 @@ kernel_args! {
 }
 
 impl LazyPlan {
-    pub fn new(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<LazyPlan, Error> {
+    pub fn new(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<LazyPlan> {
         let operands = Plan::lazy(prepared, layout)?;
         let heads = prepared.scores.extents.query_heads;
         Ok(LazyPlan { operands, active: layout.range(16 * prepared.counts.tiles * heads)? })
@@ -102,7 +102,7 @@ impl<'a> HopperPass<'a> {
         HopperPass { steps, args }
     }
 
-    fn launch(&self, name: &'static str, args: HopperLazyArgs) -> Result<(), Error> {
+    fn launch(&self, name: &'static str, args: HopperLazyArgs) -> Result<()> {
         let steps = self.steps;
         let backward = ["queries", "keys"].contains(&name);
         let variant = Variant::hopper_lazy(steps.plan.hopper, backward);
@@ -122,14 +122,14 @@ impl<'a> HopperPass<'a> {
     }
 
     /// lse, the numbers of every row, and the stripes that may hold an active pair.
-    pub fn scores(&self) -> Result<(), Error> {
+    pub fn scores(&self) -> Result<()> {
         self.steps.widen("q")?;
         self.steps.widen("k")?;
         self.launch("scores", self.args)
     }
 
     /// lse, and those of o and Σ a P v that have places.
-    pub fn forward(&self) -> Result<(), Error> {
+    pub fn forward(&self) -> Result<()> {
         let HopperPass { steps, args } = *self;
         let (has_o, pv) = (steps.is_there("o"), steps.place("pv_sum"));
         self.scores()?;
@@ -151,7 +151,7 @@ impl<'a> HopperPass<'a> {
 
     /// After lse and n: the gradients of q, k and v that have places, Δ and Σ a g of rows, parts of dbias by tiles of
     /// keys.
-    pub fn backward(&self) -> Result<(), Error> {
+    pub fn backward(&self) -> Result<()> {
         let HopperPass { steps, args } = *self;
         ["q", "k", "v", "dout"].into_iter().try_for_each(|name| steps.widen(name))?;
         let wants = |name: &str| steps.is_there(name);

@@ -11,7 +11,7 @@ use crate::memory::MemoryRange;
 use crate::options::Level;
 use crate::tensor_args::TensorArgs;
 use crate::variant::{Variant, width};
-use etalon_problem::{Blocking, Error};
+use etalon_problem::{Blocking, Result};
 
 pub(crate) struct Passes<'a> {
     steps: &'a Steps<'a>,
@@ -35,13 +35,13 @@ impl<'a> Passes<'a> {
         Passes { hopper: None, again: true, ..*self }
     }
 
-    fn launch(&self, name: &'static str, blocks: usize, args: &impl Field) -> Result<(), Error> {
+    fn launch(&self, name: &'static str, blocks: usize, args: &impl Field) -> Result<()> {
         let variant = &self.steps.prepared.modules.portable;
         self.steps.launch((variant, name), (blocks, variant.threads()), args)
     }
 
     /// Adds a launch; in the fallback few blocks take turns at the tiles.
-    fn walk_portable(&self, name: &'static str, tiles: usize, args: &LazyArgs) -> Result<(), Error> {
+    fn walk_portable(&self, name: &'static str, tiles: usize, args: &LazyArgs) -> Result<()> {
         if !self.again {
             return self.launch(name, tiles, args);
         }
@@ -56,14 +56,14 @@ impl<'a> Passes<'a> {
     }
 
     /// Adds a launch, of the level sm80 where it computes the pass.
-    fn walk(&self, name: &'static str, blocks: usize, args: &LazyArgs) -> Result<(), Error> {
+    fn walk(&self, name: &'static str, blocks: usize, args: &LazyArgs) -> Result<()> {
         match self.tensor() {
             None => self.walk_portable(name, blocks, args),
             Some(variant) => self.steps.launch((variant, name), (blocks, variant.threads()), args),
         }
     }
 
-    fn walk_queries(&self, name: &'static str, args: &LazyArgs) -> Result<(), Error> {
+    fn walk_queries(&self, name: &'static str, args: &LazyArgs) -> Result<()> {
         self.walk(name, self.steps.query_blocks(), args)
     }
 
@@ -72,7 +72,7 @@ impl<'a> Passes<'a> {
     }
 
     /// lse, and those of o and Σ a P v that have places.
-    pub fn forward(&self) -> Result<(), Error> {
+    pub fn forward(&self) -> Result<()> {
         self.steps.clear_flags();
         match &self.hopper {
             Some(hopper) => hopper.forward()?,
@@ -82,7 +82,7 @@ impl<'a> Passes<'a> {
     }
 
     /// The forward pass of the levels portable and sm80, or the fallback.
-    fn rows(&self) -> Result<(), Error> {
+    fn rows(&self) -> Result<()> {
         self.walk_queries("scores", &self.args)?;
         let pv = self.steps.tensor("pv_sum");
         for (pv, wanted) in [(TensorArgs::default(), self.steps.tensor("o")), (pv, pv)] {
@@ -96,7 +96,7 @@ impl<'a> Passes<'a> {
     }
 
     /// The figures of every row and the states of every tile, at addresses that hold zeros.
-    pub fn measure(&self, [figures, states]: [u64; 2], tile: Blocking) -> Result<(), Error> {
+    pub fn measure(&self, [figures, states]: [u64; 2], tile: Blocking) -> Result<()> {
         self.walk_queries("scores", &self.args)?;
         // One that is longer than the arrays holds them all.
         let e = self.steps.extents();
@@ -111,7 +111,7 @@ impl<'a> Passes<'a> {
     }
 
     /// The gradients that have places.
-    pub fn backward(&self) -> Result<(), Error> {
+    pub fn backward(&self) -> Result<()> {
         self.steps.clear_flags();
         match &self.hopper {
             None => self.gradients()?,
@@ -131,7 +131,7 @@ impl<'a> Passes<'a> {
     }
 
     /// Numbers of rows that the forward pass does not save; false if it has not been.
-    fn count(&self) -> Result<bool, Error> {
+    fn count(&self) -> Result<bool> {
         let given = self.steps.prepared.is_given("lse");
         if given {
             self.walk_portable("counts", self.steps.query_blocks(), &self.args)?;
@@ -140,7 +140,7 @@ impl<'a> Passes<'a> {
     }
 
     /// The same of the backward pass, with the terms of dbias and dtau.
-    fn gradients(&self) -> Result<(), Error> {
+    fn gradients(&self) -> Result<()> {
         if !self.count()? {
             self.walk_queries("scores", &self.args)?;
         }
@@ -160,7 +160,7 @@ impl<'a> Passes<'a> {
     }
 
     /// dbias and dtau, of what the kernels before left for them.
-    fn sums(&self) -> Result<(), Error> {
+    fn sums(&self) -> Result<()> {
         let wants = |name: &str| self.steps.is_there(name);
         if wants("dbias") {
             let groups = (self.args.width as usize).div_ceil(32);
@@ -175,7 +175,7 @@ impl<'a> Passes<'a> {
     }
 
     /// dk, dv, and what the tiles of keys add to dbias.
-    fn keys(&self) -> Result<(), Error> {
+    fn keys(&self) -> Result<()> {
         let (steps, c) = (self.steps, self.args.c);
         let all = [steps.extents().dim, steps.values()];
         let wanted = [wanted(c.dk, all[0]), wanted(c.dv, all[1])];

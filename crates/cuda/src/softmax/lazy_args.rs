@@ -7,7 +7,7 @@ use super::prepared::Prepared;
 use crate::args::{ConstPtr, Ptr, filled, int, kernel_args};
 use crate::memory::{Layout, MemoryRange};
 use crate::tensor_args::TensorArgs;
-use etalon_problem::{Align, Error};
+use etalon_problem::{Align, Result};
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Memory {
@@ -18,7 +18,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    pub fn new(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Memory, Error> {
+    pub fn new(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Memory> {
         let (scores, counts) = (prepared.scores, &prepared.counts);
         let heads = scores.extents.query_heads;
         Ok(Memory {

@@ -34,7 +34,7 @@ pub(crate) use variants::{AttentionShape, CONSUMER, Hopper, Lengths, Results, Vi
 use crate::args::{Declaration, Field, declarations};
 use crate::step::{Grid, Work};
 use crate::variant::KernelOf;
-use etalon_problem::{Error, Extents, Scores, Sequences};
+use etalon_problem::{Extents, Result, Scores, Sequences};
 use given::TableArgs;
 use hopper_args::{BackwardArgs, Elements, ForwardArgs, Packed, ScoreOptions, Shape, SpanTables};
 use hopper_lazy::HopperLazyArgs;
@@ -73,13 +73,13 @@ impl Steps<'_> {
     }
 
     /// Adds a launch that computes so many terms of each pair.
-    fn launch_terms(&self, of: KernelOf<'_>, grid: Grid, args: &impl Field, terms: usize) -> Result<(), Error> {
+    fn launch_terms(&self, of: KernelOf<'_>, grid: Grid, args: &impl Field, terms: usize) -> Result<()> {
         self.launch_work(of, grid, args, Work::of(of.0, terms))
     }
 
     /// Adds fills of results with 0, and of lse with −∞, where kernels leave elements out: pairs of two sequences,
     /// too.
-    fn fill_results(&self) -> Result<(), Error> {
+    fn fill_results(&self) -> Result<()> {
         let (leaves_rows, sequences) = (self.prepared.leaves_rows(), &self.prepared.scores.sequences);
         let leaves_pairs = matches!(sequences, Sequences::Packed { .. });
         let is_left = |name| leaves_rows || (leaves_pairs && ["dbias", "gbias"].contains(&name));

@@ -6,7 +6,7 @@ use super::fallback::{self, writes};
 use super::pair_args::{FusedArgs, PairArgs, wanted};
 use crate::step::Work;
 use crate::variant::width;
-use etalon_problem::Error;
+use etalon_problem::Result;
 
 /// The first columns of the launches that together cover so many.
 pub(crate) fn parts(columns: usize) -> impl Iterator<Item = usize> {
@@ -18,13 +18,13 @@ pub(crate) fn part(columns: usize, first: usize) -> usize {
     columns.saturating_sub(first).min(width(columns))
 }
 
-fn launch(steps: &Steps<'_>, name: &'static str, blocks: usize, args: &PairArgs, terms: usize) -> Result<(), Error> {
+fn launch(steps: &Steps<'_>, name: &'static str, blocks: usize, args: &PairArgs, terms: usize) -> Result<()> {
     let (args, variant) = (PairArgs { blocks: blocks as i32, ..*args }, &steps.prepared.modules.portable);
     steps.launch_terms((variant, name), (blocks, variant.threads()), &args, terms)
 }
 
 /// Adds a launch, of the level sm80 where it computes the pass.
-fn walk(steps: &Steps<'_>, name: &'static str, blocks: usize, args: &PairArgs, terms: usize) -> Result<(), Error> {
+fn walk(steps: &Steps<'_>, name: &'static str, blocks: usize, args: &PairArgs, terms: usize) -> Result<()> {
     match steps.prepared.modules.tensor_with(name) {
         None => launch(steps, name, blocks, args, terms),
         Some(variant) => steps.launch_terms((variant, name), (blocks, variant.threads()), args, terms),
@@ -32,7 +32,7 @@ fn walk(steps: &Steps<'_>, name: &'static str, blocks: usize, args: &PairArgs, t
 }
 
 /// o, if it has a place, and lse.
-pub(crate) fn forward(steps: &Steps<'_>) -> Result<(), Error> {
+pub(crate) fn forward(steps: &Steps<'_>) -> Result<()> {
     let prepared = steps.prepared;
     let args = PairArgs::new(steps);
     let values = wanted(args.o, steps.values());
@@ -51,15 +51,15 @@ pub(crate) fn forward(steps: &Steps<'_>) -> Result<(), Error> {
 }
 
 /// ∂lse/∂q of attention_lse, from the lse that the forward pass has just written: dq of a dlse of 1.
-pub(crate) fn gradient_of_lse(steps: &Steps<'_>) -> Result<(), Error> {
+pub(crate) fn gradient_of_lse(steps: &Steps<'_>) -> Result<()> {
     let dq = steps.tensor("gradient");
     dq_by(launch, steps, &PairArgs { dq, delta: 0.into(), wide: 1, ..PairArgs::new(steps) })
 }
 
 /// Adds a launch of a kernel over so many blocks that computes so many terms of each pair.
-type Launch = fn(&Steps<'_>, &'static str, usize, &PairArgs, usize) -> Result<(), Error>;
+type Launch = fn(&Steps<'_>, &'static str, usize, &PairArgs, usize) -> Result<()>;
 
-fn dq_by(launch: Launch, steps: &Steps<'_>, args: &PairArgs) -> Result<(), Error> {
+fn dq_by(launch: Launch, steps: &Steps<'_>, args: &PairArgs) -> Result<()> {
     let dim = steps.extents().dim;
     parts(dim).try_for_each(|first| {
         let terms = dim + steps.values() + part(dim, first);
@@ -68,7 +68,7 @@ fn dq_by(launch: Launch, steps: &Steps<'_>, args: &PairArgs) -> Result<(), Error
 }
 
 /// The gradients that have places.
-pub(crate) fn backward(steps: &Steps<'_>) -> Result<(), Error> {
+pub(crate) fn backward(steps: &Steps<'_>) -> Result<()> {
     let args = PairArgs::new(steps);
     let has_fallback = steps.prepared.flags.is_some() && ["dq", "dk", "dv"].into_iter().any(|name| writes(steps, name));
     if has_fallback {
@@ -102,18 +102,18 @@ fn row_blocks(steps: &Steps<'_>) -> usize {
 }
 
 /// dq of attention_lse from the `gradient` that is given.
-fn scale(steps: &Steps<'_>, args: &PairArgs) -> Result<(), Error> {
+fn scale(steps: &Steps<'_>, args: &PairArgs) -> Result<()> {
     let args = PairArgs { q: steps.tensor("gradient"), ..*args };
     launch(steps, "scale", row_blocks(steps), &args, 0)
 }
 
 /// The same in a pass on tensor cores.
-pub(crate) fn scaled_gradient(steps: &Steps<'_>) -> Result<(), Error> {
+pub(crate) fn scaled_gradient(steps: &Steps<'_>) -> Result<()> {
     scale(steps, &PairArgs::new(steps))
 }
 
 /// dq beside dk and dv, from partial sums.
-fn fused(steps: &Steps<'_>, dq_partials: &DqPartials, args: &PairArgs) -> Result<(), Error> {
+fn fused(steps: &Steps<'_>, dq_partials: &DqPartials, args: &PairArgs) -> Result<()> {
     let prepared = steps.prepared;
     let (dim, values) = (steps.extents().dim, steps.values());
     let over = args.over(steps.table(prepared.tables.by_keys));
@@ -128,7 +128,7 @@ fn fused(steps: &Steps<'_>, dq_partials: &DqPartials, args: &PairArgs) -> Result
 }
 
 /// The gradients of the sinks and of the bias, if they have places, from the δ of every row.
-pub(crate) fn sinks_and_bias(steps: &Steps<'_>, args: &PairArgs) -> Result<(), Error> {
+pub(crate) fn sinks_and_bias(steps: &Steps<'_>, args: &PairArgs) -> Result<()> {
     let (e, prepared) = (steps.extents(), steps.prepared);
     if args.dsinks.0 != 0 {
         launch(steps, "dsinks", e.query_heads, args, 0)?;
@@ -145,7 +145,7 @@ pub(crate) fn sinks_and_bias(steps: &Steps<'_>, args: &PairArgs) -> Result<(), E
     Ok(())
 }
 
-fn dk_and_dv(steps: &Steps<'_>, args: &PairArgs) -> Result<(), Error> {
+fn dk_and_dv(steps: &Steps<'_>, args: &PairArgs) -> Result<()> {
     let modules = &steps.prepared.modules;
     let all = [steps.extents().dim, steps.values()];
     let [dims, values] = [wanted(args.dk, all[0]), wanted(args.dv, all[1])];

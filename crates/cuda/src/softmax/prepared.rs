@@ -11,7 +11,7 @@ use crate::level_table::LevelRow;
 use crate::memory::{Layout, MemoryRange};
 use crate::parts::{Parts, has_parts};
 use crate::pass::{Choice, TableImage};
-use etalon_problem::{DistanceBias, Error, Operand, Pass, Problem, Role, Scores, Sequence, Sequences};
+use etalon_problem::{DistanceBias, Error, Operand, Pass, Problem, Result, Role, Scores, Sequence, Sequences};
 
 #[derive(Debug)]
 pub(crate) struct Prepared<'a> {
@@ -46,7 +46,7 @@ impl<'a> Prepared<'a> {
         call: &PassCall<'_, '_>,
         levels: &'static [LevelRow<Spec>],
         layout: &mut Layout,
-    ) -> Result<Prepared<'a>, Error> {
+    ) -> Result<Prepared<'a>> {
         let (scores, value_dim) = scores_of(problem)?;
         let is_backward = call.pass == Pass::Backward && !matches!(problem, Problem::LazyAttention(_));
         let needs_ds = ["dq", "dk", "dsinks", "dbias"].iter().any(|name| call.held(name, true).is_some());
@@ -139,7 +139,7 @@ fn has_gradient(parts: &Parts) -> bool {
 
 const MULTIPLIED: [&str; 11] = ["q", "k", "v", "dout", "cot_o", "ddq", "ddk", "ddv", "tq", "tk", "tv"];
 
-pub(crate) fn scores_of(problem: &Problem) -> Result<(&Scores, Option<usize>), Error> {
+pub(crate) fn scores_of(problem: &Problem) -> Result<(&Scores, Option<usize>)> {
     match problem {
         Problem::Attention(own) => Ok((&own.scores, Some(own.value_dim))),
         Problem::AttentionLse(own) => Ok((&own.scores, None)),

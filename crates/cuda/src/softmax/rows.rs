@@ -4,7 +4,7 @@ use super::counts::{Counts, SIDE, is_shared};
 use crate::memory::{Layout, MemoryRange, check_extents, filled};
 use crate::pass::TableImage;
 use bytemuck::NoUninit;
-use etalon_problem::{Error, Extents, Scores, Sequence, Sequences};
+use etalon_problem::{Extents, Result, Scores, Sequence, Sequences};
 
 /// The tables of a problem. Positions are those of a sequence, unless a comment says otherwise.
 #[derive(Debug, Default)]
@@ -31,13 +31,13 @@ const MASK: &str = "the mask of a pass";
 
 impl Rows {
     /// Fails where an extent does not fit 32 bits.
-    pub fn check_extents(scores: &Scores) -> Result<(), Error> {
+    pub fn check_extents(scores: &Scores) -> Result<()> {
         let e = &scores.extents;
         check_extents(&[e.batch, e.query_heads, e.queries, e.keys, e.dim])
     }
 
     /// Of a problem that has passed its check.
-    pub fn new(scores: &Scores) -> Result<Rows, Error> {
+    pub fn new(scores: &Scores) -> Result<Rows> {
         Rows::check_extents(scores)?;
         let (e, list, counts) = (&scores.extents, scores.sequences(), Counts::of_scores(scores));
         let mut rows = Rows { spans: filled([-1; 2], &[e.batch, e.queries], MASK)?, ..Rows::default() };
@@ -60,7 +60,7 @@ impl Rows {
         Ok(rows)
     }
 
-    fn add_spans(&mut self, scores: &Scores, list: &[Sequence], flags: Option<usize>) -> Result<(), Error> {
+    fn add_spans(&mut self, scores: &Scores, list: &[Sequence], flags: Option<usize>) -> Result<()> {
         let e = &scores.extents;
         let row = |s: &Sequence, i: usize| s.batch * e.queries + s.query_start + i;
         let Some(heads) = flags else {
@@ -156,7 +156,7 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    pub fn new(counts: &Counts, scores: &Scores) -> Result<Tables, Error> {
+    pub fn new(counts: &Counts, scores: &Scores) -> Result<Tables> {
         let mut layout = Layout::default();
         let e = &scores.extents;
         let mut list = |each: &[usize]| layout.array(1, each);

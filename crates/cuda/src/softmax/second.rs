@@ -9,7 +9,7 @@ use crate::memory::{Layout, MemoryRange};
 use crate::step::Work;
 use crate::tensor_args::TensorArgs;
 use crate::variant::{KernelOf, Variant};
-use etalon_problem::{Error, Pass};
+use etalon_problem::{Pass, Result};
 
 /// Numbers of every row between kernels of the second order, in f32.
 #[derive(Debug, Clone, Copy)]
@@ -22,7 +22,7 @@ pub(crate) struct Between {
 }
 
 impl Between {
-    pub fn new(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Between, Error> {
+    pub fn new(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Between> {
         let rows = prepared.spec.rows();
         let elements = 4 * rows * prepared.value_dim.unwrap_or(0);
         Ok(Between {
@@ -97,20 +97,20 @@ struct SecondPass<'a> {
 
 impl SecondPass<'_> {
     /// A portable kernel, which computes so many terms of each pair if no other does.
-    fn launch(&self, kernel: KernelOf<'_>, blocks: usize, args: &SecondArgs, terms: usize) -> Result<(), Error> {
+    fn launch(&self, kernel: KernelOf<'_>, blocks: usize, args: &SecondArgs, terms: usize) -> Result<()> {
         let work = Work::of(kernel.0, if self.tensor.is_some() { 0 } else { terms });
         self.steps.launch_work(kernel, (blocks, kernel.0.threads()), args, work)
     }
 
     /// A portable kernel and that of its name on tensor cores, whose blocks leave what is not theirs.
-    fn both(&self, kernel: KernelOf<'_>, blocks: usize, args: &SecondArgs, terms: usize) -> Result<(), Error> {
+    fn both(&self, kernel: KernelOf<'_>, blocks: usize, args: &SecondArgs, terms: usize) -> Result<()> {
         if let Some(variant) = self.tensor {
             self.steps.launch_terms((variant, kernel.1), (blocks, variant.threads()), args, terms)?;
         }
         self.launch(kernel, blocks, args, terms)
     }
 
-    fn sinks_and_bias(&self, args: &SecondArgs) -> Result<(), Error> {
+    fn sinks_and_bias(&self, args: &SecondArgs) -> Result<()> {
         let (steps, e) = (self.steps, self.steps.extents());
         let portable = &steps.prepared.modules.second;
         if args.gsinks.0 != 0 {
@@ -131,7 +131,7 @@ impl SecondPass<'_> {
 }
 
 /// The outputs of double_backward or jvp that have places.
-pub(crate) fn run(steps: &Steps<'_>, between: &Between) -> Result<(), Error> {
+pub(crate) fn run(steps: &Steps<'_>, between: &Between) -> Result<()> {
     let (prepared, dim, values) = (steps.prepared, steps.extents().dim, steps.values());
     let (portable, light) = (&prepared.modules.second, &prepared.modules.light_second);
     let pass = SecondPass { steps, tensor: prepared.modules.tensor_second.as_ref() };

@@ -11,7 +11,7 @@ use crate::levels;
 use crate::options::Options;
 use crate::workspace::Workspace;
 use etalon_problem::linear_cross_entropy::shard::{Dh, Shard, check_shards};
-use etalon_problem::{Algorithm, Dtype, Error, LinearCrossEntropy, Pass, Stored};
+use etalon_problem::{Algorithm, Dtype, Error, LinearCrossEntropy, Pass, Result, Stored};
 use std::ops::Range;
 
 /// Prepares the forward pass of a shard: reads the inputs of the forward pass, `w` and `bias` of the shard's classes,
@@ -22,7 +22,7 @@ pub fn prepare_forward(
     inputs: &DeviceTensors<'_>,
     outputs: &DeviceTensors<'_>,
     options: &Options,
-) -> Result<DevicePass, Error> {
+) -> Result<DevicePass> {
     of_step(workspace, shard, Step::Forward, (inputs, outputs), options)
 }
 
@@ -36,7 +36,7 @@ pub fn prepare_combine(
     inputs: &DeviceTensors<'_>,
     outputs: &DeviceTensors<'_>,
     options: &Options,
-) -> Result<DevicePass, Error> {
+) -> Result<DevicePass> {
     let nodes = parts(problem, shards, Dh::Nodes)?;
     let table = table::of_combine(problem, nodes.len());
     check_tensors(&table, inputs, outputs, false)?;
@@ -52,7 +52,7 @@ pub fn prepare_output(
     inputs: &DeviceTensors<'_>,
     outputs: &DeviceTensors<'_>,
     options: &Options,
-) -> Result<DevicePass, Error> {
+) -> Result<DevicePass> {
     of_step(workspace, shard, Step::Output, (inputs, outputs), options)
 }
 
@@ -66,7 +66,7 @@ pub fn prepare_backward(
     outputs: &DeviceTensors<'_>,
     dh: Dh,
     options: &Options,
-) -> Result<DevicePass, Error> {
+) -> Result<DevicePass> {
     of_step(workspace, shard, Step::Backward(dh), (inputs, outputs), options)
 }
 
@@ -80,7 +80,7 @@ pub fn prepare_combine_dh(
     inputs: &DeviceTensors<'_>,
     outputs: &DeviceTensors<'_>,
     options: &Options,
-) -> Result<DevicePass, Error> {
+) -> Result<DevicePass> {
     let parts = parts(problem, shards, dh)?;
     let (reads, writes) = (inputs.operands()?, outputs.operands()?);
     let place = writes.iter().find(|(name, ..)| *name == "dh");
@@ -96,11 +96,11 @@ pub fn prepare_combine_dh(
 }
 
 /// The classes of what all shards return.
-fn parts(problem: &LinearCrossEntropy, shards: &[Range<usize>], dh: Dh) -> Result<Vec<Range<usize>>, Error> {
+fn parts(problem: &LinearCrossEntropy, shards: &[Range<usize>], dh: Dh) -> Result<Vec<Range<usize>>> {
     check_shards(problem, shards)?;
     check_vocab(problem)?;
     let of = |classes: &Range<usize>| Ok(dh.parts(&Shard::new(problem, classes.clone())?));
-    Ok(shards.iter().map(of).collect::<Result<Vec<_>, Error>>()?.concat())
+    Ok(shards.iter().map(of).collect::<Result<Vec<_>>>()?.concat())
 }
 
 fn of_step(
@@ -109,7 +109,7 @@ fn of_step(
     step: Step,
     (inputs, outputs): (&DeviceTensors<'_>, &DeviceTensors<'_>),
     options: &Options,
-) -> Result<DevicePass, Error> {
+) -> Result<DevicePass> {
     check_vocab(shard.problem())?;
     let table = table::of_step(shard, step);
     let storage = check_tensors(&table, inputs, outputs, false)?;
@@ -119,7 +119,7 @@ fn of_step(
 }
 
 /// Fails where the level has no kernel for a step.
-pub(super) fn check(step: Step, storage: Dtype, options: &Options) -> Result<(), Error> {
+pub(super) fn check(step: Step, storage: Dtype, options: &Options) -> Result<()> {
     match step {
         Step::Output => storage.refuse_f64(),
         _ => levels::check(options, Algorithm::LinearCrossEntropy, step.pass(), storage),

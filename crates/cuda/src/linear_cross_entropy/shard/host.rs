@@ -11,7 +11,7 @@ use crate::memory::{filled, reserved};
 use crate::options::Options;
 use crate::workspace::Workspace;
 use etalon_problem::linear_cross_entropy::shard::{Dh, Partial, Shard, check_partials, check_parts, check_shards};
-use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, View, ViewMut, Views, ViewsMut};
+use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Result, View, ViewMut, Views, ViewsMut};
 use ndarray::{Array, Array1, Array2, Array3, ArrayView1, ArrayView2, ArrayView3, Dimension, IntoDimension};
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ pub fn forward_shard(
     shard: &Shard<'_>,
     inputs: &Views<'_>,
     options: &Options,
-) -> Result<Array2<Partial>, Error> {
+) -> Result<Array2<Partial>> {
     let shape = [shard.nodes().count(), shard.problem().tokens];
     let mut words: Array3<f32> = words_of([shape[0], shape[1], Partial::WORDS], [])?;
     let mut places = ViewsMut::new().with("partials", &mut words);
@@ -40,7 +40,7 @@ pub fn combine(
     problem: &LinearCrossEntropy,
     shards: &[(Range<usize>, ArrayView2<'_, Partial>)],
     options: &Options,
-) -> Result<Array1<Partial>, Error> {
+) -> Result<Array1<Partial>> {
     let tokens = problem.tokens;
     check_shards(problem, shards.iter().map(|(classes, _)| classes))?;
     check_vocab(problem)?;
@@ -69,7 +69,7 @@ pub fn output(
     totals: ArrayView1<'_, Partial>,
     outputs: &mut ViewsMut<'_>,
     options: &Options,
-) -> Result<(), Error> {
+) -> Result<()> {
     of_step(workspace, (shard, Step::Output), (inputs, Some(totals)), outputs, options)
 }
 
@@ -84,7 +84,7 @@ pub fn backward_shard(
     outputs: &mut ViewsMut<'_>,
     dh: Dh,
     options: &Options,
-) -> Result<(), Error> {
+) -> Result<()> {
     of_step(workspace, (shard, Step::Backward(dh)), (inputs, Some(totals)), outputs, options)
 }
 
@@ -97,7 +97,7 @@ pub fn combine_dh(
     shards: &[(Range<usize>, ArrayView3<'_, f32>)],
     dh: ViewMut<'_>,
     options: &Options,
-) -> Result<(), Error> {
+) -> Result<()> {
     check_shards(problem, shards.iter().map(|(classes, _)| classes))?;
     check_vocab(problem)?;
     Error::expect_shape("dh", &problem.h_shape(), dh.shape())?;
@@ -123,7 +123,7 @@ fn of_step(
     (inputs, totals): (&Views<'_>, Option<ArrayView1<'_, Partial>>),
     outputs: &mut ViewsMut<'_>,
     options: &Options,
-) -> Result<(), Error> {
+) -> Result<()> {
     let words = totals.map(|totals| checked(shard.problem(), inputs, totals)).transpose()?;
     let mut all = words.iter().fold(Views::new(), |all, words| all.with("totals", words));
     inputs.iter().for_each(|(name, view)| all.push(name, view.view()));
@@ -137,11 +137,7 @@ fn of_step(
 
 /// The totals as they lie on a device. Fails where that of a token that counts is not of all classes, or has no
 /// target.
-fn checked(
-    problem: &LinearCrossEntropy,
-    inputs: &Views<'_>,
-    totals: ArrayView1<'_, Partial>,
-) -> Result<Array2<f32>, Error> {
+fn checked(problem: &LinearCrossEntropy, inputs: &Views<'_>, totals: ArrayView1<'_, Partial>) -> Result<Array2<f32>> {
     let LinearCrossEntropy { tokens, ignore_index, .. } = *problem;
     Error::expect_shape("totals", &[tokens], totals.shape())?;
     let Some(View::I64(targets)) = inputs.get("targets") else {
@@ -161,7 +157,7 @@ fn checked(
 fn words_of<'p, const N: usize, D: Dimension>(
     shape: [usize; N],
     partials: impl IntoIterator<Item = &'p Partial>,
-) -> Result<Array<f32, D>, Error>
+) -> Result<Array<f32, D>>
 where
     [usize; N]: IntoDimension<Dim = D>,
 {
@@ -172,7 +168,7 @@ where
 }
 
 /// The partials of these words, in their order.
-fn partials_of(words: &Array<f32, impl Dimension>) -> Result<Vec<Partial>, Error> {
+fn partials_of(words: &Array<f32, impl Dimension>) -> Result<Vec<Partial>> {
     let mut list = reserved(words.len() / Partial::WORDS, "partials")?;
     for row in words.rows() {
         list.push(Partial::from_words(std::array::from_fn(|at| row[at].to_bits()))?);
@@ -180,7 +176,7 @@ fn partials_of(words: &Array<f32, impl Dimension>) -> Result<Vec<Partial>, Error
     Ok(list)
 }
 
-fn shaped<T, const N: usize, D: Dimension>(name: &str, shape: [usize; N], list: Vec<T>) -> Result<Array<T, D>, Error>
+fn shaped<T, const N: usize, D: Dimension>(name: &str, shape: [usize; N], list: Vec<T>) -> Result<Array<T, D>>
 where
     [usize; N]: IntoDimension<Dim = D>,
 {

@@ -4,9 +4,9 @@ use super::super::shard_pass::{Step, draft_shard};
 use crate::call::PassCall;
 use crate::pass::PassPlan;
 use etalon_problem::linear_cross_entropy::shard::{Partial, Shard};
-use etalon_problem::{Error, LinearCrossEntropy, Operand, Pass, Precision, Role, Table};
+use etalon_problem::{LinearCrossEntropy, Operand, Pass, Precision, Result, Role, Table};
 
-pub(super) fn draft_step(shard: &Shard<'_>, step: Step, call: &PassCall<'_, '_>) -> Result<PassPlan<'static>, Error> {
+pub(super) fn draft_step(shard: &Shard<'_>, step: Step, call: &PassCall<'_, '_>) -> Result<PassPlan<'static>> {
     let mut used = call.table.clone();
     used.operands.retain(|operand| is_read(step, operand.name));
     let call = PassCall { pass: step.pass(), table: &used, ..*call };

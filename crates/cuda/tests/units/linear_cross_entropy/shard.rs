@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{DeviceTensors, Options, Workspace};
-use etalon_problem::Views;
+use etalon_problem::{Error, Views};
 use ndarray::Array2;
 
 #[test]
