@@ -20,7 +20,7 @@ import textwrap
 from pathlib import Path
 
 from contenders import CONTENDERS
-from recording import LADDERS, Damaged, holding, read, runs_of
+from recording import LADDERS, Damaged, holding, kind_of, read, runs_of
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -28,7 +28,7 @@ PAGE = ROOT / "docs/findings.md"
 RESULTS = ROOT / "docs/results/findings"
 PLACE = re.compile(r"(?<=<!-- findings: )(?P<name>[\w-]+) -->\n.*?(?=<!-- end of findings -->)", re.DOTALL)
 COLUMNS = 119
-VERDICTS = ["convention", "arithmetic", "fault"]
+VERDICTS = ["convention", "arithmetic", "fault", "open"]
 
 
 def recordings(folder: Path) -> list[dict]:
@@ -60,15 +60,17 @@ class Judgements:
 
     def of(self, recording: dict, run: dict, failure: dict) -> dict | None:
         fields = {"contender": recording["contender"], "device": recording["device"], "dtype": run["dtype"]}
-        fields |= {name: failure[name] for name in ("pass", "law", "kind", "reason")}
+        fields |= {name: failure[name] for name in ("pass", "law", "kind", "reason")} | {"case": failure["cases"]}
         for each in self.all:
             if any(all(_matches(fields[key], want) for key, want in one.items()) for one in each["match"]):
                 return each
         return None
 
 
-def _matches(value: str, want: str | list) -> bool:
-    return any(fnmatch.fnmatchcase(value, one) for one in ([want] if isinstance(want, str) else want))
+def _matches(value: str | list, want: str | list) -> bool:
+    """A value matches one of the patterns; all cases of a failure do."""
+    values, patterns = ([x] if isinstance(x, str) else x for x in (value, want))
+    return all(any(fnmatch.fnmatchcase(one, pattern) for pattern in patterns) for one in values)
 
 
 class Findings:
@@ -100,10 +102,11 @@ class Findings:
     def cell(self, recording: dict, algorithm: str, dtype: str, of_pass: str) -> str:
         """The strictest profile that holds, the checks, and the notes of what fails whatever the profile."""
         if not any(run["dtype"] == dtype and of_pass in run["passes"] for run in recording["runs"]):
-            return ""
+            kernels = CONTENDERS[recording["contender"]].kernels(recording["device"])
+            return "not run" if any(dtype in x["dtypes"] and of_pass in x["passes"] for x in kernels) else ""
         held = holding(recording, algorithm, dtype, of_pass)
         if held is None:
-            return "cut"
+            return "widest not run"
         profile, run = held
         notes = dict.fromkeys(self.note(recording, run, x) for x in run["failures"] if x["pass"] == of_pass)
         counts = run["by_pass"].get(of_pass, {"checks": 0, "failed": 0, "undecided": 0})
@@ -142,8 +145,9 @@ class Findings:
         return table(["contender", "call", "algorithm", "versions", "where", "depth", "date"], rows)
 
     def absent(self) -> str:
-        rows = [[f"`{x['contender']}`", x["device"], plain(x["absent"])] for x in self.recordings if "absent" in x]
-        there = {(x["contender"], x["device"]) for x in self.recordings if x["runs"] or "absent" in x}
+        why = lambda x: plain(x["absent"]) if "absent" in x else "cut before a run was complete"
+        rows = [[f"`{x['contender']}`", x["device"], why(x)] for x in self.recordings if not x["runs"]]
+        there = {(x["contender"], x["device"]) for x in self.recordings}
         for device in ("cpu", "cuda"):
             never = [f"`{n}`" for n, c in CONTENDERS.items() if device in c.devices and (n, device) not in there]
             if never:
@@ -193,9 +197,8 @@ class Findings:
         """The simplest problem that was shrunk, and the command that asks it again."""
         same = lambda a, b: all(a[key] == b[key] for key in ("pass", "law", "kind"))
         alike = [(r, run, x) for r, _, y in found for run in r["runs"] for x in run["failures"] if same(x, y)]
-        known = sorted(alike, key=lambda x: -len(x[2].get("shrunk", {})))
-        recording, run, failure = known[0]
-        one = failure.get("shrunk", {"case": failure["cases"][0], "symptom": failure["reason"]})
+        known = [(r, run, x, shrunk(x)) for r, run, x in alike]
+        recording, run, failure, one = max(known, key=lambda x: len(x[3]))
         program = f"python benches/findings/candidate.py {recording['contender']} --device {recording['device']}"
         program += f" --dtypes {run['dtype']} --passes {failure['pass']}"
         profile = f"benches/findings/profiles/{run['profile']}.json"
@@ -229,15 +232,25 @@ class Findings:
             "conventions": lambda: self.judged("convention"),
             "arithmetic": lambda: self.judged("arithmetic"),
             "faults": lambda: self.judged("fault"),
+            "open": lambda: self.judged("open"),
         }
         if name not in made:
             raise Damaged(f"{PAGE}: expected a part of {', '.join(made)}, found {name}")
         return made[name]()
 
 
+def shrunk(failure: dict) -> dict:
+    """The simplest problem that fails as the failure does, or its first case: shrinking may meet another failure."""
+    one = failure.get("shrunk")
+    if one and kind_of(one["symptom"]) == failure["kind"]:
+        return one
+    return {"case": failure["cases"][0], "symptom": failure["reason"]}
+
+
 def plain(text: str) -> str:
-    """A text of a library or of etalon, harmless in a page."""
-    return re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "&lt;")
+    """A text of a library or of etalon, harmless in a page, where [0] would be a link."""
+    text = re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "&lt;")
+    return re.sub(r"\[(\w+)\]", r"\\[\1\\]", text)
 
 
 def wrapped(text: str, first: str = "", others: str | None = None) -> str:

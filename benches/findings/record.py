@@ -25,7 +25,7 @@ from collections import Counter
 from pathlib import Path
 
 from contenders import CONTENDERS
-from recording import LADDERS, SCHEMA, Damaged, failing, merged, read, runs_of, write
+from recording import LADDERS, SCHEMA, Damaged, failing, kind_of, merged, read, runs_of, write
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -184,19 +184,6 @@ class Runner:
         stricter = [runs[x] for x in ladder[: ladder.index(profile)] if x in runs]
         widest = runs.get(ladder[-1])
         return widest is not None and any(failing(x, of_pass) <= failing(widest, of_pass) for x in stricter)
-
-
-def kind_of(reason: str) -> str:
-    """The look of a failure: a number, NaN, infinity, an error of the program."""
-    for kind, words in [
-        ("nan", r"= NaN|is NaN"),
-        ("not nan", r"expected NaN"),
-        ("infinity", r"(=|is) -?inf"),
-        ("error", r"^the program|^.{0,40}(Error|Exception)|ended|did not answer"),
-    ]:
-        if re.search(words, reason):
-            return kind
-    return "value"
 
 
 def too_slow(report: dict) -> int:

@@ -11,6 +11,7 @@ A recording is a file NAME-DEVICE.json of one contender on one device:
 """
 
 import json
+import re
 from pathlib import Path
 
 SCHEMA = 1
@@ -98,6 +99,19 @@ def merged(old: dict | None, new: dict) -> dict:
         if key(run) not in runs or runs[key(run)]["date"] <= run["date"]:
             runs[key(run)] = run
     return new | {"runs": [runs[at] for at in sorted(runs)]}
+
+
+def kind_of(reason: str) -> str:
+    """The look of a failure: a number, NaN, infinity, an error of the program."""
+    for kind, words in [
+        ("nan", r"= NaN|is NaN"),
+        ("not nan", r"expected NaN"),
+        ("infinity", r"(=|is) -?inf"),
+        ("error", r"^the program|^.{0,40}(Error|Exception)|ended|did not answer"),
+    ]:
+        if re.search(words, reason):
+            return kind
+    return "value"
 
 
 def failing(run: dict, of_pass: str) -> set[tuple]:

@@ -138,7 +138,8 @@ def room(tmp_path):
     runs.append(run("f32-bf16x3", [value("a"), nan("b")]))
     runs.append(run("bf16-eager", dtype="bf16"))
     recording.write(tmp_path / "results/sdpa-math-cpu.json", recorded(*runs))
-    recording.write(tmp_path / "results/liger-cpu.json", recorded(name="liger", absent="it has | none"))
+    recording.write(tmp_path / "results/liger-cpu.json", recorded(name="liger", absent="x[0] has | none"))
+    recording.write(tmp_path / "results/flex-cpu.json", recorded(name="flex"))
     return tmp_path
 
 
@@ -152,8 +153,11 @@ def made(room, *parts):
 
 def test_the_parts_of_a_page(room):
     text = made(room, "verdicts", "contenders", "absent", "promises", "faults", "conventions")
-    assert "| `sdpa-math` | cpu | forward | f32-tf32 [C1](#c1) (8/9) | bf16-eager or stricter (9/9) |  |" in text
-    assert "| `liger` | cpu | it has \\| none |" in text
+    assert (
+        "| `sdpa-math` | cpu | forward | f32-tf32 [C1](#c1) (8/9) | bf16-eager or stricter (9/9) | not run |" in text
+    )
+    assert "| `liger` | cpu | x\\[0\\] has \\| none |" in text
+    assert "| `flex` | cpu | cut before a run was complete |" in text
     assert "`sdpa-math`" in next(line for line in text.splitlines() if line.endswith("| cuda | not run yet |"))
     assert "> It is exact." in text and "> — its page" in text
     assert "**C1. NaN**" in text and "* `sdpa-math` (cpu): forward `seen_poison` (f32)." in text
@@ -167,6 +171,27 @@ def test_a_failure_without_a_judgement_is_named(room):
     (room / "words/judgements.json").write_text("[]")
     with pytest.raises(recording.Damaged, match="sdpa-math cpu f32 forward seen_poison nan: o.0. = NaN"):
         made(room, "verdicts")
+
+
+def test_a_failure_is_open_until_somebody_judges_it(room):
+    path = room / "words/judgements.json"
+    one = json.loads(path.read_text())[0] | {"id": "O1", "verdict": "open", "match": [{"case": ["b", "b/*"]}]}
+    path.write_text(json.dumps([one]))
+    text = made(room, "verdicts", "open", "conventions")
+    assert "f32-tf32 [O1](#o1) (8/9)" in text and "**O1. NaN**" in text
+    assert text.endswith("<!-- findings: conventions -->\nNone.\n\n<!-- end of findings -->\n")
+    # A failure in another case, too, is another failure.
+    recording.write(room / "results/sdpa-math-cpu.json", recorded(run("f32-tf32", [nan("b", "c")])))
+    with pytest.raises(recording.Damaged, match="without a judgement"):
+        made(room, "verdicts")
+
+
+def test_an_example_shows_what_its_failure_was(room):
+    """A problem that shrank until it failed otherwise is no example."""
+    shrunk = {"case": "c/0", "problem": {"algorithm": "attention"}, "symptom": "o[0] is 2, exact is 1"}
+    recording.write(room / "results/sdpa-math-cpu.json", recorded(run("f32-tf32", [nan("b") | {"shrunk": shrunk}])))
+    text = made(room, "verdicts", "conventions")
+    assert "--case b --law seen_poison" in text and "c/0" not in text
 
 
 def damaged(room, change, words):
@@ -205,7 +230,7 @@ def test_a_folder_is_merged(room, tmp_path):
     for _ in range(2):
         subprocess.run(command, check=True, capture_output=True, timeout=60)
         names = sorted(path.name for path in target.iterdir())
-        assert names == ["liger-cpu.json", "sdpa-math-cpu.json"]
+        assert names == ["flex-cpu.json", "liger-cpu.json", "sdpa-math-cpu.json"]
         assert len(recording.read(target / "sdpa-math-cpu.json")["runs"]) == 4
 
 
