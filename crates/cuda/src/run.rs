@@ -16,14 +16,15 @@ use etalon_problem::{Dtype, Pass, Problem, Result, Views, ViewsMut};
 /// The tensors of a pass, with their shapes and types, are those of [`Problem::operands`]. What a later pass reads of
 /// the forward pass (o and lse of attention) is an input; with [`Options::recompute`] an absent one is computed anew.
 ///
-/// On an error nothing has been written, unless a device fails while it hands over its results. Fails with
-/// [`Error::Unsupported`] where there is no driver, device or compiler, and where the tier has no kernel; with
-/// [`Error::Device`] where a device fails, and with [`Error::ContextLost`] from the fault on that ends its context.
-/// Compiles the kernels on every call: a caller with more than one uses [`run_in`].
+/// On an error nothing has been written, unless a device fails while it hands over its results. Fails as
+/// [`Unsupported`](etalon_problem::Error::Unsupported) where there is no driver, device or compiler, and where the tier
+/// has no kernel; as [`Device`](etalon_problem::Error::Device) where a device fails, and as
+/// [`ContextLost`](etalon_problem::Error::ContextLost) from the fault on that ends its context. Compiles the kernels on
+/// every call: a caller with more than one uses [`run_in`].
 ///
 /// ```
 /// use etalon_cuda::{Options, run};
-/// use etalon_problem::{AttentionLse, Error, Result, Extents, Pass, Problem, Views, ViewsMut};
+/// use etalon_problem::{AttentionLse, Error, Extents, Pass, Problem, Views, ViewsMut};
 /// use ndarray::{Array3, Array4};
 ///
 /// let extents = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 2, keys: 4, dim: 8 };

@@ -27,7 +27,8 @@ pub struct Certificate {
 /// dh, dw and dbias without the tiles that `filter` leaves out, and what is certain about them. Operands are those of
 /// [`run_in`](crate::run_in) for [`Pass::Backward`], by name, in memory of the host. Fails as that does, and at a
 /// threshold or a budget below 0, infinite or NaN. A threshold of 0 leaves out nothing and gives the bits of the
-/// portable level. That level computes it: the others answer [`Error::Unsupported`].
+/// portable level. That level computes it: the others answer that it is
+/// [`Unsupported`](etalon_problem::Error::Unsupported).
 pub fn filtered_backward(
     workspace: &Workspace,
     problem: &LinearCrossEntropy,

@@ -19,7 +19,7 @@
 //! ```
 //! use etalon_cuda::linear_cross_entropy::shard::{Shard, combine, forward_shard, output};
 //! use etalon_cuda::{Options, Workspace};
-//! use etalon_problem::{Result, LinearCrossEntropy, Views, ViewsMut};
+//! use etalon_problem::{Error, LinearCrossEntropy, Result, Views, ViewsMut};
 //! use ndarray::{Array2, arr0, array, s};
 //!
 //! fn loss() -> Result<f32> {
