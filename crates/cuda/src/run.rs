@@ -17,10 +17,10 @@ use etalon_problem::{Dtype, Pass, Problem, Result, Views, ViewsMut};
 /// the forward pass (o and lse of attention) is an input; with [`Options::recompute`] an absent one is computed anew.
 ///
 /// On an error nothing has been written, unless a device fails while it hands over its results. Fails as
-/// [`Unsupported`](etalon_problem::Error::Unsupported) where there is no driver, device or compiler, and where the tier
-/// has no kernel; as [`Device`](etalon_problem::Error::Device) where a device fails, and as
-/// [`ContextLost`](etalon_problem::Error::ContextLost) from the fault on that ends its context. Compiles the kernels on
-/// every call: a caller with more than one uses [`run_in`].
+/// [`Unsupported`](etalon_problem::Error::Unsupported) where there is no driver, device or compiler, and where the
+/// tier has no kernel; as [`Device`](etalon_problem::Error::Device) where a device fails, and as
+/// [`ContextLost`](etalon_problem::Error::ContextLost) from the fault on that ends its context. Compiles the kernels
+/// on every call: a caller with more than one uses [`run_in`].
 ///
 /// ```
 /// use etalon_cuda::{Options, run};
