@@ -185,6 +185,48 @@ GPU, BOTH = ["cuda"], ["cpu", "cuda"]
 TRITON = "its kernels are written in Triton, which has no backend for CPUs"
 CUTE = "its kernels are written in the CuTe DSL, for NVIDIA GPUs"
 
+
+def _jax(implementation, kernels, devices, *devices_text, **keys):
+    call = f'jax.nn.dot_product_attention, implementation="{implementation}"'
+    build = lambda module, device: module.attention(implementation, device)
+    return Contender(
+        "attention", call, ["jax", "jaxlib"], "kernels_jax", build, kernels, devices, "jax", *devices_text, **keys
+    )
+
+
+def _ggml_flash(precision):
+    call = f"ggml_flash_attn_ext, GGML_{precision}"
+    build = lambda module, device: module.flash_attn_ext(getattr(module, precision))
+    text = "the wheel has ggml's CPU backend alone"
+    return Contender("attention", call, ["libggml-python"], "kernels_ggml", build, _ggml, ["cpu"], "ggml", text)
+
+
+def _gpu_loss(call, package, make, kernels, promise, written, **keys):
+    """A loss whose kernels are written for GPUs alone."""
+    keys = {"devices_text": written, "depth": {"cuda": "smoke"}} | keys
+    return _cross_entropy(call, package, make, kernels, GPU, promise, **keys)
+
+
+def _liger(call, f32_sums):
+    make = lambda module: module.liger_loss(f32_sums)
+    return _gpu_loss(call, "liger-kernel", make, _losses(FLOATS, LIGER_OPTIONS), "liger", TRITON)
+
+
+def _apple(call, filter_eps):
+    make = lambda module: module.apple_loss("cce", filter_eps)
+    return _gpu_loss(call, "cut-cross-entropy", make, _losses(HALVES, ["softcap"]), "apple", TRITON, limit=200)
+
+
+def _quack(call, chunked, kernels):
+    make = lambda module: module.quack_loss(chunked)
+    return _gpu_loss(call, "quack-kernels", make, kernels, "quack", CUTE, limit=200)
+
+
+def _torch_loss(call, chunked):
+    make = lambda module: module.torch_loss(chunked)
+    return _cross_entropy(call, "torch", make, _losses(FLOATS, TORCH_OPTIONS), BOTH, "torch-loss")
+
+
 CONTENDERS = {
     "sdpa-math": _sdpa("MATH", _sdpa_math, BOTH),
     "sdpa-flash": _sdpa("FLASH_ATTENTION", _sdpa_flash, BOTH),
@@ -215,51 +257,12 @@ CONTENDERS = {
         limit=300,
         depth={"cuda": "smoke"},
     ),
-    "jax-xla": Contender(
-        "attention",
-        'jax.nn.dot_product_attention, implementation="xla"',
-        ["jax", "jaxlib"],
-        "kernels_jax",
-        lambda module, device: module.attention("xla", device),
-        _jax_xla,
-        BOTH,
-        "jax",
+    "jax-xla": _jax("xla", _jax_xla, BOTH),
+    "jax-cudnn": _jax(
+        "cudnn", _jax_cudnn, GPU, "cuDNN is a library for NVIDIA GPUs", limit=120, depth={"cuda": "smoke"}
     ),
-    "jax-cudnn": Contender(
-        "attention",
-        'jax.nn.dot_product_attention, implementation="cudnn"',
-        ["jax", "jaxlib"],
-        "kernels_jax",
-        lambda module, device: module.attention("cudnn", device),
-        _jax_cudnn,
-        GPU,
-        "jax",
-        "cuDNN is a library for NVIDIA GPUs",
-        limit=120,
-        depth={"cuda": "smoke"},
-    ),
-    "ggml-default": Contender(
-        "attention",
-        "ggml_flash_attn_ext, GGML_PREC_DEFAULT",
-        ["libggml-python"],
-        "kernels_ggml",
-        lambda module, device: module.flash_attn_ext(module.PREC_DEFAULT),
-        _ggml,
-        ["cpu"],
-        "ggml",
-        "the wheel has ggml's CPU backend alone",
-    ),
-    "ggml-f32": Contender(
-        "attention",
-        "ggml_flash_attn_ext, GGML_PREC_F32",
-        ["libggml-python"],
-        "kernels_ggml",
-        lambda module, device: module.flash_attn_ext(module.PREC_F32),
-        _ggml,
-        ["cpu"],
-        "ggml",
-        "the wheel has ggml's CPU backend alone",
-    ),
+    "ggml-default": _ggml_flash("PREC_DEFAULT"),
+    "ggml-f32": _ggml_flash("PREC_F32"),
     "fla-chunk": Contender(
         "linear_attention",
         "fla.ops.simple_gla.chunk_simple_gla",
@@ -283,64 +286,12 @@ CONTENDERS = {
         BOTH,
         "fla",
     ),
-    "torch-loss": _cross_entropy(
-        "F.linear_cross_entropy",
-        "torch",
-        lambda module: module.torch_loss(False),
-        _losses(FLOATS, TORCH_OPTIONS),
-        BOTH,
-        "torch-loss",
-    ),
-    "torch-loss-chunked": _cross_entropy(
-        "F.linear_cross_entropy, options=LinearCrossEntropyOptions()",
-        "torch",
-        lambda module: module.torch_loss(True),
-        _losses(FLOATS, TORCH_OPTIONS),
-        BOTH,
-        "torch-loss",
-    ),
-    "liger": _cross_entropy(
-        "LigerFusedLinearCrossEntropyLoss",
-        "liger-kernel",
-        lambda module: module.liger_loss(False),
-        _losses(FLOATS, LIGER_OPTIONS),
-        GPU,
-        "liger",
-        devices_text=TRITON,
-        depth={"cuda": "smoke"},
-    ),
-    "liger-f32-sums": _cross_entropy(
-        "LigerFusedLinearCrossEntropyLoss, accum_dtype=torch.float32",
-        "liger-kernel",
-        lambda module: module.liger_loss(True),
-        _losses(FLOATS, LIGER_OPTIONS),
-        GPU,
-        "liger",
-        devices_text=TRITON,
-        depth={"cuda": "smoke"},
-    ),
-    "apple": _cross_entropy(
-        "cut_cross_entropy.linear_cross_entropy",
-        "cut-cross-entropy",
-        lambda module: module.apple_loss("cce", "high"),
-        _losses(HALVES, ["softcap"]),
-        GPU,
-        "apple",
-        devices_text=TRITON,
-        depth={"cuda": "smoke"},
-        limit=200,
-    ),
-    "apple-unfiltered": _cross_entropy(
-        "cut_cross_entropy.linear_cross_entropy, filter_eps=None",
-        "cut-cross-entropy",
-        lambda module: module.apple_loss("cce", None),
-        _losses(HALVES, ["softcap"]),
-        GPU,
-        "apple",
-        devices_text=TRITON,
-        depth={"cuda": "smoke"},
-        limit=200,
-    ),
+    "torch-loss": _torch_loss("F.linear_cross_entropy", False),
+    "torch-loss-chunked": _torch_loss("F.linear_cross_entropy, options=LinearCrossEntropyOptions()", True),
+    "liger": _liger("LigerFusedLinearCrossEntropyLoss", False),
+    "liger-f32-sums": _liger("LigerFusedLinearCrossEntropyLoss, accum_dtype=torch.float32", True),
+    "apple": _apple("cut_cross_entropy.linear_cross_entropy", "high"),
+    "apple-unfiltered": _apple("cut_cross_entropy.linear_cross_entropy, filter_eps=None", None),
     "apple-compiled": _cross_entropy(
         'cut_cross_entropy.linear_cross_entropy, impl="torch_compile"',
         "cut-cross-entropy",
@@ -351,28 +302,12 @@ CONTENDERS = {
         depth={"cpu": "smoke", "cuda": "smoke"},
         limit=300,
     ),
-    "quack": _cross_entropy(
-        "quack.linear_cross_entropy.linear_cross_entropy_func",
-        "quack-kernels",
-        lambda module: module.quack_loss(False),
-        _losses(FLOATS, ["bias"]),
-        GPU,
-        "quack",
-        devices_text=CUTE,
-        depth={"cuda": "smoke"},
-        limit=200,
-    ),
-    "quack-chunked": _cross_entropy(
+    "quack": _quack("quack.linear_cross_entropy.linear_cross_entropy_func", False, _losses(FLOATS, ["bias"])),
+    "quack-chunked": _quack(
         "quack.linear_cross_entropy.chunked_linear_cross_entropy",
-        "quack-kernels",
-        lambda module: module.quack_loss(True),
+        True,
         _losses(
             HALVES, [], reductions=("mean", "sum"), **{name: {"multiple_of": 8} for name in ("tokens", "dim", "vocab")}
         ),
-        GPU,
-        "quack",
-        devices_text=CUTE,
-        depth={"cuda": "smoke"},
-        limit=200,
     ),
 }

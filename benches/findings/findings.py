@@ -207,8 +207,8 @@ class Findings:
         if "problem" in one:
             problem = json.dumps(one["problem"], separators=(", ", ": "))
             lines += ["```json", *textwrap.wrap(problem, COLUMNS, break_long_words=False), "```", ""]
-        asked = f"    --profile {profile} --case {one['case']} --law {failure['law']}"
-        return [*lines, "```sh", f"etalon verify --candidate '{program}' \\", asked, "```"]
+        asked = [f"    --profile {profile} \\", f"    --case {one['case']} --law {failure['law']}"]
+        return [*lines, "```sh", f"etalon verify --candidate '{program}' \\", *asked, "```"]
 
     def reproduction(self, name: str) -> list[str]:
         """Ten lines without etalon, and what they printed."""
