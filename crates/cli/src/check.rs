@@ -182,7 +182,7 @@ fn of_outputs(arguments: &Arguments, path: &Path) -> Outcome {
         progress.finish();
         check
     })?;
-    let command = command(arguments, path, &check.profile);
+    let command = command(arguments, ("got", path), &check.profile);
     let (auto, allow_undecided) = (claim.of(dtype).is_none(), arguments.allow_undecided);
     if !check.passed && question.dtype.is_none() {
         notes.extend(held_wider(&problem, *pass, dtype, &inputs));
@@ -310,8 +310,8 @@ fn on_outputs(
     Failure(line + &advice)
 }
 
-/// The command that makes a check again, for a shell.
-fn command(arguments: &Arguments, got: &Path, profile: &Profile) -> String {
+/// The command that makes a check again of a file that an argument names, for a shell.
+fn command(arguments: &Arguments, (what, file): (&str, &Path), profile: &Profile) -> String {
     // A declared one has no name: its file stands for it.
     let profile = match Profile::by_name(profile.name) {
         Ok(profile) => profile.to_string(),
@@ -319,9 +319,9 @@ fn command(arguments: &Arguments, got: &Path, profile: &Profile) -> String {
     };
     let Arguments { question, only, generic, structured, allow_undecided, .. } = arguments;
     let Question { algorithm, pass, problem, input, dtype } = question;
-    let [problem, input, got] = [problem.as_path(), input, got].map(quoted);
+    let [problem, input, file] = [problem.as_path(), input, file].map(quoted);
     let mut line = format!(
-        "etalon check {algorithm} {pass} --problem {problem} --in {input} --got {got} --profile {profile}"
+        "etalon check {algorithm} {pass} --problem {problem} --in {input} --{what} {file} --profile {profile}"
     );
     if !only.is_empty() {
         line += &format!(" --only {}", only.join(","));

@@ -350,21 +350,35 @@ fn describe(
     let no_bound = doubt.into_iter().flat_map(|doubt| &doubt.no_bound);
     let whole = own().find(|x| x.measure == Measure::Slope && x.part == crate::gates::Part::All);
     Output {
+        uninformative: doubt.map_or(0, |doubt| doubt.elements),
+        undecided: doubt.map_or(0, |doubt| doubt.undecided),
+        no_bound: no_bound.map(|(reason, n)| (reason.name(), *n)).collect(),
+        doubt: doubt.filter(|doubt| doubt.undecided > 0).map(Uninformative::to_string),
+        slope: whole.map(|x| Share { value: x.value, limit: x.limit }),
+        conspicuous: own().filter(|x| x.margin() > 1.0).map(Statistic::to_string).collect(),
+        places: places::sentences(problem, output),
+        ..of_margins(output)
+    }
+}
+
+/// All that follows from an output and its bounds alone.
+fn of_margins(output: &Judged<'_>) -> Output {
+    Output {
         name: output.operand.name,
         axes: output.operand.axes.iter().map(|axis| axis.symbol()).collect(),
         shape: output.operand.shape.clone(),
         off: output.off(),
         elements: output.got.len(),
-        uninformative: doubt.map_or(0, |doubt| doubt.elements),
-        undecided: doubt.map_or(0, |doubt| doubt.undecided),
-        no_bound: no_bound.map(|(reason, n)| (reason.name(), *n)).collect(),
-        doubt: doubt.filter(|doubt| doubt.undecided > 0).map(Uninformative::to_string),
+        uninformative: 0,
+        undecided: 0,
+        no_bound: BTreeMap::new(),
+        doubt: None,
         margin: output.margins.iter().copied().fold(0.0, f64::max),
         worst: output.worst(),
         error: output.error(),
-        slope: whole.map(|x| Share { value: x.value, limit: x.limit }),
-        conspicuous: own().filter(|x| x.margin() > 1.0).map(Statistic::to_string).collect(),
-        places: places::sentences(problem, output),
+        slope: None,
+        conspicuous: Vec::new(),
+        places: Vec::new(),
         spread: picture::spread(output),
         pictures: picture::pictures(output),
     }

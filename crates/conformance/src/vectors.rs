@@ -16,6 +16,7 @@ use safetensors::tensor::{Dtype as Stored, TensorView};
 use safetensors::{SafeTensors, View};
 use serde::de::DeserializeOwned;
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 /// The most characters of what a parser says about a file, which may repeat any part of it.
@@ -182,8 +183,16 @@ fn elements<const N: usize, T>(bytes: &[u8], read: impl Fn([u8; N]) -> T) -> Vec
 
 /// The tensors as the bytes of a safetensors file; `path` is only named in errors.
 pub fn to_bytes(path: &Path, tensors: &Tensors) -> Result<Vec<u8>, Error> {
+    with_metadata(path, tensors, None)
+}
+
+fn with_metadata(
+    path: &Path,
+    tensors: &Tensors,
+    metadata: Option<HashMap<String, String>>,
+) -> Result<Vec<u8>, Error> {
     let tensors = tensors.iter().map(|(name, tensor)| (name, InFile(tensor)));
-    safetensors::serialize(tensors, None).map_err(|error| Error::write(path, error))
+    safetensors::serialize(tensors, metadata).map_err(|error| Error::write(path, error))
 }
 
 /// The key of the metadata of a trace: its value is the walk in JSON.
@@ -203,9 +212,7 @@ pub fn read_trace(path: &Path, memory: u64) -> Result<(Tensors, Walk), Error> {
 /// The tensors of a trace with their walk as the bytes of a safetensors file; `path` is only named in errors.
 pub fn trace_to_bytes(path: &Path, tensors: &Tensors, walk: &Walk) -> Result<Vec<u8>, Error> {
     let walk = serde_json::to_string(walk).map_err(|error| Error::write(path, error))?;
-    let tensors = tensors.iter().map(|(name, tensor)| (name, InFile(tensor)));
-    let metadata = Some([(TRACE.to_string(), walk)].into());
-    safetensors::serialize(tensors, metadata).map_err(|error| Error::write(path, error))
+    with_metadata(path, tensors, Some([(TRACE.to_string(), walk)].into()))
 }
 
 /// Writes a safetensors file: the whole of it, or nothing.

@@ -9,7 +9,7 @@ mod verdict;
 pub use generic::generic;
 pub use hints::hint;
 pub use statistics::{Measure, Part, Statistic, g2};
-pub use uninformative::{Uninformative, uninformative};
+pub use uninformative::{HALF, Uninformative, uninformative};
 pub use verdict::{Status, Verdict};
 
 use crate::bounds::{Bound, Bounds};
@@ -74,7 +74,7 @@ pub fn margins(bound: &Bound, got: &ArrayD<f64>) -> Vec<f64> {
 }
 
 /// The elements of an array in row-major order: iterators over any number of axes are slow.
-fn in_order(x: &ArrayD<f64>) -> Cow<'_, [f64]> {
+pub fn in_order(x: &ArrayD<f64>) -> Cow<'_, [f64]> {
     x.as_slice().map_or_else(|| x.iter().copied().collect(), Cow::Borrowed)
 }
 
@@ -184,13 +184,14 @@ fn row_width(bound: &Bound) -> usize {
 }
 
 /// The scale of a row: its root mean square. A row in which nearly everything cancels (the gradient of a query
-/// with a single key) is measured against the whole output instead.
-fn scale_of_row(values: &[f64], whole: f64) -> f64 {
+/// with a single key) is measured against the whole output instead, whose scale is `whole`.
+pub fn scale_of_row(values: &[f64], whole: f64) -> f64 {
     let own = rms(values);
     if own < 0.1 * whole { whole } else { own }
 }
 
-fn rms(values: &[f64]) -> f64 {
+/// The root mean square of those that are finite.
+pub fn rms(values: &[f64]) -> f64 {
     let finite = || values.iter().filter(|x| x.is_finite());
     (finite().map(|x| x * x).sum::<f64>() / finite().count().max(1) as f64).sqrt()
 }

@@ -18,6 +18,14 @@ named! {
 }
 
 impl Order {
+    /// The numbers of so many tiles, in this order.
+    pub fn tiles(self, tiles: usize) -> impl Iterator<Item = usize> {
+        (0..tiles).map(move |n| match self {
+            Order::Ascending => n,
+            Order::Descending => tiles - 1 - n,
+        })
+    }
+
     /// True if the walk has visited `tile` once it is done with the tile `after`.
     pub fn has_seen(self, tile: usize, after: usize) -> bool {
         match self {

@@ -1,7 +1,7 @@
 //! Traces: what a kernel that walks over tiles holds after each of them, as the formulas over what it has seen. No
 //! sum is rescaled and none is kept from tile to tile, so that the end has the bits of the pass.
 
-pub use crate::traced::{Piece, Traced, place, wanted};
+pub use crate::traced::{Piece, Pieces, Traced, place, wanted};
 
 use crate::attention::trace::pieces;
 use crate::linear_attention;

@@ -28,6 +28,32 @@ pub struct Piece<T> {
     pub elements: Vec<T>,
 }
 
+/// Pieces of those tensors of a trace that are wanted.
+pub struct Pieces<'a, T> {
+    wanted: &'a [Operand],
+    list: Vec<Piece<T>>,
+}
+
+impl<'a, T> Pieces<'a, T> {
+    /// None so far.
+    pub fn new(wanted: &'a [Operand]) -> Self {
+        Pieces { wanted, list: Vec::new() }
+    }
+
+    /// Adds neighbouring elements, the first at this index, if their tensor is wanted.
+    pub fn push(&mut self, name: &str, index: &[usize], elements: impl FnOnce() -> Vec<T>) {
+        if let Some(tensor) = self.wanted.iter().position(|operand| operand.name == name) {
+            let at = place(&self.wanted[tensor], index);
+            self.list.push(Piece { tensor, at, elements: elements() });
+        }
+    }
+
+    /// The list of them.
+    pub fn finish(self) -> Vec<Piece<T>> {
+        self.list
+    }
+}
+
 /// The tensors of these names. Fails where the trace has no such tensor.
 pub fn wanted(
     problem: &Problem,

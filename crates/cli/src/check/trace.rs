@@ -1,16 +1,15 @@
 //! `etalon check … --trace FILE`: a verdict on what a kernel held after each tile.
 
-use super::{Arguments, INTERVAL};
-use crate::eval::{LoadedProblem, Question};
+use super::{Arguments, INTERVAL, command};
+use crate::eval::LoadedProblem;
 use crate::found::Found;
 use crate::machine::about;
 use crate::options;
 use crate::outcome::{Failure, Outcome, say};
-use crate::page::{quoted, terminal};
+use crate::page::terminal;
 use crate::progress::Progress;
 use crate::{memory, needs};
 use etalon_conformance::check::check_trace;
-use etalon_conformance::profile::Profile;
 use etalon_conformance::report::About;
 use etalon_conformance::tier::{Hints, Request};
 use etalon_conformance::vectors as files;
@@ -45,7 +44,7 @@ pub fn run(arguments: &Arguments, path: &Path) -> Outcome {
         check
     });
     let check = check.map_err(|error| Failure::from(files::Error::content(path, error)))?;
-    let command = Some(command(arguments, path, &profile));
+    let command = Some(command(arguments, ("trace", path), &profile));
     let found =
         Found { check, allow_undecided: arguments.allow_undecided, auto: false, notes, command };
     let case = question.problem.display().to_string();
@@ -54,24 +53,4 @@ pub fn run(arguments: &Arguments, path: &Path) -> Outcome {
     let written = drafts.finish(&report, &|| serde_json::to_string_pretty(&found));
     say(&format!("{}\n{}", terminal(&found.blocks()), found.verdict()))?;
     written.map(|()| found.status())
-}
-
-/// The command that makes the check again, for a shell.
-fn command(arguments: &Arguments, path: &Path, profile: &Profile) -> String {
-    let profile = match Profile::by_name(profile.name) {
-        Ok(profile) => profile.to_string(),
-        Err(_) => quoted(Path::new(&arguments.profile)),
-    };
-    let Question { algorithm, pass, problem, input, dtype } = &arguments.question;
-    let [problem, input, trace] = [problem.as_path(), input, path].map(quoted);
-    let mut line = format!(
-        "etalon check {algorithm} {pass} --problem {problem} --in {input} --trace {trace} --profile {profile}"
-    );
-    if let Some(dtype) = dtype {
-        line += &format!(" --dtype {dtype}");
-    }
-    if arguments.allow_undecided > 0.0 {
-        line += &format!(" --allow-undecided {}", arguments.allow_undecided);
-    }
-    line
 }

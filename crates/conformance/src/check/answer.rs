@@ -94,6 +94,11 @@ impl Judged<'_> {
     pub fn worst(&self) -> Option<Element> {
         let all = self.margins.iter().copied().enumerate();
         let (at, _) = all.reduce(|worst, next| if next.1 > worst.1 { next } else { worst })?;
+        self.element(at)
+    }
+
+    /// The element with this number in row-major order.
+    pub fn element(&self, at: usize) -> Option<Element> {
         let (index, &got) = self.got.indexed_iter().nth(at)?;
         let (exact, bound) = (self.bound.value[&index], self.bound.bound[&index]);
         Some(Element { index: index.slice().to_vec(), got, exact, bound })

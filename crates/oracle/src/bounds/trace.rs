@@ -11,8 +11,8 @@ use super::sum::{Sum, accumulate};
 use crate::profile::Profile;
 use crate::tensor::{Stored, Tensors, Values, values};
 use crate::types::Types;
-use etalon_problem::{Dtype, Error, Operand, Order, Pass, Problem, Sequence, SinkPlace, Walk};
-use etalon_reference::trace::{Piece, Traced, place, trace, wanted};
+use etalon_problem::{Dtype, Error, Operand, Pass, Problem, Sequence, SinkPlace, Walk};
+use etalon_reference::trace::{self, Piece, Pieces, Traced, wanted};
 use etalon_reference::{Arithmetic, evaluate_in, linear_attention};
 use ndarray::{ArrayD, IxDyn};
 use rayon::prelude::*;
@@ -57,7 +57,7 @@ pub fn bounds(
     // The bounds of o and lse so far are made from both.
     let both = names.iter().any(|name| matches!(*name, "o" | "lse"));
     let also = ["lse", "o"].into_iter().filter(|name| both && !names.contains(name));
-    let traced = trace(
+    let traced = trace::trace(
         problem,
         pass,
         &operands,
@@ -80,7 +80,12 @@ pub fn bounds(
                 Ok(traced.into_iter().map(errors).collect::<Vec<Vec<f64>>>())
             })?
         }
-        _ => attention(problem, pass, &model, &operands, walk, (&wanted, &traced))?,
+        _ => {
+            let forward = values(problem, Pass::Forward, inputs)?;
+            let forward = evaluate_in(Arithmetic::F64, problem, Pass::Forward, &forward)?;
+            let inputs = Inputs { pass, model: &model, operands: &operands, forward: &forward };
+            attention(problem, &inputs, walk, (&wanted, &traced))
+        }
     };
     let traced = traced.into_iter().filter(|x| names.contains(&x.operand.name));
     let dtype = |name| stored.iter().find(|own| own.0 == name).map_or(Dtype::F64, |own| own.1);
@@ -127,17 +132,12 @@ fn finish(
 /// The errors of the tensors of attention that are wanted; of elements that are not compared 0.
 fn attention(
     problem: &Problem,
-    pass: Pass,
-    model: &Model,
-    operands: &Values,
+    inputs: &Inputs<'_>,
     walk: &Walk,
     (wanted, traced): (&[Operand], &[Traced<f64>]),
-) -> Result<Vec<Vec<f64>>, Error> {
-    let Some(scores) = problem.scores() else { return Ok(Vec::new()) };
-    let forward = given(problem, operands);
-    let forward = evaluate_in(Arithmetic::F64, problem, Pass::Forward, &forward)?;
-    let inputs = Inputs { pass, model, operands, forward: &forward };
-    let operands = Operands::new(scores, None, &inputs);
+) -> Vec<Vec<f64>> {
+    let Some(scores) = problem.scores() else { return Vec::new() };
+    let operands = Operands::new(scores, None, inputs);
     let sequences = scores.sequences();
     let heads = walk.heads(problem);
     let tracer = Tracer { operands: &operands, walk, wanted, traced, rows: walk.rows(problem) };
@@ -150,14 +150,7 @@ fn attention(
     for Piece { tensor, at, elements } in pieces.collect::<Vec<_>>().into_iter().flatten() {
         errors[tensor][at..at + elements.len()].copy_from_slice(&elements);
     }
-    Ok(errors)
-}
-
-/// The operands of the forward pass among those of another one.
-fn given(problem: &Problem, operands: &Values) -> Values {
-    let forward = problem.operands(Pass::Forward);
-    let given = forward.iter().filter(|x| x.role.is_given());
-    given.filter_map(|x| Some((x.name.to_string(), operands.get(x.name)?.clone()))).collect()
+    errors
 }
 
 struct Tracer<'a> {
@@ -205,32 +198,13 @@ impl Tracer<'_> {
         self.wanted.iter().position(|operand| operand.name == name)
     }
 
-    /// Adds the errors of neighbouring elements, if their tensor is wanted.
-    fn push(
-        &self,
-        pieces: &mut Vec<Piece<f64>>,
-        name: &str,
-        index: &[usize],
-        elements: impl FnOnce() -> Vec<f64>,
-    ) {
-        if let Some(tensor) = self.wants(name) {
-            let at = place(&self.wanted[tensor], index);
-            pieces.push(Piece { tensor, at, elements: elements() });
-        }
-    }
-
     fn head(&self, sequence: &Sequence, head: usize, at: usize) -> Vec<Piece<f64>> {
         let Some(tile) = self.walk.tile else { return Vec::new() };
         let Operands { model, k, v, .. } = *self.operands;
         let (mut dk, mut dv) =
             (ByKey::new(sequence.keys, k.width), ByKey::new(sequence.keys, v.width));
-        let (mut pieces, mut seen) = (Vec::new(), vec![0; sequence.keys]);
-        let tiles = sequence.queries.div_ceil(tile.queries);
-        let nth = |n: usize| match self.walk.queries {
-            Order::Ascending => n,
-            Order::Descending => tiles - 1 - n,
-        };
-        for r in (0..tiles).map(nth) {
+        let (mut pieces, mut seen) = (Pieces::new(self.wanted), vec![0; sequence.keys]);
+        for r in self.walk.queries.tiles(sequence.queries.div_ceil(tile.queries)) {
             let mut visited = vec![false; sequence.keys.div_ceil(tile.keys)];
             let queries = r * tile.queries..sequence.queries.min((r + 1) * tile.queries);
             let row = |i| Place { operands: self.operands, sequence, head, i };
@@ -251,12 +225,12 @@ impl Tracer<'_> {
                 let keys = t * tile.keys..sequence.keys.min((t + 1) * tile.keys);
                 let index = [r, sequence.batch, at, sequence.key_start + keys.start];
                 let gamma = |key: usize| model.gamma_by_parts(seen[key], 4);
-                self.push(&mut pieces, "dk", &index, || dk.errors(keys.clone(), gamma));
+                pieces.push("dk", &index, || dk.errors(keys.clone(), gamma));
                 let gamma = |key: usize| gamma(key) + model.u_p;
-                self.push(&mut pieces, "dv", &index, || dv.errors(keys.clone(), gamma));
+                pieces.push("dv", &index, || dv.errors(keys.clone(), gamma));
             }
         }
-        pieces
+        pieces.finish()
     }
 
     /// (N115): lse and o of the keys that a row has seen after each tile.
@@ -266,7 +240,7 @@ impl Tracer<'_> {
         pairs: &[Pair],
         visited: &[usize],
         head: usize,
-        pieces: &mut Vec<Piece<f64>>,
+        pieces: &mut Pieces<'_, f64>,
     ) {
         let of = |name: &str| self.traced.iter().find(|x| x.operand.name == name);
         let (Some(lse), Some(o)) = (of("lse"), of("o")) else { return };
@@ -278,13 +252,13 @@ impl Tracer<'_> {
             }
             let index = [t, place.sequence.batch, head, place.query() - self.rows.start];
             let exact = |x: &Traced<f64>, width: usize| {
-                let at = etalon_reference::trace::place(&x.operand, &index);
+                let at = trace::place(&x.operand, &index);
                 x.values.as_slice().map_or(Vec::new(), |x| x[at..at + width].to_vec())
             };
             let value = exact(lse, 1).first().copied().unwrap_or(f64::NAN);
             let row = Row::of(place, pairs, early, value);
-            self.push(pieces, "lse", &index, || vec![row.lse_error]);
-            self.push(pieces, "o", &index, || {
+            pieces.push("lse", &index, || vec![row.lse_error]);
+            pieces.push("o", &index, || {
                 let o = exact(o, self.operands.v.width);
                 let mut errors = vec![0.0; o.len()];
                 output(&row, &o, &mut errors);
@@ -325,7 +299,7 @@ impl Tracer<'_> {
         row: &Row<'_>,
         visited: &[usize],
         head: usize,
-        pieces: &mut Vec<Piece<f64>>,
+        pieces: &mut Pieces<'_, f64>,
         (dk, dv, seen): (&mut ByKey, &mut ByKey, &mut [usize]),
     ) {
         let (place, operands) = (row.place, self.operands);
@@ -338,7 +312,7 @@ impl Tracer<'_> {
         };
         let index = |t: usize| [sequence.batch, head, i, sequence.key_start + t * tile];
         for &t in visited {
-            self.push(pieces, "p", &index(t), || self.of_pairs(row, t, weight));
+            pieces.push("p", &index(t), || self.of_pairs(row, t, weight));
         }
         if !["dS", "dq", "dk", "dv"].into_iter().any(|name| self.wants(name).is_some()) {
             return;
@@ -354,8 +328,8 @@ impl Tracer<'_> {
         };
         let sigma = operands.scores.scale().abs();
         for &t in visited {
-            self.push(pieces, "dS", &index(t), || self.of_pairs(row, t, d_score));
-            self.push(pieces, "dq", &[t, sequence.batch, head, i], || {
+            pieces.push("dS", &index(t), || self.of_pairs(row, t, d_score));
+            pieces.push("dq", &[t, sequence.batch, head, i], || {
                 let gamma = model.gamma_by_parts(self.seen(place, &row.pairs, t).count(), 3);
                 let mut errors = vec![0.0; operands.k.width];
                 for (pair, (_, ds)) in row.pairs.iter().zip(&terms) {

@@ -19,7 +19,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// The largest share of the scale of its row that the bound of an informative element may have.
-const HALF: f64 = 0.5;
+pub const HALF: f64 = 0.5;
 
 /// Rows are named up to this number.
 const NAMED: usize = 8;

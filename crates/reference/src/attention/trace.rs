@@ -17,8 +17,8 @@ use crate::parallel::map;
 use crate::scalar::Real;
 use crate::scores::Visible;
 use crate::tensor::add_scaled;
-use crate::traced::{Piece, place};
-use etalon_problem::{Attention, Error, Operand, Order, Pass, Sequence, SinkPlace, Walk};
+use crate::traced::{Piece, Pieces};
+use etalon_problem::{Attention, Error, Operand, Pass, Sequence, SinkPlace, Walk};
 use std::ops::Range;
 
 /// The pieces of the tensors that are wanted.
@@ -79,13 +79,8 @@ impl<T: Real> Tracer<'_, T> {
         let Some(tile) = self.walk.tile else { return Vec::new() };
         let (dim, width) = (self.problem.scores.extents.dim, self.problem.value_dim);
         let mut sums = [dim, width].map(|width| vec![T::ZERO; sequence.keys * width]);
-        let mut pieces = Vec::new();
-        let tiles = sequence.queries.div_ceil(tile.queries);
-        let nth = |n: usize| match self.walk.queries {
-            Order::Ascending => n,
-            Order::Descending => tiles - 1 - n,
-        };
-        for r in (0..tiles).map(nth) {
+        let mut pieces = Pieces::new(self.wanted);
+        for r in self.walk.queries.tiles(sequence.queries.div_ceil(tile.queries)) {
             let queries = r * tile.queries..sequence.queries.min((r + 1) * tile.queries);
             let held = |i: &usize| self.rows.contains(&(sequence.query_start + i));
             if !queries.clone().any(|i| held(&i)) {
@@ -107,25 +102,11 @@ impl<T: Real> Tracer<'_, T> {
                 let [b, first] = [sequence.batch, sequence.key_start + t * tile.keys];
                 for (name, sums, width) in [("dk", &sums[0], dim), ("dv", &sums[1], width)] {
                     let elements = || sums[keys.start * width..keys.end * width].to_vec();
-                    self.push(&mut pieces, name, &[r, b, at, first], elements);
+                    pieces.push(name, &[r, b, at, first], elements);
                 }
             }
         }
-        pieces
-    }
-
-    /// Adds a piece, if its tensor is wanted.
-    fn push(
-        &self,
-        pieces: &mut Vec<Piece<T>>,
-        name: &str,
-        index: &[usize],
-        elements: impl FnOnce() -> Vec<T>,
-    ) {
-        if let Some(tensor) = self.wanted.iter().position(|operand| operand.name == name) {
-            let at = place(&self.wanted[tensor], index);
-            pieces.push(Piece { tensor, at, elements: elements() });
-        }
+        pieces.finish()
     }
 
     fn row(
@@ -133,7 +114,7 @@ impl<T: Real> Tracer<'_, T> {
         place: &Place<'_>,
         query: &Query<'_>,
         visible: &Visible<T>,
-        pieces: &mut Vec<Piece<T>>,
+        pieces: &mut Pieces<'_, T>,
         sums: &mut [Vec<T>; 2],
     ) {
         let (scores, sequence) = (&self.forward.scores, place.sequence);
@@ -147,19 +128,19 @@ impl<T: Real> Tracer<'_, T> {
             let so_far = chosen(visible, seen);
             if !so_far.0.is_empty() {
                 let row = scores.weighed(query, so_far, early); // (W1)
-                self.push(pieces, "lse", &[t, b, h, i], || vec![row.lse]);
-                self.push(pieces, "o", &[t, b, h, i], || self.forward.output(&row)); // (W2)
+                pieces.push("lse", &[t, b, h, i], || vec![row.lse]);
+                pieces.push("o", &[t, b, h, i], || self.forward.output(&row)); // (W2)
             }
             if !visible.0.is_empty() {
                 let at = [b, h, i, sequence.key_start + keys.start];
-                self.push(pieces, "p", &at, || spread(&whole.keys, &whole.p, keys.clone()));
+                pieces.push("p", &at, || spread(&whole.keys, &whole.p, keys.clone()));
                 if let Some(first) = &first {
                     let spread = || spread(&first.row.keys, &first.d_scores, keys.clone());
-                    self.push(pieces, "dS", &at, spread);
+                    pieces.push("dS", &at, spread);
                 }
             }
             if let Some(first) = &first {
-                self.push(pieces, "dq", &[t, b, h, i], || self.gradient(first, seen)); // (W3)
+                pieces.push("dq", &[t, b, h, i], || self.gradient(first, seen)); // (W3)
             }
         }
         if let (Some(first), Some(backward)) = (first, self.backward) {
