@@ -25,6 +25,7 @@ static unsigned load_word(unsigned) { return 0; }
 static float2 load_pair(unsigned) { return {0, 0}; }
 static void store_word(unsigned, unsigned) {}
 static void store5(const TensorMap*, unsigned, int, int, int) {}
+static void load_bytes(unsigned, const void*, unsigned, unsigned) {}
 static void store_wait_read() {}
 static void store_wait() {}
 static void store_commit() {}

@@ -62,6 +62,12 @@ DEV i64 stat_row(const Own& s, int head) { return (i64)(PACKED ? head : s.batch 
 template <bool BY_KEYS> DEV int heads_together(const BackwardArgs& c) {
   return c.shape.heads_per_group * (BY_KEYS ? 1 : c.shape.heads / c.shape.key_heads);
 }
+// Copies lse2 of ROWS queries of a head from `row` on, and `with_delta` delta behind it.
+template <int ROWS> DEV void load_numbers(u32 to, const BackwardArgs& c, const Own& s, int head, int row, bool with_delta, u32 full) {
+  const i64 at = stat_row(s, opaque(head)) + row;
+  load_bytes(to, c.lse2 + at, ROWS * 4, full);
+  if (with_delta) load_bytes(to + ROWS * 4, c.delta + at, ROWS * 4, full);
+}
 // A tile that ends with its sequence, and not with the arrays: threads write its rows.
 template <bool BY_KEYS> DEV bool is_cut(const Work& w, const Own& s) {
   return PACKED && w.block * OWN + OWN > (BY_KEYS ? s.keys : s.queries);
@@ -173,6 +179,13 @@ template <> struct PairRows<true> {
     }
   }
 };
+// dSᵀ of a thread's pairs, packed, from Pᵀ S' and dPᵀ: delta(j) of the columns from 8j on.
+template <int N, class F> DEV void differ(const float (&p)[N], const float (&dp)[N], u32 (&ds)[N / 2], F delta) {
+  UNROLL(j, N / 4) {
+    const float2 x = delta(j);
+    UNROLL(r, 2) ds[2 * j + r] = pack(p[4 * j + 2 * r] * (dp[4 * j + 2 * r] - x.x), p[4 * j + 2 * r + 1] * (dp[4 * j + 2 * r + 1] - x.y));
+  }
+}
 // A result of a warpgroup: its sums, their factor, the rows of the tensor, and the place from which a tile is copied.
 struct Result {
   float (&sums)[D / 2];

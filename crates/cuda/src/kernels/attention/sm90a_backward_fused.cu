@@ -50,9 +50,7 @@ DEV void load_queries(const Blocks& blocks, const BackwardArgs& call, const Own&
   const u32 stage = blocks.stage(), full = blocks.fill(2 * Q_BYTES + STATS_BYTES), stats = blocks.base + AT_STATS + stage * STATS_BYTES;
   load5(blocks.base + AT_Q + stage * Q_BYTES, &call.q, full, row, h, s.batch);
   load5(blocks.base + AT_DO + stage * Q_BYTES, &call.dout, full, row, h, s.batch);
-  const i64 at = stat_row(s, opaque(h)) + row;
-  load_bytes(stats, call.lse2 + at, ROWS * 4, full);
-  load_bytes(stats + ROWS * 4, call.delta + at, ROWS * 4, full);
+  load_numbers<ROWS>(stats, call, s, h, row, true, full);
 }
 
 // ---- turns ----

@@ -107,10 +107,7 @@ DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, const Valu
     issue_shared<ROWS, D, KEYS, ROWS>(ds, base + AT_V + own, dout);
     issue_dv<3, 1>(dv, pp, dout);  // runs under what follows
     mma_wait<1>(), pin(ds);
-    UNROLL(j, ROWS / 8) {
-      const float2 x = load_pair(stats + ROWS * 4 + 32 * j);
-      UNROLL(r, 2) dsp[2 * j + r] = pack(p[4 * j + 2 * r] * (ds[4 * j + 2 * r] - x.x), p[4 * j + 2 * r + 1] * (ds[4 * j + 2 * r + 1] - x.y));
-    }
+    differ(p, ds, dsp, [&](int j) { return load_pair(stats + ROWS * 4 + 32 * j); });
     wait(base + OUT_EMPTY, values.phase() ^ 1);
     put_ds(dsp, base + AT_DS + (n & 1) * DS_BYTES);
     warp_arrive(base + DS_FULL);

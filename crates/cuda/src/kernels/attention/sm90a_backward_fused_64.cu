@@ -73,11 +73,6 @@ DEV void issue_weights(float (&x)[D / 2], u32 (&a)[ROWS / 4], u32 b) {
 }
 typedef float2 Stats[ROWS / 8];  // lse2 or delta of a thread's columns
 DEV void load_stats(Stats& x, u32 at) { UNROLL(j, ROWS / 8) x[j] = load_pair(at + 32 * j); }
-DEV void differ(const float (&p)[ROWS / 2], const float (&dp)[ROWS / 2], u32 (&ds)[ROWS / 4], const Stats& delta) {
-  UNROLL(j, ROWS / 8)
-    UNROLL(r, 2) ds[2 * j + r] = pack(p[4 * j + 2 * r] * (dp[4 * j + 2 * r] - delta[j].x), p[4 * j + 2 * r + 1] * (dp[4 * j + 2 * r + 1] - delta[j].y));
-  pin(ds);
-}
 // Walks the queries of a tile, whose k lies at `k`: a step takes dS of a block, and P of the next one. Across the edge
 // of the loop dP is in flight, for which a step then waits with all else: what crosses an edge is serialised by ptxas
 // (C7514) where a wait leaves other products.
@@ -102,6 +97,7 @@ DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, Weighted& 
     ahead.wait_full();
   };
   auto lse2_of = [&](int j) { return lse2[j]; };
+  auto delta_of = [&](int j) { return delta[j]; };
   blocks.wait_full();
   load_stats(lse2, stats(blocks.at));
   issue_pairs(p, own_k, place(blocks.at, at_q));
@@ -116,7 +112,7 @@ DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, Weighted& 
     blocks.advance();
     mma_wait<0>(), pin(ds);
     issue_weights(dv, pp, place(n, at_dout));
-    differ(p, ds, dsp, delta);
+    differ(p, ds, dsp, delta_of), pin(dsp);
     issue_pairs(p, own_k, place(n + 1, at_q));
     issue_weights(dk, dsp, place(n, at_q));
     put_ds(dsp, base + AT_DS + weighted.stage() * DS_BYTES);
@@ -139,7 +135,7 @@ DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, Weighted& 
   blocks.advance();
   mma_wait<0>(), pin(ds);
   issue_weights(dv, pp, place(n, at_dout));
-  differ(p, ds, dsp, delta);
+  differ(p, ds, dsp, delta_of), pin(dsp);
   issue_weights(dk, dsp, place(n, at_q));
   put_ds(dsp, base + AT_DS + last * DS_BYTES);
   warp_arrive(weighted.full());

@@ -29,9 +29,7 @@ DEV void produce(u32 base, const BackwardArgs& call) {
       expect_bytes(full, 2 * Q_BYTES + 2 * ROWS * 4);
       load5(base + AT_Q + stage * Q_BYTES, &call.q, full, s.query_start + row, h, s.batch);
       load5(base + AT_DO + stage * Q_BYTES, &call.dout, full, s.query_start + row, h, s.batch);
-      const i64 at = stat_row(s, opaque(h)) + row;
-      load_bytes(stats, call.lse2 + at, ROWS * 4, full);
-      load_bytes(stats + ROWS * 4, call.delta + at, ROWS * 4, full);
+      load_numbers<ROWS>(stats, call, s, h, row, true, full);
     });
     tiles.advance();
   }
@@ -76,10 +74,7 @@ DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, const Back
     });
     if (DV) issue_registers<ROWS, D>(dv, pp, dout);
     mma_wait<DV>(), pin(ds);  // dP; dv runs under what follows
-    UNROLL(j, ROWS / 8) {
-      float2 x = load_pair(stats + ROWS * 4 + 32 * j);
-      UNROLL(r, 2) dsp[2 * j + r] = pack(p[4 * j + 2 * r] * (ds[4 * j + 2 * r] - x.x), p[4 * j + 2 * r + 1] * (ds[4 * j + 2 * r + 1] - x.y));
-    }
+    differ(p, ds, dsp, [&](int j) { return load_pair(stats + ROWS * 4 + 32 * j); });
     issue_registers<ROWS, D>(dk, dsp, q);
     any = true;
     blocks.advance();
@@ -135,10 +130,7 @@ KERNEL(keys, BackwardArgs call, 384, 1) {
     Tiles::init(base, 1, 1), Blocks::init(base, 1, 8 * ARRIVALS);
     for (int i = 0; i < 2; i++) barrier_init(base + OUT_FULL + 8 * i, 8 * ARRIVALS);
   });
-  auto feed = [&] {
-    if (threadIdx.x == 0) produce(base, call);
-    if (threadIdx.x == 32) store(base, call);
-  };
-  divide_roles<SPANS ? 40 : 24, SPANS ? 232 : 240>(feed, [&] { consume(base, call); });  // whoever loads looks into tables
+  // With SPANS whoever loads looks into tables, which takes registers.
+  divide_roles<SPANS ? 40 : 24, SPANS ? 232 : 240>([&] { produce(base, call); }, [&] { store(base, call); }, [&] { consume(base, call); });
 }
 #endif

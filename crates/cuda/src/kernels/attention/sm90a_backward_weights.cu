@@ -36,11 +36,7 @@ template <bool KEYS> DEV void produce(u32 base, const BackwardArgs& call) {
       const u32 stats = base + AT_STATS + stage * STATS;
       expect_bytes(full, BYTES + (KEYS ? (LSE ? 2 : 1) * OWN * 4 : 0));
       load5(base + AT_Y + stage * BYTES, KEYS ? &call.q : &call.k, full, (KEYS ? s.query_start : s.key_start) + row, h, s.batch);
-      if (KEYS) {
-        const i64 at = stat_row(s, opaque(h)) + row;
-        load_bytes(stats, call.lse2 + at, OWN * 4, full);
-        if (LSE) load_bytes(stats + OWN * 4, call.delta + at, OWN * 4, full);
-      }
+      if (KEYS) load_numbers<OWN>(stats, call, s, h, row, LSE, full);
       if (!LSE) load5(base + AT_X + stage * BYTES, &call.dout, blocks.fill(BYTES, X), s.query_start + row, h, s.batch);
     });
     tiles.advance();
@@ -71,9 +67,6 @@ DEV void issue_weights(float (&out)[D / 2], u32 (&weights)[OWN / 4], u32 x) {
   mma_commit();
 }
 // Walks the blocks of a tile, of whose rows a warpgroup has those at `own`; `row`: a thread's first.
-//
-// The warpgroups take turns at the tensor cores, so that the products of one run under the exponentials of the other.
-// A turn is what the weights of a block add, and the scores of the next block.
 template <bool KEYS> DEV void walk(float (&out)[D / 2], Blocks& blocks, const BackwardArgs& call, const Work& w, const Own& s, u32 own, int row) {
   const u32 base = blocks.base, column = 2 * (lane_id() & 3);
   const int group = threadIdx.x / 128 - 1, each = s.heads / s.key_heads;

@@ -54,12 +54,7 @@ template <Gradient G> DEV void produce(u32 base, const BackwardArgs& call) {
       const int start = (KEYS ? s.query_start : s.key_start) + row;
       expect_bytes(full, Y_BYTES + (KEYS ? L::STATS : 0));
       load5(base + L::AT_Y + stage * Y_BYTES, KEYS ? &call.q : &call.k, full, start, h, s.batch);
-      if (KEYS) {
-        const u32 stats = base + L::AT_STATS + stage * L::STATS;
-        const i64 at = stat_row(s, opaque(h)) + row;
-        load_bytes(stats, call.lse2 + at, ROWS * 4, full);
-        if (G == OF_K) load_bytes(stats + ROWS * 4, call.delta + at, ROWS * 4, full);
-      }
+      if (KEYS) load_numbers<ROWS>(base + L::AT_STATS + stage * L::STATS, call, s, h, row, G == OF_K, full);
       const u32 x = base + L::AT_X + xs.stage() * X_BYTES;
       load5(x, KEYS ? &call.dout : &call.v, xs.fill(X_BYTES), start, h, s.batch);
       xs.advance();

@@ -42,19 +42,14 @@ DEV bool is_visible(const LazyHead& head, int i, int j, Span span) {
 template <bool MASKED, int M>
 DEV void score_tile(Pairs<M, SIDE>& s, const LazyHead& head, int row, int key, const Span (&spans)[2 * M], const float* bias) {
   const int column = own_column();
-  UNROLL(i, M * SIDE / 2) s[i / (SIDE / 2)][i / 4 % (SIDE / 8)][i % 4] = __fmul_rn(head.c.scale, s[i / (SIDE / 2)][i / 4 % (SIDE / 8)][i % 4]);
+  each(s, [&](float& x, int, int) { x = __fmul_rn(head.c.scale, x); });
   if (is_near<64 * M>(head, row, key)) {  // pairs on a diagonal of the thread's groups of 8 share their bias
     float near[2 * M + 7][2];
     UNROLL2(d, 2 * M + 7, e, 2) near[d][e] = bias[SIDE - 1 + row_of<M>(0) - column + 8 * (d - 7) - e];
-    UNROLL(i, M * SIDE / 2) {
-      const int r = i / (SIDE / 2) * 2 + i / 2 % 2, j = i / 4 % (SIDE / 8);
-      float& x = s[r / 2][j][i % 4];
-      x = __fadd_rn(x, near[r - j + 7][i % 2]);
-    }
+    each(s, [&](float& x, int r, int behind) { x = __fadd_rn(x, near[r - behind / 8 + 7][behind % 2]); });
   }
   if (!MASKED) return;
-  UNROLL(i, M * SIDE / 2) {
-    const int r = i / (SIDE / 2) * 2 + i / 2 % 2, j = i / 4 % (SIDE / 8), here = key + 8 * j + column + i % 2;
-    if (!is_visible(head, row + row_of<M>(r), here, spans[r])) s[r / 2][j][i % 4] = -INF;
-  }
+  each(s, [&](float& x, int r, int behind) {
+    if (!is_visible(head, row + row_of<M>(r), key + column + behind, spans[r])) x = -INF;
+  });
 }

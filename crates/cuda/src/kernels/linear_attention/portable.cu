@@ -192,7 +192,6 @@ DEV float flow_of_states(const LinearArgs& c, const Chunk& chunk, const Gates& g
 }
 
 KERNEL(flow, LinearArgs c, THREADS) {
-  if (idle(c)) return;
   __shared__ Shared shared;
   auto pairs = [&](const LinearArgs& c, const Chunk& chunk, const Gates& gates, int key_head, int row, int key) {
     flow_of_pairs(c, shared, chunk, gates, key_head, row, key);
@@ -212,21 +211,17 @@ KERNEL(attend, LinearArgs c, THREADS, R == 8 ? 3 : 1) {
 // The same behind kernels on tensor cores.
 #if STORAGE
 KERNEL(mend_sums, LinearArgs c, THREADS) {
-  if (idle(c)) return;
   __shared__ Shared shared;
   each_block(c, [&](int block) { sums_of(c, shared, block); });
 }
 KERNEL(mend, LinearArgs c, THREADS) {
-  if (idle(c)) return;
   __shared__ Shared shared;
   each_block(c, [&](int block) { attend_of(c, shared, block); });
 }
 #endif
 KERNEL(fill_gates, LinearArgs c, CHUNK) {
-  if (idle(c)) return;
   each_block(c, [&](int block) { gates_of(c, block); });
 }
 KERNEL(scan, LinearArgs c, 256) {
-  if (idle(c)) return;
   each_block(c, [&](int block) { scan_of(c, block); });
 }

@@ -3,7 +3,7 @@
 // A sequence is cut into chunks of 128 tokens, a chunk into two micro-chunks of 64, a tile each. Pairs of tokens of
 // one chunk are computed tile by tile and forgotten; what is before or behind a chunk comes through a state. Places i,
 // j and t count from the begin of a chunk.
-//
+
 constexpr int CHUNK = 128, MICRO = 64, LEVELS = 7;
 
 // Every gradient is o of another problem (the closure of R4–R6): out_i = Σ_j w_ij x_j + reach_i y_i·state, with w_ij =
@@ -23,8 +23,9 @@ DEV void tell(const LinearArgs& c, bool odd) {
   if (odd && c.found && !c.mode) *c.found = 1;
 }
 
-// Does the work of all blocks: a launch that mostly has nothing to do has at most 256.
+// Does the work of all blocks, if there is any: a launch that mostly has nothing to do has at most 256.
 template <class F> DEV void each_block(const LinearArgs& c, const F& compute) {
+  if (idle(c)) return;
   NO_UNROLL for (int block = blockIdx.x; block < c.blocks; block += gridDim.x) {
     compute(block);
     __syncthreads();
@@ -42,7 +43,6 @@ DEV Rows chunk_rows(const Tensor& x, const Chunk& chunk, int head, int row) {
 DEV Rows tangent_rows(const Tensor& x, const Rows& otherwise, const Chunk& chunk, int head, int row) {
   return x.data ? chunk_rows(x, chunk, head, row) : Rows{otherwise.at, otherwise.stride, 0};
 }
-
 
 // ---- decays (R20) ----
 // Sums of the log-decays (to base 2), or of their tangents, of one key head in one chunk. Level n has, for each token

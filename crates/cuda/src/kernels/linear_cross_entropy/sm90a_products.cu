@@ -80,8 +80,6 @@ struct Rings {
 };
 
 KERNEL_ARGS(ProductArgs)
-using Call = CrossEntropyArgs;  // in `scale`
-using Product = ProductArgs;
 struct Corner { int row, column; };
 
 // Extents of a kernel's tiles. `count`: the tokens of the chunk that count.
@@ -328,9 +326,9 @@ DEV float bound_of(const CrossEntropyArgs& c, const Pull& y) {
   const float bound = max(fabsf(c.slope) * terms, fabsf(y.own));
   return bound < INF ? bound : 0;
 }
-KERNEL(scale, Product x, 1024) {
+KERNEL(scale, ProductArgs x, 1024) {
   __shared__ float warps[32];
-  const Call& c = x.c;
+  const CrossEntropyArgs& c = x.c;
   const int count = count_of(c);
   float bound = 0;
   for (int i = threadIdx.x; i < count; i += 1024) bound = max(bound, bound_of(c, c.pulls[c.first_token + i]));

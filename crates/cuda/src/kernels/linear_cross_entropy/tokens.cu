@@ -34,8 +34,7 @@ template <class F> DEV double join_block(double x, double (&all)[TOKEN_THREADS],
 
 // A token whose target is no class weighs NaN: so do its outputs and all that it adds to.
 DEV Token token_of(const CrossEntropyArgs& c, int i, i64 target) {
-  const float nan = __int_as_float(0x7fffffff);
-  if (target < 0 || target >= c.vocab) return {i, -1, nan, nan};
+  if (target < 0 || target >= c.vocab) return {i, -1, NAN_F, NAN_F};
   return {i, (int)target, c.token_weights ? c.token_weights[i] : 1, c.class_weights ? c.class_weights[target] : 1};
 }
 
@@ -60,8 +59,7 @@ KERNEL(tokens, CrossEntropyArgs c, TOKEN_THREADS) {
       const int to = at + __popc(counts[e] & ((1u << lane) - 1));
       const Token token = token_of(c, own + 32 * e, target[e]);
       c.tokens[to] = token, wrong |= token.target < 0;
-      const float none = __int_as_float(0x7fffffff);  // where no tile of classes has the target
-      ((float2*)c.picked)[to] = make_float2(none, none);
+      ((float2*)c.picked)[to] = make_float2(NAN_F, NAN_F);  // where no tile of classes has the target
     }
     counted += b.all;
   }
@@ -69,7 +67,7 @@ KERNEL(tokens, CrossEntropyArgs c, TOKEN_THREADS) {
   double z = 0, weights = 0;
   float largest = 0;
   if (c.mean && !c.token_weights && !c.class_weights) {  // ones, or NaN
-    z = __syncthreads_or(wrong) ? __int_as_float(0x7fffffff) : counted;
+    z = __syncthreads_or(wrong) ? NAN_F : counted;
   } else if (c.mean) {
     __syncthreads();
     for (int i = threadIdx.x; i < counted; i += TOKEN_THREADS) z += (double)c.tokens[i].weight * c.tokens[i].class_weight;
