@@ -149,23 +149,21 @@ impl ArchiveWriter {
     /// Compiles the kernels of a variant for an architecture, from any thread. Returns how many had to be compiled: an
     /// entry that is there and whole stays.
     pub fn add(&self, variant: &Variant, architecture: &str) -> Result<usize> {
-        let add = |kernel| Ok(usize::from(self.add_kernel((variant, kernel), architecture)?));
-        variant.kernels().into_iter().map(add).sum()
-    }
-
-    fn add_kernel(&self, (variant, kernel): (&Variant, &str), architecture: &str) -> Result<bool> {
         let (cache, version) = (Cache::shared(&self.folder), self.compiler.version());
-        let key = variant.key(kernel, architecture, &version);
-        let is_new = cache.read(&key).is_none();
-        if is_new {
-            let what = format!("compiling kernel {kernel} for {architecture} ({})", variant.describe());
-            let compiled = self.compiler.compile(&variant.source(&[kernel]), &variant.options(architecture));
-            let image = compiled.map_err(|reason| Error::Device { what, reason })?.image;
-            cache.write(&key, &image).map_err(|error| failed(&self.folder, &error))?;
+        let mut new = 0;
+        for kernel in variant.kernels() {
+            let key = variant.key(kernel, architecture, &version);
+            if cache.read(&key).is_none() {
+                let what = format!("compiling kernel {kernel} for {architecture} ({})", variant.describe());
+                let compiled = self.compiler.compile(&variant.source(&[kernel]), &variant.options(architecture));
+                let image = compiled.map_err(|reason| Error::Device { what, reason })?.image;
+                cache.write(&key, &image).map_err(|error| failed(&self.folder, &error))?;
+                new += 1;
+            }
+            let line = format!("{architecture} {} {kernel}", variant.describe());
+            lock(&self.index).entries.insert(key, line);
         }
-        let line = format!("{architecture} {} {kernel}", variant.describe());
-        lock(&self.index).entries.insert(key, line);
-        Ok(is_new)
+        Ok(new)
     }
 
     /// Writes the index, which makes the folder an archive. Returns the number of its entries.

@@ -29,7 +29,7 @@ pub(crate) fn compute<'a>(
 
 /// A pass whose inputs lie in the memory of a slot.
 pub(crate) struct Placed {
-    pass: PreparedPass,
+    pub pass: PreparedPass,
     state: Arc<DeviceState>,
     slot: StreamSlot,
     /// The caller's operands, one for each part.
@@ -81,10 +81,6 @@ impl Placed {
         self.slot.queue(&self.state.device)
     }
 
-    pub fn scratch_bytes(&self) -> usize {
-        self.pass.scratch_bytes
-    }
-
     /// Memory beside that of the slot.
     pub fn memory(&self, bytes: usize) -> Result<CudaSlice<u8>> {
         device_memory(&self.state.device, &self.slot.stream, bytes)
@@ -92,10 +88,6 @@ impl Placed {
 
     pub fn parts(&self) -> impl Iterator<Item = (&Part, u64)> {
         self.pass.parts.list.iter().zip(self.addresses.iter().copied())
-    }
-
-    pub fn storage(&self) -> Dtype {
-        self.pass.parts.storage
     }
 
     pub fn enqueue(&self) -> Result<()> {

@@ -1,8 +1,9 @@
 //! The tables of levels: who computes a pass, and why the others do not.
 
 use crate::options::{Level, Precision};
+use crate::read_as::read_as;
 use crate::target::Target;
-use etalon_problem::{Dtype, Pass, Result};
+use etalon_problem::{Dtype, Pass};
 use std::ops::Deref;
 
 /// A level of an algorithm, for passes that are described as S.
@@ -41,21 +42,14 @@ pub(crate) struct LevelSpec {
     pub boxes: bool,
 }
 
-impl LevelSpec {
-    /// The pass that every level computes, if any in this storage type.
-    pub fn permissive((pass, storage): (Pass, Dtype), target: Target) -> LevelSpec {
-        let facts = Facts { target, pass, storage, precision: Precision::Flash };
+impl From<Facts> for LevelSpec {
+    fn from(facts: Facts) -> Self {
+        let facts = Facts { precision: Precision::Flash, ..facts };
         LevelSpec { facts, dim: 64, value_dim: 64, empty: false, boxes: true }
     }
 }
 
-impl Deref for LevelSpec {
-    type Target = Facts;
-
-    fn deref(&self) -> &Facts {
-        &self.facts
-    }
-}
+read_as!(LevelSpec, facts: Facts);
 
 impl<S: Deref<Target = Facts>> Rule<S> {
     /// Factors of products are rounded to the storage type.
@@ -82,43 +76,93 @@ impl<S> LevelRow<S> {
     }
 }
 
-/// The row that computes a pass: for [`Level::Auto`] the first that does, else that of the level asked for. Fails with
+/// The level whose row computes a pass: for [`Level::Auto`] the first that does, else the one asked for. Fails with
 /// the reason of the last that does not.
-pub(crate) fn choose<S>(table: &'static [LevelRow<S>], spec: &S, level: Level) -> Result<&'static LevelRow<S>> {
+pub(crate) fn choose<S>(table: &[LevelRow<S>], spec: &S, level: Level) -> Result<Level, &'static str> {
     let is_asked = |row: &&LevelRow<S>| level == Level::Auto || row.level == level.kernels();
-    let mut reason = no_kernels(level);
-    for row in table.iter().filter(is_asked) {
-        match row.refusal(spec) {
-            None => return Ok(row),
-            Some(refusal) => reason = refusal,
-        }
-    }
-    Err(level.refusal(reason))
-}
-
-/// Why the level asked for does not compute a pass; never for [`Level::Auto`].
-pub(crate) fn refuses<S>(table: &'static [LevelRow<S>], spec: &S, level: Level) -> Option<&'static str> {
-    let row = table.iter().find(|row| row.level == level.kernels());
-    match (level, row) {
-        (Level::Auto, _) => None,
-        (_, Some(row)) => row.refusal(spec),
-        (_, None) => Some(no_kernels(level)),
-    }
-}
-
-fn no_kernels(level: Level) -> &'static str {
-    match level.kernels() {
+    let mut reason = match level.kernels() {
         Level::Sm80 => "not written yet for sm80",
         Level::Sm90a => "not written yet for sm90a",
         _ => "not written yet for cuda",
+    };
+    for row in table.iter().filter(is_asked) {
+        match row.refusal(spec) {
+            None => return Ok(row.level),
+            Some(refusal) => reason = refusal,
+        }
     }
+    Err(reason)
 }
 
-pub(crate) fn reasons<S>(table: &'static [LevelRow<S>]) -> Vec<(Level, Vec<&'static str>)> {
-    let of = |row: &LevelRow<S>| row.rules.iter().map(|rule| rule.otherwise).collect();
-    table.iter().map(|row| (row.level, of(row))).collect()
+/// The table of an algorithm, whatever describes its passes.
+pub(crate) trait LevelTable {
+    /// The levels, each with every reason for which it may refuse.
+    fn reasons(&self) -> Vec<(Level, Vec<&'static str>)>;
+
+    /// Fails with the reason where a level does not compute a pass, whatever the problem.
+    fn offers(&self, facts: Facts, level: Level) -> Result<Level, &'static str>;
+}
+
+/// S of facts is a pass that every level computes, if any in this storage type.
+impl<S: From<Facts>, const N: usize> LevelTable for [LevelRow<S>; N] {
+    fn reasons(&self) -> Vec<(Level, Vec<&'static str>)> {
+        let of = |row: &LevelRow<S>| row.rules.iter().map(|rule| rule.otherwise).collect();
+        self.iter().map(|row| (row.level, of(row))).collect()
+    }
+
+    fn offers(&self, facts: Facts, level: Level) -> Result<Level, &'static str> {
+        choose(self, &facts.into(), level)
+    }
 }
 
 pub(crate) fn refusals<S>(table: &'static [LevelRow<S>], spec: &S) -> Vec<(Level, &'static str)> {
     table.iter().filter_map(|row| Some((row.level, row.refusal(spec)?))).collect()
 }
+
+/// The levels of linear_attention, the fastest first.
+pub(crate) static LINEAR_ATTENTION: [LevelRow<LevelSpec>; 3] = [
+    LevelRow {
+        level: Level::Sm90a,
+        rules: &[
+            Rule::FLASH,
+            Rule::HOPPER,
+            Rule::SIXTEEN_BITS,
+            Rule::FIRST_ORDER_SM90A,
+            rule("a step has no product of matrices", |spec| spec.pass != Pass::Step),
+            rule("dim and value_dim must be at most 128 for sm90a", |spec| spec.dim.max(spec.value_dim) <= 128),
+            rule("dim and value_dim must be multiples of 8 for sm90a", |spec| spec.dim % 8 + spec.value_dim % 8 == 0),
+            rule("there is nothing for sm90a to compute", |spec| !spec.empty),
+            rule("rows must begin and end at multiples of 16 bytes for sm90a", |spec| spec.boxes),
+        ],
+    },
+    // A block takes at most the shared memory that every device has.
+    LevelRow {
+        level: Level::Sm80,
+        rules: &[
+            Rule::FLASH,
+            Rule::SIXTEEN_BITS,
+            Rule::FIRST_ORDER_SM80,
+            // A step is the same on all levels.
+            rule("dim and value_dim must be at most 128 for sm80", |spec| {
+                spec.pass == Pass::Step || spec.dim.max(spec.value_dim) <= 128
+            }),
+        ],
+    },
+    LevelRow { level: Level::Portable, rules: &[] },
+];
+
+/// The levels of linear_cross_entropy.
+pub(crate) static LINEAR_CROSS_ENTROPY: [LevelRow<LevelSpec>; 2] = [
+    LevelRow {
+        level: Level::Sm90a,
+        rules: &[
+            Rule::FLASH,
+            Rule::HOPPER,
+            Rule::SIXTEEN_BITS,
+            Rule::FIRST_ORDER_SM90A,
+            rule("dim must be a multiple of 8 for sm90a", |spec| spec.dim.is_multiple_of(8)),
+            rule("h, w, dh and dw must begin at multiples of 16 bytes for sm90a", |spec| spec.boxes),
+        ],
+    },
+    LevelRow { level: Level::Portable, rules: &[] },
+];

@@ -14,18 +14,17 @@
 //! # Ok::<(), etalon_problem::Error>(())
 //! ```
 
-use crate::level_table::{self, LevelSpec};
+use crate::level_table::{Facts, LINEAR_ATTENTION, LINEAR_CROSS_ENTROPY, LevelTable};
 use crate::options::{Level, Options, Precision};
+use crate::softmax;
 use crate::target::Target;
-use crate::{linear_attention, linear_cross_entropy, softmax};
 use etalon_problem::{Algorithm, Dtype, Error, Pass, Problem, Result, Table};
 
 /// Fails with the table's reason where a device like `target` has no kernel for a pass in a storage type with the
 /// level and the precision of the options, whatever the problem.
 pub fn offers(options: &Options, algorithm: Algorithm, pass: Pass, storage: Dtype, target: &Target) -> Result<()> {
     has_kernels(algorithm, pass)?;
-    let what = || format!("{algorithm} {pass} in {storage}");
-    let refuse = |reason: &str| Err(Error::unsupported(what(), reason));
+    let refuse = |reason: &str| Err(Error::unsupported(format!("{algorithm} {pass} in {storage}"), reason));
     if storage == Dtype::F64 {
         return refuse("cuda stores f32, bf16 or f16");
     }
@@ -34,25 +33,21 @@ pub fn offers(options: &Options, algorithm: Algorithm, pass: Pass, storage: Dtyp
     }
     // Of 16-bit types the precision is a matter of the call: a level that computes with `flash` offers the pass.
     let precision = if storage == Dtype::F32 { options.precision } else { Precision::Flash };
-    let options = Options { precision, level: options.level, ..Options::default() };
-    let call = (pass, storage);
-    let spec = LevelSpec::permissive(call, *target);
-    let refused = match algorithm {
-        Algorithm::LinearAttention => level_table::refuses(&linear_attention::LEVELS, &spec, options.level),
-        Algorithm::LinearCrossEntropy => level_table::refuses(&linear_cross_entropy::LEVELS, &spec, options.level),
-        Algorithm::LazyAttention => softmax::refuses(&softmax::LAZY_LEVELS, &options, call, target),
-        _ => softmax::refuses(&softmax::LEVELS, &options, call, target),
-    };
-    refused.map_or(Ok(()), refuse)
+    let facts = Facts { target: *target, pass, storage, precision };
+    table(algorithm).offers(facts, options.level).map_or_else(refuse, |_| Ok(()))
 }
 
 /// The levels of an algorithm, the fastest first, each with every reason for which it may refuse a pass or a problem.
 pub fn reasons(algorithm: Algorithm) -> Vec<(Level, Vec<&'static str>)> {
+    table(algorithm).reasons()
+}
+
+fn table(algorithm: Algorithm) -> &'static dyn LevelTable {
     match algorithm {
-        Algorithm::LinearAttention => level_table::reasons(&linear_attention::LEVELS),
-        Algorithm::LinearCrossEntropy => level_table::reasons(&linear_cross_entropy::LEVELS),
-        Algorithm::LazyAttention => level_table::reasons(&softmax::LAZY_LEVELS),
-        _ => level_table::reasons(&softmax::LEVELS),
+        Algorithm::LinearAttention => &LINEAR_ATTENTION,
+        Algorithm::LinearCrossEntropy => &LINEAR_CROSS_ENTROPY,
+        Algorithm::LazyAttention => &softmax::LAZY_LEVELS,
+        _ => &softmax::LEVELS,
     }
 }
 

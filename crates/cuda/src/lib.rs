@@ -41,6 +41,7 @@ mod pass;
 mod peak;
 mod plan;
 mod queue;
+mod read_as;
 mod recorded;
 mod run;
 mod shared;

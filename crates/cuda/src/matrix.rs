@@ -1,7 +1,8 @@
 //! All variants.
 
 use crate::family::Family::{self, CrossEntropyPortable, CrossEntropyShards, CrossEntropySm90a};
-use crate::softmax::{AttentionShape, CONSUMER, Hopper, Lengths, Results, Visible};
+use crate::softmax::{AttentionShape, Hopper, Lengths, Results, Visible};
+use crate::target::CONSUMER;
 use crate::unit::Unit;
 use crate::variant::{Variant, WIDTHS};
 use etalon_problem::Dtype::{self, Bf16, F16, F32};
@@ -19,7 +20,9 @@ pub fn every_variant() -> Vec<Variant> {
     let mut all = vec![Variant::moves(2), Variant::moves(4), Variant::tables()];
     all.push(Variant::peak(Unit::Ffma, F32));
     all.extend(each([Unit::Mma, Unit::Wgmma], [Bf16, F16]).map(|(unit, storage)| Variant::peak(unit, storage)));
-    add_cross_entropy(&mut all);
+    all.extend(each(ALL, FLAGS).map(|(storage, second)| Variant::cross_entropy(CrossEntropyPortable, storage, second)));
+    all.extend(ALL.map(|storage| Variant::cross_entropy(CrossEntropyShards, storage, false)));
+    all.extend([Bf16, F16].map(|storage| Variant::cross_entropy(CrossEntropySm90a, storage, false)));
     for (storage, options) in each(ALL, FLAGS) {
         add_attention(&mut all, storage, options);
     }
@@ -34,12 +37,6 @@ pub fn every_variant() -> Vec<Variant> {
     // Wide values of sm80 take several launches of the same kernels, and some of sm90a are within others.
     all.dedup();
     all
-}
-
-fn add_cross_entropy(all: &mut Vec<Variant>) {
-    all.extend(each(ALL, FLAGS).map(|(storage, second)| Variant::cross_entropy(CrossEntropyPortable, storage, second)));
-    all.extend(ALL.map(|storage| Variant::cross_entropy(CrossEntropyShards, storage, false)));
-    all.extend([Bf16, F16].map(|storage| Variant::cross_entropy(CrossEntropySm90a, storage, false)));
 }
 
 /// attention, attention_lse and lazy_attention on the levels portable and sm80.

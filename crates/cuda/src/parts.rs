@@ -2,7 +2,7 @@
 
 use crate::call::{OperandLayout, PassCall};
 use crate::memory::{Layout, MemoryRange, check_extents};
-use crate::strided::{StridedTensor, dense, extents};
+use crate::strided::{StridedTensor, dense, of_four};
 use crate::target::Target;
 use etalon_problem::{Dtype, Error, Operand, Pass, Result, Stored};
 
@@ -49,20 +49,6 @@ impl Part {
         self.range.is_none()
     }
 }
-
-/// Declares that a pass of an algorithm, which has `parts`, is read as these.
-macro_rules! has_parts {
-    ($prepared:ty) => {
-        impl std::ops::Deref for $prepared {
-            type Target = $crate::parts::Parts;
-
-            fn deref(&self) -> &$crate::parts::Parts {
-                &self.parts
-            }
-        }
-    };
-}
-pub(crate) use has_parts;
 
 impl Parts {
     /// Operands that the caller holds, and those that are `made` on the way whether the caller holds them or not.
@@ -119,21 +105,12 @@ fn part(
     layout: &mut Layout,
 ) -> Result<Part> {
     let bytes = Stored::of(operand.precision, storage).bytes();
-    let extents = extents(&operand.shape).ok_or_else(|| {
+    let extents = of_four(&operand.shape, [1; 4]).ok_or_else(|| {
         Error::value(format!("number of axes of `{}`", operand.name), "at most 4", operand.shape.len())
     })?;
     check_extents(&extents)?;
-    let mut strides = dense(extents);
-    if let Some(own) = laid.as_ref().and_then(|laid| laid.strides.as_ref()) {
-        // Of fewer axes the last are columns, and before them heads and batch elements.
-        let axes: &[usize] = match own.len() {
-            1 => &[3],
-            2 => &[1, 3],
-            3 => &[0, 1, 3],
-            _ => &[0, 1, 2, 3],
-        };
-        axes.iter().zip(own).for_each(|(&axis, &stride)| strides[axis] = stride);
-    }
+    let laid_out = laid.as_ref().and_then(|laid| of_four(laid.strides.as_ref()?, dense(extents)));
+    let strides = laid_out.unwrap_or_else(|| dense(extents));
     let own = StridedTensor { address: 0, extents, strides };
     // Rows are read as they lie, side by side; of four axes those before may lie anywhere.
     let taken = if operand.shape.len() == 4 { own.has_whole_rows() } else { own.is_dense() };

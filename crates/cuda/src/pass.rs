@@ -57,7 +57,7 @@ pub(crate) struct Choice {
 
 impl Choice {
     pub fn of<S>(table: &'static [LevelRow<S>], spec: &S, level: Level) -> Result<Choice> {
-        let level = level_table::choose(table, spec, level)?.level;
+        let level = level_table::choose(table, spec, level).map_err(|reason| level.refusal(reason))?;
         let refusals = level_table::refusals(table, spec);
         Ok(Choice { level, refusals, mode: None, blockings: Vec::new() })
     }

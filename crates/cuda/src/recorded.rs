@@ -2,13 +2,11 @@
 
 use crate::device_pass::DevicePass;
 use crate::device_tensor::DeviceTensors;
-use crate::gpu::Device;
+use cudarc::driver::CudaGraph;
 use cudarc::driver::result::graph;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstream, CUstreamCaptureMode};
-use cudarc::driver::{CudaGraph, CudaStream};
 use etalon_problem::{Error, Result};
 use std::fmt;
-use std::sync::Arc;
 
 /// A prepared pass whose tensors and scratch memory lie where they lay when it was recorded. What it enqueues is
 /// what [`DevicePass::enqueue`] does, with the same bits.
@@ -43,24 +41,17 @@ impl DevicePass {
         device.check_alive()?;
         device.bind()?;
         let stream = device.check(WHAT, device.context.new_stream())?;
-        let graph = captured(device, &stream, || {
-            // SAFETY: the caller's promise; the stream is of the context, and runs nothing while it is captured.
-            unsafe { self.enqueue(stream.cu_stream(), inputs, outputs, scratch) }
-        })?;
-        Ok(RecordedPass { pass: self, graph })
+        // Calls of other threads meanwhile are of no account.
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        device.check(WHAT, stream.begin_capture(mode))?;
+        // SAFETY: the caller's promise; the stream is of the context, and runs nothing while it is captured.
+        let enqueued = unsafe { self.enqueue(stream.cu_stream(), inputs, outputs, scratch) };
+        // The capture ends, whatever fails.
+        let graph = stream.end_capture(FLAGS);
+        enqueued?;
+        let none = || Error::Device { what: WHAT.to_string(), reason: "there is no graph".to_string() };
+        Ok(RecordedPass { pass: self, graph: device.check(WHAT, graph)?.ok_or_else(none)? })
     }
-}
-
-/// Captures what is enqueued on a stream as a graph. The capture ends, whatever fails.
-fn captured(device: &Device, stream: &Arc<CudaStream>, enqueue: impl FnOnce() -> Result<()>) -> Result<CudaGraph> {
-    // Calls of other threads meanwhile are of no account.
-    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-    device.check(WHAT, stream.begin_capture(mode))?;
-    let enqueued = enqueue();
-    let graph = stream.end_capture(FLAGS);
-    enqueued?;
-    let none = || Error::Device { what: WHAT.to_string(), reason: "there is no graph".to_string() };
-    device.check(WHAT, graph)?.ok_or_else(none)
 }
 
 const WHAT: &str = "recording a pass";

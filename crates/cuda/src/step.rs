@@ -5,7 +5,6 @@ use crate::memory::MemoryRange;
 use crate::parts::{Part, Parts};
 use crate::shared::shared_bytes;
 use crate::strided::StridedTensor;
-use crate::target::Target;
 use crate::tensor_args::TensorArgs;
 use crate::unit::Unit;
 use crate::variant::{KernelOf, Variant};
@@ -140,20 +139,11 @@ const MOST_STEPS: usize = 100_000;
 
 pub(crate) struct Steps<'a, P> {
     pub prepared: &'a P,
-    target: Target,
     list: RefCell<Vec<Step>>,
     tables: u64,
 }
 
 impl<'a, P> Steps<'a, P> {
-    fn empty(prepared: &'a P, target: Target) -> Self {
-        Steps { prepared, target, list: RefCell::default(), tables: Region::Tables.symbol() }
-    }
-
-    pub fn multiprocessors(&self) -> usize {
-        self.target.multiprocessors
-    }
-
     /// The same, with tables that the pass makes in its scratch memory.
     pub fn with_tables(self, range: MemoryRange) -> Self {
         Steps { tables: self.at(range), ..self }
@@ -248,7 +238,7 @@ impl<'a, P> Steps<'a, P> {
 impl<'a, P: Deref<Target = Parts>> Steps<'a, P> {
     /// Begins with copies of what the caller holds elsewhere than kernels find it.
     pub fn new(prepared: &'a P) -> Result<Self> {
-        let steps = Steps::empty(prepared, prepared.target);
+        let steps = Steps { prepared, list: RefCell::default(), tables: Region::Tables.symbol() };
         steps.apart(|part| part.given).try_for_each(|(number, part)| {
             steps.copy(part.bytes, part.caller(steps.of_caller(number)), steps.placed(number))
         })?;
@@ -263,34 +253,34 @@ impl<'a, P: Deref<Target = Parts>> Steps<'a, P> {
         Ok(self.list.into_inner())
     }
 
-    /// Parts that the caller holds elsewhere than kernels find them.
-    fn apart(&self, which: impl Fn(&Part) -> bool) -> impl Iterator<Item = (usize, &Part)> {
-        let parts = self.parts().list.iter().enumerate();
-        parts.filter(move |(_, part)| which(part) && !part.is_direct())
+    pub fn multiprocessors(&self) -> usize {
+        self.prepared.target.multiprocessors
     }
 
-    fn parts(&self) -> &Parts {
-        self.prepared
+    /// Parts that the caller holds elsewhere than kernels find them.
+    fn apart(&self, which: impl Fn(&Part) -> bool) -> impl Iterator<Item = (usize, &Part)> {
+        let parts = self.prepared.list.iter().enumerate();
+        parts.filter(move |(_, part)| which(part) && !part.is_direct())
     }
 
     /// The address of an array beside the parts.
     pub fn beside(&self, number: usize) -> u64 {
-        Region::Operand(self.parts().list.len() + number).symbol()
+        Region::Operand(self.prepared.list.len() + number).symbol()
     }
 
     fn of_caller(&self, number: usize) -> u64 {
-        let part = &self.parts().list[number];
+        let part = &self.prepared.list[number];
         if part.given || part.wanted { Region::Operand(number).symbol() } else { 0 }
     }
 
     fn placed(&self, number: usize) -> StridedTensor {
-        let part = &self.parts().list[number];
+        let part = &self.prepared.list[number];
         part.place(part.range.map_or_else(|| self.of_caller(number), |range| self.at(range)))
     }
 
     /// The place of an operand, as kernels find it; nowhere if it is not there.
     pub fn place(&self, name: &str) -> StridedTensor {
-        let found = self.parts().list.iter().position(|part| part.operand.name == name);
+        let found = self.prepared.list.iter().position(|part| part.operand.name == name);
         found.map_or(StridedTensor::NOWHERE, |number| self.placed(number))
     }
 
@@ -310,7 +300,7 @@ impl<'a, P: Deref<Target = Parts>> Steps<'a, P> {
     pub fn fill_part(&self, part: &Part, pattern: u32) -> Result<()> {
         let to = self.place(part.operand.name);
         let size = part.bytes * to.elements();
-        let aligned = self.parts().aligned || !part.is_direct();
+        let aligned = self.prepared.aligned || !part.is_direct();
         // Of two bytes none but 0 is asked for.
         if aligned && to.is_dense() && (part.bytes == 4 || pattern == 0) && size.is_multiple_of(4) {
             self.fill(to.address, size, pattern);
@@ -319,7 +309,3 @@ impl<'a, P: Deref<Target = Parts>> Steps<'a, P> {
         self.move_to(part.bytes, to, Move { fill: pattern, ..Move::default() })
     }
 }
-
-#[cfg(test)]
-#[path = "../tests/units/step.rs"]
-mod tests;

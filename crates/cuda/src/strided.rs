@@ -14,14 +14,15 @@ pub(crate) fn dense(extents: [usize; 4]) -> [i64; 4] {
     [heads * rows * columns, rows * columns, columns, 1]
 }
 
-/// Extents of a shape of up to four axes: of fewer than four the last are columns, and those before heads and batch
-/// elements.
-pub(crate) fn extents(shape: &[usize]) -> Option<[usize; 4]> {
-    Some(match *shape {
-        [] => [1; 4],
-        [n] => [1, 1, 1, n],
-        [h, n] => [1, h, 1, n],
-        [b, h, n] => [b, h, 1, n],
+/// Numbers of up to four axes, beside `others` of those that are not there: of fewer than four the last are columns,
+/// and those before heads and batch elements.
+pub(crate) fn of_four<T: Copy>(own: &[T], others: [T; 4]) -> Option<[T; 4]> {
+    let [b, h, n, _] = others;
+    Some(match *own {
+        [] => others,
+        [d] => [b, h, n, d],
+        [h, d] => [b, h, n, d],
+        [b, h, d] => [b, h, n, d],
         [b, h, n, d] => [b, h, n, d],
         _ => return None,
     })

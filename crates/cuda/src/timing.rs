@@ -58,7 +58,7 @@ pub fn time(
     levels::check(options, problem.algorithm(), pass, storage)?;
     let draft = |call: &PassCall<'_, '_>| Ok((draft(problem, call)?, ()));
     let (placed, ()) = Placed::new(workspace, (pass, storage, &table), (inputs, None), options, draft)?;
-    let mut timing = Timing { scratch_bytes: placed.scratch_bytes(), ..Timing::default() };
+    let mut timing = Timing { scratch_bytes: placed.pass.scratch_bytes, ..Timing::default() };
     // Neither compiling and loading counts nor the first round.
     let first = round(&placed, 1)?;
     let passes = ((ROUND / first.max(1.0)).ceil() as usize).clamp(1, ROW);
@@ -101,7 +101,7 @@ impl<'a> DeviceCall<'a> {
     ) -> Result<Self> {
         let (mut inputs, mut outputs) = (DeviceTensors::new(), DeviceTensors::new());
         for (part, address) in placed.parts() {
-            let stored = Stored::of(part.operand.precision, placed.storage());
+            let stored = Stored::of(part.operand.precision, placed.pass.parts.storage);
             let tensor = DeviceTensor::dense(address, &part.operand.shape, stored);
             let name = part.operand.name;
             // A step's state lies in the place of the new one.
@@ -113,7 +113,7 @@ impl<'a> DeviceCall<'a> {
             }
         }
         let pass = DevicePass::new(workspace, problem, pass, &inputs, &outputs, options)?;
-        let (scratch, bytes) = (placed.scratch, placed.scratch_bytes());
+        let (scratch, bytes) = (placed.scratch, placed.pass.scratch_bytes);
         let own = (pass.scratch_bytes() > bytes).then(|| placed.memory(pass.scratch_bytes())).transpose()?;
         let stream = placed.queue()?.stream;
         let scratch = own.as_ref().map_or(scratch, |own| own.device_ptr(stream).0);

@@ -1,12 +1,11 @@
 //! A pass of linear_attention, from its problem to its steps.
 
 use super::args::{LinearArgs, WalkArgs};
-use super::levels::LEVELS;
 use super::prepared::{Needs, Prepared, Steps};
 use super::tables::Tables;
 use super::{hopper, passes};
 use crate::call::PassCall;
-use crate::level_table::LevelSpec;
+use crate::level_table::{LINEAR_ATTENTION, LevelSpec};
 use crate::memory::{Layout, beyond_32_bits};
 use crate::options::Level;
 use crate::parts::Parts;
@@ -23,7 +22,7 @@ pub(crate) fn draft(problem: &LinearAttention, call: &PassCall<'_, '_>) -> Resul
     let empty = [e.batch, e.query_heads, e.tokens, e.dim, value_dim].contains(&0);
     let boxes = hopper::takes_all(&parts);
     let spec = LevelSpec { facts: call.facts(), dim: e.dim, value_dim, empty, boxes };
-    let mut choice = Choice::of(&LEVELS, &spec, options.level)?;
+    let mut choice = Choice::of(&LINEAR_ATTENTION, &spec, options.level)?;
     // A step has one kernel on all levels, without a product of matrices.
     if call.pass == Pass::Step {
         choice.level = Level::Portable;

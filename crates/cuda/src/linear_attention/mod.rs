@@ -3,7 +3,6 @@
 mod args;
 mod draft;
 mod hopper;
-mod levels;
 mod log_decays;
 mod passes;
 mod prepared;
@@ -11,7 +10,6 @@ mod tables;
 
 pub(crate) use args::ARGUMENTS;
 pub(crate) use draft::draft;
-pub(crate) use levels::LEVELS;
 pub(crate) use log_decays::check_log_decays;
 
 /// Tokens of a chunk, and of a micro-chunk: a tile.

@@ -4,7 +4,7 @@ use super::args::{LinearArgs, WalkArgs};
 use super::tables::Tables;
 use crate::memory::Layout;
 use crate::options::Level;
-use crate::parts::{Parts, has_parts};
+use crate::parts::Parts;
 use crate::step::{self, Region};
 use etalon_problem::{Decay, LinearAttention, Pass, Result};
 
@@ -43,7 +43,7 @@ impl Needs {
     }
 }
 
-has_parts!(Prepared<'_>);
+crate::read_as::read_as!(Prepared<'_>, parts: Parts);
 
 impl Prepared<'_> {
     pub fn wants(&self, name: &str) -> bool {

@@ -6,7 +6,6 @@ mod args;
 mod filter;
 mod filtered;
 mod hopper;
-mod levels;
 mod plan;
 mod prepared;
 mod run;
@@ -18,7 +17,6 @@ mod tokens;
 pub(crate) use args::ARGUMENTS;
 pub use etalon_problem::linear_cross_entropy::Filter;
 pub use filtered::{Certificate, filtered_backward};
-pub(crate) use levels::LEVELS;
 pub(crate) use run::draft;
 
 /// Classes of a tile of a filter, which begins at a multiple of as many.

@@ -8,7 +8,7 @@ use etalon_problem::Result;
 pub(crate) const SIDE: usize = 128;
 
 /// Classes of a leaf of the tree: `TILE` of `linear_cross_entropy/problem.cuh`.
-pub(crate) const TILE: usize = 256;
+pub(crate) const TILE: usize = etalon_problem::linear_cross_entropy::shard::TILE;
 
 /// Classes that a chunk should have, so that products have enough tiles; on tensor cores where fewer tokens at a time
 /// would cost dw a sweep of its own.

@@ -1,14 +1,13 @@
 //! A pass of linear_cross_entropy: its operands, its memory, its kernels.
 
 use super::args::{COMMON, CrossEntropyArgs, PULL, TOKEN};
-use super::levels::LEVELS;
 use super::plan::{PassSpec, Plan, Walked};
 use super::tokens::counted;
 use crate::call::PassCall;
-use crate::level_table::LevelSpec;
+use crate::level_table::{LINEAR_CROSS_ENTROPY, LevelSpec};
 use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
-use crate::parts::{Parts, has_parts};
+use crate::parts::Parts;
 use crate::pass::{Choice, PassPlan, TableImage};
 use crate::step::{self, Region, Step};
 use etalon_problem::linear_cross_entropy::Filter;
@@ -83,7 +82,7 @@ impl<'a> Prepared<'a> {
         let parts = Parts::new(call, |_| false, &mut layout)?;
         let boxes = parts.begin_aligned(&["h", "w", "dh", "dw"]);
         let level = LevelSpec { facts: call.facts(), dim: problem.dim, value_dim: 0, empty: false, boxes };
-        let choice = Choice::of(&LEVELS, &level, options.level)?;
+        let choice = Choice::of(&LINEAR_CROSS_ENTROPY, &level, options.level)?;
         let tensor = choice.level == Level::Sm90a;
         let LinearCrossEntropy { tokens, dim, vocab, .. } = *problem;
         let second = call.pass == Pass::DoubleBackward;
@@ -119,4 +118,4 @@ impl<'a> Prepared<'a> {
     }
 }
 
-has_parts!(Prepared<'_>);
+crate::read_as::read_as!(Prepared<'_>, parts: Parts);

@@ -64,9 +64,6 @@ pub use host::{backward_shard, combine, combine_dh, forward_shard, output};
 use crate::memory::beyond_32_bits;
 use etalon_problem::{LinearCrossEntropy, Result};
 
-// The tiles of a filter are those of the tree.
-const _: () = assert!(TILE == super::TILE);
-
 /// Fails unless the classes of a problem can be counted.
 fn check_vocab(problem: &LinearCrossEntropy) -> Result<()> {
     if problem.vocab > i32::MAX as usize {
@@ -74,7 +71,3 @@ fn check_vocab(problem: &LinearCrossEntropy) -> Result<()> {
     }
     Ok(())
 }
-
-#[cfg(test)]
-#[path = "../../tests/units/linear_cross_entropy/shard.rs"]
-mod tests;

@@ -32,7 +32,8 @@ impl Counts {
     pub fn of_scores(scores: &Scores) -> Counts {
         let list = scores.sequences();
         let some = list.iter().any(|s| s.queries > 0);
-        let flags = flags(scores).filter(|_| some && !has_spans(scores, &list));
+        let has_spans = || list.iter().all(|sequence| scores.mask.row_spans(sequence).is_some());
+        let flags = flags(scores).filter(|_| some && !has_spans());
         let by_queries = list.iter().map(|s| tiles(s.queries)).sum();
         let most = |f: fn(&Sequence) -> usize| list.iter().map(f).max().map_or(0, tiles);
         let by_pairs = match scores.bias {
@@ -98,10 +99,6 @@ pub(crate) fn is_shared(scores: &Scores, bias: BiasExtents) -> bool {
 
 fn is_window(scores: &Scores) -> bool {
     window(&scores.mask, scores.extents.queries, scores.extents.keys).is_some()
-}
-
-fn has_spans(scores: &Scores, list: &[Sequence]) -> bool {
-    list.iter().all(|sequence| scores.mask.row_spans(sequence).is_some())
 }
 
 /// The heads of the flags of pairs, where rows of the mask are no spans, or are only with some data.

@@ -9,7 +9,6 @@ use crate::options::Level;
 use crate::step::Work;
 use crate::variant::Variant;
 use etalon_problem::{Mode, Pass, Result};
-use std::ops::Range;
 
 /// Shares of partial sums in their memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,7 +114,14 @@ impl DqPartials {
         let mut collected = Work { terms: 0, sums, ..work };
         let mut work = Work { working, ..work };
         for first in (0..tiles).step_by(at_once) {
-            let slots = self.args(steps, first..tiles.min(first + at_once));
+            let end = tiles.min(first + at_once);
+            let slots = PartialArgs {
+                at: steps.at(self.range).into(),
+                totals: steps.at(self.totals).into(),
+                first: first as i32,
+                end: end as i32,
+                last: (end == tiles).into(),
+            };
             for args in fused(slots) {
                 steps.launch_work((variant, "fused"), (by_keys, threads), &args, work)?;
                 work = Work { terms: 0, partials: 0.0, ..work };
@@ -124,15 +130,5 @@ impl DqPartials {
             collected = Work { partials: 0.0, sums: 0, ..collected };
         }
         Ok(())
-    }
-
-    fn args(&self, steps: &Steps<'_>, tiles: Range<usize>) -> PartialArgs {
-        PartialArgs {
-            at: steps.at(self.range).into(),
-            totals: steps.at(self.totals).into(),
-            first: tiles.start as i32,
-            end: tiles.end as i32,
-            last: (tiles.end == self.shares.tiles).into(),
-        }
     }
 }

@@ -79,7 +79,7 @@ pub(crate) fn draft_lazy<'a>(problem: &'a Problem, call: &PassCall<'_, '_>) -> R
     let mut prepared = Prepared::new(problem, call, &LAZY_LEVELS, &mut layout)?;
     let level = prepared.choice.level;
     if level != Level::Portable || prepared.pass == Pass::Backward {
-        prepared.flags = Some(fallback::range(&prepared, &mut layout)?);
+        prepared.flags = Some(fallback::range(&prepared, 0, &mut layout)?);
     }
     let memory = Memory::new(&prepared, &mut layout)?;
     let plan = if level == Level::Sm90a { Some(LazyPlan::new(&prepared, &mut layout)?) } else { None };

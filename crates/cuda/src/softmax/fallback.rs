@@ -19,17 +19,12 @@ pub(crate) fn reserve(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Op
     };
     let is_fused = prepared.choice.level == Level::Sm90a && prepared.spec.fuses_sm90a();
     let turns = if is_fused { prepared.spec.sums_of_rows() } else { 0 };
-    has_flags.then(|| words(prepared, turns, layout)).transpose()
+    has_flags.then(|| range(prepared, turns, layout)).transpose()
 }
 
 /// Range of words that are 0 at first: counters from which blocks of sm90a claim tiles, of two kernels; flags,
-/// of all groups together and then of each.
-pub(crate) fn range(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<MemoryRange> {
-    words(prepared, 0, layout)
-}
-
-/// The same, and so many numbers that say whose turn it is to add to sums of dq.
-fn words(prepared: &Prepared<'_>, turns: usize, layout: &mut Layout) -> Result<MemoryRange> {
+/// of all groups together and then of each; and so many numbers that say whose turn it is to add to sums of dq.
+pub(crate) fn range(prepared: &Prepared<'_>, turns: usize, layout: &mut Layout) -> Result<MemoryRange> {
     layout.named("counters of tiles, and flags of key heads", 4 * (3 + groups(prepared) + turns))
 }
 

@@ -93,6 +93,9 @@ fn check_array(array: &Array, tensor: &DeviceTensor) -> Result<()> {
     tensor.check_whole(name)
 }
 
+/// The most arrays that kernels take.
+const ARRAYS: usize = 16;
+
 kernel_args! {
     /// Integers, or flags of 8 bits.
     struct Numbers as "GivenArray" {
@@ -115,11 +118,7 @@ kernel_args! {
         /// Strides of flags.
         batch, head: i64,
     }
-}
 
-const ARRAYS: usize = 16;
-
-kernel_args! {
     pub(super) struct TableArgs as "TableArgs" {
         /// Lengths or offsets; nowhere: all have all rows.
         query, key: Numbers,

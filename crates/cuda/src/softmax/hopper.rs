@@ -9,11 +9,11 @@ use super::{Steps, fallback, modules};
 use crate::args::{filled, int};
 use crate::memory::{Layout, MemoryRange};
 use crate::parts::Part;
+use crate::read_as::read_as;
 use crate::strided::StridedTensor;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
 use etalon_problem::{Blocking, Dtype, Extents, Pass, Result};
-use std::ops::Deref;
 
 #[derive(Debug)]
 pub(crate) struct Plan {
@@ -122,13 +122,7 @@ pub(super) struct HopperSteps<'a> {
     pub plan: &'a Plan,
 }
 
-impl<'a> Deref for HopperSteps<'a> {
-    type Target = Steps<'a>;
-
-    fn deref(&self) -> &Steps<'a> {
-        self.steps
-    }
-}
+read_as!(HopperSteps<'a>, steps: Steps<'a>, 'a);
 
 impl HopperSteps<'_> {
     /// The place in which the tensor cores find an operand.

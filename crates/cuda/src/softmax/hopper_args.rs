@@ -26,6 +26,11 @@ pointees! {
     Piece = "uint4",
 }
 
+strided_args! {
+    /// A tensor of 16-bit elements.
+    pub(crate) struct Elements as "Elements" { Half, batch_stride, head_stride, row_stride }
+}
+
 kernel_args! {
     /// Extents, the window of the mask, and how work is shared.
     pub(crate) struct Shape as "Shape" {
@@ -58,14 +63,7 @@ kernel_args! {
         /// Of each tile of 64 keys the tiles of queries that may see some of it.
         pub seen_by: ConstPtr<Tile>,
     }
-}
 
-strided_args! {
-    /// A tensor of 16-bit elements.
-    pub(crate) struct Elements as "Elements" { Half, batch_stride, head_stride, row_stride }
-}
-
-kernel_args! {
     /// The unit of scores.
     struct Unit as "Unit" {
         /// A factor of products, 1/unit, and the unit.
@@ -80,36 +78,13 @@ kernel_args! {
         /// The softcap over the unit (0: none), 1/softcap, and the scale.
         cap, inverse_cap, factor: f32,
     }
-}
 
-impl ScoreOptions {
-    /// The unit of scores is the scale where that is above 0 and of usual size. A cap of 0: none.
-    pub fn new(bias: StridedTensor, scale: f32, cap: f32) -> Self {
-        let unit = match scale > 1e-18 && scale < 1e18 {
-            true => Unit { scale: 1.0, over: 1.0 / scale, natural: scale },
-            false => Unit { scale, over: 1.0, natural: 1.0 },
-        };
-        let (cap, inverse_cap) = (cap * unit.over, 1.0 / cap);
-        ScoreOptions { bias: bias.into(), unit, cap, inverse_cap, factor: scale }
-    }
-}
-
-kernel_args! {
     /// Rows in pieces of 16 bytes.
     pub(crate) struct Pieces as "Pieces" {
         data: Ptr<Piece>,
         batch, head, row: i64,
     }
-}
 
-impl From<StridedTensor> for Pieces {
-    fn from(place: StridedTensor) -> Self {
-        let [batch, head, row, _] = place.strides.map(|stride| stride / 8);
-        Pieces { data: place.address.into(), batch, head, row }
-    }
-}
-
-kernel_args! {
     pub(crate) struct ForwardArgs as "ForwardArgs" {
         pub q, k, v, o: TensorMap,
         pub lse: Ptr<f32>,
@@ -147,5 +122,24 @@ kernel_args! {
         /// Of `fused`: sums of dq, of 64 queries after the other, and of each of these whose turn it is.
         pub dq_sums: Ptr<f32>,
         pub turns: Ptr<u32>,
+    }
+}
+
+impl ScoreOptions {
+    /// The unit of scores is the scale where that is above 0 and of usual size. A cap of 0: none.
+    pub fn new(bias: StridedTensor, scale: f32, cap: f32) -> Self {
+        let unit = match scale > 1e-18 && scale < 1e18 {
+            true => Unit { scale: 1.0, over: 1.0 / scale, natural: scale },
+            false => Unit { scale, over: 1.0, natural: 1.0 },
+        };
+        let (cap, inverse_cap) = (cap * unit.over, 1.0 / cap);
+        ScoreOptions { bias: bias.into(), unit, cap, inverse_cap, factor: scale }
+    }
+}
+
+impl From<StridedTensor> for Pieces {
+    fn from(place: StridedTensor) -> Self {
+        let [batch, head, row, _] = place.strides.map(|stride| stride / 8);
+        Pieces { data: place.address.into(), batch, head, row }
     }
 }

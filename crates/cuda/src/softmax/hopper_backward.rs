@@ -16,8 +16,9 @@ use etalon_problem::Result;
 
 /// The gradients that have places.
 pub(crate) fn backward(steps: HopperSteps<'_>) -> Result<()> {
-    if steps.prepared.has_gradient() && steps.is_there("dq") {
-        portable::scaled_gradient(&steps)?;
+    let pairs = PairArgs::new(&steps);
+    if steps.prepared.has_gradient() && pairs.dq.is_there() {
+        portable::scale(&steps, &pairs)?;
     }
     let gradients = WRITTEN.into_iter().any(|name| writes(&steps, name));
     let sums = ["dsinks", "dbias"].into_iter().any(|name| steps.is_there(name));
@@ -35,7 +36,7 @@ pub(crate) fn backward(steps: HopperSteps<'_>) -> Result<()> {
         WRITTEN.into_iter().try_for_each(|name| steps.narrow(name))?;
         fallback::backward(&steps)?;
     }
-    portable::sinks_and_bias(&steps, &PairArgs::new(&steps))
+    portable::sinks_and_bias(&steps, &pairs)
 }
 
 /// Results of the tensor cores.

@@ -64,6 +64,17 @@ kernel_args! {
         /// Tasks by keys.
         pub windowed: i32,
     }
+
+    /// Arguments of `measure` of `lazy_attention/portable_backward.cu`.
+    pub(super) struct MeasureArgs as "MeasureArgs" {
+        pub lazy: LazyArgs,
+        /// Of every row, in the order of `Figure`: 0 at first.
+        pub figures: Ptr<f32>,
+        /// `[batch, heads, tiles, tiles]`: whether a pair of a tile is visible (1), or active (2); 0 at first.
+        pub states: Ptr<u32>,
+        /// Of these tiles, which lie on the arrays.
+        pub tile_queries, tile_keys: i32,
+    }
 }
 
 impl LazyArgs {
@@ -83,18 +94,5 @@ impl LazyArgs {
     /// The launch whose accumulators begin at these columns.
     pub fn at(self, columns: [usize; 2]) -> Self {
         LazyArgs { c: self.c.at(columns), ..self }
-    }
-}
-
-kernel_args! {
-    /// Arguments of `measure` of `lazy_attention/portable_backward.cu`.
-    pub(super) struct MeasureArgs as "MeasureArgs" {
-        pub lazy: LazyArgs,
-        /// Of every row, in the order of `Figure`: 0 at first.
-        pub figures: Ptr<f32>,
-        /// `[batch, heads, tiles, tiles]`: whether a pair of a tile is visible (1), or active (2); 0 at first.
-        pub states: Ptr<u32>,
-        /// Of these tiles, which lie on the arrays.
-        pub tile_queries, tile_keys: i32,
     }
 }

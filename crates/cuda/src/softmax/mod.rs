@@ -18,18 +18,16 @@ mod prepared;
 mod rows;
 mod second;
 mod spec;
-mod variants;
 #[cfg(test)]
-#[path = "../../tests/walks/blocks.rs"]
-mod walks;
+#[path = "../../tests/units/softmax/mod.rs"]
+mod tests;
+mod variants;
 mod window;
 
 pub(crate) use draft::{draft, draft_lazy, draft_stats};
 pub(crate) use modules::chosen;
-pub(crate) use spec::{LAZY_LEVELS, LEVELS, refuses};
-#[cfg(test)]
-pub(crate) use variants::most_shared;
-pub(crate) use variants::{AttentionShape, CONSUMER, Hopper, Lengths, Results, Visible};
+pub(crate) use spec::{LAZY_LEVELS, LEVELS};
+pub(crate) use variants::{AttentionShape, Hopper, Lengths, Results, Visible};
 
 use crate::args::{Declaration, Field, declarations};
 use crate::step::{Grid, Work};

@@ -129,7 +129,3 @@ pub(crate) fn chosen(list: &[Blocking], hint: Option<Blocking>) -> Blocking {
     let smallest = list.iter().filter(holds).min_by_key(area);
     *smallest.or_else(|| list.iter().max_by_key(area)).unwrap_or(&first)
 }
-
-#[cfg(test)]
-#[path = "../../tests/units/softmax/modules.rs"]
-mod tests;

@@ -102,14 +102,9 @@ fn row_blocks(steps: &Steps<'_>) -> usize {
 }
 
 /// dq of attention_lse from the `gradient` that is given.
-fn scale(steps: &Steps<'_>, args: &PairArgs) -> Result<()> {
+pub(crate) fn scale(steps: &Steps<'_>, args: &PairArgs) -> Result<()> {
     let args = PairArgs { q: steps.tensor("gradient"), ..*args };
     launch(steps, "scale", row_blocks(steps), &args, 0)
-}
-
-/// The same in a pass on tensor cores.
-pub(crate) fn scaled_gradient(steps: &Steps<'_>) -> Result<()> {
-    scale(steps, &PairArgs::new(steps))
 }
 
 /// dq beside dk and dv, from partial sums.

@@ -4,12 +4,12 @@ use super::counts::Counts;
 use super::dq_partials::DqPartials;
 use super::given::Given;
 use super::modules::Modules;
-use super::rows::{Rows, Tables};
+use super::rows::Tables;
 use super::spec::Spec;
 use crate::call::PassCall;
 use crate::level_table::LevelRow;
 use crate::memory::{Layout, MemoryRange};
-use crate::parts::{Parts, has_parts};
+use crate::parts::Parts;
 use crate::pass::{Choice, TableImage};
 use etalon_problem::{DistanceBias, Error, Operand, Pass, Problem, Result, Role, Scores, Sequence, Sequences};
 
@@ -37,7 +37,7 @@ pub(crate) struct Prepared<'a> {
     pub partials: Option<DqPartials>,
 }
 
-has_parts!(Prepared<'_>);
+crate::read_as::read_as!(Prepared<'_>, parts: Parts);
 
 impl<'a> Prepared<'a> {
     /// Fails where the level that is asked for cannot compute the pass.
@@ -58,7 +58,6 @@ impl<'a> Prepared<'a> {
             _ => operand.role == Role::Saved,
         };
         let parts = Parts::new(call, made, layout)?;
-        Rows::check_extents(scores)?;
         let is_given = !call.arrays.is_empty();
         let counts = if is_given { Counts::most(scores)? } else { Counts::of_scores(scores) };
         let tables = Tables::new(&counts, scores)?;
@@ -88,11 +87,6 @@ impl<'a> Prepared<'a> {
             flags: None,
             partials: None,
         })
-    }
-
-    /// True if the backward pass of attention_lse is given ∂lse/∂q, of which dq is a multiple.
-    pub fn has_gradient(&self) -> bool {
-        has_gradient(&self.parts)
     }
 
     /// True if kernels leave elements out: rows of no sequence, and of one without queries or keys, which get
@@ -125,21 +119,24 @@ impl<'a> Prepared<'a> {
     }
 }
 
+impl Parts {
+    /// True if the backward pass of attention_lse is given ∂lse/∂q, of which dq is a multiple.
+    pub(super) fn has_gradient(&self) -> bool {
+        self.pass == Pass::Backward && self.part("gradient").is_some_and(|part| part.given)
+    }
+}
+
 fn has_both(parts: &Parts) -> bool {
     let (own, others) = match parts.pass {
         Pass::DoubleBackward => ("gq", ["gk", "gv"]),
         _ => ("dq", ["dk", "dv"]),
     };
-    parts.has(own) && others.into_iter().any(|name| parts.has(name)) && !has_gradient(parts)
-}
-
-fn has_gradient(parts: &Parts) -> bool {
-    parts.pass == Pass::Backward && parts.part("gradient").is_some_and(|part| part.given)
+    parts.has(own) && others.into_iter().any(|name| parts.has(name)) && !parts.has_gradient()
 }
 
 const MULTIPLIED: [&str; 11] = ["q", "k", "v", "dout", "cot_o", "ddq", "ddk", "ddv", "tq", "tk", "tv"];
 
-pub(crate) fn scores_of(problem: &Problem) -> Result<(&Scores, Option<usize>)> {
+fn scores_of(problem: &Problem) -> Result<(&Scores, Option<usize>)> {
     match problem {
         Problem::Attention(own) => Ok((&own.scores, Some(own.value_dim))),
         Problem::AttentionLse(own) => Ok((&own.scores, None)),

@@ -1,7 +1,7 @@
 //! Rows that belong together and pairs that count, as tables for kernels.
 
 use super::counts::{Counts, SIDE, is_shared};
-use crate::memory::{Layout, MemoryRange, check_extents, filled};
+use crate::memory::{Layout, MemoryRange, filled};
 use crate::pass::TableImage;
 use bytemuck::NoUninit;
 use etalon_problem::{Extents, Result, Scores, Sequence, Sequences};
@@ -30,15 +30,8 @@ pub(crate) struct Rows {
 const MASK: &str = "the mask of a pass";
 
 impl Rows {
-    /// Fails where an extent does not fit 32 bits.
-    pub fn check_extents(scores: &Scores) -> Result<()> {
-        let e = &scores.extents;
-        check_extents(&[e.batch, e.query_heads, e.queries, e.keys, e.dim])
-    }
-
-    /// Of a problem that has passed its check.
+    /// Of a problem that has passed its check, with extents that fit 32 bits.
     pub fn new(scores: &Scores) -> Result<Rows> {
-        Rows::check_extents(scores)?;
         let (e, list, counts) = (&scores.extents, scores.sequences(), Counts::of_scores(scores));
         let mut rows = Rows { spans: filled([-1; 2], &[e.batch, e.queries], MASK)?, ..Rows::default() };
         rows.add_spans(scores, &list, counts.flags)?;
@@ -198,7 +191,3 @@ impl Tables {
 pub(crate) fn bytes<T: NoUninit>(list: &[T]) -> &[u8] {
     bytemuck::cast_slice(list)
 }
-
-#[cfg(test)]
-#[path = "../../tests/units/softmax/rows.rs"]
-mod tests;

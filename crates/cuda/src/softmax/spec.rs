@@ -2,13 +2,13 @@
 //! it.
 
 use super::counts::Counts;
-use super::variants::{AttentionShape, CONSUMER, Hopper, Lengths, Visible};
+use super::variants::{AttentionShape, Hopper, Lengths, Visible};
 use super::window::{LONGEST, Window, window};
-use crate::level_table::{self, Facts, LevelRow, Rule, rule};
+use crate::level_table::{Facts, LevelRow, Rule, rule};
 use crate::options::{Level, Options, Precision};
-use crate::target::Target;
+use crate::read_as::read_as;
+use crate::target::CONSUMER;
 use etalon_problem::{Attention, Dtype, Extents, Mode, Pass, Scores, Sequences};
-use std::ops::Deref;
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Spec {
@@ -33,13 +33,7 @@ pub(crate) struct Spec {
     pub options: Options,
 }
 
-impl Deref for Spec {
-    type Target = Facts;
-
-    fn deref(&self) -> &Facts {
-        &self.facts
-    }
-}
+read_as!(Spec, facts: Facts);
 
 impl Spec {
     pub fn new(
@@ -69,15 +63,6 @@ impl Spec {
             both,
             options: *options,
         }
-    }
-
-    /// The pass that every level computes, if any in this storage type.
-    fn permissive((pass, storage): (Pass, Dtype), options: &Options, target: Target) -> Spec {
-        let extents = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 64, keys: 64, dim: 128 };
-        let scores = Attention::new(extents).scores;
-        let counts = Counts::of_scores(&scores);
-        let facts = Facts { target, pass, storage, precision: options.precision };
-        Spec::new((&scores, Some(128)), facts, counts, [true; 2], options)
     }
 
     pub fn columns(&self) -> usize {
@@ -187,14 +172,12 @@ impl Spec {
     }
 }
 
-/// As [`level_table::refuses`], whatever the problem.
-pub(crate) fn refuses(
-    table: &'static [LevelRow<Spec>],
-    options: &Options,
-    call: (Pass, Dtype),
-    target: &Target,
-) -> Option<&'static str> {
-    level_table::refuses(table, &Spec::permissive(call, options, *target), options.level)
+impl From<Facts> for Spec {
+    fn from(facts: Facts) -> Self {
+        let extents = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 64, keys: 64, dim: 128 };
+        let scores = Attention::new(extents).scores;
+        Spec::new((&scores, Some(128)), facts, Counts::of_scores(&scores), [true; 2], &Options::default())
+    }
 }
 
 const ALL: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];

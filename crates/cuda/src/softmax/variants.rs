@@ -3,6 +3,7 @@
 use crate::family::Family;
 use crate::options::Level;
 use crate::shared::shared_bytes;
+use crate::target::shared_memory;
 use crate::unit::Unit;
 use crate::variant::{Variant, number, width};
 use etalon_problem::Dtype;
@@ -101,18 +102,6 @@ impl Hopper {
 pub(crate) fn has_three(of: Hopper) -> bool {
     of.width == 64 && !of.options && of.lengths != Lengths::Listed
 }
-
-/// The shared memory that a block may have on an architecture, in bytes.
-pub(crate) fn most_shared(architecture: &str) -> u32 {
-    match architecture {
-        "sm_80" | "sm_87" => 166_912,
-        "sm_86" | "sm_89" | "sm_120" | "sm_121" => CONSUMER,
-        _ => 232_448,
-    }
-}
-
-/// The shared memory of devices of compute capability 8.6, 8.9 and 12.0.
-pub(crate) const CONSUMER: u32 = 101_376;
 
 /// Operands as far as kernels of the levels portable and sm80 are compiled for them.
 #[derive(Debug, Clone, Copy)]
@@ -288,6 +277,6 @@ impl Variant {
 
     /// True if blocks of all its kernels have the shared memory that they take.
     pub fn fits(&self, architecture: &str) -> bool {
-        self.shared() <= most_shared(architecture)
+        self.shared() <= shared_memory(architecture)
     }
 }

@@ -55,7 +55,3 @@ pub(crate) fn window(mask: &Mask, queries: usize, keys: usize) -> Option<Window>
     let own = Window { left, right, offset: offset as i32, bottom };
     Some(if left == OPEN && right == OPEN { Window::ALL } else { own })
 }
-
-#[cfg(test)]
-#[path = "../../tests/units/softmax/window.rs"]
-mod tests;

@@ -9,8 +9,8 @@ use etalon_cuda::linear_cross_entropy::shard::{
     prepare_combine, prepare_combine_dh, prepare_forward, prepare_output,
 };
 use etalon_cuda::{DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Workspace};
-use etalon_problem::{Dtype, LinearCrossEntropy, Pass, Problem, Views, ViewsMut};
-use ndarray::{Array3, array};
+use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Problem, Views, ViewsMut};
+use ndarray::{Array2, Array3, array};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -421,7 +421,7 @@ fn what_does_not_fit_together_is_refused_without_a_device() {
     assert!(error.contains("shards[1]"), "{error}");
     let error = refused(&[(0..512, b.view()), (512..600, b.view())]);
     assert!(error.contains("of 512 classes"), "{error}");
-    let (dh, mut place) = (Array3::zeros((2, 2, 4)), ndarray::Array2::<f32>::zeros((2, 4)));
+    let (dh, mut place) = (Array3::zeros((2, 2, 4)), Array2::<f32>::zeros((2, 4)));
     let parts = [(0..512, dh.view()), (512..600, dh.view())];
     let error = combine_dh(&workspace, &problem, &parts, (&mut place).into(), &options);
     assert!(error.unwrap_err().to_string().contains("shards[0]"));
@@ -432,7 +432,7 @@ fn totals_of_some_classes_are_refused_without_a_device() {
     let (workspace, options) = (Workspace::new(), Options::default());
     let problem = LinearCrossEntropy::new(2, 4, 600);
     let rank = Shard::new(&problem, 0..512).unwrap();
-    let (h, w) = (ndarray::Array2::<f32>::zeros((2, 4)), ndarray::Array2::<f32>::zeros((512, 4)));
+    let (h, w) = (Array2::<f32>::zeros((2, 4)), Array2::<f32>::zeros((512, 4)));
     let targets = array![1i64, -100];
     let inputs = Views::new().with("h", &h).with("w", &w).with("targets", &targets);
     let refused = |total: Partial| {
@@ -449,4 +449,25 @@ fn totals_of_some_classes_are_refused_without_a_device() {
     assert!(refused(total).contains("all 600 classes"));
     let error = refused(Partial { classes: 600, target: None, ..total });
     assert!(error.contains("targets[0]") && error.contains("one of the shards"), "{error}");
+}
+
+#[test]
+fn more_classes_than_31_bits_count_are_refused_before_a_device_is_asked() {
+    let problem = LinearCrossEntropy::new(1, 1, 1 << 31);
+    let shard = Shard::new(&problem, 0..1 << 31).unwrap();
+    let (workspace, options, none) = (Workspace::new(), Options::default(), DeviceTensors::new());
+    let refused = |error: Option<Error>| match error {
+        Some(Error::Unsupported { what, .. }) => assert_eq!(what, "a vocabulary of 2147483648"),
+        other => panic!("{other:?}"),
+    };
+    refused(prepare_forward(&workspace, &shard, &none, &none, &options).err());
+    refused(prepare_backward(&workspace, &shard, &none, &none, Dh::Sum, &options).err());
+    let all = std::slice::from_ref(&(0..1 << 31));
+    refused(prepare_combine(&workspace, &problem, all, &none, &none, &options).err());
+    let sum = (all, Dh::Sum);
+    refused(prepare_combine_dh(&workspace, &problem, sum, &none, &none, &options).err());
+    refused(forward_shard(&workspace, &shard, &Views::new(), &options).err());
+    let none = Array2::from_elem((1, 1), Partial::identity());
+    let shards = [(shard.classes(), none.view())];
+    refused(combine(&workspace, &problem, &shards, &options).err());
 }

@@ -3,13 +3,13 @@
 mod args;
 mod device;
 mod device_id;
+mod level_table;
 mod linear_attention {
-    mod levels;
     mod log_decays;
 }
-mod linear_cross_entropy {
-    mod levels;
-}
+mod shared;
+mod step;
+mod target;
 mod tensors;
 
 /// A reader takes in as many names at one glance; what few programs need lies in a module.

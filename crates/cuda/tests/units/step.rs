@@ -1,7 +1,11 @@
 //! Unit tests of `src/step.rs`.
 
-use super::*;
 use crate::args::{ConstPtr, kernel_args};
+use crate::parts::Parts;
+use crate::step::{Bases, Region, Steps};
+use crate::target::Target;
+use crate::variant::Variant;
+use etalon_problem::{Dtype, Pass};
 
 kernel_args! {
     struct One as "One" {
@@ -11,9 +15,12 @@ kernel_args! {
 
 #[test]
 fn a_pass_of_too_many_steps_names_the_option_that_helps() {
-    let (steps, variant) = (Steps::empty(&(), Target::default()), Variant::moves(4));
+    let target = Target::default();
+    let none = &Parts { target, pass: Pass::Forward, storage: Dtype::F32, list: Vec::new(), aligned: true };
+    let (steps, variant) = (Steps::new(&none).unwrap(), Variant::moves(4));
     let launch = || steps.launch((&variant, "move"), (1, 256), &One { at: 1.into() });
-    (0..MOST_STEPS).for_each(|_| launch().unwrap());
+    // As many as `Options::memory_budget` says.
+    (0..100_000).for_each(|_| launch().unwrap());
     let error = launch().unwrap_err().to_string();
     assert!(error.contains("memory_budget"), "{error}");
 }

@@ -1,6 +1,11 @@
 //! Unit tests of `src/softmax/modules.rs`.
 
-use super::*;
+use crate::softmax::chosen;
+use etalon_problem::Blocking;
+
+fn tile(queries: usize, keys: usize) -> Blocking {
+    Blocking { queries, keys }
+}
 
 #[test]
 fn a_hint_is_rounded_up_to_a_tile_that_exists() {

@@ -1,7 +1,8 @@
 //! Unit tests of `src/softmax/rows.rs`.
 
-use super::*;
-use etalon_problem::{Align, BiasExtents, Mask, NamedArray, Sequences};
+use crate::softmax::counts::{Counts, SIDE};
+use crate::softmax::rows::Rows;
+use etalon_problem::{Align, BiasExtents, Extents, Mask, NamedArray, Scores, Sequences};
 
 fn scores(mask: Mask, sequences: Sequences) -> Scores {
     let extents = Extents { batch: 1, query_heads: 2, key_heads: 1, queries: 150, keys: 140, dim: 8 };

@@ -1,7 +1,7 @@
 //! Unit tests of `src/softmax/window.rs`.
 
-use super::*;
-use etalon_problem::Sequence;
+use crate::softmax::window::{OPEN, Window, window};
+use etalon_problem::{Mask, Sequence};
 
 #[test]
 fn equal_masks_have_equal_windows() {

@@ -1,7 +1,6 @@
-//! Unit tests of `src/linear_cross_entropy/levels.rs`.
+//! Unit tests of `src/level_table.rs`.
 
-use crate::level_table::{Facts, LevelSpec};
-use crate::linear_cross_entropy::LEVELS;
+use crate::level_table::{Facts, LINEAR_ATTENTION, LINEAR_CROSS_ENTROPY, LevelSpec, refusals};
 use crate::options::{Level, Precision};
 use crate::pass::Choice;
 use crate::target::Target;
@@ -16,8 +15,23 @@ const FACTS: Facts = Facts {
 const SPEC: LevelSpec = LevelSpec { facts: FACTS, dim: 64, value_dim: 0, empty: false, boxes: true };
 
 #[test]
+fn the_first_rule_that_fails_is_the_reason() {
+    let of = |pass| {
+        let spec = LevelSpec { dim: 136, ..LevelSpec::from(Facts { pass, ..FACTS }) };
+        refusals(&LINEAR_ATTENTION, &spec)
+    };
+    let expected = [
+        (Level::Sm90a, "dim and value_dim must be at most 128 for sm90a"),
+        (Level::Sm80, "dim and value_dim must be at most 128 for sm80"),
+    ];
+    assert_eq!(of(Pass::Forward), expected);
+    // A step of any extents is computed.
+    assert_eq!(of(Pass::Step), [(Level::Sm90a, "a step has no product of matrices")]);
+}
+
+#[test]
 fn tensor_cores_compute_what_they_can() {
-    let of = |spec: &LevelSpec, level| Choice::of(&LEVELS, spec, level).map(|choice| choice.level);
+    let of = |spec: &LevelSpec, level| Choice::of(&LINEAR_CROSS_ENTROPY, spec, level).map(|choice| choice.level);
     let with = |facts| LevelSpec { facts, ..SPEC };
     assert_eq!(of(&SPEC, Level::Auto), Ok(Level::Sm90a));
     assert_eq!(of(&SPEC, Level::Portable), Ok(Level::Portable));
@@ -29,7 +43,7 @@ fn tensor_cores_compute_what_they_can() {
         LevelSpec { dim: 12, ..SPEC },
         LevelSpec { boxes: false, ..SPEC },
     ];
-    for (spec, rule) in refused.iter().zip(LEVELS[0].rules) {
+    for (spec, rule) in refused.iter().zip(LINEAR_CROSS_ENTROPY[0].rules) {
         assert_eq!(of(spec, Level::Auto), Ok(Level::Portable), "{spec:?}");
         assert_eq!(of(spec, Level::Sm90a), Err(Level::Sm90a.refusal(rule.otherwise)));
     }

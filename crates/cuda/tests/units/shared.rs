@@ -1,27 +1,9 @@
-//! Unit tests of `src/linear_attention/levels.rs`.
+//! Unit tests of `src/shared.rs`.
 
-use crate::level_table::{LevelSpec, refusals};
-use crate::linear_attention::LEVELS;
 use crate::options::Level;
 use crate::shared::{declared_bytes, shared_bytes};
-use crate::target::Target;
 use crate::variant::Variant;
-use etalon_problem::{Dtype, Pass};
-
-#[test]
-fn the_first_rule_that_fails_is_the_reason() {
-    let of = |pass| {
-        let spec = LevelSpec { dim: 136, ..LevelSpec::permissive((pass, Dtype::Bf16), Target::default()) };
-        refusals(&LEVELS, &spec)
-    };
-    let expected = [
-        (Level::Sm90a, "dim and value_dim must be at most 128 for sm90a"),
-        (Level::Sm80, "dim and value_dim must be at most 128 for sm80"),
-    ];
-    assert_eq!(of(Pass::Forward), expected);
-    // A step of any extents is computed.
-    assert_eq!(of(Pass::Step), [(Level::Sm90a, "a step has no product of matrices")]);
-}
+use etalon_problem::Dtype;
 
 /// The table of docs/linear_attention.md, in KiB: the shared memory of a block.
 #[test]
