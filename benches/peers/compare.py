@@ -1,4 +1,4 @@
-"""Measures etalon beside PyTorch, and beside ggml if it is there, on this machine's CPU.
+"""Measures etalon beside PyTorch, and beside ggml and faer where they are there, on this machine's CPU.
 
     python benches/peers/compare.py --threads 2 --rounds 7 --json .peers/peers.json
 
@@ -30,7 +30,7 @@ HEADS = 8
 @dataclass(frozen=True)
 class Peer:
     name: str
-    # An argument of torch_attention.py; None stands for ggml/attention.cpp.
+    # An argument of torch_attention.py; None stands for the program that `--ggml` or `--faer` names.
     computation: str | None = None
 
 
@@ -71,6 +71,7 @@ CROSS_ENTROPY_BACKWARD = Peer("PyTorch eager", "cross-entropy-backward")
 CHUNKED_CROSS_ENTROPY_FORWARD = Peer("PyTorch fused", "chunked-cross-entropy-forward")
 CHUNKED_CROSS_ENTROPY_BACKWARD = Peer("PyTorch fused", "chunked-cross-entropy-backward")
 GGML = Peer("ggml")
+FAER = Peer("faer")
 
 ROWS = [
     Row("forward", "attention", FORWARD, 2048, 128, FLASH_FORWARD),
@@ -94,6 +95,8 @@ ROWS = [
     Row("cross-entropy-backward-fused", "linear_cross_entropy", BOTH, 1024, 1024, CHUNKED_CROSS_ENTROPY_BACKWARD),
     Row("ggml-forward", "attention", FORWARD, 2048, 128, GGML),
     Row("ggml-forward", "attention", FORWARD, 2048, 64, GGML),
+    Row("faer-forward", "attention", FORWARD, 2048, 128, FAER),
+    Row("faer-forward", "attention", FORWARD, 2048, 64, FAER),
 ]
 
 
@@ -104,10 +107,10 @@ def chosen_rows(options: argparse.Namespace) -> list[Row]:
         if not fnmatch.filter(names, pattern):
             sys.exit(f"no row is called {pattern}; there are: {', '.join(names)}")
     rows = [row for row in ROWS if any(fnmatch.fnmatch(row.name, pattern) for pattern in patterns)]
-    if options.ggml is None:
-        rows = [row for row in rows if row.peer != GGML]
+    absent = [peer for peer in (GGML, FAER) if getattr(options, peer.name) is None]
+    rows = [row for row in rows if row.peer not in absent]
     if not rows:
-        sys.exit("these rows need --ggml")
+        sys.exit(f"these rows need {' or '.join(f'--{peer.name}' for peer in absent)}")
     if options.length is not None:
         rows = [replace(row, length=options.length) for row in rows]
     return list(dict.fromkeys(rows))  # at one length, some are the same
@@ -160,8 +163,8 @@ def run_etalon(row: Row, options: argparse.Namespace) -> dict:
 
 
 def run_peer(row: Row, options: argparse.Namespace) -> dict:
-    if row.peer == GGML:
-        program = [str(options.ggml)]
+    if row.peer.computation is None:
+        program = [str(getattr(options, row.peer.name))]
     else:
         program = [sys.executable, str(HERE / "torch_attention.py"), row.peer.computation]
     return json.loads(output_of([*program, *common_arguments(row, options)]))
@@ -276,13 +279,14 @@ def positive(text: str) -> int:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Measures etalon beside PyTorch and ggml: f32, batch 1, 8 heads, causal.",
+        description="Measures etalon beside PyTorch, ggml and faer: f32, batch 1, 8 heads, causal.",
         epilog=f"Rows: {' '.join(row.name for row in ROWS)}",
     )
     add = parser.add_argument
     add("--etalon", metavar="PATH", type=Path, default=HERE.parents[1] / "target/release/etalon",
         help="the etalon binary (default: target/release/etalon of this repository)")  # fmt: skip
     add("--ggml", metavar="PATH", type=Path, help="the program that ggml/build.sh built; its rows are absent without it")
+    add("--faer", metavar="PATH", type=Path, help="the program of the package in faer; its rows are absent without it")
     add("--threads", metavar="N", type=positive, default=os.cpu_count(),
         help="threads of each side (default: as many as there are cores)")  # fmt: skip
     add("--rounds", metavar="R", type=positive, default=5, help="rounds of each row (default: 5)")

@@ -88,8 +88,7 @@ impl<T: Real> Shard<'_, T> {
         }
     }
 
-    /// (C16) of a block of tokens and a tile of classes: `[rows, W]`, with rows of zeros where h
-    /// was filled up.
+    /// (C16) of a block of tokens and a tile of classes: `[rows, W]`.
     pub(super) fn logit_gradients(
         &self,
         pulls: &[Pull<T>],
@@ -98,14 +97,12 @@ impl<T: Real> Shard<'_, T> {
     ) -> Result<Vec<T>, Error> {
         let mut da = self.head.tile(h, tile)?;
         let (link, weights) = (&self.head.link, self.tokens.class_weights(tile));
-        let (rows, filler) = da.split_at_mut(pulls.len() * tile.len());
-        for (row, pull) in rows.chunks_exact_mut(tile.len()).zip(pulls) {
+        for (row, pull) in da.chunks_exact_mut(tile.len()).zip(pulls) {
             for (v, a) in row.iter_mut().enumerate() {
                 let weight = weights.map_or(T::ONE, |weights| weights[v]);
                 *a = link.slope(*a) * pull.dz(tile.start + v, link.logit(*a), weight);
             }
         }
-        filler.fill(T::ZERO);
         Ok(da)
     }
 

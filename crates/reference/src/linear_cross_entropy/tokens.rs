@@ -34,7 +34,7 @@ pub(super) struct Token<T> {
 pub(super) struct Tokens<'a, T: Clone> {
     problem: &'a LinearCrossEntropy,
     pub counted: Vec<Token<T>>,
-    /// Their rows of h, filled up with zeros as [`Real::PRODUCT_ROWS`] wants it.
+    /// Their rows of h.
     h: Vec<T>,
     class_weights: Option<Cow<'a, [T]>>,
     /// Z of (C10).
@@ -50,12 +50,11 @@ impl<'a, T: Real> Tokens<'a, T> {
             class_weights.map(|x| contiguous("class_weights", x.view())).transpose()?;
         let counted = counted(problem, inputs, class_weights.as_deref())?;
         let (z, z_lse) = normalisers(problem, &counted)?;
-        let rows = counted.len().next_multiple_of(T::PRODUCT_ROWS);
-        let mut h = reserve("the counted rows of h", rows.saturating_mul(problem.dim))?;
+        let elements = counted.len().saturating_mul(problem.dim);
+        let mut h = reserve("the counted rows of h", elements)?;
         for token in &counted {
             h.extend(inputs.h.index_axis(Axis(0), token.index).iter().copied());
         }
-        h.resize(rows * problem.dim, T::ZERO);
         Ok(Tokens { problem, counted, h, class_weights, z, z_lse })
     }
 
@@ -64,7 +63,7 @@ impl<'a, T: Real> Tokens<'a, T> {
         self.class_weights.as_deref().map(|weights| &weights[classes.clone()])
     }
 
-    /// Block by block: the numbers of its tokens, and their rows of h, filled up.
+    /// Block by block: the numbers of its tokens, and their rows of h.
     pub fn blocks(&self) -> Vec<(Range<usize>, ArrayView2<'_, T>)> {
         let tokens = self.counted.len();
         let starts = (0..tokens).step_by(BLOCK);

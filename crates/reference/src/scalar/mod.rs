@@ -81,10 +81,6 @@ pub trait Real:
         }
     }
 
-    /// The rows of `a` in [`Real::add_product`] are best filled up to a multiple of this, with
-    /// zeros: how a row is summed then does not depend on how many there are.
-    const PRODUCT_ROWS: usize = 1;
-
     /// c += a b: `[m, n]`, `[m, k]` and `[k, n]`; of extents that differ, the smaller counts.
     fn add_product(c: ArrayViewMut2<'_, Self>, a: ArrayView2<'_, Self>, b: ArrayView2<'_, Self>) {
         product::plain(c, a, b);
@@ -200,8 +196,6 @@ macro_rules! primitive {
 
 primitive! {
     f64
-
-    const PRODUCT_ROWS: usize = product::ROWS;
 
     fn add_product(c: ArrayViewMut2<'_, f64>, a: ArrayView2<'_, f64>, b: ArrayView2<'_, f64>) {
         product::blocked(c, a, b);

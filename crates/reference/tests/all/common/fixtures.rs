@@ -56,7 +56,7 @@ pub fn agree(
     passes: &[Pass],
     run: impl Fn(&Problem, Pass, Tensors<f64>) -> Tensors<f64>,
 ) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(folder);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(folder);
     let files = std::fs::read_dir(folder).expect("the fixtures");
     let mut paths: Vec<PathBuf> = files.map(|file| file.expect("a file").path()).collect();
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "safetensors"));
