@@ -38,6 +38,9 @@ const BY_WGMMA: &[Text] = texts! {
 };
 const PAIRS: &[Text] = texts! { "pairs/": "tiles.cuh" "work.cuh" "spans.cuh" "sm90a.cuh"; };
 
+/// Those of any device's tiles beside them.
+const TILES_BY_WGMMA: &[Text] = texts! { "feed/": "copy_engine.cuh"; "multiply/": "wgmma.cuh"; };
+
 const NONE: Prelude = (Unit::Ffma, &[]);
 const TYPES: Prelude = (Unit::Ffma, &[BASE]);
 const TYPES_MMA: Prelude = (Unit::Mma, &[BASE]);
@@ -48,6 +51,7 @@ const MMA: Prelude = (Unit::Mma, &[BASE, BY_MMA, NARROW]);
 const MMA_ATTENTION: Prelude = (Unit::Mma, &[BASE, BY_MMA, NARROW, SM80]);
 const F32_ATTENTION: Prelude = (Unit::Mma, &[BASE, BY_MMA, WIDE, SM80]);
 const WGMMA: Prelude = (Unit::Wgmma, &[BASE, BY_WGMMA]);
+const WGMMA_TILES: Prelude = (Unit::Wgmma, &[BASE, BY_MMA, TILES_BY_WGMMA]);
 const WGMMA_PAIRS: Prelude = (Unit::Wgmma, &[BASE, BY_WGMMA, PAIRS]);
 
 struct Parts {
@@ -114,7 +118,11 @@ families! {
     }
     /// Their second order for sm80, of bf16.
     AttentionSm80SecondOrder = "attention/sm80_second_order": "tangents queries keys" MMA {
-        "attention/": "second_order.cuh" "sm80_second_order.cu";
+        "attention/": "second_order.cuh" "tensor_second_order.cuh" "sm80_second_order.cu";
+    }
+    /// Their second order for sm90a, of bf16 and narrow operands.
+    AttentionSm90aSecondOrder = "attention/sm90a_second_order": "tangents queries keys" WGMMA_TILES {
+        "attention/": "second_order.cuh" "tensor_second_order.cuh" "sm90a_second_order.cu";
     }
     /// Their forward pass for sm90a.
     AttentionSm90aForward = "attention/sm90a_forward": "forward" WGMMA_PAIRS {

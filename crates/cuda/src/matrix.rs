@@ -67,6 +67,8 @@ fn add_attention(all: &mut Vec<Variant>, storage: Dtype, options: bool) {
         }
         if storage == Bf16 && is_narrow {
             all.extend(shapes.map(AttentionShape::sm80_second_order));
+            let is_plain = (dim, value_dim, options) == (WIDTHS[0], Some(WIDTHS[0]), false);
+            all.extend(is_plain.then(|| shapes[1].sm90a_second_order()));
         }
     }
 }

@@ -11,6 +11,7 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
         LinearSm80 => linear_sm80(variant, kernel),
         AttentionSm90aForward | AttentionSm90aBackward => attention_sm90a(variant, kernel),
         AttentionSm90aWide => attention_sm90a_wide(variant, kernel),
+        AttentionSm90aSecondOrder => attention_sm90a_second_order(kernel),
         LazySm90aForward | LazySm90aBackward => lazy_sm90a(variant, kernel),
         LinearSm90a => linear_sm90a(variant, kernel),
         CrossEntropySm90a => cross_entropy_sm90a(kernel),
@@ -117,6 +118,16 @@ fn attention_sm90a(variant: &Variant, kernel: &str) -> usize {
         // q, dout, dq; k and v in two stages; barriers.
         "queries" => 1024 + 7 * rows(128) + 104,
         _ => 0,
+    }
+}
+
+/// The second order: the block's own tiles, and two stages of four tiles that it walks, of queries with their numbers.
+fn attention_sm90a_second_order(kernel: &str) -> usize {
+    let tile = 2 * 64 * 64;
+    match kernel {
+        "tangents" => 1024 + 10 * tile,
+        "queries" => 1024 + 12 * tile,
+        _ => 1024 + 12 * tile + 2 * 64 * (16 + 4 + 8),
     }
 }
 

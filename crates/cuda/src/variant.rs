@@ -104,9 +104,10 @@ impl Variant {
         self.family.entries().filter(|name| !lacks(self, name)).collect()
     }
 
-    /// The threads of a block for sm80, and of portable kernels, of which each has R rows of a tile.
+    /// The threads of a block that owns a tile of 64 rows: on tensor cores, and of portable kernels, where each has R
+    /// rows of a tile.
     pub(crate) fn threads(&self) -> u32 {
-        if self.unit() == Unit::Mma { 128 } else { (64 / self.define("R").max(1) * 16) as u32 }
+        self.find("R").map_or(128, |rows| (64 / rows.max(1) * 16) as u32)
     }
 
     /// The storage type; `None` of copies, which take any.

@@ -51,15 +51,10 @@ fn flash(level: Level) -> Options {
     Options { level, precision: Precision::Flash, ..Options::default() }
 }
 
-/// Two blocks of queries and of 200 keys, which end within a block.
-fn problem(batch: usize, queries: usize, sequences: Sequences) -> Problem {
-    problem_of(COLUMNS[0], batch, queries, sequences)
-}
-
 /// D and E: narrow, and of both kinds of wide kernels of sm90a.
 const COLUMNS: [[usize; 2]; 3] = [[64, 64], [192, 128], [256, 256]];
 
-/// The same with so many columns.
+/// Two blocks of queries and of 200 keys, which end within a block, with D and E.
 fn problem_of([dim, value_dim]: [usize; 2], batch: usize, queries: usize, sequences: Sequences) -> Problem {
     let keys = 200;
     let extents = Extents { batch, query_heads: 4, key_heads: 2, queries, keys, dim };
@@ -305,8 +300,8 @@ fn the_flag_of_outputs_is_needed() {
 /// True if the second order on tensor cores gives finite numbers wherever no pair leads to a row of an operand that is
 /// NaN: the first of q, of which queries see the first 11 keys, or key 190, which queries see from 180 on, and these
 /// all keys.
-fn is_finite_of_the_second_order(workspace: &Workspace, struck: &str, row: usize) -> bool {
-    let problem = problem(1, 190, Sequences::Dense);
+fn is_finite_of_the_second_order(workspace: &Workspace, columns: [usize; 2], (struck, row): (&str, usize)) -> bool {
+    let problem = problem_of(columns, 1, 190, Sequences::Dense);
     let hit = |name: &str, at: &[usize]| name == struck && at[1..3] == [0, row];
     let (mut inputs, lse) = inputs(workspace, &problem, hit);
     let operands = problem.operands(Pass::DoubleBackward);
@@ -341,9 +336,12 @@ fn is_finite_of_the_second_order(workspace: &Workspace, struck: &str, row: usize
 #[test]
 fn flags_of_the_second_order_are_needed() {
     let (Some(whole), Some(mutant)) = (without(0), without(NONE)) else { return };
-    for (struck, row) in [("q", 0), ("k", 190), ("v", 190)] {
-        assert!(is_finite_of_the_second_order(&whole, struck, row), "{struck} with flags");
-        assert!(!is_finite_of_the_second_order(&mutant, struck, row), "{struck} without flags");
+    // D and E of the kernels for sm90a, and of those for sm80.
+    for columns in [[64, 64], [128, 128]] {
+        for struck in [("q", 0), ("k", 190), ("v", 190)] {
+            assert!(is_finite_of_the_second_order(&whole, columns, struck), "{struck:?} with flags, {columns:?}");
+            assert!(!is_finite_of_the_second_order(&mutant, columns, struck), "{struck:?} without flags, {columns:?}");
+        }
     }
 }
 

@@ -139,6 +139,7 @@ impl Archive {
             | Family::PeakFfma => true,
             Family::AttentionPortableSecondOrder
             | Family::AttentionSm80SecondOrder
+            | Family::AttentionSm90aSecondOrder
             | Family::LinearPortableSecondOrder => {
                 self.pass.is_empty() || self.pass.iter().any(second)
             }

@@ -37,7 +37,7 @@ impl Modules {
             fused: sm80.then(|| shape.sm80_fused()),
             second: shape.portable(Family::AttentionPortableSecondOrder),
             light_second: shape.light_second(),
-            tensor_second: spec.has_tensor_second().then(|| shape.sm80_second_order()),
+            tensor_second: second_variant(spec),
         }
     }
 
@@ -70,6 +70,13 @@ fn tensor_variant(spec: &Spec) -> Variant {
         Dtype::F32 => spec.shape().sm80_f32(spec.options.precision == Precision::Bf16x3),
         _ => spec.shape().sm80().with("TILES", number(spec)),
     }
+}
+
+/// The module of the second order on tensor cores.
+fn second_variant(spec: &Spec) -> Option<Variant> {
+    let shape = spec.shape();
+    let variant = if spec.has_second_sm90a() { shape.sm90a_second_order() } else { shape.sm80_second_order() };
+    spec.has_tensor_second().then_some(variant)
 }
 
 fn tile(queries: usize, keys: usize) -> Blocking {

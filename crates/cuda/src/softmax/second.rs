@@ -1,4 +1,4 @@
-//! The second order: `kernels/attention/{portable,sm80}_second_order.cu`.
+//! The second order: `kernels/attention/{portable,sm80,sm90a}_second_order.cu`.
 
 use super::Steps;
 use super::pair_args::{Numbers, PairArgs, PartialArgs, wanted};

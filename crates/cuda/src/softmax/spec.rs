@@ -83,6 +83,14 @@ impl Spec {
         self.storage == Dtype::Bf16 && !self.is_wide()
     }
 
+    /// True if those of compute capability 9.0 do, where they are faster.
+    pub fn has_second_sm90a(&self) -> bool {
+        let shape = self.shape();
+        let is_narrow = self.columns() <= 64 && shape.value_dim.is_some();
+        let is_plain = self.storage == Dtype::Bf16 && is_narrow && shape.whole && !shape.options;
+        is_plain && self.target.is_hopper()
+    }
+
     /// True if there is a choice of one sweep or two, and a mode insists on one.
     pub fn insists(&self) -> bool {
         self.pass == Pass::Backward && self.both && self.options.mode == Mode::FusedPartials

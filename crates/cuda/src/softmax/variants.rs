@@ -199,6 +199,11 @@ impl AttentionShape {
         self.narrow(Family::AttentionSm80SecondOrder)
     }
 
+    /// The same for sm90a, of D and E up to 64 without options.
+    pub fn sm90a_second_order(self) -> Variant {
+        self.narrow(Family::AttentionSm90aSecondOrder)
+    }
+
     pub fn lazy_sm80(self) -> Variant {
         let mut variant = self.narrow(Family::LazySm80);
         variant.defines.retain(|(name, _)| *name != "VALUES");

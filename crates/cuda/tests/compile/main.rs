@@ -225,7 +225,7 @@ fn may_spill((architecture, variant): &Compilation) -> bool {
         Family::LinearSm90a | Family::LazySm90aBackward => true,
         Family::AttentionSm90aBackward | Family::AttentionSm90aWide => true,
         // Accumulators of 256 columns, and of two gradients beside four products.
-        Family::AttentionSm80Wide | Family::AttentionSm80SecondOrder => true,
+        Family::AttentionSm80Wide | Family::AttentionSm80SecondOrder | Family::AttentionSm90aSecondOrder => true,
         Family::AttentionSm80F32 => is("CE", "128"),
         Family::AttentionSm80Fused => is("CD", "128") || is("CE", "128"),
         Family::CrossEntropyShards

@@ -5,12 +5,9 @@
 // A product of two bf16 is exact in f32. The factors of sums – P, Ṗ, x and ds – are f32 and are cut into three pieces
 // of bf16, 24 bits together, whose sum they are: the suite judges the results by `f32-strict`. f16 has fewer exponents
 // than its factors need, and f32 more bits than three pieces: both stay with portable_second_order.cu, as do gbias,
-// gsinks and the numbers of rows.
+// gsinks and the numbers of rows. sm90a_second_order.cu takes narrow operands without options on its devices.
 //
-// Numbers that are not finite raise flags as in pairs/tiles.cuh, which also says why factors of 0 and rows behind a
-// sequence are safe. Each kernel is followed by that of portable_second_order.cu, which computes groups with a flag
-// and exits elsewhere; kernels behind leave these groups to it, too. A factor that is not finite stays so in the first
-// of its pieces. u and S are sums and products of visible pairs alone, as there.
+// A factor that is not finite stays so in the first of its pieces.
 //
 // Compile-time: STORAGE 1; OPTIONS, WHOLE, VALUES; CD and CE, the columns of a row of q and of v: 64 or 128.
 constexpr int WALK = 32;  // rows of a tile that a block walks
@@ -22,17 +19,6 @@ CHECK_SHARED(queries, BLOCK_BYTES);
 CHECK_SHARED(keys, BLOCK_BYTES);
 typedef Pairs<1, WALK> Tile32;
 
-// Raises the flag of a key head of a sequence unless all sums are finite.
-template <int PLACE, class... SUMS> DEV void raise_unless_finite(const PairArgs& c, int sequence, int key_head, const SUMS&... sums) {
-  float zero[2] = {0, 0};
-  (add_zeros(zero, sums), ...);
-  if (!are_zero(zero)) raise<PLACE>(c.flags, sequence * c.key_heads + key_head);
-}
-
-// A tile of an operand, if it is there.
-template <int N, int W> DEV void load(u32 to, const Tensor& x, const Rows& rows, int width) {
-  if (x.data) load_tile<N, W>(to, rows, width);
-}
 // sum += a·bᵀ: 64 rows of a, WALK rows of b.
 template <int W> DEV void add_products(Tile32& sum, u32 a, u32 b) {
   Tile32 x;
@@ -62,25 +48,8 @@ template <int W> DEV void accumulate_copy(Sums<1, W>& sum, const Tile32& p, u32 
   accumulate_all<W>(sum, copy, x);
 }
 
-// The tiles of four operands, of queries or of keys: q, ddq, dout and cot_o, or k, ddk, v and ddv.
-struct Tiles { u32 x, moved, value, moved_value; };
-DEV Tiles tiles_at(u32 at, u32 d, u32 e) { return {at, at + d, at + 2 * d, at + 2 * d + e}; }
 DEV Tiles own_tiles() { return tiles_at(shared_begin(), D_OWN, E_OWN); }
 DEV Tiles walk_tiles() { return tiles_at(shared_begin() + AT_WALK, D_WALK, E_WALK); }
-template <int N> DEV void load_queries(const Tiles& to, const SecondArgs& a, const Head& head, int row, bool values) {
-  load<N, CD>(to.x, a.c.q, query_rows(a.c.q, head, row), a.c.dim);
-  load<N, CD>(to.moved, a.ddq, query_rows(a.ddq, head, row), a.c.dim);
-  if (!VALUES || !values) return;
-  load<N, CE>(to.value, a.c.dout, query_rows(a.c.dout, head, row), a.c.value_dim);
-  load<N, CE>(to.moved_value, a.cot_o, query_rows(a.cot_o, head, row), a.c.value_dim);
-}
-template <int N> DEV void load_keys(const Tiles& to, const SecondArgs& a, const Head& head, int key) {
-  load<N, CD>(to.x, a.c.k, key_rows(a.c.k, head, key), a.c.dim);
-  load<N, CD>(to.moved, a.ddk, key_rows(a.ddk, head, key), a.c.dim);
-  if (!VALUES) return;
-  load<N, CE>(to.value, a.c.v, key_rows(a.c.v, head, key), a.c.value_dim);
-  load<N, CE>(to.moved_value, a.ddv, key_rows(a.ddv, head, key), a.c.value_dim);
-}
 DEV void arrived() {
   copy_commit(), copy_wait<0>();
   __syncthreads();
@@ -141,8 +110,7 @@ KERNEL(tangents, SecondArgs a, THREADS) {
     bool some = __any_sync(0xfu << (lane_id() & 28), seen[r]);
     int i = row + row_of<1>(r);
     if (lane_id() % 4 != 0 || i >= head.s.queries) continue;
-    if (a.ddsinks) u += weight_of_sink(a, head.head, lse[r]) * a.ddsinks[head.head];
-    numbers_of(a, head)[i] = {0, u, 0, (float)some};
+    put_numbers(a, head, i, u, some, lse[r]);
   }
   if (!VALUES) return;
   raise_unless_finite<OF_TANGENTS>(c, block.sequence, head.key_head, sum, o);

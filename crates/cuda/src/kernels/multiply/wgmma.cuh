@@ -59,11 +59,11 @@ MMA(128, 64, 64, 65, 66, 67, 68, 69, 70)
 MMA(192, 96, 96, 97, 98, 99, 100, 101, 102)
 MMA(256, 128, 128, 129, 130, 131, 132, 133, 134)
 
-// d = a·bᵀ over W columns: 64 rows of a tile of A_ROWS, N rows of a tile of B_ROWS.
-template <int N, int W, int A_ROWS, int B_ROWS> DEV void multiply_shared(float (&d)[N / 2], u32 a, u32 b) {
+// d = a·bᵀ over W columns, or d += a·bᵀ where `add` is 1: 64 rows of a tile of A_ROWS, N rows of a tile of B_ROWS.
+template <int N, int W, int A_ROWS, int B_ROWS> DEV void multiply_shared(float (&d)[N / 2], u32 a, u32 b, int add = 0) {
   UNROLL(i, W / 16)
     Mma<N>::template ss<K_MAJOR, K_MAJOR>(d, k_major(a + i / 4 * A_ROWS * 128 + i % 4 * 32),
-                                          k_major(b + i / 4 * B_ROWS * 128 + i % 4 * 32), i > 0);
+                                          k_major(b + i / 4 * B_ROWS * 128 + i % 4 * 32), i > 0 ? 1 : add);
 }
 // The same from descriptors of the tiles' begins. Those of steps follow by an addition, since tiles end below 2^18.
 template <int N, int W, int A_ROWS, int B_ROWS> DEV void multiply_shared(float (&d)[N / 2], u64 a, u64 b) {
