@@ -1,5 +1,5 @@
-//! `etalon serve`: the process in which `etalon verify` computes the cuda tier, and the one that computes nothing, beside
-//! which `etalon bench` times a program.
+//! `etalon serve`: the process in which `etalon verify` computes the cuda tier, and the one that computes nothing,
+//! beside which `etalon bench` times a program.
 
 use crate::PROGRAM;
 use crate::outcome::{Failure, Outcome};

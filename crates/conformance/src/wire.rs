@@ -51,9 +51,9 @@ pub struct Placed {
 /// A file that both processes see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum File {
-    /// That of the tensors that are given.
+    /// The file of the tensors that are given.
     Inputs,
-    /// That of the results.
+    /// The file of the results.
     Outputs,
 }
 

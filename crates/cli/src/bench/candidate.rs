@@ -6,13 +6,12 @@
 use super::arguments::Arguments;
 use super::passes::{Bench, is_given};
 use super::problems;
-use super::rival::{Figure, Figures};
+use super::rival::{Figure, Figures, Round};
 use crate::check;
 use crate::live;
 use crate::machine::{COMMIT, cpu};
 use crate::memory;
 use crate::needs;
-use crate::noise::Times;
 use crate::outcome::{Failure, Outcome, say};
 use crate::output;
 use crate::serve;
@@ -96,7 +95,7 @@ const ROUNDS: usize = 3;
 /// The most: more tell nothing new.
 const MOST: usize = 1 << 20;
 
-/// Those that compute in turns.
+/// Programs and the tier that compute in turns.
 struct Contest<'a> {
     arguments: &'a Arguments,
     bench: Bench<'a>,
@@ -152,9 +151,6 @@ fn unforeseen() -> u64 {
 
 /// Why a figure has no time.
 type Lost = (Status, String);
-
-/// Times of a round, in ns: of the candidate, of the program that computes nothing, of etalon's tier.
-type Round = [u64; 3];
 
 impl Contest<'_> {
     /// Passes of a problem that are wanted and taken.
@@ -363,19 +359,4 @@ fn distance(ours: &Tensors, theirs: &Tensors) -> Result<f64, Error> {
         }
     }
     Ok(largest)
-}
-
-/// The median over the rounds of the candidate's time over that of etalon's tier and of the call of nothing.
-pub fn ratio(rounds: &[Round]) -> f64 {
-    let each = |[candidate, nothing, own]: &Round| {
-        *candidate as f64 / nothing.saturating_add(*own).max(1) as f64
-    };
-    let mut ratios: Vec<f64> = rounds.iter().map(each).collect();
-    ratios.sort_by(f64::total_cmp);
-    ratios.get(ratios.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
-/// The times of one of the three.
-pub fn times(rounds: &[Round], of: usize) -> Times {
-    Times::new(rounds.iter().map(|round| round[of]).collect())
 }

@@ -1,6 +1,5 @@
 //! The figures of a program of somebody beside those of etalon, as a table and as JSON.
 
-use super::candidate::{ratio, times};
 use super::passes::length;
 use crate::noise::Times;
 use crate::table::{Table, page};
@@ -8,6 +7,9 @@ use crate::units::{counted, digits, marked, time};
 use etalon_conformance::report::Status;
 use etalon_problem::{Axis, Pass, Problem};
 use serde::{Serialize, Serializer};
+
+/// Times of a round, in ns: of the candidate, of the program that computes nothing, of etalon's tier.
+pub type Round = [u64; 3];
 
 /// A pass of a problem: the verdict on timed calls, and the times if none of these is wrong.
 #[derive(Debug, Serialize)]
@@ -23,7 +25,7 @@ pub struct Figure {
     pub pass: &'static str,
     #[serde(serialize_with = "name")]
     pub status: Status,
-    /// What is wrong or undecided.
+    /// The fault, or the doubt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Rounds that were timed, and the calls of the candidate in them that were judged.
@@ -71,7 +73,7 @@ impl Figure {
     }
 
     /// The same with its times.
-    pub fn with(self, rounds: &[[u64; 3]]) -> Figure {
+    pub fn with(self, rounds: &[Round]) -> Figure {
         let [candidate, null, own] = [0, 1, 2].map(|of| times(rounds, of));
         let timed = Timed { candidate, null, own, ratio: ratio(rounds) };
         Figure { timed: Some(timed), ..self }
@@ -184,4 +186,19 @@ impl Figures {
         }
         table.to_string()
     }
+}
+
+/// The median over the rounds of the candidate's time over that of etalon's tier and of the call of nothing.
+fn ratio(rounds: &[Round]) -> f64 {
+    let each = |[candidate, nothing, own]: &Round| {
+        *candidate as f64 / nothing.saturating_add(*own).max(1) as f64
+    };
+    let mut ratios: Vec<f64> = rounds.iter().map(each).collect();
+    ratios.sort_by(f64::total_cmp);
+    ratios.get(ratios.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// The times of one of the three.
+fn times(rounds: &[Round], of: usize) -> Times {
+    Times::new(rounds.iter().map(|round| round[of]).collect())
 }

@@ -288,7 +288,10 @@ fn no_file_that_is_read_is_overwritten() {
     let mut refused = vec![
         (["eval", "--out", &input].to_vec(), "--out would overwrite the file of --in, "),
         (["eval", "--out", &around].to_vec(), "--out would overwrite the file of --problem, "),
-        (["trace", "--out", &input].to_vec(), "--out would overwrite the file of --in, "),
+        (
+            ["trace", "--tile", "16x16", "--out", &input].to_vec(),
+            "--out would overwrite the file of --in, ",
+        ),
         (
             ["check", "--got", &got, "--report", &onto_problem].to_vec(),
             "--report would overwrite the file of --problem, ",

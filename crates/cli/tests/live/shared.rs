@@ -53,7 +53,7 @@ pub fn answer(mode: &str, path: Option<&str>, frame: &Frame, before: &mut Before
     }
     let mut own = computed(&local).1;
     if mode == "shared-late" {
-        // What is ready when the next request comes.
+        // Results that are ready when the next request comes.
         own = before.results.insert(String::new(), own).unwrap_or_default();
     }
     let mut to = OpenOptions::new().write(true).open(&outputs).expect("the shared outputs");

@@ -30,7 +30,7 @@ pub struct Question {
     places: usize,
 }
 
-/// What came of a request: results with their time or a refusal, or else a fault after which the process must end.
+/// Outcome of a request: results with their time or a refusal, or else a fault after which the process must end.
 type Outcome = Result<Result<(Tensors, Duration), Refusal>, String>;
 
 impl Question {
