@@ -1,8 +1,10 @@
 //! `etalon bench`: how fast the simd or the cuda tier is, against the peak measured in the same run.
 
 mod arguments;
+mod candidate;
 mod masks;
 mod passes;
+mod rival;
 pub mod summary;
 pub mod tune;
 
@@ -20,6 +22,9 @@ use passes::Bench;
 use summary::Figures;
 
 pub fn run(arguments: &Arguments) -> Outcome {
+    if arguments.brought.is_wanted() {
+        return candidate::run(arguments);
+    }
     let pool = arguments.threads.pool()?;
     let draft = arguments.json.as_deref().map(Draft::new).transpose()?;
     let mut bench = Bench::new(arguments)?;

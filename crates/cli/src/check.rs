@@ -9,6 +9,7 @@ use crate::found::Found;
 use crate::machine::about;
 use crate::options;
 use crate::outcome::{Failure, Outcome, Refused, say};
+use crate::output::{Given, of_profile};
 use crate::page::{quoted, terminal};
 use crate::progress::Progress;
 use crate::{advice, memory, needs};
@@ -165,7 +166,7 @@ fn of_outputs(arguments: &Arguments, path: &Path) -> Outcome {
         let outputs = problem.operands(*pass).into_iter().filter(|x| x.role == Role::Output);
         on_outputs(path, error, &outputs.map(|x| (x.name, x.axes)).collect::<Vec<_>>())
     })?;
-    let drafts = arguments.reports.begin()?;
+    let drafts = arguments.reports.begin(&arguments.files())?;
     let claim = options::claim(&arguments.profile)?;
     let hints = Hints::default();
     let request = Request { problem: &problem, pass: *pass, dtype, inputs: &inputs, hints };
@@ -194,6 +195,16 @@ fn of_outputs(arguments: &Arguments, path: &Path) -> Outcome {
     let written = drafts.finish(&report, &|| serde_json::to_string_pretty(&found));
     say(&format!("{}\n{}", terminal(&found.blocks()), found.verdict()))?;
     written.map(|()| found.status())
+}
+
+impl Arguments {
+    /// The files that it reads.
+    fn files(&self) -> Vec<Given<'_>> {
+        let judged = [("--got", &self.got), ("--trace", &self.trace)];
+        let judged = judged.into_iter().filter_map(|(name, path)| Some((name, path.as_deref()?)));
+        let question = self.question.files().into_iter();
+        question.chain(judged).chain(of_profile(&self.profile)).collect()
+    }
 }
 
 /// Fails where `--only` names what is no output of the pass.

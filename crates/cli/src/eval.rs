@@ -52,6 +52,13 @@ pub struct Question {
     pub dtype: Option<Dtype>,
 }
 
+impl Question {
+    /// The files that it reads.
+    pub fn files(&self) -> [output::Given<'_>; 2] {
+        [("--problem", &self.problem), ("--in", &self.input)]
+    }
+}
+
 #[derive(Debug, clap::Args)]
 #[command(after_help = TENSORS)]
 pub struct Arguments {
@@ -97,7 +104,10 @@ pub fn run(arguments: &Arguments) -> Outcome {
         return Err(Failure("--report judges by bounds: say --profile, too".to_string()));
     }
     let draft = Draft::new(&arguments.out)?;
-    let drafts = arguments.reports.begin_beside(&[&draft])?;
+    let mut given = arguments.question.files().to_vec();
+    given.extend(arguments.profile.as_deref().and_then(output::of_profile));
+    output::apart("--out", &draft, &given)?;
+    let drafts = arguments.reports.begin_beside(&[&draft], &given)?;
     let hints = Hints { blocking: arguments.blocking, ..Hints::default() };
     let tier = &arguments.tier;
     needs::afford_evaluation(&problem, pass, dtype, tier, profile.is_some())?;

@@ -7,7 +7,7 @@ use crate::junit::junit;
 use crate::markdown::markdown;
 use crate::options;
 use crate::outcome::Failure;
-use crate::output;
+use crate::output::{self, Given};
 use crate::report::Report;
 use etalon_conformance::vectors::Draft;
 use etalon_problem::{Error, shortened};
@@ -80,13 +80,13 @@ impl Reports {
         }
     }
 
-    /// Begins the files: a path that cannot be written to shows now, not after the run.
-    pub fn begin(&self) -> Result<Drafts, Failure> {
-        self.begin_beside(&[])
+    /// Begins the files, of a command that reads some: a path that cannot be written to shows now, not after the run.
+    pub fn begin(&self, given: &[Given<'_>]) -> Result<Drafts, Failure> {
+        self.begin_beside(&[], given)
     }
 
     /// The same beside files that the command writes. No two may be the same: one would be lost.
-    pub fn begin_beside(&self, others: &[&Draft]) -> Result<Drafts, Failure> {
+    pub fn begin_beside(&self, others: &[&Draft], given: &[Given<'_>]) -> Result<Drafts, Failure> {
         let mut begun: Vec<(Form, Draft)> = Vec::new();
         for (form, path) in &self.files {
             let draft = Draft::new(path)?;
@@ -95,6 +95,7 @@ impl Reports {
                 let path = shortened(&path.display().to_string(), SHOWN);
                 return Err(Failure(format!("--report: {path} would be written twice")));
             }
+            output::apart("--report", &draft, given)?;
             begun.push((*form, draft));
         }
         Ok(Drafts(begun))

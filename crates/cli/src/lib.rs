@@ -102,7 +102,11 @@ enum Command {
     Explain(explain::Arguments),
     /// Answers the requests of a suite in another process.
     #[command(hide = true)]
-    Serve,
+    Serve {
+        /// Answers those of the live judge, and computes nothing.
+        #[arg(long)]
+        null: bool,
+    },
 }
 
 /// The command line that starts this command in another process, without its arguments, where it is not that of a
@@ -169,7 +173,7 @@ fn run(cli: Cli) -> Outcome {
         Some(Command::Cuda(arguments)) => cuda::archive::run(&arguments),
         Some(Command::List(arguments)) => list::run(&arguments),
         Some(Command::Explain(arguments)) => explain::run(&arguments),
-        Some(Command::Serve) => serve::run(),
+        Some(Command::Serve { null }) => serve::run(null),
         None => written(Cli::command().print_help()).map(|()| Status::Passed),
     }
 }

@@ -6,6 +6,7 @@ mod words;
 use crate::diagnosis::studies;
 use crate::journal::{Journal, Run};
 use crate::outcome::Failure;
+use crate::output::Given;
 use crate::page::quoted;
 use crate::report::Study;
 use crate::{known, options, output};
@@ -14,7 +15,7 @@ use etalon_conformance::capabilities::{Capabilities, Kernel, parse_capabilities}
 use etalon_conformance::cases::{Depth, Spec};
 use etalon_conformance::generate::fnv;
 use etalon_conformance::laws::Kind;
-use etalon_conformance::live::{Hello, Limits, Program, REFUSES, Said};
+use etalon_conformance::live::{Hello, Limits, Program, REFUSES, Said, UNASKED};
 use etalon_conformance::profile::Profile;
 use etalon_conformance::report::{Record, Report, Verdict};
 use etalon_conformance::suite::{self, Part, SuiteOptions};
@@ -29,11 +30,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+/// A program that somebody brings.
 #[derive(Debug, clap::Args)]
-pub struct Arguments {
-    /// Judges a program in place of etalon's own tiers: the command line that starts it. It answers on its standard
-    /// streams, as docs/protocol.md says.
-    #[arg(long, value_name = "COMMAND", conflicts_with_all = ["tier", "level", "in_process"])]
+pub struct Brought {
+    /// A program of somebody: the command line that starts it. It answers on its standard streams, as docs/protocol.md
+    /// says. `verify` judges it in place of etalon's own tiers; `bench` times it beside one, and judges timed calls.
+    #[arg(long, value_name = "COMMAND")]
     candidate: Option<String>,
     /// The program's capabilities; if absent, those of its hello.
     #[arg(long, value_name = "FILE.json", requires = "candidate")]
@@ -41,12 +43,21 @@ pub struct Arguments {
     /// The arithmetic that the program claims: a profile of `etalon list` or a file; usual if absent.
     #[arg(long, value_name = "NAME|FILE.json", requires = "candidate")]
     profile: Option<String>,
-    /// The program claims the same bits in every call, and is asked.
-    #[arg(long, requires = "candidate")]
-    deterministic: bool,
     /// Seconds in which the program must answer a request; 20 if absent.
     #[arg(long, value_name = "SECONDS", requires = "candidate", value_parser = seconds)]
     limit: Option<Duration>,
+    /// Sends tensors in frames, and offers the program no files to share.
+    #[arg(long, requires = "candidate")]
+    frames: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    brought: Brought,
+    /// The program claims the same bits in every call, and is asked.
+    #[arg(long, requires = "candidate")]
+    deterministic: bool,
     /// New starts of the program after it ended, or was ended; 10 if absent.
     #[arg(long, value_name = "N", requires = "candidate")]
     restarts: Option<usize>,
@@ -102,10 +113,68 @@ const SAID: usize = 64 << 10;
 /// Cases of the beginning that are judged again at the end, with other elements.
 const AGAIN: usize = 6;
 
+impl Brought {
+    /// True if there is one.
+    pub fn is_wanted(&self) -> bool {
+        self.candidate.is_some()
+    }
+
+    /// Limits with so many new starts.
+    pub fn limits(&self, restarts: Option<usize>) -> Limits {
+        let call = self.limit.unwrap_or(CALL);
+        let restarts = restarts.unwrap_or(RESTARTS).min(usize::MAX / 4);
+        Limits { call, start: call.max(START), restarts }
+    }
+
+    /// Its command line.
+    pub fn command(&self) -> &str {
+        self.candidate.as_deref().unwrap_or_default()
+    }
+
+    /// The profile that it claims, as it was given.
+    pub fn claim(&self) -> &str {
+        self.profile.as_deref().unwrap_or("usual")
+    }
+
+    /// The profile that it claims; `None`: the usual of each type.
+    pub fn profile(&self) -> Result<Option<Profile>, Failure> {
+        match options::claim(self.claim())? {
+            options::Claim::Usual => Ok(None),
+            options::Claim::Profile(profile) => Ok(Some(profile)),
+            options::Claim::Auto => {
+                Err(Error::value("profile", "a claim: usual, a name or a file", "auto").into())
+            }
+        }
+    }
+
+    /// The files that it reads.
+    pub fn files(&self) -> Vec<Given<'_>> {
+        let capabilities = self.capabilities.as_deref().map(|path| ("--capabilities", path));
+        let profile = self.profile.as_deref().and_then(output::of_profile);
+        capabilities.into_iter().chain(profile).collect()
+    }
+
+    /// The options that decide how it is asked, for a shell.
+    fn again(&self) -> String {
+        let quote = |text: &str| quoted(Path::new(text));
+        let mut line = format!(" --candidate {}", quote(self.command()));
+        if let Some(path) = &self.capabilities {
+            line += &format!(" --capabilities {}", quoted(path));
+        }
+        if let Some(profile) = &self.profile {
+            line += &format!(" --profile {}", quote(profile));
+        }
+        if let Some(limit) = self.limit {
+            line += &format!(" --limit {}", limit.as_secs_f64());
+        }
+        line + if self.frames { " --frames" } else { "" }
+    }
+}
+
 impl Arguments {
     /// True if a program is to be judged.
     pub fn is_wanted(&self) -> bool {
-        self.candidate.is_some()
+        self.brought.is_wanted()
     }
 
     /// True if the verdict is printed in JSON.
@@ -113,24 +182,11 @@ impl Arguments {
         self.json
     }
 
-    fn limits(&self) -> Limits {
-        let call = self.limit.unwrap_or(CALL);
-        let restarts = self.restarts.unwrap_or(RESTARTS).min(usize::MAX / 4);
-        Limits { call, start: call.max(START), restarts }
-    }
-
-    fn command(&self) -> &str {
-        self.candidate.as_deref().unwrap_or_default()
-    }
-
-    fn profile(&self) -> Result<Option<Profile>, Failure> {
-        match options::claim(self.profile.as_deref().unwrap_or("usual"))? {
-            options::Claim::Usual => Ok(None),
-            options::Claim::Profile(profile) => Ok(Some(profile)),
-            options::Claim::Auto => {
-                Err(Error::value("profile", "a claim: usual, a name or a file", "auto").into())
-            }
-        }
+    /// The files that it reads, and the one that it goes on with.
+    pub fn files(&self) -> Vec<Given<'_>> {
+        let own = [("--known", &self.known), ("--continue", &self.journal)];
+        let own = own.into_iter().filter_map(|(name, path)| Some((name, path.as_deref()?)));
+        own.chain(self.brought.files()).collect()
     }
 
     /// The command that asks one case by one law again, for a shell.
@@ -146,28 +202,19 @@ impl Arguments {
 
     /// The command with the options that decide what is asked of the program.
     fn again(&self) -> String {
-        let quote = |text: &str| quoted(Path::new(text));
-        let mut line = format!("etalon verify --candidate {}", quote(self.command()));
-        if let Some(path) = &self.capabilities {
-            line += &format!(" --capabilities {}", quoted(path));
-        }
-        if let Some(profile) = &self.profile {
-            line += &format!(" --profile {}", quote(profile));
-        }
-        if let Some(limit) = self.limit {
-            line += &format!(" --limit {}", limit.as_secs_f64());
-        }
+        let line = format!("etalon verify{}", self.brought.again());
         line + if self.deterministic { " --deterministic" } else { "" }
     }
 }
 
 /// Judges the program within its capabilities.
 pub fn judge(arguments: &Arguments, asked: &Asked<'_>) -> Result<Judged, Failure> {
-    let profile = arguments.profile()?;
+    let (brought, limits) = (&arguments.brought, arguments.brought.limits(arguments.restarts));
+    let profile = brought.profile()?;
     let list = arguments.known.as_deref().map(|path| Ok::<_, Failure>((known::read(path)?, path)));
     let list = list.transpose()?;
-    let (program, hello) = start(arguments)?;
-    let (text, capabilities) = capabilities(arguments, &hello)?;
+    let (program, hello) = start(brought, limits)?;
+    let (text, capabilities) = capabilities(brought, &hello)?;
     let answer = |request: &Request<'_>| program.answer(request);
     let lost = || program.lost();
     let slow = asked.depth == Depth::Smoke;
@@ -175,7 +222,7 @@ pub fn judge(arguments: &Arguments, asked: &Asked<'_>) -> Result<Judged, Failure
     let seed = seed(arguments, asked.run)?;
     let run = Run {
         etalon: env!("CARGO_PKG_VERSION").to_string(),
-        candidate: arguments.command().to_string(),
+        candidate: brought.command().to_string(),
         capabilities: format!("{:x}", fnv(&text)),
         choices: format!("{:x}", fnv(&choices(arguments, asked, profile))),
         seed,
@@ -208,7 +255,7 @@ pub fn judge(arguments: &Arguments, asked: &Asked<'_>) -> Result<Judged, Failure
     })?;
     journal.as_ref().map_or(Ok(()), Journal::check)?;
     report.records.iter_mut().for_each(|record| of_program(&mut record.verdict));
-    report.about.candidate = Some(arguments.command().to_string());
+    report.about.candidate = Some(brought.command().to_string());
     report.about.profile = profile.map_or("usual", |profile| profile.name);
     let mut notes = list.map_or(Vec::new(), |(list, path)| known::take(&mut report, &list, path));
     if let Some(journal) = journal.as_ref().filter(|journal| journal.count() > 0) {
@@ -233,13 +280,14 @@ pub fn judge(arguments: &Arguments, asked: &Asked<'_>) -> Result<Judged, Failure
 }
 
 /// Starts the program, and guards this process from it.
-fn start(arguments: &Arguments) -> Result<(Arc<Program>, Hello), Failure> {
-    let command = words::words(arguments.command())?;
+pub fn start(brought: &Brought, limits: Limits) -> Result<(Arc<Program>, Hello), Failure> {
+    let command = words::words(brought.command())?;
     close();
-    let program = Arc::new(Program::new(command, arguments.limits(), said()));
+    let program = Program::new(command, limits, said()).offered(!brought.frames);
+    let program = Arc::new(program);
     output::end_with(&program)?;
     let hello = program.start().map_err(|fault| {
-        Failure(format!("the candidate {}: it {fault}", shortened(arguments.command(), SHOWN)))
+        Failure(format!("the candidate {}: it {fault}", shortened(brought.command(), SHOWN)))
     })?;
     Ok((program, hello))
 }
@@ -274,8 +322,8 @@ fn said() -> Box<Said> {
 }
 
 /// Capabilities, with their text.
-fn capabilities(arguments: &Arguments, hello: &Hello) -> Result<(String, Capabilities), Failure> {
-    let (text, path) = match (&arguments.capabilities, &hello.capabilities) {
+pub fn capabilities(brought: &Brought, hello: &Hello) -> Result<(String, Capabilities), Failure> {
+    let (text, path) = match (&brought.capabilities, &hello.capabilities) {
         (Some(path), _) => (read_text(path)?, path.as_path()),
         (None, Some(text)) => (text.clone(), Path::new("the candidate's hello")),
         (None, None) => {
@@ -357,7 +405,9 @@ fn again(options: &SuiteOptions<'_>, report: &mut Report) {
 /// refusing; a case that could notice nothing, as a random seed may draw one, is no fault of the program.
 fn of_program(verdict: &mut Verdict) {
     *verdict = match verdict {
-        Verdict::Unsupported(reason) if reason.starts_with(REFUSES) => {
+        Verdict::Unsupported(reason)
+            if [REFUSES, UNASKED].iter().any(|part| reason.starts_with(part)) =>
+        {
             Verdict::Undecided(reason.clone())
         }
         Verdict::Vacuous(reason) => {

@@ -16,17 +16,42 @@ const SHOWN: usize = 300;
 /// The file or folder that is being written, under its temporary name.
 static UNFINISHED: Mutex<Option<PathBuf>> = Mutex::new(None);
 
-/// The program that is judged, which a signal ends, too.
-static CANDIDATE: Mutex<Weak<Program>> = Mutex::new(Weak::new());
+/// Programs that answer, which a signal ends, too.
+static PROGRAMS: Mutex<Vec<Weak<Program>>> = Mutex::new(Vec::new());
+
+fn programs() -> MutexGuard<'static, Vec<Weak<Program>>> {
+    PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Lets the signals that end this command end a program with all that it started.
 pub fn end_with(program: &Arc<Program>) -> Result<(), Failure> {
-    *CANDIDATE.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(program);
+    programs().push(Arc::downgrade(program));
     watch().map_err(|error| Failure(format!("signals cannot be waited for: {error}")))
 }
 
 fn unfinished() -> MutexGuard<'static, Option<PathBuf>> {
     UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A file that a command reads, and the option that names it.
+pub type Given<'a> = (&'static str, &'a Path);
+
+/// A file that a profile is read from, if it is the name of one.
+pub fn of_profile(profile: &str) -> Option<Given<'_>> {
+    profile.ends_with(".json").then(|| ("--profile", Path::new(profile)))
+}
+
+/// Fails where the file of an option would take the place of one that the command reads.
+pub fn apart(option: &str, draft: &Draft, given: &[Given<'_>]) -> Result<(), Failure> {
+    match given.iter().find(|(_, path)| draft.is_at(path)) {
+        None => Ok(()),
+        Some((other, path)) => {
+            let path = shortened(&path.display().to_string(), SHOWN);
+            let text =
+                format!("{option} would overwrite the file of {other}, {path}: name another");
+            Err(Failure(text))
+        }
+    }
 }
 
 /// Writes a file. If a signal ends the command meanwhile, what was written goes first.
@@ -72,8 +97,7 @@ fn watch() -> io::Result<()> {
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM])?;
     let wait = move || {
         for signal in &mut signals {
-            let candidate = CANDIDATE.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
-            candidate.iter().for_each(|program| program.stop());
+            programs().iter().filter_map(Weak::upgrade).for_each(|program| program.stop());
             // Held to the end, so that no other file is begun.
             let mut unfinished = unfinished();
             if let Some(path) = unfinished.take() {

@@ -7,9 +7,10 @@ mod write;
 use crate::form::Reports;
 use crate::options::{self, one_of};
 use crate::outcome::{Failure, Outcome};
+use crate::output::{Given, of_profile};
 use etalon_conformance::capabilities::{Capabilities, read_capabilities};
 use etalon_problem::{Algorithm, Dtype, Pass};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 const FOLDERS: &str = "\
 Every folder in DIR is a question: question.json has the algorithm, the pass and the type, problem.json and \
@@ -77,6 +78,13 @@ pub fn run(arguments: &Arguments) -> Outcome {
 }
 
 impl Arguments {
+    /// The files that it reads to judge answers.
+    fn files<'a>(&'a self, index: &'a Path) -> Vec<Given<'a>> {
+        let capabilities = self.capabilities.as_deref().map(|path| ("--capabilities", path));
+        let given = capabilities.into_iter().chain(of_profile(&self.profile));
+        given.chain([("--check", index)]).collect()
+    }
+
     fn capabilities(&self) -> Result<Option<Capabilities>, Failure> {
         Ok(self.capabilities.as_deref().map(read_capabilities).transpose()?)
     }

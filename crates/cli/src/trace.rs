@@ -76,6 +76,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let size = tensors.iter().map(|x| x.len() as u128).sum::<u128>() * 8;
     afford(&problem, pass, dtype, size, arguments.limit)?;
     let draft = Draft::new(out)?;
+    output::apart("--out", &draft, &question.files())?;
     let names: Vec<&str> = tensors.iter().map(|x| x.name).collect();
     let traced = arguments.threads.pool()?.install(|| {
         let operands = values(&problem, pass, &inputs)?;

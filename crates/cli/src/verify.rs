@@ -1,6 +1,5 @@
 //! `etalon verify`: every law on every tier present.
 
-use crate::PROGRAM;
 use crate::diagnosis::studies;
 use crate::form::Reports;
 use crate::live;
@@ -8,6 +7,7 @@ use crate::machine::about;
 use crate::options;
 use crate::outcome::{Failure, Outcome, say};
 use crate::report::{self, Study};
+use crate::serve;
 use crate::summary::{self, CELL};
 use crate::table::Table;
 use crate::units;
@@ -28,10 +28,10 @@ const SHOWN: usize = 20;
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     /// Tiers to check: simd, simd/LEVEL, cuda, cuda/LEVEL, reference; all that this machine has if absent.
-    #[arg(long, value_name = "T,…", value_delimiter = ',')]
+    #[arg(long, value_name = "T,…", value_delimiter = ',', conflicts_with = "candidate")]
     tier: Vec<String>,
     /// The level of the simd tier: portable, avx2, avx512, avx512bf16, or all that this machine has.
-    #[arg(long, value_name = "L", default_value = "all")]
+    #[arg(long, value_name = "L", default_value = "all", conflicts_with = "candidate")]
     level: String,
     /// The number of cases: smoke takes seconds, core about a minute on two cores, soak about an hour.
     #[arg(long, default_value = "core", value_parser = options::one_of(Depth::ALL))]
@@ -53,7 +53,7 @@ pub struct Arguments {
     allow_undecided: f64,
     /// Computes cuda in this process, as debuggers want it; else in one of its own, so that a fault that ends the
     /// context of a device is one negative verdict.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "candidate")]
     in_process: bool,
     #[command(flatten)]
     reports: Reports,
@@ -69,7 +69,7 @@ fn laws() -> PossibleValuesParser {
 
 pub fn run(arguments: &Arguments) -> Outcome {
     let (start, about) = (Instant::now(), about());
-    let drafts = arguments.reports.begin()?;
+    let drafts = arguments.reports.begin(&arguments.live.files())?;
     let (mut run, finding, studies) = match arguments.live.is_wanted() {
         true => of_program(arguments)?,
         false => of_tiers(arguments)?,
@@ -202,13 +202,7 @@ fn isolated(tiers: Vec<Box<dyn Tier>>) -> Result<Vec<Box<dyn Tier>>, Failure> {
     if !tiers.iter().any(|tier| options::is_named(&tier.name(), "cuda")) {
         return Ok(tiers);
     }
-    let own = || match PROGRAM.get() {
-        Some(program) => Ok(program.clone()),
-        None => std::env::current_exe().map(|own| vec![own.into_os_string()]),
-    };
-    let mut command = own().map_err(|error| Failure(format!("this program: {error}")))?;
-    command.push("serve".into());
-    let server = Arc::new(Server::new(command));
+    let server = Arc::new(Server::new(serve::command(&[])?));
     let isolate = |tier: Box<dyn Tier>| -> Box<dyn Tier> {
         match options::is_named(&tier.name(), "cuda") {
             true => Box::new(Isolated::new(tier, server.clone())),

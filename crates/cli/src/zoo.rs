@@ -31,7 +31,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Outcome {
     let (start, about) = (Instant::now(), about());
     arguments.reports.refuse(Form::Junit, "a mutant is no check of a case")?;
-    let drafts = arguments.reports.begin()?;
+    let drafts = arguments.reports.begin(&[])?;
     let (algorithms, mutants, controls) = choose(arguments)?;
     let (run, seed) = (&arguments.run, arguments.run.seed());
     let matrix =

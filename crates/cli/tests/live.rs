@@ -1,6 +1,8 @@
 //! The live judge, asked about programs: ones that do what the protocol says, and one for everything else that a
 //! program can do. This test is all of them: `live child MODE` answers requests, or does not.
 
+#[path = "live/bench.rs"]
+mod bench;
 #[path = "live/cheats.rs"]
 mod cheats;
 #[path = "live/child.rs"]
@@ -11,6 +13,8 @@ mod examples;
 mod protocol;
 #[path = "live/run.rs"]
 mod run;
+#[path = "live/shared.rs"]
+mod shared;
 #[path = "cli/tiny.rs"]
 mod tiny;
 
@@ -27,7 +31,9 @@ fn main() {
     {
         return child::run(mode, more.first().map(String::as_str));
     }
-    let all = [protocol::TESTS, run::TESTS, examples::TESTS, cheats::TESTS].concat();
+    let all =
+        [protocol::TESTS, shared::TESTS, run::TESTS, examples::TESTS, cheats::TESTS, bench::TESTS]
+            .concat();
     let trial = |(name, test): Test| {
         Trial::test(name, move || {
             test();

@@ -3,17 +3,21 @@
 //! It is trusted with nothing. It gets inputs and never a result; what it returns is judged from the bytes that arrive
 //! here. Whatever it does instead of answering is the fault of the request, and the next one gets a new process.
 
+mod null;
 mod process;
+mod question;
+mod shared;
 
-pub use crate::wire::{Frame, MAGIC, Most, VERSION, Wanted};
+pub use crate::wire::{File, Frame, MAGIC, Most, Placed, VERSION, Wanted};
+pub use null::null;
 pub use process::Said;
+pub use question::UNASKED;
 
-use crate::tensor::{Stored, Tensors};
+use crate::tensor::Tensors;
 use crate::tier::{Refusal, Request};
-use crate::wire::{detach, in_lines, width};
-use etalon_problem::{Role, shortened};
+use etalon_problem::shortened;
 use process::{Held, Process, lock, words};
-use serde_json::json;
+use question::Question;
 use std::ffi::OsString;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -48,12 +52,19 @@ pub struct Hello {
     pub name: String,
     /// Its capabilities, as a file has them, if it declares them itself.
     pub capabilities: Option<String>,
+    /// True if it reads and writes tensors in files that it shares with etalon, where these are offered.
+    pub shared: bool,
 }
+
+/// The line of a hello that offers shared files, and of one that takes them.
+pub const SHARED: &str = "shared";
 
 /// A program that answers requests.
 pub struct Program {
     command: Vec<OsString>,
     limits: Limits,
+    /// True if it is offered shared files.
+    shared: bool,
     said: Arc<Said>,
     /// Held by the request that is being answered.
     turn: Mutex<Turn>,
@@ -74,9 +85,6 @@ const TENSORS: u64 = 64;
 const TEXT: u64 = 64 << 10;
 const CAPABILITIES: u64 = 1 << 20;
 
-/// Bytes that an answer may have beyond twice what was asked for: so that a wrong shape is named as such.
-const SLACK: usize = 1 << 20;
-
 /// The beginning of the reason why a program refuses what its capabilities take.
 pub const REFUSES: &str = "the program refuses what its capabilities take: ";
 
@@ -84,7 +92,13 @@ impl Program {
     /// A program by the words of its command line, which is not yet started. What it writes to stderr goes to `said`.
     pub fn new(command: Vec<OsString>, limits: Limits, said: Box<Said>) -> Self {
         let (turn, held, ends) = Default::default();
-        Program { command, limits, said: said.into(), turn, held, ends }
+        Program { command, limits, shared: true, said: said.into(), turn, held, ends }
+    }
+
+    /// The same program, which is offered shared files or not.
+    pub fn offered(mut self, shared: bool) -> Self {
+        self.shared = shared;
+        self
     }
 
     /// Starts the program, and hears its hello. Fails with a sentence about the program.
@@ -92,8 +106,19 @@ impl Program {
         self.hello(&mut lock(&self.turn))
     }
 
+    /// True if the process that answers at present shares files.
+    pub fn shares(&self) -> bool {
+        lock(&self.turn).process.as_ref().is_some_and(|process| process.shared().is_some())
+    }
+
     /// The answer to a request: whatever it does instead is a fault.
     pub fn answer(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {
+        self.timed(request).map(|(outputs, _)| outputs)
+    }
+
+    /// The same with the time, by the clock of this process, from before the first byte of an element is sent until
+    /// the last one of the results is here.
+    pub fn timed(&self, request: &Request<'_>) -> Result<(Tensors, Duration), Refusal> {
         let mut turn = lock(&self.turn);
         let ends = self.ends.load(Ordering::Relaxed);
         if ends > 2 * self.limits.restarts {
@@ -104,15 +129,16 @@ impl Program {
             self.hello(&mut turn).map_err(Refusal::Fault)?;
         }
         turn.asked += 1;
-        let id = turn.asked;
-        let (frame, most) = framed(id, request);
-        let bytes = frame.to_bytes();
-        let bytes = bytes.map_err(|why| Refusal::Fault(format!("cannot be asked: {why}")))?;
-        let answer = match turn.process.as_mut() {
-            Some(process) => process.ask(bytes, most, self.limits.call),
+        let answer = match &turn.process {
+            Some(process) => {
+                let question = Question::new(turn.asked, request, process.shared());
+                let question =
+                    question.map_err(|why| Refusal::Fault(format!("cannot be asked: {why}")))?;
+                question.ask(process, self.limits.call)
+            }
             None => Err("has no process".to_string()),
         };
-        answer.and_then(|answer| understood(id, answer)).unwrap_or_else(|fault| {
+        answer.unwrap_or_else(|fault| {
             let end = self.end(&mut turn);
             Err(Refusal::Fault(format!("{fault}{end}")))
         })
@@ -136,16 +162,21 @@ impl Program {
 
     /// A process that has said hello, the same as those before it.
     fn hello(&self, turn: &mut Turn) -> Result<Hello, String> {
-        let started = Process::start(&self.command, self.held.clone(), self.said.clone());
+        let (command, held) = (&self.command, self.held.clone());
+        let started = Process::start(command, held, self.said.clone(), self.shared);
         turn.process = Some(started.map_err(|why| {
             self.ends.fetch_add(1, Ordering::Relaxed);
             format!("cannot be started: {why}")
         })?);
-        let text = format!("etalon {}", env!("CARGO_PKG_VERSION")).into_bytes();
+        let offers = turn.process.as_ref().is_some_and(|process| process.shared().is_some());
+        let offer = if offers { format!("\n{SHARED}") } else { String::new() };
+        let text = format!("etalon {}{offer}", env!("CARGO_PKG_VERSION")).into_bytes();
         let frame = Frame { kind: HELLO, text, ..Frame::default() };
         let most = Most { tensors: 0, text: CAPABILITIES, data: 0 };
         let heard = match (frame.to_bytes(), turn.process.as_mut()) {
-            (Ok(bytes), Some(process)) => process.ask(bytes, most, self.limits.start),
+            (Ok(bytes), Some(process)) => {
+                process.ask(bytes, most, self.limits.start).map(|(frame, _)| frame)
+            }
             _ => Err("has no process".to_string()),
         };
         let hello = heard.and_then(read_hello).and_then(|hello| match &turn.hello {
@@ -159,6 +190,9 @@ impl Program {
             let end = self.end(turn);
             format!("{fault}, where its hello was expected{end}")
         })?;
+        if let Some(process) = turn.process.as_mut().filter(|_| !hello.shared) {
+            process.share_nothing();
+        }
         turn.hello = Some(hello.clone());
         Ok(hello)
     }
@@ -180,56 +214,15 @@ fn too_often(ends: usize) -> String {
     format!("its process ended, or was ended, {ends} times")
 }
 
-/// A request as a frame, and the most that its answer may be.
-fn framed(id: u64, request: &Request<'_>) -> (Frame, Most) {
-    let &Request { problem, pass, dtype, inputs, .. } = request;
-    let operands = problem.operands(pass).into_iter().filter(|x| x.role == Role::Output);
-    let wanted: Vec<Wanted> = operands
-        .map(|x| Wanted {
-            name: x.name.to_string(),
-            dtype: match Stored::of(x.precision, dtype) {
-                Stored::Float(dtype) => dtype.name(),
-                Stored::Integer => "i64",
-            },
-            shape: x.shape,
-        })
-        .collect();
-    let bytes = |x: &Wanted| x.shape.iter().product::<usize>() * width(x.dtype).unwrap_or(0);
-    let data = 2 * wanted.iter().map(bytes).sum::<usize>() + SLACK;
-    let (mut problem, mut tensors) = (problem.clone(), inputs.clone());
-    detach(&mut problem, &mut tensors);
-    let said = json!({ "pass": pass.name(), "dtype": dtype.name(), "problem": problem });
-    let (json, text) = (said.to_string().into_bytes(), in_lines(&said).into_bytes());
-    let frame = Frame { kind: REQUEST, id, json, text, tensors, wanted };
-    (frame, Most { tensors: TENSORS, text: TEXT, data: data as u64 })
-}
-
-/// Reads an answer; a fault where it is none to the request of that number.
-fn understood(id: u64, answer: Frame) -> Result<Result<Tensors, Refusal>, String> {
-    let Frame { kind, id: found, tensors, wanted, text, .. } = answer;
-    if found != id {
-        return Err(format!("answered request {found}, was asked request {id}"));
-    }
-    match kind {
-        OUTPUTS if wanted.is_empty() => Ok(Ok(tensors)),
-        OUTPUTS => {
-            let name = &wanted[0].name;
-            Err(format!("returned `{name}` without elements: role 1, expected 0"))
-        }
-        UNSUPPORTED => Ok(Err(Refusal::Unsupported(format!("{REFUSES}{}", words(&text))))),
-        ERROR => Ok(Err(Refusal::Fault(format!("reported an error: {}", words(&text))))),
-        kind => Err(format!(
-            "answered with a frame of kind {kind}, expected {OUTPUTS} (outputs), {UNSUPPORTED} \
-             (unsupported) or {ERROR} (error)"
-        )),
-    }
-}
-
 fn read_hello(frame: Frame) -> Result<Hello, String> {
     if frame.kind != HELLO {
         return Err(format!("began with a frame of kind {}, expected {HELLO} (hello)", frame.kind));
     }
-    let name = words(&frame.text);
+    let text = String::from_utf8_lossy(&frame.text);
+    let takes = |line: &str| line.trim() == SHARED;
+    let shared = text.lines().skip(1).any(takes);
+    let name = text.lines().enumerate().filter(|(at, line)| *at == 0 || !takes(line));
+    let name = words(name.map(|(_, line)| line).collect::<Vec<_>>().join(" ").as_bytes());
     if name.is_empty() {
         return Err("has no name in the text of its hello".to_string());
     }
@@ -239,7 +232,7 @@ fn read_hello(frame: Frame) -> Result<Hello, String> {
             "declares capabilities that are not UTF-8, expected a JSON text".to_string()
         })?),
     };
-    Ok(Hello { name: shortened(&name, NAME), capabilities })
+    Ok(Hello { name: shortened(&name, NAME), capabilities, shared })
 }
 
 /// The most characters of the name of a program.

@@ -6,6 +6,7 @@ use crate::vectors::{bytes_of, data_of};
 use etalon_problem::{Mask, Problem, shortened};
 use serde_json::Value;
 use std::io::{self, ErrorKind, Read};
+use std::ops::Range;
 
 /// The first bytes of a frame. A stream that replaces the ends of lines is found by them.
 pub const MAGIC: [u8; 8] = *b"etalon\r\n";
@@ -20,7 +21,7 @@ const ROW: usize = 128;
 /// Bytes of the name of a tensor, the most axes, and the multiple at which its elements begin.
 pub const NAME: usize = 48;
 pub const AXES: usize = 6;
-const ALIGN: usize = 64;
+pub const ALIGN: usize = 64;
 
 /// Bytes of the name of an element type.
 const TYPE: usize = 8;
@@ -34,6 +35,26 @@ pub struct Wanted {
     pub dtype: &'static str,
     /// Its shape.
     pub shape: Vec<usize>,
+}
+
+/// A tensor whose elements lie in a file that both processes see.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placed {
+    /// Its name, type and shape.
+    pub tensor: Wanted,
+    /// The file.
+    pub file: File,
+    /// The place of the first element in it, in bytes.
+    pub at: usize,
+}
+
+/// A file that both processes see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum File {
+    /// The file of the tensors that are given.
+    Inputs,
+    /// The file of the results.
+    Outputs,
 }
 
 /// A frame.
@@ -51,6 +72,8 @@ pub struct Frame {
     pub tensors: Tensors,
     /// Tensors that are asked for.
     pub wanted: Vec<Wanted>,
+    /// Tensors in files.
+    pub placed: Vec<Placed>,
 }
 
 /// The most that a reader takes.
@@ -92,10 +115,30 @@ pub fn type_name(data: &Data) -> &'static str {
     }
 }
 
+impl Wanted {
+    /// Its bytes.
+    pub fn bytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * width(self.dtype).unwrap_or(0)
+    }
+}
+
+/// A frame whose bytes have arrived and are not yet read.
+pub struct Arrived {
+    kind: u32,
+    id: u64,
+    table: Vec<u8>,
+    data: Vec<u8>,
+    json: Vec<u8>,
+    text: Vec<u8>,
+}
+
 impl Frame {
+    /// The bytes of its number.
+    pub const ID: Range<usize> = 16..24;
+
     /// Its bytes. Fails where a name or a shape has no place in the table.
     pub fn to_bytes(&self) -> Result<Vec<u8>, String> {
-        let count = self.tensors.len() + self.wanted.len();
+        let count = self.tensors.len() + self.wanted.len() + self.placed.len();
         let mut table = Vec::with_capacity(count * ROW);
         let mut data: Vec<u8> = Vec::new();
         for (name, tensor) in &self.tensors {
@@ -105,9 +148,15 @@ impl Frame {
             data.extend(bytes);
             data.resize(data.len().next_multiple_of(ALIGN), 0);
         }
-        for Wanted { name, dtype, shape } in &self.wanted {
-            let bytes = shape.iter().product::<usize>() * width(dtype).unwrap_or(0);
-            table.extend(row(name, dtype, 1, shape, (0, bytes))?);
+        for wanted @ Wanted { name, dtype, shape } in &self.wanted {
+            table.extend(row(name, dtype, 1, shape, (0, wanted.bytes()))?);
+        }
+        for Placed { tensor: tensor @ Wanted { name, dtype, shape }, file, at } in &self.placed {
+            let role = match file {
+                File::Inputs => 2,
+                File::Outputs => 3,
+            };
+            table.extend(row(name, dtype, role, shape, (*at, tensor.bytes()))?);
         }
         let lengths = [count, self.json.len(), self.text.len(), data.len(), 0];
         let mut bytes = Vec::with_capacity(HEADER + table.len() + data.len());
@@ -122,6 +171,14 @@ impl Frame {
 
     /// The next frame; `None` at the end of the stream. An error says what was expected and what was found.
     pub fn read(from: &mut impl Read, most: Most) -> io::Result<Option<Frame>> {
+        Arrived::receive(from, most)?.map(Arrived::read).transpose()
+    }
+}
+
+impl Arrived {
+    /// The bytes of the next frame, in parts of the lengths that its header announces; `None` at the end of the
+    /// stream. Fails as [`Frame::read`] does.
+    pub fn receive(from: &mut impl Read, most: Most) -> io::Result<Option<Arrived>> {
         let mut header = Vec::new();
         from.take(HEADER as u64).read_to_end(&mut header)?;
         if header.is_empty() {
@@ -165,10 +222,27 @@ impl Frame {
         let data = part(from, "elements", data)?;
         let json = part(from, "JSON", json)?;
         let text = part(from, "text", text)?;
-        let (mut tensors, mut wanted) = (Tensors::new(), Vec::new());
-        for (at, row) in table.chunks_exact(ROW).enumerate() {
+        Ok(Some(Arrived { kind, id: word(16), table, data, json, text }))
+    }
+
+    /// The frame. An error says what was expected and what was found.
+    pub fn read(self) -> io::Result<Frame> {
+        self.rows(|_| true)
+    }
+
+    /// The frame without the tensors whose elements came with it.
+    pub fn without_elements(self) -> io::Result<Frame> {
+        self.rows(|row| number(&row[NAME + TYPE + 4..NAME + TYPE + 8]) != 0)
+    }
+
+    /// The frame with some rows of its table.
+    fn rows(self, which: fn(&[u8]) -> bool) -> io::Result<Frame> {
+        let Arrived { kind, id, table, data, json, text } = self;
+        let (mut tensors, mut wanted, mut placed) = (Tensors::new(), Vec::new(), Vec::new());
+        for (at, row) in table.chunks_exact(ROW).enumerate().filter(|(_, row)| which(row)) {
             match read_row(row, &data).map_err(|fault| wrong(format!("row {at} {fault}")))? {
                 Row::Wanted(tensor) => wanted.push(tensor),
+                Row::Placed(tensor) => placed.push(tensor),
                 Row::Given(name, tensor) => {
                     if tensors.insert(name.clone(), tensor).is_some() {
                         return Err(wrong(format!("has two tensors `{name}`")));
@@ -176,7 +250,7 @@ impl Frame {
                 }
             }
         }
-        Ok(Some(Frame { kind, id: word(16), json, text, tensors, wanted }))
+        Ok(Frame { kind, id, json, text, tensors, wanted, placed })
     }
 }
 
@@ -214,6 +288,7 @@ fn row(
 enum Row {
     Given(String, Tensor),
     Wanted(Wanted),
+    Placed(Placed),
 }
 
 fn read_row(row: &[u8], data: &[u8]) -> Result<Row, String> {
@@ -255,7 +330,12 @@ fn read_row(row: &[u8], data: &[u8]) -> Result<Row, String> {
             Ok(Row::Given(name, Tensor { shape, data }))
         }
         1 => Ok(Row::Wanted(Wanted { name, dtype, shape })),
-        _ => Err(of(format!("has role {role}, expected 0 or 1"))),
+        2 | 3 => {
+            let at = usize::try_from(offset).map_err(|_| of(format!("begins at byte {offset}")))?;
+            let file = if role == 2 { File::Inputs } else { File::Outputs };
+            Ok(Row::Placed(Placed { tensor: Wanted { name, dtype, shape }, file, at }))
+        }
+        _ => Err(of(format!("has role {role}, expected 0 to 3"))),
     }
 }
 
@@ -368,6 +448,9 @@ mod tests {
             json: b"{}".to_vec(),
             text: b"pass forward\n".to_vec(),
             tensors: tensors.map(|(name, x)| (name.to_string(), x)).into(),
+            placed: [File::Inputs, File::Outputs]
+                .map(|file| Placed { tensor: wanted.clone(), file, at: 64 })
+                .into(),
             wanted: vec![wanted],
         }
     }
@@ -382,6 +465,7 @@ mod tests {
         let again = read(&bytes).unwrap().unwrap();
         assert_eq!(again.to_bytes().unwrap(), bytes);
         assert_eq!((again.kind, again.id, &again.wanted), (7, 1 << 50, &frame().wanted));
+        assert_eq!(again.placed, frame().placed);
         assert!(again.tensors["q"].data.same_bits(&frame().tensors["q"].data));
         assert_eq!(again.tensors["one"].shape, [0; 0]);
         assert_eq!(read(&[]).unwrap(), None);
@@ -394,7 +478,7 @@ mod tests {
     #[test]
     fn no_byte_makes_it_panic() {
         let bytes = frame().to_bytes().unwrap();
-        for at in 0..HEADER + 6 * ROW {
+        for at in 0..HEADER + 8 * ROW {
             for byte in [0, 1, 2, 8, 0x7f, 0x80, 0xff] {
                 let mut other = bytes.clone();
                 other[at] = byte;
@@ -418,7 +502,7 @@ mod tests {
             (row, 0, "row 0 has no name"),
             (row + NAME, b'x', "has type \"x64\", expected one of f64, f32"),
             (row + 56, 7, "has 7 axes, expected at most 6"),
-            (row + 60, 3, "has role 3, expected 0 or 1"),
+            (row + 60, 4, "has role 4, expected 0 to 3"),
             (row + 64, 3, "has 16 bytes, expected 24 of i64 [3]"),
             (row + 72, 1, "has 1 axes and extents of others"),
             (row + 113, 9, "ends at byte 2320 of 256"),

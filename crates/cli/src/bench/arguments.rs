@@ -2,6 +2,7 @@
 
 use super::masks::named;
 use crate::cuda::gpu;
+use crate::live;
 use crate::options::{self, SIMD_DTYPES, one_of};
 use etalon_problem::{Algorithm, Blocking, Decay, Dtype, Error, Pass, named};
 use etalon_simd::Mode;
@@ -62,7 +63,8 @@ pub struct Arguments {
     #[arg(long, value_name = "QxK", value_parser = options::blocking)]
     pub blocking: Option<Blocking>,
     /// The modes of a backward pass; gradient is a mode of attention_lse and lazy_attention alone.
-    #[arg(long, value_name = "M,…", value_delimiter = ',', default_value = "auto", value_parser = one_of(Mode::ALL))]
+    #[arg(long, value_name = "M,…", value_delimiter = ',', default_value = "auto", value_parser = one_of(Mode::ALL),
+        conflicts_with = "candidate")]
     pub mode: Vec<Mode>,
     /// The bytes of partial sums of dq that a fused backward pass may keep; what the tier takes by default if absent.
     #[arg(long, value_name = "BYTES")]
@@ -96,10 +98,16 @@ pub struct Arguments {
     #[arg(long, value_name = "BYTES")]
     pub memory: Option<usize>,
     /// Searches tile sizes for every pass, and of cuda modes, and prints the best, at many times the time.
-    #[arg(long, conflicts_with = "blocking")]
+    #[arg(long, conflicts_with_all = ["blocking", "candidate"])]
     pub tune: bool,
     #[command(flatten)]
     pub threads: options::Threads,
+    #[command(flatten)]
+    pub brought: live::Brought,
+    /// Timed calls of the candidate that are judged, of each pass: the one whose results are furthest from etalon's,
+    /// and others at random.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = at_least_1, requires = "candidate")]
+    pub judged: usize,
     /// Seconds for the runs of a pass, of which there are at least three; their median counts.
     #[arg(long, value_name = "S", default_value_t = 2.0, value_parser = seconds)]
     pub seconds: f64,

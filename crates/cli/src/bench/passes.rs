@@ -16,7 +16,7 @@ use etalon_conformance::tensor::{Stored, Tensor, Tensors, views, views_mut};
 use etalon_conformance::tier::{Hints, Request};
 use etalon_conformance::tiers::saved;
 use etalon_problem::{
-    Algorithm, Axis, Dtype, Error, LinearAttention, Operand, Pass, Problem, Role,
+    Algorithm, Axis, Dtype, Error, LinearAttention, Operand, Pass, Problem, Role, Views, ViewsMut,
 };
 use etalon_simd::{Level, Mode, Options, Workspace, linear_attention, probe, run_in};
 use ndarray::{ArrayD, IxDyn};
@@ -66,11 +66,9 @@ impl<'a> Bench<'a> {
 
     /// All figures, with the peak before and after they were taken.
     pub fn into_figures(self, after: f64, threads: usize) -> Result<Figures, Failure> {
-        let Bench { arguments, options, gpu, figures, peak } = self;
-        let (tier, unit) = match &gpu {
-            None => (format!("simd/{}", options.level.name()), "fused multiply-adds"),
-            Some(gpu) => (gpu.describe()?, gpu.unit()),
-        };
+        let tier = self.tier()?;
+        let Bench { arguments, gpu, figures, peak, .. } = self;
+        let unit = gpu.as_ref().map_or("fused multiply-adds", Gpu::unit);
         let mut figures = Figures {
             etalon: env!("CARGO_PKG_VERSION"),
             commit: COMMIT,
@@ -86,6 +84,44 @@ impl<'a> Bench<'a> {
         };
         figures.settle();
         Ok(figures)
+    }
+
+    /// The tier with its level, and the device.
+    pub fn tier(&self) -> Result<String, Error> {
+        match &self.gpu {
+            None => Ok(format!("simd/{}", self.options.level.name())),
+            Some(gpu) => gpu.describe(),
+        }
+    }
+
+    /// Computes a pass in a mode, on operands that lie in the memory of this process.
+    pub fn run(
+        &self,
+        workspace: &Workspace,
+        problem: &Problem,
+        (pass, mode): (Pass, Mode),
+        inputs: &Views<'_>,
+        outputs: &mut ViewsMut<'_>,
+    ) -> Result<(), Error> {
+        let options = Options { mode, ..self.options };
+        match &self.gpu {
+            None => run_in(workspace, problem, pass, inputs, outputs, &options),
+            Some(gpu) => gpu.run(problem, (pass, mode), inputs, outputs),
+        }
+    }
+
+    /// Random inputs of a seed for some operands.
+    pub fn inputs(
+        &self,
+        problem: &Problem,
+        operands: &[Operand],
+        seed: u64,
+        which: &dyn Fn(&Operand) -> bool,
+    ) -> Result<Tensors, Failure> {
+        let mut inputs = made(operands, self.arguments.dtype, seed, which);
+        self.set_lazy(problem, &mut inputs);
+        self.set_head(problem, &mut inputs, seed)?;
+        Ok(inputs)
     }
 
     /// Times those passes of a problem that are wanted, with the first length also a step; `mask` is
@@ -113,7 +149,7 @@ impl<'a> Bench<'a> {
     }
 
     /// The passes of a problem that are wanted, in their modes.
-    fn passes(&self, problem: &Problem) -> Vec<(Pass, Mode)> {
+    pub fn passes(&self, problem: &Problem) -> Vec<(Pass, Mode)> {
         let wanted = &self.arguments.pass;
         let first = self.arguments.length.first() == Some(&length(problem));
         let passes = problem.algorithm().passes().iter().filter(|&&pass| {
@@ -174,11 +210,11 @@ impl<'a> Bench<'a> {
     }
 
     /// The targets of linear cross-entropy: any classes; and a w that gives logits of a variance of 1.
-    fn set_head(&self, problem: &Problem, inputs: &mut Tensors) -> Result<(), Failure> {
+    fn set_head(&self, problem: &Problem, inputs: &mut Tensors, seed: u64) -> Result<(), Failure> {
         let Problem::LinearCrossEntropy(problem) = problem else { return Ok(()) };
         let w = inputs["w"].numbers("w")? / (problem.dim as f64).sqrt();
         inputs.insert("w".to_string(), Tensor::round(&w, self.arguments.dtype));
-        let stream = Stream::new(0, "targets");
+        let stream = Stream::new(seed, "targets");
         let class = |at: IxDyn| stream.below(at[0], problem.vocab) as f64;
         let targets = ArrayD::from_shape_fn(vec![problem.tokens], class);
         inputs.insert("targets".to_string(), Tensor::store(&targets, Stored::Integer));
@@ -202,13 +238,10 @@ impl<'a> Bench<'a> {
         };
         self.announce(problem, pass, flops);
         let (workspace, hints) = (Workspace::new(), Hints { mode, ..Hints::default() });
-        let mut inputs = made(&operands, dtype, |x| is_given(problem, x));
-        self.set_lazy(problem, &mut inputs);
-        self.set_head(problem, &mut inputs)?;
+        let mut inputs = self.inputs(problem, &operands, 0, &|x| is_given(problem, x))?;
         let request = Request { problem, pass, dtype, inputs: &inputs, hints };
-        inputs.extend(saved(&request, &|problem, pass, inputs, outputs| match &self.gpu {
-            None => run_in(&Workspace::new(), problem, pass, inputs, outputs, &options),
-            Some(gpu) => gpu.run(problem, (pass, mode), inputs, outputs),
+        inputs.extend(saved(&request, &|problem, pass, inputs, outputs| {
+            self.run(&Workspace::new(), problem, (pass, mode), inputs, outputs)
         })?);
         let blank = self.blank(problem, mask, (pass, mode), flops);
         if let Some(gpu) = &self.gpu {
@@ -220,7 +253,7 @@ impl<'a> Bench<'a> {
             return Ok(Figure { on_device: Some(on_device), tried, ..blank.with(times) });
         }
         // A step works in place, so its states have values before the first.
-        let mut outputs = made(&operands, dtype, |x| x.role == Role::Output);
+        let mut outputs = made(&operands, dtype, 0, &|x| x.role == Role::Output);
         let mut run = |options: &Options| {
             let places = &mut views_mut(&mut outputs)?;
             run_in(&workspace, problem, pass, &views(&inputs)?, places, options)
@@ -281,14 +314,19 @@ fn simd_level(arguments: &Arguments) -> Result<Level, Error> {
 }
 
 /// Queries, tokens, or targets: a problem has one of the three.
-fn length(problem: &Problem) -> usize {
+pub fn length(problem: &Problem) -> usize {
     [Axis::Queries, Axis::Tokens, Axis::Targets].map(|axis| problem.extent(axis)).iter().product()
 }
 
-/// Tensors of a pass, of bell-shaped numbers; log-decays between 0 and −0.1.
-fn made(operands: &[Operand], dtype: Dtype, which: impl Fn(&Operand) -> bool) -> Tensors {
+/// Tensors of a pass, of bell-shaped numbers of a seed; log-decays between 0 and −0.1.
+fn made(
+    operands: &[Operand],
+    dtype: Dtype,
+    seed: u64,
+    which: &dyn Fn(&Operand) -> bool,
+) -> Tensors {
     let tensor = |x: &Operand| {
-        let (stream, mut next) = (Stream::new(0, x.name), 0);
+        let (stream, mut next) = (Stream::new(seed, x.name), 0);
         let decay = matches!(x.primal, "g" | "g_gamma");
         let values = ArrayD::from_shape_simple_fn(x.shape.as_slice(), || {
             next += 1;
@@ -302,7 +340,7 @@ fn made(operands: &[Operand], dtype: Dtype, which: impl Fn(&Operand) -> bool) ->
 /// True if a pass is timed with an operand: with every input and needed cotangent, and of the optional
 /// cotangents with those that belong to inputs; with linear attention's also that of o, and with that of a
 /// loss.
-fn is_given(problem: &Problem, operand: &Operand) -> bool {
+pub fn is_given(problem: &Problem, operand: &Operand) -> bool {
     let linear = matches!(problem, Problem::LinearAttention(_));
     let forward = || problem.operands(Pass::Forward).into_iter();
     let of_input = || forward().any(|x| x.name == operand.primal && x.role == Role::Input);

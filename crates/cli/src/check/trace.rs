@@ -27,7 +27,7 @@ pub fn run(arguments: &Arguments, path: &Path) -> Outcome {
     let numbers: u128 = dump.values().map(|x| x.len() as u128).sum();
     let own = needs::evaluation(&problem, question.pass, dtype, "reference", true);
     memory::afford("a check of the trace", own + 100 * numbers)?;
-    let drafts = arguments.reports.begin()?;
+    let drafts = arguments.reports.begin(&arguments.files())?;
     let request = Request {
         problem: &problem,
         pass: question.pass,

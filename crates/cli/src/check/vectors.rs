@@ -5,6 +5,7 @@ use crate::form::Reports;
 use crate::machine::about;
 use crate::options::{self, Claim};
 use crate::outcome::{Failure, Outcome, say};
+use crate::output::of_profile;
 use crate::page::quoted;
 use crate::progress::Progress;
 use crate::report::{Report, Study};
@@ -115,7 +116,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
     }
     let folder = Outputs { root: &arguments.outputs, allow_missing: arguments.allow_missing };
     folder.check_names(&set)?;
-    let drafts = arguments.reports.begin()?;
+    let given: Vec<_> = arguments.profile.as_deref().and_then(of_profile).into_iter().collect();
+    let drafts = arguments.reports.begin(&given)?;
     let pool = arguments.threads.pool()?;
     let bench = Bench { set: &set, folder, claim };
     let (records, looks) = pool.install(|| {

@@ -38,8 +38,8 @@ const STUDIED: usize = 6;
 
 pub fn judge(arguments: &Arguments, folder: &Path) -> Outcome {
     let about = about();
-    let drafts = arguments.reports.begin()?;
     let path = folder.join(INDEX);
+    let drafts = arguments.reports.begin(&arguments.files(&path))?;
     let wrong = |reason: String| Failure(format!("{}: {reason}", path.display()));
     let index: Index = vectors::parse_json(&path, "list of probes", &vectors::read_text(&path)?)?;
     if index.schema != SCHEMA {

@@ -271,6 +271,54 @@ fn an_output_behind_a_link_is_written_where_the_link_leads() {
     }
 }
 
+/// Whatever leads from one path to the other, and whatever the command reads there.
+#[test]
+fn no_file_that_is_read_is_overwritten() {
+    let bench = Bench::new("causal", "attention");
+    let [problem, input, got, profile] =
+        ["p.json", "in.safetensors", "got.safetensors", "own.json"]
+            .map(|name| bench.path(name).to_str().expect("a name").to_string());
+    fs::copy(&input, &got).unwrap();
+    let folder = bench.path("x");
+    fs::create_dir(&folder).unwrap();
+    let around = folder.join("../p.json").to_str().expect("a name").to_string();
+    let of = ["attention", "forward", "--problem", &problem, "--in", &input, "--threads", "1"];
+    let json = |path: &str| format!("json={path}");
+    let (onto_problem, onto_got, onto_profile) = (json(&around), json(&got), json(&profile));
+    let mut refused = vec![
+        (["eval", "--out", &input].to_vec(), "--out would overwrite the file of --in, "),
+        (["eval", "--out", &around].to_vec(), "--out would overwrite the file of --problem, "),
+        (
+            ["trace", "--tile", "16x16", "--out", &input].to_vec(),
+            "--out would overwrite the file of --in, ",
+        ),
+        (
+            ["check", "--got", &got, "--report", &onto_problem].to_vec(),
+            "--report would overwrite the file of --problem, ",
+        ),
+        (
+            ["check", "--got", &got, "--report", &onto_got].to_vec(),
+            "--report would overwrite the file of --got, ",
+        ),
+        (
+            ["check", "--got", &got, "--profile", &profile, "--report", &onto_profile].to_vec(),
+            "--report would overwrite the file of --profile, ",
+        ),
+    ];
+    let link = bench.path("link").to_str().expect("a name").to_string();
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::symlink("in.safetensors", &link).unwrap();
+        refused.push((vec!["eval", "--out", &link], "--out would overwrite the file of --in, "));
+    }
+    let before = [&problem, &input, &got].map(|path| fs::read(path).unwrap());
+    for (more, part) in refused {
+        let line = refusal(&etalon(&[&more[..1], &of, &more[1..]].concat()));
+        assert!(line.starts_with(part), "{more:?}: {line}");
+        assert_eq!([&problem, &input, &got].map(|path| fs::read(path).unwrap()), before);
+    }
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn devices_without_end_are_refused() {

@@ -1,5 +1,6 @@
 //! Programs that answer, each in a way of its own.
 
+use crate::shared;
 use etalon_conformance::live::{ERROR, Frame, HELLO, Most, OUTPUTS, UNSUPPORTED};
 use etalon_conformance::tensor::{Data, Tensor, Tensors};
 use etalon_conformance::tier::{Hints, Request, Tier};
@@ -24,22 +25,23 @@ pub const TAKES: &str = r#"{"kernels": [{
 
 /// Memory of former requests.
 #[derive(Default)]
-struct Before {
+pub struct Before {
     asked: usize,
     /// Results by a name for the request.
-    results: HashMap<String, Tensors>,
+    pub results: HashMap<String, Tensors>,
 }
 
 /// Answers until stdin ends. `path` is a file: of its process, or of what it has done before.
 pub fn run(mode: &str, path: Option<&str>) {
     let path = path.filter(|path| !path.is_empty());
-    if let Some(path) = path.filter(|_| mode != "once") {
+    if let Some(path) = path.filter(|_| mode != "once" && !shared::is_meant(mode)) {
         fs::write(path, id().to_string()).expect("a file for its number");
     }
     let mut before = Before::default();
     while let Some(frame) = Frame::read(&mut stdin(), Most::ANY).expect("a frame") {
         match frame.kind {
             HELLO => hello(mode, frame.id),
+            _ if shared::is_meant(mode) => shared::answer(mode, path, &frame, &mut before),
             _ => answer(mode, path, &frame, &mut before),
         }
     }
@@ -56,6 +58,7 @@ fn hello(mode: &str, id: u64) {
         "mute" => sleep(Duration::from_secs(100)),
         "prints" => print!("Loading the kernel, please wait …"),
         "nameless" => frame.text.clear(),
+        _ if shared::is_meant(mode) => frame.text = b"child\nshared".to_vec(),
         "not-hello" => frame.kind = OUTPUTS,
         "undeclared" => frame.json.clear(),
         "misdeclared" => {
@@ -67,7 +70,7 @@ fn hello(mode: &str, id: u64) {
     send(&frame.to_bytes().expect("a hello"));
 }
 
-fn send(bytes: &[u8]) {
+pub fn send(bytes: &[u8]) {
     // Stdin ends next if nobody reads.
     let _ = stdout().write_all(bytes).and_then(|()| stdout().flush());
 }
@@ -139,7 +142,7 @@ fn refusal(id: u64) -> Frame {
 }
 
 /// Exact results, rounded, of a request.
-fn computed(frame: &Frame) -> (Problem, Tensors) {
+pub fn computed(frame: &Frame) -> (Problem, Tensors) {
     let said: Value = serde_json::from_slice(&frame.json).expect("JSON");
     let (path, text) = (Path::new("request"), said["problem"].to_string());
     let problem = parse_problem(path, &text, path, &frame.tensors).expect("a problem");

@@ -25,7 +25,7 @@ pub const TESTS: &[Test] = &[
     ("what_it_says_is_handed_on", what_it_says_is_handed_on),
 ];
 
-fn new(mode: &str, path: &str) -> Program {
+pub fn new(mode: &str, path: &str) -> Program {
     limited(mode, path, Duration::from_secs(2))
 }
 
@@ -36,20 +36,20 @@ fn limited(mode: &str, path: &str, call: Duration) -> Program {
     Program::new([vec![own], words.to_vec()].concat(), limits, Box::new(|_| {}))
 }
 
-fn started(mode: &str, path: &str) -> Program {
+pub fn started(mode: &str, path: &str) -> Program {
     let program = new(mode, path);
     let hello = program.start().expect("a hello");
     assert!(hello.name.starts_with("child") && hello.capabilities.is_some(), "{hello:?}");
     program
 }
 
-fn ask(program: &Program) -> Result<Tensors, Refusal> {
+pub fn ask(program: &Program) -> Result<Tensors, Refusal> {
     let (problem, inputs) = problem();
     let (problem, inputs, hints) = (&problem, &inputs, Hints::default());
     program.answer(&Request { problem, pass: Pass::Forward, dtype: Dtype::F32, inputs, hints })
 }
 
-fn fault(program: &Program) -> String {
+pub fn fault(program: &Program) -> String {
     match ask(program) {
         Err(Refusal::Fault(text)) => text,
         other => panic!("no fault: {other:?}"),

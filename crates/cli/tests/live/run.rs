@@ -280,6 +280,7 @@ fn what_cannot_be_judged_is_said() {
     let path = folder.path().join("takes.json");
     fs::write(&path, r#"{"kernels": []}"#).expect("a file");
     let path = path.to_str().expect("a name");
+    let report = format!("json={path}");
     let [right, undeclared, misdeclared, broken] =
         ["right", "undeclared", "misdeclared", "no-library"].map(|mode| program(mode, ""));
     for (arguments, part) in [
@@ -296,6 +297,10 @@ fn what_cannot_be_judged_is_said() {
         (&["--candidate", &right, "--tier", "simd"], "cannot be used with"),
         (&["--candidate", &right, "--known", "absent.txt"], "absent.txt: cannot be read"),
         (&["--candidate", &right, "--continue", "absent/x"], "absent/x: cannot be written"),
+        (
+            &["--candidate", &right, "--continue", path, "--report", &report],
+            "--report would overwrite the file of --continue, ",
+        ),
         (&["--json"], "--candidate"),
         (&["--limit", "3"], "--candidate"),
     ] {

@@ -39,6 +39,11 @@ pub(super) fn products_of_a_check(problem: &Problem, pass: Pass) -> f64 {
     RIGHT * factor(pass) * cost(problem)
 }
 
+/// Products that the check of a trace takes: the exact steps, and their bounds as three.
+pub(super) fn products_of_a_trace(problem: &Problem, pass: Pass) -> f64 {
+    4.0 * factor(pass) * cost(problem)
+}
+
 /// Explanations found.
 #[derive(Default)]
 pub(super) struct Found {

@@ -1,7 +1,7 @@
 //! A verdict on the intermediate results of a kernel: the first tile and step that is off.
 
 use super::answer::Judged;
-use super::{Check, Element, Output, Products, SCHEMA, of_margins};
+use super::{Check, Element, Output, Products, SCHEMA, budget, of_margins};
 use crate::bounds::trace::{TraceBound, bounds};
 use crate::gates::{HALF, Status, in_order, margins, rms, scale_of_row};
 use crate::laws::tensors::index;
@@ -108,6 +108,7 @@ pub fn check_trace(
 }
 
 fn verdict(request: &Request<'_>, profile: &Profile, outputs: Vec<Output>, steps: Steps) -> Check {
+    let judged = budget::products_of_a_trace(request.problem, request.pass);
     let check = Check {
         schema: SCHEMA,
         etalon: env!("CARGO_PKG_VERSION"),
@@ -126,7 +127,7 @@ fn verdict(request: &Request<'_>, profile: &Profile, outputs: Vec<Output>, steps
         explanations: Vec::new(),
         parts: Vec::new(),
         not_tried: None,
-        products: Products { judged: 0.0, explained: 0.0 },
+        products: Products { judged, explained: 0.0 },
         trace: Some(steps),
     };
     check.on_inputs(false) // what is in doubt is undecided: no kernels are simulated

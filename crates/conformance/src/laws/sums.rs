@@ -1,6 +1,7 @@
 //! Sums of results with the rounding that these may carry: what the identities compare.
 
 use super::flaw::{Flaw, Judgement};
+use super::tensors::not_returned;
 use super::trial::Trial;
 use crate::bounds::{Bound, Bounds};
 use crate::tensor::{Tensor, Tensors};
@@ -77,7 +78,10 @@ impl Known {
 
     /// As [`Known::find`], of a result that every case of the law has.
     pub fn of(trial: &Trial<'_>, name: &str) -> Result<Self, Flaw> {
-        Known::find(trial, name)?.ok_or_else(|| Flaw::Vacuous(format!("no {name}")))
+        Known::find(trial, name)?.ok_or_else(|| match trial.tier.returns(name) {
+            true => Flaw::Vacuous(format!("no {name}")),
+            false => not_returned(name),
+        })
     }
 
     /// A result with one of some bounds.

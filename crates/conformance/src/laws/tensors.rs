@@ -21,8 +21,12 @@ macro_rules! each {
 
 /// A result of a kernel. Of a kernel that does not return it nothing can be asked that needs it.
 pub(crate) fn returned<'a>(outputs: &'a Tensors, name: &str) -> Result<&'a Tensor, Flaw> {
-    let not_returned = || Flaw::NotAsked(format!("the kernel does not return `{name}`"));
-    outputs.get(name).ok_or_else(not_returned)
+    outputs.get(name).ok_or_else(|| not_returned(name))
+}
+
+/// Nothing is asked of a result that a kernel does not return.
+pub(crate) fn not_returned(name: &str) -> Flaw {
+    Flaw::NotAsked(format!("the kernel does not return `{name}`"))
 }
 
 /// As [`returned`], as numbers.

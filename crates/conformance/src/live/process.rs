@@ -1,6 +1,7 @@
 //! One process of a program: it is asked for one frame at a time, within a limit, and killed with all that it started.
 
-use crate::wire::{Frame, Most};
+use super::shared::Shared;
+use crate::wire::{Arrived, Frame, Most};
 use etalon_problem::shortened;
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Read, Write};
@@ -8,7 +9,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
 
 /// Takes what a program writes to stderr.
 pub type Said = dyn Fn(&[u8]) + Send + Sync;
@@ -17,6 +19,8 @@ pub type Said = dyn Fn(&[u8]) + Send + Sync;
 #[derive(Default)]
 pub struct Held {
     child: Option<Child>,
+    /// The files that it shares, which go with it.
+    folder: Option<TempDir>,
     stopped: bool,
 }
 
@@ -41,6 +45,7 @@ impl Held {
         }
         kill(&mut child);
         let _ = child.wait();
+        self.folder = None;
         own
     }
 }
@@ -65,22 +70,28 @@ pub struct Process {
     /// Frames that it is to read, and the most that is read of an answer.
     frames: Sender<Vec<u8>>,
     asked: Sender<Most>,
-    answers: Receiver<io::Result<Option<Frame>>>,
+    answers: Receiver<Heard>,
+    shared: Option<Shared>,
     /// The last that it wrote to stderr; sent when it closes that.
     last: Receiver<Vec<u8>>,
     tail: Arc<Mutex<Vec<u8>>>,
 }
+
+/// A frame, and when its last byte had arrived.
+type Heard = (Instant, io::Result<Option<Frame>>);
 
 /// Bytes of stderr that a fault repeats at most, and the time in which they must come after the end.
 const TAIL: usize = 2048;
 const PATIENCE: Duration = Duration::from_millis(300);
 
 impl Process {
-    /// Starts a process. What it writes to stderr goes to `said`.
+    /// Starts a process, if so wanted with files to share, where these can be had. What it writes to stderr goes to
+    /// `said`.
     pub fn start(
         command: &[OsString],
         held: Arc<Mutex<Held>>,
         said: Arc<Said>,
+        shared: bool,
     ) -> io::Result<Process> {
         let (program, arguments) = command.split_first().ok_or(ErrorKind::InvalidInput)?;
         let mut command = Command::new(program);
@@ -88,6 +99,7 @@ impl Process {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        let (shared, folder) = shared.then(Shared::new).and_then(Result::ok).unzip();
         let (input, output, errors) = {
             let mut held = lock(&held);
             if held.stopped {
@@ -95,7 +107,7 @@ impl Process {
             }
             let mut child = command.spawn()?;
             let streams = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-            held.child = Some(child);
+            (held.child, held.folder) = (Some(child), folder);
             let (Some(input), Some(output), Some(errors)) = streams else {
                 return Err(ErrorKind::BrokenPipe.into());
             };
@@ -110,18 +122,35 @@ impl Process {
         let (closed, last) = channel();
         let theirs = tail.clone();
         thread::spawn(move || listen(errors, &*said, &theirs, &closed));
-        Ok(Process { held, frames, asked, answers, last, tail })
+        Ok(Process { held, frames, asked, answers, shared, last, tail })
     }
 
-    /// The next frame after one that it gets. Fails with what it did instead; then the process must be ended.
-    pub fn ask(&mut self, frame: Vec<u8>, most: Most, limit: Duration) -> Result<Frame, String> {
+    /// The files that it shares.
+    pub fn shared(&self) -> Option<&Shared> {
+        self.shared.as_ref()
+    }
+
+    /// Removes the files that it does not want.
+    pub fn share_nothing(&mut self) {
+        self.shared = None;
+        lock(&self.held).folder = None;
+    }
+
+    /// The next frame after one that it gets, and when its last byte had arrived. Fails with what it did instead; then
+    /// the process must be ended.
+    pub fn ask(
+        &self,
+        frame: Vec<u8>,
+        most: Most,
+        limit: Duration,
+    ) -> Result<(Frame, Instant), String> {
         // A thread that has ended says why in the answers.
         let _ = self.frames.send(frame);
         let _ = self.asked.send(most);
         match self.answers.recv_timeout(limit) {
-            Ok(Ok(Some(frame))) => Ok(frame),
-            Ok(Ok(None)) => Err("ended without an answer".to_string()),
-            Ok(Err(error)) => match error.kind() {
+            Ok((arrived, Ok(Some(frame)))) => Ok((frame, arrived)),
+            Ok((_, Ok(None))) => Err("ended without an answer".to_string()),
+            Ok((_, Err(error))) => match error.kind() {
                 ErrorKind::InvalidData | ErrorKind::UnexpectedEof => {
                     Err(format!("wrote to stdout what {error}"))
                 }
@@ -155,13 +184,12 @@ fn write(mut input: ChildStdin, frames: &Receiver<Vec<u8>>) {
     }
 }
 
-fn read(
-    mut output: ChildStdout,
-    asked: &Receiver<Most>,
-    found: &Sender<io::Result<Option<Frame>>>,
-) {
+fn read(mut output: ChildStdout, asked: &Receiver<Most>, found: &Sender<Heard>) {
     for most in asked {
-        if found.send(Frame::read(&mut output, most)).is_err() {
+        let received = Arrived::receive(&mut output, most);
+        let now = Instant::now();
+        let frame = received.and_then(|frame| frame.map(Arrived::read).transpose());
+        if found.send((now, frame)).is_err() {
             return;
         }
     }

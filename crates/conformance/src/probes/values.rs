@@ -6,6 +6,7 @@
 use super::inputs::fill;
 use crate::cases::Case;
 use crate::laws::flaw::{Flaw, Judgement};
+use crate::laws::tensors::returned;
 use crate::laws::trial::Trial;
 use etalon_problem::{
     Align, Attention, Dtype, Extents, LazyAttention, LinearAttention, LinearExtents, Mask, Pass,
@@ -52,7 +53,7 @@ pub(crate) fn value_probe(trial: &Trial<'_>) -> Judgement {
         _ => 0.0,
     });
     let outputs = trial.ask(&problem, &inputs)?;
-    let outputs = outputs.get(result).ok_or_else(|| Flaw::Fail(format!("{result} is missing")))?;
+    let outputs = returned(&outputs, result)?;
     let flushes = !trial.tier.keeps_subnormals() && dtype != Dtype::F16;
     for (&got, &exact) in outputs.to_f64(result)?.iter().zip(&numbers) {
         let lost = flushes && exact.abs() < f64::from(f32::MIN_POSITIVE) && got == 0.0;

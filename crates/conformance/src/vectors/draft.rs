@@ -53,6 +53,12 @@ impl Draft {
         place(self).is_some_and(|own| place(other) == Some(own))
     }
 
+    /// True if it would become the file of a path, which a link may lead to.
+    pub fn is_at(&self, path: &Path) -> bool {
+        let path = path.to_path_buf();
+        target(&path).is_ok_and(|target| self.is_same_file(&Draft { path, target }))
+    }
+
     /// Begins the file.
     pub fn begin(self) -> Result<Unfinished, Error> {
         let file = self.temporary()?;

@@ -3,6 +3,7 @@
 
 mod factors;
 mod kernel;
+mod omits;
 
 use etalon_conformance::capabilities::{Capabilities, Kernel};
 use etalon_conformance::profile::Profile;
