@@ -38,7 +38,7 @@ const BY_WGMMA: &[Text] = texts! {
 };
 const PAIRS: &[Text] = texts! { "pairs/": "tiles.cuh" "work.cuh" "spans.cuh" "sm90a.cuh"; };
 
-/// Those of any device's tiles beside them.
+/// Copies by the copy engine and products by wgmma, beside tiles of any device.
 const TILES_BY_WGMMA: &[Text] = texts! { "feed/": "copy_engine.cuh"; "multiply/": "wgmma.cuh"; };
 
 const NONE: Prelude = (Unit::Ffma, &[]);

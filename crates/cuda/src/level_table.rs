@@ -58,9 +58,9 @@ impl<S: Deref<Target = Facts>> Rule<S> {
     pub const SIXTEEN_BITS: Rule<S> =
         rule("its tensor cores multiply bf16 and f16", |spec| matches!(spec.storage, Dtype::Bf16 | Dtype::F16));
     pub const FIRST_ORDER_SM80: Rule<S> =
-        rule("the second order is not written yet for sm80", |spec| spec.is_first_order());
+        rule("the second order is computed by the level portable", |spec| spec.is_first_order());
     pub const FIRST_ORDER_SM90A: Rule<S> =
-        rule("the second order is not written yet for sm90a", |spec| spec.is_first_order());
+        rule("the second order is computed by the level portable", |spec| spec.is_first_order());
 }
 
 impl Facts {

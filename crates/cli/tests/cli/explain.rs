@@ -59,7 +59,7 @@ fn a_pass_of_a_device_is_explained() {
     for part in [
         "The cuda tier on compute capability 9.0 (132 multiprocessors, 227 KiB for a block)",
         "Tiles of forward sm90a: 128x128",
-        "  not sm80: the second order is not written yet for sm80",
+        "  not sm80: the second order is computed by the level portable",
         "  sums of dq: 128 MiB",
     ] {
         assert!(text.contains(part), "{part} is not in\n{text}");

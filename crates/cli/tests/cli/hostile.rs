@@ -278,7 +278,8 @@ fn no_file_that_is_read_is_overwritten() {
     let [problem, input, got, profile] =
         ["p.json", "in.safetensors", "got.safetensors", "own.json"]
             .map(|name| bench.path(name).to_str().expect("a name").to_string());
-    fs::copy(&input, &got).unwrap();
+    bench.outputs("forward", &[]);
+    fs::copy(bench.path("out.safetensors"), &got).unwrap();
     let folder = bench.path("x");
     fs::create_dir(&folder).unwrap();
     let around = folder.join("../p.json").to_str().expect("a name").to_string();

@@ -90,7 +90,7 @@ impl<'a> Prepared<'a> {
     }
 
     /// True if kernels leave elements out: rows of no sequence, and of one without queries or keys, which get
-    /// 0, and −∞ as their lse.
+    /// 0, and −∞ as their lse; the gradient of a bias that no sequence reads.
     pub fn leaves_rows(&self) -> bool {
         let e = &self.scores.extents;
         if self.scores.sequences == Sequences::Dense {
@@ -100,7 +100,8 @@ impl<'a> Prepared<'a> {
         let own = |rows: fn(&Sequence) -> usize| sequences.iter().map(rows).sum::<usize>();
         let is_whole = own(|s| s.queries) == e.batch * e.queries && own(|s| s.keys) == e.batch * e.keys;
         // Only a call knows sequences whose offsets lie on the device.
-        self.given.is_some() || !is_whole || sequences.iter().any(|s| s.queries == 0 || s.keys == 0)
+        let leaves_some = sequences.is_empty() || sequences.iter().any(|s| s.queries == 0 || s.keys == 0);
+        self.given.is_some() || !is_whole || leaves_some
     }
 
     /// True if the backward pass of sm90a reads an operand: for dv alone neither o nor v, of attention_lse no values.

@@ -160,6 +160,30 @@ const CALLS: [&str; 6] = [
     "cuTensorMapEncodeTiled",
 ];
 
+/// Calls `body` for each pass of attention that has the gradient of a bias, of no sequence, with the fills of it: no
+/// kernel writes that gradient.
+pub fn each_unread_bias(fake: &Fake, mut body: impl FnMut(&str, usize)) {
+    let workspace = Workspace::new();
+    each_pass(|name, algorithm, call, options| {
+        let is_bias = |x: &Operand| x.role == Role::Output && ["dbias", "gbias"].contains(&x.name);
+        let none = Sequences::Lengths { query: Vec::new(), key: Vec::new() };
+        for sequences in [Sequences::Dense, none] {
+            let mut problem = with_options(algorithm, 100);
+            let Some(scores) = problem.scores_mut() else { return };
+            (scores.extents.batch, scores.sequences) = (0, sequences);
+            if !problem.operands(call.0).iter().any(is_bias) {
+                return;
+            }
+            let tensors = Tensors::new(fake, problem, call, options, None);
+            // Other levels take what this one refuses.
+            let Ok(pass) = tensors.prepare(&workspace) else { continue };
+            fake.fail(Part::Driver, "cuMemsetD32Async", 0, 0);
+            tensors.enqueue(&pass).unwrap_or_else(|error| panic!("{name}: {error}"));
+            body(name, fake.calls(Part::Driver));
+        }
+    });
+}
+
 /// Launches and fills of a pass, such as `3 + 1`. Fails where it calls anything else than it may, or asks for an
 /// address twice.
 fn enqueued(fake: &Fake, name: &str, tensors: &Tensors, pass: &DevicePass) -> String {

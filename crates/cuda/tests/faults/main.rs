@@ -370,6 +370,18 @@ fn what_is_enqueued_neither_waits_nor_allocates() {
 }
 
 #[test]
+fn the_gradient_of_a_bias_that_no_sequence_reads_is_filled() {
+    alone("the_gradient_of_a_bias_that_no_sequence_reads_is_filled", |fake| {
+        let mut passes = 0;
+        enqueue::each_unread_bias(fake, |name, fills| {
+            passes += 1;
+            assert!(fills > 0, "{name} fills nothing");
+        });
+        assert!(passes > 0);
+    });
+}
+
+#[test]
 fn each_pass_is_timed() {
     alone("each_pass_is_timed", |_| session::each_pass_is_timed());
 }

@@ -1,7 +1,7 @@
-// The second order on tensor cores, of whichever level: flags of sums, and copies of tiles. Numbers that are not finite
-// raise flags as in pairs/tiles.cuh, which also says why factors of 0 and rows behind a sequence are safe. Each kernel
-// is followed by that of portable_second_order.cu, which computes groups with a flag and exits elsewhere; kernels
-// behind leave these groups to it, too. u and S are sums and products of visible pairs alone, as there.
+// Flags of sums and copies of tiles, which the second order on tensor cores has on every level. Numbers that are not
+// finite raise flags as in pairs/tiles.cuh, which also says why factors of 0 and rows behind a sequence are safe. Each
+// kernel is followed by that of portable_second_order.cu, which computes groups with a flag and exits elsewhere;
+// kernels behind leave these groups to it, too. u and S are sums and products of visible pairs alone, as there.
 
 // Raises the flag of a key head of a sequence unless all sums are finite.
 template <int PLACE, class... SUMS> DEV void raise_unless_finite(const PairArgs& c, int sequence, int key_head, const SUMS&... sums) {
