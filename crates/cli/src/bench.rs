@@ -5,6 +5,7 @@ mod candidate;
 mod masks;
 mod passes;
 mod rival;
+mod subject;
 pub mod summary;
 pub mod tune;
 

@@ -19,6 +19,14 @@ pub struct Times {
 /// The most runs whose times are kept: more tell nothing new.
 const MOST: usize = 1 << 20;
 
+/// A larger spread says that times are not to be relied on.
+pub const SPREAD: f64 = 0.2;
+
+/// True if so many runs since an instant are enough for a time: three, for at least so many seconds, or a million.
+pub fn are_enough(runs: usize, begin: Instant, seconds: f64) -> bool {
+    runs >= 3 && (runs >= MOST || begin.elapsed().as_secs_f64() >= seconds)
+}
+
 impl Times {
     /// The times of runs for at least so many seconds, or of a million. The first run, which warms the caches, does
     /// not count. With them the median of `peak · time` over the runs, `peak` measured before and after each: a clock
@@ -31,8 +39,7 @@ impl Times {
         run()?;
         let begin = Instant::now();
         let (mut times, mut products, mut before) = (Vec::new(), Vec::new(), peak());
-        let more = |runs| runs < MOST && begin.elapsed().as_secs_f64() < seconds;
-        while times.len() < 3 || more(times.len()) {
+        while !are_enough(times.len(), begin, seconds) {
             let start = Instant::now();
             run()?;
             let ns = start.elapsed().as_nanos() as u64;

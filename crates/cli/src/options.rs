@@ -153,14 +153,19 @@ impl Claim {
     }
 }
 
-/// A profile by its name or from a JSON file, whose name ends so; `usual`; `auto`.
+/// The JSON file of a profile, if the text is the name of one.
+pub fn profile_file(text: &str) -> Option<&Path> {
+    text.ends_with(".json").then(|| Path::new(text))
+}
+
+/// A profile by its name or from a JSON file; `usual`; `auto`.
 pub fn claim(text: &str) -> Result<Claim, Failure> {
+    if let Some(file) = profile_file(text) {
+        return Ok(Claim::Profile(declared::read_profile(file)?));
+    }
     match text {
         "usual" => Ok(Claim::Usual),
         "auto" => Ok(Claim::Auto),
-        file if file.ends_with(".json") => {
-            Ok(Claim::Profile(declared::read_profile(Path::new(file))?))
-        }
         name => Profile::by_name(name).map(Claim::Profile).map_err(|error| {
             let names = Profile::named().map(|profile| profile.name).chain(["usual", "auto"]);
             Failure(format!("{error}, or a file FILE.json{}", did_you_mean(name, names)))

@@ -1,5 +1,6 @@
 //! The files that a command writes: whole or not at all, also where a signal ends the command.
 
+use crate::options::profile_file;
 use crate::outcome::Failure;
 use etalon_conformance::live::Program;
 use etalon_conformance::vectors::Draft;
@@ -38,7 +39,7 @@ pub type Given<'a> = (&'static str, &'a Path);
 
 /// A file that a profile is read from, if it is the name of one.
 pub fn of_profile(profile: &str) -> Option<Given<'_>> {
-    profile.ends_with(".json").then(|| ("--profile", Path::new(profile)))
+    profile_file(profile).map(|file| ("--profile", file))
 }
 
 /// Fails where the file of an option would take the place of one that the command reads.

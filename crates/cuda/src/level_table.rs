@@ -57,9 +57,7 @@ impl<S: Deref<Target = Facts>> Rule<S> {
     pub const HOPPER: Rule<S> = rule("the device is not of compute capability 9.0", |spec| spec.target.is_hopper());
     pub const SIXTEEN_BITS: Rule<S> =
         rule("its tensor cores multiply bf16 and f16", |spec| matches!(spec.storage, Dtype::Bf16 | Dtype::F16));
-    pub const FIRST_ORDER_SM80: Rule<S> =
-        rule("the second order is computed by the level portable", |spec| spec.is_first_order());
-    pub const FIRST_ORDER_SM90A: Rule<S> =
+    pub const FIRST_ORDER: Rule<S> =
         rule("the second order is computed by the level portable", |spec| spec.is_first_order());
 }
 
@@ -127,7 +125,7 @@ pub(crate) static LINEAR_ATTENTION: [LevelRow<LevelSpec>; 3] = [
             Rule::FLASH,
             Rule::HOPPER,
             Rule::SIXTEEN_BITS,
-            Rule::FIRST_ORDER_SM90A,
+            Rule::FIRST_ORDER,
             rule("a step has no product of matrices", |spec| spec.pass != Pass::Step),
             rule("dim and value_dim must be at most 128 for sm90a", |spec| spec.dim.max(spec.value_dim) <= 128),
             rule("dim and value_dim must be multiples of 8 for sm90a", |spec| spec.dim % 8 + spec.value_dim % 8 == 0),
@@ -141,7 +139,7 @@ pub(crate) static LINEAR_ATTENTION: [LevelRow<LevelSpec>; 3] = [
         rules: &[
             Rule::FLASH,
             Rule::SIXTEEN_BITS,
-            Rule::FIRST_ORDER_SM80,
+            Rule::FIRST_ORDER,
             // A step is the same on all levels.
             rule("dim and value_dim must be at most 128 for sm80", |spec| {
                 spec.pass == Pass::Step || spec.dim.max(spec.value_dim) <= 128
@@ -159,7 +157,7 @@ pub(crate) static LINEAR_CROSS_ENTROPY: [LevelRow<LevelSpec>; 2] = [
             Rule::FLASH,
             Rule::HOPPER,
             Rule::SIXTEEN_BITS,
-            Rule::FIRST_ORDER_SM90A,
+            Rule::FIRST_ORDER,
             rule("dim must be a multiple of 8 for sm90a", |spec| spec.dim.is_multiple_of(8)),
             rule("h, w, dh and dw must begin at multiples of 16 bytes for sm90a", |spec| spec.boxes),
         ],

@@ -12,6 +12,7 @@ use crate::live;
 use crate::machine::{COMMIT, cpu};
 use crate::memory;
 use crate::needs;
+use crate::noise::are_enough;
 use crate::outcome::{Failure, Outcome, say};
 use crate::output;
 use crate::serve;
@@ -88,12 +89,6 @@ fn null(limits: Limits, shared: bool) -> Result<Arc<Program>, Failure> {
 }
 
 const NULL: &str = "etalon's program that computes nothing";
-
-/// The least rounds that are timed.
-const ROUNDS: usize = 3;
-
-/// The most: more tell nothing new.
-const MOST: usize = 1 << 20;
 
 /// Programs and the tier that compute in turns.
 struct Contest<'a> {
@@ -226,12 +221,8 @@ impl Contest<'_> {
     ) -> Result<Result<Vec<Round>, Lost>, Failure> {
         let workspace = Workspace::new();
         let (mut rounds, begin) = (Vec::new(), Instant::now());
-        let enough = |rounds: usize| {
-            let late = begin.elapsed().as_secs_f64() >= self.arguments.seconds;
-            rounds >= ROUNDS && late || rounds >= MOST
-        };
         let mut is_first = true;
-        while is_first || !enough(rounds.len()) {
+        while !are_enough(rounds.len(), begin, self.arguments.seconds) {
             let (round, call) = match self.round(problem, pass, &workspace)? {
                 Ok(round) => round,
                 Err(lost) => return Ok(Err(lost)),

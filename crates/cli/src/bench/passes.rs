@@ -2,6 +2,7 @@
 //! workspace that is kept.
 
 use super::arguments::{Arguments, Tier};
+use super::subject::{Subject, length};
 use super::summary::{Bandwidth, Figure, Figures};
 use super::tune;
 use crate::cuda::gpu::Gpu;
@@ -284,14 +285,7 @@ impl<'a> Bench<'a> {
         flops: u64,
     ) -> Figure {
         Figure {
-            algorithm: problem.algorithm().name(),
-            mask: mask.to_string(),
-            batch: problem.extent(Axis::Batch),
-            length: length(problem),
-            dim: problem.extent(Axis::Dim),
-            heads: problem.extent(Axis::QueryHeads),
-            key_heads: problem.extent(Axis::KeyHeads),
-            pass: pass.name(),
+            subject: Subject::new(problem, mask, pass),
             mode: mode.name(),
             flops,
             times: Times::new(Vec::new()),
@@ -311,11 +305,6 @@ fn simd_level(arguments: &Arguments) -> Result<Level, Error> {
     let known = || Level::all().map(Level::name).collect::<Vec<_>>();
     let expected = || format!("one of {} on this machine", known().join(", "));
     Level::by_name(name).ok_or_else(|| Error::value("level", expected(), name))
-}
-
-/// Queries, tokens, or targets: a problem has one of the three.
-pub fn length(problem: &Problem) -> usize {
-    [Axis::Queries, Axis::Tokens, Axis::Targets].map(|axis| problem.extent(axis)).iter().product()
 }
 
 /// Tensors of a pass, of bell-shaped numbers of a seed; log-decays between 0 and −0.1.

@@ -1,11 +1,11 @@
 //! The figures of a program of somebody beside those of etalon, as a table and as JSON.
 
-use super::passes::length;
-use crate::noise::Times;
-use crate::table::{Table, page};
+use super::subject::{self, Subject};
+use crate::noise::{SPREAD, Times};
+use crate::table::page;
 use crate::units::{counted, digits, marked, time};
 use etalon_conformance::report::Status;
-use etalon_problem::{Axis, Pass, Problem};
+use etalon_problem::{Pass, Problem};
 use serde::{Serialize, Serializer};
 
 /// Times of a round, in ns: of the candidate, of the program that computes nothing, of etalon's tier.
@@ -14,15 +14,8 @@ pub type Round = [u64; 3];
 /// A pass of a problem: the verdict on timed calls, and the times if none of these is wrong.
 #[derive(Debug, Serialize)]
 pub struct Figure {
-    pub algorithm: &'static str,
-    /// The mask, or the decay.
-    pub mask: String,
-    pub batch: usize,
-    pub length: usize,
-    pub dim: usize,
-    pub heads: usize,
-    pub key_heads: usize,
-    pub pass: &'static str,
+    #[serde(flatten)]
+    pub subject: Subject,
     #[serde(serialize_with = "name")]
     pub status: Status,
     /// The fault, or the doubt.
@@ -56,14 +49,7 @@ impl Figure {
     /// A figure of which nothing is known yet.
     pub fn blank(problem: &Problem, mask: &str, pass: Pass) -> Figure {
         Figure {
-            algorithm: problem.algorithm().name(),
-            mask: mask.to_string(),
-            batch: problem.extent(Axis::Batch),
-            length: length(problem),
-            dim: problem.extent(Axis::Dim),
-            heads: problem.extent(Axis::QueryHeads),
-            key_heads: problem.extent(Axis::KeyHeads),
-            pass: pass.name(),
+            subject: Subject::new(problem, mask, pass),
             status: Status::Passed,
             reason: None,
             rounds: 0,
@@ -81,8 +67,8 @@ impl Figure {
 
     /// Its row of the table.
     fn row(&self) -> Vec<String> {
-        let (length, dim) = (self.length.to_string(), self.dim.to_string());
-        let mut row = vec![self.pass.to_string(), self.mask.clone(), length, dim];
+        let Subject { pass, mask, length, dim, .. } = &self.subject;
+        let mut row = vec![pass.to_string(), mask.clone(), length.to_string(), dim.to_string()];
         row.push(self.status.name().to_string());
         let median = |times: Times| time(times.median_ns as f64 * 1e-9);
         row.extend(match self.timed {
@@ -99,9 +85,6 @@ impl Figure {
         row
     }
 }
-
-/// A larger spread says that times are not to be relied on.
-const SPREAD: f64 = 0.2;
 
 /// The figures of a run.
 #[derive(Debug, Serialize)]
@@ -148,16 +131,14 @@ impl Figures {
             format!("{name} beside {tier}, {dtype}, {threads} of etalon; tensors by {transport}"),
             self.table(),
         ];
-        for Figure { algorithm, pass, mask, length, dim, status, reason, .. } in &self.figures {
+        for Figure { subject, status, reason, .. } in &self.figures {
+            let Subject { algorithm, pass, mask, length, dim, .. } = subject;
             let Some(reason) = reason else { continue };
             let word = status.name().to_uppercase();
             lines.push(format!("{word} {algorithm} {pass}, {mask}, {length} × {dim}: {reason}"));
         }
         if let Some(figure) = self.figures.first() {
-            let heads = counted(figure.heads, "head");
-            let batch = counted(figure.batch, "batch element");
-            lines
-                .push(page(&format!("{heads} ({} of keys), {batch}. {COLUMNS}", figure.key_heads)));
+            lines.push(page(&format!("{}. {COLUMNS}", figure.subject.heads())));
         }
         if self.figures.iter().any(|x| x.timed.is_some_and(|x| x.candidate.spread() > SPREAD)) {
             lines.push(page("!: a spread above 20 %: the machine was busy, so measure again."));
@@ -177,14 +158,7 @@ impl Figures {
     fn table(&self) -> String {
         let times = ["candidate", "spread", "null", "own", "ratio", "rounds"];
         let header = ["pass", "mask", "length", "dim", "verdict"].into_iter().chain(times);
-        let mut table = Table::new(header);
-        let mut figures: Vec<&Figure> = self.figures.iter().collect();
-        figures.sort_by_key(|figure| figure.algorithm);
-        for figure in figures {
-            table.add_title(figure.algorithm);
-            table.add_row(figure.row());
-        }
-        table.to_string()
+        subject::table(header, self.figures.iter().map(|figure| (&figure.subject, figure.row())))
     }
 }
 

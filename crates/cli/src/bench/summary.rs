@@ -1,23 +1,17 @@
 //! The figures of a run, as a table and as JSON, and whether they can be trusted.
 
+use super::subject::{self, Subject};
 use super::tune::{self, Best, Tried};
-use crate::noise::{Times, busy};
-use crate::table::{Table, page};
+use crate::noise::{SPREAD, Times, busy};
+use crate::table::page;
 use crate::units::{bytes, counted, digits, marked, time};
 use serde::Serialize;
 
 /// One pass of one problem, timed.
 #[derive(Debug, Serialize)]
 pub struct Figure {
-    pub algorithm: &'static str,
-    /// The mask, or the decay.
-    pub mask: String,
-    pub batch: usize,
-    pub length: usize,
-    pub dim: usize,
-    pub heads: usize,
-    pub key_heads: usize,
-    pub pass: &'static str,
+    #[serde(flatten)]
+    pub subject: Subject,
     pub mode: &'static str,
     /// Of the pass: two for each multiplication and addition of the products of visible pairs.
     pub flops: u64,
@@ -127,9 +121,6 @@ const FLOPS: [(&str, &str); 5] = [
 const DOUBTFUL: &str = "!: a share of the peak above 100 %, or a spread above 20 %: the machine was busy or its \
     clock changed, so measure again.";
 
-/// A larger spread says that times are not to be relied on.
-const SPREAD: f64 = 0.2;
-
 impl Figures {
     /// Fills in the shares of the peak that are not known yet; of two peaks the higher one is nearer to the
     /// truth.
@@ -142,7 +133,7 @@ impl Figures {
 
     /// Definition of a flop for the algorithms that ran.
     fn flops(&self) -> String {
-        let ran = |name: &str| self.figures.iter().any(|figure| figure.algorithm == name);
+        let ran = |name: &str| self.figures.iter().any(|figure| figure.subject.algorithm == name);
         let parts = FLOPS.iter().filter(|(name, _)| ran(name));
         let parts = parts.map(|(name, flops)| format!("{name}: {flops}")).collect::<Vec<_>>();
         format!(
@@ -173,20 +164,16 @@ impl Figures {
         }));
         if let Some(figure) = self.figures.first() {
             lines.push(page(&format!(
-                "{} ({} of keys), {}. Time: the median of the runs, the middle half of which lies within \
-                 ± the spread.",
-                counted(figure.heads, "head"),
-                figure.key_heads,
-                counted(figure.batch, "batch element")
+                "{}. Time: the median of the runs, the middle half of which lies within ± the spread.",
+                figure.subject.heads()
             )));
         }
         if self.figures.iter().any(Figure::is_doubtful) {
             lines.push(page(DOUBTFUL));
         }
         lines.push(page(&self.flops()));
-        for Figure { algorithm, mask, length, dim, pass, mode, gigabytes, best, tried, .. } in
-            &self.figures
-        {
+        for Figure { subject, mode, gigabytes, best, tried, .. } in &self.figures {
+            let Subject { algorithm, mask, length, dim, pass, .. } = subject;
             let what = format!("{algorithm} {pass} ({mode}), {mask}");
             if let Some(Bandwidth { states, memory }) = gigabytes {
                 lines.push(page(&format!(
@@ -214,14 +201,7 @@ impl Figures {
             .into_iter()
             .filter(|_| on_device);
         let header = ["pass", "mode"].into_iter().chain(common).chain(further);
-        let mut table = Table::new(header);
-        let mut figures: Vec<&Figure> = self.figures.iter().collect();
-        figures.sort_by_key(|figure| figure.algorithm);
-        for figure in figures {
-            table.add_title(figure.algorithm);
-            table.add_row(figure.row());
-        }
-        table.to_string()
+        subject::table(header, self.figures.iter().map(|figure| (&figure.subject, figure.row())))
     }
 }
 
@@ -233,11 +213,12 @@ impl Figure {
 
     /// Its row of the table.
     fn row(&self) -> Vec<String> {
-        let mut row = vec![self.pass.to_string(), self.mode.to_string()];
+        let Subject { mask, length, dim, pass, .. } = &self.subject;
+        let mut row = vec![pass.to_string(), self.mode.to_string()];
         row.extend([
-            self.mask.clone(),
-            self.length.to_string(),
-            self.dim.to_string(),
+            mask.clone(),
+            length.to_string(),
+            dim.to_string(),
             time(self.times.median_ns as f64 * 1e-9),
             marked(self.times.spread(), 1, SPREAD),
             self.times.runs.to_string(),

@@ -197,7 +197,7 @@ macro_rules! sm90a {
             Rule::FLASH,
             Rule::HOPPER,
             Rule::SIXTEEN_BITS,
-            Rule::FIRST_ORDER_SM90A,
+            Rule::FIRST_ORDER,
             $modes,
             $($columns),+,
             rule("there are no queries or no keys, and nothing for sm90a to compute", |spec| {
@@ -258,7 +258,7 @@ const SM80: &[Rule<Spec>] = &[
     rule("dim and value_dim must be at most 128 for the mode `fused` of sm80", |spec| {
         !(spec.insists() && spec.is_wide())
     }),
-    Rule::FIRST_ORDER_SM80,
+    Rule::FIRST_ORDER,
 ];
 
 const LAZY_SM80: &[Rule<Spec>] = &[
