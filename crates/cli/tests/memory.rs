@@ -130,7 +130,7 @@ fn estimates_hold_and_are_near() {
             }
         }
     }
-    let (long, wide) = (1024, 256);
+    let (long, wide) = (512, 256);
     let extents =
         Extents { batch: 1, query_heads: 2, key_heads: 1, queries: long, keys: long, dim: wide };
     let linear =

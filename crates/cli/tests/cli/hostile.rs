@@ -6,6 +6,7 @@ use etalon_conformance::tensor::{Data, Tensor, Tensors};
 use etalon_conformance::vectors::{read_tensors, write_tensors};
 use std::fs;
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 use tempfile::tempdir;
 
 /// A folder with this problem and tensors of f32 that are zero.
@@ -57,8 +58,8 @@ fn heads_that_no_tensor_vouches_for_cost_nothing() {
 
 #[test]
 fn batch_elements_without_rows_end_soon() {
-    let text = problem("attention_lse", [65_536, 64, 64, 0, 3, 1], "");
-    let (q, k, lse) = ([65_536, 64, 0, 1], [65_536, 64, 3, 1], [65_536, 64, 0]);
+    let text = problem("attention_lse", [16_384, 64, 64, 0, 3, 1], "");
+    let (q, k, lse) = ([16_384, 64, 0, 1], [16_384, 64, 3, 1], [16_384, 64, 0]);
     let tensors: [(&str, &[usize]); 3] = [("q", &q), ("k", &k), ("dlse", &lse)];
     let bench = bench("attention_lse", &text, &tensors);
     for tier in ["reference", "simd"] {
@@ -228,7 +229,7 @@ fn a_signal_during_writing_leaves_no_temporary_file() {
     let paths = ["p.json", "in.safetensors", "out.safetensors"].map(|name| bench.path(name));
     let [problem, input, out] = paths.each_ref().map(|path| path.to_str().unwrap());
     let eval = ["eval", "attention", "forward", "--problem", problem, "--in", input, "--out", out];
-    for _ in 0..8 {
+    for _ in 0..4 {
         let mut child = Command::new(env!("CARGO_BIN_EXE_etalon")).args(eval).spawn().unwrap();
         let is_temporary = |name: &String| name.starts_with(".etalon-");
         let writes = |bench: &Bench| bench.files().iter().any(is_temporary);
@@ -239,6 +240,7 @@ fn a_signal_during_writing_leaves_no_temporary_file() {
                 let _ = rustix::process::kill_process(id, rustix::process::Signal::TERM);
                 break;
             }
+            std::thread::sleep(Duration::from_millis(1));
         }
         child.wait().unwrap();
         assert!(!writes(&bench), "{:?}", bench.files());

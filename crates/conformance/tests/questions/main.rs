@@ -127,11 +127,10 @@ fn right_kernels_hold_and_wrong_ones_fail() {
             assert_eq!(found, Verdict::Pass, "{:?}", asked.probe);
         }
         for bug in WRONG {
-            let fails = |asked: &&Asked| {
+            let fails = |asked: &Asked| {
                 verdict(&given, None, asked, |x| Some(answer(x, bug))).is_negative()
             };
-            let noticed = names(asked.iter().filter(fails));
-            assert!(!noticed.is_empty(), "{bug:?} holds every probe of {:?}", given.problem);
+            assert!(asked.iter().any(fails), "{bug:?} holds every probe of {:?}", given.problem);
         }
     }
 }

@@ -6,9 +6,9 @@
 //! `nvidia-cuda-nvdisasm`), the instructions of main loops are compared, too. The first of these lines compiles the
 //! modules of `list.txt`: every kernel for each architecture that it serves and with each value of each of its
 //! options; those that multiply on tensor cores, of sm_80 and sm_90a, as for a device, to compare them with the
-//! snapshot, and the others with the least effort. It prints the seconds of each module (`-- --nocapture`). The second
-//! compares all of them. The third writes the snapshot of this version of NVRTC. The last compiles every variant there
-//! is: see `every.rs`.
+//! snapshot, unless it was recorded of the same source; and the others with the least effort. It prints the seconds of
+//! each module (`-- --nocapture`). The second compares all of them. The third writes the snapshot of this version of
+//! NVRTC. The last compiles every variant there is: see `every.rs`.
 //!
 //! ```sh
 //! ETALON_NVRTC=DIR cargo test -p etalon-cuda --test compile
@@ -17,8 +17,8 @@
 //! ETALON_NVRTC=DIR cargo test -p etalon-cuda --test compile -- --ignored every_variant
 //! ```
 //!
-//! `ETALON_RENEW=move,pairs/tables` compiles and writes the rows of these families alone, `ETALON_RENEW=absent` those
-//! that the snapshot lacks.
+//! `ETALON_RENEW=move,pairs/tables` compiles and writes the rows of these families alone, `ETALON_RENEW=changed` those
+//! that the snapshot lacks, or has of another source.
 
 mod every;
 mod instructions;
@@ -44,25 +44,34 @@ use std::time::Instant;
 struct Tools {
     compiler: Compiler,
     disassembler: Option<PathBuf>,
+    /// The snapshot of this version.
+    recorded: Option<Snapshot>,
     /// The effort for all modules; `None`: that of CI for each.
     effort: Option<Effort>,
 }
 
-/// The effort for a module in CI: machine code is compared with the snapshot of kernels on tensor cores, of those of
-/// the level sm80 on the oldest architecture. Sources of the others are the same on each, and those of f16 are those
-/// of bf16: that they compile is learnt with the least effort, in a sixth of the time.
-fn effort_in_ci((architecture, variant): &Compilation) -> Effort {
+/// True of modules whose machine code CI compares with the snapshot: of kernels on tensor cores, those of the level
+/// sm80 on the oldest architecture. Sources of the others are the same on each, and those of f16 are those of bf16.
+fn is_compared((architecture, variant): &Compilation) -> bool {
     let is_compared = match variant.family.unit() {
         Unit::Ffma => false,
         Unit::Mma => *architecture == "sm_80",
         Unit::Wgmma => true,
     };
-    if is_compared && variant.storage() != Some(Dtype::F16) { Effort::Full } else { Effort::Least }
+    is_compared && variant.storage() != Some(Dtype::F16)
 }
 
 impl Tools {
-    fn effort(&self, compilation: &Compilation) -> Effort {
-        self.effort.unwrap_or_else(|| effort_in_ci(compilation))
+    /// The effort for a module: in CI the least, in a sixth of the time, where nothing is compared, or where the
+    /// snapshot was recorded of the same source, whose machine code is the same.
+    fn effort(&self, excerpt: &Excerpt) -> Effort {
+        let in_ci = || if is_compared(&excerpt.0) && !self.has(excerpt) { Effort::Full } else { Effort::Least };
+        self.effort.unwrap_or_else(in_ci)
+    }
+
+    /// True if the snapshot was recorded of this source.
+    fn has(&self, excerpt: &Excerpt) -> bool {
+        self.recorded.as_ref().is_some_and(|recorded| recorded.is_of(excerpt))
     }
 }
 
@@ -73,7 +82,8 @@ fn tools() -> Option<Tools> {
     match Compiler::find(folder.as_deref()) {
         Ok(compiler) => {
             let disassembler = folder.and_then(|folder| disassembler(&folder));
-            Some(Tools { compiler, disassembler, effort: None })
+            let recorded = Snapshot::read(&compiler.version());
+            Some(Tools { compiler, disassembler, recorded, effort: None })
         }
         Err(absent) => {
             assert!(folder.is_none(), "ETALON_NVRTC is set, but: {absent}");
@@ -103,8 +113,9 @@ fn in_parallel<T: Send, R: Send>(work: Vec<T>, each: impl Fn(T) -> R + Sync) -> 
 
 /// A module with what these of its kernels take and with their machine code. Fails where one does not compile; with
 /// the full effort also where one waits for its own products, or spills without being listed.
-fn compile_one(tools: &Tools, (of, kernels): &Excerpt) -> Result<(String, Vec<Kernel>, Vec<u8>), String> {
-    let (named, effort) = (|fault| format!("{}: {fault}", module(of)), tools.effort(of));
+fn compile_one(tools: &Tools, excerpt: &Excerpt) -> Result<(String, Vec<Kernel>, Vec<u8>), String> {
+    let ((of, kernels), effort) = (excerpt, tools.effort(excerpt));
+    let named = |fault| format!("{}: {fault}", module(of));
     let (kernels, image) = compile(&tools.compiler, of, kernels, effort).map_err(named)?;
     let kernels = match effort {
         Effort::Full => check_spills(of, kernels).and_then(|kernels| check_declared(&of.1, kernels)),
@@ -123,16 +134,16 @@ fn check_faults(mut faults: Vec<String>) {
 fn compile_all(tools: &Tools, mut work: Vec<Excerpt>) -> BTreeMap<String, Vec<Kernel>> {
     println!("{} modules by NVRTC {}", work.len(), tools.compiler.version());
     // The longest does not begin when all else is done.
-    work.sort_by_key(|(of, kernels)| (tools.effort(of), kernels.len()));
+    work.sort_by_cached_key(|one| (tools.effort(one), one.1.len()));
     let compiled = in_parallel(work, |one| {
         let (start, result) = (Instant::now(), compile_one(tools, &one));
-        (one.0, result, start.elapsed().as_secs_f64())
+        (one, result, start.elapsed().as_secs_f64())
     });
     let (mut modules, mut faults, mut costs) = (BTreeMap::<_, Vec<_>>::new(), Vec::new(), Vec::new());
-    for (of, result, seconds) in compiled {
-        costs.push((seconds, module(&of)));
+    for (one, result, seconds) in compiled {
+        costs.push((seconds, module(&one.0)));
         match result {
-            Ok(module) if tools.effort(&of) == Effort::Full => modules.entry(of.0).or_default().push(module),
+            Ok(module) if tools.effort(&one) == Effort::Full => modules.entry(one.0.0).or_default().push(module),
             Ok(_) => {}
             Err(fault) => faults.push(fault),
         }
@@ -241,7 +252,7 @@ fn may_spill((architecture, variant): &Compilation) -> bool {
 /// Compares with the snapshot of this version of the compiler, or says that there is none, or of what it does not
 /// compare.
 fn compare(tools: &Tools, compiled: &Snapshot) {
-    match Snapshot::read(&tools.compiler.version()) {
+    match &tools.recorded {
         Some(recorded) if tools.disassembler.is_some() => recorded.check(compiled),
         Some(recorded) => {
             println!("main loops are not compared: there is no nvdisasm");
@@ -275,19 +286,17 @@ fn every_main_loop_is_as_recorded() {
 /// Writes the snapshot with these rows anew.
 fn update(tools: &Tools, which: &str) {
     assert!(tools.disassembler.is_some(), "a snapshot has the counts of nvdisasm");
-    let version = tools.compiler.version();
-    let (list, recorded) = (listed(), Snapshot::read(&version));
+    let (list, version) = (listed(), tools.compiler.version());
+    let recorded = tools.recorded.clone().unwrap_or_else(|| Snapshot::new(&version, &BTreeMap::new()));
     let is_asked = |excerpt: &Excerpt| match which {
         "1" => true,
-        "absent" => recorded.as_ref().is_none_or(|recorded| !recorded.has(excerpt)),
+        "changed" if is_compared(&excerpt.0) => !tools.has(excerpt),
+        "changed" => !recorded.has(excerpt),
         families => families.split(',').any(|name| name == excerpt.0.1.family.to_string()),
     };
-    let work = list.iter().filter(|x| is_asked(x)).cloned().collect();
-    let compiled = Snapshot::new(&version, &compile_all(tools, work));
-    match recorded {
-        Some(recorded) => recorded.updated(compiled, &list).write(),
-        None => compiled.write(),
-    }
+    let work: Vec<Excerpt> = list.iter().filter(|x| is_asked(x)).cloned().collect();
+    let compiled = Snapshot::new(&version, &compile_all(tools, work.clone()));
+    recorded.updated(compiled, &list, &work).write();
 }
 
 #[test]
@@ -303,7 +312,7 @@ fn every_variant_compiles() {
         let result = (!run.is_over()).then(|| compile_one(&tools, &whole(&one)))?;
         Some(result.map(|(_, kernels, _)| {
             run.note(&one, &version);
-            let is_full = tools.effort(&one) == Effort::Full;
+            let is_full = run.effort == Effort::Full;
             [kernels.len(), kernels.iter().filter(|kernel| is_full && kernel.spills()).count()]
         }))
     });
@@ -329,12 +338,12 @@ fn every_variant_compiles() {
 
 #[test]
 fn every_kernel_on_tensor_cores_is_compared_in_ci() {
-    let kernels = |list: &[Excerpt], effort| {
-        let own = list.iter().filter(|x| x.0.1.family.unit() != Unit::Ffma && effort_in_ci(&x.0) >= effort);
+    let list = listed();
+    let kernels = |is: fn(&Compilation) -> bool| {
+        let own = list.iter().filter(|x| x.0.1.family.unit() != Unit::Ffma && is(&x.0));
         own.flat_map(|x| x.1.iter().map(|kernel| (x.0.1.family, *kernel))).collect::<BTreeSet<_>>()
     };
-    let list = listed();
-    assert_eq!(kernels(&list, Effort::Full), kernels(&list, Effort::Least));
+    assert_eq!(kernels(is_compared), kernels(|_| true));
 }
 
 #[test]

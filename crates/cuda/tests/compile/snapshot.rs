@@ -1,17 +1,26 @@
 //! Recorded resources of kernels for a version of the compiler: `nvrtc-VERSION.txt` beside this file, a line for each
-//! kernel of each module.
+//! kernel of each module. A line of a module that CI compares has a hash of the source with its kernels' lines: while
+//! neither changes, machine code is what was recorded.
 
-use crate::list::Excerpt;
+use crate::is_compared;
+use crate::list::{Excerpt, listed};
 use crate::report::{Kernel, LOOP, module};
+use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
 
 /// Lines by the module and the kernel that they are about.
+#[derive(Clone)]
 pub struct Snapshot {
     path: PathBuf,
     lines: BTreeMap<String, String>,
+    /// The hashes of sources, by module.
+    sources: BTreeMap<String, String>,
 }
+
+/// Separator of a module and the hash of its source.
+const SOURCE: &str = ": source ";
 
 impl Snapshot {
     fn path(version: &str) -> PathBuf {
@@ -25,19 +34,42 @@ impl Snapshot {
     pub fn read(version: &str) -> Option<Snapshot> {
         let path = Snapshot::path(version);
         let text = fs::read_to_string(&path).ok()?;
-        let of = |line: &str| {
-            let (key, rest) = line.split_once(": ").expect("a kernel, and what it takes");
+        let parts = |line: &str, separator| {
+            let (key, rest) = line.split_once(separator).expect("a kernel, and what it takes");
             (key.to_string(), rest.to_string())
         };
-        Some(Snapshot { lines: text.lines().map(of).collect(), path })
+        let (sources, lines): (Vec<_>, Vec<_>) = text.lines().partition(|line| line.contains(SOURCE));
+        let sources = sources.into_iter().map(|line| parts(line, SOURCE)).collect();
+        Some(Snapshot { lines: lines.into_iter().map(|line| parts(line, ": ")).collect(), sources, path })
     }
 
     /// The same without what nvdisasm counts.
-    pub fn without_instructions(mut self) -> Snapshot {
-        for rest in self.lines.values_mut() {
+    pub fn without_instructions(&self) -> Snapshot {
+        let mut all = self.clone();
+        for rest in all.lines.values_mut() {
             *rest = rest.split(LOOP).next().unwrap_or_default().to_string();
         }
-        self
+        all
+    }
+
+    /// The hash of the source of these kernels, the options of the compiler and the kernels' lines; `None` if it lacks
+    /// one.
+    fn hash(&self, (compilation, kernels): &Excerpt) -> Option<String> {
+        let (architecture, variant) = compilation;
+        let mut parts = vec![variant.source(kernels), variant.options(architecture).join("\n")];
+        for kernel in kernels {
+            parts.push(self.lines.get(&format!("{} {kernel}", module(compilation)))?.clone());
+        }
+        let hash = parts
+            .iter()
+            .fold(Sha256::new(), |hash, part| hash.chain_update((part.len() as u64).to_le_bytes()).chain_update(part));
+        Some(hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect())
+    }
+
+    /// True if it was recorded of this source.
+    pub fn is_of(&self, excerpt: &Excerpt) -> bool {
+        let recorded = self.sources.get(&module(&excerpt.0));
+        recorded.is_some() && recorded == self.hash(excerpt).as_ref()
     }
 
     /// All that were recorded.
@@ -60,14 +92,19 @@ impl Snapshot {
                 (key.to_string(), rest.to_string())
             })
         });
-        Snapshot { lines: lines.collect(), path: Snapshot::path(version) }
+        Snapshot { lines: lines.collect(), path: Snapshot::path(version), sources: BTreeMap::new() }
     }
 
-    /// Lines of this list, with those of another in place of its own.
-    pub fn updated(mut self, other: Snapshot, list: &[Excerpt]) -> Snapshot {
-        let kernels = kernels(list);
+    /// Lines of this list, with those of another, which was compiled of these, in place of its own.
+    pub fn updated(mut self, other: Snapshot, list: &[Excerpt], compiled: &[Excerpt]) -> Snapshot {
+        let (kernels, modules) = (kernels(list), modules(list));
         self.lines.retain(|key, _| kernels.contains(key));
         self.lines.extend(other.lines);
+        self.sources.retain(|module, _| modules.contains(module));
+        for excerpt in compiled.iter().filter(|x| is_compared(&x.0)) {
+            let hash = self.hash(excerpt).expect("the lines of what was compiled");
+            self.sources.insert(module(&excerpt.0), hash);
+        }
         self
     }
 
@@ -78,7 +115,10 @@ impl Snapshot {
 
     pub fn write(&self) {
         let lines = self.lines.iter().map(|(key, rest)| format!("{key}: {rest}\n"));
-        fs::write(&self.path, lines.collect::<String>()).unwrap();
+        let sources = self.sources.iter().map(|(module, hash)| format!("{module}{SOURCE}{hash}\n"));
+        let mut all: Vec<String> = lines.chain(sources).collect();
+        all.sort();
+        fs::write(&self.path, all.concat()).unwrap();
     }
 
     /// Fails unless every kernel that was compiled takes what was recorded.
@@ -100,8 +140,11 @@ impl Snapshot {
     pub fn check_list(&self, list: &[Excerpt]) {
         let (kernels, own): (_, BTreeSet<String>) = (kernels(list), self.lines.keys().cloned().collect());
         let path = self.path.display();
-        assert_eq!(kernels.difference(&own).collect::<Vec<_>>(), [""; 0], "absent from {path} (ETALON_RENEW=absent)");
+        assert_eq!(kernels.difference(&own).collect::<Vec<_>>(), [""; 0], "absent from {path} (ETALON_RENEW=changed)");
         assert_eq!(own.difference(&kernels).collect::<Vec<_>>(), [""; 0], "in {path} alone");
+        let compared: BTreeSet<String> = modules(list);
+        let own: BTreeSet<String> = self.sources.keys().cloned().collect();
+        assert_eq!(own.difference(&compared).collect::<Vec<_>>(), [""; 0], "sources in {path} alone");
     }
 
     /// The bytes of shared memory of each kernel's block, and its architecture.
@@ -123,12 +166,17 @@ fn kernels(list: &[Excerpt]) -> BTreeSet<String> {
     list.iter().flat_map(of).collect()
 }
 
+/// The modules of a list that CI compares.
+fn modules(list: &[Excerpt]) -> BTreeSet<String> {
+    list.iter().filter(|x| is_compared(&x.0)).map(|x| module(&x.0)).collect()
+}
+
 #[test]
 fn a_kernel_that_takes_more_is_told_and_so_is_one_that_was_not_recorded() {
     let path = Snapshot::path("0.0");
     let snapshot = |lines: &[(&str, &str)]| {
         let own = |(key, rest): &(&str, &str)| (key.to_string(), rest.to_string());
-        Snapshot { path: path.clone(), lines: lines.iter().map(own).collect() }
+        Snapshot { path: path.clone(), lines: lines.iter().map(own).collect(), sources: BTreeMap::new() }
     };
     let recorded = snapshot(&[("sm_80 A=1 x", "1 registers"), ("sm_80 A=1 y", "2 registers")]);
     assert!(recorded.differences(&snapshot(&[("sm_80 A=1 y", "2 registers")])).is_empty());
@@ -138,4 +186,21 @@ fn a_kernel_that_takes_more_is_told_and_so_is_one_that_was_not_recorded() {
         assert!(differences.contains(part), "{part}: {differences}");
     }
     assert!(!differences.contains("A=1 y"));
+}
+
+/// A module is compiled as for a device again where its source differs from that of the record, or its lines.
+#[test]
+fn a_record_is_of_one_source_and_of_its_own_lines() {
+    let list = listed();
+    let excerpt = list.iter().find(|x| is_compared(&x.0) && x.1.len() > 1).expect("a module on tensor cores");
+    let lines = kernels(std::slice::from_ref(excerpt)).into_iter().map(|key| (key, "1 registers".to_string()));
+    let compiled = Snapshot { path: PathBuf::new(), lines: lines.collect(), sources: BTreeMap::new() };
+    assert!(!compiled.is_of(excerpt));
+    let recorded = compiled.clone().updated(compiled, &list, std::slice::from_ref(excerpt));
+    assert!(recorded.is_of(excerpt));
+    // Fewer kernels are another source.
+    assert!(!recorded.is_of(&(excerpt.0.clone(), excerpt.1[1..].to_vec())));
+    let mut edited = recorded;
+    edited.lines.values_mut().for_each(|line| line.push('0'));
+    assert!(!edited.is_of(excerpt));
 }

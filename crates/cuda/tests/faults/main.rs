@@ -254,14 +254,28 @@ fn nothing_is_kept_after_a_session() {
     });
 }
 
-/// Calls `body` for each call of the driver in a session, with the code of its failure and how the session ended. The
+/// The calls of a session that fail, one in each session.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Failing {
+    Each,
+    /// The first and the last of each function.
+    Ends,
+}
+
+/// Calls `body` for calls of the driver in a session, with the code of its failure and how the session ended. The
 /// codes take turns.
-fn each_failure(fake: &Fake, codes: &[i32], mut body: impl FnMut(&Workspace, &OnDevice, &str, i32, Result<(), Error>)) {
+fn each_failure(
+    fake: &Fake,
+    (failing, codes): (Failing, &[i32]),
+    mut body: impl FnMut(&Workspace, &OnDevice, &str, i32, Result<(), Error>),
+) {
     probe().unwrap();
     let on_device = OnDevice::new(fake, None);
     let mut functions = Part::Driver.functions();
     // Without pools of memory two functions are called in place of others.
-    let cases = [(1, ""), (0, "cuMemAlloc_v2"), (0, "cuMemFree_v2")];
+    let without = ["cuMemAlloc_v2", "cuMemFree_v2"];
+    let with: Vec<_> = if failing == Failing::Each { vec![""] } else { functions.clone() };
+    let cases = with.into_iter().map(|name| (1, name)).chain(without.map(|name| (0, name)));
     for (pools, function) in cases {
         fake.set(Part::Driver, "pools", pools);
         fake.fail(Part::Driver, function, 0, 0);
@@ -270,8 +284,8 @@ fn each_failure(fake: &Fake, codes: &[i32], mut body: impl FnMut(&Workspace, &On
         session(&workspace, &on_device).unwrap();
         let calls = fake.calls(Part::Driver);
         drop(workspace);
-        assert!(calls > 10, "{function}: {calls}");
-        for nth in 1..=calls {
+        assert!(calls > 10 || failing == Failing::Ends, "{function}: {calls}");
+        for nth in (1..=calls).filter(|nth| failing == Failing::Each || [1, calls].contains(nth)) {
             let workspace = Workspace::new();
             fake.set(Part::Driver, "current", 0);
             let code = codes[nth % codes.len()];
@@ -296,7 +310,7 @@ fn each_failure(fake: &Fake, codes: &[i32], mut body: impl FnMut(&Workspace, &On
 #[test]
 fn any_call_fails_once() {
     alone("any_call_fails_once", |fake| {
-        each_failure(fake, &[OUT_OF_MEMORY, UNKNOWN], |workspace, on_device, failed, code, result| {
+        each_failure(fake, (Failing::Each, &[OUT_OF_MEMORY, UNKNOWN]), |workspace, on_device, failed, code, result| {
             // A failure to give something back is reported by the next call.
             let error = result.and_then(|()| workspace.check(0)).unwrap_err();
             let text = error.to_string();
@@ -311,7 +325,7 @@ fn any_call_fails_once() {
 #[test]
 fn a_fault_ends_the_context() {
     alone("a_fault_ends_the_context", |fake| {
-        each_failure(fake, &[LAUNCH_FAILED], |workspace, on_device, failed, _, result| {
+        each_failure(fake, (Failing::Ends, &[LAUNCH_FAILED]), |workspace, on_device, failed, _, result| {
             let lost = |result: Result<(), Error>| match result {
                 Err(Error::ContextLost { device: 0, fault }) => {
                     assert!(fault.contains("CUDA_ERROR_LAUNCH_FAILED"), "{fault}");
