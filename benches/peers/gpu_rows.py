@@ -103,10 +103,12 @@ class Softmax:
     window: int | None = None  # the keys that a query sees, its own the last
     softcap: float = 0.0
     sinks: bool = False
+    bias: bool = False  # of every pair
+    fixed: bool = False  # the bias has no gradient
     sequences: int = 1  # of equal length, packed in each batch element
 
     def is_plain(self) -> bool:
-        return self.window is None and not self.softcap and not self.sinks and self.sequences == 1
+        return self.window is None and not (self.softcap or self.sinks or self.bias) and self.sequences == 1
 
     def extents(self) -> tuple[int, int, int, int, int]:
         """Query heads, key heads, tokens, D and E."""
@@ -126,6 +128,8 @@ class Softmax:
             problem["softcap"] = self.softcap
         if self.sinks:
             problem["sinks"] = True
+        if self.bias:
+            problem["bias"] = {"batch": self.heads[0], "heads": heads}
         if self.sequences > 1:
             problem["sequences"] = {"packed": {"cu_query": self.ends(), "cu_key": self.ends()}}
         return problem
@@ -138,7 +142,12 @@ def flex(bench: Bench, length: int, causal: bool) -> Callable:
     if causal:
         mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, length, length, device=bench.device)
     compiled = torch.compile(flex_attention)
-    return lambda q, k, v: compiled(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+
+    def call(q, k, v, bias=None):
+        more = {} if bias is None else {"score_mod": lambda score, b, h, i, j: score + bias[b, h, i, j]}
+        return compiled(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1], **more)
+
+    return call
 
 
 def sdpa(backend: SDPBackend, causal: bool) -> Callable:
@@ -190,6 +199,8 @@ def peers_of_attention(bench: Bench, of: Softmax, backward: bool, dtype: torch.d
             "PyTorch cuDNN": lambda: sdpa(SDPBackend.CUDNN_ATTENTION, of.causal),
             "PyTorch flex": lambda: flex(bench, of.tokens, of.causal),
         }
+    if of.bias:
+        return {"PyTorch flex": lambda: flex(bench, of.tokens, of.causal)}
     calls["FlashAttention-4"] = lambda: flash_attention_4(bench, of)
     if backward:
         calls["FlashAttention-4 deterministic"] = lambda: flash_attention_4(bench, of, deterministic=True)
@@ -204,6 +215,8 @@ def attention(bench: Bench, of: Softmax, backward: bool, dtype: torch.dtype = to
     dout = inputs.pop("dout")
     if of.sinks:
         inputs["sinks"] = bench.randn(heads, dtype=torch.float32)
+    if of.bias:
+        inputs["bias"] = bench.randn(batch, heads, tokens, tokens, dtype=dtype)
     o, lse = torch.empty_like(dout), torch.empty(batch, heads, tokens, device=bench.device)
     forward = ("forward", inputs, {"o": o, "lse": lse})
     calls = peers_of_attention(bench, of, backward, dtype).items()
@@ -218,14 +231,16 @@ def attention(bench: Bench, of: Softmax, backward: bool, dtype: torch.dtype = to
         return own + [bench.peer(name, lambda make=make: peer_forward(make)) for name, make in calls]
     first = bench.etalon("", of.problem(), forward, results=(o,), **FLASH)  # of f32 the same as strict
     first.run()
-    gradients = like(*inputs.values())
+    own_wanted = {name: x for name, x in inputs.items() if not (of.fixed and name == "bias")}
+    gradients = like(*own_wanted.values())
     saved = {**inputs, "o": o, "lse": lse, "dout": dout}
-    second = ("backward", saved, dict(zip((f"d{name}" for name in inputs), gradients)))
+    second = ("backward", saved, dict(zip((f"d{name}" for name in own_wanted), gradients)))
     own = [bench.etalon(f"etalon {name}", of.problem(), second, results=gradients, **x) for name, x in options.items()]
-    wanted = [x.detach().clone().requires_grad_() for x in inputs.values()]
+    given = {name: x.detach().requires_grad_(name in own_wanted) for name, x in inputs.items()}
+    wanted = [given[name] for name in own_wanted]
 
     def peer_backward(make):
-        out = make()(*wanted)
+        out = make()(*given.values())
         return lambda: torch.autograd.grad(out, wanted, dout, retain_graph=True)
 
     return own + [bench.peer(name, lambda make=make: peer_backward(make)) for name, make in calls]
@@ -534,12 +549,14 @@ ATTENTION = {
     "softcap": Softmax(softcap=30.0),
     "sinks": Softmax(dim=64, window=128, sinks=True),
     "window": Softmax(heads=(2, 16), tokens=8192, window=256),
+    "bias": Softmax(bias=True),
 }
 
 ROWS: dict[str, Row] = {}
 for _name, _of in ATTENTION.items():
     for _pass in ["forward", "backward"]:
         ROWS[f"attention-{_pass}-{_name}"] = lambda bench, x=(_of, _pass == "backward"): attention(bench, *x)
+ROWS["attention-backward-bias-fixed"] = lambda bench: attention(bench, Softmax(bias=True, fixed=True), True)
 for _pass in ["forward", "backward"]:
     ROWS[f"attention-{_pass}-f32"] = lambda bench, x=(Softmax(), _pass == "backward"): attention(bench, *x, torch.float32)
 ROWS |= {

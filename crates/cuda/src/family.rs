@@ -130,7 +130,7 @@ families! {
     }
     /// Their backward pass for sm90a.
     AttentionSm90aBackward = "attention/sm90a_backward":
-    "delta keys values queries fused collect" WGMMA_PAIRS {
+    "delta keys values queries fused collect unseen" WGMMA_PAIRS {
         "attention/": "sm90a_backward.cuh" "sm90a_backward.cu"
         "sm90a_backward_keys.cu" "sm90a_backward_queries.cu" "sm90a_backward_weights.cu"
         "sm90a_backward_fused.cu" "sm90a_backward_fused_128.cu" "sm90a_backward_fused_64.cu";

@@ -88,6 +88,9 @@ fn add_linear(all: &mut Vec<Variant>) {
 fn add_hopper(all: &mut Vec<Variant>, storage: Dtype, width: usize) {
     all.extend(FLAGS.map(|by_token| Variant::hopper_linear(storage, width, by_token)));
     for of in every_hopper(storage, [width; 2]) {
+        let boxed = Hopper { boxes: true, ..of };
+        all.extend(of.has_boxes().then(|| Variant::hopper_forward(boxed, true)));
+        all.extend(of.fuses_boxes().then(|| Variant::hopper_backward(boxed, Results::All)));
         all.extend(FLAGS.map(|backward| Variant::hopper_lazy(of, backward)));
         all.extend(FLAGS.map(|values| Variant::hopper_forward(of, values)));
         let two = |values| Variant::hopper_forward(of, values).with("GROUPS", 2);
@@ -110,7 +113,7 @@ fn every_hopper(storage: Dtype, [width, values]: [usize; 2]) -> impl Iterator<It
     let lengths = [Lengths::Equal, Lengths::Own, Lengths::Listed];
     let masks = each([Visible::All, Visible::Window, Visible::Spans], lengths);
     masks.flat_map(move |(visible, lengths)| {
-        FLAGS.map(|options| Hopper { storage, width, values, visible, lengths, options }.within())
+        FLAGS.map(|options| Hopper { storage, width, values, visible, lengths, options, boxes: false }.within())
     })
 }
 

@@ -99,9 +99,12 @@ fn attention_sm90a(variant: &Variant, kernel: &str) -> usize {
         return 1024 + 2 * 64 * groups * width + 4 * keys * (width + values) + 256;
     }
     let rows = |rows: usize| 2 * rows * width; // bytes of so many rows
+    let is_boxed = variant.define("OPTIONS") == 2;
     // Of spans, what the walk by keys does with the block of each stage.
     let visits = if variant.define("WINDOW") == 2 { 16 } else { 0 };
     match kernel {
+        // q; k, v and boxes of the bias in two stages; barriers.
+        "forward" if is_boxed => 1024 + rows(64 * groups) + 4 * rows(128) + 2 * (2 * 64 * groups * 128) + 256,
         // q; k and v in two stages; o of each warpgroup; barriers.
         "forward" => 1024 + 2 * rows(64 * groups) + 4 * rows(128) + 256,
         // Operands of two tiles; of walked ones, with their numbers, in four stages, or two of dout beside; barriers.
@@ -112,6 +115,10 @@ fn attention_sm90a(variant: &Variant, kernel: &str) -> usize {
         // k and v of two tiles; q, dout and their numbers in four stages; dS of two blocks, dq of three; barriers.
         "fused" if width == 64 => {
             1024 + 4 * rows(128) + 4 * (2 * rows(64) + 512) + 2 * (2 * 128 * 64) + 3 * 2 * rows(64) + 200
+        }
+        // The same of a bias in boxes, with dout in two stages and dS, in place of its bias, of three query blocks.
+        "fused" if is_boxed => {
+            1024 + 2 * rows(128) + 3 * (rows(64) + 512) + 2 * rows(64) + 3 * (2 * 128 * 64) + 2 * rows(64) + 232
         }
         // k and v; q, dout and their numbers in three stages; dS of two query blocks and dq of one; barriers.
         "fused" => 1024 + 2 * rows(128) + 3 * (2 * rows(64) + 512) + 2 * (2 * 128 * 64) + 2 * rows(64) + 136,

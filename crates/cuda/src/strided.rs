@@ -66,9 +66,10 @@ impl StridedTensor {
     }
 
     /// Bytes from one row, head and batch element to the next, of 16-bit elements. The stride of an axis of extent 1
-    /// is not walked, but must be one: that of a dense tensor.
+    /// is not walked, but must be one: that of a dense tensor whose rows begin at multiples of 16 bytes.
     pub fn box_strides(&self) -> [u64; 3] {
-        let dense = dense(self.extents);
+        let [batch, heads, rows, columns] = self.extents;
+        let dense = dense([batch, heads, rows, columns.next_multiple_of(8)]);
         [2, 1, 0].map(|axis| {
             let stride = if self.extents[axis] == 1 { dense[axis] } else { self.strides[axis] };
             2 * stride as u64

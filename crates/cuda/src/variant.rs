@@ -172,6 +172,9 @@ fn lacks(variant: &Variant, kernel: &str) -> bool {
         (AttentionPortableSecondOrder, "fused" | "collect") => !narrow,
         (AttentionSm80 | AttentionSm80Wide, "values") => !has("VALUES"),
         // dk or dv without the other.
+        // With a bias in boxes all gradients together; `unseen` is of its own gradient.
+        (AttentionSm90aBackward, "unseen") => variant.define("OPTIONS") != 2,
+        (AttentionSm90aBackward, "keys" | "queries") if variant.define("OPTIONS") == 2 => true,
         (AttentionSm90aBackward, "values") => variant.define("RESULTS") != 2,
         (AttentionSm90aBackward, "queries") => variant.define("RESULTS") == 2,
         (AttentionSm90aBackward, "fused" | "collect") => {

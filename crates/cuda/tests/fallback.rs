@@ -14,7 +14,8 @@ use arrays::DeviceArray;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
 use etalon_cuda::{DevicePass, DeviceTensors, Level, Options, Precision, Settings, Workspace, probe, run_in};
 use etalon_problem::{
-    Align, Attention, Extents, LazyAttention, Mask, Mode, NamedArray, Pass, Problem, Role, Sequences, Views, ViewsMut,
+    Align, Attention, BiasExtents, Extents, LazyAttention, Mask, Mode, NamedArray, Pass, Problem, Role, Sequences,
+    Views, ViewsMut,
 };
 use half::bf16;
 use ndarray::{ArrayD, Axis, Dimension, IxDyn};
@@ -89,7 +90,8 @@ fn inputs(workspace: &Workspace, problem: &Problem, hit: impl Fn(&str, &[usize])
 /// o and lse, as a level computes them.
 fn outputs(workspace: &Workspace, problem: &Problem, all: &Tensors, options: &Options) -> (ArrayD<bf16>, ArrayD<f32>) {
     let (mut o, mut lse) = (all["dout"].clone(), ArrayD::<f32>::zeros(all["dout"].shape()[..3].to_vec()));
-    let forward = ["q", "k", "v"].iter().fold(Views::new(), |views, name| views.with(name, &all[name]));
+    let given = ["q", "k", "v", "bias"].iter().filter_map(|name| all.get_key_value(name));
+    let forward = given.fold(Views::new(), |views, (name, x)| views.with(name, x));
     let mut results = ViewsMut::new().with("o", &mut o).with("lse", &mut lse);
     run_in(workspace, problem, Pass::Forward, &forward, &mut results, options).unwrap();
     drop((results, forward));
@@ -170,6 +172,21 @@ fn fused_attention(batch: usize) -> Vec<Attention> {
     all
 }
 
+/// The same with a bias that the copy engine reads: each head's own, or one that batch elements or heads share.
+fn biased_attention() -> Vec<Attention> {
+    let mut all = Vec::new();
+    for ((mask, queries), (batch, heads)) in masks().into_iter().zip([(2, 4), (2, 4), (1, 4), (2, 1)]) {
+        // Rows of the bias begin at multiples of 16 bytes, or are copied to such.
+        for (keys, dim) in [(512, 128), (517, 72)] {
+            let extents = Extents { batch: 2, query_heads: 4, key_heads: 2, queries, keys, dim };
+            let mut attention = Attention::new(extents).mask(mask.clone());
+            attention.scores.bias = Some(BiasExtents { batch, heads });
+            all.push(attention);
+        }
+    }
+    all
+}
+
 fn five(mode: Mode) -> Options {
     Options { mode, ..flash(Level::Sm90a) }
 }
@@ -179,9 +196,10 @@ fn five(mode: Mode) -> Options {
 #[test]
 fn five_products_give_the_bits_of_seven() {
     let Some(whole) = without(0) else { return };
-    for problem in fused_attention(2).into_iter().map(Problem::from) {
+    for form in fused_attention(2).into_iter().chain(biased_attention()) {
+        let (keys, problem) = (form.scores.extents.keys, Problem::from(form));
         let portable = Options { level: Level::Portable, ..Options::default() };
-        for row in [517, 300] {
+        for row in [keys, 300] {
             let inputs = inputs(&whole, &problem, |name, at| name == "k" && at[..3] == [0, 1, row]);
             let wanted = gradients(&whole, &problem, &inputs, &ALL, &portable);
             let found = gradients(&whole, &problem, &inputs, &ALL, &five(Mode::FusedPartials));
@@ -200,12 +218,42 @@ fn five_products_give_the_bits_of_seven() {
     }
 }
 
+/// The gradient of a bias is that of the portable level, with a NaN in a row of keys that not every query sees, which
+/// leaves those of other groups their bits; and it has the same bits beside other gradients and alone.
+#[test]
+fn gradients_of_a_bias_are_those_of_groups_alone() {
+    let Some(whole) = without(0) else { return };
+    let portable = Options { level: Level::Portable, ..Options::default() };
+    let options = flash(Level::Sm90a);
+    for problem in biased_attention().into_iter().map(Problem::from) {
+        let of = |row: Option<usize>| {
+            let inputs = inputs(&whole, &problem, |name, at| name == "k" && at[..2] == [0, 1] && Some(at[2]) == row);
+            let found = gradients(&whole, &problem, &inputs, &["dq", "dk", "dv", "dbias"], &options);
+            let wanted = gradients(&whole, &problem, &inputs, &["dbias"], &portable);
+            let own = Tensors::from([("dbias", found["dbias"].clone())]);
+            assert!(agree(&own, &wanted), "{problem:?}, NaN in key {row:?}");
+            let alone = gradients(&whole, &problem, &inputs, &["dbias"], &options);
+            assert_eq!(words(&alone["dbias"]), words(&found["dbias"]), "{problem:?} alone");
+            found["dbias"].clone()
+        };
+        let [clean, struck] = [None, Some(300)].map(of);
+        // Query heads 2 and 3 of batch element 0 are the group of the NaN.
+        if clean.shape()[..2] == [2, 4] {
+            let others = |x: &ArrayD<bf16>| {
+                let own = x.indexed_iter().filter(|(at, _)| at[0] == 1 || at[1] < 2);
+                own.map(|(_, x)| x.to_bits()).collect::<Vec<_>>()
+            };
+            assert_eq!(others(&struck), others(&clean), "{problem:?}");
+        }
+    }
+}
+
 /// A mask that is a table of ranges of keys has the bits of the mask of five products that it says again: with all
 /// rows in one segment.
 #[test]
 fn tables_of_spans_have_the_bits_of_five_products() {
     let Some(whole) = without(0) else { return };
-    for form in fused_attention(2) {
+    for form in fused_attention(2).into_iter().chain(biased_attention()) {
         let e = form.scores.extents;
         let ids = |name, rows| NamedArray::new(name, &[e.batch, rows], vec![0; e.batch * rows]);
         let segment = Mask::Segments { query: ids("query_ids", e.queries), key: ids("key_ids", e.keys) };

@@ -1,7 +1,7 @@
 //! The kernels of attention and attention_lse for sm90a, and the forward pass: `kernels/attention/sm90a_forward.cu`.
 
 use super::counts::SIDE;
-use super::hopper_args::{ForwardArgs, Packed, ScoreOptions, Shape, SpanTables, tensor_map};
+use super::hopper_args::{ForwardArgs, Packed, ScoreOptions, Shape, SpanTables, pair_map, tensor_map};
 use super::prepared::Prepared;
 use super::variants::{Hopper, Lengths, Visible};
 use super::window::Window;
@@ -17,15 +17,14 @@ use etalon_problem::{Blocking, Dtype, Extents, Pass, Result};
 
 #[derive(Debug)]
 pub(crate) struct Plan {
-    window: Window,
+    pub window: Window,
     pub hopper: Hopper,
     /// Queries and keys of a tile, forward.
     pub tile: Blocking,
     /// Rows of lse2 and delta of a head.
     stats: usize,
     storage: Dtype,
-    /// Copies of operands that the copy engine does not take.
-    copies: Vec<(&'static str, MemoryRange)>,
+    copies: Copies,
     pub lse2: MemoryRange,
     pub delta: MemoryRange,
     /// Sums of dq, where the pass by keys adds to them.
@@ -52,7 +51,7 @@ impl Plan {
     /// The same of lazy_attention: copies of operands alone.
     pub fn lazy(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Plan> {
         // Sequences are those of the arrays, or listed; and any scale will do.
-        let hopper = Hopper { options: true, ..prepared.spec.hopper() }.within();
+        let hopper = Hopper { options: true, boxes: false, ..prepared.spec.hopper() }.within();
         Plan::of(prepared, hopper, layout)
     }
 
@@ -80,15 +79,29 @@ impl Plan {
         batch * e.query_heads * self.stats
     }
 
-    fn copy(&self, name: &str) -> Option<MemoryRange> {
-        self.copies.iter().find(|copy| copy.0 == name).map(|copy| copy.1)
+    /// True if the kernel of all gradients writes that of the bias.
+    pub fn writes_dbias(&self, prepared: &Prepared<'_>) -> bool {
+        self.dq_sums.is_some() && self.hopper.boxes && prepared.spec.has_own_dbias
+    }
+
+    /// The place of an operand's copy, if it has one, and its extents.
+    fn copy(&self, name: &str) -> Option<(MemoryRange, [usize; 4])> {
+        self.copies.iter().find(|copy| copy.0 == name).map(|copy| (copy.1, copy.2))
     }
 }
 
-fn copies(prepared: &Prepared<'_>, hopper: Hopper, layout: &mut Layout) -> Result<Vec<(&'static str, MemoryRange)>> {
+/// Copies of operands that the copy engine does not take, with their extents.
+type Copies = Vec<(&'static str, MemoryRange, [usize; 4])>;
+
+fn copies(prepared: &Prepared<'_>, hopper: Hopper, layout: &mut Layout) -> Result<Copies> {
     let e = &prepared.scores.extents;
     let computes_forward = prepared.computes_forward();
     let mut copies = Vec::new();
+    let mut copy = |name, extents: [usize; 4]| {
+        let bytes = extents.iter().fold(2, |n: usize, &extent| n.saturating_mul(extent));
+        copies.push((name, layout.named(COPIES, bytes)?, extents));
+        Ok(())
+    };
     for name in ["q", "k", "v", "o", "dout", "dq", "dk", "dv"] {
         let (part, columns) = (prepared.part(name), hopper.columns(name));
         // o and lse are computed together.
@@ -97,16 +110,27 @@ fn copies(prepared: &Prepared<'_>, hopper: Hopper, layout: &mut Layout) -> Resul
             "dq" => !prepared.has_gradient(),
             _ => prepared.pass != Pass::Backward || computes_forward || prepared.reads(name),
         };
-        let lies = |part: &Part| {
-            let (place, aligned) = (part.place(0), prepared.aligned || !part.is_direct());
-            aligned && place.extents[3] == columns && place.has_whole_rows() && place.has_boxes()
-        };
-        if (part.is_some() || beside) && used && !part.is_some_and(lies) {
+        if (part.is_some() || beside) && used && !part.is_some_and(|part| lies(prepared, part, columns)) {
             let (heads, rows) = rows_of(e, name);
-            copies.push((name, layout.named(COPIES, 2 * e.batch * heads * rows * columns)?));
+            copy(name, [e.batch, heads, rows, columns])?;
+        }
+    }
+    // Numbers of pairs, of which the copy engine wants rows that begin at multiples of 16 bytes.
+    let has_boxes = |name: &str| hopper.boxes && (name == "bias" || prepared.spec.has_own_dbias);
+    for name in ["bias", "dbias"].into_iter().filter(|name| has_boxes(name)) {
+        let Some(part) = prepared.part(name) else { continue };
+        let [batch, heads, queries, keys] = part.place(0).extents;
+        if !lies(prepared, part, keys) {
+            copy(name, [batch, heads, queries, keys.next_multiple_of(8)])?;
         }
     }
     Ok(copies)
+}
+
+/// True if the copy engine finds an operand of so many columns where it lies.
+fn lies(prepared: &Prepared<'_>, part: &Part, columns: usize) -> bool {
+    let (place, aligned) = (part.place(0), prepared.aligned || !part.is_direct());
+    aligned && place.extents[3] == columns && place.has_whole_rows() && place.has_boxes()
 }
 
 fn rows_of(e: &Extents, name: &str) -> (usize, usize) {
@@ -127,10 +151,8 @@ read_as!(HopperSteps<'a>, steps: Steps<'a>, 'a);
 impl HopperSteps<'_> {
     /// The place in which the tensor cores find an operand.
     pub fn wide(&self, name: &str) -> StridedTensor {
-        let Some(range) = self.plan.copy(name) else { return self.place(name) };
-        let e = self.extents();
-        let (heads, rows) = rows_of(e, name);
-        StridedTensor::dense(self.at(range), [e.batch, heads, rows, self.plan.hopper.columns(name)])
+        let Some((range, extents)) = self.plan.copy(name) else { return self.place(name) };
+        StridedTensor::dense(self.at(range), extents)
     }
 
     /// The same for the copy engine, in boxes of so many rows.
@@ -143,6 +165,14 @@ impl HopperSteps<'_> {
         tensor_map(self.plan.storage, self.wide(name), 64, true)
     }
 
+    /// Numbers of pairs in boxes of so many queries; none where kernels read none.
+    pub fn pair_map(&self, name: &str, rows: usize) -> TensorMap {
+        match self.plan.hopper.boxes {
+            true => pair_map(self.plan.storage, self.wide(name), rows as u32),
+            false => TensorMap::default(),
+        }
+    }
+
     fn is_listed(&self) -> bool {
         self.plan.hopper.lengths == Lengths::Listed
     }
@@ -150,7 +180,7 @@ impl HopperSteps<'_> {
     /// Clears the copy of a result in which kernels leave rows of no sequence out.
     pub fn clear_copy(&self, name: &str) {
         let leaves = self.is_listed() && self.prepared.leaves_rows();
-        if let Some(range) = self.plan.copy(name).filter(|_| leaves) {
+        if let Some((range, _)) = self.plan.copy(name).filter(|_| leaves) {
             self.clear(range);
         }
     }
@@ -241,8 +271,7 @@ impl HopperSteps<'_> {
 /// o and lse.
 pub(crate) fn forward(steps: HopperSteps<'_>) -> Result<()> {
     let (plan, has_values) = (steps.plan, steps.prepared.value_dim.is_some());
-    steps.widen("q")?;
-    steps.widen("k")?;
+    ["q", "k", "bias"].into_iter().try_for_each(|name| steps.widen(name))?;
     steps.clear_copy("o");
     steps.clear_flags();
     let rows = plan.tile.queries;
@@ -261,6 +290,7 @@ pub(crate) fn forward(steps: HopperSteps<'_>) -> Result<()> {
         shape: steps.shape(steps.query_heads_in(l2)),
         packed: steps.packed(),
         options: steps.options(),
+        bias: steps.pair_map("bias", rows),
         o_rows: steps.wide("o").into(),
         spans: steps.spans(),
         ..ForwardArgs::default()

@@ -20,6 +20,14 @@ pub(crate) fn tensor_map(storage: Dtype, place: StridedTensor, rows: u32, narrow
     )
 }
 
+/// Numbers of pairs for the copy engine, in boxes of so many queries and of 64 keys.
+pub(crate) fn pair_map(storage: Dtype, place: StridedTensor, rows: u32) -> TensorMap {
+    let [batch, heads, queries, keys] = place.extents.map(|x| x as u64);
+    let [of_rows, of_heads, of_batch] = place.box_strides();
+    let (extents, strides) = ([keys, queries, 1, heads, batch], [of_rows, 128, of_heads, of_batch, 0]);
+    TensorMap::new(storage, place.address, extents, strides, [64, rows, 1, 1, 1])
+}
+
 pointees! {
     Int2 = "int2",
     /// 16 bytes.
@@ -87,6 +95,8 @@ kernel_args! {
 
     pub(crate) struct ForwardArgs as "ForwardArgs" {
         pub q, k, v, o: TensorMap,
+        /// With OPTIONS 2 alone, and so in `BackwardArgs`.
+        pub bias: TensorMap,
         pub lse: Ptr<f32>,
         pub sinks: ConstPtr<f32>,
         pub counter: Ptr<u32>,
@@ -103,6 +113,7 @@ kernel_args! {
     /// The arguments of `delta`, `keys`, `queries` and `values`.
     pub(crate) struct BackwardArgs as "BackwardArgs" {
         pub q, k, v, dout, dq, dk, dv: TensorMap,
+        pub bias, dbias_boxes: TensorMap,
         pub lse2, delta: Ptr<f32>,
         /// The same for each row of the arrays, `[batch, heads, queries]`.
         pub delta_rows: Ptr<f32>,
@@ -118,6 +129,8 @@ kernel_args! {
         pub options: ScoreOptions,
         /// As the maps say, for rows that end within a box.
         pub dq_rows, dk_rows, dv_rows: Elements,
+        /// As `dbias_boxes` says.
+        pub dbias: Elements,
         pub spans: SpanTables,
         /// Of `fused`: sums of dq, of 64 queries after the other, and of each of these whose turn it is.
         pub dq_sums: Ptr<f32>,
@@ -125,10 +138,15 @@ kernel_args! {
     }
 }
 
+/// True if scores may be kept over a scale.
+pub(crate) fn is_unit(scale: f32) -> bool {
+    scale > 1e-18 && scale < 1e18
+}
+
 impl ScoreOptions {
     /// The unit of scores is the scale where that is above 0 and of usual size. A cap of 0: none.
     pub fn new(bias: StridedTensor, scale: f32, cap: f32) -> Self {
-        let unit = match scale > 1e-18 && scale < 1e18 {
+        let unit = match is_unit(scale) {
             true => Unit { scale: 1.0, over: 1.0 / scale, natural: scale },
             false => Unit { scale, over: 1.0, natural: 1.0 },
         };

@@ -7,6 +7,7 @@ use super::hopper_args::{BackwardArgs, Elements};
 use super::pair_args::PairArgs;
 use super::portable;
 use super::variants::Results;
+use super::window::Window;
 use crate::args::filled;
 use crate::memory::MemoryRange;
 use crate::strided::StridedTensor;
@@ -26,17 +27,26 @@ pub(crate) fn backward(steps: HopperSteps<'_>) -> Result<()> {
     if gradients || sums {
         delta(steps, &pass.args)?;
     }
-    if gradients {
+    let has_dbias = steps.plan.writes_dbias(steps.prepared);
+    if gradients || has_dbias {
         // `delta` has read dout.
-        for name in ["q", "k", "v"].into_iter().filter(|name| steps.prepared.reads(name)) {
+        for name in ["q", "k", "v", "bias"].into_iter().filter(|name| steps.prepared.reads(name)) {
             steps.widen(name)?;
         }
         WRITTEN.into_iter().for_each(|name| steps.clear_copy(name));
         pass.gradients()?;
         WRITTEN.into_iter().try_for_each(|name| steps.narrow(name))?;
+    }
+    if gradients {
         fallback::backward(&steps)?;
     }
-    portable::sinks_and_bias(&steps, &pairs)
+    portable::sinks(&steps, &pairs)?;
+    if has_dbias {
+        steps.narrow("dbias")?;
+        fallback::bias(&steps, &pairs)
+    } else {
+        portable::bias(&steps, &pairs)
+    }
 }
 
 /// Results of the tensor cores.
@@ -192,14 +202,27 @@ impl BackwardPass<'_> {
         let (device, group) = (steps.multiprocessors(), e.query_heads / e.key_heads);
         let together = (device / 2 / group).min(device / 4).max(4);
         let args = BackwardArgs {
+            bias: steps.pair_map("bias", 64),
             dq_rows: steps.wide("dq").into(),
             dq_sums: steps.at(sums).into(),
             turns: steps.turns().into(),
             shape: steps.shape(together.min(e.batch * e.key_heads)),
             ..self.by_keys(64)
         };
+        let has_dbias = steps.plan.writes_dbias(steps.prepared);
+        let args = match has_dbias {
+            true => {
+                BackwardArgs { dbias: steps.wide("dbias").into(), dbias_boxes: steps.pair_map("dbias", 64), ..args }
+            }
+            false => args,
+        };
         let module = module(steps, true);
         self.claim((&module, "fused"), 0, steps.key_tiles(128), args, 3 * e.dim + 2 * steps.values())?;
-        steps.launch_terms((&module, "collect"), (steps.prepared.spec.sums_of_rows(), 256), &args, 0)
+        let blocks = (steps.prepared.spec.sums_of_rows(), 256);
+        // A mask that shows every pair leaves none.
+        if has_dbias && steps.plan.window != Window::ALL {
+            steps.launch_terms((&module, "unseen"), blocks, &args, 0)?;
+        }
+        if writes(&steps, "dq") { steps.launch_terms((&module, "collect"), blocks, &args, 0) } else { Ok(()) }
     }
 }

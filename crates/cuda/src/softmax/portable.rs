@@ -92,7 +92,8 @@ pub(crate) fn backward(steps: &Steps<'_>) -> Result<()> {
     if has_fallback {
         fallback::backward(steps)?;
     }
-    sinks_and_bias(steps, &args)
+    sinks(steps, &args)?;
+    bias(steps, &args)
 }
 
 /// Blocks of kernels that have a row for each warp.
@@ -122,22 +123,24 @@ fn fused(steps: &Steps<'_>, dq_partials: &DqPartials, args: &PairArgs) -> Result
     dq_partials.run(steps, (variant, work), with, *args)
 }
 
-/// The gradients of the sinks and of the bias, if they have places, from the δ of every row.
-pub(crate) fn sinks_and_bias(steps: &Steps<'_>, args: &PairArgs) -> Result<()> {
-    let (e, prepared) = (steps.extents(), steps.prepared);
-    if args.dsinks.0 != 0 {
-        launch(steps, "dsinks", e.query_heads, args, 0)?;
+/// The gradient of the sinks, if it has a place, from the δ of every row.
+pub(crate) fn sinks(steps: &Steps<'_>, args: &PairArgs) -> Result<()> {
+    if args.dsinks.0 == 0 { Ok(()) } else { launch(steps, "dsinks", steps.extents().query_heads, args, 0) }
+}
+
+/// Gradient of the bias, if it has a place.
+pub(crate) fn bias(steps: &Steps<'_>, args: &PairArgs) -> Result<()> {
+    let prepared = steps.prepared;
+    if !args.dbias.is_there() {
+        return Ok(());
     }
-    if args.dbias.is_there() {
-        let blocks = prepared.counts.by_pairs * args.bias_heads as usize;
-        let args = args.over(steps.table(prepared.tables.by_pairs));
-        let terms = e.dim + steps.values();
-        match &prepared.modules.by_pairs {
-            Some(variant) => steps.launch_terms((variant, "dbias"), (blocks, variant.threads()), &args, terms)?,
-            None => launch(steps, "dbias", blocks, &args, terms)?,
-        }
+    let blocks = prepared.counts.by_pairs * args.bias_heads as usize;
+    let args = PairArgs { flags: 0.into(), blocks: blocks as i32, ..args.over(steps.table(prepared.tables.by_pairs)) };
+    let terms = steps.extents().dim + steps.values();
+    match &prepared.modules.by_pairs {
+        Some(variant) => steps.launch_terms((variant, "dbias"), (blocks, variant.threads()), &args, terms),
+        None => launch(steps, "dbias", blocks, &args, terms),
     }
-    Ok(())
 }
 
 fn dk_and_dv(steps: &Steps<'_>, args: &PairArgs) -> Result<()> {

@@ -64,7 +64,7 @@ impl<'a> Prepared<'a> {
         let given = is_given.then(|| Given::new(scores, call.arrays, (&counts, &tables), layout)).transpose()?;
         let rows = scores.row_shape().iter().product::<usize>();
         let delta = (is_backward && needs_ds).then(|| layout.named("delta of rows", 4 * rows));
-        let flags = [parts.have_whole_rows(&MULTIPLIED), has_both(&parts)];
+        let flags = [parts.have_whole_rows(&MULTIPLIED), has_both(&parts), parts.has("dbias")];
         let spec = Spec::new((scores, value_dim), call.facts(), counts, flags, &call.options);
         let choice = Choice::of(levels, &spec, call.options.level)?;
         let (modules, distance_bias) = match problem {

@@ -2,6 +2,7 @@
 //! it.
 
 use super::counts::Counts;
+use super::hopper_args::is_unit;
 use super::variants::{AttentionShape, Hopper, Lengths, Visible};
 use super::window::{LONGEST, Window, window};
 use crate::level_table::{Facts, LevelRow, Rule, rule};
@@ -26,6 +27,10 @@ pub(crate) struct Spec {
     pub is_scored: bool,
     /// True if it has a softcap and no bias.
     pub is_capped: bool,
+    /// True if it has a bias, no softcap, and a scale that is the unit of its scores.
+    pub is_biased: bool,
+    /// True if the gradient of a bias that each head has for itself is wanted.
+    pub has_own_dbias: bool,
     /// True if rows of what kernels multiply begin and end at multiples of 16 bytes.
     pub whole: bool,
     /// True if the gradient of q is wanted beside another that is computed by keys.
@@ -40,7 +45,7 @@ impl Spec {
         (scores, value_dim): (&Scores, Option<usize>),
         facts: Facts,
         counts: Counts,
-        [whole, both]: [bool; 2],
+        [whole, both, has_dbias]: [bool; 3],
         options: &Options,
     ) -> Spec {
         let e = &scores.extents;
@@ -59,6 +64,9 @@ impl Spec {
             has_options: is_scored || counts.flags.is_some(),
             is_scored: is_scored || scores.scale() as f32 <= 0.0,
             is_capped: scores.softcap.is_some() && scores.bias.is_none(),
+            is_biased: scores.bias.is_some() && scores.softcap.is_none() && is_unit(scores.scale() as f32),
+            has_own_dbias: has_dbias
+                && scores.bias.is_some_and(|bias| [bias.batch, bias.heads] == [e.batch, e.query_heads]),
             whole,
             both,
             options: *options,
@@ -99,10 +107,12 @@ impl Spec {
     /// True if sm90a computes dq in the pass by keys as well, where the mode insists on it or it is faster: bits are
     /// the same.
     pub fn fuses_sm90a(&self) -> bool {
-        let may = self.pass == Pass::Backward && self.both && self.has_fused_sm90a();
+        let takes_dbias = self.is_biased && self.has_own_dbias;
+        let may = self.pass == Pass::Backward && (self.both || takes_dbias) && self.has_fused_sm90a();
         may && match self.options.mode {
             Mode::FusedPartials => true,
-            Mode::Auto => self.gains_by_turns(),
+            // A bias is read by rows, and dbias, whose bits are others, does not depend on sizes.
+            Mode::Auto => self.is_biased || self.gains_by_turns(),
             Mode::Separate | Mode::ForwardGradient => false,
         }
     }
@@ -117,7 +127,7 @@ impl Spec {
         let [queries, keys] = [e.queries, e.keys].map(|n| n as u128);
         let [tiles, device] = [e.batch * e.key_heads * e.keys.div_ceil(128), self.target.multiprocessors];
         let is_apart = 5 * pairs <= 3 * queries * keys && (e.query_heads == e.key_heads || 4 * tiles >= 3 * device);
-        let least = match self.hopper().width {
+        let least = match self.unboxed().width {
             64 if tiles >= 8 * device => 120,
             64 => 240,
             _ => 640,
@@ -127,8 +137,8 @@ impl Spec {
 
     /// True if it has a kernel for that.
     pub fn has_fused_sm90a(&self) -> bool {
-        let of = self.hopper();
-        let takes_scores = !of.options || self.is_capped;
+        let of = self.unboxed();
+        let takes_scores = !of.options || self.is_capped || (self.is_biased && of.fuses_boxes());
         let is_plain = of.lengths == Lengths::Equal && takes_scores && of.visible != Visible::Spans;
         is_plain && !of.is_wide() && self.value_dim.is_some()
     }
@@ -152,7 +162,19 @@ impl Spec {
         AttentionShape { storage: self.storage, dim: self.extents.dim, value_dim, options, whole }
     }
 
+    /// Choices of the kernels of the pass: backward, boxes are of `fused`.
     pub fn hopper(&self) -> Hopper {
+        let of = self.unboxed();
+        let boxes = self.is_biased
+            && of.has_boxes()
+            && match self.pass {
+                Pass::Forward => self.value_dim.is_some(),
+                _ => self.fuses_sm90a(),
+            };
+        Hopper { boxes, ..of }
+    }
+
+    fn unboxed(&self) -> Hopper {
         let (storage, lengths) = (self.storage, self.lengths);
         let [width, values] = self.hopper_columns();
         let visible = match self.window {
@@ -161,7 +183,7 @@ impl Spec {
             None => Visible::Spans,
         };
         // Maxima are those of scores: a scale that turns their order is an option.
-        Hopper { storage, width, values, visible, lengths, options: self.is_scored }.within()
+        Hopper { storage, width, values, visible, lengths, options: self.is_scored, boxes: false }.within()
     }
 
     /// The columns of q and of v that kernels of sm90a are compiled for, the fewest that hold D and E.
@@ -184,7 +206,7 @@ impl From<Facts> for Spec {
     fn from(facts: Facts) -> Self {
         let extents = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 64, keys: 64, dim: 128 };
         let scores = Attention::new(extents).scores;
-        Spec::new((&scores, Some(128)), facts, Counts::of_scores(&scores), [true; 2], &Options::default())
+        Spec::new((&scores, Some(128)), facts, Counts::of_scores(&scores), [true, true, false], &Options::default())
     }
 }
 
@@ -219,8 +241,8 @@ macro_rules! sm90a {
 
 const SM90A: &[Rule<Spec>] = sm90a!(
     rule(
-        "the mode `fused` of sm90a needs dim and value_dim up to 128, equal lengths, a full or causal mask or a window, \
-         no bias, and a softcap or a scale above 0",
+        "the mode `fused` of sm90a needs dim and value_dim up to 128 (with a bias one above 64, and no softcap), equal \
+         lengths, a full or causal mask or a window, and a softcap or a scale above 0",
         |spec| !spec.insists() || spec.has_fused_sm90a()
     ),
     rule("dim and value_dim must be at most 256 for sm90a", |spec| spec.columns() <= 256),

@@ -22,6 +22,8 @@ pub(crate) struct Hopper {
     pub lengths: Lengths,
     /// True if there is a softcap, a bias, or a scale that is not above 0.
     pub options: bool,
+    /// True if a bias is all of these, and the copy engine reads it in boxes.
+    pub boxes: bool,
 }
 
 /// The pairs that a mask shows, by the value of WINDOW.
@@ -69,6 +71,16 @@ impl Hopper {
         Hopper { visible, lengths, ..self }
     }
 
+    /// True if it has kernels that read a bias in boxes.
+    pub fn has_boxes(self) -> bool {
+        self.options && self.lengths == Lengths::Equal && self.visible != Visible::Spans && !self.is_wide()
+    }
+
+    /// True if one of these computes all gradients together.
+    pub fn fuses_boxes(self) -> bool {
+        self.has_boxes() && self.width == 128
+    }
+
     /// The columns of an operand or a result.
     pub fn columns(self, name: &str) -> usize {
         match name {
@@ -93,7 +105,7 @@ impl Hopper {
             ("D", self.width),
             ("WINDOW", self.visible as usize),
             ("LENGTHS", self.lengths as usize),
-            ("OPTIONS", self.options.into()),
+            ("OPTIONS", usize::from(self.options) + usize::from(self.boxes)),
         ]
     }
 }

@@ -4,7 +4,8 @@
 //   keys      a block owns 64 keys of one key head and walks the queries of its heads: dk, dv  (B6), (B7)
 //   values    the same for dv alone, where dk is not asked for, and where the columns of both leave no registers: then
 //             `keys` has dk. 128 keys, tiles of 32 queries (64 where D and E are at most 64)
-//   dbias     a block owns a tile of 64 × 64 pairs and walks what shares its bias  (B9)
+//   dbias     a block owns a tile of 64 × 64 pairs and walks what shares its bias  (B9); for sm90a, too: where `fused`
+//             there writes dbias, of groups that have a flag alone
 //
 // S and dP are computed by queries and by keys: seven products. Where D or E is above 128, walked tiles have two
 // stages where the device gives a block the shared memory (128 KiB where both are above 128), else one. f32: two
@@ -108,11 +109,10 @@ KERNEL(values, PairArgs c, THREADS, WIDE ? 1 : 2) { of_keys<WIDE ? 1 : 2, WALK_V
 #if OPTIONS && !WIDE && !FUSES
 constexpr bool IN_TURN = STORAGE == 0;  // dout and v take the place of q and k
 CHECK_SHARED(dbias, 2 * (!IN_TURN ? D_BYTES + E_BYTES : D_BYTES > E_BYTES ? D_BYTES : E_BYTES));
-KERNEL(dbias, PairArgs c, THREADS, 2) {
+DEV void bias_of(const PairArgs& c, const Task& task, int own) {
   const u32 at_q = shared_begin(), at_k = at_q + D_BYTES;
   const u32 at_dout = IN_TURN ? at_q : at_k + D_BYTES, at_v = at_dout + E_BYTES;
-  Task task = c.tasks[blockIdx.x / c.bias_heads];
-  const int own = blockIdx.x % c.bias_heads, row = task.row_tile * SIDE, key = task.key_tile * SIDE;
+  const int row = task.row_tile * SIDE, key = task.key_tile * SIDE;
   const Unit unit = unit_of(c);
   Pairs<1, SIDE> sum;
   clear<1, SIDE>(sum);
@@ -159,6 +159,16 @@ KERNEL(dbias, PairArgs c, THREADS, 2) {
   Tensor to = c.dbias;
   to.data = (element*)to.data + s.key_start;
   store<1, SIDE>(to, s.batch, own, s.query_start + row, rows - row, sum, Same{1}, key, keys);
+}
+// Of all tiles, or with flags of those of groups that have one: then each head has its own bias.
+KERNEL(dbias, PairArgs c, THREADS, 2) {
+  if (c.flags && !c.flags[0]) return;
+  NO_UNROLL for (int block = blockIdx.x; block < c.blocks; block += gridDim.x) {
+    const Task task = c.tasks[block / c.bias_heads];
+    const int own = block % c.bias_heads;
+    if (c.flags && !c.flags[1 + task.first * c.key_heads + own / (c.heads / c.key_heads)]) continue;
+    bias_of(c, task, own);
+  }
 }
 #endif
 #endif

@@ -12,6 +12,7 @@
 //   fused     dq, dk and dv by keys: as `keys`, and of each block of queries dq' = dS·k of the tile's keys, which is
 //             added to sums in f32: 5 products, in place of `keys` and `queries`                      (B5), (B6), (B7)
 //   collect   dq from these sums
+//   unseen    0 to dbias at pairs that `fused` does not walk
 //   fallback  all results of groups that have a flag, by the code of the portable kernels (fallback.cu)
 // Of attention_lse dS is P ⊙ dlse (L2), and delta = -dlse: `keys` and `queries` have the loop of `values`.
 //
@@ -42,8 +43,9 @@
 //
 // Compile-time: STORAGE (1|2), D (64|128; wide 192|256), E (128 beside D = 192; else absent, D), WINDOW (0: every
 // pair; 2: spans), LENGTHS (1: batch elements have extents of their own; 2: sequences are listed), OPTIONS (0: no
-// softcap, no bias, a scale above 0), RESULTS (0: `keys` for dk and `queries` for dq, of attention_lse; 1: `keys` for
-// dk and dv, `queries` for dq; 2: `keys` for dk alone, `values` for dv alone; absent from wide kernels).
+// softcap, no bias, a scale above 0; 2: a bias alone, in boxes, of which there is `fused` with D = 128 and no `keys`
+// or `queries`), RESULTS (0: `keys` for dk and `queries` for dq, of attention_lse; 1: `keys` for dk and dv, `queries`
+// for dq; 2: `keys` for dk alone, `values` for dv alone; absent from wide kernels).
 #ifndef RESULTS
 #define RESULTS 1
 #endif
@@ -53,6 +55,7 @@
 constexpr bool LSE = RESULTS == 0;
 // True if dq is a sum of parts by tiles of keys, and these walk the queries downwards.
 constexpr bool TURNS = RESULTS != 0 && D <= 128;
+constexpr bool BOXED = OPTIONS == 2;
 constexpr int STAGES = 3;  // query blocks in flight in keys
 constexpr int OWN = 128;   // rows of a tile
 KERNEL_ARGS(BackwardArgs)
@@ -87,7 +90,7 @@ DEV void extend(float& x, float& slope, const ScoreOptions& o, float bias) {
   } else if (o.unit.scale != 1) {
     x = __fmul_rn(o.unit.scale, x);
   }
-  if (o.bias.data) add_bias(x, bias, o.unit);
+  if (o.bias.data) x = with_bias(x, bias, o.unit.over);
 }
 // ---- P of a thread's pairs ----
 // A thread's rows of an accumulator, and columns of a block: weigh<MASKED>(p, head, first column, …) puts P in place

@@ -1,6 +1,10 @@
 // ---- dq, dk and dv in one pass by keys ----
 // With D = 128 (sm90a_backward_fused_128.cu) two warpgroups compute all five products, each dq' of half of the
 // columns. With D = 64 (sm90a_backward_fused_64.cu) a third one computes dq', since there is room for its registers.
+//
+// BOXED: a box of the bias, 64 queries and 128 keys, is loaded to the place of the block's dS, which its threads then
+// put in its stead, rows of queries and columns of keys. From there it is copied to dbias, if each head has its own
+// bias. A stage less of dout makes room for a third place, and threads write dk from their registers.
 #define FUSES (RESULTS == 1 && WINDOW < 2 && LENGTHS == 0)
 #if FUSES
 namespace fused_pass {
@@ -10,13 +14,17 @@ constexpr u32 KV_BYTES = KEYS * D * 2, Q_BYTES = ROWS * D * 2, DS_BYTES = KEYS *
 #if D == 128
 // k and v; q and dout of query blocks, in stages; dS of this block of queries and of the one before, whose place dk
 // takes; dq' of the one before, whose place dv takes; numbers of rows.
-constexpr u32 AT_V = KV_BYTES, AT_Q = AT_V + KV_BYTES, AT_DO = AT_Q + STAGES * Q_BYTES, AT_DS = AT_DO + STAGES * Q_BYTES;
-constexpr u32 AT_DQ = AT_DS + 2 * DS_BYTES, AT_STATS = AT_DQ + DQ_BYTES, STATS_BYTES = 2 * ROWS * 4;
+constexpr u32 DOUTS = BOXED ? 2 : STAGES, PLACES = BOXED ? STAGES : 2;
+constexpr u32 AT_V = KV_BYTES, AT_Q = AT_V + KV_BYTES, AT_DO = AT_Q + STAGES * Q_BYTES, AT_DS = AT_DO + DOUTS * Q_BYTES;
+constexpr u32 AT_DQ = AT_DS + PLACES * DS_BYTES, AT_STATS = AT_DQ + DQ_BYTES, STATS_BYTES = 2 * ROWS * 4;
 using TileRing = Ring<1, AT_STATS + STAGES * STATS_BYTES, 1, true>;  // of k
 using Values = Ring<1, TileRing::END, 1, true>;                      // of v
-using Blocks = Ring<STAGES, Values::END>;                            // of q, dout, lse2 and delta
+using Blocks = Ring<STAGES, Values::END, BOXED ? 2 : 1>;             // of q, dout, lse2 and delta, or of bias
+constexpr int BIAS = 1;                                              // its part
+using Douts = Ring<2, Blocks::END, 1, true>;                         // of dout, with BOXED alone
 // Barriers of dk and dv, of dS, and of dq', of which there are two: each other block has its own.
-constexpr u32 OUT_FULL = Blocks::END, OUT_EMPTY = OUT_FULL + 8, DS_FULL = OUT_EMPTY + 8, DQ_FULL = DS_FULL + 8, DQ_EMPTY = DQ_FULL + 16;
+constexpr u32 OUT_FULL = BOXED ? Douts::END : Blocks::END, OUT_EMPTY = OUT_FULL + 8, DS_FULL = OUT_EMPTY + 8;
+constexpr u32 DQ_FULL = DS_FULL + (BOXED ? 8 * PLACES : 8), DQ_EMPTY = DQ_FULL + 16;
 using Tiles = WorkTiles<2, true, TileRing, DQ_EMPTY + 8>;
 CHECK_SHARED(fused, 1024 + DQ_EMPTY + 16);  // 1024 to align all
 #else
@@ -47,9 +55,9 @@ DEV Range walked(const BackwardArgs& call, const Work& w, const Own& s) {
   return range;
 }
 DEV void load_queries(const Blocks& blocks, const BackwardArgs& call, const Own& s, int h, int row) {
-  const u32 stage = blocks.stage(), full = blocks.fill(2 * Q_BYTES + STATS_BYTES), stats = blocks.base + AT_STATS + stage * STATS_BYTES;
+  const u32 stage = blocks.stage(), full = blocks.fill((BOXED ? 1 : 2) * Q_BYTES + STATS_BYTES), stats = blocks.base + AT_STATS + stage * STATS_BYTES;
   load5(blocks.base + AT_Q + stage * Q_BYTES, &call.q, full, row, h, s.batch);
-  load5(blocks.base + AT_DO + stage * Q_BYTES, &call.dout, full, row, h, s.batch);
+  if (!BOXED) load5(blocks.base + AT_DO + stage * Q_BYTES, &call.dout, full, row, h, s.batch);
   load_numbers<ROWS>(stats, call, s, h, row, true, full);
 }
 
@@ -106,7 +114,7 @@ template <int N> DEV void begin(float (&x)[N]) {
 DEV void store_vector(u32 at, float a, float b, float c, float d) {
   asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(at), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
-// P S' in place of products, 0 of hidden pairs, and P packed. OPTIONS are a softcap alone. `key`: the thread's first;
+// P S' in place of products, 0 of hidden pairs, and P packed. OPTIONS 1 is a softcap alone. `key`: the thread's first;
 // `query`: its first, of the block. `lse2(j)`: those of the queries 8j behind.
 template <bool MASKED, class F>
 DEV void weigh(float (&p)[ROWS / 2], u32 (&pp)[ROWS / 4], const BackwardArgs& call, const Own& s, float c, int key, int query, const F& lse2) {
@@ -118,12 +126,12 @@ DEV void weigh(float (&p)[ROWS / 2], u32 (&pp)[ROWS / 4], const BackwardArgs& ca
       float slope[2];
       UNROLL(e, 2) {
         float& y = p[4 * j + 2 * r + e];
-        if (OPTIONS) bend(y, slope[e], call.options);
+        if (OPTIONS == 1) bend(y, slope[e], call.options);
         y = exp2_fast(fmaf(y, c, -(e ? l.y : l.x)));
         if (MASKED && (8 * j + e < first || 8 * j + e > last)) y = 0;
       }
       pp[2 * j + r] = pack(p[4 * j + 2 * r], p[4 * j + 2 * r + 1]);
-      UNROLL(e, OPTIONS ? 2 : 0) {
+      UNROLL(e, OPTIONS == 1 ? 2 : 0) {
         p[4 * j + 2 * r + e] *= slope[e];
         asm volatile("" : "+f"(p[4 * j + 2 * r + e]));  // in this order: of all pairs at once, numbers spill
       }
@@ -141,6 +149,28 @@ DEV void put_ds(const u32 (&ds)[ROWS / 4], u32 to) {
 }
 }
 
+// 0 at pairs of dbias that no tile walks. A block has 64 queries of a head.
+#if OPTIONS == 2
+KERNEL(unseen, BackwardArgs c, 256) {
+  using namespace fused_pass;
+  const Shape& shape = c.shape;
+  const int blocks = (shape.queries + ROWS - 1) / ROWS, i = blockIdx.x % blocks, head = blockIdx.x / blocks;
+  const Own s = sequence_of<false>(c, head / shape.heads);
+  const int row = threadIdx.x / 16, column = threadIdx.x % 16 * 8;
+  NO_UNROLL for (int n = 0; n * KEYS < s.keys; n++) {
+    const Range range = walked(c, {n, 0, 0, 0}, s);
+    if (i >= range.begin && i < range.end) continue;
+    const int key = n * KEYS + column;
+    UNROLL(j, ROWS / 16) {
+      const int query = i * ROWS + row + 16 * j;
+      if (query >= s.queries || key >= s.keys) continue;
+      u16* to = row_of(c.dbias, s.batch, head % shape.heads, query) + key;
+      if (key + 8 <= s.keys) *(uint4*)to = uint4{0, 0, 0, 0};
+      else for (int e = 0; key + e < s.keys; e++) to[e] = 0;
+    }
+  }
+}
+#endif
 // Gives lane q of four the words number q of all four, in the order of lanes.
 DEV void turn_quads(u32 (&x)[4]) {
   UNROLL(b, 2) {

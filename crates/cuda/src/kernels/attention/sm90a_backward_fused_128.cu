@@ -5,6 +5,18 @@ DEV void produce(u32 base, const BackwardArgs& call) {
   Tiles tiles = {base, 1};
   Values values = {base, 1};
   Blocks blocks = {base, 1};
+  Douts douts = {base, 1};
+  // Of BOXED each comes as soon as its place is free: the bias, which lies farthest, first.
+  auto load_block = [&](const Work& w, const Own& s, int h, int row) {
+    if (BOXED) {
+      const u32 to = base + AT_DS + blocks.stage() * DS_BYTES, full = blocks.fill(DS_BYTES, BIAS);
+      UNROLL(i, 2)
+        load5(to + i * (DS_BYTES / 2), &call.bias, full, row, bias_head(call.options, h), bias_batch(call.options, s.batch), 0, w.block * KEYS + 64 * i);
+    }
+    load_queries(blocks, call, s, h, row);
+    if (BOXED) load5(base + AT_DO + douts.stage() * Q_BYTES, &call.dout, douts.fill(Q_BYTES), row, h, s.batch), douts.advance();
+    blocks.advance();
+  };
   NO_UNROLL for (int t; (t = claim_in_order(call)) < call.tiles;) {
     const Work w = Tiles::work<false>(t, call);
     const Own s = sequence_of<false>(call, w.batch);
@@ -19,8 +31,7 @@ DEV void produce(u32 base, const BackwardArgs& call) {
     // Two blocks of queries come first: k and v of the tile before are read until its end.
     int ahead = 2;
     NO_UNROLL for (Descent<1> at = {range.end - 1, 0}; at.block >= range.begin; at.next(range, each)) {
-      load_queries(blocks, call, s, w.head * each + at.head, at.block * ROWS);
-      blocks.advance();
+      load_block(w, s, w.head * each + at.head, at.block * ROWS);
       if (--ahead == 0) load();
     }
     if (ahead > 0) load();
@@ -28,14 +39,30 @@ DEV void produce(u32 base, const BackwardArgs& call) {
   }
   tiles.finish();
 }
+// Copies dS of every block of queries of a tile to dbias.
+DEV void store_bias(Blocks& blocks, const BackwardArgs& call, const Work& w, const Own& s) {
+  const Range range = walked(call, w, s);
+  const int each = s.heads / s.key_heads;
+  NO_UNROLL for (Descent<1> at = {range.end - 1, 0}; at.block >= range.begin; at.next(range, each)) {
+    const u32 stage = blocks.stage();
+    wait(blocks.base + DS_FULL + 8 * stage, blocks.phase());
+    UNROLL(i, 2)
+      store5(&call.dbias_boxes, blocks.base + AT_DS + stage * DS_BYTES + i * (DS_BYTES / 2), at.block * ROWS, w.head * each + at.head, s.batch, 0, w.block * KEYS + 64 * i);
+    store_commit(), store_wait_read();
+    arrive(blocks.empty(BIAS));
+    blocks.advance();
+  }
+}
 DEV void store(u32 base, const BackwardArgs& call) {
   u32 parity = 0;
+  Blocks blocks = {base, 0};
   Work w;
   Own s;
   NO_UNROLL for (Tiles tiles(base, 0); tiles.take<false>(call, w, s); tiles.advance(), parity ^= 1) {
     arrive(tiles.empty());
+    if (BOXED && call.dbias.data) store_bias(blocks, call, w, s);
     wait(base + OUT_FULL, parity);
-    if (call.dk_rows.data) store5(&call.dk, base + AT_DS, w.block * KEYS, w.head, s.batch);
+    if (!BOXED && call.dk_rows.data) store5(&call.dk, base + AT_DS, w.block * KEYS, w.head, s.batch);
     if (call.dv_rows.data) store5(&call.dv, base + AT_DQ, w.block * KEYS, w.head, s.batch);
     store_commit(), store_wait_read();
     arrive(base + OUT_EMPTY);
@@ -48,15 +75,22 @@ DEV void store(u32 base, const BackwardArgs& call) {
 DEV void issue_dq(float (&dq)[COLUMNS / 2], u32 ds, u32 k) {
   const u32 own = k + own_group() * (KEYS * 128);
   begin(dq), mma_begin();
-  UNROLL(i, KEYS / 16)
-    Mma<COLUMNS>::template ss<MN_MAJOR, MN_MAJOR>(dq, mn_major(ds + i * 2048, KEYS * 128), mn_major(own + i * 2048, KEYS * 128), i > 0);
+  UNROLL(i, KEYS / 16) {
+    const u64 y = mn_major(own + i * 2048, KEYS * 128);
+    if constexpr (BOXED) Mma<COLUMNS>::template ss<K_MAJOR, MN_MAJOR>(dq, k_major(ds + i / 4 * (DS_BYTES / 2) + i % 4 * 32), y, i > 0);
+    else Mma<COLUMNS>::template ss<MN_MAJOR, MN_MAJOR>(dq, mn_major(ds + i * 2048, KEYS * 128), y, i > 0);
+  }
   mma_commit();
 }
 // dk += dS·q, or dk = dS·q: both from shared memory, so that no register waits for the product.
 DEV void issue_dk(float (&dk)[D / 2], u32 ds, u32 q, int add) {
   mma_begin();
-  UNROLL(i, ROWS / 16)
-    Mma<D>::ss<K_MAJOR, MN_MAJOR>(dk, k_major(ds + own_group() * 64 * 128 + i * 32), mn_major(q + i * 2048, ROWS * 128), i > 0 ? 1 : add);
+  const u32 own = ds + own_group() * 64 * 128;
+  UNROLL(i, ROWS / 16) {
+    const u64 y = mn_major(q + i * 2048, ROWS * 128);
+    if constexpr (BOXED) Mma<D>::ss<MN_MAJOR, MN_MAJOR>(dk, mn_major(own + i * 2048, ROWS * 128), y, i > 0 ? 1 : add);
+    else Mma<D>::ss<K_MAJOR, MN_MAJOR>(dk, k_major(own + i * 32), y, i > 0 ? 1 : add);
+  }
   mma_commit();
 }
 // dq' to the place from which `add` takes it, as threads have it: four numbers of each thread side by side.
@@ -67,11 +101,35 @@ DEV void put_dq(const float (&dq)[COLUMNS / 2], u32 base, u32 parity) {
   proxy_fence();
   warp_arrive(base + DQ_FULL + 8 * (parity ^ 1));
 }
+// dSᵀ of the warp, packed, in place of its bias.
+DEV void put_boxed(const u32 (&ds)[ROWS / 4], u32 to) {
+  UNROLL(i, ROWS / 16) store_blocks_transposed(to + i * 2048, ds[4 * i], ds[4 * i + 1], ds[4 * i + 2], ds[4 * i + 3]);
+  proxy_fence();
+}
+// The block before is no longer read.
+DEV void release_block(const Blocks& blocks) {
+  blocks.release(blocks.before());
+  if (BOXED) blocks.release(blocks.before(), BIAS);
+}
+// Waits for dout of block n.
+DEV void wait_dout(u32 base, u32 n) {
+  Douts douts = {base, 0};
+  douts.at = n;
+  douts.wait_full();
+}
 // dv += Pᵀ·dout of some of the four times 16 queries of a block.
 template <int FROM, int COUNT> DEV void issue_dv(float (&dv)[D / 2], u32 (&pp)[ROWS / 4], u32 dout) {
   pin(pp), mma_begin();
   UNROLL(i, COUNT) Mma<D>::rs<MN_MAJOR>(dv, pp + 4 * (FROM + i), mn_major(dout + (FROM + i) * 2048, ROWS * 128), 1);
   mma_commit();
+}
+// With BOXED dS lies in the stage of its block.
+DEV u32 ds_place(u32 base, u32 stage, u32 n) { return base + AT_DS + (BOXED ? stage : n & 1) * DS_BYTES; }
+DEV u32 ds_full(u32 base, u32 stage) { return base + DS_FULL + (BOXED ? 8 * stage : 0); }
+// A thread's address of the first four 8×8 blocks, of 16 queries and 16 keys, that its warp has of a box.
+DEV u32 own_blocks(u32 place) {
+  const u32 warp = threadIdx.x / 32 % 4, row = lane_id() / 16 * 8 + lane_id() % 8;
+  return place + own_group() * (DS_BYTES / 2) + swizzled(row, 2 * warp + lane_id() / 8 % 2);
 }
 // Walks the queries of a tile; `n`: the blocks of queries that were walked before. The products of dS of a block run
 // under the exponentials of the next one.
@@ -82,8 +140,9 @@ DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, const Valu
   int done = 0;
   // dq' and dk of the block before. Of a first block they are computed of what lies there, and left.
   auto behind = [&](float (&dq)[COLUMNS / 2], u32 base) {
-    const u32 ds = base + AT_DS + (~n & 1) * DS_BYTES;
-    if (done) wait(base + DS_FULL, ~n & 1);
+    const u32 ds = ds_place(base, blocks.before(), ~n);
+    // The phase of the stage before: with BOXED that of this one, unless it is the first.
+    if (done) wait(ds_full(base, blocks.before()), BOXED ? blocks.phase() ^ (blocks.stage() == 0) : ~n & 1);
     issue_dq(dq, ds, opaque(keys));
     issue_dk(dk, ds, base + AT_Q + blocks.before() * Q_BYTES, done > 1);
   };
@@ -91,17 +150,27 @@ DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, const Valu
     float p[ROWS / 2], ds[ROWS / 2], dq[COLUMNS / 2];
     u32 dsp[ROWS / 4];
     const u32 base = opaque(blocks.base), own = own_group() * 64 * 128;  // not computed beforehand: that spills
-    const u32 stage = blocks.stage(), dout = base + AT_DO + stage * Q_BYTES, stats = base + AT_STATS + stage * STATS_BYTES + 4 * column;
+    const u32 stage = blocks.stage(), dout = base + AT_DO + (BOXED ? n % DOUTS : stage) * Q_BYTES, stats = base + AT_STATS + stage * STATS_BYTES + 4 * column;
     blocks.wait_full();
     begin(p);
     issue_shared<ROWS, D, KEYS, ROWS>(p, opaque(keys) + own, base + AT_Q + stage * Q_BYTES);
     mma_wait<1>(), pin(pp);  // dv of the block before
+    if (BOXED && done) Douts(base, 0).release(~n % DOUTS);
     behind(dq, base);
     mma_wait<2>(), pin(p);
+    const u32 boxed = own_blocks(ds_place(base, stage, n));
+    if (BOXED) blocks.wait_full(BIAS);
+    UNROLL(i, BOXED ? ROWS / 16 : 0) {
+      u32 bias[4];
+      load_blocks_transposed(boxed + i * 2048, bias);
+      add_biases(p, 8 * i, bias, call.options.unit.over);
+      __syncwarp();  // in this order: of all pairs at once, numbers spill
+    }
     weigh<decltype(masked)::value>(p, pp, call, s, c, row, i * ROWS + column, [&](int j) { return load_pair(stats + 32 * j); });
+    if (BOXED) wait_dout(base, n);
     issue_dv<0, 3>(dv, pp, dout);
     mma_wait<1>(), pin(dq);
-    if (done) blocks.release(blocks.before()), put_dq(dq, base, n & 1);
+    if (done) release_block(blocks), put_dq(dq, base, n & 1);
     values.wait_full();
     begin(ds);
     issue_shared<ROWS, D, KEYS, ROWS>(ds, base + AT_V + own, dout);
@@ -109,8 +178,9 @@ DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, const Valu
     mma_wait<1>(), pin(ds);
     differ(p, ds, dsp, [&](int j) { return load_pair(stats + ROWS * 4 + 32 * j); });
     wait(base + OUT_EMPTY, values.phase() ^ 1);
-    put_ds(dsp, base + AT_DS + (n & 1) * DS_BYTES);
-    warp_arrive(base + DS_FULL);
+    if (BOXED) put_boxed(dsp, boxed);
+    else put_ds(dsp, ds_place(base, stage, n));
+    warp_arrive(ds_full(base, stage));
     done++, n++;
     blocks.advance();
   };
@@ -127,7 +197,8 @@ DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, const Valu
   values.wait_full(), values.release();
   behind(dq, base);
   mma_wait<0>(), pin(dq), pin(dk);
-  if (done) put_dq(dq, base, n & 1), blocks.release(blocks.before());
+  if (BOXED && done) Douts(base, 0).release(~n % DOUTS);
+  if (done) put_dq(dq, base, n & 1), release_block(blocks);
   else clear(dk);
 }
 DEV void consume(u32 base, const BackwardArgs& call) {
@@ -148,8 +219,15 @@ DEV void consume(u32 base, const BackwardArgs& call) {
       named_sync(1, 256);  // dS is no longer read
       wait(base + OUT_EMPTY, values.phase() ^ 1), wait(base + DQ_EMPTY, ~n & 1);
     };
-    put_results<OF_KEYS, true>(call, w, s, row, ready, Result{dk, s.scale, call.dk_rows, base + AT_DS + own}, Result{dv, 1, call.dv_rows, base + AT_DQ + own});
+    const Result of_v = {dv, 1, call.dv_rows, base + AT_DQ + own};
+    if constexpr (BOXED) put_results<OF_KEYS, true>(call, w, s, row, ready, of_v);
+    else put_results<OF_KEYS, true>(call, w, s, row, ready, Result{dk, s.scale, call.dk_rows, base + AT_DS + own}, of_v);
     warp_arrive(base + OUT_FULL);
+    if constexpr (BOXED) {
+      if (!is_finite(dk, row, s.keys)) raise<OF_KEYS>(call.flags, w.batch * s.key_heads + w.head);
+      UNROLL(i, D / 2) dk[i] *= s.scale;
+      if (call.dk_rows.data) store_row_pieces(call.dk_rows, s.batch, w.head, 0, row, s.keys, dk);
+    }
   }
 }
 }
@@ -159,7 +237,10 @@ KERNEL(fused, BackwardArgs call, 384, 1) {
   make_barriers([&] {
     prefetch(&call.q), prefetch(&call.k), prefetch(&call.v), prefetch(&call.dout);
     Tiles::init(base, 1, 8 * ARRIVALS + 3), Values::init(base, 1, 8 * ARRIVALS), Blocks::init(base, 1, 8 * ARRIVALS);
-    barrier_init(base + OUT_FULL, 8 * ARRIVALS), barrier_init(base + OUT_EMPTY, 1), barrier_init(base + DS_FULL, 8 * ARRIVALS);
+    barrier_init(base + OUT_FULL, 8 * ARRIVALS), barrier_init(base + OUT_EMPTY, 1);
+    for (u32 i = 0; i < (BOXED ? PLACES : 1); i++) barrier_init(base + DS_FULL + 8 * i, 8 * ARRIVALS);
+    if (BOXED) prefetch(&call.bias), prefetch(&call.dbias_boxes), Douts::init(base, 1, 8 * ARRIVALS);
+    if (BOXED) Blocks::init(base, 1, 8 * ARRIVALS + (call.dbias.data ? 1 : 0), BIAS);
     barrier_init(base + DQ_FULL, 8 * ARRIVALS), barrier_init(base + DQ_FULL + 8, 8 * ARRIVALS), barrier_init(base + DQ_EMPTY, 1);
   });
   auto feed = [&] {
@@ -167,6 +248,6 @@ KERNEL(fused, BackwardArgs call, 384, 1) {
     if (threadIdx.x == 32) store(base, call);
     if (threadIdx.x == 64 || threadIdx.x == 96) add(base, call, threadIdx.x / 32 & 1);
   };
-  divide_roles<24, 240>(feed, [&] { consume(base, call); });
+  divide_roles<BOXED ? 40 : 24, BOXED ? 232 : 240>(feed, [&] { consume(base, call); });
 }
 #endif

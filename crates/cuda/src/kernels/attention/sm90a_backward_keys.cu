@@ -1,5 +1,5 @@
 // ---- dk, dv ----
-#if RESULTS
+#if RESULTS && OPTIONS != 2
 namespace keys_pass {
 constexpr bool DV = RESULTS == 1;  // or dk alone: no bit of it is another
 constexpr int KEYS = OWN, ROWS = 64;

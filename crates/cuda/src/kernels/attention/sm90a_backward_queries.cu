@@ -1,5 +1,5 @@
 // ---- dq ----
-#if RESULTS == 1
+#if RESULTS == 1 && OPTIONS != 2
 namespace queries_pass {
 constexpr int KEYS = 128, ROWS = OWN;
 constexpr u32 KV_BYTES = KEYS * D * 2, Q_BYTES = ROWS * D * 2;

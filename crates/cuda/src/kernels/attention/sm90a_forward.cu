@@ -19,9 +19,11 @@
 // thread's 240 free in the loops: numbers of the tile are kept in memory.
 //
 // Softcap, bias, and a scale that is not above 0 are computed on the accumulators of S, in variants of their own; a
-// bias is read where it lies, two elements at a time where these begin at multiples of 4 bytes. Packed sequences, and
-// padded ones with options, are found in a table of tiles. The copy engine reads whole boxes, hence rows of the next
-// sequence, which the mask hides; where a box ends beyond its sequence, threads write the rows one by one.
+// bias is read where it lies, two elements at a time where these begin at multiples of 4 bytes; where it is all that
+// is asked for and sequences have equal lengths (OPTIONS 2), the copy engine reads it in boxes, and o goes the way of
+// wide rows, since its place holds a box. Packed sequences, and padded ones with options, are found in a table of
+// tiles. The copy engine reads whole boxes, hence rows of the next sequence, which the mask hides; where a box ends
+// beyond its sequence, threads write the rows one by one.
 //
 // A row subtracts its maximum before it multiplies by the scale where the block hides some key from it, and else in
 // one operation. That depends on the row alone: bits are the same in tiles of 128 and 192 rows, and for a mask as for
@@ -32,7 +34,7 @@
 // Compile-time: STORAGE (1|2), D (64|128|192|256), E (128 beside D = 192; else absent, D), WINDOW (0: every pair; 2:
 // spans), GROUPS (consumer warpgroups: 2 or 3, which fit the registers where D = 64), VALUES (0: attention_lse),
 // LENGTHS (1: batch elements have extents of their own; 2: sequences are listed), OPTIONS (0: no softcap, no bias, a
-// scale above 0).
+// scale above 0; 2: a bias alone, in boxes).
 #ifndef E
 #define E D
 #endif
@@ -42,12 +44,17 @@ constexpr int SLACK = 8;  // o is rescaled when the maximum of a row has grown b
 
 constexpr int ROWS = 64 * GROUPS;
 constexpr u32 Q_BYTES = ROWS * D * 2, K_BYTES = KEYS * D * 2, V_BYTES = VALUES || !WIDE ? KEYS * E * 2 : 0;
-constexpr u32 STAGING = WIDE ? 0 : 64 * D * 2;  // of each warpgroup: o on its way out, where it fits beside the rest
-constexpr u32 AT_K = Q_BYTES, AT_V = AT_K + STAGES * K_BYTES, AT_O = AT_V + STAGES * V_BYTES, AT_BARRIERS = AT_O + GROUPS * STAGING;
+constexpr bool BOXED = OPTIONS == 2;
+constexpr bool STAGED = !WIDE && !BOXED;
+constexpr u32 STAGING = STAGED ? 64 * D * 2 : 0;  // of each warpgroup: o on its way out, where it fits beside the rest
+constexpr u32 BIAS_BYTES = BOXED ? ROWS * KEYS * 2 : 0;
+constexpr u32 AT_K = Q_BYTES, AT_V = AT_K + STAGES * K_BYTES, AT_O = AT_V + STAGES * V_BYTES, AT_BIAS = AT_O + GROUPS * STAGING;
+constexpr u32 AT_BARRIERS = AT_BIAS + STAGES * BIAS_BYTES;
 using QRing = Ring<1, AT_BARRIERS>;
 using KRing = Ring<STAGES, QRing::END, 1, true>;
 using VRing = Ring<STAGES, KRing::END, 1, true>;
-using TicketRing = Ring<1, VRing::END>;
+using BiasRing = Ring<STAGES, VRing::END, 1, true>;  // with BOXED alone
+using TicketRing = Ring<1, BOXED ? BiasRing::END : VRing::END>;
 constexpr u32 AT_TICKET = TicketRing::END;
 static_assert(AT_TICKET % 16 == 0 && AT_TICKET + 48 <= AT_BARRIERS + 256, "a ticket");
 constexpr int TAKEN = 15;  // the barrier of warps at which a ticket has been taken
@@ -102,6 +109,7 @@ struct WarpgroupTile {
   const Seen& seen;
   const BiasRows& bias;
   float c, over;
+  float of_bias;  // its factor in scores
   int end;    // of the blocks that the rows of the warpgroup see,
   bool half;  // of the last of which they see the first half at most
 };
@@ -130,11 +138,27 @@ template <bool MASK, int N> DEV void extend(float (&s)[N], bool (&hides)[2], int
   UNROLL(r, 2) {
     UNROLL(j, N / 4) {
       float2 b = load_bias(x.of[r] + key + 8 * j, pairs, MASK ? keys - 8 * j : 2);
-      add_bias(s[4 * j + 2 * r], b.x, o.unit), add_bias(s[4 * j + 2 * r + 1], b.y, o.unit);
+      float &even = s[4 * j + 2 * r], &odd = s[4 * j + 2 * r + 1];
+      even = with_bias(even, b.x, o.unit.over), odd = with_bias(odd, b.y, o.unit.over);
       hides[r] |= s[4 * j + 2 * r] == -INF || s[4 * j + 2 * r + 1] == -INF;
     }
     hides[r] = __any_sync(0xfu << (lane_id() & 28), hides[r]);
   }
+}
+// The same of a bias in boxes alone.
+template <int N> DEV void extend_boxed(float (&s)[N], bool (&hides)[2], const BiasRing& biases, float over) {
+  const u32 row = threadIdx.x / 32 * 16 - 64 + lane_id() % 16;
+  const u32 first = biases.base + AT_BIAS + biases.stage() * BIAS_BYTES + swizzled(row, lane_id() / 16);
+  u32 most[2] = {0, 0};  // bits of a row: those of -∞ exceed those of all others but some NaN
+  biases.wait_full();
+  UNROLL(j, N / 8) {
+    u32 x[4];
+    load_blocks((first ^ j % 4 << 5) + j / 4 * (ROWS * 128), x);
+    add_biases(s, 8 * j, x, over);
+    UNROLL(i, 4) most[i % 2] = max(max(most[i % 2], __float_as_uint(s[8 * j + 2 * i])), __float_as_uint(s[8 * j + 2 * i + 1]));
+  }
+  biases.release();
+  UNROLL(r, 2) hides[r] = __any_sync(0xfu << (lane_id() & 28), most[r] >= __float_as_uint(-INF));
 }
 // True if the maximum of a row of the warp may have grown by more than SLACK. Bits are asked as integers, of which an
 // instruction takes three. The largest is that of the largest number, if this is above 0, and those of NaN exceed all
@@ -175,8 +199,8 @@ DEV float start_of(const Maxima& rows, int r, float c) {
 template <bool MASK, int N> DEV bool soften(float (&s)[N], Maxima& rows, float (&a)[2], const WarpgroupTile& t, const bool (&cut)[2]) {
   a[0] = a[1] = 1;
   bool grown = false;
-  // OPTIONS leave no registers to ask first.
-  if (OPTIONS || __builtin_expect(may_grow(s, rows, t.over), false)) grown = raise_maxima(s, rows, a, t);
+  // OPTIONS 1 leave no registers to ask first.
+  if (OPTIONS == 1 || __builtin_expect(may_grow(s, rows, t.over), false)) grown = raise_maxima(s, rows, a, t);
   UNROLL(r, 2) {
     float sum[2] = {0, 0};
     float first = MASK && cut[r] && rows.m[r] != -INF ? rows.m[r] : 0, then = MASK && cut[r] ? 0 : start_of(rows, r, t.c);
@@ -188,10 +212,13 @@ template <bool MASK, int N> DEV bool soften(float (&s)[N], Maxima& rows, float (
   }
   return grown;
 }
-template <bool MASK, int N> DEV bool weigh(float (&s)[N], Maxima& rows, float (&a)[2], int key, const WarpgroupTile& t) {
+// `biases`: the place of the block's bias.
+template <bool MASK, int N>
+DEV bool weigh(float (&s)[N], Maxima& rows, float (&a)[2], int key, const BiasRing& biases, const WarpgroupTile& t) {
   bool cut[2];
   bool hides[2] = {};
-  if (OPTIONS) extend<MASK>(s, hides, key, t.own, t.call.options, t.bias);
+  if constexpr (BOXED) extend_boxed(s, hides, biases, t.of_bias);
+  else if (OPTIONS) extend<MASK>(s, hides, key, t.own, t.call.options, t.bias);
   mask<MASK>(s, cut, key, t.seen);
   cut[0] |= hides[0], cut[1] |= hides[1];
   return soften<MASK || OPTIONS>(s, rows, a, t, cut);
@@ -225,11 +252,20 @@ DEV void produce(u32 base, const ForwardArgs& c) {
   QRing queries = {base, 1};
   KRing k_ring = {base, 1};
   VRing v_ring = {base, 1};
+  BiasRing biases = {base, 1};
   auto load_k = [&](int row, int h, int b) {
     load5(base + AT_K + k_ring.stage() * K_BYTES, &c.k, k_ring.fill(K_BYTES), row, h, b), k_ring.advance();
   };
   auto load_v = [&](int row, int h, int b) {
     if (VALUES) load5(base + AT_V + v_ring.stage() * V_BYTES, &c.v, v_ring.fill(V_BYTES), row, h, b), v_ring.advance();
+  };
+  auto load_bias = [&](const Work& w, const Own& own, int key) {
+    if (!BOXED) return;
+    const u32 to = base + AT_BIAS + biases.stage() * BIAS_BYTES, full = biases.fill(BIAS_BYTES);
+    const int head = bias_head(c.options, w.head), batch = bias_batch(c.options, own.batch);
+    load5(to, &c.bias, full, w.block * ROWS, head, batch, 0, key);
+    load5(to + ROWS * 128, &c.bias, full, w.block * ROWS, head, batch, 0, key + 64);
+    biases.advance();
   };
   NO_UNROLL for (Ticket x;;) {
     tickets.wait_full();
@@ -243,13 +279,17 @@ DEV void produce(u32 base, const ForwardArgs& c) {
     if (n == blocks.begin) continue;
     load5(base, &c.q, queries.fill(Q_BYTES), own.query_start + w.block * ROWS, w.head, own.batch), queries.advance();
     load_k(own.key_start + --n * KEYS, kh, own.batch);
-    NO_UNROLL for (; n > blocks.begin; n--) load_k(own.key_start + (n - 1) * KEYS, kh, own.batch), load_v(own.key_start + n * KEYS, kh, own.batch);
+    load_bias(w, own, n * KEYS);
+    NO_UNROLL for (; n > blocks.begin; n--) {
+      load_k(own.key_start + (n - 1) * KEYS, kh, own.batch), load_bias(w, own, (n - 1) * KEYS);
+      load_v(own.key_start + n * KEYS, kh, own.batch);
+    }
     load_v(own.key_start + n * KEYS, kh, own.batch);
   }
 }
 
-// A consumer's place in the rings. That of v follows from that of k, since both have as many stages and blocks. Behind
-// the branch of `order_after` it could not advance in uniform registers.
+// A consumer's place in the rings. Those of v and bias follow from that of k, since all have as many stages and
+// blocks. Behind the branch of `order_after` it could not advance in uniform registers.
 struct Places {
   u32 base;
   KRing k;
@@ -258,6 +298,11 @@ struct Places {
   // The place of v of the block so many behind that of k.
   METHOD VRing v(u32 behind) const {
     VRing ring(base, 0);
+    ring.at = k.at - behind;
+    return ring;
+  }
+  METHOD BiasRing bias(u32 behind) const {
+    BiasRing ring(base, 0);
     ring.at = k.at - behind;
     return ring;
   }
@@ -293,7 +338,7 @@ DEV void walk(float (&o)[E / 2], Maxima& rows, Places& at, const QRing& queries,
     mma_commit();
     mma_wait<0>(), pin(s);
     at.k.release();
-    weigh<true>(s, rows, a, n * KEYS, t);
+    weigh<true>(s, rows, a, n * KEYS, at.bias(0), t);
     UNROLL(i, KEYS / 4) p[i] = i < N / 4 ? pack(s[2 * i % (N / 2)], s[2 * i % (N / 2) + 1]) : 0;
   };
   if (HALVES && t.half) {
@@ -322,7 +367,7 @@ DEV void walk(float (&o)[E / 2], Maxima& rows, Places& at, const QRing& queries,
     mma_wait<VALUES>(), pin(s);
     at.k.release(), at.k.advance();
     if (PACKED && n == blocks.begin) queries.release();  // early: the next tile is there before this one ends
-    bool grown = weigh<decltype(masked)::value>(s, rows, a, n * KEYS, t);
+    bool grown = weigh<decltype(masked)::value>(s, rows, a, n * KEYS, at.bias(1), t);
     if (!VALUES) return;
     if (decltype(ahead)::value) pack_all(s, to);
     order_after(rows.l[0] + rows.l[1]);  // or the assembler moves the wait above the exponentials
@@ -380,7 +425,7 @@ DEV float in_lanes(float x) { return __shfl_sync(~0u, x, lane_id()); }
 DEV void consume(u32 base, const ForwardArgs& call) {
   const int group = uniform<true>(own_group());
   const float unit = OPTIONS ? call.options.unit.natural : call.shape.scale;  // of products
-  const float c = in_lanes(unit * LOG2E);
+  const float c = in_lanes(unit * LOG2E), of_bias = BOXED ? in_lanes(call.options.unit.over) : 0;
   Places at(base);
   if (group == GROUPS - 1) named_arrive(1, 256);  // group 0 begins
   TicketRing tickets = {base, 0};
@@ -402,7 +447,7 @@ DEV void consume(u32 base, const ForwardArgs& call) {
     // The keys that a window shows to its rows.
     const int keys = !SKIPS || first >= own.queries ? 0 : max(0, end_key(min(first + 64, own.queries) - 1, own));
     const int end = SKIPS ? max(blocks.begin, min(blocks.end, (keys + KEYS - 1) / KEYS)) : blocks.end;
-    const WarpgroupTile tile = {call, own, blocks, seen, bias, c, 1 / c, end, keys <= end * KEYS - KEYS / 2};
+    const WarpgroupTile tile = {call, own, blocks, seen, bias, c, 1 / c, of_bias, end, keys <= end * KEYS - KEYS / 2};
     if (blocks.end > blocks.begin) walk(o, rows, at, queries, tile), queries.advance();
     else clear(o);
     end_rows(call, w, own, row, unit, rows, over);
@@ -413,7 +458,7 @@ DEV void consume(u32 base, const ForwardArgs& call) {
     }
     mul_rows(o, over);
     if (LENGTHS == 1) clear_rows(o, row, own.queries);  // what q holds beyond a sequence is not to be seen
-    if (WIDE) {
+    if (!STAGED) {
       const int end = LENGTHS == 1 ? call.shape.queries : own.queries;
       store_row_pieces(call.o_rows, own.batch, w.head, own.query_start, row, end, o);
       continue;
@@ -428,7 +473,8 @@ KERNEL(forward, ForwardArgs c, 128 * (GROUPS + 1), 1) {
   make_barriers([&] {
     prefetch(&c.q), prefetch(&c.k);
     if (VALUES) prefetch(&c.v);
-    if (VALUES && !WIDE) prefetch(&c.o);
+    if (VALUES && STAGED) prefetch(&c.o);
+    if (BOXED) prefetch(&c.bias), BiasRing::init(base, 1, 4 * GROUPS * ARRIVALS);
     TicketRing::init(base, 1, 4 * GROUPS * ARRIVALS + 1), QRing::init(base, 1, 4 * GROUPS * ARRIVALS);
     KRing::init(base, 1, 4 * GROUPS * ARRIVALS), VRing::init(base, 1, 4 * GROUPS * ARRIVALS);
   });

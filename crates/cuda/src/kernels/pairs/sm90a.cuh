@@ -86,8 +86,25 @@ struct BiasRows {
     }
   }
 };
-DEV void add_bias(float& score, float bias, const Unit& unit) {
-  float x = __fadd_rn(score, __fmul_rn(bias, unit.over));
-  if (fabsf(x) == INF && fabsf(bias) < INF && fabsf(score) < INF) x = copysignf(LARGEST, x);
-  score = x;
+// A score with its bias: finite where both are, also in units of scores.
+DEV float with_bias(float score, float bias, float over) {
+  const float x = fmaf(bias, over, score);
+  return fabsf(x) == INF && fabsf(bias) < INF && fabsf(score) < INF ? copysignf(LARGEST, x) : x;
 }
+// The same without branches, but ∞ of finite numbers, whose weight is NaN and raises the flag. Where one of them is
+// infinite the bound is NaN, and none.
+DEV float with_bias_flagged(float score, float bias, float over) {
+  const float least = fmaf(fmaf(bias, 1e-6f, score), 0.0f, -LARGEST);
+  return fmaxf(fmaf(bias, over, score), least);
+}
+// The same of 8 numbers of an accumulator, from `first` on.
+template <int N> DEV void add_biases(float (&scores)[N], int first, const u32 (&bias)[4], float over) {
+  UNROLL(i, 4) {
+    const float2 b = unpack(bias[i]);
+    float &even = scores[first + 2 * i], &odd = scores[first + 2 * i + 1];
+    even = with_bias_flagged(even, b.x, over), odd = with_bias_flagged(odd, b.y, over);
+  }
+}
+// The coordinates of a head's bias, or of its gradient: 0 where heads or batch elements share one.
+DEV int bias_head(const ScoreOptions& o, int head) { return o.bias.head_stride ? head : 0; }
+DEV int bias_batch(const ScoreOptions& o, int batch) { return o.bias.batch_stride ? batch : 0; }

@@ -19,6 +19,9 @@ DEV void load_blocks(u32 from, u32 (&x)[4]) {
 DEV void store_blocks(u32 address, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
+DEV void store_blocks_transposed(u32 address, u32 a, u32 b, u32 c, u32 d) {  // as a thread holds blocks by the next
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
 DEV void load_blocks_transposed(u32 address, u32 (&x)[4]) {  // the thread holds rows 2(l%4) + 0,1 of column l/4
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(address) : "memory");
