@@ -143,8 +143,8 @@ pub(super) struct Judge<'a> {
     width: usize,
     /// The rms of the exact results.
     unit: f64,
-    /// The usual ratio of the bounds of a row to its values.
-    usual: f64,
+    /// The ratio of bounds to values, of each row.
+    ratios: Vec<f64>,
     exact: Vec<f64>,
     got: Vec<f64>,
     bounds: Vec<f64>,
@@ -158,12 +158,15 @@ impl<'a> Judge<'a> {
         let unit = rms(&exact);
         let rows = exact.chunks(width).zip(bounds.chunks(width));
         let mut ratios: Vec<f64> = rows.map(|(x, b)| rms(b) / rms(x)).collect();
-        ratios.retain(|x| x.is_finite());
-        ratios.sort_by(f64::total_cmp);
-        let usual = ratios.get(ratios.len() / 2).copied();
+        let mut finite: Vec<f64> = ratios.iter().copied().filter(|x| x.is_finite()).collect();
+        finite.sort_by(f64::total_cmp);
+        let usual = finite.get(finite.len() / 2).copied();
         let usual = usual.unwrap_or_else(|| ROUNDINGS * roundoff(output.bound.largest));
+        for ratio in &mut ratios {
+            *ratio = if ratio.is_finite() { ratio.min(CANCELS * usual) } else { usual };
+        }
         let (unit, got) = (if unit > 0.0 { unit } else { 1.0 }, list(&output.got));
-        Judge { output, width, unit, usual, exact, got, bounds }
+        Judge { output, width, unit, ratios, exact, got, bounds }
     }
 
     pub fn output(&self) -> &'a Judged<'a> {
@@ -227,17 +230,14 @@ impl<'a> Judge<'a> {
             let start = row * self.width;
             others.clear();
             others.extend((start..start + self.width).map(&other));
-            self.row(start, &others, in_proportion, &mut left);
+            self.row(row, &others, in_proportion, &mut left);
         }
         left
     }
 
-    fn row(&self, start: usize, others: &[f64], in_proportion: bool, left: &mut Left) {
-        let range = start..start + self.width;
-        let (exact, bounds) = (&self.exact[range.clone()], &self.bounds[range.clone()]);
-        let own = rms(bounds) / rms(exact);
-        let ratio = if own.is_finite() { own.min(CANCELS * self.usual) } else { self.usual };
-        let moved = ratio * rms(others);
+    fn row(&self, row: usize, others: &[f64], in_proportion: bool, left: &mut Left) {
+        let range = row * self.width..(row + 1) * self.width;
+        let moved = self.ratios[row] * rms(others);
         let is_off = range.clone().any(|at| self.is_off(at));
         for (at, &other) in range.zip(others) {
             let (got, exact, bound) = (self.got[at], self.exact[at], self.bounds[at]);
