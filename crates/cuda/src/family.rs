@@ -173,9 +173,9 @@ families! {
     }
     /// Its first order for sm90a.
     LinearSm90a = "linear_attention/sm90a":
-    "attend_plain attend attend_dots attend_back attend_back_dots sums sums_back scan flow" WGMMA {
+    "attend_plain attend sums sums_back scan states gradients gradients_dots gradients_grouped flow" WGMMA {
         "linear_attention/": "sm90a.cuh" "sm90a_parts.cuh" "sm90a_gates.cuh" "sm90a_walk.cu"
-        "sm90a_segments.cu" "sm90a_flow.cu";
+        "sm90a_segments.cu" "sm90a_states.cu" "sm90a_gradients.cu" "sm90a_flow.cu";
     }
     /// linear_cross_entropy in fused multiply-adds.
     CrossEntropyPortable = "linear_cross_entropy/portable":

@@ -180,12 +180,20 @@ fn lazy_sm90a(variant: &Variant, kernel: &str) -> usize {
 }
 
 fn linear_sm90a(variant: &Variant, kernel: &str) -> usize {
-    let inner = variant.define("KW");
+    let (inner, by_token) = (variant.define("KW"), variant.define("BY_TOKEN") == 1);
     match kernel {
         "scan" => 0,
         // q and k, or dout and v, three times or six; two tables of decays; sums of columns and rows, w of blocks;
         // barriers.
         "flow" => 196_608 + 2 * 8464 + 4608 + 8704 + 64 + 16 * (384 / inner) + 32,
+        // b and x in two stages; x weighted; the state; decays; barriers.
+        "states" => 5 * 256 * inner + 2 * inner * inner + if by_token { 2 * 8464 } else { 2568 } + 64,
+        // Operands, of 64 columns in two stages; both states; pairs; decays; barriers.
+        "gradients" | "gradients_dots" | "gradients_grouped" => {
+            let stages = 128 / inner;
+            let (pairs, decays) = if by_token { (3 * 8192, 8464) } else { (4 * 8192, 1024) };
+            stages * (4 * 256 * inner + 64) + 4 * inner * inner + pairs + decays + 32
+        }
         // y and b, and x, in two stages; x weighted; the state in two; out; decays and barriers.
         _ => 4 * 256 * inner + 3 * 16384 + 2 * 128 * inner + 16384 + 2568 + 80,
     }

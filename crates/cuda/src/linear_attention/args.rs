@@ -60,26 +60,29 @@ kernel_args! {
 
     /// Arguments of `sm90a_*.cu`; results as of [`LinearArgs`]. Boxes have 64 columns and 128 rows, of `out` 64.
     pub(super) struct WalkArgs as "WalkArgs" {
-        pub y, b, x, out, dots: TensorMap,
-        /// out by its elements; without an address where out is not wanted.
+        /// q, k and v, or what takes their places; dout.
+        pub y, b, x, dots, out, out_dk, out_dv: TensorMap,
+        /// o or dq by its elements; without an address where it is not wanted.
         pub rows: TensorArgs,
-        /// Rows that results are multiplied with, those of `dots`.
-        pub dot: TensorArgs,
-        /// States [sequence, key head, row] that a sequence begins with, and where it ends.
-        pub begin, end: TensorArgs,
-        /// [segment, key head, row of D]: the states that other segments begin with.
-        pub between: TensorArgs,
+        pub dk, dv: TensorArgs,
+        /// States [sequence, key head, row] that a sequence begins with, from either end, and where it ends.
+        pub begin, begin_back, end: TensorArgs,
+        /// [segment, key head, row of D]: the states that other segments begin with, from either end.
+        pub between, between_back: TensorArgs,
         /// The log-decay of each key head, or [batch, key head, token].
         pub logs: ConstPtr<f32>,
-        /// S before each chunk, as threads hold it: read by `attend_back_dots`.
+        /// S before a chunk of the first half of a segment, D behind one of the second: [chunk, key head], tiles of
+        /// the columns that kernels are compiled for.
         pub states: Ptr<u32>,
-        /// [key head, part]: summed to dg_gamma; [part]: summed to dσ.
+        /// [segment, key head, S or D], in the order of threads: the states in the middle of a segment.
+        pub middle: Ptr<f32>,
+        /// [key head, chunk, warp]: summed to dg_gamma, and to dσ.
         pub gammas, scales: Ptr<f32>,
         /// [segment, key head]: with log-decays of tokens, the decay of a whole segment.
         pub decays: Ptr<f32>,
-        /// x and y of (R27) with log-decays of tokens: [batch, head, token, half] of a block's own.
+        /// x and y of (R27) with log-decays of tokens: [batch, head, token].
         pub x_dots, y_dots: Ptr<f32>,
-        /// <S, D> of each chunk: [chunk, key head, half, warp].
+        /// <S, D> of each chunk: [chunk, key head, warp].
         pub z_dots: Ptr<f32>,
         pub dg: Ptr<f32>,
         /// As that of [`LinearArgs`].
@@ -90,12 +93,8 @@ kernel_args! {
         pub heads, key_heads, tokens: i32,
         /// As those of [`LinearArgs`]: the rows and the columns of the state.
         pub inner, outer: i32,
-        /// Chunks of key heads, for `flow`.
+        /// Chunks of key heads, for `gradients` and `flow`.
         pub items: i32,
-        /// 1: states in memory are [outer, inner].
-        pub turned: i32,
-        /// Parts of a key head, and the first that this launch writes.
-        pub parts, first_part: i32,
         /// 1: `scan` goes from the last segment to the first.
         pub back: i32,
         /// σ, of pairs and of the factors of the state.

@@ -1,4 +1,4 @@
-//! The first order on the tensor cores of compute capability 9.0: `kernels/linear_attention/sm90a_walk.cu`.
+//! The first order on the tensor cores of compute capability 9.0: `kernels/linear_attention/sm90a_*.cu`.
 
 use super::CHUNK;
 use super::args::{LinearArgs, WalkArgs};
@@ -11,19 +11,16 @@ use crate::parts::Parts;
 use crate::strided::StridedTensor;
 use crate::tensor_args::TensorArgs;
 use crate::tensor_map::TensorMap;
-use crate::variant::Variant;
+use crate::variant::{Variant, width};
 use etalon_problem::{Decay, Pass, Result};
 use std::convert::identity;
 
-/// Threads of a block, and the columns of a result that it owns.
+/// Threads of a block, and the columns of o that it owns.
 const THREADS: u32 = 384;
 const COLUMNS: usize = 64;
 
 /// Warps of a block that multiply.
 const WARPS: usize = 8;
-
-/// Numbers that a thread keeps of a state, in words, and how many threads do.
-const KEPT: usize = 256 * COLUMNS / 4;
 
 /// Elements of a state that a block of `scan` takes from segment to segment.
 const SCANNED: usize = 128;
@@ -52,22 +49,25 @@ pub(super) fn reserve(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Wa
     }
     let (e, needs) = (&prepared.problem.extents, &prepared.needs);
     let (cut, chunks) = (cut_segments(prepared), prepared.tables.chunks.rows.len());
-    let halves = e.dim.div_ceil(COLUMNS);
-    // Of dg_gamma those of every query head, then those of dk.
-    let parts = segments(prepared) * halves * (e.query_heads / e.key_heads + 1);
-    let states = [cut, e.key_heads, e.dim, prepared.problem.value_dim];
+    let between = [cut, e.key_heads, e.dim, prepared.problem.value_dim];
+    let (backward, cuts) = (prepared.pass == Pass::Backward, cut > 0);
+    // Two elements in a word; threads of a block have the state of 128 rows, for either end.
+    let states = [chunks, e.key_heads, columns(prepared).pow(2) / 2];
+    let middle = [segments(prepared), e.key_heads, 2, 128 * columns(prepared)];
+    let parts = [e.key_heads, chunks, WARPS];
     let (of_tokens, of_heads) = (needs.gates && by_token(prepared), needs.gates && !by_token(prepared));
     let mut range = |wanted, shape: &[usize]| range_if(layout, wanted, shape);
     Ok(WalkArgs {
-        between: TensorArgs::dense(range(cut > 0, &states)?, states),
-        decays: range(cut > 0 && by_token(prepared), &[cut, e.key_heads])?.into(),
-        states: range(needs.gates, &[chunks, e.key_heads, halves, KEPT])?.into(),
-        x_dots: range(of_tokens, &[e.batch, e.query_heads, e.tokens, halves])?.into(),
-        y_dots: range(of_tokens, &[e.batch, e.key_heads, e.tokens, halves])?.into(),
-        z_dots: range(of_tokens, &[chunks, e.key_heads, halves, WARPS])?.into(),
-        gammas: range(of_heads, &[e.key_heads, parts])?.into(),
-        scales: range(needs.scale, &[scale_parts(prepared)])?.into(),
-        parts: parts as i32,
+        between: TensorArgs::dense(range(cuts && (backward || needs.before), &between)?, between),
+        between_back: TensorArgs::dense(range(cuts && backward, &between)?, between),
+        decays: range(cuts && by_token(prepared), &[cut, e.key_heads])?.into(),
+        states: range(backward, &states)?.into(),
+        middle: range(backward, &middle)?.into(),
+        x_dots: range(of_tokens, &[e.batch, e.query_heads, e.tokens])?.into(),
+        y_dots: range(of_tokens, &[e.batch, e.key_heads, e.tokens])?.into(),
+        z_dots: range(of_tokens, &[chunks, e.key_heads, WARPS])?.into(),
+        gammas: range(of_heads, &parts)?.into(),
+        scales: range(needs.scale, &parts)?.into(),
         ..WalkArgs::default()
     })
 }
@@ -105,64 +105,51 @@ fn cut_segments(prepared: &Prepared<'_>) -> usize {
     prepared.tables.runs.rows.iter().map(|run| run.segments as usize).sum()
 }
 
-fn scale_parts(prepared: &Prepared<'_>) -> usize {
-    let e = &prepared.problem.extents;
-    segments(prepared) * e.query_heads * e.dim.div_ceil(COLUMNS)
+/// The columns that kernels of the backward pass are compiled for, of all operands.
+fn columns(prepared: &Prepared<'_>) -> usize {
+    width(prepared.problem.extents.dim.max(prepared.problem.value_dim))
 }
 
 fn launch(steps: &Steps<'_>, name: &'static str, grid: (usize, u32), args: &WalkArgs) -> Result<()> {
-    // `flow` takes q and k beside v and dout.
-    let columns = if name == "flow" { args.inner.max(args.outer) } else { args.inner };
-    let variant = Variant::hopper_linear(steps.prepared.storage, columns as usize, by_token(steps.prepared));
+    let prepared = steps.prepared;
+    let columns = if prepared.pass == Pass::Backward { columns(prepared) } else { args.inner as usize };
+    let variant = Variant::hopper_linear(prepared.storage, columns, by_token(prepared));
     steps.launch((&variant, name), grid, args)
 }
 
 impl WalkArgs {
-    /// Arguments of a walk for a result, without places so far.
+    /// Arguments for o, or for what takes its place, without places so far.
     fn new(steps: &Steps<'_>, target: Target) -> WalkArgs {
         let (prepared, args, memory) = (steps.prepared, target.args(steps), &steps.prepared.walks);
         let [y, b, x] = target.operands().map(|(name, _)| boxes(steps, name, CHUNK));
-        let of_keys = segments(prepared) * prepared.problem.extents.dim.div_ceil(COLUMNS);
         let back = target.is_back();
         WalkArgs {
             y,
             b,
             x,
-            dot: if target == Target::Q { args.q } else { args.k },
             begin: steps.tensor(begin_of(back)),
             segments: steps.table(prepared.tables.segments.range).into(),
             runs: steps.table(prepared.tables.runs.range).into(),
-            first_part: if back { memory.parts - of_keys as i32 } else { 0 },
             scale: if back { args.scale } else { 1.0 },
             store_scale: if back { 1.0 } else { args.scale },
             ..filled!(WalkArgs:
-                fields(memory, identity) [parts between states gammas scales decays x_dots y_dots z_dots]
-                fields(args, identity) [logs found chunks heads key_heads tokens inner outer turned back]
+                fields(memory, identity) [between between_back states middle gammas scales decays x_dots y_dots z_dots]
+                fields(args, identity) [logs found chunks heads key_heads tokens inner outer back]
             )
         }
     }
 }
 
-/// A result, and the state where its walk ends; `dots`: adds to dg_gamma and dσ.
-fn walk(steps: &Steps<'_>, target: Target, [out, end]: [&str; 2], dots: bool) -> Result<()> {
-    let own = if target == Target::Q { "q" } else { "k" };
+/// o, and the state where a sequence ends.
+fn walk(steps: &Steps<'_>) -> Result<()> {
     let args = WalkArgs {
-        out: boxes(steps, out, CHUNK / 2),
-        dots: if dots { boxes(steps, own, CHUNK) } else { TensorMap::default() },
-        rows: steps.tensor(out),
-        end: steps.tensor(end),
-        ..WalkArgs::new(steps, target)
+        out: boxes(steps, "o", CHUNK / 2),
+        rows: steps.tensor("o"),
+        end: steps.tensor("final_state"),
+        ..WalkArgs::new(steps, Target::O)
     };
-    let back = target.is_back();
-    let name = match (back, dots) {
-        (true, true) => "attend_back_dots",
-        (true, false) => "attend_back",
-        (false, true) => "attend_dots",
-        (false, false) if args.logs.0 == 0 => "attend_plain",
-        (false, false) => "attend",
-    };
-    let heads = if back { args.key_heads } else { args.heads } as usize;
-    let blocks = segments(steps.prepared) * heads * (args.outer as usize).div_ceil(COLUMNS);
+    let name = if args.logs.0 == 0 { "attend_plain" } else { "attend" };
+    let blocks = segments(steps.prepared) * args.heads as usize * (args.outer as usize).div_ceil(COLUMNS);
     launch(steps, name, (blocks, THREADS), &args)
 }
 
@@ -175,7 +162,9 @@ fn sum_segments(steps: &Steps<'_>, back: bool) -> Result<()> {
     }
     let (target, name) = if back { (Target::V, "sums_back") } else { (Target::O, "sums") };
     let mut args = WalkArgs::new(steps, target);
-    if !back {
+    if back {
+        args.between = args.between_back;
+    } else {
         args.heads = args.key_heads; // S is that of key heads
     }
     let blocks = cut * key_heads * (args.outer as usize).div_ceil(COLUMNS);
@@ -187,48 +176,55 @@ fn sum_segments(steps: &Steps<'_>, back: bool) -> Result<()> {
 
 /// The results of a pass that have places. Each block walks once more where its results are not finite, and says so.
 pub(super) fn compute(steps: &Steps<'_>) -> Result<()> {
-    let prepared = steps.prepared;
     clear_found(steps);
-    if prepared.pass == Pass::Forward {
-        sum_segments(steps, false)?;
-        return walk(steps, Target::O, ["o", "final_state"], false);
+    if steps.prepared.pass == Pass::Forward {
+        if steps.prepared.needs.before {
+            sum_segments(steps, false)?;
+        }
+        return walk(steps);
     }
-    let (needs, wants) = (&prepared.needs, |name| prepared.wants(name));
-    let dots = needs.gates || needs.scale;
-    if dots || wants("dq") {
-        sum_segments(steps, false)?;
-        walk(steps, Target::Q, ["dq", ""], dots)?;
-    }
-    let (dk, dv) = (needs.gates || wants("dk"), wants("dinitial_state") || wants("dv"));
-    if dk || dv {
-        sum_segments(steps, true)?;
-    }
-    if dk {
-        walk(steps, Target::K, ["dk", ""], needs.gates)?;
-    }
-    if dv {
-        walk(steps, Target::V, ["dv", "dinitial_state"], false)?;
-    }
+    [false, true].into_iter().try_for_each(|back| sum_segments(steps, back))?;
+    gradients(steps)?;
     flow(steps)?;
     totals(steps)
 }
 
-/// dg, from what the walks for dq and dk leave: a multiprocessor has a block, which takes chunks of key heads in
-/// turns.
+/// Both walks of all segments to their middles, then from there on with the gradients of each chunk.
+fn gradients(steps: &Steps<'_>) -> Result<()> {
+    let (prepared, needs) = (steps.prepared, &steps.prepared.needs);
+    let map = |name| boxes(steps, name, CHUNK / 2);
+    let args = WalkArgs {
+        dots: boxes(steps, "dout", CHUNK),
+        out: map("dq"),
+        out_dk: map("dk"),
+        out_dv: map("dv"),
+        rows: steps.tensor("dq"),
+        dk: steps.tensor("dk"),
+        dv: steps.tensor("dv"),
+        begin_back: steps.tensor(begin_of(true)),
+        end: steps.tensor("dinitial_state"),
+        items: by_chunk(steps, 1) as i32,
+        ..WalkArgs::new(steps, Target::O)
+    };
+    let name = match args.heads > args.key_heads {
+        true => "gradients_grouped",
+        false if needs.gates || needs.scale => "gradients_dots",
+        false => "gradients",
+    };
+    let blocks = 2 * segments(prepared) * args.key_heads as usize;
+    ["states", name].into_iter().try_for_each(|name| launch(steps, name, (blocks, THREADS), &args))
+}
+
+/// dg, from what `gradients_dots` leaves: a multiprocessor has a block, which takes chunks of key heads in turns.
 fn flow(steps: &Steps<'_>) -> Result<()> {
-    let prepared = steps.prepared;
-    if prepared.walks.x_dots.0 == 0 {
+    if steps.prepared.walks.x_dots.0 == 0 {
         return Ok(());
     }
-    let args = WalkArgs::new(steps, Target::Q);
-    let [y, b] = ["q", "k"].map(|name| boxes(steps, name, CHUNK));
+    let args = WalkArgs::new(steps, Target::O);
     let items = by_chunk(steps, 1);
     let args = WalkArgs {
-        y,
-        b,
-        x: args.y,
-        dots: args.b,
-        begin: TensorArgs::default(),
+        x: boxes(steps, "dout", CHUNK),
+        dots: args.x,
         dg: steps.address("dg").into(),
         scale: args.store_scale,
         items: items as i32,
@@ -255,9 +251,10 @@ fn totals(steps: &Steps<'_>) -> Result<()> {
         };
         launch_portable(steps, (kernel, args.dim), (heads, Some(256)), &args)
     };
-    let WalkArgs { gammas, scales, parts, .. } = prepared.walks;
-    sum("dg_gamma", gammas, "sum_heads", prepared.problem.extents.key_heads, parts)?;
-    sum("dscale", scales, "sum_all", 1, scale_parts(prepared) as i32)
+    let (WalkArgs { gammas, scales, .. }, key_heads) = (&prepared.walks, prepared.problem.extents.key_heads);
+    let parts = WARPS * prepared.tables.chunks.rows.len();
+    sum("dg_gamma", *gammas, "sum_heads", key_heads, parts as i32)?;
+    sum("dscale", *scales, "sum_all", 1, (key_heads * parts) as i32)
 }
 
 #[cfg(test)]

@@ -13,12 +13,19 @@ constexpr u32 PANEL = CHUNK * 128, Y_BYTES = CHUNK * KW * 2, STATE_BYTES = KW * 
 // In shared memory: y, b and x in two stages; x weighted; the state in two buffers; out; decays; barriers. BY_TOKEN
 // out has no place, so that decays have more.
 constexpr u32 AT_B = STAGES * Y_BYTES, AT_X = 2 * AT_B, AT_WEIGHTED = AT_X + STAGES * PANEL, AT_STATE = AT_WEIGHTED + PANEL,
-              AT_OUT = AT_STATE + 2 * STATE_BYTES, AT_DECAYS = AT_OUT + PANEL, AT_BARRIERS = AT_DECAYS + 2568;
+              AT_OUT = AT_STATE + 2 * STATE_BYTES, AT_DECAYS = AT_OUT + PANEL, DECAYS_BYTES = 2568,
+              AT_BARRIERS = AT_DECAYS + DECAYS_BYTES;
 using Chunks = Ring<STAGES, AT_BARRIERS>;
 constexpr u32 EMPTY_X = Chunks::END;  // of each stage
 using Weighted = Ring<1, EMPTY_X + 8 * STAGES>;
 constexpr u32 SHOWN = Weighted::END, WALK_BYTES = SHOWN + 16;
-constexpr u32 AT_ZEROS = BY_TOKEN ? AT_OUT : AT_DECAYS, AT_TABLES = AT_OUT + 1024;  // zeros: eight rows of a state that is none
+constexpr u32 AT_TABLES = AT_OUT;
+constexpr int WEIGHS = 96;  // threads that weigh x
+
+DEV u32 begin_of_tiles() {
+  extern __shared__ __align__(1024) char bytes[];
+  return shared(bytes);
+}
 
 // ---- bulk tensor copies ----
 // Four axes: (column, row, head, batch). What lies beyond the tensor is read as 0 and not written.
@@ -31,20 +38,12 @@ DEV void store4(const TensorMap* m, u32 from, int column, int row, int head, int
                ::"l"(m), "r"(from), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
 }
 
-// To the L2 cache alone.
-DEV void prefetch4(const TensorMap* m, int column, int row, int head, int batch) {
-  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1,%2,%3,%4}];" ::"l"(m), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
-}
-DEV void prefetch_bytes(const void* from, u32 bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
-
 // ---- decays (R20) ----
 // A table of scale·P by the distance t = j - i of other and own token: e^{γ|t|} where the own token sees the other
 // (BACK: is seen by it), else 0. It lies there twice, so that a pair t, t + 1 begins at a multiple of 8 bytes whatever
-// t is. The first begins with further zeros: where BACK, it begins with 1024 bytes of them.
+// t is. The first begins with further zeros.
 constexpr int MIDDLE = 256, SECOND = 385, MIDDLE_OF_SECOND = 128;
-static_assert(4 * (SECOND + 257) == AT_BARRIERS - AT_DECAYS, "room for both");
+static_assert(4 * (SECOND + 257) == DECAYS_BYTES, "room for both");
 template <bool BACK> DEV void fill_decays(u32 table, int thread, float log, float scale) {
   NO_UNROLL for (int i = thread; i < SECOND; i += 256) {
     int t = i - MIDDLE;
@@ -55,6 +54,10 @@ template <bool BACK> DEV void fill_decays(u32 table, int thread, float log, floa
 }
 DEV u32 decays_at(u32 table, int t) {  // of t, t + 1, and of those at even distances from them
   return table + 4 * (t + (t & 1 ? SECOND + MIDDLE_OF_SECOND : MIDDLE));
+}
+
+DEV void clear_words(u32 from, u32 bytes, int thread, int threads = 256) {
+  NO_UNROLL for (u32 at = 4 * thread; at < bytes; at += 4 * threads) store_word(from + at, 0);
 }
 
 // ---- tiles ----
@@ -75,12 +78,10 @@ DEV u32 times(u32 x, float weight) {
 }
 
 // ---- rows of a thread's accumulators ----
-// Two rows, 8 apart, of a tensor: `count` of 16 bits are there from the first on, and `columns`.
-DEV void load_rows(u32 (&to)[COLUMNS / 4], const Tensor& x, i64 at, int count, int columns) {
-  UNROLL2(j, COLUMNS / 8, r, 2) to[2 * j + r] = 8 * r < count && 8 * j < columns ? *(const u32*)((const u16*)x.data + at + 8 * r * x.row + 8 * j) : 0;
-}
-DEV void store_rows(const Tensor& x, i64 at, int count, int columns, const float (&o)[COLUMNS / 2], float scale) {
-  UNROLL2(j, COLUMNS / 8, r, 2)
+// Two rows, 8 apart, of a tensor: `count` of 16 bits are there from the first on, and `columns`. `at`: of the thread's
+// first number.
+template <int N> DEV void store_rows(const Tensor& x, i64 at, int count, int columns, const float (&o)[N], float scale) {
+  UNROLL2(j, N / 4, r, 2)
     if (8 * r < count && 8 * j < columns)
       *(u32*)((u16*)x.data + at + 8 * r * x.row + 8 * j) = pack(fmaf(o[4 * j + 2 * r], scale, 0.0f), fmaf(o[4 * j + 2 * r + 1], scale, 0.0f));
 }
@@ -97,10 +98,10 @@ DEV void turn_quad(u32 (&x)[4]) {
   }
 }
 // All rows, in pieces of 16 bytes. `at`: of the thread's first row and the block's first column.
-DEV void store_pieces(const Tensor& x, i64 at, int columns, const float (&o)[COLUMNS / 2], float scale) {
+template <int N> DEV void store_pieces(const Tensor& x, i64 at, int columns, const float (&o)[N], float scale) {
   const int lane = lane_id() & 3;
   UNROLL(r, 2)
-    UNROLL_ALL for (int j = 0; j < COLUMNS / 8; j += 4) {
+    UNROLL_ALL for (int j = 0; j < N / 4; j += 4) {
       u32 piece[4];
       UNROLL(i, 4) {
         const int k = 4 * (j + i) + 2 * r;
@@ -110,13 +111,4 @@ DEV void store_pieces(const Tensor& x, i64 at, int columns, const float (&o)[COL
       if (8 * (j + lane) < columns)
         *(uint4*)((u16*)x.data + at + 8 * r * x.row + 8 * (j + lane)) = make_uint4(piece[0], piece[1], piece[2], piece[3]);
     }
-}
-// The sum of a thread's numbers times those of such rows.
-DEV float dot_rows(const u32 (&x)[COLUMNS / 4], const float (&o)[COLUMNS / 2], int r) {
-  float sum = 0;
-  UNROLL(j, COLUMNS / 8) {
-    float2 y = unpack(x[2 * j + r]);
-    sum = fmaf(o[4 * j + 2 * r], y.x, sum), sum = fmaf(o[4 * j + 2 * r + 1], y.y, sum);
-  }
-  return sum;
 }

@@ -1,5 +1,5 @@
-// The gradient of the log-decays of tokens on compute capability 9.0, behind the walks for dq and dk, which leave x, y
-// and z:
+// The gradient of the log-decays of tokens on compute capability 9.0, behind `gradients_dots`, which leaves x, y and
+// z:
 //
 //   flow   dg_t = Σ_{j < t ≤ i} w_ij + Σ_{i ≥ t} x_i + Σ_{j < t} y_j + z  (R27)
 //
@@ -9,9 +9,8 @@
 // in its own, and by those within it: of the first two kinds, sums of columns of every block of rows, and sums of rows
 // are all that is needed. Nothing is subtracted.
 //
-// The walk for dq leaves x of each token and S of each chunk, that for dk y and <S, D>. Both products of a chunk are
-// computed anew while the copy engine loads the next. Where a weight is 0, w is left out: only the gates that a
-// non-finite number passes see it.
+// Both products of a chunk are computed anew while the copy engine loads the next. Where a weight is 0, w is left out:
+// only the gates that a non-finite number passes see it.
 #if BY_TOKEN
 constexpr int SLOTS = 3 * 128 / KW;  // of a pair of tiles: q and k, or dout and v
 constexpr u32 SLOT_BYTES = 2 * Y_BYTES;
@@ -152,14 +151,11 @@ struct Ends {
 };
 DEV Ends load_ends(const WalkArgs& c, const Chunk& chunk, int item, int t) {
   Ends e = {};
-  const int halves = (c.outer + COLUMNS - 1) / COLUMNS, group = c.heads / c.key_heads, key_head = item % c.key_heads;
-  if (t < 8 * halves) e.z = c.z_dots[(i64)item * halves * 8 + t];
+  const int group = c.heads / c.key_heads, key_head = item % c.key_heads;
+  if (t < 8) e.z = c.z_dots[8 * (i64)item + t];
   if (t >= chunk.len) return e;
-  for (int half = 0; half < halves; half++) {
-    for (int m = 0; m < group; m++)
-      e.x += c.x_dots[(((i64)chunk.batch * c.heads + key_head * group + m) * c.tokens + chunk.start + t) * halves + half];
-    e.y += c.y_dots[(((i64)chunk.batch * c.key_heads + key_head) * c.tokens + chunk.start + t) * halves + half];
-  }
+  for (int m = 0; m < group; m++) e.x += c.x_dots[((i64)chunk.batch * c.heads + key_head * group + m) * c.tokens + chunk.start + t];
+  e.y = c.y_dots[((i64)chunk.batch * c.key_heads + key_head) * c.tokens + chunk.start + t];
   return e;
 }
 // The sum of x from the token on, and of y before it, and z; of 128 threads.
@@ -224,8 +220,7 @@ template <int GROUP> DEV void sum_flow(const WalkArgs& c, u32 base) {
 }
 
 DEV void flow_of_all(const WalkArgs& c) {
-  extern __shared__ __align__(1024) char bytes[];
-  const u32 base = shared(bytes);
+  const u32 base = begin_of_tiles();
   for (u32 at = 4 * threadIdx.x; at < 2 * TABLE_BYTES; at += 4 * 384) store_word(base + FLOW_TABLES + at, 0);
   make_barriers([&] {
     prefetch(&c.y), prefetch(&c.b), prefetch(&c.x), prefetch(&c.dots);

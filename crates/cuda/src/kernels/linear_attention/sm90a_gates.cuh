@@ -26,7 +26,8 @@ constexpr int ALL = FAR + BLOCK * BLOCKS * (BLOCKS - 1) / 2;  // of the whole ch
 constexpr u32 TABLE_BYTES = 4 * (ALL + 4);
 static_assert(!BY_TOKEN || AT_TABLES + 2 * TABLE_BYTES <= AT_BARRIERS, "room for two tables");
 
-DEV u32 table_of(u32 base, int n) { return base + AT_TABLES + n % 2 * TABLE_BYTES; }
+// Pairs of DIAGONAL that are not seen stay 0: tables are cleared once.
+DEV u32 table_of(u32 tables, int n) { return tables + n % 2 * TABLE_BYTES; }
 // The place of token 0 among the numbers of a block in FAR.
 template <bool BACK> DEV int far_of(int block) {
   const int k = BACK ? BLOCKS - 1 - block : block;
@@ -35,13 +36,6 @@ template <bool BACK> DEV int far_of(int block) {
 DEV float number_at(u32 table, int place) { return load_float(table + 4 * place); }
 DEV void store_four(u32 table, int place, const float (&x)[4]) {
   asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(table + 4 * place), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
-}
-
-// Zeros in both tables, and where the walk back reads a state that is none. Pairs of DIAGONAL that are not seen stay
-// 0.
-template <int THREADS = 256> DEV void clear_tables(u32 base, int thread) {
-  NO_UNROLL for (u32 at = 4 * thread; at < AT_TABLES - AT_ZEROS + 2 * TABLE_BYTES; at += 4 * THREADS)
-    store_word(base + AT_ZEROS + at, 0);
 }
 
 // ---- to fill one ----
@@ -172,14 +166,13 @@ template <bool BACK, bool OTHERS> DEV void weigh_block(float2 (&w)[4], u32 table
 }
 
 // The left factor P_ij (y_i·b_j) of a product with x, as `weigh_pairs`.
-template <bool BACK, int GROUP, int WORDS> DEV void weigh_by_token(u32 (&to)[WORDS], const float (&p)[2 * WORDS], u32 table, const Thread& t) {
-  constexpr int FIRST = GROUP && BACK ? 4 : 0;
+template <int GROUP, int WORDS> DEV void weigh_by_token(u32 (&to)[WORDS], const float (&p)[2 * WORDS], u32 table, const Thread& t) {
   const float own[2] = {number_at(table, OWN + t.row), number_at(table, OWN + t.row + HALF)};
-  const u32 far = table + 4 * (far_of<BACK>(t.row / BLOCK) + t.column);
+  const u32 far = table + 4 * (far_of<false>(t.row / BLOCK) + t.column);
   UNROLL(k, WORDS / 4) {
     float2 w[4];
-    if ((FIRST + k) / 4 == GROUP) weigh_block<BACK, false>(w, table, t, own, far, FIRST + k);
-    else weigh_block<BACK, true>(w, table, t, own, far, FIRST + k);
+    if (k / 4 == GROUP) weigh_block<false, false>(w, table, t, own, far, k);
+    else weigh_block<false, true>(w, table, t, own, far, k);
     UNROLL(i, 4) to[4 * k + i] = pack(p[8 * k + 2 * i] * w[i].x, p[8 * k + 2 * i + 1] * w[i].y);
   }
 }

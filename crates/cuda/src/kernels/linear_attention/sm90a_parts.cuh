@@ -1,5 +1,5 @@
-// Shared by the kernels of sm90a_walk.cu and its companions: the path of a block, what its threads keep of the
-// state, rows of results, and products.
+// Shared by the kernels of sm90a_walk.cu and its companions: the path of a block, what its threads have of the state,
+// rows of results, products, and how blocks begin and repeat a path.
 
 // ---- the path of a block ----
 struct Path {
@@ -7,12 +7,9 @@ struct Path {
   int batch, start, tokens, chunks, first_chunk;  // of the segment
   int many;                                       // query heads that a chunk of a key head is walked with
 };
-template <bool BACK> DEV Path path_of(const WalkArgs& c) {
-  Path p;
-  const int halves = (c.outer + COLUMNS - 1) / COLUMNS, heads = BACK ? c.key_heads : c.heads, group = c.heads / c.key_heads;
-  p.half = blockIdx.x % halves, p.head = blockIdx.x / halves % heads, p.segment = blockIdx.x / halves / heads;
-  p.key_head = BACK ? p.head : p.head / group, p.many = BACK ? group : 1;
-  Segment own = c.segments[p.segment];
+DEV Path path_of(const WalkArgs& c, int segment) {
+  Path p = {segment};
+  Segment own = c.segments[segment];
   p.first_chunk = __shfl_sync(~0u, own.first, 0), p.chunks = __shfl_sync(~0u, own.chunks, 0);
   p.batch = p.start = p.tokens = 0;
   if (p.chunks) {
@@ -22,12 +19,13 @@ template <bool BACK> DEV Path path_of(const WalkArgs& c) {
   }
   return p;
 }
-
-// The copy of S before a chunk: 16 words of each thread, 256 words apart.
-constexpr int KEPT = 256 * COLUMNS / 4;
-DEV u32* kept_state(const WalkArgs& c, const Path& p, int chunk) {
-  const int halves = (c.outer + COLUMNS - 1) / COLUMNS;
-  return c.states + (((i64)(p.first_chunk + chunk) * c.key_heads + p.key_head) * halves + p.half) * KEPT;
+// A block owns 64 columns of a result, or BACK of the state of a key head.
+template <bool BACK> DEV Path path_of(const WalkArgs& c) {
+  const int halves = (c.outer + COLUMNS - 1) / COLUMNS, heads = BACK ? c.key_heads : c.heads, group = c.heads / c.key_heads;
+  Path p = path_of(c, blockIdx.x / halves / heads);
+  p.half = blockIdx.x % halves, p.head = blockIdx.x / halves % heads;
+  p.key_head = BACK ? p.head : p.head / group, p.many = BACK ? group : 1;
+  return p;
 }
 
 static_assert(STAGES == 2, "a stage has the parity of the one place of x weighted");
@@ -62,61 +60,42 @@ struct State {  // of a key head of a sequence or a segment; data is 0 where the
 DEV State state_of(const Tensor& x, int number, int key_head) {
   return {x.data ? (float*)x.data + number * x.batch + key_head * x.head : 0, x.row};
 }
-DEV i64 state_at(const WalkArgs& c, const State& x, int row, int column) { return c.turned ? column * x.row + row : row * x.row + column; }
-template <bool BACK> DEV void begin_state(const WalkArgs& c, const Path& p, const Thread& t, bool cleanse, float (&h)[COLUMNS / 2]) {
-  const bool given = is_at(c, p, BACK ? 2 : 1);
-  const State from = state_of(given ? c.begin : c.between, given ? c.segments[p.segment].sequence : p.segment, p.key_head);
-  UNROLL(i, COLUMNS / 2) {
+// The state with which a path begins: that of a sequence where it is `given`, or that between segments.
+template <int N> DEV void begin_state(const WalkArgs& c, const Path& p, const Thread& t, bool given, const Tensor& begin, const Tensor& between, bool cleanse, float (&h)[N]) {
+  const State from = state_of(given ? begin : between, given ? c.segments[p.segment].sequence : p.segment, p.key_head);
+  UNROLL(i, N) {
     int row = t.state_row + 8 * (i / 2 % 2), column = p.half * COLUMNS + t.column + i / 4 * 8 + i % 2;
-    h[i] = from.data && row < c.inner && column < c.outer ? from.data[state_at(c, from, row, column)] : 0;
+    h[i] = from.data && row < c.inner && column < c.outer ? from.data[row * from.row + column] : 0;
     if (cleanse && !is_finite(h[i])) h[i] = 0;
   }
 }
-DEV bool end_state(const WalkArgs& c, const Path& p, const Thread& t, const State& to, const float (&h)[COLUMNS / 2]) {
+template <int N> DEV bool end_state(const WalkArgs& c, const Path& p, const Thread& t, const State& to, const float (&h)[N]) {
   bool odd = false;
-  UNROLL(i, COLUMNS / 2) {
+  UNROLL(i, N) {
     int row = t.state_row + 8 * (i / 2 % 2), column = p.half * COLUMNS + t.column + i / 4 * 8 + i % 2;
     if (row >= c.inner || column >= c.outer) continue;
-    to.data[state_at(c, to, row, column)] = h[i], odd |= !is_finite(h[i]);
+    to.data[row * to.row + column] = h[i], odd |= !is_finite(h[i]);
   }
   return odd;
 }
-// Rounds the state for both warpgroups, and, if asked, for another walk.
-DEV void show_state(u32 to, const Thread& t, const float (&h)[COLUMNS / 2], u32* keep) {
+// Rounds the state for both warpgroups.
+DEV void show_state(u32 to, const Thread& t, const float (&h)[COLUMNS / 2]) {
   UNROLL(j, COLUMNS / 16) {
     u32 x[4];
-    UNROLL(i, 4) {
-      x[i] = pack(h[8 * j + 2 * i], h[8 * j + 2 * i + 1]);
-      if (keep) keep[256 * (4 * j + i)] = x[i];
-    }
+    UNROLL(i, 4) x[i] = pack(h[8 * j + 2 * i], h[8 * j + 2 * i + 1]);
     if (t.owns) store_blocks(to + swizzled(t.state_row - t.lane / 4 + t.lane % 16, 2 * j + t.lane / 16), x[0], x[1], x[2], x[3]);
   }
   proxy_fence();
 }
-// A thread's part of <S, D>: z of (R27) but for the decay.
-DEV void load_state(u32 (&to)[COLUMNS / 4], const u32* kept) {
-  UNROLL(i, COLUMNS / 4) to[i] = kept[256 * i];
-}
-DEV float dot_states(const u32 (&kept)[COLUMNS / 4], const float (&h)[COLUMNS / 2]) {
-  float sum = 0;
-  UNROLL(i, COLUMNS / 4) {
-    float2 s = unpack(kept[i]);
-    sum = fmaf(s.x, h[2 * i], sum), sum = fmaf(s.y, h[2 * i + 1], sum);
-  }
-  return sum;
-}
-// The left factor P_ij (y_i·b_j) of a product with x: r rows of 8 and j columns of 8 on, the distance changes by 8 (j
-// - r). Of TANGENT also (i - j) times that, its derivative by the decay; `distance`: i - j of the first pair.
-template <bool TANGENT = false, int WORDS>
-DEV void weigh_pairs(u32 (&to)[WORDS], const float (&p)[2 * WORDS], u32 decays, u32* tangent = 0, float distance = 0) {
+// The left factor P_ij (y_i·b_j) of a product with x, from the decay of the first pair on; r rows of 8 and j columns
+// of 8 further, the distance changes by 8 (j - r).
+template <int WORDS> DEV void weigh_pairs(u32 (&to)[WORDS], const float (&p)[2 * WORDS], u32 decays) {
   UNROLL_ALL for (int m = -1; m < WORDS / 2; m++) {
     float2 w = load_pair(decays + 32 * m);
-    float2 v = make_float2(w.x * (distance - 8 * m), w.y * (distance - 8 * m - 1));
     UNROLL(r, 2) {
       const int j = m + r;
       if (j < 0 || j >= WORDS / 2) continue;
       to[2 * j + r] = pack(p[4 * j + 2 * r] * w.x, p[4 * j + 2 * r + 1] * w.y);
-      if (TANGENT) tangent[2 * j + r] = pack(p[4 * j + 2 * r] * v.x, p[4 * j + 2 * r + 1] * v.y);
     }
   }
 }
@@ -147,66 +126,52 @@ DEV void put(const WalkArgs& c, const Path& p, const Thread& t, u32 tile, const 
     store_commit();
   }
 }
-// The sum over the 256 threads of a number of each, in a fixed order, in the first of them. Its place holds no tile
-// any more.
-DEV float sum_of_block(u32 place, float x) {
-  const int thread = threadIdx.x - 128;
-  x = lane_sum(x);
-  if (thread % 32 == 0) store_float(place + thread / 32 * 4, x);
-  named_sync(1, 256);
-  float sum = 0;
-  for (int i = 0; i < 8; i++) sum += load_float(place + 4 * i);
-  named_sync(1, 256);
-  return sum;
-}
-
-// x or y of (R27) of two rows, and <S, D> of a chunk, BY_TOKEN.
-DEV void put_dots(const WalkArgs& c, const Path& p, const Thread& t, float* to, const u32 (&dot)[COLUMNS / 4], const float (&o)[COLUMNS / 2], int chunk_row, int count) {
-  const int halves = (c.outer + COLUMNS - 1) / COLUMNS, heads = to == c.y_dots ? c.key_heads : c.heads;
-  UNROLL(r, 2) {
-    const float sum = c.store_scale * quad_sum(dot_rows(dot, o, r));
-    const i64 row = ((i64)p.batch * heads + p.head) * c.tokens + p.start + chunk_row + t.row + 8 * r;
-    if (t.column == 0 && t.row + 8 * r < count) to[row * halves + p.half] = sum;
-  }
-}
-DEV void put_states_dot(const WalkArgs& c, const Path& p, int chunk, float sum) {
-  const int halves = (c.outer + COLUMNS - 1) / COLUMNS;
-  sum = lane_sum(sum);
-  if (lane_id() == 0) c.z_dots[(((i64)(p.first_chunk + chunk) * c.key_heads + p.key_head) * halves + p.half) * 8 + threadIdx.x / 32 - 4] = sum;
-}
-
-// Writes the block's parts of dg_gamma and dσ; whether one of them is not finite.
-template <bool BACK> DEV bool end_dots(const WalkArgs& c, const Path& p, u32 base, float gamma, float by_scale) {
-  const int halves = (c.outer + COLUMNS - 1) / COLUMNS, group = BACK ? 1 : c.heads / c.key_heads;
-  const int part = p.key_head * c.parts + c.first_part + (p.segment * group + p.head % group) * halves + p.half;
-  named_sync(1, 256);
-  if (!BY_TOKEN) gamma = c.store_scale * sum_of_block(base + AT_DECAYS, gamma);
-  if (!BACK) by_scale = sum_of_block(base + AT_DECAYS, by_scale);
-  if (!BY_TOKEN && threadIdx.x == 128 && c.gammas) c.gammas[part] = gamma;
-  if (threadIdx.x == 128 && !BACK && c.scales) c.scales[blockIdx.x] = by_scale;
-  return !is_finite(gamma) || !is_finite(by_scale);
-}
 
 // ---- products ----
 // y bᵀ of the rows of a warpgroup, and of as many rows of b as a thread has pairs.
 template <int PAIRS> DEV void multiply_rows(float (&s)[PAIRS], u32 y, u32 b) { issue_shared<2 * PAIRS, KW, CHUNK, CHUNK>(s, y, b); }
-// y S, or more of nothing where `add`: then every 8 rows of the state are the same 8 rows of zeros.
-DEV void read_state(float (&o)[COLUMNS / 2], u32 y, u32 state, u32 zeros, bool add) {
-  const u64 from = add ? (u64)((zeros & 0x3ffff) >> 4) | (u64)1 << 62 : mn_major(state, 0), step = add ? 0 : 2048 >> 4;
+// y S of a tile of the state.
+template <int N> DEV void multiply_state(float (&o)[N], u32 y, u32 state) {
   pin(o), mma_begin();
-  UNROLL(i, KW / 16) Mma<COLUMNS>::ss<K_MAJOR, MN_MAJOR>(o, k_major(y + i / 4 * PANEL + i % 4 * 32), from + i * step, i > 0 || add);
+  UNROLL(i, KW / 16) Mma<2 * N>::template ss<K_MAJOR, MN_MAJOR>(o, k_major(y + i / 4 * PANEL + i % 4 * 32), mn_major(state + i * 2048, KW * 128), i > 0);
   mma_commit();
 }
 // Adds bᵀ x to the state.
-DEV void add_to_state(float (&h)[COLUMNS / 2], u32 b, u32 x) {
+template <int N> DEV void add_to_state(float (&h)[N], u32 b, u32 x) {
   pin(h), mma_begin();
-  UNROLL(i, CHUNK / 16) Mma<COLUMNS>::ss<MN_MAJOR, MN_MAJOR>(h, mn_major(b + i * 2048, 0), mn_major(x + i * 2048, 0), 1);
+  UNROLL(i, CHUNK / 16) Mma<2 * N>::template ss<MN_MAJOR, MN_MAJOR>(h, mn_major(b + i * 2048, 0), mn_major(x + i * 2048, PANEL), 1);
   mma_commit();
 }
 // o += w x.
-template <int WORDS> DEV void add_pairs(float (&o)[COLUMNS / 2], u32 (&w)[WORDS], u32 x) {
+template <int WORDS, int N> DEV void add_pairs(float (&o)[N], u32 (&w)[WORDS], u32 x) {
   pin(o), pin(w), mma_begin();
-  UNROLL(i, WORDS / 4) Mma<COLUMNS>::rs<MN_MAJOR>(o, w + 4 * i, mn_major(x + i * 2048, 0), 1);
+  UNROLL(i, WORDS / 4) Mma<2 * N>::template rs<MN_MAJOR>(o, w + 4 * i, mn_major(x + i * 2048, PANEL), 1);
   mma_commit();
 }
 
+// Walks a path by the warps of a block, and once more with 0 for numbers that are not finite, where a result is not.
+// `feeds` feeds the copy engine, `weighs` has three warps, `computes` says whether a result is not finite.
+template <class R, int FEEDS, int COMPUTES, class P, class F, class W, class M> DEV void walk_path(const WalkArgs& c, u32 base, P path, F feeds, W weighs, M computes) {
+  bool again = false;
+  if (threadIdx.x < 128) {
+    registers_down<FEEDS>();
+    const auto p = path();
+    R at = {base, threadIdx.x == 0};
+    do {
+      if (threadIdx.x == 0) feeds(p, base, at);
+      else if (threadIdx.x >= 32) weighs(p, base, again, at);
+      __syncwarp();
+      again = named_any(5, 384, false);
+    } while (again);
+  } else {
+    registers_up<COMPUTES>();
+    const auto p = path();
+    R at = {base, 0};
+    do {
+      const bool strange = computes(p, base, again, at);
+      again = named_any(5, 384, strange && c.found && !again);
+      if (again) *c.found = 1;
+    } while (again);
+  }
+}
+constexpr int FEEDS = BY_TOKEN ? 56 : 40, COMPUTES = BY_TOKEN ? 224 : 232;  // registers of a thread

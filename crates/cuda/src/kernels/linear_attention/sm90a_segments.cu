@@ -21,7 +21,7 @@ template <bool BACK> DEV bool add_tokens(const WalkArgs& c, const Path& p, u32 b
   const float log = log_of(c, p.key_head);
   float h[COLUMNS / 2], whole = 1;
   clear(h);
-  begin_decays<BACK>(c, base, log);
+  begin_decays<BACK>(base + WALK_DECAYS, log, c.scale);
   NO_UNROLL for (int n = 0; n < p.chunks; n++) {
     const int count = count_of<BACK>(p, n);
     NO_UNROLL for (int m = 0; m < p.many; m++) {
@@ -34,7 +34,7 @@ template <bool BACK> DEV bool add_tokens(const WalkArgs& c, const Path& p, u32 b
       }
       Weighted(base, at.stage()).wait_full();
       if (m == 0) {
-        const float all = BY_TOKEN ? number_at(table_of(base, n), ALL) : exp2_fast(log * count);
+        const float all = BY_TOKEN ? number_at(table_of(base + AT_TABLES, n), ALL) : exp2_fast(log * count);
         mul_rows(h, {all, all});
         whole *= all;
       }
@@ -56,8 +56,8 @@ template <bool BACK> DEV Path path_to_next(const WalkArgs& c) {
 }
 
 template <bool BACK> DEV void sum_segment(const WalkArgs& c) {
-  walk_path(
-      c, [&] { return path_to_next<BACK>(c); }, [&](const Path& p, u32 base, Chunks& at) { feed<BACK, false, false>(c, p, base, at); },
+  walk_path<Chunks, FEEDS, COMPUTES>(
+      c, begin_barriers(c), [&] { return path_to_next<BACK>(c); }, [&](const Path& p, u32 base, Chunks& at) { feed<BACK, false>(c, p, base, at); },
       [&](const Path& p, u32 base, bool again, Chunks& at) { weigh_tokens<BACK>(c, p, base, again, at); },
       [&](const Path& p, u32 base, bool again, Chunks& at) { return add_tokens<BACK>(c, p, base, again, at); });
 }

@@ -11,6 +11,7 @@ typedef unsigned long long u64;
 typedef long long i64;
 #define DEV static __device__ __forceinline__
 #define METHOD __device__ __forceinline__  // of a struct
+#define INLINE __attribute__((always_inline))  // of a function object that is large
 // A kernel with its one argument, and the bounds of its launches.
 #define KERNEL(name, args, ...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__) name(const __grid_constant__ args)
 // A kernel that is not compiled: a template that nobody instantiates. The host writes it in place of `KERNEL` of all
