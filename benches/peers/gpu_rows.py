@@ -246,6 +246,36 @@ def attention(bench: Bench, of: Softmax, backward: bool, dtype: torch.dtype = to
     return own + [bench.peer(name, lambda make=make: peer_backward(make)) for name, make in calls]
 
 
+def lse_formula(q, k):
+    """attention_lse, causal, with scores in f32."""
+    rows = torch.arange(q.shape[-2], device=q.device)
+    scores = (q @ k.transpose(-2, -1)).float() * q.shape[-1] ** -0.5
+    return torch.logsumexp(scores.masked_fill(rows[:, None] < rows, -torch.inf), dim=-1)
+
+
+def attention_lse(bench: Bench, dim: int, backward: bool) -> list[Contender]:
+    shape = (4, 16, bench.size(4096), dim)
+    q, k = (bench.randn(*shape) for _ in range(2))
+    lse, dlse = (make(shape[:3], device=bench.device) for make in (torch.empty, torch.randn))
+    problem, inputs = heads_problem("attention_lse", shape, **CAUSAL), {"q": q, "k": k}
+    forward, options = ("forward", inputs, {"lse": lse}), {"flash": FLASH, "sm80": SM80}
+    compiled = torch.compile(lse_formula)
+    if not backward:
+        own = [bench.etalon(f"etalon {name}", problem, forward, results=(lse,), **x) for name, x in options.items()]
+        return [*own, bench.peer("torch.compile", lambda: lambda: (compiled(q, k),))]
+    bench.etalon("", problem, forward, results=(lse,), **FLASH).run()
+    gradients = like(q, k)
+    second = ("backward", {**inputs, "lse": lse, "dlse": dlse}, dict(zip(("dq", "dk"), gradients)))
+    own = [bench.etalon(f"etalon {name}", problem, second, results=gradients, **x) for name, x in options.items()]
+    wanted = [x.detach().clone().requires_grad_() for x in (q, k)]
+
+    def make():
+        out = compiled(*wanted)
+        return lambda: torch.autograd.grad(out, wanted, dlse, retain_graph=True)
+
+    return [*own, bench.peer("torch.compile", make)]
+
+
 def second_order(bench: Bench, dtype: torch.dtype) -> list[Contender]:
     """Forward, backward and the gradient of <dq, ddq> + <dk, ddk> + <dv, ddv> to q, k, v and dout."""
     shape = (2, 8, bench.size(2048), 64)
@@ -560,6 +590,8 @@ ROWS["attention-backward-bias-fixed"] = lambda bench: attention(bench, Softmax(b
 for _pass in ["forward", "backward"]:
     ROWS[f"attention-{_pass}-f32"] = lambda bench, x=(Softmax(), _pass == "backward"): attention(bench, *x, torch.float32)
 ROWS |= {
+    "attention-lse-forward": lambda bench: attention_lse(bench, 64, False),
+    "attention-lse-backward": lambda bench: attention_lse(bench, 128, True),
     "second-order-f32": lambda bench: second_order(bench, torch.float32),
     "second-order-bf16": lambda bench: second_order(bench, torch.bfloat16),
     "cross-entropy-forward": lambda bench: cross_entropy(bench, False),

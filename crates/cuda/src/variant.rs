@@ -171,10 +171,10 @@ fn lacks(variant: &Variant, kernel: &str) -> bool {
         (AttentionPortable, "scale") => has("VALUES"),
         (AttentionPortableSecondOrder, "fused" | "collect") => !narrow,
         (AttentionSm80 | AttentionSm80Wide, "values") => !has("VALUES"),
-        // dk or dv without the other.
-        // With a bias in boxes all gradients together; `unseen` is of its own gradient.
+        // A bias in boxes has all gradients together, and `unseen` is of its own.
         (AttentionSm90aBackward, "unseen") => variant.define("OPTIONS") != 2,
         (AttentionSm90aBackward, "keys" | "queries") if variant.define("OPTIONS") == 2 => true,
+        // dk or dv without the other.
         (AttentionSm90aBackward, "values") => variant.define("RESULTS") != 2,
         (AttentionSm90aBackward, "queries") => variant.define("RESULTS") == 2,
         (AttentionSm90aBackward, "fused" | "collect") => {

@@ -11,7 +11,7 @@ const HIDING: [&str; 8] = ["fmaxf(", "fminf(", "fmax(", "fmin(", "max.f", "min.f
 const NUMBERS: [&str; 7] = ["fabsf(", "bound", ".0f", "INF", "exp2_fast(", "logf(", "read("];
 
 /// Files, parts of their lines, and why no NaN is lost.
-const LISTED: [(&str, &str, &str); 9] = [
+const LISTED: [(&str, &str, &str); 10] = [
     ("sm80_forward.cu", "top = fmaxf(top", ROW),
     ("sm80_forward.cu", "fmaxf(top, sink)", SINK),
     ("sm90a_forward.cu", "{ return fmaxf(x, y); }", ROW),
@@ -21,10 +21,12 @@ const LISTED: [(&str, &str, &str); 9] = [
     ("tokens.cu", "largest = max(largest", SCALE),
     ("sm90a_products.cu", "max(fabsf(c.slope)", SCALE),
     ("sm90a_products.cu", "bound = max(bound", SCALE),
+    ("sm90a.cuh", "fmaxf(fmaf(bias, over, score), least)", BOUND),
 ];
 const ROW: &str = "the largest score of a row: the weight of a NaN is NaN, and so are l and o";
 const SINK: &str = "the base of the weights of a sink and a row: that of a NaN is NaN, and so is their sum";
 const SCALE: &str = "a factor of products that what is not finite shall not change: it is divided out again";
+const BOUND: &str = "a sum of two numbers and a bound, which is NaN where one of the two is not finite";
 
 /// The texts of a folder and its folders.
 fn files(folder: &Path, all: &mut Vec<PathBuf>) {

@@ -318,6 +318,24 @@ DEV void add_chunk(float (&h)[KW / 2], bool back, bool first, Own& own, const Pl
   mma_wait<0>(), pin(h);
 }
 
+// dk, or dv, of a chunk of many query heads. `mend`: tiles are mended first, for which `other` is the other state.
+template <bool DOTS>
+DEV void add_grouped_keys(bool values, Own& own, const WalkArgs& c, const Path& p, Places& at, const Thread& t, const Chunk& chunk, bool mend, bool cleanse, int other) {
+  float o[KW / 2];
+  clear(o);  // or it would take registers before
+  NO_UNROLL for (int m = 0; m < p.many; m++) {
+    Pairs x;
+    if (mend) tidy_tiles(at, chunk.len, cleanse, other, false);
+    UNROLL(i, OF_S) at.tiles.wait_full(i);
+    add_scores<false>(x, own, at.of(OF_V), at.of(OF_DOUT), 0, 0, t);
+    if (m == 0) begin_keys<DOTS>(o, values, at.of(OF_V), own, c, at, t, chunk, p.key_head);
+    add_all_pairs(o, x, at.of(OF_Q), t);
+    UNROLL(i, OF_S) at.release(i);
+    at.tiles.advance();
+  }
+  put_result(values ? c.out_dv : c.out_dk, values ? c.dv : c.dk, at.base, chunk, p.key_head, t, o, values ? c.outer : c.inner, own.odd);
+}
+
 // A path of chunks; whether one of their results is not finite. ALONE: with one query head.
 template <bool DOTS, bool ALONE> DEV bool walk_chunks(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Places& at) {
   Thread t = this_thread();
@@ -374,22 +392,8 @@ template <bool DOTS, bool ALONE> DEV bool walk_chunks(const WalkArgs& c, const P
       at.release(back ? OF_Q : OF_V), at.release(back ? OF_DOUT : OF_K);
       at.tiles.advance();
     }
-    NO_UNROLL for (int result = 0; result < (ALONE ? 0 : 2); result++) {
-      const bool values = result == 1;
-      float o[KW / 2];
-      clear(o);  // or it would take registers before
-      NO_UNROLL for (int m = 0; m < p.many; m++) {
-        Pairs x;
-        if (mend) tidy_tiles(at, chunk.len, cleanse, other, false);
-        UNROLL(i, OF_S) at.tiles.wait_full(i);
-        add_scores<false>(x, own, at.of(OF_V), at.of(OF_DOUT), 0, 0, t);
-        if (m == 0) begin_keys<DOTS>(o, values, at.of(OF_V), own, c, at, t, chunk, p.key_head);
-        add_all_pairs(o, x, at.of(OF_Q), t);
-        UNROLL(i, OF_S) at.release(i);
-        at.tiles.advance();
-      }
-      put_result(values ? c.out_dv : c.out_dk, values ? c.dv : c.dk, base, chunk, p.key_head, t, o, values ? c.outer : c.inner, own.odd);
-    }
+    NO_UNROLL for (int result = 0; result < (ALONE ? 0 : 2); result++)
+      add_grouped_keys<DOTS>(result == 1, own, c, p, at, t, chunk, mend, cleanse, other);
     if (!ALONE) at.other.release(), named_sync(1, 256);
     put_state(at.of(carried), h, t);
     at.other.advance();
