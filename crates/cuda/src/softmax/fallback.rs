@@ -86,15 +86,6 @@ pub(crate) fn backward(steps: &Steps<'_>) -> Result<()> {
     launch(steps, true, args)
 }
 
-/// dbias of groups whose flags kernels have raised, where each head has its own bias.
-pub(crate) fn bias(steps: &Steps<'_>, args: &PairArgs) -> Result<()> {
-    let prepared = steps.prepared;
-    let Some(variant) = &prepared.modules.by_pairs else { return Ok(()) };
-    let tiles = prepared.counts.by_pairs * args.bias_heads as usize;
-    let args = PairArgs { blocks: tiles as i32, ..args.over(steps.table(prepared.tables.by_pairs)) };
-    steps.launch((variant, "dbias"), (blocks(steps, tiles), variant.threads()), &args)
-}
-
 fn launch(steps: &Steps<'_>, backward: bool, args: FallbackArgs) -> Result<()> {
     let variant = steps.prepared.spec.shape().fallback(backward);
     let tiles = (args.query_blocks + args.key_blocks) as usize;

@@ -43,10 +43,8 @@ pub(crate) fn backward(steps: HopperSteps<'_>) -> Result<()> {
     portable::sinks(&steps, &pairs)?;
     if has_dbias {
         steps.narrow("dbias")?;
-        fallback::bias(&steps, &pairs)
-    } else {
-        portable::bias(&steps, &pairs)
     }
+    portable::bias(&steps, &pairs, has_dbias)
 }
 
 /// Results of the tensor cores.

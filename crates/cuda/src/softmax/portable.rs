@@ -93,7 +93,7 @@ pub(crate) fn backward(steps: &Steps<'_>) -> Result<()> {
         fallback::backward(steps)?;
     }
     sinks(steps, &args)?;
-    bias(steps, &args)
+    bias(steps, &args, false)
 }
 
 /// Blocks of kernels that have a row for each warp.
@@ -128,18 +128,22 @@ pub(crate) fn sinks(steps: &Steps<'_>, args: &PairArgs) -> Result<()> {
     if args.dsinks.0 == 0 { Ok(()) } else { launch(steps, "dsinks", steps.extents().query_heads, args, 0) }
 }
 
-/// Gradient of the bias, if it has a place.
-pub(crate) fn bias(steps: &Steps<'_>, args: &PairArgs) -> Result<()> {
+/// Gradient of the bias, if it has a place. `flagged`: of groups alone whose flags kernels have raised, where each head
+/// has its own bias.
+pub(crate) fn bias(steps: &Steps<'_>, args: &PairArgs, flagged: bool) -> Result<()> {
     let prepared = steps.prepared;
     if !args.dbias.is_there() {
         return Ok(());
     }
-    let blocks = prepared.counts.by_pairs * args.bias_heads as usize;
-    let args = PairArgs { flags: 0.into(), blocks: blocks as i32, ..args.over(steps.table(prepared.tables.by_pairs)) };
-    let terms = steps.extents().dim + steps.values();
+    let tiles = prepared.counts.by_pairs * args.bias_heads as usize;
+    let args = PairArgs { blocks: tiles as i32, ..args.over(steps.table(prepared.tables.by_pairs)) };
+    let (all, terms) = (PairArgs { flags: 0.into(), ..args }, steps.extents().dim + steps.values());
     match &prepared.modules.by_pairs {
-        Some(variant) => steps.launch_terms((variant, "dbias"), (blocks, variant.threads()), &args, terms),
-        None => launch(steps, "dbias", blocks, &args, terms),
+        Some(variant) if flagged => {
+            steps.launch((variant, "dbias"), (fallback::blocks(steps, tiles), variant.threads()), &args)
+        }
+        Some(variant) => steps.launch_terms((variant, "dbias"), (tiles, variant.threads()), &all, terms),
+        None => launch(steps, "dbias", tiles, &all, terms),
     }
 }
 

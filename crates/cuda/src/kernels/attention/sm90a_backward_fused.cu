@@ -65,10 +65,7 @@ DEV void load_queries(const Blocks& blocks, const BackwardArgs& call, const Own&
 DEV u32 load_turn(const u32* at) { u32 x; asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(at) : "memory"); return x; }
 DEV void store_turn(u32* at, u32 x) { asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(x) : "memory"); }
 DEV void all_proxies_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
-// Contiguous floats of shared memory: to memory, or added to what lies there.
-DEV void store_floats(float* to, u32 from, u32 bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
-}
+// Adds contiguous floats of shared memory to what lies in memory.
 DEV void add_floats(float* to, u32 from, u32 bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
@@ -96,7 +93,7 @@ DEV void add(u32 base, const BackwardArgs& call, u32 own) {
       }
       wait(base + DQ_FULL + 8 * own, parity);
       if (turn) add_floats(sums, place, DQ_BYTES);
-      else store_floats(sums, place, DQ_BYTES);
+      else store_bytes(sums, place, DQ_BYTES);
       store_commit(), store_wait_read();
       arrive(base + DQ_EMPTY + 8 * (own % DQ_PLACES));
       store_wait();

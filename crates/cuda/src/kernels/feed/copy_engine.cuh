@@ -20,6 +20,9 @@ DEV void load_bytes(u32 to, const void* from, u32 bytes, u32 b) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                ::"r"(to), "l"(from), "r"(bytes), "r"(b) : "memory");
 }
+DEV void store_bytes(void* to, u32 from, u32 bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
 DEV void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 DEV void store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }  // source may be reused
 DEV void store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }

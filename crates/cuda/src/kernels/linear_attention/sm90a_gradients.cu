@@ -419,7 +419,7 @@ template <bool DOTS, bool ALONE> DEV void walk_gradients(const WalkArgs& c) {
     OtherState::init(base, 1, 8 * ARRIVALS), ItemTable::init(base, 3 * ARRIVALS, 8 * ARRIVALS);
   });
   Places filled = {base, 1}, read = {base, 0};
-  walk_path<Tiles, FEEDS, COMPUTES>(
+  walk_path<Tiles>(
       c, base, [&] { return half_path(c, !is_back()); }, [&](const Path& p, u32, Tiles&) { feed_chunks(c, p, filled); },
       [&](const Path& p, u32, bool, Tiles&) {
         if (BY_TOKEN) fill_chunk_tables(c, p, filled);

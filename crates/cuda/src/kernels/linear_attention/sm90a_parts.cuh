@@ -149,9 +149,10 @@ template <int WORDS, int N> DEV void add_pairs(float (&o)[N], u32 (&w)[WORDS], u
   mma_commit();
 }
 
+constexpr int FEEDS = BY_TOKEN ? 56 : 40, COMPUTES = BY_TOKEN ? 224 : 232;  // registers of a thread
 // Walks a path by the warps of a block, and once more with 0 for numbers that are not finite, where a result is not.
 // `feeds` feeds the copy engine, `weighs` has three warps, `computes` says whether a result is not finite.
-template <class R, int FEEDS, int COMPUTES, class P, class F, class W, class M> DEV void walk_path(const WalkArgs& c, u32 base, P path, F feeds, W weighs, M computes) {
+template <class R, class P, class F, class W, class M> DEV void walk_path(const WalkArgs& c, u32 base, P path, F feeds, W weighs, M computes) {
   bool again = false;
   if (threadIdx.x < 128) {
     registers_down<FEEDS>();
@@ -174,4 +175,3 @@ template <class R, int FEEDS, int COMPUTES, class P, class F, class W, class M> 
     } while (again);
   }
 }
-constexpr int FEEDS = BY_TOKEN ? 56 : 40, COMPUTES = BY_TOKEN ? 224 : 232;  // registers of a thread

@@ -56,7 +56,7 @@ template <bool BACK> DEV Path path_to_next(const WalkArgs& c) {
 }
 
 template <bool BACK> DEV void sum_segment(const WalkArgs& c) {
-  walk_path<Chunks, FEEDS, COMPUTES>(
+  walk_path<Chunks>(
       c, begin_barriers(c), [&] { return path_to_next<BACK>(c); }, [&](const Path& p, u32 base, Chunks& at) { feed<BACK, false>(c, p, base, at); },
       [&](const Path& p, u32 base, bool again, Chunks& at) { weigh_tokens<BACK>(c, p, base, again, at); },
       [&](const Path& p, u32 base, bool again, Chunks& at) { return add_tokens<BACK>(c, p, base, again, at); });

@@ -15,9 +15,6 @@ constexpr u32 STATES_BYTES = StateWeighted::END;
 DEV char* kept_state(const WalkArgs& c, int chunk, int key_head) {
   return (char*)c.states + ((i64)chunk * c.key_heads + key_head) * KEPT_BYTES;
 }
-DEV void store_bytes(void* to, u32 from, u32 bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
-}
 // Halves of the paths of two blocks of a segment and key head: its chunks up to the middle, or those from it on.
 DEV Path half_path(const WalkArgs& c, bool later) {
   const int block = __shfl_sync(~0u, blockIdx.x / 2, 0);
@@ -99,7 +96,7 @@ template <bool BACK> DEV bool keep_states(const WalkArgs& c, const Path& p, u32 
   return odd != 0;
 }
 template <bool BACK> DEV void walk_states(const WalkArgs& c, u32 base) {
-  walk_path<StateChunks, FEEDS, COMPUTES>(
+  walk_path<StateChunks>(
       c, base, [&] {
         Path p = half_path(c, BACK);
         if (!BACK) p.many = 1;

@@ -220,7 +220,7 @@ DEV u32 begin_barriers(const WalkArgs& c) {
 }
 template <bool DECAY> DEV void walk(const WalkArgs& c) {
   u32 shows = 0;
-  walk_path<Chunks, FEEDS, COMPUTES>(
+  walk_path<Chunks>(
       c, begin_barriers(c), [&] { return path_of<false>(c); }, [&](const Path& p, u32 base, Chunks& at) { feed<false>(c, p, base, at); },
       [&](const Path& p, u32 base, bool again, Chunks& at) {
         if (DECAY) weigh_tokens<false>(c, p, base, again, at);
