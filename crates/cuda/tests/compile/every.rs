@@ -12,11 +12,11 @@
 
 use crate::list::everything;
 use crate::report::{Compilation, Effort, module};
+use etalon_cuda::Cache;
 use etalon_cuda::kernels::Family;
 use std::collections::BTreeSet;
 use std::env;
 use std::fs::{self, File, OpenOptions};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -91,10 +91,9 @@ impl Run {
     /// A module, with a hash of all that it is compiled from.
     fn line(&self, compilation: &Compilation, nvrtc: &str) -> String {
         let (architecture, variant) = compilation;
-        let mut hash = DefaultHasher::new();
-        (variant.source(&variant.kernels()), variant.options(architecture), nvrtc, self.effort == Effort::Full)
-            .hash(&mut hash);
-        format!("{:016x} {}", hash.finish(), module(compilation))
+        let effort = if self.effort == Effort::Full { "full" } else { "least" };
+        let (source, options) = (variant.source(&variant.kernels()), variant.options(architecture).join("\n"));
+        format!("{} {}", &Cache::key(&[&source, &options, nvrtc, effort])[..16], module(compilation))
     }
 }
 

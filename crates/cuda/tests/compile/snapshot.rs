@@ -5,7 +5,7 @@
 use crate::is_compared;
 use crate::list::{Excerpt, listed};
 use crate::report::{Kernel, LOOP, module};
-use sha2::{Digest, Sha256};
+use etalon_cuda::Cache;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
@@ -60,10 +60,8 @@ impl Snapshot {
         for kernel in kernels {
             parts.push(self.lines.get(&format!("{} {kernel}", module(compilation)))?.clone());
         }
-        let hash = parts
-            .iter()
-            .fold(Sha256::new(), |hash, part| hash.chain_update((part.len() as u64).to_le_bytes()).chain_update(part));
-        Some(hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect())
+        let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+        Some(Cache::key(&parts)[..16].to_string())
     }
 
     /// True if it was recorded of this source.
