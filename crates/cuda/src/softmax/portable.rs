@@ -128,8 +128,8 @@ pub(crate) fn sinks(steps: &Steps<'_>, args: &PairArgs) -> Result<()> {
     if args.dsinks.0 == 0 { Ok(()) } else { launch(steps, "dsinks", steps.extents().query_heads, args, 0) }
 }
 
-/// Gradient of the bias, if it has a place. `flagged`: of groups whose flags kernels have raised alone, where each head
-/// has its own bias.
+/// Gradient of the bias, if it has a place. `flagged`: of groups alone whose flags kernels have raised; each head has
+/// then its own bias.
 pub(crate) fn bias(steps: &Steps<'_>, args: &PairArgs, flagged: bool) -> Result<()> {
     let prepared = steps.prepared;
     if !args.dbias.is_there() {
