@@ -2,7 +2,7 @@
 
 use crate::tensor::Tensors;
 use etalon_problem::{Mask, NamedArray, Scores};
-use ndarray::{Array2, Array3, Array4, ArrayD, IxDyn};
+use ndarray::{Array2, Array3, Array4};
 use std::ops::Range;
 
 /// Every visible pair of scores with their inputs.
@@ -20,7 +20,10 @@ impl Visible {
         let e = &scores.extents;
         let bias = inputs.get("bias").filter(|bias| bias.shape.len() == 4);
         let bias = bias.and_then(|bias| bias.to_f64("bias").ok());
-        let mut pairs = Array4::from_elem((e.batch, e.query_heads, e.queries, e.keys), false);
+        let shape = (e.batch, e.query_heads, e.queries, e.keys);
+        // Axes of extent 1 are shared.
+        let bias = bias.as_ref().and_then(|bias| bias.broadcast(shape));
+        let mut pairs = Array4::from_elem(shape, false);
         let mut rows = Array2::from_elem((e.batch, e.queries), false);
         for sequence in scores.sequences() {
             let (b, i0, j0) = (sequence.batch, sequence.query_start, sequence.key_start);
@@ -29,7 +32,7 @@ impl Visible {
                 for i in 0..sequence.queries {
                     for j in 0..sequence.keys {
                         pairs[[b, h, i0 + i, j0 + j]] = scores.mask.allows(&sequence, h, i, j)
-                            && !hidden(bias.as_ref(), [b, h, i0 + i, j0 + j]);
+                            && bias.is_none_or(|x| x[[b, h, i0 + i, j0 + j]] != f64::NEG_INFINITY);
                     }
                 }
             }
@@ -85,12 +88,4 @@ pub(crate) fn key_heads(scores: &Scores) -> impl Iterator<Item = [usize; 2]> + u
 pub(crate) fn all_keys(scores: &Scores) -> impl Iterator<Item = [usize; 3]> + use<> {
     let keys = scores.extents.keys;
     key_heads(scores).flat_map(move |[b, h]| (0..keys).map(move |j| [b, h, j]))
-}
-
-/// True if the bias takes the pair away. Axes of extent 1 are shared.
-fn hidden(bias: Option<&ArrayD<f64>>, pair: [usize; 4]) -> bool {
-    bias.is_some_and(|bias| {
-        let at: Vec<usize> = pair.iter().zip(bias.shape()).map(|(&i, &n)| i.min(n - 1)).collect();
-        bias[IxDyn(&at)] == f64::NEG_INFINITY
-    })
 }
