@@ -25,9 +25,9 @@
 // tiles. The copy engine reads whole boxes, hence rows of the next sequence, which the mask hides; where a box ends
 // beyond its sequence, threads write the rows one by one.
 //
-// A row subtracts its maximum before it multiplies by the scale where the block hides some key from it, and else in
-// one operation. That depends on the row alone: bits are the same in tiles of 128 and 192 rows, and for a mask as for
-// a bias of −∞.
+// A row subtracts its maximum before it multiplies by the scale where the block hides some key from it, with OPTIONS 2
+// also where the maximum is beyond FAR, and else in one operation. That depends on the row alone: bits are the same in
+// tiles of 128 and 192 rows, and for a mask as for a bias of −∞.
 //
 // Numbers that are not finite: pairs/tiles.cuh.
 //
@@ -67,7 +67,8 @@ constexpr bool SKIPS_BOTH = SKIPS && VALUES;  // also before them, without value
 // True if steps without a mask come in pairs, which pack P sooner. If their number is odd, the first has a mask that
 // hides nothing: too much for the few steps of a causal mask.
 constexpr bool BY_TWO = !WINDOW && VALUES && E == 128 && !OPTIONS;
-// With BOXED: of scores whose exponents may not be finite before the maximum is subtracted, and the least maximum.
+// With BOXED: maxima beyond which exponents need not be finite before the maximum is subtracted, and the least maximum
+// of an lse, over the unit.
 constexpr float FAR = 1e30f, LEAST = -0.99f * LARGEST;
 CHECK_SHARED(forward, 1024 + AT_BARRIERS + 256);  // the base is aligned to 1024 by hand
 
@@ -415,14 +416,14 @@ DEV void walk(float (&o)[E / 2], Maxima& rows, Places& at, const QRing& queries,
   mma_commit();
   mma_wait<0>(), pin(o);
   at.v(1).release();
-  if (SKIPS_BOTH) skip_to(blocks.begin, true), at.k.at = uniform<true>(at.k.at);  // else not in uniform registers
+  if (SKIPS_BOTH) skip_to(blocks.begin, true), at.k.at = uniform<true>(at.k.at);  // or the loops lose uniform registers
 }
 // lse of the rows, and the factors of o in `over`. A sink joins here: it weighs, and has no value.
 DEV void end_rows(const ForwardArgs& call, const Work& w, const Own& own, int row, float unit, const Maxima& rows, float (&over)[2]) {
   float sink = call.sinks ? call.sinks[w.head] : -INF;
   UNROLL(r, 2) {
     float l = quad_sum(rows.l[r]), m = rows.m[r] * unit;
-    // Of other kernels the least score is -LARGEST: backward its weight is 0.
+    // Scores of the backward pass end at -LARGEST: their weights are 0 where all lie below.
     if (BOXED) m = m < LEAST * call.options.unit.natural ? LEAST * call.options.unit.natural : m;
     bool seen = l != 0;
     over[r] = seen ? 1 / l : 0;
@@ -436,8 +437,8 @@ DEV void end_rows(const ForwardArgs& call, const Work& w, const Own& own, int ro
   }
 }
 
-// With BOXED scores are kept over a unit that is larger by a power of two, so that no sum of a finite product and a
-// finite bias overflows: the factor of products, with which the bias has one of 1/2 at most.
+// The factor of products with BOXED, a power of two of 1/4 at most, with which that of the bias is below 1/2: no sum
+// of a finite product and a finite bias overflows.
 DEV float smaller_by(float over) { return __uint_as_float((252u << 23) - (max(__float_as_uint(over), 127u << 23) & 255u << 23)); }
 
 // The same number in registers of lanes: an FFMA with a uniform register takes twice as long.
