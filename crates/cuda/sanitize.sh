@@ -32,13 +32,16 @@ mkdir -p "$logs"
 laws=bound,unseen_poison,seen_poison
 
 # Several tiles in either direction; packed and padded sequences with every option; D 128 and 256; rows that see
-# nothing.
+# nothing; a bias in boxes; a window before which warpgroups leave out blocks.
 cases=(
     attention/bf16/causal/plain/tiles/dense/generic/dlse/0
     attention/bf16/window/everything/long/packed/generic/dlse/0
     attention/f16/causal/sinks/long/lengths/generic/dlse/0
     attention/bf16/full/softcap/dims/lengths/generic/dlse/12
     attention/bf16/causal/sinks/wide_heads/dense/generic/dlse/0
+    attention/bf16/window/sinks/tiles/dense/generic/dlse/0
+    attention/bf16/causal/bias/long/dense/generic/dlse/0
+    attention/f16/window/bias_heads/dims/dense/holes/dlse/0
     attention/f32/array/bias_heads/groups/dense/holes/dlse/0
     attention_lse/bf16/causal/plain/long/dense/generic/dlse/0
     attention_lse/f32/window/bias/square/packed/generic/dlse/0

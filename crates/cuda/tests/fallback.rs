@@ -248,6 +248,29 @@ fn gradients_of_a_bias_are_those_of_groups_alone() {
     }
 }
 
+/// Biases of the least finite number, whose score over the unit of sm90a is not finite, hide a key beside others, and
+/// none where all are such or −∞. So say the kernels without a flag.
+#[test]
+fn the_least_bias_hides_no_pair() {
+    let Some(bare) = without(NONE) else { return };
+    for problem in biased_attention().into_iter().map(Problem::from) {
+        let mut all = inputs(&bare, &problem, |_, _| false).0;
+        all.get_mut("bias").unwrap().indexed_iter_mut().for_each(|(at, x)| {
+            let (query, key) = (at[2], at[3]);
+            match query % 4 {
+                0 => *x = bf16::MIN,
+                1 => *x = if key % 2 == 0 { bf16::MIN } else { bf16::NEG_INFINITY },
+                2 if key != query / 2 => *x = bf16::NEG_INFINITY,
+                3 if key % 3 == 0 => *x = bf16::MIN,
+                _ => {}
+            }
+        });
+        let [found, wanted] = [flash(Level::Sm90a), Options { level: Level::Portable, ..Options::default() }]
+            .map(|options| Tensors::from([("o", outputs(&bare, &problem, &all, &options).0)]));
+        assert!(agree(&found, &wanted), "{problem:?}");
+    }
+}
+
 /// A mask that is a table of ranges of keys has the bits of the mask of five products that it says again: with all
 /// rows in one segment.
 #[test]

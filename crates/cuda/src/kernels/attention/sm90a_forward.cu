@@ -25,9 +25,9 @@
 // tiles. The copy engine reads whole boxes, hence rows of the next sequence, which the mask hides; where a box ends
 // beyond its sequence, threads write the rows one by one.
 //
-// A row subtracts its maximum before it multiplies by the scale where the block hides some key from it, and else in
-// one operation. That depends on the row alone: bits are the same in tiles of 128 and 192 rows, and for a mask as for
-// a bias of −∞.
+// A row subtracts its maximum before it multiplies by the scale where the block hides some key from it, with OPTIONS 2
+// also where the maximum is beyond FAR, and else in one operation. That depends on the row alone: bits are the same in
+// tiles of 128 and 192 rows, and for a mask as for a bias of −∞.
 //
 // Numbers that are not finite: pairs/tiles.cuh.
 //
@@ -63,9 +63,13 @@ constexpr int TAKEN = 15;  // the barrier of warps at which a ticket has been ta
 // three have no registers for it.
 constexpr bool SKIPS = WINDOW == 1 && !OPTIONS && (!VALUES || (GROUPS == 3 && !LENGTHS));
 constexpr bool HALVES = SKIPS && KEYS == 128;
+constexpr bool SKIPS_BOTH = SKIPS && VALUES;  // also before them, without values 1.03 times as long
 // True if steps without a mask come in pairs, which pack P sooner. If their number is odd, the first has a mask that
 // hides nothing: too much for the few steps of a causal mask.
 constexpr bool BY_TWO = !WINDOW && VALUES && E == 128 && !OPTIONS;
+// With BOXED: maxima beyond which exponents need not be finite before the maximum is subtracted, and the least maximum
+// of an lse, over the unit.
+constexpr float FAR = 1e30f, LEAST = -0.99f * LARGEST;
 CHECK_SHARED(forward, 1024 + AT_BARRIERS + 256);  // the base is aligned to 1024 by hand
 
 KERNEL_ARGS(ForwardArgs)
@@ -109,8 +113,9 @@ struct WarpgroupTile {
   const Seen& seen;
   const BiasRows& bias;
   float c, over;
-  float of_bias;  // its factor in scores
-  int end;    // of the blocks that the rows of the warpgroup see,
+  float of_bias, of_scores;  // with BOXED: factors of the bias and of products in scores
+  int first;  // row of the warpgroup
+  int end;    // of the blocks that its rows see,
   bool half;  // of the last of which they see the first half at most
 };
 // Hides what a row does not see; `cut`: the rows of which it hides something in this block.
@@ -145,20 +150,25 @@ template <bool MASK, int N> DEV void extend(float (&s)[N], bool (&hides)[2], int
     hides[r] = __any_sync(0xfu << (lane_id() & 28), hides[r]);
   }
 }
-// The same of a bias in boxes alone.
-template <int N> DEV void extend_boxed(float (&s)[N], bool (&hides)[2], const BiasRing& biases, float over) {
+// The same of a bias in boxes alone: `t` has the factors of both.
+template <int N> DEV void extend_boxed(float (&s)[N], bool (&hides)[2], const BiasRing& biases, const WarpgroupTile& t) {
   const u32 row = threadIdx.x / 32 * 16 - 64 + lane_id() % 16;
   const u32 first = biases.base + AT_BIAS + biases.stage() * BIAS_BYTES + swizzled(row, lane_id() / 16);
-  u32 most[2] = {0, 0};  // bits of a row: those of -∞ exceed those of all others but some NaN
+  u32 most[2] = {0, 0};  // bits of biases of a row, in pairs: those of -∞ exceed those of all others but some NaN
   biases.wait_full();
   UNROLL(j, N / 8) {
     u32 x[4];
     load_blocks((first ^ j % 4 << 5) + j / 4 * (ROWS * 128), x);
-    add_biases(s, 8 * j, x, over);
-    UNROLL(i, 4) most[i % 2] = max(max(most[i % 2], __float_as_uint(s[8 * j + 2 * i])), __float_as_uint(s[8 * j + 2 * i + 1]));
+    UNROLL(i, 4) {
+      const float2 b = unpack(x[i]);
+      float &even = s[8 * j + 2 * i], &odd = s[8 * j + 2 * i + 1];
+      even = fmaf(b.x, t.of_bias, even * t.of_scores), odd = fmaf(b.y, t.of_bias, odd * t.of_scores);
+    }
+    UNROLL(r, 2) most[r] = __vimax3_u16x2(most[r], x[r], x[r + 2]);
   }
   biases.release();
-  UNROLL(r, 2) hides[r] = __any_sync(0xfu << (lane_id() & 28), most[r] >= __float_as_uint(-INF));
+  // One vote of the warp: those of four lanes take longer, and places of tiles lose their uniform registers.
+  UNROLL(r, 2) hides[r] = __ballot_sync(~0u, max(most[r] & 0xffff, most[r] >> 16) >= (0x8000 | TOP)) & 0xfu << (lane_id() & 28);
 }
 // True if the maximum of a row of the warp may have grown by more than SLACK. Bits are asked as integers, of which an
 // instruction takes three. The largest is that of the largest number, if this is above 0, and those of NaN exceed all
@@ -203,7 +213,8 @@ template <bool MASK, int N> DEV bool soften(float (&s)[N], Maxima& rows, float (
   if (OPTIONS == 1 || __builtin_expect(may_grow(s, rows, t.over), false)) grown = raise_maxima(s, rows, a, t);
   UNROLL(r, 2) {
     float sum[2] = {0, 0};
-    float first = MASK && cut[r] && rows.m[r] != -INF ? rows.m[r] : 0, then = MASK && cut[r] ? 0 : start_of(rows, r, t.c);
+    const bool subtracts = MASK && (cut[r] || (BOXED && fabsf(rows.m[r]) > FAR));
+    float first = subtracts && rows.m[r] != -INF ? rows.m[r] : 0, then = subtracts ? 0 : start_of(rows, r, t.c);
     each_in_row(s, r, [&](float& x, int column) {
       x = exp2_fast(fmaf(MASK ? __fsub_rn(x, first) : x, t.c, then));
       sum[column % 2] += x;
@@ -217,7 +228,7 @@ template <bool MASK, int N>
 DEV bool weigh(float (&s)[N], Maxima& rows, float (&a)[2], int key, const BiasRing& biases, const WarpgroupTile& t) {
   bool cut[2];
   bool hides[2] = {};
-  if constexpr (BOXED) extend_boxed(s, hides, biases, t.of_bias);
+  if constexpr (BOXED) extend_boxed(s, hides, biases, t);
   else if (OPTIONS) extend<MASK>(s, hides, key, t.own, t.call.options, t.bias);
   mask<MASK>(s, cut, key, t.seen);
   cut[0] |= hides[0], cut[1] |= hides[1];
@@ -318,13 +329,16 @@ DEV void walk(float (&o)[E / 2], Maxima& rows, Places& at, const QRing& queries,
   int n = blocks.end - 1, add = 0;
   auto take_turn = [&] { named_sync(1 + group, 256); };  // at the tensor cores
   auto give_turn = [&] { named_arrive(1 + (group + 1) % GROUPS, 256); };
-  // Blocks that the rows of the warpgroup do not see.
-  if (SKIPS) {
-    NO_UNROLL for (; n >= t.end; n--) {
+  // Leaves out blocks that the rows of the warpgroup do not see. All blocks of a tile but one have a turn.
+  auto skip_to = [&](int end, bool behind) {
+    NO_UNROLL for (; n >= end; n--) {
       at.k.wait_full(), at.k.release(), at.k.advance();
       if (VALUES) at.v(1).wait_full(), at.v(1).release();
-      if (n > blocks.begin) take_turn(), give_turn();  // of a step, which the first block is not
+      if (behind || n > blocks.begin) take_turn(), give_turn();
     }
+  };
+  if (SKIPS) {
+    skip_to(t.end, false);
     if (n < blocks.begin) return clear(o), queries.release();
   }
   const bool lone = n == blocks.begin;
@@ -391,7 +405,8 @@ DEV void walk(float (&o)[E / 2], Maxima& rows, Places& at, const QRing& queries,
     NO_UNROLL for (; n >= blocks.open; n--) step(Is<false>(), Is<false>(), p, p);
   }
 #if WINDOW
-  NO_UNROLL for (; n >= blocks.begin; n--) masked_step();
+  const int begin_seen = SKIPS_BOTH ? max(blocks.begin, first_key(t.first, t.own) / KEYS) : blocks.begin;
+  NO_UNROLL for (; n >= begin_seen; n--) masked_step();
 #endif
   if (!PACKED || lone) queries.release();
   if (!VALUES) return;
@@ -401,12 +416,15 @@ DEV void walk(float (&o)[E / 2], Maxima& rows, Places& at, const QRing& queries,
   mma_commit();
   mma_wait<0>(), pin(o);
   at.v(1).release();
+  if (SKIPS_BOTH) skip_to(blocks.begin, true), at.k.at = uniform<true>(at.k.at);  // or the loops lose uniform registers
 }
 // lse of the rows, and the factors of o in `over`. A sink joins here: it weighs, and has no value.
 DEV void end_rows(const ForwardArgs& call, const Work& w, const Own& own, int row, float unit, const Maxima& rows, float (&over)[2]) {
   float sink = call.sinks ? call.sinks[w.head] : -INF;
   UNROLL(r, 2) {
     float l = quad_sum(rows.l[r]), m = rows.m[r] * unit;
+    // Scores of the backward pass end at -LARGEST: their weights are 0 where all lie below.
+    if (BOXED) m = m < LEAST * call.options.unit.natural ? LEAST * call.options.unit.natural : m;
     bool seen = l != 0;
     over[r] = seen ? 1 / l : 0;
     float sum = seen ? m + logf(l) : -INF;
@@ -419,13 +437,18 @@ DEV void end_rows(const ForwardArgs& call, const Work& w, const Own& own, int ro
   }
 }
 
+// The factor of products with BOXED, a power of two of 1/4 at most, with which that of the bias is below 1/2: no sum
+// of a finite product and a finite bias overflows.
+DEV float smaller_by(float over) { return __uint_as_float((252u << 23) - (max(__float_as_uint(over), 127u << 23) & 255u << 23)); }
+
 // The same number in registers of lanes: an FFMA with a uniform register takes twice as long.
 DEV float in_lanes(float x) { return __shfl_sync(~0u, x, lane_id()); }
 
 DEV void consume(u32 base, const ForwardArgs& call) {
   const int group = uniform<true>(own_group());
-  const float unit = OPTIONS ? call.options.unit.natural : call.shape.scale;  // of products
-  const float c = in_lanes(unit * LOG2E), of_bias = BOXED ? in_lanes(call.options.unit.over) : 0;
+  const float natural = OPTIONS ? call.options.unit.natural : call.shape.scale;  // the unit of products
+  const float smaller = BOXED ? in_lanes(smaller_by(call.options.unit.over)) : 1, unit = natural / smaller;
+  const float c = in_lanes(unit * LOG2E), of_bias = BOXED ? in_lanes(call.options.unit.over * smaller) : 0;
   Places at(base);
   if (group == GROUPS - 1) named_arrive(1, 256);  // group 0 begins
   TicketRing tickets = {base, 0};
@@ -447,7 +470,7 @@ DEV void consume(u32 base, const ForwardArgs& call) {
     // The keys that a window shows to its rows.
     const int keys = !SKIPS || first >= own.queries ? 0 : max(0, end_key(min(first + 64, own.queries) - 1, own));
     const int end = SKIPS ? max(blocks.begin, min(blocks.end, (keys + KEYS - 1) / KEYS)) : blocks.end;
-    const WarpgroupTile tile = {call, own, blocks, seen, bias, c, 1 / c, of_bias, end, keys <= end * KEYS - KEYS / 2};
+    const WarpgroupTile tile = {call, own, blocks, seen, bias, c, 1 / c, of_bias, smaller, first, end, keys <= end * KEYS - KEYS / 2};
     if (blocks.end > blocks.begin) walk(o, rows, at, queries, tile), queries.advance();
     else clear(o);
     end_rows(call, w, own, row, unit, rows, over);
