@@ -38,11 +38,10 @@ pub fn present() -> (Vec<Box<dyn Tier>>, Vec<Absent>) {
     let mut tiers: Vec<Box<dyn Tier>> = Vec::new();
     let (levels, mut absent) = Simd::levels();
     // A tier's name alone stands for its last level: that is one of f32.
-    match Simd::of_pairs() {
-        Ok(level) => tiers.push(Box::new(level)),
-        Err(lacking) => absent.push(lacking),
-    }
-    tiers.extend(levels.into_iter().map(|level| Box::new(level) as Box<dyn Tier>));
+    let (pairs, lacking) = Simd::of_pairs();
+    absent.extend(lacking);
+    let levels = pairs.into_iter().chain(levels);
+    tiers.extend(levels.map(|level| Box::new(level) as Box<dyn Tier>));
     tiers.push(Box::new(ReferenceIn::SINGLE));
     tiers.push(Box::new(ReferenceIn::DOUBLE_DOUBLE));
     let (levels, lacking) = cuda::present();

@@ -102,7 +102,7 @@ fn every_choice_is_had_or_known_to_be_absent() {
                 Choice::States,
                 Choice::Workspace,
             ],
-            Some(("simd", "avx512bf16")) => &[Choice::Filter],
+            Some(("simd", "avx512bf16" | "amx")) => &[Choice::Filter],
             Some(("cuda", "portable")) => &[Choice::States],
             Some(("cuda", _)) => &[Choice::States, Choice::Filter],
             Some(_) => &[],

@@ -8,11 +8,14 @@
 //! instruction set would be a call per register. `tests/codegen.rs` watches over that.
 
 #[cfg(target_arch = "x86_64")]
+pub mod amx;
+#[cfg(target_arch = "x86_64")]
 pub mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub mod avx512;
 #[cfg(target_arch = "x86_64")]
 pub mod avx512bf16;
+pub mod matrix;
 pub mod pairs;
 pub mod portable;
 pub mod prefetch;
@@ -158,7 +161,7 @@ pub(crate) fn halve<const N: usize>(mut x: [f32; N], f: impl Fn(f32, f32) -> f32
     x[0]
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "emulation"))]
 pub mod emulation;
 #[cfg(test)]
 mod tests;

@@ -1,12 +1,14 @@
 //! Instruction sets, chosen when the program runs.
 
+use crate::lanes::matrix::MatrixKernel;
 use crate::lanes::pairs::{PairKernel, Pairs};
 use crate::lanes::{Isa, Kernel, Tile, portable};
+use etalon_problem::Algorithm;
 use std::fmt;
 use std::sync::LazyLock;
 
 #[cfg(target_arch = "x86_64")]
-use crate::lanes::{avx2, avx512, avx512bf16};
+use crate::lanes::{amx, avx2, avx512, avx512bf16};
 
 /// An instruction set that this CPU has: the only source of the tokens that prove so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,8 +23,12 @@ enum Token {
     Avx512(avx512::Avx512),
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16(avx512bf16::Avx512Bf16),
-    #[cfg(test)]
+    #[cfg(target_arch = "x86_64")]
+    Amx(amx::Amx),
+    #[cfg(any(test, feature = "emulation"))]
     Emulated(crate::lanes::emulation::Emulated),
+    #[cfg(any(test, feature = "emulation"))]
+    EmulatedTiles(crate::lanes::emulation::EmulatedTiles),
 }
 
 impl Level {
@@ -41,26 +47,46 @@ impl Level {
         &ALL
     }
 
-    /// The level of this CPU that multiplies pairs of bf16, if it has one: `avx512bf16`. It is `avx512`
-    /// but for passes that [`Precision::Flash`](crate::Precision::Flash) lets round to bf16.
-    pub fn of_pairs() -> Option<Level> {
-        #[cfg(target_arch = "x86_64")]
-        if let Some(pairs) = avx512bf16::Avx512Bf16::detect() {
-            return Some(Level(Token::Avx512Bf16(pairs)));
-        }
-        None
+    /// The levels of this CPU that multiply bf16, of `avx512bf16` and `amx`. They are `avx512` but for passes that
+    /// [`Precision::Flash`](crate::Precision::Flash) lets round to bf16. The first call asks Linux for the tiles of
+    /// AMX, for this process and for all time.
+    pub fn of_pairs() -> &'static [Level] {
+        static ALL: LazyLock<Vec<Level>> = LazyLock::new(|| {
+            #[allow(unused_mut)] // elsewhere than on x86-64 there are none
+            let mut all = vec![];
+            #[cfg(target_arch = "x86_64")]
+            {
+                let pairs = avx512bf16::Avx512Bf16::detect();
+                all.extend(pairs.map(|pairs| Level(Token::Avx512Bf16(pairs))));
+                all.extend(amx::Amx::detect().map(|tiles| Level(Token::Amx(tiles))));
+            }
+            all
+        });
+        &ALL
     }
 
-    /// The fastest level of this CPU: the widest, with pairs where these are faster than f32.
+    /// The fastest level of this CPU: the widest, with tiles of bf16 where it has them, or with pairs where these are
+    /// faster than f32.
     pub fn best() -> Level {
         static BEST: LazyLock<Level> = LazyLock::new(|| {
-            #[cfg(target_arch = "x86_64")]
-            if let Some(level) = Level::of_pairs().filter(|_| avx512bf16::Avx512Bf16::is_fast()) {
-                return level;
-            }
-            *Level::available().last().expect("`portable` is always there")
+            let fast = |level: &&Level| match level.0 {
+                #[cfg(target_arch = "x86_64")]
+                Token::Avx512Bf16(_) => avx512bf16::Avx512Bf16::is_fast(),
+                _ => true,
+            };
+            let widest = Level::available().last().expect("`portable` is always there");
+            *Level::of_pairs().iter().rfind(fast).unwrap_or(widest)
         });
         *BEST
+    }
+
+    /// Why this machine lacks the level of that name.
+    pub fn lacks(name: &str) -> String {
+        #[cfg(target_arch = "x86_64")]
+        if let ("amx", Err(reason)) = (name, amx::Amx::detect()) {
+            return reason.to_string();
+        }
+        format!("this CPU has no {name}")
     }
 
     /// The level of that name, if this CPU has it.
@@ -72,30 +98,56 @@ impl Level {
     pub fn in_f32(self) -> Level {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Token::Avx512Bf16(pairs) => Level(Token::Avx512(pairs.isa())),
-            #[cfg(test)]
-            Token::Emulated(pairs) => Level(Token::Portable(pairs.isa())),
+            Token::Avx512Bf16(pairs) => Level(Token::Avx512(Pairs::isa(pairs))),
+            #[cfg(target_arch = "x86_64")]
+            Token::Amx(tiles) => Level(Token::Avx512(tiles.isa())),
+            #[cfg(any(test, feature = "emulation"))]
+            Token::Emulated(_) | Token::EmulatedTiles(_) => {
+                Level(Token::Portable(portable::Portable))
+            }
             _ => self,
         }
     }
 
     /// Every level of this CPU: those of [`Level::available`], and [`Level::of_pairs`].
     pub fn all() -> impl Iterator<Item = Level> {
-        Level::available().iter().copied().chain(Level::of_pairs())
+        Level::available().iter().chain(Level::of_pairs()).copied()
     }
 
-    /// True if it multiplies pairs of bf16.
+    /// True if it multiplies bf16, of some algorithms.
     pub fn has_pairs(self) -> bool {
         self.in_f32() != self
     }
 
-    /// A level of pairs on every machine, by the rules of `vdpbf16ps`.
-    #[cfg(test)]
-    pub(crate) fn emulated() -> Level {
-        Level(Token::Emulated(crate::lanes::emulation::Emulated))
+    /// True if it multiplies bf16 in the passes of first order of an algorithm.
+    pub fn multiplies_pairs(self, of: Algorithm) -> bool {
+        match of {
+            Algorithm::Attention | Algorithm::AttentionLse => self.has_pairs(),
+            Algorithm::LinearCrossEntropy => self.has_pairs() && !self.has_tiles_alone(),
+            _ => false,
+        }
     }
 
-    /// Its name: `portable`, `avx2`, `avx512` or `avx512bf16`.
+    /// True if it multiplies bf16 in tiles alone, not in registers.
+    fn has_tiles_alone(self) -> bool {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Token::Amx(_) => true,
+            #[cfg(any(test, feature = "emulation"))]
+            Token::EmulatedTiles(_) => true,
+            _ => false,
+        }
+    }
+
+    /// Levels on every machine, by the rules of `vdpbf16ps` and of `tdpbf16ps`.
+    #[cfg(any(test, feature = "emulation"))]
+    #[doc(hidden)]
+    pub fn emulated() -> [Level; 2] {
+        use crate::lanes::emulation::{Emulated, EmulatedTiles};
+        [Token::Emulated(Emulated), Token::EmulatedTiles(EmulatedTiles)].map(Level)
+    }
+
+    /// Its name: `portable`, `avx2`, `avx512`, `avx512bf16` or `amx`.
     pub fn name(self) -> &'static str {
         match self.0 {
             Token::Portable(_) => "portable",
@@ -105,8 +157,12 @@ impl Level {
             Token::Avx512(_) => "avx512",
             #[cfg(target_arch = "x86_64")]
             Token::Avx512Bf16(..) => "avx512bf16",
-            #[cfg(test)]
+            #[cfg(target_arch = "x86_64")]
+            Token::Amx(..) => "amx",
+            #[cfg(any(test, feature = "emulation"))]
             Token::Emulated(..) => "emulated",
+            #[cfg(any(test, feature = "emulation"))]
+            Token::EmulatedTiles(..) => "emulated tiles",
         }
     }
 
@@ -123,17 +179,19 @@ impl Level {
     /// Runs a kernel with this instruction set. Called inside each task, never around a parallel
     /// loop: a closure handed to another function loses the features of its surroundings.
     #[inline]
+    #[allow(clippy::match_single_binding)] // elsewhere than on x86-64 all are portable
     pub(crate) fn run<T>(self, kernel: impl Kernel<T>) -> T {
         match self.0 {
-            Token::Portable(isa) => kernel.run(isa),
             #[cfg(target_arch = "x86_64")]
             Token::Avx2(isa) => isa.enter(kernel),
             #[cfg(target_arch = "x86_64")]
             Token::Avx512(isa) => isa.enter(kernel),
             #[cfg(target_arch = "x86_64")]
-            Token::Avx512Bf16(pairs) => pairs.isa().enter(kernel),
-            #[cfg(test)]
-            Token::Emulated(pairs) => kernel.run(pairs.isa()),
+            Token::Avx512Bf16(pairs) => Pairs::isa(pairs).enter(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Token::Amx(tiles) => tiles.isa().enter(kernel),
+            // One place for all that are portable: of a second, closures of kernels would be functions.
+            _ => kernel.run(portable::Portable),
         }
     }
 
@@ -143,8 +201,24 @@ impl Level {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             Token::Avx512Bf16(pairs) => Some(pairs.enter(kernel)),
-            #[cfg(test)]
+            #[cfg(any(test, feature = "emulation"))]
             Token::Emulated(pairs) => Some(kernel.run(pairs)),
+            _ => None,
+        }
+    }
+
+    /// Runs a kernel of tiles of bf16; `None` if the level multiplies none.
+    #[inline]
+    pub(crate) fn run_tiles<T>(self, kernel: impl MatrixKernel<T>) -> Option<T> {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Token::Avx512Bf16(pairs) => Some(pairs.enter_tiles(kernel)),
+            #[cfg(target_arch = "x86_64")]
+            Token::Amx(tiles) => Some(tiles.enter(kernel)),
+            #[cfg(any(test, feature = "emulation"))]
+            Token::Emulated(pairs) => Some(kernel.run(pairs)),
+            #[cfg(any(test, feature = "emulation"))]
+            Token::EmulatedTiles(tiles) => Some(kernel.run(tiles)),
             _ => None,
         }
     }

@@ -1,7 +1,7 @@
 //! Options that may change a result's speed and rounding, but not its meaning.
 
 use crate::Level;
-use etalon_problem::{Blocking, Dtype, Mode, named};
+use etalon_problem::{Algorithm, Blocking, Dtype, Mode, named};
 
 /// Half of an L2 cache of today.
 const KEPT_STATES: usize = 1 << 20;
@@ -14,9 +14,10 @@ named! {
         /// Nothing is stored in less than f32: the profile `f32-simd`.
         #[default]
         Strict = "strict",
-        /// Of bf16 storage, dS may be rounded to bf16 before it is multiplied: the profile `bf16-flash`. With the
-        /// level `avx512bf16` linear_cross_entropy does so, but for the second order and with a filter; subnormal
-        /// elements are read as 0 there.
+        /// Of bf16 storage, P and dS may be rounded to bf16 before they are multiplied: the profile `bf16-flash`. With
+        /// the levels `avx512bf16` and `amx` attention and attention_lse do so, but for the second order; with
+        /// `avx512bf16` linear_cross_entropy, but for the second order and with a filter. Subnormal elements are read
+        /// as 0 there.
         Flash = "flash",
     }
 }
@@ -73,8 +74,9 @@ impl Options {
         Options { level, precision, ..Options::default() }
     }
 
-    /// True if operands of this type may be multiplied as pairs, and the level does so.
-    pub(crate) fn pairs(&self, dtype: Dtype) -> bool {
-        dtype == Dtype::Bf16 && self.precision == Precision::Flash && self.level.has_pairs()
+    /// True if operands of this type may be multiplied as pairs, and the level does so of an algorithm.
+    pub(crate) fn pairs(&self, of: Algorithm, dtype: Dtype) -> bool {
+        let flash = dtype == Dtype::Bf16 && self.precision == Precision::Flash;
+        flash && self.level.multiplies_pairs(of)
     }
 }

@@ -4,11 +4,16 @@
 //! where its rows are summed against, and *along* (groups of columns: `[dim/width][len][width]`)
 //! where its rows are what is summed. Rows that hold a NaN or an infinity are noted: only tiles
 //! that touch such rows need more care than to multiply by zero.
+//!
+//! A matrix of bf16 may be packed in tiles instead ([`Form`]), which are multiplied as they are.
 
-use crate::element::Tensor;
+use crate::element::{Tensor, View};
+use crate::lanes::matrix::{BLOCK, SIDE, WORDS};
 use crate::tiles::tiles;
 use crate::workspace::Parts;
-use ndarray::{ArrayView1, Ix2};
+use half::bf16;
+use half::slice::HalfFloatSliceExt;
+use ndarray::{ArrayView1, Ix2, s};
 use rayon::prelude::*;
 use std::ops::Range;
 use wide::f32x4;
@@ -91,6 +96,61 @@ impl<'m> NonFinite<'m> {
     }
 }
 
+/// Tiles of bf16 ([`crate::lanes::matrix`]) that a matrix X is packed in. Behind its rows and columns are zeros, up to
+/// whole blocks; the tiles of 32 rows lie together, and are a panel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// Of X · …, `[len/16][dim/32]`.
+    Rows,
+    /// Of … · Xᵀ, `[len/16][dim/32]`.
+    Across,
+    /// Of … · X, `[len/32][dim/16]`.
+    Along,
+    /// Of Xᵀ · …, `[len/32][dim/16]`.
+    Columns,
+}
+
+impl Form {
+    /// Elements of f32 in which `len` rows of `dim` elements are packed.
+    pub fn len(len: usize, dim: usize) -> usize {
+        len.next_multiple_of(BLOCK).saturating_mul(dim.next_multiple_of(BLOCK)) / 2
+    }
+
+    /// 32 columns of 32 rows, in two tiles: words of neighbours in a row, or in a column; each tile may be transposed.
+    fn write(self, block: [&[u16]; BLOCK], [first, second]: [&mut [f32]; 2]) {
+        let by_row = matches!(self, Form::Rows | Form::Across);
+        let transposed = matches!(self, Form::Across | Form::Columns);
+        for (half, tile) in [first, second].into_iter().enumerate() {
+            let start = half * SIDE;
+            for r in 0..SIDE {
+                let mut words = [0; SIDE];
+                if by_row {
+                    let row = block[start + r].as_chunks::<2>().0;
+                    let pairs = words.iter_mut().zip(row);
+                    pairs.for_each(|(word, [even, odd])| *word = pair(*even, *odd));
+                } else {
+                    let rows = block[2 * r][start..].iter().zip(&block[2 * r + 1][start..]);
+                    let pairs = words.iter_mut().zip(rows);
+                    pairs.for_each(|(word, (even, odd))| *word = pair(*even, *odd));
+                }
+                if transposed {
+                    let column = tile[r..].iter_mut().step_by(SIDE);
+                    column.zip(words).for_each(|(to, word)| *to = f32::from_bits(word));
+                } else {
+                    let row = tile[r * SIDE..].iter_mut();
+                    row.zip(words).for_each(|(to, word)| *to = f32::from_bits(word));
+                }
+            }
+        }
+    }
+}
+
+/// A word.
+#[inline(always)]
+fn pair(even: u16, odd: u16) -> u32 {
+    u32::from(even) | u32::from(odd) << 16
+}
+
 /// A row-wise source for packing.
 pub struct Source<'a> {
     /// The rows.
@@ -166,6 +226,65 @@ impl Source<'_> {
         panels.map(pack).reduce(|| false, |x, y| x | y)
     }
 
+    /// Tiles of a matrix of bf16. Returns whether one holds a NaN or an infinity.
+    pub fn tiles_into(&self, form: Form, packed: &mut Packed<'_>) -> bool {
+        let (len, dim) = self.dim();
+        packed.panel = Form::len(BLOCK, dim);
+        let Some(rows) = self.rows.bf16().filter(|_| dim > 0) else { return false };
+        let pack = |read: &mut [[u16; WIDE]; BLOCK], (group, panel): (usize, &mut [f32])| {
+            let mut non_finite = false;
+            for cols in tiles(0..dim, WIDE) {
+                non_finite |= self.read_bits(rows, group * BLOCK, &cols, read);
+                for col in (0..cols.len()).step_by(BLOCK) {
+                    let block = read.each_ref().map(|row| &row[col..col + BLOCK]);
+                    // The second tile is that of the next rows, or that of the next columns.
+                    let (at, next) = match form {
+                        Form::Rows | Form::Across => {
+                            ((cols.start + col) / BLOCK, dim.div_ceil(BLOCK))
+                        }
+                        Form::Along | Form::Columns => ((cols.start + col) / SIDE, 1),
+                    };
+                    let (first, second) = panel[at * WORDS..].split_at_mut(next * WORDS);
+                    form.write(block, [&mut first[..WORDS], &mut second[..WORDS]]);
+                }
+            }
+            non_finite
+        };
+        let panels = packed.panels[..Form::len(len, dim)].par_chunks_exact_mut(packed.panel);
+        let panels = panels.enumerate().with_min_len(self.job.div_ceil(packed.panel));
+        panels.map_init(|| [[0; WIDE]; BLOCK], pack).reduce(|| false, |x, y| x | y)
+    }
+
+    /// Some columns of a block of rows from row `first` on, with zeros behind the last row and column. Returns
+    /// whether one holds a NaN or an infinity.
+    fn read_bits(
+        &self,
+        all: View<'_, bf16, Ix2>,
+        first: usize,
+        cols: &Range<usize>,
+        read: &mut [[u16; WIDE]; BLOCK],
+    ) -> bool {
+        let mut non_finite = false;
+        for (to, i) in read.iter_mut().zip(first..) {
+            to[..cols.len().next_multiple_of(BLOCK)].fill(0);
+            let to = &mut to[..cols.len()];
+            let masked = |lse: &ArrayView1<'_, f32>| lse[i] == f32::NEG_INFINITY;
+            if i >= all.nrows() || self.masked.as_ref().is_some_and(masked) {
+                continue;
+            }
+            let row = all.row(i);
+            match row.to_slice() {
+                Some(row) => to.copy_from_slice(row[cols.clone()].reinterpret_cast()),
+                None => {
+                    let row = row.slice_move(s![cols.clone()]);
+                    to.iter_mut().zip(row).for_each(|(to, x)| *to = x.to_bits());
+                }
+            }
+            non_finite |= holds_non_finite_bits(to);
+        }
+        non_finite
+    }
+
     /// True if a row holds a NaN or an infinity.
     fn is_non_finite(&self, row: usize, read: &mut [f32; READ]) -> bool {
         tiles(0..self.dim().1, READ).any(|cols| {
@@ -183,6 +302,14 @@ fn holds_non_finite(x: &[f32]) -> bool {
     let carried = x.iter().fold(0, |carried, x| carried | ((x.to_bits() & !SIGN) + ONE));
     carried & SIGN != 0
 }
+
+/// The same of bits of bf16.
+fn holds_non_finite_bits(x: &[u16]) -> bool {
+    x.iter().fold(0, |carried, x| carried | ((x & 0x7fff) + 0x80)) & 0x8000 != 0
+}
+
+/// Columns of bf16 that a job reads before it writes them elsewhere, on its stack.
+const WIDE: usize = 256;
 
 /// The bit of the sign.
 const SIGN: u32 = 1 << 31;

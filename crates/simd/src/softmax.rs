@@ -19,6 +19,8 @@
 //! much, for the pass and for its plan.
 
 mod backward;
+mod bf16;
+mod bf16_gradient;
 mod block;
 mod cut;
 mod diagonals;
@@ -58,3 +60,6 @@ mod weights;
 pub use lazy_stats::{activity, figures, stats};
 pub use named::run;
 pub use plan::plan;
+
+#[cfg(test)]
+mod tests;

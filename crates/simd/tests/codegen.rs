@@ -51,7 +51,11 @@ fn disassemble() -> String {
 /// Only the gates themselves are functions on purpose.
 fn is_lane_operation(symbol: &str) -> bool {
     let name = format!("{:#}", rustc_demangle::demangle(symbol));
-    let ours = name.contains("etalon_simd::lanes::") && !name.contains("::gate::<");
+    // The CPU and the system are asked once, by functions of their own; and tests emulate instructions.
+    let asked = ["::detect", "::sync::", "::enabled_state", "::request_tiles"];
+    let mut others = ["::gate::<", "::lanes::emulation"].into_iter().chain(asked);
+    let other = others.any(|other| name.contains(other));
+    let ours = name.contains("etalon_simd::lanes::") && !other;
     // The CPU is asked for its features by a function of its own.
     let intrinsic = name.contains("core_arch") && !name.contains("xgetbv");
     ours || intrinsic || name.contains("wide::")
@@ -90,4 +94,7 @@ fn every_level_has_its_fused_loop() {
         // A register block alone has 12 (AVX2) or 24 (AVX-512) of them, in each of three layouts.
         assert!(fused >= 36, "{level}: {fused} of {instruction}");
     }
+    let tiles = assembly.lines().filter(|line| line.contains("tdpbf16ps")).count();
+    // Four sums in each product: of the forward pass and the three kernels of the backward pass two at least.
+    assert!(tiles >= 4 * 4 * 2, "{tiles} of tdpbf16ps");
 }

@@ -24,15 +24,25 @@ pub struct Simd {
 /// Every level of f32, narrowest first.
 const LEVELS: [&str; 3] = ["portable", "avx2", "avx512"];
 
+/// Every level that multiplies bf16.
+const OF_PAIRS: [&str; 2] = ["avx512bf16", "amx"];
+
 impl Simd {
     /// A level that this machine has, in f32.
     pub fn new(level: Level) -> Self {
         Simd { level: level.in_f32() }
     }
 
-    /// The level that multiplies pairs of bf16, if this machine has it.
-    pub fn of_pairs() -> Result<Simd, Absent> {
-        Level::of_pairs().map(|level| Simd { level }).ok_or_else(|| absent("avx512bf16"))
+    /// A level, with what it multiplies in bf16.
+    pub fn of(level: Level) -> Self {
+        Simd { level }
+    }
+
+    /// The levels of this machine that multiply bf16, and those that it lacks.
+    pub fn of_pairs() -> (Vec<Simd>, Vec<Absent>) {
+        let lacking = OF_PAIRS.into_iter().filter(|name| Level::by_name(name).is_none());
+        let levels = Level::of_pairs().iter().copied().map(Simd::of);
+        (levels.collect(), lacking.map(absent).collect())
     }
 
     /// The levels of this machine, and those that it lacks.
@@ -83,20 +93,24 @@ impl Tier for Simd {
 
     fn offers(&self, algorithm: Algorithm, pass: Pass, dtype: Dtype) -> Result<(), String> {
         has(algorithm, pass)?;
-        let first_order = pass != Pass::DoubleBackward;
+        let first_order = !matches!(pass, Pass::DoubleBackward | Pass::Jvp);
         match dtype {
             Dtype::F64 => Err("simd stores f32, bf16 or f16".to_string()),
             _ if !self.level.has_pairs() => Ok(()),
-            Dtype::Bf16 if algorithm == Algorithm::LinearCrossEntropy && first_order => Ok(()),
+            Dtype::Bf16 if self.level.multiplies_pairs(algorithm) && first_order => Ok(()),
             _ => Err(format!("computed as with {}", self.level.in_f32())),
         }
     }
 
     fn is_meant_for(&self, algorithm: Algorithm, _: Pass) -> bool {
-        !self.level.has_pairs() || algorithm == Algorithm::LinearCrossEntropy
+        !self.level.has_pairs() || self.level.multiplies_pairs(algorithm)
     }
 
     fn keeps_subnormals(&self) -> bool {
+        !self.level.has_pairs()
+    }
+
+    fn gives_the_bits_beside_nan(&self) -> bool {
         !self.level.has_pairs()
     }
 
@@ -133,7 +147,7 @@ impl Tier for Simd {
 
 /// A level that this machine lacks.
 fn absent(name: &str) -> Absent {
-    Absent { tier: format!("simd/{name}"), reason: format!("this CPU has no {name}") }
+    Absent { tier: format!("simd/{name}"), reason: Level::lacks(name) }
 }
 
 /// A pool of that many threads; each size is started once.

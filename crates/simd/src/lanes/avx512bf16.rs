@@ -1,13 +1,15 @@
-//! AVX-512 BF16: the registers of AVX-512 F, multiplied as 16 pairs of bf16 by `vdpbf16ps`.
+//! AVX-512 BF16: the registers of AVX-512 F, multiplied as 16 pairs of bf16 by `vdpbf16ps`, and rounded to bf16. The
+//! words of AVX-512 BW, which every CPU with it has, come into their order by `vpermw`.
 
 use super::Isa;
 use super::avx512::{Avx512, F32x16};
+use super::matrix::{Matrix, MatrixKernel, Product, multiply_pairs};
 use super::pairs::{PairKernel, Pairs};
 use super::product::Multiply;
 use std::arch::x86_64::*;
 use std::mem::transmute;
 
-/// The token of avx512f and avx512bf16.
+/// The token of avx512f, avx512bw and avx512bf16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Avx512Bf16(Avx512);
 
@@ -15,7 +17,8 @@ impl Avx512Bf16 {
     /// The token, if this CPU has the features.
     pub fn detect() -> Option<Self> {
         let isa = Avx512::detect()?;
-        is_x86_feature_detected!("avx512bf16").then_some(Avx512Bf16(isa))
+        let words = is_x86_feature_detected!("avx512bw");
+        (words && is_x86_feature_detected!("avx512bf16")).then_some(Avx512Bf16(isa))
     }
 
     /// True if this CPU multiplies pairs faster than f32. A Zen 4 takes half of the time, as was measured; a
@@ -33,6 +36,17 @@ impl Avx512Bf16 {
             kernel.run(pairs)
         }
         // SAFETY: a token exists only where `detect` saw the features.
+        unsafe { gate(self, kernel) }
+    }
+
+    /// The same of a kernel of tiles.
+    #[inline]
+    pub fn enter_tiles<T>(self, kernel: impl MatrixKernel<T>) -> T {
+        #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+        fn gate<T>(by: Avx512Bf16, kernel: impl MatrixKernel<T>) -> T {
+            kernel.run(by)
+        }
+        // SAFETY: as above.
         unsafe { gate(self, kernel) }
     }
 }
@@ -59,5 +73,58 @@ impl Pairs for Avx512Bf16 {
     #[inline(always)]
     fn isa(self) -> Avx512 {
         self.0
+    }
+}
+
+/// Places of words that lie in two halves, those of both in turns.
+const TURNS: [u16; 32] = {
+    let mut places = [0; 32];
+    let mut at = 0;
+    while at < 32 {
+        places[at] = (at / 2 + at % 2 * 16) as u16;
+        at += 1;
+    }
+    places
+};
+
+impl Matrix for Avx512Bf16 {
+    type Isa = Avx512;
+
+    #[inline(always)]
+    fn isa(self) -> Avx512 {
+        self.0
+    }
+
+    #[inline(always)]
+    fn neighbours(self, low: F32x16, high: F32x16) -> F32x16 {
+        #[target_feature(enable = "avx512f,avx512bf16")]
+        #[inline]
+        fn op(low: __m512, high: __m512) -> __m512 {
+            // SAFETY: 64 bytes that any f32 may have.
+            unsafe { transmute::<__m512bh, __m512>(_mm512_cvtne2ps_pbh(high, low)) }
+        }
+        // SAFETY: a token is in hand, so the features are present.
+        F32x16(unsafe { op(low.0, high.0) })
+    }
+
+    #[inline(always)]
+    fn stacked(self, even: F32x16, odd: F32x16) -> F32x16 {
+        #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+        #[inline]
+        fn op(even: __m512, odd: __m512) -> __m512 {
+            // SAFETY: both are 64 bytes, of which any are words and any are f32.
+            unsafe {
+                let places = transmute::<[u16; 32], __m512i>(TURNS);
+                let halves = transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(odd, even));
+                _mm512_castsi512_ps(_mm512_permutexvar_epi16(places, halves))
+            }
+        }
+        // SAFETY: a token is in hand, so the features are present.
+        F32x16(unsafe { op(even.0, odd.0) })
+    }
+
+    #[inline(always)]
+    fn multiply(self, product: Product<'_>) {
+        multiply_pairs(self, product);
     }
 }

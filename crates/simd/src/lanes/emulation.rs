@@ -5,7 +5,8 @@
 //! of their sign. Of several NaN the manuals do not say which a result has, and of the order of sums in
 //! `tdpbf16ps` they say two things.
 
-use super::pairs::Pairs;
+use super::matrix::{Matrix, Product, SIDE, WORDS, multiply_pairs};
+use super::pairs::{Pairs, rounded, word};
 use super::portable::{F32s, Portable};
 use super::product::Multiply;
 use super::{Isa, Lanes};
@@ -104,7 +105,101 @@ impl Pairs for Emulated {
     }
 }
 
+impl Matrix for Emulated {
+    type Isa = Portable;
+
+    #[inline(always)]
+    fn isa(self) -> Portable {
+        Portable
+    }
+
+    #[inline(always)]
+    fn neighbours(self, low: F32s, high: F32s) -> F32s {
+        let [low, high] = [low, high].map(bits);
+        let all: Vec<u32> = low.into_iter().chain(high).collect();
+        let mut words = [0.0; F32s::N];
+        words
+            .iter_mut()
+            .zip(all.as_chunks().0)
+            .for_each(|(to, [even, odd])| *to = word(*even, *odd));
+        F32s::load(Portable, &words)
+    }
+
+    #[inline(always)]
+    fn stacked(self, even: F32s, odd: F32s) -> F32s {
+        let [even, odd] = [even, odd].map(bits);
+        let mut words = [0.0; F32s::N];
+        words
+            .iter_mut()
+            .zip(even.into_iter().zip(odd))
+            .for_each(|(to, (even, odd))| *to = word(even, odd));
+        F32s::load(Portable, &words)
+    }
+
+    #[inline(always)]
+    fn multiply(self, product: Product<'_>) {
+        multiply_pairs(self, product);
+    }
+}
+
+/// The elements of a register in bf16.
+fn bits(x: F32s) -> [u32; F32s::N] {
+    let mut all = [0.0; F32s::N];
+    x.store(&mut all);
+    all.map(rounded_or_flushed)
+}
+
+/// The bits of x in bf16, rounded to the nearest even; zero of its sign for a subnormal number.
+fn rounded_or_flushed(x: f32) -> u32 {
+    rounded(if x.is_subnormal() { 0.0f32.copysign(x) } else { x })
+}
+
+/// A token of tiles on every machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EmulatedTiles;
+
+impl Matrix for EmulatedTiles {
+    type Isa = Portable;
+
+    #[inline(always)]
+    fn isa(self) -> Portable {
+        Portable
+    }
+
+    #[inline(always)]
+    fn neighbours(self, low: F32s, high: F32s) -> F32s {
+        Emulated.neighbours(low, high)
+    }
+
+    #[inline(always)]
+    fn stacked(self, even: F32s, odd: F32s) -> F32s {
+        Emulated.stacked(even, odd)
+    }
+
+    fn multiply(self, product: Product<'_>) {
+        product.check();
+        let Product { c, stride, fresh, a, b, rows, cols, depth } = product;
+        for (row, col) in
+            (0..rows * SIDE).flat_map(|row| (0..cols * SIDE).map(move |col| (row, col)))
+        {
+            let c = &mut c[row * stride + col];
+            let mut sum = if fresh { 0 } else { c.to_bits() };
+            for k in 0..depth {
+                let left = (row / SIDE * a.steps[0] + k * a.steps[1]) * WORDS + row % SIDE * SIDE;
+                let right = (col / SIDE * b.steps[0] + k * b.steps[1]) * WORDS + col % SIDE;
+                let left: [u32; SIDE] = std::array::from_fn(|pair| a.words[left + pair].to_bits());
+                let right: [u32; SIDE] =
+                    std::array::from_fn(|pair| b.words[right + pair * SIDE].to_bits());
+                sum = tdpbf16ps(sum, &left, &right);
+            }
+            *c = f32::from_bits(sum);
+        }
+    }
+}
+
+#[cfg(test)]
 mod cases;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(test, target_arch = "x86_64"))]
 mod hardware;
+#[cfg(test)]
 mod tests;

@@ -3,7 +3,7 @@
 use crate::Options;
 use crate::element::{Tensor, TensorMut};
 use crate::named::{Inputs, float_place, integer_place, place};
-use etalon_problem::{Error, Pass, ViewsMut};
+use etalon_problem::{Algorithm, Error, Pass, ViewsMut};
 use ndarray::{ArrayView1, ArrayViewD, ArrayViewMut1, ArrayViewMutD, Ix0, Ix1, Ix2, s};
 use std::ops::Range;
 
@@ -34,7 +34,8 @@ impl<'a> Operands<'a> {
 
     /// True if h and w may be multiplied as pairs of bf16.
     pub fn pairs(&self, options: &Options) -> bool {
-        options.pairs(self.h.dtype()) && options.pairs(self.w.dtype())
+        let pairs = |dtype| options.pairs(Algorithm::LinearCrossEntropy, dtype);
+        pairs(self.h.dtype()) && pairs(self.w.dtype())
     }
 
     pub fn new(x: Inputs<'a, '_>) -> Result<Self, Error> {

@@ -9,6 +9,7 @@
 //! Every element has one order of summation, the same in both modes and for any number of threads:
 //! results are bitwise reproducible.
 
+use super::bf16_gradient::Bf16QueryTile;
 use super::cut::Cut;
 use super::gradient::Gradient;
 use super::kernels::QueryTile;
@@ -16,7 +17,7 @@ use super::key_sweep::{KeySweep, begin_sums};
 use super::operands::{Operands, blind, number};
 use super::ordered_sum::OrderedSum;
 use super::packs::{Operand, Packing};
-use super::schedule::{FIRST_ORDER, Schedule};
+use super::schedule::{BF16, FIRST_ORDER, Schedule};
 use super::scratch::Scratch;
 use super::stats::RowStats;
 use super::tasks::Task;
@@ -50,7 +51,7 @@ pub fn run(
     let [dk, dv] = places.keys.each_ref().map(Option::is_some);
     let (dq, dbias) = (places.queries[0].is_some(), places.bias.is_some());
     let wanted = Wanted { dq, dk, dv, dbias };
-    let packing = packing(operands, [dq, dk, dv], options)?;
+    let packing = first_order(operands, [dq, dk, dv], options)?;
     let schedule = schedule(operands, &packing, wanted, options);
     let row = if forward_gradient.is_some() { operands.scores.extents.dim } else { 0 };
     let mut row = workspace.room(row, "a row")?;
@@ -87,7 +88,7 @@ pub fn run(
 pub fn plan(operands: &Operands<'_>, dq: bool, options: &Options) -> Result<Plan, Error> {
     let (dv, dbias) = (operands.v.is_some(), operands.bias.is_some());
     let wanted = Wanted { dq, dk: true, dv, dbias };
-    let packing = packing(operands, [dq, true, dv], options)?;
+    let packing = first_order(operands, [dq, true, dv], options)?;
     let schedule = schedule(operands, &packing, wanted, options);
     let plan = schedule.needs(&packing, operands).plan(&packing);
     // S and, with values, dP; dk and, with values, dv.
@@ -123,6 +124,20 @@ fn scale_gradient(
             }
         }
     }
+}
+
+/// The operands of a backward pass with these gradients, in bf16 where the options let it.
+fn first_order<'s>(
+    operands: &Operands<'s>,
+    gradients: [bool; 3],
+    options: &Options,
+) -> Result<Packing<'s>, Error> {
+    let packing = packing(operands, gradients, options)?;
+    if !operands.in_bf16(options) {
+        return Ok(packing);
+    }
+    let cut = Cut::of_bf16(operands.scores, options, BF16)?;
+    Ok(Packing { cut, ..packing })
 }
 
 /// The operands of a backward pass with these gradients, of attention or of lazy attention.
@@ -217,7 +232,11 @@ fn query_sweep(
         let rows = task.place.rows.clone();
         let stats = stats.tile(wave.head(task.slot, task.member), rows.start);
         let pair = wave.pair(task.slot, task.member, stats);
-        wave.work.level.run(QueryTile { body, pair, rows, scratch });
+        let level = wave.work.level;
+        match scratch.cut.bf16 {
+            true => level.run_tiles(Bf16QueryTile { pair, rows, scratch }).unwrap_or_default(),
+            false => level.run(QueryTile { body, pair, rows, scratch }),
+        }
         task.write(0, scratch.sums.wide, scratch.cut.stride(pair.dim), pair.rule.scale);
     });
 }

@@ -65,6 +65,11 @@ pub trait Body: Copy + Send + Sync {
     /// The weights that are summed to the gradient of the bias.
     const BIAS: Weight;
 
+    /// True if ds is wanted, beside P.
+    fn has_ds(&self) -> bool {
+        true
+    }
+
     /// The pairs that products with a weight may touch where operands are not finite.
     fn pairs(_: Weight) -> u8 {
         VISIBLE

@@ -1,6 +1,7 @@
 //! The sizes of tiles.
 
 use crate::Options;
+use crate::lanes::matrix::BLOCK;
 use crate::tile::MAX_KEYS;
 use etalon_problem::{Blocking, Error, Scores};
 
@@ -18,15 +19,31 @@ pub struct Cut {
     pub queries: usize,
     /// Keys of a tile, a multiple of `cols`.
     pub keys: usize,
+    /// True if operands are of bf16 and packed in tiles of pairs.
+    pub bf16: bool,
 }
 
 impl Cut {
     /// The blocking of the options, or else `default`, rounded up to register blocks and clamped to
     /// the lengths.
     pub fn new(scores: &Scores, options: &Options, default: Blocking) -> Result<Cut, Error> {
+        Cut::of_blocks(scores, options, default, options.level.block())
+    }
+
+    /// The same with blocks of tiles of bf16.
+    pub fn of_bf16(scores: &Scores, options: &Options, default: Blocking) -> Result<Cut, Error> {
+        let cut = Cut::of_blocks(scores, options, default, (BLOCK, BLOCK))?;
+        Ok(Cut { bf16: true, ..cut })
+    }
+
+    fn of_blocks(
+        scores: &Scores,
+        options: &Options,
+        default: Blocking,
+        (rows, cols): (usize, usize),
+    ) -> Result<Cut, Error> {
         let blocking = options.blocking.unwrap_or(default);
         blocking.check()?;
-        let (rows, cols) = options.level.block();
         let e = &scores.extents;
         let queries = blocking.queries.min(MAX_QUERIES).min(e.queries.max(1));
         let keys = blocking.keys.min(MAX_KEYS).min(e.keys.max(1));
@@ -35,7 +52,13 @@ impl Cut {
             cols,
             queries: queries.next_multiple_of(rows),
             keys: keys.next_multiple_of(cols).min(MAX_KEYS),
+            bf16: false,
         })
+    }
+
+    /// Elements of a packed row are a multiple of this.
+    pub fn depth(&self) -> usize {
+        if self.bf16 { BLOCK } else { 1 }
     }
 
     /// The distance between two rows of `dim` elements in a sum.

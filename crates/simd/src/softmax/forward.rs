@@ -5,7 +5,7 @@ use super::forward_tile::{ForwardScratch, ForwardTile};
 use super::lazy_forward::LazyForward;
 use super::operands::Operands;
 use super::packs::{Operand, Packing};
-use super::schedule::FIRST_ORDER;
+use super::schedule::{BF16, FIRST_ORDER};
 use super::streamed::{Places, Streamed, Tile, plan_of, sweep};
 use super::tasks::Task;
 use crate::plan::Plan;
@@ -62,7 +62,10 @@ impl Streamed for Forward<'_> {
 
     fn packing(&self, options: &Options) -> Result<Packing<'_>, Error> {
         let Operands { scores, sequences, k, v, .. } = *self.operands;
-        let cut = Cut::new(scores, options, FIRST_ORDER)?;
+        let cut = match self.operands.in_bf16(options) {
+            true => Cut::of_bf16(scores, options, BF16)?,
+            false => Cut::new(scores, options, FIRST_ORDER)?,
+        };
         let k = if self.derivative { Operand::both(Some(k)) } else { Operand::across(Some(k)) };
         let keys = [k, Operand::along(v), Operand::NONE, Operand::NONE];
         Ok(Packing { scores, sequences, cut, keys, queries: [Operand::NONE; 4], lse: None })
@@ -77,7 +80,7 @@ impl Streamed for Forward<'_> {
     }
 
     fn tile(&self, task: &mut Task<'_>, tile: Tile<'_>, scratch: &mut ForwardScratch<'_>) {
-        let has_nonfinite = tile.pack(&mut scratch.q);
+        let (has_nonfinite, bf16) = (tile.pack(&mut scratch.q), scratch.is_bf16());
         let kernel = ForwardTile {
             rule: tile.rule,
             keys: tile.keys,
@@ -89,7 +92,10 @@ impl Streamed for Forward<'_> {
             sink: self.operands.sinks.map(|sinks| sinks[task.place.head]),
             scratch: &mut *scratch,
         };
-        self.level.run(kernel);
+        match bf16 {
+            true => self.level.run_tiles(kernel).unwrap_or_default(),
+            false => self.level.run(kernel),
+        }
         task.write_numbers(scratch.m);
         task.write(0, scratch.o, scratch.stride, 1.0);
     }

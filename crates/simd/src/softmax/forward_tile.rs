@@ -15,14 +15,16 @@
 //!
 //! The sums of l stay spread over the lanes of a register until the end. A sink joins l last.
 
+use super::bf16::{PANELS, Weights, add_visible};
 use super::cut::Cut;
 use super::packs::Keys;
 use super::rule::ScoreRule;
-use super::scores::{Block, Factors, Strip, VISIBLE, score_block, slope};
+use super::scores::{Block, Factors, Row, Strip, VISIBLE, score_block, slope, strip};
 use super::weights::Rows;
 use crate::exp::exp_difference;
+use crate::lanes::matrix::{BLOCK, F32, Matrix, MatrixKernel, Product, SIDE, Tiles, WORDS};
 use crate::lanes::{Isa, Kernel, Lanes, Tile};
-use crate::pack::Packed;
+use crate::pack::{Form, Packed};
 use crate::products::Sum;
 use crate::tile::{MAX_KEYS, MAX_ROWS, STRIDE};
 use crate::tiles::tiles;
@@ -50,6 +52,8 @@ pub struct ForwardScratch<'m> {
     s: &'m mut [f32],
     tanh: &'m mut [f32],
     visible: &'m mut [u8],
+    /// Of bf16 the weights of a block in tiles.
+    p: &'m mut [f32],
 }
 
 /// The most lanes of a register, over all instruction sets.
@@ -61,7 +65,7 @@ impl<'m> ForwardScratch<'m> {
         let stride = cut.stride(width);
         ForwardScratch {
             cut: *cut,
-            q: Packed::new(parts, dim.saturating_mul(cut.queries)),
+            q: Packed::new(parts, dim.next_multiple_of(cut.depth()).saturating_mul(cut.queries)),
             m: parts.room(cut.queries),
             l: parts.room(cut.queries * MAX_LANES),
             o: parts.room(stride.saturating_mul(cut.queries)),
@@ -69,6 +73,70 @@ impl<'m> ForwardScratch<'m> {
             s: parts.room(cut.rows * STRIDE),
             tanh: parts.room(cut.rows * STRIDE),
             visible: parts.bytes(cut.rows * MAX_KEYS),
+            p: parts.room(if cut.bf16 { Form::len(cut.rows, MAX_KEYS) } else { 0 }),
+        }
+    }
+
+    /// True if operands are multiplied in bf16.
+    pub fn is_bf16(&self) -> bool {
+        self.cut.bf16
+    }
+
+    /// Begins a tile of queries: nothing has been seen.
+    fn begin(&mut self) {
+        self.m.fill(f32::NEG_INFINITY);
+        self.l.fill(0.0);
+        self.o.fill(0.0);
+    }
+
+    /// m′ = max(m, rowmax S) of row `r`, and l and o rescaled, if m grew by more than [`RESCALE`].
+    /// Each row decides for itself: its bits depend on no other row of the block.
+    #[inline(always)]
+    fn grow<I: Isa>(&mut self, isa: I, r: usize, max: I::F32) {
+        let ForwardScratch { m, l, o, stride, .. } = self;
+        let (m, grown) = (&mut m[r], max.reduce_max());
+        // From m = −∞ every score is growth.
+        if grown > *m + RESCALE {
+            let factor = exp_difference(isa, I::F32::splat(isa, *m), I::F32::splat(isa, grown));
+            let l = &mut l[r * MAX_LANES..][..I::F32::N];
+            (I::F32::load(isa, l) * factor).store(l);
+            for o in o[r * *stride..][..*stride].chunks_exact_mut(I::F32::N) {
+                (I::F32::load(isa, o) * factor).store(o);
+            }
+            *m = grown;
+        }
+    }
+
+    /// The number that is subtracted from the scores of row `r`: m. In a row that has seen nothing any finite m gives
+    /// the weight e^−∞ = 0.
+    #[inline(always)]
+    fn subtrahend(&self, r: usize) -> f32 {
+        if self.m[r] == f32::NEG_INFINITY { 0.0 } else { self.m[r] }
+    }
+
+    /// (F3) lse = m + ln l and (F5) o ← o / l of row `r`, with the sink as one more logit.
+    #[inline(always)]
+    fn finish<I: Isa>(&mut self, isa: I, r: usize, sink: f32, sigma: f32) {
+        let ForwardScratch { m, l, o, stride, .. } = self;
+        let o = &mut o[r * *stride..][..*stride];
+        let l = I::F32::load(isa, &l[r * MAX_LANES..]).reduce_add();
+        if l == 0.0 {
+            o.fill(0.0);
+            m[r] = sink;
+            return;
+        }
+        let (max, mut weight, mut sum) = (m[r], 1.0, f64::from(l));
+        let mut top = f64::from(max);
+        if sink != f32::NEG_INFINITY {
+            top = f64::from(max.max(sink));
+            weight = (f64::from(max) - top).exp();
+            sum = sum * weight + (f64::from(sink) - top).exp();
+        }
+        m[r] = (top + sum.ln()) as f32;
+        let factor = I::F32::splat(isa, sigma * weight as f32);
+        let sum = I::F32::splat(isa, sum as f32);
+        for o in o.chunks_exact_mut(I::F32::N) {
+            (I::F32::load(isa, o) * factor / sum).store(o);
         }
     }
 }
@@ -98,26 +166,54 @@ pub struct ForwardTile<'a, 'm> {
 impl Kernel for ForwardTile<'_, '_> {
     #[inline(always)]
     fn run<I: Isa>(mut self, isa: I) {
-        self.scratch.m.fill(f32::NEG_INFINITY);
-        self.scratch.l.fill(0.0);
-        self.scratch.o.fill(0.0);
+        self.sweep(
+            isa,
+            I::Tile::ROWS,
+            #[inline(always)]
+            |tile, first, cols, has_nonfinite| tile.block(isa, first, cols, has_nonfinite),
+        );
+    }
+}
+
+impl MatrixKernel for ForwardTile<'_, '_> {
+    #[inline(always)]
+    fn run<M: Matrix>(mut self, by: M) {
+        self.sweep(
+            by.isa(),
+            BLOCK,
+            #[inline(always)]
+            |tile, first, cols, has_nonfinite| tile.bf16_block(by, first, cols, has_nonfinite),
+        );
+    }
+}
+
+impl ForwardTile<'_, '_> {
+    /// Every block of `height` rows against each tile of keys that holds a visible pair.
+    #[inline(always)]
+    fn sweep<I: Isa>(
+        &mut self,
+        isa: I,
+        height: usize,
+        block: impl Fn(&mut Self, usize, Range<usize>, bool),
+    ) {
+        self.scratch.begin();
         let keys = self.rule.of.sequence.keys;
         for cols in tiles(0..keys, self.scratch.cut.keys) {
             if self.rule.cover(self.rows.clone(), cols.clone()) == Cover::None {
                 continue;
             }
             let has_nonfinite = self.has_nonfinite || self.keys.non_finite.touches(cols.clone());
-            for first in (0..self.rows.len()).step_by(I::Tile::ROWS) {
-                self.block(isa, first, cols.clone(), has_nonfinite);
+            for first in (0..self.rows.len()).step_by(height) {
+                block(self, first, cols.clone(), has_nonfinite);
             }
         }
+        let sigma = if self.derivative { self.rule.scale } else { 1.0 };
+        let sink = self.sink.unwrap_or(f32::NEG_INFINITY);
         for r in 0..self.rows.len() {
-            self.finish(isa, r);
+            self.scratch.finish(isa, r, sink, sigma);
         }
     }
-}
 
-impl ForwardTile<'_, '_> {
     /// One register block of queries, from row `first` of the tile, against a tile of keys.
     #[inline(always)]
     fn block<I: Isa>(&mut self, isa: I, first: usize, cols: Range<usize>, has_nonfinite: bool) {
@@ -135,7 +231,9 @@ impl ForwardTile<'_, '_> {
         let mut block = Block { s: scratch.s, tanh: scratch.tanh, visible: scratch.visible };
         let mut max = [I::F32::splat(isa, f32::NEG_INFINITY); MAX_ROWS];
         let Some(strip) = score_block(isa, &factors, &mut block, &mut max) else { return };
-        self.grow(isa, first, &max);
+        for (r, max) in max[..I::Tile::ROWS].iter().enumerate() {
+            self.scratch.grow(isa, first + r, *max);
+        }
         self.softmax_weights(isa, first, &strip);
         if self.width > 0 {
             let ForwardScratch { o, stride, s, visible, .. } = &mut *self.scratch;
@@ -146,36 +244,13 @@ impl ForwardTile<'_, '_> {
         }
     }
 
-    /// m′ = max(m, rowmax S), and l and o rescaled, in rows where m grew by more than [`RESCALE`].
-    /// Each row decides for itself: its bits depend on no other row of the block.
-    #[inline(always)]
-    fn grow<I: Isa>(&mut self, isa: I, first: usize, max: &[I::F32; MAX_ROWS]) {
-        let ForwardScratch { m, l, o, stride, .. } = &mut *self.scratch;
-        for (r, max) in max[..I::Tile::ROWS].iter().enumerate() {
-            let m = &mut m[first + r];
-            let grown = max.reduce_max();
-            // From m = −∞ every score is growth.
-            if grown > *m + RESCALE {
-                let factor = exp_difference(isa, I::F32::splat(isa, *m), I::F32::splat(isa, grown));
-                let l = &mut l[(first + r) * MAX_LANES..][..I::F32::N];
-                (I::F32::load(isa, l) * factor).store(l);
-                for o in o[(first + r) * *stride..][..*stride].chunks_exact_mut(I::F32::N) {
-                    (I::F32::load(isa, o) * factor).store(o);
-                }
-                *m = grown;
-            }
-        }
-    }
-
     /// P = e^(S−m), and l grown by its row sums; then, if asked for, P ⊙ S′.
     #[inline(always)]
     fn softmax_weights<I: Isa>(&mut self, isa: I, first: usize, strip: &Strip) {
-        let ForwardScratch { m, l, s, tanh, .. } = &mut *self.scratch;
         let derive = self.derivative && self.rule.softcap.is_some();
         for r in 0..I::Tile::ROWS {
-            let m = m[first + r];
-            // A row that has seen nothing: any finite m gives the weight e^−∞ = 0.
-            let m = I::F32::splat(isa, if m == f32::NEG_INFINITY { 0.0 } else { m });
+            let m = I::F32::splat(isa, self.scratch.subtrahend(first + r));
+            let ForwardScratch { l, s, tanh, .. } = &mut *self.scratch;
             let l = &mut l[(first + r) * MAX_LANES..][..I::F32::N];
             let mut sum = I::F32::load(isa, l);
             for s in s[r * STRIDE..][strip.cols.clone()].chunks_exact_mut(I::F32::N) {
@@ -195,31 +270,115 @@ impl ForwardTile<'_, '_> {
         }
     }
 
-    /// (F3) lse = m + ln l and (F5) o ← o / l of row `r`, with the sink as one more logit.
+    /// A block of 32 queries in bf16, from row `first` of the tile, against a tile of keys: row by row, of which the
+    /// scores are in the L1 cache from their product to their weights.
     #[inline(always)]
-    fn finish<I: Isa>(&mut self, isa: I, r: usize) {
-        let ForwardScratch { m, l, o, stride, .. } = &mut *self.scratch;
-        let o = &mut o[r * *stride..][..*stride];
-        let l = I::F32::load(isa, &l[r * MAX_LANES..]).reduce_add();
-        let sink = self.sink.unwrap_or(f32::NEG_INFINITY);
-        if l == 0.0 {
-            o.fill(0.0);
-            m[r] = sink;
+    fn bf16_block<M: Matrix>(
+        &mut self,
+        by: M,
+        first: usize,
+        cols: Range<usize>,
+        has_nonfinite: bool,
+    ) {
+        let (isa, start) = (by.isa(), self.rows.start + first);
+        let rows = start..self.rows.end.min(start + BLOCK);
+        let bias = self.rule.bias(&rows, &cols);
+        let factors = Factors {
+            rule: &self.rule,
+            rows: rows.clone(),
+            cols: cols.clone(),
+            q: &[],
+            k: &[],
+            dim: self.dim,
+            note_visible: has_nonfinite,
+        };
+        let Some(strip) = strip(&factors, BLOCK) else { return };
+        let (from, depth) = (cols.start + strip.cols.start, self.dim.div_ceil(BLOCK));
+        let scratch = &mut *self.scratch;
+        let q = Tiles { words: scratch.q.from(first / BLOCK), steps: [depth, 1] };
+        let k = Tiles { words: self.keys.k.across.from(from / BLOCK), steps: [depth, 1] };
+        let c = &mut scratch.s[strip.cols.start..];
+        let panels = strip.cols.len() / BLOCK;
+        by.multiply(Product {
+            c,
+            stride: STRIDE,
+            fresh: true,
+            a: q,
+            b: k,
+            rows: 2,
+            cols: 2 * panels,
+            depth,
+        });
+        for r in 0..rows.len() {
+            let ForwardScratch { s, tanh, visible, .. } = &mut *scratch;
+            let (s, tanh) = (&mut s[r * STRIDE..][..STRIDE], &mut tanh[r * STRIDE..][..STRIDE]);
+            let visible = &mut visible[r * MAX_KEYS..][..MAX_KEYS];
+            let max = Row { r, s, tanh, visible }.score(isa, &factors, &bias, &strip);
+            scratch.grow(isa, first + r, max);
+            let derive = self.derivative && self.rule.softcap.is_some();
+            scratch.bf16_weights(by, (first, r), &strip.cols, derive);
+        }
+        if self.width == 0 {
             return;
         }
-        let (max, mut weight, mut sum) = (m[r], 1.0, f64::from(l));
-        let mut top = f64::from(max);
-        if sink != f32::NEG_INFINITY {
-            top = f64::from(max.max(sink));
-            weight = (f64::from(max) - top).exp();
-            sum = sum * weight + (f64::from(sink) - top).exp();
+        let values = if self.derivative { &self.keys.k.along } else { &self.keys.v.along };
+        let ForwardScratch { o, stride, p, visible, .. } = scratch;
+        let (c, words) = (&mut o[first * *stride..], values.from(from / BLOCK));
+        if has_nonfinite {
+            let weights = Weights { p, visible, start: strip.cols.start };
+            add_visible(c, *stride, words, &weights, (rows.len(), strip.cols.len()));
+            return;
         }
-        m[r] = (top + sum.ln()) as f32;
-        let sigma = if self.derivative { self.rule.scale } else { 1.0 };
-        let factor = I::F32::splat(isa, sigma * weight as f32);
-        let sum = I::F32::splat(isa, sum as f32);
-        for o in o.chunks_exact_mut(I::F32::N) {
-            (I::F32::load(isa, o) * factor / sum).store(o);
+        let words = Tiles { words, steps: [1, *stride / SIDE] };
+        let p = Tiles { words: &p[strip.cols.start / BLOCK * WORDS..], steps: [PANELS, 1] };
+        let cols = *stride / SIDE;
+        // o ← o + P V
+        by.multiply(Product {
+            c,
+            stride: *stride,
+            fresh: false,
+            a: p,
+            b: words,
+            rows: 2,
+            cols,
+            depth: panels,
+        });
+    }
+}
+
+impl ForwardScratch<'_> {
+    /// P = e^(S−m) of row `r` of a block of bf16, which become words, and l grown by their sum before they are
+    /// rounded; P ⊙ S′ with `derive`.
+    #[inline(always)]
+    fn bf16_weights<M: Matrix>(
+        &mut self,
+        by: M,
+        (first, r): (usize, usize),
+        cols: &Range<usize>,
+        derive: bool,
+    ) {
+        let (isa, lanes) = (by.isa(), F32::<M>::N);
+        let m = F32::<M>::splat(isa, self.subtrahend(first + r));
+        let ForwardScratch { l, s, tanh, p, .. } = self;
+        let (s, tanh) = (&s[r * STRIDE..][..STRIDE], &tanh[r * STRIDE..][..STRIDE]);
+        let p = &mut p[r / SIDE * PANELS * WORDS + r % SIDE * SIDE..];
+        let l = &mut l[(first + r) * MAX_LANES..][..lanes];
+        let mut sums = [F32::<M>::load(isa, l), F32::<M>::splat(isa, 0.0)];
+        for col in cols.clone().step_by(2 * lanes) {
+            let mut pair = [F32::<M>::load(isa, &s[col..]), F32::<M>::load(isa, &s[col + lanes..])];
+            for (weight, sum) in pair.iter_mut().zip(&mut sums) {
+                *weight = exp_difference(isa, *weight, m);
+                *sum = *sum + *weight;
+            }
+            if derive {
+                for (weight, at) in pair.iter_mut().zip([col, col + lanes]) {
+                    *weight = *weight * slope(isa, F32::<M>::load(isa, &tanh[at..]));
+                }
+            }
+            let [low, high] = pair;
+            let to = col / BLOCK * WORDS + col % BLOCK / 2;
+            by.neighbours(low, high).store(&mut p[to..]);
         }
+        (sums[0] + sums[1]).store(l);
     }
 }

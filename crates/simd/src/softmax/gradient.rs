@@ -38,6 +38,10 @@ impl Body for Gradient {
     ];
     const BIAS: Weight = Weight::Ds;
 
+    fn has_ds(&self) -> bool {
+        self.ds
+    }
+
     #[inline(always)]
     fn weights<I: Isa>(
         self,

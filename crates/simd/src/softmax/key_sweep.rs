@@ -1,5 +1,6 @@
 //! The sweep of the keys of a backward pass, which may also add up dq.
 
+use super::bf16_gradient::{Bf16KeyTile, Bf16ShareTile};
 use super::block::{Body, Pair};
 use super::diagonals::DiagonalTile;
 use super::kernels::{KeyTile, ShareTile};
@@ -85,12 +86,21 @@ impl<B: Body> KeySweep<'_, '_, '_, B> {
                 let free =
                     |share: &usize| ahead.iter().flatten().all(|(_, _, taken)| taken != share);
                 let share = (0..shares).find(free).unwrap_or(0);
-                let (body, rows) = (self.body, seen.rows.clone());
-                let tile = KeyTile { body, pair, rows, cols: cols.clone(), share, scratch };
-                work.level.run(tile);
+                let (body, rows, keys) = (self.body, seen.rows.clone(), cols.clone());
+                if cut.bf16 {
+                    let (ds, dbias) = (body.has_ds(), dbias.is_some());
+                    let tile = Bf16KeyTile { ds, dbias, pair, rows, cols: keys, share, scratch };
+                    work.level.run_tiles(tile).unwrap_or_default();
+                } else {
+                    work.level.run(KeyTile { body, pair, rows, cols: keys, share, scratch });
+                }
                 if let Some(mut dbias) = dbias {
                     // (B9) The sum of one term, 0 + ds, in which zeros have no sign.
-                    dbias.write_each(scratch.tiles.shares[share].ds, STRIDE, |ds| 0.0 + ds);
+                    let ds = match cut.bf16 {
+                        true => &*scratch.sums.bias,
+                        false => &*scratch.tiles.shares[share].ds,
+                    };
+                    dbias.write_each(ds, STRIDE, |ds| 0.0 + ds);
                 }
                 if let Some((_, sums)) = partial.split_last_mut() {
                     let (pair, rows, cols) = (seen.pair, seen.rows.clone(), cols.clone());
@@ -125,8 +135,13 @@ impl<B: Body> KeySweep<'_, '_, '_, B> {
             let stride = scratch.cut.stride(seen.pair.dim);
             let added = sum.add(seen, cols, stride, left > kept, |dq| {
                 let (pair, rows, cols) = (seen.pair, seen.rows.clone(), cols.clone());
-                let share = &scratch.tiles.shares[*share];
-                self.wave.work.level.run(ShareTile { pair, rows, cols, dq, share });
+                let (level, share) = (self.wave.work.level, &scratch.tiles.shares[*share]);
+                if scratch.cut.bf16 {
+                    let tile = Bf16ShareTile { pair, rows, cols, dq, share };
+                    level.run_tiles(tile).unwrap_or_default();
+                } else {
+                    level.run(ShareTile { pair, rows, cols, dq, share });
+                }
             });
             if !added {
                 return;

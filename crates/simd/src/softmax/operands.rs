@@ -2,8 +2,8 @@
 
 use crate::element::{Tensor, View};
 use crate::known::Known;
-use crate::named;
-use etalon_problem::{DistanceBias, Error, Pass, Problem, Scores, Sequence};
+use crate::{Options, named};
+use etalon_problem::{Algorithm, DistanceBias, Error, Pass, Problem, Scores, Sequence};
 use ndarray::{Ix1, Ix2, Ix3, Ix4};
 
 /// A number for each distance below W, `[Hq, W]`.
@@ -109,6 +109,15 @@ impl<'a> Operands<'a> {
     /// E, or 0 without values.
     pub fn value_dim(&self) -> usize {
         self.v.map_or(0, |v| v.shape()[3])
+    }
+
+    /// True if a pass of first order multiplies its operands in bf16: attention and attention_lse of such operands.
+    pub fn in_bf16(&self, options: &Options) -> bool {
+        let of = if self.v.is_some() { Algorithm::Attention } else { Algorithm::AttentionLse };
+        let multiplied = [Some(self.q), Some(self.k), self.v, self.dout];
+        let widths = multiplied.iter().flatten().all(|x| x.shape()[3] > 0);
+        let pairs = multiplied.iter().flatten().all(|x| options.pairs(of, x.dtype()));
+        self.tau.is_none() && widths && pairs
     }
 
     /// The sink of a head, −∞ without one, and the direction in which it moves.

@@ -5,7 +5,7 @@
 
 use super::cut::Cut;
 use crate::element::{Tensor, View};
-use crate::pack::{JOB, NonFinite, Packed, Source};
+use crate::pack::{Form, JOB, NonFinite, Packed, Source};
 use crate::tiles::{key_rows, query_rows};
 use crate::workspace::{Lists, Parts};
 use bumpalo::boxed::Box;
@@ -49,6 +49,44 @@ pub struct Keys<'m> {
     pub non_finite: NonFinite<'m>,
 }
 
+/// Layout of packed operands.
+#[derive(Clone, Copy)]
+pub enum Layout {
+    /// Panels of f32: so many rows of one across, and columns of one along.
+    Panels([usize; 2]),
+    /// Tiles of bf16: the form across, and that along.
+    Tiles([Form; 2]),
+}
+
+impl Layout {
+    /// Elements across, and along, of `len` rows of as many elements as `dims` says.
+    fn lens(self, len: usize, dims: [usize; 2]) -> [usize; 2] {
+        match self {
+            Layout::Panels([rows, cols]) => [
+                len.next_multiple_of(rows).saturating_mul(dims[0]),
+                len.saturating_mul(dims[1].next_multiple_of(cols)),
+            ],
+            Layout::Tiles(_) => dims.map(|dim| Form::len(len, dim)),
+        }
+    }
+
+    /// Packs across, and says whether an element is not finite.
+    pub fn across(self, source: &Source<'_>, packed: &mut Packed<'_>) -> bool {
+        match self {
+            Layout::Panels([rows, _]) => source.across_into(rows, packed),
+            Layout::Tiles([form, _]) => source.tiles_into(form, packed),
+        }
+    }
+
+    /// Packs along, likewise.
+    fn along(self, source: &Source<'_>, packed: &mut Packed<'_>) -> bool {
+        match self {
+            Layout::Panels([_, cols]) => source.along_into(cols, packed),
+            Layout::Tiles([_, form]) => source.tiles_into(form, packed),
+        }
+    }
+}
+
 /// The packed operands of some slots, one after the other.
 #[derive(Debug)]
 pub struct Slots<'m> {
@@ -84,12 +122,11 @@ impl<'a> Operand<'a> {
         Operand { across: false, ..Operand::both(tensor) }
     }
 
-    /// Memory for `len` rows, with panels of so many rows across and columns along.
-    fn room<'m>(&self, parts: &mut Parts<'m>, len: usize, [rows, cols]: [usize; 2]) -> Both<'m> {
+    /// Memory for `len` rows.
+    fn room<'m>(&self, parts: &mut Parts<'m>, len: usize, layout: Layout) -> Both<'m> {
         let width = self.tensor.map_or(0, |tensor| tensor.shape()[3]);
-        let dim = |packed| if packed { width } else { 0 };
-        let across = len.next_multiple_of(rows).saturating_mul(dim(self.across));
-        let along = len.saturating_mul(dim(self.along).next_multiple_of(cols));
+        let dims = [self.across, self.along].map(|packed| if packed { width } else { 0 });
+        let [across, along] = layout.lens(len, dims);
         Both { across: Packed::new(parts, across), along: Packed::new(parts, along) }
     }
 
@@ -99,15 +136,15 @@ impl<'a> Operand<'a> {
         &self,
         both: &mut Both<'_>,
         non_finite: &mut NonFinite<'_>,
-        [rows, cols]: [usize; 2],
+        layout: Layout,
         (batch, head, range): (usize, usize, Range<usize>),
         masked: Option<View<'_, f32, Ix3>>,
     ) {
         let Some(tensor) = self.tensor else { return };
         let masked = masked.map(|lse| lse.slice_move(s![batch, head, range.clone()]));
         let source = Source { rows: tensor.rows(batch, head, range), masked, job: JOB };
-        let across = self.across && source.across_into(rows, &mut both.across);
-        let along = self.along && source.along_into(cols, &mut both.along);
+        let across = self.across && layout.across(&source, &mut both.across);
+        let along = self.along && layout.along(&source, &mut both.along);
         if across || along {
             non_finite.note(&source);
         }
@@ -170,9 +207,13 @@ impl<'a> Packing<'a> {
         rayon::current_num_threads().min(queries.max(keys)).max(1)
     }
 
-    /// Rows of a panel across, and columns of one along: of the keys, and of the queries.
-    fn widths(&self) -> [[usize; 2]; 2] {
-        [self.cut.cols, self.cut.rows].map(|rows| [rows, self.cut.cols])
+    /// The layouts of the keys, and of the queries.
+    pub fn layouts(&self) -> [Layout; 2] {
+        let Cut { rows, cols, bf16, .. } = self.cut;
+        match bf16 {
+            true => [[Form::Across, Form::Along], [Form::Rows, Form::Columns]].map(Layout::Tiles),
+            false => [cols, rows].map(|rows| Layout::Panels([rows, cols])),
+        }
     }
 
     /// Query heads that are packed of a slot.
@@ -207,14 +248,14 @@ impl<'a> Packing<'a> {
     }
 
     fn room_of_keys<'m>(&self, parts: &mut Parts<'m>) -> Keys<'m> {
-        let (len, [widths, _]) = (self.longest().1, self.widths());
-        let [k, v, ddk, ddv] = self.keys.map(|operand| operand.room(parts, len, widths));
+        let (len, [layout, _]) = (self.longest().1, self.layouts());
+        let [k, v, ddk, ddv] = self.keys.map(|operand| operand.room(parts, len, layout));
         Keys { k, v, ddk, ddv, non_finite: NonFinite::new(parts, len) }
     }
 
     fn room_of_queries<'m>(&self, parts: &mut Parts<'m>) -> Queries<'m> {
-        let (len, [_, widths]) = (self.longest().0, self.widths());
-        let [q, dout, ddq, cot_o] = self.queries.map(|operand| operand.room(parts, len, widths));
+        let (len, [_, layout]) = (self.longest().0, self.layouts());
+        let [q, dout, ddq, cot_o] = self.queries.map(|operand| operand.room(parts, len, layout));
         let lse = parts.room(len.next_multiple_of(self.cut.rows));
         Queries { q, dout, ddq, cot_o, non_finite: NonFinite::new(parts, len), lse }
     }
@@ -229,7 +270,7 @@ impl<'a> Packing<'a> {
             non_finite.clear();
             for (operand, both) in self.keys.iter().zip([k, v, ddk, ddv]) {
                 let rows = (sequence.batch, head, key_rows(sequence));
-                operand.pack(both, non_finite, self.widths()[0], rows, None);
+                operand.pack(both, non_finite, self.layouts()[0], rows, None);
             }
         };
         let pack_queries = |(queries, head): (&mut Queries<'_>, usize)| {
@@ -262,7 +303,7 @@ impl<'a> Packing<'a> {
         }
         for (operand, both) in self.queries.iter().zip([q, dout, ddq, cot_o]) {
             let rows = (sequence.batch, head, rows.clone());
-            operand.pack(both, non_finite, self.widths()[1], rows, masked);
+            operand.pack(both, non_finite, self.layouts()[1], rows, masked);
         }
     }
 }

@@ -11,6 +11,10 @@ use etalon_problem::Blocking;
 /// L2 cache while the register blocks of the queries pass over it.
 pub const FIRST_ORDER: Blocking = Blocking { queries: 192, keys: 192 };
 
+/// The blocking of first order in bf16: the weights of a tile of queries and keys stay in the L2 cache, twice for the
+/// backward pass.
+pub const BF16: Blocking = Blocking { queries: 256, keys: 256 };
+
 /// The blocking of the second order: four tiles of weights stay in the L2 cache.
 pub const SECOND_ORDER: Blocking = Blocking { queries: 96, keys: 192 };
 

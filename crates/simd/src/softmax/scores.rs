@@ -2,7 +2,7 @@
 
 use super::distances::Near;
 use super::rule::{Raise, ScoreRule};
-use crate::exp::tanh;
+use crate::exp::tanh as tanh_of;
 use crate::lanes::{Isa, Lanes, Tile};
 use crate::tile::{MAX_KEYS, MAX_ROWS, STRIDE};
 use etalon_problem::Cover;
@@ -28,6 +28,12 @@ impl Strip {
     /// a bias may still make a score −∞, whose weight is 0 as its operands are finite.
     pub fn edges(&self) -> [Range<usize>; 2] {
         [self.cols.start..self.open.start, self.open.end..self.cols.end]
+    }
+
+    /// True if the mask allows every pair of the panel that begins at a column.
+    #[inline(always)]
+    pub fn is_open(&self, column: usize) -> bool {
+        self.open.contains(&column)
     }
 
     /// The part of it within some columns of it.
@@ -173,15 +179,13 @@ fn memory_max<I: Isa>(isa: I, cols: &Range<usize>, s: &[f32], max: &mut [I::F32;
     // No iterator over registers: it would be a function of its own.
     for row in (0..I::Tile::ROWS * STRIDE).step_by(STRIDE) {
         let max = &mut max[row / STRIDE];
-        for s in s[row..][cols.clone()].chunks_exact(I::F32::N) {
-            *max = I::F32::load(isa, s).max(*max);
-        }
+        *max = lanes_max(isa, &s[row..][cols.clone()], *max);
     }
 }
 
 /// The columns from the first panel that holds a visible pair to the last, and those of the first run
 /// of panels within that are visible as a whole.
-fn strip(factors: &Factors<'_, '_>, width: usize) -> Option<Strip> {
+pub fn strip(factors: &Factors<'_, '_>, width: usize) -> Option<Strip> {
     let Factors { rule, rows, cols, note_visible, .. } = factors;
     let (mut first, mut end) = (0, cols.len().div_ceil(width));
     // A panel that the keys do not fill is not visible as a whole.
@@ -217,7 +221,7 @@ fn cap_scores<I: Isa>(isa: I, cap: f32, cols: &Range<usize>, block: &mut Block<'
         let row = row[cols.clone()].chunks_exact_mut(I::F32::N);
         let tanhs = tanhs[cols.clone()].chunks_exact_mut(I::F32::N);
         for (s, stored) in row.zip(tanhs) {
-            let t = tanh(isa, I::F32::load(isa, s) / cap);
+            let t = tanh_of(isa, I::F32::load(isa, s) / cap);
             (cap * t).store(s);
             t.store(stored);
         }
@@ -239,28 +243,108 @@ fn hide<I: Isa>(
     edge: &Range<usize>,
     block: &mut Block<'_>,
 ) {
-    let Factors { rule, rows, cols, .. } = factors;
     if edge.is_empty() {
         return;
     }
-    let keys = cols.start + edge.start..cols.end.min(cols.start + edge.end);
     for r in 0..I::Tile::ROWS {
         let s = &mut block.s[r * STRIDE..][edge.clone()];
         let visible = &mut block.visible[r * MAX_KEYS..][edge.clone()];
-        let i = rows.start + r;
-        if i >= rows.end {
-            visible.fill(0); // rows that only fill the register block
-        } else {
-            let (inside, padding) = visible.split_at_mut(keys.len());
-            rule.visible_row(i, keys.clone(), inside);
-            padding.fill(0);
-            if let Some(bias) = bias {
-                bias.add_row(i, keys.clone(), s);
-            }
-        }
-        for (s, visible) in s.iter_mut().zip(visible) {
-            *s = if *visible != 0 { *s } else { f32::NEG_INFINITY };
-            *visible = u8::from(*s != f32::NEG_INFINITY);
+        hide_row(factors, bias, r, edge, s, visible);
+    }
+}
+
+/// The same of row `r`: of the scores and marks of its columns `edge`.
+#[inline(always)]
+fn hide_row(
+    factors: &Factors<'_, '_>,
+    bias: &Option<Raise<'_>>,
+    r: usize,
+    edge: &Range<usize>,
+    s: &mut [f32],
+    visible: &mut [u8],
+) {
+    let Factors { rule, rows, cols, .. } = factors;
+    let keys = cols.start + edge.start..cols.end.min(cols.start + edge.end);
+    let i = rows.start + r;
+    if i >= rows.end {
+        visible.fill(0); // rows that only fill the register block
+    } else {
+        let (inside, padding) = visible.split_at_mut(keys.len());
+        rule.visible_row(i, keys.clone(), inside);
+        padding.fill(0);
+        if let Some(bias) = bias {
+            bias.add_row(i, keys, s);
         }
     }
+    for (s, visible) in s.iter_mut().zip(visible) {
+        *s = if *visible != 0 { *s } else { f32::NEG_INFINITY };
+        *visible = u8::from(*s != f32::NEG_INFINITY);
+    }
+}
+
+/// A row of a block of products Q Kᵀ in memory, which become its scores in a strip, as [`score_block`] makes them.
+pub struct Row<'a> {
+    /// Its number in the block.
+    pub r: usize,
+    /// The products, then S.
+    pub s: &'a mut [f32],
+    /// As in [`Block`].
+    pub tanh: &'a mut [f32],
+    pub visible: &'a mut [u8],
+}
+
+impl Row<'_> {
+    /// Makes the scores, and returns the maxima of each lane.
+    #[inline(always)]
+    pub fn score<I: Isa>(
+        &mut self,
+        isa: I,
+        factors: &Factors<'_, '_>,
+        bias: &Option<Raise<'_>>,
+        strip: &Strip,
+    ) -> I::F32 {
+        let Row { r, s, tanh, visible } = self;
+        let mut max = I::F32::splat(isa, f32::NEG_INFINITY);
+        let scale = I::F32::splat(isa, factors.rule.scale);
+        for s in s[strip.open.clone()].chunks_exact_mut(I::F32::N) {
+            let x = I::F32::load(isa, s) * scale;
+            x.store(s);
+            max = x.max(max);
+        }
+        for edge in strip.edges() {
+            for s in s[edge].chunks_exact_mut(I::F32::N) {
+                (I::F32::load(isa, s) * scale).store(s);
+            }
+        }
+        if let Some(cap) = factors.rule.softcap {
+            let cap = I::F32::splat(isa, cap);
+            let tanhs = tanh[strip.cols.clone()].chunks_exact_mut(I::F32::N);
+            for (s, stored) in s[strip.cols.clone()].chunks_exact_mut(I::F32::N).zip(tanhs) {
+                let t = tanh_of(isa, I::F32::load(isa, s) / cap);
+                (cap * t).store(s);
+                t.store(stored);
+            }
+        }
+        if let Some(bias) = bias.as_ref().filter(|_| factors.rows.start + *r < factors.rows.end) {
+            let keys = factors.cols.start + strip.open.start..factors.cols.start + strip.open.end;
+            bias.add_row(factors.rows.start + *r, keys, &mut s[strip.open.clone()]);
+        }
+        if factors.rule.softcap.is_some() || bias.is_some() {
+            max = lanes_max(isa, &s[strip.open.clone()], I::F32::splat(isa, f32::NEG_INFINITY));
+        }
+        for edge in strip.edges().into_iter().filter(|edge| !edge.is_empty()) {
+            hide_row(factors, bias, *r, &edge, &mut s[edge.clone()], &mut visible[edge.clone()]);
+            max = lanes_max(isa, &s[edge], max);
+        }
+        max
+    }
+}
+
+/// The larger of `max` and the scores, lane by lane.
+#[inline(always)]
+fn lanes_max<I: Isa>(isa: I, s: &[f32], mut max: I::F32) -> I::F32 {
+    for s in s.chunks_exact(I::F32::N) {
+        max = I::F32::load(isa, s).max(max);
+    }
+    max
 }

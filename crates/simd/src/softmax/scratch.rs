@@ -3,6 +3,7 @@
 use super::cut::Cut;
 use super::operands::Operands;
 use super::schedule::{AHEAD, Schedule};
+use crate::pack::Form;
 use crate::tile::{MAX_KEYS, MAX_ROWS, STRIDE};
 use crate::workspace::Parts;
 use std::ops::Range;
@@ -21,11 +22,11 @@ pub struct Scratch<'m> {
 
 /// The weights of a tile: rows lie [`STRIDE`] apart, and a pass has those that it needs.
 pub struct TileMemory<'m> {
-    /// S, then P.
+    /// S, then P; of bf16 S of a block of queries.
     pub p: &'m mut [f32],
     /// U, then P ⊙ U or Ṗ.
     pub p_dot: &'m mut [f32],
-    /// T, then x or X.
+    /// T, then x or X; of bf16 dP of a block of queries.
     pub x: &'m mut [f32],
     /// tanh(s/c) of a register block.
     pub tanh: &'m mut [f32],
@@ -38,13 +39,15 @@ pub struct TileMemory<'m> {
     /// Of lazy attention the rows of a tile from the first to the last with an active pair in each panel
     /// of keys.
     pub active: [Range<usize>; MAX_PANELS],
+    /// Of bf16 P and ds of a tile in pairs of queries.
+    pub pairs: [&'m mut [f32]; 2],
     /// The shares of dq that wait for their turn, and room for the next; of the second order one.
     pub shares: [Share<'m>; AHEAD],
 }
 
 /// The weights of a tile of keys and queries from which its share of dq follows.
 pub struct Share<'m> {
-    /// dP, then dS or ds of a tile.
+    /// dP, then dS or ds of a tile; of bf16 ds in pairs of keys.
     pub ds: &'m mut [f32],
     /// 1 for the pairs of a tile that are visible, and otherwise 0, rows [`MAX_KEYS`] apart.
     pub visible: &'m mut [u8],
@@ -65,6 +68,8 @@ pub struct Sums<'m> {
     pub numbers: &'m mut [f32],
     /// dbias or gbias of a tile, rows [`STRIDE`] apart.
     pub bias: &'m mut [f32],
+    /// Of bf16, where the sums of a tile of keys are transposed: the rows of one of them.
+    pub turned: &'m mut [f32],
 }
 
 /// One of the weights of a tile.
@@ -91,13 +96,18 @@ impl<'m> Scratch<'m> {
         let of = |there: bool, len: usize| if there { len } else { 0 };
         let (tile, block) = (cut.queries * STRIDE, cut.rows * STRIDE);
         let rows = cut.queries.max(cut.keys.next_multiple_of(cut.rows));
+        let row = if cut.bf16 { STRIDE } else { rows };
         let sum = |rows: usize, dim: usize| cut.stride(dim).saturating_mul(rows);
-        let value_dim = operands.value_dim();
+        let (dim, value_dim) = (operands.scores.extents.dim, operands.value_dim());
+        // Of bf16 no more than a block of scores is kept in f32.
+        let pairs = of(cut.bf16, Form::len(cut.queries, MAX_KEYS));
+        let (scores, of_bias) = (tile, schedule.bias || cut.bf16 && operands.bias.is_some());
+        let (tile, of_ds) = if cut.bf16 { (block, pairs) } else { (tile, tile) };
         let share = |number| {
             let there = number < schedule.shares();
             let strips = parts.room(of(there, 2 * (cut.queries / cut.rows)));
             Share {
-                ds: parts.room(of(there, tile)),
+                ds: parts.room(of(there, of_ds)),
                 visible: parts.bytes(of(there, cut.queries * MAX_KEYS)),
                 strips: bytemuck::cast_slice_mut(strips),
             }
@@ -106,12 +116,13 @@ impl<'m> Scratch<'m> {
         let tiles = TileMemory {
             p: parts.room(tile),
             p_dot: parts.room(of(second, tile)),
-            x: parts.room(of(second, tile)),
+            x: parts.room(of(second || cut.bf16, tile)),
             tanh: parts.room(block),
             u0: parts.room(of(second, block)),
             row_sums: [[0.0; MAX_ROWS]; 3],
             tau: 0.0,
             active: [const { 0..0 }; MAX_PANELS],
+            pairs: [(); 2].map(|()| parts.room(pairs)),
             shares,
         };
         let numbers = match (second, operands.tau) {
@@ -120,11 +131,12 @@ impl<'m> Scratch<'m> {
             _ => 1,
         };
         let sums = Sums {
-            wide: parts.room(sum(rows, operands.scores.extents.dim)),
-            values: parts.room(sum(rows, value_dim)),
+            wide: parts.room(sum(row.max(of(cut.bf16, rows)), dim)),
+            values: parts.room(sum(row, value_dim)),
             o: parts.room(of(schedule.o_anew, sum(cut.queries, value_dim))),
             numbers: parts.room(cut.queries * numbers),
-            bias: parts.room(of(schedule.bias, tile)),
+            bias: parts.room(of(of_bias, scores)),
+            turned: parts.room(of(cut.bf16, sum(cut.keys, dim.max(value_dim)))),
         };
         Scratch { cut, tiles, sums, rows: [(); 2].map(|()| parts.room(value_dim)) }
     }

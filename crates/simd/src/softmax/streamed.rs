@@ -3,7 +3,7 @@
 use super::cut::Cut;
 use super::needs::Needs;
 use super::operands::Operands;
-use super::packs::{Keys, Packing};
+use super::packs::{Keys, Layout, Packing};
 use super::rule::{Prepared, ScoreRule};
 use super::tasks::{Task, Tasks};
 use super::wave::each;
@@ -53,14 +53,14 @@ pub struct Tile<'a> {
     pub keys: &'a Keys<'a>,
     /// The queries, to be packed across.
     pub queries: Source<'a>,
-    /// Rows of a panel of them.
-    pub width: usize,
+    /// Their layout.
+    layout: Layout,
 }
 
 impl Tile<'_> {
     /// Packs the queries, and says whether one is not finite.
     pub fn pack(&self, q: &mut Packed<'_>) -> bool {
-        self.queries.across_into(self.width, q)
+        self.layout.across(&self.queries, q)
     }
 }
 
@@ -109,7 +109,7 @@ fn tile<'a>(
     };
     let of = QueryHead { sequence, head };
     let rule = ScoreRule::new(operands.scores, prepared, operands.bias, of);
-    Tile { rule, keys, queries, width: packing.cut.rows }
+    Tile { rule, keys, queries, layout: packing.layouts()[1] }
 }
 
 /// The plan of [`sweep`].

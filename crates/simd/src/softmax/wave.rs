@@ -1,5 +1,6 @@
 //! The sweeps that passes of first and second order share, wave by wave.
 
+use super::bf16_gradient::{Bf16BiasTile, turn};
 use super::block::{Body, Pair};
 use super::diagonals::{Diagonals, write_totals};
 use super::kernels::BiasTile;
@@ -9,7 +10,7 @@ use super::ordered_sum::OrderedSum;
 use super::packs::{Keys, Packing, Queries, Slots};
 use super::rule::{Prepared, ScoreRule};
 use super::schedule::Schedule;
-use super::scratch::Scratch;
+use super::scratch::{Scratch, Sums};
 use super::stats::{RowStats, Stats};
 use super::tasks::{BiasTask, Task, Tasks, bias_tasks};
 use crate::element::TensorMut;
@@ -205,8 +206,15 @@ impl<'a> Wave<'a> {
             scratch.sums.wide.fill(0.0);
             scratch.sums.values.fill(0.0);
             tile(task, numbers, scratch);
-            task.write(0, scratch.sums.wide, strides[0], scale);
-            task.write(1, scratch.sums.values, strides[1], 1.0);
+            let Sums { wide, values, turned, .. } = &mut scratch.sums;
+            let sums = [(&**wide, scale), (&**values, 1.0)];
+            for (number, ((sum, factor), stride)) in sums.into_iter().zip(strides).enumerate() {
+                if cut.bf16 {
+                    turn(sum, stride, task.place.rows.len(), turned);
+                }
+                let sum = if cut.bf16 { &**turned } else { sum };
+                task.write(number, sum, stride, factor);
+            }
         });
     }
 
@@ -235,8 +243,13 @@ impl<'a> Wave<'a> {
             let keys = numbers.clone().map(|number| packing.sequences[number].keys).max();
             for cols in tiles(0..keys.unwrap_or(0), packing.cut.keys) {
                 let (rows, pairs) = (rows.clone(), pairs.clone());
-                let tile = BiasTile { body, pairs, rows, cols: cols.clone(), scratch };
-                self.work.level.run(tile);
+                let (keys, level) = (cols.clone(), self.work.level);
+                if packing.cut.bf16 {
+                    let tile = Bf16BiasTile { pairs, rows, cols: keys, scratch };
+                    level.run_tiles(tile).unwrap_or_default();
+                } else {
+                    level.run(BiasTile { body, pairs, rows, cols: keys, scratch });
+                }
                 let here = start + cols.start..start + cols.end;
                 result.view_mut().slice(s![.., here]).write_rows(scratch.sums.bias, STRIDE, 1.0);
             }

@@ -1,8 +1,7 @@
 //! Both instructions as this CPU has them, with any MXCSR.
 
+use crate::lanes::amx::Amx;
 use std::arch::asm;
-use std::arch::x86_64::__cpuid_count;
-use std::sync::LazyLock;
 
 /// Words of a register, rows of a tile, and words of such a row.
 pub const LANES: usize = 16;
@@ -19,52 +18,8 @@ pub fn has_vdpbf16ps() -> bool {
 }
 
 /// `Ok` if there is `tdpbf16ps` and the system lets this process use tiles, else the reason.
-pub fn has_tdpbf16ps() -> Result<(), String> {
-    static ANSWER: LazyLock<Result<(), String>> = LazyLock::new(|| {
-        const TILES: u32 = 1 << 24 | 1 << 22;
-        const STATE: u64 = 3 << 17;
-        if __cpuid_count(7, 0).edx & TILES != TILES {
-            return Err("the CPU has no amx-tile and amx-bf16".into());
-        }
-        if enabled_state() & STATE != STATE {
-            return Err("the system keeps no tiles (XCR0)".into());
-        }
-        match request_tiles() {
-            0 => Ok(()),
-            error => Err(format!("the system refuses tiles (arch_prctl: {error})")),
-        }
-    });
-    ANSWER.clone()
-}
-
-/// XCR0: the parts of the state that the system keeps. CPUs with tiles have the instruction.
-fn enabled_state() -> u64 {
-    let (low, high): (u32, u32);
-    // SAFETY: `xgetbv` of register 0 reads; the caller has seen a CPU that has it.
-    unsafe {
-        asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") high, options(nomem, nostack));
-    }
-    u64::from(high) << 32 | u64::from(low)
-}
-
-/// Asks Linux for tiles, for this process and for all time: 0, or a negative number of an error.
-fn request_tiles() -> i64 {
-    #[cfg(target_os = "linux")]
-    {
-        // `arch_prctl` with ARCH_REQ_XCOMP_PERM, and the number of the state of tiles.
-        const CALL: i64 = 158;
-        const REQUEST: u64 = 0x1023;
-        const TILE_DATA: u64 = 18;
-        let answer: i64;
-        // SAFETY: the call takes two numbers, touches no memory of this process, and answers in rax.
-        unsafe {
-            asm!("syscall", inlateout("rax") CALL => answer, in("rdi") REQUEST,
-                in("rsi") TILE_DATA, out("rcx") _, out("r11") _, options(nostack));
-        }
-        answer
-    }
-    #[cfg(not(target_os = "linux"))]
-    -1
+pub fn has_tdpbf16ps() -> Result<(), &'static str> {
+    Amx::detect().map(|_| ())
 }
 
 /// Lane by lane sum + the products of a pair, computed with this MXCSR, and MXCSR afterwards.

@@ -1,7 +1,10 @@
 //! The emulation against recordings, and against the instructions of this machine.
 
-use super::cases::{Case, parse};
+use super::cases::{Bits, Case, parse};
 use super::*;
+use crate::Level;
+use crate::lanes::matrix::{BLOCK, F32, MatrixKernel, Tiles};
+use crate::tile::STRIDE;
 
 fn one_pair(case: &Case) -> u32 {
     vdpbf16ps(case.sum, case.a[0], case.b[0])
@@ -32,6 +35,61 @@ fn tdpbf16ps_is_as_recorded() {
     assert!(recorded.len() > 800, "{} cases", recorded.len());
     assert!(recorded.iter().any(|(case, _)| case.a.len() == 16));
     check("tdpbf16ps", any_pairs, recorded);
+}
+
+/// Bits of two factors that are rounded, neighbours in pairs and rows in pairs, and of their product, added to what
+/// was there.
+struct Rounded<'a> {
+    a: &'a [f32],
+    b: &'a [f32],
+    c: &'a [f32],
+}
+
+impl MatrixKernel<Vec<u32>> for Rounded<'_> {
+    #[inline(always)]
+    fn run<M: Matrix>(self, by: M) -> Vec<u32> {
+        let (isa, lanes) = (by.isa(), F32::<M>::N);
+        let [mut a, mut b] = [self.a, self.b].map(|x| vec![0.0; x.len() / 2]);
+        for (to, pair) in a.chunks_mut(lanes).zip(self.a.chunks(2 * lanes)) {
+            let [low, high] = [0, lanes].map(|at| F32::<M>::load(isa, &pair[at..]));
+            by.neighbours(low, high).store(to);
+        }
+        for (number, to) in b.chunks_mut(lanes).enumerate() {
+            let at = number * lanes / SIDE * BLOCK + number * lanes % SIDE;
+            let [even, odd] = [at, at + SIDE].map(|at| F32::<M>::load(isa, &self.b[at..]));
+            by.stacked(even, odd).store(to);
+        }
+        let mut c = self.c.to_vec();
+        for fresh in [true, false] {
+            let (left, right) =
+                (Tiles { words: &a, steps: [3, 1] }, Tiles { words: &b, steps: [1, 2] });
+            let (stride, rows, cols) = (STRIDE, 4, 2);
+            // The second time half as deep a product is added.
+            let depth = if fresh { 2 } else { 3 };
+            by.multiply(Product { c: &mut c, stride, fresh, a: left, b: right, rows, cols, depth });
+        }
+        [a, b, c].concat().into_iter().map(f32::to_bits).collect()
+    }
+}
+
+/// Any bits, and numbers of like size.
+#[test]
+fn tiles_are_as_emulated() {
+    let mut bits = Bits(5);
+    for (name, emulated) in ["avx512bf16", "amx"].into_iter().zip(Level::emulated()) {
+        for (and, or) in [(u32::MAX, 0), (0xbfff_ffff, 0), (0x807f_ffff, 0x3f80_0000)] {
+            let mut numbers = |len: usize| -> Vec<f32> {
+                (0..len).map(|_| f32::from_bits(bits.next() & and | or)).collect()
+            };
+            let (a, b, c) = (numbers(12 * 512), numbers(6 * 512), numbers(4 * SIDE * STRIDE));
+            let rounded = |level: Level| level.run_tiles(Rounded { a: &a, b: &b, c: &c });
+            let expected = rounded(emulated).expect("a level of tiles");
+            match Level::by_name(name) {
+                Some(level) => assert!(rounded(level) == Some(expected), "{name}, {and:x}"),
+                None => println!("skipped: {}", Level::lacks(name)),
+            }
+        }
+    }
 }
 
 /// More cases than are recorded, and MXCSR, on machines that have the instructions.

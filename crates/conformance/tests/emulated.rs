@@ -1,0 +1,23 @@
+//! The laws on the levels that multiply bf16, by the rules of their instructions: so they hold of the kernels on
+//! machines without the instructions too.
+
+use etalon_conformance::cases::Depth;
+use etalon_conformance::suite::{SuiteOptions, run};
+use etalon_conformance::tier::Tier;
+use etalon_conformance::tiers::Simd;
+use etalon_problem::Algorithm;
+use etalon_simd::Level;
+
+#[test]
+fn laws_of_attention_hold_of_kernels_in_bf16() {
+    let levels = Level::emulated().map(Simd::of);
+    let options = SuiteOptions {
+        depth: Depth::Smoke,
+        algorithms: vec![Algorithm::Attention, Algorithm::AttentionLse],
+        ..SuiteOptions::own(levels.iter().map(|level| level as &dyn Tier).collect())
+    };
+    let report = run(&options, &|_, _, _| {});
+    assert!(report.checks() > 100, "{} checks", report.checks());
+    let negative: Vec<_> = report.negative().take(5).collect();
+    assert!(negative.is_empty(), "{negative:#?}");
+}
