@@ -186,7 +186,9 @@ template <> struct PairRows<true> {
 template <int N, class F> DEV void differ(const float (&p)[N], const float (&dp)[N], u32 (&ds)[N / 2], F delta) {
   UNROLL(j, N / 4) {
     const float2 x = delta(j);
-    UNROLL(r, 2) ds[2 * j + r] = pack(p[4 * j + 2 * r] * (dp[4 * j + 2 * r] - x.x), p[4 * j + 2 * r + 1] * (dp[4 * j + 2 * r + 1] - x.y));
+    // A dbias of 0 is +0, as a sum that begins with 0 has it.
+    auto product = [](float p, float x) { return BOXED ? fmaf(p, x, 0.0f) : p * x; };
+    UNROLL(r, 2) ds[2 * j + r] = pack(product(p[4 * j + 2 * r], dp[4 * j + 2 * r] - x.x), product(p[4 * j + 2 * r + 1], dp[4 * j + 2 * r + 1] - x.y));
   }
 }
 // A result of a warpgroup: its sums, their factor, the rows of the tensor, and the place from which a tile is copied.

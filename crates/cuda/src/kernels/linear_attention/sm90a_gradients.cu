@@ -153,6 +153,7 @@ DEV void fill_distances(u32 table, int thread, float log) {
 // what the pairs add to dg_gamma and dσ, Σ (i - j) σ P a b and Σ P a b; where P is 0, they are left out.
 template <bool DOTS> DEV void weigh_distances(u32 (&to)[16], const float (&b)[32], const float (&a)[32], Own& own, int t) {
   float flow = 0, sum = 0, second = 0;  // of second pairs
+  const float distance = t;
   UNROLL_ALL for (int m = -1; m < 8; m++) {
     const u32 at = own.decays + 4 * (t + CHUNK + 8 * m);
     const float2 w = make_float2(load_float(at), load_float(at + 4)), scaled = make_float2(w.x * own.scale, w.y * own.scale);
@@ -165,11 +166,11 @@ template <bool DOTS> DEV void weigh_distances(u32 (&to)[16], const float (&b)[32
     }
     if (!DOTS) continue;
     dots.x = w.x == 0 ? 0 : w.x * dots.x, dots.y = w.y == 0 ? 0 : w.y * dots.y;
-    flow = fmaf(dots.x + dots.y, 8 * m, flow), sum += dots.x, second += dots.y;
+    // Each with its own distance, so that a token alone adds 0: of t and 8m apart the roundings would be left.
+    flow = fmaf(dots.x + dots.y, distance + 8 * m, flow), sum += dots.x, second += dots.y;
   }
   if (!DOTS) return;
-  sum += second;
-  own.gamma = fmaf(own.scale, fmaf(sum, t, flow + second), own.gamma), own.by_scale += sum;
+  own.gamma = fmaf(own.scale, flow + second, own.gamma), own.by_scale += sum + second;
 }
 // With log-decays of tokens both, of tokens from the block `first` on.
 template <bool DOTS> DEV void weigh_by_token(u32 (&to)[16], const float (&b)[32], const float (&a)[32], Own& own, const Thread& t, int first) {
