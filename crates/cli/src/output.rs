@@ -34,7 +34,7 @@ fn unfinished() -> MutexGuard<'static, Option<PathBuf>> {
     UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A file that a command reads, and the option that names it.
+/// A file or folder that a command reads, and the option that names it.
 pub type Given<'a> = (&'static str, &'a Path);
 
 /// A file that a profile is read from, if it is the name of one.
@@ -42,17 +42,23 @@ pub fn of_profile(profile: &str) -> Option<Given<'_>> {
     profile_file(profile).map(|file| ("--profile", file))
 }
 
-/// Fails where the file of an option would take the place of one that the command reads.
+/// Fails where the file of an option would take the place of one that the command reads, or lie in such a folder.
 pub fn apart(option: &str, draft: &Draft, given: &[Given<'_>]) -> Result<(), Failure> {
-    match given.iter().find(|(_, path)| draft.is_at(path)) {
-        None => Ok(()),
-        Some((other, path)) => {
-            let path = shortened(&path.display().to_string(), SHOWN);
+    for (other, path) in given {
+        let name = || shortened(&path.display().to_string(), SHOWN);
+        if draft.is_at(path) {
+            let name = name();
             let text =
-                format!("{option} would overwrite the file of {other}, {path}: name another");
-            Err(Failure(text))
+                format!("{option} would overwrite the file of {other}, {name}: name another");
+            return Err(Failure(text));
+        }
+        if path.is_dir() && draft.is_within(path) {
+            let name = name();
+            let text = format!("{option} would lie in the folder of {other}, {name}: name another");
+            return Err(Failure(text));
         }
     }
+    Ok(())
 }
 
 /// Writes a file. If a signal ends the command meanwhile, what was written goes first.

@@ -79,10 +79,10 @@ pub fn run(arguments: &Arguments) -> Outcome {
 
 impl Arguments {
     /// The files that it reads to judge answers.
-    fn files<'a>(&'a self, index: &'a Path) -> Vec<Given<'a>> {
+    fn files<'a>(&'a self, folder: &'a Path) -> Vec<Given<'a>> {
         let capabilities = self.capabilities.as_deref().map(|path| ("--capabilities", path));
         let given = capabilities.into_iter().chain(of_profile(&self.profile));
-        given.chain([("--check", index)]).collect()
+        given.chain([("--check", folder)]).collect()
     }
 
     fn capabilities(&self) -> Result<Option<Capabilities>, Failure> {

@@ -116,7 +116,9 @@ pub fn run(arguments: &Arguments) -> Outcome {
     }
     let folder = Outputs { root: &arguments.outputs, allow_missing: arguments.allow_missing };
     folder.check_names(&set)?;
-    let given: Vec<_> = arguments.profile.as_deref().and_then(of_profile).into_iter().collect();
+    let folders = [("DIR", arguments.dir.as_path()), ("OUTPUTS", &arguments.outputs)];
+    let profile = arguments.profile.as_deref().and_then(of_profile);
+    let given: Vec<_> = folders.into_iter().chain(profile).collect();
     let drafts = arguments.reports.begin(&given)?;
     let pool = arguments.threads.pool()?;
     let bench = Bench { set: &set, folder, claim };

@@ -39,7 +39,7 @@ const STUDIED: usize = 6;
 pub fn judge(arguments: &Arguments, folder: &Path) -> Outcome {
     let about = about();
     let path = folder.join(INDEX);
-    let drafts = arguments.reports.begin(&arguments.files(&path))?;
+    let drafts = arguments.reports.begin(&arguments.files(folder))?;
     let wrong = |reason: String| Failure(format!("{}: {reason}", path.display()));
     let index: Index = vectors::parse_json(&path, "list of probes", &vectors::read_text(&path)?)?;
     if index.schema != SCHEMA {

@@ -64,6 +64,10 @@ fn a_right_kernel_passes_and_a_wrong_one_does_not() {
     );
     let folders = folders(&probes);
     assert!(folders.len() > 10, "{}", folders.len());
+    let report = format!("json={}", folders[0].join("question.json").display());
+    let onto = ["probe", "--check", probes.to_str().unwrap(), "--report", &report];
+    let line = refusal(&etalon(&onto));
+    assert!(line.starts_with("--report would lie in the folder of --check, "), "{line}");
     folders.iter().for_each(|folder| drop(answer(folder)));
     let (text, status) = judged(&probes);
     assert_eq!(status, Some(0), "{text}");

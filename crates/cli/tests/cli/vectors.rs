@@ -126,6 +126,17 @@ fn outputs_of_the_simd_tier_pass() {
 }
 
 #[test]
+fn a_report_lies_in_no_folder_that_is_read() {
+    let answers = Answers::new("attention.forward.f32");
+    for (name, folder) in [("DIR", &*SET.1), ("OUTPUTS", answers.folder.path())] {
+        let report = format!("json={}", folder.join("manifest.json").display());
+        let line = refusal(&answers.check(&["--allow-missing", "--report", &report]));
+        let part = format!("--report would lie in the folder of {name}, ");
+        assert!(line.starts_with(&part), "{line}");
+    }
+}
+
+#[test]
 fn a_planted_error_fails_at_its_vector() {
     let answers = Answers::new("attention.");
     assert_eq!(answers.judged(&["--allow-missing"]).0, Some(0));

@@ -239,17 +239,24 @@ fn a_signal_ends_the_program() {
         return;
     }
     let folder = tempdir().expect("a folder");
-    for (mode, signal) in [("hangs", "INT"), ("mute", "INT"), ("right", "TERM"), ("orphan", "HUP")]
-    {
+    let by = [
+        ("hangs", "INT"),
+        ("mute", "INT"),
+        ("right", "TERM"),
+        ("orphan", "HUP"),
+        ("shared", "TERM"),
+    ];
+    for (mode, signal) in by {
         let path = folder.path().join(mode);
         let line = program(mode, path.to_str().expect("a name"));
         let mut command = Command::new(env!("CARGO_BIN_EXE_etalon"));
         command.args(["verify", "--candidate", &line, "--limit", "90"]);
         let mut etalon = command.stdout(Stdio::null()).spawn().expect("etalon starts");
         let begun = Instant::now();
-        let number = loop {
+        // The number of the process, or the path of a file that it shares.
+        let told = loop {
             match fs::read_to_string(&path) {
-                Ok(number) if !number.is_empty() => break number,
+                Ok(told) if !told.is_empty() => break told,
                 _ => assert!(begun.elapsed() < Duration::from_secs(60), "{mode} does not start"),
             }
             sleep(Duration::from_millis(20));
@@ -258,7 +265,10 @@ fn a_signal_ends_the_program() {
         let kill = format!("kill -{signal} {}", etalon.id());
         assert!(Command::new("sh").args(["-c", &kill]).status().expect("a shell").success());
         assert!(!etalon.wait().expect("an end").success(), "{mode}");
-        let own = Path::new("/proc").join(&number);
+        let own = match mode {
+            "shared" => Path::new(&told).parent().expect("a folder").to_path_buf(),
+            _ => Path::new("/proc").join(&told),
+        };
         let begun = Instant::now();
         while own.exists() {
             assert!(begun.elapsed() < Duration::from_secs(60), "{mode} is left");

@@ -59,6 +59,12 @@ impl Draft {
         target(&path).is_ok_and(|target| self.is_same_file(&Draft { path, target }))
     }
 
+    /// True if it would lie in a folder, or in a folder of that.
+    pub fn is_within(&self, folder: &Path) -> bool {
+        let places = (self.folder().canonicalize(), folder.canonicalize());
+        matches!(places, (Ok(own), Ok(folder)) if own.starts_with(&folder))
+    }
+
     /// Begins the file.
     pub fn begin(self) -> Result<Unfinished, Error> {
         let file = self.temporary()?;
