@@ -17,9 +17,28 @@ and may be called from any thread, also after a fork.
 import os as _os
 
 from . import _etalon
-from ._etalon import Problem, get_num_threads, release_memory, set_num_threads
+from ._etalon import (
+    Problem,
+    cpu_tier,
+    get_num_threads,
+    get_precision,
+    release_memory,
+    set_num_threads,
+    set_precision,
+)
 from ._conform import conform
-from ._judge import Bound, Check, IncorrectError, UndecidedError, assert_correct, bounds, check, random_inputs
+from ._judge import (
+    Bound,
+    Check,
+    IncorrectError,
+    UndecidedError,
+    assert_correct,
+    bounds,
+    check,
+    check_trace,
+    random_inputs,
+    trace,
+)
 from ._passes import (
     attention,
     attention_lse,
@@ -42,8 +61,11 @@ __all__ = [
     "attention_lse",
     "bounds",
     "check",
+    "check_trace",
     "conform",
+    "cpu_tier",
     "get_num_threads",
+    "get_precision",
     "lazy_attention",
     "linear_attention",
     "linear_cross_entropy",
@@ -53,6 +75,8 @@ __all__ = [
     "release_memory",
     "run",
     "set_num_threads",
+    "set_precision",
+    "trace",
 ]
 
 if hasattr(_os, "register_at_fork"):

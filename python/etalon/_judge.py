@@ -180,3 +180,43 @@ def bounds(
     own = [(name, SHORT.get(dtype, dtype)) for name, dtype in (stored or {}).items()]
     found = _etalon.bounds(_problems.made(problem), pass_, inputs, profile=profile, stored=own)
     return {name: Bound(*pair) for name, pair in found.items()}
+
+
+def trace(
+    problem: Problem | Description,
+    inputs: Mapping[str, Any],
+    pass_: str = "forward",
+    *,
+    walk: Mapping[str, Any],
+    only: Iterable[str] = (),
+) -> dict[str, numpy.ndarray]:
+    """What a right kernel of attention or linear attention holds after each tile: lse, o, p, dS, dq, dk, dv, or state
+    and dstate, as far as the pass has them, by name in float64; NaN where right kernels may differ.
+
+    `walk` is the order of the kernel, as in {"tile": {"queries": 64, "keys": 128}} or {"chunk": 64}; its other keys,
+    among them `heads` and `rows` for a part, and the shapes of the tensors: docs/guide.md, "Traces". `only` names the
+    tensors that are wanted. Raises ValueError for a walk that does not fit the problem.
+    """
+    import json
+
+    return _etalon.trace(_problems.made(problem), pass_, inputs, json.dumps(walk), list(only))
+
+
+def check_trace(
+    problem: Problem | Description,
+    inputs: Mapping[str, Any],
+    steps: Mapping[str, Any],
+    pass_: str = "forward",
+    *,
+    walk: Mapping[str, Any],
+    profile: str = "usual",
+) -> Check:
+    """Judges what a kernel held after each tile, and names the first tile and step that is off.
+
+    `steps` holds tensors of `trace` by name, each in the type in which the kernel has it; any may be absent. `walk` is
+    as in `trace`, and `profile` as in `check`, but for "auto".
+    """
+    import json
+
+    own = _problems.made(problem)
+    return Check(*_etalon.check_trace(own, pass_, inputs, steps, json.dumps(walk), profile=profile))

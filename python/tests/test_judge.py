@@ -81,3 +81,57 @@ def test_a_profile_without_bounds_is_not_supported():
     outputs = etalon.run(PROBLEM, "double_backward", inputs)
     with pytest.raises(NotImplementedError, match="`f16-flash` stores weights in a low precision"):
         etalon.check(PROBLEM, inputs, outputs, "double_backward")
+
+
+def steps_of(q, k, v, tile, forget=None):
+    """lse and o of causal attention in NumPy after each tile of keys, in float32; in tile `forget` acc is not rescaled."""
+    k, v = (np.repeat(x, 2, axis=1) for x in (k, v))
+    s = np.where(np.tri(64, dtype=bool), np.einsum("bhid,bhjd->bhij", q, k) * 32**-0.5, -np.inf).astype(np.float32)
+    top, l, acc, steps = np.full((*q.shape[:3], 1), -np.inf, np.float32), 0, 0, {"lse": [], "o": []}
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for t, j in enumerate(range(0, 64, tile)):
+            high = np.maximum(top, s[..., j : j + tile].max(-1, keepdims=True))
+            p = np.where(s[..., j : j + tile] > -np.inf, np.exp(s[..., j : j + tile] - high), 0)
+            old = np.where(top > -np.inf, np.exp(top - high), 0)
+            l = l * old + p.sum(-1, keepdims=True)
+            acc = acc * (1 if t == forget else old) + p @ v[:, :, j : j + tile]
+            top = high
+            steps["lse"].append((top + np.log(l))[..., 0])
+            steps["o"].append(acc / l)
+    return {name: np.stack(all_).astype(np.float32) for name, all_ in steps.items()}
+
+
+WALK = {"tile": {"queries": 64, "keys": 16}}
+
+
+def test_a_trace_is_what_a_kernel_holds():
+    inputs = etalon.random_inputs(PROBLEM)
+    exact = etalon.trace(PROBLEM, inputs, walk=WALK)
+    assert {name: x.shape for name, x in exact.items()} == {
+        "lse": (4, 1, 4, 64), "o": (4, 1, 4, 64, 32), "p": (1, 4, 64, 64)
+    }  # fmt: skip
+    whole = etalon.reference(PROBLEM, "forward", {name: x.astype(np.float64) for name, x in inputs.items()})
+    np.testing.assert_allclose(exact["o"][-1], whole["o"], rtol=1e-12)  # sums in f64, in other orders
+    check = etalon.check_trace(PROBLEM, inputs, steps_of(**inputs, tile=16), walk=WALK)
+    assert check, check
+    assert list(etalon.trace(PROBLEM, inputs, walk=WALK, only=["lse"])) == ["lse"]
+
+
+def test_a_wrong_step_is_named():
+    inputs = etalon.random_inputs(PROBLEM)
+    check = etalon.check_trace(PROBLEM, inputs, steps_of(**inputs, tile=16, forget=2), walk=WALK)
+    first = check.details["trace"]["first"]
+    assert (check.status, first["step"], first["key_tile"]["number"]) == ("failed", "o", 2)
+    assert "key tile 2 (keys 32..48), step o" in str(check)
+
+
+@pytest.mark.parametrize(
+    ("walk", "said"),
+    [({}, "tile"), ({"chunk": 16}, "chunk"), ({"tile": {"queries": 0, "keys": 16}}, "tile"), ({"til": 1}, "til")],
+)
+def test_a_walk_that_does_not_fit_is_an_error(walk, said):
+    inputs = etalon.random_inputs(PROBLEM)
+    with pytest.raises((ValueError, TypeError), match=said):
+        etalon.trace(PROBLEM, inputs, walk=walk)
+    with pytest.raises((ValueError, TypeError), match=said):
+        etalon.check_trace(PROBLEM, inputs, steps_of(**inputs, tile=16), walk=walk)

@@ -147,3 +147,20 @@ def test_advice_on_packed_sequences_is_right():
         packed = eval(text, {"offsets": offsets})
         whole = function(x, x, x, sequences=packed)
         np.testing.assert_allclose(whole[:, :, 2:], function(*[x[:, :, 2:]] * 3), rtol=1e-5, atol=1e-6)
+
+
+def test_a_precision_holds_for_calls_that_name_no_tier():
+    problem = PROBLEMS[0]
+    inputs = etalon.random_inputs(problem, dtype="bfloat16")
+    assert (etalon.get_precision(), etalon.cpu_tier() in ("simd/amx", "simd/avx512bf16")) == ("strict", False)
+    etalon.set_precision("flash")
+    try:
+        assert etalon.get_precision() == "flash"
+        found = etalon.run(problem, "forward", inputs)
+        named = etalon.run(problem, "forward", inputs, tier=etalon.cpu_tier())
+    finally:
+        etalon.set_precision("strict")
+    assert {name: x.tobytes() for name, x in found.items()} == {name: x.tobytes() for name, x in named.items()}
+    etalon.check(problem, inputs, found, profile="bf16-flash").require()
+    with pytest.raises(ValueError, match="precision"):
+        etalon.set_precision("fast")

@@ -1,6 +1,6 @@
 //! `etalon check`: a verdict on the results of somebody's kernel.
 
-mod trace;
+pub(crate) mod trace;
 pub mod vectors;
 
 use crate::eval::{self, LoadedProblem, Question};
@@ -114,7 +114,10 @@ pub fn judge(
         notes.extend(held_wider(problem, pass, dtype, &inputs));
     }
     let auto = claim.of(dtype).is_none();
-    let found = Found { check, allow_undecided: 0.0, auto, notes, command: None };
+    judgement(Found { check, allow_undecided: 0.0, auto, notes, command: None })
+}
+
+fn judgement(found: Found) -> Result<Judgement, Refused> {
     let text = format!("{}\n\n{}", found.verdict(), terminal(&found.blocks()));
     let json = serde_json::to_string(&found).map_err(Failure::from)?;
     Ok(Judgement { status: found.status(), text, json })

@@ -49,10 +49,11 @@ pub mod units;
 mod verify;
 mod zoo;
 
-pub use check::{Judgement, judge};
+pub use check::{Judgement, judge, trace::judge_trace};
 pub use conform::{Wanted, cases, conform};
 pub use eval::bounds;
 pub use outcome::Refused;
+pub use trace::trace_of;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use etalon_conformance::report::Status;

@@ -1,15 +1,15 @@
 //! `etalon trace`: what a kernel that walks over tiles holds after each of them.
 
-use crate::eval::{LoadedProblem, Question};
+use crate::eval::{self, LoadedProblem, Question};
 use crate::options::{self, one_of};
-use crate::outcome::{Failure, Outcome, say};
+use crate::outcome::{Failure, Outcome, Refused, say};
 use crate::page::quoted;
 use crate::table::page;
 use crate::units::{bytes, counted};
 use crate::{memory, needs, output};
 use etalon_conformance::report::Status;
 use etalon_conformance::tensor::{Tensor, Tensors, values};
-use etalon_conformance::traces::{trace, wanted};
+use etalon_conformance::traces::{Traced, trace, wanted};
 use etalon_conformance::vectors::{Draft, trace_to_bytes};
 use etalon_problem::{Blocking, Dtype, Error, Operand, Order, Pass, Problem, SinkPlace, Walk};
 use std::path::PathBuf;
@@ -72,20 +72,20 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let walk = Walk { tile, chunk, keys, queries, sinks, heads: heads.clone(), rows };
     let LoadedProblem { problem, inputs, dtype, notes } = question.read()?;
     let pass = question.pass;
-    let tensors = chosen(&problem, pass, &walk, arguments)?;
-    let size = tensors.iter().map(|x| x.len() as u128).sum::<u128>() * 8;
-    afford(&problem, pass, dtype, size, arguments.limit)?;
+    let tensors = chosen(&problem, pass, &walk, &arguments.only)?;
+    let size = size(&tensors);
+    if size > u128::from(arguments.limit) << 20 {
+        let (size, limit) = (bytes(usize::try_from(size).unwrap_or(usize::MAX)), arguments.limit);
+        let advice =
+            "take some --heads, --rows or tensors (--only), larger tiles, or another --limit";
+        return Err(Failure(format!("the trace takes {size}, more than {limit} MiB: {advice}")));
+    }
+    afford(&problem, pass, dtype, size)?;
     let draft = Draft::new(out)?;
     output::apart("--out", &draft, &question.files())?;
     let names: Vec<&str> = tensors.iter().map(|x| x.name).collect();
-    let traced = arguments.threads.pool()?.install(|| {
-        let operands = values(&problem, pass, &inputs)?;
-        trace(&problem, pass, &operands, &walk, &names)
-    })?;
-    let mut file = Tensors::new();
-    for own in traced {
-        file.insert(own.operand.name.to_string(), Tensor::round(&own.values, Dtype::F64));
-    }
+    let exact = || exact(&problem, pass, &inputs, &walk, &names);
+    let file = arguments.threads.pool()?.install(exact)?;
     output::finish(draft, &trace_to_bytes(out, &file, &walk)?)?;
     notes.iter().try_for_each(|note| say(&page(note)))?;
     let line = |x: &Operand| {
@@ -111,30 +111,51 @@ fn chosen(
     problem: &Problem,
     pass: Pass,
     walk: &Walk,
-    arguments: &Arguments,
-) -> Result<Vec<Operand>, Failure> {
-    if arguments.only.is_empty() {
-        return Ok(walk.tensors(problem, pass)?);
+    only: &[String],
+) -> Result<Vec<Operand>, Error> {
+    if only.is_empty() {
+        return walk.tensors(problem, pass);
     }
-    let names: Vec<&str> = arguments.only.iter().map(String::as_str).collect();
-    Ok(wanted(problem, pass, walk, &names)?)
+    let names: Vec<&str> = only.iter().map(String::as_str).collect();
+    wanted(problem, pass, walk, &names)
 }
 
-/// Fails where the trace is larger than the limit, or than there is memory for: its pieces, their tensors, and the
-/// bytes of the file.
-fn afford(
+/// Bytes of a trace in f64.
+fn size(tensors: &[Operand]) -> u128 {
+    tensors.iter().map(|x| x.len() as u128).sum::<u128>() * 8
+}
+
+/// The exact trace of the inputs of a program, in f64, as `etalon trace` writes it, on the threads of the current
+/// pool; all of its tensors where `only` names none.
+pub fn trace_of(
     problem: &Problem,
     pass: Pass,
-    dtype: Dtype,
-    size: u128,
-    limit: u64,
-) -> Result<(), Failure> {
-    if size > u128::from(limit) << 20 {
-        let size = bytes(usize::try_from(size).unwrap_or(usize::MAX));
-        let advice =
-            "take some --heads, --rows or tensors (--only), larger tiles, or another --limit";
-        return Err(Failure(format!("the trace takes {size}, more than {limit} MiB: {advice}")));
-    }
+    inputs: Tensors,
+    walk: &Walk,
+    only: &[String],
+) -> Result<Tensors, Refused> {
+    let (inputs, dtype) = eval::inputs(problem, pass, inputs)?;
+    let tensors = chosen(problem, pass, walk, only)?;
+    afford(problem, pass, dtype, size(&tensors))?;
+    let names: Vec<&str> = tensors.iter().map(|x| x.name).collect();
+    Ok(exact(problem, pass, &inputs, walk, &names)?)
+}
+
+/// These tensors of a trace.
+fn exact(
+    problem: &Problem,
+    pass: Pass,
+    inputs: &Tensors,
+    walk: &Walk,
+    names: &[&str],
+) -> Result<Tensors, Error> {
+    let traced = trace(problem, pass, &values(problem, pass, inputs)?, walk, names)?;
+    let store = |own: &Traced<f64>| Tensor::round(&own.values, Dtype::F64);
+    Ok(traced.iter().map(|own| (own.operand.name.to_string(), store(own))).collect())
+}
+
+/// Fails where there is no memory for the trace: its pieces, their tensors, and the bytes of the file.
+fn afford(problem: &Problem, pass: Pass, dtype: Dtype, size: u128) -> Result<(), Failure> {
     let own = needs::evaluation(problem, pass, dtype, "reference", false);
     memory::afford("the trace", own + 4 * size)
 }

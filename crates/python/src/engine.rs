@@ -4,15 +4,17 @@
 //! keeps one [`Engine`] instead, which a forked child leaves behind for a new one ([`after_fork`]). A small pass runs
 //! on the thread that calls, as its only worker: to wake a thread takes longer.
 
+use crate::error::exception;
 use crate::openmp;
 use arc_swap::ArcSwapOption;
-use etalon_simd::Workspace;
+use etalon_simd::{Level, Precision, Workspace};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 use std::fmt;
 use std::num::NonZero;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::available_parallelism;
 
 /// The threads of all passes, and the memory that they keep between calls.
@@ -118,6 +120,36 @@ fn usual_threads() -> Result<usize, NoEngine> {
         Ok(text) => text.parse().map(NonZero::get).map_err(|_| NoEngine::Number(text)),
         Err(_) => Ok(available_parallelism().map_or(1, NonZero::get)),
     }
+}
+
+/// Whether passes may multiply bf16 as such: [`Precision::Flash`].
+static FLASH: AtomicBool = AtomicBool::new(false);
+
+/// The instruction set of a pass that names none.
+pub fn level() -> Level {
+    let best = Level::best();
+    if FLASH.load(Ordering::Relaxed) { best } else { best.in_f32() }
+}
+
+/// Sets how much all later calls may round, from any thread: "strict", or "flash".
+#[pyfunction]
+pub fn set_precision(precision: &str) -> PyResult<()> {
+    let precision: Precision = precision.parse().map_err(exception)?;
+    FLASH.store(precision == Precision::Flash, Ordering::Relaxed);
+    Ok(())
+}
+
+/// The precision that is set.
+#[pyfunction]
+pub fn get_precision() -> &'static str {
+    let flash = FLASH.load(Ordering::Relaxed);
+    if flash { Precision::Flash.name() } else { Precision::Strict.name() }
+}
+
+/// The name of the tier of a pass on the CPU that names none.
+#[pyfunction]
+pub fn cpu_tier() -> String {
+    format!("simd/{}", level())
 }
 
 /// Sets the number of threads of all later calls, from any thread. Results do not depend on it.

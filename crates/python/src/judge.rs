@@ -2,13 +2,15 @@
 
 use crate::engine::Engine;
 use crate::error::exception;
-use crate::problem::{Problem, copied};
+use crate::problem::{Problem, copied, without_file};
 use crate::tensor::array;
-use etalon_cli::{Judgement, Refused, judge};
-use etalon_problem::{Dtype, Error};
+use etalon_cli::{Judgement, Refused, judge, judge_trace, trace_of};
+use etalon_conformance::vectors;
+use etalon_problem::{Dtype, Error, Walk};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use std::path::Path;
 
 /// Judges results of a pass on these inputs as those of a kernel of a profile: a name, "usual" for the one that goes
 /// with the type of the first input, or "auto" for the strictest that holds. Returns the status (passed, undecided,
@@ -57,6 +59,51 @@ pub fn bounds<'py>(
         results.set_item(name, (array(py, &value)?, array(py, &bound)?))?;
     }
     Ok(results)
+}
+
+/// The exact trace of a pass in f64, by name, along a walk in JSON; of these tensors, or of all.
+#[pyfunction]
+pub fn trace<'py>(
+    py: Python<'py>,
+    problem: &Problem,
+    pass_: &str,
+    inputs: &Bound<'py, PyDict>,
+    walk: &str,
+    only: Vec<String>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let pass = pass_.parse().map_err(exception)?;
+    let (inputs, walk) = (copied(inputs)?, parsed(walk)?);
+    let found = Engine::get()?
+        .run(py, f64::INFINITY, || trace_of(&problem.inner, pass, inputs, &walk, &only));
+    let results = PyDict::new(py);
+    for (name, values) in found.map_err(refusal)? {
+        results.set_item(name, array(py, &values)?)?;
+    }
+    Ok(results)
+}
+
+/// Judges what a kernel held after each tile of a walk. Returns what [`check`] returns.
+#[pyfunction]
+#[pyo3(signature = (problem, pass_, inputs, steps, walk, *, profile = "usual"))]
+pub fn check_trace(
+    py: Python<'_>,
+    problem: &Problem,
+    pass_: &str,
+    inputs: &Bound<'_, PyDict>,
+    steps: &Bound<'_, PyDict>,
+    walk: &str,
+    profile: &str,
+) -> PyResult<Told> {
+    let pass = pass_.parse().map_err(exception)?;
+    let (inputs, steps, walk) = (copied(inputs)?, copied(steps)?, parsed(walk)?);
+    let judged = Engine::get()?.run(py, f64::INFINITY, || {
+        judge_trace(&problem.inner, pass, inputs, (&walk, &steps), profile)
+    });
+    judged.map(told).map_err(refusal)
+}
+
+fn parsed(walk: &str) -> PyResult<Walk> {
+    vectors::parse_json(Path::new("walk"), "walk", walk).map_err(without_file)
 }
 
 /// A judgement: the status, and the report as text and in JSON.

@@ -33,12 +33,13 @@ mod _etalon {
     use super::device::DevicePass;
     #[pymodule_export]
     use super::engine::{
-        after_fork, find_openmp, get_num_threads, release_memory, set_num_threads,
+        after_fork, cpu_tier, find_openmp, get_num_threads, get_precision, release_memory,
+        set_num_threads, set_precision,
     };
     #[pymodule_export]
     use super::ffi::xla_handlers;
     #[pymodule_export]
-    use super::judge::{bounds, check};
+    use super::judge::{bounds, check, check_trace, trace};
     #[pymodule_export]
     use super::problem::Problem;
     #[pymodule_export]

@@ -1,6 +1,6 @@
 //! Problems, and passes of them.
 
-use crate::engine::Engine;
+use crate::engine::{Engine, level};
 use crate::error::exception;
 use crate::tensor::{self, Borrowed};
 use etalon_conformance::tensor::Tensors;
@@ -170,11 +170,11 @@ pub enum Tier {
 }
 
 impl Tier {
-    /// The reference for tensors of f64, and else the best instruction set.
+    /// The reference for tensors of f64, and else the best instruction set of the precision that is set.
     pub fn usual(inputs: &Views<'_>) -> Tier {
         match inputs.iter().next() {
             Some((_, View::F64(_))) => Tier::Reference,
-            _ => Tier::Simd(Level::best().in_f32()),
+            _ => Tier::Simd(level()),
         }
     }
 
@@ -202,7 +202,7 @@ impl Tier {
     fn of(name: &str, inputs: &Views<'_>) -> PyResult<Tier> {
         match name {
             "auto" => Ok(Tier::usual(inputs)),
-            "simd" => Ok(Tier::Simd(Level::best().in_f32())),
+            "simd" => Ok(Tier::Simd(level())),
             "reference" => Ok(Tier::Reference),
             _ => match name.strip_prefix("simd/").and_then(Level::by_name) {
                 Some(level) => Ok(Tier::Simd(level)),
@@ -303,7 +303,7 @@ fn type_word(precision: Precision) -> &'static str {
 }
 
 /// The exception for a problem that comes from no file: without the file, and its only line.
-fn without_file(error: vectors::Error) -> PyErr {
+pub fn without_file(error: vectors::Error) -> PyErr {
     match error {
         vectors::Error::Content { source, .. } => exception(source),
         vectors::Error::Format { reason, .. } => {
