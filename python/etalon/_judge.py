@@ -190,8 +190,8 @@ def trace(
     walk: Mapping[str, Any],
     only: Iterable[str] = (),
 ) -> dict[str, numpy.ndarray]:
-    """What a right kernel of attention or linear attention holds after each tile: lse, o, p, dS, dq, dk, dv, or state
-    and dstate, as far as the pass has them, by name in float64; NaN where right kernels may differ.
+    """The exact trace of attention or linear attention, that a right kernel holds after each tile: lse, o, p, dS, dq, dk
+    and dv, or state and dstate, as far as the pass has them, by name in float64; NaN where right kernels may differ.
 
     `walk` is the order of the kernel, as in {"tile": {"queries": 64, "keys": 128}} or {"chunk": 64}; its other keys,
     among them `heads` and `rows` for a part, and the shapes of the tensors: docs/guide.md, "Traces". `only` names the

@@ -122,7 +122,7 @@ fn usual_threads() -> Result<usize, NoEngine> {
     }
 }
 
-/// Whether passes may multiply bf16 as such: [`Precision::Flash`].
+/// True where passes may multiply bf16 as such: [`Precision::Flash`].
 static FLASH: AtomicBool = AtomicBool::new(false);
 
 /// The instruction set of a pass that names none.
