@@ -112,6 +112,7 @@ def compare(name, dtype, a):
 def main():
     a = arguments()
     etalon.torch.use_threads_of_torch()
+    etalon.set_precision("flash")  # products in bfloat16, as PyTorch has them
     print(json.dumps({"machine": measure.machine(), "avx2": a.avx2, "tokens": a.tokens, "dim": a.dim}))
     for name, dtypes in CALLS.items():
         for dtype in dtypes:

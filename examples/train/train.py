@@ -181,6 +181,7 @@ def main():
     if a.mmap_threshold:
         measure.fix_mmap_threshold(a.mmap_threshold)
     etalon.torch.use_threads_of_torch()
+    etalon.set_precision("flash" if a.bf16 else "strict")  # products in bfloat16, as PyTorch has them
     names = [field.name for field in dataclasses.fields(Config)]
     config = Config(**{name: getattr(a, name) for name in names})
     if a.memory and not a.alone:

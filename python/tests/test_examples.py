@@ -27,6 +27,7 @@ def scripts(monkeypatch):
         sys.modules.pop(name, None)
     torch.set_num_threads(threads[0])
     etalon.set_num_threads(threads[1])
+    etalon.set_precision("strict")
 
 
 @pytest.fixture

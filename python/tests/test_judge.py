@@ -127,7 +127,7 @@ def test_a_wrong_step_is_named():
 
 @pytest.mark.parametrize(
     ("walk", "said"),
-    [({}, "tile"), ({"chunk": 16}, "chunk"), ({"tile": {"queries": 0, "keys": 16}}, "tile"), ({"til": 1}, "til")],
+    [({}, "tile"), ({"chunk": 16}, "tile"), ({"tile": {"queries": 0, "keys": 16}}, "queries"), ({"til": 1}, "til")],
 )
 def test_a_walk_that_does_not_fit_is_an_error(walk, said):
     inputs = etalon.random_inputs(PROBLEM)
