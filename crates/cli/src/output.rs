@@ -45,18 +45,13 @@ pub fn of_profile(profile: &str) -> Option<Given<'_>> {
 /// Fails where the file of an option would take the place of one that the command reads, or lie in such a folder.
 pub fn apart(option: &str, draft: &Draft, given: &[Given<'_>]) -> Result<(), Failure> {
     for (other, path) in given {
-        let name = || shortened(&path.display().to_string(), SHOWN);
-        if draft.is_at(path) {
-            let name = name();
-            let text =
-                format!("{option} would overwrite the file of {other}, {name}: name another");
-            return Err(Failure(text));
-        }
-        if path.is_dir() && draft.is_within(path) {
-            let name = name();
-            let text = format!("{option} would lie in the folder of {other}, {name}: name another");
-            return Err(Failure(text));
-        }
+        let would = match () {
+            () if draft.is_at(path) => "overwrite the file",
+            () if draft.is_within(path) => "lie in the folder",
+            () => continue,
+        };
+        let path = shortened(&path.display().to_string(), SHOWN);
+        return Err(Failure(format!("{option} would {would} of {other}, {path}: name another")));
     }
     Ok(())
 }

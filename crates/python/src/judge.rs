@@ -30,10 +30,8 @@ pub fn check(
 ) -> PyResult<Told> {
     let pass = pass_.parse().map_err(exception)?;
     let (inputs, outputs) = (copied(inputs)?, copied(outputs)?);
-    let judged = Engine::get()?.run(py, f64::INFINITY, || {
-        judge(&problem.inner, pass, inputs, &outputs, &only, (profile, generic))
-    });
-    judged.map(told).map_err(refusal)
+    let check = || judge(&problem.inner, pass, inputs, &outputs, &only, (profile, generic));
+    asked(py, check).map(told)
 }
 
 /// The exact results of a pass in f64, by name, each with the bound of every element for a kernel of a profile, which
@@ -52,10 +50,9 @@ pub fn bounds<'py>(
     let inputs = copied(inputs)?;
     let own = stored.into_iter().map(|(name, dtype)| Ok((name, dtype.parse()?)));
     let own: Vec<(String, Dtype)> = own.collect::<Result<_, Error>>().map_err(exception)?;
-    let found = Engine::get()?
-        .run(py, f64::INFINITY, || etalon_cli::bounds(&problem.inner, pass, inputs, profile, &own));
+    let found = asked(py, || etalon_cli::bounds(&problem.inner, pass, inputs, profile, &own))?;
     let results = PyDict::new(py);
-    for (name, (value, bound)) in found.map_err(refusal)? {
+    for (name, (value, bound)) in found {
         results.set_item(name, (array(py, &value)?, array(py, &bound)?))?;
     }
     Ok(results)
@@ -73,10 +70,9 @@ pub fn trace<'py>(
 ) -> PyResult<Bound<'py, PyDict>> {
     let pass = pass_.parse().map_err(exception)?;
     let (inputs, walk) = (copied(inputs)?, parsed(walk)?);
-    let found = Engine::get()?
-        .run(py, f64::INFINITY, || trace_of(&problem.inner, pass, inputs, &walk, &only));
+    let found = asked(py, || trace_of(&problem.inner, pass, inputs, &walk, &only))?;
     let results = PyDict::new(py);
-    for (name, values) in found.map_err(refusal)? {
+    for (name, values) in found {
         results.set_item(name, array(py, &values)?)?;
     }
     Ok(results)
@@ -96,10 +92,13 @@ pub fn check_trace(
 ) -> PyResult<Told> {
     let pass = pass_.parse().map_err(exception)?;
     let (inputs, steps, walk) = (copied(inputs)?, copied(steps)?, parsed(walk)?);
-    let judged = Engine::get()?.run(py, f64::INFINITY, || {
-        judge_trace(&problem.inner, pass, inputs, (&walk, &steps), profile)
-    });
-    judged.map(told).map_err(refusal)
+    let check = || judge_trace(&problem.inner, pass, inputs, (&walk, &steps), profile);
+    asked(py, check).map(told)
+}
+
+/// An answer of the command's functions, on all threads and without the interpreter's lock.
+fn asked<T: Send>(py: Python<'_>, work: impl Send + FnOnce() -> Result<T, Refused>) -> PyResult<T> {
+    Engine::get()?.run(py, f64::INFINITY, work).map_err(refusal)
 }
 
 fn parsed(walk: &str) -> PyResult<Walk> {
