@@ -73,8 +73,8 @@ known() {
     "initcheck sm90a") echo "move bias cudaMemcpy" ;;
     "initcheck sm90a-segments") echo "cudaMemcpy" ;;
     "initcheck portable" | "initcheck filter") echo "totals gradients" ;;
-    "synccheck sm90a") echo "flow attend states gradients_dots" ;;
-    "synccheck sm90a-segments") echo "sums sums_back attend attend_plain states gradients_dots" ;;
+    "synccheck sm90a") echo "flow attend states gradients_grouped" ;;
+    "synccheck sm90a-segments") echo "sums sums_back attend attend_plain states gradients_grouped" ;;
     esac
 }
 
