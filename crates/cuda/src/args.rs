@@ -30,14 +30,12 @@ pub(crate) struct Definitions {
 }
 
 impl Definitions {
-    /// Adds a struct, unless it is there. The compiler checks its bytes.
+    /// Adds a struct that is not there. The compiler checks its bytes.
     pub fn add(&mut self, name: &'static str, fields: &[String], bytes: usize) {
-        if !self.names.contains(&name) {
-            self.names.push(name);
-            let fields: String = fields.iter().map(|field| format!("  {field};\n")).collect();
-            let check = format!("static_assert(sizeof({name}) == {bytes}, \"{name}\");");
-            self.text.push_str(&format!("struct {name} {{\n{fields}}};\n{check}\n"));
-        }
+        self.names.push(name);
+        let fields: String = fields.iter().map(|field| format!("  {field};\n")).collect();
+        let check = format!("static_assert(sizeof({name}) == {bytes}, \"{name}\");");
+        self.text.push_str(&format!("struct {name} {{\n{fields}}};\n{check}\n"));
     }
 
     pub fn has(&self, name: &str) -> bool {

@@ -4,25 +4,15 @@ use crate::device_tensor::{DeviceTensors, GivenArray};
 use crate::level_table::Facts;
 use crate::options::{Level, Options};
 use crate::target::Target;
-use etalon_problem::{Dtype, Operand, Pass, Result, Role, Stored, Table, Views, ViewsMut, find};
-
-pub(crate) trait Places {
-    fn has(&self, name: &str) -> bool;
-}
-
-impl Places for ViewsMut<'_> {
-    fn has(&self, name: &str) -> bool {
-        self.get(name).is_some()
-    }
-}
+use etalon_problem::{Dtype, Operand, Pass, Result, Role, Stored, Table, Views, find};
 
 #[derive(Clone, Copy)]
 pub(crate) enum Operands<'a, 'v> {
     /// Inputs and results that lie on the device.
     Device(&'a DeviceTensors<'a>, &'a DeviceTensors<'a>),
-    /// Inputs of the host, and the places of results; without places all are computed. On the device they are dense
-    /// and begin where ranges do.
-    Host(&'a Views<'v>, Option<&'a dyn Places>),
+    /// Inputs of the host, and which results have a place; without places all are computed. On the device they are
+    /// dense and begin where ranges do.
+    Host(&'a Views<'v>, Option<&'a dyn Fn(&str) -> bool>),
     /// All that a plan counts, dense; with the gradient that attention_lse may return and take, or without.
     All { gradient: bool },
 }
@@ -41,16 +31,6 @@ pub(crate) struct PassCall<'a, 'v> {
 }
 
 impl<'a, 'v> PassCall<'a, 'v> {
-    pub fn new(
-        target: Target,
-        (pass, storage): (Pass, Dtype),
-        table: &'a Table,
-        operands: Operands<'a, 'v>,
-        options: &Options,
-    ) -> Self {
-        PassCall { target, pass, storage, table, operands, arrays: &[], options: *options }
-    }
-
     pub fn on(self, level: Level) -> Self {
         PassCall { options: Options { level, ..self.options }, ..self }
     }
@@ -73,7 +53,7 @@ impl<'a, 'v> PassCall<'a, 'v> {
                 return Some(OperandLayout { strides: Some(tensor.strides.to_vec()), aligned: tensor.is_aligned() });
             }
             Operands::Host(inputs, _) if !result => inputs.get(name).is_some(),
-            Operands::Host(_, Some(places)) => places.has(name),
+            Operands::Host(_, Some(has_place)) => has_place(name),
             Operands::Host(_, None) => operand().is_some_and(|x| x.role == Role::Output),
             Operands::All { gradient } => {
                 let is_planned =

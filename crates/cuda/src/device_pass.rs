@@ -2,13 +2,13 @@
 
 use crate::call::{Operands, PassCall};
 use crate::device_tensor::{self, DeviceTensor, DeviceTensors, GivenArray};
-use crate::draft::draft;
 use crate::gpu::Device;
 use crate::levels;
 use crate::lock::lock;
 use crate::options::Options;
 use crate::pass::{PassPlan, PreparedPass};
-use crate::queue::{Enqueued, Queue, device_memory};
+use crate::plan::draft;
+use crate::queue::{Queue, device_memory};
 use crate::softmax::given;
 use crate::workspace::{DeviceState, Workspace};
 use cudarc::driver::result::DriverError;
@@ -40,7 +40,7 @@ use std::sync::{Arc, Mutex};
 /// One prepared pass serves calls on any streams at the same time, each with scratch memory of its own.
 #[derive(Debug)]
 pub struct DevicePass {
-    pass: PreparedPass,
+    pub(crate) pass: PreparedPass,
     state: Arc<DeviceState>,
     tables: CudaSlice<u8>,
     tables_at: u64,
@@ -86,7 +86,8 @@ impl DevicePass {
     ) -> Result<DevicePass> {
         let state = workspace.device(options.device)?;
         let operands = Operands::Device(inputs, outputs);
-        let call = PassCall::new(state.device.target, (pass, storage), table, operands, options);
+        let target = state.device.target;
+        let call = PassCall { target, pass, storage, table, operands, arrays: &[], options: *options };
         let pass = draft(&call)?.load(&state.device)?;
         let slot = state.slot()?;
         let queue = slot.queue(&state.device)?;
@@ -136,27 +137,12 @@ impl DevicePass {
         outputs: &DeviceTensors<'_>,
         scratch: u64,
     ) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.enqueue_counted(stream, inputs, outputs, scratch) }.map(|_| ())
-    }
-
-    /// Returns what was enqueued.
-    ///
-    /// # Safety
-    /// As [`DevicePass::enqueue`].
-    pub(crate) unsafe fn enqueue_counted(
-        &self,
-        stream: CUstream,
-        inputs: &DeviceTensors<'_>,
-        outputs: &DeviceTensors<'_>,
-        scratch: u64,
-    ) -> Result<Enqueued> {
-        let (device, enqueued) = (self.device(), Enqueued::default());
+        let device = self.device();
         device.check_alive()?;
         // SAFETY: the caller's promise.
         let stream = unsafe { device.context.wrap_borrowed_stream(stream) };
         // The driver looks addresses up in the context of the thread, which may have none so far.
-        let queue = Queue::new(device, &stream, &enqueued)?;
+        let queue = Queue::new(device, &stream)?;
         let addresses = self.addresses(inputs, outputs)?;
         if self.pass.scratch_bytes > 0 {
             self.check_address("scratch", scratch)?;
@@ -164,8 +150,7 @@ impl DevicePass {
                 return Err(Error::value("scratch", "a multiple of 256", scratch));
             }
         }
-        self.pass.enqueue(queue, &addresses, (self.tables_at, scratch))?;
-        Ok(enqueued)
+        self.pass.enqueue(queue, &addresses, (self.tables_at, scratch))
     }
 
     /// Fails unless an address is in the memory of the device.

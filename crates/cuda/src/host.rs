@@ -1,15 +1,16 @@
 //! Operands of the host, copied to the device: for the doors that compute a pass or time it.
 
-use crate::call::{Operands, PassCall, Places};
-use crate::memory::{Layout, MemoryRange};
+use crate::call::{Operands, PassCall};
+use crate::memory::{Layout, MemoryRange, filled, reserved};
 use crate::options::Options;
 use crate::parts::Part;
 use crate::pass::{PassPlan, PreparedPass};
 use crate::queue::{Queue, StreamSlot, device_memory};
-use crate::tensors::{with_bytes, write_bytes};
 use crate::workspace::{DeviceState, Workspace};
+use bytemuck::Pod;
 use cudarc::driver::CudaSlice;
-use etalon_problem::{Dtype, Pass, Result, Table, View, ViewMut, Views, ViewsMut};
+use etalon_problem::{Dtype, Error, Pass, Result, Table, View, ViewMut, Views, ViewsMut};
+use ndarray::{ArrayViewD, ArrayViewMutD};
 use std::sync::Arc;
 
 /// Computes a pass whose call has passed [`Table::check_call`], and copies the results to their places.
@@ -49,8 +50,10 @@ impl Placed {
         draft: impl FnOnce(&PassCall<'_, '_>) -> Result<(PassPlan<'a>, T)>,
     ) -> Result<(Placed, T)> {
         let state = workspace.device(options.device)?;
-        let operands = Operands::Host(inputs, places.map(|places| places as &dyn Places));
-        let call = PassCall::new(state.device.target, (pass, storage), table, operands, options);
+        let has_place = |name: &str| places.is_some_and(|places| places.get(name).is_some());
+        let operands = Operands::Host(inputs, places.map(|_| &has_place as &dyn Fn(&str) -> bool));
+        let target = state.device.target;
+        let call = PassCall { target, pass, storage, table, operands, arrays: &[], options: *options };
         let (plan, beside) = draft(&call)?;
         let pass = plan.load(&state.device)?;
         let parts = &pass.parts.list;
@@ -118,4 +121,58 @@ impl Placed {
     pub fn finish(self) {
         self.state.give_back(self.slot);
     }
+}
+
+/// Calls `f` with the bytes of a tensor in row-major order; with a copy where its strides are others.
+pub(crate) fn with_bytes(name: &str, view: &View<'_>, f: impl FnOnce(&[u8]) -> Result<()>) -> Result<()> {
+    match view {
+        View::F32(x) => packed(name, x, f),
+        View::Bf16(x) => packed(name, x, f),
+        View::F16(x) => packed(name, x, f),
+        View::I64(x) => packed(name, x, f),
+        View::F64(_) => Err(stored(name, view.stored())),
+    }
+}
+
+fn packed<T: Pod>(name: &str, view: &ArrayViewD<'_, T>, f: impl FnOnce(&[u8]) -> Result<()>) -> Result<()> {
+    if let Some(slice) = view.as_slice() {
+        return f(bytemuck::cast_slice(slice));
+    }
+    let mut list = reserved(view.len(), &copy_of(name))?;
+    list.extend(view.iter().copied());
+    f(bytemuck::cast_slice(&list))
+}
+
+/// Writes the bytes that `f` writes, in row-major order, to the place of a result.
+pub(crate) fn write_bytes(name: &str, place: ViewMut<'_>, f: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
+    match place {
+        ViewMut::F32(x) => unpacked(name, x, f),
+        ViewMut::Bf16(x) => unpacked(name, x, f),
+        ViewMut::F16(x) => unpacked(name, x, f),
+        ViewMut::I64(x) => unpacked(name, x, f),
+        other => Err(stored(name, other.stored())),
+    }
+}
+
+fn unpacked<T: Pod>(
+    name: &str,
+    mut place: ArrayViewMutD<'_, T>,
+    f: impl FnOnce(&mut [u8]) -> Result<()>,
+) -> Result<()> {
+    if let Some(slice) = place.as_slice_mut() {
+        return f(bytemuck::cast_slice_mut(slice));
+    }
+    let mut list = filled(T::zeroed(), place.shape(), &copy_of(name))?;
+    f(bytemuck::cast_slice_mut(&mut list))?;
+    place.iter_mut().zip(list).for_each(|(to, from)| *to = from);
+    Ok(())
+}
+
+fn copy_of(name: &str) -> String {
+    format!("a copy of `{name}`")
+}
+
+fn stored(name: &str, found: impl ToString) -> Error {
+    let expected = "f32, bf16 or f16, which are what cuda stores".to_string();
+    Error::Dtype { operand: name.to_string(), expected, found: found.to_string() }
 }

@@ -4,12 +4,11 @@
 
 pub use crate::archive::ArchiveWriter;
 pub use crate::compiler::{Compiled, Compiler};
-pub use crate::family::Family;
+pub use crate::family::{Family, Unit};
 pub use crate::matrix::every_variant;
 pub use crate::peak::{launch_ns, peak_gflops};
 pub use crate::plan::Step;
 pub use crate::shared::{declared_bytes, shared_bytes};
-pub use crate::unit::Unit;
 pub use crate::variant::Variant;
 
 /// The tokens of a chunk of linear_attention, on every level.

@@ -1,9 +1,9 @@
 //! All variants.
 
 use crate::family::Family::{self, CrossEntropyPortable, CrossEntropyShards, CrossEntropySm90a};
+use crate::family::Unit;
 use crate::softmax::{AttentionShape, Hopper, Lengths, Results, Visible};
 use crate::target::CONSUMER;
-use crate::unit::Unit;
 use crate::variant::{Variant, WIDTHS};
 use etalon_problem::Dtype::{self, Bf16, F16, F32};
 
@@ -55,7 +55,7 @@ fn add_attention(all: &mut Vec<Variant>, storage: Dtype, options: bool) {
         match (storage, is_narrow) {
             (F32, true) => all.extend(each(shapes, FLAGS).map(|(shape, bf16x3)| shape.sm80_f32(bf16x3))),
             (F32, false) => {}
-            (_, true) => all.extend(shapes.map(AttentionShape::sm80_fused)),
+            (_, true) => all.extend(shapes.map(|shape| shape.narrow(Family::AttentionSm80Fused))),
             (_, false) => all.extend(shapes.iter().flat_map(|shape| wide(*shape))),
         }
         if storage != F32 {
@@ -66,9 +66,9 @@ fn add_attention(all: &mut Vec<Variant>, storage: Dtype, options: bool) {
             all.extend(shapes.into_iter().filter(|_| is_lazy).map(AttentionShape::lazy_sm80));
         }
         if storage == Bf16 && is_narrow {
-            all.extend(shapes.map(AttentionShape::sm80_second_order));
+            all.extend(shapes.map(|shape| shape.narrow(Family::AttentionSm80SecondOrder)));
             let is_plain = (dim, value_dim, options) == (WIDTHS[0], Some(WIDTHS[0]), false);
-            all.extend(is_plain.then(|| shapes[1].sm90a_second_order()));
+            all.extend(is_plain.then(|| shapes[1].narrow(Family::AttentionSm90aSecondOrder)));
         }
     }
 }

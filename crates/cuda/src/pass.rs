@@ -106,6 +106,12 @@ impl PreparedPass {
         self.tables.bytes
     }
 
+    /// The kernels that a call launches, and the fills that it enqueues beside them.
+    pub fn counts(&self) -> [usize; 2] {
+        let launches = self.steps.iter().filter(|step| matches!(step, LoadedStep::Launch { .. })).count();
+        [launches, self.steps.len() - launches]
+    }
+
     /// Copies the tables to memory that begins there.
     pub fn upload(&self, queue: &Queue<'_>, base: u64) -> Result<()> {
         let mut pieces = self.tables.pieces.iter();

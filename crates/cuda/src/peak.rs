@@ -2,10 +2,10 @@
 
 use crate::args::{Arguments, Declaration, Ptr, declarations, kernel_args};
 use crate::device_id::DeviceId;
+use crate::family::Unit;
 use crate::options::{Level, Options, Precision};
 use crate::queue::{Queue, device_memory};
 use crate::timing::device_ns;
-use crate::unit::Unit;
 use crate::variant::Variant;
 use crate::workspace::Workspace;
 use cudarc::driver::{CudaFunction, DevicePtr};

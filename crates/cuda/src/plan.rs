@@ -1,15 +1,13 @@
-//! The steps of a pass on a device, and the memory that it takes: no device is needed.
+//! The steps of a pass of any algorithm on a device, and the memory that it takes: no device is needed.
 
 use crate::call::{Operands, PassCall};
-use crate::draft::draft;
+use crate::family::Unit;
 use crate::options::{Level, Options};
-use crate::pass::Choice;
+use crate::pass::{Choice, PassPlan};
 use crate::shared::declared_bytes;
-use crate::softmax::chosen;
-use crate::step;
 use crate::target::Target;
-use crate::unit::Unit;
-use etalon_problem::{Blocking, Dtype, Mode, Pass, Problem, Result, Table};
+use crate::{levels, linear_attention, linear_cross_entropy, softmax, step};
+use etalon_problem::{Blocking, Dtype, Mode, Pass, Problem, Result};
 
 /// The steps of a pass that computes every result, of dense operands, with the sequences and the mask of the problem.
 #[derive(Debug, Clone, PartialEq)]
@@ -62,29 +60,6 @@ pub struct Step {
 }
 
 impl Plan {
-    pub(crate) fn of(
-        problem: &Problem,
-        call: (Pass, Dtype),
-        table: &Table,
-        options: &Options,
-        target: &Target,
-    ) -> Result<Plan> {
-        let gradient = options.mode == Mode::ForwardGradient && matches!(problem, Problem::AttentionLse(_));
-        let plan = draft(problem, &PassCall::new(*target, call, table, Operands::All { gradient }, options))?;
-        let Choice { level, refusals, mode, blockings } = plan.choice;
-        Ok(Plan {
-            target: *target,
-            level: if level == options.level.kernels() { options.level } else { level },
-            refusals,
-            mode,
-            blocking: (!blockings.is_empty()).then(|| chosen(&blockings, options.blocking)),
-            blockings,
-            steps: kernels(&plan.steps),
-            scratch_bytes: plan.scratch.bytes(),
-            buffers: plan.scratch.into_buffers(),
-        })
-    }
-
     /// The scratch memory of a call, in bytes.
     pub fn workspace_bytes(&self) -> usize {
         self.scratch_bytes
@@ -93,6 +68,61 @@ impl Plan {
     /// Multiplications and additions of products for each visible pair.
     pub fn terms(&self) -> usize {
         self.steps.iter().map(|step| step.terms).sum()
+    }
+}
+
+/// The steps that a prepared pass enqueues on a device like `target`, which may be hypothetical. Fails as
+/// [`run`](crate::run()) does.
+///
+/// ```
+/// use etalon_cuda::{Level, Options, Precision, Target, plan};
+/// use etalon_problem::{Attention, Dtype, Extents, Mode, Pass};
+///
+/// let extents = Extents { batch: 4, query_heads: 16, key_heads: 16, queries: 4096, keys: 4096, dim: 128 };
+/// let problem = Attention::new(extents).into();
+/// let options = Options { precision: Precision::Flash, ..Options::default() };
+/// let of = |mode| {
+///     let options = Options { mode, ..options };
+///     plan(&problem, Pass::Backward, Dtype::Bf16, &options, &Target::of("sm_90")?)
+/// };
+/// // Sums of dq in f32 take scratch memory.
+/// let plan = of(Mode::Auto)?;
+/// assert_eq!((plan.level, plan.mode), (Level::Sm90a, Some(Mode::FusedPartials)));
+/// assert!(plan.workspace_bytes() > 128 << 20);
+/// let plan = of(Mode::Separate)?;
+/// assert_eq!((plan.level, plan.mode), (Level::Sm90a, Some(Mode::Separate)));
+/// assert!(plan.workspace_bytes() < 16 << 20);
+/// # Ok::<(), etalon_problem::Error>(())
+/// ```
+pub fn plan(problem: &Problem, pass: Pass, storage: Dtype, options: &Options, target: &Target) -> Result<Plan> {
+    let table = problem.checked_table(pass)?;
+    levels::check(options, problem.algorithm(), pass, storage)?;
+    let gradient = options.mode == Mode::ForwardGradient && matches!(problem, Problem::AttentionLse(_));
+    let operands = Operands::All { gradient };
+    let call = PassCall { target: *target, pass, storage, table: &table, operands, arrays: &[], options: *options };
+    let plan = draft(problem, &call)?;
+    let Choice { level, refusals, mode, blockings } = plan.choice;
+    Ok(Plan {
+        target: *target,
+        level: if level == options.level.kernels() { options.level } else { level },
+        refusals,
+        mode,
+        blocking: (!blockings.is_empty()).then(|| softmax::chosen(&blockings, options.blocking)),
+        blockings,
+        steps: kernels(&plan.steps),
+        scratch_bytes: plan.scratch.bytes(),
+        buffers: plan.scratch.into_buffers(),
+    })
+}
+
+/// The steps of a pass of any algorithm, and the memory that they take.
+pub(crate) fn draft<'a>(problem: &'a Problem, call: &PassCall<'_, '_>) -> Result<PassPlan<'a>> {
+    call.options.blocking.map_or(Ok(()), |blocking| blocking.check())?;
+    match problem {
+        Problem::LinearAttention(problem) => linear_attention::draft(problem, call),
+        Problem::LinearCrossEntropy(problem) => linear_cross_entropy::draft(problem, call),
+        Problem::LazyAttention(_) => softmax::draft_lazy(problem, call),
+        _ => softmax::draft(problem, call),
     }
 }
 

@@ -6,27 +6,21 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaFunction, CudaSlice, CudaStream, DevicePtr};
 use etalon_problem::Result;
-use std::cell::Cell;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Enqueued {
-    pub launches: Cell<usize>,
-    pub fills: Cell<usize>,
-}
-
-/// A stream of a device whose context is made current once: a queue stays on its thread, since [`Enqueued`] does.
+/// A stream of a device whose context is made current once: a queue stays on its thread.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Queue<'a> {
     pub device: &'a Device,
     pub stream: &'a Arc<CudaStream>,
-    enqueued: &'a Enqueued,
+    stays: PhantomData<*const ()>,
 }
 
 impl<'a> Queue<'a> {
-    pub fn new(device: &'a Device, stream: &'a Arc<CudaStream>, enqueued: &'a Enqueued) -> Result<Self> {
+    pub fn new(device: &'a Device, stream: &'a Arc<CudaStream>) -> Result<Self> {
         device.bind()?;
-        Ok(Queue { device, stream, enqueued })
+        Ok(Queue { device, stream, stays: PhantomData })
     }
 
     pub fn upload(&self, to: u64, bytes: &[u8]) -> Result<()> {
@@ -56,7 +50,6 @@ impl<'a> Queue<'a> {
         }
         // SAFETY: the callers name a range of this call: ranges are whole multiples of 256 bytes.
         let filled = unsafe { sys::cuMemsetD32Async(to, word, bytes.div_ceil(4), self.stream.cu_stream()) };
-        self.enqueued.fills.set(self.enqueued.fills.get() + 1);
         self.device.check("filling device memory", filled.result())
     }
 
@@ -77,7 +70,6 @@ impl<'a> Queue<'a> {
             let (grid, block, stream) = ((blocks, 1, 1), (threads, 1, 1), self.stream.cu_stream());
             result::launch_kernel(kernel.cu_function(), grid, block, shared, stream, &mut arguments)
         };
-        self.enqueued.launches.set(self.enqueued.launches.get() + 1);
         self.device.check("launching a kernel", launched)
     }
 
@@ -90,12 +82,11 @@ impl<'a> Queue<'a> {
 pub(crate) struct StreamSlot {
     pub stream: Arc<CudaStream>,
     memory: Option<CudaSlice<u8>>,
-    enqueued: Enqueued,
 }
 
 impl StreamSlot {
     pub fn new(stream: Arc<CudaStream>) -> Self {
-        StreamSlot { stream, memory: None, enqueued: Enqueued::default() }
+        StreamSlot { stream, memory: None }
     }
 
     /// The address of so many bytes: memory of calls before, if it is enough.
@@ -115,7 +106,7 @@ impl StreamSlot {
     }
 
     pub fn queue<'a>(&'a self, device: &'a Device) -> Result<Queue<'a>> {
-        Queue::new(device, &self.stream, &self.enqueued)
+        Queue::new(device, &self.stream)
     }
 }
 

@@ -1,14 +1,12 @@
 //! The door of the tier: every pass of every algorithm, by name.
 
-use crate::draft::draft;
 use crate::host::compute;
 use crate::levels;
 use crate::linear_attention::check_log_decays;
 use crate::options::Options;
-use crate::plan::Plan;
-use crate::target::Target;
+use crate::plan::draft;
 use crate::workspace::Workspace;
-use etalon_problem::{Dtype, Pass, Problem, Result, Views, ViewsMut};
+use etalon_problem::{Pass, Problem, Result, Views, ViewsMut};
 
 /// Computes a pass on a device: reads `inputs` and writes those outputs that have a place in `outputs`, both by name,
 /// of any strides, on the host.
@@ -71,33 +69,4 @@ pub fn run_in(
     }
     let call = (pass, storage, &table);
     compute(workspace, call, (inputs, outputs), options, |call| draft(problem, call))
-}
-
-/// The steps that a prepared pass enqueues on a device like `target`, which may be hypothetical. Fails as
-/// [`run`](crate::run()) does.
-///
-/// ```
-/// use etalon_cuda::{Level, Options, Precision, Target, plan};
-/// use etalon_problem::{Attention, Dtype, Extents, Mode, Pass};
-///
-/// let extents = Extents { batch: 4, query_heads: 16, key_heads: 16, queries: 4096, keys: 4096, dim: 128 };
-/// let problem = Attention::new(extents).into();
-/// let options = Options { precision: Precision::Flash, ..Options::default() };
-/// let of = |mode| {
-///     let options = Options { mode, ..options };
-///     plan(&problem, Pass::Backward, Dtype::Bf16, &options, &Target::of("sm_90")?)
-/// };
-/// // Sums of dq in f32 take scratch memory.
-/// let plan = of(Mode::Auto)?;
-/// assert_eq!((plan.level, plan.mode), (Level::Sm90a, Some(Mode::FusedPartials)));
-/// assert!(plan.workspace_bytes() > 128 << 20);
-/// let plan = of(Mode::Separate)?;
-/// assert_eq!((plan.level, plan.mode), (Level::Sm90a, Some(Mode::Separate)));
-/// assert!(plan.workspace_bytes() < 16 << 20);
-/// # Ok::<(), etalon_problem::Error>(())
-/// ```
-pub fn plan(problem: &Problem, pass: Pass, storage: Dtype, options: &Options, target: &Target) -> Result<Plan> {
-    let table = problem.checked_table(pass)?;
-    levels::check(options, problem.algorithm(), pass, storage)?;
-    Plan::of(problem, (pass, storage), &table, options, target)
 }

@@ -1,10 +1,10 @@
 //! The source of a variant: the texts of its family, with the kernel arguments that these name.
 
-use crate::args::{Declaration, Definitions};
+use crate::args::Definitions;
 use crate::cache::Cache;
 use crate::shared::shared_bytes;
 use crate::variant::Variant;
-use crate::{linear_attention, linear_cross_entropy, peak, softmax, step, tensor_args};
+use crate::{linear_attention, linear_cross_entropy, peak, softmax, step, strided};
 use std::fmt::Write;
 
 impl Variant {
@@ -77,15 +77,11 @@ fn kernel_of(line: &str) -> Option<(&str, &str)> {
 /// The beginning of a line in whose place a struct of kernel arguments is defined; its name follows, in parentheses.
 const ARGUMENTS: &str = "KERNEL_ARGS(";
 
-fn declared() -> impl Iterator<Item = &'static Declaration> {
-    let own = [step::ARGUMENTS, peak::ARGUMENTS, tensor_args::ARGUMENTS];
-    let algorithms = [softmax::ARGUMENTS, linear_attention::ARGUMENTS, linear_cross_entropy::ARGUMENTS];
-    own.into_iter().chain(algorithms).flatten()
-}
-
 /// Adds the definition of kernel arguments, and of what they need.
 fn define(name: &str, definitions: &mut Definitions) {
-    if let Some((_, define)) = declared().find(|(own, _)| *own == name) {
+    let own = [step::ARGUMENTS, peak::ARGUMENTS, strided::ARGUMENTS];
+    let algorithms = [softmax::ARGUMENTS, linear_attention::ARGUMENTS, linear_cross_entropy::ARGUMENTS];
+    if let Some((_, define)) = own.into_iter().chain(algorithms).flatten().find(|(own, _)| *own == name) {
         define(definitions);
     }
 }

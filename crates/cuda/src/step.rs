@@ -1,12 +1,11 @@
 //! The steps of a pass, as plain data: a plan prints them without a device, and [`pass`](crate::pass) loads them.
 
 use crate::args::{Arguments, ConstPtr, Declaration, Field, Pointee, Ptr, declarations, kernel_args, pointees};
+use crate::family::Unit;
 use crate::memory::MemoryRange;
 use crate::parts::{Part, Parts};
 use crate::shared::shared_bytes;
-use crate::strided::StridedTensor;
-use crate::tensor_args::TensorArgs;
-use crate::unit::Unit;
+use crate::strided::{StridedTensor, TensorArgs};
 use crate::variant::{KernelOf, Variant};
 use etalon_problem::{Error, Result};
 use std::cell::RefCell;

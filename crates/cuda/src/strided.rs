@@ -1,4 +1,6 @@
-//! Tensors of up to four axes with strides.
+//! Tensors of up to four axes with strides, and as kernels take them.
+
+use crate::args::{Declaration, Untyped, declarations};
 
 /// Axes are batch, head, row, column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,5 +81,49 @@ impl StridedTensor {
     /// True if the elements of a row lie side by side.
     pub fn has_whole_rows(&self) -> bool {
         self.extents[3] <= 1 || self.strides[3] == 1 || self.elements() == 0
+    }
+}
+
+/// Declares a tensor of batch elements, heads and rows of columns that lie side by side: its address, 0 where there is
+/// none; and the elements from one batch element, head and row to the next, 0 for one batch element or head.
+macro_rules! strided_args {
+    (
+        $(#[$doc:meta])*
+        $access:vis struct $args:ident as $name:literal { $of:ty, $batch:ident, $head:ident, $row:ident }
+    ) => {
+        $crate::args::kernel_args! {
+            $(#[$doc])*
+            $access struct $args as $name {
+                pub data: $crate::args::Ptr<$of>,
+                pub $batch: i64,
+                pub $head: i64,
+                pub $row: i64,
+            }
+        }
+
+        impl From<$crate::strided::StridedTensor> for $args {
+            fn from(place: $crate::strided::StridedTensor) -> Self {
+                let [$batch, $head, $row] = place.steps();
+                $args { data: place.address.into(), $batch, $head, $row }
+            }
+        }
+    };
+}
+pub(crate) use strided_args;
+
+strided_args! {
+    /// A tensor of any type.
+    pub(crate) struct TensorArgs as "Tensor" { Untyped, batch, head, row }
+}
+
+pub(crate) const ARGUMENTS: &[Declaration] = declarations![TensorArgs];
+
+impl TensorArgs {
+    pub fn dense(address: u64, extents: [usize; 4]) -> TensorArgs {
+        StridedTensor::dense(address, extents).into()
+    }
+
+    pub fn is_there(&self) -> bool {
+        self.data.0 != 0
     }
 }

@@ -1,7 +1,6 @@
 //! The variants of the kernels that are compiled.
 
-use crate::family::Family;
-use crate::unit::Unit;
+use crate::family::{Family, Unit};
 use etalon_problem::Dtype;
 
 /// A source with the values of its compile-time names: some kernels, each of which is compiled by itself.

@@ -2,7 +2,7 @@
 
 use super::tables::{Chunk, Line, Run, Segment, Strip};
 use crate::args::{ConstPtr, Declaration, Element, Ptr, declarations, kernel_args};
-use crate::tensor_args::TensorArgs;
+use crate::strided::TensorArgs;
 use crate::tensor_map::TensorMap;
 
 kernel_args! {

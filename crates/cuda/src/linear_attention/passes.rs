@@ -6,7 +6,7 @@ use super::prepared::Steps;
 use super::{CHUNK, SIDE};
 use crate::args::{filled, int};
 use crate::options::Level;
-use crate::tensor_args::TensorArgs;
+use crate::strided::TensorArgs;
 use crate::variant::{Variant, width};
 use etalon_problem::{Pass, Result};
 use std::convert::identity;

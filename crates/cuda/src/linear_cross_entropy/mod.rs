@@ -11,7 +11,6 @@ mod prepared;
 mod run;
 pub mod shard;
 mod shard_pass;
-mod sums;
 mod tokens;
 
 pub(crate) use args::ARGUMENTS;

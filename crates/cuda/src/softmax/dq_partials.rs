@@ -55,19 +55,9 @@ impl Shares {
         self.at_once * (spec.counts.by_keys / self.tiles) * spec.extents.key_heads
     }
 
-    pub fn rounds(self) -> usize {
-        self.tiles.div_ceil(self.at_once)
-    }
-
     /// The bytes of sums of the tiles before that are read and written between rounds.
     pub fn sums(self) -> usize {
-        self.each.saturating_mul(2 * (self.rounds() - 1))
-    }
-
-    /// The bytes of all partial sums, and of the sums of the tiles before.
-    pub fn bytes(self) -> Option<[usize; 2]> {
-        let sums = if self.at_once < self.tiles { self.each } else { 0 };
-        Some([self.at_once.checked_mul(self.each)?, sums])
+        self.each.saturating_mul(2 * (self.tiles.div_ceil(self.at_once) - 1))
     }
 }
 
@@ -89,7 +79,9 @@ impl DqPartials {
             _ => false,
         };
         let Some(shares) = Shares::new(spec).filter(|_| by_keys) else { return Ok(None) };
-        let [partials, sums] = shares.bytes().ok_or_else(|| memory(usize::MAX))?;
+        let Shares { each, tiles, at_once } = shares;
+        let partials = at_once.checked_mul(each).ok_or_else(|| memory(usize::MAX))?;
+        let sums = if at_once < tiles { each } else { 0 };
         Ok(Some(DqPartials {
             shares,
             range: layout.named("partial sums of dq", partials)?,

@@ -28,7 +28,7 @@ pub(crate) fn draft<'a>(problem: &'a Problem, call: &PassCall<'_, '_>) -> Result
     prepared.partials = DqPartials::new(&prepared.spec, level, &mut layout)?;
     let plan = if level == Level::Sm90a { Some(Plan::new(&prepared, &mut layout)?) } else { None };
     let mode = match prepared.partials {
-        _ if call.options.mode == Mode::ForwardGradient && prepared.value_dim.is_none() => Mode::ForwardGradient,
+        _ if call.options.mode == Mode::ForwardGradient && prepared.spec.value_dim.is_none() => Mode::ForwardGradient,
         Some(_) => Mode::FusedPartials,
         None if plan.as_ref().is_some_and(|plan| plan.dq_sums.is_some()) => Mode::FusedPartials,
         None => Mode::Separate,

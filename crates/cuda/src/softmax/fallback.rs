@@ -6,7 +6,7 @@ use super::pair_args::{FallbackArgs, PairArgs};
 use super::prepared::Prepared;
 use crate::memory::{Layout, MemoryRange};
 use crate::options::Level;
-use crate::tensor_args::TensorArgs;
+use crate::strided::TensorArgs;
 use crate::variant::width;
 use etalon_problem::{Dtype, Pass, Result};
 
@@ -29,7 +29,7 @@ pub(crate) fn range(prepared: &Prepared<'_>, turns: usize, layout: &mut Layout) 
 }
 
 fn groups(prepared: &Prepared<'_>) -> usize {
-    prepared.counts.sequences * prepared.scores.extents.key_heads
+    prepared.spec.counts.sequences * prepared.scores.extents.key_heads
 }
 
 impl Steps<'_> {
@@ -59,14 +59,14 @@ pub(crate) fn writes(steps: &Steps<'_>, name: &str) -> bool {
 
 /// True if kernels of a forward pass raise flags: an lse of 16-bit operands alone needs none.
 pub(crate) fn has_forward(prepared: &Prepared<'_>) -> bool {
-    prepared.choice.level != Level::Portable && (prepared.value_dim.is_some() || prepared.storage == Dtype::F32)
+    prepared.choice.level != Level::Portable && (prepared.spec.value_dim.is_some() || prepared.storage == Dtype::F32)
 }
 
 /// o and lse of groups whose flags kernels have raised.
 pub(crate) fn forward(steps: &Steps<'_>) -> Result<()> {
     let (args, prepared) = (PairArgs::new(steps), steps.prepared);
     let query_blocks = steps.query_blocks() as i32;
-    let columns = prepared.value_dim.filter(|_| args.o.is_there()).unwrap_or(1);
+    let columns = prepared.spec.value_dim.filter(|_| args.o.is_there()).unwrap_or(1);
     (0..columns).step_by(width(columns)).try_for_each(|first| {
         launch(steps, false, FallbackArgs { c: args.at([0, first]), query_blocks, ..FallbackArgs::default() })
     })

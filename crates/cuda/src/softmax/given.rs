@@ -206,7 +206,7 @@ impl Given {
     /// Adds the kernels that make the tables.
     pub fn make<'a>(&self, steps: Steps<'a>) -> Result<Steps<'a>> {
         let steps = steps.with_tables(self.made);
-        let (counts, tables) = (&steps.prepared.counts, &steps.prepared.tables);
+        let (counts, tables) = (&steps.prepared.spec.counts, &steps.prepared.tables);
         steps.fill(steps.table(tables.spans), tables.spans.bytes, u32::MAX);
         let (args, variant) = (self.args(&steps), Variant::tables());
         steps.launch((&variant, "sequences"), (1, 1024), &args)?;
@@ -220,7 +220,7 @@ impl Given {
 
     fn args(&self, steps: &Steps<'_>) -> TableArgs {
         let prepared = steps.prepared;
-        let (scores, counts, tables) = (steps.scores(), &prepared.counts, &prepared.tables);
+        let (scores, counts, tables) = (steps.scores(), &prepared.spec.counts, &prepared.tables);
         let e = &scores.extents;
         let numbers = |source: &Source| {
             let (data, element) = match *source {

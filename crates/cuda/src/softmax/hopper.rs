@@ -13,7 +13,7 @@ use crate::read_as::read_as;
 use crate::strided::StridedTensor;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
-use etalon_problem::{Blocking, Dtype, Extents, Pass, Result};
+use etalon_problem::{Blocking, Extents, Pass, Result};
 
 #[derive(Debug)]
 pub(crate) struct Plan {
@@ -23,7 +23,6 @@ pub(crate) struct Plan {
     pub tile: Blocking,
     /// Rows of lse2 and delta of a head.
     stats: usize,
-    storage: Dtype,
     copies: Copies,
     pub lse2: MemoryRange,
     pub delta: MemoryRange,
@@ -65,7 +64,6 @@ impl Plan {
                 Lengths::Listed => SIDE * (spec.counts.by_queries + 1),
                 _ => spec.extents.queries.next_multiple_of(128),
             },
-            storage: spec.storage,
             copies: copies(prepared, hopper, layout)?,
             lse2: MemoryRange::default(),
             delta: MemoryRange::default(),
@@ -105,7 +103,7 @@ fn copies(prepared: &Prepared<'_>, hopper: Hopper, layout: &mut Layout) -> Resul
     for name in ["q", "k", "v", "o", "dout", "dq", "dk", "dv"] {
         let (part, columns) = (prepared.part(name), hopper.columns(name));
         // o and lse are computed together.
-        let beside = name == "o" && prepared.value_dim.is_some() && computes_forward;
+        let beside = name == "o" && prepared.spec.value_dim.is_some() && computes_forward;
         let used = match name {
             "dq" => !prepared.has_gradient(),
             _ => prepared.pass != Pass::Backward || computes_forward || prepared.reads(name),
@@ -157,18 +155,18 @@ impl HopperSteps<'_> {
 
     /// The same for the copy engine, in boxes of so many rows.
     pub fn map(&self, name: &str, rows: usize) -> TensorMap {
-        tensor_map(self.plan.storage, self.wide(name), rows as u32, false)
+        tensor_map(self.prepared.storage, self.wide(name), rows as u32, false)
     }
 
     /// The same in boxes of 64 rows and 64 columns.
     pub fn panel_map(&self, name: &str) -> TensorMap {
-        tensor_map(self.plan.storage, self.wide(name), 64, true)
+        tensor_map(self.prepared.storage, self.wide(name), 64, true)
     }
 
     /// Numbers of pairs in boxes of so many queries; none where kernels read none.
     pub fn pair_map(&self, name: &str, rows: usize) -> TensorMap {
         match self.plan.hopper.boxes {
-            true => pair_map(self.plan.storage, self.wide(name), rows as u32),
+            true => pair_map(self.prepared.storage, self.wide(name), rows as u32),
             false => TensorMap::default(),
         }
     }
@@ -233,7 +231,7 @@ impl HopperSteps<'_> {
         if !self.is_listed() {
             return Packed::default();
         }
-        let (counts, tables) = (&self.prepared.counts, &self.prepared.tables);
+        let (counts, tables) = (&self.prepared.spec.counts, &self.prepared.tables);
         let table = |range| self.table(range);
         Packed {
             tasks: int(counts.by_queries),
@@ -270,7 +268,7 @@ impl HopperSteps<'_> {
 
 /// o and lse.
 pub(crate) fn forward(steps: HopperSteps<'_>) -> Result<()> {
-    let (plan, has_values) = (steps.plan, steps.prepared.value_dim.is_some());
+    let (plan, has_values) = (steps.plan, steps.prepared.spec.value_dim.is_some());
     ["q", "k", "bias"].into_iter().try_for_each(|name| steps.widen(name))?;
     steps.clear_copy("o");
     steps.clear_flags();

@@ -2,8 +2,7 @@
 
 use super::pair_args::{Sequence, Span, Task, Tile};
 use crate::args::{ConstPtr, Half, Pointee, Ptr, kernel_args, pointees};
-use crate::strided::StridedTensor;
-use crate::tensor_args::strided_args;
+use crate::strided::{StridedTensor, strided_args};
 use crate::tensor_map::TensorMap;
 use etalon_problem::Dtype;
 

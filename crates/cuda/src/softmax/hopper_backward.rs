@@ -52,7 +52,7 @@ const WRITTEN: [&str; 3] = ["dq", "dk", "dv"];
 
 /// The module of the gradients that are computed together, or of one alone.
 fn module(steps: HopperSteps<'_>, together: bool) -> Variant {
-    let results = match (together, steps.prepared.value_dim) {
+    let results = match (together, steps.prepared.spec.value_dim) {
         (false, _) => Results::Alone,
         (true, Some(_)) => Results::All,
         (true, None) => Results::Lse,
@@ -67,11 +67,11 @@ fn delta(steps: HopperSteps<'_>, args: &BackwardArgs) -> Result<()> {
     }
     steps.clear_flags();
     // Of attention_lse there is no o: a thread has a row.
-    let threads = if steps.prepared.value_dim.is_some() { steps.plan.hopper.values / 8 } else { 1 };
+    let threads = if steps.prepared.spec.value_dim.is_some() { steps.plan.hopper.values / 8 } else { 1 };
     let grid = ((steps.plan.stat_rows(steps.extents()) * threads).div_ceil(256), 256);
     // Some gradients are computed together, of attention_lse all; else dk or dv is without the other.
     let [dq, dk, dv] = WRITTEN.map(|name| writes(&steps, name));
-    let module = module(steps, dq || dk == dv || steps.prepared.value_dim.is_none());
+    let module = module(steps, dq || dk == dv || steps.prepared.spec.value_dim.is_none());
     steps.launch_terms((&module, "delta"), grid, args, 0)
 }
 
@@ -151,7 +151,7 @@ impl BackwardPass<'_> {
         let (dim, values) = (steps.extents().dim, steps.values());
         let [dq, dk, dv] = WRITTEN.map(|name| writes(&steps, name));
         if dk || dv {
-            let lse = steps.prepared.value_dim.is_none();
+            let lse = steps.prepared.spec.value_dim.is_none();
             let module = module(steps, dk && (dv || lse));
             let (name, rows, terms) = match (dk, lse) {
                 (true, false) if dv => ("keys", 64, 2 * (dim + values)),

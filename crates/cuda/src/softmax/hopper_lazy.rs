@@ -8,7 +8,7 @@ use super::pair_args::Numbers;
 use super::prepared::Prepared;
 use crate::args::{ConstPtr, Ptr, filled, int, kernel_args};
 use crate::memory::{Layout, MemoryRange};
-use crate::tensor_args::strided_args;
+use crate::strided::strided_args;
 use crate::tensor_map::TensorMap;
 use crate::variant::Variant;
 use etalon_problem::Result;
@@ -63,7 +63,7 @@ impl LazyPlan {
     pub fn new(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<LazyPlan> {
         let operands = Plan::lazy(prepared, layout)?;
         let heads = prepared.scores.extents.query_heads;
-        Ok(LazyPlan { operands, active: layout.range(16 * prepared.counts.tiles * heads)? })
+        Ok(LazyPlan { operands, active: layout.range(16 * prepared.spec.counts.tiles * heads)? })
     }
 }
 

@@ -9,7 +9,7 @@ use super::portable::{columns, parts};
 use crate::args::{Field, int};
 use crate::memory::MemoryRange;
 use crate::options::Level;
-use crate::tensor_args::TensorArgs;
+use crate::strided::TensorArgs;
 use crate::variant::{Variant, width};
 use etalon_problem::{Blocking, Result};
 
@@ -36,8 +36,8 @@ impl<'a> Passes<'a> {
     }
 
     fn launch(&self, name: &'static str, blocks: usize, args: &impl Field) -> Result<()> {
-        let variant = &self.steps.prepared.modules.portable;
-        self.steps.launch((variant, name), (blocks, variant.threads()), args)
+        let variant = self.steps.prepared.lazy_shape().lazy_portable();
+        self.steps.launch((&variant, name), (blocks, variant.threads()), args)
     }
 
     /// Adds a launch; in the fallback few blocks take turns at the tiles.
@@ -45,21 +45,22 @@ impl<'a> Passes<'a> {
         if !self.again {
             return self.launch(name, tiles, args);
         }
-        let variant = self.steps.prepared.modules.portable.again();
+        let variant = self.steps.prepared.lazy_shape().lazy_portable().again();
         let grid = (fallback::blocks(self.steps, tiles), variant.threads());
         self.steps.launch((&variant, name), grid, &LazyArgs { tiles: tiles as i32, ..*args })
     }
 
     /// The module of the level sm80, where it computes the pass.
-    fn tensor(&self) -> Option<&Variant> {
-        self.steps.prepared.modules.tensor.as_ref().filter(|_| !self.again)
+    fn tensor(&self) -> Option<Variant> {
+        let prepared = self.steps.prepared;
+        (prepared.is_sm80() && !self.again).then(|| prepared.lazy_shape().lazy_sm80())
     }
 
     /// Adds a launch, of the level sm80 where it computes the pass.
     fn walk(&self, name: &'static str, blocks: usize, args: &LazyArgs) -> Result<()> {
         match self.tensor() {
             None => self.walk_portable(name, blocks, args),
-            Some(variant) => self.steps.launch((variant, name), (blocks, variant.threads()), args),
+            Some(variant) => self.steps.launch((&variant, name), (blocks, variant.threads()), args),
         }
     }
 
@@ -86,7 +87,7 @@ impl<'a> Passes<'a> {
         self.walk_queries("scores", &self.args)?;
         let pv = self.steps.tensor("pv_sum");
         for (pv, wanted) in [(TensorArgs::default(), self.steps.tensor("o")), (pv, pv)] {
-            let columns = self.steps.prepared.value_dim.filter(|_| wanted.is_there()).unwrap_or(0);
+            let columns = self.steps.prepared.spec.value_dim.filter(|_| wanted.is_there()).unwrap_or(0);
             let at_once = if self.tensor().is_some() { width(columns).min(128) } else { width(columns) };
             for first in (0..columns).step_by(at_once) {
                 self.walk_queries("values", &LazyArgs { pv, ..self.args.at([0, first]) })?;

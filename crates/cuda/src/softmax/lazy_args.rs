@@ -6,7 +6,7 @@ use super::pair_args::{Numbers, PairArgs};
 use super::prepared::Prepared;
 use crate::args::{ConstPtr, Ptr, filled, int, kernel_args};
 use crate::memory::{Layout, MemoryRange};
-use crate::tensor_args::TensorArgs;
+use crate::strided::TensorArgs;
 use etalon_problem::{Align, Result};
 
 #[derive(Debug, Clone, Copy)]
@@ -19,7 +19,7 @@ pub(crate) struct Memory {
 
 impl Memory {
     pub fn new(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Memory> {
-        let (scores, counts) = (prepared.scores, &prepared.counts);
+        let (scores, counts) = (prepared.scores, &prepared.spec.counts);
         let heads = scores.extents.query_heads;
         Ok(Memory {
             numbers: layout.range(16 * scores.row_shape().iter().product::<usize>())?,
@@ -86,7 +86,7 @@ impl LazyArgs {
             width: int(bias.map_or(0, |bias| bias.width)),
             reach: int(reach(steps.prepared)),
             bottom: bias.is_some_and(|bias| bias.align == Align::BottomRight).into(),
-            windowed: int(steps.prepared.counts.by_keys),
+            windowed: int(steps.prepared.spec.counts.by_keys),
             ..filled!(LazyArgs: names(address) [bias tau dbias dtau] fields(memory, range) [numbers active])
         }
     }

@@ -58,16 +58,16 @@ impl Steps<'_> {
 
     /// E; 0 of attention_lse.
     fn values(&self) -> usize {
-        self.prepared.value_dim.unwrap_or(0)
+        self.prepared.spec.value_dim.unwrap_or(0)
     }
 
     /// Blocks of a kernel that owns tiles of queries; below, of keys.
     fn query_blocks(&self) -> usize {
-        self.prepared.counts.by_queries * self.extents().query_heads
+        self.prepared.spec.counts.by_queries * self.extents().query_heads
     }
 
     fn key_blocks(&self) -> usize {
-        self.prepared.counts.by_keys * self.extents().key_heads
+        self.prepared.spec.counts.by_keys * self.extents().key_heads
     }
 
     /// Adds a launch that computes so many terms of each pair.

@@ -1,5 +1,6 @@
 //! The modules of kernels that compute a pass, and the sizes of tiles that there are kernels for: queries by keys.
 
+use super::prepared::Prepared;
 use super::spec::Spec;
 use super::variants::{AttentionShape, Hopper, has_three};
 use crate::family::Family;
@@ -7,61 +8,55 @@ use crate::options::{Level, Precision};
 use crate::variant::Variant;
 use etalon_problem::{Blocking, Dtype, Pass};
 
-#[derive(Debug)]
-pub(crate) struct Modules {
-    pub portable: Variant,
-    /// Kernels of the level sm80, in place of the portable one.
-    pub tensor: Option<Variant>,
-    /// Kernels of a backward pass of wide operands.
-    pub wide: Option<Variant>,
+impl Prepared<'_> {
+    pub fn is_sm80(&self) -> bool {
+        self.choice.level == Level::Sm80
+    }
+
+    pub fn portable(&self) -> Variant {
+        self.spec.shape().portable(Family::AttentionPortable)
+    }
+
+    /// The module of the level sm80 which has a kernel, where it computes the pass.
+    pub fn tensor_with(&self, kernel: &str) -> Option<Variant> {
+        let modules = self.wide().into_iter().chain([tensor_variant(&self.spec)]);
+        modules.filter(|_| self.is_sm80()).find(|variant| variant.kernels().contains(&kernel))
+    }
+
+    /// Kernels of a backward pass of wide operands, with as many stages as fit the shared memory.
+    pub fn wide(&self) -> Option<Variant> {
+        let spec = &self.spec;
+        let [one, two] = [1, 2].map(|stages| spec.shape().sm80_wide(stages));
+        let fits = two.shared() <= spec.shared_memory();
+        let has = self.is_sm80() && spec.pass == Pass::Backward && spec.is_wide();
+        has.then_some(if fits { two } else { one })
+    }
+
     /// Kernels of the pass by keys with what these add to dq.
-    pub fused: Option<Variant>,
-    /// Kernels of the gradient of the bias.
-    pub by_pairs: Option<Variant>,
-    pub second: Variant,
-    pub light_second: Variant,
+    pub fn fused(&self) -> Variant {
+        if self.is_sm80() { self.spec.shape().narrow(Family::AttentionSm80Fused) } else { self.portable() }
+    }
+
+    /// Kernels of the gradient of the bias that are not portable: for sm90a, too, those of sm80.
+    pub fn by_pairs(&self) -> Option<Variant> {
+        let has = |own: &Variant| self.choice.level != Level::Portable && own.kernels().contains(&"dbias");
+        Some(tensor_variant(&self.spec)).filter(|own| !self.spec.is_wide() && has(own))
+    }
+
     /// The second order on tensor cores, where all is finite.
-    pub tensor_second: Option<Variant>,
-}
-
-impl Modules {
-    pub fn new(spec: &Spec, level: Level) -> Modules {
-        let (shape, sm80) = (spec.shape(), level == Level::Sm80);
-        let tensor = tensor_variant(spec);
-        let has_dbias = level != Level::Portable && !spec.is_wide();
-        Modules {
-            portable: shape.portable(Family::AttentionPortable),
-            by_pairs: (has_dbias && tensor.kernels().contains(&"dbias")).then(|| tensor.clone()),
-            tensor: sm80.then_some(tensor),
-            wide: wide_variant(spec).filter(|_| sm80),
-            fused: sm80.then(|| shape.sm80_fused()),
-            second: shape.portable(Family::AttentionPortableSecondOrder),
-            light_second: shape.light_second(),
-            tensor_second: second_variant(spec),
-        }
+    pub fn tensor_second(&self) -> Option<Variant> {
+        let family = match self.spec.has_second_sm90a() {
+            true => Family::AttentionSm90aSecondOrder,
+            false => Family::AttentionSm80SecondOrder,
+        };
+        self.spec.has_tensor_second().then(|| self.spec.shape().narrow(family))
     }
 
-    pub fn lazy(spec: &Spec, level: Level, has_bias: bool) -> Modules {
-        let value_dim = spec.value_dim.or(Some(1));
-        let options = has_bias || spec.counts.flags.is_some();
-        let shape = AttentionShape { value_dim, options, ..spec.shape() };
-        let portable = shape.lazy_portable();
-        let tensor = (level == Level::Sm80).then(|| shape.lazy_sm80());
-        Modules { portable, tensor, ..Modules::new(spec, Level::Portable) }
+    /// Operands as far as kernels of lazy_attention are compiled for them.
+    pub fn lazy_shape(&self) -> AttentionShape {
+        let options = self.distance_bias.is_some() || self.spec.counts.flags.is_some();
+        AttentionShape { options, ..self.spec.shape() }
     }
-
-    /// The module of the level sm80 which has a kernel.
-    pub fn tensor_with(&self, kernel: &str) -> Option<&Variant> {
-        let has = |variant: &&Variant| variant.kernels().contains(&kernel);
-        self.wide.iter().chain(&self.tensor).find(has)
-    }
-}
-
-/// The module, with as many stages as fit the shared memory.
-fn wide_variant(spec: &Spec) -> Option<Variant> {
-    let [one, two] = [1, 2].map(|stages| spec.shape().sm80_wide(stages));
-    let fits = two.shared() <= spec.shared_memory();
-    (spec.pass == Pass::Backward && spec.is_wide()).then_some(if fits { two } else { one })
 }
 
 /// The module of the forward pass, and of a backward pass that is not wide.
@@ -70,13 +65,6 @@ fn tensor_variant(spec: &Spec) -> Variant {
         Dtype::F32 => spec.shape().sm80_f32(spec.options.precision == Precision::Bf16x3),
         _ => spec.shape().sm80().with("TILES", number(spec)),
     }
-}
-
-/// The module of the second order on tensor cores.
-fn second_variant(spec: &Spec) -> Option<Variant> {
-    let shape = spec.shape();
-    let variant = if spec.has_second_sm90a() { shape.sm90a_second_order() } else { shape.sm80_second_order() };
-    spec.has_tensor_second().then_some(variant)
 }
 
 fn tile(queries: usize, keys: usize) -> Blocking {

@@ -2,7 +2,7 @@
 
 use super::Steps;
 use crate::args::{Byte, ConstPtr, Pointee, Ptr, filled, int, kernel_args, pointees};
-use crate::tensor_args::TensorArgs;
+use crate::strided::TensorArgs;
 
 pointees! {
     /// A sequence: its batch element, first rows, extents and first tile.
@@ -98,7 +98,7 @@ impl PairArgs {
     pub fn new(steps: &Steps<'_>) -> Self {
         let prepared = steps.prepared;
         let (scores, tables) = (prepared.scores, &prepared.tables);
-        let (e, flags) = (&scores.extents, prepared.counts.flags);
+        let (e, flags) = (&scores.extents, prepared.spec.counts.flags);
         let pairs = (e.queries * e.keys) as i64;
         let heads = flags.unwrap_or(1) as i64;
         let (tensor, table) = (|name| steps.tensor(name), |range| steps.table(range));

@@ -19,15 +19,15 @@ pub(crate) fn part(columns: usize, first: usize) -> usize {
 }
 
 fn launch(steps: &Steps<'_>, name: &'static str, blocks: usize, args: &PairArgs, terms: usize) -> Result<()> {
-    let (args, variant) = (PairArgs { blocks: blocks as i32, ..*args }, &steps.prepared.modules.portable);
-    steps.launch_terms((variant, name), (blocks, variant.threads()), &args, terms)
+    let (args, variant) = (PairArgs { blocks: blocks as i32, ..*args }, steps.prepared.portable());
+    steps.launch_terms((&variant, name), (blocks, variant.threads()), &args, terms)
 }
 
 /// Adds a launch, of the level sm80 where it computes the pass.
 fn walk(steps: &Steps<'_>, name: &'static str, blocks: usize, args: &PairArgs, terms: usize) -> Result<()> {
-    match steps.prepared.modules.tensor_with(name) {
+    match steps.prepared.tensor_with(name) {
         None => launch(steps, name, blocks, args, terms),
-        Some(variant) => steps.launch_terms((variant, name), (blocks, variant.threads()), args, terms),
+        Some(variant) => steps.launch_terms((&variant, name), (blocks, variant.threads()), args, terms),
     }
 }
 
@@ -36,8 +36,8 @@ pub(crate) fn forward(steps: &Steps<'_>) -> Result<()> {
     let prepared = steps.prepared;
     let args = PairArgs::new(steps);
     let values = wanted(args.o, steps.values());
-    let columns = prepared.value_dim.filter(|_| args.o.is_there()).unwrap_or(1);
-    let most = if prepared.modules.tensor.is_none() { usize::MAX } else { 128 };
+    let columns = prepared.spec.value_dim.filter(|_| args.o.is_there()).unwrap_or(1);
+    let most = if prepared.is_sm80() { 128 } else { usize::MAX };
     let at_once = width(columns).min(most);
     let has_fallback = fallback::has_forward(prepared);
     if has_fallback {
@@ -98,7 +98,7 @@ pub(crate) fn backward(steps: &Steps<'_>) -> Result<()> {
 
 /// Blocks of kernels that have a row for each warp.
 fn row_blocks(steps: &Steps<'_>) -> usize {
-    let warps = steps.prepared.modules.portable.threads() / 32;
+    let warps = steps.prepared.portable().threads() / 32;
     steps.prepared.spec.rows().div_ceil(warps as usize)
 }
 
@@ -114,13 +114,13 @@ fn fused(steps: &Steps<'_>, dq_partials: &DqPartials, args: &PairArgs) -> Result
     let (dim, values) = (steps.extents().dim, steps.values());
     let over = args.over(steps.table(prepared.tables.by_keys));
     let firsts: Vec<_> = columns([dim, wanted(args.dv, values)], [dim, values]).collect();
-    let variant = prepared.modules.fused.as_ref().unwrap_or(&prepared.modules.portable);
+    let variant = prepared.fused();
     // S and dP in each launch, then what each adds to.
     let terms = firsts.len() * (dim + values) + 2 * dim + values;
     let partials = dim.next_multiple_of(64) as f64 * 4.0 / 64.0;
-    let work = Work { partials, ..Work::of(variant, terms) };
+    let work = Work { partials, ..Work::of(&variant, terms) };
     let with = |slots| firsts.iter().map(|&at| FusedArgs { c: over.at(at), slots }).collect();
-    dq_partials.run(steps, (variant, work), with, *args)
+    dq_partials.run(steps, (&variant, work), with, *args)
 }
 
 /// The gradient of the sinks, if it has a place, from the δ of every row.
@@ -135,25 +135,24 @@ pub(crate) fn bias(steps: &Steps<'_>, args: &PairArgs, flagged: bool) -> Result<
     if !args.dbias.is_there() {
         return Ok(());
     }
-    let tiles = prepared.counts.by_pairs * args.bias_heads as usize;
+    let tiles = prepared.spec.counts.by_pairs * args.bias_heads as usize;
     let args = PairArgs { blocks: tiles as i32, ..args.over(steps.table(prepared.tables.by_pairs)) };
     let (all, terms) = (PairArgs { flags: 0.into(), ..args }, steps.extents().dim + steps.values());
-    match &prepared.modules.by_pairs {
+    match prepared.by_pairs() {
         Some(variant) if flagged => {
-            steps.launch((variant, "dbias"), (fallback::blocks(steps, tiles), variant.threads()), &args)
+            steps.launch((&variant, "dbias"), (fallback::blocks(steps, tiles), variant.threads()), &args)
         }
-        Some(variant) => steps.launch_terms((variant, "dbias"), (tiles, variant.threads()), &all, terms),
+        Some(variant) => steps.launch_terms((&variant, "dbias"), (tiles, variant.threads()), &all, terms),
         None => launch(steps, "dbias", tiles, &all, terms),
     }
 }
 
 fn dk_and_dv(steps: &Steps<'_>, args: &PairArgs) -> Result<()> {
-    let modules = &steps.prepared.modules;
-    let all = [steps.extents().dim, steps.values()];
+    let (prepared, all) = (steps.prepared, [steps.extents().dim, steps.values()]);
     let [dims, values] = [wanted(args.dk, all[0]), wanted(args.dv, all[1])];
-    let over = args.over(steps.table(steps.prepared.tables.by_keys));
+    let over = args.over(steps.table(prepared.tables.by_keys));
     let walk = |name, args: &PairArgs, terms| walk(steps, name, steps.key_blocks(), args, terms);
-    if (modules.wide.is_some() || dims == 0) && modules.tensor_with("values").is_some() {
+    if (prepared.wide().is_some() || dims == 0) && prepared.tensor_with("values").is_some() {
         // Of wide operands each has its own kernel, and dv where dk is not asked for.
         if dims > 0 {
             walk("keys", &over, 2 * all[0] + all[1])?;

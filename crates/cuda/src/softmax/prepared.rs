@@ -1,9 +1,8 @@
-//! A pass of attention, attention_lse or lazy_attention: where its operands lie, its tables, its modules.
+//! A pass of attention, attention_lse or lazy_attention: where its operands lie, its tables.
 
 use super::counts::Counts;
 use super::dq_partials::DqPartials;
 use super::given::Given;
-use super::modules::Modules;
 use super::rows::Tables;
 use super::spec::Spec;
 use crate::call::PassCall;
@@ -17,15 +16,11 @@ use etalon_problem::{DistanceBias, Error, Operand, Pass, Problem, Result, Role, 
 pub(crate) struct Prepared<'a> {
     pub parts: Parts,
     pub scores: &'a Scores,
-    /// E; `None` of attention_lse.
-    pub value_dim: Option<usize>,
     /// True if the pass reads o, if it has one: for dv alone it does not.
     pub reads_o: bool,
     pub distance_bias: Option<DistanceBias>,
-    pub counts: Counts,
     pub spec: Spec,
     pub choice: Choice,
-    pub modules: Modules,
     pub tables: Tables,
     /// Tables of arrays that calls give, and what the pass keeps for them.
     pub given: Option<(Given, TableImage)>,
@@ -67,20 +62,14 @@ impl<'a> Prepared<'a> {
         let flags = [parts.have_whole_rows(&MULTIPLIED), has_both(&parts), parts.has("dbias")];
         let spec = Spec::new((scores, value_dim), call.facts(), counts, flags, &call.options);
         let choice = Choice::of(levels, &spec, call.options.level)?;
-        let (modules, distance_bias) = match problem {
-            Problem::LazyAttention(lazy) => (Modules::lazy(&spec, choice.level, lazy.bias.is_some()), lazy.bias),
-            _ => (Modules::new(&spec, choice.level), None),
-        };
+        let distance_bias = if let Problem::LazyAttention(lazy) = problem { lazy.bias } else { None };
         Ok(Prepared {
             parts,
             scores,
-            value_dim,
             reads_o,
             distance_bias,
-            counts,
             spec,
             choice,
-            modules,
             tables,
             given,
             delta: delta.transpose()?,
@@ -106,7 +95,7 @@ impl<'a> Prepared<'a> {
 
     /// True if the backward pass of sm90a reads an operand: for dv alone neither o nor v, of attention_lse no values.
     pub fn reads(&self, name: &str) -> bool {
-        let has_values = self.value_dim.is_some();
+        let has_values = self.spec.value_dim.is_some();
         match name {
             "dout" => has_values,
             "o" | "v" => has_values && self.reads_o,

@@ -5,9 +5,10 @@ use super::pair_args::{Numbers, PairArgs, PartialArgs, wanted};
 use super::portable::{columns, part, parts};
 use super::prepared::Prepared;
 use crate::args::{ConstPtr, Ptr, filled, kernel_args};
+use crate::family::Family;
 use crate::memory::{Layout, MemoryRange};
 use crate::step::Work;
-use crate::tensor_args::TensorArgs;
+use crate::strided::TensorArgs;
 use crate::variant::{KernelOf, Variant};
 use etalon_problem::{Pass, Result};
 
@@ -24,7 +25,7 @@ pub(crate) struct Between {
 impl Between {
     pub fn new(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Between> {
         let rows = prepared.spec.rows();
-        let elements = 4 * rows * prepared.value_dim.unwrap_or(0);
+        let elements = 4 * rows * prepared.spec.value_dim.unwrap_or(0);
         Ok(Between {
             sum: layout.named("sums of rows", elements)?,
             o: layout.named("sums of rows", elements)?,
@@ -91,8 +92,9 @@ impl SecondArgs {
 
 struct SecondPass<'a> {
     steps: &'a Steps<'a>,
+    portable: Variant,
     /// The variant on tensor cores, which computes what is finite.
-    tensor: Option<&'a Variant>,
+    tensor: Option<Variant>,
 }
 
 impl SecondPass<'_> {
@@ -104,27 +106,22 @@ impl SecondPass<'_> {
 
     /// A portable kernel and that of its name on tensor cores, whose blocks leave what is not theirs.
     fn both(&self, kernel: KernelOf<'_>, blocks: usize, args: &SecondArgs, terms: usize) -> Result<()> {
-        if let Some(variant) = self.tensor {
+        if let Some(variant) = &self.tensor {
             self.steps.launch_terms((variant, kernel.1), (blocks, variant.threads()), args, terms)?;
         }
         self.launch(kernel, blocks, args, terms)
     }
 
     fn sinks_and_bias(&self, args: &SecondArgs) -> Result<()> {
-        let (steps, e) = (self.steps, self.steps.extents());
-        let portable = &steps.prepared.modules.second;
+        let (steps, e, portable) = (self.steps, self.steps.extents(), &self.portable);
         if args.gsinks.0 != 0 {
             self.launch((portable, "gsinks"), e.query_heads, args, 0)?;
         }
         if args.gbias.is_there() {
             let heads = steps.scores().bias.map_or(0, |bias| bias.heads);
             let by_pairs = args.over(steps.table(steps.prepared.tables.by_pairs));
-            self.launch(
-                (portable, "gbias"),
-                steps.prepared.counts.by_pairs * heads,
-                &by_pairs,
-                e.dim + steps.values(),
-            )?;
+            let blocks = steps.prepared.spec.counts.by_pairs * heads;
+            self.launch((portable, "gbias"), blocks, &by_pairs, e.dim + steps.values())?;
         }
         Ok(())
     }
@@ -132,14 +129,16 @@ impl SecondPass<'_> {
 
 /// The outputs of double_backward or jvp that have places.
 pub(crate) fn run(steps: &Steps<'_>, between: &Between) -> Result<()> {
-    let (prepared, dim, values) = (steps.prepared, steps.extents().dim, steps.values());
-    let (portable, light) = (&prepared.modules.second, &prepared.modules.light_second);
-    let pass = SecondPass { steps, tensor: prepared.modules.tensor_second.as_ref() };
+    let (prepared, spec) = (steps.prepared, &steps.prepared.spec);
+    let (dim, values) = (steps.extents().dim, steps.values());
+    let (portable, light) = (spec.shape().portable(Family::AttentionPortableSecondOrder), &spec.shape().light_second());
+    let pass = SecondPass { steps, portable, tensor: prepared.tensor_second() };
+    let portable = &pass.portable;
     let args = SecondArgs::new(steps, between);
     steps.clear_flags();
     // S and u of three products, dP and T of three; then what they add to.
     let (scores, sums) = (3 * dim, 3 * values);
-    for first in parts(prepared.value_dim.unwrap_or(1)) {
+    for first in parts(prepared.spec.value_dim.unwrap_or(1)) {
         pass.both((light, "tangents"), steps.query_blocks(), &args.at([0, first]), scores + 2 * part(values, first))?;
     }
     let warps = portable.threads() as usize / 32;

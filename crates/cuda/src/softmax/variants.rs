@@ -1,10 +1,9 @@
 //! The variants of the kernels of attention.
 
-use crate::family::Family;
+use crate::family::{Family, Unit};
 use crate::options::Level;
 use crate::shared::shared_bytes;
 use crate::target::shared_memory;
-use crate::unit::Unit;
 use crate::variant::{Variant, number, width};
 use etalon_problem::Dtype;
 
@@ -179,19 +178,14 @@ impl AttentionShape {
         self.variant(family, columns).insert(2, "WHOLE", self.whole.into())
     }
 
-    /// The same; wider results take several launches.
-    fn narrow(self, family: Family) -> Variant {
+    /// The same of D up to 128, but for the forward pass; wider results take several launches.
+    pub fn narrow(self, family: Family) -> Variant {
         let [columns, values] = self.widths();
         self.on_tensor_cores(family, [columns, values.min(128)])
     }
 
     pub fn sm80(self) -> Variant {
         self.narrow(Family::AttentionSm80).push("TILES", 0)
-    }
-
-    /// The backward pass in one pass by keys, with dq partials, of D and E up to 128.
-    pub fn sm80_fused(self) -> Variant {
-        self.narrow(Family::AttentionSm80Fused)
     }
 
     /// The first order of f32, with factors as sums of two bf16 or rounded to tf32, of D up to 128.
@@ -204,16 +198,6 @@ impl AttentionShape {
         let values = self.value_dim.map_or(64, |columns| width(columns).max(128));
         let widths = [width(self.dim).max(128), values];
         self.on_tensor_cores(Family::AttentionSm80Wide, widths).push("STAGES", stages)
-    }
-
-    /// The second order of bf16, of D and E up to 128.
-    pub fn sm80_second_order(self) -> Variant {
-        self.narrow(Family::AttentionSm80SecondOrder)
-    }
-
-    /// The same for sm90a, of D and E up to 64 without options.
-    pub fn sm90a_second_order(self) -> Variant {
-        self.narrow(Family::AttentionSm90aSecondOrder)
     }
 
     pub fn lazy_sm80(self) -> Variant {

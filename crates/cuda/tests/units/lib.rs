@@ -3,6 +3,7 @@
 mod args;
 mod device;
 mod device_id;
+mod host;
 mod level_table;
 mod linear_attention {
     mod log_decays;
@@ -10,7 +11,6 @@ mod linear_attention {
 mod shared;
 mod step;
 mod target;
-mod tensors;
 
 /// A reader takes in as many names at one glance; what few programs need lies in a module.
 const MOST: usize = 25;

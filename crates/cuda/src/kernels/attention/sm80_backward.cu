@@ -11,10 +11,9 @@
 // stages where the device gives a block the shared memory (128 KiB where both are above 128), else one. f32: two
 // stages, one where D + E is above 192.
 //
-// Numbers that are not finite: pairs/tiles.cuh. Of f32 a product of a query and a key raises a flag, too: a factor
-// that overflows when it is rounded or split makes a product infinite that is not. `collect` looks at dq of partial
-// sums. A pair adds to dbias where it is visible alone; its products of f32 that are not finite are computed again
-// (`mend`).
+// Numbers that are not finite: pairs/tiles.cuh, and of f32 `ZEROS` of pairs/sm80_walks.cuh. `collect` looks at dq of
+// partial sums. A pair adds to dbias where it is visible alone; its products of f32 that are not finite are computed
+// again (`mend`).
 //
 // Compile-time: as `sm80.cuh`. CD and CE are 64 or 128; with STAGES, the stages of walked tiles, one of them is 256
 // and none 64. Walked tiles have 32 rows then, and of f32. FUSES: `sm80_backward_fused.cu` in place of these kernels.

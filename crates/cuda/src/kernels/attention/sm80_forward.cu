@@ -3,8 +3,7 @@
 //
 // Usual tiles: 128 queries by 64 keys; 64 by 32 where D is above 128, and walked tiles of 32 rows of f32.
 //
-// Numbers that are not finite: pairs/tiles.cuh. Of f32 products of queries and keys raise flags, too: of attention_lse
-// nothing else does.
+// Numbers that are not finite: pairs/tiles.cuh. Of f32 attention_lse raises the flags of `ZEROS` alone.
 //
 // Compile-time: as `sm80.cuh`. CD is 64, 128 or, of 16-bit operands, 256, CE 64 or 128: the columns that a launch
 // accumulates.

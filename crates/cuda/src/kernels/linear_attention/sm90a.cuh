@@ -4,8 +4,7 @@
 // Compile-time: STORAGE (1|2); KW, the columns of y and b, rounded up: 64 or 128; BY_TOKEN, a log-decay for each
 // token, not for each head.
 
-// Every result is o of another problem (the closure of R4–R6): out_i = Σ_j w_ij x_j + reach_i y_i·state, with
-// w_ij = P_ij (y_i·b_j), and the state is made of bᵀ x. Fields: linear_attention/args.rs.
+// Every result is o of another problem: problem.cuh. Fields: linear_attention/args.rs.
 KERNEL_ARGS(WalkArgs)
 
 constexpr int CHUNK = 128, COLUMNS = 64, STAGES = 2;

@@ -6,12 +6,9 @@
 //   sums_back   σ Σ_i α_i q_iᵀ dout_i, over a group  (R28)
 //   scan        from segment to segment: the sums become the states that walks begin with
 //
-// A sequence of up to 8192 tokens is one segment; a longer one has segments of the 64th part of its tokens, rounded up
-// to a power of two, at least 2048 and at most 8192. Neither heads nor batch count, on which bits must not depend.
-// States in f32, 4·D·E bytes a segment and key head, a thread of `scan` for each element. The first segment begins
-// with the given state, the last one leaves the final one. A segment whose result is not finite walks once more with 0
-// for such operands and elements of its first state. The level `sm90a-segments` takes a quarter of the sequence,
-// rounded up to a power of two, at least 128 tokens.
+// Tokens of a segment: `segment` of linear_attention/hopper.rs. States in f32, 4·D·E bytes a segment and key head, a
+// thread of `scan` for each element. The first segment begins with the given state, the last one leaves the final one.
+// A segment whose result is not finite walks once more with 0 for such operands and elements of its first state.
 
 // The state behind a segment whose state before is 0; whether it is not finite. The last one of a walk has no chunks
 // here.

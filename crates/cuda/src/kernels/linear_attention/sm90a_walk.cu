@@ -20,9 +20,7 @@
 //
 // The backward pass: sm90a_states.cu, sm90a_gradients.cu and, with log-decays of tokens, sm90a_flow.cu.
 //
-// The non-finite fallback is that of sm80.cu behind the second walk; `fill_gates`, `scan`, `flow`, `mend_sums`
-// and `mend` (in place of `sums` and `attend`) have at most 256 blocks, each with the work of several, because there
-// is mostly none. `Options.assume_finite` leaves it out.
+// Behind the second walk: the non-finite fallback of problem.cuh, as behind sm80.cu.
 //
 // A log-decay for each token: the same kernels with the tables of sm90a_gates.cuh.
 

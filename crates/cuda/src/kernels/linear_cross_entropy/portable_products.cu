@@ -8,10 +8,8 @@
 //   head, bias        dw and dbias: 128 classes x 128 elements a block, token by token  (C18), (C29)
 //
 // `tokens` (tokens.cu) lists what counts and finds Z and n. Logits of a chunk are f32, and in the second
-// order so are their motions; da takes their place. `Options.memory_budget` bounds logits, nodes of the tree and sums
-// of a chunk; the smallest chunk has 128 tokens and 256 classes. A chunk with all classes keeps its logits for the
-// gradients: 6TVD operations, else 8TVD. dw is summed in place where it is f32; where it is narrower and tokens come
-// in several chunks it has a sweep of its own with the classes outside: 10TVD.
+// order so are their motions; da takes their place. A chunk with all classes keeps its logits for the gradients: 6TVD
+// operations, else 8TVD, and 10TVD where dw has a sweep of its own (linear_cross_entropy/run.rs).
 //
 // Outputs, dh, and dw of the first order have the same bits for any budget. gw, dbias and gbias do not: chunks of
 // tokens are terms of their sums.

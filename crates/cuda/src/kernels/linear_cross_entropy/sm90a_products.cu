@@ -15,9 +15,6 @@
 // Order of tiles: a group of pairs of row tiles x all columns, so that tiles that run side by side share a and b in
 // the L2.
 //
-// Sums that go on in another launch are loaded as accumulators: so their order, and their bits, do not depend on
-// chunks.
-//
 // Tokens: the nodes of a token are put together by sm90a_tree.cu, along the tree of the portable
 // kernels. `leaves` walks up to 32 pairs of row tiles, 8192 tokens, before the next columns, so that w is read about
 // once; the others walk 8. It has a ring of stages for w, shared by the cluster, and one for the rows of h of each
@@ -34,10 +31,8 @@
 // dh is summed class after class within a block of classes, a quarter of the tree; blocks are put together along the
 // tree. A chunk that begins within one has the sum so far as its accumulators, and dw of several chunks of tokens
 // likewise: bits of dh and dw depend neither on `memory_budget` nor on the number of multiprocessors (f16: unless da
-// underflows). Sums that wait lie as the threads hold them: one to three matrices of 4TD bytes of the budget. A chunk
-// has a number of classes that leaves few multiprocessors idle in the last round of tiles; tiles of dh have 192
-// columns where that takes fewer rounds. dw of a single chunk of tokens is written by the copy engine, in rows of 128
-// bytes.
+// underflows). How many classes a chunk has, and where tiles of dh have 192 columns: linear_cross_entropy/plan.rs. dw
+// of a single chunk of tokens is written by the copy engine, in rows of 128 bytes.
 //
 // f16: da of a mean over many tokens would be 0; a class of probability 10^-4 and 8192 tokens leave 10^-8, half the
 // smallest number. `scale` bounds |da| of a chunk of tokens by their pulls (C15), da is stored times the power of two
@@ -257,13 +252,11 @@ DEV void pick(const CrossEntropyArgs& c, const float* z, int target, int first, 
 DEV bool is_bare(const CrossEntropyArgs& c) { return !c.bias && c.ratio == 0 && c.factor == 1; }
 // The same, and of them no more than m and l are asked for, or da.
 DEV bool is_plain(const CrossEntropyArgs& c) { return is_bare(c) && is_short(c); }
-// The most that a class may weigh relative to m: e^(z - m) <= 2^8, the lag of (N63). No class weighs more than the
-// sum.
+// The most that a class may weigh relative to m (N63); none weighs more than the sum.
 constexpr float MOST_LAG = 256;
 
-// m and l of both rows, relative to the largest of the first quarter of a tile: the others are not compared. Returns
-// for which rows that one lags too far behind. Bare logits have these m and l whatever else is asked for, others the
-// largest of all for m.
+// m and l of both rows, relative to the largest of the first quarter of a tile. Returns for which rows that one lags
+// too far behind. Logits that are not bare have the largest of all for m.
 struct Lags { bool of[2]; };
 DEV Lags find_leaves(const float (&z)[TILE / 2], float (&m)[2], float (&l)[2]) {
   find_largest<TILE / 4>(z, m);
@@ -310,9 +303,7 @@ DEV void write_leaves(const ProductArgs& x, float (&z)[TILE / 2], const Rows& ro
 }
 
 // ---- gradients of logits ----
-// In f16 da of a chunk is stored times a power of two, so that its largest is near the largest number: a gradient of a
-// mean over many tokens would be 0 else. With |da| <= M, M scale lies in [32752, 65504); down to 2^-29 M nothing
-// underflows, and (N73) has room for what does. Both products are divided by it.
+// The factor of da in f16.
 constexpr bool SCALED = STORAGE == 2;
 DEV float scale_of(const ProductArgs& x) { return SCALED ? *x.scale : 1; }
 DEV float unscale_of(const ProductArgs& x) { return SCALED ? __int_as_float((254 << 23) - __float_as_int(*x.scale)) : 1; }

@@ -1,7 +1,6 @@
 //! Passes of shards on operands that lie on a device.
 
-use super::super::shard_pass::Step;
-use super::super::sums::draft_sums;
+use super::super::shard_pass::{Step, draft_sums};
 use super::check_vocab;
 use super::table::{self, draft_step};
 use crate::call::storage_of;

@@ -1,7 +1,6 @@
 //! Passes of shards on operands of the host.
 
-use super::super::shard_pass::Step;
-use super::super::sums::draft_sums;
+use super::super::shard_pass::{Step, draft_sums};
 use super::check_vocab;
 use super::device::check;
 use super::table::{self, draft_step};

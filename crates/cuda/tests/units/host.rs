@@ -1,6 +1,6 @@
-//! Unit tests of `src/tensors.rs`.
+//! Unit tests of `src/host.rs`.
 
-use crate::tensors::{with_bytes, write_bytes};
+use crate::host::{with_bytes, write_bytes};
 use half::bf16;
 use ndarray::{Array2, s};
 
