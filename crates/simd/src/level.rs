@@ -1,5 +1,7 @@
 //! Instruction sets, chosen when the program runs.
 
+#[cfg(any(test, feature = "emulation"))]
+use crate::lanes::emulation::Emulated;
 use crate::lanes::matrix::MatrixKernel;
 use crate::lanes::pairs::{PairKernel, Pairs};
 use crate::lanes::{Isa, Kernel, Tile, portable};
@@ -26,9 +28,7 @@ enum Token {
     #[cfg(target_arch = "x86_64")]
     Amx(amx::Amx),
     #[cfg(any(test, feature = "emulation"))]
-    Emulated(crate::lanes::emulation::Emulated),
-    #[cfg(any(test, feature = "emulation"))]
-    EmulatedTiles(crate::lanes::emulation::EmulatedTiles),
+    Emulated(Emulated),
 }
 
 impl Level {
@@ -102,9 +102,7 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             Token::Amx(tiles) => Level(Token::Avx512(tiles.isa())),
             #[cfg(any(test, feature = "emulation"))]
-            Token::Emulated(_) | Token::EmulatedTiles(_) => {
-                Level(Token::Portable(portable::Portable))
-            }
+            Token::Emulated(_) => Level(Token::Portable(portable::Portable)),
             _ => self,
         }
     }
@@ -134,7 +132,7 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             Token::Amx(_) => true,
             #[cfg(any(test, feature = "emulation"))]
-            Token::EmulatedTiles(_) => true,
+            Token::Emulated(Emulated::Tiles) => true,
             _ => false,
         }
     }
@@ -143,8 +141,7 @@ impl Level {
     #[cfg(any(test, feature = "emulation"))]
     #[doc(hidden)]
     pub fn emulated() -> [Level; 2] {
-        use crate::lanes::emulation::{Emulated, EmulatedTiles};
-        [Token::Emulated(Emulated), Token::EmulatedTiles(EmulatedTiles)].map(Level)
+        [Emulated::Pairs, Emulated::Tiles].map(|instruction| Level(Token::Emulated(instruction)))
     }
 
     /// Its name: `portable`, `avx2`, `avx512`, `avx512bf16` or `amx`.
@@ -160,9 +157,9 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             Token::Amx(..) => "amx",
             #[cfg(any(test, feature = "emulation"))]
-            Token::Emulated(..) => "emulated",
+            Token::Emulated(Emulated::Pairs) => "emulated",
             #[cfg(any(test, feature = "emulation"))]
-            Token::EmulatedTiles(..) => "emulated tiles",
+            Token::Emulated(Emulated::Tiles) => "emulated tiles",
         }
     }
 
@@ -202,7 +199,7 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             Token::Avx512Bf16(pairs) => Some(pairs.enter(kernel)),
             #[cfg(any(test, feature = "emulation"))]
-            Token::Emulated(pairs) => Some(kernel.run(pairs)),
+            Token::Emulated(pairs @ Emulated::Pairs) => Some(kernel.run(pairs)),
             _ => None,
         }
     }
@@ -212,13 +209,11 @@ impl Level {
     pub(crate) fn run_tiles<T>(self, kernel: impl MatrixKernel<T>) -> Option<T> {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Token::Avx512Bf16(pairs) => Some(pairs.enter_tiles(kernel)),
+            Token::Avx512Bf16(pairs) => Some(pairs.enter_tiles(None, kernel)),
             #[cfg(target_arch = "x86_64")]
             Token::Amx(tiles) => Some(tiles.enter(kernel)),
             #[cfg(any(test, feature = "emulation"))]
-            Token::Emulated(pairs) => Some(kernel.run(pairs)),
-            #[cfg(any(test, feature = "emulation"))]
-            Token::EmulatedTiles(tiles) => Some(kernel.run(tiles)),
+            Token::Emulated(instruction) => Some(kernel.run(instruction)),
             _ => None,
         }
     }

@@ -53,7 +53,7 @@ fn is_lane_operation(symbol: &str) -> bool {
     let name = format!("{:#}", rustc_demangle::demangle(symbol));
     // The CPU and the system are asked once, by functions of their own; and tests emulate instructions.
     let asked = ["::detect", "::sync::", "::enabled_state", "::request_tiles"];
-    let mut others = ["::gate::<", "::lanes::emulation"].into_iter().chain(asked);
+    let mut others = ["::gate", "::lanes::emulation"].into_iter().chain(asked);
     let other = others.any(|other| name.contains(other));
     let ours = name.contains("etalon_simd::lanes::") && !other;
     // The CPU is asked for its features by a function of its own.
@@ -95,6 +95,6 @@ fn every_level_has_its_fused_loop() {
         assert!(fused >= 36, "{level}: {fused} of {instruction}");
     }
     let tiles = assembly.lines().filter(|line| line.contains("tdpbf16ps")).count();
-    // Four sums in each product: of the forward pass and the three kernels of the backward pass two at least.
-    assert!(tiles >= 4 * 4 * 2, "{tiles} of tdpbf16ps");
+    // Four sums in the one function that all kernels call.
+    assert!(tiles >= 4, "{tiles} of tdpbf16ps");
 }

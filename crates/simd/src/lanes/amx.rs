@@ -3,9 +3,9 @@
 //! Tiles belong to a thread. Linux lets a process have them only after it asked, once and for all of its threads:
 //! [`Amx::detect`] asks. Each entry into the gate configures the tiles of its thread, and leaves none behind.
 
-use super::avx512::{Avx512, F32x16};
+use super::avx512::Avx512;
 use super::avx512bf16::Avx512Bf16;
-use super::matrix::{Matrix, MatrixKernel, Product, SIDE, WORDS};
+use super::matrix::{MatrixKernel, Product, SIDE, WORDS};
 use super::pairs::Pairs;
 use std::arch::asm;
 use std::arch::x86_64::__cpuid_count;
@@ -47,13 +47,8 @@ impl Amx {
     /// that would leave it without tiles.
     #[inline]
     pub fn enter<T>(self, kernel: impl MatrixKernel<T>) -> T {
-        #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-        fn gate<T>(by: Tiled, kernel: impl MatrixKernel<T>) -> T {
-            kernel.run(by)
-        }
         let _configured = Configured::new(self);
-        // SAFETY: a token exists only where `detect` saw the features.
-        unsafe { gate(Tiled(self, PhantomData), kernel) }
+        self.0.enter_tiles(Some(Tiled(PhantomData)), kernel)
     }
 }
 
@@ -130,28 +125,12 @@ impl Drop for Configured {
 
 /// The token of tiles that are configured: the gate makes it, and a kernel has it while it runs, on that thread.
 #[derive(Clone, Copy)]
-pub struct Tiled(Amx, PhantomData<*const ()>);
+pub struct Tiled(PhantomData<*const ()>);
 
-impl Matrix for Tiled {
-    type Isa = Avx512;
-
-    #[inline(always)]
-    fn isa(self) -> Avx512 {
-        Pairs::isa(self.0.0)
-    }
-
-    #[inline(always)]
-    fn neighbours(self, low: F32x16, high: F32x16) -> F32x16 {
-        self.0.0.neighbours(low, high)
-    }
-
-    #[inline(always)]
-    fn stacked(self, even: F32x16, odd: F32x16) -> F32x16 {
-        self.0.0.stacked(even, odd)
-    }
-
-    #[inline(always)]
-    fn multiply(self, product: Product<'_>) {
+impl Tiled {
+    /// C ← A · B, or C + A · B.
+    #[inline(never)]
+    pub fn gate(self, product: Product<'_>) {
         product.check();
         let Product { c, stride, fresh, a, b, rows, cols, depth } = product;
         if depth == 0 && !fresh {

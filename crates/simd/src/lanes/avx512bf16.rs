@@ -2,6 +2,7 @@
 //! words of AVX-512 BW, which every CPU with it has, come into their order by `vpermw`.
 
 use super::Isa;
+use super::amx::Tiled;
 use super::avx512::{Avx512, F32x16};
 use super::matrix::{Matrix, MatrixKernel, Product, multiply_pairs};
 use super::pairs::{PairKernel, Pairs};
@@ -39,16 +40,24 @@ impl Avx512Bf16 {
         unsafe { gate(self, kernel) }
     }
 
-    /// The same of a kernel of tiles.
+    /// Runs a kernel of tiles with the features enabled: products by tiles that are configured, or by pairs.
     #[inline]
-    pub fn enter_tiles<T>(self, kernel: impl MatrixKernel<T>) -> T {
+    pub fn enter_tiles<T>(self, tiles: Option<Tiled>, kernel: impl MatrixKernel<T>) -> T {
         #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-        fn gate<T>(by: Avx512Bf16, kernel: impl MatrixKernel<T>) -> T {
+        fn gate<T>(by: Words, kernel: impl MatrixKernel<T>) -> T {
             kernel.run(by)
         }
-        // SAFETY: as above.
-        unsafe { gate(self, kernel) }
+        // SAFETY: a token exists only where `detect` saw the features.
+        unsafe { gate(Words { pairs: self, tiles }, kernel) }
     }
+}
+
+/// The registers of AVX-512 beside either instruction that multiplies tiles: one token, so that a kernel is compiled
+/// once for both.
+#[derive(Clone, Copy)]
+pub struct Words {
+    pairs: Avx512Bf16,
+    tiles: Option<Tiled>,
 }
 
 impl Multiply<Avx512> for Avx512Bf16 {
@@ -87,12 +96,12 @@ const TURNS: [u16; 32] = {
     places
 };
 
-impl Matrix for Avx512Bf16 {
+impl Matrix for Words {
     type Isa = Avx512;
 
     #[inline(always)]
     fn isa(self) -> Avx512 {
-        self.0
+        self.pairs.0
     }
 
     #[inline(always)]
@@ -125,6 +134,15 @@ impl Matrix for Avx512Bf16 {
 
     #[inline(always)]
     fn multiply(self, product: Product<'_>) {
-        multiply_pairs(self, product);
+        #[target_feature(enable = "avx512f,avx512bf16")]
+        #[inline(never)]
+        fn gate(pairs: Avx512Bf16, product: Product<'_>) {
+            multiply_pairs(pairs, product);
+        }
+        match self.tiles {
+            Some(tiles) => tiles.gate(product),
+            // SAFETY: a token is in hand, so the features are present.
+            None => unsafe { gate(self.pairs, product) },
+        }
     }
 }

@@ -77,9 +77,14 @@ fn flushed(x: u32) -> f32 {
     if x.is_subnormal() { 0.0f32.copysign(x) } else { x }
 }
 
-/// A token of pairs on every machine.
+/// The token of either instruction on every machine: one type, so that a kernel is compiled once for both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Emulated;
+pub enum Emulated {
+    /// `vdpbf16ps`, of registers of pairs and of tiles.
+    Pairs,
+    /// `tdpbf16ps`, of tiles.
+    Tiles,
+}
 
 impl Multiply<Portable> for Emulated {
     #[inline(always)]
@@ -136,9 +141,11 @@ impl Matrix for Emulated {
         F32s::load(Portable, &words)
     }
 
-    #[inline(always)]
     fn multiply(self, product: Product<'_>) {
-        multiply_pairs(self, product);
+        match self {
+            Emulated::Pairs => multiply_pairs(self, product),
+            Emulated::Tiles => multiply_tiles(product),
+        }
     }
 }
 
@@ -154,46 +161,22 @@ fn rounded_or_flushed(x: f32) -> u32 {
     rounded(if x.is_subnormal() { 0.0f32.copysign(x) } else { x })
 }
 
-/// A token of tiles on every machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EmulatedTiles;
-
-impl Matrix for EmulatedTiles {
-    type Isa = Portable;
-
-    #[inline(always)]
-    fn isa(self) -> Portable {
-        Portable
-    }
-
-    #[inline(always)]
-    fn neighbours(self, low: F32s, high: F32s) -> F32s {
-        Emulated.neighbours(low, high)
-    }
-
-    #[inline(always)]
-    fn stacked(self, even: F32s, odd: F32s) -> F32s {
-        Emulated.stacked(even, odd)
-    }
-
-    fn multiply(self, product: Product<'_>) {
-        product.check();
-        let Product { c, stride, fresh, a, b, rows, cols, depth } = product;
-        for (row, col) in
-            (0..rows * SIDE).flat_map(|row| (0..cols * SIDE).map(move |col| (row, col)))
-        {
-            let c = &mut c[row * stride + col];
-            let mut sum = if fresh { 0 } else { c.to_bits() };
-            for k in 0..depth {
-                let left = (row / SIDE * a.steps[0] + k * a.steps[1]) * WORDS + row % SIDE * SIDE;
-                let right = (col / SIDE * b.steps[0] + k * b.steps[1]) * WORDS + col % SIDE;
-                let left: [u32; SIDE] = std::array::from_fn(|pair| a.words[left + pair].to_bits());
-                let right: [u32; SIDE] =
-                    std::array::from_fn(|pair| b.words[right + pair * SIDE].to_bits());
-                sum = tdpbf16ps(sum, &left, &right);
-            }
-            *c = f32::from_bits(sum);
+/// A product of tiles by `tdpbf16ps`.
+fn multiply_tiles(product: Product<'_>) {
+    product.check();
+    let Product { c, stride, fresh, a, b, rows, cols, depth } = product;
+    for (row, col) in (0..rows * SIDE).flat_map(|row| (0..cols * SIDE).map(move |col| (row, col))) {
+        let c = &mut c[row * stride + col];
+        let mut sum = if fresh { 0 } else { c.to_bits() };
+        for k in 0..depth {
+            let left = (row / SIDE * a.steps[0] + k * a.steps[1]) * WORDS + row % SIDE * SIDE;
+            let right = (col / SIDE * b.steps[0] + k * b.steps[1]) * WORDS + col % SIDE;
+            let left: [u32; SIDE] = std::array::from_fn(|pair| a.words[left + pair].to_bits());
+            let right: [u32; SIDE] =
+                std::array::from_fn(|pair| b.words[right + pair * SIDE].to_bits());
+            sum = tdpbf16ps(sum, &left, &right);
         }
+        *c = f32::from_bits(sum);
     }
 }
 
