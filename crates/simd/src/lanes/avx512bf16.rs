@@ -1,11 +1,9 @@
 //! AVX-512 BF16: the registers of AVX-512 F, multiplied as 16 pairs of bf16 by `vdpbf16ps`, and rounded to bf16. The
 //! words of AVX-512 BW, which every CPU with it has, come into their order by `vpermw`.
 
-use super::Isa;
 use super::avx512::{Avx512, F32x16};
 use super::matrix::{Matrix, MatrixKernel, Product, multiply_pairs};
-use super::pairs::{PairKernel, Pairs};
-use super::product::Multiply;
+use super::pairs::Pairs;
 use std::arch::x86_64::*;
 use std::mem::transmute;
 
@@ -28,30 +26,26 @@ impl Avx512Bf16 {
         vendor.is_some_and(|vendor| vendor.as_str() == "AuthenticAMD")
     }
 
-    /// Runs a kernel with the features enabled.
+    /// Runs a kernel of tiles with the features enabled.
     #[inline]
-    pub fn enter<T>(self, kernel: impl PairKernel<T>) -> T {
-        #[target_feature(enable = "avx512f,avx512bf16")]
-        fn gate<T>(pairs: Avx512Bf16, kernel: impl PairKernel<T>) -> T {
-            kernel.run(pairs)
-        }
-        // SAFETY: a token exists only where `detect` saw the features.
-        unsafe { gate(self, kernel) }
-    }
-
-    /// The same of a kernel of tiles.
-    #[inline]
-    pub fn enter_tiles<T>(self, kernel: impl MatrixKernel<T>) -> T {
+    pub fn enter<T>(self, kernel: impl MatrixKernel<T>) -> T {
         #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
         fn gate<T>(by: Avx512Bf16, kernel: impl MatrixKernel<T>) -> T {
             kernel.run(by)
         }
-        // SAFETY: as above.
+        // SAFETY: a token exists only where `detect` saw the features.
         unsafe { gate(self, kernel) }
     }
 }
 
-impl Multiply<Avx512> for Avx512Bf16 {
+impl Pairs for Avx512Bf16 {
+    type Isa = Avx512;
+
+    #[inline(always)]
+    fn isa(self) -> Avx512 {
+        self.0
+    }
+
     #[inline(always)]
     fn add(self, a: F32x16, b: F32x16, sum: F32x16) -> F32x16 {
         #[target_feature(enable = "avx512f,avx512bf16")]
@@ -63,16 +57,6 @@ impl Multiply<Avx512> for Avx512Bf16 {
         }
         // SAFETY: a token is in hand, so the features are present.
         F32x16(unsafe { op(a.0, b.0, sum.0) })
-    }
-}
-
-impl Pairs for Avx512Bf16 {
-    type Isa = Avx512;
-    type Block = <Avx512 as Isa>::Tile;
-
-    #[inline(always)]
-    fn isa(self) -> Avx512 {
-        self.0
     }
 }
 
