@@ -8,16 +8,26 @@ use etalon_conformance::tiers::Simd;
 use etalon_problem::Algorithm;
 use etalon_simd::Level;
 
-#[test]
-fn laws_of_attention_hold_of_kernels_in_bf16() {
+/// The laws of some algorithms, at smoke depth.
+fn hold(algorithms: Vec<Algorithm>) {
     let levels = Level::emulated().map(Simd::of);
     let options = SuiteOptions {
         depth: Depth::Smoke,
-        algorithms: vec![Algorithm::Attention, Algorithm::AttentionLse],
+        algorithms,
         ..SuiteOptions::own(levels.iter().map(|level| level as &dyn Tier).collect())
     };
     let report = run(&options, &|_, _, _| {});
     assert!(report.checks() > 100, "{} checks", report.checks());
     let negative: Vec<_> = report.negative().take(5).collect();
     assert!(negative.is_empty(), "{negative:#?}");
+}
+
+#[test]
+fn laws_of_attention_hold_of_kernels_in_bf16() {
+    hold(vec![Algorithm::Attention, Algorithm::AttentionLse]);
+}
+
+#[test]
+fn laws_of_linear_cross_entropy_hold_of_kernels_in_bf16() {
+    hold(vec![Algorithm::LinearCrossEntropy]);
 }

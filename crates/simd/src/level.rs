@@ -3,7 +3,8 @@
 #[cfg(any(test, feature = "emulation"))]
 use crate::lanes::emulation::Emulated;
 use crate::lanes::matrix::MatrixKernel;
-use crate::lanes::pairs::{PairKernel, Pairs};
+#[cfg(target_arch = "x86_64")]
+use crate::lanes::pairs::Pairs;
 use crate::lanes::{Isa, Kernel, Tile, portable};
 use etalon_problem::Algorithm;
 use std::fmt;
@@ -119,22 +120,8 @@ impl Level {
 
     /// True if it multiplies bf16 in the passes of first order of an algorithm.
     pub fn multiplies_pairs(self, of: Algorithm) -> bool {
-        match of {
-            Algorithm::Attention | Algorithm::AttentionLse => self.has_pairs(),
-            Algorithm::LinearCrossEntropy => self.has_pairs() && !self.has_tiles_alone(),
-            _ => false,
-        }
-    }
-
-    /// True if it multiplies bf16 in tiles alone, not in registers.
-    fn has_tiles_alone(self) -> bool {
-        match self.0 {
-            #[cfg(target_arch = "x86_64")]
-            Token::Amx(_) => true,
-            #[cfg(any(test, feature = "emulation"))]
-            Token::Emulated(Emulated::Tiles) => true,
-            _ => false,
-        }
+        let has = [Algorithm::Attention, Algorithm::AttentionLse, Algorithm::LinearCrossEntropy];
+        self.has_pairs() && has.contains(&of)
     }
 
     /// Levels on every machine, by the rules of `vdpbf16ps` and of `tdpbf16ps`.
@@ -192,24 +179,12 @@ impl Level {
         }
     }
 
-    /// Runs a kernel of pairs; `None` if the level multiplies none.
-    #[inline]
-    pub(crate) fn run_pairs<T>(self, kernel: impl PairKernel<T>) -> Option<T> {
-        match self.0 {
-            #[cfg(target_arch = "x86_64")]
-            Token::Avx512Bf16(pairs) => Some(pairs.enter(kernel)),
-            #[cfg(any(test, feature = "emulation"))]
-            Token::Emulated(pairs @ Emulated::Pairs) => Some(kernel.run(pairs)),
-            _ => None,
-        }
-    }
-
     /// Runs a kernel of tiles of bf16; `None` if the level multiplies none.
     #[inline]
     pub(crate) fn run_tiles<T>(self, kernel: impl MatrixKernel<T>) -> Option<T> {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Token::Avx512Bf16(pairs) => Some(pairs.enter_tiles(None, kernel)),
+            Token::Avx512Bf16(pairs) => Some(pairs.enter(None, kernel)),
             #[cfg(target_arch = "x86_64")]
             Token::Amx(tiles) => Some(tiles.enter(kernel)),
             #[cfg(any(test, feature = "emulation"))]

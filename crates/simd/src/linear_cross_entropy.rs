@@ -52,6 +52,7 @@ pub mod filter;
 mod gradient;
 mod gradients;
 mod logits;
+mod matrix;
 mod measure;
 pub(crate) mod named;
 mod operands;

@@ -15,9 +15,8 @@ named! {
         #[default]
         Strict = "strict",
         /// Of bf16 storage, P and dS may be rounded to bf16 before they are multiplied: the profile `bf16-flash`. With
-        /// the levels `avx512bf16` and `amx` attention and attention_lse do so, but for the second order; with
-        /// `avx512bf16` linear_cross_entropy, but for the second order and with a filter. Subnormal elements are read
-        /// as 0 there.
+        /// the levels `avx512bf16` and `amx` attention, attention_lse and linear_cross_entropy do so, but for the
+        /// second order and with a filter. Subnormal elements are read as 0 there.
         Flash = "flash",
     }
 }

@@ -7,13 +7,15 @@
 //!
 //! A matrix of bf16 may be packed in tiles instead ([`Form`]), which are multiplied as they are.
 
-use crate::element::{Tensor, View};
+use crate::element::Tensor;
 use crate::lanes::matrix::{BLOCK, SIDE, WORDS};
+use crate::lanes::pairs::word;
+use crate::lanes::prefetch::prefetch;
 use crate::tiles::tiles;
 use crate::workspace::Parts;
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
-use ndarray::{ArrayView1, Ix2, s};
+use ndarray::{ArrayView1, ArrayView2, Ix2, s};
 use rayon::prelude::*;
 use std::ops::Range;
 use wide::f32x4;
@@ -116,30 +118,58 @@ impl Form {
         len.next_multiple_of(BLOCK).saturating_mul(dim.next_multiple_of(BLOCK)) / 2
     }
 
+    /// Packs 32 rows, of which `number` gives those that are not zeros, and the columns `cols` of them. Returns whether
+    /// one holds a NaN or an infinity there.
+    pub fn pack(
+        self,
+        rows: &BitRows<'_>,
+        number: impl Fn(usize) -> Option<usize>,
+        cols: Range<usize>,
+        panel: &mut [f32],
+    ) -> bool {
+        let (mut read, mut non_finite) = ([[0; WIDE]; BLOCK], false);
+        // The second tile of a block is that of the next rows, or that of the next columns.
+        let (each, apart) = match self {
+            Form::Rows | Form::Across => (BLOCK, cols.len().div_ceil(BLOCK)),
+            Form::Along | Form::Columns => (SIDE, 1),
+        };
+        for part in tiles(cols.clone(), WIDE) {
+            let next = part.end..cols.end.min(part.end + WIDE);
+            for (i, to) in read.iter_mut().enumerate() {
+                match i + AHEAD < BLOCK {
+                    true => rows.ask(number(i + AHEAD), &part),
+                    false => rows.ask(number(i + AHEAD - BLOCK), &next),
+                }
+                non_finite |= rows.read(number(i), &part, to);
+            }
+            for col in (0..part.len()).step_by(BLOCK) {
+                let block = read.each_ref().map(|row| &row[col..col + BLOCK]);
+                let at = (part.start - cols.start + col) / each;
+                let (first, second) = panel[at * WORDS..].split_at_mut(apart * WORDS);
+                self.write(block, [&mut first[..WORDS], &mut second[..WORDS]]);
+            }
+        }
+        non_finite
+    }
+
     /// 32 columns of 32 rows, in two tiles: words of neighbours in a row, or in a column; each tile may be transposed.
-    fn write(self, block: [&[u16]; BLOCK], [first, second]: [&mut [f32]; 2]) {
+    fn write(self, block: [&[u16]; BLOCK], tiles: [&mut [f32]; 2]) {
         let by_row = matches!(self, Form::Rows | Form::Across);
         let transposed = matches!(self, Form::Across | Form::Columns);
-        for (half, tile) in [first, second].into_iter().enumerate() {
-            let start = half * SIDE;
-            for r in 0..SIDE {
-                let mut words = [0; SIDE];
+        for (half, tile) in tiles.into_iter().enumerate() {
+            let (start, mut square) = (half * SIDE, [0.0; WORDS]);
+            let to = if transposed { &mut square[..] } else { &mut *tile };
+            for (r, to) in to.as_chunks_mut::<SIDE>().0.iter_mut().enumerate() {
                 if by_row {
                     let row = block[start + r].as_chunks::<2>().0;
-                    let pairs = words.iter_mut().zip(row);
-                    pairs.for_each(|(word, [even, odd])| *word = pair(*even, *odd));
+                    to.iter_mut().zip(row).for_each(|(to, [even, odd])| *to = pair(*even, *odd));
                 } else {
                     let rows = block[2 * r][start..].iter().zip(&block[2 * r + 1][start..]);
-                    let pairs = words.iter_mut().zip(rows);
-                    pairs.for_each(|(word, (even, odd))| *word = pair(*even, *odd));
+                    to.iter_mut().zip(rows).for_each(|(to, (even, odd))| *to = pair(*even, *odd));
                 }
-                if transposed {
-                    let column = tile[r..].iter_mut().step_by(SIDE);
-                    column.zip(words).for_each(|(to, word)| *to = f32::from_bits(word));
-                } else {
-                    let row = tile[r * SIDE..].iter_mut();
-                    row.zip(words).for_each(|(to, word)| *to = f32::from_bits(word));
-                }
+            }
+            if transposed {
+                transpose(&square, SIDE, SIDE, tile, SIDE);
             }
         }
     }
@@ -147,8 +177,60 @@ impl Form {
 
 /// A word.
 #[inline(always)]
-fn pair(even: u16, odd: u16) -> u32 {
-    u32::from(even) | u32::from(odd) << 16
+fn pair(even: u16, odd: u16) -> f32 {
+    word(even.into(), odd.into())
+}
+
+/// Rows of bf16 are asked for so many before they are read.
+const AHEAD: usize = 8;
+
+/// Rows of bf16 of any strides.
+pub struct BitRows<'a> {
+    all: ArrayView2<'a, bf16>,
+    /// The same where they lie end to end: to slice an array costs more than to read a short row.
+    end_to_end: Option<&'a [bf16]>,
+}
+
+impl<'a> BitRows<'a> {
+    /// Of a matrix.
+    pub fn new(all: ArrayView2<'a, bf16>) -> Self {
+        BitRows { all, end_to_end: all.to_slice() }
+    }
+
+    /// A row, if its elements lie side by side.
+    fn row(&self, i: usize) -> Option<&'a [bf16]> {
+        let dim = self.all.ncols();
+        match self.end_to_end {
+            Some(all) => Some(&all[i * dim..][..dim]),
+            None => self.all.slice_move(s![i, ..]).to_slice(),
+        }
+    }
+
+    /// Asks for some columns of a row, if there is one.
+    fn ask(&self, row: Option<usize>, cols: &Range<usize>) {
+        if let Some(row) = row.and_then(|i| self.row(i)) {
+            prefetch(&row[cols.clone()]);
+        }
+    }
+
+    /// Some columns of a row, and zeros behind them, up to whole blocks; all zeros of a row that is not there. Returns
+    /// whether one is a NaN or an infinity.
+    fn read(&self, row: Option<usize>, cols: &Range<usize>, to: &mut [u16; WIDE]) -> bool {
+        let (to, rest) = to.split_at_mut(cols.len());
+        rest.iter_mut().take(cols.len().next_multiple_of(BLOCK) - cols.len()).for_each(|x| *x = 0);
+        let Some(i) = row else {
+            to.fill(0);
+            return false;
+        };
+        match self.row(i) {
+            Some(row) => to.copy_from_slice(row[cols.clone()].reinterpret_cast()),
+            None => {
+                let row = self.all.slice_move(s![i, cols.clone()]);
+                to.iter_mut().zip(row).for_each(|(to, x)| *to = x.to_bits());
+            }
+        }
+        holds_non_finite_bits(to)
+    }
 }
 
 /// A row-wise source for packing.
@@ -231,58 +313,15 @@ impl Source<'_> {
         let (len, dim) = self.dim();
         packed.panel = Form::len(BLOCK, dim);
         let Some(rows) = self.rows.bf16().filter(|_| dim > 0) else { return false };
-        let pack = |read: &mut [[u16; WIDE]; BLOCK], (group, panel): (usize, &mut [f32])| {
-            let mut non_finite = false;
-            for cols in tiles(0..dim, WIDE) {
-                non_finite |= self.read_bits(rows, group * BLOCK, &cols, read);
-                for col in (0..cols.len()).step_by(BLOCK) {
-                    let block = read.each_ref().map(|row| &row[col..col + BLOCK]);
-                    // The second tile is that of the next rows, or that of the next columns.
-                    let (at, next) = match form {
-                        Form::Rows | Form::Across => {
-                            ((cols.start + col) / BLOCK, dim.div_ceil(BLOCK))
-                        }
-                        Form::Along | Form::Columns => ((cols.start + col) / SIDE, 1),
-                    };
-                    let (first, second) = panel[at * WORDS..].split_at_mut(next * WORDS);
-                    form.write(block, [&mut first[..WORDS], &mut second[..WORDS]]);
-                }
-            }
-            non_finite
+        let (rows, masked) = (BitRows::new(rows), &self.masked);
+        let pack = |(group, panel): (usize, &mut [f32])| {
+            let is_masked = |i: usize| masked.is_some_and(|lse| lse[i] == f32::NEG_INFINITY);
+            let number = |i: usize| Some(group * BLOCK + i).filter(|&i| i < len && !is_masked(i));
+            form.pack(&rows, number, 0..dim, panel)
         };
         let panels = packed.panels[..Form::len(len, dim)].par_chunks_exact_mut(packed.panel);
         let panels = panels.enumerate().with_min_len(self.job.div_ceil(packed.panel));
-        panels.map_init(|| [[0; WIDE]; BLOCK], pack).reduce(|| false, |x, y| x | y)
-    }
-
-    /// Some columns of a block of rows from row `first` on, with zeros behind the last row and column. Returns
-    /// whether one holds a NaN or an infinity.
-    fn read_bits(
-        &self,
-        all: View<'_, bf16, Ix2>,
-        first: usize,
-        cols: &Range<usize>,
-        read: &mut [[u16; WIDE]; BLOCK],
-    ) -> bool {
-        let mut non_finite = false;
-        for (to, i) in read.iter_mut().zip(first..) {
-            to[..cols.len().next_multiple_of(BLOCK)].fill(0);
-            let to = &mut to[..cols.len()];
-            let masked = |lse: &ArrayView1<'_, f32>| lse[i] == f32::NEG_INFINITY;
-            if i >= all.nrows() || self.masked.as_ref().is_some_and(masked) {
-                continue;
-            }
-            let row = all.row(i);
-            match row.to_slice() {
-                Some(row) => to.copy_from_slice(row[cols.clone()].reinterpret_cast()),
-                None => {
-                    let row = row.slice_move(s![cols.clone()]);
-                    to.iter_mut().zip(row).for_each(|(to, x)| *to = x.to_bits());
-                }
-            }
-            non_finite |= holds_non_finite_bits(to);
-        }
-        non_finite
+        panels.map(pack).reduce(|| false, |x, y| x | y)
     }
 
     /// True if a row holds a NaN or an infinity.

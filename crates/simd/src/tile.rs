@@ -1,8 +1,7 @@
 //! A block of registers, and the layout of a tile of scores in memory.
 
-use crate::lanes::pairs::{PairTile, Pairs};
 use crate::lanes::prefetch::Ask;
-use crate::lanes::product::{Floats, product};
+use crate::lanes::product::product;
 use crate::lanes::{Isa, Lanes};
 
 pub use crate::lanes::Tile;
@@ -59,54 +58,22 @@ impl<I: Isa, const MR: usize, const NV: usize> Tile<I> for Registers<I::F32, MR,
 
     #[inline(always)]
     fn add_panel(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize) {
-        product::<I, Floats, MR, NV, 2, 1, MR>(
-            (isa, Floats),
-            &mut self.0,
-            a,
-            b,
-            NV * I::F32::N,
-            depth,
-            &mut (),
-        );
+        product::<I, MR, NV, 1, MR>(isa, &mut self.0, a, (b, NV * I::F32::N), depth, &mut ());
     }
 
     #[inline(always)]
     fn add_rows_then(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize, then: &mut impl Ask) {
-        product::<I, Floats, MR, NV, { 2 * STRIDE }, STRIDE, 1>(
-            (isa, Floats),
-            &mut self.0,
-            a,
-            b,
-            NV * I::F32::N,
-            depth,
-            then,
-        );
+        product::<I, MR, NV, STRIDE, 1>(isa, &mut self.0, a, (b, NV * I::F32::N), depth, then);
     }
 
     #[inline(always)]
     fn add_columns(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize) {
-        product::<I, Floats, MR, NV, 2, 1, STRIDE>(
-            (isa, Floats),
-            &mut self.0,
-            a,
-            b,
-            NV * I::F32::N,
-            depth,
-            &mut (),
-        );
+        product::<I, MR, NV, 1, STRIDE>(isa, &mut self.0, a, (b, NV * I::F32::N), depth, &mut ());
     }
 
     #[inline(always)]
     fn add_band_rows(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize, then: &mut impl Ask) {
-        product::<I, Floats, MR, NV, { 2 * BAND }, BAND, 1>(
-            (isa, Floats),
-            &mut self.0,
-            a,
-            b,
-            NV * I::F32::N,
-            depth,
-            then,
-        );
+        product::<I, MR, NV, BAND, 1>(isa, &mut self.0, a, (b, NV * I::F32::N), depth, then);
     }
 
     #[inline(always)]
@@ -118,15 +85,7 @@ impl<I: Isa, const MR: usize, const NV: usize> Tile<I> for Registers<I::F32, MR,
         depth: usize,
         then: &mut impl Ask,
     ) {
-        product::<I, Floats, MR, NV, 2, 1, STRIDE>(
-            (isa, Floats),
-            &mut self.0,
-            a,
-            b,
-            BAND,
-            depth,
-            then,
-        );
+        product::<I, MR, NV, 1, STRIDE>(isa, &mut self.0, a, (b, BAND), depth, then);
     }
 
     #[inline(always)]
@@ -169,57 +128,5 @@ impl<I: Isa, const MR: usize, const NV: usize> Tile<I> for Registers<I::F32, MR,
                 *m = register.max(*m);
             }
         }
-    }
-}
-
-impl<P: Pairs, const MR: usize, const NV: usize> PairTile<P>
-    for Registers<<P::Isa as Isa>::F32, MR, NV>
-{
-    #[inline(always)]
-    fn add_pair_rows(&mut self, by: P, a: &[f32], b: &[f32], depth: usize, then: &mut impl Ask) {
-        let (by, apart) = ((by.isa(), by), <Self as Tile<P::Isa>>::COLS);
-        product::<_, P, MR, NV, { 2 * STRIDE }, STRIDE, 1>(
-            by,
-            &mut self.0,
-            a,
-            b,
-            apart,
-            depth,
-            then,
-        );
-    }
-
-    #[inline(always)]
-    fn add_pair_band_rows(
-        &mut self,
-        by: P,
-        a: &[f32],
-        b: &[f32],
-        depth: usize,
-        then: &mut impl Ask,
-    ) {
-        let (by, apart) = ((by.isa(), by), <Self as Tile<P::Isa>>::COLS);
-        product::<_, P, MR, NV, { 2 * BAND }, { BAND / 2 }, 1>(
-            by,
-            &mut self.0,
-            a,
-            b,
-            apart,
-            depth,
-            then,
-        );
-    }
-
-    #[inline(always)]
-    fn add_pair_columns_band(
-        &mut self,
-        by: P,
-        a: &[f32],
-        b: &[f32],
-        depth: usize,
-        then: &mut impl Ask,
-    ) {
-        let by = (by.isa(), by);
-        product::<_, P, MR, NV, 2, 1, STRIDE>(by, &mut self.0, a, b, 2 * BAND, depth, then);
     }
 }

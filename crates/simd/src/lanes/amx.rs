@@ -48,7 +48,7 @@ impl Amx {
     #[inline]
     pub fn enter<T>(self, kernel: impl MatrixKernel<T>) -> T {
         let _configured = Configured::new(self);
-        self.0.enter_tiles(Some(Tiled(PhantomData)), kernel)
+        self.0.enter(Some(Tiled(PhantomData)), kernel)
     }
 }
 

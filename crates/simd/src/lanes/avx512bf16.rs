@@ -1,12 +1,10 @@
 //! AVX-512 BF16: the registers of AVX-512 F, multiplied as 16 pairs of bf16 by `vdpbf16ps`, and rounded to bf16. The
 //! words of AVX-512 BW, which every CPU with it has, come into their order by `vpermw`.
 
-use super::Isa;
 use super::amx::Tiled;
 use super::avx512::{Avx512, F32x16};
 use super::matrix::{Matrix, MatrixKernel, Product, multiply_pairs};
-use super::pairs::{PairKernel, Pairs};
-use super::product::Multiply;
+use super::pairs::Pairs;
 use std::arch::x86_64::*;
 use std::mem::transmute;
 
@@ -29,38 +27,34 @@ impl Avx512Bf16 {
         vendor.is_some_and(|vendor| vendor.as_str() == "AuthenticAMD")
     }
 
-    /// Runs a kernel with the features enabled.
-    #[inline]
-    pub fn enter<T>(self, kernel: impl PairKernel<T>) -> T {
-        #[target_feature(enable = "avx512f,avx512bf16")]
-        fn gate<T>(pairs: Avx512Bf16, kernel: impl PairKernel<T>) -> T {
-            kernel.run(pairs)
-        }
-        // SAFETY: a token exists only where `detect` saw the features.
-        unsafe { gate(self, kernel) }
-    }
-
     /// Runs a kernel of tiles with the features enabled: products by tiles that are configured, or by pairs.
     #[inline]
-    pub fn enter_tiles<T>(self, tiles: Option<Tiled>, kernel: impl MatrixKernel<T>) -> T {
+    pub fn enter<T>(self, tiles: Option<Tiled>, kernel: impl MatrixKernel<T>) -> T {
         #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-        fn gate<T>(by: Words, kernel: impl MatrixKernel<T>) -> T {
+        fn gate<T>(by: Multiplier, kernel: impl MatrixKernel<T>) -> T {
             kernel.run(by)
         }
         // SAFETY: a token exists only where `detect` saw the features.
-        unsafe { gate(Words { pairs: self, tiles }, kernel) }
+        unsafe { gate(Multiplier { pairs: self, tiles }, kernel) }
     }
 }
 
 /// The registers of AVX-512 beside either instruction that multiplies tiles: one token, so that a kernel is compiled
 /// once for both.
 #[derive(Clone, Copy)]
-pub struct Words {
+pub struct Multiplier {
     pairs: Avx512Bf16,
     tiles: Option<Tiled>,
 }
 
-impl Multiply<Avx512> for Avx512Bf16 {
+impl Pairs for Avx512Bf16 {
+    type Isa = Avx512;
+
+    #[inline(always)]
+    fn isa(self) -> Avx512 {
+        self.0
+    }
+
     #[inline(always)]
     fn add(self, a: F32x16, b: F32x16, sum: F32x16) -> F32x16 {
         #[target_feature(enable = "avx512f,avx512bf16")]
@@ -75,16 +69,6 @@ impl Multiply<Avx512> for Avx512Bf16 {
     }
 }
 
-impl Pairs for Avx512Bf16 {
-    type Isa = Avx512;
-    type Block = <Avx512 as Isa>::Tile;
-
-    #[inline(always)]
-    fn isa(self) -> Avx512 {
-        self.0
-    }
-}
-
 /// Places of words that lie in two halves, those of both in turns.
 const TURNS: [u16; 32] = {
     let mut places = [0; 32];
@@ -96,7 +80,7 @@ const TURNS: [u16; 32] = {
     places
 };
 
-impl Matrix for Words {
+impl Matrix for Multiplier {
     type Isa = Avx512;
 
     #[inline(always)]

@@ -5,11 +5,10 @@
 //! of their sign. Of several NaN the manuals do not say which a result has, and of the order of sums in
 //! `tdpbf16ps` they say two things.
 
+use super::Lanes;
 use super::matrix::{Matrix, Product, SIDE, WORDS, multiply_pairs};
-use super::pairs::{Pairs, rounded, word};
+use super::pairs::{Pairs, word};
 use super::portable::{F32s, Portable};
-use super::product::Multiply;
-use super::{Isa, Lanes};
 
 /// One lane of `vdpbf16ps`, on the bits of an f32 and of two pairs, whose even elements are in the low halves:
 /// first the product of the odd elements is added, then that of the even ones, each rounded once.
@@ -86,7 +85,14 @@ pub enum Emulated {
     Tiles,
 }
 
-impl Multiply<Portable> for Emulated {
+impl Pairs for Emulated {
+    type Isa = Portable;
+
+    #[inline(always)]
+    fn isa(self) -> Portable {
+        Portable
+    }
+
     #[inline(always)]
     fn add(self, a: F32s, b: F32s, sum: F32s) -> F32s {
         let [mut x, mut y, mut sums] = [[0.0; F32s::N]; 3];
@@ -97,16 +103,6 @@ impl Multiply<Portable> for Emulated {
             *sum = f32::from_bits(vdpbf16ps(sum.to_bits(), x.to_bits(), y.to_bits()));
         }
         F32s::load(Portable, &sums)
-    }
-}
-
-impl Pairs for Emulated {
-    type Isa = Portable;
-    type Block = <Portable as Isa>::Tile;
-
-    #[inline(always)]
-    fn isa(self) -> Portable {
-        Portable
     }
 }
 
@@ -156,7 +152,15 @@ fn bits(x: F32s) -> [u32; F32s::N] {
     all.map(rounded_or_flushed)
 }
 
-/// The bits of x in bf16, rounded to the nearest even; zero of its sign for a subnormal number.
+/// The bits of x in bf16, rounded to the nearest even; a NaN is quiet.
+fn rounded(x: f32) -> u32 {
+    let bits = x.to_bits();
+    let size = (bits & 0x7fff_ffff) + 0x7fff + (bits >> 16 & 1);
+    let rounded = size | bits & 0x8000_0000;
+    (if x.is_nan() { bits | 0x0040_0000 } else { rounded }) >> 16
+}
+
+/// The same, and zero of its sign for a subnormal number.
 fn rounded_or_flushed(x: f32) -> u32 {
     rounded(if x.is_subnormal() { 0.0f32.copysign(x) } else { x })
 }

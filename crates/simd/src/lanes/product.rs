@@ -3,44 +3,17 @@
 use super::prefetch::{Ask, prefetch_line};
 use super::{Isa, Lanes};
 
-/// A multiplication of words.
-pub trait Multiply<I: Isa>: Copy {
-    /// sum + a · b
-    fn add(self, a: I::F32, b: I::F32, sum: I::F32) -> I::F32;
-}
-
-/// Words that are f32.
-#[derive(Clone, Copy)]
-pub struct Floats;
-
-impl<I: Isa> Multiply<I> for Floats {
-    #[inline(always)]
-    fn add(self, a: I::F32, b: I::F32, sum: I::F32) -> I::F32 {
-        a.mul_add(b, sum)
-    }
-}
-
-/// c[r] += Σ_k a(r, k) · b[k], for MR rows of NV registers and `depth` steps k, multiplied by `by`.
+/// c[r] += Σ_k a(r, k) · b[k], for MR rows of NV registers and `depth` steps k.
 ///
-/// `a(r, k)` is `a[r/2·TWO + r%2·ONE + k·STEP]`. TWO is 2 ONE but for bands of pairs: with ONE = 1 and
-/// STEP = MR it is a packed panel, with STEP = 1 the rows of a matrix, with ONE = 1 its columns. `b` holds
-/// `depth` rows of NV registers, `apart` elements from one to the next. `then` is what will be read afterwards.
+/// `a(r, k)` is `a[r·ROW + k·STEP]`: with ROW = 1 and STEP = MR it is a packed panel, with STEP = 1 the rows of a
+/// matrix, with ROW = 1 its columns. `b` holds `depth` rows of NV registers, `apart` elements from one to the next.
+/// `then` is what will be read afterwards.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
-pub fn product<
-    I: Isa,
-    M: Multiply<I>,
-    const MR: usize,
-    const NV: usize,
-    const TWO: usize,
-    const ONE: usize,
-    const STEP: usize,
->(
-    (isa, by): (I, M),
+pub fn product<I: Isa, const MR: usize, const NV: usize, const ROW: usize, const STEP: usize>(
+    isa: I,
     c: &mut [[I::F32; NV]; MR],
     a: &[f32],
-    b: &[f32],
-    apart: usize,
+    (b, apart): (&[f32], usize),
     depth: usize,
     then: &mut impl Ask,
 ) {
@@ -48,7 +21,7 @@ pub fn product<
         return;
     }
     let width = NV * I::F32::N;
-    let last = farthest::<MR, TWO, ONE>();
+    let last = (MR - 1) * ROW;
     assert!(a.len() > last + (depth - 1) * STEP, "a panel of `a` shorter than its depth");
     let end = (depth - 1).checked_mul(apart).and_then(|last| last.checked_add(width));
     assert!(end.is_some_and(|end| end <= b.len()), "a panel of `b` shorter than its depth");
@@ -63,19 +36,17 @@ pub fn product<
             if STEP > MR {
                 // A column: pieces of rows that lie apart, in one cache line or two.
                 for r in [0, MR - 1] {
-                    prefetch_line(a.wrapping_add((k + AHEAD) * STEP + at::<TWO, ONE>(r)));
+                    prefetch_line(a.wrapping_add((k + AHEAD) * STEP + r * ROW));
                 }
             }
-            // SAFETY: k < depth, so at(r) + k·STEP ≤ last + (depth−1)·STEP < the length of `a`, and
+            // SAFETY: k < depth, so r·ROW + k·STEP ≤ last + (depth−1)·STEP < the length of `a`, and
             // k·apart + width ≤ (depth−1)·apart + width ≤ that of `b`, both asserted above.
-            unsafe {
-                add_step::<I, M, MR, NV, TWO, ONE, STEP>((isa, by), c, a, b.add(k * apart), k)
-            };
+            unsafe { add_step::<I, MR, NV, ROW, STEP>(isa, c, a, b.add(k * apart), k) };
         }
     }
     for k in whole..depth {
         // SAFETY: as above.
-        unsafe { add_step::<I, M, MR, NV, TWO, ONE, STEP>((isa, by), c, a, b.add(k * apart), k) };
+        unsafe { add_step::<I, MR, NV, ROW, STEP>(isa, c, a, b.add(k * apart), k) };
     }
 }
 
@@ -90,34 +61,19 @@ pub fn asks(depth: usize) -> usize {
 /// Steps of the loop between two counts of them, which take units that could multiply.
 const UNROLLED: usize = 4;
 
-/// The place of row r.
-#[inline(always)]
-const fn at<const TWO: usize, const ONE: usize>(r: usize) -> usize {
-    r / 2 * TWO + r % 2 * ONE
-}
-
-/// The farthest place of a row: that of the last or of the one before it.
-#[inline(always)]
-const fn farthest<const MR: usize, const TWO: usize, const ONE: usize>() -> usize {
-    let (last, other) = (at::<TWO, ONE>(MR - 1), at::<TWO, ONE>(MR.saturating_sub(2)));
-    if last > other { last } else { other }
-}
-
 /// c[r] += a(r, k) · b[k], of which `b` is row k.
 ///
 /// # Safety
-/// The NV registers at `b` must be readable, and at(r) + k·STEP elements behind `a` for every r < MR.
+/// The NV registers at `b` must be readable, and r·ROW + k·STEP elements behind `a` for every r < MR.
 #[inline(always)]
 unsafe fn add_step<
     I: Isa,
-    M: Multiply<I>,
     const MR: usize,
     const NV: usize,
-    const TWO: usize,
-    const ONE: usize,
+    const ROW: usize,
     const STEP: usize,
 >(
-    (isa, by): (I, M),
+    isa: I,
     c: &mut [[I::F32; NV]; MR],
     a: *const f32,
     b: *const f32,
@@ -130,9 +86,9 @@ unsafe fn add_step<
     }
     for (r, sums) in c.iter_mut().enumerate() {
         // SAFETY: the caller vouches for it.
-        let factor = I::F32::splat(isa, unsafe { *a.add(at::<TWO, ONE>(r) + k * STEP) });
+        let factor = I::F32::splat(isa, unsafe { *a.add(r * ROW + k * STEP) });
         for (sum, &register) in sums.iter_mut().zip(&row) {
-            *sum = by.add(factor, register, *sum);
+            *sum = factor.mul_add(register, *sum);
         }
     }
 }

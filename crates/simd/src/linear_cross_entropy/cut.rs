@@ -3,10 +3,11 @@
 pub use etalon_problem::linear_cross_entropy::shard::TILE;
 
 use super::logits::SLICE;
+use super::matrix;
 use super::sums::Sums;
 use super::tree::{Node, Stack};
-use crate::lanes::Kernel;
-use crate::lanes::pairs::PairKernel;
+use crate::lanes::matrix::BLOCK as SQUARE;
+use crate::pack::Form;
 use crate::tile::{BAND, STRIDE};
 use crate::workspace::Parts;
 use crate::{Buffer, Level};
@@ -21,6 +22,9 @@ pub const RANGE: usize = 11 * BAND;
 
 /// The most tokens of a task of dh: with the lower nodes of the tree it stays in the L2 cache.
 const BLOCK: usize = 4 * BAND;
+
+/// Elements of dh of a task over tiles of bf16, which copies the columns of w that they are made of.
+const NARROW: usize = 128;
 
 /// Tasks for each thread, where there is enough to share out.
 const BUSY: usize = 4;
@@ -42,8 +46,8 @@ pub struct SweepSpec {
     pub ddw: bool,
     /// True if tiles may be left out of dh and dw.
     pub filter: bool,
-    /// True if operands are multiplied as pairs of bf16.
-    pub pairs: bool,
+    /// True if operands are multiplied in tiles of bf16.
+    pub bf16: bool,
 }
 
 impl SweepSpec {
@@ -64,7 +68,7 @@ impl SweepSpec {
 pub struct Cut {
     pub spec: SweepSpec,
     pub level: Level,
-    /// Rows and columns of a register block.
+    /// Rows and columns of a block of sums.
     pub rows: usize,
     pub cols: usize,
     /// T, D, and the classes of the sweep: V, or those of a node of a shard.
@@ -82,7 +86,8 @@ pub struct Cut {
     /// Tiles whose logits are kept at a time, and of a task: nodes of the tree.
     pub span: usize,
     pub node: usize,
-    /// Tokens of a task of dh: some bands, or all where they are fewer than one.
+    /// Elements of a task of dh, and tokens: some bands, or all where they are fewer than one.
+    pub slice: usize,
     pub block: usize,
     /// True if all tokens meet some classes before the next classes come; else the other way round.
     pub classes_outside: bool,
@@ -115,7 +120,7 @@ pub struct Shared<'m> {
 pub struct LogitScratch<'m> {
     /// A slice of w.
     pub w: &'m mut [f32],
-    /// The logits of a tile, where they are not kept.
+    /// The logits of a tile, where they are not kept; in bf16, of a band where that is enough.
     pub z: &'m mut [f32],
     /// Their motions.
     pub motion: &'m mut [f32],
@@ -128,9 +133,13 @@ impl<'m> LogitScratch<'m> {
     pub fn cut(parts: &mut Parts<'m>, cut: &Cut) -> Self {
         let SweepSpec { totals, second, .. } = cut.spec;
         let kept = cut.spec.gradients();
+        let (w, z) = match cut.spec.bf16 {
+            true => (cut.padded * cut.words().min(matrix::SLICE), cut.padded * BAND),
+            false => (cut.padded * STRIDE, 0),
+        };
         LogitScratch {
-            w: parts.room(cut.padded * STRIDE),
-            z: parts.room(if kept { 0 } else { cut.tile_len() }),
+            w: parts.room(w),
+            z: parts.room(if kept || cut.by_band() { z } else { cut.tile_len() }),
             motion: parts.room(if kept || !second { 0 } else { cut.tile_len() }),
             bias: parts.room(TILE),
             weights: parts.room(TILE),
@@ -165,7 +174,8 @@ impl Cut {
         (chunk, span): (usize, usize),
         threads: usize,
     ) -> Self {
-        let (rows, cols) = level.block();
+        let (rows, cols) = if spec.bf16 { (SQUARE, SQUARE) } else { level.block() };
+        let slice = if spec.bf16 { NARROW } else { SLICE };
         let tiles = problem.vocab.div_ceil(TILE);
         // As equal as bands allow.
         let chunks = problem.tokens.div_ceil(chunk).max(1);
@@ -177,7 +187,7 @@ impl Cut {
         let shares = (BUSY * threads).div_ceil(span).min(chunk / BAND);
         let ranges = chunk.div_ceil(RANGE).max(if span >= 2 * threads { 1 } else { shares });
         let range = chunk.div_ceil(ranges).next_multiple_of(BAND);
-        let slices = problem.dim.div_ceil(SLICE);
+        let slices = problem.dim.div_ceil(slice);
         let mut block = BLOCK;
         while block > BAND && chunk.div_ceil(block) * slices < 2 * threads {
             block -= BAND;
@@ -199,6 +209,7 @@ impl Cut {
             range,
             span,
             node,
+            slice,
             block: block.min(problem.tokens.next_multiple_of(cols).max(cols)),
             classes_outside: false,
             threads,
@@ -231,7 +242,7 @@ impl Cut {
     }
 
     pub fn shared<'m>(&self, parts: &mut Parts<'m>) -> Shared<'m> {
-        let SweepSpec { totals, dh, dw, dbias, dw_apart, second, ddh, filter, .. } = self.spec;
+        let SweepSpec { totals, dh, dw, dbias, second, ddh, filter, .. } = self.spec;
         let when = |wanted: bool, len: usize| if wanted { len } else { 0 };
         let chunks = self.tokens.div_ceil(self.chunk).max(1);
         let dim = self.dim.next_multiple_of(self.cols);
@@ -266,7 +277,7 @@ impl Cut {
             dh: parts.group("sums of dh").room(when(dh, slabs)),
             dw: parts
                 .group("sums of dw")
-                .room(when(dw && dw_apart, classes.min(self.vocab).saturating_mul(dim))),
+                .room(when(dw && self.dw_apart(), classes.min(self.vocab).saturating_mul(dim))),
             dbias: parts.group("sums of dbias").room(when(dbias, self.vocab)),
             measures: parts.group("sums of the filter").room(when(filter, measures)),
         }
@@ -274,20 +285,27 @@ impl Cut {
 
     /// Elements of a word.
     pub fn each(&self) -> usize {
-        if self.spec.pairs { 2 } else { 1 }
-    }
-
-    /// Runs products, over pairs where operands are multiplied so.
-    pub fn multiply(&self, products: impl Kernel + PairKernel) {
-        match self.spec.pairs {
-            true => self.level.run_pairs(products).unwrap_or_default(),
-            false => self.level.run(products),
-        }
+        if self.spec.bf16 { 2 } else { 1 }
     }
 
     /// Words of a row of h or w.
     pub fn words(&self) -> usize {
-        self.dim.div_ceil(self.each())
+        if self.spec.bf16 { Form::len(1, self.dim) / SQUARE } else { self.dim }
+    }
+
+    /// True if a band of logits is complete as soon as one slice of w has been multiplied: in bf16.
+    pub fn by_band(&self) -> bool {
+        self.spec.bf16 && self.words() <= matrix::SLICE
+    }
+
+    /// True if all tokens are in one chunk: what is summed over them is complete then.
+    pub fn at_once(&self) -> bool {
+        self.tokens <= self.chunk
+    }
+
+    /// True if sums of dw are kept beside the result.
+    pub fn dw_apart(&self) -> bool {
+        self.spec.dw_apart && !self.at_once()
     }
 
     /// Elements of the partials of a node and a range of tokens, and of their motions.
@@ -312,12 +330,12 @@ impl Cut {
 
     /// Slices of D.
     pub fn slices(&self) -> usize {
-        self.dim.div_ceil(SLICE)
+        self.dim.div_ceil(self.slice)
     }
 
     /// Elements of a matrix of dh, transposed: of a block and a slice.
     pub fn leaf_len(&self) -> usize {
-        SLICE.next_multiple_of(self.rows) * self.block
+        self.slice.next_multiple_of(self.rows) * self.block
     }
 
     /// Elements of the sums of dh of a block and a slice.

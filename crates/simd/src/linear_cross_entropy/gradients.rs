@@ -2,20 +2,23 @@
 //! their motions, to gh, gw and gbias: (C27)–(C30).
 
 use super::choice::{Chosen, runs};
-use super::cut::{GradientScratch, TILE};
+use super::cut::{GradientScratch, LogitScratch, TILE};
 use super::gradient::{LogitGradients, Pull, Pulls};
 use super::logits::SLICE;
+use super::matrix;
 use super::operands::Gradients;
 use super::pack;
 use super::partial::Partial;
-use super::products::{BandPairs, Bands, BiasRows, HeadRows, HiddenLeaf, PairBiasRows};
+use super::products::{Bands, BiasRows, HeadRows, HiddenLeaf};
 use super::second::gradient::{LogitGradientMotions, SECOND_PULLS, SecondPulls};
 use super::second::motion::Motion;
 use super::sums::Sums;
 use super::tokens::Token;
-use super::totals::Sweep;
+use super::totals::{Classes, Sweep};
 use crate::element::TensorMut;
+use crate::lanes::matrix::{BLOCK, SIDE};
 use crate::lanes::prefetch::{Lines, prefetch};
+use crate::pack::{BitRows, Form};
 use crate::parallel::share;
 use crate::tile::{BAND, STRIDE};
 use crate::tiles::{cut_along, tiles};
@@ -37,6 +40,67 @@ pub struct Kept<'k> {
     pub entropy: bool,
     /// The tiles that a filter leaves out of dh and dw.
     pub chosen: Option<Chosen<'k>>,
+}
+
+/// Where some rows of dw are summed.
+pub enum Head<'d> {
+    /// Sums in f32, that grow from chunk to chunk, and elements from a row to the next.
+    Sums(&'d mut [f32], usize),
+    /// The result itself, whose sums are complete at once.
+    Result(TensorMut<'d, Ix2>),
+}
+
+impl Head<'_> {
+    /// The first rows, and the others.
+    fn split_at(self, rows: usize) -> (Self, Self) {
+        match self {
+            Head::Sums(sums, stride) => {
+                let (first, others) = sums.split_at_mut(rows * stride);
+                (Head::Sums(first, stride), Head::Sums(others, stride))
+            }
+            Head::Result(dw) => {
+                let (first, others) = dw.split_at(0, rows);
+                (Head::Result(first), Head::Result(others))
+            }
+        }
+    }
+
+    /// Lines of some elements of the first rows, that are read or written next.
+    fn lines(&self, rows: usize, elements: Range<usize>) -> Lines {
+        match self {
+            Head::Sums(sums, stride) => {
+                let at = sums.as_ptr().wrapping_add(elements.start);
+                Lines::new(at, (rows, elements.len()), *stride)
+            }
+            Head::Result(_) => Lines::NONE,
+        }
+    }
+
+    /// Reads some elements of the first rows into sums [`STRIDE`] apart.
+    fn read(&self, rows: usize, elements: &Range<usize>, sums: &mut [f32]) {
+        let Head::Sums(dw, stride) = self else { return };
+        for (row, sums) in sums.chunks_mut(STRIDE).take(rows).enumerate() {
+            ask_for(dw, *stride, row + AHEAD, elements);
+            sums[..elements.len()].copy_from_slice(&dw[row * stride..][elements.clone()]);
+        }
+    }
+
+    /// Writes them.
+    fn write(&mut self, rows: usize, elements: &Range<usize>, sums: &[f32]) {
+        match self {
+            Head::Sums(dw, stride) => {
+                for (row, sums) in sums.chunks(STRIDE).take(rows).enumerate() {
+                    ask_for(dw, *stride, row + AHEAD, elements);
+                    let row = &mut dw[row * *stride..][elements.clone()];
+                    row.copy_from_slice(&sums[..elements.len()]);
+                }
+            }
+            Head::Result(dw) => {
+                let mut dw = dw.view_mut().slice(s![.., elements.clone()]);
+                dw.write_rows(sums, STRIDE, 1.0);
+            }
+        }
+    }
 }
 
 /// The factors of h and w: da, or in the second order x; and those of ddh and ddw then: da.
@@ -91,46 +155,73 @@ impl Sweep<'_, '_> {
     }
 
     /// (C16), in place of the logits.
-    pub fn logit_gradients(&self, kept: &Kept<'_>, store: &mut [f32]) {
+    pub fn logit_gradients(&self, kept: &Kept<'_>, store: &mut [f32], scratch: &mut [f32]) {
         let cut = self.cut;
-        let totals = kept.totals.chunks(cut.range);
-        let ranges = kept.tokens.chunks(cut.range).zip(kept.pulls.chunks(cut.range)).zip(totals);
+        let ranges = tiles(0..kept.tokens.len(), cut.range);
         let stores = store.chunks_mut(kept.span.len() * cut.tile_len());
         let tasks = ranges.zip(stores).flat_map(|(range, store)| {
-            kept.span.clone().zip(store.chunks_mut(cut.tile_len())).map(move |place| (range, place))
+            let places = kept.span.clone().zip(store.chunks_mut(cut.tile_len()));
+            places.map(move |place| (range.clone(), place))
         });
-        let enter = |_| ([0.0; TILE], [0.0; 6 * BAND]);
-        share(
-            0..cut.threads,
-            enter,
-            tasks,
-            |(((tokens, pulls), totals), (tile, z)), (weights, side)| {
-                let classes = cut.classes(tile);
-                let weights = self.class_weights(&classes, weights);
-                let bands = tokens.chunks(BAND).zip(pulls.chunks(BAND)).zip(totals.chunks(BAND));
-                for (z, ((tokens, pulls), totals)) in z.chunks_mut(cut.padded * BAND).zip(bands) {
-                    let mut side = Pulls::cut(&mut Parts::of(side), BAND);
-                    side.fill(pulls, totals);
-                    cut.level.run(LogitGradients {
-                        link: self.link,
-                        first: cut.first_class(tile),
-                        weights,
-                        classes: classes.len(),
-                        z,
-                        tokens,
-                        pulls,
-                        totals,
-                        side: &side,
-                        entropy: kept.entropy,
-                        smoothing: self.wanted.s,
-                    });
-                    if cut.spec.pairs {
-                        let (classes, tokens) = (classes.len(), tokens.len());
-                        cut.level.run_pairs(BandPairs { band: z, classes, tokens });
-                    }
+        let rooms = scratch.chunks_exact_mut(cut.scratch()).take(cut.threads);
+        let enter = |room| LogitScratch::cut(&mut Parts::of(room), cut);
+        share(rooms, enter, tasks, |(tokens, (tile, store)), scratch| {
+            let range = cut.classes(tile);
+            let weights = self.class_weights(&range, scratch.weights);
+            let classes = Classes { range, first: cut.first_class(tile), bias: &[], weights };
+            let bands = store.chunks_mut(cut.padded * BAND);
+            for (tokens, store) in tiles(tokens, BAND).zip(bands) {
+                if !cut.spec.bf16 {
+                    self.band_gradients(kept, &classes, tokens, store);
+                    continue;
                 }
-            },
-        );
+                let z = &mut *scratch.z;
+                z.copy_from_slice(store);
+                self.rounded_gradients(kept, &classes, tokens, z, store);
+            }
+        });
+    }
+
+    /// (C16) of the tokens of a band, in place of their logits.
+    pub fn band_gradients(
+        &self,
+        kept: &Kept<'_>,
+        classes: &Classes<'_>,
+        tokens: Range<usize>,
+        z: &mut [f32],
+    ) {
+        let (pulls, totals) = (&kept.pulls[tokens.clone()], &kept.totals[tokens.clone()]);
+        let mut side = [0.0; 6 * BAND];
+        let mut side = Pulls::cut(&mut Parts::of(&mut side), BAND);
+        side.fill(pulls, totals);
+        self.cut.level.run(LogitGradients {
+            link: self.link,
+            first: classes.first,
+            weights: classes.weights,
+            classes: classes.range.len(),
+            z,
+            tokens: &kept.tokens[tokens],
+            pulls,
+            totals,
+            side: &side,
+            entropy: kept.entropy,
+            smoothing: self.wanted.s,
+        });
+    }
+
+    /// The same in bf16, from logits elsewhere.
+    pub fn rounded_gradients(
+        &self,
+        kept: &Kept<'_>,
+        classes: &Classes<'_>,
+        tokens: Range<usize>,
+        z: &mut [f32],
+        to: &mut [f32],
+    ) {
+        let count = tokens.len();
+        self.band_gradients(kept, classes, tokens, z);
+        let round = matrix::Round { da: z, classes: classes.range.len(), tokens: count, to };
+        self.cut.level.run_tiles(round).unwrap_or_default();
     }
 
     /// (C18) and (C19), or (C29) and (C30): added to the rows of dw of the span, which begin with 0 where
@@ -139,33 +230,33 @@ impl Sweep<'_, '_> {
         &self,
         kept: &Kept<'_>,
         (factors, [along, ddh_along]): (Factors<'_>, [&[f32]; 2]),
-        dw: Option<(&mut [f32], usize)>,
+        dw: Option<Head<'_>>,
         dbias: Option<&mut [f32]>,
         fresh: bool,
         scratch: &mut [f32],
     ) {
         let cut = self.cut;
         let classes = kept.span.start * TILE..cut.vocab.min(kept.span.end * TILE);
-        // With few tiles, some register blocks of rows each.
+        // With few tiles, some blocks of rows each.
         let parts = (4 * cut.threads).div_ceil(kept.span.len());
         let part = TILE.div_ceil(parts).next_multiple_of(cut.rows).min(TILE);
-        let stride = dw.as_ref().map_or(0, |(_, stride)| *stride);
-        let mut rows = dw.map(|(dw, stride)| {
-            let tiles = dw.chunks_mut(TILE * stride);
-            tiles.flat_map(move |tile| tile.chunks_mut(part * stride))
-        });
-        let rows = repeat_with(move || rows.as_mut().and_then(Iterator::next));
         let mut sums = dbias.map(|dbias| {
             let tiles = dbias[classes.clone()].chunks_mut(TILE);
             tiles.flat_map(move |tile| tile.chunks_mut(part))
         });
         let sums = repeat_with(move || sums.as_mut().and_then(Iterator::next));
+        let mut rest = dw;
         let places = tiles(classes, TILE).enumerate().flat_map(|(tile, classes)| {
             tiles(0..classes.len(), part).map(move |rows| (tile, rows))
         });
+        let places = places.map(move |(tile, rows)| {
+            let (here, behind) = rest.take().map(|dw| dw.split_at(rows.len())).unzip();
+            rest = behind;
+            ((tile, rows), here)
+        });
         let rooms = scratch.chunks_exact_mut(cut.scratch()).take(cut.threads);
         let enter = |room| GradientScratch::cut(&mut Parts::of(room), cut);
-        share(rooms, enter, places.zip(rows).zip(sums), |((place, dw), dbias), scratch| {
+        share(rooms, enter, places.zip(sums), |((place, dw), dbias), scratch| {
             let (tile, rows) = place;
             let bands = |store| Bands {
                 store,
@@ -177,21 +268,36 @@ impl Sweep<'_, '_> {
             let motion = cut.spec.ddh.then(|| (bands(factors.motion), ddh_along));
             let bands = bands(factors.store);
             if let Some(sums) = dbias {
-                for (number, tokens) in kept.tokens.chunks(BAND).enumerate() {
-                    let band = bands.from(number, rows.start);
-                    match cut.spec.pairs {
-                        true => {
-                            cut.level.run_pairs(PairBiasRows { band, sums }).unwrap_or_default()
-                        }
-                        false => cut.level.run(BiasRows { band, sums, tokens: tokens.len() }),
-                    }
-                }
+                self.head_bias(kept, bands, rows.start, sums, scratch.rows);
             }
             if let Some(dw) = dw {
-                let h = (along, motion);
-                self.head_rows(kept, bands, rows, h, (dw, stride), fresh, scratch.rows);
+                self.head_rows(kept, bands, rows, (along, motion), dw, fresh, scratch.rows);
             }
         });
+    }
+
+    /// (C19) or (C30) of some classes of a tile, from its row `first` on.
+    fn head_bias(
+        &self,
+        kept: &Kept<'_>,
+        bands: Bands<'_>,
+        first: usize,
+        sums: &mut [f32],
+        scratch: &mut [f32],
+    ) {
+        let (cut, count) = (self.cut, kept.tokens.len());
+        if cut.spec.bf16 {
+            for range in tiles(0..count, cut.range) {
+                let (da, tokens) = (bands.from(range.start / BAND, 0), range.len());
+                let rows = matrix::BiasRows { da, first, tokens, sums, scratch };
+                cut.level.run_tiles(rows).unwrap_or_default();
+            }
+            return;
+        }
+        for (number, tokens) in tiles(0..count, BAND).enumerate() {
+            let band = bands.from(number, first);
+            cut.level.run(BiasRows { band, sums, tokens: tokens.len() });
+        }
     }
 
     /// (C18) or (C29) of some rows of a tile, a slice of their elements at a time in memory of the thread.
@@ -201,51 +307,86 @@ impl Sweep<'_, '_> {
         kept: &Kept<'_>,
         bands: Bands<'_>,
         rows: Range<usize>,
-        (along, motion): (&[f32], Option<(Bands<'_>, &[f32])>),
-        (dw, stride): (&mut [f32], usize),
+        h: (&[f32], Option<(Bands<'_>, &[f32])>),
+        mut dw: Head<'_>,
         fresh: bool,
         sums: &mut [f32],
     ) {
         let (cut, all) = (self.cut, 0..kept.tokens.len().div_ceil(BAND));
-        let runs = || runs(kept.chosen, all.clone(), bands.tile);
-        let rows_along = cut.chunk / cut.each();
-        if !fresh && runs().next().is_none() {
+        let some = || runs(kept.chosen, all.clone(), bands.tile).next().is_some();
+        if !fresh && !some() {
             return;
         }
         for elements in tiles(0..cut.dim, SLICE) {
             if !fresh {
-                for (row, sums) in sums.chunks_mut(STRIDE).take(rows.len()).enumerate() {
-                    ask_for(dw, stride, row + AHEAD, &elements);
-                    sums[..elements.len()].copy_from_slice(&dw[row * stride..][elements.clone()]);
-                }
+                dw.read(rows.len(), &elements, sums);
             }
-            let mut fresh = fresh;
             let next = elements.end..cut.dim.min(elements.end + SLICE);
-            let at = dw.as_ptr().wrapping_add(next.start);
-            let then = Lines::new(at, (rows.len(), next.len()), stride);
-            for run in runs() {
-                cut.multiply(HeadRows {
-                    bands,
-                    first: rows.start,
-                    classes: rows.len(),
-                    tokens: run.start * BAND..kept.tokens.len().min(run.end * BAND),
-                    h: &along[elements.start * rows_along..],
-                    motion: motion.map(|(da, ddh)| (da, &ddh[elements.start * rows_along..])),
-                    panel: rows_along * cut.cols,
-                    elements: elements.len(),
-                    sums,
-                    fresh,
-                    then,
-                });
-                fresh = false;
+            let then = dw.lines(rows.len(), next);
+            match cut.spec.bf16 {
+                true => self.bf16_head_rows(kept, bands, &rows, h.0, &elements, (sums, fresh)),
+                false => self.f32_head_rows(kept, bands, &rows, h, &elements, (sums, fresh, then)),
             }
-            if fresh {
-                sums.fill(0.0);
-            }
-            for (row, sums) in sums.chunks(STRIDE).take(rows.len()).enumerate() {
-                ask_for(dw, stride, row + AHEAD, &elements);
-                dw[row * stride..][elements.clone()].copy_from_slice(&sums[..elements.len()]);
-            }
+            dw.write(rows.len(), &elements, sums);
+        }
+    }
+
+    /// The products of [`Sweep::head_rows`], of a slice of elements.
+    fn f32_head_rows(
+        &self,
+        kept: &Kept<'_>,
+        bands: Bands<'_>,
+        rows: &Range<usize>,
+        (along, motion): (&[f32], Option<(Bands<'_>, &[f32])>),
+        elements: &Range<usize>,
+        (sums, mut fresh, then): (&mut [f32], bool, Lines),
+    ) {
+        let (cut, count) = (self.cut, kept.tokens.len());
+        for run in runs(kept.chosen, 0..count.div_ceil(BAND), bands.tile) {
+            cut.level.run(HeadRows {
+                bands,
+                first: rows.start,
+                classes: rows.len(),
+                tokens: run.start * BAND..count.min(run.end * BAND),
+                h: &along[elements.start * cut.chunk..],
+                motion: motion.map(|(da, ddh)| (da, &ddh[elements.start * cut.chunk..])),
+                panel: cut.chunk * cut.cols,
+                elements: elements.len(),
+                sums,
+                fresh,
+                then,
+            });
+            fresh = false;
+        }
+        if fresh {
+            sums.fill(0.0);
+        }
+    }
+
+    /// The same in bf16.
+    fn bf16_head_rows(
+        &self,
+        kept: &Kept<'_>,
+        bands: Bands<'_>,
+        rows: &Range<usize>,
+        along: &[f32],
+        elements: &Range<usize>,
+        (sums, fresh): (&mut [f32], bool),
+    ) {
+        let cut = self.cut;
+        for range in tiles(0..kept.tokens.len(), cut.range) {
+            let rows = matrix::HeadRows {
+                da: bands.from(range.start / BAND, 0),
+                first: rows.start,
+                classes: rows.len(),
+                tokens: range.len(),
+                h: &along[(range.start + elements.start / BLOCK * cut.chunk) * SIDE..],
+                panel: cut.chunk,
+                elements: elements.len(),
+                sums,
+                fresh: fresh && range.start == 0,
+            };
+            cut.level.run_tiles(rows).unwrap_or_default();
         }
     }
 
@@ -261,7 +402,7 @@ impl Sweep<'_, '_> {
         let blocks =
             tiles(0..kept.tokens.len(), cut.range).flat_map(|range| tiles(range, cut.block));
         let places = blocks.flat_map(|block| {
-            tiles(0..cut.dim, SLICE).map(move |elements| (block.clone(), elements))
+            tiles(0..cut.dim, cut.slice).map(move |elements| (block.clone(), elements))
         });
         let rooms = scratch.chunks_exact_mut(cut.scratch()).take(cut.threads);
         let enter = |room| GradientScratch::cut(&mut Parts::of(room), cut);
@@ -301,6 +442,23 @@ impl Sweep<'_, '_> {
             let runs = || runs(kept.chosen, bands.clone(), number);
             let some = runs().next();
             let place = (range * kept.span.len() + number) * cut.tile_len() + within * cut.padded;
+            if let Some(w) = self.operands.w.bf16().filter(|_| cut.spec.bf16) {
+                let w = &BitRows::new(w);
+                pack::class_tiles(w, &classes, &elements, Form::Columns, rows);
+                sums.push(cut.level, |sums| {
+                    let leaf = matrix::HiddenLeaf {
+                        da: &factors.store[place..],
+                        classes: classes.len(),
+                        tokens: block.len(),
+                        w: rows,
+                        elements: elements.len(),
+                        sums,
+                        stride: cut.block,
+                    };
+                    cut.level.run_tiles(leaf).unwrap_or_default();
+                });
+                continue;
+            }
             let of_second = self.operands.ddw.map(|ddw| (factors.motion, ddw));
             let pairs = [Some((factors.store, self.operands.w)), of_second];
             sums.push(cut.level, |sums| {
@@ -311,16 +469,11 @@ impl Sweep<'_, '_> {
                     return;
                 }
                 for (number, (da, w)) in pairs.into_iter().flatten().enumerate() {
-                    match w.bf16().filter(|_| cut.spec.pairs) {
-                        Some(w) => pack::class_pairs(w, &classes, &elements, rows),
-                        None => {
-                            pack::slice(w, &classes, elements.clone(), (cut.rows, false), rows);
-                        }
-                    }
+                    pack::slice(w, &classes, elements.clone(), cut.rows, rows);
                     let then = w.lines(next.clone(), elements.clone());
                     for run in runs() {
                         let first = run.start * BAND - block.start;
-                        cut.multiply(HiddenLeaf {
+                        cut.level.run(HiddenLeaf {
                             da: &da[place + first * cut.padded..],
                             padded: cut.padded,
                             classes: classes.len(),
@@ -362,7 +515,7 @@ impl Sweep<'_, '_> {
             |_| [0.0; SLICE],
             tasks,
             |((tokens, mut dh), sums), row| {
-                for (elements, sums) in tiles(0..cut.dim, SLICE).zip(sums.chunks(cut.slab())) {
+                for (elements, sums) in tiles(0..cut.dim, cut.slice).zip(sums.chunks(cut.slab())) {
                     for (i, token) in tokens.iter().enumerate() {
                         let column = sums[done + i..].iter().step_by(cut.block);
                         let row = &mut row[..elements.len()];
@@ -433,12 +586,12 @@ mod tests {
         let (cut, operands) = (sweep.cut, sweep.operands);
         let factors = Factors { store, motion: &[] };
         let mut along = vec![0.0; cut.chunk * cut.dim.next_multiple_of(cut.cols)];
-        pack::along(operands.h, kept.tokens, (cut.chunk, cut.cols), (false, 1), &mut along);
+        pack::along(operands.h, kept.tokens, (cut.chunk, cut.cols), 1, &mut along);
         let mut scratch = vec![f32::NAN; cut.scratch()];
         // Sums already in place are kept where nothing is fresh.
         let mut dw = Array2::from_elem((cut.vocab, cut.dim), 1.0);
         for fresh in [true, false] {
-            let dw = dw.as_slice_mut().map(|dw| (dw, cut.dim));
+            let dw = dw.as_slice_mut().map(|dw| Head::Sums(dw, cut.dim));
             let h = (factors, [&along[..], &[]]);
             sweep.head_gradients(kept, h, dw, None, fresh, &mut scratch);
         }

@@ -13,7 +13,6 @@
 use super::partial::{Partial, Partials};
 use super::tokens::Token;
 use crate::exp::{exp_difference, tanh};
-use crate::lanes::pairs::{PairKernel, PairTile, Pairs};
 use crate::lanes::prefetch::Lines;
 use crate::lanes::product::asks;
 use crate::lanes::{Isa, Kernel, Lanes};
@@ -93,8 +92,7 @@ impl Link {
     }
 }
 
-/// Adds to (C1) of some classes and tokens what [`SLICE`] elements or less of h and w make of it. Of pairs an
-/// element is a word, and `dim` their number.
+/// Adds to (C1) of some classes and tokens what [`SLICE`] elements or less of h and w make of it.
 pub struct Products<'a> {
     /// Elements of rows of w, `[padded][STRIDE]`.
     pub w: &'a [f32],
@@ -117,29 +115,6 @@ pub struct Products<'a> {
 impl Kernel for Products<'_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        self.blocks(
-            isa,
-            #[inline(always)]
-            |tile: &mut I::Tile, w, h, depth, then| tile.add_rows_then(isa, w, h, depth, then),
-        );
-    }
-}
-
-impl PairKernel for Products<'_> {
-    #[inline(always)]
-    fn run<P: Pairs>(self, by: P) {
-        self.blocks(
-            by.isa(),
-            #[inline(always)]
-            |tile: &mut P::Block, w, h, depth, then| tile.add_pair_rows(by, w, h, depth, then),
-        );
-    }
-}
-
-impl Products<'_> {
-    /// Every register block, to which `add` adds a product.
-    #[inline(always)]
-    fn blocks<I: Isa>(self, isa: I, add: impl Fn(&mut I::Tile, &[f32], &[f32], usize, &mut Lines)) {
         let Products { w, h, dim, elements, classes, padded, tokens, z, fresh, mut then } = self;
         let (rows, cols) = (I::Tile::ROWS, I::Tile::COLS);
         let blocks = tokens.div_ceil(cols) * classes.div_ceil(rows);
@@ -153,7 +128,7 @@ impl Products<'_> {
                     true => I::Tile::zero(isa),
                     false => I::Tile::load(isa, sums, BAND),
                 };
-                add(&mut tile, &w[row * STRIDE..], h, elements.len(), &mut then);
+                tile.add_rows_then(isa, &w[row * STRIDE..], h, elements.len(), &mut then);
                 tile.store(sums, BAND);
                 then.ask_more(beyond);
             }

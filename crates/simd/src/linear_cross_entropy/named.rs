@@ -3,7 +3,7 @@
 use super::choice::{self, CertificateMut, Choice, Limits};
 use super::cut::{Cut, SweepSpec};
 use super::gradient::Pull;
-use super::gradients::{Factors, Kept, in_place, is_apart};
+use super::gradients::{Factors, Head, Kept, in_place, is_apart};
 use super::logits::{Link, Wanted};
 use super::operands::{Cotangents, Gradients, Operands, Outputs, SecondOutputs};
 use super::output::write;
@@ -77,7 +77,7 @@ pub fn run_filtered(
         ddh: operands.ddh.is_some(),
         ddw: operands.ddw.is_some(),
         filter: filter.is_some(),
-        pairs: operands.pairs(options) && second.is_none() && filter.is_none(),
+        bf16: operands.bf16(options) && second.is_none() && filter.is_none(),
     };
     let lists = workspace.lists(lists_bytes(problem, spec), "the tokens that count")?;
     let tokens = Tokens::new(problem, &operands, &lists)?;
@@ -234,26 +234,21 @@ impl Call<'_, '_> {
                 packed = Some(chunk);
             }
             let span = span * cut.span..cut.tiles.min((span + 1) * cut.span);
-            sweep.logits(tokens, span.clone(), shared, scratch);
+            // Where totals are known, gradients follow logits at once; of the second order not.
+            let at_once = cut.spec.gradients() && !cut.spec.totals && !cut.spec.second;
+            let known = at_once.then(|| self.kept(rows, here.clone(), span.clone()));
+            sweep.logits(tokens, span.clone(), shared, scratch, known.as_ref());
             if cut.spec.totals {
                 let motions = rows.motions.get_mut(here.clone()).unwrap_or_default();
                 sweep.totals(tokens, shared.nodes, &mut rows.totals[here.clone()], motions);
                 self.pull(cut.threads, here.clone(), rows);
             }
             if cut.spec.gradients() {
-                let mut kept = Kept {
-                    tokens,
-                    pulls: &rows.pulls[here.clone()],
-                    totals: &rows.totals[here.clone()],
-                    pull_motions: rows.pull_motions.get(here.clone()).unwrap_or_default(),
-                    motions: rows.motions.get(here.clone()).unwrap_or_default(),
-                    span: span.clone(),
-                    entropy: self.pulls_entropy(),
-                    chosen: None,
-                };
-                match cut.spec.second {
-                    true => sweep.logit_gradient_motions(&kept, (shared.store, shared.motion)),
-                    false => sweep.logit_gradients(&kept, shared.store),
+                let mut kept = self.kept(rows, here.clone(), span.clone());
+                if cut.spec.second {
+                    sweep.logit_gradient_motions(&kept, (shared.store, shared.motion));
+                } else if !at_once {
+                    sweep.logit_gradients(&kept, shared.store, scratch);
                 }
                 if let Some(choice) = filter.as_deref_mut() {
                     let tokens = (tokens, here.start);
@@ -265,16 +260,42 @@ impl Call<'_, '_> {
         self.finish(sweep, shared, gradients);
     }
 
+    /// Some tokens in a span of tiles.
+    fn kept<'k>(
+        &'k self,
+        rows: &'k PerToken<'_>,
+        tokens: Range<usize>,
+        span: Range<usize>,
+    ) -> Kept<'k> {
+        Kept {
+            tokens: &self.tokens.counted[tokens.clone()],
+            pulls: &rows.pulls[tokens.clone()],
+            totals: &rows.totals[tokens.clone()],
+            pull_motions: rows.pull_motions.get(tokens.clone()).unwrap_or_default(),
+            motions: rows.motions.get(tokens).unwrap_or_default(),
+            span,
+            entropy: self.pulls_entropy(),
+            chosen: None,
+        }
+    }
+
     fn pack(&self, cut: &Cut, tokens: &[Token], shared: &mut cut::Shared<'_>) {
-        let (shape, how) = ((cut.chunk, cut.cols), (cut.spec.pairs, cut.threads));
-        pack::across(self.operands.h, tokens, cut.cols, how, shared.across);
+        let (shape, threads) = ((cut.chunk, cut.cols), cut.threads);
+        if let Some(h) = self.operands.h.bf16().filter(|_| cut.spec.bf16) {
+            pack::across_tiles(h, tokens, threads, shared.across);
+            if cut.spec.dw {
+                pack::along_tiles(h, tokens, (cut.chunk, threads), shared.along);
+            }
+            return;
+        }
+        pack::across(self.operands.h, tokens, cut.cols, threads, shared.across);
         if cut.spec.dw {
-            pack::along(self.operands.h, tokens, shape, how, shared.along);
+            pack::along(self.operands.h, tokens, shape, threads, shared.along);
         }
         let Some(ddh) = self.operands.ddh else { return };
-        pack::across(ddh, tokens, cut.cols, how, shared.ddh_across);
+        pack::across(ddh, tokens, cut.cols, threads, shared.ddh_across);
         if cut.spec.dw {
-            pack::along(ddh, tokens, shape, how, shared.ddh_along);
+            pack::along(ddh, tokens, shape, threads, shared.ddh_along);
         }
     }
 
@@ -327,13 +348,18 @@ impl Call<'_, '_> {
         if spec.dw || spec.dbias {
             let dw = match gradients.dw.as_mut().filter(|_| spec.dw) {
                 None => None,
-                Some(_) if spec.dw_apart => {
+                Some(_) if cut.dw_apart() => {
                     let stride = cut.dim.next_multiple_of(cut.cols);
                     let first = if cut.classes_outside { 0 } else { classes.start };
-                    Some((&mut shared.dw[first * stride..][..classes.len() * stride], stride))
+                    let sums = &mut shared.dw[first * stride..][..classes.len() * stride];
+                    Some(Head::Sums(sums, stride))
                 }
-                Some(dw) => in_place(dw)
-                    .map(|dw| (&mut dw[classes.start * cut.dim..classes.end * cut.dim], cut.dim)),
+                Some(dw) if spec.dw_apart => {
+                    Some(Head::Result(dw.view_mut().slice(s![classes.clone(), ..])))
+                }
+                Some(dw) => in_place(dw).map(|dw| {
+                    Head::Sums(&mut dw[classes.start * cut.dim..classes.end * cut.dim], cut.dim)
+                }),
             };
             let dbias = spec.dbias.then_some(&mut *shared.dbias);
             sweep.head_gradients(
@@ -345,7 +371,7 @@ impl Call<'_, '_> {
                 scratch,
             );
         }
-        if spec.dw_apart && spec.dw && cut.classes_outside && chunk + 1 == chunks {
+        if cut.dw_apart() && spec.dw && cut.classes_outside && chunk + 1 == chunks {
             let dw = gradients.dw.as_mut().map(|dw| dw.view_mut().slice(s![classes, ..]));
             dw.into_iter().for_each(|dw| sweep.write_head(shared.dw, dw));
         }
@@ -370,12 +396,12 @@ impl Call<'_, '_> {
         shared: &cut::Shared<'_>,
         gradients: &mut Gradients<'_>,
     ) {
-        let spec = sweep.cut.spec;
+        let (cut, spec) = (sweep.cut, sweep.cut.spec);
         if self.tokens.counted.is_empty() {
             return;
         }
-        if let Some(dw) = gradients.dw.as_mut().filter(|_| spec.dw && spec.dw_apart)
-            && !sweep.cut.classes_outside
+        if let Some(dw) = gradients.dw.as_mut().filter(|_| spec.dw && cut.dw_apart())
+            && !cut.classes_outside
         {
             sweep.write_head(shared.dw, dw.view_mut());
         }

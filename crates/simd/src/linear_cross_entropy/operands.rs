@@ -32,10 +32,10 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// True if h and w may be multiplied as pairs of bf16.
-    pub fn pairs(&self, options: &Options) -> bool {
-        let pairs = |dtype| options.pairs(Algorithm::LinearCrossEntropy, dtype);
-        pairs(self.h.dtype()) && pairs(self.w.dtype())
+    /// True if h and w may be multiplied in tiles of bf16.
+    pub fn bf16(&self, options: &Options) -> bool {
+        let may = |dtype| options.pairs(Algorithm::LinearCrossEntropy, dtype);
+        may(self.h.dtype()) && may(self.w.dtype())
     }
 
     pub fn new(x: Inputs<'a, '_>) -> Result<Self, Error> {

@@ -30,9 +30,9 @@ pub fn of<T: Element>(
 ) -> Result<Plan, Error> {
     let known = Known::of(&Workspace::new(), &problem.clone().into(), pass)?;
     let dw_apart = T::DTYPE != Dtype::F32 && !problem.wide_gradients;
-    let pairs = options.pairs(Algorithm::LinearCrossEntropy, T::DTYPE);
+    let bf16 = options.pairs(Algorithm::LinearCrossEntropy, T::DTYPE);
     let spec = match pass {
-        Pass::Forward => SweepSpec { pairs, ..SweepSpec::default() },
+        Pass::Forward => SweepSpec { bf16, ..SweepSpec::default() },
         Pass::Backward | Pass::ForwardBackward => SweepSpec {
             totals: false,
             dh: true,
@@ -40,7 +40,7 @@ pub fn of<T: Element>(
             dbias: problem.bias,
             dw_apart,
             filter,
-            pairs: pairs && !filter,
+            bf16: bf16 && !filter,
             ..SweepSpec::default()
         },
         Pass::DoubleBackward => SweepSpec {
@@ -53,7 +53,7 @@ pub fn of<T: Element>(
             ddh: true,
             ddw: true,
             filter: false,
-            pairs: false,
+            bf16: false,
         },
         _ => {
             let expected = "one of linear_cross_entropy in the simd tier";

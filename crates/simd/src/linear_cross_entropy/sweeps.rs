@@ -66,15 +66,21 @@ fn gradients(
     }
 }
 
-/// Time of the products of some sweeps, against one of the first order on one thread.
-fn time(sweeps: &[Option<Cut>; 3]) -> f64 {
+/// Time of some sweeps, against that of a product of the first order on one thread: of products, and of copies of w.
+fn time<'c>(sweeps: impl IntoIterator<Item = &'c Option<Cut>>) -> f64 {
     let of = |cut: &Cut| {
-        let SweepSpec { dh, dw, second, .. } = cut.spec;
-        let gradients = usize::from(dh) + usize::from(dw);
-        let products = if second { 3 + 2 * gradients } else { 1 + gradients };
-        products as f64 / cut.threads as f64
+        let SweepSpec { dh, dw, second, bf16, .. } = cut.spec;
+        // A copy takes as long as the product with so many tokens.
+        let copy = if bf16 { 96.0 } else { 8.0 };
+        let with_copy = |tokens: usize| 1.0 + copy / tokens as f64;
+        let gradient = |wanted, time| if wanted { time } else { 0.0 };
+        let gradients = gradient(dh, with_copy(cut.block)) + gradient(dw, 1.0);
+        let logits = with_copy(cut.range);
+        let products = if second { 3.0 * logits + 2.0 * gradients } else { logits + gradients };
+        let tasks = cut.span.saturating_mul(cut.chunk / BAND);
+        products / cut.threads.min(tasks) as f64
     };
-    sweeps.iter().flatten().map(of).sum()
+    sweeps.into_iter().flatten().map(of).sum()
 }
 
 /// The sweeps for the gradients where totals are known: one, or one each for dh and dw.
@@ -85,9 +91,7 @@ pub fn after_totals(
     threads: usize,
     budget: usize,
 ) -> [Option<Cut>; 2] {
-    if let Some(cut) = again(problem, level, spec, threads, budget) {
-        return [Some(cut), None];
-    }
+    let together = [again(problem, level, spec, threads, budget), None];
     let dh = spec.only(SweepSpec { dh: true, ..SweepSpec::default() });
     let dw = SweepSpec { dh: false, ..spec };
     let least = |spec: SweepSpec| Cut {
@@ -99,10 +103,15 @@ pub fn after_totals(
     };
     // A filter alone chooses in the sweep for dh, if there is one.
     let second = dw.dw || dw.dbias || !spec.dh;
-    [spec.dh.then(|| sweep(dh)), second.then(|| sweep(dw))]
+    let apart = [spec.dh.then(|| sweep(dh)), second.then(|| sweep(dw))];
+    match together[0].is_some() && time(&together) <= time(&apart) {
+        true => together,
+        false => apart,
+    }
 }
 
-/// A sweep that computes the logits again, as many tokens and classes at a time as fit.
+/// A sweep that computes the logits again, of the tokens and threads that fit the fastest, and of those as many
+/// classes at a time as fit.
 fn again(
     problem: &LinearCrossEntropy,
     level: Level,
@@ -112,17 +121,21 @@ fn again(
 ) -> Option<Cut> {
     let tiles = problem.vocab.div_ceil(TILE);
     let apart = spec.dw && spec.dw_apart;
-    let threads = [threads, threads.div_ceil(2), 1];
+    let threads = [threads, threads.div_ceil(2), threads.div_ceil(4), 1];
     let tokens = [RANGE, 8 * BAND, 6 * BAND, 4 * BAND, 3 * BAND, 2 * BAND, BAND];
     let tokens = tokens.into_iter().filter(|&chunk| chunk < problem.tokens + BAND);
-    tokens.flat_map(|chunk| threads.map(|threads| (chunk, threads))).find_map(|(chunk, threads)| {
+    let cuts = tokens.flat_map(|chunk| threads.map(|threads| (chunk, threads)));
+    let cuts = cuts.filter_map(|(chunk, threads)| {
         let spans = (0..=tiles.ilog2()).rev().map(|k| 1 << k);
         let mut spans = spans.filter(|&span| span >= LEAST.min(tiles)).map(|span| {
             let cut = Cut::new(problem, level, spec, (chunk, span), threads);
             Cut { classes_outside: apart, ..cut }
         });
         spans.find(|cut| cut.bytes() <= budget)
-    })
+    });
+    // Of equals the first, of the most tokens.
+    let faster = |x: &Cut, y: &Cut| time(&[Some(*x)]).total_cmp(&time(&[Some(*y)]));
+    cuts.min_by(faster)
 }
 
 /// Fewer tokens than these are not worth keeping all of their logits: half of the threads have no part of dh.

@@ -1,11 +1,11 @@
-//! Products of pairs of bf16, on every machine by the rules of the instruction, and with it where it is there.
+//! Products in bf16, on every machine by the rules of the instructions, and with them where they are there.
 
-use super::cut::TILE;
-use super::logits::Products;
+use super::matrix::Logits;
 use super::pack;
 use super::tokens::Token;
-use crate::lanes::prefetch::Lines;
-use crate::tile::{BAND, STRIDE};
+use crate::lanes::matrix::{BLOCK, SIDE};
+use crate::pack::{BitRows, Form};
+use crate::tile::BAND;
 use crate::{Level, Tensor};
 use half::bf16;
 use ndarray::Array2;
@@ -26,53 +26,56 @@ impl Operands {
     }
 }
 
-/// a of every class and token, in the first of two slices of words and then in both.
+/// a of every class and of the tokens of a band, of the first 32 elements and then of all.
 fn logits(x: &Operands, level: Level) -> Vec<f32> {
-    let (tokens, classes, dim, words) = (x.h.nrows(), 255, x.h.ncols(), x.h.ncols().div_ceil(2));
-    let ((rows, cols), counted) =
-        (level.block(), (0..tokens).map(|index| Token { index, ..Token::default() }));
-    let padded = TILE.next_multiple_of(rows);
-    let mut across = vec![f32::NAN; tokens.next_multiple_of(cols) * words];
-    let counted: Vec<Token> = counted.collect();
-    pack::across(Tensor::from(x.h.view()), &counted, cols, (true, 1), &mut across);
-    let mut z = vec![f32::NAN; tokens.next_multiple_of(BAND) * padded];
-    let mut w = vec![f32::NAN; padded * STRIDE];
-    assert_eq!((dim, words), (71, 36), "two slices, the last with an element more than pairs");
-    for elements in [0..19, 19..words] {
-        let fresh = elements.start == 0;
-        pack::slice(
-            Tensor::from(x.w.view()),
-            &(0..classes),
-            elements.clone(),
-            (rows, true),
-            &mut w,
-        );
-        let (h, z, then) = (&across[..], &mut z[..], Lines::NONE);
-        let products =
-            Products { w: &w, h, dim: words, elements, classes, padded, tokens, z, fresh, then };
-        level.run_pairs(products).expect("a level of pairs");
+    let (tokens, classes, dim) = (BAND - 1, 255, x.h.ncols());
+    let (all, padded) = (dim.next_multiple_of(BLOCK) / 2, 256);
+    let counted: Vec<Token> =
+        (0..tokens).map(|index| Token { index, ..Token::default() }).collect();
+    let mut across = vec![f32::NAN; Form::len(tokens, dim)];
+    let (h, w) = (Tensor::from(x.h.view()), Tensor::from(x.w.view()));
+    let (h, of_w) = (h.bf16().unwrap(), &BitRows::new(w.bf16().unwrap()));
+    pack::across_tiles(h, &counted, 1, &mut across);
+    let (mut z, mut w) = (vec![f32::NAN; padded * BAND], vec![f32::NAN; padded * all]);
+    for words in [0..SIDE, SIDE..all] {
+        let elements = 2 * words.start..dim.min(2 * words.end);
+        pack::class_tiles(of_w, &(0..classes), &elements, Form::Rows, &mut w);
+        let products = Logits {
+            w: &w,
+            words: words.len(),
+            h: &across[words.start * SIDE..],
+            dim: all,
+            classes,
+            tokens,
+            z: &mut z,
+            fresh: words.start == 0,
+        };
+        level.run_tiles(products).expect("a level of bf16");
     }
-    let at = |t: usize, v: usize| z[(t / BAND * padded + v) * BAND + t % BAND];
-    (0..tokens).flat_map(|t| (0..classes).map(move |v| (t, v))).map(|(t, v)| at(t, v)).collect()
+    (0..tokens)
+        .flat_map(|t| (0..classes).map(move |v| (t, v)))
+        .map(|(t, v)| z[v * BAND + t])
+        .collect()
 }
 
-/// The emulation has the bits of the instruction in products of whole operands, whatever the register blocks;
-/// both are the sums that they should be.
+/// The emulations have the bits of the instructions in products of whole operands; both are the sums that they should
+/// be.
 #[test]
 fn products_are_those_of_the_emulation() {
     let x = Operands::new();
-    let emulated = logits(&x, Level::emulated()[0]);
-    for (i, &got) in emulated.iter().enumerate() {
-        let [h, w] = [x.h.row(i / 255), x.w.row(i % 255)].map(|row| row.mapv(f64::from));
-        let (exact, size) = (h.dot(&w), h.mapv(f64::abs).dot(&w.mapv(f64::abs)));
-        assert!(
-            (f64::from(got) - exact).abs() <= 72.0 * 0.5f64.powi(24) * size,
-            "{i}: {got}, not {exact}"
-        );
+    for (emulated, name) in Level::emulated().into_iter().zip(["avx512bf16", "amx"]) {
+        let all = logits(&x, emulated);
+        for (i, &got) in all.iter().enumerate() {
+            let [h, w] = [x.h.row(i / 255), x.w.row(i % 255)].map(|row| row.mapv(f64::from));
+            let (exact, size) = (h.dot(&w), h.mapv(f64::abs).dot(&w.mapv(f64::abs)));
+            let error = (f64::from(got) - exact).abs();
+            assert!(error <= 72.0 * 0.5f64.powi(24) * size, "{i}: {got}, not {exact}");
+        }
+        let Some(level) = Level::by_name(name) else {
+            println!("skipped: {}", Level::lacks(name));
+            continue;
+        };
+        let bits = |all: Vec<f32>| all.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+        assert_eq!(bits(logits(&x, level)), bits(all), "{name}");
     }
-    let Some(level) = Level::by_name("avx512bf16") else {
-        return println!("skipped: no AVX-512 BF16");
-    };
-    let bits = |all: Vec<f32>| all.into_iter().map(f32::to_bits).collect::<Vec<_>>();
-    assert_eq!(bits(logits(&x, level)), bits(emulated));
 }

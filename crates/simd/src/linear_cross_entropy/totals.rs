@@ -1,17 +1,22 @@
 //! Logits of all classes in a streaming softmax: the totals of tokens, and the logits that are kept.
 
 use super::cut::{Cut, LogitScratch, Shared};
+use super::gradients::Kept;
 use super::logits::{Link, Products, Rows, SLICE, Wanted};
+use super::matrix;
 use super::operands::Operands;
 use super::pack;
-use super::partial::Partial;
+use super::partial::{Partial, Partials};
 use super::second::motion::Motion;
 use super::second::rows::MotionRows;
 use super::tokens::Token;
 use super::tree::{self, Node, combine, fold};
 use crate::element::Tensor;
+use crate::lanes::matrix::SIDE;
 use crate::lanes::prefetch::Lines;
+use crate::pack::{BitRows, Form};
 use crate::parallel::share;
+use crate::tile::BAND;
 use crate::tiles::tiles;
 use crate::workspace::Parts;
 use ndarray::{Ix1, s};
@@ -31,6 +36,8 @@ pub struct Sweep<'a, 'o> {
 
 /// A task: the tokens of a range, some tiles, and where their logits, the motions of these and partials go.
 struct Task<'t> {
+    /// The number of the first of the tokens, within the chunk.
+    first: usize,
     tokens: &'t [Token],
     across: &'t [f32],
     ddh_across: &'t [f32],
@@ -38,6 +45,17 @@ struct Task<'t> {
     store: Option<&'t mut [f32]>,
     motion: Option<&'t mut [f32]>,
     node: Option<&'t mut [f32]>,
+}
+
+/// Classes of a tile.
+pub struct Classes<'c> {
+    /// Counted from the first of the sweep.
+    pub range: Range<usize>,
+    /// The number of the first among all classes of the problem.
+    pub first: usize,
+    /// The bias of every class, and its weight; none where there are none.
+    pub bias: &'c [f32],
+    pub weights: Option<&'c [f32]>,
 }
 
 /// The next of some parts of memory, for ever; none of memory that is not there.
@@ -50,13 +68,15 @@ fn in_turn<'m>(
 
 impl Sweep<'_, '_> {
     /// The logits of the tokens of a chunk in a span of tiles, and in the second order their motions, kept
-    /// where the sweep is for gradients; and the partials of its nodes, where it is for the totals.
+    /// where the sweep is for gradients; and the partials of its nodes, where it is for the totals. With `known`,
+    /// what the totals are, the gradients of the logits are kept in their place.
     pub fn logits(
         &self,
         tokens: &[Token],
         span: Range<usize>,
         shared: &mut Shared<'_>,
         scratch: &mut [f32],
+        known: Option<&Kept<'_>>,
     ) {
         let cut = self.cut;
         let kept = |memory, wanted: bool| wanted.then(|| self.parts(memory, span.len()));
@@ -70,16 +90,18 @@ impl Sweep<'_, '_> {
         let ranges = tokens.chunks(cut.range).zip(across.chunks(each)).enumerate();
         let places = ranges.flat_map(|(range, (tokens, across))| {
             let ddh_across = ddh_across.get(range * each..).unwrap_or_default();
-            tiles(span.clone(), cut.node).map(move |tiles| (tokens, across, ddh_across, tiles))
+            let first = range * cut.range;
+            tiles(span.clone(), cut.node)
+                .map(move |tiles| (first, tokens, across, ddh_across, tiles))
         });
         let tasks = places.zip(stores).zip(motions).zip(nodes);
         let tasks = tasks.map(|(((place, store), motion), node)| {
-            let (tokens, across, ddh_across, tiles) = place;
-            Task { tokens, across, ddh_across, tiles, store, motion, node }
+            let (first, tokens, across, ddh_across, tiles) = place;
+            Task { first, tokens, across, ddh_across, tiles, store, motion, node }
         });
         let rooms = scratch.chunks_exact_mut(cut.scratch()).take(cut.threads);
         let enter = |room| LogitScratch::cut(&mut Parts::of(room), cut);
-        share(rooms, enter, tasks, |task, scratch| self.task(task, scratch));
+        share(rooms, enter, tasks, |task, scratch| self.task(task, known, scratch));
     }
 
     /// The memory of the kept logits of a span, task by task.
@@ -92,63 +114,136 @@ impl Sweep<'_, '_> {
         memory.chunks_mut(len).flat_map(move |range| range.chunks_mut(node))
     }
 
-    fn task(&self, mut task: Task<'_>, scratch: &mut LogitScratch<'_>) {
-        let Cut { level, padded, .. } = *self.cut;
+    fn task(&self, mut task: Task<'_>, known: Option<&Kept<'_>>, scratch: &mut LogitScratch<'_>) {
+        let (cut, tokens) = (self.cut, task.tokens);
         let LogitScratch { w, z, motion, bias, weights, stack } = scratch;
         stack.clear();
         for (number, tile) in task.tiles.clone().enumerate() {
-            let (classes, first) = (self.cut.classes(tile), self.cut.first_class(tile));
-            let place = number * self.cut.tile_len()..(number + 1) * self.cut.tile_len();
-            let z = match task.store.as_deref_mut() {
-                Some(store) => &mut store[place.clone()],
-                None => &mut *z,
-            };
-            let motion = match task.motion.as_deref_mut() {
-                Some(store) => &mut store[place],
-                None => &mut *motion,
-            };
-            let across = [task.across, task.ddh_across];
-            let next = self.cut.classes((tile + 1).min(task.tiles.end));
-            self.products(task.tokens.len(), across, [&classes, &next], (w, z, motion));
-            let weights = self.class_weights(&classes, weights);
+            let range = cut.classes(tile);
+            let bias_of = read_bias(self.operands.bias, &range, bias);
+            let weights = self.class_weights(&range, weights);
+            let classes = Classes { range, first: cut.first_class(tile), bias: bias_of, weights };
+            let place = number * cut.tile_len()..(number + 1) * cut.tile_len();
+            let store = task.store.as_deref_mut().map(|store| &mut store[place.clone()]);
             let mut next = task.node.is_some().then(|| stack.next());
-            level.run(Rows {
-                link: self.link,
-                first,
-                bias: read_bias(self.operands.bias, &classes, bias),
-                weights,
-                classes: classes.len(),
-                padded,
-                z,
-                tokens: task.tokens,
-                wanted: self.wanted,
-                sums: next.as_mut().map(|next| (&mut next.rows, 0)),
-            });
-            if self.cut.spec.second {
-                let sums =
-                    next.as_mut().and_then(|next| Some((&next.rows, next.motions.as_mut()?)));
-                level.run(MotionRows {
-                    link: self.link,
-                    first,
-                    ddbias: read_bias(self.operands.ddbias, &classes, bias),
-                    weights,
-                    classes: classes.len(),
-                    padded,
-                    z,
-                    motion,
-                    tokens: task.tokens,
-                    wanted: self.wanted,
-                    sums,
-                });
+            let sums = next.as_mut().map(|next| &mut next.rows);
+            if cut.spec.bf16 {
+                let (of, memory) = ((task.first, tokens, task.across), (&mut **w, &mut **z, store));
+                self.bands(of, &classes, memory, sums, known);
+            } else {
+                let z = store.unwrap_or(z);
+                let motion = match task.motion.as_deref_mut() {
+                    Some(store) => &mut store[place],
+                    None => &mut *motion,
+                };
+                let across = [task.across, task.ddh_across];
+                let then = cut.classes((tile + 1).min(task.tiles.end));
+                self.products(tokens.len(), across, [&classes.range, &then], (w, z, motion));
+                self.rows(&classes, (tokens, 0), z, sums);
+                if let Some(kept) = known {
+                    let all = tiles(task.first..task.first + tokens.len(), BAND);
+                    for (tokens, z) in all.zip(z.chunks_mut(cut.padded * BAND)) {
+                        self.band_gradients(kept, &classes, tokens, z);
+                    }
+                }
+                if cut.spec.second {
+                    let sums = next.as_mut();
+                    let sums = sums.and_then(|next| Some((&next.rows, next.motions.as_mut()?)));
+                    let Classes { range, first, .. } = classes;
+                    cut.level.run(MotionRows {
+                        link: self.link,
+                        first,
+                        ddbias: read_bias(self.operands.ddbias, &range, bias),
+                        weights,
+                        classes: range.len(),
+                        padded: cut.padded,
+                        z,
+                        motion,
+                        tokens,
+                        wanted: self.wanted,
+                        sums,
+                    });
+                }
             }
             if task.node.is_some() {
-                stack.push(task.tokens, first, self.weights[tile]);
+                stack.push(tokens, cut.first_class(tile), self.weights[tile]);
             }
         }
         if let Some(node) = task.node {
-            let totals = stack.finish(task.tokens);
-            let mut node = Node::cut(&mut Parts::of(node), self.cut.range, self.cut.spec.second);
-            (0..task.tokens.len()).for_each(|i| node.set(i, totals.get(i)));
+            let totals = stack.finish(tokens);
+            let mut node = Node::cut(&mut Parts::of(node), cut.range, cut.spec.second);
+            (0..tokens.len()).for_each(|i| node.set(i, totals.get(i)));
+        }
+    }
+
+    /// z of some tokens in place of a, and what they add to the partials, from number `at` on.
+    fn rows(
+        &self,
+        classes: &Classes<'_>,
+        (tokens, at): (&[Token], usize),
+        z: &mut [f32],
+        sums: Option<&mut Partials<'_>>,
+    ) {
+        self.cut.level.run(Rows {
+            link: self.link,
+            first: classes.first,
+            bias: classes.bias,
+            weights: classes.weights,
+            classes: classes.range.len(),
+            padded: self.cut.padded,
+            z,
+            tokens,
+            wanted: self.wanted,
+            sums: sums.map(|sums| (sums, at)),
+        });
+    }
+
+    /// The same of products in bf16, band by band: what is made of a band follows its last product, while it is in
+    /// the L2 cache.
+    fn bands(
+        &self,
+        (first, tokens, across): (usize, &[Token], &[f32]),
+        classes: &Classes<'_>,
+        (w, z, mut store): (&mut [f32], &mut [f32], Option<&mut [f32]>),
+        mut sums: Option<&mut Partials<'_>>,
+        known: Option<&Kept<'_>>,
+    ) {
+        let (cut, dim, len) = (self.cut, self.cut.words(), self.cut.padded * BAND);
+        let Some(of_w) = self.operands.w.bf16() else { return };
+        let of_w = &BitRows::new(of_w);
+        for words in tiles(0..dim, matrix::SLICE) {
+            let elements = 2 * words.start..cut.dim.min(2 * words.end);
+            pack::class_tiles(of_w, &classes.range, &elements, Form::Rows, w);
+            for (band, tokens) in tokens.chunks(BAND).enumerate() {
+                let here = band * len..(band + 1) * len;
+                let mut place = store.as_deref_mut().map(|store| &mut store[here.clone()]);
+                let logits = match &mut place {
+                    Some(place) if known.is_none() || !cut.by_band() => &mut **place,
+                    None if !cut.by_band() => &mut z[here],
+                    _ => &mut z[..len],
+                };
+                let products = matrix::Logits {
+                    w,
+                    words: words.len(),
+                    h: &across[band * BAND * dim + words.start * SIDE..],
+                    dim,
+                    classes: classes.range.len(),
+                    tokens: tokens.len(),
+                    z: logits,
+                    fresh: words.start == 0,
+                };
+                cut.level.run_tiles(products).unwrap_or_default();
+                if words.end < dim {
+                    continue;
+                }
+                self.rows(classes, (tokens, band * BAND), logits, sums.as_deref_mut());
+                let (Some(kept), Some(place)) = (known, place) else { continue };
+                if !cut.by_band() {
+                    z[..len].copy_from_slice(place);
+                }
+                let first = first + band * BAND;
+                self.rounded_gradients(kept, classes, first..first + tokens.len(), z, place);
+            }
         }
     }
 
@@ -160,27 +255,22 @@ impl Sweep<'_, '_> {
         [classes, next]: [&Range<usize>; 2],
         (w, z, motion): (&mut [f32], &mut [f32], &mut [f32]),
     ) {
-        let Cut { rows, padded, spec, .. } = *self.cut;
-        let (words, each, rows) = (self.cut.words(), self.cut.each(), (rows, spec.pairs));
+        let Cut { rows, padded, dim, spec, level, .. } = *self.cut;
         let add = |w: &[f32], h, elements: Range<usize>, z: &mut [f32], (fresh, then)| {
             let classes = classes.len();
-            let dim = words;
-            let products =
-                Products { w, h, dim, elements, classes, padded, tokens, z, fresh, then };
-            self.cut.multiply(products);
+            level.run(Products { w, h, dim, elements, classes, padded, tokens, z, fresh, then });
         };
         if spec.second && !spec.ddh && self.operands.ddw.is_none() {
             motion.fill(0.0);
         }
-        for elements in tiles(0..words, SLICE) {
+        for elements in tiles(0..dim, SLICE) {
             let fresh = elements.start == 0;
             pack::slice(self.operands.w, classes, elements.clone(), rows, w);
-            let then = match elements.end < words {
-                true => (classes, elements.end..words.min(elements.end + SLICE)),
-                false => (next, 0..words.min(SLICE)),
+            let (rows_then, columns) = match elements.end < dim {
+                true => (classes, elements.end..dim.min(elements.end + SLICE)),
+                false => (next, 0..dim.min(SLICE)),
             };
-            let columns = then.1.start * each..self.cut.dim.min(then.1.end * each);
-            let then = self.operands.w.lines(then.0.clone(), columns);
+            let then = self.operands.w.lines(rows_then.clone(), columns);
             add(w, across, elements.clone(), z, (fresh, then));
             if spec.ddh {
                 add(w, ddh_across, elements.clone(), motion, (fresh, Lines::NONE));
@@ -216,16 +306,16 @@ impl Sweep<'_, '_> {
         let cut = self.cut;
         let (elements, second) = (cut.node_len(), cut.spec.second);
         let count = cut.tiles.div_ceil(cut.node);
-        let ranges = nodes.chunks(count * elements);
-        let mut motions = motions.chunks_mut(cut.range);
+        let mut motions = motions.chunks_mut(BAND);
         let motions = repeat_with(move || motions.next().unwrap_or_default());
-        let tasks = tokens.chunks(cut.range).zip(totals.chunks_mut(cut.range));
-        let tasks = tasks.zip(motions).zip(ranges);
+        let tasks = tokens.chunks(BAND).zip(totals.chunks_mut(BAND)).zip(motions).enumerate();
         share(
             0..cut.threads,
             |_| (),
             tasks,
-            |(((tokens, totals), motions), nodes), ()| {
+            |(band, ((tokens, totals), motions)), ()| {
+                let (range, first) = (band * BAND / cut.range, band * BAND % cut.range);
+                let nodes = &nodes[range * count * elements..];
                 let weight = |node: usize| {
                     let tiles = node * cut.node..cut.tiles.min((node + 1) * cut.node);
                     fold(tiles, &|tile| self.weights[tile], &|x, y| x + y)
@@ -233,7 +323,7 @@ impl Sweep<'_, '_> {
                 for (i, (token, total)) in tokens.iter().zip(totals).enumerate() {
                     let leaf = |node: usize| {
                         let place = &nodes[node * elements..][..elements];
-                        let sums = tree::at(place, cut.range, i, second);
+                        let sums = tree::at(place, cut.range, first + i, second);
                         (sums, weight(node), cut.first_class(node * cut.node))
                     };
                     type Sums = ((Partial, Motion), f32, usize);

@@ -1,4 +1,4 @@
-//! Linear cross-entropy over pairs of bf16, with the instruction where it is there.
+//! Linear cross-entropy in bf16, with the instructions where they are there, and by their rules.
 
 use etalon_problem::LinearCrossEntropy;
 use etalon_simd::linear_cross_entropy::{Cotangents, GradientsMut, Inputs, backward_into, forward};
@@ -6,11 +6,21 @@ use etalon_simd::{Level, Options, Precision, Workspace};
 use half::bf16;
 use ndarray::{Array1, Array2, ArrayD, ArrayView2, ShapeBuilder, arr0};
 
+/// The levels of this machine, and those that the feature `emulation` adds.
+fn levels() -> Vec<Level> {
+    let mut all = Level::of_pairs().to_vec();
+    #[cfg(feature = "emulation")]
+    all.extend(Level::emulated());
+    if all.is_empty() {
+        println!("skipped: {}", Level::lacks("avx512bf16"));
+    }
+    all
+}
+
 fn flash(level: Level) -> Options {
     Options { level, precision: Precision::Flash, ..Options::default() }
 }
 
-/// Odd numbers of tokens that count, of elements and of classes, in several bands and tiles.
 struct Operands {
     problem: LinearCrossEntropy,
     h: Array2<bf16>,
@@ -20,17 +30,17 @@ struct Operands {
 }
 
 impl Operands {
-    fn new() -> Self {
+    fn new([tokens, dim, vocab]: [usize; 3]) -> Self {
         let wave = |x: usize, y: usize| ((17 * x + 5 * y) as f32 * 0.37).sin();
-        let target = |i: usize| if i == 7 { -100 } else { (i * 389 % 301) as i64 };
+        let target = |i: usize| if i == 7 { -100 } else { (i * 389 % vocab) as i64 };
         Operands {
             problem: LinearCrossEntropy {
                 wide_gradients: true,
-                ..LinearCrossEntropy::new(198, 71, 301)
+                ..LinearCrossEntropy::new(tokens, dim, vocab)
             },
-            h: Array2::from_shape_fn((198, 71), |(i, c)| bf16::from_f32(wave(i, c))),
-            w: Array2::from_shape_fn((301, 71), |(v, c)| bf16::from_f32(wave(c, v * v))),
-            targets: (0..198).map(target).collect(),
+            h: Array2::from_shape_fn((tokens, dim), |(i, c)| bf16::from_f32(wave(i, c))),
+            w: Array2::from_shape_fn((vocab, dim), |(v, c)| bf16::from_f32(wave(c, v * v))),
+            targets: (0..tokens).map(target).collect(),
             dloss: arr0(100.0).into_dyn(),
         }
     }
@@ -71,10 +81,16 @@ impl Operands {
     }
 }
 
+/// Odd numbers of tokens that count, of elements and of classes, in several bands and tiles.
+const SEVERAL: [usize; 3] = [198, 71, 301];
+
+/// More elements than a thread copies at a time.
+const WIDE: [usize; 3] = [40, 1100, 37];
+
 /// Twice what the rounding of da may do leaves room for sums in f32; strict gradients are closer by far.
 #[test]
 fn gradients_are_those_of_rounded_gradients_of_logits() {
-    let x = Operands::new();
+    let x = Operands::new(SEVERAL);
     let da = x.exact();
     let [h, w] = [&x.h, &x.w].map(|x| x.mapv(f64::from));
     let exact = [da.dot(&w), da.t().dot(&h)];
@@ -92,35 +108,36 @@ fn gradients_are_those_of_rounded_gradients_of_logits() {
         let [dh, dw] = got;
         [of((dh, (&exact[0], &sizes[0]))), of((dw, (&exact[1], &sizes[1])))]
     };
-    let Some(level) = Level::by_name("avx512bf16") else {
-        return println!("skipped: no AVX-512 BF16");
-    };
-    for worst in worst(&flash(level)) {
-        assert!((1.0 / 8192.0..1.0 / 256.0).contains(&worst), "{level}: {worst:e}");
-    }
-    for worst in worst(&Options { level, ..Options::default() }) {
-        assert!(worst < 1e-5, "{level}, strict: {worst:e}");
+    for level in levels() {
+        for worst in worst(&flash(level)) {
+            assert!((1.0 / 8192.0..1.0 / 256.0).contains(&worst), "{level}: {worst:e}");
+        }
+        for worst in worst(&Options { level, ..Options::default() }) {
+            assert!(worst < 1e-5, "{level}, strict: {worst:e}");
+        }
     }
 }
 
-/// Loss and gradients have the same bits with the least budget, and of operands whose elements lie apart.
+/// Loss and gradients have the same bits with the least budget and with one that keeps all logits, and of operands
+/// whose elements lie apart.
 #[test]
 fn no_bit_depends_on_budget_or_strides() {
-    let x = Operands::new();
-    let columns = |x: &Array2<bf16>| {
-        let mut y = Array2::from_elem(x.dim().f(), bf16::ZERO);
-        y.assign(x);
-        y
-    };
-    let (h, w) = (columns(&x.h), columns(&x.w));
-    let Some(level) = Level::by_name("avx512bf16") else {
-        return println!("skipped: no AVX-512 BF16");
-    };
-    let (usual, least) = (flash(level), Options { memory_budget: 0, ..flash(level) });
-    let gradients = x.gradients(x.h.view(), x.w.view(), &usual);
-    assert_eq!(gradients, x.gradients(h.view(), w.view(), &usual), "{level}: strides");
-    assert_eq!(gradients, x.gradients(x.h.view(), x.w.view(), &least), "{level}: budget");
-    let loss = |h, w, options| forward(&x.problem, &x.inputs(h, w), options).unwrap().loss;
-    let usual_loss = loss(x.h.view(), x.w.view(), &usual);
-    assert_eq!(usual_loss, loss(h.view(), w.view(), &least), "{level}: loss");
+    for (shape, level) in
+        [SEVERAL, WIDE].into_iter().flat_map(|shape| levels().into_iter().map(move |x| (shape, x)))
+    {
+        let x = Operands::new(shape);
+        let columns = |x: &Array2<bf16>| {
+            let mut y = Array2::from_elem(x.dim().f(), bf16::ZERO);
+            y.assign(x);
+            y
+        };
+        let (h, w) = (columns(&x.h), columns(&x.w));
+        let (usual, least) = (flash(level), Options { memory_budget: 0, ..flash(level) });
+        let gradients = x.gradients(x.h.view(), x.w.view(), &usual);
+        assert_eq!(gradients, x.gradients(h.view(), w.view(), &usual), "{level}: strides");
+        assert_eq!(gradients, x.gradients(x.h.view(), x.w.view(), &least), "{level}: budget");
+        let loss = |h, w, options| forward(&x.problem, &x.inputs(h, w), options).unwrap().loss;
+        let usual_loss = loss(x.h.view(), x.w.view(), &usual);
+        assert_eq!(usual_loss, loss(h.view(), w.view(), &least), "{level}: loss");
+    }
 }

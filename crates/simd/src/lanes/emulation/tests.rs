@@ -23,6 +23,15 @@ fn check(name: &str, emulated: fn(&Case) -> u32, results: impl IntoIterator<Item
 }
 
 #[test]
+fn floats_are_rounded_to_the_nearest_even() {
+    let edges = [0.0, 1.0, 1.003_906_3, 1.011_718_8, 3.39e38, f32::MAX, f32::INFINITY, f32::NAN];
+    let many = (0..1 << 16).map(|i: u32| f32::from_bits(i.wrapping_mul(0x9e37_79b9)));
+    for x in edges.into_iter().flat_map(|x| [x, -x]).chain(many) {
+        assert_eq!(rounded(x), u32::from(half::bf16::from_f32(x).to_bits()), "{x:e}");
+    }
+}
+
+#[test]
 fn vdpbf16ps_is_as_recorded() {
     let recorded = parse(include_str!("vdpbf16ps.txt"));
     assert!(recorded.len() > 500, "{} cases", recorded.len());

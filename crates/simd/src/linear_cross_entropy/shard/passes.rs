@@ -42,7 +42,7 @@ pub fn forward(
     let mut rows = of_tokens(totals_of, &mut []);
     let cut = |node: &Range<usize>| {
         let threads = rayon::current_num_threads();
-        let spec = SweepSpec { pairs: operands.pairs(options), ..SweepSpec::default() };
+        let spec = SweepSpec { bf16: operands.bf16(options), ..SweepSpec::default() };
         let problem = of_node(problem, node);
         let cut = totals(&problem, options.level, spec, threads, options.memory_budget);
         Cut { first: node.start, ..cut }
@@ -109,7 +109,7 @@ pub fn backward(
         dw: places.head.dw.is_some(),
         dbias: places.head.dbias.is_some(),
         dw_apart: is_apart(&mut places.head),
-        pairs: operands.pairs(options),
+        bf16: operands.bf16(options),
         ..SweepSpec::default()
     };
     if !spec.gradients() {

@@ -1,0 +1,228 @@
+//! The products of the first order over tiles of bf16 ([`crate::lanes::matrix`]).
+//!
+//! Logits lie in bands of f32, as elsewhere. Their gradients, rounded once, take the place of a band: of every 32
+//! tokens 32 tiles. The first 16 are those of 16 classes each, with pairs of tokens, the factor of dw. Of the others, 8
+//! belong to the first 16 tokens and 8 to the next; each is of 32 classes, with pairs of classes, the factor of dh.
+
+use super::cut::TILE;
+use crate::lanes::Lanes;
+use crate::lanes::matrix::{BLOCK, F32, Matrix, MatrixKernel, Product, SIDE, Tiles, WORDS};
+use crate::lanes::pairs::word;
+use crate::lanes::prefetch::Lines;
+use crate::tile::{BAND, STRIDE};
+
+/// Words of a row of w that a thread copies at a time, at most: with the logits of a band they stay in the L2 cache.
+pub const SLICE: usize = 512;
+
+/// Tiles of 256 classes and 32 tokens, with pairs of tokens; and with either pairs.
+const HALF: usize = TILE / SIDE;
+const BOTH: usize = 2 * HALF;
+
+/// C ← A · B or C + A · B, 32 columns at a time, of which B has both tiles `panel` tiles behind those before. While one
+/// panel of B is multiplied, it asks for the next.
+#[inline(always)]
+fn multiply<M: Matrix>(by: M, all: Product<'_>, panel: usize) {
+    let Product { c, stride, fresh, a, b, rows, cols, depth } = all;
+    for col in 0..cols / 2 {
+        let right = &b.words[col * panel * WORDS..];
+        let next = right.as_ptr().wrapping_add(panel * WORDS);
+        // Both tiles of a step lie side by side, or in two runs.
+        let run = depth * b.steps[1] * WORDS;
+        let mut then = Lines::new(next, (2 / b.steps[1], run), b.steps[0] * WORDS);
+        let asks = if col + 1 < cols / 2 { then.beyond(rows / 2, 0) } else { 0 };
+        for row in (0..rows).step_by(2) {
+            by.multiply(Product {
+                c: &mut c[row * SIDE * stride + col * BLOCK..],
+                stride,
+                fresh,
+                a: Tiles { words: &a.words[row * a.steps[0] * WORDS..], ..a },
+                b: Tiles { words: right, ..b },
+                rows: 2,
+                cols: 2,
+                depth,
+            });
+            then.ask_more(asks);
+        }
+    }
+}
+
+/// Adds to (C1) of a tile of classes and of the tokens of a band what some elements of h and w make of it.
+pub struct Logits<'a> {
+    /// Tiles of w, of so many words of each row, and of h, of `dim` words, from the first that is multiplied.
+    pub w: &'a [f32],
+    pub words: usize,
+    pub h: &'a [f32],
+    pub dim: usize,
+    pub classes: usize,
+    pub tokens: usize,
+    /// `[padded][BAND]`; where `fresh`, whatever it holds.
+    pub z: &'a mut [f32],
+    pub fresh: bool,
+}
+
+impl MatrixKernel for Logits<'_> {
+    #[inline(always)]
+    fn run<M: Matrix>(self, by: M) {
+        let Logits { w, words, h, dim, classes, tokens, z, fresh } = self;
+        let product = Product {
+            c: z,
+            stride: BAND,
+            fresh,
+            a: Tiles { words: w, steps: [words / SIDE, 1] },
+            b: Tiles { words: h, steps: [dim / SIDE, 1] },
+            rows: whole(classes),
+            cols: whole(tokens),
+            depth: words / SIDE,
+        };
+        multiply(by, product, 2 * dim / SIDE);
+    }
+}
+
+/// Tiles of 16 in whole blocks of `len`.
+fn whole(len: usize) -> usize {
+    2 * len.div_ceil(BLOCK)
+}
+
+/// Rounds the gradients of the logits of a band.
+pub struct Round<'a> {
+    /// da, `[padded][BAND]`. What is of no class or token becomes 0, up to whole blocks of classes.
+    pub da: &'a mut [f32],
+    pub classes: usize,
+    pub tokens: usize,
+    /// The band of tiles.
+    pub to: &'a mut [f32],
+}
+
+impl MatrixKernel for Round<'_> {
+    #[inline(always)]
+    fn run<M: Matrix>(self, by: M) {
+        let Round { da, classes, tokens, to } = self;
+        let (isa, lanes) = (by.isa(), F32::<M>::N);
+        let rows = da.chunks_exact_mut(BAND).take(classes.next_multiple_of(BLOCK));
+        for (class, row) in rows.enumerate() {
+            row[if class < classes { tokens } else { 0 }..].fill(0.0);
+        }
+        let load = |class: usize, token: usize| F32::<M>::load(isa, &da[class * BAND + token..]);
+        for class in 0..classes.next_multiple_of(BLOCK) {
+            let [tile, row] = [class / SIDE, class % SIDE];
+            for token in (0..BAND).step_by(2 * lanes) {
+                let at = token / BLOCK * BOTH + tile;
+                let at = at * WORDS + row * SIDE + token % BLOCK / 2;
+                by.neighbours(load(class, token), load(class, token + lanes)).store(&mut to[at..]);
+            }
+            if class % 2 == 1 {
+                continue;
+            }
+            let [tile, row] = [class / BLOCK, class % BLOCK / 2];
+            for token in (0..BAND).step_by(lanes) {
+                let at = token / BLOCK * BOTH + HALF + token % BLOCK / SIDE * HALF / 2 + tile;
+                let at = at * WORDS + row * SIDE + token % SIDE;
+                by.stacked(load(class, token), load(class + 1, token)).store(&mut to[at..]);
+            }
+        }
+    }
+}
+
+/// (C17): some elements of dh of some tokens, transposed, from one tile of classes.
+pub struct HiddenLeaf<'a> {
+    /// Bands of da, from the first of the tokens.
+    pub da: &'a [f32],
+    pub classes: usize,
+    pub tokens: usize,
+    /// These elements of the rows of w, in columns.
+    pub w: &'a [f32],
+    pub elements: usize,
+    /// A row for every element, and more up to whole blocks; `stride` tokens.
+    pub sums: &'a mut [f32],
+    pub stride: usize,
+}
+
+impl MatrixKernel for HiddenLeaf<'_> {
+    #[inline(always)]
+    fn run<M: Matrix>(self, by: M) {
+        let HiddenLeaf { da, classes, tokens, w, elements, sums, stride } = self;
+        let rows = whole(elements);
+        let product = Product {
+            c: sums,
+            stride,
+            fresh: true,
+            a: Tiles { words: w, steps: [1, rows] },
+            b: Tiles { words: &da[HALF * WORDS..], steps: [HALF / 2, 1] },
+            rows,
+            cols: whole(tokens),
+            depth: classes.div_ceil(BLOCK),
+        };
+        multiply(by, product, BOTH);
+    }
+}
+
+/// (C18): some elements of dw of some classes of a tile, from some tokens.
+pub struct HeadRows<'a> {
+    /// Bands of da, and the first of the classes, which begins 16 of them.
+    pub da: &'a [f32],
+    pub first: usize,
+    pub classes: usize,
+    pub tokens: usize,
+    /// These elements of the rows of h, along, in panels of so many tokens.
+    pub h: &'a [f32],
+    pub panel: usize,
+    pub elements: usize,
+    /// Rows [`STRIDE`] apart, up to whole blocks, and whether they begin with 0.
+    pub sums: &'a mut [f32],
+    pub fresh: bool,
+}
+
+impl MatrixKernel for HeadRows<'_> {
+    #[inline(always)]
+    fn run<M: Matrix>(self, by: M) {
+        let HeadRows { da, first, classes, tokens, h, panel, elements, sums, fresh } = self;
+        let product = Product {
+            c: sums,
+            stride: STRIDE,
+            fresh,
+            a: Tiles { words: &da[first / SIDE * WORDS..], steps: [1, BOTH] },
+            b: Tiles { words: h, steps: [1, 2] },
+            rows: whole(classes),
+            cols: whole(elements),
+            depth: tokens.div_ceil(BLOCK),
+        };
+        multiply(by, product, panel / SIDE);
+    }
+}
+
+/// (C19) of the rounded gradients of logits, added to `sums`: [`HeadRows`] where h is 1.
+pub struct BiasRows<'a> {
+    pub da: &'a [f32],
+    pub first: usize,
+    pub tokens: usize,
+    pub sums: &'a mut [f32],
+    /// Rows [`STRIDE`] apart.
+    pub scratch: &'a mut [f32],
+}
+
+impl MatrixKernel for BiasRows<'_> {
+    #[inline(always)]
+    fn run<M: Matrix>(self, by: M) {
+        let BiasRows { da, first, tokens, sums, scratch } = self;
+        let (ones, classes) = ([word(ONE, ONE); WORDS], sums.len());
+        for (sum, row) in sums.iter().zip(scratch.chunks_mut(STRIDE)) {
+            row[0] = *sum;
+        }
+        by.multiply(Product {
+            c: scratch,
+            stride: STRIDE,
+            fresh: false,
+            a: Tiles { words: &da[first / SIDE * WORDS..], steps: [1, BOTH] },
+            b: Tiles { words: &ones, steps: [0, 0] },
+            rows: whole(classes),
+            cols: 2,
+            depth: tokens.div_ceil(BLOCK),
+        });
+        for (sum, row) in sums.iter_mut().zip(scratch.chunks(STRIDE)) {
+            *sum = row[0];
+        }
+    }
+}
+
+/// 1 in bf16.
+const ONE: u32 = 0x3f80;
