@@ -16,6 +16,8 @@ pub mod avx512;
 #[cfg(target_arch = "x86_64")]
 pub mod avx512bf16;
 pub mod matrix;
+#[cfg(target_arch = "x86_64")]
+pub mod multiplier;
 pub mod pairs;
 pub mod portable;
 pub mod prefetch;

@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::LazyLock;
 
 #[cfg(target_arch = "x86_64")]
-use crate::lanes::{amx, avx2, avx512, avx512bf16};
+use crate::lanes::{amx, avx2, avx512, avx512bf16, multiplier::Multiplier};
 
 /// An instruction set that this CPU has: the only source of the tokens that prove so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,7 +101,7 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             Token::Avx512Bf16(pairs) => Level(Token::Avx512(Pairs::isa(pairs))),
             #[cfg(target_arch = "x86_64")]
-            Token::Amx(tiles) => Level(Token::Avx512(tiles.isa())),
+            Token::Amx(tiles) => Level(Token::Avx512(Pairs::isa(tiles.pairs()))),
             #[cfg(any(test, feature = "emulation"))]
             Token::Emulated(_) => Level(Token::Portable(portable::Portable)),
             _ => self,
@@ -173,7 +173,7 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             Token::Avx512Bf16(pairs) => Pairs::isa(pairs).enter(kernel),
             #[cfg(target_arch = "x86_64")]
-            Token::Amx(tiles) => tiles.isa().enter(kernel),
+            Token::Amx(tiles) => Pairs::isa(tiles.pairs()).enter(kernel),
             // One place for all that are portable: of a second, closures of kernels would be functions.
             _ => kernel.run(portable::Portable),
         }
@@ -184,9 +184,11 @@ impl Level {
     pub(crate) fn run_tiles<T>(self, kernel: impl MatrixKernel<T>) -> Option<T> {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Token::Avx512Bf16(pairs) => Some(pairs.enter(None, kernel)),
+            Token::Avx512Bf16(pairs) => Some(Multiplier::new(pairs, None).enter(kernel)),
             #[cfg(target_arch = "x86_64")]
-            Token::Amx(tiles) => Some(tiles.enter(kernel)),
+            Token::Amx(amx) => Some(
+                amx.configured(|tiles| Multiplier::new(amx.pairs(), Some(tiles)).enter(kernel)),
+            ),
             #[cfg(any(test, feature = "emulation"))]
             Token::Emulated(instruction) => Some(kernel.run(instruction)),
             _ => None,

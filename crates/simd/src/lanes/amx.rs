@@ -1,12 +1,10 @@
 //! AMX-BF16: tiles of 16 rows of 16 pairs of bf16, multiplied by `tdpbf16ps`, beside AVX-512 with AVX-512 BF16.
 //!
 //! Tiles belong to a thread. Linux lets a process have them only after it asked, once and for all of its threads:
-//! [`Amx::detect`] asks. Each entry into the gate configures the tiles of its thread, and leaves none behind.
+//! [`Amx::detect`] asks. [`Amx::configured`] configures the tiles of its thread, and leaves none behind.
 
-use super::avx512::Avx512;
 use super::avx512bf16::Avx512Bf16;
-use super::matrix::{MatrixKernel, Product, SIDE, WORDS};
-use super::pairs::Pairs;
+use super::matrix::{Product, SIDE, WORDS};
 use std::arch::asm;
 use std::arch::x86_64::__cpuid_count;
 use std::marker::PhantomData;
@@ -38,17 +36,17 @@ impl Amx {
         *ANSWER
     }
 
-    /// The token of the registers.
-    pub fn isa(self) -> Avx512 {
-        Pairs::isa(self.0)
+    /// The token of the registers, and of their pairs.
+    pub fn pairs(self) -> Avx512Bf16 {
+        self.0
     }
 
-    /// Runs a kernel with the features enabled and the tiles of this thread configured. A kernel enters no other gate:
-    /// that would leave it without tiles.
+    /// Runs what multiplies tiles while those of this thread are configured. It must not come here again: that would
+    /// leave it without tiles.
     #[inline]
-    pub fn enter<T>(self, kernel: impl MatrixKernel<T>) -> T {
+    pub fn configured<T>(self, run: impl for<'a> FnOnce(Tiled<'a>) -> T) -> T {
         let _configured = Configured::new(self);
-        self.0.enter(Some(Tiled(PhantomData)), kernel)
+        run(Tiled(PhantomData))
     }
 }
 
@@ -123,11 +121,11 @@ impl Drop for Configured {
     }
 }
 
-/// The token of tiles that are configured: the gate makes it, and a kernel has it while it runs, on that thread.
+/// The token of tiles that are configured: a kernel has it while it runs, on that thread, and cannot keep it.
 #[derive(Clone, Copy)]
-pub struct Tiled(PhantomData<*const ()>);
+pub struct Tiled<'a>(PhantomData<(&'a Configured, *const ())>);
 
-impl Tiled {
+impl Tiled<'_> {
     /// C ← A · B, or C + A · B.
     #[inline(never)]
     pub fn gate(self, product: Product<'_>) {
