@@ -51,6 +51,8 @@ mod cut;
 pub mod filter;
 mod gradient;
 mod gradients;
+mod kept;
+mod logit_gradients;
 mod logits;
 mod matrix;
 mod measure;

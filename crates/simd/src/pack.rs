@@ -118,8 +118,8 @@ impl Form {
         len.next_multiple_of(BLOCK).saturating_mul(dim.next_multiple_of(BLOCK)) / 2
     }
 
-    /// Packs 32 rows, of which `number` gives those that are not zeros, and the columns `cols` of them. Returns whether
-    /// one holds a NaN or an infinity there.
+    /// Packs columns `cols` of 32 rows, of which `number` gives those that are not zeros. Returns whether one holds
+    /// a NaN or an infinity there.
     pub fn pack(
         self,
         rows: &BitRows<'_>,

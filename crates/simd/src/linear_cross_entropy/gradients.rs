@@ -1,20 +1,17 @@
 //! Contributions of the kept gradients of logits to dh, dw and dbias: (C16)–(C19); in the second order, with
 //! their motions, to gh, gw and gbias: (C27)–(C30).
 
-use super::choice::{Chosen, runs};
-use super::cut::{GradientScratch, LogitScratch, TILE};
-use super::gradient::{LogitGradients, Pull, Pulls};
+use super::choice::runs;
+use super::cut::{GradientScratch, TILE};
+use super::kept::Kept;
 use super::logits::SLICE;
 use super::matrix;
 use super::operands::Gradients;
 use super::pack;
-use super::partial::Partial;
 use super::products::{Bands, BiasRows, HeadRows, HiddenLeaf};
-use super::second::gradient::{LogitGradientMotions, SECOND_PULLS, SecondPulls};
-use super::second::motion::Motion;
 use super::sums::Sums;
 use super::tokens::Token;
-use super::totals::{Classes, Sweep};
+use super::totals::Sweep;
 use crate::element::TensorMut;
 use crate::lanes::matrix::{BLOCK, SIDE};
 use crate::lanes::prefetch::{Lines, prefetch};
@@ -27,22 +24,7 @@ use ndarray::{Ix2, s};
 use std::iter::repeat_with;
 use std::ops::Range;
 
-/// Some tokens of a sweep in a span of tiles, whose logits are kept.
-pub struct Kept<'k> {
-    pub tokens: &'k [Token],
-    pub pulls: &'k [Pull],
-    pub totals: &'k [Partial],
-    /// In the second order how these move.
-    pub pull_motions: &'k [Pull],
-    pub motions: &'k [Motion],
-    pub span: Range<usize>,
-    /// True if some entropy has a cotangent, of either order.
-    pub entropy: bool,
-    /// The tiles that a filter leaves out of dh and dw.
-    pub chosen: Option<Chosen<'k>>,
-}
-
-/// Where some rows of dw are summed.
+/// The place in which some rows of dw are summed.
 pub enum Head<'d> {
     /// Sums in f32, that grow from chunk to chunk, and elements from a row to the next.
     Sums(&'d mut [f32], usize),
@@ -111,119 +93,6 @@ pub struct Factors<'k> {
 }
 
 impl Sweep<'_, '_> {
-    /// (C27) in place of the logits, and (C16) in place of their motions.
-    pub fn logit_gradient_motions(
-        &self,
-        kept: &Kept<'_>,
-        (store, motion): (&mut [f32], &mut [f32]),
-    ) {
-        let cut = self.cut;
-        let (len, tile_len) = (kept.span.len() * cut.tile_len(), cut.tile_len());
-        let ranges = tiles(0..kept.tokens.len(), cut.range);
-        let stores = store.chunks_mut(len).zip(motion.chunks_mut(len));
-        let tasks = ranges.zip(stores).flat_map(|(range, (store, motion))| {
-            let planes = store.chunks_mut(tile_len).zip(motion.chunks_mut(tile_len));
-            kept.span.clone().zip(planes).map(move |place| (range.clone(), place))
-        });
-        let enter = |_| ([0.0; TILE], [0.0; SECOND_PULLS]);
-        share(0..cut.threads, enter, tasks, |(range, (tile, (z, motion))), (weights, side)| {
-            let classes = cut.classes(tile);
-            let weights = self.class_weights(&classes, weights);
-            let bands = z.chunks_mut(cut.padded * BAND).zip(motion.chunks_mut(cut.padded * BAND));
-            for (band, (z, motion)) in tiles(range, BAND).zip(bands) {
-                let pulls = [kept.pulls, kept.pull_motions].map(|pulls| &pulls[band.clone()]);
-                let (totals, motions) = (&kept.totals[band.clone()], &kept.motions[band.clone()]);
-                let mut side = SecondPulls::cut(&mut Parts::of(side));
-                side.fill(pulls, (totals, motions));
-                cut.level.run(LogitGradientMotions {
-                    link: self.link,
-                    first: cut.first_class(tile),
-                    weights,
-                    classes: classes.len(),
-                    z,
-                    motion,
-                    tokens: &kept.tokens[band],
-                    pulls,
-                    totals,
-                    motions,
-                    side: &side,
-                    entropy: kept.entropy,
-                    smoothing: self.wanted.s,
-                });
-            }
-        });
-    }
-
-    /// (C16), in place of the logits.
-    pub fn logit_gradients(&self, kept: &Kept<'_>, store: &mut [f32], scratch: &mut [f32]) {
-        let cut = self.cut;
-        let ranges = tiles(0..kept.tokens.len(), cut.range);
-        let stores = store.chunks_mut(kept.span.len() * cut.tile_len());
-        let tasks = ranges.zip(stores).flat_map(|(range, store)| {
-            let places = kept.span.clone().zip(store.chunks_mut(cut.tile_len()));
-            places.map(move |place| (range.clone(), place))
-        });
-        let rooms = scratch.chunks_exact_mut(cut.scratch()).take(cut.threads);
-        let enter = |room| LogitScratch::cut(&mut Parts::of(room), cut);
-        share(rooms, enter, tasks, |(tokens, (tile, store)), scratch| {
-            let range = cut.classes(tile);
-            let weights = self.class_weights(&range, scratch.weights);
-            let classes = Classes { range, first: cut.first_class(tile), bias: &[], weights };
-            let bands = store.chunks_mut(cut.padded * BAND);
-            for (tokens, store) in tiles(tokens, BAND).zip(bands) {
-                if !cut.spec.bf16 {
-                    self.band_gradients(kept, &classes, tokens, store);
-                    continue;
-                }
-                let z = &mut *scratch.z;
-                z.copy_from_slice(store);
-                self.rounded_gradients(kept, &classes, tokens, z, store);
-            }
-        });
-    }
-
-    /// (C16) of the tokens of a band, in place of their logits.
-    pub fn band_gradients(
-        &self,
-        kept: &Kept<'_>,
-        classes: &Classes<'_>,
-        tokens: Range<usize>,
-        z: &mut [f32],
-    ) {
-        let (pulls, totals) = (&kept.pulls[tokens.clone()], &kept.totals[tokens.clone()]);
-        let mut side = [0.0; 6 * BAND];
-        let mut side = Pulls::cut(&mut Parts::of(&mut side), BAND);
-        side.fill(pulls, totals);
-        self.cut.level.run(LogitGradients {
-            link: self.link,
-            first: classes.first,
-            weights: classes.weights,
-            classes: classes.range.len(),
-            z,
-            tokens: &kept.tokens[tokens],
-            pulls,
-            totals,
-            side: &side,
-            entropy: kept.entropy,
-            smoothing: self.wanted.s,
-        });
-    }
-
-    /// The same in bf16, from logits elsewhere.
-    pub fn rounded_gradients(
-        &self,
-        kept: &Kept<'_>,
-        classes: &Classes<'_>,
-        tokens: Range<usize>,
-        z: &mut [f32],
-        to: &mut [f32],
-    ) {
-        let count = tokens.len();
-        self.band_gradients(kept, classes, tokens, z);
-        let round = matrix::Round { da: z, classes: classes.range.len(), tokens: count, to };
-        self.cut.level.run_tiles(round).unwrap_or_default();
-    }
-
     /// (C18) and (C19), or (C29) and (C30): added to the rows of dw of the span, which begin with 0 where
     /// `fresh`, and to dbias.
     pub fn head_gradients(
@@ -572,6 +441,7 @@ pub fn is_apart(gradients: &mut Gradients<'_>) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::choice::Chosen;
     use super::super::choice::place;
     use super::super::cut::{Cut, MEASURE, SweepSpec};
     use super::super::logits::{Link, Wanted};

@@ -1,15 +1,16 @@
 //! The products of the first order over tiles of bf16 ([`crate::lanes::matrix`]).
 //!
 //! Logits lie in bands of f32, as elsewhere. Their gradients, rounded once, take the place of a band: of every 32
-//! tokens 32 tiles. The first 16 are those of 16 classes each, with pairs of tokens, the factor of dw. Of the others, 8
-//! belong to the first 16 tokens and 8 to the next; each is of 32 classes, with pairs of classes, the factor of dh.
+//! tokens 32 tiles. The first 16 are those of 16 classes each, with pairs of tokens, the factor of dw. Of the
+//! others, 8 belong to the first 16 tokens and 8 to the next; each is of 32 classes, with pairs of classes, the
+//! factor of dh.
 
-use super::cut::TILE;
 use crate::lanes::Lanes;
 use crate::lanes::matrix::{BLOCK, F32, Matrix, MatrixKernel, Product, SIDE, Tiles, WORDS};
 use crate::lanes::pairs::word;
 use crate::lanes::prefetch::Lines;
 use crate::tile::{BAND, STRIDE};
+use etalon_problem::linear_cross_entropy::shard::TILE;
 
 /// Words of a row of w that a thread copies at a time, at most: with the logits of a band they stay in the L2 cache.
 pub const SLICE: usize = 512;
@@ -18,8 +19,8 @@ pub const SLICE: usize = 512;
 const HALF: usize = TILE / SIDE;
 const BOTH: usize = 2 * HALF;
 
-/// C ← A · B or C + A · B, 32 columns at a time, of which B has both tiles `panel` tiles behind those before. While one
-/// panel of B is multiplied, it asks for the next.
+/// C ← A · B or C + A · B, 32 columns at a time, of which B has both tiles `panel` tiles behind those before. It
+/// asks for the next panel of B while one is multiplied.
 #[inline(always)]
 fn multiply<M: Matrix>(by: M, all: Product<'_>, panel: usize) {
     let Product { c, stride, fresh, a, b, rows, cols, depth } = all;
@@ -97,18 +98,18 @@ impl MatrixKernel for Round<'_> {
     #[inline(always)]
     fn run<M: Matrix>(self, by: M) {
         let Round { da, classes, tokens, to } = self;
-        let (isa, lanes) = (by.isa(), F32::<M>::N);
+        let lanes = F32::<M>::N;
         let rows = da.chunks_exact_mut(BAND).take(classes.next_multiple_of(BLOCK));
         for (class, row) in rows.enumerate() {
             row[if class < classes { tokens } else { 0 }..].fill(0.0);
         }
-        let load = |class: usize, token: usize| F32::<M>::load(isa, &da[class * BAND + token..]);
         for class in 0..classes.next_multiple_of(BLOCK) {
             let [tile, row] = [class / SIDE, class % SIDE];
             for token in (0..BAND).step_by(2 * lanes) {
                 let at = token / BLOCK * BOTH + tile;
                 let at = at * WORDS + row * SIDE + token % BLOCK / 2;
-                by.neighbours(load(class, token), load(class, token + lanes)).store(&mut to[at..]);
+                by.neighbours(load(by, da, class, token), load(by, da, class, token + lanes))
+                    .store(&mut to[at..]);
             }
             if class % 2 == 1 {
                 continue;
@@ -117,10 +118,17 @@ impl MatrixKernel for Round<'_> {
             for token in (0..BAND).step_by(lanes) {
                 let at = token / BLOCK * BOTH + HALF + token % BLOCK / SIDE * HALF / 2 + tile;
                 let at = at * WORDS + row * SIDE + token % SIDE;
-                by.stacked(load(class, token), load(class + 1, token)).store(&mut to[at..]);
+                by.stacked(load(by, da, class, token), load(by, da, class + 1, token))
+                    .store(&mut to[at..]);
             }
         }
     }
+}
+
+/// A register of a band.
+#[inline(always)]
+fn load<M: Matrix>(by: M, band: &[f32], class: usize, token: usize) -> F32<M> {
+    F32::<M>::load(by.isa(), &band[class * BAND + token..])
 }
 
 /// (C17): some elements of dh of some tokens, transposed, from one tile of classes.

@@ -3,7 +3,8 @@
 use super::choice::{self, CertificateMut, Choice, Limits};
 use super::cut::{Cut, SweepSpec};
 use super::gradient::Pull;
-use super::gradients::{Factors, Head, Kept, in_place, is_apart};
+use super::gradients::{Factors, Head, in_place, is_apart};
+use super::kept::Kept;
 use super::logits::{Link, Wanted};
 use super::operands::{Cotangents, Gradients, Operands, Outputs, SecondOutputs};
 use super::output::write;
@@ -234,7 +235,7 @@ impl Call<'_, '_> {
                 packed = Some(chunk);
             }
             let span = span * cut.span..cut.tiles.min((span + 1) * cut.span);
-            // Where totals are known, gradients follow logits at once; of the second order not.
+            // Gradients follow logits at once if totals are known, but in the second order.
             let at_once = cut.spec.gradients() && !cut.spec.totals && !cut.spec.second;
             let known = at_once.then(|| self.kept(rows, here.clone(), span.clone()));
             sweep.logits(tokens, span.clone(), shared, scratch, known.as_ref());

@@ -1,7 +1,7 @@
 //! Logits of all classes in a streaming softmax: the totals of tokens, and the logits that are kept.
 
 use super::cut::{Cut, LogitScratch, Shared};
-use super::gradients::Kept;
+use super::kept::Kept;
 use super::logits::{Link, Products, Rows, SLICE, Wanted};
 use super::matrix;
 use super::operands::Operands;
