@@ -1,7 +1,7 @@
 //! Options that may change a result's speed and rounding, but not its meaning.
 
 use crate::Level;
-use etalon_problem::{Algorithm, Blocking, Dtype, Mode, named};
+use etalon_problem::{Algorithm, Blocking, Dtype, Mode, Pass, named};
 
 /// Half of an L2 cache of today.
 const KEPT_STATES: usize = 1 << 20;
@@ -71,6 +71,12 @@ impl Options {
     pub fn of_level(level: Level) -> Self {
         let precision = if level.has_pairs() { Precision::Flash } else { Precision::Strict };
         Options { level, precision, ..Options::default() }
+    }
+
+    /// True if a pass multiplies operands of this type as they are, not in f32.
+    pub fn multiplies_bf16(&self, of: Algorithm, pass: Pass, dtype: Dtype) -> bool {
+        let first_order = matches!(pass, Pass::Forward | Pass::Backward | Pass::ForwardBackward);
+        first_order && self.pairs(of, dtype)
     }
 
     /// True if operands of this type may be multiplied as pairs, and the level does so of an algorithm.

@@ -1,6 +1,7 @@
 //! Rates of the hardware, measured in the same run as the kernels.
 
 use crate::Level;
+use crate::lanes::matrix::{Matrix, MatrixKernel};
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::memory::zeroed;
 use etalon_problem::Error;
@@ -12,9 +13,18 @@ use std::time::Instant;
 /// current pool at once: the best of many tries within a third of a second, which is as long as a clock
 /// may take to rise.
 pub fn fma_gflops(level: Level) -> f64 {
+    best(|| fma_sample(level))
+}
+
+/// The same of products of bf16 by the level's own unit, on registers or tiles alone; `None` if it has no such unit.
+pub fn bf16_gflops(level: Level) -> Option<f64> {
+    level.has_pairs().then(|| best(|| bf16_sample(level)))
+}
+
+fn best(sample: impl Fn() -> f64) -> f64 {
     let (start, mut best) = (Instant::now(), 0.0f64);
     while start.elapsed().as_secs_f64() < 0.3 {
-        best = best.max(fma_sample(level));
+        best = best.max(sample());
     }
     best
 }
@@ -22,9 +32,32 @@ pub fn fma_gflops(level: Level) -> f64 {
 /// One try of about a millisecond, of which [`fma_gflops`] takes the best. Beside the runs of a kernel it
 /// shows how fast the clock was just then.
 pub fn fma_sample(level: Level) -> f64 {
+    sample(|| level.run(Peak { rounds: 400_000 }))
+}
+
+/// One try, of which [`bf16_gflops`] takes the best; 0 if the level multiplies no bf16.
+pub fn bf16_sample(level: Level) -> f64 {
+    sample(|| level.run_tiles(Spin).unwrap_or_default() as f64)
+}
+
+/// GFLOP/s of all threads, of which each returns its operations.
+fn sample(run: impl Fn() -> f64 + Sync) -> f64 {
     let start = Instant::now();
-    let flops: Vec<f64> = rayon::broadcast(|_| level.run(Peak { rounds: 400_000 }));
+    let flops: Vec<f64> = rayon::broadcast(|_| run());
     flops.iter().sum::<f64>() / start.elapsed().as_secs_f64() * 1e-9
+}
+
+/// Products of bf16 on registers or tiles alone.
+struct Spin;
+
+/// Rounds of [`Spin`], which take a millisecond.
+const ROUNDS: usize = 40_000;
+
+impl MatrixKernel<usize> for Spin {
+    #[inline(always)]
+    fn run<M: Matrix>(self, by: M) -> usize {
+        by.spin(ROUNDS)
+    }
 }
 
 /// Multiply-adds on registers alone, as many sums as hide the latency.
@@ -128,4 +161,20 @@ pub fn cpu_name() -> Option<String> {
 #[cfg(not(target_arch = "x86_64"))]
 pub fn cpu_name() -> Option<String> {
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_that_multiply_bf16_have_a_peak_of_it() {
+        for level in Level::all() {
+            let peak = bf16_gflops(level);
+            assert_eq!(peak.is_some(), level.has_pairs(), "{level}");
+            assert!(peak.is_none_or(|peak| peak.is_finite() && peak > 0.0), "{level}: {peak:?}");
+        }
+        assert!(Level::emulated().into_iter().all(|level| bf16_sample(level) > 0.0));
+        assert_eq!(bf16_sample(Level::available()[0]), 0.0);
+    }
 }

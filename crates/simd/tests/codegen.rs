@@ -81,18 +81,19 @@ fn no_lane_operation_is_out_of_line() {
 #[test]
 fn every_level_has_its_fused_loop() {
     let Some(assembly) = assembly() else { return };
+    // A register block alone has 12 (AVX2) or 24 (AVX-512) of them, in each of three layouts; all kernels of tiles
+    // call one function, of 8 rows of two registers.
     let levels = [
-        ("avx2", "vfmadd", "%ymm"),
-        ("avx512", "vfmadd", "%zmm"),
-        ("avx512bf16", "vdpbf16ps", "%zmm"),
+        ("avx2", "vfmadd", "%ymm", 36),
+        ("avx512", "vfmadd", "%zmm", 36),
+        ("avx512bf16", "vdpbf16ps", "%zmm", 16),
     ];
-    for (level, instruction, register) in levels {
+    for (level, instruction, register, least) in levels {
         let fused = assembly
             .lines()
             .filter(|line| line.contains(instruction) && line.contains(register))
             .count();
-        // A register block alone has 12 (AVX2) or 24 (AVX-512) of them, in each of three layouts.
-        assert!(fused >= 36, "{level}: {fused} of {instruction}");
+        assert!(fused >= least, "{level}: {fused} of {instruction}");
     }
     let tiles = assembly.lines().filter(|line| line.contains("tdpbf16ps")).count();
     // Four sums in the one function that all kernels call.

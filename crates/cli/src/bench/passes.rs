@@ -33,6 +33,8 @@ pub struct Bench<'a> {
     figures: Vec<Figure>,
     /// GFLOP/s of this machine.
     pub peak: f64,
+    /// The same of products of bf16, where the level multiplies it.
+    bf16_peak: Option<f64>,
 }
 
 /// A run of a pass that takes longer, in seconds, is announced.
@@ -54,21 +56,27 @@ impl<'a> Bench<'a> {
         let partials_budget = budget.unwrap_or(usual.partials_budget);
         let named = Options::of_level(level);
         let options = Options { blocking, partials_budget, memory_budget, ..named };
-        Ok(Bench { arguments, options, gpu, figures: Vec::new(), peak: 0.0 })
+        let (figures, peak, bf16_peak) = (Vec::new(), 0.0, None);
+        Ok(Bench { arguments, options, gpu, figures, peak, bf16_peak })
     }
 
     /// GFLOP/s of products and nothing else, measured now.
-    pub fn measure_peak(&self) -> Result<f64, Error> {
-        match &self.gpu {
-            None => Ok(probe::fma_gflops(self.options.level)),
-            Some(gpu) => gpu.peak(),
-        }
+    pub fn measure_peak(&mut self) -> Result<f64, Error> {
+        let level = self.options.level;
+        let Some(gpu) = &self.gpu else {
+            let of_bf16 = Some(level).filter(|_| self.arguments.dtype == Dtype::Bf16);
+            if let Some(peak) = of_bf16.and_then(probe::bf16_gflops) {
+                self.bf16_peak = Some(self.bf16_peak.map_or(peak, |before| before.max(peak)));
+            }
+            return Ok(probe::fma_gflops(level));
+        };
+        gpu.peak()
     }
 
     /// All figures, with the peak before and after they were taken.
     pub fn into_figures(self, after: f64, threads: usize) -> Result<Figures, Failure> {
         let tier = self.tier()?;
-        let Bench { arguments, gpu, figures, peak, .. } = self;
+        let Bench { arguments, gpu, figures, peak, bf16_peak, .. } = self;
         let unit = gpu.as_ref().map_or("fused multiply-adds", Gpu::unit);
         let mut figures = Figures {
             etalon: env!("CARGO_PKG_VERSION"),
@@ -80,6 +88,7 @@ impl<'a> Bench<'a> {
             unit,
             peak_gflops: peak,
             peak_gflops_after: after,
+            bf16_peak_gflops: bf16_peak,
             launch_ns: gpu.as_ref().map(Gpu::launch).transpose()?.map(|ns| ns as u64),
             figures,
         };
@@ -259,7 +268,11 @@ impl<'a> Bench<'a> {
             let places = &mut views_mut(&mut outputs)?;
             run_in(&workspace, problem, pass, &views(&inputs)?, places, options)
         };
-        let peak = || probe::fma_sample(options.level);
+        let in_bf16 = options.multiplies_bf16(problem.algorithm(), pass, dtype);
+        let peak = || match in_bf16 {
+            true => probe::bf16_sample(options.level),
+            false => probe::fma_sample(options.level),
+        };
         let (times, possible) = Times::beside(seconds, || run(&options), peak)?;
         let linear = matches!(problem, Problem::LinearAttention(_));
         let tune = tune && !matches!(problem, Problem::LinearCrossEntropy(_)); // its budget decides

@@ -83,6 +83,9 @@ pub struct Figures {
     pub peak_gflops: f64,
     /// The same after it.
     pub peak_gflops_after: f64,
+    /// Of products of bf16, where the level multiplies it: the peak of passes that do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bf16_peak_gflops: Option<f64>,
     /// Of a device: the host's time to enqueue a kernel that does nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub launch_ns: Option<u64>,
@@ -155,6 +158,12 @@ impl Figures {
             ),
             self.table(),
         ];
+        lines.extend(self.bf16_peak_gflops.map(|peak| {
+            page(&format!(
+                "Of peak: where products are of bf16, that is the first order, of their own peak of {} GFLOP/s.",
+                digits(peak)
+            ))
+        }));
         lines.extend(self.launch_ns.map(|ns| {
             let own = time(ns as f64 * 1e-9);
             page(&format!(

@@ -160,6 +160,33 @@ impl Tiled<'_> {
     }
 }
 
+impl Tiled<'_> {
+    /// Four products of tiles that hold zeros, as many as hide the latency of one, so many times. Returns the
+    /// operations.
+    #[inline(never)]
+    pub fn spin(self, rounds: usize) -> usize {
+        // SAFETY: the token says that tiles are configured. No memory is touched, and no register but those named.
+        unsafe {
+            asm!(
+                "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+                "tilezero tmm4", "tilezero tmm5", "tilezero tmm6", "tilezero tmm7",
+                "2:",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "dec {rounds}",
+                "jnz 2b",
+                rounds = inout(reg) rounds.max(1) => _,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack, nomem),
+            );
+        }
+        4 * rounds.max(1) * SIDE * WORDS * 4
+    }
+}
+
 /// Bytes of a tile.
 const TILE_BYTES: usize = WORDS * size_of::<f32>();
 

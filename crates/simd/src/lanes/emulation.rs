@@ -6,7 +6,7 @@
 //! `tdpbf16ps` they say two things.
 
 use super::Lanes;
-use super::matrix::{Matrix, Product, SIDE, WORDS, multiply_pairs};
+use super::matrix::{Matrix, Product, SIDE, WORDS, multiply_pairs, spin_pairs};
 use super::pairs::{Pairs, word};
 use super::portable::{F32s, Portable};
 
@@ -142,6 +142,10 @@ impl Matrix for Emulated {
             Emulated::Pairs => multiply_pairs(self, product),
             Emulated::Tiles => multiply_tiles(product),
         }
+    }
+
+    fn spin(self, rounds: usize) -> usize {
+        spin_pairs(self, rounds)
     }
 }
 

@@ -5,8 +5,9 @@
 //! the factor, and its words pairs of neighbours in a column. So both are read as a matrix unit reads them, and a
 //! product of two tiles sums over 32 elements. Sums are f32, in blocks of 32 × 32.
 
-use super::pairs::Pairs;
+use super::pairs::{Pairs, word};
 use super::{Isa, Lanes};
+use std::hint::black_box;
 
 /// Rows of a tile, and words of such a row.
 pub const SIDE: usize = 16;
@@ -34,6 +35,10 @@ pub trait Matrix: Copy {
 
     /// C ← A · B, or C + A · B.
     fn multiply(self, product: Product<'_>);
+
+    /// As many products as hide their latency, on registers or tiles alone, so many times. Returns the
+    /// operations, two for each element of a word.
+    fn spin(self, rounds: usize) -> usize;
 }
 
 /// A register of f32 beside a matrix unit.
@@ -137,6 +142,24 @@ pub fn multiply_pairs<P: Pairs>(by: P, product: Product<'_>) {
         }
     }
 }
+
+/// [`Matrix::spin`] by an instruction that multiplies registers of pairs.
+#[inline(always)]
+pub fn spin_pairs<P: Pairs>(by: P, rounds: usize) -> usize {
+    let isa = by.isa();
+    let factor = <P::Isa as Isa>::F32::splat(isa, black_box(word(0x3f00, 0x3f00)));
+    let mut sums = [<P::Isa as Isa>::F32::splat(isa, black_box(0.0)); SUMS];
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            *sum = by.add(factor, factor, *sum);
+        }
+    }
+    sums.into_iter().for_each(|sum| _ = black_box(sum.reduce_add()));
+    4 * rounds * SUMS * <P::Isa as Isa>::F32::N
+}
+
+/// Sums of [`spin_pairs`]: 2 units × 6 cycles of latency.
+const SUMS: usize = 12;
 
 /// Rows that [`multiply_pairs`] sums at a time.
 const TALL: usize = 8;

@@ -4,7 +4,7 @@
 use super::amx::Tiled;
 use super::avx512::{Avx512, F32x16};
 use super::avx512bf16::Avx512Bf16;
-use super::matrix::{Matrix, MatrixKernel, Product, multiply_pairs};
+use super::matrix::{Matrix, MatrixKernel, Product, multiply_pairs, spin_pairs};
 use super::pairs::Pairs;
 use std::arch::x86_64::*;
 use std::mem::transmute;
@@ -92,6 +92,14 @@ impl Matrix for Multiplier<'_> {
             Some(tiles) => tiles.gate(product),
             // SAFETY: a token is in hand, so the features are present.
             None => unsafe { gate(self.pairs, product) },
+        }
+    }
+
+    #[inline(always)]
+    fn spin(self, rounds: usize) -> usize {
+        match self.tiles {
+            Some(tiles) => tiles.spin(rounds),
+            None => spin_pairs(self.pairs, rounds),
         }
     }
 }
