@@ -158,8 +158,8 @@ pub fn spin_pairs<P: Pairs>(by: P, rounds: usize) -> usize {
     4 * rounds * SUMS * <P::Isa as Isa>::F32::N
 }
 
-/// Sums of [`spin_pairs`]: 2 units × 6 cycles of latency.
-const SUMS: usize = 12;
+/// Sums of [`spin_pairs`], which hide the latency: as many as [`multiply_pairs`] has.
+const SUMS: usize = 2 * TALL;
 
 /// Rows that [`multiply_pairs`] sums at a time.
 const TALL: usize = 8;
