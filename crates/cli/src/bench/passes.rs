@@ -33,8 +33,6 @@ pub struct Bench<'a> {
     figures: Vec<Figure>,
     /// GFLOP/s of this machine.
     pub peak: f64,
-    /// The same of products of bf16, where the level multiplies it.
-    bf16_peak: Option<f64>,
 }
 
 /// A run of a pass that takes longer, in seconds, is announced.
@@ -56,27 +54,27 @@ impl<'a> Bench<'a> {
         let partials_budget = budget.unwrap_or(usual.partials_budget);
         let named = Options::of_level(level);
         let options = Options { blocking, partials_budget, memory_budget, ..named };
-        let (figures, peak, bf16_peak) = (Vec::new(), 0.0, None);
-        Ok(Bench { arguments, options, gpu, figures, peak, bf16_peak })
+        Ok(Bench { arguments, options, gpu, figures: Vec::new(), peak: 0.0 })
     }
 
     /// GFLOP/s of products and nothing else, measured now.
-    pub fn measure_peak(&mut self) -> Result<f64, Error> {
-        let level = self.options.level;
-        let Some(gpu) = &self.gpu else {
-            let of_bf16 = Some(level).filter(|_| self.arguments.dtype == Dtype::Bf16);
-            if let Some(peak) = of_bf16.and_then(probe::bf16_gflops) {
-                self.bf16_peak = Some(self.bf16_peak.map_or(peak, |before| before.max(peak)));
-            }
-            return Ok(probe::fma_gflops(level));
-        };
-        gpu.peak()
+    pub fn measure_peak(&self) -> Result<f64, Error> {
+        match &self.gpu {
+            None => Ok(probe::fma_gflops(self.options.level)),
+            Some(gpu) => gpu.peak(),
+        }
+    }
+
+    /// The same of products of bf16, where the level multiplies it.
+    fn measure_bf16_peak(&self) -> Option<f64> {
+        let in_bf16 = self.gpu.is_none() && self.arguments.dtype == Dtype::Bf16;
+        in_bf16.then_some(self.options.level).and_then(probe::bf16_gflops)
     }
 
     /// All figures, with the peak before and after they were taken.
     pub fn into_figures(self, after: f64, threads: usize) -> Result<Figures, Failure> {
-        let tier = self.tier()?;
-        let Bench { arguments, gpu, figures, peak, bf16_peak, .. } = self;
+        let (tier, bf16_peak_gflops) = (self.tier()?, self.measure_bf16_peak());
+        let Bench { arguments, gpu, figures, peak, .. } = self;
         let unit = gpu.as_ref().map_or("fused multiply-adds", Gpu::unit);
         let mut figures = Figures {
             etalon: env!("CARGO_PKG_VERSION"),
@@ -88,7 +86,7 @@ impl<'a> Bench<'a> {
             unit,
             peak_gflops: peak,
             peak_gflops_after: after,
-            bf16_peak_gflops: bf16_peak,
+            bf16_peak_gflops,
             launch_ns: gpu.as_ref().map(Gpu::launch).transpose()?.map(|ns| ns as u64),
             figures,
         };

@@ -83,7 +83,7 @@ pub struct Figures {
     pub peak_gflops: f64,
     /// The same after it.
     pub peak_gflops_after: f64,
-    /// Of products of bf16, where the level multiplies it: the peak of passes that do.
+    /// Of products of bf16, after it, where the level multiplies it: the peak of passes that do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bf16_peak_gflops: Option<f64>,
     /// Of a device: the host's time to enqueue a kernel that does nothing.
@@ -160,7 +160,8 @@ impl Figures {
         ];
         lines.extend(self.bf16_peak_gflops.map(|peak| {
             page(&format!(
-                "Of peak: where products are of bf16, that is the first order, of their own peak of {} GFLOP/s.",
+                "Of peak: passes that multiply bf16, the first order of attention, attention_lse and \
+                 linear_cross_entropy, are compared with the peak of such products, {} GFLOP/s.",
                 digits(peak)
             ))
         }));

@@ -93,11 +93,10 @@ impl Tier for Simd {
 
     fn offers(&self, algorithm: Algorithm, pass: Pass, dtype: Dtype) -> Result<(), String> {
         has(algorithm, pass)?;
-        let first_order = !matches!(pass, Pass::DoubleBackward | Pass::Jvp);
+        let in_bf16 = || Options::of_level(self.level).multiplies_bf16(algorithm, pass, dtype);
         match dtype {
             Dtype::F64 => Err("simd stores f32, bf16 or f16".to_string()),
-            _ if !self.level.has_pairs() => Ok(()),
-            Dtype::Bf16 if self.level.multiplies_pairs(algorithm) && first_order => Ok(()),
+            _ if !self.level.has_pairs() || in_bf16() => Ok(()),
             _ => Err(format!("computed as with {}", self.level.in_f32())),
         }
     }

@@ -307,27 +307,17 @@ impl Sweep<'_, '_> {
         let GradientScratch { rows, sums } = scratch;
         sums.clear();
         for (number, tile) in kept.span.clone().enumerate() {
-            let (classes, next) = (cut.classes(tile), cut.classes((tile + 1).min(kept.span.end)));
-            let runs = || runs(kept.chosen, bands.clone(), number);
-            let some = runs().next();
             let place = (range * kept.span.len() + number) * cut.tile_len() + within * cut.padded;
-            if let Some(w) = self.operands.w.bf16().filter(|_| cut.spec.bf16) {
-                let w = &BitRows::new(w);
-                pack::class_tiles(w, &classes, &elements, Form::Columns, rows);
+            if cut.spec.bf16 {
+                let (da, classes) = (&factors.store[place..], cut.classes(tile));
                 sums.push(cut.level, |sums| {
-                    let leaf = matrix::HiddenLeaf {
-                        da: &factors.store[place..],
-                        classes: classes.len(),
-                        tokens: block.len(),
-                        w: rows,
-                        elements: elements.len(),
-                        sums,
-                        stride: cut.block,
-                    };
-                    cut.level.run_tiles(leaf).unwrap_or_default();
+                    self.bf16_leaf((da, block.len()), &classes, &elements, rows, sums);
                 });
                 continue;
             }
+            let (classes, next) = (cut.classes(tile), cut.classes((tile + 1).min(kept.span.end)));
+            let runs = || runs(kept.chosen, bands.clone(), number);
+            let some = runs().next();
             let of_second = self.operands.ddw.map(|ddw| (factors.motion, ddw));
             let pairs = [Some((factors.store, self.operands.w)), of_second];
             sums.push(cut.level, |sums| {
@@ -359,6 +349,29 @@ impl Sweep<'_, '_> {
             });
         }
         sums.finish(cut.level)
+    }
+
+    /// (C17) in bf16, of some tokens and elements over a tile of classes, with memory for a copy of w.
+    fn bf16_leaf(
+        &self,
+        (da, tokens): (&[f32], usize),
+        classes: &Range<usize>,
+        elements: &Range<usize>,
+        copy: &mut [f32],
+        sums: &mut [f32],
+    ) {
+        let Some(w) = self.operands.w.bf16() else { return };
+        pack::class_tiles(&BitRows::new(w), classes, elements, Form::Columns, copy);
+        let leaf = matrix::HiddenLeaf {
+            da,
+            classes: classes.len(),
+            tokens,
+            w: copy,
+            elements: elements.len(),
+            sums,
+            stride: self.cut.block,
+        };
+        self.cut.level.run_tiles(leaf).unwrap_or_default();
     }
 
     /// Writes dh of these tokens from their sums, or adds it to what `dh` holds. The rows of the others must

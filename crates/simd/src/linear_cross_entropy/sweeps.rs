@@ -66,21 +66,23 @@ fn gradients(
     }
 }
 
-/// Time of some sweeps, against that of a product of the first order on one thread: of products, and of copies of w.
+/// Time of some sweeps, in the unit of [`time_of`].
 fn time<'c>(sweeps: impl IntoIterator<Item = &'c Option<Cut>>) -> f64 {
-    let of = |cut: &Cut| {
-        let SweepSpec { dh, dw, second, bf16, .. } = cut.spec;
-        // A copy takes as long as the product with so many tokens.
-        let copy = if bf16 { 96.0 } else { 8.0 };
-        let with_copy = |tokens: usize| 1.0 + copy / tokens as f64;
-        let gradient = |wanted, time| if wanted { time } else { 0.0 };
-        let gradients = gradient(dh, with_copy(cut.block)) + gradient(dw, 1.0);
-        let logits = with_copy(cut.range);
-        let products = if second { 3.0 * logits + 2.0 * gradients } else { logits + gradients };
-        let tasks = cut.span.saturating_mul(cut.chunk / BAND);
-        products / cut.threads.min(tasks) as f64
-    };
-    sweeps.into_iter().flatten().map(of).sum()
+    sweeps.into_iter().flatten().map(time_of).sum()
+}
+
+/// Time of a sweep, against that of a product of the first order on one thread: of products, and of copies of w.
+fn time_of(cut: &Cut) -> f64 {
+    let SweepSpec { dh, dw, second, bf16, .. } = cut.spec;
+    // A copy takes as long as the product with so many tokens.
+    let copy = if bf16 { 96.0 } else { 8.0 };
+    let with_copy = |tokens: usize| 1.0 + copy / tokens as f64;
+    let gradient = |wanted, time| if wanted { time } else { 0.0 };
+    let gradients = gradient(dh, with_copy(cut.block)) + gradient(dw, 1.0);
+    let logits = with_copy(cut.range);
+    let products = if second { 3.0 * logits + 2.0 * gradients } else { logits + gradients };
+    let tasks = cut.span.saturating_mul(cut.chunk / BAND);
+    products / cut.threads.min(tasks) as f64
 }
 
 /// The sweeps for the gradients where totals are known: one, or one each for dh and dw.
@@ -134,8 +136,7 @@ fn again(
         spans.find(|cut| cut.bytes() <= budget)
     });
     // Of equals the first, of the most tokens.
-    let faster = |x: &Cut, y: &Cut| time(&[Some(*x)]).total_cmp(&time(&[Some(*y)]));
-    cuts.min_by(faster)
+    cuts.min_by(|x, y| time_of(x).total_cmp(&time_of(y)))
 }
 
 /// Fewer tokens than these are not worth keeping all of their logits: half of the threads have no part of dh.
