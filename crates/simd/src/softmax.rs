@@ -60,6 +60,3 @@ mod weights;
 pub use lazy_stats::{activity, figures, stats};
 pub use named::run;
 pub use plan::plan;
-
-#[cfg(test)]
-mod tests;

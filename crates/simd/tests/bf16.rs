@@ -1,8 +1,8 @@
 //! Attention in bf16, by the rules of the instructions on every machine, beside the same in f32.
 
-use crate::attention::{self, Cotangents, Inputs};
-use crate::{Level, Mode, Options, Precision};
 use etalon_problem::{Attention, BiasExtents, Blocking, Extents, Mask};
+use etalon_simd::attention::{self, Cotangents, Inputs};
+use etalon_simd::{Level, Mode, Options, Precision};
 use half::bf16;
 use ndarray::{Array, Array4, Dimension, ShapeBuilder, Zip};
 
