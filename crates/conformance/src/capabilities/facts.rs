@@ -8,6 +8,7 @@ use etalon_problem::{
 };
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
 
 /// Keys of a problem file that are neither extents nor options.
 const STRUCTURE: [&str; 4] = ["algorithm", "value_dim", "mask", "sequences"];
@@ -118,17 +119,28 @@ pub(super) fn align_name(align: Align) -> &'static str {
     }
 }
 
-/// The keys of a problem file of an algorithm that are options: what its schema has beside the extents.
-pub(crate) fn options_of(algorithm: Algorithm) -> Vec<String> {
+/// Keys of a problem file of an algorithm that are options. The schema takes longer than most cases, each of which
+/// asks: it is made once.
+pub(crate) fn options_of(algorithm: Algorithm) -> &'static [String] {
+    static OPTIONS: LazyLock<BTreeMap<Algorithm, Vec<String>>> = LazyLock::new(options_in_schema);
+    OPTIONS.get(&algorithm).map_or(&[], Vec::as_slice)
+}
+
+/// Keys that the schema of each algorithm has beside the extents.
+fn options_in_schema() -> BTreeMap<Algorithm, Vec<String>> {
     let schema = schemars::schema_for!(Problem);
     let kinds = schema.as_value()["oneOf"].as_array();
-    let own = |kind: &&Value| kind["properties"]["algorithm"]["const"] == algorithm.name();
-    let Some(kind) = kinds.into_iter().flatten().find(own) else { return Vec::new() };
-    let required: Vec<&str> =
-        kind["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-    let keys = kind["properties"].as_object().into_iter().flatten().map(|(key, _)| key.as_str());
-    let options = keys.filter(|key| !required.contains(key) && !STRUCTURE.contains(key));
-    options.map(str::to_string).collect()
+    let options = |algorithm: Algorithm| {
+        let own = |kind: &&Value| kind["properties"]["algorithm"]["const"] == algorithm.name();
+        let kind = kinds.into_iter().flatten().find(own)?;
+        let required = kind["required"].as_array().into_iter().flatten();
+        let required: Vec<&str> = required.filter_map(Value::as_str).collect();
+        let keys = kind["properties"].as_object()?.keys();
+        let is_option =
+            |key: &&String| !required.contains(&key.as_str()) && !STRUCTURE.contains(&key.as_str());
+        Some((algorithm, keys.filter(is_option).cloned().collect()))
+    };
+    Algorithm::ALL.into_iter().filter_map(options).collect()
 }
 
 /// Problems of every algorithm with every option set that brings a tensor.

@@ -8,6 +8,7 @@
 
 use super::answer::Judged;
 use etalon_problem::Dtype;
+use std::cell::LazyCell;
 
 /// By accident an element lies within a bound of another value with a probability of about bound/|error|.
 /// The logarithms of all elements that are explained must add up to this: a few hundred explanations are
@@ -237,20 +238,21 @@ impl<'a> Judge<'a> {
 
     fn row(&self, row: usize, others: &[f64], in_proportion: bool, left: &mut Left) {
         let range = row * self.width..(row + 1) * self.width;
-        let moved = self.ratios[row] * rms(others);
         let is_off = range.clone().any(|at| self.is_off(at));
+        // Most elements lie within their own bounds, and then nobody asks for that of the row.
+        let moved = LazyCell::new(|| self.ratios[row] * rms(others));
         for (at, &other) in range.zip(others) {
             let (got, exact, bound) = (self.got[at], self.exact[at], self.bounds[at]);
             if bound == f64::INFINITY {
                 continue; // nothing is required of it
             }
-            let times = (other / exact).abs();
-            let within = match in_proportion && times.is_finite() {
-                true => bound * times.max(1.0),
-                false => bound.max(moved),
+            let within = || {
+                let times = if in_proportion { (other / exact).abs() } else { f64::NAN };
+                if times.is_finite() { bound * times.max(1.0) } else { bound.max(*moved) }
             };
             let same = got == other || (got.is_nan() && other.is_nan());
-            let near = same || (got - other).abs() <= within;
+            let apart_by = (got - other).abs();
+            let near = same || apart_by <= bound || apart_by <= within();
             match self.is_off(at) {
                 true => {
                     left.off += 1;
@@ -265,7 +267,8 @@ impl<'a> Judge<'a> {
                         left.own_near += squares[0];
                         left.left_near += squares[1];
                         let error = (got - exact).abs();
-                        let rare = if error.is_finite() { (error / within).ln() } else { ELEMENT };
+                        let rare =
+                            if error.is_finite() { (error / within()).ln() } else { ELEMENT };
                         left.evidence += if same { ELEMENT } else { rare.clamp(0.0, ELEMENT) };
                     }
                 }

@@ -15,6 +15,10 @@ use ndarray::ArrayD;
 pub const EXTENTS: Extents =
     Extents { batch: 2, query_heads: 4, key_heads: 2, queries: 37, keys: 41, dim: 16 };
 
+/// One whole tile of 16 and five rows more: it has all that a mistake needs which no third tile shows, at a third of
+/// the pairs.
+pub const SHORT: Extents = Extents { queries: 21, keys: 25, ..EXTENTS };
+
 pub fn attention() -> Attention {
     Attention::new(EXTENTS).mask(Mask::causal())
 }
@@ -22,6 +26,15 @@ pub fn attention() -> Attention {
 pub fn linear() -> LinearAttention {
     let extents = LinearExtents { batch: 2, query_heads: 8, key_heads: 4, tokens: 37, dim: 16 };
     LinearAttention::new(extents).scale(0.25).decay(Decay::PerHead)
+}
+
+pub fn short_attention() -> Attention {
+    Attention::new(SHORT).mask(Mask::causal())
+}
+
+pub fn short_linear() -> LinearAttention {
+    let extents = LinearExtents { tokens: SHORT.queries, ..linear().extents };
+    LinearAttention { extents, ..linear() }
 }
 
 /// A question with random inputs; log-decays are negative.

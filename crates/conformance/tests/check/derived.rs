@@ -1,7 +1,7 @@
 //! Readings follow from the tables of options and of tensors: an option without a reading fails here, and so
 //! does a reading that a check does not name.
 
-use crate::bench::{Bench, EXTENTS, attention, explained, linear};
+use crate::bench::{Bench, EXTENTS, explained, linear, short_attention};
 use etalon_conformance::conventions::{Reading, all_readings};
 use etalon_conformance::tensor::{Stored, Tensor};
 use etalon_problem::{
@@ -109,7 +109,7 @@ fn each_is_explained(bench: &Bench, ids: &[&str]) {
 
 #[test]
 fn readings_of_attention_are_explained() {
-    let rich = attention().softcap(3.0).sinks().bias(2, 4);
+    let rich = short_attention().softcap(3.0).sinks().bias(2, 4);
     let bench = Bench::new(rich.clone(), Pass::Forward, Dtype::F32);
     let ids = [
         "softcap-before-scale",

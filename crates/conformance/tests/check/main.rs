@@ -8,7 +8,9 @@ mod public;
 mod traces;
 mod truth;
 
-use bench::{Bench, EXTENTS, attention, explained, linear, place};
+use bench::{
+    Bench, EXTENTS, SHORT, attention, explained, linear, place, short_attention, short_linear,
+};
 use etalon_conformance::check::check;
 use etalon_conformance::conventions;
 use etalon_conformance::profile::Profile;
@@ -55,7 +57,7 @@ fn correct_kernels_of_other_styles_are_explained_by_nothing() {
 
 #[test]
 fn factors_have_names() {
-    let bench = Bench::new(attention(), Pass::Backward, Dtype::Bf16);
+    let bench = Bench::new(short_attention(), Pass::Backward, Dtype::Bf16);
     for (factor, words) in [
         (4.0, "1/the scale"),
         (0.25, "the scale"),
@@ -69,7 +71,7 @@ fn factors_have_names() {
         let text = explained(&bench.changed("dk", |x| x * factor), "factor");
         assert!(text.starts_with("dk: ") && text.contains(words), "{factor}: {text}");
     }
-    let bench = Bench::new(attention(), Pass::Forward, Dtype::F32);
+    let bench = Bench::new(short_attention(), Pass::Forward, Dtype::F32);
     let check = bench.changed("lse", |x| x * std::f64::consts::LOG2_E);
     assert!(explained(&check, "factor").contains("lse-base-2"));
     explained(&check, "lse-base-2");
@@ -145,10 +147,10 @@ fn rows_that_are_not_normalised_are_told() {
 /// Every convention that is another reading of a problem is explained by its name, and no other is.
 #[test]
 fn conventions_are_explained() {
-    let soft = Attention { value_dim: 24, ..attention().softcap(2.0).sinks() };
-    let biased = attention().bias(1, 4);
-    let windowed = Attention::new(EXTENTS).mask(Mask::window(5, 2));
-    let top_left = Attention::new(EXTENTS).mask(Mask::Causal { align: Align::TopLeft });
+    let soft = Attention { value_dim: 24, ..short_attention().softcap(2.0).sinks() };
+    let biased = short_attention().bias(1, 4);
+    let windowed = Attention::new(SHORT).mask(Mask::window(5, 2));
+    let top_left = Attention::new(SHORT).mask(Mask::Causal { align: Align::TopLeft });
     let mut loss = LinearCrossEntropy::new(23, 16, 29);
     loss.label_smoothing = 0.1;
     let summed = LinearCrossEntropy { reduction: Reduction::Sum, ..loss.clone() };
@@ -157,8 +159,8 @@ fn conventions_are_explained() {
         biased.into(),
         windowed.into(),
         top_left.into(),
-        attention().into(),
-        linear().into(),
+        short_attention().into(),
+        short_linear().into(),
         loss.into(),
         summed.into(),
     ];
@@ -166,7 +168,8 @@ fn conventions_are_explained() {
     for problem in problems {
         // Every one shows in a forward pass; those of states and plain scores also in gradients.
         let of_loss = matches!(problem, Problem::LinearCrossEntropy(_));
-        let gradients = of_loss || problem == attention().into() || problem == linear().into();
+        let gradients =
+            of_loss || problem == short_attention().into() || problem == short_linear().into();
         // A loss alone is one number: its gradients decide.
         let passes = [Pass::Forward, Pass::Backward].into_iter().skip(usize::from(of_loss));
         let passes = passes.take(1 + usize::from(gradients));

@@ -2,7 +2,7 @@
 
 use super::Bug;
 use super::kernel::{ask, of, visible, with};
-use crate::bench::{Bench, EXTENTS};
+use crate::bench::{Bench, SHORT as EXTENTS};
 use etalon_conformance::tensor::{Stored, Tensor, Tensors, Values};
 use etalon_problem::{Dtype, LazyAttention, Mask, Pass, Problem};
 use ndarray::{ArrayD, Axis as Along, IxDyn};
@@ -34,7 +34,7 @@ fn made(
     for (at, lse) in lse.indexed_iter_mut() {
         let [b, h, i] = [at[0], at[1], at[2]];
         let keys: Vec<usize> =
-            (0..41).filter(|&j| visible(scores, [b, h, i, j]) && sees(i, j)).collect();
+            (0..EXTENTS.keys).filter(|&j| visible(scores, [b, h, i, j]) && sees(i, j)).collect();
         let s: Vec<f64> = keys
             .iter()
             .map(|&j| {
@@ -112,7 +112,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         story: "n is the length of the sequence",
         ids: &["length-as-count"],
-        make: || made(|x, h, d| within(x, h, d, 8), |tau, _, _| tau / 41.0, |_, _| true),
+        make: || made(|x, h, d| within(x, h, d, 8), |tau, _, _| tau / 25.0, |_, _| true),
     },
     Bug {
         story: "τ is not divided by n",
@@ -171,10 +171,10 @@ pub const BUGS: &[Bug] = &[
         ids: &["nan"],
         make: || {
             let lengths =
-                etalon_problem::Sequences::Lengths { query: vec![37, 30], key: vec![41, 41] };
+                etalon_problem::Sequences::Lengths { query: vec![21, 14], key: vec![25, 25] };
             let bench = ask(lazy().sequences(lengths), Pass::Forward, Dtype::F32);
             let mut o = bench.right()["o"].numbers("o").unwrap();
-            o.index_axis_mut(Along(0), 1).slice_axis_mut(Along(1), (30..).into()).fill(f64::NAN);
+            o.index_axis_mut(Along(0), 1).slice_axis_mut(Along(1), (14..).into()).fill(f64::NAN);
             let got = with(&bench, [("o".to_string(), o)].into());
             (bench, got)
         },

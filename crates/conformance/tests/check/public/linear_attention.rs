@@ -2,7 +2,7 @@
 
 use super::Bug;
 use super::kernel::{State, Token, add, ask, decay, of, read, recurrence, right, with};
-use crate::bench::{Bench, linear};
+use crate::bench::{Bench, short_linear as linear};
 use etalon_conformance::tensor::{Tensors, Values};
 use etalon_problem::{Decay, Dtype, LinearAttention, LinearExtents, Pass, Problem, TokenSequences};
 use ndarray::{ArrayD, Axis as Along};
@@ -87,7 +87,7 @@ pub const BUGS: &[Bug] = &[
         make: || {
             other(forward(by_token()), |_, x| {
                 let g = x.get_mut("g").unwrap();
-                *g = g.select(Along(2), &(0..37).map(|t| (t + 1) % 37).collect::<Vec<_>>());
+                *g = g.select(Along(2), &(0..21).map(|t| (t + 1) % 21).collect::<Vec<_>>());
             })
         },
     },
@@ -191,7 +191,7 @@ pub const BUGS: &[Bug] = &[
         make: || {
             let bench = forward(states());
             let last = recurrence(&bench, &|s, x| {
-                if x.t >= 32 { reads(s, x) } else { right(s, x) }
+                if x.t >= 16 { reads(s, x) } else { right(s, x) }
             });
             let got =
                 with(&bench, [("final_state".to_string(), last["final_state"].clone())].into());
@@ -219,7 +219,7 @@ pub const BUGS: &[Bug] = &[
         ids: &["sequences-ignored", "sequences-padding-counts", "state-of-previous-sequence"],
         make: || {
             let extents = LinearExtents { batch: 1, ..linear().extents };
-            let sequences = TokenSequences::Packed { cu_tokens: vec![0, 15, 37] };
+            let sequences = TokenSequences::Packed { cu_tokens: vec![0, 8, 21] };
             let problem = LinearAttention { extents, sequences, ..linear() };
             other(forward(problem), |problem, _| own(problem).sequences = TokenSequences::Dense)
         },
@@ -229,11 +229,11 @@ pub const BUGS: &[Bug] = &[
         ids: &["k-without-offset"],
         make: || {
             let extents = LinearExtents { batch: 1, ..linear().extents };
-            let sequences = TokenSequences::Packed { cu_tokens: vec![0, 15, 37] };
+            let sequences = TokenSequences::Packed { cu_tokens: vec![0, 8, 21] };
             let problem = LinearAttention { extents, sequences, ..linear() };
             other(forward(problem), |_, x| {
                 let k = x.get_mut("k").unwrap();
-                let order: Vec<usize> = (0..37).map(|t| if t < 15 { t } else { t - 15 }).collect();
+                let order: Vec<usize> = (0..21).map(|t| if t < 8 { t } else { t - 8 }).collect();
                 *k = k.select(Along(2), &order);
             })
         },
@@ -268,7 +268,7 @@ pub const BUGS: &[Bug] = &[
             let bench = ask(linear().decay(Decay::PerToken), Pass::Backward, Dtype::F64);
             let dg = bench.right()["dg"].numbers("dg").unwrap();
             let own = ArrayD::from_shape_fn(dg.raw_dim(), |at| {
-                let next = if at[2] + 1 < 37 { dg[[at[0], at[1], at[2] + 1]] } else { 0.0 };
+                let next = if at[2] + 1 < 21 { dg[[at[0], at[1], at[2] + 1]] } else { 0.0 };
                 dg[&at] - next
             });
             let got = with(&bench, [("dg".to_string(), own)].into());

@@ -2,7 +2,7 @@
 
 use super::super::{Bug, kernel::of_other};
 use super::{bf16, forward, with_key_head};
-use crate::bench::{EXTENTS, attention};
+use crate::bench::{SHORT as EXTENTS, short_attention as attention};
 use etalon_problem::{Attention, AttentionLse, Extents, Mask};
 use ndarray::{ArrayD, Axis as Along};
 
@@ -67,7 +67,7 @@ pub const BUGS: &[Bug] = &[
             of_other(forward(attention()), |_, x| {
                 let v = x.get_mut("v").unwrap();
                 let flat: Vec<f64> = v.iter().copied().collect();
-                let lies = ArrayD::from_shape_vec(vec![2, 41, 2, 16], flat).unwrap();
+                let lies = ArrayD::from_shape_vec(vec![2, 25, 2, 16], flat).unwrap();
                 *v = lies.permuted_axes(vec![0, 2, 1, 3]).as_standard_layout().into_owned();
             })
         },

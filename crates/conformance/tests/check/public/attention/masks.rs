@@ -2,7 +2,7 @@
 
 use super::super::{Bug, kernel::made, kernel::visible};
 use super::{bf16, forward, masked, scored};
-use crate::bench::{Bench, EXTENTS, attention};
+use crate::bench::{Bench, SHORT as EXTENTS, short_attention as attention};
 use etalon_problem::{Attention, Extents, Mask, NamedArray, Sequences};
 
 /// A window of keys to the left and to the right of the query's own.
@@ -45,7 +45,7 @@ pub const BUGS: &[Bug] = &[
         make: || {
             masked(bf16(attention()), |pair| {
                 // The last query of the tile sees up to 4 keys beyond its number.
-                let last = (pair.i / 16 * 16 + 15).min(36) + 4;
+                let last = (pair.i / 16 * 16 + 15).min(20) + 4;
                 pair.j / 16 * 16 <= last
             })
         },
@@ -99,7 +99,7 @@ pub const BUGS: &[Bug] = &[
         story: "lengths of keys are ignored",
         ids: &["sequences-keys-ignored"],
         make: || {
-            let lengths = Sequences::Lengths { query: vec![37, 37], key: vec![41, 33] };
+            let lengths = Sequences::Lengths { query: vec![21, 21], key: vec![25, 17] };
             masked(bf16(Attention::new(EXTENTS).sequences(lengths)), |_| true)
         },
     },
@@ -119,8 +119,8 @@ pub const BUGS: &[Bug] = &[
         make: || {
             let ids = |n: usize| (0..2 * n).map(|at| (at % n / 12) as i64).collect::<Vec<i64>>();
             let segments = Mask::Segments {
-                query: NamedArray::new("query", &[2, 37], ids(37)),
-                key: NamedArray::new("key", &[2, 41], ids(41)),
+                query: NamedArray::new("query", &[2, 21], ids(21)),
+                key: NamedArray::new("key", &[2, 25], ids(25)),
             };
             let both = Mask::And(vec![segments, Mask::causal()]);
             masked(bf16(Attention::new(EXTENTS).mask(both)), |pair| pair.distance() >= 0)

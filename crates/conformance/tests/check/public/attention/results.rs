@@ -3,7 +3,7 @@
 use super::super::Bug;
 use super::super::kernel::{Attention as Kernel, normalised};
 use super::{HIDDEN, forward, with_output};
-use crate::bench::{Bench, EXTENTS, attention};
+use crate::bench::{Bench, SHORT as EXTENTS, short_attention as attention};
 use etalon_conformance::tensor::Tensors;
 use etalon_problem::{Attention, Extents};
 use ndarray::{ArrayD, Axis as Along};

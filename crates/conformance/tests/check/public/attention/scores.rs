@@ -3,7 +3,7 @@
 use super::super::Bug;
 use super::super::kernel::{bias, made};
 use super::{HIDDEN, bf16, forward, rescored, scored, with_output};
-use crate::bench::attention;
+use crate::bench::short_attention as attention;
 use std::f64::consts::LN_2;
 
 pub const BUGS: &[Bug] = &[
