@@ -196,9 +196,12 @@ impl BackwardPass<'_> {
         let steps = self.steps;
         let e = steps.extents();
         // Measured: of fewer key heads beside each other more tiles wait for their turns at the begin, of more the
-        // sums of dq leave the L2 cache between two parts.
-        let (device, group) = (steps.multiprocessors(), e.query_heads / e.key_heads);
-        let together = (device / 2 / group).min(device / 4).max(4);
+        // sums of dq leave the L2 cache between two parts. Fewer are better with a window where D = 128, and where
+        // every tile walks many queries.
+        let (device, group, window) = (steps.multiprocessors(), e.query_heads / e.key_heads, steps.plan.window);
+        let has_left = e.dim > 64 && window.left != Window::ALL.left;
+        let takes_few = has_left || (window == Window::ALL && e.queries >= 4096);
+        let together = (device / 2 / group).min(device / if takes_few { 8 } else { 4 }).max(4);
         let args = BackwardArgs {
             bias: steps.pair_map("bias", 64),
             dq_rows: steps.wide("dq").into(),

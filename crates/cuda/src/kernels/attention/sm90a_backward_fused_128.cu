@@ -6,12 +6,13 @@ DEV void produce(u32 base, const BackwardArgs& call) {
   Values values = {base, 1};
   Blocks blocks = {base, 1};
   Douts douts = {base, 1};
+  const u64 policy = BOXED ? bias_policy(call.options) : 0;
   // Of BOXED each comes as soon as its place is free: the bias, which lies farthest, first.
   auto load_block = [&](const Work& w, const Own& s, int h, int row) {
     if (BOXED) {
       const u32 to = base + AT_DS + blocks.stage() * DS_BYTES, full = blocks.fill(DS_BYTES, BIAS);
       UNROLL(i, 2)
-        load5(to + i * (DS_BYTES / 2), &call.bias, full, row, bias_head(call.options, h), bias_batch(call.options, s.batch), 0, w.block * KEYS + 64 * i);
+        load_pairs(to + i * (DS_BYTES / 2), &call.bias, full, w.block * KEYS + 64 * i, row, bias_head(call.options, h), bias_batch(call.options, s.batch), policy);
     }
     load_queries(blocks, call, s, h, row);
     if (BOXED) load5(base + AT_DO + douts.stage() * Q_BYTES, &call.dout, douts.fill(Q_BYTES), row, h, s.batch), douts.advance();
@@ -47,7 +48,7 @@ DEV void store_bias(Blocks& blocks, const BackwardArgs& call, const Work& w, con
     const u32 stage = blocks.stage();
     wait(blocks.base + DS_FULL + 8 * stage, blocks.phase());
     UNROLL(i, 2)
-      store5(&call.dbias_boxes, blocks.base + AT_DS + stage * DS_BYTES + i * (DS_BYTES / 2), at.block * ROWS, w.head * each + at.head, s.batch, 0, w.block * KEYS + 64 * i);
+      store_pairs(&call.dbias_boxes, blocks.base + AT_DS + stage * DS_BYTES + i * (DS_BYTES / 2), w.block * KEYS + 64 * i, at.block * ROWS, w.head * each + at.head, s.batch, l2_policy(true));
     store_commit(), store_wait_read();
     arrive(blocks.empty(BIAS));
     blocks.advance();
@@ -72,24 +73,23 @@ DEV void store(u32 base, const BackwardArgs& call) {
 
 // ---- products ----
 // dq' of a block of queries, those columns of a warpgroup.
-DEV void issue_dq(float (&dq)[COLUMNS / 2], u32 ds, u32 k) {
-  const u32 own = k + own_group() * (KEYS * 128);
+DEV void issue_dq(float (&dq)[COLUMNS / 2], u32 ds, u32 k, int group) {
+  const u64 x = BOXED ? k_major(ds) : mn_major(ds, KEYS * 128), y = mn_major(k + group * (KEYS * 128), KEYS * 128);
   begin(dq), mma_begin();
   UNROLL(i, KEYS / 16) {
-    const u64 y = mn_major(own + i * 2048, KEYS * 128);
-    if constexpr (BOXED) Mma<COLUMNS>::template ss<K_MAJOR, MN_MAJOR>(dq, k_major(ds + i / 4 * (DS_BYTES / 2) + i % 4 * 32), y, i > 0);
-    else Mma<COLUMNS>::template ss<MN_MAJOR, MN_MAJOR>(dq, mn_major(ds + i * 2048, KEYS * 128), y, i > 0);
+    if constexpr (BOXED) Mma<COLUMNS>::template ss<K_MAJOR, MN_MAJOR>(dq, x + (i / 4 * (DS_BYTES / 2) + i % 4 * 32) / 16, y + i * MN_STEP, i > 0);
+    else Mma<COLUMNS>::template ss<MN_MAJOR, MN_MAJOR>(dq, x + i * MN_STEP, y + i * MN_STEP, i > 0);
   }
   mma_commit();
 }
 // dk += dS·q, or dk = dS·q: both from shared memory, so that no register waits for the product.
-DEV void issue_dk(float (&dk)[D / 2], u32 ds, u32 q, int add) {
+DEV void issue_dk(float (&dk)[D / 2], u32 ds, u32 q, int group, int add) {
   mma_begin();
-  const u32 own = ds + own_group() * 64 * 128;
+  const u32 own = ds + group * 64 * 128;
+  const u64 x = BOXED ? mn_major(own, ROWS * 128) : k_major(own), y = mn_major(q, ROWS * 128);
   UNROLL(i, ROWS / 16) {
-    const u64 y = mn_major(q + i * 2048, ROWS * 128);
-    if constexpr (BOXED) Mma<D>::ss<MN_MAJOR, MN_MAJOR>(dk, mn_major(own + i * 2048, ROWS * 128), y, i > 0 ? 1 : add);
-    else Mma<D>::ss<K_MAJOR, MN_MAJOR>(dk, k_major(own + i * 32), y, i > 0 ? 1 : add);
+    if constexpr (BOXED) Mma<D>::ss<MN_MAJOR, MN_MAJOR>(dk, x + i * MN_STEP, y + i * MN_STEP, i > 0 ? 1 : add);
+    else Mma<D>::ss<K_MAJOR, MN_MAJOR>(dk, x + i * K_STEP, y + i * MN_STEP, i > 0 ? 1 : add);
   }
   mma_commit();
 }
@@ -119,8 +119,9 @@ DEV void wait_dout(u32 base, u32 n) {
 }
 // dv += Pᵀ·dout of some of the four times 16 queries of a block.
 template <int FROM, int COUNT> DEV void issue_dv(float (&dv)[D / 2], u32 (&pp)[ROWS / 4], u32 dout) {
+  const u64 y = mn_major(dout, ROWS * 128);
   pin(pp), mma_begin();
-  UNROLL(i, COUNT) Mma<D>::rs<MN_MAJOR>(dv, pp + 4 * (FROM + i), mn_major(dout + (FROM + i) * 2048, ROWS * 128), 1);
+  UNROLL(i, COUNT) Mma<D>::rs<MN_MAJOR>(dv, pp + 4 * (FROM + i), y + (FROM + i) * MN_STEP, 1);
   mma_commit();
 }
 // With BOXED dS lies in the stage of its block.
@@ -133,7 +134,7 @@ DEV u32 own_blocks(u32 place) {
 }
 // Walks the queries of a tile; `n`: the blocks of queries that were walked before. The products of dS of a block run
 // under the exponentials of the next one.
-DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, const Values& values, u32& n, const BackwardArgs& call, const Work& w, const Own& s, u32 keys, int row) {
+DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, const Values& values, u32& n, const BackwardArgs& call, const Work& w, const Own& s, u32 keys, int group, int row) {
   const u32 column = 2 * (lane_id() & 3);
   const float c = exponent_unit(call, s);
   u32 pp[ROWS / 4];
@@ -143,17 +144,17 @@ DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, const Valu
     const u32 ds = ds_place(base, blocks.before(), ~n);
     // The phase of the stage before: with BOXED that of this one, unless it is the first.
     if (done) wait(ds_full(base, blocks.before()), BOXED ? blocks.phase() ^ (blocks.stage() == 0) : ~n & 1);
-    issue_dq(dq, ds, opaque(keys));
-    issue_dk(dk, ds, base + AT_Q + blocks.before() * Q_BYTES, done > 1);
+    issue_dq(dq, ds, opaque(keys), group);
+    issue_dk(dk, ds, base + AT_Q + blocks.before() * Q_BYTES, group, done > 1);
   };
   auto step = [&](int i, auto masked) {
     float p[ROWS / 2], ds[ROWS / 2], dq[COLUMNS / 2];
     u32 dsp[ROWS / 4];
-    const u32 base = opaque(blocks.base), own = own_group() * 64 * 128;  // not computed beforehand: that spills
+    const u32 base = opaque(blocks.base), own = group * 64 * 128;  // not computed beforehand: that spills
     const u32 stage = blocks.stage(), dout = base + AT_DO + (BOXED ? n % DOUTS : stage) * Q_BYTES, stats = base + AT_STATS + stage * STATS_BYTES + 4 * column;
     blocks.wait_full();
     begin(p);
-    issue_shared<ROWS, D, KEYS, ROWS>(p, opaque(keys) + own, base + AT_Q + stage * Q_BYTES);
+    issue_shared<ROWS, D, KEYS, ROWS>(p, k_major(opaque(keys) + own), k_major(base + AT_Q + stage * Q_BYTES));
     mma_wait<1>(), pin(pp);  // dv of the block before
     if (BOXED && done) Douts(base, 0).release(~n % DOUTS);
     behind(dq, base);
@@ -173,7 +174,7 @@ DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, const Valu
     if (done) release_block(blocks), put_dq(dq, base, n & 1);
     values.wait_full();
     begin(ds);
-    issue_shared<ROWS, D, KEYS, ROWS>(ds, base + AT_V + own, dout);
+    issue_shared<ROWS, D, KEYS, ROWS>(ds, k_major(base + AT_V + own), k_major(dout));
     issue_dv<3, 1>(dv, pp, dout);  // runs under what follows
     mma_wait<1>(), pin(ds);
     differ(p, ds, dsp, [&](int j) { return load_pair(stats + ROWS * 4 + 32 * j); });
@@ -202,6 +203,7 @@ DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, const Valu
   else clear(dk);
 }
 DEV void consume(u32 base, const BackwardArgs& call) {
+  const int group = uniform<true>(own_group());
   Values values = {base, 0};
   Blocks blocks = {base, 0};
   Work w;
@@ -209,11 +211,11 @@ DEV void consume(u32 base, const BackwardArgs& call) {
   u32 n = 0;
   NO_UNROLL for (Tiles tiles = {base, 0}; tiles.take<true>(call, w, s); tiles.advance()) {
     values.at = tiles.at;
-    const u32 own = own_group() * 64 * 128;
-    const int row = w.block * KEYS + own_group() * 64 + own_row();
+    const u32 own = group * 64 * 128;
+    const int row = w.block * KEYS + group * 64 + own_row();
     float dk[D / 2], dv[D / 2];
     clear(dk), clear(dv);
-    walk(dk, dv, blocks, values, n, call, w, s, base + tiles.stage() * KV_BYTES, row);
+    walk(dk, dv, blocks, values, n, call, w, s, base + tiles.stage() * KV_BYTES, group, row);
     tiles.release();
     auto ready = [&] {
       named_sync(1, 256);  // dS is no longer read

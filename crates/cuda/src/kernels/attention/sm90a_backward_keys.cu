@@ -62,20 +62,20 @@ DEV void walk(float (&dk)[D / 2], float (&dv)[D / 2], Blocks& blocks, const Back
     blocks.wait_full();
     // Of packed sequences the last block is masked.
     if (LENGTHS && (!PACKED || MASKED) && s.queries - i * ROWS < ROWS) zero_rows<ROWS>(s.queries - i * ROWS, 1 + group, q, dout);
-    issue_shared<ROWS, D, KEYS, ROWS>(p, k, q);
+    issue_shared<ROWS, D, KEYS, ROWS>(p, k_major(k), k_major(q));
     mma_wait<1>(), pin(dsp);  // the products of the block before: their operands' registers are free
     if (DV) pin(pp);
     if (any) blocks.release(blocks.before());
-    issue_shared<ROWS, D, KEYS, ROWS>(ds, v, dout);
+    issue_shared<ROWS, D, KEYS, ROWS>(ds, k_major(v), k_major(dout));
     mma_wait<1>(), pin(p);
     rows.weigh<MASKED>(p, w.head * each + h, i * ROWS, stats, shown, [&](int j, const float (&slope)[4]) {
       if (DV) pp[2 * j] = pack(p[4 * j], p[4 * j + 1]), pp[2 * j + 1] = pack(p[4 * j + 2], p[4 * j + 3]);
       UNROLL(e, OPTIONS ? 4 : 0) p[4 * j + e] *= slope[e];
     });
-    if (DV) issue_registers<ROWS, D>(dv, pp, dout);
+    if (DV) issue_registers<ROWS, D>(dv, pp, mn_major(dout, ROWS * 128));
     mma_wait<DV>(), pin(ds);  // dP; dv runs under what follows
     differ(p, ds, dsp, [&](int j) { return load_pair(stats + ROWS * 4 + 32 * j); });
-    issue_registers<ROWS, D>(dk, dsp, q);
+    issue_registers<ROWS, D>(dk, dsp, mn_major(q, ROWS * 128));
     any = true;
     blocks.advance();
   };

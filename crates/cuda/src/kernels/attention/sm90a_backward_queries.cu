@@ -39,6 +39,11 @@ DEV void store(u32 base, const BackwardArgs& call) {
   });
 }
 
+// A tile whose rows are multiplied by others. With OPTIONS descriptors by addition spill.
+DEV auto rows_at(u32 address) {
+  if constexpr (!OPTIONS) return k_major(address);
+  else return address;
+}
 // Puts P S' in place of the products of a thread's two rows, the first of which is `row`, and the keys of block n; 0
 // if a pair is hidden. A function of numbers alone: of a struct of them, or with the bounds of Seen, that are at least
 // 0 where the mask is a window, the loop gets up to 32 more moves between uniform registers.
@@ -95,14 +100,14 @@ DEV void consume(u32 base, const BackwardArgs& call) {
       blocks.wait_full(K);
       const bool is_cut = LENGTHS && decltype(masked)::value && s.keys - n * KEYS < KEYS;  // rows behind the sequence
       if (is_cut) zero_rows<KEYS>(s.keys - n * KEYS, 1 + group, k);
-      issue_shared<SEEN, D, ROWS, KEYS>(p, q, k);
+      issue_shared<SEEN, D, ROWS, KEYS>(p, rows_at(q), rows_at(k));
       if (LATER) {
         mma_wait<0>(), pin(later), pin(factors);
         if (any) blocks.release(before, K);
       }
       blocks.wait_full(V);
       if (is_cut) zero_rows<KEYS>(s.keys - n * KEYS, 1 + group, v);
-      issue_shared<SEEN, D, ROWS, KEYS>(ds, dout, v);
+      issue_shared<SEEN, D, ROWS, KEYS>(ds, rows_at(dout), rows_at(v));
       if (LATER) {
         UNROLL(i, D / 2) sum[i] += later[i];
       } else {
@@ -115,8 +120,9 @@ DEV void consume(u32 base, const BackwardArgs& call) {
       if (n == range.end - 1) tiles.release();  // q and dout are no longer read
       UNROLL(i, SEEN / 4) (LATER ? factors[i] : dsp[i]) = pack(p[2 * i] * (ds[2 * i] - delta[i % 2]), p[2 * i + 1] * (ds[2 * i + 1] - delta[i % 2]));
       auto multiply = [&](float(&x)[D / 2], auto& by) {
+        const u64 rows = mn_major(k, KEYS * 128);
         pin(by), mma_begin();
-        UNROLL(i, SEEN / 16) Mma<D>::rs<MN_MAJOR>(x, by + 4 * i, mn_major(k + i * 2048, KEYS * 128), i > 0);
+        UNROLL(i, SEEN / 16) Mma<D>::rs<MN_MAJOR>(x, by + 4 * i, rows + i * MN_STEP, i > 0);
         mma_commit();
       };
       if (LATER) {

@@ -59,10 +59,11 @@ template <bool KEYS> DEV void store(u32 base, const BackwardArgs& call) {
 
 // out += weights·x, a tile of 128 rows; where tiles descend, the last 64 of these come first.
 DEV void issue_weights(float (&out)[D / 2], u32 (&weights)[OWN / 4], u32 x) {
+  const u64 rows = mn_major(x, OWN * 128);
   pin(weights), mma_begin();
   UNROLL(n, OWN / 16) {
     const int i = TURNS ? (n + OWN / 32) % (OWN / 16) : n;
-    Mma<D>::rs<MN_MAJOR>(out, weights + 4 * i, mn_major(x + i * 2048, OWN * 128), 1);
+    Mma<D>::rs<MN_MAJOR>(out, weights + 4 * i, rows + i * MN_STEP, 1);
   }
   mma_commit();
 }
@@ -89,7 +90,7 @@ template <bool KEYS> DEV void walk(float (&out)[D / 2], Blocks& blocks, const Ba
     const int end = (KEYS ? s.queries : s.keys) - n * OWN;
     const bool is_cut = LENGTHS && (!PACKED || MASKED) && end < OWN;
     if (is_cut) zero_rows<OWN>(end, 1 + group, base + AT_Y + stage * BYTES);
-    issue_shared<OWN, D, OWN, OWN>(p, opaque(own), base + AT_Y + stage * BYTES);
+    issue_shared<OWN, D, OWN, OWN>(p, k_major(opaque(own)), k_major(base + AT_Y + stage * BYTES));
     if (any) your_turn();
     mma_wait<1>(), pin(weights);  // the product of the block before: its operand's registers are free
     if (any) blocks.release(before, LSE ? Y : X);

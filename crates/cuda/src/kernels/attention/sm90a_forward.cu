@@ -145,7 +145,7 @@ template <bool MASK, int N> DEV void extend(float (&s)[N], bool (&hides)[2], int
       float2 b = load_bias(x.of[r] + key + 8 * j, pairs, MASK ? keys - 8 * j : 2);
       float &even = s[4 * j + 2 * r], &odd = s[4 * j + 2 * r + 1];
       even = with_bias(even, b.x, o.unit.over), odd = with_bias(odd, b.y, o.unit.over);
-      hides[r] |= s[4 * j + 2 * r] == -INF || s[4 * j + 2 * r + 1] == -INF;
+      hides[r] |= fminf(even, odd) == -INF;
     }
     hides[r] = __any_sync(0xfu << (lane_id() & 28), hides[r]);
   }
@@ -209,8 +209,7 @@ DEV float start_of(const Maxima& rows, int r, float c) {
 template <bool MASK, int N> DEV bool soften(float (&s)[N], Maxima& rows, float (&a)[2], const WarpgroupTile& t, const bool (&cut)[2]) {
   a[0] = a[1] = 1;
   bool grown = false;
-  // OPTIONS 1 leave no registers to ask first.
-  if (OPTIONS == 1 || __builtin_expect(may_grow(s, rows, t.over), false)) grown = raise_maxima(s, rows, a, t);
+  if (__builtin_expect(may_grow(s, rows, t.over), false)) grown = raise_maxima(s, rows, a, t);
   UNROLL(r, 2) {
     float sum[2] = {0, 0};
     const bool subtracts = MASK && (cut[r] || (BOXED && fabsf(rows.m[r]) > FAR));
@@ -264,6 +263,7 @@ DEV void produce(u32 base, const ForwardArgs& c) {
   KRing k_ring = {base, 1};
   VRing v_ring = {base, 1};
   BiasRing biases = {base, 1};
+  const u64 policy = BOXED ? bias_policy(c.options) : 0;
   auto load_k = [&](int row, int h, int b) {
     load5(base + AT_K + k_ring.stage() * K_BYTES, &c.k, k_ring.fill(K_BYTES), row, h, b), k_ring.advance();
   };
@@ -274,8 +274,8 @@ DEV void produce(u32 base, const ForwardArgs& c) {
     if (!BOXED) return;
     const u32 to = base + AT_BIAS + biases.stage() * BIAS_BYTES, full = biases.fill(BIAS_BYTES);
     const int head = bias_head(c.options, w.head), batch = bias_batch(c.options, own.batch);
-    load5(to, &c.bias, full, w.block * ROWS, head, batch, 0, key);
-    load5(to + ROWS * 128, &c.bias, full, w.block * ROWS, head, batch, 0, key + 64);
+    load_pairs(to, &c.bias, full, key, w.block * ROWS, head, batch, policy);
+    load_pairs(to + ROWS * 128, &c.bias, full, key + 64, w.block * ROWS, head, batch, policy);
     biases.advance();
   };
   NO_UNROLL for (Ticket x;;) {

@@ -6,14 +6,29 @@ struct alignas(128) TensorMap { u64 opaque[16]; };
 
 DEV void prefetch(const TensorMap* m) { asm volatile("prefetch.tensormap [%0];" ::"l"(m) : "memory"); }
 // Attention operands are five-dimensional: (64 columns, length, D/64, heads, batch); rows beyond the length read as 0.
-// Numbers of pairs are (keys, queries, 1, heads, batch), in boxes of 64 columns from `column` on.
-DEV void load5(u32 to, const TensorMap* m, u32 b, int row, int head, int batch, int panel = 0, int column = 0) {
+DEV void load5(u32 to, const TensorMap* m, u32 b, int row, int head, int batch, int panel = 0) {
   asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4,%7,%5,%6}], [%2];"
-               ::"r"(to), "l"(m), "r"(b), "r"(column), "r"(row), "r"(head), "r"(batch), "r"(panel) : "memory");
+               ::"r"(to), "l"(m), "r"(b), "r"(0), "r"(row), "r"(head), "r"(batch), "r"(panel) : "memory");
 }
-DEV void store5(const TensorMap* m, u32 from, int row, int head, int batch, int panel = 0, int column = 0) {  // rows beyond the length are not written
+DEV void store5(const TensorMap* m, u32 from, int row, int head, int batch, int panel = 0) {  // rows beyond the length are not written
   asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2,%3,%6,%4,%5}], [%1];"
-               ::"l"(m), "r"(from), "r"(column), "r"(row), "r"(head), "r"(batch), "r"(panel) : "memory");
+               ::"l"(m), "r"(from), "r"(0), "r"(row), "r"(head), "r"(batch), "r"(panel) : "memory");
+}
+// A policy of the L2 cache: bytes that are read or written once leave it before those that are read again.
+DEV u64 l2_policy(bool once) {
+  u64 first, normal;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(normal));
+  return once ? first : normal;
+}
+// Numbers of pairs are (keys, queries, 1, heads, batch), in boxes of 64 keys.
+DEV void load_pairs(u32 to, const TensorMap* m, u32 b, int key, int query, int head, int batch, u64 policy) {
+  asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3,%4,%7,%5,%6}], [%2], %8;"
+               ::"r"(to), "l"(m), "r"(b), "r"(key), "r"(query), "r"(head), "r"(batch), "r"(0), "l"(policy) : "memory");
+}
+DEV void store_pairs(const TensorMap* m, u32 from, int key, int query, int head, int batch, u64 policy) {
+  asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%2,%3,%6,%4,%5}], [%1], %7;"
+               ::"l"(m), "r"(from), "r"(key), "r"(query), "r"(head), "r"(batch), "r"(0), "l"(policy) : "memory");
 }
 // Contiguous bytes (a multiple of 16, as both addresses): row statistics.
 DEV void load_bytes(u32 to, const void* from, u32 bytes, u32 b) {

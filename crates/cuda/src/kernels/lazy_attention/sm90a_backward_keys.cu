@@ -145,9 +145,9 @@ struct Consumer {
     float x[ROWS / 2], ds[ROWS / 2];
     u32 p[ROWS / 4];
     const u32 shown = SPANS && MASKED ? visible(c.spans, c.shape, s, i * ROWS + column, key) : 0;  // before there are scores
-    issue_shared<ROWS, D, KEYS, ROWS>(x, k, q);
+    issue_shared<ROWS, D, KEYS, ROWS>(x, k_major(k), k_major(q));
     if (ACTIVE) {
-      pin(ds), multiply_shared<ROWS, D, KEYS, ROWS>(ds, k + AT_V, dout), mma_commit(), mma_wait<1>();  // (E7)
+      pin(ds), multiply_shared<ROWS, D, KEYS, ROWS>(ds, k_major(k + AT_V), k_major(dout)), mma_commit(), mma_wait<1>();  // (E7)
     } else {
       mma_wait<0>();
     }
@@ -171,11 +171,11 @@ struct Consumer {
     if (PACKED && MASKED && i * ROWS + ROWS > s.queries) zero_rows<ROWS>(s.queries - i * ROWS, 1 + group, q, dout);
     if (ACTIVE) {
       pack_above(x, p);
-      pin(dv), issue_registers<ROWS, D>(dv, p, dout);  // (E12)
+      pin(dv), issue_registers<ROWS, D>(dv, p, mn_major(dout, ROWS * 128));  // (E12)
     }
     u32 packed[ROWS / 4];
     pack_all(ds, packed);
-    pin(dk), issue_registers<ROWS, D>(dk, packed, q);  // (E11)
+    pin(dk), issue_registers<ROWS, D>(dk, packed, mn_major(q, ROWS * 128));  // (E11)
     add_diagonals(ds, distance);  // (E13)
     mma_wait<0>(), pin(dk);
     if (ACTIVE) pin(dv);

@@ -79,13 +79,13 @@ struct Walk : QueryWalk<Feed> {
   template <bool MASKED> METHOD bool mean(Tile& t, int n) {
     float x[KEYS / 2];
     blocks.wait_full(Feed::K);
-    issue_shared<KEYS, D, ROWS, KEYS>(x, q, k()), mma_wait<0>(), pin(x);
+    issue_shared<KEYS, D, ROWS, KEYS>(x, k_major(q), k_major(k())), mma_wait<0>(), pin(x);
     const bool any = named_any(1 + group, 128, weights<MASKED>(t, x, n));
     leave(Feed::K);
     blocks.wait_full(Feed::V);
     if (any) {
       float g[KEYS / 2];
-      issue_shared<KEYS, D, ROWS, KEYS>(g, dout, v()), mma_wait<0>(), pin(g);  // (E7)
+      issue_shared<KEYS, D, ROWS, KEYS>(g, k_major(dout), k_major(v())), mma_wait<0>(), pin(g);  // (E7)
       UNROLL(i, KEYS / 2) {
         const int r = row_of_number(i);
         const float y = attends<MASKED>(x[i], t.offset[r]) ? g[i] : 0;
@@ -131,9 +131,9 @@ struct Walk : QueryWalk<Feed> {
     float x[KEYS / 2], g[KEYS / 2];
     u32 ds[KEYS / 4];
     blocks.wait_full(Feed::K), blocks.wait_full(Feed::V);
-    issue_shared<KEYS, D, ROWS, KEYS>(x, q, k());
+    issue_shared<KEYS, D, ROWS, KEYS>(x, k_major(q), k_major(k()));
     if (ACTIVE) {
-      pin(g), multiply_shared<KEYS, D, ROWS, KEYS>(g, dout, v()), mma_commit(), mma_wait<1>();
+      pin(g), multiply_shared<KEYS, D, ROWS, KEYS>(g, k_major(dout), k_major(v())), mma_commit(), mma_wait<1>();
     } else {
       mma_wait<0>();
     }
@@ -147,7 +147,7 @@ struct Walk : QueryWalk<Feed> {
       ds[i] = pack(pulled(2 * i), pulled(2 * i + 1));
     }
     if (PACKED && MASKED && n * KEYS + KEYS > t.s.keys) zero_rows<KEYS>(t.s.keys - n * KEYS, 1 + group, k());
-    pin(dq), issue_registers<KEYS, D>(dq, ds, k()), mma_wait<0>(), pin(dq);  // (E10)
+    pin(dq), issue_registers<KEYS, D>(dq, ds, mn_major(k(), KEYS * 128)), mma_wait<0>(), pin(dq);  // (E10)
     leave(Feed::K), blocks.advance();
   }
   // The second walk: dq.

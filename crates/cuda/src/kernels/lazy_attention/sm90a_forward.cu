@@ -220,7 +220,7 @@ template <bool PV> struct ValueWalk : QueryWalk<ValueFeed>, QueryTile {
   // Adds a block that the rows attend to.
   METHOD void step(float (&o)[D / 2], u32 (&p)[KEYS / 4], u32 q, int n) {
     float x[KEYS / 2];
-    issue_shared<KEYS, D, ROWS, KEYS>(x, q, base + ValueFeed::AT_K + blocks.stage() * KV_BYTES);
+    issue_shared<KEYS, D, ROWS, KEYS>(x, k_major(q), k_major(base + ValueFeed::AT_K + blocks.stage() * KV_BYTES));
     mma_wait<0>(), pin(x), pin(o), pin(p);
     land();
     score_block(x, *this, n);
@@ -235,7 +235,7 @@ template <bool PV> struct ValueWalk : QueryWalk<ValueFeed>, QueryTile {
     v_ring.wait_full();
     const u32 v = base + ValueFeed::AT_V + v_ring.stage() * KV_BYTES;
     if (PACKED && n * KEYS + KEYS > s.keys) zero_rows<KEYS>(s.keys - n * KEYS, 1 + group, v);
-    pin(o), issue_registers<KEYS, D>(o, p, v);  // (E6)
+    pin(o), issue_registers<KEYS, D>(o, p, mn_major(v, KEYS * 128));  // (E6)
     flies = true;
   }
   // Walks the blocks of `stripes`, of which it attends to `mine`.

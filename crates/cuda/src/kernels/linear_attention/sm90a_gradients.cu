@@ -246,7 +246,7 @@ template <bool BACK> DEV Ways ways_of(const Own& own, const Chunk& chunk, const 
 // dq of a query head, of which both warpgroups have put their pairs.
 template <bool DOTS> DEV void add_queries(Own& own, const WalkArgs& c, const Places& at, const Thread& t, const Chunk& chunk, int head) {
   float o[KW / 2], dots[2];
-  issue_shared<KW, KW, CHUNK, KW>(o, at.of(OF_DOUT) + t.group * 8192, at.of(OF_S));
+  issue_shared<KW, KW, CHUNK, KW>(o, k_major(at.of(OF_DOUT) + t.group * 8192), k_major(at.of(OF_S)));
   Ways way = ways_of<false>(own, chunk, t);
   mma_wait<0>(), pin(o);
   if (DOTS) {
@@ -261,8 +261,9 @@ template <bool DOTS> DEV void add_queries(Own& own, const WalkArgs& c, const Pla
   UNROLL(r, 2) way.decay[r] *= own.scale;
   mul_rows(o, way.decay);
   NO_UNROLL for (int keys = 0; keys <= t.group; keys++) {
+    const u64 pairs = mn_major(pairs_of(at.base, keys, t.group), 0), columns = mn_major(at.of(OF_K) + keys * 8192, PANEL);
     pin(o), mma_begin();
-    UNROLL(i, 4) Mma<KW>::template ss<MN_MAJOR, MN_MAJOR>(o, mn_major(pairs_of(at.base, keys, t.group) + i * 2048, 0), mn_major(at.of(OF_K) + keys * 8192 + i * 2048, PANEL), 1);
+    UNROLL(i, 4) Mma<KW>::template ss<MN_MAJOR, MN_MAJOR>(o, pairs + i * MN_STEP, columns + i * MN_STEP, 1);
     mma_commit(), mma_wait<0>(), pin(o);
   }
   named_sync(1, 256);  // pairs have been read
@@ -271,7 +272,7 @@ template <bool DOTS> DEV void add_queries(Own& own, const WalkArgs& c, const Pla
 // The part of dk, or of dv, that D adds.
 template <bool DOTS> DEV void begin_keys(float (&o)[KW / 2], bool values, u32 y, Own& own, const WalkArgs& c, const Places& at, const Thread& t, const Chunk& chunk, int key_head) {
   if (values) multiply_state(o, y + t.group * 8192, at.of(OF_D));
-  else issue_shared<KW, KW, CHUNK, KW>(o, y + t.group * 8192, at.of(OF_D));
+  else issue_shared<KW, KW, CHUNK, KW>(o, k_major(y + t.group * 8192), k_major(at.of(OF_D)));
   const Ways way = ways_of<true>(own, chunk, t);
   mma_wait<0>(), pin(o);
   mul_rows(o, way.decay);

@@ -128,24 +128,28 @@ DEV void put(const WalkArgs& c, const Path& p, const Thread& t, u32 tile, const 
 }
 
 // ---- products ----
-// y bᵀ of the rows of a warpgroup, and of as many rows of b as a thread has pairs.
+// y bᵀ of the rows of a warpgroup, and of as many rows of b as a thread has pairs. From addresses: with log-decays of
+// tokens the gradients would spill.
 template <int PAIRS> DEV void multiply_rows(float (&s)[PAIRS], u32 y, u32 b) { issue_shared<2 * PAIRS, KW, CHUNK, CHUNK>(s, y, b); }
 // y S of a tile of the state.
 template <int N> DEV void multiply_state(float (&o)[N], u32 y, u32 state) {
+  const u64 rows = k_major(y), columns = mn_major(state, KW * 128);
   pin(o), mma_begin();
-  UNROLL(i, KW / 16) Mma<2 * N>::template ss<K_MAJOR, MN_MAJOR>(o, k_major(y + i / 4 * PANEL + i % 4 * 32), mn_major(state + i * 2048, KW * 128), i > 0);
+  UNROLL(i, KW / 16) Mma<2 * N>::template ss<K_MAJOR, MN_MAJOR>(o, rows + i / 4 * (PANEL / 16) + i % 4 * K_STEP, columns + i * MN_STEP, i > 0);
   mma_commit();
 }
 // Adds bᵀ x to the state.
 template <int N> DEV void add_to_state(float (&h)[N], u32 b, u32 x) {
+  const u64 rows = mn_major(b, 0), columns = mn_major(x, PANEL);
   pin(h), mma_begin();
-  UNROLL(i, CHUNK / 16) Mma<2 * N>::template ss<MN_MAJOR, MN_MAJOR>(h, mn_major(b + i * 2048, 0), mn_major(x + i * 2048, PANEL), 1);
+  UNROLL(i, CHUNK / 16) Mma<2 * N>::template ss<MN_MAJOR, MN_MAJOR>(h, rows + i * MN_STEP, columns + i * MN_STEP, 1);
   mma_commit();
 }
 // o += w x.
 template <int WORDS, int N> DEV void add_pairs(float (&o)[N], u32 (&w)[WORDS], u32 x) {
+  const u64 columns = mn_major(x, PANEL);
   pin(o), pin(w), mma_begin();
-  UNROLL(i, WORDS / 4) Mma<2 * N>::template rs<MN_MAJOR>(o, w + 4 * i, mn_major(x + i * 2048, PANEL), 1);
+  UNROLL(i, WORDS / 4) Mma<2 * N>::template rs<MN_MAJOR>(o, w + 4 * i, columns + i * MN_STEP, 1);
   mma_commit();
 }
 

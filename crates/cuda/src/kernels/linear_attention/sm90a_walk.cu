@@ -121,7 +121,7 @@ template <bool DECAY, int PAIRS> DEV void issue_scores(float (&s)[PAIRS], u32 ba
       named_sync(1, 256);
     }
   }
-  multiply_rows(s, y + 128 * own, b);
+  issue_shared<2 * PAIRS, KW, CHUNK, CHUNK>(s, k_major(y + 128 * own), k_major(b));
 }
 // Shows the state before chunk n.
 DEV void show_chunk(const Thread& t, u32 base, const float (&h)[COLUMNS / 2], int n, u32 shows) {

@@ -10,6 +10,8 @@ DEV u64 mn_major(u32 address, u32 panel_bytes) {
   return (u64)((address & 0x3ffff) >> 4) | (u64)(panel_bytes >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
 }
 DEV u64 k_major(u32 address) { return mn_major(address, 16); }
+// Steps of a descriptor, each an addition in place of four instructions, since tiles end below 2^18.
+constexpr u64 K_STEP = 32 / 16, MN_STEP = 2048 / 16;
 // Accumulators: tile/accumulator.cuh. Packed in pairs, d[8k .. 8k+7] are the four registers of an A operand for step
 // k.
 DEV void mma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -65,11 +67,12 @@ template <int N, int W, int A_ROWS, int B_ROWS> DEV void multiply_shared(float (
     Mma<N>::template ss<K_MAJOR, K_MAJOR>(d, k_major(a + i / 4 * A_ROWS * 128 + i % 4 * 32),
                                           k_major(b + i / 4 * B_ROWS * 128 + i % 4 * 32), i > 0 ? 1 : add);
 }
-// The same from descriptors of the tiles' begins. Those of steps follow by an addition, since tiles end below 2^18.
+// The same from descriptors of the tiles' begins, of which those of steps follow by an addition, in loops a fifth
+// shorter. From addresses each is made anew: for loops that spill otherwise, or are slower.
 template <int N, int W, int A_ROWS, int B_ROWS> DEV void multiply_shared(float (&d)[N / 2], u64 a, u64 b) {
   UNROLL(i, W / 16)
-    Mma<N>::template ss<K_MAJOR, K_MAJOR>(d, a + (i / 4 * A_ROWS * 128 + i % 4 * 32) / 16,
-                                          b + (i / 4 * B_ROWS * 128 + i % 4 * 32) / 16, i > 0);
+    Mma<N>::template ss<K_MAJOR, K_MAJOR>(d, a + i / 4 * A_ROWS * 128 / 16 + i % 4 * K_STEP,
+                                          b + i / 4 * B_ROWS * 128 / 16 + i % 4 * K_STEP, i > 0);
 }
 // d += a·b, or d = a·b where `add` is 0: factors of a thread, and a tile of N rows, W columns wide.
 template <int N, int W> DEV void multiply_registers(float (&d)[W / 2], const u32 (&a)[N / 4], u32 b, int add = 1) {
@@ -78,14 +81,15 @@ template <int N, int W> DEV void multiply_registers(float (&d)[W / 2], const u32
 }
 template <int N, int W> DEV void multiply_registers(float (&d)[W / 2], const u32 (&a)[N / 4], u64 b, int add = 1) {
   UNROLL(i, N / 16)
-    Mma<W>::template rs<MN_MAJOR>(d, a + 4 * i, b + i * 2048 / 16, i > 0 ? 1 : add);
+    Mma<W>::template rs<MN_MAJOR>(d, a + 4 * i, b + i * MN_STEP, i > 0 ? 1 : add);
 }
-// The same as committed groups: until these have been waited for, none of the registers may be read or written.
-template <int N, int W, int A_ROWS, int B_ROWS> DEV void issue_shared(float (&d)[N / 2], u32 a, u32 b) {
+// The same as committed groups, from addresses or descriptors: until these have been waited for, none of the registers
+// may be read or written.
+template <int N, int W, int A_ROWS, int B_ROWS, class T> DEV void issue_shared(float (&d)[N / 2], T a, T b) {
   pin(d), mma_begin();
   multiply_shared<N, W, A_ROWS, B_ROWS>(d, a, b), mma_commit();
 }
-template <int N, int W> DEV void issue_registers(float (&d)[W / 2], u32 (&a)[N / 4], u32 b, int add = 1) {
+template <int N, int W, class T> DEV void issue_registers(float (&d)[W / 2], u32 (&a)[N / 4], T b, int add = 1) {
   pin(a), mma_begin();
   multiply_registers<N, W>(d, a, b, add), mma_commit();
 }

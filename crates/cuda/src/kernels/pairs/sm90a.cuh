@@ -89,7 +89,7 @@ struct BiasRows {
 // A score with its bias: finite where both are, also in units of scores.
 DEV float with_bias(float score, float bias, float over) {
   const float x = fmaf(bias, over, score);
-  return fabsf(x) == INF && fabsf(bias) < INF && fabsf(score) < INF ? copysignf(LARGEST, x) : x;
+  return fabsf(bias) < INF && fabsf(score) < INF ? fminf(fmaxf(x, -LARGEST), LARGEST) : x;
 }
 // The same without branches, but ∞ of finite numbers, whose weight is NaN and raises the flag. Where one of them is
 // infinite the bound is NaN, and none.
@@ -108,3 +108,5 @@ template <int N> DEV void add_biases(float (&scores)[N], int first, const u32 (&
 // The coordinates of a head's bias, or of its gradient: 0 where heads or batch elements share one.
 DEV int bias_head(const ScoreOptions& o, int head) { return o.bias.head_stride ? head : 0; }
 DEV int bias_batch(const ScoreOptions& o, int batch) { return o.bias.batch_stride ? batch : 0; }
+// A bias of its own for each head is read once.
+DEV u64 bias_policy(const ScoreOptions& o) { return l2_policy(o.bias.head_stride && o.bias.batch_stride); }
