@@ -11,7 +11,7 @@ const HIDING: [&str; 8] = ["fmaxf(", "fminf(", "fmax(", "fmin(", "max.f", "min.f
 const NUMBERS: [&str; 7] = ["fabsf(", "bound", ".0f", "INF", "exp2_fast(", "logf(", "read("];
 
 /// Files, parts of their lines, and why no NaN is lost.
-const LISTED: [(&str, &str, &str); 10] = [
+const LISTED: [(&str, &str, &str); 12] = [
     ("sm80_forward.cu", "top = fmaxf(top", ROW),
     ("sm80_forward.cu", "fmaxf(top, sink)", SINK),
     ("sm90a_forward.cu", "{ return fmaxf(x, y); }", ROW),
@@ -22,10 +22,14 @@ const LISTED: [(&str, &str, &str); 10] = [
     ("sm90a_products.cu", "max(fabsf(c.slope)", SCALE),
     ("sm90a_products.cu", "bound = max(bound", SCALE),
     ("sm90a.cuh", "fmaxf(fmaf(bias, over, score), least)", BOUND),
+    ("sm90a.cuh", "fabsf(score) < INF ? fminf(fmaxf(x, -LARGEST)", FINITE),
+    ("sm90a_forward.cu", "fminf(even, odd) == -INF", ASKS),
 ];
 const ROW: &str = "the largest score of a row: the weight of a NaN is NaN, and so are l and o";
 const SINK: &str = "the base of the weights of a sink and a row: that of a NaN is NaN, and so is their sum";
 const SCALE: &str = "a factor of products that what is not finite shall not change: it is divided out again";
+const FINITE: &str = "a sum of two finite numbers";
+const ASKS: &str = "a question whether one of two is −∞, whatever the other is; both stay as they are";
 const BOUND: &str = "a sum of two numbers and a bound, which is NaN where one of the two is not finite";
 
 /// The texts of a folder and its folders.

@@ -6,7 +6,7 @@ DEV void produce(u32 base, const BackwardArgs& call) {
   Values values = {base, 1};
   Blocks blocks = {base, 1};
   Douts douts = {base, 1};
-  const u64 policy = BOXED ? bias_policy(call.options) : 0;
+  const u64 policy = BOXED ? l2_policy(reads_bias_once(call.options)) : 0;
   // Of BOXED each comes as soon as its place is free: the bias, which lies farthest, first.
   auto load_block = [&](const Work& w, const Own& s, int h, int row) {
     if (BOXED) {

@@ -263,7 +263,7 @@ DEV void produce(u32 base, const ForwardArgs& c) {
   KRing k_ring = {base, 1};
   VRing v_ring = {base, 1};
   BiasRing biases = {base, 1};
-  const u64 policy = BOXED ? bias_policy(c.options) : 0;
+  const u64 policy = BOXED ? l2_policy(reads_bias_once(c.options)) : 0;
   auto load_k = [&](int row, int h, int b) {
     load5(base + AT_K + k_ring.stage() * K_BYTES, &c.k, k_ring.fill(K_BYTES), row, h, b), k_ring.advance();
   };

@@ -109,4 +109,4 @@ template <int N> DEV void add_biases(float (&scores)[N], int first, const u32 (&
 DEV int bias_head(const ScoreOptions& o, int head) { return o.bias.head_stride ? head : 0; }
 DEV int bias_batch(const ScoreOptions& o, int batch) { return o.bias.batch_stride ? batch : 0; }
 // A bias of its own for each head is read once.
-DEV u64 bias_policy(const ScoreOptions& o) { return l2_policy(o.bias.head_stride && o.bias.batch_stride); }
+DEV bool reads_bias_once(const ScoreOptions& o) { return o.bias.head_stride && o.bias.batch_stride; }
