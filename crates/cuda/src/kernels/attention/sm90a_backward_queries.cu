@@ -39,11 +39,8 @@ DEV void store(u32 base, const BackwardArgs& call) {
   });
 }
 
-// A tile whose rows are multiplied by others. With OPTIONS descriptors by addition spill.
-DEV auto rows_at(u32 address) {
-  if constexpr (!OPTIONS) return k_major(address);
-  else return address;
-}
+// Descriptors by addition, which spill with OPTIONS.
+constexpr bool BY_ADDITION = !OPTIONS;
 // Puts P S' in place of the products of a thread's two rows, the first of which is `row`, and the keys of block n; 0
 // if a pair is hidden. A function of numbers alone: of a struct of them, or with the bounds of Seen, that are at least
 // 0 where the mask is a window, the loop gets up to 32 more moves between uniform registers.
@@ -100,14 +97,14 @@ DEV void consume(u32 base, const BackwardArgs& call) {
       blocks.wait_full(K);
       const bool is_cut = LENGTHS && decltype(masked)::value && s.keys - n * KEYS < KEYS;  // rows behind the sequence
       if (is_cut) zero_rows<KEYS>(s.keys - n * KEYS, 1 + group, k);
-      issue_shared<SEEN, D, ROWS, KEYS>(p, rows_at(q), rows_at(k));
+      issue_shared<SEEN, D, ROWS, KEYS>(p, rows_at<BY_ADDITION>(q), rows_at<BY_ADDITION>(k));
       if (LATER) {
         mma_wait<0>(), pin(later), pin(factors);
         if (any) blocks.release(before, K);
       }
       blocks.wait_full(V);
       if (is_cut) zero_rows<KEYS>(s.keys - n * KEYS, 1 + group, v);
-      issue_shared<SEEN, D, ROWS, KEYS>(ds, rows_at(dout), rows_at(v));
+      issue_shared<SEEN, D, ROWS, KEYS>(ds, rows_at<BY_ADDITION>(dout), rows_at<BY_ADDITION>(v));
       if (LATER) {
         UNROLL(i, D / 2) sum[i] += later[i];
       } else {

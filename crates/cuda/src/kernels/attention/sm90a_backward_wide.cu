@@ -29,12 +29,8 @@ template <Gradient G> struct Layout {
   using Tiles = WorkTiles<2, BY_KEYS, TileRing, XRing::END>;
   static constexpr u32 VISIT = XRing::END + 8, ALL = 1024 + VISIT + (SPANS && BY_KEYS ? 16 : 0);  // 1024 to align all
 };
-// A tile whose rows are multiplied by others. With D = 192 and a full mask descriptors by addition take 1.014 times as
-// long, and with a causal one 0.987.
-DEV auto rows_at(u32 address) {
-  if constexpr (WINDOW || D == E) return k_major(address);
-  else return address;
-}
+// Descriptors by addition: with D = 192 and a full mask they take 1.014 times as long, and with a causal one 0.987.
+constexpr bool BY_ADDITION = WINDOW || D == E;
 template <Gradient G> DEV Range range_of(const BackwardArgs& c, const Work& w, const Own& s) {
   if (G == OF_Q) return key_blocks<2, ROWS, false>(c.spans, s, w.block);
   return query_blocks<1>(c.spans, s, w.block, w.task);
@@ -129,7 +125,7 @@ template <Gradient G> DEV void walk(float (&sum)[Layout<G>::COLUMNS / 2], typena
     const int end = (KEYS ? s.queries : s.keys) - n * ROWS;
     const bool is_cut = LENGTHS && (!PACKED || MASKED) && end < ROWS;
     if (is_cut) zero_rows<ROWS, D>(end, 1 + group, y);
-    issue_shared<ROWS, D, OWN, ROWS>(p, rows_at(opaque(own)), rows_at(y));
+    issue_shared<ROWS, D, OWN, ROWS>(p, rows_at<BY_ADDITION>(opaque(own)), rows_at<BY_ADDITION>(y));
     if (WEIGHTS && add) your_turn();
     mma_wait<1>(), pin(factors);  // the product of the block before: its operand's registers are free
     if (add && WEIGHTS) xs.release(before);
@@ -148,7 +144,7 @@ template <Gradient G> DEV void walk(float (&sum)[Layout<G>::COLUMNS / 2], typena
       xs.wait_full();
       if (is_cut) zero_rows<ROWS, E>(end, 1 + group, x);
       float ds[ROWS / 2];
-      issue_shared<ROWS, E, OWN, ROWS>(ds, rows_at(opaque(own) + L::AT_X_OWN), rows_at(x));
+      issue_shared<ROWS, E, OWN, ROWS>(ds, rows_at<BY_ADDITION>(opaque(own) + L::AT_X_OWN), rows_at<BY_ADDITION>(x));
       if (add) your_turn();
       mma_wait<1>(), pin(p);
       rows.template weigh<MASKED>(p, n, stats, shown);

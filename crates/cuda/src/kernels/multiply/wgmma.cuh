@@ -74,6 +74,11 @@ template <int N, int W, int A_ROWS, int B_ROWS> DEV void multiply_shared(float (
     Mma<N>::template ss<K_MAJOR, K_MAJOR>(d, a + i / 4 * A_ROWS * 128 / 16 + i % 4 * K_STEP,
                                           b + i / 4 * B_ROWS * 128 / 16 + i % 4 * K_STEP, i > 0);
 }
+// A tile whose rows are multiplied by others, in the one form or the other.
+template <bool BY_ADDITION> DEV auto rows_at(u32 address) {
+  if constexpr (BY_ADDITION) return k_major(address);
+  else return address;
+}
 // d += a·b, or d = a·b where `add` is 0: factors of a thread, and a tile of N rows, W columns wide.
 template <int N, int W> DEV void multiply_registers(float (&d)[W / 2], const u32 (&a)[N / 4], u32 b, int add = 1) {
   UNROLL(i, N / 16)
