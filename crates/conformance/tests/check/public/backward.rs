@@ -2,7 +2,7 @@
 
 use super::Bug;
 use super::kernel::{Attention as Kernel, ask, bias, made, normalised, of_other, visible};
-use crate::bench::{Bench, SHORT as EXTENTS, short_attention as attention};
+use crate::bench::{Bench, SHORT, short_attention};
 use etalon_conformance::tensor::{Stored, Tensor, Values};
 use etalon_problem::{Attention, AttentionLse, Dtype, Extents, Mask, Pass, Problem};
 use ndarray::{ArrayD, Axis as Along};
@@ -52,7 +52,7 @@ pub const BUGS: &[Bug] = &[
         story: "dq and dk lack the scale",
         ids: &["factor", "gradients-unscaled"],
         make: || {
-            made(backward(attention()), |kernel| {
+            made(backward(short_attention()), |kernel| {
                 let (delta, lse) = saved(kernel);
                 let p = normalised(&kernel.weights().s, &lse);
                 kernel.gradients(&p, &delta, &|_| 1.0)
@@ -63,7 +63,7 @@ pub const BUGS: &[Bug] = &[
         story: "the gradient through lse is dropped",
         ids: &["dlse-dropped", "dlse-ignored"],
         make: || {
-            made(backward(attention()), |kernel| {
+            made(backward(short_attention()), |kernel| {
                 kernel.x.remove("dlse");
                 kernel.backward()
             })
@@ -73,7 +73,7 @@ pub const BUGS: &[Bug] = &[
         story: "dlse has the other sign",
         ids: &["dlse-negated"],
         make: || {
-            made(backward(attention()), |kernel| {
+            made(backward(short_attention()), |kernel| {
                 kernel.x.get_mut("dlse").unwrap().mapv_inplace(|x| -x);
                 kernel.backward()
             })
@@ -83,7 +83,7 @@ pub const BUGS: &[Bug] = &[
         story: "δ is not subtracted",
         ids: &["delta-omitted"],
         make: || {
-            made(backward(attention()), |kernel| {
+            made(backward(short_attention()), |kernel| {
                 let dlse = kernel.x["dlse"].clone();
                 let p = kernel.weights().p;
                 kernel.gradients(&p, &-dlse, &|pair| kernel.slope(pair))
@@ -94,7 +94,7 @@ pub const BUGS: &[Bug] = &[
         story: "δ of the next head",
         ids: &["saved-delta-of-next-head"],
         make: || {
-            made(backward(attention()), |kernel| {
+            made(backward(short_attention()), |kernel| {
                 let (delta, lse) = saved(kernel);
                 let p = normalised(&kernel.weights().s, &lse);
                 let next = delta.select(Along(1), &[1, 2, 3, 0]);
@@ -106,7 +106,7 @@ pub const BUGS: &[Bug] = &[
         story: "lse of the next head",
         ids: &["saved-lse-of-next-head", "lse-of-next-head"],
         make: || {
-            made(backward(attention()), |kernel| {
+            made(backward(short_attention()), |kernel| {
                 let (delta, lse) = saved(kernel);
                 let next = lse.select(Along(1), &[1, 2, 3, 0]);
                 let p = normalised(&kernel.weights().s, &next);
@@ -118,7 +118,7 @@ pub const BUGS: &[Bug] = &[
         story: "a natural lse is read as one to base 2",
         ids: &["saved-lse-in-base-2"],
         make: || {
-            made(backward(attention()), |kernel| {
+            made(backward(short_attention()), |kernel| {
                 let (delta, lse) = saved(kernel);
                 let p = normalised(&kernel.weights().s, &lse.mapv(|x| LN_2 * x));
                 kernel.gradients(&p, &delta, &|pair| kernel.slope(pair))
@@ -129,7 +129,7 @@ pub const BUGS: &[Bug] = &[
         story: "the saved lse lacks the sink",
         ids: &["saved-lse-without-sink"],
         make: || {
-            made(backward(attention().sinks()), |kernel| {
+            made(backward(short_attention().sinks()), |kernel| {
                 let (delta, _) = saved(kernel);
                 let own = std::mem::replace(&mut kernel.sinks, vec![HIDDEN; 4]);
                 let w = kernel.weights();
@@ -144,7 +144,7 @@ pub const BUGS: &[Bug] = &[
         story: "the backward pass is not causal",
         ids: &["mask-absent-in-backward"],
         make: || {
-            made(backward(attention()), |kernel| {
+            made(backward(short_attention()), |kernel| {
                 let scale = kernel.scores.scale();
                 with_scores(kernel, move |_, dot| scale * dot)
             })
@@ -154,7 +154,7 @@ pub const BUGS: &[Bug] = &[
         story: "the backward pass has a window of one key more",
         ids: &["window-one-more-in-backward"],
         make: || {
-            made(backward(Attention::new(EXTENTS).mask(Mask::window(9, 0))), |kernel| {
+            made(backward(Attention::new(SHORT).mask(Mask::window(9, 0))), |kernel| {
                 let scale = kernel.scores.scale();
                 with_scores(kernel, move |at, dot| {
                     let d = at[2] as i64 + 4 - at[3] as i64;
@@ -167,7 +167,7 @@ pub const BUGS: &[Bug] = &[
         story: "the backward pass does not add the bias",
         ids: &["bias-absent-in-backward"],
         make: || {
-            made(backward(attention().bias(1, 4)), |kernel| {
+            made(backward(short_attention().bias(1, 4)), |kernel| {
                 let scale = kernel.scores.scale();
                 let scores = kernel.scores.clone();
                 with_scores(
@@ -181,7 +181,7 @@ pub const BUGS: &[Bug] = &[
         story: "the backward pass adds the bias of the next head",
         ids: &["bias-of-next-head-in-backward"],
         make: || {
-            made(backward(attention().bias(1, 4)), |kernel| {
+            made(backward(short_attention().bias(1, 4)), |kernel| {
                 let (scores, x) = (kernel.scores.clone(), kernel.x.clone());
                 with_scores(kernel, move |at, dot| {
                     let next = bias(&x, [at[0], (at[1] + 1) % 4, at[2], at[3]]);
@@ -194,7 +194,7 @@ pub const BUGS: &[Bug] = &[
         story: "the backward pass has the default scale",
         ids: &["softmax-scale-usual-in-backward"],
         make: || {
-            made(backward(attention().softmax_scale(0.13)), |kernel| {
+            made(backward(short_attention().softmax_scale(0.13)), |kernel| {
                 let (delta, lse) = saved(kernel);
                 let scores = kernel.scores.clone();
                 kernel.score =
@@ -208,7 +208,7 @@ pub const BUGS: &[Bug] = &[
         story: "the gradients lack the softcap's derivative",
         ids: &["no-softcap-derivative"],
         make: || {
-            made(backward(attention().softcap(1.0)), |kernel| {
+            made(backward(short_attention().softcap(1.0)), |kernel| {
                 let (delta, lse) = saved(kernel);
                 let p = normalised(&kernel.weights().s, &lse);
                 kernel.gradients(&p, &delta, &|_| 0.25)
@@ -218,18 +218,20 @@ pub const BUGS: &[Bug] = &[
     Bug {
         story: "dout is read with the stride of another tensor: beyond the first head it is 0",
         ids: &["dout-of-first-head-alone"],
-        make: || made(backward(attention()), |kernel| dout_of(kernel, |h| (h == 0).then_some(0))),
+        make: || {
+            made(backward(short_attention()), |kernel| dout_of(kernel, |h| (h == 0).then_some(0)))
+        },
     },
     Bug {
         story: "dout of the next head",
         ids: &["dout-of-next-head"],
-        make: || made(backward(attention()), |kernel| dout_of(kernel, |h| Some((h + 1) % 4))),
+        make: || made(backward(short_attention()), |kernel| dout_of(kernel, |h| Some((h + 1) % 4))),
     },
     Bug {
         story: "dk and dv hold the last head of a group",
         ids: &["group-last-alone", "group-not-summed"],
         make: || {
-            made(backward(attention()), |kernel| {
+            made(backward(short_attention()), |kernel| {
                 let own = kernel.backward();
                 let last = dout_of_last(kernel);
                 [("dk", last["dk"].clone()), ("dv", last["dv"].clone()), ("dq", own["dq"].clone())]
@@ -242,7 +244,7 @@ pub const BUGS: &[Bug] = &[
         story: "dk and dv are means over a group",
         ids: &["factor"],
         make: || {
-            made(backward(attention()), |kernel| {
+            made(backward(short_attention()), |kernel| {
                 let mut own = kernel.backward();
                 for name in ["dk", "dv"] {
                     own.get_mut(name).unwrap().mapv_inplace(|x| 0.5 * x);
@@ -255,7 +257,7 @@ pub const BUGS: &[Bug] = &[
         story: "dq holds the last tile of keys alone",
         ids: &["dq-of-last-tile-of-16"],
         make: || {
-            made(backward(Attention::new(Extents { keys: 48, ..EXTENTS })), |kernel| {
+            made(backward(Attention::new(Extents { keys: 48, ..SHORT })), |kernel| {
                 let (delta, lse) = saved(kernel);
                 let mut p = normalised(&kernel.weights().s, &lse);
                 p.slice_axis_mut(Along(3), (..32).into()).fill(0.0);
@@ -267,7 +269,7 @@ pub const BUGS: &[Bug] = &[
         story: "dk and dv hold the last tile of queries alone",
         ids: &["sum-of-last-tile-of-16"],
         make: || {
-            made(backward(attention()), |kernel| {
+            made(backward(short_attention()), |kernel| {
                 let (delta, lse) = saved(kernel);
                 let mut p = normalised(&kernel.weights().s, &lse);
                 p.slice_axis_mut(Along(2), (..16).into()).fill(0.0);
@@ -281,7 +283,7 @@ pub const BUGS: &[Bug] = &[
         story: "dk and dv lack the last tile of queries",
         ids: &["sum-of-all-but-last-tile-of-16", "sum-of-all-but-last-tile-of-32"],
         make: || {
-            made(backward(attention()), |kernel| {
+            made(backward(short_attention()), |kernel| {
                 let (delta, lse) = saved(kernel);
                 let mut p = normalised(&kernel.weights().s, &lse);
                 p.slice_axis_mut(Along(2), (16..).into()).fill(0.0);
@@ -295,7 +297,7 @@ pub const BUGS: &[Bug] = &[
         story: "dbias is that of the last batch element",
         ids: &["sum-of-last-batch-element-alone"],
         make: || {
-            made(backward(attention().bias(1, 4)), |kernel| {
+            made(backward(short_attention().bias(1, 4)), |kernel| {
                 let (delta, lse) = saved(kernel);
                 let mut p = normalised(&kernel.weights().s, &lse);
                 p.index_axis_mut(Along(0), 0).fill(0.0);
@@ -307,7 +309,7 @@ pub const BUGS: &[Bug] = &[
         story: "dbias is multiplied by the scale",
         ids: &["factor"],
         make: || {
-            made(backward(attention().bias(2, 4)), |kernel| {
+            made(backward(short_attention().bias(2, 4)), |kernel| {
                 let all = kernel.backward();
                 [("dbias".to_string(), all["dbias"].mapv(|x| 0.25 * x))].into()
             })
@@ -317,7 +319,7 @@ pub const BUGS: &[Bug] = &[
         story: "sinks have no gradient",
         ids: &["zero", "no-gradient-of-sinks"],
         make: || {
-            made(backward(attention().sinks()), |_| {
+            made(backward(short_attention().sinks()), |_| {
                 [("dsinks".to_string(), ArrayD::zeros(vec![4]))].into()
             })
         },
@@ -326,7 +328,7 @@ pub const BUGS: &[Bug] = &[
         story: "dsinks has the other sign",
         ids: &["factor"],
         make: || {
-            made(backward(attention().sinks()), |kernel| {
+            made(backward(short_attention().sinks()), |kernel| {
                 [("dsinks".to_string(), -&kernel.backward()["dsinks"])].into()
             })
         },
@@ -335,7 +337,7 @@ pub const BUGS: &[Bug] = &[
         story: "dsinks is that of the first batch element",
         ids: &["sum-of-first-batch-element-alone"],
         make: || {
-            made(backward(attention().sinks()), |kernel| {
+            made(backward(short_attention().sinks()), |kernel| {
                 let (mut delta, lse) = saved(kernel);
                 delta.index_axis_mut(Along(0), 1).fill(0.0);
                 [("dsinks".to_string(), kernel.dsinks(&lse, &delta))].into()
@@ -346,7 +348,7 @@ pub const BUGS: &[Bug] = &[
         story: "dk and dv are exchanged",
         ids: &["copy"],
         make: || {
-            made(backward(attention()), |kernel| {
+            made(backward(short_attention()), |kernel| {
                 let own = kernel.backward();
                 [("dk".to_string(), own["dv"].clone()), ("dv".to_string(), own["dk"].clone())]
                     .into()
@@ -357,7 +359,7 @@ pub const BUGS: &[Bug] = &[
         story: "out.sum().backward(): dout is taken for 1",
         ids: &["dout-taken-for-one"],
         make: || {
-            made(backward(attention()), |kernel| {
+            made(backward(short_attention()), |kernel| {
                 kernel.x.get_mut("dout").unwrap().fill(1.0);
                 kernel.backward()
             })
@@ -367,7 +369,7 @@ pub const BUGS: &[Bug] = &[
         story: "attention_lse: dsinks has the other sign",
         ids: &["factor"],
         make: || {
-            let bench = backward(AttentionLse::new(EXTENTS).mask(Mask::causal()).sinks());
+            let bench = backward(AttentionLse::new(SHORT).mask(Mask::causal()).sinks());
             let mut got = bench.right();
             let x = -got["dsinks"].numbers("dsinks").unwrap();
             got.insert("dsinks".to_string(), Tensor::store(&x, Stored::Float(Dtype::F32)));
@@ -378,7 +380,7 @@ pub const BUGS: &[Bug] = &[
         story: "the second order drops the cotangent of dv",
         ids: &["ddv-dropped"],
         make: || {
-            of_other(ask(attention(), Pass::DoubleBackward, Dtype::F32), |_, x| {
+            of_other(ask(short_attention(), Pass::DoubleBackward, Dtype::F32), |_, x| {
                 x.remove("ddv");
             })
         },

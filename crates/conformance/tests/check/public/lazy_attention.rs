@@ -2,13 +2,13 @@
 
 use super::Bug;
 use super::kernel::{ask, of, visible, with};
-use crate::bench::{Bench, SHORT as EXTENTS};
+use crate::bench::{Bench, SHORT};
 use etalon_conformance::tensor::{Stored, Tensor, Tensors, Values};
 use etalon_problem::{Dtype, LazyAttention, Mask, Pass, Problem};
 use ndarray::{ArrayD, Axis as Along, IxDyn};
 
 fn lazy() -> LazyAttention {
-    LazyAttention::new(EXTENTS).bias(8).mask(Mask::causal())
+    LazyAttention::new(SHORT).bias(8).mask(Mask::causal())
 }
 
 /// With a τ of each head that leaves some pairs active.
@@ -34,7 +34,7 @@ fn made(
     for (at, lse) in lse.indexed_iter_mut() {
         let [b, h, i] = [at[0], at[1], at[2]];
         let keys: Vec<usize> =
-            (0..EXTENTS.keys).filter(|&j| visible(scores, [b, h, i, j]) && sees(i, j)).collect();
+            (0..SHORT.keys).filter(|&j| visible(scores, [b, h, i, j]) && sees(i, j)).collect();
         let s: Vec<f64> = keys
             .iter()
             .map(|&j| {

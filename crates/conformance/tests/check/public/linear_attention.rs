@@ -2,7 +2,7 @@
 
 use super::Bug;
 use super::kernel::{State, Token, add, ask, decay, of, read, recurrence, right, with};
-use crate::bench::{Bench, short_linear as linear};
+use crate::bench::{Bench, short_linear};
 use etalon_conformance::tensor::{Tensors, Values};
 use etalon_problem::{Decay, Dtype, LinearAttention, LinearExtents, Pass, Problem, TokenSequences};
 use ndarray::{ArrayD, Axis as Along};
@@ -23,11 +23,11 @@ fn reads(s: &State, x: &Token<'_>) -> Vec<Vec<f64>> {
 
 /// With states before and after, where D = E.
 fn states() -> LinearAttention {
-    linear().initial_state().final_state()
+    short_linear().initial_state().final_state()
 }
 
 fn by_token() -> LinearAttention {
-    linear().decay(Decay::PerToken).final_state()
+    short_linear().decay(Decay::PerToken).final_state()
 }
 
 /// An answer to another problem or other inputs.
@@ -49,7 +49,7 @@ pub const BUGS: &[Bug] = &[
         story: "a token reads the state before its own key is added",
         ids: &["token-excluded"],
         make: || {
-            made(forward(linear()), |s, x| {
+            made(forward(short_linear()), |s, x| {
                 decay(s, x.g);
                 let o = reads(s, x);
                 add(s, x.k, x.v);
@@ -72,7 +72,7 @@ pub const BUGS: &[Bug] = &[
         story: "the state decays after it is read",
         ids: &["decay-one-less", "query-decay-one-short"],
         make: || {
-            made(forward(linear()), |s, x| {
+            made(forward(short_linear()), |s, x| {
                 // Contributions before this token have not decayed by it yet.
                 let mut before = s.clone();
                 add(&mut before, x.k, x.v);
@@ -95,7 +95,7 @@ pub const BUGS: &[Bug] = &[
         story: "decays are taken to base 2",
         ids: &["decay-base-2"],
         make: || {
-            made(forward(linear()), |s, x| {
+            made(forward(short_linear()), |s, x| {
                 right(s, &Token { g: x.g * std::f64::consts::LN_2, ..*x })
             })
         },
@@ -103,7 +103,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         story: "the exponent of the decay has the other sign",
         ids: &["decay-inverted"],
-        make: || made(forward(linear()), |s, x| right(s, &Token { g: -x.g, ..*x })),
+        make: || made(forward(short_linear()), |s, x| right(s, &Token { g: -x.g, ..*x })),
     },
     Bug {
         story: "decays of another head: the offset of the head is missing",
@@ -134,7 +134,7 @@ pub const BUGS: &[Bug] = &[
         story: "chunks do not read the state before them",
         ids: &["chunks-of-16-alone"],
         make: || {
-            made(forward(linear()), |s, x| {
+            made(forward(short_linear()), |s, x| {
                 if x.t % 16 == 0 {
                     s.fill(0.0);
                 }
@@ -212,15 +212,15 @@ pub const BUGS: &[Bug] = &[
     Bug {
         story: "the scale is the default 1/√D, not the one of the caller",
         ids: &["scale-usual"],
-        make: || other(forward(linear().scale(0.3)), |problem, _| own(problem).scale = 0.25),
+        make: || other(forward(short_linear().scale(0.3)), |problem, _| own(problem).scale = 0.25),
     },
     Bug {
         story: "a state passes from one packed sequence to the next",
         ids: &["sequences-ignored", "sequences-padding-counts", "state-of-previous-sequence"],
         make: || {
-            let extents = LinearExtents { batch: 1, ..linear().extents };
+            let extents = LinearExtents { batch: 1, ..short_linear().extents };
             let sequences = TokenSequences::Packed { cu_tokens: vec![0, 8, 21] };
-            let problem = LinearAttention { extents, sequences, ..linear() };
+            let problem = LinearAttention { extents, sequences, ..short_linear() };
             other(forward(problem), |problem, _| own(problem).sequences = TokenSequences::Dense)
         },
     },
@@ -228,9 +228,9 @@ pub const BUGS: &[Bug] = &[
         story: "keys of packed sequences are read without their offset",
         ids: &["k-without-offset"],
         make: || {
-            let extents = LinearExtents { batch: 1, ..linear().extents };
+            let extents = LinearExtents { batch: 1, ..short_linear().extents };
             let sequences = TokenSequences::Packed { cu_tokens: vec![0, 8, 21] };
-            let problem = LinearAttention { extents, sequences, ..linear() };
+            let problem = LinearAttention { extents, sequences, ..short_linear() };
             other(forward(problem), |_, x| {
                 let k = x.get_mut("k").unwrap();
                 let order: Vec<usize> = (0..21).map(|t| if t < 8 { t } else { t - 8 }).collect();
@@ -242,7 +242,7 @@ pub const BUGS: &[Bug] = &[
         story: "query head h reads the state of key head h mod Hk",
         ids: &["heads-interleaved", "state-of-head-modulo"],
         make: || {
-            let bench = forward(linear());
+            let bench = forward(short_linear());
             let order = [0, 4, 1, 5, 2, 6, 3, 7];
             let back = [0, 2, 4, 6, 1, 3, 5, 7];
             let (problem, mut x) = (bench.problem.clone(), bench.values());
@@ -265,7 +265,7 @@ pub const BUGS: &[Bug] = &[
         story: "dg is not summed up over later tokens",
         ids: &["rows-not-summed"],
         make: || {
-            let bench = ask(linear().decay(Decay::PerToken), Pass::Backward, Dtype::F64);
+            let bench = ask(short_linear().decay(Decay::PerToken), Pass::Backward, Dtype::F64);
             let dg = bench.right()["dg"].numbers("dg").unwrap();
             let own = ArrayD::from_shape_fn(dg.raw_dim(), |at| {
                 let next = if at[2] + 1 < 21 { dg[[at[0], at[1], at[2] + 1]] } else { 0.0 };
@@ -279,7 +279,7 @@ pub const BUGS: &[Bug] = &[
         story: "the decay of a head has the gradient of the last batch element",
         ids: &["sum-of-last-batch-element-alone", "gate-gradient-of-last-element"],
         make: || {
-            let bench = ask(linear(), Pass::Backward, Dtype::F64);
+            let bench = ask(short_linear(), Pass::Backward, Dtype::F64);
             let mut x = bench.values();
             x.get_mut("dout").unwrap().index_axis_mut(Along(0), 0).fill(0.0);
             let own = of_values(&bench.problem, &bench, x)["dg_gamma"].clone();
@@ -291,7 +291,7 @@ pub const BUGS: &[Bug] = &[
         story: "dk lacks the scale",
         ids: &["factor", "no-scale-in-keys"],
         make: || {
-            let bench = ask(linear(), Pass::Backward, Dtype::Bf16);
+            let bench = ask(short_linear(), Pass::Backward, Dtype::Bf16);
             let dk = bench.right()["dk"].numbers("dk").unwrap().mapv(|x| 4.0 * x);
             let got = with(&bench, [("dk".to_string(), dk)].into());
             (bench, got)
@@ -301,7 +301,7 @@ pub const BUGS: &[Bug] = &[
         story: "the state is stored in bf16",
         ids: &[],
         make: || {
-            made(forward(linear()), |s, x| {
+            made(forward(short_linear()), |s, x| {
                 s.mapv_inplace(|x| Dtype::Bf16.round(x));
                 right(s, x)
             })

@@ -2,13 +2,13 @@
 
 use super::super::{Bug, kernel::of_other};
 use super::{bf16, forward, with_key_head};
-use crate::bench::{SHORT as EXTENTS, short_attention as attention};
+use crate::bench::{SHORT, short_attention};
 use etalon_problem::{Attention, AttentionLse, Extents, Mask};
 use ndarray::{ArrayD, Axis as Along};
 
 /// 8 query heads on 2 key heads: four share one.
 fn grouped() -> Attention {
-    Attention::new(Extents { query_heads: 8, ..EXTENTS }).mask(Mask::causal())
+    Attention::new(Extents { query_heads: 8, ..SHORT }).mask(Mask::causal())
 }
 
 pub const BUGS: &[Bug] = &[
@@ -31,7 +31,7 @@ pub const BUGS: &[Bug] = &[
         story: "keys and values of the first batch element for all",
         ids: &["keys-and-values-of-first-batch-element"],
         make: || {
-            of_other(forward(attention()), |_, x| {
+            of_other(forward(short_attention()), |_, x| {
                 for name in ["k", "v"] {
                     let x = x.get_mut(name).unwrap();
                     let first = x.index_axis(Along(0), 0).to_owned();
@@ -44,7 +44,7 @@ pub const BUGS: &[Bug] = &[
         story: "k and v are exchanged",
         ids: &["k-and-v-exchanged"],
         make: || {
-            of_other(forward(attention()), |_, x| {
+            of_other(forward(short_attention()), |_, x| {
                 let (k, v) = (x["k"].clone(), x["v"].clone());
                 x.extend([("k".to_string(), v), ("v".to_string(), k)]);
             })
@@ -54,7 +54,7 @@ pub const BUGS: &[Bug] = &[
         story: "the head dimension is fixed to 64",
         ids: &["dim-first-64", "first-64-of-head"],
         make: || {
-            let extents = Extents { dim: 80, query_heads: 2, ..EXTENTS };
+            let extents = Extents { dim: 80, query_heads: 2, ..SHORT };
             of_other(bf16(Attention::new(extents).mask(Mask::causal())), |_, x| {
                 x.get_mut("q").unwrap().slice_axis_mut(Along(3), (64..).into()).fill(0.0);
             })
@@ -64,7 +64,7 @@ pub const BUGS: &[Bug] = &[
         story: "the layout of v was lost on the way",
         ids: &["v-as-bmhke"],
         make: || {
-            of_other(forward(attention()), |_, x| {
+            of_other(forward(short_attention()), |_, x| {
                 let v = x.get_mut("v").unwrap();
                 let flat: Vec<f64> = v.iter().copied().collect();
                 let lies = ArrayD::from_shape_vec(vec![2, 25, 2, 16], flat).unwrap();
@@ -76,7 +76,7 @@ pub const BUGS: &[Bug] = &[
         story: "every input lies as [N, B, H, D]",
         ids: &["inputs-as-nbhqd"],
         make: || {
-            of_other(forward(attention()), |_, x| {
+            of_other(forward(short_attention()), |_, x| {
                 for name in ["q", "k", "v"] {
                     let x = x.get_mut(name).unwrap();
                     let (shape, flat) = (x.shape().to_vec(), x.iter().copied().collect());
@@ -91,7 +91,7 @@ pub const BUGS: &[Bug] = &[
         story: "attention_lse counts future keys",
         ids: &["mask-absent"],
         make: || {
-            of_other(forward(AttentionLse::new(EXTENTS).mask(Mask::causal())), |problem, _| {
+            of_other(forward(AttentionLse::new(SHORT).mask(Mask::causal())), |problem, _| {
                 problem.scores_mut().unwrap().mask = Mask::Full;
             })
         },

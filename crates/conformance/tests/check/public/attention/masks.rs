@@ -2,17 +2,17 @@
 
 use super::super::{Bug, kernel::made, kernel::visible};
 use super::{bf16, forward, masked, scored};
-use crate::bench::{Bench, SHORT as EXTENTS, short_attention as attention};
+use crate::bench::{Bench, SHORT, short_attention};
 use etalon_problem::{Attention, Extents, Mask, NamedArray, Sequences};
 
 /// A window of keys to the left and to the right of the query's own.
 fn windowed(left: usize, right: usize) -> Bench {
-    bf16(Attention::new(EXTENTS).mask(Mask::window(left, right)))
+    bf16(Attention::new(SHORT).mask(Mask::window(left, right)))
 }
 
 /// Two packed sequences, the second from row 13 on.
 fn packed() -> Bench {
-    let extents = Extents { batch: 1, queries: 40, keys: 40, ..EXTENTS };
+    let extents = Extents { batch: 1, queries: 40, keys: 40, ..SHORT };
     let offsets = vec![0, 13, 40];
     let packed = Sequences::Packed { cu_query: offsets.clone(), cu_key: offsets };
     bf16(Attention::new(extents).sequences(packed))
@@ -20,30 +20,30 @@ fn packed() -> Bench {
 
 /// No mask, and so many keys.
 fn of_keys(keys: usize) -> Bench {
-    bf16(Attention::new(Extents { keys, ..EXTENTS }))
+    bf16(Attention::new(Extents { keys, ..SHORT }))
 }
 
 pub const BUGS: &[Bug] = &[
     Bug {
         story: "causal at the top left with fewer queries than keys",
         ids: &["mask-top-left", "top-left"],
-        make: || masked(bf16(attention()), |pair| pair.j <= pair.i),
+        make: || masked(bf16(short_attention()), |pair| pair.j <= pair.i),
     },
     Bug {
         story: "a causal mask shows one key too many",
         ids: &["mask-one-more"],
-        make: || masked(bf16(attention()), |pair| pair.distance() >= -1),
+        make: || masked(bf16(short_attention()), |pair| pair.distance() >= -1),
     },
     Bug {
         story: "a causal mask hides the query's own key",
         ids: &["mask-strict"],
-        make: || masked(bf16(attention()), |pair| pair.distance() > 0),
+        make: || masked(bf16(short_attention()), |pair| pair.distance() > 0),
     },
     Bug {
         story: "the tile on the diagonal is not masked",
         ids: &["mask-any-of-tile-of-16"],
         make: || {
-            masked(bf16(attention()), |pair| {
+            masked(bf16(short_attention()), |pair| {
                 // The last query of the tile sees up to 4 keys beyond its number.
                 let last = (pair.i / 16 * 16 + 15).min(20) + 4;
                 pair.j / 16 * 16 <= last
@@ -79,7 +79,7 @@ pub const BUGS: &[Bug] = &[
         story: "weights are masked after the softmax",
         ids: &["mask-after-softmax", "mask-after-softmax-of-o"],
         make: || {
-            made(forward(attention()), |kernel| {
+            made(forward(short_attention()), |kernel| {
                 let scores = kernel.scores;
                 kernel.score = Box::new(move |_, dot| scores.scale() * dot);
                 let mut w = kernel.weights();
@@ -93,14 +93,16 @@ pub const BUGS: &[Bug] = &[
     Bug {
         story: "the mask multiplies the scores",
         ids: &["mask-as-zero"],
-        make: || scored(forward(attention()), |pair| if pair.is_visible() { pair.s } else { 0.0 }),
+        make: || {
+            scored(forward(short_attention()), |pair| if pair.is_visible() { pair.s } else { 0.0 })
+        },
     },
     Bug {
         story: "lengths of keys are ignored",
         ids: &["sequences-keys-ignored"],
         make: || {
             let lengths = Sequences::Lengths { query: vec![21, 21], key: vec![25, 17] };
-            masked(bf16(Attention::new(EXTENTS).sequences(lengths)), |_| true)
+            masked(bf16(Attention::new(SHORT).sequences(lengths)), |_| true)
         },
     },
     Bug {
@@ -123,7 +125,7 @@ pub const BUGS: &[Bug] = &[
                 key: NamedArray::new("key", &[2, 25], ids(25)),
             };
             let both = Mask::And(vec![segments, Mask::causal()]);
-            masked(bf16(Attention::new(EXTENTS).mask(both)), |pair| pair.distance() >= 0)
+            masked(bf16(Attention::new(SHORT).mask(both)), |pair| pair.distance() >= 0)
         },
     },
     Bug {

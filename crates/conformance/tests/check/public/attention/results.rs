@@ -3,7 +3,7 @@
 use super::super::Bug;
 use super::super::kernel::{Attention as Kernel, normalised};
 use super::{HIDDEN, forward, with_output};
-use crate::bench::{Bench, SHORT as EXTENTS, short_attention as attention};
+use crate::bench::{Bench, SHORT, short_attention};
 use etalon_conformance::tensor::Tensors;
 use etalon_problem::{Attention, Extents};
 use ndarray::{ArrayD, Axis as Along};
@@ -11,7 +11,7 @@ use std::f64::consts::{LN_2, LOG2_E};
 
 /// lse as a function of the right one and of the maximum of S.
 fn lse(of: fn(&ArrayD<f64>, ArrayD<f64>) -> ArrayD<f64>) -> (Bench, Tensors) {
-    with_output(forward(attention()), "lse", |kernel| {
+    with_output(forward(short_attention()), "lse", |kernel| {
         let w = kernel.weights();
         of(&w.lse, maximum(&w.s))
     })
@@ -34,7 +34,7 @@ fn halves(join: fn([Half; 2]) -> ArrayD<f64>) -> (Bench, Tensors) {
         let w = kernel.weights();
         (kernel.output(&w.p), w.lse)
     };
-    let bench = forward(Attention::new(Extents { keys: 40, ..EXTENTS }));
+    let bench = forward(Attention::new(Extents { keys: 40, ..SHORT }));
     with_output(bench, "o", |kernel| join([half(kernel, true), half(kernel, false)]))
 }
 
@@ -69,7 +69,7 @@ pub const BUGS: &[Bug] = &[
         story: "rows are not normalised",
         ids: &["factor-of-each-row"],
         make: || {
-            with_output(forward(attention()), "o", |kernel| {
+            with_output(forward(short_attention()), "o", |kernel| {
                 let s = kernel.weights().s;
                 kernel.output(&normalised(&s, &maximum(&s)))
             })
@@ -94,7 +94,7 @@ pub const BUGS: &[Bug] = &[
         story: "weights are dropped at random",
         ids: &[],
         make: || {
-            with_output(forward(attention()), "o", |kernel| {
+            with_output(forward(short_attention()), "o", |kernel| {
                 let mut p = kernel.weights().p;
                 let mut at = 7_u64;
                 p.mapv_inplace(|p| {
