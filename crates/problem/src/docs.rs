@@ -11,6 +11,7 @@
 //! * [`simd`]: how the CPU kernels work. [`gpu`]: the CUDA kernels. [`benchmarks`] and
 //!   [`gpu_results`]: how fast they are. [`gpu_tuning`]: what made CUDA kernels faster, and what did not.
 //!   [`peers`]: how to compare them with PyTorch and ggml. [`findings`]: kernels of other libraries, judged.
+//!   [`blackwell`]: what runs there, and what a level would need.
 
 // Pages are read by rustdoc alone, in all crates: a change of one would otherwise build the whole workspace again.
 macro_rules! page {
@@ -36,6 +37,7 @@ page!(simd, "docs/simd.md", "The SIMD kernels: how they work.");
 page!(gpu, "docs/gpu.md", "The CUDA kernels: what runs where, and how to use them.");
 page!(gpu_results, "docs/gpu_results.md", "Checks of the CUDA kernels, and the times of passes.");
 page!(gpu_tuning, "docs/gpu_tuning.md", "Attempts to make CUDA kernels faster, and their gains.");
+page!(blackwell, "docs/blackwell.md", "Blackwell: what runs there, and what a level would need.");
 page!(benchmarks, "docs/benchmarks.md", "Measured speed of the SIMD kernels.");
 page!(peers, "benches/peers/README.md", "Comparison with PyTorch and ggml.");
 page!(conventions, "docs/conventions.md", "Conventions in which libraries differ, by name.");
