@@ -76,18 +76,21 @@ impl Bench {
     /// The exact results of a problem on these inputs, rounded once.
     pub fn exact(&self, problem: &Problem, inputs: &Tensors) -> Tensors {
         let request = Request { problem, inputs, ..self.request() };
-        let exact = tiers::oracle(&request).expect("the reference").into_iter();
-        self.stored(exact.map(|(name, x)| (name.clone(), x.numbers(&name).expect("numbers"))))
+        let mut exact = Values::new();
+        for (name, x) in tiers::oracle(&request).expect("the reference") {
+            exact.insert(name.clone(), x.numbers(&name).expect("numbers"));
+        }
+        self.stored(&exact)
     }
 
     /// Results, each rounded once to where it is stored.
-    pub fn stored(&self, results: impl Iterator<Item = (String, ArrayD<f64>)>) -> Tensors {
+    pub fn stored(&self, results: &Values) -> Tensors {
         let operands = self.problem.operands(self.pass);
-        let stored = |(name, x): (String, ArrayD<f64>)| {
+        let stored = |(name, x): (&String, &ArrayD<f64>)| {
             let operand = operands.iter().find(|x| x.name == name).expect("an operand");
-            (name, Tensor::store(&x, Stored::of(operand.precision, self.dtype)))
+            (name.clone(), Tensor::store(x, Stored::of(operand.precision, self.dtype)))
         };
-        results.map(stored).collect()
+        results.iter().map(stored).collect()
     }
 
     /// The inputs in f64.

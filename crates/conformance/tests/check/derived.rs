@@ -103,7 +103,7 @@ fn each_is_explained(bench: &Bench, ids: &[&str]) {
         let known: Vec<&str> = readings.iter().map(|x| x.id.as_str()).collect();
         let reading = reading.unwrap_or_else(|| panic!("no {id} in {known:?}"));
         let results = reading.results(bench.pass, &bench.values()).expect("the reference");
-        explained(&bench.check(&bench.stored(results.into_iter())), id);
+        explained(&bench.check(&bench.stored(&results)), id);
     }
 }
 

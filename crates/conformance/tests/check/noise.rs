@@ -3,7 +3,7 @@
 
 use crate::bench::Bench;
 use etalon_conformance::generate::Stream;
-use etalon_conformance::tensor::Tensors;
+use etalon_conformance::tensor::{Tensors, Values};
 use etalon_problem::{
     Attention, Decay, Dtype, Extents, LazyAttention, LinearAttention, LinearCrossEntropy,
     LinearExtents, Mask, Pass,
@@ -58,7 +58,7 @@ fn wrong(bench: &Bench, right: &Tensors, seed: usize) -> Tensors {
         let noise = stream.normal(1000 + at);
         *x = if seed % FAULTS < 4 { *x + size * noise } else { unit.max(1e-3) * noise };
     }
-    got.extend(bench.stored([(name.clone(), x)].into_iter()));
+    got.extend(bench.stored(&Values::from([(name.clone(), x)])));
     got
 }
 
@@ -118,7 +118,7 @@ fn results_of_other_inputs_are_explained_by_nothing() {
             bench.pass,
             &other,
         );
-        let check = bench.check(&bench.stored(results.expect("the reference").into_iter()));
+        let check = bench.check(&bench.stored(&results.expect("the reference")));
         assert!(!check.passed && check.next.is_some());
         let whole = check.explanations.iter().filter(|x| x.part.is_none());
         assert_eq!(whole.count(), 0, "{:?}", check.explanations);

@@ -307,7 +307,7 @@ impl Logits {
 /// The right results of a bench with some in their place.
 pub fn with(bench: &Bench, results: Values) -> Tensors {
     let mut got = bench.right();
-    got.extend(bench.stored(results.into_iter()));
+    got.extend(bench.stored(&results));
     got
 }
 
@@ -318,16 +318,16 @@ pub fn of(
 ) -> Tensors {
     let (mut problem, mut values) = (bench.problem.clone(), bench.values());
     change(&mut problem, &mut values);
-    let results = etalon_reference::evaluate_in(
-        etalon_reference::Arithmetic::F64,
-        &problem,
-        bench.pass,
-        &values,
-    );
+    evaluated(bench, &problem, &values)
+}
+
+fn evaluated(bench: &Bench, problem: &etalon_problem::Problem, values: &Values) -> Tensors {
+    let arithmetic = etalon_reference::Arithmetic::F64;
+    let results = etalon_reference::evaluate_in(arithmetic, problem, bench.pass, values);
+    let mut results = results.expect("the reference");
     let wanted = bench.problem.operands(bench.pass);
-    let known = |name: &str| wanted.iter().any(|x| x.name == name);
-    let results = results.expect("the reference").into_iter().filter(|(name, _)| known(name));
-    bench.stored(results)
+    results.retain(|name, _| wanted.iter().any(|x| x.name == *name));
+    bench.stored(&results)
 }
 
 /// A bench, and the results of a kernel with a mistake for it.
