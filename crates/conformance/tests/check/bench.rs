@@ -10,6 +10,7 @@ use etalon_problem::{
     Attention, Decay, Dtype, Extents, LinearAttention, LinearExtents, Mask, Pass, Precision,
     Problem,
 };
+use etalon_reference::{Arithmetic, evaluate_in};
 use ndarray::ArrayD;
 
 pub const EXTENTS: Extents =
@@ -76,11 +77,17 @@ impl Bench {
     /// The exact results of a problem on these inputs, rounded once.
     pub fn exact(&self, problem: &Problem, inputs: &Tensors) -> Tensors {
         let request = Request { problem, inputs, ..self.request() };
-        let mut exact = Values::new();
-        for (name, x) in tiers::oracle(&request).expect("the reference") {
-            exact.insert(name.clone(), x.numbers(&name).expect("numbers"));
-        }
-        self.stored(&exact)
+        let numbers = |(name, x): (String, Tensor)| {
+            let numbers = x.numbers(&name).expect("numbers");
+            (name, numbers)
+        };
+        let exact = tiers::oracle(&request).expect("the reference").into_iter();
+        self.stored(&exact.map(numbers).collect())
+    }
+
+    /// Results of the reference in f64, of a problem and of inputs that may be others than those of the bench.
+    pub fn evaluate(&self, problem: &Problem, values: &Values) -> Values {
+        evaluate_in(Arithmetic::F64, problem, self.pass, values).expect("the reference")
     }
 
     /// Results, each rounded once to where it is stored.

@@ -321,10 +321,9 @@ pub fn of(
     evaluated(bench, &problem, &values)
 }
 
+/// Outputs of the pass of a bench, of a problem and inputs that may be others.
 fn evaluated(bench: &Bench, problem: &etalon_problem::Problem, values: &Values) -> Tensors {
-    let arithmetic = etalon_reference::Arithmetic::F64;
-    let results = etalon_reference::evaluate_in(arithmetic, problem, bench.pass, values);
-    let mut results = results.expect("the reference");
+    let mut results = bench.evaluate(problem, values);
     let wanted = bench.problem.operands(bench.pass);
     results.retain(|name, _| wanted.iter().any(|x| x.name == *name));
     bench.stored(&results)

@@ -1,9 +1,9 @@
 //! Linear attention.
 
 use super::Bug;
-use super::kernel::{State, Token, add, ask, decay, of, read, recurrence, right, with};
+use super::kernel::{State, Token, add, ask, decay, of_other, read, recurrence, right, with};
 use crate::bench::{Bench, short_linear};
-use etalon_conformance::tensor::{Tensors, Values};
+use etalon_conformance::tensor::Tensors;
 use etalon_problem::{Decay, Dtype, LinearAttention, LinearExtents, Pass, Problem, TokenSequences};
 use ndarray::{ArrayD, Axis as Along};
 
@@ -28,12 +28,6 @@ fn states() -> LinearAttention {
 
 fn by_token() -> LinearAttention {
     short_linear().decay(Decay::PerToken).final_state()
-}
-
-/// An answer to another problem or other inputs.
-fn other(bench: Bench, change: impl FnOnce(&mut Problem, &mut Values)) -> (Bench, Tensors) {
-    let got = of(&bench, change);
-    (bench, got)
 }
 
 /// A problem of linear attention as itself.
@@ -85,7 +79,7 @@ pub const BUGS: &[Bug] = &[
         story: "the decay of the next token",
         ids: &["decay-of-next-row"],
         make: || {
-            other(forward(by_token()), |_, x| {
+            of_other(forward(by_token()), |_, x| {
                 let g = x.get_mut("g").unwrap();
                 *g = g.select(Along(2), &(0..21).map(|t| (t + 1) % 21).collect::<Vec<_>>());
             })
@@ -109,7 +103,7 @@ pub const BUGS: &[Bug] = &[
         story: "decays of another head: the offset of the head is missing",
         ids: &["decay-of-first-head"],
         make: || {
-            other(forward(by_token()), |_, x| {
+            of_other(forward(by_token()), |_, x| {
                 let g = x.get_mut("g").unwrap();
                 *g = g.select(Along(1), &[0; 4]);
             })
@@ -212,7 +206,9 @@ pub const BUGS: &[Bug] = &[
     Bug {
         story: "the scale is the default 1/√D, not the one of the caller",
         ids: &["scale-usual"],
-        make: || other(forward(short_linear().scale(0.3)), |problem, _| own(problem).scale = 0.25),
+        make: || {
+            of_other(forward(short_linear().scale(0.3)), |problem, _| own(problem).scale = 0.25)
+        },
     },
     Bug {
         story: "a state passes from one packed sequence to the next",
@@ -221,7 +217,7 @@ pub const BUGS: &[Bug] = &[
             let extents = LinearExtents { batch: 1, ..short_linear().extents };
             let sequences = TokenSequences::Packed { cu_tokens: vec![0, 8, 21] };
             let problem = LinearAttention { extents, sequences, ..short_linear() };
-            other(forward(problem), |problem, _| own(problem).sequences = TokenSequences::Dense)
+            of_other(forward(problem), |problem, _| own(problem).sequences = TokenSequences::Dense)
         },
     },
     Bug {
@@ -231,7 +227,7 @@ pub const BUGS: &[Bug] = &[
             let extents = LinearExtents { batch: 1, ..short_linear().extents };
             let sequences = TokenSequences::Packed { cu_tokens: vec![0, 8, 21] };
             let problem = LinearAttention { extents, sequences, ..short_linear() };
-            other(forward(problem), |_, x| {
+            of_other(forward(problem), |_, x| {
                 let k = x.get_mut("k").unwrap();
                 let order: Vec<usize> = (0..21).map(|t| if t < 8 { t } else { t - 8 }).collect();
                 *k = k.select(Along(2), &order);
@@ -247,7 +243,7 @@ pub const BUGS: &[Bug] = &[
             let back = [0, 2, 4, 6, 1, 3, 5, 7];
             let (problem, mut x) = (bench.problem.clone(), bench.values());
             x.insert("q".into(), x["q"].select(Along(1), &order));
-            let o = of_values(&problem, &bench, x)["o"].select(Along(1), &back);
+            let o = bench.evaluate(&problem, &x)["o"].select(Along(1), &back);
             let got = with(&bench, [("o".to_string(), o)].into());
             (bench, got)
         },
@@ -256,7 +252,7 @@ pub const BUGS: &[Bug] = &[
         story: "the gradient by the final state is dropped",
         ids: &["dfinal-state-dropped", "final-cotangent-ignored"],
         make: || {
-            other(ask(states(), Pass::Backward, Dtype::F32), |_, x| {
+            of_other(ask(states(), Pass::Backward, Dtype::F32), |_, x| {
                 x.remove("dfinal_state");
             })
         },
@@ -282,7 +278,7 @@ pub const BUGS: &[Bug] = &[
             let bench = ask(short_linear(), Pass::Backward, Dtype::F64);
             let mut x = bench.values();
             x.get_mut("dout").unwrap().index_axis_mut(Along(0), 0).fill(0.0);
-            let own = of_values(&bench.problem, &bench, x)["dg_gamma"].clone();
+            let own = bench.evaluate(&bench.problem, &x)["dg_gamma"].clone();
             let got = with(&bench, [("dg_gamma".to_string(), own)].into());
             (bench, got)
         },
@@ -308,9 +304,3 @@ pub const BUGS: &[Bug] = &[
         },
     },
 ];
-
-/// Exact results of other inputs.
-fn of_values(problem: &Problem, bench: &Bench, x: Values) -> Values {
-    etalon_reference::evaluate_in(etalon_reference::Arithmetic::F64, problem, bench.pass, &x)
-        .expect("the reference")
-}

@@ -1,7 +1,7 @@
 //! Linear cross-entropy.
 
 use super::Bug;
-use super::kernel::{Logits, ask, of, with};
+use super::kernel::{Logits, ask, of, of_other, with};
 use crate::bench::Bench;
 use etalon_conformance::tensor::{Stored, Tensor, Tensors, Values};
 use etalon_problem::{Dtype, LinearCrossEntropy, Pass, Problem, Reduction, TokenOutputs};
@@ -48,11 +48,10 @@ fn other(
     bench: Bench,
     change: impl FnOnce(&mut LinearCrossEntropy, &mut Values),
 ) -> (Bench, Tensors) {
-    let got = of(&bench, |problem, x| match problem {
+    of_other(bench, |problem, x| match problem {
         Problem::LinearCrossEntropy(own) => change(own, x),
         _ => panic!("no cross-entropy"),
-    });
-    (bench, got)
+    })
 }
 
 fn both(problem: LinearCrossEntropy) -> Bench {
