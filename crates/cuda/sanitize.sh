@@ -39,6 +39,7 @@ cases=(
     attention/f16/causal/sinks/long/lengths/generic/dlse/0
     attention/bf16/full/softcap/dims/lengths/generic/dlse/12
     attention/bf16/causal/sinks/wide_heads/dense/generic/dlse/0
+    attention/bf16/chunked/sinks/wide_heads/packed/generic/dlse/6
     attention/bf16/window/sinks/tiles/dense/generic/dlse/0
     attention/bf16/causal/bias/long/dense/generic/dlse/0
     attention/f16/window/bias_heads/dims/dense/holes/dlse/0

@@ -102,8 +102,7 @@ fn add_hopper(all: &mut Vec<Variant>, storage: Dtype, width: usize) {
 
 /// attention with D or E above 128 on the level sm90a.
 fn add_wide_hopper(all: &mut Vec<Variant>, columns: [usize; 2]) {
-    let is_plain = |of: &Hopper| !of.options && of.visible != Visible::Spans;
-    for of in every_hopper(Bf16, columns).filter(is_plain) {
+    for of in every_hopper(Bf16, columns).filter(|of| !of.options) {
         all.extend([Variant::hopper_forward(of, true), Variant::hopper_backward(of, Results::All)]);
     }
 }

@@ -9,7 +9,7 @@ mod tensors;
 
 use etalon_cuda::{Level, Options, Workspace};
 use etalon_problem::{
-    Attention, AttentionLse, Decay, Extents, LazyAttention, LinearAttention, LinearExtents, Mask, Pass, Problem, Role,
+    Align, Attention, AttentionLse, Decay, Extents, LazyAttention, LinearAttention, LinearExtents, Mask, Pass, Problem, Role,
 };
 use tensors::{Tensor, Tensors, random, results};
 
@@ -75,7 +75,8 @@ fn of_attention() {
 
 #[test]
 fn of_wide_attention() {
-    for (dim, value_dim, mask) in [(192, 128, Mask::Full), (256, 256, Mask::causal())] {
+    let chunked = Mask::ChunkedCausal { chunk: 700, align: Align::BottomRight };
+    for (dim, value_dim, mask) in [(192, 128, Mask::Full), (256, 256, Mask::causal()), (256, 256, chunked)] {
         let mut attention = Attention::new(extents(dim)).mask(mask);
         attention.value_dim = value_dim;
         check(attention);

@@ -247,12 +247,9 @@ const SM90A: &[Rule<Spec>] = sm90a!(
     ),
     rule("dim and value_dim must be at most 256 for sm90a", |spec| spec.columns() <= 256),
     rule(
-        "with dim or value_dim above 128 sm90a computes attention of bf16, under a full or causal mask or a window, \
-         without softcap or bias, and with a scale above 0",
-        |spec| {
-            let is_plain = spec.hopper().visible != Visible::Spans && !spec.is_scored;
-            !spec.is_wide() || (spec.value_dim.is_some() && spec.storage == Dtype::Bf16 && is_plain)
-        }
+        "with dim or value_dim above 128 sm90a computes attention of bf16, without softcap or bias, and with a scale \
+         above 0",
+        |spec| !spec.is_wide() || (spec.value_dim.is_some() && spec.storage == Dtype::Bf16 && !spec.is_scored)
     )
 );
 

@@ -159,7 +159,7 @@ impl Grid for Point {
         // Wide heads of a type that tensor cores multiply, with all that their kernels take.
         &[
             ("storage", "bf16"),
-            ("mask", "causal"),
+            ("mask", "chunked"),
             ("options", "sinks"),
             ("shape", "wide_heads"),
             ("sequences", "packed"),
