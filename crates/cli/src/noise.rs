@@ -16,6 +16,17 @@ pub struct Times {
     pub max_ns: u64,
 }
 
+/// The runs of a pass beside those of the peak.
+pub struct Runs {
+    /// The first run, which fetches its memory from the system.
+    pub first_ns: u64,
+    /// The others.
+    pub times: Times,
+    /// The median of `peak · time` over them, `peak` measured before and after each: a clock that rises and falls
+    /// changes both.
+    pub possible: f64,
+}
+
 /// The most runs whose times are kept: more tell nothing new.
 const MOST: usize = 1 << 20;
 
@@ -28,28 +39,28 @@ pub fn are_enough(runs: usize, begin: Instant, seconds: f64) -> bool {
 }
 
 impl Times {
-    /// The times of runs for at least so many seconds, or of a million. The first run, which warms the caches, does
-    /// not count. With them the median of `peak · time` over the runs, `peak` measured before and after each: a clock
-    /// that rises and falls changes both.
+    /// The times of runs for at least so many seconds, or of a million, behind a first run, which does not count.
     pub fn beside<E>(
         seconds: f64,
         mut run: impl FnMut() -> Result<(), E>,
         mut peak: impl FnMut() -> f64,
-    ) -> Result<(Self, f64), E> {
-        run()?;
+    ) -> Result<Runs, E> {
+        let mut timed = || {
+            let start = Instant::now();
+            run().map(|()| start.elapsed().as_nanos() as u64)
+        };
+        let first_ns = timed()?;
         let begin = Instant::now();
         let (mut times, mut products, mut before) = (Vec::new(), Vec::new(), peak());
         while !are_enough(times.len(), begin, seconds) {
-            let start = Instant::now();
-            run()?;
-            let ns = start.elapsed().as_nanos() as u64;
+            let ns = timed()?;
             let after = peak();
             times.push(ns);
             products.push(ns.max(1) as f64 * (before + after) / 2.0);
             before = after;
         }
         products.sort_by(f64::total_cmp);
-        Ok((Times::new(times), products[products.len() / 2]))
+        Ok(Runs { first_ns, times: Times::new(times), possible: products[products.len() / 2] })
     }
 
     /// The order statistics of some times; of none, zeros.

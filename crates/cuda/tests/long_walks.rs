@@ -9,7 +9,8 @@ mod tensors;
 
 use etalon_cuda::{Level, Options, Workspace};
 use etalon_problem::{
-    Align, Attention, AttentionLse, Decay, Extents, LazyAttention, LinearAttention, LinearExtents, Mask, Pass, Problem, Role,
+    Align, Attention, AttentionLse, Decay, Extents, LazyAttention, LinearAttention, LinearExtents, Mask, Pass, Problem,
+    Role,
 };
 use tensors::{Tensor, Tensors, random, results};
 

@@ -271,20 +271,20 @@ impl<'a> Bench<'a> {
             true => probe::bf16_sample(options.level),
             false => probe::fma_sample(options.level),
         };
-        let (times, possible) = Times::beside(seconds, || run(&options), peak)?;
+        let runs = Times::beside(seconds, || run(&options), peak)?;
         let linear = matches!(problem, Problem::LinearAttention(_));
         let tune = tune && !matches!(problem, Problem::LinearCrossEntropy(_)); // its budget decides
         let best = tune.then(|| tune::best(linear, pass, &options, seconds, &mut run));
         let best = best.transpose()?.flatten();
-        let ns = times.median_ns.max(1) as f64;
+        let ns = runs.times.median_ns.max(1) as f64;
         let bandwidth = || -> Result<Bandwidth, Failure> {
             let bytes = outputs["final_state"].len() * size_of::<f32>();
             let memory = probe::update_gbps(options.level, bytes)?;
             Ok(Bandwidth { states: 2.0 * bytes as f64 / ns, memory })
         };
         let gigabytes = (pass == Pass::Step).then(bandwidth).transpose()?;
-        let share = flops as f64 / possible;
-        Ok(Figure { gigabytes, best, share: Some(share), ..blank.with(times) })
+        let (first_ns, share) = (Some(runs.first_ns), Some(flops as f64 / runs.possible));
+        Ok(Figure { first_ns, gigabytes, best, share, ..blank.with(runs.times) })
     }
 
     /// A figure without its times.
@@ -299,6 +299,7 @@ impl<'a> Bench<'a> {
             subject: Subject::new(problem, mask, pass),
             mode: mode.name(),
             flops,
+            first_ns: None,
             times: Times::new(Vec::new()),
             gflops: 0.0,
             share: None, // when the peak is known

@@ -15,6 +15,10 @@ pub struct Figure {
     pub mode: &'static str,
     /// Of the pass: two for each multiplication and addition of the products of visible pairs.
     pub flops: u64,
+    /// The first call with a workspace, in ns, which fetches scratch memory from the system; of a device none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_ns: Option<u64>,
+    /// Calls after it, with the memory that it left.
     #[serde(flatten)]
     pub times: Times,
     pub gflops: f64,
@@ -120,6 +124,9 @@ const FLOPS: [(&str, &str); 5] = [
     ),
 ];
 
+/// The column of first calls.
+const FIRST: &str = " First: the call before them, without a kept workspace; it fetches scratch memory from the system.";
+
 /// Mark of a cell that is not to be relied on.
 const DOUBTFUL: &str = "!: a share of the peak above 100 %, or a spread above 20 %: the machine was busy or its \
     clock changed, so measure again.";
@@ -174,8 +181,9 @@ impl Figures {
         }));
         if let Some(figure) = self.figures.first() {
             lines.push(page(&format!(
-                "{}. Time: the median of the runs, the middle half of which lies within ± the spread.",
-                figure.subject.heads()
+                "{}. Time: the median of the runs, the middle half of which lies within ± the spread.{}",
+                figure.subject.heads(),
+                figure.first_ns.map_or("", |_| FIRST)
             )));
         }
         if self.figures.iter().any(Figure::is_doubtful) {
@@ -206,11 +214,13 @@ impl Figures {
     fn table(&self) -> String {
         let on_device = self.figures.iter().any(|figure| figure.on_device.is_some());
         let runs = if on_device { "rounds" } else { "runs" };
-        let common = ["mask", "length", "dim", "time", "spread", runs, "GFLOP/s", "of peak"];
+        let common = ["pass", "mode", "mask", "length", "dim"].into_iter();
+        let common = common.chain((!on_device).then_some("first"));
+        let common = common.chain(["time", "spread", runs, "GFLOP/s", "of peak"]);
         let further = ["enqueued in", "recorded", "kernels + fills", "scratch"]
             .into_iter()
             .filter(|_| on_device);
-        let header = ["pass", "mode"].into_iter().chain(common).chain(further);
+        let header = common.chain(further);
         subject::table(header, self.figures.iter().map(|figure| (&figure.subject, figure.row())))
     }
 }
@@ -224,12 +234,12 @@ impl Figure {
     /// Its row of the table.
     fn row(&self) -> Vec<String> {
         let Subject { mask, length, dim, pass, .. } = &self.subject;
-        let mut row = vec![pass.to_string(), self.mode.to_string()];
+        let in_seconds = |ns: u64| time(ns as f64 * 1e-9);
+        let mut row = [pass, self.mode, mask].map(String::from).to_vec();
+        row.extend([length.to_string(), dim.to_string()]);
+        row.extend(self.first_ns.map(in_seconds));
         row.extend([
-            mask.clone(),
-            length.to_string(),
-            dim.to_string(),
-            time(self.times.median_ns as f64 * 1e-9),
+            in_seconds(self.times.median_ns),
             marked(self.times.spread(), 1, SPREAD),
             self.times.runs.to_string(),
             digits(self.gflops),
@@ -237,7 +247,7 @@ impl Figure {
         ]);
         row.extend(self.on_device.into_iter().flat_map(|x| {
             let enqueued = format!("{} + {}", x.launches, x.fills);
-            let [each, recorded] = [x.enqueue_ns, x.recorded_ns].map(|ns| time(ns as f64 * 1e-9));
+            let [each, recorded] = [x.enqueue_ns, x.recorded_ns].map(in_seconds);
             [each, recorded, enqueued, bytes(x.scratch_bytes)]
         }));
         row

@@ -38,6 +38,10 @@ fn a_bench_leaves_its_figures() {
     let quartiles = ["min_ns", "lower_quartile_ns", "median_ns", "upper_quartile_ns", "max_ns"];
     let times = quartiles.map(|key| full[key].as_u64().unwrap());
     assert!(times[0] > 0 && times.is_sorted() && full["runs"].as_u64() >= Some(3), "{full}");
+    assert!(
+        figures.iter().all(|figure| figure["first_ns"].as_u64() > Some(0)),
+        "first calls: {file}"
+    );
     let chosen = ["--pass", "jvp", "--mask", "window=8", "--blocking", "16x16"];
     let output = etalon(&[&["bench", "--threads", "1"][..], &size, &chosen].concat());
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
