@@ -11,6 +11,8 @@ mod lazy;
 mod numbers;
 #[path = "gpu/tensors.rs"]
 mod tensors;
+#[path = "fallback/turns.rs"]
+mod turns;
 
 use arrays::DeviceArray;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
@@ -368,6 +370,15 @@ impl Held {
         for (name, x) in &mut self.inputs {
             x.put(&self.stream, &inputs[name].bytes());
         }
+    }
+
+    /// Fills the memory of the results with ones, which are NaN.
+    fn blank(&mut self) {
+        for x in self.outputs.values_mut() {
+            let ones = vec![0xff; x.memory.len()];
+            x.put(&self.stream, &ones);
+        }
+        self.stream.synchronize().unwrap();
     }
 
     /// The address of the scratch memory, in which at first there may be flags of a call before.

@@ -1,0 +1,103 @@
+//! Turns at the sums of dq in the mode `fused` of sm90a: a block waits for none that may have no multiprocessor.
+//! However many of these another kernel holds, the pass ends, and with the same bits.
+
+use super::*;
+use cudarc::driver::sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as SHARED_BYTES;
+use cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
+use cudarc::nvrtc::compile_ptx;
+
+/// Blocks that count themselves in word 1 and stay until word 0 is set, or for a minute: then word 2 is.
+const HOLD: &str = r#"
+extern "C" __global__ void hold(volatile unsigned *words) {
+    if (threadIdx.x != 0) return;
+    atomicAdd((unsigned *)words + 1, 1u);
+    unsigned long long begun, now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begun));
+    do {
+        __nanosleep(1000);
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+        if (now - begun > 60000000000ull) words[2] = 1;
+    } while (words[0] == 0 && words[2] == 0);
+}
+"#;
+
+/// The kernel above, each block of which takes all shared memory of a multiprocessor.
+struct Holder {
+    hold: CudaFunction,
+    shared: u32,
+    own: Arc<CudaStream>,
+    /// Copies the words while the kernel runs.
+    other: Arc<CudaStream>,
+}
+
+impl Holder {
+    fn new(context: &Arc<CudaContext>, shared: u32) -> Holder {
+        let module = context.load_module(compile_ptx(HOLD).unwrap()).unwrap();
+        let hold = module.load_function("hold").unwrap();
+        hold.set_attribute(SHARED_BYTES, shared as i32).unwrap();
+        let [own, other] = [0; 2].map(|_| context.new_stream().unwrap());
+        Holder { hold, shared, own, other }
+    }
+
+    /// The result of `run` while `count` multiprocessors are held.
+    fn beside<R>(&self, count: usize, run: impl FnOnce() -> R) -> R {
+        let mut words = self.own.alloc_zeros::<u32>(3).unwrap();
+        self.own.synchronize().unwrap();
+        let address = words.device_ptr(&self.own).0;
+        let size =
+            LaunchConfig { grid_dim: (count as u32, 1, 1), block_dim: (32, 1, 1), shared_mem_bytes: self.shared };
+        // SAFETY: the kernel takes one address, of three words, which live until its stream has been waited for.
+        unsafe { self.own.launch_builder(&self.hold).arg(&address).launch(size) }.unwrap();
+        while self.other.clone_dtoh(&words).unwrap()[1] < count as u32 {}
+        let result = run();
+        self.other.memcpy_htod(&[1], &mut words.slice_mut(..1)).unwrap();
+        self.own.synchronize().unwrap();
+        assert_eq!(self.other.clone_dtoh(&words).unwrap()[2], 0, "{count} multiprocessors were held for a minute");
+        result
+    }
+}
+
+/// Attention of which there are tiles for more blocks than a device has multiprocessors; and of 65,536 keys.
+fn problems() -> Vec<Problem> {
+    let sizes = [(6, 4096, Mask::causal()), (6, 4096, Mask::Full), (1, 65_536, Mask::causal())];
+    let of = |(heads, rows, mask): &(usize, usize, Mask), dim| {
+        let extents = Extents { batch: 1, query_heads: *heads, key_heads: *heads, queries: *rows, keys: *rows, dim };
+        Attention::new(extents).mask(mask.clone()).into()
+    };
+    sizes.iter().flat_map(|size| [64, 128].map(|dim| of(size, dim))).collect()
+}
+
+#[test]
+fn no_block_waits_for_one_that_has_no_multiprocessor() {
+    let Some(workspace) = without(0) else { return };
+    let context = CudaContext::new(0).unwrap();
+    let target = workspace.target(0).unwrap();
+    let holder = Holder::new(&context, target.shared_memory);
+    for problem in problems() {
+        let inputs = arrays::inputs(&workspace, &problem, Pass::Backward, &flash(Level::Sm90a)).unwrap();
+        let prepare = |mode| {
+            let held = Held::new(context.new_stream().unwrap(), &problem, &inputs);
+            let options = Options { mode, ..flash(Level::Sm90a) };
+            let [inputs, outputs] = held.tensors();
+            let pass = DevicePass::new(&workspace, &problem, Pass::Backward, &inputs, &outputs, &options).unwrap();
+            (held, pass)
+        };
+        let [wanted, found] = [Mode::Separate, Mode::FusedPartials].map(|mode| {
+            let (mut held, pass) = prepare(mode);
+            held.enqueue(&pass);
+            held.get()
+        });
+        assert!(found == wanted, "{problem:?}");
+        let (mut held, pass) = prepare(Mode::FusedPartials);
+        // A first call loads the kernels and takes memory, for which the driver may wait for all that runs.
+        held.enqueue(&pass);
+        for count in [target.multiprocessors / 2, target.multiprocessors - 1] {
+            held.blank();
+            let found = holder.beside(count, || {
+                held.enqueue(&pass);
+                held.get()
+            });
+            assert!(found == wanted, "{problem:?} beside a kernel that holds {count} multiprocessors");
+        }
+    }
+}
