@@ -38,13 +38,13 @@ pub fn are_enough(runs: usize, begin: Instant, seconds: f64) -> bool {
     runs >= 3 && (runs >= MOST || begin.elapsed().as_secs_f64() >= seconds)
 }
 
-impl Times {
-    /// The times of runs for at least so many seconds, or of a million, behind a first run, which does not count.
+impl Runs {
+    /// A first run, and others for at least so many seconds, or a million.
     pub fn beside<E>(
         seconds: f64,
         mut run: impl FnMut() -> Result<(), E>,
         mut peak: impl FnMut() -> f64,
-    ) -> Result<Runs, E> {
+    ) -> Result<Self, E> {
         let mut timed = || {
             let start = Instant::now();
             run().map(|()| start.elapsed().as_nanos() as u64)
@@ -62,7 +62,9 @@ impl Times {
         products.sort_by(f64::total_cmp);
         Ok(Runs { first_ns, times: Times::new(times), possible: products[products.len() / 2] })
     }
+}
 
+impl Times {
     /// The order statistics of some times; of none, zeros.
     pub fn new(mut times: Vec<u64>) -> Self {
         times.sort_unstable();

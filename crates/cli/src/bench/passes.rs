@@ -8,7 +8,7 @@ use super::tune;
 use crate::cuda::gpu::Gpu;
 use crate::machine::{COMMIT, cpu};
 use crate::needs;
-use crate::noise::Times;
+use crate::noise::{Runs, Times};
 use crate::outcome::Failure;
 use crate::plans::SHARE;
 use crate::units::time;
@@ -271,7 +271,7 @@ impl<'a> Bench<'a> {
             true => probe::bf16_sample(options.level),
             false => probe::fma_sample(options.level),
         };
-        let runs = Times::beside(seconds, || run(&options), peak)?;
+        let runs = Runs::beside(seconds, || run(&options), peak)?;
         let linear = matches!(problem, Problem::LinearAttention(_));
         let tune = tune && !matches!(problem, Problem::LinearCrossEntropy(_)); // its budget decides
         let best = tune.then(|| tune::best(linear, pass, &options, seconds, &mut run));

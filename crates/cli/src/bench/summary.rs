@@ -125,7 +125,8 @@ const FLOPS: [(&str, &str); 5] = [
 ];
 
 /// The column of first calls.
-const FIRST: &str = " First: the call before them, without a kept workspace; it fetches scratch memory from the system.";
+const FIRST: &str = " First: the call before them, without a kept workspace; it fetches scratch memory from the \
+    system.";
 
 /// Mark of a cell that is not to be relied on.
 const DOUBTFUL: &str = "!: a share of the peak above 100 %, or a spread above 20 %: the machine was busy or its \

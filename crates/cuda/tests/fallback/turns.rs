@@ -82,20 +82,17 @@ fn no_block_waits_for_one_that_has_no_multiprocessor() {
             let pass = DevicePass::new(&workspace, &problem, Pass::Backward, &inputs, &outputs, &options).unwrap();
             (held, pass)
         };
-        let [wanted, found] = [Mode::Separate, Mode::FusedPartials].map(|mode| {
-            let (mut held, pass) = prepare(mode);
-            held.enqueue(&pass);
-            held.get()
-        });
-        assert!(found == wanted, "{problem:?}");
-        let (mut held, pass) = prepare(Mode::FusedPartials);
+        let [(mut separate, seven), (mut fused, five)] = [Mode::Separate, Mode::FusedPartials].map(prepare);
         // A first call loads the kernels and takes memory, for which the driver may wait for all that runs.
-        held.enqueue(&pass);
+        separate.enqueue(&seven);
+        fused.enqueue(&five);
+        let wanted = separate.get();
+        assert!(fused.get() == wanted, "{problem:?}");
         for count in [target.multiprocessors / 2, target.multiprocessors - 1] {
-            held.blank();
+            fused.blank();
             let found = holder.beside(count, || {
-                held.enqueue(&pass);
-                held.get()
+                fused.enqueue(&five);
+                fused.get()
             });
             assert!(found == wanted, "{problem:?} beside a kernel that holds {count} multiprocessors");
         }
