@@ -5,27 +5,26 @@
 mod arrays;
 #[path = "fallback/five_products.rs"]
 mod five_products;
+#[path = "gpu/held.rs"]
+mod held;
 #[path = "lazy/fallback.rs"]
 mod lazy;
 #[path = "gpu/numbers.rs"]
 mod numbers;
 #[path = "gpu/tensors.rs"]
 mod tensors;
-#[path = "fallback/turns.rs"]
-mod turns;
 
-use arrays::DeviceArray;
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
-use etalon_cuda::{DevicePass, DeviceTensors, Level, Options, Precision, Settings, Workspace, probe, run_in};
+use cudarc::driver::CudaContext;
+use etalon_cuda::{DevicePass, Level, Options, Precision, Settings, Workspace, probe, run_in};
 use etalon_problem::{
     Align, Attention, BiasExtents, Extents, LazyAttention, Mask, Mode, NamedArray, Pass, Problem, Role, Sequences,
     Views, ViewsMut,
 };
 use half::bf16;
+use held::Held;
 use ndarray::{ArrayD, Axis, Dimension, IxDyn};
 use numbers::numbers;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use tensors::Tensor;
 
 type Tensors = BTreeMap<&'static str, ArrayD<bf16>>;
@@ -337,69 +336,6 @@ fn packed_sequences_of_all_rows_are_written_whole() {
     }
 }
 
-/// Operands of a pass on the device, its results and its scratch memory.
-struct Held {
-    stream: Arc<CudaStream>,
-    inputs: BTreeMap<&'static str, DeviceArray>,
-    outputs: BTreeMap<&'static str, DeviceArray>,
-    scratch: Option<CudaSlice<u8>>,
-}
-
-impl Held {
-    fn new(stream: Arc<CudaStream>, problem: &Problem, inputs: &tensors::Tensors) -> Held {
-        let put = |x: &Tensor| DeviceArray::new(&stream, &x.bytes(), x.shape(), x.element());
-        let operands = problem.operands(Pass::Backward);
-        let written = operands.iter().filter(|x| x.role == Role::Output);
-        Held {
-            inputs: inputs.iter().map(|(name, x)| (*name, put(x))).collect(),
-            outputs: written.map(|x| (x.name, put(&Tensor::blank(x)))).collect(),
-            scratch: None,
-            stream,
-        }
-    }
-
-    fn tensors(&self) -> [DeviceTensors<'static>; 2] {
-        let of = |all: &BTreeMap<&'static str, DeviceArray>| {
-            all.iter().fold(DeviceTensors::new(), |all, (name, x)| all.with(name, x.tensor(&self.stream)))
-        };
-        [of(&self.inputs), of(&self.outputs)]
-    }
-
-    /// Copies other inputs to the same memory.
-    fn put(&mut self, inputs: &tensors::Tensors) {
-        for (name, x) in &mut self.inputs {
-            x.put(&self.stream, &inputs[name].bytes());
-        }
-    }
-
-    /// Fills the memory of the results with ones, which are NaN.
-    fn blank(&mut self) {
-        for x in self.outputs.values_mut() {
-            let ones = vec![0xff; x.memory.len()];
-            x.put(&self.stream, &ones);
-        }
-        self.stream.synchronize().unwrap();
-    }
-
-    /// The address of the scratch memory, in which at first there may be flags of a call before.
-    fn scratch(&mut self, pass: &DevicePass) -> u64 {
-        let fresh = || self.stream.clone_htod(&vec![0xff_u8; pass.scratch_bytes().max(256)]).unwrap();
-        self.scratch.get_or_insert_with(fresh).device_ptr(&self.stream).0
-    }
-
-    fn enqueue(&mut self, pass: &DevicePass) {
-        let scratch = self.scratch(pass);
-        let [inputs, outputs] = self.tensors();
-        // SAFETY: all tensors and the scratch memory live until the stream has been waited for, no two of them
-        // overlap, and the stream is of the primary context.
-        unsafe { pass.enqueue(self.stream.cu_stream(), &inputs, &outputs, scratch) }.unwrap();
-    }
-
-    fn get(&self) -> Vec<u8> {
-        self.outputs.values().flat_map(|x| x.get(&self.stream)).collect()
-    }
-}
-
 /// Inputs of a backward pass, with o and lse of the portable level; and the same with a NaN in the first query of
 /// every head.
 fn clean_and_struck(workspace: &Workspace, problem: &Problem) -> [tensors::Tensors; 2] {
@@ -409,6 +345,13 @@ fn clean_and_struck(workspace: &Workspace, problem: &Problem) -> [tensors::Tenso
     let Some(Tensor::Bf16(q)) = struck.get_mut("q") else { unreachable!("q is of the storage type") };
     q.index_axis_mut(Axis(2), 0).fill(bf16::NAN);
     [clean, struck]
+}
+
+/// Copies other inputs to the same memory.
+fn put(held: &mut Held, inputs: &tensors::Tensors) {
+    for (name, x) in &mut held.inputs {
+        x.put(&held.stream, &inputs[name].bytes());
+    }
 }
 
 #[test]
@@ -437,10 +380,10 @@ fn flags_are_of_a_call(level: Level, problem: &Problem) {
     }
     assert!(held[0].get() == wanted && held[1].get() == other);
     // The memory of a call that had flags, with finite operands, and again with others.
-    held[1].put(&clean);
+    put(&mut held[1], &clean);
     held[1].enqueue(&pass);
     assert!(held[1].get() == wanted, "flags of the call before");
-    held[1].put(&struck);
+    put(&mut held[1], &struck);
     held[1].enqueue(&pass);
     assert!(held[1].get() == other);
     // The same from a graph.
@@ -448,7 +391,7 @@ fn flags_are_of_a_call(level: Level, problem: &Problem) {
     // SAFETY: as for `enqueue`; the tensors and the scratch memory live as long as what was recorded.
     let mut recorded = unsafe { pass.record(&inputs, &outputs, scratch) }.unwrap();
     for (inputs, results) in [(&clean, &wanted), (&struck, &other), (&clean, &wanted)] {
-        held[1].put(inputs);
+        put(&mut held[1], inputs);
         // SAFETY: as above; the stream is of the primary context.
         unsafe { recorded.enqueue(held[1].stream.cu_stream()) }.unwrap();
         assert!(held[1].get() == *results, "{level}: from a graph");
