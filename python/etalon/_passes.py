@@ -98,7 +98,8 @@ def run(
     with roles, shapes and types. `out` may hold arrays to be written, of any strides; no others are computed then.
     `tier` is "auto" (the reference for float64, else the fastest), "reference", "simd", or one instruction set such
     as "simd/avx2". "simd/amx" and "simd/avx512bf16" round what attention and linear cross-entropy on bfloat16
-    multiply, as the profile "bf16-flash" allows; no other name does. `recompute` computes what the forward
+    multiply, as the profile "bf16-flash" allows, and with "-split2" at their end as "bf16-split2" does; no other
+    name does. `recompute` computes what the forward
     pass returned (o, lse) again where a later pass lacks it; `memory_budget` bounds the bytes that linear
     cross-entropy takes.
 

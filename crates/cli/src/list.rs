@@ -170,8 +170,8 @@ fn profiles() -> Table {
                 0.0 => "exact".to_string(),
                 factor => format!("± {}", units::digits(factor)),
             },
-            profile.p_store.name().to_string(),
-            profile.ds_store.name().to_string(),
+            weights(profile.p_store, profile.pieces),
+            weights(profile.ds_store, profile.pieces),
             profile.group_store.name().to_string(),
             also_stored(&profile),
             format!("{} + {}·|x|", profile.exp_constant, profile.exp_slope),
@@ -180,6 +180,11 @@ fn profiles() -> Table {
         ]);
     }
     table
+}
+
+/// The type of a weight, and of how many such numbers it is the sum.
+fn weights(store: Dtype, pieces: usize) -> String {
+    if pieces == 1 { store.name().to_string() } else { format!("{pieces} × {store}") }
 }
 
 /// Tensors that a profile stores in less than the type of its sums, beside P, dS and the gradients of a head.

@@ -30,7 +30,8 @@ pub struct Arguments {
     /// Tiers to check: simd, simd/LEVEL, cuda, cuda/LEVEL, reference; all that this machine has if absent.
     #[arg(long, value_name = "T,…", value_delimiter = ',', conflicts_with = "candidate")]
     tier: Vec<String>,
-    /// The level of the simd tier: portable, avx2, avx512, avx512bf16, amx, or all that this machine has.
+    /// The level of the simd tier: portable, avx2, avx512, avx512bf16, amx, the last two also with -split2, or all
+    /// that this machine has.
     #[arg(long, value_name = "L", default_value = "all", conflicts_with = "candidate")]
     level: String,
     /// The number of cases: smoke takes seconds, core about a minute on two cores, soak about an hour.

@@ -6,11 +6,11 @@ use etalon_conformance::suite::{SuiteOptions, run};
 use etalon_conformance::tier::Tier;
 use etalon_conformance::tiers::Simd;
 use etalon_problem::Algorithm;
-use etalon_simd::Level;
+use etalon_simd::{Level, Precision};
 
 /// The laws of some algorithms, at smoke depth.
-fn hold(algorithms: Vec<Algorithm>) {
-    let levels = Level::emulated().map(Simd::of);
+fn hold(algorithms: Vec<Algorithm>, precision: Precision) {
+    let levels = Level::emulated().map(|level| Simd::of(level, precision));
     let options = SuiteOptions {
         depth: Depth::Smoke,
         algorithms,
@@ -24,10 +24,12 @@ fn hold(algorithms: Vec<Algorithm>) {
 
 #[test]
 fn laws_of_attention_hold_of_kernels_in_bf16() {
-    hold(vec![Algorithm::Attention, Algorithm::AttentionLse]);
+    hold(vec![Algorithm::Attention, Algorithm::AttentionLse], Precision::Flash);
+    hold(vec![Algorithm::Attention, Algorithm::AttentionLse], Precision::Split2);
 }
 
 #[test]
 fn laws_of_linear_cross_entropy_hold_of_kernels_in_bf16() {
-    hold(vec![Algorithm::LinearCrossEntropy]);
+    hold(vec![Algorithm::LinearCrossEntropy], Precision::Flash);
+    hold(vec![Algorithm::LinearCrossEntropy], Precision::Split2);
 }

@@ -19,6 +19,8 @@ pub struct Profile {
     pub p_store: Dtype,
     /// The type in which dS is stored before it multiplies q and k, if not the accumulator's.
     pub ds_store: Dtype,
+    /// Numbers of these types as whose sum P and dS are multiplied.
+    pub pieces: usize,
     /// The type in which dk and dv of each query head are stored before those of a group are added up.
     pub group_store: Dtype,
     /// The type in which every step on the way to a score or logit is stored (the product, scaled, capped, with
@@ -65,6 +67,7 @@ const F32_STRICT: Profile = Profile {
     factor: 0.0,
     p_store: Dtype::F32,
     ds_store: Dtype::F32,
+    pieces: 1,
     group_store: Dtype::F32,
     score_store: Dtype::F32,
     dp_store: Dtype::F32,
@@ -115,6 +118,15 @@ const fn flash(name: &'static str, store: Dtype) -> Profile {
     Profile { name, p_store: store, ds_store: store, group_store: store, ..F32_STRICT }
 }
 
+/// Sums in f32; P and dS multiplied as sums of two numbers in bf16, the other factors as they are.
+const BF16_SPLIT2: Profile = Profile {
+    name: "bf16-split2",
+    p_store: Dtype::Bf16,
+    ds_store: Dtype::Bf16,
+    pieces: 2,
+    ..F32_STRICT
+};
+
 /// Attention in bf16 that is written as `softmax(q kᵀ σ) v`, with the gradient that autograd makes of it:
 /// sums in f32, every tensor in between stored in bf16.
 const BF16_EAGER: Profile = Profile {
@@ -145,7 +157,7 @@ impl fmt::Display for Profile {
 
 impl Profile {
     /// Every profile that kernels of many authors have, strictest first.
-    pub const ALL: [Profile; 8] = [
+    pub const ALL: [Profile; 9] = [
         Profile {
             name: "f64",
             accumulator: Dtype::F64,
@@ -162,6 +174,7 @@ impl Profile {
         F32_STRICT,
         F32_BF16X3,
         F32_TF32,
+        BF16_SPLIT2,
         flash("f16-flash", Dtype::F16),
         flash("bf16-flash", Dtype::Bf16),
         BF16_EAGER,
@@ -189,9 +202,10 @@ impl Profile {
     /// True where `other` grants a kernel all that this profile grants.
     pub fn is_within(&self, other: &Profile) -> bool {
         let figures = |x: &Profile| {
-            let types = [x.accumulator, x.p_store, x.ds_store, x.group_store, x.score_store];
+            let types = [x.accumulator, x.group_store, x.score_store];
             let more = [x.dp_store, x.weight_store, x.residual_store, x.chunk_store];
             let stored = types.into_iter().chain(more).map(Dtype::unit_roundoff);
+            let stored = stored.chain([x.p_roundoff(), x.ds_roundoff()]);
             let exp = [x.exp_constant, x.exp_slope, x.exp_slope_exact];
             let functions = [x.tanh, x.log, x.lse, x.rescale_lag, -(x.rescale_keys as f64)];
             exp.into_iter().chain(functions).chain(stored).chain([x.factor])
@@ -214,10 +228,32 @@ impl Profile {
         F32_BF16X3
     }
 
+    /// The profile of kernels that multiply P and dS as sums of two numbers in bf16.
+    pub fn split2() -> Profile {
+        BF16_SPLIT2
+    }
+
+    /// The roundoff of a P before it multiplies v: that of its type, to the power of its pieces.
+    pub fn p_roundoff(&self) -> f64 {
+        self.p_store.unit_roundoff().powi(self.pieces as i32)
+    }
+
+    /// The same of a dS before it multiplies q and k.
+    pub fn ds_roundoff(&self) -> f64 {
+        self.ds_store.unit_roundoff().powi(self.pieces as i32)
+    }
+
+    /// The larger of both, of those that are not of the accumulator's type.
+    pub fn weight_roundoff(&self) -> f64 {
+        let narrow = |store, roundoff| if store == self.accumulator { 0.0 } else { roundoff };
+        narrow(self.p_store, self.p_roundoff()).max(narrow(self.ds_store, self.ds_roundoff()))
+    }
+
     /// The profile of kernels that round P and dS to the storage type: the flash profile of 16-bit types,
     /// and the strict one of others.
     pub fn flash(dtype: Dtype) -> Profile {
-        let flash = Profile::ALL.into_iter().find(|profile| profile.p_store == dtype);
+        let is_flash = |profile: &Profile| profile.p_store == dtype && profile.pieces == 1;
+        let flash = Profile::ALL.into_iter().find(is_flash);
         flash.unwrap_or_else(|| Profile::strict(dtype))
     }
 
@@ -281,6 +317,8 @@ mod tests {
         let [strict, simd] = [Profile::strict(Dtype::F32), Profile::simd(Dtype::F32)];
         assert!(simd.is_within(&strict) && !strict.is_within(&simd));
         assert!(!Profile::flash(Dtype::Bf16).is_within(&strict));
+        let [split, flash] = [Profile::split2(), Profile::flash(Dtype::Bf16)];
+        assert!(strict.is_within(&split) && split.is_within(&flash) && !flash.is_within(&split));
         assert!(error.contains("one of f64, f32-strict") && error.contains("f8-flash"), "{error}");
     }
 }

@@ -222,19 +222,21 @@ impl Rounding {
 
     fn new(profile: &Profile, algorithm: Algorithm, pass: Pass, kernel: u32) -> Self {
         let unit = profile.accumulator.unit_roundoff();
-        let narrow =
-            |dtype: Dtype| if dtype.unit_roundoff() > unit { dtype.unit_roundoff() } else { 0.0 };
+        let narrow = |u: f64| if u > unit { u } else { 0.0 };
         // The weights of linear_cross_entropy multiply nothing in its forward pass. dS and da are products
         // of weights, and gradients of heads are sums of these.
         let multiplies = pass != Pass::Forward || algorithm != Algorithm::LinearCrossEntropy;
-        let Profile { p_store, weight_store, ds_store, dp_store, residual_store, .. } = *profile;
-        let stores = match pass {
-            Pass::Forward => vec![p_store, weight_store],
-            _ => {
-                vec![p_store, weight_store, ds_store, dp_store, residual_store, profile.score_store]
-            }
-        };
-        let stored = stores.iter().copied().map(narrow).fold(0.0, f64::max);
+        let Profile { p_store, weight_store, ds_store, score_store, .. } = *profile;
+        let mut stores = vec![p_store, weight_store];
+        let mut roundoffs = vec![profile.p_roundoff(), weight_store.unit_roundoff()];
+        if pass != Pass::Forward {
+            let besides = [profile.dp_store, profile.residual_store, score_store];
+            stores.extend([ds_store].into_iter().chain(besides));
+            roundoffs.extend(
+                [profile.ds_roundoff()].into_iter().chain(besides.map(Dtype::unit_roundoff)),
+            );
+        }
+        let stored = roundoffs.into_iter().map(narrow).fold(0.0, f64::max);
         let weight = if multiplies { stored } else { 0.0 };
         let floor = floor(profile, &stores);
         let product_floor = if algorithm == Algorithm::LinearAttention { floor } else { 0.0 };
@@ -246,7 +248,7 @@ impl Rounding {
         // The forward pass of lazy attention reads its own lse.
         let streams = pass == Pass::Forward && algorithm != Algorithm::LazyAttention;
         let lse = if streams { 0.0 } else { 4.0 * unit };
-        let score = narrow(profile.score_store);
+        let score = narrow(score_store.unit_roundoff());
         let [unit, product, factors, score, weight, lse] =
             [unit, product, profile.factor, score, weight, lse].map(|x| x as f32);
         // A factor that errs by 2⁻ᵐ has m digits at least.

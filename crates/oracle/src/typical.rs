@@ -284,11 +284,11 @@ impl Size {
         let rounding = profile.accumulator.unit_roundoff() / 3f64.sqrt();
         let sums = rounding * (profile.chain(longest) as f64).sqrt();
         let sums = sums.hypot(profile.factor / 3f64.sqrt());
-        let &Profile { p_store, ds_store, group_store, dp_store, .. } = profile;
-        let &Profile { weight_store, residual_store, .. } = profile;
-        let types = [p_store, ds_store, group_store, dp_store, weight_store, residual_store];
-        let stored = types.map(Dtype::unit_roundoff).into_iter().fold(0.0, f64::max) / 3f64.sqrt();
-        let narrow = profile.p_store.unit_roundoff().max(profile.ds_store.unit_roundoff());
+        let &Profile { group_store, dp_store, weight_store, residual_store, .. } = profile;
+        let types = [group_store, dp_store, weight_store, residual_store];
+        let narrow = profile.p_roundoff().max(profile.ds_roundoff());
+        let stored =
+            types.map(Dtype::unit_roundoff).into_iter().fold(narrow, f64::max) / 3f64.sqrt();
         let weights =
             if narrow > profile.accumulator.unit_roundoff() { narrow / 3f64.sqrt() } else { 0.0 };
         let chunks = chunks(profile, operands);

@@ -7,14 +7,14 @@
 use crate::error::exception;
 use crate::openmp;
 use arc_swap::ArcSwapOption;
-use etalon_simd::{Level, Precision, Workspace};
+use etalon_simd::{Level, Options, Precision, Workspace};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 use std::fmt;
 use std::num::NonZero;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::available_parallelism;
 
 /// The threads of all passes, and the memory that they keep between calls.
@@ -122,34 +122,41 @@ fn usual_threads() -> Result<usize, NoEngine> {
     }
 }
 
-/// True where passes may multiply bf16 as such: [`Precision::Flash`].
-static FLASH: AtomicBool = AtomicBool::new(false);
+/// Place in [`Precision::ALL`] of the precision of passes that name no tier.
+static PRECISION: AtomicUsize = AtomicUsize::new(0);
 
-/// The instruction set of a pass that names none.
-pub fn level() -> Level {
-    let best = Level::best();
-    if FLASH.load(Ordering::Relaxed) { best } else { best.in_f32() }
+/// The precision of a pass that names no tier.
+pub fn precision() -> Precision {
+    Precision::ALL.get(PRECISION.load(Ordering::Relaxed)).copied().unwrap_or_default()
 }
 
-/// Sets how much all later calls may round, from any thread: "strict", or "flash".
+/// The best instruction set for a precision.
+pub fn level(precision: Precision) -> Level {
+    let best = Level::best();
+    if precision == Precision::Strict { best.in_f32() } else { best }
+}
+
+/// Sets how much all later calls may round, from any thread: "strict", "split2" or "flash".
 #[pyfunction]
 pub fn set_precision(precision: &str) -> PyResult<()> {
-    let precision: Precision = precision.parse().map_err(exception)?;
-    FLASH.store(precision == Precision::Flash, Ordering::Relaxed);
+    let wanted: Precision = precision.parse().map_err(exception)?;
+    let place = Precision::ALL.iter().position(|precision| *precision == wanted);
+    PRECISION.store(place.unwrap_or_default(), Ordering::Relaxed);
     Ok(())
 }
 
 /// The precision that is set.
 #[pyfunction]
 pub fn get_precision() -> &'static str {
-    let flash = FLASH.load(Ordering::Relaxed);
-    if flash { Precision::Flash.name() } else { Precision::Strict.name() }
+    precision().name()
 }
 
 /// The name of the tier of a pass on the CPU that names none.
 #[pyfunction]
 pub fn cpu_tier() -> String {
-    format!("simd/{}", level())
+    let precision = precision();
+    let options = Options { level: level(precision), precision, ..Options::default() };
+    format!("simd/{}", options.name())
 }
 
 /// Sets the number of threads of all later calls, from any thread. Results do not depend on it.

@@ -1,6 +1,6 @@
 //! Problems, and passes of them.
 
-use crate::engine::{Engine, level};
+use crate::engine::{Engine, level, precision};
 use crate::error::exception;
 use crate::tensor::{self, Borrowed};
 use etalon_conformance::tensor::Tensors;
@@ -166,7 +166,7 @@ impl Problem {
 #[derive(Clone, Copy)]
 pub enum Tier {
     Reference,
-    Simd(Level),
+    Simd(Level, etalon_simd::Precision),
 }
 
 impl Tier {
@@ -174,8 +174,14 @@ impl Tier {
     pub fn usual(inputs: &Views<'_>) -> Tier {
         match inputs.iter().next() {
             Some((_, View::F64(_))) => Tier::Reference,
-            _ => Tier::Simd(level()),
+            _ => Tier::best(),
         }
+    }
+
+    /// The best instruction set of the precision that is set.
+    fn best() -> Tier {
+        let precision = precision();
+        Tier::Simd(level(precision), precision)
     }
 
     /// Runs a pass on the threads of the caller, which are those of the engine.
@@ -190,8 +196,7 @@ impl Tier {
     ) -> Result<(), Error> {
         match self {
             Tier::Reference => etalon_reference::run(problem, pass, inputs, outputs),
-            Tier::Simd(level) => {
-                let Options { precision, .. } = Options::of_level(level);
+            Tier::Simd(level, precision) => {
                 let options = Options { level, precision, ..options };
                 etalon_simd::run_in(&engine.workspace, problem, pass, inputs, outputs, &options)
             }
@@ -202,12 +207,12 @@ impl Tier {
     fn of(name: &str, inputs: &Views<'_>) -> PyResult<Tier> {
         match name {
             "auto" => Ok(Tier::usual(inputs)),
-            "simd" => Ok(Tier::Simd(level())),
+            "simd" => Ok(Tier::best()),
             "reference" => Ok(Tier::Reference),
-            _ => match name.strip_prefix("simd/").and_then(Level::by_name) {
-                Some(level) => Ok(Tier::Simd(level)),
+            _ => match name.strip_prefix("simd/").and_then(Options::by_name) {
+                Some(named) => Ok(Tier::Simd(named.level, named.precision)),
                 None => {
-                    let levels = Level::all().map(|level| format!(", simd/{level}"));
+                    let levels = Options::of_levels().map(|x| format!(", simd/{}", x.name()));
                     let names =
                         format!("one of auto, reference, simd{}", levels.collect::<String>());
                     Err(exception(Error::value("tier", names, name)))

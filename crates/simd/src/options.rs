@@ -14,10 +14,20 @@ named! {
         /// Nothing is stored in less than f32: the profile `f32-simd`.
         #[default]
         Strict = "strict",
+        /// Of bf16 storage, P and dS may be multiplied as sums of two numbers in bf16: the profile `bf16-split2`. So
+        /// do the passes in which [`Precision::Flash`] rounds them.
+        Split2 = "split2",
         /// Of bf16 storage, P and dS may be rounded to bf16 before they are multiplied: the profile `bf16-flash`. With
         /// the levels `avx512bf16` and `amx` attention, attention_lse and linear_cross_entropy do so, but for the
         /// second order and with a filter. Subnormal elements are read as 0 there.
         Flash = "flash",
+    }
+}
+
+impl Precision {
+    /// Numbers of bf16 as whose sum P and dS are multiplied.
+    pub(crate) fn pieces(self) -> usize {
+        if self == Precision::Split2 { 2 } else { 1 }
     }
 }
 
@@ -73,6 +83,30 @@ impl Options {
         Options { level, precision, ..Options::default() }
     }
 
+    /// The levels of this machine, each with the precision that its name stands for, narrowest first; those of pairs
+    /// also with [`Precision::Split2`].
+    pub fn of_levels() -> impl Iterator<Item = Self> {
+        let split =
+            |level: Level| Options { precision: Precision::Split2, ..Options::of_level(level) };
+        Level::all().flat_map(move |level| {
+            level.has_pairs().then(|| split(level)).into_iter().chain([Options::of_level(level)])
+        })
+    }
+
+    /// The one of [`Options::of_levels`] that has this name.
+    pub fn by_name(name: &str) -> Option<Self> {
+        Options::of_levels().find(|options| options.name() == name)
+    }
+
+    /// The name of its level and precision: `avx2`, `amx`, `amx-split2`.
+    pub fn name(&self) -> String {
+        match self.precision {
+            Precision::Strict => self.level.in_f32().to_string(),
+            Precision::Split2 if self.level.has_pairs() => format!("{}-split2", self.level),
+            Precision::Split2 | Precision::Flash => self.level.to_string(),
+        }
+    }
+
     /// True if a pass multiplies operands of this type as they are, not in f32.
     pub fn multiplies_bf16(&self, of: Algorithm, pass: Pass, dtype: Dtype) -> bool {
         let first_order = matches!(pass, Pass::Forward | Pass::Backward | Pass::ForwardBackward);
@@ -81,7 +115,7 @@ impl Options {
 
     /// True if operands of this type may be multiplied as pairs, and the level does so of an algorithm.
     pub(crate) fn pairs(&self, of: Algorithm, dtype: Dtype) -> bool {
-        let flash = dtype == Dtype::Bf16 && self.precision == Precision::Flash;
-        flash && self.level.multiplies_pairs(of)
+        let rounds = self.precision != Precision::Strict;
+        rounds && dtype == Dtype::Bf16 && self.level.multiplies_pairs(of)
     }
 }

@@ -45,14 +45,13 @@ impl<'a> Bench<'a> {
         let hints =
             Hints { blocking, partials_budget: budget, memory_budget: memory, ..Hints::default() };
         let gpu = || Gpu::new(&arguments.gpu, arguments.level.as_deref(), arguments.dtype, hints);
-        let (level, gpu) = match tier {
-            Tier::Simd => (simd_level(arguments)?, None),
-            Tier::Cuda => (Level::best(), Some(gpu()?)),
+        let (named, gpu) = match tier {
+            Tier::Simd => (simd_options(arguments)?, None),
+            Tier::Cuda => (Options::default(), Some(gpu()?)),
         };
         let usual = Options::default();
         let memory_budget = memory.unwrap_or(usual.memory_budget);
         let partials_budget = budget.unwrap_or(usual.partials_budget);
-        let named = Options::of_level(level);
         let options = Options { blocking, partials_budget, memory_budget, ..named };
         Ok(Bench { arguments, options, gpu, figures: Vec::new(), peak: 0.0 })
     }
@@ -97,7 +96,7 @@ impl<'a> Bench<'a> {
     /// The tier with its level, and the device.
     pub fn tier(&self) -> Result<String, Error> {
         match &self.gpu {
-            None => Ok(format!("simd/{}", self.options.level.name())),
+            None => Ok(format!("simd/{}", self.options.name())),
             Some(gpu) => gpu.describe(),
         }
     }
@@ -311,12 +310,13 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// The level of the simd tier that was asked for.
-fn simd_level(arguments: &Arguments) -> Result<Level, Error> {
-    let Some(name) = &arguments.level else { return Ok(Level::best().in_f32()) };
-    let known = || Level::all().map(Level::name).collect::<Vec<_>>();
+/// The level of the simd tier that was asked for, with what it rounds.
+fn simd_options(arguments: &Arguments) -> Result<Options, Error> {
+    let best = || Options::of_level(Level::best().in_f32());
+    let Some(name) = &arguments.level else { return Ok(best()) };
+    let known = || Options::of_levels().map(|options| options.name()).collect::<Vec<_>>();
     let expected = || format!("one of {} on this machine", known().join(", "));
-    Level::by_name(name).ok_or_else(|| Error::value("level", expected(), name))
+    Options::by_name(name).ok_or_else(|| Error::value("level", expected(), name))
 }
 
 /// Tensors of a pass, of bell-shaped numbers of a seed; log-decays between 0 and −0.1.

@@ -176,7 +176,7 @@ pub(super) fn compare(
         // Scores are exact, unless q is multiplied with σ before it loses digits.
         let exact_scores = name == "lse" && scaled.is_none();
         let factors = if exact_scores { 0.0 } else { 2.0 * profile.factor };
-        let stored_ds = profile.ds_store.unit_roundoff();
+        let stored_ds = profile.ds_roundoff();
         each_element(name, &got, |at, got| {
             let exact = expected[at];
             let room = (64.0 * Dtype::F32.unit_roundoff() + factors) * sizes.at(name, at)

@@ -52,8 +52,7 @@ fn one_way(trial: &Trial<'_>, way: Way) -> Judgement {
     let of_group =
         if visible.group() > 1 && narrow(&of_group) { of_group.unit_roundoff() } else { 0.0 };
     // A profile may round P and dS once more before they are multiplied, or as they are.
-    let stored = [profile.p_store, profile.ds_store].into_iter().filter(narrow);
-    let stored = stored.map(Dtype::unit_roundoff).fold(2.0 * profile.factor, f64::max);
+    let stored = profile.weight_roundoff().max(2.0 * profile.factor);
     // Each of its other stored tensors is rounded by itself: dP, the normalised P, and σ dS.
     let besides = [profile.dp_store, profile.weight_store, profile.score_store].into_iter();
     let besides = besides.filter(narrow).map(Dtype::unit_roundoff).sum::<f64>();

@@ -83,9 +83,7 @@ fn results(linear: &LinearAttention, pass: Pass, x: &Arrays) -> Arrays {
 /// two, and of what a profile stores of them; `sizes` are the sums of all terms without their signs.
 fn near(trial: &Trial<'_>, outputs: &Tensors, y: &Arrays, sizes: &Arrays) -> Judgement {
     let profile = trial.profile();
-    let narrow =
-        [profile.p_store, profile.ds_store].into_iter().filter(|x| *x != profile.accumulator);
-    let stored = narrow.map(Dtype::unit_roundoff).fold(2.0 * profile.factor, f64::max);
+    let stored = profile.weight_roundoff().max(2.0 * profile.factor);
     let terms = 64.0 * profile.accumulator.unit_roundoff() + stored;
     let there = y.iter().zip(sizes.iter()).filter(|((name, _), _)| outputs.contains_key(*name));
     worst(there.map(|((name, exact), (_, sizes))| {

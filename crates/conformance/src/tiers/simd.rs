@@ -8,7 +8,7 @@ use crate::tensor::Tensors;
 use crate::tier::{Choice, Filtered, Refusal, Request, Tier};
 use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Algorithm, Dtype, Pass};
-use etalon_simd::{Level, Options, Workspace};
+use etalon_simd::{Level, Options, Precision, Workspace};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
@@ -19,29 +19,31 @@ use std::thread;
 #[derive(Debug, Clone, Copy)]
 pub struct Simd {
     level: Level,
+    precision: Precision,
 }
 
 /// Every level of f32, narrowest first.
 const LEVELS: [&str; 3] = ["portable", "avx2", "avx512"];
 
-/// Every level that multiplies bf16.
-const OF_PAIRS: [&str; 2] = ["avx512bf16", "amx"];
+/// Every level that multiplies bf16, with what it rounds.
+const OF_PAIRS: [&str; 4] = ["avx512bf16-split2", "avx512bf16", "amx-split2", "amx"];
 
 impl Simd {
     /// A level that this machine has, in f32.
     pub fn new(level: Level) -> Self {
-        Simd { level: level.in_f32() }
+        Simd { level: level.in_f32(), precision: Precision::Strict }
     }
 
-    /// A level, with what it multiplies in bf16.
-    pub fn of(level: Level) -> Self {
-        Simd { level }
+    /// A level, with what it multiplies in bf16 by that precision.
+    pub fn of(level: Level, precision: Precision) -> Self {
+        Simd { level, precision }
     }
 
     /// The levels of this machine that multiply bf16, and those that it lacks.
     pub fn of_pairs() -> (Vec<Simd>, Vec<Absent>) {
-        let lacking = OF_PAIRS.into_iter().filter(|name| Level::by_name(name).is_none());
-        let levels = Level::of_pairs().iter().copied().map(Simd::of);
+        let lacking = OF_PAIRS.into_iter().filter(|name| Options::by_name(name).is_none());
+        let levels = Options::of_levels().filter(|options| options.level.has_pairs());
+        let levels = levels.map(|options| Simd::of(options.level, options.precision));
         (levels.collect(), lacking.map(absent).collect())
     }
 
@@ -53,7 +55,7 @@ impl Simd {
     }
 
     fn options(&self, request: &Request<'_>) -> Options {
-        let usual = Options::of_level(self.level);
+        let usual = self.usual();
         Options {
             blocking: request.hints.blocking,
             mode: request.hints.mode,
@@ -67,6 +69,10 @@ impl Simd {
 }
 
 impl Simd {
+    fn usual(&self) -> Options {
+        Options { level: self.level, precision: self.precision, ..Options::default() }
+    }
+
     fn run_in(&self, workspace: &Workspace, request: &Request<'_>) -> Result<Tensors, Refusal> {
         let options = self.options(request);
         let run = || {
@@ -88,12 +94,12 @@ impl Simd {
 
 impl Tier for Simd {
     fn name(&self) -> String {
-        format!("simd/{}", self.level)
+        format!("simd/{}", self.usual().name())
     }
 
     fn offers(&self, algorithm: Algorithm, pass: Pass, dtype: Dtype) -> Result<(), String> {
         has(algorithm, pass)?;
-        let in_bf16 = || Options::of_level(self.level).multiplies_bf16(algorithm, pass, dtype);
+        let in_bf16 = || self.usual().multiplies_bf16(algorithm, pass, dtype);
         match dtype {
             Dtype::F64 => Err("simd stores f32, bf16 or f16".to_string()),
             _ if !self.level.has_pairs() || in_bf16() => Ok(()),
@@ -102,7 +108,8 @@ impl Tier for Simd {
     }
 
     fn is_meant_for(&self, algorithm: Algorithm, _: Pass) -> bool {
-        !self.level.has_pairs() || self.level.multiplies_pairs(algorithm)
+        let in_bf16 = || self.usual().multiplies_bf16(algorithm, Pass::Forward, Dtype::Bf16);
+        !self.level.has_pairs() || in_bf16()
     }
 
     fn keeps_subnormals(&self) -> bool {
@@ -118,9 +125,10 @@ impl Tier for Simd {
     }
 
     fn profile(&self, dtype: Dtype) -> Profile {
-        match self.level.has_pairs() {
-            true => Profile::flash(dtype),
-            false => Profile::simd(dtype),
+        match self.precision {
+            Precision::Strict => Profile::simd(dtype),
+            Precision::Split2 => Profile::split2(),
+            Precision::Flash => Profile::flash(dtype),
         }
     }
 
@@ -146,7 +154,8 @@ impl Tier for Simd {
 
 /// A level that this machine lacks.
 fn absent(name: &str) -> Absent {
-    Absent { tier: format!("simd/{name}"), reason: Level::lacks(name) }
+    let level = name.trim_end_matches("-split2");
+    Absent { tier: format!("simd/{name}"), reason: Level::lacks(level) }
 }
 
 /// A pool of that many threads; each size is started once.

@@ -87,7 +87,7 @@ fn profiles(dtype: Dtype) -> Vec<Profile> {
     let names: &[&str] = match dtype {
         Dtype::F32 => &["f32-strict", "f32-simd", "f32-bf16x3", "f32-tf32"],
         Dtype::F16 => &["f16-flash", "f32-strict"],
-        _ => &["bf16-flash", "bf16-eager", "bf16-chunked", "f32-strict"],
+        _ => &["bf16-split2", "bf16-flash", "bf16-eager", "bf16-chunked", "f32-strict"],
     };
     names.iter().map(|name| Profile::by_name(name).unwrap()).collect()
 }

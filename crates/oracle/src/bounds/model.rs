@@ -115,11 +115,13 @@ impl Model {
         // An f64 kernel is compared with an f64 reference: each may err by the bound.
         let twice = if profile.accumulator == Dtype::F64 { 2.0 } else { 1.0 };
         let eta = profile.accumulator.underflow();
-        let stored = |dtype: Dtype| {
-            let u = if dtype == profile.accumulator { 0.0 } else { dtype.unit_roundoff() };
+        let stored = |dtype: Dtype, u: f64| {
+            let u = if dtype == profile.accumulator { 0.0 } else { u };
             (u, dtype.underflow().max(eta))
         };
-        let ((u_p, eta_p), (u_ds, eta_ds)) = (stored(profile.p_store), stored(profile.ds_store));
+        let (u_p, eta_p) = stored(profile.p_store, profile.p_roundoff());
+        let (u_ds, eta_ds) = stored(profile.ds_store, profile.ds_roundoff());
+        let stored = |dtype: Dtype| stored(dtype, dtype.unit_roundoff());
         let (u_g, eta_g) = stored(profile.group_store);
         let kept = |dtype: Dtype| match stored(dtype) {
             (0.0, _) => Kept::NOTHING,

@@ -47,23 +47,26 @@ impl<'a> Arithmetic<'a> {
         x * (1.0 + self.direction() * self.u()).powi(n as i32)
     }
 
-    fn stored_in(&mut self, x: f64, dtype: Dtype) -> f64 {
+    fn stored_in(&mut self, x: f64, dtype: Dtype, roundoff: f64) -> f64 {
         let kept = dtype == self.granted.profile.accumulator;
-        let u = if kept { 0.0 } else { dtype.unit_roundoff() };
+        let u = if kept { 0.0 } else { roundoff };
         x * (1.0 + self.direction() * u)
     }
 
     /// P before it multiplies v, dS before it multiplies q and k, the gradients of one head of several.
     pub fn stored_weight(&mut self, p: f64) -> f64 {
-        self.stored_in(p, self.granted.profile.p_store)
+        let Profile { p_store, .. } = self.granted.profile;
+        self.stored_in(p, p_store, self.granted.profile.p_roundoff())
     }
 
     pub fn stored_ds(&mut self, ds: f64) -> f64 {
-        self.stored_in(ds, self.granted.profile.ds_store)
+        let Profile { ds_store, .. } = self.granted.profile;
+        self.stored_in(ds, ds_store, self.granted.profile.ds_roundoff())
     }
 
     pub fn stored_head(&mut self, x: f64) -> f64 {
-        self.stored_in(x, self.granted.profile.group_store)
+        let Profile { group_store, .. } = self.granted.profile;
+        self.stored_in(x, group_store, group_store.unit_roundoff())
     }
 
     /// A result in the storage type.

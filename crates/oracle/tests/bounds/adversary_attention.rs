@@ -330,6 +330,7 @@ fn the_worst_attention_stays_within_its_bounds() {
         ("f32-bf16x3", Dtype::F32),
         ("f32-tf32", Dtype::F32),
         ("f16-flash", Dtype::F16),
+        ("bf16-split2", Dtype::Bf16),
         ("bf16-flash", Dtype::Bf16),
     ];
     let mut random = Random(41);

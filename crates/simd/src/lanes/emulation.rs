@@ -6,7 +6,7 @@
 //! `tdpbf16ps` they say two things.
 
 use super::Lanes;
-use super::matrix::{Matrix, Product, SIDE, WORDS, multiply_pairs, spin_pairs};
+use super::matrix::{CUT, Matrix, Product, SIDE, WORDS, multiply_pairs, spin_pairs};
 use super::pairs::{Pairs, word};
 use super::portable::{F32s, Portable};
 
@@ -135,6 +135,16 @@ impl Matrix for Emulated {
             .zip(even.into_iter().zip(odd))
             .for_each(|(to, (even, odd))| *to = word(even, odd));
         F32s::load(Portable, &words)
+    }
+
+    #[inline(always)]
+    fn split(self, x: F32s) -> [F32s; 2] {
+        let mut all = [0.0; F32s::N];
+        x.store(&mut all);
+        let high = all.map(|x| f32::from_bits(x.to_bits() & CUT));
+        let rest: [f32; F32s::N] =
+            std::array::from_fn(|n| if all[n].is_finite() { all[n] - high[n] } else { 0.0 });
+        [high, rest].map(|x| F32s::load(Portable, &x))
     }
 
     fn multiply(self, product: Product<'_>) {

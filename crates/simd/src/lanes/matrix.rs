@@ -33,6 +33,10 @@ pub trait Matrix: Copy {
     /// The words of each element of `even` and that of `odd` in the same place, rounded likewise.
     fn stacked(self, even: F32<Self>, odd: F32<Self>) -> F32<Self>;
 
+    /// Two numbers whose sum is x, the first of as many digits as bf16 has: x cut off, and what is left of it, of an x
+    /// that is not finite 0.
+    fn split(self, x: F32<Self>) -> [F32<Self>; 2];
+
     /// C ← A · B, or C + A · B.
     fn multiply(self, product: Product<'_>);
 
@@ -56,6 +60,79 @@ pub struct Tiles<'a> {
     pub words: &'a [f32],
     /// Tiles from one to the next along the rows of C (or its columns), and along the sum.
     pub steps: [usize; 2],
+}
+
+/// Tiles of weights, each weight one number of bf16 or the sum of two: those of every piece, of one after the other.
+#[derive(Clone, Copy)]
+pub struct Pieces<'a> {
+    /// From the first that is read.
+    pub words: &'a [f32],
+    /// Words from a piece to the next.
+    pub apart: usize,
+    pub count: usize,
+}
+
+impl<'a> Pieces<'a> {
+    /// Memory that holds as many words of each piece.
+    pub fn new(words: &'a [f32], count: usize) -> Self {
+        Pieces { words, apart: words.len() / count, count }
+    }
+
+    /// The same without the first words of each piece.
+    #[inline(always)]
+    pub fn from(self, first: usize) -> Self {
+        Pieces { words: &self.words[first..], ..self }
+    }
+
+    /// The words of a piece, and those behind it.
+    #[inline(always)]
+    pub fn each(self) -> impl Iterator<Item = &'a [f32]> {
+        (0..self.count).map(
+            #[inline(always)]
+            move |piece| &self.words[piece * self.apart..],
+        )
+    }
+
+    /// A weight, of a word the even element or the odd one.
+    #[inline(always)]
+    pub fn weight(self, word: usize, odd: usize) -> f32 {
+        let rest = if self.count == 1 { 0.0 } else { element(self.words[self.apart + word], odd) };
+        element(self.words[word], odd) + rest
+    }
+}
+
+/// Ways to make words of two registers of weights.
+#[derive(Clone, Copy)]
+pub enum Words {
+    /// [`Matrix::neighbours`].
+    Neighbours,
+    /// [`Matrix::stacked`].
+    Stacked,
+}
+
+impl Words {
+    /// The words of two registers of weights, and with two pieces those of what is left of them.
+    #[inline(always)]
+    pub fn of<M: Matrix>(
+        self,
+        by: M,
+        [x, y]: [F32<M>; 2],
+        pieces: usize,
+    ) -> (F32<M>, Option<F32<M>>) {
+        if pieces == 1 {
+            return (self.joined(by, x, y), None);
+        }
+        let ([x, of_x], [y, of_y]) = (by.split(x), by.split(y));
+        (self.joined(by, x, y), Some(self.joined(by, of_x, of_y)))
+    }
+
+    #[inline(always)]
+    fn joined<M: Matrix>(self, by: M, x: F32<M>, y: F32<M>) -> F32<M> {
+        match self {
+            Words::Neighbours => by.neighbours(x, y),
+            Words::Stacked => by.stacked(x, y),
+        }
+    }
 }
 
 /// A product of tiles.
@@ -164,9 +241,12 @@ const SUMS: usize = 2 * TALL;
 /// Rows that [`multiply_pairs`] sums at a time.
 const TALL: usize = 8;
 
+/// The bits of an f32 that bf16 has.
+pub const CUT: u32 = 0xffff_0000;
+
 /// An element of a word: the odd one, or with `odd` = 0 the even one.
 #[inline(always)]
 pub fn element(word: f32, odd: usize) -> f32 {
     let bits = word.to_bits();
-    f32::from_bits(if odd == 0 { bits << 16 } else { bits & 0xffff_0000 })
+    f32::from_bits(if odd == 0 { bits << 16 } else { bits & CUT })
 }

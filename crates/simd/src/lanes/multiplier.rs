@@ -4,7 +4,7 @@
 use super::amx::Tiled;
 use super::avx512::{Avx512, F32x16};
 use super::avx512bf16::Avx512Bf16;
-use super::matrix::{Matrix, MatrixKernel, Product, multiply_pairs, spin_pairs};
+use super::matrix::{CUT, Matrix, MatrixKernel, Product, multiply_pairs, spin_pairs};
 use super::pairs::Pairs;
 use std::arch::x86_64::*;
 use std::mem::transmute;
@@ -79,6 +79,21 @@ impl Matrix for Multiplier<'_> {
         }
         // SAFETY: a token is in hand, so the features are present.
         F32x16(unsafe { op(even.0, odd.0) })
+    }
+
+    #[inline(always)]
+    fn split(self, x: F32x16) -> [F32x16; 2] {
+        #[target_feature(enable = "avx512f")]
+        #[inline]
+        fn op(x: __m512) -> [__m512; 2] {
+            let digits = _mm512_set1_epi32(CUT as i32);
+            let high = _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), digits));
+            let infinity = _mm512_set1_ps(f32::INFINITY);
+            let finite = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(_mm512_abs_ps(x), infinity);
+            [high, _mm512_maskz_sub_ps(finite, x, high)]
+        }
+        // SAFETY: a token is in hand, so the features are present.
+        unsafe { op(x.0) }.map(F32x16)
     }
 
     #[inline(always)]

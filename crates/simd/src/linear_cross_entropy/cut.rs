@@ -6,7 +6,7 @@ use super::logits::SLICE;
 use super::matrix;
 use super::sums::Sums;
 use super::tree::{Node, Stack};
-use crate::lanes::matrix::BLOCK as SQUARE;
+use crate::lanes::matrix::{BLOCK as SQUARE, Pieces};
 use crate::pack::Form;
 use crate::tile::{BAND, STRIDE};
 use crate::workspace::Parts;
@@ -48,6 +48,8 @@ pub struct SweepSpec {
     pub filter: bool,
     /// True if operands are multiplied in tiles of bf16.
     pub bf16: bool,
+    /// True if gradients of logits are then sums of two numbers of bf16.
+    pub halves: bool,
 }
 
 impl SweepSpec {
@@ -104,7 +106,7 @@ pub struct Shared<'m> {
     pub ddh_along: &'m mut [f32],
     /// Partials of nodes.
     pub nodes: &'m mut [f32],
-    /// Logits, and then their gradients: `[range][tile][band][padded][BAND]`.
+    /// Logits, and then their gradients: `[range][tile][piece][band][padded][BAND]`.
     pub store: &'m mut [f32],
     /// In the second order the motions of logits, and then gradients of the first order, as `store` lies.
     pub motion: &'m mut [f32],
@@ -139,8 +141,8 @@ impl<'m> LogitScratch<'m> {
         };
         LogitScratch {
             w: parts.room(w),
-            z: parts.room(if kept || cut.by_band() { z } else { cut.tile_len() }),
-            motion: parts.room(if kept || !second { 0 } else { cut.tile_len() }),
+            z: parts.room(if kept || cut.by_band() { z } else { cut.plane_len() }),
+            motion: parts.room(if kept || !second { 0 } else { cut.plane_len() }),
             bias: parts.room(TILE),
             weights: parts.room(TILE),
             stack: Stack::cut(parts, cut.node, if totals { cut.range } else { 0 }, second),
@@ -313,9 +315,24 @@ impl Cut {
         Node::elements(self.range, self.spec.second)
     }
 
-    /// Elements of the logits of a tile and a range of tokens.
-    pub fn tile_len(&self) -> usize {
+    /// Elements of the logits of a tile and a range of tokens, or of a piece of their gradients.
+    pub fn plane_len(&self) -> usize {
         self.range.saturating_mul(self.padded)
+    }
+
+    /// Elements of the gradients, in all pieces.
+    pub fn tile_len(&self) -> usize {
+        self.plane_len().saturating_mul(self.pieces())
+    }
+
+    /// Numbers of bf16 as whose sum a gradient of a logit is multiplied; 1 in f32.
+    pub fn pieces(&self) -> usize {
+        if self.spec.bf16 && self.spec.halves && self.spec.gradients() { 2 } else { 1 }
+    }
+
+    /// Rounded gradients of a tile, from some words of the first piece on.
+    pub fn gradients<'a>(&self, words: &'a [f32]) -> Pieces<'a> {
+        Pieces { words, apart: self.plane_len(), count: self.pieces() }
     }
 
     /// Blocks of a range.

@@ -13,7 +13,7 @@ use super::sums::Sums;
 use super::tokens::Token;
 use super::totals::Sweep;
 use crate::element::TensorMut;
-use crate::lanes::matrix::{BLOCK, SIDE};
+use crate::lanes::matrix::{BLOCK, Pieces, SIDE};
 use crate::lanes::prefetch::{Lines, prefetch};
 use crate::pack::{BitRows, Form};
 use crate::parallel::share;
@@ -129,6 +129,7 @@ impl Sweep<'_, '_> {
             let (tile, rows) = place;
             let bands = |store| Bands {
                 store,
+                pieces: cut.pieces(),
                 tiles: kept.span.len(),
                 tile,
                 per_range: cut.range / BAND,
@@ -157,7 +158,7 @@ impl Sweep<'_, '_> {
         let (cut, count) = (self.cut, kept.tokens.len());
         if cut.spec.bf16 {
             for range in tiles(0..count, cut.range) {
-                let (da, tokens) = (bands.from(range.start / BAND, 0), range.len());
+                let (da, tokens) = (cut.gradients(bands.from(range.start / BAND, 0)), range.len());
                 let rows = matrix::BiasRows { da, first, tokens, sums, scratch };
                 cut.level.run_tiles(rows).unwrap_or_default();
             }
@@ -245,7 +246,7 @@ impl Sweep<'_, '_> {
         let cut = self.cut;
         for range in tiles(0..kept.tokens.len(), cut.range) {
             let rows = matrix::HeadRows {
-                da: bands.from(range.start / BAND, 0),
+                da: cut.gradients(bands.from(range.start / BAND, 0)),
                 first: rows.start,
                 classes: rows.len(),
                 tokens: range.len(),
@@ -309,7 +310,8 @@ impl Sweep<'_, '_> {
         for (number, tile) in kept.span.clone().enumerate() {
             let place = (range * kept.span.len() + number) * cut.tile_len() + within * cut.padded;
             if cut.spec.bf16 {
-                let (da, classes) = (&factors.store[place..], cut.classes(tile));
+                let da = cut.gradients(&factors.store[place..]);
+                let classes = cut.classes(tile);
                 sums.push(cut.level, |sums| {
                     self.bf16_leaf((da, block.len()), &classes, &elements, rows, sums);
                 });
@@ -354,7 +356,7 @@ impl Sweep<'_, '_> {
     /// (C17) in bf16, of some tokens and elements over a tile of classes, with memory for a copy of w.
     fn bf16_leaf(
         &self,
-        (da, tokens): (&[f32], usize),
+        (da, tokens): (Pieces<'_>, usize),
         classes: &Range<usize>,
         elements: &Range<usize>,
         copy: &mut [f32],

@@ -71,7 +71,9 @@ impl Sweep<'_, '_> {
             let range = cut.classes(tile);
             let weights = self.class_weights(&range, scratch.weights);
             let classes = Classes { range, first: cut.first_class(tile), bias: &[], weights };
-            let bands = store.chunks_mut(cut.padded * BAND);
+            let (first, rest) = store.split_at_mut(cut.plane_len());
+            let bands = first.chunks_mut(cut.padded * BAND);
+            let mut rest = rest.chunks_mut(cut.padded * BAND);
             for (tokens, store) in tiles(tokens, BAND).zip(bands) {
                 if !cut.spec.bf16 {
                     self.band_gradients(kept, &classes, tokens, store);
@@ -79,7 +81,8 @@ impl Sweep<'_, '_> {
                 }
                 let z = &mut *scratch.z;
                 z.copy_from_slice(store);
-                self.rounded_gradients(kept, &classes, tokens, z, store);
+                let to = [store, rest.next().unwrap_or_default()];
+                self.rounded_gradients(kept, &classes, tokens, z, to);
             }
         });
     }
@@ -111,18 +114,24 @@ impl Sweep<'_, '_> {
         });
     }
 
-    /// The same in bf16, from logits elsewhere.
+    /// The same in bf16, from logits elsewhere: those of the first piece, and of the second where there are two.
     pub fn rounded_gradients(
         &self,
         kept: &Kept<'_>,
         classes: &Classes<'_>,
         tokens: Range<usize>,
         z: &mut [f32],
-        to: &mut [f32],
+        to: [&mut [f32]; 2],
     ) {
         let count = tokens.len();
         self.band_gradients(kept, classes, tokens, z);
-        let round = matrix::Round { da: z, classes: classes.range.len(), tokens: count, to };
+        let round = matrix::Round {
+            da: z,
+            classes: classes.range.len(),
+            tokens: count,
+            to,
+            pieces: self.cut.pieces(),
+        };
         self.cut.level.run_tiles(round).unwrap_or_default();
     }
 }

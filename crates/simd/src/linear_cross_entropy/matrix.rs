@@ -6,7 +6,9 @@
 //! factor of dh.
 
 use crate::lanes::Lanes;
-use crate::lanes::matrix::{BLOCK, F32, Matrix, MatrixKernel, Product, SIDE, Tiles, WORDS};
+use crate::lanes::matrix::{
+    BLOCK, F32, Matrix, MatrixKernel, Pieces, Product, SIDE, Tiles, WORDS, Words,
+};
 use crate::lanes::pairs::word;
 use crate::lanes::prefetch::Lines;
 use crate::tile::{BAND, STRIDE};
@@ -90,14 +92,16 @@ pub struct Round<'a> {
     pub da: &'a mut [f32],
     pub classes: usize,
     pub tokens: usize,
-    /// The band of tiles.
-    pub to: &'a mut [f32],
+    /// The bands of tiles of each piece, the second only of two.
+    pub to: [&'a mut [f32]; 2],
+    pub pieces: usize,
 }
 
 impl MatrixKernel for Round<'_> {
     #[inline(always)]
     fn run<M: Matrix>(self, by: M) {
-        let Round { da, classes, tokens, to } = self;
+        let Round { da, classes, tokens, to, pieces } = self;
+        let [to, of_rest] = to;
         let lanes = F32::<M>::N;
         let rows = da.chunks_exact_mut(BAND).take(classes.next_multiple_of(BLOCK));
         for (class, row) in rows.enumerate() {
@@ -108,8 +112,15 @@ impl MatrixKernel for Round<'_> {
             for token in (0..BAND).step_by(2 * lanes) {
                 let at = token / BLOCK * BOTH + tile;
                 let at = at * WORDS + row * SIDE + token % BLOCK / 2;
-                by.neighbours(load(by, da, class, token), load(by, da, class, token + lanes))
-                    .store(&mut to[at..]);
+                let pair = [token, token + lanes].map(
+                    #[inline(always)]
+                    |token| load(by, da, class, token),
+                );
+                let (first, rest) = Words::Neighbours.of(by, pair, pieces);
+                first.store(&mut to[at..]);
+                if let Some(rest) = rest {
+                    rest.store(&mut of_rest[at..]);
+                }
             }
             if class % 2 == 1 {
                 continue;
@@ -118,8 +129,15 @@ impl MatrixKernel for Round<'_> {
             for token in (0..BAND).step_by(lanes) {
                 let at = token / BLOCK * BOTH + HALF + token % BLOCK / SIDE * HALF / 2 + tile;
                 let at = at * WORDS + row * SIDE + token % SIDE;
-                by.stacked(load(by, da, class, token), load(by, da, class + 1, token))
-                    .store(&mut to[at..]);
+                let pair = [class, class + 1].map(
+                    #[inline(always)]
+                    |class| load(by, da, class, token),
+                );
+                let (first, rest) = Words::Stacked.of(by, pair, pieces);
+                first.store(&mut to[at..]);
+                if let Some(rest) = rest {
+                    rest.store(&mut of_rest[at..]);
+                }
             }
         }
     }
@@ -134,7 +152,7 @@ fn load<M: Matrix>(by: M, band: &[f32], class: usize, token: usize) -> F32<M> {
 /// (C17): some elements of dh of some tokens, transposed, from one tile of classes.
 pub struct HiddenLeaf<'a> {
     /// Bands of da, from the first of the tokens.
-    pub da: &'a [f32],
+    pub da: Pieces<'a>,
     pub classes: usize,
     pub tokens: usize,
     /// These elements of the rows of w, in columns.
@@ -150,24 +168,26 @@ impl MatrixKernel for HiddenLeaf<'_> {
     fn run<M: Matrix>(self, by: M) {
         let HiddenLeaf { da, classes, tokens, w, elements, sums, stride } = self;
         let rows = whole(elements);
-        let product = Product {
-            c: sums,
-            stride,
-            fresh: true,
-            a: Tiles { words: w, steps: [1, rows] },
-            b: Tiles { words: &da[HALF * WORDS..], steps: [HALF / 2, 1] },
-            rows,
-            cols: whole(tokens),
-            depth: classes.div_ceil(BLOCK),
-        };
-        multiply(by, product, BOTH);
+        for (piece, words) in da.from(HALF * WORDS).each().enumerate() {
+            let product = Product {
+                c: &mut *sums,
+                stride,
+                fresh: piece == 0,
+                a: Tiles { words: w, steps: [1, rows] },
+                b: Tiles { words, steps: [HALF / 2, 1] },
+                rows,
+                cols: whole(tokens),
+                depth: classes.div_ceil(BLOCK),
+            };
+            multiply(by, product, BOTH);
+        }
     }
 }
 
 /// (C18): some elements of dw of some classes of a tile, from some tokens.
 pub struct HeadRows<'a> {
     /// Bands of da, and the first of the classes, which begins 16 of them.
-    pub da: &'a [f32],
+    pub da: Pieces<'a>,
     pub first: usize,
     pub classes: usize,
     pub tokens: usize,
@@ -184,23 +204,25 @@ impl MatrixKernel for HeadRows<'_> {
     #[inline(always)]
     fn run<M: Matrix>(self, by: M) {
         let HeadRows { da, first, classes, tokens, h, panel, elements, sums, fresh } = self;
-        let product = Product {
-            c: sums,
-            stride: STRIDE,
-            fresh,
-            a: Tiles { words: &da[first / SIDE * WORDS..], steps: [1, BOTH] },
-            b: Tiles { words: h, steps: [1, 2] },
-            rows: whole(classes),
-            cols: whole(elements),
-            depth: tokens.div_ceil(BLOCK),
-        };
-        multiply(by, product, panel / SIDE);
+        for (piece, words) in da.from(first / SIDE * WORDS).each().enumerate() {
+            let product = Product {
+                c: &mut *sums,
+                stride: STRIDE,
+                fresh: fresh && piece == 0,
+                a: Tiles { words, steps: [1, BOTH] },
+                b: Tiles { words: h, steps: [1, 2] },
+                rows: whole(classes),
+                cols: whole(elements),
+                depth: tokens.div_ceil(BLOCK),
+            };
+            multiply(by, product, panel / SIDE);
+        }
     }
 }
 
 /// (C19) of the rounded gradients of logits, added to `sums`: [`HeadRows`] where h is 1.
 pub struct BiasRows<'a> {
-    pub da: &'a [f32],
+    pub da: Pieces<'a>,
     pub first: usize,
     pub tokens: usize,
     pub sums: &'a mut [f32],
@@ -216,16 +238,18 @@ impl MatrixKernel for BiasRows<'_> {
         for (sum, row) in sums.iter().zip(scratch.chunks_mut(STRIDE)) {
             row[0] = *sum;
         }
-        by.multiply(Product {
-            c: scratch,
-            stride: STRIDE,
-            fresh: false,
-            a: Tiles { words: &da[first / SIDE * WORDS..], steps: [1, BOTH] },
-            b: Tiles { words: &ones, steps: [0, 0] },
-            rows: whole(classes),
-            cols: 2,
-            depth: tokens.div_ceil(BLOCK),
-        });
+        for words in da.from(first / SIDE * WORDS).each() {
+            by.multiply(Product {
+                c: &mut *scratch,
+                stride: STRIDE,
+                fresh: false,
+                a: Tiles { words, steps: [1, BOTH] },
+                b: Tiles { words: &ones, steps: [0, 0] },
+                rows: whole(classes),
+                cols: 2,
+                depth: tokens.div_ceil(BLOCK),
+            });
+        }
         for (sum, row) in sums.iter_mut().zip(scratch.chunks(STRIDE)) {
             *sum = row[0];
         }

@@ -66,8 +66,9 @@ impl Kernel for HiddenLeaf<'_> {
 /// Layout of the bands of a tile: those of some ranges of tokens, each behind those of other tiles.
 #[derive(Clone, Copy)]
 pub struct Bands<'a> {
-    /// `[range][tile][per_range][padded][BAND]`
+    /// `[range][tile][piece][per_range][padded][BAND]`
     pub store: &'a [f32],
+    pub pieces: usize,
     pub tiles: usize,
     pub tile: usize,
     pub per_range: usize,
@@ -75,11 +76,11 @@ pub struct Bands<'a> {
 }
 
 impl<'a> Bands<'a> {
-    /// The band of this number, from one of its rows on.
+    /// The band of this number, from one of its rows on; of the first piece.
     #[inline(always)]
     pub fn from(&self, number: usize, row: usize) -> &'a [f32] {
         let (range, band) = (number / self.per_range, number % self.per_range);
-        let place = (range * self.tiles + self.tile) * self.per_range + band;
+        let place = (range * self.tiles + self.tile) * self.pieces * self.per_range + band;
         &self.store[(place * self.padded + row) * BAND..]
     }
 }

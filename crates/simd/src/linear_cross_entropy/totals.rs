@@ -216,9 +216,13 @@ impl Sweep<'_, '_> {
             pack::class_tiles(of_w, &classes.range, &elements, Form::Rows, w);
             for (band, tokens) in tokens.chunks(BAND).enumerate() {
                 let here = band * len..(band + 1) * len;
-                let mut place = store.as_deref_mut().map(|store| &mut store[here.clone()]);
+                let planes = store.as_deref_mut().map(|store| store.split_at_mut(cut.plane_len()));
+                let mut place = planes.map(|(first, rest)| {
+                    let rest = rest.get_mut(here.clone()).unwrap_or_default();
+                    (&mut first[here.clone()], rest)
+                });
                 let logits = match &mut place {
-                    Some(place) if known.is_none() || !cut.by_band() => &mut **place,
+                    Some((place, _)) if known.is_none() || !cut.by_band() => &mut **place,
                     None if !cut.by_band() => &mut z[here],
                     _ => &mut z[..len],
                 };
@@ -237,12 +241,13 @@ impl Sweep<'_, '_> {
                     continue;
                 }
                 self.rows(classes, (tokens, band * BAND), logits, sums.as_deref_mut());
-                let (Some(kept), Some(place)) = (known, place) else { continue };
+                let (Some(kept), Some((place, rest))) = (known, place) else { continue };
                 if !cut.by_band() {
                     z[..len].copy_from_slice(place);
                 }
                 let first = first + band * BAND;
-                self.rounded_gradients(kept, classes, first..first + tokens.len(), z, place);
+                let to = [place, rest];
+                self.rounded_gradients(kept, classes, first..first + tokens.len(), z, to);
             }
         }
     }

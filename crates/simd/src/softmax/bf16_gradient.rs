@@ -7,7 +7,7 @@
 //! P and ds are the right factors of the first two: pairs of two queries, as two rows of scores give them, so that
 //! nothing is transposed but the sums, once for each tile of keys. In the third ds is the left factor.
 
-use super::bf16::{PANELS, Weights, add_visible};
+use super::bf16::{self, PANELS, Weights, add_visible};
 use super::block::{Pair, RegisterBlock};
 use super::packs::Both;
 use super::scores::{Factors, Row, Strip, slope, strip};
@@ -15,7 +15,7 @@ use super::scratch::{Scratch, Share, TileMemory};
 use super::weights::joined;
 use crate::exp::exp_difference;
 use crate::lanes::matrix::{
-    BLOCK, F32, Matrix, MatrixKernel, Product, SIDE, Tiles, WORDS, element,
+    BLOCK, F32, Matrix, MatrixKernel, Pieces, Product, SIDE, Tiles, WORDS, Words, element,
 };
 use crate::lanes::{Isa, Lanes};
 use crate::pack::{Packed, transpose};
@@ -51,8 +51,9 @@ impl MatrixKernel for Bf16QueryTile<'_, '_, '_> {
                 let at = block(&pair, (&rows, &cols), first, 0);
                 let wanted = Wanted { ds: true, capped: true, kept: false };
                 let strip = weights(by, &pair, &at, wanted, memory);
-                let share = &memory.shares[0];
-                grow_queries(by, &pair, (&at, strip.map(|strip| strip.cols)), share, sums.wide);
+                let TileMemory { shares: [share, ..], pieces, .. } = memory;
+                let strip = strip.map(|strip| strip.cols);
+                grow_queries(by, &pair, (&at, strip), (share, *pieces), sums.wide);
             }
         }
     }
@@ -105,7 +106,7 @@ impl MatrixKernel for Bf16KeyTile<'_, '_, '_> {
             cols: seen_cols,
             visible,
         };
-        let [p, of_ds] = &memory.pairs;
+        let [p, of_ds] = memory.pairs.each_ref().map(|words| Pieces::new(words, memory.pieces));
         here.grow(by, sums.values, &pair.queries.dout, p); // (B7)
         if ds {
             here.grow(by, sums.wide, &pair.queries.q, of_ds); // (B6)
@@ -120,17 +121,18 @@ pub struct Bf16ShareTile<'a, 'p> {
     pub cols: Range<usize>,
     pub dq: &'a mut [f32],
     pub share: &'a Share<'p>,
+    pub pieces: usize,
 }
 
 impl MatrixKernel for Bf16ShareTile<'_, '_> {
     #[inline(always)]
     fn run<M: Matrix>(self, by: M) {
-        let Bf16ShareTile { pair, rows, cols, dq, share } = self;
+        let Bf16ShareTile { pair, rows, cols, dq, share, pieces } = self;
         for first in (0..rows.len()).step_by(BLOCK) {
             let at = block(&pair, (&rows, &cols), first, 0);
             let [start, end] = share.strips[first / BLOCK].map(|col| col as usize);
             let strip = (start < end).then_some(start..end);
-            grow_queries(by, &pair, (&at, strip), share, dq);
+            grow_queries(by, &pair, (&at, strip), (share, pieces), dq);
         }
     }
 }
@@ -200,24 +202,26 @@ fn grow_queries<M: Matrix>(
     by: M,
     pair: &Pair<'_>,
     (at, strip): (&RegisterBlock, Option<Range<usize>>),
-    share: &Share<'_>,
+    (share, pieces): (&Share<'_>, usize),
     dq: &mut [f32],
 ) {
     let Some(strip) = strip else { return };
     let stride = pair.dim.next_multiple_of(BLOCK);
     let (c, k) = (&mut dq[at.first * stride..], &pair.keys.k.along);
     let words = k.from((at.cols.start + strip.start) / BLOCK);
-    let ds = &share.ds[at.first / SIDE * PANELS * WORDS..];
+    let ds = Pieces::new(share.ds, pieces).from(at.first / SIDE * PANELS * WORDS);
     if at.has_nonfinite {
         let visible = &share.visible[at.first * MAX_KEYS..];
         let weights = Weights { p: ds, visible, start: strip.start };
         add_visible(c, stride, words, &weights, (at.rows.len(), strip.len()));
         return;
     }
-    let a = Tiles { words: &ds[strip.start / BLOCK * WORDS..], steps: [PANELS, 1] };
     let b = Tiles { words, steps: [1, stride / SIDE] };
     let (cols, depth) = (stride / SIDE, strip.len() / BLOCK);
-    by.multiply(Product { c, stride, fresh: false, a, b, rows: 2, cols, depth });
+    for words in ds.from(strip.start / BLOCK * WORDS).each() {
+        let a = Tiles { words, steps: [PANELS, 1] };
+        by.multiply(Product { c: &mut *c, stride, fresh: false, a, b, rows: 2, cols, depth });
+    }
 }
 
 /// The part of a tile of weights that holds visible pairs, seen from the keys.
@@ -233,33 +237,34 @@ struct Columns<'a> {
 impl Columns<'_> {
     /// sumᵀ ← sumᵀ + Xᵀ · weights, if the pass has such rows X of queries.
     #[inline(always)]
-    fn grow<M: Matrix>(&self, by: M, sum: &mut [f32], x: &Both<'_>, weights: &[f32]) {
+    fn grow<M: Matrix>(&self, by: M, sum: &mut [f32], x: &Both<'_>, weights: Pieces<'_>) {
         let Columns { queries, rows, cols, visible } = self;
         let x = &x.along;
         if x.panels.is_empty() || rows.is_empty() {
             return;
         }
         let (words, tall) = (x.from(*queries), x.panel / WORDS);
-        let (c, weights) =
-            (&mut sum[cols.start..], &weights[rows.start * OF_BLOCK + cols.start / SIDE * WORDS..]);
+        let c = &mut sum[cols.start..];
+        let weights = weights.from(rows.start * OF_BLOCK + cols.start / SIDE * WORDS);
         if let Some(visible) = visible {
             let visible = &visible[rows.start * BLOCK * MAX_KEYS + cols.start..];
             grow_visible(c, (words, tall), weights, visible, (rows.len() * BLOCK, cols.len()));
             return;
         }
         let a = Tiles { words, steps: [1, tall] };
-        let b = Tiles { words: weights, steps: [1, ACROSS] };
         let (wide, depth) = (cols.len() / SIDE, rows.len());
-        by.multiply(Product {
-            c,
-            stride: STRIDE,
-            fresh: false,
-            a,
-            b,
-            rows: tall,
-            cols: wide,
-            depth,
-        });
+        for words in weights.each() {
+            by.multiply(Product {
+                c: &mut *c,
+                stride: STRIDE,
+                fresh: false,
+                a,
+                b: Tiles { words, steps: [1, ACROSS] },
+                rows: tall,
+                cols: wide,
+                depth,
+            });
+        }
     }
 }
 
@@ -268,15 +273,15 @@ impl Columns<'_> {
 fn grow_visible(
     sum: &mut [f32],
     (words, tall): (&[f32], usize),
-    weights: &[f32],
+    weights: Pieces<'_>,
     visible: &[u8],
     (rows, cols): (usize, usize),
 ) {
     for i in 0..rows {
         let panel = &words[i / BLOCK * tall * WORDS + i % BLOCK / 2..];
-        let weights = &weights[i / BLOCK * OF_BLOCK + i % BLOCK / 2 * SIDE..];
+        let line = i / BLOCK * OF_BLOCK + i % BLOCK / 2 * SIDE;
         for j in (0..cols).filter(|j| visible[i * MAX_KEYS + j] != 0) {
-            let weight = element(weights[j / SIDE * WORDS + j % SIDE], i % 2);
+            let weight = weights.weight(line + j / SIDE * WORDS + j % SIDE, i % 2);
             for d in 0..tall * SIDE {
                 let x = element(panel[d / SIDE * WORDS + d % SIDE * SIDE], i % 2);
                 sum[d * STRIDE + j] += x * weight;
@@ -319,9 +324,12 @@ fn weights<M: Matrix>(
     let end = at.cols.len().next_multiple_of(BLOCK);
     let seen = strip.as_ref().map_or(0..0, |strip| strip.cols.clone());
     for beside in [0..seen.start, seen.end..end] {
-        for pairs in &mut memory.pairs {
+        for words in &mut memory.pairs {
             let tiles = beside.start / SIDE * WORDS..beside.end / SIDE * WORDS;
-            pairs[at.first / BLOCK * OF_BLOCK..][tiles].fill(0.0);
+            let apart = words.len() / memory.pieces;
+            for piece in words.chunks_exact_mut(apart) {
+                piece[at.first / BLOCK * OF_BLOCK..][tiles.clone()].fill(0.0);
+            }
         }
         for visible in
             memory.shares[at.share].visible[at.first * MAX_KEYS..].chunks_mut(MAX_KEYS).take(BLOCK)
@@ -380,7 +388,8 @@ fn two_rows<M: Matrix>(
     memory: &mut TileMemory<'_>,
 ) {
     let (isa, lanes, zero) = (by.isa(), F32::<M>::N, F32::<M>::splat(by.isa(), 0.0));
-    let TileMemory { p: s, x: dp, tanh, pairs: [p, of_ds], shares, .. } = memory;
+    let TileMemory { p: s, x: dp, tanh, pairs: [p, of_ds], pieces, shares, .. } = memory;
+    let pieces = *pieces;
     let Share { ds: by_row, visible, .. } = &mut shares[at.share];
     let row = at.rows.start + r;
     let lse = [pair.queries.lse[row], pair.queries.lse[row + 1]];
@@ -419,15 +428,17 @@ fn two_rows<M: Matrix>(
         for h in 0..2 {
             let col = col + h * lanes;
             let to = band + col / SIDE * WORDS + col % SIDE;
-            by.stacked(weights[0][h], weights[1][h]).store(&mut p[to..]);
+            let pair = [weights[0][h], weights[1][h]];
+            bf16::store(by, Words::Stacked, pair, (p, to), pieces);
             if ds {
-                by.stacked(gradients[0][h], gradients[1][h]).store(&mut of_ds[to..]);
+                let pair = [gradients[0][h], gradients[1][h]];
+                bf16::store(by, Words::Stacked, pair, (of_ds, to), pieces);
             }
         }
         for q in 0..2 {
             let to = line + q * SIDE + col / BLOCK * WORDS + col % BLOCK / 2;
             if ds {
-                by.neighbours(gradients[q][0], gradients[q][1]).store(&mut by_row[to..]);
+                bf16::store(by, Words::Neighbours, gradients[q], (by_row, to), pieces);
             }
         }
     }

@@ -21,6 +21,8 @@ pub struct Cut {
     pub keys: usize,
     /// True if operands are of bf16 and packed in tiles of pairs.
     pub bf16: bool,
+    /// Numbers of bf16 as whose sum a weight is multiplied.
+    pub pieces: usize,
 }
 
 impl Cut {
@@ -33,7 +35,7 @@ impl Cut {
     /// The same with blocks of tiles of bf16.
     pub fn of_bf16(scores: &Scores, options: &Options, default: Blocking) -> Result<Cut, Error> {
         let cut = Cut::of_blocks(scores, options, default, (BLOCK, BLOCK))?;
-        Ok(Cut { bf16: true, ..cut })
+        Ok(Cut { bf16: true, pieces: options.precision.pieces(), ..cut })
     }
 
     fn of_blocks(
@@ -53,6 +55,7 @@ impl Cut {
             queries: queries.next_multiple_of(rows),
             keys: keys.next_multiple_of(cols).min(MAX_KEYS),
             bf16: false,
+            pieces: 1,
         })
     }
 

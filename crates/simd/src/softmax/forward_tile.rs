@@ -15,14 +15,16 @@
 //!
 //! The sums of l stay spread over the lanes of a register until the end. A sink joins l last.
 
-use super::bf16::{PANELS, Weights, add_visible};
+use super::bf16::{self, PANELS, Weights, add_visible};
 use super::cut::Cut;
 use super::packs::Keys;
 use super::rule::ScoreRule;
 use super::scores::{Block, Factors, Row, Strip, VISIBLE, score_block, slope, strip};
 use super::weights::Rows;
 use crate::exp::exp_difference;
-use crate::lanes::matrix::{BLOCK, F32, Matrix, MatrixKernel, Product, SIDE, Tiles, WORDS};
+use crate::lanes::matrix::{
+    BLOCK, F32, Matrix, MatrixKernel, Pieces, Product, SIDE, Tiles, WORDS, Words,
+};
 use crate::lanes::{Isa, Kernel, Lanes, Tile};
 use crate::pack::{Form, Packed};
 use crate::products::Sum;
@@ -73,7 +75,7 @@ impl<'m> ForwardScratch<'m> {
             s: parts.room(cut.rows * STRIDE),
             tanh: parts.room(cut.rows * STRIDE),
             visible: parts.bytes(cut.rows * MAX_KEYS),
-            p: parts.room(if cut.bf16 { Form::len(cut.rows, MAX_KEYS) } else { 0 }),
+            p: parts.room(if cut.bf16 { cut.pieces * Form::len(cut.rows, MAX_KEYS) } else { 0 }),
         }
     }
 
@@ -322,27 +324,29 @@ impl ForwardTile<'_, '_> {
             return;
         }
         let values = if self.derivative { &self.keys.k.along } else { &self.keys.v.along };
-        let ForwardScratch { o, stride, p, visible, .. } = scratch;
+        let ForwardScratch { cut, o, stride, p, visible, .. } = scratch;
         let (c, words) = (&mut o[first * *stride..], values.from(from / BLOCK));
+        let p = Pieces::new(p, cut.pieces);
         if has_nonfinite {
             let weights = Weights { p, visible, start: strip.cols.start };
             add_visible(c, *stride, words, &weights, (rows.len(), strip.cols.len()));
             return;
         }
         let words = Tiles { words, steps: [1, *stride / SIDE] };
-        let p = Tiles { words: &p[strip.cols.start / BLOCK * WORDS..], steps: [PANELS, 1] };
         let cols = *stride / SIDE;
         // o ← o + P V
-        by.multiply(Product {
-            c,
-            stride: *stride,
-            fresh: false,
-            a: p,
-            b: words,
-            rows: 2,
-            cols,
-            depth: panels,
-        });
+        for p in p.from(strip.cols.start / BLOCK * WORDS).each() {
+            by.multiply(Product {
+                c: &mut *c,
+                stride: *stride,
+                fresh: false,
+                a: Tiles { words: p, steps: [PANELS, 1] },
+                b: words,
+                rows: 2,
+                cols,
+                depth: panels,
+            });
+        }
     }
 }
 
@@ -359,9 +363,9 @@ impl ForwardScratch<'_> {
     ) {
         let (isa, lanes) = (by.isa(), F32::<M>::N);
         let m = F32::<M>::splat(isa, self.subtrahend(first + r));
-        let ForwardScratch { l, s, tanh, p, .. } = self;
+        let ForwardScratch { cut, l, s, tanh, p, .. } = self;
         let (s, tanh) = (&s[r * STRIDE..][..STRIDE], &tanh[r * STRIDE..][..STRIDE]);
-        let p = &mut p[r / SIDE * PANELS * WORDS + r % SIDE * SIDE..];
+        let line = r / SIDE * PANELS * WORDS + r % SIDE * SIDE;
         let l = &mut l[(first + r) * MAX_LANES..][..lanes];
         let mut sums = [F32::<M>::load(isa, l), F32::<M>::splat(isa, 0.0)];
         for col in cols.clone().step_by(2 * lanes) {
@@ -375,9 +379,8 @@ impl ForwardScratch<'_> {
                     *weight = *weight * slope(isa, F32::<M>::load(isa, &tanh[at..]));
                 }
             }
-            let [low, high] = pair;
-            let to = col / BLOCK * WORDS + col % BLOCK / 2;
-            by.neighbours(low, high).store(&mut p[to..]);
+            let to = line + col / BLOCK * WORDS + col % BLOCK / 2;
+            bf16::store(by, Words::Neighbours, pair, (p, to), cut.pieces);
         }
         (sums[0] + sums[1]).store(l);
     }

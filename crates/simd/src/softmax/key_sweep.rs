@@ -137,7 +137,8 @@ impl<B: Body> KeySweep<'_, '_, '_, B> {
                 let (pair, rows, cols) = (seen.pair, seen.rows.clone(), cols.clone());
                 let (level, share) = (self.wave.work.level, &scratch.tiles.shares[*share]);
                 if scratch.cut.bf16 {
-                    let tile = Bf16ShareTile { pair, rows, cols, dq, share };
+                    let pieces = scratch.tiles.pieces;
+                    let tile = Bf16ShareTile { pair, rows, cols, dq, share, pieces };
                     level.run_tiles(tile).unwrap_or_default();
                 } else {
                     level.run(ShareTile { pair, rows, cols, dq, share });

@@ -39,15 +39,17 @@ pub struct TileMemory<'m> {
     /// Of lazy attention the rows of a tile from the first to the last with an active pair in each panel
     /// of keys.
     pub active: [Range<usize>; MAX_PANELS],
-    /// Of bf16 P and ds of a tile in pairs of queries.
+    /// Of bf16 P and ds of a tile in pairs of queries, of each piece.
     pub pairs: [&'m mut [f32]; 2],
+    /// Numbers of bf16 as whose sum a weight is multiplied.
+    pub pieces: usize,
     /// The shares of dq that wait for their turn, and room for the next; of the second order one.
     pub shares: [Share<'m>; AHEAD],
 }
 
 /// The weights of a tile of keys and queries from which its share of dq follows.
 pub struct Share<'m> {
-    /// dP, then dS or ds of a tile; of bf16 ds in pairs of keys.
+    /// dP, then dS or ds of a tile; of bf16 ds in pairs of keys, of each piece.
     pub ds: &'m mut [f32],
     /// 1 for the pairs of a tile that are visible, and otherwise 0, rows [`MAX_KEYS`] apart.
     pub visible: &'m mut [u8],
@@ -100,7 +102,7 @@ impl<'m> Scratch<'m> {
         let sum = |rows: usize, dim: usize| cut.stride(dim).saturating_mul(rows);
         let (dim, value_dim) = (operands.scores.extents.dim, operands.value_dim());
         // Of bf16 no more than a block of scores is kept in f32.
-        let pairs = of(cut.bf16, Form::len(cut.queries, MAX_KEYS));
+        let pairs = of(cut.bf16, cut.pieces * Form::len(cut.queries, MAX_KEYS));
         let (scores, of_bias) = (tile, schedule.bias || cut.bf16 && operands.bias.is_some());
         let (tile, of_ds) = if cut.bf16 { (block, pairs) } else { (tile, tile) };
         let share = |number| {
@@ -123,6 +125,7 @@ impl<'m> Scratch<'m> {
             tau: 0.0,
             active: [const { 0..0 }; MAX_PANELS],
             pairs: [(); 2].map(|()| parts.room(pairs)),
+            pieces: cut.pieces,
             shares,
         };
         let numbers = match (second, operands.tau) {

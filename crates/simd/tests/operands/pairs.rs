@@ -17,8 +17,8 @@ fn levels() -> Vec<Level> {
     all
 }
 
-fn flash(level: Level) -> Options {
-    Options { level, precision: Precision::Flash, ..Options::default() }
+fn rounding(level: Level, precision: Precision) -> Options {
+    Options { level, precision, ..Options::default() }
 }
 
 struct Operands {
@@ -109,8 +109,11 @@ fn gradients_are_those_of_rounded_gradients_of_logits() {
         [of((dh, (&exact[0], &sizes[0]))), of((dw, (&exact[1], &sizes[1])))]
     };
     for level in levels() {
-        for worst in worst(&flash(level)) {
+        for worst in worst(&rounding(level, Precision::Flash)) {
             assert!((1.0 / 8192.0..1.0 / 256.0).contains(&worst), "{level}: {worst:e}");
+        }
+        for worst in worst(&rounding(level, Precision::Split2)) {
+            assert!(worst < 1.0 / 32768.0, "{level}, two pieces: {worst:e}");
         }
         for worst in worst(&Options { level, ..Options::default() }) {
             assert!(worst < 1e-5, "{level}, strict: {worst:e}");
@@ -122,8 +125,11 @@ fn gradients_are_those_of_rounded_gradients_of_logits() {
 /// whose elements lie apart.
 #[test]
 fn no_bit_depends_on_budget_or_strides() {
-    for (shape, level) in
-        [SEVERAL, WIDE].into_iter().flat_map(|shape| levels().into_iter().map(move |x| (shape, x)))
+    let precisions = [Precision::Flash, Precision::Split2];
+    let choices = |shape| precisions.map(|precision| (shape, precision));
+    let choices = [SEVERAL, WIDE].into_iter().flat_map(choices);
+    for ((shape, precision), level) in
+        choices.flat_map(|x| levels().into_iter().map(move |y| (x, y)))
     {
         let x = Operands::new(shape);
         let columns = |x: &Array2<bf16>| {
@@ -132,7 +138,8 @@ fn no_bit_depends_on_budget_or_strides() {
             y
         };
         let (h, w) = (columns(&x.h), columns(&x.w));
-        let (usual, least) = (flash(level), Options { memory_budget: 0, ..flash(level) });
+        let usual = rounding(level, precision);
+        let least = Options { memory_budget: 0, ..usual };
         let gradients = x.gradients(x.h.view(), x.w.view(), &usual);
         assert_eq!(gradients, x.gradients(h.view(), w.view(), &usual), "{level}: strides");
         assert_eq!(gradients, x.gradients(x.h.view(), x.w.view(), &least), "{level}: budget");
