@@ -14,9 +14,10 @@ named! {
         /// Nothing is stored in less than f32: the profile `f32-simd`.
         #[default]
         Strict = "strict",
-        /// Of bf16 storage, P and dS may be rounded to bf16 before they are multiplied: the profile `bf16-flash`. With
-        /// the levels `avx512bf16` and `amx` attention, attention_lse and linear_cross_entropy do so, but for the
-        /// second order and with a filter. Subnormal elements are read as 0 there.
+        /// Of bf16 storage, P and dS, and of linear attention states and weighted rows, may be rounded to bf16 before
+        /// they are multiplied: the profile `bf16-flash`. With the levels `avx512bf16` and `amx` attention,
+        /// attention_lse, linear_attention and linear_cross_entropy do so, but for the second order, a step and
+        /// with a filter. Subnormal elements are read as 0 there.
         Flash = "flash",
     }
 }

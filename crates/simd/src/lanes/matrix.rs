@@ -33,6 +33,16 @@ pub trait Matrix: Copy {
     /// The words of each element of `even` and that of `odd` in the same place, rounded likewise.
     fn stacked(self, even: F32<Self>, odd: F32<Self>) -> F32<Self>;
 
+    /// Of registers of words, of one row and of the next, the words of an element of either in the same place: those
+    /// of the first half of the elements, and of the rest.
+    fn zipped(self, even: F32<Self>, odd: F32<Self>) -> [F32<Self>; 2];
+
+    /// The even elements of words and the odd ones, in f32.
+    fn halves(self, words: F32<Self>) -> [F32<Self>; 2];
+
+    /// Transposes a tile, word by word.
+    fn turn(self, from: &[f32], to: &mut [f32]);
+
     /// C ← A · B, or C + A · B.
     fn multiply(self, product: Product<'_>);
 
