@@ -97,11 +97,10 @@ def run(
     `inputs` holds tensors by name; those that are None count as absent. `problem.operands(pass_)` lists the names
     with roles, shapes and types. `out` may hold arrays to be written, of any strides; no others are computed then.
     `tier` is "auto" (the reference for float64, else the fastest), "reference", "simd", or one instruction set such
-    as "simd/avx2". "simd/amx" and "simd/avx512bf16" round what attention and linear cross-entropy on bfloat16
-    multiply, as the profile "bf16-flash" allows, and with "-split2" at their end as "bf16-split2" does; no other
-    name does. `recompute` computes what the forward
-    pass returned (o, lse) again where a later pass lacks it; `memory_budget` bounds the bytes that linear
-    cross-entropy takes.
+    as "simd/avx2". "simd/amx" and "simd/avx512bf16" round what attention, linear attention and linear
+    cross-entropy on bfloat16 multiply, as the profile "bf16-flash" allows, and with "-split2" at their end, but of
+    linear attention, as "bf16-split2" does; no other name does. `recompute` computes what the forward pass returned
+    (o, lse) again where a later pass lacks it; `memory_budget` bounds the bytes that linear cross-entropy takes.
 
     Raises TypeError for a tensor that is missing, unknown or of another type, ValueError for one of another shape,
     each with its name, and NotImplementedError where the tier has no such pass. On an error nothing has been written.

@@ -4,7 +4,9 @@
 //! [`Tensor`] and writes results through [`TensorMut`], which ask for the element type once for each
 //! block of rows: so no pass is compiled for every type of storage.
 
+use crate::Level;
 use crate::lanes::prefetch::{Lines, prefetch};
+use crate::lanes::{Isa, Kernel};
 use etalon_problem::{Dtype, Error, Scalar};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -233,18 +235,40 @@ impl<'a, D: RemoveAxis> TensorMut<'a, D> {
 }
 
 impl TensorMut<'_, Ix2> {
+    /// [`TensorMut::write_rows`] with the registers of a level.
+    pub fn write_rows_by(&mut self, level: Level, rows: &[f32], stride: usize, factor: f32) {
+        level.run(WriteRows { to: self.view_mut(), rows, stride, factor });
+    }
+
     /// Writes factor · rows that begin `stride` apart, rounded to the nearest.
+    #[inline(always)]
     pub fn write_rows(&mut self, rows: &[f32], stride: usize, factor: f32) {
         // Nothing is +0, also times a factor below 0.
         self.write_each(rows, stride, |x| factor * x + 0.0);
     }
 
     /// Writes a function of the elements of rows that begin `stride` apart, rounded to the nearest.
+    #[inline(always)]
     pub fn write_each(&mut self, rows: &[f32], stride: usize, f: impl Fn(f32) -> f32) {
         let rows = rows.chunks(stride.max(1));
         typed!(self, x => for (out, row) in x.outer_iter_mut().zip(rows) {
             write_elements(out, row, &f);
         })
+    }
+}
+
+/// [`TensorMut::write_rows_by`].
+struct WriteRows<'a> {
+    to: TensorMut<'a, Ix2>,
+    rows: &'a [f32],
+    stride: usize,
+    factor: f32,
+}
+
+impl Kernel for WriteRows<'_> {
+    #[inline(always)]
+    fn run<I: Isa>(mut self, _: I) {
+        self.to.write_rows(self.rows, self.stride, self.factor);
     }
 }
 

@@ -120,8 +120,7 @@ impl Level {
 
     /// True if it multiplies bf16 in the passes of first order of an algorithm.
     pub fn multiplies_pairs(self, of: Algorithm) -> bool {
-        let has = [Algorithm::Attention, Algorithm::AttentionLse, Algorithm::LinearCrossEntropy];
-        self.has_pairs() && has.contains(&of)
+        self.has_pairs() && of != Algorithm::LazyAttention
     }
 
     /// Levels on every machine, by the rules of `vdpbf16ps` and of `tdpbf16ps`.

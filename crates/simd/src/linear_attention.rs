@@ -33,6 +33,9 @@
 #![cfg_attr(doc, doc = include_str!("../../../docs/linear_attention.md"))]
 #![cfg_attr(doc, doc = include_str!("../../../docs/assets/katex.html"))]
 
+mod bf16_forward;
+mod bf16_gradient;
+mod bf16_scratch;
 mod cut;
 mod decays;
 mod flow;
@@ -47,6 +50,7 @@ mod scratch;
 mod state;
 mod step;
 mod two_sided;
+mod words;
 
 pub use etalon_problem::linear_attention::{
     Cotangents, Gradients, GradientsMut, Inputs, Output, OutputMut, SecondCotangents,

@@ -15,11 +15,12 @@ named! {
         #[default]
         Strict = "strict",
         /// Of bf16 storage, P and dS may be multiplied as sums of two numbers in bf16: the profile `bf16-split2`. So
-        /// do the passes in which [`Precision::Flash`] rounds them.
+        /// do the passes in which [`Precision::Flash`] rounds them, but those of linear attention.
         Split2 = "split2",
-        /// Of bf16 storage, P and dS may be rounded to bf16 before they are multiplied: the profile `bf16-flash`. With
-        /// the levels `avx512bf16` and `amx` attention, attention_lse and linear_cross_entropy do so, but for the
-        /// second order and with a filter. Subnormal elements are read as 0 there.
+        /// Of bf16 storage, P and dS, and of linear attention states and weighted rows, may be rounded to bf16 before
+        /// they are multiplied: the profile `bf16-flash`. With the levels `avx512bf16` and `amx` attention,
+        /// attention_lse, linear_attention and linear_cross_entropy do so, but for the second order, a step and
+        /// with a filter. Subnormal elements are read as 0 there.
         Flash = "flash",
     }
 }
@@ -115,7 +116,11 @@ impl Options {
 
     /// True if operands of this type may be multiplied as pairs, and the level does so of an algorithm.
     pub(crate) fn pairs(&self, of: Algorithm, dtype: Dtype) -> bool {
-        let rounds = self.precision != Precision::Strict;
+        let rounds = match self.precision {
+            Precision::Strict => false,
+            Precision::Split2 => of != Algorithm::LinearAttention,
+            Precision::Flash => true,
+        };
         rounds && dtype == Dtype::Bf16 && self.level.multiplies_pairs(of)
     }
 }

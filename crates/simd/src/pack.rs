@@ -197,8 +197,21 @@ impl<'a> BitRows<'a> {
         BitRows { all, end_to_end: all.to_slice() }
     }
 
+    /// Bits of some columns of a row, of which there are at most as many as `to` has.
+    #[inline(always)]
+    pub fn read_bits(&self, i: usize, cols: Range<usize>, to: &mut [u16]) {
+        let to = &mut to[..cols.len()];
+        match self.row(i) {
+            Some(row) => to.copy_from_slice(row[cols].reinterpret_cast()),
+            None => {
+                let row = self.all.slice_move(s![i, cols]);
+                to.iter_mut().zip(row).for_each(|(to, x)| *to = x.to_bits());
+            }
+        }
+    }
+
     /// A row, if its elements lie side by side.
-    fn row(&self, i: usize) -> Option<&'a [bf16]> {
+    pub fn row(&self, i: usize) -> Option<&'a [bf16]> {
         let dim = self.all.ncols();
         match self.end_to_end {
             Some(all) => Some(&all[i * dim..][..dim]),
@@ -222,13 +235,7 @@ impl<'a> BitRows<'a> {
             to.fill(0);
             return false;
         };
-        match self.row(i) {
-            Some(row) => to.copy_from_slice(row[cols.clone()].reinterpret_cast()),
-            None => {
-                let row = self.all.slice_move(s![i, cols.clone()]);
-                to.iter_mut().zip(row).for_each(|(to, x)| *to = x.to_bits());
-            }
-        }
+        self.read_bits(i, cols.clone(), to);
         holds_non_finite_bits(to)
     }
 }

@@ -6,7 +6,7 @@
 //! `tdpbf16ps` they say two things.
 
 use super::Lanes;
-use super::matrix::{CUT, Matrix, Product, SIDE, WORDS, multiply_pairs, spin_pairs};
+use super::matrix::{CUT, Matrix, Product, SIDE, WORDS, element, multiply_pairs, spin_pairs};
 use super::pairs::{Pairs, word};
 use super::portable::{F32s, Portable};
 
@@ -145,6 +145,32 @@ impl Matrix for Emulated {
         let rest: [f32; F32s::N] =
             std::array::from_fn(|n| if all[n].is_finite() { all[n] - high[n] } else { 0.0 });
         [high, rest].map(|x| F32s::load(Portable, &x))
+    }
+
+    #[inline(always)]
+    fn zipped(self, even: F32s, odd: F32s) -> [F32s; 2] {
+        let [mut x, mut y] = [[0.0; F32s::N]; 2];
+        even.store(&mut x);
+        odd.store(&mut y);
+        [0, F32s::N].map(|first| {
+            let bits = |words: &[f32], at: usize| element(words[at / 2], at % 2).to_bits() >> 16;
+            let words: [f32; F32s::N] =
+                std::array::from_fn(|n| word(bits(&x, first + n), bits(&y, first + n)));
+            F32s::load(Portable, &words)
+        })
+    }
+
+    #[inline(always)]
+    fn halves(self, words: F32s) -> [F32s; 2] {
+        let mut all = [0.0; F32s::N];
+        words.store(&mut all);
+        [0, 1].map(|odd| F32s::load(Portable, &all.map(|word| element(word, odd))))
+    }
+
+    fn turn(self, from: &[f32], to: &mut [f32]) {
+        for (at, &word) in from[..WORDS].iter().enumerate() {
+            to[at % SIDE * SIDE + at / SIDE] = word;
+        }
     }
 
     fn multiply(self, product: Product<'_>) {

@@ -37,6 +37,16 @@ pub trait Matrix: Copy {
     /// that is not finite 0.
     fn split(self, x: F32<Self>) -> [F32<Self>; 2];
 
+    /// Of registers of words, of one row and of the next, the words of an element of either in the same place: those
+    /// of the first half of the elements, and of the rest.
+    fn zipped(self, even: F32<Self>, odd: F32<Self>) -> [F32<Self>; 2];
+
+    /// The even elements of words and the odd ones, in f32.
+    fn halves(self, words: F32<Self>) -> [F32<Self>; 2];
+
+    /// Transposes a tile, word by word.
+    fn turn(self, from: &[f32], to: &mut [f32]);
+
     /// C ← A · B, or C + A · B.
     fn multiply(self, product: Product<'_>);
 

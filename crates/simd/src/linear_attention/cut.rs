@@ -1,6 +1,7 @@
 //! The cut of sequences into spans, chunks and micro-chunks.
 
 use crate::Options;
+use crate::lanes::matrix::BLOCK;
 use crate::tile::MAX_KEYS;
 use etalon_problem::{Blocking, Error, LinearAttention, TokenSequence};
 use std::ops::Range;
@@ -16,6 +17,8 @@ pub struct Cut {
     pub chunk: usize,
     /// Tokens of a micro-chunk.
     pub micro: usize,
+    /// True if operands are bf16 and multiplied as they are: in blocks of tiles, and micro-chunks are chunks.
+    pub bf16: bool,
     /// Bytes of a state.
     state: usize,
     /// Bytes of states that a backward pass may keep of a sequence.
@@ -25,22 +28,28 @@ pub struct Cut {
 /// The chunk and micro-chunk that were measured to be best.
 const DEFAULT: Blocking = Blocking { queries: 64, keys: 64 };
 
+/// The same of products of tiles: a state is rounded for every chunk, weights are for every pair of tokens in one.
+const OF_TILES: Blocking = Blocking { queries: 128, keys: 128 };
+
 impl Cut {
     /// Chunks of `blocking.queries` tokens and micro-chunks of `blocking.keys`, clamped to the tokens.
     pub fn new(
         problem: &LinearAttention,
         sequences: &[TokenSequence],
         options: &Options,
+        bf16: bool,
     ) -> Result<Self, Error> {
-        let blocking = options.blocking.unwrap_or(DEFAULT);
+        let usual = if bf16 { OF_TILES } else { DEFAULT };
+        let blocking = options.blocking.unwrap_or(usual);
         blocking.check()?;
-        let (rows, cols) = options.level.short_block();
+        let (rows, cols) = if bf16 { (BLOCK, BLOCK) } else { options.level.short_block() };
         let longest = sequences.iter().map(|s| s.tokens).max().unwrap_or(0);
         let chunk = blocking.queries.min(MAX_KEYS).min(longest.max(1));
-        let micro = blocking.keys.min(chunk).next_multiple_of(rows).min(chunk);
+        let micro = if bf16 { chunk } else { blocking.keys };
+        let micro = micro.min(chunk).next_multiple_of(rows).min(chunk);
         let state = problem.extents.dim.saturating_mul(problem.value_dim);
         let state = state.saturating_mul(size_of::<f32>());
-        Ok(Cut { rows, cols, chunk, micro, state, kept: options.kept_states })
+        Ok(Cut { rows, cols, chunk, micro, bf16, state, kept: options.kept_states })
     }
 
     /// Tokens of a span of a sequence: whole chunks. The cut of a sequence is the same whatever runs

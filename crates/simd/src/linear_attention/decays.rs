@@ -225,25 +225,28 @@ impl Decays<'_> {
     /// ascending order, from the one on that begins with the first of the columns.
     #[inline(always)]
     pub fn rows<I: Isa>(&mut self, isa: I, first: usize, cols: Range<usize>, p: &mut [f32]) {
+        for r in 0..I::Short::ROWS {
+            self.row(isa, first + r, cols.clone(), &mut p[r * STRIDE + cols.start..]);
+        }
+    }
+
+    /// One row of [`Decays::rows`], of token `i`, from its first column on; to be asked for likewise.
+    #[inline(always)]
+    pub fn row<I: Isa>(&mut self, isa: I, i: usize, cols: Range<usize>, p: &mut [f32]) {
         let width = cols.len().next_multiple_of(I::F32::N);
+        let p = &mut p[..width];
         if self.constant.is_some() {
-            for r in 0..I::Short::ROWS {
-                // The power 0 belongs to column i.
-                let from = self.powers.len() / 2 - 1 + cols.start - (first + r);
-                let p = &mut p[r * STRIDE + cols.start..][..width];
-                p.copy_from_slice(&self.powers[from..][..width]);
-            }
+            // The power 0 belongs to column i.
+            let from = self.powers.len() / 2 - 1 + cols.start - i;
+            p.copy_from_slice(&self.powers[from..][..width]);
             return;
         }
-        if first == cols.start {
+        if i == cols.start {
             self.sums.between.fill(f32::NEG_INFINITY);
         }
-        for r in 0..I::Short::ROWS {
-            let sums = self.sums.pass(isa, first + r, &cols).chunks_exact(I::F32::N);
-            let p = p[r * STRIDE + cols.start..][..width].chunks_exact_mut(I::F32::N);
-            for (p, sum) in p.zip(sums) {
-                exp(isa, I::F32::load(isa, sum)).store(p);
-            }
+        let sums = self.sums.pass(isa, i, &cols).chunks_exact(I::F32::N);
+        for (p, sum) in p.chunks_exact_mut(I::F32::N).zip(sums) {
+            exp(isa, I::F32::load(isa, sum)).store(p);
         }
     }
 }

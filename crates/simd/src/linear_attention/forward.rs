@@ -8,11 +8,12 @@
 //! The scores of a register block of queries are computed, weighed, multiplied with v, and
 //! forgotten.
 
+use super::bf16_forward::{self, TileScratch};
 use super::decays::Decays;
 use super::operands::Operands;
 use super::rows::Factor;
 use super::schedule::{Place, Schedule, States};
-use super::state::{Advance, Shape, combine, pass_on};
+use super::state::{Advance, Shape, combine, combined, pass_on};
 use crate::element::TensorMut;
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::parallel::{Threaded, Threads};
@@ -93,11 +94,19 @@ impl Forward<'_> {
         let (Operands { k, v, .. }, level) = (&self.operands, self.schedule.options.level);
         let [gates, _] = self.operands.gates(chunk);
         scratch.decays.prepare(level, &gates, chunk.tokens.clone());
-        scratch.k.read(chunk.rows(k, chunk.head));
-        scratch.v.read(chunk.rows(v, chunk.head));
+        let (bf16, len) = (self.schedule.cut.bf16, chunk.tokens.len());
+        let [of_k, of_v] = [k, v].map(|x| chunk.rows(x, chunk.head));
+        if bf16 {
+            scratch.tiles.read_keys(level, &scratch.decays, [of_k[0], of_v[0]], len, output);
+        } else {
+            scratch.k.read(of_k);
+            scratch.v.read(of_v);
+        }
         chunk.ask_next(k, chunk.head, false);
         chunk.ask_next(v, chunk.head, false);
-        level.run(Pack { len: chunk.tokens.len(), output, scratch });
+        if !bf16 {
+            level.run(Pack { len, output, scratch });
+        }
     }
 
     /// The state after a span from the span alone.
@@ -110,9 +119,12 @@ impl Forward<'_> {
 
     /// (R22) for L of chunk `n` of a span.
     fn advance(&self, n: usize, len: usize, scratch: &mut Scratch<'_>) {
-        let Scratch { decays, k, v, sum, .. } = scratch;
-        let Schedule { shape, options, .. } = self.schedule;
+        let Scratch { decays, k, v, sum, tiles, .. } = scratch;
+        let Schedule { shape, cut, options, .. } = self.schedule;
         let decay = if n == 0 { 0.0 } else { decays.whole };
+        if cut.bf16 {
+            return tiles.advance(options.level, shape, (sum, decay), decays, len);
+        }
         let right = if decays.none { &v.along[0] } else { &v.weighted[0] };
         let tokens = decays.first..len;
         options.level.run(Advance { shape, state: sum, decay, left: &k.rows[0], right, tokens });
@@ -135,7 +147,12 @@ impl Forward<'_> {
             if let Some(o) = &mut o {
                 let carry = self.operands.carry(&place.part(start..tokens.start));
                 let begun = (n > 0).then_some(&*scratch.sum);
-                combine(options.level, carry, state, begun, scratch.state);
+                if cut.bf16 {
+                    let state = combined(options.level, carry, state, begun, scratch.state);
+                    scratch.tiles.round(options.level, self.schedule.shape, state);
+                } else {
+                    combine(options.level, carry, state, begun, scratch.state);
+                }
                 for member in 0..problem.group() {
                     let rows = s![member, tokens.start - start..tokens.end - start, ..];
                     self.head(&chunk, member, o.view_mut().slice(rows), scratch);
@@ -155,14 +172,24 @@ impl Forward<'_> {
         mut o: TensorMut<'_, Ix2>,
         scratch: &mut Scratch<'_>,
     ) {
-        let Schedule { problem, shape, options, .. } = self.schedule;
+        let Schedule { problem, shape, cut, options, .. } = self.schedule;
         let head = chunk.head * problem.group() + member;
-        scratch.q.read(chunk.rows(&self.operands.q, head));
-        chunk.ask_next(&self.operands.q, head, false);
+        let (q, len) = (chunk.rows(&self.operands.q, head), chunk.tokens.len());
         // Before the first token of a sequence that begins with 0 there is nothing to read.
         let blank = chunk.tokens.start == 0 && self.operands.initial[0].is_none();
-        options.level.run(Outputs { len: chunk.tokens.len(), blank, shape, scratch });
-        o.write_rows(scratch.o, scratch.stride, problem.scale as f32);
+        if cut.bf16 {
+            let Scratch { decays, o, stride, tiles: scratch, .. } = &mut *scratch;
+            scratch.read_queries(options.level, q[0]);
+            chunk.ask_next(&self.operands.q, head, false);
+            let stride = *stride;
+            let tile = bf16_forward::Outputs { len, blank, decays, o, stride, scratch };
+            options.level.run_tiles(tile).unwrap_or_default();
+        } else {
+            scratch.q.read(q);
+            chunk.ask_next(&self.operands.q, head, false);
+            options.level.run(Outputs { len, blank, shape, scratch });
+        }
+        o.write_rows_by(options.level, scratch.o, scratch.stride, problem.scale as f32);
     }
 }
 
@@ -183,12 +210,15 @@ pub struct Scratch<'m> {
     state: &'m mut [f32],
     /// L of a span.
     sum: &'m mut [f32],
+    /// Operands and scores in bf16.
+    tiles: TileScratch<'m>,
 }
 
 impl<'m> Scratch<'m> {
     fn new(parts: &mut Parts<'m>, schedule: &Schedule<'_>) -> Self {
         let Schedule { cut, shape, .. } = *schedule;
-        let (dim, width, none) = ([shape.dim, 0], [shape.width, 0], [0; 2]);
+        let in_f32 = |len: usize| if cut.bf16 { 0 } else { len };
+        let (dim, width, none) = ([in_f32(shape.dim), 0], [in_f32(shape.width), 0], [0; 2]);
         let (rows, stride) =
             (cut.chunk.next_multiple_of(cut.rows), shape.width.next_multiple_of(cut.cols));
         // In the order of the fields: what follows a group is in it.
@@ -197,12 +227,13 @@ impl<'m> Scratch<'m> {
             k: Factor::new(parts, &cut, dim, [dim, none, none]),
             v: Factor::new(parts, &cut, width, [none, width, width]),
             decays: Decays::new(parts.group("scores and decays of a register block"), &cut),
-            strip: parts.room(cut.rows * STRIDE),
-            p: parts.room(cut.rows * STRIDE),
+            strip: parts.room(in_f32(cut.rows * STRIDE)),
+            p: parts.room(in_f32(cut.rows * STRIDE)),
             o: parts.group("results of a chunk").room(rows.saturating_mul(stride)),
             stride,
             state: parts.group("states of a chunk").room(shape.len()),
             sum: parts.room(shape.len()),
+            tiles: TileScratch::new(parts.group("tiles of a chunk"), &cut, shape),
         }
     }
 }

@@ -4,6 +4,7 @@ use super::decays::{Gates, Logs};
 use super::schedule::Place;
 use super::state::Carry;
 use crate::element::{Tensor, TensorMut};
+use etalon_problem::Dtype;
 use ndarray::{ArrayView4, ArrayViewMut1, ArrayViewMut4, Ix2, Ix4};
 use std::ops::Range;
 
@@ -28,6 +29,12 @@ impl<'a> Operands<'a> {
         let scaled = self.ddscale != 0.0;
         let Operands { q, k, v, dout, .. } = self;
         [q[1].is_some() || scaled, k[1].is_some(), v[1].is_some(), dout[1].is_some()]
+    }
+
+    /// The types of q, k, v and dout, of those that are there.
+    pub fn dtypes(&self) -> Vec<Dtype> {
+        let Operands { q, k, v, dout, .. } = self;
+        [q, k, v, dout].into_iter().flat_map(|[x, _]| x).map(Tensor::dtype).collect()
     }
 
     /// The log-decays of a place, and their tangents.

@@ -15,7 +15,7 @@ pub fn plan<T: Element>(
     options: &Options,
 ) -> Result<Plan, Error> {
     let known = Known::of(&Workspace::new(), &problem.clone().into(), pass)?;
-    let schedule = Schedule::new(problem, &known.tokens, pass, options)?;
+    let schedule = Schedule::new(problem, &known.tokens, pass, options, &[T::DTYPE])?;
     let (whole, interval) = (schedule.whole(), schedule.interval());
     let again = usize::from(interval > 1);
     let ways = if whole { 1 } else { 2 };

@@ -19,7 +19,7 @@ use crate::plan::Buffer;
 use crate::tiles::{pieces, tiles};
 use crate::workspace::Region;
 use crate::{Options, Workspace};
-use etalon_problem::{Error, LinearAttention, Pass, TokenSequence};
+use etalon_problem::{Algorithm, Dtype, Error, LinearAttention, Pass, TokenSequence};
 use ndarray::{ArrayView4, ArrayViewMut4, Ix3, Ix4, s};
 use std::ops::Range;
 
@@ -39,7 +39,7 @@ pub struct Schedule<'a> {
     pub sequences: &'a [TokenSequence],
     pub options: &'a Options,
     pub cut: Cut,
-    /// The shape of a state, and of its transpose.
+    /// The shape of a state; and of S in passes of two sides, its transpose, but of bf16 the same.
     pub shape: Shape,
     pub transposed: Shape,
     /// Matrices that a state consists of: itself and, in the second order, its tangent.
@@ -92,15 +92,20 @@ impl<'a> Place<'a> {
 }
 
 impl<'a> Schedule<'a> {
+    /// Of operands of these types.
     pub fn new(
         problem: &'a LinearAttention,
         sequences: &'a [TokenSequence],
         pass: Pass,
         options: &'a Options,
+        dtypes: &[Dtype],
     ) -> Result<Self, Error> {
-        let cut = Cut::new(problem, sequences, options)?;
-        let shape = Shape::new(&cut, problem.extents.dim, problem.value_dim);
-        let transposed = shape.transposed(&cut);
+        let (dim, width) = (problem.extents.dim, problem.value_dim);
+        let may = |&dtype| options.multiplies_bf16(Algorithm::LinearAttention, pass, dtype);
+        let cut =
+            Cut::new(problem, sequences, options, dim > 0 && width > 0 && dtypes.iter().all(may))?;
+        let shape = Shape::new(&cut, dim, width);
+        let transposed = if cut.bf16 { shape } else { shape.transposed(&cut) };
         let order = if pass == Pass::DoubleBackward { 2 } else { 1 };
         let least = if pass == Pass::Forward { LEAST_FORWARD } else { LEAST };
         Ok(Schedule { problem, sequences, options, cut, shape, transposed, order, least })
@@ -196,8 +201,11 @@ impl<'a> Schedule<'a> {
         sums: bool,
     ) -> Vec<Buffer> {
         let workers = self.workers();
-        let mut buffers: Vec<Buffer> =
-            scratch.iter().map(|&(name, bytes)| Buffer::parts(name, workers, bytes)).collect();
+        let mut buffers: Vec<Buffer> = scratch
+            .iter()
+            .filter(|(_, bytes)| *bytes > 0) // of f32 or of bf16 alone
+            .map(|&(name, bytes)| Buffer::parts(name, workers, bytes))
+            .collect();
         let len = |shape: &Shape| shape.len().saturating_mul(self.order * size_of::<f32>());
         let each = shapes.iter().map(len).fold(0, usize::saturating_add);
         buffers.push(Buffer::parts("states of sequences and spans", self.states(), each));

@@ -2,6 +2,7 @@
 //! `[x, ẋ]`. A tangent that is not there has no columns, and what it would be multiplied with is left
 //! out; in the first order there is none.
 
+use super::bf16_scratch::TileScratch;
 use super::decays::{Decays, LogTangents};
 use super::flow::Flow;
 use super::operands::{Operands, Results};
@@ -40,7 +41,8 @@ pub struct Scratch<'m> {
     pub gdout: &'m mut [f32],
     /// Rows of what is as wide as k, and as v, lie so far apart.
     pub strides: [usize; 2],
-    /// Sᵀ, D and Dᵀ of the chunk, in the second order also S; each with its tangent behind it.
+    /// Sᵀ, D and Dᵀ of the chunk, in the second order also S; each with its tangent behind it. Of bf16 S stands in
+    /// place of Sᵀ wherever it is kept.
     pub state_transposed: &'m mut [f32],
     pub state: &'m mut [f32],
     pub back: &'m mut [f32],
@@ -56,6 +58,8 @@ pub struct Scratch<'m> {
     pub fronts: &'m mut [f32],
     /// A query.
     pub row: &'m mut [f32],
+    /// Operands, and A and B, in bf16.
+    pub tiles: TileScratch<'m>,
     pub micro: usize,
     pub scale: f32,
     /// True if there are tangents.
@@ -99,7 +103,8 @@ impl<'m> Scratch<'m> {
         let Schedule { cut, shape, transposed, order, .. } = *schedule;
         let (dim, width, second) = (shape.dim, shape.width, order == 2);
         let strides = [dim, width].map(|dim| dim.next_multiple_of(cut.cols));
-        let both = |dim: usize, tangent: bool| [dim, if tangent { dim } else { 0 }];
+        let in_f32 = |len: usize| if cut.bf16 { 0 } else { len };
+        let both = |dim: usize, tangent: bool| [in_f32(dim), if tangent { dim } else { 0 }];
         let none = [0; 2];
         let [q, k] = [q, k].map(|tangent| both(dim, tangent));
         let [v, dout] = [v, dout].map(|tangent| both(width, tangent));
@@ -120,21 +125,22 @@ impl<'m> Scratch<'m> {
             decays: Decays::new(parts.group("decays of a chunk"), &cut),
             log_tangents: LogTangents::new(parts, &cut, order),
             flow: Flow::new(parts, &cut),
-            p: parts.group("a pair of micro-chunks").room(tile),
+            p: parts.group("a pair of micro-chunks").room(in_f32(tile)),
             beta: parts.room(only_second(tile)),
             a: both(tile, second).map(|len| parts.room(len)),
             b: both(tile, second).map(|len| parts.room(len)),
             dk: parts.group("results of a chunk").room(result(strides[0])),
             dv: parts.room(result(strides[1])),
-            dq: both(result(strides[0]), second).map(|len| parts.room(len)),
+            dq: [result(strides[0]), only_second(result(strides[0]))].map(|len| parts.room(len)),
             gdout: parts.room(only_second(result(strides[1]))),
             state: parts.group("states of a chunk").room(only_second(states(shape, 1))),
             state_transposed: parts.room(states(transposed, 1)),
             back: parts.room(states(shape, 1)),
-            back_transposed: parts.room(states(transposed, 1)),
+            back_transposed: parts.room(in_f32(states(transposed, 1))),
             back_sum: parts.room(states(shape, 1)),
             sums: parts.group("states that are kept").room(states(transposed, schedule.interval())),
             fronts: parts.room(states(transposed, kept)),
+            tiles: TileScratch::new(parts.group("tiles of a chunk"), schedule, strides),
             strides,
             shape,
             transposed,

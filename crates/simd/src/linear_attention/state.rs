@@ -175,7 +175,7 @@ impl Reading<'_> {
 /// <G, H>, of what two states hold beside what only fills register blocks.
 #[inline(always)]
 pub fn inner<I: Isa>(isa: I, shape: Shape, g: &[f32], h: &[f32]) -> f32 {
-    let cols = I::Short::COLS;
+    let cols = shape.cols;
     let mut sum = I::F32::splat(isa, 0.0);
     let mut rest = 0.0;
     for (number, (g, h)) in
@@ -211,6 +211,21 @@ pub fn combine(level: Level, carry: Carry, state: &[f32], sum: Option<&[f32]>, t
     if sum.is_some() {
         add_carried(level, carry, state, to);
     }
+}
+
+/// The same, where H lies if S is H.
+pub fn combined<'a>(
+    level: Level,
+    carry: Carry,
+    state: &'a [f32],
+    sum: Option<&[f32]>,
+    to: &'a mut [f32],
+) -> &'a [f32] {
+    if sum.is_none() {
+        return state;
+    }
+    combine(level, carry, state, sum, to);
+    to
 }
 
 /// L ← Λ H + L.

@@ -20,12 +20,14 @@
 //! the sequence would cancel. The results of the double backward pass are the tangents of those of the
 //! backward pass, along the cotangents of the gradients and of the outputs.
 
+use super::bf16_gradient;
 use super::gradient::{Behind, Chunk};
 use super::operands::{Operands, Results};
 use super::rows::Rows;
 use super::schedule::{Place, Schedule, States, portions};
 use super::scratch::{PackKeys, PackQueries, Scratch, Wanted};
-use super::state::{Advance, add_to, combine, pass_on};
+use super::state::{Advance, Carry, add_to, combine, combined, pass_on};
+use crate::Level;
 use crate::element::{Tensor, TensorMut};
 use crate::pack::Packed;
 use crate::parallel::{Threaded, Threads};
@@ -45,6 +47,7 @@ pub struct TwoSidedSweep<'a> {
 
 /// A chunk, and where its results are written.
 struct At<'t, 'o> {
+    level: Level,
     chunk: Place<'t>,
     to: &'t mut Targets<'o>,
     /// The contributions of its span to the gradient by g_gamma and to that by σ.
@@ -64,6 +67,7 @@ struct Targets<'o> {
 
 /// Writes factor · rows that lie `stride` apart as some rows of one head of a target.
 fn write(
+    level: Level,
     to: &mut Option<TensorMut<'_, Ix3>>,
     head: usize,
     rows: Range<usize>,
@@ -72,7 +76,7 @@ fn write(
     factor: f32,
 ) {
     if let Some(to) = to {
-        to.view_mut().slice(s![head, rows, ..]).write_rows(from, stride, factor);
+        to.view_mut().slice(s![head, rows, ..]).write_rows_by(level, from, stride, factor);
     }
 }
 
@@ -212,12 +216,20 @@ impl<'a> TwoSidedSweep<'a> {
     /// Reads the keys and values of a chunk, for its state alone or for gradients.
     fn read_keys(&self, chunk: &Place<'_>, gradients: bool, to: &mut Scratch<'_>) {
         self.read_decays(chunk, to);
-        to.k.read(chunk.rows(&self.operands.k, chunk.head));
-        to.v.read(chunk.rows(&self.operands.v, chunk.head));
-        chunk.ask_next(&self.operands.k, chunk.head, gradients);
-        chunk.ask_next(&self.operands.v, chunk.head, gradients);
-        let len = chunk.tokens.len();
-        self.schedule.options.level.run(PackKeys { len, gradients, scratch: to });
+        let Operands { k, v, .. } = &self.operands;
+        let (level, bf16) = (self.schedule.options.level, self.schedule.cut.bf16);
+        let ([of_k, of_v], len) = ([k, v].map(|x| chunk.rows(x, chunk.head)), chunk.tokens.len());
+        if bf16 {
+            to.tiles.read_keys(level, &to.decays, [of_k[0], of_v[0]], len, gradients);
+        } else {
+            to.k.read(of_k);
+            to.v.read(of_v);
+        }
+        chunk.ask_next(k, chunk.head, gradients);
+        chunk.ask_next(v, chunk.head, gradients);
+        if !bf16 {
+            level.run(PackKeys { len, gradients, scratch: to });
+        }
     }
 
     /// Reads the queries and cotangents of a query head in a chunk, for the states alone or for
@@ -225,10 +237,20 @@ impl<'a> TwoSidedSweep<'a> {
     fn read_head(&self, chunk: &Place<'_>, member: usize, gradients: bool, to: &mut Scratch<'_>) {
         let Schedule { problem, options, order, .. } = self.schedule;
         let (head, len) = (chunk.head * problem.group() + member, chunk.tokens.len());
-        to.q.read(chunk.rows(&self.operands.q, head));
-        to.dout.read(chunk.rows(&self.operands.dout, head));
-        chunk.ask_next(&self.operands.q, head, true);
-        chunk.ask_next(&self.operands.dout, head, true);
+        let Operands { q, dout, .. } = &self.operands;
+        let [of_q, of_dout] = [q, dout].map(|x| chunk.rows(x, head));
+        if self.schedule.cut.bf16 {
+            let (level, scale) = (options.level, to.scale);
+            to.tiles.read_head(level, &to.decays, [of_q[0], of_dout[0]], len, scale);
+        } else {
+            to.q.read(of_q);
+            to.dout.read(of_dout);
+        }
+        chunk.ask_next(q, head, true);
+        chunk.ask_next(dout, head, true);
+        if self.schedule.cut.bf16 {
+            return;
+        }
         if order == 2 {
             // Q̇ = σ ddq + ddσ q
             let ([q, tangent], ddscale) = (&mut to.q.rows, self.operands.ddscale);
@@ -259,7 +281,7 @@ impl<'a> TwoSidedSweep<'a> {
     /// Sᵀ after chunk `n` of a span from the one after the chunk before: (R22) and (R30).
     fn advance_front(&self, n: usize, len: usize, scratch: &mut Scratch<'_>) {
         let Schedule { transposed: shape, order, options, .. } = self.schedule;
-        let Scratch { decays, log_tangents, k, v, sums, .. } = scratch;
+        let Scratch { decays, log_tangents, k, v, sums, tiles, .. } = scratch;
         let state = shape.len() * order;
         let (before, after) = sums.split_at_mut(n * state);
         if n > 0 {
@@ -267,6 +289,9 @@ impl<'a> TwoSidedSweep<'a> {
         }
         let (value, tangent) = after[..state].split_at_mut(shape.len());
         let decay = if n == 0 { 0.0 } else { decays.whole };
+        if self.schedule.cut.bf16 {
+            return tiles.advance_front(&self.schedule, (value, decay), decays, len);
+        }
         let advance = |state: &mut [f32], decay: f32, left: &Rows<'_>, right: &Packed<'_>| {
             let tokens = decays.first..len;
             options.level.run(Advance { shape, state, decay, left, right, tokens });
@@ -313,7 +338,10 @@ impl<'a> TwoSidedSweep<'a> {
     /// (R28), and (R31), for one query head, D having decayed.
     fn advance_back(&self, len: usize, scratch: &mut Scratch<'_>) {
         let Schedule { shape, order, options, .. } = self.schedule;
-        let Scratch { decays, q, dout, back_sum, .. } = scratch;
+        let Scratch { decays, q, dout, back_sum, tiles, .. } = scratch;
+        if self.schedule.cut.bf16 {
+            return tiles.advance_back(&self.schedule, back_sum, decays, len);
+        }
         let (value, tangent) = back_sum.split_at_mut(shape.len());
         let advance = |state: &mut [f32], left: &Rows<'_>, right: &Packed<'_>| {
             // Tokens from a reset on do not see what is before the chunk.
@@ -352,29 +380,76 @@ impl<'a> TwoSidedSweep<'a> {
             let (tokens, more) = (chunk.tokens.clone(), keep || n > 0);
             let (len, last) = (tokens.len(), tokens.end == end);
             self.read_keys(&chunk, true, scratch);
-            let sum = (n > 0).then(|| &scratch.sums[(n - 1) * front.len()..][..front.len()]);
-            let carry = self.operands.carry(&place.part(start..tokens.start));
-            combine(options.level, carry, front, sum, scratch.state_transposed);
-            let sum = (!last).then_some(&*scratch.back_sum);
-            let carry = self.operands.carry(&place.part(tokens.end..end));
-            combine(options.level, carry, back, sum, scratch.back);
-            options.level.run(Behind { len, wanted, scratch });
+            let carries = [start..tokens.start, tokens.end..end]
+                .map(|tokens| self.operands.carry(&place.part(tokens)));
+            self.behind((n, last), len, carries, [front, back], scratch);
             if more {
                 self.decay_back(last, scratch);
             }
             let blank = tokens.start == 0 && !problem.initial_state;
-            let mut at = At { chunk, to, sums };
+            let mut at = At { level: options.level, chunk, to, sums };
             for member in 0..problem.group() {
                 self.read_head(&at.chunk, member, true, scratch);
                 if more {
                     self.advance_back(len, scratch);
                 }
                 let dscale = &mut at.sums[1];
-                options.level.run(Chunk { len, wanted, blank, scratch, dscale });
+                if cut.bf16 {
+                    let chunk = bf16_gradient::Chunk { len, wanted, blank, scratch, dscale };
+                    options.level.run_tiles(chunk).unwrap_or_default();
+                } else {
+                    options.level.run(Chunk { len, wanted, blank, scratch, dscale });
+                }
                 at.finish_queries(self, member, scratch);
+            }
+            if cut.bf16 {
+                let keys = bf16_gradient::Finish { len, wanted, scratch };
+                options.level.run_tiles(keys).unwrap_or_default();
             }
             at.finish_keys(wanted, scratch);
         }
+    }
+
+    /// The part of the gradients by keys that comes from the states at both ends of chunk `n` of a span, maybe its
+    /// last: those at the ends of the span, and from there on sums of the span.
+    fn behind(
+        &self,
+        (n, last): (usize, bool),
+        len: usize,
+        carries: [Carry; 2],
+        [front, back]: [&[f32]; 2],
+        scratch: &mut Scratch<'_>,
+    ) {
+        let (wanted, level) = (self.wanted, self.schedule.options.level);
+        let Scratch {
+            decays,
+            flow,
+            tiles,
+            strides,
+            dk,
+            dv,
+            sums,
+            back_sum,
+            back: to_back,
+            state_transposed,
+            ..
+        } = &mut *scratch;
+        let sum = (n > 0).then(|| &sums[(n - 1) * front.len()..][..front.len()]);
+        let back_sum = (!last).then_some(&**back_sum);
+        if !self.schedule.cut.bf16 {
+            combine(level, carries[0], front, sum, state_transposed);
+            combine(level, carries[1], back, back_sum, to_back);
+            return level.run(Behind { len, wanted, scratch });
+        }
+        let front = combined(level, carries[0], front, sum, state_transposed);
+        let back = combined(level, carries[1], back, back_sum, to_back);
+        tiles.round(&self.schedule, [front, back]);
+        dk.fill(0.0);
+        dv.fill(0.0);
+        let (states, shape, strides) = ([front, back], self.schedule.shape, *strides);
+        let behind =
+            bf16_gradient::Behind { len, wanted, states, shape, decays, flow, strides, tiles };
+        level.run_tiles(behind).unwrap_or_default();
     }
 }
 
@@ -388,11 +463,11 @@ impl At<'_, '_> {
     /// Writes the results of the keys of the chunk.
     fn finish_keys(&mut self, wanted: Wanted, scratch: &Scratch<'_>) {
         let (rows, [dim, width]) = (self.rows(), scratch.strides);
-        write(&mut self.to.k, 0, rows.clone(), scratch.dk, dim, 1.0);
-        write(&mut self.to.v, 0, rows.clone(), scratch.dv, width, 1.0);
+        write(self.level, &mut self.to.k, 0, rows.clone(), scratch.dk, dim, 1.0);
+        write(self.level, &mut self.to.v, 0, rows.clone(), scratch.dv, width, 1.0);
         if wanted.g {
             let dg = &scratch.flow.dg[..rows.len()];
-            write(&mut self.to.g, 0, rows, dg, 1, 1.0);
+            write(self.level, &mut self.to.g, 0, rows, dg, 1, 1.0);
             self.sums[0] += dg.iter().map(|&dg| f64::from(dg)).sum::<f64>();
         }
     }
@@ -406,10 +481,10 @@ impl At<'_, '_> {
     ) {
         let (rows, [dim, width], operands) = (self.rows(), scratch.strides, &sweep.operands);
         if !scratch.second {
-            write(&mut self.to.q, member, rows, scratch.dq[0], dim, scratch.scale);
+            write(self.level, &mut self.to.q, member, rows, scratch.dq[0], dim, scratch.scale);
             return;
         }
-        write(&mut self.to.dout, member, rows.clone(), scratch.gdout, width, 1.0);
+        write(self.level, &mut self.to.dout, member, rows.clone(), scratch.gdout, width, 1.0);
         if sweep.wanted.scale {
             let head = self.chunk.head * sweep.schedule.problem.group() + member;
             self.add_scale(self.chunk.rows(&operands.q, head), scratch);
@@ -422,7 +497,7 @@ impl At<'_, '_> {
             sum.for_each(|(x, y)| *x = scale * *x + ddscale * y);
             scale = 1.0;
         }
-        write(&mut self.to.q, member, rows, tangent, dim, scale);
+        write(self.level, &mut self.to.q, member, rows, tangent, dim, scale);
     }
 
     /// Adds what a query head gives to gσ (R19), from dq / σ and its tangent.

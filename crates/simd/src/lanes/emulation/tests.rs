@@ -46,8 +46,8 @@ fn tdpbf16ps_is_as_recorded() {
     check("tdpbf16ps", any_pairs, recorded);
 }
 
-/// Bits of two factors that are rounded, neighbours in pairs and rows in pairs, and of their product, added to what
-/// was there.
+/// Bits of two factors that are rounded, neighbours in pairs and rows in pairs; of words that moved to other places;
+/// and of the product of the factors, added to what was there.
 struct Rounded<'a> {
     a: &'a [f32],
     b: &'a [f32],
@@ -68,6 +68,19 @@ impl MatrixKernel<Vec<u32>> for Rounded<'_> {
             let [even, odd] = [at, at + SIDE].map(|at| F32::<M>::load(isa, &self.b[at..]));
             by.stacked(even, odd).store(to);
         }
+        let mut moved = vec![0.0; WORDS + 4 * SIDE];
+        let (turned, rows) = moved.split_at_mut(WORDS);
+        by.turn(&a, turned);
+        let (zipped, halves) = rows.split_at_mut(2 * SIDE);
+        for at in (0..SIDE).step_by(lanes) {
+            let [even, odd] = [at, SIDE + at].map(|at| F32::<M>::load(isa, &a[at..]));
+            for (n, words) in by.zipped(even, odd).into_iter().enumerate() {
+                words.store(&mut zipped[2 * at + n * lanes..]);
+            }
+            for (n, half) in by.halves(even).into_iter().enumerate() {
+                half.store(&mut halves[n * SIDE + at..]);
+            }
+        }
         let mut c = self.c.to_vec();
         for fresh in [true, false] {
             let (left, right) =
@@ -77,7 +90,7 @@ impl MatrixKernel<Vec<u32>> for Rounded<'_> {
             let depth = if fresh { 2 } else { 3 };
             by.multiply(Product { c: &mut c, stride, fresh, a: left, b: right, rows, cols, depth });
         }
-        [a, b, c].concat().into_iter().map(f32::to_bits).collect()
+        [a, b, moved, c].concat().into_iter().map(f32::to_bits).collect()
     }
 }
 

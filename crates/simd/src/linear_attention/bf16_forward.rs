@@ -1,0 +1,210 @@
+//! The chunks of the forward pass in bf16: of [`super::forward`] what is multiplied, 32 queries at a time. Weights
+//! P_ij (q_i·k_j), rows ω_j v_j and the state are rounded once each.
+
+use super::cut::Cut;
+use super::decays::Decays;
+use super::state::Shape;
+use super::words::{Forms, Grow, Pack, Round, Words, multiply_state, scale_rows};
+use crate::Level;
+use crate::element::Tensor;
+use crate::lanes::Lanes;
+use crate::lanes::matrix::{BLOCK, F32, Matrix, MatrixKernel, Product, SIDE, Tiles, WORDS};
+use crate::pack::Form;
+use crate::tile::STRIDE;
+use crate::workspace::Parts;
+use ndarray::Ix2;
+
+/// The memory of one thread.
+pub struct TileScratch<'m> {
+    q: Words<'m>,
+    k: Words<'m>,
+    pub v: Words<'m>,
+    /// Scores of 32 queries, P of one, and weights of the 32.
+    s: &'m mut [f32],
+    p: &'m mut [f32],
+    weights: &'m mut [f32],
+    /// S.
+    state: &'m mut [f32],
+}
+
+impl<'m> TileScratch<'m> {
+    pub fn new(parts: &mut Parts<'m>, cut: &Cut, shape: Shape) -> Self {
+        let Shape { dim, width, .. } = shape;
+        let room = |len: usize| if cut.bf16 { len } else { 0 };
+        TileScratch {
+            q: Words::new(parts, cut, dim, [false; 3]),
+            k: Words::new(parts, cut, dim, [true, false, true]),
+            v: Words::new(parts, cut, width, [false, true, false]),
+            s: parts.room(room(BLOCK * STRIDE)),
+            p: parts.room(room(STRIDE)),
+            weights: parts.room(room(Form::len(BLOCK, cut.chunk))),
+            state: parts.room(room(Form::len(dim, width))),
+        }
+    }
+}
+
+impl TileScratch<'_> {
+    /// Packs keys and values; for the state alone unless the output is wanted.
+    pub fn read_keys(
+        &mut self,
+        level: Level,
+        decays: &Decays<'_>,
+        [k, v]: [Option<Tensor<'_, Ix2>>; 2],
+        len: usize,
+        output: bool,
+    ) {
+        let tokens = decays.first..len;
+        let forms = Forms { across: output, columns: true, weights: None };
+        let to = &mut self.k;
+        level.run_tiles(Pack { source: k, forms, tokens: tokens.clone(), to }).unwrap_or_default();
+        let weights = (!decays.none).then_some((&*decays.omega, 1.0));
+        let (forms, to) = (Forms { weights, ..Forms::default() }, &mut self.v);
+        level.run_tiles(Pack { source: v, forms, tokens, to }).unwrap_or_default();
+    }
+
+    /// state ← decay · state + Σ_j ω_j k_jᵀ v_j.
+    pub fn advance(
+        &self,
+        level: Level,
+        shape: Shape,
+        (state, decay): (&mut [f32], f32),
+        decays: &Decays<'_>,
+        len: usize,
+    ) {
+        let right = if decays.none { &*self.v.along } else { &*self.v.weighted };
+        let blocks = decays.first / BLOCK..len.div_ceil(BLOCK);
+        let left = &*self.k.columns;
+        level.run_tiles(Grow { shape, state, decay, left, right, blocks }).unwrap_or_default();
+    }
+
+    /// Rounds S.
+    pub fn round(&mut self, level: Level, shape: Shape, state: &[f32]) {
+        let along = Some(&mut *self.state);
+        level.run_tiles(Round { shape, state, along, across: None }).unwrap_or_default();
+    }
+
+    /// Reads the queries of a head.
+    pub fn read_queries(&mut self, level: Level, q: Option<Tensor<'_, Ix2>>) {
+        let (forms, to) = (Forms::default(), &mut self.q);
+        level.run_tiles(Pack { source: q, forms, tokens: 0..0, to }).unwrap_or_default();
+    }
+}
+
+/// (R21) without σ, for one query head.
+pub struct Outputs<'a, 'm> {
+    pub len: usize,
+    /// True if S is 0.
+    pub blank: bool,
+    pub decays: &'a mut Decays<'m>,
+    /// o / σ, rows `stride` apart.
+    pub o: &'a mut [f32],
+    pub stride: usize,
+    pub scratch: &'a mut TileScratch<'m>,
+}
+
+impl MatrixKernel for Outputs<'_, '_> {
+    #[inline(always)]
+    fn run<M: Matrix>(mut self, by: M) {
+        for block in 0..self.len.div_ceil(BLOCK) {
+            self.block(by, block);
+        }
+    }
+}
+
+impl Outputs<'_, '_> {
+    /// o of 32 queries.
+    #[inline(always)]
+    fn block<M: Matrix>(&mut self, by: M, block: usize) {
+        let Outputs { len, blank, decays, o, stride, scratch } = self;
+        let TileScratch { q, k, v, s, p, weights, state } = &mut **scratch;
+        let (first, stride) = (block * BLOCK, *stride);
+        let rows = first..(*len).min(first + BLOCK);
+        let o = &mut o[first * stride..][..BLOCK * stride];
+        let (depth, cols) = (q.depth(), first + BLOCK);
+        let (c, a, b) = (&mut **s, q.left(block), k.right());
+        by.multiply(Product {
+            c,
+            stride: STRIDE,
+            fresh: true,
+            a,
+            b,
+            rows: 2,
+            cols: cols / SIDE,
+            depth,
+        });
+        match blank {
+            true => o.fill(0.0),
+            false => {
+                multiply_state(by, q.left(block), depth, state, v.tiles(), (o, stride));
+                if !decays.none {
+                    scale_rows(
+                        by.isa(),
+                        &mut o[..rows.len() * stride],
+                        stride,
+                        &decays.alpha[first..],
+                    );
+                }
+            }
+        }
+        for r in 0..BLOCK {
+            let row = &mut s[r * STRIDE..][..cols];
+            weigh(by, decays, first + r, p, row);
+            if !v.finite && rows.contains(&(first + r)) {
+                let sum = &mut o[r * stride..][..stride];
+                for j in seen(decays.none, p, first + r) {
+                    v.add(row[j], j, sum);
+                }
+            }
+            to_words(by, row, r, cols, weights);
+        }
+        if v.finite {
+            let a = Tiles { words: weights, steps: [cols / BLOCK, 1] };
+            let (cols, depth) = (v.tiles(), cols / BLOCK);
+            by.multiply(Product {
+                c: o,
+                stride,
+                fresh: false,
+                a,
+                b: v.summed(0),
+                rows: 2,
+                cols,
+                depth,
+            });
+        }
+    }
+}
+
+/// Scores of query `i` and of the keys from the chunk's first on become weights: times P, which is left in `p`, and 0
+/// where P is, or without decays where j > i.
+#[inline(always)]
+fn weigh<M: Matrix>(by: M, decays: &mut Decays<'_>, i: usize, p: &mut [f32], row: &mut [f32]) {
+    let isa = by.isa();
+    if decays.none {
+        row[i + 1..].fill(0.0);
+        return;
+    }
+    decays.row(isa, i, 0..row.len(), p);
+    let zero = F32::<M>::splat(isa, 0.0);
+    let all = row.chunks_exact_mut(F32::<M>::N).zip(p.chunks_exact(F32::<M>::N));
+    for (s, p) in all {
+        let p = F32::<M>::load(isa, p);
+        zero.select_less(p, F32::<M>::load(isa, s) * p, zero).store(s);
+    }
+}
+
+/// The keys that query `i` sees.
+pub fn seen(none: bool, p: &[f32], i: usize) -> impl Iterator<Item = usize> + use<'_> {
+    (0..=i).filter(move |&j| none || p[j] > 0.0)
+}
+
+/// Weights of row `r` of 32 become words, in the tiles of a left factor of `cols` columns.
+#[inline(always)]
+fn to_words<M: Matrix>(by: M, row: &[f32], r: usize, cols: usize, weights: &mut [f32]) {
+    let (isa, lanes) = (by.isa(), F32::<M>::N);
+    let at = r / SIDE * (cols / BLOCK) * WORDS + r % SIDE * SIDE;
+    for col in (0..cols).step_by(2 * lanes) {
+        let [low, high] = [col, col + lanes].map(|col| F32::<M>::load(isa, &row[col..]));
+        let to = at + col / BLOCK * WORDS + col % BLOCK / 2;
+        by.neighbours(low, high).store(&mut weights[to..]);
+    }
+}

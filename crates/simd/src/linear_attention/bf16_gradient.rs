@@ -1,0 +1,335 @@
+//! The chunks of the backward pass in bf16: (R23) to (R28) of [`super::gradient`], 32 queries at a time. A, B, rows
+//! ω_j v_j and σ α_i dout_i, S and D are rounded once each; the gradients of log-decays and of σ sum what was not.
+//!
+//! A and B are made in pairs of two queries, which two rows of products give at once. Their tiles, transposed, are
+//! the left factors of dv and dk; pairs of keys are B's for dq. The sums that are read from D, `of_back`, are weighted
+//! at the end, with the gradients of keys.
+
+use super::bf16_forward::seen;
+use super::bf16_scratch::TileScratch;
+use super::decays::Decays;
+use super::flow::Flow;
+use super::scratch::{Scratch, Wanted};
+use super::state::{Shape, inner};
+use super::words::{multiply_state, scale_rows};
+use crate::lanes::Lanes;
+use crate::lanes::matrix::{BLOCK, F32, Matrix, MatrixKernel, Product, SIDE, Tiles, WORDS};
+use crate::tile::STRIDE;
+
+/// The part of the gradients by k, v and g that comes from D after the chunk, and of g from S before it.
+pub struct Behind<'a, 'm> {
+    pub len: usize,
+    pub wanted: Wanted,
+    pub states: [&'a [f32]; 2],
+    pub shape: Shape,
+    pub decays: &'a Decays<'m>,
+    pub flow: &'a mut Flow<'m>,
+    pub strides: [usize; 2],
+    pub tiles: &'a mut TileScratch<'m>,
+}
+
+impl MatrixKernel for Behind<'_, '_> {
+    #[inline(always)]
+    fn run<M: Matrix>(self, by: M) {
+        let Behind { len, wanted, states, shape, decays, flow, strides, tiles } = self;
+        let TileScratch { k, v, back: [along, across], of_back: [of_v, of_k], .. } = tiles;
+        for block in 0..len.div_ceil(BLOCK) {
+            let [to_k, to_v] = strides.map(|stride| block * BLOCK * stride);
+            if wanted.k || wanted.g {
+                let to = (&mut of_v[to_k..], strides[0]);
+                multiply_state(by, v.left(block), v.depth(), across, k.tiles(), to);
+            }
+            if wanted.v {
+                let to = (&mut of_k[to_v..], strides[1]);
+                multiply_state(by, k.left(block), k.depth(), along, v.tiles(), to);
+            }
+        }
+        if !wanted.g {
+            return;
+        }
+        for j in (0..len).step_by(2) {
+            let rows = [j, j + 1].map(|j| &of_v[j * strides[0]..][..strides[0]]);
+            let dots = k.dots(by, j, rows);
+            for (j, dot) in (j..len).zip(dots) {
+                let omega = decays.omega[j];
+                flow.y[j] = if omega == 0.0 { 0.0 } else { omega * dot };
+            }
+        }
+        let z = match decays.whole {
+            0.0 => 0.0,
+            whole => whole * inner(by.isa(), shape, states[0], states[1]),
+        };
+        flow.begin(len, z);
+    }
+}
+
+/// The contribution of one query head to the gradients of a chunk; and dq / σ of it.
+pub struct Chunk<'a, 'm> {
+    pub len: usize,
+    pub wanted: Wanted,
+    /// True if S is 0.
+    pub blank: bool,
+    pub scratch: &'a mut Scratch<'m>,
+    /// Σ q_i · dq_i / σ is added to it.
+    pub dscale: &'a mut f64,
+}
+
+impl MatrixKernel for Chunk<'_, '_> {
+    #[inline(always)]
+    fn run<M: Matrix>(mut self, by: M) {
+        let len = self.len;
+        for block in 0..len.div_ceil(BLOCK) {
+            self.block(by, block);
+        }
+        self.grow_keys(by);
+        let Scratch { flow, tiles, dq: [dq, _], strides, .. } = &mut *self.scratch;
+        if self.wanted.g {
+            flow.pair(by.isa(), 0..len, 0..len);
+            flow.finish(len);
+        }
+        if self.wanted.scale {
+            for i in (0..len).step_by(2) {
+                let rows = [i, i + 1].map(|i| &dq[i * strides[0]..][..strides[0]]);
+                let dots = tiles.q.dots(by, i, rows);
+                dots.iter().take(len - i).for_each(|&dot| *self.dscale += f64::from(dot));
+            }
+        }
+    }
+}
+
+impl Chunk<'_, '_> {
+    /// True if A is wanted, and if B is.
+    #[inline(always)]
+    fn needs(&self) -> [bool; 2] {
+        let Wanted { q, dq, k, v, g, .. } = self.wanted;
+        [v || g, q || dq || k || g]
+    }
+
+    /// A and B of 32 queries, and dq of them.
+    #[inline(always)]
+    fn block<M: Matrix>(&mut self, by: M, block: usize) {
+        let (first, cols, needs) = (block * BLOCK, (block + 1) * BLOCK, self.needs());
+        let TileScratch { q, k, v, dout, products: [s, dov], .. } = &mut self.scratch.tiles;
+        for (needed, left, right, to) in [(needs[0], q, &*k, s), (needs[1], dout, &*v, dov)] {
+            if needed {
+                let (a, b, depth) = (left.left(block), right.right(), left.depth());
+                let (rows, cols) = (2, cols / SIDE);
+                by.multiply(Product {
+                    c: to,
+                    stride: STRIDE,
+                    fresh: true,
+                    a,
+                    b,
+                    rows,
+                    cols,
+                    depth,
+                });
+            }
+        }
+        if needs[1] {
+            self.read_state(by, block);
+        }
+        for r in (0..BLOCK).step_by(2) {
+            self.two_rows(by, first, r, cols);
+        }
+        let Scratch { tiles, dq: [dq, _], strides, .. } = &mut *self.scratch;
+        let TileScratch { k, pairs, of_keys, turned, .. } = tiles;
+        let all = 2 * self.len.div_ceil(BLOCK);
+        for ((pairs, turned), _) in
+            pairs.iter().zip(turned).zip(needs).filter(|(_, needed)| *needed)
+        {
+            for (tile, to) in
+                turned[block * all * WORDS..].chunks_exact_mut(WORDS).enumerate().take(cols / SIDE)
+            {
+                by.turn(&pairs[tile * WORDS..], to);
+            }
+        }
+        if self.wanted.dq && k.finite {
+            let a = Tiles { words: of_keys, steps: [cols / BLOCK, 1] };
+            let (c, b, stride) = (&mut dq[first * strides[0]..], k.summed(0), strides[0]);
+            let (cols, depth) = (k.tiles(), cols / BLOCK);
+            by.multiply(Product { c, stride, fresh: false, a, b, rows: 2, cols, depth });
+        }
+    }
+
+    /// dq / σ of 32 queries and x, from the state before the chunk.
+    #[inline(always)]
+    fn read_state<M: Matrix>(&mut self, by: M, block: usize) {
+        let Scratch { decays, tiles, dq: [dq, _], strides, flow, scale, .. } = &mut *self.scratch;
+        let (TileScratch { q, dout, front, .. }, stride) = (tiles, strides[0]);
+        let rows = block * BLOCK..self.len.min((block + 1) * BLOCK);
+        let dq = &mut dq[rows.start * stride..][..BLOCK * stride];
+        if self.blank {
+            dq.fill(0.0);
+            flow.x[rows].fill(0.0);
+            return;
+        }
+        multiply_state(by, dout.left(block), dout.depth(), front, q.tiles(), (dq, stride));
+        if !decays.none {
+            scale_rows(
+                by.isa(),
+                &mut dq[..rows.len() * stride],
+                stride,
+                &decays.alpha[rows.start..],
+            );
+        }
+        if self.wanted.g {
+            for i in rows.clone().step_by(2) {
+                let at = i - rows.start;
+                let dots = q.dots(by, i, [at, at + 1].map(|r| &dq[r * stride..][..stride]));
+                for (i, dot) in (i..rows.end).zip(dots) {
+                    flow.x[i] = if decays.alpha[i] == 0.0 { 0.0 } else { *scale * dot };
+                }
+            }
+        }
+    }
+
+    /// A and B of rows `r` and `r + 1` of 32 queries, and w.
+    #[inline(always)]
+    fn two_rows<M: Matrix>(&mut self, by: M, first: usize, r: usize, cols: usize) {
+        let (needs, end) = (self.needs(), self.len.next_multiple_of(BLOCK));
+        let Scratch { decays, tiles, flow, scale, .. } = &mut *self.scratch;
+        let TileScratch { q, k, dout, products: [s, dov], p, pairs: [of_a, of_b], of_keys, .. } =
+            tiles;
+        let (isa, lanes, zero) = (by.isa(), F32::<M>::N, F32::<M>::splat(by.isa(), 0.0));
+        let (none, gates, scale) = (decays.none, self.wanted.g, F32::<M>::splat(isa, *scale));
+        for h in 0..2 {
+            let (i, p) = (first + r + h, &mut p[h * STRIDE..]);
+            if none {
+                p[..=i].fill(1.0);
+                p[i + 1..cols].fill(0.0);
+            } else {
+                decays.row(isa, i, 0..cols, p);
+            }
+            if gates {
+                flow.w[i * STRIDE..][cols..end].fill(0.0);
+            }
+        }
+        let keep = !(q.finite && k.finite && dout.finite);
+        for col in (0..cols).step_by(2 * lanes) {
+            let [mut a, mut b] = [[[zero; 2]; 2]; 2];
+            for h in 0..2 {
+                for part in 0..2 {
+                    let col = col + part * lanes;
+                    let at = (r + h) * STRIDE + col;
+                    let weight = F32::<M>::load(isa, &p[h * STRIDE + col..]);
+                    let mut of_v = zero;
+                    if needs[0] {
+                        let x = F32::<M>::load(isa, &s[at..]) * weight;
+                        a[h][part] = zero.select_less(weight, x, zero);
+                    }
+                    if needs[1] {
+                        of_v = F32::<M>::load(isa, &dov[at..]);
+                        b[h][part] = zero.select_less(weight, of_v * weight, zero);
+                    }
+                    if gates {
+                        let w = zero.select_less(weight, scale * a[h][part] * of_v, zero);
+                        w.store(&mut flow.w[(first + r + h) * STRIDE + col..]);
+                    }
+                    if keep {
+                        a[h][part].store(&mut s[at..]);
+                        b[h][part].store(&mut dov[at..]);
+                    }
+                }
+            }
+            for part in 0..2 {
+                let col = col + part * lanes;
+                let to = col / SIDE * WORDS + r / 2 * SIDE + col % SIDE;
+                by.stacked(a[0][part], a[1][part]).store(&mut of_a[to..]);
+                by.stacked(b[0][part], b[1][part]).store(&mut of_b[to..]);
+            }
+            for (h, [low, high]) in b.into_iter().enumerate() {
+                let tile = (r + h) / SIDE * (cols / BLOCK) + col / BLOCK;
+                let to = tile * WORDS + (r + h) % SIDE * SIDE + col % BLOCK / 2;
+                by.neighbours(low, high).store(&mut of_keys[to..]);
+            }
+        }
+        if keep {
+            for r in r..(r + 2).min(self.len.saturating_sub(first)) {
+                self.add_seen(first, r);
+            }
+        }
+    }
+
+    /// Products of row `r` of 32 queries with the keys that it sees, where the other factor is not finite: 0 · NaN
+    /// would be NaN.
+    fn add_seen(&mut self, first: usize, r: usize) {
+        let (wanted, i) = (self.wanted, first + r);
+        let Scratch { decays, tiles, dq: [dq, _], dk, dv, strides: [dim, width], .. } =
+            &mut *self.scratch;
+        let TileScratch { q, k, dout, products: [a, b], p, .. } = tiles;
+        let [a, b] = [a, b].map(|x| &x[r * STRIDE..]);
+        for j in seen(decays.none, &p[r % 2 * STRIDE..], i) {
+            if wanted.dq && !k.finite {
+                k.add(b[j], j, &mut dq[i * *dim..]);
+            }
+            if wanted.k && !q.finite {
+                q.add(b[j], i, &mut dk[j * *dim..]);
+            }
+            if wanted.v && !dout.finite {
+                dout.add(a[j], i, &mut dv[j * *width..]);
+            }
+        }
+    }
+
+    /// Σ_i B_ij q_i and Σ_i A_ij dout_i.
+    #[inline(always)]
+    fn grow_keys<M: Matrix>(&mut self, by: M) {
+        let Scratch { tiles, dk, dv, strides, .. } = &mut *self.scratch;
+        let TileScratch { q, dout, turned: [a, b], .. } = tiles;
+        let blocks = self.len.div_ceil(BLOCK);
+        let terms =
+            [(self.wanted.k, q, b, dk, strides[0]), (self.wanted.v, dout, a, dv, strides[1])];
+        for (wanted, rows, weights, sum, stride) in terms {
+            if !wanted || !rows.finite {
+                continue;
+            }
+            for block in 0..blocks {
+                let at = (block * 2 * blocks + 2 * block) * WORDS;
+                by.multiply(Product {
+                    c: &mut sum[block * BLOCK * stride..],
+                    stride,
+                    fresh: false,
+                    a: Tiles { words: &weights[at..], steps: [1, 2 * blocks] },
+                    b: rows.summed(block),
+                    rows: 2,
+                    cols: rows.tiles(),
+                    depth: blocks - block,
+                });
+            }
+        }
+    }
+}
+
+/// dk and dv from sums over queries, σ, and what was read from D, times ω.
+pub struct Finish<'a, 'm> {
+    pub len: usize,
+    pub wanted: Wanted,
+    pub scratch: &'a mut Scratch<'m>,
+}
+
+impl MatrixKernel for Finish<'_, '_> {
+    #[inline(always)]
+    fn run<M: Matrix>(self, by: M) {
+        let Finish { len, wanted, scratch } = self;
+        let Scratch { decays, tiles, dk, dv, strides, scale, .. } = scratch;
+        let (isa, [of_v, of_k]) = (by.isa(), &tiles.of_back);
+        let scale = F32::<M>::splat(isa, *scale);
+        let terms = [(wanted.k, dk, of_v, strides[0]), (wanted.v, dv, of_k, strides[1])];
+        for (_, sum, of_back, stride) in terms.into_iter().filter(|(wanted, ..)| *wanted) {
+            let rows = sum.chunks_exact_mut(stride).zip(of_back.chunks_exact(stride));
+            for ((sum, of_back), &omega) in rows.zip(&*decays.omega).take(len) {
+                let weight = F32::<M>::splat(isa, omega);
+                let lanes =
+                    sum.chunks_exact_mut(F32::<M>::N).zip(of_back.chunks_exact(F32::<M>::N));
+                for (sum, of_back) in lanes {
+                    let mut whole = scale * F32::<M>::load(isa, sum);
+                    if omega != 0.0 {
+                        whole = weight.mul_add(F32::<M>::load(isa, of_back), whole);
+                    }
+                    whole.store(sum);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Scratch of a thread for a chunk of the backward pass in bf16, and the operands and states in it.
+
+use super::decays::Decays;
+use super::schedule::Schedule;
+use super::words::{Forms, Grow, Pack, Round, Words};
+use crate::Level;
+use crate::element::Tensor;
+use crate::lanes::matrix::BLOCK;
+use crate::pack::Form;
+use crate::tile::STRIDE;
+use crate::workspace::Parts;
+use ndarray::Ix2;
+
+/// The memory of one thread, beside that of sums and states.
+pub struct TileScratch<'m> {
+    pub q: Words<'m>,
+    pub k: Words<'m>,
+    pub v: Words<'m>,
+    pub dout: Words<'m>,
+    /// q·k and dout·v of 32 queries, and P of two.
+    pub products: [&'m mut [f32]; 2],
+    pub p: &'m mut [f32],
+    /// A and B of 32 queries in pairs of queries, B in pairs of keys; and A and B of all, transposed.
+    pub pairs: [&'m mut [f32]; 2],
+    pub of_keys: &'m mut [f32],
+    pub turned: [&'m mut [f32]; 2],
+    /// S across, D along and across.
+    pub front: &'m mut [f32],
+    pub back: [&'m mut [f32]; 2],
+    /// v Dᵀ and k D.
+    pub of_back: [&'m mut [f32]; 2],
+}
+
+impl<'m> TileScratch<'m> {
+    /// Rows of what is as wide as k, and as v, lie so far apart.
+    pub fn new(parts: &mut Parts<'m>, schedule: &Schedule<'_>, strides: [usize; 2]) -> Self {
+        let Schedule { cut, shape, .. } = *schedule;
+        let (dim, width) = (shape.dim, shape.width);
+        let room = |len: usize| if cut.bf16 { len } else { 0 };
+        let rows = cut.chunk.next_multiple_of(BLOCK);
+        let (band, all) = (Form::len(BLOCK, cut.chunk), Form::len(cut.chunk, cut.chunk));
+        let state = room(Form::len(dim, width));
+        TileScratch {
+            q: Words::new(parts, &cut, dim, [false, false, true]),
+            k: Words::new(parts, &cut, dim, [true, false, true]),
+            v: Words::new(parts, &cut, width, [true, true, false]),
+            dout: Words::new(parts, &cut, width, [false, true, false]),
+            products: [room(BLOCK * STRIDE); 2].map(|len| parts.room(len)),
+            p: parts.room(room(2 * STRIDE)),
+            pairs: [room(band); 2].map(|len| parts.room(len)),
+            of_keys: parts.room(room(band)),
+            turned: [room(all); 2].map(|len| parts.room(len)),
+            front: parts.room(state),
+            back: [state; 2].map(|len| parts.room(len)),
+            of_back: strides.map(|stride| parts.room(room(rows.saturating_mul(stride)))),
+        }
+    }
+}
+
+impl TileScratch<'_> {
+    /// Packs the keys and values of a chunk: for the state alone, or for gradients.
+    pub fn read_keys(
+        &mut self,
+        level: Level,
+        decays: &Decays<'_>,
+        [k, v]: [Option<Tensor<'_, Ix2>>; 2],
+        len: usize,
+        gradients: bool,
+    ) {
+        let tokens = decays.first..len;
+        let weights = (!decays.none && !gradients).then_some((&*decays.omega, 1.0));
+        let of_k = Forms { across: gradients, columns: !gradients, weights: None };
+        let of_v = Forms { across: gradients, columns: false, weights };
+        for (source, forms, to) in [(k, of_k, &mut self.k), (v, of_v, &mut self.v)] {
+            let tokens = tokens.clone();
+            level.run_tiles(Pack { source, forms, tokens, to }).unwrap_or_default();
+        }
+    }
+
+    /// Packs the queries and cotangents of a query head in a chunk.
+    pub fn read_head(
+        &mut self,
+        level: Level,
+        decays: &Decays<'_>,
+        [q, dout]: [Option<Tensor<'_, Ix2>>; 2],
+        len: usize,
+        scale: f32,
+    ) {
+        let tokens = 0..decays.reset.min(len);
+        let weights = (!is_plain(decays, scale)).then_some((&*decays.alpha, scale));
+        let of_q = Forms { across: false, columns: true, weights: None };
+        let of_dout = Forms { weights, ..Forms::default() };
+        for (source, forms, to) in [(q, of_q, &mut self.q), (dout, of_dout, &mut self.dout)] {
+            let tokens = tokens.clone();
+            level.run_tiles(Pack { source, forms, tokens, to }).unwrap_or_default();
+        }
+    }
+
+    /// (R22) of a state that has been read so far: state ← decay · state + Σ_j ω_j k_jᵀ v_j.
+    pub fn advance_front(
+        &self,
+        schedule: &Schedule<'_>,
+        (state, decay): (&mut [f32], f32),
+        decays: &Decays<'_>,
+        len: usize,
+    ) {
+        let right = if decays.none { &*self.v.along } else { &*self.v.weighted };
+        let (shape, left) = (schedule.shape, &*self.k.columns);
+        let blocks = decays.first / BLOCK..len.div_ceil(BLOCK);
+        let grow = Grow { shape, state, decay, left, right, blocks };
+        schedule.options.level.run_tiles(grow).unwrap_or_default();
+    }
+
+    /// (R28) for one query head, D having decayed.
+    pub fn advance_back(
+        &self,
+        schedule: &Schedule<'_>,
+        state: &mut [f32],
+        decays: &Decays<'_>,
+        len: usize,
+    ) {
+        let plain = is_plain(decays, schedule.problem.scale as f32);
+        let right = if plain { &*self.dout.along } else { &*self.dout.weighted };
+        let (shape, left) = (schedule.shape, &*self.q.columns);
+        // Tokens from a reset on do not see what is before the chunk.
+        let blocks = 0..decays.reset.min(len).div_ceil(BLOCK);
+        let grow = Grow { shape, state, decay: 1.0, left, right, blocks };
+        schedule.options.level.run_tiles(grow).unwrap_or_default();
+    }
+
+    /// Rounds S and D.
+    pub fn round(&mut self, schedule: &Schedule<'_>, [front, back]: [&[f32]; 2]) {
+        let (level, shape) = (schedule.options.level, schedule.shape);
+        let across = Some(&mut *self.front);
+        level.run_tiles(Round { shape, state: front, along: None, across }).unwrap_or_default();
+        let [along, across] = self.back.each_mut().map(|words| Some(&mut **words));
+        level.run_tiles(Round { shape, state: back, along, across }).unwrap_or_default();
+    }
+}
+
+/// True if cotangents enter D without a weight.
+fn is_plain(decays: &Decays<'_>, scale: f32) -> bool {
+    decays.none && scale == 1.0
+}
