@@ -1,5 +1,7 @@
 """Passes: every function and every pass against formulas written out in NumPy, or against the reference."""
 
+import re
+
 import numpy as np
 import pytest
 

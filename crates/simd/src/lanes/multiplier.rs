@@ -108,7 +108,8 @@ impl Matrix for Multiplier<'_> {
             [high, _mm512_maskz_sub_ps(finite, x, high)]
         }
         // SAFETY: a token is in hand, so the features are present.
-        unsafe { op(x.0) }.map(F32x16)
+        let [high, rest] = unsafe { op(x.0) };
+        [F32x16(high), F32x16(rest)]
     }
 
     #[inline(always)]
@@ -118,14 +119,12 @@ impl Matrix for Multiplier<'_> {
         fn op(even: __m512, odd: __m512, places: [u16; 32]) -> __m512 {
             // SAFETY: 64 bytes that any numbers of 16 bits may have.
             let places = unsafe { transmute::<[u16; 32], __m512i>(places) };
-            let [even, odd] = [even, odd].map(|x| _mm512_castps_si512(x));
+            let (even, odd) = (_mm512_castps_si512(even), _mm512_castps_si512(odd));
             _mm512_castsi512_ps(_mm512_permutex2var_epi16(even, places, odd))
         }
         // SAFETY: a token is in hand, so the features are present.
-        ZIPPED.map(
-            #[inline(always)]
-            |places| F32x16(unsafe { op(even.0, odd.0, places) }),
-        )
+        let [low, high] = unsafe { [op(even.0, odd.0, ZIPPED[0]), op(even.0, odd.0, ZIPPED[1])] };
+        [F32x16(low), F32x16(high)]
     }
 
     #[inline(always)]
@@ -203,7 +202,8 @@ fn turned(rows: [__m512; SIDE]) -> [__m512; SIDE] {
         }
     }
     for column in 0..4 {
-        let [a, b, c, d] = [0, 4, 8, 12].map(|row| by_four[row + column]);
+        let [a, b] = [by_four[column], by_four[4 + column]];
+        let [c, d] = [by_four[8 + column], by_four[12 + column]];
         let [first, second] =
             [_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0x44>(c, d)];
         let [third, fourth] =

@@ -203,7 +203,8 @@ fn to_words<M: Matrix>(by: M, row: &[f32], r: usize, cols: usize, weights: &mut 
     let (isa, lanes) = (by.isa(), F32::<M>::N);
     let at = r / SIDE * (cols / BLOCK) * WORDS + r % SIDE * SIDE;
     for col in (0..cols).step_by(2 * lanes) {
-        let [low, high] = [col, col + lanes].map(|col| F32::<M>::load(isa, &row[col..]));
+        let low = F32::<M>::load(isa, &row[col..]);
+        let high = F32::<M>::load(isa, &row[col + lanes..]);
         let to = at + col / BLOCK * WORDS + col % BLOCK / 2;
         by.neighbours(low, high).store(&mut weights[to..]);
     }

@@ -211,10 +211,12 @@ fn zip_rows<M: Matrix>(by: M, rows: &[f32], at: [usize; 2], along: &mut [f32]) {
     for pair in 0..SIDE {
         let line = &rows[at[2 * pair / SIDE] + 2 * pair % SIDE * SIDE..][..2 * SIDE];
         for part in (0..SIDE).step_by(lanes) {
-            let [even, odd] = [part, SIDE + part].map(|at| F32::<M>::load(isa, &line[at..]));
-            let [low, high] = by.zipped(even, odd);
-            for (words, c) in [(low, 2 * part), (high, 2 * part + lanes)] {
-                words.store(&mut along[c / SIDE * WORDS + pair * SIDE + c % SIDE..]);
+            let even = F32::<M>::load(isa, &line[part..]);
+            let odd = F32::<M>::load(isa, &line[SIDE + part..]);
+            let zipped = by.zipped(even, odd);
+            for n in 0..2 {
+                let c = 2 * part + n * lanes;
+                zipped[n].store(&mut along[c / SIDE * WORDS + pair * SIDE + c % SIDE..]);
             }
         }
     }
@@ -260,9 +262,9 @@ impl Words<'_> {
             for part in (0..SIDE).step_by(lanes) {
                 let line = at + pair * SIDE + part;
                 let mut halves = by.halves(F32::<M>::load(isa, &self.along[line..]));
-                for (half, weight) in halves.iter_mut().zip(weights) {
-                    *half = match weight {
-                        Some(weight) => *half * F32::<M>::splat(isa, weight),
+                for n in 0..2 {
+                    halves[n] = match weights[n] {
+                        Some(weight) => halves[n] * F32::<M>::splat(isa, weight),
                         None => zero,
                     };
                 }
@@ -292,10 +294,8 @@ impl MatrixKernel for Round<'_> {
             {
                 let at = (line / SIDE * wide + 2 * panel) * WORDS + line % SIDE * SIDE;
                 for c in (0..BLOCK).step_by(lanes) {
-                    let [even, odd] = [0, 1].map(
-                        #[inline(always)]
-                        |odd| part(by, shape, state, 2 * line + odd, panel, c),
-                    );
+                    let even = part(by, shape, state, 2 * line, panel, c);
+                    let odd = part(by, shape, state, 2 * line + 1, panel, c);
                     by.stacked(even, odd).store(&mut along[at + c / SIDE * WORDS + c % SIDE..]);
                 }
             }
@@ -305,10 +305,9 @@ impl MatrixKernel for Round<'_> {
                 let mut rows = [0.0; WORDS];
                 for (r, to) in rows.chunks_exact_mut(SIDE).enumerate() {
                     for c in (0..SIDE).step_by(lanes) {
-                        let [low, high] = [2 * c, 2 * c + lanes].map(
-                            #[inline(always)]
-                            |c| part(by, shape, state, tile * SIDE + r, panel, c),
-                        );
+                        let d = tile * SIDE + r;
+                        let low = part(by, shape, state, d, panel, 2 * c);
+                        let high = part(by, shape, state, d, panel, 2 * c + lanes);
                         by.neighbours(low, high).store(&mut to[c..]);
                     }
                 }

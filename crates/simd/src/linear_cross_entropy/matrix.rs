@@ -112,10 +112,7 @@ impl MatrixKernel for Round<'_> {
             for token in (0..BAND).step_by(2 * lanes) {
                 let at = token / BLOCK * BOTH + tile;
                 let at = at * WORDS + row * SIDE + token % BLOCK / 2;
-                let pair = [token, token + lanes].map(
-                    #[inline(always)]
-                    |token| load(by, da, class, token),
-                );
+                let pair = [load(by, da, class, token), load(by, da, class, token + lanes)];
                 let (first, rest) = Words::Neighbours.of(by, pair, pieces);
                 first.store(&mut to[at..]);
                 if let Some(rest) = rest {
@@ -129,10 +126,7 @@ impl MatrixKernel for Round<'_> {
             for token in (0..BAND).step_by(lanes) {
                 let at = token / BLOCK * BOTH + HALF + token % BLOCK / SIDE * HALF / 2 + tile;
                 let at = at * WORDS + row * SIDE + token % SIDE;
-                let pair = [class, class + 1].map(
-                    #[inline(always)]
-                    |class| load(by, da, class, token),
-                );
+                let pair = [load(by, da, class, token), load(by, da, class + 1, token)];
                 let (first, rest) = Words::Stacked.of(by, pair, pieces);
                 first.store(&mut to[at..]);
                 if let Some(rest) = rest {

@@ -68,10 +68,11 @@ impl MatrixKernel<Vec<u32>> for Rounded<'_> {
             let [even, odd] = [at, at + SIDE].map(|at| F32::<M>::load(isa, &self.b[at..]));
             by.stacked(even, odd).store(to);
         }
-        let mut moved = vec![0.0; WORDS + 4 * SIDE];
+        let mut moved = vec![0.0; WORDS + 6 * SIDE];
         let (turned, rows) = moved.split_at_mut(WORDS);
         by.turn(&a, turned);
-        let (zipped, halves) = rows.split_at_mut(2 * SIDE);
+        let (zipped, rows) = rows.split_at_mut(2 * SIDE);
+        let (halves, pieces) = rows.split_at_mut(2 * SIDE);
         for at in (0..SIDE).step_by(lanes) {
             let [even, odd] = [at, SIDE + at].map(|at| F32::<M>::load(isa, &a[at..]));
             for (n, words) in by.zipped(even, odd).into_iter().enumerate() {
@@ -79,6 +80,10 @@ impl MatrixKernel<Vec<u32>> for Rounded<'_> {
             }
             for (n, half) in by.halves(even).into_iter().enumerate() {
                 half.store(&mut halves[n * SIDE + at..]);
+            }
+            let number = F32::<M>::load(isa, &self.a[at..]);
+            for (n, piece) in by.split(number).into_iter().enumerate() {
+                piece.store(&mut pieces[n * SIDE + at..]);
             }
         }
         let mut c = self.c.to_vec();
