@@ -29,7 +29,7 @@ pub fn run(
         return step(workspace, problem, operands, out, options);
     }
     operands.log_decays.check(&known.tokens)?;
-    let schedule = Schedule::new(problem, &known.tokens, pass, options, &operands.dtypes())?;
+    let schedule = Schedule::new(problem, &known.tokens, pass, options, operands.dtypes())?;
     if pass == Pass::Forward {
         let (o, state) = (place(out, "o")?, float_place(out, "final_state")?);
         return Forward { schedule, operands }.run(workspace, o, state);

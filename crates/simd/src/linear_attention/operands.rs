@@ -32,9 +32,9 @@ impl<'a> Operands<'a> {
     }
 
     /// The types of q, k, v and dout, of those that are there.
-    pub fn dtypes(&self) -> Vec<Dtype> {
+    pub fn dtypes(&self) -> impl Iterator<Item = Dtype> {
         let Operands { q, k, v, dout, .. } = self;
-        [q, k, v, dout].into_iter().flat_map(|[x, _]| x).map(Tensor::dtype).collect()
+        [q, k, v, dout].into_iter().flat_map(|[x, _]| x).map(Tensor::dtype)
     }
 
     /// The log-decays of a place, and their tangents.

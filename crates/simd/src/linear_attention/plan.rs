@@ -5,7 +5,7 @@ use super::{forward, step, two_sided};
 use crate::known::Known;
 use crate::{Buffer, Element, Options, Plan, Workspace};
 use etalon_problem::{Blocking, Error, LinearAttention, Pass};
-use std::iter::successors;
+use std::iter::{once, successors};
 
 /// The plan of a pass in rayon's current pool, every gradient being asked for; and the memory that it
 /// allocates, [`Plan::workspace_bytes`]. `blocking` is chunk and micro-chunk.
@@ -15,7 +15,7 @@ pub fn plan<T: Element>(
     options: &Options,
 ) -> Result<Plan, Error> {
     let known = Known::of(&Workspace::new(), &problem.clone().into(), pass)?;
-    let schedule = Schedule::new(problem, &known.tokens, pass, options, &[T::DTYPE])?;
+    let schedule = Schedule::new(problem, &known.tokens, pass, options, once(T::DTYPE))?;
     let (whole, interval) = (schedule.whole(), schedule.interval());
     let again = usize::from(interval > 1);
     let ways = if whole { 1 } else { 2 };

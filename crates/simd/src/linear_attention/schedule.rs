@@ -98,12 +98,12 @@ impl<'a> Schedule<'a> {
         sequences: &'a [TokenSequence],
         pass: Pass,
         options: &'a Options,
-        dtypes: &[Dtype],
+        mut dtypes: impl Iterator<Item = Dtype>,
     ) -> Result<Self, Error> {
         let (dim, width) = (problem.extents.dim, problem.value_dim);
-        let may = |&dtype| options.multiplies_bf16(Algorithm::LinearAttention, pass, dtype);
-        let cut =
-            Cut::new(problem, sequences, options, dim > 0 && width > 0 && dtypes.iter().all(may))?;
+        let may = |dtype| options.multiplies_bf16(Algorithm::LinearAttention, pass, dtype);
+        let bf16 = dim > 0 && width > 0 && dtypes.all(may);
+        let cut = Cut::new(problem, sequences, options, bf16)?;
         let shape = Shape::new(&cut, dim, width);
         let transposed = if cut.bf16 { shape } else { shape.transposed(&cut) };
         let order = if pass == Pass::DoubleBackward { 2 } else { 1 };
