@@ -40,7 +40,7 @@ pub struct Options {
     /// Rounding within a pass.
     pub precision: Precision,
     /// Queries and keys in a tile, or tokens of a chunk, at most 256, and of a micro-chunk in linear
-    /// attention; `None`: what was measured to be best.
+    /// attention, which in tiles of bf16 is the chunk; `None`: what was measured to be best.
     pub blocking: Option<Blocking>,
     /// Organisation of a backward pass; linear attention has one way.
     pub mode: Mode,

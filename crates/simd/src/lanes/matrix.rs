@@ -113,14 +113,14 @@ impl<'a> Pieces<'a> {
 
 /// Ways to make words of two registers of weights.
 #[derive(Clone, Copy)]
-pub enum Words {
+pub enum Pairing {
     /// [`Matrix::neighbours`].
     Neighbours,
     /// [`Matrix::stacked`].
     Stacked,
 }
 
-impl Words {
+impl Pairing {
     /// The words of two registers of weights, and with two pieces those of what is left of them.
     #[inline(always)]
     pub fn of<M: Matrix>(
@@ -139,8 +139,8 @@ impl Words {
     #[inline(always)]
     fn joined<M: Matrix>(self, by: M, x: F32<M>, y: F32<M>) -> F32<M> {
         match self {
-            Words::Neighbours => by.neighbours(x, y),
-            Words::Stacked => by.stacked(x, y),
+            Pairing::Neighbours => by.neighbours(x, y),
+            Pairing::Stacked => by.stacked(x, y),
         }
     }
 }

@@ -133,7 +133,7 @@ impl Matrix for Multiplier<'_> {
         #[inline]
         fn op(words: __m512) -> [__m512; 2] {
             let words = _mm512_castps_si512(words);
-            let odd = _mm512_and_si512(words, _mm512_set1_epi32(!0xffff));
+            let odd = _mm512_and_si512(words, _mm512_set1_epi32(CUT as i32));
             [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(words)), _mm512_castsi512_ps(odd)]
         }
         // SAFETY: a token is in hand, so the features are present.

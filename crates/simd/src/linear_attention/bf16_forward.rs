@@ -4,7 +4,7 @@
 use super::cut::Cut;
 use super::decays::Decays;
 use super::state::Shape;
-use super::words::{Forms, Grow, Pack, Round, Words, multiply_state, scale_rows};
+use super::words::{Forms, Round, Words, multiply_state, scale_rows};
 use crate::Level;
 use crate::element::Tensor;
 use crate::lanes::Lanes;
@@ -17,7 +17,7 @@ use ndarray::Ix2;
 /// The memory of one thread.
 pub struct TileScratch<'m> {
     q: Words<'m>,
-    k: Words<'m>,
+    pub k: Words<'m>,
     pub v: Words<'m>,
     /// Scores of 32 queries, P of one, and weights of the 32.
     s: &'m mut [f32],
@@ -54,27 +54,10 @@ impl TileScratch<'_> {
         output: bool,
     ) {
         let tokens = decays.first..len;
-        let forms = Forms { across: output, columns: true, weights: None };
-        let to = &mut self.k;
-        level.run_tiles(Pack { source: k, forms, tokens: tokens.clone(), to }).unwrap_or_default();
+        let of_k = Forms { across: output, columns: true, weights: None };
+        self.k.pack(level, k, of_k, tokens.clone());
         let weights = (!decays.none).then_some((&*decays.omega, 1.0));
-        let (forms, to) = (Forms { weights, ..Forms::default() }, &mut self.v);
-        level.run_tiles(Pack { source: v, forms, tokens, to }).unwrap_or_default();
-    }
-
-    /// state ← decay · state + Σ_j ω_j k_jᵀ v_j.
-    pub fn advance(
-        &self,
-        level: Level,
-        shape: Shape,
-        (state, decay): (&mut [f32], f32),
-        decays: &Decays<'_>,
-        len: usize,
-    ) {
-        let right = if decays.none { &*self.v.along } else { &*self.v.weighted };
-        let blocks = decays.first / BLOCK..len.div_ceil(BLOCK);
-        let left = &*self.k.columns;
-        level.run_tiles(Grow { shape, state, decay, left, right, blocks }).unwrap_or_default();
+        self.v.pack(level, v, Forms { weights, ..Forms::default() }, tokens);
     }
 
     /// Rounds S.
@@ -85,8 +68,7 @@ impl TileScratch<'_> {
 
     /// Reads the queries of a head.
     pub fn read_queries(&mut self, level: Level, q: Option<Tensor<'_, Ix2>>) {
-        let (forms, to) = (Forms::default(), &mut self.q);
-        level.run_tiles(Pack { source: q, forms, tokens: 0..0, to }).unwrap_or_default();
+        self.q.pack(level, q, Forms::default(), 0..0);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::decays::Decays;
 use super::schedule::Schedule;
-use super::words::{Forms, Grow, Pack, Round, Words};
+use super::words::{Forms, Grow, Round, Words};
 use crate::Level;
 use crate::element::Tensor;
 use crate::lanes::matrix::BLOCK;
@@ -71,10 +71,8 @@ impl TileScratch<'_> {
         let weights = (!decays.none && !gradients).then_some((&*decays.omega, 1.0));
         let of_k = Forms { across: gradients, columns: !gradients, weights: None };
         let of_v = Forms { across: gradients, columns: false, weights };
-        for (source, forms, to) in [(k, of_k, &mut self.k), (v, of_v, &mut self.v)] {
-            let tokens = tokens.clone();
-            level.run_tiles(Pack { source, forms, tokens, to }).unwrap_or_default();
-        }
+        self.k.pack(level, k, of_k, tokens.clone());
+        self.v.pack(level, v, of_v, tokens);
     }
 
     /// Packs the queries and cotangents of a query head in a chunk.
@@ -90,25 +88,8 @@ impl TileScratch<'_> {
         let weights = (!is_plain(decays, scale)).then_some((&*decays.alpha, scale));
         let of_q = Forms { across: false, columns: true, weights: None };
         let of_dout = Forms { weights, ..Forms::default() };
-        for (source, forms, to) in [(q, of_q, &mut self.q), (dout, of_dout, &mut self.dout)] {
-            let tokens = tokens.clone();
-            level.run_tiles(Pack { source, forms, tokens, to }).unwrap_or_default();
-        }
-    }
-
-    /// (R22) of a state that has been read so far: state ← decay · state + Σ_j ω_j k_jᵀ v_j.
-    pub fn advance_front(
-        &self,
-        schedule: &Schedule<'_>,
-        (state, decay): (&mut [f32], f32),
-        decays: &Decays<'_>,
-        len: usize,
-    ) {
-        let right = if decays.none { &*self.v.along } else { &*self.v.weighted };
-        let (shape, left) = (schedule.shape, &*self.k.columns);
-        let blocks = decays.first / BLOCK..len.div_ceil(BLOCK);
-        let grow = Grow { shape, state, decay, left, right, blocks };
-        schedule.options.level.run_tiles(grow).unwrap_or_default();
+        self.q.pack(level, q, of_q, tokens.clone());
+        self.dout.pack(level, dout, of_dout, tokens);
     }
 
     /// (R28) for one query head, D having decayed.

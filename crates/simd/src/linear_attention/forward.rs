@@ -14,6 +14,7 @@ use super::operands::Operands;
 use super::rows::Factor;
 use super::schedule::{Place, Schedule, States};
 use super::state::{Advance, Shape, combine, combined, pass_on};
+use super::words::advance;
 use crate::element::TensorMut;
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::parallel::{Threaded, Threads};
@@ -123,7 +124,8 @@ impl Forward<'_> {
         let Schedule { shape, cut, options, .. } = self.schedule;
         let decay = if n == 0 { 0.0 } else { decays.whole };
         if cut.bf16 {
-            return tiles.advance(options.level, shape, (sum, decay), decays, len);
+            let rows = [&tiles.k, &tiles.v];
+            return advance(options.level, shape, (sum, decay), decays, rows, len);
         }
         let right = if decays.none { &v.along[0] } else { &v.weighted[0] };
         let tokens = decays.first..len;

@@ -27,6 +27,7 @@ use super::rows::Rows;
 use super::schedule::{Place, Schedule, States, portions};
 use super::scratch::{PackKeys, PackQueries, Scratch, Wanted};
 use super::state::{Advance, Carry, add_to, combine, combined, pass_on};
+use super::words;
 use crate::Level;
 use crate::element::{Tensor, TensorMut};
 use crate::pack::Packed;
@@ -290,7 +291,8 @@ impl<'a> TwoSidedSweep<'a> {
         let (value, tangent) = after[..state].split_at_mut(shape.len());
         let decay = if n == 0 { 0.0 } else { decays.whole };
         if self.schedule.cut.bf16 {
-            return tiles.advance_front(&self.schedule, (value, decay), decays, len);
+            let rows = [&tiles.k, &tiles.v];
+            return words::advance(options.level, shape, (value, decay), decays, rows, len);
         }
         let advance = |state: &mut [f32], decay: f32, left: &Rows<'_>, right: &Packed<'_>| {
             let tokens = decays.first..len;

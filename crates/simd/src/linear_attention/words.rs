@@ -4,7 +4,9 @@
 //! summed into a state, and the state where rows read it. States and their sums are f32.
 
 use super::cut::Cut;
+use super::decays::Decays;
 use super::state::Shape;
+use crate::Level;
 use crate::element::Tensor;
 use crate::lanes::matrix::{
     BLOCK, F32, Matrix, MatrixKernel, Product, SIDE, Tiles, WORDS, element,
@@ -46,6 +48,17 @@ impl<'m> Words<'m> {
 }
 
 impl Words<'_> {
+    /// Packs the rows of an operand in a chunk; `tokens` are those that are not 0 in columns and weighted.
+    pub fn pack(
+        &mut self,
+        level: Level,
+        source: Option<Tensor<'_, Ix2>>,
+        forms: Forms<'_>,
+        tokens: Range<usize>,
+    ) {
+        level.run_tiles(Pack { source, forms, tokens, to: self }).unwrap_or_default();
+    }
+
     /// Blocks of columns.
     #[inline(always)]
     pub fn depth(&self) -> usize {
@@ -163,13 +176,12 @@ pub struct Forms<'a> {
     pub weights: Option<(&'a [f32], f32)>,
 }
 
-/// Packs the rows of an operand in a chunk.
-pub struct Pack<'a, 'm> {
-    pub source: Option<Tensor<'a, Ix2>>,
-    pub forms: Forms<'a>,
-    /// The rows that are not 0 in columns and weighted.
-    pub tokens: Range<usize>,
-    pub to: &'a mut Words<'m>,
+/// [`Words::pack`].
+struct Pack<'a, 'm> {
+    source: Option<Tensor<'a, Ix2>>,
+    forms: Forms<'a>,
+    tokens: Range<usize>,
+    to: &'a mut Words<'m>,
 }
 
 impl MatrixKernel for Pack<'_, '_> {
@@ -370,6 +382,21 @@ impl MatrixKernel for Grow<'_> {
             });
         }
     }
+}
+
+/// (R22) state ← decay · state + Σ_j ω_j k_jᵀ v_j over the tokens of a chunk, with k and v packed.
+pub fn advance(
+    level: Level,
+    shape: Shape,
+    (state, decay): (&mut [f32], f32),
+    decays: &Decays<'_>,
+    [k, v]: [&Words<'_>; 2],
+    len: usize,
+) {
+    let right = if decays.none { &*v.along } else { &*v.weighted };
+    let blocks = decays.first / BLOCK..len.div_ceil(BLOCK);
+    let grow = Grow { shape, state, decay, left: k.columns, right, blocks };
+    level.run_tiles(grow).unwrap_or_default();
 }
 
 /// Rows of 32 tokens times a rounded state: C of `wide` tiles, rows `stride` apart.

@@ -48,8 +48,8 @@ pub struct SweepSpec {
     pub filter: bool,
     /// True if operands are multiplied in tiles of bf16.
     pub bf16: bool,
-    /// True if gradients of logits are then sums of two numbers of bf16.
-    pub halves: bool,
+    /// Numbers of bf16 as whose sum a gradient of a logit is multiplied then.
+    pub pieces: usize,
 }
 
 impl SweepSpec {
@@ -327,7 +327,7 @@ impl Cut {
 
     /// Numbers of bf16 as whose sum a gradient of a logit is multiplied; 1 in f32.
     pub fn pieces(&self) -> usize {
-        if self.spec.bf16 && self.spec.halves && self.spec.gradients() { 2 } else { 1 }
+        if self.spec.bf16 && self.spec.gradients() { self.spec.pieces } else { 1 }
     }
 
     /// Rounded gradients of a tile, from some words of the first piece on.

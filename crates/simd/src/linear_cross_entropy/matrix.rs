@@ -7,7 +7,7 @@
 
 use crate::lanes::Lanes;
 use crate::lanes::matrix::{
-    BLOCK, F32, Matrix, MatrixKernel, Pieces, Product, SIDE, Tiles, WORDS, Words,
+    BLOCK, F32, Matrix, MatrixKernel, Pairing, Pieces, Product, SIDE, Tiles, WORDS,
 };
 use crate::lanes::pairs::word;
 use crate::lanes::prefetch::Lines;
@@ -113,7 +113,7 @@ impl MatrixKernel for Round<'_> {
                 let at = token / BLOCK * BOTH + tile;
                 let at = at * WORDS + row * SIDE + token % BLOCK / 2;
                 let pair = [load(by, da, class, token), load(by, da, class, token + lanes)];
-                let (first, rest) = Words::Neighbours.of(by, pair, pieces);
+                let (first, rest) = Pairing::Neighbours.of(by, pair, pieces);
                 first.store(&mut to[at..]);
                 if let Some(rest) = rest {
                     rest.store(&mut of_rest[at..]);
@@ -127,7 +127,7 @@ impl MatrixKernel for Round<'_> {
                 let at = token / BLOCK * BOTH + HALF + token % BLOCK / SIDE * HALF / 2 + tile;
                 let at = at * WORDS + row * SIDE + token % SIDE;
                 let pair = [load(by, da, class, token), load(by, da, class + 1, token)];
-                let (first, rest) = Words::Stacked.of(by, pair, pieces);
+                let (first, rest) = Pairing::Stacked.of(by, pair, pieces);
                 first.store(&mut to[at..]);
                 if let Some(rest) = rest {
                     rest.store(&mut of_rest[at..]);

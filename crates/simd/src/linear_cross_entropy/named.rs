@@ -79,7 +79,7 @@ pub fn run_filtered(
         ddw: operands.ddw.is_some(),
         filter: filter.is_some(),
         bf16: operands.bf16(options) && second.is_none() && filter.is_none(),
-        halves: options.precision.pieces() == 2,
+        pieces: options.precision.pieces(),
     };
     let lists = workspace.lists(lists_bytes(problem, spec), "the tokens that count")?;
     let tokens = Tokens::new(problem, &operands, &lists)?;

@@ -31,9 +31,9 @@ pub fn of<T: Element>(
     let known = Known::of(&Workspace::new(), &problem.clone().into(), pass)?;
     let dw_apart = T::DTYPE != Dtype::F32 && !problem.wide_gradients;
     let bf16 = options.pairs(Algorithm::LinearCrossEntropy, T::DTYPE);
-    let halves = options.precision.pieces() == 2;
+    let pieces = options.precision.pieces();
     let spec = match pass {
-        Pass::Forward => SweepSpec { bf16, halves, ..SweepSpec::default() },
+        Pass::Forward => SweepSpec { bf16, ..SweepSpec::default() },
         Pass::Backward | Pass::ForwardBackward => SweepSpec {
             totals: false,
             dh: true,
@@ -42,7 +42,7 @@ pub fn of<T: Element>(
             dw_apart,
             filter,
             bf16: bf16 && !filter,
-            halves,
+            pieces,
             ..SweepSpec::default()
         },
         Pass::DoubleBackward => SweepSpec {
@@ -56,7 +56,7 @@ pub fn of<T: Element>(
             ddw: true,
             filter: false,
             bf16: false,
-            halves: false,
+            pieces,
         },
         _ => {
             let expected = "one of linear_cross_entropy in the simd tier";

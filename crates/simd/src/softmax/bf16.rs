@@ -1,7 +1,7 @@
 //! Weights in tiles of bf16, and products with them pair by pair.
 
 use crate::lanes::Lanes;
-use crate::lanes::matrix::{BLOCK, F32, Matrix, Pieces, SIDE, WORDS, Words, element};
+use crate::lanes::matrix::{BLOCK, F32, Matrix, Pairing, Pieces, SIDE, WORDS, element};
 use crate::tile::MAX_KEYS;
 
 /// Tiles of weights side by side: of as many keys as a tile may have.
@@ -11,12 +11,12 @@ pub const PANELS: usize = MAX_KEYS / BLOCK;
 #[inline(always)]
 pub fn store<M: Matrix>(
     by: M,
-    words: Words,
+    pairing: Pairing,
     pair: [F32<M>; 2],
     (to, at): (&mut [f32], usize),
     pieces: usize,
 ) {
-    let (first, rest) = words.of(by, pair, pieces);
+    let (first, rest) = pairing.of(by, pair, pieces);
     first.store(&mut to[at..]);
     if let Some(rest) = rest {
         let apart = to.len() / pieces;

@@ -15,7 +15,7 @@ use super::scratch::{Scratch, Share, TileMemory};
 use super::weights::joined;
 use crate::exp::exp_difference;
 use crate::lanes::matrix::{
-    BLOCK, F32, Matrix, MatrixKernel, Pieces, Product, SIDE, Tiles, WORDS, Words, element,
+    BLOCK, F32, Matrix, MatrixKernel, Pairing, Pieces, Product, SIDE, Tiles, WORDS, element,
 };
 use crate::lanes::{Isa, Lanes};
 use crate::pack::{Packed, transpose};
@@ -429,16 +429,16 @@ fn two_rows<M: Matrix>(
             let col = col + h * lanes;
             let to = band + col / SIDE * WORDS + col % SIDE;
             let pair = [weights[0][h], weights[1][h]];
-            bf16::store(by, Words::Stacked, pair, (p, to), pieces);
+            bf16::store(by, Pairing::Stacked, pair, (p, to), pieces);
             if ds {
                 let pair = [gradients[0][h], gradients[1][h]];
-                bf16::store(by, Words::Stacked, pair, (of_ds, to), pieces);
+                bf16::store(by, Pairing::Stacked, pair, (of_ds, to), pieces);
             }
         }
         for q in 0..2 {
             let to = line + q * SIDE + col / BLOCK * WORDS + col % BLOCK / 2;
             if ds {
-                bf16::store(by, Words::Neighbours, gradients[q], (by_row, to), pieces);
+                bf16::store(by, Pairing::Neighbours, gradients[q], (by_row, to), pieces);
             }
         }
     }

@@ -23,7 +23,7 @@ use super::scores::{Block, Factors, Row, Strip, VISIBLE, score_block, slope, str
 use super::weights::Rows;
 use crate::exp::exp_difference;
 use crate::lanes::matrix::{
-    BLOCK, F32, Matrix, MatrixKernel, Pieces, Product, SIDE, Tiles, WORDS, Words,
+    BLOCK, F32, Matrix, MatrixKernel, Pairing, Pieces, Product, SIDE, Tiles, WORDS,
 };
 use crate::lanes::{Isa, Kernel, Lanes, Tile};
 use crate::pack::{Form, Packed};
@@ -380,7 +380,7 @@ impl ForwardScratch<'_> {
                 }
             }
             let to = line + col / BLOCK * WORDS + col % BLOCK / 2;
-            bf16::store(by, Words::Neighbours, pair, (p, to), cut.pieces);
+            bf16::store(by, Pairing::Neighbours, pair, (p, to), cut.pieces);
         }
         (sums[0] + sums[1]).store(l);
     }

@@ -110,7 +110,7 @@ pub fn backward(
         dbias: places.head.dbias.is_some(),
         dw_apart: is_apart(&mut places.head),
         bf16: operands.bf16(options),
-        halves: options.precision.pieces() == 2,
+        pieces: options.precision.pieces(),
         ..SweepSpec::default()
     };
     if !spec.gradients() {
