@@ -2,9 +2,9 @@
 
     python benches/peers/compare.py --threads 2 --rounds 7 --json .peers/peers.json
 
-A row is one computation of one shape: f32, batch 1, 8 heads, causal. It is measured in rounds, in each round first by
-etalon and then by the peer, each in a new process, so that whatever else the machine does slows both. README.md says
-what is compared with what.
+A row is one computation of one shape: f32, batch 1, 8 heads, causal, where no option says otherwise. It is measured in
+rounds, in each round first by etalon and then by the peer, each in a new process, so that whatever else the machine
+does slows both. README.md says what is compared with what.
 """
 
 import argparse
@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-HEADS = 8
 
 
 # The compared problems.
@@ -111,9 +110,11 @@ def chosen_rows(options: argparse.Namespace) -> list[Row]:
     rows = [row for row in rows if row.peer not in absent]
     if not rows:
         sys.exit(f"these rows need {' or '.join(f'--{peer.name}' for peer in absent)}")
-    if options.length is not None:
-        rows = [replace(row, length=options.length) for row in rows]
-    return list(dict.fromkeys(rows))  # at one length, some are the same
+    if options.dtype != "f32":
+        rows = [row for row in rows if row.peer not in (GGML, FAER)]
+    sizes = {name: getattr(options, name) for name in ("length", "dim") if getattr(options, name) is not None}
+    rows = [replace(row, **sizes) for row in rows]
+    return list(dict.fromkeys(rows))  # of one size, some are the same
 
 
 # The programs, which print or write JSON.
@@ -130,12 +131,17 @@ def output_of(command: list[str]) -> str:
 
 def common_arguments(row: Row, options: argparse.Namespace) -> list[str]:
     return [
-        "--heads", str(HEADS),
+        "--heads", str(options.heads),
         "--length", str(row.length),
         "--dim", str(row.dim),
         "--threads", str(options.threads),
         "--seconds", str(options.seconds),
     ]  # fmt: skip
+
+
+def precision_arguments(options: argparse.Namespace) -> list[str]:
+    """What ggml and faer do not know: they have one batch element of f32."""
+    return ["--batch", str(options.batch), "--dtype", options.dtype]
 
 
 def run_etalon(row: Row, options: argparse.Namespace) -> dict:
@@ -147,6 +153,8 @@ def run_etalon(row: Row, options: argparse.Namespace) -> dict:
             "--pass", ",".join(row.passes),
             "--mask", "causal",
             *common_arguments(row, options),
+            *precision_arguments(options),
+            *([] if options.level is None else ["--level", options.level]),
             "--json", str(path),
         ])  # fmt: skip
         made = json.loads(path.read_text())
@@ -166,7 +174,8 @@ def run_peer(row: Row, options: argparse.Namespace) -> dict:
     if row.peer.computation is None:
         program = [str(getattr(options, row.peer.name))]
     else:
-        program = [sys.executable, str(HERE / "torch_attention.py"), row.peer.computation]
+        script = [sys.executable, str(HERE / "torch_attention.py")]
+        program = [*script, row.peer.computation, *precision_arguments(options)]
     return json.loads(output_of([*program, *common_arguments(row, options)]))
 
 
@@ -242,7 +251,8 @@ def heading(report: dict) -> str:
     programs = ", ".join(f"{name} {version}" for name, version in report["programs"].items())
     return (
         f"{programs}; {report['processor']}; {report['threads']} thread(s), "
-        f"{report['rounds']} round(s) of {report['seconds']:g} s; f32, batch 1, {HEADS} heads, causal"
+        f"{report['rounds']} round(s) of {report['seconds']:g} s; {report['dtype']}, batch {report['batch']}, "
+        f"{report['heads']} heads, causal"
     )
 
 
@@ -279,7 +289,7 @@ def positive(text: str) -> int:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Measures etalon beside PyTorch, ggml and faer: f32, batch 1, 8 heads, causal.",
+        description="Measures etalon beside PyTorch, and in f32 beside ggml and faer.",
         epilog=f"Rows: {' '.join(row.name for row in ROWS)}",
     )
     add = parser.add_argument
@@ -293,13 +303,20 @@ def parse() -> argparse.Namespace:
     add("--seconds", metavar="S", type=float, default=1.0,
         help="a time is the median of as many runs as fit into this, but of three at least (default: 1)")  # fmt: skip
     add("--row", metavar="NAME", nargs="+", help="only these rows; * stands for anything")
-    add("--length", metavar="N", type=positive, help="this length in every row, to try the script quickly")
+    add("--dtype", choices=["f32", "bf16", "f16"], default="f32", help="elements of the operands (default: f32)")
+    add("--level", metavar="LEVEL", help="etalon's level, as of `etalon bench --level` (default: the best)")
+    add("--batch", metavar="B", type=positive, default=1, help="batch elements, of all but cross-entropy (default: 1)")
+    add("--heads", metavar="H", type=positive, default=8, help="heads, of all but cross-entropy (default: 8)")
+    add("--length", metavar="N", type=positive, help="this length in every row; a short one tries the script quickly")
+    add("--dim", metavar="D", type=positive, help="this D in every row")
     add("--json", metavar="PATH", type=Path, help="also write everything that was measured")
     return parser.parse_args()
 
 
 def main() -> None:
     options = parse()
+    if options.batch > 1 and (options.ggml or options.faer):
+        sys.exit("ggml and faer have one batch element: leave out --batch, or --ggml and --faer")
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
     results = [measure_row(row, options) for row in chosen_rows(options)]
@@ -309,8 +326,9 @@ def main() -> None:
         "threads": options.threads,
         "rounds": options.rounds,
         "seconds": options.seconds,
-        "heads": HEADS,
-        "dtype": "f32",
+        "batch": options.batch,
+        "heads": options.heads,
+        "dtype": options.dtype,
         "mask": "causal",
         "rows": results,
     }

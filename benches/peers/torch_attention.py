@@ -2,7 +2,7 @@
 
     python torch_attention.py flash-forward --length 2048 --dim 64 --threads 2
 
-f32, batch 1, causal, inputs normally distributed. As in `etalon bench`, the first run does not count, and the time is
+Causal, inputs normally distributed. As in `etalon bench`, the first run does not count, and the time is
 the median of as many runs as fit into the seconds, but of three at least. Afterwards PyTorch's profiler watches one
 more run: the status is 1 if the operators are not those that the computation is meant to call.
 """
@@ -30,6 +30,7 @@ Run = Callable[[], object]
 
 
 class Shape(NamedTuple):
+    batch: int
     heads: int
     length: int
     dim: int
@@ -39,7 +40,7 @@ class Shape(NamedTuple):
 
 
 def matrices(count: int, shape: Shape, grad: bool = False) -> list[torch.Tensor]:
-    return [torch.randn(1, *shape, requires_grad=grad) for _ in range(count)]
+    return [torch.randn(shape, requires_grad=grad) for _ in range(count)]
 
 
 def flash_forward(shape: Shape) -> Run:
@@ -101,7 +102,7 @@ def lse_forward(shape: Shape) -> Run:
 
 def lse_backward(shape: Shape) -> Run:
     q, k = matrices(2, shape, grad=True)
-    dlse = torch.randn(1, shape.heads, shape.length)
+    dlse = torch.randn(shape.batch, shape.heads, shape.length)
     hidden = hidden_keys(shape)
     return lambda: torch.autograd.grad(causal_lse(q, k, hidden), (q, k), dlse)
 
@@ -276,6 +277,9 @@ COMPUTATIONS = {
 }
 
 
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+
+
 def times_ns(run: Run, seconds: float) -> list[int]:
     run()
     times = []
@@ -303,7 +307,7 @@ def measure(computation: Computation, shape: Shape, seconds: float) -> dict:
     return {
         "version": torch.__version__,
         "level": torch.backends.cpu.get_cpu_capability().lower(),
-        "dtype": "f32",
+        "dtype": next(name for name, dtype in DTYPES.items() if dtype == torch.get_default_dtype()),
         "mask": "causal",
         **shape._asdict(),
         "threads": torch.get_num_threads(),
@@ -316,6 +320,8 @@ def measure(computation: Computation, shape: Shape, seconds: float) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Times a computation of PyTorch on the CPU and prints the result as JSON.")
     parser.add_argument("computation", choices=COMPUTATIONS)
+    parser.add_argument("--dtype", choices=DTYPES, default="f32")
+    parser.add_argument("--batch", metavar="B", type=int, default=1)
     parser.add_argument("--heads", metavar="H", type=int, default=8)
     parser.add_argument("--length", metavar="N", type=int, default=2048)
     parser.add_argument("--dim", metavar="D", type=int, default=64)
@@ -324,7 +330,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
-    shape = Shape(options.heads, options.length, options.dim)
+    torch.set_default_dtype(DTYPES[options.dtype])
+    shape = Shape(options.batch, options.heads, options.length, options.dim)
     print(json.dumps(measure(COMPUTATIONS[options.computation], shape, options.seconds), indent=2))
 
 

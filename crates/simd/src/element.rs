@@ -297,11 +297,25 @@ fn read_row<T: Element>(source: ArrayView1<'_, T>, row: &mut [f32]) {
 /// `out` = a function of the first elements of `row`, rounded to the nearest.
 #[inline(always)]
 fn write_elements<T: Element>(mut out: ArrayViewMut1<'_, T>, row: &[f32], f: impl Fn(f32) -> f32) {
-    match out.as_slice_mut() {
-        Some(out) => out.iter_mut().zip(row).for_each(|(out, &x)| *out = T::from_f32(f(x))),
-        None => out.iter_mut().zip(row).for_each(|(out, &x)| *out = T::from_f32(f(x))),
+    let Some(out) = out.as_slice_mut() else {
+        out.iter_mut().zip(row).for_each(|(out, &x)| *out = T::from_f32(f(x)));
+        return;
+    };
+    let (lines, rest) = out.as_chunks_mut::<LINE>();
+    let (row, behind) = row.split_at(row.len().min(lines.len() * LINE));
+    for (line, row) in lines.iter_mut().zip(row.as_chunks().0) {
+        // Copies: what may be the same memory is not multiplied in registers.
+        let (row, mut rounded): ([f32; LINE], _) = (*row, [T::ZERO; LINE]);
+        for (to, x) in rounded.iter_mut().zip(row) {
+            *to = T::from_f32(f(x));
+        }
+        *line = rounded;
     }
+    rest.iter_mut().zip(behind).for_each(|(out, &x)| *out = T::from_f32(f(x)));
 }
+
+/// Elements that are rounded at a time.
+const LINE: usize = 32;
 
 mod sealed {
     pub trait Sealed {}

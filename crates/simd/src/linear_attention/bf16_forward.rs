@@ -3,16 +3,17 @@
 
 use super::cut::Cut;
 use super::decays::Decays;
+use super::schedule::Uses;
 use super::state::Shape;
 use super::words::{Forms, Round, Words, multiply_state, scale_rows};
 use crate::Level;
-use crate::element::Tensor;
+use crate::element::{Tensor, TensorMut};
 use crate::lanes::Lanes;
 use crate::lanes::matrix::{BLOCK, F32, Matrix, MatrixKernel, Product, SIDE, Tiles, WORDS};
 use crate::pack::Form;
 use crate::tile::STRIDE;
 use crate::workspace::Parts;
-use ndarray::Ix2;
+use ndarray::{Ix2, s};
 
 /// The memory of one thread.
 pub struct TileScratch<'m> {
@@ -32,9 +33,9 @@ impl<'m> TileScratch<'m> {
         let Shape { dim, width, .. } = shape;
         let room = |len: usize| if cut.bf16 { len } else { 0 };
         TileScratch {
-            q: Words::new(parts, cut, dim, [false; 3]),
-            k: Words::new(parts, cut, dim, [true, false, true]),
-            v: Words::new(parts, cut, width, [false, true, false]),
+            q: Words::new(parts, cut, dim, [false; 4]),
+            k: Words::new(parts, cut, dim, [true, true, false, true]),
+            v: Words::new(parts, cut, width, [false, true, true, false]),
             s: parts.room(room(BLOCK * STRIDE)),
             p: parts.room(room(STRIDE)),
             weights: parts.room(room(Form::len(BLOCK, cut.chunk))),
@@ -44,20 +45,20 @@ impl<'m> TileScratch<'m> {
 }
 
 impl TileScratch<'_> {
-    /// Packs keys and values; for the state alone unless the output is wanted.
+    /// Packs keys and values.
     pub fn read_keys(
         &mut self,
         level: Level,
         decays: &Decays<'_>,
         [k, v]: [Option<Tensor<'_, Ix2>>; 2],
         len: usize,
-        output: bool,
+        Uses { results, state }: Uses,
     ) {
         let tokens = decays.first..len;
-        let of_k = Forms { across: output, columns: true, weights: None };
+        let of_k = Forms { across: results, along: state, columns: state, weights: None };
         self.k.pack(level, k, of_k, tokens.clone());
-        let weights = (!decays.none).then_some((&*decays.omega, 1.0));
-        self.v.pack(level, v, Forms { weights, ..Forms::default() }, tokens);
+        let weights = (state && !decays.none).then_some((&*decays.omega, 1.0));
+        self.v.pack(level, v, Forms { along: true, weights, ..Forms::default() }, tokens);
     }
 
     /// Rounds S.
@@ -72,16 +73,19 @@ impl TileScratch<'_> {
     }
 }
 
-/// (R21) without σ, for one query head.
+/// (R21), for one query head.
 pub struct Outputs<'a, 'm> {
     pub len: usize,
     /// True if S is 0.
     pub blank: bool,
     pub decays: &'a mut Decays<'m>,
-    /// o / σ, rows `stride` apart.
+    /// o / σ of 32 queries, rows `stride` apart.
     pub o: &'a mut [f32],
     pub stride: usize,
     pub scratch: &'a mut TileScratch<'m>,
+    /// o, and σ.
+    pub to: TensorMut<'a, Ix2>,
+    pub scale: f32,
 }
 
 impl MatrixKernel for Outputs<'_, '_> {
@@ -97,13 +101,13 @@ impl Outputs<'_, '_> {
     /// o of 32 queries.
     #[inline(always)]
     fn block<M: Matrix>(&mut self, by: M, block: usize) {
-        let Outputs { len, blank, decays, o, stride, scratch } = self;
-        let TileScratch { q, k, v, s, p, weights, state } = &mut **scratch;
+        let Outputs { len, blank, decays, o, stride, scratch, to, scale } = self;
+        let TileScratch { q, k, v, s: scores, p, weights, state } = &mut **scratch;
         let (first, stride) = (block * BLOCK, *stride);
         let rows = first..(*len).min(first + BLOCK);
-        let o = &mut o[first * stride..][..BLOCK * stride];
+        let o = &mut o[..BLOCK * stride];
         let (depth, cols) = (q.depth(), first + BLOCK);
-        let (c, a, b) = (&mut **s, q.left(block), k.right());
+        let (c, a, b) = (&mut **scores, q.left(block), k.right());
         by.multiply(Product {
             c,
             stride: STRIDE,
@@ -129,15 +133,15 @@ impl Outputs<'_, '_> {
             }
         }
         for r in 0..BLOCK {
-            let row = &mut s[r * STRIDE..][..cols];
-            weigh(by, decays, first + r, p, row);
+            let row = &mut scores[r * STRIDE..][..cols];
+            let none = decays.none;
+            let p = weigh(by, decays, first + r, p, row, weights);
             if !v.finite && rows.contains(&(first + r)) {
                 let sum = &mut o[r * stride..][..stride];
-                for j in seen(decays.none, p, first + r) {
-                    v.add(row[j], j, sum);
+                for j in seen(none, p, first + r) {
+                    v.add(if none { row[j] } else { row[j] * p[j] }, j, sum);
                 }
             }
-            to_words(by, row, r, cols, weights);
         }
         if v.finite {
             let a = Tiles { words: weights, steps: [cols / BLOCK, 1] };
@@ -153,41 +157,53 @@ impl Outputs<'_, '_> {
                 depth,
             });
         }
+        to.view_mut().slice(s![rows, ..]).write_rows(o, stride, *scale);
     }
 }
 
-/// Scores of query `i` and of the keys from the chunk's first on become weights: times P, which is left in `p`, and 0
-/// where P is, or without decays where j > i.
+/// Scores of query `i` and of the keys from the chunk's first on become weights, in the words of a row of a left factor:
+/// times P, and 0 where P is, or without decays where j > i. Returns P, unless nothing decays.
 #[inline(always)]
-fn weigh<M: Matrix>(by: M, decays: &mut Decays<'_>, i: usize, p: &mut [f32], row: &mut [f32]) {
-    let isa = by.isa();
+fn weigh<'p, M: Matrix>(
+    by: M,
+    decays: &'p mut Decays<'_>,
+    i: usize,
+    p: &'p mut [f32],
+    row: &mut [f32],
+    weights: &mut [f32],
+) -> &'p [f32] {
+    let (isa, lanes, r, depth) = (by.isa(), F32::<M>::N, i % BLOCK, row.len() / BLOCK);
+    let line = r / SIDE * depth * WORDS + r % SIDE * SIDE;
+    let lines = (line..).step_by(WORDS).take(depth);
     if decays.none {
         row[i + 1..].fill(0.0);
-        return;
+        for (col, line) in (0..).step_by(BLOCK).zip(lines) {
+            for part in (0..SIDE).step_by(lanes) {
+                let col = col + 2 * part;
+                let low = F32::<M>::load(isa, &row[col..]);
+                let high = F32::<M>::load(isa, &row[col + lanes..]);
+                by.neighbours(low, high).store(&mut weights[line + part..]);
+            }
+        }
+        return p;
     }
-    decays.row(isa, i, 0..row.len(), p);
-    let zero = F32::<M>::splat(isa, 0.0);
-    let all = row.chunks_exact_mut(F32::<M>::N).zip(p.chunks_exact(F32::<M>::N));
-    for (s, p) in all {
-        let p = F32::<M>::load(isa, p);
-        zero.select_less(p, F32::<M>::load(isa, s) * p, zero).store(s);
+    let (p, zero) = (decays.of_row(isa, i, 0..row.len(), p), F32::<M>::splat(isa, 0.0));
+    for (col, line) in (0..).step_by(BLOCK).zip(lines) {
+        for part in (0..SIDE).step_by(lanes) {
+            let col = col + 2 * part;
+            let mut pair = [zero; 2];
+            for (n, weight) in pair.iter_mut().enumerate() {
+                let p = F32::<M>::load(isa, &p[col + n * lanes..]);
+                let score = F32::<M>::load(isa, &row[col + n * lanes..]);
+                *weight = zero.select_less(p, score * p, zero);
+            }
+            by.neighbours(pair[0], pair[1]).store(&mut weights[line + part..]);
+        }
     }
+    p
 }
 
 /// The keys that query `i` sees.
 pub fn seen(none: bool, p: &[f32], i: usize) -> impl Iterator<Item = usize> + use<'_> {
     (0..=i).filter(move |&j| none || p[j] > 0.0)
-}
-
-/// Weights of row `r` of 32 become words, in the tiles of a left factor of `cols` columns.
-#[inline(always)]
-fn to_words<M: Matrix>(by: M, row: &[f32], r: usize, cols: usize, weights: &mut [f32]) {
-    let (isa, lanes) = (by.isa(), F32::<M>::N);
-    let at = r / SIDE * (cols / BLOCK) * WORDS + r % SIDE * SIDE;
-    for col in (0..cols).step_by(2 * lanes) {
-        let low = F32::<M>::load(isa, &row[col..]);
-        let high = F32::<M>::load(isa, &row[col + lanes..]);
-        let to = at + col / BLOCK * WORDS + col % BLOCK / 2;
-        by.neighbours(low, high).store(&mut weights[to..]);
-    }
 }

@@ -12,9 +12,11 @@ use super::flow::Flow;
 use super::scratch::{Scratch, Wanted};
 use super::state::{Shape, inner};
 use super::words::{multiply_state, scale_rows};
+use crate::element::TensorMut;
 use crate::lanes::Lanes;
 use crate::lanes::matrix::{BLOCK, F32, Matrix, MatrixKernel, Product, SIDE, Tiles, WORDS};
 use crate::tile::STRIDE;
+use ndarray::{Ix2, s};
 
 /// The part of the gradients by k, v and g that comes from D after the chunk, and of g from S before it.
 pub struct Behind<'a, 'm> {
@@ -63,7 +65,7 @@ impl MatrixKernel for Behind<'_, '_> {
     }
 }
 
-/// The contribution of one query head to the gradients of a chunk; and dq / σ of it.
+/// The contribution of one query head to the gradients of a chunk; and dq of it.
 pub struct Chunk<'a, 'm> {
     pub len: usize,
     pub wanted: Wanted,
@@ -72,6 +74,8 @@ pub struct Chunk<'a, 'm> {
     pub scratch: &'a mut Scratch<'m>,
     /// Σ q_i · dq_i / σ is added to it.
     pub dscale: &'a mut f64,
+    /// dq.
+    pub to: Option<TensorMut<'a, Ix2>>,
 }
 
 impl MatrixKernel for Chunk<'_, '_> {
@@ -80,19 +84,12 @@ impl MatrixKernel for Chunk<'_, '_> {
         let len = self.len;
         for block in 0..len.div_ceil(BLOCK) {
             self.block(by, block);
+            self.finish_queries(by, block);
         }
         self.grow_keys(by);
-        let Scratch { flow, tiles, dq: [dq, _], strides, .. } = &mut *self.scratch;
         if self.wanted.g {
-            flow.pair(by.isa(), 0..len, 0..len);
-            flow.finish(len);
-        }
-        if self.wanted.scale {
-            for i in (0..len).step_by(2) {
-                let rows = [i, i + 1].map(|i| &dq[i * strides[0]..][..strides[0]]);
-                let dots = tiles.q.dots(by, i, rows);
-                dots.iter().take(len - i).for_each(|&dot| *self.dscale += f64::from(dot));
-            }
+            self.scratch.flow.pair(by.isa(), 0..len, 0..len);
+            self.scratch.flow.finish(len);
         }
     }
 }
@@ -146,9 +143,27 @@ impl Chunk<'_, '_> {
         }
         if self.wanted.dq && k.finite {
             let a = Tiles { words: of_keys, steps: [cols / BLOCK, 1] };
-            let (c, b, stride) = (&mut dq[first * strides[0]..], k.summed(0), strides[0]);
+            let (c, b, stride) = (&mut **dq, k.summed(0), strides[0]);
             let (cols, depth) = (k.tiles(), cols / BLOCK);
             by.multiply(Product { c, stride, fresh: false, a, b, rows: 2, cols, depth });
+        }
+    }
+
+    /// dq of 32 queries, and what they give to dσ.
+    #[inline(always)]
+    fn finish_queries<M: Matrix>(&mut self, by: M, block: usize) {
+        let Scratch { tiles, dq: [dq, _], strides, scale, .. } = &*self.scratch;
+        let rows = block * BLOCK..self.len.min((block + 1) * BLOCK);
+        if self.wanted.scale {
+            for i in rows.clone().step_by(2) {
+                let at = i - rows.start;
+                let rows = [at, at + 1].map(|r| &dq[r * strides[0]..][..strides[0]]);
+                let dots = tiles.q.dots(by, i, rows);
+                dots.iter().take(self.len - i).for_each(|&dot| *self.dscale += f64::from(dot));
+            }
+        }
+        if let Some(to) = &mut self.to {
+            to.view_mut().slice(s![rows, ..]).write_rows(dq, strides[0], *scale);
         }
     }
 
@@ -158,7 +173,7 @@ impl Chunk<'_, '_> {
         let Scratch { decays, tiles, dq: [dq, _], strides, flow, scale, .. } = &mut *self.scratch;
         let (TileScratch { q, dout, front, .. }, stride) = (tiles, strides[0]);
         let rows = block * BLOCK..self.len.min((block + 1) * BLOCK);
-        let dq = &mut dq[rows.start * stride..][..BLOCK * stride];
+        let dq = &mut dq[..BLOCK * stride];
         if self.blank {
             dq.fill(0.0);
             flow.x[rows].fill(0.0);
@@ -261,7 +276,7 @@ impl Chunk<'_, '_> {
         let [a, b] = [a, b].map(|x| &x[r * STRIDE..]);
         for j in seen(decays.none, &p[r % 2 * STRIDE..], i) {
             if wanted.dq && !k.finite {
-                k.add(b[j], j, &mut dq[i * *dim..]);
+                k.add(b[j], j, &mut dq[r * *dim..]);
             }
             if wanted.k && !q.finite {
                 q.add(b[j], i, &mut dk[j * *dim..]);
@@ -304,32 +319,50 @@ impl Chunk<'_, '_> {
 /// dk and dv from sums over queries, σ, and what was read from D, times ω.
 pub struct Finish<'a, 'm> {
     pub len: usize,
-    pub wanted: Wanted,
     pub scratch: &'a mut Scratch<'m>,
+    /// dk and dv.
+    pub to: [Option<TensorMut<'a, Ix2>>; 2],
 }
 
 impl MatrixKernel for Finish<'_, '_> {
     #[inline(always)]
     fn run<M: Matrix>(self, by: M) {
-        let Finish { len, wanted, scratch } = self;
+        let Finish { len, scratch, to } = self;
         let Scratch { decays, tiles, dk, dv, strides, scale, .. } = scratch;
-        let (isa, [of_v, of_k]) = (by.isa(), &tiles.of_back);
-        let scale = F32::<M>::splat(isa, *scale);
-        let terms = [(wanted.k, dk, of_v, strides[0]), (wanted.v, dv, of_k, strides[1])];
-        for (_, sum, of_back, stride) in terms.into_iter().filter(|(wanted, ..)| *wanted) {
-            let rows = sum.chunks_exact_mut(stride).zip(of_back.chunks_exact(stride));
-            for ((sum, of_back), &omega) in rows.zip(&*decays.omega).take(len) {
-                let weight = F32::<M>::splat(isa, omega);
-                let lanes =
-                    sum.chunks_exact_mut(F32::<M>::N).zip(of_back.chunks_exact(F32::<M>::N));
-                for (sum, of_back) in lanes {
-                    let mut whole = scale * F32::<M>::load(isa, sum);
-                    if omega != 0.0 {
-                        whole = weight.mul_add(F32::<M>::load(isa, of_back), whole);
-                    }
-                    whole.store(sum);
-                }
+        let terms = to.into_iter().zip([dk, dv]).zip(&tiles.of_back).zip(*strides);
+        for (((to, sum), of_back), stride) in terms {
+            let Some(mut to) = to else { continue };
+            for first in (0..len).step_by(BLOCK) {
+                let rows = first..len.min(first + BLOCK);
+                let here = first * stride..(first + BLOCK) * stride;
+                let (sum, of_back) = (&mut sum[here.clone()], &of_back[here]);
+                add_weighted(by, *scale, sum, of_back, (stride, &decays.omega[rows.clone()]));
+                to.view_mut().slice(s![rows, ..]).write_rows(sum, stride, 1.0);
             }
+        }
+    }
+}
+
+/// sum ← σ sum + ω of_back, row by row; where ω is 0, what it would multiply is absent.
+#[inline(always)]
+fn add_weighted<M: Matrix>(
+    by: M,
+    scale: f32,
+    sum: &mut [f32],
+    of_back: &[f32],
+    (stride, weights): (usize, &[f32]),
+) {
+    let (isa, scale) = (by.isa(), F32::<M>::splat(by.isa(), scale));
+    let rows = sum.chunks_exact_mut(stride).zip(of_back.chunks_exact(stride));
+    for ((sum, of_back), &omega) in rows.zip(weights) {
+        let weight = F32::<M>::splat(isa, omega);
+        let lanes = sum.chunks_exact_mut(F32::<M>::N).zip(of_back.chunks_exact(F32::<M>::N));
+        for (sum, of_back) in lanes {
+            let mut whole = scale * F32::<M>::load(isa, sum);
+            if omega != 0.0 {
+                whole = weight.mul_add(F32::<M>::load(isa, of_back), whole);
+            }
+            whole.store(sum);
         }
     }
 }

@@ -41,10 +41,10 @@ impl<'m> TileScratch<'m> {
         let (band, all) = (Form::len(BLOCK, cut.chunk), Form::len(cut.chunk, cut.chunk));
         let state = room(Form::len(dim, width));
         TileScratch {
-            q: Words::new(parts, &cut, dim, [false, false, true]),
-            k: Words::new(parts, &cut, dim, [true, false, true]),
-            v: Words::new(parts, &cut, width, [true, true, false]),
-            dout: Words::new(parts, &cut, width, [false, true, false]),
+            q: Words::new(parts, &cut, dim, [false, true, false, true]),
+            k: Words::new(parts, &cut, dim, [true, true, false, true]),
+            v: Words::new(parts, &cut, width, [true, true, true, false]),
+            dout: Words::new(parts, &cut, width, [false, true, true, false]),
             products: [room(BLOCK * STRIDE); 2].map(|len| parts.room(len)),
             p: parts.room(room(2 * STRIDE)),
             pairs: [room(band); 2].map(|len| parts.room(len)),
@@ -69,13 +69,13 @@ impl TileScratch<'_> {
     ) {
         let tokens = decays.first..len;
         let weights = (!decays.none && !gradients).then_some((&*decays.omega, 1.0));
-        let of_k = Forms { across: gradients, columns: !gradients, weights: None };
-        let of_v = Forms { across: gradients, columns: false, weights };
+        let of_k = Forms { across: gradients, along: true, columns: !gradients, weights: None };
+        let of_v = Forms { across: gradients, along: !gradients, columns: false, weights };
         self.k.pack(level, k, of_k, tokens.clone());
         self.v.pack(level, v, of_v, tokens);
     }
 
-    /// Packs the queries and cotangents of a query head in a chunk.
+    /// Packs the queries and cotangents of a query head in a chunk: for gradients, and with `state` for D.
     pub fn read_head(
         &mut self,
         level: Level,
@@ -83,11 +83,12 @@ impl TileScratch<'_> {
         [q, dout]: [Option<Tensor<'_, Ix2>>; 2],
         len: usize,
         scale: f32,
+        state: bool,
     ) {
         let tokens = 0..decays.reset.min(len);
-        let weights = (!is_plain(decays, scale)).then_some((&*decays.alpha, scale));
-        let of_q = Forms { across: false, columns: true, weights: None };
-        let of_dout = Forms { weights, ..Forms::default() };
+        let weights = (state && !is_plain(decays, scale)).then_some((&*decays.alpha, scale));
+        let of_q = Forms { along: true, columns: state, ..Forms::default() };
+        let of_dout = Forms { along: true, weights, ..Forms::default() };
         self.q.pack(level, q, of_q, tokens.clone());
         self.dout.pack(level, dout, of_dout, tokens);
     }

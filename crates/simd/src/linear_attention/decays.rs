@@ -235,16 +235,42 @@ impl Decays<'_> {
     pub fn row<I: Isa>(&mut self, isa: I, i: usize, cols: Range<usize>, p: &mut [f32]) {
         let width = cols.len().next_multiple_of(I::F32::N);
         let p = &mut p[..width];
-        if self.constant.is_some() {
-            // The power 0 belongs to column i.
-            let from = self.powers.len() / 2 - 1 + cols.start - i;
-            p.copy_from_slice(&self.powers[from..][..width]);
-            return;
+        match self.constant {
+            Some(_) => p.copy_from_slice(self.powers_of(i, &cols, width)),
+            None => self.exponentiate(isa, i, &cols, p),
         }
+    }
+
+    /// As [`Decays::row`], into `p` unless the row is there already: where it is.
+    #[inline(always)]
+    pub fn of_row<'p, I: Isa>(
+        &'p mut self,
+        isa: I,
+        i: usize,
+        cols: Range<usize>,
+        p: &'p mut [f32],
+    ) -> &'p [f32] {
+        let width = cols.len().next_multiple_of(I::F32::N);
+        if self.constant.is_some() {
+            return self.powers_of(i, &cols, width);
+        }
+        self.exponentiate(isa, i, &cols, &mut p[..width]);
+        &p[..width]
+    }
+
+    /// A row of a constant gate, whose power 0 belongs to column `i`.
+    #[inline(always)]
+    fn powers_of(&self, i: usize, cols: &Range<usize>, width: usize) -> &[f32] {
+        &self.powers[self.powers.len() / 2 - 1 + cols.start - i..][..width]
+    }
+
+    /// A row of gates by token.
+    #[inline(always)]
+    fn exponentiate<I: Isa>(&mut self, isa: I, i: usize, cols: &Range<usize>, p: &mut [f32]) {
         if i == cols.start {
             self.sums.between.fill(f32::NEG_INFINITY);
         }
-        let sums = self.sums.pass(isa, i, &cols).chunks_exact(I::F32::N);
+        let sums = self.sums.pass(isa, i, cols).chunks_exact(I::F32::N);
         for (p, sum) in p.chunks_exact_mut(I::F32::N).zip(sums) {
             exp(isa, I::F32::load(isa, sum)).store(p);
         }

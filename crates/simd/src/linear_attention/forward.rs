@@ -12,7 +12,7 @@ use super::bf16_forward::{self, TileScratch};
 use super::decays::Decays;
 use super::operands::Operands;
 use super::rows::Factor;
-use super::schedule::{Place, Schedule, States};
+use super::schedule::{Place, Schedule, States, Uses};
 use super::state::{Advance, Shape, combine, combined, pass_on};
 use super::words::advance;
 use crate::element::TensorMut;
@@ -91,14 +91,14 @@ impl Forward<'_> {
     }
 
     /// Reads the keys and values of a chunk.
-    fn read(&self, chunk: &Place<'_>, output: bool, scratch: &mut Scratch<'_>) {
+    fn read(&self, chunk: &Place<'_>, uses: Uses, scratch: &mut Scratch<'_>) {
         let (Operands { k, v, .. }, level) = (&self.operands, self.schedule.options.level);
         let [gates, _] = self.operands.gates(chunk);
         scratch.decays.prepare(level, &gates, chunk.tokens.clone());
         let (bf16, len) = (self.schedule.cut.bf16, chunk.tokens.len());
         let [of_k, of_v] = [k, v].map(|x| chunk.rows(x, chunk.head));
         if bf16 {
-            scratch.tiles.read_keys(level, &scratch.decays, [of_k[0], of_v[0]], len, output);
+            scratch.tiles.read_keys(level, &scratch.decays, [of_k[0], of_v[0]], len, uses);
         } else {
             scratch.k.read(of_k);
             scratch.v.read(of_v);
@@ -106,14 +106,14 @@ impl Forward<'_> {
         chunk.ask_next(k, chunk.head, false);
         chunk.ask_next(v, chunk.head, false);
         if !bf16 {
-            level.run(Pack { len, output, scratch });
+            level.run(Pack { len, uses, scratch });
         }
     }
 
     /// The state after a span from the span alone.
     fn sum(&self, place: &Place<'_>, scratch: &mut Scratch<'_>) {
         for (n, chunk) in place.chunks(&self.schedule.cut).enumerate() {
-            self.read(&chunk, false, scratch);
+            self.read(&chunk, Uses::STATE, scratch);
             self.advance(n, chunk.tokens.len(), scratch);
         }
     }
@@ -145,7 +145,8 @@ impl Forward<'_> {
         let Range { start, end } = place.tokens;
         for (n, chunk) in place.chunks(&cut).enumerate() {
             let tokens = chunk.tokens.clone();
-            self.read(&chunk, o.is_some(), scratch);
+            let uses = Uses { results: o.is_some(), state: keep || tokens.end < end };
+            self.read(&chunk, uses, scratch);
             if let Some(o) = &mut o {
                 let carry = self.operands.carry(&place.part(start..tokens.start));
                 let begun = (n > 0).then_some(&*scratch.sum);
@@ -160,7 +161,7 @@ impl Forward<'_> {
                     self.head(&chunk, member, o.view_mut().slice(rows), scratch);
                 }
             }
-            if keep || tokens.end < end {
+            if uses.state {
                 self.advance(n, tokens.len(), scratch);
             }
         }
@@ -171,11 +172,11 @@ impl Forward<'_> {
         &self,
         chunk: &Place<'_>,
         member: usize,
-        mut o: TensorMut<'_, Ix2>,
+        mut to: TensorMut<'_, Ix2>,
         scratch: &mut Scratch<'_>,
     ) {
         let Schedule { problem, shape, cut, options, .. } = self.schedule;
-        let head = chunk.head * problem.group() + member;
+        let (head, scale) = (chunk.head * problem.group() + member, problem.scale as f32);
         let (q, len) = (chunk.rows(&self.operands.q, head), chunk.tokens.len());
         // Before the first token of a sequence that begins with 0 there is nothing to read.
         let blank = chunk.tokens.start == 0 && self.operands.initial[0].is_none();
@@ -184,14 +185,15 @@ impl Forward<'_> {
             scratch.read_queries(options.level, q[0]);
             chunk.ask_next(&self.operands.q, head, false);
             let stride = *stride;
-            let tile = bf16_forward::Outputs { len, blank, decays, o, stride, scratch };
-            options.level.run_tiles(tile).unwrap_or_default();
+            let outputs =
+                bf16_forward::Outputs { len, blank, decays, o, stride, scratch, to, scale };
+            options.level.run_tiles(outputs).unwrap_or_default();
         } else {
             scratch.q.read(q);
             chunk.ask_next(&self.operands.q, head, false);
             options.level.run(Outputs { len, blank, shape, scratch });
+            to.write_rows_by(options.level, scratch.o, scratch.stride, scale);
         }
-        o.write_rows_by(options.level, scratch.o, scratch.stride, problem.scale as f32);
     }
 }
 
@@ -205,7 +207,7 @@ pub struct Scratch<'m> {
     strip: &'m mut [f32],
     /// P of a register block.
     p: &'m mut [f32],
-    /// o / σ of a chunk, rows `stride` apart.
+    /// o / σ of a chunk, rows `stride` apart; in bf16 of 32 queries.
     o: &'m mut [f32],
     stride: usize,
     /// S of a chunk.
@@ -221,8 +223,8 @@ impl<'m> Scratch<'m> {
         let Schedule { cut, shape, .. } = *schedule;
         let in_f32 = |len: usize| if cut.bf16 { 0 } else { len };
         let (dim, width, none) = ([in_f32(shape.dim), 0], [in_f32(shape.width), 0], [0; 2]);
-        let (rows, stride) =
-            (cut.chunk.next_multiple_of(cut.rows), shape.width.next_multiple_of(cut.cols));
+        let rows = if cut.bf16 { cut.rows } else { cut.chunk.next_multiple_of(cut.rows) };
+        let stride = shape.width.next_multiple_of(cut.cols);
         // In the order of the fields: what follows a group is in it.
         Scratch {
             q: Factor::new(parts.group("operands of a chunk"), &cut, dim, [none; 3]),
@@ -246,25 +248,25 @@ pub fn buffers(schedule: &Schedule<'_>) -> Vec<Buffer> {
     schedule.buffers(&scratch, &[schedule.shape], false)
 }
 
-/// Packs keys and values; for the state alone unless the output is wanted.
+/// Packs keys and values.
 struct Pack<'a, 'm> {
     len: usize,
-    output: bool,
+    uses: Uses,
     scratch: &'a mut Scratch<'m>,
 }
 
 impl Kernel for Pack<'_, '_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let Scratch { decays, k, v, .. } = self.scratch;
-        if self.output {
+        let (Uses { results, state }, Scratch { decays, k, v, .. }) = (self.uses, self.scratch);
+        if results {
             k.pack_across(isa, self.len);
             v.look(self.len);
         }
-        if self.output || decays.none {
+        if results || state && decays.none {
             v.pack_along(isa, self.len);
         }
-        if !decays.none {
+        if state && !decays.none {
             v.rows[0].along(isa, self.len, Some(&*decays.omega), &mut v.weighted[0]);
         }
     }

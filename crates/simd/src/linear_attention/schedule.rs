@@ -59,6 +59,20 @@ pub struct Place<'a> {
     pub tokens: Range<usize>,
 }
 
+/// What the operands of a chunk are read for.
+#[derive(Debug, Clone, Copy)]
+pub struct Uses {
+    /// The results of the chunk.
+    pub results: bool,
+    /// The state at its end, or where one goes back the gradient by the state at its begin.
+    pub state: bool,
+}
+
+impl Uses {
+    /// The state alone.
+    pub const STATE: Self = Uses { results: false, state: true };
+}
+
 impl<'a> Place<'a> {
     /// A head of a sequence, by span or all of it at once.
     fn of(

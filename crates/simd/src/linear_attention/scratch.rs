@@ -7,8 +7,9 @@ use super::decays::{Decays, LogTangents};
 use super::flow::Flow;
 use super::operands::{Operands, Results};
 use super::rows::Factor;
-use super::schedule::Schedule;
+use super::schedule::{Schedule, Uses};
 use super::state::Shape;
+use crate::lanes::matrix::BLOCK;
 use crate::lanes::{Isa, Kernel};
 use crate::tile::STRIDE;
 use crate::workspace::Parts;
@@ -33,7 +34,7 @@ pub struct Scratch<'m> {
     pub beta: &'m mut [f32],
     /// dg or gg.
     pub flow: Flow<'m>,
-    /// dq / σ of the chunk.
+    /// dq / σ of the chunk; in bf16 of 32 queries.
     pub dq: [&'m mut [f32]; 2],
     /// dk and dv of the chunk, or gk and gv; and gdout.
     pub dk: &'m mut [f32],
@@ -110,6 +111,7 @@ impl<'m> Scratch<'m> {
         let [v, dout] = [v, dout].map(|tangent| both(width, tangent));
         let tile = cut.micro.next_multiple_of(cut.rows) * STRIDE;
         let result = |stride: usize| cut.chunk.next_multiple_of(cut.rows).saturating_mul(stride);
+        let queries = if cut.bf16 { BLOCK.saturating_mul(strides[0]) } else { result(strides[0]) };
         let states =
             |shape: Shape, count: usize| shape.len().saturating_mul(order).saturating_mul(count);
         let only_second = |len: usize| if second { len } else { 0 };
@@ -131,7 +133,7 @@ impl<'m> Scratch<'m> {
             b: both(tile, second).map(|len| parts.room(len)),
             dk: parts.group("results of a chunk").room(result(strides[0])),
             dv: parts.room(result(strides[1])),
-            dq: [result(strides[0]), only_second(result(strides[0]))].map(|len| parts.room(len)),
+            dq: [queries, only_second(result(strides[0]))].map(|len| parts.room(len)),
             gdout: parts.room(only_second(result(strides[1]))),
             state: parts.group("states of a chunk").room(only_second(states(shape, 1))),
             state_transposed: parts.room(states(transposed, 1)),
@@ -183,45 +185,47 @@ impl Kernel for PackKeys<'_, '_> {
     }
 }
 
-/// Packs the queries and cotangents of a query head in a chunk: for the states alone, or for gradients.
+/// Packs the queries and cotangents of a query head in a chunk.
 pub struct PackQueries<'a, 'm> {
     pub len: usize,
-    pub gradients: bool,
+    pub uses: Uses,
     pub scratch: &'a mut Scratch<'m>,
 }
 
 impl Kernel for PackQueries<'_, '_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let PackQueries { len, gradients, scratch } = self;
+        let PackQueries { len, uses: Uses { results, state }, scratch } = self;
         let Scratch { decays, log_tangents, q, dout, flow, scale, second, .. } = scratch;
         let ([rows, tangent], [weighted, weighted_tangent]) = (&dout.rows, &mut dout.weighted);
         if *second {
             let [log_tangent, _] = log_tangents.lists();
-            rows.along(isa, len, Some(decays.alpha), weighted);
-            tangent.tangent_along(isa, len, rows, decays.alpha, log_tangent, weighted_tangent);
-            if gradients {
+            if state {
+                rows.along(isa, len, Some(decays.alpha), weighted);
+                tangent.tangent_along(isa, len, rows, decays.alpha, log_tangent, weighted_tangent);
+            }
+            if results {
                 q.pack_along(isa, len);
                 dout.pack_along(isa, len);
             }
         } else {
             // x is free until the gradients are computed.
             let x = &mut *flow.x;
-            if !decays.none {
+            if state && !decays.none {
                 for (weight, &alpha) in x.iter_mut().zip(&*decays.alpha).take(len) {
                     *weight = *scale * alpha;
                 }
                 rows.along(isa, len, Some(x), weighted);
             }
             x[..len].fill(*scale);
-            if gradients || decays.none {
+            if results || state && decays.none {
                 rows.along(isa, len, Some(x), &mut dout.along[0]);
             }
-            if gradients {
+            if results {
                 q.rows[0].along(isa, len, Some(x), &mut q.along[0]);
             }
         }
-        if gradients {
+        if results {
             q.look(len);
             dout.look(len);
         }

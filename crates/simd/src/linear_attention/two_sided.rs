@@ -24,7 +24,7 @@ use super::bf16_gradient;
 use super::gradient::{Behind, Chunk};
 use super::operands::{Operands, Results};
 use super::rows::Rows;
-use super::schedule::{Place, Schedule, States, portions};
+use super::schedule::{Place, Schedule, States, Uses, portions};
 use super::scratch::{PackKeys, PackQueries, Scratch, Wanted};
 use super::state::{Advance, Carry, add_to, combine, combined, pass_on};
 use super::words;
@@ -66,6 +66,15 @@ struct Targets<'o> {
     g: Option<TensorMut<'o, Ix3>>,
 }
 
+/// Some rows of one head of a target.
+fn part<'t>(
+    to: &'t mut Option<TensorMut<'_, Ix3>>,
+    head: usize,
+    rows: Range<usize>,
+) -> Option<TensorMut<'t, Ix2>> {
+    to.as_mut().map(|to| to.view_mut().slice(s![head, rows, ..]))
+}
+
 /// Writes factor · rows that lie `stride` apart as some rows of one head of a target.
 fn write(
     level: Level,
@@ -76,8 +85,8 @@ fn write(
     stride: usize,
     factor: f32,
 ) {
-    if let Some(to) = to {
-        to.view_mut().slice(s![head, rows, ..]).write_rows_by(level, from, stride, factor);
+    if let Some(mut to) = part(to, head, rows) {
+        to.write_rows_by(level, from, stride, factor);
     }
 }
 
@@ -233,16 +242,15 @@ impl<'a> TwoSidedSweep<'a> {
         }
     }
 
-    /// Reads the queries and cotangents of a query head in a chunk, for the states alone or for
-    /// gradients.
-    fn read_head(&self, chunk: &Place<'_>, member: usize, gradients: bool, to: &mut Scratch<'_>) {
+    /// Reads the queries and cotangents of a query head in a chunk.
+    fn read_head(&self, chunk: &Place<'_>, member: usize, uses: Uses, to: &mut Scratch<'_>) {
         let Schedule { problem, options, order, .. } = self.schedule;
         let (head, len) = (chunk.head * problem.group() + member, chunk.tokens.len());
         let Operands { q, dout, .. } = &self.operands;
         let [of_q, of_dout] = [q, dout].map(|x| chunk.rows(x, head));
         if self.schedule.cut.bf16 {
             let (level, scale) = (options.level, to.scale);
-            to.tiles.read_head(level, &to.decays, [of_q[0], of_dout[0]], len, scale);
+            to.tiles.read_head(level, &to.decays, [of_q[0], of_dout[0]], len, scale, uses.state);
         } else {
             to.q.read(of_q);
             to.dout.read(of_dout);
@@ -264,7 +272,7 @@ impl<'a> TwoSidedSweep<'a> {
             }
             q.scale(len, to.scale);
         }
-        options.level.run(PackQueries { len, gradients, scratch: to });
+        options.level.run(PackQueries { len, uses, scratch: to });
     }
 
     /// Sᵀ after each chunk of a span, from the span alone. Returns the last.
@@ -316,7 +324,7 @@ impl<'a> TwoSidedSweep<'a> {
             self.read_decays(&chunk, scratch);
             self.decay_back(n == 0, scratch);
             for member in 0..self.schedule.problem.group() {
-                self.read_head(&chunk, member, false, scratch);
+                self.read_head(&chunk, member, Uses::STATE, scratch);
                 self.advance_back(chunk.tokens.len(), scratch);
             }
         }
@@ -391,24 +399,20 @@ impl<'a> TwoSidedSweep<'a> {
             let blank = tokens.start == 0 && !problem.initial_state;
             let mut at = At { level: options.level, chunk, to, sums };
             for member in 0..problem.group() {
-                self.read_head(&at.chunk, member, true, scratch);
+                let uses = Uses { results: true, state: more };
+                self.read_head(&at.chunk, member, uses, scratch);
                 if more {
                     self.advance_back(len, scratch);
                 }
-                let dscale = &mut at.sums[1];
                 if cut.bf16 {
-                    let chunk = bf16_gradient::Chunk { len, wanted, blank, scratch, dscale };
-                    options.level.run_tiles(chunk).unwrap_or_default();
+                    at.bf16_chunk((len, blank), wanted, member, scratch);
                 } else {
+                    let dscale = &mut at.sums[1];
                     options.level.run(Chunk { len, wanted, blank, scratch, dscale });
+                    at.finish_queries(self, member, scratch);
                 }
-                at.finish_queries(self, member, scratch);
             }
-            if cut.bf16 {
-                let keys = bf16_gradient::Finish { len, wanted, scratch };
-                options.level.run_tiles(keys).unwrap_or_default();
-            }
-            at.finish_keys(wanted, scratch);
+            at.finish_keys(cut.bf16, wanted, scratch);
         }
     }
 
@@ -462,11 +466,33 @@ impl At<'_, '_> {
         start - self.to.start..end - self.to.start
     }
 
+    /// The gradients of the chunk by what one query head has, and what it gives to those of keys, in bf16.
+    fn bf16_chunk(
+        &mut self,
+        (len, blank): (usize, bool),
+        wanted: Wanted,
+        member: usize,
+        scratch: &mut Scratch<'_>,
+    ) {
+        let rows = self.rows();
+        let to = part(&mut self.to.q, member, rows);
+        let dscale = &mut self.sums[1];
+        let chunk = bf16_gradient::Chunk { len, wanted, blank, scratch, dscale, to };
+        self.level.run_tiles(chunk).unwrap_or_default();
+    }
+
     /// Writes the results of the keys of the chunk.
-    fn finish_keys(&mut self, wanted: Wanted, scratch: &Scratch<'_>) {
+    fn finish_keys(&mut self, bf16: bool, wanted: Wanted, scratch: &mut Scratch<'_>) {
         let (rows, [dim, width]) = (self.rows(), scratch.strides);
-        write(self.level, &mut self.to.k, 0, rows.clone(), scratch.dk, dim, 1.0);
-        write(self.level, &mut self.to.v, 0, rows.clone(), scratch.dv, width, 1.0);
+        if bf16 {
+            let len = rows.len();
+            let to = [&mut self.to.k, &mut self.to.v].map(|to| part(to, 0, rows.clone()));
+            let keys = bf16_gradient::Finish { len, scratch, to };
+            self.level.run_tiles(keys).unwrap_or_default();
+        } else {
+            write(self.level, &mut self.to.k, 0, rows.clone(), scratch.dk, dim, 1.0);
+            write(self.level, &mut self.to.v, 0, rows.clone(), scratch.dv, width, 1.0);
+        }
         if wanted.g {
             let dg = &scratch.flow.dg[..rows.len()];
             write(self.level, &mut self.to.g, 0, rows, dg, 1, 1.0);

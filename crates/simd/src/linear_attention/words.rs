@@ -37,11 +37,12 @@ pub struct Words<'m> {
 }
 
 impl<'m> Words<'m> {
-    /// For rows of `dim` elements, across, weighted and in columns where that is asked for.
-    pub fn new(parts: &mut Parts<'m>, cut: &Cut, dim: usize, forms: [bool; 3]) -> Self {
+    /// For rows of `dim` elements; across, along, weighted and in columns where that is asked for. The last two are
+    /// made of what lies along.
+    pub fn new(parts: &mut Parts<'m>, cut: &Cut, dim: usize, forms: [bool; 4]) -> Self {
         let len = if cut.bf16 { Form::len(cut.chunk, dim) } else { 0 };
-        let [rows, along] = [len; 2].map(|len| parts.room(len));
-        let [across, weighted, columns] =
+        let rows = parts.room(len);
+        let [across, along, weighted, columns] =
             forms.map(|wanted| parts.room(if wanted { len } else { 0 }));
         Words { rows, across, along, weighted, columns, dim, finite: true }
     }
@@ -127,7 +128,7 @@ impl Words<'_> {
     /// Becomes rows, and 0 behind them.
     #[inline(always)]
     fn read(&mut self, source: &BitRows<'_>, len: usize) {
-        let (dim, depth, mut carried) = (self.dim, self.depth(), 0);
+        let (dim, depth, mut carried) = (self.dim, self.depth(), [0; BLOCK]);
         for i in 0..len.next_multiple_of(BLOCK) {
             let at = i / SIDE * depth * WORDS + i % SIDE * SIDE;
             let lines = self.rows[at..].chunks_mut(WORDS).take(depth);
@@ -143,34 +144,42 @@ impl Words<'_> {
             let mut first = 0;
             if let Some(row) = row {
                 for (bits, line) in row.as_chunks::<BLOCK>().0.iter().zip(&mut lines) {
-                    carried |= write_line(bits, line);
+                    write_line(bits, line, &mut carried);
                     first += BLOCK;
                 }
             }
             for (line, first) in lines.zip((first..dim).step_by(BLOCK)) {
                 let mut bits = [0; BLOCK];
                 source.read_bits(i, first..dim.min(first + BLOCK), &mut bits);
-                carried |= write_line(&bits, line);
+                write_line(&bits, line, &mut carried);
             }
         }
-        self.finite = carried & 0x8000 == 0;
+        self.finite = carried.iter().all(|carried| carried & 0x8000 == 0);
     }
 }
 
-/// Words of neighbours. Returns bits of which the highest is set if an element is not finite.
+/// Words of neighbours. Of `carried`, which all lines have in common, a highest bit is set if an element is not finite.
 #[inline(always)]
-fn write_line(bits: &[u16; BLOCK], line: &mut [f32]) -> u16 {
-    for (to, [even, odd]) in line.iter_mut().zip(bits.as_chunks::<2>().0) {
-        *to = word((*even).into(), (*odd).into());
+fn write_line(bits: &[u16; BLOCK], line: &mut [f32], carried: &mut [u16; BLOCK]) {
+    match cfg!(target_endian = "little") {
+        true => bytemuck::cast_slice_mut(line).copy_from_slice(bits),
+        false => {
+            for (to, [even, odd]) in line.iter_mut().zip(bits.as_chunks::<2>().0) {
+                *to = word((*even).into(), (*odd).into());
+            }
+        }
     }
-    // An exponent of ones carries into the sign.
-    bits.iter().fold(0, |carried, x| carried | ((x & 0x7fff) + 0x80))
+    for (carried, x) in carried.iter_mut().zip(bits) {
+        // An exponent of ones carries into the sign.
+        *carried |= (x & 0x7fff) + 0x80;
+    }
 }
 
-/// Forms in which an operand is packed beside its rows and along.
+/// Forms in which an operand is packed beside its rows.
 #[derive(Clone, Copy, Default)]
 pub struct Forms<'a> {
     pub across: bool,
+    pub along: bool,
     pub columns: bool,
     /// Weights of the rows, and a factor of all.
     pub weights: Option<(&'a [f32], f32)>,
@@ -201,7 +210,9 @@ impl MatrixKernel for Pack<'_, '_> {
                         |at| by.turn(&rows[at..][..WORDS], &mut across[at..][..WORDS]),
                     );
                 }
-                zip_rows(by, rows, at, &mut along[(block * tiles + 2 * col) * WORDS..]);
+                if forms.along {
+                    zip_rows(by, rows, at, &mut along[(block * tiles + 2 * col) * WORDS..]);
+                }
             }
         }
         for tile in 0..len.div_ceil(BLOCK) * tiles {

@@ -8,9 +8,9 @@ use ndarray::{Array1, Array2, ArrayD, ArrayView2, ShapeBuilder, arr0};
 
 /// The levels of this machine, and those that the feature `emulation` adds.
 fn levels() -> Vec<Level> {
-    let mut all = Level::of_pairs().to_vec();
+    let all = Level::of_pairs().to_vec();
     #[cfg(feature = "emulation")]
-    all.extend(Level::emulated());
+    let all = [&all[..], &Level::emulated()].concat();
     if all.is_empty() {
         println!("skipped: {}", Level::lacks("avx512bf16"));
     }
