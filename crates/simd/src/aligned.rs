@@ -10,22 +10,77 @@ pub const LINE: usize = 64;
 /// Elements that may have to be skipped to reach one.
 const SKIPPED: usize = LINE / size_of::<f32>() - 1;
 
+/// Bytes from which on memory lies in huge pages, where the system has them: below, the allocator may hold it back for
+/// the next caller.
+#[cfg(target_os = "linux")]
+const HUGE: usize = 32 << 20;
+
 /// A vector of f32 whose first element begins a cache line. A load of a whole register from a
 /// multiple of its width then never touches two lines; from memory as it comes, every load of
 /// AVX-512 would. It lies in a plain vector, a few elements longer: allocators give back large
 /// blocks of an alignment of their own at once, and every page is then cleared again at its next use.
 #[derive(Debug, Default)]
 pub struct Aligned {
-    elements: Vec<f32>,
+    elements: Memory,
     start: usize,
     len: usize,
+}
+
+/// Elements of f32 that are 0 at first.
+#[derive(Debug)]
+enum Memory {
+    Vector(Vec<f32>),
+    /// Pages of the system, huge ones if it has them to spare.
+    #[cfg(target_os = "linux")]
+    Pages(memmap2::MmapMut),
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Memory::Vector(Vec::new())
+    }
+}
+
+impl Memory {
+    fn zeros(len: usize, what: &str) -> Result<Self, Error> {
+        #[cfg(target_os = "linux")]
+        if let Some(bytes) = len.checked_mul(size_of::<f32>()).filter(|&bytes| bytes >= HUGE) {
+            let short = |_| Error::Memory { what: what.to_string(), bytes };
+            let pages = memmap2::MmapMut::map_anon(bytes).map_err(short)?;
+            // A system without huge pages refuses the advice, and has pages nevertheless.
+            let _ = pages.advise(memmap2::Advice::HugePage);
+            return Ok(Memory::Pages(pages));
+        }
+        Ok(Memory::Vector(zeroed(len, what)?))
+    }
+}
+
+impl Deref for Memory {
+    type Target = [f32];
+    fn deref(&self) -> &[f32] {
+        match self {
+            Memory::Vector(elements) => elements,
+            #[cfg(target_os = "linux")]
+            Memory::Pages(pages) => bytemuck::cast_slice(pages),
+        }
+    }
+}
+
+impl DerefMut for Memory {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        match self {
+            Memory::Vector(elements) => elements,
+            #[cfg(target_os = "linux")]
+            Memory::Pages(pages) => bytemuck::cast_slice_mut(pages),
+        }
+    }
 }
 
 impl Aligned {
     /// Zeros, or the error that there is no memory for them. Large ones come from the operating
     /// system as they are first touched, by whichever thread does.
     pub fn zeros(len: usize, what: &str) -> Result<Self, Error> {
-        let elements: Vec<f32> = zeroed(len.saturating_add(SKIPPED), what)?;
+        let elements = Memory::zeros(len.saturating_add(SKIPPED), what)?;
         let start = elements.as_ptr().align_offset(LINE).min(SKIPPED);
         Ok(Aligned { elements, start, len })
     }
@@ -79,6 +134,17 @@ mod tests {
             aligned.fill(1.0);
         }
         assert_eq!(&*Aligned::zeros(17, "test").unwrap(), &[0.0; 17]);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn huge_ones_are_zeros_and_may_be_written() {
+        let mut aligned = Aligned::zeros(HUGE / size_of::<f32>() + 3, "test").unwrap();
+        aligned.resize(aligned.capacity());
+        assert_eq!(aligned.as_ptr().align_offset(LINE), 0);
+        assert!(aligned.len() * size_of::<f32>() >= HUGE && aligned.iter().all(|&x| x == 0.0));
+        aligned.fill_all(1.0);
+        assert_eq!(aligned.last(), Some(&1.0));
     }
 
     #[test]
