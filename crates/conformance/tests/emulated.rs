@@ -37,4 +37,5 @@ fn laws_of_linear_cross_entropy_hold_of_kernels_in_bf16() {
 #[test]
 fn laws_of_linear_attention_hold_of_kernels_in_bf16() {
     hold(vec![Algorithm::LinearAttention], Precision::Flash);
+    hold(vec![Algorithm::LinearAttention], Precision::Split2);
 }

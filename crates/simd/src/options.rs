@@ -116,11 +116,7 @@ impl Options {
 
     /// True if operands of this type may be multiplied as pairs, and the level does so of an algorithm.
     pub(crate) fn pairs(&self, of: Algorithm, dtype: Dtype) -> bool {
-        let rounds = match self.precision {
-            Precision::Strict => false,
-            Precision::Split2 => of != Algorithm::LinearAttention,
-            Precision::Flash => true,
-        };
+        let rounds = self.precision != Precision::Strict;
         rounds && dtype == Dtype::Bf16 && self.level.multiplies_pairs(of)
     }
 }

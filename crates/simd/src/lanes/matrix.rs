@@ -136,6 +136,23 @@ impl Pairing {
         (self.joined(by, x, y), Some(self.joined(by, of_x, of_y)))
     }
 
+    /// Writes the words of two registers of weights into memory that holds as many of each piece.
+    #[inline(always)]
+    pub fn store<M: Matrix>(
+        self,
+        by: M,
+        pair: [F32<M>; 2],
+        (words, to): (&mut [f32], usize),
+        pieces: usize,
+    ) {
+        let (first, second) = self.of(by, pair, pieces);
+        first.store(&mut words[to..]);
+        if let Some(second) = second {
+            let apart = words.len() / 2;
+            second.store(&mut words[apart + to..]);
+        }
+    }
+
     #[inline(always)]
     fn joined<M: Matrix>(self, by: M, x: F32<M>, y: F32<M>) -> F32<M> {
         match self {

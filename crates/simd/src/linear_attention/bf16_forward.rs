@@ -9,7 +9,9 @@ use super::words::{Forms, Round, Words, multiply_state, scale_rows};
 use crate::Level;
 use crate::element::{Tensor, TensorMut};
 use crate::lanes::Lanes;
-use crate::lanes::matrix::{BLOCK, F32, Matrix, MatrixKernel, Product, SIDE, Tiles, WORDS};
+use crate::lanes::matrix::{
+    BLOCK, F32, Matrix, MatrixKernel, Pairing, Pieces, Product, SIDE, Tiles, WORDS,
+};
 use crate::pack::Form;
 use crate::tile::STRIDE;
 use crate::workspace::Parts;
@@ -26,6 +28,7 @@ pub struct TileScratch<'m> {
     weights: &'m mut [f32],
     /// S.
     state: &'m mut [f32],
+    pieces: usize,
 }
 
 impl<'m> TileScratch<'m> {
@@ -38,8 +41,9 @@ impl<'m> TileScratch<'m> {
             v: Words::new(parts, cut, width, [false, true, true, false]),
             s: parts.room(room(BLOCK * STRIDE)),
             p: parts.room(room(STRIDE)),
-            weights: parts.room(room(Form::len(BLOCK, cut.chunk))),
-            state: parts.room(room(Form::len(dim, width))),
+            weights: parts.room(room(cut.pieces * Form::len(BLOCK, cut.chunk))),
+            state: parts.room(room(Form::len(dim, width).saturating_mul(cut.pieces))),
+            pieces: cut.pieces,
         }
     }
 }
@@ -63,8 +67,8 @@ impl TileScratch<'_> {
 
     /// Rounds S.
     pub fn round(&mut self, level: Level, shape: Shape, state: &[f32]) {
-        let along = Some(&mut *self.state);
-        level.run_tiles(Round { shape, state, along, across: None }).unwrap_or_default();
+        let (along, pieces) = (Some(&mut *self.state), self.pieces);
+        level.run_tiles(Round { shape, state, along, across: None, pieces }).unwrap_or_default();
     }
 
     /// Reads the queries of a head.
@@ -102,7 +106,7 @@ impl Outputs<'_, '_> {
     #[inline(always)]
     fn block<M: Matrix>(&mut self, by: M, block: usize) {
         let Outputs { len, blank, decays, o, stride, scratch, to, scale } = self;
-        let TileScratch { q, k, v, s: scores, p, weights, state } = &mut **scratch;
+        let TileScratch { q, k, v, s: scores, p, weights, state, pieces } = &mut **scratch;
         let (first, stride) = (block * BLOCK, *stride);
         let rows = first..(*len).min(first + BLOCK);
         let o = &mut o[..BLOCK * stride];
@@ -121,6 +125,7 @@ impl Outputs<'_, '_> {
         match blank {
             true => o.fill(0.0),
             false => {
+                let state = Pieces::new(state, *pieces);
                 multiply_state(by, q.left(block), depth, state, v.tiles(), (o, stride));
                 if !decays.none {
                     scale_rows(
@@ -135,7 +140,7 @@ impl Outputs<'_, '_> {
         for r in 0..BLOCK {
             let row = &mut scores[r * STRIDE..][..cols];
             let none = decays.none;
-            let p = weigh(by, decays, first + r, p, row, weights);
+            let p = weigh(by, decays, first + r, p, row, (weights, *pieces));
             if !v.finite && rows.contains(&(first + r)) {
                 let sum = &mut o[r * stride..][..stride];
                 for j in seen(none, p, first + r) {
@@ -144,18 +149,11 @@ impl Outputs<'_, '_> {
             }
         }
         if v.finite {
-            let a = Tiles { words: weights, steps: [cols / BLOCK, 1] };
-            let (cols, depth) = (v.tiles(), cols / BLOCK);
-            by.multiply(Product {
-                c: o,
-                stride,
-                fresh: false,
-                a,
-                b: v.summed(0),
-                rows: 2,
-                cols,
-                depth,
-            });
+            let (cols, depth, b) = (v.tiles(), cols / BLOCK, v.summed(0));
+            for words in Pieces::new(weights, *pieces).each() {
+                let (c, a) = (&mut *o, Tiles { words, steps: [depth, 1] });
+                by.multiply(Product { c, stride, fresh: false, a, b, rows: 2, cols, depth });
+            }
         }
         to.view_mut().slice(s![rows, ..]).write_rows(o, stride, *scale);
     }
@@ -170,7 +168,7 @@ fn weigh<'p, M: Matrix>(
     i: usize,
     p: &'p mut [f32],
     row: &mut [f32],
-    weights: &mut [f32],
+    (weights, pieces): (&mut [f32], usize),
 ) -> &'p [f32] {
     let (isa, lanes, r, depth) = (by.isa(), F32::<M>::N, i % BLOCK, row.len() / BLOCK);
     let line = r / SIDE * depth * WORDS + r % SIDE * SIDE;
@@ -182,7 +180,7 @@ fn weigh<'p, M: Matrix>(
                 let col = col + 2 * part;
                 let low = F32::<M>::load(isa, &row[col..]);
                 let high = F32::<M>::load(isa, &row[col + lanes..]);
-                by.neighbours(low, high).store(&mut weights[line + part..]);
+                Pairing::Neighbours.store(by, [low, high], (weights, line + part), pieces);
             }
         }
         return p;
@@ -197,7 +195,7 @@ fn weigh<'p, M: Matrix>(
                 let score = F32::<M>::load(isa, &row[col + n * lanes..]);
                 *weight = zero.select_less(p, score * p, zero);
             }
-            by.neighbours(pair[0], pair[1]).store(&mut weights[line + part..]);
+            Pairing::Neighbours.store(by, pair, (weights, line + part), pieces);
         }
     }
     p

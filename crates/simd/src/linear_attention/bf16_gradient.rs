@@ -14,7 +14,9 @@ use super::state::{Shape, inner};
 use super::words::{multiply_state, scale_rows};
 use crate::element::TensorMut;
 use crate::lanes::Lanes;
-use crate::lanes::matrix::{BLOCK, F32, Matrix, MatrixKernel, Product, SIDE, Tiles, WORDS};
+use crate::lanes::matrix::{
+    BLOCK, F32, Matrix, MatrixKernel, Pairing, Pieces, Product, SIDE, Tiles, WORDS,
+};
 use crate::tile::STRIDE;
 use ndarray::{Ix2, s};
 
@@ -34,7 +36,8 @@ impl MatrixKernel for Behind<'_, '_> {
     #[inline(always)]
     fn run<M: Matrix>(self, by: M) {
         let Behind { len, wanted, states, shape, decays, flow, strides, tiles } = self;
-        let TileScratch { k, v, back: [along, across], of_back: [of_v, of_k], .. } = tiles;
+        let TileScratch { k, v, back, of_back: [of_v, of_k], pieces, .. } = tiles;
+        let [along, across] = back.each_ref().map(|words| Pieces::new(words, *pieces));
         for block in 0..len.div_ceil(BLOCK) {
             let [to_k, to_v] = strides.map(|stride| block * BLOCK * stride);
             if wanted.k || wanted.g {
@@ -130,22 +133,27 @@ impl Chunk<'_, '_> {
             self.two_rows(by, first, r, cols);
         }
         let Scratch { tiles, dq: [dq, _], strides, .. } = &mut *self.scratch;
-        let TileScratch { k, pairs, of_keys, turned, .. } = tiles;
+        let TileScratch { k, pairs, of_keys, turned, pieces, .. } = tiles;
         let all = 2 * self.len.div_ceil(BLOCK);
         for ((pairs, turned), _) in
             pairs.iter().zip(turned).zip(needs).filter(|(_, needed)| *needed)
         {
-            for (tile, to) in
-                turned[block * all * WORDS..].chunks_exact_mut(WORDS).enumerate().take(cols / SIDE)
+            let apart = turned.len() / *pieces;
+            for (pairs, turned) in
+                Pieces::new(pairs, *pieces).each().zip(turned.chunks_exact_mut(apart))
             {
-                by.turn(&pairs[tile * WORDS..], to);
+                let tiles = turned[block * all * WORDS..].chunks_exact_mut(WORDS);
+                for (tile, to) in tiles.enumerate().take(cols / SIDE) {
+                    by.turn(&pairs[tile * WORDS..], to);
+                }
             }
         }
         if self.wanted.dq && k.finite {
-            let a = Tiles { words: of_keys, steps: [cols / BLOCK, 1] };
-            let (c, b, stride) = (&mut **dq, k.summed(0), strides[0]);
-            let (cols, depth) = (k.tiles(), cols / BLOCK);
-            by.multiply(Product { c, stride, fresh: false, a, b, rows: 2, cols, depth });
+            let (b, stride, cols, depth) = (k.summed(0), strides[0], k.tiles(), cols / BLOCK);
+            for words in Pieces::new(of_keys, *pieces).each() {
+                let (c, a) = (&mut **dq, Tiles { words, steps: [depth, 1] });
+                by.multiply(Product { c, stride, fresh: false, a, b, rows: 2, cols, depth });
+            }
         }
     }
 
@@ -171,7 +179,7 @@ impl Chunk<'_, '_> {
     #[inline(always)]
     fn read_state<M: Matrix>(&mut self, by: M, block: usize) {
         let Scratch { decays, tiles, dq: [dq, _], strides, flow, scale, .. } = &mut *self.scratch;
-        let (TileScratch { q, dout, front, .. }, stride) = (tiles, strides[0]);
+        let (TileScratch { q, dout, front, pieces, .. }, stride) = (tiles, strides[0]);
         let rows = block * BLOCK..self.len.min((block + 1) * BLOCK);
         let dq = &mut dq[..BLOCK * stride];
         if self.blank {
@@ -179,6 +187,7 @@ impl Chunk<'_, '_> {
             flow.x[rows].fill(0.0);
             return;
         }
+        let front = Pieces::new(front, *pieces);
         multiply_state(by, dout.left(block), dout.depth(), front, q.tiles(), (dq, stride));
         if !decays.none {
             scale_rows(
@@ -204,8 +213,8 @@ impl Chunk<'_, '_> {
     fn two_rows<M: Matrix>(&mut self, by: M, first: usize, r: usize, cols: usize) {
         let (needs, end) = (self.needs(), self.len.next_multiple_of(BLOCK));
         let Scratch { decays, tiles, flow, scale, .. } = &mut *self.scratch;
-        let TileScratch { q, k, dout, products: [s, dov], p, pairs: [of_a, of_b], of_keys, .. } =
-            tiles;
+        let TileScratch { q, k, dout, products: [s, dov], p, .. } = tiles;
+        let (pieces, [of_a, of_b], of_keys) = (tiles.pieces, &mut tiles.pairs, &mut tiles.of_keys);
         let (isa, lanes, zero) = (by.isa(), F32::<M>::N, F32::<M>::splat(by.isa(), 0.0));
         let (none, gates, scale) = (decays.none, self.wanted.g, F32::<M>::splat(isa, *scale));
         for h in 0..2 {
@@ -250,13 +259,14 @@ impl Chunk<'_, '_> {
             for part in 0..2 {
                 let col = col + part * lanes;
                 let to = col / SIDE * WORDS + r / 2 * SIDE + col % SIDE;
-                by.stacked(a[0][part], a[1][part]).store(&mut of_a[to..]);
-                by.stacked(b[0][part], b[1][part]).store(&mut of_b[to..]);
+                for (x, words) in [(&a, &mut *of_a), (&b, &mut *of_b)] {
+                    Pairing::Stacked.store(by, [x[0][part], x[1][part]], (words, to), pieces);
+                }
             }
-            for (h, [low, high]) in b.into_iter().enumerate() {
+            for (h, pair) in b.into_iter().enumerate() {
                 let tile = (r + h) / SIDE * (cols / BLOCK) + col / BLOCK;
                 let to = tile * WORDS + (r + h) % SIDE * SIDE + col % BLOCK / 2;
-                by.neighbours(low, high).store(&mut of_keys[to..]);
+                Pairing::Neighbours.store(by, pair, (of_keys, to), pieces);
             }
         }
         if keep {
@@ -291,7 +301,7 @@ impl Chunk<'_, '_> {
     #[inline(always)]
     fn grow_keys<M: Matrix>(&mut self, by: M) {
         let Scratch { tiles, dk, dv, strides, .. } = &mut *self.scratch;
-        let TileScratch { q, dout, turned: [a, b], .. } = tiles;
+        let TileScratch { q, dout, turned: [a, b], pieces, .. } = tiles;
         let blocks = self.len.div_ceil(BLOCK);
         let terms =
             [(self.wanted.k, q, b, dk, strides[0]), (self.wanted.v, dout, a, dv, strides[1])];
@@ -301,16 +311,18 @@ impl Chunk<'_, '_> {
             }
             for block in 0..blocks {
                 let at = (block * 2 * blocks + 2 * block) * WORDS;
-                by.multiply(Product {
-                    c: &mut sum[block * BLOCK * stride..],
-                    stride,
-                    fresh: false,
-                    a: Tiles { words: &weights[at..], steps: [1, 2 * blocks] },
-                    b: rows.summed(block),
-                    rows: 2,
-                    cols: rows.tiles(),
-                    depth: blocks - block,
-                });
+                for words in Pieces::new(weights, *pieces).from(at).each() {
+                    by.multiply(Product {
+                        c: &mut sum[block * BLOCK * stride..],
+                        stride,
+                        fresh: false,
+                        a: Tiles { words, steps: [1, 2 * blocks] },
+                        b: rows.summed(block),
+                        rows: 2,
+                        cols: rows.tiles(),
+                        depth: blocks - block,
+                    });
+                }
             }
         }
     }

@@ -24,6 +24,8 @@ pub struct TileScratch<'m> {
     pub pairs: [&'m mut [f32]; 2],
     pub of_keys: &'m mut [f32],
     pub turned: [&'m mut [f32]; 2],
+    /// Numbers of bf16 as whose sum these are multiplied, and states.
+    pub pieces: usize,
     /// S across, D along and across.
     pub front: &'m mut [f32],
     pub back: [&'m mut [f32]; 2],
@@ -38,8 +40,9 @@ impl<'m> TileScratch<'m> {
         let (dim, width) = (shape.dim, shape.width);
         let room = |len: usize| if cut.bf16 { len } else { 0 };
         let rows = cut.chunk.next_multiple_of(BLOCK);
-        let (band, all) = (Form::len(BLOCK, cut.chunk), Form::len(cut.chunk, cut.chunk));
-        let state = room(Form::len(dim, width));
+        let [band, all, state] = [(BLOCK, cut.chunk), (cut.chunk, cut.chunk), (dim, width)]
+            .map(|(len, dim)| Form::len(len, dim).saturating_mul(cut.pieces));
+        let state = room(state);
         TileScratch {
             q: Words::new(parts, &cut, dim, [false, true, false, true]),
             k: Words::new(parts, &cut, dim, [true, true, false, true]),
@@ -50,6 +53,7 @@ impl<'m> TileScratch<'m> {
             pairs: [room(band); 2].map(|len| parts.room(len)),
             of_keys: parts.room(room(band)),
             turned: [room(all); 2].map(|len| parts.room(len)),
+            pieces: cut.pieces,
             front: parts.room(state),
             back: [state; 2].map(|len| parts.room(len)),
             of_back: strides.map(|stride| parts.room(room(rows.saturating_mul(stride)))),
@@ -102,8 +106,8 @@ impl TileScratch<'_> {
         len: usize,
     ) {
         let plain = is_plain(decays, schedule.problem.scale as f32);
-        let right = if plain { &*self.dout.along } else { &*self.dout.weighted };
-        let (shape, left) = (schedule.shape, &*self.q.columns);
+        let (right, shape) = (self.dout.summed_rows(plain), schedule.shape);
+        let left = &*self.q.columns;
         // Tokens from a reset on do not see what is before the chunk.
         let blocks = 0..decays.reset.min(len).div_ceil(BLOCK);
         let grow = Grow { shape, state, decay: 1.0, left, right, blocks };
@@ -112,11 +116,12 @@ impl TileScratch<'_> {
 
     /// Rounds S and D.
     pub fn round(&mut self, schedule: &Schedule<'_>, [front, back]: [&[f32]; 2]) {
-        let (level, shape) = (schedule.options.level, schedule.shape);
+        let (level, shape, pieces) = (schedule.options.level, schedule.shape, self.pieces);
         let across = Some(&mut *self.front);
-        level.run_tiles(Round { shape, state: front, along: None, across }).unwrap_or_default();
+        let front = Round { shape, state: front, along: None, across, pieces };
+        level.run_tiles(front).unwrap_or_default();
         let [along, across] = self.back.each_mut().map(|words| Some(&mut **words));
-        level.run_tiles(Round { shape, state: back, along, across }).unwrap_or_default();
+        level.run_tiles(Round { shape, state: back, along, across, pieces }).unwrap_or_default();
     }
 }
 

@@ -19,6 +19,8 @@ pub struct Cut {
     pub micro: usize,
     /// True if operands are bf16 and multiplied as they are: in blocks of tiles, and micro-chunks are chunks.
     pub bf16: bool,
+    /// Numbers of bf16 as whose sum is multiplied what is rounded.
+    pub pieces: usize,
     /// Bytes of a state.
     state: usize,
     /// Bytes of states that a backward pass may keep of a sequence.
@@ -49,7 +51,8 @@ impl Cut {
         let micro = micro.min(chunk).next_multiple_of(rows).min(chunk);
         let state = problem.extents.dim.saturating_mul(problem.value_dim);
         let state = state.saturating_mul(size_of::<f32>());
-        Ok(Cut { rows, cols, chunk, micro, bf16, state, kept: options.kept_states })
+        let (pieces, kept) = (options.precision.pieces(), options.kept_states);
+        Ok(Cut { rows, cols, chunk, micro, bf16, pieces, state, kept })
     }
 
     /// Tokens of a span of a sequence: whole chunks. The cut of a sequence is the same whatever runs

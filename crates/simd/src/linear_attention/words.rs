@@ -9,7 +9,7 @@ use super::state::Shape;
 use crate::Level;
 use crate::element::Tensor;
 use crate::lanes::matrix::{
-    BLOCK, F32, Matrix, MatrixKernel, Product, SIDE, Tiles, WORDS, element,
+    BLOCK, F32, Matrix, MatrixKernel, Pairing, Pieces, Product, SIDE, Tiles, WORDS, element,
 };
 use crate::lanes::pairs::word;
 use crate::lanes::{Isa, Lanes};
@@ -26,12 +26,13 @@ pub struct Words<'m> {
     /// As the left factor, and as the right one whose rows are the columns of the product.
     pub rows: &'m mut [f32],
     pub across: &'m mut [f32],
-    /// As the right factor whose rows are summed over; the same of rows times their weights.
+    /// As the right factor whose rows are summed over; the same of rows times their weights, in pieces.
     pub along: &'m mut [f32],
     pub weighted: &'m mut [f32],
     /// As the left factor whose rows are summed over.
     pub columns: &'m mut [f32],
     pub dim: usize,
+    pub pieces: usize,
     /// True if no element is a NaN or an infinity.
     pub finite: bool,
 }
@@ -40,11 +41,12 @@ impl<'m> Words<'m> {
     /// For rows of `dim` elements; across, along, weighted and in columns where that is asked for. The last two are
     /// made of what lies along.
     pub fn new(parts: &mut Parts<'m>, cut: &Cut, dim: usize, forms: [bool; 4]) -> Self {
-        let len = if cut.bf16 { Form::len(cut.chunk, dim) } else { 0 };
+        let (len, pieces) = (if cut.bf16 { Form::len(cut.chunk, dim) } else { 0 }, cut.pieces);
         let rows = parts.room(len);
-        let [across, along, weighted, columns] =
-            forms.map(|wanted| parts.room(if wanted { len } else { 0 }));
-        Words { rows, across, along, weighted, columns, dim, finite: true }
+        let lens = [len, len, len.saturating_mul(pieces), len];
+        let mut room = |form: usize| parts.room(if forms[form] { lens[form] } else { 0 });
+        let (across, along, weighted, columns) = (room(0), room(1), room(2), room(3));
+        Words { rows, across, along, weighted, columns, dim, pieces, finite: true }
     }
 }
 
@@ -88,6 +90,15 @@ impl Words<'_> {
     #[inline(always)]
     pub fn summed(&self, block: usize) -> Tiles<'_> {
         Tiles { words: &self.along[block * self.tiles() * WORDS..], steps: [1, self.tiles()] }
+    }
+
+    /// The rows along, or the same times their weights.
+    #[inline(always)]
+    pub fn summed_rows(&self, plain: bool) -> Pieces<'_> {
+        match plain {
+            true => Pieces::new(self.along, 1),
+            false => Pieces::new(self.weighted, self.pieces),
+        }
     }
 
     /// Element `c` of row `i`.
@@ -291,24 +302,25 @@ impl Words<'_> {
                         None => zero,
                     };
                 }
-                by.stacked(halves[0], halves[1]).store(&mut self.weighted[line..]);
+                Pairing::Stacked.store(by, halves, (self.weighted, line), self.pieces);
             }
         }
     }
 }
 
-/// Rounds a state, `[D][E]`, for products with rows of D elements (`along`) and with rows of E (`across`).
+/// Rounds a state, `[D][E]`, for products with rows of D elements (`along`) and with rows of E (`across`), into pieces.
 pub struct Round<'a> {
     pub shape: Shape,
     pub state: &'a [f32],
     pub along: Option<&'a mut [f32]>,
     pub across: Option<&'a mut [f32]>,
+    pub pieces: usize,
 }
 
 impl MatrixKernel for Round<'_> {
     #[inline(always)]
     fn run<M: Matrix>(self, by: M) {
-        let Round { shape, state, along, across } = self;
+        let Round { shape, state, along, across, pieces } = self;
         let [tall, wide] = [shape.dim, shape.width].map(|len| 2 * len.div_ceil(BLOCK));
         let lanes = F32::<M>::N;
         if let Some(along) = along {
@@ -319,22 +331,28 @@ impl MatrixKernel for Round<'_> {
                 for c in (0..BLOCK).step_by(lanes) {
                     let even = part(by, shape, state, 2 * line, panel, c);
                     let odd = part(by, shape, state, 2 * line + 1, panel, c);
-                    by.stacked(even, odd).store(&mut along[at + c / SIDE * WORDS + c % SIDE..]);
+                    let to = at + c / SIDE * WORDS + c % SIDE;
+                    Pairing::Stacked.store(by, [even, odd], (along, to), pieces);
                 }
             }
         }
         if let Some(across) = across {
             for (tile, panel) in (0..tall).flat_map(|d| (0..wide / 2).map(move |p| (d, p))) {
-                let mut rows = [0.0; WORDS];
-                for (r, to) in rows.chunks_exact_mut(SIDE).enumerate() {
+                let mut rows = [0.0; 2 * WORDS];
+                for r in 0..SIDE {
                     for c in (0..SIDE).step_by(lanes) {
                         let d = tile * SIDE + r;
                         let low = part(by, shape, state, d, panel, 2 * c);
                         let high = part(by, shape, state, d, panel, 2 * c + lanes);
-                        by.neighbours(low, high).store(&mut to[c..]);
+                        let to = (&mut rows[..pieces * WORDS], r * SIDE + c);
+                        Pairing::Neighbours.store(by, [low, high], to, pieces);
                     }
                 }
-                by.turn(&rows, &mut across[(panel * tall + tile) * WORDS..][..WORDS]);
+                let apart = across.len() / pieces;
+                let places = across.chunks_exact_mut(apart);
+                for (rows, across) in rows.chunks_exact(WORDS).zip(places) {
+                    by.turn(rows, &mut across[(panel * tall + tile) * WORDS..][..WORDS]);
+                }
             }
         }
     }
@@ -357,14 +375,14 @@ fn part<M: Matrix>(by: M, shape: Shape, state: &[f32], d: usize, panel: usize, c
     F32::<M>::load(isa, &some)
 }
 
-/// state ← decay · state + leftᵀ · right over some blocks of tokens, with `left` in columns and `right` along. Where
-/// the decay is 0 what the state held is absent.
+/// state ← decay · state + leftᵀ · right over some blocks of tokens, with `left` in columns and the pieces of `right`
+/// along. Where the decay is 0 what the state held is absent.
 pub struct Grow<'a> {
     pub shape: Shape,
     pub state: &'a mut [f32],
     pub decay: f32,
     pub left: &'a [f32],
-    pub right: &'a [f32],
+    pub right: Pieces<'a>,
     pub blocks: Range<usize>,
 }
 
@@ -381,16 +399,19 @@ impl MatrixKernel for Grow<'_> {
         }
         let first = if blocks.is_empty() { 0 } else { blocks.start };
         for (number, panel) in state.chunks_exact_mut(shape.panel()).enumerate() {
-            by.multiply(Product {
-                c: panel,
-                stride: BLOCK,
-                fresh: decay == 0.0,
-                a: Tiles { words: &left[first * tall * WORDS..], steps: [1, tall] },
-                b: Tiles { words: &right[(first * wide + 2 * number) * WORDS..], steps: [1, wide] },
-                rows: tall,
-                cols: 2,
-                depth: blocks.len(),
-            });
+            let right = right.from((first * wide + 2 * number) * WORDS);
+            for (piece, words) in right.each().enumerate() {
+                by.multiply(Product {
+                    c: &mut *panel,
+                    stride: BLOCK,
+                    fresh: decay == 0.0 && piece == 0,
+                    a: Tiles { words: &left[first * tall * WORDS..], steps: [1, tall] },
+                    b: Tiles { words, steps: [1, wide] },
+                    rows: tall,
+                    cols: 2,
+                    depth: blocks.len(),
+                });
+            }
         }
     }
 }
@@ -404,7 +425,7 @@ pub fn advance(
     [k, v]: [&Words<'_>; 2],
     len: usize,
 ) {
-    let right = if decays.none { &*v.along } else { &*v.weighted };
+    let right = v.summed_rows(decays.none);
     let blocks = decays.first / BLOCK..len.div_ceil(BLOCK);
     let grow = Grow { shape, state, decay, left: k.columns, right, blocks };
     level.run_tiles(grow).unwrap_or_default();
@@ -416,12 +437,14 @@ pub fn multiply_state<M: Matrix>(
     by: M,
     rows: Tiles<'_>,
     depth: usize,
-    state: &[f32],
+    state: Pieces<'_>,
     wide: usize,
     (c, stride): (&mut [f32], usize),
 ) {
-    let b = Tiles { words: state, steps: [1, wide] };
-    by.multiply(Product { c, stride, fresh: true, a: rows, b, rows: 2, cols: wide, depth });
+    for (piece, words) in state.each().enumerate() {
+        let (b, fresh) = (Tiles { words, steps: [1, wide] }, piece == 0);
+        by.multiply(Product { c: &mut *c, stride, fresh, a: rows, b, rows: 2, cols: wide, depth });
+    }
 }
 
 /// Rows `stride` apart times their weights; 0 where the weight is.
