@@ -38,3 +38,9 @@ fn laws_of_linear_cross_entropy_hold_of_kernels_in_bf16() {
 fn laws_of_linear_attention_hold_of_kernels_in_bf16() {
     hold(vec![Algorithm::LinearAttention], Precision::Flash);
 }
+
+#[test]
+fn laws_of_lazy_attention_hold_of_kernels_in_bf16() {
+    hold(vec![Algorithm::LazyAttention], Precision::Flash);
+    hold(vec![Algorithm::LazyAttention], Precision::Split2);
+}
