@@ -125,7 +125,7 @@ fn results_are_near_those_in_f32() {
     }
 }
 
-/// Where e is far smaller than P, Σ a P v does not err by the rounding of P.
+/// Sums of a P v do not err by the rounding of P, where e is far smaller.
 #[test]
 fn sums_of_weights_are_exact_where_little_is_left_of_them() {
     let mut case = Case::flat(problem(70, 133, 1).mask(Mask::Full), 0.03);

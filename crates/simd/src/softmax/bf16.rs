@@ -18,7 +18,7 @@ fn word_at(r: usize, col: usize) -> usize {
     line + col / BLOCK * WORDS + col % BLOCK / 2
 }
 
-/// Q Kᵀ of a block of 32 queries, in the columns of a strip of a tile of keys. The words of both factors begin with the
+/// Q Kᵀ of a block of 32 queries, in the columns of a strip of a tile of keys. The words of the factors begin with the
 /// block, and with the tile.
 #[inline(always)]
 pub fn multiply_scores<M: Matrix>(

@@ -46,7 +46,7 @@ use crate::tiles::tiles;
 use etalon_problem::Cover;
 use scratch::Numbers;
 use std::ops::Range;
-use unit::{InRegisters, InTiles, Unit, Values, Words};
+use unit::{F32, InRegisters, InTiles, Unit, Values, Words};
 
 /// A guard for each unit of lse and of an exponent: a few roundings.
 const GUARD: f32 = 4.0 * f32::EPSILON;
@@ -83,9 +83,6 @@ struct At {
     /// True if an operand is not finite.
     has_nonfinite: bool,
 }
-
-/// A register beside a unit.
-type F32<U> = <<U as Unit>::Isa as Isa>::F32;
 
 impl LazyScratch<'_> {
     /// The row of the memory of weights at which a block begins.
@@ -171,7 +168,7 @@ impl LazyTile<'_, '_, '_> {
 
     /// S of a block, and the maxima of its rows.
     #[inline(always)]
-    fn scores<U: Unit>(&mut self, unit: U, at: &At, largest: &mut [f32; BLOCK]) -> Option<Strip> {
+    fn scores<U: Unit>(&mut self, unit: U, at: &At, max: &mut [F32<U>; BLOCK]) -> Option<Strip> {
         let start = self.rows.start + at.first;
         let (rule, row) = (self.rule, self.scratch.row(at));
         let LazyScratch { q, weights, visible, .. } = &mut *self.scratch;
@@ -189,22 +186,24 @@ impl LazyTile<'_, '_, '_> {
             tanh: &mut [],
             visible: &mut visible[row * MAX_KEYS..],
         };
-        unit.scores(&factors, &mut block, largest)
+        unit.scores(&factors, &mut block, max)
     }
 
     /// p of a block, and what its rows add to m, l and n.
     #[inline(always)]
     fn softmax_weights<U: Unit>(&mut self, unit: U, at: &At) {
         let (isa, rows) = (unit.isa(), self.height::<U>(at));
-        let mut largest = [f32::NEG_INFINITY; BLOCK];
-        let found = self.scores(unit, at, &mut largest);
+        let mut max = [F32::<U>::splat(isa, f32::NEG_INFINITY); BLOCK];
+        let found = self.scores(unit, at, &mut max);
         *self.strip::<U>(at) = found.as_ref().map_or([0; 4], Strip::to_numbers);
         let Some(strip) = found else { return };
         let row = at.tile * self.scratch.numbers.m.len() + at.first;
         let place = self.scratch.row(at);
         let Numbers { m, l, n, m_of, top_of, .. } = &mut self.scratch.numbers;
-        for (r, &grown) in largest[..rows].iter().enumerate() {
-            let m = &mut m[at.first + r];
+        let mut largest = [f32::NEG_INFINITY; BLOCK];
+        for (r, max) in max[..rows].iter().enumerate() {
+            let (m, grown) = (&mut m[at.first + r], max.reduce_max());
+            largest[r] = grown;
             // From m = −∞ every score is growth.
             if grown > *m + RESCALE {
                 let factor =
@@ -300,7 +299,8 @@ impl LazyTile<'_, '_, '_> {
     /// S of a block whose weights did not stay; true if it has a visible pair.
     #[inline(always)]
     fn scores_again<U: Unit>(&mut self, unit: U, at: &At) -> bool {
-        self.scores(unit, at, &mut [0.0; BLOCK]).is_some()
+        let mut max = [F32::<U>::splat(unit.isa(), f32::NEG_INFINITY); BLOCK];
+        self.scores(unit, at, &mut max).is_some()
     }
 
     /// P = e^(S−lse) of a block, so that f = 1.

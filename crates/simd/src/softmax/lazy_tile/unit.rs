@@ -1,7 +1,7 @@
 //! The two ways to multiply of the kernels of lazy attention: registers of f32, and tiles of bf16.
 
 use crate::lanes::matrix::{BLOCK, Matrix, Pieces, WORDS};
-use crate::lanes::{Isa, Lanes, Tile};
+use crate::lanes::{Isa, Tile};
 use crate::pack::Packed;
 use crate::products::Sum;
 use crate::softmax::bf16;
@@ -9,6 +9,9 @@ use crate::softmax::scores::{Block, Factors, Row, Strip, score_block, strip};
 use crate::softmax::weights::Rows;
 use crate::tile::{MAX_KEYS, MAX_ROWS, STRIDE};
 use std::ops::Range;
+
+/// A register beside a unit.
+pub type F32<U> = <<U as Unit>::Isa as Isa>::F32;
 
 /// A way to multiply. Methods are `#[inline(always)]`, always.
 pub trait Unit: Copy {
@@ -27,12 +30,12 @@ pub trait Unit: Copy {
     /// Rows that are computed of a block, of which so many are left in the tile.
     fn rows(left: usize) -> usize;
 
-    /// S of a block and the largest of each row, or `None` if no pair of it is visible.
+    /// S of a block, and in `max` the largest of each row and lane; `None` if no pair of it is visible.
     fn scores(
         self,
         factors: &Factors<'_, '_>,
         block: &mut Block<'_>,
-        largest: &mut [f32; BLOCK],
+        max: &mut [F32<Self>; BLOCK],
     ) -> Option<Strip>;
 
     /// sum ← sum + weights · values, in some columns of a block.
@@ -84,14 +87,9 @@ impl<I: Isa> Unit for InRegisters<I> {
         self,
         factors: &Factors<'_, '_>,
         block: &mut Block<'_>,
-        largest: &mut [f32; BLOCK],
+        max: &mut [I::F32; BLOCK],
     ) -> Option<Strip> {
-        let mut max = [I::F32::splat(self.0, f32::NEG_INFINITY); MAX_ROWS];
-        let strip = score_block(self.0, factors, block, &mut max)?;
-        for (largest, max) in largest.iter_mut().zip(&max[..I::Tile::ROWS]) {
-            *largest = max.reduce_max();
-        }
-        Some(strip)
+        score_block(self.0, factors, block, max.first_chunk_mut::<MAX_ROWS>()?)
     }
 
     #[inline(always)]
@@ -126,16 +124,16 @@ impl<M: Matrix> Unit for InTiles<M> {
         self,
         factors: &Factors<'_, '_>,
         block: &mut Block<'_>,
-        largest: &mut [f32; BLOCK],
+        max: &mut [F32<Self>; BLOCK],
     ) -> Option<Strip> {
         let strip = strip(factors, BLOCK)?;
         bf16::multiply_scores(self.0, [factors.q, factors.k], factors.dim, &strip, block.s);
         let bias = factors.rule.bias(&factors.rows, &factors.cols);
-        for (r, largest) in largest.iter_mut().enumerate().take(factors.rows.len()) {
+        for (r, max) in max.iter_mut().enumerate().take(factors.rows.len()) {
             let s = &mut block.s[r * STRIDE..][..STRIDE];
             let visible = &mut block.visible[r * MAX_KEYS..][..MAX_KEYS];
             let mut row = Row { r, s, tanh: &mut [], visible };
-            *largest = row.score(self.isa(), factors, &bias, &strip).reduce_max();
+            *max = row.score(self.isa(), factors, &bias, &strip);
         }
         Some(strip)
     }
