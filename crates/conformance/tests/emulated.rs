@@ -17,7 +17,7 @@ fn hold(algorithms: Vec<Algorithm>, precision: Precision) {
         ..SuiteOptions::own(levels.iter().map(|level| level as &dyn Tier).collect())
     };
     let report = run(&options, &|_, _, _| {});
-    assert!(report.checks() > 90, "{} checks", report.checks());
+    assert!(report.checks() > 80, "{} checks", report.checks());
     let negative: Vec<_> = report.negative().take(5).collect();
     assert!(negative.is_empty(), "{negative:#?}");
 }
