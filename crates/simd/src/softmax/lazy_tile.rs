@@ -420,7 +420,7 @@ impl LazyTile<'_, '_, '_> {
             if !weights.is_empty() {
                 let sum = Sum { acc: &mut acc[at.first * stride..], stride };
                 let weights = Rows { weights, visible, pairs: ACTIVE, has_nonfinite };
-                unit.grow(sum, &weights, values, Words { words: &mut **words, pieces, rows }); // (E6)
+                unit.grow(sum, &weights, values, Words { words, pieces, rows }); // (E6)
             }
         }
     }
