@@ -102,7 +102,9 @@ fn every_choice_is_had_or_known_to_be_absent() {
                 Choice::States,
                 Choice::Workspace,
             ],
-            Some(("simd", "avx512bf16" | "amx")) => &[Choice::Filter],
+            Some(("simd", level)) if level.contains("bf16") || level.contains("amx") => {
+                &[Choice::Filter]
+            }
             Some(("cuda", "portable")) => &[Choice::States],
             Some(("cuda", _)) => &[Choice::States, Choice::Filter],
             Some(_) => &[],

@@ -20,7 +20,7 @@ named! {
         /// Of bf16 storage, P and dS, and of linear attention states and weighted rows, may be rounded to bf16 before
         /// they are multiplied: the profile `bf16-flash`. With the levels `avx512bf16` and `amx` attention,
         /// attention_lse, linear_attention and linear_cross_entropy do so, but for the second order, a step and
-        /// with a filter. Subnormal elements are read as 0 there.
+        /// with a filter, and of lazy_attention the forward pass. Subnormal elements are read as 0 there.
         Flash = "flash",
     }
 }
@@ -110,13 +110,16 @@ impl Options {
 
     /// True if a pass multiplies operands of this type as they are, not in f32.
     pub fn multiplies_bf16(&self, of: Algorithm, pass: Pass, dtype: Dtype) -> bool {
-        let first_order = matches!(pass, Pass::Forward | Pass::Backward | Pass::ForwardBackward);
-        first_order && self.pairs(of, dtype)
+        let there = match pass {
+            Pass::Forward => true,
+            Pass::Backward | Pass::ForwardBackward => of != Algorithm::LazyAttention,
+            _ => false,
+        };
+        there && self.pairs(of, dtype)
     }
 
     /// True if operands of this type may be multiplied as pairs, and the level does so of an algorithm.
     pub(crate) fn pairs(&self, of: Algorithm, dtype: Dtype) -> bool {
-        let rounds = self.precision != Precision::Strict;
-        rounds && dtype == Dtype::Bf16 && self.level.multiplies_pairs(of)
+        self.precision != Precision::Strict && dtype == Dtype::Bf16 && self.level.has_pairs()
     }
 }

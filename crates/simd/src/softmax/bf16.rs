@@ -1,11 +1,75 @@
-//! Weights in tiles of bf16, and products with them pair by pair.
+//! Products of bf16 that passes share: of scores, and with weights in tiles.
 
+use super::scores::Strip;
 use crate::lanes::Lanes;
-use crate::lanes::matrix::{BLOCK, F32, Matrix, Pairing, Pieces, SIDE, WORDS, element};
-use crate::tile::MAX_KEYS;
+use crate::lanes::matrix::{
+    BLOCK, F32, Matrix, Pairing, Pieces, Product, SIDE, Tiles, WORDS, element,
+};
+use crate::tile::{MAX_KEYS, STRIDE};
+use std::ops::Range;
 
 /// Tiles of weights side by side: of as many keys as a tile may have.
 pub const PANELS: usize = MAX_KEYS / BLOCK;
+
+/// The word of row `r` and column `col` in the tiles of a left factor of 32 rows.
+#[inline(always)]
+fn word_at(r: usize, col: usize) -> usize {
+    let line = r / SIDE * PANELS * WORDS + r % SIDE * SIDE;
+    line + col / BLOCK * WORDS + col % BLOCK / 2
+}
+
+/// Q Kᵀ of a block of 32 queries, in the columns of a strip of a tile of keys. The words of the factors begin with the
+/// block, and with the tile.
+#[inline(always)]
+pub fn multiply_scores<M: Matrix>(
+    by: M,
+    [q, k]: [&[f32]; 2],
+    dim: usize,
+    strip: &Strip,
+    s: &mut [f32],
+) {
+    let depth = dim.div_ceil(BLOCK);
+    let (from, cols) = (strip.cols.start / SIDE * depth * WORDS, strip.cols.len() / SIDE);
+    let a = Tiles { words: q, steps: [depth, 1] };
+    let b = Tiles { words: &k[from..], steps: [depth, 1] };
+    let c = &mut s[strip.cols.start..];
+    by.multiply(Product { c, stride: STRIDE, fresh: true, a, b, rows: 2, cols, depth });
+}
+
+/// sum ← sum + weights · the rows that `words` holds along, of which `depth` panels of 32 are summed.
+#[inline(always)]
+pub fn multiply_rows<M: Matrix>(
+    by: M,
+    (sum, stride): (&mut [f32], usize),
+    weights: Pieces<'_>,
+    words: &[f32],
+    depth: usize,
+) {
+    let cols = stride / SIDE;
+    let b = Tiles { words, steps: [1, cols] };
+    for words in weights.each() {
+        let a = Tiles { words, steps: [PANELS, 1] };
+        by.multiply(Product { c: &mut *sum, stride, fresh: false, a, b, rows: 2, cols, depth });
+    }
+}
+
+/// Makes words of the weights of some rows in some columns, which lie [`STRIDE`] apart: those of a left factor.
+#[inline(always)]
+pub fn round_rows<M: Matrix>(
+    by: M,
+    weights: &[f32],
+    (rows, cols): (usize, &Range<usize>),
+    words: &mut [f32],
+    pieces: usize,
+) {
+    let (isa, lanes) = (by.isa(), F32::<M>::N);
+    for (r, row) in weights.chunks(STRIDE).enumerate().take(rows) {
+        for col in cols.clone().step_by(2 * lanes) {
+            let pair = [F32::<M>::load(isa, &row[col..]), F32::<M>::load(isa, &row[col + lanes..])];
+            store(by, Pairing::Neighbours, pair, (&mut *words, word_at(r, col)), pieces);
+        }
+    }
+}
 
 /// Writes the words of two registers of weights into memory that holds as many of each piece.
 #[inline(always)]
@@ -42,16 +106,32 @@ pub fn add_visible(
     stride: usize,
     words: &[f32],
     weights: &Weights<'_>,
+    size: (usize, usize),
+) {
+    add_pairs(
+        (sum, stride),
+        words,
+        size,
+        #[inline(always)]
+        |r, j| {
+            let col = weights.start + j;
+            let seen = weights.visible[r * MAX_KEYS + col] != 0;
+            if seen { Some(weights.p.weight(word_at(r, col), col % 2)) } else { None }
+        },
+    );
+}
+
+/// The same, where a pair of row `r` and column `j` has the weight `weight(r, j)`, or `None` and adds nothing.
+#[inline(always)]
+pub fn add_pairs(
+    (sum, stride): (&mut [f32], usize),
+    words: &[f32],
     (rows, cols): (usize, usize),
+    weight: impl Fn(usize, usize) -> Option<f32>,
 ) {
     for (r, sum) in sum.chunks_mut(stride).enumerate().take(rows) {
-        let line = r / SIDE * PANELS * WORDS + r % SIDE * SIDE;
         for j in 0..cols {
-            let col = weights.start + j;
-            if weights.visible[r * MAX_KEYS + col] == 0 {
-                continue;
-            }
-            let p = weights.p.weight(line + col / BLOCK * WORDS + col % BLOCK / 2, col % 2);
+            let Some(p) = weight(r, j) else { continue };
             let panel = &words[j / BLOCK * (stride / SIDE) * WORDS + j % BLOCK / 2 * SIDE..];
             for (e, sum) in sum.iter_mut().enumerate() {
                 *sum += p * element(panel[e / SIDE * WORDS + e % SIDE], j % 2);

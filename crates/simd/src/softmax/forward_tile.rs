@@ -15,16 +15,14 @@
 //!
 //! The sums of l stay spread over the lanes of a register until the end. A sink joins l last.
 
-use super::bf16::{self, PANELS, Weights, add_visible};
+use super::bf16::{self, PANELS, Weights, add_visible, multiply_rows, multiply_scores};
 use super::cut::Cut;
 use super::packs::Keys;
 use super::rule::ScoreRule;
 use super::scores::{Block, Factors, Row, Strip, VISIBLE, score_block, slope, strip};
 use super::weights::Rows;
 use crate::exp::exp_difference;
-use crate::lanes::matrix::{
-    BLOCK, F32, Matrix, MatrixKernel, Pairing, Pieces, Product, SIDE, Tiles, WORDS,
-};
+use crate::lanes::matrix::{BLOCK, F32, Matrix, MatrixKernel, Pairing, Pieces, SIDE, WORDS};
 use crate::lanes::{Isa, Kernel, Lanes, Tile};
 use crate::pack::{Form, Packed};
 use crate::products::Sum;
@@ -295,22 +293,9 @@ impl ForwardTile<'_, '_> {
             note_visible: has_nonfinite,
         };
         let Some(strip) = strip(&factors, BLOCK) else { return };
-        let (from, depth) = (cols.start + strip.cols.start, self.dim.div_ceil(BLOCK));
         let scratch = &mut *self.scratch;
-        let q = Tiles { words: scratch.q.from(first / BLOCK), steps: [depth, 1] };
-        let k = Tiles { words: self.keys.k.across.from(from / BLOCK), steps: [depth, 1] };
-        let c = &mut scratch.s[strip.cols.start..];
-        let panels = strip.cols.len() / BLOCK;
-        by.multiply(Product {
-            c,
-            stride: STRIDE,
-            fresh: true,
-            a: q,
-            b: k,
-            rows: 2,
-            cols: 2 * panels,
-            depth,
-        });
+        let k = self.keys.k.across.from(cols.start / BLOCK);
+        multiply_scores(by, [scratch.q.from(first / BLOCK), k], self.dim, &strip, scratch.s);
         for r in 0..rows.len() {
             let ForwardScratch { s, tanh, visible, .. } = &mut *scratch;
             let (s, tanh) = (&mut s[r * STRIDE..][..STRIDE], &mut tanh[r * STRIDE..][..STRIDE]);
@@ -325,28 +310,16 @@ impl ForwardTile<'_, '_> {
         }
         let values = if self.derivative { &self.keys.k.along } else { &self.keys.v.along };
         let ForwardScratch { cut, o, stride, p, visible, .. } = scratch;
-        let (c, words) = (&mut o[first * *stride..], values.from(from / BLOCK));
+        let from = (cols.start + strip.cols.start) / BLOCK;
+        let (c, words) = (&mut o[first * *stride..], values.from(from));
         let p = Pieces::new(p, cut.pieces);
         if has_nonfinite {
             let weights = Weights { p, visible, start: strip.cols.start };
             add_visible(c, *stride, words, &weights, (rows.len(), strip.cols.len()));
             return;
         }
-        let words = Tiles { words, steps: [1, *stride / SIDE] };
-        let cols = *stride / SIDE;
-        // o ← o + P V
-        for p in p.from(strip.cols.start / BLOCK * WORDS).each() {
-            by.multiply(Product {
-                c: &mut *c,
-                stride: *stride,
-                fresh: false,
-                a: Tiles { words: p, steps: [PANELS, 1] },
-                b: words,
-                rows: 2,
-                cols,
-                depth: panels,
-            });
-        }
+        let p = p.from(strip.cols.start / BLOCK * WORDS);
+        multiply_rows(by, (c, *stride), p, words, strip.cols.len() / BLOCK); // o ← o + P V
     }
 }
 

@@ -14,7 +14,18 @@ use ndarray::Ix1;
 
 /// The blocking that was measured to be best: the weights of a tile of queries with all keys of a
 /// sequence of a few thousand stay in the L2 cache, beside the keys and values of a tile.
-pub const BLOCKING: Blocking = Blocking { queries: 48, keys: 192 };
+const BLOCKING: Blocking = Blocking { queries: 48, keys: 192 };
+
+/// The blocking in bf16.
+const BF16: Blocking = Blocking { queries: 64, keys: 256 };
+
+/// The cut of a forward pass, in bf16 where the options let it.
+pub fn cut(operands: &Operands<'_>, options: &Options) -> Result<Cut, Error> {
+    match operands.in_bf16(options) {
+        true => Cut::of_bf16(operands.scores, options, BF16),
+        false => Cut::new(operands.scores, options, BLOCKING),
+    }
+}
 
 /// A forward pass of lazy attention.
 pub struct LazyForward<'a> {
@@ -54,7 +65,7 @@ impl Streamed for LazyForward<'_> {
 
     fn packing(&self, options: &Options) -> Result<Packing<'_>, Error> {
         let Operands { scores, sequences, k, v, .. } = *self.operands;
-        let cut = Cut::new(scores, options, BLOCKING)?;
+        let cut = cut(self.operands, options)?;
         let keys = [Operand::across(Some(k)), Operand::along(v), Operand::NONE, Operand::NONE];
         Ok(Packing { scores, sequences, cut, keys, queries: [Operand::NONE; 4], lse: None })
     }
@@ -69,7 +80,12 @@ impl Streamed for LazyForward<'_> {
     }
 
     fn tile(&self, task: &mut Task<'_>, tile: Tile<'_>, scratch: &mut LazyScratch<'_>) {
-        self.level.run(self.kernel(task, tile, scratch));
+        let bf16 = scratch.is_bf16();
+        let kernel = self.kernel(task, tile, scratch);
+        match bf16 {
+            true => self.level.run_tiles(kernel).unwrap_or_default(),
+            false => self.level.run(kernel),
+        }
         task.write_numbers(scratch.lse);
         task.write(0, scratch.o, scratch.stride, 1.0);
         task.write(1, scratch.pv, scratch.stride, 1.0);

@@ -4,7 +4,7 @@
 //! each query. They are added up in the order of the rows, in f64, whatever the number of threads.
 
 use super::cut::Cut;
-use super::lazy_forward::{BLOCKING, LazyForward};
+use super::lazy_forward::{LazyForward, cut};
 use super::lazy_tile::{FULL, SEEN};
 use super::lazy_tile::{LazyScratch, MeasureTile};
 use super::operands::Operands;
@@ -58,7 +58,7 @@ impl Streamed for Measure<'_> {
 
     fn packing(&self, options: &Options) -> Result<Packing<'_>, Error> {
         let Operands { scores, sequences, k, .. } = *self.forward.operands;
-        let cut = Cut::new(scores, options, BLOCKING)?;
+        let cut = cut(self.forward.operands, options)?;
         let keys = [Operand::across(Some(k)), Operand::NONE, Operand::NONE, Operand::NONE];
         Ok(Packing { scores, sequences, cut, keys, queries: [Operand::NONE; 4], lse: None })
     }
@@ -73,9 +73,13 @@ impl Streamed for Measure<'_> {
     }
 
     fn tile(&self, task: &mut Task<'_>, tile: Tile<'_>, scratch: &mut LazyScratch<'_>) {
+        let (bf16, level) = (scratch.is_bf16(), self.forward.level);
         let kernel =
             MeasureTile { tile: self.forward.kernel(task, tile, scratch), keys: self.tile };
-        self.forward.level.run(kernel);
+        match bf16 {
+            true => level.run_tiles(kernel).unwrap_or_default(),
+            false => level.run(kernel),
+        }
         task.write(0, scratch.o, scratch.stride, 1.0);
     }
 }

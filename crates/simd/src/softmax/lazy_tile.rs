@@ -19,134 +19,40 @@
 //! If Σ a P v is wanted too, S stays instead of p, and P is e^(S−lse), as in the backward pass: so both
 //! passes hold the same pairs for active, with the same bits.
 //!
+//! A [`Unit`] multiplies: registers of f32, or tiles of bf16, which round e before (E6). All else is f32.
+//!
 //! p·f + c grows with p, rounded or not: so every e of a tile that is left out is 0, and what is left out
 //! changes no bit of o. Tiles beyond those for which there is room compute p anew, with the
 //! same bits.
 
 mod measure;
+mod scratch;
+mod unit;
 
 pub use measure::{FULL, MeasureTile, SEEN};
+pub use scratch::LazyScratch;
 
-use super::cut::Cut;
 use super::forward_tile::RESCALE;
 use super::packs::Keys;
 use super::rule::ScoreRule;
-use super::scores::{ACTIVE, Block, Factors, Strip, score_block};
+use super::scores::{ACTIVE, Block, Factors, Strip};
 use super::weights::{Rows, conceal, mark_active, smallest};
 use crate::exp::exp_difference;
-use crate::lanes::{Isa, Kernel, Lanes, Tile};
-use crate::pack::Packed;
+use crate::lanes::matrix::{BLOCK, Matrix, MatrixKernel};
+use crate::lanes::{Isa, Kernel, Lanes};
 use crate::products::Sum;
-use crate::tile::{MAX_KEYS, MAX_ROWS, STRIDE};
+use crate::tile::{MAX_KEYS, STRIDE};
 use crate::tiles::tiles;
-use crate::workspace::Parts;
 use etalon_problem::Cover;
+use scratch::Numbers;
 use std::ops::Range;
-
-/// Bytes of weights that a thread keeps, at most: beyond, to read them back from a far cache costs as
-/// much as to compute them anew.
-const KEPT: usize = 4 << 20;
+use unit::{F32, InRegisters, InTiles, Unit, Values, Words};
 
 /// A guard for each unit of lse and of an exponent: a few roundings.
 const GUARD: f32 = 4.0 * f32::EPSILON;
 
 /// The most lanes of a register, over all instruction sets.
 const MAX_LANES: usize = 16;
-
-/// The memory of one thread. Tiles of keys are numbered from the first of the sequence.
-pub struct LazyScratch<'m> {
-    cut: Cut,
-    /// Queries, packed across.
-    pub q: Packed<'m>,
-    pub lse: &'m mut [f32],
-    /// o of every row, rows `stride` apart.
-    pub o: &'m mut [f32],
-    pub stride: usize,
-    /// Σ a P v of every row, as o; empty where it is not wanted.
-    pub pv: &'m mut [f32],
-    numbers: Numbers<'m>,
-    /// Tiles of weights that stay; the tile behind them holds one of the others.
-    kept: usize,
-    /// p, then e, of a tile after the other, rows [`STRIDE`] apart.
-    weights: &'m mut [f32],
-    /// 1 for visible pairs, rows [`MAX_KEYS`] apart; later, in tiles that are not finite, with [`ACTIVE`] for
-    /// active ones.
-    visible: &'m mut [u8],
-    /// P of the active pairs of a register block, where pv is wanted; otherwise empty.
-    active: &'m mut [f32],
-    /// The strip of each register block of each tile.
-    strips: &'m mut [[u32; 4]],
-}
-
-/// Numbers of rows, of each as many as tiles have, up to a whole register.
-struct Numbers<'m> {
-    m: &'m mut [f32],
-    /// l, spread over lanes.
-    l: &'m mut [f32],
-    n: &'m mut [f32],
-    /// 1/l.
-    inverse: &'m mut [f32],
-    /// c.
-    offset: &'m mut [f32],
-    /// f of the tile of keys at hand.
-    factor: &'m mut [f32],
-    /// Of rows that see something lse, of the others +∞.
-    base: &'m mut [f32],
-    /// m_J and top_J of each tile of keys.
-    m_of: &'m mut [f32],
-    top_of: &'m mut [f32],
-}
-
-impl<'m> LazyScratch<'m> {
-    /// For operands of D and E elements, sequences of at most so many keys, and pv or not.
-    pub fn new(
-        parts: &mut Parts<'m>,
-        cut: &Cut,
-        (dim, width): (usize, usize),
-        keys: usize,
-        pv: bool,
-    ) -> Self {
-        let (rows, tile) = (cut.queries.next_multiple_of(MAX_LANES), cut.queries * STRIDE);
-        let all = keys.div_ceil(cut.keys);
-        let kept = all.min((KEPT / (tile * size_of::<f32>())).max(1));
-        let held = all.min(kept + 1);
-        let stride = cut.stride(width);
-        let numbers = Numbers {
-            m: parts.room(rows),
-            l: parts.room(rows * MAX_LANES),
-            n: parts.room(rows),
-            inverse: parts.room(rows),
-            offset: parts.room(rows),
-            factor: parts.room(rows),
-            base: parts.room(rows),
-            m_of: parts.room(rows.saturating_mul(all)),
-            top_of: parts.room(rows.saturating_mul(all)),
-        };
-        let strips = parts.room((4 * (cut.queries / cut.rows)).saturating_mul(all));
-        LazyScratch {
-            cut: *cut,
-            q: Packed::new(parts, dim.saturating_mul(cut.queries)),
-            lse: parts.room(cut.queries),
-            o: parts.room(stride.saturating_mul(cut.queries)),
-            stride,
-            pv: parts.room(if pv { stride.saturating_mul(cut.queries) } else { 0 }),
-            numbers,
-            kept,
-            weights: parts.room(tile * held),
-            visible: parts.bytes(cut.queries * MAX_KEYS * held),
-            active: parts.room(if pv { cut.rows * STRIDE } else { 0 }),
-            strips: bytemuck::cast_slice_mut(strips),
-        }
-    }
-}
-
-impl LazyScratch<'_> {
-    /// The row of the memory of weights at which a block begins.
-    #[inline(always)]
-    fn row(&self, at: &At) -> usize {
-        at.tile.min(self.kept) * self.cut.queries + at.first
-    }
-}
 
 /// The kernel: one tile of queries against all its keys.
 pub struct LazyTile<'t, 'a, 'm> {
@@ -166,7 +72,7 @@ pub struct LazyTile<'t, 'a, 'm> {
     pub scratch: &'t mut LazyScratch<'m>,
 }
 
-/// A register block of queries against a tile of keys.
+/// A block of queries against a tile of keys.
 struct At {
     /// Its first row in the tile of queries.
     first: usize,
@@ -178,72 +84,100 @@ struct At {
     has_nonfinite: bool,
 }
 
+impl LazyScratch<'_> {
+    /// The row of the memory of weights at which a block begins.
+    #[inline(always)]
+    fn row(&self, at: &At) -> usize {
+        at.tile.min(self.kept) * self.cut.queries + at.first
+    }
+}
+
 impl Kernel for LazyTile<'_, '_, '_> {
     #[inline(always)]
-    fn run<I: Isa>(mut self, isa: I) {
-        self.begin(isa);
-        self.sweep(
-            isa,
-            #[inline(always)]
-            |tile, isa, at| tile.add(isa, at),
-        );
+    fn run<I: Isa>(self, isa: I) {
+        self.forward(InRegisters(isa));
+    }
+}
+
+impl MatrixKernel for LazyTile<'_, '_, '_> {
+    #[inline(always)]
+    fn run<M: Matrix>(self, by: M) {
+        self.forward(InTiles(by));
     }
 }
 
 impl LazyTile<'_, '_, '_> {
+    /// Both sweeps.
+    #[inline(always)]
+    fn forward<U: Unit>(mut self, unit: U) {
+        self.begin(unit);
+        self.sweep::<U>(
+            #[inline(always)]
+            |tile, at| tile.add(unit, at),
+        );
+        if self.sums_values::<U>() {
+            self.join(unit.isa());
+        }
+    }
+
     /// The first sweep: lse, and the weights that stay.
     #[inline(always)]
-    fn begin<I: Isa>(&mut self, isa: I) {
+    fn begin<U: Unit>(&mut self, unit: U) {
         let Numbers { m, l, n, .. } = &mut self.scratch.numbers;
         m.fill(f32::NEG_INFINITY);
         l.fill(0.0);
         n.fill(0.0);
         self.scratch.o.fill(0.0);
         self.scratch.pv.fill(0.0);
-        self.sweep(
-            isa,
+        self.sweep::<U>(
             #[inline(always)]
-            |tile, isa, at| tile.softmax_weights(isa, at),
+            |tile, at| tile.softmax_weights(unit, at),
         );
         for r in 0..self.scratch.numbers.m.len() {
-            self.finish(isa, r);
+            self.finish(unit.isa(), r);
         }
     }
 
-    /// Visits the register blocks of the tiles that hold a visible pair.
+    /// Visits the blocks of the tiles that hold a visible pair.
     #[inline(always)]
-    fn sweep<I: Isa>(&mut self, isa: I, visit: impl Fn(&mut Self, I, &At)) {
+    fn sweep<U: Unit>(&mut self, visit: impl Fn(&mut Self, &At)) {
         let cut = self.scratch.cut;
         for (tile, cols) in tiles(0..self.rule.of.sequence.keys, cut.keys).enumerate() {
             if self.rule.cover(self.rows.clone(), cols.clone()) == Cover::None {
                 continue;
             }
             let has_nonfinite = self.has_nonfinite || self.keys.non_finite.touches(cols.clone());
-            for first in (0..self.rows.len()).step_by(I::Tile::ROWS) {
-                visit(self, isa, &At { first, tile, cols: cols.clone(), has_nonfinite });
+            for first in (0..self.rows.len()).step_by(U::ROWS) {
+                visit(self, &At { first, tile, cols: cols.clone(), has_nonfinite });
             }
         }
     }
 
+    /// The rows that are computed of a block.
+    #[inline(always)]
+    fn height<U: Unit>(&self, at: &At) -> usize {
+        U::rows(self.rows.len() - at.first)
+    }
+
     /// The place in which the strip of a block is kept.
     #[inline(always)]
-    fn strip<I: Isa>(&mut self, at: &At) -> &mut [u32; 4] {
-        let blocks = self.scratch.cut.queries / I::Tile::ROWS;
-        &mut self.scratch.strips[at.tile * blocks + at.first / I::Tile::ROWS]
+    fn strip<U: Unit>(&mut self, at: &At) -> &mut [u32; 4] {
+        let blocks = self.scratch.cut.queries / U::ROWS;
+        &mut self.scratch.strips[at.tile * blocks + at.first / U::ROWS]
     }
 
     /// S of a block, and the maxima of its rows.
     #[inline(always)]
-    fn scores<I: Isa>(&mut self, isa: I, at: &At) -> Option<(Strip, [I::F32; MAX_ROWS])> {
+    fn scores<U: Unit>(&mut self, unit: U, at: &At, max: &mut [F32<U>; BLOCK]) -> Option<Strip> {
         let start = self.rows.start + at.first;
         let (rule, row) = (self.rule, self.scratch.row(at));
         let LazyScratch { q, weights, visible, .. } = &mut *self.scratch;
         let factors = Factors {
             rule: &rule,
-            rows: start..self.rows.end.min(start + I::Tile::ROWS),
+            rows: start..self.rows.end.min(start + U::ROWS),
             cols: at.cols.clone(),
-            q: &q.panels[at.first * self.dim..],
-            k: self.keys.k.across.from(at.cols.start / I::Tile::COLS),
+            q: q.from(at.first / U::ROWS),
+            k: self.keys.k.across.from(at.cols.start / U::COLS),
             dim: self.dim,
             note_visible: at.has_nonfinite || rule.hides(),
         };
@@ -252,51 +186,58 @@ impl LazyTile<'_, '_, '_> {
             tanh: &mut [],
             visible: &mut visible[row * MAX_KEYS..],
         };
-        let mut max = [I::F32::splat(isa, f32::NEG_INFINITY); MAX_ROWS];
-        let strip = score_block(isa, &factors, &mut block, &mut max)?;
-        Some((strip, max))
+        unit.scores(&factors, &mut block, max)
     }
 
     /// p of a block, and what its rows add to m, l and n.
     #[inline(always)]
-    fn softmax_weights<I: Isa>(&mut self, isa: I, at: &At) {
-        let found = self.scores(isa, at);
-        *self.strip::<I>(at) = found.as_ref().map_or([0; 4], |(strip, _)| strip.to_numbers());
-        let Some((strip, max)) = found else { return };
+    fn softmax_weights<U: Unit>(&mut self, unit: U, at: &At) {
+        let (isa, rows) = (unit.isa(), self.height::<U>(at));
+        let mut max = [F32::<U>::splat(isa, f32::NEG_INFINITY); BLOCK];
+        let found = self.scores(unit, at, &mut max);
+        *self.strip::<U>(at) = found.as_ref().map_or([0; 4], Strip::to_numbers);
+        let Some(strip) = found else { return };
         let row = at.tile * self.scratch.numbers.m.len() + at.first;
         let place = self.scratch.row(at);
         let Numbers { m, l, n, m_of, top_of, .. } = &mut self.scratch.numbers;
-        let mut largest = [f32::NEG_INFINITY; MAX_ROWS];
-        for (r, max) in max[..I::Tile::ROWS].iter().enumerate() {
+        let mut largest = [f32::NEG_INFINITY; BLOCK];
+        for (r, max) in max[..rows].iter().enumerate() {
             let (m, grown) = (&mut m[at.first + r], max.reduce_max());
             largest[r] = grown;
             // From m = −∞ every score is growth.
             if grown > *m + RESCALE {
-                let factor = exp_difference(isa, I::F32::splat(isa, *m), I::F32::splat(isa, grown));
-                let l = &mut l[(at.first + r) * MAX_LANES..][..I::F32::N];
-                (I::F32::load(isa, l) * factor).store(l);
+                let factor =
+                    exp_difference(isa, F32::<U>::splat(isa, *m), F32::<U>::splat(isa, grown));
+                let l = &mut l[(at.first + r) * MAX_LANES..][..F32::<U>::N];
+                (F32::<U>::load(isa, l) * factor).store(l);
                 *m = grown;
             }
             // A row that has seen nothing: any finite m gives the weight e^−∞ = 0.
             m_of[row + r] = if *m == f32::NEG_INFINITY { 0.0 } else { *m };
         }
-        bound(isa, &mut largest, &m_of[row..][..I::Tile::ROWS]);
-        top_of[row..][..I::Tile::ROWS].copy_from_slice(&largest[..I::Tile::ROWS]);
+        bound(isa, &mut largest, &m_of[row..][..rows]);
+        top_of[row..][..rows].copy_from_slice(&largest[..rows]);
         let visible = &self.scratch.visible[place * MAX_KEYS..];
-        strip.count(visible, &mut n[at.first..][..I::Tile::ROWS]);
-        self.exponentials(isa, at, &strip, true);
+        strip.count(visible, &mut n[at.first..][..rows]);
+        self.exponentials(isa, at, (&strip, rows), true);
     }
 
     /// p = e^(S−m_J) of a block, in place of S unless that is read again; with `first` also l of its rows.
     #[inline(always)]
-    fn exponentials<I: Isa>(&mut self, isa: I, at: &At, strip: &Strip, first: bool) {
+    fn exponentials<I: Isa>(
+        &mut self,
+        isa: I,
+        at: &At,
+        (strip, rows): (&Strip, usize),
+        first: bool,
+    ) {
         let place = self.scratch.row(at);
         let LazyScratch { weights, numbers, active, .. } = &mut *self.scratch;
         let keep = !active.is_empty();
         let Numbers { m, l, m_of, .. } = numbers;
         let row = at.tile * m.len() + at.first;
         let weights = &mut weights[place * STRIDE..];
-        for r in 0..I::Tile::ROWS {
+        for r in 0..rows {
             let m = I::F32::splat(isa, m_of[row + r]);
             let l = &mut l[(at.first + r) * MAX_LANES..][..I::F32::N];
             let mut sum = I::F32::splat(isa, 0.0);
@@ -330,36 +271,44 @@ impl LazyTile<'_, '_, '_> {
 
     /// Adds e V of a block to o, if a pair of it is active.
     #[inline(always)]
-    fn add<I: Isa>(&mut self, isa: I, at: &At) {
-        let strip = Strip::of_numbers(*self.strip::<I>(at));
-        if strip.cols.is_empty() || !self.is_active(isa, at, I::Tile::ROWS) {
+    fn add<U: Unit>(&mut self, unit: U, at: &At) {
+        let (isa, rows) = (unit.isa(), self.height::<U>(at));
+        let strip = Strip::of_numbers(*self.strip::<U>(at));
+        if strip.cols.is_empty() || !self.is_active(isa, at, rows) {
             return;
         }
-        let again = at.tile >= self.scratch.kept && self.scores(isa, at).is_some();
+        let again = at.tile >= self.scratch.kept && self.scores_again(unit, at);
         if !self.scratch.active.is_empty() {
-            self.normalise(isa, at, &strip);
+            self.normalise(isa, at, (&strip, rows));
         } else if again {
-            self.exponentials(isa, at, &strip, false);
+            self.exponentials(isa, at, (&strip, rows), false);
         }
         let mut run = strip.cols.start..strip.cols.start;
-        for column in strip.cols.clone().step_by(I::Tile::COLS) {
-            let next = column + I::Tile::COLS;
-            if self.shift(isa, at, column) {
+        for column in strip.cols.clone().step_by(U::COLS) {
+            let next = column + U::COLS;
+            if self.shift::<U>(isa, at, rows, column) {
                 run.end = next;
             } else {
-                self.multiply(isa, at, &strip, &run);
+                self.multiply(unit, at, &strip, &run);
                 run = next..next;
             }
         }
-        self.multiply(isa, at, &strip, &run);
+        self.multiply(unit, at, &strip, &run);
+    }
+
+    /// S of a block whose weights did not stay; true if it has a visible pair.
+    #[inline(always)]
+    fn scores_again<U: Unit>(&mut self, unit: U, at: &At) -> bool {
+        let mut max = [F32::<U>::splat(unit.isa(), f32::NEG_INFINITY); BLOCK];
+        self.scores(unit, at, &mut max).is_some()
     }
 
     /// P = e^(S−lse) of a block, so that f = 1.
     #[inline(always)]
-    fn normalise<I: Isa>(&mut self, isa: I, at: &At, strip: &Strip) {
+    fn normalise<I: Isa>(&mut self, isa: I, at: &At, (strip, rows): (&Strip, usize)) {
         let place = self.scratch.row(at);
         let LazyScratch { weights, numbers: Numbers { base, factor, .. }, .. } = &mut *self.scratch;
-        for r in 0..I::Tile::ROWS {
+        for r in 0..rows {
             let lse = I::F32::splat(isa, base[at.first + r]);
             factor[at.first + r] = 1.0;
             let weights = &mut weights[(place + r) * STRIDE..][strip.cols.clone()];
@@ -377,7 +326,7 @@ impl LazyTile<'_, '_, '_> {
         let Numbers { m, inverse, offset, factor, base, m_of, top_of, .. } =
             &mut self.scratch.numbers;
         let row = at.tile * m.len();
-        let mut raised = [0.0; MAX_ROWS + MAX_LANES];
+        let mut raised = [0.0; BLOCK + MAX_LANES];
         let start = at.first / I::F32::N * I::F32::N;
         for r in (start..at.first + rows).step_by(I::F32::N) {
             let m_of = I::F32::load(isa, &m_of[row + r..]);
@@ -399,34 +348,42 @@ impl LazyTile<'_, '_, '_> {
         raised[at.first - start..][..rows].iter().any(|raised| *raised > 0.0 || raised.is_nan())
     }
 
-    /// (E5) e = max(p·f + c, 0) of a panel of a block; whether one is above 0, or NaN. If it is wanted,
-    /// also p·f of the active pairs.
+    /// True if Σ a v is summed beside o, from which Σ a P v follows: rounded weights P would err by more than e does
+    /// where c is below 0, while a is 1.
     #[inline(always)]
-    fn shift<I: Isa>(&mut self, isa: I, at: &At, column: usize) -> bool {
-        let place = self.scratch.row(at);
+    fn sums_values<U: Unit>(&self) -> bool {
+        U::ROUNDS && !self.scratch.active.is_empty() && self.tau < 0.0
+    }
+
+    /// (E5) e = max(p·f + c, 0) of a panel of a block; whether one is above 0, or NaN. If it is wanted,
+    /// also p·f of the active pairs, or 1.
+    #[inline(always)]
+    fn shift<U: Unit>(&mut self, isa: U::Isa, at: &At, rows: usize, column: usize) -> bool {
+        let (place, sums_values) = (self.scratch.row(at), self.sums_values::<U>());
         let LazyScratch { weights, active, numbers: Numbers { factor, offset, .. }, .. } =
             &mut *self.scratch;
         let weights = &mut weights[place * STRIDE..];
         let factors = factor[at.first..].iter().zip(&offset[at.first..]);
-        let zero = I::F32::splat(isa, 0.0);
+        let (zero, one) = (F32::<U>::splat(isa, 0.0), F32::<U>::splat(isa, 1.0));
         let mut any = zero;
-        for (r, (&f, &c)) in factors.take(I::Tile::ROWS).enumerate() {
-            let (f, c) = (I::F32::splat(isa, f), I::F32::splat(isa, c));
+        for (r, (&f, &c)) in factors.take(rows).enumerate() {
+            let (f, c) = (F32::<U>::splat(isa, f), F32::<U>::splat(isa, c));
             let here = r * STRIDE + column;
-            let row = &mut weights[here..][..I::Tile::COLS];
+            let row = &mut weights[here..][..U::COLS];
             if !active.is_empty() {
-                let active = &mut active[here..][..I::Tile::COLS];
+                let active = &mut active[here..][..U::COLS];
                 for (p, active) in
-                    row.chunks_exact(I::F32::N).zip(active.chunks_exact_mut(I::F32::N))
+                    row.chunks_exact(F32::<U>::N).zip(active.chunks_exact_mut(F32::<U>::N))
                 {
-                    let p = I::F32::load(isa, p);
+                    let p = F32::<U>::load(isa, p);
                     let e = p.mul_add(f, c);
-                    zero.max(e).select_less(smallest(isa), zero, p * f).store(active);
+                    let of_active = if sums_values { one } else { p * f };
+                    zero.max(e).select_less(smallest(isa), zero, of_active).store(active);
                 }
             }
-            for p in row.chunks_exact_mut(I::F32::N) {
+            for p in row.chunks_exact_mut(F32::<U>::N) {
                 // `max` returns its second operand where either is NaN: so a NaN shows.
-                let e = zero.max(I::F32::load(isa, p).mul_add(f, c));
+                let e = zero.max(F32::<U>::load(isa, p).mul_add(f, c));
                 any = any + e;
                 e.store(p);
             }
@@ -436,29 +393,48 @@ impl LazyTile<'_, '_, '_> {
 
     /// o ← o + e V over some panels of a block, and pv if it is wanted.
     #[inline(always)]
-    fn multiply<I: Isa>(&mut self, isa: I, at: &At, strip: &Strip, run: &Range<usize>) {
+    fn multiply<U: Unit>(&mut self, unit: U, at: &At, strip: &Strip, run: &Range<usize>) {
         if run.is_empty() {
             return;
         }
-        let (values, place) = (&self.keys.v.along, self.scratch.row(at));
-        let LazyScratch { o, pv, stride, weights, active, visible, .. } = &mut *self.scratch;
+        let (rows, place) = (self.height::<U>(at), self.scratch.row(at));
+        let exact = self.sums_values::<U>();
+        let LazyScratch { cut, o, pv, stride, weights, active, visible, words, .. } =
+            &mut *self.scratch;
         let weights = &mut weights[place * STRIDE..];
         let visible = &mut visible[place * MAX_KEYS..];
         let strip = strip.within(run);
-        conceal([&mut *weights], visible, &strip, I::Tile::ROWS);
+        conceal([&mut *weights], visible, &strip, rows);
         if !active.is_empty() {
-            conceal([&mut **active], visible, &strip, I::Tile::ROWS);
+            conceal([&mut **active], visible, &strip, rows);
         }
         if at.has_nonfinite {
-            mark_active(weights, visible, run, I::Tile::ROWS);
+            mark_active(weights, visible, run, rows);
         }
         let (stride, has_nonfinite) = (*stride, at.has_nonfinite);
-        let terms: [(&mut [f32], &[f32]); 2] = [(&mut **o, weights), (&mut **pv, &**active)];
-        for (acc, weights) in terms {
+        let values = Values { packed: &self.keys.v.along, keys: &at.cols, cols: run };
+        let of_pv = if exact { 1 } else { cut.pieces };
+        let terms: [(&mut [f32], &[f32], usize); 2] =
+            [(&mut **o, weights, cut.pieces), (&mut **pv, &**active, of_pv)];
+        for (acc, weights, pieces) in terms {
             if !weights.is_empty() {
                 let sum = Sum { acc: &mut acc[at.first * stride..], stride };
-                let rows = Rows { weights, visible, pairs: ACTIVE, has_nonfinite };
-                rows.grow(isa, sum, values, &at.cols, run); // (E6)
+                let weights = Rows { weights, visible, pairs: ACTIVE, has_nonfinite };
+                unit.grow(sum, &weights, values, Words { words, pieces, rows }); // (E6)
+            }
+        }
+    }
+
+    /// Σ a P v from Σ a v, in its place: with P = e − c it is o − c Σ a v, whose terms do not cancel.
+    #[inline(always)]
+    fn join<I: Isa>(&mut self, isa: I) {
+        let LazyScratch { o, pv, stride, numbers: Numbers { offset, .. }, .. } = &mut *self.scratch;
+        let rows = o.chunks_exact(*stride).zip(pv.chunks_exact_mut(*stride));
+        for ((o, pv), &c) in rows.zip(offset.iter()).take(self.rows.len()) {
+            // Under an infinite c nothing is active.
+            let less = I::F32::splat(isa, if c == f32::NEG_INFINITY { 0.0 } else { -c });
+            for (o, pv) in o.chunks_exact(I::F32::N).zip(pv.chunks_exact_mut(I::F32::N)) {
+                I::F32::load(isa, pv).mul_add(less, I::F32::load(isa, o)).store(pv);
             }
         }
     }
@@ -467,11 +443,12 @@ impl LazyTile<'_, '_, '_> {
 /// The largest score of each row of a block becomes what no weight e^(S−m_J) of the row exceeds: its own
 /// weight, and what two exponentials may err by.
 #[inline(always)]
-fn bound<I: Isa>(isa: I, largest: &mut [f32; MAX_ROWS], m_of: &[f32]) {
-    let mut m = [0.0; MAX_ROWS];
+fn bound<I: Isa>(isa: I, largest: &mut [f32; BLOCK], m_of: &[f32]) {
+    let mut m = [0.0; BLOCK];
     m[..m_of.len()].copy_from_slice(m_of);
     let guard = I::F32::splat(isa, 1.0 + GUARD);
-    for (s, m) in largest.chunks_exact_mut(I::F32::N).zip(m.chunks_exact(I::F32::N)) {
+    let largest = largest[..m_of.len().next_multiple_of(I::F32::N)].chunks_exact_mut(I::F32::N);
+    for (s, m) in largest.zip(m.chunks_exact(I::F32::N)) {
         let top = exp_difference(isa, I::F32::load(isa, s), I::F32::load(isa, m));
         (top * guard).store(s);
     }

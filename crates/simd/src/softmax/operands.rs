@@ -111,13 +111,20 @@ impl<'a> Operands<'a> {
         self.v.map_or(0, |v| v.shape()[3])
     }
 
-    /// True if a pass of first order multiplies its operands in bf16: attention and attention_lse of such operands.
+    /// True if a pass of first order multiplies its operands in bf16. Of lazy attention those without gradients do.
     pub fn in_bf16(&self, options: &Options) -> bool {
-        let of = if self.v.is_some() { Algorithm::Attention } else { Algorithm::AttentionLse };
+        let of = match (self.tau, self.v) {
+            (Some(_), _) => Algorithm::LazyAttention,
+            (None, Some(_)) => Algorithm::Attention,
+            (None, None) => Algorithm::AttentionLse,
+        };
+        if self.tau.is_some() && self.dout.is_some() {
+            return false;
+        }
         let multiplied = [Some(self.q), Some(self.k), self.v, self.dout];
         let widths = multiplied.iter().flatten().all(|x| x.shape()[3] > 0);
         let pairs = multiplied.iter().flatten().all(|x| options.pairs(of, x.dtype()));
-        self.tau.is_none() && widths && pairs
+        widths && pairs
     }
 
     /// The sink of a head, −∞ without one, and the direction in which it moves.

@@ -1,7 +1,9 @@
 //! The kernel of the statistics of lazy attention, with the first sweep of the forward pass.
 
+use super::unit::{InRegisters, InTiles, Unit};
 use super::{At, LazyScratch, LazyTile};
-use crate::lanes::{Isa, Kernel, Tile};
+use crate::lanes::matrix::{Matrix, MatrixKernel};
+use crate::lanes::{Isa, Kernel};
 use crate::softmax::scores::Strip;
 use crate::tile::{MAX_KEYS, STRIDE};
 use etalon_problem::lazy_attention::Figure;
@@ -20,18 +22,31 @@ pub struct MeasureTile<'t, 'a, 'm> {
 impl Kernel for MeasureTile<'_, '_, '_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
+        self.measure(InRegisters(isa));
+    }
+}
+
+impl MatrixKernel for MeasureTile<'_, '_, '_> {
+    #[inline(always)]
+    fn run<M: Matrix>(self, by: M) {
+        self.measure(InTiles(by));
+    }
+}
+
+impl MeasureTile<'_, '_, '_> {
+    #[inline(always)]
+    fn measure<U: Unit>(self, unit: U) {
         let MeasureTile { mut tile, keys } = self;
-        tile.begin(isa);
-        tile.sweep(
-            isa,
+        tile.begin(unit);
+        tile.sweep::<U>(
             #[inline(always)]
-            |tile, isa, at| {
-                let strip = Strip::of_numbers(*tile.strip::<I>(at));
+            |tile, at| {
+                let strip = Strip::of_numbers(*tile.strip::<U>(at));
                 if at.tile >= tile.scratch.kept {
-                    tile.scores(isa, at);
+                    tile.scores_again(unit, at);
                 }
-                tile.normalise(isa, at, &strip);
-                for r in at.first..tile.rows.len().min(at.first + I::Tile::ROWS) {
+                tile.normalise(unit.isa(), at, (&strip, tile.height::<U>(at)));
+                for r in at.first..tile.rows.len().min(at.first + U::ROWS) {
                     tile.measure(at, &strip, r, keys);
                 }
             },
