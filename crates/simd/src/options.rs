@@ -115,11 +115,11 @@ impl Options {
             Pass::Backward | Pass::ForwardBackward => of != Algorithm::LazyAttention,
             _ => false,
         };
-        there && self.pairs(of, dtype)
+        there && self.pairs(dtype)
     }
 
-    /// True if operands of this type may be multiplied as pairs, and the level does so of an algorithm.
-    pub(crate) fn pairs(&self, of: Algorithm, dtype: Dtype) -> bool {
+    /// True if operands of this type may be multiplied as pairs.
+    pub(crate) fn pairs(&self, dtype: Dtype) -> bool {
         self.precision != Precision::Strict && dtype == Dtype::Bf16 && self.level.has_pairs()
     }
 }

@@ -3,7 +3,7 @@
 use crate::Options;
 use crate::element::{Tensor, TensorMut};
 use crate::named::{Inputs, float_place, integer_place, place};
-use etalon_problem::{Algorithm, Error, Pass, ViewsMut};
+use etalon_problem::{Error, Pass, ViewsMut};
 use ndarray::{ArrayView1, ArrayViewD, ArrayViewMut1, ArrayViewMutD, Ix0, Ix1, Ix2, s};
 use std::ops::Range;
 
@@ -34,7 +34,7 @@ impl<'a> Operands<'a> {
 
     /// True if h and w may be multiplied in tiles of bf16.
     pub fn bf16(&self, options: &Options) -> bool {
-        let may = |dtype| options.pairs(Algorithm::LinearCrossEntropy, dtype);
+        let may = |dtype| options.pairs(dtype);
         may(self.h.dtype()) && may(self.w.dtype())
     }
 

@@ -5,7 +5,7 @@ use super::named::lists_bytes;
 use super::sweeps::sweeps;
 use crate::known::Known;
 use crate::{Buffer, Element, Options, Plan, Strategy, Workspace};
-use etalon_problem::{Algorithm, Blocking, Dtype, Error, LinearCrossEntropy, Pass};
+use etalon_problem::{Blocking, Dtype, Error, LinearCrossEntropy, Pass};
 
 /// Bytes that are allocated together.
 const PAGE: usize = 4 << 10;
@@ -30,7 +30,7 @@ pub fn of<T: Element>(
 ) -> Result<Plan, Error> {
     let known = Known::of(&Workspace::new(), &problem.clone().into(), pass)?;
     let dw_apart = T::DTYPE != Dtype::F32 && !problem.wide_gradients;
-    let bf16 = options.pairs(Algorithm::LinearCrossEntropy, T::DTYPE);
+    let bf16 = options.pairs(T::DTYPE);
     let pieces = options.precision.pieces();
     let spec = match pass {
         Pass::Forward => SweepSpec { bf16, ..SweepSpec::default() },

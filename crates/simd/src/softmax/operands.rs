@@ -3,7 +3,7 @@
 use crate::element::{Tensor, View};
 use crate::known::Known;
 use crate::{Options, named};
-use etalon_problem::{Algorithm, DistanceBias, Error, Pass, Problem, Scores, Sequence};
+use etalon_problem::{DistanceBias, Error, Pass, Problem, Scores, Sequence};
 use ndarray::{Ix1, Ix2, Ix3, Ix4};
 
 /// A number for each distance below W, `[Hq, W]`.
@@ -113,17 +113,12 @@ impl<'a> Operands<'a> {
 
     /// True if a pass of first order multiplies its operands in bf16. Of lazy attention those without gradients do.
     pub fn in_bf16(&self, options: &Options) -> bool {
-        let of = match (self.tau, self.v) {
-            (Some(_), _) => Algorithm::LazyAttention,
-            (None, Some(_)) => Algorithm::Attention,
-            (None, None) => Algorithm::AttentionLse,
-        };
         if self.tau.is_some() && self.dout.is_some() {
             return false;
         }
         let multiplied = [Some(self.q), Some(self.k), self.v, self.dout];
         let widths = multiplied.iter().flatten().all(|x| x.shape()[3] > 0);
-        let pairs = multiplied.iter().flatten().all(|x| options.pairs(of, x.dtype()));
+        let pairs = multiplied.iter().flatten().all(|x| options.pairs(x.dtype()));
         widths && pairs
     }
 
