@@ -53,8 +53,7 @@ impl MatrixKernel for Behind<'_, '_> {
             return;
         }
         for j in (0..len).step_by(2) {
-            let rows = [j, j + 1].map(|j| &of_v[j * strides[0]..][..strides[0]]);
-            let dots = k.dots(by, j, rows);
+            let dots = k.dots(by, j, two_rows(of_v, strides[0], j));
             for (j, dot) in (j..len).zip(dots) {
                 let omega = decays.omega[j];
                 flow.y[j] = if omega == 0.0 { 0.0 } else { omega * dot };
@@ -164,9 +163,7 @@ impl Chunk<'_, '_> {
         let rows = block * BLOCK..self.len.min((block + 1) * BLOCK);
         if self.wanted.scale {
             for i in rows.clone().step_by(2) {
-                let at = i - rows.start;
-                let rows = [at, at + 1].map(|r| &dq[r * strides[0]..][..strides[0]]);
-                let dots = tiles.q.dots(by, i, rows);
+                let dots = tiles.q.dots(by, i, two_rows(dq, strides[0], i - rows.start));
                 dots.iter().take(self.len - i).for_each(|&dot| *self.dscale += f64::from(dot));
             }
         }
@@ -199,8 +196,7 @@ impl Chunk<'_, '_> {
         }
         if self.wanted.g {
             for i in rows.clone().step_by(2) {
-                let at = i - rows.start;
-                let dots = q.dots(by, i, [at, at + 1].map(|r| &dq[r * stride..][..stride]));
+                let dots = q.dots(by, i, two_rows(dq, stride, i - rows.start));
                 for (i, dot) in (i..rows.end).zip(dots) {
                     flow.x[i] = if decays.alpha[i] == 0.0 { 0.0 } else { *scale * dot };
                 }
@@ -326,6 +322,13 @@ impl Chunk<'_, '_> {
             }
         }
     }
+}
+
+/// Row `first` of a sum, and the next one.
+#[inline(always)]
+fn two_rows(sum: &[f32], stride: usize, first: usize) -> [&[f32]; 2] {
+    let (row, next) = sum[first * stride..][..2 * stride].split_at(stride);
+    [row, next]
 }
 
 /// dk and dv from sums over queries, σ, and what was read from D, times ω.
