@@ -6,7 +6,6 @@ use crate::lanes::matrix::MatrixKernel;
 #[cfg(target_arch = "x86_64")]
 use crate::lanes::pairs::Pairs;
 use crate::lanes::{Isa, Kernel, Tile, portable};
-use etalon_problem::Algorithm;
 use std::fmt;
 use std::sync::LazyLock;
 
@@ -116,11 +115,6 @@ impl Level {
     /// True if it multiplies bf16, of some algorithms.
     pub fn has_pairs(self) -> bool {
         self.in_f32() != self
-    }
-
-    /// True if it multiplies bf16 in the passes of first order of an algorithm.
-    pub fn multiplies_pairs(self, of: Algorithm) -> bool {
-        self.has_pairs() && of != Algorithm::LazyAttention
     }
 
     /// Levels on every machine, by the rules of `vdpbf16ps` and of `tdpbf16ps`.

@@ -19,8 +19,9 @@ named! {
         Split2 = "split2",
         /// Of bf16 storage, P and dS, and of linear attention states and weighted rows, may be rounded to bf16 before
         /// they are multiplied: the profile `bf16-flash`. With the levels `avx512bf16` and `amx` attention,
-        /// attention_lse, linear_attention and linear_cross_entropy do so, but for the second order, a step and
-        /// with a filter. Subnormal elements are read as 0 there.
+        /// attention_lse, linear_attention and linear_cross_entropy do so, and lazy_attention but for its forward
+        /// pass; not the second order of linear_attention and linear_cross_entropy, a step, nor a filter. Subnormal
+        /// elements are read as 0 there.
         Flash = "flash",
     }
 }
@@ -110,8 +111,16 @@ impl Options {
 
     /// True if a pass multiplies operands of this type as they are, not in f32.
     pub fn multiplies_bf16(&self, of: Algorithm, pass: Pass, dtype: Dtype) -> bool {
-        let first_order = matches!(pass, Pass::Forward | Pass::Backward | Pass::ForwardBackward);
-        first_order && self.pairs(of, dtype)
+        use Algorithm::{Attention, AttentionLse, LazyAttention};
+        let multiplied = match pass {
+            Pass::Forward => of != LazyAttention,
+            Pass::Backward | Pass::ForwardBackward => true,
+            Pass::DoubleBackward | Pass::Jvp => {
+                matches!(of, Attention | AttentionLse | LazyAttention)
+            }
+            _ => false,
+        };
+        multiplied && self.pairs(of, dtype)
     }
 
     /// True if operands of this type may be multiplied as pairs, and the level does so of an algorithm.
@@ -121,6 +130,6 @@ impl Options {
             Precision::Split2 => of != Algorithm::LinearAttention,
             Precision::Flash => true,
         };
-        rounds && dtype == Dtype::Bf16 && self.level.multiplies_pairs(of)
+        rounds && dtype == Dtype::Bf16 && self.level.has_pairs()
     }
 }

@@ -26,6 +26,7 @@ mod cut;
 mod diagonals;
 mod distances;
 mod double_backward;
+mod engine;
 mod forward;
 mod forward_tile;
 mod gradient;

@@ -2,6 +2,7 @@
 //! products that they are made of.
 
 use super::block::RegisterBlock;
+use super::engine::Engine;
 use super::packs::Both;
 use super::scores::{ACTIVE, Strip};
 use crate::lanes::{Isa, Lanes, Tile};
@@ -10,8 +11,7 @@ use crate::products::{Along, Sum};
 use crate::tile::{MAX_KEYS, STRIDE};
 use std::ops::Range;
 
-/// factor · Σ A Bᵀ of a block in the columns of its strip, over pairs of operands A of queries and B of
-/// keys with rows of `dim` elements; a pair of which one is not there adds nothing.
+/// [`Engine::multiply`] in registers.
 #[inline(always)]
 pub fn multiply<I: Isa, const T: usize>(
     isa: I,
@@ -186,19 +186,19 @@ pub struct Columns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    /// The register blocks of keys, each with the rows that hold an active pair: `active` has those of
+    /// The blocks of keys, each with the rows that hold an active pair: `active` has those of
     /// each panel. The weights of the others are 0.
     #[inline(always)]
-    pub fn active<'s, I: Isa>(
+    pub fn active<'s, E: Engine>(
         &'s self,
         active: &'s [Range<usize>],
-    ) -> impl Iterator<Item = Columns<'a>> + use<'a, 's, I> {
-        let first = self.cols.start / I::Tile::ROWS * I::Tile::ROWS;
-        (first..self.cols.end).step_by(I::Tile::ROWS).map(
+    ) -> impl Iterator<Item = Columns<'a>> + use<'a, 's, E> {
+        let first = self.cols.start / E::KEYS * E::KEYS;
+        (first..self.cols.end).step_by(E::KEYS).map(
             #[inline(always)]
             move |key| {
-                let cols = key..self.cols.end.min(key + I::Tile::ROWS);
-                let panels = cols.start / I::Tile::COLS..cols.end.div_ceil(I::Tile::COLS);
+                let cols = key..self.cols.end.min(key + E::KEYS);
+                let panels = cols.start / E::COLS..cols.end.div_ceil(E::COLS);
                 let mut rows = 0..0;
                 for active in active[panels].iter().filter(|rows| !rows.is_empty()) {
                     rows = joined(&rows, active);
