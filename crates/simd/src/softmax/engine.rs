@@ -335,7 +335,8 @@ impl<M: Matrix> Engine for InTiles<M> {
         }
         for r in (bands.start * BLOCK..bands.end * BLOCK).step_by(2) {
             let line = r / BLOCK * OF_BLOCK + r % BLOCK / 2 * SIDE;
-            let [even, odd] = [r, r + 1].map(|r| &weights[r * STRIDE..][..STRIDE]);
+            let (even, odd) = (&weights[r * STRIDE..], &weights[(r + 1) * STRIDE..]);
+            let (even, odd) = (&even[..STRIDE], &odd[..STRIDE]);
             for col in cols.clone().step_by(F32::<M>::N) {
                 let pair = [
                     F32::<M>::load(self.isa(), &even[col..]),
