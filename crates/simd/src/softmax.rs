@@ -48,6 +48,7 @@ mod needs;
 mod operands;
 mod ordered_sum;
 mod packs;
+mod pair;
 mod plan;
 mod rule;
 mod schedule;

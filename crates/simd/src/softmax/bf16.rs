@@ -1,6 +1,6 @@
 //! Weights in tiles of bf16, and products with them pair by pair.
 
-use super::block::RegisterBlock;
+use super::pair::RegisterBlock;
 use super::scores::Strip;
 use crate::lanes::Lanes;
 use crate::lanes::matrix::{

@@ -8,8 +8,8 @@
 //! nothing is transposed but the sums, once for each tile of keys. In the third ds is the left factor.
 
 use super::bf16::{self, ACROSS, OF_BLOCK, PANELS, Weights, add_visible, product};
-use super::block::{Pair, RegisterBlock};
 use super::packs::Both;
+use super::pair::{Pair, RegisterBlock};
 use super::scores::{Factors, Row, Strip, slope, strip};
 use super::scratch::{Scratch, Share, TileMemory};
 use super::weights::joined;

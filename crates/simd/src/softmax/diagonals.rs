@@ -4,10 +4,10 @@
 //! every distance in reverse, then dτ. When a wave is done they are added up, sequence by sequence and
 //! tile by tile. So every sum has one order, for any number of threads.
 
-use super::block::Pair;
 use super::distances::Reach;
 use super::operands::Operands;
 use super::packs::Packing;
+use super::pair::Pair;
 use super::tasks::Task;
 use crate::lanes::{Isa, Kernel};
 use crate::tile::STRIDE;

@@ -13,11 +13,11 @@
 //!
 //! Every element has one writer and one order of summation: results are bitwise reproducible.
 
-use super::block::Pair;
 use super::kernels::QueryTile;
 use super::key_sweep::KeySweep;
 use super::operands::{Operands, blind, number, sink_weight};
 use super::packs::{Operand, Packing};
+use super::pair::Pair;
 use super::schedule::{SECOND_BF16, SECOND_ORDER, Schedule};
 use super::scratch::Scratch;
 use super::second::{Second, Tangent};

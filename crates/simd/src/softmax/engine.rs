@@ -6,8 +6,8 @@
 //! of keys pairs of two queries, of which the sums are transposed.
 
 use super::bf16::{self, ACROSS, OF_BLOCK, PANELS};
-use super::block::{Pair, RegisterBlock};
 use super::packs::Both;
+use super::pair::{Pair, RegisterBlock};
 use super::scores::{Block, Factors, Row, Strip, score_block, strip};
 use super::scratch::{TileMemory, Words};
 use super::weights::{self, Columns, Rows};
@@ -40,7 +40,6 @@ pub trait Engine: Copy {
         self,
         pair: &Pair<'_>,
         at: &RegisterBlock,
-        note_visible: bool,
         memory: &mut TileMemory<'_>,
     ) -> Option<Strip>;
 
@@ -132,7 +131,6 @@ impl<I: Isa> Engine for Registers<I> {
         self,
         pair: &Pair<'_>,
         at: &RegisterBlock,
-        note_visible: bool,
         memory: &mut TileMemory<'_>,
     ) -> Option<Strip> {
         let factors = Factors {
@@ -142,10 +140,10 @@ impl<I: Isa> Engine for Registers<I> {
             q: &pair.queries.q.across.panels[at.rows.start * pair.dim..],
             k: pair.keys.k.across.from(at.cols.start / I::Tile::COLS),
             dim: pair.dim,
-            note_visible,
+            note_visible: pair.notes_visible(at),
         };
         let mut block = Block {
-            s: &mut memory.p[at.weights::<Self>()],
+            s: &mut memory.p[at.weights(Self::ROWS)],
             tanh: memory.tanh,
             visible: &mut memory.shares[at.share].visible[at.first * MAX_KEYS..],
         };
@@ -211,7 +209,6 @@ impl<M: Matrix> Engine for InTiles<M> {
         self,
         pair: &Pair<'_>,
         at: &RegisterBlock,
-        note_visible: bool,
         memory: &mut TileMemory<'_>,
     ) -> Option<Strip> {
         let factors = Factors {
@@ -221,10 +218,10 @@ impl<M: Matrix> Engine for InTiles<M> {
             q: &[],
             k: &[],
             dim: pair.dim,
-            note_visible,
+            note_visible: pair.notes_visible(at),
         };
         let strip = strip(&factors, BLOCK)?;
-        let s = &mut memory.p[at.weights::<Self>()];
+        let s = &mut memory.p[at.weights(Self::ROWS)];
         let (q, k) = (&pair.queries.q.across, &pair.keys.k.across);
         bf16::product(self.0, at, &strip, (q, k), true, s);
         let bias = pair.rule.bias(&at.rows, &at.cols);

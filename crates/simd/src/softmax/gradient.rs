@@ -12,8 +12,9 @@
 //!
 //! attention_lse is the same with values of no width: dP = 0 and δ = −dlse, so that dS = dlse·P (L2).
 
-use super::block::{Body, OfKeys, OfQueries, Pair, RegisterBlock, Term};
+use super::block::{Body, OfKeys, OfQueries, Term};
 use super::engine::{Engine, Register};
+use super::pair::{Pair, RegisterBlock};
 use super::scores::{Strip, slope};
 use super::scratch::{Share, Target, TileMemory, Weight};
 use super::weights::{clear, hide};
@@ -53,11 +54,11 @@ impl Body for Gradient {
         memory: &mut TileMemory<'_>,
     ) -> Option<Strip> {
         let isa = by.isa();
-        let strip = pair.scores(by, at, memory);
+        let strip = by.scores(pair, at, memory);
         let TileMemory { p, tanh, shares, .. } = memory;
         let Share { ds, visible, .. } = &mut shares[at.share];
         let start = at.rows.start;
-        let (p, ds) = (&mut p[at.weights::<E>()], &mut ds[at.weights::<E>()]);
+        let (p, ds) = (&mut p[at.weights(E::ROWS)], &mut ds[at.weights(E::ROWS)]);
         let visible = &mut visible[at.first * MAX_KEYS..];
         let end = at.cols.len().next_multiple_of(E::COLS);
         clear([&mut *p, &mut *ds], visible, strip.as_ref(), (E::ROWS, end));
@@ -85,7 +86,7 @@ impl Body for Gradient {
                 }
             }
         }
-        hide([p, ds], visible, &strip, pair.lse::<E>(at));
+        hide([p, ds], visible, &strip, pair.lse(at, E::ROWS));
         Some(strip)
     }
 }

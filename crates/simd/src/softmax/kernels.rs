@@ -1,7 +1,8 @@
 //! The kernels of whole tiles, over the weights of any pass of first or second order.
 
-use super::block::{Body, Pair, Term};
+use super::block::{Body, Term};
 use super::engine::{BlockKernel, Engine, run};
+use super::pair::Pair;
 use super::scores::{ACTIVE, VISIBLE};
 use super::scratch::{Scratch, Share, Words};
 use super::weights::{Columns, Rows, joined};
@@ -41,7 +42,7 @@ impl<B: Body> BlockKernel for QueryTile<'_, '_, '_, B> {
             sums.of(term.to).fill(0.0);
         }
         for cols in tiles(0..pair.rule.of.sequence.keys, cut.keys) {
-            for block in pair.blocks::<E>(&rows, &cols, None) {
+            for block in pair.blocks(E::ROWS, &rows, &cols, None) {
                 let Some(strip) = body.weights(by, &pair, &block, memory) else { continue };
                 let first = block.rows.start - rows.start;
                 body.add_numbers(by, first, &strip, memory, sums);
@@ -50,7 +51,7 @@ impl<B: Body> BlockKernel for QueryTile<'_, '_, '_, B> {
                     if keys.panels.is_empty() || acc.is_empty() {
                         continue;
                     }
-                    let stride = pair.stride::<E>(to);
+                    let stride = pair.stride(to, E::COLS);
                     let sum = Sum { acc: &mut acc[first * stride..], stride };
                     let rows = Rows {
                         weights: memory.weights(weights, 0),
@@ -90,7 +91,7 @@ impl<B: Body> BlockKernel for KeyTile<'_, '_, '_, B> {
         // The rows and columns of the tile that hold a visible pair.
         let (mut seen_rows, mut seen_cols) = (0..0, 0..0);
         memory.active.fill(0..0);
-        for block in pair.blocks::<E>(&rows, &cols, Some(share)) {
+        for block in pair.blocks(E::ROWS, &rows, &cols, Some(share)) {
             let strip = body.weights(by, &pair, &block, memory);
             if let Some(strip) = &strip {
                 let here = block.rows.start - rows.start..block.rows.end - rows.start;
@@ -114,13 +115,13 @@ impl<B: Body> BlockKernel for KeyTile<'_, '_, '_, B> {
         for &Term { to, weights, rows } in B::COLUMNS {
             let (pairs, rows) = (B::pairs(weights), rows(pair.queries));
             let weights = (memory.weights(weights, share), pairs);
-            let stride = pair.stride::<E>(to);
+            let stride = pair.stride(to, E::COLS);
             if pairs != ACTIVE {
                 let sum = Sum { acc: sums.of(to), stride };
                 by.grow_columns(&columns, sum, weights, rows, words);
                 continue;
             }
-            for columns in columns.active::<E>(&memory.active) {
+            for columns in columns.active([E::KEYS, E::COLS], &memory.active) {
                 let sum = Sum { acc: sums.of(to), stride };
                 by.grow_columns(&columns, sum, weights, rows, words);
             }
@@ -192,7 +193,7 @@ impl<'p, B: Body, P: Iterator<Item = Pair<'p>>> BlockKernel for BiasTile<'_, '_,
             let sequence = pair.rule.of.sequence;
             let rows = rows.start..rows.end.min(sequence.queries);
             let cols = cols.start..cols.end.min(sequence.keys);
-            for block in pair.blocks::<E>(&rows, &cols, None) {
+            for block in pair.blocks(E::ROWS, &rows, &cols, None) {
                 if body.weights(by, &pair, &block, memory).is_none() {
                     continue;
                 }

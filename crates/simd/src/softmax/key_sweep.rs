@@ -1,11 +1,12 @@
 //! The sweep of the keys of a backward pass, which may also add up dq.
 
 use super::bf16_gradient::{Bf16KeyTile, Bf16ShareTile};
-use super::block::{Body, Pair};
+use super::block::Body;
 use super::diagonals::DiagonalTile;
 use super::engine::run;
 use super::kernels::{KeyTile, ShareTile};
 use super::ordered_sum::{Guard, OrderedSum, Seen};
+use super::pair::Pair;
 use super::schedule::AHEAD;
 use super::scratch::Scratch;
 use super::stats::{RowStats, Stats};

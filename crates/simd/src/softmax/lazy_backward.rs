@@ -12,7 +12,6 @@
 //! Every element has one order of summation, the same in both modes and for any number of threads.
 
 use super::backward::packing;
-use super::block::Pair;
 use super::cut::Cut;
 use super::diagonals::Diagonals;
 use super::kernels::QueryTile;
@@ -22,6 +21,7 @@ use super::lazy_gradient::{LazyGradient, Means};
 use super::operands::{Operands, blind, number};
 use super::ordered_sum::OrderedSum;
 use super::packs::Packing;
+use super::pair::Pair;
 use super::schedule::Schedule;
 use super::scratch::Scratch;
 use super::stats::{RowStats, Stats};

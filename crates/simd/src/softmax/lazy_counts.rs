@@ -1,8 +1,8 @@
 //! The number n of keys that each row of lazy attention sees, and from it τ/n and 1/n.
 
-use super::block::Pair;
 use super::engine::{BlockKernel, Engine, run};
 use super::operands::blind;
+use super::pair::Pair;
 use super::scratch::{Scratch, TileMemory};
 use super::tasks::Task;
 use super::wave::{Wave, Work};
@@ -67,8 +67,8 @@ fn count_by_score<E: Engine>(
     memory: &mut TileMemory<'_>,
     counts: &mut [f32],
 ) {
-    for block in pair.blocks::<E>(rows, cols, None) {
-        let Some(strip) = pair.scores(by, &block, memory) else { continue };
+    for block in pair.blocks(E::ROWS, rows, cols, None) {
+        let Some(strip) = by.scores(pair, &block, memory) else { continue };
         let here = block.rows.start - rows.start..block.rows.end - rows.start;
         strip.count(memory.shares[0].visible, &mut counts[here]);
     }

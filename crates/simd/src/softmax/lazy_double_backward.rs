@@ -12,7 +12,6 @@
 //!
 //! Every element has one writer and one order of summation: results are bitwise reproducible.
 
-use super::block::Pair;
 use super::diagonals::Diagonals;
 use super::double_backward::packing;
 use super::kernels::QueryTile;
@@ -21,6 +20,7 @@ use super::lazy_counts::write_counts;
 use super::lazy_second::{LazySecond, Moments};
 use super::operands::{Operands, blind, number};
 use super::packs::Packing;
+use super::pair::Pair;
 use super::schedule::Schedule;
 use super::scratch::Scratch;
 use super::stats::{RowStats, Stats};

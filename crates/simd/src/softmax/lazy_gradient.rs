@@ -11,9 +11,10 @@
 //! weights are summed to dk = σ Σ dSᵀ Q (E11) and dv = Σ eᵀ dO (E12), and over a tile of queries to
 //! dq = σ Σ dS K (E10).
 
-use super::block::{Body, OfKeys, OfQueries, Pair, RegisterBlock, Term};
+use super::block::{Body, OfKeys, OfQueries, Term};
 use super::engine::{Engine, Register};
 use super::lazy_panel::{Panel, active, add_tau};
+use super::pair::{Pair, RegisterBlock};
 use super::scores::{ACTIVE, Strip, VISIBLE};
 use super::scratch::{Sums, Target, TileMemory, Weight};
 use super::stats::Stats;
@@ -38,7 +39,7 @@ impl Body for Means {
         memory: &mut TileMemory<'_>,
     ) -> Option<Strip> {
         let isa = by.isa();
-        let strip = pair.scores(by, at, memory)?;
+        let strip = by.scores(pair, at, memory)?;
         let mut sums = [Register::<E>::splat(isa, 0.0); BLOCK];
         let mut panel = Panel::of_gradient(pair, at, memory);
         for column in strip.cols.clone().step_by(E::COLS) {
@@ -110,7 +111,7 @@ impl Body for LazyGradient {
         memory: &mut TileMemory<'_>,
     ) -> Option<Strip> {
         let isa = by.isa();
-        let strip = pair.scores(by, at, memory);
+        let strip = by.scores(pair, at, memory);
         let mut panel = Panel::of_gradient(pair, at, memory);
         panel.clear::<E>(strip.as_ref());
         let strip = strip?;

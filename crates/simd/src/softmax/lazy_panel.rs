@@ -3,9 +3,9 @@
 //!
 //! Activity is decided here, once: all bodies have the same S, lse and c, and so the same bits of P + c.
 
-use super::block::{Pair, RegisterBlock};
 use super::engine::{Engine, Register};
 use super::packs::Both;
+use super::pair::{Pair, RegisterBlock};
 use super::scores::Strip;
 use super::scratch::{Share, TileMemory};
 use super::weights::{clear, hide, joined, mark_active, smallest};
@@ -84,7 +84,7 @@ impl<const W: usize> Panel<'_, '_, W> {
     /// Makes the weights of pairs that are not visible 0.
     #[inline(always)]
     pub fn hide<E: Engine>(&mut self, here: &Strip) {
-        let lse = self.pair.lse::<E>(self.at);
+        let lse = self.pair.lse(self.at, E::ROWS);
         let (weights, visible) = self.parts();
         hide(weights, visible, here, lse);
     }
@@ -109,7 +109,8 @@ impl<const W: usize> Panel<'_, '_, W> {
         any.reduce_add() != 0.0
     }
 
-    /// Writes Σ A Bᵀ of a panel, over rows of E elements, in place of the weights of a number: see [`Engine::multiply`].
+    /// Writes Σ A Bᵀ of a panel, over rows of E elements, in place of the weights of a number: see
+    /// [`Engine::multiply`].
     #[inline(always)]
     pub fn pull<E: Engine, const T: usize>(
         &mut self,

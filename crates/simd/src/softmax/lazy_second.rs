@@ -20,9 +20,10 @@
 //! and sums X and dS to gq and gk (E26), (E27), ė and e to gdout and gv (E23), (E28), X to gbias (E29), and
 //! a T to gτ (E30).
 
-use super::block::{Body, OfKeys, OfQueries, Pair, RegisterBlock, Term};
+use super::block::{Body, OfKeys, OfQueries, Term};
 use super::engine::{Engine, Register};
 use super::lazy_panel::{Panel, active, add_tau};
+use super::pair::{Pair, RegisterBlock};
 use super::scores::{ACTIVE, Strip, VISIBLE};
 use super::scratch::{Sums, Target, TileMemory, Weight};
 use super::second::scores;

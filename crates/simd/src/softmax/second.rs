@@ -16,9 +16,10 @@
 //!
 //! and sums x and ds to gq (D10), x, ds, Ṗ and P to gk and gv (D11), (D12), and X to gbias (D15).
 
-use super::block::{Body, OfKeys, OfQueries, Pair, RegisterBlock, Term};
+use super::block::{Body, OfKeys, OfQueries, Term};
 use super::engine::{Engine, Register};
 use super::packs::{Keys, Queries};
+use super::pair::{Pair, RegisterBlock};
 use super::scores::{Strip, slope};
 use super::scratch::{Share, Sums, Target, TileMemory, Weight};
 use super::weights::{clear, hide};
@@ -54,7 +55,7 @@ impl Body for Tangent {
     ) -> Option<Strip> {
         let isa = by.isa();
         let strip = scores(by, pair, at, memory)?;
-        let here = at.weights::<E>();
+        let here = at.weights(E::ROWS);
         let (p, u) = (&mut memory.p[here.clone()], &mut memory.p_dot[here]);
         for r in 0..E::ROWS {
             let lse = Register::<E>::splat(isa, pair.queries.lse[at.rows.start + r]);
@@ -67,7 +68,7 @@ impl Body for Tangent {
             }
         }
         let visible = &mut memory.shares[at.share].visible[at.first * MAX_KEYS..];
-        hide([p, u], visible, &strip, pair.lse::<E>(at));
+        hide([p, u], visible, &strip, pair.lse(at, E::ROWS));
         Some(strip)
     }
 
@@ -123,7 +124,7 @@ impl Body for Second {
     ) -> Option<Strip> {
         let isa = by.isa();
         let strip = scores(by, pair, at, memory);
-        let here = at.weights::<E>();
+        let here = at.weights(E::ROWS);
         let TileMemory { p, p_dot, x, tanh, u0, shares, .. } = memory;
         let Share { ds, visible, .. } = &mut shares[at.share];
         let (p, p_dot) = (&mut p[here.clone()], &mut p_dot[here.clone()]);
@@ -165,7 +166,7 @@ impl Body for Second {
                 second.store(&mut x[here]);
             }
         }
-        hide([p, p_dot, ds, x], visible, &strip, pair.lse::<E>(at));
+        hide([p, p_dot, ds, x], visible, &strip, pair.lse(at, E::ROWS));
         Some(strip)
     }
 }
@@ -179,9 +180,9 @@ pub fn scores<E: Engine>(
     memory: &mut TileMemory<'_>,
 ) -> Option<Strip> {
     let isa = by.isa();
-    let strip = pair.scores(by, at, memory)?;
+    let strip = by.scores(pair, at, memory)?;
     let TileMemory { p_dot, tanh, u0, .. } = memory;
-    let u = &mut p_dot[at.weights::<E>()];
+    let u = &mut p_dot[at.weights(E::ROWS)];
     let (Queries { q, ddq, .. }, Keys { k, ddk, .. }) = (pair.queries, pair.keys);
     let scale = Some(pair.rule.scale);
     by.multiply(at, &strip, pair.dim, [(ddq, k), (q, ddk)], scale, u); // (D1)

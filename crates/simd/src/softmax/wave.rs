@@ -1,7 +1,7 @@
 //! The sweeps that passes of first and second order share, wave by wave.
 
 use super::bf16_gradient::{Bf16BiasTile, turn};
-use super::block::{Body, Pair};
+use super::block::Body;
 use super::diagonals::{Diagonals, write_totals};
 use super::engine::run;
 use super::kernels::BiasTile;
@@ -9,6 +9,7 @@ use super::needs::Needs;
 use super::operands::{Operands, sink_weight};
 use super::ordered_sum::OrderedSum;
 use super::packs::{Keys, Packing, Queries, Slots};
+use super::pair::Pair;
 use super::rule::{Prepared, ScoreRule};
 use super::schedule::Schedule;
 use super::scratch::{Scratch, Sums};
