@@ -29,6 +29,12 @@ fn laws_of_attention_hold_of_kernels_in_bf16() {
 }
 
 #[test]
+fn laws_of_lazy_attention_hold_of_kernels_in_bf16() {
+    hold(vec![Algorithm::LazyAttention], Precision::Flash);
+    hold(vec![Algorithm::LazyAttention], Precision::Split2);
+}
+
+#[test]
 fn laws_of_linear_cross_entropy_hold_of_kernels_in_bf16() {
     hold(vec![Algorithm::LinearCrossEntropy], Precision::Flash);
     hold(vec![Algorithm::LinearCrossEntropy], Precision::Split2);

@@ -1,6 +1,6 @@
 //! Gate G1's bounds: how far a result may lie from the exact one, proven for every element from
 //! the inputs and a declared profile. [`etalon_problem::docs::numerics`] has the derivation, with
-//! the numbers (N1) to (N85) that the comments here use.
+//! the numbers (N1) to (N96) that the comments here use.
 //!
 //! The cost is that of about three forward passes; heads run in parallel. The work shares nothing
 //! with the tiers that it judges: it knows visible pairs from [`etalon_problem::Mask::allows`].

@@ -195,7 +195,7 @@ impl<'a, T: Real> ScoreOperands<'a, T> {
         dk: &mut MatrixMut<'_, T>,
     ) {
         for (t, &j) in row.keys.iter().enumerate() {
-            let ds = self.slope(row.s[t]) * d_scores[t]; // (B4)
+            let ds = (self.slope(row.s[t]) * d_scores[t]).stored(); // (B4)
             add_scaled(dq, self.scale * ds, self.k.row(row.query.key(j))); // (B5)
             add_scaled(dk.row(j), self.scale * ds, self.q.row(row.query.row)); // (B6)
         }

@@ -19,8 +19,8 @@ named! {
         Split2 = "split2",
         /// Of bf16 storage, P and dS, and of linear attention states and weighted rows, may be rounded to bf16 before
         /// they are multiplied: the profile `bf16-flash`. With the levels `avx512bf16` and `amx` attention,
-        /// attention_lse, linear_attention and linear_cross_entropy do so, but for the second order, a step and
-        /// with a filter, and of lazy_attention the forward pass. Subnormal elements are read as 0 there.
+        /// attention_lse and lazy_attention do so in every pass, linear_attention and linear_cross_entropy but for the
+        /// second order, a step and a filter. Subnormal elements are read as 0 there.
         Flash = "flash",
     }
 }
@@ -110,12 +110,15 @@ impl Options {
 
     /// True if a pass multiplies operands of this type as they are, not in f32.
     pub fn multiplies_bf16(&self, of: Algorithm, pass: Pass, dtype: Dtype) -> bool {
-        let there = match pass {
-            Pass::Forward => true,
-            Pass::Backward | Pass::ForwardBackward => of != Algorithm::LazyAttention,
+        use Algorithm::{Attention, AttentionLse, LazyAttention};
+        let multiplied = match pass {
+            Pass::Forward | Pass::Backward | Pass::ForwardBackward => true,
+            Pass::DoubleBackward | Pass::Jvp => {
+                matches!(of, Attention | AttentionLse | LazyAttention)
+            }
             _ => false,
         };
-        there && self.pairs(dtype)
+        multiplied && self.pairs(dtype)
     }
 
     /// True if operands of this type may be multiplied as pairs.

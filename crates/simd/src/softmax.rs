@@ -6,13 +6,15 @@
 //! backward          key_sweep ─ ordered_sum, gradient                      ┐
 //!   of lazy attention lazy_backward ─ lazy_gradient, diagonals             │
 //! double_backward   key_sweep ─ second                                     │
-//!   of lazy attention lazy_double_backward ─ lazy_second, diagonals        ┴ wave ─ kernels ─ block ─ weights, scores
+//!   of lazy attention lazy_double_backward ─ lazy_second, diagonals        ┴ wave ─ kernels ─ block
+//! block             engine: in registers of f32 or in tiles of bf16 ─ weights, scores, bf16
 //! ```
 //!
 //! A pass is a module with the functions `run` and `plan` of its [`operands`]. First and second order
 //! share their schedule, their memory, the order of their work ([`wave::Work`]), their sweeps and the
 //! kernels of whole tiles; they differ in the weights of a register block ([`block::Body`]); those of
-//! lazy attention are made panel by panel of keys ([`lazy_panel`]).
+//! lazy attention are made panel by panel of keys ([`lazy_panel`]). Bodies are written once for registers and for
+//! tiles ([`engine::Engine`]); attention's first order has kernels of its own in tiles.
 //!
 //! All memory comes from a [`Workspace`](crate::Workspace): one region for packed operands, row
 //! statistics, sums of dq and the scratch of threads, and lists of tasks. [`schedule::Needs`] says how
@@ -26,6 +28,7 @@ mod cut;
 mod diagonals;
 mod distances;
 mod double_backward;
+mod engine;
 mod forward;
 mod forward_tile;
 mod gradient;
@@ -45,6 +48,7 @@ mod needs;
 mod operands;
 mod ordered_sum;
 mod packs;
+mod pair;
 mod plan;
 mod rule;
 mod schedule;

@@ -168,9 +168,8 @@ impl Figures {
         ];
         lines.extend(self.bf16_peak_gflops.map(|peak| {
             page(&format!(
-                "Of peak: passes that multiply bf16, the first order of attention, attention_lse, \
-                 linear_attention and linear_cross_entropy and the forward pass of lazy_attention, are compared \
-                 with the peak of such products, {} GFLOP/s.",
+                "Of peak: passes that multiply bf16 (docs/simd.md says which) are compared with the peak of such \
+                 products, {} GFLOP/s.",
                 digits(peak)
             ))
         }));

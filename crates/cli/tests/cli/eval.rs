@@ -370,7 +370,7 @@ fn unknown_names_are_answered_with_the_known_ones() {
 #[test]
 fn passes_without_bounds_say_so() {
     let bench = Bench::new("causal", "attention");
-    let line = bench.refused("jvp", &["--profile", "bf16-flash"]);
-    assert!(line.ends_with("`bf16-flash` stores weights in a low precision"), "{line}");
+    let line = bench.refused("jvp", &["--profile", "f16-flash"]);
+    assert!(line.ends_with("`f16-flash` stores weights in a low precision"), "{line}");
     assert_eq!(bench.outputs("jvp", &[]).len(), 2, "without a profile it is evaluated");
 }

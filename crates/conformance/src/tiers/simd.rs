@@ -108,8 +108,9 @@ impl Tier for Simd {
     }
 
     fn is_meant_for(&self, algorithm: Algorithm, _: Pass) -> bool {
-        let in_bf16 = || self.usual().multiplies_bf16(algorithm, Pass::Forward, Dtype::Bf16);
-        !self.level.has_pairs() || in_bf16()
+        let usual = self.usual();
+        let in_bf16 = |&pass: &Pass| usual.multiplies_bf16(algorithm, pass, Dtype::Bf16);
+        !self.level.has_pairs() || algorithm.passes().iter().any(in_bf16)
     }
 
     fn keeps_subnormals(&self) -> bool {

@@ -1,5 +1,5 @@
 //! Bounds of passes whose kernels all compute the reference's formulas, whatever the order of their
-//! sums: the reference itself, over numbers that carry their error, (N80) to (N84) and (N89).
+//! sums: the reference itself, over numbers that carry their error, (N80) to (N84), (N89) and (N96).
 
 use super::inputs::{Errors, Inputs};
 use super::model::{BEYOND, Model, UNCERTAIN_DIVISOR, weight_error};
@@ -12,7 +12,9 @@ use etalon_reference::{evaluate, operators};
 pub(super) fn errors(problem: &Problem, inputs: &Inputs<'_>) -> Result<Errors, Error> {
     let model = inputs.model;
     let name = model.profile.name;
-    let reason = if model.stores_low() {
+    // The reference says which numbers are weights, but for linear cross-entropy.
+    let digits = model.digits().filter(|_| problem.scores().is_some());
+    let reason = if model.stores_low() && digits.is_none() {
         format!("`{name}` stores weights in a low precision")
     } else if model.factors > 0.0 {
         format!("`{name}` narrows the factors of products")
@@ -26,7 +28,11 @@ pub(super) fn errors(problem: &Problem, inputs: &Inputs<'_>) -> Result<Errors, E
         return Err(Error::Unsupported { what, reason });
     }
     let single = model.profile.accumulator != Dtype::F64;
-    let exact = |_: &str, x: f64| Uncertain { single, ..Uncertain::from_f64(x) };
+    let digits = digits.unwrap_or(0);
+    let exact = |_: &str, x: f64| {
+        let tiny = model.unread(x) / model.eta;
+        Uncertain { single, digits, tiny, ..Uncertain::from_f64(x) }
+    };
     let reference = |x: &_| evaluate(problem, inputs.pass, x);
     inputs.evaluated(problem, exact, reference, |_, x| x.error(model))
 }
@@ -46,6 +52,9 @@ struct Uncertain {
     single: bool,
     /// Possible error by underflow, in smallest numbers.
     tiny: f64,
+    /// Digits of a stored weight: its roundoff is 2 to the power of −digits. 0: it is not stored; so also constants,
+    /// until they meet an operand.
+    digits: u8,
 }
 
 /// A decision by the sign of a number is open up to so many of its errors: more than the safety factor
@@ -75,7 +84,8 @@ impl Uncertain {
 
     /// The same of a function of two numbers.
     fn term_with(self, y: Self, value: f64, error: f64, tiny: f64) -> Self {
-        Uncertain { single: self.single | y.single, ..self.term(value, error, tiny) }
+        let (single, digits) = (self.single | y.single, self.digits.max(y.digits));
+        Uncertain { single, digits, ..self.term(value, error, tiny) }
     }
 
     /// Its terms in a sum: 0 is not added, being an empty sum or an absent operand.
@@ -149,6 +159,7 @@ operators! {
             terms: x.added().saturating_add(y.added()),
             single: x.single | y.single,
             tiny: x.tiny + y.tiny,
+            digits: x.digits.max(y.digits),
         },
     },
     sub x + -y,
@@ -177,8 +188,15 @@ operators! {
 
 impl Real for Uncertain {
     const ZERO: Self = Uncertain { value: 0.0, mass: 0.0, terms: 0, ..Self::ONE };
-    const ONE: Self =
-        Uncertain { value: 1.0, error: 0.0, mass: 1.0, terms: 1, single: false, tiny: 0.0 };
+    const ONE: Self = Uncertain {
+        value: 1.0,
+        error: 0.0,
+        mass: 1.0,
+        terms: 1,
+        single: false,
+        tiny: 0.0,
+        digits: 0,
+    };
 
     fn from_f64(x: f64) -> Self {
         Self::ONE.term(x, 0.0, 0.0)
@@ -211,6 +229,17 @@ impl Real for Uncertain {
         }
         let surely_not = self.value < -reach;
         (!surely_not).then(|| self.term(1.0, 1.0 / self.u(), 0.0))
+    }
+
+    /// (N96)
+    fn stored(self) -> Self {
+        if self.digits == 0 {
+            return self;
+        }
+        let (settled, roundoff) = (self.settled(), 0.5f64.powi(self.digits.into()));
+        let rounded = roundoff * (self.value.abs() / self.u() + settled);
+        let tiny = self.tiny + f64::from(self.value != 0.0);
+        self.term(self.value, settled + rounded, tiny)
     }
 
     /// (N83)

@@ -60,6 +60,34 @@ fn a_capped_slope_may_be_a_difference() {
     assert!(bound < 1e-13, "{bound:e}");
 }
 
+/// (N96) P ⊙ U of two keys that count alike, as stored weights of 8 and 16 digits: the bound grants their roundings,
+/// and not much more.
+#[test]
+fn stored_weights_of_the_second_order_round_once() {
+    let e = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 1, keys: 2, dim: 1 };
+    let problem: Problem = Attention::new(e).softmax_scale(1.0).into();
+    let tensor = |list: &[f64]| numbers(list, &[1, 1, list.len(), 1]);
+    let inputs = Values::from([
+        ("q".to_string(), tensor(&[0.0])),
+        ("k".to_string(), tensor(&[1.3, -1.3])),
+        ("v".to_string(), tensor(&[1.0, 0.0])),
+        ("tq".to_string(), tensor(&[1.0])),
+    ]);
+    // u = 0: to = P U v of the first key.
+    let weight = 0.65;
+    for (name, digits) in [("bf16-flash", 8), ("bf16-split2", 16)] {
+        let profile = Profile::by_name(name).unwrap();
+        let bounds = bounds(&problem, Pass::Jvp, Dtype::F32, &profile, &tensors(&inputs)).unwrap();
+        let found = &bounds.outputs["to"];
+        let (value, bound) = (found.value[[0, 0, 0, 0]], found.bound[[0, 0, 0, 0]]);
+        // Cut off, the weight errs by all of the roundoff of its digits.
+        let grid = 0.5f64.powi(digits);
+        let cut = (weight / grid).floor() * grid;
+        assert!((cut - value).abs() <= bound, "{name}: {cut}, exact is {value} ± {bound:e}");
+        assert!(bound < 2.0 * grid, "{name}: {bound:e}");
+    }
+}
+
 /// An array of numbers.
 fn numbers(list: &[f64], shape: &[usize]) -> ArrayD<f64> {
     ArrayD::from_shape_vec(IxDyn(shape), list.to_vec()).unwrap()
@@ -319,11 +347,11 @@ fn passes_without_bounds_say_so() {
     let e = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 1, keys: 1, dim: 1 };
     let problem: Problem = AttentionLse::new(e).into();
     let inputs = inputs(&problem, Dtype::F32, 1.0, 10);
-    let profile = Profile::by_name("bf16-flash").unwrap();
+    let profile = Profile::by_name("f16-flash").unwrap();
     let error = bounds(&problem, Pass::Jvp, Dtype::F32, &profile, &tensors(&inputs)).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "a bound of attention_lse jvp is not supported: `bf16-flash` stores weights in a low \
+        "a bound of attention_lse jvp is not supported: `f16-flash` stores weights in a low \
          precision"
     );
 }

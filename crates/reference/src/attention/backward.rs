@@ -40,7 +40,7 @@ pub(crate) fn any_width<T: Real>(
             let First { row, delta, d_scores, .. } = operands.row(query); // (B1)–(B3)
             operands.forward.scores.pull_back(&row, &d_scores, dq, dk); // (B4)–(B6)
             for (j, p) in row.weights() {
-                add_scaled(dv.row(j), p, operands.dout.row(query.row)); // (B7)
+                add_scaled(dv.row(j), p.stored(), operands.dout.row(query.row)); // (B7)
             }
             if let Some(pi) = row.pi {
                 *dsink -= pi * delta; // (B8)

@@ -124,7 +124,7 @@ impl<T: Real> SecondOperands<'_, T> {
             let slope = scores.slope(row.s[t]);
             let ds = slope * d_scores[t]; // (B4)
             let bend = scores.curvature(row.s[t]) * motion.u0[t] * d_scores[t];
-            let x = slope * x[t] + bend; // (D9)
+            let (x, ds) = ((slope * x[t] + bend).stored(), ds.stored()); // (D9)
             add_scaled(gq, scores.scale * x, k); // (D10)
             add_scaled(gq, scores.scale * ds, ddk);
             add_scaled(gk.row(j), scores.scale * x, q); // (D11)
@@ -136,8 +136,8 @@ impl<T: Real> SecondOperands<'_, T> {
     fn add_value_gradient(&self, second: &SecondRow<'_, T>, gv: &mut MatrixMut<'_, T>) {
         let row = &second.first.row;
         for (t, (j, p)) in row.weights().enumerate() {
-            add_scaled(gv.row(j), second.p_dot[t], self.backward.dout.row(row.query.row));
-            add_scaled(gv.row(j), p, self.cot_o.row(row.query.row));
+            add_scaled(gv.row(j), second.p_dot[t].stored(), self.backward.dout.row(row.query.row));
+            add_scaled(gv.row(j), p.stored(), self.cot_o.row(row.query.row));
         }
     }
 

@@ -55,7 +55,7 @@ impl<'a, T: Real> Operands<'a, T> {
     pub fn output(&self, row: &Row<'_, T>) -> Vec<T> {
         let mut o = vec![T::ZERO; self.value_dim];
         for (j, p) in row.weights() {
-            add_scaled(&mut o, p, self.v.row(row.query.key(j)));
+            add_scaled(&mut o, p.stored(), self.v.row(row.query.key(j)));
         }
         o
     }

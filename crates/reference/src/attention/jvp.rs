@@ -112,8 +112,8 @@ impl<'a, T: Real> Direction<'a, T> {
             return to; // o stays 0
         }
         for ((j, p), &big_u) in row.weights().zip(&motion.big_u) {
-            add_scaled(&mut to, p * big_u, forward.v.row(row.query.key(j)));
-            add_scaled(&mut to, p, self.ddv.row(row.query.key(j)));
+            add_scaled(&mut to, (p * big_u).stored(), forward.v.row(row.query.key(j)));
+            add_scaled(&mut to, p.stored(), self.ddv.row(row.query.key(j)));
         }
         add_scaled(&mut to, -motion.u, o);
         to

@@ -75,7 +75,7 @@ fn gradients<T: Real>(
             let First { row, d_scores, .. } = &first;
             operands.forward.scores.pull_back(&row.softmax, d_scores, dq, dk); // (E10), (E11)
             for (t, j, _) in row.active_keys() {
-                add_scaled(dv.row(j), row.e[t], operands.dout.row(query.row)); // (E12)
+                add_scaled(dv.row(j), row.e[t].stored(), operands.dout.row(query.row)); // (E12)
             }
             part.add(&first);
         },

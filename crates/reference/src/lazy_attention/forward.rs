@@ -28,7 +28,7 @@ pub fn forward<T: Real>(
         |(), query, [o, lse], []| {
             let row = operands.row(query); // (E1)–(E5)
             for (t, j, _) in row.active_keys() {
-                add_scaled(o, row.e[t], operands.v.row(query.key(j))); // (E6)
+                add_scaled(o, row.e[t].stored(), operands.v.row(query.key(j))); // (E6)
             }
             lse[0] = row.softmax.lse;
         },

@@ -68,6 +68,9 @@ impl<T: Real> Real for Dual<T> {
     fn step(self) -> Option<Self> {
         self.value.step().map(Dual::constant)
     }
+    fn stored(self) -> Self {
+        Dual::new(self.value.stored(), self.tangent.stored())
+    }
     fn times(self, c: Self) -> Self {
         Dual::new(self.value.times(c.value), self.tangent.times(c.value))
     }

@@ -81,6 +81,12 @@ pub trait Real:
         }
     }
 
+    /// A weight as it multiplies a row in a product of matrices, for which a kernel may store it in less. The
+    /// formulas round nothing; a number that knows its own error answers with one that knows that of this, too.
+    fn stored(self) -> Self {
+        self
+    }
+
     /// c += a b: `[m, n]`, `[m, k]` and `[k, n]`; of extents that differ, the smaller counts.
     fn add_product(c: ArrayViewMut2<'_, Self>, a: ArrayView2<'_, Self>, b: ArrayView2<'_, Self>) {
         product::plain(c, a, b);

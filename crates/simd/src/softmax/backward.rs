@@ -10,7 +10,6 @@
 //! results are bitwise reproducible.
 
 use super::bf16_gradient::Bf16QueryTile;
-use super::cut::Cut;
 use super::gradient::Gradient;
 use super::kernels::QueryTile;
 use super::key_sweep::{KeySweep, begin_sums};
@@ -27,7 +26,7 @@ use crate::plan::Plan;
 use crate::products::dot;
 use crate::tiles::query_rows;
 use crate::{Mode, Options, Workspace};
-use etalon_problem::{BiasExtents, Error};
+use etalon_problem::{BiasExtents, Error, Pass};
 use ndarray::{Ix4, s};
 
 /// Gradients of tensors that are wanted.
@@ -51,7 +50,7 @@ pub fn run(
     let [dk, dv] = places.keys.each_ref().map(Option::is_some);
     let (dq, dbias) = (places.queries[0].is_some(), places.bias.is_some());
     let wanted = Wanted { dq, dk, dv, dbias };
-    let packing = first_order(operands, [dq, dk, dv], options)?;
+    let packing = packing(operands, [dq, dk, dv], options)?;
     let schedule = schedule(operands, &packing, wanted, options);
     let row = if forward_gradient.is_some() { operands.scores.extents.dim } else { 0 };
     let mut row = workspace.room(row, "a row")?;
@@ -88,7 +87,7 @@ pub fn run(
 pub fn plan(operands: &Operands<'_>, dq: bool, options: &Options) -> Result<Plan, Error> {
     let (dv, dbias) = (operands.v.is_some(), operands.bias.is_some());
     let wanted = Wanted { dq, dk: true, dv, dbias };
-    let packing = first_order(operands, [dq, true, dv], options)?;
+    let packing = packing(operands, [dq, true, dv], options)?;
     let schedule = schedule(operands, &packing, wanted, options);
     let plan = schedule.needs(&packing, operands).plan(&packing);
     // S and, with values, dP; dk and, with values, dv.
@@ -126,21 +125,8 @@ fn scale_gradient(
     }
 }
 
-/// The operands of a backward pass with these gradients, in bf16 where the options let it.
-fn first_order<'s>(
-    operands: &Operands<'s>,
-    gradients: [bool; 3],
-    options: &Options,
-) -> Result<Packing<'s>, Error> {
-    let packing = packing(operands, gradients, options)?;
-    if !operands.in_bf16(options) {
-        return Ok(packing);
-    }
-    let cut = Cut::of_bf16(operands.scores, options, BF16)?;
-    Ok(Packing { cut, ..packing })
-}
-
-/// The operands of a backward pass with these gradients, of attention or of lazy attention.
+/// The operands of a backward pass with these gradients, of attention or of lazy attention, in bf16 where the options
+/// let it.
 pub fn packing<'s>(
     operands: &Operands<'s>,
     [dq, dk, dv]: [bool; 3],
@@ -150,7 +136,7 @@ pub fn packing<'s>(
     let if_both = |both| if both { Operand::both } else { Operand::across };
     let keys = [if_both(dq)(Some(k)), Operand::across(v), Operand::NONE, Operand::NONE];
     let queries = [if_both(dk)(Some(q)), if_both(dv)(dout), Operand::NONE, Operand::NONE];
-    let cut = Cut::new(scores, options, FIRST_ORDER)?;
+    let cut = operands.cut(Pass::Backward, options, [FIRST_ORDER, BF16])?;
     Ok(Packing { scores, sequences, cut, keys, queries, lse })
 }
 
@@ -235,7 +221,7 @@ fn query_sweep(
         let level = wave.work.level;
         match scratch.cut.bf16 {
             true => level.run_tiles(Bf16QueryTile { pair, rows, scratch }).unwrap_or_default(),
-            false => level.run(QueryTile { body, pair, rows, scratch }),
+            false => QueryTile { body, pair, rows, scratch }.sweep(level),
         }
         task.write(0, scratch.sums.wide, scratch.cut.stride(pair.dim), pair.rule.scale);
     });

@@ -1,15 +1,23 @@
 //! Products of bf16 that passes share: of scores, and with weights in tiles.
 
+use super::pair::RegisterBlock;
 use super::scores::Strip;
 use crate::lanes::Lanes;
 use crate::lanes::matrix::{
     BLOCK, F32, Matrix, Pairing, Pieces, Product, SIDE, Tiles, WORDS, element,
 };
+use crate::pack::Packed;
 use crate::tile::{MAX_KEYS, STRIDE};
 use std::ops::Range;
 
 /// Tiles of weights side by side: of as many keys as a tile may have.
 pub const PANELS: usize = MAX_KEYS / BLOCK;
+
+/// Tiles of a right factor side by side: of as many keys as a tile may have.
+pub const ACROSS: usize = MAX_KEYS / SIDE;
+
+/// Words of the weights of 32 queries.
+pub const OF_BLOCK: usize = ACROSS * WORDS;
 
 /// The word of row `r` and column `col` in the tiles of a left factor of 32 rows.
 #[inline(always)]
@@ -69,6 +77,25 @@ pub fn round_rows<M: Matrix>(
             store(by, Pairing::Neighbours, pair, (&mut *words, word_at(r, col)), pieces);
         }
     }
+}
+
+/// C ← A Bᵀ of rows of queries and of keys, in the columns of a strip, or C + A Bᵀ unless it is `fresh`.
+#[inline(always)]
+pub fn product<M: Matrix>(
+    by: M,
+    at: &RegisterBlock,
+    strip: &Strip,
+    (queries, keys): (&Packed<'_>, &Packed<'_>),
+    fresh: bool,
+    to: &mut [f32],
+) {
+    // Tiles of a panel, which is two rows of them.
+    let depth = queries.panel / (2 * WORDS);
+    let a = Tiles { words: queries.from(at.rows.start / BLOCK), steps: [depth, 1] };
+    let from = (at.cols.start + strip.cols.start) / BLOCK;
+    let b = Tiles { words: keys.from(from), steps: [depth, 1] };
+    let (c, cols) = (&mut to[strip.cols.start..], strip.cols.len() / SIDE);
+    by.multiply(Product { c, stride: STRIDE, fresh, a, b, rows: 2, cols, depth });
 }
 
 /// Writes the words of two registers of weights into memory that holds as many of each piece.

@@ -7,9 +7,9 @@
 //! P and ds are the right factors of the first two: pairs of two queries, as two rows of scores give them, so that
 //! nothing is transposed but the sums, once for each tile of keys. In the third ds is the left factor.
 
-use super::bf16::{self, PANELS, Weights, add_visible};
-use super::block::{Pair, RegisterBlock};
+use super::bf16::{self, ACROSS, OF_BLOCK, PANELS, Weights, add_visible, product};
 use super::packs::Both;
+use super::pair::{Pair, RegisterBlock};
 use super::scores::{Factors, Row, Strip, slope, strip};
 use super::scratch::{Scratch, Share, TileMemory};
 use super::weights::joined;
@@ -18,17 +18,11 @@ use crate::lanes::matrix::{
     BLOCK, F32, Matrix, MatrixKernel, Pairing, Pieces, Product, SIDE, Tiles, WORDS, element,
 };
 use crate::lanes::{Isa, Lanes};
-use crate::pack::{Packed, transpose};
+use crate::pack::transpose;
 use crate::tile::{MAX_KEYS, STRIDE};
 use crate::tiles::tiles;
 use etalon_problem::Cover;
 use std::ops::Range;
-
-/// Tiles of a right factor side by side: of as many keys as a tile may have.
-const ACROSS: usize = MAX_KEYS / SIDE;
-
-/// Words of the weights of 32 queries.
-const OF_BLOCK: usize = ACROSS * WORDS;
 
 /// The kernels of [`super::kernels`], in bf16: the sums of a tile of queries over all its keys.
 pub struct Bf16QueryTile<'a, 'm, 'p> {
@@ -339,10 +333,10 @@ fn weights<M: Matrix>(
     }
     let strip = strip?;
     let (queries, keys) = (pair.queries, pair.keys);
-    product(by, at, &strip, (&queries.q.across, &keys.k.across), memory.p);
+    product(by, at, &strip, (&queries.q.across, &keys.k.across), true, memory.p);
     let values = wanted.ds && pair.value_dim > 0;
     if values {
-        product(by, at, &strip, (&queries.dout.across, &keys.v.across), memory.x); // (B2)
+        product(by, at, &strip, (&queries.dout.across, &keys.v.across), true, memory.x); // (B2)
     }
     let bias = pair.rule.bias(&at.rows, &at.cols);
     for r in (0..BLOCK).step_by(2) {
@@ -356,24 +350,6 @@ fn weights<M: Matrix>(
         two_rows(by, pair, at, r, &strip, (wanted, values), memory);
     }
     Some(strip)
-}
-
-/// A Bᵀ of rows of queries and of keys, in the columns of a strip.
-#[inline(always)]
-fn product<M: Matrix>(
-    by: M,
-    at: &RegisterBlock,
-    strip: &Strip,
-    (queries, keys): (&Packed<'_>, &Packed<'_>),
-    to: &mut [f32],
-) {
-    // Tiles of a panel, which is two rows of them.
-    let depth = queries.panel / (2 * WORDS);
-    let a = Tiles { words: queries.from(at.rows.start / BLOCK), steps: [depth, 1] };
-    let from = (at.cols.start + strip.cols.start) / BLOCK;
-    let b = Tiles { words: keys.from(from), steps: [depth, 1] };
-    let (c, cols) = (&mut to[strip.cols.start..], strip.cols.len() / SIDE);
-    by.multiply(Product { c, stride: STRIDE, fresh: true, a, b, rows: 2, cols, depth });
 }
 
 /// The weights of rows `r` and `r + 1` of a block, whose scores and dP are in memory.

@@ -4,12 +4,12 @@
 //! every distance in reverse, then dτ. When a wave is done they are added up, sequence by sequence and
 //! tile by tile. So every sum has one order, for any number of threads.
 
-use super::block::Pair;
 use super::distances::Reach;
 use super::operands::Operands;
 use super::packs::Packing;
+use super::pair::Pair;
 use super::tasks::Task;
-use crate::lanes::{Isa, Kernel, Tile};
+use crate::lanes::{Isa, Kernel};
 use crate::tile::STRIDE;
 use ndarray::{ArrayViewMut1, ArrayViewMut2};
 use std::ops::Range;
@@ -112,8 +112,10 @@ pub struct DiagonalTile<'a, 'p> {
     pub cols: Range<usize>,
     /// dS or X, rows [`STRIDE`] apart.
     pub weights: &'a [f32],
-    /// The columns of each register block that were computed.
+    /// The columns of each block that were computed.
     pub strips: &'a [[u32; 2]],
+    /// Rows of a block.
+    pub height: usize,
     /// The sums, in reverse.
     pub sums: &'a mut [f32],
 }
@@ -121,11 +123,11 @@ pub struct DiagonalTile<'a, 'p> {
 impl Kernel for DiagonalTile<'_, '_> {
     #[inline(always)]
     fn run<I: Isa>(self, _: I) {
-        let DiagonalTile { pair, rows, cols, weights, strips, sums } = self;
+        let DiagonalTile { pair, rows, cols, weights, strips, height, sums } = self;
         let reach = pair.rule.reach().filter(|reach| reach.touches(&rows, &cols));
         let Some(reach) = reach.filter(|_| !sums.is_empty()) else { return };
         for (r, i) in rows.enumerate() {
-            let [start, end] = strips[r / I::Tile::ROWS].map(|col| cols.start + col as usize);
+            let [start, end] = strips[r / height].map(|col| cols.start + col as usize);
             let (keys, place) = reach.span(i, &(start..end.min(cols.end)));
             let weights = &weights[r * STRIDE..][keys.start - cols.start..keys.end - cols.start];
             let sums = &mut sums[place..place + weights.len()];

@@ -13,13 +13,12 @@
 //!
 //! Every element has one writer and one order of summation: results are bitwise reproducible.
 
-use super::block::Pair;
-use super::cut::Cut;
 use super::kernels::QueryTile;
 use super::key_sweep::KeySweep;
 use super::operands::{Operands, blind, number, sink_weight};
 use super::packs::{Operand, Packing};
-use super::schedule::{SECOND_ORDER, Schedule};
+use super::pair::Pair;
+use super::schedule::{SECOND_BF16, SECOND_ORDER, Schedule};
 use super::scratch::Scratch;
 use super::second::{Second, Tangent};
 use super::stats::{RowStats, Stats};
@@ -28,7 +27,7 @@ use super::wave::{Memory, Places, Wave, Work, each};
 use crate::plan::Plan;
 use crate::products::dot;
 use crate::{Options, Workspace};
-use etalon_problem::{Dtype, Error};
+use etalon_problem::{Dtype, Error, Pass};
 
 /// Writes what has a place; with places for `gdout` and `gdlse` alone, the tangents of o and lse.
 pub fn run(
@@ -82,7 +81,7 @@ pub fn packing<'s>(
         let (keys, queries) = ([Some(k), v, ddk, ddv], [Some(q), dout, ddq, cot_o]);
         (keys.map(Operand::both), queries.map(Operand::both))
     };
-    let cut = Cut::new(scores, options, SECOND_ORDER)?;
+    let cut = operands.cut(Pass::DoubleBackward, options, [SECOND_ORDER, SECOND_BF16])?;
     Ok(Packing { scores, sequences, cut, keys, queries, lse })
 }
 
@@ -126,7 +125,7 @@ fn row_sweep(
     each(scratch, stats.with_tasks(tasks, wave.first), |(task, part), scratch| {
         let rows = task.place.rows.clone();
         let pair = wave.pair(task.slot, task.member, Stats::NONE);
-        level.run(QueryTile { body: Tangent, pair, rows: rows.clone(), scratch });
+        QueryTile { body: Tangent, pair, rows: rows.clone(), scratch }.sweep(level);
         part.fill(0.0);
         for r in 0..rows.len() {
             let numbers = row_stats(wave.work, wave.row(&task.place, r), r, scratch);
@@ -137,7 +136,7 @@ fn row_sweep(
         task.write(1, scratch.sums.values, cut.stride(pair.value_dim), 1.0);
         if task.results[0].is_some() {
             let (body, pair) = (Second { capped: true }, Pair { stats, ..pair });
-            level.run(QueryTile { body, pair, rows, scratch });
+            QueryTile { body, pair, rows, scratch }.sweep(level);
             task.write(0, scratch.sums.wide, cut.stride(pair.dim), pair.rule.scale);
         }
     });

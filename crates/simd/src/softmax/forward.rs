@@ -11,7 +11,7 @@ use super::tasks::Task;
 use crate::plan::Plan;
 use crate::workspace::Parts;
 use crate::{Level, Options, Workspace};
-use etalon_problem::Error;
+use etalon_problem::{Error, Pass};
 
 /// Writes o, or with `derivative` ∂lse/∂q in its place, and lse.
 pub fn run(
@@ -62,10 +62,7 @@ impl Streamed for Forward<'_> {
 
     fn packing(&self, options: &Options) -> Result<Packing<'_>, Error> {
         let Operands { scores, sequences, k, v, .. } = *self.operands;
-        let cut = match self.operands.in_bf16(options) {
-            true => Cut::of_bf16(scores, options, BF16)?,
-            false => Cut::new(scores, options, FIRST_ORDER)?,
-        };
+        let cut = self.operands.cut(Pass::Forward, options, [FIRST_ORDER, BF16])?;
         let k = if self.derivative { Operand::both(Some(k)) } else { Operand::across(Some(k)) };
         let keys = [k, Operand::along(v), Operand::NONE, Operand::NONE];
         Ok(Packing { scores, sequences, cut, keys, queries: [Operand::NONE; 4], lse: None })

@@ -1,10 +1,12 @@
 //! The kernels of whole tiles, over the weights of any pass of first or second order.
 
-use super::block::{Body, Pair, Term};
+use super::block::{Body, Term};
+use super::engine::{BlockKernel, Engine, run};
+use super::pair::Pair;
 use super::scores::{ACTIVE, VISIBLE};
-use super::scratch::{Scratch, Share};
+use super::scratch::{Scratch, Share, Words};
 use super::weights::{Columns, Rows, joined};
-use crate::lanes::{Isa, Kernel, Tile};
+use crate::Level;
 use crate::products::Sum;
 use crate::tile::{MAX_KEYS, STRIDE};
 use crate::tiles::tiles;
@@ -22,26 +24,34 @@ pub struct QueryTile<'a, 'm, 'p, B> {
     pub scratch: &'a mut Scratch<'m>,
 }
 
-impl<B: Body> Kernel for QueryTile<'_, '_, '_, B> {
+impl<B: Body> QueryTile<'_, '_, '_, B> {
+    /// Runs it, in tiles of bf16 or in registers as the scratch is cut.
+    pub fn sweep(self, level: Level) {
+        run(level, self.scratch.cut.bf16, self);
+    }
+}
+
+impl<B: Body> BlockKernel for QueryTile<'_, '_, '_, B> {
     #[inline(always)]
-    fn run<I: Isa>(self, isa: I) {
+    fn run<E: Engine>(self, by: E) {
         let QueryTile { body, pair, rows, scratch } = self;
-        let Scratch { cut, tiles: memory, sums, .. } = scratch;
+        let Scratch { cut, tiles: memory, sums, words, .. } = scratch;
+        let words = &mut words.of_pieces(B::PIECES);
         sums.numbers.fill(0.0);
         for term in B::ROWS {
             sums.of(term.to).fill(0.0);
         }
         for cols in tiles(0..pair.rule.of.sequence.keys, cut.keys) {
-            for block in pair.blocks::<I>(&rows, &cols, None) {
-                let Some(strip) = body.weights(isa, &pair, &block, memory) else { continue };
+            for block in pair.blocks(E::ROWS, &rows, &cols, None) {
+                let Some(strip) = body.weights(by, &pair, &block, memory) else { continue };
                 let first = block.rows.start - rows.start;
-                body.add_numbers(isa, first, &strip, memory, sums);
+                body.add_numbers(by, first, &strip, memory, sums);
                 for &Term { to, weights, rows } in B::ROWS {
                     let (acc, keys) = (sums.of(to), rows(pair.keys));
                     if keys.panels.is_empty() || acc.is_empty() {
                         continue;
                     }
-                    let stride = pair.stride::<I>(to);
+                    let stride = pair.stride(to, E::COLS);
                     let sum = Sum { acc: &mut acc[first * stride..], stride };
                     let rows = Rows {
                         weights: memory.weights(weights, 0),
@@ -49,7 +59,7 @@ impl<B: Body> Kernel for QueryTile<'_, '_, '_, B> {
                         pairs: B::pairs(weights),
                         has_nonfinite: block.has_nonfinite,
                     };
-                    rows.grow(isa, sum, keys, &cols, &strip.cols);
+                    by.grow_rows(&rows, sum, keys, [&cols, &strip.cols], words);
                 }
             }
         }
@@ -73,23 +83,23 @@ pub struct KeyTile<'a, 'm, 'p, B> {
     pub scratch: &'a mut Scratch<'m>,
 }
 
-impl<B: Body> Kernel for KeyTile<'_, '_, '_, B> {
+impl<B: Body> BlockKernel for KeyTile<'_, '_, '_, B> {
     #[inline(always)]
-    fn run<I: Isa>(self, isa: I) {
+    fn run<E: Engine>(self, by: E) {
         let KeyTile { body, pair, rows, cols, share, scratch } = self;
-        let Scratch { tiles: memory, sums, .. } = scratch;
+        let Scratch { tiles: memory, sums, words, .. } = scratch;
         // The rows and columns of the tile that hold a visible pair.
         let (mut seen_rows, mut seen_cols) = (0..0, 0..0);
         memory.active.fill(0..0);
-        for block in pair.blocks::<I>(&rows, &cols, Some(share)) {
-            let strip = body.weights(isa, &pair, &block, memory);
+        for block in pair.blocks(E::ROWS, &rows, &cols, Some(share)) {
+            let strip = body.weights(by, &pair, &block, memory);
             if let Some(strip) = &strip {
                 let here = block.rows.start - rows.start..block.rows.end - rows.start;
                 seen_rows = joined(&seen_rows, &here);
                 seen_cols = joined(&seen_cols, &strip.cols);
             }
             let cols = strip.map_or(0..0, |strip| strip.cols);
-            memory.shares[share].strips[block.first / I::Tile::ROWS] =
+            memory.shares[share].strips[block.first / E::ROWS] =
                 [cols.start as u32, cols.end as u32];
         }
         if seen_rows.is_empty() {
@@ -105,20 +115,22 @@ impl<B: Body> Kernel for KeyTile<'_, '_, '_, B> {
         for &Term { to, weights, rows } in B::COLUMNS {
             let (pairs, rows) = (B::pairs(weights), rows(pair.queries));
             let weights = (memory.weights(weights, share), pairs);
-            let (acc, stride) = (sums.of(to), pair.stride::<I>(to));
+            let stride = pair.stride(to, E::COLS);
             if pairs != ACTIVE {
-                columns.grow(isa, acc, stride, weights, rows);
+                let sum = Sum { acc: sums.of(to), stride };
+                by.grow_columns(&columns, sum, weights, rows, words);
                 continue;
             }
-            for columns in columns.active::<I>(&memory.active) {
-                columns.grow(isa, acc, stride, weights, rows);
+            for columns in columns.active([E::KEYS, E::COLS], &memory.active) {
+                let sum = Sum { acc: sums.of(to), stride };
+                by.grow_columns(&columns, sum, weights, rows, words);
             }
         }
     }
 }
 
 /// Adds the products with the keys of a [`KeyTile`] to dq / σ of its queries.
-pub struct ShareTile<'a, 'p> {
+pub struct ShareTile<'a, 'm, 'p> {
     /// The head.
     pub pair: Pair<'p>,
     /// The queries, within the sequence.
@@ -129,16 +141,18 @@ pub struct ShareTile<'a, 'p> {
     pub dq: &'a mut [f32],
     /// The weights ds of the tile of keys.
     pub share: &'a Share<'p>,
+    /// The thread's memory.
+    pub words: &'a mut Words<'m>,
 }
 
-impl Kernel for ShareTile<'_, '_> {
+impl BlockKernel for ShareTile<'_, '_, '_> {
     #[inline(always)]
-    fn run<I: Isa>(self, isa: I) {
-        let ShareTile { pair, rows, cols, dq, share } = self;
+    fn run<E: Engine>(self, by: E) {
+        let ShareTile { pair, rows, cols, dq, share, words } = self;
         let has_nonfinite = pair.has_nonfinite(&rows, &cols);
-        let stride = pair.dim.next_multiple_of(I::Tile::COLS);
-        for first in (0..rows.len()).step_by(I::Tile::ROWS) {
-            let [start, end] = share.strips[first / I::Tile::ROWS].map(|col| col as usize);
+        let stride = pair.dim.next_multiple_of(E::COLS);
+        for first in (0..rows.len()).step_by(E::ROWS) {
+            let [start, end] = share.strips[first / E::ROWS].map(|col| col as usize);
             if start == end {
                 continue;
             }
@@ -149,7 +163,7 @@ impl Kernel for ShareTile<'_, '_> {
                 has_nonfinite,
             };
             let sum = Sum { acc: &mut dq[first * stride..], stride };
-            rows.grow(isa, sum, &pair.keys.k.along, &cols, &(start..end)); // (B5)
+            by.grow_rows(&rows, sum, &pair.keys.k.along, [&cols, &(start..end)], words); // (B5)
         }
     }
 }
@@ -169,9 +183,9 @@ pub struct BiasTile<'a, 'm, B, P> {
     pub scratch: &'a mut Scratch<'m>,
 }
 
-impl<'p, B: Body, P: Iterator<Item = Pair<'p>>> Kernel for BiasTile<'_, '_, B, P> {
+impl<'p, B: Body, P: Iterator<Item = Pair<'p>>> BlockKernel for BiasTile<'_, '_, B, P> {
     #[inline(always)]
-    fn run<I: Isa>(self, isa: I) {
+    fn run<E: Engine>(self, by: E) {
         let BiasTile { body, pairs, rows, cols, scratch } = self;
         let Scratch { tiles: memory, sums, .. } = scratch;
         sums.bias.fill(0.0);
@@ -179,8 +193,8 @@ impl<'p, B: Body, P: Iterator<Item = Pair<'p>>> Kernel for BiasTile<'_, '_, B, P
             let sequence = pair.rule.of.sequence;
             let rows = rows.start..rows.end.min(sequence.queries);
             let cols = cols.start..cols.end.min(sequence.keys);
-            for block in pair.blocks::<I>(&rows, &cols, None) {
-                if body.weights(isa, &pair, &block, memory).is_none() {
+            for block in pair.blocks(E::ROWS, &rows, &cols, None) {
+                if body.weights(by, &pair, &block, memory).is_none() {
                     continue;
                 }
                 let weights = memory.weights(B::BIAS, 0);

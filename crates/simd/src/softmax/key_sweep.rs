@@ -1,10 +1,12 @@
 //! The sweep of the keys of a backward pass, which may also add up dq.
 
 use super::bf16_gradient::{Bf16KeyTile, Bf16ShareTile};
-use super::block::{Body, Pair};
+use super::block::Body;
 use super::diagonals::DiagonalTile;
+use super::engine::run;
 use super::kernels::{KeyTile, ShareTile};
 use super::ordered_sum::{Guard, OrderedSum, Seen};
+use super::pair::Pair;
 use super::schedule::AHEAD;
 use super::scratch::Scratch;
 use super::stats::{RowStats, Stats};
@@ -87,16 +89,18 @@ impl<B: Body> KeySweep<'_, '_, '_, B> {
                     |share: &usize| ahead.iter().flatten().all(|(_, _, taken)| taken != share);
                 let share = (0..shares).find(free).unwrap_or(0);
                 let (body, rows, keys) = (self.body, seen.rows.clone(), cols.clone());
-                if cut.bf16 {
+                let has_tiles = cut.bf16 && B::HAS_TILES;
+                if has_tiles {
                     let (ds, dbias) = (body.has_ds(), dbias.is_some());
                     let tile = Bf16KeyTile { ds, dbias, pair, rows, cols: keys, share, scratch };
                     work.level.run_tiles(tile).unwrap_or_default();
                 } else {
-                    work.level.run(KeyTile { body, pair, rows, cols: keys, share, scratch });
+                    let tile = KeyTile { body, pair, rows, cols: keys, share, scratch };
+                    run(work.level, cut.bf16, tile);
                 }
                 if let Some(mut dbias) = dbias {
                     // (B9) The sum of one term, 0 + ds, in which zeros have no sign.
-                    let ds = match cut.bf16 {
+                    let ds = match has_tiles {
                         true => &*scratch.sums.bias,
                         false => &*scratch.tiles.shares[share].ds,
                     };
@@ -105,8 +109,9 @@ impl<B: Body> KeySweep<'_, '_, '_, B> {
                 if let Some((_, sums)) = partial.split_last_mut() {
                     let (pair, rows, cols) = (seen.pair, seen.rows.clone(), cols.clone());
                     let weights = scratch.tiles.weights(B::BIAS, share);
-                    let strips = &*scratch.tiles.shares[share].strips;
-                    work.level.run(DiagonalTile { pair, rows, cols, weights, strips, sums });
+                    let (strips, height) = (&*scratch.tiles.shares[share].strips, cut.rows);
+                    let tile = DiagonalTile { pair, rows, cols, weights, strips, height, sums };
+                    work.level.run(tile);
                 }
                 let Some(sum) = self.sums.get(head * longest + number) else { continue };
                 if let Some(last) = ahead.iter_mut().find(|waiting| waiting.is_none()) {
@@ -128,7 +133,7 @@ impl<B: Body> KeySweep<'_, '_, '_, B> {
         ahead: &mut Queue<'_, '_, '_>,
         kept: usize,
         cols: &Range<usize>,
-        scratch: &Scratch<'_>,
+        scratch: &mut Scratch<'_>,
     ) {
         let mut left = ahead.iter().flatten().count();
         while let Some((sum, seen, share)) = &ahead[0] {
@@ -136,12 +141,14 @@ impl<B: Body> KeySweep<'_, '_, '_, B> {
             let added = sum.add(seen, cols, stride, left > kept, |dq| {
                 let (pair, rows, cols) = (seen.pair, seen.rows.clone(), cols.clone());
                 let (level, share) = (self.wave.work.level, &scratch.tiles.shares[*share]);
-                if scratch.cut.bf16 {
+                if scratch.cut.bf16 && B::HAS_TILES {
                     let pieces = scratch.tiles.pieces;
                     let tile = Bf16ShareTile { pair, rows, cols, dq, share, pieces };
                     level.run_tiles(tile).unwrap_or_default();
                 } else {
-                    level.run(ShareTile { pair, rows, cols, dq, share });
+                    let words = &mut scratch.words;
+                    let tile = ShareTile { pair, rows, cols, dq, share, words };
+                    run(level, scratch.cut.bf16, tile);
                 }
             });
             if !added {

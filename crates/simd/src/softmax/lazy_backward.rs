@@ -12,7 +12,7 @@
 //! Every element has one order of summation, the same in both modes and for any number of threads.
 
 use super::backward::packing;
-use super::block::Pair;
+use super::cut::Cut;
 use super::diagonals::Diagonals;
 use super::kernels::QueryTile;
 use super::key_sweep::{KeySweep, begin_sums};
@@ -21,16 +21,18 @@ use super::lazy_gradient::{LazyGradient, Means};
 use super::operands::{Operands, blind, number};
 use super::ordered_sum::OrderedSum;
 use super::packs::Packing;
+use super::pair::Pair;
 use super::schedule::Schedule;
 use super::scratch::Scratch;
 use super::stats::{RowStats, Stats};
 use super::tasks::Task;
 use super::wave::{Memory, Places, Wave, Work, each};
-use crate::element::Tensor;
+use crate::element::{Tensor, View};
 use crate::plan::Plan;
 use crate::products::dot;
 use crate::{Mode, Options, Workspace};
 use etalon_problem::Error;
+use ndarray::Ix4;
 
 /// Gradients that are wanted.
 #[derive(Debug, Clone, Copy)]
@@ -99,8 +101,9 @@ pub fn plan(operands: &Operands<'_>, pv: bool, options: &Options) -> Result<Plan
     let packing = packing(operands, wanted.tensors(), options)?;
     let schedule = schedule(operands, &packing, wanted, options);
     let plan = schedule.needs(&packing, operands).plan(&packing);
+    let means = if pv && !schedule.cut.bf16 { 0 } else { 2 };
     let (mode, dq) = if schedule.fused { (Mode::FusedPartials, 1) } else { (Mode::Separate, 3) };
-    Ok(Plan { mode: Some(mode), products: 4 + dq + if pv { 0 } else { 2 }, ..plan })
+    Ok(Plan { mode: Some(mode), products: 4 + dq + means, ..plan })
 }
 
 fn schedule(
@@ -142,22 +145,35 @@ fn row_numbers(
         if !delta {
             return;
         }
-        if operands.pv.is_none() {
+        let pv = pv(operands, &cut);
+        if pv.is_none() {
             let pair = Pair { stats: Stats::of(part, rows.start, cut.queries), ..pair };
-            level.run(QueryTile { body: Means, pair, rows: rows.clone(), scratch });
+            QueryTile { body: Means, pair, rows: rows.clone(), scratch }.sweep(level);
         }
         for (r, to) in part.iter_mut().enumerate().take(rows.len()) {
             let at = wave.row(&task.place, r);
             if !blind(operands.lse, at) {
-                *to = self::delta(operands, at, r, scratch) - number(operands.dlse, at);
+                *to = self::delta(pv, operands, at, r, scratch) - number(operands.dlse, at);
             }
         }
     });
 }
 
+/// Σ a P v, where Δ is taken from it: not in bf16, whose scores are summed in another order than those of a forward
+/// pass in f32, so that a pair at the kink may be active in the one alone.
+fn pv<'a>(operands: &Operands<'a>, cut: &Cut) -> Option<View<'a, f32, Ix4>> {
+    operands.pv.filter(|_| !cut.bf16)
+}
+
 /// Δ of row `r` of a tile, (E8): from Σ a P v, or what the sweep has left.
-fn delta(operands: &Operands<'_>, at: [usize; 3], r: usize, scratch: &mut Scratch<'_>) -> f32 {
-    let (Some(pv), Some(cotangent)) = (operands.pv, operands.dout) else {
+fn delta(
+    pv: Option<View<'_, f32, Ix4>>,
+    operands: &Operands<'_>,
+    at: [usize; 3],
+    r: usize,
+    scratch: &mut Scratch<'_>,
+) -> f32 {
+    let (Some(pv), Some(cotangent)) = (pv, operands.dout) else {
         return scratch.sums.numbers[r];
     };
     let [row, dout] = &mut scratch.rows;
@@ -181,7 +197,7 @@ fn query_sweep(
         let rows = task.place.rows.clone();
         let stats = stats.tile(wave.head(task.slot, task.member), rows.start);
         let pair = wave.pair(task.slot, task.member, stats);
-        wave.work.level.run(QueryTile { body, pair, rows, scratch });
+        QueryTile { body, pair, rows, scratch }.sweep(wave.work.level);
         task.write(0, scratch.sums.wide, scratch.cut.stride(pair.dim), pair.rule.scale);
     });
 }

@@ -1,11 +1,11 @@
 //! The number n of keys that each row of lazy attention sees, and from it τ/n and 1/n.
 
-use super::block::Pair;
+use super::engine::{BlockKernel, Engine, run};
 use super::operands::blind;
+use super::pair::Pair;
 use super::scratch::{Scratch, TileMemory};
 use super::tasks::Task;
 use super::wave::{Wave, Work};
-use crate::lanes::{Isa, Kernel};
 use crate::tile::MAX_KEYS;
 use crate::tiles::tiles;
 use etalon_problem::Cover;
@@ -22,7 +22,8 @@ pub fn write_counts(
     let Work { operands, level, .. } = *wave.work;
     let rows = task.place.rows.clone();
     let counts = &mut counts[..rows.len()];
-    level.run(CountTile { pair, rows, scratch, counts: &mut *counts });
+    let in_tiles = scratch.cut.bf16;
+    run(level, in_tiles, CountTile { pair, rows, scratch, counts: &mut *counts });
     let tau = operands.tau.map_or(0.0, |tau| tau[task.place.head]);
     for (r, (offset, count)) in offsets.iter_mut().zip(counts).enumerate() {
         let seen = *count > 0.0 && !blind(operands.lse, wave.row(&task.place, r));
@@ -40,16 +41,16 @@ struct CountTile<'a, 'm, 'p> {
     counts: &'a mut [f32],
 }
 
-impl Kernel for CountTile<'_, '_, '_> {
+impl BlockKernel for CountTile<'_, '_, '_> {
     #[inline(always)]
-    fn run<I: Isa>(self, isa: I) {
+    fn run<E: Engine>(self, by: E) {
         let CountTile { pair, rows, scratch, counts } = self;
         let Scratch { cut, tiles: memory, .. } = scratch;
         for cols in tiles(0..pair.rule.of.sequence.keys, cut.keys) {
             let by_score = pair.rule.hides() || pair.has_nonfinite(&rows, &cols);
             match pair.rule.cover(rows.clone(), cols.clone()) {
                 Cover::None => {}
-                _ if by_score => count_by_score(isa, &pair, (&rows, &cols), memory, counts),
+                _ if by_score => count_by_score(by, &pair, (&rows, &cols), memory, counts),
                 Cover::All => counts.iter_mut().for_each(|count| *count += cols.len() as f32),
                 Cover::Some => count_by_mask(&pair, &rows, &cols, counts),
             }
@@ -59,15 +60,15 @@ impl Kernel for CountTile<'_, '_, '_> {
 
 /// As [`count_by_mask`], where a score may be −∞.
 #[inline(always)]
-fn count_by_score<I: Isa>(
-    isa: I,
+fn count_by_score<E: Engine>(
+    by: E,
     pair: &Pair<'_>,
     (rows, cols): (&Range<usize>, &Range<usize>),
     memory: &mut TileMemory<'_>,
     counts: &mut [f32],
 ) {
-    for block in pair.blocks::<I>(rows, cols, None) {
-        let Some(strip) = pair.scores(isa, &block, memory) else { continue };
+    for block in pair.blocks(E::ROWS, rows, cols, None) {
+        let Some(strip) = by.scores(pair, &block, memory) else { continue };
         let here = block.rows.start - rows.start..block.rows.end - rows.start;
         strip.count(memory.shares[0].visible, &mut counts[here]);
     }

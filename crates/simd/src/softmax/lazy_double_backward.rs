@@ -12,7 +12,6 @@
 //!
 //! Every element has one writer and one order of summation: results are bitwise reproducible.
 
-use super::block::Pair;
 use super::diagonals::Diagonals;
 use super::double_backward::packing;
 use super::kernels::QueryTile;
@@ -21,6 +20,7 @@ use super::lazy_counts::write_counts;
 use super::lazy_second::{LazySecond, Moments};
 use super::operands::{Operands, blind, number};
 use super::packs::Packing;
+use super::pair::Pair;
 use super::schedule::Schedule;
 use super::scratch::Scratch;
 use super::stats::{RowStats, Stats};
@@ -96,13 +96,13 @@ fn row_sweep(
         write_counts(wave, task, pair, scratch, Stats::counts(part, cut.queries));
         let stats = Stats::of(part, rows.start, cut.queries);
         let pair_so_far = Pair { stats, ..pair };
-        level.run(QueryTile { body: Moments, pair: pair_so_far, rows: rows.clone(), scratch });
+        QueryTile { body: Moments, pair: pair_so_far, rows: rows.clone(), scratch }.sweep(level);
         row_numbers(wave, task, scratch.sums.numbers, part);
         let stats = Stats::of(part, rows.start, cut.queries);
         task.write_numbers(stats.u); // (E21)
         if task.results.iter().any(Option::is_some) {
             let pair = Pair { stats, ..pair };
-            level.run(QueryTile { body: LazySecond, pair, rows, scratch });
+            QueryTile { body: LazySecond, pair, rows, scratch }.sweep(level);
             task.write(0, scratch.sums.wide, cut.stride(pair.dim), pair.rule.scale);
             task.write(1, scratch.sums.values, cut.stride(pair.value_dim), 1.0);
         }

@@ -9,7 +9,7 @@ use super::tasks::Task;
 use crate::element::View;
 use crate::workspace::Parts;
 use crate::{Level, Options};
-use etalon_problem::{Blocking, Error};
+use etalon_problem::{Blocking, Error, Pass};
 use ndarray::Ix1;
 
 /// The blocking that was measured to be best: the weights of a tile of queries with all keys of a
@@ -21,10 +21,7 @@ const BF16: Blocking = Blocking { queries: 64, keys: 256 };
 
 /// The cut of a forward pass, in bf16 where the options let it.
 pub fn cut(operands: &Operands<'_>, options: &Options) -> Result<Cut, Error> {
-    match operands.in_bf16(options) {
-        true => Cut::of_bf16(operands.scores, options, BF16),
-        false => Cut::new(operands.scores, options, BLOCKING),
-    }
+    operands.cut(Pass::Forward, options, [BLOCKING, BF16])
 }
 
 /// A forward pass of lazy attention.

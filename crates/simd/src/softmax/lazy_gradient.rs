@@ -11,13 +11,15 @@
 //! weights are summed to dk = σ Σ dSᵀ Q (E11) and dv = Σ eᵀ dO (E12), and over a tile of queries to
 //! dq = σ Σ dS K (E10).
 
-use super::block::{Body, OfKeys, OfQueries, Pair, RegisterBlock, Term};
+use super::block::{Body, OfKeys, OfQueries, Term};
+use super::engine::{Engine, Register};
 use super::lazy_panel::{Panel, active, add_tau};
+use super::pair::{Pair, RegisterBlock};
 use super::scores::{ACTIVE, Strip, VISIBLE};
 use super::scratch::{Sums, Target, TileMemory, Weight};
 use super::stats::Stats;
-use crate::lanes::{Isa, Lanes, Tile};
-use crate::tile::MAX_ROWS;
+use crate::lanes::matrix::BLOCK;
+use crate::lanes::{Isa, Lanes};
 
 /// a P g, of which nothing but its sum over a row is kept.
 #[derive(Debug, Clone, Copy)]
@@ -29,23 +31,24 @@ impl Body for Means {
     const BIAS: Weight = Weight::P;
 
     #[inline(always)]
-    fn weights<I: Isa>(
+    fn weights<E: Engine>(
         self,
-        isa: I,
+        by: E,
         pair: &Pair<'_>,
         at: &RegisterBlock,
         memory: &mut TileMemory<'_>,
     ) -> Option<Strip> {
-        let strip = pair.scores(isa, at, memory)?;
-        let mut sums = [I::F32::splat(isa, 0.0); MAX_ROWS];
+        let isa = by.isa();
+        let strip = by.scores(pair, at, memory)?;
+        let mut sums = [Register::<E>::splat(isa, 0.0); BLOCK];
         let mut panel = Panel::of_gradient(pair, at, memory);
-        for column in strip.cols.clone().step_by(I::Tile::COLS) {
-            let here = strip.within(&(column..column + I::Tile::COLS));
-            if panel.softmax_weights(isa, column) {
-                panel.pull(isa, &here, [(&pair.queries.dout, &pair.keys.v)], 1); // (E7)
-                panel.hide::<I>(&here);
+        for column in strip.cols.clone().step_by(E::COLS) {
+            let here = strip.within(&(column..column + E::COLS));
+            if panel.softmax_weights(by, column) {
+                panel.pull(by, &here, [(&pair.queries.dout, &pair.keys.v)], 1); // (E7)
+                panel.hide::<E>(&here);
                 panel.each(
-                    isa,
+                    by,
                     column,
                     #[inline(always)]
                     |i| numbers(isa, &pair.stats, i),
@@ -58,7 +61,7 @@ impl Body for Means {
                 );
             }
         }
-        for (to, sum) in memory.row_sums[0].iter_mut().zip(&sums[..I::Tile::ROWS]) {
+        for (to, sum) in memory.row_sums[0].iter_mut().zip(&sums[..E::ROWS]) {
             *to = sum.reduce_add();
         }
         Some(strip)
@@ -66,15 +69,15 @@ impl Body for Means {
 
     /// (E8)
     #[inline(always)]
-    fn add_numbers<I: Isa>(
+    fn add_numbers<E: Engine>(
         self,
-        _isa: I,
+        _by: E,
         first: usize,
         _strip: &Strip,
         memory: &TileMemory<'_>,
         sums: &mut Sums<'_>,
     ) {
-        let sums = sums.numbers[first..].iter_mut().take(I::Tile::ROWS);
+        let sums = sums.numbers[first..].iter_mut().take(E::ROWS);
         sums.zip(&memory.row_sums[0]).for_each(|(sum, of_block)| *sum += of_block);
     }
 }
@@ -100,29 +103,30 @@ impl Body for LazyGradient {
     }
 
     #[inline(always)]
-    fn weights<I: Isa>(
+    fn weights<E: Engine>(
         self,
-        isa: I,
+        by: E,
         pair: &Pair<'_>,
         at: &RegisterBlock,
         memory: &mut TileMemory<'_>,
     ) -> Option<Strip> {
-        let strip = pair.scores(isa, at, memory);
+        let isa = by.isa();
+        let strip = by.scores(pair, at, memory);
         let mut panel = Panel::of_gradient(pair, at, memory);
-        panel.clear::<I>(strip.as_ref());
+        panel.clear::<E>(strip.as_ref());
         let strip = strip?;
-        let zero = I::F32::splat(isa, 0.0);
-        let mut sums = [zero; MAX_ROWS];
-        for column in strip.cols.clone().step_by(I::Tile::COLS) {
-            let here = strip.within(&(column..column + I::Tile::COLS));
-            if panel.softmax_weights(isa, column) {
-                panel.note_active::<I>(column);
+        let zero = Register::<E>::splat(isa, 0.0);
+        let mut sums = [zero; BLOCK];
+        for column in strip.cols.clone().step_by(E::COLS) {
+            let here = strip.within(&(column..column + E::COLS));
+            if panel.softmax_weights(by, column) {
+                panel.note_active::<E>(column);
                 if self.g {
-                    panel.pull(isa, &here, [(&pair.queries.dout, &pair.keys.v)], 1); // (E7)
-                    panel.hide::<I>(&here);
+                    panel.pull(by, &here, [(&pair.queries.dout, &pair.keys.v)], 1); // (E7)
+                    panel.hide::<E>(&here);
                 }
                 panel.each(
-                    isa,
+                    by,
                     column,
                     #[inline(always)]
                     |i| numbers(isa, &pair.stats, i),
@@ -137,7 +141,7 @@ impl Body for LazyGradient {
                 );
             } else {
                 panel.each(
-                    isa,
+                    by,
                     column,
                     #[inline(always)]
                     |i| numbers(isa, &pair.stats, i),
@@ -145,10 +149,10 @@ impl Body for LazyGradient {
                     |_, [p, _], &[_, delta]| [zero, p * (zero - delta)], // (E9)
                 );
             }
-            panel.hide::<I>(&here);
+            panel.hide::<E>(&here);
         }
-        panel.mark_active::<I>(&strip);
-        add_tau::<I>(pair, at, &sums, &mut memory.tau); // (E14)
+        panel.mark_active::<E>(&strip);
+        add_tau::<E>(pair, at, &sums, &mut memory.tau); // (E14)
         Some(strip)
     }
 }

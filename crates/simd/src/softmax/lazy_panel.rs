@@ -3,14 +3,16 @@
 //!
 //! Activity is decided here, once: all bodies have the same S, lse and c, and so the same bits of P + c.
 
-use super::block::{Pair, RegisterBlock};
+use super::engine::{Engine, Register};
 use super::packs::Both;
+use super::pair::{Pair, RegisterBlock};
 use super::scores::Strip;
 use super::scratch::{Share, TileMemory};
-use super::weights::{clear, hide, joined, mark_active, multiply, smallest};
+use super::weights::{clear, hide, joined, mark_active, smallest};
 use crate::exp::exp_difference;
-use crate::lanes::{Isa, Lanes, Tile};
-use crate::tile::{MAX_KEYS, MAX_ROWS, STRIDE};
+use crate::lanes::matrix::BLOCK;
+use crate::lanes::{Isa, Lanes};
+use crate::tile::{MAX_KEYS, STRIDE};
 use std::ops::Range;
 
 /// A number of a pair, such as g, or 0 where the pair is not active: where P + c is below the smallest
@@ -73,33 +75,33 @@ impl<const W: usize> Panel<'_, '_, W> {
 
     /// Clears the weights beside the strip, all of them if there is none.
     #[inline(always)]
-    pub fn clear<I: Isa>(&mut self, strip: Option<&Strip>) {
-        let end = self.at.cols.len().next_multiple_of(I::Tile::COLS);
+    pub fn clear<E: Engine>(&mut self, strip: Option<&Strip>) {
+        let end = self.at.cols.len().next_multiple_of(E::COLS);
         let (weights, visible) = self.parts();
-        clear(weights, visible, strip, (I::Tile::ROWS, end));
+        clear(weights, visible, strip, (E::ROWS, end));
     }
 
     /// Makes the weights of pairs that are not visible 0.
     #[inline(always)]
-    pub fn hide<I: Isa>(&mut self, here: &Strip) {
-        let lse = self.pair.lse::<I>(self.at);
+    pub fn hide<E: Engine>(&mut self, here: &Strip) {
+        let lse = self.pair.lse(self.at, E::ROWS);
         let (weights, visible) = self.parts();
         hide(weights, visible, here, lse);
     }
 
     /// (E4) P of a panel, from S; whether a pair of it is active, unless it is hidden.
     #[inline(always)]
-    pub fn softmax_weights<I: Isa>(&mut self, isa: I, column: usize) -> bool {
-        let (pair, at) = (self.pair, self.at);
-        let zero = I::F32::splat(isa, 0.0);
+    pub fn softmax_weights<E: Engine>(&mut self, by: E, column: usize) -> bool {
+        let (isa, pair, at) = (by.isa(), self.pair, self.at);
+        let zero = Register::<E>::splat(isa, 0.0);
         let mut any = zero;
-        for r in 0..I::Tile::ROWS {
+        for r in 0..E::ROWS {
             let i = at.rows.start + r;
-            let lse = I::F32::splat(isa, pair.queries.lse[i]);
-            let c = I::F32::splat(isa, pair.stats.offset[i - pair.stats.first]);
-            let s = &mut self.weights[0][r * STRIDE + column..][..I::Tile::COLS];
-            for s in s.chunks_exact_mut(I::F32::N) {
-                let p = exp_difference(isa, I::F32::load(isa, s), lse);
+            let lse = Register::<E>::splat(isa, pair.queries.lse[i]);
+            let c = Register::<E>::splat(isa, pair.stats.offset[i - pair.stats.first]);
+            let s = &mut self.weights[0][r * STRIDE + column..][..E::COLS];
+            for s in s.chunks_exact_mut(Register::<E>::N) {
+                let p = exp_difference(isa, Register::<E>::load(isa, s), lse);
                 any = any + zero.max(p + c);
                 p.store(s);
             }
@@ -107,51 +109,53 @@ impl<const W: usize> Panel<'_, '_, W> {
         any.reduce_add() != 0.0
     }
 
-    /// Writes Σ A Bᵀ of a panel, over rows of E elements, in place of the weights of a number: see [`multiply`].
+    /// Writes Σ A Bᵀ of a panel, over rows of E elements, in place of the weights of a number: see
+    /// [`Engine::multiply`].
     #[inline(always)]
-    pub fn pull<I: Isa, const T: usize>(
+    pub fn pull<E: Engine, const T: usize>(
         &mut self,
-        isa: I,
+        by: E,
         here: &Strip,
         terms: [(&Both<'_>, &Both<'_>); T],
         number: usize,
     ) {
-        multiply(isa, self.at, here, self.pair.value_dim, terms, None, self.weights[number]);
+        by.multiply(self.at, here, self.pair.value_dim, terms, None, self.weights[number]);
     }
 
     /// Notes that a panel has an active pair in rows of the block.
     #[inline(always)]
-    pub fn note_active<I: Isa>(&mut self, column: usize) {
+    pub fn note_active<E: Engine>(&mut self, column: usize) {
         let rows = self.at.first..self.at.first + self.at.rows.len();
-        let noted = &mut self.active[column / I::Tile::COLS];
+        let noted = &mut self.active[column / E::COLS];
         *noted = joined(noted, &rows);
     }
 
     /// Notes which pairs of the strip are active, by e, where an operand is not finite.
     #[inline(always)]
-    pub fn mark_active<I: Isa>(&mut self, strip: &Strip) {
+    pub fn mark_active<E: Engine>(&mut self, strip: &Strip) {
         if self.at.has_nonfinite {
-            mark_active(self.weights[0], self.visible, &strip.cols, I::Tile::ROWS);
+            mark_active(self.weights[0], self.visible, &strip.cols, E::ROWS);
         }
     }
 
     /// Replaces the weights of a panel by what `f` makes of them and of the numbers that `row` has for a row of the
     /// statistics; `f` gets the row of the block, too.
     #[inline(always)]
-    pub fn each<I: Isa, R>(
+    pub fn each<E: Engine, R>(
         &mut self,
-        isa: I,
+        by: E,
         column: usize,
         row: impl Fn(usize) -> R,
-        mut f: impl FnMut(usize, [I::F32; W], &R) -> [I::F32; W],
+        mut f: impl FnMut(usize, [Register<E>; W], &R) -> [Register<E>; W],
     ) {
-        for r in 0..I::Tile::ROWS {
+        let isa = by.isa();
+        for r in 0..E::ROWS {
             let row = row(self.at.rows.start + r - self.pair.stats.first);
-            for at in (column..column + I::Tile::COLS).step_by(I::F32::N) {
+            for at in (column..column + E::COLS).step_by(Register::<E>::N) {
                 let here = r * STRIDE + at;
-                let mut x = [I::F32::splat(isa, 0.0); W];
+                let mut x = [Register::<E>::splat(isa, 0.0); W];
                 for (x, weights) in x.iter_mut().zip(&self.weights) {
-                    *x = I::F32::load(isa, &weights[here..]);
+                    *x = Register::<E>::load(isa, &weights[here..]);
                 }
                 let x = f(r, x, &row);
                 for (x, weights) in x.iter().zip(&mut self.weights) {
@@ -164,13 +168,13 @@ impl<const W: usize> Panel<'_, '_, W> {
 
 /// Adds (1/n) Σ of a block to [`TileMemory::tau`], of sums over its rows: (E14), (E30).
 #[inline(always)]
-pub fn add_tau<I: Isa>(
+pub fn add_tau<E: Engine>(
     pair: &Pair<'_>,
     at: &RegisterBlock,
-    sums: &[I::F32; MAX_ROWS],
+    sums: &[Register<E>; BLOCK],
     tau: &mut f64,
 ) {
-    let share = &pair.stats.share[at.rows.start - pair.stats.first..][..I::Tile::ROWS];
+    let share = &pair.stats.share[at.rows.start - pair.stats.first..][..E::ROWS];
     for (sum, share) in sums.iter().zip(share) {
         *tau += f64::from(sum.reduce_add()) * f64::from(*share);
     }

@@ -20,13 +20,15 @@
 //! and sums X and dS to gq and gk (E26), (E27), ė and e to gdout and gv (E23), (E28), X to gbias (E29), and
 //! a T to gτ (E30).
 
-use super::block::{Body, OfKeys, OfQueries, Pair, RegisterBlock, Term};
+use super::block::{Body, OfKeys, OfQueries, Term};
+use super::engine::{Engine, Register};
 use super::lazy_panel::{Panel, active, add_tau};
+use super::pair::{Pair, RegisterBlock};
 use super::scores::{ACTIVE, Strip, VISIBLE};
 use super::scratch::{Sums, Target, TileMemory, Weight};
 use super::second::scores;
-use crate::lanes::{Isa, Lanes, Tile};
-use crate::tile::MAX_ROWS;
+use crate::lanes::matrix::BLOCK;
+use crate::lanes::{Isa, Lanes};
 
 /// Nothing but sums over each row.
 #[derive(Debug, Clone, Copy)]
@@ -38,23 +40,24 @@ impl Body for Moments {
     const BIAS: Weight = Weight::P;
 
     #[inline(always)]
-    fn weights<I: Isa>(
+    fn weights<E: Engine>(
         self,
-        isa: I,
+        by: E,
         pair: &Pair<'_>,
         at: &RegisterBlock,
         memory: &mut TileMemory<'_>,
     ) -> Option<Strip> {
-        let strip = scores(isa, pair, at, memory)?;
-        let zero = I::F32::splat(isa, 0.0);
-        let mut sums = [[zero; MAX_ROWS]; 3];
+        let isa = by.isa();
+        let strip = scores(by, pair, at, memory)?;
+        let zero = Register::<E>::splat(isa, 0.0);
+        let mut sums = [[zero; BLOCK]; 3];
         let mut panel = Panel::of_second(pair, at, memory);
-        for column in strip.cols.clone().step_by(I::Tile::COLS) {
-            let here = strip.within(&(column..column + I::Tile::COLS));
-            let any = begin(isa, pair, &mut panel, &here);
+        for column in strip.cols.clone().step_by(E::COLS) {
+            let here = strip.within(&(column..column + E::COLS));
+            let any = begin(by, pair, &mut panel, &here);
             let [of_u, of_delta, of_change] = &mut sums;
             panel.each(
-                isa,
+                by,
                 column,
                 #[inline(always)]
                 |i| numbers(isa, pair, i),
@@ -72,7 +75,7 @@ impl Body for Moments {
             );
         }
         for (to, of) in memory.row_sums.iter_mut().zip(&sums) {
-            for (to, sum) in to.iter_mut().zip(&of[..I::Tile::ROWS]) {
+            for (to, sum) in to.iter_mut().zip(&of[..E::ROWS]) {
                 *to = sum.reduce_add();
             }
         }
@@ -81,9 +84,9 @@ impl Body for Moments {
 
     /// (E21), (E8), and what (E24) is made of.
     #[inline(always)]
-    fn add_numbers<I: Isa>(
+    fn add_numbers<E: Engine>(
         self,
-        _isa: I,
+        _by: E,
         first: usize,
         _strip: &Strip,
         memory: &TileMemory<'_>,
@@ -91,7 +94,7 @@ impl Body for Moments {
     ) {
         let size = sums.numbers.len() / memory.row_sums.len();
         for (sums, of_block) in sums.numbers.chunks_exact_mut(size).zip(&memory.row_sums) {
-            let sums = sums[first..].iter_mut().take(I::Tile::ROWS);
+            let sums = sums[first..].iter_mut().take(E::ROWS);
             sums.zip(of_block).for_each(|(sum, of_block)| *sum += of_block);
         }
     }
@@ -121,25 +124,26 @@ impl Body for LazySecond {
     }
 
     #[inline(always)]
-    fn weights<I: Isa>(
+    fn weights<E: Engine>(
         self,
-        isa: I,
+        by: E,
         pair: &Pair<'_>,
         at: &RegisterBlock,
         memory: &mut TileMemory<'_>,
     ) -> Option<Strip> {
-        let strip = scores(isa, pair, at, memory);
+        let isa = by.isa();
+        let strip = scores(by, pair, at, memory);
         let mut panel = Panel::of_second(pair, at, memory);
-        panel.clear::<I>(strip.as_ref());
+        panel.clear::<E>(strip.as_ref());
         let strip = strip?;
-        let zero = I::F32::splat(isa, 0.0);
-        let mut sums = [zero; MAX_ROWS];
-        for column in strip.cols.clone().step_by(I::Tile::COLS) {
-            let here = strip.within(&(column..column + I::Tile::COLS));
-            if begin(isa, pair, &mut panel, &here) {
-                panel.note_active::<I>(column);
+        let zero = Register::<E>::splat(isa, 0.0);
+        let mut sums = [zero; BLOCK];
+        for column in strip.cols.clone().step_by(E::COLS) {
+            let here = strip.within(&(column..column + E::COLS));
+            if begin(by, pair, &mut panel, &here) {
+                panel.note_active::<E>(column);
                 panel.each(
-                    isa,
+                    by,
                     column,
                     #[inline(always)]
                     |i| numbers(isa, pair, i),
@@ -160,7 +164,7 @@ impl Body for LazySecond {
                 );
             } else {
                 panel.each(
-                    isa,
+                    by,
                     column,
                     #[inline(always)]
                     |i| numbers(isa, pair, i),
@@ -172,10 +176,10 @@ impl Body for LazySecond {
                     },
                 );
             }
-            panel.hide::<I>(&here);
+            panel.hide::<E>(&here);
         }
-        panel.mark_active::<I>(&strip);
-        add_tau::<I>(pair, at, &sums, &mut memory.tau); // (E30)
+        panel.mark_active::<E>(&strip);
+        add_tau::<E>(pair, at, &sums, &mut memory.tau); // (E30)
         Some(strip)
     }
 }
@@ -205,14 +209,14 @@ fn numbers<I: Isa>(isa: I, Pair { stats, ddtau, .. }: &Pair<'_>, i: usize) -> Ro
 /// P of a panel and, where a pair of it is active unless it is hidden, g and T; whether that is so.
 /// Weights of pairs that are not visible become 0.
 #[inline(always)]
-fn begin<I: Isa>(isa: I, pair: &Pair<'_>, panel: &mut Panel<'_, '_, 4>, here: &Strip) -> bool {
-    let any = panel.softmax_weights(isa, here.cols.start);
+fn begin<E: Engine>(by: E, pair: &Pair<'_>, panel: &mut Panel<'_, '_, 4>, here: &Strip) -> bool {
+    let any = panel.softmax_weights(by, here.cols.start);
     if any {
         let (queries, keys) = (pair.queries, pair.keys);
         let of_change = [(&queries.dout, &keys.ddv), (&queries.cot_o, &keys.v)];
-        panel.pull(isa, here, [(&queries.dout, &keys.v)], 2); // (E7)
-        panel.pull(isa, here, of_change, 3); // (E20)
+        panel.pull(by, here, [(&queries.dout, &keys.v)], 2); // (E7)
+        panel.pull(by, here, of_change, 3); // (E20)
     }
-    panel.hide::<I>(here);
+    panel.hide::<E>(here);
     any
 }

@@ -1,9 +1,10 @@
 //! Operands of the passes of the softmax algorithms, of any element type.
 
+use super::cut::Cut;
 use crate::element::{Tensor, View};
 use crate::known::Known;
 use crate::{Options, named};
-use etalon_problem::{DistanceBias, Error, Pass, Problem, Scores, Sequence};
+use etalon_problem::{Algorithm, Blocking, DistanceBias, Error, Pass, Problem, Scores, Sequence};
 use ndarray::{Ix1, Ix2, Ix3, Ix4};
 
 /// A number for each distance below W, `[Hq, W]`.
@@ -111,15 +112,32 @@ impl<'a> Operands<'a> {
         self.v.map_or(0, |v| v.shape()[3])
     }
 
-    /// True if a pass of first order multiplies its operands in bf16. Of lazy attention those without gradients do.
-    pub fn in_bf16(&self, options: &Options) -> bool {
-        if self.tau.is_some() && self.dout.is_some() {
-            return false;
+    /// True if a pass multiplies its operands in bf16: where the options let it, and all are of bf16.
+    pub fn in_bf16(&self, pass: Pass, options: &Options) -> bool {
+        let of = match (self.tau, self.v) {
+            (Some(_), _) => Algorithm::LazyAttention,
+            (_, Some(_)) => Algorithm::Attention,
+            _ => Algorithm::AttentionLse,
+        };
+        let Operands { q, k, v, dout, ddq, ddk, ddv, cot_o, .. } = *self;
+        let multiplied = [Some(q), Some(k), v, dout, ddq, ddk, ddv, cot_o];
+        multiplied
+            .iter()
+            .flatten()
+            .all(|x| x.shape()[3] > 0 && options.multiplies_bf16(of, pass, x.dtype()))
+    }
+
+    /// The sizes of tiles of a pass: of f32 or of bf16, each with its default.
+    pub fn cut(
+        &self,
+        pass: Pass,
+        options: &Options,
+        [of_f32, of_bf16]: [Blocking; 2],
+    ) -> Result<Cut, Error> {
+        match self.in_bf16(pass, options) {
+            true => Cut::of_bf16(self.scores, options, of_bf16),
+            false => Cut::new(self.scores, options, of_f32),
         }
-        let multiplied = [Some(self.q), Some(self.k), self.v, self.dout];
-        let widths = multiplied.iter().flatten().all(|x| x.shape()[3] > 0);
-        let pairs = multiplied.iter().flatten().all(|x| options.pairs(x.dtype()));
-        widths && pairs
     }
 
     /// The sink of a head, −∞ without one, and the direction in which it moves.

@@ -7,8 +7,8 @@
 //! A task waits only for a smaller tile of keys. If tasks begin in ascending order, the smallest tile
 //! that is being worked on waits for no other, and all come to an end.
 
-use super::block::Pair;
 use super::packs::Packing;
+use super::pair::Pair;
 use crate::element::TensorMut;
 use crate::tiles::tiles;
 use crate::workspace::Parts;

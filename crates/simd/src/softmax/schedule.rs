@@ -18,6 +18,9 @@ pub const BF16: Blocking = Blocking { queries: 256, keys: 256 };
 /// The blocking of the second order: four tiles of weights stay in the L2 cache.
 pub const SECOND_ORDER: Blocking = Blocking { queries: 96, keys: 192 };
 
+/// The same in bf16.
+pub const SECOND_BF16: Blocking = Blocking { queries: 128, keys: 256 };
+
 /// Shares of dq for which a thread may be ahead of their turns: as many as make it wait seldom for
 /// threads that others delay.
 pub const AHEAD: usize = 4;

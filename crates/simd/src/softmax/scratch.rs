@@ -3,8 +3,9 @@
 use super::cut::Cut;
 use super::operands::Operands;
 use super::schedule::{AHEAD, Schedule};
+use crate::lanes::matrix::BLOCK;
 use crate::pack::Form;
-use crate::tile::{MAX_KEYS, MAX_ROWS, STRIDE};
+use crate::tile::{MAX_KEYS, STRIDE};
 use crate::workspace::Parts;
 use std::ops::Range;
 
@@ -16,30 +17,39 @@ pub struct Scratch<'m> {
     pub cut: Cut,
     pub tiles: TileMemory<'m>,
     pub sums: Sums<'m>,
+    pub words: Words<'m>,
     /// A row of o, and one of dout or cot_o.
     pub rows: [&'m mut [f32]; 2],
 }
 
+/// Memory for the words of weights, which [`super::engine`] rounds.
+pub struct Words<'m> {
+    /// Of a block of queries, or of a tile; of each piece.
+    pub memory: &'m mut [f32],
+    /// Numbers of bf16 as whose sum a weight is multiplied.
+    pub pieces: usize,
+}
+
 /// The weights of a tile: rows lie [`STRIDE`] apart, and a pass has those that it needs.
 pub struct TileMemory<'m> {
-    /// S, then P; of bf16 S of a block of queries.
+    /// S, then P; of attention's first order in bf16 S of a block of queries.
     pub p: &'m mut [f32],
     /// U, then P ⊙ U or Ṗ.
     pub p_dot: &'m mut [f32],
-    /// T, then x or X; of bf16 dP of a block of queries.
+    /// T, then x or X; of attention's first order in bf16 dP of a block of queries.
     pub x: &'m mut [f32],
     /// tanh(s/c) of a register block.
     pub tanh: &'m mut [f32],
     /// u⁰ of a register block.
     pub u0: &'m mut [f32],
     /// Of lazy attention sums over each row of a register block: those of [`Sums::numbers`].
-    pub row_sums: [[f32; MAX_ROWS]; 3],
+    pub row_sums: [[f32; BLOCK]; 3],
     /// Of lazy attention (1/n) Σ a g, or of the second order (1/n) Σ a T, of the tiles since it was last 0.
     pub tau: f64,
     /// Of lazy attention the rows of a tile from the first to the last with an active pair in each panel
     /// of keys.
     pub active: [Range<usize>; MAX_PANELS],
-    /// Of bf16 P and ds of a tile in pairs of queries, of each piece.
+    /// Of attention's first order in bf16 P and ds of a tile in pairs of queries, of each piece.
     pub pairs: [&'m mut [f32]; 2],
     /// Numbers of bf16 as whose sum a weight is multiplied.
     pub pieces: usize,
@@ -49,7 +59,7 @@ pub struct TileMemory<'m> {
 
 /// The weights of a tile of keys and queries from which its share of dq follows.
 pub struct Share<'m> {
-    /// dP, then dS or ds of a tile; of bf16 ds in pairs of keys, of each piece.
+    /// dP, then dS or ds of a tile; of attention's first order in bf16 ds in pairs of keys, of each piece.
     pub ds: &'m mut [f32],
     /// 1 for the pairs of a tile that are visible, and otherwise 0, rows [`MAX_KEYS`] apart.
     pub visible: &'m mut [u8],
@@ -101,10 +111,12 @@ impl<'m> Scratch<'m> {
         let row = if cut.bf16 { STRIDE } else { rows };
         let sum = |rows: usize, dim: usize| cut.stride(dim).saturating_mul(rows);
         let (dim, value_dim) = (operands.scores.extents.dim, operands.value_dim());
-        // Of bf16 no more than a block of scores is kept in f32.
-        let pairs = of(cut.bf16, cut.pieces * Form::len(cut.queries, MAX_KEYS));
-        let (scores, of_bias) = (tile, schedule.bias || cut.bf16 && operands.bias.is_some());
-        let (tile, of_ds) = if cut.bf16 { (block, pairs) } else { (tile, tile) };
+        let words = of(cut.bf16, cut.pieces * Form::len(cut.queries, MAX_KEYS));
+        // Of attention's first order in bf16 no more than a block of scores is kept in f32.
+        let has_tiles = cut.bf16 && !second && operands.tau.is_none();
+        let (scores, of_bias) = (tile, schedule.bias || has_tiles && operands.bias.is_some());
+        let (tile, of_ds) = if has_tiles { (block, words) } else { (tile, tile) };
+        let pairs = of(has_tiles, words);
         let share = |number| {
             let there = number < schedule.shares();
             let strips = parts.room(of(there, 2 * (cut.queries / cut.rows)));
@@ -118,10 +130,10 @@ impl<'m> Scratch<'m> {
         let tiles = TileMemory {
             p: parts.room(tile),
             p_dot: parts.room(of(second, tile)),
-            x: parts.room(of(second || cut.bf16, tile)),
+            x: parts.room(of(second || has_tiles, tile)),
             tanh: parts.room(block),
             u0: parts.room(of(second, block)),
-            row_sums: [[0.0; MAX_ROWS]; 3],
+            row_sums: [[0.0; BLOCK]; 3],
             tau: 0.0,
             active: [const { 0..0 }; MAX_PANELS],
             pairs: [(); 2].map(|()| parts.room(pairs)),
@@ -135,13 +147,24 @@ impl<'m> Scratch<'m> {
         };
         let sums = Sums {
             wide: parts.room(sum(row.max(of(cut.bf16, rows)), dim)),
-            values: parts.room(sum(row, value_dim)),
+            values: parts.room(sum(row.max(of(cut.bf16 && second, rows)), value_dim)),
             o: parts.room(of(schedule.o_anew, sum(cut.queries, value_dim))),
             numbers: parts.room(cut.queries * numbers),
             bias: parts.room(of(of_bias, scores)),
             turned: parts.room(of(cut.bf16, sum(cut.keys, dim.max(value_dim)))),
         };
-        Scratch { cut, tiles, sums, rows: [(); 2].map(|()| parts.room(value_dim)) }
+        // A block of queries may have two pieces in any case.
+        let words = words.max(of(cut.bf16, 2 * Form::len(cut.rows, MAX_KEYS)));
+        let words = Words { memory: parts.room(of(!has_tiles, words)), pieces: cut.pieces };
+        Scratch { cut, tiles, sums, words, rows: [(); 2].map(|()| parts.room(value_dim)) }
+    }
+}
+
+impl Words<'_> {
+    /// The same for at least so many pieces.
+    #[inline(always)]
+    pub fn of_pieces(&mut self, least: usize) -> Words<'_> {
+        Words { memory: self.memory, pieces: self.pieces.max(least) }
     }
 }
 

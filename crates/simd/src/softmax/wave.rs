@@ -1,13 +1,15 @@
 //! The sweeps that passes of first and second order share, wave by wave.
 
 use super::bf16_gradient::{Bf16BiasTile, turn};
-use super::block::{Body, Pair};
+use super::block::Body;
 use super::diagonals::{Diagonals, write_totals};
+use super::engine::run;
 use super::kernels::BiasTile;
 use super::needs::Needs;
 use super::operands::{Operands, sink_weight};
 use super::ordered_sum::OrderedSum;
 use super::packs::{Keys, Packing, Queries, Slots};
+use super::pair::Pair;
 use super::rule::{Prepared, ScoreRule};
 use super::schedule::Schedule;
 use super::scratch::{Scratch, Sums};
@@ -219,11 +221,11 @@ impl<'a> Wave<'a> {
     }
 
     /// The gradient of the bias, one task per tile of its rows. The wave holds every slot.
-    fn bias_sweep(
+    fn bias_sweep<B: Body>(
         &self,
         scratch: &mut [Scratch<'_>],
         result: TensorMut<'_, Ix4>,
-        body: impl Body,
+        body: B,
         stats: &RowStats<'_>,
     ) {
         let Work { operands, packing, .. } = self.work;
@@ -244,11 +246,12 @@ impl<'a> Wave<'a> {
             for cols in tiles(0..keys.unwrap_or(0), packing.cut.keys) {
                 let (rows, pairs) = (rows.clone(), pairs.clone());
                 let (keys, level) = (cols.clone(), self.work.level);
-                if packing.cut.bf16 {
+                if packing.cut.bf16 && B::HAS_TILES {
                     let tile = Bf16BiasTile { pairs, rows, cols: keys, scratch };
                     level.run_tiles(tile).unwrap_or_default();
                 } else {
-                    level.run(BiasTile { body, pairs, rows, cols: keys, scratch });
+                    let tile = BiasTile { body, pairs, rows, cols: keys, scratch };
+                    run(level, packing.cut.bf16, tile);
                 }
                 let here = start + cols.start..start + cols.end;
                 result.view_mut().slice(s![.., here]).write_rows(scratch.sums.bias, STRIDE, 1.0);

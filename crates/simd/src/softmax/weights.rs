@@ -1,8 +1,8 @@
 //! Uses of the weights of a tile: hidden where a pair is not visible, and multiplied by rows; and the
 //! products that they are made of.
 
-use super::block::RegisterBlock;
 use super::packs::Both;
+use super::pair::RegisterBlock;
 use super::scores::{ACTIVE, Strip};
 use crate::lanes::{Isa, Lanes, Tile};
 use crate::pack::Packed;
@@ -10,8 +10,7 @@ use crate::products::{Along, Sum};
 use crate::tile::{MAX_KEYS, STRIDE};
 use std::ops::Range;
 
-/// factor · Σ A Bᵀ of a block in the columns of its strip, over pairs of operands A of queries and B of
-/// keys with rows of `dim` elements; a pair of which one is not there adds nothing.
+/// [`Engine::multiply`](super::engine::Engine::multiply) in registers.
 #[inline(always)]
 pub fn multiply<I: Isa, const T: usize>(
     isa: I,
@@ -186,19 +185,20 @@ pub struct Columns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    /// The register blocks of keys, each with the rows that hold an active pair: `active` has those of
-    /// each panel. The weights of the others are 0.
+    /// The blocks of `height` keys, each with the rows that hold an active pair: `active` has those of
+    /// each panel of `width`. The weights of the others are 0.
     #[inline(always)]
-    pub fn active<'s, I: Isa>(
+    pub fn active<'s>(
         &'s self,
+        [height, width]: [usize; 2],
         active: &'s [Range<usize>],
-    ) -> impl Iterator<Item = Columns<'a>> + use<'a, 's, I> {
-        let first = self.cols.start / I::Tile::ROWS * I::Tile::ROWS;
-        (first..self.cols.end).step_by(I::Tile::ROWS).map(
+    ) -> impl Iterator<Item = Columns<'a>> + use<'a, 's> {
+        let first = self.cols.start / height * height;
+        (first..self.cols.end).step_by(height).map(
             #[inline(always)]
             move |key| {
-                let cols = key..self.cols.end.min(key + I::Tile::ROWS);
-                let panels = cols.start / I::Tile::COLS..cols.end.div_ceil(I::Tile::COLS);
+                let cols = key..self.cols.end.min(key + height);
+                let panels = cols.start / width..cols.end.div_ceil(width);
                 let mut rows = 0..0;
                 for active in active[panels].iter().filter(|rows| !rows.is_empty()) {
                     rows = joined(&rows, active);

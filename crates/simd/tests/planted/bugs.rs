@@ -5,7 +5,8 @@
 pub struct Bug {
     pub name: String,
     /// The kind of case that it takes to notice it: `size`, `value`, `layout`, `nan`, `function`, `bits`,
-    /// `kept` memory, a `budget`, a `shard` or `heads` that differ.
+    /// `kept` memory, a `budget`, a `shard` or `heads` that differ; of `tiles` of bf16, and of their second `pieces`,
+    /// a tier that has them.
     pub kind: String,
     pub file: String,
     /// The effect of the bug.

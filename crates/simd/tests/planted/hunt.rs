@@ -9,7 +9,7 @@ use etalon_conformance::tier::{Choice, Filtered, Refusal, Request, Tier};
 use etalon_conformance::tiers::Simd;
 use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Algorithm, Dtype, Pass};
-use etalon_simd::{Level, planted};
+use etalon_simd::{Level, Precision, planted};
 
 #[path = "bugs.rs"]
 mod bugs;
@@ -59,6 +59,10 @@ impl Tier for Planted {
         self.tier.keeps_subnormals()
     }
 
+    fn gives_the_bits_beside_nan(&self) -> bool {
+        self.tier.gives_the_bits_beside_nan()
+    }
+
     fn has(&self, choice: Choice) -> bool {
         self.tier.has(choice)
     }
@@ -86,11 +90,23 @@ impl Tier for Planted {
     }
 }
 
+/// The tier that has a kind of bug, of this machine or by the rules of its instructions.
+fn tier_of(kind: &str) -> Simd {
+    let precision = match kind {
+        "tiles" => Precision::Flash,
+        "pieces" => Precision::Split2,
+        _ => return Simd::new(Level::best()),
+    };
+    let emulated = Level::emulated().last().copied();
+    let level = Level::of_pairs().last().copied().or(emulated).expect("some level has tiles");
+    Simd::of(level, precision)
+}
+
 fn main() {
     // Panics of a bug are what it is noticed by.
     std::panic::set_hook(Box::new(|_| {}));
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let tier = Simd::new(Level::best());
+    let tier = tier_of("");
     let bugs = bugs::all();
     let wanted = |name: &String| arguments.is_empty() || arguments.contains(name);
     let mut left: Vec<Planted> = bugs
@@ -101,7 +117,7 @@ fn main() {
             number: at + 1,
             name: bug.name.clone(),
             file: bug.file.clone(),
-            tier,
+            tier: tier_of(&bug.kind),
         })
         .collect();
     let all = left.len();
