@@ -26,22 +26,22 @@ fn word_at(r: usize, col: usize) -> usize {
     line + col / BLOCK * WORDS + col % BLOCK / 2
 }
 
-/// Q Kᵀ of a block of 32 queries, in the columns of a strip of a tile of keys. The words of the factors begin with the
-/// block, and with the tile.
+/// C ← Q Kᵀ of a block of 32 queries, in the columns of a strip of a tile of keys, or C + Q Kᵀ unless it is `fresh`. The
+/// words of the factors, of `depth` tiles a row, begin with the block, and with the tile.
 #[inline(always)]
 pub fn multiply_scores<M: Matrix>(
     by: M,
     [q, k]: [&[f32]; 2],
-    dim: usize,
+    depth: usize,
     strip: &Strip,
-    s: &mut [f32],
+    fresh: bool,
+    c: &mut [f32],
 ) {
-    let depth = dim.div_ceil(BLOCK);
     let (from, cols) = (strip.cols.start / SIDE * depth * WORDS, strip.cols.len() / SIDE);
     let a = Tiles { words: q, steps: [depth, 1] };
     let b = Tiles { words: &k[from..], steps: [depth, 1] };
-    let c = &mut s[strip.cols.start..];
-    by.multiply(Product { c, stride: STRIDE, fresh: true, a, b, rows: 2, cols, depth });
+    let c = &mut c[strip.cols.start..];
+    by.multiply(Product { c, stride: STRIDE, fresh, a, b, rows: 2, cols, depth });
 }
 
 /// sum ← sum + weights · the rows that `words` holds along, of which `depth` panels of 32 are summed.
@@ -74,7 +74,7 @@ pub fn round_rows<M: Matrix>(
     for (r, row) in weights.chunks(STRIDE).enumerate().take(rows) {
         for col in cols.clone().step_by(2 * lanes) {
             let pair = [F32::<M>::load(isa, &row[col..]), F32::<M>::load(isa, &row[col + lanes..])];
-            store(by, Pairing::Neighbours, pair, (&mut *words, word_at(r, col)), pieces);
+            Pairing::Neighbours.store(by, pair, (&mut *words, word_at(r, col)), pieces);
         }
     }
 }
@@ -91,28 +91,8 @@ pub fn product<M: Matrix>(
 ) {
     // Tiles of a panel, which is two rows of them.
     let depth = queries.panel / (2 * WORDS);
-    let a = Tiles { words: queries.from(at.rows.start / BLOCK), steps: [depth, 1] };
-    let from = (at.cols.start + strip.cols.start) / BLOCK;
-    let b = Tiles { words: keys.from(from), steps: [depth, 1] };
-    let (c, cols) = (&mut to[strip.cols.start..], strip.cols.len() / SIDE);
-    by.multiply(Product { c, stride: STRIDE, fresh, a, b, rows: 2, cols, depth });
-}
-
-/// Writes the words of two registers of weights into memory that holds as many of each piece.
-#[inline(always)]
-pub fn store<M: Matrix>(
-    by: M,
-    pairing: Pairing,
-    pair: [F32<M>; 2],
-    (to, at): (&mut [f32], usize),
-    pieces: usize,
-) {
-    let (first, rest) = pairing.of(by, pair, pieces);
-    first.store(&mut to[at..]);
-    if let Some(rest) = rest {
-        let apart = to.len() / pieces;
-        rest.store(&mut to[apart + at..]);
-    }
+    let factors = [queries.from(at.rows.start / BLOCK), keys.from(at.cols.start / BLOCK)];
+    multiply_scores(by, factors, depth, strip, fresh, to);
 }
 
 /// The weights of a block of 32 queries, as the left factor of a product.

@@ -7,7 +7,7 @@
 //! P and ds are the right factors of the first two: pairs of two queries, as two rows of scores give them, so that
 //! nothing is transposed but the sums, once for each tile of keys. In the third ds is the left factor.
 
-use super::bf16::{self, ACROSS, OF_BLOCK, PANELS, Weights, add_visible, product};
+use super::bf16::{ACROSS, OF_BLOCK, PANELS, Weights, add_visible, product};
 use super::packs::Both;
 use super::pair::{Pair, RegisterBlock};
 use super::scores::{Factors, Row, Strip, slope, strip};
@@ -405,16 +405,16 @@ fn two_rows<M: Matrix>(
             let col = col + h * lanes;
             let to = band + col / SIDE * WORDS + col % SIDE;
             let pair = [weights[0][h], weights[1][h]];
-            bf16::store(by, Pairing::Stacked, pair, (p, to), pieces);
+            Pairing::Stacked.store(by, pair, (p, to), pieces);
             if ds {
                 let pair = [gradients[0][h], gradients[1][h]];
-                bf16::store(by, Pairing::Stacked, pair, (of_ds, to), pieces);
+                Pairing::Stacked.store(by, pair, (of_ds, to), pieces);
             }
         }
         for q in 0..2 {
             let to = line + q * SIDE + col / BLOCK * WORDS + col % BLOCK / 2;
             if ds {
-                bf16::store(by, Pairing::Neighbours, gradients[q], (by_row, to), pieces);
+                Pairing::Neighbours.store(by, gradients[q], (by_row, to), pieces);
             }
         }
     }

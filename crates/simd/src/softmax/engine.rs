@@ -291,7 +291,7 @@ impl<M: Matrix> Engine for InTiles<M> {
                     F32::<M>::load(self.isa(), &row[col + F32::<M>::N..]),
                 ];
                 let to = line + col / BLOCK * WORDS + col % BLOCK / 2;
-                bf16::store(by, Pairing::Neighbours, pair, (&mut *words.memory, to), words.pieces);
+                Pairing::Neighbours.store(by, pair, (&mut *words.memory, to), words.pieces);
             }
         }
         let wide = stride / SIDE;
@@ -340,7 +340,7 @@ impl<M: Matrix> Engine for InTiles<M> {
                     F32::<M>::load(self.isa(), &odd[col..]),
                 ];
                 let to = line + col / SIDE * WORDS + col % SIDE;
-                bf16::store(by, Pairing::Stacked, pair, (&mut *words.memory, to), words.pieces);
+                Pairing::Stacked.store(by, pair, (&mut *words.memory, to), words.pieces);
             }
         }
         let first = bands.start * OF_BLOCK + cols.start / SIDE * WORDS;

@@ -15,7 +15,7 @@
 //!
 //! The sums of l stay spread over the lanes of a register until the end. A sink joins l last.
 
-use super::bf16::{self, PANELS, Weights, add_visible, multiply_rows, multiply_scores};
+use super::bf16::{PANELS, Weights, add_visible, multiply_rows, multiply_scores};
 use super::cut::Cut;
 use super::packs::Keys;
 use super::rule::ScoreRule;
@@ -295,7 +295,8 @@ impl ForwardTile<'_, '_> {
         let Some(strip) = strip(&factors, BLOCK) else { return };
         let scratch = &mut *self.scratch;
         let k = self.keys.k.across.from(cols.start / BLOCK);
-        multiply_scores(by, [scratch.q.from(first / BLOCK), k], self.dim, &strip, scratch.s);
+        let (words, depth) = ([scratch.q.from(first / BLOCK), k], self.dim.div_ceil(BLOCK));
+        multiply_scores(by, words, depth, &strip, true, scratch.s);
         for r in 0..rows.len() {
             let ForwardScratch { s, tanh, visible, .. } = &mut *scratch;
             let (s, tanh) = (&mut s[r * STRIDE..][..STRIDE], &mut tanh[r * STRIDE..][..STRIDE]);
@@ -353,7 +354,7 @@ impl ForwardScratch<'_> {
                 }
             }
             let to = line + col / BLOCK * WORDS + col % BLOCK / 2;
-            bf16::store(by, Pairing::Neighbours, pair, (p, to), cut.pieces);
+            Pairing::Neighbours.store(by, pair, (p, to), cut.pieces);
         }
         (sums[0] + sums[1]).store(l);
     }

@@ -127,7 +127,8 @@ impl<M: Matrix> Unit for InTiles<M> {
         max: &mut [F32<Self>; BLOCK],
     ) -> Option<Strip> {
         let strip = strip(factors, BLOCK)?;
-        bf16::multiply_scores(self.0, [factors.q, factors.k], factors.dim, &strip, block.s);
+        let (words, depth) = ([factors.q, factors.k], factors.dim.div_ceil(BLOCK));
+        bf16::multiply_scores(self.0, words, depth, &strip, true, block.s);
         let bias = factors.rule.bias(&factors.rows, &factors.cols);
         for (r, max) in max.iter_mut().enumerate().take(factors.rows.len()) {
             let s = &mut block.s[r * STRIDE..][..STRIDE];
