@@ -17,7 +17,7 @@ fn hold(algorithms: Vec<Algorithm>, precision: Precision) {
         ..SuiteOptions::own(levels.iter().map(|level| level as &dyn Tier).collect())
     };
     let report = run(&options, &|_, _, _| {});
-    assert!(report.checks() > 80, "{} checks", report.checks());
+    assert!(report.checks() > 90, "{} checks", report.checks());
     let negative: Vec<_> = report.negative().take(5).collect();
     assert!(negative.is_empty(), "{negative:#?}");
 }
@@ -44,10 +44,4 @@ fn laws_of_linear_cross_entropy_hold_of_kernels_in_bf16() {
 fn laws_of_linear_attention_hold_of_kernels_in_bf16() {
     hold(vec![Algorithm::LinearAttention], Precision::Flash);
     hold(vec![Algorithm::LinearAttention], Precision::Split2);
-}
-
-#[test]
-fn laws_of_lazy_attention_hold_of_kernels_in_bf16() {
-    hold(vec![Algorithm::LazyAttention], Precision::Flash);
-    hold(vec![Algorithm::LazyAttention], Precision::Split2);
 }
