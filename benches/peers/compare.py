@@ -140,7 +140,7 @@ def common_arguments(row: Row, options: argparse.Namespace) -> list[str]:
 
 
 def precision_arguments(options: argparse.Namespace) -> list[str]:
-    """What ggml and faer do not know: they have one batch element of f32."""
+    """Arguments that ggml and faer do not know: they have one batch element of f32."""
     return ["--batch", str(options.batch), "--dtype", options.dtype]
 
 

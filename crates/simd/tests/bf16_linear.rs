@@ -100,8 +100,8 @@ fn strict() -> Options {
     Options { level: Level::available()[0], ..Options::default() }
 }
 
-/// Two roundings of each term, to 8 bits or to 16: of sums of many terms that is seldom near the roundoff of the largest.
-/// Results of bf16 are rounded once more.
+/// Two roundings of each term, to 8 bits or to 16: of sums of many terms that is seldom near the roundoff of the
+/// largest. Results of bf16 are rounded once more.
 #[test]
 fn results_are_near_those_in_f32() {
     let precisions = [Precision::Flash, Precision::Split2];

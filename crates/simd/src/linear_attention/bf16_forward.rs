@@ -159,8 +159,8 @@ impl Outputs<'_, '_> {
     }
 }
 
-/// Scores of query `i` and of the keys from the chunk's first on become weights, in the words of a row of a left factor:
-/// times P, and 0 where P is, or without decays where j > i. Returns P, unless nothing decays.
+/// Scores of query `i` and of the keys from the chunk's first on become weights, in the words of a row of a left
+/// factor: times P, and 0 where P is, or without decays where j > i. Returns P, unless nothing decays.
 #[inline(always)]
 fn weigh<'p, M: Matrix>(
     by: M,

@@ -59,7 +59,7 @@ pub struct Place<'a> {
     pub tokens: Range<usize>,
 }
 
-/// What the operands of a chunk are read for.
+/// Uses of the operands of a chunk that is read.
 #[derive(Debug, Clone, Copy)]
 pub struct Uses {
     /// The results of the chunk.

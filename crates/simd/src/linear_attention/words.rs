@@ -169,7 +169,8 @@ impl Words<'_> {
     }
 }
 
-/// Words of neighbours. Of `carried`, which all lines have in common, a highest bit is set if an element is not finite.
+/// Words of neighbours. Of `carried`, which all lines have in common, a highest bit is set if an element is not
+/// finite.
 #[inline(always)]
 fn write_line(bits: &[u16; BLOCK], line: &mut [f32], carried: &mut [u16; BLOCK]) {
     match cfg!(target_endian = "little") {
@@ -308,7 +309,7 @@ impl Words<'_> {
     }
 }
 
-/// Rounds a state, `[D][E]`, for products with rows of D elements (`along`) and with rows of E (`across`), into pieces.
+/// Rounds a state, `[D][E]`, into pieces, for products with rows of D elements (`along`) and of E (`across`).
 pub struct Round<'a> {
     pub shape: Shape,
     pub state: &'a [f32],

@@ -26,8 +26,8 @@ fn word_at(r: usize, col: usize) -> usize {
     line + col / BLOCK * WORDS + col % BLOCK / 2
 }
 
-/// C ← Q Kᵀ of a block of 32 queries, in the columns of a strip of a tile of keys, or C + Q Kᵀ unless it is `fresh`. The
-/// words of the factors, of `depth` tiles a row, begin with the block, and with the tile.
+/// C ← Q Kᵀ of a block of 32 queries, in the columns of a strip of a tile of keys, or C + Q Kᵀ unless it is `fresh`.
+/// The words of the factors, of `depth` tiles a row, begin with the block, and with the tile.
 #[inline(always)]
 pub fn multiply_scores<M: Matrix>(
     by: M,
