@@ -13,6 +13,7 @@ use crate::lanes::pairs::word;
 use crate::lanes::prefetch::Lines;
 use crate::tile::{BAND, STRIDE};
 use etalon_problem::linear_cross_entropy::shard::TILE;
+use std::ops::Range;
 
 /// Words of a row of w that a thread copies at a time, at most: with the logits of a band they stay in the L2 cache.
 pub const SLICE: usize = 512;
@@ -198,20 +199,36 @@ impl MatrixKernel for HeadRows<'_> {
     #[inline(always)]
     fn run<M: Matrix>(self, by: M) {
         let HeadRows { da, first, classes, tokens, h, panel, elements, sums, fresh } = self;
-        for (piece, words) in da.from(first / SIDE * WORDS).each().enumerate() {
-            let product = Product {
-                c: &mut *sums,
-                stride: STRIDE,
-                fresh: fresh && piece == 0,
-                a: Tiles { words, steps: [1, BOTH] },
-                b: Tiles { words: h, steps: [1, 2] },
-                rows: whole(classes),
-                cols: whole(elements),
-                depth: tokens.div_ceil(BLOCK),
-            };
-            multiply(by, product, panel / SIDE);
+        for part in parts(&da, tokens) {
+            let (from, depth) = (part.start / BLOCK, part.len().div_ceil(BLOCK));
+            let da = da.from((first / SIDE + from * BOTH) * WORDS);
+            for (piece, words) in da.each().enumerate() {
+                let product = Product {
+                    c: &mut *sums,
+                    stride: STRIDE,
+                    fresh: fresh && part.start == 0 && piece == 0,
+                    a: Tiles { words, steps: [1, BOTH] },
+                    b: Tiles { words: &h[from * 2 * WORDS..], steps: [1, 2] },
+                    rows: whole(classes),
+                    cols: whole(elements),
+                    depth,
+                };
+                multiply(by, product, panel / SIDE);
+            }
         }
     }
+}
+
+/// Tokens that are summed with one piece and then with the next: of one piece all, of two those of a band, since how
+/// many bands come at once depends on the budget, and the order of a sum must not.
+#[inline(always)]
+fn parts(da: &Pieces<'_>, tokens: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+    let size = if da.count == 1 { tokens.max(1) } else { BAND };
+    let starts = (0..tokens.max(1)).step_by(size);
+    starts.map(
+        #[inline(always)]
+        move |start| start..tokens.min(start + size),
+    )
 }
 
 /// (C19) of the rounded gradients of logits, added to `sums`: [`HeadRows`] where h is 1.
@@ -232,17 +249,20 @@ impl MatrixKernel for BiasRows<'_> {
         for (sum, row) in sums.iter().zip(scratch.chunks_mut(STRIDE)) {
             row[0] = *sum;
         }
-        for words in da.from(first / SIDE * WORDS).each() {
-            by.multiply(Product {
-                c: &mut *scratch,
-                stride: STRIDE,
-                fresh: false,
-                a: Tiles { words, steps: [1, BOTH] },
-                b: Tiles { words: &ones, steps: [0, 0] },
-                rows: whole(classes),
-                cols: 2,
-                depth: tokens.div_ceil(BLOCK),
-            });
+        for part in parts(&da, tokens) {
+            let (from, depth) = (part.start / BLOCK, part.len().div_ceil(BLOCK));
+            for words in da.from((first / SIDE + from * BOTH) * WORDS).each() {
+                by.multiply(Product {
+                    c: &mut *scratch,
+                    stride: STRIDE,
+                    fresh: false,
+                    a: Tiles { words, steps: [1, BOTH] },
+                    b: Tiles { words: &ones, steps: [0, 0] },
+                    rows: whole(classes),
+                    cols: 2,
+                    depth,
+                });
+            }
         }
         for (sum, row) in sums.iter_mut().zip(scratch.chunks(STRIDE)) {
             *sum = row[0];

@@ -84,6 +84,9 @@ impl Operands {
 /// Odd numbers of tokens that count, of elements and of classes, in several bands and tiles.
 const SEVERAL: [usize; 3] = [198, 71, 301];
 
+/// So many bands that a task has several, on one thread.
+const LONG: [usize; 3] = [1300, 24, 40];
+
 /// More elements than a thread copies at a time.
 const WIDE: [usize; 3] = [40, 1100, 37];
 
@@ -121,13 +124,14 @@ fn gradients_are_those_of_rounded_gradients_of_logits() {
     }
 }
 
-/// Loss and gradients have the same bits with the least budget and with one that keeps all logits, and of operands
-/// whose elements lie apart.
+/// Loss and gradients have the same bits with the least budget and with one that keeps all logits, on one thread and on
+/// several, and of operands whose elements lie apart.
 #[test]
-fn no_bit_depends_on_budget_or_strides() {
+fn no_bit_depends_on_budget_threads_or_strides() {
     let precisions = [Precision::Flash, Precision::Split2];
     let choices = |shape| precisions.map(|precision| (shape, precision));
-    let choices = [SEVERAL, WIDE].into_iter().flat_map(choices);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    let choices = [SEVERAL, LONG, WIDE].into_iter().flat_map(choices);
     for ((shape, precision), level) in
         choices.flat_map(|x| levels().into_iter().map(move |y| (x, y)))
     {
@@ -143,6 +147,10 @@ fn no_bit_depends_on_budget_or_strides() {
         let gradients = x.gradients(x.h.view(), x.w.view(), &usual);
         assert_eq!(gradients, x.gradients(h.view(), w.view(), &usual), "{level}: strides");
         assert_eq!(gradients, x.gradients(x.h.view(), x.w.view(), &least), "{level}: budget");
+        let alone = pool.install(|| x.gradients(x.h.view(), x.w.view(), &usual));
+        assert_eq!(gradients, alone, "{level}, {precision:?}: threads");
+        let alone = pool.install(|| x.gradients(x.h.view(), x.w.view(), &least));
+        assert_eq!(gradients, alone, "{level}, {precision:?}: one thread and the least budget");
         let loss = |h, w, options| forward(&x.problem, &x.inputs(h, w), options).unwrap().loss;
         let usual_loss = loss(x.h.view(), x.w.view(), &usual);
         assert_eq!(usual_loss, loss(h.view(), w.view(), &least), "{level}: loss");
