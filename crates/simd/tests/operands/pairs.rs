@@ -84,7 +84,7 @@ impl Operands {
 /// Odd numbers of tokens that count, of elements and of classes, in several bands and tiles.
 const SEVERAL: [usize; 3] = [198, 71, 301];
 
-/// So many bands that a task has several, on one thread.
+/// Bands of which a task has several, on one thread.
 const LONG: [usize; 3] = [1300, 24, 40];
 
 /// More elements than a thread copies at a time.
@@ -124,8 +124,8 @@ fn gradients_are_those_of_rounded_gradients_of_logits() {
     }
 }
 
-/// Loss and gradients have the same bits with the least budget and with one that keeps all logits, on one thread and on
-/// several, and of operands whose elements lie apart.
+/// Loss and gradients have the same bits with the least budget and with one that keeps all logits, on one thread and
+/// on several, and of operands whose elements lie apart.
 #[test]
 fn no_bit_depends_on_budget_threads_or_strides() {
     let precisions = [Precision::Flash, Precision::Split2];
