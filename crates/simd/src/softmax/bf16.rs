@@ -2,11 +2,14 @@
 
 use super::pair::RegisterBlock;
 use super::scores::Strip;
+use super::scratch::Words;
+use super::weights::Rows;
 use crate::lanes::Lanes;
 use crate::lanes::matrix::{
     BLOCK, F32, Matrix, Pairing, Pieces, Product, SIDE, Tiles, WORDS, element,
 };
 use crate::pack::Packed;
+use crate::products::Sum;
 use crate::tile::{MAX_KEYS, STRIDE};
 use std::ops::Range;
 
@@ -61,22 +64,54 @@ pub fn multiply_rows<M: Matrix>(
     }
 }
 
-/// Makes words of the weights of some rows in some columns, which lie [`STRIDE`] apart: those of a left factor.
+/// Makes words of the weights of 32 rows in some columns, which lie [`STRIDE`] apart: those of a left factor.
 #[inline(always)]
-pub fn round_rows<M: Matrix>(
+fn round_rows<M: Matrix>(
     by: M,
     weights: &[f32],
-    (rows, cols): (usize, &Range<usize>),
+    cols: &Range<usize>,
     words: &mut [f32],
     pieces: usize,
 ) {
     let (isa, lanes) = (by.isa(), F32::<M>::N);
-    for (r, row) in weights.chunks(STRIDE).enumerate().take(rows) {
+    for (r, row) in weights.chunks(STRIDE).enumerate().take(BLOCK) {
         for col in cols.clone().step_by(2 * lanes) {
             let pair = [F32::<M>::load(isa, &row[col..]), F32::<M>::load(isa, &row[col + lanes..])];
             Pairing::Neighbours.store(by, pair, (&mut *words, word_at(r, col)), pieces);
         }
     }
+}
+
+/// sum ← sum + weights · the rows of `keys`, in the columns `strip` of a tile of keys `cols`: rounded to words, or of
+/// operands that are not finite pair by pair, as 0 · NaN would be NaN.
+#[inline(always)]
+pub fn grow_rows<M: Matrix>(
+    by: M,
+    weights: &Rows<'_>,
+    Sum { acc, stride }: Sum<'_>,
+    keys: &Packed<'_>,
+    [cols, strip]: [&Range<usize>; 2],
+    Words { memory, pieces }: &mut Words<'_>,
+) {
+    let factor = keys.from((cols.start + strip.start) / BLOCK);
+    if weights.has_nonfinite {
+        let seen = strip.start..strip.end.min(cols.len());
+        add_pairs(
+            (acc, stride),
+            factor,
+            (BLOCK, seen.len()),
+            #[inline(always)]
+            |r, j| {
+                let col = seen.start + j;
+                let touched = weights.visible[r * MAX_KEYS + col] & weights.pairs != 0;
+                if touched { Some(weights.weights[r * STRIDE + col]) } else { None }
+            },
+        );
+        return;
+    }
+    round_rows(by, weights.weights, strip, memory, *pieces);
+    let words = Pieces::new(memory, *pieces).from(strip.start / BLOCK * WORDS);
+    multiply_rows(by, (acc, stride), words, factor, strip.len() / BLOCK);
 }
 
 /// C ← A Bᵀ of rows of queries and of keys, in the columns of a strip, or C + A Bᵀ unless it is `fresh`.
@@ -130,7 +165,7 @@ pub fn add_visible(
 
 /// The same, where a pair of row `r` and column `j` has the weight `weight(r, j)`, or `None` and adds nothing.
 #[inline(always)]
-pub fn add_pairs(
+fn add_pairs(
     (sum, stride): (&mut [f32], usize),
     words: &[f32],
     (rows, cols): (usize, usize),
@@ -142,6 +177,27 @@ pub fn add_pairs(
             let panel = &words[j / BLOCK * (stride / SIDE) * WORDS + j % BLOCK / 2 * SIDE..];
             for (e, sum) in sum.iter_mut().enumerate() {
                 *sum += p * element(panel[e / SIDE * WORDS + e % SIDE], j % 2);
+            }
+        }
+    }
+}
+
+/// sumᵀ ← sumᵀ + rowsᵀ · weights of rows of queries that `words` holds in columns, `tall` tiles each, pair by pair: a
+/// pair of row `i` and column `j` has the weight `weight(i, j)`, or `None` and adds nothing.
+#[inline(always)]
+pub fn add_column_pairs(
+    sum: &mut [f32],
+    (words, tall): (&[f32], usize),
+    [rows, cols]: [Range<usize>; 2],
+    weight: impl Fn(usize, usize) -> Option<f32>,
+) {
+    for i in rows {
+        let panel = &words[i / BLOCK * tall * WORDS + i % BLOCK / 2..];
+        for j in cols.clone() {
+            let Some(weight) = weight(i, j) else { continue };
+            for d in 0..tall * SIDE {
+                let x = element(panel[d / SIDE * WORDS + d % SIDE * SIDE], i % 2);
+                sum[d * STRIDE + j] += x * weight;
             }
         }
     }

@@ -7,7 +7,9 @@
 //! P and ds are the right factors of the first two: pairs of two queries, as two rows of scores give them, so that
 //! nothing is transposed but the sums, once for each tile of keys. In the third ds is the left factor.
 
-use super::bf16::{ACROSS, OF_BLOCK, PANELS, Weights, add_visible, product};
+use super::bf16::{
+    ACROSS, OF_BLOCK, PANELS, Weights, add_column_pairs, add_visible, multiply_rows, product,
+};
 use super::packs::Both;
 use super::pair::{Pair, RegisterBlock};
 use super::scores::{Factors, Row, Strip, slope, strip};
@@ -15,7 +17,7 @@ use super::scratch::{Scratch, Share, TileMemory};
 use super::weights::joined;
 use crate::exp::exp_difference;
 use crate::lanes::matrix::{
-    BLOCK, F32, Matrix, MatrixKernel, Pairing, Pieces, Product, SIDE, Tiles, WORDS, element,
+    BLOCK, F32, Matrix, MatrixKernel, Pairing, Pieces, Product, SIDE, Tiles, WORDS,
 };
 use crate::lanes::{Isa, Lanes};
 use crate::pack::transpose;
@@ -210,12 +212,8 @@ fn grow_queries<M: Matrix>(
         add_visible(c, stride, words, &weights, (at.rows.len(), strip.len()));
         return;
     }
-    let b = Tiles { words, steps: [1, stride / SIDE] };
-    let (cols, depth) = (stride / SIDE, strip.len() / BLOCK);
-    for words in ds.from(strip.start / BLOCK * WORDS).each() {
-        let a = Tiles { words, steps: [PANELS, 1] };
-        by.multiply(Product { c: &mut *c, stride, fresh: false, a, b, rows: 2, cols, depth });
-    }
+    let ds = ds.from(strip.start / BLOCK * WORDS);
+    multiply_rows(by, (c, stride), ds, words, strip.len() / BLOCK);
 }
 
 /// The part of a tile of weights that holds visible pairs, seen from the keys.
@@ -242,7 +240,19 @@ impl Columns<'_> {
         let weights = weights.from(rows.start * OF_BLOCK + cols.start / SIDE * WORDS);
         if let Some(visible) = visible {
             let visible = &visible[rows.start * BLOCK * MAX_KEYS + cols.start..];
-            grow_visible(c, (words, tall), weights, visible, (rows.len() * BLOCK, cols.len()));
+            // As 0 · NaN would be NaN.
+            add_column_pairs(
+                c,
+                (words, tall),
+                [0..rows.len() * BLOCK, 0..cols.len()],
+                #[inline(always)]
+                |i, j| {
+                    let line = i / BLOCK * OF_BLOCK + i % BLOCK / 2 * SIDE;
+                    let seen = visible[i * MAX_KEYS + j] != 0;
+                    let word = line + j / SIDE * WORDS + j % SIDE;
+                    if seen { Some(weights.weight(word, i % 2)) } else { None }
+                },
+            );
             return;
         }
         let a = Tiles { words, steps: [1, tall] };
@@ -258,28 +268,6 @@ impl Columns<'_> {
                 cols: wide,
                 depth,
             });
-        }
-    }
-}
-
-/// [`Columns::grow`] pair by pair, as 0 · NaN would be NaN. Slow, and only for operands that are not finite.
-#[inline(always)]
-fn grow_visible(
-    sum: &mut [f32],
-    (words, tall): (&[f32], usize),
-    weights: Pieces<'_>,
-    visible: &[u8],
-    (rows, cols): (usize, usize),
-) {
-    for i in 0..rows {
-        let panel = &words[i / BLOCK * tall * WORDS + i % BLOCK / 2..];
-        let line = i / BLOCK * OF_BLOCK + i % BLOCK / 2 * SIDE;
-        for j in (0..cols).filter(|j| visible[i * MAX_KEYS + j] != 0) {
-            let weight = weights.weight(line + j / SIDE * WORDS + j % SIDE, i % 2);
-            for d in 0..tall * SIDE {
-                let x = element(panel[d / SIDE * WORDS + d % SIDE * SIDE], i % 2);
-                sum[d * STRIDE + j] += x * weight;
-            }
         }
     }
 }
@@ -305,15 +293,7 @@ fn weights<M: Matrix>(
     wanted: Wanted,
     memory: &mut TileMemory<'_>,
 ) -> Option<Strip> {
-    let factors = Factors {
-        rule: &pair.rule,
-        rows: at.rows.clone(),
-        cols: at.cols.clone(),
-        q: &[],
-        k: &[],
-        dim: pair.dim,
-        note_visible: at.has_nonfinite,
-    };
+    let factors = Factors { note_visible: at.has_nonfinite, ..pair.factors(at, [&[]; 2]) };
     let strip = strip(&factors, BLOCK);
     let end = at.cols.len().next_multiple_of(BLOCK);
     let seen = strip.as_ref().map_or(0..0, |strip| strip.cols.clone());

@@ -5,15 +5,15 @@
 //! registers do; a sum rounds them to words just before it multiplies them: for sums of queries neighbours, for those
 //! of keys pairs of two queries, of which the sums are transposed.
 
-use super::bf16::{self, ACROSS, OF_BLOCK, PANELS};
+use super::bf16::{self, ACROSS, OF_BLOCK};
 use super::packs::Both;
 use super::pair::{Pair, RegisterBlock};
-use super::scores::{Block, Factors, Row, Strip, score_block, strip};
+use super::scores::{Block, Row, Strip, score_block, strip};
 use super::scratch::{TileMemory, Words};
 use super::weights::{self, Columns, Rows};
 use crate::Level;
 use crate::lanes::matrix::{
-    BLOCK, F32, Matrix, MatrixKernel, Pairing, Pieces, Product, SIDE, Tiles, WORDS, element,
+    BLOCK, F32, Matrix, MatrixKernel, Pairing, Pieces, Product, SIDE, Tiles, WORDS,
 };
 use crate::lanes::{Isa, Kernel, Lanes, Tile};
 use crate::pack::Packed;
@@ -133,15 +133,9 @@ impl<I: Isa> Engine for Registers<I> {
         at: &RegisterBlock,
         memory: &mut TileMemory<'_>,
     ) -> Option<Strip> {
-        let factors = Factors {
-            rule: &pair.rule,
-            rows: at.rows.clone(),
-            cols: at.cols.clone(),
-            q: &pair.queries.q.across.panels[at.rows.start * pair.dim..],
-            k: pair.keys.k.across.from(at.cols.start / I::Tile::COLS),
-            dim: pair.dim,
-            note_visible: pair.notes_visible(at),
-        };
+        let q = &pair.queries.q.across.panels[at.rows.start * pair.dim..];
+        let k = pair.keys.k.across.from(at.cols.start / I::Tile::COLS);
+        let factors = pair.factors(at, [q, k]);
         let mut block = Block {
             s: &mut memory.p[at.weights(Self::ROWS)],
             tanh: memory.tanh,
@@ -211,15 +205,7 @@ impl<M: Matrix> Engine for InTiles<M> {
         at: &RegisterBlock,
         memory: &mut TileMemory<'_>,
     ) -> Option<Strip> {
-        let factors = Factors {
-            rule: &pair.rule,
-            rows: at.rows.clone(),
-            cols: at.cols.clone(),
-            q: &[],
-            k: &[],
-            dim: pair.dim,
-            note_visible: pair.notes_visible(at),
-        };
+        let factors = pair.factors(at, [&[]; 2]);
         let strip = strip(&factors, BLOCK)?;
         let s = &mut memory.p[at.weights(Self::ROWS)];
         let (q, k) = (&pair.queries.q.across, &pair.keys.k.across);
@@ -272,42 +258,12 @@ impl<M: Matrix> Engine for InTiles<M> {
     fn grow_rows(
         self,
         weights: &Rows<'_>,
-        Sum { acc, stride }: Sum<'_>,
+        sum: Sum<'_>,
         keys: &Packed<'_>,
-        [cols, strip]: [&Range<usize>; 2],
+        spans: [&Range<usize>; 2],
         words: &mut Words<'_>,
     ) {
-        let by = self.0;
-        let b = keys.from((cols.start + strip.start) / BLOCK);
-        if weights.has_nonfinite {
-            return add_visible(weights, Sum { acc, stride }, b, strip);
-        }
-        for r in 0..BLOCK {
-            let line = r / SIDE * PANELS * WORDS + r % SIDE * SIDE;
-            let row = &weights.weights[r * STRIDE..][..STRIDE];
-            for col in strip.clone().step_by(2 * F32::<M>::N) {
-                let pair = [
-                    F32::<M>::load(self.isa(), &row[col..]),
-                    F32::<M>::load(self.isa(), &row[col + F32::<M>::N..]),
-                ];
-                let to = line + col / BLOCK * WORDS + col % BLOCK / 2;
-                Pairing::Neighbours.store(by, pair, (&mut *words.memory, to), words.pieces);
-            }
-        }
-        let wide = stride / SIDE;
-        let all = Pieces::new(words.memory, words.pieces).from(strip.start / BLOCK * WORDS);
-        for words in all.each() {
-            by.multiply(Product {
-                c: &mut *acc,
-                stride,
-                fresh: false,
-                a: Tiles { words, steps: [PANELS, 1] },
-                b: Tiles { words: b, steps: [1, wide] },
-                rows: 2,
-                cols: wide,
-                depth: strip.len() / BLOCK,
-            });
-        }
+        bf16::grow_rows(self.0, weights, sum, keys, spans, words);
     }
 
     #[inline(always)]
@@ -327,8 +283,7 @@ impl<M: Matrix> Engine for InTiles<M> {
         let cols = columns.cols.start / BLOCK * BLOCK..columns.cols.end.next_multiple_of(BLOCK);
         let (a, tall) = (rows.from(columns.tile / BLOCK + bands.start), rows.panel / WORDS);
         if columns.has_nonfinite {
-            let from = (a, tall, bands.start * BLOCK);
-            return add_visible_columns(columns, acc, (weights, pairs), from);
+            return add_visible_columns(columns, acc, (weights, pairs), (a, tall, bands.start));
         }
         for r in (bands.start * BLOCK..bands.end * BLOCK).step_by(2) {
             let line = r / BLOCK * OF_BLOCK + r % BLOCK / 2 * SIDE;
@@ -359,44 +314,24 @@ impl<M: Matrix> Engine for InTiles<M> {
     }
 }
 
-/// sum ← sum + weights · rows that lie along in tiles, pair by pair: what may not be touched must add nothing at all,
-/// as 0 · NaN would be NaN. Slow, and only for operands that are not finite; weights are not rounded.
-#[inline(always)]
-fn add_visible(
-    Rows { weights, visible, pairs, .. }: &Rows<'_>,
-    Sum { acc, stride }: Sum<'_>,
-    words: &[f32],
-    strip: &Range<usize>,
-) {
-    for (r, sum) in acc.chunks_mut(stride).enumerate().take(BLOCK) {
-        let marks = &visible[r * MAX_KEYS..][strip.clone()];
-        for (j, _) in marks.iter().enumerate().filter(|(_, mark)| **mark & pairs != 0) {
-            let weight = weights[r * STRIDE + strip.start + j];
-            let panel = &words[j / BLOCK * (stride / SIDE) * WORDS + j % BLOCK / 2 * SIDE..];
-            for (e, sum) in sum.iter_mut().enumerate() {
-                *sum += weight * element(panel[e / SIDE * WORDS + e % SIDE], j % 2);
-            }
-        }
-    }
-}
-
-/// The same of sums of keys, from rows of queries whose first is `start`.
+/// Sums of keys pair by pair, from rows of queries whose first block is `band`: a pair that may not be touched must
+/// add nothing at all, as 0 · NaN would be NaN. Slow, for operands that are not finite; weights are not rounded.
 #[inline(always)]
 fn add_visible_columns(
     Columns { rows, cols, visible, .. }: &Columns<'_>,
     sum: &mut [f32],
     (weights, pairs): (&[f32], u8),
-    (words, tall, start): (&[f32], usize, usize),
+    (words, tall, band): (&[f32], usize, usize),
 ) {
-    for i in rows.clone() {
-        let panel = &words[(i - start) / BLOCK * tall * WORDS + i % BLOCK / 2..];
-        let marks = &visible[i * MAX_KEYS..][..MAX_KEYS];
-        for j in cols.clone().filter(|&j| marks[j] & pairs != 0) {
-            let weight = weights[i * STRIDE + j];
-            for d in 0..tall * SIDE {
-                let x = element(panel[d / SIDE * WORDS + d % SIDE * SIDE], i % 2);
-                sum[d * STRIDE + j] += weight * x;
-            }
-        }
-    }
+    let start = band * BLOCK;
+    bf16::add_column_pairs(
+        sum,
+        (words, tall),
+        [rows.start - start..rows.end - start, cols.clone()],
+        #[inline(always)]
+        |i, j| {
+            let touched = visible[(start + i) * MAX_KEYS + j] & pairs != 0;
+            if touched { Some(weights[(start + i) * STRIDE + j]) } else { None }
+        },
+    );
 }

@@ -32,10 +32,12 @@ mod unit;
 pub use measure::{FULL, MeasureTile, SEEN};
 pub use scratch::LazyScratch;
 
+use super::engine::{InTiles, Register, Registers};
 use super::forward_tile::RESCALE;
 use super::packs::Keys;
 use super::rule::ScoreRule;
 use super::scores::{ACTIVE, Block, Factors, Strip};
+use super::scratch::Words;
 use super::weights::{Rows, conceal, mark_active, smallest};
 use crate::exp::exp_difference;
 use crate::lanes::matrix::{BLOCK, Matrix, MatrixKernel};
@@ -46,7 +48,7 @@ use crate::tiles::tiles;
 use etalon_problem::Cover;
 use scratch::Numbers;
 use std::ops::Range;
-use unit::{F32, InRegisters, InTiles, Unit, Values, Words};
+use unit::Unit;
 
 /// A guard for each unit of lse and of an exponent: a few roundings.
 const GUARD: f32 = 4.0 * f32::EPSILON;
@@ -95,7 +97,7 @@ impl LazyScratch<'_> {
 impl Kernel for LazyTile<'_, '_, '_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        self.forward(InRegisters(isa));
+        self.forward(Registers(isa));
     }
 }
 
@@ -168,7 +170,12 @@ impl LazyTile<'_, '_, '_> {
 
     /// S of a block, and the maxima of its rows.
     #[inline(always)]
-    fn scores<U: Unit>(&mut self, unit: U, at: &At, max: &mut [F32<U>; BLOCK]) -> Option<Strip> {
+    fn scores<U: Unit>(
+        &mut self,
+        unit: U,
+        at: &At,
+        max: &mut [Register<U>; BLOCK],
+    ) -> Option<Strip> {
         let start = self.rows.start + at.first;
         let (rule, row) = (self.rule, self.scratch.row(at));
         let LazyScratch { q, weights, visible, .. } = &mut *self.scratch;
@@ -186,14 +193,14 @@ impl LazyTile<'_, '_, '_> {
             tanh: &mut [],
             visible: &mut visible[row * MAX_KEYS..],
         };
-        unit.scores(&factors, &mut block, max)
+        unit.score_rows(&factors, &mut block, max)
     }
 
     /// p of a block, and what its rows add to m, l and n.
     #[inline(always)]
     fn softmax_weights<U: Unit>(&mut self, unit: U, at: &At) {
         let (isa, rows) = (unit.isa(), self.height::<U>(at));
-        let mut max = [F32::<U>::splat(isa, f32::NEG_INFINITY); BLOCK];
+        let mut max = [Register::<U>::splat(isa, f32::NEG_INFINITY); BLOCK];
         let found = self.scores(unit, at, &mut max);
         *self.strip::<U>(at) = found.as_ref().map_or([0; 4], Strip::to_numbers);
         let Some(strip) = found else { return };
@@ -206,10 +213,13 @@ impl LazyTile<'_, '_, '_> {
             largest[r] = grown;
             // From m = −∞ every score is growth.
             if grown > *m + RESCALE {
-                let factor =
-                    exp_difference(isa, F32::<U>::splat(isa, *m), F32::<U>::splat(isa, grown));
-                let l = &mut l[(at.first + r) * MAX_LANES..][..F32::<U>::N];
-                (F32::<U>::load(isa, l) * factor).store(l);
+                let factor = exp_difference(
+                    isa,
+                    Register::<U>::splat(isa, *m),
+                    Register::<U>::splat(isa, grown),
+                );
+                let l = &mut l[(at.first + r) * MAX_LANES..][..Register::<U>::N];
+                (Register::<U>::load(isa, l) * factor).store(l);
                 *m = grown;
             }
             // A row that has seen nothing: any finite m gives the weight e^−∞ = 0.
@@ -299,7 +309,7 @@ impl LazyTile<'_, '_, '_> {
     /// S of a block whose weights did not stay; true if it has a visible pair.
     #[inline(always)]
     fn scores_again<U: Unit>(&mut self, unit: U, at: &At) -> bool {
-        let mut max = [F32::<U>::splat(unit.isa(), f32::NEG_INFINITY); BLOCK];
+        let mut max = [Register::<U>::splat(unit.isa(), f32::NEG_INFINITY); BLOCK];
         self.scores(unit, at, &mut max).is_some()
     }
 
@@ -364,26 +374,27 @@ impl LazyTile<'_, '_, '_> {
             &mut *self.scratch;
         let weights = &mut weights[place * STRIDE..];
         let factors = factor[at.first..].iter().zip(&offset[at.first..]);
-        let (zero, one) = (F32::<U>::splat(isa, 0.0), F32::<U>::splat(isa, 1.0));
+        let (zero, one) = (Register::<U>::splat(isa, 0.0), Register::<U>::splat(isa, 1.0));
         let mut any = zero;
         for (r, (&f, &c)) in factors.take(rows).enumerate() {
-            let (f, c) = (F32::<U>::splat(isa, f), F32::<U>::splat(isa, c));
+            let (f, c) = (Register::<U>::splat(isa, f), Register::<U>::splat(isa, c));
             let here = r * STRIDE + column;
             let row = &mut weights[here..][..U::COLS];
             if !active.is_empty() {
                 let active = &mut active[here..][..U::COLS];
-                for (p, active) in
-                    row.chunks_exact(F32::<U>::N).zip(active.chunks_exact_mut(F32::<U>::N))
+                for (p, active) in row
+                    .chunks_exact(Register::<U>::N)
+                    .zip(active.chunks_exact_mut(Register::<U>::N))
                 {
-                    let p = F32::<U>::load(isa, p);
+                    let p = Register::<U>::load(isa, p);
                     let e = p.mul_add(f, c);
                     let of_active = if sums_values { one } else { p * f };
                     zero.max(e).select_less(smallest(isa), zero, of_active).store(active);
                 }
             }
-            for p in row.chunks_exact_mut(F32::<U>::N) {
+            for p in row.chunks_exact_mut(Register::<U>::N) {
                 // `max` returns its second operand where either is NaN: so a NaN shows.
-                let e = zero.max(F32::<U>::load(isa, p).mul_add(f, c));
+                let e = zero.max(Register::<U>::load(isa, p).mul_add(f, c));
                 any = any + e;
                 e.store(p);
             }
@@ -399,8 +410,7 @@ impl LazyTile<'_, '_, '_> {
         }
         let (rows, place) = (self.height::<U>(at), self.scratch.row(at));
         let exact = self.sums_values::<U>();
-        let LazyScratch { cut, o, pv, stride, weights, active, visible, words, .. } =
-            &mut *self.scratch;
+        let LazyScratch { o, pv, stride, weights, active, visible, words, .. } = &mut *self.scratch;
         let weights = &mut weights[place * STRIDE..];
         let visible = &mut visible[place * MAX_KEYS..];
         let strip = strip.within(run);
@@ -411,16 +421,16 @@ impl LazyTile<'_, '_, '_> {
         if at.has_nonfinite {
             mark_active(weights, visible, run, rows);
         }
-        let (stride, has_nonfinite) = (*stride, at.has_nonfinite);
-        let values = Values { packed: &self.keys.v.along, keys: &at.cols, cols: run };
-        let of_pv = if exact { 1 } else { cut.pieces };
+        let (stride, has_nonfinite, values) = (*stride, at.has_nonfinite, &self.keys.v.along);
+        let of_pv = if exact { 1 } else { words.pieces };
         let terms: [(&mut [f32], &[f32], usize); 2] =
-            [(&mut **o, weights, cut.pieces), (&mut **pv, &**active, of_pv)];
+            [(&mut **o, weights, words.pieces), (&mut **pv, &**active, of_pv)];
         for (acc, weights, pieces) in terms {
             if !weights.is_empty() {
                 let sum = Sum { acc: &mut acc[at.first * stride..], stride };
                 let weights = Rows { weights, visible, pairs: ACTIVE, has_nonfinite };
-                unit.grow(sum, &weights, values, Words { words, pieces, rows }); // (E6)
+                let words = &mut Words { memory: &mut *words.memory, pieces };
+                unit.grow_rows(&weights, sum, values, [&at.cols, run], words); // (E6)
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use super::packs::{Keys, Queries};
 use super::rule::{Raise, ScoreRule};
+use super::scores::Factors;
 use super::scratch::Target;
 use super::stats::Stats;
 use crate::tile::STRIDE;
@@ -58,10 +59,19 @@ impl<'a> Pair<'a> {
         self.queries.non_finite.touches(rows.clone()) || self.keys.non_finite.touches(cols.clone())
     }
 
-    /// True if the visible pairs of a block are noted even where the mask allows every pair.
-    pub fn notes_visible(&self, at: &RegisterBlock) -> bool {
-        // ddbias may be anything where the bias is −∞.
-        at.has_nonfinite || self.ddbias.is_some() || self.rule.hides()
+    /// A block of scores, of which panels of q and k begin with the block and with the tile.
+    #[inline(always)]
+    pub fn factors<'f>(&'f self, at: &RegisterBlock, [q, k]: [&'f [f32]; 2]) -> Factors<'f, 'a> {
+        Factors {
+            rule: &self.rule,
+            rows: at.rows.clone(),
+            cols: at.cols.clone(),
+            q,
+            k,
+            dim: self.dim,
+            // ddbias may be anything where the bias is −∞.
+            note_visible: at.has_nonfinite || self.ddbias.is_some() || self.rule.hides(),
+        }
     }
 
     /// lse of the `height` rows of a block.

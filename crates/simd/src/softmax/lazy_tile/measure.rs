@@ -1,9 +1,10 @@
 //! The kernel of the statistics of lazy attention, with the first sweep of the forward pass.
 
-use super::unit::{InRegisters, InTiles, Unit};
+use super::unit::Unit;
 use super::{At, LazyScratch, LazyTile};
 use crate::lanes::matrix::{Matrix, MatrixKernel};
 use crate::lanes::{Isa, Kernel};
+use crate::softmax::engine::{InTiles, Registers};
 use crate::softmax::scores::Strip;
 use crate::tile::{MAX_KEYS, STRIDE};
 use etalon_problem::lazy_attention::Figure;
@@ -22,7 +23,7 @@ pub struct MeasureTile<'t, 'a, 'm> {
 impl Kernel for MeasureTile<'_, '_, '_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        self.measure(InRegisters(isa));
+        self.measure(Registers(isa));
     }
 }
 

@@ -3,6 +3,7 @@
 use super::MAX_LANES;
 use crate::pack::{Form, Packed};
 use crate::softmax::cut::Cut;
+use crate::softmax::scratch::Words;
 use crate::tile::{MAX_KEYS, STRIDE};
 use crate::workspace::Parts;
 
@@ -32,7 +33,7 @@ pub struct LazyScratch<'m> {
     /// P of the active pairs of a block, or 1, where pv is wanted; otherwise empty.
     pub active: &'m mut [f32],
     /// Of bf16 the weights of a block in tiles.
-    pub words: &'m mut [f32],
+    pub words: Words<'m>,
     /// The strip of each block of each tile.
     pub strips: &'m mut [[u32; 4]],
 }
@@ -81,6 +82,7 @@ impl<'m> LazyScratch<'m> {
             m_of: parts.room(rows.saturating_mul(all)),
             top_of: parts.room(rows.saturating_mul(all)),
         };
+        let words = if cut.bf16 { cut.pieces * Form::len(cut.rows, MAX_KEYS) } else { 0 };
         let strips = parts.room((4 * (cut.queries / cut.rows)).saturating_mul(all));
         LazyScratch {
             cut: *cut,
@@ -94,11 +96,7 @@ impl<'m> LazyScratch<'m> {
             weights: parts.room(tile * held),
             visible: parts.bytes(cut.queries * MAX_KEYS * held),
             active: parts.room(if pv { cut.rows * STRIDE } else { 0 }),
-            words: parts.room(if cut.bf16 {
-                cut.pieces * Form::len(cut.rows, MAX_KEYS)
-            } else {
-                0
-            }),
+            words: Words { memory: parts.room(words), pieces: cut.pieces },
             strips: bytemuck::cast_slice_mut(strips),
         }
     }
