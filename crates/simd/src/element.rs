@@ -135,11 +135,9 @@ impl Tensor<'_, Ix2> {
         })
     }
 
-    /// Asks for all cache lines.
-    pub fn ask(&self) {
-        let [rows, cols] = [self.shape()[0], self.shape()[1]];
-        let mut lines = self.lines(0..rows, 0..cols);
-        lines.ask_more(lines.beyond(1, 0));
+    /// All cache lines.
+    pub fn all_lines(&self) -> Lines {
+        self.lines(0..self.shape()[0], 0..self.shape()[1])
     }
 
     /// Reads the columns `cols` of some rows in f32, into rows that begin `stride` apart.
@@ -235,6 +233,14 @@ impl<'a, D: RemoveAxis> TensorMut<'a, D> {
 }
 
 impl TensorMut<'_, Ix2> {
+    /// All cache lines; none where the elements of a row do not lie side by side.
+    pub fn lines(&self) -> Lines {
+        typed!(self, x => match x.strides() {
+            [stride, 1] if *stride > 0 => Lines::new(x.as_ptr(), x.dim(), *stride as usize),
+            _ => Lines::NONE,
+        })
+    }
+
     /// [`TensorMut::write_rows`] with the registers of a level.
     pub fn write_rows_by(&mut self, level: Level, rows: &[f32], stride: usize, factor: f32) {
         level.run(WriteRows { to: self.view_mut(), rows, stride, factor });

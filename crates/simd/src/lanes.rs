@@ -121,7 +121,13 @@ pub trait Tile<I: Isa>: Copy {
 
     /// += Aᵀ · B with A the first `depth` rows and ROWS columns of a matrix with row stride
     /// [`crate::tile::STRIDE`].
-    fn add_columns(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize);
+    #[inline(always)]
+    fn add_columns(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize) {
+        self.add_columns_then(isa, a, b, depth, &mut ());
+    }
+
+    /// The same; meanwhile it asks for what will be read then.
+    fn add_columns_then(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize, then: &mut impl Ask);
 
     /// As [`Tile::add_rows_then`], with row stride [`crate::tile::BAND`].
     fn add_band_rows(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize, then: &mut impl Ask);

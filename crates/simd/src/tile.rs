@@ -67,8 +67,15 @@ impl<I: Isa, const MR: usize, const NV: usize> Tile<I> for Registers<I::F32, MR,
     }
 
     #[inline(always)]
-    fn add_columns(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize) {
-        product::<I, MR, NV, 1, STRIDE>(isa, &mut self.0, a, (b, NV * I::F32::N), depth, &mut ());
+    fn add_columns_then(
+        &mut self,
+        isa: I,
+        a: &[f32],
+        b: &[f32],
+        depth: usize,
+        then: &mut impl Ask,
+    ) {
+        product::<I, MR, NV, 1, STRIDE>(isa, &mut self.0, a, (b, NV * I::F32::N), depth, then);
     }
 
     #[inline(always)]

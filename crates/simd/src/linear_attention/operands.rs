@@ -4,6 +4,7 @@ use super::decays::{Gates, Logs};
 use super::schedule::Place;
 use super::state::Carry;
 use crate::element::{Tensor, TensorMut};
+use crate::lanes::prefetch::Queue;
 use etalon_problem::Dtype;
 use ndarray::{ArrayView4, ArrayViewMut1, ArrayViewMut4, Ix2, Ix4};
 use std::ops::Range;
@@ -61,15 +62,21 @@ impl Place<'_> {
         operand.map(|x| x.map(|x| x.rows(self.sequence.batch, head, tokens.clone())))
     }
 
-    /// Asks for the rows that come next, of as many tokens behind these or, backwards, before them.
-    pub fn ask_next(&self, operand: &[Option<Tensor<'_, Ix4>>; 2], head: usize, backwards: bool) {
+    /// Lets `then` ask for the rows that come next, of as many tokens behind these or, backwards, before them.
+    pub fn ask_next(
+        &self,
+        operand: &[Option<Tensor<'_, Ix4>>; 2],
+        head: usize,
+        backwards: bool,
+        then: &mut Queue,
+    ) {
         let Range { start, end } = self.tokens;
         let next = match backwards {
             true => start.saturating_sub(end - start)..start,
             false => end..self.sequence.tokens.min(2 * end - start),
         };
         for rows in self.part(next).rows(operand, head).into_iter().flatten() {
-            rows.ask();
+            then.push(rows.all_lines());
         }
     }
 }

@@ -10,6 +10,7 @@ use super::rows::Factor;
 use super::schedule::{Schedule, Uses};
 use super::state::Shape;
 use crate::lanes::matrix::BLOCK;
+use crate::lanes::prefetch::Queue;
 use crate::lanes::{Isa, Kernel};
 use crate::tile::STRIDE;
 use crate::workspace::Parts;
@@ -61,6 +62,8 @@ pub struct Scratch<'m> {
     pub row: &'m mut [f32],
     /// Operands, and A and B, in bf16.
     pub tiles: TileScratch<'m>,
+    /// Lines that are read or written next, prefetched meanwhile.
+    pub then: Queue,
     pub micro: usize,
     pub scale: f32,
     /// True if there are tangents.
@@ -143,6 +146,7 @@ impl<'m> Scratch<'m> {
             sums: parts.group("states that are kept").room(states(transposed, schedule.interval())),
             fronts: parts.room(states(transposed, kept)),
             tiles: TileScratch::new(parts.group("tiles of a chunk"), schedule, strides),
+            then: Queue::new(),
             strides,
             shape,
             transposed,

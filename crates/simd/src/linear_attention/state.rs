@@ -7,6 +7,7 @@
 use super::cut::Cut;
 use super::rows::Rows;
 use crate::Level;
+use crate::lanes::prefetch::{Ask, Queue};
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::pack::{Packed, transpose};
 use crate::tile::{MAX_ROWS, Tile};
@@ -97,12 +98,14 @@ pub struct Advance<'a> {
     pub left: &'a Rows<'a>,
     pub right: &'a Packed<'a>,
     pub tokens: Range<usize>,
+    /// Lines that are read next, prefetched meanwhile.
+    pub then: &'a mut Queue,
 }
 
 impl Kernel for Advance<'_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let Advance { shape, state, decay, left, right, tokens } = self;
+        let Advance { shape, state, decay, left, right, tokens, then } = self;
         let (height, width) = (I::Short::ROWS, I::Short::COLS);
         let factors = [decay; MAX_ROWS];
         for (number, panel) in state.chunks_exact_mut(shape.panel()).enumerate() {
@@ -115,7 +118,7 @@ impl Kernel for Advance<'_> {
                         tile = tile.scale_rows(isa, &factors);
                     }
                 }
-                left.add_columns(isa, &mut tile, d, tokens.clone(), right.from(number));
+                left.add_columns(isa, &mut tile, d, tokens.clone(), right.from(number), then);
                 tile.store(block, width);
             }
         }
@@ -146,6 +149,7 @@ impl Reading<'_> {
         mut value: Option<&mut [f32]>,
         mut tangent: Option<&mut [f32]>,
         stride: usize,
+        then: &mut impl Ask,
     ) {
         let Reading { len, rows, states, shape, weights, log_tangents } = self;
         let (state, state_tangent) = states.split_at(shape.len());
@@ -154,7 +158,7 @@ impl Reading<'_> {
                 let at = first * stride + number * I::Short::COLS;
                 let mut tile = I::Short::zero(isa);
                 if log_tangents.is_some() || value.is_some() {
-                    rows[0].add_rows(isa, &mut tile, first, panel);
+                    rows[0].add_rows(isa, &mut tile, first, panel, then);
                 }
                 if let Some(value) = &mut value {
                     tile.scale_rows(isa, &weights[first..]).store(&mut value[at..], stride);
@@ -164,8 +168,9 @@ impl Reading<'_> {
                     Some(log_tangents) => tile.scale_rows(isa, &log_tangents[first..]),
                     None => I::Short::zero(isa),
                 };
-                rows[1].add_rows(isa, &mut tile, first, panel);
-                rows[0].add_rows(isa, &mut tile, first, &state_tangent[number * shape.panel()..]);
+                rows[1].add_rows(isa, &mut tile, first, panel, then);
+                let panel = &state_tangent[number * shape.panel()..];
+                rows[0].add_rows(isa, &mut tile, first, panel, then);
                 tile.scale_rows(isa, &weights[first..]).store(&mut tangent[at..], stride);
             }
         }

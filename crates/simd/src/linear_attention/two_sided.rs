@@ -30,6 +30,7 @@ use super::state::{Advance, Carry, add_to, combine, combined, pass_on};
 use super::words;
 use crate::Level;
 use crate::element::{Tensor, TensorMut};
+use crate::lanes::prefetch::Queue;
 use crate::pack::Packed;
 use crate::parallel::{Threaded, Threads};
 use crate::plan::Buffer;
@@ -235,9 +236,12 @@ impl<'a> TwoSidedSweep<'a> {
             to.k.read(of_k);
             to.v.read(of_v);
         }
-        chunk.ask_next(k, chunk.head, gradients);
-        chunk.ask_next(v, chunk.head, gradients);
-        if !bf16 {
+        for x in [k, v] {
+            chunk.ask_next(x, chunk.head, gradients, &mut to.then);
+        }
+        if bf16 {
+            to.then.ask_all();
+        } else {
             level.run(PackKeys { len, gradients, scratch: to });
         }
     }
@@ -255,10 +259,11 @@ impl<'a> TwoSidedSweep<'a> {
             to.q.read(of_q);
             to.dout.read(of_dout);
         }
-        chunk.ask_next(q, head, true);
-        chunk.ask_next(dout, head, true);
+        for x in [q, dout] {
+            chunk.ask_next(x, head, true, &mut to.then);
+        }
         if self.schedule.cut.bf16 {
-            return;
+            return to.then.ask_all();
         }
         if order == 2 {
             // Q̇ = σ ddq + ddσ q
@@ -282,6 +287,7 @@ impl<'a> TwoSidedSweep<'a> {
         for (n, chunk) in chunks.enumerate() {
             self.read_keys(&chunk, false, scratch);
             self.advance_front(n, chunk.tokens.len(), scratch);
+            scratch.then.ask_all();
         }
         let len = self.schedule.transposed.len() * self.schedule.order;
         &scratch.sums[last * len..][..len]
@@ -290,7 +296,7 @@ impl<'a> TwoSidedSweep<'a> {
     /// Sᵀ after chunk `n` of a span from the one after the chunk before: (R22) and (R30).
     fn advance_front(&self, n: usize, len: usize, scratch: &mut Scratch<'_>) {
         let Schedule { transposed: shape, order, options, .. } = self.schedule;
-        let Scratch { decays, log_tangents, k, v, sums, tiles, .. } = scratch;
+        let Scratch { decays, log_tangents, k, v, sums, tiles, then, .. } = scratch;
         let state = shape.len() * order;
         let (before, after) = sums.split_at_mut(n * state);
         if n > 0 {
@@ -302,9 +308,17 @@ impl<'a> TwoSidedSweep<'a> {
             let rows = [&tiles.k, &tiles.v];
             return words::advance(options.level, shape, (value, decay), decays, rows, len);
         }
-        let advance = |state: &mut [f32], decay: f32, left: &Rows<'_>, right: &Packed<'_>| {
+        let mut advance = |state: &mut [f32], decay: f32, left: &Rows<'_>, right: &Packed<'_>| {
             let tokens = decays.first..len;
-            options.level.run(Advance { shape, state, decay, left, right, tokens });
+            options.level.run(Advance {
+                shape,
+                state,
+                decay,
+                left,
+                right,
+                tokens,
+                then: &mut *then,
+            });
         };
         if order == 2 {
             if decay != 0.0 && !log_tangents.zero {
@@ -326,6 +340,7 @@ impl<'a> TwoSidedSweep<'a> {
             for member in 0..self.schedule.problem.group() {
                 self.read_head(&chunk, member, Uses::STATE, scratch);
                 self.advance_back(chunk.tokens.len(), scratch);
+                scratch.then.ask_all();
             }
         }
     }
@@ -348,15 +363,23 @@ impl<'a> TwoSidedSweep<'a> {
     /// (R28), and (R31), for one query head, D having decayed.
     fn advance_back(&self, len: usize, scratch: &mut Scratch<'_>) {
         let Schedule { shape, order, options, .. } = self.schedule;
-        let Scratch { decays, q, dout, back_sum, tiles, .. } = scratch;
+        let Scratch { decays, q, dout, back_sum, tiles, then, .. } = scratch;
         if self.schedule.cut.bf16 {
             return tiles.advance_back(&self.schedule, back_sum, decays, len);
         }
         let (value, tangent) = back_sum.split_at_mut(shape.len());
-        let advance = |state: &mut [f32], left: &Rows<'_>, right: &Packed<'_>| {
+        let mut advance = |state: &mut [f32], left: &Rows<'_>, right: &Packed<'_>| {
             // Tokens from a reset on do not see what is before the chunk.
             let (decay, tokens) = (1.0, 0..decays.reset.min(len));
-            options.level.run(Advance { shape, state, decay, left, right, tokens });
+            options.level.run(Advance {
+                shape,
+                state,
+                decay,
+                left,
+                right,
+                tokens,
+                then: &mut *then,
+            });
         };
         let plain = order == 1 && decays.none;
         advance(value, &q.rows[0], if plain { &dout.along[0] } else { &dout.weighted[0] });
@@ -385,6 +408,7 @@ impl<'a> TwoSidedSweep<'a> {
         for (n, chunk) in chunks().take(chunks().len() - 1) {
             self.read_keys(&chunk, false, scratch);
             self.advance_front(n, chunk.tokens.len(), scratch);
+            scratch.then.ask_all();
         }
         for (n, chunk) in chunks().rev() {
             let (tokens, more) = (chunk.tokens.clone(), keep || n > 0);
@@ -407,12 +431,14 @@ impl<'a> TwoSidedSweep<'a> {
                 if cut.bf16 {
                     at.bf16_chunk((len, blank), wanted, member, scratch);
                 } else {
+                    at.ask_for_results(member, &mut scratch.then);
                     let dscale = &mut at.sums[1];
                     options.level.run(Chunk { len, wanted, blank, scratch, dscale });
                     at.finish_queries(self, member, scratch);
                 }
             }
             at.finish_keys(cut.bf16, wanted, scratch);
+            scratch.then.ask_all();
         }
     }
 
@@ -464,6 +490,19 @@ impl At<'_, '_> {
     fn rows(&self) -> Range<usize> {
         let Range { start, end } = self.chunk.tokens;
         start - self.to.start..end - self.to.start
+    }
+
+    /// The lines in which results of a query head, and with the first of them those of keys, are written.
+    fn ask_for_results(&mut self, member: usize, then: &mut Queue) {
+        let rows = self.rows();
+        let Targets { q, k, v, dout, .. } = &mut *self.to;
+        let of_keys = if member == 0 { [Some(k), Some(v)] } else { [None, None] };
+        for to in [dout, q] {
+            part(to, member, rows.clone()).into_iter().for_each(|to| then.push(to.lines()));
+        }
+        for to in of_keys.into_iter().flatten() {
+            part(to, 0, rows.clone()).into_iter().for_each(|to| then.push(to.lines()));
+        }
     }
 
     /// The gradients of the chunk by what one query head has, and what it gives to those of keys, in bf16.
