@@ -9,12 +9,12 @@
 //! forgotten.
 
 use super::bf16_forward::{self, TileScratch};
+use super::bf16_state::grow;
 use super::decays::Decays;
 use super::operands::Operands;
 use super::rows::Factor;
 use super::schedule::{Place, Schedule, States, Uses};
 use super::state::{Advance, Shape, combine, combined, pass_on};
-use super::words::advance;
 use crate::element::TensorMut;
 use crate::lanes::prefetch::Queue;
 use crate::lanes::{Isa, Kernel, Lanes};
@@ -129,8 +129,8 @@ impl Forward<'_> {
         let Schedule { shape, cut, options, .. } = self.schedule;
         let decay = if n == 0 { 0.0 } else { decays.whole };
         if cut.bf16 {
-            let rows = [&tiles.k, &tiles.v];
-            return advance(options.level, shape, (sum, decay), decays, rows, len);
+            let (right, tokens) = ((&tiles.v, decays.none), decays.first..len);
+            return grow(options.level, shape, (sum, decay), &tiles.k, right, tokens);
         }
         let right = if decays.none { &v.along[0] } else { &v.weighted[0] };
         let tokens = decays.first..len;

@@ -25,7 +25,7 @@
 
 use super::rows::Factor;
 use super::scratch::{Scratch, Wanted};
-use super::state::{Reading, inner};
+use super::state::{Reading, passed};
 use crate::lanes::prefetch::Queue;
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::pack::Packed;
@@ -91,19 +91,9 @@ fn begin_flow<I: Isa>(isa: I, len: usize, scratch: &mut Scratch<'_>) {
             _ => rows.dot(isa, j, &dk[row..]),
         };
     }
-    let (s, s_tangent) = scratch.state_transposed.split_at(shape.len());
-    let (d, d_tangent) = scratch.back_transposed.split_at(shape.len());
-    let z = match decays.whole {
-        0.0 => 0.0,
-        whole if !*second => whole * inner(isa, shape, s, d),
-        whole => {
-            let mut sum = inner(isa, shape, s_tangent, d) + inner(isa, shape, s, d_tangent);
-            if !log_tangents.zero {
-                sum += log_tangents.whole * inner(isa, shape, s, d);
-            }
-            whole * sum
-        }
-    };
+    let states = [&*scratch.state_transposed, &*scratch.back_transposed];
+    let log_tangent = (!log_tangents.zero).then_some(log_tangents.whole);
+    let z = passed(isa, shape, decays.whole, log_tangent, states);
     flow.begin(len, z);
 }
 

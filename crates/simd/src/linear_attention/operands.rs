@@ -25,17 +25,17 @@ pub struct Operands<'a> {
 }
 
 impl<'a> Operands<'a> {
-    /// Flags of q, k, v and dout: true for one that has a tangent.
-    pub fn tangents(&self) -> [bool; 4] {
-        let scaled = self.ddscale != 0.0;
+    /// Flags of q, k, v and dout: true for one that has a tangent. In tiles of bf16 Q̇ has no rows of its own.
+    pub fn tangents(&self, bf16: bool) -> [bool; 4] {
+        let scaled = self.ddscale != 0.0 && !bf16;
         let Operands { q, k, v, dout, .. } = self;
         [q[1].is_some() || scaled, k[1].is_some(), v[1].is_some(), dout[1].is_some()]
     }
 
-    /// The types of q, k, v and dout, of those that are there.
+    /// The types of q, k, v and dout and of their tangents, of those that are there.
     pub fn dtypes(&self) -> impl Iterator<Item = Dtype> {
         let Operands { q, k, v, dout, .. } = self;
-        [q, k, v, dout].into_iter().flat_map(|[x, _]| x).map(Tensor::dtype)
+        [q, k, v, dout].into_iter().flatten().flatten().map(Tensor::dtype)
     }
 
     /// The log-decays of a place, and their tangents.

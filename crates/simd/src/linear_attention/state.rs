@@ -179,7 +179,7 @@ impl Reading<'_> {
 
 /// <G, H>, of what two states hold beside what only fills register blocks.
 #[inline(always)]
-pub fn inner<I: Isa>(isa: I, shape: Shape, g: &[f32], h: &[f32]) -> f32 {
+fn inner<I: Isa>(isa: I, shape: Shape, g: &[f32], h: &[f32]) -> f32 {
     let cols = shape.cols;
     let mut sum = I::F32::splat(isa, 0.0);
     let mut rest = 0.0;
@@ -199,6 +199,30 @@ pub fn inner<I: Isa>(isa: I, shape: Shape, g: &[f32], h: &[f32]) -> f32 {
         }
     }
     sum.reduce_add() + rest
+}
+
+/// α_L ⟨S, D⟩ or, of states with their tangents, its tangent; `log_tangent` is that of log α_L, unless it is 0. What a
+/// decay of 0 would multiply is absent.
+#[inline(always)]
+pub fn passed<I: Isa>(
+    isa: I,
+    shape: Shape,
+    decay: f32,
+    log_tangent: Option<f32>,
+    [s, d]: [&[f32]; 2],
+) -> f32 {
+    if decay == 0.0 {
+        return 0.0;
+    }
+    let ((s, of_s), (d, of_d)) = (s.split_at(shape.len()), d.split_at(shape.len()));
+    if of_s.is_empty() {
+        return decay * inner(isa, shape, s, d);
+    }
+    let mut sum = inner(isa, shape, of_s, d) + inner(isa, shape, s, of_d);
+    if let Some(log_tangent) = log_tangent {
+        sum += log_tangent * inner(isa, shape, s, d);
+    }
+    decay * sum
 }
 
 /// The map of a state over some tokens that add nothing to it: Λ H.
