@@ -191,6 +191,7 @@ impl Forward<'_> {
             let Scratch { decays, o, stride, tiles: scratch, then, .. } = &mut *scratch;
             scratch.read_queries(options.level, q[0]);
             chunk.ask_next(&self.operands.q, head, false, then);
+            then.push(to.lines());
             then.ask_all();
             let stride = *stride;
             let outputs =
