@@ -196,4 +196,26 @@ mod tests {
         assert_eq!(Lines::new(base, (3, 20), 64).beyond(2, 1), 2);
         assert_eq!(Lines::new(base, (3, 0), 64).rows, 0);
     }
+
+    #[test]
+    fn a_queue_asks_for_two_lines_at_a_time_of_what_was_pushed_last() {
+        let of = |line: usize, rows| {
+            Lines::new(std::ptr::without_provenance::<f32>(line * LINE), (rows, 16), 16)
+        };
+        let mut queue = Queue::new();
+        queue.push(of(1, 3));
+        queue.push(of(10, 0));
+        queue.push(of(20, 1));
+        let mut next = vec![];
+        while queue.now.rows > 0 {
+            next.push(queue.now.at / LINE);
+            queue.ask();
+        }
+        assert_eq!(next, [20, 2], "20 and 1, then 2 and 3");
+        // More than wait are asked for at once.
+        (0..2 * Queue::WAITING).for_each(|n| queue.push(of(n, 1)));
+        assert_eq!(queue.count, Queue::WAITING);
+        queue.ask_all();
+        assert_eq!((queue.now.rows, queue.count), (0, 0));
+    }
 }
