@@ -416,11 +416,10 @@ impl<'a> TwoSidedSweep<'a> {
                 if more {
                     self.advance_back(len, scratch);
                 }
-                at.ask_for_results(member, &mut scratch.then);
                 if cut.bf16 {
-                    scratch.then.ask_all();
                     at.bf16_chunk(self, blank, member, scratch);
                 } else {
+                    at.ask_for_results(member, &mut scratch.then);
                     let dscale = &mut at.sums[1];
                     options.level.run(Chunk { len, wanted, blank, scratch, dscale });
                     at.finish_queries(self, member, scratch);
