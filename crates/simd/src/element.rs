@@ -122,17 +122,22 @@ impl<'a> Tensor<'a, Ix4> {
 /// long the next ones take.
 const AHEAD: usize = 16;
 
+/// [`Tensor::lines`] of a matrix at an address.
+fn lines<T>((at, strides): (*const T, &[isize]), rows: Range<usize>, cols: Range<usize>) -> Lines {
+    match strides {
+        [stride, 1] if *stride > 0 => {
+            let at = at.wrapping_add(rows.start * *stride as usize + cols.start);
+            Lines::new(at, (rows.len(), cols.len()), *stride as usize)
+        }
+        _ => Lines::NONE,
+    }
+}
+
 impl Tensor<'_, Ix2> {
     /// The cache lines of the columns `cols` of some rows; none where the elements of a row do not lie side by
     /// side.
     pub fn lines(&self, rows: Range<usize>, cols: Range<usize>) -> Lines {
-        typed!(self, x => match x.strides() {
-            [stride, 1] if *stride > 0 => {
-                let at = x.as_ptr().wrapping_add(rows.start * *stride as usize + cols.start);
-                Lines::new(at, (rows.len(), cols.len()), *stride as usize)
-            }
-            _ => Lines::NONE,
-        })
+        typed!(self, x => lines((x.as_ptr(), x.strides()), rows, cols))
     }
 
     /// All cache lines.
@@ -233,12 +238,9 @@ impl<'a, D: RemoveAxis> TensorMut<'a, D> {
 }
 
 impl TensorMut<'_, Ix2> {
-    /// All cache lines; none where the elements of a row do not lie side by side.
-    pub fn lines(&self) -> Lines {
-        typed!(self, x => match x.strides() {
-            [stride, 1] if *stride > 0 => Lines::new(x.as_ptr(), x.dim(), *stride as usize),
-            _ => Lines::NONE,
-        })
+    /// All cache lines, as those of [`Tensor::lines`].
+    pub fn all_lines(&self) -> Lines {
+        typed!(self, x => lines((x.as_ptr(), x.strides()), 0..x.nrows(), 0..x.ncols()))
     }
 
     /// [`TensorMut::write_rows`] with the registers of a level.

@@ -62,22 +62,21 @@ impl MatrixKernel for Behind<'_, '_> {
                 let (rows, tokens, states) = (&*v, tokens.clone(), [across, of_across]);
                 let reading = Reading { end, rows, tokens, states, wide, second, stride };
                 let sum = &mut dk[first * stride..][..BLOCK * stride];
-                reading.multiply(by, sum, value, wanted.g);
-                for j in reading.tokens.clone().step_by(2).filter(|_| wanted.g) {
-                    let dots = reading.dots(by, k, j, [sum, value]);
-                    for (j, dots) in (j..reading.tokens.end).zip(dots) {
-                        flow.y[j] = end.passed(j, dots);
-                    }
-                }
-                reading.weigh(by, sum, value);
+                let with = if wanted.g { Some(&*k) } else { None };
+                reading.read(
+                    by,
+                    [sum, value],
+                    with,
+                    #[inline(always)]
+                    |j, dots| flow.y[j] = end.passed(j, dots),
+                );
             }
             if wanted.v {
                 let (wide, stride) = (v[0].tiles(), strides[1]);
                 let (rows, states) = (&*k, [along, of_along]);
                 let reading = Reading { end, rows, tokens, states, wide, second, stride };
                 let sum = &mut dv[first * stride..][..BLOCK * stride];
-                reading.multiply(by, sum, value, false);
-                reading.weigh(by, sum, value);
+                reading.read(by, [sum, value], None, |_, _| ());
             }
         }
         if wanted.g {
@@ -202,23 +201,24 @@ impl Chunk<'_, '_> {
             let (wide, stride) = (q[0].tiles(), strides[0]);
             let (rows, tokens, states) = (&*dout, tokens.clone(), [across, of_across]);
             let reading = Reading { end, rows, tokens, states, wide, second, stride };
-            reading.multiply(by, dq, value, g || scale);
-            for i in reading.tokens.clone().step_by(2).filter(|_| g || scale) {
-                let dots = reading.dots(by, q, i, [dq, value]);
-                for (i, dots) in (i..reading.tokens.end).zip(dots) {
+            let with = if g || scale { Some(&*q) } else { None };
+            reading.read(
+                by,
+                [dq, value],
+                with,
+                #[inline(always)]
+                |i, dots| {
                     flow.x[i] = end.passed(i, dots);
                     if scale {
                         *self.dscale += f64::from(end.by_factor(i, dots));
                     }
-                }
-            }
-            reading.weigh(by, dq, value);
+                },
+            );
         }
         if gdout {
             let (rows, states, wide, stride) = (&*q, [along, of_along], v[0].tiles(), strides[1]);
             let reading = Reading { end, rows, tokens, states, wide, second, stride };
-            reading.multiply(by, outputs, value, false);
-            reading.weigh(by, outputs, value);
+            reading.read(by, [outputs, value], None, |_, _| ());
         }
     }
 

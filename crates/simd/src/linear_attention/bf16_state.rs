@@ -309,9 +309,31 @@ pub struct Reading<'a, 'm> {
 }
 
 impl Reading<'_, '_> {
+    /// `sum` ← w x S or, in the second order, w (ẋ S + x Ṡ) + ẇ x S. Before the weights, `pass` takes the products of
+    /// every row with that of an operand, if there is one, and their tangents: in the first order the second number.
+    #[inline(always)]
+    pub fn read<M: Matrix>(
+        &self,
+        by: M,
+        [sum, value]: [&mut [f32]; 2],
+        with: Option<&[Words<'_>; 2]>,
+        mut pass: impl FnMut(usize, [f32; 2]),
+    ) {
+        self.multiply(by, sum, value, with.is_some());
+        if let Some(with) = with {
+            for i in self.tokens.clone().step_by(2) {
+                let dots = self.dots(by, with, i, [sum, value]);
+                for (i, dots) in (i..self.tokens.end).zip(dots) {
+                    pass(i, dots);
+                }
+            }
+        }
+        self.weigh(by, sum, value);
+    }
+
     /// `sum` ← x S or, in the second order, ẋ S + x Ṡ, and `value` ← x S where that is read.
     #[inline(always)]
-    pub fn multiply<M: Matrix>(&self, by: M, sum: &mut [f32], value: &mut [f32], is_read: bool) {
+    fn multiply<M: Matrix>(&self, by: M, sum: &mut [f32], value: &mut [f32], is_read: bool) {
         let Reading { rows: [x, tangent], states: [state, of_state], .. } = self;
         if !self.second {
             return self.add(by, x, *state, sum, true);
@@ -338,10 +360,9 @@ impl Reading<'_, '_> {
         multiply_state(by, (rows, block), state, self.wide, (c, self.stride), fresh);
     }
 
-    /// Products of rows `i` and `i + 1` of an operand with what [`Reading::multiply`] gave, and their tangents: in the
-    /// first order the second number.
+    /// Products of rows `i` and `i + 1` of an operand with what [`Reading::multiply`] gave, and their tangents.
     #[inline(always)]
-    pub fn dots<M: Matrix>(
+    fn dots<M: Matrix>(
         &self,
         by: M,
         [x, tangent]: &[Words<'_>; 2],
@@ -363,7 +384,7 @@ impl Reading<'_, '_> {
 
     /// `sum` ← w sum or, in the second order, w sum + ẇ value.
     #[inline(always)]
-    pub fn weigh<M: Matrix>(&self, by: M, sum: &mut [f32], value: &[f32]) {
+    fn weigh<M: Matrix>(&self, by: M, sum: &mut [f32], value: &[f32]) {
         let (isa, lanes, End { decays, weights, bent, plain, .. }) =
             (by.isa(), F32::<M>::N, self.end);
         if *plain {
@@ -390,7 +411,7 @@ impl Reading<'_, '_> {
 
 /// Row `first` of a sum, and the next one.
 #[inline(always)]
-pub fn two_rows(sum: &[f32], stride: usize, first: usize) -> [&[f32]; 2] {
+fn two_rows(sum: &[f32], stride: usize, first: usize) -> [&[f32]; 2] {
     let (row, next) = sum[first * stride..][..2 * stride].split_at(stride);
     [row, next]
 }

@@ -191,7 +191,7 @@ impl Forward<'_> {
             let Scratch { decays, o, stride, tiles: scratch, then, .. } = &mut *scratch;
             scratch.read_queries(options.level, q[0]);
             chunk.ask_next(&self.operands.q, head, false, then);
-            then.push(to.lines());
+            then.push(to.all_lines());
             then.ask_all();
             let stride = *stride;
             let outputs =
@@ -200,7 +200,7 @@ impl Forward<'_> {
         } else {
             scratch.q.read(q);
             chunk.ask_next(&self.operands.q, head, false, &mut scratch.then);
-            scratch.then.push(to.lines());
+            scratch.then.push(to.all_lines());
             options.level.run(Outputs { len, blank, shape, scratch });
             to.write_rows_by(options.level, scratch.o, scratch.stride, scale);
         }

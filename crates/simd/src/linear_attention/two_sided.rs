@@ -482,12 +482,11 @@ impl At<'_, '_> {
     fn ask_for_results(&mut self, member: usize, then: &mut Queue) {
         let rows = self.rows();
         let Targets { q, k, v, dout, .. } = &mut *self.to;
-        let of_keys = if member == 0 { [Some(k), Some(v)] } else { [None, None] };
-        for to in [dout, q] {
-            part(to, member, rows.clone()).into_iter().for_each(|to| then.push(to.lines()));
-        }
-        for to in of_keys.into_iter().flatten() {
-            part(to, 0, rows.clone()).into_iter().for_each(|to| then.push(to.lines()));
+        let results = [(dout, member), (q, member), (k, 0), (v, 0)];
+        for (to, head) in results.into_iter().take(if member == 0 { 4 } else { 2 }) {
+            if let Some(to) = part(to, head, rows.clone()) {
+                then.push(to.all_lines());
+            }
         }
     }
 
