@@ -91,8 +91,8 @@ def _sdpa_cudnn(_):
 
 def _flex(device):
     masks = ["full", "causal", "window", "segments", "array"]
-    keys = {"align": ["top_left", "bottom_right"], "omits": [], "options": ["softmax_scale", "softcap"]}
-    passes = ["forward"] if device == "cpu" else AUTOGRAD
+    passes, omits = (["forward"], ["lse"]) if device == "cpu" else (AUTOGRAD, [])
+    keys = {"align": ["top_left", "bottom_right"], "omits": omits, "options": ["softmax_scale", "softcap"]}
     return [_attention(FLOATS, masks, passes=passes, equal=[SAME_DIM], **keys)]
 
 

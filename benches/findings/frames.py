@@ -11,6 +11,8 @@ import sys
 
 HEADER, ROW = struct.Struct("<8sIIQQQQQQ"), struct.Struct("<48s8sII6QQQ")
 HELLO, REQUEST, OUTPUTS, UNSUPPORTED, ERROR = 1, 2, 3, 4, 5
+# Errors of a GPU after which its context is of no use.
+POISONING = {"AcceleratorError"}
 
 
 class Refused(Exception):
@@ -73,4 +75,7 @@ def _answer(number, request, rows, data, kernel):
     except Refused as refused:
         return _frame(UNSUPPORTED, number, f"refused: {refused}")
     except Exception as error:
+        if type(error).__name__ in POISONING:
+            # All later calls would fail, too: the judge starts the program again.
+            sys.exit(f"{type(error).__name__}: {error}")
         return _frame(ERROR, number, f"{type(error).__name__}: {error}")
