@@ -110,12 +110,9 @@ impl Options {
 
     /// True if a pass multiplies operands of this type as they are, not in f32.
     pub fn multiplies_bf16(&self, of: Algorithm, pass: Pass, dtype: Dtype) -> bool {
-        use Algorithm::{Attention, AttentionLse, LazyAttention};
         let multiplied = match pass {
             Pass::Forward | Pass::Backward | Pass::ForwardBackward => true,
-            Pass::DoubleBackward | Pass::Jvp => {
-                matches!(of, Attention | AttentionLse | LazyAttention)
-            }
+            Pass::DoubleBackward | Pass::Jvp => of != Algorithm::LinearAttention,
             _ => false,
         };
         multiplied && self.pairs(dtype)
