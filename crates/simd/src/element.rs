@@ -122,24 +122,27 @@ impl<'a> Tensor<'a, Ix4> {
 /// long the next ones take.
 const AHEAD: usize = 16;
 
+/// [`Tensor::lines`] of a matrix at an address.
+fn lines<T>((at, strides): (*const T, &[isize]), rows: Range<usize>, cols: Range<usize>) -> Lines {
+    match strides {
+        [stride, 1] if *stride > 0 => {
+            let at = at.wrapping_add(rows.start * *stride as usize + cols.start);
+            Lines::new(at, (rows.len(), cols.len()), *stride as usize)
+        }
+        _ => Lines::NONE,
+    }
+}
+
 impl Tensor<'_, Ix2> {
     /// The cache lines of the columns `cols` of some rows; none where the elements of a row do not lie side by
     /// side.
     pub fn lines(&self, rows: Range<usize>, cols: Range<usize>) -> Lines {
-        typed!(self, x => match x.strides() {
-            [stride, 1] if *stride > 0 => {
-                let at = x.as_ptr().wrapping_add(rows.start * *stride as usize + cols.start);
-                Lines::new(at, (rows.len(), cols.len()), *stride as usize)
-            }
-            _ => Lines::NONE,
-        })
+        typed!(self, x => lines((x.as_ptr(), x.strides()), rows, cols))
     }
 
-    /// Asks for all cache lines.
-    pub fn ask(&self) {
-        let [rows, cols] = [self.shape()[0], self.shape()[1]];
-        let mut lines = self.lines(0..rows, 0..cols);
-        lines.ask_more(lines.beyond(1, 0));
+    /// All cache lines.
+    pub fn all_lines(&self) -> Lines {
+        self.lines(0..self.shape()[0], 0..self.shape()[1])
     }
 
     /// Reads the columns `cols` of some rows in f32, into rows that begin `stride` apart.
@@ -235,6 +238,11 @@ impl<'a, D: RemoveAxis> TensorMut<'a, D> {
 }
 
 impl TensorMut<'_, Ix2> {
+    /// All cache lines, as those of [`Tensor::lines`].
+    pub fn all_lines(&self) -> Lines {
+        typed!(self, x => lines((x.as_ptr(), x.strides()), 0..x.nrows(), 0..x.ncols()))
+    }
+
     /// [`TensorMut::write_rows`] with the registers of a level.
     pub fn write_rows_by(&mut self, level: Level, rows: &[f32], stride: usize, factor: f32) {
         level.run(WriteRows { to: self.view_mut(), rows, stride, factor });

@@ -121,14 +121,36 @@ pub trait Tile<I: Isa>: Copy {
 
     /// += Aᵀ · B with A the first `depth` rows and ROWS columns of a matrix with row stride
     /// [`crate::tile::STRIDE`].
-    fn add_columns(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize);
+    #[inline(always)]
+    fn add_columns(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize) {
+        self.add_columns_then(isa, a, b, depth, &mut ());
+    }
+
+    /// The same; meanwhile it asks for what will be read then.
+    #[inline(always)]
+    fn add_columns_then(
+        &mut self,
+        isa: I,
+        a: &[f32],
+        b: &[f32],
+        depth: usize,
+        then: &mut impl Ask,
+    ) {
+        self.add_columns_apart(isa, a, (b, Self::COLS), depth, then);
+    }
 
     /// As [`Tile::add_rows_then`], with row stride [`crate::tile::BAND`].
     fn add_band_rows(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize, then: &mut impl Ask);
 
-    /// As [`Tile::add_columns`], with B `depth` rows that lie [`crate::tile::BAND`] apart; meanwhile it asks
-    /// for what will be read then.
-    fn add_columns_band(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize, then: &mut impl Ask);
+    /// As [`Tile::add_columns_then`], with B `depth` rows that lie so far apart.
+    fn add_columns_apart(
+        &mut self,
+        isa: I,
+        a: &[f32],
+        b: (&[f32], usize),
+        depth: usize,
+        then: &mut impl Ask,
+    );
 
     /// Replaces every register by a function of it.
     fn map(self, f: impl FnMut(I::F32) -> I::F32) -> Self;

@@ -36,6 +36,8 @@
 mod bf16_forward;
 mod bf16_gradient;
 mod bf16_scratch;
+mod bf16_state;
+mod bf16_weights;
 mod cut;
 mod decays;
 mod flow;

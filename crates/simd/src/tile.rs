@@ -67,25 +67,20 @@ impl<I: Isa, const MR: usize, const NV: usize> Tile<I> for Registers<I::F32, MR,
     }
 
     #[inline(always)]
-    fn add_columns(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize) {
-        product::<I, MR, NV, 1, STRIDE>(isa, &mut self.0, a, (b, NV * I::F32::N), depth, &mut ());
-    }
-
-    #[inline(always)]
     fn add_band_rows(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize, then: &mut impl Ask) {
         product::<I, MR, NV, BAND, 1>(isa, &mut self.0, a, (b, NV * I::F32::N), depth, then);
     }
 
     #[inline(always)]
-    fn add_columns_band(
+    fn add_columns_apart(
         &mut self,
         isa: I,
         a: &[f32],
-        b: &[f32],
+        b: (&[f32], usize),
         depth: usize,
         then: &mut impl Ask,
     ) {
-        product::<I, MR, NV, 1, STRIDE>(isa, &mut self.0, a, (b, BAND), depth, then);
+        product::<I, MR, NV, 1, STRIDE>(isa, &mut self.0, a, b, depth, then);
     }
 
     #[inline(always)]

@@ -42,7 +42,8 @@ impl Ask for () {
 /// The cache lines of rows that lie apart, in their order.
 #[derive(Debug, Clone, Copy)]
 pub struct Lines {
-    at: *const u8,
+    /// An address alone: nothing is read.
+    at: usize,
     /// Rows that are left, and lines of the first of them.
     rows: usize,
     left: usize,
@@ -53,7 +54,7 @@ pub struct Lines {
 
 impl Lines {
     /// None.
-    pub const NONE: Lines = Lines { at: std::ptr::null(), rows: 0, left: 0, each: 0, step: 0 };
+    pub const NONE: Lines = Lines { at: 0, rows: 0, left: 0, each: 0, step: 0 };
 
     /// Of `rows` rows of `len` elements, of which the first begins at `at`, `stride` elements from one to
     /// the next. Nothing is read: they may lie anywhere.
@@ -62,10 +63,11 @@ impl Lines {
         if len == 0 {
             return Self::NONE;
         }
-        let within = at.addr() % LINE;
+        let at = at.addr();
+        let within = at % LINE;
         let each = (within + len * size_of::<T>()).div_ceil(LINE);
         let step = (stride * size_of::<T>()).wrapping_sub(each * LINE);
-        Lines { at: at.cast::<u8>().wrapping_sub(within), rows, left: each, each, step }
+        Lines { at: at - within, rows, left: each, each, step }
     }
 
     /// Lines that each of `products` products must ask for beyond its `asks`, so that all are asked for.
@@ -79,9 +81,16 @@ impl Lines {
         (0..count).for_each(|_| self.ask());
     }
 
+    /// Asks for all lines that are left.
+    pub fn ask_all(&mut self) {
+        while self.rows > 0 {
+            self.next();
+        }
+    }
+
     #[inline(always)]
     fn next(&mut self) {
-        prefetch_line_later(self.at);
+        prefetch_line_later(std::ptr::without_provenance::<u8>(self.at));
         self.at = self.at.wrapping_add(LINE);
         self.left -= 1;
         if self.left == 0 {
@@ -96,6 +105,65 @@ impl Ask for Lines {
     fn ask(&mut self) {
         if self.rows > 0 {
             self.next();
+        }
+    }
+}
+
+/// Lines of several matrices, of which those that were pushed last come first; two at a time.
+#[derive(Debug, Clone, Copy)]
+pub struct Queue {
+    now: Lines,
+    waiting: [Lines; Queue::WAITING],
+    count: usize,
+}
+
+impl Queue {
+    const WAITING: usize = 7;
+
+    /// None.
+    pub fn new() -> Self {
+        Queue { now: Lines::NONE, waiting: [Lines::NONE; Self::WAITING], count: 0 }
+    }
+
+    /// Lines more; where too many wait, they are asked for at once.
+    pub fn push(&mut self, mut lines: Lines) {
+        if lines.rows == 0 {
+            return;
+        }
+        if self.now.rows > 0 {
+            match self.waiting.get_mut(self.count) {
+                Some(place) => *place = self.now,
+                None => return lines.ask_all(),
+            }
+            self.count += 1;
+        }
+        self.now = lines;
+    }
+
+    /// Asks for all lines that are left.
+    pub fn ask_all(&mut self) {
+        while self.now.rows > 0 {
+            self.next();
+        }
+    }
+
+    #[inline(always)]
+    fn next(&mut self) {
+        self.now.next();
+        if self.now.rows == 0 && self.count > 0 {
+            self.count -= 1;
+            self.now = self.waiting[self.count];
+        }
+    }
+}
+
+impl Ask for Queue {
+    #[inline(always)]
+    fn ask(&mut self) {
+        for _ in 0..2 {
+            if self.now.rows > 0 {
+                self.next();
+            }
         }
     }
 }
@@ -118,7 +186,7 @@ mod tests {
         let mut lines = Lines::new(base, (3, 20), 64);
         let mut asked = vec![];
         while lines.rows > 0 {
-            asked.push(lines.at.addr());
+            asked.push(lines.at);
             lines.ask();
         }
         assert_eq!(asked, [0x1000, 0x1040, 0x1100, 0x1140, 0x1200, 0x1240]);
@@ -127,5 +195,27 @@ mod tests {
         // Six lines in two products: one that asks once leaves two.
         assert_eq!(Lines::new(base, (3, 20), 64).beyond(2, 1), 2);
         assert_eq!(Lines::new(base, (3, 0), 64).rows, 0);
+    }
+
+    #[test]
+    fn a_queue_asks_for_two_lines_at_a_time_of_what_was_pushed_last() {
+        let of = |line: usize, rows| {
+            Lines::new(std::ptr::without_provenance::<f32>(line * LINE), (rows, 16), 16)
+        };
+        let mut queue = Queue::new();
+        queue.push(of(1, 3));
+        queue.push(of(10, 0));
+        queue.push(of(20, 1));
+        let mut next = vec![];
+        while queue.now.rows > 0 {
+            next.push(queue.now.at / LINE);
+            queue.ask();
+        }
+        assert_eq!(next, [20, 2], "20 and 1, then 2 and 3");
+        // More than wait are asked for at once.
+        (0..2 * Queue::WAITING).for_each(|n| queue.push(of(n, 1)));
+        assert_eq!(queue.count, Queue::WAITING);
+        queue.ask_all();
+        assert_eq!((queue.now.rows, queue.count), (0, 0));
     }
 }

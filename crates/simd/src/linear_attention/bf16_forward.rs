@@ -1,11 +1,12 @@
 //! The chunks of the forward pass in bf16: of [`super::forward`] what is multiplied, 32 queries at a time. Weights
 //! P_ij (q_i·k_j), rows ω_j v_j and the state are rounded once each.
 
+use super::bf16_state::{Rounded, multiply_state, scale_rows};
 use super::cut::Cut;
 use super::decays::Decays;
 use super::schedule::Uses;
 use super::state::Shape;
-use super::words::{Forms, Round, Words, multiply_state, scale_rows};
+use super::words::{Forms, Words};
 use crate::Level;
 use crate::element::{Tensor, TensorMut};
 use crate::lanes::Lanes;
@@ -27,7 +28,7 @@ pub struct TileScratch<'m> {
     p: &'m mut [f32],
     weights: &'m mut [f32],
     /// S.
-    state: &'m mut [f32],
+    state: Rounded<'m>,
     pieces: usize,
 }
 
@@ -36,13 +37,13 @@ impl<'m> TileScratch<'m> {
         let Shape { dim, width, .. } = shape;
         let room = |len: usize| if cut.bf16 { len } else { 0 };
         TileScratch {
-            q: Words::new(parts, cut, dim, [false; 4]),
-            k: Words::new(parts, cut, dim, [true, true, false, true]),
-            v: Words::new(parts, cut, width, [false, true, true, false]),
+            q: Words::new(parts, cut, dim, [true, false, false, false, false]),
+            k: Words::new(parts, cut, dim, [true, true, true, false, true]),
+            v: Words::new(parts, cut, width, [true, false, true, true, false]),
             s: parts.room(room(BLOCK * STRIDE)),
             p: parts.room(room(STRIDE)),
             weights: parts.room(room(cut.pieces * Form::len(BLOCK, cut.chunk))),
-            state: parts.room(room(Form::len(dim, width).saturating_mul(cut.pieces))),
+            state: Rounded::new(parts, shape, cut.pieces, [cut.bf16, false]),
             pieces: cut.pieces,
         }
     }
@@ -61,14 +62,13 @@ impl TileScratch<'_> {
         let tokens = decays.first..len;
         let of_k = Forms { across: results, along: state, columns: state, weights: None };
         self.k.pack(level, k, of_k, tokens.clone());
-        let weights = (state && !decays.none).then_some((&*decays.omega, 1.0));
+        let weights = (state && !decays.none).then_some(&*decays.omega);
         self.v.pack(level, v, Forms { along: true, weights, ..Forms::default() }, tokens);
     }
 
     /// Rounds S.
     pub fn round(&mut self, level: Level, shape: Shape, state: &[f32]) {
-        let (along, pieces) = (Some(&mut *self.state), self.pieces);
-        level.run_tiles(Round { shape, state, along, across: None, pieces }).unwrap_or_default();
+        self.state.round(level, shape, state);
     }
 
     /// Reads the queries of a head.
@@ -110,23 +110,13 @@ impl Outputs<'_, '_> {
         let (first, stride) = (block * BLOCK, *stride);
         let rows = first..(*len).min(first + BLOCK);
         let o = &mut o[..BLOCK * stride];
-        let (depth, cols) = (q.depth(), first + BLOCK);
-        let (c, a, b) = (&mut **scores, q.left(block), k.right());
-        by.multiply(Product {
-            c,
-            stride: STRIDE,
-            fresh: true,
-            a,
-            b,
-            rows: 2,
-            cols: cols / SIDE,
-            depth,
-        });
+        let cols = first + BLOCK;
+        q.scores(by, block, k, (scores, cols), true);
         match blank {
             true => o.fill(0.0),
             false => {
-                let state = Pieces::new(state, *pieces);
-                multiply_state(by, q.left(block), depth, state, v.tiles(), (o, stride));
+                let [along, _] = state.factors();
+                multiply_state(by, (q, block), along, v.tiles(), (o, stride), true);
                 if !decays.none {
                     scale_rows(
                         by.isa(),

@@ -1,22 +1,34 @@
-//! The chunks of the backward pass in bf16: (R23) to (R28) of [`super::gradient`], 32 queries at a time. A, B, rows
-//! ω_j v_j and σ α_i dout_i, S and D are rounded once each; the gradients of log-decays and of σ sum what was not.
+//! The chunks of the backward and the double backward pass in bf16: (R23) to (R28), and (R29) to (R35), of
+//! [`super::gradient`], 32 queries at a time. A, B, rows that are summed into a state, S and D are rounded once each;
+//! in the second order so are their tangents. The gradients of log-decays and of σ sum what was not.
+//!
+//! The operands of products are exact, and so neither σ nor ddσ multiplies one: with s = q·k, t = dout·v and
+//! ṡ = ddq·k + q·ddk, ṫ = cot_o·v + dout·ddv
+//!
+//! ```text
+//! A_ij = σ P_ij s_ij        Ȧ_ij = P_ij (σ (β_ij s_ij + ṡ_ij) + ddσ s_ij)        B, Ḃ likewise of t, ṫ
+//! gq_i = Σ_j (Ḃ_ij k_j + B_ij ddk_j) + …        gdout_i = Σ_j (Ȧ_ij v_j + A_ij ddv_j) + …
+//! gk_j = Σ_i (Ḃ_ij q_i + B_ij ddq_i) + …        gv_j = Σ_i (Ȧ_ij dout_i + A_ij cot_o_i) + …
+//! gσ   = Σ_ij P_ij ((β_ij s_ij + ṡ_ij) t_ij + s_ij ṫ_ij) + …
+//! ```
+//!
+//! with the part of states that [`End`](super::bf16_state::End) weighs. In the first order dq is Σ_j B_ij k_j + … and
+//! dσ Σ_ij P_ij s_ij t_ij + …: what has a dot is absent, and B stands in place of Ḃ.
 //!
 //! A and B are made in pairs of two queries, which two rows of products give at once. Their tiles, transposed, are
-//! the left factors of dv and dk; pairs of keys are B's for dq. The sums that are read from D, `of_back`, are weighted
-//! at the end, with the gradients of keys.
+//! the left factors of sums of keys; pairs of keys are those of sums of queries.
 
 use super::bf16_forward::seen;
 use super::bf16_scratch::TileScratch;
-use super::decays::Decays;
+use super::bf16_state::Reading;
+use super::bf16_weights::{Made, store_keys, store_queries};
+use super::decays::{Decays, LogTangents};
 use super::flow::Flow;
 use super::scratch::{Scratch, Wanted};
-use super::state::{Shape, inner};
-use super::words::{multiply_state, scale_rows};
+use super::state::{Shape, passed};
 use crate::element::TensorMut;
 use crate::lanes::Lanes;
-use crate::lanes::matrix::{
-    BLOCK, F32, Matrix, MatrixKernel, Pairing, Pieces, Product, SIDE, Tiles, WORDS,
-};
+use crate::lanes::matrix::{BLOCK, F32, Matrix, MatrixKernel, Pieces, Product, SIDE, Tiles, WORDS};
 use crate::tile::STRIDE;
 use ndarray::{Ix2, s};
 
@@ -24,60 +36,68 @@ use ndarray::{Ix2, s};
 pub struct Behind<'a, 'm> {
     pub len: usize,
     pub wanted: Wanted,
+    /// S and D, each with its tangent behind it.
     pub states: [&'a [f32]; 2],
     pub shape: Shape,
     pub decays: &'a Decays<'m>,
+    pub log_tangents: &'a LogTangents<'m>,
     pub flow: &'a mut Flow<'m>,
     pub strides: [usize; 2],
     pub tiles: &'a mut TileScratch<'m>,
+    /// dk and dv, or gk and gv.
+    pub sums: [&'a mut [f32]; 2],
 }
 
 impl MatrixKernel for Behind<'_, '_> {
     #[inline(always)]
     fn run<M: Matrix>(self, by: M) {
-        let Behind { len, wanted, states, shape, decays, flow, strides, tiles } = self;
-        let TileScratch { k, v, back, of_back: [of_v, of_k], pieces, .. } = tiles;
-        let [along, across] = back.each_ref().map(|words| Pieces::new(words, *pieces));
-        for block in 0..len.div_ceil(BLOCK) {
-            let [to_k, to_v] = strides.map(|stride| block * BLOCK * stride);
+        let Behind { len, wanted, states, shape, decays, log_tangents, flow, strides, .. } = self;
+        let TileScratch { k, v, back: [d, of_d], value, end, second, .. } = self.tiles;
+        let ([along, across], [of_along, of_across]) = (d.factors(), of_d.factors());
+        let [dk, dv] = self.sums;
+        for first in (0..len).step_by(BLOCK) {
+            let (tokens, end, second) = (first..len.min(first + BLOCK), &*end, *second);
             if wanted.k || wanted.g {
-                let to = (&mut of_v[to_k..], strides[0]);
-                multiply_state(by, v.left(block), v.depth(), across, k.tiles(), to);
+                let (wide, stride) = (k[0].tiles(), strides[0]);
+                let (rows, tokens, states) = (&*v, tokens.clone(), [across, of_across]);
+                let reading = Reading { end, rows, tokens, states, wide, second, stride };
+                let sum = &mut dk[first * stride..][..BLOCK * stride];
+                let with = if wanted.g { Some(&*k) } else { None };
+                reading.read(
+                    by,
+                    [sum, value],
+                    with,
+                    #[inline(always)]
+                    |j, dots| flow.y[j] = end.passed(j, dots),
+                );
             }
             if wanted.v {
-                let to = (&mut of_k[to_v..], strides[1]);
-                multiply_state(by, k.left(block), k.depth(), along, v.tiles(), to);
+                let (wide, stride) = (v[0].tiles(), strides[1]);
+                let (rows, states) = (&*k, [along, of_along]);
+                let reading = Reading { end, rows, tokens, states, wide, second, stride };
+                let sum = &mut dv[first * stride..][..BLOCK * stride];
+                reading.read(by, [sum, value], None, |_, _| ());
             }
         }
-        if !wanted.g {
-            return;
+        if wanted.g {
+            let log_tangent = if log_tangents.zero { None } else { Some(log_tangents.whole) };
+            flow.begin(len, passed(by.isa(), shape, decays.whole, log_tangent, states));
         }
-        for j in (0..len).step_by(2) {
-            let dots = k.dots(by, j, two_rows(of_v, strides[0], j));
-            for (j, dot) in (j..len).zip(dots) {
-                let omega = decays.omega[j];
-                flow.y[j] = if omega == 0.0 { 0.0 } else { omega * dot };
-            }
-        }
-        let z = match decays.whole {
-            0.0 => 0.0,
-            whole => whole * inner(by.isa(), shape, states[0], states[1]),
-        };
-        flow.begin(len, z);
     }
 }
 
-/// The contribution of one query head to the gradients of a chunk; and dq of it.
+/// The contribution of one query head to the gradients of a chunk; and dq of it, or gq and gdout.
 pub struct Chunk<'a, 'm> {
     pub len: usize,
     pub wanted: Wanted,
-    /// True if S is 0.
+    /// True if S, and its tangent, are 0.
     pub blank: bool,
+    pub ddscale: f32,
     pub scratch: &'a mut Scratch<'m>,
-    /// Σ q_i · dq_i / σ is added to it.
+    /// Receives the part of the head in dσ or gσ.
     pub dscale: &'a mut f64,
-    /// dq.
-    pub to: Option<TensorMut<'a, Ix2>>,
+    /// dq or gq, and gdout.
+    pub to: [Option<TensorMut<'a, Ix2>>; 2],
 }
 
 impl MatrixKernel for Chunk<'_, '_> {
@@ -86,7 +106,13 @@ impl MatrixKernel for Chunk<'_, '_> {
         let len = self.len;
         for block in 0..len.div_ceil(BLOCK) {
             self.block(by, block);
-            self.finish_queries(by, block);
+            let Scratch { dq: [dq, _], gdout, strides, .. } = &*self.scratch;
+            let rows = block * BLOCK..len.min((block + 1) * BLOCK);
+            for ((to, sum), stride) in self.to.iter_mut().zip([dq, gdout]).zip(*strides) {
+                if let Some(to) = to {
+                    to.view_mut().slice(s![rows.clone(), ..]).write_rows(sum, stride, 1.0);
+                }
+            }
         }
         self.grow_keys(by);
         if self.wanted.g {
@@ -100,173 +126,198 @@ impl Chunk<'_, '_> {
     /// True if A is wanted, and if B is.
     #[inline(always)]
     fn needs(&self) -> [bool; 2] {
-        let Wanted { q, dq, k, v, g, .. } = self.wanted;
-        [v || g, q || dq || k || g]
+        let Wanted { q, k, v, g, dout, scale, .. } = self.wanted;
+        [v || dout || g || scale, q || k || g || scale]
     }
 
-    /// A and B of 32 queries, and dq of them.
+    /// Of weights and of rows, value or tangent: the terms of each sum. In the first order the second term has no
+    /// rows.
+    #[inline(always)]
+    fn terms(&self) -> [[usize; 2]; 2] {
+        [[usize::from(self.scratch.second), 0], [0, 1]]
+    }
+
+    /// A and B of 32 queries, and the sums of these.
     #[inline(always)]
     fn block<M: Matrix>(&mut self, by: M, block: usize) {
-        let (first, cols, needs) = (block * BLOCK, (block + 1) * BLOCK, self.needs());
-        let TileScratch { q, k, v, dout, products: [s, dov], .. } = &mut self.scratch.tiles;
-        for (needed, left, right, to) in [(needs[0], q, &*k, s), (needs[1], dout, &*v, dov)] {
-            if needed {
-                let (a, b, depth) = (left.left(block), right.right(), left.depth());
-                let (rows, cols) = (2, cols / SIDE);
-                by.multiply(Product {
-                    c: to,
-                    stride: STRIDE,
-                    fresh: true,
-                    a,
-                    b,
-                    rows,
-                    cols,
-                    depth,
-                });
+        let (first, cols) = (block * BLOCK, (block + 1) * BLOCK);
+        self.multiply(by, block, cols);
+        self.read_state(by, block);
+        for r in (0..BLOCK).step_by(2) {
+            self.look_back(by, first + r, cols);
+            match self.scratch.second {
+                true => self.two_rows::<M, true>(by, first, r, cols),
+                false => self.two_rows::<M, false>(by, first, r, cols),
             }
         }
-        if needs[1] {
-            self.read_state(by, block);
-        }
-        for r in (0..BLOCK).step_by(2) {
-            self.two_rows(by, first, r, cols);
-        }
-        let Scratch { tiles, dq: [dq, _], strides, .. } = &mut *self.scratch;
-        let TileScratch { k, pairs, of_keys, turned, pieces, .. } = tiles;
-        let all = 2 * self.len.div_ceil(BLOCK);
-        for ((pairs, turned), _) in
-            pairs.iter().zip(turned).zip(needs).filter(|(_, needed)| *needed)
+        self.turn(by, block, cols);
+        self.grow_queries(by, cols);
+    }
+
+    /// q·k and dout·v of 32 queries, and their tangents.
+    #[inline(always)]
+    fn multiply<M: Matrix>(&mut self, by: M, block: usize, cols: usize) {
+        let (needs, Scratch { tiles, second, .. }) = (self.needs(), &mut *self.scratch);
+        let TileScratch { q, k, v, dout, products, .. } = tiles;
+        let factors = [(&*q, &*k), (&*dout, &*v)];
+        for ((needed, [value, tangent]), (left, right)) in
+            needs.into_iter().zip(products).zip(factors)
         {
-            let apart = turned.len() / *pieces;
-            for (pairs, turned) in
-                Pieces::new(pairs, *pieces).each().zip(turned.chunks_exact_mut(apart))
-            {
-                let tiles = turned[block * all * WORDS..].chunks_exact_mut(WORDS);
-                for (tile, to) in tiles.enumerate().take(cols / SIDE) {
-                    by.turn(&pairs[tile * WORDS..], to);
+            if !needed {
+                continue;
+            }
+            left[0].scores(by, block, &right[0], (value, cols), true);
+            if !*second {
+                continue;
+            }
+            let mut fresh = true;
+            for (left, right) in [(&left[1], &right[0]), (&left[0], &right[1])] {
+                if !left.is_absent() && !right.is_absent() {
+                    left.scores(by, block, right, (tangent, cols), fresh);
+                    fresh = false;
                 }
             }
-        }
-        if self.wanted.dq && k.finite {
-            let (b, stride, cols, depth) = (k.summed(0), strides[0], k.tiles(), cols / BLOCK);
-            for words in Pieces::new(of_keys, *pieces).each() {
-                let (c, a) = (&mut **dq, Tiles { words, steps: [depth, 1] });
-                by.multiply(Product { c, stride, fresh: false, a, b, rows: 2, cols, depth });
+            if fresh {
+                tangent.fill(0.0);
             }
         }
     }
 
-    /// dq of 32 queries, and what they give to dσ.
-    #[inline(always)]
-    fn finish_queries<M: Matrix>(&mut self, by: M, block: usize) {
-        let Scratch { tiles, dq: [dq, _], strides, scale, .. } = &*self.scratch;
-        let rows = block * BLOCK..self.len.min((block + 1) * BLOCK);
-        if self.wanted.scale {
-            for i in rows.clone().step_by(2) {
-                let dots = tiles.q.dots(by, i, two_rows(dq, strides[0], i - rows.start));
-                dots.iter().take(self.len - i).for_each(|&dot| *self.dscale += f64::from(dot));
-            }
-        }
-        if let Some(to) = &mut self.to {
-            to.view_mut().slice(s![rows, ..]).write_rows(dq, strides[0], *scale);
-        }
-    }
-
-    /// dq / σ of 32 queries and x, from the state before the chunk.
+    /// The part of 32 queries that comes from the state before the chunk, and x.
     #[inline(always)]
     fn read_state<M: Matrix>(&mut self, by: M, block: usize) {
-        let Scratch { decays, tiles, dq: [dq, _], strides, flow, scale, .. } = &mut *self.scratch;
-        let (TileScratch { q, dout, front, pieces, .. }, stride) = (tiles, strides[0]);
-        let rows = block * BLOCK..self.len.min((block + 1) * BLOCK);
-        let dq = &mut dq[..BLOCK * stride];
+        let tokens = block * BLOCK..self.len.min((block + 1) * BLOCK);
+        let Wanted { q: gq, g, dout: gdout, scale, .. } = self.wanted;
+        let Scratch { tiles, dq: [dq, _], gdout: outputs, strides, flow, .. } = &mut *self.scratch;
         if self.blank {
             dq.fill(0.0);
-            flow.x[rows].fill(0.0);
-            return;
+            outputs.fill(0.0);
+            return flow.x[tokens].fill(0.0);
         }
-        let front = Pieces::new(front, *pieces);
-        multiply_state(by, dout.left(block), dout.depth(), front, q.tiles(), (dq, stride));
-        if !decays.none {
-            scale_rows(
-                by.isa(),
-                &mut dq[..rows.len() * stride],
-                stride,
-                &decays.alpha[rows.start..],
+        let TileScratch { q, v, dout, front: [s, of_s], value, begin: end, second, .. } = tiles;
+        let ([along, across], [of_along, of_across]) = (s.factors(), of_s.factors());
+        let (end, second) = (&*end, *second);
+        if gq || g || scale {
+            let (wide, stride) = (q[0].tiles(), strides[0]);
+            let (rows, tokens, states) = (&*dout, tokens.clone(), [across, of_across]);
+            let reading = Reading { end, rows, tokens, states, wide, second, stride };
+            let with = if g || scale { Some(&*q) } else { None };
+            reading.read(
+                by,
+                [dq, value],
+                with,
+                #[inline(always)]
+                |i, dots| {
+                    flow.x[i] = end.passed(i, dots);
+                    if scale {
+                        *self.dscale += f64::from(end.by_factor(i, dots));
+                    }
+                },
             );
         }
-        if self.wanted.g {
-            for i in rows.clone().step_by(2) {
-                let dots = q.dots(by, i, two_rows(dq, stride, i - rows.start));
-                for (i, dot) in (i..rows.end).zip(dots) {
-                    flow.x[i] = if decays.alpha[i] == 0.0 { 0.0 } else { *scale * dot };
-                }
-            }
+        if gdout {
+            let (rows, states, wide, stride) = (&*q, [along, of_along], v[0].tiles(), strides[1]);
+            let reading = Reading { end, rows, tokens, states, wide, second, stride };
+            reading.read(by, [outputs, value], None, |_, _| ());
         }
     }
 
-    /// A and B of rows `r` and `r + 1` of 32 queries, and w.
+    /// P of queries `i` and `i + 1`, the tangents of its logarithm, and w where nothing is seen.
     #[inline(always)]
-    fn two_rows<M: Matrix>(&mut self, by: M, first: usize, r: usize, cols: usize) {
-        let (needs, end) = (self.needs(), self.len.next_multiple_of(BLOCK));
-        let Scratch { decays, tiles, flow, scale, .. } = &mut *self.scratch;
-        let TileScratch { q, k, dout, products: [s, dov], p, .. } = tiles;
-        let (pieces, [of_a, of_b], of_keys) = (tiles.pieces, &mut tiles.pairs, &mut tiles.of_keys);
-        let (isa, lanes, zero) = (by.isa(), F32::<M>::N, F32::<M>::splat(by.isa(), 0.0));
-        let (none, gates, scale) = (decays.none, self.wanted.g, F32::<M>::splat(isa, *scale));
+    fn look_back<M: Matrix>(&mut self, by: M, i: usize, cols: usize) {
+        let (gates, end) = (self.wanted.g, self.len.next_multiple_of(BLOCK));
+        let Scratch { decays, log_tangents, tiles, flow, second, .. } = &mut *self.scratch;
+        let [p, beta] = &mut tiles.p;
         for h in 0..2 {
-            let (i, p) = (first + r + h, &mut p[h * STRIDE..]);
-            if none {
-                p[..=i].fill(1.0);
-                p[i + 1..cols].fill(0.0);
+            let (i, at) = (i + h, h * STRIDE);
+            if decays.none {
+                p[at..=at + i].fill(1.0);
+                p[at + i + 1..at + cols].fill(0.0);
             } else {
-                decays.row(isa, i, 0..cols, p);
+                decays.row(by.isa(), i, 0..cols, &mut p[at..]);
+            }
+            if *second && !log_tangents.zero {
+                log_tangents.row(by.isa(), i, &(0..cols), &mut beta[at..]);
             }
             if gates {
                 flow.w[i * STRIDE..][cols..end].fill(0.0);
             }
         }
-        let keep = !(q.finite && k.finite && dout.finite);
+    }
+
+    /// A and B of rows `r` and `r + 1` of 32 queries, w, and what they give to dσ.
+    #[inline(always)]
+    fn two_rows<M: Matrix, const SECOND: bool>(
+        &mut self,
+        by: M,
+        first: usize,
+        r: usize,
+        cols: usize,
+    ) {
+        let (needs, made, len) =
+            (self.needs(), Made::of(by, self.wanted, self.scratch, self.ddscale), self.len);
+        let Wanted { q: gq, k: gk, v: gv, g, dout: gdout, scale, .. } = self.wanted;
+        let Scratch { tiles, flow, .. } = &mut *self.scratch;
+        let keep = [&tiles.q, &tiles.k, &tiles.v, &tiles.dout];
+        let keep = keep.into_iter().flatten().any(|x| !x.finite);
+        let TileScratch { products, p: [p, beta], pairs, of_keys, pieces, .. } = tiles;
+        let (isa, lanes, zero) = (by.isa(), F32::<M>::N, F32::<M>::splat(by.isa(), 0.0));
+        let (orders, mut sums) = (1 + usize::from(SECOND), [zero; 2]);
         for col in (0..cols).step_by(2 * lanes) {
-            let [mut a, mut b] = [[[zero; 2]; 2]; 2];
+            // A and B, values and tangents, of two rows and two registers of each.
+            let mut all = [[[[zero; 2]; 2]; 2]; 2];
             for h in 0..2 {
                 for part in 0..2 {
                     let col = col + part * lanes;
                     let at = (r + h) * STRIDE + col;
-                    let weight = F32::<M>::load(isa, &p[h * STRIDE + col..]);
-                    let mut of_v = zero;
-                    if needs[0] {
-                        let x = F32::<M>::load(isa, &s[at..]) * weight;
-                        a[h][part] = zero.select_less(weight, x, zero);
+                    let decay = F32::<M>::load(isa, &p[h * STRIDE + col..]);
+                    let mut bent = zero;
+                    if SECOND && made.bends {
+                        bent = F32::<M>::load(isa, &beta[h * STRIDE + col..]);
                     }
-                    if needs[1] {
-                        of_v = F32::<M>::load(isa, &dov[at..]);
-                        b[h][part] = zero.select_less(weight, of_v * weight, zero);
+                    let mut loaded = [[zero; 2]; 2];
+                    for n in 0..2 {
+                        for order in 0..orders {
+                            if needs[n] {
+                                loaded[n][order] = F32::<M>::load(isa, &products[n][order][at..]);
+                            }
+                        }
                     }
-                    if gates {
-                        let w = zero.select_less(weight, scale * a[h][part] * of_v, zero);
+                    let (weights, [by_scale, w]) = made.weigh::<SECOND>(by, [decay, bent], loaded);
+                    if g {
                         w.store(&mut flow.w[(first + r + h) * STRIDE + col..]);
                     }
-                    if keep {
-                        a[h][part].store(&mut s[at..]);
-                        b[h][part].store(&mut dov[at..]);
+                    if scale {
+                        sums[h] = sums[h] + by_scale;
+                    }
+                    for n in 0..2 {
+                        for order in 0..orders {
+                            all[n][order][h][part] = weights[n][order];
+                            if keep && needs[n] {
+                                weights[n][order].store(&mut products[n][order][at..]);
+                            }
+                        }
                     }
                 }
             }
-            for part in 0..2 {
-                let col = col + part * lanes;
-                let to = col / SIDE * WORDS + r / 2 * SIDE + col % SIDE;
-                for (x, words) in [(&a, &mut *of_a), (&b, &mut *of_b)] {
-                    Pairing::Stacked.store(by, [x[0][part], x[1][part]], (words, to), pieces);
+            for n in 0..2 {
+                let (of_queries, of_rows) = [(gv, gdout), (gk, gq)][n];
+                for order in 0..orders {
+                    let x = all[n][order];
+                    if of_queries {
+                        store_queries(by, x, (pairs[n][order], *pieces), r, col);
+                    }
+                    if of_rows {
+                        store_keys(by, x, (of_keys[n][order], *pieces), r, (col, cols));
+                    }
                 }
             }
-            for (h, pair) in b.into_iter().enumerate() {
-                let tile = (r + h) / SIDE * (cols / BLOCK) + col / BLOCK;
-                let to = tile * WORDS + (r + h) % SIDE * SIDE + col % BLOCK / 2;
-                Pairing::Neighbours.store(by, pair, (of_keys, to), pieces);
-            }
+        }
+        for h in (0..2).filter(|h| scale && first + r + h < len) {
+            *self.dscale += f64::from(sums[h].reduce_add());
         }
         if keep {
-            for r in r..(r + 2).min(self.len.saturating_sub(first)) {
+            for r in r..(r + 2).min(len.saturating_sub(first)) {
                 self.add_seen(first, r);
             }
         }
@@ -275,20 +326,66 @@ impl Chunk<'_, '_> {
     /// Products of row `r` of 32 queries with the keys that it sees, where the other factor is not finite: 0 · NaN
     /// would be NaN.
     fn add_seen(&mut self, first: usize, r: usize) {
-        let (wanted, i) = (self.wanted, first + r);
-        let Scratch { decays, tiles, dq: [dq, _], dk, dv, strides: [dim, width], .. } =
-            &mut *self.scratch;
-        let TileScratch { q, k, dout, products: [a, b], p, .. } = tiles;
-        let [a, b] = [a, b].map(|x| &x[r * STRIDE..]);
-        for j in seen(decays.none, &p[r % 2 * STRIDE..], i) {
-            if wanted.dq && !k.finite {
-                k.add(b[j], j, &mut dq[r * *dim..]);
+        let (wanted, terms, i) = (self.wanted, self.terms(), first + r);
+        let Scratch { decays, tiles, dq: [dq, _], gdout, dk, dv, strides, .. } = &mut *self.scratch;
+        let (TileScratch { q, k, v, dout, products, p, .. }, [dim, width]) = (tiles, *strides);
+        for [of_weights, of_rows] in terms {
+            let [a, b] = products.each_ref().map(|x| &x[of_weights][r * STRIDE..]);
+            for j in seen(decays.none, &p[0][r % 2 * STRIDE..], i) {
+                let sums = [
+                    (wanted.q, &k[of_rows], b[j], j, (&mut **dq, r * dim)),
+                    (wanted.dout, &v[of_rows], a[j], j, (&mut **gdout, r * width)),
+                    (wanted.k, &q[of_rows], b[j], i, (&mut **dk, j * dim)),
+                    (wanted.v, &dout[of_rows], a[j], i, (&mut **dv, j * width)),
+                ];
+                for (wanted, rows, weight, row, (sum, at)) in sums {
+                    if wanted && !rows.finite {
+                        rows.add(weight, row, &mut sum[at..]);
+                    }
+                }
             }
-            if wanted.k && !q.finite {
-                q.add(b[j], i, &mut dk[j * *dim..]);
+        }
+    }
+
+    /// A and B of 32 queries, transposed.
+    #[inline(always)]
+    fn turn<M: Matrix>(&mut self, by: M, block: usize, cols: usize) {
+        let (Wanted { k, v, .. }, all) = (self.wanted, 2 * self.len.div_ceil(BLOCK));
+        let TileScratch { pairs, turned, pieces, .. } = &mut self.scratch.tiles;
+        for (wanted, (pairs, turned)) in [v, k].into_iter().zip(pairs.iter().zip(turned)) {
+            let lists = pairs.iter().zip(turned).filter(|(pairs, _)| wanted && !pairs.is_empty());
+            for (pairs, turned) in lists {
+                let apart = [pairs.len(), turned.len()].map(|len| len / *pieces);
+                for piece in 0..*pieces {
+                    let from = &pairs[piece * apart[0]..];
+                    let to = &mut turned[piece * apart[1] + block * all * WORDS..];
+                    for at in (0..cols / SIDE * WORDS).step_by(WORDS) {
+                        by.turn(&from[at..], &mut to[at..][..WORDS]);
+                    }
+                }
             }
-            if wanted.v && !dout.finite {
-                dout.add(a[j], i, &mut dv[j * *width..]);
+        }
+    }
+
+    /// Σ_j B_ij k_j, and Σ_j A_ij v_j, of 32 queries.
+    #[inline(always)]
+    fn grow_queries<M: Matrix>(&mut self, by: M, cols: usize) {
+        let (Wanted { q, dout, .. }, terms) = (self.wanted, self.terms());
+        let Scratch { tiles, dq: [dq, _], gdout, strides, .. } = &mut *self.scratch;
+        let TileScratch { k, v, of_keys: [a, b], pieces, .. } = tiles;
+        let depth = cols / BLOCK;
+        let sums = [(q, k, b, dq, strides[0]), (dout, v, a, gdout, strides[1])];
+        for (_, rows, weights, sum, stride) in sums.into_iter().filter(|x| x.0) {
+            for [of_weights, of_rows] in terms {
+                let rows = &rows[of_rows];
+                if rows.is_absent() || !rows.finite {
+                    continue;
+                }
+                let (b, cols) = (rows.summed(0), rows.tiles());
+                for words in Pieces::new(weights[of_weights], *pieces).each() {
+                    let (c, a) = (&mut **sum, Tiles { words, steps: [depth, 1] });
+                    by.multiply(Product { c, stride, fresh: false, a, b, rows: 2, cols, depth });
+                }
             }
         }
     }
@@ -296,18 +393,21 @@ impl Chunk<'_, '_> {
     /// Σ_i B_ij q_i and Σ_i A_ij dout_i.
     #[inline(always)]
     fn grow_keys<M: Matrix>(&mut self, by: M) {
+        let (Wanted { k, v, .. }, terms) = (self.wanted, self.terms());
         let Scratch { tiles, dk, dv, strides, .. } = &mut *self.scratch;
         let TileScratch { q, dout, turned: [a, b], pieces, .. } = tiles;
         let blocks = self.len.div_ceil(BLOCK);
-        let terms =
-            [(self.wanted.k, q, b, dk, strides[0]), (self.wanted.v, dout, a, dv, strides[1])];
-        for (wanted, rows, weights, sum, stride) in terms {
-            if !wanted || !rows.finite {
-                continue;
-            }
-            for block in 0..blocks {
+        let sums = [(k, q, b, dk, strides[0]), (v, dout, a, dv, strides[1])];
+        for (_, rows, weights, sum, stride) in sums.into_iter().filter(|x| x.0) {
+            for ([of_weights, of_rows], block) in
+                terms.into_iter().flat_map(|term| (0..blocks).map(move |block| (term, block)))
+            {
+                let rows = &rows[of_rows];
+                if rows.is_absent() || !rows.finite {
+                    continue;
+                }
                 let at = (block * 2 * blocks + 2 * block) * WORDS;
-                for words in Pieces::new(weights, *pieces).from(at).each() {
+                for words in Pieces::new(weights[of_weights], *pieces).from(at).each() {
                     by.multiply(Product {
                         c: &mut sum[block * BLOCK * stride..],
                         stride,
@@ -320,64 +420,6 @@ impl Chunk<'_, '_> {
                     });
                 }
             }
-        }
-    }
-}
-
-/// Row `first` of a sum, and the next one.
-#[inline(always)]
-fn two_rows(sum: &[f32], stride: usize, first: usize) -> [&[f32]; 2] {
-    let (row, next) = sum[first * stride..][..2 * stride].split_at(stride);
-    [row, next]
-}
-
-/// dk and dv from sums over queries, σ, and what was read from D, times ω.
-pub struct Finish<'a, 'm> {
-    pub len: usize,
-    pub scratch: &'a mut Scratch<'m>,
-    /// dk and dv.
-    pub to: [Option<TensorMut<'a, Ix2>>; 2],
-}
-
-impl MatrixKernel for Finish<'_, '_> {
-    #[inline(always)]
-    fn run<M: Matrix>(self, by: M) {
-        let Finish { len, scratch, to } = self;
-        let Scratch { decays, tiles, dk, dv, strides, scale, .. } = scratch;
-        let terms = to.into_iter().zip([dk, dv]).zip(&tiles.of_back).zip(*strides);
-        for (((to, sum), of_back), stride) in terms {
-            let Some(mut to) = to else { continue };
-            for first in (0..len).step_by(BLOCK) {
-                let rows = first..len.min(first + BLOCK);
-                let here = first * stride..(first + BLOCK) * stride;
-                let (sum, of_back) = (&mut sum[here.clone()], &of_back[here]);
-                add_weighted(by, *scale, sum, of_back, (stride, &decays.omega[rows.clone()]));
-                to.view_mut().slice(s![rows, ..]).write_rows(sum, stride, 1.0);
-            }
-        }
-    }
-}
-
-/// sum ← σ sum + ω of_back, row by row; where ω is 0, what it would multiply is absent.
-#[inline(always)]
-fn add_weighted<M: Matrix>(
-    by: M,
-    scale: f32,
-    sum: &mut [f32],
-    of_back: &[f32],
-    (stride, weights): (usize, &[f32]),
-) {
-    let (isa, scale) = (by.isa(), F32::<M>::splat(by.isa(), scale));
-    let rows = sum.chunks_exact_mut(stride).zip(of_back.chunks_exact(stride));
-    for ((sum, of_back), &omega) in rows.zip(weights) {
-        let weight = F32::<M>::splat(isa, omega);
-        let lanes = sum.chunks_exact_mut(F32::<M>::N).zip(of_back.chunks_exact(F32::<M>::N));
-        for (sum, of_back) in lanes {
-            let mut whole = scale * F32::<M>::load(isa, sum);
-            if omega != 0.0 {
-                whole = weight.mul_add(F32::<M>::load(isa, of_back), whole);
-            }
-            whole.store(sum);
         }
     }
 }

@@ -1,8 +1,9 @@
-//! Scratch of a thread for a chunk of the backward pass in bf16, and the operands and states in it.
+//! Scratch of a thread for a chunk of the backward or double backward pass in bf16, and the operands and states in it.
 
-use super::decays::Decays;
+use super::bf16_state::{End, Rounded, grow};
+use super::decays::{Decays, LogTangents};
 use super::schedule::Schedule;
-use super::words::{Forms, Grow, Round, Words};
+use super::words::{Forms, Words};
 use crate::Level;
 use crate::element::Tensor;
 use crate::lanes::matrix::BLOCK;
@@ -10,73 +11,127 @@ use crate::pack::Form;
 use crate::tile::STRIDE;
 use crate::workspace::Parts;
 use ndarray::Ix2;
+use std::ops::Range;
 
-/// The memory of one thread, beside that of sums and states.
+/// An operand and its tangent.
+pub type Pair<'m> = [Words<'m>; 2];
+
+/// The memory of one thread, beside that of sums and states. Of lists of two the second is that of tangents, and empty
+/// in the first order.
 pub struct TileScratch<'m> {
-    pub q: Words<'m>,
-    pub k: Words<'m>,
-    pub v: Words<'m>,
-    pub dout: Words<'m>,
-    /// q·k and dout·v of 32 queries, and P of two.
-    pub products: [&'m mut [f32]; 2],
-    pub p: &'m mut [f32],
-    /// A and B of 32 queries in pairs of queries, B in pairs of keys; and A and B of all, transposed.
-    pub pairs: [&'m mut [f32]; 2],
-    pub of_keys: &'m mut [f32],
-    pub turned: [&'m mut [f32]; 2],
+    pub q: Pair<'m>,
+    pub k: Pair<'m>,
+    pub v: Pair<'m>,
+    pub dout: Pair<'m>,
+    /// q·k and dout·v of 32 queries; P of two, and the tangents of its logarithm.
+    pub products: [[&'m mut [f32]; 2]; 2],
+    pub p: [&'m mut [f32]; 2],
+    /// A and B of 32 queries in pairs of queries, and in pairs of keys; and in pairs of queries of all, transposed.
+    pub pairs: [[&'m mut [f32]; 2]; 2],
+    pub of_keys: [[&'m mut [f32]; 2]; 2],
+    pub turned: [[&'m mut [f32]; 2]; 2],
     /// Numbers of bf16 as whose sum these are multiplied, and states.
     pub pieces: usize,
-    /// S across, D along and across.
-    pub front: &'m mut [f32],
-    pub back: [&'m mut [f32]; 2],
-    /// v Dᵀ and k D.
-    pub of_back: [&'m mut [f32]; 2],
+    /// S and D.
+    pub front: [Rounded<'m>; 2],
+    pub back: [Rounded<'m>; 2],
+    /// Rows that read a state, where 32 rows read its tangent, too.
+    pub value: &'m mut [f32],
+    /// α with the factor σ, and ω.
+    pub begin: End<'m>,
+    pub end: End<'m>,
+    pub second: bool,
 }
 
 impl<'m> TileScratch<'m> {
-    /// Rows of what is as wide as k, and as v, lie so far apart.
-    pub fn new(parts: &mut Parts<'m>, schedule: &Schedule<'_>, strides: [usize; 2]) -> Self {
-        let Schedule { cut, shape, .. } = *schedule;
-        let (dim, width) = (shape.dim, shape.width);
+    /// Rows of what is as wide as k, and as v, lie so far apart; of q, k, v and dout some have tangents.
+    pub fn new(
+        parts: &mut Parts<'m>,
+        schedule: &Schedule<'_>,
+        strides: [usize; 2],
+        tangents: [bool; 4],
+    ) -> Self {
+        let Schedule { cut, shape, order, .. } = *schedule;
+        let second = cut.bf16 && order == 2;
         let room = |len: usize| if cut.bf16 { len } else { 0 };
-        let rows = cut.chunk.next_multiple_of(BLOCK);
-        let [band, all, state] = [(BLOCK, cut.chunk), (cut.chunk, cut.chunk), (dim, width)]
+        let both = |len: usize| [room(len), if second { len } else { 0 }];
+        let [band, all] = [(BLOCK, cut.chunk), (cut.chunk, cut.chunk)]
             .map(|(len, dim)| Form::len(len, dim).saturating_mul(cut.pieces));
-        let state = room(state);
+        let mut words = |dim: usize, number: usize, [across, weighted, columns]: [bool; 3]| {
+            let there = second && tangents[number];
+            let forms =
+                |there: bool, weighted| [there, across && there, there, weighted, columns && there];
+            let [value, tangent] = [forms(true, weighted), forms(there, second && weighted)];
+            [value, tangent].map(|forms| Words::new(parts, &cut, dim, forms))
+        };
+        let (dim, width) = (shape.dim, shape.width);
+        let q = words(dim, 0, [false, false, true]);
+        let k = words(dim, 1, [true, false, true]);
+        let v = words(width, 2, [true, true, false]);
+        let dout = words(width, 3, [false, true, false]);
+        let mut lists = |len: usize| both(len).map(|len| parts.room(len));
+        let (products, p) = ([lists(BLOCK * STRIDE), lists(BLOCK * STRIDE)], lists(2 * STRIDE));
+        let (pairs, turned) = ([lists(band), lists(band)], [lists(all), lists(all)]);
+        let of_keys = [lists(if second { band } else { 0 }), lists(band)];
+        let mut rounded = |[along, across]: [bool; 2]| {
+            [cut.bf16, second]
+                .map(|there| [along && there, across && there])
+                .map(|forms| Rounded::new(parts, shape, cut.pieces, forms))
+        };
+        let (front, back) = (rounded([second, true]), rounded([true; 2]));
+        let value = if second { BLOCK.saturating_mul(strides[0].max(strides[1])) } else { 0 };
+        let mut end = || End::new(parts, room(cut.chunk), second);
+        let (begin, end) = (end(), end());
         TileScratch {
-            q: Words::new(parts, &cut, dim, [false, true, false, true]),
-            k: Words::new(parts, &cut, dim, [true, true, false, true]),
-            v: Words::new(parts, &cut, width, [true, true, true, false]),
-            dout: Words::new(parts, &cut, width, [false, true, true, false]),
-            products: [room(BLOCK * STRIDE); 2].map(|len| parts.room(len)),
-            p: parts.room(room(2 * STRIDE)),
-            pairs: [room(band); 2].map(|len| parts.room(len)),
-            of_keys: parts.room(room(band)),
-            turned: [room(all); 2].map(|len| parts.room(len)),
+            q,
+            k,
+            v,
+            dout,
+            products,
+            p,
+            pairs,
+            of_keys,
+            turned,
             pieces: cut.pieces,
-            front: parts.room(state),
-            back: [state; 2].map(|len| parts.room(len)),
-            of_back: strides.map(|stride| parts.room(room(rows.saturating_mul(stride)))),
+            front,
+            back,
+            value: parts.room(value),
+            begin,
+            end,
+            second,
         }
     }
 }
 
 impl TileScratch<'_> {
+    /// Weights of the tokens of a chunk, with σ and its tangent.
+    pub fn prepare(
+        &mut self,
+        decays: &Decays<'_>,
+        log_tangents: &LogTangents<'_>,
+        scales: [f32; 2],
+        len: usize,
+    ) {
+        let [alpha, omega] = log_tangents.lists();
+        self.begin.prepare((decays.alpha, decays.none), alpha, scales, len);
+        self.end.prepare((decays.omega, decays.none), omega, [1.0, 0.0], len);
+    }
+
     /// Packs the keys and values of a chunk: for the state alone, or for gradients.
     pub fn read_keys(
         &mut self,
         level: Level,
         decays: &Decays<'_>,
-        [k, v]: [Option<Tensor<'_, Ix2>>; 2],
+        [k, v]: [[Option<Tensor<'_, Ix2>>; 2]; 2],
         len: usize,
         gradients: bool,
     ) {
-        let tokens = decays.first..len;
-        let weights = (!decays.none && !gradients).then_some((&*decays.omega, 1.0));
+        let (tokens, second) = (decays.first..len, self.second);
         let of_k = Forms { across: gradients, along: true, columns: !gradients, weights: None };
-        let of_v = Forms { across: gradients, along: !gradients, columns: false, weights };
-        self.k.pack(level, k, of_k, tokens.clone());
-        self.v.pack(level, v, of_v, tokens);
+        let of_v = Forms { across: gradients, along: !gradients || second, ..Forms::default() };
+        let state = (!gradients).then_some(&self.end);
+        read(level, &mut self.k, k, of_k, None, tokens.clone());
+        read(level, &mut self.v, v, of_v, state, tokens);
     }
 
     /// Packs the queries and cotangents of a query head in a chunk: for gradients, and with `state` for D.
@@ -84,48 +139,73 @@ impl TileScratch<'_> {
         &mut self,
         level: Level,
         decays: &Decays<'_>,
-        [q, dout]: [Option<Tensor<'_, Ix2>>; 2],
+        [q, dout]: [[Option<Tensor<'_, Ix2>>; 2]; 2],
         len: usize,
-        scale: f32,
         state: bool,
     ) {
         let tokens = 0..decays.reset.min(len);
-        let weights = (state && !is_plain(decays, scale)).then_some((&*decays.alpha, scale));
         let of_q = Forms { along: true, columns: state, ..Forms::default() };
-        let of_dout = Forms { along: true, weights, ..Forms::default() };
-        self.q.pack(level, q, of_q, tokens.clone());
-        self.dout.pack(level, dout, of_dout, tokens);
+        let of_dout = Forms { along: true, ..Forms::default() };
+        let state = state.then_some(&self.begin);
+        read(level, &mut self.q, q, of_q, None, tokens.clone());
+        read(level, &mut self.dout, dout, of_dout, state, tokens);
     }
 
-    /// (R28) for one query head, D having decayed.
+    /// (R22), or a term of (R30): of keys and values those, or their tangents.
+    pub fn advance_front(
+        &self,
+        schedule: &Schedule<'_>,
+        state: (&mut [f32], f32),
+        decays: &Decays<'_>,
+        [k, v]: [usize; 2],
+        len: usize,
+    ) {
+        let (level, right) = (schedule.options.level, (&self.v[v], self.end.plain));
+        grow(level, schedule.shape, state, &self.k[k], right, decays.first..len);
+    }
+
+    /// (R28), or a term of (R31), for one query head, D having decayed. Tokens from a reset on do not see what is
+    /// before the chunk.
     pub fn advance_back(
         &self,
         schedule: &Schedule<'_>,
         state: &mut [f32],
         decays: &Decays<'_>,
+        [q, dout]: [usize; 2],
         len: usize,
     ) {
-        let plain = is_plain(decays, schedule.problem.scale as f32);
-        let (right, shape) = (self.dout.summed_rows(plain), schedule.shape);
-        let left = &*self.q.columns;
-        // Tokens from a reset on do not see what is before the chunk.
-        let blocks = 0..decays.reset.min(len).div_ceil(BLOCK);
-        let grow = Grow { shape, state, decay: 1.0, left, right, blocks };
-        schedule.options.level.run_tiles(grow).unwrap_or_default();
+        let (level, right) = (schedule.options.level, (&self.dout[dout], self.begin.plain));
+        grow(level, schedule.shape, (state, 1.0), &self.q[q], right, 0..decays.reset.min(len));
     }
 
     /// Rounds S and D.
-    pub fn round(&mut self, schedule: &Schedule<'_>, [front, back]: [&[f32]; 2]) {
-        let (level, shape, pieces) = (schedule.options.level, schedule.shape, self.pieces);
-        let across = Some(&mut *self.front);
-        let front = Round { shape, state: front, along: None, across, pieces };
-        level.run_tiles(front).unwrap_or_default();
-        let [along, across] = self.back.each_mut().map(|words| Some(&mut **words));
-        level.run_tiles(Round { shape, state: back, along, across, pieces }).unwrap_or_default();
+    pub fn round(&mut self, schedule: &Schedule<'_>, states: [&[f32]; 2]) {
+        let (level, shape) = (schedule.options.level, schedule.shape);
+        for (state, to) in states.into_iter().zip([&mut self.front, &mut self.back]) {
+            for (state, to) in state.chunks_exact(shape.len()).zip(to) {
+                to.round(level, shape, state);
+            }
+        }
     }
 }
 
-/// True if cotangents enter D without a weight.
-fn is_plain(decays: &Decays<'_>, scale: f32) -> bool {
-    decays.none && scale == 1.0
+/// Packs an operand and its tangent, and weighs them for the state at an end of the chunk.
+fn read(
+    level: Level,
+    [value, tangent]: &mut Pair<'_>,
+    sources: [Option<Tensor<'_, Ix2>>; 2],
+    forms: Forms<'_>,
+    state: Option<&End<'_>>,
+    tokens: Range<usize>,
+) {
+    let [source, of_tangent] = sources;
+    let state = state.filter(|end| !end.plain);
+    let weights = state.map(|end| &*end.weights[0]);
+    value.pack(level, source, Forms { weights, ..forms }, tokens.clone());
+    tangent.pack(level, of_tangent, forms, tokens.clone());
+    if let Some(end) = state
+        && !tangent.weighted.is_empty()
+    {
+        tangent.weigh_tangents(level, value, [&*end.weights[0], end.tangents()], tokens);
+    }
 }

@@ -317,13 +317,19 @@ impl<'m> LogTangents<'m> {
     /// Writes those of P_ij as [`Decays::rows`] writes P_ij; anything where j > i.
     #[inline(always)]
     pub fn rows<I: Isa>(&mut self, isa: I, first: usize, cols: Range<usize>, to: &mut [f32]) {
-        if first == cols.start {
+        for r in 0..I::Short::ROWS {
+            self.row(isa, first + r, &cols, &mut to[r * STRIDE + cols.start..]);
+        }
+    }
+
+    /// One row of [`LogTangents::rows`], as [`Decays::row`] is one of P.
+    #[inline(always)]
+    pub fn row<I: Isa>(&mut self, isa: I, i: usize, cols: &Range<usize>, to: &mut [f32]) {
+        if i == cols.start {
             self.sums.between.fill(f32::NEG_INFINITY);
         }
-        for r in 0..I::Short::ROWS {
-            let sums = self.sums.pass(isa, first + r, &cols);
-            to[r * STRIDE + cols.start..][..sums.len()].copy_from_slice(sums);
-        }
+        let sums = self.sums.pass(isa, i, cols);
+        to[..sums.len()].copy_from_slice(sums);
     }
 }
 

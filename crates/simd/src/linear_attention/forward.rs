@@ -9,13 +9,14 @@
 //! forgotten.
 
 use super::bf16_forward::{self, TileScratch};
+use super::bf16_state::grow;
 use super::decays::Decays;
 use super::operands::Operands;
 use super::rows::Factor;
 use super::schedule::{Place, Schedule, States, Uses};
 use super::state::{Advance, Shape, combine, combined, pass_on};
-use super::words::advance;
 use crate::element::TensorMut;
+use crate::lanes::prefetch::Queue;
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::parallel::{Threaded, Threads};
 use crate::plan::Buffer;
@@ -103,9 +104,12 @@ impl Forward<'_> {
             scratch.k.read(of_k);
             scratch.v.read(of_v);
         }
-        chunk.ask_next(k, chunk.head, false);
-        chunk.ask_next(v, chunk.head, false);
-        if !bf16 {
+        for x in [k, v] {
+            chunk.ask_next(x, chunk.head, false, &mut scratch.then);
+        }
+        if bf16 {
+            scratch.then.ask_all();
+        } else {
             level.run(Pack { len, uses, scratch });
         }
     }
@@ -115,21 +119,23 @@ impl Forward<'_> {
         for (n, chunk) in place.chunks(&self.schedule.cut).enumerate() {
             self.read(&chunk, Uses::STATE, scratch);
             self.advance(n, chunk.tokens.len(), scratch);
+            scratch.then.ask_all();
         }
     }
 
     /// (R22) for L of chunk `n` of a span.
     fn advance(&self, n: usize, len: usize, scratch: &mut Scratch<'_>) {
-        let Scratch { decays, k, v, sum, tiles, .. } = scratch;
+        let Scratch { decays, k, v, sum, tiles, then, .. } = scratch;
         let Schedule { shape, cut, options, .. } = self.schedule;
         let decay = if n == 0 { 0.0 } else { decays.whole };
         if cut.bf16 {
-            let rows = [&tiles.k, &tiles.v];
-            return advance(options.level, shape, (sum, decay), decays, rows, len);
+            let (right, tokens) = ((&tiles.v, decays.none), decays.first..len);
+            return grow(options.level, shape, (sum, decay), &tiles.k, right, tokens);
         }
         let right = if decays.none { &v.along[0] } else { &v.weighted[0] };
         let tokens = decays.first..len;
-        options.level.run(Advance { shape, state: sum, decay, left: &k.rows[0], right, tokens });
+        let left = &k.rows[0];
+        options.level.run(Advance { shape, state: sum, decay, left, right, tokens, then });
     }
 
     /// o of a span; with `keep`, `scratch.sum` becomes the state after it from the span alone.
@@ -164,6 +170,7 @@ impl Forward<'_> {
             if uses.state {
                 self.advance(n, tokens.len(), scratch);
             }
+            scratch.then.ask_all();
         }
     }
 
@@ -181,16 +188,19 @@ impl Forward<'_> {
         // Before the first token of a sequence that begins with 0 there is nothing to read.
         let blank = chunk.tokens.start == 0 && self.operands.initial[0].is_none();
         if cut.bf16 {
-            let Scratch { decays, o, stride, tiles: scratch, .. } = &mut *scratch;
+            let Scratch { decays, o, stride, tiles: scratch, then, .. } = &mut *scratch;
             scratch.read_queries(options.level, q[0]);
-            chunk.ask_next(&self.operands.q, head, false);
+            chunk.ask_next(&self.operands.q, head, false, then);
+            then.push(to.all_lines());
+            then.ask_all();
             let stride = *stride;
             let outputs =
                 bf16_forward::Outputs { len, blank, decays, o, stride, scratch, to, scale };
             options.level.run_tiles(outputs).unwrap_or_default();
         } else {
             scratch.q.read(q);
-            chunk.ask_next(&self.operands.q, head, false);
+            chunk.ask_next(&self.operands.q, head, false, &mut scratch.then);
+            scratch.then.push(to.all_lines());
             options.level.run(Outputs { len, blank, shape, scratch });
             to.write_rows_by(options.level, scratch.o, scratch.stride, scale);
         }
@@ -216,6 +226,8 @@ pub struct Scratch<'m> {
     sum: &'m mut [f32],
     /// Operands and scores in bf16.
     tiles: TileScratch<'m>,
+    /// Lines that are read or written next, prefetched meanwhile.
+    then: Queue,
 }
 
 impl<'m> Scratch<'m> {
@@ -238,6 +250,7 @@ impl<'m> Scratch<'m> {
             state: parts.group("states of a chunk").room(shape.len()),
             sum: parts.room(shape.len()),
             tiles: TileScratch::new(parts.group("tiles of a chunk"), &cut, shape),
+            then: Queue::new(),
         }
     }
 }
@@ -285,14 +298,14 @@ impl Kernel for Outputs<'_, '_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let Outputs { len, blank, shape, scratch } = self;
-        let Scratch { decays, q, k, v, strip, p, o, stride, state, .. } = scratch;
+        let Scratch { decays, q, k, v, strip, p, o, stride, state, then, .. } = scratch;
         let (q, keys, values, finite) = (&q.rows[0], &k.across[0], &v.along[0], v.finite);
         let (height, width) = (I::Short::ROWS, I::Short::COLS);
         for first in (0..len).step_by(height) {
             let depth = len.min(first + height);
             for column in (0..depth).step_by(width) {
                 let mut tile = I::Short::zero(isa);
-                q.add_rows(isa, &mut tile, first, keys.from(column / width));
+                q.add_rows(isa, &mut tile, first, keys.from(column / width), then);
                 tile.store(&mut strip[column..], STRIDE);
             }
             if !decays.none {
@@ -302,13 +315,13 @@ impl Kernel for Outputs<'_, '_> {
             for number in 0..*stride / width {
                 let mut tile = I::Short::zero(isa);
                 if !blank {
-                    q.add_rows(isa, &mut tile, first, &state[number * shape.panel()..]);
+                    q.add_rows(isa, &mut tile, first, &state[number * shape.panel()..], then);
                     if !decays.none {
                         tile = tile.scale_rows(isa, &decays.alpha[first..]);
                     }
                 }
                 if finite {
-                    tile.add_rows(isa, strip, values.from(number), depth);
+                    tile.add_rows_then(isa, strip, values.from(number), depth, then);
                 }
                 tile.store(&mut o[first * *stride + number * width..], *stride);
             }

@@ -25,7 +25,8 @@
 
 use super::rows::Factor;
 use super::scratch::{Scratch, Wanted};
-use super::state::{Reading, inner};
+use super::state::{Reading, passed};
+use crate::lanes::prefetch::Queue;
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::pack::Packed;
 use crate::products::{Along, Sum};
@@ -45,7 +46,7 @@ impl Kernel for Behind<'_, '_> {
     fn run<I: Isa>(self, isa: I) {
         let Behind { len, wanted, scratch } = self;
         let Scratch { decays, log_tangents, k, v, dk, dv, dq, strides, second, .. } = scratch;
-        let Scratch { state, state_transposed, back, back_transposed, .. } = scratch;
+        let Scratch { state, state_transposed, back, back_transposed, then, .. } = scratch;
         let (shape, transposed) = (scratch.shape, scratch.transposed);
         if wanted.dout {
             transposed.turn(isa, state_transposed, state, shape);
@@ -58,12 +59,12 @@ impl Kernel for Behind<'_, '_> {
             // dq is free until the first query head is worked on.
             let spare = (*second && wanted.g).then_some(&mut *dq[0]);
             let [value, tangent] = by_order(*second, dk);
-            read.write(isa, value.or(spare), tangent, strides[0]);
+            read.write(isa, value.or(spare), tangent, strides[0], then);
         }
         if wanted.v {
             let read = Reading { len, rows: &k.rows, states: back, shape, weights, log_tangents };
             let [value, tangent] = by_order(*second, dv);
-            read.write(isa, value, tangent, strides[1]);
+            read.write(isa, value, tangent, strides[1], then);
         }
         if wanted.g {
             begin_flow(isa, len, scratch);
@@ -90,19 +91,9 @@ fn begin_flow<I: Isa>(isa: I, len: usize, scratch: &mut Scratch<'_>) {
             _ => rows.dot(isa, j, &dk[row..]),
         };
     }
-    let (s, s_tangent) = scratch.state_transposed.split_at(shape.len());
-    let (d, d_tangent) = scratch.back_transposed.split_at(shape.len());
-    let z = match decays.whole {
-        0.0 => 0.0,
-        whole if !*second => whole * inner(isa, shape, s, d),
-        whole => {
-            let mut sum = inner(isa, shape, s_tangent, d) + inner(isa, shape, s, d_tangent);
-            if !log_tangents.zero {
-                sum += log_tangents.whole * inner(isa, shape, s, d);
-            }
-            whole * sum
-        }
-    };
+    let states = [&*scratch.state_transposed, &*scratch.back_transposed];
+    let log_tangent = (!log_tangents.zero).then_some(log_tangents.whole);
+    let z = passed(isa, shape, decays.whole, log_tangent, states);
     flow.begin(len, z);
 }
 
@@ -146,7 +137,8 @@ impl Chunk<'_, '_> {
     fn add_before<I: Isa>(&mut self, isa: I) {
         let Chunk { len, wanted, blank, scratch, .. } = self;
         let Scratch { decays, log_tangents, q, dout, gdout, dq, strides, flow, .. } = scratch;
-        let Scratch { state, state_transposed, shape, transposed, scale, second, .. } = scratch;
+        let Scratch { state, state_transposed, shape, transposed, scale, second, then, .. } =
+            scratch;
         if *blank {
             gdout.fill(0.0);
             dq.iter_mut().for_each(|dq| dq.fill(0.0));
@@ -158,14 +150,14 @@ impl Chunk<'_, '_> {
         if wanted.dout {
             let (rows, shape) = (&q.rows, *shape);
             let read = Reading { len, rows, states: state, shape, weights, log_tangents };
-            read.write(isa, None, Some(gdout), strides[1]);
+            read.write(isa, None, Some(gdout), strides[1], then);
         }
         let [value, tangent] = dq;
         if wanted.q || wanted.dq || wanted.g {
             let (rows, states, shape) = (&dout.rows, &state_transposed[..], *transposed);
             let read = Reading { len, rows, states, shape, weights, log_tangents };
             let value = (wanted.dq || wanted.g).then_some(&mut value[..]);
-            read.write(isa, value, second.then_some(tangent), strides[0]);
+            read.write(isa, value, second.then_some(tangent), strides[0], then);
         }
         if wanted.g {
             let [rows, rows_tangent] = &q.rows;
@@ -215,12 +207,12 @@ impl Chunk<'_, '_> {
     #[inline(always)]
     fn multiply<I: Isa>(&mut self, isa: I, first: usize, at: usize, keys: Range<usize>) {
         let Wanted { q: gq, dq, k: gk, v: gv, g: gg, dout: gdout, .. } = self.wanted;
-        let Scratch { q, k, v, dout, a, b, .. } = &mut *self.scratch;
+        let Scratch { q, k, v, dout, a, b, then, .. } = &mut *self.scratch;
         if gdout || gv || gg {
-            multiply(isa, q, first, k, keys.clone(), a, at);
+            multiply(isa, q, first, k, keys.clone(), (a, at), then);
         }
         if gq || dq || gk || gg {
-            multiply(isa, dout, first, v, keys, b, at);
+            multiply(isa, dout, first, v, keys, (b, at), then);
         }
     }
 
@@ -304,23 +296,23 @@ fn multiply<I: Isa>(
     first: usize,
     packed: &Factor<'_>,
     keys: Range<usize>,
-    [to, to_tangent]: &mut [&mut [f32]; 2],
-    at: usize,
+    ([to, to_tangent], at): (&mut [&mut [f32]; 2], usize),
+    then: &mut Queue,
 ) {
     let ([rows, tangent], [packed, packed_tangent]) = (&rows.rows, &packed.across);
     let cols = I::Short::COLS;
     for column in (keys.start / cols * cols..keys.end).step_by(cols) {
         let panel = packed.from(column / cols);
         let mut tile = I::Short::zero(isa);
-        rows.add_rows(isa, &mut tile, first, panel);
+        rows.add_rows(isa, &mut tile, first, panel, then);
         tile.store(&mut to[at + column..], STRIDE);
         if to_tangent.is_empty() {
             continue;
         }
         let mut tile = I::Short::zero(isa);
-        tangent.add_rows(isa, &mut tile, first, panel);
+        tangent.add_rows(isa, &mut tile, first, panel, then);
         if !packed_tangent.panels.is_empty() {
-            rows.add_rows(isa, &mut tile, first, packed_tangent.from(column / cols));
+            rows.add_rows(isa, &mut tile, first, packed_tangent.from(column / cols), then);
         }
         tile.store(&mut to_tangent[at + column..], STRIDE);
     }

@@ -4,6 +4,7 @@ use super::decays::{Gates, Logs};
 use super::schedule::Place;
 use super::state::Carry;
 use crate::element::{Tensor, TensorMut};
+use crate::lanes::prefetch::Queue;
 use etalon_problem::Dtype;
 use ndarray::{ArrayView4, ArrayViewMut1, ArrayViewMut4, Ix2, Ix4};
 use std::ops::Range;
@@ -24,17 +25,17 @@ pub struct Operands<'a> {
 }
 
 impl<'a> Operands<'a> {
-    /// Flags of q, k, v and dout: true for one that has a tangent.
-    pub fn tangents(&self) -> [bool; 4] {
-        let scaled = self.ddscale != 0.0;
+    /// Flags of q, k, v and dout: true for one that has a tangent. In tiles of bf16 Q̇ has no rows of its own.
+    pub fn tangents(&self, bf16: bool) -> [bool; 4] {
+        let scaled = self.ddscale != 0.0 && !bf16;
         let Operands { q, k, v, dout, .. } = self;
         [q[1].is_some() || scaled, k[1].is_some(), v[1].is_some(), dout[1].is_some()]
     }
 
-    /// The types of q, k, v and dout, of those that are there.
+    /// The types of q, k, v and dout and of their tangents, of those that are there.
     pub fn dtypes(&self) -> impl Iterator<Item = Dtype> {
         let Operands { q, k, v, dout, .. } = self;
-        [q, k, v, dout].into_iter().flat_map(|[x, _]| x).map(Tensor::dtype)
+        [q, k, v, dout].into_iter().flatten().flatten().map(Tensor::dtype)
     }
 
     /// The log-decays of a place, and their tangents.
@@ -61,15 +62,21 @@ impl Place<'_> {
         operand.map(|x| x.map(|x| x.rows(self.sequence.batch, head, tokens.clone())))
     }
 
-    /// Asks for the rows that come next, of as many tokens behind these or, backwards, before them.
-    pub fn ask_next(&self, operand: &[Option<Tensor<'_, Ix4>>; 2], head: usize, backwards: bool) {
+    /// Lets `then` ask for the rows that come next, of as many tokens behind these or, backwards, before them.
+    pub fn ask_next(
+        &self,
+        operand: &[Option<Tensor<'_, Ix4>>; 2],
+        head: usize,
+        backwards: bool,
+        then: &mut Queue,
+    ) {
         let Range { start, end } = self.tokens;
         let next = match backwards {
             true => start.saturating_sub(end - start)..start,
             false => end..self.sequence.tokens.min(2 * end - start),
         };
         for rows in self.part(next).rows(operand, head).into_iter().flatten() {
-            rows.ask();
+            then.push(rows.all_lines());
         }
     }
 }

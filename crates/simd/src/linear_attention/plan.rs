@@ -25,9 +25,12 @@ pub fn plan<T: Element>(
         // A, B, B K, Bᵀ Q and Aᵀ dO; dO Sᵀ, V Dᵀ, K D, qᵀ dout and kᵀ v. Of spans of some chunks the
         // last twice and, where they are worked on apart, the last but one.
         Pass::Backward => (two_sided::buffers(&schedule), 10 + again * ways),
-        // The same of values and tangents: A, B and dq three times, what else is within a chunk twice,
-        // and what has to do with states three times.
-        Pass::DoubleBackward => (two_sided::buffers(&schedule), 15 + 3 * 6 + 3 * again * ways),
+        // The same of values and tangents: A, B and dq three times, in tiles of bf16 dq twice, what else is within a
+        // chunk twice, and what has to do with states three times.
+        Pass::DoubleBackward => {
+            let within = if schedule.cut.bf16 { 14 } else { 15 };
+            (two_sided::buffers(&schedule), within + 3 * 6 + 3 * again * ways)
+        }
         Pass::Step => (step::buffers(problem), 2),
         Pass::Jvp | Pass::ForwardBackward => {
             return Err(Error::value("pass", "one of linear_attention in the simd tier", pass));

@@ -2,6 +2,7 @@
 
 use super::cut::Cut;
 use crate::element::Tensor;
+use crate::lanes::prefetch::Ask;
 use crate::lanes::{Isa, Lanes};
 use crate::pack::{Packed, transpose};
 use crate::tile::{STRIDE, Tile};
@@ -206,16 +207,23 @@ impl Rows<'_> {
         }
     }
 
-    /// tile += rows `first`… · B, with B a panel along of `dim` rows.
+    /// tile += rows `first`… · B, with B a panel along of `dim` rows; meanwhile it asks for what will be read then.
     #[inline(always)]
-    pub fn add_rows<I: Isa>(&self, isa: I, tile: &mut I::Short, first: usize, b: &[f32]) {
+    pub fn add_rows<I: Isa>(
+        &self,
+        isa: I,
+        tile: &mut I::Short,
+        first: usize,
+        b: &[f32],
+        then: &mut impl Ask,
+    ) {
         for (cols, at) in self.slabs() {
             let a = &self.elements[at + first * STRIDE..];
-            tile.add_rows(isa, a, &b[cols.start * I::Short::COLS..], cols.len());
+            tile.add_rows_then(isa, a, &b[cols.start * I::Short::COLS..], cols.len(), then);
         }
     }
 
-    /// tile += (columns `col`… of `rows`)ᵀ · B, with B the rows `rows` of a panel along.
+    /// tile += (columns `col`… of `rows`)ᵀ · B, with B the rows `rows` of a panel along; then as [`Rows::add_rows`].
     #[inline(always)]
     pub fn add_columns<I: Isa>(
         &self,
@@ -224,10 +232,11 @@ impl Rows<'_> {
         col: usize,
         rows: Range<usize>,
         b: &[f32],
+        then: &mut impl Ask,
     ) {
         let at = col / SLAB * self.capacity * STRIDE + rows.start * STRIDE + col % SLAB;
         let b = &b[rows.start * I::Short::COLS..];
-        tile.add_columns(isa, &self.elements[at..], b, rows.len());
+        tile.add_columns_then(isa, &self.elements[at..], b, rows.len(), then);
     }
 }
 

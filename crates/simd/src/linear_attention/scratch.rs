@@ -10,6 +10,7 @@ use super::rows::Factor;
 use super::schedule::{Schedule, Uses};
 use super::state::Shape;
 use crate::lanes::matrix::BLOCK;
+use crate::lanes::prefetch::Queue;
 use crate::lanes::{Isa, Kernel};
 use crate::tile::STRIDE;
 use crate::workspace::Parts;
@@ -34,9 +35,9 @@ pub struct Scratch<'m> {
     pub beta: &'m mut [f32],
     /// dg or gg.
     pub flow: Flow<'m>,
-    /// dq / σ of the chunk; in bf16 of 32 queries.
+    /// dq / σ of the chunk; in bf16 dq, or gq, of 32 queries.
     pub dq: [&'m mut [f32]; 2],
-    /// dk and dv of the chunk, or gk and gv; and gdout.
+    /// dk and dv of the chunk, or gk and gv; and gdout, in bf16 of 32 queries.
     pub dk: &'m mut [f32],
     pub dv: &'m mut [f32],
     pub gdout: &'m mut [f32],
@@ -61,6 +62,8 @@ pub struct Scratch<'m> {
     pub row: &'m mut [f32],
     /// Operands, and A and B, in bf16.
     pub tiles: TileScratch<'m>,
+    /// Lines that are read or written next, prefetched meanwhile.
+    pub then: Queue,
     pub micro: usize,
     pub scale: f32,
     /// True if there are tangents.
@@ -105,13 +108,14 @@ impl<'m> Scratch<'m> {
         let (dim, width, second) = (shape.dim, shape.width, order == 2);
         let strides = [dim, width].map(|dim| dim.next_multiple_of(cut.cols));
         let in_f32 = |len: usize| if cut.bf16 { 0 } else { len };
-        let both = |dim: usize, tangent: bool| [in_f32(dim), if tangent { dim } else { 0 }];
-        let none = [0; 2];
+        let both = |dim: usize, tangent: bool| [dim, if tangent { dim } else { 0 }].map(in_f32);
+        let (none, there) = ([0; 2], [q, k, v, dout]);
         let [q, k] = [q, k].map(|tangent| both(dim, tangent));
         let [v, dout] = [v, dout].map(|tangent| both(width, tangent));
         let tile = cut.micro.next_multiple_of(cut.rows) * STRIDE;
         let result = |stride: usize| cut.chunk.next_multiple_of(cut.rows).saturating_mul(stride);
-        let queries = if cut.bf16 { BLOCK.saturating_mul(strides[0]) } else { result(strides[0]) };
+        let queries =
+            |stride: usize| if cut.bf16 { BLOCK.saturating_mul(stride) } else { result(stride) };
         let states =
             |shape: Shape, count: usize| shape.len().saturating_mul(order).saturating_mul(count);
         let only_second = |len: usize| if second { len } else { 0 };
@@ -123,26 +127,28 @@ impl<'m> Scratch<'m> {
             k: Factor::new(parts, &cut, k, [k, k, both(dim, second)]),
             v: Factor::new(parts, &cut, v, [v, if second { v } else { none }, none]),
             dout: Factor::new(parts, &cut, dout, [none, dout, both(width, second)]),
-            row: parts.room(only_second(dim)),
+            row: parts.room(in_f32(only_second(dim))),
             decays: Decays::new(parts.group("decays of a chunk"), &cut),
             log_tangents: LogTangents::new(parts, &cut, order),
             flow: Flow::new(parts, &cut),
             p: parts.group("a pair of micro-chunks").room(in_f32(tile)),
-            beta: parts.room(only_second(tile)),
+            beta: parts.room(in_f32(only_second(tile))),
             a: both(tile, second).map(|len| parts.room(len)),
             b: both(tile, second).map(|len| parts.room(len)),
             dk: parts.group("results of a chunk").room(result(strides[0])),
             dv: parts.room(result(strides[1])),
-            dq: [queries, only_second(result(strides[0]))].map(|len| parts.room(len)),
-            gdout: parts.room(only_second(result(strides[1]))),
-            state: parts.group("states of a chunk").room(only_second(states(shape, 1))),
+            dq: [queries(strides[0]), in_f32(only_second(result(strides[0])))]
+                .map(|len| parts.room(len)),
+            gdout: parts.room(only_second(queries(strides[1]))),
+            state: parts.group("states of a chunk").room(in_f32(only_second(states(shape, 1)))),
             state_transposed: parts.room(states(transposed, 1)),
             back: parts.room(states(shape, 1)),
             back_transposed: parts.room(in_f32(states(transposed, 1))),
             back_sum: parts.room(states(shape, 1)),
             sums: parts.group("states that are kept").room(states(transposed, schedule.interval())),
             fronts: parts.room(states(transposed, kept)),
-            tiles: TileScratch::new(parts.group("tiles of a chunk"), schedule, strides),
+            tiles: TileScratch::new(parts.group("tiles of a chunk"), schedule, strides, there),
+            then: Queue::new(),
             strides,
             shape,
             transposed,

@@ -7,6 +7,7 @@
 use super::cut::Cut;
 use super::rows::Rows;
 use crate::Level;
+use crate::lanes::prefetch::{Ask, Queue};
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::pack::{Packed, transpose};
 use crate::tile::{MAX_ROWS, Tile};
@@ -97,12 +98,14 @@ pub struct Advance<'a> {
     pub left: &'a Rows<'a>,
     pub right: &'a Packed<'a>,
     pub tokens: Range<usize>,
+    /// Lines that are read next, prefetched meanwhile.
+    pub then: &'a mut Queue,
 }
 
 impl Kernel for Advance<'_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let Advance { shape, state, decay, left, right, tokens } = self;
+        let Advance { shape, state, decay, left, right, tokens, then } = self;
         let (height, width) = (I::Short::ROWS, I::Short::COLS);
         let factors = [decay; MAX_ROWS];
         for (number, panel) in state.chunks_exact_mut(shape.panel()).enumerate() {
@@ -115,7 +118,7 @@ impl Kernel for Advance<'_> {
                         tile = tile.scale_rows(isa, &factors);
                     }
                 }
-                left.add_columns(isa, &mut tile, d, tokens.clone(), right.from(number));
+                left.add_columns(isa, &mut tile, d, tokens.clone(), right.from(number), then);
                 tile.store(block, width);
             }
         }
@@ -146,6 +149,7 @@ impl Reading<'_> {
         mut value: Option<&mut [f32]>,
         mut tangent: Option<&mut [f32]>,
         stride: usize,
+        then: &mut impl Ask,
     ) {
         let Reading { len, rows, states, shape, weights, log_tangents } = self;
         let (state, state_tangent) = states.split_at(shape.len());
@@ -154,7 +158,7 @@ impl Reading<'_> {
                 let at = first * stride + number * I::Short::COLS;
                 let mut tile = I::Short::zero(isa);
                 if log_tangents.is_some() || value.is_some() {
-                    rows[0].add_rows(isa, &mut tile, first, panel);
+                    rows[0].add_rows(isa, &mut tile, first, panel, then);
                 }
                 if let Some(value) = &mut value {
                     tile.scale_rows(isa, &weights[first..]).store(&mut value[at..], stride);
@@ -164,8 +168,9 @@ impl Reading<'_> {
                     Some(log_tangents) => tile.scale_rows(isa, &log_tangents[first..]),
                     None => I::Short::zero(isa),
                 };
-                rows[1].add_rows(isa, &mut tile, first, panel);
-                rows[0].add_rows(isa, &mut tile, first, &state_tangent[number * shape.panel()..]);
+                rows[1].add_rows(isa, &mut tile, first, panel, then);
+                let panel = &state_tangent[number * shape.panel()..];
+                rows[0].add_rows(isa, &mut tile, first, panel, then);
                 tile.scale_rows(isa, &weights[first..]).store(&mut tangent[at..], stride);
             }
         }
@@ -174,7 +179,7 @@ impl Reading<'_> {
 
 /// <G, H>, of what two states hold beside what only fills register blocks.
 #[inline(always)]
-pub fn inner<I: Isa>(isa: I, shape: Shape, g: &[f32], h: &[f32]) -> f32 {
+fn inner<I: Isa>(isa: I, shape: Shape, g: &[f32], h: &[f32]) -> f32 {
     let cols = shape.cols;
     let mut sum = I::F32::splat(isa, 0.0);
     let mut rest = 0.0;
@@ -194,6 +199,30 @@ pub fn inner<I: Isa>(isa: I, shape: Shape, g: &[f32], h: &[f32]) -> f32 {
         }
     }
     sum.reduce_add() + rest
+}
+
+/// α_L ⟨S, D⟩ or, of states with their tangents, its tangent; `log_tangent` is that of log α_L, unless it is 0. What a
+/// decay of 0 would multiply is absent.
+#[inline(always)]
+pub fn passed<I: Isa>(
+    isa: I,
+    shape: Shape,
+    decay: f32,
+    log_tangent: Option<f32>,
+    [s, d]: [&[f32]; 2],
+) -> f32 {
+    if decay == 0.0 {
+        return 0.0;
+    }
+    let ((s, of_s), (d, of_d)) = (s.split_at(shape.len()), d.split_at(shape.len()));
+    if of_s.is_empty() {
+        return decay * inner(isa, shape, s, d);
+    }
+    let mut sum = inner(isa, shape, of_s, d) + inner(isa, shape, s, of_d);
+    if let Some(log_tangent) = log_tangent {
+        sum += log_tangent * inner(isa, shape, s, d);
+    }
+    decay * sum
 }
 
 /// The map of a state over some tokens that add nothing to it: Λ H.

@@ -23,14 +23,12 @@
 use super::bf16_gradient;
 use super::gradient::{Behind, Chunk};
 use super::operands::{Operands, Results};
-use super::rows::Rows;
 use super::schedule::{Place, Schedule, States, Uses, portions};
 use super::scratch::{PackKeys, PackQueries, Scratch, Wanted};
 use super::state::{Advance, Carry, add_to, combine, combined, pass_on};
-use super::words;
 use crate::Level;
 use crate::element::{Tensor, TensorMut};
-use crate::pack::Packed;
+use crate::lanes::prefetch::Queue;
 use crate::parallel::{Threaded, Threads};
 use crate::plan::Buffer;
 use crate::products::dot;
@@ -102,7 +100,7 @@ impl Threaded for TwoSidedSweep<'_> {
     type Scratch<'m> = Scratch<'m>;
 
     fn scratch<'m>(&self, parts: &mut Parts<'m>) -> Scratch<'m> {
-        Scratch::new(parts, &self.schedule, self.operands.tangents())
+        Scratch::new(parts, &self.schedule, self.operands.tangents(self.schedule.cut.bf16))
     }
 }
 
@@ -221,6 +219,10 @@ impl<'a> TwoSidedSweep<'a> {
         if to.second {
             to.log_tangents.prepare(&tangents, chunk.tokens.clone());
         }
+        if self.schedule.cut.bf16 {
+            let scales = [to.scale, self.operands.ddscale];
+            to.tiles.prepare(&to.decays, &to.log_tangents, scales, chunk.tokens.len());
+        }
     }
 
     /// Reads the keys and values of a chunk, for its state alone or for gradients.
@@ -230,14 +232,17 @@ impl<'a> TwoSidedSweep<'a> {
         let (level, bf16) = (self.schedule.options.level, self.schedule.cut.bf16);
         let ([of_k, of_v], len) = ([k, v].map(|x| chunk.rows(x, chunk.head)), chunk.tokens.len());
         if bf16 {
-            to.tiles.read_keys(level, &to.decays, [of_k[0], of_v[0]], len, gradients);
+            to.tiles.read_keys(level, &to.decays, [of_k, of_v], len, gradients);
         } else {
             to.k.read(of_k);
             to.v.read(of_v);
         }
-        chunk.ask_next(k, chunk.head, gradients);
-        chunk.ask_next(v, chunk.head, gradients);
-        if !bf16 {
+        for x in [k, v] {
+            chunk.ask_next(x, chunk.head, gradients, &mut to.then);
+        }
+        if bf16 {
+            to.then.ask_all();
+        } else {
             level.run(PackKeys { len, gradients, scratch: to });
         }
     }
@@ -249,16 +254,16 @@ impl<'a> TwoSidedSweep<'a> {
         let Operands { q, dout, .. } = &self.operands;
         let [of_q, of_dout] = [q, dout].map(|x| chunk.rows(x, head));
         if self.schedule.cut.bf16 {
-            let (level, scale) = (options.level, to.scale);
-            to.tiles.read_head(level, &to.decays, [of_q[0], of_dout[0]], len, scale, uses.state);
+            to.tiles.read_head(options.level, &to.decays, [of_q, of_dout], len, uses.state);
         } else {
             to.q.read(of_q);
             to.dout.read(of_dout);
         }
-        chunk.ask_next(q, head, true);
-        chunk.ask_next(dout, head, true);
+        for x in [q, dout] {
+            chunk.ask_next(x, head, true, &mut to.then);
+        }
         if self.schedule.cut.bf16 {
-            return;
+            return to.then.ask_all();
         }
         if order == 2 {
             // Q̇ = σ ddq + ddσ q
@@ -282,6 +287,7 @@ impl<'a> TwoSidedSweep<'a> {
         for (n, chunk) in chunks.enumerate() {
             self.read_keys(&chunk, false, scratch);
             self.advance_front(n, chunk.tokens.len(), scratch);
+            scratch.then.ask_all();
         }
         let len = self.schedule.transposed.len() * self.schedule.order;
         &scratch.sums[last * len..][..len]
@@ -290,7 +296,7 @@ impl<'a> TwoSidedSweep<'a> {
     /// Sᵀ after chunk `n` of a span from the one after the chunk before: (R22) and (R30).
     fn advance_front(&self, n: usize, len: usize, scratch: &mut Scratch<'_>) {
         let Schedule { transposed: shape, order, options, .. } = self.schedule;
-        let Scratch { decays, log_tangents, k, v, sums, tiles, .. } = scratch;
+        let Scratch { decays, log_tangents, k, v, sums, tiles, then, .. } = scratch;
         let state = shape.len() * order;
         let (before, after) = sums.split_at_mut(n * state);
         if n > 0 {
@@ -298,24 +304,26 @@ impl<'a> TwoSidedSweep<'a> {
         }
         let (value, tangent) = after[..state].split_at_mut(shape.len());
         let decay = if n == 0 { 0.0 } else { decays.whole };
-        if self.schedule.cut.bf16 {
-            let rows = [&tiles.k, &tiles.v];
-            return words::advance(options.level, shape, (value, decay), decays, rows, len);
-        }
-        let advance = |state: &mut [f32], decay: f32, left: &Rows<'_>, right: &Packed<'_>| {
-            let tokens = decays.first..len;
-            options.level.run(Advance { shape, state, decay, left, right, tokens });
+        // Rows or their tangents, on the left and on the right.
+        let mut advance = |state: &mut [f32], decay: f32, [left, right]: [usize; 2]| {
+            if self.schedule.cut.bf16 {
+                let state = (state, decay);
+                return tiles.advance_front(&self.schedule, state, decays, [left, right], len);
+            }
+            let (left, right, tokens) = (&v.rows[left], &k.weighted[right], decays.first..len);
+            let then = &mut *then;
+            options.level.run(Advance { shape, state, decay, left, right, tokens, then });
         };
         if order == 2 {
             if decay != 0.0 && !log_tangents.zero {
                 add_to(options.level, log_tangents.whole, value, tangent);
             }
-            advance(tangent, decay, &v.rows[0], &k.weighted[1]);
-            if !v.rows[1].is_empty() {
-                advance(tangent, 1.0, &v.rows[1], &k.weighted[0]);
+            advance(tangent, decay, [0, 1]);
+            if !v.rows[1].is_empty() || !tiles.k[1].is_absent() {
+                advance(tangent, 1.0, [1, 0]);
             }
         }
-        advance(value, decay, &v.rows[0], &k.weighted[0]);
+        advance(value, decay, [0, 0]);
     }
 
     /// D before the first chunk of a span, from the span alone: `scratch.back_sum`.
@@ -326,6 +334,7 @@ impl<'a> TwoSidedSweep<'a> {
             for member in 0..self.schedule.problem.group() {
                 self.read_head(&chunk, member, Uses::STATE, scratch);
                 self.advance_back(chunk.tokens.len(), scratch);
+                scratch.then.ask_all();
             }
         }
     }
@@ -348,22 +357,24 @@ impl<'a> TwoSidedSweep<'a> {
     /// (R28), and (R31), for one query head, D having decayed.
     fn advance_back(&self, len: usize, scratch: &mut Scratch<'_>) {
         let Schedule { shape, order, options, .. } = self.schedule;
-        let Scratch { decays, q, dout, back_sum, tiles, .. } = scratch;
-        if self.schedule.cut.bf16 {
-            return tiles.advance_back(&self.schedule, back_sum, decays, len);
-        }
+        let Scratch { decays, q, dout, back_sum, tiles, then, .. } = scratch;
         let (value, tangent) = back_sum.split_at_mut(shape.len());
-        let advance = |state: &mut [f32], left: &Rows<'_>, right: &Packed<'_>| {
+        let mut advance = |state: &mut [f32], [left, right]: [usize; 2]| {
+            if self.schedule.cut.bf16 {
+                return tiles.advance_back(&self.schedule, state, decays, [left, right], len);
+            }
             // Tokens from a reset on do not see what is before the chunk.
             let (decay, tokens) = (1.0, 0..decays.reset.min(len));
-            options.level.run(Advance { shape, state, decay, left, right, tokens });
+            let plain = order == 1 && decays.none;
+            let right = if plain { &dout.along[0] } else { &dout.weighted[right] };
+            let (left, then) = (&q.rows[left], &mut *then);
+            options.level.run(Advance { shape, state, decay, left, right, tokens, then });
         };
-        let plain = order == 1 && decays.none;
-        advance(value, &q.rows[0], if plain { &dout.along[0] } else { &dout.weighted[0] });
+        advance(value, [0, 0]);
         if order == 2 {
-            advance(tangent, &q.rows[0], &dout.weighted[1]);
-            if !q.rows[1].is_empty() {
-                advance(tangent, &q.rows[1], &dout.weighted[0]);
+            advance(tangent, [0, 1]);
+            if !q.rows[1].is_empty() || !tiles.q[1].is_absent() {
+                advance(tangent, [1, 0]);
             }
         }
     }
@@ -385,6 +396,7 @@ impl<'a> TwoSidedSweep<'a> {
         for (n, chunk) in chunks().take(chunks().len() - 1) {
             self.read_keys(&chunk, false, scratch);
             self.advance_front(n, chunk.tokens.len(), scratch);
+            scratch.then.ask_all();
         }
         for (n, chunk) in chunks().rev() {
             let (tokens, more) = (chunk.tokens.clone(), keep || n > 0);
@@ -405,14 +417,16 @@ impl<'a> TwoSidedSweep<'a> {
                     self.advance_back(len, scratch);
                 }
                 if cut.bf16 {
-                    at.bf16_chunk((len, blank), wanted, member, scratch);
+                    at.bf16_chunk(self, blank, member, scratch);
                 } else {
+                    at.ask_for_results(member, &mut scratch.then);
                     let dscale = &mut at.sums[1];
                     options.level.run(Chunk { len, wanted, blank, scratch, dscale });
                     at.finish_queries(self, member, scratch);
                 }
             }
-            at.finish_keys(cut.bf16, wanted, scratch);
+            at.finish_keys(wanted, scratch);
+            scratch.then.ask_all();
         }
     }
 
@@ -427,19 +441,8 @@ impl<'a> TwoSidedSweep<'a> {
         scratch: &mut Scratch<'_>,
     ) {
         let (wanted, level) = (self.wanted, self.schedule.options.level);
-        let Scratch {
-            decays,
-            flow,
-            tiles,
-            strides,
-            dk,
-            dv,
-            sums,
-            back_sum,
-            back: to_back,
-            state_transposed,
-            ..
-        } = &mut *scratch;
+        let Scratch { decays, log_tangents, flow, tiles, strides, dk, dv, .. } = scratch;
+        let Scratch { sums, back_sum, back: to_back, state_transposed, .. } = scratch;
         let sum = (n > 0).then(|| &sums[(n - 1) * front.len()..][..front.len()]);
         let back_sum = (!last).then_some(&**back_sum);
         if !self.schedule.cut.bf16 {
@@ -450,12 +453,21 @@ impl<'a> TwoSidedSweep<'a> {
         let front = combined(level, carries[0], front, sum, state_transposed);
         let back = combined(level, carries[1], back, back_sum, to_back);
         tiles.round(&self.schedule, [front, back]);
-        dk.fill(0.0);
-        dv.fill(0.0);
         let (states, shape, strides) = ([front, back], self.schedule.shape, *strides);
-        let behind =
-            bf16_gradient::Behind { len, wanted, states, shape, decays, flow, strides, tiles };
-        level.run_tiles(behind).unwrap_or_default();
+        level
+            .run_tiles(bf16_gradient::Behind {
+                len,
+                wanted,
+                states,
+                shape,
+                decays,
+                log_tangents,
+                flow,
+                strides,
+                tiles,
+                sums: [dk, dv],
+            })
+            .unwrap_or_default();
     }
 }
 
@@ -466,33 +478,38 @@ impl At<'_, '_> {
         start - self.to.start..end - self.to.start
     }
 
+    /// The lines in which results of a query head, and with the first of them those of keys, are written.
+    fn ask_for_results(&mut self, member: usize, then: &mut Queue) {
+        let rows = self.rows();
+        let Targets { q, k, v, dout, .. } = &mut *self.to;
+        let results = [(dout, member), (q, member), (k, 0), (v, 0)];
+        for (to, head) in results.into_iter().take(if member == 0 { 4 } else { 2 }) {
+            if let Some(to) = part(to, head, rows.clone()) {
+                then.push(to.all_lines());
+            }
+        }
+    }
+
     /// The gradients of the chunk by what one query head has, and what it gives to those of keys, in bf16.
     fn bf16_chunk(
         &mut self,
-        (len, blank): (usize, bool),
-        wanted: Wanted,
+        sweep: &TwoSidedSweep<'_>,
+        blank: bool,
         member: usize,
         scratch: &mut Scratch<'_>,
     ) {
-        let rows = self.rows();
-        let to = part(&mut self.to.q, member, rows);
-        let dscale = &mut self.sums[1];
-        let chunk = bf16_gradient::Chunk { len, wanted, blank, scratch, dscale, to };
+        let (rows, wanted, ddscale) = (self.rows(), sweep.wanted, sweep.operands.ddscale);
+        let to = [&mut self.to.q, &mut self.to.dout].map(|to| part(to, member, rows.clone()));
+        let (len, dscale) = (rows.len(), &mut self.sums[1]);
+        let chunk = bf16_gradient::Chunk { len, wanted, blank, ddscale, scratch, dscale, to };
         self.level.run_tiles(chunk).unwrap_or_default();
     }
 
     /// Writes the results of the keys of the chunk.
-    fn finish_keys(&mut self, bf16: bool, wanted: Wanted, scratch: &mut Scratch<'_>) {
+    fn finish_keys(&mut self, wanted: Wanted, scratch: &mut Scratch<'_>) {
         let (rows, [dim, width]) = (self.rows(), scratch.strides);
-        if bf16 {
-            let len = rows.len();
-            let to = [&mut self.to.k, &mut self.to.v].map(|to| part(to, 0, rows.clone()));
-            let keys = bf16_gradient::Finish { len, scratch, to };
-            self.level.run_tiles(keys).unwrap_or_default();
-        } else {
-            write(self.level, &mut self.to.k, 0, rows.clone(), scratch.dk, dim, 1.0);
-            write(self.level, &mut self.to.v, 0, rows.clone(), scratch.dv, width, 1.0);
-        }
+        write(self.level, &mut self.to.k, 0, rows.clone(), scratch.dk, dim, 1.0);
+        write(self.level, &mut self.to.v, 0, rows.clone(), scratch.dv, width, 1.0);
         if wanted.g {
             let dg = &scratch.flow.dg[..rows.len()];
             write(self.level, &mut self.to.g, 0, rows, dg, 1, 1.0);

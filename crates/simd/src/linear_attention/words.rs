@@ -1,19 +1,18 @@
-//! Operands and states of a chunk in tiles of bf16 ([`crate::lanes::matrix`]).
+//! Operands of a chunk in tiles of bf16 ([`crate::lanes::matrix`]).
 //!
-//! Operands are bf16 and lie in tiles as they are. What is rounded, each once: rows times their decay, which are
-//! summed into a state, and the state where rows read it. States and their sums are f32.
+//! Operands are bf16 and lie in tiles as they are. What is rounded, once: rows times their decay, which are summed
+//! into a state.
 
 use super::cut::Cut;
-use super::decays::Decays;
-use super::state::Shape;
 use crate::Level;
 use crate::element::Tensor;
+use crate::lanes::Lanes;
 use crate::lanes::matrix::{
     BLOCK, F32, Matrix, MatrixKernel, Pairing, Pieces, Product, SIDE, Tiles, WORDS, element,
 };
 use crate::lanes::pairs::word;
-use crate::lanes::{Isa, Lanes};
 use crate::pack::{BitRows, Form};
+use crate::tile::STRIDE;
 use crate::workspace::Parts;
 use half::slice::HalfFloatSliceExt;
 use ndarray::Ix2;
@@ -38,14 +37,14 @@ pub struct Words<'m> {
 }
 
 impl<'m> Words<'m> {
-    /// For rows of `dim` elements; across, along, weighted and in columns where that is asked for. The last two are
-    /// made of what lies along.
-    pub fn new(parts: &mut Parts<'m>, cut: &Cut, dim: usize, forms: [bool; 4]) -> Self {
+    /// For rows of `dim` elements: as they are, across, along, weighted and in columns where that is asked for. The
+    /// last two are made of what lies along.
+    pub fn new(parts: &mut Parts<'m>, cut: &Cut, dim: usize, forms: [bool; 5]) -> Self {
         let (len, pieces) = (if cut.bf16 { Form::len(cut.chunk, dim) } else { 0 }, cut.pieces);
-        let rows = parts.room(len);
-        let lens = [len, len, len.saturating_mul(pieces), len];
+        let lens = [len, len, len, len.saturating_mul(pieces), len];
         let mut room = |form: usize| parts.room(if forms[form] { lens[form] } else { 0 });
-        let (across, along, weighted, columns) = (room(0), room(1), room(2), room(3));
+        let (rows, across, along, weighted, columns) =
+            (room(0), room(1), room(2), room(3), room(4));
         Words { rows, across, along, weighted, columns, dim, pieces, finite: true }
     }
 }
@@ -60,6 +59,26 @@ impl Words<'_> {
         tokens: Range<usize>,
     ) {
         level.run_tiles(Pack { source, forms, tokens, to: self }).unwrap_or_default();
+    }
+
+    /// Weighs the rows of a tangent: times their weights and, with those of tangents of weights, plus the rows of the
+    /// operand itself. Where there are no weights, nothing is added.
+    pub fn weigh_tangents(
+        &mut self,
+        level: Level,
+        value: &Words<'_>,
+        [weights, of_value]: [&[f32]; 2],
+        tokens: Range<usize>,
+    ) {
+        let weights = if self.is_absent() { &[] } else { weights };
+        let rows = WeighTangents { value, weights, of_value, tokens, to: self };
+        level.run_tiles(rows).unwrap_or_default();
+    }
+
+    /// True if it has no rows: the tangent of a constant operand, which adds nothing to a product.
+    #[inline(always)]
+    pub fn is_absent(&self) -> bool {
+        self.rows.is_empty()
     }
 
     /// Blocks of columns.
@@ -99,6 +118,21 @@ impl Words<'_> {
             true => Pieces::new(self.along, 1),
             false => Pieces::new(self.weighted, self.pieces),
         }
+    }
+
+    /// C (+)= the rows of block `block` times those of another operand, of the first `cols`; rows [`STRIDE`] apart.
+    #[inline(always)]
+    pub fn scores<M: Matrix>(
+        &self,
+        by: M,
+        block: usize,
+        other: &Words<'_>,
+        (c, cols): (&mut [f32], usize),
+        fresh: bool,
+    ) {
+        let (a, b, depth) = (self.left(block), other.right(), self.depth());
+        let cols = cols / SIDE;
+        by.multiply(Product { c, stride: STRIDE, fresh, a, b, rows: 2, cols, depth });
     }
 
     /// Element `c` of row `i`.
@@ -193,8 +227,8 @@ pub struct Forms<'a> {
     pub across: bool,
     pub along: bool,
     pub columns: bool,
-    /// Weights of the rows, and a factor of all.
-    pub weights: Option<(&'a [f32], f32)>,
+    /// Weights of the rows.
+    pub weights: Option<&'a [f32]>,
 }
 
 /// [`Words::pack`].
@@ -233,7 +267,8 @@ impl MatrixKernel for Pack<'_, '_> {
                 to.turn_columns(by, first, at, &tokens);
             }
             if let Some(weights) = forms.weights {
-                to.weigh(by, first, at, &tokens, weights);
+                let Words { along, weighted, pieces, .. } = &mut *to;
+                weigh(by, (first, at), &tokens, &[(&**along, weights)], (weighted, *pieces));
             }
         }
     }
@@ -276,189 +311,57 @@ impl Words<'_> {
         }
         by.turn(&seen, to);
     }
+}
 
-    /// Rows of a tile along times their weights, rounded.
+/// [`Words::weigh_tangents`].
+struct WeighTangents<'a, 'v, 'm> {
+    value: &'a Words<'v>,
+    weights: &'a [f32],
+    of_value: &'a [f32],
+    tokens: Range<usize>,
+    to: &'a mut Words<'m>,
+}
+
+impl MatrixKernel for WeighTangents<'_, '_, '_> {
     #[inline(always)]
-    fn weigh<M: Matrix>(
-        &mut self,
-        by: M,
-        first: usize,
-        at: usize,
-        tokens: &Range<usize>,
-        (weights, factor): (&[f32], f32),
-    ) {
-        let (isa, lanes, zero) = (by.isa(), F32::<M>::N, F32::<M>::splat(by.isa(), 0.0));
-        for pair in 0..SIDE {
-            let row = first + 2 * pair;
-            let weights = [row, row + 1].map(
-                #[inline(always)]
-                |row| if tokens.contains(&row) { Some(factor * weights[row]) } else { None },
-            );
-            for part in (0..SIDE).step_by(lanes) {
-                let line = at + pair * SIDE + part;
-                let mut halves = by.halves(F32::<M>::load(isa, &self.along[line..]));
-                for n in 0..2 {
-                    halves[n] = match weights[n] {
-                        Some(weight) => halves[n] * F32::<M>::splat(isa, weight),
-                        None => zero,
-                    };
-                }
-                Pairing::Stacked.store(by, halves, (self.weighted, line), self.pieces);
-            }
+    fn run<M: Matrix>(self, by: M) {
+        let WeighTangents { value, weights, of_value, tokens, to } = self;
+        let tiles = to.tiles();
+        let Words { along, weighted, pieces, .. } = to;
+        let terms = [(&**along, weights), (&*value.along, of_value)];
+        for tile in 0..tokens.end.div_ceil(BLOCK) * tiles {
+            let at = (tile / tiles * BLOCK, tile * WORDS);
+            weigh(by, at, &tokens, &terms, (&mut *weighted, *pieces));
         }
     }
 }
 
-/// Rounds a state, `[D][E]`, into pieces, for products with rows of D elements (`along`) and of E (`across`).
-pub struct Round<'a> {
-    pub shape: Shape,
-    pub state: &'a [f32],
-    pub along: Option<&'a mut [f32]>,
-    pub across: Option<&'a mut [f32]>,
-    pub pieces: usize,
-}
-
-impl MatrixKernel for Round<'_> {
-    #[inline(always)]
-    fn run<M: Matrix>(self, by: M) {
-        let Round { shape, state, along, across, pieces } = self;
-        let [tall, wide] = [shape.dim, shape.width].map(|len| 2 * len.div_ceil(BLOCK));
-        let lanes = F32::<M>::N;
-        if let Some(along) = along {
-            for (line, panel) in
-                (0..tall * SIDE / 2).flat_map(|d| (0..wide / 2).map(move |p| (d, p)))
-            {
-                let at = (line / SIDE * wide + 2 * panel) * WORDS + line % SIDE * SIDE;
-                for c in (0..BLOCK).step_by(lanes) {
-                    let even = part(by, shape, state, 2 * line, panel, c);
-                    let odd = part(by, shape, state, 2 * line + 1, panel, c);
-                    let to = at + c / SIDE * WORDS + c % SIDE;
-                    Pairing::Stacked.store(by, [even, odd], (along, to), pieces);
-                }
-            }
-        }
-        if let Some(across) = across {
-            for (tile, panel) in (0..tall).flat_map(|d| (0..wide / 2).map(move |p| (d, p))) {
-                let mut rows = [0.0; 2 * WORDS];
-                for r in 0..SIDE {
-                    for c in (0..SIDE).step_by(lanes) {
-                        let d = tile * SIDE + r;
-                        let low = part(by, shape, state, d, panel, 2 * c);
-                        let high = part(by, shape, state, d, panel, 2 * c + lanes);
-                        let to = (&mut rows[..pieces * WORDS], r * SIDE + c);
-                        Pairing::Neighbours.store(by, [low, high], to, pieces);
+/// Of a tile along whose first row is `first`, the sum of rows times their weights, rounded. A term without weights is
+/// absent.
+#[inline(always)]
+fn weigh<M: Matrix>(
+    by: M,
+    (first, at): (usize, usize),
+    tokens: &Range<usize>,
+    terms: &[(&[f32], &[f32])],
+    (to, pieces): (&mut [f32], usize),
+) {
+    let (isa, lanes, zero) = (by.isa(), F32::<M>::N, F32::<M>::splat(by.isa(), 0.0));
+    for pair in 0..SIDE {
+        let row = first + 2 * pair;
+        for part in (0..SIDE).step_by(lanes) {
+            let line = at + pair * SIDE + part;
+            let mut sums = [zero; 2];
+            for (along, weights) in terms.iter().filter(|(_, weights)| !weights.is_empty()) {
+                let halves = by.halves(F32::<M>::load(isa, &along[line..]));
+                for n in 0..2 {
+                    if tokens.contains(&(row + n)) {
+                        let weight = F32::<M>::splat(isa, weights[row + n]);
+                        sums[n] = halves[n].mul_add(weight, sums[n]);
                     }
                 }
-                let apart = across.len() / pieces;
-                let places = across.chunks_exact_mut(apart);
-                for (rows, across) in rows.chunks_exact(WORDS).zip(places) {
-                    by.turn(rows, &mut across[(panel * tall + tile) * WORDS..][..WORDS]);
-                }
             }
-        }
-    }
-}
-
-/// A register of row `d` of a state, from element `c` of a panel on; 0 where there is none, whatever fills its blocks.
-#[inline(always)]
-fn part<M: Matrix>(by: M, shape: Shape, state: &[f32], d: usize, panel: usize, c: usize) -> F32<M> {
-    let (isa, lanes) = (by.isa(), F32::<M>::N);
-    let there = shape.width.saturating_sub(panel * BLOCK + c);
-    if d >= shape.dim || there == 0 {
-        return F32::<M>::splat(isa, 0.0);
-    }
-    let row = &state[panel * shape.panel() + d * BLOCK + c..][..lanes];
-    if there >= lanes {
-        return F32::<M>::load(isa, row);
-    }
-    let mut some = [0.0; SIDE];
-    some[..there].copy_from_slice(&row[..there]);
-    F32::<M>::load(isa, &some)
-}
-
-/// state ← decay · state + leftᵀ · right over some blocks of tokens, with `left` in columns and the pieces of `right`
-/// along. Where the decay is 0 what the state held is absent.
-pub struct Grow<'a> {
-    pub shape: Shape,
-    pub state: &'a mut [f32],
-    pub decay: f32,
-    pub left: &'a [f32],
-    pub right: Pieces<'a>,
-    pub blocks: Range<usize>,
-}
-
-impl MatrixKernel for Grow<'_> {
-    #[inline(always)]
-    fn run<M: Matrix>(self, by: M) {
-        let Grow { shape, state, decay, left, right, blocks } = self;
-        let [tall, wide] = [shape.dim, shape.width].map(|len| 2 * len.div_ceil(BLOCK));
-        if decay != 0.0 && decay != 1.0 {
-            let factor = F32::<M>::splat(by.isa(), decay);
-            for x in state.chunks_exact_mut(F32::<M>::N) {
-                (F32::<M>::load(by.isa(), x) * factor).store(x);
-            }
-        }
-        let first = if blocks.is_empty() { 0 } else { blocks.start };
-        for (number, panel) in state.chunks_exact_mut(shape.panel()).enumerate() {
-            let right = right.from((first * wide + 2 * number) * WORDS);
-            for (piece, words) in right.each().enumerate() {
-                by.multiply(Product {
-                    c: &mut *panel,
-                    stride: BLOCK,
-                    fresh: decay == 0.0 && piece == 0,
-                    a: Tiles { words: &left[first * tall * WORDS..], steps: [1, tall] },
-                    b: Tiles { words, steps: [1, wide] },
-                    rows: tall,
-                    cols: 2,
-                    depth: blocks.len(),
-                });
-            }
-        }
-    }
-}
-
-/// (R22) state ← decay · state + Σ_j ω_j k_jᵀ v_j over the tokens of a chunk, with k and v packed.
-pub fn advance(
-    level: Level,
-    shape: Shape,
-    (state, decay): (&mut [f32], f32),
-    decays: &Decays<'_>,
-    [k, v]: [&Words<'_>; 2],
-    len: usize,
-) {
-    let right = v.summed_rows(decays.none);
-    let blocks = decays.first / BLOCK..len.div_ceil(BLOCK);
-    let grow = Grow { shape, state, decay, left: k.columns, right, blocks };
-    level.run_tiles(grow).unwrap_or_default();
-}
-
-/// Rows of 32 tokens times a rounded state: C of `wide` tiles, rows `stride` apart.
-#[inline(always)]
-pub fn multiply_state<M: Matrix>(
-    by: M,
-    rows: Tiles<'_>,
-    depth: usize,
-    state: Pieces<'_>,
-    wide: usize,
-    (c, stride): (&mut [f32], usize),
-) {
-    for (piece, words) in state.each().enumerate() {
-        let (b, fresh) = (Tiles { words, steps: [1, wide] }, piece == 0);
-        by.multiply(Product { c: &mut *c, stride, fresh, a: rows, b, rows: 2, cols: wide, depth });
-    }
-}
-
-/// Rows `stride` apart times their weights; 0 where the weight is.
-#[inline(always)]
-pub fn scale_rows<I: Isa>(isa: I, rows: &mut [f32], stride: usize, weights: &[f32]) {
-    for (row, &weight) in rows.chunks_exact_mut(stride).zip(weights) {
-        let factor = I::F32::splat(isa, weight);
-        if weight == 0.0 {
-            row.fill(0.0);
-            continue;
-        }
-        for x in row.chunks_exact_mut(I::F32::N) {
-            (I::F32::load(isa, x) * factor).store(x);
+            Pairing::Stacked.store(by, sums, (to, line), pieces);
         }
     }
 }

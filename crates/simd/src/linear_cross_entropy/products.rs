@@ -55,7 +55,7 @@ impl Kernel for HiddenLeaf<'_> {
                         true => I::Tile::zero(isa),
                         false => I::Tile::load(isa, sums, stride),
                     };
-                    tile.add_columns_band(isa, &w[row..], da, part.len(), &mut then);
+                    tile.add_columns_apart(isa, &w[row..], (da, BAND), part.len(), &mut then);
                     tile.store(sums, stride);
                 }
             }
