@@ -226,7 +226,7 @@ impl Model {
         self.u_p > 0.0 || self.u_ds > 0.0 || kept.iter().any(|kept| kept.u > 0.0)
     }
 
-    /// Digits of stored weights, of dS, or P and dS: the fewer of both. `None` where they have another range than the
+    /// Digits of stored weights: of dS, or with P the fewer of both. `None` where they have another range than the
     /// accumulator, or more is stored in less.
     pub fn digits(&self, has_p: bool) -> Option<u8> {
         let kept = [self.score, self.dp, self.weight, self.residual, self.chunk];
