@@ -88,8 +88,8 @@ fn stored_weights_of_the_second_order_round_once() {
     }
 }
 
-/// (N96) da and x of linear cross-entropy, of two equal logits: the bound grants that each is rounded once, and not much
-/// more.
+/// (N96) da and x of linear cross-entropy, of two equal logits: the bound grants that each is rounded once, and not
+/// much more.
 #[test]
 fn stored_gradients_of_logits_round_once() {
     let outputs = TokenOutputs { lse: true, ..TokenOutputs::default() };
