@@ -1,7 +1,7 @@
 //! Options that may change a result's speed and rounding, but not its meaning.
 
 use crate::Level;
-use etalon_problem::{Algorithm, Blocking, Dtype, Mode, Pass, named};
+use etalon_problem::{Blocking, Dtype, Mode, Pass, named};
 
 /// Half of an L2 cache of today.
 const KEPT_STATES: usize = 1 << 20;
@@ -19,8 +19,7 @@ named! {
         Split2 = "split2",
         /// Of bf16 storage, P and dS, and of linear attention states and weighted rows, may be rounded to bf16 before
         /// they are multiplied: the profile `bf16-flash`. With the levels `avx512bf16` and `amx` every pass does so,
-        /// but for a step, a filter, and the second order of linear_cross_entropy. Subnormal elements are read as 0
-        /// there.
+        /// but for a step and a filter. Subnormal elements are read as 0 there.
         Flash = "flash",
     }
 }
@@ -109,13 +108,8 @@ impl Options {
     }
 
     /// True if a pass multiplies operands of this type as they are, not in f32.
-    pub fn multiplies_bf16(&self, of: Algorithm, pass: Pass, dtype: Dtype) -> bool {
-        let multiplied = match pass {
-            Pass::Forward | Pass::Backward | Pass::ForwardBackward => true,
-            Pass::DoubleBackward | Pass::Jvp => of != Algorithm::LinearCrossEntropy,
-            _ => false,
-        };
-        multiplied && self.pairs(dtype)
+    pub fn multiplies_bf16(&self, pass: Pass, dtype: Dtype) -> bool {
+        pass != Pass::Step && self.pairs(dtype)
     }
 
     /// True if operands of this type may be multiplied as pairs.

@@ -11,7 +11,7 @@ use etalon_simd::linear_cross_entropy::filter::{self, Certificate, Filter};
 use etalon_simd::linear_cross_entropy::shard::{
     GradientsMut, Partial, Shard, backward_shard_into, combine, forward_shard, forward_shard_into,
 };
-use etalon_simd::{Mode, Options, Plan, Workspace, run, run_in};
+use etalon_simd::{Mode, Options, Plan, Precision as Rounding, Workspace, run, run_in};
 use etalon_simd::{
     attention, attention_lse, lazy_attention, linear_attention, linear_cross_entropy,
 };
@@ -472,11 +472,14 @@ fn a_pass_allocates_what_its_plan_says() {
     for (threads, megabytes) in [(1, 4), (3, 8)] {
         let pool = start(threads);
         pool.install(|| {
-            for storage in [Dtype::F32, Dtype::Bf16] {
+            let (strict, split) = (Rounding::Strict, Rounding::Split2);
+            let kinds = [(Dtype::F32, strict), (Dtype::Bf16, strict), (Dtype::Bf16, split)];
+            for (storage, precision) in kinds {
                 for (tokens, vocab) in [(150, 12_000), (900, 5000)] {
                     let problem = LinearCrossEntropy::new(tokens, 40, vocab).bias();
-                    let options = Options { memory_budget: megabytes << 20, ..Options::default() };
-                    let what = format!("{threads} threads, {tokens} tokens");
+                    let memory_budget = megabytes << 20;
+                    let options = Options { memory_budget, precision, ..Options::default() };
+                    let what = format!("{threads} threads, {tokens} tokens, {precision}");
                     let mut plans = cross_entropy(&problem, storage, &options);
                     plans.push(filtered(&problem, &options));
                     for (pass, _, bytes) in &plans {

@@ -265,7 +265,7 @@ impl<'a> Bench<'a> {
             let places = &mut views_mut(&mut outputs)?;
             run_in(&workspace, problem, pass, &views(&inputs)?, places, options)
         };
-        let in_bf16 = options.multiplies_bf16(problem.algorithm(), pass, dtype);
+        let in_bf16 = options.multiplies_bf16(pass, dtype);
         let peak = || match in_bf16 {
             true => probe::bf16_sample(options.level),
             false => probe::fma_sample(options.level),

@@ -99,7 +99,7 @@ impl Tier for Simd {
 
     fn offers(&self, algorithm: Algorithm, pass: Pass, dtype: Dtype) -> Result<(), String> {
         has(algorithm, pass)?;
-        let in_bf16 = || self.usual().multiplies_bf16(algorithm, pass, dtype);
+        let in_bf16 = || self.usual().multiplies_bf16(pass, dtype);
         match dtype {
             Dtype::F64 => Err("simd stores f32, bf16 or f16".to_string()),
             _ if !self.level.has_pairs() || in_bf16() => Ok(()),
@@ -109,7 +109,7 @@ impl Tier for Simd {
 
     fn is_meant_for(&self, algorithm: Algorithm, _: Pass) -> bool {
         let usual = self.usual();
-        let in_bf16 = |&pass: &Pass| usual.multiplies_bf16(algorithm, pass, Dtype::Bf16);
+        let in_bf16 = |&pass: &Pass| usual.multiplies_bf16(pass, Dtype::Bf16);
         !self.level.has_pairs() || algorithm.passes().iter().any(in_bf16)
     }
 

@@ -226,15 +226,15 @@ impl Model {
         self.u_p > 0.0 || self.u_ds > 0.0 || kept.iter().any(|kept| kept.u > 0.0)
     }
 
-    /// Digits of stored weights, P and dS: the fewer of both. `None` where they have another range than the
+    /// Digits of stored weights: of dS, or with P the fewer of both. `None` where they have another range than the
     /// accumulator, or more is stored in less.
-    pub fn digits(&self) -> Option<u8> {
+    pub fn digits(&self, has_p: bool) -> Option<u8> {
         let kept = [self.score, self.dp, self.weight, self.residual, self.chunk];
         let wide = [self.profile.p_store, self.profile.ds_store];
         let wide =
             wide.iter().all(|&store| store == self.profile.accumulator || store == Dtype::Bf16);
         let known = wide && kept.iter().all(|kept| kept.u == 0.0);
-        let roundoff = self.u_p.max(self.u_ds);
+        let roundoff = if has_p { self.u_p.max(self.u_ds) } else { self.u_ds };
         let digits = if roundoff == 0.0 { 0.0 } else { -roundoff.log2() };
         known.then_some(digits as u8)
     }

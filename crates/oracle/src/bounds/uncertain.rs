@@ -12,8 +12,8 @@ use etalon_reference::{evaluate, operators};
 pub(super) fn errors(problem: &Problem, inputs: &Inputs<'_>) -> Result<Errors, Error> {
     let model = inputs.model;
     let name = model.profile.name;
-    // The reference says which numbers are weights, but for linear cross-entropy.
-    let digits = model.digits().filter(|_| problem.scores().is_some());
+    // The reference says which numbers are weights; of linear cross-entropy da alone, and how it moves.
+    let digits = model.digits(problem.scores().is_some());
     let reason = if model.stores_low() && digits.is_none() {
         format!("`{name}` stores weights in a low precision")
     } else if model.factors > 0.0 {

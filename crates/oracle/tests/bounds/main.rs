@@ -13,7 +13,7 @@ use etalon_oracle::profile::Profile;
 use etalon_oracle::tensor::{Data, Tensor, Tensors};
 use etalon_problem::{
     Algorithm, Align, Attention, AttentionLse, Dtype, Extents, LinearCrossEntropy, Mask, Pass,
-    Precision, Problem, Reduction, Sequences,
+    Precision, Problem, Reduction, Sequences, TokenOutputs,
 };
 use naive::{Factors, Style, evaluate};
 use ndarray::{ArrayD, Axis, IxDyn};
@@ -85,6 +85,40 @@ fn stored_weights_of_the_second_order_round_once() {
         let cut = (weight / grid).floor() * grid;
         assert!((cut - value).abs() <= bound, "{name}: {cut}, exact is {value} ± {bound:e}");
         assert!(bound < 2.0 * grid, "{name}: {bound:e}");
+    }
+}
+
+/// (N96) da and x of linear cross-entropy, of two equal logits: the bound grants that each is rounded once, and not
+/// much more.
+#[test]
+fn stored_gradients_of_logits_round_once() {
+    let outputs = TokenOutputs { lse: true, ..TokenOutputs::default() };
+    let problem: Problem = LinearCrossEntropy::new(1, 1, 2).bias().outputs(outputs).into();
+    let inputs = Values::from([
+        ("h".to_string(), numbers(&[0.0], &[1, 1])),
+        ("w".to_string(), numbers(&[1.3, -1.3], &[2, 1])),
+        ("bias".to_string(), numbers(&[0.0, 0.0], &[2])),
+        ("dlse".to_string(), numbers(&[1.3], &[1])),
+        ("ddh".to_string(), numbers(&[1.0], &[1, 1])),
+    ]);
+    let mut inputs = tensors(&inputs);
+    let target = Tensor { shape: vec![1], data: Data::I64(vec![0]) };
+    inputs.insert("targets".to_string(), target);
+    for (name, digits) in [("bf16-flash", 8), ("bf16-split2", 16)] {
+        let profile = Profile::by_name(name).unwrap();
+        let pass = Pass::DoubleBackward;
+        let bounds = bounds(&problem, pass, Dtype::F32, &profile, &inputs).unwrap();
+        // gw = da ddh with da = p dlse, and gbias = x with x = p ȧ dlse, of the first class.
+        let [gw, gbias] = [("gw", 0.65), ("gbias", 0.845)].map(|(output, weight)| {
+            let found = &bounds.outputs[output];
+            (weight, *found.value.first().unwrap(), *found.bound.first().unwrap())
+        });
+        for (weight, value, bound) in [gw, gbias] {
+            let grid = 0.5f64.powi(digits);
+            let cut = (weight / grid).floor() * grid;
+            assert!((cut - value).abs() <= bound, "{name}: {cut}, exact is {value} ± {bound:e}");
+            assert!(bound < 2.0 * grid, "{name}: {bound:e}");
+        }
     }
 }
 

@@ -100,7 +100,8 @@ impl<T: Real> Shard<'_, T> {
         for (row, pull) in da.chunks_exact_mut(tile.len()).zip(pulls) {
             for (v, a) in row.iter_mut().enumerate() {
                 let weight = weights.map_or(T::ONE, |weights| weights[v]);
-                *a = link.slope(*a) * pull.dz(tile.start + v, link.logit(*a), weight);
+                let dz = pull.dz(tile.start + v, link.logit(*a), weight);
+                *a = (link.slope(*a) * dz).stored();
             }
         }
         Ok(da)

@@ -19,7 +19,7 @@ use crate::plan::Buffer;
 use crate::tiles::{pieces, tiles};
 use crate::workspace::Region;
 use crate::{Options, Workspace};
-use etalon_problem::{Algorithm, Dtype, Error, LinearAttention, Pass, TokenSequence};
+use etalon_problem::{Dtype, Error, LinearAttention, Pass, TokenSequence};
 use ndarray::{ArrayView4, ArrayViewMut4, Ix3, Ix4, s};
 use std::ops::Range;
 
@@ -115,7 +115,7 @@ impl<'a> Schedule<'a> {
         mut dtypes: impl Iterator<Item = Dtype>,
     ) -> Result<Self, Error> {
         let (dim, width) = (problem.extents.dim, problem.value_dim);
-        let may = |dtype| options.multiplies_bf16(Algorithm::LinearAttention, pass, dtype);
+        let may = |dtype| options.multiplies_bf16(pass, dtype);
         let bf16 = dim > 0 && width > 0 && dtypes.all(may);
         let cut = Cut::new(problem, sequences, options, bf16)?;
         let shape = Shape::new(&cut, dim, width);

@@ -98,7 +98,7 @@ pub struct Cut {
 
 /// The memory of a sweep, beside that of its threads.
 pub struct Shared<'m> {
-    /// h across, and along.
+    /// h across, and along; in bf16 along with ddh, of every 32 tokens in turn.
     pub across: &'m mut [f32],
     pub along: &'m mut [f32],
     /// ddh across, and along.
@@ -106,9 +106,10 @@ pub struct Shared<'m> {
     pub ddh_along: &'m mut [f32],
     /// Partials of nodes.
     pub nodes: &'m mut [f32],
-    /// Logits, and then their gradients: `[range][tile][piece][band][padded][BAND]`.
+    /// Logits, and then their gradients: `[range][tile][piece][band][order][padded][BAND]`.
     pub store: &'m mut [f32],
-    /// In the second order the motions of logits, and then gradients of the first order, as `store` lies.
+    /// In the second order the motions of logits, and then gradients of the first order, as `store` lies; in bf16
+    /// `store` has them behind the logits of each band, and then [`matrix::Rounded`].
     pub motion: &'m mut [f32],
     /// Sums of dh: `[block][slice]`.
     pub dh: &'m mut [f32],
@@ -120,30 +121,33 @@ pub struct Shared<'m> {
 
 /// Scratch of a thread that makes logits.
 pub struct LogitScratch<'m> {
-    /// A slice of w.
+    /// A slice of w; in bf16 also of ddw.
     pub w: &'m mut [f32],
     /// The logits of a tile, where they are not kept; in bf16, of a band where that is enough.
     pub z: &'m mut [f32],
     /// Their motions.
     pub motion: &'m mut [f32],
     pub bias: &'m mut [f32],
+    pub ddbias: &'m mut [f32],
     pub weights: &'m mut [f32],
     pub stack: Stack<'m>,
 }
 
 impl<'m> LogitScratch<'m> {
     pub fn cut(parts: &mut Parts<'m>, cut: &Cut) -> Self {
-        let SweepSpec { totals, second, .. } = cut.spec;
+        let SweepSpec { totals, second, ddw, bf16, .. } = cut.spec;
         let kept = cut.spec.gradients();
-        let (w, z) = match cut.spec.bf16 {
-            true => (cut.padded * cut.words().min(matrix::SLICE), cut.padded * BAND),
+        let (w, band) = match bf16 {
+            true => (cut.copy_len() * if ddw { 2 } else { 1 }, cut.padded * BAND),
             false => (cut.padded * STRIDE, 0),
         };
+        let z = if kept || cut.by_band() { band } else { cut.plane_len() };
         LogitScratch {
             w: parts.room(w),
-            z: parts.room(if kept || cut.by_band() { z } else { cut.plane_len() }),
-            motion: parts.room(if kept || !second { 0 } else { cut.plane_len() }),
+            z: parts.room(z),
+            motion: parts.room(if second { z } else { 0 }),
             bias: parts.room(TILE),
+            ddbias: parts.room(if second { TILE } else { 0 }),
             weights: parts.room(TILE),
             stack: Stack::cut(parts, cut.node, if totals { cut.range } else { 0 }, second),
         }
@@ -244,7 +248,7 @@ impl Cut {
     }
 
     pub fn shared<'m>(&self, parts: &mut Parts<'m>) -> Shared<'m> {
-        let SweepSpec { totals, dh, dw, dbias, second, ddh, filter, .. } = self.spec;
+        let SweepSpec { totals, dh, dw, dbias, second, ddh, filter, bf16, .. } = self.spec;
         let when = |wanted: bool, len: usize| if wanted { len } else { 0 };
         let chunks = self.tokens.div_ceil(self.chunk).max(1);
         let dim = self.dim.next_multiple_of(self.cols);
@@ -262,20 +266,20 @@ impl Cut {
             across: parts.group("h across").room(self.chunk.saturating_mul(self.words())),
             along: parts
                 .group("h along")
-                .room(when(dw, (self.chunk / self.each()).saturating_mul(dim))),
+                .room(when(dw, (self.along_len() / self.each()).saturating_mul(dim))),
             ddh_across: parts
                 .group("ddh across")
-                .room(when(ddh, self.chunk.saturating_mul(self.dim))),
+                .room(when(ddh, self.chunk.saturating_mul(self.words()))),
             ddh_along: parts
                 .group("ddh along")
-                .room(when(ddh && dw, self.chunk.saturating_mul(dim))),
+                .room(when(ddh && dw && !bf16, self.chunk.saturating_mul(dim))),
             nodes: parts
                 .group("partials of nodes")
                 .room(when(totals, nodes.saturating_mul(self.node_len()))),
             store: parts.group("logits").room(when(self.spec.gradients(), store)),
             motion: parts
                 .group("motions of logits")
-                .room(when(self.spec.gradients() && second, store)),
+                .room(when(self.spec.gradients() && second && !bf16, store)),
             dh: parts.group("sums of dh").room(when(dh, slabs)),
             dw: parts
                 .group("sums of dw")
@@ -293,6 +297,21 @@ impl Cut {
     /// Words of a row of h or w.
     pub fn words(&self) -> usize {
         if self.spec.bf16 { Form::len(1, self.dim) / SQUARE } else { self.dim }
+    }
+
+    /// Words of a copy of a slice of w, or of ddw: in bf16.
+    pub fn copy_len(&self) -> usize {
+        self.padded * self.words().min(matrix::SLICE)
+    }
+
+    /// Rows of h, and in bf16 of ddh, that lie along together.
+    pub fn along_len(&self) -> usize {
+        self.chunk.saturating_mul(self.along())
+    }
+
+    /// 2 where ddh lies along with h: in bf16.
+    pub fn along(&self) -> usize {
+        if self.spec.bf16 && self.spec.ddh { 2 } else { 1 }
     }
 
     /// True if a band of logits is complete as soon as one slice of w has been multiplied: in bf16.
@@ -315,9 +334,21 @@ impl Cut {
         Node::elements(self.range, self.spec.second)
     }
 
-    /// Elements of the logits of a tile and a range of tokens, or of a piece of their gradients.
+    /// Elements of the logits of a tile and a range of tokens, or of a piece of their gradients; with those of their
+    /// motions where both lie together.
     pub fn plane_len(&self) -> usize {
-        self.range.saturating_mul(self.padded)
+        self.range.saturating_mul(self.padded_rows())
+    }
+
+    /// Rows of a band: those of a tile, of each order.
+    pub fn padded_rows(&self) -> usize {
+        self.padded * self.orders()
+    }
+
+    /// 2 where logits that are kept lie together with their motions: in the second order in bf16.
+    pub fn orders(&self) -> usize {
+        let SweepSpec { bf16, second, .. } = self.spec;
+        if bf16 && second && self.spec.gradients() { 2 } else { 1 }
     }
 
     /// Elements of the gradients, in all pieces.
@@ -331,8 +362,17 @@ impl Cut {
     }
 
     /// Rounded gradients of a tile, from some words of the first piece on.
-    pub fn gradients<'a>(&self, words: &'a [f32]) -> Pieces<'a> {
-        Pieces { words, apart: self.plane_len(), count: self.pieces() }
+    pub fn gradients<'a>(&self, words: &'a [f32]) -> matrix::Rounded<'a> {
+        let pieces = Pieces { words, apart: self.plane_len(), count: self.pieces() };
+        matrix::Rounded { pieces, orders: self.orders() }
+    }
+
+    /// The memory of a band of a tile, and of its second piece, if there are two.
+    pub fn places<'m>(&self, tile: &'m mut [f32], band: usize) -> [&'m mut [f32]; 2] {
+        let len = self.padded_rows() * BAND;
+        let here = band * len..(band + 1) * len;
+        let (first, rest) = tile.split_at_mut(self.plane_len());
+        [&mut first[here.clone()], rest.get_mut(here).unwrap_or_default()]
     }
 
     /// Blocks of a range.

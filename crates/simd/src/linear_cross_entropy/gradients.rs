@@ -13,7 +13,7 @@ use super::sums::Sums;
 use super::tokens::Token;
 use super::totals::Sweep;
 use crate::element::TensorMut;
-use crate::lanes::matrix::{BLOCK, Pieces, SIDE};
+use crate::lanes::matrix::{BLOCK, SIDE};
 use crate::lanes::prefetch::{Lines, prefetch};
 use crate::pack::{BitRows, Form};
 use crate::parallel::share;
@@ -85,7 +85,7 @@ impl Head<'_> {
     }
 }
 
-/// The factors of h and w: da, or in the second order x; and those of ddh and ddw then: da.
+/// The factors of h and w: da, or in the second order x; and those of ddh and ddw then: da. In bf16 `store` has both.
 #[derive(Clone, Copy)]
 pub struct Factors<'k> {
     pub store: &'k [f32],
@@ -133,7 +133,7 @@ impl Sweep<'_, '_> {
                 tiles: kept.span.len(),
                 tile,
                 per_range: cut.range / BAND,
-                padded: cut.padded,
+                padded: cut.padded_rows(),
             };
             let motion = cut.spec.ddh.then(|| (bands(factors.motion), ddh_along));
             let bands = bands(factors.store);
@@ -250,7 +250,9 @@ impl Sweep<'_, '_> {
                 first: rows.start,
                 classes: rows.len(),
                 tokens: range.len(),
-                h: &along[(range.start + elements.start / BLOCK * cut.chunk) * SIDE..],
+                h: &along
+                    [(range.start + elements.start / BLOCK * cut.chunk) * cut.along() * SIDE..],
+                along: cut.along(),
                 panel: cut.chunk,
                 elements: elements.len(),
                 sums,
@@ -308,7 +310,8 @@ impl Sweep<'_, '_> {
         let GradientScratch { rows, sums } = scratch;
         sums.clear();
         for (number, tile) in kept.span.clone().enumerate() {
-            let place = (range * kept.span.len() + number) * cut.tile_len() + within * cut.padded;
+            let place = (range * kept.span.len() + number) * cut.tile_len();
+            let place = place + within * cut.padded_rows();
             if cut.spec.bf16 {
                 let da = cut.gradients(&factors.store[place..]);
                 let classes = cut.classes(tile);
@@ -353,27 +356,32 @@ impl Sweep<'_, '_> {
         sums.finish(cut.level)
     }
 
-    /// (C17) in bf16, of some tokens and elements over a tile of classes, with memory for a copy of w.
+    /// (C17) or (C28) in bf16, of some tokens and elements over a tile of classes, with memory for a copy of w.
     fn bf16_leaf(
         &self,
-        (da, tokens): (Pieces<'_>, usize),
+        (da, tokens): (matrix::Rounded<'_>, usize),
         classes: &Range<usize>,
         elements: &Range<usize>,
         copy: &mut [f32],
         sums: &mut [f32],
     ) {
-        let Some(w) = self.operands.w.bf16() else { return };
-        pack::class_tiles(&BitRows::new(w), classes, elements, Form::Columns, copy);
-        let leaf = matrix::HiddenLeaf {
-            da,
-            classes: classes.len(),
-            tokens,
-            w: copy,
-            elements: elements.len(),
-            sums,
-            stride: self.cut.block,
-        };
-        self.cut.level.run_tiles(leaf).unwrap_or_default();
+        let factors = [Some(self.operands.w), self.operands.ddw];
+        for (order, w) in factors.into_iter().flatten().enumerate() {
+            let Some(w) = w.bf16() else { return };
+            pack::class_tiles(&BitRows::new(w), classes, elements, Form::Columns, copy);
+            let leaf = matrix::HiddenLeaf {
+                da,
+                order,
+                classes: classes.len(),
+                tokens,
+                w: copy,
+                elements: elements.len(),
+                sums: &mut *sums,
+                stride: self.cut.block,
+                fresh: order == 0,
+            };
+            self.cut.level.run_tiles(leaf).unwrap_or_default();
+        }
     }
 
     /// Writes dh of these tokens from their sums, or adds it to what `dh` holds. The rows of the others must

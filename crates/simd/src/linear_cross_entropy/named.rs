@@ -78,7 +78,7 @@ pub fn run_filtered(
         ddh: operands.ddh.is_some(),
         ddw: operands.ddw.is_some(),
         filter: filter.is_some(),
-        bf16: operands.bf16(options) && second.is_none() && filter.is_none(),
+        bf16: operands.bf16(options) && filter.is_none(),
         pieces: options.precision.pieces(),
     };
     let lists = workspace.lists(lists_bytes(problem, spec), "the tokens that count")?;
@@ -236,8 +236,9 @@ impl Call<'_, '_> {
                 packed = Some(chunk);
             }
             let span = span * cut.span..cut.tiles.min((span + 1) * cut.span);
-            // Gradients follow logits at once if totals are known, but in the second order.
-            let at_once = cut.spec.gradients() && !cut.spec.totals && !cut.spec.second;
+            // Gradients follow logits at once if totals are known, but in the second order in f32.
+            let SweepSpec { second, bf16, .. } = cut.spec;
+            let at_once = cut.spec.gradients() && !cut.spec.totals && (bf16 || !second);
             let known = at_once.then(|| self.kept(rows, here.clone(), span.clone()));
             sweep.logits(tokens, span.clone(), shared, scratch, known.as_ref());
             if cut.spec.totals {
@@ -247,10 +248,8 @@ impl Call<'_, '_> {
             }
             if cut.spec.gradients() {
                 let mut kept = self.kept(rows, here.clone(), span.clone());
-                if cut.spec.second {
-                    sweep.logit_gradient_motions(&kept, (shared.store, shared.motion));
-                } else if !at_once {
-                    sweep.logit_gradients(&kept, shared.store, scratch);
+                if !at_once {
+                    sweep.logit_gradients(&kept, (shared.store, shared.motion), scratch);
                 }
                 if let Some(choice) = filter.as_deref_mut() {
                     let tokens = (tokens, here.start);
@@ -284,9 +283,13 @@ impl Call<'_, '_> {
     fn pack(&self, cut: &Cut, tokens: &[Token], shared: &mut cut::Shared<'_>) {
         let (shape, threads) = ((cut.chunk, cut.cols), cut.threads);
         if let Some(h) = self.operands.h.bf16().filter(|_| cut.spec.bf16) {
+            let ddh = self.operands.ddh.as_ref().and_then(|ddh| ddh.bf16());
             pack::across_tiles(h, tokens, threads, shared.across);
+            if let Some(ddh) = ddh {
+                pack::across_tiles(ddh, tokens, threads, shared.ddh_across);
+            }
             if cut.spec.dw {
-                pack::along_tiles(h, tokens, (cut.chunk, threads), shared.along);
+                pack::along_tiles((h, ddh), tokens, (cut.chunk, threads), shared.along);
             }
             return;
         }

@@ -32,10 +32,10 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// True if h and w may be multiplied in tiles of bf16.
+    /// True if h and w, and their tangents, may be multiplied in tiles of bf16.
     pub fn bf16(&self, options: &Options) -> bool {
-        let may = |dtype| options.pairs(dtype);
-        may(self.h.dtype()) && may(self.w.dtype())
+        let all = [Some(self.h), Some(self.w), self.ddh, self.ddw];
+        all.into_iter().flatten().all(|x| options.pairs(x.dtype()))
     }
 
     pub fn new(x: Inputs<'a, '_>) -> Result<Self, Error> {

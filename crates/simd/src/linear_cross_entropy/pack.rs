@@ -78,23 +78,28 @@ pub fn across_tiles(h: ArrayView2<'_, bf16>, tokens: &[Token], threads: usize, i
     );
 }
 
-/// The rows of h of some tokens along, in tiles: panels of 32 elements and `rows` tokens, and of these those of 32.
+/// The rows of h of some tokens along, in tiles: panels of 32 elements and `rows` tokens, and of these those of 32;
+/// with ddh, if there is one, those of h and then those of ddh.
 pub fn along_tiles(
-    h: ArrayView2<'_, bf16>,
+    (h, ddh): (ArrayView2<'_, bf16>, Option<ArrayView2<'_, bf16>>),
     tokens: &[Token],
     (rows, threads): (usize, usize),
     into: &mut [f32],
 ) {
-    let of_h = BitRows::new(h);
-    let panels = tiles(0..h.ncols(), BLOCK).zip(into.chunks_mut(Form::len(rows, BLOCK)));
+    let all = [Some(BitRows::new(h)), ddh.map(BitRows::new)];
+    let all = &all;
+    let count = all.iter().flatten().count();
+    let panels = tiles(0..h.ncols(), BLOCK).zip(into.chunks_mut(count * Form::len(rows, BLOCK)));
     share(
         0..threads,
         |_| (),
         panels,
         |(cols, panel), ()| {
-            for (tokens, block) in tokens.chunks(BLOCK).zip(panel.chunks_mut(2 * WORDS)) {
+            for (tokens, blocks) in tokens.chunks(BLOCK).zip(panel.chunks_mut(count * 2 * WORDS)) {
                 let number = |i: usize| Some(tokens.get(i)?.index);
-                Form::Along.pack(&of_h, number, cols.clone(), block);
+                for (rows, block) in all.iter().flatten().zip(blocks.chunks_mut(2 * WORDS)) {
+                    Form::Along.pack(rows, number, cols.clone(), block);
+                }
             }
         },
     );

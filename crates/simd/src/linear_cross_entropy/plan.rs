@@ -55,7 +55,7 @@ pub fn of<T: Element>(
             ddh: true,
             ddw: true,
             filter: false,
-            bf16: false,
+            bf16,
             pieces,
         },
         _ => {

@@ -80,7 +80,8 @@ fn time_of(cut: &Cut) -> f64 {
     let gradient = |wanted, time| if wanted { time } else { 0.0 };
     let gradients = gradient(dh, with_copy(cut.block)) + gradient(dw, 1.0);
     let logits = with_copy(cut.range);
-    let products = if second { 3.0 * logits + 2.0 * gradients } else { logits + gradients };
+    // Of three products for logits and their motions two have the same copy.
+    let products = if second { 2.0 * logits + 1.0 + 2.0 * gradients } else { logits + gradients };
     let tasks = cut.span.saturating_mul(cut.chunk / BAND);
     products / cut.threads.min(tasks) as f64
 }

@@ -6,7 +6,7 @@ use super::logits::{Link, Products, Rows, SLICE, Wanted};
 use super::matrix;
 use super::operands::Operands;
 use super::pack;
-use super::partial::{Partial, Partials};
+use super::partial::Partial;
 use super::second::motion::Motion;
 use super::second::rows::MotionRows;
 use super::tokens::Token;
@@ -53,13 +53,14 @@ pub struct Classes<'c> {
     pub range: Range<usize>,
     /// The number of the first among all classes of the problem.
     pub first: usize,
-    /// The bias of every class, and its weight; none where there are none.
+    /// The bias of every class, its motion, and its weight; none where there are none.
     pub bias: &'c [f32],
+    pub ddbias: &'c [f32],
     pub weights: Option<&'c [f32]>,
 }
 
 /// The next of some parts of memory, for ever; none of memory that is not there.
-fn in_turn<'m>(
+pub fn in_turn<'m>(
     memory: Option<impl Iterator<Item = &'m mut [f32]>>,
 ) -> impl Iterator<Item = Option<&'m mut [f32]>> {
     let mut memory = memory;
@@ -82,7 +83,8 @@ impl Sweep<'_, '_> {
         let kept = |memory, wanted: bool| wanted.then(|| self.parts(memory, span.len()));
         let gradients = cut.spec.gradients();
         let stores = in_turn(kept(&mut *shared.store, gradients));
-        let motions = in_turn(kept(&mut *shared.motion, gradients && cut.spec.second));
+        let motions =
+            in_turn(kept(&mut *shared.motion, gradients && cut.spec.second && !cut.spec.bf16));
         let nodes = cut.spec.totals.then(|| shared.nodes.chunks_mut(cut.node_len()));
         let nodes = in_turn(nodes);
         let each = cut.range * cut.words();
@@ -116,53 +118,38 @@ impl Sweep<'_, '_> {
 
     fn task(&self, mut task: Task<'_>, known: Option<&Kept<'_>>, scratch: &mut LogitScratch<'_>) {
         let (cut, tokens) = (self.cut, task.tokens);
-        let LogitScratch { w, z, motion, bias, weights, stack } = scratch;
+        let LogitScratch { w, z, motion, bias, ddbias, weights, stack } = scratch;
         stack.clear();
         for (number, tile) in task.tiles.clone().enumerate() {
             let range = cut.classes(tile);
-            let bias_of = read_bias(self.operands.bias, &range, bias);
-            let weights = self.class_weights(&range, weights);
-            let classes = Classes { range, first: cut.first_class(tile), bias: bias_of, weights };
+            let classes = Classes {
+                first: cut.first_class(tile),
+                bias: read_bias(self.operands.bias, &range, bias),
+                ddbias: read_bias(self.operands.ddbias, &range, ddbias),
+                weights: self.class_weights(&range, weights),
+                range,
+            };
             let place = number * cut.tile_len()..(number + 1) * cut.tile_len();
             let store = task.store.as_deref_mut().map(|store| &mut store[place.clone()]);
             let mut next = task.node.is_some().then(|| stack.next());
-            let sums = next.as_mut().map(|next| &mut next.rows);
+            let across = [task.across, task.ddh_across];
             if cut.spec.bf16 {
-                let (of, memory) = ((task.first, tokens, task.across), (&mut **w, &mut **z, store));
-                self.bands(of, &classes, memory, sums, known);
+                let memory = (&mut **w, [&mut **z, &mut **motion], store);
+                self.bands((task.first, tokens, across), &classes, memory, next.as_mut(), known);
             } else {
                 let z = store.unwrap_or(z);
                 let motion = match task.motion.as_deref_mut() {
                     Some(store) => &mut store[place],
                     None => &mut *motion,
                 };
-                let across = [task.across, task.ddh_across];
                 let then = cut.classes((tile + 1).min(task.tiles.end));
                 self.products(tokens.len(), across, [&classes.range, &then], (w, z, motion));
-                self.rows(&classes, (tokens, 0), z, sums);
+                self.rows(&classes, (tokens, 0), [z, motion], next.as_mut());
                 if let Some(kept) = known {
                     let all = tiles(task.first..task.first + tokens.len(), BAND);
                     for (tokens, z) in all.zip(z.chunks_mut(cut.padded * BAND)) {
-                        self.band_gradients(kept, &classes, tokens, z);
+                        self.band_gradients(kept, &classes, tokens, [z, &mut []]);
                     }
-                }
-                if cut.spec.second {
-                    let sums = next.as_mut();
-                    let sums = sums.and_then(|next| Some((&next.rows, next.motions.as_mut()?)));
-                    let Classes { range, first, .. } = classes;
-                    cut.level.run(MotionRows {
-                        link: self.link,
-                        first,
-                        ddbias: read_bias(self.operands.ddbias, &range, bias),
-                        weights,
-                        classes: range.len(),
-                        padded: cut.padded,
-                        z,
-                        motion,
-                        tokens,
-                        wanted: self.wanted,
-                        sums,
-                    });
                 }
             }
             if task.node.is_some() {
@@ -176,25 +163,44 @@ impl Sweep<'_, '_> {
         }
     }
 
-    /// z of some tokens in place of a, and what they add to the partials, from number `at` on.
+    /// z of some tokens in place of a, and what they add to the partials, from number `at` on; in the second order
+    /// also ż in place of ȧ, and what moves of the partials.
     fn rows(
         &self,
         classes: &Classes<'_>,
         (tokens, at): (&[Token], usize),
-        z: &mut [f32],
-        sums: Option<&mut Partials<'_>>,
+        [z, motion]: [&mut [f32]; 2],
+        mut sums: Option<&mut Node<'_>>,
     ) {
-        self.cut.level.run(Rows {
-            link: self.link,
-            first: classes.first,
-            bias: classes.bias,
-            weights: classes.weights,
-            classes: classes.range.len(),
-            padded: self.cut.padded,
+        let (Sweep { cut, link, wanted, .. }, count) = (*self, classes.range.len());
+        let &Classes { first, bias, ddbias, weights, .. } = classes;
+        cut.level.run(Rows {
+            link,
+            first,
+            bias,
+            weights,
+            classes: count,
+            padded: cut.padded,
             z,
             tokens,
-            wanted: self.wanted,
-            sums: sums.map(|sums| (sums, at)),
+            wanted,
+            sums: sums.as_deref_mut().map(|sums| (&mut sums.rows, at)),
+        });
+        if !cut.spec.second {
+            return;
+        }
+        cut.level.run(MotionRows {
+            link,
+            first,
+            ddbias,
+            weights,
+            classes: count,
+            padded: cut.padded,
+            z,
+            motion,
+            tokens,
+            wanted,
+            sums: sums.and_then(|sums| Some((&sums.rows, sums.motions.as_mut()?, at))),
         });
     }
 
@@ -202,53 +208,91 @@ impl Sweep<'_, '_> {
     /// the L2 cache.
     fn bands(
         &self,
-        (first, tokens, across): (usize, &[Token], &[f32]),
+        (first, tokens, across): (usize, &[Token], [&[f32]; 2]),
         classes: &Classes<'_>,
-        (w, z, mut store): (&mut [f32], &mut [f32], Option<&mut [f32]>),
-        mut sums: Option<&mut Partials<'_>>,
+        (w, [z, motion], mut store): (&mut [f32], [&mut [f32]; 2], Option<&mut [f32]>),
+        mut sums: Option<&mut Node<'_>>,
         known: Option<&Kept<'_>>,
     ) {
         let (cut, dim, len) = (self.cut, self.cut.words(), self.cut.padded * BAND);
-        let Some(of_w) = self.operands.w.bf16() else { return };
-        let of_w = &BitRows::new(of_w);
         for words in tiles(0..dim, matrix::SLICE) {
-            let elements = 2 * words.start..cut.dim.min(2 * words.end);
-            pack::class_tiles(of_w, &classes.range, &elements, Form::Rows, w);
+            self.copy_classes(&classes.range, &words, w);
             for (band, tokens) in tokens.chunks(BAND).enumerate() {
                 let here = band * len..(band + 1) * len;
-                let planes = store.as_deref_mut().map(|store| store.split_at_mut(cut.plane_len()));
-                let mut place = planes.map(|(first, rest)| {
-                    let rest = rest.get_mut(here.clone()).unwrap_or_default();
-                    (&mut first[here.clone()], rest)
-                });
-                let logits = match &mut place {
-                    Some((place, _)) if known.is_none() || !cut.by_band() => &mut **place,
-                    None if !cut.by_band() => &mut z[here],
-                    _ => &mut z[..len],
+                let mut place = store.as_deref_mut().map(|store| cut.places(store, band));
+                let [z_of, motion_of] = match &mut place {
+                    Some([place, _]) if known.is_none() || !cut.by_band() => {
+                        let (z, motion) = place.split_at_mut(len);
+                        [z, motion]
+                    }
+                    None if !cut.by_band() => {
+                        [&mut z[here.clone()], motion.get_mut(here).unwrap_or_default()]
+                    }
+                    _ => [&mut z[..len], motion.get_mut(..len).unwrap_or_default()],
                 };
-                let products = matrix::Logits {
-                    w,
-                    words: words.len(),
-                    h: &across[band * BAND * dim + words.start * SIDE..],
-                    dim,
-                    classes: classes.range.len(),
-                    tokens: tokens.len(),
-                    z: logits,
-                    fresh: words.start == 0,
-                };
-                cut.level.run_tiles(products).unwrap_or_default();
+                let of = across.map(|x| x.get(band * BAND * dim..).unwrap_or_default());
+                let shape = (classes.range.len(), tokens.len());
+                self.bf16_products(&words, (w, of), shape, [&mut *z_of, &mut *motion_of]);
                 if words.end < dim {
                     continue;
                 }
-                self.rows(classes, (tokens, band * BAND), logits, sums.as_deref_mut());
-                let (Some(kept), Some((place, rest))) = (known, place) else { continue };
+                let sums = sums.as_deref_mut();
+                self.rows(classes, (tokens, band * BAND), [z_of, motion_of], sums);
+                let (Some(kept), Some(to)) = (known, place) else { continue };
                 if !cut.by_band() {
-                    z[..len].copy_from_slice(place);
+                    z.copy_from_slice(&to[0][..len]);
+                    motion.copy_from_slice(&to[0][len..]);
                 }
                 let first = first + band * BAND;
-                let to = [place, rest];
-                self.rounded_gradients(kept, classes, first..first + tokens.len(), z, to);
+                let tokens = first..first + tokens.len();
+                self.rounded_gradients(kept, classes, tokens, [&mut *z, &mut *motion], to);
             }
+        }
+    }
+
+    /// Copies some words of rows of w, and behind them those of ddw, into tiles.
+    fn copy_classes(&self, classes: &Range<usize>, words: &Range<usize>, into: &mut [f32]) {
+        let cut = self.cut;
+        let elements = 2 * words.start..cut.dim.min(2 * words.end);
+        let all = [Some(self.operands.w), self.operands.ddw].into_iter().flatten();
+        for (rows, into) in all.zip(into.chunks_mut(cut.copy_len())) {
+            let Some(rows) = rows.bf16() else { return };
+            pack::class_tiles(&BitRows::new(rows), classes, &elements, Form::Rows, into);
+        }
+    }
+
+    /// [`Sweep::products`] of some words of rows in tiles, for the tokens of a band.
+    fn bf16_products(
+        &self,
+        words: &Range<usize>,
+        (w, [across, ddh_across]): (&[f32], [&[f32]; 2]),
+        (classes, tokens): (usize, usize),
+        [z, motion]: [&mut [f32]; 2],
+    ) {
+        let (cut, spec) = (self.cut, self.cut.spec);
+        let (w, ddw) = w.split_at(cut.copy_len());
+        let add = |w: &[f32], h: &[f32], z: &mut [f32], first: bool| {
+            let products = matrix::Logits {
+                w,
+                words: words.len(),
+                h: &h[words.start * SIDE..],
+                dim: cut.words(),
+                classes,
+                tokens,
+                z,
+                fresh: first && words.start == 0,
+            };
+            cut.level.run_tiles(products).unwrap_or_default();
+        };
+        add(w, across, z, true);
+        if spec.ddh {
+            add(w, ddh_across, motion, true);
+        }
+        if spec.ddw {
+            add(ddw, across, motion, !spec.ddh);
+        }
+        if spec.second && !spec.ddh && !spec.ddw {
+            motion.fill(0.0);
         }
     }
 

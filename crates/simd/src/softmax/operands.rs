@@ -4,7 +4,7 @@ use super::cut::Cut;
 use crate::element::{Tensor, View};
 use crate::known::Known;
 use crate::{Options, named};
-use etalon_problem::{Algorithm, Blocking, DistanceBias, Error, Pass, Problem, Scores, Sequence};
+use etalon_problem::{Blocking, DistanceBias, Error, Pass, Problem, Scores, Sequence};
 use ndarray::{Ix1, Ix2, Ix3, Ix4};
 
 /// A number for each distance below W, `[Hq, W]`.
@@ -114,17 +114,12 @@ impl<'a> Operands<'a> {
 
     /// True if a pass multiplies its operands in bf16: where the options let it, and all are of bf16.
     pub fn in_bf16(&self, pass: Pass, options: &Options) -> bool {
-        let of = match (self.tau, self.v) {
-            (Some(_), _) => Algorithm::LazyAttention,
-            (_, Some(_)) => Algorithm::Attention,
-            _ => Algorithm::AttentionLse,
-        };
         let Operands { q, k, v, dout, ddq, ddk, ddv, cot_o, .. } = *self;
         let multiplied = [Some(q), Some(k), v, dout, ddq, ddk, ddv, cot_o];
         multiplied
             .iter()
             .flatten()
-            .all(|x| x.shape()[3] > 0 && options.multiplies_bf16(of, pass, x.dtype()))
+            .all(|x| x.shape()[3] > 0 && options.multiplies_bf16(pass, x.dtype()))
     }
 
     /// The sizes of tiles of a pass: of f32 or of bf16, each with its default.

@@ -27,8 +27,8 @@ pub struct MotionRows<'a, 'm> {
     pub motion: &'a mut [f32],
     pub tokens: &'a [Token],
     pub wanted: Wanted,
-    /// The partials of the tile, and where their motions go, if they are wanted.
-    pub sums: Option<(&'a Partials<'m>, &'a mut Motions<'m>)>,
+    /// The partials of the tile, and where their motions go, from this number on, if they are wanted.
+    pub sums: Option<(&'a Partials<'m>, &'a mut Motions<'m>, usize)>,
 }
 
 impl Kernel for MotionRows<'_, '_> {
@@ -38,15 +38,16 @@ impl Kernel for MotionRows<'_, '_> {
         for first in (0..count).step_by(lanes) {
             let place = first / BAND * self.padded * BAND + first % BAND;
             let best = self.link_rows(isa, place);
-            let Some((rows, _)) = self.sums.as_ref() else { continue };
-            let m = I::F32::load(isa, &rows.m[first..]);
+            let Some((rows, _, start)) = self.sums.as_ref() else { continue };
+            let at = start + first;
+            let m = I::F32::load(isa, &rows.m[at..]);
             let (l, u, s) = self.sum_rows(isa, place, m, best);
-            let Some((_, motions)) = self.sums.as_mut() else { continue };
+            let Some((_, motions, _)) = self.sums.as_mut() else { continue };
             // The last lanes may be of no token: there is room for them.
-            best.store(&mut motions.m[first..]);
-            l.store(&mut motions.l[first..]);
-            u.store(&mut motions.u[first..]);
-            s.store(&mut motions.s[first..]);
+            best.store(&mut motions.m[at..]);
+            l.store(&mut motions.l[at..]);
+            u.store(&mut motions.u[at..]);
+            s.store(&mut motions.s[at..]);
             (first..count.min(first + lanes)).for_each(|token| self.finish(token));
         }
     }
@@ -105,13 +106,14 @@ impl MotionRows<'_, '_> {
         let motion = &self.motion[token / BAND * self.padded * BAND + token % BAND..];
         let own = (self.tokens[token].target as usize).checked_sub(self.first);
         let own = own.filter(|&v| v < self.classes).map_or(0.0, |v| motion[v * BAND]);
-        let Some((rows, motions)) = self.sums.as_mut() else { return };
-        motions.target[token] = own;
-        if rows.m[token] == f32::NEG_INFINITY {
+        let Some((rows, motions, start)) = self.sums.as_mut() else { return };
+        let at = *start + token;
+        motions.target[at] = own;
+        if rows.m[at] == f32::NEG_INFINITY {
             let weight = |v: usize| self.weights.map_or(1.0, |weights| weights[v]);
             let column = motion.iter().step_by(BAND).take(self.classes).enumerate();
-            motions.s[token] = column.map(|(v, &motion)| weight(v) * motion).sum();
-            (motions.m[token], motions.l[token], motions.u[token]) = (0.0, 0.0, 0.0);
+            motions.s[at] = column.map(|(v, &motion)| weight(v) * motion).sum();
+            (motions.m[at], motions.l[at], motions.u[at]) = (0.0, 0.0, 0.0);
         }
     }
 }
