@@ -30,9 +30,9 @@ pub struct Arguments {
     /// The storage type of the problem's tensors.
     #[arg(long, default_value = "f32", conflicts_with = "case", value_parser = one_of(SIMD_DTYPES))]
     dtype: Dtype,
-    /// The level of the simd tier; the best of this machine if absent.
-    #[arg(long, value_name = "L", value_parser = one_of(Level::all()))]
-    level: Option<Level>,
+    /// The level of the simd tier, that of pairs of bf16 also with -split2; the best of this machine in f32 if absent.
+    #[arg(long, value_name = "L", value_parser = options::simd_level())]
+    level: Option<Options>,
     #[command(flatten)]
     threads: options::Threads,
     #[command(flatten)]
@@ -73,7 +73,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         blocking: arguments.blocking.or(case.and_then(|case| case.blocking())),
         partials_budget: arguments.budget,
         memory_budget: arguments.memory,
-        ..Options::of_level(arguments.level.unwrap_or_else(|| Level::best().in_f32()))
+        ..arguments.level.unwrap_or_else(|| Options::of_level(Level::best().in_f32()))
     };
     let pool = arguments.threads.pool()?;
     let seen = seen.and_then(Result::ok);

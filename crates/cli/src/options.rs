@@ -185,6 +185,14 @@ pub fn one_of<T: Copy + Display + Send + Sync + 'static>(
     })
 }
 
+/// A level of the simd tier and its precision by their name, as amx-split2.
+pub fn simd_level() -> impl TypedValueParser<Value = etalon_simd::Options> {
+    let names: Vec<String> =
+        etalon_simd::Options::of_levels().map(|options| options.name()).collect();
+    PossibleValuesParser::new(names)
+        .try_map(|name| etalon_simd::Options::by_name(&name).ok_or("unknown name"))
+}
+
 /// Reads KIND=PATH, where the kind names one of these writers of reports.
 pub fn report_file<W: Copy>(text: &str, forms: &[(&str, W)]) -> Result<(W, PathBuf), Error> {
     let kinds: Vec<String> = forms.iter().map(|(kind, _)| format!("{kind}=PATH")).collect();

@@ -14,6 +14,8 @@ use half::{bf16, f16};
 
 /// The share of the peak by which a time is estimated: about that of long sequences.
 pub const SHARE: f64 = 0.7;
+/// The same of a matrix unit, which waits for exponentials and for what is stored (docs/benchmarks.md: 0.13 to 0.31).
+const SHARE_OF_BF16: f64 = 0.25;
 
 /// Keys of a tile where every tile of keys has a partial dq of its own, as kernels of accelerators
 /// keep it that know no order of their tiles.
@@ -47,8 +49,8 @@ pub fn plans(
     options: &Options,
     pairs: Option<u64>,
 ) -> Result<String, Failure> {
-    if let Problem::LinearAttention(problem) = problem {
-        return Ok(explain_linear(problem, options)?);
+    if let Problem::LinearAttention(x) = problem {
+        return Ok(explain_linear(problem, x, dtype, options)?);
     }
     if let Problem::LinearCrossEntropy(x) = problem {
         return Ok(explain_cross_entropy(problem, x, dtype, options)?);
@@ -68,7 +70,7 @@ pub fn plans(
         return Ok(String::new());
     };
     let flops = pairs.map(|pairs| 2.0 * pairs as f64 * scores.extents.dim as f64);
-    Ok(print(&rows, flops, options) + &partials(&scores.extents, &rows))
+    Ok(print(&rows, flops, dtype, options) + &partials(&scores.extents, &rows))
 }
 
 /// The plan of the simd tier for a pass, where it has one.
@@ -103,13 +105,23 @@ fn plan_of<T: Element>(
     })
 }
 
-fn print(rows: &[Row], flops: Option<f64>, options: &Options) -> String {
+/// GFLOP/s of a thread's products, of the matrix unit where it multiplies numbers of this type, and the share of them
+/// by which a time is estimated.
+fn peak(dtype: Dtype, options: &Options) -> (f64, f64) {
+    let in_bf16 = options.multiplies_bf16(Pass::Forward, dtype).then_some(options.level);
+    match in_bf16.and_then(probe::bf16_gflops) {
+        Some(peak) => (peak, SHARE_OF_BF16),
+        None => (probe::fma_gflops(options.level), SHARE),
+    }
+}
+
+fn print(rows: &[Row], flops: Option<f64>, dtype: Dtype, options: &Options) -> String {
     let threads = counted(rayon::current_num_threads(), "thread");
-    let peak = probe::fma_gflops(options.level);
+    let (peak, share) = peak(dtype, options);
     let mut table = Table::new(["pass", "mode", "", "products", "tiles", "about", "workspace"]);
     for Row { pass, mode, chosen, plan } in rows {
         let alone = rows.iter().filter(|row| row.pass == *pass).count() == 1;
-        let seconds = |flops| flops * plan.products as f64 / (SHARE * peak) * 1e-9;
+        let seconds = |flops| flops * plan.products as f64 / (share * peak) * 1e-9;
         table.add_row([
             pass.name().to_string(),
             mode.name().to_string(),
@@ -124,8 +136,8 @@ fn print(rows: &[Row], flops: Option<f64>, options: &Options) -> String {
         "\n\nThe simd tier, simd/{}, {threads}:\n{table}\n\
          Time: the products of visible pairs at {:.0} % of the peak, now {} GFLOP/s.\n\
          Workspace: the memory that a pass allocates beside operands and results. The {} pass has:\n",
-        options.level,
-        100.0 * SHARE,
+        options.name(),
+        100.0 * share,
         digits(peak),
         Pass::Backward
     );
@@ -137,16 +149,21 @@ fn print(rows: &[Row], flops: Option<f64>, options: &Options) -> String {
 }
 
 /// Chunks, kept states, buffers and the shared memory of a GPU.
-fn explain_linear(problem: &LinearAttention, options: &Options) -> Result<String, Error> {
+fn explain_linear(
+    of: &Problem,
+    problem: &LinearAttention,
+    dtype: Dtype,
+    options: &Options,
+) -> Result<String, Error> {
     let threads = counted(rayon::current_num_threads(), "thread");
     let caches = probe::caches();
-    let mut text = format!("\n\nThe simd tier, simd/{}, {threads}", options.level);
+    let mut text = format!("\n\nThe simd tier, simd/{}, {threads}", options.name());
     for cache in &caches {
         text += &format!(", L{} {}", cache.level, bytes(cache.bytes));
     }
     text += ":\n";
     for pass in [Pass::Forward, Pass::Backward, Pass::DoubleBackward, Pass::Step] {
-        let plan = linear_attention::plan::<f32>(problem, pass, options)?;
+        let Some(plan) = plan(of, pass, dtype, options)? else { continue };
         text += &format!("  {pass}: ");
         if let Some(interval) = plan.interval {
             let Blocking { queries: chunk, keys: micro } = plan.blocking;
@@ -194,11 +211,11 @@ fn explain_cross_entropy(
     options: &Options,
 ) -> Result<String, Error> {
     let threads = counted(rayon::current_num_threads(), "thread");
-    let peak = probe::fma_gflops(options.level);
+    let (peak, share) = peak(dtype, options);
     let product = 2.0 * x.tokens as f64 * x.dim as f64 * x.vocab as f64;
     let mut text = format!(
         "\n\nThe simd tier, simd/{}, {threads}, a budget of {}:\n",
-        options.level,
+        options.name(),
         bytes(options.memory_budget)
     );
     for pass in [Pass::Forward, Pass::Backward, Pass::ForwardBackward, Pass::DoubleBackward] {
@@ -210,7 +227,7 @@ fn explain_cross_entropy(
              workspace {}\n",
             strategy.unwrap_or_default(),
             counted(plan.products, "product"),
-            time(product * plan.products as f64 / (SHARE * peak) * 1e-9),
+            time(product * plan.products as f64 / (share * peak) * 1e-9),
             bytes(plan.workspace_bytes())
         );
         for buffer in &plan.buffers {

@@ -4,6 +4,7 @@ use super::{etalon, refusal};
 use etalon_conformance::cases::{Depth, Spec, specs};
 use etalon_conformance::vectors::write_tensors;
 use etalon_problem::{Algorithm, Dtype};
+use etalon_simd::Options;
 use std::fs;
 use tempfile::tempdir;
 
@@ -45,6 +46,24 @@ fn the_memory_of_a_problem_is_explained() {
     }
     let line = refusal(&etalon(&["explain"]));
     assert!(line.contains("--problem"), "{line}");
+}
+
+/// In bf16 levels of pairs have plans of their own.
+#[test]
+fn every_level_and_precision_has_plans() {
+    let linear = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/examples/linear-4096.json");
+    let attention = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/examples/attention-2048.json");
+    for level in Options::of_levels() {
+        for problem in [linear, attention] {
+            let name = level.name();
+            let output =
+                etalon(&["explain", "--problem", problem, "--dtype", "bf16", "--level", &name]);
+            let text = String::from_utf8(output.stdout).unwrap();
+            assert!(text.contains(&format!("The simd tier, simd/{name}, ")), "{text}");
+        }
+    }
+    let line = refusal(&etalon(&["explain", "--problem", attention, "--level", "avx9"]));
+    assert!(line.contains("avx9"), "{line}");
 }
 
 /// Without a device.
