@@ -47,9 +47,9 @@ more() {
 curves() {
     local page=$here/../../docs/assets
     train curve --layers 4 --steps 150 --warm-up 20 --contenders eager,compile,chunked,etalon+compile
-    "$python" "$here/plot.py" "$out/curve.jsonl" --out "$page/training" --title "Loss of a decoder"
+    "$python" "$here/plot.py" "$out/curve.jsonl" --window 15 --out "$page/training" --title "Loss of a decoder"
     "$python" "$here/test_time_training.py" --width 64 --heads 1 --steps 200 --log "$out/ttt.jsonl" | tee "$out/ttt_curve.txt"
-    "$python" "$here/plot.py" "$out/ttt.jsonl" --out "$page/inner_loop" --title "Error after an inner step"
+    "$python" "$here/plot.py" "$out/ttt.jsonl" --window 15 --out "$page/inner_loop" --title "Error after an inner step"
 }
 
 case $part in
