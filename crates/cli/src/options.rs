@@ -177,20 +177,23 @@ pub fn claim(text: &str) -> Result<Claim, Failure> {
 pub fn one_of<T: Copy + Display + Send + Sync + 'static>(
     values: impl IntoIterator<Item = T>,
 ) -> impl TypedValueParser<Value = T> {
-    let values: Vec<T> = values.into_iter().collect();
-    let names: Vec<String> = values.iter().map(T::to_string).collect();
-    PossibleValuesParser::new(names).try_map(move |name| {
-        let found = values.iter().find(|value| value.to_string() == name);
-        found.copied().ok_or("unknown name")
-    })
+    one_of_named(values.into_iter().map(|value| (value.to_string(), value)))
 }
 
 /// A level of the simd tier and its precision by their name, as amx-split2.
 pub fn simd_level() -> impl TypedValueParser<Value = etalon_simd::Options> {
-    let names: Vec<String> =
-        etalon_simd::Options::of_levels().map(|options| options.name()).collect();
-    PossibleValuesParser::new(names)
-        .try_map(|name| etalon_simd::Options::by_name(&name).ok_or("unknown name"))
+    one_of_named(etalon_simd::Options::of_levels().map(|options| (options.name(), options)))
+}
+
+fn one_of_named<T: Copy + Send + Sync + 'static>(
+    values: impl IntoIterator<Item = (String, T)>,
+) -> impl TypedValueParser<Value = T> {
+    let values: Vec<(String, T)> = values.into_iter().collect();
+    let names: Vec<String> = values.iter().map(|(name, _)| name.clone()).collect();
+    PossibleValuesParser::new(names).try_map(move |name| {
+        let found = values.iter().find(|(known, _)| *known == name);
+        found.map(|(_, value)| *value).ok_or("unknown name")
+    })
 }
 
 /// Reads KIND=PATH, where the kind names one of these writers of reports.

@@ -14,7 +14,8 @@ use half::{bf16, f16};
 
 /// The share of the peak by which a time is estimated: about that of long sequences.
 pub const SHARE: f64 = 0.7;
-/// The same of a matrix unit, which waits for exponentials and for what is stored (docs/benchmarks.md: 0.13 to 0.31).
+/// The same of a matrix unit, which waits for exponentials and for what is stored: 0.19 to 0.29 of attention in
+/// docs/benchmarks.md.
 const SHARE_OF_BF16: f64 = 0.25;
 
 /// Keys of a tile where every tile of keys has a partial dq of its own, as kernels of accelerators
@@ -105,8 +106,8 @@ fn plan_of<T: Element>(
     })
 }
 
-/// GFLOP/s of a thread's products, of the matrix unit where it multiplies numbers of this type, and the share of them
-/// by which a time is estimated.
+/// The peak of all threads, of the matrix unit where that multiplies numbers of this type, in GFLOP/s; and the share
+/// of it by which a time is estimated.
 fn peak(dtype: Dtype, options: &Options) -> (f64, f64) {
     let in_bf16 = options.multiplies_bf16(Pass::Forward, dtype).then_some(options.level);
     match in_bf16.and_then(probe::bf16_gflops) {
@@ -150,8 +151,8 @@ fn print(rows: &[Row], flops: Option<f64>, dtype: Dtype, options: &Options) -> S
 
 /// Chunks, kept states, buffers and the shared memory of a GPU.
 fn explain_linear(
-    of: &Problem,
-    problem: &LinearAttention,
+    problem: &Problem,
+    x: &LinearAttention,
     dtype: Dtype,
     options: &Options,
 ) -> Result<String, Error> {
@@ -163,7 +164,7 @@ fn explain_linear(
     }
     text += ":\n";
     for pass in [Pass::Forward, Pass::Backward, Pass::DoubleBackward, Pass::Step] {
-        let Some(plan) = plan(of, pass, dtype, options)? else { continue };
+        let Some(plan) = plan(problem, pass, dtype, options)? else { continue };
         text += &format!("  {pass}: ");
         if let Some(interval) = plan.interval {
             let Blocking { queries: chunk, keys: micro } = plan.blocking;
@@ -172,7 +173,7 @@ fn explain_linear(
                 "chunks of {chunk} tokens, micro-chunks of {micro}; a state kept every {kept}; {} of \
                  {} at once; ",
                 plan.together,
-                problem.sequence_count() as u128 * problem.extents.key_heads as u128,
+                x.sequence_count() as u128 * x.extents.key_heads as u128,
             );
         }
         text += &format!("workspace {}\n", bytes(plan.workspace_bytes()));
@@ -190,7 +191,7 @@ fn explain_linear(
     text += "The backward pass of a chunk in the shared memory of a GPU, f32:\n";
     let mut table = Table::new(["shared memory", "micro-chunk", "slice of E", "buffers", "total"]);
     for kibibytes in SHARED {
-        let cells = match linear_attention::shared_memory(problem, kibibytes << 10) {
+        let cells = match linear_attention::shared_memory(x, kibibytes << 10) {
             Some(fit) => {
                 let list = fit.buffers.iter().map(|b| format!("{}: {}", b.name, bytes(b.bytes)));
                 let list = list.collect::<Vec<_>>().join("\n");

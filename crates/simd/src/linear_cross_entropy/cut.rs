@@ -248,7 +248,7 @@ impl Cut {
     }
 
     pub fn shared<'m>(&self, parts: &mut Parts<'m>) -> Shared<'m> {
-        let SweepSpec { totals, dh, dw, dbias, second, ddh, filter, bf16, .. } = self.spec;
+        let SweepSpec { totals, dh, dw, dbias, ddh, filter, bf16, .. } = self.spec;
         let when = |wanted: bool, len: usize| if wanted { len } else { 0 };
         let chunks = self.tokens.div_ceil(self.chunk).max(1);
         let dim = self.dim.next_multiple_of(self.cols);
@@ -277,9 +277,7 @@ impl Cut {
                 .group("partials of nodes")
                 .room(when(totals, nodes.saturating_mul(self.node_len()))),
             store: parts.group("logits").room(when(self.spec.gradients(), store)),
-            motion: parts
-                .group("motions of logits")
-                .room(when(self.spec.gradients() && second && !bf16, store)),
+            motion: parts.group("motions of logits").room(when(self.motions_apart(), store)),
             dh: parts.group("sums of dh").room(when(dh, slabs)),
             dw: parts
                 .group("sums of dw")
@@ -349,6 +347,12 @@ impl Cut {
     pub fn orders(&self) -> usize {
         let SweepSpec { bf16, second, .. } = self.spec;
         if bf16 && second && self.spec.gradients() { 2 } else { 1 }
+    }
+
+    /// True if the motions of logits that are kept have memory of their own: in the second order in f32.
+    pub fn motions_apart(&self) -> bool {
+        let SweepSpec { bf16, second, .. } = self.spec;
+        second && self.spec.gradients() && !bf16
     }
 
     /// Elements of the gradients, in all pieces.

@@ -83,8 +83,7 @@ impl Sweep<'_, '_> {
         let kept = |memory, wanted: bool| wanted.then(|| self.parts(memory, span.len()));
         let gradients = cut.spec.gradients();
         let stores = in_turn(kept(&mut *shared.store, gradients));
-        let motions =
-            in_turn(kept(&mut *shared.motion, gradients && cut.spec.second && !cut.spec.bf16));
+        let motions = in_turn(kept(&mut *shared.motion, cut.motions_apart()));
         let nodes = cut.spec.totals.then(|| shared.nodes.chunks_mut(cut.node_len()));
         let nodes = in_turn(nodes);
         let each = cut.range * cut.words();
