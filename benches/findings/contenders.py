@@ -265,7 +265,7 @@ CONTENDERS = {
     "ggml-f32": _ggml_flash("PREC_F32"),
     "fla-chunk": Contender(
         "linear_attention",
-        "fla.ops.simple_gla.chunk_simple_gla",
+        "fla.ops.simple_gla.chunk_simple_gla, the first of its tuner's configurations",
         ["torch", "triton", "flash-linear-attention", "fla-core"],
         "kernels_fla",
         lambda module, device: module.simple_gla("chunk", device),

@@ -194,11 +194,12 @@ class Findings:
 
     @staticmethod
     def example(found: list) -> list[str]:
-        """The simplest problem that was shrunk, and the command that asks it again."""
+        """The simplest problem that was shrunk, if possible in a type that is shown, and the command that asks again."""
         same = lambda a, b: all(a[key] == b[key] for key in ("pass", "law", "kind"))
         alike = [(r, run, x) for r, _, y in found for run in r["runs"] for x in run["failures"] if same(x, y)]
         known = [(r, run, x, shrunk(x)) for r, run, x in alike]
-        recording, run, failure, one = max(known, key=lambda x: len(x[3]))
+        types = {run["dtype"] for _, run, _ in found}
+        recording, run, failure, one = max(known, key=lambda x: (len(x[3]), x[1]["dtype"] in types))
         program = f"python benches/findings/candidate.py {recording['contender']} --device {recording['device']}"
         program += f" --dtypes {run['dtype']} --passes {failure['pass']}"
         profile = f"benches/findings/profiles/{run['profile']}.json"

@@ -8,8 +8,25 @@ from kernels_torch import gradients, raw, refusing, tensors
 INPUTS = ["q", "k", "v", "g", "g_gamma", "initial_state"]
 
 
+def first_configuration():
+    """Triton's tuner left one of up to 48 configurations of a kernel: it would compile them all for each shape.
+
+    Call it before the kernels are imported. Every configuration must be right: which one a user gets, timing decides.
+    """
+    from triton.runtime.autotuner import Autotuner
+
+    tuned = Autotuner.__init__
+
+    def one(self, fn, arg_names, configs, *more, **keys):
+        tuned(self, fn, arg_names, configs[:1], *more, **keys)
+
+    Autotuner.__init__ = one
+
+
 def simple_gla(form, device):
     """chunk_simple_gla and its like; naive_chunk_simple_gla, the library's own reference, runs on a CPU, too."""
+    if form == "chunk":
+        first_configuration()
     if form == "naive_chunk":
         from fla.ops.simple_gla.naive import naive_chunk_simple_gla as function
     else:
