@@ -25,11 +25,10 @@ def first_configuration():
 
 def simple_gla(form, device):
     """chunk_simple_gla and its like; naive_chunk_simple_gla, the library's own reference, runs on a CPU, too."""
-    if form == "chunk":
-        first_configuration()
     if form == "naive_chunk":
         from fla.ops.simple_gla.naive import naive_chunk_simple_gla as function
     else:
+        first_configuration()
         import fla.ops.simple_gla
 
         function = getattr(fla.ops.simple_gla, f"{form}_simple_gla")

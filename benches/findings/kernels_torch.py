@@ -102,7 +102,8 @@ def visible(problem, x):
         return lambda b, h, i, j: (j >= i + s - left) & (j <= i + s + right)
     if "segments" in mask:
         ids, keys = x[mask["segments"]["query"]], x[mask["segments"]["key"]]
-        return lambda b, h, i, j: ids[b, i] == keys[b, j]
+        # A negative id is padding, which sees nothing and is not seen.
+        return lambda b, h, i, j: (ids[b, i] == keys[b, j]) & (ids[b, i] >= 0)
     if "array" in mask:
         allowed = x[mask["array"]].expand(problem["batch"], problem["query_heads"], n, m)
         return lambda b, h, i, j: allowed[b, h, i, j]
